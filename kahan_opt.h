@@ -1,0 +1,2864 @@
+/* kahan_opt.h - v0.1 - train neural networks in pure 16 bit as if in fp32 - MIT-0 or public domain
+
+   DO THIS ONCE: in one C or C++ file, before the include, to create the implementation:
+
+       #define KAHAN_OPT_IMPLEMENTATION
+       #include "kahan_opt.h"
+
+   QUICK START: a bf16 weight tensor, its bf16 gradient, and a state block of 6 bytes per weight.
+
+       enum { N = 1000 };
+       static kopt_bf16 weight[N], grad[N];
+       static unsigned char state[KOPT_STATE_BYTES(N, 6)];
+
+       void train(const float *initial_weights, int steps) {
+           kopt_optimizer opt = kopt_adamw(1e-3);          // bf16, Kahan; set any field you like
+           kopt_tensor    t   = kopt_tensor_of(weight, grad, KOPT_BF16, N, state, sizeof state);
+           if (kopt_state_init(&opt, &t, initial_weights) != KOPT_OK) return;
+           while (steps-- > 0) {
+               // ... forward and backward pass: read weight[], write grad[] ...
+               if (kopt_optimizer_step(&opt, &t, 1) != KOPT_OK) return;
+           }
+       }
+
+   A 16-bit store loses what does not fit. Every store here says what becomes of the loss:
+
+       opt.rounding       beside the weight               bytes   what it gives
+       KOPT_KAHAN         16-bit compensation, stochastic   4     never stalls, at any learning rate (default)
+       KOPT_EXACT         the low 16 bits of the fp32       4     fp32 master weights, bit for bit
+       KOPT_COMPACT       8-bit compensation, stochastic    3     most of Kahan for 3 bytes
+       KOPT_STOCHASTIC    nothing; unbiased                 2     never stalls in the mean, noisy
+       KOPT_NEAREST       nothing                           2     stalls: the baseline
+
+   COMPILES as C99, C11, C17, C++98 and later; gcc, clang, tcc. No flags are needed: the best of SSE2,
+   AVX2, AVX-512 and NEON is chosen at run time, and the result bits are the same on all of them.
+
+   CONTENTS (search for the words)
+       WHAT IT DOES / DOES NOT     CONFIGURATION      CONTRACT         BYTES PER PARAMETER
+       FORMATS AND RESULTS         CONVERSIONS        RANDOM BITS      ONE-ELEMENT UPDATES
+       OPTIMIZER                   TENSOR AND STATE   STEP             BULK        ISA
+       (implementation)  SCALARS   VOCABULARIES   KERNELS   DISPATCH   PUBLIC FUNCTIONS   LICENCE
+*/
+#ifndef KOPT_PASS_ /* the whole file but the vocabularies and kernels, which are read once per ISA */
+#ifndef KAHAN_OPT_H
+#define KAHAN_OPT_H
+
+/* WHAT IT DOES
+   - Weights, gradients and moments in bf16, fp16 or fp32, in any mixture, stepped by SGD, Adam or AdamW.
+   - The rounding residual of a 16-bit weight is kept (Kahan, compact, exact) or rounded without bias.
+   - Any slicing of a tensor into ranges, any thread, any shard, any machine: the same bits.
+
+   WHAT IT DOES NOT
+   - No malloc, no threads, no stdio, no libm, no errno, no mutable global but one cached ISA index.
+   - No forward or backward pass: it begins where you have a gradient.
+   - No claim about NaN payloads in conversions (a NaN stays a NaN); steps store the canonical NaN.
+
+   CONFIGURATION (define before the include; 'all' = the same everywhere, 'impl' = where it is implemented)
+   KAHAN_OPT_IMPLEMENTATION   impl  create the implementation. In one file of the program.
+   KAHAN_OPT_STATIC           all   every function is static: several private copies may live in one program.
+                                    Cost: a copy per file.
+   KAHAN_OPT_API              all   declaration specifier, e.g. __declspec(dllexport). Not with KAHAN_OPT_STATIC.
+   KAHAN_OPT_NO_SIMD          impl  scalar path only. About 4 KB of code instead of about 150 KB; 5-20x slower.
+   KAHAN_OPT_SELF             impl  the name of this file, with quotes, if you renamed it. It includes itself.
+
+   CONTRACT
+   1. Same bits everywhere. A step's result is a pure function of its inputs: not of the ISA, the compiler, its
+      flags (-Ofast, -ffp-contract=fast), the caller's rounding mode or FTZ/DAZ, the thread, the range, the shard.
+      Every + - * / and sqrt of the formulas in docs/numerics.md is one IEEE binary32 operation in the written
+      order, never fused; per-step scalars are computed once, in binary64.
+   2. Fidelity. Weight decay is part of the compensated update. Moments are computed in fp32 and the update uses
+      the unrounded moments; only the store rounds. 16-bit moments are stored stochastically by default.
+   3. NaN stays NaN, infinity stays infinity. A finite value beyond the largest 16-bit number follows
+      round-to-nearest in the last interval, stochastic or not; when a weight becomes infinite or NaN its residual
+      becomes zero.
+   4. Subnormals. bf16 and fp32 values that a step stores below 2^-126 are stored as +0. fp16 subnormals are
+      ordinary values. Conversions keep all subnormals.
+   5. Random bits are a pure function of (seed, step, tensor id, stream, global element index): see RANDOM BITS.
+   6. Any alignment, n up to SIZE_MAX. Pointers may be NULL when n is 0. Stack: O(1).
+   7. Bad input is refused before anything is written: every function that can fail returns a kopt_result, and
+      kopt_result_string() says it in words. Overlapping buffers are refused.
+   8. State is bytes: kopt_state_seal() makes a block portable (little-endian, checksummed), kopt_state_open()
+      checks it and makes it ready again; a step after that continues bit for bit.
+
+   BYTES PER PARAMETER (weight + gradient + state; AdamW)
+                                weight  grad  residual  moments  total    fp32 AdamW: 16
+   bf16 KAHAN or EXACT             2      2       2        4       10     mixed precision (fp32 master): 16
+   bf16 COMPACT                    2      2       1        4        9
+   bf16 STOCHASTIC or NEAREST      2      2       -        4        8
+   Without a gradient buffer (step each tensor when its gradient exists, then reuse the buffer): 2 less.
+
+   VERSION HISTORY   0.1  first: SGD, Adam, AdamW; five roundings; scalar, SSE2, AVX2, AVX-512, NEON
+*/
+
+#define KOPT_VERSION 100 /* 10000 * major + 100 * minor + patch */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+#define KOPT_CAST_(type, x) static_cast<type>(x)
+#define KOPT_EXTERN_ extern "C"
+#else
+#define KOPT_CAST_(type, x) ((type)(x))
+#define KOPT_EXTERN_ extern
+#endif
+
+#if defined(__GNUC__) && !defined(__TINYC__)
+#define KOPT_UNUSED_ __attribute__((unused))
+#else
+#define KOPT_UNUSED_
+#endif
+
+#if defined(__cplusplus) || (defined(__STDC_VERSION__) && __STDC_VERSION__ >= 199901L)
+#define KOPT_INLINE_ static inline KOPT_UNUSED_
+#else
+#define KOPT_INLINE_ static __inline KOPT_UNUSED_
+#endif
+
+#if defined(KAHAN_OPT_STATIC) && defined(KAHAN_OPT_API)
+#error "KAHAN_OPT_STATIC and KAHAN_OPT_API contradict each other: define one of them"
+#elif defined(KAHAN_OPT_STATIC)
+#define KOPT_API_ static KOPT_UNUSED_
+#elif defined(KAHAN_OPT_API)
+#define KOPT_API_ KAHAN_OPT_API
+#else
+#define KOPT_API_ KOPT_EXTERN_
+#endif
+
+/* ---- FORMATS AND RESULTS ---------------------------------------------------------------------------------------- */
+
+typedef uint16_t kopt_bf16; /* 1 sign, 8 exponent, 7 fraction bits: the upper half of an fp32 */
+typedef uint16_t kopt_fp16; /* 1 sign, 5 exponent, 10 fraction bits: IEEE binary16            */
+
+typedef enum kopt_format { KOPT_F32 = 0, KOPT_BF16 = 1, KOPT_FP16 = 2 } kopt_format;
+
+typedef enum kopt_rounding {
+    KOPT_NEAREST = 0,    /* to nearest, ties to even                                                         */
+    KOPT_STOCHASTIC = 1, /* up with the probability of the fraction that is cut off: unbiased                */
+    KOPT_KAHAN = 2,      /* nearest, and the residual in a 16-bit compensation (fp16: scaled by 2^11)        */
+    KOPT_COMPACT = 3,    /* ties away, and the residual in an 8-bit count of 2^-8 ulp                        */
+    KOPT_EXACT = 4       /* ties away, and the residual in a 16-bit count of 2^-16 ulp: all of the fp32      */
+} kopt_rounding;
+
+typedef enum kopt_rule { KOPT_SGD = 0, KOPT_ADAM = 1 /* Adam and AdamW: they differ in opt.decay */ } kopt_rule;
+
+typedef enum kopt_decay {
+    KOPT_L2 = 0,             /* g += weight_decay * w                                  (PyTorch Adam, SGD)   */
+    KOPT_DECOUPLED = 1,      /* w -= lr * weight_decay * w                             (Loshchilov & Hutter) */
+    KOPT_FULLY_DECOUPLED = 2 /* w -= (lr / max_lr) * weight_decay * w                  (optimi, FlashOptim)  */
+} kopt_decay;
+
+typedef enum kopt_result {
+    KOPT_OK = 0,
+    KOPT_ERROR_NULL,      /* a required pointer is NULL                                            */
+    KOPT_ERROR_OPTION,    /* an enum field holds no value of its enum, or one that does not apply  */
+    KOPT_ERROR_RANGE,     /* a hyper-parameter is out of its range, or not a number                */
+    KOPT_ERROR_BOUNDS,    /* begin > end, end > n, or n too large for the address space            */
+    KOPT_ERROR_SIZE,      /* the state block is smaller than kopt_state_size() says                */
+    KOPT_ERROR_STATE,     /* the block is no state block, or not one of this version               */
+    KOPT_ERROR_MISMATCH,  /* the block belongs to another optimizer, tensor or shard               */
+    KOPT_ERROR_SEALED,    /* the block is sealed: kopt_state_open() it first                       */
+    KOPT_ERROR_CHECKSUM,  /* the block was damaged                                                 */
+    KOPT_ERROR_OVERLAP,   /* two buffers overlap                                                   */
+    KOPT_ERROR_STEP,      /* the step was not begun, or 2^32 - 1 steps are used up                 */
+    KOPT_ERROR_ISA        /* this machine or this build has no such instruction set                */
+} kopt_result;
+
+/* One English sentence for each result, never NULL. */
+KOPT_API_ const char *kopt_result_string(kopt_result result);
+
+/* KOPT_VERSION of the implementation that was linked. */
+KOPT_API_ int kopt_version(void);
+
+/* ---- CONVERSIONS of one value: integer arithmetic only, right for every input, in any FP environment ------------- */
+
+typedef union kopt_word_ {
+    float f;
+    uint32_t u;
+} kopt_word_;
+
+KOPT_INLINE_ uint32_t kopt_bits_(float x) {
+    kopt_word_ w;
+    w.f = x;
+    return w.u;
+}
+
+KOPT_INLINE_ float kopt_float_(uint32_t bits) {
+    kopt_word_ w;
+    w.u = bits;
+    return w.f;
+}
+
+/* bf16 is the upper half of the fp32 word:     s eeeeeeee fffffff | ffff ffff ffff ffff */
+KOPT_INLINE_ float kopt_f32_from_bf16(kopt_bf16 x) { return kopt_float_(KOPT_CAST_(uint32_t, x) << 16); }
+
+/* Nearest, ties to even. */
+KOPT_INLINE_ kopt_bf16 kopt_bf16_from_f32(float x) {
+    uint32_t u = kopt_bits_(x), odd = (u >> 16) & 1u;
+    if ((u & 0x7FFFFFFFu) > 0x7F800000u) return KOPT_CAST_(kopt_bf16, (u >> 16) | 0x0040u); /* NaN, quiet */
+    return KOPT_CAST_(kopt_bf16, (u + 0x7FFFu + odd) >> 16);
+}
+
+/* fp16:  s eeeee ffffffffff, exponent bias 15;  fp32:  s eeeeeeee ffffffffff fffffffffffff, bias 127 */
+KOPT_INLINE_ float kopt_f32_from_fp16(kopt_fp16 x) {
+    uint32_t sign = KOPT_CAST_(uint32_t, x & 0x8000u) << 16, mag = x & 0x7FFFu, exponent = 113;
+    if (mag > 0x7C00u) return kopt_float_(sign | 0x7FC00000u | (mag << 13));         /* NaN, quiet          */
+    if (mag == 0x7C00u) return kopt_float_(sign | 0x7F800000u);                      /* infinity            */
+    if (mag >= 0x0400u) return kopt_float_(sign | ((mag << 13) + 0x38000000u));      /* normal: 112 << 23   */
+    if (mag == 0) return kopt_float_(sign);
+    for (; mag < 0x0400u; mag <<= 1) exponent--;                                     /* subnormal: mag 2^-24 */
+    return kopt_float_(sign | (exponent << 23) | ((mag & 0x03FFu) << 13));
+}
+
+/* Nearest, ties to even. */
+KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32(float x) {
+    uint32_t u = kopt_bits_(x), sign = (u >> 16) & 0x8000u, mag = u & 0x7FFFFFFFu, shift = 13, half;
+    if (mag > 0x7F800000u) return KOPT_CAST_(kopt_fp16, sign | 0x7E00u | ((mag >> 13) & 0x03FFu)); /* NaN */
+    if (mag >= 0x477FF000u) return KOPT_CAST_(kopt_fp16, sign | 0x7C00u);          /* from 65520 on: infinity */
+    if (mag >= 0x38800000u) {
+        half = mag - 0x38000000u;                                                  /* normal                  */
+    } else {
+        if (mag < 0x33000000u) return KOPT_CAST_(kopt_fp16, sign);                 /* below 2^-25: zero       */
+        shift = 126 - (mag >> 23);                                                 /* subnormal: units 2^-24  */
+        half = (mag & 0x007FFFFFu) | 0x00800000u;
+    }
+    half = (half + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((half >> shift) & 1u)) >> shift;
+    return KOPT_CAST_(kopt_fp16, sign | half);
+}
+
+/* The 32-bit word whose upper half is x cut off to bf16, fp16 and whose lower half is the rest in 2^-16 ulp; NaN is
+   canonical (docs/numerics.md section 1). */
+KOPT_INLINE_ uint32_t kopt_extended_bf16_(float x) {
+    uint32_t u = kopt_bits_(x);
+    return (u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : u;
+}
+
+KOPT_INLINE_ uint32_t kopt_extended_fp16_(float x) {
+    uint32_t u = kopt_bits_(x), sign = u & 0x80000000u, mag = u & 0x7FFFFFFFu, shift, digits;
+    if (mag > 0x7F800000u) return 0x7E000000u;
+    if (mag >= 0x47800000u) return sign | 0x7C000000u;
+    if (mag >= 0x38800000u) return sign | ((mag - 0x38000000u) << 3);
+    if (mag < 0x2B000000u) return sign;                                           /* below 2^-41: no 2^-40    */
+    digits = (mag & 0x007FFFFFu) | 0x00800000u;                                   /* digits * 2^(exp - 150)   */
+    if (mag >= 0x37000000u) return sign | (digits << ((mag >> 23) - 110));        /* in units of 2^-40        */
+    shift = 110 - (mag >> 23);
+    return sign | ((digits + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((digits >> shift) & 1u)) >> shift);
+}
+
+/* Stochastic: away from zero with the probability of the part cut off, given 16 random bits. */
+KOPT_INLINE_ kopt_bf16 kopt_bf16_from_f32_stochastic(float x, uint32_t random16) {
+    uint32_t u = kopt_extended_bf16_(x);
+    return KOPT_CAST_(kopt_bf16, (u + ((u & 0x7FFFFFFFu) >= 0x7F7F0000u ? 0x8000u : random16 & 0xFFFFu)) >> 16);
+}
+
+KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32_stochastic(float x, uint32_t random16) {
+    uint32_t u = kopt_extended_fp16_(x);
+    return KOPT_CAST_(kopt_fp16, (u + ((u & 0x7FFFFFFFu) >= 0x7BFF0000u ? 0x8000u : random16 & 0xFFFFu)) >> 16);
+}
+
+/* ---- RANDOM BITS ------------------------------------------------------------------------------------------------- */
+
+/* The 16 random bits of one element: Philox4x32-7 (Salmon et al. 2011), counter = (index >> 3, stream, step, id), see
+   docs/numerics.md section 7. stream is in [0, 16); 0 and 1 are the library's, 8 to 15 are yours. A step uses r for
+   the second moment and the two products below for the weight or compensation and for the first moment. */
+KOPT_API_ uint32_t kopt_random(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index);
+#define KOPT_RANDOM_WEIGHT(r) ((uint32_t)(r) * 20201u & 0xFFFFu)
+#define KOPT_RANDOM_FIRST_MOMENT(r) ((uint32_t)(r) * 10579u & 0xFFFFu)
+
+/* ---- ONE-ELEMENT UPDATES for code that never holds a gradient buffer: `*w -= lr * dw` becomes
+        kopt_kahan_add_bf16(w, c, -lr * dw, random16)                                                                 */
+
+/* Makes x an opaque register value: nothing is fused, reassociated or kept in excess precision across it. */
+#if defined(__TINYC__) || !defined(__GNUC__)
+#define KOPT_SETTLE_(x) ((void)0)
+#elif defined(__AVX512F__) && defined(__x86_64__)
+#define KOPT_SETTLE_(x) __asm__("" : "+v"(x))
+#elif defined(__x86_64__) || (defined(__i386__) && defined(__SSE2_MATH__))
+#define KOPT_SETTLE_(x) __asm__("" : "+x"(x))
+#elif defined(__aarch64__)
+#define KOPT_SETTLE_(x) __asm__("" : "+w"(x))
+#elif defined(__arm__) && defined(__ARM_FP)
+#define KOPT_SETTLE_(x) __asm__("" : "+t"(x))
+#elif defined(__riscv_flen) || defined(__powerpc__) || defined(__s390x__) || defined(__mips_hard_float)
+#define KOPT_SETTLE_(x) __asm__("" : "+f"(x))
+#elif defined(__i386__) || defined(__wasm__)
+#define KOPT_SETTLE_(x) __asm__("" : "+m"(x))
+#else
+#define KOPT_SETTLE_(x) __asm__("" : "+r"(x))
+#endif
+
+KOPT_INLINE_ float kopt_add_(float a, float b) {
+    float sum = a + b;
+    KOPT_SETTLE_(sum);
+    return sum;
+}
+
+KOPT_INLINE_ float kopt_sub_(float a, float b) {
+    float difference = a - b;
+    KOPT_SETTLE_(difference);
+    return difference;
+}
+
+/* w += delta, with the compensation c (start with 0): 16-bit weights that never stall. Bit for bit the KAHAN store of a
+   step with the same 16 random bits; random16 = 0x8000 rounds c to nearest. Runs in the caller's FP environment. */
+KOPT_INLINE_ void kopt_kahan_add_bf16(kopt_bf16 *w, kopt_bf16 *c, float delta, uint32_t random16) {
+    float old = kopt_f32_from_bf16(*w), y = kopt_add_(kopt_f32_from_bf16(*c), delta), sum = kopt_add_(old, y);
+    uint32_t u = kopt_extended_bf16_(sum), sixteen = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16, rest;
+    rest = kopt_bf16_from_f32_stochastic(kopt_add_(kopt_sub_(old, kopt_float_(sixteen << 16)), y), random16);
+    if ((sixteen & 0x7F80u) == 0x7F80u || (rest & 0x7F80u) == 0) rest = 0; /* not finite; below 2^-126 */
+    *w = KOPT_CAST_(kopt_bf16, (sixteen & 0x7F80u) == 0 ? 0 : sixteen);
+    *c = KOPT_CAST_(kopt_bf16, rest);
+}
+
+/* The same in fp16; the compensation holds 2^11 times the residual, so that it does not underflow. */
+KOPT_INLINE_ void kopt_kahan_add_fp16(kopt_fp16 *w, kopt_fp16 *c, float delta, uint32_t random16) {
+    float old = kopt_f32_from_fp16(*w), y = kopt_add_(kopt_f32_from_fp16(*c) * (1.0f / 2048), delta);
+    float sum = kopt_add_(old, y);
+    kopt_fp16 sixteen = KOPT_CAST_(kopt_fp16, kopt_fp16_from_f32(sum)), rest;
+    float residual = kopt_add_(kopt_sub_(old, kopt_f32_from_fp16(sixteen)), y);
+    rest = kopt_fp16_from_f32_stochastic(residual * 2048, random16);
+    if ((sixteen & 0x7FFFu) > 0x7C00u) sixteen = 0x7E00u; /* the canonical NaN */
+    *w = sixteen;
+    *c = (sixteen & 0x7C00u) == 0x7C00u ? KOPT_CAST_(kopt_fp16, 0) : rest;
+}
+
+/* ---- OPTIMIZER -------------------------------------------------------------------------------------------------- */
+
+/* A plain struct: make one with kopt_sgd(), kopt_adam() or kopt_adamw(), then set any field, at any time. */
+typedef struct kopt_optimizer {
+    kopt_rule rule;
+    kopt_format weight_format;           /* default KOPT_BF16                                                     */
+    kopt_rounding rounding;              /* of weights, default KOPT_KAHAN; ignored for KOPT_F32 weights          */
+    kopt_format moment_format;           /* default KOPT_BF16. fp16 keeps sqrt(second moment)                     */
+    kopt_rounding moment_rounding;       /* of 16-bit moments: KOPT_STOCHASTIC (default) or KOPT_NEAREST          */
+    kopt_rounding compensation_rounding; /* in KAHAN and COMPACT: KOPT_STOCHASTIC (default) or KOPT_NEAREST       */
+    kopt_decay decay;                    /* default L2 for SGD and Adam, decoupled for AdamW                      */
+    int nesterov;                        /* SGD: needs momentum > 0 and dampening == 0                            */
+    int maximize;                        /* 1: ascend                                                             */
+    int zero_grad;                       /* 1: a step sets the gradient to zero after it was read                 */
+    double lr;                           /* >= 0                                                                  */
+    double max_lr;                       /* > 0; only KOPT_FULLY_DECOUPLED reads it. Default: the first lr        */
+    double weight_decay;                 /* >= 0; default 0, AdamW 0.01                                           */
+    double beta1, beta2;                 /* Adam: in [0, 1); default 0.9, 0.999                                   */
+    double eps;                          /* Adam: a normal positive float; default 1e-8; added in fp32            */
+    double momentum, dampening;          /* SGD: finite, momentum >= 0; default 0, 0                              */
+    double grad_scale;                   /* gradients are multiplied by grad_scale * clip, e.g. 1 / loss scale    */
+    double clip;                         /* ... and the coefficient of gradient clipping; both default 1          */
+    uint64_t seed;                       /* of the random bits; default 0                                         */
+    uint32_t step;                       /* steps begun so far; kopt_step_begin() counts it. 0 for a new run      */
+} kopt_optimizer;
+
+/* Defaults and formulas of torch.optim.SGD, Adam and AdamW (see docs/numerics.md), weights and moments in bf16. */
+KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum);
+KOPT_API_ kopt_optimizer kopt_adam(double lr);
+KOPT_API_ kopt_optimizer kopt_adamw(double lr);
+
+/* ---- TENSOR AND STATE ------------------------------------------------------------------------------------------- */
+
+/* What a step reads and writes. All memory is the caller's; nothing is kept of this struct between calls. */
+typedef struct kopt_tensor {
+    void *weight;            /* n values of opt.weight_format                                                     */
+    void *grad;              /* n values of grad_format; only read, unless opt.zero_grad                          */
+    kopt_format grad_format; /* independent of the weights' format                                                */
+    size_t n;
+    void *state;             /* kopt_state_size() bytes, any alignment; may be NULL if that is 0                  */
+    size_t state_size;
+    void *copy;              /* NULL, or n values of copy_format, refreshed with the new weights by every step    */
+    kopt_format copy_format; /* fp32 weights + 16-bit copy = classic mixed precision                              */
+    uint32_t id;             /* tells this tensor's random bits from another's: give each tensor its own          */
+    uint64_t first_index;    /* global index of element 0 when this is a shard of a larger tensor                 */
+} kopt_tensor;
+
+/* The tensor with id 0, first_index 0 and no copy. */
+KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_format, size_t n, void *state,
+                                     size_t state_size);
+
+/* Bytes of one tensor's state block: 64 + n * (residual + moments), each array rounded up to 4 bytes; 0 if there is
+   nothing to keep. 0 also for an invalid optimizer or an n too large for the address space. */
+KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n);
+
+/* The same as a constant, for static arrays. bytes = residual + moments per weight: bf16 AdamW needs 6 with KAHAN or
+   EXACT, 5 with COMPACT, 4 with STOCHASTIC or NEAREST. */
+#define KOPT_STATE_BYTES(n, bytes) (64 + (size_t)(n) * (bytes) + 12)
+
+/* Makes a fresh state block. If weights is not NULL, t->weight is set to those n fp32 values and the residual (KAHAN,
+   COMPACT, EXACT) to what did not fit; if it is NULL, t->weight stays and the residual is zero. weights must not
+   overlap the tensor's memory. */
+KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t, const float *weights);
+
+/* Reads the weights (with their residual), the first or the second moment as n fp32 values, or writes them: the way
+   from and to fp32 checkpoints and other libraries' state. Writing rounds to nearest. */
+typedef enum kopt_stream { KOPT_WEIGHT = 0, KOPT_FIRST_MOMENT = 1, KOPT_SECOND_MOMENT = 2 } kopt_stream;
+KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_stream what, float *out);
+KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t, kopt_stream what, const float *in);
+
+/* Before a block is saved: stores opt->step and opt->seed in it, turns it to little-endian and adds a checksum
+   (CRC-32). The bytes can then go to a file; a step on a sealed block is refused. The weights are saved by you. */
+KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, kopt_tensor *t);
+
+/* After it was loaded, or right after saving: checks a sealed block against opt and t, makes it ready for steps, and
+   sets opt->step and opt->seed from it. A block that is truncated, damaged, or another tensor's is refused. */
+KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, kopt_tensor *t);
+
+/* ---- STEP ------------------------------------------------------------------------------------------------------- */
+
+/* One optimizer step over a list of tensors: begin, check all, run all. If anything is refused, nothing is written
+   and the step is not counted. */
+KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, kopt_tensor *tensors, size_t count);
+
+/* The same in pieces, for threads, frames and shards. kopt_step_begin() counts the step and computes its scalars into
+   a plain value; after that, each element of each tensor must be stepped exactly once, in any order and slicing, by
+   any threads (ranges of one tensor at the same time are fine). To skip a step (overflow), do not begin it. */
+typedef struct kopt_step {
+    kopt_rule rule;
+    kopt_format weight_format, moment_format;
+    kopt_rounding rounding, moment_rounding, compensation_rounding;
+    int nesterov, zero_grad, moments;    /* moments: arrays kept per weight (0, 1, 2)                             */
+    float grad_scale;                    /* grad_scale * clip, negative to maximize                               */
+    float l2, decay;                     /* coefficients of the weight in the gradient, in the update             */
+    float beta1, one_minus_beta1;        /* SGD: momentum, 1 - dampening (first step: 0, 1)                       */
+    float beta2, one_minus_beta2;
+    float momentum;                      /* SGD with Nesterov, in every step                                      */
+    float rate;                          /* lr / (1 - beta1^t); SGD: lr                                           */
+    float root_scale;                    /* 1 / sqrt(1 - beta2^t)                                                 */
+    float eps;
+    uint32_t step;
+    uint64_t seed;
+} kopt_step;
+KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step);
+KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t);
+KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end);
+
+/* ---- BULK: conversion and checks of arrays; any format to any format, any alignment, no overlap ----------------- */
+
+/* Round to nearest even, right for every input: NaN stays NaN, subnormals are kept, overflow goes to infinity. */
+KOPT_API_ kopt_result kopt_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
+                                   size_t n);
+
+/* Stochastic rounding with the random bits of (seed, step, id, stream 1, first_index + i). */
+KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
+                                              kopt_format src_format, size_t n, uint64_t seed, uint32_t step,
+                                              uint32_t id, uint64_t first_index);
+
+/* 1 if all n values are finite (neither NaN nor infinite), else 0. The check before a step that may be skipped. */
+KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
+
+/* ---- ISA -------------------------------------------------------------------------------------------------------- */
+
+typedef enum kopt_isa {
+    KOPT_ISA_SCALAR = 0, KOPT_ISA_SSE2 = 1, KOPT_ISA_AVX2 = 2, KOPT_ISA_AVX512 = 3, KOPT_ISA_NEON = 4,
+    KOPT_ISA_COUNT = 5
+} kopt_isa;
+KOPT_API_ kopt_isa kopt_isa_current(void);
+KOPT_API_ int kopt_isa_usable(kopt_isa isa);            /* 1 if compiled in and present on this machine           */
+KOPT_API_ kopt_result kopt_isa_force(kopt_isa isa);     /* for tests and measurements; KOPT_ISA_COUNT: automatic  */
+KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
+
+#endif /* KAHAN_OPT_H */
+
+/* ================================================================================================================== */
+/* IMPLEMENTATION                                                                                                     */
+/* ================================================================================================================== */
+#if defined(KAHAN_OPT_IMPLEMENTATION) && !defined(KOPT_IMPLEMENTED_)
+#define KOPT_IMPLEMENTED_
+#define KOPT_IMPLEMENTING_ /* undefined at the end of the implementation */
+
+#ifndef KAHAN_OPT_SELF
+#define KAHAN_OPT_SELF "kahan_opt.h"
+#endif
+
+/* Which vocabularies this build can hold. tcc and unknown compilers get the scalar one. */
+#if defined(KAHAN_OPT_NO_SIMD) || defined(__TINYC__) || defined(__CUDACC__)
+#elif (defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))) || defined(_M_X64)
+#define KOPT_X86_ 1
+#elif defined(__aarch64__) && defined(__ARM_NEON) && !defined(__AARCH64EB__)
+#define KOPT_NEON_ 1
+#endif
+
+#if defined(KOPT_X86_)
+#include <immintrin.h>
+#ifdef _MSC_VER
+#include <intrin.h>
+#endif
+#elif defined(KOPT_NEON_)
+#include <arm_neon.h>
+#endif
+
+#if defined(__GNUC__) && !defined(__TINYC__)
+#define KOPT_NOINLINE_ __attribute__((noinline))
+#define KOPT_FORCE_INLINE_ inline __attribute__((always_inline, unused))
+#define KOPT_TARGET_(isa) __attribute__((target(isa)))
+#elif defined(_MSC_VER)
+#define KOPT_NOINLINE_ __declspec(noinline)
+#define KOPT_FORCE_INLINE_ __forceinline
+#define KOPT_TARGET_(isa)
+#else
+#define KOPT_NOINLINE_
+#define KOPT_FORCE_INLINE_ inline
+#define KOPT_TARGET_(isa)
+#endif
+
+#if defined(__GNUC__) && !defined(__TINYC__)
+#define KOPT_PREFETCH_(p) __builtin_prefetch(p)
+#elif defined(_M_X64)
+#define KOPT_PREFETCH_(p) _mm_prefetch(KOPT_POINTER_(const char *, p), _MM_HINT_T0)
+#else
+#define KOPT_PREFETCH_(p) ((void)(p))
+#endif
+
+#ifdef __cplusplus
+#define KOPT_POINTER_(type, p) reinterpret_cast<type>(p)
+#else
+#define KOPT_POINTER_(type, p) ((type)(p))
+#endif
+
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__TINYC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized" /* gcc bug 105593, in its own AVX-512 headers */
+#if !defined(__OPTIMIZE__)
+#pragma GCC push_options
+#pragma GCC optimize("O2") /* vector code at -O0 is 8-15 times slower */
+#define KOPT_OPTIMIZED_HERE_
+#endif
+#elif defined(_MSC_VER)
+#pragma float_control(precise, on, push)
+#pragma fp_contract(off)
+#endif
+
+/* ---- SCALARS ----------------------------------------------------------------------------------------------------- */
+
+typedef unsigned char kopt_byte_;
+
+enum {
+    KOPT_HEADER_ = 64,        /* bytes before the arrays of a state block */
+    KOPT_RANDOM_STEP_ = 0,    /* streams of random bits */
+    KOPT_RANDOM_CONVERT_ = 1
+};
+
+/* One range of one tensor, ready to run: all arguments are checked. */
+typedef struct kopt_job_ {
+    const kopt_step *step;
+    kopt_byte_ *weight, *grad, *residual, *moment1, *moment2, *copy; /* copy may be NULL */
+    kopt_format grad_format, copy_format;
+    size_t begin, end;
+    uint64_t first;
+    uint32_t id;
+} kopt_job_;
+
+/* One bulk conversion. */
+typedef struct kopt_conversion_ {
+    kopt_byte_ *dst;
+    const kopt_byte_ *src;
+    kopt_format dst_format, src_format;
+    size_t n;
+    int stochastic;
+    uint64_t seed, first;
+    uint32_t step, id;
+} kopt_conversion_;
+
+KOPT_INLINE_ size_t kopt_bytes_of_(kopt_format format) { return format == KOPT_F32 ? 4 : 2; }
+
+KOPT_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding rounding) {
+    if (format == KOPT_F32 || rounding == KOPT_NEAREST || rounding == KOPT_STOCHASTIC) return 0;
+    return rounding == KOPT_COMPACT ? 1 : 2;
+}
+
+KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) {
+    kopt_bf16 x;
+    kopt_byte_ *to = KOPT_POINTER_(kopt_byte_ *, &x);
+    to[0] = p[0], to[1] = p[1];
+    return x;
+}
+
+KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t value) {
+    kopt_bf16 x = KOPT_CAST_(kopt_bf16, value);
+    const kopt_byte_ *from = KOPT_POINTER_(const kopt_byte_ *, &x);
+    p[0] = from[0], p[1] = from[1];
+}
+
+KOPT_INLINE_ uint32_t kopt_load32_(const kopt_byte_ *p) {
+    uint32_t x;
+    kopt_byte_ *to = KOPT_POINTER_(kopt_byte_ *, &x);
+    to[0] = p[0], to[1] = p[1], to[2] = p[2], to[3] = p[3];
+    return x;
+}
+
+KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) {
+    const kopt_byte_ *from = KOPT_POINTER_(const kopt_byte_ *, &x);
+    p[0] = from[0], p[1] = from[1], p[2] = from[2], p[3] = from[3];
+}
+
+/* Square root, correctly rounded: the instruction where there is one, else digit by digit. */
+KOPT_INLINE_ float kopt_sqrt_(float x) {
+#if defined(__GNUC__) && !defined(__TINYC__) && (defined(__x86_64__) || defined(__SSE2_MATH__))
+    float root;
+#ifdef __AVX__
+    __asm__("vsqrtss {%1, %1, %0|%0, %1, %1}" : "=x"(root) : "x"(x));
+#else
+    __asm__("sqrtss {%1, %0|%0, %1}" : "=x"(root) : "x"(x));
+#endif
+    return root;
+#elif defined(__GNUC__) && defined(__aarch64__)
+    float root;
+    __asm__("fsqrt %s0, %s1" : "=w"(root) : "w"(x));
+    return root;
+#elif defined(__GNUC__) && defined(__riscv_flen)
+    float root;
+    __asm__("fsqrt.s %0, %1" : "=f"(root) : "f"(x));
+    return root;
+#elif defined(__GNUC__) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
+    float root;
+    __asm__("vsqrt.f32 %0, %1" : "=t"(root) : "t"(x));
+    return root;
+#else
+    uint32_t u = kopt_bits_(x), exponent = u >> 23, digits = u & 0x007FFFFFu, root = 0, bit;
+    uint32_t rest = 0, i;
+    if ((u & 0x7FFFFFFFu) > 0x7F800000u || (u > 0x80000000u)) return kopt_float_(0x7FC00000u);
+    if ((u & 0x7FFFFFFFu) == 0 || u == 0x7F800000u) return x;
+    if (exponent == 0) {
+        for (exponent = 1; digits < 0x00800000u; digits <<= 1) exponent--; /* wraps for deep subnormals: mod 2^32 */
+    } else {
+        digits |= 0x00800000u;
+    }
+    exponent += 127;                       /* root of digits * 2^(exponent - 277): make that exponent's half whole */
+    if ((exponent & 1u) != 0) digits <<= 1;
+    exponent >>= 1;
+    digits <<= 7;                          /* 31 or 32 bits; two enter per root bit */
+    for (i = 0; i < 25; i++) {             /* 24 bits and one to round */
+        rest = (rest << 2) | (digits >> 30);
+        digits <<= 2;
+        bit = (root << 2) | 1u;
+        root <<= 1;
+        if (rest >= bit) rest -= bit, root |= 1u;
+    }
+    root = (root + 1u) >> 1;               /* never a tie: a root of 25 bits squared has 50 */
+    return kopt_float_((exponent << 23) + (root - 0x00800000u));
+#endif
+}
+
+/* binary64 with one rounding per operation. */
+KOPT_INLINE_ double kopt_settle64_(double x) {
+#if defined(__GNUC__) && !defined(__TINYC__)
+    __asm__("" : "+m"(x));
+#endif
+    return x;
+}
+
+/* base^exponent, lowest bit first. */
+static double kopt_power_(double base, uint32_t exponent) {
+    double power = 1.0;
+    for (; exponent != 0; exponent >>= 1) {
+        if ((exponent & 1u) != 0) power = kopt_settle64_(power * base);
+        base = kopt_settle64_(base * base);
+    }
+    return power;
+}
+
+/* Square root of a in (0, 1] by Heron's iteration, which falls until it has converged. */
+static double kopt_sqrt64_(double a) {
+    double x = 1.0, y;
+    for (;;) {
+        y = kopt_settle64_(a / x);
+        y = kopt_settle64_(kopt_settle64_(x + y) * 0.5);
+        if (!(y < x)) return x;
+        x = y;
+    }
+}
+
+/* ---- this file reads itself once per ISA, each time only the vocabulary and the kernels ------------------------------------------------ */
+
+#define KOPT_PASS_SCALAR_ 1
+#define KOPT_PASS_SSE2_ 2
+#define KOPT_PASS_AVX2_ 3
+#define KOPT_PASS_AVX512_ 4
+#define KOPT_PASS_NEON_ 5
+
+#define KOPT_PASS_ KOPT_PASS_SCALAR_
+#include KAHAN_OPT_SELF
+#undef KOPT_PASS_
+
+#ifdef KOPT_X86_
+#define KOPT_PASS_ KOPT_PASS_SSE2_
+#include KAHAN_OPT_SELF
+#undef KOPT_PASS_
+#define KOPT_PASS_ KOPT_PASS_AVX2_
+#include KAHAN_OPT_SELF
+#undef KOPT_PASS_
+#define KOPT_PASS_ KOPT_PASS_AVX512_
+#include KAHAN_OPT_SELF
+#undef KOPT_PASS_
+#endif
+
+#ifdef KOPT_NEON_
+#define KOPT_PASS_ KOPT_PASS_NEON_
+#include KAHAN_OPT_SELF
+#undef KOPT_PASS_
+#endif
+
+#endif /* KAHAN_OPT_IMPLEMENTATION: to be continued after the kernels */
+#endif /* KOPT_PASS_ */
+
+#ifdef KOPT_PASS_ /* one reading for one ISA */
+
+/* ================================================================================================================== */
+/* VOCABULARIES: what the kernels say, in the words of one ISA. Intrinsics live here and nowhere else.
+
+   values   floats_ (LANES_ fp32), words_ (LANES_ 32-bit integers), mask_ (a truth value per lane)
+   floats   add_ sub_ mul_ div_ sqrt_ set_    one IEEE operation each; the result is settled, so that no flag can fuse it
+            bits_ value_                      the same register as words, as floats
+            round_ count_                     to integer (nearest even, below 2^31), from integer
+   words    iset_ iadd_ isub_ and_ or_ xor_ shl_ shr_ sar_ mulhilo_ mul16_ (each 16-bit half by itself, low result)
+   masks    gt_ (signed) eq_ either_ any_ select_(mask, yes, no)
+   memory   load32_ load16_ (zero-extended) load8_ (sign-extended) store32_ store16_ store8_ (the low bits), any alignment
+   fp16     widen_fp16_ narrow_fp16_ (nearest even), between floats and the low halves of words
+   random   block_order_ arrange_ : see random_block_
+   pairs    bf16 in memory, two to a word: the even element is the low half, the odd the upper half
+            pair_load8_ pair_store8_ (int8 <-> halves) pair_join_ pair_flush_ pair_max_ pair_any_above_                   */
+/* ================================================================================================================== */
+
+#define KOPT_GLUE2_(name, isa) kopt_##name##_##isa##_
+#define KOPT_GLUE_(name, isa) KOPT_GLUE2_(name, isa)
+#define NAME_(name) KOPT_GLUE_(name, ISA_)
+#define FN_ static KOPT_FORCE_INLINE_ ISA_TARGET_
+
+#define floats_ NAME_(floats)
+#define words_ NAME_(words)
+#define mask_ NAME_(mask)
+#define add_ NAME_(add)
+#define sub_ NAME_(sub)
+#define mul_ NAME_(mul)
+#define div_ NAME_(div)
+#define sqrt_ NAME_(sqrt)
+#define set_ NAME_(set)
+#define bits_ NAME_(bits)
+#define value_ NAME_(value)
+#define round_ NAME_(round)
+#define count_ NAME_(count)
+#define iset_ NAME_(iset)
+#define iadd_ NAME_(iadd)
+#define isub_ NAME_(isub)
+#define and_ NAME_(and)
+#define or_ NAME_(or)
+#define xor_ NAME_(xor)
+#define mulhilo_ NAME_(mulhilo)
+#define mul16_ NAME_(mul16)
+#define gt_ NAME_(gt)
+#define eq_ NAME_(eq)
+#define either_ NAME_(either)
+#define any_ NAME_(any)
+#define select_ NAME_(select)
+#define load32_ NAME_(load32)
+#define load16_ NAME_(load16)
+#define load8_ NAME_(load8)
+#define store32_ NAME_(store32)
+#define store16_ NAME_(store16)
+#define store8_ NAME_(store8)
+#define widen_fp16_ NAME_(widen_fp16)
+#define narrow_fp16_ NAME_(narrow_fp16)
+#define load_half_ NAME_(load_half)
+#define block_order_ NAME_(block_order)
+#define arrange_ NAME_(arrange)
+#define zip_low_ NAME_(zip_low)
+#define zip_high_ NAME_(zip_high)
+#define pair_load8_ NAME_(pair_load8)
+#define pair_store8_ NAME_(pair_store8)
+#define pair_join_ NAME_(pair_join)
+#define pair_flush_ NAME_(pair_flush)
+#define pair_max_ NAME_(pair_max)
+#define pair_any_above_ NAME_(pair_any_above)
+
+/* ---- scalar: one lane. It is also the reference that every other vocabulary must equal --------------------------- */
+#if KOPT_PASS_ == KOPT_PASS_SCALAR_
+#define ISA_ scalar
+#define ISA_TARGET_
+#define LANES_ 1
+typedef float floats_;
+typedef uint32_t words_;
+typedef int mask_;
+
+FN_ floats_ set_(float x) { return x; }
+FN_ floats_ add_(floats_ a, floats_ b) { return kopt_add_(a, b); }
+FN_ floats_ sub_(floats_ a, floats_ b) { return kopt_sub_(a, b); }
+FN_ floats_ mul_(floats_ a, floats_ b) {
+    floats_ r = a * b;
+    KOPT_SETTLE_(r);
+    return r;
+}
+FN_ floats_ div_(floats_ a, floats_ b) {
+    floats_ r;
+    KOPT_SETTLE_(b); /* or -freciprocal-math multiplies by 1 / b */
+    r = a / b;
+    KOPT_SETTLE_(r);
+    return r;
+}
+FN_ floats_ sqrt_(floats_ a) { return kopt_sqrt_(a); }
+FN_ words_ bits_(floats_ a) { return kopt_bits_(a); }
+FN_ floats_ value_(words_ a) { return kopt_float_(a); }
+FN_ floats_ count_(words_ a) { return KOPT_CAST_(float, KOPT_CAST_(int32_t, a)); }
+FN_ words_ round_(floats_ a) { /* 0 <= a < 2^31 */
+    uint32_t u = kopt_bits_(a), exponent = u >> 23, digits = (u & 0x007FFFFFu) | 0x00800000u, shift = 150 - exponent;
+    if (exponent < 126) return 0;
+    if (exponent >= 150) return digits << (exponent - 150);
+    return (digits + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((digits >> shift) & 1u)) >> shift;
+}
+FN_ words_ iset_(uint32_t a) { return a; }
+FN_ words_ iadd_(words_ a, words_ b) { return a + b; }
+FN_ words_ isub_(words_ a, words_ b) { return a - b; }
+FN_ words_ and_(words_ a, words_ b) { return a & b; }
+FN_ words_ or_(words_ a, words_ b) { return a | b; }
+FN_ words_ xor_(words_ a, words_ b) { return a ^ b; }
+#define shl_(a, n) ((a) << (n))
+#define shr_(a, n) ((a) >> (n))
+FN_ words_ mul16_(words_ a, uint32_t b) { return (a * b & 0xFFFFu) | ((a >> 16) * b << 16); }
+FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
+    uint64_t product = KOPT_CAST_(uint64_t, a) * b;
+    *high = KOPT_CAST_(uint32_t, product >> 32);
+    *low = KOPT_CAST_(uint32_t, product & 0xFFFFFFFFu);
+}
+FN_ mask_ gt_(words_ a, words_ b) { return KOPT_CAST_(int32_t, a) > KOPT_CAST_(int32_t, b); }
+FN_ mask_ eq_(words_ a, words_ b) { return a == b; }
+FN_ mask_ either_(mask_ a, mask_ b) { return a | b; }
+FN_ int any_(mask_ a) { return a; }
+FN_ words_ select_(mask_ m, words_ yes, words_ no) { return m ? yes : no; }
+FN_ words_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
+FN_ words_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
+FN_ words_ load8_(const kopt_byte_ *p) { return (KOPT_CAST_(uint32_t, *p) ^ 0x80u) - 0x80u; }
+FN_ void store32_(kopt_byte_ *p, words_ a) { kopt_store32_(p, a); }
+FN_ void store16_(kopt_byte_ *p, words_ a) { kopt_store16_(p, a); }
+FN_ void store8_(kopt_byte_ *p, words_ a) { *p = KOPT_CAST_(kopt_byte_, a & 0xFFu); }
+FN_ floats_ widen_fp16_(words_ a) { return kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, a)); }
+FN_ words_ narrow_fp16_(floats_ a) { return kopt_fp16_from_f32(a); }
+FN_ words_ load_half_(const uint32_t *w, size_t i) { return (w[i >> 1] >> (16 * (i & 1))) & 0xFFFFu; }
+FN_ words_ block_order_(void) { return 0; }
+FN_ void arrange_(words_ w[4]) { KOPT_CAST_(void, w); }
+
+/* ---- SSE2: 4 lanes ----------------------------------------------------------------------------------------------- */
+#elif KOPT_PASS_ == KOPT_PASS_SSE2_
+#define ISA_ sse2
+#define ISA_TARGET_ KOPT_TARGET_("sse2")
+#define LANES_ 4
+#define PAIRS_ 1
+#define GENERIC_FP16_ 1
+typedef __m128 floats_;
+typedef __m128i words_;
+typedef __m128i mask_;
+
+#if defined(__GNUC__)
+#define SETTLE_(r) __asm__("" : "+x"(r))
+#else
+#define SETTLE_(r) ((void)0)
+#endif
+
+FN_ floats_ set_(float x) { return _mm_set1_ps(x); }
+FN_ floats_ add_(floats_ a, floats_ b) {
+    floats_ r = _mm_add_ps(a, b);
+    SETTLE_(r);
+    return r;
+}
+FN_ floats_ sub_(floats_ a, floats_ b) {
+    floats_ r = _mm_sub_ps(a, b);
+    SETTLE_(r);
+    return r;
+}
+FN_ floats_ mul_(floats_ a, floats_ b) {
+    floats_ r = _mm_mul_ps(a, b);
+    SETTLE_(r);
+    return r;
+}
+FN_ floats_ div_(floats_ a, floats_ b) { /* in asm, here and below: -Ofast makes an estimate of the intrinsic */
+#if defined(__GNUC__) && defined(__AVX__) /* in a build with -mavx the legacy form would stall */
+    __asm__("vdivps {%1, %0, %0|%0, %0, %1}" : "+x"(a) : "x"(b));
+    return a;
+#elif defined(__GNUC__)
+    __asm__("divps {%1, %0|%0, %1}" : "+x"(a) : "x"(b));
+    return a;
+#else
+    return _mm_div_ps(a, b);
+#endif
+}
+FN_ floats_ sqrt_(floats_ a) {
+#if defined(__GNUC__) && defined(__AVX__)
+    __asm__("vsqrtps {%0, %0|%0, %0}" : "+x"(a));
+    return a;
+#elif defined(__GNUC__)
+    __asm__("sqrtps {%0, %0|%0, %0}" : "+x"(a));
+    return a;
+#else
+    return _mm_sqrt_ps(a);
+#endif
+}
+FN_ words_ bits_(floats_ a) { return _mm_castps_si128(a); }
+FN_ floats_ value_(words_ a) { return _mm_castsi128_ps(a); }
+FN_ words_ round_(floats_ a) { return _mm_cvtps_epi32(a); }
+FN_ floats_ count_(words_ a) { return _mm_cvtepi32_ps(a); }
+FN_ words_ iset_(uint32_t a) { return _mm_set1_epi32(KOPT_CAST_(int, a)); }
+FN_ words_ iadd_(words_ a, words_ b) { return _mm_add_epi32(a, b); }
+FN_ words_ isub_(words_ a, words_ b) { return _mm_sub_epi32(a, b); }
+FN_ words_ and_(words_ a, words_ b) { return _mm_and_si128(a, b); }
+FN_ words_ or_(words_ a, words_ b) { return _mm_or_si128(a, b); }
+FN_ words_ xor_(words_ a, words_ b) { return _mm_xor_si128(a, b); }
+#define shl_(a, n) _mm_slli_epi32(a, n)
+#define shr_(a, n) _mm_srli_epi32(a, n)
+FN_ words_ mul16_(words_ a, uint32_t b) { return _mm_mullo_epi16(a, _mm_set1_epi16(KOPT_CAST_(short, b))); }
+FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
+    words_ factor = iset_(b), even = _mm_mul_epu32(a, factor), odd = _mm_mul_epu32(_mm_srli_epi64(a, 32), factor);
+    *low = _mm_unpacklo_epi32(_mm_shuffle_epi32(even, 0x08), _mm_shuffle_epi32(odd, 0x08));
+    *high = _mm_unpacklo_epi32(_mm_shuffle_epi32(even, 0x0D), _mm_shuffle_epi32(odd, 0x0D));
+}
+FN_ mask_ gt_(words_ a, words_ b) { return _mm_cmpgt_epi32(a, b); }
+FN_ mask_ eq_(words_ a, words_ b) { return _mm_cmpeq_epi32(a, b); }
+FN_ mask_ either_(mask_ a, mask_ b) { return _mm_or_si128(a, b); }
+FN_ int any_(mask_ a) { return _mm_movemask_epi8(a) != 0; }
+FN_ words_ select_(mask_ m, words_ yes, words_ no) {
+    return _mm_or_si128(_mm_and_si128(m, yes), _mm_andnot_si128(m, no));
+}
+FN_ words_ load32_(const kopt_byte_ *p) { return _mm_loadu_si128(KOPT_POINTER_(const __m128i *, p)); }
+FN_ words_ load16_(const kopt_byte_ *p) {
+    return _mm_unpacklo_epi16(_mm_loadl_epi64(KOPT_POINTER_(const __m128i *, p)), _mm_setzero_si128());
+}
+FN_ words_ load8_(const kopt_byte_ *p) {
+    words_ a = _mm_cvtsi32_si128(KOPT_CAST_(int, kopt_load32_(p)));
+    a = _mm_unpacklo_epi8(a, a);
+    return _mm_srai_epi32(_mm_unpacklo_epi16(a, a), 24);
+}
+FN_ void store32_(kopt_byte_ *p, words_ a) { _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), a); }
+FN_ void store16_(kopt_byte_ *p, words_ a) {
+    a = _mm_srai_epi32(_mm_slli_epi32(a, 16), 16); /* sign-extend, so that packing does not saturate */
+    _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), _mm_packs_epi32(a, a));
+}
+FN_ void store8_(kopt_byte_ *p, words_ a) {
+    a = _mm_and_si128(a, iset_(0xFF));
+    a = _mm_packs_epi32(a, a);
+    kopt_store32_(p, KOPT_CAST_(uint32_t, _mm_cvtsi128_si32(_mm_packus_epi16(a, a))));
+}
+FN_ words_ load_half_(const uint32_t *w, size_t i) { return load16_(KOPT_POINTER_(const kopt_byte_ *, w) + 2 * i); }
+FN_ words_ block_order_(void) { return _mm_setr_epi32(0, 1, 2, 3); }
+FN_ words_ zip_low_(words_ a, words_ b) { return _mm_unpacklo_epi32(a, b); }
+FN_ words_ zip_high_(words_ a, words_ b) { return _mm_unpackhi_epi32(a, b); }
+FN_ words_ pair_load8_(const kopt_byte_ *p) {
+    words_ a = _mm_loadl_epi64(KOPT_POINTER_(const __m128i *, p));
+    return _mm_srai_epi16(_mm_unpacklo_epi8(a, a), 8);
+}
+FN_ void pair_store8_(kopt_byte_ *p, words_ a) {
+    a = _mm_and_si128(a, iset_(0x00FF00FF));
+    _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), _mm_packus_epi16(a, a));
+}
+FN_ words_ pair_join_(words_ even, words_ odd) { /* even >> 16 | odd & FFFF0000 */
+    return _mm_or_si128(_mm_srli_epi32(even, 16), _mm_and_si128(odd, iset_(0xFFFF0000u)));
+}
+FN_ words_ pair_flush_(words_ a) { /* halves with exponent 0 become 0 */
+    return _mm_andnot_si128(_mm_cmpeq_epi16(_mm_and_si128(a, iset_(0x7F807F80u)), _mm_setzero_si128()), a);
+}
+FN_ words_ pair_max_(words_ a, words_ b) { return _mm_max_epi16(a, b); }
+FN_ int pair_any_above_(words_ a, uint32_t limit) {
+    return _mm_movemask_epi8(_mm_cmpgt_epi16(a, iset_(limit * 0x10001u))) != 0;
+}
+
+/* ---- AVX2 and F16C: 8 lanes -------------------------------------------------------------------------------------- */
+#elif KOPT_PASS_ == KOPT_PASS_AVX2_
+#define ISA_ avx2
+#define ISA_TARGET_ KOPT_TARGET_("avx2,f16c")
+#define LANES_ 8
+#define PAIRS_ 1
+typedef __m256 floats_;
+typedef __m256i words_;
+typedef __m256i mask_;
+
+#if defined(__GNUC__)
+#define SETTLE_(r) __asm__("" : "+x"(r))
+#else
+#define SETTLE_(r) ((void)0)
+#endif
+
+FN_ floats_ set_(float x) { return _mm256_set1_ps(x); }
+FN_ floats_ add_(floats_ a, floats_ b) {
+    floats_ r = _mm256_add_ps(a, b);
+    SETTLE_(r);
+    return r;
+}
+FN_ floats_ sub_(floats_ a, floats_ b) {
+    floats_ r = _mm256_sub_ps(a, b);
+    SETTLE_(r);
+    return r;
+}
+FN_ floats_ mul_(floats_ a, floats_ b) {
+    floats_ r = _mm256_mul_ps(a, b);
+    SETTLE_(r);
+    return r;
+}
+FN_ floats_ div_(floats_ a, floats_ b) {
+#if defined(__GNUC__)
+    floats_ r;
+    __asm__("vdivps {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b));
+    return r;
+#else
+    return _mm256_div_ps(a, b);
+#endif
+}
+FN_ floats_ sqrt_(floats_ a) {
+#if defined(__GNUC__)
+    floats_ r;
+    __asm__("vsqrtps {%1, %0|%0, %1}" : "=x"(r) : "x"(a));
+    return r;
+#else
+    return _mm256_sqrt_ps(a);
+#endif
+}
+FN_ words_ bits_(floats_ a) { return _mm256_castps_si256(a); }
+FN_ floats_ value_(words_ a) { return _mm256_castsi256_ps(a); }
+FN_ words_ round_(floats_ a) { return _mm256_cvtps_epi32(a); }
+FN_ floats_ count_(words_ a) { return _mm256_cvtepi32_ps(a); }
+FN_ words_ iset_(uint32_t a) { return _mm256_set1_epi32(KOPT_CAST_(int, a)); }
+FN_ words_ iadd_(words_ a, words_ b) { return _mm256_add_epi32(a, b); }
+FN_ words_ isub_(words_ a, words_ b) { return _mm256_sub_epi32(a, b); }
+FN_ words_ and_(words_ a, words_ b) { return _mm256_and_si256(a, b); }
+FN_ words_ or_(words_ a, words_ b) { return _mm256_or_si256(a, b); }
+FN_ words_ xor_(words_ a, words_ b) { return _mm256_xor_si256(a, b); }
+#define shl_(a, n) _mm256_slli_epi32(a, n)
+#define shr_(a, n) _mm256_srli_epi32(a, n)
+FN_ words_ mul16_(words_ a, uint32_t b) { return _mm256_mullo_epi16(a, _mm256_set1_epi16(KOPT_CAST_(short, b))); }
+FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
+    words_ factor = iset_(b), even = _mm256_mul_epu32(a, factor);
+    words_ odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), factor);
+    *low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
+    *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
+}
+FN_ mask_ gt_(words_ a, words_ b) { return _mm256_cmpgt_epi32(a, b); }
+FN_ mask_ eq_(words_ a, words_ b) { return _mm256_cmpeq_epi32(a, b); }
+FN_ mask_ either_(mask_ a, mask_ b) { return _mm256_or_si256(a, b); }
+FN_ int any_(mask_ a) { return _mm256_movemask_epi8(a) != 0; }
+FN_ words_ select_(mask_ m, words_ yes, words_ no) { return _mm256_blendv_epi8(no, yes, m); }
+FN_ words_ load32_(const kopt_byte_ *p) { return _mm256_loadu_si256(KOPT_POINTER_(const __m256i *, p)); }
+FN_ words_ load16_(const kopt_byte_ *p) {
+    return _mm256_cvtepu16_epi32(_mm_loadu_si128(KOPT_POINTER_(const __m128i *, p)));
+}
+FN_ words_ load8_(const kopt_byte_ *p) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(KOPT_POINTER_(const __m128i *, p)));
+}
+FN_ void store32_(kopt_byte_ *p, words_ a) { _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), a); }
+FN_ void store16_(kopt_byte_ *p, words_ a) {
+    a = _mm256_and_si256(a, iset_(0xFFFF));
+    a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
+    _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm256_castsi256_si128(a));
+}
+FN_ void store8_(kopt_byte_ *p, words_ a) {
+    a = _mm256_and_si256(a, iset_(0xFF));
+    a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
+    _mm_storel_epi64(KOPT_POINTER_(__m128i *, p),
+                     _mm_packus_epi16(_mm256_castsi256_si128(a), _mm256_castsi256_si128(a)));
+}
+FN_ floats_ widen_fp16_(words_ a) {
+    a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
+    return _mm256_cvtph_ps(_mm256_castsi256_si128(a));
+}
+FN_ words_ narrow_fp16_(floats_ a) { return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(a, 0)); }
+FN_ words_ load_half_(const uint32_t *w, size_t i) { return load16_(KOPT_POINTER_(const kopt_byte_ *, w) + 2 * i); }
+FN_ words_ block_order_(void) { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7); }
+FN_ words_ zip_low_(words_ a, words_ b) { return _mm256_unpacklo_epi32(a, b); }
+FN_ words_ zip_high_(words_ a, words_ b) { return _mm256_unpackhi_epi32(a, b); }
+FN_ words_ pair_load8_(const kopt_byte_ *p) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(KOPT_POINTER_(const __m128i *, p)));
+}
+FN_ void pair_store8_(kopt_byte_ *p, words_ a) {
+    a = _mm256_and_si256(a, iset_(0x00FF00FF));
+    a = _mm256_permute4x64_epi64(_mm256_packus_epi16(a, a), 0x08);
+    _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm256_castsi256_si128(a));
+}
+FN_ words_ pair_join_(words_ even, words_ odd) { return _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xAA); }
+FN_ words_ pair_flush_(words_ a) {
+    return _mm256_andnot_si256(_mm256_cmpeq_epi16(_mm256_and_si256(a, iset_(0x7F807F80u)), _mm256_setzero_si256()), a);
+}
+FN_ words_ pair_max_(words_ a, words_ b) { return _mm256_max_epi16(a, b); }
+FN_ int pair_any_above_(words_ a, uint32_t limit) {
+    return _mm256_movemask_epi8(_mm256_cmpgt_epi16(a, iset_(limit * 0x10001u))) != 0;
+}
+
+/* ---- AVX-512 F, BW, DQ, VL: 16 lanes ----------------------------------------------------------------------------- */
+#elif KOPT_PASS_ == KOPT_PASS_AVX512_
+#define ISA_ avx512
+#define ISA_TARGET_ KOPT_TARGET_("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")
+#define LANES_ 16
+#define PAIRS_ 1
+typedef __m512 floats_;
+typedef __m512i words_;
+typedef __mmask16 mask_;
+
+#if defined(__GNUC__)
+#define SETTLE_(r) __asm__("" : "+v"(r))
+#else
+#define SETTLE_(r) ((void)0)
+#endif
+
+FN_ floats_ set_(float x) { return _mm512_set1_ps(x); }
+FN_ floats_ add_(floats_ a, floats_ b) {
+    floats_ r = _mm512_add_ps(a, b);
+    SETTLE_(r);
+    return r;
+}
+FN_ floats_ sub_(floats_ a, floats_ b) {
+    floats_ r = _mm512_sub_ps(a, b);
+    SETTLE_(r);
+    return r;
+}
+FN_ floats_ mul_(floats_ a, floats_ b) {
+    floats_ r = _mm512_mul_ps(a, b);
+    SETTLE_(r);
+    return r;
+}
+FN_ floats_ div_(floats_ a, floats_ b) {
+#if defined(__GNUC__)
+    floats_ r;
+    __asm__("vdivps {%2, %1, %0|%0, %1, %2}" : "=v"(r) : "v"(a), "v"(b));
+    return r;
+#else
+    return _mm512_div_ps(a, b);
+#endif
+}
+FN_ floats_ sqrt_(floats_ a) {
+#if defined(__GNUC__)
+    floats_ r;
+    __asm__("vsqrtps {%1, %0|%0, %1}" : "=v"(r) : "v"(a));
+    return r;
+#else
+    return _mm512_sqrt_ps(a);
+#endif
+}
+FN_ words_ bits_(floats_ a) { return _mm512_castps_si512(a); }
+FN_ floats_ value_(words_ a) { return _mm512_castsi512_ps(a); }
+FN_ words_ round_(floats_ a) { return _mm512_cvtps_epi32(a); }
+FN_ floats_ count_(words_ a) { return _mm512_cvtepi32_ps(a); }
+FN_ words_ iset_(uint32_t a) { return _mm512_set1_epi32(KOPT_CAST_(int, a)); }
+FN_ words_ iadd_(words_ a, words_ b) { return _mm512_add_epi32(a, b); }
+FN_ words_ isub_(words_ a, words_ b) { return _mm512_sub_epi32(a, b); }
+FN_ words_ and_(words_ a, words_ b) { return _mm512_and_si512(a, b); }
+FN_ words_ or_(words_ a, words_ b) { return _mm512_or_si512(a, b); }
+FN_ words_ xor_(words_ a, words_ b) { return _mm512_xor_si512(a, b); }
+#define shl_(a, n) _mm512_slli_epi32(a, n)
+#define shr_(a, n) _mm512_srli_epi32(a, n)
+FN_ words_ mul16_(words_ a, uint32_t b) { return _mm512_mullo_epi16(a, _mm512_set1_epi16(KOPT_CAST_(short, b))); }
+FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
+    words_ factor = iset_(b), even = _mm512_mul_epu32(a, factor);
+    words_ odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), factor);
+    *low = _mm512_mask_shuffle_epi32(even, 0xAAAA, odd, _MM_PERM_CDAB);  /* odd's low words into the odd lanes    */
+    *high = _mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_CDAB); /* even's high words into the even lanes */
+}
+FN_ mask_ gt_(words_ a, words_ b) { return _mm512_cmpgt_epi32_mask(a, b); }
+FN_ mask_ eq_(words_ a, words_ b) { return _mm512_cmpeq_epi32_mask(a, b); }
+FN_ mask_ either_(mask_ a, mask_ b) { return KOPT_CAST_(mask_, a | b); }
+FN_ int any_(mask_ a) { return a != 0; }
+FN_ words_ select_(mask_ m, words_ yes, words_ no) { return _mm512_mask_blend_epi32(m, no, yes); }
+FN_ words_ load32_(const kopt_byte_ *p) { return _mm512_loadu_si512(KOPT_POINTER_(const __m512i *, p)); }
+FN_ words_ load16_(const kopt_byte_ *p) {
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(KOPT_POINTER_(const __m256i *, p)));
+}
+FN_ words_ load8_(const kopt_byte_ *p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(KOPT_POINTER_(const __m128i *, p)));
+}
+FN_ void store32_(kopt_byte_ *p, words_ a) { _mm512_storeu_si512(KOPT_POINTER_(__m512i *, p), a); }
+FN_ void store16_(kopt_byte_ *p, words_ a) {
+    _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi32_epi16(a));
+}
+FN_ void store8_(kopt_byte_ *p, words_ a) { _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm512_cvtepi32_epi8(a)); }
+FN_ floats_ widen_fp16_(words_ a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
+FN_ words_ narrow_fp16_(floats_ a) { return _mm512_cvtepu16_epi32(_mm512_cvtps_ph(a, 0)); }
+FN_ words_ load_half_(const uint32_t *w, size_t i) { return load16_(KOPT_POINTER_(const kopt_byte_ *, w) + 2 * i); }
+FN_ words_ block_order_(void) { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
+FN_ words_ zip_low_(words_ a, words_ b) { return _mm512_unpacklo_epi32(a, b); }
+FN_ words_ zip_high_(words_ a, words_ b) { return _mm512_unpackhi_epi32(a, b); }
+FN_ words_ pair_load8_(const kopt_byte_ *p) {
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(KOPT_POINTER_(const __m256i *, p)));
+}
+FN_ void pair_store8_(kopt_byte_ *p, words_ a) {
+    _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi16_epi8(a));
+}
+FN_ words_ pair_join_(words_ even, words_ odd) {
+    return _mm512_mask_mov_epi16(_mm512_srli_epi32(even, 16), 0xAAAAAAAAu, odd);
+}
+FN_ words_ pair_flush_(words_ a) {
+    return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(a, iset_(0x7F807F80u)), a);
+}
+FN_ words_ pair_max_(words_ a, words_ b) { return _mm512_max_epi16(a, b); }
+FN_ int pair_any_above_(words_ a, uint32_t limit) {
+    return _mm512_cmpgt_epi16_mask(a, iset_(limit * 0x10001u)) != 0;
+}
+
+/* ---- NEON of AArch64: 4 lanes ------------------------------------------------------------------------------------ */
+#elif KOPT_PASS_ == KOPT_PASS_NEON_
+#define ISA_ neon
+#define ISA_TARGET_
+#define LANES_ 4
+#define PAIRS_ 1
+typedef float32x4_t floats_;
+typedef uint32x4_t words_;
+typedef uint32x4_t mask_;
+
+#define SETTLE_(r) __asm__("" : "+w"(r))
+
+FN_ floats_ set_(float x) { return vdupq_n_f32(x); }
+FN_ floats_ add_(floats_ a, floats_ b) {
+    floats_ r = vaddq_f32(a, b);
+    SETTLE_(r);
+    return r;
+}
+FN_ floats_ sub_(floats_ a, floats_ b) {
+    floats_ r = vsubq_f32(a, b);
+    SETTLE_(r);
+    return r;
+}
+FN_ floats_ mul_(floats_ a, floats_ b) {
+    floats_ r = vmulq_f32(a, b);
+    SETTLE_(r);
+    return r;
+}
+FN_ floats_ div_(floats_ a, floats_ b) {
+    floats_ r;
+    __asm__("fdiv %0.4s, %1.4s, %2.4s" : "=w"(r) : "w"(a), "w"(b));
+    return r;
+}
+FN_ floats_ sqrt_(floats_ a) {
+    floats_ r;
+    __asm__("fsqrt %0.4s, %1.4s" : "=w"(r) : "w"(a));
+    return r;
+}
+FN_ words_ bits_(floats_ a) { return vreinterpretq_u32_f32(a); }
+FN_ floats_ value_(words_ a) { return vreinterpretq_f32_u32(a); }
+FN_ words_ round_(floats_ a) { return vreinterpretq_u32_s32(vcvtnq_s32_f32(a)); }
+FN_ floats_ count_(words_ a) { return vcvtq_f32_s32(vreinterpretq_s32_u32(a)); }
+FN_ words_ iset_(uint32_t a) { return vdupq_n_u32(a); }
+FN_ words_ iadd_(words_ a, words_ b) { return vaddq_u32(a, b); }
+FN_ words_ isub_(words_ a, words_ b) { return vsubq_u32(a, b); }
+FN_ words_ and_(words_ a, words_ b) { return vandq_u32(a, b); }
+FN_ words_ or_(words_ a, words_ b) { return vorrq_u32(a, b); }
+FN_ words_ xor_(words_ a, words_ b) { return veorq_u32(a, b); }
+#define shl_(a, n) vshlq_n_u32(a, n)
+#define shr_(a, n) vshrq_n_u32(a, n)
+FN_ words_ mul16_(words_ a, uint32_t b) {
+    uint16x8_t factor = vdupq_n_u16(KOPT_CAST_(uint16_t, b));
+    return vreinterpretq_u32_u16(vmulq_u16(vreinterpretq_u16_u32(a), factor));
+}
+FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
+    words_ first = vreinterpretq_u32_u64(vmull_n_u32(vget_low_u32(a), b));
+    words_ second = vreinterpretq_u32_u64(vmull_n_u32(vget_high_u32(a), b));
+    *low = vuzp1q_u32(first, second);
+    *high = vuzp2q_u32(first, second);
+}
+FN_ mask_ gt_(words_ a, words_ b) { return vcgtq_s32(vreinterpretq_s32_u32(a), vreinterpretq_s32_u32(b)); }
+FN_ mask_ eq_(words_ a, words_ b) { return vceqq_u32(a, b); }
+FN_ mask_ either_(mask_ a, mask_ b) { return vorrq_u32(a, b); }
+FN_ int any_(mask_ a) { return vmaxvq_u32(a) != 0; }
+FN_ words_ select_(mask_ m, words_ yes, words_ no) { return vbslq_u32(m, yes, no); }
+FN_ words_ load32_(const kopt_byte_ *p) { return vreinterpretq_u32_u8(vld1q_u8(p)); }
+FN_ words_ load16_(const kopt_byte_ *p) { return vmovl_u16(vreinterpret_u16_u8(vld1_u8(p))); }
+FN_ words_ load8_(const kopt_byte_ *p) {
+    int8x8_t a = vreinterpret_s8_u32(vdup_n_u32(kopt_load32_(p)));
+    return vreinterpretq_u32_s32(vmovl_s16(vget_low_s16(vmovl_s8(a))));
+}
+FN_ void store32_(kopt_byte_ *p, words_ a) { vst1q_u8(p, vreinterpretq_u8_u32(a)); }
+FN_ void store16_(kopt_byte_ *p, words_ a) { vst1_u8(p, vreinterpret_u8_u16(vmovn_u32(a))); }
+FN_ void store8_(kopt_byte_ *p, words_ a) {
+    uint16x4_t half = vmovn_u32(a);
+    uint8x8_t quarter = vmovn_u16(vcombine_u16(half, half));
+    kopt_store32_(p, vget_lane_u32(vreinterpret_u32_u8(quarter), 0));
+}
+FN_ floats_ widen_fp16_(words_ a) { return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(a))); }
+FN_ words_ narrow_fp16_(floats_ a) { return vmovl_u16(vreinterpret_u16_f16(vcvt_f16_f32(a))); }
+FN_ words_ load_half_(const uint32_t *w, size_t i) { return load16_(KOPT_POINTER_(const kopt_byte_ *, w) + 2 * i); }
+FN_ words_ block_order_(void) {
+    static const uint32_t order[4] = {0, 1, 2, 3};
+    return vld1q_u32(order);
+}
+FN_ words_ zip_low_(words_ a, words_ b) { return vzip1q_u32(a, b); }
+FN_ words_ zip_high_(words_ a, words_ b) { return vzip2q_u32(a, b); }
+FN_ words_ pair_load8_(const kopt_byte_ *p) { return vreinterpretq_u32_s16(vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)))); }
+FN_ void pair_store8_(kopt_byte_ *p, words_ a) { vst1_u8(p, vmovn_u16(vreinterpretq_u16_u32(a))); }
+FN_ words_ pair_join_(words_ even, words_ odd) {
+    return vbslq_u32(vdupq_n_u32(0xFFFF0000u), odd, vshrq_n_u32(even, 16));
+}
+FN_ words_ pair_flush_(words_ a) {
+    uint16x8_t normal = vtstq_u16(vreinterpretq_u16_u32(a), vdupq_n_u16(0x7F80));
+    return vandq_u32(a, vreinterpretq_u32_u16(normal));
+}
+FN_ words_ pair_max_(words_ a, words_ b) {
+    return vreinterpretq_u32_u16(vmaxq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
+}
+FN_ int pair_any_above_(words_ a, uint32_t limit) {
+    return vmaxvq_u16(vreinterpretq_u16_u32(a)) > limit;
+}
+#endif
+
+/* ================================================================================================================== */
+/* KERNELS: plain C over the vocabulary, written once. docs/numerics.md is their specification.                       */
+/* ================================================================================================================== */
+
+#define scalars_ NAME_(scalars)
+#define spread_ NAME_(spread)
+#define random_block_ NAME_(random_block)
+#define fetch_ NAME_(fetch)
+#define put_ NAME_(put)
+#define extended_ NAME_(extended)
+#define from_extended_ NAME_(from_extended)
+#define nearest16_ NAME_(nearest16)
+#define stochastic16_ NAME_(stochastic16)
+#define round16_ NAME_(round16)
+#define flush16_ NAME_(flush16)
+#define flush32_ NAME_(flush32)
+#define widen_ NAME_(widen)
+#define rule_ NAME_(rule)
+#define vector_ NAME_(vector)
+#define range_ NAME_(range)
+#define general_ NAME_(general)
+#define half_ NAME_(half)
+#define pair_round_ NAME_(pair_round)
+#define pair_half_ NAME_(pair_half)
+#define pair_ NAME_(pair)
+#define pairs_ NAME_(pairs)
+
+#ifdef GENERIC_FP16_
+FN_ floats_ widen_fp16_(words_ a) {
+    words_ sign = shl_(and_(a, iset_(0x8000u)), 16), mag = and_(a, iset_(0x7FFFu)), u = shl_(mag, 13);
+    words_ normal = iadd_(u, iset_(0x38000000u));                                     /* exponent + 112        */
+    words_ tiny = bits_(sub_(value_(iadd_(u, iset_(0x38800000u))), set_(6.103515625e-05f))); /* (2^-14 + x) - 2^-14  */
+    words_ special = select_(gt_(mag, iset_(0x7C00u)), or_(u, iset_(0x7FC00000u)), iset_(0x7F800000u));
+    u = select_(gt_(iset_(0x0400u), mag), tiny, normal);
+    return value_(or_(sign, select_(gt_(mag, iset_(0x7BFFu)), special, u)));
+}
+FN_ words_ narrow_fp16_(floats_ a) {
+    words_ u = bits_(a), mag = and_(u, iset_(0x7FFFFFFFu)), sign = and_(shr_(u, 16), iset_(0x8000u));
+    words_ odd = and_(shr_(mag, 13), iset_(1)), t = isub_(mag, iset_(0x38000000u));
+    words_ normal = shr_(iadd_(iadd_(t, iset_(0x0FFFu)), odd), 13);
+    words_ tiny = isub_(bits_(add_(value_(mag), set_(0.5f))), iset_(0x3F000000u)); /* 0.5 has the ulp 2^-24 */
+    words_ nan = or_(iset_(0x7E00u), and_(shr_(mag, 13), iset_(0x03FFu)));
+    u = select_(gt_(iset_(0x38800000u), mag), tiny, normal);
+    u = select_(gt_(mag, iset_(0x477FEFFFu)), iset_(0x7C00u), u);
+    return or_(sign, select_(gt_(mag, iset_(0x7F800000u)), nan, u));
+}
+#endif
+
+/* What a kernel does: constants in the hot instances, the fields of kopt_step in the general one. */
+#ifndef KOPT_KIND_
+#define KOPT_KIND_
+typedef struct kopt_kind_ {
+    kopt_rule rule;
+    kopt_format weight, grad, moment;
+    kopt_rounding rounding, moment_rounding, compensation_rounding;
+    int moments, nesterov;
+} kopt_kind_;
+
+KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
+    if (kind.moments != 0 && kind.moment != KOPT_F32 && kind.moment_rounding == KOPT_STOCHASTIC) return 1;
+    if (kind.weight == KOPT_F32) return 0;
+    if (kind.rounding == KOPT_STOCHASTIC) return 1;
+    return (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_COMPACT) &&
+           kind.compensation_rounding == KOPT_STOCHASTIC;
+}
+#endif
+
+typedef struct scalars_ {
+    floats_ grad_scale, l2, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, momentum, rate, root_scale, eps;
+    int use_l2, use_decay;
+} scalars_;
+
+FN_ scalars_ spread_(const kopt_step *s) {
+    scalars_ k;
+    k.grad_scale = set_(s->grad_scale);
+    k.l2 = set_(s->l2);
+    k.decay = set_(s->decay);
+    k.beta1 = set_(s->beta1);
+    k.one_minus_beta1 = set_(s->one_minus_beta1);
+    k.beta2 = set_(s->beta2);
+    k.one_minus_beta2 = set_(s->one_minus_beta2);
+    k.momentum = set_(s->momentum);
+    k.rate = set_(s->rate);
+    k.root_scale = set_(s->root_scale);
+    k.eps = set_(s->eps);
+    k.use_l2 = s->l2 != 0;
+    k.use_decay = s->decay != 0;
+    return k;
+}
+
+/* ---- memory: n lanes, zeros in the others ---- */
+
+FN_ words_ fetch_(const kopt_byte_ *p, size_t size, size_t n) {
+#if LANES_ > 1
+    kopt_byte_ part[4 * LANES_];
+    if (n < LANES_) {
+        size_t i;
+        for (i = 0; i < sizeof part; i++) part[i] = i < n * size ? p[i] : KOPT_CAST_(kopt_byte_, 0);
+        p = part;
+    }
+#else
+    KOPT_CAST_(void, n);
+#endif
+    return size == 4 ? load32_(p) : size == 2 ? load16_(p) : load8_(p);
+}
+
+FN_ void put_(kopt_byte_ *p, size_t size, size_t n, words_ a) {
+#if LANES_ > 1
+    kopt_byte_ part[4 * LANES_], *to = n < LANES_ ? part : p;
+#else
+    kopt_byte_ *to = p;
+    KOPT_CAST_(void, n);
+#endif
+    if (size == 4)
+        store32_(to, a);
+    else if (size == 2)
+        store16_(to, a);
+    else
+        store8_(to, a);
+#if LANES_ > 1
+    if (n < LANES_) {
+        size_t i;
+        for (i = 0; i < n * size; i++) p[i] = part[i];
+    }
+#endif
+}
+
+/* ---- random bits: Philox4x32-7 over 8 * LANES_ elements ---- */
+
+/* Lane l takes the Philox block `block + block_order_[l]`; arrange_ then turns its four words into the order of memory:
+   w[0] holds words 0 .. LANES_-1 of the sequence block by block, and so on. block is a multiple of LANES_. */
+FN_ void random_block_(words_ w[4], uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t block) {
+    uint32_t key0 = KOPT_CAST_(uint32_t, seed & 0xFFFFFFFFu), key1 = KOPT_CAST_(uint32_t, seed >> 32);
+    words_ x0 = iadd_(iset_(KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu)), block_order_());
+    words_ x1 = iset_(KOPT_CAST_(uint32_t, block >> 32) + (stream << 28)), x2 = iset_(step), x3 = iset_(id);
+    int round;
+    for (round = 0; round < 7; round++) {
+        words_ high0, low0, high1, low1;
+        mulhilo_(x0, 0xD2511F53u, &high0, &low0);
+        mulhilo_(x2, 0xCD9E8D57u, &high1, &low1);
+        x0 = xor_(xor_(high1, x1), iset_(key0));
+        x1 = low1;
+        x2 = xor_(xor_(high0, x3), iset_(key1));
+        x3 = low0;
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+#if LANES_ > 1
+    {
+        words_ even_low = zip_low_(x0, x2), even_high = zip_high_(x0, x2);
+        words_ odd_low = zip_low_(x1, x3), odd_high = zip_high_(x1, x3);
+        w[0] = zip_low_(even_low, odd_low);
+        w[1] = zip_high_(even_low, odd_low);
+        w[2] = zip_low_(even_high, odd_high);
+        w[3] = zip_high_(even_high, odd_high);
+    }
+#else
+    w[0] = x0, w[1] = x1, w[2] = x2, w[3] = x3;
+#endif
+}
+
+/* ---- rounding, section 2: any format, any value; 16-bit results in the low half ---- */
+
+FN_ words_ extended_(floats_ x, kopt_format format) {
+    words_ u = bits_(x), mag = and_(u, iset_(0x7FFFFFFFu)), sign = xor_(u, mag), normal, tiny;
+    mask_ nan = gt_(mag, iset_(0x7F800000u));
+    if (format == KOPT_BF16) return select_(nan, iset_(0x7FC00000u), u);
+    normal = shl_(isub_(mag, iset_(0x38000000u)), 3);
+    tiny = select_(gt_(mag, iset_(0x38800000u)), iset_(0x38800000u), mag);
+    tiny = round_(mul_(value_(tiny), set_(1099511627776.0f))); /* 2^40 */
+    u = select_(gt_(iset_(0x38800000u), mag), tiny, normal);
+    u = select_(gt_(mag, iset_(0x477FFFFFu)), iset_(0x7C000000u), u);
+    return select_(nan, iset_(0x7E000000u), or_(u, sign));
+}
+
+FN_ floats_ from_extended_(words_ u, kopt_format format) {
+    words_ mag = and_(u, iset_(0x7FFFFFFFu)), sign = xor_(u, mag), normal, tiny;
+    if (format == KOPT_BF16) return value_(u);
+    normal = iadd_(shr_(mag, 3), iset_(0x38000000u));
+    tiny = bits_(mul_(count_(mag), set_(9.094947017729282e-13f))); /* 2^-40 */
+    normal = select_(gt_(iset_(0x04000000u), mag), tiny, normal);
+    normal = select_(gt_(mag, iset_(0x7BFFFFFFu)), iset_(0x7F800000u), normal);
+    normal = select_(gt_(mag, iset_(0x7C000000u)), iset_(0x7FC00000u), normal);
+    return value_(or_(normal, sign));
+}
+
+FN_ words_ nearest16_(floats_ x, kopt_format format) {
+    words_ u;
+    if (format == KOPT_BF16) {
+        u = extended_(x, format);
+        return shr_(iadd_(iadd_(u, iset_(0x7FFFu)), and_(shr_(u, 16), iset_(1))), 16);
+    }
+    u = narrow_fp16_(x);
+    return select_(gt_(and_(u, iset_(0x7FFFu)), iset_(0x7C00u)), iset_(0x7E00u), u);
+}
+
+FN_ words_ stochastic16_(floats_ x, kopt_format format, words_ r) {
+    words_ u = extended_(x, format), last = iset_(format == KOPT_BF16 ? 0x7F7EFFFFu : 0x7BFEFFFFu);
+    r = select_(gt_(and_(u, iset_(0x7FFFFFFFu)), last), iset_(0x8000u), r);
+    return shr_(iadd_(u, r), 16);
+}
+
+FN_ words_ round16_(floats_ x, kopt_format format, kopt_rounding how, words_ r) {
+    return how == KOPT_STOCHASTIC ? stochastic16_(x, format, r) : nearest16_(x, format);
+}
+
+/* What a step stores of a bf16 or fp32 below 2^-126 is +0. */
+FN_ words_ flush16_(words_ a, kopt_format format) {
+    if (format != KOPT_BF16) return a;
+    return select_(eq_(and_(a, iset_(0x7F80u)), iset_(0)), iset_(0), a);
+}
+
+FN_ words_ flush32_(floats_ x) {
+    words_ u = bits_(x), mag = and_(u, iset_(0x7FFFFFFFu));
+    u = select_(gt_(iset_(0x00800000u), mag), iset_(0), u);
+    return select_(gt_(mag, iset_(0x7F800000u)), iset_(0x7FC00000u), u);
+}
+
+FN_ floats_ widen_(words_ a, kopt_format format) {
+    if (format == KOPT_F32) return value_(a);
+    return format == KOPT_BF16 ? value_(shl_(a, 16)) : widen_fp16_(a);
+}
+
+/* ---- rules, sections 4 to 6: what is to be subtracted from the weight ---- */
+
+/* m and v are the moments before and after; root is the square root of the new v. */
+FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ g, floats_ *m, floats_ *v, floats_ *root) {
+    floats_ update;
+    g = mul_(g, k->grad_scale);
+    if (k->use_l2) g = add_(g, mul_(k->l2, w));
+
+    if (kind.rule == KOPT_ADAM) {
+        *m = add_(mul_(k->beta1, *m), mul_(k->one_minus_beta1, g));
+        *v = add_(mul_(k->beta2, *v), mul_(mul_(k->one_minus_beta2, g), g));
+        *root = sqrt_(*v);
+        update = mul_(k->rate, div_(*m, add_(mul_(*root, k->root_scale), k->eps)));
+    } else {
+        if (kind.moments != 0) {
+            *m = add_(mul_(k->beta1, *m), mul_(k->one_minus_beta1, g));
+            g = kind.nesterov ? add_(g, mul_(k->momentum, *m)) : *m;
+        }
+        update = mul_(k->rate, g);
+    }
+
+    if (k->use_decay) update = add_(update, mul_(k->decay, w));
+    return update;
+}
+
+/* ---- the general kernel: n <= LANES_ elements in a row, any kind, any value ---- */
+
+FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t i, size_t n, words_ r) {
+    const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
+    const size_t moment_size = kopt_bytes_of_(kind.moment);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    words_ stored = fetch_(j->weight + i * weight_size, weight_size, n), kept = iset_(0);
+    floats_ w = widen_(stored, kind.weight), c = set_(0), m = set_(0), v = set_(0), root = set_(0), g, update, y;
+
+    if (residual_size != 0) kept = fetch_(j->residual + i * residual_size, residual_size, n);
+    if (residual_size != 0 && kind.rounding == KOPT_KAHAN) {
+        c = widen_(kept, kind.weight);
+        if (kind.weight == KOPT_FP16) c = mul_(c, set_(1.0f / 2048));
+    } else if (residual_size == 2) {
+        w = from_extended_(iadd_(shl_(stored, 16), isub_(xor_(kept, iset_(0x8000u)), iset_(0x8000u))), kind.weight);
+    } else if (residual_size == 1) {
+        w = from_extended_(iadd_(shl_(stored, 16), shl_(kept, 8)), kind.weight);
+    }
+    if (kind.moments > 0) m = widen_(fetch_(j->moment1 + i * moment_size, moment_size, n), kind.moment);
+    if (kind.moments > 1) v = widen_(fetch_(j->moment2 + i * moment_size, moment_size, n), kind.moment);
+    if (kind.moments > 1 && kind.moment == KOPT_FP16) v = mul_(v, v);
+    g = widen_(fetch_(j->grad + i * grad_size, grad_size, n), kind.grad);
+
+    update = rule_(kind, k, w, g, &m, &v, &root);
+
+    if (kind.weight == KOPT_F32) {
+        stored = flush32_(sub_(w, update));
+    } else {
+        const words_ random = mul16_(r, 20201u), infinity = iset_(kind.weight == KOPT_BF16 ? 0x7F80u : 0x7C00u);
+        if (kind.rounding == KOPT_KAHAN) {
+            floats_ sum;
+            y = sub_(c, update);
+            sum = add_(w, y);
+            stored = nearest16_(sum, kind.weight);
+            y = add_(sub_(w, widen_(stored, kind.weight)), y);
+            if (kind.weight == KOPT_FP16) y = mul_(y, set_(2048.0f));
+            kept = flush16_(round16_(y, kind.weight, kind.compensation_rounding, random), kind.weight);
+            kept = select_(eq_(and_(stored, infinity), infinity), iset_(0), kept);
+            stored = flush16_(stored, kind.weight);
+        } else if (kind.rounding == KOPT_EXACT) {
+            kept = extended_(value_(flush32_(sub_(w, update))), kind.weight);
+            stored = shr_(iadd_(kept, iset_(0x8000u)), 16);
+            kept = and_(kept, iset_(0xFFFFu));
+            kept = select_(eq_(and_(stored, infinity), infinity), iset_(0), kept);
+        } else if (kind.rounding == KOPT_COMPACT) {
+            kept = kind.compensation_rounding == KOPT_STOCHASTIC ? and_(random, iset_(0xFFu)) : iset_(0x80u);
+            kept = shr_(iadd_(extended_(value_(flush32_(sub_(w, update))), kind.weight), kept), 8);
+            stored = shr_(iadd_(kept, iset_(0x80u)), 8);
+            kept = and_(kept, iset_(0xFFu));
+            kept = select_(eq_(and_(stored, infinity), infinity), iset_(0), kept);
+        } else {
+            stored = flush16_(round16_(sub_(w, update), kind.weight, kind.rounding, random), kind.weight);
+        }
+        if (residual_size != 0) put_(j->residual + i * residual_size, residual_size, n, kept);
+    }
+    put_(j->weight + i * weight_size, weight_size, n, stored);
+
+    if (kind.moments > 0) {
+        words_ a = kind.moment == KOPT_F32
+                       ? flush32_(m)
+                       : flush16_(round16_(m, kind.moment, kind.moment_rounding, mul16_(r, 10579u)), kind.moment);
+        put_(j->moment1 + i * moment_size, moment_size, n, a);
+    }
+    if (kind.moments > 1) {
+        words_ a;
+        if (kind.moment == KOPT_F32) {
+            a = flush32_(v);
+        } else if (kind.moment == KOPT_BF16) {
+            a = flush16_(round16_(v, KOPT_BF16, kind.moment_rounding, r), KOPT_BF16);
+        } else { /* positive, so never zero */
+            a = round16_(root, KOPT_FP16, kind.moment_rounding, r);
+            a = select_(eq_(a, iset_(0)), select_(gt_(bits_(root), iset_(0)), iset_(1), iset_(0)), a);
+        }
+        put_(j->moment2 + i * moment_size, moment_size, n, a);
+    }
+    if (j->copy != NULL) {
+        const size_t copy_size = kopt_bytes_of_(j->copy_format);
+        floats_ seen = widen_(stored, kind.weight);
+        put_(j->copy + i * copy_size, copy_size, n,
+             j->copy_format == KOPT_F32 ? bits_(seen) : nearest16_(seen, j->copy_format));
+    }
+    if (j->step->zero_grad) put_(j->grad + i * grad_size, grad_size, n, iset_(0));
+}
+
+/* Random bits come in blocks of 8 * LANES_ elements, counted by the global index. */
+FN_ void range_(const kopt_job_ *j, kopt_kind_ kind, size_t begin, size_t end) {
+    const scalars_ k = spread_(j->step);
+    const int random = kopt_needs_random_(kind);
+    uint32_t halves[5 * LANES_];
+    size_t i = begin, offset = 0, stop, at;
+    words_ w[4], r = iset_(0);
+    while (i < end) {
+        const uint64_t index = j->first + i;
+        offset = KOPT_CAST_(size_t, index % (8 * LANES_));
+        stop = end - i < 8 * LANES_ - offset ? end : i + (8 * LANES_ - offset);
+        if (random) {
+            random_block_(w, j->step->seed, j->step->step, j->id, KOPT_RANDOM_STEP_, index / (8 * LANES_) * LANES_);
+            for (at = 0; at < 4; at++) store32_(KOPT_POINTER_(kopt_byte_ *, halves + at * LANES_), w[at]);
+            store32_(KOPT_POINTER_(kopt_byte_ *, halves + 4 * LANES_), r);
+        }
+        for (; i < stop; i += stop - i < LANES_ ? stop - i : LANES_) {
+            words_ bits = random ? load_half_(halves, offset) : r;
+            vector_(j, kind, &k, i, stop - i < LANES_ ? stop - i : LANES_, bits);
+            offset += LANES_;
+        }
+    }
+}
+
+static KOPT_NOINLINE_ ISA_TARGET_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
+    const kopt_step *s = j->step;
+    kopt_kind_ kind;
+    kind.rule = s->rule;
+    kind.weight = s->weight_format;
+    kind.grad = j->grad_format;
+    kind.moment = s->moment_format;
+    kind.rounding = s->rounding;
+    kind.moment_rounding = s->moment_rounding;
+    kind.compensation_rounding = s->compensation_rounding;
+    kind.moments = s->moments;
+    kind.nesterov = s->nesterov;
+    range_(j, kind, begin, end);
+}
+
+/* ---- the hot kernel: everything in bf16, two elements to a word, no special values ---- */
+#ifdef PAIRS_
+
+FN_ floats_ half_(words_ a, int odd) { return value_(odd ? and_(a, iset_(0xFFFF0000u)) : shl_(a, 16)); }
+
+/* The rounded bf16 in the upper half of each word; r holds the random bits of both halves. Right for values below the
+   last interval; others are seen by the caller. */
+FN_ words_ pair_round_(floats_ x, kopt_rounding how, words_ r, int odd) {
+    words_ u = bits_(x);
+    if (how == KOPT_STOCHASTIC) return iadd_(u, odd ? shr_(r, 16) : and_(r, iset_(0xFFFFu)));
+    return iadd_(iadd_(u, iset_(0x7FFFu)), and_(shr_(u, 16), iset_(1)));
+}
+
+/* The even or the odd elements. in and out: weight, residual, first, second moment; r: their random bits. Returns the
+   lanes with a value that wants the general kernel and does not show in the stored halves. */
+FN_ mask_ pair_half_(kopt_kind_ kind, const scalars_ *k, int odd, const words_ in[4], words_ grad, const words_ r[4],
+                     words_ out[4]) {
+    floats_ w = half_(in[0], odd), m = half_(in[2], odd), v = half_(in[3], odd), root = w, update, y, sum;
+    words_ mag, x;
+    mask_ special = gt_(iset_(0), iset_(0));
+    if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) {
+        x = odd ? in[1] : shl_(in[1], 16); /* the remainder, signed, in the upper half */
+        x = kind.rounding == KOPT_EXACT ? shr_(x, 16) : and_(shr_(x, 8), iset_(0x00FFFF00u));
+        if (kind.rounding == KOPT_EXACT) x = isub_(xor_(x, iset_(0x8000u)), iset_(0x8000u));
+        else x = isub_(xor_(x, iset_(0x00800000u)), iset_(0x00800000u));
+        w = value_(iadd_(bits_(w), x));
+    }
+    update = rule_(kind, k, w, half_(grad, odd), &m, &v, &root);
+
+    if (kind.rounding == KOPT_KAHAN) {
+        y = sub_(half_(in[1], odd), update);
+        sum = add_(w, y);
+        out[0] = pair_round_(sum, KOPT_NEAREST, r[0], odd);
+        y = add_(sub_(w, value_(and_(out[0], iset_(0xFFFF0000u)))), y);
+        out[1] = pair_round_(y, kind.compensation_rounding, r[1], odd);
+    } else if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) {
+        x = bits_(sub_(w, update));
+        mag = and_(x, iset_(0x7FFFFFFFu));
+        special = gt_(mag, iset_(0x7F7EFFFFu));
+        x = select_(gt_(iset_(0x00800000u), mag), iset_(0), x);
+        if (kind.rounding == KOPT_EXACT) {
+            out[1] = shl_(x, 16);
+        } else {
+            words_ r8 = odd ? shr_(r[1], 16) : r[1];
+            r8 = kind.compensation_rounding == KOPT_STOCHASTIC ? and_(r8, iset_(0xFFu)) : iset_(0x80u);
+            x = and_(iadd_(x, r8), iset_(0xFFFFFF00u));
+            out[1] = shl_(x, 8);
+        }
+        out[0] = iadd_(x, iset_(0x8000u));
+    } else {
+        out[0] = pair_round_(sub_(w, update), kind.rounding, r[1], odd);
+        out[1] = out[0];
+    }
+    out[2] = pair_round_(m, kind.moment_rounding, r[2], odd);
+    out[3] = pair_round_(v, kind.moment_rounding, r[3], odd);
+    return special;
+}
+
+/* 2 * LANES_ elements. Returns 0, with nothing written, if a value wants the general kernel: a result that is infinite,
+   NaN or in the last interval before infinity. */
+FN_ int pair_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t i, words_ random) {
+    const words_ magnitude = iset_(0x7FFF7FFFu);
+    words_ in[4], even[4], odd[4], r[4], grad = load32_(j->grad + 2 * i), most;
+    mask_ special;
+    in[0] = in[1] = in[2] = in[3] = load32_(j->weight + 2 * i);
+    if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) in[1] = load32_(j->residual + 2 * i);
+    if (kind.rounding == KOPT_COMPACT) in[1] = pair_load8_(j->residual + i);
+    if (kind.moments > 0) in[2] = load32_(j->moment1 + 2 * i);
+    if (kind.moments > 1) in[3] = load32_(j->moment2 + 2 * i);
+    r[0] = r[3] = random;
+    r[1] = mul16_(random, 20201u);
+    r[2] = mul16_(random, 10579u);
+
+    special = pair_half_(kind, k, 0, in, grad, r, even);
+    special = either_(special, pair_half_(kind, k, 1, in, grad, r, odd));
+
+    in[0] = pair_flush_(pair_join_(even[0], odd[0]));
+    most = and_(in[0], magnitude);
+    if (kind.moments > 0) {
+        in[2] = pair_flush_(pair_join_(even[2], odd[2]));
+        most = pair_max_(most, and_(in[2], magnitude));
+    }
+    if (kind.moments > 1) {
+        in[3] = pair_flush_(pair_join_(even[3], odd[3]));
+        most = pair_max_(most, and_(in[3], magnitude));
+    }
+    if (pair_any_above_(most, 0x7F7Eu)) return 0;
+    if ((kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) && any_(special)) return 0;
+
+    store32_(j->weight + 2 * i, in[0]);
+    if (kind.rounding == KOPT_KAHAN) store32_(j->residual + 2 * i, pair_flush_(pair_join_(even[1], odd[1])));
+    if (kind.rounding == KOPT_EXACT) store32_(j->residual + 2 * i, pair_join_(even[1], odd[1]));
+    if (kind.rounding == KOPT_COMPACT) pair_store8_(j->residual + i, pair_join_(even[1], odd[1]));
+    if (kind.moments > 0) store32_(j->moment1 + 2 * i, in[2]);
+    if (kind.moments > 1) store32_(j->moment2 + 2 * i, in[3]);
+    if (j->step->zero_grad) store32_(j->grad + 2 * i, iset_(0));
+    return 1;
+}
+
+FN_ void pairs_(const kopt_job_ *j, kopt_rule rule, kopt_rounding rounding, kopt_rounding small_stores, int nesterov) {
+    const scalars_ k = spread_(j->step);
+    const size_t block = 8 * LANES_, unaligned = KOPT_CAST_(size_t, (j->first + j->begin) % block);
+    size_t i = j->begin, q;
+    kopt_kind_ kind;
+    words_ r[4];
+    kind.rule = rule;
+    kind.weight = kind.grad = kind.moment = KOPT_BF16;
+    kind.rounding = rounding;
+    kind.moment_rounding = kind.compensation_rounding = small_stores;
+    kind.moments = rule == KOPT_ADAM ? 2 : 1;
+    kind.nesterov = nesterov;
+    r[0] = r[1] = r[2] = r[3] = iset_(0);
+
+    if (unaligned != 0 && j->end - i > block - unaligned) {
+        general_(j, i, i + (block - unaligned));
+        i += block - unaligned;
+    }
+    if (unaligned == 0 || i != j->begin) {
+        for (; j->end - i >= block; i += block) {
+            if (kopt_needs_random_(kind))
+                random_block_(r, j->step->seed, j->step->step, j->id, KOPT_RANDOM_STEP_, (j->first + i) / 8);
+            for (q = 0; q < 4; q++) {
+                const size_t at = i + q * (2 * LANES_);
+                if (q % (64 / (4 * LANES_)) == 0) { /* one line of each stream, 1 KB ahead: measured in bench */
+                    KOPT_PREFETCH_(j->weight + 2 * at + 1024);
+                    KOPT_PREFETCH_(j->grad + 2 * at + 1024);
+                    KOPT_PREFETCH_(j->moment1 + 2 * at + 1024);
+                    if (rule == KOPT_ADAM) KOPT_PREFETCH_(j->moment2 + 2 * at + 1024);
+                    if (rounding == KOPT_KAHAN || rounding == KOPT_EXACT) KOPT_PREFETCH_(j->residual + 2 * at + 1024);
+                    if (rounding == KOPT_COMPACT && q == 0) KOPT_PREFETCH_(j->residual + at + 1024);
+                }
+                if (!pair_(j, kind, &k, at, r[q])) general_(j, at, at + 2 * LANES_);
+            }
+        }
+    }
+    if (i < j->end) general_(j, i, j->end);
+}
+
+#define PAIRS_OF_(name, rule, rounding, small_stores)                             \
+    static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(name)(const kopt_job_ *j) {      \
+        pairs_(j, rule, rounding, small_stores, j->step->nesterov);               \
+    }
+PAIRS_OF_(adam_kahan, KOPT_ADAM, KOPT_KAHAN, KOPT_STOCHASTIC)
+PAIRS_OF_(adam_kahan_nearest, KOPT_ADAM, KOPT_KAHAN, KOPT_NEAREST)
+PAIRS_OF_(adam_exact, KOPT_ADAM, KOPT_EXACT, KOPT_STOCHASTIC)
+PAIRS_OF_(adam_compact, KOPT_ADAM, KOPT_COMPACT, KOPT_STOCHASTIC)
+PAIRS_OF_(adam_stochastic, KOPT_ADAM, KOPT_STOCHASTIC, KOPT_STOCHASTIC)
+PAIRS_OF_(adam_nearest, KOPT_ADAM, KOPT_NEAREST, KOPT_NEAREST)
+PAIRS_OF_(sgd_kahan, KOPT_SGD, KOPT_KAHAN, KOPT_STOCHASTIC)
+PAIRS_OF_(sgd_exact, KOPT_SGD, KOPT_EXACT, KOPT_STOCHASTIC)
+PAIRS_OF_(sgd_compact, KOPT_SGD, KOPT_COMPACT, KOPT_STOCHASTIC)
+PAIRS_OF_(sgd_stochastic, KOPT_SGD, KOPT_STOCHASTIC, KOPT_STOCHASTIC)
+PAIRS_OF_(sgd_nearest, KOPT_SGD, KOPT_NEAREST, KOPT_NEAREST)
+#undef PAIRS_OF_
+
+typedef void (*NAME_(kernel))(const kopt_job_ *j);
+
+/* The hot kernel for this job, or NULL. */
+static NAME_(kernel) NAME_(hot)(const kopt_job_ *j) {
+    const kopt_step *s = j->step;
+    const int adam = s->rule == KOPT_ADAM;
+    int all_nearest = s->moment_rounding == KOPT_NEAREST, all_stochastic = s->moment_rounding == KOPT_STOCHASTIC;
+    if (s->weight_format != KOPT_BF16 || s->moment_format != KOPT_BF16 || j->grad_format != KOPT_BF16) return NULL;
+    if (s->moments == 0 || j->copy != NULL) return NULL;
+    if (s->rounding == KOPT_KAHAN || s->rounding == KOPT_COMPACT) {
+        all_nearest = all_nearest && s->compensation_rounding == KOPT_NEAREST;
+        all_stochastic = all_stochastic && s->compensation_rounding == KOPT_STOCHASTIC;
+    }
+    if (all_nearest) {
+        if (s->rounding == KOPT_NEAREST) return adam ? NAME_(adam_nearest) : NAME_(sgd_nearest);
+        if (s->rounding == KOPT_KAHAN && adam) return NAME_(adam_kahan_nearest);
+        return NULL;
+    }
+    if (!all_stochastic) return NULL;
+    switch (s->rounding) {
+    case KOPT_KAHAN: return adam ? NAME_(adam_kahan) : NAME_(sgd_kahan);
+    case KOPT_EXACT: return adam ? NAME_(adam_exact) : NAME_(sgd_exact);
+    case KOPT_COMPACT: return adam ? NAME_(adam_compact) : NAME_(sgd_compact);
+    case KOPT_STOCHASTIC: return adam ? NAME_(adam_stochastic) : NAME_(sgd_stochastic);
+    case KOPT_NEAREST: break;
+    }
+    return NULL;
+}
+#endif /* PAIRS_ */
+
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(step)(const kopt_job_ *j) {
+#ifdef PAIRS_
+    NAME_(kernel) hot = NAME_(hot)(j);
+    if (hot != NULL) {
+        hot(j);
+        return;
+    }
+#endif
+    general_(j, j->begin, j->end);
+}
+
+/* ---- bulk ---- */
+
+FN_ void NAME_(convert_one)(const kopt_conversion_ *c, kopt_format to, kopt_format from, size_t i, size_t n, words_ r) {
+    const size_t to_size = kopt_bytes_of_(to), from_size = kopt_bytes_of_(from);
+    floats_ x = widen_(fetch_(c->src + i * from_size, from_size, n), from);
+    words_ a = bits_(x);
+    if (to == KOPT_BF16 && !c->stochastic) {
+        words_ nan = or_(shr_(a, 16), iset_(0x0040u)), mag = and_(a, iset_(0x7FFFFFFFu));
+        a = shr_(iadd_(iadd_(a, iset_(0x7FFFu)), and_(shr_(a, 16), iset_(1))), 16);
+        a = select_(gt_(mag, iset_(0x7F800000u)), nan, a);
+    } else if (to == KOPT_FP16 && !c->stochastic) {
+        a = narrow_fp16_(x);
+    } else if (to != KOPT_F32) {
+        a = stochastic16_(x, to, r);
+    }
+    put_(c->dst + i * to_size, to_size, n, a);
+}
+
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(convert)(const kopt_conversion_ *c) {
+    uint32_t halves[5 * LANES_];
+    size_t i = 0, offset, stop, at;
+    words_ w[4], r = iset_(0);
+    if (!c->stochastic) {
+#define EACH_(to, from)                                                                          \
+    if (c->dst_format == (to) && c->src_format == (from)) {                                      \
+        for (; c->n - i >= LANES_; i += LANES_) NAME_(convert_one)(c, to, from, i, LANES_, r);   \
+        if (i < c->n) NAME_(convert_one)(c, to, from, i, c->n - i, r);                           \
+        return;                                                                                  \
+    }
+        EACH_(KOPT_BF16, KOPT_F32)
+        EACH_(KOPT_F32, KOPT_BF16)
+        EACH_(KOPT_FP16, KOPT_F32)
+        EACH_(KOPT_F32, KOPT_FP16)
+#undef EACH_
+    }
+    while (i < c->n) {
+        const uint64_t index = c->first + i;
+        offset = KOPT_CAST_(size_t, index % (8 * LANES_));
+        stop = c->n - i < 8 * LANES_ - offset ? c->n : i + (8 * LANES_ - offset);
+        random_block_(w, c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_, index / (8 * LANES_) * LANES_);
+        for (at = 0; at < 4; at++) store32_(KOPT_POINTER_(kopt_byte_ *, halves + at * LANES_), w[at]);
+        store32_(KOPT_POINTER_(kopt_byte_ *, halves + 4 * LANES_), r);
+        for (; i < stop; i += stop - i < LANES_ ? stop - i : LANES_) {
+            at = stop - i < LANES_ ? stop - i : LANES_;
+            NAME_(convert_one)(c, c->dst_format, c->src_format, i, at, load_half_(halves, offset));
+            offset += LANES_;
+        }
+    }
+}
+
+static KOPT_NOINLINE_ ISA_TARGET_ int NAME_(all_finite)(const kopt_byte_ *p, kopt_format format, size_t n) {
+    const size_t size = kopt_bytes_of_(format);
+    const words_ exponent = iset_(format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
+    mask_ found = gt_(exponent, exponent);
+    size_t i;
+    for (i = 0; i < n; i += n - i < LANES_ ? n - i : LANES_) {
+        words_ a = fetch_(p + i * size, size, n - i < LANES_ ? n - i : LANES_);
+        found = either_(found, eq_(and_(a, exponent), exponent));
+    }
+    return !any_(found);
+}
+
+#if KOPT_PASS_ == KOPT_PASS_SCALAR_
+static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
+    words_ w[4];
+    random_block_(w, seed, step, id, stream, index >> 3);
+    return load_half_(w, KOPT_CAST_(size_t, index & 7));
+}
+#endif
+
+/* ---- the end of one reading: nothing stays but its functions ---- */
+#undef KOPT_GLUE2_
+#undef KOPT_GLUE_
+#undef NAME_
+#undef FN_
+#undef floats_
+#undef words_
+#undef mask_
+#undef add_
+#undef sub_
+#undef mul_
+#undef div_
+#undef sqrt_
+#undef set_
+#undef bits_
+#undef value_
+#undef round_
+#undef count_
+#undef iset_
+#undef iadd_
+#undef isub_
+#undef and_
+#undef or_
+#undef xor_
+#undef mulhilo_
+#undef mul16_
+#undef gt_
+#undef eq_
+#undef either_
+#undef any_
+#undef select_
+#undef load32_
+#undef load16_
+#undef load8_
+#undef store32_
+#undef store16_
+#undef store8_
+#undef widen_fp16_
+#undef narrow_fp16_
+#undef load_half_
+#undef block_order_
+#undef arrange_
+#undef zip_low_
+#undef zip_high_
+#undef pair_load8_
+#undef pair_store8_
+#undef pair_join_
+#undef pair_flush_
+#undef pair_max_
+#undef pair_any_above_
+#undef ISA_
+#undef ISA_TARGET_
+#undef LANES_
+#undef shl_
+#undef shr_
+#undef PAIRS_
+#undef GENERIC_FP16_
+#undef SETTLE_
+#undef scalars_
+#undef spread_
+#undef random_block_
+#undef fetch_
+#undef put_
+#undef extended_
+#undef from_extended_
+#undef nearest16_
+#undef stochastic16_
+#undef round16_
+#undef flush16_
+#undef flush32_
+#undef widen_
+#undef rule_
+#undef vector_
+#undef range_
+#undef general_
+#undef half_
+#undef pair_round_
+#undef pair_half_
+#undef pair_
+#undef pairs_
+
+#elif defined(KOPT_IMPLEMENTING_) /* the implementation, continued */
+
+/* ---- DISPATCH ---------------------------------------------------------------------------------------------------- */
+
+typedef struct kopt_kernels_ {
+    const char *name;
+    void (*step)(const kopt_job_ *);
+    void (*convert)(const kopt_conversion_ *);
+    int (*all_finite)(const kopt_byte_ *, kopt_format, size_t);
+} kopt_kernels_;
+
+#define KOPT_KERNELS_(isa) {#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##isa##_}
+#define KOPT_NO_KERNELS_(isa) {#isa, NULL, NULL, NULL}
+static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
+    KOPT_KERNELS_(scalar),
+#ifdef KOPT_X86_
+    KOPT_KERNELS_(sse2), KOPT_KERNELS_(avx2), KOPT_KERNELS_(avx512),
+#else
+    KOPT_NO_KERNELS_(sse2), KOPT_NO_KERNELS_(avx2), KOPT_NO_KERNELS_(avx512),
+#endif
+#ifdef KOPT_NEON_
+    KOPT_KERNELS_(neon)
+#else
+    KOPT_NO_KERNELS_(neon)
+#endif
+};
+#undef KOPT_KERNELS_
+#undef KOPT_NO_KERNELS_
+
+#ifdef KOPT_X86_
+static void kopt_cpuid_(uint32_t leaf, uint32_t out[4]) {
+#ifdef _MSC_VER
+    int r[4];
+    __cpuidex(r, KOPT_CAST_(int, leaf), 0);
+    out[0] = KOPT_CAST_(uint32_t, r[0]), out[1] = KOPT_CAST_(uint32_t, r[1]);
+    out[2] = KOPT_CAST_(uint32_t, r[2]), out[3] = KOPT_CAST_(uint32_t, r[3]);
+#elif defined(__i386__) /* ebx may hold the address of the global offset table */
+    __asm__("xchgl %%ebx, %1\n\tcpuid\n\txchgl %%ebx, %1"
+            : "=a"(out[0]), "=&r"(out[1]), "=c"(out[2]), "=d"(out[3])
+            : "0"(leaf), "2"(0));
+#else
+    __asm__("cpuid" : "=a"(out[0]), "=b"(out[1]), "=c"(out[2]), "=d"(out[3]) : "0"(leaf), "2"(0));
+#endif
+}
+#endif
+
+KOPT_API_ int kopt_isa_usable(kopt_isa isa) {
+    if (KOPT_CAST_(unsigned, isa) >= KOPT_CAST_(unsigned, KOPT_ISA_COUNT) || kopt_table_[isa].step == NULL) return 0;
+#ifdef KOPT_X86_
+    if (isa != KOPT_ISA_SCALAR) {
+        uint32_t r[4], max, features, saved = 0;
+        kopt_cpuid_(0, r);
+        max = r[0];
+        kopt_cpuid_(1, r);
+        if ((r[3] >> 26 & 1u) == 0) return 0; /* SSE2 */
+        if (isa == KOPT_ISA_SSE2) return 1;
+        features = r[2];
+        if ((features >> 27 & 1u) == 0 || (features >> 28 & 1u) == 0 || (features >> 29 & 1u) == 0 || max < 7) return 0;
+#ifdef _MSC_VER /* OSXSAVE, AVX, F16C are there: which registers does the system save? */
+        saved = KOPT_CAST_(uint32_t, _xgetbv(0) & 0xFFFFFFFFu);
+#else
+        {
+            uint32_t high;
+            __asm__ __volatile__(".byte 0x0F, 0x01, 0xD0" : "=a"(saved), "=d"(high) : "c"(0)); /* xgetbv */
+        }
+#endif
+        kopt_cpuid_(7, r);
+        if ((saved & 0x06u) != 0x06u || (r[1] >> 5 & 1u) == 0) return 0; /* xmm and ymm; AVX2 */
+        if (isa == KOPT_ISA_AVX2) return 1;
+        return (saved & 0xE6u) == 0xE6u && (r[1] & 0xC0030000u) == 0xC0030000u; /* zmm, masks; VL BW DQ F */
+    }
+#endif
+    return 1;
+}
+
+/* 0: not chosen yet; else the ISA + 1. Several threads may choose at once: they choose the same. */
+static int kopt_chosen_;
+#if defined(__GNUC__) && !defined(__TINYC__)
+#define KOPT_GET_CHOSEN_() __atomic_load_n(&kopt_chosen_, __ATOMIC_RELAXED)
+#define KOPT_SET_CHOSEN_(x) __atomic_store_n(&kopt_chosen_, x, __ATOMIC_RELAXED)
+#else
+#define KOPT_GET_CHOSEN_() (*KOPT_CAST_(volatile int *, &kopt_chosen_))
+#define KOPT_SET_CHOSEN_(x) (*KOPT_CAST_(volatile int *, &kopt_chosen_) = (x))
+#endif
+
+KOPT_API_ kopt_isa kopt_isa_current(void) {
+    int chosen = KOPT_GET_CHOSEN_();
+    if (chosen == 0) {
+        for (chosen = KOPT_ISA_COUNT; !kopt_isa_usable(KOPT_CAST_(kopt_isa, chosen - 1)); chosen--) {}
+        KOPT_SET_CHOSEN_(chosen);
+    }
+    return KOPT_CAST_(kopt_isa, chosen - 1);
+}
+
+KOPT_API_ kopt_result kopt_isa_force(kopt_isa isa) {
+    if (isa == KOPT_ISA_COUNT) {
+        KOPT_SET_CHOSEN_(0);
+    } else {
+        if (!kopt_isa_usable(isa)) return KOPT_ERROR_ISA;
+        KOPT_SET_CHOSEN_(KOPT_CAST_(int, isa) + 1);
+    }
+    return KOPT_OK;
+}
+
+KOPT_API_ const char *kopt_isa_name(kopt_isa isa) {
+    return KOPT_CAST_(unsigned, isa) < KOPT_CAST_(unsigned, KOPT_ISA_COUNT) ? kopt_table_[isa].name : "unknown";
+}
+
+/* The FP environment of a call is the IEEE default: nearest even, gradual underflow, no traps; the caller's is put back. */
+typedef struct kopt_environment_ {
+    uint32_t sse;
+    uint16_t x87;
+    uint64_t arm;
+} kopt_environment_;
+
+static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
+#if defined(KOPT_X86_) && defined(_MSC_VER)
+    e->sse = _mm_getcsr();
+    _mm_setcsr(0x1F80u);
+#elif defined(__GNUC__) && !defined(__TINYC__) && (defined(__x86_64__) || defined(__i386__))
+    const uint32_t sse = 0x1F80u;
+    const uint16_t x87 = 0x027Fu; /* 53-bit precision: a double operation rounds once */
+    e->sse = 0;
+#if defined(__x86_64__) || defined(__SSE2__)
+    __asm__ __volatile__("stmxcsr %0" : "=m"(e->sse));
+    __asm__ __volatile__("ldmxcsr %0" : : "m"(sse));
+#elif defined(KOPT_X86_)
+    if (kopt_isa_usable(KOPT_ISA_SSE2)) {
+        __asm__ __volatile__("stmxcsr %0" : "=m"(e->sse));
+        __asm__ __volatile__("ldmxcsr %0" : : "m"(sse));
+    }
+#endif
+    KOPT_CAST_(void, sse);
+#ifdef __i386__
+    __asm__ __volatile__("fnstcw %0" : "=m"(e->x87));
+    __asm__ __volatile__("fldcw %0" : : "m"(x87));
+#endif
+    KOPT_CAST_(void, x87);
+#elif defined(__GNUC__) && defined(__aarch64__)
+    __asm__ __volatile__("mrs %0, fpcr" : "=r"(e->arm));
+    __asm__ __volatile__("msr fpcr, %0" : : "r"(KOPT_CAST_(uint64_t, 0)));
+#elif defined(__GNUC__) && defined(__arm__) && defined(__ARM_FP)
+    uint32_t fpscr;
+    __asm__ __volatile__("vmrs %0, fpscr" : "=r"(fpscr));
+    e->arm = fpscr;
+    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(fpscr & 0xF800009Fu)); /* keeps the flags */
+#else
+    KOPT_CAST_(void, e);
+#endif
+}
+
+static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
+#if defined(KOPT_X86_) && defined(_MSC_VER)
+    _mm_setcsr(e->sse);
+#elif defined(__GNUC__) && !defined(__TINYC__) && (defined(__x86_64__) || defined(__i386__))
+#if defined(__x86_64__) || defined(__SSE2__) || defined(KOPT_X86_)
+    if (e->sse != 0) __asm__ __volatile__("ldmxcsr %0" : : "m"(e->sse));
+#endif
+#ifdef __i386__
+    __asm__ __volatile__("fldcw %0" : : "m"(e->x87));
+#endif
+#elif defined(__GNUC__) && defined(__aarch64__)
+    __asm__ __volatile__("msr fpcr, %0" : : "r"(e->arm));
+#elif defined(__GNUC__) && defined(__arm__) && defined(__ARM_FP)
+    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(KOPT_CAST_(uint32_t, e->arm)));
+#else
+    KOPT_CAST_(void, e);
+#endif
+}
+
+/* ---- PUBLIC FUNCTIONS: check the arguments, then run -------------------------------------------------------------- */
+
+KOPT_API_ const char *kopt_result_string(kopt_result result) {
+    switch (result) {
+    case KOPT_OK: return "success";
+    case KOPT_ERROR_NULL: return "a required pointer is NULL";
+    case KOPT_ERROR_OPTION: return "an option has a value that does not exist or does not apply";
+    case KOPT_ERROR_RANGE: return "a hyper-parameter is out of range or not a number";
+    case KOPT_ERROR_BOUNDS: return "the range of elements is not inside the tensor, or the tensor is too large";
+    case KOPT_ERROR_SIZE: return "the state block is smaller than kopt_state_size() says";
+    case KOPT_ERROR_STATE: return "the state block was not made by kopt_state_init(), or by another version";
+    case KOPT_ERROR_MISMATCH: return "the state block belongs to another optimizer, tensor or shard";
+    case KOPT_ERROR_SEALED: return "the state block is sealed: open it with kopt_state_open() first";
+    case KOPT_ERROR_CHECKSUM: return "the state block is damaged: its checksum is wrong";
+    case KOPT_ERROR_OVERLAP: return "two of the buffers overlap";
+    case KOPT_ERROR_STEP: return "the step was not begun, or all 2^32 - 1 steps are used up";
+    case KOPT_ERROR_ISA: return "this instruction set is not in this build or not on this machine";
+    }
+    return "unknown result";
+}
+
+KOPT_API_ int kopt_version(void) { return KOPT_VERSION; }
+
+KOPT_API_ uint32_t kopt_random(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
+    return kopt_random_scalar_(seed, step, id, stream, index);
+}
+
+KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum) {
+    kopt_optimizer opt;
+    opt.rule = KOPT_SGD;
+    opt.weight_format = KOPT_BF16;
+    opt.rounding = KOPT_KAHAN;
+    opt.moment_format = KOPT_BF16;
+    opt.moment_rounding = KOPT_STOCHASTIC;
+    opt.compensation_rounding = KOPT_STOCHASTIC;
+    opt.decay = KOPT_L2;
+    opt.nesterov = 0;
+    opt.maximize = 0;
+    opt.zero_grad = 0;
+    opt.lr = lr;
+    opt.max_lr = lr;
+    opt.weight_decay = 0;
+    opt.beta1 = 0.9;
+    opt.beta2 = 0.999;
+    opt.eps = 1e-8;
+    opt.momentum = momentum;
+    opt.dampening = 0;
+    opt.grad_scale = 1;
+    opt.clip = 1;
+    opt.seed = 0;
+    opt.step = 0;
+    return opt;
+}
+
+KOPT_API_ kopt_optimizer kopt_adam(double lr) {
+    kopt_optimizer opt = kopt_sgd(lr, 0);
+    opt.rule = KOPT_ADAM;
+    return opt;
+}
+
+KOPT_API_ kopt_optimizer kopt_adamw(double lr) {
+    kopt_optimizer opt = kopt_adam(lr);
+    opt.decay = KOPT_DECOUPLED;
+    opt.weight_decay = 0.01;
+    return opt;
+}
+
+KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_format, size_t n, void *state,
+                                     size_t state_size) {
+    kopt_tensor t;
+    t.weight = weight;
+    t.grad = grad;
+    t.grad_format = grad_format;
+    t.n = n;
+    t.state = state;
+    t.state_size = state_size;
+    t.copy = NULL;
+    t.copy_format = KOPT_F32;
+    t.id = 0;
+    t.first_index = 0;
+    return t;
+}
+
+/* Integer tests: -Ofast takes it that no NaN exists. */
+static int kopt_within_(double x, double least, double most) {
+    union {
+        double d;
+        uint64_t u;
+    } bits;
+    bits.d = x;
+    return (bits.u >> 52 & 0x7FFu) != 0x7FFu && x >= least && x <= most;
+}
+
+static int kopt_format_valid_(kopt_format f) { return KOPT_CAST_(unsigned, f) <= KOPT_CAST_(unsigned, KOPT_FP16); }
+
+static int kopt_moments_(const kopt_optimizer *opt) { return opt->rule == KOPT_ADAM ? 2 : opt->momentum != 0 ? 1 : 0; }
+
+static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
+    const double most = 3e38; /* what still is a finite float */
+    if (opt == NULL) return KOPT_ERROR_NULL;
+    if (opt->rule != KOPT_SGD && opt->rule != KOPT_ADAM) return KOPT_ERROR_OPTION;
+    if (!kopt_format_valid_(opt->weight_format) || !kopt_format_valid_(opt->moment_format)) return KOPT_ERROR_OPTION;
+    if (KOPT_CAST_(unsigned, opt->rounding) > KOPT_CAST_(unsigned, KOPT_EXACT)) return KOPT_ERROR_OPTION;
+    if (KOPT_CAST_(unsigned, opt->moment_rounding) > 1u) return KOPT_ERROR_OPTION;
+    if (KOPT_CAST_(unsigned, opt->compensation_rounding) > 1u) return KOPT_ERROR_OPTION;
+    if (KOPT_CAST_(unsigned, opt->decay) > KOPT_CAST_(unsigned, KOPT_FULLY_DECOUPLED)) return KOPT_ERROR_OPTION;
+    if (!kopt_within_(opt->lr, 0, most) || !kopt_within_(opt->weight_decay, 0, most)) return KOPT_ERROR_RANGE;
+    if (!kopt_within_(opt->grad_scale, -most, most) || !kopt_within_(opt->clip, -most, most)) return KOPT_ERROR_RANGE;
+    if (opt->decay == KOPT_FULLY_DECOUPLED && (!kopt_within_(opt->max_lr, 0, most) || !(opt->max_lr > 0)))
+        return KOPT_ERROR_RANGE;
+    if (opt->rule == KOPT_ADAM) {
+        if (!kopt_within_(opt->beta1, 0, 1) || !kopt_within_(opt->beta2, 0, 1)) return KOPT_ERROR_RANGE;
+        if (!(opt->beta1 < 1) || !(opt->beta2 < 1)) return KOPT_ERROR_RANGE;
+        if (!kopt_within_(opt->eps, 1.1754943508222875e-38, most)) return KOPT_ERROR_RANGE;
+    } else {
+        if (!kopt_within_(opt->momentum, 0, most) || !kopt_within_(opt->dampening, -most, most)) return KOPT_ERROR_RANGE;
+        if (opt->nesterov && (!(opt->momentum > 0) || opt->dampening != 0)) return KOPT_ERROR_OPTION;
+    }
+    return KOPT_OK;
+}
+
+/* Where the arrays of a state block begin, in bytes from its start; total is 0 if there is nothing to keep. */
+typedef struct kopt_layout_ {
+    size_t residual, moment1, moment2, total;
+} kopt_layout_;
+
+static kopt_layout_ kopt_layout_of_(size_t n, size_t residual_bytes, size_t moment_bytes, int moments) {
+    kopt_layout_ at;
+    const size_t word = 3;
+    at.residual = KOPT_HEADER_;
+    at.moment1 = at.residual + ((n * residual_bytes + word) & ~word);
+    at.moment2 = at.moment1 + (moments > 0 ? (n * moment_bytes + word) & ~word : 0);
+    at.total = at.moment2 + (moments > 1 ? (n * moment_bytes + word) & ~word : 0);
+    if (residual_bytes == 0 && moments == 0) at.total = 0;
+    return at;
+}
+
+static kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n) {
+    return kopt_layout_of_(n, kopt_bytes_of_residual_(opt->weight_format, opt->rounding),
+                           kopt_bytes_of_(opt->moment_format), kopt_moments_(opt));
+}
+
+static int kopt_n_valid_(size_t n) { return n <= (SIZE_MAX - 256) / 16; }
+
+KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
+    if (kopt_check_options_(opt) != KOPT_OK || !kopt_n_valid_(n)) return 0;
+    return kopt_layout_for_(opt, n).total;
+}
+
+/* The header of a state block, little-endian:
+     0 "KOPT"     4 version 1    5 rule       6 weight format  7 rounding
+     8 moment format  9 moments  10 sealed    11 0             12 id (4)     16 n (8)     24 first_index (8)
+    32 seed (8)  40 step (4)    44 CRC-32 of the whole block with this field 0     48 0 (16)
+   Then residual[n], first moment[n], second moment[n], each rounded up to 4 bytes: in the machine's byte order while
+   the block is open, little-endian while it is sealed. */
+static void kopt_put_(kopt_byte_ *p, uint64_t value, int bytes) {
+    for (; bytes > 0; bytes--, value >>= 8) *p++ = KOPT_CAST_(kopt_byte_, value & 0xFFu);
+}
+
+static uint64_t kopt_get_(const kopt_byte_ *p, int bytes) {
+    uint64_t value = 0;
+    while (bytes > 0) value = (value << 8) | p[--bytes];
+    return value;
+}
+
+static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const kopt_tensor *t) {
+    kopt_put_(h, 0x54504F4Bu, 4);
+    h[4] = 1;
+    h[5] = KOPT_CAST_(kopt_byte_, opt->rule);
+    h[6] = KOPT_CAST_(kopt_byte_, opt->weight_format);
+    h[7] = KOPT_CAST_(kopt_byte_, opt->weight_format == KOPT_F32 ? KOPT_NEAREST : opt->rounding);
+    h[8] = KOPT_CAST_(kopt_byte_, opt->moment_format);
+    h[9] = KOPT_CAST_(kopt_byte_, kopt_moments_(opt));
+    h[10] = h[11] = 0;
+    kopt_put_(h + 12, t->id, 4);
+    kopt_put_(h + 16, t->n, 8);
+    kopt_put_(h + 24, t->first_index, 8);
+    kopt_put_(h + 32, opt->seed, 8);
+    kopt_put_(h + 40, opt->step, 4);
+    kopt_put_(h + 44, 0, 4);
+    kopt_put_(h + 48, 0, 8);
+    kopt_put_(h + 56, 0, 8);
+}
+
+static kopt_result kopt_check_header_(const kopt_byte_ *h, kopt_rule rule, kopt_format weight, kopt_rounding rounding,
+                                      kopt_format moment, int moments, const kopt_tensor *t, int sealed) {
+    if (kopt_get_(h, 4) != 0x54504F4Bu || h[4] != 1 || h[10] > 1) return KOPT_ERROR_STATE;
+    if (h[5] != KOPT_CAST_(kopt_byte_, rule) || h[6] != KOPT_CAST_(kopt_byte_, weight)) return KOPT_ERROR_MISMATCH;
+    if (h[7] != KOPT_CAST_(kopt_byte_, weight == KOPT_F32 ? KOPT_NEAREST : rounding)) return KOPT_ERROR_MISMATCH;
+    if (h[8] != KOPT_CAST_(kopt_byte_, moment) || h[9] != KOPT_CAST_(kopt_byte_, moments)) return KOPT_ERROR_MISMATCH;
+    if (kopt_get_(h + 12, 4) != t->id || kopt_get_(h + 16, 8) != t->n) return KOPT_ERROR_MISMATCH;
+    if (kopt_get_(h + 24, 8) != t->first_index) return KOPT_ERROR_MISMATCH;
+    if (sealed != h[10]) return sealed ? KOPT_ERROR_STATE : KOPT_ERROR_SEALED;
+    return KOPT_OK;
+}
+
+static int kopt_overlap_(const void *a, size_t a_size, const void *b, size_t b_size) {
+    const uintptr_t x = KOPT_POINTER_(uintptr_t, a), y = KOPT_POINTER_(uintptr_t, b);
+    if (a == NULL || b == NULL || a_size == 0 || b_size == 0) return 0;
+    return x < y ? y - x < a_size : x - y < b_size;
+}
+
+static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes, size_t state_bytes, int needs_grad) {
+    const size_t weight = t->n * weight_bytes, grad = t->n * kopt_bytes_of_(t->grad_format);
+    const size_t copy = t->copy == NULL ? 0 : t->n * kopt_bytes_of_(t->copy_format);
+    if (t->n != 0 && (t->weight == NULL || (needs_grad && t->grad == NULL))) return KOPT_ERROR_NULL;
+    if (t->n != 0 && state_bytes != 0 && t->state == NULL) return KOPT_ERROR_NULL;
+    if (t->n != 0 && t->state_size < state_bytes) return KOPT_ERROR_SIZE;
+    if (kopt_overlap_(t->weight, weight, t->state, state_bytes) || kopt_overlap_(t->copy, copy, t->weight, weight) ||
+        kopt_overlap_(t->copy, copy, t->state, state_bytes))
+        return KOPT_ERROR_OVERLAP;
+    if (needs_grad && (kopt_overlap_(t->grad, grad, t->weight, weight) || kopt_overlap_(t->grad, grad, t->copy, copy) ||
+                       kopt_overlap_(t->grad, grad, t->state, state_bytes)))
+        return KOPT_ERROR_OVERLAP;
+    return KOPT_OK;
+}
+
+static kopt_result kopt_check_tensor_(const kopt_tensor *t) {
+    if (t == NULL) return KOPT_ERROR_NULL;
+    if (!kopt_format_valid_(t->grad_format)) return KOPT_ERROR_OPTION;
+    if (t->copy != NULL && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
+    if (!kopt_n_valid_(t->n) || t->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
+    return KOPT_OK;
+}
+
+/* opt, t and its block fit together, and the block is sealed or not. */
+static kopt_result kopt_check_state_(const kopt_optimizer *opt, const kopt_tensor *t, int sealed) {
+    kopt_result result = kopt_check_options_(opt);
+    size_t total;
+    if (result == KOPT_OK) result = kopt_check_tensor_(t);
+    if (result != KOPT_OK) return result;
+    total = kopt_layout_for_(opt, t->n).total;
+    result = kopt_check_memory_(t, kopt_bytes_of_(opt->weight_format), total, 0);
+    if (result != KOPT_OK || t->n == 0 || total == 0) return result;
+    return kopt_check_header_(KOPT_CAST_(const kopt_byte_ *, t->state), opt->rule, opt->weight_format, opt->rounding,
+                              opt->moment_format, kopt_moments_(opt), t, sealed);
+}
+
+/* One weight and its residual from an fp32 value, rounded to nearest. */
+static void kopt_write_weight_(const kopt_optimizer *opt, kopt_byte_ *weight, kopt_byte_ *residual, float x) {
+    const kopt_format format = opt->weight_format;
+    const uint32_t infinity = format == KOPT_BF16 ? 0x7F80u : 0x7C00u;
+    uint32_t u, kept;
+    if (format == KOPT_F32) {
+        kopt_store32_(weight, kopt_bits_(x));
+    } else if (opt->rounding == KOPT_EXACT || opt->rounding == KOPT_COMPACT) {
+        u = kopt_extended_scalar_(x, format);
+        if (opt->rounding == KOPT_COMPACT) u = (u + 0x80u) & 0xFFFFFF00u;
+        kept = opt->rounding == KOPT_COMPACT ? u >> 8 & 0xFFu : u & 0xFFFFu;
+        u = (u + 0x8000u) >> 16;
+        if ((u & infinity) == infinity) kept = 0;
+        kopt_store16_(weight, u);
+        if (opt->rounding == KOPT_COMPACT)
+            *residual = KOPT_CAST_(kopt_byte_, kept);
+        else
+            kopt_store16_(residual, kept);
+    } else {
+        u = kopt_nearest16_scalar_(x, format);
+        kopt_store16_(weight, u);
+        if (opt->rounding == KOPT_KAHAN) {
+            float rest = kopt_sub_(x, kopt_widen_scalar_(u, format));
+            if (format == KOPT_FP16) rest *= 2048;
+            kopt_store16_(residual, (u & infinity) == infinity ? 0 : kopt_nearest16_scalar_(rest, format));
+        }
+    }
+}
+
+static float kopt_read_weight_(const kopt_optimizer *opt, const kopt_byte_ *weight, const kopt_byte_ *residual) {
+    const kopt_format format = opt->weight_format;
+    float rest;
+    if (format == KOPT_F32) return kopt_float_(kopt_load32_(weight));
+    if (opt->rounding == KOPT_EXACT)
+        return kopt_from_extended_scalar_(
+            (kopt_load16_(weight) << 16) + ((kopt_load16_(residual) ^ 0x8000u) - 0x8000u), format);
+    if (opt->rounding == KOPT_COMPACT)
+        return kopt_from_extended_scalar_(
+            (kopt_load16_(weight) << 16) + (((KOPT_CAST_(uint32_t, *residual) ^ 0x80u) - 0x80u) << 8), format);
+    if (opt->rounding != KOPT_KAHAN) return kopt_widen_scalar_(kopt_load16_(weight), format);
+    rest = kopt_widen_scalar_(kopt_load16_(residual), format);
+    if (format == KOPT_FP16) rest *= 1.0f / 2048;
+    return kopt_add_(kopt_widen_scalar_(kopt_load16_(weight), format), rest);
+}
+
+KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t, const float *weights) {
+    kopt_result result = kopt_check_options_(opt);
+    kopt_environment_ environment;
+    kopt_layout_ at;
+    kopt_byte_ *weight, *state;
+    size_t i, weight_bytes, residual_bytes;
+    if (result == KOPT_OK) result = kopt_check_tensor_(t);
+    if (result != KOPT_OK) return result;
+    at = kopt_layout_for_(opt, t->n);
+    weight_bytes = kopt_bytes_of_(opt->weight_format);
+    residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
+    result = kopt_check_memory_(t, weight_bytes, at.total, 0);
+    if (result != KOPT_OK || t->n == 0) return result;
+    if (kopt_overlap_(weights, t->n * 4, t->weight, t->n * weight_bytes) ||
+        kopt_overlap_(weights, t->n * 4, t->state, at.total))
+        return KOPT_ERROR_OVERLAP;
+    weight = KOPT_CAST_(kopt_byte_ *, t->weight);
+    state = KOPT_CAST_(kopt_byte_ *, t->state);
+    if (at.total != 0) {
+        kopt_make_header_(state, opt, t);
+        for (i = KOPT_HEADER_; i < at.total; i++) state[i] = 0;
+    }
+    if (weights == NULL) return KOPT_OK;
+    kopt_enter_(&environment);
+    for (i = 0; i < t->n; i++)
+        kopt_write_weight_(opt, weight + i * weight_bytes,
+                           residual_bytes == 0 ? NULL : state + at.residual + i * residual_bytes, weights[i]);
+    kopt_leave_(&environment);
+    return KOPT_OK;
+}
+
+static kopt_result kopt_check_stream_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_stream what,
+                                      const float *values) {
+    kopt_result result = kopt_check_state_(opt, t, 0);
+    if (result != KOPT_OK) return result;
+    if (what != KOPT_WEIGHT && (KOPT_CAST_(unsigned, what) > 2u || KOPT_CAST_(int, what) > kopt_moments_(opt)))
+        return KOPT_ERROR_OPTION;
+    if (t->n != 0 && values == NULL) return KOPT_ERROR_NULL;
+    if (kopt_overlap_(values, t->n * 4, t->weight, t->n * kopt_bytes_of_(opt->weight_format)) ||
+        kopt_overlap_(values, t->n * 4, t->state, kopt_layout_for_(opt, t->n).total))
+        return KOPT_ERROR_OVERLAP;
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_stream what, float *out) {
+    kopt_result result = kopt_check_stream_(opt, t, what, out);
+    kopt_environment_ environment;
+    const kopt_byte_ *weight, *state, *moment;
+    kopt_layout_ at;
+    size_t i, weight_bytes, residual_bytes, moment_bytes;
+    if (result != KOPT_OK || t->n == 0) return result;
+    at = kopt_layout_for_(opt, t->n);
+    weight = KOPT_CAST_(const kopt_byte_ *, t->weight);
+    state = KOPT_CAST_(const kopt_byte_ *, t->state);
+    weight_bytes = kopt_bytes_of_(opt->weight_format);
+    residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
+    moment_bytes = kopt_bytes_of_(opt->moment_format);
+    kopt_enter_(&environment);
+    for (i = 0; i < t->n; i++) {
+        if (what == KOPT_WEIGHT) {
+            out[i] = kopt_read_weight_(opt, weight + i * weight_bytes,
+                                       residual_bytes == 0 ? NULL : state + at.residual + i * residual_bytes);
+            continue;
+        }
+        moment = state + (what == KOPT_FIRST_MOMENT ? at.moment1 : at.moment2) + i * moment_bytes;
+        out[i] = kopt_widen_scalar_(moment_bytes == 4 ? kopt_load32_(moment) : kopt_load16_(moment), opt->moment_format);
+        if (what == KOPT_SECOND_MOMENT && opt->moment_format == KOPT_FP16) out[i] = kopt_mul_scalar_(out[i], out[i]);
+    }
+    kopt_leave_(&environment);
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t, kopt_stream what, const float *in) {
+    kopt_result result = kopt_check_stream_(opt, t, what, in);
+    kopt_environment_ environment;
+    kopt_byte_ *weight, *state, *moment;
+    kopt_layout_ at;
+    size_t i, weight_bytes, residual_bytes, moment_bytes;
+    if (result != KOPT_OK || t->n == 0) return result;
+    at = kopt_layout_for_(opt, t->n);
+    weight = KOPT_CAST_(kopt_byte_ *, t->weight);
+    state = KOPT_CAST_(kopt_byte_ *, t->state);
+    weight_bytes = kopt_bytes_of_(opt->weight_format);
+    residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
+    moment_bytes = kopt_bytes_of_(opt->moment_format);
+    kopt_enter_(&environment);
+    for (i = 0; i < t->n; i++) {
+        float x = in[i];
+        uint32_t rounded;
+        if (what == KOPT_WEIGHT) {
+            kopt_write_weight_(opt, weight + i * weight_bytes,
+                               residual_bytes == 0 ? NULL : state + at.residual + i * residual_bytes, x);
+            continue;
+        }
+        moment = state + (what == KOPT_FIRST_MOMENT ? at.moment1 : at.moment2) + i * moment_bytes;
+        if (opt->moment_format == KOPT_F32) {
+            kopt_store32_(moment, kopt_bits_(x));
+            continue;
+        }
+        if (what == KOPT_SECOND_MOMENT && opt->moment_format == KOPT_FP16) x = kopt_sqrt_(x);
+        rounded = kopt_nearest16_scalar_(x, opt->moment_format);
+        if (what == KOPT_SECOND_MOMENT && opt->moment_format == KOPT_FP16 && rounded == 0 && kopt_bits_(x) != 0)
+            rounded = 1; /* positive, so never zero */
+        kopt_store16_(moment, rounded);
+    }
+    kopt_leave_(&environment);
+    return KOPT_OK;
+}
+
+/* CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time. */
+static uint32_t kopt_crc32_(const kopt_byte_ *p, size_t n) {
+    static const uint32_t table[16] = {0x00000000u, 0x1DB71064u, 0x3B6E20C8u, 0x26D930ACu, 0x76DC4190u, 0x6B6B51F4u,
+                                       0x4DB26158u, 0x5005713Cu, 0xEDB88320u, 0xF00F9344u, 0xD6D6A3E8u, 0xCB61B38Cu,
+                                       0x9B64C2B0u, 0x86D3D2D4u, 0xA00AE278u, 0xBDBDF21Cu};
+    uint32_t crc = 0xFFFFFFFFu;
+    for (; n > 0; n--) {
+        crc ^= *p++;
+        crc = (crc >> 4) ^ table[crc & 15u];
+        crc = (crc >> 4) ^ table[crc & 15u];
+    }
+    return ~crc;
+}
+
+static void kopt_swap_(kopt_byte_ *p, size_t n, size_t bytes) {
+    const uint16_t one = 1;
+    if (*KOPT_POINTER_(const kopt_byte_ *, &one) == 1) return; /* little-endian: nothing to do */
+    for (; n > 0; n--, p += bytes) {
+        size_t i;
+        for (i = 0; i < bytes / 2; i++) {
+            const kopt_byte_ low = p[i];
+            p[i] = p[bytes - 1 - i];
+            p[bytes - 1 - i] = low;
+        }
+    }
+}
+
+static void kopt_swap_arrays_(const kopt_optimizer *opt, const kopt_tensor *t) {
+    const kopt_layout_ at = kopt_layout_for_(opt, t->n);
+    kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
+    const size_t moment_bytes = kopt_bytes_of_(opt->moment_format);
+    kopt_swap_(state + at.residual, t->n, kopt_bytes_of_residual_(opt->weight_format, opt->rounding));
+    if (kopt_moments_(opt) > 0) kopt_swap_(state + at.moment1, t->n, moment_bytes);
+    if (kopt_moments_(opt) > 1) kopt_swap_(state + at.moment2, t->n, moment_bytes);
+}
+
+KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, kopt_tensor *t) {
+    kopt_result result = kopt_check_state_(opt, t, 0);
+    kopt_byte_ *state;
+    size_t total;
+    if (result != KOPT_OK || t->n == 0) return result;
+    total = kopt_layout_for_(opt, t->n).total;
+    if (total == 0) return KOPT_OK;
+    state = KOPT_CAST_(kopt_byte_ *, t->state);
+    kopt_make_header_(state, opt, t);
+    state[10] = 1;
+    kopt_swap_arrays_(opt, t);
+    kopt_put_(state + 44, kopt_crc32_(state, total), 4);
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, kopt_tensor *t) {
+    kopt_result result = kopt_check_state_(opt, t, 1);
+    kopt_byte_ *state;
+    uint64_t checksum;
+    size_t total;
+    if (result != KOPT_OK || t->n == 0) return result;
+    total = kopt_layout_for_(opt, t->n).total;
+    if (total == 0) return KOPT_OK;
+    state = KOPT_CAST_(kopt_byte_ *, t->state);
+    checksum = kopt_get_(state + 44, 4);
+    kopt_put_(state + 44, 0, 4);
+    if (kopt_crc32_(state, total) != checksum) {
+        kopt_put_(state + 44, checksum, 4);
+        return KOPT_ERROR_CHECKSUM;
+    }
+    state[10] = 0;
+    kopt_swap_arrays_(opt, t);
+    opt->seed = kopt_get_(state + 32, 8);
+    opt->step = KOPT_CAST_(uint32_t, kopt_get_(state + 40, 4));
+    return KOPT_OK;
+}
+
+static float kopt_to_float_(double x) {
+    float y = KOPT_CAST_(float, x);
+    KOPT_SETTLE_(y);
+    return y;
+}
+
+/* The step after opt->step. Returns 0 if a scalar is beyond the range of a float. */
+static KOPT_NOINLINE_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
+    const double most = 3e38, scale = kopt_settle64_(opt->grad_scale * opt->clip);
+    double rate = opt->lr, root_scale = 1, decay = kopt_settle64_(opt->lr * opt->weight_decay);
+    s->step = opt->step + 1;
+    if (opt->decay == KOPT_FULLY_DECOUPLED)
+        decay = kopt_settle64_(kopt_settle64_(opt->lr / kopt_settle64_(opt->max_lr)) * opt->weight_decay);
+    s->momentum = kopt_to_float_(opt->momentum);
+    if (opt->rule == KOPT_ADAM) {
+        const double rest1 = kopt_settle64_(1.0 - kopt_power_(opt->beta1, s->step));
+        const double rest2 = kopt_settle64_(1.0 - kopt_power_(opt->beta2, s->step));
+        rate = kopt_settle64_(opt->lr / rest1);
+        root_scale = kopt_settle64_(1.0 / kopt_sqrt64_(rest2));
+        s->beta1 = kopt_to_float_(opt->beta1);
+        s->one_minus_beta1 = kopt_to_float_(1.0 - opt->beta1);
+        s->beta2 = kopt_to_float_(opt->beta2);
+        s->one_minus_beta2 = kopt_to_float_(1.0 - opt->beta2);
+        s->eps = kopt_to_float_(opt->eps);
+    } else {
+        s->beta1 = s->step == 1 ? 0.0f : s->momentum;
+        s->one_minus_beta1 = s->step == 1 ? 1.0f : kopt_to_float_(1.0 - opt->dampening);
+        s->beta2 = s->one_minus_beta2 = s->eps = 0;
+    }
+    if (!kopt_within_(scale, -most, most) || !kopt_within_(rate, 0, most) || !kopt_within_(root_scale, 0, most) ||
+        !kopt_within_(decay, 0, most))
+        return 0;
+    s->grad_scale = kopt_to_float_(opt->maximize ? -scale : scale);
+    s->rate = kopt_to_float_(rate);
+    s->root_scale = kopt_to_float_(root_scale);
+    s->l2 = opt->decay == KOPT_L2 ? kopt_to_float_(opt->weight_decay) : 0.0f;
+    s->decay = opt->decay == KOPT_L2 ? 0.0f : kopt_to_float_(decay);
+    return 1;
+}
+
+KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
+    kopt_result result = kopt_check_options_(opt);
+    kopt_environment_ environment;
+    kopt_step s;
+    int finite;
+    if (result != KOPT_OK) return result;
+    if (step == NULL) return KOPT_ERROR_NULL;
+    if (opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
+    s.rule = opt->rule;
+    s.weight_format = opt->weight_format;
+    s.moment_format = opt->moment_format;
+    s.rounding = opt->rounding;
+    s.moment_rounding = opt->moment_rounding;
+    s.compensation_rounding = opt->compensation_rounding;
+    s.nesterov = opt->rule == KOPT_SGD && opt->nesterov;
+    s.zero_grad = opt->zero_grad != 0;
+    s.moments = kopt_moments_(opt);
+    s.seed = opt->seed;
+    kopt_enter_(&environment);
+    finite = kopt_compute_scalars_(opt, &s);
+    kopt_leave_(&environment);
+    if (!finite) return KOPT_ERROR_RANGE;
+    *step = s;
+    opt->step = s.step;
+    return KOPT_OK;
+}
+
+static kopt_result kopt_check_step_(const kopt_step *s, const kopt_tensor *t) {
+    kopt_result result;
+    size_t total;
+    if (s == NULL || t == NULL) return KOPT_ERROR_NULL;
+    if (s->step == 0) return KOPT_ERROR_STEP;
+    result = kopt_check_tensor_(t);
+    if (result != KOPT_OK) return result;
+    total = kopt_layout_of_(t->n, kopt_bytes_of_residual_(s->weight_format, s->rounding),
+                            kopt_bytes_of_(s->moment_format), s->moments).total;
+    result = kopt_check_memory_(t, kopt_bytes_of_(s->weight_format), total, 1);
+    if (result != KOPT_OK || t->n == 0 || total == 0) return result;
+    return kopt_check_header_(KOPT_CAST_(const kopt_byte_ *, t->state), s->rule, s->weight_format, s->rounding,
+                              s->moment_format, s->moments, t, 0);
+}
+
+static void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end) {
+    const kopt_layout_ at = kopt_layout_of_(t->n, kopt_bytes_of_residual_(s->weight_format, s->rounding),
+                                            kopt_bytes_of_(s->moment_format), s->moments);
+    kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
+    kopt_environment_ environment;
+    kopt_job_ job;
+    if (begin == end) return;
+    job.step = s;
+    job.weight = KOPT_CAST_(kopt_byte_ *, t->weight);
+    job.grad = KOPT_CAST_(kopt_byte_ *, t->grad);
+    job.residual = at.total == 0 ? NULL : state + at.residual;
+    job.moment1 = at.total == 0 ? NULL : state + at.moment1;
+    job.moment2 = at.total == 0 ? NULL : state + at.moment2;
+    job.copy = KOPT_CAST_(kopt_byte_ *, t->copy);
+    job.grad_format = t->grad_format;
+    job.copy_format = t->copy_format;
+    job.begin = begin;
+    job.end = end;
+    job.first = t->first_index;
+    job.id = t->id;
+    kopt_enter_(&environment);
+    kopt_table_[kopt_isa_current()].step(&job);
+    kopt_leave_(&environment);
+}
+
+KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end) {
+    kopt_result result = kopt_check_step_(step, t);
+    if (result != KOPT_OK) return result;
+    if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
+    kopt_run_(step, t, begin, end);
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t) {
+    kopt_result result = kopt_check_step_(step, t);
+    if (result == KOPT_OK) kopt_run_(step, t, 0, t->n);
+    return result;
+}
+
+KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, kopt_tensor *tensors, size_t count) {
+    kopt_result result;
+    kopt_step s;
+    uint32_t before;
+    size_t i;
+    if (opt == NULL || (tensors == NULL && count != 0)) return KOPT_ERROR_NULL;
+    before = opt->step;
+    result = kopt_step_begin(opt, &s);
+    if (result != KOPT_OK) return result;
+    for (i = 0; i < count; i++) {
+        result = kopt_check_step_(&s, &tensors[i]);
+        if (result != KOPT_OK) {
+            opt->step = before;
+            return result;
+        }
+    }
+    for (i = 0; i < count; i++) kopt_run_(&s, &tensors[i], 0, tensors[i].n);
+    return KOPT_OK;
+}
+
+static kopt_result kopt_convert_run_(kopt_conversion_ *c, void *dst, const void *src) {
+    kopt_environment_ environment;
+    if (!kopt_format_valid_(c->dst_format) || !kopt_format_valid_(c->src_format)) return KOPT_ERROR_OPTION;
+    if (!kopt_n_valid_(c->n) || c->first >> 63 != 0) return KOPT_ERROR_BOUNDS;
+    if (c->n == 0) return KOPT_OK;
+    if (dst == NULL || src == NULL) return KOPT_ERROR_NULL;
+    if (kopt_overlap_(dst, c->n * kopt_bytes_of_(c->dst_format), src, c->n * kopt_bytes_of_(c->src_format)))
+        return KOPT_ERROR_OVERLAP;
+    c->dst = KOPT_CAST_(kopt_byte_ *, dst);
+    c->src = KOPT_CAST_(const kopt_byte_ *, src);
+    kopt_enter_(&environment);
+    kopt_table_[kopt_isa_current()].convert(c);
+    kopt_leave_(&environment);
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
+                                   size_t n) {
+    kopt_conversion_ c;
+    c.dst_format = dst_format;
+    c.src_format = src_format;
+    c.n = n;
+    c.stochastic = 0;
+    c.seed = c.first = 0;
+    c.step = c.id = 0;
+    return kopt_convert_run_(&c, dst, src);
+}
+
+KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
+                                              kopt_format src_format, size_t n, uint64_t seed, uint32_t step,
+                                              uint32_t id, uint64_t first_index) {
+    kopt_conversion_ c;
+    c.dst_format = dst_format;
+    c.src_format = src_format;
+    c.n = n;
+    c.stochastic = 1;
+    c.seed = seed;
+    c.first = first_index;
+    c.step = step;
+    c.id = id;
+    return kopt_convert_run_(&c, dst, src);
+}
+
+KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
+    if (!kopt_format_valid_(format) || (x == NULL && n != 0)) return 0;
+    return kopt_table_[kopt_isa_current()].all_finite(KOPT_CAST_(const kopt_byte_ *, x), format, n);
+}
+
+/* ---- leave nothing behind ---- */
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__TINYC__)
+#ifdef KOPT_OPTIMIZED_HERE_
+#pragma GCC pop_options
+#endif
+#pragma GCC diagnostic pop
+#elif defined(_MSC_VER)
+#pragma float_control(pop)
+#endif
+#undef KOPT_IMPLEMENTING_
+#endif /* KOPT_IMPLEMENTING_ */
+
+/* ---- LICENCE ------------------------------------------------------------------------------------------------------
+   Choose whichever you prefer.
+
+   ALTERNATIVE A - MIT No Attribution
+   Copyright (c) 2026 the kahan_opt authors
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
+   documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
+   rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to
+   permit persons to whom the Software is furnished to do so.
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
+   WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
+   COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
+   OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+
+   ALTERNATIVE B - Public Domain (www.unlicense.org)
+   This is free and unencumbered software released into the public domain. Anyone is free to copy, modify, publish, use,
+   compile, sell, or distribute this software, either in source code form or as a compiled binary, for any purpose,
+   commercial or non-commercial, and by any means. In jurisdictions that recognize copyright laws, the author or authors
+   of this software dedicate any and all copyright interest in the software to the public domain. We make this
+   dedication for the benefit of the public at large and to the detriment of our heirs and successors. We intend this
+   dedication to be an overt act of relinquishment in perpetuity of all present and future rights to this software under
+   copyright law. THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, as above. */
