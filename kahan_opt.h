@@ -563,29 +563,43 @@ KOPT_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding ro
     return rounding == KOPT_COMPACT ? 1 : 2;
 }
 
-KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) {
-    kopt_bf16 x;
-    kopt_byte_ *to = KOPT_POINTER_(kopt_byte_ *, &x);
-    to[0] = p[0], to[1] = p[1];
-    return x;
+/* memcpy of a fixed size: one instruction where the machine allows it, and no libc anywhere. */
+#if defined(__GNUC__) && !defined(__TINYC__)
+#define KOPT_COPY_(to, from, size) __builtin_memcpy(to, from, size)
+#else
+#define KOPT_COPY_(to, from, size) kopt_copy_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_POINTER_(const kopt_byte_ *, from), size)
+#endif
+
+KOPT_INLINE_ void kopt_copy_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
+    for (; size > 0; size--) *to++ = *from++;
 }
 
-KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t value) {
-    kopt_bf16 x = KOPT_CAST_(kopt_bf16, value);
-    const kopt_byte_ *from = KOPT_POINTER_(const kopt_byte_ *, &x);
-    p[0] = from[0], p[1] = from[1];
+KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) {
+    uint16_t x;
+    KOPT_COPY_(&x, p, 2);
+    return x;
 }
 
 KOPT_INLINE_ uint32_t kopt_load32_(const kopt_byte_ *p) {
     uint32_t x;
-    kopt_byte_ *to = KOPT_POINTER_(kopt_byte_ *, &x);
-    to[0] = p[0], to[1] = p[1], to[2] = p[2], to[3] = p[3];
+    KOPT_COPY_(&x, p, 4);
     return x;
 }
 
-KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) {
-    const kopt_byte_ *from = KOPT_POINTER_(const kopt_byte_ *, &x);
-    p[0] = from[0], p[1] = from[1], p[2] = from[2], p[3] = from[3];
+KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t value) {
+    const uint16_t x = KOPT_CAST_(uint16_t, value);
+    KOPT_COPY_(p, &x, 2);
+}
+
+KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { KOPT_COPY_(p, &x, 4); }
+
+/* The first `size` bytes of p, and zeros. Returns part. */
+static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_bounce_(kopt_byte_ *part, size_t room, const kopt_byte_ *p,
+                                                                  size_t size) {
+    size_t i;
+    for (i = 0; i < room; i++) part[i] = 0;
+    kopt_copy_(part, p, size);
+    return part;
 }
 
 /* Square root, correctly rounded: the instruction where there is one, else digit by digit. */
@@ -708,6 +722,7 @@ static double kopt_sqrt64_(double a) {
             bits_ value_                      the same register as words, as floats
             round_ count_                     to integer (nearest even, below 2^31), from integer
    words    iset_ iadd_ isub_ and_ or_ xor_ shl_ shr_ sar_ mulhilo_ mul16_ (each 16-bit half by itself, low result)
+            hold_                             iset_ that the compiler keeps instead of making it anew in a loop
    masks    gt_ (signed) eq_ either_ any_ select_(mask, yes, no)
    memory   load32_ load16_ (zero-extended) load8_ (sign-extended) store32_ store16_ store8_ (the low bits), any alignment
    fp16     widen_fp16_ narrow_fp16_ (nearest even), between floats and the low halves of words
@@ -735,6 +750,7 @@ static double kopt_sqrt64_(double a) {
 #define round_ NAME_(round)
 #define count_ NAME_(count)
 #define iset_ NAME_(iset)
+#define hold_ NAME_(hold)
 #define iadd_ NAME_(iadd)
 #define isub_ NAME_(isub)
 #define and_ NAME_(and)
@@ -802,6 +818,7 @@ FN_ words_ round_(floats_ a) { /* 0 <= a < 2^31 */
     return (digits + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((digits >> shift) & 1u)) >> shift;
 }
 FN_ words_ iset_(uint32_t a) { return a; }
+FN_ words_ hold_(uint32_t a) { return a; }
 FN_ words_ iadd_(words_ a, words_ b) { return a + b; }
 FN_ words_ isub_(words_ a, words_ b) { return a - b; }
 FN_ words_ and_(words_ a, words_ b) { return a & b; }
@@ -809,7 +826,7 @@ FN_ words_ or_(words_ a, words_ b) { return a | b; }
 FN_ words_ xor_(words_ a, words_ b) { return a ^ b; }
 #define shl_(a, n) ((a) << (n))
 #define shr_(a, n) ((a) >> (n))
-FN_ words_ mul16_(words_ a, uint32_t b) { return (a * b & 0xFFFFu) | ((a >> 16) * b << 16); }
+FN_ words_ mul16_(words_ a, words_ b) { return (a * b & 0xFFFFu) | ((a >> 16) * (b >> 16) << 16); }
 FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
     uint64_t product = KOPT_CAST_(uint64_t, a) * b;
     *high = KOPT_CAST_(uint32_t, product >> 32);
@@ -892,6 +909,11 @@ FN_ floats_ value_(words_ a) { return _mm_castsi128_ps(a); }
 FN_ words_ round_(floats_ a) { return _mm_cvtps_epi32(a); }
 FN_ floats_ count_(words_ a) { return _mm_cvtepi32_ps(a); }
 FN_ words_ iset_(uint32_t a) { return _mm_set1_epi32(KOPT_CAST_(int, a)); }
+FN_ words_ hold_(uint32_t a) {
+    words_ r = iset_(a);
+    SETTLE_(r);
+    return r;
+}
 FN_ words_ iadd_(words_ a, words_ b) { return _mm_add_epi32(a, b); }
 FN_ words_ isub_(words_ a, words_ b) { return _mm_sub_epi32(a, b); }
 FN_ words_ and_(words_ a, words_ b) { return _mm_and_si128(a, b); }
@@ -899,7 +921,7 @@ FN_ words_ or_(words_ a, words_ b) { return _mm_or_si128(a, b); }
 FN_ words_ xor_(words_ a, words_ b) { return _mm_xor_si128(a, b); }
 #define shl_(a, n) _mm_slli_epi32(a, n)
 #define shr_(a, n) _mm_srli_epi32(a, n)
-FN_ words_ mul16_(words_ a, uint32_t b) { return _mm_mullo_epi16(a, _mm_set1_epi16(KOPT_CAST_(short, b))); }
+FN_ words_ mul16_(words_ a, words_ b) { return _mm_mullo_epi16(a, b); }
 FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
     words_ factor = iset_(b), even = _mm_mul_epu32(a, factor), odd = _mm_mul_epu32(_mm_srli_epi64(a, 32), factor);
     *low = _mm_unpacklo_epi32(_mm_shuffle_epi32(even, 0x08), _mm_shuffle_epi32(odd, 0x08));
@@ -946,12 +968,12 @@ FN_ void pair_store8_(kopt_byte_ *p, words_ a) {
 FN_ words_ pair_join_(words_ even, words_ odd) { /* even >> 16 | odd & FFFF0000 */
     return _mm_or_si128(_mm_srli_epi32(even, 16), _mm_and_si128(odd, iset_(0xFFFF0000u)));
 }
-FN_ words_ pair_flush_(words_ a) { /* halves with exponent 0 become 0 */
-    return _mm_andnot_si128(_mm_cmpeq_epi16(_mm_and_si128(a, iset_(0x7F807F80u)), _mm_setzero_si128()), a);
+FN_ words_ pair_flush_(words_ a, words_ exponent) { /* halves with exponent 0 become 0 */
+    return _mm_andnot_si128(_mm_cmpeq_epi16(_mm_and_si128(a, exponent), _mm_setzero_si128()), a);
 }
 FN_ words_ pair_max_(words_ a, words_ b) { return _mm_max_epi16(a, b); }
-FN_ int pair_any_above_(words_ a, uint32_t limit) {
-    return _mm_movemask_epi8(_mm_cmpgt_epi16(a, iset_(limit * 0x10001u))) != 0;
+FN_ int pair_any_above_(words_ a, words_ limit) {
+    return _mm_movemask_epi8(_mm_cmpgt_epi16(a, limit)) != 0;
 }
 
 /* ---- AVX2 and F16C: 8 lanes -------------------------------------------------------------------------------------- */
@@ -1009,6 +1031,11 @@ FN_ floats_ value_(words_ a) { return _mm256_castsi256_ps(a); }
 FN_ words_ round_(floats_ a) { return _mm256_cvtps_epi32(a); }
 FN_ floats_ count_(words_ a) { return _mm256_cvtepi32_ps(a); }
 FN_ words_ iset_(uint32_t a) { return _mm256_set1_epi32(KOPT_CAST_(int, a)); }
+FN_ words_ hold_(uint32_t a) {
+    words_ r = iset_(a);
+    SETTLE_(r);
+    return r;
+}
 FN_ words_ iadd_(words_ a, words_ b) { return _mm256_add_epi32(a, b); }
 FN_ words_ isub_(words_ a, words_ b) { return _mm256_sub_epi32(a, b); }
 FN_ words_ and_(words_ a, words_ b) { return _mm256_and_si256(a, b); }
@@ -1016,7 +1043,7 @@ FN_ words_ or_(words_ a, words_ b) { return _mm256_or_si256(a, b); }
 FN_ words_ xor_(words_ a, words_ b) { return _mm256_xor_si256(a, b); }
 #define shl_(a, n) _mm256_slli_epi32(a, n)
 #define shr_(a, n) _mm256_srli_epi32(a, n)
-FN_ words_ mul16_(words_ a, uint32_t b) { return _mm256_mullo_epi16(a, _mm256_set1_epi16(KOPT_CAST_(short, b))); }
+FN_ words_ mul16_(words_ a, words_ b) { return _mm256_mullo_epi16(a, b); }
 FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
     words_ factor = iset_(b), even = _mm256_mul_epu32(a, factor);
     words_ odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), factor);
@@ -1065,12 +1092,12 @@ FN_ void pair_store8_(kopt_byte_ *p, words_ a) {
     _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm256_castsi256_si128(a));
 }
 FN_ words_ pair_join_(words_ even, words_ odd) { return _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xAA); }
-FN_ words_ pair_flush_(words_ a) {
-    return _mm256_andnot_si256(_mm256_cmpeq_epi16(_mm256_and_si256(a, iset_(0x7F807F80u)), _mm256_setzero_si256()), a);
+FN_ words_ pair_flush_(words_ a, words_ exponent) {
+    return _mm256_andnot_si256(_mm256_cmpeq_epi16(_mm256_and_si256(a, exponent), _mm256_setzero_si256()), a);
 }
 FN_ words_ pair_max_(words_ a, words_ b) { return _mm256_max_epi16(a, b); }
-FN_ int pair_any_above_(words_ a, uint32_t limit) {
-    return _mm256_movemask_epi8(_mm256_cmpgt_epi16(a, iset_(limit * 0x10001u))) != 0;
+FN_ int pair_any_above_(words_ a, words_ limit) {
+    return _mm256_movemask_epi8(_mm256_cmpgt_epi16(a, limit)) != 0;
 }
 
 /* ---- AVX-512 F, BW, DQ, VL: 16 lanes ----------------------------------------------------------------------------- */
@@ -1128,6 +1155,11 @@ FN_ floats_ value_(words_ a) { return _mm512_castsi512_ps(a); }
 FN_ words_ round_(floats_ a) { return _mm512_cvtps_epi32(a); }
 FN_ floats_ count_(words_ a) { return _mm512_cvtepi32_ps(a); }
 FN_ words_ iset_(uint32_t a) { return _mm512_set1_epi32(KOPT_CAST_(int, a)); }
+FN_ words_ hold_(uint32_t a) {
+    words_ r = iset_(a);
+    SETTLE_(r);
+    return r;
+}
 FN_ words_ iadd_(words_ a, words_ b) { return _mm512_add_epi32(a, b); }
 FN_ words_ isub_(words_ a, words_ b) { return _mm512_sub_epi32(a, b); }
 FN_ words_ and_(words_ a, words_ b) { return _mm512_and_si512(a, b); }
@@ -1135,7 +1167,7 @@ FN_ words_ or_(words_ a, words_ b) { return _mm512_or_si512(a, b); }
 FN_ words_ xor_(words_ a, words_ b) { return _mm512_xor_si512(a, b); }
 #define shl_(a, n) _mm512_slli_epi32(a, n)
 #define shr_(a, n) _mm512_srli_epi32(a, n)
-FN_ words_ mul16_(words_ a, uint32_t b) { return _mm512_mullo_epi16(a, _mm512_set1_epi16(KOPT_CAST_(short, b))); }
+FN_ words_ mul16_(words_ a, words_ b) { return _mm512_mullo_epi16(a, b); }
 FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
     words_ factor = iset_(b), even = _mm512_mul_epu32(a, factor);
     words_ odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), factor);
@@ -1160,7 +1192,7 @@ FN_ void store16_(kopt_byte_ *p, words_ a) {
 }
 FN_ void store8_(kopt_byte_ *p, words_ a) { _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm512_cvtepi32_epi8(a)); }
 FN_ floats_ widen_fp16_(words_ a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
-FN_ words_ narrow_fp16_(floats_ a) { return _mm512_cvtepu16_epi32(_mm512_cvtps_ph(a, 0)); }
+FN_ words_ narrow_fp16_(floats_ a) { return _mm512_cvtepu16_epi32(_mm512_maskz_cvtps_ph(0xFFFFu, a, 0)); }
 FN_ words_ load_half_(const uint32_t *w, size_t i) { return load16_(KOPT_POINTER_(const kopt_byte_ *, w) + 2 * i); }
 FN_ words_ block_order_(void) { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
 FN_ words_ zip_low_(words_ a, words_ b) { return _mm512_unpacklo_epi32(a, b); }
@@ -1174,12 +1206,12 @@ FN_ void pair_store8_(kopt_byte_ *p, words_ a) {
 FN_ words_ pair_join_(words_ even, words_ odd) {
     return _mm512_mask_mov_epi16(_mm512_srli_epi32(even, 16), 0xAAAAAAAAu, odd);
 }
-FN_ words_ pair_flush_(words_ a) {
-    return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(a, iset_(0x7F807F80u)), a);
+FN_ words_ pair_flush_(words_ a, words_ exponent) {
+    return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(a, exponent), a);
 }
 FN_ words_ pair_max_(words_ a, words_ b) { return _mm512_max_epi16(a, b); }
-FN_ int pair_any_above_(words_ a, uint32_t limit) {
-    return _mm512_cmpgt_epi16_mask(a, iset_(limit * 0x10001u)) != 0;
+FN_ int pair_any_above_(words_ a, words_ limit) {
+    return _mm512_cmpgt_epi16_mask(a, limit) != 0;
 }
 
 /* ---- NEON of AArch64: 4 lanes ------------------------------------------------------------------------------------ */
@@ -1225,6 +1257,11 @@ FN_ floats_ value_(words_ a) { return vreinterpretq_f32_u32(a); }
 FN_ words_ round_(floats_ a) { return vreinterpretq_u32_s32(vcvtnq_s32_f32(a)); }
 FN_ floats_ count_(words_ a) { return vcvtq_f32_s32(vreinterpretq_s32_u32(a)); }
 FN_ words_ iset_(uint32_t a) { return vdupq_n_u32(a); }
+FN_ words_ hold_(uint32_t a) {
+    words_ r = iset_(a);
+    SETTLE_(r);
+    return r;
+}
 FN_ words_ iadd_(words_ a, words_ b) { return vaddq_u32(a, b); }
 FN_ words_ isub_(words_ a, words_ b) { return vsubq_u32(a, b); }
 FN_ words_ and_(words_ a, words_ b) { return vandq_u32(a, b); }
@@ -1232,9 +1269,8 @@ FN_ words_ or_(words_ a, words_ b) { return vorrq_u32(a, b); }
 FN_ words_ xor_(words_ a, words_ b) { return veorq_u32(a, b); }
 #define shl_(a, n) vshlq_n_u32(a, n)
 #define shr_(a, n) vshrq_n_u32(a, n)
-FN_ words_ mul16_(words_ a, uint32_t b) {
-    uint16x8_t factor = vdupq_n_u16(KOPT_CAST_(uint16_t, b));
-    return vreinterpretq_u32_u16(vmulq_u16(vreinterpretq_u16_u32(a), factor));
+FN_ words_ mul16_(words_ a, words_ b) {
+    return vreinterpretq_u32_u16(vmulq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
 }
 FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
     words_ first = vreinterpretq_u32_u64(vmull_n_u32(vget_low_u32(a), b));
@@ -1274,15 +1310,15 @@ FN_ void pair_store8_(kopt_byte_ *p, words_ a) { vst1_u8(p, vmovn_u16(vreinterpr
 FN_ words_ pair_join_(words_ even, words_ odd) {
     return vbslq_u32(vdupq_n_u32(0xFFFF0000u), odd, vshrq_n_u32(even, 16));
 }
-FN_ words_ pair_flush_(words_ a) {
-    uint16x8_t normal = vtstq_u16(vreinterpretq_u16_u32(a), vdupq_n_u16(0x7F80));
+FN_ words_ pair_flush_(words_ a, words_ exponent) {
+    uint16x8_t normal = vtstq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(exponent));
     return vandq_u32(a, vreinterpretq_u32_u16(normal));
 }
 FN_ words_ pair_max_(words_ a, words_ b) {
-    return vreinterpretq_u32_u16(vmaxq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
+    return vreinterpretq_u32_s16(vmaxq_s16(vreinterpretq_s16_u32(a), vreinterpretq_s16_u32(b)));
 }
-FN_ int pair_any_above_(words_ a, uint32_t limit) {
-    return vmaxvq_u16(vreinterpretq_u16_u32(a)) > limit;
+FN_ int pair_any_above_(words_ a, words_ limit) {
+    return vmaxvq_u16(vcgtq_s16(vreinterpretq_s16_u32(a), vreinterpretq_s16_u32(limit))) != 0;
 }
 #endif
 
@@ -1292,6 +1328,8 @@ FN_ int pair_any_above_(words_ a, uint32_t limit) {
 
 #define scalars_ NAME_(scalars)
 #define spread_ NAME_(spread)
+#define cipher_ NAME_(cipher)
+#define cipher_of_ NAME_(cipher_of)
 #define random_block_ NAME_(random_block)
 #define fetch_ NAME_(fetch)
 #define put_ NAME_(put)
@@ -1307,10 +1345,13 @@ FN_ int pair_any_above_(words_ a, uint32_t limit) {
 #define vector_ NAME_(vector)
 #define range_ NAME_(range)
 #define general_ NAME_(general)
+#define constants_ NAME_(constants)
 #define half_ NAME_(half)
 #define pair_round_ NAME_(pair_round)
-#define pair_half_ NAME_(pair_half)
-#define pair_ NAME_(pair)
+#define pair_words_ NAME_(pair_words)
+#define pair_update_ NAME_(pair_update)
+#define pair_store_ NAME_(pair_store)
+#define pair_prefetch_ NAME_(pair_prefetch)
 #define pairs_ NAME_(pairs)
 
 #ifdef GENERIC_FP16_
@@ -1355,7 +1396,7 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
 
 typedef struct scalars_ {
     floats_ grad_scale, l2, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, momentum, rate, root_scale, eps;
-    int use_l2, use_decay;
+    int use_scale, use_l2, use_decay, zero_grad;
 } scalars_;
 
 FN_ scalars_ spread_(const kopt_step *s) {
@@ -1371,8 +1412,10 @@ FN_ scalars_ spread_(const kopt_step *s) {
     k.rate = set_(s->rate);
     k.root_scale = set_(s->root_scale);
     k.eps = set_(s->eps);
-    k.use_l2 = s->l2 != 0;
-    k.use_decay = s->decay != 0;
+    k.use_scale = kopt_bits_(s->grad_scale) != 0x3F800000u; /* times 1 changes no number */
+    k.use_l2 = kopt_bits_(s->l2) != 0;
+    k.use_decay = kopt_bits_(s->decay) != 0;
+    k.zero_grad = s->zero_grad;
     return k;
 }
 
@@ -1381,11 +1424,7 @@ FN_ scalars_ spread_(const kopt_step *s) {
 FN_ words_ fetch_(const kopt_byte_ *p, size_t size, size_t n) {
 #if LANES_ > 1
     kopt_byte_ part[4 * LANES_];
-    if (n < LANES_) {
-        size_t i;
-        for (i = 0; i < sizeof part; i++) part[i] = i < n * size ? p[i] : KOPT_CAST_(kopt_byte_, 0);
-        p = part;
-    }
+    if (n < LANES_) p = kopt_bounce_(part, sizeof part, p, n * size);
 #else
     KOPT_CAST_(void, n);
 #endif
@@ -1406,33 +1445,46 @@ FN_ void put_(kopt_byte_ *p, size_t size, size_t n, words_ a) {
     else
         store8_(to, a);
 #if LANES_ > 1
-    if (n < LANES_) {
-        size_t i;
-        for (i = 0; i < n * size; i++) p[i] = part[i];
-    }
+    if (n < LANES_) kopt_copy_(p, part, n * size);
 #endif
 }
 
 /* ---- random bits: Philox4x32-7 over 8 * LANES_ elements ---- */
 
-/* Lane l takes the Philox block `block + block_order_[l]`; arrange_ then turns its four words into the order of memory:
-   w[0] holds words 0 .. LANES_-1 of the sequence block by block, and so on. block is a multiple of LANES_. */
-FN_ void random_block_(words_ w[4], uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t block) {
+/* The round keys of one seed and the counter words that are the same for all elements of a tensor. */
+typedef struct cipher_ {
+    words_ key[7][2], stream, step, id;
+} cipher_;
+
+FN_ cipher_ cipher_of_(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream) {
     uint32_t key0 = KOPT_CAST_(uint32_t, seed & 0xFFFFFFFFu), key1 = KOPT_CAST_(uint32_t, seed >> 32);
-    words_ x0 = iadd_(iset_(KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu)), block_order_());
-    words_ x1 = iset_(KOPT_CAST_(uint32_t, block >> 32) + (stream << 28)), x2 = iset_(step), x3 = iset_(id);
+    cipher_ c;
     int round;
-    for (round = 0; round < 7; round++) {
-        words_ high0, low0, high1, low1;
-        mulhilo_(x0, 0xD2511F53u, &high0, &low0);
-        mulhilo_(x2, 0xCD9E8D57u, &high1, &low1);
-        x0 = xor_(xor_(high1, x1), iset_(key0));
-        x1 = low1;
-        x2 = xor_(xor_(high0, x3), iset_(key1));
-        x3 = low0;
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
+    for (round = 0; round < 7; round++, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u) {
+        c.key[round][0] = hold_(key0);
+        c.key[round][1] = hold_(key1);
     }
+    c.stream = iset_(stream << 28);
+    c.step = iset_(step);
+    c.id = iset_(id);
+    return c;
+}
+
+/* Lane l takes the Philox block `block + block_order_[l]`; the four words of each lane are then put into the order of
+   memory: w[0] holds words 0 .. LANES_-1 of the sequence block by block, and so on. block is a multiple of LANES_. */
+FN_ void random_block_(words_ w[4], const cipher_ *c, uint64_t block) {
+    words_ x0 = iadd_(iset_(KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu)), block_order_());
+    words_ x1 = iadd_(iset_(KOPT_CAST_(uint32_t, block >> 32)), c->stream), x2 = c->step, x3 = c->id;
+    words_ high0, low0, high1, low1;
+#define ROUND_(i)                              \
+    mulhilo_(x0, 0xD2511F53u, &high0, &low0);  \
+    mulhilo_(x2, 0xCD9E8D57u, &high1, &low1);  \
+    x0 = xor_(xor_(high1, x1), c->key[i][0]);  \
+    x1 = low1;                                 \
+    x2 = xor_(xor_(high0, x3), c->key[i][1]);  \
+    x3 = low0;
+    ROUND_(0) ROUND_(1) ROUND_(2) ROUND_(3) ROUND_(4) ROUND_(5) ROUND_(6)
+#undef ROUND_
 #if LANES_ > 1
     {
         words_ even_low = zip_low_(x0, x2), even_high = zip_high_(x0, x2);
@@ -1488,7 +1540,7 @@ FN_ words_ stochastic16_(floats_ x, kopt_format format, words_ r) {
     return shr_(iadd_(u, r), 16);
 }
 
-FN_ words_ round16_(floats_ x, kopt_format format, kopt_rounding how, words_ r) {
+static KOPT_NOINLINE_ ISA_TARGET_ words_ round16_(floats_ x, kopt_format format, kopt_rounding how, words_ r) {
     return how == KOPT_STOCHASTIC ? stochastic16_(x, format, r) : nearest16_(x, format);
 }
 
@@ -1514,7 +1566,7 @@ FN_ floats_ widen_(words_ a, kopt_format format) {
 /* m and v are the moments before and after; root is the square root of the new v. */
 FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ g, floats_ *m, floats_ *v, floats_ *root) {
     floats_ update;
-    g = mul_(g, k->grad_scale);
+    if (k->use_scale) g = mul_(g, k->grad_scale);
     if (k->use_l2) g = add_(g, mul_(k->l2, w));
 
     if (kind.rule == KOPT_ADAM) {
@@ -1562,7 +1614,7 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
     if (kind.weight == KOPT_F32) {
         stored = flush32_(sub_(w, update));
     } else {
-        const words_ random = mul16_(r, 20201u), infinity = iset_(kind.weight == KOPT_BF16 ? 0x7F80u : 0x7C00u);
+        const words_ random = mul16_(r, iset_(20201u)), infinity = iset_(kind.weight == KOPT_BF16 ? 0x7F80u : 0x7C00u);
         if (kind.rounding == KOPT_KAHAN) {
             floats_ sum;
             y = sub_(c, update);
@@ -1594,7 +1646,7 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
     if (kind.moments > 0) {
         words_ a = kind.moment == KOPT_F32
                        ? flush32_(m)
-                       : flush16_(round16_(m, kind.moment, kind.moment_rounding, mul16_(r, 10579u)), kind.moment);
+                       : flush16_(round16_(m, kind.moment, kind.moment_rounding, mul16_(r, iset_(10579u))), kind.moment);
         put_(j->moment1 + i * moment_size, moment_size, n, a);
     }
     if (kind.moments > 1) {
@@ -1615,13 +1667,14 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
         put_(j->copy + i * copy_size, copy_size, n,
              j->copy_format == KOPT_F32 ? bits_(seen) : nearest16_(seen, j->copy_format));
     }
-    if (j->step->zero_grad) put_(j->grad + i * grad_size, grad_size, n, iset_(0));
+    if (k->zero_grad) put_(j->grad + i * grad_size, grad_size, n, iset_(0));
 }
 
 /* Random bits come in blocks of 8 * LANES_ elements, counted by the global index. */
 FN_ void range_(const kopt_job_ *j, kopt_kind_ kind, size_t begin, size_t end) {
     const scalars_ k = spread_(j->step);
     const int random = kopt_needs_random_(kind);
+    const cipher_ cipher = cipher_of_(j->step->seed, j->step->step, j->id, KOPT_RANDOM_STEP_);
     uint32_t halves[5 * LANES_];
     size_t i = begin, offset = 0, stop, at;
     words_ w[4], r = iset_(0);
@@ -1630,7 +1683,7 @@ FN_ void range_(const kopt_job_ *j, kopt_kind_ kind, size_t begin, size_t end) {
         offset = KOPT_CAST_(size_t, index % (8 * LANES_));
         stop = end - i < 8 * LANES_ - offset ? end : i + (8 * LANES_ - offset);
         if (random) {
-            random_block_(w, j->step->seed, j->step->step, j->id, KOPT_RANDOM_STEP_, index / (8 * LANES_) * LANES_);
+            random_block_(w, &cipher, index / (8 * LANES_) * LANES_);
             for (at = 0; at < 4; at++) store32_(KOPT_POINTER_(kopt_byte_ *, halves + at * LANES_), w[at]);
             store32_(KOPT_POINTER_(kopt_byte_ *, halves + 4 * LANES_), r);
         }
@@ -1660,193 +1713,197 @@ static KOPT_NOINLINE_ ISA_TARGET_ void general_(const kopt_job_ *j, size_t begin
 /* ---- the hot kernel: everything in bf16, two elements to a word, no special values ---- */
 #ifdef PAIRS_
 
-FN_ floats_ half_(words_ a, int odd) { return value_(odd ? and_(a, iset_(0xFFFF0000u)) : shl_(a, 16)); }
+/* The constants of the hot loop. Held: made anew in the loop by the compiler they cost up to eight operations. */
+typedef struct constants_ {
+    words_ one, bias, upper, lower, exponent, magnitude, limit, weight_factor, moment_factor;
+} constants_;
 
-/* The rounded bf16 in the upper half of each word; r holds the random bits of both halves. Right for values below the
-   last interval; others are seen by the caller. */
-FN_ words_ pair_round_(floats_ x, kopt_rounding how, words_ r, int odd) {
+FN_ floats_ half_(words_ a, int odd, const constants_ *c) { return value_(odd ? and_(a, c->upper) : shl_(a, 16)); }
+
+/* The rounded bf16 in the upper half of each word. Right below the last interval; pair_ sees the others. */
+FN_ words_ pair_round_(floats_ x, kopt_rounding how, words_ r, const constants_ *c) {
     words_ u = bits_(x);
-    if (how == KOPT_STOCHASTIC) return iadd_(u, odd ? shr_(r, 16) : and_(r, iset_(0xFFFFu)));
-    return iadd_(iadd_(u, iset_(0x7FFFu)), and_(shr_(u, 16), iset_(1)));
+    if (how == KOPT_STOCHASTIC) return iadd_(u, r);
+    return iadd_(iadd_(u, c->bias), and_(shr_(u, 16), c->one));
 }
 
-/* The even or the odd elements. in and out: weight, residual, first, second moment; r: their random bits. Returns the
-   lanes with a value that wants the general kernel and does not show in the stored halves. */
-FN_ mask_ pair_half_(kopt_kind_ kind, const scalars_ *k, int odd, const words_ in[4], words_ grad, const words_ r[4],
-                     words_ out[4]) {
-    floats_ w = half_(in[0], odd), m = half_(in[2], odd), v = half_(in[3], odd), root = w, update, y, sum;
-    words_ mag, x;
-    mask_ special = gt_(iset_(0), iset_(0));
-    if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) {
-        x = odd ? in[1] : shl_(in[1], 16); /* the remainder, signed, in the upper half */
-        x = kind.rounding == KOPT_EXACT ? shr_(x, 16) : and_(shr_(x, 8), iset_(0x00FFFF00u));
-        if (kind.rounding == KOPT_EXACT) x = isub_(xor_(x, iset_(0x8000u)), iset_(0x8000u));
-        else x = isub_(xor_(x, iset_(0x00800000u)), iset_(0x00800000u));
-        w = value_(iadd_(bits_(w), x));
-    }
-    update = rule_(kind, k, w, half_(grad, odd), &m, &v, &root);
+/* One word per lane of each array, and what is to be subtracted from the even and the odd weights. */
+typedef struct pair_words_ {
+    words_ weight, residual, moment1, moment2, random[2];
+    floats_ w[2], update[2];
+} pair_words_;
 
-    if (kind.rounding == KOPT_KAHAN) {
-        y = sub_(half_(in[1], odd), update);
-        sum = add_(w, y);
-        out[0] = pair_round_(sum, KOPT_NEAREST, r[0], odd);
-        y = add_(sub_(w, value_(and_(out[0], iset_(0xFFFF0000u)))), y);
-        out[1] = pair_round_(y, kind.compensation_rounding, r[1], odd);
-    } else if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) {
-        x = bits_(sub_(w, update));
-        mag = and_(x, iset_(0x7FFFFFFFu));
-        special = gt_(mag, iset_(0x7F7EFFFFu));
-        x = select_(gt_(iset_(0x00800000u), mag), iset_(0), x);
-        if (kind.rounding == KOPT_EXACT) {
-            out[1] = shl_(x, 16);
-        } else {
-            words_ r8 = odd ? shr_(r[1], 16) : r[1];
-            r8 = kind.compensation_rounding == KOPT_STOCHASTIC ? and_(r8, iset_(0xFFu)) : iset_(0x80u);
-            x = and_(iadd_(x, r8), iset_(0xFFFFFF00u));
-            out[1] = shl_(x, 8);
+/* First half of a step for 2 * LANES_ elements, up to the division: loads, rule, moments. */
+FN_ void pair_update_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
+                      words_ random, pair_words_ *p) {
+    const words_ grad = load32_(j->grad + 2 * i);
+    words_ new_m[2], new_v[2], x;
+    int odd;
+    p->weight = p->residual = p->moment1 = p->moment2 = load32_(j->weight + 2 * i);
+    if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) p->residual = load32_(j->residual + 2 * i);
+    if (kind.rounding == KOPT_COMPACT) p->residual = pair_load8_(j->residual + i);
+    if (kind.moments > 0) p->moment1 = load32_(j->moment1 + 2 * i);
+    if (kind.moments > 1) p->moment2 = load32_(j->moment2 + 2 * i);
+    p->random[0] = and_(random, c->lower);
+    p->random[1] = shr_(random, 16);
+    for (odd = 0; odd < 2; odd++) {
+        const words_ r = p->random[odd];
+        floats_ w = half_(p->weight, odd, c), m = half_(p->moment1, odd, c), v = half_(p->moment2, odd, c), root = w;
+        if (kind.rounding == KOPT_EXACT) { /* sign-extend the remainder and add it */
+            x = odd ? shr_(p->residual, 16) : and_(p->residual, c->lower);
+            w = value_(iadd_(bits_(w), isub_(xor_(x, iset_(0x8000u)), iset_(0x8000u))));
+        } else if (kind.rounding == KOPT_COMPACT) {
+            x = and_(odd ? shr_(p->residual, 8) : shl_(p->residual, 8), iset_(0x00FFFF00u));
+            w = value_(iadd_(bits_(w), isub_(xor_(x, iset_(0x00800000u)), iset_(0x00800000u))));
         }
-        out[0] = iadd_(x, iset_(0x8000u));
-    } else {
-        out[0] = pair_round_(sub_(w, update), kind.rounding, r[1], odd);
-        out[1] = out[0];
+        p->w[odd] = w;
+        p->update[odd] = rule_(kind, k, w, half_(grad, odd, c), &m, &v, &root);
+        new_m[odd] = pair_round_(m, kind.moment_rounding, mul16_(r, c->moment_factor), c);
+        new_v[odd] = pair_round_(v, kind.moment_rounding, r, c);
     }
-    out[2] = pair_round_(m, kind.moment_rounding, r[2], odd);
-    out[3] = pair_round_(v, kind.moment_rounding, r[3], odd);
-    return special;
+    if (kind.moments > 0) p->moment1 = pair_flush_(pair_join_(new_m[0], new_m[1]), c->exponent);
+    if (kind.moments > 1) p->moment2 = pair_flush_(pair_join_(new_v[0], new_v[1]), c->exponent);
 }
 
-/* 2 * LANES_ elements. Returns 0, with nothing written, if a value wants the general kernel: a result that is infinite,
-   NaN or in the last interval before infinity. */
-FN_ int pair_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t i, words_ random) {
-    const words_ magnitude = iset_(0x7FFF7FFFu);
-    words_ in[4], even[4], odd[4], r[4], grad = load32_(j->grad + 2 * i), most;
-    mask_ special;
-    in[0] = in[1] = in[2] = in[3] = load32_(j->weight + 2 * i);
-    if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) in[1] = load32_(j->residual + 2 * i);
-    if (kind.rounding == KOPT_COMPACT) in[1] = pair_load8_(j->residual + i);
-    if (kind.moments > 0) in[2] = load32_(j->moment1 + 2 * i);
-    if (kind.moments > 1) in[3] = load32_(j->moment2 + 2 * i);
-    r[0] = r[3] = random;
-    r[1] = mul16_(random, 20201u);
-    r[2] = mul16_(random, 10579u);
-
-    special = pair_half_(kind, k, 0, in, grad, r, even);
-    special = either_(special, pair_half_(kind, k, 1, in, grad, r, odd));
-
-    in[0] = pair_flush_(pair_join_(even[0], odd[0]));
-    most = and_(in[0], magnitude);
-    if (kind.moments > 0) {
-        in[2] = pair_flush_(pair_join_(even[2], odd[2]));
-        most = pair_max_(most, and_(in[2], magnitude));
+/* Second half: the weights, and all stores. Returns 0, with nothing written, if a value wants the general kernel: a
+   result that is infinite, NaN or in the last interval before infinity. */
+FN_ int pair_store_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
+                    const pair_words_ *p) {
+    const int split = kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT;
+    words_ weights[2], kept[2], weight, most, x;
+    mask_ special = gt_(c->one, c->one);
+    int odd;
+    for (odd = 0; odd < 2; odd++) {
+        const words_ r = mul16_(p->random[odd], c->weight_factor);
+        const floats_ w = p->w[odd];
+        if (kind.rounding == KOPT_KAHAN) {
+            floats_ y = sub_(half_(p->residual, odd, c), p->update[odd]);
+            weights[odd] = pair_round_(add_(w, y), KOPT_NEAREST, r, c);
+            y = add_(sub_(w, value_(and_(weights[odd], c->upper))), y);
+            kept[odd] = pair_round_(y, kind.compensation_rounding, r, c);
+        } else if (split) {
+            words_ mag;
+            x = bits_(sub_(w, p->update[odd]));
+            mag = and_(x, iset_(0x7FFFFFFFu));
+            special = either_(special, gt_(mag, iset_(0x7F7EFFFFu)));
+            x = select_(gt_(iset_(0x00800000u), mag), iset_(0), x);
+            if (kind.rounding == KOPT_COMPACT) {
+                x = iadd_(x, kind.compensation_rounding == KOPT_STOCHASTIC ? and_(r, iset_(0xFFu)) : iset_(0x80u));
+                x = and_(x, iset_(0xFFFFFF00u));
+            }
+            kept[odd] = shl_(x, kind.rounding == KOPT_EXACT ? 16 : 8);
+            weights[odd] = iadd_(x, iset_(0x8000u));
+        } else {
+            kept[odd] = weights[odd] = pair_round_(sub_(w, p->update[odd]), kind.rounding, r, c);
+        }
     }
-    if (kind.moments > 1) {
-        in[3] = pair_flush_(pair_join_(even[3], odd[3]));
-        most = pair_max_(most, and_(in[3], magnitude));
-    }
-    if (pair_any_above_(most, 0x7F7Eu)) return 0;
-    if ((kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) && any_(special)) return 0;
 
-    store32_(j->weight + 2 * i, in[0]);
-    if (kind.rounding == KOPT_KAHAN) store32_(j->residual + 2 * i, pair_flush_(pair_join_(even[1], odd[1])));
-    if (kind.rounding == KOPT_EXACT) store32_(j->residual + 2 * i, pair_join_(even[1], odd[1]));
-    if (kind.rounding == KOPT_COMPACT) pair_store8_(j->residual + i, pair_join_(even[1], odd[1]));
-    if (kind.moments > 0) store32_(j->moment1 + 2 * i, in[2]);
-    if (kind.moments > 1) store32_(j->moment2 + 2 * i, in[3]);
-    if (j->step->zero_grad) store32_(j->grad + 2 * i, iset_(0));
+    most = weight = pair_flush_(pair_join_(weights[0], weights[1]), c->exponent);
+    if (kind.moments > 0) most = or_(most, p->moment1);
+    if (kind.moments > 1) most = or_(most, p->moment2);
+    if (pair_any_above_(and_(most, c->magnitude), c->limit)) { /* perhaps: the bits of several values together */
+        most = and_(weight, c->magnitude);
+        if (kind.moments > 0) most = pair_max_(most, and_(p->moment1, c->magnitude));
+        if (kind.moments > 1) most = pair_max_(most, and_(p->moment2, c->magnitude));
+        if (pair_any_above_(most, c->limit)) return 0;
+    }
+    if (split && any_(special)) return 0;
+
+    store32_(j->weight + 2 * i, weight);
+    x = pair_join_(kept[0], kept[1]);
+    if (kind.rounding == KOPT_KAHAN) store32_(j->residual + 2 * i, pair_flush_(x, c->exponent));
+    if (kind.rounding == KOPT_EXACT) store32_(j->residual + 2 * i, x);
+    if (kind.rounding == KOPT_COMPACT) pair_store8_(j->residual + i, x);
+    if (kind.moments > 0) store32_(j->moment1 + 2 * i, p->moment1);
+    if (kind.moments > 1) store32_(j->moment2 + 2 * i, p->moment2);
+    if (k->zero_grad) store32_(j->grad + 2 * i, iset_(0));
     return 1;
 }
 
-FN_ void pairs_(const kopt_job_ *j, kopt_rule rule, kopt_rounding rounding, kopt_rounding small_stores, int nesterov) {
-    const scalars_ k = spread_(j->step);
+/* The cache lines of each array 1 KB ahead: at DRAM sizes worth 8 to 19 %. */
+FN_ void pair_prefetch_(const kopt_job_ *j, kopt_kind_ kind, size_t i, size_t lines) {
+    size_t ahead = 2 * i + 1024, line;
+    for (line = 0; line < lines; line++, ahead += 64) {
+        KOPT_PREFETCH_(j->weight + ahead);
+        KOPT_PREFETCH_(j->grad + ahead);
+        KOPT_PREFETCH_(j->moment1 + ahead);
+        if (kind.moments > 1) KOPT_PREFETCH_(j->moment2 + ahead);
+        if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) KOPT_PREFETCH_(j->residual + ahead);
+        if (kind.rounding == KOPT_COMPACT) KOPT_PREFETCH_(j->residual + ahead / 2);
+    }
+}
+
+FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding rounding, kopt_rounding small_stores) {
+    const kopt_job_ local = *general_job, *const j = &local; /* a copy: no store can change it */
+    const kopt_step *s = j->step;
+    const scalars_ k = spread_(s);
+    const cipher_ cipher = cipher_of_(s->seed, s->step, j->id, KOPT_RANDOM_STEP_);
     const size_t block = 8 * LANES_, unaligned = KOPT_CAST_(size_t, (j->first + j->begin) % block);
     size_t i = j->begin, q;
     kopt_kind_ kind;
+    constants_ c;
     words_ r[4];
+    c.one = hold_(1);
+    c.bias = hold_(0x7FFFu);
+    c.upper = hold_(0xFFFF0000u);
+    c.lower = hold_(0xFFFFu);
+    c.exponent = hold_(0x7F807F80u);
+    c.magnitude = hold_(0x7FFF7FFFu);
+    c.limit = hold_(0x7F7E7F7Eu);
+    c.weight_factor = hold_(20201u);
+    c.moment_factor = hold_(10579u);
     kind.rule = rule;
     kind.weight = kind.grad = kind.moment = KOPT_BF16;
     kind.rounding = rounding;
     kind.moment_rounding = kind.compensation_rounding = small_stores;
     kind.moments = rule == KOPT_ADAM ? 2 : 1;
-    kind.nesterov = nesterov;
+    kind.nesterov = s->nesterov;
     r[0] = r[1] = r[2] = r[3] = iset_(0);
 
-    if (unaligned != 0 && j->end - i > block - unaligned) {
-        general_(j, i, i + (block - unaligned));
-        i += block - unaligned;
+    if (unaligned != 0) {
+        i += j->end - i < block - unaligned ? j->end - i : block - unaligned;
+        general_(general_job, j->begin, i);
     }
-    if (unaligned == 0 || i != j->begin) {
-        for (; j->end - i >= block; i += block) {
-            if (kopt_needs_random_(kind))
-                random_block_(r, j->step->seed, j->step->step, j->id, KOPT_RANDOM_STEP_, (j->first + i) / 8);
-            for (q = 0; q < 4; q++) {
-                const size_t at = i + q * (2 * LANES_);
-                if (q % (64 / (4 * LANES_)) == 0) { /* one line of each stream, 1 KB ahead: measured in bench */
-                    KOPT_PREFETCH_(j->weight + 2 * at + 1024);
-                    KOPT_PREFETCH_(j->grad + 2 * at + 1024);
-                    KOPT_PREFETCH_(j->moment1 + 2 * at + 1024);
-                    if (rule == KOPT_ADAM) KOPT_PREFETCH_(j->moment2 + 2 * at + 1024);
-                    if (rounding == KOPT_KAHAN || rounding == KOPT_EXACT) KOPT_PREFETCH_(j->residual + 2 * at + 1024);
-                    if (rounding == KOPT_COMPACT && q == 0) KOPT_PREFETCH_(j->residual + at + 1024);
-                }
-                if (!pair_(j, kind, &k, at, r[q])) general_(j, at, at + 2 * LANES_);
-            }
+    for (; j->end - i >= block; i += block) {
+        if (kopt_needs_random_(kind))
+            random_block_(r, &cipher, (j->first + i) / 8);
+        for (q = 0; q < 4; q += 2) { /* two at a time: the second's divisions run while the first's weights are stored */
+            const size_t at = i + q * (2 * LANES_), next = at + 2 * LANES_;
+            pair_words_ first, second;
+            pair_prefetch_(j, kind, at, LANES_ < 16 ? 1 : 2);
+            pair_update_(j, kind, &k, &c, at, r[q], &first);
+            pair_update_(j, kind, &k, &c, next, r[q + 1], &second);
+            if (!pair_store_(j, kind, &k, &c, at, &first)) general_(general_job, at, next);
+            if (!pair_store_(j, kind, &k, &c, next, &second)) general_(general_job, next, next + 2 * LANES_);
         }
     }
-    if (i < j->end) general_(j, i, j->end);
+    if (i < j->end) general_(general_job, i, j->end);
 }
 
-#define PAIRS_OF_(name, rule, rounding, small_stores)                             \
-    static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(name)(const kopt_job_ *j) {      \
-        pairs_(j, rule, rounding, small_stores, j->step->nesterov);               \
-    }
-PAIRS_OF_(adam_kahan, KOPT_ADAM, KOPT_KAHAN, KOPT_STOCHASTIC)
-PAIRS_OF_(adam_kahan_nearest, KOPT_ADAM, KOPT_KAHAN, KOPT_NEAREST)
-PAIRS_OF_(adam_exact, KOPT_ADAM, KOPT_EXACT, KOPT_STOCHASTIC)
-PAIRS_OF_(adam_compact, KOPT_ADAM, KOPT_COMPACT, KOPT_STOCHASTIC)
-PAIRS_OF_(adam_stochastic, KOPT_ADAM, KOPT_STOCHASTIC, KOPT_STOCHASTIC)
-PAIRS_OF_(adam_nearest, KOPT_ADAM, KOPT_NEAREST, KOPT_NEAREST)
-PAIRS_OF_(sgd_kahan, KOPT_SGD, KOPT_KAHAN, KOPT_STOCHASTIC)
-PAIRS_OF_(sgd_exact, KOPT_SGD, KOPT_EXACT, KOPT_STOCHASTIC)
-PAIRS_OF_(sgd_compact, KOPT_SGD, KOPT_COMPACT, KOPT_STOCHASTIC)
-PAIRS_OF_(sgd_stochastic, KOPT_SGD, KOPT_STOCHASTIC, KOPT_STOCHASTIC)
-PAIRS_OF_(sgd_nearest, KOPT_SGD, KOPT_NEAREST, KOPT_NEAREST)
-#undef PAIRS_OF_
-
-typedef void (*NAME_(kernel))(const kopt_job_ *j);
-
-/* The hot kernel for this job, or NULL. */
-static NAME_(kernel) NAME_(hot)(const kopt_job_ *j) {
-    const kopt_step *s = j->step;
-    const int adam = s->rule == KOPT_ADAM;
-    int all_nearest = s->moment_rounding == KOPT_NEAREST, all_stochastic = s->moment_rounding == KOPT_STOCHASTIC;
-    if (s->weight_format != KOPT_BF16 || s->moment_format != KOPT_BF16 || j->grad_format != KOPT_BF16) return NULL;
-    if (s->moments == 0 || j->copy != NULL) return NULL;
-    if (s->rounding == KOPT_KAHAN || s->rounding == KOPT_COMPACT) {
-        all_nearest = all_nearest && s->compensation_rounding == KOPT_NEAREST;
-        all_stochastic = all_stochastic && s->compensation_rounding == KOPT_STOCHASTIC;
-    }
-    if (all_nearest) {
-        if (s->rounding == KOPT_NEAREST) return adam ? NAME_(adam_nearest) : NAME_(sgd_nearest);
-        if (s->rounding == KOPT_KAHAN && adam) return NAME_(adam_kahan_nearest);
-        return NULL;
-    }
-    if (!all_stochastic) return NULL;
-    switch (s->rounding) {
-    case KOPT_KAHAN: return adam ? NAME_(adam_kahan) : NAME_(sgd_kahan);
-    case KOPT_EXACT: return adam ? NAME_(adam_exact) : NAME_(sgd_exact);
-    case KOPT_COMPACT: return adam ? NAME_(adam_compact) : NAME_(sgd_compact);
-    case KOPT_STOCHASTIC: return adam ? NAME_(adam_stochastic) : NAME_(sgd_stochastic);
-    case KOPT_NEAREST: break;
-    }
-    return NULL;
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_kahan)(const kopt_job_ *j) {
+    pairs_(j, KOPT_ADAM, KOPT_KAHAN, KOPT_STOCHASTIC);
 }
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam)(const kopt_job_ *j) {
+    pairs_(j, KOPT_ADAM, j->step->rounding, j->step->moment_rounding);
+}
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(sgd)(const kopt_job_ *j) {
+    pairs_(j, KOPT_SGD, j->step->rounding, j->step->moment_rounding);
+}
+
 #endif /* PAIRS_ */
 
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(step)(const kopt_job_ *j) {
 #ifdef PAIRS_
-    NAME_(kernel) hot = NAME_(hot)(j);
-    if (hot != NULL) {
-        hot(j);
+    const kopt_step *s = j->step;
+    const int compensated = s->rounding == KOPT_KAHAN || s->rounding == KOPT_COMPACT;
+    if (s->weight_format == KOPT_BF16 && s->moment_format == KOPT_BF16 && j->grad_format == KOPT_BF16 &&
+        s->moments != 0 && j->copy == NULL && (!compensated || s->compensation_rounding == s->moment_rounding)) {
+        if (s->rule == KOPT_SGD)
+            NAME_(sgd)(j);
+        else if (s->rounding == KOPT_KAHAN && s->moment_rounding == KOPT_STOCHASTIC)
+            NAME_(adam_kahan)(j);
+        else
+            NAME_(adam)(j);
         return;
     }
 #endif
@@ -1872,6 +1929,7 @@ FN_ void NAME_(convert_one)(const kopt_conversion_ *c, kopt_format to, kopt_form
 }
 
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(convert)(const kopt_conversion_ *c) {
+    const cipher_ cipher = cipher_of_(c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_);
     uint32_t halves[5 * LANES_];
     size_t i = 0, offset, stop, at;
     words_ w[4], r = iset_(0);
@@ -1892,7 +1950,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(convert)(const kopt_conversion_ *c)
         const uint64_t index = c->first + i;
         offset = KOPT_CAST_(size_t, index % (8 * LANES_));
         stop = c->n - i < 8 * LANES_ - offset ? c->n : i + (8 * LANES_ - offset);
-        random_block_(w, c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_, index / (8 * LANES_) * LANES_);
+        random_block_(w, &cipher, index / (8 * LANES_) * LANES_);
         for (at = 0; at < 4; at++) store32_(KOPT_POINTER_(kopt_byte_ *, halves + at * LANES_), w[at]);
         store32_(KOPT_POINTER_(kopt_byte_ *, halves + 4 * LANES_), r);
         for (; i < stop; i += stop - i < LANES_ ? stop - i : LANES_) {
@@ -1917,8 +1975,9 @@ static KOPT_NOINLINE_ ISA_TARGET_ int NAME_(all_finite)(const kopt_byte_ *p, kop
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
+    const cipher_ cipher = cipher_of_(seed, step, id, stream);
     words_ w[4];
-    random_block_(w, seed, step, id, stream, index >> 3);
+    random_block_(w, &cipher, index >> 3);
     return load_half_(w, KOPT_CAST_(size_t, index & 7));
 }
 #endif
@@ -1942,6 +2001,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef round_
 #undef count_
 #undef iset_
+#undef hold_
 #undef iadd_
 #undef isub_
 #undef and_
@@ -1983,6 +2043,8 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef SETTLE_
 #undef scalars_
 #undef spread_
+#undef cipher_
+#undef cipher_of_
 #undef random_block_
 #undef fetch_
 #undef put_
@@ -1998,10 +2060,13 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef vector_
 #undef range_
 #undef general_
+#undef constants_
 #undef half_
 #undef pair_round_
-#undef pair_half_
-#undef pair_
+#undef pair_words_
+#undef pair_update_
+#undef pair_store_
+#undef pair_prefetch_
 #undef pairs_
 
 #elif defined(KOPT_IMPLEMENTING_) /* the implementation, continued */

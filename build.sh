@@ -1,0 +1,100 @@
+#!/bin/sh
+# kahan_opt: ./build.sh demo | test | bench | setup.  Each needs a C compiler (CC, default cc) and nothing else; what
+# more there is to test with is used if it is installed, and `./build.sh setup` installs it (Debian, Ubuntu).
+set -eu
+cd "$(dirname "$0")"
+CC=${CC:-cc}
+WARNINGS='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-qual'
+C_WARNINGS="$WARNINGS -Wmissing-prototypes -Werror"
+
+usage() {
+    cat <<'TEXT'
+usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (default: kahan_opt.h) in 16 bit and fp32
+       ./build.sh test [--no-skip]       all tests that can run here; names what it skips (--no-skip: as a failure)
+       ./build.sh bench [--gb SIZE]      check the bits, then measure against the memory roofline
+       ./build.sh setup                  install the tools that the full test uses (apt, as root)
+TEXT
+}
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+demo() {
+    mkdir -p build/demo
+    $CC -std=c99 -O3 -o build/demo/demo docs/examples/demo.c -lm
+    exec build/demo/demo "$@"
+}
+
+bench() {
+    mkdir -p build/bench
+    $CC -std=c99 -O2 -o build/bench/bench bench/bench.c
+    exec build/bench/bench "$@"
+}
+
+setup() {
+    have apt-get || { echo "setup: this needs apt (Debian or Ubuntu); install clang, tcc, perl, qemu-user and gcc-aarch64-linux-gnu by hand" >&2; exit 2; }
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends gcc g++ libc6-dev perl clang tcc \
+        qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross >/dev/null
+    echo "setup: done"
+}
+
+# ---- test: every part is a small script in build/tests that prints TAP; prove runs them all -------------------------
+
+skipped=0
+skip() { # skip PART TOOL
+    echo "SKIPPED: $1 (no $2; ./build.sh setup installs it)"
+    skipped=$((skipped + 1))
+}
+
+part() { # part NAME COMMAND...: the command prints TAP
+    name=$1
+    shift
+    printf '#!/bin/sh\nexec %s\n' "$*" >"build/tests/$name.t"
+    chmod +x "build/tests/$name.t"
+}
+
+program() { # program SUFFIX RUNNER ARGUMENT COMPILER FLAGS...: build all tests with it, one part each
+    suffix=$1 runner=$2 argument=$3
+    shift 3
+    for source in tests/test_*.c; do
+        name=$(basename "$source" .c)
+        "$@" -std=c99 $C_WARNINGS -o "build/tests/$name.$suffix" "$source" -lm
+        part "$name.$suffix" "$runner" "build/tests/$name.$suffix" "$argument"
+    done
+}
+
+run_tests() {
+    strict=0
+    [ "${1:-}" = --no-skip ] && strict=1
+    rm -rf build/tests
+    mkdir -p build/tests
+    echo "building the tests ..."
+    program native '' '' $CC -O2
+    program ofast '' quick $CC -Ofast -ffp-contract=fast
+    if have clang; then program clang '' quick clang -Ofast -march=native; else skip "clang -Ofast -march=native" clang; fi
+    if have aarch64-linux-gnu-gcc && have qemu-aarch64; then
+        program neon qemu-aarch64 quick aarch64-linux-gnu-gcc -O2 -static
+    else
+        skip "NEON under qemu" "aarch64-linux-gnu-gcc or qemu-aarch64"
+    fi
+    for tool in gcc g++ clang clang++ tcc; do have $tool || skip "$tool: compiles without a warning" $tool; done
+    part compile sh tests/compile.sh
+    part demo sh tests/demo.sh
+    if have prove; then
+        prove -j2 build/tests/*.t
+    else
+        skip "prove, which counts the results" perl
+        for t in build/tests/*.t; do "$t" || { echo "FAILED: $t" >&2; exit 1; }; done
+    fi
+    echo "$skipped parts skipped"
+    [ $strict = 0 ] || [ $skipped = 0 ]
+}
+
+case "${1:-}" in
+demo) shift; demo "$@" ;;
+test) shift; run_tests "$@" ;;
+bench) shift; bench "$@" ;;
+setup) setup ;;
+-h | --help | help) usage ;;
+*) usage >&2; exit 2 ;;
+esac
