@@ -1348,7 +1348,10 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define constants_ NAME_(constants)
 #define half_ NAME_(half)
 #define pair_round_ NAME_(pair_round)
+#define pair_half_ NAME_(pair_half)
 #define pair_words_ NAME_(pair_words)
+#define pair_rule_ NAME_(pair_rule)
+#define pair_weight_ NAME_(pair_weight)
 #define pair_update_ NAME_(pair_update)
 #define pair_store_ NAME_(pair_store)
 #define pair_prefetch_ NAME_(pair_prefetch)
@@ -1727,90 +1730,97 @@ FN_ words_ pair_round_(floats_ x, kopt_rounding how, words_ r, const constants_ 
     return iadd_(iadd_(u, c->bias), and_(shr_(u, 16), c->one));
 }
 
-/* One word per lane of each array, and what is to be subtracted from the even and the odd weights. */
+/* One word per lane of each array, and the even or the odd elements of it as floats. */
+typedef struct pair_half_ {
+    floats_ w, update;
+    words_ moment1, moment2, weight, residual, random; /* results in the upper half; random number in the low half */
+} pair_half_;
 typedef struct pair_words_ {
-    words_ weight, residual, moment1, moment2, random[2];
-    floats_ w[2], update[2];
+    words_ weight, residual, moment1, moment2;
+    pair_half_ even, odd;
 } pair_words_;
+
+FN_ void pair_rule_(kopt_kind_ kind, const scalars_ *k, const constants_ *c, const pair_words_ *p, words_ grad, int odd,
+                    pair_half_ *h) {
+    floats_ m = half_(p->moment1, odd, c), v = half_(p->moment2, odd, c), root = m;
+    words_ x;
+    h->w = half_(p->weight, odd, c);
+    if (kind.rounding == KOPT_EXACT) { /* sign-extend the remainder and add it */
+        x = odd ? shr_(p->residual, 16) : and_(p->residual, c->lower);
+        h->w = value_(iadd_(bits_(h->w), isub_(xor_(x, iset_(0x8000u)), iset_(0x8000u))));
+    } else if (kind.rounding == KOPT_COMPACT) {
+        x = and_(odd ? shr_(p->residual, 8) : shl_(p->residual, 8), iset_(0x00FFFF00u));
+        h->w = value_(iadd_(bits_(h->w), isub_(xor_(x, iset_(0x00800000u)), iset_(0x00800000u))));
+    }
+    h->update = rule_(kind, k, h->w, half_(grad, odd, c), &m, &v, &root);
+    h->moment1 = pair_round_(m, kind.moment_rounding, mul16_(h->random, c->moment_factor), c);
+    h->moment2 = pair_round_(v, kind.moment_rounding, h->random, c);
+}
 
 /* First half of a step for 2 * LANES_ elements, up to the division: loads, rule, moments. */
 FN_ void pair_update_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
                       words_ random, pair_words_ *p) {
     const words_ grad = load32_(j->grad + 2 * i);
-    words_ new_m[2], new_v[2], x;
-    int odd;
     p->weight = p->residual = p->moment1 = p->moment2 = load32_(j->weight + 2 * i);
     if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) p->residual = load32_(j->residual + 2 * i);
     if (kind.rounding == KOPT_COMPACT) p->residual = pair_load8_(j->residual + i);
     if (kind.moments > 0) p->moment1 = load32_(j->moment1 + 2 * i);
     if (kind.moments > 1) p->moment2 = load32_(j->moment2 + 2 * i);
-    p->random[0] = and_(random, c->lower);
-    p->random[1] = shr_(random, 16);
-    for (odd = 0; odd < 2; odd++) {
-        const words_ r = p->random[odd];
-        floats_ w = half_(p->weight, odd, c), m = half_(p->moment1, odd, c), v = half_(p->moment2, odd, c), root = w;
-        if (kind.rounding == KOPT_EXACT) { /* sign-extend the remainder and add it */
-            x = odd ? shr_(p->residual, 16) : and_(p->residual, c->lower);
-            w = value_(iadd_(bits_(w), isub_(xor_(x, iset_(0x8000u)), iset_(0x8000u))));
-        } else if (kind.rounding == KOPT_COMPACT) {
-            x = and_(odd ? shr_(p->residual, 8) : shl_(p->residual, 8), iset_(0x00FFFF00u));
-            w = value_(iadd_(bits_(w), isub_(xor_(x, iset_(0x00800000u)), iset_(0x00800000u))));
+    p->even.random = and_(random, c->lower);
+    p->odd.random = shr_(random, 16);
+    pair_rule_(kind, k, c, p, grad, 0, &p->even);
+    pair_rule_(kind, k, c, p, grad, 1, &p->odd);
+    if (kind.moments > 0) p->moment1 = pair_flush_(pair_join_(p->even.moment1, p->odd.moment1), c->exponent);
+    if (kind.moments > 1) p->moment2 = pair_flush_(pair_join_(p->even.moment2, p->odd.moment2), c->exponent);
+}
+
+/* Returns the lanes with a special value that does not show in the rounded weight. */
+FN_ mask_ pair_weight_(kopt_kind_ kind, const constants_ *c, const pair_words_ *p, int odd, pair_half_ *h) {
+    const words_ r = mul16_(h->random, c->weight_factor);
+    mask_ special = gt_(r, r);
+    if (kind.rounding == KOPT_KAHAN) {
+        floats_ y = sub_(half_(p->residual, odd, c), h->update);
+        h->weight = pair_round_(add_(h->w, y), KOPT_NEAREST, r, c);
+        y = add_(sub_(h->w, value_(and_(h->weight, c->upper))), y);
+        h->residual = pair_round_(y, kind.compensation_rounding, r, c);
+    } else if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) {
+        words_ x = bits_(sub_(h->w, h->update)), mag = and_(x, iset_(0x7FFFFFFFu));
+        special = gt_(mag, iset_(0x7F7EFFFFu));
+        x = select_(gt_(iset_(0x00800000u), mag), iset_(0), x);
+        if (kind.rounding == KOPT_COMPACT) {
+            x = iadd_(x, kind.compensation_rounding == KOPT_STOCHASTIC ? and_(r, iset_(0xFFu)) : iset_(0x80u));
+            x = and_(x, iset_(0xFFFFFF00u));
+            h->residual = shl_(x, 8);
+        } else {
+            h->residual = shl_(x, 16);
         }
-        p->w[odd] = w;
-        p->update[odd] = rule_(kind, k, w, half_(grad, odd, c), &m, &v, &root);
-        new_m[odd] = pair_round_(m, kind.moment_rounding, mul16_(r, c->moment_factor), c);
-        new_v[odd] = pair_round_(v, kind.moment_rounding, r, c);
+        h->weight = iadd_(x, iset_(0x8000u));
+    } else {
+        h->residual = h->weight = pair_round_(sub_(h->w, h->update), kind.rounding, r, c);
     }
-    if (kind.moments > 0) p->moment1 = pair_flush_(pair_join_(new_m[0], new_m[1]), c->exponent);
-    if (kind.moments > 1) p->moment2 = pair_flush_(pair_join_(new_v[0], new_v[1]), c->exponent);
+    return special;
 }
 
 /* Second half: the weights, and all stores. Returns 0, with nothing written, if a value wants the general kernel: a
    result that is infinite, NaN or in the last interval before infinity. */
 FN_ int pair_store_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
-                    const pair_words_ *p) {
-    const int split = kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT;
-    words_ weights[2], kept[2], weight, most, x;
-    mask_ special = gt_(c->one, c->one);
-    int odd;
-    for (odd = 0; odd < 2; odd++) {
-        const words_ r = mul16_(p->random[odd], c->weight_factor);
-        const floats_ w = p->w[odd];
-        if (kind.rounding == KOPT_KAHAN) {
-            floats_ y = sub_(half_(p->residual, odd, c), p->update[odd]);
-            weights[odd] = pair_round_(add_(w, y), KOPT_NEAREST, r, c);
-            y = add_(sub_(w, value_(and_(weights[odd], c->upper))), y);
-            kept[odd] = pair_round_(y, kind.compensation_rounding, r, c);
-        } else if (split) {
-            words_ mag;
-            x = bits_(sub_(w, p->update[odd]));
-            mag = and_(x, iset_(0x7FFFFFFFu));
-            special = either_(special, gt_(mag, iset_(0x7F7EFFFFu)));
-            x = select_(gt_(iset_(0x00800000u), mag), iset_(0), x);
-            if (kind.rounding == KOPT_COMPACT) {
-                x = iadd_(x, kind.compensation_rounding == KOPT_STOCHASTIC ? and_(r, iset_(0xFFu)) : iset_(0x80u));
-                x = and_(x, iset_(0xFFFFFF00u));
-            }
-            kept[odd] = shl_(x, kind.rounding == KOPT_EXACT ? 16 : 8);
-            weights[odd] = iadd_(x, iset_(0x8000u));
-        } else {
-            kept[odd] = weights[odd] = pair_round_(sub_(w, p->update[odd]), kind.rounding, r, c);
-        }
-    }
-
-    most = weight = pair_flush_(pair_join_(weights[0], weights[1]), c->exponent);
+                    pair_words_ *p) {
+    mask_ special = pair_weight_(kind, c, p, 0, &p->even);
+    words_ most, x;
+    special = either_(special, pair_weight_(kind, c, p, 1, &p->odd));
+    most = p->weight = pair_flush_(pair_join_(p->even.weight, p->odd.weight), c->exponent);
     if (kind.moments > 0) most = or_(most, p->moment1);
     if (kind.moments > 1) most = or_(most, p->moment2);
     if (pair_any_above_(and_(most, c->magnitude), c->limit)) { /* perhaps: the bits of several values together */
-        most = and_(weight, c->magnitude);
+        most = and_(p->weight, c->magnitude);
         if (kind.moments > 0) most = pair_max_(most, and_(p->moment1, c->magnitude));
         if (kind.moments > 1) most = pair_max_(most, and_(p->moment2, c->magnitude));
         if (pair_any_above_(most, c->limit)) return 0;
     }
-    if (split && any_(special)) return 0;
+    if ((kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) && any_(special)) return 0;
 
-    store32_(j->weight + 2 * i, weight);
-    x = pair_join_(kept[0], kept[1]);
+    store32_(j->weight + 2 * i, p->weight);
+    x = pair_join_(p->even.residual, p->odd.residual);
     if (kind.rounding == KOPT_KAHAN) store32_(j->residual + 2 * i, pair_flush_(x, c->exponent));
     if (kind.rounding == KOPT_EXACT) store32_(j->residual + 2 * i, x);
     if (kind.rounding == KOPT_COMPACT) pair_store8_(j->residual + i, x);
@@ -1820,17 +1830,15 @@ FN_ int pair_store_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, cons
     return 1;
 }
 
-/* The cache lines of each array 1 KB ahead: at DRAM sizes worth 8 to 19 %. */
-FN_ void pair_prefetch_(const kopt_job_ *j, kopt_kind_ kind, size_t i, size_t lines) {
-    size_t ahead = 2 * i + 1024, line;
-    for (line = 0; line < lines; line++, ahead += 64) {
-        KOPT_PREFETCH_(j->weight + ahead);
-        KOPT_PREFETCH_(j->grad + ahead);
-        KOPT_PREFETCH_(j->moment1 + ahead);
-        if (kind.moments > 1) KOPT_PREFETCH_(j->moment2 + ahead);
-        if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) KOPT_PREFETCH_(j->residual + ahead);
-        if (kind.rounding == KOPT_COMPACT) KOPT_PREFETCH_(j->residual + ahead / 2);
-    }
+/* A cache line of each array, 1 KB ahead: at DRAM sizes worth 8 to 19 %. */
+FN_ void pair_prefetch_(const kopt_job_ *j, kopt_kind_ kind, size_t i) {
+    const size_t ahead = 2 * i + 1024;
+    KOPT_PREFETCH_(j->weight + ahead);
+    KOPT_PREFETCH_(j->grad + ahead);
+    KOPT_PREFETCH_(j->moment1 + ahead);
+    if (kind.moments > 1) KOPT_PREFETCH_(j->moment2 + ahead);
+    if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) KOPT_PREFETCH_(j->residual + ahead);
+    if (kind.rounding == KOPT_COMPACT) KOPT_PREFETCH_(j->residual + ahead / 2);
 }
 
 FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding rounding, kopt_rounding small_stores) {
@@ -1867,14 +1875,12 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding roun
     for (; j->end - i >= block; i += block) {
         if (kopt_needs_random_(kind))
             random_block_(r, &cipher, (j->first + i) / 8);
-        for (q = 0; q < 4; q += 2) { /* two at a time: the second's divisions run while the first's weights are stored */
-            const size_t at = i + q * (2 * LANES_), next = at + 2 * LANES_;
-            pair_words_ first, second;
-            pair_prefetch_(j, kind, at, LANES_ < 16 ? 1 : 2);
-            pair_update_(j, kind, &k, &c, at, r[q], &first);
-            pair_update_(j, kind, &k, &c, next, r[q + 1], &second);
-            if (!pair_store_(j, kind, &k, &c, at, &first)) general_(general_job, at, next);
-            if (!pair_store_(j, kind, &k, &c, next, &second)) general_(general_job, next, next + 2 * LANES_);
+        for (q = 0; q < 4; q++) {
+            const size_t at = i + q * (2 * LANES_);
+            pair_words_ p;
+            if (q % (64 / (4 * LANES_)) == 0) pair_prefetch_(j, kind, at);
+            pair_update_(j, kind, &k, &c, at, r[q], &p);
+            if (!pair_store_(j, kind, &k, &c, at, &p)) general_(general_job, at, at + 2 * LANES_);
         }
     }
     if (i < j->end) general_(general_job, i, j->end);
@@ -1883,11 +1889,8 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding roun
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_kahan)(const kopt_job_ *j) {
     pairs_(j, KOPT_ADAM, KOPT_KAHAN, KOPT_STOCHASTIC);
 }
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam)(const kopt_job_ *j) {
-    pairs_(j, KOPT_ADAM, j->step->rounding, j->step->moment_rounding);
-}
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(sgd)(const kopt_job_ *j) {
-    pairs_(j, KOPT_SGD, j->step->rounding, j->step->moment_rounding);
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(any_pairs)(const kopt_job_ *j) {
+    pairs_(j, j->step->rule, j->step->rounding, j->step->moment_rounding);
 }
 
 #endif /* PAIRS_ */
@@ -1898,12 +1901,10 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(step)(const kopt_job_ *j) {
     const int compensated = s->rounding == KOPT_KAHAN || s->rounding == KOPT_COMPACT;
     if (s->weight_format == KOPT_BF16 && s->moment_format == KOPT_BF16 && j->grad_format == KOPT_BF16 &&
         s->moments != 0 && j->copy == NULL && (!compensated || s->compensation_rounding == s->moment_rounding)) {
-        if (s->rule == KOPT_SGD)
-            NAME_(sgd)(j);
-        else if (s->rounding == KOPT_KAHAN && s->moment_rounding == KOPT_STOCHASTIC)
+        if (s->rule == KOPT_ADAM && s->rounding == KOPT_KAHAN && s->moment_rounding == KOPT_STOCHASTIC)
             NAME_(adam_kahan)(j);
         else
-            NAME_(adam)(j);
+            NAME_(any_pairs)(j);
         return;
     }
 #endif
@@ -1936,8 +1937,8 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(convert)(const kopt_conversion_ *c)
     if (!c->stochastic) {
 #define EACH_(to, from)                                                                          \
     if (c->dst_format == (to) && c->src_format == (from)) {                                      \
-        for (; c->n - i >= LANES_; i += LANES_) NAME_(convert_one)(c, to, from, i, LANES_, r);   \
-        if (i < c->n) NAME_(convert_one)(c, to, from, i, c->n - i, r);                           \
+        for (; i < c->n; i += c->n - i < LANES_ ? c->n - i : LANES_)                             \
+            NAME_(convert_one)(c, to, from, i, c->n - i < LANES_ ? c->n - i : LANES_, r);        \
         return;                                                                                  \
     }
         EACH_(KOPT_BF16, KOPT_F32)
@@ -2063,7 +2064,10 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef constants_
 #undef half_
 #undef pair_round_
+#undef pair_half_
 #undef pair_words_
+#undef pair_rule_
+#undef pair_weight_
 #undef pair_update_
 #undef pair_store_
 #undef pair_prefetch_
