@@ -567,7 +567,8 @@ KOPT_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding ro
 #if defined(__GNUC__) && !defined(__TINYC__)
 #define KOPT_COPY_(to, from, size) __builtin_memcpy(to, from, size)
 #else
-#define KOPT_COPY_(to, from, size) kopt_copy_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_POINTER_(const kopt_byte_ *, from), size)
+#define KOPT_COPY_(to, from, size) \
+    kopt_copy_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_POINTER_(const kopt_byte_ *, from), size)
 #endif
 
 KOPT_INLINE_ void kopt_copy_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
@@ -592,6 +593,10 @@ KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t value) {
 }
 
 KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { KOPT_COPY_(p, &x, 4); }
+
+static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_copy_called_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
+    kopt_copy_(to, from, size);
+}
 
 /* The first `size` bytes of p, and zeros. Returns part. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_bounce_(kopt_byte_ *part, size_t room, const kopt_byte_ *p,
@@ -679,7 +684,7 @@ static double kopt_sqrt64_(double a) {
     }
 }
 
-/* ---- this file reads itself once per ISA, each time only the vocabulary and the kernels ------------------------------------------------ */
+/* ---- this file reads itself once per ISA, each time only the vocabulary and the kernels --------------------------- */
 
 #define KOPT_PASS_SCALAR_ 1
 #define KOPT_PASS_SSE2_ 2
@@ -718,17 +723,18 @@ static double kopt_sqrt64_(double a) {
 /* VOCABULARIES: what the kernels say, in the words of one ISA. Intrinsics live here and nowhere else.
 
    values   floats_ (LANES_ fp32), words_ (LANES_ 32-bit integers), mask_ (a truth value per lane)
-   floats   add_ sub_ mul_ div_ sqrt_ set_    one IEEE operation each; the result is settled, so that no flag can fuse it
+   floats   add_ sub_ mul_ div_ sqrt_ set_    one IEEE operation each, its result settled: no flag can fuse it
             bits_ value_                      the same register as words, as floats
             round_ count_                     to integer (nearest even, below 2^31), from integer
-   words    iset_ iadd_ isub_ and_ or_ xor_ shl_ shr_ sar_ mulhilo_ mul16_ (each 16-bit half by itself, low result)
+   words    iset_ iadd_ isub_ and_ or_ xor_ shl_ shr_ mulhilo_ mul16_ (each 16-bit half by itself, low result)
             hold_                             iset_ that the compiler keeps instead of making it anew in a loop
    masks    gt_ (signed) eq_ either_ any_ select_(mask, yes, no)
-   memory   load32_ load16_ (zero-extended) load8_ (sign-extended) store32_ store16_ store8_ (the low bits), any alignment
+   memory   load32_ load16_ (zero-extended) load8_ (sign-extended), store32_ store16_ store8_ (the low
+            bits), any alignment
    fp16     widen_fp16_ narrow_fp16_ (nearest even), between floats and the low halves of words
-   random   block_order_ arrange_ : see random_block_
-   pairs    bf16 in memory, two to a word: the even element is the low half, the odd the upper half
-            pair_load8_ pair_store8_ (int8 <-> halves) pair_join_ pair_flush_ pair_max_ pair_any_above_                   */
+   random   load_half_ (16-bit halves of an array of words), block_order_ zip_low_ zip_high_: see random_block_
+   pairs    bf16 in memory, two to a word: the even element is the low half, the odd the upper half. Optional:
+            pair_load8_ pair_store8_ (int8 <-> halves) pair_join_ pair_flush_ pair_max_ pair_any_above_                 */
 /* ================================================================================================================== */
 
 #define KOPT_GLUE2_(name, isa) kopt_##name##_##isa##_
@@ -773,7 +779,6 @@ static double kopt_sqrt64_(double a) {
 #define narrow_fp16_ NAME_(narrow_fp16)
 #define load_half_ NAME_(load_half)
 #define block_order_ NAME_(block_order)
-#define arrange_ NAME_(arrange)
 #define zip_low_ NAME_(zip_low)
 #define zip_high_ NAME_(zip_high)
 #define pair_load8_ NAME_(pair_load8)
@@ -847,14 +852,12 @@ FN_ floats_ widen_fp16_(words_ a) { return kopt_f32_from_fp16(KOPT_CAST_(kopt_fp
 FN_ words_ narrow_fp16_(floats_ a) { return kopt_fp16_from_f32(a); }
 FN_ words_ load_half_(const uint32_t *w, size_t i) { return (w[i >> 1] >> (16 * (i & 1))) & 0xFFFFu; }
 FN_ words_ block_order_(void) { return 0; }
-FN_ void arrange_(words_ w[4]) { KOPT_CAST_(void, w); }
 
-/* ---- SSE2: 4 lanes ----------------------------------------------------------------------------------------------- */
+/* ---- SSE2: 4 lanes. For machines before 2013: small rather than fast, it has no pairs ----------------------------- */
 #elif KOPT_PASS_ == KOPT_PASS_SSE2_
 #define ISA_ sse2
 #define ISA_TARGET_ KOPT_TARGET_("sse2")
 #define LANES_ 4
-#define PAIRS_ 1
 #define GENERIC_FP16_ 1
 typedef __m128 floats_;
 typedef __m128i words_;
@@ -957,24 +960,6 @@ FN_ words_ load_half_(const uint32_t *w, size_t i) { return load16_(KOPT_POINTER
 FN_ words_ block_order_(void) { return _mm_setr_epi32(0, 1, 2, 3); }
 FN_ words_ zip_low_(words_ a, words_ b) { return _mm_unpacklo_epi32(a, b); }
 FN_ words_ zip_high_(words_ a, words_ b) { return _mm_unpackhi_epi32(a, b); }
-FN_ words_ pair_load8_(const kopt_byte_ *p) {
-    words_ a = _mm_loadl_epi64(KOPT_POINTER_(const __m128i *, p));
-    return _mm_srai_epi16(_mm_unpacklo_epi8(a, a), 8);
-}
-FN_ void pair_store8_(kopt_byte_ *p, words_ a) {
-    a = _mm_and_si128(a, iset_(0x00FF00FF));
-    _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), _mm_packus_epi16(a, a));
-}
-FN_ words_ pair_join_(words_ even, words_ odd) { /* even >> 16 | odd & FFFF0000 */
-    return _mm_or_si128(_mm_srli_epi32(even, 16), _mm_and_si128(odd, iset_(0xFFFF0000u)));
-}
-FN_ words_ pair_flush_(words_ a, words_ exponent) { /* halves with exponent 0 become 0 */
-    return _mm_andnot_si128(_mm_cmpeq_epi16(_mm_and_si128(a, exponent), _mm_setzero_si128()), a);
-}
-FN_ words_ pair_max_(words_ a, words_ b) { return _mm_max_epi16(a, b); }
-FN_ int pair_any_above_(words_ a, words_ limit) {
-    return _mm_movemask_epi8(_mm_cmpgt_epi16(a, limit)) != 0;
-}
 
 /* ---- AVX2 and F16C: 8 lanes -------------------------------------------------------------------------------------- */
 #elif KOPT_PASS_ == KOPT_PASS_AVX2_
@@ -1344,6 +1329,10 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define rule_ NAME_(rule)
 #define vector_ NAME_(vector)
 #define range_ NAME_(range)
+#define random_halves_ NAME_(random_halves)
+#define convert_vector_ NAME_(convert_vector)
+#define convert_nearest_ NAME_(convert_nearest)
+#define convert_stochastic_ NAME_(convert_stochastic)
 #define general_ NAME_(general)
 #define constants_ NAME_(constants)
 #define half_ NAME_(half)
@@ -1448,7 +1437,7 @@ FN_ void put_(kopt_byte_ *p, size_t size, size_t n, words_ a) {
     else
         store8_(to, a);
 #if LANES_ > 1
-    if (n < LANES_) kopt_copy_(p, part, n * size);
+    if (n < LANES_) kopt_copy_called_(p, part, n * size);
 #endif
 }
 
@@ -1631,30 +1620,32 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
             y = add_(sub_(w, widen_(stored, kind.weight)), y);
             if (kind.weight == KOPT_FP16) y = mul_(y, set_(2048.0f));
             kept = flush16_(round16_(y, kind.weight, kind.compensation_rounding, random), kind.weight);
-            kept = select_(eq_(and_(stored, infinity), infinity), iset_(0), kept);
             stored = flush16_(stored, kind.weight);
         } else if (kind.rounding == KOPT_EXACT) {
             kept = extended_(value_(flush32_(sub_(w, update))), kind.weight);
             stored = shr_(iadd_(kept, iset_(0x8000u)), 16);
-            kept = and_(kept, iset_(0xFFFFu));
-            kept = select_(eq_(and_(stored, infinity), infinity), iset_(0), kept);
         } else if (kind.rounding == KOPT_COMPACT) {
             kept = kind.compensation_rounding == KOPT_STOCHASTIC ? and_(random, iset_(0xFFu)) : iset_(0x80u);
             kept = shr_(iadd_(extended_(value_(flush32_(sub_(w, update))), kind.weight), kept), 8);
             stored = shr_(iadd_(kept, iset_(0x80u)), 8);
-            kept = and_(kept, iset_(0xFFu));
-            kept = select_(eq_(and_(stored, infinity), infinity), iset_(0), kept);
         } else {
             stored = flush16_(round16_(sub_(w, update), kind.weight, kind.rounding, random), kind.weight);
         }
-        if (residual_size != 0) put_(j->residual + i * residual_size, residual_size, n, kept);
+        if (residual_size != 0) { /* an infinite weight or NaN has none */
+            kept = select_(eq_(and_(stored, infinity), infinity), iset_(0), kept);
+            put_(j->residual + i * residual_size, residual_size, n, kept);
+        }
     }
     put_(j->weight + i * weight_size, weight_size, n, stored);
 
     if (kind.moments > 0) {
-        words_ a = kind.moment == KOPT_F32
-                       ? flush32_(m)
-                       : flush16_(round16_(m, kind.moment, kind.moment_rounding, mul16_(r, iset_(10579u))), kind.moment);
+        words_ a;
+        if (kind.moment == KOPT_F32) {
+            a = flush32_(m);
+        } else {
+            a = round16_(m, kind.moment, kind.moment_rounding, mul16_(r, iset_(10579u)));
+            a = flush16_(a, kind.moment);
+        }
         put_(j->moment1 + i * moment_size, moment_size, n, a);
     }
     if (kind.moments > 1) {
@@ -1678,28 +1669,36 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
     if (k->zero_grad) put_(j->grad + i * grad_size, grad_size, n, iset_(0));
 }
 
-/* Random bits come in blocks of 8 * LANES_ elements, counted by the global index. */
+/* The random numbers of the block of 8 * LANES_ elements that holds global index `index`, made anew if the index is the
+   first of its block or of a range. Returns where in the block it is. */
+FN_ size_t random_halves_(uint32_t *halves, const cipher_ *cipher, uint64_t index, int first) {
+    const size_t offset = KOPT_CAST_(size_t, index % (8 * LANES_));
+    words_ w[4];
+    size_t i;
+    if (offset == 0 || first) {
+        random_block_(w, cipher, index / (8 * LANES_) * LANES_);
+        for (i = 0; i < 4; i++) store32_(KOPT_POINTER_(kopt_byte_ *, halves + i * LANES_), w[i]);
+        store32_(KOPT_POINTER_(kopt_byte_ *, halves + 4 * LANES_), iset_(0)); /* loads may reach beyond the block */
+    }
+    return offset;
+}
+
 FN_ void range_(const kopt_job_ *j, kopt_kind_ kind, size_t begin, size_t end) {
     const scalars_ k = spread_(j->step);
-    const int random = kopt_needs_random_(kind);
     const cipher_ cipher = cipher_of_(j->step->seed, j->step->step, j->id, KOPT_RANDOM_STEP_);
+    const int random = kopt_needs_random_(kind);
     uint32_t halves[5 * LANES_];
-    size_t i = begin, offset = 0, stop, at;
-    words_ w[4], r = iset_(0);
-    while (i < end) {
-        const uint64_t index = j->first + i;
-        offset = KOPT_CAST_(size_t, index % (8 * LANES_));
-        stop = end - i < 8 * LANES_ - offset ? end : i + (8 * LANES_ - offset);
-        if (random) {
-            random_block_(w, &cipher, index / (8 * LANES_) * LANES_);
-            for (at = 0; at < 4; at++) store32_(KOPT_POINTER_(kopt_byte_ *, halves + at * LANES_), w[at]);
-            store32_(KOPT_POINTER_(kopt_byte_ *, halves + 4 * LANES_), r);
+    size_t i, n;
+    for (i = begin; i < end; i += n) {
+        words_ r = iset_(0);
+        n = LANES_;
+        if (random) { /* a vector does not cross the end of a random block */
+            const size_t offset = random_halves_(halves, &cipher, j->first + i, i == begin);
+            if (8 * LANES_ - offset < n) n = 8 * LANES_ - offset;
+            r = load_half_(halves, offset);
         }
-        for (; i < stop; i += stop - i < LANES_ ? stop - i : LANES_) {
-            words_ bits = random ? load_half_(halves, offset) : r;
-            vector_(j, kind, &k, i, stop - i < LANES_ ? stop - i : LANES_, bits);
-            offset += LANES_;
-        }
+        if (end - i < n) n = end - i;
+        vector_(j, kind, &k, i, n, r);
     }
 }
 
@@ -1935,53 +1934,54 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(step)(const kopt_job_ *j) {
 
 /* ---- bulk ---- */
 
-FN_ void NAME_(convert_one)(const kopt_conversion_ *c, kopt_format to, kopt_format from, size_t i, size_t n, words_ r) {
+FN_ void convert_vector_(const kopt_conversion_ *c, kopt_format to, kopt_format from, int stochastic, size_t i,
+                         size_t n, words_ r) {
     const size_t to_size = kopt_bytes_of_(to), from_size = kopt_bytes_of_(from);
     floats_ x = widen_(fetch_(c->src + i * from_size, from_size, n), from);
     words_ a = bits_(x);
-    if (to == KOPT_BF16 && !c->stochastic) {
+    if (to != KOPT_F32 && stochastic) {
+        a = stochastic16_(x, to, r);
+    } else if (to == KOPT_BF16) {
         words_ nan = or_(shr_(a, 16), iset_(0x0040u)), mag = and_(a, iset_(0x7FFFFFFFu));
         a = shr_(iadd_(iadd_(a, iset_(0x7FFFu)), and_(shr_(a, 16), iset_(1))), 16);
         a = select_(gt_(mag, iset_(0x7F800000u)), nan, a);
-    } else if (to == KOPT_FP16 && !c->stochastic) {
+    } else if (to == KOPT_FP16) {
         a = narrow_fp16_(x);
-    } else if (to != KOPT_F32) {
-        a = stochastic16_(x, to, r);
     }
     put_(c->dst + i * to_size, to_size, n, a);
 }
 
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(convert)(const kopt_conversion_ *c) {
+FN_ void convert_nearest_(const kopt_conversion_ *c, kopt_format to, kopt_format from) {
+    size_t i, n;
+    for (i = 0; i < c->n; i += n) {
+        n = c->n - i < LANES_ ? c->n - i : LANES_;
+        convert_vector_(c, to, from, 0, i, n, iset_(0));
+    }
+}
+
+FN_ void convert_stochastic_(const kopt_conversion_ *c) {
     const cipher_ cipher = cipher_of_(c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_);
     uint32_t halves[5 * LANES_];
-    size_t i = 0, offset, stop, at;
-    words_ w[4], r = iset_(0);
-    if (!c->stochastic) {
-#define EACH_(to, from)                                                                          \
-    if (c->dst_format == (to) && c->src_format == (from)) {                                      \
-        for (; i < c->n; i += c->n - i < LANES_ ? c->n - i : LANES_)                             \
-            NAME_(convert_one)(c, to, from, i, c->n - i < LANES_ ? c->n - i : LANES_, r);        \
-        return;                                                                                  \
+    size_t i, n;
+    for (i = 0; i < c->n; i += n) {
+        const size_t offset = random_halves_(halves, &cipher, c->first + i, i == 0);
+        n = 8 * LANES_ - offset < LANES_ ? 8 * LANES_ - offset : LANES_;
+        n = c->n - i < n ? c->n - i : n;
+        convert_vector_(c, c->dst_format, c->src_format, 1, i, n, load_half_(halves, offset));
     }
-        EACH_(KOPT_BF16, KOPT_F32)
-        EACH_(KOPT_F32, KOPT_BF16)
-        EACH_(KOPT_FP16, KOPT_F32)
-        EACH_(KOPT_F32, KOPT_FP16)
-#undef EACH_
-    }
-    while (i < c->n) {
-        const uint64_t index = c->first + i;
-        offset = KOPT_CAST_(size_t, index % (8 * LANES_));
-        stop = c->n - i < 8 * LANES_ - offset ? c->n : i + (8 * LANES_ - offset);
-        random_block_(w, &cipher, index / (8 * LANES_) * LANES_);
-        for (at = 0; at < 4; at++) store32_(KOPT_POINTER_(kopt_byte_ *, halves + at * LANES_), w[at]);
-        store32_(KOPT_POINTER_(kopt_byte_ *, halves + 4 * LANES_), r);
-        for (; i < stop; i += stop - i < LANES_ ? stop - i : LANES_) {
-            at = stop - i < LANES_ ? stop - i : LANES_;
-            NAME_(convert_one)(c, c->dst_format, c->src_format, i, at, load_half_(halves, offset));
-            offset += LANES_;
-        }
-    }
+}
+
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(convert)(const kopt_conversion_ *c) {
+    if (c->stochastic)
+        convert_stochastic_(c);
+    else if (c->src_format == KOPT_F32 && c->dst_format == KOPT_BF16)
+        convert_nearest_(c, KOPT_BF16, KOPT_F32);
+    else if (c->src_format == KOPT_BF16 && c->dst_format == KOPT_F32)
+        convert_nearest_(c, KOPT_F32, KOPT_BF16);
+    else if (c->src_format == KOPT_F32 && c->dst_format == KOPT_FP16)
+        convert_nearest_(c, KOPT_FP16, KOPT_F32);
+    else
+        convert_nearest_(c, c->dst_format, c->src_format);
 }
 
 static KOPT_NOINLINE_ ISA_TARGET_ int NAME_(all_finite)(const kopt_byte_ *p, kopt_format format, size_t n) {
@@ -2047,7 +2047,6 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef narrow_fp16_
 #undef load_half_
 #undef block_order_
-#undef arrange_
 #undef zip_low_
 #undef zip_high_
 #undef pair_load8_
@@ -2082,6 +2081,10 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef rule_
 #undef vector_
 #undef range_
+#undef random_halves_
+#undef convert_vector_
+#undef convert_nearest_
+#undef convert_stochastic_
 #undef general_
 #undef constants_
 #undef half_
@@ -2203,7 +2206,8 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa) {
     return KOPT_CAST_(unsigned, isa) < KOPT_CAST_(unsigned, KOPT_ISA_COUNT) ? kopt_table_[isa].name : "unknown";
 }
 
-/* The FP environment of a call is the IEEE default: nearest even, gradual underflow, no traps; the caller's is put back. */
+/* The FP environment of a call is the IEEE default (nearest even, gradual underflow, no traps); the caller's is put
+   back. */
 typedef struct kopt_environment_ {
     uint32_t sse;
     uint16_t x87;
@@ -2265,7 +2269,7 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 #endif
 }
 
-/* ---- PUBLIC FUNCTIONS: check the arguments, then run -------------------------------------------------------------- */
+/* ---- PUBLIC FUNCTIONS: check the arguments, then run ------------------------------------------------------------- */
 
 KOPT_API_ const char *kopt_result_string(kopt_result result) {
     switch (result) {
@@ -2380,7 +2384,8 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
         if (!(opt->beta1 < 1) || !(opt->beta2 < 1)) return KOPT_ERROR_RANGE;
         if (!kopt_within_(opt->eps, 1.1754943508222875e-38, most)) return KOPT_ERROR_RANGE;
     } else {
-        if (!kopt_within_(opt->momentum, 0, most) || !kopt_within_(opt->dampening, -most, most)) return KOPT_ERROR_RANGE;
+        if (!kopt_within_(opt->momentum, 0, most)) return KOPT_ERROR_RANGE;
+        if (!kopt_within_(opt->dampening, -most, most)) return KOPT_ERROR_RANGE;
         if (opt->nesterov && (!(opt->momentum > 0) || opt->dampening != 0)) return KOPT_ERROR_OPTION;
     }
     return KOPT_OK;
@@ -2613,7 +2618,8 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
             continue;
         }
         moment = state + (what == KOPT_FIRST_MOMENT ? at.moment1 : at.moment2) + i * moment_bytes;
-        out[i] = kopt_widen_scalar_(moment_bytes == 4 ? kopt_load32_(moment) : kopt_load16_(moment), opt->moment_format);
+        out[i] = kopt_widen_scalar_(moment_bytes == 4 ? kopt_load32_(moment) : kopt_load16_(moment),
+                                    opt->moment_format);
         if (what == KOPT_SECOND_MOMENT && opt->moment_format == KOPT_FP16) out[i] = kopt_mul_scalar_(out[i], out[i]);
     }
     kopt_leave_(&environment);

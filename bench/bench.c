@@ -153,7 +153,8 @@ static void roofline(const line *l, size_t ahead) {
 static double traffic(const line *l) { /* bytes read and written per element and step */
     const kopt_optimizer *o = &l->opt;
     const size_t w = size_of(o->weight_format), m = size_of(o->moment_format);
-    const size_t residual = o->weight_format == KOPT_F32 || o->rounding < KOPT_KAHAN ? 0 : o->rounding == KOPT_COMPACT ? 1 : 2;
+    size_t residual = o->rounding == KOPT_COMPACT ? 1 : 2;
+    if (o->weight_format == KOPT_F32 || o->rounding < KOPT_KAHAN) residual = 0;
     return (double)(w + 2 * (w + residual + m * (o->rule == KOPT_ADAM ? 2 : o->momentum > 0 ? 1 : 0)));
 }
 
@@ -200,12 +201,13 @@ static void table(const char *title, line *lines, int count, int with_roofline) 
         if (with_roofline) printf("%9.2f", fraction);
         else printf("%9s", "");
         printf(" %7.2fx\n", ns / first);
-        fprintf(csv, "%s,%s,%s,%zu,%.4f,%.0f,%.3f,%.3f\n", title, l->name, kopt_isa_name(l->isa), l->n, ns, bytes, fraction,
-                ns / first);
+        fprintf(csv, "%s,%s,%s,%zu,%.4f,%.0f,%.3f,%.3f\n", title, l->name, kopt_isa_name(l->isa), l->n, ns, bytes,
+                fraction, ns / first);
     }
 }
 
-static line make(const char *name, kopt_optimizer opt, kopt_format format, kopt_rounding rounding, size_t n, kopt_isa isa) {
+static line make(const char *name, kopt_optimizer opt, kopt_format format, kopt_rounding rounding, size_t n,
+                 kopt_isa isa) {
     line l;
     memset(&l, 0, sizeof l);
     l.name = name;
