@@ -74,6 +74,7 @@ run_tests() {
     if have clang; then program clang '' quick clang -Ofast -march=native; else skip "clang -Ofast -march=native" clang; fi
     if have aarch64-linux-gnu-gcc && have qemu-aarch64; then
         program neon qemu-aarch64 quick aarch64-linux-gnu-gcc -O2 -static
+        part neon_exhaustive sh tests/exhaustive.sh "'qemu-aarch64 build/tests/test_convert.neon'" build/tests/test_convert.native
     else
         skip "NEON under qemu" "aarch64-linux-gnu-gcc or qemu-aarch64"
     fi

@@ -1,0 +1,637 @@
+/* test_api.c - every refusal, with nothing written; state blocks sealed, damaged, opened and resumed; the caller's
+   floating-point environment; the one-element updates. */
+#define KAHAN_OPT_IMPLEMENTATION
+#include "../kahan_opt.h"
+
+#include "tap.h"
+#include "reference.h"
+
+#include <fenv.h>
+#include <stddef.h>
+#if defined(__x86_64__) || defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+/* ---- One optimizer with one tensor, and a photograph of everything ---------------------------------------------- */
+
+enum { N = 100, ROOM = 64 + 12 * N + 12 };
+
+typedef struct world {
+    kopt_optimizer opt;
+    kopt_tensor t;
+    kopt_step step;
+    float initial[N], out[N]; /* from here on, only arrays */
+    unsigned char weight[4 * N], grad[4 * N], copy[4 * N], state[ROOM];
+} world;
+
+static world w, photograph;
+
+static void remember(void) { memcpy(&photograph, &w, sizeof w); }
+
+static int unchanged(void) { return !memcmp(&w, &photograph, sizeof w); }
+
+static void fill_gradient(unsigned turn)
+{
+    int i;
+    for (i = 0; i < N; ++i) {
+        uint32_t word = (uint32_t)(i + 1) * (turn + 3) * 2654435761u;
+        ref_set(w.grad, 2, (size_t)i, (word & 0x80000000u ? 0xbc00u : 0x3c00u) + (word >> 8 & 0x3ff));
+    }
+}
+
+/* AdamW in bf16 with Kahan, three steps done, a fourth begun. */
+static void build(void)
+{
+    int i;
+    memset(&w, 0, sizeof w);
+    w.opt = kopt_adamw(1e-3);
+    w.opt.seed = UINT64_C(0x123456789abcdef);
+    w.t = kopt_tensor_of(w.weight, w.grad, KOPT_BF16, N, w.state, kopt_state_size(&w.opt, N));
+    for (i = 0; i < N; ++i) w.initial[i] = (float)(2 * i - 101) / 64; /* exact in any rounding direction */
+    kopt_state_init(&w.opt, &w.t, w.initial);
+    for (i = 0; i < 3; ++i) fill_gradient((unsigned)i), kopt_optimizer_step(&w.opt, &w.t, 1);
+    kopt_step_begin(&w.opt, &w.step);
+    remember();
+}
+
+static const char *const result_name[] = {"OK", "NULL", "OPTION", "RANGE", "BOUNDS", "SIZE", "STATE", "MISMATCH",
+                                          "SEALED", "CHECKSUM", "OVERLAP", "STEP", "ISA"};
+
+/* The call must give `want` and must not have changed a byte of the world since the last photograph. */
+static void refuses(kopt_result got, kopt_result want, const char *what)
+{
+    int same = unchanged();
+    if (!ok(got == want && same, "%s: %s", result_name[want], what))
+        note("got %s%s", result_name[got], same ? "" : ", and something was written");
+    memcpy(&w, &photograph, sizeof w);
+}
+
+/* Each way into the library that takes an optimizer must refuse this one. The optimizer is restored after it. */
+static void refuses_optimizer(kopt_result want, const char *what)
+{
+    kopt_result r[6];
+    int k, bad = 0;
+    remember();
+    r[0] = kopt_step_begin(&w.opt, &w.step);
+    r[1] = kopt_optimizer_step(&w.opt, &w.t, 1);
+    r[2] = kopt_state_init(&w.opt, &w.t, w.initial);
+    r[3] = kopt_state_read(&w.opt, &w.t, KOPT_WEIGHT, w.out);
+    r[4] = kopt_state_seal(&w.opt, &w.t);
+    r[5] = kopt_optimizer_step(&w.opt, NULL, 0);
+    for (k = 0; k < 6; ++k) bad += r[k] != want;
+    if (!ok(!bad && !kopt_state_size(&w.opt, N) && unchanged(), "%s: %s", result_name[want], what))
+        note("begin %s, step %s, init %s, read %s, seal %s, step of nothing %s, state_size %lu%s", result_name[r[0]],
+             result_name[r[1]], result_name[r[2]], result_name[r[3]], result_name[r[4]], result_name[r[5]],
+             (unsigned long)kopt_state_size(&w.opt, N), unchanged() ? "" : ", and something was written");
+    build();
+}
+
+/* ---- Optimizers that are refused -------------------------------------------------------------------------------- */
+
+static void check_options(void)
+{
+    int k;
+    build();
+#define REFUSED(code, field, value) (w.opt.field = (value), refuses_optimizer(code, #field " = " #value))
+    REFUSED(KOPT_ERROR_OPTION, rule, (kopt_rule)2);
+    REFUSED(KOPT_ERROR_OPTION, weight_format, (kopt_format)3);
+    REFUSED(KOPT_ERROR_OPTION, rounding, (kopt_rounding)5);
+    REFUSED(KOPT_ERROR_OPTION, moment_format, (kopt_format)3);
+    REFUSED(KOPT_ERROR_OPTION, moment_rounding, KOPT_KAHAN);
+    REFUSED(KOPT_ERROR_OPTION, moment_rounding, (kopt_rounding)99);
+    REFUSED(KOPT_ERROR_OPTION, compensation_rounding, KOPT_EXACT);
+    REFUSED(KOPT_ERROR_OPTION, decay, (kopt_decay)3);
+    for (k = 0; k < 3; ++k) { /* Nesterov with neither, without momentum, with dampening */
+        static const char *const what[] = {"Nesterov without momentum", "Nesterov with dampening",
+                                           "Nesterov with negative dampening"};
+        w.opt = kopt_sgd(0.1, k ? 0.9 : 0);
+        w.opt.nesterov = 1, w.opt.dampening = k == 1 ? 0.1 : k == 2 ? -0.1 : 0;
+        refuses_optimizer(KOPT_ERROR_OPTION, what[k]);
+    }
+}
+
+/* Written as bits: with -Ofast a compiler knows no NaN. */
+static double from_bits(uint64_t u)
+{
+    double x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+static void check_ranges(void)
+{
+    const double nan = from_bits(UINT64_C(0x7ff8) << 48), infinity = from_bits(UINT64_C(0x7ff0) << 48);
+    const double bad[] = {-1e-3, nan, infinity, from_bits(UINT64_C(0xfff0) << 48)};
+    static const char *const name[] = {"lr", "weight_decay", "beta1", "beta2", "eps", "max_lr"};
+    static const char *const text[] = {"-0.001", "NaN", "infinity", "-infinity"};
+    char what[100];
+    int field, k;
+    for (field = 0; field < 6; ++field)
+        for (k = 0; k < 4; ++k) {
+            double *at[6];
+            build();
+            at[0] = &w.opt.lr, at[1] = &w.opt.weight_decay, at[2] = &w.opt.beta1, at[3] = &w.opt.beta2;
+            at[4] = &w.opt.eps, at[5] = &w.opt.max_lr;
+            if (field == 5) w.opt.decay = KOPT_FULLY_DECOUPLED;
+            *at[field] = bad[k];
+            snprintf(what, sizeof what, "%s = %s", name[field], text[k]);
+            refuses_optimizer(KOPT_ERROR_RANGE, what);
+        }
+    REFUSED(KOPT_ERROR_RANGE, beta1, 1);
+    REFUSED(KOPT_ERROR_RANGE, beta2, 1);
+    REFUSED(KOPT_ERROR_RANGE, eps, 0);
+    REFUSED(KOPT_ERROR_RANGE, eps, 1e-40);
+    REFUSED(KOPT_ERROR_RANGE, eps, 1e39);
+    REFUSED(KOPT_ERROR_RANGE, grad_scale, nan);
+    REFUSED(KOPT_ERROR_RANGE, clip, infinity);
+    w.opt.decay = KOPT_FULLY_DECOUPLED;
+    REFUSED(KOPT_ERROR_RANGE, max_lr, 0);
+    for (k = 0; k < 5; ++k) {
+        static const char *const sgd[] = {"momentum = -0.1", "momentum = NaN", "momentum = infinity", "dampening = NaN",
+                                          "dampening = infinity"};
+        w.opt = kopt_sgd(0.1, 0.9);
+        if (k < 3)
+            w.opt.momentum = k == 0 ? -0.1 : bad[k];
+        else
+            w.opt.dampening = bad[k - 2];
+        refuses_optimizer(KOPT_ERROR_RANGE, sgd[k]);
+    }
+}
+
+/* ---- Calls that are refused ------------------------------------------------------------------------------------- */
+
+static void check_pointers_and_bounds(void)
+{
+    kopt_tensor none = kopt_tensor_of(NULL, NULL, KOPT_BF16, 0, NULL, 0);
+    kopt_optimizer plain = kopt_sgd(0.1, 0);
+    build();
+    refuses(kopt_step_begin(NULL, &w.step), KOPT_ERROR_NULL, "begin without optimizer");
+    refuses(kopt_step_begin(&w.opt, NULL), KOPT_ERROR_NULL, "begin without step");
+    refuses(kopt_step_run(NULL, &w.t), KOPT_ERROR_NULL, "run without step");
+    refuses(kopt_step_run(&w.step, NULL), KOPT_ERROR_NULL, "run without tensor");
+    refuses(kopt_step_range(NULL, &w.t, 0, N), KOPT_ERROR_NULL, "range without step");
+    refuses(kopt_step_range(&w.step, NULL, 0, 0), KOPT_ERROR_NULL, "range without tensor");
+    refuses(kopt_optimizer_step(NULL, &w.t, 1), KOPT_ERROR_NULL, "step without optimizer");
+    refuses(kopt_optimizer_step(&w.opt, NULL, 1), KOPT_ERROR_NULL, "step without tensors");
+    refuses(kopt_state_init(NULL, &w.t, w.initial), KOPT_ERROR_NULL, "init without optimizer");
+    refuses(kopt_state_init(&w.opt, NULL, w.initial), KOPT_ERROR_NULL, "init without tensor");
+    refuses(kopt_state_read(NULL, &w.t, KOPT_WEIGHT, w.out), KOPT_ERROR_NULL, "read without optimizer");
+    refuses(kopt_state_read(&w.opt, NULL, KOPT_WEIGHT, w.out), KOPT_ERROR_NULL, "read without tensor");
+    refuses(kopt_state_read(&w.opt, &w.t, KOPT_WEIGHT, NULL), KOPT_ERROR_NULL, "read into nothing");
+    refuses(kopt_state_write(&w.opt, &w.t, KOPT_WEIGHT, NULL), KOPT_ERROR_NULL, "write from nothing");
+    refuses(kopt_state_seal(NULL, &w.t), KOPT_ERROR_NULL, "seal without optimizer");
+    refuses(kopt_state_seal(&w.opt, NULL), KOPT_ERROR_NULL, "seal without tensor");
+    refuses(kopt_state_open(NULL, &w.t), KOPT_ERROR_NULL, "open without optimizer");
+    refuses(kopt_state_open(&w.opt, NULL), KOPT_ERROR_NULL, "open without tensor");
+    refuses(kopt_convert(NULL, KOPT_BF16, w.initial, KOPT_F32, N), KOPT_ERROR_NULL, "convert to nothing");
+    refuses(kopt_convert(w.copy, KOPT_BF16, NULL, KOPT_F32, N), KOPT_ERROR_NULL, "convert from nothing");
+    refuses(kopt_convert_stochastic(NULL, KOPT_BF16, w.initial, KOPT_F32, N, 0, 1, 0, 0), KOPT_ERROR_NULL,
+            "convert_stochastic to nothing");
+#define REFUSED_TENSOR(code, field, value, what)                                                                       \
+    do {                                                                                                               \
+        w.t.field = (value), remember();                                                                               \
+        refuses(kopt_optimizer_step(&w.opt, &w.t, 1), code, "step, " what);                                            \
+        refuses(kopt_step_run(&w.step, &w.t), code, "run, " what);                                                     \
+        build();                                                                                                       \
+    } while (0)
+    REFUSED_TENSOR(KOPT_ERROR_NULL, weight, NULL, "no weights");
+    REFUSED_TENSOR(KOPT_ERROR_NULL, grad, NULL, "no gradient");
+    REFUSED_TENSOR(KOPT_ERROR_NULL, state, NULL, "no state");
+    REFUSED_TENSOR(KOPT_ERROR_OPTION, grad_format, (kopt_format)3, "gradient format 3");
+    w.t.copy = w.copy;
+    REFUSED_TENSOR(KOPT_ERROR_OPTION, copy_format, (kopt_format)7, "copy format 7");
+    REFUSED_TENSOR(KOPT_ERROR_SIZE, state_size, w.t.state_size - 1, "state one byte short");
+    REFUSED_TENSOR(KOPT_ERROR_SIZE, state_size, 63, "state of 63 bytes");
+    REFUSED_TENSOR(KOPT_ERROR_BOUNDS, n, SIZE_MAX, "n = SIZE_MAX");
+    REFUSED_TENSOR(KOPT_ERROR_BOUNDS, n, SIZE_MAX / 4, "n = SIZE_MAX / 4");
+    REFUSED_TENSOR(KOPT_ERROR_BOUNDS, first_index, (uint64_t)1 << 63, "first_index = 2^63");
+    w.t.state_size--, remember();
+    refuses(kopt_state_init(&w.opt, &w.t, w.initial), KOPT_ERROR_SIZE, "init, state one byte short");
+    build();
+    refuses(kopt_step_range(&w.step, &w.t, 2, 1), KOPT_ERROR_BOUNDS, "begin > end");
+    refuses(kopt_step_range(&w.step, &w.t, 0, N + 1), KOPT_ERROR_BOUNDS, "end > n");
+    refuses(kopt_step_range(&w.step, &w.t, N + 1, N + 1), KOPT_ERROR_BOUNDS, "begin and end > n");
+    refuses(kopt_convert(w.copy, KOPT_BF16, w.initial, KOPT_F32, SIZE_MAX / 2), KOPT_ERROR_BOUNDS, "convert, too many");
+    refuses(kopt_convert_stochastic(w.copy, KOPT_BF16, w.initial, KOPT_F32, N, 0, 1, 0, (uint64_t)1 << 63),
+            KOPT_ERROR_BOUNDS, "convert_stochastic, first_index 2^63");
+    refuses(kopt_convert(w.copy, (kopt_format)3, w.initial, KOPT_F32, N), KOPT_ERROR_OPTION, "convert to format 3");
+    refuses(kopt_convert(w.copy, KOPT_BF16, w.initial, (kopt_format)9, N), KOPT_ERROR_OPTION, "convert from format 9");
+    refuses(kopt_state_read(&w.opt, &w.t, (kopt_stream)3, w.out), KOPT_ERROR_OPTION, "read stream 3");
+    ok(!kopt_state_size(&w.opt, SIZE_MAX / 2) && !kopt_state_size(NULL, 1), "state_size is 0 for what cannot be");
+
+    refuses(kopt_state_read(&plain, &none, KOPT_FIRST_MOMENT, w.out), KOPT_ERROR_OPTION, "read what is not kept");
+    ok(kopt_optimizer_step(&plain, &none, 1) == KOPT_OK && plain.step == 1, "NULL with n = 0 is fine: step");
+    ok(kopt_state_init(&plain, &none, NULL) == KOPT_OK, "NULL with n = 0 is fine: init");
+    ok(kopt_state_read(&plain, &none, KOPT_WEIGHT, NULL) == KOPT_OK, "NULL with n = 0 is fine: read");
+    ok(kopt_convert(NULL, KOPT_BF16, NULL, KOPT_F32, 0) == KOPT_OK, "NULL with n = 0 is fine: convert");
+    ok(kopt_convert_stochastic(NULL, KOPT_BF16, NULL, KOPT_F32, 0, 0, 0, 0, 0) == KOPT_OK, "... convert_stochastic");
+    ok(kopt_all_finite(NULL, KOPT_F32, 0) == 1, "NULL with n = 0 is fine: all_finite");
+    ok(kopt_optimizer_step(&plain, NULL, 0) == KOPT_OK && plain.step == 2, "a step of no tensors counts");
+}
+
+static void check_overlap(void)
+{
+    unsigned char *base[4];
+    static const char *const name[] = {"weight", "gradient", "state", "copy"};
+    char what[64];
+    int a, b, k;
+    for (a = 0; a < 4; ++a)
+        for (b = 0; b < 4; ++b)
+            for (k = 0; k < 2 && a != b; ++k) {
+                build();
+                w.t.copy = w.copy, w.t.copy_format = KOPT_F32;
+                base[0] = w.weight, base[1] = w.grad, base[2] = w.state, base[3] = w.copy;
+                /* b is laid onto a: the same start, or a's last byte */
+                size_t size = a == 2 ? w.t.state_size : a == 3 ? 4 * N : 2 * N;
+                unsigned char *onto = base[a] + (k ? size - 1 : 0);
+                if (b == 2) {
+                    if (k) continue; /* a state block there would not be one */
+                    memcpy(onto, w.state, sizeof w.state < sizeof w.weight ? sizeof w.state : sizeof w.weight);
+                }
+                if (b == 0) w.t.weight = onto;
+                if (b == 1) w.t.grad = onto;
+                if (b == 2) w.t.state = onto;
+                if (b == 3) w.t.copy = onto;
+                remember();
+                snprintf(what, sizeof what, "%s on the %s byte of %s", name[b], k ? "last" : "first", name[a]);
+                refuses(kopt_step_run(&w.step, &w.t), KOPT_ERROR_OVERLAP, what);
+            }
+    build();
+    refuses(kopt_convert(w.copy, KOPT_BF16, w.copy + 2 * N - 1, KOPT_F32, N), KOPT_ERROR_OVERLAP, "convert, one byte");
+    refuses(kopt_convert(w.copy, KOPT_F32, w.copy, KOPT_BF16, N), KOPT_ERROR_OVERLAP, "convert in place");
+    refuses(kopt_state_init(&w.opt, &w.t, (const float *)(const void *)w.weight), KOPT_ERROR_OVERLAP,
+            "init from the weights themselves");
+    refuses(kopt_state_read(&w.opt, &w.t, KOPT_WEIGHT, (float *)(void *)w.weight), KOPT_ERROR_OVERLAP,
+            "read into the weights");
+    w.t.copy = w.weight + 2 * N, w.t.copy_format = KOPT_BF16;
+    ok(kopt_step_run(&w.step, &w.t) == KOPT_OK, "neighbours that touch do not overlap");
+}
+
+static void check_list(void)
+{
+    static uint16_t weight[N], grad[N];
+    static unsigned char other[ROOM];
+    kopt_tensor list[2];
+    build();
+    list[0] = w.t, list[1] = kopt_tensor_of(weight, grad, KOPT_BF16, N, other, sizeof other);
+    refuses(kopt_optimizer_step(&w.opt, list, 2), KOPT_ERROR_STATE, "second tensor's state never initialised");
+    kopt_state_init(&w.opt, &list[1], NULL);
+    list[1].grad = NULL;
+    refuses(kopt_optimizer_step(&w.opt, list, 2), KOPT_ERROR_NULL, "second tensor without gradient");
+    list[1].grad = grad;
+    ok(kopt_optimizer_step(&w.opt, list, 2) == KOPT_OK && w.opt.step == photograph.opt.step + 1, "a list is one step");
+}
+
+/* ---- State blocks ----------------------------------------------------------------------------------------------- */
+
+static void check_blocks(void)
+{
+    kopt_step zero;
+    build();
+    memset(&zero, 0, sizeof zero);
+    refuses(kopt_step_run(&zero, &w.t), KOPT_ERROR_STEP, "a step that was not begun");
+    w.opt.step = UINT32_MAX, remember();
+    refuses(kopt_step_begin(&w.opt, &w.step), KOPT_ERROR_STEP, "2^32 - 1 steps are used up: begin");
+    refuses(kopt_optimizer_step(&w.opt, &w.t, 1), KOPT_ERROR_STEP, "2^32 - 1 steps are used up: step");
+    build();
+    w.opt.step = UINT32_MAX - 1;
+    ok(kopt_step_begin(&w.opt, &w.step) == KOPT_OK && w.opt.step == UINT32_MAX, "the last step is number 2^32 - 1");
+    build();
+    memset(w.state, 0, 64), remember();
+    refuses(kopt_step_run(&w.step, &w.t), KOPT_ERROR_STATE, "a header of zeros");
+    memset(w.state, 0xff, 64), remember();
+    refuses(kopt_optimizer_step(&w.opt, &w.t, 1), KOPT_ERROR_STATE, "a header of ones");
+    refuses(kopt_state_open(&w.opt, &w.t), KOPT_ERROR_STATE, "open, a header of ones");
+#define ANOTHER(change, what)                                                                                          \
+    do {                                                                                                               \
+        build(), change, remember();                                                                                   \
+        refuses(kopt_optimizer_step(&w.opt, &w.t, 1), KOPT_ERROR_MISMATCH, what);                                      \
+        refuses(kopt_state_read(&w.opt, &w.t, KOPT_WEIGHT, w.out), KOPT_ERROR_MISMATCH, "read, " what);                \
+        refuses(kopt_state_seal(&w.opt, &w.t), KOPT_ERROR_MISMATCH, "seal, " what);                                    \
+    } while (0)
+    ANOTHER(w.t.n = N - 1, "a block for another n");
+    ANOTHER(w.t.id = 1, "a block for another tensor");
+    ANOTHER(w.t.first_index = 8, "a block for another shard");
+    ANOTHER(w.opt.rounding = KOPT_EXACT, "a block for another rounding");
+    ANOTHER(w.opt.weight_format = KOPT_FP16, "a block for another weight format");
+    ANOTHER(w.opt.moment_format = KOPT_FP16, "a block for another moment format");
+    ANOTHER((w.opt = kopt_sgd(0.1, 0.9)), "a block for another rule");
+}
+
+static void check_seal(void)
+{
+    static world whole, saved;
+    size_t i, size;
+    unsigned undetected = 0, wrong = 0, written = 0, tried = 0;
+    int k;
+    build();
+    for (k = 0; k < 5; ++k) fill_gradient(10 + (unsigned)k), kopt_optimizer_step(&w.opt, &w.t, 1);
+    whole = w;
+    build();
+    for (k = 0; k < 2; ++k) fill_gradient(10 + (unsigned)k), kopt_optimizer_step(&w.opt, &w.t, 1);
+    ok(kopt_state_seal(&w.opt, &w.t) == KOPT_OK, "seal");
+    saved = w;
+    build(); /* as another process, whose optimizer has not stepped */
+    w.opt.step = 0, w.opt.seed = 77;
+    memcpy(w.state, saved.state, sizeof w.state);
+    memcpy(w.weight, saved.weight, sizeof w.weight);
+    ok(kopt_state_open(&w.opt, &w.t) == KOPT_OK && w.opt.step == saved.opt.step && w.opt.seed == saved.opt.seed,
+       "open restores step and seed");
+    for (k = 2; k < 5; ++k) fill_gradient(10 + (unsigned)k), kopt_optimizer_step(&w.opt, &w.t, 1);
+    ok(!memcmp(w.weight, whole.weight, sizeof w.weight) &&
+           !memcmp(w.state + 64, whole.state + 64, sizeof w.state - 64) && w.opt.step == whole.opt.step,
+       "sealed, loaded and opened: the uninterrupted run, bit for bit");
+
+    build();
+    refuses(kopt_state_open(&w.opt, &w.t), KOPT_ERROR_STATE, "open a block that is not sealed");
+    kopt_state_seal(&w.opt, &w.t);
+    remember();
+    refuses(kopt_step_run(&w.step, &w.t), KOPT_ERROR_SEALED, "run on a sealed block");
+    refuses(kopt_optimizer_step(&w.opt, &w.t, 1), KOPT_ERROR_SEALED, "step on a sealed block");
+    refuses(kopt_state_read(&w.opt, &w.t, KOPT_FIRST_MOMENT, w.out), KOPT_ERROR_SEALED, "read a sealed block");
+    refuses(kopt_state_write(&w.opt, &w.t, KOPT_FIRST_MOMENT, w.initial), KOPT_ERROR_SEALED, "write a sealed block");
+    refuses(kopt_state_seal(&w.opt, &w.t), KOPT_ERROR_SEALED, "seal a sealed block");
+    for (i = 0; i < w.t.state_size; ++i)
+        for (k = 0; k < 8; ++k, ++tried) {
+            kopt_result r;
+            w.state[i] ^= (unsigned char)(1 << k);
+            photograph.state[i] = w.state[i];
+            r = kopt_state_open(&w.opt, &w.t);
+            undetected += r == KOPT_OK;
+            wrong += r != KOPT_ERROR_CHECKSUM && i >= 64;
+            written += !unchanged();
+            memcpy(&w, &photograph, sizeof w);
+            w.state[i] ^= (unsigned char)(1 << k);
+            photograph.state[i] = w.state[i];
+        }
+    ok(!undetected && !wrong && !written, "CHECKSUM: each of %u bits flipped: %u undetected, %u times another error, "
+       "%u times written", tried, undetected, wrong, written);
+    size = w.t.state_size;
+    w.t.state_size = size - 4, remember();
+    refuses(kopt_state_open(&w.opt, &w.t), KOPT_ERROR_SIZE, "open a truncated block");
+    w.t.state_size = size, w.t.id = 5, remember();
+    refuses(kopt_state_open(&w.opt, &w.t), KOPT_ERROR_MISMATCH, "open another tensor's block");
+    w.t.id = 0, w.opt.rounding = KOPT_EXACT, remember();
+    refuses(kopt_state_open(&w.opt, &w.t), KOPT_ERROR_MISMATCH, "open another optimizer's block");
+    w.opt.rounding = KOPT_KAHAN;
+    ok(kopt_state_open(&w.opt, &w.t) == KOPT_OK && kopt_step_run(&w.step, &w.t) == KOPT_OK, "opened, it steps again");
+}
+
+/* What is written as fp32 is read back rounded to nearest, for each format and rounding. */
+static void check_read_write(void)
+{
+    int format, rounding, what, i, bad = 0;
+    for (format = KOPT_F32; format <= KOPT_FP16; ++format)
+        for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
+            static float in[N], out[N];
+            build();
+            w.opt.weight_format = w.opt.moment_format = (kopt_format)format, w.opt.rounding = (kopt_rounding)rounding;
+            w.t.state_size = kopt_state_size(&w.opt, N);
+            bad += kopt_state_init(&w.opt, &w.t, w.initial) != KOPT_OK;
+            for (what = KOPT_WEIGHT; what <= KOPT_SECOND_MOMENT; ++what) {
+                /* the relative error: half an ulp, 2^-8 of it with a residual, twice that of a root when squared */
+                int carries = what == KOPT_WEIGHT && rounding >= KOPT_KAHAN, digits = format == KOPT_BF16 ? 8 : 11;
+                double error = ldexp(1, -digits - (carries ? 7 : 0) + (what == KOPT_SECOND_MOMENT));
+                if (format == KOPT_F32 || (carries && rounding == KOPT_EXACT)) error = 0;
+                for (i = 0; i < N; ++i) in[i] = (float)(i + 1) / (what == KOPT_WEIGHT ? -91.0f : 91.0f);
+                bad += kopt_state_write(&w.opt, &w.t, (kopt_stream)what, in) != KOPT_OK;
+                bad += kopt_state_read(&w.opt, &w.t, (kopt_stream)what, out) != KOPT_OK;
+                for (i = 0; i < N; ++i) bad += fabs((double)out[i] - (double)in[i]) > error * fabs((double)in[i]);
+                bad += kopt_state_write(&w.opt, &w.t, (kopt_stream)what, out) != KOPT_OK;
+                memcpy(in, out, sizeof in);
+                bad += kopt_state_read(&w.opt, &w.t, (kopt_stream)what, out) != KOPT_OK;
+                bad += memcmp(in, out, sizeof in) != 0;
+            }
+        }
+    ok(!bad, "weights and moments written as fp32 are read back; again, and nothing changes: %d wrong", bad);
+}
+
+/* ---- Floating-point environment --------------------------------------------------------------------------------- */
+
+#if defined(__x86_64__) || defined(__SSE2__)
+#define HAVE_CONTROL 1
+static uint64_t get_control(void) { return _mm_getcsr(); }
+static void set_control(uint64_t c) { _mm_setcsr((unsigned)c); }
+enum { FLUSH = 0x8040, CONTROL = 0xffc0 }; /* FTZ and DAZ; all but the exception flags */
+#elif defined(__aarch64__)
+#define HAVE_CONTROL 1
+static uint64_t get_control(void)
+{
+    uint64_t c;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(c));
+    return c;
+}
+static void set_control(uint64_t c) { __asm__ volatile("msr fpcr, %0" : : "r"(c)); }
+enum { FLUSH = 0x1000000, CONTROL = 0x7ffffff };
+#endif
+
+#ifdef HAVE_CONTROL
+/* Everything that computes, on inputs with subnormals. The results are in the arrays of the world. */
+static void compute_everything(int rule)
+{
+    int k, i;
+    build();
+    if (rule) w.opt = kopt_sgd(0.3, 0.9);
+    w.opt.rounding = (kopt_rounding)(KOPT_NEAREST + rule % 5);
+    w.t.state_size = kopt_state_size(&w.opt, N);
+    for (i = 0; i < N; i += 2) w.initial[i] = ref_float((uint32_t)i * 0x12345u);
+    kopt_state_init(&w.opt, &w.t, w.initial);
+    for (k = 0; k < 3; ++k) {
+        fill_gradient((unsigned)k);
+        for (i = 0; i < N; i += 3) ref_set(w.grad, 2, (size_t)i, (uint32_t)(i * 37) & 0x81ff);
+        kopt_optimizer_step(&w.opt, &w.t, 1);
+    }
+    kopt_step_begin(&w.opt, &w.step);
+    kopt_step_range(&w.step, &w.t, 0, N);
+    kopt_state_read(&w.opt, &w.t, KOPT_WEIGHT, w.out);
+    kopt_state_write(&w.opt, &w.t, KOPT_WEIGHT, w.out);
+    kopt_convert(w.copy, KOPT_FP16, w.initial, KOPT_F32, N);
+    kopt_convert_stochastic(w.copy + 2 * N, KOPT_BF16, w.initial, KOPT_F32, N, 1, 2, 3, 4);
+}
+
+static void check_environment(void)
+{
+    static world plain;
+    const size_t arrays = offsetof(world, initial);
+    static const int direction[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+    int isa, k, rule, flush, differ = 0, changed = 0, cases = 0;
+    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
+        for (rule = 0; rule < 6 && kopt_isa_force((kopt_isa)isa) == KOPT_OK; ++rule) {
+            compute_everything(rule);
+            plain = w;
+            for (k = 0; k < 4; ++k)
+                for (flush = 0; flush < 2; ++flush, ++cases) {
+                    uint64_t control;
+                    fesetround(direction[k]);
+                    set_control(get_control() | (flush ? FLUSH : 0));
+                    control = get_control() & CONTROL;
+                    compute_everything(rule);
+                    changed += (get_control() & CONTROL) != control;
+                    fesetenv(FE_DFL_ENV);
+                    differ += memcmp(plain.initial, w.initial, offsetof(world, state) + ROOM - arrays) != 0;
+                }
+        }
+    ok(!differ && !changed, "the caller's rounding direction and flushing: %d cases, %d of other bits, %d not restored",
+       cases, differ, changed);
+    fesetround(FE_UPWARD); /* a call that is refused, and one that runs, each by itself */
+    set_control(get_control() | FLUSH);
+    {
+        uint64_t control = get_control();
+        build();
+        changed = (get_control() & CONTROL) != (control & CONTROL);
+        kopt_step_range(&w.step, &w.t, 3, 2), changed += (get_control() & CONTROL) != (control & CONTROL);
+        kopt_step_range(&w.step, &w.t, 3, 4), changed += (get_control() & CONTROL) != (control & CONTROL);
+        kopt_state_seal(&w.opt, &w.t), changed += (get_control() & CONTROL) != (control & CONTROL);
+        kopt_step_run(&w.step, &w.t), changed += (get_control() & CONTROL) != (control & CONTROL);
+    }
+    fesetenv(FE_DFL_ENV);
+    ok(!changed, "restored after single calls too: %d were not", changed);
+    kopt_isa_force(KOPT_ISA_COUNT);
+}
+#else
+static void check_environment(void) { skip("no control register known on this machine"); }
+#endif
+
+/* ---- The rest --------------------------------------------------------------------------------------------------- */
+
+static void check_infinite_weight(void)
+{
+    int format, rounding, bad = 0, i, k;
+    for (format = KOPT_BF16; format <= KOPT_FP16; ++format)
+        for (rounding = KOPT_KAHAN; rounding <= KOPT_EXACT; ++rounding) {
+            uint32_t infinite = format == KOPT_BF16 ? 0x7f80 : 0x7c00;
+            uint32_t little = format == KOPT_BF16 ? 0xfb400000 : 0xc1c00000;
+            build();
+            w.opt = kopt_sgd(1, 0);
+            w.opt.weight_format = (kopt_format)format, w.opt.rounding = (kopt_rounding)rounding;
+            w.t.grad_format = KOPT_F32, w.t.state_size = kopt_state_size(&w.opt, N);
+            kopt_state_init(&w.opt, &w.t, w.initial);
+            for (i = 0; i < N; ++i) {
+                ref_set(w.weight, 2, (size_t)i, i % 3 ? infinite - 1 : infinite);
+                ref_set(w.state + 64, rounding == KOPT_COMPACT ? 1 : 2, (size_t)i, i % 3 ? 0x1111 : 0);
+                ref_set(w.grad, 4, (size_t)i, i % 2 ? 0xff7fffff : little); /* up, by the largest fp32 or by 3/4 ulp */
+            }
+            for (k = 0; k < 2; ++k) {
+                kopt_optimizer_step(&w.opt, &w.t, 1);
+                for (i = 0; i < N; ++i) {
+                    size_t width = rounding == KOPT_COMPACT ? 1 : 2;
+                    bad += ref_get(w.weight, 2, (size_t)i) != infinite || ref_get(w.state + 64, width, (size_t)i) != 0;
+                }
+            }
+        }
+    ok(!bad, "a weight that becomes infinite stays so, and its residual is zero: %d are not", bad);
+}
+
+/* Array steps of SGD with KAHAN against the one-element functions, any bits in weight, compensation and gradient. */
+static void check_one_element(void)
+{
+    enum { MANY = 20000 };
+    static uint16_t weight[MANY], start[MANY], before[MANY];
+    static uint32_t grad[MANY];
+    static unsigned char state[64 + 2 * MANY];
+    uint32_t noise = 1;
+    int format, i;
+    for (format = KOPT_BF16; format <= KOPT_FP16; ++format) {
+        int bad = 0;
+        kopt_optimizer o = kopt_sgd(1, 0);
+        kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_F32, MANY, state, sizeof state);
+        o.weight_format = (kopt_format)format, o.seed = 5, t.id = 6, t.first_index = 7;
+        kopt_state_init(&o, &t, NULL);
+        for (i = 0; i < MANY; ++i) {
+            uint32_t exponent, fine = (uint32_t)i % 4;
+            noise = noise * 1664525 + 1013904223;
+            weight[i] = (uint16_t)(noise >> 16);
+            exponent = ref_widen((kopt_format)format, weight[i]) & 0x7f800000;
+            noise = noise * 1664525 + 1013904223;
+            before[i] = fine ? 0 : (uint16_t)(noise >> 16);
+            noise = noise * 1664525 + 1013904223;
+            grad[i] = noise ^ noise << 13;
+            if (fine && exponent > 0x0c000000) /* 2^-6, 2^-12 or 2^-18 of the weight */
+                grad[i] = (grad[i] & 0x807fffff) | (exponent - fine * 0x03000000);
+        }
+        memcpy(start, weight, sizeof start);
+        memcpy(state + 64, before, sizeof before);
+        kopt_optimizer_step(&o, &t, 1);
+        for (i = 0; i < MANY; ++i) {
+            uint32_t r = KOPT_RANDOM_WEIGHT(kopt_random(5, 1, 6, 0, 7 + (uint64_t)i));
+            kopt_bf16 one = start[i], c = before[i];
+            if (format == KOPT_BF16)
+                kopt_kahan_add_bf16(&one, &c, -ref_float(grad[i]), r);
+            else
+                kopt_kahan_add_fp16(&one, &c, -ref_float(grad[i]), r);
+            bad += one != weight[i] || c != ref_get(state + 64, 2, (size_t)i);
+        }
+        ok(!bad, "one-element update in %s is the array step, bit for bit: %d of %d differ",
+           format == KOPT_BF16 ? "bf16" : "fp16", bad, MANY);
+    }
+}
+
+static void check_all_finite(void)
+{
+    static unsigned char x[4 * 300 + 8];
+    int isa, format, bad = 0;
+    size_t n, at;
+    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
+        for (format = KOPT_F32; format <= KOPT_FP16 && kopt_isa_force((kopt_isa)isa) == KOPT_OK; ++format) {
+            static const uint32_t largest[] = {0x7f7fffff, 0x7f7f, 0x7bff}, infinite[] = {0x7f800000, 0x7f80, 0x7c00};
+            size_t width = ref_width((kopt_format)format);
+            for (n = 0; n < 300; n += 7) {
+                unsigned char *p = x + n % 8;
+                for (at = 0; at < n; ++at) ref_set(p, width, at, largest[format] | (uint32_t)(at & 1) << (8 * width - 1));
+                bad += kopt_all_finite(p, (kopt_format)format, n) != 1;
+                for (at = 0; at < n; ++at) {
+                    uint32_t kept = ref_get(p, width, at);
+                    ref_set(p, width, at, infinite[format] + (uint32_t)at % 2);
+                    bad += kopt_all_finite(p, (kopt_format)format, n) != 0;
+                    ref_set(p, width, at, kept);
+                }
+            }
+        }
+    ok(!bad, "all_finite finds one infinity or NaN at any place: %d wrong", bad);
+    kopt_isa_force(KOPT_ISA_COUNT);
+}
+
+static void check_names(void)
+{
+    static char sentence[KOPT_ERROR_ISA + 1][200];
+    int a, b, bad = 0, usable = 0;
+    for (a = KOPT_OK; a <= KOPT_ERROR_ISA; ++a) {
+        bad += snprintf(sentence[a], sizeof sentence[a], "%s", kopt_result_string((kopt_result)a)) < 2;
+        for (b = KOPT_OK; b < a; ++b) bad += !strcmp(sentence[a], sentence[b]);
+    }
+    ok(!bad, "each result has a sentence of its own");
+    ok(kopt_result_string((kopt_result)99) && kopt_result_string((kopt_result)-1), "an unknown result has one too");
+    ok(kopt_version() == KOPT_VERSION, "version");
+    for (a = 0; a < KOPT_ISA_COUNT; ++a) {
+        kopt_isa before = kopt_isa_current();
+        kopt_result r = kopt_isa_force((kopt_isa)a);
+        bad += !kopt_isa_name((kopt_isa)a);
+        if (kopt_isa_usable((kopt_isa)a))
+            ++usable, bad += r != KOPT_OK || kopt_isa_current() != (kopt_isa)a;
+        else
+            bad += r != KOPT_ERROR_ISA || kopt_isa_current() != before;
+    }
+    ok(!bad && kopt_isa_usable(KOPT_ISA_SCALAR), "%d instruction sets usable, the others refused (ISA)", usable);
+    ok(kopt_isa_force((kopt_isa)99) == KOPT_ERROR_ISA && !kopt_isa_usable((kopt_isa)99) && kopt_isa_name((kopt_isa)99),
+       "ISA: number 99");
+    ok(kopt_isa_force(KOPT_ISA_COUNT) == KOPT_OK && kopt_isa_usable(kopt_isa_current()), "automatic choice");
+}
+
+int main(void)
+{
+    fesetenv(FE_DFL_ENV);
+    check_names();
+    check_options();
+    check_ranges();
+    check_pointers_and_bounds();
+    check_overlap();
+    check_list();
+    check_blocks();
+    check_seal();
+    check_read_write();
+    check_environment();
+    check_infinite_weight();
+    check_one_element();
+    check_all_finite();
+    return done();
+}

@@ -1,0 +1,198 @@
+/* test_convert.c - kopt_convert against integer references: every fp32 to both 16-bit formats, every 16-bit number to
+   every format, on every instruction set of this machine. Argument "quick": 2^26 of the 2^32, and all neighbourhoods
+   of special values. */
+#define KAHAN_OPT_IMPLEMENTATION
+#include "../kahan_opt.h"
+
+#include "tap.h"
+#include "reference.h"
+
+enum { CHUNK = 1 << 16 };
+
+static const char *const format_name[] = {"fp32", "bf16", "fp16"};
+
+/* Equal words, or both NaN with the same sign. */
+static int same(kopt_format f, uint32_t a, uint32_t b)
+{
+    uint32_t sign = f == KOPT_F32 ? 0x80000000u : 0x8000u;
+    return a == b || (ref_is_nan(f, a) && ref_is_nan(f, b) && (a & sign) == (b & sign));
+}
+
+static float inline_widen(kopt_format f, uint32_t h)
+{
+    return f == KOPT_BF16 ? kopt_f32_from_bf16((kopt_bf16)h) : kopt_f32_from_fp16((kopt_fp16)h);
+}
+
+/* ---- fp32 to 16 bits -------------------------------------------------------------------------------------------- */
+
+static uint32_t input[CHUNK];
+static uint16_t expected[3][CHUNK], actual[CHUNK];
+static unsigned long long wrong[3][KOPT_ISA_COUNT + 1]; /* the last column: the inline functions */
+
+static void count_differences(kopt_format f, int column)
+{
+    int i;
+    if (!memcmp(actual, expected[f], sizeof actual)) return;
+    for (i = 0; i < CHUNK; ++i)
+        if (!same(f, actual[i], expected[f][i]) && wrong[f][column]++ == 0)
+            note("%08x to %s, column %d: %04x, not %04x", (unsigned)input[i], format_name[f], column,
+                 (unsigned)actual[i], (unsigned)expected[f][i]);
+}
+
+static void compare_chunk(void)
+{
+    int f, isa, i;
+    for (f = KOPT_BF16; f <= KOPT_FP16; ++f)
+        for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
+            if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+            kopt_convert(actual, (kopt_format)f, input, KOPT_F32, CHUNK);
+            count_differences((kopt_format)f, isa);
+        }
+    for (i = 0; i < CHUNK; ++i) actual[i] = kopt_bf16_from_f32(ref_float(input[i]));
+    count_differences(KOPT_BF16, KOPT_ISA_COUNT);
+    for (i = 0; i < CHUNK; ++i) actual[i] = kopt_fp16_from_f32(ref_float(input[i]));
+    count_differences(KOPT_FP16, KOPT_ISA_COUNT);
+}
+
+/* The positive words of `input`, then the same with the other sign. */
+static void check_chunk(void)
+{
+    int i;
+    for (i = 0; i < CHUNK; ++i) expected[KOPT_BF16][i] = (uint16_t)ref_narrow(KOPT_BF16, input[i]);
+    for (i = 0; i < CHUNK; ++i) expected[KOPT_FP16][i] = (uint16_t)ref_narrow(KOPT_FP16, input[i]);
+    compare_chunk();
+    for (i = 0; i < CHUNK; ++i)
+        input[i] ^= 0x80000000u, expected[KOPT_BF16][i] ^= 0x8000, expected[KOPT_FP16][i] ^= 0x8000;
+    compare_chunk();
+}
+
+static void check_narrowing(int quick)
+{
+    uint32_t chunk, i, fill = 0, exponent, k, stride = quick ? 64 : 1, noise = 0;
+    int f, isa;
+    for (chunk = 0; chunk < 0x8000 / stride; ++chunk) {
+        for (i = 0; i < CHUNK; ++i) {
+            if (quick) noise = noise * 1664525 + 1013904223;
+            input[i] = (chunk * CHUNK + i) * stride + (noise >> 16) % stride;
+        }
+        check_chunk();
+    }
+    /* Around every power of two and 31 places between: all that is special, and the midpoints near it. */
+    for (exponent = 0; quick && exponent < 256; ++exponent)
+        for (k = 0; k < 1024; ++k) {
+            input[fill++] = ((exponent << 23) + (k & 31) * 0x40000 + (k >> 5) - 16) & 0x7fffffff;
+            if (fill == CHUNK) check_chunk(), fill = 0;
+        }
+    for (f = KOPT_BF16; f <= KOPT_FP16; ++f) {
+        for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
+            if (kopt_isa_usable((kopt_isa)isa))
+                ok(!wrong[f][isa], "fp32 to %s, %s: %s numbers, %llu wrong", format_name[f],
+                   kopt_isa_name((kopt_isa)isa), quick ? "2^26" : "all 2^32", wrong[f][isa]);
+        ok(!wrong[f][isa], "fp32 to %s, inline: %llu wrong", format_name[f], wrong[f][isa]);
+    }
+}
+
+static void print_hash(int of_reference)
+{
+    uint64_t hash = 0xcbf29ce484222325u, four;
+    uint32_t chunk, i;
+    int f;
+    for (chunk = 0; chunk < 0x10000; ++chunk) {
+        for (i = 0; i < CHUNK; ++i) input[i] = chunk * CHUNK + i;
+        for (f = KOPT_BF16; f <= KOPT_FP16; ++f) {
+            if (of_reference)
+                for (i = 0; i < CHUNK; ++i) actual[i] = (uint16_t)ref_narrow((kopt_format)f, input[i]);
+            else
+                kopt_convert(actual, (kopt_format)f, input, KOPT_F32, CHUNK);
+            for (i = 0; (chunk & 0x7fff) >= 0x7f80 && i < CHUNK; ++i) /* any NaN of the right sign will do */
+                if (ref_is_nan((kopt_format)f, actual[i])) actual[i] |= 0x7fff;
+            for (i = 0; i < CHUNK; i += 4) {
+                memcpy(&four, actual + i, sizeof four);
+                hash = (hash ^ four) * 0x100000001b3u;
+            }
+        }
+    }
+    printf("%016llx\n", (unsigned long long)hash);
+}
+
+/* ---- Between the other formats, all 2^16 ------------------------------------------------------------------------ */
+
+static void check_other_pairs(void)
+{
+    static uint16_t from[CHUNK];
+    static uint32_t to[CHUNK];
+    int source, target, isa, wide;
+    uint32_t i;
+    for (i = 0; i < CHUNK; ++i) from[i] = (uint16_t)i;
+    for (source = KOPT_BF16; source <= KOPT_FP16; ++source) {
+        unsigned bad = 0;
+        for (target = KOPT_F32; target <= KOPT_FP16; ++target)
+            for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
+                if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+                bad = 0;
+                kopt_convert(to, (kopt_format)target, from, (kopt_format)source, CHUNK);
+                for (i = 0; i < CHUNK; ++i)
+                    bad += !same((kopt_format)target, ref_get(to, ref_width((kopt_format)target), i),
+                                 ref_narrow((kopt_format)target, ref_widen((kopt_format)source, i)));
+                ok(!bad, "%s to %s, %s: all 2^16, %u wrong", format_name[source], format_name[target],
+                   kopt_isa_name((kopt_isa)isa), bad);
+            }
+        for (bad = 0, i = 0; i < CHUNK; ++i)
+            bad += !same(KOPT_F32, ref_bits(inline_widen((kopt_format)source, i)), ref_widen((kopt_format)source, i));
+        ok(!bad, "%s to fp32, inline: %u wrong", format_name[source], bad);
+    }
+    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
+        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+        for (wide = 0, i = 0; i < CHUNK; ++i) input[i] = i * 0x10001u;
+        kopt_convert(to, KOPT_F32, input, KOPT_F32, CHUNK);
+        for (i = 0; i < CHUNK; ++i) wide += !same(KOPT_F32, to[i], input[i]);
+        ok(!wide, "fp32 to fp32 is a copy, %s: %d wrong", kopt_isa_name((kopt_isa)isa), wide);
+    }
+}
+
+/* ---- Lengths, alignments, and what lies around ------------------------------------------------------------------ */
+
+static void check_edges(void)
+{
+    enum { LONGEST = 300, GUARD = 64, ROOM = 4 * LONGEST + 3 * GUARD };
+    static unsigned char from[ROOM], to[ROOM], plain[ROOM];
+    int isa, source, target;
+    size_t n, i;
+    for (i = 0; i < ROOM; ++i) from[i] = (unsigned char)(i * 151 + (i >> 3) * 29);
+    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
+        unsigned outside = 0, inside = 0, refused = 0;
+        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+        for (source = KOPT_F32; source <= KOPT_FP16; ++source)
+            for (target = KOPT_F32; target <= KOPT_FP16; ++target)
+                for (n = 0; n <= LONGEST; ++n) {
+                    size_t s = n * 7 % 64, t = GUARD + n * 13 % 64, width = ref_width((kopt_format)target);
+                    memset(to, 0xa5, ROOM);
+                    memset(plain, 0xa5, ROOM);
+                    refused += kopt_convert(to + t, (kopt_format)target, from + s, (kopt_format)source, n) != KOPT_OK;
+                    for (i = 0; i < n; ++i) {
+                        uint32_t x = ref_get(from + s, ref_width((kopt_format)source), i);
+                        uint32_t got = ref_get(to + t, width, i);
+                        x = ref_narrow((kopt_format)target, ref_widen((kopt_format)source, x));
+                        inside += !same((kopt_format)target, got, x);
+                        ref_set(plain + t, width, i, got);
+                    }
+                    outside += memcmp(to, plain, ROOM) != 0;
+                }
+        ok(!outside && !inside && !refused,
+           "9 pairs, n = 0..300, all alignments, %s: %u values wrong, %u times outside, %u refused",
+           kopt_isa_name((kopt_isa)isa), inside, outside, refused);
+    }
+}
+
+int main(int count, char **arguments)
+{
+    const char *mode = count > 1 ? arguments[1] : "full";
+    if (!strcmp(mode, "hash") || !strcmp(mode, "reference")) {
+        print_hash(!strcmp(mode, "reference"));
+        return 0;
+    }
+    check_narrowing(!strcmp(mode, "quick"));
+    check_other_pairs();
+    check_edges();
+    return done();
+}

@@ -1,0 +1,384 @@
+/* test_fidelity.c - what the 16 bits lose: decay, small constant updates, second moments and whole trajectories, each
+   against what it should be in exact arithmetic, in fp32 or in binary64. Argument "quick": without the longest runs. */
+#define KAHAN_OPT_IMPLEMENTATION
+#include "../kahan_opt.h"
+
+#include "tap.h"
+#include "reference.h"
+
+#include <stdlib.h>
+
+enum { MOST = 1024, POOL = 1 << 16 };
+static const char *const format_name[] = {"fp32", "bf16", "fp16"};
+static const char *const rounding_name[] = {"nearest", "stochastic", "Kahan", "compact", "exact"};
+
+static float uniform(void)
+{
+    static uint32_t state = 1;
+    state = state * 1664525 + 1013904223;
+    return (float)(state >> 8) / 16777216.0f;
+}
+
+static float gaussian(void)
+{
+    double radius = sqrt(-2 * log(1 - (double)uniform()));
+    return (float)(radius * cos(6.283185307179586 * (double)uniform()));
+}
+
+/* One tensor in training. The gradient is always fp32. */
+typedef struct training {
+    kopt_optimizer opt;
+    kopt_tensor t;
+    unsigned char weight[4 * MOST], state[KOPT_STATE_BYTES(MOST, 12)];
+} training;
+
+static void start(training *r, kopt_optimizer opt, float *grad, size_t n, const float *weights)
+{
+    r->opt = opt;
+    r->t = kopt_tensor_of(r->weight, grad, KOPT_F32, n, r->state, kopt_state_size(&opt, n));
+    if (kopt_state_init(&r->opt, &r->t, weights) != KOPT_OK) exit(printf("Bail out! kopt_state_init\n"));
+}
+
+static void train(training *r, long steps)
+{
+    while (steps-- > 0)
+        if (kopt_optimizer_step(&r->opt, &r->t, 1) != KOPT_OK) exit(printf("Bail out! kopt_optimizer_step\n"));
+}
+
+static const float *values(const training *r, kopt_stream what)
+{
+    static float out[2][MOST];
+    static int turn;
+    turn = !turn;
+    if (kopt_state_read(&r->opt, &r->t, what, out[turn]) != KOPT_OK) exit(printf("Bail out! kopt_state_read\n"));
+    return out[turn];
+}
+
+static double mean(const float *x, size_t n)
+{
+    double sum = 0;
+    size_t i;
+    for (i = 0; i < n; ++i) sum += (double)x[i];
+    return sum / (double)n;
+}
+
+static int within(double x, double target, double relative) { return fabs(x - target) <= relative * fabs(target); }
+
+/* ---- Weight decay alone ----------------------------------------------------------------------------------------- */
+
+/* The mean factor that 1 / (lr * weight_decay) steps of decay leave: 1 / e. */
+static double decayed(kopt_format f, kopt_rounding rounding, kopt_rounding compensation, double lr)
+{
+    enum { N = 256 };
+    static training r;
+    static float grad[N], weight[N];
+    kopt_optimizer o = kopt_adamw(lr);
+    const float *x;
+    double sum = 0;
+    int i;
+    o.weight_format = f, o.rounding = rounding, o.compensation_rounding = compensation;
+    for (i = 0; i < N; ++i) weight[i] = (i & 1 ? 0.5f : -0.5f) * (1 + 3 * (float)i / N);
+    start(&r, o, grad, N, weight);
+    train(&r, (long)(1 / (lr * o.weight_decay) + 0.5));
+    for (x = values(&r, KOPT_WEIGHT), i = 0; i < N; ++i) sum += (double)(x[i] / weight[i]);
+    return sum / N;
+}
+
+static void check_decay(int quick)
+{
+    static const double lr[] = {1e-2, 1e-3, 1e-4};
+    int f, k, rounding;
+    for (k = 0; k < (quick ? 1 : 3); ++k)
+        for (f = KOPT_BF16; f <= KOPT_FP16; ++f) {
+            for (rounding = KOPT_KAHAN; rounding <= KOPT_EXACT; ++rounding) {
+                double factor = decayed((kopt_format)f, (kopt_rounding)rounding, KOPT_STOCHASTIC, lr[k]);
+                ok(within(factor, 0.36788, 0.005), "decay, lr * weight_decay = %.0e, %s %s: mean factor %.4f (0.3679)",
+                   lr[k] / 100, format_name[f], rounding_name[rounding], factor);
+            }
+            note("for comparison: nearest %.4f, stochastic %.4f, Kahan with nearest compensation %.4f",
+                 decayed((kopt_format)f, KOPT_NEAREST, KOPT_NEAREST, lr[k]),
+                 decayed((kopt_format)f, KOPT_STOCHASTIC, KOPT_NEAREST, lr[k]),
+                 decayed((kopt_format)f, KOPT_KAHAN, KOPT_NEAREST, lr[k]));
+        }
+}
+
+/* ---- Small constant updates ------------------------------------------------------------------------------------- */
+
+/* `steps` updates of `relative` times the initial weight: the mean displacement in units of the true one. EXACT must
+   be the fp32 run at ten checkpoints. */
+static void check_constant(kopt_format f, float magnitude, float relative, long steps)
+{
+    enum { N = 128, RUNS = 4, FP32 = 3 };
+    static training run[RUNS];
+    static float grad[N], weight[N];
+    double moved[RUNS] = {0};
+    int i, k, checkpoint, differ = 0;
+    for (i = 0; i < N; ++i) {
+        uint32_t word = ref_narrow(f, ref_bits(magnitude * (0.7f + (float)i / N)));
+        weight[i] = ref_float(ref_widen(f, word));
+        grad[i] = relative * weight[i] / 0.125f;
+    }
+    for (k = 0; k < RUNS; ++k) {
+        kopt_optimizer o = kopt_sgd(0.125, 0);
+        o.weight_format = k == FP32 ? KOPT_F32 : f;
+        o.rounding = (kopt_rounding)(KOPT_KAHAN + k % FP32);
+        start(&run[k], o, grad, N, weight);
+    }
+    for (checkpoint = 0; checkpoint < 10; ++checkpoint) {
+        for (k = 0; k < RUNS; ++k) train(&run[k], steps / 10);
+        differ += memcmp(values(&run[FP32], KOPT_WEIGHT), values(&run[KOPT_EXACT - KOPT_KAHAN], KOPT_WEIGHT),
+                         sizeof weight) != 0;
+    }
+    for (k = 0; k < RUNS; ++k) {
+        const float *x = values(&run[k], KOPT_WEIGHT);
+        for (i = 0; i < N; ++i)
+            moved[k] += ((double)weight[i] - (double)x[i]) / ((double)relative * (double)weight[i] * (double)steps) / N;
+    }
+    ok(within(moved[0], 1, 0.03), "%s weights near %g, %ld updates of %.0e: Kahan moves by %.4f of the true distance",
+       format_name[f], (double)magnitude, steps, (double)relative, moved[0]);
+    ok(within(moved[1], moved[FP32], 0.03), "... compact by %.4f, fp32 by %.4f", moved[1], moved[FP32]);
+    ok(!differ, "... exact is fp32 bit for bit at 10 checkpoints (%d differ)", differ);
+}
+
+static void check_constants(int quick)
+{
+    static const float magnitude[] = {1, 1e-4f, 1e-2f, 10};
+    static const float relative[] = {1e-4f, 1e-5f, 1e-6f, 1e-7f};
+    int size, k;
+    long steps = 1000;
+    for (size = 0; size < (quick ? 2 : 4); ++size, steps *= 10) {
+        check_constant(KOPT_BF16, 1, relative[size], steps);
+        for (k = 0; k < 4; ++k) check_constant(KOPT_FP16, magnitude[k], relative[size], steps);
+    }
+}
+
+/* EXACT splits every fp32 into weight and remainder without loss. */
+static void check_split(void)
+{
+    static training r;
+    static float in[MOST];
+    const float *out;
+    int f;
+    for (f = KOPT_BF16; f <= KOPT_FP16; ++f) {
+        uint32_t low = f == KOPT_BF16 ? 0x00800000 : 0x37000000, high = f == KOPT_BF16 ? 0x7f7f8000 : 0x477ff000;
+        uint32_t word = low, lost = 0, sign = 0, fill = 0, tried = 0, i;
+        kopt_optimizer o = kopt_sgd(1, 0);
+        o.weight_format = (kopt_format)f, o.rounding = KOPT_EXACT;
+        for (; word < high; word += 251, sign ^= 0x80000000u) {
+            in[fill++] = ref_float(word | sign);
+            if (fill < MOST) continue;
+            start(&r, o, in, MOST, in);
+            out = values(&r, KOPT_WEIGHT);
+            for (i = 0; i < MOST; ++i) lost += ref_bits(out[i]) != ref_bits(in[i]);
+            tried += fill, fill = 0;
+        }
+        ok(!lost, "exact %s: %u fp32 numbers split and joined again, %u changed", format_name[f], (unsigned)tried,
+           (unsigned)lost);
+    }
+}
+
+/* ---- Moments ---------------------------------------------------------------------------------------------------- */
+
+static float pool[POOL + MOST];
+
+/* Steps with a random window of the pool as the gradient; the same windows for the same `windows`. */
+static void train_on_pool(training *r, long steps, uint32_t windows)
+{
+    while (steps-- > 0) {
+        windows = windows * 1664525 + 1013904223;
+        r->t.grad = pool + (windows >> 16) % POOL;
+        train(r, 1);
+    }
+}
+
+static void check_second_moment(double beta2)
+{
+    enum { FP32, BF16, NEAREST, RUNS };
+    static const char *const phase[] = {"settled", "gradient 100x smaller for 5 / (1 - beta2) steps",
+                                        "for 15 / (1 - beta2)"};
+    static training run[RUNS];
+    static float weight[MOST];
+    long settle = (long)(5 / (1 - beta2));
+    int k, p;
+    for (k = 0; k < RUNS; ++k) {
+        kopt_optimizer o = kopt_adam(1e-3);
+        o.beta2 = beta2;
+        o.moment_format = k == FP32 ? KOPT_F32 : KOPT_BF16;
+        o.moment_rounding = k == NEAREST ? KOPT_NEAREST : KOPT_STOCHASTIC;
+        start(&run[k], o, pool, MOST, weight);
+    }
+    for (p = 0; p < 3; ++p) {
+        double v[RUNS];
+        for (k = 0; k < RUNS; ++k) {
+            run[k].opt.grad_scale = p ? 0.01 : 1;
+            train_on_pool(&run[k], p == 2 ? 2 * settle : settle, (uint32_t)p);
+            v[k] = mean(values(&run[k], KOPT_SECOND_MOMENT), MOST);
+        }
+        ok(within(v[BF16], v[FP32], 0.02), "beta2 = %g, %s: bf16 second moment is %.4f of fp32's (%.2e)", beta2,
+           phase[p], v[BF16] / v[FP32], v[FP32]);
+        note("for comparison: rounded to nearest %.4f", v[NEAREST] / v[FP32]);
+    }
+}
+
+/* fp16 moments of gradients near the smallest fp16 number, of random and of constant sign. */
+static void check_small_gradients(void)
+{
+    enum { FP32, FP16, RUNS };
+    static training run[RUNS];
+    static float weight[MOST], constant[MOST];
+    double v[RUNS], moved[RUNS];
+    int k, i;
+    for (i = 0; i < MOST; ++i) weight[i] = 1, constant[i] = 1e-6f;
+    for (k = 0; k < RUNS; ++k) {
+        kopt_optimizer o = kopt_adam(1e-5);
+        o.weight_format = KOPT_F32, o.moment_format = k == FP32 ? KOPT_F32 : KOPT_FP16;
+        o.grad_scale = 1e-6;
+        start(&run[k], o, pool, MOST, weight);
+        train_on_pool(&run[k], 10000, 7);
+        v[k] = mean(values(&run[k], KOPT_SECOND_MOMENT), MOST);
+        o.grad_scale = 1;
+        start(&run[k], o, constant, MOST, weight);
+        train(&run[k], 10000);
+        moved[k] = 1 - mean(values(&run[k], KOPT_WEIGHT), MOST);
+    }
+    ok(within(v[FP16], v[FP32], 0.05), "fp16 second moment of Gaussian gradients of 1e-6: %.4f of fp32's (%.2e)",
+       v[FP16] / v[FP32], v[FP32]);
+    ok(within(moved[FP16], moved[FP32], 0.02) && within(moved[FP16], 0.1 / 1.01, 0.02),
+       "10000 steps of lr = 1e-5 on gradients of 1e-6 move by %.5f with fp16 moments, %.5f with fp32", moved[FP16],
+       moved[FP32]);
+}
+
+/* ---- Trajectories against binary64 ------------------------------------------------------------------------------ */
+
+/* One step of torch.optim.SGD, Adam or AdamW on one weight, as its documentation writes it. */
+static double torch_step(const kopt_optimizer *o, long t, double w, double g, double state[2])
+{
+    double wd = o->weight_decay;
+    if (o->maximize) g = -g;
+    if (o->decay == KOPT_L2) g += wd * w;
+    if (o->decay == KOPT_DECOUPLED) w -= o->lr * wd * w;
+    if (o->decay == KOPT_FULLY_DECOUPLED) w -= o->lr / o->max_lr * wd * w;
+    if (o->rule == KOPT_SGD) {
+        if (o->momentum > 0) {
+            state[0] = t > 1 ? o->momentum * state[0] + (1 - o->dampening) * g : g;
+            g = o->nesterov ? g + o->momentum * state[0] : state[0];
+        }
+        return w - o->lr * g;
+    }
+    state[0] = o->beta1 * state[0] + (1 - o->beta1) * g;
+    state[1] = o->beta2 * state[1] + (1 - o->beta2) * g * g;
+    return w - o->lr / (1 - pow(o->beta1, (double)t)) * state[0] /
+                   (sqrt(state[1]) / sqrt(1 - pow(o->beta2, (double)t)) + o->eps);
+}
+
+static void check_trajectory(const char *name, kopt_optimizer o, int schedule)
+{
+    enum { N = 64, STEPS = 1000 };
+    static training r;
+    static float weight[N];
+    double w[N], state[N][2] = {{0, 0}}, worst = 0, first_lr = o.lr;
+    const float *x;
+    long t;
+    int i;
+    o.weight_format = o.moment_format = KOPT_F32;
+    for (i = 0; i < N; ++i) w[i] = (double)(weight[i] = gaussian());
+    start(&r, o, pool, N, weight);
+    for (t = 1; t <= STEPS; ++t) {
+        float *g = pool + t * 31;
+        if (schedule) r.opt.lr = first_lr * (1 + cos(3.14159 * (double)t / STEPS)) / 2;
+        for (i = 0; i < N; ++i) w[i] = torch_step(&r.opt, t, w[i], (double)g[i], state[i]);
+        r.t.grad = g;
+        train(&r, 1);
+    }
+    for (x = values(&r, KOPT_WEIGHT), i = 0; i < N; ++i)
+        if (fabs((double)x[i] - w[i]) > worst) worst = fabs((double)x[i] - w[i]);
+    ok(worst < 1e-5, "%s, fp32, 1000 steps: within %.1e of binary64", name, worst);
+}
+
+static void check_trajectories(void)
+{
+    kopt_optimizer sgd = kopt_sgd(0.01, 0), momentum = kopt_sgd(0.01, 0.9), dampened = momentum, nesterov = momentum;
+    kopt_optimizer l2 = kopt_adam(1e-3), adamw = kopt_adamw(1e-3), fully = adamw;
+    sgd.weight_decay = momentum.weight_decay = 1e-3;
+    dampened.dampening = 0.3, dampened.maximize = 1;
+    nesterov.nesterov = 1, nesterov.weight_decay = 1e-3;
+    l2.weight_decay = 0.1, adamw.weight_decay = 0.1;
+    fully.decay = KOPT_FULLY_DECOUPLED, fully.weight_decay = 1e-4;
+    check_trajectory("SGD", sgd, 0);
+    check_trajectory("SGD with momentum", momentum, 0);
+    check_trajectory("SGD with dampening, maximize", dampened, 0);
+    check_trajectory("Nesterov", nesterov, 0);
+    check_trajectory("Adam", kopt_adam(1e-3), 0);
+    check_trajectory("Adam with L2", l2, 0);
+    check_trajectory("AdamW", adamw, 0);
+    check_trajectory("AdamW, fully decoupled, cosine schedule", fully, 1);
+}
+
+static void check_defaults(void)
+{
+    kopt_optimizer s = kopt_sgd(0.5, 0.25), a = kopt_adam(0.5), w = kopt_adamw(0.5);
+    ok(s.rule == KOPT_SGD && a.rule == KOPT_ADAM && w.rule == KOPT_ADAM, "rules");
+    ok(!(s.lr < 0.5 || s.lr > 0.5 || a.lr < 0.5 || a.lr > 0.5 || w.lr < 0.5 || w.lr > 0.5), "learning rate as given");
+    ok(within(s.momentum, 0.25, 0) && within(s.dampening, 0, 0) && !s.nesterov && within(s.weight_decay, 0, 0) &&
+           s.decay == KOPT_L2 && !s.maximize, "SGD has PyTorch's defaults");
+    ok(within(a.beta1, 0.9, 0) && within(a.beta2, 0.999, 0) && within(a.eps, 1e-8, 0) && within(a.weight_decay, 0, 0) &&
+           a.decay == KOPT_L2 && !a.maximize, "Adam has PyTorch's defaults");
+    ok(within(w.beta1, 0.9, 0) && within(w.beta2, 0.999, 0) && within(w.eps, 1e-8, 0) &&
+           within(w.weight_decay, 0.01, 0) && w.decay == KOPT_DECOUPLED && !w.maximize, "AdamW has PyTorch's defaults");
+    ok(w.weight_format == KOPT_BF16 && w.rounding == KOPT_KAHAN && w.moment_format == KOPT_BF16 &&
+           w.moment_rounding == KOPT_STOCHASTIC && w.compensation_rounding == KOPT_STOCHASTIC && !w.zero_grad &&
+           within(w.grad_scale, 1, 0) && within(w.clip, 1, 0) && within(w.max_lr, 0.5, 0) && !w.seed && !w.step,
+       "the other defaults are the documented ones");
+}
+
+/* ---- Rest ------------------------------------------------------------------------------------------------------- */
+
+/* Weights that need a residual keep their value; weights that need none keep their bits. */
+static void check_rest(void)
+{
+    enum { N = 200 };
+    static training r;
+    static float grad[N], weight[N];
+    static unsigned char before[4 * N];
+    int rule, format, rounding, moment, quiet, whole, i, moved = 0, cases = 0;
+    for (rule = 0; rule < 4; ++rule)
+        for (format = KOPT_F32; format <= KOPT_FP16; ++format)
+            for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding)
+                for (moment = KOPT_F32; moment <= KOPT_FP16; ++moment)
+                    for (quiet = 0; quiet < 2; ++quiet)
+                        for (whole = 0; whole < 2; ++whole, ++cases) {
+                            kopt_optimizer o = rule == 3 ? kopt_adamw(0.1) : kopt_sgd(0.1, rule ? 0.9 : 0);
+                            o.nesterov = rule == 2, o.weight_decay = 0;
+                            o.weight_format = (kopt_format)format, o.rounding = (kopt_rounding)rounding;
+                            o.moment_format = (kopt_format)moment;
+                            o.moment_rounding = o.compensation_rounding = quiet ? KOPT_NEAREST : KOPT_STOCHASTIC;
+                            for (i = 0; i < N; ++i) {
+                                uint32_t word = ref_bits(gaussian());
+                                if (whole) word = ref_widen(o.weight_format, ref_narrow(o.weight_format, word));
+                                weight[i] = ref_float(word);
+                            }
+                            start(&r, o, grad, N, weight);
+                            memcpy(before, r.weight, sizeof before);
+                            memcpy(weight, values(&r, KOPT_WEIGHT), sizeof weight);
+                            train(&r, 100);
+                            moved += whole && memcmp(before, r.weight, N * ref_width(o.weight_format));
+                            moved += memcmp(weight, values(&r, KOPT_WEIGHT), sizeof weight) != 0;
+                        }
+    ok(!moved, "no gradient, no moments, no decay: nothing moves in 100 steps, %d runs, %d moved", cases, moved);
+}
+
+int main(int count, char **arguments)
+{
+    int i, quick = count > 1 && !strcmp(arguments[1], "quick");
+    for (i = 0; i < POOL + MOST; ++i) pool[i] = gaussian();
+    check_defaults();
+    check_trajectories();
+    check_rest();
+    check_split();
+    check_decay(quick);
+    check_constants(quick);
+    check_second_moment(0.999);
+    if (!quick) check_second_moment(0.9999);
+    check_small_gradients();
+    return done();
+}

@@ -1,0 +1,445 @@
+/* test_step_bits.c - every step is the one of docs/numerics.md, bit for bit: every rule, decay, format and rounding, on
+   every instruction set, for any length, alignment, slicing and sharding, with NaN, infinities and subnormals in every
+   array, and nothing written around the arrays. Argument "quick": a tenth of the combinations. */
+#define KAHAN_OPT_IMPLEMENTATION
+#include "../kahan_opt.h"
+
+#include "tap.h"
+#include "reference.h"
+
+#include <fenv.h>
+
+/* ---- Inputs ----------------------------------------------------------------------------------------------------- */
+
+static uint64_t noise_state = 1;
+
+static uint32_t noise(void)
+{
+    noise_state = noise_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)(noise_state >> 32) ^ (uint32_t)(noise_state >> 59);
+}
+
+static uint32_t below(uint32_t n) { return (uint32_t)((uint64_t)noise() * n >> 32); }
+
+/* How often an element is special (1 in ...): none, rare in long runs, every third. */
+typedef enum profile { TAME, MIXED, WILD, PROFILES } profile;
+static const uint32_t special_every[PROFILES] = {0, 150, 3};
+
+static uint32_t special(kopt_format f)
+{
+    static const uint32_t table[] = {
+        0x00000000, 0x80000000, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001, 0x7f800001, 0x00000001, /* 0 inf NaN */
+        0x80000001, 0x007fffff, 0x00800000, 0x80800000, 0x00ffffff, 0x7f7fffff, 0xff7fffff, 0x7f7f0000, /* fp32 ends */
+        0x7f7f8000, 0x7f7f7fff, 0x477fe000, 0x477fefff, 0x477ff000, 0xc77ff000, 0x47800000, 0x38800000, /* fp16 ends */
+        0x387fffff, 0x33800000, 0x33000000, 0x33000001, 0x37000000, 0x36ffffff, 0x2b800000, 0x2b000000, /* 2^-24, -40 */
+        0x20000000, 0x1f800000, 0x5f800000, 0x60000000, 0x65000000, 0x3f800000, 0xbf800000, 0x3f808000, /* sqrt, 1    */
+        0x7d800000, 0x0d000000, 0x01000000, 0x03ffffff, 0x47000000, 0x3b800000, 0xbb800000, 0x49800000,
+    };
+    uint32_t k = noise();
+    if (k & 1) return f == KOPT_F32 ? noise() : noise() >> 16;
+    return ref_narrow(f, table[below(sizeof table / sizeof *table)]);
+}
+
+/* A number of format f with its magnitude in [2^low, 2^high). */
+static uint32_t ordinary(kopt_format f, int low, int high, int with_sign)
+{
+    uint32_t exponent = (uint32_t)(127 + low) + below((uint32_t)(high - low));
+    return ref_narrow(f, (with_sign ? noise() & 0x80000000u : 0) | exponent << 23 | (noise() & 0x7fffff));
+}
+
+/* Special elements are so in all arrays: of any bits, near the largest number, or near the smallest. */
+static uint32_t value(profile p, uint32_t element, kopt_format f, int low, int high, int with_sign)
+{
+    uint32_t lot = element * 2654435761u >> 8;
+    if (!special_every[p] || lot % special_every[p]) return ordinary(f, low, high, with_sign);
+    switch (lot >> 16 & 3) {
+    case 0: return ordinary(f, f == KOPT_FP16 ? 12 : 119, f == KOPT_FP16 ? 16 : 128, with_sign);
+    case 1: return ordinary(f, f == KOPT_FP16 ? -26 : -127, f == KOPT_FP16 ? -14 : -118, with_sign);
+    case 2: return below(2) ? special(f) : ordinary(f, f == KOPT_FP16 ? 4 : 57, f == KOPT_FP16 ? 12 : 67, with_sign);
+    default: return special(f);
+    }
+}
+
+/* ---- A case: an optimizer, its tensor, and all memory as it was before the first step --------------------------- */
+
+enum { LONGEST = 8200, MARGIN = 128, STEPS = 3 };
+typedef enum buffer { WEIGHT, GRAD, STATE, COPY, BUFFERS } buffer;
+static const char *const buffer_name[BUFFERS] = {"weight", "gradient", "state", "copy"};
+static const char *const format_name[] = {"fp32", "bf16", "fp16"};
+static const char *const rounding_name[] = {"nearest", "stochastic", "Kahan", "compact", "exact"};
+
+typedef unsigned char memory[BUFFERS][64 + 10 * LONGEST];
+static memory initial, expected[STEPS];           /* without margins                */
+static unsigned char arena[BUFFERS][64 + 10 * LONGEST + 2 * MARGIN]; /* canaries on both sides */
+
+static size_t buffer_size(const kopt_optimizer *o, const kopt_tensor *t, int b)
+{
+    if (b == WEIGHT) return t->n * ref_width(o->weight_format);
+    if (b == GRAD) return t->n * ref_width(t->grad_format);
+    if (b == STATE) return t->state_size;
+    return t->copy ? t->n * ref_width(t->copy_format) : 0;
+}
+
+static kopt_tensor place(const kopt_tensor *t, unsigned char *weight, unsigned char *grad, unsigned char *state,
+                         unsigned char *copy)
+{
+    kopt_tensor placed = *t;
+    placed.weight = weight, placed.grad = grad;
+    placed.state = t->state_size ? state : NULL;
+    placed.copy = t->copy ? copy : NULL;
+    return placed;
+}
+
+static uint32_t salt;
+
+static void randomise(void *array, size_t width, size_t n, profile p, kopt_format f, int low, int high, int with_sign)
+{
+    size_t i;
+    for (i = 0; i < n; ++i) ref_set(array, width, i, value(p, salt + (uint32_t)i, f, low, high, with_sign));
+}
+
+/* Fills the initial memory, a state block that kopt_state_init() has begun included. 0 if that was refused. */
+static int prepare(const kopt_optimizer *o, kopt_tensor *t, profile p)
+{
+    ref_layout l = ref_layout_of(o, t->n);
+    kopt_tensor placed;
+    size_t i;
+    t->state_size = l.size;
+    salt = noise();
+    memset(initial, 0xa5, sizeof initial);
+    placed = place(t, initial[WEIGHT], initial[GRAD], initial[STATE], initial[COPY]);
+    if (kopt_state_size(o, t->n) != l.size || kopt_state_init(o, &placed, NULL) != KOPT_OK) return 0;
+    randomise(initial[WEIGHT], ref_width(o->weight_format), t->n, p, o->weight_format, -8, 1, 1);
+    randomise(initial[GRAD], ref_width(t->grad_format), t->n, p, t->grad_format, -14, 0, 1);
+    for (i = 0; i < t->n && l.residual_width; ++i) {
+        uint32_t word = noise(), w = ref_get(initial[WEIGHT], 2, i);
+        if (o->rounding == KOPT_KAHAN && (p != WILD || word & 0x10000)) /* at most half an ulp */
+            word = o->weight_format == KOPT_BF16 ? (w & 0x7f80) < 0x0500 ? 0 : w - 0x480 - (word & 0x3ff)
+                                                 : (w & 0x7fff) - (w & 0x7c00 ? word & 0x3ff : 0);
+        ref_set(initial[STATE] + l.residual, l.residual_width, i, word ^ (word << 3 & 0x8000));
+    }
+    if (l.first_width) randomise(initial[STATE] + l.first, l.first_width, t->n, p, o->moment_format, -14, -1, 1);
+    if (l.second_width) randomise(initial[STATE] + l.second, l.second_width, t->n, p, o->moment_format, -20, -1, 0);
+    return 1;
+}
+
+/* The expected memory after each step. */
+static void expect(kopt_optimizer o, const kopt_tensor *t, int steps)
+{
+    int k;
+    for (k = 0; k < steps; ++k, ++o.step) {
+        kopt_tensor placed = place(t, expected[k][WEIGHT], expected[k][GRAD], expected[k][STATE], expected[k][COPY]);
+        int b;
+        for (b = 0; b < BUFFERS; ++b)
+            memcpy(expected[k][b], k ? expected[k - 1][b] : initial[b], buffer_size(&o, t, b));
+        ref_step_tensor(&o, &placed);
+    }
+}
+
+static const char *describe(const kopt_optimizer *o, const kopt_tensor *t)
+{
+    static char text[400];
+    snprintf(text, sizeof text,
+             "%s momentum %g dampening %g nesterov %d, decay %d of %g, lr %g, weights %s %s, moments %s %s, "
+             "compensation %s, gradient %s * %g * %g, copy %s, maximize %d, zero_grad %d, step %u, n %lu, first %lu",
+             o->rule == KOPT_SGD ? "SGD" : "Adam", o->momentum, o->dampening, o->nesterov, (int)o->decay,
+             o->weight_decay, o->lr, format_name[o->weight_format], rounding_name[o->rounding],
+             format_name[o->moment_format], rounding_name[o->moment_rounding], rounding_name[o->compensation_rounding],
+             format_name[t->grad_format], o->grad_scale, o->clip, t->copy ? format_name[t->copy_format] : "none",
+             o->maximize, o->zero_grad, (unsigned)o->step + 1, (unsigned long)t->n, (unsigned long)t->first_index);
+    return text;
+}
+
+static int complaints;
+
+/* 1 if each array in the arena, at offset[b], is the expected one and its surroundings are untouched. */
+static int compare(const kopt_optimizer *o, const kopt_tensor *t, const size_t offset[BUFFERS], int k, const char *how)
+{
+    int b;
+    size_t i, size;
+    for (b = 0; b < BUFFERS; ++b) {
+        const unsigned char *p = arena[b] + offset[b];
+        size = buffer_size(o, t, b);
+        for (i = 0; i < size && p[i] == expected[k][b][i]; ++i) {}
+        if (i < size) break;
+        for (i = 0; i < MARGIN && p[size + i] == 0x5a; ++i) {}
+        if (i < MARGIN) break;
+        for (i = 0; i < offset[b] && arena[b][i] == 0x5a; ++i) {}
+        if (i < offset[b]) break;
+    }
+    if (b == BUFFERS) return 1;
+    if (complaints++ < 20)
+        note("%s, step %d, %s: %s differs at byte %lu of %lu (%s)", kopt_isa_name(kopt_isa_current()), k + 1, how,
+             buffer_name[b], (unsigned long)i, (unsigned long)size, describe(o, t));
+    return 0;
+}
+
+/* The steps on one instruction set, in the arena at the given offsets, in slices of about `slice` elements in an order
+   that is neither ascending nor descending. 0: in one call. */
+static int steps_agree(kopt_optimizer o, const kopt_tensor *t, int steps, const size_t offset[BUFFERS], size_t slice)
+{
+    kopt_tensor placed = place(t, arena[WEIGHT] + offset[WEIGHT], arena[GRAD] + offset[GRAD],
+                               arena[STATE] + offset[STATE], arena[COPY] + offset[COPY]);
+    int b, k;
+    for (b = 0; b < BUFFERS; ++b) {
+        size_t size = buffer_size(&o, t, b);
+        memset(arena[b], 0x5a, offset[b] + size + MARGIN);
+        memcpy(arena[b] + offset[b], initial[b], size);
+    }
+    for (k = 0; k < steps; ++k) {
+        kopt_step step;
+        size_t i, pass, begin, count = slice ? t->n / slice + 1 : 1;
+        if (slice) {
+            int good = kopt_step_begin(&o, &step) == KOPT_OK;
+            for (pass = 0; pass < 3; ++pass)
+                for (i = pass; i < count; i += 3) {
+                    begin = i * slice;
+                    good &= kopt_step_range(&step, &placed, begin, i + 1 == count ? t->n : begin + slice) == KOPT_OK;
+                }
+            if (!good) return 0;
+        } else if (kopt_optimizer_step(&o, &placed, 1) != KOPT_OK) {
+            return 0;
+        }
+        if (!compare(&o, t, offset, k, slice ? "sliced" : "whole")) return 0;
+    }
+    return 1;
+}
+
+/* All instruction sets, each at its own alignment and slicing: how many disagree with the reference. */
+static int disagreements(const kopt_optimizer *o, kopt_tensor *t, profile p, int steps)
+{
+    int isa, bad = 0;
+    if (!prepare(o, t, p)) {
+        if (complaints++ < 20) note("refused, or of another size: %s", describe(o, t));
+        return 1;
+    }
+    expect(*o, t, steps);
+    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
+        size_t offset[BUFFERS];
+        int b;
+        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+        for (b = 0; b < BUFFERS; ++b) offset[b] = MARGIN / 2 + below(64);
+        bad += !steps_agree(*o, t, steps, offset, below(3) ? 1 + below(200) : 0);
+    }
+    return bad;
+}
+
+/* ---- Every combination ------------------------------------------------------------------------------------------ */
+
+typedef enum rule { PLAIN, MOMENTUM, DAMPENED, NESTEROV, ADAM, RULES } rule;
+static const char *const rule_name[RULES] = {"SGD", "SGD with momentum", "SGD with dampening", "Nesterov", "Adam"};
+
+static kopt_optimizer make(rule r)
+{
+    kopt_optimizer o = r == ADAM ? kopt_adam(0.01) : kopt_sgd(0.01, r == PLAIN ? 0 : 0.9);
+    o.dampening = r == DAMPENED ? 0.25 : 0;
+    o.nesterov = r == NESTEROV;
+    return o;
+}
+
+/* What is not enumerated: hyper-parameters, gradient scale, copy, ids, step number. Mostly the ordinary. */
+static void vary(kopt_optimizer *o, kopt_tensor *t)
+{
+    static const uint64_t first[] = {0, 1, 129, (UINT64_C(1) << 35) - 100, (UINT64_C(1) << 63) - 64};
+    static const double lr[] = {0.01, 0.001, 1, 1e-7, 3e4, 0}, wd[] = {0.01, 1e-4, 1, 1e3, 1e-50};
+    static const double b1[] = {0.9, 0, 0.5, 0.95}, b2[] = {0.999, 0.95, 0, 0.99999};
+    static const double eps[] = {1e-8, 1e-15, 0.1, 1.2e-38}, scale[] = {1, 1.0 / 1024, 3, 1e-30};
+    static const uint32_t step[] = {0, 1, 2, 1000, 0x80000000u, 0xfffffff0u};
+    int odd = below(2) == 0;
+    o->lr = lr[odd ? below(6) : below(2)];
+    o->max_lr = o->lr > 0 ? o->lr * (1 + below(3)) : 1;
+    if (o->weight_decay > 0) o->weight_decay = wd[odd ? below(5) : 0];
+    o->beta1 = b1[odd ? below(4) : 0], o->beta2 = b2[odd ? below(4) : 0], o->eps = eps[odd ? below(4) : 0];
+    o->grad_scale = scale[odd ? below(4) : 0], o->clip = below(3) ? 1 : 0.3;
+    o->maximize = below(4) == 0, o->zero_grad = below(4) == 0;
+    o->step = step[below(6)];
+    o->seed = (uint64_t)noise() << 32 | noise();
+    t->id = noise();
+    t->copy = below(2) ? NULL : initial[COPY];
+    t->copy_format = (kopt_format)below(3);
+    t->first_index = below(4) ? below(1000) : first[below(5)];
+}
+
+static void check_combinations(int quick)
+{
+    uint32_t count = 0;
+    int r, decay, weight, rounding, moment, moment_rounding, compensation, grad, p;
+    for (r = 0; r < RULES; ++r)
+        for (weight = KOPT_F32; weight <= KOPT_FP16; ++weight) {
+            uint32_t cases = 0;
+            int bad = 0;
+            for (decay = 0; decay < 4; ++decay)
+                for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding)
+                    for (moment = KOPT_F32; moment <= KOPT_FP16; ++moment)
+                        for (moment_rounding = KOPT_NEAREST; moment_rounding <= KOPT_STOCHASTIC; ++moment_rounding)
+                            for (compensation = KOPT_NEAREST; compensation <= KOPT_STOCHASTIC; ++compensation)
+                                for (grad = KOPT_F32; grad <= KOPT_FP16; ++grad) {
+                                    kopt_optimizer o = make((rule)r);
+                                    kopt_tensor t = kopt_tensor_of(NULL, NULL, (kopt_format)grad, 0, NULL, 0);
+                                    if (quick && count++ % 11) continue;
+                                    o.weight_format = (kopt_format)weight, o.rounding = (kopt_rounding)rounding;
+                                    o.moment_format = (kopt_format)moment;
+                                    o.moment_rounding = (kopt_rounding)moment_rounding;
+                                    o.compensation_rounding = (kopt_rounding)compensation;
+                                    o.decay = decay == 3 ? KOPT_L2 : (kopt_decay)decay, o.weight_decay = decay < 3;
+                                    vary(&o, &t);
+                                    t.n = 100 + below(300);
+                                    for (p = 0; p < PROFILES; ++p, ++cases)
+                                        bad += disagreements(&o, &t, (profile)p, STEPS);
+                                }
+            ok(!bad, "%s, %s weights: %u runs, %d disagree with the reference", rule_name[r],
+               format_name[weight], (unsigned)cases, bad);
+        }
+}
+
+/* ---- Lengths ---------------------------------------------------------------------------------------------------- */
+
+/* The combinations that train models, all bf16 and all fp16. */
+static kopt_optimizer common(rule r, kopt_format f, int rounding, int decay)
+{
+    kopt_optimizer o = make(r);
+    o.weight_format = o.moment_format = f;
+    o.rounding = (kopt_rounding)rounding;
+    o.decay = (kopt_decay)decay, o.weight_decay = 0.01;
+    o.seed = noise();
+    return o;
+}
+
+static void check_lengths(int quick)
+{
+    static const size_t large[] = {1000, 4099, 8191};
+    static const rule tried[] = {PLAIN, MOMENTUM, ADAM};
+    int r, f, rounding, k, p;
+    for (r = 0; r < 3; ++r) {
+        int bad = 0, cases = 0;
+        for (f = KOPT_BF16; f <= KOPT_FP16; ++f)
+            for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
+                kopt_optimizer o = common(tried[r], (kopt_format)f, rounding, KOPT_DECOUPLED);
+                kopt_tensor t = kopt_tensor_of(NULL, NULL, (kopt_format)f, 0, NULL, 0);
+                for (t.n = 0; t.n <= 257; t.n += quick ? 13 : 1, ++cases) {
+                    t.first_index = t.n % 3 ? below(256) : 0;
+                    bad += disagreements(&o, &t, (profile)(t.n % 2), 2);
+                }
+                for (k = 0; k < (quick ? 1 : 3); ++k)
+                    for (p = 0; p < PROFILES; ++p, ++cases) {
+                        t.n = large[k], t.first_index = p ? 2 * below(100) + 1 : 0;
+                        bad += disagreements(&o, &t, (profile)p, 3);
+                    }
+            }
+        ok(!bad, "%s: lengths 0 to 257, 1000, 4099 and 8191, %d tensors, %d disagree", rule_name[tried[r]], cases, bad);
+    }
+}
+
+/* One special element in a long run of ordinary ones, at each place of a block: any special value in one of the arrays,
+   or all arrays where their results come to lie between the largest finite number and infinity. */
+static void check_lone_specials(int quick)
+{
+    enum { EDGE = 5, RESIDUAL = 2 };
+    int bad = 0, cases = 0, rounding, a, r, isa;
+    for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding)
+        for (r = MOMENTUM; r <= ADAM; r += ADAM - MOMENTUM)
+            for (a = 0; a <= EDGE; ++a) {
+                static const size_t offset[BUFFERS] = {65, 66, 67, 68};
+                kopt_optimizer o = common((rule)r, KOPT_BF16, rounding, KOPT_DECOUPLED);
+                kopt_tensor t = kopt_tensor_of(NULL, NULL, KOPT_BF16, 400, NULL, 0);
+                ref_layout l = ref_layout_of(&o, t.n);
+                unsigned char *array[EDGE] = {initial[WEIGHT], initial[GRAD], NULL, NULL, NULL};
+                size_t width[EDGE] = {2, 2, 0, 0, 0}, at;
+                int gradient = r == ADAM ? 60 : 119; /* the exponent whose square, or itself, is enough */
+                array[2] = initial[STATE] + l.residual, width[2] = l.residual_width;
+                array[3] = initial[STATE] + l.first, width[3] = l.first_width;
+                array[4] = initial[STATE] + l.second, width[4] = l.second_width;
+                o.weight_decay = 0;
+                for (at = 0; at < 260; at += quick ? 37 : 1, ++cases) {
+                    t.first_index = below(64);
+                    prepare(&o, &t, TAME);
+                    if (a < EDGE) {
+                        ref_set(array[a], width[a], at, special(KOPT_BF16));
+                    } else {
+                        ref_set(array[0], 2, at, 0x7f7f - below(2));
+                        ref_set(array[1], 2, at, 0x8000 | ordinary(KOPT_BF16, gradient, gradient + 7, 0));
+                        ref_set(array[RESIDUAL], width[RESIDUAL], at, 0);
+                        ref_set(array[3], width[3], at, 0x8000 | ordinary(KOPT_BF16, 118, 127, 0));
+                        ref_set(array[4], width[4], at, 0x7f7f - below(2));
+                    }
+                    expect(o, &t, 2);
+                    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
+                        if (kopt_isa_force((kopt_isa)isa) == KOPT_OK) bad += !steps_agree(o, &t, 2, offset, 0);
+                }
+            }
+    ok(!bad, "one special element among ordinary ones: %d cases, %d disagree", cases, bad);
+}
+
+/* ---- Alignment, shards ------------------------------------------------------------------------------------------ */
+
+static void check_alignment(void)
+{
+    int bad = 0, rounding, f, b, isa;
+    for (f = KOPT_BF16; f <= KOPT_FP16; ++f)
+        for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
+            kopt_optimizer o = common(ADAM, (kopt_format)f, rounding, KOPT_L2);
+            kopt_tensor t = kopt_tensor_of(NULL, NULL, (kopt_format)f, 300, NULL, 0);
+            t.copy = initial[COPY], t.copy_format = KOPT_FP16, t.first_index = 5, o.zero_grad = 1;
+            prepare(&o, &t, MIXED);
+            expect(o, &t, 1);
+            for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
+                for (b = 0; b < BUFFERS && kopt_isa_force((kopt_isa)isa) == KOPT_OK; ++b) {
+                    size_t offset[BUFFERS] = {64, 64, 64, 64}, shift;
+                    for (shift = 0; shift < 64; ++shift)
+                        offset[b] = 64 + shift, bad += !steps_agree(o, &t, 1, offset, 0);
+                }
+        }
+    ok(!bad, "each pointer at each of 64 alignments: %d disagree", bad);
+}
+
+/* A tensor cut into shards, each with its own state block, against the whole. */
+static void check_shards(void)
+{
+    static const size_t cut[] = {0, 1, 64, 65, 200, 331, 500};
+    static unsigned char weight[2000], grad[2000], state[64 + 12 * 500 + 12];
+    int bad = 0, rounding, r, k, a;
+    kopt_isa_force(KOPT_ISA_COUNT);
+    for (r = PLAIN; r < RULES; ++r)
+        for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
+            kopt_optimizer o = common((rule)r, rounding % 2 ? KOPT_BF16 : KOPT_FP16, rounding, KOPT_L2), begun = o;
+            kopt_tensor t = kopt_tensor_of(NULL, NULL, KOPT_BF16, 500, NULL, 0), shard = t;
+            ref_layout whole = ref_layout_of(&o, t.n);
+            kopt_step step;
+            t.first_index = 1000003;
+            prepare(&o, &t, MIXED);
+            expect(o, &t, 1);
+            kopt_step_begin(&begun, &step);
+            for (k = 0; k < 6; ++k) {
+                size_t from = cut[k], n = cut[k + 1] - from;
+                ref_layout l = ref_layout_of(&o, n);
+                size_t width[3], there[3], here[3];
+                width[0] = l.residual_width, there[0] = whole.residual, here[0] = l.residual;
+                width[1] = l.first_width, there[1] = whole.first, here[1] = l.first;
+                width[2] = l.second_width, there[2] = whole.second, here[2] = l.second;
+                shard.n = n, shard.first_index = t.first_index + from;
+                shard.weight = weight, shard.grad = grad, shard.state = state, shard.state_size = sizeof state;
+                memcpy(weight, initial[WEIGHT] + 2 * from, 2 * n);
+                memcpy(grad, initial[GRAD] + 2 * from, 2 * n);
+                bad += kopt_state_init(&o, &shard, NULL) != KOPT_OK;
+                for (a = 0; a < 3; ++a)
+                    memcpy(state + here[a], initial[STATE] + there[a] + from * width[a], n * width[a]);
+                bad += kopt_step_run(&step, &shard) != KOPT_OK;
+                bad += memcmp(weight, expected[0][WEIGHT] + 2 * from, 2 * n) != 0;
+                for (a = 0; a < 3; ++a)
+                    bad += memcmp(state + here[a], expected[0][STATE] + there[a] + from * width[a], n * width[a]) != 0;
+            }
+        }
+    ok(!bad, "six shards with their own state: %d differ from the whole", bad);
+}
+
+int main(int count, char **arguments)
+{
+    int quick = count > 1 && !strcmp(arguments[1], "quick");
+    fesetenv(FE_DFL_ENV); /* -Ofast would start with subnormals flushed: the reference needs them */
+    check_combinations(quick);
+    check_lengths(quick);
+    check_lone_specials(quick);
+    check_alignment();
+    check_shards();
+    return done();
+}
