@@ -71,6 +71,7 @@ run_tests() {
     echo "building the tests ..."
     program native '' '' $CC -O2
     program ofast '' quick $CC -Ofast -ffp-contract=fast
+    program debug '' quick $CC -O0
     if have clang; then program clang '' quick clang -Ofast -march=native; else skip "clang -Ofast -march=native" clang; fi
     if have aarch64-linux-gnu-gcc && have qemu-aarch64; then
         program neon qemu-aarch64 quick aarch64-linux-gnu-gcc -O2 -static

@@ -577,7 +577,8 @@ static void check_all_finite(void)
             size_t width = ref_width((kopt_format)format);
             for (n = 0; n < 300; n += 7) {
                 unsigned char *p = x + n % 8;
-                for (at = 0; at < n; ++at) ref_set(p, width, at, largest[format] | (uint32_t)(at & 1) << (8 * width - 1));
+                for (at = 0; at < n; ++at)
+                    ref_set(p, width, at, largest[format] | (uint32_t)(at & 1) << (8 * width - 1));
                 bad += kopt_all_finite(p, (kopt_format)format, n) != 1;
                 for (at = 0; at < n; ++at) {
                     uint32_t kept = ref_get(p, width, at);

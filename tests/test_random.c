@@ -75,11 +75,11 @@ static void check_documented_bits(void)
                     uint32_t step = (uint32_t)(k * 77777777), id = (uint32_t)(k * 1234567891);
                     n = k < 7 ? LONGEST : k * 3;
                     for (i = 0; i < n; ++i) {
+                        uint32_t r = ref_random(seed, step, id, 1, base + i);
                         state = state * 1664525 + 1013904223;
                         from[i] = state ^ state >> 15;
                         if (i % 3) from[i] = (from[i] & 0x8fffffff) + 0x30000000; /* where fp16 has numbers */
-                        if (i % 5 == 0)
-                            from[i] = at_the_edge((kopt_format)target, ref_random(seed, step, id, 1, base + i), from[i]);
+                        if (i % 5 == 0) from[i] = at_the_edge((kopt_format)target, r, from[i]);
                     }
                     kopt_convert_stochastic(to, (kopt_format)target, from, (kopt_format)source, n, seed, step, id,
                                             base);
