@@ -31,10 +31,11 @@ bench() {
 }
 
 setup() {
-    have apt-get || { echo "setup: this needs apt (Debian or Ubuntu); install clang, tcc, perl, qemu-user and gcc-aarch64-linux-gnu by hand" >&2; exit 2; }
+    have apt-get || { echo "setup: this needs apt (Debian or Ubuntu); install clang, tcc, perl, qemu-user and the cross compilers in this file by hand" >&2; exit 2; }
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends gcc g++ libc6-dev perl clang tcc \
-        qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross >/dev/null
+        qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-s390x-linux-gnu libc6-dev-s390x-cross \
+        gcc-riscv64-linux-gnu libc6-dev-riscv64-cross gcc-arm-linux-gnueabihf libc6-dev-armhf-cross >/dev/null
     echo "setup: done"
 }
 
@@ -53,10 +54,12 @@ part() { # part NAME COMMAND...: the command prints TAP
     chmod +x "build/tests/$name.t"
 }
 
-program() { # program SUFFIX RUNNER ARGUMENT COMPILER FLAGS...: build all tests with it, one part each
-    suffix=$1 runner=$2 argument=$3
-    shift 3
-    for source in tests/test_*.c; do
+all=$(echo tests/test_*.c)
+bits='tests/test_step_bits.c tests/test_api.c tests/test_convert.c'
+program() { # program SOURCES SUFFIX RUNNER ARGUMENT COMPILER FLAGS...: build the tests with it, one part each
+    sources=$1 suffix=$2 runner=$3 argument=$4
+    shift 4
+    for source in $sources; do
         name=$(basename "$source" .c)
         "$@" -std=c99 $C_WARNINGS -o "build/tests/$name.$suffix" "$source" -lm
         part "$name.$suffix" "$runner" "build/tests/$name.$suffix" "$argument"
@@ -69,16 +72,24 @@ run_tests() {
     rm -rf build/tests
     mkdir -p build/tests
     echo "building the tests ..."
-    program native '' '' $CC -O2
-    program ofast '' quick $CC -Ofast -ffp-contract=fast
-    program debug '' quick $CC -O0
-    if have clang; then program clang '' quick clang -Ofast -march=native; else skip "clang -Ofast -march=native" clang; fi
+    program "$all" native '' '' $CC -O2
+    program "$all" ofast '' quick $CC -Ofast -ffp-contract=fast
+    program "$all" debug '' quick $CC -O0
+    if have clang; then program "$all" clang '' quick clang -Ofast -march=native; else skip "clang -Ofast -march=native" clang; fi
     if have aarch64-linux-gnu-gcc && have qemu-aarch64; then
-        program neon qemu-aarch64 quick aarch64-linux-gnu-gcc -O2 -static
+        program "$all" neon qemu-aarch64 quick aarch64-linux-gnu-gcc -O2 -static
         part neon_exhaustive sh tests/exhaustive.sh "'qemu-aarch64 build/tests/test_convert.neon'" build/tests/test_convert.native
     else
         skip "NEON under qemu" "aarch64-linux-gnu-gcc or qemu-aarch64"
     fi
+    for target in s390x:s390x-linux-gnu riscv64:riscv64-linux-gnu arm:arm-linux-gnueabihf; do # big-endian; 32-bit
+        compiler=${target#*:}-gcc emulator=qemu-${target%%:*}
+        if have $compiler && have $emulator; then
+            program "$bits" ${target%%:*} $emulator quick $compiler -O2 -static
+        else
+            skip "the bits on ${target%%:*}" "$compiler or $emulator"
+        fi
+    done
     for tool in gcc g++ clang clang++ tcc; do have $tool || skip "$tool: compiles without a warning" $tool; done
     part compile sh tests/compile.sh
     part demo sh tests/demo.sh
