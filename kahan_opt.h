@@ -2780,8 +2780,8 @@ static KOPT_NOINLINE_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_
         s->one_minus_beta2 = kopt_to_float_(1.0 - opt->beta2);
         s->eps = kopt_to_float_(opt->eps);
     } else {
-        s->beta1 = s->step == 1 ? 0.0f : s->momentum;
-        s->one_minus_beta1 = s->step == 1 ? 1.0f : kopt_to_float_(1.0 - opt->dampening);
+        s->beta1 = kopt_to_float_(s->step == 1 ? 0.0 : opt->momentum);
+        s->one_minus_beta1 = kopt_to_float_(s->step == 1 ? 1.0 : 1.0 - opt->dampening);
         s->beta2 = s->one_minus_beta2 = s->eps = 0;
     }
     if (!kopt_within_(scale, -most, most) || !kopt_within_(rate, 0, most) || !kopt_within_(root_scale, 0, most) ||
@@ -2790,8 +2790,8 @@ static KOPT_NOINLINE_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_
     s->grad_scale = kopt_to_float_(opt->maximize ? -scale : scale);
     s->rate = kopt_to_float_(rate);
     s->root_scale = kopt_to_float_(root_scale);
-    s->l2 = opt->decay == KOPT_L2 ? kopt_to_float_(opt->weight_decay) : 0.0f;
-    s->decay = opt->decay == KOPT_L2 ? 0.0f : kopt_to_float_(decay);
+    s->l2 = kopt_to_float_(opt->decay == KOPT_L2 ? opt->weight_decay : 0.0);
+    s->decay = kopt_to_float_(opt->decay == KOPT_L2 ? 0.0 : decay);
     return 1;
 }
 
