@@ -76,7 +76,7 @@
    5. Random bits are a pure function of (seed, step, tensor id, stream, global element index): see RANDOM BITS.
    6. Any alignment, n up to SIZE_MAX / 16. Pointers may be NULL when n is 0. Stack: O(1).
    7. Bad input is refused before anything is written: every function that can fail returns a kopt_result, and
-      kopt_result_string() says it in words. Overlapping buffers are refused.
+      kopt_result_string() says it in words. Overlapping buffers of one tensor are refused.
    8. State is bytes: kopt_state_seal() makes a block portable (little-endian, checksummed), kopt_state_open()
       checks it and makes it ready again; a step after that continues bit for bit.
 
@@ -366,7 +366,7 @@ typedef struct kopt_tensor {
     void *copy;              /* NULL, or n values of copy_format, refreshed with the new weights by every step    */
     kopt_format copy_format; /* fp32 weights + 16-bit copy = classic mixed precision                              */
     uint32_t id;             /* tells this tensor's random bits from another's: give each tensor its own          */
-    uint64_t first_index;    /* global index of element 0 when this is a shard of a larger tensor                 */
+    uint64_t first_index;    /* global index of element 0 when this is a shard of a larger tensor; below 2^63     */
 } kopt_tensor;
 
 /* The tensor with id 0, first_index 0 and no copy. */
@@ -1754,7 +1754,7 @@ typedef struct constants_ {
 
 FN_ floats_ half_(words_ a, int odd, const constants_ *c) { return value_(odd ? and_(a, c->upper) : shl_(a, 16)); }
 
-/* The rounded bf16 in the upper half of each word. Right below the last interval; pair_ sees the others. */
+/* The rounded bf16 in the upper half of each word. Right below the last interval; pair_store_ sees the others. */
 FN_ words_ pair_round_(floats_ x, kopt_rounding how, words_ r, const constants_ *c) {
     words_ u = bits_(x);
     if (how == KOPT_STOCHASTIC) return iadd_(u, r);
