@@ -135,7 +135,7 @@ typedef enum kopt_format { KOPT_F32 = 0, KOPT_BF16 = 1, KOPT_FP16 = 2 } kopt_for
 typedef enum kopt_rounding {
     KOPT_NEAREST = 0,    /* to nearest, ties to even                                                         */
     KOPT_STOCHASTIC = 1, /* up with the probability of the fraction that is cut off: unbiased                */
-    KOPT_KAHAN = 2,      /* nearest, and the residual in a 16-bit compensation (fp16: scaled by 2^11)        */
+    KOPT_KAHAN = 2,      /* nearest (bf16: ties away), residual in a 16-bit compensation (fp16: times 2^11)  */
     KOPT_COMPACT = 3,    /* ties away, and the residual in an 8-bit count of 2^-8 ulp                        */
     KOPT_EXACT = 4       /* ties away, and the residual in a 16-bit count of 2^-16 ulp: all of the fp32      */
 } kopt_rounding;
@@ -258,9 +258,9 @@ KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32_stochastic(float x, uint32_t random16)
 
 /* ---- RANDOM BITS ------------------------------------------------------------------------------------------------- */
 
-/* The 16 random bits of one element: Philox4x32-7 (Salmon et al. 2011), counter = (index >> 3, stream, step, id), see
-   docs/numerics.md section 7. stream is in [0, 16); 0 and 1 are the library's, 8 to 15 are yours. A step uses r for
-   the second moment and the two products below for the weight or compensation and for the first moment. */
+/* The 16 random bits of one element, from Philox4x32-7 (Salmon et al. 2011): see docs/numerics.md section 7. stream is
+   in [0, 16); 0 and 1 are the library's, 8 to 15 are yours. A step uses r for the second moment and the two products
+   below for the weight or compensation and for the first moment. */
 KOPT_API_ uint32_t kopt_random(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index);
 #define KOPT_RANDOM_WEIGHT(r) ((uint32_t)(r) * 20201u & 0xFFFFu)
 #define KOPT_RANDOM_FIRST_MOMENT(r) ((uint32_t)(r) * 10579u & 0xFFFFu)
@@ -303,7 +303,7 @@ KOPT_INLINE_ float kopt_sub_(float a, float b) {
    step with the same 16 random bits; random16 = 0x8000 rounds c to nearest. Runs in the caller's FP environment. */
 KOPT_INLINE_ void kopt_kahan_add_bf16(kopt_bf16 *w, kopt_bf16 *c, float delta, uint32_t random16) {
     float old = kopt_f32_from_bf16(*w), y = kopt_add_(kopt_f32_from_bf16(*c), delta), sum = kopt_add_(old, y);
-    uint32_t u = kopt_extended_bf16_(sum), sixteen = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16, rest;
+    uint32_t sixteen = (kopt_extended_bf16_(sum) + 0x8000u) >> 16, rest;
     rest = kopt_bf16_from_f32_stochastic(kopt_add_(kopt_sub_(old, kopt_float_(sixteen << 16)), y), random16);
     if ((sixteen & 0x7F80u) == 0x7F80u || (rest & 0x7F80u) == 0) rest = 0; /* not finite; below 2^-126 */
     *w = KOPT_CAST_(kopt_bf16, (sixteen & 0x7F80u) == 0 ? 0 : sixteen);
@@ -747,7 +747,7 @@ static double kopt_sqrt64_(double a) {
    memory   load32_ load16_ (zero-extended) load8_ (sign-extended), store32_ store16_ store8_ (the low
             bits), any alignment
    fp16     widen_fp16_ narrow_fp16_ (nearest even), between floats and the low halves of words
-   random   load_half_ (16-bit halves of an array of words), block_order_ zip_low_ zip_high_: see random_block_
+   random   load_half_ (16-bit halves of an array of words), block_order_ zip_low_ zip_high_: see random_order_
    pairs    bf16 in memory, two to a word: the even element is the low half, the odd the upper half. Optional:
             pair_load8_ pair_store8_ (int8 <-> halves) pair_join_ pair_flush_ pair_max_ pair_any_above_                 */
 /* ================================================================================================================== */
@@ -1203,8 +1203,8 @@ FN_ words_ pair_load8_(const kopt_byte_ *p) {
 FN_ void pair_store8_(kopt_byte_ *p, words_ a) {
     _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi16_epi8(a));
 }
-FN_ words_ pair_join_(words_ even, words_ odd) {
-    return _mm512_mask_mov_epi16(_mm512_srli_epi32(even, 16), 0xAAAAAAAAu, odd);
+FN_ words_ pair_join_(words_ even, words_ odd) { /* bytes 2 and 3 of even into bytes 0 and 1 of odd: one operation */
+    return _mm512_mask_shuffle_epi8(odd, 0x3333333333333333u, even, _mm512_set4_epi32(0x0F0E, 0x0B0A, 0x0706, 0x0302));
 }
 FN_ words_ pair_flush_(words_ a, words_ exponent) {
     return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(a, exponent), a);
@@ -1330,12 +1330,15 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define spread_ NAME_(spread)
 #define cipher_ NAME_(cipher)
 #define cipher_of_ NAME_(cipher_of)
-#define random_block_ NAME_(random_block)
+#define random_words_ NAME_(random_words)
+#define random_flip_ NAME_(random_flip)
+#define random_order_ NAME_(random_order)
 #define fetch_ NAME_(fetch)
 #define put_ NAME_(put)
 #define extended_ NAME_(extended)
 #define from_extended_ NAME_(from_extended)
 #define nearest16_ NAME_(nearest16)
+#define split16_ NAME_(split16)
 #define stochastic16_ NAME_(stochastic16)
 #define round16_ NAME_(round16)
 #define flush16_ NAME_(flush16)
@@ -1456,7 +1459,12 @@ FN_ void put_(kopt_byte_ *p, size_t size, size_t n, words_ a) {
 #endif
 }
 
-/* ---- random bits: Philox4x32-7 over 8 * LANES_ elements ---- */
+/* ---- random bits, section 7: Philox4x32-7 over 8 * LANES_ elements ---- */
+
+#ifndef KOPT_RANDOM_SPAN_
+#define KOPT_RANDOM_SPAN_ 256 /* elements that are served by 16 Philox blocks */
+KOPT_INLINE_ uint64_t kopt_block_of_(uint64_t index) { return (index >> 8 << 4) | (index >> 3 & 15); }
+#endif
 
 /* The round keys of one seed and the counter words that are the same for all elements of a tensor. */
 typedef struct cipher_ {
@@ -1477,9 +1485,8 @@ FN_ cipher_ cipher_of_(uint64_t seed, uint32_t step, uint32_t id, uint32_t strea
     return c;
 }
 
-/* Lane l takes the Philox block `block + block_order_[l]`; the four words of each lane are then put into the order of
-   memory: w[0] holds words 0 .. LANES_-1 of the sequence block by block, and so on. block is a multiple of LANES_. */
-FN_ void random_block_(words_ w[4], const cipher_ *c, uint64_t block) {
+/* The words x of LANES_ Philox blocks, of which `block`, a multiple of LANES_, is the first: one block per lane. */
+FN_ void random_words_(words_ x[4], const cipher_ *c, uint64_t block) {
     words_ x0 = iadd_(iset_(KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu)), block_order_());
     words_ x1 = iadd_(iset_(KOPT_CAST_(uint32_t, block >> 32)), c->stream), x2 = c->step, x3 = c->id;
     words_ high0, low0, high1, low1;
@@ -1492,17 +1499,28 @@ FN_ void random_block_(words_ w[4], const cipher_ *c, uint64_t block) {
     x3 = low0;
     ROUND_(0) ROUND_(1) ROUND_(2) ROUND_(3) ROUND_(4) ROUND_(5) ROUND_(6)
 #undef ROUND_
+    x[0] = x0, x[1] = x1, x[2] = x2, x[3] = x3;
+}
+
+/* The words of the elements 128 further: any three of the eight words are independent, at a tenth of the price. */
+FN_ void random_flip_(words_ x[4]) {
+    const words_ sum = xor_(xor_(x[0], x[1]), xor_(x[2], x[3]));
+    int i;
+    for (i = 0; i < 4; i++) x[i] = xor_(x[i], sum);
+}
+
+/* Into the order of memory: w[0] holds words 0 .. LANES_-1 of the sequence block by block, and so on. Lane l had block
+   block_order_[l]. */
+FN_ void random_order_(words_ w[4], const words_ x[4]) {
 #if LANES_ > 1
-    {
-        words_ even_low = zip_low_(x0, x2), even_high = zip_high_(x0, x2);
-        words_ odd_low = zip_low_(x1, x3), odd_high = zip_high_(x1, x3);
-        w[0] = zip_low_(even_low, odd_low);
-        w[1] = zip_high_(even_low, odd_low);
-        w[2] = zip_low_(even_high, odd_high);
-        w[3] = zip_high_(even_high, odd_high);
-    }
+    words_ even_low = zip_low_(x[0], x[2]), even_high = zip_high_(x[0], x[2]);
+    words_ odd_low = zip_low_(x[1], x[3]), odd_high = zip_high_(x[1], x[3]);
+    w[0] = zip_low_(even_low, odd_low);
+    w[1] = zip_high_(even_low, odd_low);
+    w[2] = zip_low_(even_high, odd_high);
+    w[3] = zip_high_(even_high, odd_high);
 #else
-    w[0] = x0, w[1] = x1, w[2] = x2, w[3] = x3;
+    w[0] = x[0], w[1] = x[1], w[2] = x[2], w[3] = x[3];
 #endif
 }
 
@@ -1539,6 +1557,13 @@ FN_ words_ nearest16_(floats_ x, kopt_format format) {
     }
     u = narrow_fp16_(x);
     return select_(gt_(and_(u, iset_(0x7FFFu)), iset_(0x7C00u)), iset_(0x7E00u), u);
+}
+
+/* The weight that KAHAN shows. What it rounds off is kept, so a tie need not go to even: that takes three operations
+   more in bf16, none in fp16. */
+FN_ words_ split16_(floats_ x, kopt_format format) {
+    if (format == KOPT_BF16) return shr_(iadd_(extended_(x, format), iset_(0x8000u)), 16);
+    return nearest16_(x, format);
 }
 
 FN_ words_ stochastic16_(floats_ x, kopt_format format, words_ r) {
@@ -1631,7 +1656,7 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
             floats_ sum;
             y = sub_(c, update);
             sum = add_(w, y);
-            stored = nearest16_(sum, kind.weight);
+            stored = split16_(sum, kind.weight);
             y = add_(sub_(w, widen_(stored, kind.weight)), y);
             if (kind.weight == KOPT_FP16) y = mul_(y, set_(2048.0f));
             kept = flush16_(round16_(y, kind.weight, kind.compensation_rounding, random), kind.weight);
@@ -1688,10 +1713,12 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
    first of its block or of a range. Returns where in the block it is. */
 FN_ size_t random_halves_(uint32_t *halves, const cipher_ *cipher, uint64_t index, int first) {
     const size_t offset = KOPT_CAST_(size_t, index % (8 * LANES_));
-    words_ w[4];
+    words_ x[4], w[4];
     size_t i;
     if (offset == 0 || first) {
-        random_block_(w, cipher, index / (8 * LANES_) * LANES_);
+        random_words_(x, cipher, kopt_block_of_(index - offset));
+        if ((index & 128) != 0) random_flip_(x);
+        random_order_(w, x);
         for (i = 0; i < 4; i++) store32_(KOPT_POINTER_(kopt_byte_ *, halves + i * LANES_), w[i]);
         store32_(KOPT_POINTER_(kopt_byte_ *, halves + 4 * LANES_), iset_(0)); /* loads may reach beyond the block */
     }
@@ -1749,7 +1776,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_f32)(const kopt_job_ *j) {
 
 /* The constants of the hot loop. Held: made anew in the loop by the compiler they cost up to eight operations. */
 typedef struct constants_ {
-    words_ one, bias, upper, lower, exponent, magnitude, limit, weight_factor, moment_factor;
+    words_ one, bias, half_ulp, upper, lower, exponent, magnitude, limit, weight_factor, moment_factor;
 } constants_;
 
 FN_ floats_ half_(words_ a, int odd, const constants_ *c) { return value_(odd ? and_(a, c->upper) : shl_(a, 16)); }
@@ -1811,7 +1838,7 @@ FN_ mask_ pair_weight_(kopt_kind_ kind, const constants_ *c, const pair_words_ *
     mask_ special = gt_(r, r);
     if (kind.rounding == KOPT_KAHAN) {
         floats_ y = sub_(half_(p->residual, odd, c), h->update);
-        h->weight = pair_round_(add_(h->w, y), KOPT_NEAREST, r, c);
+        h->weight = iadd_(bits_(add_(h->w, y)), c->half_ulp);
         y = add_(sub_(h->w, value_(and_(h->weight, c->upper))), y);
         h->residual = pair_round_(y, kind.compensation_rounding, r, c);
     } else if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) {
@@ -1825,7 +1852,7 @@ FN_ mask_ pair_weight_(kopt_kind_ kind, const constants_ *c, const pair_words_ *
         } else {
             h->residual = shl_(x, 16);
         }
-        h->weight = iadd_(x, iset_(0x8000u));
+        h->weight = iadd_(x, c->half_ulp);
     } else {
         h->residual = h->weight = pair_round_(sub_(h->w, h->update), kind.rounding, r, c);
     }
@@ -1878,12 +1905,13 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding roun
     const scalars_ k = spread_(s);
     const cipher_ cipher = cipher_of_(s->seed, s->step, j->id, KOPT_RANDOM_STEP_);
     const size_t block = 8 * LANES_, unaligned = KOPT_CAST_(size_t, (j->first + j->begin) % block);
-    size_t i = j->begin, q;
+    size_t i = j->begin, span;
     kopt_kind_ kind;
     constants_ c;
-    words_ r[4];
+    words_ x[4], r[4];
     c.one = hold_(1);
     c.bias = hold_(0x7FFFu);
+    c.half_ulp = hold_(0x8000u);
     c.upper = hold_(0xFFFF0000u);
     c.lower = hold_(0xFFFFu);
     c.exponent = hold_(0x7F807F80u);
@@ -1903,15 +1931,25 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding roun
         i += j->end - i < block - unaligned ? j->end - i : block - unaligned;
         general_(general_job, j->begin, i);
     }
-    for (; j->end - i >= block; i += block) {
-        if (kopt_needs_random_(kind))
-            random_block_(r, &cipher, (j->first + i) / 8);
-        for (q = 0; q < 4; q++) {
-            const size_t at = i + q * (2 * LANES_);
-            pair_words_ p;
-            if (q % (64 / (4 * LANES_)) == 0) pair_prefetch_(j, kind, at);
-            pair_update_(j, kind, &k, &c, at, r[q], &p);
-            if (!pair_store_(j, kind, &k, &c, at, &p)) general_(general_job, at, at + 2 * LANES_);
+    for (; j->end - i >= block; i += span) {
+        const uint64_t index = j->first + i;
+        const int whole = index % KOPT_RANDOM_SPAN_ == 0 && j->end - i >= KOPT_RANDOM_SPAN_;
+        size_t part, q;
+        span = whole ? KOPT_RANDOM_SPAN_ : block;
+        for (part = 0; part < span; part += block) { /* in a whole span, each block and then the one 128 further */
+            const size_t second = part / block % 2, at_part = i + part / (2 * block) * block + second * 128;
+            if (kopt_needs_random_(kind)) {
+                if (!second) random_words_(x, &cipher, kopt_block_of_(j->first + at_part));
+                if (second || (!whole && (index & 128) != 0)) random_flip_(x);
+                random_order_(r, x);
+            }
+            for (q = 0; q < 4; q++) {
+                const size_t at = at_part + q * (2 * LANES_);
+                pair_words_ p;
+                if (q % (64 / (4 * LANES_)) == 0) pair_prefetch_(j, kind, at);
+                pair_update_(j, kind, &k, &c, at, r[q], &p);
+                if (!pair_store_(j, kind, &k, &c, at, &p)) general_(general_job, at, at + 2 * LANES_);
+            }
         }
     }
     if (i < j->end) general_(general_job, i, j->end);
@@ -2014,9 +2052,10 @@ static KOPT_NOINLINE_ ISA_TARGET_ int NAME_(all_finite)(const kopt_byte_ *p, kop
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
     const cipher_ cipher = cipher_of_(seed, step, id, stream);
-    words_ w[4];
-    random_block_(w, &cipher, index >> 3);
-    return load_half_(w, KOPT_CAST_(size_t, index & 7));
+    words_ x[4];
+    random_words_(x, &cipher, kopt_block_of_(index));
+    if ((index & 128) != 0) random_flip_(x);
+    return load_half_(x, KOPT_CAST_(size_t, index & 7));
 }
 #endif
 
@@ -2082,12 +2121,15 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef spread_
 #undef cipher_
 #undef cipher_of_
-#undef random_block_
+#undef random_words_
+#undef random_flip_
+#undef random_order_
 #undef fetch_
 #undef put_
 #undef extended_
 #undef from_extended_
 #undef nearest16_
+#undef split16_
 #undef stochastic16_
 #undef round16_
 #undef flush16_
@@ -2542,7 +2584,7 @@ static void kopt_write_weight_(const kopt_optimizer *opt, kopt_byte_ *weight, ko
         else
             kopt_store16_(residual, kept);
     } else {
-        u = kopt_nearest16_scalar_(x, format);
+        u = opt->rounding == KOPT_KAHAN ? kopt_split16_scalar_(x, format) : kopt_nearest16_scalar_(x, format);
         kopt_store16_(weight, u);
         if (opt->rounding == KOPT_KAHAN) {
             float rest = kopt_sub_(x, kopt_widen_scalar_(u, format));

@@ -164,12 +164,15 @@ static inline void ref_philox(int rounds, const uint32_t counter[4], const uint3
 
 static inline uint32_t ref_random(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t e)
 {
-    uint32_t key[2], counter[4], out[4];
+    uint64_t block = e / 256 * 16 + e % 128 / 8;
+    uint32_t key[2], counter[4], out[4], word;
     key[0] = (uint32_t)seed, key[1] = (uint32_t)(seed >> 32);
-    counter[0] = (uint32_t)(e >> 3), counter[1] = (uint32_t)(e >> 35) + (stream << 28);
+    counter[0] = (uint32_t)block, counter[1] = (uint32_t)(block >> 32) + (stream << 28);
     counter[2] = step, counter[3] = id;
     ref_philox(7, counter, key, out);
-    return out[e >> 1 & 3] >> (e & 1 ? 16 : 0) & 0xffff;
+    word = out[e / 2 % 4];
+    if (e % 256 >= 128) word ^= out[0] ^ out[1] ^ out[2] ^ out[3];
+    return word >> (e & 1 ? 16 : 0) & 0xffff;
 }
 
 /* ---- The step (sections 3 to 6) --------------------------------------------------------------------------------- */
@@ -282,7 +285,8 @@ static inline void ref_store_weight(const kopt_optimizer *o, ref_element *e, flo
         stored = ref_stochastic(f, x, r);
     } else if (rounding == KOPT_KAHAN) {
         float y = ref_sub(ref_compensation(o, e->residual), update), c;
-        stored = ref_narrow(f, ref_bits(ref_add(w, y)));
+        u = ref_bits(ref_add(w, y));
+        stored = f == KOPT_BF16 ? (ref_extended(f, u) + 0x8000) >> 16 : ref_narrow(f, u); /* bf16: ties away */
         c = ref_add(ref_sub(w, ref_float(ref_widen(f, stored))), y);
         u = ref_bits(ref_mul(c, ref_compensation_scale(o)));
         residual = ref_flush(f, noisy ? ref_stochastic(f, u, r) : ref_narrow(f, u));
