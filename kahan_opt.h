@@ -74,7 +74,7 @@
    4. Subnormals. bf16 and fp32 values that a step stores below 2^-126 are stored as +0. fp16 subnormals are
       ordinary values. Conversions keep all subnormals.
    5. Random bits are a pure function of (seed, step, tensor id, stream, global element index): see RANDOM BITS.
-   6. Any alignment, n up to SIZE_MAX / 16. Pointers may be NULL when n is 0. Stack: O(1).
+   6. Any alignment, n up to SIZE_MAX / 32. Pointers may be NULL when n is 0. Stack: O(1).
    7. Bad input is refused before anything is written: every function that can fail returns a kopt_result, and
       kopt_result_string() says it in words. Overlapping buffers of one tensor are refused.
    8. State is bytes: kopt_state_seal() makes a block portable (little-endian, checksummed), kopt_state_open()
@@ -140,7 +140,15 @@ typedef enum kopt_rounding {
     KOPT_EXACT = 4       /* ties away, and the residual in a 16-bit count of 2^-16 ulp: all of the fp32      */
 } kopt_rounding;
 
-typedef enum kopt_rule { KOPT_SGD = 0, KOPT_ADAM = 1 /* Adam and AdamW: they differ in opt.decay */ } kopt_rule;
+typedef enum kopt_rule {
+    KOPT_SGD = 0,
+    KOPT_ADAM = 1,   /* Adam and AdamW: they differ in opt.decay. AMSGrad: opt.amsgrad                       */
+    KOPT_LION = 2,   /* Chen et al. 2023                                                                     */
+    KOPT_ADAN = 3,   /* Xie et al. 2022                                                                      */
+    KOPT_RADAM = 4,  /* Liu et al. 2020                                                                      */
+    KOPT_RANGER = 5, /* RAdam with Lookahead (Zhang et al. 2019)                                             */
+    KOPT_EMA = 6     /* the average of other weights: the "gradient" is those weights                        */
+} kopt_rule;
 
 typedef enum kopt_decay {
     KOPT_L2 = 0,             /* g += weight_decay * w                                  (PyTorch Adam, SGD)   */
@@ -259,11 +267,13 @@ KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32_stochastic(float x, uint32_t random16)
 /* ---- RANDOM BITS ------------------------------------------------------------------------------------------------- */
 
 /* The 16 random bits of one element, from Philox4x32-7 (Salmon et al. 2011): see docs/numerics.md section 7. stream is
-   in [0, 16); 0 and 1 are the library's, 8 to 15 are yours. A step uses r for the second moment and the two products
-   below for the weight or compensation and for the first moment. */
+   in [0, 16); 0 and 1 are the library's, 8 to 15 are yours. A step uses r for the second moment and the products
+   below for the weight or compensation and for the other moments. */
 KOPT_API_ uint32_t kopt_random(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index);
 #define KOPT_RANDOM_WEIGHT(r) ((uint32_t)(r) * 20201u & 0xFFFFu)
 #define KOPT_RANDOM_FIRST_MOMENT(r) ((uint32_t)(r) * 10579u & 0xFFFFu)
+#define KOPT_RANDOM_THIRD_MOMENT(r) ((uint32_t)(r) * 13355u & 0xFFFFu)
+#define KOPT_RANDOM_FOURTH_MOMENT(r) ((uint32_t)(r) * 14021u & 0xFFFFu)
 
 /* ---- ONE-ELEMENT UPDATES for code that never holds a gradient buffer: `*w -= lr * dw` becomes
         kopt_kahan_add_bf16(w, c, -lr * dw, random16)                                                                 */
@@ -324,7 +334,7 @@ KOPT_INLINE_ void kopt_kahan_add_fp16(kopt_fp16 *w, kopt_fp16 *c, float delta, u
 
 /* ---- OPTIMIZER -------------------------------------------------------------------------------------------------- */
 
-/* A plain struct: make one with kopt_sgd(), kopt_adam() or kopt_adamw(), then set any field, at any time. */
+/* A plain struct: make one with the functions below, then set any field, at any time. */
 typedef struct kopt_optimizer {
     kopt_rule rule;
     kopt_format weight_format;           /* default KOPT_BF16                                                     */
@@ -339,8 +349,12 @@ typedef struct kopt_optimizer {
     double lr;                           /* >= 0                                                                  */
     double max_lr;                       /* > 0; only KOPT_FULLY_DECOUPLED reads it. Default: the first lr        */
     double weight_decay;                 /* >= 0; default 0, AdamW 0.01                                           */
-    double beta1, beta2;                 /* Adam: in [0, 1); default 0.9, 0.999                                   */
-    double eps;                          /* Adam: a normal positive float; default 1e-8; added in fp32            */
+    int amsgrad;                         /* Adam: 1: divide by the largest second moment so far                   */
+    int moments_only;                    /* 1: a step leaves weights and copy alone (optimizer accumulation)      */
+    int lookahead;                       /* Ranger: every how many steps, >= 1; default 6                         */
+    double lookahead_rate;               /* Ranger: in [0, 1]; default 0.5                                        */
+    double beta1, beta2, beta3;          /* in [0, 1); Adam 0.9, 0.999; beta3 is Adan's                           */
+    double eps;                          /* all but SGD, Lion: a normal positive float; default 1e-8; added in fp32 */
     double momentum, dampening;          /* SGD: finite, momentum >= 0; default 0, 0                              */
     double grad_scale;                   /* gradients are multiplied by grad_scale * clip, e.g. 1 / loss scale    */
     double clip;                         /* ... and the coefficient of gradient clipping; both default 1          */
@@ -352,6 +366,17 @@ typedef struct kopt_optimizer {
 KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum);
 KOPT_API_ kopt_optimizer kopt_adam(double lr);
 KOPT_API_ kopt_optimizer kopt_adamw(double lr);
+
+/* RAdam as torch.optim.RAdam; the others with optimi's formulas and defaults: Lion beta 0.9, 0.99; Adan beta 0.98, 0.92,
+   0.99, eps 1e-6, decay 0.02; Ranger beta 0.9, 0.99, eps 1e-6, lookahead 6, 0.5. Decay is decoupled (RAdam: L2). */
+KOPT_API_ kopt_optimizer kopt_lion(double lr);
+KOPT_API_ kopt_optimizer kopt_adan(double lr);
+KOPT_API_ kopt_optimizer kopt_radam(double lr);
+KOPT_API_ kopt_optimizer kopt_ranger(double lr);
+
+/* An exponential moving average of weights, average += (1 - decay) * (weights - average), with any rounding: the tensor's
+   `weight` is the average, its `grad` the weights it follows (only read). */
+KOPT_API_ kopt_optimizer kopt_ema(double decay);
 
 /* ---- TENSOR AND STATE ------------------------------------------------------------------------------------------- */
 
@@ -367,9 +392,18 @@ typedef struct kopt_tensor {
     kopt_format copy_format; /* fp32 weights + 16-bit copy = classic mixed precision                              */
     uint32_t id;             /* tells this tensor's random bits from another's: give each tensor its own          */
     uint64_t first_index;    /* global index of element 0 when this is a shard of a larger tensor; below 2^63     */
+    float rate_scale;        /* this tensor's learning rate, decay included, is this times the optimizer's: 1     */
+    struct kopt_counts *counts; /* NULL, or what a step adds its counts to (slower; one per thread)               */
 } kopt_tensor;
 
-/* The tensor with id 0, first_index 0 and no copy. */
+/* Stall telemetry: of the weights that a step wanted to move (update != 0), how many did not. */
+typedef struct kopt_counts {
+    uint64_t wanted; /* weights with update != 0                                                                  */
+    uint64_t still;  /* ... whose visible value did not move: normal with KAHAN, COMPACT and EXACT               */
+    uint64_t stuck;  /* ... and whose residual did not move either: nothing of the update was kept               */
+} kopt_counts;
+
+/* The tensor with id 0, first_index 0, rate_scale 1, no copy and no counts. */
 KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_format, size_t n, void *state,
                                      size_t state_size);
 
@@ -387,8 +421,13 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n);
 KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t, const float *weights);
 
 /* Reads the weights (with their residual), the first or the second moment as n fp32 values, or writes them: the way
-   from and to fp32 checkpoints and other libraries' state. Writing rounds to nearest. */
-typedef enum kopt_stream { KOPT_WEIGHT = 0, KOPT_FIRST_MOMENT = 1, KOPT_SECOND_MOMENT = 2 } kopt_stream;
+   from and to fp32 checkpoints and other libraries' state. Writing rounds to nearest; written weights are also where
+   Ranger's slow weights start. */
+typedef enum kopt_stream {
+    KOPT_WEIGHT = 0, KOPT_FIRST_MOMENT = 1, KOPT_SECOND_MOMENT = 2,
+    KOPT_THIRD_MOMENT = 3, /* AMSGrad's largest second moment; Adan's average of gradient differences */
+    KOPT_FOURTH_MOMENT = 4 /* Adan's previous gradient                                                */
+} kopt_stream;
 KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_stream what, float *out);
 KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t, kopt_stream what, const float *in);
 
@@ -413,12 +452,17 @@ typedef struct kopt_step {
     kopt_rule rule;
     kopt_format weight_format, moment_format;
     kopt_rounding rounding, moment_rounding, compensation_rounding;
-    int nesterov, zero_grad, moments;    /* moments: arrays kept per weight (0, 1, 2)                             */
+    int nesterov, zero_grad, moments;    /* moments: arrays kept per weight (0 to 4)                              */
+    int moments_only;
+    int unrectified;                     /* RAdam, Ranger: too few steps for the variance; the update is rate * m */
+    int sync;                            /* Ranger: this step ends in Lookahead                                   */
     float grad_scale;                    /* grad_scale * clip, negative to maximize                               */
     float l2, decay;                     /* coefficients of the weight in the gradient, in the update             */
     float beta1, one_minus_beta1;        /* SGD: momentum, 1 - dampening (first step: 0, 1)                       */
-    float beta2, one_minus_beta2;
-    float momentum;                      /* SGD with Nesterov, in every step                                      */
+    float beta2, one_minus_beta2;        /* of the second moment (Adan: its beta3)                                */
+    float beta3, one_minus_beta3;        /* of Adan's third moment (its beta2)                                    */
+    float momentum;                      /* SGD with Nesterov, in every step; Adan: beta2                         */
+    float mix;                           /* Adan: weight of the third moment; Ranger: 1 - lookahead_rate          */
     float rate;                          /* lr / (1 - beta1^t); SGD: lr                                           */
     float root_scale;                    /* 1 / sqrt(1 - beta2^t)                                                 */
     float eps;
@@ -538,11 +582,13 @@ enum {
 /* One range of one tensor, ready to run: all arguments are checked. */
 typedef struct kopt_job_ {
     const kopt_step *step;
-    kopt_byte_ *weight, *grad, *residual, *moment1, *moment2, *copy; /* copy may be NULL */
+    kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy; /* copy may be NULL */
+    kopt_counts *counts;                                                            /* may be NULL */
     kopt_format grad_format, copy_format;
     size_t begin, end;
     uint64_t first;
     uint32_t id;
+    float rate, decay;
 } kopt_job_;
 
 /* One bulk conversion. */
@@ -557,6 +603,11 @@ typedef struct kopt_conversion_ {
 } kopt_conversion_;
 
 KOPT_INLINE_ size_t kopt_bytes_of_(kopt_format format) { return format == KOPT_F32 ? 4 : 2; }
+
+/* Is this moment a mean of squares? fp16 keeps the root of those. */
+KOPT_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
+    return moment == 1 || (moment == 2 && rule == KOPT_ADAM);
+}
 
 KOPT_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding rounding) {
     if (format == KOPT_F32 || rounding == KOPT_NEAREST || rounding == KOPT_STOCHASTIC) return 0;
@@ -1345,6 +1396,23 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define flush32_ NAME_(flush32)
 #define widen_ NAME_(widen)
 #define rule_ NAME_(rule)
+#define moments_ NAME_(moments)
+#define average_ NAME_(average)
+#define average_of_squares_ NAME_(average_of_squares)
+#define sign_ NAME_(sign)
+#define larger_ NAME_(larger)
+#define load_weight_ NAME_(load_weight)
+#define store_weight_ NAME_(store_weight)
+#define load_moment_ NAME_(load_moment)
+#define store_moment_ NAME_(store_moment)
+#define joined_ NAME_(joined)
+#define round_moment_ NAME_(round_moment)
+#define load_rare_ NAME_(load_rare)
+#define store_rare_ NAME_(store_rare)
+#define look_back_ NAME_(look_back)
+#define store_slow_ NAME_(store_slow)
+#define store_copy_ NAME_(store_copy)
+#define tally_ NAME_(tally)
 #define vector_ NAME_(vector)
 #define range_ NAME_(range)
 #define random_halves_ NAME_(random_halves)
@@ -1405,27 +1473,36 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
 #endif
 
 typedef struct scalars_ {
-    floats_ grad_scale, l2, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, momentum, rate, root_scale, eps;
-    int use_scale, use_l2, use_decay, zero_grad;
+    floats_ grad_scale, l2, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, beta3, one_minus_beta3, momentum, mix;
+    floats_ rate, root_scale, eps;
+    int use_scale, use_l2, use_decay, zero_grad, moments_only, unrectified, sync, first_step;
 } scalars_;
 
-FN_ scalars_ spread_(const kopt_step *s) {
+FN_ scalars_ spread_(const kopt_job_ *j) {
+    const kopt_step *s = j->step;
     scalars_ k;
     k.grad_scale = set_(s->grad_scale);
     k.l2 = set_(s->l2);
-    k.decay = set_(s->decay);
+    k.decay = set_(j->decay);
     k.beta1 = set_(s->beta1);
     k.one_minus_beta1 = set_(s->one_minus_beta1);
     k.beta2 = set_(s->beta2);
     k.one_minus_beta2 = set_(s->one_minus_beta2);
+    k.beta3 = set_(s->beta3);
+    k.one_minus_beta3 = set_(s->one_minus_beta3);
     k.momentum = set_(s->momentum);
-    k.rate = set_(s->rate);
+    k.mix = set_(s->mix);
+    k.rate = set_(j->rate);
     k.root_scale = set_(s->root_scale);
     k.eps = set_(s->eps);
     k.use_scale = kopt_bits_(s->grad_scale) != 0x3F800000u; /* times 1 changes no number */
     k.use_l2 = kopt_bits_(s->l2) != 0;
-    k.use_decay = kopt_bits_(s->decay) != 0;
+    k.use_decay = kopt_bits_(j->decay) != 0;
     k.zero_grad = s->zero_grad;
+    k.moments_only = s->moments_only;
+    k.unrectified = s->unrectified;
+    k.sync = s->sync;
+    k.first_step = s->step == 1;
     return k;
 }
 
@@ -1595,117 +1672,242 @@ FN_ floats_ widen_(words_ a, kopt_format format) {
 
 /* ---- rules, sections 4 to 6: what is to be subtracted from the weight ---- */
 
-/* m and v are the moments before and after; root is the square root of the new v. */
-FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ g, floats_ *m, floats_ *v, floats_ *root) {
-    floats_ update;
+/* The moments of a weight, before and after the rule. */
+typedef struct moments_ {
+    floats_ m, v, third, fourth;
+} moments_;
+
+FN_ floats_ average_(floats_ beta, floats_ one_minus_beta, floats_ old, floats_ x) {
+    return add_(mul_(beta, old), mul_(one_minus_beta, x));
+}
+
+FN_ floats_ average_of_squares_(floats_ beta, floats_ one_minus_beta, floats_ old, floats_ x) {
+    return add_(mul_(beta, old), mul_(mul_(one_minus_beta, x), x));
+}
+
+/* -1, 0 or 1; NaN stays. */
+FN_ floats_ sign_(floats_ x) {
+    words_ mag = and_(bits_(x), iset_(0x7FFFFFFFu)), one = or_(xor_(bits_(x), mag), iset_(0x3F800000u));
+    one = select_(eq_(mag, iset_(0)), iset_(0), one);
+    return value_(select_(gt_(mag, iset_(0x7F800000u)), bits_(x), one));
+}
+
+/* The larger of two magnitudes; NaN stays. */
+FN_ floats_ larger_(floats_ a, floats_ b) {
+    words_ x = and_(bits_(a), iset_(0x7FFFFFFFu)), y = and_(bits_(b), iset_(0x7FFFFFFFu));
+    return value_(select_(gt_(x, y), x, y));
+}
+
+/* w is the weight that decay sees, rest what it does not see of the weight, g the gradient. Each rule moves its moments
+   and names what the rate multiplies: x, or x over the root of a mean of squares. */
+FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, floats_ g, moments_ *p) {
+    floats_ x, update, square = p->v;
+    int divides = 0;
     if (k->use_scale) g = mul_(g, k->grad_scale);
     if (k->use_l2) g = add_(g, mul_(k->l2, w));
 
-    if (kind.rule == KOPT_ADAM) {
-        *m = add_(mul_(k->beta1, *m), mul_(k->one_minus_beta1, g));
-        *v = add_(mul_(k->beta2, *v), mul_(mul_(k->one_minus_beta2, g), g));
-        *root = sqrt_(*v);
-        update = mul_(k->rate, div_(*m, add_(mul_(*root, k->root_scale), k->eps)));
-    } else {
+    if (kind.rule == KOPT_SGD) {
+        x = g;
         if (kind.moments != 0) {
-            *m = add_(mul_(k->beta1, *m), mul_(k->one_minus_beta1, g));
-            g = kind.nesterov ? add_(g, mul_(k->momentum, *m)) : *m;
+            p->m = average_(k->beta1, k->one_minus_beta1, p->m, g);
+            x = kind.nesterov ? add_(g, mul_(k->momentum, p->m)) : p->m;
         }
-        update = mul_(k->rate, g);
+    } else if (kind.rule == KOPT_LION) {
+        x = sign_(average_(k->beta1, k->one_minus_beta1, p->m, g));
+        p->m = average_(k->beta2, k->one_minus_beta2, p->m, g);
+    } else if (kind.rule == KOPT_EMA) {
+        x = add_(sub_(w, g), rest);
+    } else if (kind.rule == KOPT_ADAN) {
+        const floats_ change = k->first_step ? set_(0) : sub_(g, p->fourth);
+        p->m = average_(k->beta1, k->one_minus_beta1, p->m, g);
+        p->third = average_(k->beta3, k->one_minus_beta3, p->third, change);
+        p->v = square = average_of_squares_(k->beta2, k->one_minus_beta2, p->v, add_(g, mul_(k->momentum, change)));
+        p->fourth = g;
+        x = add_(p->m, mul_(k->mix, p->third));
+        divides = 1;
+    } else { /* Adam; RAdam and Ranger differ in their scalars */
+        x = p->m = average_(k->beta1, k->one_minus_beta1, p->m, g);
+        p->v = square = average_of_squares_(k->beta2, k->one_minus_beta2, p->v, g);
+        if (kind.moments > 2) p->third = square = larger_(p->third, p->v);
+        divides = !k->unrectified;
     }
 
+    if (divides) x = div_(x, add_(mul_(sqrt_(square), k->root_scale), k->eps));
+    update = mul_(k->rate, x);
     if (k->use_decay) update = add_(update, mul_(k->decay, w));
     return update;
+}
+
+/* ---- weights and moments from and to memory ---- */
+
+/* The word of COMPACT and EXACT as a number. */
+static KOPT_NOINLINE_ ISA_TARGET_ floats_ joined_(kopt_kind_ kind, words_ stored, words_ kept) {
+    if (kind.rounding == KOPT_COMPACT) kept = shl_(kept, 8);
+    if (kind.rounding == KOPT_EXACT) kept = isub_(xor_(kept, iset_(0x8000u)), iset_(0x8000u));
+    return from_extended_(iadd_(shl_(stored, 16), kept), kind.weight);
+}
+
+/* A weight as stored, with its residual: what decay sees, and what KAHAN keeps beside it. */
+FN_ floats_ load_weight_(kopt_kind_ kind, words_ stored, words_ kept, floats_ *c) {
+    *c = set_(0);
+    if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT) return joined_(kind, stored, kept);
+    if (kind.weight != KOPT_F32 && kind.rounding == KOPT_KAHAN) {
+        *c = widen_(kept, kind.weight);
+        if (kind.weight == KOPT_FP16) *c = mul_(*c, set_(1.0f / 2048));
+    }
+    return widen_(stored, kind.weight);
+}
+
+/* The weight w (and compensation c) less the update, as stored, and its residual. */
+FN_ words_ store_weight_(kopt_kind_ kind, floats_ w, floats_ c, floats_ update, words_ r, words_ *kept) {
+    const words_ infinity = iset_(kind.weight == KOPT_BF16 ? 0x7F80u : 0x7C00u);
+    words_ stored;
+    if (kind.weight == KOPT_F32) return flush32_(sub_(w, update));
+    if (kind.rounding == KOPT_KAHAN) {
+        floats_ y = sub_(c, update);
+        stored = split16_(add_(w, y), kind.weight);
+        y = add_(sub_(w, widen_(stored, kind.weight)), y);
+        if (kind.weight == KOPT_FP16) y = mul_(y, set_(2048.0f));
+        *kept = flush16_(round16_(y, kind.weight, kind.compensation_rounding, r), kind.weight);
+        stored = flush16_(stored, kind.weight);
+    } else if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) {
+        stored = extended_(value_(flush32_(sub_(w, update))), kind.weight);
+        *kept = stored;
+        if (kind.rounding == KOPT_COMPACT) { /* of the 16 bits below the weight the upper 8 are kept */
+            r = kind.compensation_rounding == KOPT_STOCHASTIC ? and_(r, iset_(0xFFu)) : iset_(0x80u);
+            stored = and_(iadd_(stored, r), iset_(0xFFFFFF00u));
+            *kept = shr_(stored, 8);
+        }
+        stored = shr_(iadd_(stored, iset_(0x8000u)), 16);
+    } else {
+        stored = flush16_(round16_(sub_(w, update), kind.weight, kind.rounding, r), kind.weight);
+    }
+    *kept = select_(eq_(and_(stored, infinity), infinity), iset_(0), *kept); /* an infinite weight or NaN has none */
+    return stored;
+}
+
+FN_ floats_ load_moment_(const kopt_job_ *j, kopt_kind_ kind, int moment, size_t i, size_t n) {
+    const size_t size = kopt_bytes_of_(kind.moment);
+    floats_ x;
+    if (moment >= kind.moments) return set_(0);
+    KOPT_PREFETCH_(j->moment[moment] + i * size + 1024);
+    x = widen_(fetch_(j->moment[moment] + i * size, size, n), kind.moment);
+    return kind.moment == KOPT_FP16 && kopt_is_square_(kind.rule, moment) ? mul_(x, x) : x;
+}
+
+/* Moments are rounded as opt.moment_rounding says, but AMSGrad's maximum, which does not accumulate, to nearest. */
+static KOPT_NOINLINE_ ISA_TARGET_ words_ round_moment_(kopt_kind_ kind, int moment, floats_ x, words_ r) {
+    const int square = kopt_is_square_(kind.rule, moment);
+    const kopt_rounding how = square && moment == 2 ? KOPT_NEAREST : kind.moment_rounding;
+    words_ a;
+    if (kind.moment == KOPT_FP16 && square) { /* the root; of a positive number, so never zero */
+        x = sqrt_(x);
+        a = round16_(x, KOPT_FP16, how, r);
+        return select_(eq_(a, iset_(0)), select_(gt_(bits_(x), iset_(0)), iset_(1), iset_(0)), a);
+    }
+    return flush16_(round16_(x, kind.moment, how, r), kind.moment);
+}
+
+FN_ void store_moment_(const kopt_job_ *j, kopt_kind_ kind, int moment, size_t i, size_t n, floats_ x, words_ r) {
+    const size_t size = kopt_bytes_of_(kind.moment);
+    if (moment >= kind.moments) return;
+    put_(j->moment[moment] + i * size, size, n,
+         kind.moment == KOPT_F32 ? flush32_(x) : round_moment_(kind, moment, x, r));
+}
+
+/* ---- what few steps do, in functions of their own: inlined they would double the compile time ---- */
+
+static KOPT_NOINLINE_ ISA_TARGET_ floats_ load_rare_(const kopt_job_ *j, kopt_kind_ kind, int moment, size_t i, size_t n) {
+    return load_moment_(j, kind, moment, i, n);
+}
+
+static KOPT_NOINLINE_ ISA_TARGET_ void store_rare_(const kopt_job_ *j, kopt_kind_ kind, int moment, size_t i, size_t n,
+                                                   floats_ x, words_ r) {
+    store_moment_(j, kind, moment, i, n, x, r);
+}
+
+/* Lookahead: the update that leads from w to lookahead_rate of the way from the slow weight to w - update. */
+static KOPT_NOINLINE_ ISA_TARGET_ floats_ look_back_(const kopt_job_ *j, kopt_kind_ kind, floats_ mix, size_t i, size_t n,
+                                                     floats_ w, floats_ c, floats_ update) {
+    const size_t weight_size = kopt_bytes_of_(kind.weight);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    words_ kept = iset_(0);
+    floats_ slow, slow_c;
+    if (residual_size != 0) kept = fetch_(j->slow_residual + i * residual_size, residual_size, n);
+    slow = load_weight_(kind, fetch_(j->slow + i * weight_size, weight_size, n), kept, &slow_c);
+    slow = add_(sub_(w, slow), sub_(c, slow_c));
+    return add_(update, mul_(mix, sub_(slow, update)));
+}
+
+/* ... and the result is the next slow weight. */
+static KOPT_NOINLINE_ ISA_TARGET_ void store_slow_(const kopt_job_ *j, kopt_kind_ kind, size_t i, size_t n, words_ stored,
+                                                   words_ kept) {
+    const size_t weight_size = kopt_bytes_of_(kind.weight);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    put_(j->slow + i * weight_size, weight_size, n, stored);
+    if (residual_size != 0) put_(j->slow_residual + i * residual_size, residual_size, n, kept);
+}
+
+static KOPT_NOINLINE_ ISA_TARGET_ void store_copy_(const kopt_job_ *j, kopt_kind_ kind, size_t i, size_t n, words_ stored) {
+    const size_t size = kopt_bytes_of_(j->copy_format);
+    const floats_ seen = widen_(stored, kind.weight);
+    put_(j->copy + i * size, size, n, j->copy_format == KOPT_F32 ? bits_(seen) : nearest16_(seen, j->copy_format));
+}
+
+/* Telemetry: `moved` and `kept_moved` are not zero where the weight and its residual have changed. */
+static KOPT_NOINLINE_ ISA_TARGET_ void tally_(kopt_counts *counts, size_t n, words_ update, words_ moved,
+                                              words_ kept_moved) {
+    kopt_byte_ lane[3][4 * LANES_];
+    size_t i;
+    store32_(lane[0], and_(update, iset_(0x7FFFFFFFu)));
+    store32_(lane[1], moved);
+    store32_(lane[2], kept_moved);
+    for (i = 0; i < 4 * n; i += 4) {
+        const int wanted = kopt_load32_(lane[0] + i) != 0, still = wanted && kopt_load32_(lane[1] + i) == 0;
+        counts->wanted += wanted != 0;
+        counts->still += still != 0;
+        counts->stuck += still && kopt_load32_(lane[2] + i) == 0;
+    }
 }
 
 /* ---- the general kernel: n <= LANES_ elements in a row, any kind, any value ---- */
 
 FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t i, size_t n, words_ r) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
-    const size_t moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    words_ stored = fetch_(j->weight + i * weight_size, weight_size, n), kept = iset_(0);
-    floats_ w = widen_(stored, kind.weight), c = set_(0), m = set_(0), v = set_(0), root = set_(0), g, update, y;
+    const words_ before = fetch_(j->weight + i * weight_size, weight_size, n);
+    words_ stored = before, kept = iset_(0), kept_before;
+    floats_ w, c, g, update;
+    moments_ p;
 
     if (residual_size != 0) kept = fetch_(j->residual + i * residual_size, residual_size, n);
-    if (residual_size != 0 && kind.rounding == KOPT_KAHAN) {
-        c = widen_(kept, kind.weight);
-        if (kind.weight == KOPT_FP16) c = mul_(c, set_(1.0f / 2048));
-    } else if (residual_size == 2) {
-        w = from_extended_(iadd_(shl_(stored, 16), isub_(xor_(kept, iset_(0x8000u)), iset_(0x8000u))), kind.weight);
-    } else if (residual_size == 1) {
-        w = from_extended_(iadd_(shl_(stored, 16), shl_(kept, 8)), kind.weight);
-    }
-    if (kind.moments > 0) m = widen_(fetch_(j->moment1 + i * moment_size, moment_size, n), kind.moment);
-    if (kind.moments > 1) v = widen_(fetch_(j->moment2 + i * moment_size, moment_size, n), kind.moment);
-    if (kind.moments > 1 && kind.moment == KOPT_FP16) v = mul_(v, v);
+    kept_before = kept;
+    w = load_weight_(kind, stored, kept, &c);
     g = widen_(fetch_(j->grad + i * grad_size, grad_size, n), kind.grad);
-
+    p.m = load_moment_(j, kind, 0, i, n);
+    p.v = load_moment_(j, kind, 1, i, n);
+    p.third = p.fourth = set_(0);
+    if (kind.moments > 2) p.third = load_rare_(j, kind, 2, i, n);
+    if (kind.moments > 3) p.fourth = load_rare_(j, kind, 3, i, n);
     KOPT_PREFETCH_(j->weight + i * weight_size + 1024);
     KOPT_PREFETCH_(j->grad + i * grad_size + 1024);
-    if (kind.moments > 0) KOPT_PREFETCH_(j->moment1 + i * moment_size + 1024);
-    if (kind.moments > 1) KOPT_PREFETCH_(j->moment2 + i * moment_size + 1024);
 
-    update = rule_(kind, k, w, g, &m, &v, &root);
+    update = rule_(kind, k, w, c, g, &p);
+    if (k->sync) update = look_back_(j, kind, k->mix, i, n, w, c, update);
 
-    if (kind.weight == KOPT_F32) {
-        stored = flush32_(sub_(w, update));
-    } else {
-        const words_ random = mul16_(r, iset_(20201u)), infinity = iset_(kind.weight == KOPT_BF16 ? 0x7F80u : 0x7C00u);
-        if (kind.rounding == KOPT_KAHAN) {
-            floats_ sum;
-            y = sub_(c, update);
-            sum = add_(w, y);
-            stored = split16_(sum, kind.weight);
-            y = add_(sub_(w, widen_(stored, kind.weight)), y);
-            if (kind.weight == KOPT_FP16) y = mul_(y, set_(2048.0f));
-            kept = flush16_(round16_(y, kind.weight, kind.compensation_rounding, random), kind.weight);
-            stored = flush16_(stored, kind.weight);
-        } else if (kind.rounding == KOPT_EXACT) {
-            kept = extended_(value_(flush32_(sub_(w, update))), kind.weight);
-            stored = shr_(iadd_(kept, iset_(0x8000u)), 16);
-        } else if (kind.rounding == KOPT_COMPACT) {
-            kept = kind.compensation_rounding == KOPT_STOCHASTIC ? and_(random, iset_(0xFFu)) : iset_(0x80u);
-            kept = shr_(iadd_(extended_(value_(flush32_(sub_(w, update))), kind.weight), kept), 8);
-            stored = shr_(iadd_(kept, iset_(0x80u)), 8);
-        } else {
-            stored = flush16_(round16_(sub_(w, update), kind.weight, kind.rounding, random), kind.weight);
-        }
-        if (residual_size != 0) { /* an infinite weight or NaN has none */
-            kept = select_(eq_(and_(stored, infinity), infinity), iset_(0), kept);
-            put_(j->residual + i * residual_size, residual_size, n, kept);
-        }
+    if (!k->moments_only) {
+        stored = store_weight_(kind, w, c, update, mul16_(r, iset_(20201u)), &kept);
+        put_(j->weight + i * weight_size, weight_size, n, stored);
+        if (residual_size != 0) put_(j->residual + i * residual_size, residual_size, n, kept);
+        if (k->sync) store_slow_(j, kind, i, n, stored, kept);
+        if (j->copy != NULL) store_copy_(j, kind, i, n, stored);
     }
-    put_(j->weight + i * weight_size, weight_size, n, stored);
+    store_moment_(j, kind, 0, i, n, p.m, mul16_(r, iset_(10579u)));
+    store_moment_(j, kind, 1, i, n, p.v, r);
+    if (kind.moments > 2) store_rare_(j, kind, 2, i, n, p.third, mul16_(r, iset_(13355u)));
+    if (kind.moments > 3) store_rare_(j, kind, 3, i, n, p.fourth, mul16_(r, iset_(14021u)));
 
-    if (kind.moments > 0) {
-        words_ a;
-        if (kind.moment == KOPT_F32) {
-            a = flush32_(m);
-        } else {
-            a = round16_(m, kind.moment, kind.moment_rounding, mul16_(r, iset_(10579u)));
-            a = flush16_(a, kind.moment);
-        }
-        put_(j->moment1 + i * moment_size, moment_size, n, a);
-    }
-    if (kind.moments > 1) {
-        words_ a;
-        if (kind.moment == KOPT_F32) {
-            a = flush32_(v);
-        } else if (kind.moment == KOPT_BF16) {
-            a = flush16_(round16_(v, KOPT_BF16, kind.moment_rounding, r), KOPT_BF16);
-        } else { /* positive, so never zero */
-            a = round16_(root, KOPT_FP16, kind.moment_rounding, r);
-            a = select_(eq_(a, iset_(0)), select_(gt_(bits_(root), iset_(0)), iset_(1), iset_(0)), a);
-        }
-        put_(j->moment2 + i * moment_size, moment_size, n, a);
-    }
-    if (j->copy != NULL) {
-        const size_t copy_size = kopt_bytes_of_(j->copy_format);
-        floats_ seen = widen_(stored, kind.weight);
-        put_(j->copy + i * copy_size, copy_size, n,
-             j->copy_format == KOPT_F32 ? bits_(seen) : nearest16_(seen, j->copy_format));
-    }
+    if (j->counts != NULL) tally_(j->counts, n, bits_(update), xor_(stored, before), xor_(kept, kept_before));
     if (k->zero_grad) put_(j->grad + i * grad_size, grad_size, n, iset_(0));
 }
 
@@ -1726,7 +1928,7 @@ FN_ size_t random_halves_(uint32_t *halves, const cipher_ *cipher, uint64_t inde
 }
 
 FN_ void range_(const kopt_job_ *j, kopt_kind_ kind, size_t begin, size_t end) {
-    const scalars_ k = spread_(j->step);
+    const scalars_ k = spread_(j);
     const cipher_ cipher = cipher_of_(j->step->seed, j->step->step, j->id, KOPT_RANDOM_STEP_);
     const int random = kopt_needs_random_(kind);
     uint32_t halves[5 * LANES_];
@@ -1800,8 +2002,10 @@ typedef struct pair_words_ {
 
 FN_ void pair_rule_(kopt_kind_ kind, const scalars_ *k, const constants_ *c, const pair_words_ *p, words_ grad, int odd,
                     pair_half_ *h) {
-    floats_ m = half_(p->moment1, odd, c), v = half_(p->moment2, odd, c), root = m;
+    moments_ q;
     words_ x;
+    q.m = half_(p->moment1, odd, c);
+    q.v = q.third = q.fourth = half_(p->moment2, odd, c);
     h->w = half_(p->weight, odd, c);
     if (kind.rounding == KOPT_EXACT) { /* sign-extend the remainder and add it */
         x = odd ? shr_(p->residual, 16) : and_(p->residual, c->lower);
@@ -1810,9 +2014,9 @@ FN_ void pair_rule_(kopt_kind_ kind, const scalars_ *k, const constants_ *c, con
         x = and_(odd ? shr_(p->residual, 8) : shl_(p->residual, 8), iset_(0x00FFFF00u));
         h->w = value_(iadd_(bits_(h->w), isub_(xor_(x, iset_(0x00800000u)), iset_(0x00800000u))));
     }
-    h->update = rule_(kind, k, h->w, half_(grad, odd, c), &m, &v, &root);
-    h->moment1 = pair_round_(m, kind.moment_rounding, mul16_(h->random, c->moment_factor), c);
-    h->moment2 = pair_round_(v, kind.moment_rounding, h->random, c);
+    h->update = rule_(kind, k, h->w, h->w, half_(grad, odd, c), &q);
+    h->moment1 = pair_round_(q.m, kind.moment_rounding, mul16_(h->random, c->moment_factor), c);
+    h->moment2 = pair_round_(q.v, kind.moment_rounding, h->random, c);
 }
 
 /* First half of a step for 2 * LANES_ elements, up to the division: loads, rule, moments. */
@@ -1822,8 +2026,8 @@ FN_ void pair_update_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, co
     p->weight = p->residual = p->moment1 = p->moment2 = load32_(j->weight + 2 * i);
     if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) p->residual = load32_(j->residual + 2 * i);
     if (kind.rounding == KOPT_COMPACT) p->residual = pair_load8_(j->residual + i);
-    if (kind.moments > 0) p->moment1 = load32_(j->moment1 + 2 * i);
-    if (kind.moments > 1) p->moment2 = load32_(j->moment2 + 2 * i);
+    if (kind.moments > 0) p->moment1 = load32_(j->moment[0] + 2 * i);
+    if (kind.moments > 1) p->moment2 = load32_(j->moment[1] + 2 * i);
     p->even.random = and_(random, c->lower);
     p->odd.random = shr_(random, 16);
     pair_rule_(kind, k, c, p, grad, 0, &p->even);
@@ -1882,8 +2086,8 @@ FN_ int pair_store_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, cons
     if (kind.rounding == KOPT_KAHAN) store32_(j->residual + 2 * i, pair_flush_(x, c->exponent));
     if (kind.rounding == KOPT_EXACT) store32_(j->residual + 2 * i, x);
     if (kind.rounding == KOPT_COMPACT) pair_store8_(j->residual + i, x);
-    if (kind.moments > 0) store32_(j->moment1 + 2 * i, p->moment1);
-    if (kind.moments > 1) store32_(j->moment2 + 2 * i, p->moment2);
+    if (kind.moments > 0) store32_(j->moment[0] + 2 * i, p->moment1);
+    if (kind.moments > 1) store32_(j->moment[1] + 2 * i, p->moment2);
     if (k->zero_grad) store32_(j->grad + 2 * i, iset_(0));
     return 1;
 }
@@ -1893,16 +2097,17 @@ FN_ void pair_prefetch_(const kopt_job_ *j, kopt_kind_ kind, size_t i) {
     const size_t ahead = 2 * i + 1024;
     KOPT_PREFETCH_(j->weight + ahead);
     KOPT_PREFETCH_(j->grad + ahead);
-    KOPT_PREFETCH_(j->moment1 + ahead);
-    if (kind.moments > 1) KOPT_PREFETCH_(j->moment2 + ahead);
+    KOPT_PREFETCH_(j->moment[0] + ahead);
+    if (kind.moments > 1) KOPT_PREFETCH_(j->moment[1] + ahead);
     if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) KOPT_PREFETCH_(j->residual + ahead);
     if (kind.rounding == KOPT_COMPACT) KOPT_PREFETCH_(j->residual + ahead / 2);
 }
 
-FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding rounding, kopt_rounding small_stores) {
+FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding rounding, kopt_rounding small_stores,
+                int unrectified) {
     const kopt_job_ local = *general_job, *const j = &local; /* a copy: no store can change it */
     const kopt_step *s = j->step;
-    const scalars_ k = spread_(s);
+    scalars_ k = spread_(j);
     const cipher_ cipher = cipher_of_(s->seed, s->step, j->id, KOPT_RANDOM_STEP_);
     const size_t block = 8 * LANES_, unaligned = KOPT_CAST_(size_t, (j->first + j->begin) % block);
     size_t i = j->begin, span;
@@ -1926,6 +2131,7 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding roun
     kind.moments = rule == KOPT_ADAM ? 2 : 1;
     kind.nesterov = s->nesterov;
     r[0] = r[1] = r[2] = r[3] = iset_(0);
+    k.unrectified = unrectified;
 
     if (unaligned != 0) {
         i += j->end - i < block - unaligned ? j->end - i : block - unaligned;
@@ -1956,10 +2162,12 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding roun
 }
 
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_kahan)(const kopt_job_ *j) {
-    pairs_(j, KOPT_ADAM, KOPT_KAHAN, KOPT_STOCHASTIC);
+    pairs_(j, KOPT_ADAM, KOPT_KAHAN, KOPT_STOCHASTIC, 0);
 }
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(any_pairs)(const kopt_job_ *j) {
-    pairs_(j, j->step->rule, j->step->rounding, j->step->moment_rounding);
+    const kopt_step *s = j->step;
+    const kopt_rule rule = s->rule == KOPT_SGD || s->rule == KOPT_LION ? s->rule : KOPT_ADAM;
+    pairs_(j, rule, s->rounding, s->moment_rounding, s->unrectified);
 }
 
 #endif /* PAIRS_ */
@@ -1968,13 +2176,14 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(step)(const kopt_job_ *j) {
 #ifdef PAIRS_ /* the vocabularies with more than one lane have hot kernels */
     const kopt_step *s = j->step;
     const int compensated = s->rounding == KOPT_KAHAN || s->rounding == KOPT_COMPACT;
-    if (s->rule == KOPT_ADAM && s->weight_format == KOPT_F32 && s->moment_format == KOPT_F32 &&
+    const int plain = s->moments >= 1 && s->moments <= 2 && !s->moments_only && !s->sync && j->counts == NULL;
+    if (plain && s->rule == KOPT_ADAM && s->weight_format == KOPT_F32 && s->moment_format == KOPT_F32 &&
         j->grad_format == KOPT_F32) {
         NAME_(adam_f32)(j);
         return;
     }
-    if (s->weight_format == KOPT_BF16 && s->moment_format == KOPT_BF16 && j->grad_format == KOPT_BF16 &&
-        s->moments != 0 && j->copy == NULL && (!compensated || s->compensation_rounding == s->moment_rounding)) {
+    if (plain && s->weight_format == KOPT_BF16 && s->moment_format == KOPT_BF16 && j->grad_format == KOPT_BF16 &&
+        j->copy == NULL && (!compensated || s->compensation_rounding == s->moment_rounding)) {
         if (s->rule == KOPT_ADAM && s->rounding == KOPT_KAHAN && s->moment_rounding == KOPT_STOCHASTIC)
             NAME_(adam_kahan)(j);
         else
@@ -2136,6 +2345,23 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef flush32_
 #undef widen_
 #undef rule_
+#undef moments_
+#undef average_
+#undef average_of_squares_
+#undef sign_
+#undef larger_
+#undef load_weight_
+#undef store_weight_
+#undef load_moment_
+#undef store_moment_
+#undef joined_
+#undef round_moment_
+#undef load_rare_
+#undef store_rare_
+#undef look_back_
+#undef store_slow_
+#undef store_copy_
+#undef tally_
 #undef vector_
 #undef range_
 #undef random_halves_
@@ -2368,8 +2594,13 @@ KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum) {
     opt.lr = lr;
     opt.max_lr = lr;
     opt.weight_decay = 0;
+    opt.amsgrad = 0;
+    opt.moments_only = 0;
+    opt.lookahead = 6;
+    opt.lookahead_rate = 0.5;
     opt.beta1 = 0.9;
     opt.beta2 = 0.999;
+    opt.beta3 = 0.99;
     opt.eps = 1e-8;
     opt.momentum = momentum;
     opt.dampening = 0;
@@ -2393,6 +2624,43 @@ KOPT_API_ kopt_optimizer kopt_adamw(double lr) {
     return opt;
 }
 
+KOPT_API_ kopt_optimizer kopt_lion(double lr) {
+    kopt_optimizer opt = kopt_adamw(lr);
+    opt.rule = KOPT_LION;
+    opt.weight_decay = 0;
+    opt.beta2 = 0.99;
+    return opt;
+}
+
+KOPT_API_ kopt_optimizer kopt_adan(double lr) {
+    kopt_optimizer opt = kopt_adamw(lr);
+    opt.rule = KOPT_ADAN;
+    opt.weight_decay = 0.02;
+    opt.beta1 = 0.98;
+    opt.beta2 = 0.92;
+    opt.eps = 1e-6;
+    return opt;
+}
+
+KOPT_API_ kopt_optimizer kopt_radam(double lr) {
+    kopt_optimizer opt = kopt_adam(lr);
+    opt.rule = KOPT_RADAM;
+    return opt;
+}
+
+KOPT_API_ kopt_optimizer kopt_ranger(double lr) {
+    kopt_optimizer opt = kopt_lion(lr);
+    opt.rule = KOPT_RANGER;
+    opt.eps = 1e-6;
+    return opt;
+}
+
+KOPT_API_ kopt_optimizer kopt_ema(double decay) {
+    kopt_optimizer opt = kopt_sgd(1 - decay, 0);
+    opt.rule = KOPT_EMA;
+    return opt;
+}
+
 KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_format, size_t n, void *state,
                                      size_t state_size) {
     kopt_tensor t;
@@ -2406,6 +2674,8 @@ KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_
     t.copy_format = KOPT_F32;
     t.id = 0;
     t.first_index = 0;
+    t.rate_scale = 1;
+    t.counts = NULL;
     return t;
 }
 
@@ -2421,12 +2691,23 @@ static int kopt_within_(double x, double least, double most) {
 
 static int kopt_format_valid_(kopt_format f) { return KOPT_CAST_(unsigned, f) <= KOPT_CAST_(unsigned, KOPT_FP16); }
 
-static int kopt_moments_(const kopt_optimizer *opt) { return opt->rule == KOPT_ADAM ? 2 : opt->momentum != 0 ? 1 : 0; }
+static int kopt_moments_(const kopt_optimizer *opt) {
+    switch (opt->rule) {
+    case KOPT_SGD: return opt->momentum != 0;
+    case KOPT_ADAM: return opt->amsgrad ? 3 : 2;
+    case KOPT_LION: return 1;
+    case KOPT_ADAN: return 4;
+    case KOPT_RADAM:
+    case KOPT_RANGER: return 2;
+    case KOPT_EMA: break;
+    }
+    return 0;
+}
 
 static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     const double most = 3e38; /* what still is a finite float */
     if (opt == NULL) return KOPT_ERROR_NULL;
-    if (opt->rule != KOPT_SGD && opt->rule != KOPT_ADAM) return KOPT_ERROR_OPTION;
+    if (KOPT_CAST_(unsigned, opt->rule) > KOPT_CAST_(unsigned, KOPT_EMA)) return KOPT_ERROR_OPTION;
     if (!kopt_format_valid_(opt->weight_format) || !kopt_format_valid_(opt->moment_format)) return KOPT_ERROR_OPTION;
     if (KOPT_CAST_(unsigned, opt->rounding) > KOPT_CAST_(unsigned, KOPT_EXACT)) return KOPT_ERROR_OPTION;
     if (KOPT_CAST_(unsigned, opt->moment_rounding) > 1u) return KOPT_ERROR_OPTION;
@@ -2436,10 +2717,16 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     if (!kopt_within_(opt->grad_scale, -most, most) || !kopt_within_(opt->clip, -most, most)) return KOPT_ERROR_RANGE;
     if (opt->decay == KOPT_FULLY_DECOUPLED && (!kopt_within_(opt->max_lr, 0, most) || !(opt->max_lr > 0)))
         return KOPT_ERROR_RANGE;
-    if (opt->rule == KOPT_ADAM) {
+    if (opt->rule == KOPT_EMA) {
+        if (!(opt->lr <= 1)) return KOPT_ERROR_RANGE;
+        if (opt->weight_decay != 0 || opt->moments_only || opt->zero_grad || opt->maximize) return KOPT_ERROR_OPTION;
+    } else if (opt->rule != KOPT_SGD) {
         if (!kopt_within_(opt->beta1, 0, 1) || !kopt_within_(opt->beta2, 0, 1)) return KOPT_ERROR_RANGE;
         if (!(opt->beta1 < 1) || !(opt->beta2 < 1)) return KOPT_ERROR_RANGE;
-        if (!kopt_within_(opt->eps, 1.1754943508222875e-38, most)) return KOPT_ERROR_RANGE;
+        if (opt->rule == KOPT_ADAN && (!kopt_within_(opt->beta3, 0, 1) || !(opt->beta3 < 1))) return KOPT_ERROR_RANGE;
+        if (opt->rule != KOPT_LION && !kopt_within_(opt->eps, 1.1754943508222875e-38, most)) return KOPT_ERROR_RANGE;
+        if (opt->rule == KOPT_RANGER && (opt->lookahead < 1 || !kopt_within_(opt->lookahead_rate, 0, 1)))
+            return KOPT_ERROR_RANGE;
     } else {
         if (!kopt_within_(opt->momentum, 0, most)) return KOPT_ERROR_RANGE;
         if (!kopt_within_(opt->dampening, -most, most)) return KOPT_ERROR_RANGE;
@@ -2448,28 +2735,65 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     return KOPT_OK;
 }
 
+/* What is kept of each weight: the part of an optimizer that decides what a state block looks like. */
+typedef struct kopt_kept_ {
+    kopt_rule rule;
+    kopt_format weight, moment;
+    kopt_rounding rounding;
+    int moments;
+} kopt_kept_;
+
 /* Where the arrays of a state block begin, in bytes from its start; total is 0 if there is nothing to keep. */
 typedef struct kopt_layout_ {
-    size_t residual, moment1, moment2, total;
+    size_t residual, moment[4], slow, slow_residual, total;
 } kopt_layout_;
 
-static kopt_layout_ kopt_layout_of_(size_t n, size_t residual_bytes, size_t moment_bytes, int moments) {
+static kopt_kept_ kopt_kept_of_(const kopt_optimizer *opt) {
+    kopt_kept_ kept;
+    kept.rule = opt->rule;
+    kept.weight = opt->weight_format;
+    kept.moment = opt->moment_format;
+    kept.rounding = opt->weight_format == KOPT_F32 ? KOPT_NEAREST : opt->rounding;
+    kept.moments = kopt_moments_(opt);
+    return kept;
+}
+
+static kopt_kept_ kopt_kept_in_(const kopt_step *s) {
+    kopt_kept_ kept;
+    kept.rule = s->rule;
+    kept.weight = s->weight_format;
+    kept.moment = s->moment_format;
+    kept.rounding = s->weight_format == KOPT_F32 ? KOPT_NEAREST : s->rounding;
+    kept.moments = s->moments;
+    return kept;
+}
+
+static size_t kopt_words_(size_t bytes) { return (bytes + 3) & ~KOPT_CAST_(size_t, 3); }
+
+static kopt_layout_ kopt_layout_of_(kopt_kept_ kept, size_t n) {
+    const size_t residual = kopt_words_(n * kopt_bytes_of_residual_(kept.weight, kept.rounding));
+    const size_t moment = kopt_words_(n * kopt_bytes_of_(kept.moment));
+    const size_t slow = kept.rule == KOPT_RANGER ? kopt_words_(n * kopt_bytes_of_(kept.weight)) : 0;
     kopt_layout_ at;
-    const size_t word = 3;
-    at.residual = KOPT_HEADER_;
-    at.moment1 = at.residual + ((n * residual_bytes + word) & ~word);
-    at.moment2 = at.moment1 + (moments > 0 ? (n * moment_bytes + word) & ~word : 0);
-    at.total = at.moment2 + (moments > 1 ? (n * moment_bytes + word) & ~word : 0);
-    if (residual_bytes == 0 && moments == 0) at.total = 0;
+    int i;
+    at.total = at.residual = KOPT_HEADER_;
+    at.total += residual;
+    for (i = 0; i < 4; i++) {
+        at.moment[i] = at.total;
+        if (i < kept.moments) at.total += moment;
+    }
+    at.slow = at.total;
+    at.slow_residual = at.slow + slow;
+    if (slow != 0) at.total = at.slow_residual + residual;
+    if (at.total == KOPT_HEADER_) at.total = 0;
     return at;
 }
 
 static kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n) {
-    return kopt_layout_of_(n, kopt_bytes_of_residual_(opt->weight_format, opt->rounding),
-                           kopt_bytes_of_(opt->moment_format), kopt_moments_(opt));
+    return kopt_layout_of_(kopt_kept_of_(opt), n);
 }
 
-static int kopt_n_valid_(size_t n) { return n <= (SIZE_MAX - 256) / 16; }
+static int kopt_n_valid_(size_t n) { return n <= (SIZE_MAX - 256) / 32; }
 
 KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
     if (kopt_check_options_(opt) != KOPT_OK || !kopt_n_valid_(n)) return 0;
@@ -2480,8 +2804,8 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
      0 "KOPT"     4 version 1    5 rule       6 weight format  7 rounding
      8 moment format  9 moments  10 sealed    11 0             12 id (4)     16 n (8)     24 first_index (8)
     32 seed (8)  40 step (4)    44 CRC-32 of the whole block with this field 0     48 0 (16)
-   Then residual[n], first moment[n], second moment[n], each rounded up to 4 bytes: in the machine's byte order while
-   the block is open, little-endian while it is sealed. */
+   Then residual[n], the moments[n] in their order and, for Ranger, slow weights[n] and their residual[n], each array
+   rounded up to 4 bytes: in the machine's byte order while the block is open, little-endian while it is sealed. */
 static void kopt_put_(kopt_byte_ *p, uint64_t value, int bytes) {
     for (; bytes > 0; bytes--, value >>= 8) *p++ = KOPT_CAST_(kopt_byte_, value & 0xFFu);
 }
@@ -2511,12 +2835,13 @@ static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const ko
     kopt_put_(h + 56, 0, 8);
 }
 
-static kopt_result kopt_check_header_(const kopt_byte_ *h, kopt_rule rule, kopt_format weight, kopt_rounding rounding,
-                                      kopt_format moment, int moments, const kopt_tensor *t, int sealed) {
+static kopt_result kopt_check_header_(const kopt_byte_ *h, kopt_kept_ kept, const kopt_tensor *t, int sealed) {
     if (kopt_get_(h, 4) != 0x54504F4Bu || h[4] != 1 || h[10] > 1) return KOPT_ERROR_STATE;
-    if (h[5] != KOPT_CAST_(kopt_byte_, rule) || h[6] != KOPT_CAST_(kopt_byte_, weight)) return KOPT_ERROR_MISMATCH;
-    if (h[7] != KOPT_CAST_(kopt_byte_, weight == KOPT_F32 ? KOPT_NEAREST : rounding)) return KOPT_ERROR_MISMATCH;
-    if (h[8] != KOPT_CAST_(kopt_byte_, moment) || h[9] != KOPT_CAST_(kopt_byte_, moments)) return KOPT_ERROR_MISMATCH;
+    if (h[5] != KOPT_CAST_(kopt_byte_, kept.rule)) return KOPT_ERROR_MISMATCH;
+    if (h[6] != KOPT_CAST_(kopt_byte_, kept.weight)) return KOPT_ERROR_MISMATCH;
+    if (h[7] != KOPT_CAST_(kopt_byte_, kept.rounding)) return KOPT_ERROR_MISMATCH;
+    if (h[8] != KOPT_CAST_(kopt_byte_, kept.moment)) return KOPT_ERROR_MISMATCH;
+    if (h[9] != KOPT_CAST_(kopt_byte_, kept.moments)) return KOPT_ERROR_MISMATCH;
     if (kopt_get_(h + 12, 4) != t->id || kopt_get_(h + 16, 8) != t->n) return KOPT_ERROR_MISMATCH;
     if (kopt_get_(h + 24, 8) != t->first_index) return KOPT_ERROR_MISMATCH;
     if (sealed != h[10]) return sealed ? KOPT_ERROR_STATE : KOPT_ERROR_SEALED;
@@ -2549,6 +2874,7 @@ static kopt_result kopt_check_tensor_(const kopt_tensor *t) {
     if (!kopt_format_valid_(t->grad_format)) return KOPT_ERROR_OPTION;
     if (t->copy != NULL && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
     if (!kopt_n_valid_(t->n) || t->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
+    if (kopt_bits_(t->rate_scale) > 0x7F7FFFFFu) return KOPT_ERROR_RANGE; /* negative, infinite or NaN */
     return KOPT_OK;
 }
 
@@ -2561,8 +2887,7 @@ static kopt_result kopt_check_state_(const kopt_optimizer *opt, const kopt_tenso
     total = kopt_layout_for_(opt, t->n).total;
     result = kopt_check_memory_(t, kopt_bytes_of_(opt->weight_format), total, 0);
     if (result != KOPT_OK || t->n == 0 || total == 0) return result;
-    return kopt_check_header_(KOPT_CAST_(const kopt_byte_ *, t->state), opt->rule, opt->weight_format, opt->rounding,
-                              opt->moment_format, kopt_moments_(opt), t, sealed);
+    return kopt_check_header_(KOPT_CAST_(const kopt_byte_ *, t->state), kopt_kept_of_(opt), t, sealed);
 }
 
 /* One weight and its residual from an fp32 value, rounded to nearest. */
@@ -2610,6 +2935,17 @@ static float kopt_read_weight_(const kopt_optimizer *opt, const kopt_byte_ *weig
     return kopt_add_(kopt_widen_scalar_(kopt_load16_(weight), format), rest);
 }
 
+/* Ranger's slow weights start at the weights. */
+static void kopt_start_slow_(const kopt_optimizer *opt, const kopt_tensor *t) {
+    const kopt_layout_ at = kopt_layout_for_(opt, t->n);
+    kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
+    if (opt->rule != KOPT_RANGER) return;
+    kopt_copy_called_(state + at.slow, KOPT_CAST_(const kopt_byte_ *, t->weight),
+                      t->n * kopt_bytes_of_(opt->weight_format));
+    kopt_copy_called_(state + at.slow_residual, state + at.residual,
+                      t->n * kopt_bytes_of_residual_(opt->weight_format, opt->rounding));
+}
+
 KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t, const float *weights) {
     kopt_result result = kopt_check_options_(opt);
     kopt_environment_ environment;
@@ -2636,12 +2972,14 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t,
             kopt_store32_(state + i, zero);
         }
     }
-    if (weights == NULL) return KOPT_OK;
-    kopt_enter_(&environment);
-    for (i = 0; i < t->n; i++)
-        kopt_write_weight_(opt, weight + i * weight_bytes,
-                           residual_bytes == 0 ? NULL : state + at.residual + i * residual_bytes, weights[i]);
-    kopt_leave_(&environment);
+    if (weights != NULL) {
+        kopt_enter_(&environment);
+        for (i = 0; i < t->n; i++)
+            kopt_write_weight_(opt, weight + i * weight_bytes,
+                               residual_bytes == 0 ? NULL : state + at.residual + i * residual_bytes, weights[i]);
+        kopt_leave_(&environment);
+    }
+    kopt_start_slow_(opt, t);
     return KOPT_OK;
 }
 
@@ -2649,8 +2987,7 @@ static kopt_result kopt_check_stream_(const kopt_optimizer *opt, const kopt_tens
                                       const float *values) {
     kopt_result result = kopt_check_state_(opt, t, 0);
     if (result != KOPT_OK) return result;
-    if (what != KOPT_WEIGHT && (KOPT_CAST_(unsigned, what) > 2u || KOPT_CAST_(int, what) > kopt_moments_(opt)))
-        return KOPT_ERROR_OPTION;
+    if (KOPT_CAST_(unsigned, what) > KOPT_CAST_(unsigned, kopt_moments_(opt))) return KOPT_ERROR_OPTION;
     if (t->n != 0 && values == NULL) return KOPT_ERROR_NULL;
     if (kopt_overlap_(values, t->n * 4, t->weight, t->n * kopt_bytes_of_(opt->weight_format)) ||
         kopt_overlap_(values, t->n * 4, t->state, kopt_layout_for_(opt, t->n).total))
@@ -2664,7 +3001,9 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
     const kopt_byte_ *weight, *state, *moment;
     kopt_layout_ at;
     size_t i, weight_bytes, residual_bytes, moment_bytes;
+    int rooted;
     if (result != KOPT_OK || t->n == 0) return result;
+    rooted = opt->moment_format == KOPT_FP16 && what != KOPT_WEIGHT && kopt_is_square_(opt->rule, KOPT_CAST_(int, what) - 1);
     at = kopt_layout_for_(opt, t->n);
     weight = KOPT_CAST_(const kopt_byte_ *, t->weight);
     state = KOPT_CAST_(const kopt_byte_ *, t->state);
@@ -2678,10 +3017,10 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
                                        residual_bytes == 0 ? NULL : state + at.residual + i * residual_bytes);
             continue;
         }
-        moment = state + (what == KOPT_FIRST_MOMENT ? at.moment1 : at.moment2) + i * moment_bytes;
+        moment = state + at.moment[what - KOPT_FIRST_MOMENT] + i * moment_bytes;
         out[i] = kopt_widen_scalar_(moment_bytes == 4 ? kopt_load32_(moment) : kopt_load16_(moment),
                                     opt->moment_format);
-        if (what == KOPT_SECOND_MOMENT && opt->moment_format == KOPT_FP16) out[i] = kopt_mul_scalar_(out[i], out[i]);
+        if (rooted) out[i] = kopt_mul_scalar_(out[i], out[i]);
     }
     kopt_leave_(&environment);
     return KOPT_OK;
@@ -2693,7 +3032,9 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t
     kopt_byte_ *weight, *state, *moment;
     kopt_layout_ at;
     size_t i, weight_bytes, residual_bytes, moment_bytes;
+    int rooted;
     if (result != KOPT_OK || t->n == 0) return result;
+    rooted = opt->moment_format == KOPT_FP16 && what != KOPT_WEIGHT && kopt_is_square_(opt->rule, KOPT_CAST_(int, what) - 1);
     at = kopt_layout_for_(opt, t->n);
     weight = KOPT_CAST_(kopt_byte_ *, t->weight);
     state = KOPT_CAST_(kopt_byte_ *, t->state);
@@ -2709,18 +3050,18 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t
                                residual_bytes == 0 ? NULL : state + at.residual + i * residual_bytes, x);
             continue;
         }
-        moment = state + (what == KOPT_FIRST_MOMENT ? at.moment1 : at.moment2) + i * moment_bytes;
+        moment = state + at.moment[what - KOPT_FIRST_MOMENT] + i * moment_bytes;
         if (opt->moment_format == KOPT_F32) {
             kopt_store32_(moment, kopt_bits_(x));
             continue;
         }
-        if (what == KOPT_SECOND_MOMENT && opt->moment_format == KOPT_FP16) x = kopt_sqrt_(x);
+        if (rooted) x = kopt_sqrt_(x);
         rounded = kopt_nearest16_scalar_(x, opt->moment_format);
-        if (what == KOPT_SECOND_MOMENT && opt->moment_format == KOPT_FP16 && rounded == 0 && kopt_bits_(x) != 0)
-            rounded = 1; /* positive, so never zero */
+        if (rooted && rounded == 0 && kopt_bits_(x) != 0) rounded = 1; /* positive, so never zero */
         kopt_store16_(moment, rounded);
     }
     kopt_leave_(&environment);
+    if (what == KOPT_WEIGHT) kopt_start_slow_(opt, t);
     return KOPT_OK;
 }
 
@@ -2755,9 +3096,14 @@ static void kopt_swap_arrays_(const kopt_optimizer *opt, const kopt_tensor *t) {
     const kopt_layout_ at = kopt_layout_for_(opt, t->n);
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     const size_t moment_bytes = kopt_bytes_of_(opt->moment_format);
-    kopt_swap_(state + at.residual, t->n, kopt_bytes_of_residual_(opt->weight_format, opt->rounding));
-    if (kopt_moments_(opt) > 0) kopt_swap_(state + at.moment1, t->n, moment_bytes);
-    if (kopt_moments_(opt) > 1) kopt_swap_(state + at.moment2, t->n, moment_bytes);
+    const size_t residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
+    int i;
+    kopt_swap_(state + at.residual, t->n, residual_bytes);
+    for (i = 0; i < kopt_moments_(opt); i++) kopt_swap_(state + at.moment[i], t->n, moment_bytes);
+    if (opt->rule == KOPT_RANGER) {
+        kopt_swap_(state + at.slow, t->n, kopt_bytes_of_(opt->weight_format));
+        kopt_swap_(state + at.slow_residual, t->n, residual_bytes);
+    }
 }
 
 KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, kopt_tensor *t) {
@@ -2803,28 +3149,70 @@ static float kopt_to_float_(double x) {
     return y;
 }
 
+/* RAdam's rectification term squared, in (0, 1); 0 while the approximated moving average is 5 steps or shorter. */
+static double kopt_rectifier_(double beta2, uint32_t step, double rest2) {
+    const double longest = kopt_settle64_(kopt_settle64_(2.0 / kopt_settle64_(1.0 - beta2)) - 1.0);
+    const double power = kopt_settle64_(kopt_settle64_(2.0 * step) * kopt_power_(beta2, step));
+    const double length = kopt_settle64_(longest - kopt_settle64_(power / rest2));
+    double above, below;
+    if (!(length > 5.0)) return 0;
+    above = kopt_settle64_(kopt_settle64_(length - 4.0) * kopt_settle64_(length - 2.0));
+    below = kopt_settle64_(kopt_settle64_(longest - 4.0) * kopt_settle64_(longest - 2.0));
+    above = kopt_settle64_(above * longest);
+    below = kopt_settle64_(below * length);
+    return kopt_settle64_(above / below);
+}
+
 /* The step after opt->step. Returns 0 if a scalar is beyond the range of a float. */
 static KOPT_NOINLINE_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
     const double most = 3e38, scale = kopt_settle64_(opt->grad_scale * opt->clip);
-    double rate = opt->lr, root_scale = 1, decay = kopt_settle64_(opt->lr * opt->weight_decay);
+    double rate = opt->lr, root_scale = 1, mix, decay = kopt_settle64_(opt->lr * opt->weight_decay);
     s->step = opt->step + 1;
     if (opt->decay == KOPT_FULLY_DECOUPLED)
         decay = kopt_settle64_(kopt_settle64_(opt->lr / kopt_settle64_(opt->max_lr)) * opt->weight_decay);
+    s->beta1 = kopt_to_float_(opt->beta1);
+    s->one_minus_beta1 = kopt_to_float_(1.0 - opt->beta1);
+    s->beta2 = kopt_to_float_(opt->beta2);
+    s->one_minus_beta2 = kopt_to_float_(1.0 - opt->beta2);
+    s->beta3 = s->one_minus_beta3 = s->mix = 0;
     s->momentum = kopt_to_float_(opt->momentum);
-    if (opt->rule == KOPT_ADAM) {
+    s->eps = kopt_to_float_(opt->eps);
+    if (opt->rule == KOPT_SGD) {
+        s->beta1 = kopt_to_float_(s->step == 1 ? 0.0 : opt->momentum);
+        s->one_minus_beta1 = kopt_to_float_(s->step == 1 ? 1.0 : 1.0 - opt->dampening);
+    } else if (opt->rule != KOPT_LION && opt->rule != KOPT_EMA) {
         const double rest1 = kopt_settle64_(1.0 - kopt_power_(opt->beta1, s->step));
         const double rest2 = kopt_settle64_(1.0 - kopt_power_(opt->beta2, s->step));
         rate = kopt_settle64_(opt->lr / rest1);
         root_scale = kopt_settle64_(1.0 / kopt_sqrt64_(rest2));
-        s->beta1 = kopt_to_float_(opt->beta1);
-        s->one_minus_beta1 = kopt_to_float_(1.0 - opt->beta1);
-        s->beta2 = kopt_to_float_(opt->beta2);
-        s->one_minus_beta2 = kopt_to_float_(1.0 - opt->beta2);
-        s->eps = kopt_to_float_(opt->eps);
-    } else {
-        s->beta1 = kopt_to_float_(s->step == 1 ? 0.0 : opt->momentum);
-        s->one_minus_beta1 = kopt_to_float_(s->step == 1 ? 1.0 : 1.0 - opt->dampening);
-        s->beta2 = s->one_minus_beta2 = s->eps = 0;
+        if (opt->rule == KOPT_ADAN) {
+            const double rest3 = kopt_settle64_(1.0 - kopt_power_(opt->beta3, s->step));
+            const double shrink = kopt_settle64_(1.0 + decay); /* the weight is divided by this */
+            root_scale = kopt_settle64_(1.0 / kopt_sqrt64_(rest3));
+            mix = kopt_settle64_(kopt_settle64_(opt->beta2 * rest1) / rest2);
+            if (opt->decay != KOPT_L2) {
+                rate = kopt_settle64_(rate / shrink);
+                decay = kopt_settle64_(decay / shrink);
+            }
+            s->beta3 = s->beta2;
+            s->one_minus_beta3 = s->one_minus_beta2;
+            s->momentum = s->beta2;
+            s->beta2 = kopt_to_float_(opt->beta3);
+            s->one_minus_beta2 = kopt_to_float_(1.0 - opt->beta3);
+            s->mix = kopt_to_float_(mix);
+        } else if (opt->rule != KOPT_ADAM) {
+            const double rectifier = kopt_rectifier_(opt->beta2, s->step, rest2);
+            s->unrectified = !(rectifier > 0);
+            if (rectifier > 0) rate = kopt_settle64_(rate * kopt_sqrt64_(rectifier));
+            if (rectifier > 0 && opt->rule == KOPT_RADAM) { /* eps is added to the root before its correction */
+                rate = kopt_settle64_(rate / root_scale);
+                root_scale = 1;
+            }
+        }
+        if (opt->rule == KOPT_RANGER) {
+            s->sync = s->step % KOPT_CAST_(uint32_t, opt->lookahead) == 0;
+            s->mix = kopt_to_float_(1.0 - opt->lookahead_rate);
+        }
     }
     if (!kopt_within_(scale, -most, most) || !kopt_within_(rate, 0, most) || !kopt_within_(root_scale, 0, most) ||
         !kopt_within_(decay, 0, most))
@@ -2854,6 +3242,8 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
     s.nesterov = opt->rule == KOPT_SGD && opt->nesterov;
     s.zero_grad = opt->zero_grad != 0;
     s.moments = kopt_moments_(opt);
+    s.moments_only = opt->moments_only != 0;
+    s.unrectified = s.sync = 0;
     s.seed = opt->seed;
     kopt_enter_(&environment);
     finite = kopt_compute_scalars_(opt, &s);
@@ -2871,27 +3261,29 @@ static kopt_result kopt_check_step_(const kopt_step *s, const kopt_tensor *t) {
     if (s->step == 0) return KOPT_ERROR_STEP;
     result = kopt_check_tensor_(t);
     if (result != KOPT_OK) return result;
-    total = kopt_layout_of_(t->n, kopt_bytes_of_residual_(s->weight_format, s->rounding),
-                            kopt_bytes_of_(s->moment_format), s->moments).total;
+    total = kopt_layout_of_(kopt_kept_in_(s), t->n).total;
     result = kopt_check_memory_(t, kopt_bytes_of_(s->weight_format), total, 1);
     if (result != KOPT_OK || t->n == 0 || total == 0) return result;
-    return kopt_check_header_(KOPT_CAST_(const kopt_byte_ *, t->state), s->rule, s->weight_format, s->rounding,
-                              s->moment_format, s->moments, t, 0);
+    return kopt_check_header_(KOPT_CAST_(const kopt_byte_ *, t->state), kopt_kept_in_(s), t, 0);
 }
 
 static void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end) {
-    const kopt_layout_ at = kopt_layout_of_(t->n, kopt_bytes_of_residual_(s->weight_format, s->rounding),
-                                            kopt_bytes_of_(s->moment_format), s->moments);
+    const kopt_layout_ at = kopt_layout_of_(kopt_kept_in_(s), t->n);
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     kopt_environment_ environment;
     kopt_job_ job;
+    int i;
     if (begin == end) return;
     job.step = s;
     job.weight = KOPT_CAST_(kopt_byte_ *, t->weight);
     job.grad = KOPT_CAST_(kopt_byte_ *, t->grad);
     job.residual = at.total == 0 ? NULL : state + at.residual;
-    job.moment1 = at.total == 0 ? NULL : state + at.moment1;
-    job.moment2 = at.total == 0 ? NULL : state + at.moment2;
+    for (i = 0; i < 4; i++) job.moment[i] = at.total == 0 ? NULL : state + at.moment[i];
+    job.slow = at.total == 0 ? NULL : state + at.slow;
+    job.slow_residual = at.total == 0 ? NULL : state + at.slow_residual;
+    job.counts = t->counts;
+    job.rate = s->rate;
+    job.decay = s->decay;
     job.copy = KOPT_CAST_(kopt_byte_ *, t->copy);
     job.grad_format = t->grad_format;
     job.copy_format = t->copy_format;
@@ -2900,6 +3292,10 @@ static void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin, si
     job.first = t->first_index;
     job.id = t->id;
     kopt_enter_(&environment);
+    if (kopt_bits_(t->rate_scale) != 0x3F800000u) {
+        job.rate = kopt_mul_scalar_(job.rate, t->rate_scale);
+        job.decay = kopt_mul_scalar_(job.decay, t->rate_scale);
+    }
     kopt_table_[kopt_isa_current()].step(&job);
     kopt_leave_(&environment);
 }

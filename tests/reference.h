@@ -179,28 +179,44 @@ static inline uint32_t ref_random(uint64_t seed, uint32_t step, uint32_t id, uin
 
 /* Where the arrays of a state block lie (0 bytes wide: absent). */
 typedef struct ref_layout {
-    size_t residual_width, first_width, second_width, residual, first, second, size;
+    size_t residual_width, moment_width[4], slow_width, slow_residual_width;
+    size_t residual, moment[4], slow, slow_residual, size;
 } ref_layout;
+
+static inline int ref_moments(const kopt_optimizer *o)
+{
+    if (o->rule == KOPT_SGD) return o->momentum > 0;
+    if (o->rule == KOPT_EMA) return 0;
+    return o->rule == KOPT_LION ? 1 : o->rule == KOPT_ADAN ? 4 : o->rule == KOPT_ADAM && o->amsgrad ? 3 : 2;
+}
 
 static inline ref_layout ref_layout_of(const kopt_optimizer *o, size_t n)
 {
     ref_layout l;
-    int carries = o->weight_format != KOPT_F32 && o->rounding >= KOPT_KAHAN;
-    size_t moment = ref_width(o->moment_format);
+    int carries = o->weight_format != KOPT_F32 && o->rounding >= KOPT_KAHAN, k;
     l.residual_width = !carries ? 0 : o->rounding == KOPT_COMPACT ? 1 : 2;
-    l.first_width = o->rule == KOPT_ADAM || o->momentum > 0 ? moment : 0;
-    l.second_width = o->rule == KOPT_ADAM ? moment : 0;
     l.residual = 64;
-    l.first = l.residual + (n * l.residual_width + 3) / 4 * 4;
-    l.second = l.first + (n * l.first_width + 3) / 4 * 4;
-    l.size = l.second + (n * l.second_width + 3) / 4 * 4;
-    if (!l.residual_width && !l.first_width) l.size = 0;
+    l.size = l.residual + (n * l.residual_width + 3) / 4 * 4;
+    for (k = 0; k < 4; ++k) {
+        l.moment_width[k] = k < ref_moments(o) ? ref_width(o->moment_format) : 0;
+        l.moment[k] = l.size;
+        l.size += (n * l.moment_width[k] + 3) / 4 * 4;
+    }
+    l.slow_width = o->rule == KOPT_RANGER ? ref_width(o->weight_format) : 0;
+    l.slow = l.size;
+    l.size += (n * l.slow_width + 3) / 4 * 4;
+    l.slow_residual_width = o->rule == KOPT_RANGER ? l.residual_width : 0;
+    l.slow_residual = l.size;
+    l.size += (n * l.slow_residual_width + 3) / 4 * 4;
+    if (l.size == 64) l.size = 0;
     return l;
 }
 
 /* The per-step scalars of step number t, each rounded once from binary64. */
 typedef struct ref_scalars {
     float grad_scale, l2, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, momentum, rate, root_scale, eps;
+    float beta3, one_minus_beta3, third_scale, back; /* Adan; Ranger: how far back to the slow weight */
+    int rectified, lookahead, first;
 } ref_scalars;
 
 static inline double ref_power(double base, uint32_t t)
@@ -220,29 +236,56 @@ static inline double ref_root(double a)
 
 static inline ref_scalars ref_scalars_of(const kopt_optimizer *o, uint32_t t)
 {
-    ref_scalars s = {0, 0, 0, 0, 1, 0, 1, 0, 0, 1, 0};
+    ref_scalars s = {0, 0, 0, 0, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0};
     volatile double scale = o->grad_scale * o->clip, step_rate = o->decay == KOPT_DECOUPLED ? o->lr : o->lr / o->max_lr;
+    volatile double decay = o->decay == KOPT_L2 ? 0 : step_rate * o->weight_decay, rate = o->lr, x, y;
     s.grad_scale = (float)(o->maximize ? -scale : scale);
-    if (o->decay == KOPT_L2)
-        s.l2 = (float)o->weight_decay;
-    else
-        s.decay = (float)(step_rate * o->weight_decay);
-    s.rate = (float)o->lr;
+    if (o->decay == KOPT_L2) s.l2 = (float)o->weight_decay;
+    s.first = t == 1;
+    s.eps = (float)o->eps;
+    s.beta1 = (float)o->beta1, s.one_minus_beta1 = (float)(1 - o->beta1);
+    s.beta2 = (float)o->beta2, s.one_minus_beta2 = (float)(1 - o->beta2);
+    s.beta3 = (float)o->beta3, s.one_minus_beta3 = (float)(1 - o->beta3);
     if (o->rule == KOPT_SGD) {
         s.momentum = (float)o->momentum;
-        if (t > 1) s.beta1 = s.momentum, s.one_minus_beta1 = (float)(1 - o->dampening);
-    } else {
-        s.beta1 = (float)o->beta1, s.one_minus_beta1 = (float)(1 - o->beta1);
-        s.beta2 = (float)o->beta2, s.one_minus_beta2 = (float)(1 - o->beta2);
-        s.rate = (float)(o->lr / (1 - ref_power(o->beta1, t)));
+        s.beta1 = t > 1 ? s.momentum : 0, s.one_minus_beta1 = t > 1 ? (float)(1 - o->dampening) : 1;
+    } else if (o->rule == KOPT_ADAM) {
+        rate = o->lr / (1 - ref_power(o->beta1, t));
         s.root_scale = (float)(1 / ref_root(1 - ref_power(o->beta2, t)));
-        s.eps = (float)o->eps;
+    } else if (o->rule == KOPT_ADAN) {
+        volatile double c1 = 1 - ref_power(o->beta1, t), c2 = 1 - ref_power(o->beta2, t);
+        x = o->beta2 * c1;
+        s.third_scale = (float)(x / c2);
+        s.root_scale = (float)(1 / ref_root(1 - ref_power(o->beta3, t)));
+        rate = o->lr / c1;
+        if (o->decay != KOPT_L2) x = 1 + decay, rate = rate / x, decay = decay / x;
+    } else if (o->rule == KOPT_RADAM || o->rule == KOPT_RANGER) {
+        volatile double c2 = 1 - ref_power(o->beta2, t), longest, length, over, under;
+        x = 1 - o->beta2, longest = 2 / x, longest = longest - 1;
+        x = 2.0 * t, x = x * ref_power(o->beta2, t), x = x / c2, length = longest - x;
+        rate = o->lr / (1 - ref_power(o->beta1, t));
+        if (length > 5) {
+            x = length - 4, y = length - 2, over = x * y, over = over * longest;
+            x = longest - 4, y = longest - 2, under = x * y, under = under * length;
+            x = over / under;
+            s.rectified = 1;
+            rate = rate * ref_root(x);
+            x = 1 / ref_root(c2);
+            if (o->rule == KOPT_RADAM)
+                rate = rate / x;
+            else
+                s.root_scale = (float)x;
+        }
+        s.lookahead = o->rule == KOPT_RANGER && t % (uint32_t)o->lookahead == 0;
+        s.back = (float)(1 - o->lookahead_rate);
     }
+    s.rate = (float)rate;
+    s.decay = (float)decay;
     return s;
 }
 
 /* One element: the words of its formats, before and after. */
-typedef struct ref_element { uint32_t weight, residual, first, second, grad; } ref_element;
+typedef struct ref_element { uint32_t weight, residual, moment[4], slow, slow_residual, grad; } ref_element;
 
 /* The weight with what COMPACT and EXACT remember of it; residual is sign-extended. */
 static inline float ref_weight(const kopt_optimizer *o, uint32_t weight, uint32_t residual)
@@ -265,11 +308,27 @@ static inline float ref_compensation(const kopt_optimizer *o, uint32_t residual)
     return ref_div(ref_float(ref_widen(o->weight_format, residual & 0xffff)), ref_compensation_scale(o));
 }
 
-static inline uint32_t ref_store_moment(const kopt_optimizer *o, float x, uint32_t r)
+/* Mean squares are kept as their root in fp16, and never as zero. The largest of them is rounded to nearest. */
+static inline int ref_rooted(const kopt_optimizer *o, int k)
 {
+    return o->moment_format == KOPT_FP16 && (k == 1 || (k == 2 && o->rule == KOPT_ADAM));
+}
+
+static inline float ref_load_moment(const kopt_optimizer *o, const ref_element *e, int k)
+{
+    float x = ref_float(ref_widen(o->moment_format, e->moment[k]));
+    return ref_rooted(o, k) ? ref_mul(x, x) : x;
+}
+
+static inline void ref_store_moment(const kopt_optimizer *o, ref_element *e, int k, float x, uint32_t r)
+{
+    static const uint32_t factor[] = {10579, 1, 13355, 14021};
     kopt_format f = o->moment_format;
-    if (f == KOPT_F32 || o->moment_rounding == KOPT_NEAREST) return ref_flush(f, ref_narrow(f, ref_bits(x)));
-    return ref_flush(f, ref_stochastic(f, ref_bits(x), r));
+    int nearest = f == KOPT_F32 || o->moment_rounding == KOPT_NEAREST || (o->rule == KOPT_ADAM && k == 2);
+    if (ref_rooted(o, k)) x = ref_sqrt(x);
+    e->moment[k] = ref_flush(f, nearest ? ref_narrow(f, ref_bits(x))
+                                        : ref_stochastic(f, ref_bits(x), r * factor[k] & 0xffff));
+    if (ref_rooted(o, k) && x > 0 && e->moment[k] == 0) e->moment[k] = 1;
 }
 
 static inline void ref_store_weight(const kopt_optimizer *o, ref_element *e, float w, float update, uint32_t r)
@@ -303,32 +362,85 @@ static inline void ref_store_weight(const kopt_optimizer *o, ref_element *e, flo
     e->weight = ref_flush(f, stored);
 }
 
+/* The residual as COMPACT and EXACT add it to the word of the weight. */
+static inline uint32_t ref_signed(const kopt_optimizer *o, uint32_t residual)
+{
+    return o->rounding == KOPT_COMPACT ? (residual ^ 128) - 128 : (residual ^ 0x8000) - 0x8000;
+}
+
+/* What KAHAN keeps beside the weight; 0 otherwise. */
+static inline float ref_rest(const kopt_optimizer *o, uint32_t residual)
+{
+    return o->weight_format != KOPT_F32 && o->rounding == KOPT_KAHAN ? ref_compensation(o, residual) : 0;
+}
+
+static inline float ref_mean(float beta, float one_minus_beta, float old, float x)
+{
+    return ref_add(ref_mul(beta, old), ref_mul(one_minus_beta, x));
+}
+
+static inline float ref_mean_square(float beta, float one_minus_beta, float old, float x)
+{
+    return ref_add(ref_mul(beta, old), ref_mul(ref_mul(one_minus_beta, x), x));
+}
+
 static inline void ref_step_element(const kopt_optimizer *o, const ref_scalars *s, kopt_format grad_format, uint32_t r,
                                     ref_element *e)
 {
-    uint32_t carried = o->rounding == KOPT_COMPACT ? (e->residual ^ 128) - 128 : (e->residual ^ 0x8000) - 0x8000;
-    float w = ref_weight(o, e->weight, carried), update;
+    float w = ref_weight(o, e->weight, ref_signed(o, e->residual)), update = 0, p[4] = {0, 0, 0, 0}, x, z;
+    float rest = ref_rest(o, e->residual);
     float g = ref_mul(ref_float(ref_widen(grad_format, e->grad)), s->grad_scale);
+    int k, moments = ref_moments(o);
     if (s->l2 > 0) g = ref_add(g, ref_mul(s->l2, w));
-    if (o->rule == KOPT_SGD && !(o->momentum > 0)) {
-        update = ref_mul(s->rate, g);
-    } else {
-        float m = ref_float(ref_widen(o->moment_format, e->first));
-        m = ref_add(ref_mul(s->beta1, m), ref_mul(s->one_minus_beta1, g));
-        e->first = ref_store_moment(o, m, r * 10579 & 0xffff);
-        update = ref_mul(s->rate, o->nesterov ? ref_add(g, ref_mul(s->momentum, m)) : m);
-        if (o->rule == KOPT_ADAM) {
-            float v = ref_float(ref_widen(o->moment_format, e->second)), root;
-            if (o->moment_format == KOPT_FP16) v = ref_mul(v, v);
-            v = ref_add(ref_mul(s->beta2, v), ref_mul(ref_mul(s->one_minus_beta2, g), g));
-            root = ref_sqrt(v);
-            e->second = ref_store_moment(o, o->moment_format == KOPT_FP16 ? root : v, r);
-            if (o->moment_format == KOPT_FP16 && root > 0 && e->second == 0) e->second = 1;
-            update = ref_mul(s->rate, ref_div(m, ref_add(ref_mul(root, s->root_scale), s->eps)));
-        }
+    for (k = 0; k < moments; ++k) p[k] = ref_load_moment(o, e, k);
+    switch (o->rule) {
+    case KOPT_SGD:
+        if (moments) p[0] = ref_mean(s->beta1, s->one_minus_beta1, p[0], g);
+        update = !moments ? g : o->nesterov ? ref_add(g, ref_mul(s->momentum, p[0])) : p[0];
+        update = ref_mul(s->rate, update);
+        break;
+    case KOPT_EMA:
+        update = ref_mul(s->rate, ref_add(ref_sub(w, g), rest));
+        break;
+    case KOPT_LION:
+        x = ref_mean(s->beta1, s->one_minus_beta1, p[0], g);
+        update = ref_mul(s->rate, x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x);
+        p[0] = ref_mean(s->beta2, s->one_minus_beta2, p[0], g);
+        break;
+    case KOPT_ADAM:
+        p[0] = ref_mean(s->beta1, s->one_minus_beta1, p[0], g);
+        p[1] = ref_mean_square(s->beta2, s->one_minus_beta2, p[1], g);
+        x = ref_float(ref_bits(p[1]) & 0x7fffffff), z = ref_float(ref_bits(p[2]) & 0x7fffffff);
+        if (moments == 3) p[2] = z > x || ref_is_nan(KOPT_F32, ref_bits(z)) ? z : x;
+        x = ref_add(ref_mul(ref_sqrt(p[moments == 3 ? 2 : 1]), s->root_scale), s->eps);
+        update = ref_mul(s->rate, ref_div(p[0], x));
+        break;
+    case KOPT_ADAN:
+        x = s->first ? 0 : ref_sub(g, p[3]);
+        p[0] = ref_mean(s->beta1, s->one_minus_beta1, p[0], g);
+        p[1] = ref_mean_square(s->beta3, s->one_minus_beta3, p[1], ref_add(g, ref_mul(s->beta2, x)));
+        p[2] = ref_mean(s->beta2, s->one_minus_beta2, p[2], x);
+        p[3] = g;
+        x = ref_add(ref_mul(ref_sqrt(p[1]), s->root_scale), s->eps);
+        update = ref_mul(s->rate, ref_div(ref_add(p[0], ref_mul(s->third_scale, p[2])), x));
+        break;
+    case KOPT_RADAM:
+    case KOPT_RANGER:
+        p[0] = ref_mean(s->beta1, s->one_minus_beta1, p[0], g);
+        p[1] = ref_mean_square(s->beta2, s->one_minus_beta2, p[1], g);
+        x = ref_add(ref_mul(ref_sqrt(p[1]), s->root_scale), s->eps);
+        update = ref_mul(s->rate, s->rectified ? ref_div(p[0], x) : p[0]);
+        break;
     }
+    for (k = 0; k < moments; ++k) ref_store_moment(o, e, k, p[k], r);
     if (s->decay > 0) update = ref_add(update, ref_mul(s->decay, w));
-    ref_store_weight(o, e, w, update, r * 20201 & 0xffff);
+    if (s->lookahead) {
+        z = ref_weight(o, e->slow, ref_signed(o, e->slow_residual));
+        x = ref_add(ref_sub(w, z), ref_sub(rest, ref_rest(o, e->slow_residual)));
+        update = ref_add(update, ref_mul(s->back, ref_sub(x, update)));
+    }
+    if (!o->moments_only) ref_store_weight(o, e, w, update, r * 20201 & 0xffff);
+    if (s->lookahead && !o->moments_only) e->slow = e->weight, e->slow_residual = e->residual;
     if (o->zero_grad) e->grad = 0;
 }
 
@@ -339,20 +451,28 @@ static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t
     ref_scalars s = ref_scalars_of(o, o->step + 1);
     size_t i, weight_width = ref_width(o->weight_format), grad_width = ref_width(t->grad_format);
     unsigned char *state = (unsigned char *)t->state;
+    if (t->rate_scale < 1 || t->rate_scale > 1) {
+        s.rate = ref_mul(s.rate, t->rate_scale);
+        s.decay = ref_mul(s.decay, t->rate_scale);
+    }
     for (i = 0; i < t->n; ++i) {
         ref_element e;
+        int k;
         e.weight = ref_get(t->weight, weight_width, i);
         e.grad = ref_get(t->grad, grad_width, i);
         e.residual = l.residual_width ? ref_get(state + l.residual, l.residual_width, i) : 0;
-        e.first = l.first_width ? ref_get(state + l.first, l.first_width, i) : 0;
-        e.second = l.second_width ? ref_get(state + l.second, l.second_width, i) : 0;
+        for (k = 0; k < 4; ++k) e.moment[k] = l.moment_width[k] ? ref_get(state + l.moment[k], l.moment_width[k], i) : 0;
+        e.slow = l.slow_width ? ref_get(state + l.slow, l.slow_width, i) : 0;
+        e.slow_residual = l.slow_residual_width ? ref_get(state + l.slow_residual, l.slow_residual_width, i) : 0;
         ref_step_element(o, &s, t->grad_format, ref_random(o->seed, o->step + 1, t->id, 0, t->first_index + i), &e);
         ref_set(t->weight, weight_width, i, e.weight);
         ref_set(t->grad, grad_width, i, e.grad);
         if (l.residual_width) ref_set(state + l.residual, l.residual_width, i, e.residual);
-        if (l.first_width) ref_set(state + l.first, l.first_width, i, e.first);
-        if (l.second_width) ref_set(state + l.second, l.second_width, i, e.second);
-        if (t->copy)
+        for (k = 0; k < 4; ++k)
+            if (l.moment_width[k]) ref_set(state + l.moment[k], l.moment_width[k], i, e.moment[k]);
+        if (l.slow_width) ref_set(state + l.slow, l.slow_width, i, e.slow);
+        if (l.slow_residual_width) ref_set(state + l.slow_residual, l.slow_residual_width, i, e.slow_residual);
+        if (t->copy && !o->moments_only)
             ref_set(t->copy, ref_width(t->copy_format), i,
                     ref_narrow(t->copy_format, ref_widen(o->weight_format, e.weight)));
     }

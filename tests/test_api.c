@@ -93,7 +93,7 @@ static void check_options(void)
     int k;
     build();
 #define REFUSED(code, field, value) (w.opt.field = (value), refuses_optimizer(code, #field " = " #value))
-    REFUSED(KOPT_ERROR_OPTION, rule, (kopt_rule)2);
+    REFUSED(KOPT_ERROR_OPTION, rule, (kopt_rule)7);
     REFUSED(KOPT_ERROR_OPTION, weight_format, (kopt_format)3);
     REFUSED(KOPT_ERROR_OPTION, rounding, (kopt_rounding)5);
     REFUSED(KOPT_ERROR_OPTION, moment_format, (kopt_format)3);

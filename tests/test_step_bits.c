@@ -68,9 +68,9 @@ static const char *const buffer_name[BUFFERS] = {"weight", "gradient", "state", 
 static const char *const format_name[] = {"fp32", "bf16", "fp16"};
 static const char *const rounding_name[] = {"nearest", "stochastic", "Kahan", "compact", "exact"};
 
-typedef unsigned char memory[BUFFERS][64 + 10 * LONGEST];
+typedef unsigned char memory[BUFFERS][64 + 24 * LONGEST];
 static memory initial, expected[STEPS];           /* without margins                */
-static unsigned char arena[BUFFERS][64 + 10 * LONGEST + 2 * MARGIN]; /* canaries on both sides */
+static unsigned char arena[BUFFERS][64 + 24 * LONGEST + 2 * MARGIN]; /* canaries on both sides */
 
 static size_t buffer_size(const kopt_optimizer *o, const kopt_tensor *t, int b)
 {
@@ -104,6 +104,7 @@ static int prepare(const kopt_optimizer *o, kopt_tensor *t, profile p)
     ref_layout l = ref_layout_of(o, t->n);
     kopt_tensor placed;
     size_t i;
+    int k;
     t->state_size = l.size;
     salt = noise();
     memset(initial, 0xa5, sizeof initial);
@@ -118,8 +119,14 @@ static int prepare(const kopt_optimizer *o, kopt_tensor *t, profile p)
                                                  : (w & 0x7fff) - (w & 0x7c00 ? word & 0x3ff : 0);
         ref_set(initial[STATE] + l.residual, l.residual_width, i, word ^ (word << 3 & 0x8000));
     }
-    if (l.first_width) randomise(initial[STATE] + l.first, l.first_width, t->n, p, o->moment_format, -14, -1, 1);
-    if (l.second_width) randomise(initial[STATE] + l.second, l.second_width, t->n, p, o->moment_format, -20, -1, 0);
+    for (k = 0; k < 4; ++k) {
+        int square = k == 1 || (k == 2 && o->rule == KOPT_ADAM);
+        if (l.moment_width[k])
+            randomise(initial[STATE] + l.moment[k], l.moment_width[k], t->n, p, o->moment_format, square ? -20 : -14, -1,
+                      !square);
+    }
+    if (l.slow_width) randomise(initial[STATE] + l.slow, l.slow_width, t->n, p, o->weight_format, -8, 1, 1);
+    for (i = 0; i < t->n * l.slow_residual_width; ++i) initial[STATE][l.slow_residual + i] = (unsigned char)below(64);
     return 1;
 }
 
@@ -136,13 +143,15 @@ static void expect(kopt_optimizer o, const kopt_tensor *t, int steps)
     }
 }
 
+static const char *const kind_name[] = {"SGD", "Adam", "Lion", "Adan", "RAdam", "Ranger", "EMA"};
+
 static const char *describe(const kopt_optimizer *o, const kopt_tensor *t)
 {
     static char text[400];
     snprintf(text, sizeof text,
              "%s momentum %g dampening %g nesterov %d, decay %d of %g, lr %g, weights %s %s, moments %s %s, "
              "compensation %s, gradient %s * %g * %g, copy %s, maximize %d, zero_grad %d, step %u, n %lu, first %lu",
-             o->rule == KOPT_SGD ? "SGD" : "Adam", o->momentum, o->dampening, o->nesterov, (int)o->decay,
+             kind_name[o->rule], o->momentum, o->dampening, o->nesterov, (int)o->decay,
              o->weight_decay, o->lr, format_name[o->weight_format], rounding_name[o->rounding],
              format_name[o->moment_format], rounding_name[o->moment_rounding], rounding_name[o->compensation_rounding],
              format_name[t->grad_format], o->grad_scale, o->clip, t->copy ? format_name[t->copy_format] : "none",
@@ -226,12 +235,21 @@ static int disagreements(const kopt_optimizer *o, kopt_tensor *t, profile p, int
 
 /* ---- Every combination ------------------------------------------------------------------------------------------ */
 
-typedef enum rule { PLAIN, MOMENTUM, DAMPENED, NESTEROV, ADAM, RULES } rule;
-static const char *const rule_name[RULES] = {"SGD", "SGD with momentum", "SGD with dampening", "Nesterov", "Adam"};
+typedef enum rule { PLAIN, MOMENTUM, DAMPENED, NESTEROV, ADAM, AMSGRAD, LION, ADAN, RADAM, RANGER, EMA, RULES } rule;
+static const char *const rule_name[RULES] = {"SGD", "SGD with momentum", "SGD with dampening", "Nesterov", "Adam",
+                                             "AMSGrad", "Lion", "Adan", "RAdam", "Ranger", "EMA"};
 
 static kopt_optimizer make(rule r)
 {
-    kopt_optimizer o = r == ADAM ? kopt_adam(0.01) : kopt_sgd(0.01, r == PLAIN ? 0 : 0.9);
+    kopt_optimizer o = r == LION     ? kopt_lion(0.01)
+                       : r == ADAN   ? kopt_adan(0.01)
+                       : r == RADAM  ? kopt_radam(0.01)
+                       : r == RANGER ? kopt_ranger(0.01)
+                       : r == EMA    ? kopt_ema(0.99)
+                       : r >= ADAM   ? kopt_adam(0.01)
+                                     : kopt_sgd(0.01, r == PLAIN ? 0 : 0.9);
+    o.amsgrad = r == AMSGRAD;
+    o.lookahead = 2;
     o.dampening = r == DAMPENED ? 0.25 : 0;
     o.nesterov = r == NESTEROV;
     return o;
@@ -252,11 +270,18 @@ static void vary(kopt_optimizer *o, kopt_tensor *t)
     o->beta1 = b1[odd ? below(4) : 0], o->beta2 = b2[odd ? below(4) : 0], o->eps = eps[odd ? below(4) : 0];
     o->grad_scale = scale[odd ? below(4) : 0], o->clip = below(3) ? 1 : 0.3;
     o->maximize = below(4) == 0, o->zero_grad = below(4) == 0;
+    o->moments_only = below(8) == 0;
+    if (o->rule == KOPT_RANGER) o->lookahead = 1 + (int)below(4), o->lookahead_rate = below(3) ? 0.5 : 0.2;
+    if (o->rule == KOPT_EMA) {
+        o->lr = below(2) ? 0.01 : 1e-4;
+        o->moments_only = o->maximize = o->zero_grad = 0, o->weight_decay = 0;
+    }
     o->step = step[below(6)];
     o->seed = (uint64_t)noise() << 32 | noise();
     t->id = noise();
     t->copy = below(2) ? NULL : initial[COPY];
     t->copy_format = (kopt_format)below(3);
+    if (below(4) == 0) t->rate_scale = below(2) ? 0.3f : 0;
     t->first_index = below(4) ? below(1000) : first[below(5)];
 }
 
@@ -308,9 +333,9 @@ static kopt_optimizer common(rule r, kopt_format f, int rounding, int decay)
 static void check_lengths(int quick)
 {
     static const size_t large[] = {1000, 4099, 8191};
-    static const rule tried[] = {PLAIN, MOMENTUM, ADAM};
+    static const rule tried[] = {PLAIN, MOMENTUM, ADAM, LION, RADAM};
     int r, f, rounding, k, p;
-    for (r = 0; r < 3; ++r) {
+    for (r = 0; r < 5; ++r) {
         int bad = 0, cases = 0;
         for (f = KOPT_BF16; f <= KOPT_FP16; ++f)
             for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
@@ -347,8 +372,8 @@ static void check_lone_specials(int quick)
                 size_t width[EDGE] = {2, 2, 0, 0, 0}, at;
                 int gradient = r == ADAM ? 60 : 119; /* the exponent whose square, or itself, is enough */
                 array[2] = initial[STATE] + l.residual, width[2] = l.residual_width;
-                array[3] = initial[STATE] + l.first, width[3] = l.first_width;
-                array[4] = initial[STATE] + l.second, width[4] = l.second_width;
+                array[3] = initial[STATE] + l.moment[0], width[3] = l.moment_width[0];
+                array[4] = initial[STATE] + l.moment[1], width[4] = l.moment_width[1];
                 o.weight_decay = 0;
                 for (at = 0; at < 260; at += quick ? 37 : 1, ++cases) {
                     t.first_index = below(64);
@@ -396,7 +421,7 @@ static void check_alignment(void)
 static void check_shards(void)
 {
     static const size_t cut[] = {0, 1, 64, 65, 200, 331, 500};
-    static unsigned char weight[2000], grad[2000], state[64 + 12 * 500 + 12];
+    static unsigned char weight[2000], grad[2000], state[64 + 24 * 500 + 24];
     int bad = 0, rounding, r, k, a;
     kopt_isa_force(KOPT_ISA_COUNT);
     for (r = PLAIN; r < RULES; ++r)
@@ -405,6 +430,7 @@ static void check_shards(void)
             kopt_tensor t = kopt_tensor_of(NULL, NULL, KOPT_BF16, 500, NULL, 0), shard = t;
             ref_layout whole = ref_layout_of(&o, t.n);
             kopt_step step;
+            if (o.rule == KOPT_EMA) o.weight_decay = 0, begun = o;
             t.first_index = 1000003;
             prepare(&o, &t, MIXED);
             expect(o, &t, 1);
@@ -412,20 +438,22 @@ static void check_shards(void)
             for (k = 0; k < 6; ++k) {
                 size_t from = cut[k], n = cut[k + 1] - from;
                 ref_layout l = ref_layout_of(&o, n);
-                size_t width[3], there[3], here[3];
+                size_t width[7], there[7], here[7];
                 width[0] = l.residual_width, there[0] = whole.residual, here[0] = l.residual;
-                width[1] = l.first_width, there[1] = whole.first, here[1] = l.first;
-                width[2] = l.second_width, there[2] = whole.second, here[2] = l.second;
+                width[1] = l.slow_width, there[1] = whole.slow, here[1] = l.slow;
+                width[2] = l.slow_residual_width, there[2] = whole.slow_residual, here[2] = l.slow_residual;
+                for (a = 0; a < 4; ++a)
+                    width[3 + a] = l.moment_width[a], there[3 + a] = whole.moment[a], here[3 + a] = l.moment[a];
                 shard.n = n, shard.first_index = t.first_index + from;
                 shard.weight = weight, shard.grad = grad, shard.state = state, shard.state_size = sizeof state;
                 memcpy(weight, initial[WEIGHT] + 2 * from, 2 * n);
                 memcpy(grad, initial[GRAD] + 2 * from, 2 * n);
                 bad += kopt_state_init(&o, &shard, NULL) != KOPT_OK;
-                for (a = 0; a < 3; ++a)
+                for (a = 0; a < 7; ++a)
                     memcpy(state + here[a], initial[STATE] + there[a] + from * width[a], n * width[a]);
                 bad += kopt_step_run(&step, &shard) != KOPT_OK;
                 bad += memcmp(weight, expected[0][WEIGHT] + 2 * from, 2 * n) != 0;
-                for (a = 0; a < 3; ++a)
+                for (a = 0; a < 7; ++a)
                     bad += memcmp(state + here[a], expected[0][STATE] + there[a] + from * width[a], n * width[a]) != 0;
             }
         }
