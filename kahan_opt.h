@@ -130,7 +130,10 @@
 typedef uint16_t kopt_bf16; /* 1 sign, 8 exponent, 7 fraction bits: the upper half of an fp32 */
 typedef uint16_t kopt_fp16; /* 1 sign, 5 exponent, 10 fraction bits: IEEE binary16            */
 
-typedef enum kopt_format { KOPT_F32 = 0, KOPT_BF16 = 1, KOPT_FP16 = 2 } kopt_format;
+typedef enum kopt_format {
+    KOPT_F32 = 0, KOPT_BF16 = 1, KOPT_FP16 = 2,
+    KOPT_Q8 = 3 /* of moments only: 8-bit codes and one fp32 scale per 256 values (docs/numerics.md section 9) */
+} kopt_format;
 
 typedef enum kopt_rounding {
     KOPT_NEAREST = 0,    /* to nearest, ties to even                                                         */
@@ -340,7 +343,7 @@ typedef struct kopt_optimizer {
     kopt_format weight_format;           /* default KOPT_BF16                                                     */
     kopt_rounding rounding;              /* of weights, default KOPT_KAHAN; ignored for KOPT_F32 weights          */
     kopt_format moment_format;           /* default KOPT_BF16. fp16 keeps sqrt(second moment)                     */
-    kopt_rounding moment_rounding;       /* of 16-bit moments: KOPT_STOCHASTIC (default) or KOPT_NEAREST          */
+    kopt_rounding moment_rounding;       /* of 16- and 8-bit moments: KOPT_STOCHASTIC (default) or KOPT_NEAREST   */
     kopt_rounding compensation_rounding; /* in KAHAN and COMPACT: KOPT_STOCHASTIC (default) or KOPT_NEAREST       */
     kopt_decay decay;                    /* default L2 for SGD and Adam, decoupled for AdamW                      */
     int nesterov;                        /* SGD: needs momentum > 0 and dampening == 0                            */
@@ -391,7 +394,8 @@ typedef struct kopt_tensor {
     void *copy;              /* NULL, or n values of copy_format, refreshed with the new weights by every step    */
     kopt_format copy_format; /* fp32 weights + 16-bit copy = classic mixed precision                              */
     uint32_t id;             /* tells this tensor's random bits from another's: give each tensor its own          */
-    uint64_t first_index;    /* global index of element 0 when this is a shard of a larger tensor; below 2^63     */
+    uint64_t first_index;    /* global index of element 0 when this is a shard of a larger tensor; below 2^63.
+                                With 8-bit moments a shard gives the bits of the whole if it is a multiple of 256 */
     float rate_scale;        /* this tensor's learning rate, decay included, is this times the optimizer's: 1     */
     struct kopt_counts *counts; /* NULL, or what a step adds its counts to (slower; one per thread)               */
 } kopt_tensor;
@@ -471,6 +475,7 @@ typedef struct kopt_step {
 } kopt_step;
 KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step);
 KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t);
+/* Elements [begin, end). With 8-bit moments a range is of whole blocks: begin is a multiple of 256, end too or n. */
 KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end);
 
 /* ---- BULK: conversion and checks of arrays; any format to any format, any alignment, no overlap ----------------- */
@@ -584,7 +589,7 @@ typedef struct kopt_job_ {
     const kopt_step *step;
     kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy; /* copy may be NULL */
     kopt_counts *counts;                                                            /* may be NULL */
-    kopt_format grad_format, copy_format;
+    kopt_format grad_format, copy_format, moment_format; /* of the moments in memory: fp32 within an 8-bit step */
     size_t begin, end;
     uint64_t first;
     uint32_t id;
@@ -602,7 +607,7 @@ typedef struct kopt_conversion_ {
     uint32_t step, id;
 } kopt_conversion_;
 
-KOPT_INLINE_ size_t kopt_bytes_of_(kopt_format format) { return format == KOPT_F32 ? 4 : 2; }
+KOPT_INLINE_ size_t kopt_bytes_of_(kopt_format format) { return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2; }
 
 /* Is this moment a mean of squares? fp16 keeps the root of those. */
 KOPT_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
@@ -1907,7 +1912,9 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
     if (kind.moments > 2) store_rare_(j, kind, 2, i, n, p.third, mul16_(r, iset_(13355u)));
     if (kind.moments > 3) store_rare_(j, kind, 3, i, n, p.fourth, mul16_(r, iset_(14021u)));
 
-    if (j->counts != NULL) tally_(j->counts, n, bits_(update), xor_(stored, before), xor_(kept, kept_before));
+    if (j->counts != NULL)
+        tally_(j->counts, n, bits_(update), xor_(stored, before),
+               and_(xor_(kept, kept_before), iset_(residual_size == 1 ? 0xFFu : 0xFFFFu)));
     if (k->zero_grad) put_(j->grad + i * grad_size, grad_size, n, iset_(0));
 }
 
@@ -1952,7 +1959,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void general_(const kopt_job_ *j, size_t begin
     kind.rule = s->rule;
     kind.weight = s->weight_format;
     kind.grad = j->grad_format;
-    kind.moment = s->moment_format;
+    kind.moment = j->moment_format;
     kind.rounding = s->rounding;
     kind.moment_rounding = s->moment_rounding;
     kind.compensation_rounding = s->compensation_rounding;
@@ -2177,12 +2184,12 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(step)(const kopt_job_ *j) {
     const kopt_step *s = j->step;
     const int compensated = s->rounding == KOPT_KAHAN || s->rounding == KOPT_COMPACT;
     const int plain = s->moments >= 1 && s->moments <= 2 && !s->moments_only && !s->sync && j->counts == NULL;
-    if (plain && s->rule == KOPT_ADAM && s->weight_format == KOPT_F32 && s->moment_format == KOPT_F32 &&
+    if (plain && s->rule == KOPT_ADAM && s->weight_format == KOPT_F32 && j->moment_format == KOPT_F32 &&
         j->grad_format == KOPT_F32) {
         NAME_(adam_f32)(j);
         return;
     }
-    if (plain && s->weight_format == KOPT_BF16 && s->moment_format == KOPT_BF16 && j->grad_format == KOPT_BF16 &&
+    if (plain && s->weight_format == KOPT_BF16 && j->moment_format == KOPT_BF16 && j->grad_format == KOPT_BF16 &&
         j->copy == NULL && (!compensated || s->compensation_rounding == s->moment_rounding)) {
         if (s->rule == KOPT_ADAM && s->rounding == KOPT_KAHAN && s->moment_rounding == KOPT_STOCHASTIC)
             NAME_(adam_kahan)(j);
@@ -2552,6 +2559,115 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 #endif
 }
 
+/* ---- 8-BIT MOMENTS, section 9: block-wise dynamic codes (Dettmers et al. 2022), the tables of bitsandbytes ------------ */
+
+enum { KOPT_BLOCK_ = 256 }; /* elements that share a scale */
+
+/* Code 0 .. 255 of a mean of squares, ascending from 0 to 1. */
+static const uint32_t kopt_codes_unsigned_[256] = {
+    0x00000000u, 0x34AE7BAAu, 0x35500998u, 0x360E9B38u, 0x3692CCF6u, 0x36DE4C51u, 0x3714E5D5u, 0x3783126Eu, 0x37E171A0u, 0x381FE868u,
+    0x384F1800u, 0x387E479Au, 0x3896BB99u, 0x38AE5364u, 0x38C5EB31u, 0x3906594Bu, 0x394154CAu, 0x397C5048u, 0x399BA5E4u, 0x39B923A2u,
+    0x39D6A162u, 0x39F41F22u, 0x3A08CE71u, 0x3A178D50u, 0x3A264C30u, 0x3A350B10u, 0x3A43C9EFu, 0x3A5288D0u, 0x3A6147AFu, 0x3A70068Eu,
+    0x3A7EC56Eu, 0x3A958106u, 0x3ABA5E35u, 0x3ADF3B64u, 0x3B020C49u, 0x3B147AE1u, 0x3B26E978u, 0x3B39580Fu, 0x3B4BC6A7u, 0x3B5E353Eu,
+    0x3B70A3D7u, 0x3B818937u, 0x3B8AC082u, 0x3B93F7CFu, 0x3B9D2F1Au, 0x3BA66666u, 0x3BAF9DB2u, 0x3BB8D4FDu, 0x3BC20C4Au, 0x3BCB4394u,
+    0x3BD47AE1u, 0x3BDDB22Eu, 0x3BE6E978u, 0x3BF020C5u, 0x3BF9580Fu, 0x3C0147AEu, 0x3C05E353u, 0x3C0A7EF9u, 0x3C0F1AA0u, 0x3C13B645u,
+    0x3C1851EBu, 0x3C1CED90u, 0x3C218937u, 0x3C2F5C2Au, 0x3C466667u, 0x3C5D70A3u, 0x3C747AE2u, 0x3C85C28Fu, 0x3C9147AEu, 0x3C9CCCCDu,
+    0x3CA851EBu, 0x3CB3D70Bu, 0x3CBF5C2Au, 0x3CCAE148u, 0x3CD66667u, 0x3CE1EB87u, 0x3CED70A3u, 0x3CF8F5C3u, 0x3D023D70u, 0x3D080000u,
+    0x3D0DC28Fu, 0x3D13851Fu, 0x3D1947AFu, 0x3D1F0A3Du, 0x3D24CCCDu, 0x3D2A8F5Bu, 0x3D3051EBu, 0x3D36147Bu, 0x3D3BD70Au, 0x3D41999Au,
+    0x3D475C2Au, 0x3D4D1EB8u, 0x3D52E148u, 0x3D58A3D7u, 0x3D5E6667u, 0x3D6428F7u, 0x3D69EB87u, 0x3D6FAE15u, 0x3D7570A3u, 0x3D7B3333u,
+    0x3D807AE2u, 0x3D835C29u, 0x3D863D71u, 0x3D891EB9u, 0x3D8C0000u, 0x3D8EE148u, 0x3D91C290u, 0x3D94A3D7u, 0x3D97851Fu, 0x3D9A6667u,
+    0x3D9D47AFu, 0x3DA028F6u, 0x3DA30A3Du, 0x3DA5EB85u, 0x3DA8CCCDu, 0x3DABAE14u, 0x3DAE8F5Cu, 0x3DB170A3u, 0x3DB451EBu, 0x3DB73333u,
+    0x3DBA147Bu, 0x3DBCF5C3u, 0x3DBFD70Au, 0x3DC2B852u, 0x3DC5999Au, 0x3DC87AE1u, 0x3DCB5C29u, 0x3DD40000u, 0x3DE26666u, 0x3DF0CCCDu,
+    0x3DFF3333u, 0x3E06CCCCu, 0x3E0E0000u, 0x3E153334u, 0x3E1C6666u, 0x3E23999Au, 0x3E2ACCCCu, 0x3E320000u, 0x3E393334u, 0x3E406666u,
+    0x3E47999Au, 0x3E4ECCCCu, 0x3E560000u, 0x3E5D3334u, 0x3E646666u, 0x3E6B999Au, 0x3E72CCCEu, 0x3E7A0000u, 0x3E80999Au, 0x3E843333u,
+    0x3E87CCCDu, 0x3E8B6667u, 0x3E8F0000u, 0x3E92999Au, 0x3E963334u, 0x3E99CCCDu, 0x3E9D6667u, 0x3EA10000u, 0x3EA4999Au, 0x3EA83333u,
+    0x3EABCCCCu, 0x3EAF6666u, 0x3EB30000u, 0x3EB69999u, 0x3EBA3333u, 0x3EBDCCCCu, 0x3EC16666u, 0x3EC50000u, 0x3EC8999Au, 0x3ECC3333u,
+    0x3ECFCCCCu, 0x3ED36666u, 0x3ED70000u, 0x3EDA9999u, 0x3EDE3333u, 0x3EE1CCCDu, 0x3EE56666u, 0x3EE90000u, 0x3EEC999Au, 0x3EF03333u,
+    0x3EF3CCCDu, 0x3EF76666u, 0x3EFB0000u, 0x3EFE9999u, 0x3F01199Au, 0x3F02E666u, 0x3F04B332u, 0x3F068000u, 0x3F084CCCu, 0x3F0A199Au,
+    0x3F0BE666u, 0x3F0DB334u, 0x3F0F8000u, 0x3F114CCDu, 0x3F13199Au, 0x3F14E666u, 0x3F16B334u, 0x3F188000u, 0x3F1A4CCDu, 0x3F1C199Au,
+    0x3F1DE666u, 0x3F1FB333u, 0x3F218000u, 0x3F234CCCu, 0x3F25199Au, 0x3F26E666u, 0x3F28B334u, 0x3F2A8000u, 0x3F2C4CCEu, 0x3F2E199Au,
+    0x3F2FE666u, 0x3F31B334u, 0x3F338000u, 0x3F354CCEu, 0x3F37199Au, 0x3F38E666u, 0x3F3AB334u, 0x3F3C8000u, 0x3F3E4CCCu, 0x3F40199Au,
+    0x3F41E666u, 0x3F43B334u, 0x3F458000u, 0x3F474CCCu, 0x3F49199Au, 0x3F4AE666u, 0x3F4CB332u, 0x3F4E8000u, 0x3F504CCCu, 0x3F52199Au,
+    0x3F53E666u, 0x3F55B334u, 0x3F578000u, 0x3F594CCDu, 0x3F5B199Au, 0x3F5CE666u, 0x3F5EB334u, 0x3F608000u, 0x3F624CCDu, 0x3F64199Au,
+    0x3F65E666u, 0x3F67B333u, 0x3F698000u, 0x3F6B4CCCu, 0x3F6D199Au, 0x3F6EE666u, 0x3F70B334u, 0x3F728000u, 0x3F744CCEu, 0x3F76199Au,
+    0x3F77E666u, 0x3F79B334u, 0x3F7B8000u, 0x3F7D4CCEu, 0x3F7F199Au, 0x3F800000u};
+
+/* Codes 128 .. 255 of a signed moment; 127 is 0, and code 126 - k is minus code 128 + k. */
+static const uint32_t kopt_codes_signed_[128] = {
+    0x3513A3B7u, 0x365A1A94u, 0x370205FFu, 0x37B24206u, 0x38378034u, 0x388AEFB3u, 0x38BA1F4Bu, 0x3923D70Bu, 0x398CE705u, 0x39C7E283u,
+    0x3A016F01u, 0x3A1EECC1u, 0x3A3C6A80u, 0x3A59E83Eu, 0x3A7765FFu, 0x3AA7EF9Du, 0x3AF1A9FCu, 0x3B1DB22Du, 0x3B428F5Cu, 0x3B676C8Au,
+    0x3B8624DDu, 0x3B989374u, 0x3BAB020Du, 0x3BBD70A4u, 0x3BCFDF3Bu, 0x3BE24DD3u, 0x3BF4BC6Au, 0x3C039581u, 0x3C0CCCCDu, 0x3C160418u,
+    0x3C1F3B64u, 0x3C3AE148u, 0x3C68F5C3u, 0x3C8B851Fu, 0x3CA28F5Cu, 0x3CB9999Au, 0x3CD0A3D7u, 0x3CE7AE13u, 0x3CFEB852u, 0x3D0AE147u,
+    0x3D166667u, 0x3D21EB85u, 0x3D2D70A3u, 0x3D38F5C3u, 0x3D447AE1u, 0x3D500000u, 0x3D5B851Fu, 0x3D670A3Du, 0x3D728F5Du, 0x3D7E147Au,
+    0x3D84CCCDu, 0x3D8A8F5Du, 0x3D9051EBu, 0x3D96147Bu, 0x3D9BD70Au, 0x3DA1999Au, 0x3DA75C28u, 0x3DAD1EB8u, 0x3DB2E148u, 0x3DB8A3D7u,
+    0x3DBE6667u, 0x3DC428F5u, 0x3DC9EB85u, 0x3DDB3334u, 0x3DF80000u, 0x3E0A6666u, 0x3E18CCCDu, 0x3E273333u, 0x3E359999u, 0x3E440000u,
+    0x3E526666u, 0x3E60CCCDu, 0x3E6F3334u, 0x3E7D999Au, 0x3E860000u, 0x3E8D3334u, 0x3E946666u, 0x3E9B999Au, 0x3EA2CCCCu, 0x3EAA0000u,
+    0x3EB13332u, 0x3EB86666u, 0x3EBF999Au, 0x3EC6CCCCu, 0x3ECE0000u, 0x3ED53332u, 0x3EDC6666u, 0x3EE3999Au, 0x3EEACCCCu, 0x3EF20000u,
+    0x3EF93334u, 0x3F003333u, 0x3F03CCCDu, 0x3F076666u, 0x3F0B0000u, 0x3F0E999Au, 0x3F123334u, 0x3F15CCCDu, 0x3F196666u, 0x3F1D0000u,
+    0x3F20999Au, 0x3F243333u, 0x3F27CCCDu, 0x3F2B6667u, 0x3F2F0000u, 0x3F32999Au, 0x3F363334u, 0x3F39CCCDu, 0x3F3D6667u, 0x3F410000u,
+    0x3F44999Au, 0x3F483333u, 0x3F4BCCCCu, 0x3F4F6666u, 0x3F530000u, 0x3F569999u, 0x3F5A3333u, 0x3F5DCCCCu, 0x3F616666u, 0x3F650000u,
+    0x3F68999Au, 0x3F6C3333u, 0x3F6FCCCCu, 0x3F736666u, 0x3F770000u, 0x3F7A9999u, 0x3F7E3333u, 0x3F800000u};
+
+static float kopt_code_value_(uint32_t code, int square) {
+    if (square) return kopt_float_(kopt_codes_unsigned_[code]);
+    if (code == 127) return 0;
+    return kopt_float_(code > 127 ? kopt_codes_signed_[code - 128] : kopt_codes_signed_[126 - code] | 0x80000000u);
+}
+
+/* The n values of one block. */
+static void kopt_dequantise_(float *x, const kopt_byte_ *code, const kopt_byte_ *scale, size_t n, int square) {
+    const float largest = kopt_float_(kopt_load32_(scale));
+    size_t i;
+    for (i = 0; i < n; i++) x[i] = kopt_mul_scalar_(kopt_code_value_(code[i], square), largest);
+}
+
+/* The code of y in [-1, 1] (square: [0, 1]): the nearest, the lower of two equally near; or one of the two neighbours, the
+   upper with the probability of y's place between them. A square that is not 0 never gets code 0. */
+static uint32_t kopt_code_of_(float y, int square, int stochastic, uint32_t random16) {
+    uint32_t low = 0, high = 255, middle;
+    float below, above;
+    while (high - low > 1) {
+        middle = (low + high) / 2;
+        if (kopt_code_value_(middle, square) <= y)
+            low = middle;
+        else
+            high = middle;
+    }
+    below = kopt_sub_(y, kopt_code_value_(low, square)); /* negative beyond the lowest code */
+    above = kopt_sub_(kopt_code_value_(high, square), y);
+    if (stochastic) {
+        const float gap = kopt_sub_(kopt_code_value_(high, square), kopt_code_value_(low, square));
+        above = kopt_mul_scalar_(gap, KOPT_CAST_(float, random16));
+        below = kopt_mul_scalar_(below, 65536.0f);
+    }
+    low = below > above ? high : low;
+    return square && low == 0 && (kopt_bits_(y) & 0x7FFFFFFFu) != 0 ? 1 : low;
+}
+
+/* The codes and the scale of the n values of one block; random16 may be NULL: nearest. A block with a value that is not
+   finite becomes NaN as a whole. */
+static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const float *x, size_t n, int square,
+                           const uint16_t *random16, uint32_t factor) {
+    uint32_t largest = 0;
+    size_t i;
+    for (i = 0; i < n; i++) {
+        const uint32_t mag = kopt_bits_(x[i]) & 0x7FFFFFFFu;
+        if (mag > largest) largest = mag;
+    }
+    if (largest < 0x00800000u) largest = 0;
+    if (largest >= 0x7F800000u) largest = 0x7FC00000u;
+    kopt_store32_(scale, largest);
+    for (i = 0; i < n; i++) {
+        if (largest == 0 || largest == 0x7FC00000u) {
+            code[i] = square ? 0 : 127;
+        } else {
+            const float y = kopt_div_scalar_(x[i], kopt_float_(largest));
+            const uint32_t r = random16 == NULL ? 0 : random16[i] * factor & 0xFFFFu;
+            code[i] = KOPT_CAST_(kopt_byte_, kopt_code_of_(y, square, random16 != NULL, r));
+        }
+    }
+}
+
 /* ---- PUBLIC FUNCTIONS: check the arguments, then run ------------------------------------------------------------- */
 
 KOPT_API_ const char *kopt_result_string(kopt_result result) {
@@ -2708,7 +2824,8 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     const double most = 3e38; /* what still is a finite float */
     if (opt == NULL) return KOPT_ERROR_NULL;
     if (KOPT_CAST_(unsigned, opt->rule) > KOPT_CAST_(unsigned, KOPT_EMA)) return KOPT_ERROR_OPTION;
-    if (!kopt_format_valid_(opt->weight_format) || !kopt_format_valid_(opt->moment_format)) return KOPT_ERROR_OPTION;
+    if (!kopt_format_valid_(opt->weight_format)) return KOPT_ERROR_OPTION;
+    if (!kopt_format_valid_(opt->moment_format) && opt->moment_format != KOPT_Q8) return KOPT_ERROR_OPTION;
     if (KOPT_CAST_(unsigned, opt->rounding) > KOPT_CAST_(unsigned, KOPT_EXACT)) return KOPT_ERROR_OPTION;
     if (KOPT_CAST_(unsigned, opt->moment_rounding) > 1u) return KOPT_ERROR_OPTION;
     if (KOPT_CAST_(unsigned, opt->compensation_rounding) > 1u) return KOPT_ERROR_OPTION;
@@ -2745,7 +2862,7 @@ typedef struct kopt_kept_ {
 
 /* Where the arrays of a state block begin, in bytes from its start; total is 0 if there is nothing to keep. */
 typedef struct kopt_layout_ {
-    size_t residual, moment[4], slow, slow_residual, total;
+    size_t residual, moment[4], scale[4], slow, slow_residual, total; /* scale: of 8-bit moments */
 } kopt_layout_;
 
 static kopt_kept_ kopt_kept_of_(const kopt_optimizer *opt) {
@@ -2768,6 +2885,7 @@ static kopt_kept_ kopt_kept_in_(const kopt_step *s) {
     return kept;
 }
 
+static size_t kopt_blocks_(size_t n) { return n / KOPT_BLOCK_ + (n % KOPT_BLOCK_ != 0); }
 static size_t kopt_words_(size_t bytes) { return (bytes + 3) & ~KOPT_CAST_(size_t, 3); }
 
 static kopt_layout_ kopt_layout_of_(kopt_kept_ kept, size_t n) {
@@ -2781,6 +2899,8 @@ static kopt_layout_ kopt_layout_of_(kopt_kept_ kept, size_t n) {
     for (i = 0; i < 4; i++) {
         at.moment[i] = at.total;
         if (i < kept.moments) at.total += moment;
+        at.scale[i] = at.total;
+        if (i < kept.moments && kept.moment == KOPT_Q8) at.total += 4 * kopt_blocks_(n);
     }
     at.slow = at.total;
     at.slow_residual = at.slow + slow;
@@ -2804,8 +2924,8 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
      0 "KOPT"     4 version 1    5 rule       6 weight format  7 rounding
      8 moment format  9 moments  10 sealed    11 0             12 id (4)     16 n (8)     24 first_index (8)
     32 seed (8)  40 step (4)    44 CRC-32 of the whole block with this field 0     48 0 (16)
-   Then residual[n], the moments[n] in their order and, for Ranger, slow weights[n] and their residual[n], each array
-   rounded up to 4 bytes: in the machine's byte order while the block is open, little-endian while it is sealed. */
+   Then residual[n], the moments[n] in their order (8-bit: each followed by its scales) and, for Ranger, slow weights[n]
+   and their residual[n], each array rounded up to 4 bytes: in the machine's byte order while the block is open, little-endian while it is sealed. */
 static void kopt_put_(kopt_byte_ *p, uint64_t value, int bytes) {
     for (; bytes > 0; bytes--, value >>= 8) *p++ = KOPT_CAST_(kopt_byte_, value & 0xFFu);
 }
@@ -2972,6 +3092,11 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t,
             kopt_store32_(state + i, zero);
         }
     }
+    if (opt->moment_format == KOPT_Q8) { /* the code of 0 */
+        int k;
+        for (k = 0; k < kopt_moments_(opt); k++)
+            for (i = 0; i < t->n; i++) state[at.moment[k] + i] = kopt_is_square_(opt->rule, k) ? 0 : 127;
+    }
     if (weights != NULL) {
         kopt_enter_(&environment);
         for (i = 0; i < t->n; i++)
@@ -3011,7 +3136,14 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
     residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
     moment_bytes = kopt_bytes_of_(opt->moment_format);
     kopt_enter_(&environment);
-    for (i = 0; i < t->n; i++) {
+    for (i = 0; i < t->n; i += KOPT_BLOCK_) {
+        const size_t n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
+        const int k = KOPT_CAST_(int, what) - 1;
+        if (what == KOPT_WEIGHT || opt->moment_format != KOPT_Q8) break;
+        kopt_dequantise_(out + i, state + at.moment[k] + i, state + at.scale[k] + i / KOPT_BLOCK_ * 4, n,
+                         kopt_is_square_(opt->rule, k));
+    }
+    for (; i < t->n; i++) {
         if (what == KOPT_WEIGHT) {
             out[i] = kopt_read_weight_(opt, weight + i * weight_bytes,
                                        residual_bytes == 0 ? NULL : state + at.residual + i * residual_bytes);
@@ -3042,7 +3174,14 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t
     residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
     moment_bytes = kopt_bytes_of_(opt->moment_format);
     kopt_enter_(&environment);
-    for (i = 0; i < t->n; i++) {
+    for (i = 0; i < t->n; i += KOPT_BLOCK_) {
+        const size_t n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
+        const int k = KOPT_CAST_(int, what) - 1;
+        if (what == KOPT_WEIGHT || opt->moment_format != KOPT_Q8) break;
+        kopt_quantise_(state + at.moment[k] + i, state + at.scale[k] + i / KOPT_BLOCK_ * 4, in + i, n,
+                       kopt_is_square_(opt->rule, k), NULL, 0);
+    }
+    for (; i < t->n; i++) {
         float x = in[i];
         uint32_t rounded;
         if (what == KOPT_WEIGHT) {
@@ -3099,7 +3238,10 @@ static void kopt_swap_arrays_(const kopt_optimizer *opt, const kopt_tensor *t) {
     const size_t residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
     int i;
     kopt_swap_(state + at.residual, t->n, residual_bytes);
-    for (i = 0; i < kopt_moments_(opt); i++) kopt_swap_(state + at.moment[i], t->n, moment_bytes);
+    for (i = 0; i < kopt_moments_(opt); i++) {
+        kopt_swap_(state + at.moment[i], t->n, moment_bytes);
+        if (opt->moment_format == KOPT_Q8) kopt_swap_(state + at.scale[i], kopt_blocks_(t->n), 4);
+    }
     if (opt->rule == KOPT_RANGER) {
         kopt_swap_(state + at.slow, t->n, kopt_bytes_of_(opt->weight_format));
         kopt_swap_(state + at.slow_residual, t->n, residual_bytes);
@@ -3267,6 +3409,53 @@ static kopt_result kopt_check_step_(const kopt_step *s, const kopt_tensor *t) {
     return kopt_check_header_(KOPT_CAST_(const kopt_byte_ *, t->state), kopt_kept_in_(s), t, 0);
 }
 
+/* A range of a tensor with 8-bit moments: block by block the moments become fp32, are stepped, and become codes again. */
+static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const kopt_layout_ *at) {
+    const kopt_step *s = whole->step;
+    const size_t weight_bytes = kopt_bytes_of_(s->weight_format), grad_bytes = kopt_bytes_of_(whole->grad_format);
+    const size_t residual_bytes = kopt_bytes_of_residual_(s->weight_format, s->rounding);
+    static const uint32_t factor[4] = {10579u, 1u, 13355u, 14021u};
+    const kopt_cipher_scalar_ cipher = kopt_cipher_of_scalar_(s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
+    kopt_words_scalar_ x[4];
+    float moment[4][KOPT_BLOCK_];
+    uint16_t random16[KOPT_BLOCK_];
+    kopt_job_ job = *whole;
+    size_t i, k, n;
+    int m;
+    job.moment_format = KOPT_F32;
+    job.begin = 0;
+    for (m = 0; m < 4; m++) job.moment[m] = KOPT_POINTER_(kopt_byte_ *, moment[m]);
+    for (i = whole->begin; i < whole->end; i += n) {
+        const size_t scale = i / KOPT_BLOCK_ * 4;
+        n = whole->end - i < KOPT_BLOCK_ ? whole->end - i : KOPT_BLOCK_;
+        for (m = 0; m < s->moments; m++)
+            kopt_dequantise_(moment[m], state + at->moment[m] + i, state + at->scale[m] + scale, n,
+                             kopt_is_square_(s->rule, m));
+        job.weight = whole->weight + i * weight_bytes;
+        job.grad = whole->grad + i * grad_bytes;
+        job.residual = whole->residual + i * residual_bytes;
+        job.slow = whole->slow + (s->rule == KOPT_RANGER ? i * weight_bytes : 0);
+        job.slow_residual = whole->slow_residual + (s->rule == KOPT_RANGER ? i * residual_bytes : 0);
+        if (whole->copy != NULL) job.copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
+        job.first = whole->first + i;
+        job.end = n;
+        kopt_table_[kopt_isa_current()].step(&job);
+        for (k = 0; k < n && s->moment_rounding == KOPT_STOCHASTIC; k++) {
+            const uint64_t e = job.first + k;
+            if (k == 0 || e % 8 == 0) {
+                kopt_random_words_scalar_(x, &cipher, kopt_block_of_(e));
+                if ((e & 128) != 0) kopt_random_flip_scalar_(x);
+            }
+            random16[k] = KOPT_CAST_(uint16_t, kopt_load_half_scalar_(x, KOPT_CAST_(size_t, e % 8)));
+        }
+        for (m = 0; m < s->moments; m++) {
+            const int nearest = s->moment_rounding == KOPT_NEAREST || (m == 2 && s->rule == KOPT_ADAM);
+            kopt_quantise_(state + at->moment[m] + i, state + at->scale[m] + scale, moment[m], n,
+                           kopt_is_square_(s->rule, m), nearest ? NULL : random16, factor[m]);
+        }
+    }
+}
+
 static void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end) {
     const kopt_layout_ at = kopt_layout_of_(kopt_kept_in_(s), t->n);
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
@@ -3287,6 +3476,7 @@ static void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin, si
     job.copy = KOPT_CAST_(kopt_byte_ *, t->copy);
     job.grad_format = t->grad_format;
     job.copy_format = t->copy_format;
+    job.moment_format = s->moment_format;
     job.begin = begin;
     job.end = end;
     job.first = t->first_index;
@@ -3296,7 +3486,10 @@ static void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin, si
         job.rate = kopt_mul_scalar_(job.rate, t->rate_scale);
         job.decay = kopt_mul_scalar_(job.decay, t->rate_scale);
     }
-    kopt_table_[kopt_isa_current()].step(&job);
+    if (s->moment_format == KOPT_Q8 && s->moments > 0)
+        kopt_run_blocks_(&job, state, &at);
+    else
+        kopt_table_[kopt_isa_current()].step(&job);
     kopt_leave_(&environment);
 }
 
@@ -3304,6 +3497,9 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
     kopt_result result = kopt_check_step_(step, t);
     if (result != KOPT_OK) return result;
     if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
+    if (step->moment_format == KOPT_Q8 && begin != end && /* whole blocks */
+        (begin % KOPT_BLOCK_ != 0 || (end % KOPT_BLOCK_ != 0 && end != t->n)))
+        return KOPT_ERROR_BOUNDS;
     kopt_run_(step, t, begin, end);
     return KOPT_OK;
 }

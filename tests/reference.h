@@ -29,7 +29,7 @@ static inline float ref_mul(float a, float b) { volatile float x = a * b; return
 static inline float ref_div(float a, float b) { volatile float x = a / b; return x; }
 static inline float ref_sqrt(float a) { volatile float x = sqrtf(a); return x; }
 
-static inline size_t ref_width(kopt_format f) { return f == KOPT_F32 ? 4 : 2; }
+static inline size_t ref_width(kopt_format f) { return f == KOPT_F32 ? 4 : f == KOPT_Q8 ? 1 : 2; }
 
 static inline uint32_t ref_get(const void *array, size_t width, size_t i)
 {
@@ -180,7 +180,7 @@ static inline uint32_t ref_random(uint64_t seed, uint32_t step, uint32_t id, uin
 /* Where the arrays of a state block lie (0 bytes wide: absent). */
 typedef struct ref_layout {
     size_t residual_width, moment_width[4], slow_width, slow_residual_width;
-    size_t residual, moment[4], slow, slow_residual, size;
+    size_t residual, moment[4], scale[4], slow, slow_residual, size;
 } ref_layout;
 
 static inline int ref_moments(const kopt_optimizer *o)
@@ -201,6 +201,8 @@ static inline ref_layout ref_layout_of(const kopt_optimizer *o, size_t n)
         l.moment_width[k] = k < ref_moments(o) ? ref_width(o->moment_format) : 0;
         l.moment[k] = l.size;
         l.size += (n * l.moment_width[k] + 3) / 4 * 4;
+        l.scale[k] = l.size;
+        if (k < ref_moments(o) && o->moment_format == KOPT_Q8) l.size += (n + 255) / 256 * 4;
     }
     l.slow_width = o->rule == KOPT_RANGER ? ref_width(o->weight_format) : 0;
     l.slow = l.size;
@@ -444,13 +446,107 @@ static inline void ref_step_element(const kopt_optimizer *o, const ref_scalars *
     if (o->zero_grad) e->grad = 0;
 }
 
+/* ---- 8-bit moments (section 9) ---------------------------------------------------------------------------------- */
+
+/* The value of a code; the test holds these tables against their published checksums. */
+static inline float ref_code(int code, int square)
+{
+    if (square) return ref_float(kopt_codes_unsigned_[code]);
+    return code == 127 ? 0 : code > 127 ? ref_float(kopt_codes_signed_[code - 128])
+                                        : -ref_float(kopt_codes_signed_[126 - code]);
+}
+
+static inline int ref_encode(float y, int square, int noisy, uint32_t r)
+{
+    int code = 0;
+    float low, high;
+    while (code < 254 && ref_code(code + 1, square) <= y) ++code;
+    low = ref_code(code, square), high = ref_code(code + 1, square);
+    if (noisy)
+        code += ref_mul(ref_sub(y, low), 65536) > ref_mul(ref_sub(high, low), (float)r);
+    else
+        code += ref_sub(y, low) > ref_sub(high, y);
+    return square && code == 0 && ref_bits(y) << 1 ? 1 : code;
+}
+
+static inline void ref_quantise(unsigned char *code, void *scale, const uint32_t *x, size_t n, int square, int noisy,
+                                const uint32_t *r)
+{
+    float largest = 0;
+    int finite = 1;
+    size_t i;
+    for (i = 0; i < n; ++i) {
+        float size = ref_float(x[i] & 0x7fffffff);
+        finite &= ref_is_finite(KOPT_F32, x[i]);
+        if (finite && size > largest) largest = size;
+    }
+    ref_set(scale, 4, 0, !finite ? 0x7fc00000 : ref_flush(KOPT_F32, ref_bits(largest)));
+    for (i = 0; i < n; ++i)
+        code[i] = (unsigned char)(!finite || ref_get(scale, 4, 0) == 0
+                                      ? (square ? 0 : 127)
+                                      : ref_encode(ref_div(ref_float(x[i]), largest), square, noisy, r[i]));
+}
+
 /* Step number opt->step + 1 on a whole tensor, in place. */
+static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t);
+
+/* With 8-bit moments: each block is decoded, stepped with fp32 moments as a small tensor of its own, and encoded. */
+static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t)
+{
+    static const uint32_t factor[] = {10579, 1, 13355, 14021};
+    static unsigned char state[64 + 24 * 256 + 64];
+    kopt_optimizer fp32 = *o;
+    ref_layout l = ref_layout_of(o, t->n), b;
+    unsigned char *whole = (unsigned char *)t->state;
+    uint32_t x[256], r[256];
+    size_t at, i, n, k, slow;
+    fp32.moment_format = KOPT_F32;
+    for (at = 0; at < t->n; at += 256) {
+        kopt_tensor block = *t;
+        n = block.n = t->n - at < 256 ? t->n - at : 256;
+        b = ref_layout_of(&fp32, n);
+        block.weight = (unsigned char *)t->weight + at * ref_width(o->weight_format);
+        block.grad = (unsigned char *)t->grad + at * ref_width(t->grad_format);
+        if (t->copy) block.copy = (unsigned char *)t->copy + at * ref_width(t->copy_format);
+        block.first_index = t->first_index + at;
+        block.state = state;
+        slow = o->rule == KOPT_RANGER;
+        memcpy(state + b.residual, whole + l.residual + at * l.residual_width, n * l.residual_width);
+        memcpy(state + b.slow, whole + l.slow + slow * at * l.slow_width, n * l.slow_width);
+        memcpy(state + b.slow_residual, whole + l.slow_residual + slow * at * l.slow_residual_width,
+               n * l.slow_residual_width);
+        for (k = 0; k < (size_t)ref_moments(o); ++k)
+            for (i = 0; i < n; ++i)
+                ref_set(state + b.moment[k], 4, i,
+                        ref_bits(ref_mul(ref_code(whole[l.moment[k] + at + i], k == 1 || (k == 2 && o->rule == KOPT_ADAM)),
+                                         ref_float(ref_get(whole + l.scale[k], 4, at / 256)))));
+        ref_step_tensor(&fp32, &block);
+        memcpy(whole + l.residual + at * l.residual_width, state + b.residual, n * l.residual_width);
+        memcpy(whole + l.slow + slow * at * l.slow_width, state + b.slow, n * l.slow_width);
+        memcpy(whole + l.slow_residual + slow * at * l.slow_residual_width, state + b.slow_residual,
+               n * l.slow_residual_width);
+        for (k = 0; k < (size_t)ref_moments(o); ++k) {
+            int square = k == 1 || (k == 2 && o->rule == KOPT_ADAM);
+            for (i = 0; i < n; ++i) {
+                x[i] = ref_get(state + b.moment[k], 4, i);
+                r[i] = ref_random(o->seed, o->step + 1, t->id, 0, block.first_index + i) * factor[k] & 0xffff;
+            }
+            ref_quantise(whole + l.moment[k] + at, whole + l.scale[k] + at / 256 * 4, x, n, square,
+                         o->moment_rounding == KOPT_STOCHASTIC && !(k == 2 && o->rule == KOPT_ADAM), r);
+        }
+    }
+}
+
 static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t)
 {
     ref_layout l = ref_layout_of(o, t->n);
     ref_scalars s = ref_scalars_of(o, o->step + 1);
     size_t i, weight_width = ref_width(o->weight_format), grad_width = ref_width(t->grad_format);
     unsigned char *state = (unsigned char *)t->state;
+    if (o->moment_format == KOPT_Q8 && ref_moments(o) > 0) {
+        ref_step_blocks(o, t);
+        return;
+    }
     if (t->rate_scale < 1 || t->rate_scale > 1) {
         s.rate = ref_mul(s.rate, t->rate_scale);
         s.decay = ref_mul(s.decay, t->rate_scale);

@@ -65,7 +65,7 @@ static uint32_t value(profile p, uint32_t element, kopt_format f, int low, int h
 enum { LONGEST = 8200, MARGIN = 128, STEPS = 3 };
 typedef enum buffer { WEIGHT, GRAD, STATE, COPY, BUFFERS } buffer;
 static const char *const buffer_name[BUFFERS] = {"weight", "gradient", "state", "copy"};
-static const char *const format_name[] = {"fp32", "bf16", "fp16"};
+static const char *const format_name[] = {"fp32", "bf16", "fp16", "8-bit"};
 static const char *const rounding_name[] = {"nearest", "stochastic", "Kahan", "compact", "exact"};
 
 typedef unsigned char memory[BUFFERS][64 + 24 * LONGEST];
@@ -119,7 +119,12 @@ static int prepare(const kopt_optimizer *o, kopt_tensor *t, profile p)
                                                  : (w & 0x7fff) - (w & 0x7c00 ? word & 0x3ff : 0);
         ref_set(initial[STATE] + l.residual, l.residual_width, i, word ^ (word << 3 & 0x8000));
     }
-    for (k = 0; k < 4; ++k) {
+    for (k = 0; k < 4 && o->moment_format == KOPT_Q8; ++k) { /* any codes, any scale */
+        for (i = 0; i < t->n * l.moment_width[k]; ++i) initial[STATE][l.moment[k] + i] = (unsigned char)noise();
+        if (l.moment_width[k])
+            randomise(initial[STATE] + l.scale[k], 4, (t->n + 255) / 256, below(4) ? TAME : p, KOPT_F32, -14, 0, 0);
+    }
+    for (k = 0; k < 4 && o->moment_format != KOPT_Q8; ++k) {
         int square = k == 1 || (k == 2 && o->rule == KOPT_ADAM);
         if (l.moment_width[k])
             randomise(initial[STATE] + l.moment[k], l.moment_width[k], t->n, p, o->moment_format, square ? -20 : -14, -1,
@@ -228,7 +233,10 @@ static int disagreements(const kopt_optimizer *o, kopt_tensor *t, profile p, int
         int b;
         if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
         for (b = 0; b < BUFFERS; ++b) offset[b] = MARGIN / 2 + below(64);
-        bad += !steps_agree(*o, t, steps, offset, below(3) ? 1 + below(200) : 0);
+        if (o->moment_format == KOPT_Q8)
+            bad += !steps_agree(*o, t, steps, offset, below(3) ? 256 : 0);
+        else
+            bad += !steps_agree(*o, t, steps, offset, below(3) ? 1 + below(200) : 0);
     }
     return bad;
 }
@@ -295,7 +303,7 @@ static void check_combinations(int quick)
             int bad = 0;
             for (decay = 0; decay < 4; ++decay)
                 for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding)
-                    for (moment = KOPT_F32; moment <= KOPT_FP16; ++moment)
+                    for (moment = KOPT_F32; moment <= KOPT_Q8; ++moment)
                         for (moment_rounding = KOPT_NEAREST; moment_rounding <= KOPT_STOCHASTIC; ++moment_rounding)
                             for (compensation = KOPT_NEAREST; compensation <= KOPT_STOCHASTIC; ++compensation)
                                 for (grad = KOPT_F32; grad <= KOPT_FP16; ++grad) {
@@ -309,6 +317,7 @@ static void check_combinations(int quick)
                                     o.decay = decay == 3 ? KOPT_L2 : (kopt_decay)decay, o.weight_decay = decay < 3;
                                     vary(&o, &t);
                                     t.n = 100 + below(300);
+                                    if (moment == KOPT_Q8) t.n += below(300);
                                     for (p = 0; p < PROFILES; ++p, ++cases)
                                         bad += disagreements(&o, &t, (profile)p, STEPS);
                                 }

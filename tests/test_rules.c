@@ -1,0 +1,402 @@
+/* test_rules.c - Lion, Adan, RAdam, Ranger, AMSGrad and averages of weights against their papers in binary64; 8-bit
+   moments: the published tables, what a drop of the gradient leaves, the guard of a zero; stall counts. */
+#define KAHAN_OPT_IMPLEMENTATION
+#include "../kahan_opt.h"
+
+#include "tap.h"
+#include "reference.h"
+
+#include <stdlib.h>
+
+enum { N = 256, STEPS = 1000, POOL = STEPS * 31 + N };
+static float pool[POOL];
+static const char *const format_name[] = {"fp32", "bf16", "fp16", "8-bit"};
+static const char *const rounding_name[] = {"nearest", "stochastic", "Kahan", "compact", "exact"};
+
+static float uniform(void)
+{
+    static uint32_t state = 1;
+    state = state * 1664525 + 1013904223;
+    return (float)(state >> 8) / 16777216.0f;
+}
+
+static float gaussian(void)
+{
+    double radius = sqrt(-2 * log(1 - (double)uniform()));
+    return (float)(radius * cos(6.283185307179586 * (double)uniform()));
+}
+
+static unsigned char weight[4 * N], state[64 + 24 * N + 64], copy[4 * N];
+
+static void run(kopt_result result)
+{
+    if (result != KOPT_OK) exit(printf("Bail out! %s\n", kopt_result_string(result)));
+}
+
+/* ---- The rules as the papers and their first implementations write them ----------------------------------------- */
+
+typedef struct scalar { double w, m, v, a, g, slow; } scalar;
+
+/* torch.optim.RAdam, optimi.Ranger: 0 while unrectified. */
+static double rectify(double beta2, long t)
+{
+    double end = 2 / (1 - beta2) - 1, power = pow(beta2, (double)t), now = end - 2 * (double)t * power / (1 - power);
+    return now > 5 ? sqrt((now - 4) * (now - 2) * end / ((end - 4) * (end - 2) * now)) : 0;
+}
+
+static void paper(const kopt_optimizer *o, long t, double g, scalar *s)
+{
+    double lr = o->lr, wd = o->weight_decay, c1 = 1 - pow(o->beta1, (double)t), c2 = 1 - pow(o->beta2, (double)t);
+    double rate = o->decay == KOPT_FULLY_DECOUPLED ? lr / o->max_lr : lr, change, r;
+    if (o->maximize) g = -g;
+    if (o->decay == KOPT_L2) g += wd * s->w;
+    if (o->decay != KOPT_L2 && o->rule != KOPT_ADAN) s->w -= rate * wd * s->w;
+    switch (o->rule) {
+    case KOPT_LION:
+        r = o->beta1 * s->m + (1 - o->beta1) * g;
+        s->w -= lr * ((r > 0) - (r < 0));
+        s->m = o->beta2 * s->m + (1 - o->beta2) * g;
+        break;
+    case KOPT_ADAN:
+        change = t == 1 ? 0 : g - s->g;
+        s->m += (1 - o->beta1) * (g - s->m);
+        s->a += (1 - o->beta2) * (change - s->a);
+        s->v += (1 - o->beta3) * ((g + o->beta2 * change) * (g + o->beta2 * change) - s->v);
+        s->w -= lr * (s->m / c1 + o->beta2 * s->a / c2) / (sqrt(s->v / (1 - pow(o->beta3, (double)t))) + o->eps);
+        if (o->decay != KOPT_L2) s->w /= 1 + rate * wd;
+        s->g = g;
+        break;
+    case KOPT_RADAM:
+    case KOPT_RANGER:
+        s->m = o->beta1 * s->m + (1 - o->beta1) * g;
+        s->v = o->beta2 * s->v + (1 - o->beta2) * g * g;
+        r = rectify(o->beta2, t);
+        if (r > 0 && o->rule == KOPT_RADAM) r *= sqrt(c2) / (sqrt(s->v) + o->eps);
+        else if (r > 0) r /= sqrt(s->v / c2) + o->eps;
+        else r = 1;
+        s->w -= lr * r * s->m / c1;
+        if (o->rule == KOPT_RANGER && t % o->lookahead == 0)
+            s->w = s->slow += o->lookahead_rate * (s->w - s->slow);
+        break;
+    default: /* AMSGrad */
+        s->m = o->beta1 * s->m + (1 - o->beta1) * g;
+        s->v = o->beta2 * s->v + (1 - o->beta2) * g * g;
+        if (s->v > s->a) s->a = s->v;
+        s->w -= lr / c1 * s->m / (sqrt(s->a) / sqrt(c2) + o->eps);
+    }
+}
+
+/* 1000 steps on noisy gradients with a mean, in one format; the worst and the root mean square error relative to the
+   largest weight. */
+static double follow(kopt_optimizer o, double *rms)
+{
+    static float start[N], out[N];
+    static scalar s[N];
+    kopt_tensor t = kopt_tensor_of(weight, pool, KOPT_F32, N, state, sizeof state);
+    double worst = 0, sum = 0, largest = 0;
+    long k;
+    int i;
+    for (i = 0; i < N; ++i) {
+        scalar zero = {0, 0, 0, 0, 0, 0};
+        s[i] = zero;
+        start[i] = 1 + (float)i / N;
+        s[i].w = s[i].slow = (double)start[i];
+    }
+    run(kopt_state_init(&o, &t, start));
+    for (k = 1; k <= STEPS; ++k) {
+        float *g = pool + k * 31 - 31;
+        t.grad = g;
+        run(kopt_optimizer_step(&o, &t, 1));
+        for (i = 0; i < N; ++i) paper(&o, k, (double)g[i], &s[i]);
+    }
+    run(kopt_state_read(&o, &t, KOPT_WEIGHT, out));
+    for (i = 0; i < N; ++i) {
+        double e = fabs((double)out[i] - s[i].w);
+        if (e > worst) worst = e;
+        if (fabs(s[i].w) > largest) largest = fabs(s[i].w);
+        sum += e * e;
+    }
+    *rms = sqrt(sum / N) / largest;
+    return worst / largest;
+}
+
+static void check_papers(void)
+{
+    static const char *const name[] = {"Lion", "Adan", "RAdam", "Ranger", "AMSGrad"};
+    int k, d;
+    for (k = 0; k < 5; ++k)
+        for (d = 0; d < 3; ++d) {
+            kopt_optimizer o = k == 0   ? kopt_lion(1e-4)
+                               : k == 1 ? kopt_adan(1e-3)
+                               : k == 2 ? kopt_radam(1e-3)
+                               : k == 3 ? kopt_ranger(1e-3)
+                                        : kopt_adam(1e-3);
+            double worst, rms, nearest;
+            int f, r;
+            o.amsgrad = k == 4;
+            o.decay = (kopt_decay)d, o.weight_decay = d == KOPT_FULLY_DECOUPLED ? 1e-4 : 0.1;
+            o.maximize = d == 1;
+            o.weight_format = o.moment_format = KOPT_F32;
+            worst = follow(o, &rms);
+            ok(worst < 1e-5, "%s, decay %d, fp32: 1000 steps within %.1e of binary64", name[k], d, worst);
+            if (d == KOPT_L2) continue;
+            for (f = KOPT_BF16; f <= KOPT_FP16; ++f) {
+                o.weight_format = (kopt_format)f;
+                o.rounding = KOPT_NEAREST;
+                follow(o, &nearest);
+                for (r = KOPT_STOCHASTIC; r <= KOPT_EXACT; ++r) {
+                    /* a random walk of stochastic roundings; half an ulp of the residual; nothing */
+                    double limit = r == KOPT_STOCHASTIC ? (f == KOPT_BF16 ? 0.06 : 0.008) : r == KOPT_EXACT ? 1e-5
+                                   : f == KOPT_BF16 ? 3e-4 : 4e-5;
+                    o.rounding = (kopt_rounding)r;
+                    follow(o, &rms);
+                    ok(rms < limit && (r == KOPT_STOCHASTIC || rms < nearest / 10),
+                       "%s, decay %d, %s %s: %.1e from binary64 (nearest: %.1e)", name[k], d, format_name[f],
+                       rounding_name[r], rms, nearest);
+                }
+            }
+        }
+}
+
+/* The average of weights that stand still comes to them, whatever the decay; in between it is the geometric one. */
+static void check_ema(void)
+{
+    int f, r;
+    for (f = KOPT_F32; f <= KOPT_FP16; ++f)
+        for (r = f == KOPT_F32 ? KOPT_EXACT : KOPT_NEAREST; r <= KOPT_EXACT; ++r) {
+            static float zero[N], out[N];
+            static uint16_t live[N];
+            kopt_optimizer o = kopt_ema(0.9999);
+            kopt_tensor t = kopt_tensor_of(weight, live, KOPT_BF16, N, state, sizeof state);
+            double mean = 0, want = 1 - pow(0.9999, 10000);
+            long k;
+            int i;
+            o.weight_format = (kopt_format)f, o.rounding = (kopt_rounding)r;
+            for (i = 0; i < N; ++i) zero[i] = 1, live[i] = 0x4000; /* from 1 to 2 */
+            run(kopt_state_init(&o, &t, zero));
+            for (k = 0; k < 10000; ++k) run(kopt_optimizer_step(&o, &t, 1));
+            run(kopt_state_read(&o, &t, KOPT_WEIGHT, out));
+            for (i = 0; i < N; ++i) mean += (double)out[i] / N;
+            if (f != KOPT_F32 && r == KOPT_NEAREST)
+                ok(mean < 1.01, "EMA, %s nearest, stalls as nearest does: %.4f of %.4f", format_name[f], mean, 1 + want);
+            else
+                ok(fabs(mean - 1 - want) < 0.01, "EMA, %s %s: %.4f of %.4f", format_name[f], rounding_name[r], mean,
+                   1 + want);
+        }
+}
+
+/* Zero gradients: nothing moves but by decay, whatever the moments are rounded to. */
+static void check_rest(void)
+{
+    int k, f, moment, r, moved = 0, cases = 0;
+    for (k = 0; k < 5; ++k)
+        for (f = KOPT_F32; f <= KOPT_FP16; ++f)
+            for (moment = KOPT_F32; moment <= KOPT_Q8; ++moment)
+                for (r = KOPT_NEAREST; r <= KOPT_EXACT; ++r, ++cases) {
+                    static float zero[N], before[N], after[N];
+                    kopt_optimizer o = k == 0   ? kopt_lion(0.1)
+                                       : k == 1 ? kopt_adan(0.1)
+                                       : k == 2 ? kopt_radam(0.1)
+                                       : k == 3 ? kopt_ranger(0.1)
+                                                : kopt_adam(0.1);
+                    kopt_tensor t = kopt_tensor_of(weight, zero, KOPT_F32, N, state, sizeof state);
+                    int i;
+                    o.amsgrad = k == 4, o.weight_decay = 0;
+                    o.weight_format = (kopt_format)f, o.moment_format = (kopt_format)moment;
+                    o.rounding = (kopt_rounding)r;
+                    for (i = 0; i < N; ++i) before[i] = gaussian();
+                    run(kopt_state_init(&o, &t, before));
+                    run(kopt_state_read(&o, &t, KOPT_WEIGHT, before));
+                    for (i = 0; i < 50; ++i) run(kopt_optimizer_step(&o, &t, 1));
+                    run(kopt_state_read(&o, &t, KOPT_WEIGHT, after));
+                    moved += memcmp(before, after, sizeof after) != 0;
+                }
+    ok(!moved, "no gradient, no decay: nothing moves in 50 steps, %d runs, %d moved", cases, moved);
+}
+
+/* ---- 8-bit moments ---------------------------------------------------------------------------------------------- */
+
+static uint32_t crc32_of(const uint32_t *words, int n)
+{
+    uint32_t crc = 0xffffffffu;
+    int i, k;
+    for (i = 0; i < 4 * n; ++i) {
+        crc ^= words[i / 4] >> 8 * (i % 4) & 255;
+        for (k = 0; k < 8; ++k) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
+    }
+    return ~crc;
+}
+
+/* The tables of bitsandbytes: their checksums, and the published construction in binary64 (2 ulp: theirs is fp32). */
+static void check_tables(void)
+{
+    uint32_t word[256];
+    int square, i, k, code, bad = 0;
+    for (square = 0; square < 2; ++square) {
+        for (code = 0; code < 256; ++code) word[code] = ref_bits(ref_code(code, square));
+        ok(crc32_of(word, 256) == (square ? 0x366ff7edu : 0xed14ea3bu), "%s table: checksum %08x",
+           square ? "unsigned" : "signed", (unsigned)crc32_of(word, 256));
+        for (code = square ? 1 : 128, i = 0; i < 7; ++i) {
+            int items = square ? 2 << i : 1 << i;
+            for (k = 0; k < items; ++k, ++code) {
+                double x = (0.1 + 0.9 * (k + 0.5) / items) * pow(10, i - 6);
+                bad += fabs((double)ref_code(code, square) / x - 1) > 3e-7;
+            }
+        }
+        bad += code != 255 || ref_bits(ref_code(255, square)) != 0x3f800000;
+    }
+    ok(!bad, "both tables are the dynamic map: %d codes wrong", bad);
+}
+
+/* The second moment after the gradient has dropped tenfold, but for one element of each block that holds the scale up: as a
+   fraction of fp32's. */
+static void check_drop(void)
+{
+    enum { BIG = 4096 };
+    static float grad[BIG], wide[2][BIG];
+    static uint16_t w[BIG];
+    static unsigned char block[64 + 12 * BIG + 1000];
+    double ratio[2] = {0, 0};
+    int rounding, i, k;
+    for (rounding = KOPT_NEAREST; rounding <= KOPT_STOCHASTIC; ++rounding) {
+        kopt_optimizer o[2];
+        o[0] = kopt_adam(1e-9), o[1] = o[0];
+        o[0].moment_format = KOPT_F32, o[1].moment_format = KOPT_Q8;
+        for (k = 0; k < 2; ++k) {
+            kopt_tensor t = kopt_tensor_of(w, grad, KOPT_F32, BIG, block, sizeof block);
+            double sum = 0;
+            o[k].moment_rounding = (kopt_rounding)rounding;
+            memset(w, 0, sizeof w);
+            run(kopt_state_init(&o[k], &t, NULL));
+            srand(1);
+            for (i = 0; i < 9000; ++i) {
+                int e;
+                for (e = 0; e < BIG; ++e) grad[e] = pool[(i * 1237 + e) % POOL] * (i < 3000 || e % 256 == 0 ? 1.0f : 0.1f);
+                run(kopt_optimizer_step(&o[k], &t, 1));
+            }
+            run(kopt_state_read(&o[k], &t, KOPT_SECOND_MOMENT, wide[k]));
+            for (i = 0; i < BIG; ++i) sum += i % 256 ? (double)wide[k][i] : 0;
+            ratio[rounding] = k ? sum / ratio[rounding] : sum;
+        }
+    }
+    ok(fabs(ratio[KOPT_STOCHASTIC] - 1) < 0.1, "8-bit second moment after a tenfold drop: %.3f of fp32", ratio[1]);
+    note("with nearest codes: %.2f", ratio[KOPT_NEAREST]);
+}
+
+/* A block where one gradient is 10^6 times the others: the small ones may not blow up. */
+static void check_guard(void)
+{
+    static float grad[N], out[N];
+    kopt_optimizer o = kopt_adam(1e-3);
+    kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_F32, N, state, sizeof state);
+    double most = 0;
+    int i, k;
+    o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8;
+    memset(weight, 0, sizeof weight);
+    run(kopt_state_init(&o, &t, NULL));
+    for (k = 0; k < 1000; ++k) {
+        for (i = 0; i < N; ++i) grad[i] = pool[(k * 31 + i) % POOL] * (i ? 1e-4f : 1);
+        run(kopt_optimizer_step(&o, &t, 1));
+    }
+    run(kopt_state_read(&o, &t, KOPT_WEIGHT, out));
+    for (i = 1; i < N; ++i)
+        if (fabs((double)out[i]) > most) most = fabs((double)out[i]);
+    ok(most < 0.5, "gradients 10^-4 of the block's largest, 1000 steps of 1e-3: the farthest weight is at %.3f", most);
+    for (i = 0; i < N; ++i) grad[i] = i == 7 ? ref_float(0x7fc00000) : 1;
+    run(kopt_optimizer_step(&o, &t, 1));
+    run(kopt_state_read(&o, &t, KOPT_FIRST_MOMENT, out));
+    for (k = 0, i = 0; i < N; ++i) k += ref_is_nan(KOPT_F32, ref_bits(out[i]));
+    ok(k == N, "a NaN makes the moments of its block NaN, not numbers: %d of %d", k, N);
+}
+
+static void check_ranges(void)
+{
+    static uint16_t w[1000], g[1000];
+    static unsigned char block[4100];
+    kopt_optimizer o = kopt_adamw(1e-3);
+    kopt_tensor t = kopt_tensor_of(w, g, KOPT_BF16, 1000, block, sizeof block);
+    kopt_step s;
+    o.moment_format = KOPT_Q8;
+    ok(kopt_state_size(&o, 1000) == 64 + 2000 + 2 * (1000 + 16), "8-bit moments: %u bytes for 1000 weights",
+       (unsigned)kopt_state_size(&o, 1000));
+    run(kopt_state_init(&o, &t, NULL));
+    run(kopt_step_begin(&o, &s));
+    ok(kopt_step_range(&s, &t, 0, 100) == KOPT_ERROR_BOUNDS && kopt_step_range(&s, &t, 100, 1000) == KOPT_ERROR_BOUNDS &&
+           kopt_step_range(&s, &t, 256, 999) == KOPT_ERROR_BOUNDS, "a range of a part of a block is refused");
+    ok(kopt_step_range(&s, &t, 0, 256) == KOPT_OK && kopt_step_range(&s, &t, 768, 1000) == KOPT_OK &&
+           kopt_step_range(&s, &t, 256, 768) == KOPT_OK && kopt_step_range(&s, &t, 3, 3) == KOPT_OK,
+       "ranges of whole blocks, and the last one, are stepped");
+    o.weight_format = KOPT_Q8;
+    ok(kopt_state_init(&o, &t, NULL) == KOPT_ERROR_OPTION, "8-bit weights are refused");
+}
+
+/* ---- Moments only, telemetry ------------------------------------------------------------------------------------ */
+
+/* Two gradients into the moments, then the weights: the weights move once, the moments three times. */
+static void check_moments_only(void)
+{
+    static float m[N];
+    static uint16_t before[N];
+    kopt_optimizer o = kopt_adamw(1e-2);
+    kopt_tensor t = kopt_tensor_of(weight, pool, KOPT_F32, N, state, sizeof state);
+    int i, k, bad = 0;
+    for (i = 0; i < N; ++i) before[i] = 0x3f80;
+    memcpy(weight, before, sizeof before);
+    memset(copy, 0x77, sizeof copy);
+    t.copy = copy, t.copy_format = KOPT_F32;
+    o.moment_format = KOPT_F32;
+    run(kopt_state_init(&o, &t, NULL));
+    o.moments_only = 1;
+    for (k = 0; k < 2; ++k) t.grad = pool + 500 * k, run(kopt_optimizer_step(&o, &t, 1));
+    bad += memcmp(before, weight, sizeof before) != 0;
+    for (i = 0; i < (int)sizeof copy; ++i) bad += copy[i] != 0x77;
+    run(kopt_state_read(&o, &t, KOPT_FIRST_MOMENT, m));
+    for (i = 0; i < N; ++i)
+        bad += fabs((double)m[i] - 0.1 * (0.9 * (double)pool[i] + (double)pool[500 + i])) > 1e-6;
+    ok(!bad, "moments_only: moments move, weights and copy do not: %d wrong", bad);
+    o.moments_only = 0;
+    run(kopt_optimizer_step(&o, &t, 1));
+    ok(memcmp(before, weight, sizeof before) != 0, "... and the last micro-batch moves the weights");
+}
+
+/* Counts for updates of 1e-5 of the weight: all still in bf16; stuck only where nothing is kept. */
+static void check_counts(void)
+{
+    int rounding, noisy;
+    for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding)
+        for (noisy = 0; noisy < 2; ++noisy) {
+            static float grad[N];
+            kopt_optimizer o = kopt_sgd(1, 0);
+            kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_F32, N, state, sizeof state);
+            kopt_counts c = {0, 0, 0};
+            int i, k;
+            for (i = 0; i < N; ++i) grad[i] = i < 200 ? 1e-8f : 0;
+            for (i = 0; i < N; ++i) ref_set(weight, 2, (size_t)i, 0x3f80);
+            o.rounding = (kopt_rounding)rounding;
+            o.compensation_rounding = noisy ? KOPT_STOCHASTIC : KOPT_NEAREST;
+            run(kopt_state_init(&o, &t, NULL));
+            t.counts = &c;
+            for (k = 0; k < 10; ++k) run(kopt_optimizer_step(&o, &t, 1));
+            ok(c.wanted == 2000 && c.stuck <= c.still && c.still <= c.wanted, "%s %d: %u wanted, %u still, %u stuck",
+               rounding_name[rounding], noisy, (unsigned)c.wanted, (unsigned)c.still, (unsigned)c.stuck);
+            if (rounding == KOPT_NEAREST) ok(c.stuck == 2000, "nearest: all are stuck");
+            if (rounding >= KOPT_COMPACT) ok(c.stuck == 2000, "%s: 1e-8 of a weight is below fp32's grain, too", rounding_name[rounding]);
+            if (rounding == KOPT_KAHAN) ok(c.still == 2000 && c.stuck < 2000, "Kahan: still, but not stuck");
+        }
+}
+
+int main(int count, char **arguments)
+{
+    int i, quick = count > 1 && !strcmp(arguments[1], "quick");
+    for (i = 0; i < POOL; ++i) pool[i] = gaussian() + 0.3f;
+    check_tables();
+    check_papers();
+    check_ema();
+    check_rest();
+    if (!quick) check_drop();
+    check_guard();
+    check_ranges();
+    check_moments_only();
+    check_counts();
+    return done();
+}
