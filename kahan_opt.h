@@ -122,7 +122,7 @@
 
 /* A static function that may stay unused. clang warns if one that is marked so is used, but not about inline ones. */
 #if defined(KOPT_GNU_) && !defined(__clang__)
-#define KOPT_UNUSED_ __attribute__((unused))
+#define KOPT_UNUSED_ __attribute__((__unused__))
 #else
 #define KOPT_UNUSED_ KOPT_INLINED_
 #endif
@@ -132,7 +132,7 @@
 #elif defined(KAHAN_OPT_STATIC)
 #define KOPT_API_ static KOPT_UNUSED_
 #elif defined(KAHAN_OPT_API)
-#define KOPT_API_ KAHAN_OPT_API
+#define KOPT_API_ KOPT_EXTERN_ KAHAN_OPT_API
 #else
 #define KOPT_API_ KOPT_EXTERN_
 #endif
@@ -536,7 +536,13 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 #endif
 
 #if defined(KOPT_X86_)
+#if defined(KOPT_GNU_) && !defined(__clang__) && !__STDC_HOSTED__ && !defined(_MM_MALLOC_H_INCLUDED)
+#define _MM_MALLOC_H_INCLUDED /* or gcc's own header includes stdlib.h, which bare metal and UEFI do not have */
 #include <immintrin.h>
+#undef _MM_MALLOC_H_INCLUDED
+#else
+#include <immintrin.h>
+#endif
 #ifndef KOPT_GNU_
 #include <intrin.h>
 #elif defined(__clang__) && (defined(_MSC_VER) || defined(__SCE__)) /* where the former leaves these out */
@@ -556,9 +562,9 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 #endif
 
 #ifdef KOPT_GNU_
-#define KOPT_NOINLINE_ __attribute__((noinline))
-#define KOPT_FORCE_INLINE_ KOPT_INLINED_ __attribute__((always_inline))
-#define KOPT_TARGET_(isa) __attribute__((target(isa)))
+#define KOPT_NOINLINE_ __attribute__((__noinline__))
+#define KOPT_FORCE_INLINE_ KOPT_INLINED_ __attribute__((__always_inline__))
+#define KOPT_TARGET_(isa) __attribute__((__target__(isa)))
 #elif defined(_MSC_VER)
 #define KOPT_NOINLINE_ __declspec(noinline)
 #define KOPT_FORCE_INLINE_ __forceinline
@@ -661,9 +667,9 @@ KOPT_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding ro
 
 KOPT_INLINE_ void kopt_copy_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
     for (; size > 0; size--, to++) {
-        uint32_t byte = *from++;
-        KOPT_OPAQUE_(byte);
-        *to = KOPT_CAST_(kopt_byte_, byte);
+        uint32_t octet = *from++;
+        KOPT_OPAQUE_(octet);
+        *to = KOPT_CAST_(kopt_byte_, octet);
     }
 }
 
@@ -3395,7 +3401,7 @@ static kopt_result kopt_convert_run_(kopt_conversion_ *c, void *dst, const void 
     c->dst = KOPT_CAST_(kopt_byte_ *, dst);
     c->src = KOPT_CAST_(const kopt_byte_ *, src);
     kopt_enter_(&environment);
-    kopt_table_[kopt_isa_current()].convert(c);
+    (kopt_table_[kopt_isa_current()].convert)(c);
     kopt_leave_(&environment);
     return KOPT_OK;
 }
@@ -3429,7 +3435,7 @@ KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format,
 
 KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
     if (!kopt_format_valid_(format) || (x == NULL && n != 0)) return 0;
-    return kopt_table_[kopt_isa_current()].all_finite(KOPT_CAST_(const kopt_byte_ *, x), format, n);
+    return (kopt_table_[kopt_isa_current()].all_finite)(KOPT_CAST_(const kopt_byte_ *, x), format, n);
 }
 
 /* ---- leave nothing behind ---- */
