@@ -109,6 +109,12 @@
 #define KOPT_EXTERN_ extern
 #endif
 
+#if defined(__cplusplus) && __cplusplus >= 201103L
+#define KOPT_NULL_ nullptr
+#else
+#define KOPT_NULL_ NULL
+#endif
+
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
 #define KOPT_GNU_ 1 /* gcc, clang, clang-cl: they know GNU attributes, builtins and assembly */
 #endif
@@ -1950,14 +1956,14 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
         put_(j->weight + i * weight_size, weight_size, n, stored);
         if (residual_size != 0) put_(j->residual + i * residual_size, residual_size, n, kept);
         if (k->sync) store_slow_(j, kind, i, n, stored, kept);
-        if (j->copy != NULL) store_copy_(j, kind, i, n, stored);
+        if (j->copy != KOPT_NULL_) store_copy_(j, kind, i, n, stored);
     }
     store_moment_(j, kind, 0, i, n, p.m, mul16_(r, iset_(10579u)));
     store_moment_(j, kind, 1, i, n, p.v, r);
     if (kind.moments > 2) store_rare_(j, kind, 2, i, n, p.third, mul16_(r, iset_(13355u)));
     if (kind.moments > 3) store_rare_(j, kind, 3, i, n, p.fourth, mul16_(r, iset_(14021u)));
 
-    if (j->counts != NULL) tally_(j->counts, n, bits_(update), xor_(stored, before), xor_(kept, kept_before));
+    if (j->counts != KOPT_NULL_) tally_(j->counts, n, bits_(update), xor_(stored, before), xor_(kept, kept_before));
     if (k->zero_grad) put_(j->grad + i * grad_size, grad_size, n, iset_(0));
 }
 
@@ -2226,14 +2232,14 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(step)(const kopt_job_ *j) {
 #ifdef PAIRS_ /* the vocabularies with more than one lane have hot kernels */
     const kopt_step *s = j->step;
     const int compensated = s->rounding == KOPT_KAHAN || s->rounding == KOPT_COMPACT;
-    const int plain = s->moments >= 1 && s->moments <= 2 && !s->moments_only && !s->sync && j->counts == NULL;
+    const int plain = s->moments >= 1 && s->moments <= 2 && !s->moments_only && !s->sync && j->counts == KOPT_NULL_;
     if (plain && s->rule == KOPT_ADAM && s->weight_format == KOPT_F32 && s->moment_format == KOPT_F32 &&
         j->grad_format == KOPT_F32) {
         NAME_(adam_f32)(j);
         return;
     }
     if (plain && s->weight_format == KOPT_BF16 && s->moment_format == KOPT_BF16 && j->grad_format == KOPT_BF16 &&
-        j->copy == NULL && (!compensated || s->compensation_rounding == s->moment_rounding)) {
+        j->copy == KOPT_NULL_ && (!compensated || s->compensation_rounding == s->moment_rounding)) {
         if (s->rule == KOPT_ADAM && s->rounding == KOPT_KAHAN && s->moment_rounding == KOPT_STOCHASTIC)
             NAME_(adam_kahan)(j);
         else
@@ -2443,7 +2449,7 @@ typedef struct kopt_kernels_ {
 } kopt_kernels_;
 
 #define KOPT_KERNELS_(isa) {#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##isa##_}
-#define KOPT_NO_KERNELS_(isa) {#isa, NULL, NULL, NULL}
+#define KOPT_NO_KERNELS_(isa) {#isa, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_}
 static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
     KOPT_KERNELS_(scalar),
 #ifdef KOPT_X86_
@@ -2480,7 +2486,8 @@ static void kopt_cpuid_(uint32_t leaf, uint32_t out[4]) {
 #endif
 
 KOPT_API_ int kopt_isa_usable(kopt_isa isa) {
-    if (KOPT_CAST_(unsigned, isa) >= KOPT_CAST_(unsigned, KOPT_ISA_COUNT) || kopt_table_[isa].step == NULL) return 0;
+    if (KOPT_CAST_(unsigned, isa) >= KOPT_CAST_(unsigned, KOPT_ISA_COUNT)) return 0;
+    if (kopt_table_[isa].step == KOPT_NULL_) return 0;
 #ifdef KOPT_X86_
     if (isa != KOPT_ISA_SCALAR) {
         uint32_t r[4], max, features, saved = 0;
@@ -2726,12 +2733,12 @@ KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_
     t.n = n;
     t.state = state;
     t.state_size = state_size;
-    t.copy = NULL;
+    t.copy = KOPT_NULL_;
     t.copy_format = KOPT_F32;
     t.id = 0;
     t.first_index = 0;
     t.rate_scale = 1;
-    t.counts = NULL;
+    t.counts = KOPT_NULL_;
     return t;
 }
 
@@ -2761,7 +2768,7 @@ static int kopt_moments_(const kopt_optimizer *opt) {
 
 static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     const double most = 3e38; /* what still is a finite float */
-    if (opt == NULL) return KOPT_ERROR_NULL;
+    if (opt == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (KOPT_CAST_(unsigned, opt->rule) > KOPT_CAST_(unsigned, KOPT_EMA)) return KOPT_ERROR_OPTION;
     if (!kopt_format_valid_(opt->weight_format) || !kopt_format_valid_(opt->moment_format)) return KOPT_ERROR_OPTION;
     if (KOPT_CAST_(unsigned, opt->rounding) > KOPT_CAST_(unsigned, KOPT_EXACT)) return KOPT_ERROR_OPTION;
@@ -2774,7 +2781,7 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
         return KOPT_ERROR_RANGE;
     if (opt->rule == KOPT_EMA) {
         if (!(opt->lr <= 1)) return KOPT_ERROR_RANGE;
-        if (opt->weight_decay != 0 || opt->moments_only || opt->zero_grad || opt->maximize) return KOPT_ERROR_OPTION;
+        if (opt->weight_decay > 0 || opt->moments_only || opt->zero_grad || opt->maximize) return KOPT_ERROR_OPTION;
     } else if (opt->rule != KOPT_SGD) {
         if (!kopt_within_(opt->beta1, 0, 1) || !kopt_within_(opt->beta2, 0, 1)) return KOPT_ERROR_RANGE;
         if (!(opt->beta1 < 1) || !(opt->beta2 < 1)) return KOPT_ERROR_RANGE;
@@ -2906,15 +2913,15 @@ static kopt_result kopt_check_header_(const kopt_byte_ *h, kopt_kept_ kept, cons
 
 static int kopt_overlap_(const void *a, size_t a_size, const void *b, size_t b_size) {
     const uintptr_t x = KOPT_ADDRESS_(a), y = KOPT_ADDRESS_(b);
-    if (a == NULL || b == NULL || a_size == 0 || b_size == 0) return 0;
+    if (a == KOPT_NULL_ || b == KOPT_NULL_ || a_size == 0 || b_size == 0) return 0;
     return x < y ? y - x < a_size : x - y < b_size;
 }
 
 static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes, size_t state_bytes, int needs_grad) {
     const size_t weight = t->n * weight_bytes, grad = t->n * kopt_bytes_of_(t->grad_format);
-    const size_t copy = t->copy == NULL ? 0 : t->n * kopt_bytes_of_(t->copy_format);
-    if (t->n != 0 && (t->weight == NULL || (needs_grad && t->grad == NULL))) return KOPT_ERROR_NULL;
-    if (t->n != 0 && state_bytes != 0 && t->state == NULL) return KOPT_ERROR_NULL;
+    const size_t copy = t->copy == KOPT_NULL_ ? 0 : t->n * kopt_bytes_of_(t->copy_format);
+    if (t->n != 0 && (t->weight == KOPT_NULL_ || (needs_grad && t->grad == KOPT_NULL_))) return KOPT_ERROR_NULL;
+    if (t->n != 0 && state_bytes != 0 && t->state == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (t->n != 0 && t->state_size < state_bytes) return KOPT_ERROR_SIZE;
     if (kopt_overlap_(t->weight, weight, t->state, state_bytes) || kopt_overlap_(t->copy, copy, t->weight, weight) ||
         kopt_overlap_(t->copy, copy, t->state, state_bytes))
@@ -2926,9 +2933,9 @@ static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes,
 }
 
 static kopt_result kopt_check_tensor_(const kopt_tensor *t) {
-    if (t == NULL) return KOPT_ERROR_NULL;
+    if (t == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (!kopt_format_valid_(t->grad_format)) return KOPT_ERROR_OPTION;
-    if (t->copy != NULL && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
+    if (t->copy != KOPT_NULL_ && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
     if (!kopt_n_valid_(t->n) || t->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
     if (kopt_bits_(t->rate_scale) > 0x7F7FFFFFu) return KOPT_ERROR_RANGE; /* negative, infinite or NaN */
     return KOPT_OK;
@@ -3028,11 +3035,11 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t,
             kopt_store32_(state + i, zero);
         }
     }
-    if (weights != NULL) {
+    if (weights != KOPT_NULL_) {
         kopt_enter_(&environment);
         for (i = 0; i < t->n; i++)
             kopt_write_weight_(opt, weight + i * weight_bytes,
-                               residual_bytes == 0 ? NULL : state + at.residual + i * residual_bytes, weights[i]);
+                               residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes, weights[i]);
         kopt_leave_(&environment);
     }
     kopt_start_slow_(opt, t);
@@ -3044,7 +3051,7 @@ static kopt_result kopt_check_stream_(const kopt_optimizer *opt, const kopt_tens
     kopt_result result = kopt_check_state_(opt, t, 0);
     if (result != KOPT_OK) return result;
     if (KOPT_CAST_(unsigned, what) > KOPT_CAST_(unsigned, kopt_moments_(opt))) return KOPT_ERROR_OPTION;
-    if (t->n != 0 && values == NULL) return KOPT_ERROR_NULL;
+    if (t->n != 0 && values == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (kopt_overlap_(values, t->n * 4, t->weight, t->n * kopt_bytes_of_(opt->weight_format)) ||
         kopt_overlap_(values, t->n * 4, t->state, kopt_layout_for_(opt, t->n).total))
         return KOPT_ERROR_OVERLAP;
@@ -3070,7 +3077,7 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
     for (i = 0; i < t->n; i++) {
         if (what == KOPT_WEIGHT) {
             out[i] = kopt_read_weight_(opt, weight + i * weight_bytes,
-                                       residual_bytes == 0 ? NULL : state + at.residual + i * residual_bytes);
+                                       residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes);
             continue;
         }
         moment = state + at.moment[what - KOPT_FIRST_MOMENT] + i * moment_bytes;
@@ -3103,7 +3110,7 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t
         uint32_t rounded;
         if (what == KOPT_WEIGHT) {
             kopt_write_weight_(opt, weight + i * weight_bytes,
-                               residual_bytes == 0 ? NULL : state + at.residual + i * residual_bytes, x);
+                               residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes, x);
             continue;
         }
         moment = state + at.moment[what - KOPT_FIRST_MOMENT] + i * moment_bytes;
@@ -3287,7 +3294,7 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
     kopt_step s;
     int finite;
     if (result != KOPT_OK) return result;
-    if (step == NULL) return KOPT_ERROR_NULL;
+    if (step == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     s.rule = opt->rule;
     s.weight_format = opt->weight_format;
@@ -3313,7 +3320,7 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
 static kopt_result kopt_check_step_(const kopt_step *s, const kopt_tensor *t) {
     kopt_result result;
     size_t total;
-    if (s == NULL || t == NULL) return KOPT_ERROR_NULL;
+    if (s == KOPT_NULL_ || t == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (s->step == 0) return KOPT_ERROR_STEP;
     result = kopt_check_tensor_(t);
     if (result != KOPT_OK) return result;
@@ -3333,10 +3340,10 @@ static void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin, si
     job.step = s;
     job.weight = KOPT_CAST_(kopt_byte_ *, t->weight);
     job.grad = KOPT_CAST_(kopt_byte_ *, t->grad);
-    job.residual = at.total == 0 ? NULL : state + at.residual;
-    for (i = 0; i < 4; i++) job.moment[i] = at.total == 0 ? NULL : state + at.moment[i];
-    job.slow = at.total == 0 ? NULL : state + at.slow;
-    job.slow_residual = at.total == 0 ? NULL : state + at.slow_residual;
+    job.residual = at.total == 0 ? KOPT_NULL_ : state + at.residual;
+    for (i = 0; i < 4; i++) job.moment[i] = at.total == 0 ? KOPT_NULL_ : state + at.moment[i];
+    job.slow = at.total == 0 ? KOPT_NULL_ : state + at.slow;
+    job.slow_residual = at.total == 0 ? KOPT_NULL_ : state + at.slow_residual;
     job.counts = t->counts;
     job.rate = s->rate;
     job.decay = s->decay;
@@ -3375,7 +3382,7 @@ KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, kopt_tensor *tens
     kopt_step s;
     uint32_t before;
     size_t i;
-    if (opt == NULL || (tensors == NULL && count != 0)) return KOPT_ERROR_NULL;
+    if (opt == KOPT_NULL_ || (tensors == KOPT_NULL_ && count != 0)) return KOPT_ERROR_NULL;
     before = opt->step;
     result = kopt_step_begin(opt, &s);
     if (result != KOPT_OK) return result;
@@ -3395,7 +3402,7 @@ static kopt_result kopt_convert_run_(kopt_conversion_ *c, void *dst, const void 
     if (!kopt_format_valid_(c->dst_format) || !kopt_format_valid_(c->src_format)) return KOPT_ERROR_OPTION;
     if (!kopt_n_valid_(c->n) || c->first >> 63 != 0) return KOPT_ERROR_BOUNDS;
     if (c->n == 0) return KOPT_OK;
-    if (dst == NULL || src == NULL) return KOPT_ERROR_NULL;
+    if (dst == KOPT_NULL_ || src == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (kopt_overlap_(dst, c->n * kopt_bytes_of_(c->dst_format), src, c->n * kopt_bytes_of_(c->src_format)))
         return KOPT_ERROR_OVERLAP;
     c->dst = KOPT_CAST_(kopt_byte_ *, dst);
@@ -3434,7 +3441,7 @@ KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format,
 }
 
 KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
-    if (!kopt_format_valid_(format) || (x == NULL && n != 0)) return 0;
+    if (!kopt_format_valid_(format) || (x == KOPT_NULL_ && n != 0)) return 0;
     return (kopt_table_[kopt_isa_current()].all_finite)(KOPT_CAST_(const kopt_byte_ *, x), format, n);
 }
 
