@@ -39,6 +39,10 @@
        OPTIMIZER                   TENSOR AND STATE   STEP             BULK        ISA
        (implementation)  SCALARS   VOCABULARIES   KERNELS   DISPATCH   PUBLIC FUNCTIONS   LICENCE
 */
+#if defined(KOPT_VERSION) && KOPT_VERSION != 100
+#error "two versions of kahan_opt.h in one file: give each a file of its own (KAHAN_OPT_STATIC), see KAHAN_OPT_SELF"
+#endif
+
 #ifndef KOPT_PASS_ /* the whole file but the vocabularies and kernels, which are read once per ISA */
 #ifndef KAHAN_OPT_H
 #define KAHAN_OPT_H
@@ -55,11 +59,13 @@
 
    CONFIGURATION (define before the include; 'all' = the same everywhere, 'impl' = where it is implemented)
    KAHAN_OPT_IMPLEMENTATION   impl  create the implementation. In one file of the program.
-   KAHAN_OPT_STATIC           all   every function is static: several private copies may live in one program.
+   KAHAN_OPT_STATIC           impl  every function is static: several private copies, of any versions, may live in
+                                    one program, each in its own file; there before the first include of this one.
                                     Cost: a copy per file.
    KAHAN_OPT_API              all   declaration specifier, e.g. __declspec(dllexport). Not with KAHAN_OPT_STATIC.
    KAHAN_OPT_NO_SIMD          impl  scalar path only: about 17 KB of code (-Os) instead of 90 KB, 10-30x slower.
-   KAHAN_OPT_SELF             impl  the name of this file, with quotes, if you renamed it. It includes itself.
+   KAHAN_OPT_SELF             impl  the name of this file, with quotes, if you renamed it: it includes itself. gcc 12,
+                                    clang 9 and later know it without being told.
 
    CONTRACT
    1. Same bits everywhere. A step's result is a pure function of its inputs: not of the ISA, the compiler, its
@@ -90,7 +96,7 @@
    VERSION HISTORY   0.1  first: SGD, Adam, AdamW; five roundings; scalar, SSE2, AVX2, AVX-512, NEON
 */
 
-#define KOPT_VERSION 100 /* 10000 * major + 100 * minor + patch */
+#define KOPT_VERSION 100 /* 10000 * major + 100 * minor + patch; also above the first #endif */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -103,16 +109,28 @@
 #define KOPT_EXTERN_ extern
 #endif
 
-#if defined(__GNUC__) && !defined(__TINYC__)
-#define KOPT_UNUSED_ __attribute__((unused))
+#if defined(__cplusplus) && __cplusplus >= 201103L
+#define KOPT_NULL_ nullptr
 #else
-#define KOPT_UNUSED_
+#define KOPT_NULL_ NULL
+#endif
+
+#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
+#define KOPT_GNU_ 1 /* gcc, clang, clang-cl: they know GNU attributes, builtins and assembly */
 #endif
 
 #if defined(__cplusplus) || (defined(__STDC_VERSION__) && __STDC_VERSION__ >= 199901L)
-#define KOPT_INLINE_ static inline KOPT_UNUSED_
+#define KOPT_INLINED_ inline
 #else
-#define KOPT_INLINE_ static __inline KOPT_UNUSED_
+#define KOPT_INLINED_ __inline
+#endif
+#define KOPT_INLINE_ static KOPT_INLINED_
+
+/* A static function that may stay unused. clang warns if one that is marked so is used, but not about inline ones. */
+#if defined(KOPT_GNU_) && !defined(__clang__)
+#define KOPT_UNUSED_ __attribute__((__unused__))
+#else
+#define KOPT_UNUSED_ KOPT_INLINED_
 #endif
 
 #if defined(KAHAN_OPT_STATIC) && defined(KAHAN_OPT_API)
@@ -120,7 +138,7 @@
 #elif defined(KAHAN_OPT_STATIC)
 #define KOPT_API_ static KOPT_UNUSED_
 #elif defined(KAHAN_OPT_API)
-#define KOPT_API_ KAHAN_OPT_API
+#define KOPT_API_ KOPT_EXTERN_ KAHAN_OPT_API
 #else
 #define KOPT_API_ KOPT_EXTERN_
 #endif
@@ -212,7 +230,7 @@ KOPT_INLINE_ kopt_bf16 kopt_bf16_from_f32(float x) {
 
 /* fp16:  s eeeee ffffffffff, exponent bias 15;  fp32:  s eeeeeeee ffffffffff fffffffffffff, bias 127 */
 KOPT_INLINE_ float kopt_f32_from_fp16(kopt_fp16 x) {
-    uint32_t sign = KOPT_CAST_(uint32_t, x & 0x8000u) << 16, mag = x & 0x7FFFu, exponent = 113;
+    uint32_t u = x, sign = (u & 0x8000u) << 16, mag = u & 0x7FFFu, exponent = 113;
     if (mag > 0x7C00u) return kopt_float_(sign | 0x7FC00000u | (mag << 13));         /* NaN, quiet          */
     if (mag == 0x7C00u) return kopt_float_(sign | 0x7F800000u);                      /* infinity            */
     if (mag >= 0x0400u) return kopt_float_(sign | ((mag << 13) + 0x38000000u));      /* normal: 112 << 23   */
@@ -273,16 +291,16 @@ KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32_stochastic(float x, uint32_t random16)
    in [0, 16); 0 and 1 are the library's, 8 to 15 are yours. A step uses r for the second moment and the products
    below for the weight or compensation and for the other moments. */
 KOPT_API_ uint32_t kopt_random(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index);
-#define KOPT_RANDOM_WEIGHT(r) ((uint32_t)(r) * 20201u & 0xFFFFu)
-#define KOPT_RANDOM_FIRST_MOMENT(r) ((uint32_t)(r) * 10579u & 0xFFFFu)
-#define KOPT_RANDOM_THIRD_MOMENT(r) ((uint32_t)(r) * 13355u & 0xFFFFu)
-#define KOPT_RANDOM_FOURTH_MOMENT(r) ((uint32_t)(r) * 14021u & 0xFFFFu)
+#define KOPT_RANDOM_WEIGHT(r) ((r) * 20201u & 0xFFFFu)
+#define KOPT_RANDOM_FIRST_MOMENT(r) ((r) * 10579u & 0xFFFFu)
+#define KOPT_RANDOM_THIRD_MOMENT(r) ((r) * 13355u & 0xFFFFu)
+#define KOPT_RANDOM_FOURTH_MOMENT(r) ((r) * 14021u & 0xFFFFu)
 
 /* ---- ONE-ELEMENT UPDATES for code that never holds a gradient buffer: `*w -= lr * dw` becomes
         kopt_kahan_add_bf16(w, c, -lr * dw, random16)                                                                 */
 
 /* Makes x an opaque register value: nothing is fused, reassociated or kept in excess precision across it. */
-#if defined(__TINYC__) || !defined(__GNUC__)
+#ifndef KOPT_GNU_
 #define KOPT_SETTLE_(x) ((void)0)
 #elif defined(__AVX512F__) && defined(__x86_64__)
 #define KOPT_SETTLE_(x) __asm__("" : "+v"(x))
@@ -327,7 +345,7 @@ KOPT_INLINE_ void kopt_kahan_add_bf16(kopt_bf16 *w, kopt_bf16 *c, float delta, u
 KOPT_INLINE_ void kopt_kahan_add_fp16(kopt_fp16 *w, kopt_fp16 *c, float delta, uint32_t random16) {
     float old = kopt_f32_from_fp16(*w), y = kopt_add_(kopt_f32_from_fp16(*c) * (1.0f / 2048), delta);
     float sum = kopt_add_(old, y);
-    kopt_fp16 sixteen = KOPT_CAST_(kopt_fp16, kopt_fp16_from_f32(sum)), rest;
+    kopt_fp16 sixteen = kopt_fp16_from_f32(sum), rest;
     float residual = kopt_add_(kopt_sub_(old, kopt_f32_from_fp16(sixteen)), y);
     rest = kopt_fp16_from_f32_stochastic(residual * 2048, random16);
     if ((sixteen & 0x7FFFu) > 0x7C00u) sixteen = 0x7E00u; /* the canonical NaN */
@@ -417,7 +435,7 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n);
 
 /* The same as a constant, for static arrays. bytes = residual + moments per weight: bf16 AdamW needs 6 with KAHAN or
    EXACT, 5 with COMPACT, 4 with STOCHASTIC or NEAREST. */
-#define KOPT_STATE_BYTES(n, bytes) (64 + (size_t)(n) * (bytes) + 12)
+#define KOPT_STATE_BYTES(n, bytes) (64 + KOPT_CAST_(size_t, n) * (bytes) + 12)
 
 /* Makes a fresh state block. If weights is not NULL, t->weight is set to those n fp32 values and the residual (KAHAN,
    COMPACT, EXACT) to what did not fit; if it is NULL, t->weight stays and the residual is zero. weights must not
@@ -513,55 +531,79 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 #define KOPT_IMPLEMENTING_ /* undefined at the end of the implementation */
 
 #ifndef KAHAN_OPT_SELF
+#ifdef __FILE_NAME__
+#define KAHAN_OPT_SELF __FILE_NAME__
+#else
 #define KAHAN_OPT_SELF "kahan_opt.h"
+#endif
 #endif
 
 /* Which vocabularies this build can hold. tcc and unknown compilers get the scalar one. */
 #if defined(KAHAN_OPT_NO_SIMD) || defined(__TINYC__) || defined(__CUDACC__)
-#elif (defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))) || defined(_M_X64)
+#elif (defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__i386__))) || defined(_M_X64)
 #define KOPT_X86_ 1
 #elif defined(__aarch64__) && defined(__ARM_NEON) && !defined(__AARCH64EB__)
 #define KOPT_NEON_ 1
 #endif
 
 #if defined(KOPT_X86_)
+#if defined(KOPT_GNU_) && !defined(__clang__) && !__STDC_HOSTED__ && !defined(_MM_MALLOC_H_INCLUDED)
+#define _MM_MALLOC_H_INCLUDED /* or gcc's own header includes stdlib.h, which bare metal and UEFI do not have */
 #include <immintrin.h>
-#ifdef _MSC_VER
+#undef _MM_MALLOC_H_INCLUDED
+#else
+#include <immintrin.h>
+#endif
+#ifndef KOPT_GNU_
 #include <intrin.h>
+#elif defined(__clang__) && (defined(_MSC_VER) || defined(__SCE__)) /* where the former leaves these out */
+#include <smmintrin.h>
+#include <avxintrin.h>
+#include <avx2intrin.h>
+#include <f16cintrin.h>
+#include <avx512fintrin.h>
+#include <avx512bwintrin.h>
+#include <avx512dqintrin.h>
+#include <avx512vlintrin.h>
+#include <avx512vlbwintrin.h>
+#include <avx512vldqintrin.h>
 #endif
 #elif defined(KOPT_NEON_)
 #include <arm_neon.h>
 #endif
 
-#if defined(__GNUC__) && !defined(__TINYC__)
-#define KOPT_NOINLINE_ __attribute__((noinline))
-#define KOPT_FORCE_INLINE_ inline __attribute__((always_inline, unused))
-#define KOPT_TARGET_(isa) __attribute__((target(isa)))
+#ifdef KOPT_GNU_
+#define KOPT_NOINLINE_ __attribute__((__noinline__))
+#define KOPT_FORCE_INLINE_ KOPT_INLINED_ __attribute__((__always_inline__))
+#define KOPT_TARGET_(isa) __attribute__((__target__(isa)))
 #elif defined(_MSC_VER)
 #define KOPT_NOINLINE_ __declspec(noinline)
 #define KOPT_FORCE_INLINE_ __forceinline
 #define KOPT_TARGET_(isa)
 #else
 #define KOPT_NOINLINE_
-#define KOPT_FORCE_INLINE_ inline
+#define KOPT_FORCE_INLINE_ KOPT_INLINED_
 #define KOPT_TARGET_(isa)
 #endif
 
-#if defined(__GNUC__) && !defined(__TINYC__)
+#ifdef KOPT_GNU_
 #define KOPT_PREFETCH_(p) __builtin_prefetch(p)
 #elif defined(_M_X64)
-#define KOPT_PREFETCH_(p) _mm_prefetch(KOPT_POINTER_(const char *, p), _MM_HINT_T0)
+#define KOPT_PREFETCH_(p) _mm_prefetch(KOPT_CONST_POINTER_(const char *, p), _MM_HINT_T0)
 #else
 #define KOPT_PREFETCH_(p) ((void)(p))
 #endif
 
+/* Through void *: a vocabulary's loads and stores need no alignment. */
+#define KOPT_POINTER_(type, p) KOPT_CAST_(type, KOPT_CAST_(void *, p))
+#define KOPT_CONST_POINTER_(type, p) KOPT_CAST_(type, KOPT_CAST_(const void *, p))
 #ifdef __cplusplus
-#define KOPT_POINTER_(type, p) reinterpret_cast<type>(p)
+#define KOPT_ADDRESS_(p) reinterpret_cast<uintptr_t>(p)
 #else
-#define KOPT_POINTER_(type, p) ((type)(p))
+#define KOPT_ADDRESS_(p) ((uintptr_t)(p))
 #endif
 
-#if defined(__GNUC__) && !defined(__clang__) && !defined(__TINYC__)
+#if defined(KOPT_GNU_) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized" /* gcc bug 105593, in its own AVX-512 headers */
 #if !defined(__OPTIMIZE__)
@@ -569,7 +611,7 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 #pragma GCC optimize("O2") /* vector code at -O0 is 8-15 times slower */
 #define KOPT_OPTIMIZED_HERE_
 #endif
-#elif defined(_MSC_VER)
+#elif defined(_MSC_VER) && !defined(KOPT_GNU_)
 #pragma float_control(precise, on, push)
 #pragma fp_contract(off)
 #endif
@@ -620,15 +662,15 @@ KOPT_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding ro
 }
 
 /* memcpy of a fixed size: one instruction where the machine allows it, and no libc anywhere. */
-#if defined(__GNUC__) && !defined(__TINYC__)
+#ifdef KOPT_GNU_
 #define KOPT_COPY_(to, from, size) __builtin_memcpy(to, from, size)
 #else
 #define KOPT_COPY_(to, from, size) \
-    kopt_copy_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_POINTER_(const kopt_byte_ *, from), size)
+    kopt_copy_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), size)
 #endif
 
 /* Makes an integer opaque: a loop over it is not turned into a call of memcpy or memset. */
-#if defined(__GNUC__) && !defined(__TINYC__)
+#ifdef KOPT_GNU_
 #define KOPT_OPAQUE_(x) __asm__("" : "+r"(x))
 #else
 #define KOPT_OPAQUE_(x) ((void)0)
@@ -636,9 +678,9 @@ KOPT_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding ro
 
 KOPT_INLINE_ void kopt_copy_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
     for (; size > 0; size--, to++) {
-        uint32_t byte = *from++;
-        KOPT_OPAQUE_(byte);
-        *to = KOPT_CAST_(kopt_byte_, byte);
+        uint32_t octet = *from++;
+        KOPT_OPAQUE_(octet);
+        *to = KOPT_CAST_(kopt_byte_, octet);
     }
 }
 
@@ -680,7 +722,7 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_bounce_(kopt_byte_ *pa
 
 /* Square root, correctly rounded: the instruction where there is one, else digit by digit. */
 KOPT_INLINE_ float kopt_sqrt_(float x) {
-#if defined(__GNUC__) && !defined(__TINYC__) && (defined(__x86_64__) || defined(__SSE2_MATH__))
+#if defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__SSE2_MATH__))
     float root;
 #ifdef __AVX__
     __asm__("vsqrtss {%1, %1, %0|%0, %1, %1}" : "=x"(root) : "x"(x));
@@ -688,15 +730,15 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
     __asm__("sqrtss {%1, %0|%0, %1}" : "=x"(root) : "x"(x));
 #endif
     return root;
-#elif defined(__GNUC__) && defined(__aarch64__)
+#elif defined(KOPT_GNU_) && defined(__aarch64__)
     float root;
     __asm__("fsqrt %s0, %s1" : "=w"(root) : "w"(x));
     return root;
-#elif defined(__GNUC__) && defined(__riscv_flen)
+#elif defined(KOPT_GNU_) && defined(__riscv_flen)
     float root;
     __asm__("fsqrt.s %0, %1" : "=f"(root) : "f"(x));
     return root;
-#elif defined(__GNUC__) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
+#elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
     float root;
     __asm__("vsqrt.f32 %0, %1" : "=t"(root) : "t"(x));
     return root;
@@ -728,7 +770,7 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
 
 /* binary64 with one rounding per operation. */
 KOPT_INLINE_ double kopt_settle64_(double x) {
-#if defined(__GNUC__) && !defined(__TINYC__)
+#ifdef KOPT_GNU_
     __asm__("" : "+m"(x));
 #endif
     return x;
@@ -830,9 +872,9 @@ static double kopt_sqrt64_(double a) {
 #define hold_ NAME_(hold)
 #define iadd_ NAME_(iadd)
 #define isub_ NAME_(isub)
-#define and_ NAME_(and)
-#define or_ NAME_(or)
-#define xor_ NAME_(xor)
+#define and_ NAME_(iand)
+#define or_ NAME_(ior)
+#define xor_ NAME_(ixor)
 #define mulhilo_ NAME_(mulhilo)
 #define mul16_ NAME_(mul16)
 #define gt_ NAME_(gt)
@@ -934,7 +976,7 @@ typedef __m128 floats_;
 typedef __m128i words_;
 typedef __m128i mask_;
 
-#if defined(__GNUC__)
+#ifdef KOPT_GNU_
 #define SETTLE_(r) __asm__("" : "+x"(r))
 #else
 #define SETTLE_(r) ((void)0)
@@ -957,10 +999,10 @@ FN_ floats_ mul_(floats_ a, floats_ b) {
     return r;
 }
 FN_ floats_ div_(floats_ a, floats_ b) { /* in asm, here and below: -Ofast makes an estimate of the intrinsic */
-#if defined(__GNUC__) && defined(__AVX__) /* in a build with -mavx the legacy form would stall */
+#if defined(KOPT_GNU_) && defined(__AVX__) /* in a build with -mavx the legacy form would stall */
     __asm__("vdivps {%1, %0, %0|%0, %0, %1}" : "+x"(a) : "x"(b));
     return a;
-#elif defined(__GNUC__)
+#elif defined(KOPT_GNU_)
     __asm__("divps {%1, %0|%0, %1}" : "+x"(a) : "x"(b));
     return a;
 #else
@@ -968,10 +1010,10 @@ FN_ floats_ div_(floats_ a, floats_ b) { /* in asm, here and below: -Ofast makes
 #endif
 }
 FN_ floats_ sqrt_(floats_ a) {
-#if defined(__GNUC__) && defined(__AVX__)
+#if defined(KOPT_GNU_) && defined(__AVX__)
     __asm__("vsqrtps {%0, %0|%0, %0}" : "+x"(a));
     return a;
-#elif defined(__GNUC__)
+#elif defined(KOPT_GNU_)
     __asm__("sqrtps {%0, %0|%0, %0}" : "+x"(a));
     return a;
 #else
@@ -1008,9 +1050,9 @@ FN_ int any_(mask_ a) { return _mm_movemask_epi8(a) != 0; }
 FN_ words_ select_(mask_ m, words_ yes, words_ no) {
     return _mm_or_si128(_mm_and_si128(m, yes), _mm_andnot_si128(m, no));
 }
-FN_ words_ load32_(const kopt_byte_ *p) { return _mm_loadu_si128(KOPT_POINTER_(const __m128i *, p)); }
+FN_ words_ load32_(const kopt_byte_ *p) { return _mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)); }
 FN_ words_ load16_(const kopt_byte_ *p) {
-    return _mm_unpacklo_epi16(_mm_loadl_epi64(KOPT_POINTER_(const __m128i *, p)), _mm_setzero_si128());
+    return _mm_unpacklo_epi16(_mm_loadl_epi64(KOPT_CONST_POINTER_(const __m128i *, p)), _mm_setzero_si128());
 }
 FN_ words_ load8_(const kopt_byte_ *p) {
     words_ a = _mm_cvtsi32_si128(KOPT_CAST_(int, kopt_load32_(p)));
@@ -1027,7 +1069,9 @@ FN_ void store8_(kopt_byte_ *p, words_ a) {
     a = _mm_packs_epi32(a, a);
     kopt_store32_(p, KOPT_CAST_(uint32_t, _mm_cvtsi128_si32(_mm_packus_epi16(a, a))));
 }
-FN_ words_ load_half_(const uint32_t *w, size_t i) { return load16_(KOPT_POINTER_(const kopt_byte_ *, w) + 2 * i); }
+FN_ words_ load_half_(const uint32_t *w, size_t i) {
+    return load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, w) + 2 * i);
+}
 FN_ words_ block_order_(void) { return _mm_setr_epi32(0, 1, 2, 3); }
 FN_ words_ zip_low_(words_ a, words_ b) { return _mm_unpacklo_epi32(a, b); }
 FN_ words_ zip_high_(words_ a, words_ b) { return _mm_unpackhi_epi32(a, b); }
@@ -1042,7 +1086,7 @@ typedef __m256 floats_;
 typedef __m256i words_;
 typedef __m256i mask_;
 
-#if defined(__GNUC__)
+#ifdef KOPT_GNU_
 #define SETTLE_(r) __asm__("" : "+x"(r))
 #else
 #define SETTLE_(r) ((void)0)
@@ -1065,7 +1109,7 @@ FN_ floats_ mul_(floats_ a, floats_ b) {
     return r;
 }
 FN_ floats_ div_(floats_ a, floats_ b) {
-#if defined(__GNUC__)
+#ifdef KOPT_GNU_
     floats_ r;
     __asm__("vdivps {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b));
     return r;
@@ -1074,7 +1118,7 @@ FN_ floats_ div_(floats_ a, floats_ b) {
 #endif
 }
 FN_ floats_ sqrt_(floats_ a) {
-#if defined(__GNUC__)
+#ifdef KOPT_GNU_
     floats_ r;
     __asm__("vsqrtps {%1, %0|%0, %1}" : "=x"(r) : "x"(a));
     return r;
@@ -1111,12 +1155,12 @@ FN_ mask_ eq_(words_ a, words_ b) { return _mm256_cmpeq_epi32(a, b); }
 FN_ mask_ either_(mask_ a, mask_ b) { return _mm256_or_si256(a, b); }
 FN_ int any_(mask_ a) { return _mm256_movemask_epi8(a) != 0; }
 FN_ words_ select_(mask_ m, words_ yes, words_ no) { return _mm256_blendv_epi8(no, yes, m); }
-FN_ words_ load32_(const kopt_byte_ *p) { return _mm256_loadu_si256(KOPT_POINTER_(const __m256i *, p)); }
+FN_ words_ load32_(const kopt_byte_ *p) { return _mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)); }
 FN_ words_ load16_(const kopt_byte_ *p) {
-    return _mm256_cvtepu16_epi32(_mm_loadu_si128(KOPT_POINTER_(const __m128i *, p)));
+    return _mm256_cvtepu16_epi32(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
 }
 FN_ words_ load8_(const kopt_byte_ *p) {
-    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(KOPT_POINTER_(const __m128i *, p)));
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(KOPT_CONST_POINTER_(const __m128i *, p)));
 }
 FN_ void store32_(kopt_byte_ *p, words_ a) { _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), a); }
 FN_ void store16_(kopt_byte_ *p, words_ a) {
@@ -1135,12 +1179,14 @@ FN_ floats_ widen_fp16_(words_ a) {
     return _mm256_cvtph_ps(_mm256_castsi256_si128(a));
 }
 FN_ words_ narrow_fp16_(floats_ a) { return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(a, 0)); }
-FN_ words_ load_half_(const uint32_t *w, size_t i) { return load16_(KOPT_POINTER_(const kopt_byte_ *, w) + 2 * i); }
+FN_ words_ load_half_(const uint32_t *w, size_t i) {
+    return load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, w) + 2 * i);
+}
 FN_ words_ block_order_(void) { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7); }
 FN_ words_ zip_low_(words_ a, words_ b) { return _mm256_unpacklo_epi32(a, b); }
 FN_ words_ zip_high_(words_ a, words_ b) { return _mm256_unpackhi_epi32(a, b); }
 FN_ words_ pair_load8_(const kopt_byte_ *p) {
-    return _mm256_cvtepi8_epi16(_mm_loadu_si128(KOPT_POINTER_(const __m128i *, p)));
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
 }
 FN_ void pair_store8_(kopt_byte_ *p, words_ a) {
     a = _mm256_and_si256(a, iset_(0x00FF00FF));
@@ -1166,7 +1212,7 @@ typedef __m512 floats_;
 typedef __m512i words_;
 typedef __mmask16 mask_;
 
-#if defined(__GNUC__)
+#ifdef KOPT_GNU_
 #define SETTLE_(r) __asm__("" : "+v"(r))
 #else
 #define SETTLE_(r) ((void)0)
@@ -1189,7 +1235,7 @@ FN_ floats_ mul_(floats_ a, floats_ b) {
     return r;
 }
 FN_ floats_ div_(floats_ a, floats_ b) {
-#if defined(__GNUC__)
+#ifdef KOPT_GNU_
     floats_ r;
     __asm__("vdivps {%2, %1, %0|%0, %1, %2}" : "=v"(r) : "v"(a), "v"(b));
     return r;
@@ -1198,7 +1244,7 @@ FN_ floats_ div_(floats_ a, floats_ b) {
 #endif
 }
 FN_ floats_ sqrt_(floats_ a) {
-#if defined(__GNUC__)
+#ifdef KOPT_GNU_
     floats_ r;
     __asm__("vsqrtps {%1, %0|%0, %1}" : "=v"(r) : "v"(a));
     return r;
@@ -1235,12 +1281,12 @@ FN_ mask_ eq_(words_ a, words_ b) { return _mm512_cmpeq_epi32_mask(a, b); }
 FN_ mask_ either_(mask_ a, mask_ b) { return KOPT_CAST_(mask_, a | b); }
 FN_ int any_(mask_ a) { return a != 0; }
 FN_ words_ select_(mask_ m, words_ yes, words_ no) { return _mm512_mask_blend_epi32(m, no, yes); }
-FN_ words_ load32_(const kopt_byte_ *p) { return _mm512_loadu_si512(KOPT_POINTER_(const __m512i *, p)); }
+FN_ words_ load32_(const kopt_byte_ *p) { return _mm512_loadu_si512(KOPT_CONST_POINTER_(const __m512i *, p)); }
 FN_ words_ load16_(const kopt_byte_ *p) {
-    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(KOPT_POINTER_(const __m256i *, p)));
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)));
 }
 FN_ words_ load8_(const kopt_byte_ *p) {
-    return _mm512_cvtepi8_epi32(_mm_loadu_si128(KOPT_POINTER_(const __m128i *, p)));
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
 }
 FN_ void store32_(kopt_byte_ *p, words_ a) { _mm512_storeu_si512(KOPT_POINTER_(__m512i *, p), a); }
 FN_ void store16_(kopt_byte_ *p, words_ a) {
@@ -1249,12 +1295,14 @@ FN_ void store16_(kopt_byte_ *p, words_ a) {
 FN_ void store8_(kopt_byte_ *p, words_ a) { _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm512_cvtepi32_epi8(a)); }
 FN_ floats_ widen_fp16_(words_ a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
 FN_ words_ narrow_fp16_(floats_ a) { return _mm512_cvtepu16_epi32(_mm512_maskz_cvtps_ph(0xFFFFu, a, 0)); }
-FN_ words_ load_half_(const uint32_t *w, size_t i) { return load16_(KOPT_POINTER_(const kopt_byte_ *, w) + 2 * i); }
+FN_ words_ load_half_(const uint32_t *w, size_t i) {
+    return load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, w) + 2 * i);
+}
 FN_ words_ block_order_(void) { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
 FN_ words_ zip_low_(words_ a, words_ b) { return _mm512_unpacklo_epi32(a, b); }
 FN_ words_ zip_high_(words_ a, words_ b) { return _mm512_unpackhi_epi32(a, b); }
 FN_ words_ pair_load8_(const kopt_byte_ *p) {
-    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(KOPT_POINTER_(const __m256i *, p)));
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)));
 }
 FN_ void pair_store8_(kopt_byte_ *p, words_ a) {
     _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi16_epi8(a));
@@ -1354,7 +1402,9 @@ FN_ void store8_(kopt_byte_ *p, words_ a) {
 }
 FN_ floats_ widen_fp16_(words_ a) { return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(a))); }
 FN_ words_ narrow_fp16_(floats_ a) { return vmovl_u16(vreinterpret_u16_f16(vcvt_f16_f32(a))); }
-FN_ words_ load_half_(const uint32_t *w, size_t i) { return load16_(KOPT_POINTER_(const kopt_byte_ *, w) + 2 * i); }
+FN_ words_ load_half_(const uint32_t *w, size_t i) {
+    return load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, w) + 2 * i);
+}
 FN_ words_ block_order_(void) {
     static const uint32_t order[4] = {0, 1, 2, 3};
     return vld1q_u32(order);
@@ -1581,7 +1631,10 @@ FN_ void random_words_(words_ x[4], const cipher_ *c, uint64_t block) {
     x3 = low0;
     ROUND_(0) ROUND_(1) ROUND_(2) ROUND_(3) ROUND_(4) ROUND_(5) ROUND_(6)
 #undef ROUND_
-    x[0] = x0, x[1] = x1, x[2] = x2, x[3] = x3;
+    x[0] = x0;
+    x[1] = x1;
+    x[2] = x2;
+    x[3] = x3;
 }
 
 /* The words of the elements 128 further: any three of the eight words are independent, at a tenth of the price. */
@@ -1602,7 +1655,10 @@ FN_ void random_order_(words_ w[4], const words_ x[4]) {
     w[2] = zip_low_(even_high, odd_high);
     w[3] = zip_high_(even_high, odd_high);
 #else
-    w[0] = x[0], w[1] = x[1], w[2] = x[2], w[3] = x[3];
+    w[0] = x[0];
+    w[1] = x[1];
+    w[2] = x[2];
+    w[3] = x[3];
 #endif
 }
 
@@ -1905,14 +1961,14 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
         put_(j->weight + i * weight_size, weight_size, n, stored);
         if (residual_size != 0) put_(j->residual + i * residual_size, residual_size, n, kept);
         if (k->sync) store_slow_(j, kind, i, n, stored, kept);
-        if (j->copy != NULL) store_copy_(j, kind, i, n, stored);
+        if (j->copy != KOPT_NULL_) store_copy_(j, kind, i, n, stored);
     }
     store_moment_(j, kind, 0, i, n, p.m, mul16_(r, iset_(10579u)));
     store_moment_(j, kind, 1, i, n, p.v, r);
     if (kind.moments > 2) store_rare_(j, kind, 2, i, n, p.third, mul16_(r, iset_(13355u)));
     if (kind.moments > 3) store_rare_(j, kind, 3, i, n, p.fourth, mul16_(r, iset_(14021u)));
 
-    if (j->counts != NULL)
+    if (j->counts != KOPT_NULL_)
         tally_(j->counts, n, bits_(update), xor_(stored, before),
                and_(xor_(kept, kept_before), iset_(residual_size == 1 ? 0xFFu : 0xFFFFu)));
     if (k->zero_grad) put_(j->grad + i * grad_size, grad_size, n, iset_(0));
@@ -1921,7 +1977,7 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
 /* The random numbers of the block of 8 * LANES_ elements that holds global index `index`, made anew if the index is the
    first of its block or of a range. Returns where in the block it is. */
 FN_ size_t random_halves_(uint32_t *halves, const cipher_ *cipher, uint64_t index, int first) {
-    const size_t offset = KOPT_CAST_(size_t, index % (8 * LANES_));
+    const size_t offset = KOPT_CAST_(unsigned, index % (8 * LANES_));
     words_ x[4], w[4];
     size_t i;
     if (offset == 0 || first) {
@@ -2116,7 +2172,7 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding roun
     const kopt_step *s = j->step;
     scalars_ k = spread_(j);
     const cipher_ cipher = cipher_of_(s->seed, s->step, j->id, KOPT_RANDOM_STEP_);
-    const size_t block = 8 * LANES_, unaligned = KOPT_CAST_(size_t, (j->first + j->begin) % block);
+    const size_t block = 8 * LANES_, unaligned = KOPT_CAST_(unsigned, (j->first + j->begin) % block);
     size_t i = j->begin, span;
     kopt_kind_ kind;
     constants_ c;
@@ -2183,14 +2239,14 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(step)(const kopt_job_ *j) {
 #ifdef PAIRS_ /* the vocabularies with more than one lane have hot kernels */
     const kopt_step *s = j->step;
     const int compensated = s->rounding == KOPT_KAHAN || s->rounding == KOPT_COMPACT;
-    const int plain = s->moments >= 1 && s->moments <= 2 && !s->moments_only && !s->sync && j->counts == NULL;
+    const int plain = s->moments >= 1 && s->moments <= 2 && !s->moments_only && !s->sync && j->counts == KOPT_NULL_;
     if (plain && s->rule == KOPT_ADAM && s->weight_format == KOPT_F32 && j->moment_format == KOPT_F32 &&
         j->grad_format == KOPT_F32) {
         NAME_(adam_f32)(j);
         return;
     }
     if (plain && s->weight_format == KOPT_BF16 && j->moment_format == KOPT_BF16 && j->grad_format == KOPT_BF16 &&
-        j->copy == NULL && (!compensated || s->compensation_rounding == s->moment_rounding)) {
+        j->copy == KOPT_NULL_ && (!compensated || s->compensation_rounding == s->moment_rounding)) {
         if (s->rule == KOPT_ADAM && s->rounding == KOPT_KAHAN && s->moment_rounding == KOPT_STOCHASTIC)
             NAME_(adam_kahan)(j);
         else
@@ -2271,7 +2327,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
     words_ x[4];
     random_words_(x, &cipher, kopt_block_of_(index));
     if ((index & 128) != 0) random_flip_(x);
-    return load_half_(x, KOPT_CAST_(size_t, index & 7));
+    return load_half_(x, KOPT_CAST_(unsigned, index & 7));
 }
 #endif
 
@@ -2400,7 +2456,7 @@ typedef struct kopt_kernels_ {
 } kopt_kernels_;
 
 #define KOPT_KERNELS_(isa) {#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##isa##_}
-#define KOPT_NO_KERNELS_(isa) {#isa, NULL, NULL, NULL}
+#define KOPT_NO_KERNELS_(isa) {#isa, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_}
 static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
     KOPT_KERNELS_(scalar),
 #ifdef KOPT_X86_
@@ -2419,11 +2475,13 @@ static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
 
 #ifdef KOPT_X86_
 static void kopt_cpuid_(uint32_t leaf, uint32_t out[4]) {
-#ifdef _MSC_VER
+#ifndef KOPT_GNU_
     int r[4];
     __cpuidex(r, KOPT_CAST_(int, leaf), 0);
-    out[0] = KOPT_CAST_(uint32_t, r[0]), out[1] = KOPT_CAST_(uint32_t, r[1]);
-    out[2] = KOPT_CAST_(uint32_t, r[2]), out[3] = KOPT_CAST_(uint32_t, r[3]);
+    out[0] = KOPT_CAST_(uint32_t, r[0]);
+    out[1] = KOPT_CAST_(uint32_t, r[1]);
+    out[2] = KOPT_CAST_(uint32_t, r[2]);
+    out[3] = KOPT_CAST_(uint32_t, r[3]);
 #elif defined(__i386__) /* ebx may hold the address of the global offset table */
     __asm__("xchgl %%ebx, %1\n\tcpuid\n\txchgl %%ebx, %1"
             : "=a"(out[0]), "=&r"(out[1]), "=c"(out[2]), "=d"(out[3])
@@ -2435,7 +2493,8 @@ static void kopt_cpuid_(uint32_t leaf, uint32_t out[4]) {
 #endif
 
 KOPT_API_ int kopt_isa_usable(kopt_isa isa) {
-    if (KOPT_CAST_(unsigned, isa) >= KOPT_CAST_(unsigned, KOPT_ISA_COUNT) || kopt_table_[isa].step == NULL) return 0;
+    if (KOPT_CAST_(unsigned, isa) >= KOPT_CAST_(unsigned, KOPT_ISA_COUNT)) return 0;
+    if (kopt_table_[isa].step == KOPT_NULL_) return 0;
 #ifdef KOPT_X86_
     if (isa != KOPT_ISA_SCALAR) {
         uint32_t r[4], max, features, saved = 0;
@@ -2446,7 +2505,7 @@ KOPT_API_ int kopt_isa_usable(kopt_isa isa) {
         if (isa == KOPT_ISA_SSE2) return 1;
         features = r[2];
         if ((features >> 27 & 1u) == 0 || (features >> 28 & 1u) == 0 || (features >> 29 & 1u) == 0 || max < 7) return 0;
-#ifdef _MSC_VER /* OSXSAVE, AVX, F16C are there: which registers does the system save? */
+#ifndef KOPT_GNU_ /* OSXSAVE, AVX, F16C are there: which registers does the system save? */
         saved = KOPT_CAST_(uint32_t, _xgetbv(0) & 0xFFFFFFFFu);
 #else
         {
@@ -2464,11 +2523,15 @@ KOPT_API_ int kopt_isa_usable(kopt_isa isa) {
 }
 
 /* 0: not chosen yet; else the ISA + 1. Several threads may choose at once: they choose the same. */
+#if !defined(KOPT_X86_) && !defined(KOPT_NEON_) /* no choice: nothing to keep, and small cores have no atomics */
+#define KOPT_GET_CHOSEN_() 1
+#define KOPT_SET_CHOSEN_(x) KOPT_CAST_(void, x)
+#elif defined(KOPT_GNU_)
 static int kopt_chosen_;
-#if defined(__GNUC__) && !defined(__TINYC__)
 #define KOPT_GET_CHOSEN_() __atomic_load_n(&kopt_chosen_, __ATOMIC_RELAXED)
 #define KOPT_SET_CHOSEN_(x) __atomic_store_n(&kopt_chosen_, x, __ATOMIC_RELAXED)
 #else
+static int kopt_chosen_;
 #define KOPT_GET_CHOSEN_() (*KOPT_CAST_(volatile int *, &kopt_chosen_))
 #define KOPT_SET_CHOSEN_(x) (*KOPT_CAST_(volatile int *, &kopt_chosen_) = (x))
 #endif
@@ -2505,10 +2568,10 @@ typedef struct kopt_environment_ {
 } kopt_environment_;
 
 static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
-#if defined(KOPT_X86_) && defined(_MSC_VER)
+#if defined(KOPT_X86_) && !defined(KOPT_GNU_)
     e->sse = _mm_getcsr();
     _mm_setcsr(0x1F80u);
-#elif defined(__GNUC__) && !defined(__TINYC__) && (defined(__x86_64__) || defined(__i386__))
+#elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__i386__))
     const uint32_t sse = 0x1F80u;
     const uint16_t x87 = 0x027Fu; /* 53-bit precision: a double operation rounds once */
     e->sse = 0;
@@ -2527,10 +2590,10 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
     __asm__ __volatile__("fldcw %0" : : "m"(x87));
 #endif
     KOPT_CAST_(void, x87);
-#elif defined(__GNUC__) && defined(__aarch64__)
+#elif defined(KOPT_GNU_) && defined(__aarch64__)
     __asm__ __volatile__("mrs %0, fpcr" : "=r"(e->arm));
     __asm__ __volatile__("msr fpcr, %0" : : "r"(KOPT_CAST_(uint64_t, 0)));
-#elif defined(__GNUC__) && defined(__arm__) && defined(__ARM_FP)
+#elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
     uint32_t fpscr;
     __asm__ __volatile__("vmrs %0, fpscr" : "=r"(fpscr));
     e->arm = fpscr;
@@ -2541,18 +2604,18 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 }
 
 static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
-#if defined(KOPT_X86_) && defined(_MSC_VER)
+#if defined(KOPT_X86_) && !defined(KOPT_GNU_)
     _mm_setcsr(e->sse);
-#elif defined(__GNUC__) && !defined(__TINYC__) && (defined(__x86_64__) || defined(__i386__))
+#elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__i386__))
 #if defined(__x86_64__) || defined(__SSE2__) || defined(KOPT_X86_)
     if (e->sse != 0) __asm__ __volatile__("ldmxcsr %0" : : "m"(e->sse));
 #endif
 #ifdef __i386__
     __asm__ __volatile__("fldcw %0" : : "m"(e->x87));
 #endif
-#elif defined(__GNUC__) && defined(__aarch64__)
+#elif defined(KOPT_GNU_) && defined(__aarch64__)
     __asm__ __volatile__("msr fpcr, %0" : : "r"(e->arm));
-#elif defined(__GNUC__) && defined(__arm__) && defined(__ARM_FP)
+#elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
     __asm__ __volatile__("vmsr fpscr, %0" : : "r"(KOPT_CAST_(uint32_t, e->arm)));
 #else
     KOPT_CAST_(void, e);
@@ -2561,7 +2624,7 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 
 /* ---- 8-BIT MOMENTS, section 9: block-wise dynamic codes (Dettmers et al. 2022), the tables of bitsandbytes ------------ */
 
-enum { KOPT_BLOCK_ = 256 }; /* elements that share a scale */
+#define KOPT_BLOCK_ KOPT_CAST_(size_t, 256) /* elements that share a scale */
 
 /* Code 0 .. 255 of a mean of squares, ascending from 0 to 1. */
 static const uint32_t kopt_codes_unsigned_[256] = {
@@ -2662,8 +2725,8 @@ static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const float *x, 
             code[i] = square ? 0 : 127;
         } else {
             const float y = kopt_div_scalar_(x[i], kopt_float_(largest));
-            const uint32_t r = random16 == NULL ? 0 : random16[i] * factor & 0xFFFFu;
-            code[i] = KOPT_CAST_(kopt_byte_, kopt_code_of_(y, square, random16 != NULL, r));
+            const uint32_t r = random16 == KOPT_NULL_ ? 0 : random16[i] * factor & 0xFFFFu;
+            code[i] = KOPT_CAST_(kopt_byte_, kopt_code_of_(y, square, random16 != KOPT_NULL_, r));
         }
     }
 }
@@ -2671,7 +2734,7 @@ static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const float *x, 
 /* ---- PUBLIC FUNCTIONS: check the arguments, then run ------------------------------------------------------------- */
 
 KOPT_API_ const char *kopt_result_string(kopt_result result) {
-    switch (result) {
+    switch (KOPT_CAST_(int, result)) {
     case KOPT_OK: return "success";
     case KOPT_ERROR_NULL: return "a required pointer is NULL";
     case KOPT_ERROR_OPTION: return "an option has a value that does not exist or does not apply";
@@ -2685,8 +2748,8 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
     case KOPT_ERROR_OVERLAP: return "two of the buffers overlap";
     case KOPT_ERROR_STEP: return "the step was not begun, or all 2^32 - 1 steps are used up";
     case KOPT_ERROR_ISA: return "this instruction set is not in this build or not on this machine";
+    default: return "unknown result";
     }
-    return "unknown result";
 }
 
 KOPT_API_ int kopt_version(void) { return KOPT_VERSION; }
@@ -2786,12 +2849,12 @@ KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_
     t.n = n;
     t.state = state;
     t.state_size = state_size;
-    t.copy = NULL;
+    t.copy = KOPT_NULL_;
     t.copy_format = KOPT_F32;
     t.id = 0;
     t.first_index = 0;
     t.rate_scale = 1;
-    t.counts = NULL;
+    t.counts = KOPT_NULL_;
     return t;
 }
 
@@ -2808,21 +2871,20 @@ static int kopt_within_(double x, double least, double most) {
 static int kopt_format_valid_(kopt_format f) { return KOPT_CAST_(unsigned, f) <= KOPT_CAST_(unsigned, KOPT_FP16); }
 
 static int kopt_moments_(const kopt_optimizer *opt) {
-    switch (opt->rule) {
-    case KOPT_SGD: return opt->momentum != 0;
+    switch (KOPT_CAST_(int, opt->rule)) {
+    case KOPT_SGD: return opt->momentum > 0;
     case KOPT_ADAM: return opt->amsgrad ? 3 : 2;
     case KOPT_LION: return 1;
     case KOPT_ADAN: return 4;
     case KOPT_RADAM:
     case KOPT_RANGER: return 2;
-    case KOPT_EMA: break;
+    default: return 0;
     }
-    return 0;
 }
 
 static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     const double most = 3e38; /* what still is a finite float */
-    if (opt == NULL) return KOPT_ERROR_NULL;
+    if (opt == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (KOPT_CAST_(unsigned, opt->rule) > KOPT_CAST_(unsigned, KOPT_EMA)) return KOPT_ERROR_OPTION;
     if (!kopt_format_valid_(opt->weight_format)) return KOPT_ERROR_OPTION;
     if (!kopt_format_valid_(opt->moment_format) && opt->moment_format != KOPT_Q8) return KOPT_ERROR_OPTION;
@@ -2836,7 +2898,7 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
         return KOPT_ERROR_RANGE;
     if (opt->rule == KOPT_EMA) {
         if (!(opt->lr <= 1)) return KOPT_ERROR_RANGE;
-        if (opt->weight_decay != 0 || opt->moments_only || opt->zero_grad || opt->maximize) return KOPT_ERROR_OPTION;
+        if (opt->weight_decay > 0 || opt->moments_only || opt->zero_grad || opt->maximize) return KOPT_ERROR_OPTION;
     } else if (opt->rule != KOPT_SGD) {
         if (!kopt_within_(opt->beta1, 0, 1) || !kopt_within_(opt->beta2, 0, 1)) return KOPT_ERROR_RANGE;
         if (!(opt->beta1 < 1) || !(opt->beta2 < 1)) return KOPT_ERROR_RANGE;
@@ -2847,7 +2909,8 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     } else {
         if (!kopt_within_(opt->momentum, 0, most)) return KOPT_ERROR_RANGE;
         if (!kopt_within_(opt->dampening, -most, most)) return KOPT_ERROR_RANGE;
-        if (opt->nesterov && (!(opt->momentum > 0) || opt->dampening != 0)) return KOPT_ERROR_OPTION;
+        if (opt->nesterov && (!(opt->momentum > 0) || opt->dampening < 0 || opt->dampening > 0))
+            return KOPT_ERROR_OPTION;
     }
     return KOPT_OK;
 }
@@ -2969,16 +3032,16 @@ static kopt_result kopt_check_header_(const kopt_byte_ *h, kopt_kept_ kept, cons
 }
 
 static int kopt_overlap_(const void *a, size_t a_size, const void *b, size_t b_size) {
-    const uintptr_t x = KOPT_POINTER_(uintptr_t, a), y = KOPT_POINTER_(uintptr_t, b);
-    if (a == NULL || b == NULL || a_size == 0 || b_size == 0) return 0;
+    const uintptr_t x = KOPT_ADDRESS_(a), y = KOPT_ADDRESS_(b);
+    if (a == KOPT_NULL_ || b == KOPT_NULL_ || a_size == 0 || b_size == 0) return 0;
     return x < y ? y - x < a_size : x - y < b_size;
 }
 
 static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes, size_t state_bytes, int needs_grad) {
     const size_t weight = t->n * weight_bytes, grad = t->n * kopt_bytes_of_(t->grad_format);
-    const size_t copy = t->copy == NULL ? 0 : t->n * kopt_bytes_of_(t->copy_format);
-    if (t->n != 0 && (t->weight == NULL || (needs_grad && t->grad == NULL))) return KOPT_ERROR_NULL;
-    if (t->n != 0 && state_bytes != 0 && t->state == NULL) return KOPT_ERROR_NULL;
+    const size_t copy = t->copy == KOPT_NULL_ ? 0 : t->n * kopt_bytes_of_(t->copy_format);
+    if (t->n != 0 && (t->weight == KOPT_NULL_ || (needs_grad && t->grad == KOPT_NULL_))) return KOPT_ERROR_NULL;
+    if (t->n != 0 && state_bytes != 0 && t->state == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (t->n != 0 && t->state_size < state_bytes) return KOPT_ERROR_SIZE;
     if (kopt_overlap_(t->weight, weight, t->state, state_bytes) || kopt_overlap_(t->copy, copy, t->weight, weight) ||
         kopt_overlap_(t->copy, copy, t->state, state_bytes))
@@ -2990,9 +3053,9 @@ static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes,
 }
 
 static kopt_result kopt_check_tensor_(const kopt_tensor *t) {
-    if (t == NULL) return KOPT_ERROR_NULL;
+    if (t == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (!kopt_format_valid_(t->grad_format)) return KOPT_ERROR_OPTION;
-    if (t->copy != NULL && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
+    if (t->copy != KOPT_NULL_ && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
     if (!kopt_n_valid_(t->n) || t->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
     if (kopt_bits_(t->rate_scale) > 0x7F7FFFFFu) return KOPT_ERROR_RANGE; /* negative, infinite or NaN */
     return KOPT_OK;
@@ -3097,11 +3160,11 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t,
         for (k = 0; k < kopt_moments_(opt); k++)
             for (i = 0; i < t->n; i++) state[at.moment[k] + i] = kopt_is_square_(opt->rule, k) ? 0 : 127;
     }
-    if (weights != NULL) {
+    if (weights != KOPT_NULL_) {
         kopt_enter_(&environment);
         for (i = 0; i < t->n; i++)
             kopt_write_weight_(opt, weight + i * weight_bytes,
-                               residual_bytes == 0 ? NULL : state + at.residual + i * residual_bytes, weights[i]);
+                               residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes, weights[i]);
         kopt_leave_(&environment);
     }
     kopt_start_slow_(opt, t);
@@ -3113,7 +3176,7 @@ static kopt_result kopt_check_stream_(const kopt_optimizer *opt, const kopt_tens
     kopt_result result = kopt_check_state_(opt, t, 0);
     if (result != KOPT_OK) return result;
     if (KOPT_CAST_(unsigned, what) > KOPT_CAST_(unsigned, kopt_moments_(opt))) return KOPT_ERROR_OPTION;
-    if (t->n != 0 && values == NULL) return KOPT_ERROR_NULL;
+    if (t->n != 0 && values == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (kopt_overlap_(values, t->n * 4, t->weight, t->n * kopt_bytes_of_(opt->weight_format)) ||
         kopt_overlap_(values, t->n * 4, t->state, kopt_layout_for_(opt, t->n).total))
         return KOPT_ERROR_OVERLAP;
@@ -3146,7 +3209,7 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
     for (; i < t->n; i++) {
         if (what == KOPT_WEIGHT) {
             out[i] = kopt_read_weight_(opt, weight + i * weight_bytes,
-                                       residual_bytes == 0 ? NULL : state + at.residual + i * residual_bytes);
+                                       residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes);
             continue;
         }
         moment = state + at.moment[what - KOPT_FIRST_MOMENT] + i * moment_bytes;
@@ -3179,14 +3242,14 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t
         const int k = KOPT_CAST_(int, what) - 1;
         if (what == KOPT_WEIGHT || opt->moment_format != KOPT_Q8) break;
         kopt_quantise_(state + at.moment[k] + i, state + at.scale[k] + i / KOPT_BLOCK_ * 4, in + i, n,
-                       kopt_is_square_(opt->rule, k), NULL, 0);
+                       kopt_is_square_(opt->rule, k), KOPT_NULL_, 0);
     }
     for (; i < t->n; i++) {
         float x = in[i];
         uint32_t rounded;
         if (what == KOPT_WEIGHT) {
             kopt_write_weight_(opt, weight + i * weight_bytes,
-                               residual_bytes == 0 ? NULL : state + at.residual + i * residual_bytes, x);
+                               residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes, x);
             continue;
         }
         moment = state + at.moment[what - KOPT_FIRST_MOMENT] + i * moment_bytes;
@@ -3220,7 +3283,7 @@ static uint32_t kopt_crc32_(const kopt_byte_ *p, size_t n) {
 
 static void kopt_swap_(kopt_byte_ *p, size_t n, size_t bytes) {
     const uint16_t one = 1;
-    if (*KOPT_POINTER_(const kopt_byte_ *, &one) == 1) return; /* little-endian: nothing to do */
+    if (*KOPT_CONST_POINTER_(const kopt_byte_ *, &one) == 1) return; /* little-endian: nothing to do */
     for (; n > 0; n--, p += bytes) {
         size_t i;
         for (i = 0; i < bytes / 2; i++) {
@@ -3373,7 +3436,7 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
     kopt_step s;
     int finite;
     if (result != KOPT_OK) return result;
-    if (step == NULL) return KOPT_ERROR_NULL;
+    if (step == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     s.rule = opt->rule;
     s.weight_format = opt->weight_format;
@@ -3399,7 +3462,7 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
 static kopt_result kopt_check_step_(const kopt_step *s, const kopt_tensor *t) {
     kopt_result result;
     size_t total;
-    if (s == NULL || t == NULL) return KOPT_ERROR_NULL;
+    if (s == KOPT_NULL_ || t == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (s->step == 0) return KOPT_ERROR_STEP;
     result = kopt_check_tensor_(t);
     if (result != KOPT_OK) return result;
@@ -3436,7 +3499,7 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
         job.residual = whole->residual + i * residual_bytes;
         job.slow = whole->slow + (s->rule == KOPT_RANGER ? i * weight_bytes : 0);
         job.slow_residual = whole->slow_residual + (s->rule == KOPT_RANGER ? i * residual_bytes : 0);
-        if (whole->copy != NULL) job.copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
+        if (whole->copy != KOPT_NULL_) job.copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
         job.first = whole->first + i;
         job.end = n;
         kopt_table_[kopt_isa_current()].step(&job);
@@ -3451,7 +3514,7 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
         for (m = 0; m < s->moments; m++) {
             const int nearest = s->moment_rounding == KOPT_NEAREST || (m == 2 && s->rule == KOPT_ADAM);
             kopt_quantise_(state + at->moment[m] + i, state + at->scale[m] + scale, moment[m], n,
-                           kopt_is_square_(s->rule, m), nearest ? NULL : random16, factor[m]);
+                           kopt_is_square_(s->rule, m), nearest ? KOPT_NULL_ : random16, factor[m]);
         }
     }
 }
@@ -3466,10 +3529,10 @@ static void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin, si
     job.step = s;
     job.weight = KOPT_CAST_(kopt_byte_ *, t->weight);
     job.grad = KOPT_CAST_(kopt_byte_ *, t->grad);
-    job.residual = at.total == 0 ? NULL : state + at.residual;
-    for (i = 0; i < 4; i++) job.moment[i] = at.total == 0 ? NULL : state + at.moment[i];
-    job.slow = at.total == 0 ? NULL : state + at.slow;
-    job.slow_residual = at.total == 0 ? NULL : state + at.slow_residual;
+    job.residual = at.total == 0 ? KOPT_NULL_ : state + at.residual;
+    for (i = 0; i < 4; i++) job.moment[i] = at.total == 0 ? KOPT_NULL_ : state + at.moment[i];
+    job.slow = at.total == 0 ? KOPT_NULL_ : state + at.slow;
+    job.slow_residual = at.total == 0 ? KOPT_NULL_ : state + at.slow_residual;
     job.counts = t->counts;
     job.rate = s->rate;
     job.decay = s->decay;
@@ -3515,7 +3578,7 @@ KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, kopt_tensor *tens
     kopt_step s;
     uint32_t before;
     size_t i;
-    if (opt == NULL || (tensors == NULL && count != 0)) return KOPT_ERROR_NULL;
+    if (opt == KOPT_NULL_ || (tensors == KOPT_NULL_ && count != 0)) return KOPT_ERROR_NULL;
     before = opt->step;
     result = kopt_step_begin(opt, &s);
     if (result != KOPT_OK) return result;
@@ -3535,13 +3598,13 @@ static kopt_result kopt_convert_run_(kopt_conversion_ *c, void *dst, const void 
     if (!kopt_format_valid_(c->dst_format) || !kopt_format_valid_(c->src_format)) return KOPT_ERROR_OPTION;
     if (!kopt_n_valid_(c->n) || c->first >> 63 != 0) return KOPT_ERROR_BOUNDS;
     if (c->n == 0) return KOPT_OK;
-    if (dst == NULL || src == NULL) return KOPT_ERROR_NULL;
+    if (dst == KOPT_NULL_ || src == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (kopt_overlap_(dst, c->n * kopt_bytes_of_(c->dst_format), src, c->n * kopt_bytes_of_(c->src_format)))
         return KOPT_ERROR_OVERLAP;
     c->dst = KOPT_CAST_(kopt_byte_ *, dst);
     c->src = KOPT_CAST_(const kopt_byte_ *, src);
     kopt_enter_(&environment);
-    kopt_table_[kopt_isa_current()].convert(c);
+    (kopt_table_[kopt_isa_current()].convert)(c);
     kopt_leave_(&environment);
     return KOPT_OK;
 }
@@ -3574,17 +3637,17 @@ KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format,
 }
 
 KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
-    if (!kopt_format_valid_(format) || (x == NULL && n != 0)) return 0;
-    return kopt_table_[kopt_isa_current()].all_finite(KOPT_CAST_(const kopt_byte_ *, x), format, n);
+    if (!kopt_format_valid_(format) || (x == KOPT_NULL_ && n != 0)) return 0;
+    return (kopt_table_[kopt_isa_current()].all_finite)(KOPT_CAST_(const kopt_byte_ *, x), format, n);
 }
 
 /* ---- leave nothing behind ---- */
-#if defined(__GNUC__) && !defined(__clang__) && !defined(__TINYC__)
+#if defined(KOPT_GNU_) && !defined(__clang__)
 #ifdef KOPT_OPTIMIZED_HERE_
 #pragma GCC pop_options
 #endif
 #pragma GCC diagnostic pop
-#elif defined(_MSC_VER)
+#elif defined(_MSC_VER) && !defined(KOPT_GNU_)
 #pragma float_control(pop)
 #endif
 #undef KOPT_IMPLEMENTING_
