@@ -768,7 +768,148 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
 #endif
 }
 
-/* binary64 with one rounding per operation. */
+/* ---- binary64: the per-step scalars. A kopt_f64_ is a double where the machine computes with doubles; elsewhere (an FPU
+        for fp32 alone, none at all, 32-bit doubles) it is the 64 bits of one, and the operations below are integer code
+        that gives the same bits and calls nothing of the compiler's library. ---- */
+
+#ifndef KOPT_SOFT64_ /* the tests define it */
+#if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ != 8
+#define KOPT_SOFT64_ 1
+#elif defined(__arm__) && !(defined(__ARM_FP) && (__ARM_FP & 8))
+#define KOPT_SOFT64_ 1
+#elif defined(__riscv) && !(defined(__riscv_flen) && __riscv_flen >= 64)
+#define KOPT_SOFT64_ 1
+#elif defined(__mips_soft_float) || defined(__XTENSA__) || defined(__MSP430__) || defined(_SOFT_FLOAT)
+#define KOPT_SOFT64_ 1
+#else
+#define KOPT_SOFT64_ 0
+#endif
+#endif
+
+/* The bits of a double; a 32-bit double is widened, exactly. */
+KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
+#if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
+    uint32_t u = kopt_bits_(x), digits = u & 0x007FFFFFu, exponent = (u >> 23 & 0xFFu) + 896;
+    const uint64_t sign = KOPT_CAST_(uint64_t, u >> 31) << 63;
+    if (exponent == 896 && digits == 0) return sign;
+    if (exponent == 896 + 255) exponent = 2047;
+    if (exponent == 896) {
+        for (exponent++; digits < 0x00800000u; digits <<= 1) exponent--;
+        digits &= 0x007FFFFFu;
+    }
+    return sign | KOPT_CAST_(uint64_t, exponent) << 52 | KOPT_CAST_(uint64_t, digits) << 29;
+#else
+    union {
+        double d;
+        uint64_t u;
+    } bits;
+    bits.d = x;
+    return bits.u;
+#endif
+}
+
+#if KOPT_SOFT64_
+
+typedef uint64_t kopt_f64_;
+
+enum { KOPT_TIMES_, KOPT_OVER_, KOPT_PLUS_ };
+
+/* Significand with its leading bit at 61: 53 bits, and 9 to round with. The last bit also says whether anything
+   below it was cut off. */
+KOPT_INLINE_ uint64_t kopt_digits64_(uint64_t x) {
+    const uint64_t lead = KOPT_CAST_(uint64_t, 1) << 61;
+    return (x << 9 & (lead - 1)) | lead;
+}
+
+/* x * y, x / y, x + y to nearest even, as IEEE 754 says, but for one thing: what has an infinite or NaN operand is
+   infinite. One loop shifts right and adds, for products and sums alike: this is made to be small. */
+static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int what) {
+    const uint64_t top = KOPT_CAST_(uint64_t, 1) << 63, infinity = KOPT_CAST_(uint64_t, 2047) << 52;
+    uint64_t sign = (x ^ y) & top, a, b, m = 0;
+    const int differ = what == KOPT_PLUS_ && sign != 0;
+    int e, e2, n;
+    if (what == KOPT_PLUS_) {
+        if ((x & ~top) < (y & ~top)) a = x, x = y, y = a; /* |x| >= |y| */
+        sign = x & top;
+    }
+    a = kopt_digits64_(x);
+    b = kopt_digits64_(y);
+    e = KOPT_CAST_(int, x >> 52 & 2047);
+    e2 = KOPT_CAST_(int, y >> 52 & 2047);
+    if (e == 2047 || e2 == 2047) return infinity;
+    if (e2 == 0 && y << 1 == 0) return what == KOPT_PLUS_ ? (x << 1 == 0 ? x & y : x) : what == KOPT_OVER_ ? infinity : sign;
+    if (x << 1 == 0) return sign;
+    if (e == 0) for (e = 1, a = x << 12 >> 3; a >> 61 == 0; a <<= 1) e--; /* subnormal */
+    if (e2 == 0) for (e2 = 1, b = y << 12 >> 3; b >> 61 == 0; b <<= 1) e2--;
+    n = e - e2;
+    if (what == KOPT_OVER_) {
+        e = n + 1023 + 62;
+        do { /* one bit of the quotient after the other */
+            m <<= 1;
+            if (a >= b) a -= b, m |= 1;
+            a <<= 1;
+            e--;
+        } while (m >> 61 == 0);
+        m |= a != 0;
+    } else {
+        a >>= 1;
+        if (what == KOPT_PLUS_)
+            m = b, b = 0, e++;
+        else
+            e += e2 - 1022, n = 61;
+        for (;; b >>= 1) {
+            m = (m >> 1) | (m & 1);
+            if (n-- == 0) break;
+            if ((b & 1) != 0) m += a;
+        }
+        if (differ) m = 0 - m;
+        m += a;
+        if (m == 0) return 0;
+        for (; m >> 61 == 0; m <<= 1) e--;
+    }
+    for (; e <= 0; e++) m = (m >> 1) | (m & 1); /* subnormal */
+    m += 255 + (m >> 9 & 1);
+    if (e >= 2047) return sign | infinity;
+    return sign | ((m >> 9) + (KOPT_CAST_(uint64_t, e - 1) << 52));
+}
+
+KOPT_INLINE_ kopt_f64_ kopt_get64_(double x) { return kopt_bits64_(x); }
+KOPT_INLINE_ uint64_t kopt_word64_(kopt_f64_ x) { return x; }
+KOPT_INLINE_ kopt_f64_ kopt_mul64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_TIMES_); }
+KOPT_INLINE_ kopt_f64_ kopt_div64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_OVER_); }
+KOPT_INLINE_ kopt_f64_ kopt_add64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_PLUS_); }
+KOPT_INLINE_ kopt_f64_ kopt_sub64_(kopt_f64_ a, kopt_f64_ b) {
+    return kopt_soft64_(a, b ^ KOPT_CAST_(uint64_t, 1) << 63, KOPT_PLUS_);
+}
+
+KOPT_INLINE_ kopt_f64_ kopt_whole64_(uint32_t n) { /* n > 0 */
+    int e = 1023 + 52;
+    uint64_t digits = n;
+    for (; digits >> 52 == 0; digits <<= 1) e--;
+    return digits + (KOPT_CAST_(uint64_t, e - 1) << 52);
+}
+
+/* Rounded to binary32. */
+static KOPT_NOINLINE_ float kopt_to_float_(kopt_f64_ x) {
+    const uint32_t sign = KOPT_CAST_(uint32_t, x >> 32) & 0x80000000u;
+    const int exponent = KOPT_CAST_(int, x >> 52 & 2047);
+    int shift = 897 - exponent;
+    if (exponent >= 1023 + 128) return kopt_float_(sign | 0x7F800000u);
+    x &= (KOPT_CAST_(uint64_t, 1) << 52) - 1;
+    if (shift > 0) { /* subnormal or zero */
+        x |= KOPT_CAST_(uint64_t, exponent != 0) << 52;
+        for (; shift > 0 && x != 0; shift--) x = (x >> 1) | (x & 1);
+    } else {
+        x += KOPT_CAST_(uint64_t, exponent - 896) << 52;
+    }
+    x += 0x0FFFFFFFu + (x >> 29 & 1);
+    return kopt_float_(sign | KOPT_CAST_(uint32_t, x >> 29));
+}
+
+#else
+
+typedef double kopt_f64_;
+
 KOPT_INLINE_ double kopt_settle64_(double x) {
 #ifdef KOPT_GNU_
     __asm__("" : "+m"(x));
@@ -776,23 +917,59 @@ KOPT_INLINE_ double kopt_settle64_(double x) {
     return x;
 }
 
+KOPT_INLINE_ kopt_f64_ kopt_get64_(double x) { return x; }
+KOPT_INLINE_ kopt_f64_ kopt_whole64_(uint32_t n) { return n; }
+KOPT_INLINE_ uint64_t kopt_word64_(kopt_f64_ x) { return kopt_bits64_(x); }
+KOPT_INLINE_ kopt_f64_ kopt_mul64_(kopt_f64_ a, kopt_f64_ b) { return kopt_settle64_(a * b); }
+KOPT_INLINE_ kopt_f64_ kopt_div64_(kopt_f64_ a, kopt_f64_ b) { return kopt_settle64_(a / kopt_settle64_(b)); }
+KOPT_INLINE_ kopt_f64_ kopt_add64_(kopt_f64_ a, kopt_f64_ b) { return kopt_settle64_(a + b); }
+KOPT_INLINE_ kopt_f64_ kopt_sub64_(kopt_f64_ a, kopt_f64_ b) { return kopt_settle64_(a - b); }
+
+static float kopt_to_float_(kopt_f64_ x) {
+    float y = KOPT_CAST_(float, x);
+    KOPT_SETTLE_(y);
+    return y;
+}
+
+#endif
+
+/* a < b, by integers: -Ofast takes it that no NaN exists, and a caller's DAZ that no subnormal does. NaN is above all
+   or below all. */
+static int kopt_less64_(kopt_f64_ a, kopt_f64_ b) {
+    const uint64_t top = KOPT_CAST_(uint64_t, 1) << 63;
+    uint64_t x = kopt_word64_(a), y = kopt_word64_(b);
+    x = (x & top) != 0 ? top - (x & ~top) : x | top; /* -0 becomes 0 */
+    y = (y & top) != 0 ? top - (y & ~top) : y | top;
+    return x < y;
+}
+
+/* Finite, and in [least, most]. */
+static int kopt_inside64_(kopt_f64_ x, kopt_f64_ least, kopt_f64_ most) {
+    return (kopt_word64_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, least) && !kopt_less64_(most, x);
+}
+
+static int kopt_less_(double a, double b) { return kopt_less64_(kopt_get64_(a), kopt_get64_(b)); }
+
+static int kopt_within_(double x, double least, double most) {
+    return kopt_inside64_(kopt_get64_(x), kopt_get64_(least), kopt_get64_(most));
+}
+
 /* base^exponent, lowest bit first. */
-static double kopt_power_(double base, uint32_t exponent) {
-    double power = 1.0;
+static kopt_f64_ kopt_power_(kopt_f64_ base, uint32_t exponent) {
+    kopt_f64_ power = kopt_get64_(1.0);
     for (; exponent != 0; exponent >>= 1) {
-        if ((exponent & 1u) != 0) power = kopt_settle64_(power * base);
-        base = kopt_settle64_(base * base);
+        if ((exponent & 1u) != 0) power = kopt_mul64_(power, base);
+        base = kopt_mul64_(base, base);
     }
     return power;
 }
 
 /* Square root of a in (0, 1] by Heron's iteration, which falls until it has converged. */
-static double kopt_sqrt64_(double a) {
-    double x = 1.0, y;
+static kopt_f64_ kopt_sqrt64_(kopt_f64_ a) {
+    kopt_f64_ x = kopt_get64_(1.0), y;
     for (;;) {
-        y = kopt_settle64_(a / x);
-        y = kopt_settle64_(kopt_settle64_(x + y) * 0.5);
-        if (!(y < x)) return x;
+        y = kopt_mul64_(kopt_add64_(x, kopt_div64_(a, x)), kopt_get64_(0.5));
+        if (!kopt_less64_(y, x)) return x;
         x = y;
     }
 }
@@ -2858,21 +3035,11 @@ KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_
     return t;
 }
 
-/* Integer tests: -Ofast takes it that no NaN exists. */
-static int kopt_within_(double x, double least, double most) {
-    union {
-        double d;
-        uint64_t u;
-    } bits;
-    bits.d = x;
-    return (bits.u >> 52 & 0x7FFu) != 0x7FFu && x >= least && x <= most;
-}
-
 static int kopt_format_valid_(kopt_format f) { return KOPT_CAST_(unsigned, f) <= KOPT_CAST_(unsigned, KOPT_FP16); }
 
 static int kopt_moments_(const kopt_optimizer *opt) {
     switch (KOPT_CAST_(int, opt->rule)) {
-    case KOPT_SGD: return opt->momentum > 0;
+    case KOPT_SGD: return kopt_less_(0, opt->momentum);
     case KOPT_ADAM: return opt->amsgrad ? 3 : 2;
     case KOPT_LION: return 1;
     case KOPT_ADAN: return 4;
@@ -2894,22 +3061,24 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     if (KOPT_CAST_(unsigned, opt->decay) > KOPT_CAST_(unsigned, KOPT_FULLY_DECOUPLED)) return KOPT_ERROR_OPTION;
     if (!kopt_within_(opt->lr, 0, most) || !kopt_within_(opt->weight_decay, 0, most)) return KOPT_ERROR_RANGE;
     if (!kopt_within_(opt->grad_scale, -most, most) || !kopt_within_(opt->clip, -most, most)) return KOPT_ERROR_RANGE;
-    if (opt->decay == KOPT_FULLY_DECOUPLED && (!kopt_within_(opt->max_lr, 0, most) || !(opt->max_lr > 0)))
+    if (opt->decay == KOPT_FULLY_DECOUPLED && (!kopt_within_(opt->max_lr, 0, most) || !kopt_less_(0, opt->max_lr)))
         return KOPT_ERROR_RANGE;
     if (opt->rule == KOPT_EMA) {
-        if (!(opt->lr <= 1)) return KOPT_ERROR_RANGE;
-        if (opt->weight_decay > 0 || opt->moments_only || opt->zero_grad || opt->maximize) return KOPT_ERROR_OPTION;
+        if (kopt_less_(1, opt->lr)) return KOPT_ERROR_RANGE;
+        if (!kopt_within_(opt->weight_decay, 0, 0) || opt->moments_only || opt->zero_grad || opt->maximize)
+            return KOPT_ERROR_OPTION;
     } else if (opt->rule != KOPT_SGD) {
         if (!kopt_within_(opt->beta1, 0, 1) || !kopt_within_(opt->beta2, 0, 1)) return KOPT_ERROR_RANGE;
-        if (!(opt->beta1 < 1) || !(opt->beta2 < 1)) return KOPT_ERROR_RANGE;
-        if (opt->rule == KOPT_ADAN && (!kopt_within_(opt->beta3, 0, 1) || !(opt->beta3 < 1))) return KOPT_ERROR_RANGE;
+        if (!kopt_less_(opt->beta1, 1) || !kopt_less_(opt->beta2, 1)) return KOPT_ERROR_RANGE;
+        if (opt->rule == KOPT_ADAN && (!kopt_within_(opt->beta3, 0, 1) || !kopt_less_(opt->beta3, 1)))
+            return KOPT_ERROR_RANGE;
         if (opt->rule != KOPT_LION && !kopt_within_(opt->eps, 1.1754943508222875e-38, most)) return KOPT_ERROR_RANGE;
         if (opt->rule == KOPT_RANGER && (opt->lookahead < 1 || !kopt_within_(opt->lookahead_rate, 0, 1)))
             return KOPT_ERROR_RANGE;
     } else {
         if (!kopt_within_(opt->momentum, 0, most)) return KOPT_ERROR_RANGE;
         if (!kopt_within_(opt->dampening, -most, most)) return KOPT_ERROR_RANGE;
-        if (opt->nesterov && (!(opt->momentum > 0) || opt->dampening < 0 || opt->dampening > 0))
+        if (opt->nesterov && (!kopt_less_(0, opt->momentum) || !kopt_within_(opt->dampening, 0, 0)))
             return KOPT_ERROR_OPTION;
     }
     return KOPT_OK;
@@ -3348,85 +3517,81 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, kopt_tensor *t) {
     return KOPT_OK;
 }
 
-static float kopt_to_float_(double x) {
-    float y = KOPT_CAST_(float, x);
-    KOPT_SETTLE_(y);
-    return y;
-}
-
 /* RAdam's rectification term squared, in (0, 1); 0 while the approximated moving average is 5 steps or shorter. */
-static double kopt_rectifier_(double beta2, uint32_t step, double rest2) {
-    const double longest = kopt_settle64_(kopt_settle64_(2.0 / kopt_settle64_(1.0 - beta2)) - 1.0);
-    const double power = kopt_settle64_(kopt_settle64_(2.0 * step) * kopt_power_(beta2, step));
-    const double length = kopt_settle64_(longest - kopt_settle64_(power / rest2));
-    double above, below;
-    if (!(length > 5.0)) return 0;
-    above = kopt_settle64_(kopt_settle64_(length - 4.0) * kopt_settle64_(length - 2.0));
-    below = kopt_settle64_(kopt_settle64_(longest - 4.0) * kopt_settle64_(longest - 2.0));
-    above = kopt_settle64_(above * longest);
-    below = kopt_settle64_(below * length);
-    return kopt_settle64_(above / below);
+static kopt_f64_ kopt_rectifier_(kopt_f64_ beta2, uint32_t step, kopt_f64_ rest2) {
+    const kopt_f64_ one = kopt_get64_(1), two = kopt_get64_(2), four = kopt_get64_(4);
+    const kopt_f64_ longest = kopt_sub64_(kopt_div64_(two, kopt_sub64_(one, beta2)), one);
+    const kopt_f64_ power = kopt_mul64_(kopt_mul64_(two, kopt_whole64_(step)), kopt_power_(beta2, step));
+    const kopt_f64_ length = kopt_sub64_(longest, kopt_div64_(power, rest2));
+    kopt_f64_ above, below;
+    if (!kopt_less64_(kopt_get64_(5), length)) return kopt_get64_(0);
+    above = kopt_mul64_(kopt_sub64_(length, four), kopt_sub64_(length, two));
+    below = kopt_mul64_(kopt_sub64_(longest, four), kopt_sub64_(longest, two));
+    return kopt_div64_(kopt_mul64_(above, longest), kopt_mul64_(below, length));
 }
 
 /* The step after opt->step. Returns 0 if a scalar is beyond the range of a float. */
 static KOPT_NOINLINE_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
-    const double most = 3e38, scale = kopt_settle64_(opt->grad_scale * opt->clip);
-    double rate = opt->lr, root_scale = 1, mix, decay = kopt_settle64_(opt->lr * opt->weight_decay);
+    const kopt_f64_ zero = kopt_get64_(0), one = kopt_get64_(1), most = kopt_get64_(3e38), least = kopt_get64_(-3e38);
+    const kopt_f64_ lr = kopt_get64_(opt->lr), weight_decay = kopt_get64_(opt->weight_decay);
+    const kopt_f64_ beta1 = kopt_get64_(opt->beta1), beta2 = kopt_get64_(opt->beta2);
+    const kopt_f64_ scale = kopt_mul64_(kopt_get64_(opt->grad_scale), kopt_get64_(opt->clip));
+    kopt_f64_ rate = lr, root_scale = one, decay = lr;
     s->step = opt->step + 1;
-    if (opt->decay == KOPT_FULLY_DECOUPLED)
-        decay = kopt_settle64_(kopt_settle64_(opt->lr / kopt_settle64_(opt->max_lr)) * opt->weight_decay);
-    s->beta1 = kopt_to_float_(opt->beta1);
-    s->one_minus_beta1 = kopt_to_float_(1.0 - opt->beta1);
-    s->beta2 = kopt_to_float_(opt->beta2);
-    s->one_minus_beta2 = kopt_to_float_(1.0 - opt->beta2);
+    if (opt->decay == KOPT_FULLY_DECOUPLED) decay = kopt_div64_(lr, kopt_get64_(opt->max_lr));
+    decay = kopt_mul64_(decay, weight_decay);
+    s->beta1 = kopt_to_float_(beta1);
+    s->one_minus_beta1 = kopt_to_float_(kopt_sub64_(one, beta1));
+    s->beta2 = kopt_to_float_(beta2);
+    s->one_minus_beta2 = kopt_to_float_(kopt_sub64_(one, beta2));
     s->beta3 = s->one_minus_beta3 = s->mix = 0;
-    s->momentum = kopt_to_float_(opt->momentum);
-    s->eps = kopt_to_float_(opt->eps);
+    s->momentum = kopt_to_float_(kopt_get64_(opt->momentum));
+    s->eps = kopt_to_float_(kopt_get64_(opt->eps));
     if (opt->rule == KOPT_SGD) {
-        s->beta1 = kopt_to_float_(s->step == 1 ? 0.0 : opt->momentum);
-        s->one_minus_beta1 = kopt_to_float_(s->step == 1 ? 1.0 : 1.0 - opt->dampening);
+        s->beta1 = s->step == 1 ? 0 : s->momentum;
+        s->one_minus_beta1 = s->step == 1 ? 1 : kopt_to_float_(kopt_sub64_(one, kopt_get64_(opt->dampening)));
     } else if (opt->rule != KOPT_LION && opt->rule != KOPT_EMA) {
-        const double rest1 = kopt_settle64_(1.0 - kopt_power_(opt->beta1, s->step));
-        const double rest2 = kopt_settle64_(1.0 - kopt_power_(opt->beta2, s->step));
-        rate = kopt_settle64_(opt->lr / rest1);
-        root_scale = kopt_settle64_(1.0 / kopt_sqrt64_(rest2));
+        const kopt_f64_ rest1 = kopt_sub64_(one, kopt_power_(beta1, s->step));
+        const kopt_f64_ rest2 = kopt_sub64_(one, kopt_power_(beta2, s->step));
+        rate = kopt_div64_(lr, rest1);
+        root_scale = kopt_div64_(one, kopt_sqrt64_(rest2));
         if (opt->rule == KOPT_ADAN) {
-            const double rest3 = kopt_settle64_(1.0 - kopt_power_(opt->beta3, s->step));
-            const double shrink = kopt_settle64_(1.0 + decay); /* the weight is divided by this */
-            root_scale = kopt_settle64_(1.0 / kopt_sqrt64_(rest3));
-            mix = kopt_settle64_(kopt_settle64_(opt->beta2 * rest1) / rest2);
+            const kopt_f64_ beta3 = kopt_get64_(opt->beta3), rest3 = kopt_sub64_(one, kopt_power_(beta3, s->step));
+            const kopt_f64_ shrink = kopt_add64_(one, decay); /* the weight is divided by this */
+            root_scale = kopt_div64_(one, kopt_sqrt64_(rest3));
             if (opt->decay != KOPT_L2) {
-                rate = kopt_settle64_(rate / shrink);
-                decay = kopt_settle64_(decay / shrink);
+                rate = kopt_div64_(rate, shrink);
+                decay = kopt_div64_(decay, shrink);
             }
             s->beta3 = s->beta2;
             s->one_minus_beta3 = s->one_minus_beta2;
             s->momentum = s->beta2;
-            s->beta2 = kopt_to_float_(opt->beta3);
-            s->one_minus_beta2 = kopt_to_float_(1.0 - opt->beta3);
-            s->mix = kopt_to_float_(mix);
+            s->beta2 = kopt_to_float_(beta3);
+            s->one_minus_beta2 = kopt_to_float_(kopt_sub64_(one, beta3));
+            s->mix = kopt_to_float_(kopt_div64_(kopt_mul64_(beta2, rest1), rest2));
         } else if (opt->rule != KOPT_ADAM) {
-            const double rectifier = kopt_rectifier_(opt->beta2, s->step, rest2);
-            s->unrectified = !(rectifier > 0);
-            if (rectifier > 0) rate = kopt_settle64_(rate * kopt_sqrt64_(rectifier));
-            if (rectifier > 0 && opt->rule == KOPT_RADAM) { /* eps is added to the root before its correction */
-                rate = kopt_settle64_(rate / root_scale);
-                root_scale = 1;
+            const kopt_f64_ rectifier = kopt_rectifier_(beta2, s->step, rest2);
+            s->unrectified = !kopt_less64_(zero, rectifier);
+            if (!s->unrectified) rate = kopt_mul64_(rate, kopt_sqrt64_(rectifier));
+            if (!s->unrectified && opt->rule == KOPT_RADAM) { /* eps is added to the root before its correction */
+                rate = kopt_div64_(rate, root_scale);
+                root_scale = one;
             }
         }
         if (opt->rule == KOPT_RANGER) {
             s->sync = s->step % KOPT_CAST_(uint32_t, opt->lookahead) == 0;
-            s->mix = kopt_to_float_(1.0 - opt->lookahead_rate);
+            s->mix = kopt_to_float_(kopt_sub64_(one, kopt_get64_(opt->lookahead_rate)));
         }
     }
-    if (!kopt_within_(scale, -most, most) || !kopt_within_(rate, 0, most) || !kopt_within_(root_scale, 0, most) ||
-        !kopt_within_(decay, 0, most))
+    if (!kopt_inside64_(scale, least, most) || !kopt_inside64_(rate, zero, most) ||
+        !kopt_inside64_(root_scale, zero, most) || !kopt_inside64_(decay, zero, most))
         return 0;
-    s->grad_scale = kopt_to_float_(opt->maximize ? -scale : scale);
+    s->grad_scale = kopt_to_float_(scale);
+    if (opt->maximize) s->grad_scale = -s->grad_scale;
     s->rate = kopt_to_float_(rate);
     s->root_scale = kopt_to_float_(root_scale);
-    s->l2 = kopt_to_float_(opt->decay == KOPT_L2 ? opt->weight_decay : 0.0);
-    s->decay = kopt_to_float_(opt->decay == KOPT_L2 ? 0.0 : decay);
+    s->l2 = kopt_to_float_(opt->decay == KOPT_L2 ? weight_decay : zero);
+    s->decay = kopt_to_float_(opt->decay == KOPT_L2 ? zero : decay);
     return 1;
 }
 
@@ -3509,7 +3674,7 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
                 kopt_random_words_scalar_(x, &cipher, kopt_block_of_(e));
                 if ((e & 128) != 0) kopt_random_flip_scalar_(x);
             }
-            random16[k] = KOPT_CAST_(uint16_t, kopt_load_half_scalar_(x, KOPT_CAST_(size_t, e % 8)));
+            random16[k] = KOPT_CAST_(uint16_t, kopt_load_half_scalar_(x, KOPT_CAST_(unsigned, e % 8)));
         }
         for (m = 0; m < s->moments; m++) {
             const int nearest = s->moment_rounding == KOPT_NEAREST || (m == 2 && s->rule == KOPT_ADAM);

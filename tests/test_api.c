@@ -486,6 +486,25 @@ static void check_environment(void)
     }
     fesetenv(FE_DFL_ENV);
     ok(!changed, "restored after single calls too: %d were not", changed);
+    for (flush = 0, differ = 0; flush < 2; ++flush) { /* subnormal doubles are numbers before the environment is set */
+        static const unsigned char one_bit = 1;
+        const uint16_t order = 1;
+        kopt_optimizer o = kopt_sgd(0.1, 0);
+        size_t last = memcmp(&order, &one_bit, 1) == 0 ? 0 : sizeof o.momentum - 1;
+        set_control(get_control() | (flush ? FLUSH : 0));
+        memcpy((unsigned char *)&o.momentum + last, &one_bit, 1); /* 4.9e-324 */
+        differ += kopt_state_size(&o, 100) != 64 + 400;           /* residual and one moment */
+        o.nesterov = 1;
+        differ += kopt_step_begin(&o, &w.step) != KOPT_OK || w.step.moments != 1;
+        o = kopt_adamw(0);
+        o.decay = KOPT_FULLY_DECOUPLED;
+        o.max_lr = 0;
+        differ += kopt_step_begin(&o, &w.step) != KOPT_ERROR_RANGE;
+        memcpy((unsigned char *)&o.max_lr + last, &one_bit, 1);
+        differ += kopt_step_begin(&o, &w.step) != KOPT_OK;
+        fesetenv(FE_DFL_ENV);
+    }
+    ok(!differ, "subnormal hyper-parameters under the caller's flushing: %d wrong", differ);
     kopt_isa_force(KOPT_ISA_COUNT);
 }
 #else
