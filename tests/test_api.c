@@ -96,7 +96,7 @@ static void check_options(void)
     REFUSED(KOPT_ERROR_OPTION, rule, (kopt_rule)7);
     REFUSED(KOPT_ERROR_OPTION, weight_format, (kopt_format)3);
     REFUSED(KOPT_ERROR_OPTION, rounding, (kopt_rounding)5);
-    REFUSED(KOPT_ERROR_OPTION, moment_format, (kopt_format)3);
+    REFUSED(KOPT_ERROR_OPTION, moment_format, (kopt_format)4);
     REFUSED(KOPT_ERROR_OPTION, moment_rounding, KOPT_KAHAN);
     REFUSED(KOPT_ERROR_OPTION, moment_rounding, (kopt_rounding)99);
     REFUSED(KOPT_ERROR_OPTION, compensation_rounding, KOPT_EXACT);
