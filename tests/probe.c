@@ -90,7 +90,7 @@ enum {
 };
 
 /* 1 / sqrt(1 - beta2^t) as binary32, beta2 = 1023 / 1024, for t = 1, 2, 3; tests/probe.py checks the group `scalars`. */
-static const uint32_t root_scales[] = {0x42000000u, 0x41B50AB5u, 0x4193D55Au};
+static const uint32_t root_scales[] = {0x42000000u, 0x41B51045u, 0x4193DFB6u};
 
 /* ---- Lines and hashes: FNV-1a, 32 bits, over the bytes of little-endian numbers ----------------------------------- */
 
@@ -494,6 +494,16 @@ static void probe_long(const rule_row *rule) {
     end_group("long", "");
 }
 
+/* Inputs of kopt_state_init and kopt_state_write. NaNs are quiet: an x87 makes them so on the way through a float. */
+static void fill_numbers(int around_one) {
+    byte *array = (byte *)numbers;
+    int i;
+    for (i = 0; i < SMALL; i++) {
+        const uint32_t x = around_one ? value(90, 60) : value(0, 255);
+        set(array, 4, i, (x & 0x7FFFFFFFu) > 0x7F800000u ? x | 0x00400000u : x);
+    }
+}
+
 /* State blocks: what is written, read, saved, damaged. Every store, every moment. */
 static void probe_state(void) {
     int s, m, k;
@@ -504,14 +514,14 @@ static void probe_state(void) {
             set_optimizer(&rules[COUNT(rules) - 1], &stores[s], &moments[m]);
             place(KOPT_F32, SMALL, draw() >> 8);
             draw_options();
-            fill((byte *)numbers, KOPT_F32, SMALL, m & 1 ? 0 : 95, m & 1 ? 255 : 50);
+            fill_numbers(m & 1);
             hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, numbers), 1);
             hash_array(w.weight, width_of(stores[s].format), SMALL);
             hash_state();
             for (k = 0; k < 3; k++) { /* weights, first, second moment */
                 hash_number((uint32_t)kopt_state_read(&w.opt, &w.t, (kopt_stream)k, numbers), 1);
                 hash_numbers((byte *)numbers, KOPT_F32, SMALL);
-                fill((byte *)numbers, KOPT_F32, SMALL, m & 1 ? 90 : 0, m & 1 ? 60 : 255);
+                fill_numbers(~m & 1);
                 hash_number((uint32_t)kopt_state_write(&w.opt, &w.t, (kopt_stream)k, numbers), 1);
                 hash_number((uint32_t)kopt_state_read(&w.opt, &w.t, (kopt_stream)k, numbers), 1);
                 hash_numbers((byte *)numbers, KOPT_F32, SMALL);

@@ -1,0 +1,731 @@
+#!/usr/bin/python3
+"""probe.py - the lines of tests/golden.txt, computed from docs/numerics.md alone, in NumPy.
+
+It shares no code with kahan_opt.h: rounding is exact integer arithmetic on (significand, exponent), the random numbers
+are Philox in 64-bit integers, a step is float32 arrays with one operation at a time, the per-step scalars are Python's
+binary64, a state block is put together byte by byte and its checksum is zlib's. The order of the cases and their
+inputs are those of tests/probe.c. Run: python3 tests/probe.py | diff - tests/golden.txt
+"""
+import zlib
+from collections import namedtuple
+
+import numpy as np
+
+F32, BF16, FP16 = 0, 1, 2
+NEAREST, STOCHASTIC, KAHAN, COMPACT, EXACT = 0, 1, 2, 3, 4
+SGD, ADAM = 0, 1
+L2, DECOUPLED, FULLY_DECOUPLED = 0, 1, 2
+OK, ERROR_CHECKSUM = 0, 9
+
+OLD_RANDOM = True   # until the new specification is on main
+OLD_KAHAN = True
+
+Rule = namedtuple("Rule", "name rule decay nesterov lr weight_decay momentum dampening")
+RULES = [
+    Rule("sgd", SGD, L2, 0, 2**-6, 2**-6, 0, 0),
+    Rule("momentum", SGD, L2, 0, 2**-6, 0, 0.875, 0.25),
+    Rule("nesterov", SGD, DECOUPLED, 1, 2**-6, 2**-6, 0.875, 0),
+    Rule("adam", ADAM, L2, 0, 2**-10, 2**-6, 0, 0),
+    Rule("adamw", ADAM, DECOUPLED, 0, 2**-10, 2**-6, 0, 0),
+    Rule("fully", ADAM, FULLY_DECOUPLED, 0, 2**-10, 2**-6, 0, 0),
+]
+Store = namedtuple("Store", "name format rounding compensation")
+STORES = [Store("f32", F32, NEAREST, STOCHASTIC)] + [
+    Store(f"{format_name}-{name}", format, rounding, compensation)
+    for format_name, format in (("bf16", BF16), ("fp16", FP16))
+    for name, rounding, compensation in (
+        ("nearest", NEAREST, STOCHASTIC), ("stochastic", STOCHASTIC, STOCHASTIC),
+        ("kahan", KAHAN, STOCHASTIC), ("kahan-nearest", KAHAN, NEAREST),
+        ("compact", COMPACT, STOCHASTIC), ("compact-nearest", COMPACT, NEAREST), ("exact", EXACT, STOCHASTIC))
+]
+MOMENTS = [(F32, STOCHASTIC), (BF16, STOCHASTIC), (BF16, NEAREST), (FP16, STOCHASTIC), (FP16, NEAREST)]
+SMALL, LONG = 37, 276
+
+
+# ---- Formats (section 1): words are int64 arrays, the sign is the top bit of the word ---------------------------------
+
+def words(floats):
+    return np.ascontiguousarray(floats, np.float32).view(np.uint32).astype(np.int64)
+
+
+def floats(words_):
+    return np.asarray(words_, np.int64).astype(np.uint32).view(np.float32)
+
+
+def width(format):
+    return 4 if format == F32 else 2
+
+
+def infinity(format):
+    return (0x7F800000, 0x7F80, 0x7C00)[format]
+
+
+def sign_bit(format):
+    return 0x80000000 if format == F32 else 0x8000
+
+
+def is_nan(format, x):
+    return (x & (sign_bit(format) - 1)) > infinity(format)
+
+
+def encode(x, precision, last):
+    """The magnitude word of the format with `precision` significant bits and multiples of 2^last: round to nearest even.
+    Not limited above; infinity and NaN are the caller's."""
+    mag = x & 0x7FFFFFFF
+    exponent = np.maximum(mag >> 23, 1)                                   # |x| = m * 2^(exponent - 150)
+    m = (mag & 0x7FFFFF) | np.where(mag >> 23 > 0, 0x800000, 0)
+    unit = np.maximum(exponent - 127 - (precision - 1), last)             # of the result's last place
+    shift = unit - (exponent - 150)
+    right = np.clip(shift, 0, 40)                                         # m has 24 bits: all beyond is zero
+    whole = m >> right
+    rest = m - (whole << right)
+    half = (1 << right) >> 1
+    up = (rest > half) | ((rest == half) & (right > 0) & (whole & 1 == 1))
+    result = np.where(shift < 0, m << np.clip(-shift, 0, 30), whole + up)
+    return result + ((unit - last) << (precision - 1))
+
+
+def nearest(format, x):
+    """fp32 words to words of the format; a NaN keeps its sign."""
+    if format == F32:
+        return x
+    mag = encode(x, 8, -133) if format == BF16 else encode(x, 11, -24)
+    mag = np.where(is_nan(F32, x), infinity(format) | 0x7F, np.minimum(mag, infinity(format)))
+    return mag | np.where(x >> 31 != 0, 0x8000, 0)
+
+
+def extended(format, x):
+    if format == BF16:
+        return np.where(is_nan(F32, x), 0x7FC00000, x)
+    mag = np.minimum(encode(x, 27, -40), 0x7C000000)
+    return np.where(is_nan(F32, x), 0x7E000000, mag | np.where(x >> 31 != 0, 0x80000000, 0))
+
+
+def from_extended(format, u):
+    if format == BF16:
+        return floats(u)
+    mag, sign = u & 0x7FFFFFFF, u & 0x80000000
+    small = words(mag.astype(np.float32) * np.float32(2.0**-40))
+    result = np.where(mag < 0x04000000, small, (mag >> 3) + 0x38000000)
+    result = np.where(mag >= 0x7C000000, 0x7F800000, result)
+    result = np.where(mag > 0x7C000000, 0x7FC00000, result)
+    return floats(result | sign)
+
+
+def widen(format, x):
+    """Words of the format to float32."""
+    if format == F32:
+        return floats(x)
+    if format == BF16:
+        return floats(x << 16)
+    mag, exponent, fraction = x & 0x7FFF, x >> 10 & 31, x & 0x3FF
+    value = np.where(exponent == 0, fraction * 2.0**-24, (1024 + fraction) * 2.0**(np.maximum(exponent, 1) - 25.0))
+    result = words(value.astype(np.float32))                              # exact
+    result = np.where(exponent == 31, 0x7F800000 | fraction << 13, result)
+    return floats(result | (x & 0x8000) << 16) if mag.size else floats(result)
+
+
+# ---- Rounding (section 2) ---------------------------------------------------------------------------------------------
+
+def stochastic(format, x, r):
+    u = extended(format, x)
+    last = 0x7F7F0000 if format == BF16 else 0x7BFF0000
+    return (u + np.where(u & 0x7FFFFFFF >= last, 0x8000, r) & 0xFFFFFFFF) >> 16
+
+
+def finished(format, x):
+    """What a step stores: no subnormals of bf16 and fp32, the canonical NaN."""
+    canonical = (0x7FC00000, 0x7FC0, 0x7E00)[format]
+    if format != FP16:
+        x = np.where(x & infinity(format) == 0, 0, x)
+    return np.where(is_nan(format, x), canonical, x)
+
+
+def round_to(format, x, rounding, r):
+    return stochastic(format, x, r) if rounding == STOCHASTIC else nearest(format, x)
+
+
+# ---- Random numbers (section 7) ---------------------------------------------------------------------------------------
+
+def philox(counter, key):
+    mask = np.uint64(0xFFFFFFFF)
+    c = [np.asarray(x, np.uint64) & mask for x in counter]
+    k = [int(x) for x in key]
+    for _ in range(7):
+        p0, p1 = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
+        c = [(p1 >> np.uint64(32)) ^ c[1] ^ np.uint64(k[0]), p1 & mask,
+             (p0 >> np.uint64(32)) ^ c[3] ^ np.uint64(k[1]), p0 & mask]
+        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return [x.astype(np.int64) for x in c]
+
+
+def random(seed, step, id, stream, first, n):
+    """The 16 bits of the elements first ... first + n - 1."""
+    e = np.arange(n, dtype=np.int64) + first
+    b = e >> 3 if OLD_RANDOM else (e >> 8) * 16 + ((e & 127) >> 3)
+    like = np.zeros(n, np.int64)
+    x = philox((b & 0xFFFFFFFF, (b >> 32) + (stream << 28), like + step, like + id), (seed & 0xFFFFFFFF, seed >> 32))
+    word = np.choose(e >> 1 & 3, x)
+    if not OLD_RANDOM:
+        word = np.where(e & 128, word ^ x[0] ^ x[1] ^ x[2] ^ x[3], word)
+    return word >> (e & 1) * 16 & 0xFFFF
+
+
+# ---- The weight store (section 3) -------------------------------------------------------------------------------------
+
+def compensation_scale(format):
+    return np.float32(2048 if format == FP16 else 1)
+
+
+def signed(x, bits):
+    return (x ^ 1 << (bits - 1)) - (1 << (bits - 1))
+
+
+def ties_away(u):
+    return (u + 0x8000 & 0xFFFFFFFF) >> 16
+
+
+def seen(store, w, kept):
+    """The weight that decay sees, float32."""
+    if store.format != F32 and store.rounding == COMPACT:
+        return from_extended(store.format, (w << 16) + (signed(kept, 8) << 8) & 0xFFFFFFFF)
+    if store.format != F32 and store.rounding == EXACT:
+        return from_extended(store.format, (w << 16) + signed(kept, 16) & 0xFFFFFFFF)
+    return widen(store.format, w)
+
+
+def kahan(store, w, kept, update, r):
+    """w and update float32, kept words; the new words."""
+    scale = compensation_scale(store.format)
+    y = widen(store.format, kept) * (1 / scale) - update
+    s = w + y
+    if store.format == BF16 and not OLD_KAHAN:
+        stored = ties_away(extended(BF16, words(s)))
+    else:
+        stored = nearest(store.format, words(s))
+    rest = ((w - widen(store.format, stored)) + y) * scale
+    kept = finished(store.format, round_to(store.format, words(rest), store.compensation, r))
+    stored = finished(store.format, stored)
+    return stored, np.where(stored & infinity(store.format) == infinity(store.format), 0, kept)
+
+
+def split(store, x, r):
+    """COMPACT and EXACT: fp32 words to the words of the weight and of what is kept."""
+    u = extended(store.format, x)
+    if store.rounding == COMPACT:
+        u = (u + r & 0xFFFFFFFF) >> 8
+        stored, kept = u + 0x80 >> 8, u & 0xFF
+    else:
+        stored, kept = ties_away(u), u & 0xFFFF
+    return stored, np.where(stored & infinity(store.format) == infinity(store.format), 0, kept)
+
+
+def store_weight(store, w, kept, update, r):
+    """The new words of the weight and of what is kept of it."""
+    if store.format == F32:
+        return finished(F32, words(w - update)), kept
+    if store.rounding == KAHAN:
+        return kahan(store, w, kept, update, r)
+    difference = words(w - update)
+    if store.rounding in (NEAREST, STOCHASTIC):
+        return finished(store.format, round_to(store.format, difference, store.rounding, r)), kept
+    low = r & 0xFF if store.compensation == STOCHASTIC else 0x80
+    return split(store, finished(F32, difference), low)
+
+
+# ---- The step (sections 4 to 6) ---------------------------------------------------------------------------------------
+
+class Optimizer:
+    def __init__(self, rule, store, moment):
+        self.rule, self.store = rule, store
+        self.moment_format, self.moment_rounding = moment
+        self.max_lr, self.beta1, self.beta2, self.eps = 2**-8, 0.875, 0.9990234375, 2.0**-27
+        self.maximize = self.zero_grad = self.seed = self.step = 0
+        self.grad_scale = self.clip = 1.0
+
+    def moments(self):
+        return 2 if self.rule.rule == ADAM else 1 if self.rule.momentum else 0
+
+    def kept_width(self):
+        if self.store.format == F32 or self.store.rounding in (NEAREST, STOCHASTIC):
+            return 0
+        return 1 if self.store.rounding == COMPACT else 2
+
+
+def power(base, exponent):
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result
+
+
+def root(a):
+    x = 1.0
+    while True:
+        y = (x + a / x) / 2
+        if not y < x:
+            return x
+        x = y
+
+
+SCALARS = "grad_scale l2 decay beta1 one_minus_beta1 beta2 one_minus_beta2 momentum rate root_scale eps"
+Scalars = namedtuple("Scalars", SCALARS)
+
+
+def scalars(o):
+    """Of step number o.step, binary64, each rounded once."""
+    rule, t = o.rule, o.step
+    scale = o.grad_scale * o.clip
+    decay = rule.lr * rule.weight_decay
+    if rule.decay == FULLY_DECOUPLED:
+        decay = rule.lr / o.max_lr * rule.weight_decay
+    s = dict(grad_scale=-scale if o.maximize else scale, l2=rule.weight_decay if rule.decay == L2 else 0,
+             decay=0 if rule.decay == L2 else decay, momentum=rule.momentum)
+    if rule.rule == SGD:
+        s.update(beta1=0 if t == 1 else rule.momentum, one_minus_beta1=1 if t == 1 else 1 - rule.dampening,
+                 beta2=0, one_minus_beta2=0, eps=0, rate=rule.lr, root_scale=1)
+    else:
+        s.update(beta1=o.beta1, one_minus_beta1=1 - o.beta1, beta2=o.beta2, one_minus_beta2=1 - o.beta2, eps=o.eps,
+                 rate=rule.lr / (1 - power(o.beta1, t)), root_scale=1 / root(1 - power(o.beta2, t)))
+    return Scalars(**{name: np.float32(x) for name, x in s.items()})
+
+
+class Tensor:
+    """Words: weight, grad, and of the state block kept, m, v."""
+    def __init__(self, o, n):
+        self.n = n
+        self.weight = self.kept = self.m = self.v = np.zeros(n, np.int64)
+
+
+def store_moment(o, x, r):
+    if o.moment_format == F32:
+        return finished(F32, words(x))
+    return finished(o.moment_format, round_to(o.moment_format, words(x), o.moment_rounding, r))
+
+
+def step(o, t):
+    """One step; t.grad_format, t.grad, t.id, t.first_index are set. Returns the words of the copy."""
+    o.step += 1
+    k = scalars(o)
+    r = random(o.seed, o.step, t.id, 0, t.first_index, t.n)
+    w = seen(o.store, t.weight, t.kept)
+    g = widen(t.grad_format, t.grad) * k.grad_scale
+    if k.l2 > 0:
+        g = g + k.l2 * w
+    if o.rule.rule == ADAM:
+        m, v = widen(o.moment_format, t.m), widen(o.moment_format, t.v)
+        if o.moment_format == FP16:
+            v = v * v
+        m = k.beta1 * m + k.one_minus_beta1 * g
+        v = k.beta2 * v + (k.one_minus_beta2 * g) * g
+        root_of_v = np.sqrt(v)
+        update = k.rate * (m / (root_of_v * k.root_scale + k.eps))
+        t.v = store_moment(o, root_of_v if o.moment_format == FP16 else v, r)
+        if o.moment_format == FP16:
+            t.v = np.where((root_of_v > 0) & (t.v == 0), 1, t.v)
+    elif o.moments():
+        m = k.beta1 * widen(o.moment_format, t.m) + k.one_minus_beta1 * g
+        update = k.rate * ((g + k.momentum * m) if o.rule.nesterov else m)
+    else:
+        update = k.rate * g
+    if o.moments():
+        t.m = store_moment(o, m, r * 10579 & 0xFFFF)
+    if k.decay > 0:
+        update = update + k.decay * w
+    t.weight, t.kept = store_weight(o.store, w, t.kept, update, r * 20201 & 0xFFFF)
+    if o.zero_grad:
+        t.grad = np.zeros(t.n, np.int64)
+
+
+# ---- State blocks (section 9) -----------------------------------------------------------------------------------------
+
+def state_size(o, n):
+    padded = lambda bytes_: (n * bytes_ + 3) // 4 * 4
+    if o.kept_width() == 0 and o.moments() == 0:
+        return 0
+    return 64 + padded(o.kept_width()) + o.moments() * padded(width(o.moment_format))
+
+
+def little(array, bytes_):
+    return np.asarray(array, np.int64).astype("<u%d" % bytes_).tobytes()
+
+
+def sealed(o, t):
+    if state_size(o, t.n) == 0:
+        return b""
+    number = lambda x, bytes_: int(x).to_bytes(bytes_, "little")
+    head = b"KOPT" + bytes([1, o.rule.rule, o.store.format, NEAREST if o.store.format == F32 else o.store.rounding,
+                            o.moment_format, o.moments(), 1, 0])
+    head += number(t.id, 4) + number(t.n, 8) + number(t.first_index, 8) + number(o.seed, 8) + number(o.step, 4)
+    arrays = []
+    if o.kept_width():
+        arrays.append(little(t.kept, o.kept_width()))
+    arrays += [little(x, width(o.moment_format)) for x in (t.m, t.v)[:o.moments()]]
+    body = b"".join(array + bytes(-len(array) % 4) for array in arrays)
+    checksum = zlib.crc32(head + bytes(4) + bytes(16) + body)
+    return head + number(checksum, 4) + bytes(16) + body
+
+
+def write_weight(store, x):
+    """The words of the weight and of what is kept, from fp32 words: to nearest, not flushed."""
+    none = np.zeros(len(x), np.int64)
+    if store.format == F32:
+        return x, none
+    if store.rounding in (COMPACT, EXACT):
+        return split(store, x, 0x80)
+    canonical = 0x7FC0 if store.format == BF16 else 0x7E00
+    stored = nearest(store.format, x)
+    if store.rounding == KAHAN and store.format == BF16 and not OLD_KAHAN:
+        stored = ties_away(extended(BF16, x))
+    stored = np.where(is_nan(store.format, stored), canonical, stored)
+    if store.rounding != KAHAN:
+        return stored, none
+    rest = nearest(store.format, words((floats(x) - widen(store.format, stored)) * compensation_scale(store.format)))
+    return stored, np.where(stored & infinity(store.format) == infinity(store.format), 0, rest)
+
+
+def read_weight(store, w, kept):
+    if store.format == F32 or store.rounding != KAHAN:
+        return seen(store, w, kept)
+    return widen(store.format, w) + widen(store.format, kept) * (1 / compensation_scale(store.format))
+
+
+def write_moment(o, x, second):
+    if o.moment_format == F32:
+        return x
+    squared = second and o.moment_format == FP16
+    y = words(np.sqrt(floats(x))) if squared else x
+    result = nearest(o.moment_format, y)
+    result = np.where(is_nan(o.moment_format, result), 0x7FC0 if o.moment_format == BF16 else 0x7E00, result)
+    return np.where((result == 0) & (y != 0), 1, result) if squared else result
+
+
+def read_moment(o, x, second):
+    y = widen(o.moment_format, x)
+    return y * y if second and o.moment_format == FP16 else y
+
+
+# ---- The probe: inputs, hashes, cases, in the order of tests/probe.c --------------------------------------------------
+
+SPECIAL = [
+    0x00000000, 0x00000001, 0x007FFFFF, 0x00008000, 0x00800000, 0x7F800000, 0x7FC00000, 0x7F800001,
+    0x7FFFFFFF, 0x7F7FFFFF, 0x7F7F0000, 0x7F7F7FFF, 0x7F7F8000, 0x7F7E8000, 0x3F808000, 0x3F818000,
+    0x477FE000, 0x477FEFFF, 0x477FF000, 0x477FFFFF, 0x47800000, 0x38800000, 0x387FFFFF, 0x38000000,
+    0x33800000, 0x33000000, 0x33000001, 0x33C00000, 0x2B800000, 0x2B000000, 0x2B000001, 0x3F801000,
+]
+
+
+class Group:
+    """The hash of one group of cases, and its inputs."""
+    total = 2166136261
+
+    def __init__(self):
+        self.hash, self.state = 2166136261, 0x2545F491
+
+    @staticmethod
+    def fnv(hash_, data):
+        for byte in data:
+            hash_ = (hash_ ^ byte) * 16777619 & 0xFFFFFFFF
+        return hash_
+
+    def bytes(self, data):
+        self.hash = self.fnv(self.hash, data)
+
+    def array(self, array, bytes_):
+        self.bytes(little(array, bytes_))
+
+    def number(self, x, bytes_):
+        self.array([x], bytes_)
+
+    def numbers(self, array, format):
+        """Without the payload of a NaN."""
+        sign = sign_bit(format)
+        self.array(np.where(is_nan(format, array), (array & sign) | (sign - 1), array), width(format))
+
+    def end(self, name, counts=True):
+        print(name, "%08x" % self.hash)
+        if counts:
+            Group.total = self.fnv(Group.total, little([self.hash], 4))
+
+    def draw(self):
+        x = self.state
+        x ^= x << 13 & 0xFFFFFFFF
+        x ^= x >> 17
+        x ^= x << 5 & 0xFFFFFFFF
+        self.state = x
+        return x
+
+    def value(self, low, span):
+        a, b = self.draw(), self.draw()
+        sign = a & 0x80000000
+        if a >> 8 & 15 == 0:
+            return sign | SPECIAL[b >> 8 & 31]
+        word = sign | low + ((a >> 16 & 255) * span >> 8) << 23 | b & 0x7FFFFF
+        if a >> 12 & 3 == 1:
+            word = word & 0xFFFF0000 | 0x8000
+        if a >> 12 & 3 == 2:
+            word = word & 0xFFFFE000 | 0x1000
+        return word
+
+    def value_of(self, format, low, span):
+        word = self.value(low, span)
+        exponent, sign, fraction = word >> 23 & 255, word >> 16 & 0x8000, word >> 13 & 0x3FF
+        if format == F32:
+            return word
+        if format == BF16:
+            return word >> 16
+        if exponent == 255:
+            return sign | 0x7C00 | fraction
+        if exponent > 142:
+            return sign | 0x7BFF
+        if exponent < 113:
+            return sign | fraction
+        return sign | exponent - 112 << 10 | fraction
+
+    def fill(self, format, n, low, span):
+        return np.array([self.value_of(format, low, span) for _ in range(n)], np.int64)
+
+    def fill_numbers(self, around_one):
+        x = self.fill(F32, SMALL, *((90, 60) if around_one else (0, 255)))
+        return np.where(is_nan(F32, x), x | 0x400000, x)
+
+    def wide(self, *high_low):
+        return high_low[0] << 32 | high_low[1]
+
+    def options(self, o, t):
+        """Returns the format of the copy, or None."""
+        f, a, b, t.id = self.draw(), self.draw(), self.draw(), self.draw()
+        high, low = self.draw() & 0x7FFFFFFF, self.draw()
+        o.maximize, o.zero_grad = f >> 8 & 1, f >> 9 & 1
+        o.grad_scale, o.clip = (0.125 if f >> 10 & 1 else 1.0), (0.75 if f >> 11 & 1 else 1.0)
+        o.seed = a << 32 | b
+        t.first_index = high << 32 | low if f >> 12 & 1 else low & 0xFFF
+        return None if f >> 13 & 3 == 3 else f >> 13 & 3
+
+    def step(self, o, t, how, copy_format):
+        step(o, t)
+        self.bytes(bytes(4 if how == 1 else 2))                           # KOPT_OK of each call
+        self.array(t.grad, width(t.grad_format))
+        self.array(t.weight, width(o.store.format))
+        if copy_format is not None:
+            self.numbers(nearest(copy_format, words(widen(o.store.format, t.weight))), copy_format)
+
+    def sealed(self, o, t):
+        block = sealed(o, t)
+        self.number(len(block), 4)
+        self.number(OK, 1)
+        self.bytes(block)
+        self.number(OK, 1)
+
+
+def probe_widen():
+    group = Group()
+    for format in (BF16, FP16):
+        for first in range(0, 0x10000, 256):
+            x = words(widen(format, np.arange(first, first + 256)))
+            group.numbers(np.concatenate((x, x)), F32)
+    group.end("widen")
+
+
+def probe_narrow():
+    group = Group()
+    for i in range(4096):
+        x = np.array([group.value(0, 255 if i & 1 else 150)])
+        r = group.draw() & 0xFFFF
+        group.numbers(nearest(BF16, x), BF16)
+        group.numbers(nearest(FP16, x), FP16)
+        group.array(stochastic(BF16, x, r), 2)
+        group.array(stochastic(FP16, x, r), 2)
+    group.end("narrow")
+
+
+def probe_convert(is_stochastic):
+    group = Group()
+    for f in (F32, BF16, FP16):
+        for g in (F32, BF16, FP16):
+            for k in range(24):
+                n = k + 1 if k < 20 else LONG
+                x = words(widen(f, group.fill(f, n, *((0, 255) if k & 1 else (90, 60)))))
+                if is_stochastic:
+                    high, low, step_, id_ = group.draw() & 0x7FFFFFFF, group.draw(), group.draw(), group.draw()
+                    r = random(step_ << 32 | high, step_, id_, 1, (high << 32 if k & 2 else 0) | low, n)
+                    x = x if g == F32 else stochastic(g, x, r)
+                else:
+                    x = nearest(g, x)
+                group.numbers(x, g)
+    group.end("convert-stochastic" if is_stochastic else "convert")
+
+
+def probe_finite():
+    group = Group()
+    finite = lambda format, x: int((x & infinity(format) != infinity(format)).all())
+    for f in (F32, BF16, FP16):
+        for n in range(0, SMALL, 3):
+            x = np.array([group.draw() & 0x0F0F0F0F & (0xFFFFFFFF if f == F32 else 0xFFFF) for _ in range(n)], np.int64)
+            group.number(finite(f, x), 1)
+            for i in range(n):
+                y = x.copy()
+                y[i] = group.value_of(f, 250, 6)
+                group.number(finite(f, y), 1)
+    group.end("finite")
+
+
+def probe_random():
+    group = Group()
+    for i in range(32):
+        a, b, step_, id_, high, low = (group.draw() for _ in range(6))
+        high &= 0x7FFFFFFF
+        group.array(random(a << 32 | b, step_, id_, i & 15, (high << 32 if i & 1 else 0) | low, 40), 2)
+        group.array(random(0, i, 0, 0, (i >> 4 << 32) + 0xFFFFFF00, 256), 2)
+    group.end("random")
+
+
+def probe_kahan_add():
+    group = Group()
+    stores = [Store("", BF16, KAHAN, STOCHASTIC), Store("", FP16, KAHAN, STOCHASTIC)]
+    for i in range(96):
+        start, size = group.draw(), group.draw() % 20
+        case = i % 16
+        pairs = [[np.array([x]), np.array([0])] for x in (
+            0 if case == 8 else start & 0x807F | (0x7F00 if case == 7 else 0x3E80),
+            start & 0x83FF | (0x7800 if case == 7 else 0 if case == 8 else 0x3400))]
+        for k in range(12):
+            a, r = group.draw(), group.draw()
+            delta = a & 0x80000000 | (104 + size + (a >> 24 & 3)) << 23 | a & 0x7FFFFF
+            if case == 7:
+                delta = (delta & 0xFF800000) + 0x3F800000 + ((a & 1) << 22) & 0xFFFFFFFF
+            if (i, k) == (95, 6):
+                delta = 0x7F800000
+            if (i, k) == (94, 6):
+                delta = 0x7FC00000
+            if a & 31 == 0:
+                delta = 0
+            for store, pair in zip(stores, pairs):
+                update = -floats(np.array([delta]))
+                pair[:] = kahan(store, widen(store.format, pair[0]), pair[1], update, (r if k & 1 else 0x8000) & 0xFFFF)
+                group.array(pair[0], 2)
+                group.array(pair[1], 2)
+    group.end("kahan-add")
+
+
+def probe_steps(rule, store):
+    group = Group()
+    for grad_format in (F32, BF16, FP16):
+        for moment in MOMENTS:
+            o = Optimizer(rule, store, moment)
+            t = Tensor(o, SMALL)
+            t.grad_format = grad_format
+            group.draw()                                                  # addresses
+            copy_format = group.options(o, t)
+            t.weight, t.kept = write_weight(store, group.fill(F32, SMALL, 118, 12))
+            group.number(OK, 1)
+            for how in range(3):
+                t.grad = group.fill(grad_format, SMALL, 105, 24)
+                group.step(o, t, how, copy_format)
+            group.sealed(o, t)
+    group.end(f"{rule.name}-{store.name}")
+
+
+def probe_long(rule):
+    group = Group()
+    for store in STORES:
+        o = Optimizer(rule, store, (store.format, STOCHASTIC))
+        t = Tensor(o, LONG)
+        t.grad_format = store.format
+        group.draw()
+        copy_format = group.options(o, t)
+        t.first_index = (t.first_index | 255) - 9
+        if store.format == F32:
+            copy_format = None
+        t.weight = group.fill(store.format, LONG, 118, 12)
+        group.number(OK, 1)
+        for how in range(3):
+            t.grad = group.fill(store.format, LONG, 105, 24)
+            group.step(o, t, how, copy_format)
+        group.sealed(o, t)
+    group.end(f"{rule.name}-long")
+
+
+def probe_state():
+    group = Group()
+    for store in STORES:
+        for m, moment in enumerate(MOMENTS):
+            o = Optimizer(RULES[-1], store, moment)
+            t = Tensor(o, SMALL)
+            t.grad_format = F32
+            group.draw(), group.draw()
+            group.options(o, t)
+            t.weight, t.kept = write_weight(store, group.fill_numbers(m & 1))
+            group.number(OK, 1)
+            group.array(t.weight, width(store.format))
+            group.sealed(o, t)
+            for k in range(3):
+                def read():
+                    x = read_weight(store, t.weight, t.kept) if k == 0 else read_moment(o, (t.m, t.v)[k - 1], k == 2)
+                    group.number(OK, 1)
+                    group.numbers(words(x), F32)
+                read()
+                x = group.fill_numbers(~m & 1)
+                if k == 0:
+                    t.weight, t.kept = write_weight(store, x)
+                elif k == 1:
+                    t.m = write_moment(o, x, False)
+                else:
+                    t.v = write_moment(o, x, True)
+                group.number(OK, 1)
+                read()
+            group.array(t.weight, width(store.format))
+            o.step = 0x01020304
+            group.sealed(o, t)
+            group.number(ERROR_CHECKSUM, 1)
+    group.end("state")
+
+
+def probe_scalars():
+    group = Group()
+
+    def of(rule, **fields):
+        o = Optimizer(rule, STORES[0], MOMENTS[0])
+        o.beta1, o.beta2, o.eps = 0.9, 0.999, 1e-8
+        vars(o).update(fields)
+        for o.step in (1, 2, 3, 10, 100, 1000, 12345, 1000000, 0xFFFFFFFF):
+            group.number(OK, 1)
+            group.array(words(np.array(scalars(o), np.float32)), 4)
+            group.number(o.step, 4)
+
+    common = dict(grad_scale=1.0 / 3, clip=0.7, maximize=1)
+    of(Rule("", SGD, L2, 0, 0.1, 1e-4, 0.9, 0), **common)
+    of(Rule("", SGD, DECOUPLED, 0, 0.1, 1e-4, 0.9, 0.1), **common)
+    of(Rule("", ADAM, L2, 0, 1e-3, 0, 0, 0))
+    of(Rule("", ADAM, DECOUPLED, 0, 3e-4, 0.01, 0, 0), beta2=0.95)
+    of(Rule("", ADAM, FULLY_DECOUPLED, 0, 1e-3, 0.01, 0, 0), max_lr=0.007)
+    o = Optimizer(RULES[-1], STORES[0], MOMENTS[0])
+    for o.step in (1, 2, 3):
+        group.array(words(np.array([scalars(o).root_scale])), 4)
+    group.end("scalars", counts=False)
+
+
+def main():
+    np.seterr(all="ignore")
+    probe_widen()
+    probe_narrow()
+    probe_convert(False)
+    probe_convert(True)
+    probe_finite()
+    probe_random()
+    probe_kahan_add()
+    for rule in RULES:
+        for store in STORES:
+            probe_steps(rule, store)
+    for rule in RULES:
+        probe_long(rule)
+    probe_state()
+    probe_scalars()
+    print("all", "%08x" % Group.total)
+
+
+if __name__ == "__main__":
+    main()
