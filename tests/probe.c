@@ -480,7 +480,7 @@ static void probe_long(const rule_row *rule) {
         set_optimizer(rule, &stores[s], &moment);
         place(format, LONG, draw() >> 8);
         draw_options();
-        w.t.first_index = (w.t.first_index | 255u) - 9u;
+        w.t.first_index = (w.t.first_index | (s & 1 ? 255u : 127u)) - 9u; /* the block begins at element 10 or 138 */
         if (format == KOPT_F32) w.t.copy = NULL; /* no room */
         fill(w.weight, format, LONG, 118, 12);
         hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, NULL), 1);

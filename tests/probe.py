@@ -17,9 +17,6 @@ SGD, ADAM = 0, 1
 L2, DECOUPLED, FULLY_DECOUPLED = 0, 1, 2
 OK, ERROR_CHECKSUM = 0, 9
 
-OLD_RANDOM = True   # until the new specification is on main
-OLD_KAHAN = True
-
 Rule = namedtuple("Rule", "name rule decay nesterov lr weight_decay momentum dampening")
 RULES = [
     Rule("sgd", SGD, L2, 0, 2**-6, 2**-6, 0, 0),
@@ -162,13 +159,12 @@ def philox(counter, key):
 def random(seed, step, id, stream, first, n):
     """The 16 bits of the elements first ... first + n - 1."""
     e = np.arange(n, dtype=np.int64) + first
-    b = e >> 3 if OLD_RANDOM else (e >> 8) * 16 + ((e & 127) >> 3)
+    b = e // 256 * 16 + e % 128 // 8
     like = np.zeros(n, np.int64)
     x = philox((b & 0xFFFFFFFF, (b >> 32) + (stream << 28), like + step, like + id), (seed & 0xFFFFFFFF, seed >> 32))
-    word = np.choose(e >> 1 & 3, x)
-    if not OLD_RANDOM:
-        word = np.where(e & 128, word ^ x[0] ^ x[1] ^ x[2] ^ x[3], word)
-    return word >> (e & 1) * 16 & 0xFFFF
+    word = np.choose(e // 2 % 4, x)
+    word = np.where(e % 256 < 128, word, word ^ x[0] ^ x[1] ^ x[2] ^ x[3])
+    return word >> e % 2 * 16 & 0xFFFF
 
 
 # ---- The weight store (section 3) -------------------------------------------------------------------------------------
@@ -194,15 +190,17 @@ def seen(store, w, kept):
     return widen(store.format, w)
 
 
+def visible(format, x):
+    """The weight that KAHAN shows of an fp32 word."""
+    return ties_away(extended(BF16, x)) if format == BF16 else nearest(FP16, x)
+
+
 def kahan(store, w, kept, update, r):
     """w and update float32, kept words; the new words."""
     scale = compensation_scale(store.format)
     y = widen(store.format, kept) * (1 / scale) - update
     s = w + y
-    if store.format == BF16 and not OLD_KAHAN:
-        stored = ties_away(extended(BF16, words(s)))
-    else:
-        stored = nearest(store.format, words(s))
+    stored = visible(store.format, words(s))
     rest = ((w - widen(store.format, stored)) + y) * scale
     kept = finished(store.format, round_to(store.format, words(rest), store.compensation, r))
     stored = finished(store.format, stored)
@@ -377,9 +375,7 @@ def write_weight(store, x):
     if store.rounding in (COMPACT, EXACT):
         return split(store, x, 0x80)
     canonical = 0x7FC0 if store.format == BF16 else 0x7E00
-    stored = nearest(store.format, x)
-    if store.rounding == KAHAN and store.format == BF16 and not OLD_KAHAN:
-        stored = ties_away(extended(BF16, x))
+    stored = visible(store.format, x) if store.rounding == KAHAN else nearest(store.format, x)
     stored = np.where(is_nan(store.format, stored), canonical, stored)
     if store.rounding != KAHAN:
         return stored, none
@@ -631,13 +627,13 @@ def probe_steps(rule, store):
 
 def probe_long(rule):
     group = Group()
-    for store in STORES:
+    for s, store in enumerate(STORES):
         o = Optimizer(rule, store, (store.format, STOCHASTIC))
         t = Tensor(o, LONG)
         t.grad_format = store.format
         group.draw()
         copy_format = group.options(o, t)
-        t.first_index = (t.first_index | 255) - 9
+        t.first_index = (t.first_index | (255 if s % 2 else 127)) - 9
         if store.format == F32:
             copy_format = None
         t.weight = group.fill(store.format, LONG, 118, 12)
