@@ -32,16 +32,18 @@ typedef struct rule_row {
     kopt_rule rule;
     kopt_decay decay;
     int nesterov;
-    double lr, weight_decay, momentum, dampening; /* these, and all other numbers below, are exact in binary32 */
+    double lr, weight_decay, momentum, dampening;
 } rule_row;
 
+/* These, and all numbers of the steps below, are exact in binary32, and their products too. */
+
 static const rule_row rules[] = {
-    {"sgd",      KOPT_SGD,  KOPT_L2,              0, 0.015625,     0.015625, 0,     0},
-    {"momentum", KOPT_SGD,  KOPT_L2,              0, 0.015625,     0,        0.875, 0.25},
-    {"nesterov", KOPT_SGD,  KOPT_DECOUPLED,       1, 0.015625,     0.015625, 0.875, 0},
-    {"adam",     KOPT_ADAM, KOPT_L2,              0, 0.0009765625, 0.015625, 0,     0},
-    {"adamw",    KOPT_ADAM, KOPT_DECOUPLED,       0, 0.0009765625, 0.015625, 0,     0},
-    {"fully",    KOPT_ADAM, KOPT_FULLY_DECOUPLED, 0, 0.0009765625, 0.015625, 0,     0}
+    {"sgd",      KOPT_SGD,  KOPT_L2,              0, 3.0 / 256,  5.0 / 512, 0,         0},
+    {"momentum", KOPT_SGD,  KOPT_L2,              0, 3.0 / 256,  0,         13.0 / 16, 0.25},
+    {"nesterov", KOPT_SGD,  KOPT_DECOUPLED,       1, 3.0 / 256,  5.0 / 512, 13.0 / 16, 0},
+    {"adam",     KOPT_ADAM, KOPT_L2,              0, 3.0 / 4096, 5.0 / 512, 0,         0},
+    {"adamw",    KOPT_ADAM, KOPT_DECOUPLED,       0, 3.0 / 4096, 5.0 / 512, 0,         0},
+    {"fully",    KOPT_ADAM, KOPT_FULLY_DECOUPLED, 0, 3.0 / 4096, 5.0 / 512, 0,         0}
 };
 
 typedef struct store_row {
@@ -89,8 +91,8 @@ enum {
     POOL = 4600 /* bytes: LONG elements in fp32 */
 };
 
-/* 1 / sqrt(1 - beta2^t) as binary32, beta2 = 1023 / 1024, for t = 1, 2, 3; tests/probe.py checks the group `scalars`. */
-static const uint32_t root_scales[] = {0x42000000u, 0x41B51045u, 0x4193DFB6u};
+/* 1 / sqrt(1 - beta2^t) as binary32, beta2 = 1021 / 1024, for t = 1, 2, 3; tests/probe.py checks the group `scalars`. */
+static const uint32_t root_scales[] = {0x4193CD3Au, 0x41512D28u, 0x412AEABFu};
 
 /* ---- Lines and hashes: FNV-1a, 32 bits, over the bytes of little-endian numbers ----------------------------------- */
 
@@ -124,7 +126,7 @@ static void say_hash(uint32_t x) {
 
 /* ---- Inputs: xorshift32 (Marsaglia 2003: 13, 17, 5), started anew for each group --------------------------------- */
 
-static uint32_t state;
+static uint32_t state, rarity; /* 1 value in rarity + 1 is special */
 
 static uint32_t draw(void) {
     state ^= state << 13;
@@ -136,6 +138,7 @@ static uint32_t draw(void) {
 static void begin_group(void) {
     hash = 2166136261u;
     state = 0x2545F491u;
+    rarity = 15;
 }
 
 static void end_group(const char *name, const char *more) {
@@ -156,14 +159,14 @@ static const uint32_t special[] = {
     0x33800000u, 0x33000000u, 0x33000001u, 0x33C00000u, 0x2B800000u, 0x2B000000u, 0x2B000001u, 0x3F801000u
 };
 
-/* An fp32 word: 1 in 16 special; else exponent low + [0, span), 1 in 4 a tie of bf16, 1 in 4 a tie of fp16. */
+/* An fp32 word: a special one; else exponent low + [0, span), 1 in 4 a tie of bf16, 1 in 4 a tie of fp16. */
 static uint32_t value(uint32_t low, uint32_t span) {
     const uint32_t a = draw(), b = draw(), sign = a & 0x80000000u;
     uint32_t word;
-    if ((a >> 8 & 15u) == 0) return sign | special[b >> 8 & 31u];
+    if ((a >> 8 & rarity) == 0) return sign | special[b >> 8 & 31u];
     word = sign | (low + ((a >> 16 & 255u) * span >> 8)) << 23 | (b & 0x007FFFFFu);
-    if ((a >> 12 & 3u) == 1) word = (word & 0xFFFF0000u) | 0x8000u;
-    if ((a >> 12 & 3u) == 2) word = (word & 0xFFFFE000u) | 0x1000u;
+    if ((b >> 28 & 3u) == 1) word = (word & 0xFFFF0000u) | 0x8000u;
+    if ((b >> 28 & 3u) == 2) word = (word & 0xFFFFE000u) | 0x1000u;
     return word;
 }
 
@@ -262,7 +265,7 @@ static void probe_narrow(void) { /* one by one */
     begin_group();
     for (i = 0; i < 4096; i++) {
         const float x = float_of(value(0, i & 1 ? 255 : 150));
-        const uint32_t r = draw();
+        const uint32_t bits = draw(), r = bits >> 30 == 0 ? bits | 0xFFFFu : bits;
         hash_number(without_payload(KOPT_BF16, kopt_bf16_from_f32(x)), 2);
         hash_number(without_payload(KOPT_FP16, kopt_fp16_from_f32(x)), 2);
         hash_number(kopt_bf16_from_f32_stochastic(x, r), 2);
@@ -326,7 +329,7 @@ static void probe_random(void) {
 }
 
 /* ---- One-element updates. They run in the caller's floating-point environment, so that the inputs here are such that
-        neither flushing nor tininess matters: zero, or 2^-30 and more. ------------------------------------------------ */
+        flushing does not matter: what is tiny in between becomes zero in the end. -------------------------------------- */
 
 static void (*environment)(int disturbed); /* set by main() for the argument ftz */
 
@@ -336,17 +339,17 @@ static void probe_kahan_add(void) {
     begin_group();
     for (i = 0; i < 96; i++) {
         const uint32_t start = draw(), size = draw() % 20u;
-        kopt_bf16 w = (kopt_bf16)(start & 0x807Fu), c = 0;
-        kopt_fp16 v = (kopt_fp16)(start & 0x83FFu), d = 0;
-        w = (kopt_bf16)(w | (i % 16 == 7 ? 0x7F00u : i % 16 == 8 ? 0 : 0x3E80u));
-        v = (kopt_fp16)(v | (i % 16 == 7 ? 0x7800u : i % 16 == 8 ? 0 : 0x3400u));
-        if (i % 16 == 8) w = 0;
+        const int huge = i % 16 == 7, zero = i % 16 == 8, tiny = i % 16 > 11; /* tiny: 2^-115, updates 2^-118 */
+        kopt_bf16 w = (kopt_bf16)((start & 0x807Fu) | (huge ? 0x7F00u : tiny ? 0x0600u : 0x3E80u)), c = 0;
+        kopt_fp16 v = (kopt_fp16)((start & 0x83FFu) | (huge ? 0x7800u : zero ? 0 : 0x3400u)), d = 0;
+        if (zero) w = 0;
         for (k = 0; k < 12; k++) {
             const uint32_t a = draw(), r = draw();
             uint32_t delta = (a & 0x80000000u) | (104u + size + (a >> 24 & 3u)) << 23 | (a & 0x7FFFFFu);
-            if (i % 16 == 7) delta = (delta & 0xFF800000u) + 0x3F800000u + ((a & 1u) << 22);
+            if (tiny) delta = (delta & 0x807FFFFFu) | 0x04800000u;
+            if (huge) delta = (delta & 0xFF800000u) + 0x3F800000u + ((a & 1u) << 22);
             if (i == 95 && k == 6) delta = 0x7F800000u;
-            if (i == 94 && k == 6) delta = 0x7FC00000u;
+            if (i == 94 && k == 6) delta = 0xFFC12345u;
             if ((a & 31u) == 0) delta = 0;
             kopt_kahan_add_bf16(&w, &c, float_of(delta), k & 1 ? r : 0x8000u);
             kopt_kahan_add_fp16(&v, &d, float_of(delta), k & 1 ? r : 0x8000u);
@@ -363,6 +366,7 @@ typedef struct world {
     kopt_optimizer opt;
     kopt_tensor t;
     byte *weight, *grad, *block, *copy;
+    int tiny;
 } world;
 
 static world w;
@@ -378,17 +382,17 @@ static void set_optimizer(const rule_row *rule, const store_row *store, const mo
     o->decay = rule->decay;
     o->nesterov = rule->nesterov;
     o->lr = rule->lr;
-    o->max_lr = 0.00390625;
+    o->max_lr = 1.0 / 256;
     o->weight_decay = rule->weight_decay;
-    o->beta1 = 0.875;
-    o->beta2 = 0.9990234375;
-    o->eps = 7.450580596923828125e-9; /* 2^-27 */
+    o->beta1 = 13.0 / 16;
+    o->beta2 = 1021.0 / 1024;
+    o->eps = 5.0 / 536870912; /* 2^29 */
     o->momentum = rule->momentum;
     o->dampening = rule->dampening;
     o->step = 0;
 }
 
-/* The options that no table has: drawn. */
+/* The options that no table has, drawn; one case in four has weights and updates at the smallest numbers. */
 static void draw_options(void) {
     const uint32_t f = draw(), a = draw(), b = draw(), id = draw(), high = draw() & 0x7FFFFFFFu, low = draw();
     w.opt.maximize = (int)(f >> 8 & 1u);
@@ -400,6 +404,24 @@ static void draw_options(void) {
     w.t.first_index = f >> 12 & 1u ? wide(high, low) : low & 0xFFFu;
     w.t.copy = (f >> 13 & 3u) == 3 ? NULL : w.copy;
     w.t.copy_format = formats[(f >> 13 & 3u) % 3u];
+    w.tiny = (f >> 16 & 3u) == 0;
+    if (w.tiny && w.opt.rule == KOPT_ADAM && w.opt.weight_format != KOPT_FP16) w.opt.grad_scale = 1.0 / 16384;
+}
+
+static void fill_weights(byte *array, kopt_format format, int n) {
+    if (w.tiny)
+        fill(array, format, n, w.opt.weight_format == KOPT_FP16 ? 95 : 1, 24);
+    else
+        fill(array, format, n, 118, 12);
+}
+
+static void fill_grad(int n) {
+    if (!w.tiny)
+        fill(w.grad, w.t.grad_format, n, 105, 24);
+    else if (w.opt.weight_format == KOPT_FP16)
+        fill(w.grad, w.t.grad_format, n, w.opt.rule == KOPT_ADAM ? 82 : 100, 24);
+    else
+        fill(w.grad, w.t.grad_format, n, 0, 24);
 }
 
 /* Four arrays in a row, each at any address. */
@@ -456,10 +478,10 @@ static void probe_steps(const rule_row *rule, const store_row *store) {
             set_optimizer(rule, store, &moments[m]);
             place(formats[g], SMALL, draw() >> 8);
             draw_options();
-            fill((byte *)numbers, KOPT_F32, SMALL, 118, 12);
+            fill_weights((byte *)numbers, KOPT_F32, SMALL);
             hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, numbers), 1);
             for (i = 0; i < 3; i++) {
-                fill(w.grad, formats[g], SMALL, 105, 24);
+                fill_grad(SMALL);
                 step(i);
             }
             hash_state();
@@ -468,28 +490,41 @@ static void probe_steps(const rule_row *rule, const store_row *store) {
     end_group(store->name, "");
 }
 
-/* One rule with every store, long enough for the hot loops: a whole block of 256 elements and parts around it. */
+static byte *residual_of(void) { return w.block + 64; }
+
+/* Any bits: for what a step reads, every word has a meaning. */
+static byte *fill_bits(byte *array, int width, int n) {
+    int i;
+    for (i = 0; i < n; i++) set(array, width, i, draw());
+    return array + (n * width + 3) / 4 * 4;
+}
+
+/* One rule with every store, in the formats and at the places that the hot loops take: a whole block of 256 random
+   numbers or a half, and parts around it; few special values, each of which makes a detour. */
 static void probe_long(const rule_row *rule) {
-    int s, i;
+    int s, i, whole;
     begin_group();
-    for (s = 0; s < COUNT(stores); s++) {
-        const kopt_format format = stores[s].format;
-        moment_row moment;
-        moment.format = format;
-        moment.rounding = KOPT_STOCHASTIC;
-        set_optimizer(rule, &stores[s], &moment);
-        place(format, LONG, draw() >> 8);
-        draw_options();
-        w.t.first_index = (w.t.first_index | (s & 1 ? 255u : 127u)) - 9u; /* the block begins at element 10 or 138 */
-        if (format == KOPT_F32) w.t.copy = NULL; /* no room */
-        fill(w.weight, format, LONG, 118, 12);
-        hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, NULL), 1);
-        for (i = 0; i < 3; i++) {
-            fill(w.grad, format, LONG, 105, 24);
-            step(i);
+    rarity = 255;
+    for (s = 0; s < COUNT(stores); s++)
+        for (whole = 0; whole < 2; whole++) {
+            moment_row moment;
+            moment.format = stores[s].format;
+            moment.rounding = stores[s].compensation;
+            set_optimizer(rule, &stores[s], &moment);
+            place(stores[s].format, LONG, draw() >> 8);
+            draw_options();
+            w.t.first_index = (w.t.first_index | (whole ? 255u : 127u)) - 9u; /* the block begins at element 10 */
+            w.t.copy = NULL;
+            fill_weights(w.weight, stores[s].format, LONG);
+            hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, NULL), 1);
+            if (stores[s].rounding == KOPT_COMPACT) fill_bits(residual_of(), 1, LONG);
+            if (stores[s].rounding == KOPT_EXACT) fill_bits(residual_of(), 2, LONG);
+            for (i = 1; i < 3; i++) {
+                fill_grad(LONG);
+                step(i);
+            }
+            hash_state();
         }
-        hash_state();
-    }
     name_group(rule->name);
     end_group("long", "");
 }
@@ -511,6 +546,9 @@ static void probe_state(void) {
     for (s = 0; s < COUNT(stores); s++)
         for (m = 0; m < COUNT(moments); m++) {
             const uint32_t place_of_damage = draw() >> 8;
+            const kopt_rounding rounding = stores[s].format == KOPT_F32 ? KOPT_NEAREST : stores[s].rounding;
+            const int kept = rounding < KOPT_KAHAN ? 0 : rounding == KOPT_COMPACT ? 1 : 2;
+            const int moment = width_of(moments[m].format);
             set_optimizer(&rules[COUNT(rules) - 1], &stores[s], &moments[m]);
             place(KOPT_F32, SMALL, draw() >> 8);
             draw_options();
@@ -529,6 +567,17 @@ static void probe_state(void) {
             hash_array(w.weight, width_of(stores[s].format), SMALL);
             w.opt.step = 0x01020304u;
             hash_state();
+
+            fill_bits(fill_bits(fill_bits(residual_of(), kept, SMALL), moment, SMALL), moment, SMALL);
+            for (k = 0; k < 3; k++) {
+                hash_number((uint32_t)kopt_state_read(&w.opt, &w.t, (kopt_stream)k, numbers), 1);
+                hash_numbers((byte *)numbers, KOPT_F32, SMALL);
+            }
+            w.opt.step = 0;
+            fill_grad(SMALL);
+            step(2);
+            hash_state();
+
             kopt_state_seal(&w.opt, &w.t);
             w.block[64 + place_of_damage % (uint32_t)(w.t.state_size - 64)] ^= 16;
             hash_number((uint32_t)kopt_state_open(&w.opt, &w.t), 1); /* KOPT_ERROR_CHECKSUM */
@@ -550,6 +599,8 @@ static void hash_scalars(kopt_optimizer *o) {
         hash_number(s.step, 4);
     }
 }
+
+static double fraction(void) { return (draw() >> 8) * (1.0 / 16777216); } /* exact, in [0, 1) */
 
 static void probe_scalars(void) {
     const uint32_t before = all;
@@ -578,6 +629,17 @@ static void probe_scalars(void) {
     w.opt.decay = KOPT_FULLY_DECOUPLED;
     w.opt.max_lr = 0.007;
     hash_scalars(&w.opt);
+    for (i = 0; i < 32; i++) {
+        w.opt.lr = fraction();
+        w.opt.max_lr = fraction() + 1;
+        w.opt.weight_decay = fraction();
+        w.opt.beta1 = fraction();
+        w.opt.beta2 = 1 - fraction() / 1024;
+        w.opt.eps = fraction() + 1;
+        w.opt.grad_scale = fraction();
+        w.opt.clip = fraction();
+        hash_scalars(&w.opt);
+    }
     for (i = 0; i < COUNT(root_scales); i++) hash_number(root_scales[i], 4);
     end_group("scalars", "");
     all = before;

@@ -19,12 +19,12 @@ OK, ERROR_CHECKSUM = 0, 9
 
 Rule = namedtuple("Rule", "name rule decay nesterov lr weight_decay momentum dampening")
 RULES = [
-    Rule("sgd", SGD, L2, 0, 2**-6, 2**-6, 0, 0),
-    Rule("momentum", SGD, L2, 0, 2**-6, 0, 0.875, 0.25),
-    Rule("nesterov", SGD, DECOUPLED, 1, 2**-6, 2**-6, 0.875, 0),
-    Rule("adam", ADAM, L2, 0, 2**-10, 2**-6, 0, 0),
-    Rule("adamw", ADAM, DECOUPLED, 0, 2**-10, 2**-6, 0, 0),
-    Rule("fully", ADAM, FULLY_DECOUPLED, 0, 2**-10, 2**-6, 0, 0),
+    Rule("sgd", SGD, L2, 0, 3 / 256, 5 / 512, 0, 0),
+    Rule("momentum", SGD, L2, 0, 3 / 256, 0, 13 / 16, 0.25),
+    Rule("nesterov", SGD, DECOUPLED, 1, 3 / 256, 5 / 512, 13 / 16, 0),
+    Rule("adam", ADAM, L2, 0, 3 / 4096, 5 / 512, 0, 0),
+    Rule("adamw", ADAM, DECOUPLED, 0, 3 / 4096, 5 / 512, 0, 0),
+    Rule("fully", ADAM, FULLY_DECOUPLED, 0, 3 / 4096, 5 / 512, 0, 0),
 ]
 Store = namedtuple("Store", "name format rounding compensation")
 STORES = [Store("f32", F32, NEAREST, STOCHASTIC)] + [
@@ -237,7 +237,7 @@ class Optimizer:
     def __init__(self, rule, store, moment):
         self.rule, self.store = rule, store
         self.moment_format, self.moment_rounding = moment
-        self.max_lr, self.beta1, self.beta2, self.eps = 2**-8, 0.875, 0.9990234375, 2.0**-27
+        self.max_lr, self.beta1, self.beta2, self.eps = 1 / 256, 13 / 16, 1021 / 1024, 5 / 2**29
         self.maximize = self.zero_grad = self.seed = self.step = 0
         self.grad_scale = self.clip = 1.0
 
@@ -419,7 +419,7 @@ class Group:
     total = 2166136261
 
     def __init__(self):
-        self.hash, self.state = 2166136261, 0x2545F491
+        self.hash, self.state, self.rarity = 2166136261, 0x2545F491, 15
 
     @staticmethod
     def fnv(hash_, data):
@@ -457,12 +457,12 @@ class Group:
     def value(self, low, span):
         a, b = self.draw(), self.draw()
         sign = a & 0x80000000
-        if a >> 8 & 15 == 0:
+        if a >> 8 & self.rarity == 0:
             return sign | SPECIAL[b >> 8 & 31]
         word = sign | low + ((a >> 16 & 255) * span >> 8) << 23 | b & 0x7FFFFF
-        if a >> 12 & 3 == 1:
+        if b >> 28 & 3 == 1:
             word = word & 0xFFFF0000 | 0x8000
-        if a >> 12 & 3 == 2:
+        if b >> 28 & 3 == 2:
             word = word & 0xFFFFE000 | 0x1000
         return word
 
@@ -484,12 +484,12 @@ class Group:
     def fill(self, format, n, low, span):
         return np.array([self.value_of(format, low, span) for _ in range(n)], np.int64)
 
+    def fill_bits(self, bytes_, n):
+        return np.array([self.draw() & (1 << 8 * bytes_) - 1 for _ in range(n)], np.int64)
+
     def fill_numbers(self, around_one):
         x = self.fill(F32, SMALL, *((90, 60) if around_one else (0, 255)))
         return np.where(is_nan(F32, x), x | 0x400000, x)
-
-    def wide(self, *high_low):
-        return high_low[0] << 32 | high_low[1]
 
     def options(self, o, t):
         """Returns the format of the copy, or None."""
@@ -499,7 +499,17 @@ class Group:
         o.grad_scale, o.clip = (0.125 if f >> 10 & 1 else 1.0), (0.75 if f >> 11 & 1 else 1.0)
         o.seed = a << 32 | b
         t.first_index = high << 32 | low if f >> 12 & 1 else low & 0xFFF
+        t.tiny = f >> 16 & 3 == 0
+        if t.tiny and o.rule.rule == ADAM and o.store.format != FP16:
+            o.grad_scale = 2**-14
         return None if f >> 13 & 3 == 3 else f >> 13 & 3
+
+    def fill_weights(self, o, t, format):
+        return self.fill(format, t.n, *(((95, 24) if o.store.format == FP16 else (1, 24)) if t.tiny else (118, 12)))
+
+    def fill_grad(self, o, t):
+        low = 105 if not t.tiny else 0 if o.store.format != FP16 else 82 if o.rule.rule == ADAM else 100
+        t.grad = self.fill(t.grad_format, t.n, low, 24)
 
     def step(self, o, t, how, copy_format):
         step(o, t)
@@ -530,7 +540,8 @@ def probe_narrow():
     group = Group()
     for i in range(4096):
         x = np.array([group.value(0, 255 if i & 1 else 150)])
-        r = group.draw() & 0xFFFF
+        bits = group.draw()
+        r = 0xFFFF if bits >> 30 == 0 else bits & 0xFFFF
         group.numbers(nearest(BF16, x), BF16)
         group.numbers(nearest(FP16, x), FP16)
         group.array(stochastic(BF16, x, r), 2)
@@ -584,19 +595,21 @@ def probe_kahan_add():
     stores = [Store("", BF16, KAHAN, STOCHASTIC), Store("", FP16, KAHAN, STOCHASTIC)]
     for i in range(96):
         start, size = group.draw(), group.draw() % 20
-        case = i % 16
+        huge, zero, tiny = i % 16 == 7, i % 16 == 8, i % 16 > 11
         pairs = [[np.array([x]), np.array([0])] for x in (
-            0 if case == 8 else start & 0x807F | (0x7F00 if case == 7 else 0x3E80),
-            start & 0x83FF | (0x7800 if case == 7 else 0 if case == 8 else 0x3400))]
+            0 if zero else start & 0x807F | (0x7F00 if huge else 0x0600 if tiny else 0x3E80),
+            start & 0x83FF | (0x7800 if huge else 0 if zero else 0x3400))]
         for k in range(12):
             a, r = group.draw(), group.draw()
             delta = a & 0x80000000 | (104 + size + (a >> 24 & 3)) << 23 | a & 0x7FFFFF
-            if case == 7:
+            if tiny:
+                delta = delta & 0x807FFFFF | 0x04800000
+            if huge:
                 delta = (delta & 0xFF800000) + 0x3F800000 + ((a & 1) << 22) & 0xFFFFFFFF
             if (i, k) == (95, 6):
                 delta = 0x7F800000
             if (i, k) == (94, 6):
-                delta = 0x7FC00000
+                delta = 0xFFC12345
             if a & 31 == 0:
                 delta = 0
             for store, pair in zip(stores, pairs):
@@ -616,10 +629,10 @@ def probe_steps(rule, store):
             t.grad_format = grad_format
             group.draw()                                                  # addresses
             copy_format = group.options(o, t)
-            t.weight, t.kept = write_weight(store, group.fill(F32, SMALL, 118, 12))
+            t.weight, t.kept = write_weight(store, group.fill_weights(o, t, F32))
             group.number(OK, 1)
             for how in range(3):
-                t.grad = group.fill(grad_format, SMALL, 105, 24)
+                group.fill_grad(o, t)
                 group.step(o, t, how, copy_format)
             group.sealed(o, t)
     group.end(f"{rule.name}-{store.name}")
@@ -627,21 +640,23 @@ def probe_steps(rule, store):
 
 def probe_long(rule):
     group = Group()
-    for s, store in enumerate(STORES):
-        o = Optimizer(rule, store, (store.format, STOCHASTIC))
-        t = Tensor(o, LONG)
-        t.grad_format = store.format
-        group.draw()
-        copy_format = group.options(o, t)
-        t.first_index = (t.first_index | (255 if s % 2 else 127)) - 9
-        if store.format == F32:
-            copy_format = None
-        t.weight = group.fill(store.format, LONG, 118, 12)
-        group.number(OK, 1)
-        for how in range(3):
-            t.grad = group.fill(store.format, LONG, 105, 24)
-            group.step(o, t, how, copy_format)
-        group.sealed(o, t)
+    group.rarity = 255
+    for store in STORES:
+        for whole in (False, True):
+            o = Optimizer(rule, store, (store.format, store.compensation))
+            t = Tensor(o, LONG)
+            t.grad_format = store.format
+            group.draw()
+            group.options(o, t)
+            t.first_index = (t.first_index | (255 if whole else 127)) - 9
+            t.weight = group.fill_weights(o, t, store.format)
+            group.number(OK, 1)
+            if store.rounding in (COMPACT, EXACT):
+                t.kept = group.fill_bits(o.kept_width(), LONG)
+            for how in (1, 2):
+                group.fill_grad(o, t)
+                group.step(o, t, how, None)
+            group.sealed(o, t)
     group.end(f"{rule.name}-long")
 
 
@@ -652,18 +667,20 @@ def probe_state():
             o = Optimizer(RULES[-1], store, moment)
             t = Tensor(o, SMALL)
             t.grad_format = F32
-            group.draw(), group.draw()
-            group.options(o, t)
+            group.draw(), group.draw()                                    # place of damage, addresses
+            copy_format = group.options(o, t)
             t.weight, t.kept = write_weight(store, group.fill_numbers(m & 1))
             group.number(OK, 1)
             group.array(t.weight, width(store.format))
             group.sealed(o, t)
+
+            def read(k):
+                x = read_weight(store, t.weight, t.kept) if k == 0 else read_moment(o, (t.m, t.v)[k - 1], k == 2)
+                group.number(OK, 1)
+                group.numbers(words(x), F32)
+
             for k in range(3):
-                def read():
-                    x = read_weight(store, t.weight, t.kept) if k == 0 else read_moment(o, (t.m, t.v)[k - 1], k == 2)
-                    group.number(OK, 1)
-                    group.numbers(words(x), F32)
-                read()
+                read(k)
                 x = group.fill_numbers(~m & 1)
                 if k == 0:
                     t.weight, t.kept = write_weight(store, x)
@@ -672,9 +689,17 @@ def probe_state():
                 else:
                     t.v = write_moment(o, x, True)
                 group.number(OK, 1)
-                read()
+                read(k)
             group.array(t.weight, width(store.format))
             o.step = 0x01020304
+            group.sealed(o, t)
+
+            t.kept, t.m, t.v = (group.fill_bits(x, SMALL) for x in (o.kept_width(), width(moment[0]), width(moment[0])))
+            for k in range(3):
+                read(k)
+            o.step = 0
+            group.fill_grad(o, t)
+            group.step(o, t, 2, copy_format)
             group.sealed(o, t)
             group.number(ERROR_CHECKSUM, 1)
     group.end("state")
@@ -698,6 +723,11 @@ def probe_scalars():
     of(Rule("", ADAM, L2, 0, 1e-3, 0, 0, 0))
     of(Rule("", ADAM, DECOUPLED, 0, 3e-4, 0.01, 0, 0), beta2=0.95)
     of(Rule("", ADAM, FULLY_DECOUPLED, 0, 1e-3, 0.01, 0, 0), max_lr=0.007)
+    fraction = lambda: (group.draw() >> 8) * 2.0**-24
+    for _ in range(32):
+        lr, max_lr, weight_decay, beta1, beta2 = fraction(), fraction() + 1, fraction(), fraction(), 1 - fraction() / 1024
+        of(Rule("", ADAM, FULLY_DECOUPLED, 0, lr, weight_decay, 0, 0), max_lr=max_lr, beta1=beta1, beta2=beta2,
+           eps=fraction() + 1, grad_scale=fraction(), clip=fraction())
     o = Optimizer(RULES[-1], STORES[0], MOMENTS[0])
     for o.step in (1, 2, 3):
         group.array(words(np.array([scalars(o).root_scale])), 4)
