@@ -278,6 +278,7 @@ static void probe_convert(int stochastic) { /* every format to every other, odd 
     byte *from = (byte *)pool_words;
     int f, g, k;
     begin_group();
+    rarity = 3;
     for (f = 0; f < 3; f++)
         for (g = 0; g < 3; g++)
             for (k = 0; k < 24; k++) {
@@ -366,7 +367,7 @@ typedef struct world {
     kopt_optimizer opt;
     kopt_tensor t;
     byte *weight, *grad, *block, *copy;
-    int tiny;
+    int tiny, huge;
 } world;
 
 static world w;
@@ -392,7 +393,8 @@ static void set_optimizer(const rule_row *rule, const store_row *store, const mo
     o->step = 0;
 }
 
-/* The options that no table has, drawn; one case in four has weights and updates at the smallest numbers. */
+/* The options that no table has, drawn. Two cases in four are at the ends of a format: weights and updates at the
+   smallest numbers, or at the largest, where SGD can reach them. */
 static void draw_options(void) {
     const uint32_t f = draw(), a = draw(), b = draw(), id = draw(), high = draw() & 0x7FFFFFFFu, low = draw();
     w.opt.maximize = (int)(f >> 8 & 1u);
@@ -405,23 +407,28 @@ static void draw_options(void) {
     w.t.copy = (f >> 13 & 3u) == 3 ? NULL : w.copy;
     w.t.copy_format = formats[(f >> 13 & 3u) % 3u];
     w.tiny = (f >> 16 & 3u) == 0;
-    if (w.tiny && w.opt.rule == KOPT_ADAM && w.opt.weight_format != KOPT_FP16) w.opt.grad_scale = 1.0 / 16384;
+    w.huge = (f >> 16 & 3u) == 1 && w.opt.rule == KOPT_SGD;
+    if (w.tiny && w.opt.rule == KOPT_ADAM && w.opt.weight_format != KOPT_FP16) w.opt.grad_scale = 1.0 / 1048576;
 }
 
 static void fill_weights(byte *array, kopt_format format, int n) {
+    const int fp16 = w.opt.weight_format == KOPT_FP16;
     if (w.tiny)
-        fill(array, format, n, w.opt.weight_format == KOPT_FP16 ? 95 : 1, 24);
+        fill(array, format, n, fp16 ? 95 : 1, fp16 ? 24 : 6);
+    else if (w.huge)
+        fill(array, format, n, fp16 ? 138 : 249, fp16 ? 5 : 6);
     else
         fill(array, format, n, 118, 12);
 }
 
 static void fill_grad(int n) {
-    if (!w.tiny)
-        fill(w.grad, w.t.grad_format, n, 105, 24);
-    else if (w.opt.weight_format == KOPT_FP16)
-        fill(w.grad, w.t.grad_format, n, w.opt.rule == KOPT_ADAM ? 82 : 100, 24);
+    const int fp16 = w.opt.weight_format == KOPT_FP16, adam = w.opt.rule == KOPT_ADAM;
+    if (w.tiny)
+        fill(w.grad, w.t.grad_format, n, !fp16 ? 4 : adam ? 82 : 100, fp16 ? 24 : 8);
+    else if (w.huge)
+        fill(w.grad, w.t.grad_format, n, fp16 ? 138 : 248, 6);
     else
-        fill(w.grad, w.t.grad_format, n, 0, 24);
+        fill(w.grad, w.t.grad_format, n, 105, 24);
 }
 
 /* Four arrays in a row, each at any address. */

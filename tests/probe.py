@@ -499,17 +499,19 @@ class Group:
         o.grad_scale, o.clip = (0.125 if f >> 10 & 1 else 1.0), (0.75 if f >> 11 & 1 else 1.0)
         o.seed = a << 32 | b
         t.first_index = high << 32 | low if f >> 12 & 1 else low & 0xFFF
-        t.tiny = f >> 16 & 3 == 0
+        t.tiny, t.huge = f >> 16 & 3 == 0, f >> 16 & 3 == 1 and o.rule.rule == SGD
         if t.tiny and o.rule.rule == ADAM and o.store.format != FP16:
-            o.grad_scale = 2**-14
+            o.grad_scale = 2**-20
         return None if f >> 13 & 3 == 3 else f >> 13 & 3
 
     def fill_weights(self, o, t, format):
-        return self.fill(format, t.n, *(((95, 24) if o.store.format == FP16 else (1, 24)) if t.tiny else (118, 12)))
+        bf16, fp16 = ((1, 6), (95, 24)) if t.tiny else ((249, 6), (138, 5)) if t.huge else ((118, 12), (118, 12))
+        return self.fill(format, t.n, *(fp16 if o.store.format == FP16 else bf16))
 
     def fill_grad(self, o, t):
-        low = 105 if not t.tiny else 0 if o.store.format != FP16 else 82 if o.rule.rule == ADAM else 100
-        t.grad = self.fill(t.grad_format, t.n, low, 24)
+        bf16 = (4, 8) if t.tiny else (248, 6) if t.huge else (105, 24)
+        fp16 = (82 if o.rule.rule == ADAM else 100, 24) if t.tiny else (138, 6) if t.huge else (105, 24)
+        t.grad = self.fill(t.grad_format, t.n, *(fp16 if o.store.format == FP16 else bf16))
 
     def step(self, o, t, how, copy_format):
         step(o, t)
@@ -551,6 +553,7 @@ def probe_narrow():
 
 def probe_convert(is_stochastic):
     group = Group()
+    group.rarity = 3
     for f in (F32, BF16, FP16):
         for g in (F32, BF16, FP16):
             for k in range(24):
