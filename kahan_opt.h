@@ -1907,7 +1907,10 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
     if (kind.moments > 2) store_rare_(j, kind, 2, i, n, p.third, mul16_(r, iset_(13355u)));
     if (kind.moments > 3) store_rare_(j, kind, 3, i, n, p.fourth, mul16_(r, iset_(14021u)));
 
-    if (j->counts != NULL) tally_(j->counts, n, bits_(update), xor_(stored, before), xor_(kept, kept_before));
+    if (j->counts != NULL) { /* the registers hold more of the residuals than is kept in memory */
+        const words_ moved = and_(xor_(kept, kept_before), iset_(residual_size == 1 ? 0xFFu : 0xFFFFu));
+        tally_(j->counts, n, bits_(update), xor_(stored, before), moved);
+    }
     if (k->zero_grad) put_(j->grad + i * grad_size, grad_size, n, iset_(0));
 }
 
