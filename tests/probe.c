@@ -4,18 +4,20 @@
 
        void probe(void (*put)(const char *line));          put receives each line, with its '\n'
 
-   Needs no library and about 6 KB of memory. C99 or C++. Configuration (define before):
+   Needs no library and less than 8 KB of memory. C99 or C++. Configuration (define before):
        PROBE_NO_MAIN    there is no main(): something else calls probe(), e.g. the start-up code of a microcontroller
        PROBE_ISA        a kopt_isa that is forced instead of the best one, e.g. KOPT_ISA_SCALAR
+       PROBE_FTZ        as the argument ftz
        KAHAN_OPT_*      as usual
    Arguments of main(), in any order:
-       scalar | sse2 | avx2 | ...   forces that ISA; exit status 3 if it is not usable here
-       ftz                          as if a game had changed the floating-point environment: subnormals flushed to zero
-                                    on input and output, rounding toward zero
+       scalar | sse2 | avx2 | ...   forces that ISA
+       up | down | zero             as if the program had changed the rounding direction
+       ftz                          the same as zero, and subnormals are flushed to zero on input and output
        isas                         prints the names of the usable ISAs and does nothing else
+   Exit status 77: this machine or this build has no such thing.
 
-   Where `double` has 32 bits (AVR), the line of the group `scalars` is `scalars skipped`, and the one per-step scalar
-   that needs binary64, root_scale, comes from a table. `all` covers every line but `scalars`, so it is the same there. */
+   Where `double` has 32 bits (AVR), the line of the group `scalars` is `scalars skipped`, and the per-step scalars that
+   need binary64 come from tables. `all` covers every line but `scalars`, so it is the same there. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
@@ -31,19 +33,63 @@ typedef struct rule_row {
     const char *name;
     kopt_rule rule;
     kopt_decay decay;
-    int nesterov;
+    int nesterov, amsgrad;
     double lr, weight_decay, momentum, dampening;
+    uint32_t before;                 /* steps that are done before the three of the probe */
+    const uint32_t (*binary64)[4];   /* in those three: rate, root_scale (0: unrectified), mix, decay; NULL: exact in
+                                        binary32. From `python3 tests/probe.py tables`; the group `scalars` checks them */
 } rule_row;
 
-/* These, and all numbers of the steps below, are exact in binary32, and their products too. */
+static const uint32_t adam_scalars[3][4] = {
+    {0x3B800000u, 0x4193CD3Au, 0x00000000u, 0x00000000u},
+    {0x3B0D3DCBu, 0x41512D28u, 0x00000000u, 0x00000000u},
+    {0x3ACF1095u, 0x412AEABFu, 0x00000000u, 0x00000000u}
+};
+static const uint32_t adamw_scalars[3][4] = {
+    {0x3B800000u, 0x4193CD3Au, 0x00000000u, 0x36F00000u},
+    {0x3B0D3DCBu, 0x41512D28u, 0x00000000u, 0x36F00000u},
+    {0x3ACF1095u, 0x412AEABFu, 0x00000000u, 0x36F00000u}
+};
+static const uint32_t fully_scalars[3][4] = {
+    {0x3B800000u, 0x4193CD3Au, 0x00000000u, 0x3AF00000u},
+    {0x3B0D3DCBu, 0x41512D28u, 0x00000000u, 0x3AF00000u},
+    {0x3ACF1095u, 0x412AEABFu, 0x00000000u, 0x3AF00000u}
+};
+static const uint32_t amsgrad_scalars[3][4] = {
+    {0x3B800000u, 0x4193CD3Au, 0x00000000u, 0x36F00000u},
+    {0x3B0D3DCBu, 0x41512D28u, 0x00000000u, 0x36F00000u},
+    {0x3ACF1095u, 0x412AEABFu, 0x00000000u, 0x36F00000u}
+};
+static const uint32_t adan_scalars[3][4] = {
+    {0x3B7FFF88u, 0x4113CD3Au, 0x427F4000u, 0x36EFFF90u},
+    {0x3B0D3D89u, 0x40D1A361u, 0x4267A8DFu, 0x36EFFF90u},
+    {0x3ACF1034u, 0x40ABABECu, 0x4252FFD8u, 0x36EFFF90u}
+};
+static const uint32_t radam_scalars[3][4] = {
+    {0x3A94A0CCu, 0x00000000u, 0x00000000u, 0x00000000u},
+    {0x36C97329u, 0x3F800000u, 0x00000000u, 0x00000000u},
+    {0x37002C2Cu, 0x3F800000u, 0x00000000u, 0x00000000u}
+};
+static const uint32_t ranger_scalars[3][4] = {
+    {0x3A94A0CCu, 0x00000000u, 0x3EC00000u, 0x36F00000u},
+    {0x383EA019u, 0x40F23E91u, 0x3EC00000u, 0x36F00000u},
+    {0x3860BDC7u, 0x40E07054u, 0x3EC00000u, 0x36F00000u}
+};
 
+/* These, and all numbers of the steps below, are exact in binary32, and their products too. */
 static const rule_row rules[] = {
-    {"sgd",      KOPT_SGD,  KOPT_L2,              0, 3.0 / 256,  5.0 / 512, 0,         0},
-    {"momentum", KOPT_SGD,  KOPT_L2,              0, 3.0 / 256,  0,         13.0 / 16, 0.25},
-    {"nesterov", KOPT_SGD,  KOPT_DECOUPLED,       1, 3.0 / 256,  5.0 / 512, 13.0 / 16, 0},
-    {"adam",     KOPT_ADAM, KOPT_L2,              0, 3.0 / 4096, 5.0 / 512, 0,         0},
-    {"adamw",    KOPT_ADAM, KOPT_DECOUPLED,       0, 3.0 / 4096, 5.0 / 512, 0,         0},
-    {"fully",    KOPT_ADAM, KOPT_FULLY_DECOUPLED, 0, 3.0 / 4096, 5.0 / 512, 0,         0}
+    {"sgd",      KOPT_SGD,    KOPT_L2,              0, 0, 3.0 / 256,  5.0 / 512, 0,         0,    0, NULL},
+    {"momentum", KOPT_SGD,    KOPT_L2,              0, 0, 3.0 / 256,  0,         13.0 / 16, 0.25, 0, NULL},
+    {"nesterov", KOPT_SGD,    KOPT_DECOUPLED,       1, 0, 3.0 / 256,  5.0 / 512, 13.0 / 16, 0,    0, NULL},
+    {"adam",     KOPT_ADAM,   KOPT_L2,              0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0, adam_scalars},
+    {"adamw",    KOPT_ADAM,   KOPT_DECOUPLED,       0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0, adamw_scalars},
+    {"fully",    KOPT_ADAM,   KOPT_FULLY_DECOUPLED, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0, fully_scalars},
+    {"amsgrad",  KOPT_ADAM,   KOPT_DECOUPLED,       0, 1, 3.0 / 4096, 5.0 / 512, 0,         0,    0, amsgrad_scalars},
+    {"lion",     KOPT_LION,   KOPT_DECOUPLED,       0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0, NULL},
+    {"adan",     KOPT_ADAN,   KOPT_DECOUPLED,       0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0, adan_scalars},
+    {"radam",    KOPT_RADAM,  KOPT_L2,              0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    4, radam_scalars},
+    {"ranger",   KOPT_RANGER, KOPT_DECOUPLED,       0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    4, ranger_scalars},
+    {"ema",      KOPT_EMA,    KOPT_L2,              0, 0, 3.0 / 256,  0,         0,         0,    0, NULL}
 };
 
 typedef struct store_row {
@@ -86,13 +132,10 @@ static const kopt_format formats[] = {KOPT_F32, KOPT_BF16, KOPT_FP16};
 #define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
 enum {
-    SMALL = 37, /* elements: whole vectors and parts of them */
+    SMALL = 21, /* elements: whole vectors and parts of them */
     LONG = 276, /* a whole block of random bits and two parts */
-    POOL = 4600 /* bytes: LONG elements in fp32 */
+    POOL = 4600 /* bytes: LONG elements of Adam in fp32 */
 };
-
-/* 1 / sqrt(1 - beta2^t) as binary32, beta2 = 1021 / 1024, for t = 1, 2, 3; tests/probe.py checks the group `scalars`. */
-static const uint32_t root_scales[] = {0x4193CD3Au, 0x41512D28u, 0x412AEABFu};
 
 /* ---- Lines and hashes: FNV-1a, 32 bits, over the bytes of little-endian numbers ----------------------------------- */
 
@@ -302,7 +345,7 @@ static void probe_finite(void) { /* nothing, or one infinity or NaN, or a subnor
     int f, i, n;
     begin_group();
     for (f = 0; f < 3; f++)
-        for (n = 0; n < SMALL; n += 3) {
+        for (n = 0; n < 37; n += 3) {
             for (i = 0; i < n; i++) set(array, width_of(formats[f]), i, draw() & 0x0F0F0F0Fu);
             hash_number((uint32_t)kopt_all_finite(array, formats[f], (size_t)n), 1);
             for (i = 0; i < n; i++) {
@@ -329,14 +372,77 @@ static void probe_random(void) {
     end_group("random", "");
 }
 
+/* ---- The caller's floating-point environment ---------------------------------------------------------------------- */
+
+enum { TO_NEAREST, DOWN, UP, ZERO };
+#ifdef PROBE_FTZ
+static int direction = ZERO, flush = 1;
+#else
+static int direction = TO_NEAREST, flush;
+#endif
+
+/* on: the rounding direction is changed, and subnormals are flushed on input and output. off: the default. */
+#if (defined(__GNUC__) || defined(__TINYC__)) && (defined(__x86_64__) || defined(__i386__))
+enum { can_disturb = 1 };
+static void disturb(int on) {
+    const uint32_t sse = on ? 0x1F80u | (uint32_t)direction << 13 | (flush ? 0x8040u : 0u) : 0x1F80u;
+    const uint16_t x87 = (uint16_t)(on ? 0x037Fu | (uint32_t)direction << 10 : 0x037Fu);
+    if (direction == TO_NEAREST && !flush) return;
+#ifdef __x86_64__
+    __asm__ __volatile__(".byte 0x0F, 0xAE, 0x10" : : "a"(&sse) : "memory"); /* ldmxcsr (%rax): tcc has no name for it */
+#else
+    if (kopt_isa_usable(KOPT_ISA_SSE2)) __asm__ __volatile__(".byte 0x0F, 0xAE, 0x10" : : "a"(&sse) : "memory");
+#endif
+    __asm__ __volatile__("fldcw %0" : : "m"(x87));
+}
+#elif defined(__GNUC__) && !defined(__TINYC__) && (defined(__aarch64__) || (defined(__arm__) && defined(__ARM_FP)))
+enum { can_disturb = 1 };
+static void disturb(int on) { /* flushing: also fp16, and NaNs become the default one */
+    const uint32_t code = direction == UP ? 1 : direction == DOWN ? 2 : direction == ZERO ? 3 : 0;
+    const uint32_t word = on ? code << 22 | (flush ? 0x03080000u : 0u) : 0;
+    if (direction == TO_NEAREST && !flush) return;
+#ifdef __aarch64__
+    __asm__ __volatile__("msr fpcr, %0" : : "r"((uint64_t)word));
+#else
+    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(word));
+#endif
+}
+#elif defined(__GNUC__) && !defined(__TINYC__) && (defined(__riscv_flen) || defined(__s390x__) || \
+    defined(__mips_hard_float) || (defined(__powerpc__) && !defined(_SOFT_FLOAT)))
+enum { can_disturb = 1 };
+static void disturb(int on) {
+    const uint32_t code = !on || direction == TO_NEAREST ? 0 : direction == ZERO ? 1 : direction == UP ? 2 : 3;
+    if (direction == TO_NEAREST && !flush) return;
+#if defined(__riscv_flen) /* never flushes; down is 2, up 3 */
+    __asm__ __volatile__("fsrm %0" : : "r"(code > 1 ? 5 - code : code));
+#elif defined(__s390x__) /* never flushes */
+    __asm__ __volatile__("sfpc %0" : : "d"(code));
+#elif defined(__mips_hard_float)
+    __asm__ __volatile__("ctc1 %0, $31" : : "r"(code | (on && flush ? 0x01000000u : 0u)));
+#else
+    if (on && flush)
+        __asm__ __volatile__("mtfsfi 7, 5"); /* zero is the only direction that comes with flushing */
+    else if (code == 0)
+        __asm__ __volatile__("mtfsfi 7, 0");
+    else if (code == 1)
+        __asm__ __volatile__("mtfsfi 7, 1");
+    else if (code == 2)
+        __asm__ __volatile__("mtfsfi 7, 2");
+    else
+        __asm__ __volatile__("mtfsfi 7, 3");
+#endif
+}
+#else
+enum { can_disturb = 0 };
+static void disturb(int on) { (void)on; }
+#endif
+
 /* ---- One-element updates. They run in the caller's floating-point environment, so that the inputs here are such that
         flushing does not matter: what is tiny in between becomes zero in the end. -------------------------------------- */
 
-static void (*environment)(int disturbed); /* set by main() for the argument ftz */
-
 static void probe_kahan_add(void) {
     int i, k;
-    if (environment != NULL) environment(0);
+    disturb(0);
     begin_group();
     for (i = 0; i < 96; i++) {
         const uint32_t start = draw(), size = draw() % 20u;
@@ -358,7 +464,7 @@ static void probe_kahan_add(void) {
         }
     }
     end_group("kahan-add", "");
-    if (environment != NULL) environment(1);
+    disturb(1);
 }
 
 /* ---- Steps -------------------------------------------------------------------------------------------------------- */
@@ -366,6 +472,7 @@ static void probe_kahan_add(void) {
 typedef struct world {
     kopt_optimizer opt;
     kopt_tensor t;
+    kopt_counts counts;
     byte *weight, *grad, *block, *copy;
     int tiny, huge;
 } world;
@@ -382,19 +489,29 @@ static void set_optimizer(const rule_row *rule, const store_row *store, const mo
     o->moment_rounding = moment->rounding;
     o->decay = rule->decay;
     o->nesterov = rule->nesterov;
+    o->amsgrad = rule->amsgrad;
+    o->lookahead = 3;
+    o->lookahead_rate = 0.625;
     o->lr = rule->lr;
     o->max_lr = 1.0 / 256;
     o->weight_decay = rule->weight_decay;
     o->beta1 = 13.0 / 16;
     o->beta2 = 1021.0 / 1024;
+    o->beta3 = 253.0 / 256;
     o->eps = 5.0 / 536870912; /* 2^29 */
     o->momentum = rule->momentum;
     o->dampening = rule->dampening;
-    o->step = 0;
+    o->step = rule->before;
+    o->maximize = o->zero_grad = o->moments_only = 0;
+    o->grad_scale = o->clip = 1;
+    o->seed = 0;
 }
 
+/* The rules that divide by the root of a mean of squares. */
+static int divides(void) { return w.opt.rule != KOPT_SGD && w.opt.rule != KOPT_LION && w.opt.rule != KOPT_EMA; }
+
 /* The options that no table has, drawn. Two cases in four are at the ends of a format: weights and updates at the
-   smallest numbers, or at the largest, where SGD can reach them. */
+   smallest numbers, or at the largest, where the rule can reach them. */
 static void draw_options(void) {
     const uint32_t f = draw(), a = draw(), b = draw(), id = draw(), high = draw() & 0x7FFFFFFFu, low = draw();
     w.opt.maximize = (int)(f >> 8 & 1u);
@@ -407,8 +524,15 @@ static void draw_options(void) {
     w.t.copy = (f >> 13 & 3u) == 3 ? NULL : w.copy;
     w.t.copy_format = formats[(f >> 13 & 3u) % 3u];
     w.tiny = (f >> 16 & 3u) == 0;
-    w.huge = (f >> 16 & 3u) == 1 && w.opt.rule == KOPT_SGD;
-    if (w.tiny && w.opt.rule == KOPT_ADAM && w.opt.weight_format != KOPT_FP16) w.opt.grad_scale = 1.0 / 1048576;
+    w.huge = (f >> 16 & 3u) == 1 && (w.opt.rule == KOPT_SGD || w.opt.rule == KOPT_EMA);
+    if (w.tiny && divides() && w.opt.weight_format != KOPT_FP16) w.opt.grad_scale = 1.0 / 1048576;
+    if ((f >> 18 & 3u) == 0) w.t.rate_scale = 0.75f;
+    if (w.tiny && w.opt.rule == KOPT_LION) /* 2^-14, 2^-118 */
+        w.t.rate_scale = float_of(w.opt.weight_format == KOPT_FP16 ? 0x38800000u : 0x04800000u);
+    w.opt.moments_only = (f >> 20 & 7u) == 0;
+    w.counts.wanted = w.counts.still = w.counts.stuck = 0;
+    if ((f >> 23 & 3u) == 0) w.t.counts = &w.counts;
+    if (w.opt.rule == KOPT_EMA) w.opt.maximize = w.opt.zero_grad = w.opt.moments_only = 0;
 }
 
 static void fill_weights(byte *array, kopt_format format, int n) {
@@ -422,9 +546,9 @@ static void fill_weights(byte *array, kopt_format format, int n) {
 }
 
 static void fill_grad(int n) {
-    const int fp16 = w.opt.weight_format == KOPT_FP16, adam = w.opt.rule == KOPT_ADAM;
+    const int fp16 = w.opt.weight_format == KOPT_FP16;
     if (w.tiny)
-        fill(w.grad, w.t.grad_format, n, !fp16 ? 4 : adam ? 82 : 100, fp16 ? 24 : 8);
+        fill(w.grad, w.t.grad_format, n, !fp16 ? 4 : divides() ? 82 : 100, fp16 ? 24 : 8);
     else if (w.huge)
         fill(w.grad, w.t.grad_format, n, fp16 ? 138 : 248, 6);
     else
@@ -442,11 +566,18 @@ static void place(kopt_format grad_format, int n, uint32_t offsets) {
 }
 
 /* One step: in one call (0), in three ranges (1), by begin and run (2). */
-static void step(int how) {
+static void step(const rule_row *rule, int how) {
     const int n = (int)w.t.n;
     kopt_step s;
     hash_number((uint32_t)kopt_step_begin(&w.opt, &s), 1);
-    if (sizeof(double) != 8 && w.opt.rule == KOPT_ADAM) s.root_scale = float_of(root_scales[s.step - 1]);
+    if (sizeof(double) != 8 && rule->binary64 != NULL) {
+        const uint32_t *words = rule->binary64[s.step - 1 - rule->before];
+        s.rate = float_of(words[0]);
+        s.root_scale = float_of(words[1]);
+        s.mix = float_of(words[2]);
+        s.decay = float_of(words[3]);
+        s.unrectified = words[1] == 0;
+    }
     if (how == 1) {
         hash_number((uint32_t)kopt_step_range(&s, &w.t, (size_t)(n - 17), (size_t)n), 1);
         hash_number((uint32_t)kopt_step_range(&s, &w.t, 0, 3), 1);
@@ -459,7 +590,10 @@ static void step(int how) {
     }
     hash_array(w.grad, width_of(w.t.grad_format), n);
     hash_array(w.weight, width_of(w.opt.weight_format), n);
-    if (w.t.copy != NULL) hash_numbers(w.copy, w.t.copy_format, n);
+    if (w.t.copy != NULL && !w.opt.moments_only) hash_numbers(w.copy, w.t.copy_format, n);
+    hash_number((uint32_t)w.counts.wanted, 4);
+    hash_number((uint32_t)w.counts.still, 4);
+    hash_number((uint32_t)w.counts.stuck, 4);
 }
 
 /* The block as it would be saved. */
@@ -476,25 +610,25 @@ static void name_group(const char *name) {
     say("-");
 }
 
-/* One rule with one store: all formats of gradients and moments, three steps each. */
-static void probe_steps(const rule_row *rule, const store_row *store) {
-    int g, m, i;
+/* One rule with one store: all formats of moments, those of gradients in turn, three steps each. */
+static void probe_steps(int rule, int store) {
+    int m, i;
     begin_group();
-    for (g = 0; g < COUNT(formats); g++)
-        for (m = 0; m < COUNT(moments); m++) {
-            set_optimizer(rule, store, &moments[m]);
-            place(formats[g], SMALL, draw() >> 8);
-            draw_options();
-            fill_weights((byte *)numbers, KOPT_F32, SMALL);
-            hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, numbers), 1);
-            for (i = 0; i < 3; i++) {
-                fill_grad(SMALL);
-                step(i);
-            }
-            hash_state();
+    for (m = 0; m < COUNT(moments); m++) {
+        const kopt_format grad_format = formats[(rule + store + m) % 3];
+        set_optimizer(&rules[rule], &stores[store], &moments[m]);
+        place(grad_format, SMALL, draw() >> 8);
+        draw_options();
+        fill_weights((byte *)numbers, KOPT_F32, SMALL);
+        hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, numbers), 1);
+        for (i = 0; i < 3; i++) {
+            fill_grad(SMALL);
+            step(&rules[rule], i);
         }
-    name_group(rule->name);
-    end_group(store->name, "");
+        hash_state();
+    }
+    name_group(rules[rule].name);
+    end_group(stores[store].name, "");
 }
 
 static byte *residual_of(void) { return w.block + 64; }
@@ -506,33 +640,37 @@ static byte *fill_bits(byte *array, int width, int n) {
     return array + (n * width + 3) / 4 * 4;
 }
 
-/* One rule with every store, in the formats and at the places that the hot loops take: a whole block of 256 random
+/* One rule with every third store, in the formats and at the places that the hot loops take: a whole block of 256 random
    numbers or a half, and parts around it; few special values, each of which makes a detour. */
-static void probe_long(const rule_row *rule) {
-    int s, i, whole;
+static void probe_long(int rule) {
+    int s, i;
     begin_group();
     rarity = 255;
-    for (s = 0; s < COUNT(stores); s++)
-        for (whole = 0; whole < 2; whole++) {
-            moment_row moment;
-            moment.format = stores[s].format;
-            moment.rounding = stores[s].compensation;
-            set_optimizer(rule, &stores[s], &moment);
-            place(stores[s].format, LONG, draw() >> 8);
-            draw_options();
-            w.t.first_index = (w.t.first_index | (whole ? 255u : 127u)) - 9u; /* the block begins at element 10 */
-            w.t.copy = NULL;
-            fill_weights(w.weight, stores[s].format, LONG);
-            hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, NULL), 1);
-            if (stores[s].rounding == KOPT_COMPACT) fill_bits(residual_of(), 1, LONG);
-            if (stores[s].rounding == KOPT_EXACT) fill_bits(residual_of(), 2, LONG);
-            for (i = 1; i < 3; i++) {
-                fill_grad(LONG);
-                step(i);
-            }
-            hash_state();
+    for (s = rule % 3; s < COUNT(stores); s += 3) {
+        const kopt_format format = stores[s].format;
+        moment_row moment;
+        int n = LONG;
+        moment.format = format;
+        moment.rounding = stores[s].compensation;
+        set_optimizer(&rules[rule], &stores[s], &moment);
+        if (kopt_state_size(&w.opt, LONG) + LONG * 2 * (size_t)width_of(format) + 9 > POOL) n = LONG / 2;
+        place(format, n, draw() >> 8);
+        draw_options();
+        w.t.first_index = (w.t.first_index | (draw() >> 8 & 1u ? 255u : 127u)) - 9u; /* the block begins at element 10 */
+        w.t.copy = NULL;
+        w.t.counts = NULL;
+        w.opt.moments_only = 0;
+        fill_weights(w.weight, format, n);
+        hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, NULL), 1);
+        if (stores[s].rounding == KOPT_COMPACT) fill_bits(residual_of(), 1, n);
+        if (stores[s].rounding == KOPT_EXACT) fill_bits(residual_of(), 2, n);
+        for (i = 1; i < 3; i++) {
+            fill_grad(n);
+            step(&rules[rule], i);
         }
-    name_group(rule->name);
+        hash_state();
+    }
+    name_group(rules[rule].name);
     end_group("long", "");
 }
 
@@ -546,45 +684,58 @@ static void fill_numbers(int around_one) {
     }
 }
 
-/* State blocks: what is written, read, saved, damaged. Every store, every moment. */
+/* Every array that can be read; the number of moments. */
+static int hash_streams(void) {
+    int k, found = 0;
+    for (k = 0; k < 5; k++) {
+        const kopt_result result = kopt_state_read(&w.opt, &w.t, (kopt_stream)k, numbers);
+        hash_number((uint32_t)result, 1);
+        if (result != KOPT_OK) continue; /* KOPT_ERROR_OPTION */
+        hash_numbers((byte *)numbers, KOPT_F32, SMALL);
+        found = k;
+    }
+    return found;
+}
+
+/* State blocks: what is written, read, saved, damaged. Every store, every moment, the rules in turn. */
 static void probe_state(void) {
-    int s, m, k;
+    int s, m, k, found;
     begin_group();
     for (s = 0; s < COUNT(stores); s++)
         for (m = 0; m < COUNT(moments); m++) {
             const uint32_t place_of_damage = draw() >> 8;
+            const rule_row *rule = &rules[(s * COUNT(moments) + m) % COUNT(rules)];
             const kopt_rounding rounding = stores[s].format == KOPT_F32 ? KOPT_NEAREST : stores[s].rounding;
             const int kept = rounding < KOPT_KAHAN ? 0 : rounding == KOPT_COMPACT ? 1 : 2;
-            const int moment = width_of(moments[m].format);
-            set_optimizer(&rules[COUNT(rules) - 1], &stores[s], &moments[m]);
+            byte *array;
+            set_optimizer(rule, &stores[s], &moments[m]);
             place(KOPT_F32, SMALL, draw() >> 8);
             draw_options();
             fill_numbers(m & 1);
             hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, numbers), 1);
             hash_array(w.weight, width_of(stores[s].format), SMALL);
             hash_state();
-            for (k = 0; k < 3; k++) { /* weights, first, second moment */
-                hash_number((uint32_t)kopt_state_read(&w.opt, &w.t, (kopt_stream)k, numbers), 1);
-                hash_numbers((byte *)numbers, KOPT_F32, SMALL);
+            found = hash_streams();
+            for (k = 0; k <= found; k++) {
                 fill_numbers(~m & 1);
                 hash_number((uint32_t)kopt_state_write(&w.opt, &w.t, (kopt_stream)k, numbers), 1);
-                hash_number((uint32_t)kopt_state_read(&w.opt, &w.t, (kopt_stream)k, numbers), 1);
-                hash_numbers((byte *)numbers, KOPT_F32, SMALL);
             }
             hash_array(w.weight, width_of(stores[s].format), SMALL);
+            hash_streams();
             w.opt.step = 0x01020304u;
             hash_state();
 
-            fill_bits(fill_bits(fill_bits(residual_of(), kept, SMALL), moment, SMALL), moment, SMALL);
-            for (k = 0; k < 3; k++) {
-                hash_number((uint32_t)kopt_state_read(&w.opt, &w.t, (kopt_stream)k, numbers), 1);
-                hash_numbers((byte *)numbers, KOPT_F32, SMALL);
-            }
-            w.opt.step = 0;
+            array = fill_bits(residual_of(), kept, w.t.state_size == 0 ? 0 : SMALL);
+            for (k = 0; k < found; k++) array = fill_bits(array, width_of(moments[m].format), SMALL);
+            if (rule->rule == KOPT_RANGER)
+                fill_bits(fill_bits(array, width_of(stores[s].format), SMALL), kept, SMALL);
+            hash_streams();
+            w.opt.step = rule->before;
             fill_grad(SMALL);
-            step(2);
+            step(rule, 2);
             hash_state();
 
+            if (w.t.state_size == 0) continue;
             kopt_state_seal(&w.opt, &w.t);
             w.block[64 + place_of_damage % (uint32_t)(w.t.state_size - 64)] ^= 16;
             hash_number((uint32_t)kopt_state_open(&w.opt, &w.t), 1); /* KOPT_ERROR_CHECKSUM */
@@ -600,10 +751,19 @@ static void hash_scalars(kopt_optimizer *o) {
     for (i = 0; i < COUNT(steps); i++) {
         o->step = steps[i] - 1;
         hash_number((uint32_t)kopt_step_begin(o, &s), 1);
-        hash_float(s.grad_scale), hash_float(s.l2), hash_float(s.decay);
-        hash_float(s.beta1), hash_float(s.one_minus_beta1), hash_float(s.beta2), hash_float(s.one_minus_beta2);
-        hash_float(s.momentum), hash_float(s.rate), hash_float(s.root_scale), hash_float(s.eps);
         hash_number(s.step, 4);
+        hash_float(s.grad_scale), hash_float(s.l2), hash_float(s.decay), hash_float(s.rate);
+        if (o->rule == KOPT_EMA) continue; /* and from here on what the rule reads */
+        hash_float(s.beta1), hash_float(s.one_minus_beta1);
+        if (o->rule == KOPT_SGD || o->rule == KOPT_ADAN) hash_float(s.momentum);
+        if (o->rule == KOPT_SGD) continue;
+        hash_float(s.beta2), hash_float(s.one_minus_beta2);
+        if (o->rule == KOPT_LION) continue;
+        hash_number((uint32_t)s.unrectified, 1), hash_number((uint32_t)s.sync, 1);
+        if (!s.unrectified) hash_float(s.root_scale);
+        hash_float(s.eps);
+        if (o->rule == KOPT_ADAN) hash_float(s.beta3), hash_float(s.one_minus_beta3);
+        if (o->rule == KOPT_ADAN || o->rule == KOPT_RANGER) hash_float(s.mix);
     }
 }
 
@@ -611,7 +771,7 @@ static double fraction(void) { return (draw() >> 8) * (1.0 / 16777216); } /* exa
 
 static void probe_scalars(void) {
     const uint32_t before = all;
-    int i;
+    int i, k;
     if (sizeof(double) != 8) {
         say("scalars skipped");
         end_line();
@@ -636,18 +796,34 @@ static void probe_scalars(void) {
     w.opt.decay = KOPT_FULLY_DECOUPLED;
     w.opt.max_lr = 0.007;
     hash_scalars(&w.opt);
+    w.opt = kopt_lion(1e-4);
+    hash_scalars(&w.opt);
+    w.opt = kopt_adan(1e-3);
+    hash_scalars(&w.opt);
+    w.opt = kopt_radam(1e-3);
+    hash_scalars(&w.opt);
+    w.opt = kopt_ranger(1e-3);
+    hash_scalars(&w.opt);
+    w.opt = kopt_ema(0.999);
+    hash_scalars(&w.opt);
     for (i = 0; i < 32; i++) {
+        w.opt = kopt_adamw(0);
+        w.opt.rule = i & 1 ? KOPT_ADAN : i & 2 ? KOPT_RANGER : KOPT_ADAM;
+        w.opt.decay = i & 4 ? KOPT_DECOUPLED : KOPT_FULLY_DECOUPLED;
         w.opt.lr = fraction();
         w.opt.max_lr = fraction() + 1;
         w.opt.weight_decay = fraction();
         w.opt.beta1 = fraction();
         w.opt.beta2 = 1 - fraction() / 1024;
+        w.opt.beta3 = fraction();
         w.opt.eps = fraction() + 1;
         w.opt.grad_scale = fraction();
         w.opt.clip = fraction();
         hash_scalars(&w.opt);
     }
-    for (i = 0; i < COUNT(root_scales); i++) hash_number(root_scales[i], 4);
+    for (i = 0; i < COUNT(rules); i++)
+        for (k = 0; k < 12; k++)
+            if (rules[i].binary64 != NULL) hash_number(rules[i].binary64[k / 4][k % 4], 4);
     end_group("scalars", "");
     all = before;
 }
@@ -659,6 +835,7 @@ void probe(void (*put)(const char *line)) {
 #ifdef PROBE_ISA
     if (kopt_isa_force(PROBE_ISA) != KOPT_OK) say("the ISA is not usable"), end_line();
 #endif
+    disturb(1);
     probe_widen();
     probe_narrow();
     probe_convert(0);
@@ -667,41 +844,18 @@ void probe(void (*put)(const char *line)) {
     probe_random();
     probe_kahan_add();
     for (r = 0; r < COUNT(rules); r++)
-        for (s = 0; s < COUNT(stores); s++) probe_steps(&rules[r], &stores[s]);
-    for (r = 0; r < COUNT(rules); r++) probe_long(&rules[r]);
+        for (s = 0; s < COUNT(stores); s++) probe_steps(r, s);
+    for (r = 0; r < COUNT(rules); r++) probe_long(r);
     probe_state();
     probe_scalars();
     say("all");
     say_hash(all);
+    disturb(0);
 }
 
 #ifndef PROBE_NO_MAIN
 #include <stdio.h>
 #include <string.h>
-
-/* Subnormals flushed on input and output, rounding toward zero; or the default. */
-#if defined(__GNUC__) && !defined(__TINYC__) && (defined(__x86_64__) || defined(__i386__))
-#define PROBE_DISTURB
-static void disturb(int disturbed) {
-    const uint32_t sse = disturbed ? 0xFFC0u : 0x1F80u;
-    const uint16_t x87 = disturbed ? 0x0F7Fu : 0x037Fu;
-#ifdef __SSE__
-    __asm__ __volatile__("ldmxcsr %0" : : "m"(sse));
-#endif
-    __asm__ __volatile__("fldcw %0" : : "m"(x87));
-    (void)sse;
-}
-#elif defined(__GNUC__) && defined(__aarch64__)
-#define PROBE_DISTURB
-static void disturb(int disturbed) { /* and default NaNs, and fp16 flushed too */
-    __asm__ __volatile__("msr fpcr, %0" : : "r"((uint64_t)(disturbed ? 0x03C80000u : 0)));
-}
-#elif defined(__GNUC__) && defined(__arm__) && defined(__ARM_FP)
-#define PROBE_DISTURB
-static void disturb(int disturbed) {
-    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(disturbed ? 0x03C00000u : 0));
-}
-#endif
 
 static void put_text(const char *text) { fputs(text, stdout); }
 
@@ -713,22 +867,18 @@ int main(int count, char **arguments) {
                 if (kopt_isa_usable((kopt_isa)isa)) puts(kopt_isa_name((kopt_isa)isa));
             return 0;
         }
-#ifdef PROBE_DISTURB
-        if (strcmp(arguments[i], "ftz") == 0) {
-            environment = disturb;
-            continue;
-        }
-#endif
+        if (strcmp(arguments[i], "up") == 0 && can_disturb) { direction = UP; continue; }
+        if (strcmp(arguments[i], "down") == 0 && can_disturb) { direction = DOWN; continue; }
+        if (strcmp(arguments[i], "zero") == 0 && can_disturb) { direction = ZERO; continue; }
+        if (strcmp(arguments[i], "ftz") == 0 && can_disturb) { direction = ZERO, flush = 1; continue; }
         for (isa = 0; isa < KOPT_ISA_COUNT; isa++)
             if (strcmp(arguments[i], kopt_isa_name((kopt_isa)isa)) == 0) break;
         if (isa == KOPT_ISA_COUNT || kopt_isa_force((kopt_isa)isa) != KOPT_OK) {
             fprintf(stderr, "probe: %s is not usable here\n", arguments[i]);
-            return 3;
+            return 77;
         }
     }
-    if (environment != NULL) environment(1);
     probe(put_text);
-    if (environment != NULL) environment(0);
     return 0;
 }
 #endif

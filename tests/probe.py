@@ -5,7 +5,9 @@ It shares no code with kahan_opt.h: rounding is exact integer arithmetic on (sig
 are Philox in 64-bit integers, a step is float32 arrays with one operation at a time, the per-step scalars are Python's
 binary64, a state block is put together byte by byte and its checksum is zlib's. The order of the cases and their
 inputs are those of tests/probe.c. Run: python3 tests/probe.py | diff - tests/golden.txt
+`python3 tests/probe.py tables` prints the tables of per-step scalars in tests/probe.c.
 """
+import sys
 import zlib
 from collections import namedtuple
 
@@ -13,18 +15,24 @@ import numpy as np
 
 F32, BF16, FP16 = 0, 1, 2
 NEAREST, STOCHASTIC, KAHAN, COMPACT, EXACT = 0, 1, 2, 3, 4
-SGD, ADAM = 0, 1
+SGD, ADAM, LION, ADAN, RADAM, RANGER, EMA = range(7)
 L2, DECOUPLED, FULLY_DECOUPLED = 0, 1, 2
-OK, ERROR_CHECKSUM = 0, 9
+OK, ERROR_OPTION, ERROR_CHECKSUM = 0, 2, 9
 
-Rule = namedtuple("Rule", "name rule decay nesterov lr weight_decay momentum dampening")
+Rule = namedtuple("Rule", "name rule decay nesterov amsgrad lr weight_decay momentum dampening before", defaults=[0])
 RULES = [
-    Rule("sgd", SGD, L2, 0, 3 / 256, 5 / 512, 0, 0),
-    Rule("momentum", SGD, L2, 0, 3 / 256, 0, 13 / 16, 0.25),
-    Rule("nesterov", SGD, DECOUPLED, 1, 3 / 256, 5 / 512, 13 / 16, 0),
-    Rule("adam", ADAM, L2, 0, 3 / 4096, 5 / 512, 0, 0),
-    Rule("adamw", ADAM, DECOUPLED, 0, 3 / 4096, 5 / 512, 0, 0),
-    Rule("fully", ADAM, FULLY_DECOUPLED, 0, 3 / 4096, 5 / 512, 0, 0),
+    Rule("sgd", SGD, L2, 0, 0, 3 / 256, 5 / 512, 0, 0),
+    Rule("momentum", SGD, L2, 0, 0, 3 / 256, 0, 13 / 16, 0.25),
+    Rule("nesterov", SGD, DECOUPLED, 1, 0, 3 / 256, 5 / 512, 13 / 16, 0),
+    Rule("adam", ADAM, L2, 0, 0, 3 / 4096, 5 / 512, 0, 0),
+    Rule("adamw", ADAM, DECOUPLED, 0, 0, 3 / 4096, 5 / 512, 0, 0),
+    Rule("fully", ADAM, FULLY_DECOUPLED, 0, 0, 3 / 4096, 5 / 512, 0, 0),
+    Rule("amsgrad", ADAM, DECOUPLED, 0, 1, 3 / 4096, 5 / 512, 0, 0),
+    Rule("lion", LION, DECOUPLED, 0, 0, 3 / 4096, 5 / 512, 0, 0),
+    Rule("adan", ADAN, DECOUPLED, 0, 0, 3 / 4096, 5 / 512, 0, 0),
+    Rule("radam", RADAM, L2, 0, 0, 3 / 4096, 5 / 512, 0, 0, before=4),
+    Rule("ranger", RANGER, DECOUPLED, 0, 0, 3 / 4096, 5 / 512, 0, 0, before=4),
+    Rule("ema", EMA, L2, 0, 0, 3 / 256, 0, 0, 0),
 ]
 Store = namedtuple("Store", "name format rounding compensation")
 STORES = [Store("f32", F32, NEAREST, STOCHASTIC)] + [
@@ -36,7 +44,7 @@ STORES = [Store("f32", F32, NEAREST, STOCHASTIC)] + [
         ("compact", COMPACT, STOCHASTIC), ("compact-nearest", COMPACT, NEAREST), ("exact", EXACT, STOCHASTIC))
 ]
 MOMENTS = [(F32, STOCHASTIC), (BF16, STOCHASTIC), (BF16, NEAREST), (FP16, STOCHASTIC), (FP16, NEAREST)]
-SMALL, LONG = 37, 276
+SMALL, LONG, POOL = 21, 276, 4600
 
 
 # ---- Formats (section 1): words are int64 arrays, the sign is the top bit of the word ---------------------------------
@@ -231,18 +239,25 @@ def store_weight(store, w, kept, update, r):
     return split(store, finished(F32, difference), low)
 
 
-# ---- The step (sections 4 to 6) ---------------------------------------------------------------------------------------
+# ---- The step (sections 4 to 6a) --------------------------------------------------------------------------------------
 
 class Optimizer:
     def __init__(self, rule, store, moment):
         self.rule, self.store = rule, store
         self.moment_format, self.moment_rounding = moment
-        self.max_lr, self.beta1, self.beta2, self.eps = 1 / 256, 13 / 16, 1021 / 1024, 5 / 2**29
-        self.maximize = self.zero_grad = self.seed = self.step = 0
+        self.max_lr, self.beta1, self.beta2, self.beta3, self.eps = 1 / 256, 13 / 16, 1021 / 1024, 253 / 256, 5 / 2**29
+        self.lookahead, self.lookahead_rate = 3, 0.625
+        self.maximize = self.zero_grad = self.moments_only = self.seed = 0
+        self.step = rule.before
         self.grad_scale = self.clip = 1.0
 
     def moments(self):
-        return 2 if self.rule.rule == ADAM else 1 if self.rule.momentum else 0
+        return {SGD: 1 if self.rule.momentum else 0, ADAM: 3 if self.rule.amsgrad else 2, LION: 1, ADAN: 4, RADAM: 2,
+                RANGER: 2, EMA: 0}[self.rule.rule]
+
+    def is_square(self, moment):
+        """Of the moments 0, 1, ...: is it a mean (or maximum) of squares, of which fp16 keeps the root?"""
+        return moment == 1 or self.rule.rule == ADAM and moment == 2
 
     def kept_width(self):
         if self.store.format == F32 or self.store.rounding in (NEAREST, STOCHASTIC):
@@ -269,82 +284,165 @@ def root(a):
         x = y
 
 
-SCALARS = "grad_scale l2 decay beta1 one_minus_beta1 beta2 one_minus_beta2 momentum rate root_scale eps"
-Scalars = namedtuple("Scalars", SCALARS)
-
-
 def scalars(o):
-    """Of step number o.step, binary64, each rounded once."""
+    """Of step number o.step, in binary64, each rounded once; only those that the rule uses."""
     rule, t = o.rule, o.step
     scale = o.grad_scale * o.clip
     decay = rule.lr * rule.weight_decay
     if rule.decay == FULLY_DECOUPLED:
         decay = rule.lr / o.max_lr * rule.weight_decay
     s = dict(grad_scale=-scale if o.maximize else scale, l2=rule.weight_decay if rule.decay == L2 else 0,
-             decay=0 if rule.decay == L2 else decay, momentum=rule.momentum)
+             decay=0 if rule.decay == L2 else decay, rate=rule.lr)
+    unrectified = False
     if rule.rule == SGD:
         s.update(beta1=0 if t == 1 else rule.momentum, one_minus_beta1=1 if t == 1 else 1 - rule.dampening,
-                 beta2=0, one_minus_beta2=0, eps=0, rate=rule.lr, root_scale=1)
-    else:
-        s.update(beta1=o.beta1, one_minus_beta1=1 - o.beta1, beta2=o.beta2, one_minus_beta2=1 - o.beta2, eps=o.eps,
-                 rate=rule.lr / (1 - power(o.beta1, t)), root_scale=1 / root(1 - power(o.beta2, t)))
-    return Scalars(**{name: np.float32(x) for name, x in s.items()})
+                 momentum=rule.momentum)
+    elif rule.rule != EMA:
+        s.update(beta1=o.beta1, one_minus_beta1=1 - o.beta1, beta2=o.beta2, one_minus_beta2=1 - o.beta2, eps=o.eps)
+    if rule.rule in (ADAM, ADAN, RADAM, RANGER):
+        rest1, rest2 = 1 - power(o.beta1, t), 1 - power(o.beta2, t)
+        s.update(rate=rule.lr / rest1, root_scale=1 / root(rest2))
+    if rule.rule == ADAN:
+        s.update(root_scale=1 / root(1 - power(o.beta3, t)), mix=(o.beta2 * rest1) / rest2,
+                 beta3=o.beta3, one_minus_beta3=1 - o.beta3)
+        if rule.decay != L2:
+            s.update(rate=s["rate"] / (1 + decay), decay=decay / (1 + decay))
+    if rule.rule in (RADAM, RANGER):
+        longest = 2 / (1 - o.beta2) - 1
+        length = longest - (2 * t * power(o.beta2, t)) / rest2
+        unrectified = not length > 5
+        if not unrectified:
+            r = ((length - 4) * (length - 2)) * longest / (((longest - 4) * (longest - 2)) * length)
+            s["rate"] = rule.lr / rest1 * root(r)
+            if rule.rule == RADAM:
+                s.update(rate=s["rate"] / s["root_scale"], root_scale=1)
+    if rule.rule == RANGER:
+        s["mix"] = 1 - o.lookahead_rate
+    result = {name: np.float32(x) for name, x in s.items()}
+    result.update(unrectified=unrectified, sync=rule.rule == RANGER and t % o.lookahead == 0)
+    return namedtuple("Scalars", result.keys())(**result)
 
 
 class Tensor:
-    """Words: weight, grad, and of the state block kept, m, v."""
+    """The words of a tensor and its state block."""
     def __init__(self, o, n):
         self.n = n
-        self.weight = self.kept = self.m = self.v = np.zeros(n, np.int64)
+        self.weight = self.kept = self.slow = self.slow_kept = np.zeros(n, np.int64)
+        self.m = [np.zeros(n, np.int64) for _ in range(o.moments())]
+        self.rate_scale = np.float32(1)
+        self.counts = None
+
+    def set_weight(self, weight, kept):
+        self.weight, self.kept = weight, kept
+        self.slow, self.slow_kept = weight, kept
 
 
-def store_moment(o, x, r):
+def load_moment(o, t, i):
+    x = widen(o.moment_format, t.m[i])
+    return x * x if o.moment_format == FP16 and o.is_square(i) else x
+
+
+def store_moment(o, t, i, x, r):
+    rounding = NEAREST if i == 2 and o.is_square(i) else o.moment_rounding
+    rooted = o.moment_format == FP16 and o.is_square(i)
+    if rooted:
+        x = np.sqrt(x)
     if o.moment_format == F32:
-        return finished(F32, words(x))
-    return finished(o.moment_format, round_to(o.moment_format, words(x), o.moment_rounding, r))
+        t.m[i] = finished(F32, words(x))
+    else:
+        t.m[i] = finished(o.moment_format, round_to(o.moment_format, words(x), rounding, r))
+    if rooted:
+        t.m[i] = np.where((x > 0) & (t.m[i] == 0), 1, t.m[i])
+
+
+def mean(beta, one_minus_beta, old, x):
+    return beta * old + one_minus_beta * x
+
+
+def square(beta, one_minus_beta, old, x):
+    return beta * old + (one_minus_beta * x) * x
+
+
+def compensation(store, kept):
+    """KAHAN's, float32; zero with the others."""
+    if store.format == F32 or store.rounding != KAHAN:
+        return np.zeros(len(kept), np.float32)
+    return widen(store.format, kept) * (1 / compensation_scale(store.format))
+
+
+def rule_update(o, k, rate, w, c, g, m):
+    """Of the gradient g and the moments m (changed in place), float32; w is the weight that decay sees, c KAHAN's."""
+    rule = o.rule.rule
+    if rule == SGD:
+        if not m:
+            return rate * g
+        m[0] = mean(k.beta1, k.one_minus_beta1, m[0], g)
+        return rate * (g + k.momentum * m[0] if o.rule.nesterov else m[0])
+    if rule == LION:
+        x = mean(k.beta1, k.one_minus_beta1, m[0], g)
+        m[0] = mean(k.beta2, k.one_minus_beta2, m[0], g)
+        return rate * np.where(x == 0, np.float32(0), np.sign(x))
+    if rule == EMA:
+        return rate * ((w - g) + c)
+    if rule == ADAN:
+        change = np.zeros(len(g), np.float32) if o.step == 1 else g - m[3]
+        m[0] = mean(k.beta1, k.one_minus_beta1, m[0], g)
+        m[2] = mean(k.beta2, k.one_minus_beta2, m[2], change)
+        m[1] = square(k.beta3, k.one_minus_beta3, m[1], g + k.beta2 * change)
+        m[3] = g
+        return rate * ((m[0] + k.mix * m[2]) / (np.sqrt(m[1]) * k.root_scale + k.eps))
+    m[0] = mean(k.beta1, k.one_minus_beta1, m[0], g)
+    m[1] = square(k.beta2, k.one_minus_beta2, m[1], g)
+    largest = m[1]
+    if o.rule.amsgrad:
+        m[2] = largest = np.maximum(np.abs(m[2]), np.abs(m[1]))           # NaN if one is
+    if k.unrectified:
+        return rate * m[0]
+    return rate * (m[0] / (np.sqrt(largest) * k.root_scale + k.eps))
 
 
 def step(o, t):
-    """One step; t.grad_format, t.grad, t.id, t.first_index are set. Returns the words of the copy."""
+    """One step; t.grad_format, t.grad, t.id, t.first_index are set."""
     o.step += 1
     k = scalars(o)
+    rate, decay = k.rate, k.decay
+    if t.rate_scale != 1:
+        rate, decay = rate * t.rate_scale, decay * t.rate_scale
     r = random(o.seed, o.step, t.id, 0, t.first_index, t.n)
-    w = seen(o.store, t.weight, t.kept)
+    w, c = seen(o.store, t.weight, t.kept), compensation(o.store, t.kept)
     g = widen(t.grad_format, t.grad) * k.grad_scale
     if k.l2 > 0:
         g = g + k.l2 * w
-    if o.rule.rule == ADAM:
-        m, v = widen(o.moment_format, t.m), widen(o.moment_format, t.v)
-        if o.moment_format == FP16:
-            v = v * v
-        m = k.beta1 * m + k.one_minus_beta1 * g
-        v = k.beta2 * v + (k.one_minus_beta2 * g) * g
-        root_of_v = np.sqrt(v)
-        update = k.rate * (m / (root_of_v * k.root_scale + k.eps))
-        t.v = store_moment(o, root_of_v if o.moment_format == FP16 else v, r)
-        if o.moment_format == FP16:
-            t.v = np.where((root_of_v > 0) & (t.v == 0), 1, t.v)
-    elif o.moments():
-        m = k.beta1 * widen(o.moment_format, t.m) + k.one_minus_beta1 * g
-        update = k.rate * ((g + k.momentum * m) if o.rule.nesterov else m)
-    else:
-        update = k.rate * g
-    if o.moments():
-        t.m = store_moment(o, m, r * 10579 & 0xFFFF)
-    if k.decay > 0:
-        update = update + k.decay * w
-    t.weight, t.kept = store_weight(o.store, w, t.kept, update, r * 20201 & 0xFFFF)
+    m = [load_moment(o, t, i) for i in range(o.moments())]
+    update = rule_update(o, k, rate, w, c, g, m)
+    if decay > 0:
+        update = update + decay * w
+    if k.sync:
+        z, z_c = seen(o.store, t.slow, t.slow_kept), compensation(o.store, t.slow_kept)
+        d = (w - z) + (c - z_c)
+        update = update + k.mix * (d - update)
+    before, kept_before = t.weight, t.kept
+    if not o.moments_only:
+        t.weight, t.kept = store_weight(o.store, w, t.kept, update, r * 20201 & 0xFFFF)
+        if k.sync:
+            t.slow, t.slow_kept = t.weight, t.kept
+    for i, factor in zip(range(o.moments()), (10579, 1, 13355, 14021)):
+        store_moment(o, t, i, m[i], r * factor & 0xFFFF)
+    if t.counts is not None:
+        still = (words(update) & 0x7FFFFFFF != 0) & (t.weight == before)
+        t.counts += [np.sum(words(update) & 0x7FFFFFFF != 0), np.sum(still), np.sum(still & (t.kept == kept_before))]
     if o.zero_grad:
         t.grad = np.zeros(t.n, np.int64)
 
 
-# ---- State blocks (section 9) -----------------------------------------------------------------------------------------
+# ---- State blocks (sections 9 and 10) ---------------------------------------------------------------------------------
 
 def state_size(o, n):
     padded = lambda bytes_: (n * bytes_ + 3) // 4 * 4
-    if o.kept_width() == 0 and o.moments() == 0:
-        return 0
-    return 64 + padded(o.kept_width()) + o.moments() * padded(width(o.moment_format))
+    size = padded(o.kept_width()) + o.moments() * padded(width(o.moment_format))
+    if o.rule.rule == RANGER:
+        size += padded(width(o.store.format)) + padded(o.kept_width())
+    return size and 64 + size
 
 
 def little(array, bytes_):
@@ -358,10 +456,10 @@ def sealed(o, t):
     head = b"KOPT" + bytes([1, o.rule.rule, o.store.format, NEAREST if o.store.format == F32 else o.store.rounding,
                             o.moment_format, o.moments(), 1, 0])
     head += number(t.id, 4) + number(t.n, 8) + number(t.first_index, 8) + number(o.seed, 8) + number(o.step, 4)
-    arrays = []
-    if o.kept_width():
-        arrays.append(little(t.kept, o.kept_width()))
-    arrays += [little(x, width(o.moment_format)) for x in (t.m, t.v)[:o.moments()]]
+    arrays = [(t.kept, o.kept_width())] + [(m, width(o.moment_format)) for m in t.m]
+    if o.rule.rule == RANGER:
+        arrays += [(t.slow, width(o.store.format)), (t.slow_kept, o.kept_width())]
+    arrays = [little(x, bytes_) for x, bytes_ in arrays if bytes_]
     body = b"".join(array + bytes(-len(array) % 4) for array in arrays)
     checksum = zlib.crc32(head + bytes(4) + bytes(16) + body)
     return head + number(checksum, 4) + bytes(16) + body
@@ -389,19 +487,14 @@ def read_weight(store, w, kept):
     return widen(store.format, w) + widen(store.format, kept) * (1 / compensation_scale(store.format))
 
 
-def write_moment(o, x, second):
+def write_moment(o, i, x):
     if o.moment_format == F32:
         return x
-    squared = second and o.moment_format == FP16
-    y = words(np.sqrt(floats(x))) if squared else x
+    rooted = o.moment_format == FP16 and o.is_square(i)
+    y = words(np.sqrt(floats(x))) if rooted else x
     result = nearest(o.moment_format, y)
     result = np.where(is_nan(o.moment_format, result), 0x7FC0 if o.moment_format == BF16 else 0x7E00, result)
-    return np.where((result == 0) & (y != 0), 1, result) if squared else result
-
-
-def read_moment(o, x, second):
-    y = widen(o.moment_format, x)
-    return y * y if second and o.moment_format == FP16 else y
+    return np.where((result == 0) & (y != 0), 1, result) if rooted else result
 
 
 # ---- The probe: inputs, hashes, cases, in the order of tests/probe.c --------------------------------------------------
@@ -499,10 +592,24 @@ class Group:
         o.grad_scale, o.clip = (0.125 if f >> 10 & 1 else 1.0), (0.75 if f >> 11 & 1 else 1.0)
         o.seed = a << 32 | b
         t.first_index = high << 32 | low if f >> 12 & 1 else low & 0xFFF
-        t.tiny, t.huge = f >> 16 & 3 == 0, f >> 16 & 3 == 1 and o.rule.rule == SGD
-        if t.tiny and o.rule.rule == ADAM and o.store.format != FP16:
+        rule, fp16 = o.rule.rule, o.store.format == FP16
+        t.tiny, t.huge = f >> 16 & 3 == 0, f >> 16 & 3 == 1 and rule in (SGD, EMA)
+        if t.tiny and self.divides(o) and not fp16:
             o.grad_scale = 2**-20
+        if f >> 18 & 3 == 0:
+            t.rate_scale = np.float32(0.75)
+        if t.tiny and rule == LION:
+            t.rate_scale = np.float32(2**-14 if fp16 else 2**-118)
+        o.moments_only = f >> 20 & 7 == 0
+        if f >> 23 & 3 == 0:
+            t.counts = np.zeros(3, np.int64)
+        if rule == EMA:
+            o.maximize = o.zero_grad = o.moments_only = 0
         return None if f >> 13 & 3 == 3 else f >> 13 & 3
+
+    @staticmethod
+    def divides(o):
+        return o.rule.rule not in (SGD, LION, EMA)
 
     def fill_weights(self, o, t, format):
         bf16, fp16 = ((1, 6), (95, 24)) if t.tiny else ((249, 6), (138, 5)) if t.huge else ((118, 12), (118, 12))
@@ -510,7 +617,7 @@ class Group:
 
     def fill_grad(self, o, t):
         bf16 = (4, 8) if t.tiny else (248, 6) if t.huge else (105, 24)
-        fp16 = (82 if o.rule.rule == ADAM else 100, 24) if t.tiny else (138, 6) if t.huge else (105, 24)
+        fp16 = (82 if self.divides(o) else 100, 24) if t.tiny else (138, 6) if t.huge else (105, 24)
         t.grad = self.fill(t.grad_format, t.n, *(fp16 if o.store.format == FP16 else bf16))
 
     def step(self, o, t, how, copy_format):
@@ -518,8 +625,9 @@ class Group:
         self.bytes(bytes(4 if how == 1 else 2))                           # KOPT_OK of each call
         self.array(t.grad, width(t.grad_format))
         self.array(t.weight, width(o.store.format))
-        if copy_format is not None:
+        if copy_format is not None and not o.moments_only:
             self.numbers(nearest(copy_format, words(widen(o.store.format, t.weight))), copy_format)
+        self.array(np.zeros(3) if t.counts is None else t.counts, 4)
 
     def sealed(self, o, t):
         block = sealed(o, t)
@@ -573,7 +681,7 @@ def probe_finite():
     group = Group()
     finite = lambda format, x: int((x & infinity(format) != infinity(format)).all())
     for f in (F32, BF16, FP16):
-        for n in range(0, SMALL, 3):
+        for n in range(0, 37, 3):
             x = np.array([group.draw() & 0x0F0F0F0F & (0xFFFFFFFF if f == F32 else 0xFFFF) for _ in range(n)], np.int64)
             group.number(finite(f, x), 1)
             for i in range(n):
@@ -623,89 +731,113 @@ def probe_kahan_add():
     group.end("kahan-add")
 
 
-def probe_steps(rule, store):
+def probe_steps(r, s):
+    rule, store = RULES[r], STORES[s]
     group = Group()
-    for grad_format in (F32, BF16, FP16):
-        for moment in MOMENTS:
-            o = Optimizer(rule, store, moment)
-            t = Tensor(o, SMALL)
-            t.grad_format = grad_format
-            group.draw()                                                  # addresses
-            copy_format = group.options(o, t)
-            t.weight, t.kept = write_weight(store, group.fill_weights(o, t, F32))
-            group.number(OK, 1)
-            for how in range(3):
-                group.fill_grad(o, t)
-                group.step(o, t, how, copy_format)
-            group.sealed(o, t)
+    for m, moment in enumerate(MOMENTS):
+        o = Optimizer(rule, store, moment)
+        t = Tensor(o, SMALL)
+        t.grad_format = (r + s + m) % 3
+        group.draw()                                                      # addresses
+        copy_format = group.options(o, t)
+        t.set_weight(*write_weight(store, group.fill_weights(o, t, F32)))
+        group.number(OK, 1)
+        for how in range(3):
+            group.fill_grad(o, t)
+            group.step(o, t, how, copy_format)
+        group.sealed(o, t)
     group.end(f"{rule.name}-{store.name}")
 
 
-def probe_long(rule):
+def probe_long(r):
     group = Group()
     group.rarity = 255
-    for store in STORES:
-        for whole in (False, True):
-            o = Optimizer(rule, store, (store.format, store.compensation))
-            t = Tensor(o, LONG)
-            t.grad_format = store.format
-            group.draw()
-            group.options(o, t)
-            t.first_index = (t.first_index | (255 if whole else 127)) - 9
-            t.weight = group.fill_weights(o, t, store.format)
-            group.number(OK, 1)
-            if store.rounding in (COMPACT, EXACT):
-                t.kept = group.fill_bits(o.kept_width(), LONG)
-            for how in (1, 2):
-                group.fill_grad(o, t)
-                group.step(o, t, how, None)
-            group.sealed(o, t)
-    group.end(f"{rule.name}-long")
+    for store in STORES[r % 3::3]:
+        o = Optimizer(RULES[r], store, (store.format, store.compensation))
+        t = Tensor(o, LONG)
+        if state_size(o, LONG) + LONG * 2 * width(store.format) + 9 > POOL:
+            t = Tensor(o, LONG // 2)
+        t.grad_format = store.format
+        group.draw()
+        group.options(o, t)
+        t.first_index = (t.first_index | (255 if group.draw() >> 8 & 1 else 127)) - 9
+        t.counts, o.moments_only = None, 0
+        t.set_weight(group.fill_weights(o, t, store.format), t.kept)
+        group.number(OK, 1)
+        if store.rounding in (COMPACT, EXACT):
+            t.kept = group.fill_bits(o.kept_width(), t.n)
+        for how in (1, 2):
+            group.fill_grad(o, t)
+            group.step(o, t, how, None)
+        group.sealed(o, t)
+    group.end(f"{RULES[r].name}-long")
 
 
 def probe_state():
     group = Group()
-    for store in STORES:
-        for m, moment in enumerate(MOMENTS):
-            o = Optimizer(RULES[-1], store, moment)
+    for s, store in enumerate(STORES):
+        for i, moment in enumerate(MOMENTS):
+            o = Optimizer(RULES[(s * len(MOMENTS) + i) % len(RULES)], store, moment)
             t = Tensor(o, SMALL)
             t.grad_format = F32
             group.draw(), group.draw()                                    # place of damage, addresses
             copy_format = group.options(o, t)
-            t.weight, t.kept = write_weight(store, group.fill_numbers(m & 1))
+            t.set_weight(*write_weight(store, group.fill_numbers(i & 1)))
             group.number(OK, 1)
             group.array(t.weight, width(store.format))
             group.sealed(o, t)
 
-            def read(k):
-                x = read_weight(store, t.weight, t.kept) if k == 0 else read_moment(o, (t.m, t.v)[k - 1], k == 2)
-                group.number(OK, 1)
-                group.numbers(words(x), F32)
+            def streams():
+                for k in range(5):
+                    group.number(OK if k <= o.moments() else ERROR_OPTION, 1)
+                    if k <= o.moments():
+                        group.numbers(words(load_moment(o, t, k - 1) if k else read_weight(store, t.weight, t.kept)), F32)
 
-            for k in range(3):
-                read(k)
-                x = group.fill_numbers(~m & 1)
-                if k == 0:
-                    t.weight, t.kept = write_weight(store, x)
-                elif k == 1:
-                    t.m = write_moment(o, x, False)
-                else:
-                    t.v = write_moment(o, x, True)
+            streams()
+            t.set_weight(*write_weight(store, group.fill_numbers(~i & 1)))
+            group.number(OK, 1)
+            for k in range(o.moments()):
+                t.m[k] = write_moment(o, k, group.fill_numbers(~i & 1))
                 group.number(OK, 1)
-                read(k)
             group.array(t.weight, width(store.format))
+            streams()
             o.step = 0x01020304
             group.sealed(o, t)
 
-            t.kept, t.m, t.v = (group.fill_bits(x, SMALL) for x in (o.kept_width(), width(moment[0]), width(moment[0])))
-            for k in range(3):
-                read(k)
-            o.step = 0
+            size = state_size(o, SMALL)
+            t.kept = group.fill_bits(o.kept_width(), SMALL if size else 0) if size else t.kept
+            t.m = [group.fill_bits(width(moment[0]), SMALL) for _ in t.m]
+            if o.rule.rule == RANGER:
+                t.slow = group.fill_bits(width(store.format), SMALL)
+                t.slow_kept = group.fill_bits(o.kept_width(), SMALL)
+            streams()
+            o.step = o.rule.before
             group.fill_grad(o, t)
             group.step(o, t, 2, copy_format)
             group.sealed(o, t)
-            group.number(ERROR_CHECKSUM, 1)
+            if size:
+                group.number(ERROR_CHECKSUM, 1)
     group.end("state")
+
+
+TABLES = [rule for rule in RULES if rule.rule in (ADAM, ADAN, RADAM, RANGER)]
+
+
+def table(rule):
+    """The words of rate, root_scale (0: unrectified), mix, decay in the three steps of the probe."""
+    o = Optimizer(rule, STORES[0], MOMENTS[0])
+    rows = []
+    for o.step in range(rule.before + 1, rule.before + 4):
+        k = scalars(o)
+        rows.append(words([k.rate, 0 if k.unrectified else k.root_scale, getattr(k, "mix", 0), k.decay]))
+    return rows
+
+
+def print_tables():
+    for rule in TABLES:
+        print("static const uint32_t %s_scalars[3][4] = {" % rule.name)
+        print(",\n".join("    {" + ", ".join("0x%08Xu" % x for x in row) + "}" for row in table(rule)))
+        print("};")
 
 
 def probe_scalars():
@@ -713,27 +845,56 @@ def probe_scalars():
 
     def of(rule, **fields):
         o = Optimizer(rule, STORES[0], MOMENTS[0])
-        o.beta1, o.beta2, o.eps = 0.9, 0.999, 1e-8
+        o.beta1, o.beta2, o.eps, o.lookahead, o.lookahead_rate = 0.9, 0.999, 1e-8, 6, 0.5
         vars(o).update(fields)
         for o.step in (1, 2, 3, 10, 100, 1000, 12345, 1000000, 0xFFFFFFFF):
+            k = scalars(o)
+            number = lambda *names: group.array(words([getattr(k, name) for name in names]), 4)
             group.number(OK, 1)
-            group.array(words(np.array(scalars(o), np.float32)), 4)
             group.number(o.step, 4)
+            number("grad_scale", "l2", "decay", "rate")
+            if rule.rule == EMA:
+                continue
+            number("beta1", "one_minus_beta1")
+            if rule.rule == SGD:
+                number("momentum")
+                continue
+            if rule.rule == ADAN:
+                number("beta2", "beta3", "one_minus_beta3")               # kopt_step calls them so: momentum, beta2
+            else:
+                number("beta2", "one_minus_beta2")
+            if rule.rule == LION:
+                continue
+            group.number(k.unrectified, 1)
+            group.number(k.sync, 1)
+            if not k.unrectified:
+                number("root_scale")
+            number("eps")
+            if rule.rule == ADAN:
+                number("beta2", "one_minus_beta2", "mix")                 # kopt_step: beta3
+            elif rule.rule == RANGER:
+                number("mix")
 
     common = dict(grad_scale=1.0 / 3, clip=0.7, maximize=1)
-    of(Rule("", SGD, L2, 0, 0.1, 1e-4, 0.9, 0), **common)
-    of(Rule("", SGD, DECOUPLED, 0, 0.1, 1e-4, 0.9, 0.1), **common)
-    of(Rule("", ADAM, L2, 0, 1e-3, 0, 0, 0))
-    of(Rule("", ADAM, DECOUPLED, 0, 3e-4, 0.01, 0, 0), beta2=0.95)
-    of(Rule("", ADAM, FULLY_DECOUPLED, 0, 1e-3, 0.01, 0, 0), max_lr=0.007)
+    of(Rule("", SGD, L2, 0, 0, 0.1, 1e-4, 0.9, 0), **common)
+    of(Rule("", SGD, DECOUPLED, 0, 0, 0.1, 1e-4, 0.9, 0.1), **common)
+    of(Rule("", ADAM, L2, 0, 0, 1e-3, 0, 0, 0))
+    of(Rule("", ADAM, DECOUPLED, 0, 0, 3e-4, 0.01, 0, 0), beta2=0.95)
+    of(Rule("", ADAM, FULLY_DECOUPLED, 0, 0, 1e-3, 0.01, 0, 0), max_lr=0.007)
+    of(Rule("", LION, DECOUPLED, 0, 0, 1e-4, 0, 0, 0), beta2=0.99)
+    of(Rule("", ADAN, DECOUPLED, 0, 0, 1e-3, 0.02, 0, 0), beta1=0.98, beta2=0.92, beta3=0.99, eps=1e-6)
+    of(Rule("", RADAM, L2, 0, 0, 1e-3, 0, 0, 0))
+    of(Rule("", RANGER, DECOUPLED, 0, 0, 1e-3, 0, 0, 0), beta2=0.99, eps=1e-6)
+    of(Rule("", EMA, L2, 0, 0, 1 - 0.999, 0, 0, 0))
     fraction = lambda: (group.draw() >> 8) * 2.0**-24
-    for _ in range(32):
+    for i in range(32):
         lr, max_lr, weight_decay, beta1, beta2 = fraction(), fraction() + 1, fraction(), fraction(), 1 - fraction() / 1024
-        of(Rule("", ADAM, FULLY_DECOUPLED, 0, lr, weight_decay, 0, 0), max_lr=max_lr, beta1=beta1, beta2=beta2,
-           eps=fraction() + 1, grad_scale=fraction(), clip=fraction())
-    o = Optimizer(RULES[-1], STORES[0], MOMENTS[0])
-    for o.step in (1, 2, 3):
-        group.array(words(np.array([scalars(o).root_scale])), 4)
+        rule = ADAN if i & 1 else RANGER if i & 2 else ADAM
+        of(Rule("", rule, DECOUPLED if i & 4 else FULLY_DECOUPLED, 0, 0, lr, weight_decay, 0, 0), max_lr=max_lr,
+           beta1=beta1, beta2=beta2, beta3=fraction(), eps=fraction() + 1, grad_scale=fraction(), clip=fraction())
+    for rule in TABLES:
+        for row in table(rule):
+            group.array(row, 4)
     group.end("scalars", counts=False)
 
 
@@ -746,15 +907,15 @@ def main():
     probe_finite()
     probe_random()
     probe_kahan_add()
-    for rule in RULES:
-        for store in STORES:
-            probe_steps(rule, store)
-    for rule in RULES:
-        probe_long(rule)
+    for r in range(len(RULES)):
+        for s in range(len(STORES)):
+            probe_steps(r, s)
+    for r in range(len(RULES)):
+        probe_long(r)
     probe_state()
     probe_scalars()
     print("all", "%08x" % Group.total)
 
 
 if __name__ == "__main__":
-    main()
+    print_tables() if sys.argv[1:] == ["tables"] else main()
