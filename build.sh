@@ -55,7 +55,7 @@ part() { # part NAME COMMAND...: the command prints TAP
 }
 
 all=$(echo tests/test_*.c)
-bits='tests/test_step_bits.c tests/test_api.c tests/test_convert.c'
+bits='tests/test_tools.c tests/test_step_bits.c tests/test_api.c tests/test_convert.c'
 program() { # program SOURCES SUFFIX RUNNER ARGUMENT COMPILER FLAGS...: build the tests with it, one part each
     sources=$1 suffix=$2 runner=$3 argument=$4
     shift 4

@@ -36,7 +36,8 @@
    CONTENTS (search for the words)
        WHAT IT DOES / DOES NOT     CONFIGURATION      CONTRACT         BYTES PER PARAMETER
        FORMATS AND RESULTS         CONVERSIONS        RANDOM BITS      ONE-ELEMENT UPDATES
-       OPTIMIZER                   TENSOR AND STATE   STEP             BULK        ISA
+       OPTIMIZER                   TENSOR AND STATE   STEP             TRAINING-LOOP TOOLS
+       BULK                        ISA
        (implementation)  SCALARS   VOCABULARIES   KERNELS   DISPATCH   PUBLIC FUNCTIONS   LICENCE
 */
 #if defined(KOPT_VERSION) && KOPT_VERSION != 100
@@ -150,7 +151,7 @@ typedef uint16_t kopt_fp16; /* 1 sign, 5 exponent, 10 fraction bits: IEEE binary
 
 typedef enum kopt_format {
     KOPT_F32 = 0, KOPT_BF16 = 1, KOPT_FP16 = 2,
-    KOPT_Q8 = 3 /* of moments only: 8-bit codes and one fp32 scale per 256 values (docs/numerics.md section 9) */
+    KOPT_Q8 = 3 /* of moments only: 8-bit codes and one fp32 scale per 256 values (docs/numerics.md section 6b) */
 } kopt_format;
 
 typedef enum kopt_rounding {
@@ -496,6 +497,35 @@ KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t)
 /* Elements [begin, end). With 8-bit moments a range is of whole blocks: begin is a multiple of 256, end too or n. */
 KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end);
 
+/* ---- TRAINING-LOOP TOOLS: what stands between the backward pass and the step. docs/training-loop.md has examples of
+        ten lines, docs/numerics.md (sections 9 to 13) the formulas -------------------------------------------------- */
+
+/* NORM AND CLIPPING. One pass over the gradients finds what is not finite and adds up the squares, exactly: as one long
+   integer that is never rounded. So the order does not matter, nor the slicing, the threads, the ranks, the machine.
+   Begin with all words zero; give each thread its own and merge them. Over ranks, add the 21 words of all kopt_norm as
+   uint64_t (MPI_SUM, ncclSum): up to 2^32 of them may be summed before a kopt_norm_merge() or a reading. */
+typedef struct kopt_norm {
+    uint64_t digit[20]; /* sum of squares * 2^298 = the sum of digit[i] * 2^(32 * i)                              */
+    uint64_t nonfinite; /* how many values were infinite or NaN; they are not in the sum                          */
+} kopt_norm;
+KOPT_API_ kopt_result kopt_norm_add(kopt_norm *norm, const void *x, kopt_format format, size_t n);
+KOPT_API_ kopt_result kopt_norm_merge(kopt_norm *norm, const kopt_norm *other);
+
+/* The gradients of a list of tensors. */
+KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *tensors, size_t count);
+
+/* The square root of the sum, rounded once (nearest even); infinity if nonfinite is not 0. */
+KOPT_API_ double kopt_norm_value(const kopt_norm *norm);
+
+/* The coefficient of torch.nn.utils.clip_grad_norm_ for opt.clip, so that the clipping costs no pass of its own:
+   min(1, max_norm / (norm * |grad_scale| + 1e-6)), with grad_scale that of the optimizer. 0 if nonfinite is not 0: skip
+   that step. 1, no clipping, unless max_norm is a positive number. */
+KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double grad_scale);
+
+/* torch.nn.utils.clip_grad_value_: no |x| above limit, which is rounded towards zero to the format; infinity becomes
+   the limit, NaN stays. With a loss scale, limit is in units of the scaled gradient. */
+KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit);
+
 /* ---- BULK: conversion and checks of arrays; any format to any format, any alignment, no overlap ----------------- */
 
 /* Round to nearest even, right for every input: NaN stays NaN, subnormals are kept, overflow goes to infinity. */
@@ -648,6 +678,18 @@ typedef struct kopt_conversion_ {
     uint64_t seed, first;
     uint32_t step, id;
 } kopt_conversion_;
+
+/* One run of one training-loop tool over n elements. Which fields it reads depends on the tool. */
+typedef enum kopt_tool_kind_ { KOPT_TOOL_NORM_, KOPT_TOOL_CLIP_ } kopt_tool_kind_;
+typedef struct kopt_tool_ {
+    kopt_tool_kind_ kind;
+    kopt_format src_format, dst_format;
+    const kopt_byte_ *src;
+    kopt_byte_ *dst;
+    size_t n;
+    kopt_norm *norm;
+    uint32_t limit; /* of the magnitude, in bits of dst_format */
+} kopt_tool_;
 
 KOPT_INLINE_ size_t kopt_bytes_of_(kopt_format format) { return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2; }
 
@@ -974,6 +1016,45 @@ static kopt_f64_ kopt_sqrt64_(kopt_f64_ a) {
     }
 }
 
+/* value * 2^(p - 298) into the digits of a norm, without carry: each grows by less than 2^33. */
+KOPT_INLINE_ void kopt_norm_put_(kopt_norm *norm, uint64_t value, uint32_t p) {
+    const uint64_t low = (value & 0xFFFFFFFFu) << (p & 31u), high = (value >> 32) << (p & 31u);
+    uint64_t *digit = norm->digit + (p >> 5);
+    digit[0] += low & 0xFFFFFFFFu;
+    digit[1] += (low >> 32) + (high & 0xFFFFFFFFu);
+    digit[2] += high >> 32;
+}
+
+/* The one form of a sum: all digits but the last below 2^32. */
+static KOPT_UNUSED_ void kopt_norm_carry_(kopt_norm *norm) {
+    int i;
+    for (i = 0; i < 19; i++) {
+        norm->digit[i + 1] += norm->digit[i] >> 32;
+        norm->digit[i] &= 0xFFFFFFFFu;
+    }
+}
+
+/* The word of |x| as fp32. */
+KOPT_INLINE_ uint32_t kopt_magnitude_(const kopt_byte_ *p, kopt_format format) {
+    if (format == KOPT_F32) return kopt_load32_(p) & 0x7FFFFFFFu;
+    if (format == KOPT_BF16) return (kopt_load16_(p) & 0x7FFFu) << 16;
+    return kopt_bits_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, kopt_load16_(p) & 0x7FFFu)));
+}
+
+/* One value at a time: for any value, and at most 2^30 of them until the next carry. */
+static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_norm_each_(kopt_norm *norm, const kopt_byte_ *p, kopt_format format,
+                                                        size_t n) {
+    const size_t size = kopt_bytes_of_(format);
+    for (; n > 0; n--, p += size) {
+        const uint32_t mag = kopt_magnitude_(p, format), exponent = mag >> 23;
+        const uint64_t digits = (mag & 0x007FFFFFu) | (exponent == 0 ? 0 : 0x00800000u); /* x = digits 2^(exp - 150) */
+        if (exponent == 255)
+            norm->nonfinite++;
+        else
+            kopt_norm_put_(norm, digits * digits, exponent == 0 ? 0 : 2 * exponent - 2);
+    }
+}
+
 /* ---- this file reads itself once per ISA, each time only the vocabulary and the kernels --------------------------- */
 
 #define KOPT_PASS_SCALAR_ 1
@@ -1021,6 +1102,7 @@ static kopt_f64_ kopt_sqrt64_(kopt_f64_ a) {
    masks    gt_ (signed) eq_ either_ any_ select_(mask, yes, no)
    memory   load32_ load16_ (zero-extended) load8_ (sign-extended), store32_ store16_ store8_ (the low
             bits), any alignment
+   sums     dot_(sum, a, b): sum[0] and sum[1] += the products of the lanes, in 64 bits; each lane in either. Not scalar
    fp16     widen_fp16_ narrow_fp16_ (nearest even), between floats and the low halves of words
    random   load_half_ (16-bit halves of an array of words), block_order_ zip_low_ zip_high_: see random_order_
    pairs    bf16 in memory, two to a word: the even element is the low half, the odd the upper half. Optional:
@@ -1054,6 +1136,7 @@ static kopt_f64_ kopt_sqrt64_(kopt_f64_ a) {
 #define xor_ NAME_(ixor)
 #define mulhilo_ NAME_(mulhilo)
 #define mul16_ NAME_(mul16)
+#define dot_ NAME_(dot)
 #define gt_ NAME_(gt)
 #define eq_ NAME_(eq)
 #define either_ NAME_(either)
@@ -1220,6 +1303,10 @@ FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
     *low = _mm_unpacklo_epi32(_mm_shuffle_epi32(even, 0x08), _mm_shuffle_epi32(odd, 0x08));
     *high = _mm_unpacklo_epi32(_mm_shuffle_epi32(even, 0x0D), _mm_shuffle_epi32(odd, 0x0D));
 }
+FN_ void dot_(words_ sum[2], words_ a, words_ b) {
+    sum[0] = _mm_add_epi64(sum[0], _mm_mul_epu32(a, b));
+    sum[1] = _mm_add_epi64(sum[1], _mm_mul_epu32(_mm_srli_epi64(a, 32), _mm_srli_epi64(b, 32)));
+}
 FN_ mask_ gt_(words_ a, words_ b) { return _mm_cmpgt_epi32(a, b); }
 FN_ mask_ eq_(words_ a, words_ b) { return _mm_cmpeq_epi32(a, b); }
 FN_ mask_ either_(mask_ a, mask_ b) { return _mm_or_si128(a, b); }
@@ -1326,6 +1413,10 @@ FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
     words_ odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), factor);
     *low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
     *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
+}
+FN_ void dot_(words_ sum[2], words_ a, words_ b) {
+    sum[0] = _mm256_add_epi64(sum[0], _mm256_mul_epu32(a, b));
+    sum[1] = _mm256_add_epi64(sum[1], _mm256_mul_epu32(_mm256_srli_epi64(a, 32), _mm256_srli_epi64(b, 32)));
 }
 FN_ mask_ gt_(words_ a, words_ b) { return _mm256_cmpgt_epi32(a, b); }
 FN_ mask_ eq_(words_ a, words_ b) { return _mm256_cmpeq_epi32(a, b); }
@@ -1453,6 +1544,10 @@ FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
     *low = _mm512_mask_shuffle_epi32(even, 0xAAAA, odd, _MM_PERM_CDAB);  /* odd's low words into the odd lanes    */
     *high = _mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_CDAB); /* even's high words into the even lanes */
 }
+FN_ void dot_(words_ sum[2], words_ a, words_ b) {
+    sum[0] = _mm512_add_epi64(sum[0], _mm512_mul_epu32(a, b));
+    sum[1] = _mm512_add_epi64(sum[1], _mm512_mul_epu32(_mm512_srli_epi64(a, 32), _mm512_srli_epi64(b, 32)));
+}
 FN_ mask_ gt_(words_ a, words_ b) { return _mm512_cmpgt_epi32_mask(a, b); }
 FN_ mask_ eq_(words_ a, words_ b) { return _mm512_cmpeq_epi32_mask(a, b); }
 FN_ mask_ either_(mask_ a, mask_ b) { return KOPT_CAST_(mask_, a | b); }
@@ -1558,6 +1653,10 @@ FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
     words_ second = vreinterpretq_u32_u64(vmull_n_u32(vget_high_u32(a), b));
     *low = vuzp1q_u32(first, second);
     *high = vuzp2q_u32(first, second);
+}
+FN_ void dot_(words_ sum[2], words_ a, words_ b) {
+    sum[0] = vreinterpretq_u32_u64(vmlal_u32(vreinterpretq_u64_u32(sum[0]), vget_low_u32(a), vget_low_u32(b)));
+    sum[1] = vreinterpretq_u32_u64(vmlal_u32(vreinterpretq_u64_u32(sum[1]), vget_high_u32(a), vget_high_u32(b)));
 }
 FN_ mask_ gt_(words_ a, words_ b) { return vcgtq_s32(vreinterpretq_s32_u32(a), vreinterpretq_s32_u32(b)); }
 FN_ mask_ eq_(words_ a, words_ b) { return vceqq_u32(a, b); }
@@ -2498,6 +2597,187 @@ static KOPT_NOINLINE_ ISA_TARGET_ int NAME_(all_finite)(const kopt_byte_ *p, kop
     return !any_(found);
 }
 
+/* ---- training-loop tools ----------------------------------------------------------------------------------------- */
+
+#define norm_spill_ NAME_(norm_spill)
+#define norm_scan_ NAME_(norm_scan)
+#define norm_load_ NAME_(norm_load)
+#define norm_format_ NAME_(norm_format)
+#define norm_count_ NAME_(norm_count)
+#define norm_part_ NAME_(norm_part)
+#define norm_sums_ NAME_(norm_sums)
+#define norm_dot_ NAME_(norm_dot)
+#define clip_ NAME_(clip)
+
+#if LANES_ > 1
+/* Section 9. A window of magnitudes is counted in units of 2^-scale as integers below 2^28, whose squares add up in 64
+   bits; bf16 has 20 binades in it, fp16 17. A group with anything else in it goes one value at a time. fp32 values are
+   cut into 12 + 12 bits, the lower in units of 2^-(scale + 12): 16 binades. */
+FN_ void norm_spill_(kopt_norm *norm, const words_ sum[2], uint32_t p) {
+    uint64_t part[LANES_ / 2];
+    int half, i;
+    for (half = 0; half < 2; half++) {
+        store32_(KOPT_POINTER_(kopt_byte_ *, part), sum[half]);
+        for (i = 0; i < LANES_ / 2; i++) kopt_norm_put_(norm, part[i], p);
+    }
+}
+
+/* The word of |x| as fp32 for vector i of a group; of bf16, the even or the odd elements. */
+FN_ words_ norm_load_(const kopt_byte_ *p, kopt_format format, int i) {
+    if (format == KOPT_F32) return and_(load32_(p + 4 * LANES_ * i), iset_(0x7FFFFFFFu));
+    if (format == KOPT_FP16) return and_(bits_(widen_fp16_(load16_(p + 2 * LANES_ * i))), iset_(0x7FFFFFFFu));
+    p += 4 * LANES_ * (i / 2);
+    return and_(i % 2 == 0 ? shl_(load32_(p), 16) : load32_(p), iset_(0x7FFF0000u));
+}
+
+/* The exponent field of the largest value of the first groups. */
+FN_ uint32_t norm_scan_(const kopt_byte_ *p, kopt_format format, size_t groups) {
+    words_ most = iset_(0);
+    uint32_t lane[LANES_], top = 0;
+    int i;
+    for (; groups > 0; groups--, p += 4 * LANES_ * kopt_bytes_of_(format)) {
+        for (i = 0; i < 4; i++) {
+            words_ x = norm_load_(p, format, i);
+            most = select_(gt_(x, most), x, most);
+        }
+    }
+    store32_(KOPT_POINTER_(kopt_byte_ *, lane), most);
+    for (i = 0; i < LANES_; i++) top = lane[i] >> 23 > top ? lane[i] >> 23 : top;
+    return top;
+}
+
+/* x in units of the window. What is no integer leaves a bit in *bad, what is beyond the window one above the 28 in
+   *all. */
+FN_ words_ norm_count_(floats_ x, floats_ unit, words_ *bad, words_ *all) {
+    floats_ scaled = mul_(x, unit);
+    words_ whole = round_(scaled);
+    *bad = or_(*bad, xor_(bits_(count_(whole)), bits_(scaled)));
+    *all = or_(*all, whole);
+    return whole;
+}
+
+typedef struct norm_sums_ {
+    words_ high[2], cross[2], low[2];
+} norm_sums_;
+
+/* Vector i of a group: whole, and of fp32 its lower 12 bits. */
+FN_ words_ norm_part_(const kopt_byte_ *p, kopt_format format, int i, floats_ unit, floats_ fine, words_ *rest,
+                      words_ *bad, words_ *all) {
+    words_ x = norm_load_(p, format, i), cut = x;
+    if (format == KOPT_F32) {
+        cut = and_(x, iset_(0xFFFFF000u));
+        *rest = norm_count_(sub_(value_(x), value_(cut)), fine, bad, all);
+    }
+    return norm_count_(value_(cut), unit, bad, all);
+}
+
+FN_ void norm_dot_(norm_sums_ *s, kopt_format format, words_ whole, words_ rest) {
+    dot_(s->high, whole, whole);
+    if (format == KOPT_F32) {
+        dot_(s->cross, whole, rest);
+        dot_(s->low, rest, rest);
+    }
+}
+
+FN_ void norm_format_(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, size_t n) {
+    const size_t group = 4 * LANES_, bytes = group * kopt_bytes_of_(format);
+    size_t groups = n / group;
+    uint32_t scale = 0; /* the unit of the window is 2^(127 - scale); 0: to be chosen */
+    while (groups > 0) {
+        size_t todo = groups < 64 ? groups : 64; /* 256 vectors: as many squares as 64 bits hold */
+        norm_sums_ s;
+        floats_ unit, fine;
+        int strange = 0;
+        groups -= todo;
+        if (scale == 0) { /* two binades of room above the largest */
+            const uint32_t top = norm_scan_(p, format, todo), most = format == KOPT_F32 ? 242 : 254;
+            scale = top > 279 - most ? 279 - top : most;
+        }
+        unit = set_(kopt_float_(scale << 23));
+        fine = set_(kopt_float_((scale + 12) << 23));
+        s.high[0] = s.high[1] = s.cross[0] = s.cross[1] = s.low[0] = s.low[1] = iset_(0);
+        for (; todo > 0; todo--, p += bytes) {
+            words_ bad = iset_(0), all = iset_(0), a, b, c, d, rest_a = all, rest_b = all, rest_c = all, rest_d = all;
+            KOPT_PREFETCH_(p + 2048);
+            if (format == KOPT_F32) KOPT_PREFETCH_(p + 2048 + 8 * LANES_);
+            a = norm_part_(p, format, 0, unit, fine, &rest_a, &bad, &all);
+            b = norm_part_(p, format, 1, unit, fine, &rest_b, &bad, &all);
+            c = norm_part_(p, format, 2, unit, fine, &rest_c, &bad, &all);
+            d = norm_part_(p, format, 3, unit, fine, &rest_d, &bad, &all);
+            bad = or_(and_(bad, iset_(0x7FFFFFFFu)), shr_(all, 28));
+            if (any_(gt_(bad, iset_(0)))) {
+                kopt_norm_each_(norm, p, format, group);
+                strange++;
+            } else {
+                norm_dot_(&s, format, a, rest_a);
+                norm_dot_(&s, format, b, rest_b);
+                norm_dot_(&s, format, c, rest_c);
+                norm_dot_(&s, format, d, rest_d);
+            }
+        }
+        norm_spill_(norm, s.high, 552 - 2 * scale);
+        if (format == KOPT_F32) {
+            norm_spill_(norm, s.cross, 552 + 1 - 12 - 2 * scale);
+            norm_spill_(norm, s.low, 552 - 24 - 2 * scale);
+        }
+        if (strange > 1) scale = 0;
+        kopt_norm_carry_(norm);
+    }
+    kopt_norm_each_(norm, p, format, n % group);
+    kopt_norm_carry_(norm);
+}
+#else
+FN_ void norm_format_(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, size_t n) {
+    const size_t most = KOPT_CAST_(size_t, 1) << 14;
+    while (n > 0) {
+        const size_t part = n < most ? n : most;
+        kopt_norm_each_(norm, p, format, part);
+        kopt_norm_carry_(norm);
+        p += part * kopt_bytes_of_(format);
+        n -= part;
+    }
+}
+#endif
+
+FN_ void clip_(const kopt_tool_ *t) {
+    const size_t size = kopt_bytes_of_(t->dst_format);
+    const words_ limit = iset_(t->limit), magnitude = iset_(size == 4 ? 0x7FFFFFFFu : 0x7FFFu);
+    const words_ infinity = iset_(size == 4 ? 0x7F800000u : t->dst_format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
+    size_t i, n;
+    for (i = 0; i < t->n; i += n) {
+        words_ a, mag;
+        n = t->n - i < LANES_ ? t->n - i : LANES_;
+        a = fetch_(t->dst + i * size, size, n);
+        mag = and_(a, magnitude);
+        mag = select_(gt_(mag, infinity), mag, select_(gt_(mag, limit), limit, mag));
+        put_(t->dst + i * size, size, n, or_(mag, isub_(a, and_(a, magnitude))));
+    }
+}
+
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
+    switch (t->kind) {
+    case KOPT_TOOL_NORM_:
+        if (t->src_format == KOPT_F32)
+            norm_format_(t->norm, t->src, KOPT_F32, t->n);
+        else if (t->src_format == KOPT_BF16)
+            norm_format_(t->norm, t->src, KOPT_BF16, t->n);
+        else
+            norm_format_(t->norm, t->src, KOPT_FP16, t->n);
+        break;
+    case KOPT_TOOL_CLIP_: clip_(t); break;
+    }
+}
+
+#undef norm_spill_
+#undef norm_scan_
+#undef norm_load_
+#undef norm_format_
+#undef norm_count_
+#undef norm_part_
+#undef norm_sums_
+#undef norm_dot_
+#undef clip_
+
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
     const cipher_ cipher = cipher_of_(seed, step, id, stream);
@@ -2535,6 +2815,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef xor_
 #undef mulhilo_
 #undef mul16_
+#undef dot_
 #undef gt_
 #undef eq_
 #undef either_
@@ -2799,7 +3080,7 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 #endif
 }
 
-/* ---- 8-BIT MOMENTS, section 9: block-wise dynamic codes (Dettmers et al. 2022), the tables of bitsandbytes ------------ */
+/* ---- 8-BIT MOMENTS, section 6b: block-wise dynamic codes (Dettmers et al. 2022), the tables of bitsandbytes ------------ */
 
 #define KOPT_BLOCK_ KOPT_CAST_(size_t, 256) /* elements that share a scale */
 
@@ -3757,6 +4038,163 @@ KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, kopt_tensor *tens
     for (i = 0; i < count; i++) kopt_run_(&s, &tensors[i], 0, tensors[i].n);
     return KOPT_OK;
 }
+
+/* ---- TRAINING-LOOP TOOLS ----------------------------------------------------------------------------------------- */
+
+/* A table of its own: a program that uses no tool does not link them. An ISA that is not in it uses the scalar ones. */
+static void (*const kopt_tools_[KOPT_ISA_COUNT])(const kopt_tool_ *) = {
+    kopt_tool_scalar_,
+#ifdef KOPT_X86_
+    kopt_tool_sse2_, kopt_tool_avx2_, kopt_tool_avx512_,
+#else
+    NULL, NULL, NULL,
+#endif
+#ifdef KOPT_NEON_
+    kopt_tool_neon_
+#else
+    NULL
+#endif
+};
+
+static void kopt_use_tool_(const kopt_tool_ *t) {
+    const kopt_isa isa = kopt_isa_current();
+    kopt_environment_ environment;
+    kopt_enter_(&environment);
+    kopt_tools_[kopt_tools_[isa] == NULL ? KOPT_ISA_SCALAR : isa](t);
+    kopt_leave_(&environment);
+}
+
+/* ---- norm and clipping ---- */
+
+static kopt_result kopt_check_array_(const void *x, kopt_format format, size_t n) {
+    if (!kopt_format_valid_(format)) return KOPT_ERROR_OPTION;
+    if (!kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS;
+    return x == NULL && n != 0 ? KOPT_ERROR_NULL : KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_norm_add(kopt_norm *norm, const void *x, kopt_format format, size_t n) {
+    kopt_result result = kopt_check_array_(x, format, n);
+    kopt_tool_ t;
+    if (norm == NULL) return KOPT_ERROR_NULL;
+    if (result != KOPT_OK) return result;
+    if (kopt_overlap_(norm, sizeof *norm, x, n * kopt_bytes_of_(format))) return KOPT_ERROR_OVERLAP;
+    if (n == 0) return KOPT_OK;
+    kopt_norm_carry_(norm);
+    t.kind = KOPT_TOOL_NORM_;
+    t.norm = norm;
+    t.src = KOPT_CAST_(const kopt_byte_ *, x);
+    t.src_format = format;
+    t.n = n;
+    kopt_use_tool_(&t);
+    return KOPT_OK;
+}
+
+/* Not an assignment, which would call memcpy. */
+static void kopt_norm_copy_(kopt_norm *to, const kopt_norm *from) {
+    kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_POINTER_(const kopt_byte_ *, from), sizeof *to);
+    kopt_norm_carry_(to);
+}
+
+KOPT_API_ kopt_result kopt_norm_merge(kopt_norm *norm, const kopt_norm *other) {
+    kopt_norm sum;
+    int i;
+    if (norm == NULL || other == NULL) return KOPT_ERROR_NULL;
+    kopt_norm_copy_(&sum, other);
+    kopt_norm_carry_(norm);
+    for (i = 0; i < 20; i++) norm->digit[i] += sum.digit[i];
+    norm->nonfinite += sum.nonfinite;
+    kopt_norm_carry_(norm);
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *tensors, size_t count) {
+    size_t i;
+    if (norm == NULL || (tensors == NULL && count != 0)) return KOPT_ERROR_NULL;
+    for (i = 0; i < count; i++) {
+        const kopt_tensor *t = &tensors[i];
+        kopt_result result = kopt_check_array_(t->grad, t->grad_format, t->n);
+        if (result != KOPT_OK) return result;
+        if (kopt_overlap_(norm, sizeof *norm, t->grad, t->n * kopt_bytes_of_(t->grad_format)))
+            return KOPT_ERROR_OVERLAP;
+    }
+    for (i = 0; i < count; i++) kopt_norm_add(norm, tensors[i].grad, tensors[i].grad_format, tensors[i].n);
+    return KOPT_OK;
+}
+
+/* Digit by digit: 54 bits of the root, the last of them and what remains say how to round. */
+KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
+    union {
+        double d;
+        uint64_t u;
+    } value;
+    uint64_t rest = 0, root = 0;
+    int pairs, pair, i;
+    kopt_norm n;
+    value.u = 0;
+    if (norm == NULL) return value.d;
+    kopt_norm_copy_(&n, norm);
+    value.u = KOPT_CAST_(uint64_t, 0x7FF) << 52;
+    if (n.nonfinite != 0) return value.d;
+    value.u = 0;
+    for (i = 19; i >= 0 && n.digit[i] == 0; i--) {}
+    if (i < 0) return value.d;
+    pairs = 16 * i; /* as many pairs of bits has the sum */
+    for (rest = n.digit[i]; rest != 0; rest >>= 2) pairs++;
+    for (pair = pairs - 1; pair >= pairs - 54; pair--) {
+        const int word = pair >= 320 ? 19 : pair >> 4;
+        uint64_t bit;
+        rest <<= 2;
+        if (pair >= 0) rest |= n.digit[word] >> (2 * (pair - 16 * word)) & 3u;
+        bit = (root << 2) | 1u;
+        root <<= 1;
+        if (rest >= bit) rest -= bit, root |= 1u;
+    }
+    for (; pair >= 0 && rest == 0; pair--) rest = n.digit[pair >> 4] >> (2 * (pair & 15)) & 3u;
+    root = (root >> 1) + ((root & 1u) != 0 && (rest != 0 || (root & 2u) != 0)); /* times 2^(pairs - 53 - 149) */
+    value.u = (KOPT_CAST_(uint64_t, pairs + 872) << 52) + root;
+    return value.d;
+}
+
+KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double grad_scale) {
+    const double value = kopt_norm_value(norm);
+    kopt_environment_ environment;
+    double coefficient = 1;
+    if (norm == NULL || !kopt_within_(max_norm, 0, 1.7e308) || !(max_norm > 0)) return 1;
+    if (norm->nonfinite != 0 || !kopt_within_(grad_scale, -1e100, 1e100)) return 0;
+    kopt_enter_(&environment);
+    coefficient = kopt_settle64_(value * kopt_settle64_(grad_scale < 0 ? -grad_scale : grad_scale));
+    coefficient = kopt_settle64_(coefficient + 1e-6);
+    coefficient = kopt_settle64_(kopt_settle64_(max_norm) / coefficient);
+    kopt_leave_(&environment);
+    return coefficient < 1 ? coefficient : 1;
+}
+
+KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit) {
+    kopt_result result = kopt_check_array_(x, format, n);
+    kopt_environment_ environment;
+    kopt_tool_ t;
+    if (result != KOPT_OK) return result;
+    if (!kopt_within_(limit, 0, 1.7976931348623157e308)) return KOPT_ERROR_RANGE;
+    kopt_enter_(&environment);
+    if (limit > 3.4028234663852886e38) limit = 3.4028234663852886e38;
+    t.limit = kopt_bits_(kopt_to_float_(limit));
+    if (KOPT_CAST_(double, kopt_float_(t.limit)) > limit) t.limit--; /* towards zero */
+    if (format == KOPT_BF16) t.limit >>= 16;
+    if (format == KOPT_FP16) {
+        const uint32_t exact = t.limit;
+        t.limit = kopt_fp16_from_f32(kopt_float_(exact));
+        if (kopt_bits_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, t.limit))) > exact) t.limit--;
+    }
+    kopt_leave_(&environment);
+    t.kind = KOPT_TOOL_CLIP_;
+    t.dst = KOPT_CAST_(kopt_byte_ *, x);
+    t.dst_format = format;
+    t.n = n;
+    if (n != 0) kopt_use_tool_(&t);
+    return KOPT_OK;
+}
+
+/* ---- bulk ---- */
 
 static kopt_result kopt_convert_run_(kopt_conversion_ *c, void *dst, const void *src) {
     kopt_environment_ environment;
