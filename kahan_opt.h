@@ -4047,12 +4047,12 @@ static void (*const kopt_tools_[KOPT_ISA_COUNT])(const kopt_tool_ *) = {
 #ifdef KOPT_X86_
     kopt_tool_sse2_, kopt_tool_avx2_, kopt_tool_avx512_,
 #else
-    NULL, NULL, NULL,
+    KOPT_NULL_, KOPT_NULL_, KOPT_NULL_,
 #endif
 #ifdef KOPT_NEON_
     kopt_tool_neon_
 #else
-    NULL
+    KOPT_NULL_
 #endif
 };
 
@@ -4060,7 +4060,7 @@ static void kopt_use_tool_(const kopt_tool_ *t) {
     const kopt_isa isa = kopt_isa_current();
     kopt_environment_ environment;
     kopt_enter_(&environment);
-    kopt_tools_[kopt_tools_[isa] == NULL ? KOPT_ISA_SCALAR : isa](t);
+    kopt_tools_[kopt_tools_[isa] == KOPT_NULL_ ? KOPT_ISA_SCALAR : isa](t);
     kopt_leave_(&environment);
 }
 
@@ -4069,13 +4069,13 @@ static void kopt_use_tool_(const kopt_tool_ *t) {
 static kopt_result kopt_check_array_(const void *x, kopt_format format, size_t n) {
     if (!kopt_format_valid_(format)) return KOPT_ERROR_OPTION;
     if (!kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS;
-    return x == NULL && n != 0 ? KOPT_ERROR_NULL : KOPT_OK;
+    return x == KOPT_NULL_ && n != 0 ? KOPT_ERROR_NULL : KOPT_OK;
 }
 
 KOPT_API_ kopt_result kopt_norm_add(kopt_norm *norm, const void *x, kopt_format format, size_t n) {
     kopt_result result = kopt_check_array_(x, format, n);
     kopt_tool_ t;
-    if (norm == NULL) return KOPT_ERROR_NULL;
+    if (norm == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (result != KOPT_OK) return result;
     if (kopt_overlap_(norm, sizeof *norm, x, n * kopt_bytes_of_(format))) return KOPT_ERROR_OVERLAP;
     if (n == 0) return KOPT_OK;
@@ -4091,14 +4091,14 @@ KOPT_API_ kopt_result kopt_norm_add(kopt_norm *norm, const void *x, kopt_format 
 
 /* Not an assignment, which would call memcpy. */
 static void kopt_norm_copy_(kopt_norm *to, const kopt_norm *from) {
-    kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_POINTER_(const kopt_byte_ *, from), sizeof *to);
+    kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
     kopt_norm_carry_(to);
 }
 
 KOPT_API_ kopt_result kopt_norm_merge(kopt_norm *norm, const kopt_norm *other) {
     kopt_norm sum;
     int i;
-    if (norm == NULL || other == NULL) return KOPT_ERROR_NULL;
+    if (norm == KOPT_NULL_ || other == KOPT_NULL_) return KOPT_ERROR_NULL;
     kopt_norm_copy_(&sum, other);
     kopt_norm_carry_(norm);
     for (i = 0; i < 20; i++) norm->digit[i] += sum.digit[i];
@@ -4109,7 +4109,7 @@ KOPT_API_ kopt_result kopt_norm_merge(kopt_norm *norm, const kopt_norm *other) {
 
 KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *tensors, size_t count) {
     size_t i;
-    if (norm == NULL || (tensors == NULL && count != 0)) return KOPT_ERROR_NULL;
+    if (norm == KOPT_NULL_ || (tensors == KOPT_NULL_ && count != 0)) return KOPT_ERROR_NULL;
     for (i = 0; i < count; i++) {
         const kopt_tensor *t = &tensors[i];
         kopt_result result = kopt_check_array_(t->grad, t->grad_format, t->n);
@@ -4131,7 +4131,7 @@ KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
     int pairs, pair, i;
     kopt_norm n;
     value.u = 0;
-    if (norm == NULL) return value.d;
+    if (norm == KOPT_NULL_) return value.d;
     kopt_norm_copy_(&n, norm);
     value.u = KOPT_CAST_(uint64_t, 0x7FF) << 52;
     if (n.nonfinite != 0) return value.d;
@@ -4159,7 +4159,7 @@ KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double g
     const double value = kopt_norm_value(norm);
     kopt_environment_ environment;
     double coefficient = 1;
-    if (norm == NULL || !kopt_within_(max_norm, 0, 1.7e308) || !(max_norm > 0)) return 1;
+    if (norm == KOPT_NULL_ || !kopt_within_(max_norm, 0, 1.7e308) || !(max_norm > 0)) return 1;
     if (norm->nonfinite != 0 || !kopt_within_(grad_scale, -1e100, 1e100)) return 0;
     kopt_enter_(&environment);
     coefficient = kopt_settle64_(value * kopt_settle64_(grad_scale < 0 ? -grad_scale : grad_scale));
