@@ -372,6 +372,8 @@ typedef struct kopt_optimizer {
     double max_lr;                       /* > 0; only KOPT_FULLY_DECOUPLED reads it. Default: the first lr        */
     double weight_decay;                 /* >= 0; default 0, AdamW 0.01                                           */
     int amsgrad;                         /* Adam: 1: divide by the largest second moment so far                   */
+    int stable;                          /* Adam: 1: StableAdamW: divide the rate by the RMS of g / sqrt(v) over the
+                                            tensor, if that is above 1 (see kopt_step_measure)                    */
     int moments_only;                    /* 1: a step leaves weights and copy alone (optimizer accumulation)      */
     int lookahead;                       /* Ranger: every how many steps, >= 1; default 6                         */
     double lookahead_rate;               /* Ranger: in [0, 1]; default 0.5                                        */
@@ -391,6 +393,7 @@ KOPT_API_ kopt_optimizer kopt_adamw(double lr);
 
 /* RAdam as torch.optim.RAdam; the others with optimi's formulas and defaults: Lion beta 0.9, 0.99; Adan beta 0.98, 0.92,
    0.99, eps 1e-6, decay 0.02; Ranger beta 0.9, 0.99, eps 1e-6, lookahead 6, 0.5. Decay is decoupled (RAdam: L2). */
+KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr); /* Wortsman et al. 2023: beta 0.9, 0.99, eps 1e-6, decay 0.01 */
 KOPT_API_ kopt_optimizer kopt_lion(double lr);
 KOPT_API_ kopt_optimizer kopt_adan(double lr);
 KOPT_API_ kopt_optimizer kopt_radam(double lr);
@@ -479,6 +482,7 @@ typedef struct kopt_step {
     int moments_only;
     int unrectified;                     /* RAdam, Ranger: too few steps for the variance; the update is rate * m */
     int sync;                            /* Ranger: this step ends in Lookahead                                   */
+    int stable;                          /* StableAdamW                                                           */
     float grad_scale;                    /* grad_scale * clip, negative to maximize                               */
     float l2, decay;                     /* coefficients of the weight in the gradient, in the update             */
     float beta1, one_minus_beta1;        /* SGD: momentum, 1 - dampening (first step: 0, 1)                       */
@@ -521,6 +525,13 @@ KOPT_API_ double kopt_norm_value(const kopt_norm *norm);
    min(1, max_norm / (norm * |grad_scale| + 1e-6)), with grad_scale that of the optimizer. 0 if nonfinite is not 0: skip
    that step. 1, no clipping, unless max_norm is a positive number. */
 KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double grad_scale);
+
+/* StableAdamW over ranges, threads or ranks (kopt_step_run and kopt_optimizer_step do this by themselves; kopt_step_range
+   does not): before any element of the tensor is stepped, add all its ranges to a kopt_norm, merge, and set
+   t->rate_scale = kopt_stable_scale(&norm, n of the whole tensor). Exact, so the same for any slicing. */
+KOPT_API_ kopt_result kopt_step_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
+                                        kopt_norm *norm);
+KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n);
 
 /* torch.nn.utils.clip_grad_value_: no |x| above limit, which is rounded towards zero to the format; infinity becomes
    the limit, NaN stays. With a loss scale, limit is in units of the scaled gradient. */
@@ -1750,6 +1761,7 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define convert_vector_ NAME_(convert_vector)
 #define convert_nearest_ NAME_(convert_nearest)
 #define convert_stochastic_ NAME_(convert_stochastic)
+#define kind_of_ NAME_(kind_of)
 #define general_ NAME_(general)
 #define constants_ NAME_(constants)
 #define half_ NAME_(half)
@@ -2285,7 +2297,7 @@ FN_ void range_(const kopt_job_ *j, kopt_kind_ kind, size_t begin, size_t end) {
     }
 }
 
-static KOPT_NOINLINE_ ISA_TARGET_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
+FN_ kopt_kind_ kind_of_(const kopt_job_ *j) {
     const kopt_step *s = j->step;
     kopt_kind_ kind;
     kind.rule = s->rule;
@@ -2297,7 +2309,11 @@ static KOPT_NOINLINE_ ISA_TARGET_ void general_(const kopt_job_ *j, size_t begin
     kind.compensation_rounding = s->compensation_rounding;
     kind.moments = s->moments;
     kind.nesterov = s->nesterov;
-    range_(j, kind, begin, end);
+    return kind;
+}
+
+static KOPT_NOINLINE_ ISA_TARGET_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
+    range_(j, kind_of_(j), begin, end);
 }
 
 #ifdef PAIRS_
@@ -2510,6 +2526,29 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(any_pairs)(const kopt_job_ *j) {
 }
 
 #endif /* PAIRS_ */
+
+/* StableAdamW: out[i - begin] = g / larger(root of the new second moment, eps). */
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(measure)(const kopt_job_ *j, kopt_byte_ *out) {
+    const scalars_ k = spread_(j);
+    const kopt_kind_ kind = kind_of_(j);
+    const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    size_t i, n;
+    for (i = j->begin; i < j->end; i += n) {
+        words_ kept = iset_(0);
+        floats_ g, v, w, c;
+        n = j->end - i < LANES_ ? j->end - i : LANES_;
+        g = widen_(fetch_(j->grad + i * grad_size, grad_size, n), kind.grad);
+        if (k.use_scale) g = mul_(g, k.grad_scale);
+        if (k.use_l2) {
+            if (residual_size != 0) kept = fetch_(j->residual + i * residual_size, residual_size, n);
+            w = load_weight_(kind, fetch_(j->weight + i * weight_size, weight_size, n), kept, &c);
+            g = add_(g, mul_(k.l2, w));
+        }
+        v = average_of_squares_(k.beta2, k.one_minus_beta2, load_rare_(j, kind, 1, i, n), g);
+        put_(out + 4 * (i - j->begin), 4, n, bits_(div_(g, larger_(mul_(sqrt_(v), k.root_scale), k.eps))));
+    }
+}
 
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(step)(const kopt_job_ *j) {
 #ifdef PAIRS_ /* the vocabularies with more than one lane have hot kernels */
@@ -2889,6 +2928,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef convert_vector_
 #undef convert_nearest_
 #undef convert_stochastic_
+#undef kind_of_
 #undef general_
 #undef constants_
 #undef half_
@@ -2911,10 +2951,12 @@ typedef struct kopt_kernels_ {
     void (*step)(const kopt_job_ *);
     void (*convert)(const kopt_conversion_ *);
     int (*all_finite)(const kopt_byte_ *, kopt_format, size_t);
+    void (*measure)(const kopt_job_ *, kopt_byte_ *);
 } kopt_kernels_;
 
-#define KOPT_KERNELS_(isa) {#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##isa##_}
-#define KOPT_NO_KERNELS_(isa) {#isa, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_}
+#define KOPT_KERNELS_(isa) \
+    {#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##isa##_, kopt_measure_##isa##_}
+#define KOPT_NO_KERNELS_(isa) {#isa, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_}
 static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
     KOPT_KERNELS_(scalar),
 #ifdef KOPT_X86_
@@ -3232,6 +3274,7 @@ KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum) {
     opt.max_lr = lr;
     opt.weight_decay = 0;
     opt.amsgrad = 0;
+    opt.stable = 0;
     opt.moments_only = 0;
     opt.lookahead = 6;
     opt.lookahead_rate = 0.5;
@@ -3258,6 +3301,14 @@ KOPT_API_ kopt_optimizer kopt_adamw(double lr) {
     kopt_optimizer opt = kopt_adam(lr);
     opt.decay = KOPT_DECOUPLED;
     opt.weight_decay = 0.01;
+    return opt;
+}
+
+KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr) {
+    kopt_optimizer opt = kopt_adamw(lr);
+    opt.stable = 1;
+    opt.beta2 = 0.99;
+    opt.eps = 1e-6;
     return opt;
 }
 
@@ -3895,6 +3946,7 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
     s.moments = kopt_moments_(opt);
     s.moments_only = opt->moments_only != 0;
     s.unrectified = s.sync = 0;
+    s.stable = opt->rule == KOPT_ADAM && opt->stable;
     s.seed = opt->seed;
     kopt_enter_(&environment);
     finite = kopt_compute_scalars_(opt, &s);
@@ -3965,41 +4017,117 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
     }
 }
 
-static void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end) {
+static void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t, size_t begin,
+                           size_t end) {
+    kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
+    int i;
+    job->step = s;
+    job->weight = KOPT_CAST_(kopt_byte_ *, t->weight);
+    job->grad = KOPT_CAST_(kopt_byte_ *, t->grad);
+    job->residual = at->total == 0 ? KOPT_NULL_ : state + at->residual;
+    for (i = 0; i < 4; i++) job->moment[i] = at->total == 0 ? KOPT_NULL_ : state + at->moment[i];
+    job->slow = at->total == 0 ? KOPT_NULL_ : state + at->slow;
+    job->slow_residual = at->total == 0 ? KOPT_NULL_ : state + at->slow_residual;
+    job->counts = t->counts;
+    job->rate = s->rate;
+    job->decay = s->decay;
+    job->copy = KOPT_CAST_(kopt_byte_ *, t->copy);
+    job->grad_format = t->grad_format;
+    job->copy_format = t->copy_format;
+    job->moment_format = s->moment_format;
+    job->begin = begin;
+    job->end = end;
+    job->first = t->first_index;
+    job->id = t->id;
+}
+
+/* rate_scale is the tensor's, and StableAdamW's. */
+static void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end, float rate_scale) {
+    const kopt_layout_ at = kopt_layout_of_(kopt_kept_in_(s), t->n);
+    kopt_environment_ environment;
+    kopt_job_ job;
+    if (begin == end) return;
+    kopt_make_job_(&job, &at, s, t, begin, end);
+    kopt_enter_(&environment);
+    if (kopt_bits_(rate_scale) != 0x3F800000u) {
+        job.rate = kopt_mul_scalar_(job.rate, rate_scale);
+        job.decay = kopt_mul_scalar_(job.decay, rate_scale);
+    }
+    if (s->moment_format == KOPT_Q8 && s->moments > 0)
+        kopt_run_blocks_(&job, KOPT_CAST_(kopt_byte_ *, t->state), &at);
+    else
+        kopt_table_[kopt_isa_current()].step(&job);
+    kopt_leave_(&environment);
+}
+
+static void kopt_measure_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end, kopt_norm *norm) {
     const kopt_layout_ at = kopt_layout_of_(kopt_kept_in_(s), t->n);
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     kopt_environment_ environment;
     kopt_job_ job;
-    int i;
-    if (begin == end) return;
-    job.step = s;
-    job.weight = KOPT_CAST_(kopt_byte_ *, t->weight);
-    job.grad = KOPT_CAST_(kopt_byte_ *, t->grad);
-    job.residual = at.total == 0 ? KOPT_NULL_ : state + at.residual;
-    for (i = 0; i < 4; i++) job.moment[i] = at.total == 0 ? KOPT_NULL_ : state + at.moment[i];
-    job.slow = at.total == 0 ? KOPT_NULL_ : state + at.slow;
-    job.slow_residual = at.total == 0 ? KOPT_NULL_ : state + at.slow_residual;
-    job.counts = t->counts;
-    job.rate = s->rate;
-    job.decay = s->decay;
-    job.copy = KOPT_CAST_(kopt_byte_ *, t->copy);
-    job.grad_format = t->grad_format;
-    job.copy_format = t->copy_format;
-    job.moment_format = s->moment_format;
-    job.begin = begin;
-    job.end = end;
-    job.first = t->first_index;
-    job.id = t->id;
-    kopt_enter_(&environment);
-    if (kopt_bits_(t->rate_scale) != 0x3F800000u) {
-        job.rate = kopt_mul_scalar_(job.rate, t->rate_scale);
-        job.decay = kopt_mul_scalar_(job.decay, t->rate_scale);
+    float ratio[KOPT_BLOCK_], square[KOPT_BLOCK_];
+    size_t i, n;
+    for (i = begin; i < end; i += n) {
+        n = KOPT_BLOCK_ - i % KOPT_BLOCK_ < end - i ? KOPT_BLOCK_ - i % KOPT_BLOCK_ : end - i;
+        kopt_make_job_(&job, &at, s, t, i, i + n);
+        kopt_enter_(&environment);
+        if (s->moment_format == KOPT_Q8) {
+            kopt_dequantise_(square, state + at.moment[1] + i, state + at.scale[1] + i / KOPT_BLOCK_ * 4, n, 1);
+            job.moment_format = KOPT_F32;
+            job.moment[1] = KOPT_POINTER_(kopt_byte_ *, square);
+            job.weight += i * kopt_bytes_of_(s->weight_format);
+            job.residual += i * kopt_bytes_of_residual_(s->weight_format, s->rounding);
+            job.grad += i * kopt_bytes_of_(t->grad_format);
+            job.begin = 0;
+            job.end = n;
+        }
+        (kopt_table_[kopt_isa_current()].measure)(&job, KOPT_POINTER_(kopt_byte_ *, ratio));
+        kopt_leave_(&environment);
+        kopt_norm_add(norm, ratio, KOPT_F32, n);
     }
-    if (s->moment_format == KOPT_Q8 && s->moments > 0)
-        kopt_run_blocks_(&job, state, &at);
-    else
-        kopt_table_[kopt_isa_current()].step(&job);
+}
+
+static void kopt_run_whole_(const kopt_step *s, const kopt_tensor *t) {
+    kopt_norm norm;
+    float scale = t->rate_scale;
+    if (s->stable && !s->moments_only) {
+        kopt_bounce_(KOPT_POINTER_(kopt_byte_ *, &norm), sizeof norm, KOPT_POINTER_(kopt_byte_ *, &norm), 0); /* zeros */
+        kopt_measure_(s, t, 0, t->n, &norm);
+        scale = kopt_mul_scalar_(scale, kopt_stable_scale(&norm, t->n));
+    }
+    kopt_run_(s, t, 0, t->n, scale);
+}
+
+KOPT_API_ kopt_result kopt_step_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
+                                        kopt_norm *norm) {
+    kopt_result result = kopt_check_step_(step, t);
+    if (result != KOPT_OK) return result;
+    if (norm == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (!step->stable) return KOPT_ERROR_OPTION;
+    if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
+    kopt_measure_(step, t, begin, end, norm);
+    return KOPT_OK;
+}
+
+/* n > 0 as binary64, to nearest. */
+static kopt_f64_ kopt_count64_(uint64_t n) {
+    const uint32_t high = KOPT_CAST_(uint32_t, n >> 32), low = KOPT_CAST_(uint32_t, n & 0xFFFFFFFFu);
+    const kopt_f64_ rest = low == 0 ? kopt_get64_(0) : kopt_whole64_(low);
+    if (high == 0) return rest;
+    return kopt_add64_(kopt_mul64_(kopt_whole64_(high), kopt_get64_(4294967296.0)), rest);
+}
+
+KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
+    const kopt_f64_ one = kopt_get64_(1);
+    kopt_environment_ environment;
+    kopt_f64_ rms;
+    float scale = 1;
+    if (norm == KOPT_NULL_ || n == 0 || norm->nonfinite != 0) return scale;
+    kopt_enter_(&environment);
+    rms = kopt_mul64_(kopt_get64_(kopt_norm_value(norm)), kopt_sqrt64_(kopt_div64_(one, kopt_count64_(n))));
+    if (kopt_less64_(one, rms)) scale = kopt_to_float_(kopt_div64_(one, rms));
     kopt_leave_(&environment);
+    return scale;
 }
 
 KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end) {
@@ -4009,13 +4137,13 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
     if (step->moment_format == KOPT_Q8 && begin != end && /* whole blocks */
         (begin % KOPT_BLOCK_ != 0 || (end % KOPT_BLOCK_ != 0 && end != t->n)))
         return KOPT_ERROR_BOUNDS;
-    kopt_run_(step, t, begin, end);
+    kopt_run_(step, t, begin, end, t->rate_scale);
     return KOPT_OK;
 }
 
 KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t) {
     kopt_result result = kopt_check_step_(step, t);
-    if (result == KOPT_OK) kopt_run_(step, t, 0, t->n);
+    if (result == KOPT_OK) kopt_run_whole_(step, t);
     return result;
 }
 
@@ -4035,7 +4163,7 @@ KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, kopt_tensor *tens
             return result;
         }
     }
-    for (i = 0; i < count; i++) kopt_run_(&s, &tensors[i], 0, tensors[i].n);
+    for (i = 0; i < count; i++) kopt_run_whole_(&s, &tensors[i]);
     return KOPT_OK;
 }
 

@@ -489,6 +489,7 @@ static inline void ref_quantise(unsigned char *code, void *scale, const uint32_t
 
 /* Step number opt->step + 1 on a whole tensor, in place. */
 static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t);
+static inline float ref_stable_scale(const kopt_optimizer *o, const kopt_tensor *t, const ref_scalars *s);
 
 /* With 8-bit moments: each block is decoded, stepped with fp32 moments as a small tensor of its own, and encoded. */
 static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t)
@@ -500,7 +501,11 @@ static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t
     unsigned char *whole = (unsigned char *)t->state;
     uint32_t x[256], r[256];
     size_t at, i, n, k, slow;
+    ref_scalars s = ref_scalars_of(o, o->step + 1);
+    float scale = t->rate_scale;
+    if (o->rule == KOPT_ADAM && o->stable && !o->moments_only) scale = ref_mul(scale, ref_stable_scale(o, t, &s));
     fp32.moment_format = KOPT_F32;
+    fp32.stable = 0;
     for (at = 0; at < t->n; at += 256) {
         kopt_tensor block = *t;
         n = block.n = t->n - at < 256 ? t->n - at : 256;
@@ -509,6 +514,7 @@ static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t
         block.grad = (unsigned char *)t->grad + at * ref_width(t->grad_format);
         if (t->copy) block.copy = (unsigned char *)t->copy + at * ref_width(t->copy_format);
         block.first_index = t->first_index + at;
+        block.rate_scale = scale;
         block.state = state;
         slow = o->rule == KOPT_RANGER;
         memcpy(state + b.residual, whole + l.residual + at * l.residual_width, n * l.residual_width);
@@ -537,19 +543,63 @@ static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t
     }
 }
 
+/* StableAdamW: 1 / max(1, RMS of g / max(root of the new v, eps)). The sum of squares is added in 2^-200 as integers of
+   32 bits, exactly as long as no ratio is below 2^-76. */
+static inline float ref_stable_scale(const kopt_optimizer *o, const kopt_tensor *t, const ref_scalars *s)
+{
+    ref_layout l = ref_layout_of(o, t->n);
+    const unsigned char *state = (const unsigned char *)t->state;
+    uint64_t digit[16] = {0};
+    volatile double sum = 0, x;
+    size_t i;
+    int k;
+    for (i = 0; i < t->n; ++i) {
+        uint32_t code, residual = l.residual_width ? ref_get(state + l.residual, l.residual_width, i) : 0;
+        float g = ref_mul(ref_float(ref_widen(t->grad_format, ref_get(t->grad, ref_width(t->grad_format), i))), s->grad_scale);
+        float w = ref_weight(o, ref_get(t->weight, ref_width(o->weight_format), i), ref_signed(o, residual)), v, root;
+        uint64_t m;
+        int e;
+        if (s->l2 > 0) g = ref_add(g, ref_mul(s->l2, w));
+        code = ref_get(state + l.moment[1], l.moment_width[1], i);
+        if (o->moment_format == KOPT_Q8)
+            v = ref_mul(ref_code((int)code, 1), ref_float(ref_get(state + l.scale[1], 4, i / 256)));
+        else
+            v = ref_float(ref_widen(o->moment_format, code));
+        if (o->moment_format == KOPT_FP16) v = ref_mul(v, v);
+        root = ref_mul(ref_sqrt(ref_mean_square(s->beta2, s->one_minus_beta2, v, g)), s->root_scale);
+        g = ref_div(g, root > s->eps || ref_is_nan(KOPT_F32, ref_bits(root)) ? root : s->eps);
+        if (!ref_is_finite(KOPT_F32, ref_bits(g))) return 1;
+        m = ref_bits(g) & 0x7fffffff, e = (int)(m >> 23);
+        if (e < 50) continue; /* below 2^-77: its square changes no bit of a sum near 1 */
+        m = (m & 0x7fffff) | 0x800000, m *= m;
+        e = 2 * (e - 150) + 200; /* m * 2^(e - 200) */
+        digit[e / 32] += m << e % 32 & 0xffffffff;
+        digit[e / 32 + 1] += m << e % 32 >> 32 & 0xffffffff;
+        digit[e / 32 + 2] += e % 32 ? m >> (64 - e % 32) : 0;
+    }
+    for (k = 0; k < 15; ++k) digit[k + 1] += digit[k] >> 32, digit[k] &= 0xffffffff;
+    for (k = 15; k >= 0; --k) sum = sum + ldexp((double)digit[k], 32 * k - 200);
+    x = sqrt(sum);
+    x = x * ref_root(1 / (double)t->n);
+    return x > 1 ? (float)(1 / x) : 1;
+}
+
 static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t)
 {
     ref_layout l = ref_layout_of(o, t->n);
     ref_scalars s = ref_scalars_of(o, o->step + 1);
     size_t i, weight_width = ref_width(o->weight_format), grad_width = ref_width(t->grad_format);
     unsigned char *state = (unsigned char *)t->state;
+    float scale = t->rate_scale;
     if (o->moment_format == KOPT_Q8 && ref_moments(o) > 0) {
         ref_step_blocks(o, t);
         return;
     }
-    if (t->rate_scale < 1 || t->rate_scale > 1) {
-        s.rate = ref_mul(s.rate, t->rate_scale);
-        s.decay = ref_mul(s.decay, t->rate_scale);
+    if (o->rule == KOPT_ADAM && o->stable && !o->moments_only)
+        scale = ref_mul(scale, ref_stable_scale(o, t, &s));
+    if (scale < 1 || scale > 1) {
+        s.rate = ref_mul(s.rate, scale);
+        s.decay = ref_mul(s.decay, scale);
     }
     for (i = 0; i < t->n; ++i) {
         ref_element e;

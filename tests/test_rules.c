@@ -44,10 +44,22 @@ static double rectify(double beta2, long t)
     return now > 5 ? sqrt((now - 4) * (now - 2) * end / ((end - 4) * (end - 2) * now)) : 0;
 }
 
-static void paper(const kopt_optimizer *o, long t, double g, scalar *s)
+/* StableAdamW's 1 / max(1, RMS), from the second moments after the step. */
+static double calm(const kopt_optimizer *o, long t, const float *g, const scalar *s)
 {
-    double lr = o->lr, wd = o->weight_decay, c1 = 1 - pow(o->beta1, (double)t), c2 = 1 - pow(o->beta2, (double)t);
-    double rate = o->decay == KOPT_FULLY_DECOUPLED ? lr / o->max_lr : lr, change, r;
+    double sum = 0, c2 = 1 - pow(o->beta2, (double)t);
+    int i;
+    for (i = 0; i < N; ++i) {
+        double v = (o->beta2 * s[i].v + (1 - o->beta2) * (double)g[i] * (double)g[i]) / c2;
+        sum += (double)g[i] * (double)g[i] / (v > o->eps * o->eps ? v : o->eps * o->eps);
+    }
+    return sqrt(sum / N) > 1 ? 1 / sqrt(sum / N) : 1;
+}
+
+static void paper(const kopt_optimizer *o, long t, double g, double scale, scalar *s)
+{
+    double lr = o->lr * scale, wd = o->weight_decay, c1 = 1 - pow(o->beta1, (double)t), c2 = 1 - pow(o->beta2, (double)t);
+    double rate = o->decay == KOPT_FULLY_DECOUPLED ? lr / o->max_lr : lr, change, r; /* of the decay */
     if (o->maximize) g = -g;
     if (o->decay == KOPT_L2) g += wd * s->w;
     if (o->decay != KOPT_L2 && o->rule != KOPT_ADAN) s->w -= rate * wd * s->w;
@@ -78,10 +90,10 @@ static void paper(const kopt_optimizer *o, long t, double g, scalar *s)
         if (o->rule == KOPT_RANGER && t % o->lookahead == 0)
             s->w = s->slow += o->lookahead_rate * (s->w - s->slow);
         break;
-    default: /* AMSGrad */
+    default: /* AMSGrad, StableAdamW */
         s->m = o->beta1 * s->m + (1 - o->beta1) * g;
         s->v = o->beta2 * s->v + (1 - o->beta2) * g * g;
-        if (s->v > s->a) s->a = s->v;
+        if (s->v > s->a || !o->amsgrad) s->a = s->v;
         s->w -= lr / c1 * s->m / (sqrt(s->a) / sqrt(c2) + o->eps);
     }
 }
@@ -93,7 +105,7 @@ static double follow(kopt_optimizer o, double *rms)
     static float start[N], out[N];
     static scalar s[N];
     kopt_tensor t = kopt_tensor_of(weight, pool, KOPT_F32, N, state, sizeof state);
-    double worst = 0, sum = 0, largest = 0;
+    double worst = 0, sum = 0, largest = 0, scale;
     long k;
     int i;
     for (i = 0; i < N; ++i) {
@@ -107,7 +119,8 @@ static double follow(kopt_optimizer o, double *rms)
         float *g = pool + k * 31 - 31;
         t.grad = g;
         run(kopt_optimizer_step(&o, &t, 1));
-        for (i = 0; i < N; ++i) paper(&o, k, (double)g[i], &s[i]);
+        scale = o.stable ? calm(&o, k, g, s) : 1;
+        for (i = 0; i < N; ++i) paper(&o, k, (double)g[i], scale, &s[i]);
     }
     run(kopt_state_read(&o, &t, KOPT_WEIGHT, out));
     for (i = 0; i < N; ++i) {
@@ -122,20 +135,22 @@ static double follow(kopt_optimizer o, double *rms)
 
 static void check_papers(void)
 {
-    static const char *const name[] = {"Lion", "Adan", "RAdam", "Ranger", "AMSGrad"};
+    static const char *const name[] = {"Lion", "Adan", "RAdam", "Ranger", "AMSGrad", "StableAdamW"};
     int k, d;
-    for (k = 0; k < 5; ++k)
+    for (k = 0; k < 6; ++k)
         for (d = 0; d < 3; ++d) {
             kopt_optimizer o = k == 0   ? kopt_lion(1e-4)
                                : k == 1 ? kopt_adan(1e-3)
                                : k == 2 ? kopt_radam(1e-3)
                                : k == 3 ? kopt_ranger(1e-3)
-                                        : kopt_adam(1e-3);
+                               : k == 4 ? kopt_adam(1e-3)
+                                        : kopt_stable_adamw(1e-3);
             double worst, rms, nearest;
             int f, r;
             o.amsgrad = k == 4;
             o.decay = (kopt_decay)d, o.weight_decay = d == KOPT_FULLY_DECOUPLED ? 1e-4 : 0.1;
             o.maximize = d == 1;
+            if (o.stable && d == KOPT_L2) continue; /* calm() is without it */
             o.weight_format = o.moment_format = KOPT_F32;
             worst = follow(o, &rms);
             ok(worst < 1e-5, "%s, decay %d, fp32: 1000 steps within %.1e of binary64", name[k], d, worst);
