@@ -814,7 +814,10 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
         digits <<= 2;
         bit = (root << 2) | 1u;
         root <<= 1;
-        if (rest >= bit) rest -= bit, root |= 1u;
+        if (rest >= bit) {
+            rest -= bit;
+            root |= 1u;
+        }
     }
     root = (root + 1u) >> 1;               /* never a tie: a root of 25 bits squared has 50 */
     return kopt_float_((exponent << 23) + (root - 0x00800000u));
@@ -1232,14 +1235,15 @@ FN_ words_ load8_(const kopt_byte_ *p) { return (KOPT_CAST_(uint32_t, *p) ^ 0x80
 FN_ void store32_(kopt_byte_ *p, words_ a) { kopt_store32_(p, a); }
 FN_ void store16_(kopt_byte_ *p, words_ a) { kopt_store16_(p, a); }
 FN_ void store8_(kopt_byte_ *p, words_ a) { *p = KOPT_CAST_(kopt_byte_, a & 0xFFu); }
-FN_ floats_ widen_fp16_(words_ a) { return kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, a)); }
-FN_ words_ narrow_fp16_(floats_ a) { return kopt_fp16_from_f32(a); }
+static KOPT_NOINLINE_ floats_ widen_fp16_(words_ a) { return kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, a)); }
+static KOPT_NOINLINE_ words_ narrow_fp16_(floats_ a) { return kopt_fp16_from_f32(a); }
 FN_ words_ load_half_(const uint32_t *w, size_t i) { return (w[i >> 1] >> (16 * (i & 1))) & 0xFFFFu; }
 FN_ words_ block_order_(void) { return 0; }
 
 /* ---- SSE2: 4 lanes. For machines before 2013: small rather than fast, it has no pairs ----------------------------- */
 #elif KOPT_PASS_ == KOPT_PASS_SSE2_
 #define ISA_ sse2
+#define TOOLS_ scalar /* whose measure and tools it takes */
 #define ISA_TARGET_ KOPT_TARGET_("sse2")
 #define LANES_ 4
 #define GENERIC_FP16_ 1
@@ -1484,6 +1488,8 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 /* ---- AVX-512 F, BW, DQ, VL: 16 lanes ----------------------------------------------------------------------------- */
 #elif KOPT_PASS_ == KOPT_PASS_AVX512_
 #define ISA_ avx512
+#define TOOLS_ avx2
+#define LENDER_ avx2 /* whose general kernel it takes, too: that would double its compile time for nothing hot */
 #define ISA_TARGET_ KOPT_TARGET_("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")
 #define LANES_ 16
 #define PAIRS_ 1
@@ -1762,7 +1768,9 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define convert_nearest_ NAME_(convert_nearest)
 #define convert_stochastic_ NAME_(convert_stochastic)
 #define kind_of_ NAME_(kind_of)
+#ifndef LENDER_
 #define general_ NAME_(general)
+#endif
 #define constants_ NAME_(constants)
 #define half_ NAME_(half)
 #define pair_round_ NAME_(pair_round)
@@ -1775,8 +1783,8 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define pair_prefetch_ NAME_(pair_prefetch)
 #define pairs_ NAME_(pairs)
 
-#ifdef GENERIC_FP16_
-FN_ floats_ widen_fp16_(words_ a) {
+#ifdef GENERIC_FP16_ /* functions: inlined they cost more time to compile than to run */
+static KOPT_NOINLINE_ ISA_TARGET_ floats_ widen_fp16_(words_ a) {
     words_ sign = shl_(and_(a, iset_(0x8000u)), 16), mag = and_(a, iset_(0x7FFFu)), u = shl_(mag, 13);
     words_ normal = iadd_(u, iset_(0x38000000u));                                     /* exponent + 112        */
     words_ tiny = bits_(sub_(value_(iadd_(u, iset_(0x38800000u))), set_(6.103515625e-05f))); /* (2^-14 + x) - 2^-14  */
@@ -1784,7 +1792,7 @@ FN_ floats_ widen_fp16_(words_ a) {
     u = select_(gt_(iset_(0x0400u), mag), tiny, normal);
     return value_(or_(sign, select_(gt_(mag, iset_(0x7BFFu)), special, u)));
 }
-FN_ words_ narrow_fp16_(floats_ a) {
+static KOPT_NOINLINE_ ISA_TARGET_ words_ narrow_fp16_(floats_ a) {
     words_ u = bits_(a), mag = and_(u, iset_(0x7FFFFFFFu)), sign = and_(shr_(u, 16), iset_(0x8000u));
     words_ odd = and_(shr_(mag, 13), iset_(1)), t = isub_(mag, iset_(0x38000000u));
     words_ normal = shr_(iadd_(iadd_(t, iset_(0x0FFFu)), odd), 13);
@@ -1803,7 +1811,7 @@ typedef struct kopt_kind_ {
     kopt_rule rule;
     kopt_format weight, grad, moment;
     kopt_rounding rounding, moment_rounding, compensation_rounding;
-    int moments, nesterov;
+    int moments, nesterov, plain; /* plain: no Lookahead, no counts, and the weights are stored */
 } kopt_kind_;
 
 KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
@@ -2242,13 +2250,13 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
     KOPT_PREFETCH_(j->grad + i * grad_size + 1024);
 
     update = rule_(kind, k, w, c, g, &p);
-    if (k->sync) update = look_back_(j, kind, k->mix, i, n, w, c, update);
+    if (!kind.plain && k->sync) update = look_back_(j, kind, k->mix, i, n, w, c, update);
 
-    if (!k->moments_only) {
+    if (kind.plain || !k->moments_only) {
         stored = store_weight_(kind, w, c, update, mul16_(r, iset_(20201u)), &kept);
         put_(j->weight + i * weight_size, weight_size, n, stored);
         if (residual_size != 0) put_(j->residual + i * residual_size, residual_size, n, kept);
-        if (k->sync) store_slow_(j, kind, i, n, stored, kept);
+        if (!kind.plain && k->sync) store_slow_(j, kind, i, n, stored, kept);
         if (j->copy != KOPT_NULL_) store_copy_(j, kind, i, n, stored);
     }
     store_moment_(j, kind, 0, i, n, p.m, mul16_(r, iset_(10579u)));
@@ -2256,7 +2264,7 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
     if (kind.moments > 2) store_rare_(j, kind, 2, i, n, p.third, mul16_(r, iset_(13355u)));
     if (kind.moments > 3) store_rare_(j, kind, 3, i, n, p.fourth, mul16_(r, iset_(14021u)));
 
-    if (j->counts != KOPT_NULL_)
+    if (!kind.plain && j->counts != KOPT_NULL_)
         tally_(j->counts, n, bits_(update), xor_(stored, before),
                and_(xor_(kept, kept_before), iset_(residual_size == 1 ? 0xFFu : 0xFFFFu)));
     if (k->zero_grad) put_(j->grad + i * grad_size, grad_size, n, iset_(0));
@@ -2309,12 +2317,17 @@ FN_ kopt_kind_ kind_of_(const kopt_job_ *j) {
     kind.compensation_rounding = s->compensation_rounding;
     kind.moments = s->moments;
     kind.nesterov = s->nesterov;
+    kind.plain = 0;
     return kind;
 }
 
+#ifndef LENDER_
 static KOPT_NOINLINE_ ISA_TARGET_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
     range_(j, kind_of_(j), begin, end);
 }
+#else
+#define general_ KOPT_GLUE_(general, LENDER_)
+#endif
 
 #ifdef PAIRS_
 /* The same with constant formats, for the baseline: 1.5 times as fast. */
@@ -2326,6 +2339,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_f32)(const kopt_job_ *j) {
     kind.rounding = kind.moment_rounding = kind.compensation_rounding = KOPT_NEAREST;
     kind.moments = 2;
     kind.nesterov = 0;
+    kind.plain = 1;
     range_(&local, kind, local.begin, local.end);
 }
 
@@ -2485,6 +2499,7 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding roun
     kind.moment_rounding = kind.compensation_rounding = small_stores;
     kind.moments = rule == KOPT_ADAM ? 2 : 1;
     kind.nesterov = s->nesterov;
+    kind.plain = 1;
     r[0] = r[1] = r[2] = r[3] = iset_(0);
     k.unrectified = unrectified;
 
@@ -2527,6 +2542,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(any_pairs)(const kopt_job_ *j) {
 
 #endif /* PAIRS_ */
 
+#ifndef TOOLS_
 /* StableAdamW: out[i - begin] = g / larger(root of the new second moment, eps). */
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(measure)(const kopt_job_ *j, kopt_byte_ *out) {
     const scalars_ k = spread_(j);
@@ -2549,6 +2565,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(measure)(const kopt_job_ *j, kopt_b
         put_(out + 4 * (i - j->begin), 4, n, bits_(div_(g, larger_(mul_(sqrt_(v), k.root_scale), k.eps))));
     }
 }
+#endif
 
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(step)(const kopt_job_ *j) {
 #ifdef PAIRS_ /* the vocabularies with more than one lane have hot kernels */
@@ -2580,7 +2597,7 @@ FN_ void convert_vector_(const kopt_conversion_ *c, kopt_format to, kopt_format 
     floats_ x = widen_(fetch_(c->src + i * from_size, from_size, n), from);
     words_ a = bits_(x);
     if (to != KOPT_F32 && stochastic) {
-        a = stochastic16_(x, to, r);
+        a = round16_(x, to, KOPT_STOCHASTIC, r);
     } else if (to == KOPT_BF16) {
         words_ nan = or_(shr_(a, 16), iset_(0x0040u)), mag = and_(a, iset_(0x7FFFFFFFu));
         a = shr_(iadd_(iadd_(a, iset_(0x7FFFu)), and_(shr_(a, 16), iset_(1))), 16);
@@ -2612,18 +2629,30 @@ FN_ void convert_stochastic_(const kopt_conversion_ *c) {
 }
 
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(convert)(const kopt_conversion_ *c) {
+#ifdef PAIRS_ /* elsewhere one instance for all formats */
+    if (c->stochastic) {
+    } else if (c->src_format == KOPT_F32 && c->dst_format == KOPT_BF16) {
+        convert_nearest_(c, KOPT_BF16, KOPT_F32);
+        return;
+    } else if (c->src_format == KOPT_BF16 && c->dst_format == KOPT_F32) {
+        convert_nearest_(c, KOPT_F32, KOPT_BF16);
+        return;
+    } else if (c->src_format == KOPT_F32 && c->dst_format == KOPT_FP16) {
+        convert_nearest_(c, KOPT_FP16, KOPT_F32);
+        return;
+    }
+#endif
+#ifdef LENDER_
+    KOPT_GLUE_(convert, LENDER_)(c);
+#else
     if (c->stochastic)
         convert_stochastic_(c);
-    else if (c->src_format == KOPT_F32 && c->dst_format == KOPT_BF16)
-        convert_nearest_(c, KOPT_BF16, KOPT_F32);
-    else if (c->src_format == KOPT_BF16 && c->dst_format == KOPT_F32)
-        convert_nearest_(c, KOPT_F32, KOPT_BF16);
-    else if (c->src_format == KOPT_F32 && c->dst_format == KOPT_FP16)
-        convert_nearest_(c, KOPT_FP16, KOPT_F32);
     else
         convert_nearest_(c, c->dst_format, c->src_format);
+#endif
 }
 
+#ifndef TOOLS_
 static KOPT_NOINLINE_ ISA_TARGET_ int NAME_(all_finite)(const kopt_byte_ *p, kopt_format format, size_t n) {
     const size_t size = kopt_bytes_of_(format);
     const words_ exponent = iset_(format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
@@ -2635,6 +2664,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ int NAME_(all_finite)(const kopt_byte_ *p, kop
     }
     return !any_(found);
 }
+#endif
 
 /* ---- training-loop tools ----------------------------------------------------------------------------------------- */
 
@@ -2648,7 +2678,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ int NAME_(all_finite)(const kopt_byte_ *p, kop
 #define norm_dot_ NAME_(norm_dot)
 #define clip_ NAME_(clip)
 
-#if LANES_ > 1
+#if LANES_ > 1 && !defined(TOOLS_)
 /* Section 9. A window of magnitudes is counted in units of 2^-scale as integers below 2^28, whose squares add up in 64
    bits; bf16 has 20 binades in it, fp16 17. A group with anything else in it goes one value at a time. fp32 values are
    cut into 12 + 12 bits, the lower in units of 2^-(scale + 12): 16 binades. */
@@ -2793,6 +2823,7 @@ FN_ void clip_(const kopt_tool_ *t) {
     }
 }
 
+#ifndef TOOLS_
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
     switch (t->kind) {
     case KOPT_TOOL_NORM_:
@@ -2806,6 +2837,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
     case KOPT_TOOL_CLIP_: clip_(t); break;
     }
 }
+#endif
 
 #undef norm_spill_
 #undef norm_scan_
@@ -2884,6 +2916,8 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef shl_
 #undef shr_
 #undef PAIRS_
+#undef LENDER_
+#undef TOOLS_
 #undef GENERIC_FP16_
 #undef SETTLE_
 #undef scalars_
@@ -2954,18 +2988,18 @@ typedef struct kopt_kernels_ {
     void (*measure)(const kopt_job_ *, kopt_byte_ *);
 } kopt_kernels_;
 
-#define KOPT_KERNELS_(isa) \
-    {#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##isa##_, kopt_measure_##isa##_}
+#define KOPT_KERNELS_(isa, tools) \
+    {#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, kopt_measure_##tools##_}
 #define KOPT_NO_KERNELS_(isa) {#isa, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_}
 static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
-    KOPT_KERNELS_(scalar),
+    KOPT_KERNELS_(scalar, scalar),
 #ifdef KOPT_X86_
-    KOPT_KERNELS_(sse2), KOPT_KERNELS_(avx2), KOPT_KERNELS_(avx512),
+    KOPT_KERNELS_(sse2, scalar), KOPT_KERNELS_(avx2, avx2), KOPT_KERNELS_(avx512, avx2),
 #else
     KOPT_NO_KERNELS_(sse2), KOPT_NO_KERNELS_(avx2), KOPT_NO_KERNELS_(avx512),
 #endif
 #ifdef KOPT_NEON_
-    KOPT_KERNELS_(neon)
+    KOPT_KERNELS_(neon, neon)
 #else
     KOPT_NO_KERNELS_(neon)
 #endif
@@ -4173,7 +4207,7 @@ KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, kopt_tensor *tens
 static void (*const kopt_tools_[KOPT_ISA_COUNT])(const kopt_tool_ *) = {
     kopt_tool_scalar_,
 #ifdef KOPT_X86_
-    kopt_tool_sse2_, kopt_tool_avx2_, kopt_tool_avx512_,
+    kopt_tool_scalar_, kopt_tool_avx2_, kopt_tool_avx2_,
 #else
     KOPT_NULL_, KOPT_NULL_, KOPT_NULL_,
 #endif
@@ -4275,7 +4309,10 @@ KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
         if (pair >= 0) rest |= n.digit[word] >> (2 * (pair - 16 * word)) & 3u;
         bit = (root << 2) | 1u;
         root <<= 1;
-        if (rest >= bit) rest -= bit, root |= 1u;
+        if (rest >= bit) {
+            rest -= bit;
+            root |= 1u;
+        }
     }
     for (; pair >= 0 && rest == 0; pair--) rest = n.digit[pair >> 4] >> (2 * (pair & 15)) & 3u;
     root = (root >> 1) + ((root & 1u) != 0 && (rest != 0 || (root & 2u) != 0)); /* times 2^(pairs - 53 - 149) */
