@@ -684,14 +684,18 @@ static void fill_numbers(int around_one) {
     }
 }
 
-/* Every array that can be read; the number of moments. */
+/* Every array that can be read; the number of moments. Reading computes, so a NaN has no sign here. */
 static int hash_streams(void) {
-    int k, found = 0;
+    byte *array = (byte *)numbers;
+    int i, k, found = 0;
     for (k = 0; k < 5; k++) {
         const kopt_result result = kopt_state_read(&w.opt, &w.t, (kopt_stream)k, numbers);
         hash_number((uint32_t)result, 1);
         if (result != KOPT_OK) continue; /* KOPT_ERROR_OPTION */
-        hash_numbers((byte *)numbers, KOPT_F32, SMALL);
+        for (i = 0; i < SMALL; i++) {
+            const uint32_t x = without_payload(KOPT_F32, get(array, 4, i));
+            hash_number(x == 0xFFFFFFFFu ? 0x7FFFFFFFu : x, 4);
+        }
         found = k;
     }
     return found;

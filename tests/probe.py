@@ -791,7 +791,8 @@ def probe_state():
                 for k in range(5):
                     group.number(OK if k <= o.moments() else ERROR_OPTION, 1)
                     if k <= o.moments():
-                        group.numbers(words(load_moment(o, t, k - 1) if k else read_weight(store, t.weight, t.kept)), F32)
+                        x = words(load_moment(o, t, k - 1) if k else read_weight(store, t.weight, t.kept))
+                        group.array(np.where(is_nan(F32, x), 0x7FFFFFFF, x), 4)
 
             streams()
             t.set_weight(*write_weight(store, group.fill_numbers(~i & 1)))
