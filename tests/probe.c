@@ -33,25 +33,26 @@ typedef struct rule_row {
     const char *name;
     kopt_rule rule;
     kopt_decay decay;
-    int nesterov, amsgrad;
+    int nesterov, amsgrad, stable;
     double lr, weight_decay, momentum, dampening;
     uint32_t before; /* steps that are done before those of the probe */
 } rule_row;
 
 /* These, and all numbers of the steps below, are exact in binary32. */
 static const rule_row rules[] = {
-    {"sgd",      KOPT_SGD,    KOPT_L2,              0, 0, 3.0 / 256,  5.0 / 512, 0,         0,    0},
-    {"momentum", KOPT_SGD,    KOPT_L2,              0, 0, 3.0 / 256,  0,         13.0 / 16, 0.25, 0},
-    {"nesterov", KOPT_SGD,    KOPT_DECOUPLED,       1, 0, 3.0 / 256,  5.0 / 512, 13.0 / 16, 0,    0},
-    {"adam",     KOPT_ADAM,   KOPT_L2,              0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
-    {"adamw",    KOPT_ADAM,   KOPT_DECOUPLED,       0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
-    {"fully",    KOPT_ADAM,   KOPT_FULLY_DECOUPLED, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
-    {"amsgrad",  KOPT_ADAM,   KOPT_DECOUPLED,       0, 1, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
-    {"lion",     KOPT_LION,   KOPT_DECOUPLED,       0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
-    {"adan",     KOPT_ADAN,   KOPT_DECOUPLED,       0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
-    {"radam",    KOPT_RADAM,  KOPT_L2,              0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    4},
-    {"ranger",   KOPT_RANGER, KOPT_DECOUPLED,       0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    4},
-    {"ema",      KOPT_EMA,    KOPT_L2,              0, 0, 3.0 / 256,  0,         0,         0,    0}
+    {"sgd",      KOPT_SGD,    KOPT_L2,              0, 0, 0, 3.0 / 256,  5.0 / 512, 0,         0,    0},
+    {"momentum", KOPT_SGD,    KOPT_L2,              0, 0, 0, 3.0 / 256,  0,         13.0 / 16, 0.25, 0},
+    {"nesterov", KOPT_SGD,    KOPT_DECOUPLED,       1, 0, 0, 3.0 / 256,  5.0 / 512, 13.0 / 16, 0,    0},
+    {"adam",     KOPT_ADAM,   KOPT_L2,              0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
+    {"adamw",    KOPT_ADAM,   KOPT_DECOUPLED,       0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
+    {"fully",    KOPT_ADAM,   KOPT_FULLY_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
+    {"amsgrad",  KOPT_ADAM,   KOPT_DECOUPLED,       0, 1, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
+    {"stable",   KOPT_ADAM,   KOPT_DECOUPLED,       0, 0, 1, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
+    {"lion",     KOPT_LION,   KOPT_DECOUPLED,       0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
+    {"adan",     KOPT_ADAN,   KOPT_DECOUPLED,       0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
+    {"radam",    KOPT_RADAM,  KOPT_L2,              0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    4},
+    {"ranger",   KOPT_RANGER, KOPT_DECOUPLED,       0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    4},
+    {"ema",      KOPT_EMA,    KOPT_L2,              0, 0, 0, 3.0 / 256,  0,         0,         0,    0}
 };
 
 typedef struct store_row {
@@ -441,6 +442,14 @@ typedef struct world {
 } world;
 
 static world w;
+static kopt_norm norm;
+
+static void clear(kopt_norm *sum) {
+    volatile uint64_t *digit = sum->digit; /* or the loop becomes a call of memset */
+    int i;
+    for (i = 0; i < 20; i++) digit[i] = 0;
+    sum->nonfinite = 0;
+}
 
 static void set_optimizer(const rule_row *rule, const store_row *store, const moment_row *moment) {
     kopt_optimizer *o = &w.opt;
@@ -453,6 +462,7 @@ static void set_optimizer(const rule_row *rule, const store_row *store, const mo
     o->decay = rule->decay;
     o->nesterov = rule->nesterov;
     o->amsgrad = rule->amsgrad;
+    o->stable = rule->stable;
     o->lookahead = 3;
     o->lookahead_rate = 0.625;
     o->lr = rule->lr;
@@ -489,7 +499,7 @@ static void draw_options(void) {
     w.tiny = (f >> 16 & 3u) == 0;
     w.huge = (f >> 16 & 3u) == 1 && (w.opt.rule == KOPT_SGD || w.opt.rule == KOPT_EMA);
     if (w.tiny && divides() && w.opt.weight_format != KOPT_FP16) w.opt.grad_scale = 1.0 / 1048576;
-    if ((f >> 18 & 3u) == 0) w.t.rate_scale = 0.75f;
+    if ((f >> 18 & 3u) == 0) w.t.rate_scale = w.opt.stable ? 0.5f : 0.75f;
     if (w.tiny && w.opt.rule == KOPT_LION) /* 2^-14, 2^-118 */
         w.t.rate_scale = float_of(w.opt.weight_format == KOPT_FP16 ? 0x38800000u : 0x04800000u);
     w.opt.moments_only = (f >> 20 & 7u) == 0;
@@ -535,9 +545,17 @@ static void step(int how) {
     kopt_step s;
     hash_number((uint32_t)kopt_step_begin(&w.opt, &s), 1);
     if (how == 1) {
+        const float rate_scale = w.t.rate_scale;
+        if (w.opt.stable) { /* a range cannot measure the whole */
+            clear(&norm);
+            hash_number((uint32_t)kopt_step_measure(&s, &w.t, (size_t)first, (size_t)n, &norm), 1);
+            hash_number((uint32_t)kopt_step_measure(&s, &w.t, 0, (size_t)first, &norm), 1);
+            w.t.rate_scale *= kopt_stable_scale(&norm, (uint64_t)n); /* 1 or 1 / 2 times it: exact */
+        }
         hash_number((uint32_t)kopt_step_range(&s, &w.t, (size_t)cut, (size_t)n), 1);
         hash_number((uint32_t)kopt_step_range(&s, &w.t, 0, (size_t)first), 1);
         hash_number((uint32_t)kopt_step_range(&s, &w.t, (size_t)first, (size_t)cut), 1);
+        w.t.rate_scale = rate_scale;
     } else if (how == 0) {
         w.opt.step--;
         hash_number((uint32_t)kopt_optimizer_step(&w.opt, &w.t, 1), 1);
@@ -628,6 +646,54 @@ static void probe_long(int rule) {
     }
     name_group(rules[rule].name);
     end_group("long", "");
+}
+
+static void hash_double(double x) {
+    const uint32_t low = get((const byte *)&x, 4, 0), high = get((const byte *)&x, 4, 1);
+    hash_number(*(const byte *)&one ? low : high, 4);
+    hash_number(*(const byte *)&one ? high : low, 4);
+}
+
+/* The exact norm of gradients and what is made of it. Sums of arrays, merged; values clipped. */
+static void hash_norm(void) {
+    int i;
+    for (i = 0; i < 20; i++) hash_number((uint32_t)norm.digit[i], 4), hash_number((uint32_t)(norm.digit[i] >> 32), 4);
+    hash_number((uint32_t)norm.nonfinite, 4);
+    hash_float(kopt_stable_scale(&norm, 1));
+    hash_float(kopt_stable_scale(&norm, 276));
+    hash_float(kopt_stable_scale(&norm, wide(1000, 1)));
+}
+
+/* With `how` 1 the doubles that only a program with 64-bit doubles sees. */
+static void add_norms(int how) {
+    byte *array = (byte *)pool_words + 1;
+    int f, k, n;
+    for (f = 0; f < 3; f++)
+        for (k = 0; k < 16; k++) {
+            static kopt_norm other;
+            n = k < 12 ? 3 * k : LONG;
+            rarity = k & 1 ? 15 : 0xFFFFFFu; /* hardly any */
+            fill(array, formats[f], n, k & 2 ? 0 : 100, k & 2 ? 255 : 30);
+            clear(&other);
+            hash_number((uint32_t)kopt_norm_add(&other, array, formats[f], (size_t)n), 1);
+            if (k % 5 == 0) clear(&norm);
+            hash_number((uint32_t)kopt_norm_merge(&norm, &other), 1);
+            if (how == 0) {
+                hash_norm();
+                hash_number((uint32_t)kopt_clip_value(array, formats[f], (size_t)n, k & 4 ? 1.001953125 : 1000), 1);
+                hash_numbers(array, formats[f], n);
+            } else {
+                hash_double(kopt_norm_value(&norm));
+                hash_double(kopt_norm_clip(&norm, 1.25, k & 4 ? -0.125 : 1));
+            }
+        }
+}
+
+static void probe_norm(void) {
+    begin_group();
+    clear(&norm);
+    add_norms(0);
+    end_group("norm", "");
 }
 
 /* Inputs of kopt_state_init and kopt_state_write. NaNs are quiet: an x87 makes them so on the way through a float. */
@@ -789,6 +855,8 @@ static void probe_scalars(void) { /* from ordinary decimal numbers */
     hash_scalars(&w.opt);
     w.opt = kopt_ema(0.999);
     hash_scalars(&w.opt);
+    clear(&norm);
+    add_norms(1);
     end_group("scalars", "");
     all = before;
 }
@@ -811,6 +879,7 @@ void probe(void (*put)(const char *line)) {
     for (r = 0; r < COUNT(rules); r++)
         for (s = 0; s < COUNT(stores); s++) probe_steps(r, s);
     for (r = 0; r < COUNT(rules); r++) probe_long(r);
+    probe_norm();
     probe_state();
     probe_exact_scalars();
     probe_scalars();

@@ -7,8 +7,10 @@ binary64, a state block is put together byte by byte and its checksum is zlib's.
 inputs are those of tests/probe.c. Run: python3 tests/probe.py | diff - tests/golden.txt
 Only data is read from kahan_opt.h: the two tables of 8-bit codes, whose checksums are those of bitsandbytes' tables.
 """
+import math
 import os
 import re
+import struct
 import zlib
 from collections import namedtuple
 
@@ -20,20 +22,21 @@ SGD, ADAM, LION, ADAN, RADAM, RANGER, EMA = range(7)
 L2, DECOUPLED, FULLY_DECOUPLED = 0, 1, 2
 OK, ERROR_OPTION, ERROR_CHECKSUM = 0, 2, 9
 
-Rule = namedtuple("Rule", "name rule decay nesterov amsgrad lr weight_decay momentum dampening before", defaults=[0])
+Rule = namedtuple("Rule", "name rule decay nesterov amsgrad stable lr weight_decay momentum dampening before", defaults=[0])
 RULES = [
-    Rule("sgd", SGD, L2, 0, 0, 3 / 256, 5 / 512, 0, 0),
-    Rule("momentum", SGD, L2, 0, 0, 3 / 256, 0, 13 / 16, 0.25),
-    Rule("nesterov", SGD, DECOUPLED, 1, 0, 3 / 256, 5 / 512, 13 / 16, 0),
-    Rule("adam", ADAM, L2, 0, 0, 3 / 4096, 5 / 512, 0, 0),
-    Rule("adamw", ADAM, DECOUPLED, 0, 0, 3 / 4096, 5 / 512, 0, 0),
-    Rule("fully", ADAM, FULLY_DECOUPLED, 0, 0, 3 / 4096, 5 / 512, 0, 0),
-    Rule("amsgrad", ADAM, DECOUPLED, 0, 1, 3 / 4096, 5 / 512, 0, 0),
-    Rule("lion", LION, DECOUPLED, 0, 0, 3 / 4096, 5 / 512, 0, 0),
-    Rule("adan", ADAN, DECOUPLED, 0, 0, 3 / 4096, 5 / 512, 0, 0),
-    Rule("radam", RADAM, L2, 0, 0, 3 / 4096, 5 / 512, 0, 0, before=4),
-    Rule("ranger", RANGER, DECOUPLED, 0, 0, 3 / 4096, 5 / 512, 0, 0, before=4),
-    Rule("ema", EMA, L2, 0, 0, 3 / 256, 0, 0, 0),
+    Rule("sgd", SGD, L2, 0, 0, 0, 3 / 256, 5 / 512, 0, 0),
+    Rule("momentum", SGD, L2, 0, 0, 0, 3 / 256, 0, 13 / 16, 0.25),
+    Rule("nesterov", SGD, DECOUPLED, 1, 0, 0, 3 / 256, 5 / 512, 13 / 16, 0),
+    Rule("adam", ADAM, L2, 0, 0, 0, 3 / 4096, 5 / 512, 0, 0),
+    Rule("adamw", ADAM, DECOUPLED, 0, 0, 0, 3 / 4096, 5 / 512, 0, 0),
+    Rule("fully", ADAM, FULLY_DECOUPLED, 0, 0, 0, 3 / 4096, 5 / 512, 0, 0),
+    Rule("amsgrad", ADAM, DECOUPLED, 0, 1, 0, 3 / 4096, 5 / 512, 0, 0),
+    Rule("stable", ADAM, DECOUPLED, 0, 0, 1, 3 / 4096, 5 / 512, 0, 0),
+    Rule("lion", LION, DECOUPLED, 0, 0, 0, 3 / 4096, 5 / 512, 0, 0),
+    Rule("adan", ADAN, DECOUPLED, 0, 0, 0, 3 / 4096, 5 / 512, 0, 0),
+    Rule("radam", RADAM, L2, 0, 0, 0, 3 / 4096, 5 / 512, 0, 0, before=4),
+    Rule("ranger", RANGER, DECOUPLED, 0, 0, 0, 3 / 4096, 5 / 512, 0, 0, before=4),
+    Rule("ema", EMA, L2, 0, 0, 0, 3 / 256, 0, 0, 0),
 ]
 Store = namedtuple("Store", "name format rounding compensation")
 STORES = [Store("f32", F32, NEAREST, STOCHASTIC)] + [
@@ -408,18 +411,30 @@ def rule_update(o, k, rate, w, c, g, m):
     return rate * (m[0] / (np.sqrt(largest) * k.root_scale + k.eps))
 
 
+def stable_scale(o, k, t, g):
+    """StableAdamW: what the rate is multiplied by."""
+    v = square(k.beta2, k.one_minus_beta2, load_moment(o, t, 1), g)
+    ratio = g / np.maximum(np.sqrt(v) * k.root_scale, k.eps)
+    norm = Norm()
+    norm.add(words(ratio))
+    return norm.scale(t.n)
+
+
 def step(o, t):
     """One step; t.grad_format, t.grad, t.id, t.first_index are set."""
     o.step += 1
     k = scalars(o)
     rate, decay = k.rate, k.decay
-    if t.rate_scale != 1:
-        rate, decay = rate * t.rate_scale, decay * t.rate_scale
     r = random(o.seed, o.step, t.id, 0, t.first_index, t.n)
     w, c = seen(o.store, t.weight, t.kept), compensation(o.store, t.kept)
     g = widen(t.grad_format, t.grad) * k.grad_scale
     if k.l2 > 0:
         g = g + k.l2 * w
+    rate_scale = t.rate_scale
+    if o.rule.stable and not o.moments_only:
+        rate_scale = rate_scale * stable_scale(o, k, t, g)
+    if rate_scale != 1:
+        rate, decay = rate * rate_scale, decay * rate_scale
     m = [load_moment(o, t, i) for i in range(o.moments())]
     update = rule_update(o, k, rate, w, c, g, m)
     if decay > 0:
@@ -440,6 +455,45 @@ def step(o, t):
         t.counts += [np.sum(words(update) & 0x7FFFFFFF != 0), np.sum(still), np.sum(still & (t.kept == kept_before))]
     if o.zero_grad:
         t.grad = np.zeros(t.n, np.int64)
+
+
+# ---- The norm (section 9) ---------------------------------------------------------------------------------------------
+
+class Norm:
+    def __init__(self):
+        self.sum = self.nonfinite = 0                                     # the sum of squares in units of 2^-298
+
+    def add(self, x):
+        """fp32 words."""
+        for word in (x & 0x7FFFFFFF).tolist():
+            exponent = word >> 23
+            if exponent == 255:
+                self.nonfinite += 1
+            else:
+                self.sum += (word & 0x7FFFFF | (0x800000 if exponent else 0))**2 << 2 * max(exponent, 1) - 2
+
+    def merge(self, other):
+        self.sum += other.sum
+        self.nonfinite += other.nonfinite
+
+    def value(self):
+        """The root, rounded to binary64 once."""
+        if self.nonfinite:
+            return math.inf
+        extra = max(0, 120 - self.sum.bit_length()) // 2 * 2              # the root has 59 bits or more
+        root_ = math.isqrt(self.sum << extra)
+        drop = max(root_.bit_length() - 53, 0)
+        rest = (root_ & (1 << drop) - 1) * 2 + (root_ * root_ != self.sum << extra)
+        root_ >>= drop
+        root_ += rest > 1 << drop or rest == 1 << drop and root_ & 1
+        return math.ldexp(root_, drop - extra // 2 - 149)
+
+    def clip(self, max_norm, grad_scale):
+        return 0.0 if self.nonfinite else min(1.0, max_norm / (self.value() * abs(grad_scale) + 1e-6))
+
+    def scale(self, n):
+        rms = self.value() * root(1 / n)
+        return np.float32(1 / rms if not self.nonfinite and rms > 1 else 1)
 
 
 # ---- 8-bit moments ----------------------------------------------------------------------------------------------------
@@ -655,7 +709,7 @@ class Group:
         if t.tiny and self.divides(o) and not fp16:
             o.grad_scale = 2**-20
         if f >> 18 & 3 == 0:
-            t.rate_scale = np.float32(0.75)
+            t.rate_scale = np.float32(0.5 if o.rule.stable else 0.75)
         if t.tiny and rule == LION:
             t.rate_scale = np.float32(2**-14 if fp16 else 2**-118)
         o.moments_only = f >> 20 & 7 == 0
@@ -680,7 +734,8 @@ class Group:
 
     def step(self, o, t, how, copy_format):
         step(o, t)
-        self.bytes(bytes(4 if how == 1 else 2))                           # KOPT_OK of each call
+        calls = 4 + 2 * o.rule.stable if how == 1 else 2
+        self.bytes(bytes(calls))                                          # KOPT_OK of each
         self.array(t.grad, width(t.grad_format))
         self.array(t.weight, width(o.store.format))
         if copy_format is not None and not o.moments_only:
@@ -832,6 +887,38 @@ def probe_long(r):
     group.end(f"{RULES[r].name}-long")
 
 
+def add_norms(group, how):
+    norm = Norm()
+    for format in (F32, BF16, FP16):
+        for k in range(16):
+            n = 3 * k if k < 12 else LONG
+            group.rarity = 15 if k & 1 else 0xFFFFFF
+            x = group.fill(format, n, *((0, 255) if k & 2 else (100, 30)))
+            group.bytes(bytes(2))
+            if k % 5 == 0:
+                norm = Norm()
+            norm.add(words(widen(format, x)))
+            if how:
+                group.bytes(struct.pack("<2d", norm.value(), norm.clip(1.25, -0.125 if k & 4 else 1)))
+                continue
+            for i in range(20):
+                group.array([norm.sum >> 32 * i & 0xFFFFFFFF, norm.sum >> 640 if i == 19 else 0], 4)
+            group.number(norm.nonfinite, 4)
+            group.array(words([norm.scale(1), norm.scale(276), norm.scale(1000 * 2**32 + 1)]), 4)
+            limit = nearest(format, words([1.001953125 if k & 4 else 1000.0]))
+            limit -= widen(format, limit) > (1.001953125 if k & 4 else 1000.0)
+            mag = x & sign_bit(format) - 1
+            clipped = np.where(is_nan(format, x), x, x & sign_bit(format) | np.minimum(mag, limit))
+            group.number(OK, 1)
+            group.numbers(clipped, format)
+
+
+def probe_norm():
+    group = Group()
+    add_norms(group, 0)
+    group.end("norm")
+
+
 def probe_state():
     group = Group()
     for s, store in enumerate(STORES):
@@ -921,7 +1008,7 @@ def probe_exact_scalars():
     fraction = lambda: (group.draw() >> 16) / 65536
     for i in range(32):
         lr, max_lr, weight_decay, beta1, beta2 = fraction(), fraction() + 1, fraction(), fraction(), 1 - fraction() / 256
-        rule = Rule("", ADAN if i & 1 else RANGER if i & 2 else ADAM, DECOUPLED if i & 4 else FULLY_DECOUPLED, 0, 0, lr,
+        rule = Rule("", ADAN if i & 1 else RANGER if i & 2 else ADAM, DECOUPLED if i & 4 else FULLY_DECOUPLED, 0, 0, 0, lr,
                     weight_decay, 0, 0)
         hash_scalars(group, rule, max_lr=max_lr, beta1=beta1, beta2=beta2, beta3=fraction(), eps=fraction() + 1,
                      grad_scale=fraction(), clip=fraction())
@@ -932,16 +1019,17 @@ def probe_scalars():
     group = Group()
     of = lambda *rule, **fields: hash_scalars(group, Rule("", *rule), **fields)
     common = dict(grad_scale=1.0 / 3, clip=0.7, maximize=1)
-    of(SGD, L2, 0, 0, 0.1, 1e-4, 0.9, 0, **common)
-    of(SGD, DECOUPLED, 0, 0, 0.1, 1e-4, 0.9, 0.1, **common)
-    of(ADAM, L2, 0, 0, 1e-3, 0, 0, 0)
-    of(ADAM, DECOUPLED, 0, 0, 3e-4, 0.01, 0, 0, beta2=0.95)
-    of(ADAM, FULLY_DECOUPLED, 0, 0, 1e-3, 0.01, 0, 0, max_lr=0.007)
-    of(LION, DECOUPLED, 0, 0, 1e-4, 0, 0, 0, beta2=0.99)
-    of(ADAN, DECOUPLED, 0, 0, 1e-3, 0.02, 0, 0, beta1=0.98, beta2=0.92, beta3=0.99, eps=1e-6)
-    of(RADAM, L2, 0, 0, 1e-3, 0, 0, 0)
-    of(RANGER, DECOUPLED, 0, 0, 1e-3, 0, 0, 0, beta2=0.99, eps=1e-6)
-    of(EMA, L2, 0, 0, 1 - 0.999, 0, 0, 0)
+    of(SGD, L2, 0, 0, 0, 0.1, 1e-4, 0.9, 0, **common)
+    of(SGD, DECOUPLED, 0, 0, 0, 0.1, 1e-4, 0.9, 0.1, **common)
+    of(ADAM, L2, 0, 0, 0, 1e-3, 0, 0, 0)
+    of(ADAM, DECOUPLED, 0, 0, 0, 3e-4, 0.01, 0, 0, beta2=0.95)
+    of(ADAM, FULLY_DECOUPLED, 0, 0, 0, 1e-3, 0.01, 0, 0, max_lr=0.007)
+    of(LION, DECOUPLED, 0, 0, 0, 1e-4, 0, 0, 0, beta2=0.99)
+    of(ADAN, DECOUPLED, 0, 0, 0, 1e-3, 0.02, 0, 0, beta1=0.98, beta2=0.92, beta3=0.99, eps=1e-6)
+    of(RADAM, L2, 0, 0, 0, 1e-3, 0, 0, 0)
+    of(RANGER, DECOUPLED, 0, 0, 0, 1e-3, 0, 0, 0, beta2=0.99, eps=1e-6)
+    of(EMA, L2, 0, 0, 0, 1 - 0.999, 0, 0, 0)
+    add_norms(group, 1)
     group.end("scalars", counts=False)
 
 
@@ -961,6 +1049,7 @@ def main():
             probe_steps(r, s)
     for r in range(len(RULES)):
         probe_long(r)
+    probe_norm()
     probe_state()
     probe_exact_scalars()
     probe_scalars()
