@@ -864,6 +864,14 @@ KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
 #endif
 }
 
+/* A double rounded to what a double is: no excess precision, nothing fused. */
+KOPT_INLINE_ double kopt_settle64_(double x) {
+#ifdef KOPT_GNU_
+    __asm__("" : "+m"(x));
+#endif
+    return x;
+}
+
 #if KOPT_SOFT64_
 
 typedef uint64_t kopt_f64_;
@@ -930,6 +938,7 @@ static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int what) {
 }
 
 KOPT_INLINE_ kopt_f64_ kopt_get64_(double x) { return kopt_bits64_(x); }
+KOPT_INLINE_ kopt_f64_ kopt_from_word64_(uint64_t x) { return x; }
 KOPT_INLINE_ uint64_t kopt_word64_(kopt_f64_ x) { return x; }
 KOPT_INLINE_ kopt_f64_ kopt_mul64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_TIMES_); }
 KOPT_INLINE_ kopt_f64_ kopt_div64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_OVER_); }
@@ -966,14 +975,15 @@ static KOPT_NOINLINE_ float kopt_to_float_(kopt_f64_ x) {
 
 typedef double kopt_f64_;
 
-KOPT_INLINE_ double kopt_settle64_(double x) {
-#ifdef KOPT_GNU_
-    __asm__("" : "+m"(x));
-#endif
-    return x;
-}
-
 KOPT_INLINE_ kopt_f64_ kopt_get64_(double x) { return x; }
+KOPT_INLINE_ kopt_f64_ kopt_from_word64_(uint64_t x) {
+    union {
+        double d;
+        uint64_t u;
+    } bits;
+    bits.u = x;
+    return bits.d;
+}
 KOPT_INLINE_ kopt_f64_ kopt_whole64_(uint32_t n) { return n; }
 KOPT_INLINE_ uint64_t kopt_word64_(kopt_f64_ x) { return kopt_bits64_(x); }
 KOPT_INLINE_ kopt_f64_ kopt_mul64_(kopt_f64_ a, kopt_f64_ b) { return kopt_settle64_(a * b); }
@@ -4151,6 +4161,8 @@ static kopt_f64_ kopt_count64_(uint64_t n) {
     return kopt_add64_(kopt_mul64_(kopt_whole64_(high), kopt_get64_(4294967296.0)), rest);
 }
 
+static uint64_t kopt_norm_root_(const kopt_norm *norm);
+
 KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
     const kopt_f64_ one = kopt_get64_(1);
     kopt_environment_ environment;
@@ -4158,7 +4170,7 @@ KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
     float scale = 1;
     if (norm == KOPT_NULL_ || n == 0 || norm->nonfinite != 0) return scale;
     kopt_enter_(&environment);
-    rms = kopt_mul64_(kopt_get64_(kopt_norm_value(norm)), kopt_sqrt64_(kopt_div64_(one, kopt_count64_(n))));
+    rms = kopt_mul64_(kopt_from_word64_(kopt_norm_root_(norm)), kopt_sqrt64_(kopt_div64_(one, kopt_count64_(n))));
     if (kopt_less64_(one, rms)) scale = kopt_to_float_(kopt_div64_(one, rms));
     kopt_leave_(&environment);
     return scale;
@@ -4283,23 +4295,16 @@ KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *te
     return KOPT_OK;
 }
 
-/* Digit by digit: 54 bits of the root, the last of them and what remains say how to round. */
-KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
-    union {
-        double d;
-        uint64_t u;
-    } value;
+/* The bits of the norm in binary64. Digit by digit: 54 bits of the root, the last of them and what remains say how to round. */
+static uint64_t kopt_norm_root_(const kopt_norm *norm) {
     uint64_t rest = 0, root = 0;
     int pairs, pair, i;
     kopt_norm n;
-    value.u = 0;
-    if (norm == KOPT_NULL_) return value.d;
+    if (norm == KOPT_NULL_) return 0;
     kopt_norm_copy_(&n, norm);
-    value.u = KOPT_CAST_(uint64_t, 0x7FF) << 52;
-    if (n.nonfinite != 0) return value.d;
-    value.u = 0;
+    if (n.nonfinite != 0) return KOPT_CAST_(uint64_t, 0x7FF) << 52;
     for (i = 19; i >= 0 && n.digit[i] == 0; i--) {}
-    if (i < 0) return value.d;
+    if (i < 0) return 0;
     pairs = 16 * i; /* as many pairs of bits has the sum */
     for (rest = n.digit[i]; rest != 0; rest >>= 2) pairs++;
     for (pair = pairs - 1; pair >= pairs - 54; pair--) {
@@ -4316,8 +4321,20 @@ KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
     }
     for (; pair >= 0 && rest == 0; pair--) rest = n.digit[pair >> 4] >> (2 * (pair & 15)) & 3u;
     root = (root >> 1) + ((root & 1u) != 0 && (rest != 0 || (root & 2u) != 0)); /* times 2^(pairs - 53 - 149) */
-    value.u = (KOPT_CAST_(uint64_t, pairs + 872) << 52) + root;
+    return (KOPT_CAST_(uint64_t, pairs + 872) << 52) + root;
+}
+
+KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
+#if KOPT_SOFT64_ && defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
+    return kopt_to_float_(kopt_norm_root_(norm));
+#else
+    union {
+        double d;
+        uint64_t u;
+    } value;
+    value.u = kopt_norm_root_(norm);
     return value.d;
+#endif
 }
 
 KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double grad_scale) {
@@ -4342,7 +4359,7 @@ KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, dou
     if (!kopt_within_(limit, 0, 1.7976931348623157e308)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
     if (limit > 3.4028234663852886e38) limit = 3.4028234663852886e38;
-    t.limit = kopt_bits_(kopt_to_float_(limit));
+    t.limit = kopt_bits_(kopt_to_float_(kopt_get64_(limit)));
     if (KOPT_CAST_(double, kopt_float_(t.limit)) > limit) t.limit--; /* towards zero */
     if (format == KOPT_BF16) t.limit >>= 16;
     if (format == KOPT_FP16) {

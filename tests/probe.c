@@ -4,7 +4,7 @@
 
        void probe(void (*put)(const char *line));          put receives each line, with its '\n'
 
-   Needs no library and less than 8 KB of memory. C99 or C++. Configuration (define before):
+   Needs no library and 11 KB of memory, stack included. C99 or C++. Configuration (define before):
        PROBE_NO_MAIN    there is no main(): something else calls probe(), e.g. the start-up code of a microcontroller
        PROBE_ISA        a kopt_isa that is forced instead of the best one, e.g. KOPT_ISA_SCALAR
        PROBE_FTZ        as the argument ftz
@@ -16,8 +16,8 @@
        isas                         prints the names of the usable ISAs and does nothing else
    Exit status 77: this machine or this build has no such thing.
 
-   Where `double` has 32 bits (AVR), the line of the group `scalars` is `scalars skipped`, and the per-step scalars that
-   need binary64 come from tables. `all` covers every line but `scalars`, so it is the same there. */
+   Where `double` has 32 bits (AVR), the line of the group `scalars` is `scalars skipped`: a learning rate of 0.001 is
+   another number there. `all` covers every line but `scalars`, so it is the same everywhere. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
@@ -33,63 +33,26 @@ typedef struct rule_row {
     const char *name;
     kopt_rule rule;
     kopt_decay decay;
-    int nesterov, amsgrad;
+    int nesterov, amsgrad, stable;
     double lr, weight_decay, momentum, dampening;
-    uint32_t before;                 /* steps that are done before the three of the probe */
-    const uint32_t (*binary64)[4];   /* in those three: rate, root_scale (0: unrectified), mix, decay; NULL: exact in
-                                        binary32. From `python3 tests/probe.py tables`; the group `scalars` checks them */
+    uint32_t before; /* steps that are done before those of the probe */
 } rule_row;
 
-static const uint32_t adam_scalars[3][4] = {
-    {0x3B800000u, 0x4193CD3Au, 0x00000000u, 0x00000000u},
-    {0x3B0D3DCBu, 0x41512D28u, 0x00000000u, 0x00000000u},
-    {0x3ACF1095u, 0x412AEABFu, 0x00000000u, 0x00000000u}
-};
-static const uint32_t adamw_scalars[3][4] = {
-    {0x3B800000u, 0x4193CD3Au, 0x00000000u, 0x36F00000u},
-    {0x3B0D3DCBu, 0x41512D28u, 0x00000000u, 0x36F00000u},
-    {0x3ACF1095u, 0x412AEABFu, 0x00000000u, 0x36F00000u}
-};
-static const uint32_t fully_scalars[3][4] = {
-    {0x3B800000u, 0x4193CD3Au, 0x00000000u, 0x3AF00000u},
-    {0x3B0D3DCBu, 0x41512D28u, 0x00000000u, 0x3AF00000u},
-    {0x3ACF1095u, 0x412AEABFu, 0x00000000u, 0x3AF00000u}
-};
-static const uint32_t amsgrad_scalars[3][4] = {
-    {0x3B800000u, 0x4193CD3Au, 0x00000000u, 0x36F00000u},
-    {0x3B0D3DCBu, 0x41512D28u, 0x00000000u, 0x36F00000u},
-    {0x3ACF1095u, 0x412AEABFu, 0x00000000u, 0x36F00000u}
-};
-static const uint32_t adan_scalars[3][4] = {
-    {0x3B7FFF88u, 0x4113CD3Au, 0x427F4000u, 0x36EFFF90u},
-    {0x3B0D3D89u, 0x40D1A361u, 0x4267A8DFu, 0x36EFFF90u},
-    {0x3ACF1034u, 0x40ABABECu, 0x4252FFD8u, 0x36EFFF90u}
-};
-static const uint32_t radam_scalars[3][4] = {
-    {0x3A94A0CCu, 0x00000000u, 0x00000000u, 0x00000000u},
-    {0x36C97329u, 0x3F800000u, 0x00000000u, 0x00000000u},
-    {0x37002C2Cu, 0x3F800000u, 0x00000000u, 0x00000000u}
-};
-static const uint32_t ranger_scalars[3][4] = {
-    {0x3A94A0CCu, 0x00000000u, 0x3EC00000u, 0x36F00000u},
-    {0x383EA019u, 0x40F23E91u, 0x3EC00000u, 0x36F00000u},
-    {0x3860BDC7u, 0x40E07054u, 0x3EC00000u, 0x36F00000u}
-};
-
-/* These, and all numbers of the steps below, are exact in binary32, and their products too. */
+/* These, and all numbers of the steps below, are exact in binary32. */
 static const rule_row rules[] = {
-    {"sgd",      KOPT_SGD,    KOPT_L2,              0, 0, 3.0 / 256,  5.0 / 512, 0,         0,    0, NULL},
-    {"momentum", KOPT_SGD,    KOPT_L2,              0, 0, 3.0 / 256,  0,         13.0 / 16, 0.25, 0, NULL},
-    {"nesterov", KOPT_SGD,    KOPT_DECOUPLED,       1, 0, 3.0 / 256,  5.0 / 512, 13.0 / 16, 0,    0, NULL},
-    {"adam",     KOPT_ADAM,   KOPT_L2,              0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0, adam_scalars},
-    {"adamw",    KOPT_ADAM,   KOPT_DECOUPLED,       0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0, adamw_scalars},
-    {"fully",    KOPT_ADAM,   KOPT_FULLY_DECOUPLED, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0, fully_scalars},
-    {"amsgrad",  KOPT_ADAM,   KOPT_DECOUPLED,       0, 1, 3.0 / 4096, 5.0 / 512, 0,         0,    0, amsgrad_scalars},
-    {"lion",     KOPT_LION,   KOPT_DECOUPLED,       0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0, NULL},
-    {"adan",     KOPT_ADAN,   KOPT_DECOUPLED,       0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0, adan_scalars},
-    {"radam",    KOPT_RADAM,  KOPT_L2,              0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    4, radam_scalars},
-    {"ranger",   KOPT_RANGER, KOPT_DECOUPLED,       0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    4, ranger_scalars},
-    {"ema",      KOPT_EMA,    KOPT_L2,              0, 0, 3.0 / 256,  0,         0,         0,    0, NULL}
+    {"sgd",      KOPT_SGD,    KOPT_L2,              0, 0, 0, 3.0 / 256,  5.0 / 512, 0,         0,    0},
+    {"momentum", KOPT_SGD,    KOPT_L2,              0, 0, 0, 3.0 / 256,  0,         13.0 / 16, 0.25, 0},
+    {"nesterov", KOPT_SGD,    KOPT_DECOUPLED,       1, 0, 0, 3.0 / 256,  5.0 / 512, 13.0 / 16, 0,    0},
+    {"adam",     KOPT_ADAM,   KOPT_L2,              0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
+    {"adamw",    KOPT_ADAM,   KOPT_DECOUPLED,       0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
+    {"fully",    KOPT_ADAM,   KOPT_FULLY_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
+    {"amsgrad",  KOPT_ADAM,   KOPT_DECOUPLED,       0, 1, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
+    {"stable",   KOPT_ADAM,   KOPT_DECOUPLED,       0, 0, 1, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
+    {"lion",     KOPT_LION,   KOPT_DECOUPLED,       0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
+    {"adan",     KOPT_ADAN,   KOPT_DECOUPLED,       0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
+    {"radam",    KOPT_RADAM,  KOPT_L2,              0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    4},
+    {"ranger",   KOPT_RANGER, KOPT_DECOUPLED,       0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    4},
+    {"ema",      KOPT_EMA,    KOPT_L2,              0, 0, 0, 3.0 / 256,  0,         0,         0,    0}
 };
 
 typedef struct store_row {
@@ -124,7 +87,8 @@ typedef struct moment_row {
 static const moment_row moments[] = {
     {KOPT_F32, KOPT_STOCHASTIC},
     {KOPT_BF16, KOPT_STOCHASTIC}, {KOPT_BF16, KOPT_NEAREST},
-    {KOPT_FP16, KOPT_STOCHASTIC}, {KOPT_FP16, KOPT_NEAREST}
+    {KOPT_FP16, KOPT_STOCHASTIC}, {KOPT_FP16, KOPT_NEAREST},
+    {KOPT_Q8, KOPT_STOCHASTIC}, {KOPT_Q8, KOPT_NEAREST}
 };
 
 static const kopt_format formats[] = {KOPT_F32, KOPT_BF16, KOPT_FP16};
@@ -232,7 +196,7 @@ static uint32_t pool_words[POOL / 4];
 static float numbers[SMALL];
 static const uint16_t one = 1;
 
-static int width_of(kopt_format format) { return format == KOPT_F32 ? 4 : 2; }
+static int width_of(kopt_format format) { return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2; }
 
 static void set(byte *array, int width, int i, uint32_t x) {
     const int little = *(const byte *)&one;
@@ -478,6 +442,14 @@ typedef struct world {
 } world;
 
 static world w;
+static kopt_norm norm;
+
+static void clear(kopt_norm *sum) {
+    volatile uint64_t *digit = sum->digit; /* or the loop becomes a call of memset */
+    int i;
+    for (i = 0; i < 20; i++) digit[i] = 0;
+    sum->nonfinite = 0;
+}
 
 static void set_optimizer(const rule_row *rule, const store_row *store, const moment_row *moment) {
     kopt_optimizer *o = &w.opt;
@@ -490,6 +462,7 @@ static void set_optimizer(const rule_row *rule, const store_row *store, const mo
     o->decay = rule->decay;
     o->nesterov = rule->nesterov;
     o->amsgrad = rule->amsgrad;
+    o->stable = rule->stable;
     o->lookahead = 3;
     o->lookahead_rate = 0.625;
     o->lr = rule->lr;
@@ -526,7 +499,7 @@ static void draw_options(void) {
     w.tiny = (f >> 16 & 3u) == 0;
     w.huge = (f >> 16 & 3u) == 1 && (w.opt.rule == KOPT_SGD || w.opt.rule == KOPT_EMA);
     if (w.tiny && divides() && w.opt.weight_format != KOPT_FP16) w.opt.grad_scale = 1.0 / 1048576;
-    if ((f >> 18 & 3u) == 0) w.t.rate_scale = 0.75f;
+    if ((f >> 18 & 3u) == 0) w.t.rate_scale = w.opt.stable ? 0.5f : 0.75f;
     if (w.tiny && w.opt.rule == KOPT_LION) /* 2^-14, 2^-118 */
         w.t.rate_scale = float_of(w.opt.weight_format == KOPT_FP16 ? 0x38800000u : 0x04800000u);
     w.opt.moments_only = (f >> 20 & 7u) == 0;
@@ -566,23 +539,24 @@ static void place(kopt_format grad_format, int n, uint32_t offsets) {
 }
 
 /* One step: in one call (0), in three ranges (1), by begin and run (2). */
-static void step(const rule_row *rule, int how) {
-    const int n = (int)w.t.n;
+static void step(int how) {
+    const int n = (int)w.t.n, q8 = w.opt.moment_format == KOPT_Q8; /* 8-bit moments are cut between blocks of 256 */
+    const int first = q8 ? 0 : 3, cut = q8 ? n - n % 256 : n - 17;
     kopt_step s;
     hash_number((uint32_t)kopt_step_begin(&w.opt, &s), 1);
-    if (sizeof(double) != 8 && rule->binary64 != NULL) {
-        const uint32_t *words = rule->binary64[s.step - 1 - rule->before];
-        s.rate = float_of(words[0]);
-        s.root_scale = float_of(words[1]);
-        s.mix = float_of(words[2]);
-        s.decay = float_of(words[3]);
-        s.unrectified = words[1] == 0;
-    }
     if (how == 1) {
-        hash_number((uint32_t)kopt_step_range(&s, &w.t, (size_t)(n - 17), (size_t)n), 1);
-        hash_number((uint32_t)kopt_step_range(&s, &w.t, 0, 3), 1);
-        hash_number((uint32_t)kopt_step_range(&s, &w.t, 3, (size_t)(n - 17)), 1);
-    } else if (how == 0 && sizeof(double) == 8) {
+        const float rate_scale = w.t.rate_scale;
+        if (w.opt.stable) { /* a range cannot measure the whole */
+            clear(&norm);
+            hash_number((uint32_t)kopt_step_measure(&s, &w.t, (size_t)first, (size_t)n, &norm), 1);
+            hash_number((uint32_t)kopt_step_measure(&s, &w.t, 0, (size_t)first, &norm), 1);
+            w.t.rate_scale *= kopt_stable_scale(&norm, (uint64_t)n); /* 1 or 1 / 2 times it: exact */
+        }
+        hash_number((uint32_t)kopt_step_range(&s, &w.t, (size_t)cut, (size_t)n), 1);
+        hash_number((uint32_t)kopt_step_range(&s, &w.t, 0, (size_t)first), 1);
+        hash_number((uint32_t)kopt_step_range(&s, &w.t, (size_t)first, (size_t)cut), 1);
+        w.t.rate_scale = rate_scale;
+    } else if (how == 0) {
         w.opt.step--;
         hash_number((uint32_t)kopt_optimizer_step(&w.opt, &w.t, 1), 1);
     } else {
@@ -623,7 +597,7 @@ static void probe_steps(int rule, int store) {
         hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, numbers), 1);
         for (i = 0; i < 3; i++) {
             fill_grad(SMALL);
-            step(&rules[rule], i);
+            step(i);
         }
         hash_state();
     }
@@ -650,7 +624,7 @@ static void probe_long(int rule) {
         const kopt_format format = stores[s].format;
         moment_row moment;
         int n = LONG;
-        moment.format = format;
+        moment.format = s % 5 == 4 ? KOPT_Q8 : format; /* once for each rule */
         moment.rounding = stores[s].compensation;
         set_optimizer(&rules[rule], &stores[s], &moment);
         if (kopt_state_size(&w.opt, LONG) + LONG * 2 * (size_t)width_of(format) + 9 > POOL) n = LONG / 2;
@@ -666,12 +640,60 @@ static void probe_long(int rule) {
         if (stores[s].rounding == KOPT_EXACT) fill_bits(residual_of(), 2, n);
         for (i = 1; i < 3; i++) {
             fill_grad(n);
-            step(&rules[rule], i);
+            step(i);
         }
         hash_state();
     }
     name_group(rules[rule].name);
     end_group("long", "");
+}
+
+static void hash_double(double x) {
+    const uint32_t low = get((const byte *)&x, 4, 0), high = get((const byte *)&x, 4, 1);
+    hash_number(*(const byte *)&one ? low : high, 4);
+    hash_number(*(const byte *)&one ? high : low, 4);
+}
+
+/* The exact norm of gradients and what is made of it. Sums of arrays, merged; values clipped. */
+static void hash_norm(void) {
+    int i;
+    for (i = 0; i < 20; i++) hash_number((uint32_t)norm.digit[i], 4), hash_number((uint32_t)(norm.digit[i] >> 32), 4);
+    hash_number((uint32_t)norm.nonfinite, 4);
+    hash_float(kopt_stable_scale(&norm, 1));
+    hash_float(kopt_stable_scale(&norm, 276));
+    hash_float(kopt_stable_scale(&norm, wide(1000, 1)));
+}
+
+/* With `how` 1 the doubles that only a program with 64-bit doubles sees. */
+static void add_norms(int how) {
+    byte *array = (byte *)pool_words + 1;
+    int f, k, n;
+    for (f = 0; f < 3; f++)
+        for (k = 0; k < 16; k++) {
+            static kopt_norm other;
+            n = k < 12 ? 3 * k : LONG;
+            rarity = k & 1 ? 15 : 0xFFFFFFu; /* hardly any */
+            fill(array, formats[f], n, k & 2 ? 0 : 100, k & 2 ? 255 : 30);
+            clear(&other);
+            hash_number((uint32_t)kopt_norm_add(&other, array, formats[f], (size_t)n), 1);
+            if (k % 5 == 0) clear(&norm);
+            hash_number((uint32_t)kopt_norm_merge(&norm, &other), 1);
+            if (how == 0) {
+                hash_norm();
+                hash_number((uint32_t)kopt_clip_value(array, formats[f], (size_t)n, k & 4 ? 1.001953125 : 1000), 1);
+                hash_numbers(array, formats[f], n);
+            } else {
+                hash_double(kopt_norm_value(&norm));
+                hash_double(kopt_norm_clip(&norm, 1.25, k & 4 ? -0.125 : 1));
+            }
+        }
+}
+
+static void probe_norm(void) {
+    begin_group();
+    clear(&norm);
+    add_norms(0);
+    end_group("norm", "");
 }
 
 /* Inputs of kopt_state_init and kopt_state_write. NaNs are quiet: an x87 makes them so on the way through a float. */
@@ -684,14 +706,18 @@ static void fill_numbers(int around_one) {
     }
 }
 
-/* Every array that can be read; the number of moments. */
+/* Every array that can be read; the number of moments. Reading computes, so a NaN has no sign here. */
 static int hash_streams(void) {
-    int k, found = 0;
+    byte *array = (byte *)numbers;
+    int i, k, found = 0;
     for (k = 0; k < 5; k++) {
         const kopt_result result = kopt_state_read(&w.opt, &w.t, (kopt_stream)k, numbers);
         hash_number((uint32_t)result, 1);
         if (result != KOPT_OK) continue; /* KOPT_ERROR_OPTION */
-        hash_numbers((byte *)numbers, KOPT_F32, SMALL);
+        for (i = 0; i < SMALL; i++) {
+            const uint32_t x = without_payload(KOPT_F32, get(array, 4, i));
+            hash_number(x == 0xFFFFFFFFu ? 0x7FFFFFFFu : x, 4);
+        }
         found = k;
     }
     return found;
@@ -726,13 +752,16 @@ static void probe_state(void) {
             hash_state();
 
             array = fill_bits(residual_of(), kept, w.t.state_size == 0 ? 0 : SMALL);
-            for (k = 0; k < found; k++) array = fill_bits(array, width_of(moments[m].format), SMALL);
+            for (k = 0; k < found; k++) {
+                array = fill_bits(array, width_of(moments[m].format), SMALL);
+                if (moments[m].format == KOPT_Q8) array = fill_bits(array, 4, 1);
+            }
             if (rule->rule == KOPT_RANGER)
                 fill_bits(fill_bits(array, width_of(stores[s].format), SMALL), kept, SMALL);
             hash_streams();
             w.opt.step = rule->before;
             fill_grad(SMALL);
-            step(rule, 2);
+            step(2);
             hash_state();
 
             if (w.t.state_size == 0) continue;
@@ -743,7 +772,7 @@ static void probe_state(void) {
     end_group("state", "");
 }
 
-/* The per-step scalars from ordinary decimal numbers. */
+/* The per-step scalars. */
 static void hash_scalars(kopt_optimizer *o) {
     static const uint32_t steps[] = {1, 2, 3, 10, 100, 1000, 12345, 1000000, 0xFFFFFFFFu};
     kopt_step s;
@@ -767,11 +796,31 @@ static void hash_scalars(kopt_optimizer *o) {
     }
 }
 
-static double fraction(void) { return (draw() >> 8) * (1.0 / 16777216); } /* exact, in [0, 1) */
+static double fraction(void) { return (draw() >> 16) * (1.0 / 65536); }
 
-static void probe_scalars(void) {
+static void probe_exact_scalars(void) { /* all of these are exact in binary32 */
+    int i;
+    begin_group();
+    for (i = 0; i < 32; i++) {
+        w.opt = kopt_adamw(0);
+        w.opt.rule = i & 1 ? KOPT_ADAN : i & 2 ? KOPT_RANGER : KOPT_ADAM;
+        w.opt.decay = i & 4 ? KOPT_DECOUPLED : KOPT_FULLY_DECOUPLED;
+        w.opt.lr = fraction();
+        w.opt.max_lr = fraction() + 1;
+        w.opt.weight_decay = fraction();
+        w.opt.beta1 = fraction();
+        w.opt.beta2 = 1 - fraction() / 256;
+        w.opt.beta3 = fraction();
+        w.opt.eps = fraction() + 1;
+        w.opt.grad_scale = fraction();
+        w.opt.clip = fraction();
+        hash_scalars(&w.opt);
+    }
+    end_group("scalars-exact", "");
+}
+
+static void probe_scalars(void) { /* from ordinary decimal numbers */
     const uint32_t before = all;
-    int i, k;
     if (sizeof(double) != 8) {
         say("scalars skipped");
         end_line();
@@ -806,24 +855,8 @@ static void probe_scalars(void) {
     hash_scalars(&w.opt);
     w.opt = kopt_ema(0.999);
     hash_scalars(&w.opt);
-    for (i = 0; i < 32; i++) {
-        w.opt = kopt_adamw(0);
-        w.opt.rule = i & 1 ? KOPT_ADAN : i & 2 ? KOPT_RANGER : KOPT_ADAM;
-        w.opt.decay = i & 4 ? KOPT_DECOUPLED : KOPT_FULLY_DECOUPLED;
-        w.opt.lr = fraction();
-        w.opt.max_lr = fraction() + 1;
-        w.opt.weight_decay = fraction();
-        w.opt.beta1 = fraction();
-        w.opt.beta2 = 1 - fraction() / 1024;
-        w.opt.beta3 = fraction();
-        w.opt.eps = fraction() + 1;
-        w.opt.grad_scale = fraction();
-        w.opt.clip = fraction();
-        hash_scalars(&w.opt);
-    }
-    for (i = 0; i < COUNT(rules); i++)
-        for (k = 0; k < 12; k++)
-            if (rules[i].binary64 != NULL) hash_number(rules[i].binary64[k / 4][k % 4], 4);
+    clear(&norm);
+    add_norms(1);
     end_group("scalars", "");
     all = before;
 }
@@ -846,7 +879,9 @@ void probe(void (*put)(const char *line)) {
     for (r = 0; r < COUNT(rules); r++)
         for (s = 0; s < COUNT(stores); s++) probe_steps(r, s);
     for (r = 0; r < COUNT(rules); r++) probe_long(r);
+    probe_norm();
     probe_state();
+    probe_exact_scalars();
     probe_scalars();
     say("all");
     say_hash(all);

@@ -5,34 +5,38 @@ It shares no code with kahan_opt.h: rounding is exact integer arithmetic on (sig
 are Philox in 64-bit integers, a step is float32 arrays with one operation at a time, the per-step scalars are Python's
 binary64, a state block is put together byte by byte and its checksum is zlib's. The order of the cases and their
 inputs are those of tests/probe.c. Run: python3 tests/probe.py | diff - tests/golden.txt
-`python3 tests/probe.py tables` prints the tables of per-step scalars in tests/probe.c.
+Only data is read from kahan_opt.h: the two tables of 8-bit codes, whose checksums are those of bitsandbytes' tables.
 """
-import sys
+import math
+import os
+import re
+import struct
 import zlib
 from collections import namedtuple
 
 import numpy as np
 
-F32, BF16, FP16 = 0, 1, 2
+F32, BF16, FP16, Q8 = 0, 1, 2, 3
 NEAREST, STOCHASTIC, KAHAN, COMPACT, EXACT = 0, 1, 2, 3, 4
 SGD, ADAM, LION, ADAN, RADAM, RANGER, EMA = range(7)
 L2, DECOUPLED, FULLY_DECOUPLED = 0, 1, 2
 OK, ERROR_OPTION, ERROR_CHECKSUM = 0, 2, 9
 
-Rule = namedtuple("Rule", "name rule decay nesterov amsgrad lr weight_decay momentum dampening before", defaults=[0])
+Rule = namedtuple("Rule", "name rule decay nesterov amsgrad stable lr weight_decay momentum dampening before", defaults=[0])
 RULES = [
-    Rule("sgd", SGD, L2, 0, 0, 3 / 256, 5 / 512, 0, 0),
-    Rule("momentum", SGD, L2, 0, 0, 3 / 256, 0, 13 / 16, 0.25),
-    Rule("nesterov", SGD, DECOUPLED, 1, 0, 3 / 256, 5 / 512, 13 / 16, 0),
-    Rule("adam", ADAM, L2, 0, 0, 3 / 4096, 5 / 512, 0, 0),
-    Rule("adamw", ADAM, DECOUPLED, 0, 0, 3 / 4096, 5 / 512, 0, 0),
-    Rule("fully", ADAM, FULLY_DECOUPLED, 0, 0, 3 / 4096, 5 / 512, 0, 0),
-    Rule("amsgrad", ADAM, DECOUPLED, 0, 1, 3 / 4096, 5 / 512, 0, 0),
-    Rule("lion", LION, DECOUPLED, 0, 0, 3 / 4096, 5 / 512, 0, 0),
-    Rule("adan", ADAN, DECOUPLED, 0, 0, 3 / 4096, 5 / 512, 0, 0),
-    Rule("radam", RADAM, L2, 0, 0, 3 / 4096, 5 / 512, 0, 0, before=4),
-    Rule("ranger", RANGER, DECOUPLED, 0, 0, 3 / 4096, 5 / 512, 0, 0, before=4),
-    Rule("ema", EMA, L2, 0, 0, 3 / 256, 0, 0, 0),
+    Rule("sgd", SGD, L2, 0, 0, 0, 3 / 256, 5 / 512, 0, 0),
+    Rule("momentum", SGD, L2, 0, 0, 0, 3 / 256, 0, 13 / 16, 0.25),
+    Rule("nesterov", SGD, DECOUPLED, 1, 0, 0, 3 / 256, 5 / 512, 13 / 16, 0),
+    Rule("adam", ADAM, L2, 0, 0, 0, 3 / 4096, 5 / 512, 0, 0),
+    Rule("adamw", ADAM, DECOUPLED, 0, 0, 0, 3 / 4096, 5 / 512, 0, 0),
+    Rule("fully", ADAM, FULLY_DECOUPLED, 0, 0, 0, 3 / 4096, 5 / 512, 0, 0),
+    Rule("amsgrad", ADAM, DECOUPLED, 0, 1, 0, 3 / 4096, 5 / 512, 0, 0),
+    Rule("stable", ADAM, DECOUPLED, 0, 0, 1, 3 / 4096, 5 / 512, 0, 0),
+    Rule("lion", LION, DECOUPLED, 0, 0, 0, 3 / 4096, 5 / 512, 0, 0),
+    Rule("adan", ADAN, DECOUPLED, 0, 0, 0, 3 / 4096, 5 / 512, 0, 0),
+    Rule("radam", RADAM, L2, 0, 0, 0, 3 / 4096, 5 / 512, 0, 0, before=4),
+    Rule("ranger", RANGER, DECOUPLED, 0, 0, 0, 3 / 4096, 5 / 512, 0, 0, before=4),
+    Rule("ema", EMA, L2, 0, 0, 0, 3 / 256, 0, 0, 0),
 ]
 Store = namedtuple("Store", "name format rounding compensation")
 STORES = [Store("f32", F32, NEAREST, STOCHASTIC)] + [
@@ -43,7 +47,8 @@ STORES = [Store("f32", F32, NEAREST, STOCHASTIC)] + [
         ("kahan", KAHAN, STOCHASTIC), ("kahan-nearest", KAHAN, NEAREST),
         ("compact", COMPACT, STOCHASTIC), ("compact-nearest", COMPACT, NEAREST), ("exact", EXACT, STOCHASTIC))
 ]
-MOMENTS = [(F32, STOCHASTIC), (BF16, STOCHASTIC), (BF16, NEAREST), (FP16, STOCHASTIC), (FP16, NEAREST)]
+MOMENTS = [(F32, STOCHASTIC), (BF16, STOCHASTIC), (BF16, NEAREST), (FP16, STOCHASTIC), (FP16, NEAREST),
+           (Q8, STOCHASTIC), (Q8, NEAREST)]
 SMALL, LONG, POOL = 21, 276, 4600
 
 
@@ -58,7 +63,7 @@ def floats(words_):
 
 
 def width(format):
-    return 4 if format == F32 else 2
+    return (4, 2, 2, 1)[format]
 
 
 def infinity(format):
@@ -328,7 +333,8 @@ class Tensor:
     def __init__(self, o, n):
         self.n = n
         self.weight = self.kept = self.slow = self.slow_kept = np.zeros(n, np.int64)
-        self.m = [np.zeros(n, np.int64) for _ in range(o.moments())]
+        self.m = [np.full(n, 127 if o.moment_format == Q8 and not o.is_square(i) else 0) for i in range(o.moments())]
+        self.scale = [np.zeros(-(-n // 256), np.int64) for _ in self.m]   # of 8-bit moments
         self.rate_scale = np.float32(1)
         self.counts = None
 
@@ -338,6 +344,8 @@ class Tensor:
 
 
 def load_moment(o, t, i):
+    if o.moment_format == Q8:
+        return TABLES[o.is_square(i)][t.m[i]] * np.repeat(floats(t.scale[i]), 256)[:t.n]
     x = widen(o.moment_format, t.m[i])
     return x * x if o.moment_format == FP16 and o.is_square(i) else x
 
@@ -349,6 +357,8 @@ def store_moment(o, t, i, x, r):
         x = np.sqrt(x)
     if o.moment_format == F32:
         t.m[i] = finished(F32, words(x))
+    elif o.moment_format == Q8:
+        t.m[i], t.scale[i] = quantise(floats(finished(F32, words(x))), o.is_square(i), rounding, r)
     else:
         t.m[i] = finished(o.moment_format, round_to(o.moment_format, words(x), rounding, r))
     if rooted:
@@ -401,18 +411,30 @@ def rule_update(o, k, rate, w, c, g, m):
     return rate * (m[0] / (np.sqrt(largest) * k.root_scale + k.eps))
 
 
+def stable_scale(o, k, t, g):
+    """StableAdamW: what the rate is multiplied by."""
+    v = square(k.beta2, k.one_minus_beta2, load_moment(o, t, 1), g)
+    ratio = g / np.maximum(np.sqrt(v) * k.root_scale, k.eps)
+    norm = Norm()
+    norm.add(words(ratio))
+    return norm.scale(t.n)
+
+
 def step(o, t):
     """One step; t.grad_format, t.grad, t.id, t.first_index are set."""
     o.step += 1
     k = scalars(o)
     rate, decay = k.rate, k.decay
-    if t.rate_scale != 1:
-        rate, decay = rate * t.rate_scale, decay * t.rate_scale
     r = random(o.seed, o.step, t.id, 0, t.first_index, t.n)
     w, c = seen(o.store, t.weight, t.kept), compensation(o.store, t.kept)
     g = widen(t.grad_format, t.grad) * k.grad_scale
     if k.l2 > 0:
         g = g + k.l2 * w
+    rate_scale = t.rate_scale
+    if o.rule.stable and not o.moments_only:
+        rate_scale = rate_scale * stable_scale(o, k, t, g)
+    if rate_scale != 1:
+        rate, decay = rate * rate_scale, decay * rate_scale
     m = [load_moment(o, t, i) for i in range(o.moments())]
     update = rule_update(o, k, rate, w, c, g, m)
     if decay > 0:
@@ -435,11 +457,92 @@ def step(o, t):
         t.grad = np.zeros(t.n, np.int64)
 
 
+# ---- The norm (section 9) ---------------------------------------------------------------------------------------------
+
+class Norm:
+    def __init__(self):
+        self.sum = self.nonfinite = 0                                     # the sum of squares in units of 2^-298
+
+    def add(self, x):
+        """fp32 words."""
+        for word in (x & 0x7FFFFFFF).tolist():
+            exponent = word >> 23
+            if exponent == 255:
+                self.nonfinite += 1
+            else:
+                self.sum += (word & 0x7FFFFF | (0x800000 if exponent else 0))**2 << 2 * max(exponent, 1) - 2
+
+    def merge(self, other):
+        self.sum += other.sum
+        self.nonfinite += other.nonfinite
+
+    def value(self):
+        """The root, rounded to binary64 once."""
+        if self.nonfinite:
+            return math.inf
+        extra = max(0, 120 - self.sum.bit_length()) // 2 * 2              # the root has 59 bits or more
+        root_ = math.isqrt(self.sum << extra)
+        drop = max(root_.bit_length() - 53, 0)
+        rest = (root_ & (1 << drop) - 1) * 2 + (root_ * root_ != self.sum << extra)
+        root_ >>= drop
+        root_ += rest > 1 << drop or rest == 1 << drop and root_ & 1
+        return math.ldexp(root_, drop - extra // 2 - 149)
+
+    def clip(self, max_norm, grad_scale):
+        return 0.0 if self.nonfinite else min(1.0, max_norm / (self.value() * abs(grad_scale) + 1e-6))
+
+    def scale(self, n):
+        rms = self.value() * root(1 / n)
+        return np.float32(1 / rms if not self.nonfinite and rms > 1 else 1)
+
+
+# ---- 8-bit moments ----------------------------------------------------------------------------------------------------
+
+def code_tables():
+    """Signed and unsigned: float32, ascending by code."""
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "kahan_opt.h")) as file:
+        header = file.read()
+
+    def numbers(name, count):
+        text = re.search(name + r"_\[%d\] = \{(.*?)\}" % count, header, re.S).group(1)
+        return floats([int(x, 16) for x in re.findall(r"0x[0-9A-F]{8}", text)])
+
+    positive = numbers("kopt_codes_signed", 128)
+    tables = np.concatenate((-positive[126::-1], [np.float32(0)], positive)), numbers("kopt_codes_unsigned", 256)
+    assert [zlib.crc32(little(words(x), 4)) for x in tables] == [0xED14EA3B, 0x366FF7ED]
+    return tables
+
+
+def quantise(x, is_square, rounding, r):
+    """The words of the codes and of the scales, from float32."""
+    table = TABLES[is_square]
+    codes, scales = [], []
+    for first in range(0, len(x), 256):
+        block = x[first:first + 256]
+        scale = np.max(words(block) & 0x7FFFFFFF)
+        scale = 0 if scale < 0x00800000 else 0x7FC00000 if scale >= 0x7F800000 else scale
+        scales.append(scale)
+        if scale in (0, 0x7FC00000):
+            codes.append(np.full(len(block), 0 if is_square else 127))
+            continue
+        y = block / floats([scale])
+        low = np.clip(np.searchsorted(table, y, "right") - 1, 0, 254)
+        if rounding == STOCHASTIC:
+            up = (y - table[low]) * np.float32(65536) > (table[low + 1] - table[low]) * r[first:first + 256].astype(np.float32)
+        else:
+            up = y - table[low] > table[low + 1] - y
+        code = low + up
+        codes.append(np.where((code == 0) & (y != 0), 1, code) if is_square else code)
+    return np.concatenate(codes), np.array(scales)
+
+
 # ---- State blocks (sections 9 and 10) ---------------------------------------------------------------------------------
 
 def state_size(o, n):
     padded = lambda bytes_: (n * bytes_ + 3) // 4 * 4
     size = padded(o.kept_width()) + o.moments() * padded(width(o.moment_format))
+    if o.moment_format == Q8:
+        size += o.moments() * 4 * -(-n // 256)
     if o.rule.rule == RANGER:
         size += padded(width(o.store.format)) + padded(o.kept_width())
     return size and 64 + size
@@ -456,7 +559,9 @@ def sealed(o, t):
     head = b"KOPT" + bytes([1, o.rule.rule, o.store.format, NEAREST if o.store.format == F32 else o.store.rounding,
                             o.moment_format, o.moments(), 1, 0])
     head += number(t.id, 4) + number(t.n, 8) + number(t.first_index, 8) + number(o.seed, 8) + number(o.step, 4)
-    arrays = [(t.kept, o.kept_width())] + [(m, width(o.moment_format)) for m in t.m]
+    arrays = [(t.kept, o.kept_width())]
+    for m, scale in zip(t.m, t.scale):
+        arrays += [(m, width(o.moment_format))] + ([(scale, 4)] if o.moment_format == Q8 else [])
     if o.rule.rule == RANGER:
         arrays += [(t.slow, width(o.store.format)), (t.slow_kept, o.kept_width())]
     arrays = [little(x, bytes_) for x, bytes_ in arrays if bytes_]
@@ -487,7 +592,14 @@ def read_weight(store, w, kept):
     return widen(store.format, w) + widen(store.format, kept) * (1 / compensation_scale(store.format))
 
 
-def write_moment(o, i, x):
+def write_moment(o, t, i, x):
+    if o.moment_format == Q8:
+        t.m[i], t.scale[i] = quantise(floats(x), o.is_square(i), NEAREST, None)
+    else:
+        t.m[i] = written_moment(o, i, x)
+
+
+def written_moment(o, i, x):
     if o.moment_format == F32:
         return x
     rooted = o.moment_format == FP16 and o.is_square(i)
@@ -597,7 +709,7 @@ class Group:
         if t.tiny and self.divides(o) and not fp16:
             o.grad_scale = 2**-20
         if f >> 18 & 3 == 0:
-            t.rate_scale = np.float32(0.75)
+            t.rate_scale = np.float32(0.5 if o.rule.stable else 0.75)
         if t.tiny and rule == LION:
             t.rate_scale = np.float32(2**-14 if fp16 else 2**-118)
         o.moments_only = f >> 20 & 7 == 0
@@ -622,7 +734,8 @@ class Group:
 
     def step(self, o, t, how, copy_format):
         step(o, t)
-        self.bytes(bytes(4 if how == 1 else 2))                           # KOPT_OK of each call
+        calls = 4 + 2 * o.rule.stable if how == 1 else 2
+        self.bytes(bytes(calls))                                          # KOPT_OK of each
         self.array(t.grad, width(t.grad_format))
         self.array(t.weight, width(o.store.format))
         if copy_format is not None and not o.moments_only:
@@ -752,8 +865,9 @@ def probe_steps(r, s):
 def probe_long(r):
     group = Group()
     group.rarity = 255
-    for store in STORES[r % 3::3]:
-        o = Optimizer(RULES[r], store, (store.format, store.compensation))
+    for s in range(r % 3, len(STORES), 3):
+        store = STORES[s]
+        o = Optimizer(RULES[r], store, (Q8 if s % 5 == 4 else store.format, store.compensation))
         t = Tensor(o, LONG)
         if state_size(o, LONG) + LONG * 2 * width(store.format) + 9 > POOL:
             t = Tensor(o, LONG // 2)
@@ -771,6 +885,38 @@ def probe_long(r):
             group.step(o, t, how, None)
         group.sealed(o, t)
     group.end(f"{RULES[r].name}-long")
+
+
+def add_norms(group, how):
+    norm = Norm()
+    for format in (F32, BF16, FP16):
+        for k in range(16):
+            n = 3 * k if k < 12 else LONG
+            group.rarity = 15 if k & 1 else 0xFFFFFF
+            x = group.fill(format, n, *((0, 255) if k & 2 else (100, 30)))
+            group.bytes(bytes(2))
+            if k % 5 == 0:
+                norm = Norm()
+            norm.add(words(widen(format, x)))
+            if how:
+                group.bytes(struct.pack("<2d", norm.value(), norm.clip(1.25, -0.125 if k & 4 else 1)))
+                continue
+            for i in range(20):
+                group.array([norm.sum >> 32 * i & 0xFFFFFFFF, norm.sum >> 640 if i == 19 else 0], 4)
+            group.number(norm.nonfinite, 4)
+            group.array(words([norm.scale(1), norm.scale(276), norm.scale(1000 * 2**32 + 1)]), 4)
+            limit = nearest(format, words([1.001953125 if k & 4 else 1000.0]))
+            limit -= widen(format, limit) > (1.001953125 if k & 4 else 1000.0)
+            mag = x & sign_bit(format) - 1
+            clipped = np.where(is_nan(format, x), x, x & sign_bit(format) | np.minimum(mag, limit))
+            group.number(OK, 1)
+            group.numbers(clipped, format)
+
+
+def probe_norm():
+    group = Group()
+    add_norms(group, 0)
+    group.end("norm")
 
 
 def probe_state():
@@ -791,13 +937,14 @@ def probe_state():
                 for k in range(5):
                     group.number(OK if k <= o.moments() else ERROR_OPTION, 1)
                     if k <= o.moments():
-                        group.numbers(words(load_moment(o, t, k - 1) if k else read_weight(store, t.weight, t.kept)), F32)
+                        x = words(load_moment(o, t, k - 1) if k else read_weight(store, t.weight, t.kept))
+                        group.array(np.where(is_nan(F32, x), 0x7FFFFFFF, x), 4)
 
             streams()
             t.set_weight(*write_weight(store, group.fill_numbers(~i & 1)))
             group.number(OK, 1)
             for k in range(o.moments()):
-                t.m[k] = write_moment(o, k, group.fill_numbers(~i & 1))
+                write_moment(o, t, k, group.fill_numbers(~i & 1))
                 group.number(OK, 1)
             group.array(t.weight, width(store.format))
             streams()
@@ -806,7 +953,10 @@ def probe_state():
 
             size = state_size(o, SMALL)
             t.kept = group.fill_bits(o.kept_width(), SMALL if size else 0) if size else t.kept
-            t.m = [group.fill_bits(width(moment[0]), SMALL) for _ in t.m]
+            for k in range(o.moments()):
+                t.m[k] = group.fill_bits(width(moment[0]), SMALL)
+                if moment[0] == Q8:
+                    t.scale[k] = group.fill_bits(4, 1)
             if o.rule.rule == RANGER:
                 t.slow = group.fill_bits(width(store.format), SMALL)
                 t.slow_kept = group.fill_bits(o.kept_width(), SMALL)
@@ -820,86 +970,73 @@ def probe_state():
     group.end("state")
 
 
-TABLES = [rule for rule in RULES if rule.rule in (ADAM, ADAN, RADAM, RANGER)]
-
-
-def table(rule):
-    """The words of rate, root_scale (0: unrectified), mix, decay in the three steps of the probe."""
+def hash_scalars(group, rule, **fields):
     o = Optimizer(rule, STORES[0], MOMENTS[0])
-    rows = []
-    for o.step in range(rule.before + 1, rule.before + 4):
+    o.beta1, o.beta2, o.eps, o.lookahead, o.lookahead_rate = 0.9, 0.999, 1e-8, 6, 0.5
+    vars(o).update(fields)
+    for o.step in (1, 2, 3, 10, 100, 1000, 12345, 1000000, 0xFFFFFFFF):
         k = scalars(o)
-        rows.append(words([k.rate, 0 if k.unrectified else k.root_scale, getattr(k, "mix", 0), k.decay]))
-    return rows
+        number = lambda *names: group.array(words([getattr(k, name) for name in names]), 4)
+        group.number(OK, 1)
+        group.number(o.step, 4)
+        number("grad_scale", "l2", "decay", "rate")
+        if rule.rule == EMA:
+            continue
+        number("beta1", "one_minus_beta1")
+        if rule.rule == SGD:
+            number("momentum")
+            continue
+        if rule.rule == ADAN:
+            number("beta2", "beta3", "one_minus_beta3")                   # kopt_step calls them momentum, beta2
+        else:
+            number("beta2", "one_minus_beta2")
+        if rule.rule == LION:
+            continue
+        group.number(k.unrectified, 1)
+        group.number(k.sync, 1)
+        if not k.unrectified:
+            number("root_scale")
+        number("eps")
+        if rule.rule == ADAN:
+            number("beta2", "one_minus_beta2", "mix")                     # kopt_step: beta3
+        elif rule.rule == RANGER:
+            number("mix")
 
 
-def print_tables():
-    for rule in TABLES:
-        print("static const uint32_t %s_scalars[3][4] = {" % rule.name)
-        print(",\n".join("    {" + ", ".join("0x%08Xu" % x for x in row) + "}" for row in table(rule)))
-        print("};")
+def probe_exact_scalars():
+    group = Group()
+    fraction = lambda: (group.draw() >> 16) / 65536
+    for i in range(32):
+        lr, max_lr, weight_decay, beta1, beta2 = fraction(), fraction() + 1, fraction(), fraction(), 1 - fraction() / 256
+        rule = Rule("", ADAN if i & 1 else RANGER if i & 2 else ADAM, DECOUPLED if i & 4 else FULLY_DECOUPLED, 0, 0, 0, lr,
+                    weight_decay, 0, 0)
+        hash_scalars(group, rule, max_lr=max_lr, beta1=beta1, beta2=beta2, beta3=fraction(), eps=fraction() + 1,
+                     grad_scale=fraction(), clip=fraction())
+    group.end("scalars-exact")
 
 
 def probe_scalars():
     group = Group()
-
-    def of(rule, **fields):
-        o = Optimizer(rule, STORES[0], MOMENTS[0])
-        o.beta1, o.beta2, o.eps, o.lookahead, o.lookahead_rate = 0.9, 0.999, 1e-8, 6, 0.5
-        vars(o).update(fields)
-        for o.step in (1, 2, 3, 10, 100, 1000, 12345, 1000000, 0xFFFFFFFF):
-            k = scalars(o)
-            number = lambda *names: group.array(words([getattr(k, name) for name in names]), 4)
-            group.number(OK, 1)
-            group.number(o.step, 4)
-            number("grad_scale", "l2", "decay", "rate")
-            if rule.rule == EMA:
-                continue
-            number("beta1", "one_minus_beta1")
-            if rule.rule == SGD:
-                number("momentum")
-                continue
-            if rule.rule == ADAN:
-                number("beta2", "beta3", "one_minus_beta3")               # kopt_step calls them so: momentum, beta2
-            else:
-                number("beta2", "one_minus_beta2")
-            if rule.rule == LION:
-                continue
-            group.number(k.unrectified, 1)
-            group.number(k.sync, 1)
-            if not k.unrectified:
-                number("root_scale")
-            number("eps")
-            if rule.rule == ADAN:
-                number("beta2", "one_minus_beta2", "mix")                 # kopt_step: beta3
-            elif rule.rule == RANGER:
-                number("mix")
-
+    of = lambda *rule, **fields: hash_scalars(group, Rule("", *rule), **fields)
     common = dict(grad_scale=1.0 / 3, clip=0.7, maximize=1)
-    of(Rule("", SGD, L2, 0, 0, 0.1, 1e-4, 0.9, 0), **common)
-    of(Rule("", SGD, DECOUPLED, 0, 0, 0.1, 1e-4, 0.9, 0.1), **common)
-    of(Rule("", ADAM, L2, 0, 0, 1e-3, 0, 0, 0))
-    of(Rule("", ADAM, DECOUPLED, 0, 0, 3e-4, 0.01, 0, 0), beta2=0.95)
-    of(Rule("", ADAM, FULLY_DECOUPLED, 0, 0, 1e-3, 0.01, 0, 0), max_lr=0.007)
-    of(Rule("", LION, DECOUPLED, 0, 0, 1e-4, 0, 0, 0), beta2=0.99)
-    of(Rule("", ADAN, DECOUPLED, 0, 0, 1e-3, 0.02, 0, 0), beta1=0.98, beta2=0.92, beta3=0.99, eps=1e-6)
-    of(Rule("", RADAM, L2, 0, 0, 1e-3, 0, 0, 0))
-    of(Rule("", RANGER, DECOUPLED, 0, 0, 1e-3, 0, 0, 0), beta2=0.99, eps=1e-6)
-    of(Rule("", EMA, L2, 0, 0, 1 - 0.999, 0, 0, 0))
-    fraction = lambda: (group.draw() >> 8) * 2.0**-24
-    for i in range(32):
-        lr, max_lr, weight_decay, beta1, beta2 = fraction(), fraction() + 1, fraction(), fraction(), 1 - fraction() / 1024
-        rule = ADAN if i & 1 else RANGER if i & 2 else ADAM
-        of(Rule("", rule, DECOUPLED if i & 4 else FULLY_DECOUPLED, 0, 0, lr, weight_decay, 0, 0), max_lr=max_lr,
-           beta1=beta1, beta2=beta2, beta3=fraction(), eps=fraction() + 1, grad_scale=fraction(), clip=fraction())
-    for rule in TABLES:
-        for row in table(rule):
-            group.array(row, 4)
+    of(SGD, L2, 0, 0, 0, 0.1, 1e-4, 0.9, 0, **common)
+    of(SGD, DECOUPLED, 0, 0, 0, 0.1, 1e-4, 0.9, 0.1, **common)
+    of(ADAM, L2, 0, 0, 0, 1e-3, 0, 0, 0)
+    of(ADAM, DECOUPLED, 0, 0, 0, 3e-4, 0.01, 0, 0, beta2=0.95)
+    of(ADAM, FULLY_DECOUPLED, 0, 0, 0, 1e-3, 0.01, 0, 0, max_lr=0.007)
+    of(LION, DECOUPLED, 0, 0, 0, 1e-4, 0, 0, 0, beta2=0.99)
+    of(ADAN, DECOUPLED, 0, 0, 0, 1e-3, 0.02, 0, 0, beta1=0.98, beta2=0.92, beta3=0.99, eps=1e-6)
+    of(RADAM, L2, 0, 0, 0, 1e-3, 0, 0, 0)
+    of(RANGER, DECOUPLED, 0, 0, 0, 1e-3, 0, 0, 0, beta2=0.99, eps=1e-6)
+    of(EMA, L2, 0, 0, 0, 1 - 0.999, 0, 0, 0)
+    add_norms(group, 1)
     group.end("scalars", counts=False)
 
 
 def main():
+    global TABLES
     np.seterr(all="ignore")
+    TABLES = code_tables()
     probe_widen()
     probe_narrow()
     probe_convert(False)
@@ -912,10 +1049,12 @@ def main():
             probe_steps(r, s)
     for r in range(len(RULES)):
         probe_long(r)
+    probe_norm()
     probe_state()
+    probe_exact_scalars()
     probe_scalars()
     print("all", "%08x" % Group.total)
 
 
 if __name__ == "__main__":
-    print_tables() if sys.argv[1:] == ["tables"] else main()
+    main()
