@@ -99,6 +99,37 @@
 
 #define KOPT_VERSION 100 /* 10000 * major + 100 * minor + patch; also above the first #endif */
 
+/* What KAHAN_OPT_ONLY is made of: see CONFIGURATION. */
+#define KOPT_WITH_F32 0x00000001u              /* formats of weights, gradients, moments and copies               */
+#define KOPT_WITH_BF16 0x00000002u
+#define KOPT_WITH_FP16 0x00000004u
+#define KOPT_WITH_Q8 0x00000008u
+#define KOPT_WITH_NEAREST 0x00000020u          /* opt.rounding                                                    */
+#define KOPT_WITH_STOCHASTIC 0x00000040u
+#define KOPT_WITH_KAHAN 0x00000080u
+#define KOPT_WITH_COMPACT 0x00000100u
+#define KOPT_WITH_EXACT 0x00000200u
+#define KOPT_WITH_NEAREST_STATE 0x00000400u    /* opt.moment_rounding and opt.compensation_rounding               */
+#define KOPT_WITH_STOCHASTIC_STATE 0x00000800u
+#define KOPT_WITH_L2 0x00001000u               /* opt.decay                                                       */
+#define KOPT_WITH_DECOUPLED 0x00002000u
+#define KOPT_WITH_FULLY_DECOUPLED 0x00004000u
+#define KOPT_WITH_MOMENTUM 0x00008000u         /* SGD: opt.momentum, dampening, nesterov                          */
+#define KOPT_WITH_SGD 0x00010000u              /* rules                                                           */
+#define KOPT_WITH_ADAM 0x00020000u
+#define KOPT_WITH_LION 0x00040000u
+#define KOPT_WITH_ADAN 0x00080000u
+#define KOPT_WITH_RADAM 0x00100000u
+#define KOPT_WITH_RANGER 0x00200000u
+#define KOPT_WITH_EMA 0x00400000u
+#define KOPT_WITH_EXTRAS 0x40000000u           /* opt.maximize, zero_grad, clip, amsgrad, moments_only; tensor.copy,
+                                                  rate_scale, counts, first_index; fp32 weights to kopt_state_init */
+#define KOPT_WITH_CHECKS 0x80000000u           /* arguments, buffers, state blocks; the caller's FP environment   */
+#define KOPT_WITH_ALL 0xFFFFFFFFu
+/* SGD without momentum and AdamW, all in bf16 with KAHAN: about 1 KB on a Cortex-M4F. Nothing is refused. */
+#define KOPT_TINY (KOPT_WITH_BF16 | KOPT_WITH_KAHAN | KOPT_WITH_STOCHASTIC_STATE | KOPT_WITH_DECOUPLED | \
+                   KOPT_WITH_SGD | KOPT_WITH_ADAM)
+
 #include <stddef.h>
 #include <stdint.h>
 
@@ -627,7 +658,7 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 #define KOPT_TARGET_(isa)
 #endif
 
-#ifdef KOPT_GNU_
+#if defined(KOPT_GNU_) && !(defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M')
 #define KOPT_PREFETCH_(p) __builtin_prefetch(p)
 #elif defined(_M_X64)
 #define KOPT_PREFETCH_(p) _mm_prefetch(KOPT_CONST_POINTER_(const char *, p), _MM_HINT_T0)
@@ -702,14 +733,82 @@ typedef struct kopt_tool_ {
     uint32_t limit; /* of the magnitude, in bits of dst_format */
 } kopt_tool_;
 
-KOPT_INLINE_ size_t kopt_bytes_of_(kopt_format format) { return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2; }
+/* ---- what is left in this build ---- */
+
+#ifndef KAHAN_OPT_ONLY
+#define KAHAN_OPT_ONLY KOPT_WITH_ALL
+#endif
+#define KOPT_HAS_(what) ((KAHAN_OPT_ONLY & (what)) != 0)
+
+/* Functions that are inlined in a build without checks, where each is called once or twice. */
+#if KAHAN_OPT_ONLY & KOPT_WITH_CHECKS
+#define KOPT_LEAN_ static KOPT_UNUSED_
+#define KOPT_SCALARS_ static KOPT_NOINLINE_ /* within another FP environment */
+#else
+#define KOPT_LEAN_ static KOPT_FORCE_INLINE_
+#define KOPT_SCALARS_ static KOPT_FORCE_INLINE_
+#endif
+
+/* A field with one of the values in `set`, a constant bit set: the compiler learns what it cannot be, and drops the code
+   for that. One value is left: a constant. Two: one comparison. A value that is not in this build becomes one that is. */
+static KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int value) {
+    const uint32_t last = set & (0u - set), rest = set ^ last; /* the lowest bit, and the others */
+    const int low = last == 1 ? 0 : last == 2 ? 1 : last == 4 ? 2 : last == 8 ? 3 : last == 16 ? 4 : last == 32 ? 5 : 6;
+    if (rest == 0) return low;
+    if ((rest & (rest - 1)) == 0) {
+        const int high = rest == 2 ? 1 : rest == 4 ? 2 : rest == 8 ? 3 : rest == 16 ? 4 : rest == 32 ? 5 : 6;
+        return value == high ? high : low;
+    }
+    if ((set & 1u) == 0 && value == 0) value = low;
+    if ((set & 2u) == 0 && value == 1) value = low;
+    if ((set & 4u) == 0 && value == 2) value = low;
+    if ((set & 8u) == 0 && value == 3) value = low;
+    if ((set & 16u) == 0 && value == 4) value = low;
+    if ((set & 32u) == 0 && value == 5) value = low;
+    if ((set & 64u) == 0 && value == 6) value = low;
+    return value;
+}
+
+#define KOPT_FORMATS_ (KAHAN_OPT_ONLY & 0xFu)
+#define KOPT_ROUNDINGS_ (KAHAN_OPT_ONLY >> 5 & 0x1Fu)
+#define KOPT_STATE_ROUNDINGS_ (KAHAN_OPT_ONLY >> 10 & 3u)
+#define KOPT_DECAYS_ (KAHAN_OPT_ONLY >> 12 & 7u)
+#define KOPT_RULES_ (KAHAN_OPT_ONLY >> 16 & 0x7Fu)
+#define KOPT_ALONE_(set) (((set) & ((set) - 1u)) == 0)
+#define KOPT_HERE_(type, set, value) KOPT_CAST_(type, kopt_one_of_(set, KOPT_CAST_(int, value)))
+#define KOPT_RULE_(value) KOPT_HERE_(kopt_rule, KOPT_RULES_, value)
+#define KOPT_FORMAT_(value) KOPT_HERE_(kopt_format, KOPT_FORMATS_ & 7u, value)       /* weight, gradient, copy */
+#define KOPT_MOMENT_FORMAT_(value) KOPT_HERE_(kopt_format, KOPT_FORMATS_, value)
+#define KOPT_STEP_FORMAT_(value) /* of the moments a kernel sees: fp32 in the place of 8 bits */ \
+    KOPT_HERE_(kopt_format, (KOPT_FORMATS_ | KOPT_FORMATS_ >> 3) & 7u, value)
+#define KOPT_ROUNDING_(value) KOPT_HERE_(kopt_rounding, KOPT_ROUNDINGS_, value)
+#define KOPT_STATE_ROUNDING_(value) KOPT_HERE_(kopt_rounding, KOPT_STATE_ROUNDINGS_, value)
+#define KOPT_ROUND_TO_(value) /* nearest or stochastic, of weights or of the state; AMSGrad's maximum is rounded to nearest */ \
+    KOPT_HERE_(kopt_rounding, (KOPT_ROUNDINGS_ | KOPT_STATE_ROUNDINGS_ | (KAHAN_OPT_ONLY >> 30 & 1u)) & 3u, value)
+#define KOPT_DECAY_(value) KOPT_HERE_(kopt_decay, KOPT_DECAYS_, value)
+
+/* A global index of an element. */
+#if KAHAN_OPT_ONLY & KOPT_WITH_EXTRAS
+typedef uint64_t kopt_index_;
+#else
+typedef size_t kopt_index_; /* tensor.first_index is 0 */
+#endif
+
+/* The number of moments, where the rule alone decides it. */
+static KOPT_FORCE_INLINE_ int kopt_moments_here_(kopt_rule rule, int moments) {
+    if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_MOMENTUM)) return 0;
+    if (rule == KOPT_ADAM && !KOPT_HAS_(KOPT_WITH_EXTRAS)) return 2;
+    return moments;
+}
+
+static KOPT_FORCE_INLINE_ size_t kopt_bytes_of_(kopt_format format) { return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2; }
 
 /* Is this moment a mean of squares? fp16 keeps the root of those. */
-KOPT_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
+static KOPT_FORCE_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
     return moment == 1 || (moment == 2 && rule == KOPT_ADAM);
 }
 
-KOPT_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding rounding) {
+static KOPT_FORCE_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding rounding) {
     if (format == KOPT_F32 || rounding == KOPT_NEAREST || rounding == KOPT_STOCHASTIC) return 0;
     return rounding == KOPT_COMPACT ? 1 : 2;
 }
@@ -842,35 +941,38 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
 #endif
 #endif
 
-/* The bits of a double; a 32-bit double is widened, exactly. */
-KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
-#if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
+/* The bits of the binary64 with the value of a binary32. */
+KOPT_INLINE_ uint64_t kopt_wide_bits_(float x) {
     uint32_t u = kopt_bits_(x), digits = u & 0x007FFFFFu, exponent = (u >> 23 & 0xFFu) + 896;
     const uint64_t sign = KOPT_CAST_(uint64_t, u >> 31) << 63;
     if (exponent == 896 && digits == 0) return sign;
     if (exponent == 896 + 255) exponent = 2047;
-    if (exponent == 896) {
+    if (exponent == 896) { /* subnormal */
         for (exponent++; digits < 0x00800000u; digits <<= 1) exponent--;
         digits &= 0x007FFFFFu;
     }
     return sign | KOPT_CAST_(uint64_t, exponent) << 52 | KOPT_CAST_(uint64_t, digits) << 29;
+}
+
+typedef union kopt_word64_of_ {
+    double d;
+    uint64_t u;
+} kopt_word64_of_;
+
+/* The bits of a double; a 32-bit double is widened, exactly. */
+KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
+#if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
+    return kopt_wide_bits_(x);
 #else
-    union {
-        double d;
-        uint64_t u;
-    } bits;
+    kopt_word64_of_ bits;
     bits.d = x;
     return bits.u;
 #endif
 }
 
-/* A double rounded to what a double is: no excess precision, nothing fused. */
-KOPT_INLINE_ double kopt_settle64_(double x) {
-#ifdef KOPT_GNU_
-    __asm__("" : "+m"(x));
-#endif
-    return x;
-}
+/* A build without checks whose formulas have positive numbers alone. */
+#define KOPT_POSITIVE64_ (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_EXTRAS | KOPT_WITH_MOMENTUM | KOPT_WITH_ADAN | \
+                                     KOPT_WITH_RADAM | KOPT_WITH_RANGER))
 
 #if KOPT_SOFT64_
 
@@ -886,13 +988,15 @@ KOPT_INLINE_ uint64_t kopt_digits64_(uint64_t x) {
 }
 
 /* x * y, x / y, x + y to nearest even, as IEEE 754 says, but for one thing: what has an infinite or NaN operand is
-   infinite. One loop shifts right and adds, for products and sums alike: this is made to be small. */
+   infinite. One loop shifts right and adds, for products and sums alike: this is made to be small. With KOPT_POSITIVE64_
+   it is for positive numbers (the second of a sum may be a smaller negative one), and 0 for what is subnormal. */
 static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int what) {
+    const int any = !KOPT_POSITIVE64_;
     const uint64_t top = KOPT_CAST_(uint64_t, 1) << 63, infinity = KOPT_CAST_(uint64_t, 2047) << 52;
     uint64_t sign = (x ^ y) & top, a, b, m = 0;
     const int differ = what == KOPT_PLUS_ && sign != 0;
     int e, e2, n;
-    if (what == KOPT_PLUS_) {
+    if (any && what == KOPT_PLUS_) {
         if ((x & ~top) < (y & ~top)) a = x, x = y, y = a; /* |x| >= |y| */
         sign = x & top;
     }
@@ -900,11 +1004,14 @@ static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int what) {
     b = kopt_digits64_(y);
     e = KOPT_CAST_(int, x >> 52 & 2047);
     e2 = KOPT_CAST_(int, y >> 52 & 2047);
-    if (e == 2047 || e2 == 2047) return infinity;
-    if (e2 == 0 && y << 1 == 0) return what == KOPT_PLUS_ ? (x << 1 == 0 ? x & y : x) : what == KOPT_OVER_ ? infinity : sign;
-    if (x << 1 == 0) return sign;
-    if (e == 0) for (e = 1, a = x << 12 >> 3; a >> 61 == 0; a <<= 1) e--; /* subnormal */
-    if (e2 == 0) for (e2 = 1, b = y << 12 >> 3; b >> 61 == 0; b <<= 1) e2--;
+    if (any) {
+        if (e == 2047 || e2 == 2047) return infinity;
+        if (y << 1 == 0 && what == KOPT_PLUS_) return x << 1 == 0 ? x & y : x;
+        if (y << 1 == 0 && what == KOPT_OVER_) return infinity;
+        if (x << 1 == 0 || y << 1 == 0) return sign;
+        if (e == 0) for (e = 1, a = x << 12 >> 3; a >> 61 == 0; a <<= 1) e--; /* subnormal */
+        if (e2 == 0) for (e2 = 1, b = y << 12 >> 3; b >> 61 == 0; b <<= 1) e2--;
+    }
     n = e - e2;
     if (what == KOPT_OVER_) {
         e = n + 1023 + 62;
@@ -928,17 +1035,18 @@ static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int what) {
         }
         if (differ) m = 0 - m;
         m += a;
-        if (m == 0) return 0;
+        if (any && m == 0) return 0;
         for (; m >> 61 == 0; m <<= 1) e--;
     }
-    for (; e <= 0; e++) m = (m >> 1) | (m & 1); /* subnormal */
+    if (!any) sign = 0;
+    if (!any && e <= 0) return 0;
+    for (; any && e <= 0; e++) m = (m >> 1) | (m & 1); /* subnormal */
     m += 255 + (m >> 9 & 1);
-    if (e >= 2047) return sign | infinity;
+    if (any && e >= 2047) return sign | infinity;
     return sign | ((m >> 9) + (KOPT_CAST_(uint64_t, e - 1) << 52));
 }
 
 KOPT_INLINE_ kopt_f64_ kopt_get64_(double x) { return kopt_bits64_(x); }
-KOPT_INLINE_ kopt_f64_ kopt_from_word64_(uint64_t x) { return x; }
 KOPT_INLINE_ uint64_t kopt_word64_(kopt_f64_ x) { return x; }
 KOPT_INLINE_ kopt_f64_ kopt_mul64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_TIMES_); }
 KOPT_INLINE_ kopt_f64_ kopt_div64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_OVER_); }
@@ -954,42 +1062,64 @@ KOPT_INLINE_ kopt_f64_ kopt_whole64_(uint32_t n) { /* n > 0 */
     return digits + (KOPT_CAST_(uint64_t, e - 1) << 52);
 }
 
+KOPT_INLINE_ kopt_f64_ kopt_half64_(kopt_f64_ x) { return x - (KOPT_CAST_(uint64_t, 1) << 52); }
+
 /* Rounded to binary32. */
 static KOPT_NOINLINE_ float kopt_to_float_(kopt_f64_ x) {
-    const uint32_t sign = KOPT_CAST_(uint32_t, x >> 32) & 0x80000000u;
+    const uint32_t sign = !KOPT_POSITIVE64_ ? KOPT_CAST_(uint32_t, x >> 32) & 0x80000000u : 0;
     const int exponent = KOPT_CAST_(int, x >> 52 & 2047);
     int shift = 897 - exponent;
-    if (exponent >= 1023 + 128) return kopt_float_(sign | 0x7F800000u);
-    x &= (KOPT_CAST_(uint64_t, 1) << 52) - 1;
-    if (shift > 0) { /* subnormal or zero */
-        x |= KOPT_CAST_(uint64_t, exponent != 0) << 52;
-        for (; shift > 0 && x != 0; shift--) x = (x >> 1) | (x & 1);
+    if (!KOPT_POSITIVE64_ && exponent >= 1023 + 128) return kopt_float_(sign | 0x7F800000u);
+    if (KOPT_POSITIVE64_) {
+        if (shift > 0) return 0;
+        x -= KOPT_CAST_(uint64_t, 896) << 52;
     } else {
-        x += KOPT_CAST_(uint64_t, exponent - 896) << 52;
+        x &= (KOPT_CAST_(uint64_t, 1) << 52) - 1;
+        if (shift <= 0) x += KOPT_CAST_(uint64_t, exponent - 896) << 52;
+        if (shift > 0) x |= KOPT_CAST_(uint64_t, exponent != 0) << 52; /* subnormal or zero */
+        for (; shift > 0 && x != 0; shift--) x = (x >> 1) | (x & 1);
     }
     x += 0x0FFFFFFFu + (x >> 29 & 1);
     return kopt_float_(sign | KOPT_CAST_(uint32_t, x >> 29));
+}
+
+KOPT_INLINE_ kopt_f64_ kopt_make64_(uint64_t bits) { return bits; }
+KOPT_INLINE_ double kopt_put64_(kopt_f64_ x) {
+#if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
+    return kopt_to_float_(x);
+#else
+    kopt_word64_of_ bits;
+    bits.u = x;
+    return bits.d;
+#endif
 }
 
 #else
 
 typedef double kopt_f64_;
 
-KOPT_INLINE_ kopt_f64_ kopt_get64_(double x) { return x; }
-KOPT_INLINE_ kopt_f64_ kopt_from_word64_(uint64_t x) {
-    union {
-        double d;
-        uint64_t u;
-    } bits;
-    bits.u = x;
-    return bits.d;
+KOPT_INLINE_ double kopt_settle64_(double x) {
+#ifdef KOPT_GNU_
+    __asm__("" : "+m"(x));
+#endif
+    return x;
 }
+
+KOPT_INLINE_ kopt_f64_ kopt_make64_(uint64_t bits) {
+    kopt_word64_of_ word;
+    word.u = bits;
+    return word.d;
+}
+KOPT_INLINE_ double kopt_put64_(kopt_f64_ x) { return x; }
+KOPT_INLINE_ kopt_f64_ kopt_get64_(double x) { return x; }
 KOPT_INLINE_ kopt_f64_ kopt_whole64_(uint32_t n) { return n; }
 KOPT_INLINE_ uint64_t kopt_word64_(kopt_f64_ x) { return kopt_bits64_(x); }
 KOPT_INLINE_ kopt_f64_ kopt_mul64_(kopt_f64_ a, kopt_f64_ b) { return kopt_settle64_(a * b); }
 KOPT_INLINE_ kopt_f64_ kopt_div64_(kopt_f64_ a, kopt_f64_ b) { return kopt_settle64_(a / kopt_settle64_(b)); }
 KOPT_INLINE_ kopt_f64_ kopt_add64_(kopt_f64_ a, kopt_f64_ b) { return kopt_settle64_(a + b); }
 KOPT_INLINE_ kopt_f64_ kopt_sub64_(kopt_f64_ a, kopt_f64_ b) { return kopt_settle64_(a - b); }
+
+KOPT_INLINE_ kopt_f64_ kopt_half64_(kopt_f64_ x) { return kopt_settle64_(x * 0.5); }
 
 static float kopt_to_float_(kopt_f64_ x) {
     float y = KOPT_CAST_(float, x);
@@ -1004,6 +1134,7 @@ static float kopt_to_float_(kopt_f64_ x) {
 static int kopt_less64_(kopt_f64_ a, kopt_f64_ b) {
     const uint64_t top = KOPT_CAST_(uint64_t, 1) << 63;
     uint64_t x = kopt_word64_(a), y = kopt_word64_(b);
+    if (KOPT_POSITIVE64_) return x < y;
     x = (x & top) != 0 ? top - (x & ~top) : x | top; /* -0 becomes 0 */
     y = (y & top) != 0 ? top - (y & ~top) : y | top;
     return x < y;
@@ -1021,7 +1152,7 @@ static int kopt_within_(double x, double least, double most) {
 }
 
 /* base^exponent, lowest bit first. */
-static kopt_f64_ kopt_power_(kopt_f64_ base, uint32_t exponent) {
+KOPT_LEAN_ kopt_f64_ kopt_power_(kopt_f64_ base, uint32_t exponent) {
     kopt_f64_ power = kopt_get64_(1.0);
     for (; exponent != 0; exponent >>= 1) {
         if ((exponent & 1u) != 0) power = kopt_mul64_(power, base);
@@ -1030,11 +1161,19 @@ static kopt_f64_ kopt_power_(kopt_f64_ base, uint32_t exponent) {
     return power;
 }
 
+/* beta and 1 - beta in binary32; returns 1 - beta^step. */
+static kopt_f64_ kopt_beta_(kopt_f64_ beta, uint32_t step, float *beta32, float *rest32) {
+    const kopt_f64_ one = kopt_get64_(1.0);
+    *beta32 = kopt_to_float_(beta);
+    *rest32 = kopt_to_float_(kopt_sub64_(one, beta));
+    return kopt_sub64_(one, kopt_power_(beta, step));
+}
+
 /* Square root of a in (0, 1] by Heron's iteration, which falls until it has converged. */
 static kopt_f64_ kopt_sqrt64_(kopt_f64_ a) {
     kopt_f64_ x = kopt_get64_(1.0), y;
     for (;;) {
-        y = kopt_mul64_(kopt_add64_(x, kopt_div64_(a, x)), kopt_get64_(0.5));
+        y = kopt_half64_(kopt_add64_(x, kopt_div64_(a, x)));
         if (!kopt_less64_(y, x)) return x;
         x = y;
     }
@@ -1247,7 +1386,13 @@ FN_ void store16_(kopt_byte_ *p, words_ a) { kopt_store16_(p, a); }
 FN_ void store8_(kopt_byte_ *p, words_ a) { *p = KOPT_CAST_(kopt_byte_, a & 0xFFu); }
 static KOPT_NOINLINE_ floats_ widen_fp16_(words_ a) { return kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, a)); }
 static KOPT_NOINLINE_ words_ narrow_fp16_(floats_ a) { return kopt_fp16_from_f32(a); }
-FN_ words_ load_half_(const uint32_t *w, size_t i) { return (w[i >> 1] >> (16 * (i & 1))) & 0xFFFFu; }
+FN_ words_ load_half_(const uint32_t *w, size_t i) {
+#if defined(__BYTE_ORDER__) && defined(__ORDER_LITTLE_ENDIAN__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    return kopt_load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, w) + 2 * i);
+#else
+    return (w[i >> 1] >> (16 * (i & 1))) & 0xFFFFu;
+#endif
+}
 FN_ words_ block_order_(void) { return 0; }
 
 /* ---- SSE2: 4 lanes. For machines before 2013: small rather than fast, it has no pairs ----------------------------- */
@@ -1856,13 +2001,13 @@ FN_ scalars_ spread_(const kopt_job_ *j) {
     k.rate = set_(j->rate);
     k.root_scale = set_(s->root_scale);
     k.eps = set_(s->eps);
-    k.use_scale = kopt_bits_(s->grad_scale) != 0x3F800000u; /* times 1 changes no number */
-    k.use_l2 = kopt_bits_(s->l2) != 0;
-    k.use_decay = kopt_bits_(j->decay) != 0;
-    k.zero_grad = s->zero_grad;
-    k.moments_only = s->moments_only;
-    k.unrectified = s->unrectified;
-    k.sync = s->sync;
+    k.use_scale = LANES_ == 1 || kopt_bits_(s->grad_scale) != 0x3F800000u; /* times 1 changes no number */
+    k.use_l2 = KOPT_HAS_(KOPT_WITH_L2) && kopt_bits_(s->l2) != 0;
+    k.use_decay = KOPT_HAS_(KOPT_WITH_DECOUPLED | KOPT_WITH_FULLY_DECOUPLED) && kopt_bits_(j->decay) != 0;
+    k.zero_grad = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->zero_grad;
+    k.moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->moments_only;
+    k.unrectified = KOPT_HAS_(KOPT_WITH_RADAM | KOPT_WITH_RANGER) && s->unrectified;
+    k.sync = KOPT_HAS_(KOPT_WITH_RANGER) && s->sync;
     k.first_step = s->step == 1;
     return k;
 }
@@ -1897,14 +2042,54 @@ FN_ void put_(kopt_byte_ *p, size_t size, size_t n, words_ a) {
 #endif
 }
 
+/* A function that is not inlined, in a pass with vectors: it would double the compile time. */
+#if LANES_ > 1
+#define APART_ static KOPT_NOINLINE_ ISA_TARGET_
+#else
+#define APART_ KOPT_LEAN_
+#endif
+
 /* ---- random bits, section 7: Philox4x32-7 over 8 * LANES_ elements ---- */
 
 #ifndef KOPT_RANDOM_SPAN_
 #define KOPT_RANDOM_SPAN_ 256 /* elements that are served by 16 Philox blocks */
-KOPT_INLINE_ uint64_t kopt_block_of_(uint64_t index) { return (index >> 8 << 4) | (index >> 3 & 15); }
+KOPT_INLINE_ kopt_index_ kopt_block_of_(kopt_index_ index) { return (index >> 8 << 4) | (index >> 3 & 15); }
 #endif
 
 /* The round keys of one seed and the counter words that are the same for all elements of a tensor. */
+#if LANES_ == 1 /* made anew in each round: small, and no slower */
+typedef struct cipher_ {
+    words_ key[2], stream, step, id;
+} cipher_;
+
+FN_ cipher_ cipher_of_(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream) {
+    cipher_ c;
+    c.key[0] = KOPT_CAST_(uint32_t, seed & 0xFFFFFFFFu);
+    c.key[1] = KOPT_CAST_(uint32_t, seed >> 32);
+    c.stream = stream << 28;
+    c.step = step;
+    c.id = id;
+    return c;
+}
+
+FN_ void random_words_(words_ x[4], const cipher_ *c, kopt_index_ block) {
+    words_ key0 = c->key[0], key1 = c->key[1], x0 = KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu);
+    words_ x1 = KOPT_CAST_(uint32_t, KOPT_CAST_(uint64_t, block) >> 32) + c->stream, x2 = c->step, x3 = c->id;
+    words_ high0, low0, high1, low1, add0 = 0x9E3779B9u, add1 = 0xBB67AE85u;
+    int round;
+    KOPT_OPAQUE_(add0); /* in registers, not in pieces of instructions */
+    KOPT_OPAQUE_(add1);
+    for (round = 0; round < 7; round++, key0 += add0, key1 += add1) {
+        mulhilo_(x0, 0xD2511F53u, &high0, &low0);
+        mulhilo_(x2, 0xCD9E8D57u, &high1, &low1);
+        x0 = high1 ^ x1 ^ key0;
+        x1 = low1;
+        x2 = high0 ^ x3 ^ key1;
+        x3 = low0;
+    }
+    x[0] = x0, x[1] = x1, x[2] = x2, x[3] = x3;
+}
+#else
 typedef struct cipher_ {
     words_ key[7][2], stream, step, id;
 } cipher_;
@@ -1942,12 +2127,15 @@ FN_ void random_words_(words_ x[4], const cipher_ *c, uint64_t block) {
     x[2] = x2;
     x[3] = x3;
 }
+#endif
 
 /* The words of the elements 128 further: any three of the eight words are independent, at a tenth of the price. */
 FN_ void random_flip_(words_ x[4]) {
     const words_ sum = xor_(xor_(x[0], x[1]), xor_(x[2], x[3]));
-    int i;
-    for (i = 0; i < 4; i++) x[i] = xor_(x[i], sum);
+    x[0] = xor_(x[0], sum);
+    x[1] = xor_(x[1], sum);
+    x[2] = xor_(x[2], sum);
+    x[3] = xor_(x[3], sum);
 }
 
 /* Into the order of memory: w[0] holds words 0 .. LANES_-1 of the sequence block by block, and so on. Lane l had block
@@ -2016,14 +2204,17 @@ FN_ words_ stochastic16_(floats_ x, kopt_format format, words_ r) {
     return shr_(iadd_(u, r), 16);
 }
 
-static KOPT_NOINLINE_ ISA_TARGET_ words_ round16_(floats_ x, kopt_format format, kopt_rounding how, words_ r) {
-    return how == KOPT_STOCHASTIC ? stochastic16_(x, format, r) : nearest16_(x, format);
-}
-
 /* What a step stores of a bf16 or fp32 below 2^-126 is +0. */
 FN_ words_ flush16_(words_ a, kopt_format format) {
     if (format != KOPT_BF16) return a;
     return select_(eq_(and_(a, iset_(0x7F80u)), iset_(0)), iset_(0), a);
+}
+
+/* The 16 bits that a step stores of the number with the bits x. */
+static KOPT_NOINLINE_ ISA_TARGET_ words_ round16_(words_ x, kopt_format format, kopt_rounding how, words_ r) {
+    format = KOPT_STEP_FORMAT_(format);
+    how = KOPT_ROUND_TO_(how);
+    return flush16_(how == KOPT_STOCHASTIC ? stochastic16_(value_(x), format, r) : nearest16_(value_(x), format), format);
 }
 
 FN_ words_ flush32_(floats_ x) {
@@ -2065,6 +2256,8 @@ FN_ floats_ larger_(floats_ a, floats_ b) {
     return value_(select_(gt_(x, y), x, y));
 }
 
+#define MOMENTS_ kopt_moments_here_(kind.rule, kind.moments)
+
 /* w is the weight that decay sees, rest what it does not see of the weight, g the gradient. Each rule moves its moments
    and names what the rate multiplies: x, or x over the root of a mean of squares. */
 FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, floats_ g, moments_ *p) {
@@ -2075,7 +2268,7 @@ FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, f
 
     if (kind.rule == KOPT_SGD) {
         x = g;
-        if (kind.moments != 0) {
+        if (MOMENTS_ > 0) {
             p->m = average_(k->beta1, k->one_minus_beta1, p->m, g);
             x = kind.nesterov ? add_(g, mul_(k->momentum, p->m)) : p->m;
         }
@@ -2095,7 +2288,7 @@ FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, f
     } else { /* Adam; RAdam and Ranger differ in their scalars */
         x = p->m = average_(k->beta1, k->one_minus_beta1, p->m, g);
         p->v = square = average_of_squares_(k->beta2, k->one_minus_beta2, p->v, g);
-        if (kind.moments > 2) p->third = square = larger_(p->third, p->v);
+        if (MOMENTS_ > 2) p->third = square = larger_(p->third, p->v);
         divides = !k->unrectified;
     }
 
@@ -2108,7 +2301,7 @@ FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, f
 /* ---- weights and moments from and to memory ---- */
 
 /* The word of COMPACT and EXACT as a number. */
-static KOPT_NOINLINE_ ISA_TARGET_ floats_ joined_(kopt_kind_ kind, words_ stored, words_ kept) {
+APART_ floats_ joined_(kopt_kind_ kind, words_ stored, words_ kept) {
     if (kind.rounding == KOPT_COMPACT) kept = shl_(kept, 8);
     if (kind.rounding == KOPT_EXACT) kept = isub_(xor_(kept, iset_(0x8000u)), iset_(0x8000u));
     return from_extended_(iadd_(shl_(stored, 16), kept), kind.weight);
@@ -2135,7 +2328,7 @@ FN_ words_ store_weight_(kopt_kind_ kind, floats_ w, floats_ c, floats_ update, 
         stored = split16_(add_(w, y), kind.weight);
         y = add_(sub_(w, widen_(stored, kind.weight)), y);
         if (kind.weight == KOPT_FP16) y = mul_(y, set_(2048.0f));
-        *kept = flush16_(round16_(y, kind.weight, kind.compensation_rounding, r), kind.weight);
+        *kept = round16_(bits_(y), kind.weight, kind.compensation_rounding, r);
         stored = flush16_(stored, kind.weight);
     } else if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) {
         stored = extended_(value_(flush32_(sub_(w, update))), kind.weight);
@@ -2147,7 +2340,7 @@ FN_ words_ store_weight_(kopt_kind_ kind, floats_ w, floats_ c, floats_ update, 
         }
         stored = shr_(iadd_(stored, iset_(0x8000u)), 16);
     } else {
-        stored = flush16_(round16_(sub_(w, update), kind.weight, kind.rounding, r), kind.weight);
+        stored = round16_(bits_(sub_(w, update)), kind.weight, kind.rounding, r);
     }
     *kept = select_(eq_(and_(stored, infinity), infinity), iset_(0), *kept); /* an infinite weight or NaN has none */
     return stored;
@@ -2156,45 +2349,45 @@ FN_ words_ store_weight_(kopt_kind_ kind, floats_ w, floats_ c, floats_ update, 
 FN_ floats_ load_moment_(const kopt_job_ *j, kopt_kind_ kind, int moment, size_t i, size_t n) {
     const size_t size = kopt_bytes_of_(kind.moment);
     floats_ x;
-    if (moment >= kind.moments) return set_(0);
+    if (moment >= MOMENTS_) return set_(0);
     KOPT_PREFETCH_(j->moment[moment] + i * size + 1024);
     x = widen_(fetch_(j->moment[moment] + i * size, size, n), kind.moment);
     return kind.moment == KOPT_FP16 && kopt_is_square_(kind.rule, moment) ? mul_(x, x) : x;
 }
 
 /* Moments are rounded as opt.moment_rounding says, but AMSGrad's maximum, which does not accumulate, to nearest. */
-static KOPT_NOINLINE_ ISA_TARGET_ words_ round_moment_(kopt_kind_ kind, int moment, floats_ x, words_ r) {
+APART_ words_ round_moment_(kopt_kind_ kind, int moment, floats_ x, words_ r) {
     const int square = kopt_is_square_(kind.rule, moment);
     const kopt_rounding how = square && moment == 2 ? KOPT_NEAREST : kind.moment_rounding;
     words_ a;
     if (kind.moment == KOPT_FP16 && square) { /* the root; of a positive number, so never zero */
         x = sqrt_(x);
-        a = round16_(x, KOPT_FP16, how, r);
+        a = round16_(bits_(x), KOPT_FP16, how, r);
         return select_(eq_(a, iset_(0)), select_(gt_(bits_(x), iset_(0)), iset_(1), iset_(0)), a);
     }
-    return flush16_(round16_(x, kind.moment, how, r), kind.moment);
+    return round16_(bits_(x), kind.moment, how, r);
 }
 
 FN_ void store_moment_(const kopt_job_ *j, kopt_kind_ kind, int moment, size_t i, size_t n, floats_ x, words_ r) {
     const size_t size = kopt_bytes_of_(kind.moment);
-    if (moment >= kind.moments) return;
+    if (moment >= MOMENTS_) return;
     put_(j->moment[moment] + i * size, size, n,
          kind.moment == KOPT_F32 ? flush32_(x) : round_moment_(kind, moment, x, r));
 }
 
-/* ---- what few steps do, in functions of their own: inlined they would double the compile time ---- */
+/* ---- what few steps do, in functions of their own ---- */
 
-static KOPT_NOINLINE_ ISA_TARGET_ floats_ load_rare_(const kopt_job_ *j, kopt_kind_ kind, int moment, size_t i, size_t n) {
+APART_ floats_ load_rare_(const kopt_job_ *j, kopt_kind_ kind, int moment, size_t i, size_t n) {
     return load_moment_(j, kind, moment, i, n);
 }
 
-static KOPT_NOINLINE_ ISA_TARGET_ void store_rare_(const kopt_job_ *j, kopt_kind_ kind, int moment, size_t i, size_t n,
+APART_ void store_rare_(const kopt_job_ *j, kopt_kind_ kind, int moment, size_t i, size_t n,
                                                    floats_ x, words_ r) {
     store_moment_(j, kind, moment, i, n, x, r);
 }
 
 /* Lookahead: the update that leads from w to lookahead_rate of the way from the slow weight to w - update. */
-static KOPT_NOINLINE_ ISA_TARGET_ floats_ look_back_(const kopt_job_ *j, kopt_kind_ kind, floats_ mix, size_t i, size_t n,
+APART_ floats_ look_back_(const kopt_job_ *j, kopt_kind_ kind, floats_ mix, size_t i, size_t n,
                                                      floats_ w, floats_ c, floats_ update) {
     const size_t weight_size = kopt_bytes_of_(kind.weight);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
@@ -2207,7 +2400,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ floats_ look_back_(const kopt_job_ *j, kopt_ki
 }
 
 /* ... and the result is the next slow weight. */
-static KOPT_NOINLINE_ ISA_TARGET_ void store_slow_(const kopt_job_ *j, kopt_kind_ kind, size_t i, size_t n, words_ stored,
+APART_ void store_slow_(const kopt_job_ *j, kopt_kind_ kind, size_t i, size_t n, words_ stored,
                                                    words_ kept) {
     const size_t weight_size = kopt_bytes_of_(kind.weight);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
@@ -2215,14 +2408,14 @@ static KOPT_NOINLINE_ ISA_TARGET_ void store_slow_(const kopt_job_ *j, kopt_kind
     if (residual_size != 0) put_(j->slow_residual + i * residual_size, residual_size, n, kept);
 }
 
-static KOPT_NOINLINE_ ISA_TARGET_ void store_copy_(const kopt_job_ *j, kopt_kind_ kind, size_t i, size_t n, words_ stored) {
+APART_ void store_copy_(const kopt_job_ *j, kopt_kind_ kind, size_t i, size_t n, words_ stored) {
     const size_t size = kopt_bytes_of_(j->copy_format);
     const floats_ seen = widen_(stored, kind.weight);
     put_(j->copy + i * size, size, n, j->copy_format == KOPT_F32 ? bits_(seen) : nearest16_(seen, j->copy_format));
 }
 
 /* Telemetry: `moved` and `kept_moved` are not zero where the weight and its residual have changed. */
-static KOPT_NOINLINE_ ISA_TARGET_ void tally_(kopt_counts *counts, size_t n, words_ update, words_ moved,
+APART_ void tally_(kopt_counts *counts, size_t n, words_ update, words_ moved,
                                               words_ kept_moved) {
     kopt_byte_ lane[3][4 * LANES_];
     size_t i;
@@ -2254,8 +2447,8 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
     p.m = load_moment_(j, kind, 0, i, n);
     p.v = load_moment_(j, kind, 1, i, n);
     p.third = p.fourth = set_(0);
-    if (kind.moments > 2) p.third = load_rare_(j, kind, 2, i, n);
-    if (kind.moments > 3) p.fourth = load_rare_(j, kind, 3, i, n);
+    if (MOMENTS_ > 2) p.third = load_rare_(j, kind, 2, i, n);
+    if (MOMENTS_ > 3) p.fourth = load_rare_(j, kind, 3, i, n);
     KOPT_PREFETCH_(j->weight + i * weight_size + 1024);
     KOPT_PREFETCH_(j->grad + i * grad_size + 1024);
 
@@ -2267,14 +2460,14 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
         put_(j->weight + i * weight_size, weight_size, n, stored);
         if (residual_size != 0) put_(j->residual + i * residual_size, residual_size, n, kept);
         if (!kind.plain && k->sync) store_slow_(j, kind, i, n, stored, kept);
-        if (j->copy != KOPT_NULL_) store_copy_(j, kind, i, n, stored);
+        if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != KOPT_NULL_) store_copy_(j, kind, i, n, stored);
     }
     store_moment_(j, kind, 0, i, n, p.m, mul16_(r, iset_(10579u)));
     store_moment_(j, kind, 1, i, n, p.v, r);
-    if (kind.moments > 2) store_rare_(j, kind, 2, i, n, p.third, mul16_(r, iset_(13355u)));
-    if (kind.moments > 3) store_rare_(j, kind, 3, i, n, p.fourth, mul16_(r, iset_(14021u)));
+    if (MOMENTS_ > 2) store_rare_(j, kind, 2, i, n, p.third, mul16_(r, iset_(13355u)));
+    if (MOMENTS_ > 3) store_rare_(j, kind, 3, i, n, p.fourth, mul16_(r, iset_(14021u)));
 
-    if (!kind.plain && j->counts != KOPT_NULL_)
+    if (!kind.plain && KOPT_HAS_(KOPT_WITH_EXTRAS) && j->counts != KOPT_NULL_)
         tally_(j->counts, n, bits_(update), xor_(stored, before),
                and_(xor_(kept, kept_before), iset_(residual_size == 1 ? 0xFFu : 0xFFFFu)));
     if (k->zero_grad) put_(j->grad + i * grad_size, grad_size, n, iset_(0));
@@ -2282,16 +2475,22 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
 
 /* The random numbers of the block of 8 * LANES_ elements that holds global index `index`, made anew if the index is the
    first of its block or of a range. Returns where in the block it is. */
-FN_ size_t random_halves_(uint32_t *halves, const cipher_ *cipher, uint64_t index, int first) {
+FN_ size_t random_halves_(uint32_t *halves, const cipher_ *cipher, kopt_index_ index, int first) {
     const size_t offset = KOPT_CAST_(unsigned, index % (8 * LANES_));
-    words_ x[4], w[4];
-    size_t i;
     if (offset == 0 || first) {
+#if LANES_ > 1
+        words_ x[4], w[4];
+        size_t i;
+#else
+        words_ *const x = halves; /* one block: already in order */
+#endif
         random_words_(x, cipher, kopt_block_of_(index - offset));
         if ((index & 128) != 0) random_flip_(x);
+#if LANES_ > 1
         random_order_(w, x);
         for (i = 0; i < 4; i++) store32_(KOPT_POINTER_(kopt_byte_ *, halves + i * LANES_), w[i]);
         store32_(KOPT_POINTER_(kopt_byte_ *, halves + 4 * LANES_), iset_(0)); /* loads may reach beyond the block */
+#endif
     }
     return offset;
 }
@@ -2306,7 +2505,7 @@ FN_ void range_(const kopt_job_ *j, kopt_kind_ kind, size_t begin, size_t end) {
         words_ r = iset_(0);
         n = LANES_;
         if (random) { /* a vector does not cross the end of a random block */
-            const size_t offset = random_halves_(halves, &cipher, j->first + i, i == begin);
+            const size_t offset = random_halves_(halves, &cipher, KOPT_CAST_(kopt_index_, j->first + i), i == begin);
             if (8 * LANES_ - offset < n) n = 8 * LANES_ - offset;
             r = load_half_(halves, offset);
         }
@@ -2318,21 +2517,21 @@ FN_ void range_(const kopt_job_ *j, kopt_kind_ kind, size_t begin, size_t end) {
 FN_ kopt_kind_ kind_of_(const kopt_job_ *j) {
     const kopt_step *s = j->step;
     kopt_kind_ kind;
-    kind.rule = s->rule;
-    kind.weight = s->weight_format;
-    kind.grad = j->grad_format;
-    kind.moment = j->moment_format;
-    kind.rounding = s->rounding;
-    kind.moment_rounding = s->moment_rounding;
-    kind.compensation_rounding = s->compensation_rounding;
-    kind.moments = s->moments;
-    kind.nesterov = s->nesterov;
+    kind.rule = KOPT_RULE_(s->rule);
+    kind.weight = KOPT_FORMAT_(s->weight_format);
+    kind.grad = KOPT_FORMAT_(j->grad_format);
+    kind.moment = KOPT_STEP_FORMAT_(j->moment_format);
+    kind.rounding = KOPT_ROUNDING_(s->rounding);
+    kind.moment_rounding = KOPT_STATE_ROUNDING_(s->moment_rounding);
+    kind.compensation_rounding = KOPT_STATE_ROUNDING_(s->compensation_rounding);
+    kind.moments = kopt_moments_here_(kind.rule, s->moments);
+    kind.nesterov = KOPT_HAS_(KOPT_WITH_MOMENTUM) && s->nesterov;
     kind.plain = 0;
     return kind;
 }
 
 #ifndef LENDER_
-static KOPT_NOINLINE_ ISA_TARGET_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
+APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
     range_(j, kind_of_(j), begin, end);
 }
 #else
@@ -2546,15 +2745,15 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_kahan)(const kopt_job_ *j) {
 }
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(any_pairs)(const kopt_job_ *j) {
     const kopt_step *s = j->step;
-    const kopt_rule rule = s->rule == KOPT_SGD || s->rule == KOPT_LION ? s->rule : KOPT_ADAM;
-    pairs_(j, rule, s->rounding, s->moment_rounding, s->unrectified);
+    const kopt_rule own = KOPT_RULE_(s->rule), rule = own == KOPT_SGD || own == KOPT_LION ? own : KOPT_ADAM;
+    pairs_(j, rule, KOPT_ROUNDING_(s->rounding), KOPT_STATE_ROUNDING_(s->moment_rounding), s->unrectified);
 }
 
 #endif /* PAIRS_ */
 
 #ifndef TOOLS_
 /* StableAdamW: out[i - begin] = g / larger(root of the new second moment, eps). */
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(measure)(const kopt_job_ *j, kopt_byte_ *out) {
+APART_ void NAME_(measure)(const kopt_job_ *j, kopt_byte_ *out) {
     const scalars_ k = spread_(j);
     const kopt_kind_ kind = kind_of_(j);
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
@@ -2577,19 +2776,21 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(measure)(const kopt_job_ *j, kopt_b
 }
 #endif
 
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(step)(const kopt_job_ *j) {
+APART_ void NAME_(step)(const kopt_job_ *j) {
 #ifdef PAIRS_ /* the vocabularies with more than one lane have hot kernels */
     const kopt_step *s = j->step;
-    const int compensated = s->rounding == KOPT_KAHAN || s->rounding == KOPT_COMPACT;
+    const kopt_rounding rounding = KOPT_ROUNDING_(s->rounding), small = KOPT_STATE_ROUNDING_(s->moment_rounding);
+    const kopt_format weight = KOPT_FORMAT_(s->weight_format), moment = KOPT_STEP_FORMAT_(j->moment_format);
+    const int compensated = rounding == KOPT_KAHAN || rounding == KOPT_COMPACT;
     const int plain = s->moments >= 1 && s->moments <= 2 && !s->moments_only && !s->sync && j->counts == KOPT_NULL_;
-    if (plain && s->rule == KOPT_ADAM && s->weight_format == KOPT_F32 && j->moment_format == KOPT_F32 &&
-        j->grad_format == KOPT_F32) {
+    const int adam = KOPT_RULE_(s->rule) == KOPT_ADAM;
+    if (plain && adam && weight == KOPT_F32 && moment == KOPT_F32 && j->grad_format == KOPT_F32) {
         NAME_(adam_f32)(j);
         return;
     }
-    if (plain && s->weight_format == KOPT_BF16 && j->moment_format == KOPT_BF16 && j->grad_format == KOPT_BF16 &&
-        j->copy == KOPT_NULL_ && (!compensated || s->compensation_rounding == s->moment_rounding)) {
-        if (s->rule == KOPT_ADAM && s->rounding == KOPT_KAHAN && s->moment_rounding == KOPT_STOCHASTIC)
+    if (plain && weight == KOPT_BF16 && moment == KOPT_BF16 && j->grad_format == KOPT_BF16 && j->copy == KOPT_NULL_ &&
+        (!compensated || KOPT_STATE_ROUNDING_(s->compensation_rounding) == small)) {
+        if (adam && rounding == KOPT_KAHAN && small == KOPT_STOCHASTIC)
             NAME_(adam_kahan)(j);
         else
             NAME_(any_pairs)(j);
@@ -2607,7 +2808,7 @@ FN_ void convert_vector_(const kopt_conversion_ *c, kopt_format to, kopt_format 
     floats_ x = widen_(fetch_(c->src + i * from_size, from_size, n), from);
     words_ a = bits_(x);
     if (to != KOPT_F32 && stochastic) {
-        a = round16_(x, to, KOPT_STOCHASTIC, r);
+        a = stochastic16_(x, to, r);
     } else if (to == KOPT_BF16) {
         words_ nan = or_(shr_(a, 16), iset_(0x0040u)), mag = and_(a, iset_(0x7FFFFFFFu));
         a = shr_(iadd_(iadd_(a, iset_(0x7FFFu)), and_(shr_(a, 16), iset_(1))), 16);
@@ -2930,6 +3131,8 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef TOOLS_
 #undef GENERIC_FP16_
 #undef SETTLE_
+#undef APART_
+#undef MOMENTS_
 #undef scalars_
 #undef spread_
 #undef cipher_
@@ -3016,6 +3219,12 @@ static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
 };
 #undef KOPT_KERNELS_
 #undef KOPT_NO_KERNELS_
+
+#if defined(KOPT_X86_) || defined(KOPT_NEON_)
+#define KOPT_KERNEL_(name) (kopt_table_[kopt_isa_current()].name)
+#else /* there is only one: the linker can drop what is not called */
+#define KOPT_KERNEL_(name) kopt_##name##_scalar_
+#endif
 
 #ifdef KOPT_X86_
 static void kopt_cpuid_(uint32_t leaf, uint32_t out[4]) {
@@ -3112,7 +3321,9 @@ typedef struct kopt_environment_ {
 } kopt_environment_;
 
 static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
-#if defined(KOPT_X86_) && !defined(KOPT_GNU_)
+#if !(KAHAN_OPT_ONLY & KOPT_WITH_CHECKS)
+    KOPT_CAST_(void, e);
+#elif defined(KOPT_X86_) && !defined(KOPT_GNU_)
     e->sse = _mm_getcsr();
     _mm_setcsr(0x1F80u);
 #elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__i386__))
@@ -3148,7 +3359,9 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 }
 
 static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
-#if defined(KOPT_X86_) && !defined(KOPT_GNU_)
+#if !(KAHAN_OPT_ONLY & KOPT_WITH_CHECKS)
+    KOPT_CAST_(void, e);
+#elif defined(KOPT_X86_) && !defined(KOPT_GNU_)
     _mm_setcsr(e->sse);
 #elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__i386__))
 #if defined(__x86_64__) || defined(__SSE2__) || defined(KOPT_X86_)
@@ -3388,7 +3601,7 @@ KOPT_API_ kopt_optimizer kopt_ranger(double lr) {
 }
 
 KOPT_API_ kopt_optimizer kopt_ema(double decay) {
-    kopt_optimizer opt = kopt_sgd(1 - decay, 0);
+    kopt_optimizer opt = kopt_sgd(kopt_put64_(kopt_sub64_(kopt_get64_(1), kopt_get64_(decay))), 0);
     opt.rule = KOPT_EMA;
     return opt;
 }
@@ -3413,10 +3626,10 @@ KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_
 
 static int kopt_format_valid_(kopt_format f) { return KOPT_CAST_(unsigned, f) <= KOPT_CAST_(unsigned, KOPT_FP16); }
 
-static int kopt_moments_(const kopt_optimizer *opt) {
-    switch (KOPT_CAST_(int, opt->rule)) {
-    case KOPT_SGD: return kopt_less_(0, opt->momentum);
-    case KOPT_ADAM: return opt->amsgrad ? 3 : 2;
+KOPT_LEAN_ int kopt_moments_(const kopt_optimizer *opt) {
+    switch (KOPT_CAST_(int, KOPT_RULE_(opt->rule))) {
+    case KOPT_SGD: return KOPT_HAS_(KOPT_WITH_MOMENTUM) && kopt_less_(0, opt->momentum);
+    case KOPT_ADAM: return KOPT_HAS_(KOPT_WITH_EXTRAS) && opt->amsgrad ? 3 : 2;
     case KOPT_LION: return 1;
     case KOPT_ADAN: return 4;
     case KOPT_RADAM:
@@ -3425,8 +3638,31 @@ static int kopt_moments_(const kopt_optimizer *opt) {
     }
 }
 
+static int kopt_in_(uint32_t set, int value) { return value >= 0 && value < 16 && (set >> value & 1u) != 0; }
+
+/* Does this build have all that opt uses? */
+static int kopt_built_in_(const kopt_optimizer *opt) {
+    const int half = opt->weight_format != KOPT_F32, compensated = opt->rounding == KOPT_KAHAN || opt->rounding == KOPT_COMPACT;
+    if (KAHAN_OPT_ONLY == KOPT_WITH_ALL) return 1;
+    if (!kopt_in_(KOPT_RULES_, KOPT_CAST_(int, opt->rule))) return 0;
+    if (!kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, opt->weight_format))) return 0;
+    if (half && !kopt_in_(KOPT_ROUNDINGS_, KOPT_CAST_(int, opt->rounding))) return 0;
+    if (half && compensated && !kopt_in_(KOPT_STATE_ROUNDINGS_, KOPT_CAST_(int, opt->compensation_rounding))) return 0;
+    if (opt->rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_MOMENTUM) && !kopt_within_(opt->momentum, 0, 0)) return 0;
+    if (kopt_moments_(opt) > 0) {
+        if (!kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, opt->moment_format))) return 0;
+        if (opt->moment_format != KOPT_F32 && !kopt_in_(KOPT_STATE_ROUNDINGS_, KOPT_CAST_(int, opt->moment_rounding)))
+            return 0;
+    }
+    if (kopt_less_(0, opt->weight_decay) && !kopt_in_(KOPT_DECAYS_, KOPT_CAST_(int, opt->decay))) return 0;
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS)) return 1;
+    return !opt->maximize && !opt->zero_grad && !opt->moments_only && !(opt->rule == KOPT_ADAM && opt->amsgrad) &&
+           kopt_within_(opt->clip, 1, 1);
+}
+
 static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     const double most = 3e38; /* what still is a finite float */
+    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
     if (opt == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (KOPT_CAST_(unsigned, opt->rule) > KOPT_CAST_(unsigned, KOPT_EMA)) return KOPT_ERROR_OPTION;
     if (!kopt_format_valid_(opt->weight_format)) return KOPT_ERROR_OPTION;
@@ -3435,6 +3671,7 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     if (KOPT_CAST_(unsigned, opt->moment_rounding) > 1u) return KOPT_ERROR_OPTION;
     if (KOPT_CAST_(unsigned, opt->compensation_rounding) > 1u) return KOPT_ERROR_OPTION;
     if (KOPT_CAST_(unsigned, opt->decay) > KOPT_CAST_(unsigned, KOPT_FULLY_DECOUPLED)) return KOPT_ERROR_OPTION;
+    if (!kopt_built_in_(opt)) return KOPT_ERROR_OPTION;
     if (!kopt_within_(opt->lr, 0, most) || !kopt_within_(opt->weight_decay, 0, most)) return KOPT_ERROR_RANGE;
     if (!kopt_within_(opt->grad_scale, -most, most) || !kopt_within_(opt->clip, -most, most)) return KOPT_ERROR_RANGE;
     if (opt->decay == KOPT_FULLY_DECOUPLED && (!kopt_within_(opt->max_lr, 0, most) || !kopt_less_(0, opt->max_lr)))
@@ -3473,51 +3710,52 @@ typedef struct kopt_layout_ {
     size_t residual, moment[4], scale[4], slow, slow_residual, total; /* scale: of 8-bit moments */
 } kopt_layout_;
 
-static kopt_kept_ kopt_kept_of_(const kopt_optimizer *opt) {
+KOPT_LEAN_ kopt_kept_ kopt_kept_of_(const kopt_optimizer *opt) {
     kopt_kept_ kept;
-    kept.rule = opt->rule;
-    kept.weight = opt->weight_format;
-    kept.moment = opt->moment_format;
-    kept.rounding = opt->weight_format == KOPT_F32 ? KOPT_NEAREST : opt->rounding;
+    kept.rule = KOPT_RULE_(opt->rule);
+    kept.weight = KOPT_FORMAT_(opt->weight_format);
+    kept.moment = KOPT_MOMENT_FORMAT_(opt->moment_format);
+    kept.rounding = kept.weight == KOPT_F32 ? KOPT_NEAREST : KOPT_ROUNDING_(opt->rounding);
     kept.moments = kopt_moments_(opt);
     return kept;
 }
 
-static kopt_kept_ kopt_kept_in_(const kopt_step *s) {
+KOPT_LEAN_ kopt_kept_ kopt_kept_in_(const kopt_step *s) {
     kopt_kept_ kept;
-    kept.rule = s->rule;
-    kept.weight = s->weight_format;
-    kept.moment = s->moment_format;
-    kept.rounding = s->weight_format == KOPT_F32 ? KOPT_NEAREST : s->rounding;
-    kept.moments = s->moments;
+    kept.rule = KOPT_RULE_(s->rule);
+    kept.weight = KOPT_FORMAT_(s->weight_format);
+    kept.moment = KOPT_MOMENT_FORMAT_(s->moment_format);
+    kept.rounding = kept.weight == KOPT_F32 ? KOPT_NEAREST : KOPT_ROUNDING_(s->rounding);
+    kept.moments = kopt_moments_here_(kept.rule, s->moments);
     return kept;
 }
 
 static size_t kopt_blocks_(size_t n) { return n / KOPT_BLOCK_ + (n % KOPT_BLOCK_ != 0); }
-static size_t kopt_words_(size_t bytes) { return (bytes + 3) & ~KOPT_CAST_(size_t, 3); }
+KOPT_LEAN_ size_t kopt_words_(size_t bytes) { return (bytes + 3) & ~KOPT_CAST_(size_t, 3); }
 
-static kopt_layout_ kopt_layout_of_(kopt_kept_ kept, size_t n) {
-    const size_t residual = kopt_words_(n * kopt_bytes_of_residual_(kept.weight, kept.rounding));
+KOPT_LEAN_ kopt_layout_ kopt_layout_of_(kopt_kept_ kept, size_t n) {
+    const size_t residual_size = kopt_bytes_of_residual_(kept.weight, kept.rounding), residual = kopt_words_(n * residual_size);
     const size_t moment = kopt_words_(n * kopt_bytes_of_(kept.moment));
     const size_t slow = kept.rule == KOPT_RANGER ? kopt_words_(n * kopt_bytes_of_(kept.weight)) : 0;
+    const size_t stride = moment + (kept.moment == KOPT_Q8 ? 4 * kopt_blocks_(n) : 0);
     kopt_layout_ at;
-    int i;
-    at.total = at.residual = KOPT_HEADER_;
-    at.total += residual;
-    for (i = 0; i < 4; i++) {
-        at.moment[i] = at.total;
-        if (i < kept.moments) at.total += moment;
-        at.scale[i] = at.total;
-        if (i < kept.moments && kept.moment == KOPT_Q8) at.total += 4 * kopt_blocks_(n);
-    }
-    at.slow = at.total;
+    at.residual = KOPT_HEADER_;
+    at.moment[0] = at.residual + residual; /* no loop, so that a compiler sees through it */
+    at.moment[1] = at.moment[0] + (kept.moments > 0 ? stride : 0);
+    at.moment[2] = at.moment[1] + (kept.moments > 1 ? stride : 0);
+    at.moment[3] = at.moment[2] + (kept.moments > 2 ? stride : 0);
+    at.total = at.slow = at.moment[3] + (kept.moments > 3 ? stride : 0);
+    at.scale[0] = at.moment[0] + moment;
+    at.scale[1] = at.moment[1] + moment;
+    at.scale[2] = at.moment[2] + moment;
+    at.scale[3] = at.moment[3] + moment;
     at.slow_residual = at.slow + slow;
     if (slow != 0) at.total = at.slow_residual + residual;
-    if (at.total == KOPT_HEADER_) at.total = 0;
+    if ((residual_size == 0 && kept.moments == 0) || (KOPT_HAS_(KOPT_WITH_CHECKS) && n == 0)) at.total = 0;
     return at;
 }
 
-static kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n) {
+KOPT_LEAN_ kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n) {
     return kopt_layout_of_(kopt_kept_of_(opt), n);
 }
 
@@ -3564,6 +3802,7 @@ static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const ko
 }
 
 static kopt_result kopt_check_header_(const kopt_byte_ *h, kopt_kept_ kept, const kopt_tensor *t, int sealed) {
+    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
     if (kopt_get_(h, 4) != 0x54504F4Bu || h[4] != 1 || h[10] > 1) return KOPT_ERROR_STATE;
     if (h[5] != KOPT_CAST_(kopt_byte_, kept.rule)) return KOPT_ERROR_MISMATCH;
     if (h[6] != KOPT_CAST_(kopt_byte_, kept.weight)) return KOPT_ERROR_MISMATCH;
@@ -3585,6 +3824,7 @@ static int kopt_overlap_(const void *a, size_t a_size, const void *b, size_t b_s
 static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes, size_t state_bytes, int needs_grad) {
     const size_t weight = t->n * weight_bytes, grad = t->n * kopt_bytes_of_(t->grad_format);
     const size_t copy = t->copy == KOPT_NULL_ ? 0 : t->n * kopt_bytes_of_(t->copy_format);
+    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
     if (t->n != 0 && (t->weight == KOPT_NULL_ || (needs_grad && t->grad == KOPT_NULL_))) return KOPT_ERROR_NULL;
     if (t->n != 0 && state_bytes != 0 && t->state == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (t->n != 0 && t->state_size < state_bytes) return KOPT_ERROR_SIZE;
@@ -3598,9 +3838,15 @@ static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes,
 }
 
 static kopt_result kopt_check_tensor_(const kopt_tensor *t) {
+    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
     if (t == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (!kopt_format_valid_(t->grad_format)) return KOPT_ERROR_OPTION;
     if (t->copy != KOPT_NULL_ && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
+    if (!kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, t->grad_format))) return KOPT_ERROR_OPTION;
+    if (t->copy != KOPT_NULL_ && !kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, t->copy_format))) return KOPT_ERROR_OPTION;
+    if (!KOPT_HAS_(KOPT_WITH_EXTRAS) && (t->copy != KOPT_NULL_ || t->counts != KOPT_NULL_ || t->first_index != 0 ||
+                                         kopt_bits_(t->rate_scale) != 0x3F800000u))
+        return KOPT_ERROR_OPTION;
     if (!kopt_n_valid_(t->n) || t->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
     if (kopt_bits_(t->rate_scale) > 0x7F7FFFFFu) return KOPT_ERROR_RANGE; /* negative, infinite or NaN */
     return KOPT_OK;
@@ -3667,7 +3913,7 @@ static float kopt_read_weight_(const kopt_optimizer *opt, const kopt_byte_ *weig
 static void kopt_start_slow_(const kopt_optimizer *opt, const kopt_tensor *t) {
     const kopt_layout_ at = kopt_layout_for_(opt, t->n);
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
-    if (opt->rule != KOPT_RANGER) return;
+    if (KOPT_RULE_(opt->rule) != KOPT_RANGER) return;
     kopt_copy_called_(state + at.slow, KOPT_CAST_(const kopt_byte_ *, t->weight),
                       t->n * kopt_bytes_of_(opt->weight_format));
     kopt_copy_called_(state + at.slow_residual, state + at.residual,
@@ -3686,26 +3932,27 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t,
     weight_bytes = kopt_bytes_of_(opt->weight_format);
     residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
     result = kopt_check_memory_(t, weight_bytes, at.total, 0);
-    if (result != KOPT_OK || t->n == 0) return result;
-    if (kopt_overlap_(weights, t->n * 4, t->weight, t->n * weight_bytes) ||
-        kopt_overlap_(weights, t->n * 4, t->state, at.total))
+    if (result != KOPT_OK || (KOPT_HAS_(KOPT_WITH_CHECKS) && t->n == 0)) return result;
+    if (KOPT_HAS_(KOPT_WITH_CHECKS) && (kopt_overlap_(weights, t->n * 4, t->weight, t->n * weight_bytes) ||
+                                        kopt_overlap_(weights, t->n * 4, t->state, at.total)))
         return KOPT_ERROR_OVERLAP;
     weight = KOPT_CAST_(kopt_byte_ *, t->weight);
     state = KOPT_CAST_(kopt_byte_ *, t->state);
+    if (weights != KOPT_NULL_ && !KOPT_HAS_(KOPT_WITH_EXTRAS)) return KOPT_ERROR_OPTION;
     if (at.total != 0) {
-        kopt_make_header_(state, opt, t);
-        for (i = KOPT_HEADER_; i < at.total; i += 4) { /* every array is a multiple of 4 bytes */
+        if (KOPT_HAS_(KOPT_WITH_CHECKS)) kopt_make_header_(state, opt, t);
+        for (i = KOPT_HAS_(KOPT_WITH_CHECKS) ? KOPT_HEADER_ : 0; i < at.total; i += 4) { /* every array is a multiple of 4 bytes */
             uint32_t zero = 0;
             KOPT_OPAQUE_(zero);
             kopt_store32_(state + i, zero);
         }
     }
-    if (opt->moment_format == KOPT_Q8) { /* the code of 0 */
+    if (KOPT_HAS_(KOPT_WITH_Q8) && opt->moment_format == KOPT_Q8) { /* the code of 0 */
         int k;
         for (k = 0; k < kopt_moments_(opt); k++)
             for (i = 0; i < t->n; i++) state[at.moment[k] + i] = kopt_is_square_(opt->rule, k) ? 0 : 127;
     }
-    if (weights != KOPT_NULL_) {
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && weights != KOPT_NULL_) {
         kopt_enter_(&environment);
         for (i = 0; i < t->n; i++)
             kopt_write_weight_(opt, weight + i * weight_bytes,
@@ -3907,103 +4154,111 @@ static kopt_f64_ kopt_rectifier_(kopt_f64_ beta2, uint32_t step, kopt_f64_ rest2
 }
 
 /* The step after opt->step. Returns 0 if a scalar is beyond the range of a float. */
-static KOPT_NOINLINE_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
+KOPT_SCALARS_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
     const kopt_f64_ zero = kopt_get64_(0), one = kopt_get64_(1), most = kopt_get64_(3e38), least = kopt_get64_(-3e38);
     const kopt_f64_ lr = kopt_get64_(opt->lr), weight_decay = kopt_get64_(opt->weight_decay);
-    const kopt_f64_ beta1 = kopt_get64_(opt->beta1), beta2 = kopt_get64_(opt->beta2);
-    const kopt_f64_ scale = kopt_mul64_(kopt_get64_(opt->grad_scale), kopt_get64_(opt->clip));
-    kopt_f64_ rate = lr, root_scale = one, decay = lr;
+    const kopt_rule rule = KOPT_RULE_(opt->rule);
+    const kopt_decay how = KOPT_DECAY_(opt->decay);
+    const kopt_f64_ beta2 = kopt_get64_(opt->beta2);
+    const kopt_f64_ rest1 = kopt_beta_(kopt_get64_(opt->beta1), opt->step + 1, &s->beta1, &s->one_minus_beta1);
+    const kopt_f64_ rest2 = kopt_beta_(beta2, opt->step + 1, &s->beta2, &s->one_minus_beta2);
+    kopt_f64_ rate = lr, root_scale = one, decay = lr, scale = kopt_get64_(opt->grad_scale);
     s->step = opt->step + 1;
-    if (opt->decay == KOPT_FULLY_DECOUPLED) decay = kopt_div64_(lr, kopt_get64_(opt->max_lr));
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS)) scale = kopt_mul64_(scale, kopt_get64_(opt->clip));
+    if (how == KOPT_FULLY_DECOUPLED) decay = kopt_div64_(lr, kopt_get64_(opt->max_lr));
     decay = kopt_mul64_(decay, weight_decay);
-    s->beta1 = kopt_to_float_(beta1);
-    s->one_minus_beta1 = kopt_to_float_(kopt_sub64_(one, beta1));
-    s->beta2 = kopt_to_float_(beta2);
-    s->one_minus_beta2 = kopt_to_float_(kopt_sub64_(one, beta2));
-    s->beta3 = s->one_minus_beta3 = s->mix = 0;
-    s->momentum = kopt_to_float_(kopt_get64_(opt->momentum));
+    if (KOPT_HAS_(KOPT_WITH_ADAN | KOPT_WITH_RANGER)) s->beta3 = s->one_minus_beta3 = s->mix = 0;
+    if (KOPT_HAS_(KOPT_WITH_MOMENTUM)) s->momentum = kopt_to_float_(kopt_get64_(opt->momentum));
     s->eps = kopt_to_float_(kopt_get64_(opt->eps));
-    if (opt->rule == KOPT_SGD) {
+    if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_MOMENTUM)) {
+        /* needs none of them */
+    } else if (rule == KOPT_SGD) {
         s->beta1 = s->step == 1 ? 0 : s->momentum;
         s->one_minus_beta1 = s->step == 1 ? 1 : kopt_to_float_(kopt_sub64_(one, kopt_get64_(opt->dampening)));
-    } else if (opt->rule != KOPT_LION && opt->rule != KOPT_EMA) {
-        const kopt_f64_ rest1 = kopt_sub64_(one, kopt_power_(beta1, s->step));
-        const kopt_f64_ rest2 = kopt_sub64_(one, kopt_power_(beta2, s->step));
+    } else if (rule != KOPT_LION && rule != KOPT_EMA) {
         rate = kopt_div64_(lr, rest1);
         root_scale = kopt_div64_(one, kopt_sqrt64_(rest2));
-        if (opt->rule == KOPT_ADAN) {
-            const kopt_f64_ beta3 = kopt_get64_(opt->beta3), rest3 = kopt_sub64_(one, kopt_power_(beta3, s->step));
+        if (rule == KOPT_ADAN) {
             const kopt_f64_ shrink = kopt_add64_(one, decay); /* the weight is divided by this */
+            kopt_f64_ rest3;
+            s->momentum = s->beta3 = s->beta2;
+            s->one_minus_beta3 = s->one_minus_beta2;
+            rest3 = kopt_beta_(kopt_get64_(opt->beta3), s->step, &s->beta2, &s->one_minus_beta2);
+            s->mix = kopt_to_float_(kopt_div64_(kopt_mul64_(beta2, rest1), rest2));
             root_scale = kopt_div64_(one, kopt_sqrt64_(rest3));
-            if (opt->decay != KOPT_L2) {
+            if (how != KOPT_L2) {
                 rate = kopt_div64_(rate, shrink);
                 decay = kopt_div64_(decay, shrink);
             }
-            s->beta3 = s->beta2;
-            s->one_minus_beta3 = s->one_minus_beta2;
-            s->momentum = s->beta2;
-            s->beta2 = kopt_to_float_(beta3);
-            s->one_minus_beta2 = kopt_to_float_(kopt_sub64_(one, beta3));
-            s->mix = kopt_to_float_(kopt_div64_(kopt_mul64_(beta2, rest1), rest2));
-        } else if (opt->rule != KOPT_ADAM) {
+        } else if (rule != KOPT_ADAM) {
             const kopt_f64_ rectifier = kopt_rectifier_(beta2, s->step, rest2);
             s->unrectified = !kopt_less64_(zero, rectifier);
             if (!s->unrectified) rate = kopt_mul64_(rate, kopt_sqrt64_(rectifier));
-            if (!s->unrectified && opt->rule == KOPT_RADAM) { /* eps is added to the root before its correction */
+            if (!s->unrectified && rule == KOPT_RADAM) { /* eps is added to the root before its correction */
                 rate = kopt_div64_(rate, root_scale);
                 root_scale = one;
             }
         }
-        if (opt->rule == KOPT_RANGER) {
+        if (rule == KOPT_RANGER) {
             s->sync = s->step % KOPT_CAST_(uint32_t, opt->lookahead) == 0;
             s->mix = kopt_to_float_(kopt_sub64_(one, kopt_get64_(opt->lookahead_rate)));
         }
     }
-    if (!kopt_inside64_(scale, least, most) || !kopt_inside64_(rate, zero, most) ||
-        !kopt_inside64_(root_scale, zero, most) || !kopt_inside64_(decay, zero, most))
+    if (KOPT_HAS_(KOPT_WITH_CHECKS) &&
+        (!kopt_inside64_(scale, least, most) || !kopt_inside64_(rate, zero, most) ||
+         !kopt_inside64_(root_scale, zero, most) || !kopt_inside64_(decay, zero, most)))
         return 0;
     s->grad_scale = kopt_to_float_(scale);
-    if (opt->maximize) s->grad_scale = -s->grad_scale;
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && opt->maximize) s->grad_scale = -s->grad_scale;
     s->rate = kopt_to_float_(rate);
     s->root_scale = kopt_to_float_(root_scale);
-    s->l2 = kopt_to_float_(opt->decay == KOPT_L2 ? weight_decay : zero);
-    s->decay = kopt_to_float_(opt->decay == KOPT_L2 ? zero : decay);
+    if (KOPT_HAS_(KOPT_WITH_L2)) s->l2 = kopt_to_float_(how == KOPT_L2 ? weight_decay : zero);
+    s->decay = kopt_to_float_(how == KOPT_L2 ? zero : decay);
     return 1;
 }
 
 KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
     kopt_result result = kopt_check_options_(opt);
+    const int checks = KOPT_HAS_(KOPT_WITH_CHECKS), extras = KOPT_HAS_(KOPT_WITH_EXTRAS);
+    const int momentum = KOPT_HAS_(KOPT_WITH_MOMENTUM);
     kopt_environment_ environment;
-    kopt_step s;
+    kopt_step local, *const s = checks ? &local : step; /* if it fails, *step is as before */
     int finite;
     if (result != KOPT_OK) return result;
-    if (step == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
-    s.rule = opt->rule;
-    s.weight_format = opt->weight_format;
-    s.moment_format = opt->moment_format;
-    s.rounding = opt->rounding;
-    s.moment_rounding = opt->moment_rounding;
-    s.compensation_rounding = opt->compensation_rounding;
-    s.nesterov = opt->rule == KOPT_SGD && opt->nesterov;
-    s.zero_grad = opt->zero_grad != 0;
-    s.moments = kopt_moments_(opt);
-    s.moments_only = opt->moments_only != 0;
-    s.unrectified = s.sync = 0;
-    s.stable = opt->rule == KOPT_ADAM && opt->stable;
-    s.seed = opt->seed;
+    if (checks && step == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (checks && opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
+    s->rule = opt->rule;
+    if (checks || !KOPT_ALONE_(KOPT_FORMATS_)) {
+        s->weight_format = KOPT_FORMAT_(opt->weight_format);
+        s->moment_format = KOPT_MOMENT_FORMAT_(opt->moment_format);
+    }
+    if (checks || !KOPT_ALONE_(KOPT_ROUNDINGS_)) s->rounding = KOPT_ROUNDING_(opt->rounding);
+    if (checks || !KOPT_ALONE_(KOPT_STATE_ROUNDINGS_)) {
+        s->moment_rounding = KOPT_STATE_ROUNDING_(opt->moment_rounding);
+        s->compensation_rounding = KOPT_STATE_ROUNDING_(opt->compensation_rounding);
+    }
+    if (checks || extras || momentum || (KOPT_RULES_ & ~3u) != 0) {
+        s->moments = kopt_moments_(opt);
+        s->nesterov = momentum && opt->rule == KOPT_SGD && opt->nesterov;
+        s->zero_grad = extras && opt->zero_grad;
+        s->moments_only = extras && opt->moments_only;
+        s->unrectified = s->sync = 0;
+        s->stable = extras && opt->rule == KOPT_ADAM && opt->stable;
+    }
+    s->seed = opt->seed;
     kopt_enter_(&environment);
-    finite = kopt_compute_scalars_(opt, &s);
+    finite = kopt_compute_scalars_(opt, s);
     kopt_leave_(&environment);
     if (!finite) return KOPT_ERROR_RANGE;
-    *step = s;
-    opt->step = s.step;
+    if (checks) *step = *s;
+    opt->step = s->step;
     return KOPT_OK;
 }
 
 static kopt_result kopt_check_step_(const kopt_step *s, const kopt_tensor *t) {
     kopt_result result;
     size_t total;
+    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
     if (s == KOPT_NULL_ || t == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (s->step == 0) return KOPT_ERROR_STEP;
     result = kopt_check_tensor_(t);
@@ -4044,7 +4299,7 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
         if (whole->copy != KOPT_NULL_) job.copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
         job.first = whole->first + i;
         job.end = n;
-        kopt_table_[kopt_isa_current()].step(&job);
+        KOPT_KERNEL_(step)(&job);
         for (k = 0; k < n && s->moment_rounding == KOPT_STOCHASTIC; k++) {
             const uint64_t e = job.first + k;
             if (k == 0 || e % 8 == 0) {
@@ -4061,27 +4316,30 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
     }
 }
 
-static void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t, size_t begin,
+KOPT_LEAN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t, size_t begin,
                            size_t end) {
+    const int extras = KOPT_HAS_(KOPT_WITH_EXTRAS), none = KOPT_HAS_(KOPT_WITH_CHECKS) && at->total == 0;
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
-    int i;
     job->step = s;
     job->weight = KOPT_CAST_(kopt_byte_ *, t->weight);
     job->grad = KOPT_CAST_(kopt_byte_ *, t->grad);
-    job->residual = at->total == 0 ? KOPT_NULL_ : state + at->residual;
-    for (i = 0; i < 4; i++) job->moment[i] = at->total == 0 ? KOPT_NULL_ : state + at->moment[i];
-    job->slow = at->total == 0 ? KOPT_NULL_ : state + at->slow;
-    job->slow_residual = at->total == 0 ? KOPT_NULL_ : state + at->slow_residual;
-    job->counts = t->counts;
+    job->residual = none ? KOPT_NULL_ : state + at->residual;
+    job->moment[0] = none ? KOPT_NULL_ : state + at->moment[0];
+    job->moment[1] = none ? KOPT_NULL_ : state + at->moment[1];
+    job->moment[2] = none ? KOPT_NULL_ : state + at->moment[2];
+    job->moment[3] = none ? KOPT_NULL_ : state + at->moment[3];
+    job->slow = none ? KOPT_NULL_ : state + at->slow;
+    job->slow_residual = none ? KOPT_NULL_ : state + at->slow_residual;
+    job->counts = extras ? t->counts : KOPT_NULL_;
     job->rate = s->rate;
     job->decay = s->decay;
-    job->copy = KOPT_CAST_(kopt_byte_ *, t->copy);
+    job->copy = extras ? KOPT_CAST_(kopt_byte_ *, t->copy) : KOPT_NULL_;
     job->grad_format = t->grad_format;
     job->copy_format = t->copy_format;
     job->moment_format = s->moment_format;
     job->begin = begin;
     job->end = end;
-    job->first = t->first_index;
+    job->first = extras ? t->first_index : 0;
     job->id = t->id;
 }
 
@@ -4090,17 +4348,17 @@ static void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin, si
     const kopt_layout_ at = kopt_layout_of_(kopt_kept_in_(s), t->n);
     kopt_environment_ environment;
     kopt_job_ job;
-    if (begin == end) return;
+    if (KOPT_HAS_(KOPT_WITH_CHECKS) && begin == end) return;
     kopt_make_job_(&job, &at, s, t, begin, end);
     kopt_enter_(&environment);
-    if (kopt_bits_(rate_scale) != 0x3F800000u) {
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && kopt_bits_(rate_scale) != 0x3F800000u) {
         job.rate = kopt_mul_scalar_(job.rate, rate_scale);
         job.decay = kopt_mul_scalar_(job.decay, rate_scale);
     }
-    if (s->moment_format == KOPT_Q8 && s->moments > 0)
+    if (KOPT_HAS_(KOPT_WITH_Q8) && s->moment_format == KOPT_Q8 && s->moments > 0)
         kopt_run_blocks_(&job, KOPT_CAST_(kopt_byte_ *, t->state), &at);
     else
-        kopt_table_[kopt_isa_current()].step(&job);
+        KOPT_KERNEL_(step)(&job);
     kopt_leave_(&environment);
 }
 
@@ -4125,7 +4383,7 @@ static void kopt_measure_(const kopt_step *s, const kopt_tensor *t, size_t begin
             job.begin = 0;
             job.end = n;
         }
-        (kopt_table_[kopt_isa_current()].measure)(&job, KOPT_POINTER_(kopt_byte_ *, ratio));
+        KOPT_KERNEL_(measure)(&job, KOPT_POINTER_(kopt_byte_ *, ratio));
         kopt_leave_(&environment);
         kopt_norm_add(norm, ratio, KOPT_F32, n);
     }
@@ -4134,7 +4392,7 @@ static void kopt_measure_(const kopt_step *s, const kopt_tensor *t, size_t begin
 static void kopt_run_whole_(const kopt_step *s, const kopt_tensor *t) {
     kopt_norm norm;
     float scale = t->rate_scale;
-    if (s->stable && !s->moments_only) {
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && s->stable && !s->moments_only) {
         kopt_bounce_(KOPT_POINTER_(kopt_byte_ *, &norm), sizeof norm, KOPT_POINTER_(kopt_byte_ *, &norm), 0); /* zeros */
         kopt_measure_(s, t, 0, t->n, &norm);
         scale = kopt_mul_scalar_(scale, kopt_stable_scale(&norm, t->n));
@@ -4153,6 +4411,37 @@ KOPT_API_ kopt_result kopt_step_measure(const kopt_step *step, const kopt_tensor
     return KOPT_OK;
 }
 
+/* Not an assignment, which would call memcpy. */
+static void kopt_norm_copy_(kopt_norm *to, const kopt_norm *from) {
+    kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
+    kopt_norm_carry_(to);
+}
+
+/* Digit by digit: 54 bits of the root, the last of them and what remains say how to round. */
+static kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
+    uint64_t rest = 0, root = 0;
+    int pairs, pair, i;
+    kopt_norm n;
+    kopt_norm_copy_(&n, norm);
+    if (n.nonfinite != 0) return kopt_make64_(KOPT_CAST_(uint64_t, 0x7FF) << 52);
+    for (i = 19; i >= 0 && n.digit[i] == 0; i--) {}
+    if (i < 0) return kopt_make64_(0);
+    pairs = 16 * i; /* as many pairs of bits has the sum */
+    for (rest = n.digit[i]; rest != 0; rest >>= 2) pairs++;
+    for (pair = pairs - 1; pair >= pairs - 54; pair--) {
+        const int word = pair >= 320 ? 19 : pair >> 4;
+        uint64_t bit;
+        rest <<= 2;
+        if (pair >= 0) rest |= n.digit[word] >> (2 * (pair - 16 * word)) & 3u;
+        bit = (root << 2) | 1u;
+        root <<= 1;
+        if (rest >= bit) rest -= bit, root |= 1u;
+    }
+    for (; pair >= 0 && rest == 0; pair--) rest = n.digit[pair >> 4] >> (2 * (pair & 15)) & 3u;
+    root = (root >> 1) + ((root & 1u) != 0 && (rest != 0 || (root & 2u) != 0)); /* times 2^(pairs - 53 - 149) */
+    return kopt_make64_((KOPT_CAST_(uint64_t, pairs + 872) << 52) + root);
+}
+
 /* n > 0 as binary64, to nearest. */
 static kopt_f64_ kopt_count64_(uint64_t n) {
     const uint32_t high = KOPT_CAST_(uint32_t, n >> 32), low = KOPT_CAST_(uint32_t, n & 0xFFFFFFFFu);
@@ -4161,7 +4450,6 @@ static kopt_f64_ kopt_count64_(uint64_t n) {
     return kopt_add64_(kopt_mul64_(kopt_whole64_(high), kopt_get64_(4294967296.0)), rest);
 }
 
-static uint64_t kopt_norm_root_(const kopt_norm *norm);
 
 KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
     const kopt_f64_ one = kopt_get64_(1);
@@ -4170,7 +4458,7 @@ KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
     float scale = 1;
     if (norm == KOPT_NULL_ || n == 0 || norm->nonfinite != 0) return scale;
     kopt_enter_(&environment);
-    rms = kopt_mul64_(kopt_from_word64_(kopt_norm_root_(norm)), kopt_sqrt64_(kopt_div64_(one, kopt_count64_(n))));
+    rms = kopt_mul64_(kopt_norm_root_(norm), kopt_sqrt64_(kopt_div64_(one, kopt_count64_(n))));
     if (kopt_less64_(one, rms)) scale = kopt_to_float_(kopt_div64_(one, rms));
     kopt_leave_(&environment);
     return scale;
@@ -4263,12 +4551,6 @@ KOPT_API_ kopt_result kopt_norm_add(kopt_norm *norm, const void *x, kopt_format 
     return KOPT_OK;
 }
 
-/* Not an assignment, which would call memcpy. */
-static void kopt_norm_copy_(kopt_norm *to, const kopt_norm *from) {
-    kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
-    kopt_norm_carry_(to);
-}
-
 KOPT_API_ kopt_result kopt_norm_merge(kopt_norm *norm, const kopt_norm *other) {
     kopt_norm sum;
     int i;
@@ -4295,72 +4577,37 @@ KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *te
     return KOPT_OK;
 }
 
-/* The bits of the norm in binary64. Digit by digit: 54 bits of the root, the last of them and what remains say how to round. */
-static uint64_t kopt_norm_root_(const kopt_norm *norm) {
-    uint64_t rest = 0, root = 0;
-    int pairs, pair, i;
-    kopt_norm n;
-    if (norm == KOPT_NULL_) return 0;
-    kopt_norm_copy_(&n, norm);
-    if (n.nonfinite != 0) return KOPT_CAST_(uint64_t, 0x7FF) << 52;
-    for (i = 19; i >= 0 && n.digit[i] == 0; i--) {}
-    if (i < 0) return 0;
-    pairs = 16 * i; /* as many pairs of bits has the sum */
-    for (rest = n.digit[i]; rest != 0; rest >>= 2) pairs++;
-    for (pair = pairs - 1; pair >= pairs - 54; pair--) {
-        const int word = pair >= 320 ? 19 : pair >> 4;
-        uint64_t bit;
-        rest <<= 2;
-        if (pair >= 0) rest |= n.digit[word] >> (2 * (pair - 16 * word)) & 3u;
-        bit = (root << 2) | 1u;
-        root <<= 1;
-        if (rest >= bit) {
-            rest -= bit;
-            root |= 1u;
-        }
-    }
-    for (; pair >= 0 && rest == 0; pair--) rest = n.digit[pair >> 4] >> (2 * (pair & 15)) & 3u;
-    root = (root >> 1) + ((root & 1u) != 0 && (rest != 0 || (root & 2u) != 0)); /* times 2^(pairs - 53 - 149) */
-    return (KOPT_CAST_(uint64_t, pairs + 872) << 52) + root;
-}
-
 KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
-#if KOPT_SOFT64_ && defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
-    return kopt_to_float_(kopt_norm_root_(norm));
-#else
-    union {
-        double d;
-        uint64_t u;
-    } value;
-    value.u = kopt_norm_root_(norm);
-    return value.d;
-#endif
+    return norm == KOPT_NULL_ ? 0 : kopt_put64_(kopt_norm_root_(norm));
 }
 
 KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double grad_scale) {
-    const double value = kopt_norm_value(norm);
+    const kopt_f64_ zero = kopt_get64_(0), one = kopt_get64_(1), most = kopt_get64_(max_norm);
+    const kopt_f64_ huge = kopt_make64_((KOPT_CAST_(uint64_t, 0x54B249ADu) << 32) + 0x2594C37Du); /* 1e100 */
+    const kopt_f64_ scale = kopt_make64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63)); /* without sign */
+    kopt_f64_ value;
     kopt_environment_ environment;
-    double coefficient = 1;
-    if (norm == KOPT_NULL_ || !kopt_within_(max_norm, 0, 1.7e308) || !(max_norm > 0)) return 1;
-    if (norm->nonfinite != 0 || !kopt_within_(grad_scale, -1e100, 1e100)) return 0;
+    if (norm == KOPT_NULL_ || !kopt_less64_(zero, most) || !kopt_inside64_(most, zero, most)) return 1;
+    if (norm->nonfinite != 0 || !kopt_inside64_(scale, zero, huge)) return 0;
     kopt_enter_(&environment);
-    coefficient = kopt_settle64_(value * kopt_settle64_(grad_scale < 0 ? -grad_scale : grad_scale));
-    coefficient = kopt_settle64_(coefficient + 1e-6);
-    coefficient = kopt_settle64_(kopt_settle64_(max_norm) / coefficient);
+    value = kopt_mul64_(kopt_norm_root_(norm), scale);
+    value = kopt_div64_(most, kopt_add64_(value, kopt_get64_(1e-6)));
     kopt_leave_(&environment);
-    return coefficient < 1 ? coefficient : 1;
+    return kopt_put64_(kopt_less64_(value, one) ? value : one);
 }
 
 KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit) {
     kopt_result result = kopt_check_array_(x, format, n);
     kopt_environment_ environment;
+    const kopt_f64_ largest = kopt_make64_(kopt_wide_bits_(kopt_float_(0x7F7FFFFFu)));
+    kopt_f64_ most = kopt_get64_(limit);
     kopt_tool_ t;
     if (result != KOPT_OK) return result;
-    if (!kopt_within_(limit, 0, 1.7976931348623157e308)) return KOPT_ERROR_RANGE;
+    if (!kopt_inside64_(most, kopt_get64_(0), most)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
-    if (limit > 3.4028234663852886e38) limit = 3.4028234663852886e38;
-    t.limit = kopt_bits_(kopt_to_float_(kopt_get64_(limit)));
-    if (KOPT_CAST_(double, kopt_float_(t.limit)) > limit) t.limit--; /* towards zero */
+    if (kopt_less64_(largest, most)) most = largest;
+    t.limit = kopt_bits_(kopt_to_float_(most));
+    if (kopt_less64_(most, kopt_make64_(kopt_wide_bits_(kopt_float_(t.limit))))) t.limit--; /* towards zero */
     if (format == KOPT_BF16) t.limit >>= 16;
     if (format == KOPT_FP16) {
         const uint32_t exact = t.limit;
@@ -4389,7 +4636,7 @@ static kopt_result kopt_convert_run_(kopt_conversion_ *c, void *dst, const void 
     c->dst = KOPT_CAST_(kopt_byte_ *, dst);
     c->src = KOPT_CAST_(const kopt_byte_ *, src);
     kopt_enter_(&environment);
-    (kopt_table_[kopt_isa_current()].convert)(c);
+    KOPT_KERNEL_(convert)(c);
     kopt_leave_(&environment);
     return KOPT_OK;
 }
@@ -4423,7 +4670,7 @@ KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format,
 
 KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
     if (!kopt_format_valid_(format) || (x == KOPT_NULL_ && n != 0)) return 0;
-    return (kopt_table_[kopt_isa_current()].all_finite)(KOPT_CAST_(const kopt_byte_ *, x), format, n);
+    return KOPT_KERNEL_(all_finite)(KOPT_CAST_(const kopt_byte_ *, x), format, n);
 }
 
 /* ---- leave nothing behind ---- */
