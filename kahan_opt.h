@@ -714,14 +714,6 @@ KOPT_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding ro
     return rounding == KOPT_COMPACT ? 1 : 2;
 }
 
-/* memcpy of a fixed size: one instruction where the machine allows it, and no libc anywhere. */
-#ifdef KOPT_GNU_
-#define KOPT_COPY_(to, from, size) __builtin_memcpy(to, from, size)
-#else
-#define KOPT_COPY_(to, from, size) \
-    kopt_copy_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), size)
-#endif
-
 /* Makes an integer opaque: a loop over it is not turned into a call of memcpy or memset. */
 #ifdef KOPT_GNU_
 #define KOPT_OPAQUE_(x) __asm__("" : "+r"(x))
@@ -737,27 +729,46 @@ KOPT_INLINE_ void kopt_copy_(kopt_byte_ *to, const kopt_byte_ *from, size_t size
     }
 }
 
+/* Numbers at any address: one instruction where the machine allows it, and never a call of memcpy. */
+#ifdef KOPT_GNU_
+typedef uint16_t kopt_any16_ __attribute__((aligned(1), may_alias));
+typedef uint32_t kopt_any32_ __attribute__((aligned(1), may_alias));
+#define KOPT_COPY_(type, to, from) (*KOPT_POINTER_(type *, to) = *KOPT_CONST_POINTER_(const type *, from))
+#else
+typedef uint16_t kopt_any16_;
+typedef uint32_t kopt_any32_;
+#define KOPT_COPY_(type, to, from) \
+    kopt_copy_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof(type))
+#endif
+
 KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) {
     uint16_t x;
-    KOPT_COPY_(&x, p, 2);
+    KOPT_COPY_(kopt_any16_, &x, p);
     return x;
 }
 
 KOPT_INLINE_ uint32_t kopt_load32_(const kopt_byte_ *p) {
     uint32_t x;
-    KOPT_COPY_(&x, p, 4);
+    KOPT_COPY_(kopt_any32_, &x, p);
     return x;
 }
 
 KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t value) {
     const uint16_t x = KOPT_CAST_(uint16_t, value);
-    KOPT_COPY_(p, &x, 2);
+    KOPT_COPY_(kopt_any16_, p, &x);
 }
 
-KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { KOPT_COPY_(p, &x, 4); }
+KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { KOPT_COPY_(kopt_any32_, p, &x); }
 
 static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_copy_called_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
     kopt_copy_(to, from, size);
+}
+
+/* A copy that no store through a job's pointers can change. Not an assignment, which some compilers make a call of
+   memcpy. */
+KOPT_INLINE_ const kopt_job_ *kopt_copy_job_(kopt_job_ *to, const kopt_job_ *from) {
+    kopt_copy_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
+    return to;
 }
 
 /* The first `size` bytes of p, and zeros. Returns part. */
@@ -1249,23 +1260,25 @@ typedef __m128i mask_;
 
 #ifdef KOPT_GNU_
 #define SETTLE_(r) __asm__("" : "+x"(r))
+#define APPLY_(a, operation, b, intrinsic) ((a)operation(b)) /* gcc -m32 -Ofast refuses to inline these intrinsics */
 #else
 #define SETTLE_(r) ((void)0)
+#define APPLY_(a, operation, b, intrinsic) intrinsic(a, b)
 #endif
 
-FN_ floats_ set_(float x) { return _mm_set1_ps(x); }
+FN_ floats_ set_(float x) { return _mm_castsi128_ps(_mm_set1_epi32(KOPT_CAST_(int, kopt_bits_(x)))); }
 FN_ floats_ add_(floats_ a, floats_ b) {
-    floats_ r = _mm_add_ps(a, b);
+    floats_ r = APPLY_(a, +, b, _mm_add_ps);
     SETTLE_(r);
     return r;
 }
 FN_ floats_ sub_(floats_ a, floats_ b) {
-    floats_ r = _mm_sub_ps(a, b);
+    floats_ r = APPLY_(a, -, b, _mm_sub_ps);
     SETTLE_(r);
     return r;
 }
 FN_ floats_ mul_(floats_ a, floats_ b) {
-    floats_ r = _mm_mul_ps(a, b);
+    floats_ r = APPLY_(a, *, b, _mm_mul_ps);
     SETTLE_(r);
     return r;
 }
@@ -2319,8 +2332,9 @@ static KOPT_NOINLINE_ ISA_TARGET_ void general_(const kopt_job_ *j, size_t begin
 #ifdef PAIRS_
 /* The same with constant formats, for the baseline: 1.5 times as fast. */
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_f32)(const kopt_job_ *j) {
-    const kopt_job_ local = *j; /* a copy: no store can change it */
+    kopt_job_ local;
     kopt_kind_ kind;
+    kopt_copy_job_(&local, j);
     kind.rule = KOPT_ADAM;
     kind.weight = kind.grad = kind.moment = KOPT_F32;
     kind.rounding = kind.moment_rounding = kind.compensation_rounding = KOPT_NEAREST;
@@ -2460,7 +2474,8 @@ FN_ void pair_prefetch_(const kopt_job_ *j, kopt_kind_ kind, size_t i) {
 
 FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding rounding, kopt_rounding small_stores,
                 int unrectified) {
-    const kopt_job_ local = *general_job, *const j = &local; /* a copy: no store can change it */
+    kopt_job_ local;
+    const kopt_job_ *const j = kopt_copy_job_(&local, general_job);
     const kopt_step *s = j->step;
     scalars_ k = spread_(j);
     const cipher_ cipher = cipher_of_(s->seed, s->step, j->id, KOPT_RANDOM_STEP_);
@@ -2886,6 +2901,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef PAIRS_
 #undef GENERIC_FP16_
 #undef SETTLE_
+#undef APPLY_
 #undef scalars_
 #undef spread_
 #undef cipher_
@@ -3491,7 +3507,11 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
    Then residual[n], the moments[n] in their order (8-bit: each followed by its scales) and, for Ranger, slow weights[n]
    and their residual[n], each array rounded up to 4 bytes: in the machine's byte order while the block is open, little-endian while it is sealed. */
 static void kopt_put_(kopt_byte_ *p, uint64_t value, int bytes) {
-    for (; bytes > 0; bytes--, value >>= 8) *p++ = KOPT_CAST_(kopt_byte_, value & 0xFFu);
+    for (; bytes > 0; bytes--, value >>= 8) {
+        uint32_t byte = KOPT_CAST_(uint32_t, value & 0xFFu);
+        KOPT_OPAQUE_(byte); /* or zeros become a call of memset */
+        *p++ = KOPT_CAST_(kopt_byte_, byte);
+    }
 }
 
 static uint64_t kopt_get_(const kopt_byte_ *p, int bytes) {
@@ -3952,7 +3972,7 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
     finite = kopt_compute_scalars_(opt, &s);
     kopt_leave_(&environment);
     if (!finite) return KOPT_ERROR_RANGE;
-    *step = s;
+    kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, step), KOPT_CONST_POINTER_(const kopt_byte_ *, &s), sizeof s);
     opt->step = s.step;
     return KOPT_OK;
 }
