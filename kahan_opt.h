@@ -311,7 +311,8 @@ KOPT_API_ uint32_t kopt_random(uint64_t seed, uint32_t step, uint32_t id, uint32
 #define KOPT_SETTLE_(x) __asm__("" : "+w"(x))
 #elif defined(__arm__) && defined(__ARM_FP)
 #define KOPT_SETTLE_(x) __asm__("" : "+t"(x))
-#elif defined(__riscv_flen) || defined(__powerpc__) || defined(__s390x__) || defined(__mips_hard_float)
+#elif defined(__riscv_flen) || defined(__s390x__) || defined(__mips_hard_float) || \
+    (defined(__powerpc__) && !defined(_SOFT_FLOAT))
 #define KOPT_SETTLE_(x) __asm__("" : "+f"(x))
 #elif defined(__i386__) || defined(__wasm__)
 #define KOPT_SETTLE_(x) __asm__("" : "+m"(x))
@@ -3076,44 +3077,68 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa) {
 }
 
 /* The FP environment of a call is the IEEE default (nearest even, gradual underflow, no traps); the caller's is put
-   back. */
+   back. Flags that are raised stay raised where that costs nothing. */
 typedef struct kopt_environment_ {
-    uint32_t sse;
+    uint32_t control; /* MXCSR, FPCR, FPSCR, ... */
     uint16_t x87;
-    uint64_t arm;
+    double power; /* PowerPC reads its FPSCR into a floating-point register */
 } kopt_environment_;
+
+#if (defined(KOPT_GNU_) || defined(__TINYC__)) && (defined(__x86_64__) || defined(__i386__))
+#if defined(__SSE__) || (defined(__TINYC__) && defined(__x86_64__))
+#define KOPT_USES_MXCSR_() 1
+#elif defined(KOPT_X86_)
+#define KOPT_USES_MXCSR_() (kopt_isa_current() != KOPT_ISA_SCALAR)
+#else
+#define KOPT_USES_MXCSR_() 0
+#endif
+#if defined(__i386__) || !defined(__SSE2_MATH__)
+#define KOPT_USES_X87_() 1
+#else
+#define KOPT_USES_X87_() 0
+#endif
+#ifdef __TINYC__ /* it does not know the names */
+#define KOPT_STMXCSR_(x) __asm__ __volatile__(".byte 0x0F, 0xAE, 0x18" : : "a"(&(x)) : "memory")
+#define KOPT_LDMXCSR_(x) __asm__ __volatile__(".byte 0x0F, 0xAE, 0x10" : : "a"(&(x)) : "memory")
+#else
+#define KOPT_STMXCSR_(x) __asm__ __volatile__("stmxcsr %0" : "=m"(x))
+#define KOPT_LDMXCSR_(x) __asm__ __volatile__("ldmxcsr %0" : : "m"(x))
+#endif
+#endif
 
 static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 #if defined(KOPT_X86_) && !defined(KOPT_GNU_)
-    e->sse = _mm_getcsr();
+    e->control = _mm_getcsr();
     _mm_setcsr(0x1F80u);
-#elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__i386__))
+#elif defined(KOPT_USES_X87_)
     const uint32_t sse = 0x1F80u;
     const uint16_t x87 = 0x027Fu; /* 53-bit precision: a double operation rounds once */
-    e->sse = 0;
-#if defined(__x86_64__) || defined(__SSE2__)
-    __asm__ __volatile__("stmxcsr %0" : "=m"(e->sse));
-    __asm__ __volatile__("ldmxcsr %0" : : "m"(sse));
-#elif defined(KOPT_X86_)
-    if (kopt_isa_usable(KOPT_ISA_SSE2)) {
-        __asm__ __volatile__("stmxcsr %0" : "=m"(e->sse));
-        __asm__ __volatile__("ldmxcsr %0" : : "m"(sse));
+    if (KOPT_USES_MXCSR_()) {
+        KOPT_STMXCSR_(e->control);
+        KOPT_LDMXCSR_(sse);
     }
-#endif
-    KOPT_CAST_(void, sse);
-#ifdef __i386__
-    __asm__ __volatile__("fnstcw %0" : "=m"(e->x87));
-    __asm__ __volatile__("fldcw %0" : : "m"(x87));
-#endif
-    KOPT_CAST_(void, x87);
+    if (KOPT_USES_X87_()) {
+        __asm__ __volatile__("fnstcw %0" : "=m"(e->x87));
+        __asm__ __volatile__("fldcw %0" : : "m"(x87));
+    }
 #elif defined(KOPT_GNU_) && defined(__aarch64__)
-    __asm__ __volatile__("mrs %0, fpcr" : "=r"(e->arm));
+    uint64_t old;
+    __asm__ __volatile__("mrs %0, fpcr" : "=r"(old));
     __asm__ __volatile__("msr fpcr, %0" : : "r"(KOPT_CAST_(uint64_t, 0)));
+    e->control = KOPT_CAST_(uint32_t, old);
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
-    uint32_t fpscr;
-    __asm__ __volatile__("vmrs %0, fpscr" : "=r"(fpscr));
-    e->arm = fpscr;
-    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(fpscr & 0xF800009Fu)); /* keeps the flags */
+    __asm__ __volatile__("vmrs %0, fpscr" : "=r"(e->control));
+    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF800009Fu)); /* keeps the flags */
+#elif defined(KOPT_GNU_) && defined(__riscv_flen)
+    __asm__ __volatile__("fsrm %0, zero" : "=r"(e->control));
+#elif defined(KOPT_GNU_) && defined(__s390x__)
+    __asm__ __volatile__("efpc %0" : "=d"(e->control));
+    __asm__ __volatile__("sfpc %0" : : "d"(e->control & 0x07FFFFF8u));
+#elif defined(KOPT_GNU_) && defined(__mips_hard_float)
+    __asm__ __volatile__("cfc1 %0, $31" : "=r"(e->control));
+    __asm__ __volatile__("ctc1 %0, $31" : : "r"(e->control & 0xFEFFF07Cu));
+#elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
+    __asm__ __volatile__("mffs %0\n\tmtfsfi 6, 0\n\tmtfsfi 7, 0" : "=d"(e->power));
 #else
     KOPT_CAST_(void, e);
 #endif
@@ -3121,18 +3146,22 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 
 static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 #if defined(KOPT_X86_) && !defined(KOPT_GNU_)
-    _mm_setcsr(e->sse);
-#elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__i386__))
-#if defined(__x86_64__) || defined(__SSE2__) || defined(KOPT_X86_)
-    if (e->sse != 0) __asm__ __volatile__("ldmxcsr %0" : : "m"(e->sse));
-#endif
-#ifdef __i386__
-    __asm__ __volatile__("fldcw %0" : : "m"(e->x87));
-#endif
+    _mm_setcsr(e->control);
+#elif defined(KOPT_USES_X87_)
+    if (KOPT_USES_MXCSR_()) KOPT_LDMXCSR_(e->control);
+    if (KOPT_USES_X87_()) __asm__ __volatile__("fldcw %0" : : "m"(e->x87));
 #elif defined(KOPT_GNU_) && defined(__aarch64__)
-    __asm__ __volatile__("msr fpcr, %0" : : "r"(e->arm));
+    __asm__ __volatile__("msr fpcr, %0" : : "r"(KOPT_CAST_(uint64_t, e->control)));
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
-    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(KOPT_CAST_(uint32_t, e->arm)));
+    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control));
+#elif defined(KOPT_GNU_) && defined(__riscv_flen)
+    __asm__ __volatile__("fsrm %0" : : "r"(e->control));
+#elif defined(KOPT_GNU_) && defined(__s390x__)
+    __asm__ __volatile__("sfpc %0" : : "d"(e->control));
+#elif defined(KOPT_GNU_) && defined(__mips_hard_float)
+    __asm__ __volatile__("ctc1 %0, $31" : : "r"(e->control));
+#elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
+    __asm__ __volatile__("mtfsf 3, %0" : : "d"(e->power)); /* the fields of traps and rounding only */
 #else
     KOPT_CAST_(void, e);
 #endif
@@ -3595,12 +3624,13 @@ static kopt_result kopt_check_state_(const kopt_optimizer *opt, const kopt_tenso
 }
 
 /* One weight and its residual from an fp32 value, rounded to nearest. */
-static void kopt_write_weight_(const kopt_optimizer *opt, kopt_byte_ *weight, kopt_byte_ *residual, float x) {
+static void kopt_write_weight_(const kopt_optimizer *opt, kopt_byte_ *weight, kopt_byte_ *residual, uint32_t bits) {
     const kopt_format format = opt->weight_format;
     const uint32_t infinity = format == KOPT_BF16 ? 0x7F80u : 0x7C00u;
+    const float x = kopt_float_(bits);
     uint32_t u, kept;
     if (format == KOPT_F32) {
-        kopt_store32_(weight, kopt_bits_(x));
+        kopt_store32_(weight, bits); /* not x: an x87 register would quiet a NaN */
     } else if (opt->rounding == KOPT_EXACT || opt->rounding == KOPT_COMPACT) {
         u = kopt_extended_scalar_(x, format);
         if (opt->rounding == KOPT_COMPACT) u = (u + 0x80u) & 0xFFFFFF00u;
@@ -3685,7 +3715,8 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t,
         kopt_enter_(&environment);
         for (i = 0; i < t->n; i++)
             kopt_write_weight_(opt, weight + i * weight_bytes,
-                               residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes, weights[i]);
+                               residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes,
+                               kopt_load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, weights + i)));
         kopt_leave_(&environment);
     }
     kopt_start_slow_(opt, t);
@@ -3766,16 +3797,17 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t
                        kopt_is_square_(opt->rule, k), KOPT_NULL_, 0);
     }
     for (; i < t->n; i++) {
-        float x = in[i];
+        const uint32_t bits = kopt_load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, in + i));
+        float x = kopt_float_(bits);
         uint32_t rounded;
         if (what == KOPT_WEIGHT) {
             kopt_write_weight_(opt, weight + i * weight_bytes,
-                               residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes, x);
+                               residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes, bits);
             continue;
         }
         moment = state + at.moment[what - KOPT_FIRST_MOMENT] + i * moment_bytes;
         if (opt->moment_format == KOPT_F32) {
-            kopt_store32_(moment, kopt_bits_(x));
+            kopt_store32_(moment, bits);
             continue;
         }
         if (rooted) x = kopt_sqrt_(x);
