@@ -37,7 +37,7 @@ __attribute__((used, noreturn)) static void fault(void)
 __attribute__((naked, used)) static void reset(void)
 {
 #ifdef __ARM_FP
-    __asm__("ldr r0, =0xE000ED88\n\tldr r1, [r0]\n\torr r1, r1, #0x00F00000\n\tstr r1, [r0]\n\tdsb\n\tisb");
+    __asm__("movw r0, #0xED88\n\tmovt r0, #0xE000\n\tldr r1, [r0]\n\torr r1, r1, #0x00F00000\n\tstr r1, [r0]\n\tdsb\n\tisb");
 #endif
     __asm__("bl run");
 }
