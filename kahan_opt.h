@@ -342,7 +342,8 @@ KOPT_API_ uint32_t kopt_random(uint64_t seed, uint32_t step, uint32_t id, uint32
 #define KOPT_SETTLE_(x) __asm__("" : "+w"(x))
 #elif defined(__arm__) && defined(__ARM_FP)
 #define KOPT_SETTLE_(x) __asm__("" : "+t"(x))
-#elif defined(__riscv_flen) || defined(__powerpc__) || defined(__s390x__) || defined(__mips_hard_float)
+#elif defined(__riscv_flen) || defined(__s390x__) || defined(__mips_hard_float) || \
+    (defined(__powerpc__) && !defined(_SOFT_FLOAT))
 #define KOPT_SETTLE_(x) __asm__("" : "+f"(x))
 #elif defined(__i386__) || defined(__wasm__)
 #define KOPT_SETTLE_(x) __asm__("" : "+m"(x))
@@ -813,14 +814,6 @@ static KOPT_FORCE_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kop
     return rounding == KOPT_COMPACT ? 1 : 2;
 }
 
-/* memcpy of a fixed size: one instruction where the machine allows it, and no libc anywhere. */
-#ifdef KOPT_GNU_
-#define KOPT_COPY_(to, from, size) __builtin_memcpy(to, from, size)
-#else
-#define KOPT_COPY_(to, from, size) \
-    kopt_copy_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), size)
-#endif
-
 /* Makes an integer opaque: a loop over it is not turned into a call of memcpy or memset. */
 #ifdef KOPT_GNU_
 #define KOPT_OPAQUE_(x) __asm__("" : "+r"(x))
@@ -836,27 +829,46 @@ KOPT_INLINE_ void kopt_copy_(kopt_byte_ *to, const kopt_byte_ *from, size_t size
     }
 }
 
+/* Numbers at any address: one instruction where the machine allows it, and never a call of memcpy. */
+#ifdef KOPT_GNU_
+typedef uint16_t kopt_any16_ __attribute__((aligned(1), may_alias));
+typedef uint32_t kopt_any32_ __attribute__((aligned(1), may_alias));
+#define KOPT_COPY_(type, to, from) (*KOPT_POINTER_(type *, to) = *KOPT_CONST_POINTER_(const type *, from))
+#else
+typedef uint16_t kopt_any16_;
+typedef uint32_t kopt_any32_;
+#define KOPT_COPY_(type, to, from) \
+    kopt_copy_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof(type))
+#endif
+
 KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) {
     uint16_t x;
-    KOPT_COPY_(&x, p, 2);
+    KOPT_COPY_(kopt_any16_, &x, p);
     return x;
 }
 
 KOPT_INLINE_ uint32_t kopt_load32_(const kopt_byte_ *p) {
     uint32_t x;
-    KOPT_COPY_(&x, p, 4);
+    KOPT_COPY_(kopt_any32_, &x, p);
     return x;
 }
 
 KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t value) {
     const uint16_t x = KOPT_CAST_(uint16_t, value);
-    KOPT_COPY_(p, &x, 2);
+    KOPT_COPY_(kopt_any16_, p, &x);
 }
 
-KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { KOPT_COPY_(p, &x, 4); }
+KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { KOPT_COPY_(kopt_any32_, p, &x); }
 
 static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_copy_called_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
     kopt_copy_(to, from, size);
+}
+
+/* A copy that no store through a job's pointers can change. Not an assignment, which some compilers make a call of
+   memcpy. */
+KOPT_INLINE_ const kopt_job_ *kopt_copy_job_(kopt_job_ *to, const kopt_job_ *from) {
+    kopt_copy_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
+    return to;
 }
 
 /* The first `size` bytes of p, and zeros. Returns part. */
@@ -1408,23 +1420,25 @@ typedef __m128i mask_;
 
 #ifdef KOPT_GNU_
 #define SETTLE_(r) __asm__("" : "+x"(r))
+#define APPLY_(a, operation, b, intrinsic) ((a)operation(b)) /* gcc -m32 -Ofast refuses to inline these intrinsics */
 #else
 #define SETTLE_(r) ((void)0)
+#define APPLY_(a, operation, b, intrinsic) intrinsic(a, b)
 #endif
 
-FN_ floats_ set_(float x) { return _mm_set1_ps(x); }
+FN_ floats_ set_(float x) { return _mm_castsi128_ps(_mm_set1_epi32(KOPT_CAST_(int, kopt_bits_(x)))); }
 FN_ floats_ add_(floats_ a, floats_ b) {
-    floats_ r = _mm_add_ps(a, b);
+    floats_ r = APPLY_(a, +, b, _mm_add_ps);
     SETTLE_(r);
     return r;
 }
 FN_ floats_ sub_(floats_ a, floats_ b) {
-    floats_ r = _mm_sub_ps(a, b);
+    floats_ r = APPLY_(a, -, b, _mm_sub_ps);
     SETTLE_(r);
     return r;
 }
 FN_ floats_ mul_(floats_ a, floats_ b) {
-    floats_ r = _mm_mul_ps(a, b);
+    floats_ r = APPLY_(a, *, b, _mm_mul_ps);
     SETTLE_(r);
     return r;
 }
@@ -2541,8 +2555,9 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
 #ifdef PAIRS_
 /* The same with constant formats, for the baseline: 1.5 times as fast. */
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_f32)(const kopt_job_ *j) {
-    const kopt_job_ local = *j; /* a copy: no store can change it */
+    kopt_job_ local;
     kopt_kind_ kind;
+    kopt_copy_job_(&local, j);
     kind.rule = KOPT_ADAM;
     kind.weight = kind.grad = kind.moment = KOPT_F32;
     kind.rounding = kind.moment_rounding = kind.compensation_rounding = KOPT_NEAREST;
@@ -2683,7 +2698,8 @@ FN_ void pair_prefetch_(const kopt_job_ *j, kopt_kind_ kind, size_t i) {
 
 FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding rounding, kopt_rounding small_stores,
                 int unrectified) {
-    const kopt_job_ local = *general_job, *const j = &local; /* a copy: no store can change it */
+    kopt_job_ local;
+    const kopt_job_ *const j = kopt_copy_job_(&local, general_job);
     const kopt_step *s = j->step;
     scalars_ k = spread_(j);
     const cipher_ cipher = cipher_of_(s->seed, s->step, j->id, KOPT_RANDOM_STEP_);
@@ -3133,6 +3149,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef SETTLE_
 #undef APART_
 #undef MOMENTS_
+#undef APPLY_
 #undef scalars_
 #undef spread_
 #undef cipher_
@@ -3313,46 +3330,70 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa) {
 }
 
 /* The FP environment of a call is the IEEE default (nearest even, gradual underflow, no traps); the caller's is put
-   back. */
+   back. Flags that are raised stay raised where that costs nothing. */
 typedef struct kopt_environment_ {
-    uint32_t sse;
+    uint32_t control; /* MXCSR, FPCR, FPSCR, ... */
     uint16_t x87;
-    uint64_t arm;
+    double power; /* PowerPC reads its FPSCR into a floating-point register */
 } kopt_environment_;
+
+#if (defined(KOPT_GNU_) || defined(__TINYC__)) && (defined(__x86_64__) || defined(__i386__))
+#if defined(__SSE__) || (defined(__TINYC__) && defined(__x86_64__))
+#define KOPT_USES_MXCSR_() 1
+#elif defined(KOPT_X86_)
+#define KOPT_USES_MXCSR_() (kopt_isa_current() != KOPT_ISA_SCALAR)
+#else
+#define KOPT_USES_MXCSR_() 0
+#endif
+#if defined(__i386__) || !defined(__SSE2_MATH__)
+#define KOPT_USES_X87_() 1
+#else
+#define KOPT_USES_X87_() 0
+#endif
+#ifdef __TINYC__ /* it does not know the names */
+#define KOPT_STMXCSR_(x) __asm__ __volatile__(".byte 0x0F, 0xAE, 0x18" : : "a"(&(x)) : "memory")
+#define KOPT_LDMXCSR_(x) __asm__ __volatile__(".byte 0x0F, 0xAE, 0x10" : : "a"(&(x)) : "memory")
+#else
+#define KOPT_STMXCSR_(x) __asm__ __volatile__("stmxcsr %0" : "=m"(x))
+#define KOPT_LDMXCSR_(x) __asm__ __volatile__("ldmxcsr %0" : : "m"(x))
+#endif
+#endif
 
 static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 #if !(KAHAN_OPT_ONLY & KOPT_WITH_CHECKS)
     KOPT_CAST_(void, e);
 #elif defined(KOPT_X86_) && !defined(KOPT_GNU_)
-    e->sse = _mm_getcsr();
+    e->control = _mm_getcsr();
     _mm_setcsr(0x1F80u);
-#elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__i386__))
+#elif defined(KOPT_USES_X87_)
     const uint32_t sse = 0x1F80u;
     const uint16_t x87 = 0x027Fu; /* 53-bit precision: a double operation rounds once */
-    e->sse = 0;
-#if defined(__x86_64__) || defined(__SSE2__)
-    __asm__ __volatile__("stmxcsr %0" : "=m"(e->sse));
-    __asm__ __volatile__("ldmxcsr %0" : : "m"(sse));
-#elif defined(KOPT_X86_)
-    if (kopt_isa_usable(KOPT_ISA_SSE2)) {
-        __asm__ __volatile__("stmxcsr %0" : "=m"(e->sse));
-        __asm__ __volatile__("ldmxcsr %0" : : "m"(sse));
+    if (KOPT_USES_MXCSR_()) {
+        KOPT_STMXCSR_(e->control);
+        KOPT_LDMXCSR_(sse);
     }
-#endif
-    KOPT_CAST_(void, sse);
-#ifdef __i386__
-    __asm__ __volatile__("fnstcw %0" : "=m"(e->x87));
-    __asm__ __volatile__("fldcw %0" : : "m"(x87));
-#endif
-    KOPT_CAST_(void, x87);
+    if (KOPT_USES_X87_()) {
+        __asm__ __volatile__("fnstcw %0" : "=m"(e->x87));
+        __asm__ __volatile__("fldcw %0" : : "m"(x87));
+    }
 #elif defined(KOPT_GNU_) && defined(__aarch64__)
-    __asm__ __volatile__("mrs %0, fpcr" : "=r"(e->arm));
+    uint64_t old;
+    __asm__ __volatile__("mrs %0, fpcr" : "=r"(old));
     __asm__ __volatile__("msr fpcr, %0" : : "r"(KOPT_CAST_(uint64_t, 0)));
+    e->control = KOPT_CAST_(uint32_t, old);
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
-    uint32_t fpscr;
-    __asm__ __volatile__("vmrs %0, fpscr" : "=r"(fpscr));
-    e->arm = fpscr;
-    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(fpscr & 0xF800009Fu)); /* keeps the flags */
+    __asm__ __volatile__("vmrs %0, fpscr" : "=r"(e->control));
+    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF800009Fu)); /* keeps the flags */
+#elif defined(KOPT_GNU_) && defined(__riscv_flen)
+    __asm__ __volatile__("fsrm %0, zero" : "=r"(e->control));
+#elif defined(KOPT_GNU_) && defined(__s390x__)
+    __asm__ __volatile__("efpc %0" : "=d"(e->control));
+    __asm__ __volatile__("sfpc %0" : : "d"(e->control & 0x07FFFFF8u));
+#elif defined(KOPT_GNU_) && defined(__mips_hard_float)
+    __asm__ __volatile__("cfc1 %0, $31" : "=r"(e->control));
+    __asm__ __volatile__("ctc1 %0, $31" : : "r"(e->control & 0xFEFFF07Cu));
+#elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
+    __asm__ __volatile__("mffs %0\n\tmtfsfi 6, 0\n\tmtfsfi 7, 0" : "=d"(e->power));
 #else
     KOPT_CAST_(void, e);
 #endif
@@ -3362,18 +3403,22 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 #if !(KAHAN_OPT_ONLY & KOPT_WITH_CHECKS)
     KOPT_CAST_(void, e);
 #elif defined(KOPT_X86_) && !defined(KOPT_GNU_)
-    _mm_setcsr(e->sse);
-#elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__i386__))
-#if defined(__x86_64__) || defined(__SSE2__) || defined(KOPT_X86_)
-    if (e->sse != 0) __asm__ __volatile__("ldmxcsr %0" : : "m"(e->sse));
-#endif
-#ifdef __i386__
-    __asm__ __volatile__("fldcw %0" : : "m"(e->x87));
-#endif
+    _mm_setcsr(e->control);
+#elif defined(KOPT_USES_X87_)
+    if (KOPT_USES_MXCSR_()) KOPT_LDMXCSR_(e->control);
+    if (KOPT_USES_X87_()) __asm__ __volatile__("fldcw %0" : : "m"(e->x87));
 #elif defined(KOPT_GNU_) && defined(__aarch64__)
-    __asm__ __volatile__("msr fpcr, %0" : : "r"(e->arm));
+    __asm__ __volatile__("msr fpcr, %0" : : "r"(KOPT_CAST_(uint64_t, e->control)));
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
-    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(KOPT_CAST_(uint32_t, e->arm)));
+    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control));
+#elif defined(KOPT_GNU_) && defined(__riscv_flen)
+    __asm__ __volatile__("fsrm %0" : : "r"(e->control));
+#elif defined(KOPT_GNU_) && defined(__s390x__)
+    __asm__ __volatile__("sfpc %0" : : "d"(e->control));
+#elif defined(KOPT_GNU_) && defined(__mips_hard_float)
+    __asm__ __volatile__("ctc1 %0, $31" : : "r"(e->control));
+#elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
+    __asm__ __volatile__("mtfsf 3, %0" : : "d"(e->power)); /* the fields of traps and rounding only */
 #else
     KOPT_CAST_(void, e);
 #endif
@@ -3773,7 +3818,11 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
    Then residual[n], the moments[n] in their order (8-bit: each followed by its scales) and, for Ranger, slow weights[n]
    and their residual[n], each array rounded up to 4 bytes: in the machine's byte order while the block is open, little-endian while it is sealed. */
 static void kopt_put_(kopt_byte_ *p, uint64_t value, int bytes) {
-    for (; bytes > 0; bytes--, value >>= 8) *p++ = KOPT_CAST_(kopt_byte_, value & 0xFFu);
+    for (; bytes > 0; bytes--, value >>= 8) {
+        uint32_t byte = KOPT_CAST_(uint32_t, value & 0xFFu);
+        KOPT_OPAQUE_(byte); /* or zeros become a call of memset */
+        *p++ = KOPT_CAST_(kopt_byte_, byte);
+    }
 }
 
 static uint64_t kopt_get_(const kopt_byte_ *p, int bytes) {
@@ -3865,12 +3914,13 @@ static kopt_result kopt_check_state_(const kopt_optimizer *opt, const kopt_tenso
 }
 
 /* One weight and its residual from an fp32 value, rounded to nearest. */
-static void kopt_write_weight_(const kopt_optimizer *opt, kopt_byte_ *weight, kopt_byte_ *residual, float x) {
+static void kopt_write_weight_(const kopt_optimizer *opt, kopt_byte_ *weight, kopt_byte_ *residual, uint32_t bits) {
     const kopt_format format = opt->weight_format;
     const uint32_t infinity = format == KOPT_BF16 ? 0x7F80u : 0x7C00u;
+    const float x = kopt_float_(bits);
     uint32_t u, kept;
     if (format == KOPT_F32) {
-        kopt_store32_(weight, kopt_bits_(x));
+        kopt_store32_(weight, bits); /* not x: an x87 register would quiet a NaN */
     } else if (opt->rounding == KOPT_EXACT || opt->rounding == KOPT_COMPACT) {
         u = kopt_extended_scalar_(x, format);
         if (opt->rounding == KOPT_COMPACT) u = (u + 0x80u) & 0xFFFFFF00u;
@@ -3956,7 +4006,8 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t,
         kopt_enter_(&environment);
         for (i = 0; i < t->n; i++)
             kopt_write_weight_(opt, weight + i * weight_bytes,
-                               residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes, weights[i]);
+                               residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes,
+                               kopt_load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, weights + i)));
         kopt_leave_(&environment);
     }
     kopt_start_slow_(opt, t);
@@ -4037,16 +4088,17 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t
                        kopt_is_square_(opt->rule, k), KOPT_NULL_, 0);
     }
     for (; i < t->n; i++) {
-        float x = in[i];
+        const uint32_t bits = kopt_load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, in + i));
+        float x = kopt_float_(bits);
         uint32_t rounded;
         if (what == KOPT_WEIGHT) {
             kopt_write_weight_(opt, weight + i * weight_bytes,
-                               residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes, x);
+                               residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes, bits);
             continue;
         }
         moment = state + at.moment[what - KOPT_FIRST_MOMENT] + i * moment_bytes;
         if (opt->moment_format == KOPT_F32) {
-            kopt_store32_(moment, kopt_bits_(x));
+            kopt_store32_(moment, bits);
             continue;
         }
         if (rooted) x = kopt_sqrt_(x);
@@ -4250,7 +4302,7 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
     finite = kopt_compute_scalars_(opt, s);
     kopt_leave_(&environment);
     if (!finite) return KOPT_ERROR_RANGE;
-    if (checks) *step = *s;
+    if (checks) kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, step), KOPT_CONST_POINTER_(const kopt_byte_ *, s), sizeof *s);
     opt->step = s->step;
     return KOPT_OK;
 }
