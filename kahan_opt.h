@@ -851,9 +851,8 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
 #endif
 #endif
 
-/* The bits of a double; a 32-bit double is widened, exactly. */
-KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
-#if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
+/* The bits of the double that equals a float. */
+static KOPT_UNUSED_ uint64_t kopt_wide64_(float x) {
     uint32_t u = kopt_bits_(x), digits = u & 0x007FFFFFu, exponent = (u >> 23 & 0xFFu) + 896;
     const uint64_t sign = KOPT_CAST_(uint64_t, u >> 31) << 63;
     if (exponent == 896 && digits == 0) return sign;
@@ -863,6 +862,12 @@ KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
         digits &= 0x007FFFFFu;
     }
     return sign | KOPT_CAST_(uint64_t, exponent) << 52 | KOPT_CAST_(uint64_t, digits) << 29;
+}
+
+/* The bits of a double; a 32-bit double is widened, exactly. */
+KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
+#if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
+    return kopt_wide64_(x);
 #else
     union {
         double d;
@@ -872,6 +877,17 @@ KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
     return bits.u;
 #endif
 }
+
+#if !(defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4)
+KOPT_INLINE_ double kopt_double_(uint64_t x) {
+    union {
+        double d;
+        uint64_t u;
+    } bits;
+    bits.u = x;
+    return bits.d;
+}
+#endif
 
 #if KOPT_SOFT64_
 
@@ -971,6 +987,15 @@ static KOPT_NOINLINE_ float kopt_to_float_(kopt_f64_ x) {
     return kopt_float_(sign | KOPT_CAST_(uint32_t, x >> 29));
 }
 
+KOPT_INLINE_ kopt_f64_ kopt_make64_(uint64_t bits) { return bits; }
+KOPT_INLINE_ double kopt_give64_(kopt_f64_ x) {
+#if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
+    return kopt_to_float_(x);
+#else
+    return kopt_double_(x);
+#endif
+}
+
 #else
 
 typedef double kopt_f64_;
@@ -983,6 +1008,8 @@ KOPT_INLINE_ double kopt_settle64_(double x) {
 }
 
 KOPT_INLINE_ kopt_f64_ kopt_get64_(double x) { return x; }
+KOPT_INLINE_ kopt_f64_ kopt_make64_(uint64_t bits) { return kopt_double_(bits); }
+KOPT_INLINE_ double kopt_give64_(kopt_f64_ x) { return x; }
 KOPT_INLINE_ kopt_f64_ kopt_whole64_(uint32_t n) { return n; }
 KOPT_INLINE_ uint64_t kopt_word64_(kopt_f64_ x) { return kopt_bits64_(x); }
 KOPT_INLINE_ kopt_f64_ kopt_mul64_(kopt_f64_ a, kopt_f64_ b) { return kopt_settle64_(a * b); }
@@ -997,6 +1024,11 @@ static float kopt_to_float_(kopt_f64_ x) {
 }
 
 #endif
+
+/* A constant: in the source it would have the precision of a 32-bit double where that is all there is. */
+KOPT_INLINE_ kopt_f64_ kopt_constant64_(uint32_t high, uint32_t low) {
+    return kopt_make64_(KOPT_CAST_(uint64_t, high) << 32 | low);
+}
 
 /* a < b, by integers: -Ofast takes it that no NaN exists, and a caller's DAZ that no subnormal does. NaN is above all
    or below all. */
@@ -4032,9 +4064,10 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
     kopt_words_scalar_ x[4];
     float moment[4][KOPT_BLOCK_];
     uint16_t random16[KOPT_BLOCK_];
-    kopt_job_ job = *whole;
+    kopt_job_ job;
     size_t i, k, n;
     int m;
+    kopt_copy_job_(&job, whole);
     job.moment_format = KOPT_F32;
     job.begin = 0;
     for (m = 0; m < 4; m++) job.moment[m] = KOPT_POINTER_(kopt_byte_ *, moment[m]);
@@ -4161,6 +4194,8 @@ KOPT_API_ kopt_result kopt_step_measure(const kopt_step *step, const kopt_tensor
     return KOPT_OK;
 }
 
+static kopt_f64_ kopt_norm64_(const kopt_norm *norm);
+
 /* n > 0 as binary64, to nearest. */
 static kopt_f64_ kopt_count64_(uint64_t n) {
     const uint32_t high = KOPT_CAST_(uint32_t, n >> 32), low = KOPT_CAST_(uint32_t, n & 0xFFFFFFFFu);
@@ -4176,7 +4211,7 @@ KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
     float scale = 1;
     if (norm == KOPT_NULL_ || n == 0 || norm->nonfinite != 0) return scale;
     kopt_enter_(&environment);
-    rms = kopt_mul64_(kopt_get64_(kopt_norm_value(norm)), kopt_sqrt64_(kopt_div64_(one, kopt_count64_(n))));
+    rms = kopt_mul64_(kopt_norm64_(norm), kopt_sqrt64_(kopt_div64_(one, kopt_count64_(n))));
     if (kopt_less64_(one, rms)) scale = kopt_to_float_(kopt_div64_(one, rms));
     kopt_leave_(&environment);
     return scale;
@@ -4302,22 +4337,15 @@ KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *te
 }
 
 /* Digit by digit: 54 bits of the root, the last of them and what remains say how to round. */
-KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
-    union {
-        double d;
-        uint64_t u;
-    } value;
+static kopt_f64_ kopt_norm64_(const kopt_norm *norm) {
     uint64_t rest = 0, root = 0;
     int pairs, pair, i;
     kopt_norm n;
-    value.u = 0;
-    if (norm == KOPT_NULL_) return value.d;
+    if (norm == KOPT_NULL_) return kopt_make64_(0);
     kopt_norm_copy_(&n, norm);
-    value.u = KOPT_CAST_(uint64_t, 0x7FF) << 52;
-    if (n.nonfinite != 0) return value.d;
-    value.u = 0;
+    if (n.nonfinite != 0) return kopt_make64_(KOPT_CAST_(uint64_t, 0x7FF) << 52);
     for (i = 19; i >= 0 && n.digit[i] == 0; i--) {}
-    if (i < 0) return value.d;
+    if (i < 0) return kopt_make64_(0);
     pairs = 16 * i; /* as many pairs of bits has the sum */
     for (rest = n.digit[i]; rest != 0; rest >>= 2) pairs++;
     for (pair = pairs - 1; pair >= pairs - 54; pair--) {
@@ -4331,34 +4359,39 @@ KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
     }
     for (; pair >= 0 && rest == 0; pair--) rest = n.digit[pair >> 4] >> (2 * (pair & 15)) & 3u;
     root = (root >> 1) + ((root & 1u) != 0 && (rest != 0 || (root & 2u) != 0)); /* times 2^(pairs - 53 - 149) */
-    value.u = (KOPT_CAST_(uint64_t, pairs + 872) << 52) + root;
-    return value.d;
+    return kopt_make64_((KOPT_CAST_(uint64_t, pairs + 872) << 52) + root);
 }
 
+KOPT_API_ double kopt_norm_value(const kopt_norm *norm) { return kopt_give64_(kopt_norm64_(norm)); }
+
 KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double grad_scale) {
-    const double value = kopt_norm_value(norm);
+    const kopt_f64_ zero = kopt_make64_(0), one = kopt_get64_(1), most = kopt_constant64_(0x7FEFFFFFu, 0xFFFFFFFFu);
+    const kopt_f64_ small = kopt_constant64_(0x3EB0C6F7u, 0xA0B5ED8Du);  /* 1e-6 */
+    const kopt_f64_ bound = kopt_constant64_(0x54B249ADu, 0x2594C37Du);  /* 1e100 */
+    const kopt_f64_ scale = kopt_make64_(kopt_bits64_(grad_scale) << 1 >> 1), longest = kopt_get64_(max_norm);
     kopt_environment_ environment;
-    double coefficient = 1;
-    if (norm == KOPT_NULL_ || !kopt_within_(max_norm, 0, 1.7e308) || !(max_norm > 0)) return 1;
-    if (norm->nonfinite != 0 || !kopt_within_(grad_scale, -1e100, 1e100)) return 0;
+    kopt_f64_ coefficient;
+    if (norm == KOPT_NULL_ || !kopt_inside64_(longest, zero, most) || !kopt_less64_(zero, longest)) return 1;
+    if (norm->nonfinite != 0 || !kopt_inside64_(scale, zero, bound)) return 0;
     kopt_enter_(&environment);
-    coefficient = kopt_settle64_(value * kopt_settle64_(grad_scale < 0 ? -grad_scale : grad_scale));
-    coefficient = kopt_settle64_(coefficient + 1e-6);
-    coefficient = kopt_settle64_(kopt_settle64_(max_norm) / coefficient);
+    coefficient = kopt_add64_(kopt_mul64_(kopt_norm64_(norm), scale), small);
+    coefficient = kopt_div64_(longest, coefficient);
     kopt_leave_(&environment);
-    return coefficient < 1 ? coefficient : 1;
+    return kopt_less64_(coefficient, one) ? kopt_give64_(coefficient) : 1;
 }
 
 KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit) {
+    const kopt_f64_ largest = kopt_constant64_(0x47EFFFFFu, 0xE0000000u); /* of fp32 */
+    kopt_f64_ most = kopt_get64_(limit);
     kopt_result result = kopt_check_array_(x, format, n);
     kopt_environment_ environment;
     kopt_tool_ t;
     if (result != KOPT_OK) return result;
-    if (!kopt_within_(limit, 0, 1.7976931348623157e308)) return KOPT_ERROR_RANGE;
+    if (!kopt_inside64_(most, kopt_make64_(0), kopt_constant64_(0x7FEFFFFFu, 0xFFFFFFFFu))) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
-    if (limit > 3.4028234663852886e38) limit = 3.4028234663852886e38;
-    t.limit = kopt_bits_(kopt_to_float_(limit));
-    if (KOPT_CAST_(double, kopt_float_(t.limit)) > limit) t.limit--; /* towards zero */
+    if (kopt_less64_(largest, most)) most = largest;
+    t.limit = kopt_bits_(kopt_to_float_(most));
+    if (kopt_less64_(most, kopt_make64_(kopt_wide64_(kopt_float_(t.limit))))) t.limit--; /* towards zero */
     if (format == KOPT_BF16) t.limit >>= 16;
     if (format == KOPT_FP16) {
         const uint32_t exact = t.limit;
