@@ -3421,7 +3421,11 @@ KOPT_API_ kopt_optimizer kopt_ranger(double lr) {
 }
 
 KOPT_API_ kopt_optimizer kopt_ema(double decay) {
-    kopt_optimizer opt = kopt_sgd(1 - decay, 0);
+    kopt_environment_ environment;
+    kopt_optimizer opt = kopt_sgd(0, 0);
+    kopt_enter_(&environment);
+    opt.lr = opt.max_lr = kopt_give64_(kopt_sub64_(kopt_get64_(1), kopt_get64_(decay)));
+    kopt_leave_(&environment);
     opt.rule = KOPT_EMA;
     return opt;
 }

@@ -77,7 +77,7 @@ cells() {
         cell qemu-ppc64le ppc64le 'isas' $c --target=powerpc64le-linux-gnu -static -Ofast
     done
 
-    # No operating system: bare.c. Neither libc nor memcpy is linked on Cortex-M and WebAssembly.
+    # No operating system: bare.c.
     m0='-mthumb -mcpu=cortex-m0plus'
     m3='-mthumb -mcpu=cortex-m3'
     m4f='-mthumb -mcpu=cortex-m4 -mfloat-abi=hard -mfpu=fpv4-sp-d16'
@@ -98,7 +98,7 @@ cells() {
     cell mps2-an505 cortex-m33 '-' $gcc -Os $m33
     cell mps2-an505 cortex-m33 '-' $gcc -Ofast $m33
     cell mps3-an547 cortex-m55 '-' $gcc -Ofast $m55
-    clang='clang-19 --target=arm-none-eabi'
+    clang='clang-19 --target=arm-none-gnueabi'
     cell mps2-an385 cortex-m0+ '-' $clang -Ofast $m0
     cell mps2-an386 cortex-m4f '-' $clang -Ofast $m4f
     cell mps2-an386 cortex-m4f '-' $clang -Oz $m4f
