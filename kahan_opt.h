@@ -647,6 +647,7 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 #if defined(KOPT_GNU_) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized" /* gcc bug 105593, in its own AVX-512 headers */
+#pragma GCC diagnostic ignored "-Wuninitialized"       /* the same in g++                               */
 #if !defined(__OPTIMIZE__)
 #pragma GCC push_options
 #pragma GCC optimize("O2") /* vector code at -O0 is 8-15 times slower */
@@ -971,6 +972,20 @@ static KOPT_NOINLINE_ float kopt_to_float_(kopt_f64_ x) {
     return kopt_float_(sign | KOPT_CAST_(uint32_t, x >> 29));
 }
 
+/* The user's double, which has 32 bits on some machines. */
+KOPT_INLINE_ double kopt_put64_(kopt_f64_ x) {
+#if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ != 8
+    return KOPT_CAST_(double, kopt_to_float_(x));
+#else
+    union {
+        uint64_t u;
+        double d;
+    } bits;
+    bits.u = x;
+    return bits.d;
+#endif
+}
+
 #else
 
 typedef double kopt_f64_;
@@ -984,6 +999,7 @@ KOPT_INLINE_ kopt_f64_ kopt_from_word64_(uint64_t x) {
     bits.u = x;
     return bits.d;
 }
+KOPT_INLINE_ double kopt_put64_(kopt_f64_ x) { return x; }
 KOPT_INLINE_ kopt_f64_ kopt_whole64_(uint32_t n) { return n; }
 KOPT_INLINE_ uint64_t kopt_word64_(kopt_f64_ x) { return kopt_bits64_(x); }
 KOPT_INLINE_ kopt_f64_ kopt_mul64_(kopt_f64_ a, kopt_f64_ b) { return kopt_settle64_(a * b); }
@@ -1013,6 +1029,8 @@ static int kopt_less64_(kopt_f64_ a, kopt_f64_ b) {
 static int kopt_inside64_(kopt_f64_ x, kopt_f64_ least, kopt_f64_ most) {
     return (kopt_word64_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, least) && !kopt_less64_(most, x);
 }
+
+static int kopt_finite_(double x) { return (kopt_word64_(kopt_get64_(x)) >> 52 & 2047) != 2047; }
 
 static int kopt_less_(double a, double b) { return kopt_less64_(kopt_get64_(a), kopt_get64_(b)); }
 
@@ -1709,8 +1727,8 @@ FN_ words_ load_half_(const uint32_t *w, size_t i) {
     return load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, w) + 2 * i);
 }
 FN_ words_ block_order_(void) {
-    static const uint32_t order[4] = {0, 1, 2, 3};
-    return vld1q_u32(order);
+    static const uint32_t kopt_order_[4] = {0, 1, 2, 3};
+    return vld1q_u32(kopt_order_);
 }
 FN_ words_ zip_low_(words_ a, words_ b) { return vzip1q_u32(a, b); }
 FN_ words_ zip_high_(words_ a, words_ b) { return vzip2q_u32(a, b); }
@@ -2835,7 +2853,7 @@ FN_ void clip_(const kopt_tool_ *t) {
 
 #ifndef TOOLS_
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
-    switch (t->kind) {
+    switch (KOPT_CAST_(int, t->kind)) {
     case KOPT_TOOL_NORM_:
         if (t->src_format == KOPT_F32)
             norm_format_(t->norm, t->src, KOPT_F32, t->n);
@@ -2845,6 +2863,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
             norm_format_(t->norm, t->src, KOPT_FP16, t->n);
         break;
     case KOPT_TOOL_CLIP_: clip_(t); break;
+    default: break;
     }
 }
 #endif
@@ -3266,7 +3285,9 @@ static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const float *x, 
     kopt_store32_(scale, largest);
     for (i = 0; i < n; i++) {
         if (largest == 0 || largest == 0x7FC00000u) {
-            code[i] = square ? 0 : 127;
+            kopt_byte_ *to = code + i;
+            KOPT_OPAQUE_(to); /* or this becomes a call of memset */
+            *to = square ? 0 : 127;
         } else {
             const float y = kopt_div_scalar_(x[i], kopt_float_(largest));
             const uint32_t r = random16 == KOPT_NULL_ ? 0 : random16[i] * factor & 0xFFFFu;
@@ -3814,14 +3835,14 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t
 
 /* CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time. */
 static uint32_t kopt_crc32_(const kopt_byte_ *p, size_t n) {
-    static const uint32_t table[16] = {0x00000000u, 0x1DB71064u, 0x3B6E20C8u, 0x26D930ACu, 0x76DC4190u, 0x6B6B51F4u,
-                                       0x4DB26158u, 0x5005713Cu, 0xEDB88320u, 0xF00F9344u, 0xD6D6A3E8u, 0xCB61B38Cu,
-                                       0x9B64C2B0u, 0x86D3D2D4u, 0xA00AE278u, 0xBDBDF21Cu};
+    static const uint32_t kopt_nibbles_[16] = {
+        0x00000000u, 0x1DB71064u, 0x3B6E20C8u, 0x26D930ACu, 0x76DC4190u, 0x6B6B51F4u, 0x4DB26158u, 0x5005713Cu,
+        0xEDB88320u, 0xF00F9344u, 0xD6D6A3E8u, 0xCB61B38Cu, 0x9B64C2B0u, 0x86D3D2D4u, 0xA00AE278u, 0xBDBDF21Cu};
     uint32_t crc = 0xFFFFFFFFu;
     for (; n > 0; n--) {
         crc ^= *p++;
-        crc = (crc >> 4) ^ table[crc & 15u];
-        crc = (crc >> 4) ^ table[crc & 15u];
+        crc = (crc >> 4) ^ kopt_nibbles_[crc & 15u];
+        crc = (crc >> 4) ^ kopt_nibbles_[crc & 15u];
     }
     return ~crc;
 }
@@ -4019,14 +4040,15 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
     const kopt_step *s = whole->step;
     const size_t weight_bytes = kopt_bytes_of_(s->weight_format), grad_bytes = kopt_bytes_of_(whole->grad_format);
     const size_t residual_bytes = kopt_bytes_of_residual_(s->weight_format, s->rounding);
-    static const uint32_t factor[4] = {10579u, 1u, 13355u, 14021u};
+    static const uint32_t kopt_factor_[4] = {10579u, 1u, 13355u, 14021u};
     const kopt_cipher_scalar_ cipher = kopt_cipher_of_scalar_(s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
     kopt_words_scalar_ x[4];
     float moment[4][KOPT_BLOCK_];
     uint16_t random16[KOPT_BLOCK_];
-    kopt_job_ job = *whole;
+    kopt_job_ job;
     size_t i, k, n;
     int m;
+    kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, &job), KOPT_CONST_POINTER_(const kopt_byte_ *, whole), sizeof job);
     job.moment_format = KOPT_F32;
     job.begin = 0;
     for (m = 0; m < 4; m++) job.moment[m] = KOPT_POINTER_(kopt_byte_ *, moment[m]);
@@ -4044,7 +4066,7 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
         if (whole->copy != KOPT_NULL_) job.copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
         job.first = whole->first + i;
         job.end = n;
-        kopt_table_[kopt_isa_current()].step(&job);
+        (kopt_table_[kopt_isa_current()].step)(&job); /* in parentheses: not a macro of the user's */
         for (k = 0; k < n && s->moment_rounding == KOPT_STOCHASTIC; k++) {
             const uint64_t e = job.first + k;
             if (k == 0 || e % 8 == 0) {
@@ -4056,7 +4078,7 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
         for (m = 0; m < s->moments; m++) {
             const int nearest = s->moment_rounding == KOPT_NEAREST || (m == 2 && s->rule == KOPT_ADAM);
             kopt_quantise_(state + at->moment[m] + i, state + at->scale[m] + scale, moment[m], n,
-                           kopt_is_square_(s->rule, m), nearest ? KOPT_NULL_ : random16, factor[m]);
+                           kopt_is_square_(s->rule, m), nearest ? KOPT_NULL_ : random16, kopt_factor_[m]);
         }
     }
 }
@@ -4100,7 +4122,7 @@ static void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin, si
     if (s->moment_format == KOPT_Q8 && s->moments > 0)
         kopt_run_blocks_(&job, KOPT_CAST_(kopt_byte_ *, t->state), &at);
     else
-        kopt_table_[kopt_isa_current()].step(&job);
+        (kopt_table_[kopt_isa_current()].step)(&job);
     kopt_leave_(&environment);
 }
 
@@ -4308,10 +4330,10 @@ static uint64_t kopt_norm_root_(const kopt_norm *norm) {
     pairs = 16 * i; /* as many pairs of bits has the sum */
     for (rest = n.digit[i]; rest != 0; rest >>= 2) pairs++;
     for (pair = pairs - 1; pair >= pairs - 54; pair--) {
-        const int word = pair >= 320 ? 19 : pair >> 4;
+        const int at = pair >= 320 ? 19 : pair >> 4;
         uint64_t bit;
         rest <<= 2;
-        if (pair >= 0) rest |= n.digit[word] >> (2 * (pair - 16 * word)) & 3u;
+        if (pair >= 0) rest |= n.digit[at] >> (2 * (pair - 16 * at)) & 3u;
         bit = (root << 2) | 1u;
         root <<= 1;
         if (rest >= bit) {
@@ -4338,17 +4360,17 @@ KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
 }
 
 KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double grad_scale) {
-    const double value = kopt_norm_value(norm);
+    const kopt_f64_ value = kopt_get64_(kopt_norm_value(norm)), one = kopt_get64_(1);
     kopt_environment_ environment;
-    double coefficient = 1;
-    if (norm == KOPT_NULL_ || !kopt_within_(max_norm, 0, 1.7e308) || !(max_norm > 0)) return 1;
-    if (norm->nonfinite != 0 || !kopt_within_(grad_scale, -1e100, 1e100)) return 0;
+    kopt_f64_ coefficient;
+    if (norm == KOPT_NULL_ || !kopt_finite_(max_norm) || !(max_norm > 0)) return 1;
+    if (norm->nonfinite != 0 || !kopt_within_(grad_scale, -3e38, 3e38)) return 0;
     kopt_enter_(&environment);
-    coefficient = kopt_settle64_(value * kopt_settle64_(grad_scale < 0 ? -grad_scale : grad_scale));
-    coefficient = kopt_settle64_(coefficient + 1e-6);
-    coefficient = kopt_settle64_(kopt_settle64_(max_norm) / coefficient);
+    coefficient = kopt_mul64_(value, kopt_get64_(grad_scale < 0 ? -grad_scale : grad_scale));
+    coefficient = kopt_add64_(coefficient, kopt_get64_(1e-6));
+    coefficient = kopt_div64_(kopt_get64_(max_norm), coefficient);
     kopt_leave_(&environment);
-    return coefficient < 1 ? coefficient : 1;
+    return kopt_put64_(kopt_less64_(coefficient, one) ? coefficient : one);
 }
 
 KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit) {
@@ -4356,7 +4378,7 @@ KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, dou
     kopt_environment_ environment;
     kopt_tool_ t;
     if (result != KOPT_OK) return result;
-    if (!kopt_within_(limit, 0, 1.7976931348623157e308)) return KOPT_ERROR_RANGE;
+    if (!kopt_finite_(limit) || kopt_less_(limit, 0)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
     if (limit > 3.4028234663852886e38) limit = 3.4028234663852886e38;
     t.limit = kopt_bits_(kopt_to_float_(kopt_get64_(limit)));
