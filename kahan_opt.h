@@ -679,6 +679,7 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 #if defined(KOPT_GNU_) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized" /* gcc bug 105593, in its own AVX-512 headers */
+#pragma GCC diagnostic ignored "-Wuninitialized"       /* the same in g++                               */
 #if !defined(__OPTIMIZE__)
 #pragma GCC push_options
 #pragma GCC optimize("O2") /* vector code at -O0 is 8-15 times slower */
@@ -1156,6 +1157,8 @@ static int kopt_less64_(kopt_f64_ a, kopt_f64_ b) {
 static int kopt_inside64_(kopt_f64_ x, kopt_f64_ least, kopt_f64_ most) {
     return (kopt_word64_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, least) && !kopt_less64_(most, x);
 }
+
+static int kopt_finite_(double x) { return (kopt_word64_(kopt_get64_(x)) >> 52 & 2047) != 2047; }
 
 static int kopt_less_(double a, double b) { return kopt_less64_(kopt_get64_(a), kopt_get64_(b)); }
 
@@ -1868,8 +1871,8 @@ FN_ words_ load_half_(const uint32_t *w, size_t i) {
     return load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, w) + 2 * i);
 }
 FN_ words_ block_order_(void) {
-    static const uint32_t order[4] = {0, 1, 2, 3};
-    return vld1q_u32(order);
+    static const uint32_t kopt_order_[4] = {0, 1, 2, 3};
+    return vld1q_u32(kopt_order_);
 }
 FN_ words_ zip_low_(words_ a, words_ b) { return vzip1q_u32(a, b); }
 FN_ words_ zip_high_(words_ a, words_ b) { return vzip2q_u32(a, b); }
@@ -3052,7 +3055,7 @@ FN_ void clip_(const kopt_tool_ *t) {
 
 #ifndef TOOLS_
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
-    switch (t->kind) {
+    switch (KOPT_CAST_(int, t->kind)) {
     case KOPT_TOOL_NORM_:
         if (t->src_format == KOPT_F32)
             norm_format_(t->norm, t->src, KOPT_F32, t->n);
@@ -3062,6 +3065,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
             norm_format_(t->norm, t->src, KOPT_FP16, t->n);
         break;
     case KOPT_TOOL_CLIP_: clip_(t); break;
+    default: break;
     }
 }
 #endif
@@ -3524,7 +3528,9 @@ static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const float *x, 
     kopt_store32_(scale, largest);
     for (i = 0; i < n; i++) {
         if (largest == 0 || largest == 0x7FC00000u) {
-            code[i] = square ? 0 : 127;
+            kopt_byte_ *to = code + i;
+            KOPT_OPAQUE_(to); /* or this becomes a call of memset */
+            *to = square ? 0 : 127;
         } else {
             const float y = kopt_div_scalar_(x[i], kopt_float_(largest));
             const uint32_t r = random16 == KOPT_NULL_ ? 0 : random16[i] * factor & 0xFFFFu;
@@ -4113,14 +4119,14 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t
 
 /* CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time. */
 static uint32_t kopt_crc32_(const kopt_byte_ *p, size_t n) {
-    static const uint32_t table[16] = {0x00000000u, 0x1DB71064u, 0x3B6E20C8u, 0x26D930ACu, 0x76DC4190u, 0x6B6B51F4u,
-                                       0x4DB26158u, 0x5005713Cu, 0xEDB88320u, 0xF00F9344u, 0xD6D6A3E8u, 0xCB61B38Cu,
-                                       0x9B64C2B0u, 0x86D3D2D4u, 0xA00AE278u, 0xBDBDF21Cu};
+    static const uint32_t kopt_nibbles_[16] = {
+        0x00000000u, 0x1DB71064u, 0x3B6E20C8u, 0x26D930ACu, 0x76DC4190u, 0x6B6B51F4u, 0x4DB26158u, 0x5005713Cu,
+        0xEDB88320u, 0xF00F9344u, 0xD6D6A3E8u, 0xCB61B38Cu, 0x9B64C2B0u, 0x86D3D2D4u, 0xA00AE278u, 0xBDBDF21Cu};
     uint32_t crc = 0xFFFFFFFFu;
     for (; n > 0; n--) {
         crc ^= *p++;
-        crc = (crc >> 4) ^ table[crc & 15u];
-        crc = (crc >> 4) ^ table[crc & 15u];
+        crc = (crc >> 4) ^ kopt_nibbles_[crc & 15u];
+        crc = (crc >> 4) ^ kopt_nibbles_[crc & 15u];
     }
     return ~crc;
 }
@@ -4326,14 +4332,15 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
     const kopt_step *s = whole->step;
     const size_t weight_bytes = kopt_bytes_of_(s->weight_format), grad_bytes = kopt_bytes_of_(whole->grad_format);
     const size_t residual_bytes = kopt_bytes_of_residual_(s->weight_format, s->rounding);
-    static const uint32_t factor[4] = {10579u, 1u, 13355u, 14021u};
+    static const uint32_t kopt_factor_[4] = {10579u, 1u, 13355u, 14021u};
     const kopt_cipher_scalar_ cipher = kopt_cipher_of_scalar_(s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
     kopt_words_scalar_ x[4];
     float moment[4][KOPT_BLOCK_];
     uint16_t random16[KOPT_BLOCK_];
-    kopt_job_ job = *whole;
+    kopt_job_ job;
     size_t i, k, n;
     int m;
+    kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, &job), KOPT_CONST_POINTER_(const kopt_byte_ *, whole), sizeof job);
     job.moment_format = KOPT_F32;
     job.begin = 0;
     for (m = 0; m < 4; m++) job.moment[m] = KOPT_POINTER_(kopt_byte_ *, moment[m]);
@@ -4351,7 +4358,7 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
         if (whole->copy != KOPT_NULL_) job.copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
         job.first = whole->first + i;
         job.end = n;
-        KOPT_KERNEL_(step)(&job);
+        (KOPT_KERNEL_(step))(&job);
         for (k = 0; k < n && s->moment_rounding == KOPT_STOCHASTIC; k++) {
             const uint64_t e = job.first + k;
             if (k == 0 || e % 8 == 0) {
@@ -4363,7 +4370,7 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
         for (m = 0; m < s->moments; m++) {
             const int nearest = s->moment_rounding == KOPT_NEAREST || (m == 2 && s->rule == KOPT_ADAM);
             kopt_quantise_(state + at->moment[m] + i, state + at->scale[m] + scale, moment[m], n,
-                           kopt_is_square_(s->rule, m), nearest ? KOPT_NULL_ : random16, factor[m]);
+                           kopt_is_square_(s->rule, m), nearest ? KOPT_NULL_ : random16, kopt_factor_[m]);
         }
     }
 }
@@ -4410,7 +4417,7 @@ static void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin, si
     if (KOPT_HAS_(KOPT_WITH_Q8) && s->moment_format == KOPT_Q8 && s->moments > 0)
         kopt_run_blocks_(&job, KOPT_CAST_(kopt_byte_ *, t->state), &at);
     else
-        KOPT_KERNEL_(step)(&job);
+        (KOPT_KERNEL_(step))(&job);
     kopt_leave_(&environment);
 }
 
