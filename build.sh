@@ -33,7 +33,7 @@ bench() {
 setup() {
     have apt-get || { echo "setup: this needs apt (Debian or Ubuntu); install clang, tcc, perl, qemu-user and the cross compilers in this file by hand" >&2; exit 2; }
     apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends gcc g++ libc6-dev perl clang tcc \
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends gcc g++ libc6-dev perl clang tcc python3-numpy \
         qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-s390x-linux-gnu libc6-dev-s390x-cross \
         gcc-riscv64-linux-gnu libc6-dev-riscv64-cross gcc-arm-linux-gnueabihf libc6-dev-armhf-cross >/dev/null
     echo "setup: done"
@@ -91,6 +91,19 @@ run_tests() {
         fi
     done
     for tool in gcc g++ clang clang++ tcc; do have $tool || skip "$tool: compiles without a warning" $tool; done
+    for options in native:-O2 ofast:-Ofast; do
+        $CC -std=c99 $C_WARNINGS ${options#*:} -o build/tests/probe.${options%%:*} tests/probe.c
+    done
+    part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast
+    python=
+    for candidate in python3 /usr/bin/python3; do
+        if $candidate -c 'import numpy' 2>/dev/null; then python=$candidate && break; fi
+    done
+    if [ -n "$python" ]; then
+        part numpy sh tests/golden.sh "'$python tests/probe.py'"
+    else
+        skip "the NumPy reference" python3-numpy
+    fi
     part compile sh tests/compile.sh
     part demo sh tests/demo.sh
     if have prove; then

@@ -3487,7 +3487,11 @@ static float kopt_code_value_(uint32_t code, int square) {
 static void kopt_dequantise_(float *x, const kopt_byte_ *code, const kopt_byte_ *scale, size_t n, int square) {
     const float largest = kopt_float_(kopt_load32_(scale));
     size_t i;
-    for (i = 0; i < n; i++) x[i] = kopt_mul_scalar_(kopt_code_value_(code[i], square), largest);
+    for (i = 0; i < n; i++) {
+        float value = kopt_code_value_(code[i], square);
+        KOPT_SETTLE_(value); /* or -Ofast sees 0 * NaN and makes it 0 */
+        x[i] = kopt_mul_scalar_(value, largest);
+    }
 }
 
 /* The code of y in [-1, 1] (square: [0, 1]): the nearest, the lower of two equally near; or one of the two neighbours, the
