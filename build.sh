@@ -92,6 +92,7 @@ run_tests() {
     done
     for tool in gcc g++ clang clang++ tcc; do have $tool || skip "$tool: compiles without a warning" $tool; done
     part compile sh tests/compile.sh
+    part examples sh tests/examples.sh
     part demo sh tests/demo.sh
     if have prove; then
         prove -j2 build/tests/*.t

@@ -502,7 +502,7 @@ KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t)
 KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end);
 
 /* ---- TRAINING-LOOP TOOLS: what stands between the backward pass and the step. docs/training-loop.md has examples of
-        ten lines, docs/numerics.md (sections 9 to 13) the formulas -------------------------------------------------- */
+        ten lines, docs/numerics.md (sections 9 to 13) the formulas ------------------------------------------------ */
 
 /* NORM AND CLIPPING. One pass over the gradients finds what is not finite and adds up the squares, exactly: as one long
    integer that is never rounded. So the order does not matter, nor the slicing, the threads, the ranks, the machine.
@@ -536,6 +536,36 @@ KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n);
 /* torch.nn.utils.clip_grad_value_: no |x| above limit, which is rounded towards zero to the format; infinity becomes
    the limit, NaN stays. With a loss scale, limit is in units of the scaled gradient. */
 KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit);
+
+/* LOSS SCALING. torch.amp.GradScaler: multiply the loss by scale before the backward pass, so that small gradients do
+   not underflow in fp16; a step whose gradients overflow is skipped and the scale halved. Set any field. */
+typedef struct kopt_scaler {
+    float scale;         /* of the loss; default 65536                                                            */
+    float minimum;       /* the scale is not lowered below it; default 0: none                                    */
+    double growth;       /* > 1; after `interval` steps without overflow the scale is multiplied by it; default 2 */
+    double backoff;      /* in (0, 1); after an overflow; default 0.5                                             */
+    uint32_t interval;   /* > 0; default 2000                                                                     */
+    uint32_t hysteresis; /* > 0; the scale is lowered from this many overflows in a row on (apex); default 1      */
+    uint32_t good, bad;  /* steps without overflow since the last change; overflows in a row. 0 for a new run     */
+} kopt_scaler;
+KOPT_API_ kopt_scaler kopt_grad_scaler(void);
+
+/* After each step, taken or skipped: found_inf is norm.nonfinite != 0, summed over all ranks. */
+KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *scaler, int found_inf);
+
+/* What kopt_scaler_step() calls, each with user; either may be NULL. */
+typedef struct kopt_closure {
+    void (*evaluate)(void *user, float scale);    /* forward, and backward of scale * loss, into the gradients    */
+    void (*reduce)(void *user, kopt_norm *norm);  /* sums the 21 words of norm over all ranks                     */
+    void *user;
+} kopt_closure;
+
+/* One step under a loss scale: evaluate, check and norm in one pass, reduce, clip to max_norm (0: no clipping), step or
+   skip, update the scale. The gradients are multiplied by opt->grad_scale / scaler->scale; opt->clip is not read. A
+   skipped step changes nothing but the scaler: no weight, no state, no gradient, no step count; *skipped, which may be
+   NULL, tells. closure may be NULL: the gradients are there and there is one rank. */
+KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, kopt_tensor *tensors, size_t count,
+                                       double max_norm, const kopt_closure *closure, int *skipped);
 
 /* ---- BULK: conversion and checks of arrays; any format to any format, any alignment, no overlap ----------------- */
 
@@ -4320,6 +4350,98 @@ KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, dou
     t.n = n;
     if (n != 0) kopt_use_tool_(&t);
     return KOPT_OK;
+}
+
+/* ---- loss scaling ---- */
+
+KOPT_API_ kopt_scaler kopt_grad_scaler(void) {
+    kopt_scaler s;
+    s.scale = 65536;
+    s.minimum = 0;
+    s.growth = 2;
+    s.backoff = 0.5;
+    s.interval = 2000;
+    s.hysteresis = 1;
+    s.good = s.bad = 0;
+    return s;
+}
+
+static kopt_result kopt_check_scaler_(const kopt_scaler *s) {
+    const uint32_t scale = s == NULL ? 0 : kopt_bits_(s->scale), minimum = s == NULL ? 0 : kopt_bits_(s->minimum);
+    if (s == NULL) return KOPT_ERROR_NULL;
+    if (scale < 0x00800000u || scale >= 0x7F800000u || minimum >= 0x7F800000u) return KOPT_ERROR_RANGE;
+    if (!kopt_within_(s->growth, 1, 1e30) || !(s->growth > 1)) return KOPT_ERROR_RANGE;
+    if (!kopt_within_(s->backoff, 1e-30, 1) || !(s->backoff < 1)) return KOPT_ERROR_RANGE;
+    return s->interval == 0 || s->hysteresis == 0 ? KOPT_ERROR_RANGE : KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
+    const kopt_result result = kopt_check_scaler_(s);
+    kopt_environment_ environment;
+    double scale;
+    if (result != KOPT_OK) return result;
+    kopt_enter_(&environment);
+    if (found_inf) {
+        s->good = 0;
+        if (s->bad != 0xFFFFFFFFu) s->bad++;
+        if (s->bad >= s->hysteresis) {
+            scale = kopt_settle64_(KOPT_CAST_(double, s->scale) * kopt_settle64_(s->backoff));
+            if (!(scale < 1.1754943508222875e-38)) s->scale = kopt_to_float_(scale); /* stays a normal float */
+            if (kopt_bits_(s->scale) < kopt_bits_(s->minimum)) s->scale = s->minimum;
+        }
+    } else {
+        s->bad = 0;
+        if (++s->good >= s->interval) {
+            scale = kopt_settle64_(KOPT_CAST_(double, s->scale) * kopt_settle64_(s->growth));
+            if (scale < 3.4028235677973366e38) s->scale = kopt_to_float_(scale); /* stays finite */
+            s->good = 0;
+        }
+    }
+    kopt_leave_(&environment);
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, kopt_tensor *tensors, size_t count,
+                                       double max_norm, const kopt_closure *closure, int *skipped) {
+    kopt_result result = kopt_check_scaler_(scaler);
+    kopt_environment_ environment;
+    kopt_norm norm;
+    kopt_step step;
+    double grad_scale, clip;
+    uint32_t before;
+    size_t i;
+    if (result == KOPT_OK) result = kopt_check_options_(opt);
+    if (result != KOPT_OK) return result;
+    if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
+    if (!kopt_within_(max_norm, 0, 1.7e308)) return KOPT_ERROR_RANGE;
+
+    before = opt->step;
+    grad_scale = opt->grad_scale;
+    clip = opt->clip;
+    kopt_enter_(&environment);
+    opt->grad_scale = kopt_settle64_(grad_scale / kopt_settle64_(KOPT_CAST_(double, scaler->scale)));
+    kopt_leave_(&environment);
+    opt->clip = 1;
+    result = kopt_step_begin(opt, &step); /* to check everything before the closure writes a gradient */
+    for (i = 0; i < count && result == KOPT_OK; i++) result = kopt_check_step_(&step, &tensors[i]);
+    opt->step = before;
+    if (result == KOPT_OK) {
+        if (closure != NULL && closure->evaluate != NULL) closure->evaluate(closure->user, scaler->scale);
+        for (i = 0; i < 20; i++) norm.digit[i] = 0;
+        norm.nonfinite = 0;
+        result = kopt_norm_add_grads(&norm, tensors, count);
+        if (closure != NULL && closure->reduce != NULL) closure->reduce(closure->user, &norm);
+    }
+    if (result == KOPT_OK && norm.nonfinite == 0) {
+        opt->clip = kopt_norm_clip(&norm, max_norm, opt->grad_scale);
+        result = kopt_step_begin(opt, &step);
+        for (i = 0; i < count && result == KOPT_OK; i++) kopt_run_(&step, &tensors[i], 0, tensors[i].n);
+    }
+    opt->grad_scale = grad_scale;
+    opt->clip = clip;
+    if (result != KOPT_OK) return result;
+    if (skipped != NULL) *skipped = norm.nonfinite != 0;
+    return kopt_scaler_update(scaler, norm.nonfinite != 0);
 }
 
 /* ---- bulk ---- */

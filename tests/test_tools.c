@@ -346,6 +346,222 @@ static void check_norm_refusals(void)
     ok(good, "clipping by value: bad arguments are refused and nothing is clipped");
 }
 
+/* ---- The loss scale: GradScaler once more, from its published semantics ------------------------------------------ */
+
+typedef struct torch_scaler {
+    volatile float scale;
+    int growth_tracker, hysteresis_tracker;
+} torch_scaler;
+
+static void torch_update(torch_scaler *t, int found, double growth, double backoff, int interval, int hysteresis)
+{
+    volatile double product;
+    if (found) {
+        t->hysteresis_tracker -= 1;
+        if (t->hysteresis_tracker > 0) {
+            t->growth_tracker = 0;
+            return;
+        }
+        product = (double)t->scale * backoff;
+        t->scale = (float)product;
+        t->growth_tracker = 0;
+        return;
+    }
+    t->hysteresis_tracker = hysteresis;
+    if (t->growth_tracker + 1 < interval) {
+        t->growth_tracker += 1;
+        return;
+    }
+    product = (double)t->scale * growth;
+    if (product < 3.4028235677973366e38) t->scale = (float)product; /* is finite as a float */
+    t->growth_tracker = 0;
+}
+
+static void check_scaler_trace(void)
+{
+    static const struct { double growth, backoff, overflow; uint32_t interval, hysteresis; } c[] = {
+        {2, 0.5, 0.0005, 2000, 1}, {2, 0.5, 0.02, 20, 1}, {1.7, 0.61, 0.1, 5, 1}, {2, 0.5, 0.3, 2, 3},
+        {3, 0.9, 0, 50, 1}};
+    int k, i;
+    for (k = 0; k < 5; ++k) {
+        kopt_scaler s = kopt_grad_scaler();
+        torch_scaler t = {65536, 0, 0};
+        int bad = 0, lowered = 0, raised = 0;
+        if (k == 0) bad += s.growth != 2 || s.backoff != 0.5 || s.interval != 2000 || s.hysteresis != 1;
+        s.growth = c[k].growth, s.backoff = c[k].backoff, s.interval = c[k].interval, s.hysteresis = c[k].hysteresis;
+        t.hysteresis_tracker = (int)s.hysteresis;
+        for (i = 0; i < 10000; ++i) {
+            /* overflows come more often where the scale is high, as in life */
+            int found = uniform() < (k == 0 && ref_bits(s.scale) > 0x49800000 ? 0.5 : c[k].overflow);
+            float was = s.scale;
+            bad += kopt_scaler_update(&s, found) != KOPT_OK;
+            torch_update(&t, found, c[k].growth, c[k].backoff, (int)c[k].interval, (int)c[k].hysteresis);
+            bad += ref_bits(s.scale) != ref_bits(t.scale) || s.good != (uint32_t)t.growth_tracker;
+            lowered += s.scale < was, raised += s.scale > was;
+        }
+        bad += raised == 0 || (c[k].overflow > 0 && lowered == 0);
+        ok(!bad, "the scale of 10,000 steps is GradScaler's: growth %g, backoff %g, interval %u, hysteresis %u",
+           c[k].growth, c[k].backoff, (unsigned)c[k].interval, (unsigned)c[k].hysteresis);
+    }
+}
+
+static void check_scaler_limits(void)
+{
+    static const uint32_t wrong[] = {0, 0x80000000, 0x7f800000, 0x7fc00000, 0xbf800000, 0x00400000};
+    kopt_scaler s = kopt_grad_scaler(), was;
+    int k, good = 1;
+    s.minimum = 1;
+    for (k = 0; k < 100; ++k) kopt_scaler_update(&s, 1);
+    ok(ref_bits(s.scale) == 0x3f800000, "the scale does not fall below the minimum");
+    s.minimum = 0;
+    for (k = 0; k < 1000; ++k) kopt_scaler_update(&s, 1);
+    good = ref_bits(s.scale) >= 0x00800000 && kopt_scaler_update(&s, 1) == KOPT_OK;
+    ok(good, "without a minimum it stays a normal number");
+    s.scale = 3e38f, s.interval = 1;
+    for (k = 0; k < 10; ++k) kopt_scaler_update(&s, 0);
+    ok(ref_bits(s.scale) == ref_bits(3e38f), "the scale does not become infinite");
+    for (k = 0, good = 1; k < 6; ++k) {
+        s = kopt_grad_scaler();
+        s.scale = ref_float(wrong[k]);
+        was = s;
+        good &= kopt_scaler_update(&s, 1) == KOPT_ERROR_RANGE && !memcmp(&s, &was, sizeof s);
+    }
+#define WRONG(field, value) \
+    (s = kopt_grad_scaler(), s.field = (value), was = s, \
+     good &= kopt_scaler_update(&s, 0) == KOPT_ERROR_RANGE && !memcmp(&s, &was, sizeof s))
+    WRONG(growth, 1), WRONG(growth, HUGE_VAL), WRONG(backoff, 1), WRONG(backoff, 0), WRONG(interval, 0);
+    WRONG(hysteresis, 0), WRONG(minimum, ref_float(0x7f800000)), WRONG(minimum, -1);
+    good &= kopt_scaler_update(NULL, 0) == KOPT_ERROR_NULL;
+    ok(good, "a scaler with a field out of range is refused and does not change");
+}
+
+/* A model of two fp16 tensors whose gradients a closure writes, 3 * scale * 2^-20 and the like. */
+enum { A = 37, B = 5 };
+typedef struct model {
+    kopt_optimizer opt;
+    kopt_tensor t[2];
+    uint16_t weight[A + B], grad[A + B];
+    unsigned char state[2][KOPT_STATE_BYTES(A, 6)];
+    int calls, overflow_above, reduced;
+} model;
+
+static void model_build(model *m)
+{
+    int i;
+    memset(m, 0, sizeof *m);
+    m->opt = kopt_adamw(1e-2);
+    m->opt.weight_format = KOPT_FP16;
+    m->opt.zero_grad = 1;
+    m->opt.seed = 5;
+    m->t[0] = kopt_tensor_of(m->weight, m->grad, KOPT_FP16, A, m->state[0], sizeof m->state[0]);
+    m->t[1] = kopt_tensor_of(m->weight + A, m->grad + A, KOPT_FP16, B, m->state[1], sizeof m->state[1]);
+    m->t[1].id = 1;
+    for (i = 0; i < A + B; ++i) m->weight[i] = (uint16_t)(0x3800 + 7 * i);
+    kopt_state_init(&m->opt, &m->t[0], NULL);
+    kopt_state_init(&m->opt, &m->t[1], NULL);
+}
+
+static void model_evaluate(void *user, float scale)
+{
+    model *m = (model *)user;
+    int i;
+    ++m->calls;
+    for (i = 0; i < A + B; ++i)
+        m->grad[i] = (uint16_t)ref_narrow(KOPT_FP16, ref_bits((float)((i % 7 - 3) * 0x1p-20 * (double)scale)));
+    if (scale > (float)m->overflow_above) m->grad[A + 2] = 0x7c00;
+}
+
+static void model_reduce(void *user, kopt_norm *norm) /* another rank says: infinite */
+{
+    model *m = (model *)user;
+    ++m->calls;
+    norm->nonfinite += (uint64_t)m->reduced;
+}
+
+static void check_scaler_step(void)
+{
+    static model m, was, plain;
+    kopt_scaler s = kopt_grad_scaler(), before;
+    kopt_closure closure = {model_evaluate, NULL, NULL};
+    kopt_norm norm = {{0}, 0};
+    int k, skipped = -1, skips = 0, bad = 0, bad_norm = 0;
+    closure.user = &m;
+
+    /* Overflows above 2^13: three skips, then steps. Each is a plain step with the gradient unscaled. */
+    model_build(&m);
+    m.overflow_above = 8192;
+    s.interval = 4;
+    for (k = 0; k < 20; ++k) {
+        float scale = s.scale;
+        was = m;
+        bad += kopt_scaler_step(&s, &m.opt, m.t, 2, 0, &closure, &skipped) != KOPT_OK;
+        if (scale > 8192) {
+            ++skips;
+            bad += skipped != 1 || memcmp(m.weight, was.weight, sizeof m.weight);
+            bad += memcmp(m.state, was.state, sizeof m.state) != 0;
+            bad += memcmp(&m.opt, &was.opt, sizeof m.opt) || m.grad[0] == 0;
+            bad += ref_bits(s.scale) != ref_bits(scale) - 0x00800000;
+        } else {
+            plain = was;
+            plain.t[0].weight = plain.weight, plain.t[0].grad = plain.grad, plain.t[0].state = plain.state[0];
+            plain.t[1].weight = plain.weight + A, plain.t[1].grad = plain.grad + A, plain.t[1].state = plain.state[1];
+            model_evaluate(&plain, scale);
+            plain.opt.grad_scale = 1 / (double)scale;
+            ref_step_tensor(&plain.opt, &plain.t[0]);
+            ref_step_tensor(&plain.opt, &plain.t[1]);
+            bad += skipped != 0 || memcmp(m.weight, plain.weight, sizeof m.weight);
+            bad += memcmp(m.state, plain.state, sizeof m.state) || memcmp(m.grad, plain.grad, sizeof m.grad);
+            bad += m.opt.step != was.opt.step + 1 || m.opt.grad_scale != 1 || m.opt.clip != 1;
+        }
+    }
+    ok(!bad && skips > 3, "scaled steps of pure fp16 are the reference's; a skipped one changes nothing at all");
+    ok(m.calls == 20, "the closure is evaluated once a step");
+
+    /* Clipping inside: the same as by hand. */
+    model_build(&m);
+    m.opt.rule = KOPT_SGD, m.opt.momentum = 0.9, m.overflow_above = 1 << 20;
+    kopt_state_init(&m.opt, &m.t[0], NULL), kopt_state_init(&m.opt, &m.t[1], NULL);
+    plain = m;
+    plain.t[0].weight = plain.weight, plain.t[0].grad = plain.grad, plain.t[0].state = plain.state[0];
+    plain.t[1].weight = plain.weight + A, plain.t[1].grad = plain.grad + A, plain.t[1].state = plain.state[1];
+    model_evaluate(&plain, 65536);
+    kopt_norm_add_grads(&norm, plain.t, 2);
+    plain.opt.grad_scale = 1 / 65536.0;
+    plain.opt.clip = kopt_norm_clip(&norm, 1e-6, plain.opt.grad_scale);
+    bad_norm = !(plain.opt.clip < 0.5);
+    kopt_optimizer_step(&plain.opt, plain.t, 2);
+    s = kopt_grad_scaler();
+    bad_norm += kopt_scaler_step(&s, &m.opt, m.t, 2, 1e-6, &closure, &skipped) != KOPT_OK || skipped;
+    bad_norm += memcmp(m.weight, plain.weight, sizeof m.weight) || memcmp(m.state, plain.state, sizeof m.state);
+    ok(!bad_norm, "a scaled and clipped step is the same as by hand");
+
+    /* Another rank overflows: this one skips as well. No closure: the gradients are there. */
+    model_build(&m);
+    m.overflow_above = 1 << 20, m.reduced = 1;
+    closure.reduce = model_reduce;
+    was = m, s = kopt_grad_scaler();
+    bad = kopt_scaler_step(&s, &m.opt, m.t, 2, 1, &closure, &skipped) != KOPT_OK || !skipped || m.calls != 2;
+    bad += memcmp(m.weight, was.weight, sizeof m.weight) || m.opt.step || ref_bits(s.scale) != 0x47000000;
+    model_evaluate(&m, s.scale);
+    bad += kopt_scaler_step(&s, &m.opt, m.t, 2, 1, NULL, NULL) != KOPT_OK || m.opt.step != 1;
+    ok(!bad, "what another rank found is heeded; closure and skipped may be NULL");
+
+    /* Refusals, before the closure is called. */
+    model_build(&m);
+    m.overflow_above = 1 << 20;
+    closure.reduce = NULL;
+    s = before = kopt_grad_scaler();
+    was = m;
+    bad = kopt_scaler_step(NULL, &m.opt, m.t, 2, 0, &closure, NULL) != KOPT_ERROR_NULL;
+    bad += kopt_scaler_step(&s, NULL, m.t, 2, 0, &closure, NULL) != KOPT_ERROR_NULL;
+    bad += kopt_scaler_step(&s, &m.opt, NULL, 2, 0, &closure, NULL) != KOPT_ERROR_NULL;
+    bad += kopt_scaler_step(&s, &m.opt, m.t, 2, -1, &closure, NULL) != KOPT_ERROR_RANGE;
+    m.t[1].state_size = 10, was.t[1].state_size = 10;
+    bad += kopt_scaler_step(&s, &m.opt, m.t, 2, 0, &closure, NULL) != KOPT_ERROR_SIZE;
+    bad += memcmp(&m, &was, sizeof m) || memcmp(&s, &before, sizeof s);
+    ok(!bad, "a scaled step that is refused calls no closure and changes nothing");
+}
+
 int main(int argc, char **argv)
 {
     quick = argc > 1 && !strcmp(argv[1], "quick");
@@ -354,5 +570,8 @@ int main(int argc, char **argv)
     check_norm_edges();
     check_clipping();
     check_norm_refusals();
+    check_scaler_trace();
+    check_scaler_limits();
+    check_scaler_step();
     return done();
 }
