@@ -567,6 +567,32 @@ typedef struct kopt_closure {
 KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, kopt_tensor *tensors, size_t count,
                                        double max_norm, const kopt_closure *closure, int *skipped);
 
+/* GRADIENT ACCUMULATION over micro-batches, with the five roundings of weights: with KAHAN a bf16 sum of thousands is
+   right to the last bit where plain bf16 stalls. All memory is the caller's. When the sum is complete, it is the
+   gradient of a step: t.grad = a.sum, t.grad_format = a.format (and opt.grad_scale = 1.0 / a.count for the mean); then
+   set a.count to 0. Slices: one accumulator each, with first_index. */
+typedef struct kopt_accumulator {
+    void *sum;           /* n values of format; what was in it before the first addition is not read              */
+    void *residual;      /* KAHAN and EXACT: 2 bytes each, COMPACT: 1 (KOPT_F32: not used); otherwise NULL        */
+    kopt_format format;
+    kopt_rounding rounding;              /* of the sum                                                            */
+    kopt_rounding compensation_rounding; /* KOPT_STOCHASTIC (default) or KOPT_NEAREST, as for weights             */
+    size_t n;
+    uint32_t count;      /* micro-batches in the sum; set it to 0 to begin a new one                              */
+    uint32_t step;       /* additions so far, never set back: its random bits are (seed, step, id, stream 2)      */
+    uint32_t id;
+    uint64_t seed, first_index;
+} kopt_accumulator;
+
+/* In format, with KAHAN if there is a residual (2 bytes for each value), else STOCHASTIC; seed, id, first_index 0. */
+KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, void *residual, size_t n);
+
+/* sum += grad * scale, and counts it. */
+KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format, double scale);
+
+/* The sum with its residual, as n fp32 values. */
+KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *out);
+
 /* ---- BULK: conversion and checks of arrays; any format to any format, any alignment, no overlap ----------------- */
 
 /* Round to nearest even, right for every input: NaN stays NaN, subnormals are kept, overflow goes to infinity. */
@@ -694,7 +720,8 @@ typedef unsigned char kopt_byte_;
 enum {
     KOPT_HEADER_ = 64,        /* bytes before the arrays of a state block */
     KOPT_RANDOM_STEP_ = 0,    /* streams of random bits */
-    KOPT_RANDOM_CONVERT_ = 1
+    KOPT_RANDOM_CONVERT_ = 1,
+    KOPT_RANDOM_ACCUMULATE_ = 2
 };
 
 /* One range of one tensor, ready to run: all arguments are checked. */
@@ -721,7 +748,7 @@ typedef struct kopt_conversion_ {
 } kopt_conversion_;
 
 /* One run of one training-loop tool over n elements. Which fields it reads depends on the tool. */
-typedef enum kopt_tool_kind_ { KOPT_TOOL_NORM_, KOPT_TOOL_CLIP_ } kopt_tool_kind_;
+typedef enum kopt_tool_kind_ { KOPT_TOOL_NORM_, KOPT_TOOL_CLIP_, KOPT_TOOL_ACCUMULATE_ } kopt_tool_kind_;
 typedef struct kopt_tool_ {
     kopt_tool_kind_ kind;
     kopt_format src_format, dst_format;
@@ -730,6 +757,12 @@ typedef struct kopt_tool_ {
     size_t n;
     kopt_norm *norm;
     uint32_t limit; /* of the magnitude, in bits of dst_format */
+    kopt_byte_ *residual;
+    kopt_rounding rounding, compensation_rounding;
+    int fresh;      /* 1: dst and residual are not read, they count as 0 */
+    float scale;
+    uint64_t seed, first;
+    uint32_t step, id;
 } kopt_tool_;
 
 KOPT_INLINE_ size_t kopt_bytes_of_(kopt_format format) { return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2; }
@@ -2677,6 +2710,9 @@ static KOPT_NOINLINE_ ISA_TARGET_ int NAME_(all_finite)(const kopt_byte_ *p, kop
 #define norm_sums_ NAME_(norm_sums)
 #define norm_dot_ NAME_(norm_dot)
 #define clip_ NAME_(clip)
+#define tool_random_ NAME_(tool_random)
+#define add_rounded_ NAME_(add_rounded)
+#define accumulate_ NAME_(accumulate)
 
 #if LANES_ > 1
 /* Section 9. A window of magnitudes is counted in units of 2^-scale as integers below 2^28, whose squares add up in 64
@@ -2823,6 +2859,72 @@ FN_ void clip_(const kopt_tool_ *t) {
     }
 }
 
+/* The random numbers of up to LANES_ elements from i on; *n is lowered to how many there are. */
+FN_ words_ tool_random_(const kopt_tool_ *t, const cipher_ *cipher, uint32_t *halves, size_t i, size_t *n) {
+    const size_t offset = random_halves_(halves, cipher, t->first + i, i == 0);
+    if (8 * LANES_ - offset < *n) *n = 8 * LANES_ - offset;
+    return load_half_(halves, offset);
+}
+
+/* The weight store of section 3 for w + delta: what is stored, and what is kept beside it. */
+FN_ words_ add_rounded_(const kopt_tool_ *t, words_ stored, words_ *kept, floats_ delta, words_ r) {
+    const kopt_format format = t->dst_format;
+    const words_ infinity = iset_(format == KOPT_BF16 ? 0x7F80u : 0x7C00u), old = *kept;
+    const int noisy = t->compensation_rounding == KOPT_STOCHASTIC;
+    floats_ w = widen_(stored, format), sum, y;
+    if (format == KOPT_F32) return flush32_(add_(w, delta));
+    if (t->rounding == KOPT_KAHAN) {
+        y = widen_(old, format);
+        if (format == KOPT_FP16) y = mul_(y, set_(1.0f / 2048));
+        y = add_(y, delta);
+        sum = add_(w, y);
+        stored = split16_(sum, format);
+        y = add_(sub_(w, widen_(stored, format)), y);
+        if (format == KOPT_FP16) y = mul_(y, set_(2048.0f));
+        *kept = flush16_(round16_(y, format, t->compensation_rounding, r), format);
+        stored = flush16_(stored, format);
+    } else if (t->rounding == KOPT_EXACT) {
+        w = from_extended_(iadd_(shl_(stored, 16), isub_(xor_(old, iset_(0x8000u)), iset_(0x8000u))), format);
+        *kept = extended_(value_(flush32_(add_(w, delta))), format);
+        stored = shr_(iadd_(*kept, iset_(0x8000u)), 16);
+    } else if (t->rounding == KOPT_COMPACT) {
+        w = from_extended_(iadd_(shl_(stored, 16), shl_(old, 8)), format);
+        *kept = extended_(value_(flush32_(add_(w, delta))), format);
+        *kept = shr_(iadd_(*kept, noisy ? and_(r, iset_(0xFFu)) : iset_(0x80u)), 8);
+        stored = shr_(iadd_(*kept, iset_(0x80u)), 8);
+    } else {
+        return flush16_(round16_(add_(w, delta), format, t->rounding, r), format);
+    }
+    *kept = select_(eq_(and_(stored, infinity), infinity), iset_(0), *kept);
+    return stored;
+}
+
+FN_ void accumulate_(const kopt_tool_ *t) {
+    const cipher_ cipher = cipher_of_(t->seed, t->step, t->id, KOPT_RANDOM_ACCUMULATE_);
+    const size_t size = kopt_bytes_of_(t->dst_format), src_size = kopt_bytes_of_(t->src_format);
+    const size_t residual_size = kopt_bytes_of_residual_(t->dst_format, t->rounding);
+    const int scaled = kopt_bits_(t->scale) != 0x3F800000u;
+    const int compensated = t->rounding == KOPT_KAHAN || t->rounding == KOPT_COMPACT;
+    const int random = t->dst_format != KOPT_F32 && (t->rounding == KOPT_STOCHASTIC ||
+                                                     (compensated && t->compensation_rounding == KOPT_STOCHASTIC));
+    const floats_ scale = set_(t->scale);
+    uint32_t halves[5 * LANES_];
+    size_t i, n;
+    for (i = 0; i < t->n; i += n) {
+        words_ r = iset_(0), stored = r, kept = r;
+        floats_ delta;
+        n = t->n - i < LANES_ ? t->n - i : LANES_;
+        if (random) r = tool_random_(t, &cipher, halves, i, &n);
+        delta = widen_(fetch_(t->src + i * src_size, src_size, n), t->src_format);
+        if (scaled) delta = mul_(delta, scale);
+        if (!t->fresh) stored = fetch_(t->dst + i * size, size, n);
+        if (!t->fresh && residual_size != 0) kept = fetch_(t->residual + i * residual_size, residual_size, n);
+        stored = add_rounded_(t, stored, &kept, delta, r);
+        put_(t->dst + i * size, size, n, stored);
+        if (residual_size != 0) put_(t->residual + i * residual_size, residual_size, n, kept);
+    }
+}
+
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
     switch (t->kind) {
     case KOPT_TOOL_NORM_:
@@ -2834,6 +2936,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
             norm_format_(t->norm, t->src, KOPT_FP16, t->n);
         break;
     case KOPT_TOOL_CLIP_: clip_(t); break;
+    case KOPT_TOOL_ACCUMULATE_: accumulate_(t); break;
     }
 }
 
@@ -2846,6 +2949,9 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
 #undef norm_sums_
 #undef norm_dot_
 #undef clip_
+#undef tool_random_
+#undef add_rounded_
+#undef accumulate_
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
@@ -4442,6 +4548,98 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
     if (result != KOPT_OK) return result;
     if (skipped != NULL) *skipped = norm.nonfinite != 0;
     return kopt_scaler_update(scaler, norm.nonfinite != 0);
+}
+
+/* ---- gradient accumulation ---- */
+
+KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, void *residual, size_t n) {
+    kopt_accumulator a;
+    a.sum = sum;
+    a.residual = residual;
+    a.format = format;
+    a.rounding = residual == NULL ? KOPT_STOCHASTIC : KOPT_KAHAN;
+    a.compensation_rounding = KOPT_STOCHASTIC;
+    a.n = n;
+    a.count = a.step = a.id = 0;
+    a.seed = a.first_index = 0;
+    return a;
+}
+
+static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void *other, size_t other_size) {
+    size_t sum, residual;
+    kopt_result result;
+    if (a == NULL) return KOPT_ERROR_NULL;
+    result = kopt_check_array_(a->sum, a->format, a->n);
+    if (result != KOPT_OK) return result;
+    if (KOPT_CAST_(unsigned, a->rounding) > KOPT_CAST_(unsigned, KOPT_EXACT)) return KOPT_ERROR_OPTION;
+    if (KOPT_CAST_(unsigned, a->compensation_rounding) > 1u) return KOPT_ERROR_OPTION;
+    if (a->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
+    sum = a->n * kopt_bytes_of_(a->format);
+    residual = a->n * kopt_bytes_of_residual_(a->format, a->rounding);
+    if (residual != 0 && a->residual == NULL) return KOPT_ERROR_NULL;
+    if (kopt_overlap_(a->sum, sum, a->residual, residual) || kopt_overlap_(a->sum, sum, other, other_size) ||
+        kopt_overlap_(a->residual, residual, other, other_size))
+        return KOPT_ERROR_OVERLAP;
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format, double scale) {
+    kopt_result result = kopt_check_array_(grad, grad_format, a == NULL ? 0 : a->n);
+    kopt_environment_ environment;
+    kopt_tool_ t;
+    if (result == KOPT_OK)
+        result = kopt_check_accumulator_(a, grad, a == NULL ? 0 : a->n * kopt_bytes_of_(grad_format));
+    if (result != KOPT_OK) return result;
+    if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    if (a->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
+    kopt_enter_(&environment);
+    t.scale = kopt_to_float_(scale);
+    kopt_leave_(&environment);
+    t.kind = KOPT_TOOL_ACCUMULATE_;
+    t.dst = KOPT_CAST_(kopt_byte_ *, a->sum);
+    t.dst_format = a->format;
+    t.residual = KOPT_CAST_(kopt_byte_ *, a->residual);
+    t.rounding = a->rounding;
+    t.compensation_rounding = a->compensation_rounding;
+    t.src = KOPT_CAST_(const kopt_byte_ *, grad);
+    t.src_format = grad_format;
+    t.n = a->n;
+    t.fresh = a->count == 0;
+    t.seed = a->seed;
+    t.first = a->first_index;
+    t.step = ++a->step;
+    t.id = a->id;
+    a->count++;
+    if (t.n != 0) kopt_use_tool_(&t);
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *out) {
+    kopt_result result = kopt_check_accumulator_(a, out, a == NULL ? 0 : a->n * 4);
+    const kopt_byte_ *sum, *residual;
+    kopt_environment_ environment;
+    kopt_optimizer like; /* whose weights are stored like this sum */
+    size_t i, size, residual_size;
+    if (result != KOPT_OK || a->n == 0) return result;
+    if (out == NULL) return KOPT_ERROR_NULL;
+    like = kopt_sgd(0, 0);
+    like.weight_format = a->format;
+    like.rounding = a->rounding;
+    size = kopt_bytes_of_(a->format);
+    residual_size = kopt_bytes_of_residual_(a->format, a->rounding);
+    sum = KOPT_CAST_(const kopt_byte_ *, a->sum);
+    residual = KOPT_CAST_(const kopt_byte_ *, a->residual);
+    kopt_enter_(&environment);
+    for (i = 0; i < a->n; i++) {
+        uint32_t value = 0;
+        if (a->count != 0)
+            value = kopt_bits_(kopt_read_weight_(&like, sum + i * size,
+                                                 residual_size == 0 ? NULL : residual + i * residual_size));
+        KOPT_OPAQUE_(value);
+        out[i] = kopt_float_(value);
+    }
+    kopt_leave_(&environment);
+    return KOPT_OK;
 }
 
 /* ---- bulk ---- */

@@ -562,9 +562,194 @@ static void check_scaler_step(void)
     ok(!bad, "a scaled step that is refused calls no closure and changes nothing");
 }
 
+/* ---- Gradient accumulation -------------------------------------------------------------------------------------- */
+
+static const char *const rounding_name[] = {"nearest", "stochastic", "kahan", "compact", "exact"};
+
+enum { SUM_N = 1037 };
+typedef struct sum_memory { unsigned char sum[4 * SUM_N + 1], residual[2 * SUM_N + 1]; } sum_memory;
+
+/* The same in the words of numerics.md: the weight store with update = -delta. */
+static void reference_accumulate(sum_memory *m, const kopt_accumulator *a, const void *grad, kopt_format f, float scale)
+{
+    kopt_optimizer o;
+    ref_layout l;
+    size_t i;
+    memset(&o, 0, sizeof o);
+    o.weight_format = a->format, o.rounding = a->rounding, o.compensation_rounding = a->compensation_rounding;
+    l = ref_layout_of(&o, SUM_N);
+    for (i = 0; i < SUM_N; ++i) {
+        ref_element e = {0, 0, 0, 0, 0};
+        uint32_t r = ref_random(a->seed, a->step + 1, a->id, 2, a->first_index + i), carried;
+        float delta = ref_mul(ref_float(ref_widen(f, ref_get(grad, ref_width(f), i))), scale), w;
+        if (a->count) {
+            e.weight = ref_get(m->sum, ref_width(a->format), i);
+            if (l.residual_width) e.residual = ref_get(m->residual, l.residual_width, i);
+        }
+        carried = o.rounding == KOPT_COMPACT ? (e.residual ^ 128) - 128 : (e.residual ^ 0x8000) - 0x8000;
+        w = ref_weight(&o, e.weight, carried);
+        ref_store_weight(&o, &e, w, -delta, r);
+        ref_set(m->sum, ref_width(a->format), i, e.weight);
+        if (l.residual_width) ref_set(m->residual, l.residual_width, i, e.residual);
+    }
+}
+
+static void check_accumulate_bits(void)
+{
+    static sum_memory got, want, sliced;
+    int f, g, rounding, noisy, turn;
+    for (f = 0; f < 3; ++f) {
+        int bad = 0, bad_slices = 0;
+        for (g = 0; g < 3; ++g)
+            for (rounding = 0; rounding < 5; ++rounding)
+                for (noisy = quick && rounding != KOPT_KAHAN; noisy < 2; ++noisy) {
+                    kopt_accumulator a = kopt_accumulator_of(got.sum + 1, (kopt_format)f, got.residual + 1, SUM_N), b;
+                    a.rounding = (kopt_rounding)rounding, a.compensation_rounding = (kopt_rounding)noisy;
+                    a.seed = UINT64_C(0x1234567890abcdef), a.id = 77, a.first_index = 1000003;
+                    b = a;
+                    memset(&got, 0xff, sizeof got), want = got, sliced = got; /* old NaNs must not be read */
+                    for (turn = 0; turn < 12; ++turn) {
+                        const float scale = turn % 3 ? 1.0f : 0.7f;
+                        static sum_memory aligned;
+                        size_t width = ref_width((kopt_format)g), step, at;
+                        fill(data, (kopt_format)g, SUM_N, turn == 11 ? 2 : turn == 10 ? 1 : turn % 2 ? 3 : 0);
+                        if (turn == 8) a.count = b.count = 0;
+                        kopt_isa_force(isas[turn % isa_count]);
+                        memcpy(aligned.sum, want.sum + 1, 4 * SUM_N);
+                        memcpy(aligned.residual, want.residual + 1, 2 * SUM_N);
+                        reference_accumulate(&aligned, &a, data, (kopt_format)g, scale);
+                        memcpy(want.sum + 1, aligned.sum, 4 * SUM_N);
+                        memcpy(want.residual + 1, aligned.residual, 2 * SUM_N);
+                        bad += kopt_accumulate(&a, data, (kopt_format)g, (double)scale) != KOPT_OK;
+                        for (at = 0; at < SUM_N; at += step) { /* slices, each with a struct of its own */
+                            kopt_accumulator c = b;
+                            step = 1 + dice() % 400;
+                            if (step > SUM_N - at) step = SUM_N - at;
+                            c.sum = sliced.sum + 1 + at * ref_width(a.format);
+                            c.residual = sliced.residual + 1 + at * (rounding == KOPT_COMPACT ? 1 : 2);
+                            c.first_index += at, c.n = step;
+                            kopt_accumulate(&c, data + at * width, (kopt_format)g, (double)scale);
+                        }
+                        ++b.count, ++b.step;
+                        if (f == 0 || rounding < 2) memcpy(want.residual, got.residual, sizeof got.residual);
+                        bad += memcmp(&got, &want, sizeof got) != 0;
+                        if (f == 0 || rounding < 2) memcpy(sliced.residual, got.residual, sizeof got.residual);
+                        bad_slices += memcmp(&got, &sliced, sizeof got) != 0;
+                    }
+                    bad += a.count != 4 || a.step != 12;
+                }
+        kopt_isa_force(KOPT_ISA_COUNT);
+        ok(!bad, "sums in %s: five roundings, gradients of all formats, all values, every ISA", format_name[f]);
+        ok(!bad_slices, "sums in %s: the same for any slicing", format_name[f]);
+    }
+}
+
+static void check_accumulate_quality(void)
+{
+    enum { BATCHES = 4096, M = 64 };
+    static double exact_sum[M];
+    static float out[M];
+    static unsigned char sum[4 * M], residual[2 * M], grad[4 * M];
+    int f, rounding, k, i;
+    for (f = 1; f < 3; ++f)
+        for (rounding = 0; rounding < 5; ++rounding) {
+            const double step = f == KOPT_BF16 ? 1.0 / 128 : 1.0 / 1024;
+            kopt_accumulator a = kopt_accumulator_of(sum, (kopt_format)f, residual, M);
+            double worst = 0, worst_seen = 0, mean = 0;
+            a.rounding = (kopt_rounding)rounding;
+            memset(exact_sum, 0, sizeof exact_sum);
+            for (k = 0; k < BATCHES; ++k) {
+                for (i = 0; i < M; ++i) { /* between 1 and 2, of either sign; the sum fits into fp16 */
+                    const float x = (float)(i & 1 ? -1 - uniform() : 1 + uniform());
+                    const uint32_t word = ref_narrow((kopt_format)f, ref_bits(x));
+                    ref_set(grad, 2, (size_t)i, word);
+                    exact_sum[i] += exact((kopt_format)f, word);
+                }
+                kopt_accumulate(&a, grad, (kopt_format)f, 1);
+            }
+            kopt_accumulator_read(&a, out);
+            for (i = 0; i < M; ++i) {
+                double off = fabs((double)out[i] / exact_sum[i] - 1);
+                double seen = fabs(exact((kopt_format)f, ref_get(sum, 2, (size_t)i)) / exact_sum[i] - 1);
+                if (off > worst) worst = off;
+                if (seen > worst_seen) worst_seen = seen;
+                mean += off / M;
+            }
+            if (rounding == KOPT_NEAREST)
+                ok(f == KOPT_BF16 ? mean > 0.8 : mean > 0.1, "4,096 micro-batches in %s, nearest: %.1f %% off",
+                   format_name[f], 100 * mean);
+            else if (rounding == KOPT_STOCHASTIC)
+                ok(worst < 64 * step && worst > step / 100, "4,096 micro-batches in %s, stochastic: %.2g off at most",
+                   format_name[f], worst);
+            else
+                ok(worst < (rounding == KOPT_COMPACT ? step / 6 : 1e-3) && worst_seen < 0.51 * step,
+                   "4,096 micro-batches in %s, %s: %.1e off with the residual, %.1e without", format_name[f],
+                   rounding_name[rounding], worst, worst_seen);
+        }
+}
+
+static void check_accumulate_step(void)
+{
+    static uint16_t weights[2][SUM_N], sum[SUM_N], residual[SUM_N];
+    static float total[SUM_N];
+    kopt_optimizer opt = kopt_sgd(0.5, 0);
+    kopt_accumulator a = kopt_accumulator_of(sum, KOPT_BF16, residual, SUM_N);
+    kopt_tensor t;
+    int k, i, bad = 0;
+    opt.rounding = KOPT_NEAREST;
+    for (k = 0; k < 8; ++k) {
+        fill(data, KOPT_BF16, SUM_N, 0);
+        for (i = 0; i < SUM_N; ++i) total[i] += ref_float(ref_widen(KOPT_BF16, ref_get(data, 2, (size_t)i)));
+        bad += kopt_accumulate(&a, data, KOPT_BF16, 1) != KOPT_OK;
+    }
+    opt.grad_scale = 1.0 / a.count;
+    t = kopt_tensor_of(weights[0], a.sum, a.format, a.n, NULL, 0);
+    bad += kopt_optimizer_step(&opt, &t, 1) != KOPT_OK;
+    for (i = 0; i < SUM_N; ++i)
+        bad += fabs((double)ref_float((uint32_t)weights[0][i] << 16) + 0.5 * (double)total[i] / 8) >
+               0.01 * fabs(0.5 * (double)total[i] / 8) + 1e-9;
+    ok(!bad, "the sum is the gradient of a step");
+}
+
+static void check_accumulate_refusals(void)
+{
+    static sum_memory m, before;
+    kopt_accumulator a = kopt_accumulator_of(m.sum, KOPT_BF16, m.residual, 8), was;
+    float grad[8] = {1, 2, 3, 4, 5, 6, 7, 8}, out[8] = {9};
+    int good = a.rounding == KOPT_KAHAN && kopt_accumulator_of(m.sum, KOPT_BF16, NULL, 8).rounding == KOPT_STOCHASTIC;
+    kopt_accumulate(&a, grad, KOPT_F32, 1);
+    before = m, was = a;
+#define REFUSE(result, change, call) \
+    (a = was, change, good &= (call) == (result) && a.count == 1 && a.step == was.step, \
+     good &= !memcmp(&m, &before, sizeof m))
+    REFUSE(KOPT_ERROR_NULL, a.sum = NULL, kopt_accumulate(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_NULL, a.residual = NULL, kopt_accumulate(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_NULL, (void)0, kopt_accumulate(&a, NULL, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_NULL, (void)0, kopt_accumulate(NULL, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_NULL, (void)0, kopt_accumulator_read(&a, NULL));
+    REFUSE(KOPT_ERROR_OPTION, a.format = (kopt_format)3, kopt_accumulate(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OPTION, a.rounding = (kopt_rounding)5, kopt_accumulate(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OPTION, a.compensation_rounding = KOPT_KAHAN, kopt_accumulate(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OPTION, (void)0, kopt_accumulate(&a, grad, (kopt_format)7, 1));
+    REFUSE(KOPT_ERROR_RANGE, (void)0, kopt_accumulate(&a, grad, KOPT_F32, HUGE_VAL));
+    REFUSE(KOPT_ERROR_BOUNDS, a.n = SIZE_MAX / 4, kopt_accumulate(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_BOUNDS, a.first_index = UINT64_MAX, kopt_accumulate(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OVERLAP, a.residual = m.sum + 2, kopt_accumulate(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OVERLAP, (void)0, kopt_accumulate(&a, m.sum, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OVERLAP, (void)0, kopt_accumulator_read(&a, (float *)(void *)m.sum));
+    a = was, a.step = UINT32_MAX, was = a;
+    REFUSE(KOPT_ERROR_STEP, (void)0, kopt_accumulate(&a, grad, KOPT_F32, 1));
+    a = was;
+    good &= kopt_accumulator_read(&a, out) == KOPT_OK && !memcmp(out, grad, sizeof grad);
+    a.count = 0;
+    good &= kopt_accumulator_read(&a, out) == KOPT_OK && ref_bits(out[3]) == 0;
+    ok(good, "accumulation: bad arguments are refused and nothing is added or counted");
+}
+
 int main(int argc, char **argv)
 {
     quick = argc > 1 && !strcmp(argv[1], "quick");
+    fesetenv(FE_DFL_ENV); /* -Ofast would start with subnormals flushed: the references need them */
     find_isas();
     check_norm();
     check_norm_edges();
@@ -573,5 +758,9 @@ int main(int argc, char **argv)
     check_scaler_trace();
     check_scaler_limits();
     check_scaler_step();
+    check_accumulate_bits();
+    check_accumulate_quality();
+    check_accumulate_step();
+    check_accumulate_refusals();
     return done();
 }
