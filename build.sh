@@ -105,6 +105,7 @@ run_tests() {
         skip "the NumPy reference" python3-numpy
     fi
     part compile sh tests/compile.sh
+    part examples sh tests/examples.sh
     part demo sh tests/demo.sh
     if have prove; then
         prove -j2 build/tests/*.t

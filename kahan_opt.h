@@ -534,7 +534,7 @@ KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t)
 KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end);
 
 /* ---- TRAINING-LOOP TOOLS: what stands between the backward pass and the step. docs/training-loop.md has examples of
-        ten lines, docs/numerics.md (sections 9 to 13) the formulas -------------------------------------------------- */
+        ten lines, docs/numerics.md (sections 9 to 13) the formulas ------------------------------------------------ */
 
 /* NORM AND CLIPPING. One pass over the gradients finds what is not finite and adds up the squares, exactly: as one long
    integer that is never rounded. So the order does not matter, nor the slicing, the threads, the ranks, the machine.
@@ -568,6 +568,62 @@ KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n);
 /* torch.nn.utils.clip_grad_value_: no |x| above limit, which is rounded towards zero to the format; infinity becomes
    the limit, NaN stays. With a loss scale, limit is in units of the scaled gradient. */
 KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit);
+
+/* LOSS SCALING. torch.amp.GradScaler: multiply the loss by scale before the backward pass, so that small gradients do
+   not underflow in fp16; a step whose gradients overflow is skipped and the scale halved. Set any field. */
+typedef struct kopt_scaler {
+    float scale;         /* of the loss; default 65536                                                            */
+    float minimum;       /* the scale is not lowered below it; default 0: none                                    */
+    double growth;       /* > 1; after `interval` steps without overflow the scale is multiplied by it; default 2 */
+    double backoff;      /* in (0, 1); after an overflow; default 0.5                                             */
+    uint32_t interval;   /* > 0; default 2000                                                                     */
+    uint32_t hysteresis; /* > 0; the scale is lowered from this many overflows in a row on (apex); default 1      */
+    uint32_t good, bad;  /* steps without overflow since the last change; overflows in a row. 0 for a new run     */
+} kopt_scaler;
+KOPT_API_ kopt_scaler kopt_grad_scaler(void);
+
+/* After each step, taken or skipped: found_inf is norm.nonfinite != 0, summed over all ranks. */
+KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *scaler, int found_inf);
+
+/* What kopt_scaler_step() calls, each with user; either may be NULL. */
+typedef struct kopt_closure {
+    void (*evaluate)(void *user, float scale);    /* forward, and backward of scale * loss, into the gradients    */
+    void (*reduce)(void *user, kopt_norm *norm);  /* sums the 21 words of norm over all ranks                     */
+    void *user;
+} kopt_closure;
+
+/* One step under a loss scale: evaluate, check and norm in one pass, reduce, clip to max_norm (0: no clipping), step or
+   skip, update the scale. The gradients are multiplied by opt->grad_scale / scaler->scale; opt->clip is not read. A
+   skipped step changes nothing but the scaler: no weight, no state, no gradient, no step count; *skipped, which may be
+   NULL, tells. closure may be NULL: the gradients are there and there is one rank. */
+KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, kopt_tensor *tensors, size_t count,
+                                       double max_norm, const kopt_closure *closure, int *skipped);
+
+/* GRADIENT ACCUMULATION over micro-batches, with the five roundings of weights: with KAHAN a bf16 sum of thousands is
+   right to the last bit where plain bf16 stalls. All memory is the caller's. When the sum is complete, it is the
+   gradient of a step: t.grad = a.sum, t.grad_format = a.format (and opt.grad_scale = 1.0 / a.count for the mean); then
+   set a.count to 0. Slices: one accumulator each, with first_index. */
+typedef struct kopt_accumulator {
+    void *sum;           /* n values of format; what was in it before the first addition is not read              */
+    void *residual;      /* KAHAN and EXACT: 2 bytes each, COMPACT: 1 (KOPT_F32: not used); otherwise NULL        */
+    kopt_format format;
+    kopt_rounding rounding;              /* of the sum                                                            */
+    kopt_rounding compensation_rounding; /* KOPT_STOCHASTIC (default) or KOPT_NEAREST, as for weights             */
+    size_t n;
+    uint32_t count;      /* micro-batches in the sum; set it to 0 to begin a new one                              */
+    uint32_t step;       /* additions so far, never set back: its random bits are (seed, step, id, stream 2)      */
+    uint32_t id;
+    uint64_t seed, first_index;
+} kopt_accumulator;
+
+/* In format, with KAHAN if there is a residual (2 bytes for each value), else STOCHASTIC; seed, id, first_index 0. */
+KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, void *residual, size_t n);
+
+/* sum += grad * scale, and counts it. */
+KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format, double scale);
+
+/* The sum with its residual, as n fp32 values. */
+KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *out);
 
 /* ---- BULK: conversion and checks of arrays; any format to any format, any alignment, no overlap ----------------- */
 
@@ -697,7 +753,8 @@ typedef unsigned char kopt_byte_;
 enum {
     KOPT_HEADER_ = 64,        /* bytes before the arrays of a state block */
     KOPT_RANDOM_STEP_ = 0,    /* streams of random bits */
-    KOPT_RANDOM_CONVERT_ = 1
+    KOPT_RANDOM_CONVERT_ = 1,
+    KOPT_RANDOM_ACCUMULATE_ = 2
 };
 
 /* One range of one tensor, ready to run: all arguments are checked. */
@@ -724,7 +781,7 @@ typedef struct kopt_conversion_ {
 } kopt_conversion_;
 
 /* One run of one training-loop tool over n elements. Which fields it reads depends on the tool. */
-typedef enum kopt_tool_kind_ { KOPT_TOOL_NORM_, KOPT_TOOL_CLIP_ } kopt_tool_kind_;
+typedef enum kopt_tool_kind_ { KOPT_TOOL_NORM_, KOPT_TOOL_CLIP_, KOPT_TOOL_ACCUMULATE_ } kopt_tool_kind_;
 typedef struct kopt_tool_ {
     kopt_tool_kind_ kind;
     kopt_format src_format, dst_format;
@@ -733,6 +790,12 @@ typedef struct kopt_tool_ {
     size_t n;
     kopt_norm *norm;
     uint32_t limit; /* of the magnitude, in bits of dst_format */
+    kopt_byte_ *residual;
+    kopt_rounding rounding, compensation_rounding;
+    int fresh;      /* 1: dst and residual are not read, they count as 0 */
+    float scale;
+    uint64_t seed, first;
+    uint32_t step, id;
 } kopt_tool_;
 
 /* ---- what is left in this build ---- */
@@ -2907,6 +2970,8 @@ static KOPT_NOINLINE_ ISA_TARGET_ int NAME_(all_finite)(const kopt_byte_ *p, kop
 #define norm_sums_ NAME_(norm_sums)
 #define norm_dot_ NAME_(norm_dot)
 #define clip_ NAME_(clip)
+#define tool_random_ NAME_(tool_random)
+#define accumulate_ NAME_(accumulate)
 
 #if LANES_ > 1 && !defined(TOOLS_)
 /* Section 9. A window of magnitudes is counted in units of 2^-scale as integers below 2^28, whose squares add up in 64
@@ -3053,6 +3118,49 @@ FN_ void clip_(const kopt_tool_ *t) {
     }
 }
 
+/* The random numbers of up to LANES_ elements from i on; *n is lowered to how many there are. */
+FN_ words_ tool_random_(const kopt_tool_ *t, const cipher_ *cipher, uint32_t *halves, size_t i, size_t *n) {
+    const size_t offset = random_halves_(halves, cipher, t->first + i, i == 0);
+    if (8 * LANES_ - offset < *n) *n = 8 * LANES_ - offset;
+    return load_half_(halves, offset);
+}
+
+/* The weight store of section 3, with minus the gradient as the update. */
+FN_ void accumulate_(const kopt_tool_ *t) {
+    const cipher_ cipher = cipher_of_(t->seed, t->step, t->id, KOPT_RANDOM_ACCUMULATE_);
+    const size_t size = kopt_bytes_of_(t->dst_format), src_size = kopt_bytes_of_(t->src_format);
+    const size_t residual_size = kopt_bytes_of_residual_(t->dst_format, t->rounding);
+    const int scaled = kopt_bits_(t->scale) != 0x3F800000u;
+    const int compensated = t->rounding == KOPT_KAHAN || t->rounding == KOPT_COMPACT;
+    const int random = t->dst_format != KOPT_F32 && (t->rounding == KOPT_STOCHASTIC ||
+                                                     (compensated && t->compensation_rounding == KOPT_STOCHASTIC));
+    const floats_ scale = set_(t->scale);
+    kopt_kind_ kind;
+    uint32_t halves[5 * LANES_];
+    size_t i, n;
+    kind.rule = KOPT_SGD;
+    kind.weight = kind.grad = kind.moment = t->dst_format;
+    kind.rounding = t->rounding;
+    kind.moment_rounding = kind.compensation_rounding = t->compensation_rounding;
+    kind.moments = kind.nesterov = 0;
+    kind.plain = 1;
+    for (i = 0; i < t->n; i += n) {
+        words_ r = iset_(0), stored = r, kept = r;
+        floats_ delta, sum, c;
+        n = t->n - i < LANES_ ? t->n - i : LANES_;
+        if (random) r = tool_random_(t, &cipher, halves, i, &n);
+        delta = widen_(fetch_(t->src + i * src_size, src_size, n), t->src_format);
+        if (scaled) delta = mul_(delta, scale);
+        if (!t->fresh) stored = fetch_(t->dst + i * size, size, n);
+        if (!t->fresh && residual_size != 0) kept = fetch_(t->residual + i * residual_size, residual_size, n);
+        delta = value_(xor_(bits_(delta), iset_(0x80000000u)));
+        sum = load_weight_(kind, stored, kept, &c);
+        stored = store_weight_(kind, sum, c, delta, r, &kept);
+        put_(t->dst + i * size, size, n, stored);
+        if (residual_size != 0) put_(t->residual + i * residual_size, residual_size, n, kept);
+    }
+}
+
 #ifndef TOOLS_
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
     switch (KOPT_CAST_(int, t->kind)) {
@@ -3065,6 +3173,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
             norm_format_(t->norm, t->src, KOPT_FP16, t->n);
         break;
     case KOPT_TOOL_CLIP_: clip_(t); break;
+    case KOPT_TOOL_ACCUMULATE_: accumulate_(t); break;
     default: break;
     }
 }
@@ -3079,6 +3188,8 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
 #undef norm_sums_
 #undef norm_dot_
 #undef clip_
+#undef tool_random_
+#undef accumulate_
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
@@ -4683,6 +4794,190 @@ KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, dou
     t.dst_format = format;
     t.n = n;
     if (n != 0) kopt_use_tool_(&t);
+    return KOPT_OK;
+}
+
+/* ---- loss scaling ---- */
+
+KOPT_API_ kopt_scaler kopt_grad_scaler(void) {
+    kopt_scaler s;
+    s.scale = 65536;
+    s.minimum = 0;
+    s.growth = 2;
+    s.backoff = 0.5;
+    s.interval = 2000;
+    s.hysteresis = 1;
+    s.good = s.bad = 0;
+    return s;
+}
+
+static kopt_result kopt_check_scaler_(const kopt_scaler *s) {
+    const uint32_t scale = s == KOPT_NULL_ ? 0 : kopt_bits_(s->scale), minimum = s == KOPT_NULL_ ? 0 : kopt_bits_(s->minimum);
+    if (s == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (scale < 0x00800000u || scale >= 0x7F800000u || minimum >= 0x7F800000u) return KOPT_ERROR_RANGE;
+    if (!kopt_within_(s->growth, 1, 1e30) || !(s->growth > 1)) return KOPT_ERROR_RANGE;
+    if (!kopt_within_(s->backoff, 1e-30, 1) || !(s->backoff < 1)) return KOPT_ERROR_RANGE;
+    return s->interval == 0 || s->hysteresis == 0 ? KOPT_ERROR_RANGE : KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
+    const kopt_result result = kopt_check_scaler_(s);
+    kopt_environment_ environment;
+    double scale;
+    if (result != KOPT_OK) return result;
+    kopt_enter_(&environment);
+    if (found_inf) {
+        s->good = 0;
+        if (s->bad != 0xFFFFFFFFu) s->bad++;
+        if (s->bad >= s->hysteresis) {
+            scale = kopt_settle64_(KOPT_CAST_(double, s->scale) * kopt_settle64_(s->backoff));
+            if (!(scale < 1.1754943508222875e-38)) s->scale = kopt_to_float_(scale); /* stays a normal float */
+            if (kopt_bits_(s->scale) < kopt_bits_(s->minimum)) s->scale = s->minimum;
+        }
+    } else {
+        s->bad = 0;
+        if (++s->good >= s->interval) {
+            scale = kopt_settle64_(KOPT_CAST_(double, s->scale) * kopt_settle64_(s->growth));
+            if (scale < 3.4028235677973366e38) s->scale = kopt_to_float_(scale); /* stays finite */
+            s->good = 0;
+        }
+    }
+    kopt_leave_(&environment);
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, kopt_tensor *tensors, size_t count,
+                                       double max_norm, const kopt_closure *closure, int *skipped) {
+    kopt_result result = kopt_check_scaler_(scaler);
+    kopt_environment_ environment;
+    kopt_norm norm;
+    kopt_step step;
+    double grad_scale, clip;
+    uint32_t before;
+    size_t i;
+    if (result == KOPT_OK) result = kopt_check_options_(opt);
+    if (result != KOPT_OK) return result;
+    if (tensors == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
+    if (!kopt_within_(max_norm, 0, 1.7e308)) return KOPT_ERROR_RANGE;
+
+    before = opt->step;
+    grad_scale = opt->grad_scale;
+    clip = opt->clip;
+    kopt_enter_(&environment);
+    opt->grad_scale = kopt_settle64_(grad_scale / kopt_settle64_(KOPT_CAST_(double, scaler->scale)));
+    kopt_leave_(&environment);
+    opt->clip = 1;
+    result = kopt_step_begin(opt, &step); /* to check everything before the closure writes a gradient */
+    for (i = 0; i < count && result == KOPT_OK; i++) result = kopt_check_step_(&step, &tensors[i]);
+    opt->step = before;
+    if (result == KOPT_OK) {
+        if (closure != KOPT_NULL_ && closure->evaluate != KOPT_NULL_) closure->evaluate(closure->user, scaler->scale);
+        for (i = 0; i < 20; i++) norm.digit[i] = 0;
+        norm.nonfinite = 0;
+        result = kopt_norm_add_grads(&norm, tensors, count);
+        if (closure != KOPT_NULL_ && closure->reduce != KOPT_NULL_) closure->reduce(closure->user, &norm);
+    }
+    if (result == KOPT_OK && norm.nonfinite == 0) {
+        opt->clip = kopt_norm_clip(&norm, max_norm, opt->grad_scale);
+        result = kopt_step_begin(opt, &step);
+        for (i = 0; i < count && result == KOPT_OK; i++) kopt_run_whole_(&step, &tensors[i]);
+    }
+    opt->grad_scale = grad_scale;
+    opt->clip = clip;
+    if (result != KOPT_OK) return result;
+    if (skipped != KOPT_NULL_) *skipped = norm.nonfinite != 0;
+    return kopt_scaler_update(scaler, norm.nonfinite != 0);
+}
+
+/* ---- gradient accumulation ---- */
+
+KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, void *residual, size_t n) {
+    kopt_accumulator a;
+    a.sum = sum;
+    a.residual = residual;
+    a.format = format;
+    a.rounding = residual == KOPT_NULL_ ? KOPT_STOCHASTIC : KOPT_KAHAN;
+    a.compensation_rounding = KOPT_STOCHASTIC;
+    a.n = n;
+    a.count = a.step = a.id = 0;
+    a.seed = a.first_index = 0;
+    return a;
+}
+
+static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void *other, size_t other_size) {
+    size_t sum, residual;
+    kopt_result result;
+    if (a == KOPT_NULL_) return KOPT_ERROR_NULL;
+    result = kopt_check_array_(a->sum, a->format, a->n);
+    if (result != KOPT_OK) return result;
+    if (KOPT_CAST_(unsigned, a->rounding) > KOPT_CAST_(unsigned, KOPT_EXACT)) return KOPT_ERROR_OPTION;
+    if (KOPT_CAST_(unsigned, a->compensation_rounding) > 1u) return KOPT_ERROR_OPTION;
+    if (a->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
+    sum = a->n * kopt_bytes_of_(a->format);
+    residual = a->n * kopt_bytes_of_residual_(a->format, a->rounding);
+    if (residual != 0 && a->residual == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (kopt_overlap_(a->sum, sum, a->residual, residual) || kopt_overlap_(a->sum, sum, other, other_size) ||
+        kopt_overlap_(a->residual, residual, other, other_size))
+        return KOPT_ERROR_OVERLAP;
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format, double scale) {
+    kopt_result result = kopt_check_array_(grad, grad_format, a == KOPT_NULL_ ? 0 : a->n);
+    kopt_environment_ environment;
+    kopt_tool_ t;
+    if (result == KOPT_OK)
+        result = kopt_check_accumulator_(a, grad, a == KOPT_NULL_ ? 0 : a->n * kopt_bytes_of_(grad_format));
+    if (result != KOPT_OK) return result;
+    if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    if (a->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
+    kopt_enter_(&environment);
+    t.scale = kopt_to_float_(scale);
+    kopt_leave_(&environment);
+    t.kind = KOPT_TOOL_ACCUMULATE_;
+    t.dst = KOPT_CAST_(kopt_byte_ *, a->sum);
+    t.dst_format = a->format;
+    t.residual = KOPT_CAST_(kopt_byte_ *, a->residual);
+    t.rounding = a->rounding;
+    t.compensation_rounding = a->compensation_rounding;
+    t.src = KOPT_CAST_(const kopt_byte_ *, grad);
+    t.src_format = grad_format;
+    t.n = a->n;
+    t.fresh = a->count == 0;
+    t.seed = a->seed;
+    t.first = a->first_index;
+    t.step = ++a->step;
+    t.id = a->id;
+    a->count++;
+    if (t.n != 0) kopt_use_tool_(&t);
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *out) {
+    kopt_result result = kopt_check_accumulator_(a, out, a == KOPT_NULL_ ? 0 : a->n * 4);
+    const kopt_byte_ *sum, *residual;
+    kopt_environment_ environment;
+    kopt_optimizer like; /* whose weights are stored like this sum */
+    size_t i, size, residual_size;
+    if (result != KOPT_OK || a->n == 0) return result;
+    if (out == KOPT_NULL_) return KOPT_ERROR_NULL;
+    like = kopt_sgd(0, 0);
+    like.weight_format = a->format;
+    like.rounding = a->rounding;
+    size = kopt_bytes_of_(a->format);
+    residual_size = kopt_bytes_of_residual_(a->format, a->rounding);
+    sum = KOPT_CAST_(const kopt_byte_ *, a->sum);
+    residual = KOPT_CAST_(const kopt_byte_ *, a->residual);
+    kopt_enter_(&environment);
+    for (i = 0; i < a->n; i++) {
+        uint32_t value = 0;
+        if (a->count != 0)
+            value = kopt_bits_(kopt_read_weight_(&like, sum + i * size,
+                                                 residual_size == 0 ? KOPT_NULL_ : residual + i * residual_size));
+        KOPT_OPAQUE_(value);
+        out[i] = kopt_float_(value);
+    }
+    kopt_leave_(&environment);
     return KOPT_OK;
 }
 

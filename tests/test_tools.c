@@ -346,13 +346,421 @@ static void check_norm_refusals(void)
     ok(good, "clipping by value: bad arguments are refused and nothing is clipped");
 }
 
+/* ---- The loss scale: GradScaler once more, from its published semantics ------------------------------------------ */
+
+typedef struct torch_scaler {
+    volatile float scale;
+    int growth_tracker, hysteresis_tracker;
+} torch_scaler;
+
+static void torch_update(torch_scaler *t, int found, double growth, double backoff, int interval, int hysteresis)
+{
+    volatile double product;
+    if (found) {
+        t->hysteresis_tracker -= 1;
+        if (t->hysteresis_tracker > 0) {
+            t->growth_tracker = 0;
+            return;
+        }
+        product = (double)t->scale * backoff;
+        t->scale = (float)product;
+        t->growth_tracker = 0;
+        return;
+    }
+    t->hysteresis_tracker = hysteresis;
+    if (t->growth_tracker + 1 < interval) {
+        t->growth_tracker += 1;
+        return;
+    }
+    product = (double)t->scale * growth;
+    if (product < 3.4028235677973366e38) t->scale = (float)product; /* is finite as a float */
+    t->growth_tracker = 0;
+}
+
+static void check_scaler_trace(void)
+{
+    static const struct { double growth, backoff, overflow; uint32_t interval, hysteresis; } c[] = {
+        {2, 0.5, 0.0005, 2000, 1}, {2, 0.5, 0.02, 20, 1}, {1.7, 0.61, 0.1, 5, 1}, {2, 0.5, 0.3, 2, 3},
+        {3, 0.9, 0, 50, 1}};
+    int k, i;
+    for (k = 0; k < 5; ++k) {
+        kopt_scaler s = kopt_grad_scaler();
+        torch_scaler t = {65536, 0, 0};
+        int bad = 0, lowered = 0, raised = 0;
+        if (k == 0) bad += s.growth != 2 || s.backoff != 0.5 || s.interval != 2000 || s.hysteresis != 1;
+        s.growth = c[k].growth, s.backoff = c[k].backoff, s.interval = c[k].interval, s.hysteresis = c[k].hysteresis;
+        t.hysteresis_tracker = (int)s.hysteresis;
+        for (i = 0; i < 10000; ++i) {
+            /* overflows come more often where the scale is high, as in life */
+            int found = uniform() < (k == 0 && ref_bits(s.scale) > 0x49800000 ? 0.5 : c[k].overflow);
+            float was = s.scale;
+            bad += kopt_scaler_update(&s, found) != KOPT_OK;
+            torch_update(&t, found, c[k].growth, c[k].backoff, (int)c[k].interval, (int)c[k].hysteresis);
+            bad += ref_bits(s.scale) != ref_bits(t.scale) || s.good != (uint32_t)t.growth_tracker;
+            lowered += s.scale < was, raised += s.scale > was;
+        }
+        bad += raised == 0 || (c[k].overflow > 0 && lowered == 0);
+        ok(!bad, "the scale of 10,000 steps is GradScaler's: growth %g, backoff %g, interval %u, hysteresis %u",
+           c[k].growth, c[k].backoff, (unsigned)c[k].interval, (unsigned)c[k].hysteresis);
+    }
+}
+
+static void check_scaler_limits(void)
+{
+    static const uint32_t wrong[] = {0, 0x80000000, 0x7f800000, 0x7fc00000, 0xbf800000, 0x00400000};
+    kopt_scaler s = kopt_grad_scaler(), was;
+    int k, good = 1;
+    s.minimum = 1;
+    for (k = 0; k < 100; ++k) kopt_scaler_update(&s, 1);
+    ok(ref_bits(s.scale) == 0x3f800000, "the scale does not fall below the minimum");
+    s.minimum = 0;
+    for (k = 0; k < 1000; ++k) kopt_scaler_update(&s, 1);
+    good = ref_bits(s.scale) >= 0x00800000 && kopt_scaler_update(&s, 1) == KOPT_OK;
+    ok(good, "without a minimum it stays a normal number");
+    s.scale = 3e38f, s.interval = 1;
+    for (k = 0; k < 10; ++k) kopt_scaler_update(&s, 0);
+    ok(ref_bits(s.scale) == ref_bits(3e38f), "the scale does not become infinite");
+    for (k = 0, good = 1; k < 6; ++k) {
+        s = kopt_grad_scaler();
+        s.scale = ref_float(wrong[k]);
+        was = s;
+        good &= kopt_scaler_update(&s, 1) == KOPT_ERROR_RANGE && !memcmp(&s, &was, sizeof s);
+    }
+#define WRONG(field, value) \
+    (s = kopt_grad_scaler(), s.field = (value), was = s, \
+     good &= kopt_scaler_update(&s, 0) == KOPT_ERROR_RANGE && !memcmp(&s, &was, sizeof s))
+    WRONG(growth, 1), WRONG(growth, HUGE_VAL), WRONG(backoff, 1), WRONG(backoff, 0), WRONG(interval, 0);
+    WRONG(hysteresis, 0), WRONG(minimum, ref_float(0x7f800000)), WRONG(minimum, -1);
+    good &= kopt_scaler_update(NULL, 0) == KOPT_ERROR_NULL;
+    ok(good, "a scaler with a field out of range is refused and does not change");
+}
+
+/* A model of two fp16 tensors whose gradients a closure writes, 3 * scale * 2^-20 and the like. */
+enum { A = 37, B = 5 };
+typedef struct model {
+    kopt_optimizer opt;
+    kopt_tensor t[2];
+    uint16_t weight[A + B], grad[A + B];
+    unsigned char state[2][KOPT_STATE_BYTES(A, 6)];
+    int calls, overflow_above, reduced;
+} model;
+
+static void model_build(model *m)
+{
+    int i;
+    memset(m, 0, sizeof *m);
+    m->opt = kopt_adamw(1e-2);
+    m->opt.weight_format = KOPT_FP16;
+    m->opt.zero_grad = 1;
+    m->opt.seed = 5;
+    m->t[0] = kopt_tensor_of(m->weight, m->grad, KOPT_FP16, A, m->state[0], sizeof m->state[0]);
+    m->t[1] = kopt_tensor_of(m->weight + A, m->grad + A, KOPT_FP16, B, m->state[1], sizeof m->state[1]);
+    m->t[1].id = 1;
+    for (i = 0; i < A + B; ++i) m->weight[i] = (uint16_t)(0x3800 + 7 * i);
+    kopt_state_init(&m->opt, &m->t[0], NULL);
+    kopt_state_init(&m->opt, &m->t[1], NULL);
+}
+
+static void model_evaluate(void *user, float scale)
+{
+    model *m = (model *)user;
+    int i;
+    ++m->calls;
+    for (i = 0; i < A + B; ++i)
+        m->grad[i] = (uint16_t)ref_narrow(KOPT_FP16, ref_bits((float)((i % 7 - 3) * 0x1p-20 * (double)scale)));
+    if (scale > (float)m->overflow_above) m->grad[A + 2] = 0x7c00;
+}
+
+static void model_reduce(void *user, kopt_norm *norm) /* another rank says: infinite */
+{
+    model *m = (model *)user;
+    ++m->calls;
+    norm->nonfinite += (uint64_t)m->reduced;
+}
+
+static void check_scaler_step(void)
+{
+    static model m, was, plain;
+    kopt_scaler s = kopt_grad_scaler(), before;
+    kopt_closure closure = {model_evaluate, NULL, NULL};
+    kopt_norm norm = {{0}, 0};
+    int k, skipped = -1, skips = 0, bad = 0, bad_norm = 0;
+    closure.user = &m;
+
+    /* Overflows above 2^13: three skips, then steps. Each is a plain step with the gradient unscaled. */
+    model_build(&m);
+    m.overflow_above = 8192;
+    s.interval = 4;
+    for (k = 0; k < 20; ++k) {
+        float scale = s.scale;
+        was = m;
+        bad += kopt_scaler_step(&s, &m.opt, m.t, 2, 0, &closure, &skipped) != KOPT_OK;
+        if (scale > 8192) {
+            ++skips;
+            bad += skipped != 1 || memcmp(m.weight, was.weight, sizeof m.weight);
+            bad += memcmp(m.state, was.state, sizeof m.state) != 0;
+            bad += memcmp(&m.opt, &was.opt, sizeof m.opt) || m.grad[0] == 0;
+            bad += ref_bits(s.scale) != ref_bits(scale) - 0x00800000;
+        } else {
+            plain = was;
+            plain.t[0].weight = plain.weight, plain.t[0].grad = plain.grad, plain.t[0].state = plain.state[0];
+            plain.t[1].weight = plain.weight + A, plain.t[1].grad = plain.grad + A, plain.t[1].state = plain.state[1];
+            model_evaluate(&plain, scale);
+            plain.opt.grad_scale = 1 / (double)scale;
+            ref_step_tensor(&plain.opt, &plain.t[0]);
+            ref_step_tensor(&plain.opt, &plain.t[1]);
+            bad += skipped != 0 || memcmp(m.weight, plain.weight, sizeof m.weight);
+            bad += memcmp(m.state, plain.state, sizeof m.state) || memcmp(m.grad, plain.grad, sizeof m.grad);
+            bad += m.opt.step != was.opt.step + 1 || m.opt.grad_scale != 1 || m.opt.clip != 1;
+        }
+    }
+    ok(!bad && skips > 3, "scaled steps of pure fp16 are the reference's; a skipped one changes nothing at all");
+    ok(m.calls == 20, "the closure is evaluated once a step");
+
+    /* Clipping inside: the same as by hand. */
+    model_build(&m);
+    m.opt.rule = KOPT_SGD, m.opt.momentum = 0.9, m.overflow_above = 1 << 20;
+    kopt_state_init(&m.opt, &m.t[0], NULL), kopt_state_init(&m.opt, &m.t[1], NULL);
+    plain = m;
+    plain.t[0].weight = plain.weight, plain.t[0].grad = plain.grad, plain.t[0].state = plain.state[0];
+    plain.t[1].weight = plain.weight + A, plain.t[1].grad = plain.grad + A, plain.t[1].state = plain.state[1];
+    model_evaluate(&plain, 65536);
+    kopt_norm_add_grads(&norm, plain.t, 2);
+    plain.opt.grad_scale = 1 / 65536.0;
+    plain.opt.clip = kopt_norm_clip(&norm, 1e-6, plain.opt.grad_scale);
+    bad_norm = !(plain.opt.clip < 0.5);
+    kopt_optimizer_step(&plain.opt, plain.t, 2);
+    s = kopt_grad_scaler();
+    bad_norm += kopt_scaler_step(&s, &m.opt, m.t, 2, 1e-6, &closure, &skipped) != KOPT_OK || skipped;
+    bad_norm += memcmp(m.weight, plain.weight, sizeof m.weight) || memcmp(m.state, plain.state, sizeof m.state);
+    ok(!bad_norm, "a scaled and clipped step is the same as by hand");
+
+    /* Another rank overflows: this one skips as well. No closure: the gradients are there. */
+    model_build(&m);
+    m.overflow_above = 1 << 20, m.reduced = 1;
+    closure.reduce = model_reduce;
+    was = m, s = kopt_grad_scaler();
+    bad = kopt_scaler_step(&s, &m.opt, m.t, 2, 1, &closure, &skipped) != KOPT_OK || !skipped || m.calls != 2;
+    bad += memcmp(m.weight, was.weight, sizeof m.weight) || m.opt.step || ref_bits(s.scale) != 0x47000000;
+    model_evaluate(&m, s.scale);
+    bad += kopt_scaler_step(&s, &m.opt, m.t, 2, 1, NULL, NULL) != KOPT_OK || m.opt.step != 1;
+    ok(!bad, "what another rank found is heeded; closure and skipped may be NULL");
+
+    /* Refusals, before the closure is called. */
+    model_build(&m);
+    m.overflow_above = 1 << 20;
+    closure.reduce = NULL;
+    s = before = kopt_grad_scaler();
+    was = m;
+    bad = kopt_scaler_step(NULL, &m.opt, m.t, 2, 0, &closure, NULL) != KOPT_ERROR_NULL;
+    bad += kopt_scaler_step(&s, NULL, m.t, 2, 0, &closure, NULL) != KOPT_ERROR_NULL;
+    bad += kopt_scaler_step(&s, &m.opt, NULL, 2, 0, &closure, NULL) != KOPT_ERROR_NULL;
+    bad += kopt_scaler_step(&s, &m.opt, m.t, 2, -1, &closure, NULL) != KOPT_ERROR_RANGE;
+    m.t[1].state_size = 10, was.t[1].state_size = 10;
+    bad += kopt_scaler_step(&s, &m.opt, m.t, 2, 0, &closure, NULL) != KOPT_ERROR_SIZE;
+    bad += memcmp(&m, &was, sizeof m) || memcmp(&s, &before, sizeof s);
+    ok(!bad, "a scaled step that is refused calls no closure and changes nothing");
+}
+
+/* ---- Gradient accumulation -------------------------------------------------------------------------------------- */
+
+static const char *const rounding_name[] = {"nearest", "stochastic", "kahan", "compact", "exact"};
+
+enum { SUM_N = 1037 };
+typedef struct sum_memory { unsigned char sum[4 * SUM_N + 1], residual[2 * SUM_N + 1]; } sum_memory;
+
+/* The same in the words of numerics.md: the weight store with update = -delta. */
+static void reference_accumulate(sum_memory *m, const kopt_accumulator *a, const void *grad, kopt_format f, float scale)
+{
+    kopt_optimizer o;
+    ref_layout l;
+    size_t i;
+    memset(&o, 0, sizeof o);
+    o.weight_format = a->format, o.rounding = a->rounding, o.compensation_rounding = a->compensation_rounding;
+    l = ref_layout_of(&o, SUM_N);
+    for (i = 0; i < SUM_N; ++i) {
+        ref_element e = {0, 0, 0, 0, 0};
+        uint32_t r = ref_random(a->seed, a->step + 1, a->id, 2, a->first_index + i), carried;
+        float delta = ref_mul(ref_float(ref_widen(f, ref_get(grad, ref_width(f), i))), scale), w;
+        if (a->count) {
+            e.weight = ref_get(m->sum, ref_width(a->format), i);
+            if (l.residual_width) e.residual = ref_get(m->residual, l.residual_width, i);
+        }
+        carried = o.rounding == KOPT_COMPACT ? (e.residual ^ 128) - 128 : (e.residual ^ 0x8000) - 0x8000;
+        w = ref_weight(&o, e.weight, carried);
+        ref_store_weight(&o, &e, w, -delta, r);
+        ref_set(m->sum, ref_width(a->format), i, e.weight);
+        if (l.residual_width) ref_set(m->residual, l.residual_width, i, e.residual);
+    }
+}
+
+static void check_accumulate_bits(void)
+{
+    static sum_memory got, want, sliced;
+    int f, g, rounding, noisy, turn;
+    for (f = 0; f < 3; ++f) {
+        int bad = 0, bad_slices = 0;
+        for (g = 0; g < 3; ++g)
+            for (rounding = 0; rounding < 5; ++rounding)
+                for (noisy = quick && rounding != KOPT_KAHAN; noisy < 2; ++noisy) {
+                    kopt_accumulator a = kopt_accumulator_of(got.sum + 1, (kopt_format)f, got.residual + 1, SUM_N), b;
+                    a.rounding = (kopt_rounding)rounding, a.compensation_rounding = (kopt_rounding)noisy;
+                    a.seed = UINT64_C(0x1234567890abcdef), a.id = 77, a.first_index = 1000003;
+                    b = a;
+                    memset(&got, 0xff, sizeof got), want = got, sliced = got; /* old NaNs must not be read */
+                    for (turn = 0; turn < 12; ++turn) {
+                        const float scale = turn % 3 ? 1.0f : 0.7f;
+                        static sum_memory aligned;
+                        size_t width = ref_width((kopt_format)g), step, at;
+                        fill(data, (kopt_format)g, SUM_N, turn == 11 ? 2 : turn == 10 ? 1 : turn % 2 ? 3 : 0);
+                        if (turn == 8) a.count = b.count = 0;
+                        kopt_isa_force(isas[turn % isa_count]);
+                        memcpy(aligned.sum, want.sum + 1, 4 * SUM_N);
+                        memcpy(aligned.residual, want.residual + 1, 2 * SUM_N);
+                        reference_accumulate(&aligned, &a, data, (kopt_format)g, scale);
+                        memcpy(want.sum + 1, aligned.sum, 4 * SUM_N);
+                        memcpy(want.residual + 1, aligned.residual, 2 * SUM_N);
+                        bad += kopt_accumulate(&a, data, (kopt_format)g, (double)scale) != KOPT_OK;
+                        for (at = 0; at < SUM_N; at += step) { /* slices, each with a struct of its own */
+                            kopt_accumulator c = b;
+                            step = 1 + dice() % 400;
+                            if (step > SUM_N - at) step = SUM_N - at;
+                            c.sum = sliced.sum + 1 + at * ref_width(a.format);
+                            c.residual = sliced.residual + 1 + at * (rounding == KOPT_COMPACT ? 1 : 2);
+                            c.first_index += at, c.n = step;
+                            kopt_accumulate(&c, data + at * width, (kopt_format)g, (double)scale);
+                        }
+                        ++b.count, ++b.step;
+                        if (f == 0 || rounding < 2) memcpy(want.residual, got.residual, sizeof got.residual);
+                        bad += memcmp(&got, &want, sizeof got) != 0;
+                        if (f == 0 || rounding < 2) memcpy(sliced.residual, got.residual, sizeof got.residual);
+                        bad_slices += memcmp(&got, &sliced, sizeof got) != 0;
+                    }
+                    bad += a.count != 4 || a.step != 12;
+                }
+        kopt_isa_force(KOPT_ISA_COUNT);
+        ok(!bad, "sums in %s: five roundings, gradients of all formats, all values, every ISA", format_name[f]);
+        ok(!bad_slices, "sums in %s: the same for any slicing", format_name[f]);
+    }
+}
+
+static void check_accumulate_quality(void)
+{
+    enum { BATCHES = 4096, M = 64 };
+    static double exact_sum[M];
+    static float out[M];
+    static unsigned char sum[4 * M], residual[2 * M], grad[4 * M];
+    int f, rounding, k, i;
+    for (f = 1; f < 3; ++f)
+        for (rounding = 0; rounding < 5; ++rounding) {
+            const double step = f == KOPT_BF16 ? 1.0 / 128 : 1.0 / 1024;
+            kopt_accumulator a = kopt_accumulator_of(sum, (kopt_format)f, residual, M);
+            double worst = 0, worst_seen = 0, mean = 0;
+            a.rounding = (kopt_rounding)rounding;
+            memset(exact_sum, 0, sizeof exact_sum);
+            for (k = 0; k < BATCHES; ++k) {
+                for (i = 0; i < M; ++i) { /* between 1 and 2, of either sign; the sum fits into fp16 */
+                    const float x = (float)(i & 1 ? -1 - uniform() : 1 + uniform());
+                    const uint32_t word = ref_narrow((kopt_format)f, ref_bits(x));
+                    ref_set(grad, 2, (size_t)i, word);
+                    exact_sum[i] += exact((kopt_format)f, word);
+                }
+                kopt_accumulate(&a, grad, (kopt_format)f, 1);
+            }
+            kopt_accumulator_read(&a, out);
+            for (i = 0; i < M; ++i) {
+                double off = fabs((double)out[i] / exact_sum[i] - 1);
+                double seen = fabs(exact((kopt_format)f, ref_get(sum, 2, (size_t)i)) / exact_sum[i] - 1);
+                if (off > worst) worst = off;
+                if (seen > worst_seen) worst_seen = seen;
+                mean += off / M;
+            }
+            if (rounding == KOPT_NEAREST)
+                ok(f == KOPT_BF16 ? mean > 0.8 : mean > 0.1, "4,096 micro-batches in %s, nearest: %.1f %% off",
+                   format_name[f], 100 * mean);
+            else if (rounding == KOPT_STOCHASTIC)
+                ok(worst < 64 * step && worst > step / 100, "4,096 micro-batches in %s, stochastic: %.2g off at most",
+                   format_name[f], worst);
+            else
+                ok(worst < (rounding == KOPT_COMPACT ? step / 6 : 1e-3) && worst_seen < 0.51 * step,
+                   "4,096 micro-batches in %s, %s: %.1e off with the residual, %.1e without", format_name[f],
+                   rounding_name[rounding], worst, worst_seen);
+        }
+}
+
+static void check_accumulate_step(void)
+{
+    static uint16_t weights[2][SUM_N], sum[SUM_N], residual[SUM_N];
+    static float total[SUM_N];
+    kopt_optimizer opt = kopt_sgd(0.5, 0);
+    kopt_accumulator a = kopt_accumulator_of(sum, KOPT_BF16, residual, SUM_N);
+    kopt_tensor t;
+    int k, i, bad = 0;
+    opt.rounding = KOPT_NEAREST;
+    for (k = 0; k < 8; ++k) {
+        fill(data, KOPT_BF16, SUM_N, 0);
+        for (i = 0; i < SUM_N; ++i) total[i] += ref_float(ref_widen(KOPT_BF16, ref_get(data, 2, (size_t)i)));
+        bad += kopt_accumulate(&a, data, KOPT_BF16, 1) != KOPT_OK;
+    }
+    opt.grad_scale = 1.0 / a.count;
+    t = kopt_tensor_of(weights[0], a.sum, a.format, a.n, NULL, 0);
+    bad += kopt_optimizer_step(&opt, &t, 1) != KOPT_OK;
+    for (i = 0; i < SUM_N; ++i)
+        bad += fabs((double)ref_float((uint32_t)weights[0][i] << 16) + 0.5 * (double)total[i] / 8) >
+               0.01 * fabs(0.5 * (double)total[i] / 8) + 1e-9;
+    ok(!bad, "the sum is the gradient of a step");
+}
+
+static void check_accumulate_refusals(void)
+{
+    static sum_memory m, before;
+    kopt_accumulator a = kopt_accumulator_of(m.sum, KOPT_BF16, m.residual, 8), was;
+    float grad[8] = {1, 2, 3, 4, 5, 6, 7, 8}, out[8] = {9};
+    int good = a.rounding == KOPT_KAHAN && kopt_accumulator_of(m.sum, KOPT_BF16, NULL, 8).rounding == KOPT_STOCHASTIC;
+    kopt_accumulate(&a, grad, KOPT_F32, 1);
+    before = m, was = a;
+#define REFUSE(result, change, call) \
+    (a = was, change, good &= (call) == (result) && a.count == 1 && a.step == was.step, \
+     good &= !memcmp(&m, &before, sizeof m))
+    REFUSE(KOPT_ERROR_NULL, a.sum = NULL, kopt_accumulate(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_NULL, a.residual = NULL, kopt_accumulate(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_NULL, (void)0, kopt_accumulate(&a, NULL, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_NULL, (void)0, kopt_accumulate(NULL, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_NULL, (void)0, kopt_accumulator_read(&a, NULL));
+    REFUSE(KOPT_ERROR_OPTION, a.format = (kopt_format)3, kopt_accumulate(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OPTION, a.rounding = (kopt_rounding)5, kopt_accumulate(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OPTION, a.compensation_rounding = KOPT_KAHAN, kopt_accumulate(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OPTION, (void)0, kopt_accumulate(&a, grad, (kopt_format)7, 1));
+    REFUSE(KOPT_ERROR_RANGE, (void)0, kopt_accumulate(&a, grad, KOPT_F32, HUGE_VAL));
+    REFUSE(KOPT_ERROR_BOUNDS, a.n = SIZE_MAX / 4, kopt_accumulate(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_BOUNDS, a.first_index = UINT64_MAX, kopt_accumulate(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OVERLAP, a.residual = m.sum + 2, kopt_accumulate(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OVERLAP, (void)0, kopt_accumulate(&a, m.sum, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OVERLAP, (void)0, kopt_accumulator_read(&a, (float *)(void *)m.sum));
+    a = was, a.step = UINT32_MAX, was = a;
+    REFUSE(KOPT_ERROR_STEP, (void)0, kopt_accumulate(&a, grad, KOPT_F32, 1));
+    a = was;
+    good &= kopt_accumulator_read(&a, out) == KOPT_OK && !memcmp(out, grad, sizeof grad);
+    a.count = 0;
+    good &= kopt_accumulator_read(&a, out) == KOPT_OK && ref_bits(out[3]) == 0;
+    ok(good, "accumulation: bad arguments are refused and nothing is added or counted");
+}
+
 int main(int argc, char **argv)
 {
     quick = argc > 1 && !strcmp(argv[1], "quick");
+    fesetenv(FE_DFL_ENV); /* -Ofast would start with subnormals flushed: the references need them */
     find_isas();
     check_norm();
     check_norm_edges();
     check_clipping();
     check_norm_refusals();
+    check_scaler_trace();
+    check_scaler_limits();
+    check_scaler_step();
+    check_accumulate_bits();
+    check_accumulate_quality();
+    check_accumulate_step();
+    check_accumulate_refusals();
     return done();
 }
