@@ -36,6 +36,12 @@ setup() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends gcc g++ libc6-dev perl clang tcc \
         qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-s390x-linux-gnu libc6-dev-s390x-cross \
         gcc-riscv64-linux-gnu libc6-dev-riscv64-cross gcc-arm-linux-gnueabihf libc6-dev-armhf-cross >/dev/null
+    # PyTorch and optimi, which tests/peers.py compares with
+    if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-torch python3-packaging python3-pip >/dev/null; then
+        /usr/bin/python3 -m pip install -q --no-deps --upgrade --target build/python torch-optimi==0.3.3
+    else
+        echo "setup: this system has no python3-torch; the comparison with PyTorch and optimi stays out" >&2
+    fi
     echo "setup: done"
 }
 
@@ -93,6 +99,11 @@ run_tests() {
     for tool in gcc g++ clang clang++ tcc; do have $tool || skip "$tool: compiles without a warning" $tool; done
     part compile sh tests/compile.sh
     part demo sh tests/demo.sh
+    if /usr/bin/python3 -c 'import torch, packaging' 2>/dev/null && [ -d build/python/optimi ]; then # the system's own python3
+        part peers /usr/bin/python3 tests/peers.py "'$CC'"
+    else
+        skip "the rules beside PyTorch and optimi" "python3-torch or torch-optimi"
+    fi
     if have prove; then
         prove -j2 build/tests/*.t
     else
