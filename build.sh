@@ -12,6 +12,7 @@ usage() {
 usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (default: kahan_opt.h) in 16 bit and fp32
        ./build.sh test [--no-skip]       all tests that can run here; names what it skips (--no-skip: as a failure)
        ./build.sh bench [--gb SIZE]      check the bits, then measure against the memory roofline
+       ./build.sh bench theorem1         how far from the solution SGD ends with 16-bit weights (docs/theorem1.md)
        ./build.sh setup                  install the tools that the full test uses (apt, as root)
 TEXT
 }
@@ -25,9 +26,11 @@ demo() {
 }
 
 bench() {
+    program=bench
+    if [ "${1:-}" = theorem1 ]; then program=theorem1; shift; fi
     mkdir -p build/bench
-    $CC -std=c99 -O2 -o build/bench/bench bench/bench.c
-    exec build/bench/bench "$@"
+    $CC -std=c99 -O2 -o build/bench/$program bench/$program.c -lm
+    exec build/bench/$program "$@"
 }
 
 setup() {
@@ -99,6 +102,8 @@ run_tests() {
     for tool in gcc g++ clang clang++ tcc; do have $tool || skip "$tool: compiles without a warning" $tool; done
     part compile sh tests/compile.sh
     part demo sh tests/demo.sh
+    $CC -std=c99 -O2 $C_WARNINGS -o build/tests/theorem1 bench/theorem1.c -lm
+    part theorem1 build/tests/theorem1 test
     if /usr/bin/python3 -c 'import torch, packaging' 2>/dev/null && [ -d build/python/optimi ]; then # the system's own python3
         part peers /usr/bin/python3 tests/peers.py "'$CC'"
     else
