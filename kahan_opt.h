@@ -855,8 +855,10 @@ static KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int value) {
 /* A global index of an element. */
 #if KAHAN_OPT_ONLY & KOPT_WITH_EXTRAS
 typedef uint64_t kopt_index_;
+#define KOPT_INDEX_(x) (x)
 #else
 typedef size_t kopt_index_; /* tensor.first_index is 0 */
+#define KOPT_INDEX_(x) KOPT_CAST_(size_t, x)
 #endif
 
 /* The number of moments, where the rule alone decides it. */
@@ -1221,7 +1223,6 @@ static int kopt_inside64_(kopt_f64_ x, kopt_f64_ least, kopt_f64_ most) {
     return (kopt_word64_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, least) && !kopt_less64_(most, x);
 }
 
-static int kopt_finite_(double x) { return (kopt_word64_(kopt_get64_(x)) >> 52 & 2047) != 2047; }
 
 static int kopt_less_(double a, double b) { return kopt_less64_(kopt_get64_(a), kopt_get64_(b)); }
 
@@ -2154,7 +2155,8 @@ FN_ cipher_ cipher_of_(uint64_t seed, uint32_t step, uint32_t id, uint32_t strea
 
 FN_ void random_words_(words_ x[4], const cipher_ *c, kopt_index_ block) {
     words_ key0 = c->key[0], key1 = c->key[1], x0 = KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu);
-    words_ x1 = KOPT_CAST_(uint32_t, KOPT_CAST_(uint64_t, block) >> 32) + c->stream, x2 = c->step, x3 = c->id;
+    const uint64_t wide = block;
+    words_ x1 = KOPT_CAST_(uint32_t, wide >> 32) + c->stream, x2 = c->step, x3 = c->id;
     words_ high0, low0, high1, low1, add0 = 0x9E3779B9u, add1 = 0xBB67AE85u;
     int round;
     KOPT_OPAQUE_(add0); /* in registers, not in pieces of instructions */
@@ -2167,7 +2169,10 @@ FN_ void random_words_(words_ x[4], const cipher_ *c, kopt_index_ block) {
         x2 = high0 ^ x3 ^ key1;
         x3 = low0;
     }
-    x[0] = x0, x[1] = x1, x[2] = x2, x[3] = x3;
+    x[0] = x0;
+    x[1] = x1;
+    x[2] = x2;
+    x[3] = x3;
 }
 #else
 typedef struct cipher_ {
@@ -2585,7 +2590,7 @@ FN_ void range_(const kopt_job_ *j, kopt_kind_ kind, size_t begin, size_t end) {
         words_ r = iset_(0);
         n = LANES_;
         if (random) { /* a vector does not cross the end of a random block */
-            const size_t offset = random_halves_(halves, &cipher, KOPT_CAST_(kopt_index_, j->first + i), i == begin);
+            const size_t offset = random_halves_(halves, &cipher, KOPT_INDEX_(j->first + i), i == begin);
             if (8 * LANES_ - offset < n) n = 8 * LANES_ - offset;
             r = load_half_(halves, offset);
         }
@@ -4609,7 +4614,10 @@ static kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
         if (pair >= 0) rest |= n.digit[word] >> (2 * (pair - 16 * word)) & 3u;
         bit = (root << 2) | 1u;
         root <<= 1;
-        if (rest >= bit) rest -= bit, root |= 1u;
+        if (rest >= bit) {
+            rest -= bit;
+            root |= 1u;
+        }
     }
     for (; pair >= 0 && rest == 0; pair--) rest = n.digit[pair >> 4] >> (2 * (pair & 15)) & 3u;
     root = (root >> 1) + ((root & 1u) != 0 && (rest != 0 || (root & 2u) != 0)); /* times 2^(pairs - 53 - 149) */
