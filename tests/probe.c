@@ -1,5 +1,5 @@
-/* probe.c - does this build, on this machine, give the promised bits? Prints one line per group of cases, NAME HASH, and
-   at the end `all HASH`; tests/golden.txt holds the lines that must come out, tests/probe.py computes them from
+/* probe.c - does this build, on this machine, give the promised bits? Prints one line per group of cases, NAME HASH,
+   and at the end `all HASH`; tests/golden.txt holds the lines that must come out, tests/probe.py computes them from
    docs/numerics.md alone.
 
        void probe(void (*put)(const char *line));          put receives each line, with its '\n'
@@ -101,7 +101,7 @@ enum {
     POOL = 4600 /* bytes: LONG elements of Adam in fp32 */
 };
 
-/* ---- Lines and hashes: FNV-1a, 32 bits, over the bytes of little-endian numbers ----------------------------------- */
+/* ---- Lines and hashes: FNV-1a, 32 bits, over the bytes of little-endian numbers ---------------------------------- */
 
 static void (*put_line)(const char *line);
 static uint32_t hash, all;
@@ -131,7 +131,7 @@ static void say_hash(uint32_t x) {
     end_line();
 }
 
-/* ---- Inputs: xorshift32 (Marsaglia 2003: 13, 17, 5), started anew for each group --------------------------------- */
+/* ---- Inputs: xorshift32 (Marsaglia 2003: 13, 17, 5), started in each group from the hash of its name ------------- */
 
 static uint32_t state, rarity; /* 1 value in rarity + 1 is special */
 
@@ -142,16 +142,23 @@ static uint32_t draw(void) {
     return state;
 }
 
-static void begin_group(void) {
+static const char *name1, *name2; /* of the group: NAME1 or NAME1-NAME2 */
+
+static void begin_group(const char *first, const char *second) {
+    const char *p;
+    name1 = first, name2 = second;
+    state = 2166136261u;
+    for (p = name1; *p != 0; p++) state = (state ^ (unsigned char)*p) * 16777619u;
+    for (p = name2; *p != 0; p++) state = (state ^ (unsigned char)*p) * 16777619u;
     hash = 2166136261u;
-    state = 0x2545F491u;
     rarity = 15;
 }
 
-static void end_group(const char *name, const char *more) {
+static void end_group(void) {
     const uint32_t result = hash;
-    say(name);
-    say(more);
+    say(name1);
+    if (*name2 != 0) say("-");
+    say(name2);
     say_hash(result);
     hash = all; /* `all` is the hash of the hashes */
     hash_number(result, 4);
@@ -247,13 +254,13 @@ static float float_of(uint32_t word) {
 
 static uint64_t wide(uint32_t high, uint32_t low) { return (uint64_t)high << 32 | low; }
 
-/* ---- Conversions, random bits ------------------------------------------------------------------------------------- */
+/* ---- Conversions, random bits ------------------------------------------------------------------------------------ */
 
 static void probe_widen(void) { /* all 65,536 of both formats, one by one and in bulk */
     byte *from = (byte *)pool_words, *to = from + 515;
     uint32_t word;
     int i, f;
-    begin_group();
+    begin_group("widen", "");
     for (f = 1; f < 3; f++)
         for (word = 0; word < 0x10000u; word += 256) {
             for (i = 0; i < 256; i++) {
@@ -264,12 +271,12 @@ static void probe_widen(void) { /* all 65,536 of both formats, one by one and in
             kopt_convert(to, KOPT_F32, from, formats[f], 256);
             hash_numbers(to, KOPT_F32, 256);
         }
-    end_group("widen", "");
+    end_group();
 }
 
 static void probe_narrow(void) { /* one by one */
     int i;
-    begin_group();
+    begin_group("narrow", "");
     for (i = 0; i < 4096; i++) {
         const float x = float_of(value(0, i & 1 ? 255 : 150));
         const uint32_t bits = draw(), r = bits >> 30 == 0 ? bits | 0xFFFFu : bits;
@@ -278,13 +285,13 @@ static void probe_narrow(void) { /* one by one */
         hash_number(kopt_bf16_from_f32_stochastic(x, r), 2);
         hash_number(kopt_fp16_from_f32_stochastic(x, r), 2);
     }
-    end_group("narrow", "");
+    end_group();
 }
 
 static void probe_convert(int stochastic) { /* every format to every other, odd lengths and addresses */
     byte *from = (byte *)pool_words;
     int f, g, k;
-    begin_group();
+    begin_group("convert", stochastic ? "stochastic" : "");
     rarity = 3;
     for (f = 0; f < 3; f++)
         for (g = 0; g < 3; g++)
@@ -301,13 +308,13 @@ static void probe_convert(int stochastic) { /* every format to every other, odd 
                 }
                 hash_numbers(to, formats[g], n);
             }
-    end_group(stochastic ? "convert-stochastic" : "convert", "");
+    end_group();
 }
 
 static void probe_finite(void) { /* nothing, or one infinity or NaN, or a subnormal at every place */
     byte *array = (byte *)pool_words;
     int f, i, n;
-    begin_group();
+    begin_group("finite", "");
     for (f = 0; f < 3; f++)
         for (n = 0; n < 37; n += 3) {
             for (i = 0; i < n; i++) set(array, width_of(formats[f]), i, draw() & 0x0F0F0F0Fu);
@@ -319,13 +326,13 @@ static void probe_finite(void) { /* nothing, or one infinity or NaN, or a subnor
                 set(array, width_of(formats[f]), i, old);
             }
         }
-    end_group("finite", "");
+    end_group();
 }
 
 static void probe_random(void) {
     int i;
     uint32_t k;
-    begin_group();
+    begin_group("random", "");
     for (i = 0; i < 32; i++) {
         const uint32_t a = draw(), b = draw(), step = draw(), id = draw(), high = draw() & 0x7FFFFFFFu, low = draw();
         for (k = 0; k < 40; k++)
@@ -333,10 +340,10 @@ static void probe_random(void) {
         for (k = 0; k < 256; k++)
             hash_number(kopt_random(0, (uint32_t)i, 0, 0, wide((uint32_t)i >> 4, 0xFFFFFF00u + k)), 2);
     }
-    end_group("random", "");
+    end_group();
 }
 
-/* ---- The caller's floating-point environment ---------------------------------------------------------------------- */
+/* ---- The caller's floating-point environment --------------------------------------------------------------------- */
 
 enum { TO_NEAREST, DOWN, UP, ZERO };
 #ifdef PROBE_FTZ
@@ -353,7 +360,7 @@ static void disturb(int on) {
     const uint16_t x87 = (uint16_t)(on ? 0x037Fu | (uint32_t)direction << 10 : 0x037Fu);
     if (direction == TO_NEAREST && !flush) return;
 #ifdef __x86_64__
-    __asm__ __volatile__(".byte 0x0F, 0xAE, 0x10" : : "a"(&sse) : "memory"); /* ldmxcsr (%rax): tcc has no name for it */
+    __asm__ __volatile__(".byte 0x0F, 0xAE, 0x10" : : "a"(&sse) : "memory"); /* ldmxcsr (%rax): tcc does not know it */
 #else
     if (kopt_isa_usable(KOPT_ISA_SSE2)) __asm__ __volatile__(".byte 0x0F, 0xAE, 0x10" : : "a"(&sse) : "memory");
 #endif
@@ -402,12 +409,12 @@ static void disturb(int on) { (void)on; }
 #endif
 
 /* ---- One-element updates. They run in the caller's floating-point environment, so that the inputs here are such that
-        flushing does not matter: what is tiny in between becomes zero in the end. -------------------------------------- */
+        flushing does not matter: what is tiny in between becomes zero in the end. ---------------------------------- */
 
 static void probe_kahan_add(void) {
     int i, k;
     disturb(0);
-    begin_group();
+    begin_group("kahan-add", "");
     for (i = 0; i < 96; i++) {
         const uint32_t start = draw(), size = draw() % 20u;
         const int huge = i % 16 == 7, zero = i % 16 == 8, tiny = i % 16 > 11; /* tiny: 2^-115, updates 2^-118 */
@@ -427,11 +434,11 @@ static void probe_kahan_add(void) {
             hash_number(w, 2), hash_number(c, 2), hash_number(v, 2), hash_number(d, 2);
         }
     }
-    end_group("kahan-add", "");
+    end_group();
     disturb(1);
 }
 
-/* ---- Steps -------------------------------------------------------------------------------------------------------- */
+/* ---- Steps ------------------------------------------------------------------------------------------------------- */
 
 typedef struct world {
     kopt_optimizer opt;
@@ -483,9 +490,13 @@ static void set_optimizer(const rule_row *rule, const store_row *store, const mo
 /* The rules that divide by the root of a mean of squares. */
 static int divides(void) { return w.opt.rule != KOPT_SGD && w.opt.rule != KOPT_LION && w.opt.rule != KOPT_EMA; }
 
-/* The options that no table has, drawn. Two cases in four are at the ends of a format: weights and updates at the
-   smallest numbers, or at the largest, where the rule can reach them. */
-static void draw_options(void) {
+/* Weights and updates in the middle of a format, at its smallest numbers, or at its largest if the rule gets there. */
+enum { ORDINARY, TINY, HUGE_, ANY };
+
+static int reaches_huge(void) { return w.opt.rule == KOPT_SGD || w.opt.rule == KOPT_EMA; }
+
+/* The options that no table has, drawn. */
+static void draw_options(int size) {
     const uint32_t f = draw(), a = draw(), b = draw(), id = draw(), high = draw() & 0x7FFFFFFFu, low = draw();
     w.opt.maximize = (int)(f >> 8 & 1u);
     w.opt.zero_grad = (int)(f >> 9 & 1u);
@@ -496,8 +507,9 @@ static void draw_options(void) {
     w.t.first_index = f >> 12 & 1u ? wide(high, low) : low & 0xFFFu;
     w.t.copy = (f >> 13 & 3u) == 3 ? NULL : w.copy;
     w.t.copy_format = formats[(f >> 13 & 3u) % 3u];
-    w.tiny = (f >> 16 & 3u) == 0;
-    w.huge = (f >> 16 & 3u) == 1 && (w.opt.rule == KOPT_SGD || w.opt.rule == KOPT_EMA);
+    if (size == ANY) size = (f >> 16 & 3u) == 0 ? TINY : (f >> 16 & 3u) == 1 ? HUGE_ : ORDINARY;
+    w.tiny = size == TINY;
+    w.huge = size == HUGE_ && reaches_huge();
     if (w.tiny && divides() && w.opt.weight_format != KOPT_FP16) w.opt.grad_scale = 1.0 / 1048576;
     if ((f >> 18 & 3u) == 0) w.t.rate_scale = w.opt.stable ? 0.5f : 0.75f;
     if (w.tiny && w.opt.rule == KOPT_LION) /* 2^-14, 2^-118 */
@@ -579,20 +591,15 @@ static void hash_state(void) {
     hash_number((uint32_t)kopt_state_open(&w.opt, &w.t), 1);
 }
 
-static void name_group(const char *name) {
-    say(name);
-    say("-");
-}
-
 /* One rule with one store: all formats of moments, those of gradients in turn, three steps each. */
 static void probe_steps(int rule, int store) {
     int m, i;
-    begin_group();
+    begin_group(rules[rule].name, stores[store].name);
     for (m = 0; m < COUNT(moments); m++) {
         const kopt_format grad_format = formats[(rule + store + m) % 3];
         set_optimizer(&rules[rule], &stores[store], &moments[m]);
         place(grad_format, SMALL, draw() >> 8);
-        draw_options();
+        draw_options(ANY);
         fill_weights((byte *)numbers, KOPT_F32, SMALL);
         hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, numbers), 1);
         for (i = 0; i < 3; i++) {
@@ -601,8 +608,7 @@ static void probe_steps(int rule, int store) {
         }
         hash_state();
     }
-    name_group(rules[rule].name);
-    end_group(stores[store].name, "");
+    end_group();
 }
 
 static byte *residual_of(void) { return w.block + 64; }
@@ -614,38 +620,40 @@ static byte *fill_bits(byte *array, int width, int n) {
     return array + (n * width + 3) / 4 * 4;
 }
 
-/* One rule with every third store, in the formats and at the places that the hot loops take: a whole block of 256 random
-   numbers or a half, and parts around it; few special values, each of which makes a detour. */
+/* One rule with a third of the stores of fp32 and bf16, in the formats and at the places that the hot loops take: a
+   whole block of 256 random numbers or a half, and parts around it. Ordinary values, extreme ones, and with 8-bit
+   moments; few special values, each of which makes a detour. */
 static void probe_long(int rule) {
-    int s, i;
-    begin_group();
+    int s, i, k;
+    begin_group(rules[rule].name, "long");
     rarity = 255;
-    for (s = rule % 3; s < COUNT(stores); s += 3) {
-        const kopt_format format = stores[s].format;
-        moment_row moment;
-        int n = LONG;
-        moment.format = s % 5 == 4 ? KOPT_Q8 : format; /* once for each rule */
-        moment.rounding = stores[s].compensation;
-        set_optimizer(&rules[rule], &stores[s], &moment);
-        if (kopt_state_size(&w.opt, LONG) + LONG * 2 * (size_t)width_of(format) + 9 > POOL) n = LONG / 2;
-        place(format, n, draw() >> 8);
-        draw_options();
-        w.t.first_index = (w.t.first_index | (draw() >> 8 & 1u ? 255u : 127u)) - 9u; /* the block begins at element 10 */
-        w.t.copy = NULL;
-        w.t.counts = NULL;
-        w.opt.moments_only = 0;
-        fill_weights(w.weight, format, n);
-        hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, NULL), 1);
-        if (stores[s].rounding == KOPT_COMPACT) fill_bits(residual_of(), 1, n);
-        if (stores[s].rounding == KOPT_EXACT) fill_bits(residual_of(), 2, n);
-        for (i = 1; i < 3; i++) {
-            fill_grad(n);
-            step(i);
+    for (s = rule % 3; s < COUNT(stores); s += 3)
+        for (k = 0; k < (s < 3 ? 3 : 2); k++) {
+            const kopt_format format = stores[s].format;
+            moment_row moment;
+            int n = LONG;
+            if (format == KOPT_FP16) continue;
+            moment.format = k == 2 ? KOPT_Q8 : format;
+            moment.rounding = stores[s].compensation;
+            set_optimizer(&rules[rule], &stores[s], &moment);
+            if (kopt_state_size(&w.opt, LONG) + LONG * 2 * (size_t)width_of(format) + 9 > POOL) n = LONG / 2;
+            place(format, n, draw() >> 8);
+            draw_options(k != 1 ? ORDINARY : s % 2 == 0 && reaches_huge() ? HUGE_ : TINY);
+            w.t.first_index = (w.t.first_index | (draw() >> 8 & 1u ? 255u : 127u)) - 9u; /* a block begins at 10 */
+            w.t.copy = NULL;
+            w.t.counts = NULL;
+            w.opt.moments_only = 0;
+            fill_weights(w.weight, format, n);
+            hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, NULL), 1);
+            if (stores[s].rounding == KOPT_COMPACT) fill_bits(residual_of(), 1, n);
+            if (stores[s].rounding == KOPT_EXACT) fill_bits(residual_of(), 2, n);
+            for (i = 1; i < 3; i++) {
+                fill_grad(n);
+                step(i);
+            }
+            hash_state();
         }
-        hash_state();
-    }
-    name_group(rules[rule].name);
-    end_group("long", "");
+    end_group();
 }
 
 static void hash_double(double x) {
@@ -690,10 +698,10 @@ static void add_norms(int how) {
 }
 
 static void probe_norm(void) {
-    begin_group();
+    begin_group("norm", "");
     clear(&norm);
     add_norms(0);
-    end_group("norm", "");
+    end_group();
 }
 
 /* Inputs of kopt_state_init and kopt_state_write. NaNs are quiet: an x87 makes them so on the way through a float. */
@@ -726,7 +734,7 @@ static int hash_streams(void) {
 /* State blocks: what is written, read, saved, damaged. Every store, every moment, the rules in turn. */
 static void probe_state(void) {
     int s, m, k, found;
-    begin_group();
+    begin_group("state", "");
     for (s = 0; s < COUNT(stores); s++)
         for (m = 0; m < COUNT(moments); m++) {
             const uint32_t place_of_damage = draw() >> 8;
@@ -736,7 +744,7 @@ static void probe_state(void) {
             byte *array;
             set_optimizer(rule, &stores[s], &moments[m]);
             place(KOPT_F32, SMALL, draw() >> 8);
-            draw_options();
+            draw_options(ANY);
             fill_numbers(m & 1);
             hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, numbers), 1);
             hash_array(w.weight, width_of(stores[s].format), SMALL);
@@ -769,7 +777,7 @@ static void probe_state(void) {
             w.block[64 + place_of_damage % (uint32_t)(w.t.state_size - 64)] ^= 16;
             hash_number((uint32_t)kopt_state_open(&w.opt, &w.t), 1); /* KOPT_ERROR_CHECKSUM */
         }
-    end_group("state", "");
+    end_group();
 }
 
 /* The per-step scalars. */
@@ -800,7 +808,7 @@ static double fraction(void) { return (draw() >> 16) * (1.0 / 65536); }
 
 static void probe_exact_scalars(void) { /* all of these are exact in binary32 */
     int i;
-    begin_group();
+    begin_group("scalars-exact", "");
     for (i = 0; i < 32; i++) {
         w.opt = kopt_adamw(0);
         w.opt.rule = i & 1 ? KOPT_ADAN : i & 2 ? KOPT_RANGER : KOPT_ADAM;
@@ -816,7 +824,7 @@ static void probe_exact_scalars(void) { /* all of these are exact in binary32 */
         w.opt.clip = fraction();
         hash_scalars(&w.opt);
     }
-    end_group("scalars-exact", "");
+    end_group();
 }
 
 static void probe_scalars(void) { /* from ordinary decimal numbers */
@@ -826,7 +834,7 @@ static void probe_scalars(void) { /* from ordinary decimal numbers */
         end_line();
         return;
     }
-    begin_group();
+    begin_group("scalars", "");
     w.opt = kopt_sgd(0.1, 0.9);
     w.opt.weight_decay = 1e-4;
     w.opt.grad_scale = 1.0 / 3;
@@ -857,7 +865,7 @@ static void probe_scalars(void) { /* from ordinary decimal numbers */
     hash_scalars(&w.opt);
     clear(&norm);
     add_norms(1);
-    end_group("scalars", "");
+    end_group();
     all = before;
 }
 

@@ -22,7 +22,8 @@ SGD, ADAM, LION, ADAN, RADAM, RANGER, EMA = range(7)
 L2, DECOUPLED, FULLY_DECOUPLED = 0, 1, 2
 OK, ERROR_OPTION, ERROR_CHECKSUM = 0, 2, 9
 
-Rule = namedtuple("Rule", "name rule decay nesterov amsgrad stable lr weight_decay momentum dampening before", defaults=[0])
+Rule = namedtuple("Rule", "name rule decay nesterov amsgrad stable lr weight_decay momentum dampening before",
+                  defaults=[0])
 RULES = [
     Rule("sgd", SGD, L2, 0, 0, 0, 3 / 256, 5 / 512, 0, 0),
     Rule("momentum", SGD, L2, 0, 0, 0, 3 / 256, 0, 13 / 16, 0.25),
@@ -52,7 +53,7 @@ MOMENTS = [(F32, STOCHASTIC), (BF16, STOCHASTIC), (BF16, NEAREST), (FP16, STOCHA
 SMALL, LONG, POOL = 21, 276, 4600
 
 
-# ---- Formats (section 1): words are int64 arrays, the sign is the top bit of the word ---------------------------------
+# ---- Formats (section 1): words are int64 arrays, the sign is the top bit of the word -------------------------------
 
 def words(floats):
     return np.ascontiguousarray(floats, np.float32).view(np.uint32).astype(np.int64)
@@ -79,8 +80,8 @@ def is_nan(format, x):
 
 
 def encode(x, precision, last):
-    """The magnitude word of the format with `precision` significant bits and multiples of 2^last: round to nearest even.
-    Not limited above; infinity and NaN are the caller's."""
+    """The magnitude word of the format with `precision` significant bits and multiples of 2^last: to nearest even. Not
+    limited above; infinity and NaN are the caller's."""
     mag = x & 0x7FFFFFFF
     exponent = np.maximum(mag >> 23, 1)                                   # |x| = m * 2^(exponent - 150)
     m = (mag & 0x7FFFFF) | np.where(mag >> 23 > 0, 0x800000, 0)
@@ -135,7 +136,7 @@ def widen(format, x):
     return floats(result | (x & 0x8000) << 16) if mag.size else floats(result)
 
 
-# ---- Rounding (section 2) ---------------------------------------------------------------------------------------------
+# ---- Rounding (section 2) -------------------------------------------------------------------------------------------
 
 def stochastic(format, x, r):
     u = extended(format, x)
@@ -155,7 +156,7 @@ def round_to(format, x, rounding, r):
     return stochastic(format, x, r) if rounding == STOCHASTIC else nearest(format, x)
 
 
-# ---- Random numbers (section 7) ---------------------------------------------------------------------------------------
+# ---- Random numbers (section 7) -------------------------------------------------------------------------------------
 
 def philox(counter, key):
     mask = np.uint64(0xFFFFFFFF)
@@ -180,7 +181,7 @@ def random(seed, step, id, stream, first, n):
     return word >> e % 2 * 16 & 0xFFFF
 
 
-# ---- The weight store (section 3) -------------------------------------------------------------------------------------
+# ---- The weight store (section 3) -----------------------------------------------------------------------------------
 
 def compensation_scale(format):
     return np.float32(2048 if format == FP16 else 1)
@@ -244,7 +245,7 @@ def store_weight(store, w, kept, update, r):
     return split(store, finished(F32, difference), low)
 
 
-# ---- The step (sections 4 to 6a) --------------------------------------------------------------------------------------
+# ---- The step (sections 4 to 6a) ------------------------------------------------------------------------------------
 
 class Optimizer:
     def __init__(self, rule, store, moment):
@@ -457,7 +458,7 @@ def step(o, t):
         t.grad = np.zeros(t.n, np.int64)
 
 
-# ---- The norm (section 9) ---------------------------------------------------------------------------------------------
+# ---- The norm (section 9) -------------------------------------------------------------------------------------------
 
 class Norm:
     def __init__(self):
@@ -496,7 +497,7 @@ class Norm:
         return np.float32(1 / rms if not self.nonfinite and rms > 1 else 1)
 
 
-# ---- 8-bit moments ----------------------------------------------------------------------------------------------------
+# ---- 8-bit moments (section 6b) -------------------------------------------------------------------------------------
 
 def code_tables():
     """Signed and unsigned: float32, ascending by code."""
@@ -528,7 +529,8 @@ def quantise(x, is_square, rounding, r):
         y = block / floats([scale])
         low = np.clip(np.searchsorted(table, y, "right") - 1, 0, 254)
         if rounding == STOCHASTIC:
-            up = (y - table[low]) * np.float32(65536) > (table[low + 1] - table[low]) * r[first:first + 256].astype(np.float32)
+            part = r[first:first + 256].astype(np.float32)
+            up = (y - table[low]) * np.float32(65536) > (table[low + 1] - table[low]) * part
         else:
             up = y - table[low] > table[low + 1] - y
         code = low + up
@@ -536,7 +538,7 @@ def quantise(x, is_square, rounding, r):
     return np.concatenate(codes), np.array(scales)
 
 
-# ---- State blocks (sections 9 and 10) ---------------------------------------------------------------------------------
+# ---- State blocks (section 8a) --------------------------------------------------------------------------------------
 
 def state_size(o, n):
     padded = lambda bytes_: (n * bytes_ + 3) // 4 * 4
@@ -609,7 +611,7 @@ def written_moment(o, i, x):
     return np.where((result == 0) & (y != 0), 1, result) if rooted else result
 
 
-# ---- The probe: inputs, hashes, cases, in the order of tests/probe.c --------------------------------------------------
+# ---- The probe: inputs, hashes, cases, in the order of tests/probe.c ------------------------------------------------
 
 SPECIAL = [
     0x00000000, 0x00000001, 0x007FFFFF, 0x00008000, 0x00800000, 0x7F800000, 0x7FC00000, 0x7F800001,
@@ -623,8 +625,9 @@ class Group:
     """The hash of one group of cases, and its inputs."""
     total = 2166136261
 
-    def __init__(self):
-        self.hash, self.state, self.rarity = 2166136261, 0x2545F491, 15
+    def __init__(self, *name):
+        self.name, self.hash, self.rarity = name, 2166136261, 15
+        self.state = self.fnv(2166136261, "".join(name).encode())
 
     @staticmethod
     def fnv(hash_, data):
@@ -646,8 +649,8 @@ class Group:
         sign = sign_bit(format)
         self.array(np.where(is_nan(format, array), (array & sign) | (sign - 1), array), width(format))
 
-    def end(self, name, counts=True):
-        print(name, "%08x" % self.hash)
+    def end(self, counts=True):
+        print("-".join(self.name), "%08x" % self.hash)
         if counts:
             Group.total = self.fnv(Group.total, little([self.hash], 4))
 
@@ -696,7 +699,7 @@ class Group:
         x = self.fill(F32, SMALL, *((90, 60) if around_one else (0, 255)))
         return np.where(is_nan(F32, x), x | 0x400000, x)
 
-    def options(self, o, t):
+    def options(self, o, t, size="any"):
         """Returns the format of the copy, or None."""
         f, a, b, t.id = self.draw(), self.draw(), self.draw(), self.draw()
         high, low = self.draw() & 0x7FFFFFFF, self.draw()
@@ -705,7 +708,9 @@ class Group:
         o.seed = a << 32 | b
         t.first_index = high << 32 | low if f >> 12 & 1 else low & 0xFFF
         rule, fp16 = o.rule.rule, o.store.format == FP16
-        t.tiny, t.huge = f >> 16 & 3 == 0, f >> 16 & 3 == 1 and rule in (SGD, EMA)
+        if size == "any":
+            size = ("tiny", "huge", "ordinary", "ordinary")[f >> 16 & 3]
+        t.tiny, t.huge = size == "tiny", size == "huge" and rule in (SGD, EMA)
         if t.tiny and self.divides(o) and not fp16:
             o.grad_scale = 2**-20
         if f >> 18 & 3 == 0:
@@ -751,16 +756,16 @@ class Group:
 
 
 def probe_widen():
-    group = Group()
+    group = Group("widen")
     for format in (BF16, FP16):
         for first in range(0, 0x10000, 256):
             x = words(widen(format, np.arange(first, first + 256)))
             group.numbers(np.concatenate((x, x)), F32)
-    group.end("widen")
+    group.end()
 
 
 def probe_narrow():
-    group = Group()
+    group = Group("narrow")
     for i in range(4096):
         x = np.array([group.value(0, 255 if i & 1 else 150)])
         bits = group.draw()
@@ -769,11 +774,11 @@ def probe_narrow():
         group.numbers(nearest(FP16, x), FP16)
         group.array(stochastic(BF16, x, r), 2)
         group.array(stochastic(FP16, x, r), 2)
-    group.end("narrow")
+    group.end()
 
 
 def probe_convert(is_stochastic):
-    group = Group()
+    group = Group("convert", "stochastic") if is_stochastic else Group("convert")
     group.rarity = 3
     for f in (F32, BF16, FP16):
         for g in (F32, BF16, FP16):
@@ -787,11 +792,11 @@ def probe_convert(is_stochastic):
                 else:
                     x = nearest(g, x)
                 group.numbers(x, g)
-    group.end("convert-stochastic" if is_stochastic else "convert")
+    group.end()
 
 
 def probe_finite():
-    group = Group()
+    group = Group("finite")
     finite = lambda format, x: int((x & infinity(format) != infinity(format)).all())
     for f in (F32, BF16, FP16):
         for n in range(0, 37, 3):
@@ -801,21 +806,21 @@ def probe_finite():
                 y = x.copy()
                 y[i] = group.value_of(f, 250, 6)
                 group.number(finite(f, y), 1)
-    group.end("finite")
+    group.end()
 
 
 def probe_random():
-    group = Group()
+    group = Group("random")
     for i in range(32):
         a, b, step_, id_, high, low = (group.draw() for _ in range(6))
         high &= 0x7FFFFFFF
         group.array(random(a << 32 | b, step_, id_, i & 15, (high << 32 if i & 1 else 0) | low, 40), 2)
         group.array(random(0, i, 0, 0, (i >> 4 << 32) + 0xFFFFFF00, 256), 2)
-    group.end("random")
+    group.end()
 
 
 def probe_kahan_add():
-    group = Group()
+    group = Group("kahan-add")
     stores = [Store("", BF16, KAHAN, STOCHASTIC), Store("", FP16, KAHAN, STOCHASTIC)]
     for i in range(96):
         start, size = group.draw(), group.draw() % 20
@@ -841,12 +846,12 @@ def probe_kahan_add():
                 pair[:] = kahan(store, widen(store.format, pair[0]), pair[1], update, (r if k & 1 else 0x8000) & 0xFFFF)
                 group.array(pair[0], 2)
                 group.array(pair[1], 2)
-    group.end("kahan-add")
+    group.end()
 
 
 def probe_steps(r, s):
     rule, store = RULES[r], STORES[s]
-    group = Group()
+    group = Group(rule.name, store.name)
     for m, moment in enumerate(MOMENTS):
         o = Optimizer(rule, store, moment)
         t = Tensor(o, SMALL)
@@ -859,21 +864,24 @@ def probe_steps(r, s):
             group.fill_grad(o, t)
             group.step(o, t, how, copy_format)
         group.sealed(o, t)
-    group.end(f"{rule.name}-{store.name}")
+    group.end()
 
 
 def probe_long(r):
-    group = Group()
+    rule = RULES[r]
+    group = Group(rule.name, "long")
     group.rarity = 255
-    for s in range(r % 3, len(STORES), 3):
+    cases = [(s, k) for s in range(r % 3, len(STORES), 3) for k in range(3 if s < 3 else 2) if STORES[s].format != FP16]
+    for s, k in cases:
         store = STORES[s]
-        o = Optimizer(RULES[r], store, (Q8 if s % 5 == 4 else store.format, store.compensation))
+        o = Optimizer(rule, store, (Q8 if k == 2 else store.format, store.compensation))
         t = Tensor(o, LONG)
         if state_size(o, LONG) + LONG * 2 * width(store.format) + 9 > POOL:
             t = Tensor(o, LONG // 2)
         t.grad_format = store.format
         group.draw()
-        group.options(o, t)
+        extreme = "huge" if s % 2 == 0 and rule.rule in (SGD, EMA) else "tiny"
+        group.options(o, t, extreme if k == 1 else "ordinary")
         t.first_index = (t.first_index | (255 if group.draw() >> 8 & 1 else 127)) - 9
         t.counts, o.moments_only = None, 0
         t.set_weight(group.fill_weights(o, t, store.format), t.kept)
@@ -884,7 +892,7 @@ def probe_long(r):
             group.fill_grad(o, t)
             group.step(o, t, how, None)
         group.sealed(o, t)
-    group.end(f"{RULES[r].name}-long")
+    group.end()
 
 
 def add_norms(group, how):
@@ -914,13 +922,13 @@ def add_norms(group, how):
 
 
 def probe_norm():
-    group = Group()
+    group = Group("norm")
     add_norms(group, 0)
-    group.end("norm")
+    group.end()
 
 
 def probe_state():
-    group = Group()
+    group = Group("state")
     for s, store in enumerate(STORES):
         for i, moment in enumerate(MOMENTS):
             o = Optimizer(RULES[(s * len(MOMENTS) + i) % len(RULES)], store, moment)
@@ -967,7 +975,7 @@ def probe_state():
             group.sealed(o, t)
             if size:
                 group.number(ERROR_CHECKSUM, 1)
-    group.end("state")
+    group.end()
 
 
 def hash_scalars(group, rule, **fields):
@@ -1004,19 +1012,20 @@ def hash_scalars(group, rule, **fields):
 
 
 def probe_exact_scalars():
-    group = Group()
+    group = Group("scalars-exact")
     fraction = lambda: (group.draw() >> 16) / 65536
     for i in range(32):
-        lr, max_lr, weight_decay, beta1, beta2 = fraction(), fraction() + 1, fraction(), fraction(), 1 - fraction() / 256
-        rule = Rule("", ADAN if i & 1 else RANGER if i & 2 else ADAM, DECOUPLED if i & 4 else FULLY_DECOUPLED, 0, 0, 0, lr,
-                    weight_decay, 0, 0)
+        lr, max_lr, weight_decay, beta1 = fraction(), fraction() + 1, fraction(), fraction()
+        beta2 = 1 - fraction() / 256
+        name, decay = ADAN if i & 1 else RANGER if i & 2 else ADAM, DECOUPLED if i & 4 else FULLY_DECOUPLED
+        rule = Rule("", name, decay, 0, 0, 0, lr, weight_decay, 0, 0)
         hash_scalars(group, rule, max_lr=max_lr, beta1=beta1, beta2=beta2, beta3=fraction(), eps=fraction() + 1,
                      grad_scale=fraction(), clip=fraction())
-    group.end("scalars-exact")
+    group.end()
 
 
 def probe_scalars():
-    group = Group()
+    group = Group("scalars")
     of = lambda *rule, **fields: hash_scalars(group, Rule("", *rule), **fields)
     common = dict(grad_scale=1.0 / 3, clip=0.7, maximize=1)
     of(SGD, L2, 0, 0, 0, 0.1, 1e-4, 0.9, 0, **common)
@@ -1030,7 +1039,7 @@ def probe_scalars():
     of(RANGER, DECOUPLED, 0, 0, 0, 1e-3, 0, 0, 0, beta2=0.99, eps=1e-6)
     of(EMA, L2, 0, 0, 0, 1 - 0.999, 0, 0, 0)
     add_norms(group, 1)
-    group.end("scalars", counts=False)
+    group.end(counts=False)
 
 
 def main():
