@@ -36,7 +36,7 @@ bench() {
 setup() {
     have apt-get || { echo "setup: this needs apt (Debian or Ubuntu); install clang, tcc, perl, qemu-user and the cross compilers in this file by hand" >&2; exit 2; }
     apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends gcc g++ libc6-dev perl clang tcc python3-numpy \
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends gcc g++ libc6-dev perl clang clang-19 llvm tcc python3-numpy \
         qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-s390x-linux-gnu libc6-dev-s390x-cross \
         gcc-riscv64-linux-gnu libc6-dev-riscv64-cross gcc-arm-linux-gnueabihf libc6-dev-armhf-cross >/dev/null
     # PyTorch and optimi, which tests/peers.py compares with
@@ -99,7 +99,9 @@ run_tests() {
             skip "the bits on ${target%%:*}" "$compiler or $emulator"
         fi
     done
-    for tool in gcc g++ clang clang++ tcc; do have $tool || skip "$tool: compiles without a warning" $tool; done
+    for tool in gcc g++ clang tcc objcopy; do have $tool || skip "vendoring: what needs $tool" $tool; done
+    part vendor sh tests/vendor.sh warnings leaks
+    part vendor_more sh tests/vendor.sh pragmas windows targets names versions
     for options in native:-O2 ofast:-Ofast; do
         $CC -std=c99 $C_WARNINGS ${options#*:} -o build/tests/probe.${options%%:*} tests/probe.c
     done
@@ -113,7 +115,6 @@ run_tests() {
     else
         skip "the NumPy reference" python3-numpy
     fi
-    part compile sh tests/compile.sh
     part examples sh tests/examples.sh
     part demo sh tests/demo.sh
     $CC -std=c99 -O2 $C_WARNINGS -o build/tests/theorem1 bench/theorem1.c -lm

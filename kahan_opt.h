@@ -1075,7 +1075,11 @@ static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int what) {
     const int differ = what == KOPT_PLUS_ && sign != 0;
     int e, e2, n;
     if (any && what == KOPT_PLUS_) {
-        if ((x & ~top) < (y & ~top)) a = x, x = y, y = a; /* |x| >= |y| */
+        if ((x & ~top) < (y & ~top)) { /* |x| >= |y| */
+            a = x;
+            x = y;
+            y = a;
+        }
         sign = x & top;
     }
     a = kopt_digits64_(x);
@@ -1095,17 +1099,24 @@ static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int what) {
         e = n + 1023 + 62;
         do { /* one bit of the quotient after the other */
             m <<= 1;
-            if (a >= b) a -= b, m |= 1;
+            if (a >= b) {
+                a -= b;
+                m |= 1;
+            }
             a <<= 1;
             e--;
         } while (m >> 61 == 0);
         m |= a != 0;
     } else {
         a >>= 1;
-        if (what == KOPT_PLUS_)
-            m = b, b = 0, e++;
-        else
-            e += e2 - 1022, n = 61;
+        if (what == KOPT_PLUS_) {
+            m = b;
+            b = 0;
+            e++;
+        } else {
+            e += e2 - 1022;
+            n = 61;
+        }
         for (;; b >>= 1) {
             m = (m >> 1) | (m & 1);
             if (n-- == 0) break;
@@ -1833,7 +1844,8 @@ FN_ void pair_store8_(kopt_byte_ *p, words_ a) {
     _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi16_epi8(a));
 }
 FN_ words_ pair_join_(words_ even, words_ odd) { /* bytes 2 and 3 of even into bytes 0 and 1 of odd: one operation */
-    return _mm512_mask_shuffle_epi8(odd, 0x3333333333333333u, even, _mm512_set4_epi32(0x0F0E, 0x0B0A, 0x0706, 0x0302));
+    const __mmask64 low = KOPT_CAST_(uint64_t, 0x33333333u) << 32 | 0x33333333u;
+    return _mm512_mask_shuffle_epi8(odd, low, even, _mm512_set4_epi32(0x0F0E, 0x0B0A, 0x0706, 0x0302));
 }
 FN_ words_ pair_flush_(words_ a, words_ exponent) {
     return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(a, exponent), a);
@@ -3930,7 +3942,7 @@ KOPT_LEAN_ kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n) {
     return kopt_layout_of_(kopt_kept_of_(opt), n);
 }
 
-static int kopt_n_valid_(size_t n) { return n <= (SIZE_MAX - 256) / 32; }
+static int kopt_n_valid_(size_t n) { return n <= (~KOPT_CAST_(size_t, 0) - 256) / 32; }
 
 KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
     if (kopt_check_options_(opt) != KOPT_OK || !kopt_n_valid_(n)) return 0;

@@ -89,6 +89,8 @@ if section warnings; then
         languages "$c -x c++" "$everything" 'c++98' 'plain'
         languages "$c -x c++" "$everything -Wno-c++98-compat" 'c++11 c++17' 'plain'
         languages "$c -x c++" "$everything -Wno-c++98-compat" 'c++20' 'plain static no_simd often_static declare'
+        check "$c: a machine without doubles" $c -std=c99 $everything -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1 -I. -fsyntax-only \
+            $out/plain.c
         check "$c -O2" $c -std=c99 $everything -O2 -I. -c $out/plain.c -o $out/clang_O2.o
     done
     [ -n "$clangs" ] || skip "no clang: -Weverything"
