@@ -83,7 +83,7 @@
    5. Random bits are a pure function of (seed, step, tensor id, stream, global element index): see RANDOM BITS.
    6. Any alignment, n up to SIZE_MAX / 32. Pointers may be NULL when n is 0. Stack: O(1).
    7. Bad input is refused before anything is written: every function that can fail returns a kopt_result, and
-      kopt_result_string() says it in words. Overlapping buffers of one tensor are refused.
+      kopt_result_string() says it in words. Overlapping buffers of one tensor are refused; in lists see STEP.
    8. State is bytes: kopt_state_seal() makes a block portable (little-endian, checksummed), kopt_state_open()
       checks it and makes it ready again; a step after that continues bit for bit.
 
@@ -480,7 +480,9 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t,
 
 /* Reads the weights (with their residual), the first or the second moment as n fp32 values, or writes them: the way
    from and to fp32 checkpoints and other libraries' state. Writing rounds to nearest; written weights are also where
-   Ranger's slow weights start. */
+   Ranger's slow weights start. Set weights with it in the middle of a run, too (pruning, averaging): stored past it
+   they keep the residual of the value that was there before, and with COMPACT or EXACT a zero with such a residual is
+   a NaN. */
 typedef enum kopt_stream {
     KOPT_WEIGHT = 0, KOPT_FIRST_MOMENT = 1, KOPT_SECOND_MOMENT = 2,
     KOPT_THIRD_MOMENT = 3, /* AMSGrad's largest second moment; Adan's average of gradient differences */
@@ -494,13 +496,16 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t
 KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, kopt_tensor *t);
 
 /* After it was loaded, or right after saving: checks a sealed block against opt and t, makes it ready for steps, and
-   sets opt->step and opt->seed from it. A block that is truncated, damaged, or another tensor's is refused. */
+   sets opt->step and opt->seed from it. A block that is truncated, damaged, or another tensor's is refused. Where there
+   is no block (n == 0, or kopt_state_size() == 0) both do nothing: save opt->step and opt->seed yourself. */
 KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, kopt_tensor *t);
 
 /* ---- STEP ------------------------------------------------------------------------------------------------------- */
 
 /* One optimizer step over a list of tensors: begin, check all, run all. If anything is refused, nothing is written
-   and the step is not counted. */
+   and the step is not counted. Tensors of one list share no memory, but may read one gradient: a weight that the model
+   uses twice is listed once, with the sum of its gradients. Refused where O(1) per tensor can show it: neighbours in
+   the list that overlap, and one state block for two tensors. */
 KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, kopt_tensor *tensors, size_t count);
 
 /* The same in pieces, for threads, frames and shards. kopt_step_begin() counts the step and computes its scalars into
@@ -636,7 +641,8 @@ KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format,
                                               kopt_format src_format, size_t n, uint64_t seed, uint32_t step,
                                               uint32_t id, uint64_t first_index);
 
-/* 1 if all n values are finite (neither NaN nor infinite), else 0. The check before a step that may be skipped. */
+/* 1 if all n values are finite (neither NaN nor infinite), else 0; also 0 for bad input. The check before a step that
+   may be skipped. */
 KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
 
 /* ---- ISA -------------------------------------------------------------------------------------------------------- */
@@ -1418,7 +1424,7 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_norm_each_(kopt_norm *norm, const k
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 #define ISA_ scalar
 #define ISA_TARGET_
-#define LANES_ 1
+#define LANES_ KOPT_CAST_(size_t, 1)
 typedef float floats_;
 typedef uint32_t words_;
 typedef int mask_;
@@ -1490,7 +1496,7 @@ FN_ words_ block_order_(void) { return 0; }
 #define ISA_ sse2
 #define TOOLS_ scalar /* whose measure and tools it takes */
 #define ISA_TARGET_ KOPT_TARGET_("sse2")
-#define LANES_ 4
+#define LANES_ KOPT_CAST_(size_t, 4)
 #define GENERIC_FP16_ 1
 typedef __m128 floats_;
 typedef __m128i words_;
@@ -1606,7 +1612,7 @@ FN_ words_ zip_high_(words_ a, words_ b) { return _mm_unpackhi_epi32(a, b); }
 #elif KOPT_PASS_ == KOPT_PASS_AVX2_
 #define ISA_ avx2
 #define ISA_TARGET_ KOPT_TARGET_("avx2,f16c")
-#define LANES_ 8
+#define LANES_ KOPT_CAST_(size_t, 8)
 #define PAIRS_ 1
 typedef __m256 floats_;
 typedef __m256i words_;
@@ -1738,7 +1744,7 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define TOOLS_ avx2
 #define LENDER_ avx2 /* whose general kernel it takes, too: that would double its compile time for nothing hot */
 #define ISA_TARGET_ KOPT_TARGET_("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")
-#define LANES_ 16
+#define LANES_ KOPT_CAST_(size_t, 16)
 #define PAIRS_ 1
 typedef __m512 floats_;
 typedef __m512i words_;
@@ -1859,7 +1865,7 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #elif KOPT_PASS_ == KOPT_PASS_NEON_
 #define ISA_ neon
 #define ISA_TARGET_
-#define LANES_ 4
+#define LANES_ KOPT_CAST_(size_t, 4)
 #define PAIRS_ 1
 typedef float32x4_t floats_;
 typedef uint32x4_t words_;
@@ -2095,8 +2101,8 @@ FN_ scalars_ spread_(const kopt_job_ *j) {
     k.root_scale = set_(s->root_scale);
     k.eps = set_(s->eps);
     k.use_scale = LANES_ == 1 || kopt_bits_(s->grad_scale) != 0x3F800000u; /* times 1 changes no number */
-    k.use_l2 = KOPT_HAS_(KOPT_WITH_L2) && kopt_bits_(s->l2) != 0;
-    k.use_decay = KOPT_HAS_(KOPT_WITH_DECOUPLED | KOPT_WITH_FULLY_DECOUPLED) && kopt_bits_(j->decay) != 0;
+    k.use_l2 = KOPT_HAS_(KOPT_WITH_L2) && kopt_bits_(s->l2) << 1 != 0; /* neither 0 nor -0 */
+    k.use_decay = KOPT_HAS_(KOPT_WITH_DECOUPLED | KOPT_WITH_FULLY_DECOUPLED) && kopt_bits_(j->decay) << 1 != 0;
     k.zero_grad = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->zero_grad;
     k.moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->moments_only;
     k.unrectified = KOPT_HAS_(KOPT_WITH_RADAM | KOPT_WITH_RANGER) && s->unrectified;
@@ -2108,7 +2114,7 @@ FN_ scalars_ spread_(const kopt_job_ *j) {
 /* ---- memory: n lanes, zeros in the others ---- */
 
 FN_ words_ fetch_(const kopt_byte_ *p, size_t size, size_t n) {
-#if LANES_ > 1
+#if KOPT_PASS_ != KOPT_PASS_SCALAR_
     kopt_byte_ part[4 * LANES_];
     if (n < LANES_) p = kopt_bounce_(part, sizeof part, p, n * size);
 #else
@@ -2118,7 +2124,7 @@ FN_ words_ fetch_(const kopt_byte_ *p, size_t size, size_t n) {
 }
 
 FN_ void put_(kopt_byte_ *p, size_t size, size_t n, words_ a) {
-#if LANES_ > 1
+#if KOPT_PASS_ != KOPT_PASS_SCALAR_
     kopt_byte_ part[4 * LANES_], *to = n < LANES_ ? part : p;
 #else
     kopt_byte_ *to = p;
@@ -2130,13 +2136,13 @@ FN_ void put_(kopt_byte_ *p, size_t size, size_t n, words_ a) {
         store16_(to, a);
     else
         store8_(to, a);
-#if LANES_ > 1
+#if KOPT_PASS_ != KOPT_PASS_SCALAR_
     if (n < LANES_) kopt_copy_called_(p, part, n * size);
 #endif
 }
 
 /* A function that is not inlined, in a pass with vectors: it would double the compile time. */
-#if LANES_ > 1
+#if KOPT_PASS_ != KOPT_PASS_SCALAR_
 #define APART_ static KOPT_NOINLINE_ ISA_TARGET_
 #else
 #define APART_ KOPT_LEAN_
@@ -2150,7 +2156,7 @@ KOPT_INLINE_ kopt_index_ kopt_block_of_(kopt_index_ index) { return (index >> 8 
 #endif
 
 /* The round keys of one seed and the counter words that are the same for all elements of a tensor. */
-#if LANES_ == 1 /* made anew in each round: small, and no slower */
+#if KOPT_PASS_ == KOPT_PASS_SCALAR_ /* made anew in each round: small, and no slower */
 typedef struct cipher_ {
     words_ key[2], stream, step, id;
 } cipher_;
@@ -2238,7 +2244,7 @@ FN_ void random_flip_(words_ x[4]) {
 /* Into the order of memory: w[0] holds words 0 .. LANES_-1 of the sequence block by block, and so on. Lane l had block
    block_order_[l]. */
 FN_ void random_order_(words_ w[4], const words_ x[4]) {
-#if LANES_ > 1
+#if KOPT_PASS_ != KOPT_PASS_SCALAR_
     words_ even_low = zip_low_(x[0], x[2]), even_high = zip_high_(x[0], x[2]);
     words_ odd_low = zip_low_(x[1], x[3]), odd_high = zip_high_(x[1], x[3]);
     w[0] = zip_low_(even_low, odd_low);
@@ -2575,7 +2581,7 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
 FN_ size_t random_halves_(uint32_t *halves, const cipher_ *cipher, kopt_index_ index, int first) {
     const size_t offset = KOPT_CAST_(unsigned, index % (8 * LANES_));
     if (offset == 0 || first) {
-#if LANES_ > 1
+#if KOPT_PASS_ != KOPT_PASS_SCALAR_
         words_ x[4], w[4];
         size_t i;
 #else
@@ -2583,7 +2589,7 @@ FN_ size_t random_halves_(uint32_t *halves, const cipher_ *cipher, kopt_index_ i
 #endif
         random_words_(x, cipher, kopt_block_of_(index - offset));
         if ((index & 128) != 0) random_flip_(x);
-#if LANES_ > 1
+#if KOPT_PASS_ != KOPT_PASS_SCALAR_
         random_order_(w, x);
         for (i = 0; i < 4; i++) store32_(KOPT_POINTER_(kopt_byte_ *, halves + i * LANES_), w[i]);
         store32_(KOPT_POINTER_(kopt_byte_ *, halves + 4 * LANES_), iset_(0)); /* loads may reach beyond the block */
@@ -2990,13 +2996,14 @@ static KOPT_NOINLINE_ ISA_TARGET_ int NAME_(all_finite)(const kopt_byte_ *p, kop
 #define tool_random_ NAME_(tool_random)
 #define accumulate_ NAME_(accumulate)
 
-#if LANES_ > 1 && !defined(TOOLS_)
+#if KOPT_PASS_ != KOPT_PASS_SCALAR_ && !defined(TOOLS_)
 /* Section 9. A window of magnitudes is counted in units of 2^-scale as integers below 2^28, whose squares add up in 64
    bits; bf16 has 20 binades in it, fp16 17. A group with anything else in it goes one value at a time. fp32 values are
    cut into 12 + 12 bits, the lower in units of 2^-(scale + 12): 16 binades. */
 FN_ void norm_spill_(kopt_norm *norm, const words_ sum[2], uint32_t p) {
     uint64_t part[LANES_ / 2];
-    int half, i;
+    size_t i;
+    int half;
     for (half = 0; half < 2; half++) {
         store32_(KOPT_POINTER_(kopt_byte_ *, part), sum[half]);
         for (i = 0; i < LANES_ / 2; i++) kopt_norm_put_(norm, part[i], p);
@@ -3004,7 +3011,7 @@ FN_ void norm_spill_(kopt_norm *norm, const words_ sum[2], uint32_t p) {
 }
 
 /* The word of |x| as fp32 for vector i of a group; of bf16, the even or the odd elements. */
-FN_ words_ norm_load_(const kopt_byte_ *p, kopt_format format, int i) {
+FN_ words_ norm_load_(const kopt_byte_ *p, kopt_format format, size_t i) {
     if (format == KOPT_F32) return and_(load32_(p + 4 * LANES_ * i), iset_(0x7FFFFFFFu));
     if (format == KOPT_FP16) return and_(bits_(widen_fp16_(load16_(p + 2 * LANES_ * i))), iset_(0x7FFFFFFFu));
     p += 4 * LANES_ * (i / 2);
@@ -3015,7 +3022,7 @@ FN_ words_ norm_load_(const kopt_byte_ *p, kopt_format format, int i) {
 FN_ uint32_t norm_scan_(const kopt_byte_ *p, kopt_format format, size_t groups) {
     words_ most = iset_(0);
     uint32_t lane[LANES_], top = 0;
-    int i;
+    size_t i;
     for (; groups > 0; groups--, p += 4 * LANES_ * kopt_bytes_of_(format)) {
         for (i = 0; i < 4; i++) {
             words_ x = norm_load_(p, format, i);
@@ -3042,7 +3049,7 @@ typedef struct norm_sums_ {
 } norm_sums_;
 
 /* Vector i of a group: whole, and of fp32 its lower 12 bits. */
-FN_ words_ norm_part_(const kopt_byte_ *p, kopt_format format, int i, floats_ unit, floats_ fine, words_ *rest,
+FN_ words_ norm_part_(const kopt_byte_ *p, kopt_format format, size_t i, floats_ unit, floats_ fine, words_ *rest,
                       words_ *bad, words_ *all) {
     words_ x = norm_load_(p, format, i), cut = x;
     if (format == KOPT_F32) {
@@ -3073,6 +3080,13 @@ FN_ void norm_format_(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, 
         if (scale == 0) { /* two binades of room above the largest */
             const uint32_t top = norm_scan_(p, format, todo), most = format == KOPT_F32 ? 242 : 254;
             scale = top > 279 - most ? 279 - top : most;
+        }
+        if (scale < 127) { /* a unit below 1 could make 0 of the smallest numbers, and nobody would see it */
+            kopt_norm_each_(norm, p, format, todo * group);
+            kopt_norm_carry_(norm);
+            p += todo * bytes;
+            scale = 0;
+            continue;
         }
         unit = set_(kopt_float_(scale << 23));
         fine = set_(kopt_float_((scale + 12) << 23));
@@ -3611,14 +3625,14 @@ static float kopt_code_value_(uint32_t code, int square) {
     return kopt_float_(code > 127 ? kopt_codes_signed_[code - 128] : kopt_codes_signed_[126 - code] | 0x80000000u);
 }
 
-/* The n values of one block. */
-static void kopt_dequantise_(float *x, const kopt_byte_ *code, const kopt_byte_ *scale, size_t n, int square) {
+/* The n values of one block, as fp32 at any address. */
+static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, const kopt_byte_ *scale, size_t n, int square) {
     const float largest = kopt_float_(kopt_load32_(scale));
     size_t i;
     for (i = 0; i < n; i++) {
         float value = kopt_code_value_(code[i], square);
         KOPT_SETTLE_(value); /* or -Ofast sees 0 * NaN and makes it 0 */
-        x[i] = kopt_mul_scalar_(value, largest);
+        kopt_store32_(x + 4 * i, kopt_bits_(kopt_mul_scalar_(value, largest)));
     }
 }
 
@@ -3647,12 +3661,12 @@ static uint32_t kopt_code_of_(float y, int square, int stochastic, uint32_t rand
 
 /* The codes and the scale of the n values of one block; random16 may be NULL: nearest. A block with a value that is not
    finite becomes NaN as a whole. */
-static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const float *x, size_t n, int square,
+static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *x, size_t n, int square,
                            const uint16_t *random16, uint32_t factor) {
     uint32_t largest = 0;
     size_t i;
     for (i = 0; i < n; i++) {
-        const uint32_t mag = kopt_bits_(x[i]) & 0x7FFFFFFFu;
+        const uint32_t mag = kopt_load32_(x + 4 * i) & 0x7FFFFFFFu;
         if (mag > largest) largest = mag;
     }
     if (largest < 0x00800000u) largest = 0;
@@ -3664,7 +3678,7 @@ static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const float *x, 
             KOPT_OPAQUE_(to); /* or this becomes a call of memset */
             *to = square ? 0 : 127;
         } else {
-            const float y = kopt_div_scalar_(x[i], kopt_float_(largest));
+            const float y = kopt_div_scalar_(kopt_float_(kopt_load32_(x + 4 * i)), kopt_float_(largest));
             const uint32_t r = random16 == KOPT_NULL_ ? 0 : random16[i] * factor & 0xFFFFu;
             code[i] = KOPT_CAST_(kopt_byte_, kopt_code_of_(y, square, random16 != KOPT_NULL_, r));
         }
@@ -3990,7 +4004,7 @@ static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const ko
 
 static kopt_result kopt_check_header_(const kopt_byte_ *h, kopt_kept_ kept, const kopt_tensor *t, int sealed) {
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
-    if (kopt_get_(h, 4) != 0x54504F4Bu || h[4] != 1 || h[10] > 1) return KOPT_ERROR_STATE;
+    if (kopt_get_(h, 4) != 0x54504F4Bu || h[4] != 1 || h[10] > 1 || h[11] != 0) return KOPT_ERROR_STATE;
     if (h[5] != KOPT_CAST_(kopt_byte_, kept.rule)) return KOPT_ERROR_MISMATCH;
     if (h[6] != KOPT_CAST_(kopt_byte_, kept.weight)) return KOPT_ERROR_MISMATCH;
     if (h[7] != KOPT_CAST_(kopt_byte_, kept.rounding)) return KOPT_ERROR_MISMATCH;
@@ -4008,19 +4022,34 @@ static int kopt_overlap_(const void *a, size_t a_size, const void *b, size_t b_s
     return x < y ? y - x < a_size : x - y < b_size;
 }
 
+/* The memory of a tensor: weight, state, copy, gradient. */
+typedef struct kopt_span_ {
+    const void *at;
+    size_t size;
+} kopt_span_;
+
+static void kopt_spans_(kopt_span_ span[4], const kopt_tensor *t, size_t weight_bytes, size_t state_bytes) {
+    span[0].at = t->weight;
+    span[0].size = t->n * weight_bytes;
+    span[1].at = t->state;
+    span[1].size = t->n == 0 ? 0 : state_bytes;
+    span[2].at = t->copy;
+    span[2].size = t->n * kopt_bytes_of_(t->copy_format);
+    span[3].at = t->grad;
+    span[3].size = t->n * kopt_bytes_of_(t->grad_format);
+}
+
 static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes, size_t state_bytes, int needs_grad) {
-    const size_t weight = t->n * weight_bytes, grad = t->n * kopt_bytes_of_(t->grad_format);
-    const size_t copy = t->copy == KOPT_NULL_ ? 0 : t->n * kopt_bytes_of_(t->copy_format);
+    kopt_span_ span[4];
+    int i, k;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
     if (t->n != 0 && (t->weight == KOPT_NULL_ || (needs_grad && t->grad == KOPT_NULL_))) return KOPT_ERROR_NULL;
     if (t->n != 0 && state_bytes != 0 && t->state == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (t->n != 0 && t->state_size < state_bytes) return KOPT_ERROR_SIZE;
-    if (kopt_overlap_(t->weight, weight, t->state, state_bytes) || kopt_overlap_(t->copy, copy, t->weight, weight) ||
-        kopt_overlap_(t->copy, copy, t->state, state_bytes))
-        return KOPT_ERROR_OVERLAP;
-    if (needs_grad && (kopt_overlap_(t->grad, grad, t->weight, weight) || kopt_overlap_(t->grad, grad, t->copy, copy) ||
-                       kopt_overlap_(t->grad, grad, t->state, state_bytes)))
-        return KOPT_ERROR_OVERLAP;
+    kopt_spans_(span, t, weight_bytes, state_bytes);
+    for (i = 0; i < 3; i++)
+        for (k = i + 1; k < (needs_grad ? 4 : 3); k++)
+            if (kopt_overlap_(span[i].at, span[i].size, span[k].at, span[k].size)) return KOPT_ERROR_OVERLAP;
     return KOPT_OK;
 }
 
@@ -4184,19 +4213,21 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
         const size_t n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
         const int k = KOPT_CAST_(int, what) - 1;
         if (what == KOPT_WEIGHT || opt->moment_format != KOPT_Q8) break;
-        kopt_dequantise_(out + i, state + at.moment[k] + i, state + at.scale[k] + i / KOPT_BLOCK_ * 4, n,
+        kopt_dequantise_(KOPT_POINTER_(kopt_byte_ *, out) + 4 * i, state + at.moment[k] + i, state + at.scale[k] + i / KOPT_BLOCK_ * 4, n,
                          kopt_is_square_(opt->rule, k));
     }
     for (; i < t->n; i++) {
+        float x;
         if (what == KOPT_WEIGHT) {
-            out[i] = kopt_read_weight_(opt, weight + i * weight_bytes,
-                                       residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes);
-            continue;
+            x = kopt_read_weight_(opt, weight + i * weight_bytes,
+                                  residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes);
+        } else {
+            moment = state + at.moment[what - KOPT_FIRST_MOMENT] + i * moment_bytes;
+            x = kopt_widen_scalar_(moment_bytes == 4 ? kopt_load32_(moment) : kopt_load16_(moment),
+                                   opt->moment_format);
+            if (rooted) x = kopt_mul_scalar_(x, x);
         }
-        moment = state + at.moment[what - KOPT_FIRST_MOMENT] + i * moment_bytes;
-        out[i] = kopt_widen_scalar_(moment_bytes == 4 ? kopt_load32_(moment) : kopt_load16_(moment),
-                                    opt->moment_format);
-        if (rooted) out[i] = kopt_mul_scalar_(out[i], out[i]);
+        kopt_store32_(KOPT_POINTER_(kopt_byte_ *, out) + 4 * i, kopt_bits_(x));
     }
     kopt_leave_(&environment);
     return KOPT_OK;
@@ -4222,8 +4253,9 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t
         const size_t n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
         const int k = KOPT_CAST_(int, what) - 1;
         if (what == KOPT_WEIGHT || opt->moment_format != KOPT_Q8) break;
-        kopt_quantise_(state + at.moment[k] + i, state + at.scale[k] + i / KOPT_BLOCK_ * 4, in + i, n,
-                       kopt_is_square_(opt->rule, k), KOPT_NULL_, 0);
+        kopt_quantise_(state + at.moment[k] + i, state + at.scale[k] + i / KOPT_BLOCK_ * 4,
+                       KOPT_CONST_POINTER_(const kopt_byte_ *, in) + 4 * i, n, kopt_is_square_(opt->rule, k),
+                       KOPT_NULL_, 0);
     }
     for (; i < t->n; i++) {
         const uint32_t bits = kopt_load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, in + i));
@@ -4249,14 +4281,15 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t
     return KOPT_OK;
 }
 
-/* CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time. */
-static uint32_t kopt_crc32_(const kopt_byte_ *p, size_t n) {
+/* CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time, of a block with zeros in the checksum's own place. */
+static uint32_t kopt_crc32_(const kopt_byte_ *block, size_t n) {
     static const uint32_t kopt_nibbles_[16] = {
         0x00000000u, 0x1DB71064u, 0x3B6E20C8u, 0x26D930ACu, 0x76DC4190u, 0x6B6B51F4u, 0x4DB26158u, 0x5005713Cu,
         0xEDB88320u, 0xF00F9344u, 0xD6D6A3E8u, 0xCB61B38Cu, 0x9B64C2B0u, 0x86D3D2D4u, 0xA00AE278u, 0xBDBDF21Cu};
     uint32_t crc = 0xFFFFFFFFu;
-    for (; n > 0; n--) {
-        crc ^= *p++;
+    size_t i;
+    for (i = 0; i < n; i++) {
+        if (i < 44 || i >= 48) crc ^= block[i];
         crc = (crc >> 4) ^ kopt_nibbles_[crc & 15u];
         crc = (crc >> 4) ^ kopt_nibbles_[crc & 15u];
     }
@@ -4311,18 +4344,13 @@ KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, kopt_tensor *t)
 KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, kopt_tensor *t) {
     kopt_result result = kopt_check_state_(opt, t, 1);
     kopt_byte_ *state;
-    uint64_t checksum;
     size_t total;
     if (result != KOPT_OK || t->n == 0) return result;
     total = kopt_layout_for_(opt, t->n).total;
     if (total == 0) return KOPT_OK;
     state = KOPT_CAST_(kopt_byte_ *, t->state);
-    checksum = kopt_get_(state + 44, 4);
+    if (kopt_crc32_(state, total) != kopt_get_(state + 44, 4)) return KOPT_ERROR_CHECKSUM;
     kopt_put_(state + 44, 0, 4);
-    if (kopt_crc32_(state, total) != checksum) {
-        kopt_put_(state + 44, checksum, 4);
-        return KOPT_ERROR_CHECKSUM;
-    }
     state[10] = 0;
     kopt_swap_arrays_(opt, t);
     opt->seed = kopt_get_(state + 32, 8);
@@ -4356,7 +4384,7 @@ KOPT_SCALARS_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s)
     s->step = opt->step + 1;
     if (KOPT_HAS_(KOPT_WITH_EXTRAS)) scale = kopt_mul64_(scale, kopt_get64_(opt->clip));
     if (how == KOPT_FULLY_DECOUPLED) decay = kopt_div64_(lr, kopt_get64_(opt->max_lr));
-    decay = kopt_mul64_(decay, weight_decay);
+    decay = how == KOPT_L2 ? zero : kopt_mul64_(decay, weight_decay);
     if (KOPT_HAS_(KOPT_WITH_ADAN | KOPT_WITH_RANGER)) s->beta3 = s->one_minus_beta3 = s->mix = 0;
     if (KOPT_HAS_(KOPT_WITH_MOMENTUM)) s->momentum = kopt_to_float_(kopt_get64_(opt->momentum));
     s->eps = kopt_to_float_(kopt_get64_(opt->eps));
@@ -4403,7 +4431,7 @@ KOPT_SCALARS_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s)
     s->rate = kopt_to_float_(rate);
     s->root_scale = kopt_to_float_(root_scale);
     if (KOPT_HAS_(KOPT_WITH_L2)) s->l2 = kopt_to_float_(how == KOPT_L2 ? weight_decay : zero);
-    s->decay = kopt_to_float_(how == KOPT_L2 ? zero : decay);
+    s->decay = kopt_to_float_(decay);
     return 1;
 }
 
@@ -4445,12 +4473,24 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
     return KOPT_OK;
 }
 
+/* No memory that never was a step gets to the kernels: they trust its formats, arrays and rules. */
+static int kopt_step_valid_(const kopt_step *s) {
+    static const kopt_byte_ kopt_fewest_[] = {0, 2, 1, 4, 2, 2, 0}, kopt_most_[] = {1, 3, 1, 4, 2, 2, 0}; /* moments */
+    const unsigned rule = KOPT_CAST_(unsigned, s->rule);
+    return rule < sizeof kopt_most_ && s->moments >= kopt_fewest_[rule] && s->moments <= kopt_most_[rule] &&
+           kopt_format_valid_(s->weight_format) &&
+           (kopt_format_valid_(s->moment_format) || s->moment_format == KOPT_Q8) &&
+           KOPT_CAST_(unsigned, s->rounding) <= KOPT_CAST_(unsigned, KOPT_EXACT) &&
+           KOPT_CAST_(unsigned, s->moment_rounding) <= 1u && KOPT_CAST_(unsigned, s->compensation_rounding) <= 1u &&
+           (!s->stable || s->rule == KOPT_ADAM) && (!s->sync || s->rule == KOPT_RANGER);
+}
+
 static kopt_result kopt_check_step_(const kopt_step *s, const kopt_tensor *t) {
     kopt_result result;
     size_t total;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
     if (s == KOPT_NULL_ || t == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (s->step == 0) return KOPT_ERROR_STEP;
+    if (s->step == 0 || !kopt_step_valid_(s)) return KOPT_ERROR_STEP;
     result = kopt_check_tensor_(t);
     if (result != KOPT_OK) return result;
     total = kopt_layout_of_(kopt_kept_in_(s), t->n).total;
@@ -4480,7 +4520,7 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
         const size_t scale = i / KOPT_BLOCK_ * 4;
         n = whole->end - i < KOPT_BLOCK_ ? whole->end - i : KOPT_BLOCK_;
         for (m = 0; m < s->moments; m++)
-            kopt_dequantise_(moment[m], state + at->moment[m] + i, state + at->scale[m] + scale, n,
+            kopt_dequantise_(job.moment[m], state + at->moment[m] + i, state + at->scale[m] + scale, n,
                              kopt_is_square_(s->rule, m));
         job.weight = whole->weight + i * weight_bytes;
         job.grad = whole->grad + i * grad_bytes;
@@ -4501,7 +4541,7 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
         }
         for (m = 0; m < s->moments; m++) {
             const int nearest = s->moment_rounding == KOPT_NEAREST || (m == 2 && s->rule == KOPT_ADAM);
-            kopt_quantise_(state + at->moment[m] + i, state + at->scale[m] + scale, moment[m], n,
+            kopt_quantise_(state + at->moment[m] + i, state + at->scale[m] + scale, job.moment[m], n,
                            kopt_is_square_(s->rule, m), nearest ? KOPT_NULL_ : random16, kopt_factor_[m]);
         }
     }
@@ -4565,9 +4605,9 @@ static void kopt_measure_(const kopt_step *s, const kopt_tensor *t, size_t begin
         kopt_make_job_(&job, &at, s, t, i, i + n);
         kopt_enter_(&environment);
         if (s->moment_format == KOPT_Q8) {
-            kopt_dequantise_(square, state + at.moment[1] + i, state + at.scale[1] + i / KOPT_BLOCK_ * 4, n, 1);
             job.moment_format = KOPT_F32;
             job.moment[1] = KOPT_POINTER_(kopt_byte_ *, square);
+            kopt_dequantise_(job.moment[1], state + at.moment[1] + i, state + at.scale[1] + i / KOPT_BLOCK_ * 4, n, 1);
             job.weight += i * kopt_bytes_of_(s->weight_format);
             job.residual += i * kopt_bytes_of_residual_(s->weight_format, s->rounding);
             job.grad += i * kopt_bytes_of_(t->grad_format);
@@ -4594,10 +4634,15 @@ static void kopt_run_whole_(const kopt_step *s, const kopt_tensor *t) {
 KOPT_API_ kopt_result kopt_step_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
                                         kopt_norm *norm) {
     kopt_result result = kopt_check_step_(step, t);
+    kopt_span_ span[4];
+    int i;
     if (result != KOPT_OK) return result;
     if (norm == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (!step->stable) return KOPT_ERROR_OPTION;
     if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
+    kopt_spans_(span, t, kopt_bytes_of_(step->weight_format), kopt_layout_of_(kopt_kept_in_(step), t->n).total);
+    for (i = 0; i < 4; i++)
+        if (kopt_overlap_(norm, sizeof *norm, span[i].at, span[i].size)) return KOPT_ERROR_OVERLAP;
     kopt_measure_(step, t, begin, end, norm);
     return KOPT_OK;
 }
@@ -4675,6 +4720,44 @@ KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t)
     return result;
 }
 
+/* Memory that two tensors share and a step would write. */
+static int kopt_share_(const kopt_step *s, const kopt_tensor *a, const kopt_tensor *b) {
+    const size_t weight_bytes = kopt_bytes_of_(s->weight_format);
+    kopt_span_ x[4], y[4];
+    int i, k;
+    kopt_spans_(x, a, weight_bytes, kopt_layout_of_(kopt_kept_in_(s), a->n).total);
+    kopt_spans_(y, b, weight_bytes, kopt_layout_of_(kopt_kept_in_(s), b->n).total);
+    for (i = 0; i < 4; i++)
+        for (k = 0; k < 4; k++)
+            if ((i < 3 || k < 3 || s->zero_grad) && kopt_overlap_(x[i].at, x[i].size, y[k].at, y[k].size)) return 1;
+    return 0;
+}
+
+/* In O(1) per tensor: neighbours that share memory (an n in bytes, a pointer that was not moved on), and one state
+   block for two tensors anywhere in the list (its byte 11 is 1 while the list is checked). */
+static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tensors, size_t count) {
+    kopt_result result = KOPT_OK;
+    size_t i, marked = 0;
+    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
+    for (i = 0; i < count && result == KOPT_OK; i++) {
+        result = kopt_check_step_(s, &tensors[i]);
+        if (result == KOPT_OK && i > 0 && kopt_share_(s, &tensors[i - 1], &tensors[i])) result = KOPT_ERROR_OVERLAP;
+    }
+    if (kopt_layout_of_(kopt_kept_in_(s), 1).total == 0) return result; /* no state blocks */
+    for (; marked < count && result == KOPT_OK; marked++) {
+        kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, tensors[marked].state);
+        if (tensors[marked].n == 0) continue;
+        if (state[11] != 0) {
+            result = KOPT_ERROR_OVERLAP;
+            break;
+        }
+        state[11] = 1;
+    }
+    while (marked-- > 0)
+        if (tensors[marked].n != 0) KOPT_CAST_(kopt_byte_ *, tensors[marked].state)[11] = 0;
+    return result;
+}
+
 KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, kopt_tensor *tensors, size_t count) {
     kopt_result result;
     kopt_step s;
@@ -4684,12 +4767,10 @@ KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, kopt_tensor *tens
     before = opt->step;
     result = kopt_step_begin(opt, &s);
     if (result != KOPT_OK) return result;
-    for (i = 0; i < count; i++) {
-        result = kopt_check_step_(&s, &tensors[i]);
-        if (result != KOPT_OK) {
-            opt->step = before;
-            return result;
-        }
+    result = kopt_check_list_(&s, tensors, count);
+    if (result != KOPT_OK) {
+        opt->step = before;
+        return result;
     }
     for (i = 0; i < count; i++) kopt_run_whole_(&s, &tensors[i]);
     return KOPT_OK;
@@ -4800,7 +4881,7 @@ KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, dou
     if (!kopt_inside64_(most, kopt_get64_(0), most)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
     if (kopt_less64_(largest, most)) most = largest;
-    t.limit = kopt_bits_(kopt_to_float_(most));
+    t.limit = kopt_bits_(kopt_to_float_(most)) & 0x7FFFFFFFu; /* -0 is 0 */
     if (kopt_less64_(most, kopt_make64_(kopt_wide_bits_(kopt_float_(t.limit))))) t.limit--; /* towards zero */
     if (format == KOPT_BF16) t.limit >>= 16;
     if (format == KOPT_FP16) {
@@ -5003,16 +5084,14 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
 
 /* ---- bulk ---- */
 
-static kopt_result kopt_convert_run_(kopt_conversion_ *c, void *dst, const void *src) {
+static kopt_result kopt_convert_run_(const kopt_conversion_ *c) {
     kopt_environment_ environment;
     if (!kopt_format_valid_(c->dst_format) || !kopt_format_valid_(c->src_format)) return KOPT_ERROR_OPTION;
     if (!kopt_n_valid_(c->n) || c->first >> 63 != 0) return KOPT_ERROR_BOUNDS;
     if (c->n == 0) return KOPT_OK;
-    if (dst == KOPT_NULL_ || src == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (kopt_overlap_(dst, c->n * kopt_bytes_of_(c->dst_format), src, c->n * kopt_bytes_of_(c->src_format)))
+    if (c->dst == KOPT_NULL_ || c->src == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (kopt_overlap_(c->dst, c->n * kopt_bytes_of_(c->dst_format), c->src, c->n * kopt_bytes_of_(c->src_format)))
         return KOPT_ERROR_OVERLAP;
-    c->dst = KOPT_CAST_(kopt_byte_ *, dst);
-    c->src = KOPT_CAST_(const kopt_byte_ *, src);
     kopt_enter_(&environment);
     KOPT_KERNEL_(convert)(c);
     kopt_leave_(&environment);
@@ -5022,19 +5101,23 @@ static kopt_result kopt_convert_run_(kopt_conversion_ *c, void *dst, const void 
 KOPT_API_ kopt_result kopt_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
                                    size_t n) {
     kopt_conversion_ c;
+    c.dst = KOPT_CAST_(kopt_byte_ *, dst);
+    c.src = KOPT_CAST_(const kopt_byte_ *, src);
     c.dst_format = dst_format;
     c.src_format = src_format;
     c.n = n;
     c.stochastic = 0;
     c.seed = c.first = 0;
     c.step = c.id = 0;
-    return kopt_convert_run_(&c, dst, src);
+    return kopt_convert_run_(&c);
 }
 
 KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
                                               kopt_format src_format, size_t n, uint64_t seed, uint32_t step,
                                               uint32_t id, uint64_t first_index) {
     kopt_conversion_ c;
+    c.dst = KOPT_CAST_(kopt_byte_ *, dst);
+    c.src = KOPT_CAST_(const kopt_byte_ *, src);
     c.dst_format = dst_format;
     c.src_format = src_format;
     c.n = n;
@@ -5043,11 +5126,11 @@ KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format,
     c.first = first_index;
     c.step = step;
     c.id = id;
-    return kopt_convert_run_(&c, dst, src);
+    return kopt_convert_run_(&c);
 }
 
 KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
-    if (!kopt_format_valid_(format) || (x == KOPT_NULL_ && n != 0)) return 0;
+    if (!kopt_format_valid_(format) || !kopt_n_valid_(n) || (x == KOPT_NULL_ && n != 0)) return 0;
     return KOPT_KERNEL_(all_finite)(KOPT_CAST_(const kopt_byte_ *, x), format, n);
 }
 

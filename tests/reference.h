@@ -446,6 +446,54 @@ static inline void ref_step_element(const kopt_optimizer *o, const ref_scalars *
     if (o->zero_grad) e->grad = 0;
 }
 
+/* ---- Writing and reading state (section 8b) --------------------------------------------------------------------- */
+
+/* To nearest even with one NaN. */
+static inline uint32_t ref_narrow_canonical(kopt_format f, float x)
+{
+    uint32_t u = ref_narrow(f, ref_bits(x));
+    return f != KOPT_F32 && ref_is_nan(f, u) ? u & 0x7fff : u;
+}
+
+static inline void ref_write_weight(const kopt_optimizer *o, float x, ref_element *e)
+{
+    kopt_format f = o->weight_format;
+    uint32_t u = f == KOPT_F32 ? 0 : ref_extended(f, ref_bits(x));
+    e->weight = ref_narrow_canonical(f, x), e->residual = 0;
+    if (f == KOPT_F32 || o->rounding < KOPT_KAHAN) return;
+    if (o->rounding == KOPT_KAHAN) {
+        float rest;
+        if (f == KOPT_BF16) e->weight = (u + 0x8000) >> 16;
+        rest = ref_mul(ref_sub(x, ref_float(ref_widen(f, e->weight))), ref_compensation_scale(o));
+        e->residual = ref_narrow_canonical(f, rest);
+    } else {
+        if (o->rounding == KOPT_COMPACT) u = (u + 0x80) & 0xffffff00;
+        e->weight = (u + 0x8000) >> 16;
+        e->residual = o->rounding == KOPT_COMPACT ? u >> 8 & 0xff : u & 0xffff;
+    }
+    if (!ref_is_finite(f, e->weight)) e->residual = 0;
+}
+
+static inline float ref_read_weight(const kopt_optimizer *o, const ref_element *e)
+{
+    float w = ref_weight(o, e->weight, ref_signed(o, e->residual));
+    return o->weight_format == KOPT_F32 || o->rounding != KOPT_KAHAN ? w : ref_add(w, ref_rest(o, e->residual));
+}
+
+/* Moment k of 16 or 32 bits. */
+static inline uint32_t ref_write_moment(const kopt_optimizer *o, int k, float x)
+{
+    uint32_t u = ref_narrow_canonical(o->moment_format, ref_rooted(o, k) ? ref_sqrt(x) : x);
+    return ref_rooted(o, k) && u == 0 && ref_bits(x) != 0 ? 1 : u;
+}
+
+static inline float ref_read_moment(const kopt_optimizer *o, int k, uint32_t word)
+{
+    ref_element e;
+    e.moment[k] = word;
+    return ref_load_moment(o, &e, k);
+}
+
 /* ---- 8-bit moments (section 9) ---------------------------------------------------------------------------------- */
 
 /* The value of a code; the test holds these tables against their published checksums. */

@@ -1,0 +1,1259 @@
+/* fuzz.c - hostile input to the whole public interface. Bytes become optimizers, tensors, state blocks and a sequence of
+   calls: any alignment, length, format and option, values that no enum has, hyper-parameters that are NaN or infinite,
+   buffers that overlap, blocks that are damaged, truncated, sealed or somebody else's, steps that never were begun.
+   After each call:
+     - it succeeds exactly when this file, which knows only the manual, says so;
+     - an error has written nothing: not to the memory, the optimizer, the tensors, the step;
+     - a success has written only where the manual says, and read nothing else (AddressSanitizer: all is poisoned);
+     - its result is that of tests/reference.h, or of another instruction set in other slices, or what its definition says;
+     - sealed, moved, opened: the run goes on bit for bit;
+     - the caller's floating-point control register, whatever was in it, is back and has changed nothing.
+   A target of libFuzzer; with FUZZ_STANDALONE a program: fuzz [COUNT [SEED]], or fuzz FILE to replay a finding. */
+#define KAHAN_OPT_IMPLEMENTATION
+#include "../kahan_opt.h"
+
+#include "tap.h"
+#include "reference.h"
+
+#include <stdlib.h>
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define POISON 1
+#endif
+#endif
+#ifdef __SANITIZE_ADDRESS__
+#define POISON 1
+#endif
+#ifdef POISON
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(p, size) ((void)(p), (void)(size))
+#define ASAN_UNPOISON_MEMORY_REGION(p, size) ((void)(p), (void)(size))
+#endif
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#define get_control() _mm_getcsr()
+#define set_control(x) _mm_setcsr(x)
+#else
+#define get_control() 0u
+#define set_control(x) ((void)(x))
+#endif
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
+
+/* ---- Input: choices from bytes; 0, which always is a harmless one, when they are used up ------------------------- */
+
+static const uint8_t *input;
+static size_t input_left;
+
+static uint32_t byte(void)
+{
+    if (input_left == 0) return 0;
+    --input_left;
+    return *input++;
+}
+
+static uint32_t below(uint32_t n)
+{
+    uint32_t x = byte();
+    if (n > 256) x |= byte() << 8;
+    return n == 0 ? 0 : x % n;
+}
+
+static uint32_t word(void)
+{
+    uint32_t x = byte();
+    x = x << 8 | byte();
+    x = x << 8 | byte();
+    return x << 8 | byte();
+}
+
+static double from_bits(uint64_t u)
+{
+    double x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+static double any_double(void)
+{
+    static const double table[] = {0,     1,    -1,   1e-3, 0.5,   0.9,  0.999999, 1 - 1.1102230246251565e-16, 1e-8,
+                                   1e-45, 1e38, 3e38, 4e38, 1e308, -1e9, 1e-300,   1.1754943508222875e-38,    1e-38};
+    uint32_t k = below(24);
+    if (k < sizeof table / sizeof *table) return table[k];
+    if (k == 18) return from_bits(UINT64_C(0x8000) << 48);            /* -0 */
+    if (k == 19) return from_bits(UINT64_C(0x7ff8) << 48);            /* NaN */
+    if (k == 20) return from_bits((UINT64_C(0x7ff0) << 48) | word()); /* infinity, signalling NaN */
+    if (k == 21) return from_bits(UINT64_C(0xfff0) << 48);
+    if (k == 22) return from_bits(word()); /* a subnormal */
+    return from_bits((uint64_t)word() << 32 | word());
+}
+
+static int any_enum(void)
+{
+    static const int table[] = {-1, 7, 255, 256, 257, 258, 0x7fffffff, -0x7fffffff - 1};
+    uint32_t k = below(16);
+    return k < 8 ? (int)k : table[k - 8];
+}
+
+/* ---- The world -------------------------------------------------------------------------------------------------- */
+
+enum { ROOM = 65536, TENSORS = 3, LIST = 4, LONGEST = 700 };
+
+typedef struct world {
+    kopt_optimizer opt;
+    kopt_step step;
+    kopt_tensor t[TENSORS], list[LIST];
+    kopt_counts counts[TENSORS];
+    kopt_norm norm[2];
+    unsigned char memory[ROOM];
+} world;
+static world w, before, start, other;
+
+static kopt_optimizer step_opt; /* the optimizer that w.step was begun with */
+static int step_is_pure;        /* w.step is as kopt_step_begin() made it   */
+static size_t cursor;
+
+static void fail(const char *what)
+{
+    fprintf(stderr, "fuzz: %s (%s)\n", what, kopt_isa_name(kopt_isa_current()));
+    abort();
+}
+
+#define REQUIRE(x, what)       \
+    do {                       \
+        if (!(x)) fail(what);  \
+    } while (0)
+
+static unsigned char *take(size_t size)
+{
+    size_t at = cursor + below(9);
+    if (at + size > ROOM) at = below((uint32_t)(ROOM - size + 1)); /* onto something else */
+    cursor = at + size;
+    return w.memory + at;
+}
+
+/* No tensor is allowed to lie about the memory it has: that nobody can check. */
+static void *fit(void *p, size_t size)
+{
+    unsigned char *last = w.memory + ROOM - size;
+    return p == NULL || (unsigned char *)p <= last ? p : last;
+}
+
+static int is_long(size_t n) { return n > LONGEST; } /* those are all beyond the address space */
+
+static void fit_tensor(kopt_tensor *t)
+{
+    size_t room;
+    if (is_long(t->n)) return;
+    t->weight = fit(t->weight, 4 * t->n), t->grad = fit(t->grad, 4 * t->n), t->copy = fit(t->copy, 4 * t->n);
+    if (t->state == NULL) return;
+    room = (size_t)(w.memory + ROOM - (unsigned char *)t->state);
+    if (t->state_size > room) t->state_size = room;
+}
+
+static kopt_optimizer any_rule(void)
+{
+    switch (below(14)) {
+    case 0: return kopt_sgd(0.01, 0.9);
+    case 1: return kopt_sgd(0.01, 0);
+    case 2: return kopt_adam(0.1);
+    case 3: return kopt_lion(1e-3);
+    case 4: return kopt_adan(1e-3);
+    case 5: return kopt_radam(1e-3);
+    case 6: return kopt_ranger(1e-3);
+    case 7: return kopt_stable_adamw(1e-3);
+    case 8: return kopt_ema(0.99);
+    default: return kopt_adamw(1e-3);
+    }
+}
+
+static void make_optimizer(void)
+{
+    static const double lr[] = {1e-3, 0.1, 0, 1e-7, 30, 1e-40}, scale[] = {1, 1, 0.5, -3, 1e-30, 1e30};
+    static const double decay[] = {0.01, 0, 1e-4, 100, 1e-50}, beta[] = {0.9, 0.999, 0, 0.5, 0.99999};
+    static const double eps[] = {1e-8, 1e-15, 0.1, 1.2e-38};
+    static const uint32_t step[] = {0, 0, 1, 2, 999, 0x80000000u, 0xfffffffeu, 0xffffffffu};
+    kopt_optimizer *o = &w.opt;
+    *o = any_rule();
+    o->weight_format = (kopt_format)((below(3) + 1) % 3), o->moment_format = (kopt_format)((below(4) + 1) % 4);
+    if (below(3) == 0) o->weight_format = o->moment_format = KOPT_BF16; /* the hot kernels */
+    o->rounding = (kopt_rounding)((below(5) + 2) % 5);
+    o->moment_rounding = (kopt_rounding)(1 - below(2));
+    o->compensation_rounding = (kopt_rounding)(1 - below(2));
+    if (byte() & 1) {
+        o->decay = (kopt_decay)below(3);
+        o->lr = lr[below(6)], o->max_lr = below(3) ? 1 : 1e-3, o->weight_decay = decay[below(5)];
+        o->beta1 = beta[below(5)], o->beta2 = beta[below(5)], o->beta3 = beta[below(5)], o->eps = eps[below(4)];
+        o->grad_scale = scale[below(6)], o->clip = scale[below(6)];
+        o->maximize = (int)below(2), o->moments_only = below(4) == 3;
+        o->amsgrad = (int)below(2), o->stable = (int)below(2);
+        o->lookahead = 1 + (int)below(3), o->lookahead_rate = below(3) * 0.5;
+        if (o->momentum > 0) o->nesterov = (int)below(2);
+        if (!o->nesterov) o->dampening = below(2) ? 0.3 : -2;
+        o->step = step[below(8)];
+    }
+    o->zero_grad = (int)below(2);
+    if (o->rule == KOPT_EMA && byte() & 15) { /* which takes no options */
+        o->lr = o->lr > 1 ? 1 : o->lr;
+        o->weight_decay = 0, o->maximize = o->zero_grad = o->moments_only = 0;
+    }
+    o->seed = (uint64_t)word() << 32 | 0x9e3779b9u;
+}
+
+static void change_optimizer(void)
+{
+    kopt_optimizer *o = &w.opt;
+    double *const number[] = {&o->lr, &o->max_lr, &o->weight_decay, &o->beta1, &o->beta2, &o->eps, &o->momentum,
+                              &o->dampening, &o->grad_scale, &o->clip, &o->beta3, &o->lookahead_rate};
+    uint32_t k = below(28);
+    if (k < 10) *number[k] = any_double();
+    if (k == 22 || k == 23) *number[k - 12] = any_double();
+    if (k == 24) o->amsgrad = any_enum();
+    if (k == 25) o->stable = any_enum();
+    if (k == 26) o->moments_only = any_enum();
+    if (k == 27) o->lookahead = any_enum();
+    if (k == 10) o->rule = (kopt_rule)any_enum();
+    if (k == 11) o->weight_format = (kopt_format)any_enum();
+    if (k == 12) o->rounding = (kopt_rounding)any_enum();
+    if (k == 13) o->moment_format = (kopt_format)any_enum();
+    if (k == 14) o->moment_rounding = (kopt_rounding)any_enum();
+    if (k == 15) o->compensation_rounding = (kopt_rounding)any_enum();
+    if (k == 16) o->decay = (kopt_decay)any_enum();
+    if (k == 17) o->nesterov = any_enum();
+    if (k == 18) o->maximize = any_enum();
+    if (k == 19) o->zero_grad = any_enum();
+    if (k == 20) o->step = below(2) ? word() : 0xffffffffu - below(2);
+    if (k == 21) o->seed = word();
+}
+
+static size_t a_length(void)
+{
+    switch (below(4)) {
+    case 0: return below(4);
+    case 1: return below(40);
+    case 2: return below(200);
+    default: return below(LONGEST + 1);
+    }
+}
+
+static uint64_t an_index(void)
+{
+    static const uint64_t table[] = {0, 1, 127, 128, 256, UINT64_C(1) << 35, (UINT64_C(1) << 36) - 300,
+                                     (UINT64_C(1) << 63) - 1, (UINT64_C(1) << 63) - 333, UINT64_C(1) << 63, UINT64_MAX};
+    uint32_t k = below(64);
+    return k < 11 ? table[k] : k < 32 ? word() : 0;
+}
+
+static void make_tensor(kopt_tensor *t)
+{
+    size_t n = a_length(), state = ref_layout_of(&w.opt, n).size;
+    kopt_format grad = (kopt_format)((below(3) + 1) % 3);
+    if (w.opt.weight_format == KOPT_BF16 && below(2)) grad = KOPT_BF16;
+    *t = kopt_tensor_of(NULL, NULL, grad, n, NULL, state);
+    t->weight = take(n * ref_width(w.opt.weight_format));
+    t->grad = take(n * ref_width(grad));
+    if (state != 0) t->state = take(state);
+    if (below(3) == 2) t->copy_format = (kopt_format)below(3), t->copy = take(n * ref_width(t->copy_format));
+    t->id = below(4), t->first_index = an_index();
+    if (below(4) == 3) t->rate_scale = below(2) ? 0.5f : 2;
+    if (below(4) == 3) t->counts = &w.counts[t - w.t];
+    fit_tensor(t);
+}
+
+static void change_tensor(kopt_tensor *t)
+{
+    uint32_t k = below(16);
+    void *p = byte() & 1 ? NULL : w.memory + below(ROOM);
+    if (k == 0) t->weight = p;
+    if (k == 1) t->grad = p;
+    if (k == 2) t->state = p;
+    if (k == 3) t->copy = p;
+    if (k == 4) t->grad_format = (kopt_format)any_enum();
+    if (k == 5) t->copy_format = (kopt_format)any_enum();
+    if (k == 6) t->n += t->n < LONGEST - 8 ? below(8) : 0;
+    if (k == 7) t->n -= t->n > 8 && !is_long(t->n) ? below(8) : 0;
+    if (k == 8) t->n = below(2) ? SIZE_MAX - below(300) : (SIZE_MAX - 256) / 32 + 1 + below(2) * (SIZE_MAX / 4);
+    if (k == 9) t->n = a_length();
+    if (k == 10) t->state_size = below(2) ? below(ROOM) : t->state_size - below(5);
+    if (k == 11) t->id = word();
+    if (k == 12) t->first_index = an_index();
+    if (k == 13) { /* at the edge of another array, or on it */
+        const kopt_tensor *from = &w.t[below(TENSORS)];
+        uint32_t what = below(4);
+        unsigned char *base = what == 0 ? from->weight : what == 1 ? from->grad : what == 2 ? from->state : from->copy;
+        if (base != NULL && base > w.memory + 8) t->grad = base + below(9) - 4;
+        if (what == 3) t->weight = from->weight;
+    }
+    if (k == 14) t->rate_scale = below(2) ? ref_float(word()) : 0;
+    if (k == 15) t->counts = t->counts ? NULL : &w.counts[below(TENSORS)];
+    fit_tensor(t);
+}
+
+static void change_step(void)
+{
+    kopt_step *s = &w.step;
+    float *const number[] = {&s->grad_scale, &s->l2, &s->decay, &s->beta1, &s->one_minus_beta1, &s->beta2,
+                             &s->one_minus_beta2, &s->momentum, &s->rate, &s->root_scale, &s->eps,
+                             &s->beta3, &s->one_minus_beta3, &s->mix};
+    uint32_t k = below(31);
+    step_is_pure = 0;
+    if (k >= 24 && k < 27) k -= 13, *number[k] = ref_float(word()), k = 99;
+    if (k == 27) s->moments_only = any_enum();
+    if (k == 28) s->unrectified = any_enum();
+    if (k == 29) s->sync = any_enum();
+    if (k == 30) s->stable = any_enum();
+    if (k < 11) { /* one NaN: the kernels expect of a step that the lower half of a NaN's payload is zero */
+        *number[k] = ref_float(word());
+        if (ref_is_nan(KOPT_F32, ref_bits(*number[k]))) *number[k] = ref_float(0x7fc00000);
+    }
+    if (k == 11) s->rule = (kopt_rule)any_enum();
+    if (k == 12) s->weight_format = (kopt_format)any_enum();
+    if (k == 13) s->moment_format = (kopt_format)any_enum();
+    if (k == 14) s->rounding = (kopt_rounding)any_enum();
+    if (k == 15) s->moment_rounding = (kopt_rounding)any_enum();
+    if (k == 16) s->compensation_rounding = (kopt_rounding)any_enum();
+    if (k == 17) s->nesterov = any_enum();
+    if (k == 18) s->zero_grad = any_enum();
+    if (k == 19) s->moments = any_enum();
+    if (k == 20) s->step = below(2) ? 0 : word();
+    if (k == 21) s->seed = word();
+    if (k == 22) memset(s, (int)byte(), sizeof *s);
+    if (k == 23) {
+        size_t i;
+        uint32_t x = word();
+        for (i = 0; i < sizeof *s; ++i) ((unsigned char *)s)[i] = (unsigned char)((x = x * 69069 + 1) >> 24);
+    }
+}
+
+/* Everything small numbers, or everything of any bits: NaN, infinities, subnormals. */
+static void fill_memory(void)
+{
+    uint32_t x = word(), mode = below(3), i;
+    for (i = 0; i + 1 < ROOM; i += 2) {
+        x = x * 69069 + 12345;
+        ref_set(w.memory, 2, i / 2, mode == 0 ? 0x3c00 | (x >> 16 & 0x83ff) : mode == 1 && x >> 26 ? 0x3d80 : x >> 16);
+    }
+}
+
+/* ---- What the manual says --------------------------------------------------------------------------------------- */
+
+static int within(double x, double least, double most)
+{
+    uint64_t u;
+    memcpy(&u, &x, sizeof u);
+    return (u >> 52 & 0x7ff) != 0x7ff && x >= least && x <= most;
+}
+
+static const double most = 3e38;
+
+static int in_enum(int value, int last) { return value >= 0 && value <= last; }
+
+static int is_beta(double x) { return within(x, 0, 1) && x < 1; }
+
+static int optimizer_good(const kopt_optimizer *o)
+{
+    if (!in_enum((int)o->rule, KOPT_EMA) || !in_enum((int)o->weight_format, KOPT_FP16)) return 0;
+    if (!in_enum((int)o->moment_format, KOPT_Q8) || !in_enum((int)o->rounding, KOPT_EXACT)) return 0;
+    if (!in_enum((int)o->moment_rounding, KOPT_STOCHASTIC)) return 0;
+    if (!in_enum((int)o->compensation_rounding, KOPT_STOCHASTIC)) return 0;
+    if (!in_enum((int)o->decay, KOPT_FULLY_DECOUPLED)) return 0;
+    if (!within(o->lr, 0, most) || !within(o->weight_decay, 0, most)) return 0;
+    if (!within(o->grad_scale, -most, most) || !within(o->clip, -most, most)) return 0;
+    if (o->decay == KOPT_FULLY_DECOUPLED && !(within(o->max_lr, 0, most) && o->max_lr > 0)) return 0;
+    if (o->rule == KOPT_EMA)
+        return within(o->lr, 0, 1) && within(o->weight_decay, 0, 0) && !o->moments_only && !o->zero_grad && !o->maximize;
+    if (o->rule != KOPT_SGD) {
+        if (!is_beta(o->beta1) || !is_beta(o->beta2) || (o->rule == KOPT_ADAN && !is_beta(o->beta3))) return 0;
+        if (o->rule != KOPT_LION && !within(o->eps, 1.1754943508222875e-38, most)) return 0;
+        return o->rule != KOPT_RANGER || (o->lookahead >= 1 && within(o->lookahead_rate, 0, 1));
+    }
+    if (!within(o->momentum, 0, most) || !within(o->dampening, -most, most)) return 0;
+    return !o->nesterov || (o->momentum > 0 && !(o->dampening < 0) && !(o->dampening > 0));
+}
+
+/* The scalars of the next step are floats: 1; they are not: 0; too near to the limit: -1. */
+static int scalars_good(const kopt_optimizer *o)
+{
+    const ref_scalars s = ref_scalars_of(o, o->step + 1);
+    const float number[] = {s.grad_scale, s.rate, s.root_scale, s.decay};
+    int i, good = 1;
+    for (i = 0; i < 4; ++i) {
+        uint32_t size = ref_bits(number[i]) & 0x7fffffff;
+        if (size > 0x7f710000) return 0; /* 3.2e38 */
+        if (size > 0x7f5a0000) good = -1; /* 2.9e38 */
+    }
+    return good;
+}
+
+/* A tensor of the formats and rules of an optimizer; of a step, see formats_of. */
+static int share(const void *a, size_t a_size, const void *b, size_t b_size)
+{
+    uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+    return a != NULL && b != NULL && a_size != 0 && b_size != 0 && x < y + b_size && y < x + a_size;
+}
+
+typedef struct span {
+    void *p;
+    size_t size;
+} span;
+
+/* Weight, state, copy, gradient. */
+static void spans(const kopt_optimizer *o, const kopt_tensor *t, span s[4])
+{
+    s[0].p = t->weight, s[0].size = t->n * ref_width(o->weight_format);
+    s[1].p = t->state, s[1].size = t->n ? ref_layout_of(o, t->n).size : 0;
+    s[2].p = t->copy, s[2].size = t->n * ref_width(t->copy_format);
+    s[3].p = t->grad, s[3].size = t->n * ref_width(t->grad_format);
+}
+
+static int tensor_good(const kopt_optimizer *o, const kopt_tensor *t, int with_grad)
+{
+    span s[4];
+    int i, k;
+    if (!in_enum((int)t->grad_format, KOPT_FP16)) return 0;
+    if (t->copy != NULL && !in_enum((int)t->copy_format, KOPT_FP16)) return 0;
+    if (is_long(t->n) || t->first_index >> 63) return 0;
+    if (ref_bits(t->rate_scale) > 0x7f7fffff) return 0; /* negative, infinite, NaN */
+    if (t->n == 0) return 1;
+    spans(o, t, s);
+    if (t->weight == NULL || (with_grad && t->grad == NULL)) return 0;
+    if (s[1].size != 0 && (t->state == NULL || t->state_size < s[1].size)) return 0;
+    for (i = 0; i < 3; ++i)
+        for (k = i + 1; k < 3 + with_grad; ++k)
+            if (share(s[i].p, s[i].size, s[k].p, s[k].size)) return 0;
+    return 1;
+}
+
+static uint64_t little(const unsigned char *p, int bytes)
+{
+    uint64_t x = 0;
+    int i;
+    for (i = 0; i < bytes; ++i) x |= (uint64_t)p[i] << (8 * i);
+    return x;
+}
+
+/* The header of a block, by the table in the manual. */
+static int block_good(const kopt_optimizer *o, const kopt_tensor *t, int sealed)
+{
+    const unsigned char *h = t->state;
+    if (t->n == 0 || ref_layout_of(o, t->n).size == 0) return 1;
+    return !memcmp(h, "KOPT\1", 5) && h[5] == (unsigned)o->rule && h[6] == (unsigned)o->weight_format &&
+           h[7] == (o->weight_format == KOPT_F32 ? 0 : (unsigned)o->rounding) && h[8] == (unsigned)o->moment_format &&
+           h[9] == ref_moments(o) && h[10] == sealed && h[11] == 0 && little(h + 12, 4) == t->id &&
+           little(h + 16, 8) == t->n && little(h + 24, 8) == t->first_index;
+}
+
+static uint32_t checksum(const unsigned char *block, size_t size)
+{
+    uint32_t crc = 0xffffffff;
+    size_t i;
+    int k;
+    for (i = 0; i < size; ++i) {
+        crc ^= i / 4 == 11 ? 0 : block[i];
+        for (k = 0; k < 8; ++k) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320 : 0);
+    }
+    return ~crc;
+}
+
+/* What a step knows of its optimizer. */
+static kopt_optimizer formats_of(const kopt_step *s)
+{
+    kopt_optimizer o = kopt_sgd(1, s->moments == 1 ? 0.9 : 0);
+    o.rule = s->rule, o.weight_format = s->weight_format, o.rounding = s->rounding, o.moment_format = s->moment_format;
+    o.zero_grad = s->zero_grad, o.moments_only = s->moments_only, o.amsgrad = s->moments == 3;
+    return o;
+}
+
+static int step_good(const kopt_step *s)
+{
+    kopt_optimizer o;
+    if (s->step == 0 || !in_enum((int)s->rule, KOPT_EMA) || !in_enum((int)s->weight_format, KOPT_FP16)) return 0;
+    if (!in_enum((int)s->moment_format, KOPT_Q8) || !in_enum((int)s->rounding, KOPT_EXACT)) return 0;
+    if (!in_enum((int)s->moment_rounding, KOPT_STOCHASTIC)) return 0;
+    if (!in_enum((int)s->compensation_rounding, KOPT_STOCHASTIC)) return 0;
+    if ((s->stable && s->rule != KOPT_ADAM) || (s->sync && s->rule != KOPT_RANGER)) return 0;
+    o = formats_of(s);
+    return s->moments == ref_moments(&o);
+}
+
+static int range_good(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end)
+{
+    if (begin > end || end > t->n) return 0;
+    return s->moment_format != KOPT_Q8 || begin == end || (begin % 256 == 0 && (end % 256 == 0 || end == t->n));
+}
+
+/* ---- Calls ------------------------------------------------------------------------------------------------------ */
+
+enum { WRITTEN = 80, RESULTS = KOPT_ERROR_ISA + 1, CALLS = 20 };
+static span written[WRITTEN];
+static int written_count;
+static uint32_t control, results[RESULTS];
+static struct { const char *name; uint32_t accepted, refused; } tally[CALLS];
+
+/* Between prepare() and finish() there is one call. What it may touch is announced. */
+static void prepare(void)
+{
+    memcpy(&before, &w, sizeof w);
+    written_count = 0;
+    ASAN_POISON_MEMORY_REGION(w.memory, ROOM);
+}
+
+static void reads(const void *p, size_t size)
+{
+    if (p != NULL && size <= ROOM) ASAN_UNPOISON_MEMORY_REGION((const unsigned char *)p, size);
+}
+
+static void writes(void *p, size_t size)
+{
+    if (p == NULL || size == 0 || size > ROOM) return;
+    reads(p, size);
+    REQUIRE(written_count < WRITTEN, "more places than this file has room for");
+    written[written_count].p = p, written[written_count++].size = size;
+}
+
+/* From here to finish() the caller's control register is hostile: any rounding, FTZ, DAZ. */
+static void hostile_control(void)
+{
+#if defined(__x86_64__)
+    static const uint32_t table[] = {0x1f80, 0x1f80, 0x9fc0, 0x3f80, 0x5f80, 0x7f80, 0xffc0, 0x1f80};
+    set_control(table[below(8)]);
+    control = get_control(); /* valgrind keeps less */
+#endif
+}
+
+static void finish(int call, const char *name, int accepted, int expected)
+{
+    int i;
+    if ((get_control() & 0xffc0u) != (control & 0xffc0u)) fail("the control register is not restored");
+    set_control(0x1f80u);
+    control = get_control();
+    ASAN_UNPOISON_MEMORY_REGION(w.memory, ROOM);
+    tally[call].name = name;
+    *(accepted ? &tally[call].accepted : &tally[call].refused) += 1;
+    if (expected >= 0 && accepted != expected) {
+        fprintf(stderr, "fuzz: %s was %s\n", name, accepted ? "accepted" : "refused");
+        fail("and should not");
+    }
+    for (i = 0; i < written_count && accepted; ++i)
+        memcpy((unsigned char *)&before + ((unsigned char *)written[i].p - (unsigned char *)&w), written[i].p,
+               written[i].size);
+    if (memcmp(&before, &w, sizeof w) != 0) {
+        fprintf(stderr, "fuzz: %s\n", name);
+        fail(accepted ? "something else was written" : "refused, but something was written");
+    }
+}
+
+static int took(kopt_result r)
+{
+    REQUIRE((unsigned)r < RESULTS, "no such result");
+    REQUIRE(kopt_result_string(r) != NULL, "no sentence");
+    ++results[r];
+    return r == KOPT_OK;
+}
+
+static void announce_step(const kopt_optimizer *o, const kopt_tensor *t, size_t begin, size_t end)
+{
+    const ref_layout l = ref_layout_of(o, t->n);
+    const size_t weight = ref_width(o->weight_format), grad = ref_width(t->grad_format), n = end - begin;
+    unsigned char *state = t->state;
+    int k;
+    if (is_long(t->n)) return;
+    if (state != NULL && t->state_size >= 64) reads(state, 64);
+    if (begin >= end || end > t->n) return;
+    if (t->counts) writes(t->counts, sizeof *t->counts);
+    if (t->weight) reads((unsigned char *)t->weight + begin * weight, n * weight);
+    if (t->weight && !o->moments_only) writes((unsigned char *)t->weight + begin * weight, n * weight);
+    if (t->copy && !o->moments_only)
+        writes((unsigned char *)t->copy + begin * ref_width(t->copy_format), n * ref_width(t->copy_format));
+    if (t->grad) reads((unsigned char *)t->grad + begin * grad, n * grad);
+    if (t->grad && o->zero_grad) writes((unsigned char *)t->grad + begin * grad, n * grad);
+    if (state == NULL || t->state_size < l.size) return;
+    reads(state + l.residual + begin * l.residual_width, n * l.residual_width);
+    for (k = 0; k < ref_moments(o); ++k) {
+        writes(state + l.moment[k] + begin * l.moment_width[k], n * l.moment_width[k]);
+        if (o->moment_format == KOPT_Q8) writes(state + l.scale[k] + begin / 256 * 4, (n + 255) / 256 * 4);
+    }
+    if (o->moments_only) return;
+    writes(state + l.residual + begin * l.residual_width, n * l.residual_width);
+    writes(state + l.slow + begin * l.slow_width, n * l.slow_width);
+    writes(state + l.slow_residual + begin * l.slow_residual_width, n * l.slow_residual_width);
+}
+
+static void force_other(kopt_isa isa)
+{
+    kopt_isa next = KOPT_ISA_SCALAR;
+    if (isa == KOPT_ISA_SCALAR || below(2))
+        next = (kopt_isa)below(KOPT_ISA_COUNT);
+    if (kopt_isa_force(next) != KOPT_OK) kopt_isa_force(KOPT_ISA_SCALAR);
+}
+
+/* One step of one tensor, in slices; StableAdamW measured in other slices before. */
+static void step_sliced(const kopt_step *s, const kopt_tensor *t, size_t low, size_t high, int whole)
+{
+    kopt_tensor scaled = *t;
+    size_t a = low + below((uint32_t)(high - low + 1)), b = a + below((uint32_t)(high - a + 1));
+    if (whole && s->stable && !s->moments_only) {
+        kopt_norm first, second;
+        memset(&first, 0, sizeof first), memset(&second, 0, sizeof second);
+        REQUIRE(kopt_step_measure(s, t, b, high, &second) == KOPT_OK && kopt_step_measure(s, t, low, b, &first) == KOPT_OK &&
+                    kopt_norm_merge(&first, &second) == KOPT_OK, "a slice is not measured");
+        scaled.rate_scale = ref_mul(t->rate_scale, kopt_stable_scale(&first, high - low));
+    }
+    if (s->moment_format == KOPT_Q8) {
+        a = a % 256 ? a - (a - low) % 256 : a, b = b % 256 ? b - (b - low) % 256 : b;
+        if (a > b) a = b;
+    }
+    REQUIRE(kopt_step_range(s, &scaled, b, high) == KOPT_OK && kopt_step_range(s, &scaled, low, a) == KOPT_OK &&
+                kopt_step_range(s, &scaled, a, b) == KOPT_OK, "a slice is refused, but not the whole");
+}
+
+/* w is the result of a step on `count` tensors that share nothing, in [begin, end) if there is one; `start` is how it
+   began. The reference, or another instruction set in slices, must give the same. */
+static void step_again(const kopt_step *s, const kopt_optimizer *o, const kopt_tensor *t, size_t count, size_t begin,
+                       size_t end, int whole)
+{
+    const kopt_isa isa = kopt_isa_current();
+    uint32_t how = below(4);
+    size_t i;
+    if (how == 0) return;
+    memcpy(other.memory, w.memory, ROOM), memcpy(other.counts, w.counts, sizeof w.counts);
+    memcpy(w.memory, start.memory, ROOM), memcpy(w.counts, start.counts, sizeof w.counts);
+    if (how == 1 && whole && o != NULL) {
+        for (i = 0; i < count; ++i) ref_step_tensor(o, &t[i]);
+        REQUIRE(memcmp(other.memory, w.memory, ROOM) == 0, "a step is not the reference's");
+        return;
+    }
+    force_other(isa);
+    for (i = 0; i < count; ++i) step_sliced(s, &t[i], count == 1 ? begin : 0, count == 1 ? end : t[i].n, whole);
+    kopt_isa_force(isa);
+    REQUIRE(memcmp(other.memory, w.memory, ROOM) == 0, "another instruction set, in slices, differs");
+    REQUIRE(memcmp(other.counts, w.counts, sizeof w.counts) == 0, "another instruction set, in slices, counts differently");
+}
+
+static int neighbours_share(const kopt_optimizer *o, const kopt_tensor *a, const kopt_tensor *b)
+{
+    span x[4], y[4];
+    int i, k;
+    spans(o, a, x), spans(o, b, y);
+    for (i = 0; i < 4; ++i)
+        for (k = 0; k < 4; ++k)
+            if ((i < 3 || k < 3 || o->zero_grad) && share(x[i].p, x[i].size, y[k].p, y[k].size)) return 1;
+    return 0;
+}
+
+static void call_optimizer_step(void)
+{
+    size_t count = below(LIST + 1), i, j;
+    int expected = 0, apart = 1, good, k;
+    uint32_t no = below(64);
+    kopt_optimizer o;
+    if (count > TENSORS && byte() & 7) count = 1;
+    for (i = 0; i < count; ++i) w.list[i] = w.t[i < TENSORS && byte() & 15 ? i : below(TENSORS)];
+    memcpy(&start, &w, sizeof w);
+    o = w.opt;
+    if (optimizer_good(&w.opt) && w.opt.step != UINT32_MAX) expected = scalars_good(&w.opt);
+    for (i = 0; i < count && expected; ++i) {
+        if (!tensor_good(&o, &w.list[i], 1) || !block_good(&o, &w.list[i], 0)) expected = 0;
+        for (j = 0; j < i && expected; ++j) {
+            const int share_memory = neighbours_share(&o, &w.list[j], &w.list[i]);
+            if (i == j + 1 && share_memory) expected = 0;
+            if (w.list[i].n && w.list[j].n && ref_layout_of(&o, 9).size && w.list[i].state == w.list[j].state)
+                expected = 0;
+            if (share_memory) apart = 0;
+        }
+    }
+    if (no == 1 || (no == 2 && count)) expected = 0;
+    k = expected;
+    if (!apart && expected) k = -1;
+    prepare();
+    for (i = 0; i < count; ++i) announce_step(&o, &w.list[i], 0, w.list[i].n);
+    for (i = 0; i < count; ++i) /* byte 11 marks the block while a list is checked */
+        if (w.list[i].state && !is_long(w.list[i].n)) reads(w.list[i].state, 12);
+    writes(&w.opt.step, sizeof w.opt.step);
+    hostile_control();
+    good = took(kopt_optimizer_step(no == 1 ? NULL : &w.opt, no == 2 ? NULL : w.list, count));
+    finish(0, "kopt_optimizer_step", good, k);
+    if (!good) return;
+    REQUIRE(w.opt.step == o.step + 1, "the step is not counted once");
+    if (apart) {
+        kopt_step s;
+        kopt_optimizer again = o;
+        REQUIRE(kopt_step_begin(&again, &s) == KOPT_OK, "begin refuses what a step accepts");
+        step_again(&s, &o, w.list, count, 0, count == 1 ? w.list[0].n : 0, 1);
+    }
+}
+
+static void call_step_begin(void)
+{
+    int good, expected = 0;
+    uint32_t no = below(64);
+    kopt_optimizer o = w.opt;
+    if (optimizer_good(&w.opt) && w.opt.step != UINT32_MAX) expected = scalars_good(&w.opt);
+    if (no == 1 || no == 2) expected = 0;
+    prepare();
+    writes(&w.opt.step, sizeof w.opt.step), writes(&w.step, sizeof w.step);
+    hostile_control();
+    good = took(kopt_step_begin(no == 1 ? NULL : &w.opt, no == 2 ? NULL : &w.step));
+    finish(1, "kopt_step_begin", good, expected);
+    if (!good) return;
+    REQUIRE(w.opt.step == o.step + 1 && w.step.step == w.opt.step, "the step is not counted once");
+    step_opt = o, step_is_pure = 1;
+}
+
+static void call_step(int whole)
+{
+    kopt_tensor *t = &w.t[below(TENSORS)];
+    const kopt_optimizer o = formats_of(&w.step);
+    size_t begin = 0, end = t->n;
+    uint32_t no = below(64);
+    int good, expected;
+    if (!whole) begin = below((uint32_t)(is_long(t->n) ? 9 : t->n + 2)), end = begin + below(LONGEST);
+    if (!whole && byte() & 15 && end > t->n) end = t->n;
+    if (!whole && w.step.moment_format == KOPT_Q8 && byte() & 15) begin -= begin % 256, end = end % 3 ? t->n : end / 256 * 256;
+    if (!whole && no == 3) end = SIZE_MAX - begin;
+    expected = step_good(&w.step) && tensor_good(&o, t, 1) && block_good(&o, t, 0) && (whole || range_good(&w.step, t, begin, end));
+    if (no == 1 || no == 2) expected = 0;
+    memcpy(&start, &w, sizeof w);
+    prepare();
+    announce_step(&o, t, begin, end);
+    hostile_control();
+    good = took(whole ? kopt_step_run(no == 1 ? NULL : &w.step, no == 2 ? NULL : t)
+                      : kopt_step_range(no == 1 ? NULL : &w.step, no == 2 ? NULL : t, begin, end));
+    finish(whole ? 2 : 3, whole ? "kopt_step_run" : "kopt_step_range", good, expected);
+    if (good) step_again(&w.step, step_is_pure ? &step_opt : NULL, t, 1, begin, end, whole);
+}
+
+static int same_nan(uint32_t a, uint32_t b)
+{
+    return a == b || (ref_is_nan(KOPT_F32, a) && ref_is_nan(KOPT_F32, b));
+}
+
+/* The weights and residuals of t are those of the fp32 values at `from`. */
+static void require_weights(const kopt_optimizer *o, const kopt_tensor *t, const unsigned char *from)
+{
+    ref_layout l = ref_layout_of(o, t->n);
+    size_t i;
+    for (i = 0; i < t->n; ++i) {
+        ref_element e;
+        uint32_t mask = l.residual_width == 1 ? 0xff : 0xffff, got = ref_get(t->weight, ref_width(o->weight_format), i);
+        ref_write_weight(o, ref_float(ref_get(from, 4, i)), &e);
+        if (o->weight_format == KOPT_F32 ? !same_nan(got, e.weight) : got != e.weight) fail("another weight is written");
+        if (!l.residual_width) continue;
+        if (ref_get((unsigned char *)t->state + l.residual, l.residual_width, i) != (e.residual & mask))
+            fail("another residual is written");
+    }
+}
+
+/* Ranger's slow weights are the weights. */
+static void require_slow(const kopt_optimizer *o, const kopt_tensor *t)
+{
+    const ref_layout l = ref_layout_of(o, t->n);
+    const unsigned char *state = t->state;
+    if (o->rule != KOPT_RANGER) return;
+    if (memcmp(state + l.slow, t->weight, t->n * l.slow_width) != 0 ||
+        memcmp(state + l.slow_residual, state + l.residual, t->n * l.residual_width) != 0)
+        fail("slow weights are not the weights");
+}
+
+/* Moments, and residuals if no weights were written, are zero; the 8-bit code of 0 is 127 where there is a sign. */
+static void require_fresh(const kopt_optimizer *o, const kopt_tensor *t, int residual)
+{
+    const ref_layout l = ref_layout_of(o, t->n);
+    const unsigned char *state = t->state;
+    size_t i;
+    int k;
+    for (i = 0; residual && i < t->n * l.residual_width; ++i) REQUIRE(state[l.residual + i] == 0, "a fresh residual");
+    for (k = 0; k < ref_moments(o); ++k) {
+        const int square = k == 1 || (k == 2 && o->rule == KOPT_ADAM), code = o->moment_format == KOPT_Q8 && !square ? 127 : 0;
+        for (i = 0; i < t->n * l.moment_width[k]; ++i) REQUIRE(state[l.moment[k] + i] == code, "a fresh moment is not 0");
+        for (i = 0; code && i < (t->n + 255) / 256 * 4; ++i) REQUIRE(state[l.scale[k] + i] == 0, "a fresh scale is not 0");
+    }
+}
+
+static void call_init(void)
+{
+    kopt_tensor *t = &w.t[below(TENSORS)];
+    unsigned char *from = below(4) == 3 ? NULL : w.memory + below(ROOM);
+    uint32_t no = below(64);
+    size_t size = is_long(t->n) ? 0 : 4 * t->n;
+    int expected, good;
+    span s[4];
+    from = fit(from, size);
+    spans(&w.opt, t, s);
+    expected = optimizer_good(&w.opt) && tensor_good(&w.opt, t, 0) && !share(from, size, s[0].p, s[0].size) &&
+               !share(from, size, s[1].p, s[1].size);
+    if (no == 1 || no == 2) expected = 0;
+    prepare();
+    if (from) reads(from, size), writes(s[0].p, s[0].size);
+    if (t->state_size >= s[1].size) writes(s[1].p, s[1].size);
+    hostile_control();
+    good = took(kopt_state_init(no == 1 ? NULL : &w.opt, no == 2 ? NULL : t, (const float *)(const void *)from));
+    finish(4, "kopt_state_init", good, expected);
+    if (!good || t->n == 0) return;
+    REQUIRE(block_good(&w.opt, t, 0), "the header is not the documented one");
+    if (from) require_weights(&w.opt, t, from);
+    require_slow(&w.opt, t);
+    require_fresh(&w.opt, t, from == NULL);
+}
+
+/* Moment k of t is that of the fp32 values at `fp32`, as it was written or read. */
+static void require_moments(const kopt_optimizer *o, const kopt_tensor *t, int k, const unsigned char *fp32, int reading)
+{
+    const ref_layout l = ref_layout_of(o, t->n);
+    const unsigned char *state = t->state;
+    const int square = k == 1 || (k == 2 && o->rule == KOPT_ADAM);
+    uint32_t value[256], none[256] = {0}, want;
+    unsigned char code[256], scale[4];
+    size_t i, j;
+    for (i = 0; i < t->n; ++i) {
+        uint32_t x = ref_get(fp32, 4, i), stored = ref_get(state + l.moment[k], l.moment_width[k], i);
+        if (o->moment_format == KOPT_Q8 && reading) {
+            want = ref_bits(ref_mul(ref_code((int)stored, square), ref_float(ref_get(state + l.scale[k], 4, i / 256))));
+            REQUIRE(same_nan(x, want), "another value is read");
+        } else if (o->moment_format == KOPT_Q8) {
+            size_t n = t->n - i < 256 ? t->n - i : 256;
+            if (i % 256 != 0) continue;
+            for (j = 0; j < n; ++j) value[j] = ref_get(fp32, 4, i + j);
+            ref_quantise(code, scale, value, n, square, 0, none);
+            REQUIRE(!memcmp(code, state + l.moment[k] + i, n) && !memcmp(scale, state + l.scale[k] + i / 256 * 4, 4),
+                    "another block is written");
+        } else if (reading) {
+            REQUIRE(same_nan(x, ref_bits(ref_read_moment(o, k, stored))), "another value is read");
+        } else {
+            want = ref_write_moment(o, k, ref_float(x));
+            REQUIRE(o->moment_format == KOPT_F32 ? same_nan(stored, want) : stored == want, "another moment is written");
+        }
+    }
+}
+
+static void call_read_write(int reading)
+{
+    kopt_tensor *t = &w.t[below(TENSORS)];
+    const ref_layout l = ref_layout_of(&w.opt, t->n);
+    const kopt_stream what = (kopt_stream)(byte() & 31 ? (int)below(3) : any_enum());
+    const size_t size = is_long(t->n) ? 0 : 4 * t->n, weight = ref_width(w.opt.weight_format);
+    const int k = (int)what - KOPT_FIRST_MOMENT;
+    unsigned char *fp32 = fit(w.memory + below(ROOM), size), *state = t->state;
+    uint32_t no = below(64);
+    int good, expected;
+    size_t i;
+    span s[4];
+    spans(&w.opt, t, s);
+    expected = optimizer_good(&w.opt) && tensor_good(&w.opt, t, 0) && block_good(&w.opt, t, 0) &&
+               in_enum((int)what, ref_moments(&w.opt)) && !share(fp32, size, s[0].p, s[0].size) &&
+               !share(fp32, size, s[1].p, s[1].size);
+    if (no == 1 || no == 2 || (no == 3 && t->n)) expected = 0;
+    prepare();
+    if (state != NULL && t->state_size >= 64) reads(state, 64);
+    if (expected) {
+        reads(s[0].p, s[0].size), reads(s[1].p, s[1].size), reads(fp32, size);
+        if (reading) writes(fp32, size);
+        if (!reading && what == KOPT_WEIGHT) {
+            writes(s[0].p, s[0].size);
+            if (l.size) writes(state + l.residual, t->n * l.residual_width), writes(state + l.slow, t->n * l.slow_width);
+            if (l.size) writes(state + l.slow_residual, t->n * l.slow_residual_width);
+        } else if (!reading) {
+            writes(state + l.moment[k], t->n * l.moment_width[k]);
+            if (w.opt.moment_format == KOPT_Q8) writes(state + l.scale[k], (t->n + 255) / 256 * 4);
+        }
+    }
+    hostile_control();
+    good = took(reading ? kopt_state_read(no == 1 ? NULL : &w.opt, no == 2 ? NULL : t, what,
+                                          no == 3 ? NULL : (float *)(void *)fp32)
+                        : kopt_state_write(no == 1 ? NULL : &w.opt, no == 2 ? NULL : t, what,
+                                           no == 3 ? NULL : (const float *)(const void *)fp32));
+    finish(reading ? 5 : 6, reading ? "kopt_state_read" : "kopt_state_write", good, expected);
+    if (!good || t->n == 0) return;
+    if (what != KOPT_WEIGHT) {
+        require_moments(&w.opt, t, k, fp32, reading);
+    } else if (!reading) {
+        require_weights(&w.opt, t, fp32);
+        require_slow(&w.opt, t);
+    } else {
+        for (i = 0; i < t->n; ++i) {
+            ref_element e;
+            e.weight = ref_get(t->weight, weight, i), e.residual = 0;
+            if (l.residual_width) e.residual = ref_get(state + l.residual, l.residual_width, i);
+            REQUIRE(same_nan(ref_get(fp32, 4, i), ref_bits(ref_read_weight(&w.opt, &e))), "another weight is read");
+        }
+    }
+}
+
+static int open_expected(const kopt_optimizer *o, const kopt_tensor *t)
+{
+    size_t total;
+    if (!optimizer_good(o) || !tensor_good(o, t, 0) || !block_good(o, t, 1)) return 0;
+    total = t->n ? ref_layout_of(o, t->n).size : 0;
+    return total == 0 || checksum(t->state, total) == little((unsigned char *)t->state + 44, 4);
+}
+
+static void call_seal_open(int opening)
+{
+    kopt_tensor *t = &w.t[below(TENSORS)];
+    uint32_t no = below(64);
+    size_t total = t->n && !is_long(t->n) ? ref_layout_of(&w.opt, t->n).size : 0;
+    unsigned char *h = t->state;
+    int good, expected;
+    kopt_optimizer o = w.opt;
+    if (opening)
+        expected = open_expected(&w.opt, t);
+    else
+        expected = optimizer_good(&w.opt) && tensor_good(&w.opt, t, 0) && block_good(&w.opt, t, 0);
+    if (no == 1 || no == 2) expected = 0;
+    prepare();
+    if (t->state_size >= total) writes(h, total);
+    if (opening) writes(&w.opt.step, sizeof w.opt.step), writes(&w.opt.seed, sizeof w.opt.seed);
+    hostile_control();
+    good = took(opening ? kopt_state_open(no == 1 ? NULL : &w.opt, no == 2 ? NULL : t)
+                        : kopt_state_seal(no == 1 ? NULL : &w.opt, no == 2 ? NULL : t));
+    finish(opening ? 8 : 7, opening ? "kopt_state_open" : "kopt_state_seal", good, expected);
+    if (!good || total == 0) return;
+    if (opening) {
+        REQUIRE(w.opt.step == little(h + 40, 4) && w.opt.seed == little(h + 32, 8), "step and seed are not restored");
+    } else {
+        REQUIRE(little(h + 40, 4) == o.step && little(h + 32, 8) == o.seed, "step and seed are not sealed");
+        REQUIRE(checksum(h, total) == little(h + 44, 4), "the checksum is not the documented one");
+    }
+    REQUIRE(block_good(&w.opt, t, !opening), "the header is not the documented one");
+}
+
+/* One tensor is sealed, damaged in one bit (that must be refused), moved, opened by a new optimizer and stepped. */
+static void call_resume(void)
+{
+    kopt_tensor *t = &w.t[below(TENSORS)];
+    kopt_optimizer o = w.opt;
+    size_t total, i;
+    unsigned char *place, *block = t->state;
+    if (!optimizer_good(&o) || o.step == UINT32_MAX || scalars_good(&o) != 1 || !tensor_good(&o, t, 1)) return;
+    total = t->n ? ref_layout_of(&o, t->n).size : 0;
+    if (total == 0 || !block_good(&o, t, 0)) return;
+    memcpy(&start, &w, sizeof w);
+    if (kopt_optimizer_step(&w.opt, t, 1) != KOPT_OK) return;
+    memcpy(&other, &w, sizeof w);
+    memcpy(&w, &start, sizeof w);
+    REQUIRE(kopt_state_seal(&w.opt, t) == KOPT_OK, "seal refuses what a step accepts");
+    i = below(2) ? below(64) : below((uint32_t)total);
+    block[i] ^= (unsigned char)(1u << below(8));
+    REQUIRE(kopt_state_open(&w.opt, t) != KOPT_OK, "one damaged bit is not seen");
+    memcpy(&w, &start, sizeof w);
+    kopt_state_seal(&w.opt, t);
+    place = fit(w.memory + below(ROOM), total);
+    for (i = 0; i < 4; ++i) { /* onto free memory only */
+        span s[4];
+        spans(&o, t, s);
+        if (share(place, total, s[i].p, s[i].size)) place = block;
+    }
+    memmove(place, block, total);
+    if (place != block) memset(block, 0xee, total);
+    t->state = place, t->state_size = total;
+    w.opt.step = word(), w.opt.seed = word();
+    REQUIRE(kopt_state_open(&w.opt, t) == KOPT_OK, "what was sealed is not opened");
+    REQUIRE(w.opt.step == o.step && w.opt.seed == o.seed, "step and seed are not restored");
+    REQUIRE(kopt_optimizer_step(&w.opt, t, 1) == KOPT_OK, "what was opened is not stepped");
+    if (memcmp(place + 64, other.memory + (block - w.memory) + 64, total - 64) != 0) fail("resumed, the state differs");
+    i = (size_t)((unsigned char *)t->weight - w.memory);
+    if (memcmp(w.memory + i, other.memory + i, t->n * ref_width(o.weight_format)) != 0)
+        fail("resumed, the weights differ");
+    tally[9].name = "sealed, moved, opened, stepped", ++tally[9].accepted, ++tally[9].refused;
+}
+
+static void call_convert(void)
+{
+    kopt_format to = (kopt_format)(byte() & 31 ? (int)below(3) : any_enum());
+    kopt_format from = (kopt_format)(byte() & 31 ? (int)below(3) : any_enum());
+    int stochastic = (int)below(2), good, expected;
+    size_t n = byte() & 31 ? a_length() : SIZE_MAX / 32 + below(2) * (SIZE_MAX / 2), i;
+    size_t room = is_long(n) ? 0 : 4 * n, to_size, from_size;
+    unsigned char *dst = byte() & 31 ? fit(w.memory + below(ROOM), room) : NULL;
+    unsigned char *src = byte() & 31 ? fit(w.memory + below(ROOM), room) : NULL;
+    uint64_t seed = word(), first = an_index();
+    uint32_t step = word(), id = byte();
+    to_size = is_long(n) ? 0 : n * ref_width(to), from_size = is_long(n) ? 0 : n * ref_width(from);
+    expected = in_enum((int)to, KOPT_FP16) && in_enum((int)from, KOPT_FP16) && !is_long(n) &&
+               (!stochastic || first >> 63 == 0) &&
+               (n == 0 || (dst != NULL && src != NULL && !share(dst, to_size, src, from_size)));
+    prepare();
+    reads(src, from_size), writes(dst, to_size);
+    hostile_control();
+    good = took(stochastic ? kopt_convert_stochastic(dst, to, src, from, n, seed, step, id, first)
+                           : kopt_convert(dst, to, src, from, n));
+    finish(10, "kopt_convert", good, expected);
+    for (i = 0; i < n && good; ++i) {
+        uint32_t x = ref_widen(from, ref_get(src, ref_width(from), i)), y = ref_get(dst, ref_width(to), i), want;
+        want = ref_narrow(to, x);
+        if (stochastic && to != KOPT_F32) want = ref_stochastic(to, x, ref_random(seed, step, id, 1, first + i));
+        if (y != want && !(ref_is_nan(to, y) && ref_is_nan(to, want))) fail("a conversion is not the reference's");
+    }
+}
+
+static void call_all_finite(void)
+{
+    kopt_format f = (kopt_format)(byte() & 15 ? (int)below(3) : any_enum());
+    size_t n = byte() & 31 ? a_length() : SIZE_MAX / 4, size = is_long(n) ? 0 : n * ref_width(f), i;
+    const unsigned char *p = byte() & 31 ? fit(w.memory + below(ROOM), 4 * (is_long(n) ? 0 : n)) : NULL;
+    int good, expected = in_enum((int)f, KOPT_FP16) && !is_long(n) && (p != NULL || n == 0);
+    for (i = 0; i < n && expected; ++i) expected = ref_is_finite(f, ref_get(p, ref_width(f), i));
+    prepare();
+    reads(p, size);
+    hostile_control();
+    good = kopt_all_finite(p, f, n);
+    finish(11, "kopt_all_finite", good, expected);
+}
+
+/* Some memory as an array, mostly a good one. */
+static kopt_format any_format(void) { return (kopt_format)(byte() & 31 ? (int)below(3) : any_enum()); }
+static size_t any_length(void) { return byte() & 31 ? a_length() : SIZE_MAX / 32 + below(3) * (SIZE_MAX / 4); }
+
+static unsigned char *any_array(size_t n)
+{
+    return byte() & 31 ? fit(w.memory + below(ROOM), is_long(n) ? 0 : 4 * n) : NULL;
+}
+
+/* A kopt_norm: one of two, or on top of other memory, but where a struct can be. */
+static kopt_norm *any_norm(void)
+{
+    uint32_t k = below(16);
+    unsigned char *p = w.memory + below(ROOM - sizeof(kopt_norm) - 8);
+    if (k == 0) return NULL;
+    if (k == 1) return (kopt_norm *)(void *)(p + (8 - (uintptr_t)p % 8));
+    return &w.norm[k & 1];
+}
+
+/* The sum of what another instruction set finds in two parts is the same. */
+static void call_norm_add(void)
+{
+    const kopt_format f = any_format();
+    const size_t n = any_length(), width = ref_width(f), size = is_long(n) ? 0 : n * width;
+    unsigned char *p = any_array(n);
+    kopt_norm *norm = any_norm(), sum, part, first, zero;
+    const kopt_isa isa = kopt_isa_current();
+    int good, expected = in_enum((int)f, KOPT_FP16) && !is_long(n) && (p != NULL || n == 0) && norm != NULL &&
+                         !share(norm, sizeof *norm, p, size);
+    size_t cut;
+    if (norm) memcpy(&first, norm, sizeof first);
+    prepare();
+    reads(p, size), writes(norm, sizeof *norm);
+    hostile_control();
+    good = took(kopt_norm_add(norm, p, f, n));
+    finish(13, "kopt_norm_add", good, expected);
+    if (!good) return;
+    force_other(isa);
+    memset(&zero, 0, sizeof zero), memcpy(&sum, &zero, sizeof sum), memcpy(&part, &zero, sizeof part);
+    cut = below((uint32_t)n + 1);
+    REQUIRE(kopt_norm_add(&sum, p + cut * width, f, n - cut) == KOPT_OK && kopt_norm_add(&part, p, f, cut) == KOPT_OK &&
+                kopt_norm_merge(&sum, &part) == KOPT_OK && kopt_norm_merge(&sum, &first) == KOPT_OK &&
+                kopt_norm_merge(norm, &zero) == KOPT_OK, "a part of an array has no norm");
+    REQUIRE(!memcmp(&sum, norm, sizeof sum), "the norm of two parts is another");
+    kopt_isa_force(isa);
+}
+
+static void call_norms(void)
+{
+    kopt_norm *norm = any_norm(), *from = any_norm();
+    const double limit = any_double(), scale = any_double();
+    size_t count = below(TENSORS + 1), i;
+    double value[2], clip[2];
+    float stable[2];
+    int good, expected = norm != NULL;
+    if (below(4) == 0 && norm) /* any bits at all */
+        for (i = 0; i < sizeof *norm; i += 7) ((unsigned char *)norm)[i] = (unsigned char)byte();
+    for (i = 0; i < count; ++i) {
+        const kopt_tensor *t = &w.t[i];
+        w.list[i] = *t;
+        if (!in_enum((int)t->grad_format, KOPT_FP16) || is_long(t->n) || (t->grad == NULL && t->n)) expected = 0;
+        if (expected && share(norm, sizeof *norm, t->grad, t->n * ref_width(t->grad_format))) expected = 0;
+    }
+    prepare();
+    for (i = 0; i < count; ++i)
+        if (!is_long(w.list[i].n)) reads(w.list[i].grad, w.list[i].n * ref_width(w.list[i].grad_format));
+    writes(norm, sizeof *norm);
+    hostile_control();
+    good = took(kopt_norm_add_grads(norm, w.list, count));
+    finish(14, "kopt_norm_add_grads", good, expected);
+    if (norm != NULL && from != NULL && norm != from && share(norm, sizeof *norm, from, sizeof *from)) from = norm;
+    prepare();
+    reads(from, sizeof *from), writes(norm, sizeof *norm);
+    hostile_control();
+    good = took(kopt_norm_merge(norm, from));
+    finish(15, "kopt_norm_merge", good, norm != NULL && from != NULL);
+    for (i = 0; i < 2; ++i) {
+        prepare();
+        reads(norm, sizeof *norm);
+        if (i == 1) hostile_control();
+        value[i] = kopt_norm_value(norm), clip[i] = kopt_norm_clip(norm, limit, scale);
+        stable[i] = kopt_stable_scale(norm, (uint64_t)count << (8 * count));
+        finish(16, "kopt_norm_value and its like", 1, -1);
+    }
+    tally[16].refused++;
+    REQUIRE(!memcmp(&value[0], &value[1], sizeof *value) && !memcmp(&clip[0], &clip[1], sizeof *clip) &&
+                !memcmp(&stable[0], &stable[1], sizeof *stable), "the caller's control register changes a norm");
+    REQUIRE(value[0] >= 0 && clip[0] >= 0 && clip[0] <= 1 && stable[0] >= 0 && stable[0] <= 1, "a norm is impossible");
+}
+
+static void call_measure(void)
+{
+    const kopt_tensor *t = &w.t[below(TENSORS)];
+    const kopt_optimizer o = formats_of(&w.step);
+    const size_t begin = below((uint32_t)(is_long(t->n) ? 9 : t->n + 2)), size = byte() & 15 ? below(300) : SIZE_MAX - 600;
+    const size_t end = begin + size > t->n && byte() & 15 ? t->n : begin + size;
+    const ref_layout l = ref_layout_of(&o, t->n);
+    kopt_norm *norm = any_norm();
+    int good, expected = step_good(&w.step) && w.step.stable && tensor_good(&o, t, 1) && block_good(&o, t, 0) &&
+                         norm != NULL && begin <= end && end <= t->n;
+    span s[4];
+    int i;
+    spans(&o, t, s);
+    for (i = 0; i < 4 && expected && t->n; ++i) expected = !share(norm, sizeof *norm, s[i].p, s[i].size);
+    prepare();
+    if (t->state && t->state_size >= 64) reads(t->state, 64);
+    if (expected && end > begin) {
+        unsigned char *state = t->state;
+        const size_t n = end - begin, weight = ref_width(o.weight_format), grad = ref_width(t->grad_format);
+        reads((unsigned char *)t->weight + begin * weight, n * weight), reads((unsigned char *)t->grad + begin * grad, n * grad);
+        reads(state + l.residual + begin * l.residual_width, n * l.residual_width);
+        for (i = 0; i < 2; ++i) reads(state + l.moment[i] + begin * l.moment_width[i], n * l.moment_width[i]);
+        if (o.moment_format == KOPT_Q8) reads(state + l.scale[1], (t->n + 255) / 256 * 4);
+    }
+    writes(norm, sizeof *norm);
+    hostile_control();
+    good = took(kopt_step_measure(&w.step, t, begin, end, norm));
+    finish(17, "kopt_step_measure", good, expected);
+}
+
+/* No magnitude above the largest number of the format that is not above the limit; nothing else changes. */
+static void call_clip_value(void)
+{
+    const kopt_format f = any_format();
+    const size_t n = any_length(), width = ref_width(f), size = is_long(n) ? 0 : n * width;
+    const double limit = any_double();
+    unsigned char *p = any_array(n);
+    int good, expected = in_enum((int)f, KOPT_FP16) && !is_long(n) && (p != NULL || n == 0) && within(limit, 0, 1.7976931348623157e308);
+    size_t i;
+    memcpy(&start, &w, sizeof w);
+    prepare();
+    writes(p, size);
+    hostile_control();
+    good = took(kopt_clip_value(p, f, n, limit));
+    finish(18, "kopt_clip_value", good, expected);
+    for (i = 0; i < n && good; ++i) {
+        const uint32_t sign = f == KOPT_F32 ? 0x80000000u : 0x8000u, x = ref_get(start.memory + (p - w.memory), width, i);
+        const uint32_t y = ref_get(p, width, i), mag = y & (sign - 1);
+        if (ref_is_nan(f, x) || (double)ref_float(ref_widen(f, x & (sign - 1))) <= limit) {
+            REQUIRE(x == y, "clipped for no reason");
+        } else {
+            REQUIRE((x & sign) == (y & sign) && (double)ref_float(ref_widen(f, mag)) <= limit, "not clipped");
+            REQUIRE(!((double)ref_float(ref_widen(f, mag + 1)) <= limit), "clipped too much");
+        }
+    }
+}
+
+static void call_the_rest(void)
+{
+    kopt_isa isa = (kopt_isa)any_enum();
+    size_t n = byte() & 15 ? a_length() : SIZE_MAX / 32 + below(3) * (SIZE_MAX / 4), want = 0, size;
+    uint64_t seed = word(), index = an_index();
+    uint32_t id = word(), stream = below(16), step = word();
+    int usable;
+    if (optimizer_good(&w.opt) && !is_long(n)) want = ref_layout_of(&w.opt, n).size;
+    prepare();
+    hostile_control();
+    size = kopt_state_size(&w.opt, n);
+    REQUIRE(kopt_state_size(NULL, n) == 0, "the state of no optimizer has a size");
+    REQUIRE(kopt_result_string((kopt_result)isa) != NULL && kopt_isa_name(isa) != NULL, "no name");
+    usable = kopt_isa_usable(isa);
+    finish(12, "kopt_state_size", size != 0, want != 0);
+    REQUIRE(size == want, "another size of the state");
+    if ((unsigned)isa >= (unsigned)KOPT_ISA_COUNT) REQUIRE(!usable, "an instruction set that does not exist is usable");
+    if (isa != KOPT_ISA_COUNT) REQUIRE(took(kopt_isa_force(isa)) == usable, "force and usable disagree");
+    REQUIRE(kopt_random(seed, step, id, stream, index) == ref_random(seed, step, id, stream, index), "another random");
+}
+
+/* ---- One input -------------------------------------------------------------------------------------------------- */
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
+{
+    static const unsigned char calls[] = {0, 0, 0, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 17, 18};
+    int i, turn, k;
+    input = bytes, input_left = size;
+    control = get_control();
+    memset(&w, 0, sizeof w - sizeof w.memory);
+    memset(&step_opt, 0, sizeof step_opt);
+    cursor = 0, step_is_pure = 0;
+    fill_memory();
+    make_optimizer();
+    for (i = 0; i < TENSORS; ++i) make_tensor(&w.t[i]);
+    if (kopt_isa_force((kopt_isa)below(KOPT_ISA_COUNT)) != KOPT_OK) kopt_isa_force(KOPT_ISA_COUNT);
+    if (byte() & 15) /* mostly, the tensors are ready */
+        for (i = 0; i < TENSORS; ++i) kopt_state_init(&w.opt, &w.t[i], NULL);
+    if (byte() & 3) call_step_begin();
+    for (turn = 0; turn < 24 && input_left != 0; ++turn) {
+        uint32_t change = byte();
+        if (change < 20) change_optimizer();
+        if (change >= 20 && change < 48) change_tensor(&w.t[below(TENSORS)]);
+        if (change >= 48 && change < 54) change_step();
+        if (change >= 54 && change < 60) w.memory[below(ROOM)] ^= (unsigned char)byte();
+        if (change >= 60 && change < 70) { /* a bit of a header */
+            unsigned char *h = w.t[below(TENSORS)].state;
+            if (h != NULL && h + 64 <= w.memory + ROOM) h[below(64)] ^= (unsigned char)(1u << below(8));
+        }
+        if (change == 70) make_optimizer();
+        if (change == 71) make_tensor(&w.t[below(TENSORS)]);
+        if (change == 72) fill_memory();
+        k = calls[below(sizeof calls)];
+        if (k == 0) call_optimizer_step();
+        if (k == 1) call_step_begin();
+        if (k == 2 || k == 3) call_step(k == 2);
+        if (k == 4) call_init();
+        if (k == 5 || k == 6) call_read_write(k == 5);
+        if (k == 7 || k == 8) call_seal_open(k == 8);
+        if (k == 9) call_resume();
+        if (k == 10) call_convert();
+        if (k == 11) call_all_finite();
+        if (k == 12) call_the_rest();
+        if (k == 13) call_norm_add();
+        if (k == 14) call_norms();
+        if (k == 17) call_measure();
+        if (k == 18) call_clip_value();
+    }
+    kopt_isa_force(KOPT_ISA_COUNT);
+    return 0;
+}
+
+#ifdef FUZZ_STANDALONE
+int main(int count, char **arguments)
+{
+    static uint8_t bytes[4096];
+    long runs = count > 1 ? strtol(arguments[1], NULL, 10) : 20000, run;
+    uint64_t seed = count > 2 ? (uint64_t)strtol(arguments[2], NULL, 10) : 1;
+    int i, missing = 0;
+    if (count == 2 && runs == 0) {
+        FILE *file = fopen(arguments[1], "rb");
+        if (file == NULL) return 2;
+        LLVMFuzzerTestOneInput(bytes, fread(bytes, 1, sizeof bytes, file));
+        fclose(file);
+        return 0;
+    }
+    for (run = 0; run < runs; ++run) {
+        size_t size, k;
+        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        size = 40 + (size_t)(seed >> 40) % 600;
+        for (k = 0; k < size; ++k) {
+            seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+            bytes[k] = (uint8_t)(seed >> 56);
+        }
+        LLVMFuzzerTestOneInput(bytes, size);
+    }
+    ok(1, "%ld hostile inputs", runs);
+    for (i = 0; i < CALLS; ++i)
+        if (tally[i].name != NULL)
+            ok(tally[i].accepted && tally[i].refused, "%s: %u times accepted, %u times refused", tally[i].name,
+               (unsigned)tally[i].accepted, (unsigned)tally[i].refused);
+    for (i = 0; i < RESULTS; ++i)
+        if (results[i] == 0) note("never: %s", kopt_result_string((kopt_result)i)), ++missing;
+    ok(missing == 0, "every result occurred");
+    return done();
+}
+#endif

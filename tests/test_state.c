@@ -1,0 +1,264 @@
+/* test_state.c - what writing and reading of state stores, subnormals included; fp32 arrays at any address; lists whose
+   tensors share memory; blocks that do not exist; memory that never was a step. */
+#define KAHAN_OPT_IMPLEMENTATION
+#include "../kahan_opt.h"
+
+#include "tap.h"
+#include "reference.h"
+
+enum { N = 600 };
+static kopt_optimizer opt;
+static kopt_tensor t;
+static unsigned char weight[4 * N], weight_before[4 * N], state[64 + 10 * N], state_before[64 + 10 * N];
+static unsigned char values[4 * N + 1], result[4 * N + 1]; /* fp32, at an odd address */
+
+/* ---- Writing and reading: docs/numerics.md section 8b ----------------------------------------------------------- */
+
+/* Ends, ties and specials of all formats and everything below the normal range; then numbers of any exponent. */
+static uint32_t input(size_t i)
+{
+    static const uint32_t table[] = {
+        0x00000000, 0x80000000, 0x00000001, 0x80000001, 0x00007fff, 0x00008000, 0x00008001, 0x00018000, 0x007fffff,
+        0x00800000, 0x80800000, 0x00ffffff, 0x7f7fffff, 0x7f7f7fff, 0x7f7f8000, 0x7f800000, 0xff800000, 0x7fc00000,
+        0xffc12345, 0x3f808000, 0x3f818000, 0x3f807fff, 0xbf808000, 0x477fefff, 0x477ff000, 0x47800000, 0x3f801000,
+        0x3f803000, 0x38800000, 0x387fffff, 0x33800000, 0x33000000, 0x33000001, 0x2b800000, 0x2b000000, 0x0b800000,
+        0x00400000, 0x80012345, 0x3f8000ff, 0x3f800080, 0x3f807f80,
+    };
+    if (i < sizeof table / sizeof *table) return table[i];
+    return (uint32_t)(i * 2654435761u) ^ (uint32_t)(i << 7);
+}
+
+static uint32_t same_nan(uint32_t u) { return ref_is_nan(KOPT_F32, u) ? 0x7fc00000 : u; }
+
+static int writing_differs(int what)
+{
+    ref_layout l = ref_layout_of(&opt, N);
+    size_t i, moment = ref_width(opt.moment_format), width = ref_width(opt.weight_format);
+    int bad = 0, k = what - KOPT_FIRST_MOMENT;
+    for (i = 0; i < N; ++i) ref_set(values + 1, 4, i, what == KOPT_SECOND_MOMENT ? input(i) & 0x7fffffff : input(i));
+    bad += kopt_state_write(&opt, &t, (kopt_stream)what, (const float *)(const void *)(values + 1)) != KOPT_OK;
+    bad += kopt_state_read(&opt, &t, (kopt_stream)what, (float *)(void *)(result + 1)) != KOPT_OK;
+    for (i = 0; i < N; ++i) {
+        float x = ref_float(ref_get(values + 1, 4, i)), y = ref_float(ref_get(result + 1, 4, i)), read;
+        if (what == KOPT_WEIGHT) {
+            ref_element want, got;
+            uint32_t mask = l.residual_width == 1 ? 0xff : 0xffff;
+            ref_write_weight(&opt, x, &want);
+            got.weight = ref_get(weight, width, i);
+            got.residual = l.residual_width ? ref_get(state + l.residual, l.residual_width, i) : 0;
+            if (opt.weight_format == KOPT_F32) want.weight = same_nan(want.weight), got.weight = same_nan(got.weight);
+            bad += got.weight != want.weight || got.residual != (want.residual & mask);
+            read = ref_read_weight(&opt, &got);
+        } else {
+            uint32_t want = ref_write_moment(&opt, k, x), got = ref_get(state + l.moment[k], moment, i);
+            if (opt.moment_format == KOPT_F32) want = same_nan(want), got = same_nan(got);
+            bad += got != want;
+            read = ref_read_moment(&opt, k, got);
+        }
+        bad += same_nan(ref_bits(y)) != same_nan(ref_bits(read));
+    }
+    return bad;
+}
+
+static void check_writing(void)
+{
+    static const char *const name[] = {"fp32", "bf16", "fp16"};
+    int format, rounding, what;
+    for (format = KOPT_F32; format <= KOPT_FP16; ++format) {
+        int bad[3] = {0, 0, 0}, init = 0;
+        for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
+            size_t i;
+            opt = kopt_adamw(1e-3);
+            opt.weight_format = opt.moment_format = (kopt_format)format, opt.rounding = (kopt_rounding)rounding;
+            t = kopt_tensor_of(weight, NULL, KOPT_BF16, N, state, sizeof state);
+            for (i = 0; i < N; ++i) ref_set(values + 1, 4, i, input(i));
+            init += kopt_state_init(&opt, &t, (const float *)(const void *)(values + 1)) != KOPT_OK;
+            memcpy(state_before, state, sizeof state), memcpy(weight_before, weight, sizeof weight);
+            bad[KOPT_WEIGHT] += writing_differs(KOPT_WEIGHT);
+            init += memcmp(state_before, state, sizeof state) || memcmp(weight_before, weight, sizeof weight);
+            for (what = KOPT_FIRST_MOMENT; what <= KOPT_SECOND_MOMENT; ++what) bad[what] += writing_differs(what);
+        }
+        ok(!bad[0] && !bad[1] && !bad[2] && !init,
+           "%s written and read, subnormals kept: weights %d, first moments %d, second moments %d differ; init %d",
+           name[format], bad[0], bad[1], bad[2], init);
+    }
+}
+
+/* A step makes +0 of what was written below 2^-126, though its gradient is zero. */
+static void check_flushing(void)
+{
+    static uint16_t grad[N];
+    int rounding, bad = 0, kept = 0;
+    for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
+        size_t i;
+        opt = kopt_sgd(0.5, 0.9), opt.rounding = (kopt_rounding)rounding, opt.moment_rounding = KOPT_NEAREST;
+        t = kopt_tensor_of(weight, grad, KOPT_BF16, N, state, sizeof state);
+        for (i = 0; i < N; ++i) ref_set(values + 1, 4, i, (uint32_t)(i * 13007 & 0x7fffff) | (uint32_t)(i & 1) << 31);
+        kopt_state_init(&opt, &t, (const float *)(const void *)(values + 1));
+        for (i = 0; i < N; ++i) kept += ref_get(weight, 2, i) != 0;
+        opt.step = 1;
+        bad += kopt_optimizer_step(&opt, &t, 1) != KOPT_OK;
+        for (i = 0; i < N; ++i) bad += ref_get(weight, 2, i) != 0 && !(ref_get(weight, 2, i) & 0x7f80);
+    }
+    ok(!bad && kept > 4 * N, "%d written subnormals are kept until a step flushes them: %d are not", kept, bad);
+}
+
+/* ---- Lists ------------------------------------------------------------------------------------------------------ */
+
+enum { LIST = 5, SMALL = 40 };
+typedef struct model {
+    kopt_optimizer opt;
+    kopt_tensor list[LIST];
+    uint16_t weight[LIST][SMALL], grad[LIST][SMALL], copy[LIST][SMALL];
+    unsigned char state[LIST][64 + 8 * SMALL];
+} model;
+static model m, before;
+
+static void build(kopt_rounding rounding, int moments)
+{
+    int i, k;
+    memset(&m, 0, sizeof m);
+    m.opt = moments == 2 ? kopt_adamw(0.01) : kopt_sgd(0.01, 0);
+    m.opt.rounding = rounding;
+    for (i = 0; i < LIST; ++i) {
+        m.list[i] = kopt_tensor_of(m.weight[i], m.grad[i], KOPT_BF16, SMALL, m.state[i], sizeof m.state[i]);
+        m.list[i].id = (uint32_t)i;
+        for (k = 0; k < SMALL; ++k) m.weight[i][k] = 0x3f80, m.grad[i][k] = 0x3f81;
+        kopt_state_init(&m.opt, &m.list[i], NULL);
+    }
+}
+
+static void list_is(kopt_result want, const char *what)
+{
+    kopt_result got;
+    int same;
+    memcpy(&before, &m, sizeof m);
+    got = kopt_optimizer_step(&m.opt, m.list, LIST);
+    same = !memcmp(&before, &m, sizeof m);
+    if (!ok(got == want && same == (want != KOPT_OK), "list: %s", what))
+        note("%s%s", kopt_result_string(got), same ? ", and nothing was written" : ", and something was written");
+}
+
+static void check_lists(void)
+{
+    kopt_tensor two;
+    int i;
+    build(KOPT_KAHAN, 2);
+    list_is(KOPT_OK, "five tensors");
+    list_is(KOPT_OK, "five tensors again (no mark is left in a block)");
+    m.list[4] = m.list[3];
+    list_is(KOPT_ERROR_OVERLAP, "one tensor twice, neighbours");
+    build(KOPT_KAHAN, 2);
+    m.list[4] = m.list[0];
+    list_is(KOPT_ERROR_OVERLAP, "one tensor twice, far apart");
+    m.list[4].n = 0;
+    list_is(KOPT_OK, "... but it has no elements");
+    build(KOPT_STOCHASTIC, 0);
+    m.list[2] = m.list[1];
+    list_is(KOPT_ERROR_OVERLAP, "one tensor twice, no state, neighbours");
+    build(KOPT_KAHAN, 2);
+    m.list[1].weight = m.weight[0] + SMALL - 1;
+    list_is(KOPT_ERROR_OVERLAP, "the last weight of a neighbour");
+    build(KOPT_STOCHASTIC, 0);
+    m.list[0].n = 2 * SMALL;
+    list_is(KOPT_ERROR_OVERLAP, "n is the number of bytes");
+    build(KOPT_KAHAN, 2);
+    m.list[1].copy = m.weight[2], m.list[1].copy_format = KOPT_BF16;
+    list_is(KOPT_ERROR_OVERLAP, "the copy is the neighbour's weight");
+    build(KOPT_KAHAN, 2);
+    m.list[1].grad = m.weight[2];
+    list_is(KOPT_ERROR_OVERLAP, "the gradient is the neighbour's weight");
+    build(KOPT_KAHAN, 2);
+    for (i = 0; i < LIST; ++i) m.list[i].grad = m.grad[0];
+    list_is(KOPT_OK, "one gradient for all");
+    m.opt.zero_grad = 1;
+    list_is(KOPT_ERROR_OVERLAP, "one gradient for all, but it is set to zero");
+    build(KOPT_KAHAN, 2);
+    m.list[3].n--;
+    list_is(KOPT_ERROR_MISMATCH, "another error after three good tensors");
+    build(KOPT_KAHAN, 2);
+    two = m.list[1], m.list[1] = m.list[3], m.list[3] = two;
+    list_is(KOPT_OK, "any order");
+}
+
+/* ---- Blocks that do not exist; bytes that are no block ----------------------------------------------------------- */
+
+static void check_nothing_kept(void)
+{
+    build(KOPT_STOCHASTIC, 0);
+    m.opt.step = 7, m.opt.seed = 9;
+    memcpy(&before, &m, sizeof m);
+    ok(kopt_state_size(&m.opt, SMALL) == 0 && kopt_state_seal(&m.opt, m.list) == KOPT_OK &&
+           kopt_state_open(&m.opt, m.list) == KOPT_OK && !memcmp(&before, &m, sizeof m),
+       "nothing is kept: seal and open do nothing, step and seed stay as they are");
+    build(KOPT_KAHAN, 2);
+    m.opt.step = 7, m.opt.seed = 9, m.list[0].n = 0;
+    memcpy(&before, &m, sizeof m);
+    ok(kopt_state_seal(&m.opt, m.list) == KOPT_OK && kopt_state_open(&m.opt, m.list) == KOPT_OK &&
+           !memcmp(&before, &m, sizeof m), "no elements: seal and open do nothing");
+}
+
+static void check_reserved(void)
+{
+    build(KOPT_KAHAN, 2);
+    m.state[2][11] = 1;
+    list_is(KOPT_ERROR_STATE, "a block with a reserved byte set");
+}
+
+/* Never a crash, whatever was in the memory of a step. */
+static void check_garbage_steps(void)
+{
+    static kopt_step step;
+    int turn, i, bad = 0, refused = 0;
+    uint32_t x = 1;
+    for (turn = 0; turn < 20000; ++turn) {
+        unsigned char *p = (unsigned char *)&step;
+        build(turn & 1 ? KOPT_KAHAN : KOPT_STOCHASTIC, turn & 2);
+        if (turn & 8) {
+            m.opt.weight_format = m.opt.moment_format = m.list[0].grad_format = KOPT_F32;
+            m.list[0].n = SMALL / 2;
+        }
+        kopt_step_begin(&m.opt, &step);
+        kopt_state_init(&m.opt, m.list, NULL);
+        memcpy(&before, &m, sizeof m);
+        for (i = 0; turn & 4 && i < (int)sizeof step; ++i) p[i] = (unsigned char)((x = x * 69069 + 1) >> 24);
+        if (!(turn & 4)) { /* one enum or count to a small other value */
+            int field = turn / 16 % 9, value = (int)((x = x * 69069 + 1) >> 28);
+            memcpy(p + sizeof(int) * (size_t)field, &value, sizeof value);
+        }
+        if (kopt_step_run(&step, m.list) == KOPT_OK) continue;
+        ++refused;
+        bad += memcmp(&before, &m, sizeof m) != 0;
+    }
+    ok(!bad && refused > 10000, "20000 steps that never were: %d refused, %d of them with something written", refused,
+       bad);
+}
+
+/* A coefficient of -0 is no weight decay: it does not make NaN of an infinite weight. */
+static void check_negative_zero(void)
+{
+    int decay, isa, bad = 0;
+    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
+        for (decay = KOPT_L2; decay <= KOPT_FULLY_DECOUPLED; ++decay) {
+            uint32_t minus = 0x80000000;
+            if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) break;
+            build(KOPT_KAHAN, 2);
+            m.opt.decay = (kopt_decay)decay, m.opt.weight_decay = (double)ref_float(minus), m.weight[0][3] = 0x7f80;
+            bad += kopt_optimizer_step(&m.opt, m.list, LIST) != KOPT_OK || m.weight[0][3] != 0x7f80;
+        }
+    kopt_isa_force(KOPT_ISA_COUNT);
+    ok(!bad, "weight_decay = -0 is none");
+}
+
+int main(void)
+{
+    check_writing();
+    check_flushing();
+    check_lists();
+    check_nothing_kept();
+    check_reserved();
+    check_garbage_steps();
+    check_negative_zero();
+    ok(!kopt_all_finite(values, KOPT_F32, SIZE_MAX / 2), "all_finite of more than memory can hold is 0");
+    return done();
+}
