@@ -1221,8 +1221,6 @@ static int kopt_inside64_(kopt_f64_ x, kopt_f64_ least, kopt_f64_ most) {
     return (kopt_word64_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, least) && !kopt_less64_(most, x);
 }
 
-static int kopt_finite_(double x) { return (kopt_word64_(kopt_get64_(x)) >> 52 & 2047) != 2047; }
-
 static int kopt_less_(double a, double b) { return kopt_less64_(kopt_get64_(a), kopt_get64_(b)); }
 
 static int kopt_within_(double x, double least, double most) {
