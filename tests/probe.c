@@ -622,17 +622,17 @@ static byte *fill_bits(byte *array, int width, int n) {
 
 /* One rule with a third of the stores of fp32 and bf16, in the formats and at the places that the hot loops take: a
    whole block of 256 random numbers or a half, and parts around it. Ordinary values, extreme ones, and with 8-bit
-   moments; few special values, each of which makes a detour. */
+   moments; but among extreme ones, special values are few: each makes a detour. */
 static void probe_long(int rule) {
     int s, i, k;
     begin_group(rules[rule].name, "long");
-    rarity = 255;
     for (s = rule % 3; s < COUNT(stores); s += 3)
         for (k = 0; k < (s < 3 ? 3 : 2); k++) {
             const kopt_format format = stores[s].format;
             moment_row moment;
             int n = LONG;
             if (format == KOPT_FP16) continue;
+            rarity = k == 1 ? 15 : 255;
             moment.format = k == 2 ? KOPT_Q8 : format;
             moment.rounding = stores[s].compensation;
             set_optimizer(&rules[rule], &stores[s], &moment);

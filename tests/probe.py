@@ -870,10 +870,10 @@ def probe_steps(r, s):
 def probe_long(r):
     rule = RULES[r]
     group = Group(rule.name, "long")
-    group.rarity = 255
     cases = [(s, k) for s in range(r % 3, len(STORES), 3) for k in range(3 if s < 3 else 2) if STORES[s].format != FP16]
     for s, k in cases:
         store = STORES[s]
+        group.rarity = 15 if k == 1 else 255
         o = Optimizer(rule, store, (Q8 if k == 2 else store.format, store.compensation))
         t = Tensor(o, LONG)
         if state_size(o, LONG) + LONG * 2 * width(store.format) + 9 > POOL:
