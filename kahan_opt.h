@@ -49,8 +49,10 @@
 #define KAHAN_OPT_H
 
 /* WHAT IT DOES
-   - Weights, gradients and moments in bf16, fp16 or fp32, in any mixture, stepped by SGD, Adam or AdamW.
+   - Weights, gradients and moments in bf16, fp16 or fp32, in any mixture (moments also in 8 bit), stepped by SGD, Adam,
+     AdamW, AMSGrad, StableAdamW, Lion, Adan, RAdam or Ranger; averages of weights.
    - The rounding residual of a 16-bit weight is kept (Kahan, compact, exact) or rounded without bias.
+   - The rest of a training loop: exact norm and finite check, clipping, loss scale, gradient accumulation, stall counts.
    - Any slicing of a tensor into ranges, any thread, any shard, any machine: the same bits.
 
    WHAT IT DOES NOT
@@ -92,9 +94,11 @@
    bf16 KAHAN or EXACT             2      2       2        4       10     mixed precision (fp32 master): 16
    bf16 COMPACT                    2      2       1        4        9
    bf16 STOCHASTIC or NEAREST      2      2       -        4        8
-   Without a gradient buffer (step each tensor when its gradient exists, then reuse the buffer): 2 less.
+   bf16 COMPACT, 8-bit moments     2      2       1        2.03     7.03
+   Other rules keep 0 (EMA), 1 (Lion, SGD with momentum), 3 (AMSGrad) or 4 (Adan) moments instead of 2; Ranger 2, and
+   a second copy of weight and residual. Without a gradient buffer (step each tensor when its gradient exists, then reuse the buffer): 2 less.
 
-   VERSION HISTORY   0.1  first: SGD, Adam, AdamW; five roundings; scalar, SSE2, AVX2, AVX-512, NEON
+   VERSION HISTORY   0.1  first
 */
 
 #define KOPT_VERSION 100 /* 10000 * major + 100 * minor + patch; also above the first #endif */
