@@ -70,7 +70,7 @@ program() { # program SOURCES SUFFIX RUNNER ARGUMENT COMPILER FLAGS...: build th
     shift 4
     for source in $sources; do
         name=$(basename "$source" .c)
-        "$@" -std=c99 $C_WARNINGS -o "build/tests/$name.$suffix" "$source" -lm
+        echo "$* -std=c99 $C_WARNINGS -o build/tests/$name.$suffix $source -lm" >>build/tests/builds
         part "$name.$suffix" "$runner" "build/tests/$name.$suffix" "$argument"
     done
 }
@@ -103,7 +103,7 @@ run_tests() {
     part vendor sh tests/vendor.sh warnings leaks
     part vendor_more sh tests/vendor.sh pragmas windows targets names versions
     for options in native:-O2 ofast:-Ofast; do
-        $CC -std=c99 $C_WARNINGS ${options#*:} -o build/tests/probe.${options%%:*} tests/probe.c
+        echo "$CC -std=c99 $C_WARNINGS ${options#*:} -o build/tests/probe.${options%%:*} tests/probe.c" >>build/tests/builds
     done
     part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast
     python=
@@ -117,13 +117,14 @@ run_tests() {
     fi
     part examples sh tests/examples.sh
     part demo sh tests/demo.sh
-    $CC -std=c99 -O2 $C_WARNINGS -o build/tests/theorem1 bench/theorem1.c -lm
+    echo "$CC -std=c99 -O2 $C_WARNINGS -o build/tests/theorem1 bench/theorem1.c -lm" >>build/tests/builds
     part theorem1 build/tests/theorem1 test
     if /usr/bin/python3 -c 'import torch, packaging' 2>/dev/null && [ -d build/python/optimi ]; then # the system's own python3
         part peers /usr/bin/python3 tests/peers.py "'$CC'"
     else
         skip "the rules beside PyTorch and optimi" "python3-torch or torch-optimi"
     fi
+    xargs -P 2 -I '{}' sh -c '{}' <build/tests/builds # two at a time; a failure ends the run
     if have prove; then
         prove -j2 build/tests/*.t
     else
