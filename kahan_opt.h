@@ -1197,9 +1197,10 @@ KOPT_INLINE_ double kopt_put64_(kopt_f64_ x) {
 
 typedef double kopt_f64_;
 
+/* volatile, here and below: nothing moves out from between kopt_enter_ and kopt_leave_ */
 KOPT_INLINE_ double kopt_settle64_(double x) {
 #ifdef KOPT_GNU_
-    __asm__("" : "+m"(x));
+    __asm__ __volatile__("" : "+m"(x));
 #endif
     return x;
 }
@@ -1221,8 +1222,7 @@ KOPT_INLINE_ kopt_f64_ kopt_sub64_(kopt_f64_ a, kopt_f64_ b) { return kopt_settl
 KOPT_INLINE_ kopt_f64_ kopt_half64_(kopt_f64_ x) { return kopt_settle64_(x * 0.5); }
 
 static float kopt_to_float_(kopt_f64_ x) {
-    float y = KOPT_CAST_(float, x);
-    KOPT_SETTLE_(y);
+    volatile float y = KOPT_CAST_(float, x);
     return y;
 }
 
