@@ -10,6 +10,7 @@ C_WARNINGS="$WARNINGS -Wmissing-prototypes -Werror"
 usage() {
     cat <<'TEXT'
 usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (default: kahan_opt.h) in 16 bit and fp32
+       ./build.sh demo --precision P     ... in fp32 and P: amp_bf16, amp_fp16 (mixed precision), bf16, fp16, or all
        ./build.sh test [--no-skip]       all tests that can run here; names what it skips (--no-skip: as a failure)
        ./build.sh bench [--gb SIZE]      check the bits, then measure against the memory roofline
        ./build.sh bench theorem1         how far from the solution SGD ends with 16-bit weights (docs/theorem1.md)
@@ -40,7 +41,8 @@ setup() {
         qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-s390x-linux-gnu libc6-dev-s390x-cross \
         gcc-riscv64-linux-gnu libc6-dev-riscv64-cross gcc-arm-linux-gnueabihf libc6-dev-armhf-cross >/dev/null
     # PyTorch and optimi, which tests/peers.py compares with
-    if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-torch python3-packaging python3-pip >/dev/null; then
+    if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-torch python3-packaging \
+        python3-pip >/dev/null; then
         /usr/bin/python3 -m pip install -q --no-deps --upgrade --target build/python torch-optimi==0.3.3
     else
         echo "setup: this system has no python3-torch; the comparison with PyTorch and optimi stays out" >&2
@@ -119,7 +121,7 @@ run_tests() {
     part demo sh tests/demo.sh
     echo "$CC -std=c99 -O2 $C_WARNINGS -o build/tests/theorem1 bench/theorem1.c -lm" >>build/tests/builds
     part theorem1 build/tests/theorem1 test
-    if /usr/bin/python3 -c 'import torch, packaging' 2>/dev/null && [ -d build/python/optimi ]; then # the system's own python3
+    if [ -d build/python/optimi ] && /usr/bin/python3 -c 'import torch, packaging' 2>/dev/null; then # the system's own
         part peers /usr/bin/python3 tests/peers.py "'$CC'"
     else
         skip "the rules beside PyTorch and optimi" "python3-torch or torch-optimi"

@@ -29,4 +29,30 @@ refused "a missing file" $out/missing
 refused "a directory" $out
 refused "an empty file" $out/empty
 refused "a tiny file" $out/tiny
+
+# --precision, with fewer steps and a loss scale that grows sooner: fp32, mixed precision and pure 16 bit in one table
+sed -e 's/STEPS = 10000/STEPS = 300/' -e 's/SCALE_GROWS = 2000/SCALE_GROWS = 40/' \
+    -e 's,"../../kahan_opt.h","kahan_opt.h",' docs/examples/demo.c >$out/quick.c
+${CC:-cc} -std=c99 -O3 -I. -o $out/quick $out/quick.c -lm >$out/log 2>&1
+report $? "a short demo compiles"
+cp kahan_opt.h $out # it writes to build/demo below the directory it runs in
+(cd $out && ./quick --precision all) >$out/log 2>&1
+report $? "--precision all: mixed precision and pure 16 bit match fp32"
+sed 's/^/# /' $out/log | grep -A 6 '^# arm'
+for row in fp32:16.0 amp_bf16:16.0 amp_fp16:16.0 bf16:10.0 fp16:10.0; do
+    awk -v arm=${row%:*} -v bytes=${row#*:} '$1 == arm && $5 == bytes { found = 1 } END { exit !found }' $out/log
+    report $? "--precision all: ${row%:*} is in the table with ${row#*:} bytes per parameter"
+    [ "$(grep -c "^${row%:*}," $out/build/demo/loss.csv)" = 50 ]
+    report $? "--precision all: loss.csv has the arm ${row%:*}"
+done
+grep -q 'overflowed fp16: amp_fp16 [1-9][0-9]* fp16 [1-9][0-9]*$' $out/log
+report $? "--precision all: the loss scale of the fp16 arms grows, overflows, and falls"
+(cd $out && ./quick --precision amp_bf16) >$out/log 2>&1
+[ $? = 0 ] && [ "$(cut -d, -f1 $out/build/demo/loss.csv | sort -u | tr '\n' ' ')" = 'amp_bf16 arm fp32 ' ]
+report $? "--precision amp_bf16: that one beside fp32"
+for arguments in '--precision' '--precision fp8' '--fp16 --precision all'; do
+    $out/quick $arguments >/dev/null 2>$out/log
+    [ $? = 2 ] && grep -q '^usage' $out/log
+    report $? "refused: $arguments"
+done
 echo "1..$count"

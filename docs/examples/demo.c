@@ -2,10 +2,11 @@
 
        ./build.sh demo                     bf16, trains on kahan_opt.h
        ./build.sh demo --fp16 FILE         fp16 with a dynamic loss scale, trains on FILE
+       ./build.sh demo --precision all     fp32, mixed precision and pure 16 bit in one table: see below
 
    or by hand, from the root of the repository:
 
-       cc -O3 -o demo docs/examples/demo.c -lm && ./demo [--fp16] [FILE]
+       cc -O3 -o demo docs/examples/demo.c -lm && ./demo [--fp16 | --precision P] [FILE]
 
    The model reads 8 bytes of a text and predicts the next one:
 
@@ -20,11 +21,19 @@
        kahan        all 16 bit, a 16-bit compensation beside each weight                     10
        exact        all 16 bit, the low 16 bits of the fp32 weight beside each weight        10
 
+   With --precision the arms are fp32 and the precision that is named (several: one option for each; or all of them):
+
+       fp32         all fp32                                                                 16
+       amp_bf16     mixed precision: fp32 weights and moments, and a bf16 copy of the        16
+                    weights, with which forward and backward run; bf16 gradients
+       amp_fp16     the same with fp16 and a dynamic loss scale                              16
+       bf16, fp16   all 16 bit, with kahan; fp16 with a dynamic loss scale                   10
+
    Arithmetic is fp32 in all of them, as in the registers of hardware with 16-bit storage: see Tensor.
 
    Results: a table, a plot and a sample of text on stdout; build/demo/loss.csv and build/demo/loss.svg.
-   Exit status: 0 if kahan and exact end as close to fp32 as they should and nearest does not (see verdict), 1 if not,
-   2 if something could not be read or written. */
+   Exit status: 0 if the arms end as close to fp32 as they should, and nearest does not (see verdict), 1 if not, 2 if
+   something could not be read or written. */
 
 #define _POSIX_C_SOURCE 200809L /* clock_gettime, isatty, mkdir */
 
@@ -67,22 +76,70 @@ enum {
     SCALE_GROWS = 2000   /* ... and doubled after so many steps without one */
 };
 
-/* A weight that rounds to nearest stalls where |update| < ulp / 2. An ulp of fp16 is 8 times finer than one of bf16:
-   the stall shows at a lower learning rate, and is weaker at any rate this model learns well with. */
+/* How the numbers of one arm are stored, and how its curve is drawn. */
 typedef struct {
-    kopt_format format;
     const char *name;
+    kopt_format format; /* of gradients, activations and the weights that they are computed with */
+    int master;         /* 1: mixed precision. Those weights are a copy of fp32 ones, with fp32 moments */
+    kopt_rounding rounding, moment_rounding;
+    const char *terminal, *colour, *dash;
+    double width;
+} Arm;
+
+enum { MAX_ARMS = 5 };
+
+/* What is trained: a list of arms. */
+typedef struct {
+    const char *name, *title; /* for the plot: "Training in NAME, TITLE" */
     double learning_rate; /* at the start; falls to 0 along a cosine */
     double apart;         /* nearest must end this much above fp32, in nats per byte of held-out text ... */
+    int arms;
+    Arm arm[MAX_ARMS];
+    int drawn[MAX_ARMS]; /* the order in which the curves are drawn: from wide to narrow */
+    int sampled;         /* the arm that generates text */
 } Setup;
 
-static const Setup setup_bf16 = {KOPT_BF16, "bf16", 1e-3, 0.10};
-static const Setup setup_fp16 = {KOPT_FP16, "fp16", 2.5e-4, 0.05};
-static const double CLOSE = 0.01; /* ... and kahan and exact this close to it */
+static const double CLOSE = 0.01; /* ... and the others this close to it */
 
-enum { FP32, NEAREST, STOCHASTIC, KAHAN, EXACT, ARMS };
+enum { FP32, NEAREST, STOCHASTIC, KAHAN, EXACT };
 
-static const char *const arm_name[ARMS] = {"fp32", "nearest", "stochastic", "kahan", "exact"};
+/* A weight that rounds to nearest stalls where |update| < ulp / 2. An ulp of fp16 is 8 times finer than one of bf16:
+   the stall shows at a lower learning rate, and is weaker at any rate this model learns well with. */
+static Setup setup_roundings(int fp16) {
+    const kopt_format f = fp16 ? KOPT_FP16 : KOPT_BF16;
+    const Setup setup = {
+        fp16 ? "pure fp16" : "pure bf16",
+        "weights rounded in four ways",
+        fp16 ? 2.5e-4 : 1e-3,
+        fp16 ? 0.05 : 0.10,
+        5,
+        {{"fp32", KOPT_F32, 0, KOPT_NEAREST, KOPT_NEAREST, "\033[90m", "#b9c0ca", "none", 9.0},
+         {"nearest", f, 0, KOPT_NEAREST, KOPT_NEAREST, "\033[31m", "#d1242f", "none", 2.5},
+         {"stochastic", f, 0, KOPT_STOCHASTIC, KOPT_STOCHASTIC, "\033[33m", "#f08c00", "5 4", 2.0},
+         {"kahan", f, 0, KOPT_KAHAN, KOPT_STOCHASTIC, "\033[34m", "#0b3d91", "none", 2.0},
+         {"exact", f, 0, KOPT_EXACT, KOPT_STOCHASTIC, "\033[32m", "#2ca25f", "none", 5.0}},
+        {FP32, EXACT, KAHAN, STOCHASTIC, NEAREST},
+        KAHAN};
+    return setup;
+}
+
+static const Arm precisions[MAX_ARMS] = {
+    {"fp32", KOPT_F32, 0, KOPT_NEAREST, KOPT_NEAREST, "\033[90m", "#b9c0ca", "none", 11.0},
+    {"amp_bf16", KOPT_BF16, 1, KOPT_NEAREST, KOPT_NEAREST, "\033[32m", "#2ca25f", "none", 8.0},
+    {"amp_fp16", KOPT_FP16, 1, KOPT_NEAREST, KOPT_NEAREST, "\033[33m", "#f0c000", "none", 5.0},
+    {"bf16", KOPT_BF16, 0, KOPT_KAHAN, KOPT_STOCHASTIC, "\033[34m", "#0b3d91", "none", 2.5},
+    {"fp16", KOPT_FP16, 0, KOPT_KAHAN, KOPT_STOCHASTIC, "\033[31m", "#d1242f", "4 4", 1.5}};
+
+/* fp32, and the wanted ones of the precisions. */
+static Setup setup_precisions(const int *wanted) {
+    Setup setup = {"mixed precision and pure 16 bit", "next to fp32", 1e-3, 0, 0, {{0}}, {0}, 0};
+    for (int p = 0; p < MAX_ARMS; p++)
+        if (p == FP32 || wanted[p]) {
+            setup.drawn[setup.arms] = setup.sampled = setup.arms;
+            setup.arm[setup.arms++] = precisions[p];
+        }
+    return setup;
+}
 
 typedef struct {
     double train_loss[LOGS]; /* mean since the previous point, in nats per byte */
@@ -427,27 +484,26 @@ static void model_sample(Model *m, const Data *d, unsigned char *text) {
 /* ---- Training --------------------------------------------------------------------------------------------------- */
 
 /* One line that is overwritten on a terminal; plain lines, one for each tenth of the run, elsewhere. */
-static void show_progress(int arm, int step, double loss, double start) {
-    int done = arm * STEPS + step, all = ARMS * STEPS, terminal = isatty(STDERR_FILENO);
+static void show_progress(const Setup *setup, int arm, int step, double loss, double start) {
+    int done = arm * STEPS + step, all = setup->arms * STEPS, terminal = isatty(STDERR_FILENO);
     if (terminal ? step % 50 != 0 : done % (all / 10) != 0) return;
     double elapsed = wall_clock() - start;
     fprintf(stderr, "%s%-10s  step %5d of %d  %3d %%  loss %.3f  %6.0f tokens/s  %3.0f s left%s", terminal ? "\r" : "",
-            arm_name[arm], step, STEPS, 100 * done / all, loss, done * BATCH / elapsed,
+            setup->arm[arm].name, step, STEPS, 100 * done / all, loss, done * BATCH / elapsed,
             elapsed * (all - done) / done, terminal ? "\033[K" : "\n");
     if (terminal && done == all) fputs("\r\033[K", stderr);
 }
 
 /* Trains one arm. This is where the optimizer is used. */
-static void train(Result *result, int arm, const Setup *setup, const Data *d, double start) {
-    static const kopt_rounding rounding[ARMS] = {
-        KOPT_NEAREST /* fp32: not used */, KOPT_NEAREST, KOPT_STOCHASTIC, KOPT_KAHAN, KOPT_EXACT};
-    kopt_format format = arm == FP32 ? KOPT_F32 : setup->format;
+static void train(Result *result, int index, const Setup *setup, const Data *d, double start) {
+    const Arm *arm = &setup->arm[index];
+    const kopt_format format = arm->format, kept = arm->master ? KOPT_F32 : format;
     double arm_start = wall_clock();
 
     kopt_optimizer opt = kopt_adamw(setup->learning_rate);
-    opt.weight_format = opt.moment_format = format;
-    opt.rounding = rounding[arm];
-    opt.moment_rounding = arm == NEAREST ? KOPT_NEAREST : KOPT_STOCHASTIC;
+    opt.weight_format = opt.moment_format = kept;
+    opt.rounding = arm->rounding;
+    opt.moment_rounding = arm->moment_rounding;
     opt.seed = SEED;
 
     Model m;
@@ -462,6 +518,13 @@ static void train(Result *result, int arm, const Setup *setup, const Data *d, do
         void *state = allocate(state_size);
         tensors[p] = kopt_tensor_of(m.weight[p].stored, m.grad[p].stored, format, n, state, state_size);
         tensors[p].id = (uint32_t)p;
+        if (arm->master) { /* the step changes the fp32 weights and refreshes the copy that the model sees */
+            tensors[p].weight = allocate(n * sizeof(float));
+            tensors[p].copy = m.weight[p].stored;
+            tensors[p].copy_format = format;
+            bytes += n * sizeof(float);
+            check(kopt_convert(m.weight[p].stored, format, initial, KOPT_F32, n));
+        }
         check(kopt_state_init(&opt, &tensors[p], initial));
         tensor_load(&m.weight[p]);
         free(initial);
@@ -469,6 +532,7 @@ static void train(Result *result, int arm, const Setup *setup, const Data *d, do
         parameters += n;
     }
 
+    /* The loss scale of fp16. kopt_grad_scaler() and kopt_scaler_step() do the same in one call. */
     float loss_scale = format == KOPT_FP16 ? SCALE_START : 1;
     int clean_steps = 0;
     double sum = 0.0, final_sum = 0.0;
@@ -500,7 +564,7 @@ static void train(Result *result, int arm, const Setup *setup, const Data *d, do
             result->val_loss[step / LOG_EVERY - 1] = model_validate(&m, d, d->vals < PROBE ? d->vals : PROBE);
             sum = 0.0;
         }
-        show_progress(arm, step, loss, start);
+        show_progress(setup, index, step, loss, start);
     }
     result->final_train = final_sum / (STEPS / 10);
     result->final_val = model_validate(&m, d, d->vals);
@@ -508,30 +572,36 @@ static void train(Result *result, int arm, const Setup *setup, const Data *d, do
     result->bytes_per_parameter = (double)bytes / (double)parameters;
     result->seconds = wall_clock() - arm_start;
 
-    for (int p = 0; p < PARAMETERS; p++) free(tensors[p].state);
+    for (int p = 0; p < PARAMETERS; p++) {
+        if (arm->master) free(tensors[p].weight);
+        free(tensors[p].state);
+    }
     model_free(&m);
 }
 
 /* ---- Results ---------------------------------------------------------------------------------------------------- */
 
-static void print_table(const Result *results) {
+static void print_table(const Result *results, const Setup *setup) {
+    int skipped = 0;
     puts("\narm          final training loss   validation loss   minus fp32   bytes per parameter   seconds");
-    for (int arm = 0; arm < ARMS; arm++) {
+    for (int arm = 0; arm < setup->arms; arm++) {
         const Result *r = &results[arm];
-        printf("%-10s   %19.4f   %15.4f   %+10.4f   %19.1f   %7.1f\n", arm_name[arm], r->final_train, r->final_val,
-               r->final_val - results[FP32].final_val, r->bytes_per_parameter, r->seconds);
+        printf("%-10s   %19.4f   %15.4f   %+10.4f   %19.1f   %7.1f\n", setup->arm[arm].name, r->final_train,
+               r->final_val, r->final_val - results[FP32].final_val, r->bytes_per_parameter, r->seconds);
+        skipped += r->skipped;
     }
-    if (results[KAHAN].skipped) {
+    if (skipped) {
         printf("steps skipped because a gradient overflowed fp16:");
-        for (int arm = NEAREST; arm < ARMS; arm++) printf(" %s %d", arm_name[arm], results[arm].skipped);
+        for (int arm = 0; arm < setup->arms; arm++)
+            if (setup->arm[arm].format == KOPT_FP16) printf(" %s %d", setup->arm[arm].name, results[arm].skipped);
         putchar('\n');
     }
 }
 
 /* The losses the plots show: from the lowest to where the slowest arm is after a tenth of the run. */
-static void plot_range(const Result *results, double *low, double *high) {
+static void plot_range(const Result *results, int arms, double *low, double *high) {
     *low = *high = results[FP32].val_loss[LOGS - 1];
-    for (int arm = 0; arm < ARMS; arm++) {
+    for (int arm = 0; arm < arms; arm++) {
         *high = fmax(*high, results[arm].val_loss[LOGS / 10 - 1]);
         for (int i = 0; i < LOGS; i++) *low = fmin(*low, results[arm].val_loss[i]);
     }
@@ -541,16 +611,15 @@ static void plot_range(const Result *results, double *low, double *high) {
 }
 
 /* Four dots down and two across in each character, as Unicode braille. */
-static void plot_terminal(const Result *results) {
+static void plot_terminal(const Result *results, const Setup *setup) {
     enum { COLUMNS = 70, ROWS = 18, WIDTH = 2 * COLUMNS, HEIGHT = 4 * ROWS };
     static const unsigned char dot_bit[4][2] = {{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}};
-    static const char *const colour[ARMS] = {"\033[90m", "\033[31m", "\033[33m", "\033[34m", "\033[32m"};
     unsigned char dots[ROWS][COLUMNS] = {{0}}, owner[ROWS][COLUMNS] = {{0}};
-    int end_row[ARMS], colours = isatty(STDOUT_FILENO);
+    int end_row[MAX_ARMS], colours = isatty(STDOUT_FILENO);
     double low, high;
-    plot_range(results, &low, &high);
+    plot_range(results, setup->arms, &low, &high);
 
-    for (int arm = 0; arm < ARMS; arm++) {
+    for (int arm = 0; arm < setup->arms; arm++) {
         int last = -1;
         const double *loss = results[arm].val_loss;
         for (int x = 0; x < WIDTH; x++) {
@@ -576,14 +645,15 @@ static void plot_terminal(const Result *results) {
         fputs("\xE2\x94\x82", stdout); /* U+2502, a vertical line */
         for (int column = 0; column < COLUMNS; column++) {
             int bits = dots[row][column];
-            if (colours && bits) fputs(colour[owner[row][column]], stdout);
+            if (colours && bits) fputs(setup->arm[owner[row][column]].terminal, stdout);
             if (bits) printf("\xE2%c%c", 0xA0 | bits >> 6, 0x80 | (bits & 0x3F)); /* U+2800 + bits */
             else putchar(' ');
             if (colours && bits) fputs("\033[0m", stdout);
         }
-        for (int arm = 0; arm < ARMS; arm++)
+        for (int arm = 0; arm < setup->arms; arm++)
             if (end_row[arm] == row)
-                printf(" %s%s%s", colours ? colour[arm] : "", arm_name[arm], colours ? "\033[0m" : "");
+                printf(" %s%s%s", colours ? setup->arm[arm].terminal : "", setup->arm[arm].name,
+                       colours ? "\033[0m" : "");
         putchar('\n');
     }
     printf("%8s\xE2\x94\x94", "");
@@ -605,22 +675,19 @@ static void close_output(FILE *file, const char *path) {
     if (fclose(file) != 0 || failed) fail("cannot write %s", path);
 }
 
-static void write_csv(FILE *file, const Result *results) {
+static void write_csv(FILE *file, const Result *results, const Setup *setup) {
     fputs("arm,step,train_loss,val_loss\n", file);
-    for (int arm = 0; arm < ARMS; arm++)
+    for (int arm = 0; arm < setup->arms; arm++)
         for (int i = 0; i < LOGS; i++)
-            fprintf(file, "%s,%d,%.6f,%.6f\n", arm_name[arm], (i + 1) * LOG_EVERY, results[arm].train_loss[i],
-                    results[arm].val_loss[i]);
+            fprintf(file, "%s,%d,%.6f,%.6f\n", setup->arm[arm].name, (i + 1) * LOG_EVERY,
+                    results[arm].train_loss[i], results[arm].val_loss[i]);
 }
 
 /* Curves that lie on one another are drawn from wide to narrow, so that all of them can be seen. */
 static void write_svg(FILE *file, const Result *results, const Setup *setup) {
-    static const struct { int arm; double width; const char *colour, *dash; } styles[ARMS] = {
-        {FP32, 9.0, "#b9c0ca", "none"}, {EXACT, 5.0, "#2ca25f", "none"}, {KAHAN, 2.0, "#0b3d91", "none"},
-        {STOCHASTIC, 2.0, "#f08c00", "5 4"}, {NEAREST, 2.5, "#d1242f", "none"}};
     const double left = 70, right = 700, top = 80, bottom = 410;
     double low, high, tick = 0.01;
-    plot_range(results, &low, &high);
+    plot_range(results, setup->arms, &low, &high);
     const double scale = (bottom - top) / (high - low);
     for (int i = 0; (high - low) / tick > 8; i++) tick *= i % 3 == 1 ? 2.5 : 2.0; /* 0.01, 0.02, 0.05, 0.1 ... */
 
@@ -628,8 +695,8 @@ static void write_svg(FILE *file, const Result *results, const Setup *setup) {
           "     font-family=\"Helvetica, Arial, sans-serif\" font-size=\"14\" fill=\"#24292f\">\n"
           "<rect width=\"860\" height=\"470\" fill=\"#ffffff\"/>\n"
           "<clipPath id=\"plot\"><rect x=\"70\" y=\"80\" width=\"640\" height=\"330\"/></clipPath>\n", file);
-    fprintf(file, "<text x=\"%g\" y=\"34\" font-size=\"19\" font-weight=\"bold\">Training in pure %s, weights rounded "
-            "in four ways</text>\n", left, setup->name);
+    fprintf(file, "<text x=\"%g\" y=\"34\" font-size=\"19\" font-weight=\"bold\">Training in %s, %s</text>\n", left,
+            setup->name, setup->title);
     fprintf(file, "<text x=\"%g\" y=\"58\" fill=\"#57606a\">Validation loss, nats per byte. Beside the names: bytes "
             "per parameter with gradient and AdamW state</text>\n", left);
 
@@ -648,11 +715,11 @@ static void write_svg(FILE *file, const Result *results, const Setup *setup) {
     }
 
     double label = bottom + 20; /* each at the end of its curve, or above the one before where that leaves no room */
-    for (int i = 0; i < ARMS; i++) {
-        const Result *r = &results[styles[i].arm];
-        const char *colour = styles[i].colour;
+    for (int i = 0; i < setup->arms; i++) {
+        const Result *r = &results[setup->drawn[i]];
+        const Arm *arm = &setup->arm[setup->drawn[i]];
         fprintf(file, "<polyline clip-path=\"url(#plot)\" fill=\"none\" stroke=\"%s\" stroke-width=\"%g\" "
-                "stroke-dasharray=\"%s\" points=\"", colour, styles[i].width, styles[i].dash);
+                "stroke-dasharray=\"%s\" points=\"", arm->colour, arm->width, arm->dash);
         for (int point = 0; point < LOGS; point++)
             if (isfinite(r->val_loss[point]))
                 fprintf(file, "%.1f,%.1f ", left + (right - left) * (point + 1) / LOGS,
@@ -660,16 +727,16 @@ static void write_svg(FILE *file, const Result *results, const Setup *setup) {
         double end = bottom - (fmin(r->val_loss[LOGS - 1], high) - low) * scale;
         label = fmin(end, label - 20);
         fprintf(file, "\"/>\n<path d=\"M%g %.1fL%g %.1f\" stroke=\"%s\" stroke-width=\"1.5\"/>", right + 2, end,
-                right + 16, label, colour);
+                right + 16, label, arm->colour);
         fprintf(file, "<text x=\"%g\" y=\"%.1f\">%s, %.0f bytes</text>\n", right + 21, label + 5,
-                arm_name[styles[i].arm], r->bytes_per_parameter);
+                arm->name, r->bytes_per_parameter);
     }
     fputs("</svg>\n", file);
 }
 
 /* What is not printable is escaped. */
-static void print_sample(const Result *r) {
-    fputs("\nText generated by the kahan arm:\n\n    ", stdout);
+static void print_sample(const Result *r, const char *name) {
+    printf("\nText generated by the %s arm:\n\n    ", name);
     for (int i = 0; i < SAMPLE; i++) {
         unsigned char byte = r->sample[i];
         if (byte == '\n') fputs("\n    ", stdout);
@@ -681,7 +748,7 @@ static void print_sample(const Result *r) {
 }
 
 /* Says whether the run shows what it should and returns the exit status. A loss that is not a number is not close. */
-static int verdict(const Result *results, const Setup *setup) {
+static int verdict_roundings(const Result *results, const Setup *setup) {
     double kahan = results[KAHAN].final_val - results[FP32].final_val;
     double exact = results[EXACT].final_val - results[FP32].final_val;
     double nearest = results[NEAREST].final_val - results[FP32].final_val;
@@ -692,25 +759,52 @@ static int verdict(const Result *results, const Setup *setup) {
     return close && apart ? 0 : 1;
 }
 
+/* The same for --precision: all must be close to fp32. */
+static int verdict_precisions(const Result *results, const Setup *setup) {
+    int close = isfinite(results[FP32].final_val);
+    for (int arm = 1; arm < setup->arms; arm++)
+        close &= fabs(results[arm].final_val - results[FP32].final_val) <= CLOSE;
+    printf("%s: fp32 ends at %.4f nats per byte", close ? "PASS" : "FAIL", results[FP32].final_val);
+    for (int arm = 1; arm < setup->arms; arm++)
+        printf("%s %s %+.4f", arm == 1 ? ", and next to it" : ",", setup->arm[arm].name,
+               results[arm].final_val - results[FP32].final_val);
+    if (setup->arms > 1) printf(" (%s %.2f)", close ? "within" : "NOT all within", CLOSE);
+    puts(".");
+    return close ? 0 : 1;
+}
+
+/* 0 if there is no precision of that name. */
+static int want_precision(int *wanted, const char *name) {
+    int known = 0;
+    for (int p = 0; p < MAX_ARMS; p++)
+        if (strcmp(name, "all") == 0 || strcmp(name, precisions[p].name) == 0) known = wanted[p] = 1;
+    return known;
+}
+
 int main(int argc, char **argv) {
-    static const char usage[] = "usage: demo [--fp16] [FILE]\n";
+    static const char usage[] = "usage: demo [--fp16 | --precision fp32|amp_bf16|amp_fp16|bf16|fp16|all] [FILE]\n";
     const char *path = NULL;
-    const Setup *setup = &setup_bf16;
+    int fp16 = 0, wanted[MAX_ARMS] = {0}, by_precision = 0;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0) {
             printf("%sTrains a small language model on the bytes of FILE (default: kahan_opt.h), in fp32 and in pure\n"
-                   "bf16 (--fp16: pure fp16) with four roundings of the weights, compares the losses, and writes\n"
-                   "build/demo/loss.csv and build/demo/loss.svg.\n", usage);
+                   "bf16 (--fp16: pure fp16) with four roundings of the weights, or in fp32 and the named precisions\n"
+                   "(one option for each, or all), compares the losses, and writes build/demo/loss.csv and\n"
+                   "build/demo/loss.svg.\n", usage);
             return 0;
         }
-        if (strcmp(argv[i], "--fp16") == 0) setup = &setup_fp16;
-        else if (argv[i][0] != '-' && !path) path = argv[i];
+        if (strcmp(argv[i], "--fp16") == 0 && !by_precision) fp16 = 1;
+        else if (strcmp(argv[i], "--precision") == 0 && i + 1 < argc && !fp16 && want_precision(wanted, argv[i + 1])) {
+            by_precision = 1;
+            i++;
+        } else if (argv[i][0] != '-' && !path) path = argv[i];
         else {
             fputs(usage, stderr);
             return 2;
         }
     }
     if (!path) path = "kahan_opt.h";
+    const Setup setup = by_precision ? setup_precisions(wanted) : setup_roundings(fp16);
 
     static const char csv_path[] = "build/demo/loss.csv", svg_path[] = "build/demo/loss.svg";
     Data data = data_load(path);
@@ -718,23 +812,23 @@ int main(int argc, char **argv) {
 
     size_t parameters = 0;
     for (int p = 0; p < PARAMETERS; p++) parameters += parameter_size(p);
-    printf("%s: %zu bytes%s, %zu of them held out; %zu parameters; fp32 against pure %s\n", path, data.n,
-           data.truncated ? " (the first 8 MB of it)" : "", data.vals, parameters, setup->name);
+    printf("%s: %zu bytes%s, %zu of them held out; %zu parameters; fp32 against %s\n", path, data.n,
+           data.truncated ? " (the first 8 MB of it)" : "", data.vals, parameters, setup.name);
     fflush(stdout);
 
-    static Result results[ARMS];
+    static Result results[MAX_ARMS];
     double start = wall_clock();
-    for (int arm = 0; arm < ARMS; arm++) train(&results[arm], arm, setup, &data, start);
+    for (int arm = 0; arm < setup.arms; arm++) train(&results[arm], arm, &setup, &data, start);
     free(data.bytes);
     free(data.val);
 
-    write_csv(csv, results);
-    write_svg(svg, results, setup);
+    write_csv(csv, results, &setup);
+    write_svg(svg, results, &setup);
     close_output(csv, csv_path);
     close_output(svg, svg_path);
-    print_table(results);
-    plot_terminal(results);
+    print_table(results, &setup);
+    plot_terminal(results, &setup);
     printf("\nThe curves are in %s and %s.\n", csv_path, svg_path);
-    print_sample(&results[KAHAN]);
-    return verdict(results, setup);
+    print_sample(&results[setup.sampled], setup.arm[setup.sampled].name);
+    return by_precision ? verdict_precisions(results, &setup) : verdict_roundings(results, &setup);
 }
