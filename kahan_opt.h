@@ -4928,22 +4928,25 @@ static kopt_result kopt_check_scaler_(const kopt_scaler *s) {
 KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
     const kopt_result result = kopt_check_scaler_(s);
     kopt_environment_ environment;
-    double scale;
+    kopt_f64_ scale;
     if (result != KOPT_OK) return result;
     kopt_enter_(&environment);
+    scale = kopt_make64_(kopt_wide_bits_(s->scale));
     if (found_inf) {
         s->good = 0;
         if (s->bad != 0xFFFFFFFFu) s->bad++;
         if (s->bad >= s->hysteresis) {
-            scale = kopt_settle64_(KOPT_CAST_(double, s->scale) * kopt_settle64_(s->backoff));
-            if (!(scale < 1.1754943508222875e-38)) s->scale = kopt_to_float_(scale); /* stays a normal float */
+            const kopt_f64_ least = kopt_make64_(kopt_wide_bits_(kopt_float_(0x00800000u)));
+            scale = kopt_mul64_(scale, kopt_get64_(s->backoff));
+            if (!kopt_less64_(scale, least)) s->scale = kopt_to_float_(scale); /* stays a normal float */
             if (kopt_bits_(s->scale) < kopt_bits_(s->minimum)) s->scale = s->minimum;
         }
     } else {
         s->bad = 0;
         if (++s->good >= s->interval) {
-            scale = kopt_settle64_(KOPT_CAST_(double, s->scale) * kopt_settle64_(s->growth));
-            if (scale < 3.4028235677973366e38) s->scale = kopt_to_float_(scale); /* stays finite */
+            const kopt_f64_ most = kopt_make64_((KOPT_CAST_(uint64_t, 0x47EFFFFFu) << 32) + 0xF0000000u); /* 2^128 - 2^103 */
+            scale = kopt_mul64_(scale, kopt_get64_(s->growth));
+            if (kopt_less64_(scale, most)) s->scale = kopt_to_float_(scale); /* stays finite */
             s->good = 0;
         }
     }
@@ -4969,7 +4972,7 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
     grad_scale = opt->grad_scale;
     clip = opt->clip;
     kopt_enter_(&environment);
-    opt->grad_scale = kopt_settle64_(grad_scale / kopt_settle64_(KOPT_CAST_(double, scaler->scale)));
+    opt->grad_scale = kopt_put64_(kopt_div64_(kopt_get64_(grad_scale), kopt_make64_(kopt_wide_bits_(scaler->scale))));
     kopt_leave_(&environment);
     opt->clip = 1;
     result = kopt_step_begin(opt, &step); /* to check everything before the closure writes a gradient */
@@ -5037,7 +5040,7 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
     if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
     if (a->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     kopt_enter_(&environment);
-    t.scale = kopt_to_float_(scale);
+    t.scale = kopt_to_float_(kopt_get64_(scale));
     kopt_leave_(&environment);
     t.kind = KOPT_TOOL_ACCUMULATE_;
     t.dst = KOPT_CAST_(kopt_byte_ *, a->sum);
