@@ -909,32 +909,29 @@ KOPT_INLINE_ void kopt_copy_(kopt_byte_ *to, const kopt_byte_ *from, size_t size
 #ifdef KOPT_GNU_
 typedef uint16_t kopt_any16_ __attribute__((aligned(1), may_alias));
 typedef uint32_t kopt_any32_ __attribute__((aligned(1), may_alias));
-#define KOPT_COPY_(type, to, from) (*KOPT_POINTER_(type *, to) = *KOPT_CONST_POINTER_(const type *, from))
+KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_any16_ *, p); }
+KOPT_INLINE_ uint32_t kopt_load32_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_any32_ *, p); }
+KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t x) { *KOPT_POINTER_(kopt_any16_ *, p) = KOPT_CAST_(uint16_t, x); }
+KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { *KOPT_POINTER_(kopt_any32_ *, p) = x; }
 #else
-typedef uint16_t kopt_any16_;
-typedef uint32_t kopt_any32_;
-#define KOPT_COPY_(type, to, from) \
-    kopt_copy_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof(type))
-#endif
-
 KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) {
     uint16_t x;
-    KOPT_COPY_(kopt_any16_, &x, p);
+    kopt_copy_(KOPT_POINTER_(kopt_byte_ *, &x), p, 2);
     return x;
 }
-
 KOPT_INLINE_ uint32_t kopt_load32_(const kopt_byte_ *p) {
     uint32_t x;
-    KOPT_COPY_(kopt_any32_, &x, p);
+    kopt_copy_(KOPT_POINTER_(kopt_byte_ *, &x), p, 4);
     return x;
 }
-
 KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t value) {
     const uint16_t x = KOPT_CAST_(uint16_t, value);
-    KOPT_COPY_(kopt_any16_, p, &x);
+    kopt_copy_(p, KOPT_CONST_POINTER_(const kopt_byte_ *, &x), 2);
 }
-
-KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { KOPT_COPY_(kopt_any32_, p, &x); }
+KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) {
+    kopt_copy_(p, KOPT_CONST_POINTER_(const kopt_byte_ *, &x), 4);
+}
+#endif
 
 static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_copy_called_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
     kopt_copy_(to, from, size);
@@ -3843,8 +3840,10 @@ static int kopt_in_(uint32_t set, int value) { return value >= 0 && value < 16 &
 
 /* Does this build have all that opt uses? */
 static int kopt_built_in_(const kopt_optimizer *opt) {
-    const int half = opt->weight_format != KOPT_F32, compensated = opt->rounding == KOPT_KAHAN || opt->rounding == KOPT_COMPACT;
+    int half, compensated;
     if (KAHAN_OPT_ONLY == KOPT_WITH_ALL) return 1;
+    half = opt->weight_format != KOPT_F32;
+    compensated = opt->rounding == KOPT_KAHAN || opt->rounding == KOPT_COMPACT;
     if (!kopt_in_(KOPT_RULES_, KOPT_CAST_(int, opt->rule))) return 0;
     if (!kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, opt->weight_format))) return 0;
     if (half && !kopt_in_(KOPT_ROUNDINGS_, KOPT_CAST_(int, opt->rounding))) return 0;
@@ -4441,11 +4440,11 @@ KOPT_SCALARS_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s)
 
 KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
     kopt_result result = kopt_check_options_(opt);
-    const int checks = KOPT_HAS_(KOPT_WITH_CHECKS), extras = KOPT_HAS_(KOPT_WITH_EXTRAS);
-    const int momentum = KOPT_HAS_(KOPT_WITH_MOMENTUM);
+    int checks = KOPT_HAS_(KOPT_WITH_CHECKS), extras = KOPT_HAS_(KOPT_WITH_EXTRAS), momentum = KOPT_HAS_(KOPT_WITH_MOMENTUM);
     kopt_environment_ environment;
-    kopt_step local, *const s = checks ? &local : step; /* if it fails, *step is as before */
+    kopt_step local, *s = step;
     int finite;
+    if (checks) s = &local; /* if it fails, *step is as before */
     if (result != KOPT_OK) return result;
     if (checks && step == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (checks && opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;

@@ -1,11 +1,12 @@
-/* fuzz.c - hostile input to the whole public interface. Bytes become optimizers, tensors, state blocks and a sequence of
-   calls: any alignment, length, format and option, values that no enum has, hyper-parameters that are NaN or infinite,
-   buffers that overlap, blocks that are damaged, truncated, sealed or somebody else's, steps that never were begun.
+/* fuzz.c - hostile input to the whole public interface. Bytes become optimizers, tensors, state blocks and a sequence
+   of calls: any alignment, length, format and option, values that no enum has, hyper-parameters that are NaN or
+   infinite, buffers that overlap, blocks that are damaged, truncated, sealed or somebody else's, steps that never were
+   begun.
    After each call:
      - it succeeds exactly when this file, which knows only the manual, says so;
      - an error has written nothing: not to the memory, the optimizer, the tensors, the step;
      - a success has written only where the manual says, and read nothing else (AddressSanitizer: all is poisoned);
-     - its result is that of tests/reference.h, or of another instruction set in other slices, or what its definition says;
+     - its result is that of tests/reference.h, or of another instruction set in other slices, or fits its definition;
      - sealed, moved, opened: the run goes on bit for bit;
      - the caller's floating-point control register, whatever was in it, is back and has changed nothing.
    A target of libFuzzer; with FUZZ_STANDALONE a program: fuzz [COUNT [SEED]], or fuzz FILE to replay a finding. */
@@ -364,7 +365,8 @@ static int optimizer_good(const kopt_optimizer *o)
     if (!within(o->grad_scale, -most, most) || !within(o->clip, -most, most)) return 0;
     if (o->decay == KOPT_FULLY_DECOUPLED && !(within(o->max_lr, 0, most) && o->max_lr > 0)) return 0;
     if (o->rule == KOPT_EMA)
-        return within(o->lr, 0, 1) && within(o->weight_decay, 0, 0) && !o->moments_only && !o->zero_grad && !o->maximize;
+        return within(o->lr, 0, 1) && within(o->weight_decay, 0, 0) && !o->moments_only && !o->zero_grad &&
+               !o->maximize;
     if (o->rule != KOPT_SGD) {
         if (!is_beta(o->beta1) || !is_beta(o->beta2) || (o->rule == KOPT_ADAN && !is_beta(o->beta3))) return 0;
         if (o->rule != KOPT_LION && !within(o->eps, 1.1754943508222875e-38, most)) return 0;
@@ -598,7 +600,8 @@ static void step_sliced(const kopt_step *s, const kopt_tensor *t, size_t low, si
     if (whole && s->stable && !s->moments_only) {
         kopt_norm first, second;
         memset(&first, 0, sizeof first), memset(&second, 0, sizeof second);
-        REQUIRE(kopt_step_measure(s, t, b, high, &second) == KOPT_OK && kopt_step_measure(s, t, low, b, &first) == KOPT_OK &&
+        REQUIRE(kopt_step_measure(s, t, b, high, &second) == KOPT_OK &&
+                    kopt_step_measure(s, t, low, b, &first) == KOPT_OK &&
                     kopt_norm_merge(&first, &second) == KOPT_OK, "a slice is not measured");
         scaled.rate_scale = ref_mul(t->rate_scale, kopt_stable_scale(&first, high - low));
     }
@@ -630,7 +633,7 @@ static void step_again(const kopt_step *s, const kopt_optimizer *o, const kopt_t
     for (i = 0; i < count; ++i) step_sliced(s, &t[i], count == 1 ? begin : 0, count == 1 ? end : t[i].n, whole);
     kopt_isa_force(isa);
     REQUIRE(memcmp(other.memory, w.memory, ROOM) == 0, "another instruction set, in slices, differs");
-    REQUIRE(memcmp(other.counts, w.counts, sizeof w.counts) == 0, "another instruction set, in slices, counts differently");
+    REQUIRE(memcmp(other.counts, w.counts, sizeof w.counts) == 0, "another instruction set, in slices, counts others");
 }
 
 static int neighbours_share(const kopt_optimizer *o, const kopt_tensor *a, const kopt_tensor *b)
@@ -712,9 +715,11 @@ static void call_step(int whole)
     int good, expected;
     if (!whole) begin = below((uint32_t)(is_long(t->n) ? 9 : t->n + 2)), end = begin + below(LONGEST);
     if (!whole && byte() & 15 && end > t->n) end = t->n;
-    if (!whole && w.step.moment_format == KOPT_Q8 && byte() & 15) begin -= begin % 256, end = end % 3 ? t->n : end / 256 * 256;
+    if (!whole && w.step.moment_format == KOPT_Q8 && byte() & 15)
+        begin -= begin % 256, end = end % 3 ? t->n : end / 256 * 256;
     if (!whole && no == 3) end = SIZE_MAX - begin;
-    expected = step_good(&w.step) && tensor_good(&o, t, 1) && block_good(&o, t, 0) && (whole || range_good(&w.step, t, begin, end));
+    expected = step_good(&w.step) && tensor_good(&o, t, 1) && block_good(&o, t, 0) &&
+               (whole || range_good(&w.step, t, begin, end));
     if (no == 1 || no == 2) expected = 0;
     memcpy(&start, &w, sizeof w);
     prepare();
@@ -740,7 +745,7 @@ static void require_weights(const kopt_optimizer *o, const kopt_tensor *t, const
         ref_element e;
         uint32_t mask = l.residual_width == 1 ? 0xff : 0xffff, got = ref_get(t->weight, ref_width(o->weight_format), i);
         ref_write_weight(o, ref_float(ref_get(from, 4, i)), &e);
-        if (o->weight_format == KOPT_F32 ? !same_nan(got, e.weight) : got != e.weight) fail("another weight is written");
+        REQUIRE(o->weight_format == KOPT_F32 ? same_nan(got, e.weight) : got == e.weight, "another weight is written");
         if (!l.residual_width) continue;
         if (ref_get((unsigned char *)t->state + l.residual, l.residual_width, i) != (e.residual & mask))
             fail("another residual is written");
@@ -767,9 +772,10 @@ static void require_fresh(const kopt_optimizer *o, const kopt_tensor *t, int res
     int k;
     for (i = 0; residual && i < t->n * l.residual_width; ++i) REQUIRE(state[l.residual + i] == 0, "a fresh residual");
     for (k = 0; k < ref_moments(o); ++k) {
-        const int square = k == 1 || (k == 2 && o->rule == KOPT_ADAM), code = o->moment_format == KOPT_Q8 && !square ? 127 : 0;
-        for (i = 0; i < t->n * l.moment_width[k]; ++i) REQUIRE(state[l.moment[k] + i] == code, "a fresh moment is not 0");
-        for (i = 0; code && i < (t->n + 255) / 256 * 4; ++i) REQUIRE(state[l.scale[k] + i] == 0, "a fresh scale is not 0");
+        const int square = k == 1 || (k == 2 && o->rule == KOPT_ADAM);
+        const int code = o->moment_format == KOPT_Q8 && !square ? 127 : 0;
+        for (i = 0; i < t->n * l.moment_width[k]; ++i) REQUIRE(state[l.moment[k] + i] == code, "a fresh moment");
+        for (i = 0; code && i < (t->n + 255) / 256 * 4; ++i) REQUIRE(state[l.scale[k] + i] == 0, "a fresh scale");
     }
 }
 
@@ -800,7 +806,8 @@ static void call_init(void)
 }
 
 /* Moment k of t is that of the fp32 values at `fp32`, as it was written or read. */
-static void require_moments(const kopt_optimizer *o, const kopt_tensor *t, int k, const unsigned char *fp32, int reading)
+static void require_moments(const kopt_optimizer *o, const kopt_tensor *t, int k, const unsigned char *fp32,
+                            int reading)
 {
     const ref_layout l = ref_layout_of(o, t->n);
     const unsigned char *state = t->state;
@@ -824,7 +831,7 @@ static void require_moments(const kopt_optimizer *o, const kopt_tensor *t, int k
             REQUIRE(same_nan(x, ref_bits(ref_read_moment(o, k, stored))), "another value is read");
         } else {
             want = ref_write_moment(o, k, ref_float(x));
-            REQUIRE(o->moment_format == KOPT_F32 ? same_nan(stored, want) : stored == want, "another moment is written");
+            REQUIRE(o->moment_format == KOPT_F32 ? same_nan(stored, want) : stored == want, "another moment");
         }
     }
 }
@@ -835,7 +842,7 @@ static void call_read_write(int reading)
     const ref_layout l = ref_layout_of(&w.opt, t->n);
     const kopt_stream what = (kopt_stream)(byte() & 31 ? (int)below(3) : any_enum());
     const size_t size = is_long(t->n) ? 0 : 4 * t->n, weight = ref_width(w.opt.weight_format);
-    const int k = (int)what - KOPT_FIRST_MOMENT;
+    const int k = in_enum((int)what, KOPT_FOURTH_MOMENT) ? (int)what - KOPT_FIRST_MOMENT : 0;
     unsigned char *fp32 = fit(w.memory + below(ROOM), size), *state = t->state;
     uint32_t no = below(64);
     int good, expected;
@@ -853,8 +860,10 @@ static void call_read_write(int reading)
         if (reading) writes(fp32, size);
         if (!reading && what == KOPT_WEIGHT) {
             writes(s[0].p, s[0].size);
-            if (l.size) writes(state + l.residual, t->n * l.residual_width), writes(state + l.slow, t->n * l.slow_width);
-            if (l.size) writes(state + l.slow_residual, t->n * l.slow_residual_width);
+            if (l.size) {
+                writes(state + l.residual, t->n * l.residual_width), writes(state + l.slow, t->n * l.slow_width);
+                writes(state + l.slow_residual, t->n * l.slow_residual_width);
+            }
         } else if (!reading) {
             writes(state + l.moment[k], t->n * l.moment_width[k]);
             if (w.opt.moment_format == KOPT_Q8) writes(state + l.scale[k], (t->n + 255) / 256 * 4);
@@ -1097,7 +1106,8 @@ static void call_measure(void)
 {
     const kopt_tensor *t = &w.t[below(TENSORS)];
     const kopt_optimizer o = formats_of(&w.step);
-    const size_t begin = below((uint32_t)(is_long(t->n) ? 9 : t->n + 2)), size = byte() & 15 ? below(300) : SIZE_MAX - 600;
+    const size_t begin = below((uint32_t)(is_long(t->n) ? 9 : t->n + 2));
+    const size_t size = byte() & 15 ? below(300) : SIZE_MAX - 600;
     const size_t end = begin + size > t->n && byte() & 15 ? t->n : begin + size;
     const ref_layout l = ref_layout_of(&o, t->n);
     kopt_norm *norm = any_norm();
@@ -1112,7 +1122,8 @@ static void call_measure(void)
     if (expected && end > begin) {
         unsigned char *state = t->state;
         const size_t n = end - begin, weight = ref_width(o.weight_format), grad = ref_width(t->grad_format);
-        reads((unsigned char *)t->weight + begin * weight, n * weight), reads((unsigned char *)t->grad + begin * grad, n * grad);
+        reads((unsigned char *)t->weight + begin * weight, n * weight);
+        reads((unsigned char *)t->grad + begin * grad, n * grad);
         reads(state + l.residual + begin * l.residual_width, n * l.residual_width);
         for (i = 0; i < 2; ++i) reads(state + l.moment[i] + begin * l.moment_width[i], n * l.moment_width[i]);
         if (o.moment_format == KOPT_Q8) reads(state + l.scale[1], (t->n + 255) / 256 * 4);
@@ -1130,7 +1141,8 @@ static void call_clip_value(void)
     const size_t n = any_length(), width = ref_width(f), size = is_long(n) ? 0 : n * width;
     const double limit = any_double();
     unsigned char *p = any_array(n);
-    int good, expected = in_enum((int)f, KOPT_FP16) && !is_long(n) && (p != NULL || n == 0) && within(limit, 0, 1.7976931348623157e308);
+    int good, expected = in_enum((int)f, KOPT_FP16) && !is_long(n) && (p != NULL || n == 0) &&
+                         within(limit, 0, 1.7976931348623157e308);
     size_t i;
     memcpy(&start, &w, sizeof w);
     prepare();
@@ -1139,8 +1151,8 @@ static void call_clip_value(void)
     good = took(kopt_clip_value(p, f, n, limit));
     finish(18, "kopt_clip_value", good, expected);
     for (i = 0; i < n && good; ++i) {
-        const uint32_t sign = f == KOPT_F32 ? 0x80000000u : 0x8000u, x = ref_get(start.memory + (p - w.memory), width, i);
-        const uint32_t y = ref_get(p, width, i), mag = y & (sign - 1);
+        const uint32_t sign = f == KOPT_F32 ? 0x80000000u : 0x8000u, y = ref_get(p, width, i), mag = y & (sign - 1);
+        const uint32_t x = ref_get(start.memory + (p - w.memory), width, i);
         if (ref_is_nan(f, x) || (double)ref_float(ref_widen(f, x & (sign - 1))) <= limit) {
             REQUIRE(x == y, "clipped for no reason");
         } else {
