@@ -5064,11 +5064,10 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
     kopt_result result = kopt_check_accumulator_(a, out, a == KOPT_NULL_ ? 0 : a->n * 4);
     const kopt_byte_ *sum, *residual;
     kopt_environment_ environment;
-    kopt_optimizer like; /* whose weights are stored like this sum */
+    kopt_optimizer like; /* whose weights are stored like this sum; only two fields are read */
     size_t i, size, residual_size;
     if (result != KOPT_OK || a->n == 0) return result;
     if (out == KOPT_NULL_) return KOPT_ERROR_NULL;
-    like = kopt_sgd(0, 0);
     like.weight_format = a->format;
     like.rounding = a->rounding;
     size = kopt_bytes_of_(a->format);

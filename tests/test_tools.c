@@ -579,9 +579,10 @@ static void reference_accumulate(sum_memory *m, const kopt_accumulator *a, const
     o.weight_format = a->format, o.rounding = a->rounding, o.compensation_rounding = a->compensation_rounding;
     l = ref_layout_of(&o, SUM_N);
     for (i = 0; i < SUM_N; ++i) {
-        ref_element e = {0, 0, 0, 0, 0};
+        ref_element e;
         uint32_t r = ref_random(a->seed, a->step + 1, a->id, 2, a->first_index + i), carried;
         float delta = ref_mul(ref_float(ref_widen(f, ref_get(grad, ref_width(f), i))), scale), w;
+        memset(&e, 0, sizeof e);
         if (a->count) {
             e.weight = ref_get(m->sum, ref_width(a->format), i);
             if (l.residual_width) e.residual = ref_get(m->residual, l.residual_width, i);
