@@ -160,7 +160,12 @@
 #else
 #define KOPT_INLINED_ __inline
 #endif
-#define KOPT_INLINE_ static KOPT_INLINED_
+#ifdef __CUDACC__
+#define KOPT_BOTH_ __host__ __device__ /* what kahan_opt_cuda.cuh needs on both sides */
+#else
+#define KOPT_BOTH_
+#endif
+#define KOPT_INLINE_ static KOPT_BOTH_ KOPT_INLINED_
 
 /* A static function that may stay unused. clang warns if one that is marked so is used, but not about inline ones. */
 #if defined(KOPT_GNU_) && !defined(__clang__)
@@ -226,7 +231,8 @@ typedef enum kopt_result {
     KOPT_ERROR_CHECKSUM,  /* the block was damaged                                                 */
     KOPT_ERROR_OVERLAP,   /* two buffers overlap                                                   */
     KOPT_ERROR_STEP,      /* the step was not begun, or 2^32 - 1 steps are used up                 */
-    KOPT_ERROR_ISA        /* this machine or this build has no such instruction set                */
+    KOPT_ERROR_ISA,       /* this machine or this build has no such instruction set, or no GPU     */
+    KOPT_ERROR_DEVICE     /* a CUDA call failed: cudaPeekAtLastError() says why                    */
 } kopt_result;
 
 /* One English sentence for each result, never NULL. */
@@ -336,7 +342,7 @@ KOPT_API_ uint32_t kopt_random(uint64_t seed, uint32_t step, uint32_t id, uint32
         kopt_kahan_add_bf16(w, c, -lr * dw, random16)                                                                 */
 
 /* Makes x an opaque register value: nothing is fused, reassociated or kept in excess precision across it. */
-#ifndef KOPT_GNU_
+#if !defined(KOPT_GNU_) || defined(__CUDA_ARCH__)
 #define KOPT_SETTLE_(x) ((void)0)
 #elif defined(__AVX512F__) && defined(__x86_64__)
 #define KOPT_SETTLE_(x) __asm__("" : "+v"(x))
@@ -355,15 +361,29 @@ KOPT_API_ uint32_t kopt_random(uint64_t seed, uint32_t step, uint32_t id, uint32
 #define KOPT_SETTLE_(x) __asm__("" : "+r"(x))
 #endif
 
+#ifdef __CUDA_ARCH__ /* no flag of nvcc changes what is written in PTX */
+#define KOPT_PTX_(operation, letter, r, a, b) __asm__(operation " %0, %1, %2;" : "=" letter(r) : letter(a), letter(b))
+#endif
+
 KOPT_INLINE_ float kopt_add_(float a, float b) {
-    float sum = a + b;
+    float sum;
+#ifdef __CUDA_ARCH__
+    KOPT_PTX_("add.rn.f32", "f", sum, a, b);
+#else
+    sum = a + b;
     KOPT_SETTLE_(sum);
+#endif
     return sum;
 }
 
 KOPT_INLINE_ float kopt_sub_(float a, float b) {
-    float difference = a - b;
+    float difference;
+#ifdef __CUDA_ARCH__
+    KOPT_PTX_("sub.rn.f32", "f", difference, a, b);
+#else
+    difference = a - b;
     KOPT_SETTLE_(difference);
+#endif
     return difference;
 }
 
@@ -746,7 +766,7 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized" /* gcc bug 105593, in its own AVX-512 headers */
 #pragma GCC diagnostic ignored "-Wuninitialized"       /* the same in g++                               */
-#if !defined(__OPTIMIZE__)
+#if !defined(__OPTIMIZE__) && !defined(__CUDACC__)
 #pragma GCC push_options
 #pragma GCC optimize("O2") /* vector code at -O0 is 8-15 times slower */
 #define KOPT_OPTIMIZED_HERE_
@@ -826,7 +846,7 @@ typedef struct kopt_tool_ {
 
 /* A field with one of the values in `set`, a constant bit set: the compiler learns what it cannot be, and drops the code
    for that. One value is left: a constant. Two: one comparison. A value that is not in this build becomes one that is. */
-static KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int value) {
+static KOPT_BOTH_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int value) {
     const uint32_t last = set & (0u - set), rest = set ^ last; /* the lowest bit, and the others */
     const int low = last == 1 ? 0 : last == 2 ? 1 : last == 4 ? 2 : last == 8 ? 3 : last == 16 ? 4 : last == 32 ? 5 : 6;
     if (rest == 0) return low;
@@ -872,20 +892,20 @@ typedef size_t kopt_index_; /* tensor.first_index is 0 */
 #endif
 
 /* The number of moments, where the rule alone decides it. */
-static KOPT_FORCE_INLINE_ int kopt_moments_here_(kopt_rule rule, int moments) {
+static KOPT_BOTH_ KOPT_FORCE_INLINE_ int kopt_moments_here_(kopt_rule rule, int moments) {
     if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_MOMENTUM)) return 0;
     if (rule == KOPT_ADAM && !KOPT_HAS_(KOPT_WITH_EXTRAS)) return 2;
     return moments;
 }
 
-static KOPT_FORCE_INLINE_ size_t kopt_bytes_of_(kopt_format format) { return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2; }
+static KOPT_BOTH_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_(kopt_format format) { return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2; }
 
 /* Is this moment a mean of squares? fp16 keeps the root of those. */
-static KOPT_FORCE_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
+static KOPT_BOTH_ KOPT_FORCE_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
     return moment == 1 || (moment == 2 && rule == KOPT_ADAM);
 }
 
-static KOPT_FORCE_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding rounding) {
+static KOPT_BOTH_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding rounding) {
     if (format == KOPT_F32 || rounding == KOPT_NEAREST || rounding == KOPT_STOCHASTIC) return 0;
     return rounding == KOPT_COMPACT ? 1 : 2;
 }
@@ -933,7 +953,7 @@ KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) {
 }
 #endif
 
-static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_copy_called_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
+static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_BOTH_ void kopt_copy_called_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
     kopt_copy_(to, from, size);
 }
 
@@ -959,7 +979,11 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_bounce_(kopt_byte_ *pa
 
 /* Square root, correctly rounded: the instruction where there is one, else digit by digit. */
 KOPT_INLINE_ float kopt_sqrt_(float x) {
-#if defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__SSE2_MATH__))
+#ifdef __CUDA_ARCH__
+    float root;
+    __asm__("sqrt.rn.f32 %0, %1;" : "=f"(root) : "f"(x));
+    return root;
+#elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__SSE2_MATH__))
     float root;
 #ifdef __AVX__
     __asm__("vsqrtss {%1, %1, %0|%0, %1, %1}" : "=x"(root) : "x"(x));
@@ -1196,7 +1220,7 @@ typedef double kopt_f64_;
 
 /* volatile, here and below: nothing moves out from between kopt_enter_ and kopt_leave_ */
 KOPT_INLINE_ double kopt_settle64_(double x) {
-#ifdef KOPT_GNU_
+#if defined(KOPT_GNU_) && !defined(__CUDA_ARCH__)
     __asm__ __volatile__("" : "+m"(x));
 #endif
     return x;
@@ -1211,15 +1235,31 @@ KOPT_INLINE_ double kopt_put64_(kopt_f64_ x) { return x; }
 KOPT_INLINE_ kopt_f64_ kopt_get64_(double x) { return x; }
 KOPT_INLINE_ kopt_f64_ kopt_whole64_(uint32_t n) { return n; }
 KOPT_INLINE_ uint64_t kopt_word64_(kopt_f64_ x) { return kopt_bits64_(x); }
-KOPT_INLINE_ kopt_f64_ kopt_mul64_(kopt_f64_ a, kopt_f64_ b) { return kopt_settle64_(a * b); }
-KOPT_INLINE_ kopt_f64_ kopt_div64_(kopt_f64_ a, kopt_f64_ b) { return kopt_settle64_(a / kopt_settle64_(b)); }
-KOPT_INLINE_ kopt_f64_ kopt_add64_(kopt_f64_ a, kopt_f64_ b) { return kopt_settle64_(a + b); }
-KOPT_INLINE_ kopt_f64_ kopt_sub64_(kopt_f64_ a, kopt_f64_ b) { return kopt_settle64_(a - b); }
+#ifdef __CUDA_ARCH__
+#define KOPT_OPERATION64_(name, ptx, operation)                \
+    KOPT_INLINE_ kopt_f64_ name(kopt_f64_ a, kopt_f64_ b) {    \
+        kopt_f64_ r;                                           \
+        KOPT_PTX_(ptx, "d", r, a, b);                          \
+        return r;                                              \
+    }
+#else
+#define KOPT_OPERATION64_(name, ptx, operation) \
+    KOPT_INLINE_ kopt_f64_ name(kopt_f64_ a, kopt_f64_ b) { return kopt_settle64_(a operation kopt_settle64_(b)); }
+#endif
+KOPT_OPERATION64_(kopt_mul64_, "mul.rn.f64", *)
+KOPT_OPERATION64_(kopt_div64_, "div.rn.f64", /)
+KOPT_OPERATION64_(kopt_add64_, "add.rn.f64", +)
+KOPT_OPERATION64_(kopt_sub64_, "sub.rn.f64", -)
 
-KOPT_INLINE_ kopt_f64_ kopt_half64_(kopt_f64_ x) { return kopt_settle64_(x * 0.5); }
+KOPT_INLINE_ kopt_f64_ kopt_half64_(kopt_f64_ x) { return kopt_mul64_(x, 0.5); }
 
-static float kopt_to_float_(kopt_f64_ x) {
+KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
+#ifdef __CUDA_ARCH__
+    float y;
+    __asm__("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
+#else
     volatile float y = KOPT_CAST_(float, x);
+#endif
     return y;
 }
 
@@ -1227,7 +1267,7 @@ static float kopt_to_float_(kopt_f64_ x) {
 
 /* a < b, by integers: -Ofast takes it that no NaN exists, and a caller's DAZ that no subnormal does. NaN is above all
    or below all. */
-static int kopt_less64_(kopt_f64_ a, kopt_f64_ b) {
+static KOPT_BOTH_ int kopt_less64_(kopt_f64_ a, kopt_f64_ b) {
     const uint64_t top = KOPT_CAST_(uint64_t, 1) << 63;
     uint64_t x = kopt_word64_(a), y = kopt_word64_(b);
     if (KOPT_POSITIVE64_) return x < y;
@@ -1237,19 +1277,19 @@ static int kopt_less64_(kopt_f64_ a, kopt_f64_ b) {
 }
 
 /* Finite, and in [least, most]. */
-static int kopt_inside64_(kopt_f64_ x, kopt_f64_ least, kopt_f64_ most) {
+static KOPT_BOTH_ int kopt_inside64_(kopt_f64_ x, kopt_f64_ least, kopt_f64_ most) {
     return (kopt_word64_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, least) && !kopt_less64_(most, x);
 }
 
 
-static int kopt_less_(double a, double b) { return kopt_less64_(kopt_get64_(a), kopt_get64_(b)); }
+static KOPT_BOTH_ int kopt_less_(double a, double b) { return kopt_less64_(kopt_get64_(a), kopt_get64_(b)); }
 
-static int kopt_within_(double x, double least, double most) {
+static KOPT_BOTH_ int kopt_within_(double x, double least, double most) {
     return kopt_inside64_(kopt_get64_(x), kopt_get64_(least), kopt_get64_(most));
 }
 
 /* base^exponent, lowest bit first. */
-KOPT_LEAN_ kopt_f64_ kopt_power_(kopt_f64_ base, uint32_t exponent) {
+KOPT_LEAN_ KOPT_BOTH_ kopt_f64_ kopt_power_(kopt_f64_ base, uint32_t exponent) {
     kopt_f64_ power = kopt_get64_(1.0);
     for (; exponent != 0; exponent >>= 1) {
         if ((exponent & 1u) != 0) power = kopt_mul64_(power, base);
@@ -1259,7 +1299,7 @@ KOPT_LEAN_ kopt_f64_ kopt_power_(kopt_f64_ base, uint32_t exponent) {
 }
 
 /* beta and 1 - beta in binary32; returns 1 - beta^step. */
-static kopt_f64_ kopt_beta_(kopt_f64_ beta, uint32_t step, float *beta32, float *rest32) {
+static KOPT_BOTH_ kopt_f64_ kopt_beta_(kopt_f64_ beta, uint32_t step, float *beta32, float *rest32) {
     const kopt_f64_ one = kopt_get64_(1.0);
     *beta32 = kopt_to_float_(beta);
     *rest32 = kopt_to_float_(kopt_sub64_(one, beta));
@@ -1267,7 +1307,7 @@ static kopt_f64_ kopt_beta_(kopt_f64_ beta, uint32_t step, float *beta32, float 
 }
 
 /* Square root of a in (0, 1] by Heron's iteration, which falls until it has converged. */
-static kopt_f64_ kopt_sqrt64_(kopt_f64_ a) {
+static KOPT_BOTH_ kopt_f64_ kopt_sqrt64_(kopt_f64_ a) {
     kopt_f64_ x = kopt_get64_(1.0), y;
     for (;;) {
         y = kopt_half64_(kopt_add64_(x, kopt_div64_(a, x)));
@@ -1286,7 +1326,7 @@ KOPT_INLINE_ void kopt_norm_put_(kopt_norm *norm, uint64_t value, uint32_t p) {
 }
 
 /* The one form of a sum: all digits but the last below 2^32. */
-static KOPT_UNUSED_ void kopt_norm_carry_(kopt_norm *norm) {
+static KOPT_UNUSED_ KOPT_BOTH_ void kopt_norm_carry_(kopt_norm *norm) {
     int i;
     for (i = 0; i < 19; i++) {
         norm->digit[i + 1] += norm->digit[i] >> 32;
@@ -1302,7 +1342,7 @@ KOPT_INLINE_ uint32_t kopt_magnitude_(const kopt_byte_ *p, kopt_format format) {
 }
 
 /* One value at a time: for any value, and at most 2^30 of them until the next carry. */
-static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_norm_each_(kopt_norm *norm, const kopt_byte_ *p, kopt_format format,
+static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_BOTH_ void kopt_norm_each_(kopt_norm *norm, const kopt_byte_ *p, kopt_format format,
                                                         size_t n) {
     const size_t size = kopt_bytes_of_(format);
     for (; n > 0; n--, p += size) {
@@ -1322,6 +1362,7 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_norm_each_(kopt_norm *norm, const k
 #define KOPT_PASS_AVX2_ 3
 #define KOPT_PASS_AVX512_ 4
 #define KOPT_PASS_NEON_ 5
+#define KOPT_PASS_CUDA_ 6 /* read by kahan_opt_cuda.cuh */
 
 #define KOPT_PASS_ KOPT_PASS_SCALAR_
 #include KAHAN_OPT_SELF
@@ -1426,6 +1467,7 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_norm_each_(kopt_norm *norm, const k
 #define ISA_ scalar
 #define ISA_TARGET_
 #define LANES_ KOPT_CAST_(size_t, 1)
+#define ONE_LANE_ 1
 typedef float floats_;
 typedef uint32_t words_;
 typedef int mask_;
@@ -1974,6 +2016,9 @@ FN_ words_ pair_max_(words_ a, words_ b) {
 FN_ int pair_any_above_(words_ a, words_ limit) {
     return vmaxvq_u16(vcgtq_s16(vreinterpretq_s16_u32(a), vreinterpretq_s16_u32(limit))) != 0;
 }
+
+#elif KOPT_PASS_ == KOPT_PASS_CUDA_
+#include KAHAN_OPT_CUDA_SELF
 #endif
 
 /* ================================================================================================================== */
@@ -2115,7 +2160,7 @@ FN_ scalars_ spread_(const kopt_job_ *j) {
 /* ---- memory: n lanes, zeros in the others ---- */
 
 FN_ words_ fetch_(const kopt_byte_ *p, size_t size, size_t n) {
-#if KOPT_PASS_ != KOPT_PASS_SCALAR_
+#ifndef ONE_LANE_
     kopt_byte_ part[4 * LANES_];
     if (n < LANES_) p = kopt_bounce_(part, sizeof part, p, n * size);
 #else
@@ -2125,7 +2170,7 @@ FN_ words_ fetch_(const kopt_byte_ *p, size_t size, size_t n) {
 }
 
 FN_ void put_(kopt_byte_ *p, size_t size, size_t n, words_ a) {
-#if KOPT_PASS_ != KOPT_PASS_SCALAR_
+#ifndef ONE_LANE_
     kopt_byte_ part[4 * LANES_], *to = n < LANES_ ? part : p;
 #else
     kopt_byte_ *to = p;
@@ -2137,14 +2182,16 @@ FN_ void put_(kopt_byte_ *p, size_t size, size_t n, words_ a) {
         store16_(to, a);
     else
         store8_(to, a);
-#if KOPT_PASS_ != KOPT_PASS_SCALAR_
+#ifndef ONE_LANE_
     if (n < LANES_) kopt_copy_called_(p, part, n * size);
 #endif
 }
 
 /* A function that is not inlined, in a pass with vectors: it would double the compile time. */
-#if KOPT_PASS_ != KOPT_PASS_SCALAR_
+#ifndef ONE_LANE_
 #define APART_ static KOPT_NOINLINE_ ISA_TARGET_
+#elif KOPT_PASS_ == KOPT_PASS_CUDA_ /* everything in registers */
+#define APART_ FN_
 #else
 #define APART_ KOPT_LEAN_
 #endif
@@ -2157,7 +2204,7 @@ KOPT_INLINE_ kopt_index_ kopt_block_of_(kopt_index_ index) { return (index >> 8 
 #endif
 
 /* The round keys of one seed and the counter words that are the same for all elements of a tensor. */
-#if KOPT_PASS_ == KOPT_PASS_SCALAR_ /* made anew in each round: small, and no slower */
+#ifdef ONE_LANE_ /* made anew in each round: small, and no slower */
 typedef struct cipher_ {
     words_ key[2], stream, step, id;
 } cipher_;
@@ -2245,7 +2292,7 @@ FN_ void random_flip_(words_ x[4]) {
 /* Into the order of memory: w[0] holds words 0 .. LANES_-1 of the sequence block by block, and so on. Lane l had block
    block_order_[l]. */
 FN_ void random_order_(words_ w[4], const words_ x[4]) {
-#if KOPT_PASS_ != KOPT_PASS_SCALAR_
+#ifndef ONE_LANE_
     words_ even_low = zip_low_(x[0], x[2]), even_high = zip_high_(x[0], x[2]);
     words_ odd_low = zip_low_(x[1], x[3]), odd_high = zip_high_(x[1], x[3]);
     w[0] = zip_low_(even_low, odd_low);
@@ -2582,7 +2629,7 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
 FN_ size_t random_halves_(uint32_t *halves, const cipher_ *cipher, kopt_index_ index, int first) {
     const size_t offset = KOPT_CAST_(unsigned, index % (8 * LANES_));
     if (offset == 0 || first) {
-#if KOPT_PASS_ != KOPT_PASS_SCALAR_
+#ifndef ONE_LANE_
         words_ x[4], w[4];
         size_t i;
 #else
@@ -2590,7 +2637,7 @@ FN_ size_t random_halves_(uint32_t *halves, const cipher_ *cipher, kopt_index_ i
 #endif
         random_words_(x, cipher, kopt_block_of_(index - offset));
         if ((index & 128) != 0) random_flip_(x);
-#if KOPT_PASS_ != KOPT_PASS_SCALAR_
+#ifndef ONE_LANE_
         random_order_(w, x);
         for (i = 0; i < 4; i++) store32_(KOPT_POINTER_(kopt_byte_ *, halves + i * LANES_), w[i]);
         store32_(KOPT_POINTER_(kopt_byte_ *, halves + 4 * LANES_), iset_(0)); /* loads may reach beyond the block */
@@ -2997,7 +3044,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ int NAME_(all_finite)(const kopt_byte_ *p, kop
 #define tool_random_ NAME_(tool_random)
 #define accumulate_ NAME_(accumulate)
 
-#if KOPT_PASS_ != KOPT_PASS_SCALAR_ && !defined(TOOLS_)
+#if !defined(ONE_LANE_) && !defined(TOOLS_)
 /* Section 9. A window of magnitudes is counted in units of 2^-scale as integers below 2^28, whose squares add up in 64
    bits; bf16 has 20 binades in it, fp16 17. A group with anything else in it goes one value at a time. fp32 values are
    cut into 12 + 12 bits, the lower in units of 2^-(scale + 12): 16 binades. */
@@ -3287,6 +3334,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef ISA_
 #undef ISA_TARGET_
 #undef LANES_
+#undef ONE_LANE_
 #undef shl_
 #undef shr_
 #undef PAIRS_
@@ -3702,7 +3750,8 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
     case KOPT_ERROR_CHECKSUM: return "the state block is damaged: its checksum is wrong";
     case KOPT_ERROR_OVERLAP: return "two of the buffers overlap";
     case KOPT_ERROR_STEP: return "the step was not begun, or all 2^32 - 1 steps are used up";
-    case KOPT_ERROR_ISA: return "this instruction set is not in this build or not on this machine";
+    case KOPT_ERROR_ISA: return "this instruction set, or a GPU, is not in this build or not on this machine";
+    case KOPT_ERROR_DEVICE: return "a CUDA call failed: cudaPeekAtLastError() says why";
     default: return "unknown result";
     }
 }
@@ -3824,7 +3873,7 @@ KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_
 
 static int kopt_format_valid_(kopt_format f) { return KOPT_CAST_(unsigned, f) <= KOPT_CAST_(unsigned, KOPT_FP16); }
 
-KOPT_LEAN_ int kopt_moments_(const kopt_optimizer *opt) {
+KOPT_LEAN_ KOPT_BOTH_ int kopt_moments_(const kopt_optimizer *opt) {
     switch (KOPT_CAST_(int, KOPT_RULE_(opt->rule))) {
     case KOPT_SGD: return KOPT_HAS_(KOPT_WITH_MOMENTUM) && kopt_less_(0, opt->momentum);
     case KOPT_ADAM: return KOPT_HAS_(KOPT_WITH_EXTRAS) && opt->amsgrad ? 3 : 2;
@@ -4362,7 +4411,7 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, kopt_tensor *t) {
 }
 
 /* RAdam's rectification term squared, in (0, 1); 0 while the approximated moving average is 5 steps or shorter. */
-static kopt_f64_ kopt_rectifier_(kopt_f64_ beta2, uint32_t step, kopt_f64_ rest2) {
+static KOPT_BOTH_ kopt_f64_ kopt_rectifier_(kopt_f64_ beta2, uint32_t step, kopt_f64_ rest2) {
     const kopt_f64_ one = kopt_get64_(1), two = kopt_get64_(2), four = kopt_get64_(4);
     const kopt_f64_ longest = kopt_sub64_(kopt_div64_(two, kopt_sub64_(one, beta2)), one);
     const kopt_f64_ power = kopt_mul64_(kopt_mul64_(two, kopt_whole64_(step)), kopt_power_(beta2, step));
@@ -4374,8 +4423,33 @@ static kopt_f64_ kopt_rectifier_(kopt_f64_ beta2, uint32_t step, kopt_f64_ rest2
     return kopt_div64_(kopt_mul64_(above, longest), kopt_mul64_(below, length));
 }
 
+/* What a step takes over from the options. */
+KOPT_LEAN_ KOPT_BOTH_ void kopt_take_options_(const kopt_optimizer *opt, kopt_step *s) {
+    const int checks = KOPT_HAS_(KOPT_WITH_CHECKS), extras = KOPT_HAS_(KOPT_WITH_EXTRAS);
+    const int momentum = KOPT_HAS_(KOPT_WITH_MOMENTUM);
+    s->rule = opt->rule;
+    if (checks || !KOPT_ALONE_(KOPT_FORMATS_)) {
+        s->weight_format = KOPT_FORMAT_(opt->weight_format);
+        s->moment_format = KOPT_MOMENT_FORMAT_(opt->moment_format);
+    }
+    if (checks || !KOPT_ALONE_(KOPT_ROUNDINGS_)) s->rounding = KOPT_ROUNDING_(opt->rounding);
+    if (checks || !KOPT_ALONE_(KOPT_STATE_ROUNDINGS_)) {
+        s->moment_rounding = KOPT_STATE_ROUNDING_(opt->moment_rounding);
+        s->compensation_rounding = KOPT_STATE_ROUNDING_(opt->compensation_rounding);
+    }
+    if (checks || extras || momentum || (KOPT_RULES_ & ~3u) != 0) {
+        s->moments = kopt_moments_(opt);
+        s->nesterov = momentum && opt->rule == KOPT_SGD && opt->nesterov;
+        s->zero_grad = extras && opt->zero_grad;
+        s->moments_only = extras && opt->moments_only;
+        s->unrectified = s->sync = 0;
+        s->stable = extras && opt->rule == KOPT_ADAM && opt->stable;
+    }
+    s->seed = opt->seed;
+}
+
 /* The step after opt->step. Returns 0 if a scalar is beyond the range of a float. */
-KOPT_SCALARS_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
+KOPT_SCALARS_ KOPT_BOTH_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
     const kopt_f64_ zero = kopt_get64_(0), one = kopt_get64_(1), most = kopt_get64_(3e38), least = kopt_get64_(-3e38);
     const kopt_f64_ lr = kopt_get64_(opt->lr), weight_decay = kopt_get64_(opt->weight_decay);
     const kopt_rule rule = KOPT_RULE_(opt->rule);
@@ -4430,7 +4504,7 @@ KOPT_SCALARS_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s)
          !kopt_inside64_(root_scale, zero, most) || !kopt_inside64_(decay, zero, most)))
         return 0;
     s->grad_scale = kopt_to_float_(scale);
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && opt->maximize) s->grad_scale = -s->grad_scale;
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && opt->maximize) s->grad_scale = kopt_float_(kopt_bits_(s->grad_scale) ^ 0x80000000u);
     s->rate = kopt_to_float_(rate);
     s->root_scale = kopt_to_float_(root_scale);
     if (KOPT_HAS_(KOPT_WITH_L2)) s->l2 = kopt_to_float_(how == KOPT_L2 ? weight_decay : zero);
@@ -4440,7 +4514,7 @@ KOPT_SCALARS_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s)
 
 KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
     kopt_result result = kopt_check_options_(opt);
-    int checks = KOPT_HAS_(KOPT_WITH_CHECKS), extras = KOPT_HAS_(KOPT_WITH_EXTRAS), momentum = KOPT_HAS_(KOPT_WITH_MOMENTUM);
+    int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
     kopt_environment_ environment;
     kopt_step local, *s = step;
     int finite;
@@ -4448,25 +4522,7 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
     if (result != KOPT_OK) return result;
     if (checks && step == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (checks && opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
-    s->rule = opt->rule;
-    if (checks || !KOPT_ALONE_(KOPT_FORMATS_)) {
-        s->weight_format = KOPT_FORMAT_(opt->weight_format);
-        s->moment_format = KOPT_MOMENT_FORMAT_(opt->moment_format);
-    }
-    if (checks || !KOPT_ALONE_(KOPT_ROUNDINGS_)) s->rounding = KOPT_ROUNDING_(opt->rounding);
-    if (checks || !KOPT_ALONE_(KOPT_STATE_ROUNDINGS_)) {
-        s->moment_rounding = KOPT_STATE_ROUNDING_(opt->moment_rounding);
-        s->compensation_rounding = KOPT_STATE_ROUNDING_(opt->compensation_rounding);
-    }
-    if (checks || extras || momentum || (KOPT_RULES_ & ~3u) != 0) {
-        s->moments = kopt_moments_(opt);
-        s->nesterov = momentum && opt->rule == KOPT_SGD && opt->nesterov;
-        s->zero_grad = extras && opt->zero_grad;
-        s->moments_only = extras && opt->moments_only;
-        s->unrectified = s->sync = 0;
-        s->stable = extras && opt->rule == KOPT_ADAM && opt->stable;
-    }
-    s->seed = opt->seed;
+    kopt_take_options_(opt, s);
     kopt_enter_(&environment);
     finite = kopt_compute_scalars_(opt, s);
     kopt_leave_(&environment);
@@ -4651,13 +4707,13 @@ KOPT_API_ kopt_result kopt_step_measure(const kopt_step *step, const kopt_tensor
 }
 
 /* Not an assignment, which would call memcpy. */
-static void kopt_norm_copy_(kopt_norm *to, const kopt_norm *from) {
+static KOPT_BOTH_ void kopt_norm_copy_(kopt_norm *to, const kopt_norm *from) {
     kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
     kopt_norm_carry_(to);
 }
 
 /* Digit by digit: 54 bits of the root, the last of them and what remains say how to round. */
-static kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
+static KOPT_BOTH_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
     uint64_t rest = 0, root = 0;
     int pairs, pair, i;
     kopt_norm n;

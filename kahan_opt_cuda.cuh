@@ -1,0 +1,1450 @@
+/* kahan_opt_cuda.cuh - the steps of kahan_opt.h on a GPU: the same bits, many tensors in one launch - MIT-0 or public
+   domain
+
+   DO THIS ONCE: in one .cu file, compiled by nvcc. It makes its own private copy of what it needs of kahan_opt.h.
+
+       #define KAHAN_OPT_CUDA_IMPLEMENTATION
+       #include "kahan_opt_cuda.cuh"
+
+   QUICK START, from C or C++: tensors is a kopt_tensor[] as on the CPU, with device addresses.
+
+       int train(kopt_tensor *tensors, size_t count, int steps, void *stream) {
+           kopt_optimizer  opt = kopt_adamw(1e-3);
+           kopt_cuda_group all = {&opt, tensors, count};
+           kopt_cuda_plan  plan;
+           size_t          size = kopt_cuda_plan_size(&all, 1);
+           void           *bytes = malloc(size), *device = NULL;
+           cudaMalloc(&device, size);
+           if (kopt_cuda_plan_build(&plan, bytes, size, &all, 1) != KOPT_OK) return 0;
+           if (kopt_cuda_plan_upload(&plan, device, bytes, stream) != KOPT_OK) return 0;
+           while (steps-- > 0) {
+               // ... forward and backward pass, on the same stream ...
+               if (kopt_cuda_step(&plan, stream) != KOPT_OK) return 0;
+           }
+           return 1;
+       }
+
+   State blocks are those of kahan_opt.h, byte for byte: kopt_state_init() one on the host and copy it to the GPU; copy it
+   back to kopt_state_seal() and save it. docs/gpu.md shows graphs, clipping, NCCL and PyTorch.
+
+   WHAT IT DOES NOT   It never allocates, synchronises, exits or prints, and never reads or clears the program's CUDA
+                      error. Everything that takes a stream is asynchronous and can be captured in a CUDA graph.
+
+   CONFIGURATION
+   KAHAN_OPT_CUDA_IMPLEMENTATION   create the implementation. In one .cu file, before it includes kahan_opt.h.
+   KAHAN_OPT_CUDA_SELF             the name of this file, with quotes, if you renamed it. It includes itself.
+
+   CONTENTS   PLAN   STEP   STATISTICS   CONVERSIONS   (implementation)   VOCABULARY   KERNELS   PUBLIC FUNCTIONS
+*/
+#ifndef KOPT_PASS_ /* the whole file but the vocabulary, which is read by kahan_opt.h */
+#ifndef KAHAN_OPT_CUDA_CUH
+#define KAHAN_OPT_CUDA_CUH
+
+#if defined(KAHAN_OPT_STATIC)
+#define KOPT_CUDA_API_ static KOPT_UNUSED_
+#elif defined(KAHAN_OPT_API)
+#define KOPT_CUDA_API_ KAHAN_OPT_API
+#else
+#define KOPT_CUDA_API_ KOPT_EXTERN_
+#endif
+
+/* The implementation needs private parts of kahan_opt.h: a static copy, so that it links with the program's own. */
+#if defined(KAHAN_OPT_CUDA_IMPLEMENTATION) && !defined(KAHAN_OPT_IMPLEMENTATION)
+#ifdef KAHAN_OPT_H
+#error "in this file, include kahan_opt_cuda.cuh before kahan_opt.h, or define KAHAN_OPT_IMPLEMENTATION as well"
+#endif
+#ifdef KAHAN_OPT_API
+#undef KAHAN_OPT_API
+#endif
+#ifndef KAHAN_OPT_STATIC
+#define KAHAN_OPT_STATIC
+#endif
+#define KAHAN_OPT_IMPLEMENTATION
+#endif
+
+#ifndef KAHAN_OPT_SELF
+#define KAHAN_OPT_SELF "kahan_opt.h"
+#endif
+#ifndef KAHAN_OPT_CUDA_SELF
+#define KAHAN_OPT_CUDA_SELF "kahan_opt_cuda.cuh"
+#endif
+#ifdef __CUDACC__
+#pragma nv_diagnostic push
+#pragma nv_diag_suppress 177 /* static functions that this program does not use */
+#endif
+#include KAHAN_OPT_SELF
+
+/* ---- PLAN: which tensors, with which optimizers. Built once on the host, kept on the GPU, used by every step ------- */
+
+/* One optimizer and the tensors that it steps: a parameter group. All pointers in the tensors are device addresses. */
+typedef struct kopt_cuda_group {
+    const kopt_optimizer *opt;
+    const kopt_tensor *tensors;
+    size_t count;
+} kopt_cuda_group;
+
+enum { KOPT_CUDA_KERNELS_ = 21 };
+
+/* A plain value that owns nothing; the plan itself is a block of bytes, which you keep on the GPU. */
+typedef struct kopt_cuda_plan {
+    void *device;        /* the bytes on the GPU: set by kopt_cuda_plan_upload(), or by you if you copied them there  */
+    size_t size;
+    size_t groups;
+    uint32_t blocks;     /* 0, or the most thread blocks of a launch. No result depends on it                         */
+    uint32_t width_, grad_format_, first_[KOPT_CUDA_KERNELS_ + 1]; /* private: all names that end in _                */
+    size_t at_tensors_, at_tasks_;
+} kopt_cuda_plan;
+
+/* Bytes of a plan: about 250 per group, 100 per tensor, 4 per 1024 elements. 0 if a group is invalid. */
+KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t count);
+
+/* Checks everything that can be checked without reading device memory, and writes the plan to host memory aligned to 16
+   bytes. Runs without a GPU. Nothing is kept of the arguments. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
+                                                const kopt_cuda_group *groups, size_t count);
+
+/* Copies bytes (kopt_cuda_plan_size() of them, unchanged until the copy is done) to device memory aligned to 16 bytes. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *device, const void *bytes, void *stream);
+
+/* ---- STEP. A stream is a cudaStream_t; NULL is the default stream. Results are about the launch: what the GPU finds
+        while it runs is in the status ----------------------------------------------------------------------------- */
+
+/* One step of every tensor of the plan: counts the steps, computes their scalars, and writes weights, state and copies.
+   The bits are those of kopt_optimizer_step() for each group. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_step(const kopt_cuda_plan *plan, void *stream);
+
+/* What the next steps do besides: a copy of it lies in the plan on the GPU. All zero at first. */
+typedef struct kopt_cuda_options {
+    int check_finite;        /* 1: skip the step if a gradient is not finite       (needs kopt_cuda_stats())          */
+    double max_norm;         /* > 0: clip all gradients together to this norm      (needs kopt_cuda_stats())          */
+    const float *lr;         /* NULL, or a device address: the learning rate of every group is read there             */
+    const float *loss_scale; /* NULL, or a device address: gradients are divided by it                                */
+    const float *found_inf;  /* NULL, or a device address: a step that finds anything but zero there is skipped       */
+} kopt_cuda_options;
+KOPT_CUDA_API_ kopt_result kopt_cuda_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
+                                                 void *stream);
+
+/* New hyper-parameters of a group (a schedule). Rule, formats, roundings and the number of moments must stay, or the
+   status says KOPT_ERROR_MISMATCH. opt->step is not looked at: the GPU counts. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_set_optimizer(const kopt_cuda_plan *plan, size_t group, const kopt_optimizer *opt,
+                                                   void *stream);
+
+/* Sets the number of steps begun so far, of all groups. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_set_step(const kopt_cuda_plan *plan, uint32_t step, void *stream);
+
+/* What the GPU found. A skipped step changes nothing: no weight, no state, no gradient, no step count. */
+typedef struct kopt_cuda_status {
+    uint32_t result;       /* a kopt_result: KOPT_OK, or why the last step was refused as a CPU step would be          */
+    uint32_t skipped;      /* 1 if the last step was skipped                                                          */
+    uint64_t steps, skips; /* made, skipped so far                                                                    */
+    double norm;           /* of the gradients as they are in memory, by the last kopt_cuda_stats() that a step used   */
+} kopt_cuda_status;
+
+/* Its device address, to be copied by you when you need it. */
+KOPT_CUDA_API_ const kopt_cuda_status *kopt_cuda_status_of(const kopt_cuda_plan *plan);
+
+/* ---- STATISTICS: one pass over all gradients, exact, so in any order and any cut: the same bits -------------------- */
+
+/* Call it before kopt_cuda_step() when the options ask for it. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_stats(const kopt_cuda_plan *plan, void *stream);
+
+/* The device address of what it made: the kopt_norm of all gradients, bit for bit that of kopt_norm_add(). Several GPUs:
+   sum its 21 words as uint64 over all of them (ncclSum) between kopt_cuda_stats() and kopt_cuda_step(). */
+KOPT_CUDA_API_ kopt_norm *kopt_cuda_norm(const kopt_cuda_plan *plan);
+
+/* ---- CONVERSIONS: kopt_convert() and kopt_convert_stochastic() of device memory ------------------------------------ */
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
+                                             size_t n, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
+                                                        kopt_format src_format, size_t n, uint64_t seed, uint32_t step,
+                                                        uint32_t id, uint64_t first_index, void *stream);
+
+#endif /* KAHAN_OPT_CUDA_CUH */
+
+/* ================================================================================================================== */
+/* IMPLEMENTATION                                                                                                     */
+/* ================================================================================================================== */
+#if defined(KAHAN_OPT_CUDA_IMPLEMENTATION) && !defined(KOPT_CUDA_IMPLEMENTED_)
+#define KOPT_CUDA_IMPLEMENTED_
+
+/* KOPT_CUDA_HOST_ (for the tests): a C or C++ compiler builds the same kernels, and a launch is a loop over threads. */
+#ifdef KOPT_CUDA_HOST_
+#define KOPT_UNROLL_
+#define KOPT_CUDA_ALIGNED_
+#else
+#include <cuda_runtime.h>
+#define KOPT_UNROLL_ _Pragma("unroll")
+#define KOPT_CUDA_ALIGNED_ __align__(16)
+#endif
+#define KOPT_CUDA_FN_ static KOPT_FORCE_INLINE_ KOPT_BOTH_
+
+/* The kernel section of kahan_opt.h in this vocabulary: one lane, everything inlined, no prefetch. */
+#undef KOPT_NOINLINE_
+#define KOPT_NOINLINE_ KOPT_FORCE_INLINE_
+#undef KOPT_PREFETCH_
+#define KOPT_PREFETCH_(p) ((void)0)
+#define KOPT_PASS_ KOPT_PASS_CUDA_
+#include KAHAN_OPT_SELF
+#undef KOPT_PASS_
+
+/* ---- what lies on the GPU ---- */
+
+typedef struct KOPT_CUDA_ALIGNED_ kopt_cuda_group_ {
+    kopt_scalars_cuda_ k; /* of the step that runs: 22 words, read as vectors */
+    uint32_t number, unused;
+    kopt_step step;
+    kopt_optimizer opt;
+    uint32_t result;
+} kopt_cuda_group_;
+
+typedef struct kopt_cuda_control_ {
+    kopt_cuda_options options;
+    kopt_cuda_status status;
+    kopt_norm norm;
+    uint64_t bins[2][256]; /* of the statistics that run; these three are cleared before */
+    uint32_t arrived;
+    uint32_t ready;        /* norm is complete and not used yet */
+    uint32_t skip;
+    uint64_t groups;
+} kopt_cuda_control_;
+
+/* Elements have the position x = i + pad: 8 elements at a multiple of 8 are an octet, which one thread steps at once. If
+   that can be, pad makes octets 16-byte aligned, and positions equal to global indices modulo 256. */
+enum { KOPT_WIDE_STEP_ = 1, KOPT_WIDE_GRAD_ = 2 };
+typedef struct KOPT_CUDA_ALIGNED_ kopt_cuda_tensor_ {
+    kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy;
+    uint64_t pad, end; /* positions of the first element and behind the last */
+    uint64_t first;    /* global index of position 0, modulo 2^64 */
+    uint32_t id, first_task, group;
+    float rate_scale;
+    uint8_t grad_format, copy_format, wide;
+} kopt_cuda_tensor_;
+
+typedef struct kopt_cuda_arguments_ {
+    kopt_cuda_control_ *control;
+    const kopt_cuda_group_ *groups;
+    const kopt_cuda_tensor_ *tensors;
+    const uint32_t *tasks;            /* the tensor of each task */
+    uint32_t first, count, width;     /* tasks of this launch, positions per task */
+    uint32_t grad_format;             /* statistics: of all tensors, or 3 if they differ */
+} kopt_cuda_arguments_;
+
+enum { KOPT_THREADS_ = 256, KOPT_WARPS_ = 8, KOPT_ROW_ = 512 /* positions that a warp takes at once */ };
+
+/* The compiler is not to know that this is the value of before: nothing computed from it is kept in registers. */
+#ifdef __CUDA_ARCH__
+#define KOPT_CUDA_FORGET_(x, letter) __asm__ volatile("" : "+" letter(x))
+#else
+#define KOPT_CUDA_FORGET_(x, letter) ((void)0)
+#endif
+
+/* ---- memory ---- */
+
+/* Loads and stores in PTX: of global memory, as wide as written, in the written order. */
+
+/* 8 bytes, or a multiple of 16; aligned to 8 or 16. */
+KOPT_CUDA_FN_ void kopt_cuda_load_(uint32_t *to, const kopt_byte_ *from, size_t bytes) {
+#ifdef __CUDA_ARCH__
+    if (bytes == 8) {
+        __asm__ volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+    } else {
+        KOPT_UNROLL_
+        for (size_t i = 0; i < bytes / 16; i++)
+            __asm__ volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(to[4 * i]), "=r"(to[4 * i + 1]), "=r"(to[4 * i + 2]), "=r"(to[4 * i + 3])
+                             : "l"(from + 16 * i));
+    }
+#else
+    __builtin_memcpy(to, from, bytes);
+#endif
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_store_(kopt_byte_ *to, const uint32_t *from, size_t bytes) {
+#ifdef __CUDA_ARCH__
+    if (bytes == 8) {
+        __asm__ volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(to), "r"(from[0]), "r"(from[1]) : "memory");
+    } else {
+        KOPT_UNROLL_
+        for (size_t i = 0; i < bytes / 16; i++)
+            __asm__ volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                             :
+                             : "l"(to + 16 * i), "r"(from[4 * i]), "r"(from[4 * i + 1]), "r"(from[4 * i + 2]),
+                               "r"(from[4 * i + 3])
+                             : "memory");
+    }
+#else
+    __builtin_memcpy(to, from, bytes);
+#endif
+}
+
+/* One element of 1, 2 or 4 bytes, in the low bits; any alignment. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_fetch_(const kopt_byte_ *p, size_t size) {
+#ifdef __CUDA_ARCH__
+    uint32_t a = 0, byte;
+    if (size == 4 && (reinterpret_cast<uintptr_t>(p) & 3) == 0) {
+        __asm__ volatile("ld.global.u32 %0, [%1];" : "=r"(a) : "l"(p));
+    } else if (size == 2 && (reinterpret_cast<uintptr_t>(p) & 1) == 0) {
+        __asm__ volatile("ld.global.u16 %0, [%1];" : "=r"(a) : "l"(p));
+    } else {
+        for (size_t i = 0; i < size; i++) {
+            __asm__ volatile("ld.global.u8 %0, [%1];" : "=r"(byte) : "l"(p + i));
+            a |= byte << (8 * i);
+        }
+    }
+    return a;
+#else
+    return size == 4 ? kopt_load32_(p) : size == 2 ? kopt_load16_(p) : *p;
+#endif
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_put_(kopt_byte_ *p, size_t size, uint32_t a) {
+#ifdef __CUDA_ARCH__
+    if (size == 4 && (reinterpret_cast<uintptr_t>(p) & 3) == 0) {
+        __asm__ volatile("st.global.u32 [%0], %1;" : : "l"(p), "r"(a) : "memory");
+    } else if (size == 2 && (reinterpret_cast<uintptr_t>(p) & 1) == 0) {
+        __asm__ volatile("st.global.u16 [%0], %1;" : : "l"(p), "r"(a) : "memory");
+    } else {
+        for (size_t i = 0; i < size; i++)
+            __asm__ volatile("st.global.u8 [%0], %1;" : : "l"(p + i), "r"(a >> (8 * i)) : "memory");
+    }
+#else
+    if (size == 4)
+        kopt_store32_(p, a);
+    else if (size == 2)
+        kopt_store16_(p, a);
+    else
+        *p = KOPT_CAST_(kopt_byte_, a & 0xFFu);
+#endif
+}
+
+/* ---- random bits ---- */
+
+/* The words of the octet of elements that begins at global index e, a multiple of 8. */
+KOPT_CUDA_FN_ void kopt_cuda_random_(uint32_t r[4], const kopt_cipher_cuda_ *cipher, uint64_t e) {
+    kopt_random_words_cuda_(r, cipher, kopt_block_of_(e));
+    if ((e & 128) != 0) kopt_random_flip_cuda_(r);
+}
+
+/* The same for any e: an octet of a shard that lies across two octets of the whole. */
+KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[4], const kopt_cipher_cuda_ *cipher, uint64_t e) {
+    uint32_t w[8];
+    int i;
+    kopt_cuda_random_(w, cipher, e & ~KOPT_CAST_(uint64_t, 7));
+    kopt_cuda_random_(w + 4, cipher, (e & ~KOPT_CAST_(uint64_t, 7)) + 8);
+    KOPT_UNROLL_
+    for (i = 0; i < 6; i++) w[i] = (e & 4) != 0 ? w[i + 2] : w[i];
+    KOPT_UNROLL_
+    for (i = 0; i < 5; i++) w[i] = (e & 2) != 0 ? w[i + 1] : w[i];
+    KOPT_UNROLL_
+    for (i = 0; i < 4; i++) r[i] = (e & 1) != 0 ? (w[i] >> 16) | (w[i + 1] << 16) : w[i];
+}
+
+/* The number of one element. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_random_one_(const kopt_cipher_cuda_ *cipher, uint64_t e) {
+    uint32_t w[4], r;
+    kopt_cuda_random_(w, cipher, e & ~KOPT_CAST_(uint64_t, 7));
+    r = (e & 4) != 0 ? ((e & 2) != 0 ? w[3] : w[2]) : ((e & 2) != 0 ? w[1] : w[0]);
+    return (e & 1) != 0 ? r >> 16 : r & 0xFFFFu;
+}
+
+/* ---- one thread's work ---- */
+
+/* The element at position x of a task. */
+KOPT_CUDA_FN_ uint64_t kopt_cuda_index_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task, int x) {
+    return KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width - t->pad + KOPT_CAST_(uint64_t, x);
+}
+
+/* A step of the 8 elements at position x of a task: everything is loaded, stepped in registers, and stored. */
+KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task, int x,
+                                    kopt_kind_ kind, int copies, int radam, const uint32_t r[4]) {
+    const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
+    const size_t moment_size = kopt_bytes_of_(kind.moment);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    kopt_scalars_cuda_ local;
+    uint64_t i = kopt_cuda_index_(a, t, task, x);
+    uint32_t words[22], weight[8], grad[8], residual[4], moment1[8], moment2[8], copy[8];
+    const kopt_byte_ *const scalars = KOPT_CONST_POINTER_(const kopt_byte_ *, &a->groups[t->group].k);
+    int q;
+    kopt_cuda_load_(words, scalars, 64); /* 14 numbers and two flags */
+    for (q = 16; q < 22; q++) words[q] = 0;
+    __builtin_memcpy(&local, words, sizeof local);
+    local.rate = kopt_mul_cuda_(local.rate, t->rate_scale);
+    local.decay = kopt_mul_cuda_(local.decay, t->rate_scale);
+    local.use_scale = 1; /* registers: times 1 changes no number, these two follow from what is there, */
+    local.use_l2 = kopt_bits_(local.l2) != 0;
+    local.use_decay = kopt_bits_(local.decay) != 0; /* and zero_grad and moments_only are looked at in the end */
+    if (radam) local.unrectified = a->groups[t->group].k.unrectified;
+    kopt_cuda_load_(weight, t->weight + i * weight_size, 8 * weight_size);
+    if (residual_size != 0) kopt_cuda_load_(residual, t->residual + i * residual_size, 8 * residual_size);
+    if (kind.moments > 0) kopt_cuda_load_(moment1, t->moment[0] + i * moment_size, 8 * moment_size);
+    if (kind.moments > 1) kopt_cuda_load_(moment2, t->moment[1] + i * moment_size, 8 * moment_size);
+    kopt_cuda_load_(grad, t->grad + i * grad_size, 8 * grad_size);
+
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) {
+        const size_t at = KOPT_CAST_(size_t, q);
+        kopt_job_ j;
+        j.weight = KOPT_POINTER_(kopt_byte_ *, weight) + at * weight_size;
+        j.grad = KOPT_POINTER_(kopt_byte_ *, grad) + at * grad_size;
+        j.residual = KOPT_POINTER_(kopt_byte_ *, residual) + at * residual_size;
+        j.moment[0] = KOPT_POINTER_(kopt_byte_ *, moment1) + at * moment_size;
+        j.moment[1] = KOPT_POINTER_(kopt_byte_ *, moment2) + at * moment_size;
+        j.counts = KOPT_NULL_;
+        j.copy = copies ? KOPT_POINTER_(kopt_byte_ *, copy + q) : KOPT_NULL_;
+        j.copy_format = KOPT_CAST_(kopt_format, t->copy_format);
+        kopt_vector_cuda_(&j, kind, &local, 0, 1, (q & 1) != 0 ? r[q >> 1] >> 16 : r[q >> 1] & 0xFFFFu);
+    }
+
+    KOPT_CUDA_FORGET_(t, "l");
+    i = kopt_cuda_index_(a, t, task, x);
+    if (!a->groups[t->group].k.moments_only) {
+        kopt_cuda_store_(t->weight + i * weight_size, weight, 8 * weight_size);
+        if (residual_size != 0) kopt_cuda_store_(t->residual + i * residual_size, residual, 8 * residual_size);
+        if (copies && t->copy != KOPT_NULL_ && t->copy_format == KOPT_F32) kopt_cuda_store_(t->copy + i * 4, copy, 32);
+        if (copies && t->copy != KOPT_NULL_ && t->copy_format != KOPT_F32) {
+            KOPT_UNROLL_
+            for (q = 0; q < 4; q++) copy[q] = (copy[2 * q] & 0xFFFFu) | (copy[2 * q + 1] << 16);
+            kopt_cuda_store_(t->copy + i * 2, copy, 16);
+        }
+    }
+    if (kind.moments > 0) kopt_cuda_store_(t->moment[0] + i * moment_size, moment1, 8 * moment_size);
+    if (kind.moments > 1) kopt_cuda_store_(t->moment[1] + i * moment_size, moment2, 8 * moment_size);
+    if (a->groups[t->group].k.zero_grad) {
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) grad[q] = 0;
+        kopt_cuda_store_(t->grad + i * grad_size, grad, 8 * grad_size);
+    }
+}
+
+/* A step of one element: at the ends of a tensor, where arrays are not aligned alike, and of the rarer rules. */
+KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kind, int rare, int copies,
+                                      const kopt_scalars_cuda_ *scalars, uint64_t i, uint32_t r) {
+    const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
+    const size_t moment_size = kopt_bytes_of_(kind.moment);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    const size_t copy_size = t->copy_format == KOPT_F32 ? 4 : 2;
+    kopt_scalars_cuda_ k = *scalars;
+    uint32_t weight = kopt_cuda_fetch_(t->weight + i * weight_size, weight_size), residual = 0, copy = 0;
+    uint32_t grad = kopt_cuda_fetch_(t->grad + i * grad_size, grad_size), slow = 0, slow_residual = 0;
+    uint32_t moment[4] = {0, 0, 0, 0};
+    kopt_job_ j;
+    int m;
+    k.rate = kopt_mul_cuda_(k.rate, t->rate_scale);
+    k.decay = kopt_mul_cuda_(k.decay, t->rate_scale);
+    k.use_decay = kopt_bits_(k.decay) != 0;
+    if (residual_size != 0) residual = kopt_cuda_fetch_(t->residual + i * residual_size, residual_size);
+    KOPT_UNROLL_
+    for (m = 0; m < (rare ? 4 : 2); m++) {
+        if (m < kind.moments) moment[m] = kopt_cuda_fetch_(t->moment[m] + i * moment_size, moment_size);
+        j.moment[m] = KOPT_POINTER_(kopt_byte_ *, &moment[m]);
+    }
+    if (rare && k.sync) {
+        slow = kopt_cuda_fetch_(t->slow + i * weight_size, weight_size);
+        if (residual_size != 0) slow_residual = kopt_cuda_fetch_(t->slow_residual + i * residual_size, residual_size);
+    }
+    j.weight = KOPT_POINTER_(kopt_byte_ *, &weight);
+    j.grad = KOPT_POINTER_(kopt_byte_ *, &grad);
+    j.residual = KOPT_POINTER_(kopt_byte_ *, &residual);
+    j.slow = KOPT_POINTER_(kopt_byte_ *, &slow);
+    j.slow_residual = KOPT_POINTER_(kopt_byte_ *, &slow_residual);
+    j.copy = copies ? KOPT_POINTER_(kopt_byte_ *, &copy) : KOPT_NULL_;
+    j.copy_format = KOPT_CAST_(kopt_format, t->copy_format);
+    j.counts = KOPT_NULL_;
+    kopt_vector_cuda_(&j, kind, &k, 0, 1, r);
+    if (!k.moments_only) {
+        kopt_cuda_put_(t->weight + i * weight_size, weight_size, weight);
+        if (residual_size != 0) kopt_cuda_put_(t->residual + i * residual_size, residual_size, residual);
+        if (copies && t->copy != KOPT_NULL_) kopt_cuda_put_(t->copy + i * copy_size, copy_size, copy);
+        if (rare && k.sync) kopt_cuda_put_(t->slow + i * weight_size, weight_size, slow);
+        if (rare && k.sync && residual_size != 0)
+            kopt_cuda_put_(t->slow_residual + i * residual_size, residual_size, slow_residual);
+    }
+    KOPT_UNROLL_
+    for (m = 0; m < (rare ? 4 : 2); m++)
+        if (m < kind.moments) kopt_cuda_put_(t->moment[m] + i * moment_size, moment_size, moment[m]);
+    if (k.zero_grad) kopt_cuda_put_(t->grad + i * grad_size, grad_size, grad);
+}
+
+/* Octets of a task lie in [head, tail), counted from the task's first position. */
+KOPT_CUDA_FN_ int kopt_cuda_within_(uint64_t x, uint64_t from, int width) {
+    return x <= from ? 0 : x - from < KOPT_CAST_(uint64_t, width) ? KOPT_CAST_(int, x - from) : width;
+}
+
+/* All steps of one warp's lane. A negative constant means: what the optimizer says. Between octets little stays in
+   registers: task, position and random words; the rest is read again, from the nearest cache. */
+KOPT_CUDA_FN_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t warp, uint32_t warps, uint32_t lane,
+                                        int rule, int weight, int grad, int moment, int rounding, int small_stores,
+                                        int copies) {
+    const int width = KOPT_CAST_(int, a->width);
+    uint32_t task;
+    if (a->control->skip) return;
+    for (task = warp; task < a->count; task += warps) {
+        const kopt_cuda_tensor_ *t = a->tensors + a->tasks[a->first + task];
+        const kopt_step *s = &a->groups[t->group].step;
+        uint64_t from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
+        uint32_t r[4];
+        kopt_kind_ kind;
+        int x = KOPT_CAST_(int, lane), limit, random;
+        kind.rule = rule < 0 ? s->rule : KOPT_CAST_(kopt_rule, rule);
+        if (rule < 0 && weight >= 0) /* SGD, Lion, Adam and RAdam, which is Adam here */
+            kind.rule = s->rule == KOPT_SGD ? KOPT_SGD : s->rule == KOPT_LION ? KOPT_LION : KOPT_ADAM;
+        kind.weight = weight < 0 ? s->weight_format : KOPT_CAST_(kopt_format, weight);
+        kind.grad = KOPT_CAST_(kopt_format, grad < 0 ? t->grad_format : grad);
+        kind.moment = moment < 0 ? s->moment_format : KOPT_CAST_(kopt_format, moment);
+        kind.rounding = rounding < 0 ? s->rounding : KOPT_CAST_(kopt_rounding, rounding);
+        if (rounding == KOPT_STOCHASTIC && s->rounding != KOPT_STOCHASTIC) kind.rounding = KOPT_NEAREST;
+        kind.moment_rounding = small_stores < 0 ? s->moment_rounding : KOPT_CAST_(kopt_rounding, small_stores);
+        kind.compensation_rounding =
+            small_stores < 0 ? s->compensation_rounding : KOPT_CAST_(kopt_rounding, small_stores);
+        kind.moments = rule == KOPT_ADAM ? 2 : weight < 0 ? s->moments : s->moments > 1 ? 2 : s->moments > 0 ? 1 : 0;
+        kind.nesterov = rule == KOPT_ADAM ? 0 : s->nesterov;
+        kind.plain = weight >= 0; /* octets are loaded and stored without regard to moments_only */
+        random = kopt_needs_random_(kind);
+        r[0] = r[1] = r[2] = r[3] = 0;
+
+        if (weight >= 0 && (t->wide & KOPT_WIDE_STEP_) != 0) {
+            int head, tail;
+            for (x = KOPT_CAST_(int, (lane >> 4) * 256 + (lane & 15) * 8);; x += (x & 128) == 0 ? 128 : KOPT_ROW_ - 128) {
+                const kopt_cuda_group_ *g;
+                uint64_t e;
+                KOPT_CUDA_FORGET_(t, "l");
+                from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
+                head = kopt_cuda_within_((t->pad + 7) & ~KOPT_CAST_(uint64_t, 7), from, width);
+                tail = kopt_cuda_within_(t->end & ~KOPT_CAST_(uint64_t, 7), from, width);
+                if (x >= tail) break;
+                g = a->groups + t->group;
+                e = t->first + from + KOPT_CAST_(uint64_t, x);
+                if (random && (e & 7) != 0) {
+                    const kopt_cipher_cuda_ cipher =
+                        kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
+                    kopt_cuda_random_across_(r, &cipher, e);
+                } else if (random && (x & 128) == 0) {
+                    const kopt_cipher_cuda_ cipher =
+                        kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
+                    kopt_cuda_random_(r, &cipher, e);
+                } else if (random) {
+                    kopt_random_flip_cuda_(r); /* 128 elements further on: the same block */
+                }
+                if (x >= head) kopt_cuda_octet_(a, t, task, x, kind, copies, rule < 0, r);
+            }
+            /* Lanes 0 to 7 take what is before the first octet of the tensor, 8 to 15 what is behind the last one. */
+            x = KOPT_CAST_(int, lane);
+            if (lane < 8) {
+                x += kopt_cuda_within_(t->pad, from, width);
+                limit = kopt_cuda_within_(t->end, from, width);
+                if (head < limit) limit = head;
+            } else {
+                x += (tail > head ? tail : head) - 8;
+                limit = lane < 16 ? kopt_cuda_within_(t->end, from, width) : 0;
+            }
+        } else {
+            if (from < t->pad) x += KOPT_CAST_(int, (t->pad - from + 31 - lane) & ~KOPT_CAST_(uint64_t, 31));
+            limit = kopt_cuda_within_(t->end, from, width);
+        }
+        for (; x < limit; x += 32) {
+            const kopt_cuda_group_ *const g = a->groups + t->group;
+            const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
+            const uint64_t at = from + KOPT_CAST_(uint64_t, x);
+            kopt_cuda_element_(t, kind, weight < 0, copies, &g->k, at - t->pad,
+                               random ? kopt_cuda_random_one_(&cipher, t->first + at) : 0);
+        }
+    }
+}
+
+/* The kernels: constants for what loads, stores and stays in registers; -1: as the optimizer says; rounding STOCHASTIC
+   stands for NEAREST too. The first that fits is taken; the last fits everything, one element per thread. */
+#define KOPT_CUDA_ALL_(KERNEL)                                                                              \
+    KERNEL(0, adam_kahan_bf16, KOPT_ADAM, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, 0)   \
+    KERNEL(1, kahan_bf16, -1, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, -1, 0)                            \
+    KERNEL(2, exact_bf16, -1, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_EXACT, -1, 0)                            \
+    KERNEL(3, compact_bf16, -1, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_COMPACT, -1, 0)                        \
+    KERNEL(4, plain_bf16, -1, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_STOCHASTIC, -1, 0)                       \
+    KERNEL(5, kahan_bf16_f32, -1, KOPT_BF16, KOPT_BF16, KOPT_F32, KOPT_KAHAN, -1, 0)                         \
+    KERNEL(6, exact_bf16_f32, -1, KOPT_BF16, KOPT_BF16, KOPT_F32, KOPT_EXACT, -1, 0)                         \
+    KERNEL(7, compact_bf16_f32, -1, KOPT_BF16, KOPT_BF16, KOPT_F32, KOPT_COMPACT, -1, 0)                     \
+    KERNEL(8, plain_bf16_f32, -1, KOPT_BF16, KOPT_BF16, KOPT_F32, KOPT_STOCHASTIC, -1, 0)                    \
+    KERNEL(9, kahan_fp16, -1, KOPT_FP16, KOPT_FP16, KOPT_FP16, KOPT_KAHAN, -1, 0)                            \
+    KERNEL(10, exact_fp16, -1, KOPT_FP16, KOPT_FP16, KOPT_FP16, KOPT_EXACT, -1, 0)                           \
+    KERNEL(11, compact_fp16, -1, KOPT_FP16, KOPT_FP16, KOPT_FP16, KOPT_COMPACT, -1, 0)                       \
+    KERNEL(12, plain_fp16, -1, KOPT_FP16, KOPT_FP16, KOPT_FP16, KOPT_STOCHASTIC, -1, 0)                      \
+    KERNEL(13, kahan_fp16_f32, -1, KOPT_FP16, KOPT_FP16, KOPT_F32, KOPT_KAHAN, -1, 0)                        \
+    KERNEL(14, exact_fp16_f32, -1, KOPT_FP16, KOPT_FP16, KOPT_F32, KOPT_EXACT, -1, 0)                        \
+    KERNEL(15, compact_fp16_f32, -1, KOPT_FP16, KOPT_FP16, KOPT_F32, KOPT_COMPACT, -1, 0)                    \
+    KERNEL(16, plain_fp16_f32, -1, KOPT_FP16, KOPT_FP16, KOPT_F32, KOPT_STOCHASTIC, -1, 0)                   \
+    KERNEL(17, f32, -1, KOPT_F32, KOPT_F32, KOPT_F32, KOPT_STOCHASTIC, -1, 1)                                \
+    KERNEL(18, f32_from_bf16, -1, KOPT_F32, KOPT_BF16, KOPT_F32, KOPT_STOCHASTIC, -1, 1)                     \
+    KERNEL(19, f32_from_fp16, -1, KOPT_F32, KOPT_FP16, KOPT_F32, KOPT_STOCHASTIC, -1, 1)                     \
+    KERNEL(20, general, -1, -1, -1, -1, -1, -1, 1)
+
+/* ---- the scalars of a step, and whether it is made: one block of 128 threads, group by group ---- */
+
+enum { KOPT_PROLOGUE_THREADS_ = 128 };
+
+/* kopt_norm_clip(), the norm being known: max_norm / (norm * |grad_scale| + 1e-6), at most 1. */
+KOPT_CUDA_FN_ double kopt_cuda_clip_(double norm, double max_norm, double grad_scale) {
+    const double scale = kopt_make64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63));
+    const double clip = kopt_div64_(max_norm, kopt_add64_(kopt_mul64_(norm, scale), 1e-6));
+    return kopt_less64_(clip, 1) ? clip : 1;
+}
+
+KOPT_CUDA_FN_ double kopt_cuda_read_(const float *p) {
+#ifdef __CUDA_ARCH__
+    double x;
+    __asm__("cvt.f64.f32 %0, %1;" : "=d"(x) : "f"(*p));
+    return x;
+#else
+    return KOPT_CAST_(double, *p);
+#endif
+}
+
+/* The threads go through the phases together. */
+KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups, int phase, uint32_t thread) {
+    const int needs_stats = c->options.check_finite || c->options.max_norm > 0;
+    kopt_job_ job;
+    uint64_t g;
+    if (phase == 0 && thread == 0) { /* what all groups share */
+        c->status.result = KOPT_OK;
+        c->skip = c->options.found_inf != KOPT_NULL_ && (kopt_bits_(*c->options.found_inf) & 0x7FFFFFFFu) != 0;
+        if (needs_stats) {
+            if (!c->ready) c->status.result = KOPT_ERROR_STEP;
+            if (c->norm.nonfinite != 0) c->skip = 1;
+            c->status.norm = kopt_put64_(kopt_norm_root_(&c->norm));
+        }
+        c->ready = 0;
+    } else if (phase == 1) { /* each group's scalars */
+        for (g = thread; g < c->groups; g += KOPT_PROLOGUE_THREADS_) {
+            kopt_optimizer opt = groups[g].opt;
+            int fine = 1;
+            if (c->options.lr != KOPT_NULL_) {
+                opt.lr = kopt_cuda_read_(c->options.lr);
+                fine = kopt_within_(opt.lr, 0, 3e38);
+            }
+            if (c->options.loss_scale != KOPT_NULL_)
+                opt.grad_scale = kopt_div64_(opt.grad_scale, kopt_cuda_read_(c->options.loss_scale));
+            if (c->options.max_norm > 0)
+                opt.clip = kopt_mul64_(opt.clip, kopt_cuda_clip_(c->status.norm, c->options.max_norm, opt.grad_scale));
+            groups[g].result = KOPT_OK;
+            kopt_take_options_(&opt, &groups[g].step);
+            if (opt.step == 0xFFFFFFFFu)
+                groups[g].result = KOPT_ERROR_STEP;
+            else if (!fine || !kopt_compute_scalars_(&opt, &groups[g].step))
+                groups[g].result = KOPT_ERROR_RANGE;
+            job.step = &groups[g].step;
+            job.rate = groups[g].step.rate;
+            job.decay = groups[g].step.decay;
+            groups[g].k = kopt_spread_cuda_(&job);
+            groups[g].number = groups[g].step.step;
+        }
+    } else if (phase == 2 && thread == 0) { /* is it made? */
+        for (g = 0; g < c->groups && !c->skip; g++)
+            if (groups[g].result != KOPT_OK) c->status.result = groups[g].result;
+        if (c->status.result != KOPT_OK) c->skip = 1;
+        c->status.skipped = c->skip;
+        if (c->skip)
+            c->status.skips++;
+        else
+            c->status.steps++;
+    } else if (phase == 3 && !c->skip) {
+        for (g = thread; g < c->groups; g += KOPT_PROLOGUE_THREADS_) groups[g].opt.step = groups[g].step.step;
+    }
+}
+
+/* ---- statistics: squares, as integers, are summed by the exponent of the gradient. With 16-bit gradients each block has
+        256 bins for each of 32 lanes in shared memory; with fp32 gradients, for 16 pairs of lanes, a bin for the upper
+        24 bits of a square and one for the lower. Bin 255 counts what is not finite. ---- */
+
+KOPT_CUDA_FN_ void kopt_cuda_add_(uint64_t *to, uint64_t x) {
+#ifdef __CUDA_ARCH__
+    atomicAdd(reinterpret_cast<unsigned long long *>(to), static_cast<unsigned long long>(x));
+#else
+    *to += x;
+#endif
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_add32_(uint32_t *to, uint32_t x) {
+#ifdef __CUDA_ARCH__
+    atomicAdd(to, x);
+#else
+    *to += x;
+#endif
+}
+
+/* Squares of 16-bit numbers end in zeros: of the 24 upper bits, this many are left out where all gradients are such. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_unit_(uint32_t grad_format) {
+    return grad_format == KOPT_BF16 ? 8 : grad_format == KOPT_FP16 ? 2 : 0;
+}
+
+/* x is a gradient as it is stored. */
+KOPT_CUDA_FN_ void kopt_cuda_deposit_(uint32_t *slots, uint32_t lane, uint32_t x, kopt_format format, uint32_t all) {
+    const uint32_t u = kopt_bits_(kopt_widen_cuda_(x, format)), bin = u >> 23 & 255u;
+    const uint32_t digits = (u & 0x007FFFFFu) | (bin != 0 ? 0x00800000u : 0u);
+    const uint64_t square = KOPT_CAST_(uint64_t, digits) * digits;
+    const uint32_t high = bin == 255 ? 1 : KOPT_CAST_(uint32_t, square >> 24) >> kopt_cuda_unit_(all);
+    if (all == KOPT_BF16 || all == KOPT_FP16) {
+        kopt_cuda_add32_(slots + bin * 32 + lane, high);
+    } else {
+        kopt_cuda_add32_(slots + bin * 16 + (lane & 15), high);
+        if (format == KOPT_F32 && bin != 255)
+            kopt_cuda_add32_(slots + (256 + bin) * 16 + (lane & 15), KOPT_CAST_(uint32_t, square & 0xFFFFFFu));
+    }
+}
+
+/* One lane's part of a task: at most width / 32 elements. */
+KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t task, uint32_t lane, uint32_t *slots) {
+    const kopt_cuda_tensor_ *t = a->tensors + a->tasks[task];
+    const uint64_t from = KOPT_CAST_(uint64_t, task - t->first_task) * a->width, to = from + a->width;
+    const uint64_t limit = to < t->end ? to : t->end;
+    const kopt_format format = KOPT_CAST_(kopt_format, t->grad_format);
+    const size_t size = kopt_bytes_of_(format);
+    uint64_t x, i;
+    int half, q;
+    if ((t->wide & KOPT_WIDE_GRAD_) == 0) {
+        for (x = from + lane; x < limit; x += 32)
+            if (x >= t->pad)
+                kopt_cuda_deposit_(slots, lane, kopt_cuda_fetch_(t->grad + (x - t->pad) * size, size), format, a->grad_format);
+        return;
+    }
+    for (x = from + (lane >> 4) * 256 + (lane & 15) * 8; x < limit; x += KOPT_ROW_) {
+        KOPT_UNROLL_
+        for (half = 0; half < 2; half++) {
+            const uint64_t at = x + KOPT_CAST_(uint64_t, half) * 128;
+            uint32_t grad[8];
+            if (at < t->pad || at + 8 > limit) { /* the ends of a tensor */
+                for (i = at; i < at + 8; i++)
+                    if (i >= t->pad && i < limit)
+                        kopt_cuda_deposit_(slots, lane, kopt_cuda_fetch_(t->grad + (i - t->pad) * size, size), format, a->grad_format);
+            } else if (format == KOPT_F32) {
+                kopt_cuda_load_(grad, t->grad + (at - t->pad) * 4, 32);
+                KOPT_UNROLL_
+                for (q = 0; q < 8; q++) kopt_cuda_deposit_(slots, lane, grad[q], KOPT_F32, a->grad_format);
+            } else {
+                kopt_cuda_load_(grad, t->grad + (at - t->pad) * 2, 16);
+                KOPT_UNROLL_
+                for (q = 0; q < 8; q++)
+                    kopt_cuda_deposit_(slots, lane, (q & 1) != 0 ? grad[q >> 1] >> 16 : grad[q >> 1] & 0xFFFFu, format,
+                                       a->grad_format);
+            }
+        }
+    }
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_clear_(uint32_t *slots, uint32_t thread) {
+    uint32_t i;
+    for (i = thread; i < 256 * 32; i += KOPT_THREADS_) slots[i] = 0;
+}
+
+/* Slots to bins. A thread owns a bin, and begins at a column of its own so that few threads use one memory bank. */
+KOPT_CUDA_FN_ void kopt_cuda_flush_(kopt_cuda_control_ *c, uint32_t *slots, uint32_t thread, uint32_t all) {
+    const uint32_t columns = all == KOPT_BF16 || all == KOPT_FP16 ? 32 : 16;
+    uint32_t part, i;
+    for (part = 0; part < 32 / columns; part++) {
+        uint64_t sum = 0;
+        for (i = 0; i < columns; i++) {
+            uint32_t *slot = slots + (256 * part + thread) * columns + ((i + thread) & (columns - 1));
+            sum += *slot;
+            *slot = 0;
+        }
+        if (sum != 0) kopt_cuda_add_(&c->bins[part][thread], thread == 255 ? sum : sum << kopt_cuda_unit_(all));
+    }
+}
+
+/* The last block to arrive makes the norm of the bins. */
+KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks) {
+    uint32_t bin;
+#ifdef __CUDA_ARCH__
+    __threadfence();
+    if (atomicAdd(&c->arrived, 1u) != blocks - 1) return;
+    __threadfence();
+#else
+    if (++c->arrived != blocks) return;
+#endif
+    for (bin = 0; bin < 255; bin++) {
+        const uint32_t place = bin == 0 ? 0 : 2 * bin - 2; /* as in kopt_norm_each_ */
+        kopt_norm_put_(&c->norm, c->bins[1][bin], place);
+        kopt_norm_put_(&c->norm, c->bins[0][bin], place + 24);
+    }
+    c->norm.nonfinite = c->bins[0][255];
+    kopt_norm_carry_(&c->norm);
+    c->ready = 1;
+}
+
+/* All threads of a block to the end of the statement. On the GPU this thread is one of them. */
+#ifdef KOPT_CUDA_HOST_
+#define KOPT_TOGETHER_(statement) \
+    for (thread = 0; thread < KOPT_THREADS_; thread++) statement
+#else
+#define KOPT_TOGETHER_(statement) \
+    statement;                    \
+    __syncthreads()
+#endif
+
+/* A round is 8 tasks, one per warp: at most 8 * width / 32 = 256 numbers in a slot (fp32: half the width, two lanes), below
+   2^24 each; at most 2047^2 for fp16, 255^2 for bf16. So 1, 4 or 256 rounds fit into 32 bits. */
+#define KOPT_CUDA_STATS_BLOCK_(a, block, blocks, thread, slots)                                                    \
+    do {                                                                                                           \
+        const uint32_t all = (a)->grad_format, most = all == KOPT_BF16 ? 256 : all == KOPT_FP16 ? 4 : 1;           \
+        uint32_t rounds = 0, base;                                                                                 \
+        KOPT_TOGETHER_(kopt_cuda_clear_(slots, thread));                                                           \
+        for (base = (block)*KOPT_WARPS_; base < (a)->count; base += (blocks)*KOPT_WARPS_) {                        \
+            KOPT_TOGETHER_(if (base + (thread >> 5) < (a)->count)                                                  \
+                               kopt_cuda_stats_lane_(a, base + (thread >> 5), thread & 31, slots));                \
+            if (++rounds == most) {                                                                                \
+                KOPT_TOGETHER_(kopt_cuda_flush_((a)->control, slots, thread, all));                                \
+                rounds = 0;                                                                                        \
+            }                                                                                                      \
+        }                                                                                                          \
+        KOPT_TOGETHER_(kopt_cuda_flush_((a)->control, slots, thread, all));                                        \
+        KOPT_TOGETHER_(if (thread == 0) kopt_cuda_arrive_((a)->control, blocks));                                  \
+    } while (0)
+
+/* ---- conversion of one element; setters ---- */
+
+KOPT_CUDA_FN_ void kopt_cuda_convert_element_(const kopt_conversion_ *c, size_t i) {
+    const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
+    uint32_t from = kopt_cuda_fetch_(c->src + i * from_size, from_size), to = 0, r = 0;
+    kopt_conversion_ one;
+    one.src = KOPT_POINTER_(const kopt_byte_ *, &from);
+    one.dst = KOPT_POINTER_(kopt_byte_ *, &to);
+    if (c->stochastic) {
+        const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_);
+        r = kopt_cuda_random_one_(&cipher, c->first + i);
+    }
+    kopt_convert_vector_cuda_(&one, c->dst_format, c->src_format, c->stochastic, 0, 1, r);
+    kopt_cuda_put_(c->dst + i * to_size, to_size, to);
+}
+
+typedef struct kopt_cuda_setting_ {
+    kopt_cuda_control_ *control;
+    kopt_cuda_group_ *group; /* the first of all groups, or the one */
+    kopt_cuda_options options;
+    kopt_optimizer opt;
+    uint32_t step;
+    int what; /* 0 options, 1 optimizer, 2 step */
+} kopt_cuda_setting_;
+
+KOPT_CUDA_FN_ void kopt_cuda_set_(const kopt_cuda_setting_ *s) {
+    if (s->what == 0) {
+        s->control->options = s->options;
+    } else if (s->what == 1) {
+        kopt_optimizer *const to = &s->group->opt;
+        const kopt_optimizer *const from = &s->opt;
+        const uint32_t step = to->step;
+        if (to->rule != from->rule || to->weight_format != from->weight_format || to->rounding != from->rounding ||
+            to->moment_format != from->moment_format || to->moment_rounding != from->moment_rounding ||
+            to->compensation_rounding != from->compensation_rounding || kopt_moments_(to) != kopt_moments_(from)) {
+            s->control->status.result = KOPT_ERROR_MISMATCH;
+            return;
+        }
+        *to = *from;
+        to->step = step;
+    } else {
+        uint64_t g;
+        for (g = 0; g < s->control->groups; g++) s->group[g].opt.step = s->step;
+    }
+}
+
+/* ---- kernels and their launch ---- */
+
+#define KOPT_CUDA_CLEARED_ (offsetof(kopt_cuda_control_, arrived) + 4 - offsetof(kopt_cuda_control_, norm))
+
+#ifdef KOPT_CUDA_HOST_
+
+#define KOPT_CUDA_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                  \
+    static void kopt_cuda_##name##_(const kopt_cuda_arguments_ *a, uint32_t blocks) {                           \
+        uint32_t thread;                                                                                        \
+        for (thread = 0; thread < blocks * KOPT_THREADS_; thread++)                                             \
+            kopt_cuda_step_lane_(a, thread >> 5, blocks * KOPT_WARPS_, thread & 31, rule, weight, grad, moment, \
+                                 rounding, small_stores, copies);                                               \
+    }
+KOPT_CUDA_ALL_(KOPT_CUDA_KERNEL_)
+
+#define KOPT_CUDA_NAME_(i, name, rule, weight, grad, moment, rounding, small_stores, copies) kopt_cuda_##name##_,
+static kopt_result kopt_cuda_launch_step_(int kernel, kopt_cuda_arguments_ *a, uint32_t blocks, void *stream) {
+    static void (*const table[KOPT_CUDA_KERNELS_])(const kopt_cuda_arguments_ *,
+                                                   uint32_t) = {KOPT_CUDA_ALL_(KOPT_CUDA_NAME_)};
+    KOPT_CAST_(void, stream);
+    table[kernel](a, blocks);
+    return KOPT_OK;
+}
+
+static kopt_result kopt_cuda_launch_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups, void *stream) {
+    uint32_t thread;
+    int phase;
+    KOPT_CAST_(void, stream);
+    for (phase = 0; phase < 4; phase++)
+        for (thread = 0; thread < KOPT_PROLOGUE_THREADS_; thread++) kopt_cuda_prologue_(c, groups, phase, thread);
+    return KOPT_OK;
+}
+
+static kopt_result kopt_cuda_launch_stats_(kopt_cuda_arguments_ *a, uint32_t blocks, void *stream) {
+    uint32_t slots[256 * 32], block, thread;
+    size_t i;
+    KOPT_CAST_(void, stream);
+    for (i = 0; i < KOPT_CUDA_CLEARED_; i++) KOPT_POINTER_(kopt_byte_ *, &a->control->norm)[i] = 0;
+    for (block = 0; block < blocks; block++) KOPT_CUDA_STATS_BLOCK_(a, block, blocks, thread, slots);
+    return KOPT_OK;
+}
+
+static kopt_result kopt_cuda_launch_setting_(kopt_cuda_setting_ *s, void *stream) {
+    KOPT_CAST_(void, stream);
+    kopt_cuda_set_(s);
+    return KOPT_OK;
+}
+
+static kopt_result kopt_cuda_launch_convert_(kopt_conversion_ *c, void *stream) {
+    size_t i;
+    KOPT_CAST_(void, stream);
+    for (i = 0; i < c->n; i++) kopt_cuda_convert_element_(c, i);
+    return KOPT_OK;
+}
+
+static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, void *stream) {
+    KOPT_CAST_(void, stream);
+    __builtin_memcpy(to, from, size);
+    return KOPT_OK;
+}
+
+static uint32_t kopt_cuda_resident_(void) { return 3; }
+
+#else
+
+#define KOPT_CUDA_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                   \
+    static __global__ void __launch_bounds__(KOPT_THREADS_, i == 0 ? 4 : weight < 0 ? 2 : 3) kopt_cuda_##name##_(const kopt_cuda_arguments_ a) {  \
+        kopt_cuda_step_lane_(&a, blockIdx.x * KOPT_WARPS_ + (threadIdx.x >> 5), gridDim.x * KOPT_WARPS_,         \
+                             threadIdx.x & 31, rule, weight, grad, moment, rounding, small_stores, copies);      \
+    }
+KOPT_CUDA_ALL_(KOPT_CUDA_KERNEL_)
+
+static __global__ void __launch_bounds__(KOPT_PROLOGUE_THREADS_)
+    kopt_cuda_prologue_kernel_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups) {
+    int phase;
+    for (phase = 0; phase < 4; phase++) {
+        kopt_cuda_prologue_(c, groups, phase, threadIdx.x);
+        __syncthreads();
+    }
+}
+
+static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_stats_kernel_(const kopt_cuda_arguments_ a) {
+    __shared__ uint32_t slots[256 * 32];
+    const uint32_t thread = threadIdx.x;
+    KOPT_CUDA_STATS_BLOCK_(&a, blockIdx.x, gridDim.x, thread, slots);
+}
+
+static __global__ void kopt_cuda_setting_kernel_(const kopt_cuda_setting_ s) { kopt_cuda_set_(&s); }
+
+static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_convert_kernel_(const kopt_conversion_ c) {
+    const size_t all = static_cast<size_t>(gridDim.x) * KOPT_THREADS_;
+    for (size_t i = static_cast<size_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x; i < c.n; i += all)
+        kopt_cuda_convert_element_(&c, i);
+}
+
+static kopt_result kopt_cuda_result_(cudaError_t error) {
+    switch (error) {
+    case cudaSuccess: return KOPT_OK;
+    case cudaErrorNoDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorSystemDriverMismatch:
+    case cudaErrorStubLibrary:
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorNoKernelImageForDevice: return KOPT_ERROR_ISA;
+    default: return KOPT_ERROR_DEVICE;
+    }
+}
+
+static kopt_result kopt_cuda_launch_(const void *kernel, uint32_t blocks, uint32_t threads, void **arguments,
+                                     void *stream) {
+    return kopt_cuda_result_(
+        cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, static_cast<cudaStream_t>(stream)));
+}
+
+#define KOPT_CUDA_NAME_(i, name, rule, weight, grad, moment, rounding, small_stores, copies) \
+    reinterpret_cast<const void *>(kopt_cuda_##name##_),
+static kopt_result kopt_cuda_launch_step_(int kernel, kopt_cuda_arguments_ *a, uint32_t blocks, void *stream) {
+    const void *const table[KOPT_CUDA_KERNELS_] = {KOPT_CUDA_ALL_(KOPT_CUDA_NAME_)};
+    void *arguments[] = {a};
+    return kopt_cuda_launch_(table[kernel], blocks, KOPT_THREADS_, arguments, stream);
+}
+
+static kopt_result kopt_cuda_launch_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups, void *stream) {
+    void *arguments[] = {&c, &groups};
+    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_prologue_kernel_), 1, KOPT_PROLOGUE_THREADS_,
+                             arguments, stream);
+}
+
+static kopt_result kopt_cuda_launch_stats_(kopt_cuda_arguments_ *a, uint32_t blocks, void *stream) {
+    void *arguments[] = {a};
+    const kopt_result result = kopt_cuda_result_(
+        cudaMemsetAsync(&a->control->norm, 0, KOPT_CUDA_CLEARED_, static_cast<cudaStream_t>(stream)));
+    if (result != KOPT_OK) return result;
+    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_stats_kernel_), blocks, KOPT_THREADS_, arguments,
+                             stream);
+}
+
+static kopt_result kopt_cuda_launch_setting_(kopt_cuda_setting_ *s, void *stream) {
+    void *arguments[] = {s};
+    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_setting_kernel_), 1, 1, arguments, stream);
+}
+
+static kopt_result kopt_cuda_launch_convert_(kopt_conversion_ *c, void *stream) {
+    void *arguments[] = {c};
+    const size_t blocks = (c->n - 1) / (4 * KOPT_THREADS_) + 1;
+    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_convert_kernel_),
+                             static_cast<uint32_t>(blocks < 0x7FFFFFFFu ? blocks : 0x7FFFFFFFu), KOPT_THREADS_,
+                             arguments, stream);
+}
+
+static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, void *stream) {
+    return kopt_cuda_result_(
+        cudaMemcpyAsync(to, from, size, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(stream)));
+}
+
+/* Blocks of the statistics kernel that run at once. It ends with atomic additions: there should be no more. */
+static uint32_t kopt_cuda_resident_(void) {
+    int device = 0, processors = 0, each = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kopt_cuda_stats_kernel_, KOPT_THREADS_, 0) != cudaSuccess)
+        return 1024;
+    return processors > 0 && each > 0 ? static_cast<uint32_t>(processors) * static_cast<uint32_t>(each) : 1024;
+}
+#endif
+
+/* ---- PUBLIC FUNCTIONS ---------------------------------------------------------------------------------------------- */
+
+static size_t kopt_cuda_round_(size_t x) { return (x + 15) & ~KOPT_CAST_(size_t, 15); }
+
+/* Whether a kernel's constant (-1: none) is this value. */
+static int kopt_cuda_is_(int constant, unsigned value) {
+    return constant < 0 || KOPT_CAST_(unsigned, constant) == value;
+}
+
+/* The first kernel that fits. */
+static int kopt_cuda_kernel_of_(const kopt_optimizer *opt, const kopt_tensor *t) {
+    const int moments = kopt_moments_(opt), common = moments <= 2 && opt->rule != KOPT_RANGER && opt->rule != KOPT_EMA;
+    const kopt_format moment = moments == 0 ? opt->weight_format : opt->moment_format;
+    const int plain = opt->weight_format == KOPT_F32 || opt->rounding == KOPT_NEAREST;
+    const kopt_rounding rounding = plain ? KOPT_STOCHASTIC : opt->rounding;
+#define KOPT_CUDA_FITS_(i, name, its_rule, its_weight, its_grad, its_moment, its_rounding, small_stores, copies)        \
+    if (kopt_cuda_is_(its_rule, opt->rule) && kopt_cuda_is_(its_weight, opt->weight_format) &&                          \
+        kopt_cuda_is_(its_grad, t->grad_format) && kopt_cuda_is_(its_moment, moment) &&                                 \
+        kopt_cuda_is_(its_rounding, rounding) && kopt_cuda_is_(small_stores, opt->moment_rounding) &&                   \
+        kopt_cuda_is_(small_stores, opt->compensation_rounding) && (copies || t->copy == KOPT_NULL_) && (common || its_weight < 0))                         \
+        return i;
+    KOPT_CUDA_ALL_(KOPT_CUDA_FITS_)
+#undef KOPT_CUDA_FITS_
+    return KOPT_CUDA_KERNELS_ - 1;
+}
+
+/* What the CPU can do and the GPU cannot yet. */
+static kopt_result kopt_cuda_check_options_(const kopt_optimizer *opt) {
+    const kopt_result result = kopt_check_options_(opt);
+    if (result != KOPT_OK) return result;
+    if (opt->moment_format == KOPT_Q8 || (opt->rule == KOPT_ADAM && opt->stable)) return KOPT_ERROR_OPTION;
+    return KOPT_OK;
+}
+
+/* Checks the groups and counts tensors and elements. */
+static kopt_result kopt_cuda_check_(const kopt_cuda_group *groups, size_t count, size_t *tensors, uint64_t *elements) {
+    size_t g, i;
+    *tensors = 0;
+    *elements = 0;
+    if (groups == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
+    for (g = 0; g < count; g++) {
+        kopt_result result = kopt_cuda_check_options_(groups[g].opt);
+        if (result != KOPT_OK) return result;
+        if (groups[g].tensors == KOPT_NULL_ && groups[g].count != 0) return KOPT_ERROR_NULL;
+        for (i = 0; i < groups[g].count; i++) {
+            const kopt_tensor *t = &groups[g].tensors[i];
+            result = kopt_check_tensor_(t);
+            if (t->counts != KOPT_NULL_) result = KOPT_ERROR_OPTION;
+            if (result == KOPT_OK)
+                result = kopt_check_memory_(t, kopt_bytes_of_(groups[g].opt->weight_format),
+                                            kopt_layout_for_(groups[g].opt, t->n).total, 1);
+            if (result != KOPT_OK) return result;
+            if (t->n >> 40 != 0) return KOPT_ERROR_BOUNDS;
+            *elements += t->n;
+        }
+        *tensors += groups[g].count;
+    }
+    return *tensors >> 31 != 0 || *elements >> 40 != 0 ? KOPT_ERROR_BOUNDS : KOPT_OK; /* 2^40: as a bin can count */
+}
+
+/* Is the array aligned where its first octet begins? */
+static int kopt_cuda_aligned_(const void *p, size_t lead, size_t size) {
+    const size_t octet = 8 * size < 16 ? 8 * size : 16;
+    return size == 0 || p == KOPT_NULL_ || (KOPT_ADDRESS_(p) + lead * size) % octet == 0;
+}
+
+static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt, const kopt_tensor *t) {
+    const kopt_layout_ at = kopt_layout_for_(opt, t->n);
+    const size_t weight_size = kopt_bytes_of_(opt->weight_format), grad_size = kopt_bytes_of_(t->grad_format);
+    const size_t moment_size = kopt_bytes_of_(opt->moment_format);
+    const size_t residual_size = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
+    const int moments = kopt_moments_(opt);
+    int m;
+    kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
+    size_t lead = KOPT_CAST_(size_t, (8 - (t->first_index & 7)) & 7);
+    d->weight = KOPT_CAST_(kopt_byte_ *, t->weight);
+    d->grad = KOPT_CAST_(kopt_byte_ *, t->grad);
+    d->residual = residual_size == 0 || state == KOPT_NULL_ ? KOPT_NULL_ : state + at.residual;
+    for (m = 0; m < 4; m++) d->moment[m] = m >= moments || state == KOPT_NULL_ ? KOPT_NULL_ : state + at.moment[m];
+    d->slow = state == KOPT_NULL_ ? KOPT_NULL_ : state + at.slow;
+    d->slow_residual = state == KOPT_NULL_ ? KOPT_NULL_ : state + at.slow_residual;
+    d->rate_scale = t->rate_scale;
+    d->copy = KOPT_CAST_(kopt_byte_ *, t->copy);
+    d->id = t->id;
+    d->grad_format = KOPT_CAST_(uint8_t, t->grad_format);
+    d->copy_format = KOPT_CAST_(uint8_t, t->copy == KOPT_NULL_ ? KOPT_F32 : t->copy_format);
+    d->wide = 0;
+    d->pad = t->first_index & 255;
+    if (!kopt_cuda_aligned_(d->grad, lead, grad_size)) { /* a shard that is cut within an octet? */
+        for (lead = 0; lead < 8 && !kopt_cuda_aligned_(d->grad, lead, grad_size); lead++) {}
+        d->pad = 8 - lead;
+    }
+    if (lead < 8) {
+        d->wide = KOPT_WIDE_GRAD_;
+        if (kopt_cuda_aligned_(d->weight, lead, weight_size) && kopt_cuda_aligned_(d->residual, lead, residual_size) &&
+            kopt_cuda_aligned_(d->moment[0], lead, moment_size) && kopt_cuda_aligned_(d->moment[1], lead, moment_size) &&
+            kopt_cuda_aligned_(d->copy, lead, d->copy_format == KOPT_F32 ? 4 : 2))
+            d->wide |= KOPT_WIDE_STEP_;
+    }
+    d->end = d->pad + t->n;
+    d->first = t->first_index - d->pad;
+}
+
+static size_t kopt_cuda_tasks_(const kopt_cuda_tensor_ *d, uint32_t width) {
+    return d->end == d->pad ? 0 : KOPT_CAST_(size_t, (d->end + width - 1) / width);
+}
+
+/* The bytes: control, groups, tensors, tasks. */
+static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group *groups, size_t count) {
+    size_t tensors, tasks = 0, g, i;
+    uint64_t elements;
+    int formats = 0;
+    kopt_result result = kopt_cuda_check_(groups, count, &tensors, &elements);
+    if (result != KOPT_OK) return result;
+    plan->device = KOPT_NULL_;
+    plan->groups = count;
+    plan->blocks = 0;
+    for (g = 0; g < count; g++)
+        for (i = 0; i < groups[g].count; i++)
+            if (groups[g].tensors[i].n != 0) formats |= 1 << groups[g].tensors[i].grad_format;
+    plan->grad_format_ = formats == 2 ? KOPT_BF16 : formats == 4 ? KOPT_FP16 : formats == 1 ? KOPT_F32 : 3;
+    plan->width_ = elements >> 22 != 0 && (formats == 2 || formats == 4) ? 2 * KOPT_ROW_ : KOPT_ROW_; /* see rounds */
+    for (g = 0; g < count; g++)
+        for (i = 0; i < groups[g].count; i++) {
+            kopt_cuda_tensor_ d;
+            kopt_cuda_describe_(&d, groups[g].opt, &groups[g].tensors[i]);
+            tasks += kopt_cuda_tasks_(&d, plan->width_);
+        }
+    if (tasks >> 31 != 0) return KOPT_ERROR_BOUNDS;
+    plan->at_tensors_ =
+        kopt_cuda_round_(sizeof(kopt_cuda_control_)) + kopt_cuda_round_(count * sizeof(kopt_cuda_group_));
+    plan->at_tasks_ = plan->at_tensors_ + kopt_cuda_round_(tensors * sizeof(kopt_cuda_tensor_));
+    plan->size = plan->at_tasks_ + kopt_cuda_round_(tasks * 4);
+    return KOPT_OK;
+}
+
+KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t count) {
+    kopt_cuda_plan plan;
+    return kopt_cuda_layout_(&plan, groups, count) == KOPT_OK ? plan.size : 0;
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
+                                                const kopt_cuda_group *groups, size_t count) {
+    kopt_byte_ *const base = KOPT_CAST_(kopt_byte_ *, bytes);
+    kopt_cuda_plan p;
+    kopt_cuda_group_ *group;
+    kopt_cuda_tensor_ *tensor;
+    uint32_t *task, tasks = 0;
+    size_t g, i, seen, k;
+    int kernel;
+    kopt_result result = kopt_cuda_layout_(&p, groups, count);
+    if (result != KOPT_OK) return result;
+    if (plan == KOPT_NULL_ || bytes == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (size < p.size) return KOPT_ERROR_SIZE;
+    if ((KOPT_ADDRESS_(bytes) & 15) != 0) return KOPT_ERROR_OPTION;
+    for (k = 0; k < p.size; k++) base[k] = 0;
+    group = KOPT_POINTER_(kopt_cuda_group_ *, base + kopt_cuda_round_(sizeof(kopt_cuda_control_)));
+    tensor = KOPT_POINTER_(kopt_cuda_tensor_ *, base + p.at_tensors_);
+    task = KOPT_POINTER_(uint32_t *, base + p.at_tasks_);
+    KOPT_POINTER_(kopt_cuda_control_ *, base)->groups = count;
+    for (g = 0; g < count; g++) group[g].opt = *groups[g].opt;
+    for (kernel = 0; kernel < KOPT_CUDA_KERNELS_; kernel++) { /* the tasks of one kernel lie together */
+        p.first_[kernel] = tasks;
+        for (g = 0, seen = 0; g < count; g++)
+            for (i = 0; i < groups[g].count; i++, seen++) {
+                if (kopt_cuda_kernel_of_(groups[g].opt, &groups[g].tensors[i]) != kernel) continue;
+                kopt_cuda_describe_(&tensor[seen], groups[g].opt, &groups[g].tensors[i]);
+                tensor[seen].group = KOPT_CAST_(uint32_t, g);
+                tensor[seen].first_task = tasks;
+                for (k = kopt_cuda_tasks_(&tensor[seen], p.width_); k > 0; k--)
+                    task[tasks++] = KOPT_CAST_(uint32_t, seen);
+            }
+    }
+    p.first_[KOPT_CUDA_KERNELS_] = tasks;
+    *plan = p;
+    return KOPT_OK;
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *device, const void *bytes, void *stream) {
+    kopt_result result;
+    if (plan == KOPT_NULL_ || device == KOPT_NULL_ || bytes == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if ((KOPT_ADDRESS_(device) & 15) != 0) return KOPT_ERROR_OPTION;
+    result = kopt_cuda_copy_(device, bytes, plan->size, stream);
+    if (result == KOPT_OK) plan->device = device;
+    return result;
+}
+
+static kopt_cuda_group_ *kopt_cuda_groups_(const kopt_cuda_plan *plan) {
+    return KOPT_POINTER_(kopt_cuda_group_ *,
+                         KOPT_CAST_(kopt_byte_ *, plan->device) + kopt_cuda_round_(sizeof(kopt_cuda_control_)));
+}
+
+static kopt_cuda_arguments_ kopt_cuda_arguments_of_(const kopt_cuda_plan *plan, uint32_t first, uint32_t count) {
+    kopt_byte_ *const base = KOPT_CAST_(kopt_byte_ *, plan->device);
+    kopt_cuda_arguments_ a;
+    a.control = KOPT_POINTER_(kopt_cuda_control_ *, base);
+    a.groups = kopt_cuda_groups_(plan);
+    a.tensors = KOPT_POINTER_(const kopt_cuda_tensor_ *, base + plan->at_tensors_);
+    a.tasks = KOPT_POINTER_(const uint32_t *, base + plan->at_tasks_);
+    a.first = first;
+    a.count = count;
+    a.width = plan->width_;
+    a.grad_format = plan->grad_format_;
+    return a;
+}
+
+static uint32_t kopt_cuda_blocks_(const kopt_cuda_plan *plan, uint32_t tasks, uint32_t most) {
+    uint32_t blocks = (tasks + KOPT_WARPS_ - 1) / KOPT_WARPS_;
+    if (most != 0 && blocks > most) blocks = most;
+    if (plan->blocks != 0 && blocks > plan->blocks) blocks = plan->blocks;
+    return blocks == 0 ? 1 : blocks;
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_step(const kopt_cuda_plan *plan, void *stream) {
+    kopt_result result;
+    int kernel;
+    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
+    result = kopt_cuda_launch_prologue_(KOPT_CAST_(kopt_cuda_control_ *, plan->device), kopt_cuda_groups_(plan), stream);
+    for (kernel = 0; kernel < KOPT_CUDA_KERNELS_ && result == KOPT_OK; kernel++) {
+        kopt_cuda_arguments_ a =
+            kopt_cuda_arguments_of_(plan, plan->first_[kernel], plan->first_[kernel + 1] - plan->first_[kernel]);
+        if (a.count != 0) result = kopt_cuda_launch_step_(kernel, &a, kopt_cuda_blocks_(plan, a.count, 0), stream);
+    }
+    return result;
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_stats(const kopt_cuda_plan *plan, void *stream) {
+    kopt_cuda_arguments_ a;
+    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
+    a = kopt_cuda_arguments_of_(plan, 0, plan->first_[KOPT_CUDA_KERNELS_]);
+    return kopt_cuda_launch_stats_(&a, kopt_cuda_blocks_(plan, a.count, kopt_cuda_resident_()), stream);
+}
+
+static kopt_cuda_setting_ kopt_cuda_setting_of_(const kopt_cuda_plan *plan, int what) {
+    kopt_cuda_setting_ s;
+    s.control = KOPT_CAST_(kopt_cuda_control_ *, plan->device);
+    s.group = kopt_cuda_groups_(plan);
+    s.options.check_finite = 0;
+    s.options.max_norm = 0;
+    s.options.lr = s.options.loss_scale = s.options.found_inf = KOPT_NULL_;
+    s.opt = kopt_sgd(0, 0);
+    s.step = 0;
+    s.what = what;
+    return s;
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
+                                                 void *stream) {
+    kopt_cuda_setting_ s;
+    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_ || options == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (!kopt_within_(options->max_norm, 0, 1e300)) return KOPT_ERROR_RANGE;
+    s = kopt_cuda_setting_of_(plan, 0);
+    s.options = *options;
+    return kopt_cuda_launch_setting_(&s, stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_set_optimizer(const kopt_cuda_plan *plan, size_t group, const kopt_optimizer *opt,
+                                                   void *stream) {
+    kopt_cuda_setting_ s;
+    kopt_result result = kopt_cuda_check_options_(opt);
+    if (result != KOPT_OK) return result;
+    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (group >= plan->groups) return KOPT_ERROR_BOUNDS;
+    s = kopt_cuda_setting_of_(plan, 1);
+    s.group += group;
+    s.opt = *opt;
+    return kopt_cuda_launch_setting_(&s, stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_set_step(const kopt_cuda_plan *plan, uint32_t step, void *stream) {
+    kopt_cuda_setting_ s;
+    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
+    s = kopt_cuda_setting_of_(plan, 2);
+    s.step = step;
+    return kopt_cuda_launch_setting_(&s, stream);
+}
+
+KOPT_CUDA_API_ const kopt_cuda_status *kopt_cuda_status_of(const kopt_cuda_plan *plan) {
+    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_NULL_;
+    return &KOPT_CAST_(const kopt_cuda_control_ *, plan->device)->status;
+}
+
+KOPT_CUDA_API_ kopt_norm *kopt_cuda_norm(const kopt_cuda_plan *plan) {
+    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_NULL_;
+    return &KOPT_CAST_(kopt_cuda_control_ *, plan->device)->norm;
+}
+
+static kopt_result kopt_cuda_convert_run_(kopt_conversion_ *c, void *dst, const void *src, void *stream) {
+    if (!kopt_format_valid_(c->dst_format) || !kopt_format_valid_(c->src_format)) return KOPT_ERROR_OPTION;
+    if (!kopt_n_valid_(c->n) || c->first >> 63 != 0) return KOPT_ERROR_BOUNDS;
+    if (c->n == 0) return KOPT_OK;
+    if (dst == KOPT_NULL_ || src == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (kopt_overlap_(dst, c->n * kopt_bytes_of_(c->dst_format), src, c->n * kopt_bytes_of_(c->src_format)))
+        return KOPT_ERROR_OVERLAP;
+    c->dst = KOPT_CAST_(kopt_byte_ *, dst);
+    c->src = KOPT_CAST_(const kopt_byte_ *, src);
+    return kopt_cuda_launch_convert_(c, stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
+                                             size_t n, void *stream) {
+    kopt_conversion_ c;
+    c.dst_format = dst_format;
+    c.src_format = src_format;
+    c.n = n;
+    c.stochastic = 0;
+    c.seed = c.first = 0;
+    c.step = c.id = 0;
+    return kopt_cuda_convert_run_(&c, dst, src, stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
+                                                        kopt_format src_format, size_t n, uint64_t seed, uint32_t step,
+                                                        uint32_t id, uint64_t first_index, void *stream) {
+    kopt_conversion_ c;
+    c.dst_format = dst_format;
+    c.src_format = src_format;
+    c.n = n;
+    c.stochastic = 1;
+    c.seed = seed;
+    c.first = first_index;
+    c.step = step;
+    c.id = id;
+    return kopt_cuda_convert_run_(&c, dst, src, stream);
+}
+
+#endif /* KAHAN_OPT_CUDA_IMPLEMENTATION */
+
+#ifdef __CUDACC__
+#pragma nv_diagnostic pop
+#endif
+
+#elif KOPT_PASS_ == KOPT_PASS_CUDA_ /* one reading by kahan_opt.h, which adds the kernels */
+
+/* ================================================================================================================== */
+/* VOCABULARY: one lane. Floating-point operations are PTX with .rn, so --use_fast_math, -ftz and -fmad change no bit.  */
+/* ================================================================================================================== */
+#define ISA_ cuda
+#define ISA_TARGET_ KOPT_BOTH_
+#define LANES_ KOPT_CAST_(size_t, 1)
+#define ONE_LANE_ 1
+typedef float floats_;
+typedef uint32_t words_;
+typedef int mask_;
+
+FN_ floats_ set_(float x) { return x; }
+FN_ floats_ add_(floats_ a, floats_ b) { return kopt_add_(a, b); }
+FN_ floats_ sub_(floats_ a, floats_ b) { return kopt_sub_(a, b); }
+FN_ floats_ mul_(floats_ a, floats_ b) {
+    floats_ r;
+#ifdef __CUDA_ARCH__
+    KOPT_PTX_("mul.rn.f32", "f", r, a, b);
+#else
+    r = a * b;
+    KOPT_SETTLE_(r);
+#endif
+    return r;
+}
+FN_ floats_ div_(floats_ a, floats_ b) {
+    floats_ r;
+#ifdef __CUDA_ARCH__
+    KOPT_PTX_("div.rn.f32", "f", r, a, b);
+#else
+    KOPT_SETTLE_(b);
+    r = a / b;
+    KOPT_SETTLE_(r);
+#endif
+    return r;
+}
+FN_ floats_ sqrt_(floats_ a) { return kopt_sqrt_(a); }
+FN_ words_ bits_(floats_ a) { return kopt_bits_(a); }
+FN_ floats_ value_(words_ a) { return kopt_float_(a); }
+FN_ floats_ count_(words_ a) {
+#ifdef __CUDA_ARCH__
+    floats_ r;
+    __asm__("cvt.rn.f32.s32 %0, %1;" : "=f"(r) : "r"(a));
+    return r;
+#else
+    return KOPT_CAST_(float, KOPT_CAST_(int32_t, a));
+#endif
+}
+FN_ words_ round_(floats_ a) { /* 0 <= a < 2^31 */
+#ifdef __CUDA_ARCH__
+    words_ r;
+    __asm__("cvt.rni.s32.f32 %0, %1;" : "=r"(r) : "f"(a));
+    return r;
+#else
+    return kopt_round_scalar_(a);
+#endif
+}
+FN_ words_ iset_(uint32_t a) { return a; }
+FN_ words_ hold_(uint32_t a) { return a; }
+FN_ words_ iadd_(words_ a, words_ b) { return a + b; }
+FN_ words_ isub_(words_ a, words_ b) { return a - b; }
+FN_ words_ and_(words_ a, words_ b) { return a & b; }
+FN_ words_ or_(words_ a, words_ b) { return a | b; }
+FN_ words_ xor_(words_ a, words_ b) { return a ^ b; }
+#define shl_(a, n) ((a) << (n))
+#define shr_(a, n) ((a) >> (n))
+FN_ words_ mul16_(words_ a, words_ b) { return (a * b & 0xFFFFu) | ((a >> 16) * (b >> 16) << 16); }
+FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
+    uint64_t product = KOPT_CAST_(uint64_t, a) * b;
+    *high = KOPT_CAST_(uint32_t, product >> 32);
+    *low = KOPT_CAST_(uint32_t, product & 0xFFFFFFFFu);
+}
+FN_ mask_ gt_(words_ a, words_ b) { return KOPT_CAST_(int32_t, a) > KOPT_CAST_(int32_t, b); }
+FN_ mask_ eq_(words_ a, words_ b) { return a == b; }
+FN_ mask_ either_(mask_ a, mask_ b) { return a | b; }
+FN_ int any_(mask_ a) { return a; }
+FN_ words_ select_(mask_ m, words_ yes, words_ no) { return m ? yes : no; }
+FN_ words_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
+FN_ words_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
+FN_ words_ load8_(const kopt_byte_ *p) { return (KOPT_CAST_(uint32_t, *p) ^ 0x80u) - 0x80u; }
+FN_ void store32_(kopt_byte_ *p, words_ a) { kopt_store32_(p, a); }
+FN_ void store16_(kopt_byte_ *p, words_ a) { kopt_store16_(p, a); }
+FN_ void store8_(kopt_byte_ *p, words_ a) { *p = KOPT_CAST_(kopt_byte_, a & 0xFFu); }
+FN_ floats_ widen_fp16_(words_ a) {
+#ifdef __CUDA_ARCH__
+    floats_ r;
+    __asm__("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(static_cast<uint16_t>(a)));
+    return r;
+#else
+    return kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, a));
+#endif
+}
+FN_ words_ narrow_fp16_(floats_ a) {
+#ifdef __CUDA_ARCH__
+    uint16_t r;
+    __asm__("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(a));
+    return r;
+#else
+    return kopt_fp16_from_f32(a);
+#endif
+}
+FN_ words_ load_half_(const uint32_t *w, size_t i) { return (w[i >> 1] >> (16 * (i & 1))) & 0xFFFFu; }
+FN_ words_ block_order_(void) { return 0; }
+
+#endif /* KOPT_PASS_ */

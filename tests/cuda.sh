@@ -1,0 +1,105 @@
+# What nvcc makes of kahan_opt_cuda.cuh, without a GPU: every architecture compiles within its limits, no flag changes the
+# PTX, C links with the object, and everything returns a code where there is no GPU. With one, its tests run. Prints TAP.
+# Argument: "quick" compiles for five architectures instead of all.
+out=build/tests/cuda
+mkdir -p $out
+nvcc=${NVCC:-nvcc}
+count=0
+report() { # report STATUS DESCRIPTION
+    count=$((count + 1))
+    if [ "$1" = 0 ]; then echo "ok $count - $2"; else echo "not ok $count - $2"; sed 's/^/# /' $out/log | head -40; fi
+}
+known=$($nvcc --list-gpu-arch)
+all=
+for arch in 75 80 86 87 89 90 100 103 110 120; do
+    case "$known" in *compute_$arch*) all="$all $arch" ;; esac
+done
+[ "${1:-}" = quick ] && all="75 80 90 100 120"
+all=$(echo $all)
+printf '#define KAHAN_OPT_CUDA_IMPLEMENTATION\n#include "kahan_opt_cuda.cuh"\n' >$out/plain.cu
+
+# 1. One object for all architectures; registers, stack and spills of every kernel that steps.
+codes=
+for arch in $all; do codes="$codes -gencode arch=compute_$arch,code=sm_$arch"; done
+$nvcc -I. -O3 -Werror all-warnings --threads 2 -Xptxas -v -Xcompiler -fno-threadsafe-statics $codes -c $out/plain.cu \
+    -o $out/plain.o >$out/log 2>&1
+report $? "compiles without a warning for sm_$(echo $all | sed 's/ /, sm_/g')"
+cp $out/log $out/ptxas
+awk '
+    /Compiling entry function/ { split($0, part, "'"'"'"); name = part[2]; arch = part[4] }
+    /bytes stack frame/ { stack = $1; spill = $5 }
+    /Used [0-9]+ registers/ {
+        for (i = 1; i < NF; i++) if ($i == "Used") registers = $(i + 1)
+        seen++
+        step = name !~ /prologue|setting|stats|convert/
+        if (step && (stack != 0 || spill != 0)) print arch, name, "stack", stack, "spills", spill
+        if (registers > (name ~ /adam_kahan_bf16/ ? 64 : name ~ /general/ ? 128 : 80)) print arch, name, "registers", registers
+        if (name ~ /adam_kahan_bf16/) hot++
+    }
+    END { print seen + 0, hot + 0 >"/dev/stderr" }' $out/ptxas >$out/log 2>$out/seen
+test ! -s $out/log && [ "$(awk '{print $2}' $out/seen)" = "$(echo $all | wc -w)" ]
+report $? "no kernel of a step spills or has a stack frame; AdamW with Kahan in bf16 has at most 64 registers ($(awk '{print $1}' $out/seen) kernels looked at)"
+
+# 2. PTX: the same whatever the flags; no flushing, no approximation, no fused or contractible operation.
+ptx() { # ptx NAME FLAGS...
+    name=$1
+    shift
+    $nvcc -I. -arch=compute_75 -ptx "$@" -o $out/$name.full $out/plain.cu >$out/log 2>&1 || return 1
+    sed '/^\/\//d' $out/$name.full >$out/$name.ptx
+}
+ptx default
+report $? "PTX"
+for flags in "--use_fast_math" "-fmad=false" "-ftz=true -prec-div=false -prec-sqrt=false -fmad=true"; do
+    ptx other $flags && cmp $out/default.ptx $out/other.ptx >$out/log 2>&1
+    report $? "the same PTX with $flags"
+done
+grep -nE '\.ftz|\.approx|\.full\.|fma\.|mad\.(rn\.)?f|ex2|lg2|rcp\.|rsqrt|\.sat' $out/default.ptx >$out/log
+! test -s $out/log
+report $? "PTX: nothing is flushed, approximated or fused"
+grep -nE '^[[:space:]]*(@%p[0-9]+ )?(add|sub|mul|div|sqrt)\.(f32|f64)' $out/default.ptx >$out/log
+! test -s $out/log
+report $? "PTX: every + - * / and square root names its rounding"
+for operation in add.rn.f32 sub.rn.f32 mul.rn.f32 div.rn.f32 sqrt.rn.f32 div.rn.f64 ld.global.v4.u32 st.global.v4.u32; do
+    grep -q "$operation" $out/default.ptx || echo "$operation is missing" >>$out/log
+done
+! test -s $out/log
+report $? "PTX: the operations that are looked for are there"
+sed -n '/entry.*adam_kahan_bf16/,/^}/p' $out/default.ptx >$out/hot.ptx # the first four stores of 16 bytes: after five loads
+awk '/ld.global.v4.u32/ { loads++ } /div.rn.f32/ { exit } END { exit !(loads == 9) }' $out/hot.ptx
+report $? "PTX: an octet's loads (five arrays, the scalars) come before its arithmetic"
+
+# 3. C links with the object and needs no C++ library; without a GPU everything is a code.
+root=$(dirname "$(dirname "$(command -v $nvcc)")")
+root=$(readlink -f "$root")
+libraries="-L$root/lib64 -L$root/lib -lcudart_static -ldl -lrt -lpthread -lm"
+nm -u $out/plain.o | grep -E '__cxa|_ZSt|_Znw|_Zdl|__gxx' >$out/log
+! test -s $out/log
+report $? "the object needs no C++ library"
+nm -g --defined-only $out/plain.o | awk '{print $3}' | grep -v '^kopt_cuda_' >$out/log
+! test -s $out/log
+report $? "every exported symbol begins with kopt_cuda_"
+${CC:-cc} -std=c99 -Wall -Wextra -Wpedantic -Werror -O2 -o $out/use_c tests/cuda_use.c $out/plain.o $libraries >$out/log 2>&1
+report $? "C links with it"
+$out/use_c >$out/log 2>&1
+report $? "C: codes, and the program's own CUDA error stays: $(head -1 $out/log)"
+
+# 4. The GPU's tests and the bench compile; the tests run where there is a GPU.
+${CC:-cc} -std=c99 -O2 -DGPU -isystem $root/include -o $out/gpu tests/cuda.c $out/plain.o $libraries >$out/log 2>&1
+report $? "the tests for a GPU compile"
+$nvcc -I. -O3 -Werror all-warnings -arch=sm_90 -o $out/bench bench/cuda.cu >$out/log 2>&1
+report $? "the bench for a GPU compiles"
+$out/gpu >$out/gpu.log 2>&1
+status=$?
+if grep -q '^1..0 # SKIP' $out/gpu.log; then
+    count=$((count + 1))
+    echo "ok $count # SKIP $(sed -n 's/^1..0 # SKIP //p' $out/gpu.log)"
+else
+    cp $out/gpu.log $out/log
+    ! grep -q '^not ok\|^Bail' $out/log && [ $status = 0 ]
+    report $? "on the GPU: $(grep -c '^ok' $out/gpu.log) tests"
+    if command -v compute-sanitizer >/dev/null; then
+        compute-sanitizer --error-exitcode 9 $out/gpu 20 >$out/log 2>&1
+        report $? "on the GPU under compute-sanitizer"
+    fi
+fi
+echo "1..$count"
