@@ -72,8 +72,7 @@ enum {
     HELD_OUT_EVERY = 10,
     HELD_OUT_MAX = 32768, /* ... but no more than this of a large file, to save time */
 
-    SCALE_START = 65536, /* fp16: the loss scale, halved after an overflow ... */
-    SCALE_GROWS = 2000   /* ... and doubled after so many steps without one */
+    SCALE_GROWS = 2000 /* fp16: the loss scale is doubled after so many steps without an overflow */
 };
 
 /* How the numbers of one arm are stored, and how its curve is drawn. */
@@ -532,30 +531,21 @@ static void train(Result *result, int index, const Setup *setup, const Data *d, 
         parameters += n;
     }
 
-    /* The loss scale of fp16. kopt_grad_scaler() and kopt_scaler_step() do the same in one call. */
-    float loss_scale = format == KOPT_FP16 ? SCALE_START : 1;
-    int clean_steps = 0;
+    kopt_scaler scaler = kopt_grad_scaler(); /* of the loss, for fp16 */
+    scaler.interval = SCALE_GROWS;
     double sum = 0.0, final_sum = 0.0;
     for (int step = 1; step <= STEPS; step++) {
         for (size_t b = 0; b < BATCH; b++) model_set_row(&m, b, d, data_sample(d, &random));
         model_forward(&m);
         double loss = cross_entropy_forward(&m, BATCH) / BATCH;
-        model_backward(&m, loss_scale);
+        model_backward(&m, format == KOPT_FP16 ? scaler.scale : 1);
 
-        int finite = 1;
-        for (int p = 0; p < PARAMETERS; p++) finite &= kopt_all_finite(tensors[p].grad, format, tensors[p].n);
-        if (finite) { /* else the step is skipped */
-            opt.lr = setup->learning_rate * 0.5 * (1.0 + cos(3.14159265358979 * (step - 1) / STEPS));
-            opt.grad_scale = 1.0 / (double)loss_scale;
-            check(kopt_optimizer_step(&opt, tensors, PARAMETERS));
-            for (int p = 0; p < PARAMETERS; p++) tensor_load(&m.weight[p]);
-        }
-        if (format == KOPT_FP16) {
-            clean_steps = finite ? clean_steps + 1 : 0;
-            if (!finite) loss_scale *= 0.5f;
-            else if (clean_steps % SCALE_GROWS == 0) loss_scale *= 2.0f;
-        }
-        result->skipped += !finite;
+        opt.lr = setup->learning_rate * 0.5 * (1.0 + cos(3.14159265358979 * (step - 1) / STEPS));
+        int skipped = 0;
+        if (format == KOPT_FP16) check(kopt_scaler_step(&scaler, &opt, tensors, PARAMETERS, 0, NULL, &skipped));
+        else check(kopt_optimizer_step(&opt, tensors, PARAMETERS));
+        for (int p = 0; p < PARAMETERS; p++) tensor_load(&m.weight[p]);
+        result->skipped += skipped;
 
         sum += loss;
         if (step > STEPS - STEPS / 10) final_sum += loss;
