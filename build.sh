@@ -104,10 +104,10 @@ run_tests() {
     for tool in gcc g++ clang tcc objcopy; do have $tool || skip "vendoring: what needs $tool" $tool; done
     part vendor sh tests/vendor.sh warnings leaks
     part vendor_more sh tests/vendor.sh pragmas windows targets names versions
-    for options in native:-O2 ofast:-Ofast; do
+    for options in native:-O2 ofast:-Ofast soft64:'-O2 -DKOPT_SOFT64_=1'; do # soft64: as where there are no doubles
         echo "$CC -std=c99 $C_WARNINGS ${options#*:} -o build/tests/probe.${options%%:*} tests/probe.c" >>build/tests/builds
     done
-    part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast
+    part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast build/tests/probe.soft64
     python=
     for candidate in python3 /usr/bin/python3; do
         if $candidate -c 'import numpy' 2>/dev/null; then python=$candidate && break; fi

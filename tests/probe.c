@@ -525,7 +525,7 @@ static void fill_weights(byte *array, kopt_format format, int n) {
     if (w.tiny)
         fill(array, format, n, fp16 ? 95 : 1, fp16 ? 24 : 6);
     else if (w.huge)
-        fill(array, format, n, fp16 ? 138 : 249, fp16 ? 5 : 6);
+        fill(array, format, n, fp16 ? 140 : 252, 3);
     else
         fill(array, format, n, 118, 12);
 }
@@ -535,7 +535,7 @@ static void fill_grad(int n) {
     if (w.tiny)
         fill(w.grad, w.t.grad_format, n, !fp16 ? 4 : divides() ? 82 : 100, fp16 ? 24 : 8);
     else if (w.huge)
-        fill(w.grad, w.t.grad_format, n, fp16 ? 138 : 248, 6);
+        fill(w.grad, w.t.grad_format, n, fp16 ? 138 : 250, 4);
     else
         fill(w.grad, w.t.grad_format, n, 105, 24);
 }

@@ -729,12 +729,12 @@ class Group:
         return o.rule.rule not in (SGD, LION, EMA)
 
     def fill_weights(self, o, t, format):
-        bf16, fp16 = ((1, 6), (95, 24)) if t.tiny else ((249, 6), (138, 5)) if t.huge else ((118, 12), (118, 12))
+        bf16, fp16 = ((1, 6), (95, 24)) if t.tiny else ((252, 3), (140, 3)) if t.huge else ((118, 12), (118, 12))
         return self.fill(format, t.n, *(fp16 if o.store.format == FP16 else bf16))
 
     def fill_grad(self, o, t):
-        bf16 = (4, 8) if t.tiny else (248, 6) if t.huge else (105, 24)
-        fp16 = (82 if self.divides(o) else 100, 24) if t.tiny else (138, 6) if t.huge else (105, 24)
+        bf16 = (4, 8) if t.tiny else (250, 4) if t.huge else (105, 24)
+        fp16 = (82 if self.divides(o) else 100, 24) if t.tiny else (138, 4) if t.huge else (105, 24)
         t.grad = self.fill(t.grad_format, t.n, *(fp16 if o.store.format == FP16 else bf16))
 
     def step(self, o, t, how, copy_format):
