@@ -4443,6 +4443,7 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
     kopt_result result = kopt_check_options_(opt);
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS), extras = KOPT_HAS_(KOPT_WITH_EXTRAS);
     const int momentum = KOPT_HAS_(KOPT_WITH_MOMENTUM);
+    const unsigned others = KOPT_RULES_ & ~3u;
     kopt_environment_ environment;
     kopt_step local, *const s = checks ? &local : step; /* if it fails, *step is as before */
     int finite;
@@ -4459,7 +4460,7 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
         s->moment_rounding = KOPT_STATE_ROUNDING_(opt->moment_rounding);
         s->compensation_rounding = KOPT_STATE_ROUNDING_(opt->compensation_rounding);
     }
-    if (checks || extras || momentum || (KOPT_RULES_ & ~3u) != 0) {
+    if (checks != 0 || extras != 0 || momentum != 0 || others != 0) {
         s->moments = kopt_moments_(opt);
         s->nesterov = momentum && opt->rule == KOPT_SGD && opt->nesterov;
         s->zero_grad = extras && opt->zero_grad;
@@ -4928,22 +4929,23 @@ static kopt_result kopt_check_scaler_(const kopt_scaler *s) {
 KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
     const kopt_result result = kopt_check_scaler_(s);
     kopt_environment_ environment;
-    double scale;
+    kopt_f64_ scale;
     if (result != KOPT_OK) return result;
     kopt_enter_(&environment);
     if (found_inf) {
         s->good = 0;
         if (s->bad != 0xFFFFFFFFu) s->bad++;
         if (s->bad >= s->hysteresis) {
-            scale = kopt_settle64_(KOPT_CAST_(double, s->scale) * kopt_settle64_(s->backoff));
-            if (!(scale < 1.1754943508222875e-38)) s->scale = kopt_to_float_(scale); /* stays a normal float */
+            scale = kopt_mul64_(kopt_get64_(KOPT_CAST_(double, s->scale)), kopt_get64_(s->backoff));
+            if (!kopt_less64_(scale, kopt_get64_(1.1754943508222875e-38))) s->scale = kopt_to_float_(scale); /* stays a normal float */
             if (kopt_bits_(s->scale) < kopt_bits_(s->minimum)) s->scale = s->minimum;
         }
     } else {
         s->bad = 0;
         if (++s->good >= s->interval) {
-            scale = kopt_settle64_(KOPT_CAST_(double, s->scale) * kopt_settle64_(s->growth));
-            if (scale < 3.4028235677973366e38) s->scale = kopt_to_float_(scale); /* stays finite */
+            const kopt_f64_ limit = kopt_make64_(KOPT_CAST_(uint64_t, 0x47EFFFFFu) << 32 | 0xF0000000u);
+            scale = kopt_mul64_(kopt_get64_(KOPT_CAST_(double, s->scale)), kopt_get64_(s->growth));
+            if (kopt_less64_(scale, limit)) s->scale = kopt_to_float_(scale); /* below 2^128 - 2^103: stays finite */
             s->good = 0;
         }
     }
@@ -4953,6 +4955,7 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
 
 KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, kopt_tensor *tensors, size_t count,
                                        double max_norm, const kopt_closure *closure, int *skipped) {
+    const kopt_f64_ most = kopt_make64_((KOPT_CAST_(uint64_t, 0x7FEFFFFFu) << 32) + 0xFFFFFFFFu); /* what is finite */
     kopt_result result = kopt_check_scaler_(scaler);
     kopt_environment_ environment;
     kopt_norm norm;
@@ -4963,13 +4966,13 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
     if (result == KOPT_OK) result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
     if (tensors == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
-    if (!kopt_within_(max_norm, 0, 1.7e308)) return KOPT_ERROR_RANGE;
+    if (!kopt_inside64_(kopt_get64_(max_norm), kopt_get64_(0), most)) return KOPT_ERROR_RANGE;
 
     before = opt->step;
     grad_scale = opt->grad_scale;
     clip = opt->clip;
     kopt_enter_(&environment);
-    opt->grad_scale = kopt_settle64_(grad_scale / kopt_settle64_(KOPT_CAST_(double, scaler->scale)));
+    opt->grad_scale = kopt_put64_(kopt_div64_(kopt_get64_(grad_scale), kopt_get64_(KOPT_CAST_(double, scaler->scale))));
     kopt_leave_(&environment);
     opt->clip = 1;
     result = kopt_step_begin(opt, &step); /* to check everything before the closure writes a gradient */
@@ -5037,7 +5040,7 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
     if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
     if (a->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     kopt_enter_(&environment);
-    t.scale = kopt_to_float_(scale);
+    t.scale = kopt_to_float_(kopt_get64_(scale));
     kopt_leave_(&environment);
     t.kind = KOPT_TOOL_ACCUMULATE_;
     t.dst = KOPT_CAST_(kopt_byte_ *, a->sum);
