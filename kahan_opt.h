@@ -5011,6 +5011,7 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
 
 KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, kopt_tensor *tensors, size_t count,
                                        double max_norm, const kopt_closure *closure, int *skipped) {
+    const kopt_f64_ most = kopt_make64_((KOPT_CAST_(uint64_t, 0x7FEFFFFFu) << 32) + 0xFFFFFFFFu); /* what is finite */
     kopt_result result = kopt_check_scaler_(scaler);
     kopt_environment_ environment;
     kopt_norm norm;
@@ -5021,7 +5022,7 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
     if (result == KOPT_OK) result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
     if (tensors == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
-    if (!kopt_within_(max_norm, 0, 1.7e308)) return KOPT_ERROR_RANGE;
+    if (!kopt_inside64_(kopt_get64_(max_norm), kopt_get64_(0), most)) return KOPT_ERROR_RANGE;
 
     before = opt->step;
     grad_scale = opt->grad_scale;

@@ -56,7 +56,7 @@ printf "#define KAHAN_OPT_STATIC\n#include \"kahan_opt.h\"\n$implement#include \
 gcc_list='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-align=strict
     -Wcast-qual -Wfloat-equal -Wformat=2 -Wswitch-default -Wswitch-enum -Wlogical-op -Wduplicated-cond
     -Wduplicated-branches -Wnull-dereference -Wunused-macros -Wredundant-decls -Wmissing-declarations -Wvla -Werror'
-gcc_c="$gcc_list -Wmissing-prototypes -Wstrict-prototypes -Wold-style-definition -Wbad-function-cast -Wc++-compat"
+gcc_c="$gcc_list -Wmissing-prototypes -Wstrict-prototypes -Wold-style-definition -Wc++-compat"
 gcc_cpp="$gcc_list -Wold-style-cast -Wuseless-cast -Wzero-as-null-pointer-constant -Wextra-semi"
 # clang's everything without three: the fields stay in the order a reader wants; C has pointers; from C++11 on there is
 # nullptr, which C++98 had not.
@@ -467,9 +467,9 @@ TEXT
     fi
 
     # Symbols. The objects of the section "warnings" if it has run.
-    have gcc && [ ! -f $out/gcc_O3.o ] && gcc -O3 -I. -c $out/plain.c -o $out/gcc_O3.o
-    have g++ && [ ! -f $out/g++_O2.o ] && g++ -x c++ -O2 -I. -c $out/plain.c -o $out/g++_O2.o
-    [ -n "$clang" ] && [ ! -f $out/clang_O2.o ] && $clang -O2 -I. -c $out/plain.c -o $out/clang_O2.o
+    have gcc && [ ! -f $out/gcc_O3.o ] && gcc -O3 -I. -c $out/plain.c -o $out/gcc_O3.o 2>$out/log
+    have g++ && [ ! -f $out/g++_O2.o ] && g++ -x c++ -O2 -I. -c $out/plain.c -o $out/g++_O2.o 2>$out/log
+    [ -n "$clang" ] && [ ! -f $out/clang_O2.o ] && $clang -O2 -I. -c $out/plain.c -o $out/clang_O2.o 2>$out/log
     symbols() { # symbols OBJECT DESCRIPTION: whose names, what it needs, what it can write
         nm $out/$1 | awk '$2 ~ /[a-zA-Z]/ && NF == 3 {print $3}' | grep -v '^_*\(Z[A-Z]*[0-9]*\)\?kopt_\|^\.L\|^_ZZ*L*[0-9]*[a-z_]*kopt_' >$out/log
         ! grep -q . $out/log
