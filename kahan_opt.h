@@ -795,7 +795,7 @@ typedef struct kopt_job_ {
     kopt_format grad_format, copy_format, moment_format; /* of the moments in memory: fp32 within an 8-bit step */
     size_t begin, end;
     uint64_t first;
-    uint32_t id;
+    uint32_t id, stream;
     float rate, decay;
 } kopt_job_;
 
@@ -811,7 +811,7 @@ typedef struct kopt_conversion_ {
 } kopt_conversion_;
 
 /* One run of one training-loop tool over n elements. Which fields it reads depends on the tool. */
-typedef enum kopt_tool_kind_ { KOPT_TOOL_NORM_, KOPT_TOOL_CLIP_, KOPT_TOOL_ACCUMULATE_ } kopt_tool_kind_;
+typedef enum kopt_tool_kind_ { KOPT_TOOL_NORM_, KOPT_TOOL_CLIP_ } kopt_tool_kind_;
 typedef struct kopt_tool_ {
     kopt_tool_kind_ kind;
     kopt_format src_format, dst_format;
@@ -820,12 +820,6 @@ typedef struct kopt_tool_ {
     size_t n;
     kopt_norm *norm;
     uint32_t limit; /* of the magnitude, in bits of dst_format */
-    kopt_byte_ *residual;
-    kopt_rounding rounding, compensation_rounding;
-    int fresh;      /* 1: dst and residual are not read, they count as 0 */
-    float scale;
-    uint64_t seed, first;
-    uint32_t step, id;
 } kopt_tool_;
 
 /* ---- what is left in this build ---- */
@@ -2648,7 +2642,7 @@ FN_ size_t random_halves_(uint32_t *halves, const cipher_ *cipher, kopt_index_ i
 
 FN_ void range_(const kopt_job_ *j, kopt_kind_ kind, size_t begin, size_t end) {
     const scalars_ k = spread_(j);
-    const cipher_ cipher = cipher_of_(j->step->seed, j->step->step, j->id, KOPT_RANDOM_STEP_);
+    const cipher_ cipher = cipher_of_(j->step->seed, j->step->step, j->id, j->stream);
     const int random = kopt_needs_random_(kind);
     uint32_t halves[5 * LANES_];
     size_t i, n;
@@ -3041,8 +3035,6 @@ static KOPT_NOINLINE_ ISA_TARGET_ int NAME_(all_finite)(const kopt_byte_ *p, kop
 #define norm_sums_ NAME_(norm_sums)
 #define norm_dot_ NAME_(norm_dot)
 #define clip_ NAME_(clip)
-#define tool_random_ NAME_(tool_random)
-#define accumulate_ NAME_(accumulate)
 
 #if !defined(ONE_LANE_) && !defined(TOOLS_)
 /* Section 9. A window of magnitudes is counted in units of 2^-scale as integers below 2^28, whose squares add up in 64
@@ -3197,49 +3189,6 @@ FN_ void clip_(const kopt_tool_ *t) {
     }
 }
 
-/* The random numbers of up to LANES_ elements from i on; *n is lowered to how many there are. */
-FN_ words_ tool_random_(const kopt_tool_ *t, const cipher_ *cipher, uint32_t *halves, size_t i, size_t *n) {
-    const size_t offset = random_halves_(halves, cipher, t->first + i, i == 0);
-    if (8 * LANES_ - offset < *n) *n = 8 * LANES_ - offset;
-    return load_half_(halves, offset);
-}
-
-/* The weight store of section 3, with minus the gradient as the update. */
-FN_ void accumulate_(const kopt_tool_ *t) {
-    const cipher_ cipher = cipher_of_(t->seed, t->step, t->id, KOPT_RANDOM_ACCUMULATE_);
-    const size_t size = kopt_bytes_of_(t->dst_format), src_size = kopt_bytes_of_(t->src_format);
-    const size_t residual_size = kopt_bytes_of_residual_(t->dst_format, t->rounding);
-    const int scaled = kopt_bits_(t->scale) != 0x3F800000u;
-    const int compensated = t->rounding == KOPT_KAHAN || t->rounding == KOPT_COMPACT;
-    const int random = t->dst_format != KOPT_F32 && (t->rounding == KOPT_STOCHASTIC ||
-                                                     (compensated && t->compensation_rounding == KOPT_STOCHASTIC));
-    const floats_ scale = set_(t->scale);
-    kopt_kind_ kind;
-    uint32_t halves[5 * LANES_];
-    size_t i, n;
-    kind.rule = KOPT_SGD;
-    kind.weight = kind.grad = kind.moment = t->dst_format;
-    kind.rounding = t->rounding;
-    kind.moment_rounding = kind.compensation_rounding = t->compensation_rounding;
-    kind.moments = kind.nesterov = 0;
-    kind.plain = 1;
-    for (i = 0; i < t->n; i += n) {
-        words_ r = iset_(0), stored = r, kept = r;
-        floats_ delta, sum, c;
-        n = t->n - i < LANES_ ? t->n - i : LANES_;
-        if (random) r = tool_random_(t, &cipher, halves, i, &n);
-        delta = widen_(fetch_(t->src + i * src_size, src_size, n), t->src_format);
-        if (scaled) delta = mul_(delta, scale);
-        if (!t->fresh) stored = fetch_(t->dst + i * size, size, n);
-        if (!t->fresh && residual_size != 0) kept = fetch_(t->residual + i * residual_size, residual_size, n);
-        delta = value_(xor_(bits_(delta), iset_(0x80000000u)));
-        sum = load_weight_(kind, stored, kept, &c);
-        stored = store_weight_(kind, sum, c, delta, r, &kept);
-        put_(t->dst + i * size, size, n, stored);
-        if (residual_size != 0) put_(t->residual + i * residual_size, residual_size, n, kept);
-    }
-}
-
 #ifndef TOOLS_
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
     switch (KOPT_CAST_(int, t->kind)) {
@@ -3252,7 +3201,6 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
             norm_format_(t->norm, t->src, KOPT_FP16, t->n);
         break;
     case KOPT_TOOL_CLIP_: clip_(t); break;
-    case KOPT_TOOL_ACCUMULATE_: accumulate_(t); break;
     default: break;
     }
 }
@@ -3267,8 +3215,6 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
 #undef norm_sums_
 #undef norm_dot_
 #undef clip_
-#undef tool_random_
-#undef accumulate_
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
@@ -4631,6 +4577,7 @@ KOPT_LEAN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kop
     job->end = end;
     job->first = extras ? t->first_index : 0;
     job->id = t->id;
+    job->stream = KOPT_RANDOM_STEP_;
 }
 
 /* rate_scale is the tensor's, and StableAdamW's. */
@@ -5086,34 +5033,54 @@ static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void
     return KOPT_OK;
 }
 
+static void kopt_zero_(kopt_byte_ *p, size_t size) {
+    for (; size > 0; size--) {
+        uint32_t zero = 0;
+        KOPT_OPAQUE_(zero); /* no call of memset */
+        *p++ = KOPT_CAST_(kopt_byte_, zero & 0xFFu);
+    }
+}
+
+/* An addition is a step of SGD on the sum with rate 1 and minus the scale. */
 KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format, double scale) {
     kopt_result result = kopt_check_array_(grad, grad_format, a == KOPT_NULL_ ? 0 : a->n);
     kopt_environment_ environment;
-    kopt_tool_ t;
+    kopt_job_ job;
+    kopt_step s;
+    size_t residual_bytes;
     if (result == KOPT_OK)
         result = kopt_check_accumulator_(a, grad, a == KOPT_NULL_ ? 0 : a->n * kopt_bytes_of_(grad_format));
     if (result != KOPT_OK) return result;
     if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
     if (a->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
+    residual_bytes = kopt_bytes_of_residual_(a->format, a->rounding);
+    kopt_bounce_(KOPT_POINTER_(kopt_byte_ *, &s), sizeof s, KOPT_POINTER_(kopt_byte_ *, &s), 0); /* zeros */
+    kopt_bounce_(KOPT_POINTER_(kopt_byte_ *, &job), sizeof job, KOPT_POINTER_(kopt_byte_ *, &job), 0);
+    s.rule = KOPT_SGD;
+    s.weight_format = s.moment_format = a->format;
+    s.rounding = a->rounding;
+    s.moment_rounding = s.compensation_rounding = a->compensation_rounding;
+    s.seed = a->seed;
+    s.step = ++a->step;
+    job.step = &s;
+    job.weight = KOPT_CAST_(kopt_byte_ *, a->sum);
+    job.residual = KOPT_CAST_(kopt_byte_ *, a->residual);
+    kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, &job.grad), KOPT_CONST_POINTER_(const kopt_byte_ *, &grad), sizeof grad);
+    job.grad_format = grad_format;
+    job.moment_format = a->format;
+    job.end = a->n;
+    job.first = a->first_index;
+    job.id = a->id;
+    job.stream = KOPT_RANDOM_ACCUMULATE_;
+    job.rate = 1;
+    if (a->count++ == 0 && a->n != 0) { /* the old sum is not read */
+        kopt_zero_(job.weight, a->n * kopt_bytes_of_(a->format));
+        if (residual_bytes != 0) kopt_zero_(job.residual, a->n * residual_bytes);
+    }
     kopt_enter_(&environment);
-    t.scale = kopt_to_float_(kopt_get64_(scale));
+    s.grad_scale = kopt_float_(kopt_bits_(kopt_to_float_(kopt_get64_(scale))) ^ 0x80000000u);
+    if (a->n != 0) (KOPT_KERNEL_(step))(&job);
     kopt_leave_(&environment);
-    t.kind = KOPT_TOOL_ACCUMULATE_;
-    t.dst = KOPT_CAST_(kopt_byte_ *, a->sum);
-    t.dst_format = a->format;
-    t.residual = KOPT_CAST_(kopt_byte_ *, a->residual);
-    t.rounding = a->rounding;
-    t.compensation_rounding = a->compensation_rounding;
-    t.src = KOPT_CAST_(const kopt_byte_ *, grad);
-    t.src_format = grad_format;
-    t.n = a->n;
-    t.fresh = a->count == 0;
-    t.seed = a->seed;
-    t.first = a->first_index;
-    t.step = ++a->step;
-    t.id = a->id;
-    a->count++;
-    if (t.n != 0) kopt_use_tool_(&t);
     return KOPT_OK;
 }
 
