@@ -66,7 +66,15 @@
                                     one program, each in its own file; there before the first include of this one.
                                     Cost: a copy per file.
    KAHAN_OPT_API              all   declaration specifier, e.g. __declspec(dllexport). Not with KAHAN_OPT_STATIC.
-   KAHAN_OPT_NO_SIMD          impl  scalar path only: about 17 KB of code (-Os) instead of 90 KB, 10-30x slower.
+   KAHAN_OPT_NO_SIMD          impl  scalar path only, 10-30x slower, a tenth of the code. Link with -Wl,--gc-sections
+                                    after -ffunction-sections: what is not called is dropped.
+   KAHAN_OPT_ONLY             impl  a set of KOPT_WITH_ bits (below): the rest is left out of the build, and refused with
+                                    KOPT_ERROR_OPTION. What is left gives the same bits. KOPT_WITH_ALL & ~KOPT_WITH_FP16
+                                    is all but fp16; KOPT_TINY is AdamW and SGD in bf16 in 1562 bytes of flash (M4F),
+                                    986 without AdamW (docs/size.md). Danger: without KOPT_WITH_CHECKS nothing is refused,
+                                    neither options nor buffers nor state blocks (they have no header, all else is in
+                                    its place), what is left out is ignored, and the caller's FP environment must be
+                                    the default. Run the same calls once in a build with checks.
    KAHAN_OPT_SELF             impl  the name of this file, with quotes, if you renamed it: it includes itself. gcc 12,
                                     clang 9 and later know it without being told.
 
@@ -130,7 +138,7 @@
                                                   rate_scale, counts, first_index; fp32 weights to kopt_state_init */
 #define KOPT_WITH_CHECKS 0x80000000u           /* arguments, buffers, state blocks; the caller's FP environment   */
 #define KOPT_WITH_ALL 0xFFFFFFFFu
-/* SGD without momentum and AdamW, all in bf16 with KAHAN: about 1 KB on a Cortex-M4F. Nothing is refused. */
+/* SGD without momentum and AdamW, all in bf16 with KAHAN: see docs/size.md. Nothing is refused. */
 #define KOPT_TINY (KOPT_WITH_BF16 | KOPT_WITH_KAHAN | KOPT_WITH_STOCHASTIC_STATE | KOPT_WITH_DECOUPLED | \
                    KOPT_WITH_SGD | KOPT_WITH_ADAM)
 
@@ -3752,7 +3760,7 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
     switch (KOPT_CAST_(int, result)) {
     case KOPT_OK: return "success";
     case KOPT_ERROR_NULL: return "a required pointer is NULL";
-    case KOPT_ERROR_OPTION: return "an option has a value that does not exist or does not apply";
+    case KOPT_ERROR_OPTION: return "an option has a value that does not exist, does not apply or is not in this build";
     case KOPT_ERROR_RANGE: return "a hyper-parameter is out of range or not a number";
     case KOPT_ERROR_BOUNDS: return "the range of elements is not inside the tensor, or the tensor is too large";
     case KOPT_ERROR_SIZE: return "the state block is smaller than kopt_state_size() says";
@@ -4469,11 +4477,15 @@ KOPT_SCALARS_ KOPT_BOTH_ int kopt_compute_scalars_(const kopt_optimizer *opt, ko
     const kopt_rule rule = KOPT_RULE_(opt->rule);
     const kopt_decay how = KOPT_DECAY_(opt->decay);
     const kopt_f64_ beta2 = kopt_get64_(opt->beta2);
-    kopt_f64_ rest1 = one, rest2 = one, rate = lr, root_scale = one, decay = lr, scale = kopt_get64_(opt->grad_scale);
+    kopt_f64_ rest1 = one, rest2 = one, rate, root_scale = one, decay = lr, scale = kopt_get64_(opt->grad_scale);
     s->step = opt->step + 1;
     if (KOPT_HAS_(KOPT_WITH_EXTRAS)) scale = kopt_mul64_(scale, kopt_get64_(opt->clip));
     if (how == KOPT_FULLY_DECOUPLED) decay = kopt_div64_(lr, kopt_get64_(opt->max_lr));
     decay = how == KOPT_L2 ? zero : kopt_mul64_(decay, weight_decay);
+    s->grad_scale = kopt_to_float_(scale); /* early: fewer numbers to keep on the stack */
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && opt->maximize) s->grad_scale = kopt_float_(kopt_bits_(s->grad_scale) ^ 0x80000000u);
+    if (KOPT_HAS_(KOPT_WITH_L2)) s->l2 = kopt_to_float_(how == KOPT_L2 ? weight_decay : zero);
+    s->decay = kopt_to_float_(decay);
     if (KOPT_HAS_(KOPT_WITH_ADAN | KOPT_WITH_RANGER)) s->beta3 = s->one_minus_beta3 = s->mix = 0;
     if (KOPT_HAS_(KOPT_WITH_MOMENTUM)) s->momentum = kopt_to_float_(kopt_get64_(opt->momentum));
     s->eps = kopt_to_float_(kopt_get64_(opt->eps));
@@ -4484,11 +4496,12 @@ KOPT_SCALARS_ KOPT_BOTH_ int kopt_compute_scalars_(const kopt_optimizer *opt, ko
     } else if (KOPT_HAS_(KOPT_WITH_CHECKS)) {
         s->beta1 = s->one_minus_beta1 = s->beta2 = s->one_minus_beta2 = 0;
     }
+    rate = kopt_get64_(opt->lr);
     if (KOPT_HAS_(KOPT_WITH_MOMENTUM) && rule == KOPT_SGD) {
         s->beta1 = s->step == 1 ? 0 : s->momentum;
         s->one_minus_beta1 = s->step == 1 ? 1 : kopt_to_float_(kopt_sub64_(one, kopt_get64_(opt->dampening)));
     } else if (rule != KOPT_SGD && rule != KOPT_LION && rule != KOPT_EMA) {
-        rate = kopt_div64_(lr, rest1);
+        rate = kopt_div64_(rate, rest1);
         root_scale = kopt_div64_(one, kopt_sqrt64_(rest2));
         if (rule == KOPT_ADAN) {
             const kopt_f64_ shrink = kopt_add64_(one, decay); /* the weight is divided by this */
@@ -4501,6 +4514,7 @@ KOPT_SCALARS_ KOPT_BOTH_ int kopt_compute_scalars_(const kopt_optimizer *opt, ko
             if (how != KOPT_L2) {
                 rate = kopt_div64_(rate, shrink);
                 decay = kopt_div64_(decay, shrink);
+                s->decay = kopt_to_float_(decay);
             }
         } else if (rule != KOPT_ADAM) {
             const kopt_f64_ rectifier = kopt_rectifier_(beta2, s->step, rest2);
@@ -4520,12 +4534,8 @@ KOPT_SCALARS_ KOPT_BOTH_ int kopt_compute_scalars_(const kopt_optimizer *opt, ko
         (!kopt_inside64_(scale, least, most) || !kopt_inside64_(rate, zero, most) ||
          !kopt_inside64_(root_scale, zero, most) || !kopt_inside64_(decay, zero, most)))
         return 0;
-    s->grad_scale = kopt_to_float_(scale);
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && opt->maximize) s->grad_scale = kopt_float_(kopt_bits_(s->grad_scale) ^ 0x80000000u);
     s->rate = kopt_to_float_(rate);
     s->root_scale = kopt_to_float_(root_scale);
-    if (KOPT_HAS_(KOPT_WITH_L2)) s->l2 = kopt_to_float_(how == KOPT_L2 ? weight_decay : zero);
-    s->decay = kopt_to_float_(decay);
     return 1;
 }
 
@@ -4992,8 +5002,8 @@ static kopt_result kopt_check_scaler_(const kopt_scaler *s) {
     const uint32_t scale = s == KOPT_NULL_ ? 0 : kopt_bits_(s->scale), minimum = s == KOPT_NULL_ ? 0 : kopt_bits_(s->minimum);
     if (s == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (scale < 0x00800000u || scale >= 0x7F800000u || minimum >= 0x7F800000u) return KOPT_ERROR_RANGE;
-    if (!kopt_within_(s->growth, 1, 1e30) || !(s->growth > 1)) return KOPT_ERROR_RANGE;
-    if (!kopt_within_(s->backoff, 1e-30, 1) || !(s->backoff < 1)) return KOPT_ERROR_RANGE;
+    if (!kopt_within_(s->growth, 1, 1e30) || !kopt_less_(1, s->growth)) return KOPT_ERROR_RANGE;
+    if (!kopt_within_(s->backoff, 1e-30, 1) || !kopt_less_(s->backoff, 1)) return KOPT_ERROR_RANGE;
     return s->interval == 0 || s->hysteresis == 0 ? KOPT_ERROR_RANGE : KOPT_OK;
 }
 
