@@ -39,7 +39,7 @@ setup() {
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends gcc g++ libc6-dev perl clang clang-19 llvm tcc python3-numpy \
         qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-s390x-linux-gnu libc6-dev-s390x-cross \
-        gcc-riscv64-linux-gnu libc6-dev-riscv64-cross gcc-arm-linux-gnueabihf libc6-dev-armhf-cross >/dev/null
+        gcc-riscv64-linux-gnu libc6-dev-riscv64-cross gcc-arm-linux-gnueabihf libc6-dev-armhf-cross gcc-arm-none-eabi >/dev/null
     # PyTorch and optimi, which tests/peers.py compares with
     if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-torch python3-packaging \
         python3-pip >/dev/null; then
@@ -117,6 +117,8 @@ run_tests() {
     else
         skip "the NumPy reference" python3-numpy
     fi
+    have arm-none-eabi-gcc || skip "flash and stack on Cortex-M" arm-none-eabi-gcc
+    part size sh tests/size.sh
     part examples sh tests/examples.sh
     part demo sh tests/demo.sh
     echo "$CC -std=c99 -O2 $C_WARNINGS -o build/tests/theorem1 bench/theorem1.c -lm" >>build/tests/builds

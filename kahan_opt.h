@@ -66,7 +66,15 @@
                                     one program, each in its own file; there before the first include of this one.
                                     Cost: a copy per file.
    KAHAN_OPT_API              all   declaration specifier, e.g. __declspec(dllexport). Not with KAHAN_OPT_STATIC.
-   KAHAN_OPT_NO_SIMD          impl  scalar path only: about 17 KB of code (-Os) instead of 90 KB, 10-30x slower.
+   KAHAN_OPT_NO_SIMD          impl  scalar path only, 10-30x slower, a tenth of the code. Link with -Wl,--gc-sections
+                                    after -ffunction-sections: what is not called is dropped.
+   KAHAN_OPT_ONLY             impl  a set of KOPT_WITH_ bits (below): the rest is left out of the build, and refused with
+                                    KOPT_ERROR_OPTION. What is left gives the same bits. KOPT_WITH_ALL & ~KOPT_WITH_FP16
+                                    is all but fp16; KOPT_TINY is AdamW and SGD in bf16 in 1562 bytes of flash (M4F),
+                                    986 without AdamW (docs/size.md). Danger: without KOPT_WITH_CHECKS nothing is refused,
+                                    neither options nor buffers nor state blocks (they have no header, all else is in
+                                    its place), what is left out is ignored, and the caller's FP environment must be
+                                    the default. Run the same calls once in a build with checks.
    KAHAN_OPT_SELF             impl  the name of this file, with quotes, if you renamed it: it includes itself. gcc 12,
                                     clang 9 and later know it without being told.
 
@@ -130,7 +138,7 @@
                                                   rate_scale, counts, first_index; fp32 weights to kopt_state_init */
 #define KOPT_WITH_CHECKS 0x80000000u           /* arguments, buffers, state blocks; the caller's FP environment   */
 #define KOPT_WITH_ALL 0xFFFFFFFFu
-/* SGD without momentum and AdamW, all in bf16 with KAHAN: about 1 KB on a Cortex-M4F. Nothing is refused. */
+/* SGD without momentum and AdamW, all in bf16 with KAHAN: see docs/size.md. Nothing is refused. */
 #define KOPT_TINY (KOPT_WITH_BF16 | KOPT_WITH_KAHAN | KOPT_WITH_STOCHASTIC_STATE | KOPT_WITH_DECOUPLED | \
                    KOPT_WITH_SGD | KOPT_WITH_ADAM)
 
@@ -824,13 +832,18 @@ typedef struct kopt_tool_ {
 
 /* ---- what is left in this build ---- */
 
-#ifndef KAHAN_OPT_ONLY
-#define KAHAN_OPT_ONLY KOPT_WITH_ALL
+#ifdef KAHAN_OPT_ONLY
+#define KOPT_ONLY_ ((KAHAN_OPT_ONLY) & KOPT_WITH_ALL)
+#else
+#define KOPT_ONLY_ KOPT_WITH_ALL
 #endif
-#define KOPT_HAS_(what) ((KAHAN_OPT_ONLY & (what)) != 0)
+#if !(KOPT_ONLY_ & 7u) || !(KOPT_ONLY_ & 0x0FFF0000u)
+#error "KAHAN_OPT_ONLY leaves no format or no rule"
+#endif
+#define KOPT_HAS_(what) ((KOPT_ONLY_ & (what)) != 0)
 
 /* Functions that are inlined in a build without checks, where each is called once or twice. */
-#if KAHAN_OPT_ONLY & KOPT_WITH_CHECKS
+#if KOPT_ONLY_ & KOPT_WITH_CHECKS
 #define KOPT_LEAN_ static KOPT_UNUSED_
 #define KOPT_SCALARS_ static KOPT_NOINLINE_ /* within another FP environment */
 #else
@@ -858,11 +871,11 @@ static KOPT_BOTH_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int value) {
     return value;
 }
 
-#define KOPT_FORMATS_ (KAHAN_OPT_ONLY & 0xFu)
-#define KOPT_ROUNDINGS_ (KAHAN_OPT_ONLY >> 5 & 0x1Fu)
-#define KOPT_STATE_ROUNDINGS_ (KAHAN_OPT_ONLY >> 10 & 3u)
-#define KOPT_DECAYS_ (KAHAN_OPT_ONLY >> 12 & 7u)
-#define KOPT_RULES_ (KAHAN_OPT_ONLY >> 16 & 0x7Fu)
+#define KOPT_FORMATS_ (KOPT_ONLY_ & 0xFu)
+#define KOPT_ROUNDINGS_ (KOPT_ONLY_ >> 5 & 0x1Fu)
+#define KOPT_STATE_ROUNDINGS_ (KOPT_ONLY_ >> 10 & 3u)
+#define KOPT_DECAYS_ (KOPT_ONLY_ >> 12 & 7u)
+#define KOPT_RULES_ (KOPT_ONLY_ >> 16 & 0x7Fu)
 #define KOPT_ALONE_(set) (((set) & ((set) - 1u)) == 0)
 #define KOPT_HERE_(type, set, value) KOPT_CAST_(type, kopt_one_of_(set, KOPT_CAST_(int, value)))
 #define KOPT_RULE_(value) KOPT_HERE_(kopt_rule, KOPT_RULES_, value)
@@ -873,11 +886,11 @@ static KOPT_BOTH_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int value) {
 #define KOPT_ROUNDING_(value) KOPT_HERE_(kopt_rounding, KOPT_ROUNDINGS_, value)
 #define KOPT_STATE_ROUNDING_(value) KOPT_HERE_(kopt_rounding, KOPT_STATE_ROUNDINGS_, value)
 #define KOPT_ROUND_TO_(value) /* nearest or stochastic, of weights or of the state; AMSGrad's maximum is rounded to nearest */ \
-    KOPT_HERE_(kopt_rounding, (KOPT_ROUNDINGS_ | KOPT_STATE_ROUNDINGS_ | (KAHAN_OPT_ONLY >> 30 & 1u)) & 3u, value)
+    KOPT_HERE_(kopt_rounding, (KOPT_ROUNDINGS_ | KOPT_STATE_ROUNDINGS_ | (KOPT_ONLY_ >> 30 & 1u)) & 3u, value)
 #define KOPT_DECAY_(value) KOPT_HERE_(kopt_decay, KOPT_DECAYS_, value)
 
 /* A global index of an element. */
-#if KAHAN_OPT_ONLY & KOPT_WITH_EXTRAS
+#if KOPT_ONLY_ & KOPT_WITH_EXTRAS
 typedef uint64_t kopt_index_;
 #define KOPT_INDEX_(x) (x)
 #else
@@ -1074,8 +1087,8 @@ KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
 }
 
 /* A build without checks whose formulas have positive numbers alone. */
-#define KOPT_POSITIVE64_ (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_EXTRAS | KOPT_WITH_MOMENTUM | KOPT_WITH_ADAN | \
-                                     KOPT_WITH_RADAM | KOPT_WITH_RANGER))
+#define KOPT_POSITIVE64_ \
+    (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_EXTRAS | KOPT_WITH_ADAN | KOPT_WITH_RADAM | KOPT_WITH_RANGER))
 
 #if KOPT_SOFT64_
 
@@ -1116,8 +1129,14 @@ static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int what) {
         if (y << 1 == 0 && what == KOPT_PLUS_) return x << 1 == 0 ? x & y : x;
         if (y << 1 == 0 && what == KOPT_OVER_) return infinity;
         if (x << 1 == 0 || y << 1 == 0) return sign;
-        if (e == 0) for (e = 1, a = x << 12 >> 3; a >> 61 == 0; a <<= 1) e--; /* subnormal */
-        if (e2 == 0) for (e2 = 1, b = y << 12 >> 3; b >> 61 == 0; b <<= 1) e2--;
+        if (e == 0) { /* subnormal */
+            a = x << 12 >> 3;
+            for (e = 1; a >> 61 == 0; a <<= 1) e--;
+        }
+        if (e2 == 0) {
+            b = y << 12 >> 3;
+            for (e2 = 1; b >> 61 == 0; b <<= 1) e2--;
+        }
     }
     n = e - e2;
     if (what == KOPT_OVER_) {
@@ -1292,11 +1311,12 @@ KOPT_LEAN_ KOPT_BOTH_ kopt_f64_ kopt_power_(kopt_f64_ base, uint32_t exponent) {
     return power;
 }
 
-/* beta and 1 - beta in binary32; returns 1 - beta^step. */
+/* beta and 1 - beta in binary32; returns 1 - beta^step, and 1 if step is 0. */
 static KOPT_BOTH_ kopt_f64_ kopt_beta_(kopt_f64_ beta, uint32_t step, float *beta32, float *rest32) {
     const kopt_f64_ one = kopt_get64_(1.0);
     *beta32 = kopt_to_float_(beta);
     *rest32 = kopt_to_float_(kopt_sub64_(one, beta));
+    if (step == 0) return one; /* of no use */
     return kopt_sub64_(one, kopt_power_(beta, step));
 }
 
@@ -3501,7 +3521,7 @@ typedef struct kopt_environment_ {
 #endif
 
 static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
-#if !(KAHAN_OPT_ONLY & KOPT_WITH_CHECKS)
+#if !(KOPT_ONLY_ & KOPT_WITH_CHECKS)
     KOPT_CAST_(void, e);
 #elif defined(KOPT_X86_) && !defined(KOPT_GNU_)
     e->control = _mm_getcsr();
@@ -3541,7 +3561,7 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 }
 
 static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
-#if !(KAHAN_OPT_ONLY & KOPT_WITH_CHECKS)
+#if !(KOPT_ONLY_ & KOPT_WITH_CHECKS)
     KOPT_CAST_(void, e);
 #elif defined(KOPT_X86_) && !defined(KOPT_GNU_)
     _mm_setcsr(e->control);
@@ -3686,7 +3706,7 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
     switch (KOPT_CAST_(int, result)) {
     case KOPT_OK: return "success";
     case KOPT_ERROR_NULL: return "a required pointer is NULL";
-    case KOPT_ERROR_OPTION: return "an option has a value that does not exist or does not apply";
+    case KOPT_ERROR_OPTION: return "an option has a value that does not exist, does not apply or is not in this build";
     case KOPT_ERROR_RANGE: return "a hyper-parameter is out of range or not a number";
     case KOPT_ERROR_BOUNDS: return "the range of elements is not inside the tensor, or the tensor is too large";
     case KOPT_ERROR_SIZE: return "the state block is smaller than kopt_state_size() says";
@@ -3836,7 +3856,7 @@ static int kopt_in_(uint32_t set, int value) { return value >= 0 && value < 16 &
 /* Does this build have all that opt uses? */
 static int kopt_built_in_(const kopt_optimizer *opt) {
     int half, compensated;
-    if (KAHAN_OPT_ONLY == KOPT_WITH_ALL) return 1;
+    if (KOPT_ONLY_ == KOPT_WITH_ALL) return 1;
     half = opt->weight_format != KOPT_F32;
     compensated = opt->rounding == KOPT_KAHAN || opt->rounding == KOPT_COMPACT;
     if (!kopt_in_(KOPT_RULES_, KOPT_CAST_(int, opt->rule))) return 0;
@@ -3912,6 +3932,7 @@ KOPT_LEAN_ kopt_kept_ kopt_kept_of_(const kopt_optimizer *opt) {
     kept.moment = KOPT_MOMENT_FORMAT_(opt->moment_format);
     kept.rounding = kept.weight == KOPT_F32 ? KOPT_NEAREST : KOPT_ROUNDING_(opt->rounding);
     kept.moments = kopt_moments_(opt);
+    if (KOPT_HAS_(KOPT_WITH_CHECKS) && kept.moments == 0) kept.moment = opt->moment_format; /* unused: as it is */
     return kept;
 }
 
@@ -3922,6 +3943,7 @@ KOPT_LEAN_ kopt_kept_ kopt_kept_in_(const kopt_step *s) {
     kept.moment = KOPT_MOMENT_FORMAT_(s->moment_format);
     kept.rounding = kept.weight == KOPT_F32 ? KOPT_NEAREST : KOPT_ROUNDING_(s->rounding);
     kept.moments = kopt_moments_here_(kept.rule, s->moments);
+    if (KOPT_HAS_(KOPT_WITH_CHECKS) && kept.moments == 0) kept.moment = s->moment_format;
     return kept;
 }
 
@@ -4373,15 +4395,15 @@ static KOPT_BOTH_ kopt_f64_ kopt_rectifier_(kopt_f64_ beta2, uint32_t step, kopt
 KOPT_LEAN_ KOPT_BOTH_ void kopt_take_options_(const kopt_optimizer *opt, kopt_step *s) {
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS), extras = KOPT_HAS_(KOPT_WITH_EXTRAS);
     const int momentum = KOPT_HAS_(KOPT_WITH_MOMENTUM);
-    s->rule = opt->rule;
+    s->rule = opt->rule; /* what is the only choice of a build is not kept, but not read either */
     if (checks || !KOPT_ALONE_(KOPT_FORMATS_)) {
-        s->weight_format = KOPT_FORMAT_(opt->weight_format);
-        s->moment_format = KOPT_MOMENT_FORMAT_(opt->moment_format);
+        s->weight_format = opt->weight_format;
+        s->moment_format = opt->moment_format;
     }
-    if (checks || !KOPT_ALONE_(KOPT_ROUNDINGS_)) s->rounding = KOPT_ROUNDING_(opt->rounding);
+    if (checks || !KOPT_ALONE_(KOPT_ROUNDINGS_)) s->rounding = opt->rounding;
     if (checks || !KOPT_ALONE_(KOPT_STATE_ROUNDINGS_)) {
-        s->moment_rounding = KOPT_STATE_ROUNDING_(opt->moment_rounding);
-        s->compensation_rounding = KOPT_STATE_ROUNDING_(opt->compensation_rounding);
+        s->moment_rounding = opt->moment_rounding;
+        s->compensation_rounding = opt->compensation_rounding;
     }
     if (checks || extras || momentum || (KOPT_RULES_ & ~3u) != 0) {
         s->moments = kopt_moments_(opt);
@@ -4401,23 +4423,31 @@ KOPT_SCALARS_ KOPT_BOTH_ int kopt_compute_scalars_(const kopt_optimizer *opt, ko
     const kopt_rule rule = KOPT_RULE_(opt->rule);
     const kopt_decay how = KOPT_DECAY_(opt->decay);
     const kopt_f64_ beta2 = kopt_get64_(opt->beta2);
-    const kopt_f64_ rest1 = kopt_beta_(kopt_get64_(opt->beta1), opt->step + 1, &s->beta1, &s->one_minus_beta1);
-    const kopt_f64_ rest2 = kopt_beta_(beta2, opt->step + 1, &s->beta2, &s->one_minus_beta2);
-    kopt_f64_ rate = lr, root_scale = one, decay = lr, scale = kopt_get64_(opt->grad_scale);
+    kopt_f64_ rest1 = one, rest2 = one, rate, root_scale = one, decay = lr, scale = kopt_get64_(opt->grad_scale);
     s->step = opt->step + 1;
     if (KOPT_HAS_(KOPT_WITH_EXTRAS)) scale = kopt_mul64_(scale, kopt_get64_(opt->clip));
     if (how == KOPT_FULLY_DECOUPLED) decay = kopt_div64_(lr, kopt_get64_(opt->max_lr));
     decay = how == KOPT_L2 ? zero : kopt_mul64_(decay, weight_decay);
+    s->grad_scale = kopt_to_float_(scale); /* early: fewer numbers to keep on the stack */
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && opt->maximize) s->grad_scale = kopt_float_(kopt_bits_(s->grad_scale) ^ 0x80000000u);
+    if (KOPT_HAS_(KOPT_WITH_L2)) s->l2 = kopt_to_float_(how == KOPT_L2 ? weight_decay : zero);
+    s->decay = kopt_to_float_(decay);
     if (KOPT_HAS_(KOPT_WITH_ADAN | KOPT_WITH_RANGER)) s->beta3 = s->one_minus_beta3 = s->mix = 0;
     if (KOPT_HAS_(KOPT_WITH_MOMENTUM)) s->momentum = kopt_to_float_(kopt_get64_(opt->momentum));
     s->eps = kopt_to_float_(kopt_get64_(opt->eps));
-    if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_MOMENTUM)) {
-        /* needs none of them */
-    } else if (rule == KOPT_SGD) {
+    if (rule != KOPT_SGD && rule != KOPT_EMA) { /* Lion has no use for the powers */
+        const uint32_t power = rule == KOPT_LION ? 0 : s->step;
+        rest1 = kopt_beta_(kopt_get64_(opt->beta1), power, &s->beta1, &s->one_minus_beta1);
+        rest2 = kopt_beta_(beta2, power, &s->beta2, &s->one_minus_beta2);
+    } else if (KOPT_HAS_(KOPT_WITH_CHECKS)) {
+        s->beta1 = s->one_minus_beta1 = s->beta2 = s->one_minus_beta2 = 0;
+    }
+    rate = kopt_get64_(opt->lr);
+    if (KOPT_HAS_(KOPT_WITH_MOMENTUM) && rule == KOPT_SGD) {
         s->beta1 = s->step == 1 ? 0 : s->momentum;
         s->one_minus_beta1 = s->step == 1 ? 1 : kopt_to_float_(kopt_sub64_(one, kopt_get64_(opt->dampening)));
-    } else if (rule != KOPT_LION && rule != KOPT_EMA) {
-        rate = kopt_div64_(lr, rest1);
+    } else if (rule != KOPT_SGD && rule != KOPT_LION && rule != KOPT_EMA) {
+        rate = kopt_div64_(rate, rest1);
         root_scale = kopt_div64_(one, kopt_sqrt64_(rest2));
         if (rule == KOPT_ADAN) {
             const kopt_f64_ shrink = kopt_add64_(one, decay); /* the weight is divided by this */
@@ -4430,6 +4460,7 @@ KOPT_SCALARS_ KOPT_BOTH_ int kopt_compute_scalars_(const kopt_optimizer *opt, ko
             if (how != KOPT_L2) {
                 rate = kopt_div64_(rate, shrink);
                 decay = kopt_div64_(decay, shrink);
+                s->decay = kopt_to_float_(decay);
             }
         } else if (rule != KOPT_ADAM) {
             const kopt_f64_ rectifier = kopt_rectifier_(beta2, s->step, rest2);
@@ -4449,12 +4480,8 @@ KOPT_SCALARS_ KOPT_BOTH_ int kopt_compute_scalars_(const kopt_optimizer *opt, ko
         (!kopt_inside64_(scale, least, most) || !kopt_inside64_(rate, zero, most) ||
          !kopt_inside64_(root_scale, zero, most) || !kopt_inside64_(decay, zero, most)))
         return 0;
-    s->grad_scale = kopt_to_float_(scale);
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && opt->maximize) s->grad_scale = kopt_float_(kopt_bits_(s->grad_scale) ^ 0x80000000u);
     s->rate = kopt_to_float_(rate);
     s->root_scale = kopt_to_float_(root_scale);
-    if (KOPT_HAS_(KOPT_WITH_L2)) s->l2 = kopt_to_float_(how == KOPT_L2 ? weight_decay : zero);
-    s->decay = kopt_to_float_(decay);
     return 1;
 }
 
@@ -4922,8 +4949,8 @@ static kopt_result kopt_check_scaler_(const kopt_scaler *s) {
     const uint32_t scale = s == KOPT_NULL_ ? 0 : kopt_bits_(s->scale), minimum = s == KOPT_NULL_ ? 0 : kopt_bits_(s->minimum);
     if (s == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (scale < 0x00800000u || scale >= 0x7F800000u || minimum >= 0x7F800000u) return KOPT_ERROR_RANGE;
-    if (!kopt_within_(s->growth, 1, 1e30) || !(s->growth > 1)) return KOPT_ERROR_RANGE;
-    if (!kopt_within_(s->backoff, 1e-30, 1) || !(s->backoff < 1)) return KOPT_ERROR_RANGE;
+    if (!kopt_within_(s->growth, 1, 1e30) || !kopt_less_(1, s->growth)) return KOPT_ERROR_RANGE;
+    if (!kopt_within_(s->backoff, 1e-30, 1) || !kopt_less_(s->backoff, 1)) return KOPT_ERROR_RANGE;
     return s->interval == 0 || s->hysteresis == 0 ? KOPT_ERROR_RANGE : KOPT_OK;
 }
 
