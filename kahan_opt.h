@@ -934,8 +934,8 @@ KOPT_INLINE_ void kopt_copy_(kopt_byte_ *to, const kopt_byte_ *from, size_t size
 
 /* Numbers at any address: one instruction where the machine allows it, and never a call of memcpy. */
 #ifdef KOPT_GNU_
-typedef uint16_t kopt_any16_ __attribute__((aligned(1), may_alias));
-typedef uint32_t kopt_any32_ __attribute__((aligned(1), may_alias));
+typedef uint16_t kopt_any16_ __attribute__((__aligned__(1), __may_alias__));
+typedef uint32_t kopt_any32_ __attribute__((__aligned__(1), __may_alias__));
 KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_any16_ *, p); }
 KOPT_INLINE_ uint32_t kopt_load32_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_any32_ *, p); }
 KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t x) { *KOPT_POINTER_(kopt_any16_ *, p) = KOPT_CAST_(uint16_t, x); }
@@ -1240,9 +1240,9 @@ KOPT_INLINE_ double kopt_settle64_(double x) {
 }
 
 KOPT_INLINE_ kopt_f64_ kopt_make64_(uint64_t bits) {
-    kopt_word64_of_ word;
-    word.u = bits;
-    return word.d;
+    kopt_word64_of_ whole;
+    whole.u = bits;
+    return whole.d;
 }
 KOPT_INLINE_ double kopt_put64_(kopt_f64_ x) { return x; }
 KOPT_INLINE_ kopt_f64_ kopt_get64_(double x) { return x; }
@@ -3991,9 +3991,9 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
    and their residual[n], each array rounded up to 4 bytes: in the machine's byte order while the block is open, little-endian while it is sealed. */
 static void kopt_put_(kopt_byte_ *p, uint64_t value, int bytes) {
     for (; bytes > 0; bytes--, value >>= 8) {
-        uint32_t byte = KOPT_CAST_(uint32_t, value & 0xFFu);
-        KOPT_OPAQUE_(byte); /* or zeros become a call of memset */
-        *p++ = KOPT_CAST_(kopt_byte_, byte);
+        uint32_t octet = KOPT_CAST_(uint32_t, value & 0xFFu);
+        KOPT_OPAQUE_(octet); /* or zeros become a call of memset */
+        *p++ = KOPT_CAST_(kopt_byte_, octet);
     }
 }
 
@@ -4405,7 +4405,7 @@ KOPT_LEAN_ KOPT_BOTH_ void kopt_take_options_(const kopt_optimizer *opt, kopt_st
         s->moment_rounding = opt->moment_rounding;
         s->compensation_rounding = opt->compensation_rounding;
     }
-    if (checks || extras || momentum || (KOPT_RULES_ & ~3u) != 0) {
+    if (checks != 0 || extras != 0 || momentum != 0 || (KOPT_RULES_ & ~3u) != 0) {
         s->moments = kopt_moments_(opt);
         s->nesterov = momentum && opt->rule == KOPT_SGD && opt->nesterov;
         s->zero_grad = extras && opt->zero_grad;
@@ -4698,10 +4698,10 @@ static KOPT_BOTH_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
     pairs = 16 * i; /* as many pairs of bits has the sum */
     for (rest = n.digit[i]; rest != 0; rest >>= 2) pairs++;
     for (pair = pairs - 1; pair >= pairs - 54; pair--) {
-        const int word = pair >= 320 ? 19 : pair >> 4;
+        const int at = pair >= 320 ? 19 : pair >> 4;
         uint64_t bit;
         rest <<= 2;
-        if (pair >= 0) rest |= n.digit[word] >> (2 * (pair - 16 * word)) & 3u;
+        if (pair >= 0) rest |= n.digit[at] >> (2 * (pair - 16 * at)) & 3u;
         bit = (root << 2) | 1u;
         root <<= 1;
         if (rest >= bit) {
