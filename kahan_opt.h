@@ -5006,7 +5006,7 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
     kopt_leave_(&environment);
     opt->clip = 1;
     result = kopt_step_begin(opt, &step); /* to check everything before the closure writes a gradient */
-    for (i = 0; i < count && result == KOPT_OK; i++) result = kopt_check_step_(&step, &tensors[i]);
+    if (result == KOPT_OK) result = kopt_check_list_(&step, tensors, count);
     opt->step = before;
     if (result == KOPT_OK) {
         if (closure != KOPT_NULL_ && closure->evaluate != KOPT_NULL_) closure->evaluate(closure->user, scaler->scale);
@@ -5079,7 +5079,7 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
         result = kopt_check_accumulator_(a, grad, a == KOPT_NULL_ ? 0 : a->n * kopt_bytes_of_(grad_format));
     if (result != KOPT_OK) return result;
     if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
-    if (a->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
+    if (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     residual_bytes = kopt_bytes_of_residual_(a->format, a->rounding);
     kopt_bounce_(KOPT_POINTER_(kopt_byte_ *, &s), sizeof s, KOPT_POINTER_(kopt_byte_ *, &s), 0); /* zeros */
     kopt_bounce_(KOPT_POINTER_(kopt_byte_ *, &job), sizeof job, KOPT_POINTER_(kopt_byte_ *, &job), 0);
@@ -5132,7 +5132,7 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
             value = kopt_bits_(kopt_read_weight_(&like, sum + i * size,
                                                  residual_size == 0 ? KOPT_NULL_ : residual + i * residual_size));
         KOPT_OPAQUE_(value);
-        out[i] = kopt_float_(value);
+        kopt_store32_(KOPT_POINTER_(kopt_byte_ *, out) + 4 * i, value);
     }
     kopt_leave_(&environment);
     return KOPT_OK;

@@ -109,6 +109,9 @@ typedef struct world {
     kopt_tensor t[TENSORS], list[LIST];
     kopt_counts counts[TENSORS];
     kopt_norm norm[2];
+    kopt_scaler scaler;
+    kopt_accumulator sum;
+    int skipped;
     unsigned char memory[ROOM];
 } world;
 static world w, before, start, other;
@@ -489,7 +492,7 @@ static int range_good(const kopt_step *s, const kopt_tensor *t, size_t begin, si
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------ */
 
-enum { WRITTEN = 80, RESULTS = KOPT_ERROR_ISA + 1, CALLS = 20 };
+enum { WRITTEN = 80, RESULTS = KOPT_ERROR_ISA + 1, CALLS = 24 };
 static span written[WRITTEN];
 static int written_count;
 static uint32_t control, results[RESULTS];
@@ -1162,6 +1165,218 @@ static void call_clip_value(void)
     }
 }
 
+/* ---- Accumulation and the loss scale ---- */
+
+static void make_sum(void)
+{
+    kopt_accumulator *a = &w.sum;
+    const size_t n = a_length();
+    const int plain = below(3) == 2;
+    *a = kopt_accumulator_of(w.memory + below(ROOM - 8 * LONGEST), (kopt_format)((below(3) + 1) % 3), NULL, n);
+    if (!plain) a->residual = (unsigned char *)a->sum + 4 * n, a->rounding = (kopt_rounding)(KOPT_KAHAN + below(3));
+    a->compensation_rounding = (kopt_rounding)(1 - below(2));
+    a->count = below(3), a->step = byte() & 7 ? below(9) : 0xffffffffu - below(2);
+    a->id = byte(), a->seed = word(), a->first_index = an_index();
+}
+
+static void change_sum(void)
+{
+    kopt_accumulator *a = &w.sum;
+    uint32_t k = below(9);
+    if (k == 0) a->format = (kopt_format)any_enum();
+    if (k == 1) a->rounding = (kopt_rounding)any_enum();
+    if (k == 2) a->compensation_rounding = (kopt_rounding)any_enum();
+    if (k == 3) a->residual = byte() & 1 ? NULL : (unsigned char *)a->sum + below(9);
+    if (k == 4) a->sum = byte() & 7 ? fit(w.memory + below(ROOM), 4 * LONGEST) : NULL;
+    if (k == 5) a->n = any_length();
+    if (k == 6) a->count = below(2) ? 0 : 0xffffffffu;
+    if (k == 7) a->first_index = an_index();
+    if (k == 8) a->step = word();
+    if (!is_long(a->n)) a->sum = fit(a->sum, 4 * a->n), a->residual = fit(a->residual, 4 * a->n);
+}
+
+/* An optimizer whose weights are stored as the sum is. */
+static kopt_optimizer stored_like(const kopt_accumulator *a)
+{
+    kopt_optimizer o = kopt_sgd(1, 0);
+    o.weight_format = a->format, o.rounding = a->rounding, o.compensation_rounding = a->compensation_rounding;
+    return o;
+}
+
+static int sum_good(const kopt_accumulator *a, const void *array, size_t size)
+{
+    kopt_optimizer o = stored_like(a);
+    ref_layout l;
+    size_t sum;
+    if (!in_enum((int)a->format, KOPT_FP16) || !in_enum((int)a->rounding, KOPT_EXACT)) return 0;
+    if (!in_enum((int)a->compensation_rounding, KOPT_STOCHASTIC) || is_long(a->n) || a->first_index >> 63) return 0;
+    if (a->n == 0) return 1;
+    l = ref_layout_of(&o, a->n);
+    sum = a->n * ref_width(a->format);
+    if (a->sum == NULL || array == NULL || (a->residual == NULL && l.residual_width)) return 0;
+    return !share(a->sum, sum, array, size) && !share(a->residual, a->n * l.residual_width, array, size) &&
+           !share(a->sum, sum, a->residual, a->n * l.residual_width);
+}
+
+static void call_accumulate(void)
+{
+    kopt_accumulator *a = &w.sum, old;
+    const kopt_format f = any_format();
+    const size_t n = is_long(a->n) ? 0 : a->n, size = n * ref_width(f);
+    const double scale = byte() & 1 ? 1 : any_double();
+    unsigned char *grad = any_array(n);
+    const kopt_optimizer o = stored_like(a);
+    uint32_t no = below(64);
+    size_t i, residual_width;
+    int good, expected;
+    residual_width = ref_layout_of(&o, n).residual_width;
+    expected = no != 1 && in_enum((int)f, KOPT_FP16) && sum_good(a, grad, size) && within(scale, -most, most) &&
+               a->step != UINT32_MAX && a->count != UINT32_MAX;
+    old = *a;
+    memcpy(&start, &w, sizeof w);
+    prepare();
+    reads(grad, size), writes(a->sum, n * ref_width(a->format)), writes(&a->step, 4), writes(&a->count, 4);
+    if (expected) writes(a->residual, n * residual_width);
+    hostile_control();
+    good = took(kopt_accumulate(no == 1 ? NULL : a, grad, f, scale));
+    finish(19, "kopt_accumulate", good, expected);
+    if (!good) return;
+    REQUIRE(a->count == old.count + 1 && a->step == old.step + 1, "an addition is not counted once");
+    for (i = 0; i < n; ++i) {
+        const unsigned char *from = start.memory + ((unsigned char *)a->sum - w.memory);
+        const unsigned char *rest = residual_width ? start.memory + ((unsigned char *)a->residual - w.memory) : NULL;
+        float delta = ref_float(ref_widen(f, ref_get(grad, ref_width(f), i))), x;
+        uint32_t got;
+        ref_element e;
+        e.weight = old.count ? ref_get(from, ref_width(a->format), i) : 0;
+        e.residual = old.count && rest ? ref_get(rest, residual_width, i) : 0;
+        x = ref_weight(&o, e.weight, ref_signed(&o, e.residual));
+        if ((float)scale < 1 || (float)scale > 1) delta = ref_mul(delta, (float)scale);
+        ref_store_weight(&o, &e, x, -delta, ref_random(a->seed, a->step, a->id, 2, a->first_index + i));
+        got = ref_get(a->sum, ref_width(a->format), i);
+        REQUIRE(got == e.weight, "a sum is not the reference's");
+        got = residual_width ? ref_get(a->residual, residual_width, i) : 0;
+        REQUIRE(!residual_width || got == (e.residual & (residual_width == 1 ? 0xff : 0xffff)), "nor its residual");
+    }
+}
+
+static void call_accumulator_read(void)
+{
+    const kopt_accumulator *a = &w.sum;
+    const size_t n = is_long(a->n) ? 0 : a->n;
+    unsigned char *out = any_array(n);
+    const kopt_optimizer o = stored_like(a);
+    const ref_layout l = ref_layout_of(&o, n);
+    uint32_t no = below(64);
+    int good, expected = no != 1 && sum_good(a, out, 4 * n);
+    size_t i;
+    prepare();
+    reads(a->sum, n * ref_width(a->format)), writes(out, 4 * n);
+    if (expected) reads(a->residual, n * l.residual_width);
+    hostile_control();
+    good = took(kopt_accumulator_read(no == 1 ? NULL : a, (float *)(void *)out));
+    finish(20, "kopt_accumulator_read", good, expected);
+    for (i = 0; i < n && good; ++i) {
+        ref_element e;
+        e.weight = ref_get(a->sum, ref_width(a->format), i);
+        e.residual = l.residual_width ? ref_get(a->residual, l.residual_width, i) : 0;
+        REQUIRE(same_nan(ref_get(out, 4, i), a->count ? ref_bits(ref_read_weight(&o, &e)) : 0), "another sum is read");
+    }
+}
+
+static void make_scaler(void)
+{
+    uint32_t k = below(24);
+    w.scaler = kopt_grad_scaler();
+    w.scaler.scale = below(4) ? 1024 : 1;
+    w.scaler.interval = 1 + below(3), w.scaler.hysteresis = 1 + below(3);
+    w.scaler.good = below(5), w.scaler.bad = below(5), w.scaler.minimum = (float)below(3);
+    if (k == 0) w.scaler.scale = ref_float(word());
+    if (k == 1) w.scaler.minimum = ref_float(word());
+    if (k == 2) w.scaler.growth = any_double();
+    if (k == 3) w.scaler.backoff = any_double();
+    if (k == 4) w.scaler.interval = below(2) * 0xffffffffu;
+    if (k == 5) w.scaler.hysteresis = below(2) * 0xffffffffu;
+    if (k == 6) w.scaler.good = w.scaler.bad = 0xffffffffu;
+}
+
+static int scaler_good(const kopt_scaler *s)
+{
+    const uint32_t scale = ref_bits(s->scale);
+    return scale >= 0x00800000 && scale < 0x7f800000 && ref_bits(s->minimum) < 0x7f800000 && s->interval &&
+           s->hysteresis && within(s->growth, 1, 1e30) && s->growth > 1 && within(s->backoff, 1e-30, 1) && s->backoff < 1;
+}
+
+static int evaluated, reduced;
+static void evaluate(void *user, float scale) { evaluated += user == &w && scale > 0; }
+static void reduce(void *user, kopt_norm *norm) { reduced += user == &w && norm != NULL; }
+
+static void call_scaler(void)
+{
+    size_t count = below(LIST), i, j, k;
+    const double max_norm = byte() & 1 ? 0 : any_double();
+    kopt_closure closure;
+    kopt_optimizer o;
+    kopt_norm norm;
+    int good, expected = 0, finite = 1, with_closure = byte() & 1, with_skipped = byte() & 1;
+    uint32_t no = below(64);
+    make_scaler();
+    closure.evaluate = byte() & 1 ? evaluate : NULL, closure.reduce = byte() & 1 ? reduce : NULL, closure.user = &w;
+    for (i = 0; i < count; ++i) w.list[i] = w.t[byte() & 15 ? i : below(TENSORS)];
+    memcpy(&start, &w, sizeof w);
+    memset(&norm, 0, sizeof norm);
+    o = w.opt;
+    if (scaler_good(&w.scaler) && optimizer_good(&o) && o.step != UINT32_MAX && within(max_norm, 0, 1.7e308)) {
+        o.grad_scale = o.grad_scale / (double)w.scaler.scale, o.clip = 1;
+        expected = scalars_good(&o);
+    }
+    for (i = 0; i < count && expected; ++i) {
+        if (!tensor_good(&o, &w.list[i], 1) || !block_good(&o, &w.list[i], 0)) expected = 0;
+        for (j = 0; j < i && expected; ++j) {
+            const int same_block = ref_layout_of(&o, 9).size && w.list[i].state == w.list[j].state;
+            if (!neighbours_share(&o, &w.list[j], &w.list[i])) continue;
+            if (i != j + 1 && !same_block) return; /* what then is not said */
+            expected = 0;
+        }
+        for (k = 0; k < w.list[i].n && expected; ++k) {
+            const kopt_format f = w.list[i].grad_format;
+            finite &= ref_is_finite(f, ref_get(w.list[i].grad, ref_width(f), k));
+        }
+    }
+    if (no < 3) expected = 0;
+    evaluated = reduced = 0;
+    prepare();
+    for (i = 0; i < count; ++i) announce_step(&o, &w.list[i], 0, w.list[i].n);
+    for (i = 0; i < count; ++i) /* byte 11 marks the block while a list is checked */
+        if (w.list[i].state && !is_long(w.list[i].n)) reads(w.list[i].state, 12);
+    writes(&w.opt.step, sizeof w.opt.step), writes(&w.scaler, sizeof w.scaler);
+    if (with_skipped) writes(&w.skipped, sizeof w.skipped);
+    hostile_control();
+    good = took(kopt_scaler_step(no == 0 ? NULL : &w.scaler, no == 1 ? NULL : &w.opt, no == 2 && count ? NULL : w.list,
+                                 count, max_norm, with_closure ? &closure : NULL, with_skipped ? &w.skipped : NULL));
+    finish(21, "kopt_scaler_step", good, no == 2 && !count ? -1 : expected);
+    if (!good) {
+        REQUIRE(!evaluated && !reduced, "refused after a closure was called");
+        return;
+    }
+    REQUIRE(evaluated == (with_closure && closure.evaluate) && reduced == (with_closure && closure.reduce), "closures");
+    REQUIRE(!with_skipped || w.skipped == !finite, "skipped for no reason, or not");
+    REQUIRE(w.opt.step == start.opt.step + (uint32_t)finite, "a step is not counted once");
+    memcpy(other.memory, w.memory, ROOM), memcpy(other.counts, w.counts, sizeof w.counts), other.scaler = w.scaler;
+    memcpy(w.memory, start.memory, ROOM), memcpy(w.counts, start.counts, sizeof w.counts), w.scaler = start.scaler;
+    if (finite) {
+        kopt_norm_add_grads(&norm, w.list, count);
+        o.clip = kopt_norm_clip(&norm, max_norm, o.grad_scale);
+        REQUIRE(kopt_optimizer_step(&o, w.list, count) == KOPT_OK, "a step is refused, but not when scaled");
+    }
+    hostile_control();
+    REQUIRE(kopt_scaler_update(&w.scaler, !finite) == KOPT_OK, "a scaler is refused, but not in a step");
+    set_control(0x1f80u), control = get_control();
+    REQUIRE(!memcmp(other.memory, w.memory, ROOM) && !memcmp(other.counts, w.counts, sizeof w.counts), "a scaled step");
+    REQUIRE(!memcmp(&other.scaler, &w.scaler, sizeof w.scaler) && scaler_good(&w.scaler), "the scale after a step");
+    REQUIRE(kopt_scaler_update(NULL, 0) == KOPT_ERROR_NULL, "the scale of nothing");
+}
+
 static void call_the_rest(void)
 {
     kopt_isa isa = (kopt_isa)any_enum();
@@ -1173,6 +1388,7 @@ static void call_the_rest(void)
     prepare();
     hostile_control();
     size = kopt_state_size(&w.opt, n);
+    REQUIRE(kopt_version() == KOPT_VERSION, "another version");
     REQUIRE(kopt_state_size(NULL, n) == 0, "the state of no optimizer has a size");
     REQUIRE(kopt_result_string((kopt_result)isa) != NULL && kopt_isa_name(isa) != NULL, "no name");
     usable = kopt_isa_usable(isa);
@@ -1187,7 +1403,8 @@ static void call_the_rest(void)
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 {
-    static const unsigned char calls[] = {0, 0, 0, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 17, 18};
+    static const unsigned char calls[] = {0, 0, 0, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 17, 18,
+                                          19, 19, 20, 21};
     int i, turn, k;
     input = bytes, input_left = size;
     control = get_control();
@@ -1201,6 +1418,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
     if (byte() & 15) /* mostly, the tensors are ready */
         for (i = 0; i < TENSORS; ++i) kopt_state_init(&w.opt, &w.t[i], NULL);
     if (byte() & 3) call_step_begin();
+    make_sum();
     for (turn = 0; turn < 24 && input_left != 0; ++turn) {
         uint32_t change = byte();
         if (change < 20) change_optimizer();
@@ -1214,6 +1432,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
         if (change == 70) make_optimizer();
         if (change == 71) make_tensor(&w.t[below(TENSORS)]);
         if (change == 72) fill_memory();
+        if (change >= 73 && change < 80) make_sum();
+        if (change >= 80 && change < 90) change_sum();
         k = calls[below(sizeof calls)];
         if (k == 0) call_optimizer_step();
         if (k == 1) call_step_begin();
@@ -1229,6 +1449,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
         if (k == 14) call_norms();
         if (k == 17) call_measure();
         if (k == 18) call_clip_value();
+        if (k == 19) call_accumulate();
+        if (k == 20) call_accumulator_read();
+        if (k == 21) call_scaler();
     }
     kopt_isa_force(KOPT_ISA_COUNT);
     return 0;
