@@ -37,9 +37,14 @@ bench() {
 setup() {
     have apt-get || { echo "setup: this needs apt (Debian or Ubuntu); install clang, tcc, perl, qemu-user and the cross compilers in this file by hand" >&2; exit 2; }
     apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends gcc g++ libc6-dev perl clang clang-19 llvm tcc python3-numpy \
-        qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-s390x-linux-gnu libc6-dev-s390x-cross \
-        gcc-riscv64-linux-gnu libc6-dev-riscv64-cross gcc-arm-linux-gnueabihf libc6-dev-armhf-cross gcc-arm-none-eabi >/dev/null
+    # not gcc-multilib: it conflicts with the cross compilers
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends gcc g++ libc6-dev perl clang clang-19 llvm \
+        lld lld-19 tcc musl-tools gcc-12-multilib libc6-dev-i386 python3-numpy nodejs cppcheck clang-tidy valgrind \
+        libclang-rt-14-dev qemu-user qemu-system-arm gcc-arm-none-eabi gcc-avr avr-libc simavr \
+        gcc-mingw-w64-x86-64-win32 wine64 gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-s390x-linux-gnu \
+        libc6-dev-s390x-cross gcc-riscv64-linux-gnu libc6-dev-riscv64-cross gcc-arm-linux-gnueabihf \
+        libc6-dev-armhf-cross gcc-powerpc-linux-gnu libc6-dev-powerpc-cross gcc-powerpc64le-linux-gnu \
+        libc6-dev-ppc64el-cross gcc-mips-linux-gnu libc6-dev-mips-cross >/dev/null
     # PyTorch and optimi, which tests/peers.py compares with
     if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-torch python3-packaging \
         python3-pip >/dev/null; then
@@ -119,6 +124,8 @@ run_tests() {
     fi
     have arm-none-eabi-gcc || skip "flash and stack on Cortex-M" arm-none-eabi-gcc
     part size sh tests/size.sh
+    for tool in $(sh tests/cells.sh missing); do skip "cells" "$tool"; done
+    part cells sh tests/cells.sh
     part examples sh tests/examples.sh
     part demo sh tests/demo.sh
     echo "$CC -std=c99 -O2 $C_WARNINGS -o build/tests/theorem1 bench/theorem1.c -lm" >>build/tests/builds
