@@ -1,5 +1,5 @@
 #!/bin/sh
-# kahan_opt: ./build.sh demo | test | bench | setup.  Each needs a C compiler (CC, default cc) and nothing else; what
+# kahan_opt: ./build.sh demo | test | bench | cuda | setup.  Each needs a C compiler (CC, default cc) and nothing else; what
 # more there is to test with is used if it is installed, and `./build.sh setup` installs it (Debian, Ubuntu).
 set -eu
 cd "$(dirname "$0")"
@@ -14,6 +14,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh test [--no-skip]       all tests that can run here; names what it skips (--no-skip: as a failure)
        ./build.sh bench [--gb SIZE]      check the bits, then measure against the memory roofline
        ./build.sh bench theorem1         how far from the solution SGD ends with 16-bit weights (docs/theorem1.md)
+       ./build.sh cuda [bench]           the GPU part: its kernels on the CPU, its PTX, and on a GPU, if there is one, its tests
        ./build.sh setup                  install the tools that the full test uses (apt, as root)
 TEXT
 }
@@ -34,6 +35,38 @@ bench() {
     exec build/bench/$program "$@"
 }
 
+# nvcc: in the path, in its usual place, or where setup puts it.
+NVCC=${NVCC:-}
+for nvcc in nvcc /usr/local/cuda/bin/nvcc build/cuda/nvidia/cu13/bin/nvcc; do
+    if [ -z "$NVCC" ] && have $nvcc; then NVCC=$nvcc; fi
+done
+export NVCC CC
+
+# How the kernels of the GPU are compiled for the CPU: under sanitizers, if the compiler has them.
+cuda_host() {
+    sanitize='-fsanitize=address,undefined -fno-sanitize-recover=all'
+    echo 'int main(void) { return 0; }' >build/tests/sanitize.c
+    { $CC $sanitize -o build/tests/sanitize build/tests/sanitize.c 2>/dev/null && build/tests/sanitize; } || sanitize=
+    echo "$CC -std=c99 $C_WARNINGS -O0 -g $sanitize -o build/tests/cuda.host tests/cuda.c"
+}
+
+cuda() {
+    mkdir -p build/tests build/bench
+    if [ "${1:-}" = bench ]; then
+        [ -n "$NVCC" ] || { echo "SKIPPED: the GPU bench (no nvcc; ./build.sh setup installs it)"; exit 0; }
+        $NVCC -I. -O3 -arch=native -o build/bench/cuda bench/cuda.cu 2>/dev/null || $NVCC -I. -O3 -o build/bench/cuda bench/cuda.cu
+        build/bench/cuda
+        if python3 -c 'import torch' 2>/dev/null; then python3 bench/cuda_peers.py build/bench/cuda.csv; fi
+        exit 0
+    fi
+    $(cuda_host)
+    build/tests/cuda.host 1000
+    [ -n "$NVCC" ] || { echo "SKIPPED: what nvcc makes of it (no nvcc; ./build.sh setup installs it)"; exit 0; }
+    sh tests/cuda.sh | tee build/tests/cuda.log
+    sed -n 's/^ok [0-9]* # SKIP/SKIPPED: the tests on a GPU:/p' build/tests/cuda.log
+    ! grep -q '^not ok' build/tests/cuda.log
+}
+
 setup() {
     have apt-get || { echo "setup: this needs apt (Debian or Ubuntu); install clang, tcc, perl, qemu-user and the cross compilers in this file by hand" >&2; exit 2; }
     apt-get update -qq
@@ -51,6 +84,12 @@ setup() {
         /usr/bin/python3 -m pip install -q --no-deps --upgrade --target build/python torch-optimi==0.3.3
     else
         echo "setup: this system has no python3-torch; the comparison with PyTorch and optimi stays out" >&2
+    fi
+    # nvcc for the GPU part: what compiles and links of NVIDIA's toolkit, without a driver (280 MB)
+    if ! have nvcc && ! have /usr/local/cuda/bin/nvcc && [ "$(uname -m)" = x86_64 ]; then
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-pip >/dev/null
+        /usr/bin/python3 -m pip install -q --no-deps --upgrade --target build/cuda nvidia-cuda-nvcc==13.0.88 \
+            nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
     fi
     echo "setup: done"
 }
@@ -126,6 +165,9 @@ run_tests() {
     part size sh tests/size.sh
     for tool in $(sh tests/cells.sh missing); do skip "cells" "$tool"; done
     part cells sh tests/cells.sh
+    cuda_host >>build/tests/builds
+    part cuda_host build/tests/cuda.host 600
+    if [ -n "$NVCC" ]; then part cuda sh tests/cuda.sh quick; else skip "what nvcc makes of the GPU part" nvcc; fi
     part examples sh tests/examples.sh
     part demo sh tests/demo.sh
     echo "$CC -std=c99 -O2 $C_WARNINGS -o build/tests/theorem1 bench/theorem1.c -lm" >>build/tests/builds
@@ -150,6 +192,7 @@ case "${1:-}" in
 demo) shift; demo "$@" ;;
 test) shift; run_tests "$@" ;;
 bench) shift; bench "$@" ;;
+cuda) shift; cuda "$@" ;;
 setup) setup ;;
 -h | --help | help) usage ;;
 *) usage >&2; exit 2 ;;

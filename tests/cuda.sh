@@ -1,7 +1,7 @@
 # What nvcc makes of kahan_opt_cuda.cuh, without a GPU: every architecture compiles within its limits, no flag changes the
 # PTX, C links with the object, and everything returns a code where there is no GPU. With one, its tests run. Prints TAP.
 # Argument: "quick" compiles for five architectures instead of all.
-out=build/tests/cuda
+out=build/tests/cuda_nvcc
 mkdir -p $out
 nvcc=${NVCC:-nvcc}
 count=0
@@ -82,6 +82,12 @@ ${CC:-cc} -std=c99 -Wall -Wextra -Wpedantic -Werror -O2 -o $out/use_c tests/cuda
 report $? "C links with it"
 $out/use_c >$out/log 2>&1
 report $? "C: codes, and the program's own CUDA error stays: $(head -1 $out/log)"
+
+sed -n '/^#include "kahan_opt.h"/,/^```/p' docs/gpu.md | sed '/^```/d' >$out/gpu_md.c
+grep -q 'kopt_cuda_plan_upload' $out/gpu_md.c && {
+    ${CC:-cc} -std=c99 -Wall -Wextra -Werror -I. -isystem $root/include -c -o $out/gpu_md.o $out/gpu_md.c
+} >$out/log 2>&1
+report $? "the example in docs/gpu.md compiles"
 
 # 4. The GPU's tests and the bench compile; the tests run where there is a GPU.
 ${CC:-cc} -std=c99 -O2 -DGPU -isystem $root/include -o $out/gpu tests/cuda.c $out/plain.o $libraries >$out/log 2>&1
