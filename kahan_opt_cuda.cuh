@@ -24,8 +24,8 @@
            return 1;
        }
 
-   State blocks are those of kahan_opt.h, byte for byte: kopt_state_init() one on the host and copy it to the GPU; copy it
-   back to kopt_state_seal() and save it. docs/gpu.md shows graphs, clipping, NCCL and PyTorch.
+   State blocks are those of kahan_opt.h, byte for byte: kopt_state_init() one on the host and copy it to the GPU; copy
+   it back to kopt_state_seal() and save it. docs/gpu.md shows graphs, clipping, NCCL and PyTorch.
 
    WHAT IT DOES NOT   It never allocates, synchronises, exits or prints, and never reads or clears the program's CUDA
                       error. Everything that takes a stream is asynchronous and can be captured in a CUDA graph.
@@ -74,7 +74,7 @@
 #endif
 #include KAHAN_OPT_SELF
 
-/* ---- PLAN: which tensors, with which optimizers. Built once on the host, kept on the GPU, used by every step ------- */
+/* ---- PLAN: which tensors, with which optimizers. Built once on the host, kept on the GPU, used by every step ----- */
 
 /* One optimizer and the tensors that it steps: a parameter group. All pointers in the tensors are device addresses. */
 typedef struct kopt_cuda_group {
@@ -103,7 +103,7 @@ KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t 
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
                                                 const kopt_cuda_group *groups, size_t count);
 
-/* Copies bytes (kopt_cuda_plan_size() of them, unchanged until the copy is done) to device memory aligned to 16 bytes. */
+/* Copies bytes (kopt_cuda_plan_size() of them, unchanged until it is done) to device memory aligned to 16 bytes. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *device, const void *bytes, void *stream);
 
 /* ---- STEP. A stream is a cudaStream_t; NULL is the default stream. Results are about the launch: what the GPU finds
@@ -134,25 +134,25 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_set_step(const kopt_cuda_plan *plan, uint32
 
 /* What the GPU found. A skipped step changes nothing: no weight, no state, no gradient, no step count. */
 typedef struct kopt_cuda_status {
-    uint32_t result;       /* a kopt_result: KOPT_OK, or why the last step was refused as a CPU step would be          */
+    uint32_t result;       /* a kopt_result: KOPT_OK, or why the last step was refused as a CPU step would be         */
     uint32_t skipped;      /* 1 if the last step was skipped                                                          */
     uint64_t steps, skips; /* made, skipped so far                                                                    */
-    double norm;           /* of the gradients as they are in memory, by the last kopt_cuda_stats() that a step used   */
+    double norm;           /* of the gradients as they are in memory, by the last kopt_cuda_stats() that a step used  */
 } kopt_cuda_status;
 
 /* Its device address, to be copied by you when you need it. */
 KOPT_CUDA_API_ const kopt_cuda_status *kopt_cuda_status_of(const kopt_cuda_plan *plan);
 
-/* ---- STATISTICS: one pass over all gradients, exact, so in any order and any cut: the same bits -------------------- */
+/* ---- STATISTICS: one pass over all gradients, exact, so in any order and any cut: the same bits ------------------ */
 
 /* Call it before kopt_cuda_step() when the options ask for it. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_stats(const kopt_cuda_plan *plan, void *stream);
 
-/* The device address of what it made: the kopt_norm of all gradients, bit for bit that of kopt_norm_add(). Several GPUs:
-   sum its 21 words as uint64 over all of them (ncclSum) between kopt_cuda_stats() and kopt_cuda_step(). */
+/* The device address of what it made: the kopt_norm of all gradients, bit for bit that of kopt_norm_add(). Several
+   GPUs: sum its 21 words as uint64 over all of them (ncclSum) between kopt_cuda_stats() and kopt_cuda_step(). */
 KOPT_CUDA_API_ kopt_norm *kopt_cuda_norm(const kopt_cuda_plan *plan);
 
-/* ---- CONVERSIONS: kopt_convert() and kopt_convert_stochastic() of device memory ------------------------------------ */
+/* ---- CONVERSIONS: kopt_convert() and kopt_convert_stochastic() of device memory ---------------------------------- */
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
                                              size_t n, void *stream);
@@ -209,8 +209,8 @@ typedef struct kopt_cuda_control_ {
     uint64_t groups;
 } kopt_cuda_control_;
 
-/* Elements have the position x = i + pad: 8 elements at a multiple of 8 are an octet, which one thread steps at once. If
-   that can be, pad makes octets 16-byte aligned, and positions equal to global indices modulo 256. */
+/* Elements have the position x = i + pad: 8 elements at a multiple of 8 are an octet, which one thread steps at once.
+   If that can be, pad makes octets 16-byte aligned, and positions equal to global indices modulo 256. */
 enum { KOPT_WIDE_STEP_ = 1, KOPT_WIDE_GRAD_ = 2 };
 typedef struct KOPT_CUDA_ALIGNED_ kopt_cuda_tensor_ {
     kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy;
@@ -351,7 +351,8 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_random_one_(const kopt_cipher_cuda_ *cipher, ui
 /* ---- one thread's work ---- */
 
 /* The element at position x of a task. */
-KOPT_CUDA_FN_ uint64_t kopt_cuda_index_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task, int x) {
+KOPT_CUDA_FN_ uint64_t kopt_cuda_index_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task,
+                                        int x) {
     return KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width - t->pad + KOPT_CAST_(uint64_t, x);
 }
 
@@ -505,7 +506,8 @@ KOPT_CUDA_FN_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t 
 
         if (weight >= 0 && (t->wide & KOPT_WIDE_STEP_) != 0) {
             int head, tail;
-            for (x = KOPT_CAST_(int, (lane >> 4) * 256 + (lane & 15) * 8);; x += (x & 128) == 0 ? 128 : KOPT_ROW_ - 128) {
+            x = KOPT_CAST_(int, (lane >> 4) * 256 + (lane & 15) * 8);
+            for (;; x += (x & 128) == 0 ? 128 : KOPT_ROW_ - 128) {
                 const kopt_cuda_group_ *g;
                 uint64_t e;
                 KOPT_CUDA_FORGET_(t, "l");
@@ -650,8 +652,8 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
     }
 }
 
-/* ---- statistics: squares, as integers, are summed by the exponent of the gradient. With 16-bit gradients each block has
-        256 bins for each of 32 lanes in shared memory; with fp32 gradients, for 16 pairs of lanes, a bin for the upper
+/* ---- statistics: squares, as integers, are summed by the exponent of the gradient. With 16-bit gradients each block
+        has 256 bins for each of 32 lanes in shared memory; with fp32 ones, for 16 pairs of lanes, a bin for the upper
         24 bits of a square and one for the lower. Bin 255 counts what is not finite. ---- */
 
 KOPT_CUDA_FN_ void kopt_cuda_add_(uint64_t *to, uint64_t x) {
@@ -702,7 +704,8 @@ KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t
     if ((t->wide & KOPT_WIDE_GRAD_) == 0) {
         for (x = from + lane; x < limit; x += 32)
             if (x >= t->pad)
-                kopt_cuda_deposit_(slots, lane, kopt_cuda_fetch_(t->grad + (x - t->pad) * size, size), format, a->grad_format);
+                kopt_cuda_deposit_(slots, lane, kopt_cuda_fetch_(t->grad + (x - t->pad) * size, size), format,
+                                   a->grad_format);
         return;
     }
     for (x = from + (lane >> 4) * 256 + (lane & 15) * 8; x < limit; x += KOPT_ROW_) {
@@ -713,7 +716,8 @@ KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t
             if (at < t->pad || at + 8 > limit) { /* the ends of a tensor */
                 for (i = at; i < at + 8; i++)
                     if (i >= t->pad && i < limit)
-                        kopt_cuda_deposit_(slots, lane, kopt_cuda_fetch_(t->grad + (i - t->pad) * size, size), format, a->grad_format);
+                        kopt_cuda_deposit_(slots, lane, kopt_cuda_fetch_(t->grad + (i - t->pad) * size, size), format,
+                                           a->grad_format);
             } else if (format == KOPT_F32) {
                 kopt_cuda_load_(grad, t->grad + (at - t->pad) * 4, 32);
                 KOPT_UNROLL_
@@ -779,8 +783,8 @@ KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks) {
     __syncthreads()
 #endif
 
-/* A round is 8 tasks, one per warp: at most 8 * width / 32 = 256 numbers in a slot (fp32: half the width, two lanes), below
-   2^24 each; at most 2047^2 for fp16, 255^2 for bf16. So 1, 4 or 256 rounds fit into 32 bits. */
+/* A round is 8 tasks, one per warp: at most 8 * width / 32 = 256 numbers in a slot (fp32: half the width, two lanes),
+   below 2^24 each; at most 2047^2 for fp16, 255^2 for bf16. So 1, 4 or 256 rounds fit into 32 bits. */
 #define KOPT_CUDA_STATS_BLOCK_(a, block, blocks, thread, slots)                                                    \
     do {                                                                                                           \
         const uint32_t all = (a)->grad_format, most = all == KOPT_BF16 ? 256 : all == KOPT_FP16 ? 4 : 1;           \
@@ -909,10 +913,11 @@ static uint32_t kopt_cuda_resident_(void) { return 3; }
 
 #else
 
-#define KOPT_CUDA_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                   \
-    static __global__ void __launch_bounds__(KOPT_THREADS_, i == 0 ? 4 : weight < 0 ? 2 : 3) kopt_cuda_##name##_(const kopt_cuda_arguments_ a) {  \
-        kopt_cuda_step_lane_(&a, blockIdx.x * KOPT_WARPS_ + (threadIdx.x >> 5), gridDim.x * KOPT_WARPS_,         \
-                             threadIdx.x & 31, rule, weight, grad, moment, rounding, small_stores, copies);      \
+#define KOPT_CUDA_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                  \
+    static __global__ void __launch_bounds__(KOPT_THREADS_, i == 0 ? 4 : weight < 0 ? 2 : 3) /* registers */    \
+        kopt_cuda_##name##_(const kopt_cuda_arguments_ a) {                                                     \
+        kopt_cuda_step_lane_(&a, blockIdx.x * KOPT_WARPS_ + (threadIdx.x >> 5), gridDim.x * KOPT_WARPS_,        \
+                             threadIdx.x & 31, rule, weight, grad, moment, rounding, small_stores, copies);     \
     }
 KOPT_CUDA_ALL_(KOPT_CUDA_KERNEL_)
 
@@ -1010,7 +1015,7 @@ static uint32_t kopt_cuda_resident_(void) {
 }
 #endif
 
-/* ---- PUBLIC FUNCTIONS ---------------------------------------------------------------------------------------------- */
+/* ---- PUBLIC FUNCTIONS -------------------------------------------------------------------------------------------- */
 
 static size_t kopt_cuda_round_(size_t x) { return (x + 15) & ~KOPT_CAST_(size_t, 15); }
 
@@ -1025,11 +1030,12 @@ static int kopt_cuda_kernel_of_(const kopt_optimizer *opt, const kopt_tensor *t)
     const kopt_format moment = moments == 0 ? opt->weight_format : opt->moment_format;
     const int plain = opt->weight_format == KOPT_F32 || opt->rounding == KOPT_NEAREST;
     const kopt_rounding rounding = plain ? KOPT_STOCHASTIC : opt->rounding;
-#define KOPT_CUDA_FITS_(i, name, its_rule, its_weight, its_grad, its_moment, its_rounding, small_stores, copies)        \
-    if (kopt_cuda_is_(its_rule, opt->rule) && kopt_cuda_is_(its_weight, opt->weight_format) &&                          \
-        kopt_cuda_is_(its_grad, t->grad_format) && kopt_cuda_is_(its_moment, moment) &&                                 \
-        kopt_cuda_is_(its_rounding, rounding) && kopt_cuda_is_(small_stores, opt->moment_rounding) &&                   \
-        kopt_cuda_is_(small_stores, opt->compensation_rounding) && (copies || t->copy == KOPT_NULL_) && (common || its_weight < 0))                         \
+#define KOPT_CUDA_FITS_(i, name, its_rule, its_weight, its_grad, its_moment, its_rounding, small_stores, copies)  \
+    if (kopt_cuda_is_(its_rule, opt->rule) && kopt_cuda_is_(its_weight, opt->weight_format) &&                    \
+        kopt_cuda_is_(its_grad, t->grad_format) && kopt_cuda_is_(its_moment, moment) &&                           \
+        kopt_cuda_is_(its_rounding, rounding) && kopt_cuda_is_(small_stores, opt->moment_rounding) &&             \
+        kopt_cuda_is_(small_stores, opt->compensation_rounding) && (common || its_weight < 0) &&                  \
+        (copies || t->copy == KOPT_NULL_))                                                                        \
         return i;
     KOPT_CUDA_ALL_(KOPT_CUDA_FITS_)
 #undef KOPT_CUDA_FITS_
@@ -1105,7 +1111,8 @@ static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt,
     if (lead < 8) {
         d->wide = KOPT_WIDE_GRAD_;
         if (kopt_cuda_aligned_(d->weight, lead, weight_size) && kopt_cuda_aligned_(d->residual, lead, residual_size) &&
-            kopt_cuda_aligned_(d->moment[0], lead, moment_size) && kopt_cuda_aligned_(d->moment[1], lead, moment_size) &&
+            kopt_cuda_aligned_(d->moment[0], lead, moment_size) &&
+            kopt_cuda_aligned_(d->moment[1], lead, moment_size) &&
             kopt_cuda_aligned_(d->copy, lead, d->copy_format == KOPT_F32 ? 4 : 2))
             d->wide |= KOPT_WIDE_STEP_;
     }
@@ -1227,7 +1234,8 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_step(const kopt_cuda_plan *plan, void *stre
     kopt_result result;
     int kernel;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
-    result = kopt_cuda_launch_prologue_(KOPT_CAST_(kopt_cuda_control_ *, plan->device), kopt_cuda_groups_(plan), stream);
+    result = kopt_cuda_launch_prologue_(KOPT_CAST_(kopt_cuda_control_ *, plan->device), kopt_cuda_groups_(plan),
+                                        stream);
     for (kernel = 0; kernel < KOPT_CUDA_KERNELS_ && result == KOPT_OK; kernel++) {
         kopt_cuda_arguments_ a =
             kopt_cuda_arguments_of_(plan, plan->first_[kernel], plan->first_[kernel + 1] - plan->first_[kernel]);
@@ -1345,7 +1353,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_convert_stochastic(void *dst, kopt_format d
 #elif KOPT_PASS_ == KOPT_PASS_CUDA_ /* one reading by kahan_opt.h, which adds the kernels */
 
 /* ================================================================================================================== */
-/* VOCABULARY: one lane. Floating-point operations are PTX with .rn, so --use_fast_math, -ftz and -fmad change no bit.  */
+/* VOCABULARY: one lane. Floating-point operations are PTX with .rn, so --use_fast_math, -ftz and -fmad change none.   */
 /* ================================================================================================================== */
 #define ISA_ cuda
 #define ISA_TARGET_ KOPT_BOTH_

@@ -194,11 +194,11 @@ static void make(list *l, size_t groups, size_t tensors, size_t longest, uint32_
 static int same(const unsigned char *a, const unsigned char *b, kopt_format f, size_t n)
 {
     const uint32_t infinity = f == KOPT_F32 ? 0x7f800000 : f == KOPT_BF16 ? 0x7f80 : 0x7c00;
+    const uint32_t magnitude = f == KOPT_F32 ? 0x7fffffff : 0x7fff;
     for (; n; --n, a += width(f), b += width(f)) {
         uint32_t u = 0, v = 0;
         memcpy(&u, a, width(f)), memcpy(&v, b, width(f));
-        if (u != v && !((u & (f == KOPT_F32 ? 0x7fffffff : 0x7fff)) > infinity && (v & (f == KOPT_F32 ? 0x7fffffff : 0x7fff)) > infinity))
-            return 0;
+        if (u != v && !((u & magnitude) > infinity && (v & magnitude) > infinity)) return 0;
     }
     return 1;
 }
@@ -390,6 +390,7 @@ static void options(void)
     for (k = 0; k < 60; ++k) {
         kopt_cuda_options options = none;
         float *const lr = device_new(3 * sizeof *lr), *const scale = lr + 1, *const found = lr + 2;
+        const int before = skips;
         kopt_norm norm;
         size_t g, i;
         memset(&norm, 0, sizeof norm);
@@ -456,7 +457,7 @@ static void options(void)
         }
         cpu_step(&l);
         bad += made(kopt_cuda_step(&l.plan, stream)) != KOPT_OK || differences(&l, 1) != 0;
-        bad += kopt_cuda_status_of(&l.plan)->steps != 2 || kopt_cuda_status_of(&l.plan)->skips != (uint64_t)(k & 4 ? 1 : k & 24 ? kopt_cuda_status_of(&l.plan)->skips : 0);
+        bad += kopt_cuda_status_of(&l.plan)->steps != 2 || kopt_cuda_status_of(&l.plan)->skips != (uint64_t)(skips - before);
         discard(&l);
         device_free(lr);
     }
