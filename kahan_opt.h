@@ -2946,7 +2946,7 @@ APART_ void NAME_(measure)(const kopt_job_ *j, kopt_byte_ *out) {
 APART_ void NAME_(step)(const kopt_job_ *j) {
 #ifdef PAIRS_ /* the vocabularies with more than one lane have hot kernels */
     const kopt_step *s = j->step;
-    const kopt_rounding rounding = KOPT_ROUNDING_(s->rounding), small = KOPT_STATE_ROUNDING_(s->moment_rounding);
+    const kopt_rounding rounding = KOPT_ROUNDING_(s->rounding), small_stores = KOPT_STATE_ROUNDING_(s->moment_rounding);
     const kopt_format weight = KOPT_FORMAT_(s->weight_format), moment = KOPT_STEP_FORMAT_(j->moment_format);
     const int compensated = rounding == KOPT_KAHAN || rounding == KOPT_COMPACT;
     const int plain = s->moments >= 1 && s->moments <= 2 && !s->moments_only && !s->sync && j->counts == KOPT_NULL_;
@@ -2956,8 +2956,8 @@ APART_ void NAME_(step)(const kopt_job_ *j) {
         return;
     }
     if (plain && weight == KOPT_BF16 && moment == KOPT_BF16 && j->grad_format == KOPT_BF16 && j->copy == KOPT_NULL_ &&
-        (!compensated || KOPT_STATE_ROUNDING_(s->compensation_rounding) == small)) {
-        if (adam && rounding == KOPT_KAHAN && small == KOPT_STOCHASTIC)
+        (!compensated || KOPT_STATE_ROUNDING_(s->compensation_rounding) == small_stores)) {
+        if (adam && rounding == KOPT_KAHAN && small_stores == KOPT_STOCHASTIC)
             NAME_(adam_kahan)(j);
         else
             NAME_(any_pairs)(j);
