@@ -5009,9 +5009,9 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
     if (result == KOPT_OK) result = kopt_check_list_(&step, tensors, count);
     opt->step = before;
     if (result == KOPT_OK) {
+        kopt_byte_ *zeros = KOPT_POINTER_(kopt_byte_ *, &norm);
+        kopt_bounce_(zeros, sizeof norm, zeros, 0);
         if (closure != KOPT_NULL_ && closure->evaluate != KOPT_NULL_) closure->evaluate(closure->user, scaler->scale);
-        for (i = 0; i < 20; i++) norm.digit[i] = 0;
-        norm.nonfinite = 0;
         result = kopt_norm_add_grads(&norm, tensors, count);
         if (closure != KOPT_NULL_ && closure->reduce != KOPT_NULL_) closure->reduce(closure->user, &norm);
     }
@@ -5062,9 +5062,8 @@ static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void
 
 static void kopt_zero_(kopt_byte_ *p, size_t size) {
     for (; size > 0; size--) {
-        uint32_t zero = 0;
-        KOPT_OPAQUE_(zero); /* no call of memset */
-        *p++ = KOPT_CAST_(kopt_byte_, zero & 0xFFu);
+        KOPT_OPAQUE_(p); /* no call of memset */
+        *p++ = 0;
     }
 }
 
@@ -5081,8 +5080,8 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
     if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
     if (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     residual_bytes = kopt_bytes_of_residual_(a->format, a->rounding);
-    kopt_bounce_(KOPT_POINTER_(kopt_byte_ *, &s), sizeof s, KOPT_POINTER_(kopt_byte_ *, &s), 0); /* zeros */
-    kopt_bounce_(KOPT_POINTER_(kopt_byte_ *, &job), sizeof job, KOPT_POINTER_(kopt_byte_ *, &job), 0);
+    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &s), sizeof s); /* 2 more than a multiple of 4 where alignment is 1 or 2 */
+    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &job), sizeof job);
     s.rule = KOPT_SGD;
     s.weight_format = s.moment_format = a->format;
     s.rounding = a->rounding;
