@@ -2946,7 +2946,7 @@ APART_ void NAME_(measure)(const kopt_job_ *j, kopt_byte_ *out) {
 APART_ void NAME_(step)(const kopt_job_ *j) {
 #ifdef PAIRS_ /* the vocabularies with more than one lane have hot kernels */
     const kopt_step *s = j->step;
-    const kopt_rounding rounding = KOPT_ROUNDING_(s->rounding), small = KOPT_STATE_ROUNDING_(s->moment_rounding);
+    const kopt_rounding rounding = KOPT_ROUNDING_(s->rounding), small_stores = KOPT_STATE_ROUNDING_(s->moment_rounding);
     const kopt_format weight = KOPT_FORMAT_(s->weight_format), moment = KOPT_STEP_FORMAT_(j->moment_format);
     const int compensated = rounding == KOPT_KAHAN || rounding == KOPT_COMPACT;
     const int plain = s->moments >= 1 && s->moments <= 2 && !s->moments_only && !s->sync && j->counts == KOPT_NULL_;
@@ -2956,8 +2956,8 @@ APART_ void NAME_(step)(const kopt_job_ *j) {
         return;
     }
     if (plain && weight == KOPT_BF16 && moment == KOPT_BF16 && j->grad_format == KOPT_BF16 && j->copy == KOPT_NULL_ &&
-        (!compensated || KOPT_STATE_ROUNDING_(s->compensation_rounding) == small)) {
-        if (adam && rounding == KOPT_KAHAN && small == KOPT_STOCHASTIC)
+        (!compensated || KOPT_STATE_ROUNDING_(s->compensation_rounding) == small_stores)) {
+        if (adam && rounding == KOPT_KAHAN && small_stores == KOPT_STOCHASTIC)
             NAME_(adam_kahan)(j);
         else
             NAME_(any_pairs)(j);
@@ -5009,9 +5009,9 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
     if (result == KOPT_OK) result = kopt_check_list_(&step, tensors, count);
     opt->step = before;
     if (result == KOPT_OK) {
+        kopt_byte_ *zeros = KOPT_POINTER_(kopt_byte_ *, &norm);
+        kopt_bounce_(zeros, sizeof norm, zeros, 0);
         if (closure != KOPT_NULL_ && closure->evaluate != KOPT_NULL_) closure->evaluate(closure->user, scaler->scale);
-        for (i = 0; i < 20; i++) norm.digit[i] = 0;
-        norm.nonfinite = 0;
         result = kopt_norm_add_grads(&norm, tensors, count);
         if (closure != KOPT_NULL_ && closure->reduce != KOPT_NULL_) closure->reduce(closure->user, &norm);
     }
@@ -5062,9 +5062,8 @@ static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void
 
 static void kopt_zero_(kopt_byte_ *p, size_t size) {
     for (; size > 0; size--) {
-        uint32_t zero = 0;
-        KOPT_OPAQUE_(zero); /* no call of memset */
-        *p++ = KOPT_CAST_(kopt_byte_, zero & 0xFFu);
+        KOPT_OPAQUE_(p); /* no call of memset */
+        *p++ = 0;
     }
 }
 
@@ -5081,8 +5080,8 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
     if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
     if (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     residual_bytes = kopt_bytes_of_residual_(a->format, a->rounding);
-    kopt_bounce_(KOPT_POINTER_(kopt_byte_ *, &s), sizeof s, KOPT_POINTER_(kopt_byte_ *, &s), 0); /* zeros */
-    kopt_bounce_(KOPT_POINTER_(kopt_byte_ *, &job), sizeof job, KOPT_POINTER_(kopt_byte_ *, &job), 0);
+    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &s), sizeof s); /* 2 more than a multiple of 4 where alignment is 1 or 2 */
+    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &job), sizeof job);
     s.rule = KOPT_SGD;
     s.weight_format = s.moment_format = a->format;
     s.rounding = a->rounding;
