@@ -4514,7 +4514,8 @@ static int kopt_step_valid_(const kopt_step *s) {
            (kopt_format_valid_(s->moment_format) || s->moment_format == KOPT_Q8) &&
            KOPT_CAST_(unsigned, s->rounding) <= KOPT_CAST_(unsigned, KOPT_EXACT) &&
            KOPT_CAST_(unsigned, s->moment_rounding) <= 1u && KOPT_CAST_(unsigned, s->compensation_rounding) <= 1u &&
-           (!s->stable || s->rule == KOPT_ADAM) && (!s->sync || s->rule == KOPT_RANGER);
+           (!s->stable || s->rule == KOPT_ADAM) && (!s->sync || s->rule == KOPT_RANGER) &&
+           (!s->unrectified || s->rule == KOPT_RADAM || s->rule == KOPT_RANGER);
 }
 
 static kopt_result kopt_check_step_(const kopt_step *s, const kopt_tensor *t) {
