@@ -109,6 +109,12 @@ part() { # part NAME COMMAND...: the command prints TAP
     chmod +x "build/tests/$name.t"
 }
 
+sanitizes() { # sanitizes COMPILER MORE: does it have the libraries?
+    echo 'int LLVMFuzzerTestOneInput(void); int LLVMFuzzerTestOneInput(void) { return 0; }' >build/tests/sanitizes.c
+    [ -n "$2" ] || echo 'int main(void) { return 0; }' >>build/tests/sanitizes.c
+    $1 -fsanitize=address,undefined$2 -o build/tests/sanitizes build/tests/sanitizes.c >/dev/null 2>&1
+}
+
 all=$(echo tests/test_*.c)
 bits='tests/test_tools.c tests/test_step_bits.c tests/test_api.c tests/test_convert.c'
 program() { # program SOURCES SUFFIX RUNNER ARGUMENT COMPILER FLAGS...: build the tests with it, one part each
@@ -168,6 +174,17 @@ run_tests() {
     cuda_host >>build/tests/builds
     part cuda_host build/tests/cuda.host 600
     if [ -n "$NVCC" ]; then part cuda sh tests/cuda.sh quick; else skip "what nvcc makes of the GPU part" nvcc; fi
+    for tool in gcc clang; do
+        if have $tool && sanitizes $tool ''; then part hostile_$tool sh tests/hostile.sh $tool; else skip "the tests under $tool's sanitizers" "$tool with AddressSanitizer"; fi
+    done
+    if have clang && sanitizes clang ,fuzzer; then part hostile_fuzz sh tests/hostile.sh fuzz; else skip "libFuzzer" libclang-rt-14-dev; fi
+    if have valgrind && [ -f /usr/include/valgrind/memcheck.h ]; then
+        part hostile_valgrind sh tests/hostile.sh valgrind
+    else
+        skip "hostile input under valgrind" valgrind
+    fi
+    for tool in cppcheck clang-tidy; do have $tool || skip "static analysis by $tool" $tool; done
+    part hostile_static sh tests/hostile.sh static
     part examples sh tests/examples.sh
     part demo sh tests/demo.sh
     echo "$CC -std=c99 -O2 $C_WARNINGS -o build/tests/theorem1 bench/theorem1.c -lm" >>build/tests/builds

@@ -4514,7 +4514,8 @@ static int kopt_step_valid_(const kopt_step *s) {
            (kopt_format_valid_(s->moment_format) || s->moment_format == KOPT_Q8) &&
            KOPT_CAST_(unsigned, s->rounding) <= KOPT_CAST_(unsigned, KOPT_EXACT) &&
            KOPT_CAST_(unsigned, s->moment_rounding) <= 1u && KOPT_CAST_(unsigned, s->compensation_rounding) <= 1u &&
-           (!s->stable || s->rule == KOPT_ADAM) && (!s->sync || s->rule == KOPT_RANGER);
+           (!s->stable || s->rule == KOPT_ADAM) && (!s->sync || s->rule == KOPT_RANGER) &&
+           (!s->unrectified || s->rule == KOPT_RADAM || s->rule == KOPT_RANGER);
 }
 
 static kopt_result kopt_check_step_(const kopt_step *s, const kopt_tensor *t) {
@@ -4607,17 +4608,21 @@ KOPT_LEAN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kop
     job->stream = KOPT_RANDOM_STEP_;
 }
 
-/* rate_scale is the tensor's, and StableAdamW's. */
-static void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end, float rate_scale) {
+/* stable: StableAdamW's factor of the rate, beside the tensor's. */
+static void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end, float stable) {
     const kopt_layout_ at = kopt_layout_of_(kopt_kept_in_(s), t->n);
     kopt_environment_ environment;
     kopt_job_ job;
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && begin == end) return;
     kopt_make_job_(&job, &at, s, t, begin, end);
     kopt_enter_(&environment);
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && kopt_bits_(rate_scale) != 0x3F800000u) {
-        job.rate = kopt_mul_scalar_(job.rate, rate_scale);
-        job.decay = kopt_mul_scalar_(job.decay, rate_scale);
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS)) {
+        volatile float factor = stable; /* read here, so that nothing is multiplied before kopt_enter_ */
+        const float scale = kopt_mul_scalar_(t->rate_scale, factor);
+        if (kopt_bits_(scale) != 0x3F800000u) {
+            job.rate = kopt_mul_scalar_(job.rate, scale);
+            job.decay = kopt_mul_scalar_(job.decay, scale);
+        }
     }
     if (KOPT_HAS_(KOPT_WITH_Q8) && s->moment_format == KOPT_Q8 && s->moments > 0)
         kopt_run_blocks_(&job, KOPT_CAST_(kopt_byte_ *, t->state), &at);
@@ -4655,11 +4660,11 @@ static void kopt_measure_(const kopt_step *s, const kopt_tensor *t, size_t begin
 
 static void kopt_run_whole_(const kopt_step *s, const kopt_tensor *t) {
     kopt_norm norm;
-    float scale = t->rate_scale;
+    float scale = 1;
     if (KOPT_HAS_(KOPT_WITH_EXTRAS) && s->stable && !s->moments_only) {
         kopt_bounce_(KOPT_POINTER_(kopt_byte_ *, &norm), sizeof norm, KOPT_POINTER_(kopt_byte_ *, &norm), 0); /* zeros */
         kopt_measure_(s, t, 0, t->n, &norm);
-        scale = kopt_mul_scalar_(scale, kopt_stable_scale(&norm, t->n));
+        scale = kopt_stable_scale(&norm, t->n);
     }
     kopt_run_(s, t, 0, t->n, scale);
 }
@@ -4743,7 +4748,7 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
     if (step->moment_format == KOPT_Q8 && begin != end && /* whole blocks */
         (begin % KOPT_BLOCK_ != 0 || (end % KOPT_BLOCK_ != 0 && end != t->n)))
         return KOPT_ERROR_BOUNDS;
-    kopt_run_(step, t, begin, end, t->rate_scale);
+    kopt_run_(step, t, begin, end, 1);
     return KOPT_OK;
 }
 

@@ -1,0 +1,97 @@
+# Hostile input and bad memory, one argument per part; each prints TAP:
+#   gcc, clang   all test programs (quick) and pseudo-random fuzzing under AddressSanitizer and UBSan
+#   fuzz         libFuzzer on tests/fuzz.c, 60 seconds, under the same two
+#   valgrind     what only valgrind sees: values that were never set
+#   static       cppcheck, clang-tidy, gcc -fanalyzer, clang --analyze on the implementation; the fuzzer's coverage
+part=$1
+out=build/tests/hostile.$part
+mkdir -p $out
+printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >$out/plain.c
+cp $out/plain.c $out/plain.cpp
+sanitizers='-std=c99 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all'
+export ASAN_OPTIONS=abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1
+count=0
+report() { # report STATUS DESCRIPTION: the log of a failure follows
+    count=$((count + 1))
+    if [ "$1" = 0 ]; then echo "ok $count - $2"; else echo "not ok $count - $2"; grep -v '^ok' $out/log | head -n 40 | sed 's/^/# /'; fi
+}
+silent() { # silent DESCRIPTION COMMAND...: succeeds and prints nothing
+    description=$1
+    shift
+    "$@" >$out/log 2>&1
+    status=$?
+    [ $status = 0 ] && grep -q . $out/log && status=1
+    report $status "$description"
+}
+
+case $part in
+gcc | clang)
+    # The tests contain the implementation; here it is compiled once, and KOPT_IMPLEMENTED_ leaves it out of them, but
+    # for the tables that the reference borrows.
+    sed -n '/^static const uint32_t kopt_codes_/,/};$/{s/uint32_t/unsigned/;p}' kahan_opt.h >$out/tables.h
+    $part $sanitizers -I. -c $out/plain.c -o $out/implementation.o >$out/log 2>&1
+    report $? "$part: the implementation compiles with sanitizers"
+    for source in tests/test_*.c tests/fuzz.c; do
+        name=$(basename $source .c) object=$out/implementation.o argument=quick
+        implemented="-DKOPT_IMPLEMENTED_ -include $out/tables.h"
+        [ $name = fuzz ] && argument=6000
+        if grep -q 'define KOPT_SOFT64_\|define KAHAN_OPT_ONLY\|define KAHAN_OPT_NO_SIMD' $source; then
+            implemented= object= # an implementation of its own
+        fi
+        $part $sanitizers $implemented -DFUZZ_STANDALONE -o $out/$name $source $object -lm >$out/log 2>&1 &&
+            $out/$name $argument >$out/log 2>&1
+        report $? "$part: $name under AddressSanitizer and UBSan"
+    done
+    ;;
+fuzz)
+    clang $sanitizers -fsanitize=fuzzer -o $out/fuzz tests/fuzz.c -lm >$out/log 2>&1
+    report $? "the fuzzer compiles"
+    $out/fuzz -seed=1 -max_total_time=60 -len_control=0 -max_len=300 -timeout=20 -artifact_prefix=$out/ >$out/log 2>&1
+    status=$?
+    grep -v 'NEW\|REDUCE\|pulse' $out/log >$out/rest
+    runs=$(sed -n 's/^Done \([0-9]*\) runs.*/\1/p' $out/log)
+    [ "${runs:-0}" -ge 2000 ] || status=1
+    mv $out/rest $out/log
+    report $status "60 s of libFuzzer under AddressSanitizer and UBSan: ${runs:-0} inputs"
+    ;;
+valgrind)
+    ${CC:-cc} -std=c99 -g -O1 -DFUZZ_STANDALONE -DFUZZ_VALGRIND -o $out/fuzz tests/fuzz.c -lm >$out/log 2>&1 &&
+        valgrind -q --error-exitcode=9 $out/fuzz 1200 5 >$out/log 2>&1
+    report $? "1,200 hostile inputs under valgrind, which hides AVX-512"
+    ;;
+static)
+    missing=
+    for name in $(sed -n 's/^KOPT_API_ .*[ *]\(kopt_[a-z0-9_]*\)(.*/\1/p' kahan_opt.h | sort -u); do
+        grep -q "$name(" tests/fuzz.c || missing="$missing $name"
+    done
+    echo "$missing" >$out/log
+    [ -z "$missing" ]
+    report $? "each public function is called by the fuzzer$missing"
+    if command -v clang-tidy >/dev/null; then # which checks, and which not: .clang-tidy
+        for options in "c -std=c99" "cpp -std=c++98" "cpp -std=c++17" "c -std=c99 -DKAHAN_OPT_NO_SIMD" \
+            "c -std=c99 --target=aarch64-linux-gnu -isystem /usr/aarch64-linux-gnu/include"; do
+            case $options in *aarch64*) [ -d /usr/aarch64-linux-gnu/include ] || continue ;; esac
+            clang-tidy --quiet $out/plain.${options%% *} -- ${options#* } -I. >$out/log 2>&1
+            report $? "clang-tidy: ${options#* }"
+        done
+    fi
+    if command -v cppcheck >/dev/null; then
+        for options in "--std=c99" "--std=c99 -D__GNUC__=12 -D__x86_64__=1 -DKAHAN_OPT_NO_SIMD" \
+            "--std=c++17 --language=c++"; do
+            silent "cppcheck: $options" cppcheck -q --error-exitcode=1 --enable=warning,performance,portability \
+                --suppress=toomanyconfigs $options -I. $out/plain.c
+        done
+    fi
+    # gcc's analyser takes C only, knows no intrinsics and is slow: the scalar build, whose kernels are the same text.
+    command -v gcc >/dev/null && silent "gcc -fanalyzer" gcc -std=c99 -fanalyzer -DKAHAN_OPT_NO_SIMD -I. -c $out/plain.c -o $out/plain.o
+    if command -v clang >/dev/null; then
+        silent "clang --analyze" clang --analyze --analyzer-output text -std=c99 -I. $out/plain.c
+        silent "clang --analyze, scalar" clang --analyze --analyzer-output text -std=c99 -DKAHAN_OPT_NO_SIMD -I. $out/plain.c
+    fi
+    ;;
+*)
+    echo "usage: sh tests/hostile.sh gcc | clang | fuzz | valgrind | static" >&2
+    exit 2
+    ;;
+esac
+echo "1..$count"
