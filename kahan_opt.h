@@ -350,23 +350,28 @@ KOPT_API_ uint32_t kopt_random(uint64_t seed, uint32_t step, uint32_t id, uint32
         kopt_kahan_add_bf16(w, c, -lr * dw, random16)                                                                 */
 
 /* Makes x an opaque register value: nothing is fused, reassociated or kept in excess precision across it. */
-#if !defined(KOPT_GNU_) || defined(__CUDA_ARCH__)
-#define KOPT_SETTLE_(x) ((void)0)
-#elif defined(__AVX512F__) && defined(__x86_64__)
-#define KOPT_SETTLE_(x) __asm__("" : "+v"(x))
+#if defined(__AVX512F__) && defined(__x86_64__)
+#define KOPT_REGISTER_ "v"
 #elif defined(__x86_64__) || (defined(__i386__) && defined(__SSE2_MATH__))
-#define KOPT_SETTLE_(x) __asm__("" : "+x"(x))
+#define KOPT_REGISTER_ "x"
 #elif defined(__aarch64__)
-#define KOPT_SETTLE_(x) __asm__("" : "+w"(x))
+#define KOPT_REGISTER_ "w"
 #elif defined(__arm__) && defined(__ARM_FP)
-#define KOPT_SETTLE_(x) __asm__("" : "+t"(x))
+#define KOPT_REGISTER_ "t"
 #elif defined(__riscv_flen) || defined(__s390x__) || defined(__mips_hard_float) || \
     (defined(__powerpc__) && !defined(_SOFT_FLOAT))
-#define KOPT_SETTLE_(x) __asm__("" : "+f"(x))
+#define KOPT_REGISTER_ "f"
 #elif defined(__i386__) || defined(__wasm__)
-#define KOPT_SETTLE_(x) __asm__("" : "+m"(x))
+#define KOPT_REGISTER_ "m"
 #else
-#define KOPT_SETTLE_(x) __asm__("" : "+r"(x))
+#define KOPT_REGISTER_ "r"
+#endif
+#if !defined(KOPT_GNU_) || defined(__CUDA_ARCH__)
+#define KOPT_SETTLE_(x) ((void)0)
+#define KOPT_SETTLE_BOTH_(x, y) ((void)0)
+#else
+#define KOPT_SETTLE_(x) __asm__("" : "+" KOPT_REGISTER_(x))
+#define KOPT_SETTLE_BOTH_(x, y) __asm__("" : "+" KOPT_REGISTER_(x), "+" KOPT_REGISTER_(y))
 #endif
 
 #ifdef __CUDA_ARCH__ /* no flag of nvcc changes what is written in PTX */
@@ -1496,7 +1501,7 @@ FN_ floats_ mul_(floats_ a, floats_ b) {
 }
 FN_ floats_ div_(floats_ a, floats_ b) {
     floats_ r;
-    KOPT_SETTLE_(b); /* or -freciprocal-math multiplies by 1 / b */
+    KOPT_SETTLE_BOTH_(a, b); /* or -freciprocal-math multiplies by 1 / b, in a loop even by one for all a */
     r = a / b;
     KOPT_SETTLE_(r);
     return r;

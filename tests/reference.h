@@ -7,6 +7,13 @@
 #include <math.h>
 #include <string.h>
 
+#ifdef __clang__ /* as the standard has it, whatever -Ofast the implementation is compiled with */
+#pragma float_control(precise, on, push)
+#elif defined(__GNUC__)
+#pragma GCC push_options
+#pragma GCC optimize("no-fast-math")
+#endif
+
 /* ---- Words and single operations -------------------------------------------------------------------------------- */
 
 static inline uint32_t ref_bits(float x)
@@ -26,8 +33,9 @@ static inline float ref_float(uint32_t u)
 static inline float ref_add(float a, float b) { volatile float x = a + b; return x; }
 static inline float ref_sub(float a, float b) { volatile float x = a - b; return x; }
 static inline float ref_mul(float a, float b) { volatile float x = a * b; return x; }
-static inline float ref_div(float a, float b) { volatile float x = a / b; return x; }
-static inline float ref_sqrt(float a) { volatile float x = sqrtf(a); return x; }
+/* In binary64, where the second rounding does no harm: clang -Ofast takes a float's root from an estimate nevertheless. */
+static inline float ref_div(float a, float b) { volatile double x = (double)a / (double)b; return (float)x; }
+static inline float ref_sqrt(float a) { volatile double x = sqrt((double)a); return (float)x; }
 
 static inline size_t ref_width(kopt_format f) { return f == KOPT_F32 ? 4 : f == KOPT_Q8 ? 1 : 2; }
 
@@ -671,5 +679,11 @@ static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t
                     ref_narrow(t->copy_format, ref_widen(o->weight_format, e.weight)));
     }
 }
+
+#ifdef __clang__
+#pragma float_control(pop)
+#elif defined(__GNUC__)
+#pragma GCC pop_options
+#endif
 
 #endif
