@@ -259,6 +259,9 @@ typedef union kopt_word_ {
 KOPT_INLINE_ uint32_t kopt_bits_(float x) {
     kopt_word_ w;
     w.f = x;
+#if defined(KOPT_GNU_) && !defined(__CUDA_ARCH__)
+    __asm__("" : "+r"(w.u)); /* or clang 19 -Ofast makes a question about the bits one about the number, and no NaN exists */
+#endif
     return w.u;
 }
 
@@ -989,6 +992,19 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_bounce_(kopt_byte_ *pa
     return part;
 }
 
+/* The instruction where a compiler could take an estimate of the reciprocal instead (clang -Ofast on PowerPC does). */
+KOPT_INLINE_ float kopt_div_(float a, float b) {
+    float r;
+#if defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
+    __asm__("fdivs %0, %1, %2" : "=f"(r) : "f"(a), "f"(b));
+#else
+    KOPT_SETTLE_BOTH_(a, b); /* or -freciprocal-math multiplies by 1 / b, in a loop even by one for all a */
+    r = a / b;
+    KOPT_SETTLE_(r);
+#endif
+    return r;
+}
+
 /* Square root, correctly rounded: the instruction where there is one, else digit by digit. */
 KOPT_INLINE_ float kopt_sqrt_(float x) {
 #ifdef __CUDA_ARCH__
@@ -1499,13 +1515,7 @@ FN_ floats_ mul_(floats_ a, floats_ b) {
     KOPT_SETTLE_(r);
     return r;
 }
-FN_ floats_ div_(floats_ a, floats_ b) {
-    floats_ r;
-    KOPT_SETTLE_BOTH_(a, b); /* or -freciprocal-math multiplies by 1 / b, in a loop even by one for all a */
-    r = a / b;
-    KOPT_SETTLE_(r);
-    return r;
-}
+FN_ floats_ div_(floats_ a, floats_ b) { return kopt_div_(a, b); }
 FN_ floats_ sqrt_(floats_ a) { return kopt_sqrt_(a); }
 FN_ words_ bits_(floats_ a) { return kopt_bits_(a); }
 FN_ floats_ value_(words_ a) { return kopt_float_(a); }
@@ -1610,7 +1620,11 @@ FN_ floats_ sqrt_(floats_ a) {
     return _mm_sqrt_ps(a);
 #endif
 }
-FN_ words_ bits_(floats_ a) { return _mm_castps_si128(a); }
+FN_ words_ bits_(floats_ a) { /* settled: see kopt_bits_ */
+    words_ r = _mm_castps_si128(a);
+    SETTLE_(r);
+    return r;
+}
 FN_ floats_ value_(words_ a) { return _mm_castsi128_ps(a); }
 FN_ words_ round_(floats_ a) { return _mm_cvtps_epi32(a); }
 FN_ floats_ count_(words_ a) { return _mm_cvtepi32_ps(a); }
@@ -1720,7 +1734,11 @@ FN_ floats_ sqrt_(floats_ a) {
     return _mm256_sqrt_ps(a);
 #endif
 }
-FN_ words_ bits_(floats_ a) { return _mm256_castps_si256(a); }
+FN_ words_ bits_(floats_ a) { /* settled: see kopt_bits_ */
+    words_ r = _mm256_castps_si256(a);
+    SETTLE_(r);
+    return r;
+}
 FN_ floats_ value_(words_ a) { return _mm256_castsi256_ps(a); }
 FN_ words_ round_(floats_ a) { return _mm256_cvtps_epi32(a); }
 FN_ floats_ count_(words_ a) { return _mm256_cvtepi32_ps(a); }
@@ -1852,7 +1870,11 @@ FN_ floats_ sqrt_(floats_ a) {
     return _mm512_sqrt_ps(a);
 #endif
 }
-FN_ words_ bits_(floats_ a) { return _mm512_castps_si512(a); }
+FN_ words_ bits_(floats_ a) { /* settled: see kopt_bits_ */
+    words_ r = _mm512_castps_si512(a);
+    SETTLE_(r);
+    return r;
+}
 FN_ floats_ value_(words_ a) { return _mm512_castsi512_ps(a); }
 FN_ words_ round_(floats_ a) { return _mm512_cvtps_epi32(a); }
 FN_ floats_ count_(words_ a) { return _mm512_cvtepi32_ps(a); }
@@ -1961,7 +1983,11 @@ FN_ floats_ sqrt_(floats_ a) {
     __asm__("fsqrt %0.4s, %1.4s" : "=w"(r) : "w"(a));
     return r;
 }
-FN_ words_ bits_(floats_ a) { return vreinterpretq_u32_f32(a); }
+FN_ words_ bits_(floats_ a) { /* settled: see kopt_bits_ */
+    words_ r = vreinterpretq_u32_f32(a);
+    SETTLE_(r);
+    return r;
+}
 FN_ floats_ value_(words_ a) { return vreinterpretq_f32_u32(a); }
 FN_ words_ round_(floats_ a) { return vreinterpretq_u32_s32(vcvtnq_s32_f32(a)); }
 FN_ floats_ count_(words_ a) { return vcvtq_f32_s32(vreinterpretq_s32_u32(a)); }
@@ -3549,7 +3575,11 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
     e->control = KOPT_CAST_(uint32_t, old);
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
     __asm__ __volatile__("vmrs %0, fpscr" : "=r"(e->control));
-    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF800009Fu)); /* keeps the flags */
+#if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M' /* keeps the flags, and LTPSIZE, or loops of a Cortex-M55 fault */
+    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF807009Fu));
+#else
+    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF800009Fu));
+#endif
 #elif defined(KOPT_GNU_) && defined(__riscv_flen)
     __asm__ __volatile__("fsrm %0, zero" : "=r"(e->control));
 #elif defined(KOPT_GNU_) && defined(__s390x__)
@@ -3733,21 +3763,22 @@ KOPT_API_ uint32_t kopt_random(uint64_t seed, uint32_t step, uint32_t id, uint32
     return kopt_random_scalar_(seed, step, id, stream, index);
 }
 
-KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum) {
+/* Not inline: of a struct that is copied, gcc -O2 makes a call of memcpy. */
+static KOPT_NOINLINE_ kopt_optimizer kopt_start_(kopt_rule rule, double lr, kopt_decay decay, double weight_decay) {
     kopt_optimizer opt;
-    opt.rule = KOPT_SGD;
+    opt.rule = rule;
     opt.weight_format = KOPT_BF16;
     opt.rounding = KOPT_KAHAN;
     opt.moment_format = KOPT_BF16;
     opt.moment_rounding = KOPT_STOCHASTIC;
     opt.compensation_rounding = KOPT_STOCHASTIC;
-    opt.decay = KOPT_L2;
+    opt.decay = decay;
     opt.nesterov = 0;
     opt.maximize = 0;
     opt.zero_grad = 0;
     opt.lr = lr;
     opt.max_lr = lr;
-    opt.weight_decay = 0;
+    opt.weight_decay = weight_decay;
     opt.amsgrad = 0;
     opt.stable = 0;
     opt.moments_only = 0;
@@ -3757,7 +3788,7 @@ KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum) {
     opt.beta2 = 0.999;
     opt.beta3 = 0.99;
     opt.eps = 1e-8;
-    opt.momentum = momentum;
+    opt.momentum = 0;
     opt.dampening = 0;
     opt.grad_scale = 1;
     opt.clip = 1;
@@ -3766,21 +3797,18 @@ KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum) {
     return opt;
 }
 
-KOPT_API_ kopt_optimizer kopt_adam(double lr) {
-    kopt_optimizer opt = kopt_sgd(lr, 0);
-    opt.rule = KOPT_ADAM;
+KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum) {
+    kopt_optimizer opt = kopt_start_(KOPT_SGD, lr, KOPT_L2, 0);
+    opt.momentum = momentum;
     return opt;
 }
 
-KOPT_API_ kopt_optimizer kopt_adamw(double lr) {
-    kopt_optimizer opt = kopt_adam(lr);
-    opt.decay = KOPT_DECOUPLED;
-    opt.weight_decay = 0.01;
-    return opt;
-}
+KOPT_API_ kopt_optimizer kopt_adam(double lr) { return kopt_start_(KOPT_ADAM, lr, KOPT_L2, 0); }
+
+KOPT_API_ kopt_optimizer kopt_adamw(double lr) { return kopt_start_(KOPT_ADAM, lr, KOPT_DECOUPLED, 0.01); }
 
 KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr) {
-    kopt_optimizer opt = kopt_adamw(lr);
+    kopt_optimizer opt = kopt_start_(KOPT_ADAM, lr, KOPT_DECOUPLED, 0.01);
     opt.stable = 1;
     opt.beta2 = 0.99;
     opt.eps = 1e-6;
@@ -3788,40 +3816,30 @@ KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr) {
 }
 
 KOPT_API_ kopt_optimizer kopt_lion(double lr) {
-    kopt_optimizer opt = kopt_adamw(lr);
-    opt.rule = KOPT_LION;
-    opt.weight_decay = 0;
+    kopt_optimizer opt = kopt_start_(KOPT_LION, lr, KOPT_DECOUPLED, 0);
     opt.beta2 = 0.99;
     return opt;
 }
 
 KOPT_API_ kopt_optimizer kopt_adan(double lr) {
-    kopt_optimizer opt = kopt_adamw(lr);
-    opt.rule = KOPT_ADAN;
-    opt.weight_decay = 0.02;
+    kopt_optimizer opt = kopt_start_(KOPT_ADAN, lr, KOPT_DECOUPLED, 0.02);
     opt.beta1 = 0.98;
     opt.beta2 = 0.92;
     opt.eps = 1e-6;
     return opt;
 }
 
-KOPT_API_ kopt_optimizer kopt_radam(double lr) {
-    kopt_optimizer opt = kopt_adam(lr);
-    opt.rule = KOPT_RADAM;
-    return opt;
-}
+KOPT_API_ kopt_optimizer kopt_radam(double lr) { return kopt_start_(KOPT_RADAM, lr, KOPT_L2, 0); }
 
 KOPT_API_ kopt_optimizer kopt_ranger(double lr) {
-    kopt_optimizer opt = kopt_lion(lr);
-    opt.rule = KOPT_RANGER;
+    kopt_optimizer opt = kopt_start_(KOPT_RANGER, lr, KOPT_DECOUPLED, 0);
+    opt.beta2 = 0.99;
     opt.eps = 1e-6;
     return opt;
 }
 
 KOPT_API_ kopt_optimizer kopt_ema(double decay) {
-    kopt_optimizer opt = kopt_sgd(kopt_put64_(kopt_sub64_(kopt_get64_(1), kopt_get64_(decay))), 0);
-    opt.rule = KOPT_EMA;
-    return opt;
+    return kopt_start_(KOPT_EMA, kopt_put64_(kopt_sub64_(kopt_get64_(1), kopt_get64_(decay))), KOPT_L2, 0);
 }
 
 KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_format, size_t n, void *state,

@@ -5,6 +5,20 @@
 
 #if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M'
 
+/* The probe assigns structs. That the header calls neither is seen in size.sh. */
+void *memcpy(void *to, const void *from, size_t size);
+void *memcpy(void *to, const void *from, size_t size)
+{
+    volatile byte *p = (byte *)to; /* or the loop becomes a call of memcpy */
+    size_t i;
+    for (i = 0; i < size; i++) p[i] = ((const byte *)from)[i];
+    return to;
+}
+void __aeabi_memcpy8(void *to, const void *from, size_t size);
+void __aeabi_memcpy8(void *to, const void *from, size_t size) { memcpy(to, from, size); }
+void __aeabi_memcpy4(void *to, const void *from, size_t size);
+void __aeabi_memcpy4(void *to, const void *from, size_t size) { memcpy(to, from, size); }
+
 /* Semihosting: the debugger, here qemu, does the input and output. */
 static void semihost(uint32_t operation, const void *argument)
 {
