@@ -174,7 +174,7 @@ run() { # run RUNNER PROGRAM ARGUMENT...
         timeout 100 qemu-system-arm -M "$runner" -nographic -monitor none -serial none -chardev stdio,id=out \
             -semihosting-config enable=on,target=native,chardev=out -kernel "$1"
         ;;
-    avr) timeout 400 simavr -m atmega1284p -f 16000000 "$1" 2>/dev/null | sed -n 's/^[^a-z]*32m\([a-z].*\)\.$/\1/p' ;;
+    avr) timeout 400 simavr -m atmega1284p -f 16000000 "$1" 2>&1 | sed -n 's/^.*32m\([a-z].*\)\.$/\1/p' ;;
     wasm)
         timeout 100 node -e 'const fs = require("fs"), code = new WebAssembly.Module(fs.readFileSync(process.argv[1]));
             const put = start => {
