@@ -70,8 +70,8 @@
                                     after -ffunction-sections: what is not called is dropped.
    KAHAN_OPT_ONLY             impl  a set of KOPT_WITH_ bits (below): the rest is left out of the build, and refused with
                                     KOPT_ERROR_OPTION. What is left gives the same bits. KOPT_WITH_ALL & ~KOPT_WITH_FP16
-                                    is all but fp16; KOPT_TINY is AdamW and SGD in bf16 in 1562 bytes of flash (M4F),
-                                    986 without AdamW (docs/size.md). Danger: without KOPT_WITH_CHECKS nothing is refused,
+                                    is all but fp16; KOPT_TINY is AdamW and SGD in bf16 in 1024 bytes of flash (M4F),
+                                    592 without AdamW (docs/size.md). Danger: without KOPT_WITH_CHECKS nothing is refused,
                                     neither options nor buffers nor state blocks (they have no header, all else is in
                                     its place), what is left out is ignored, and the caller's FP environment must be
                                     the default. Run the same calls once in a build with checks.
@@ -440,6 +440,7 @@ typedef struct kopt_optimizer {
     int nesterov;                        /* SGD: needs momentum > 0 and dampening == 0                            */
     int maximize;                        /* 1: ascend                                                             */
     int zero_grad;                       /* 1: a step sets the gradient to zero after it was read                 */
+    /* A step rounds these to float; 1 - beta and 1 - dampening are formed before, as 1 - 0.999f is off by 1.3e-5 */
     double lr;                           /* >= 0                                                                  */
     double max_lr;                       /* > 0; only KOPT_FULLY_DECOUPLED reads it. Default: the first lr        */
     double weight_decay;                 /* >= 0; default 0, AdamW 0.01                                           */
@@ -992,11 +993,26 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_bounce_(kopt_byte_ *pa
     return part;
 }
 
+KOPT_INLINE_ float kopt_mul_(float a, float b) {
+    float product;
+#ifdef __CUDA_ARCH__
+    KOPT_PTX_("mul.rn.f32", "f", product, a, b);
+#else
+    product = a * b;
+    KOPT_SETTLE_(product);
+#endif
+    return product;
+}
+
 /* The instruction where a compiler could take an estimate of the reciprocal instead (clang -Ofast on PowerPC does). */
 KOPT_INLINE_ float kopt_div_(float a, float b) {
     float r;
-#if defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
+#ifdef __CUDA_ARCH__
+    KOPT_PTX_("div.rn.f32", "f", r, a, b);
+#elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
     __asm__("fdivs %0, %1, %2" : "=f"(r) : "f"(a), "f"(b));
+#elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
+    __asm__("vdiv.f32 %0, %1, %2" : "=t"(r) : "t"(a), "t"(b));
 #else
     KOPT_SETTLE_BOTH_(a, b); /* or -freciprocal-math multiplies by 1 / b, in a loop even by one for all a */
     r = a / b;
@@ -1060,9 +1076,9 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
 #endif
 }
 
-/* ---- binary64: the per-step scalars. A kopt_f64_ is a double where the machine computes with doubles; elsewhere (an FPU
-        for fp32 alone, none at all, 32-bit doubles) it is the 64 bits of one, and the operations below are integer code
-        that gives the same bits and calls nothing of the compiler's library. ---- */
+/* ---- binary64: norms, loss scales, RAdam, checks. A kopt_f64_ is a double where the machine computes with doubles;
+        elsewhere (an FPU for fp32 alone, none at all, 32-bit doubles) it is the 64 bits of one, and the operations below
+        are integer code that gives the same bits and calls nothing of the compiler's library. ---- */
 
 #ifndef KOPT_SOFT64_ /* the tests define it */
 #if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ != 8
@@ -1322,23 +1338,30 @@ static KOPT_BOTH_ int kopt_within_(double x, double least, double most) {
     return kopt_inside64_(kopt_get64_(x), kopt_get64_(least), kopt_get64_(most));
 }
 
-/* base^exponent, lowest bit first. */
-KOPT_LEAN_ KOPT_BOTH_ kopt_f64_ kopt_power_(kopt_f64_ base, uint32_t exponent) {
-    kopt_f64_ power = kopt_get64_(1.0);
-    for (; exponent != 0; exponent >>= 1) {
-        if ((exponent & 1u) != 0) power = kopt_mul64_(power, base);
-        base = kopt_mul64_(base, base);
-    }
-    return power;
+/* 1 - beta for the bits of 0 <= beta < 1: beta rounded down to 64 bits after the point, the difference cut to its first 53
+   bits and rounded. Integers, so that no machine needs binary64 for it. */
+KOPT_LEAN_ KOPT_BOTH_ float kopt_rest_(uint64_t beta) {
+    uint64_t q = beta << 11 | KOPT_CAST_(uint64_t, 1) << 63;
+    int shift = 1022 - KOPT_CAST_(int, beta >> 52), e = 1022;
+    for (; shift > 0; shift--) q >>= 1;
+    q = ~q; /* too small by 2^-64 */
+    for (; q >> 63 == 0; q <<= 1) e--;
+    return kopt_to_float_(kopt_make64_((q << 1 >> 12) + (KOPT_CAST_(uint64_t, e) << 52)));
 }
 
-/* beta and 1 - beta in binary32; returns 1 - beta^step, and 1 if step is 0. */
-static KOPT_BOTH_ kopt_f64_ kopt_beta_(kopt_f64_ beta, uint32_t step, float *beta32, float *rest32) {
-    const kopt_f64_ one = kopt_get64_(1.0);
-    *beta32 = kopt_to_float_(beta);
-    *rest32 = kopt_to_float_(kopt_sub64_(one, beta));
-    if (step == 0) return one; /* of no use */
-    return kopt_sub64_(one, kopt_power_(beta, step));
+/* 1 - (1 - a) * (1 - b), with no 1 that a and b could be lost beside. */
+KOPT_LEAN_ KOPT_BOTH_ float kopt_either_(float a, float b) { return kopt_sub_(kopt_add_(a, b), kopt_mul_(a, b)); }
+
+/* beta and 1 - beta; returns 1 - beta^step. */
+static KOPT_BOTH_ float kopt_beta_(double beta, uint32_t step, float *beta32, float *rest32) {
+    float rest = kopt_rest_(kopt_bits64_(beta)), all = kopt_float_(0);
+    *beta32 = kopt_to_float_(kopt_get64_(beta));
+    *rest32 = rest;
+    for (; step != 0; step >>= 1) {
+        if ((step & 1u) != 0) all = kopt_either_(all, rest);
+        rest = kopt_either_(rest, rest);
+    }
+    return all;
 }
 
 /* Square root of a in (0, 1] by Heron's iteration, which falls until it has converged. */
@@ -1510,11 +1533,7 @@ typedef int mask_;
 FN_ floats_ set_(float x) { return x; }
 FN_ floats_ add_(floats_ a, floats_ b) { return kopt_add_(a, b); }
 FN_ floats_ sub_(floats_ a, floats_ b) { return kopt_sub_(a, b); }
-FN_ floats_ mul_(floats_ a, floats_ b) {
-    floats_ r = a * b;
-    KOPT_SETTLE_(r);
-    return r;
-}
+FN_ floats_ mul_(floats_ a, floats_ b) { return kopt_mul_(a, b); }
 FN_ floats_ div_(floats_ a, floats_ b) { return kopt_div_(a, b); }
 FN_ floats_ sqrt_(floats_ a) { return kopt_sqrt_(a); }
 FN_ words_ bits_(floats_ a) { return kopt_bits_(a); }
@@ -2245,7 +2264,7 @@ FN_ void put_(kopt_byte_ *p, size_t size, size_t n, words_ a) {
 
 #ifndef KOPT_RANDOM_SPAN_
 #define KOPT_RANDOM_SPAN_ 256 /* elements that are served by 16 Philox blocks */
-KOPT_INLINE_ kopt_index_ kopt_block_of_(kopt_index_ index) { return (index >> 8 << 4) | (index >> 3 & 15); }
+static KOPT_BOTH_ KOPT_FORCE_INLINE_ kopt_index_ kopt_block_of_(kopt_index_ index) { return (index >> 8 << 4) | (index >> 3 & 15); }
 #endif
 
 /* The round keys of one seed and the counter words that are the same for all elements of a tensor. */
@@ -2545,7 +2564,6 @@ FN_ words_ store_weight_(kopt_kind_ kind, floats_ w, floats_ c, floats_ update, 
 FN_ floats_ load_moment_(const kopt_job_ *j, kopt_kind_ kind, int moment, size_t i, size_t n) {
     const size_t size = kopt_bytes_of_(kind.moment);
     floats_ x;
-    if (moment >= MOMENTS_) return set_(0);
     KOPT_PREFETCH_(j->moment[moment] + i * size + 1024);
     x = widen_(fetch_(j->moment[moment] + i * size, size, n), kind.moment);
     return kind.moment == KOPT_FP16 && kopt_is_square_(kind.rule, moment) ? mul_(x, x) : x;
@@ -2640,9 +2658,9 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
     kept_before = kept;
     w = load_weight_(kind, stored, kept, &c);
     g = widen_(fetch_(j->grad + i * grad_size, grad_size, n), kind.grad);
-    p.m = load_moment_(j, kind, 0, i, n);
-    p.v = load_moment_(j, kind, 1, i, n);
-    p.third = p.fourth = set_(0);
+    p.m = p.v = p.third = p.fourth = w; /* anything: a rule reads the moments that it has */
+    if (MOMENTS_ > 0) p.m = load_moment_(j, kind, 0, i, n);
+    if (MOMENTS_ > 1) p.v = load_moment_(j, kind, 1, i, n);
     if (MOMENTS_ > 2) p.third = load_rare_(j, kind, 2, i, n);
     if (MOMENTS_ > 3) p.fourth = load_rare_(j, kind, 3, i, n);
     KOPT_PREFETCH_(j->weight + i * weight_size + 1024);
@@ -3967,6 +3985,8 @@ KOPT_LEAN_ kopt_kept_ kopt_kept_in_(const kopt_step *s) {
     kept.rounding = kept.weight == KOPT_F32 ? KOPT_NEAREST : KOPT_ROUNDING_(s->rounding);
     kept.moments = kopt_moments_here_(kept.rule, s->moments);
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && kept.moments == 0) kept.moment = s->moment_format;
+    if (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_EXTRAS | KOPT_WITH_RANGER | KOPT_WITH_ADAN | KOPT_WITH_Q8))
+        kept.moments = 2; /* the place of a moment does not depend on it, and a rule leaves alone those that it lacks */
     return kept;
 }
 
@@ -4198,7 +4218,7 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t,
         return KOPT_ERROR_OVERLAP;
     weight = KOPT_CAST_(kopt_byte_ *, t->weight);
     state = KOPT_CAST_(kopt_byte_ *, t->state);
-    if (weights != KOPT_NULL_ && !KOPT_HAS_(KOPT_WITH_EXTRAS)) return KOPT_ERROR_OPTION;
+    if (KOPT_HAS_(KOPT_WITH_CHECKS) && weights != KOPT_NULL_ && !KOPT_HAS_(KOPT_WITH_EXTRAS)) return KOPT_ERROR_OPTION;
     if (at.total != 0) {
         if (KOPT_HAS_(KOPT_WITH_CHECKS)) kopt_make_header_(state, opt, t);
         for (i = KOPT_HAS_(KOPT_WITH_CHECKS) ? KOPT_HEADER_ : 0; i < at.total; i += 4) { /* every array is a multiple of 4 bytes */
@@ -4401,17 +4421,23 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, kopt_tensor *t) {
     return KOPT_OK;
 }
 
-/* RAdam's rectification term squared, in (0, 1); 0 while the approximated moving average is 5 steps or shorter. */
-static KOPT_BOTH_ kopt_f64_ kopt_rectifier_(kopt_f64_ beta2, uint32_t step, kopt_f64_ rest2) {
+/* RAdam's rectification term, in (0, 1); 0 while the approximated moving average is 5 steps or shorter. In binary64: that
+   length is a difference of numbers near 2 / (1 - beta). */
+static KOPT_BOTH_ float kopt_rectifier_(kopt_f64_ beta, uint32_t step) {
     const kopt_f64_ one = kopt_get64_(1), two = kopt_get64_(2), four = kopt_get64_(4);
-    const kopt_f64_ longest = kopt_sub64_(kopt_div64_(two, kopt_sub64_(one, beta2)), one);
-    const kopt_f64_ power = kopt_mul64_(kopt_mul64_(two, kopt_whole64_(step)), kopt_power_(beta2, step));
-    const kopt_f64_ length = kopt_sub64_(longest, kopt_div64_(power, rest2));
-    kopt_f64_ above, below;
-    if (!kopt_less64_(kopt_get64_(5), length)) return kopt_get64_(0);
+    const kopt_f64_ longest = kopt_sub64_(kopt_div64_(two, kopt_sub64_(one, beta)), one);
+    kopt_f64_ power = one, square = beta, length, above, below;
+    uint32_t bits = step;
+    for (; bits != 0; bits >>= 1) { /* beta^step */
+        if ((bits & 1u) != 0) power = kopt_mul64_(power, square);
+        square = kopt_mul64_(square, square);
+    }
+    length = kopt_div64_(kopt_mul64_(kopt_mul64_(two, kopt_whole64_(step)), power), kopt_sub64_(one, power));
+    length = kopt_sub64_(longest, length);
+    if (!kopt_less64_(kopt_get64_(5), length)) return 0;
     above = kopt_mul64_(kopt_sub64_(length, four), kopt_sub64_(length, two));
     below = kopt_mul64_(kopt_sub64_(longest, four), kopt_sub64_(longest, two));
-    return kopt_div64_(kopt_mul64_(above, longest), kopt_mul64_(below, length));
+    return kopt_to_float_(kopt_sqrt64_(kopt_div64_(kopt_mul64_(above, longest), kopt_mul64_(below, length))));
 }
 
 /* What a step takes over from the options. */
@@ -4439,73 +4465,70 @@ KOPT_LEAN_ KOPT_BOTH_ void kopt_take_options_(const kopt_optimizer *opt, kopt_st
     s->seed = opt->seed;
 }
 
+/* 1 - x of other hyper-parameters. */
+KOPT_LEAN_ KOPT_BOTH_ float kopt_one_minus_(double x) { return kopt_to_float_(kopt_sub64_(kopt_get64_(1), kopt_get64_(x))); }
+
+KOPT_LEAN_ KOPT_BOTH_ float kopt_narrow64_(double x) { return kopt_to_float_(kopt_get64_(x)); }
+
+static KOPT_BOTH_ int kopt_finite_(float x) { return (kopt_bits_(x) & 0x7F800000u) != 0x7F800000u; }
+
 /* The step after opt->step. Returns 0 if a scalar is beyond the range of a float. */
 KOPT_SCALARS_ KOPT_BOTH_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
-    const kopt_f64_ zero = kopt_get64_(0), one = kopt_get64_(1), most = kopt_get64_(3e38), least = kopt_get64_(-3e38);
-    const kopt_f64_ lr = kopt_get64_(opt->lr), weight_decay = kopt_get64_(opt->weight_decay);
     const kopt_rule rule = KOPT_RULE_(opt->rule);
     const kopt_decay how = KOPT_DECAY_(opt->decay);
-    const kopt_f64_ beta2 = kopt_get64_(opt->beta2);
-    kopt_f64_ rest1 = one, rest2 = one, rate, root_scale = one, decay = lr, scale = kopt_get64_(opt->grad_scale);
+    const float weight_decay = kopt_narrow64_(opt->weight_decay);
+    float rest1, rest2;
     s->step = opt->step + 1;
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS)) scale = kopt_mul64_(scale, kopt_get64_(opt->clip));
-    if (how == KOPT_FULLY_DECOUPLED) decay = kopt_div64_(lr, kopt_get64_(opt->max_lr));
-    decay = how == KOPT_L2 ? zero : kopt_mul64_(decay, weight_decay);
-    s->grad_scale = kopt_to_float_(scale); /* early: fewer numbers to keep on the stack */
+    s->grad_scale = kopt_narrow64_(opt->grad_scale);
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS)) s->grad_scale = kopt_mul_(s->grad_scale, kopt_narrow64_(opt->clip));
     if (KOPT_HAS_(KOPT_WITH_EXTRAS) && opt->maximize) s->grad_scale = kopt_float_(kopt_bits_(s->grad_scale) ^ 0x80000000u);
-    if (KOPT_HAS_(KOPT_WITH_L2)) s->l2 = kopt_to_float_(how == KOPT_L2 ? weight_decay : zero);
-    s->decay = kopt_to_float_(decay);
+    if (KOPT_HAS_(KOPT_WITH_L2)) s->l2 = how == KOPT_L2 ? weight_decay : 0;
+    s->rate = kopt_narrow64_(opt->lr);
+    s->decay = 0;
+    if (how == KOPT_DECOUPLED) s->decay = kopt_mul_(s->rate, weight_decay);
+    if (how == KOPT_FULLY_DECOUPLED)
+        s->decay = kopt_mul_(kopt_div_(s->rate, kopt_narrow64_(opt->max_lr)), weight_decay);
     if (KOPT_HAS_(KOPT_WITH_ADAN | KOPT_WITH_RANGER)) s->beta3 = s->one_minus_beta3 = s->mix = 0;
-    if (KOPT_HAS_(KOPT_WITH_MOMENTUM)) s->momentum = kopt_to_float_(kopt_get64_(opt->momentum));
-    s->eps = kopt_to_float_(kopt_get64_(opt->eps));
-    if (rule != KOPT_SGD && rule != KOPT_EMA) { /* Lion has no use for the powers */
-        const uint32_t power = rule == KOPT_LION ? 0 : s->step;
-        rest1 = kopt_beta_(kopt_get64_(opt->beta1), power, &s->beta1, &s->one_minus_beta1);
-        rest2 = kopt_beta_(beta2, power, &s->beta2, &s->one_minus_beta2);
-    } else if (KOPT_HAS_(KOPT_WITH_CHECKS)) {
-        s->beta1 = s->one_minus_beta1 = s->beta2 = s->one_minus_beta2 = 0;
-    }
-    rate = kopt_get64_(opt->lr);
-    if (KOPT_HAS_(KOPT_WITH_MOMENTUM) && rule == KOPT_SGD) {
-        s->beta1 = s->step == 1 ? 0 : s->momentum;
-        s->one_minus_beta1 = s->step == 1 ? 1 : kopt_to_float_(kopt_sub64_(one, kopt_get64_(opt->dampening)));
-    } else if (rule != KOPT_SGD && rule != KOPT_LION && rule != KOPT_EMA) {
-        rate = kopt_div64_(rate, rest1);
-        root_scale = kopt_div64_(one, kopt_sqrt64_(rest2));
+    if (KOPT_HAS_(KOPT_WITH_MOMENTUM)) s->momentum = kopt_narrow64_(opt->momentum);
+    s->eps = kopt_narrow64_(opt->eps);
+    if (KOPT_HAS_(KOPT_WITH_CHECKS) || rule != KOPT_ADAM) s->root_scale = 1;
+    if (rule == KOPT_SGD || rule == KOPT_EMA) {
+        if (KOPT_HAS_(KOPT_WITH_CHECKS)) s->beta1 = s->one_minus_beta1 = s->beta2 = s->one_minus_beta2 = 0;
+        if (KOPT_HAS_(KOPT_WITH_MOMENTUM) && rule == KOPT_SGD) {
+            s->beta1 = s->step == 1 ? 0 : s->momentum;
+            s->one_minus_beta1 = s->step == 1 ? 1 : kopt_one_minus_(opt->dampening);
+        }
+    } else {
+        rest1 = kopt_beta_(opt->beta1, s->step, &s->beta1, &s->one_minus_beta1);
+        rest2 = kopt_beta_(opt->beta2, s->step, &s->beta2, &s->one_minus_beta2);
         if (rule == KOPT_ADAN) {
-            const kopt_f64_ shrink = kopt_add64_(one, decay); /* the weight is divided by this */
-            kopt_f64_ rest3;
+            const float shrink = how == KOPT_L2 ? 1 : kopt_add_(1, s->decay); /* the weight is divided by this */
             s->momentum = s->beta3 = s->beta2;
             s->one_minus_beta3 = s->one_minus_beta2;
-            rest3 = kopt_beta_(kopt_get64_(opt->beta3), s->step, &s->beta2, &s->one_minus_beta2);
-            s->mix = kopt_to_float_(kopt_div64_(kopt_mul64_(beta2, rest1), rest2));
-            root_scale = kopt_div64_(one, kopt_sqrt64_(rest3));
-            if (how != KOPT_L2) {
-                rate = kopt_div64_(rate, shrink);
-                decay = kopt_div64_(decay, shrink);
-                s->decay = kopt_to_float_(decay);
-            }
-        } else if (rule != KOPT_ADAM) {
-            const kopt_f64_ rectifier = kopt_rectifier_(beta2, s->step, rest2);
-            s->unrectified = !kopt_less64_(zero, rectifier);
-            if (!s->unrectified) rate = kopt_mul64_(rate, kopt_sqrt64_(rectifier));
+            s->mix = kopt_div_(kopt_mul_(s->beta2, rest1), rest2);
+            rest2 = kopt_beta_(opt->beta3, s->step, &s->beta2, &s->one_minus_beta2);
+            s->rate = kopt_div_(s->rate, shrink);
+            s->decay = kopt_div_(s->decay, shrink);
+        }
+        if (rule != KOPT_LION) {
+            s->rate = kopt_div_(s->rate, rest1);
+            s->root_scale = kopt_div_(1, kopt_sqrt_(rest2));
+        }
+        if (rule == KOPT_RADAM || rule == KOPT_RANGER) {
+            const float rectifier = kopt_rectifier_(kopt_get64_(opt->beta2), s->step);
+            s->unrectified = kopt_bits_(rectifier) == 0;
+            if (!s->unrectified) s->rate = kopt_mul_(s->rate, rectifier);
             if (!s->unrectified && rule == KOPT_RADAM) { /* eps is added to the root before its correction */
-                rate = kopt_div64_(rate, root_scale);
-                root_scale = one;
+                s->rate = kopt_div_(s->rate, s->root_scale);
+                s->root_scale = 1;
             }
         }
         if (rule == KOPT_RANGER) {
             s->sync = s->step % KOPT_CAST_(uint32_t, opt->lookahead) == 0;
-            s->mix = kopt_to_float_(kopt_sub64_(one, kopt_get64_(opt->lookahead_rate)));
+            s->mix = kopt_one_minus_(opt->lookahead_rate);
         }
     }
-    if (KOPT_HAS_(KOPT_WITH_CHECKS) &&
-        (!kopt_inside64_(scale, least, most) || !kopt_inside64_(rate, zero, most) ||
-         !kopt_inside64_(root_scale, zero, most) || !kopt_inside64_(decay, zero, most)))
-        return 0;
-    s->rate = kopt_to_float_(rate);
-    s->root_scale = kopt_to_float_(root_scale);
-    return 1;
+    return !KOPT_HAS_(KOPT_WITH_CHECKS) || (kopt_finite_(s->grad_scale) && kopt_finite_(s->rate) && kopt_finite_(s->decay));
 }
 
 KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
@@ -4632,7 +4655,7 @@ KOPT_LEAN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kop
 }
 
 /* stable: StableAdamW's factor of the rate, beside the tensor's. */
-static void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end, float stable) {
+KOPT_LEAN_ void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end, float stable) {
     const kopt_layout_ at = kopt_layout_of_(kopt_kept_in_(s), t->n);
     kopt_environment_ environment;
     kopt_job_ job;
@@ -4681,7 +4704,7 @@ static void kopt_measure_(const kopt_step *s, const kopt_tensor *t, size_t begin
     }
 }
 
-static void kopt_run_whole_(const kopt_step *s, const kopt_tensor *t) {
+KOPT_LEAN_ void kopt_run_whole_(const kopt_step *s, const kopt_tensor *t) {
     kopt_norm norm;
     float scale = 1;
     if (KOPT_HAS_(KOPT_WITH_EXTRAS) && s->stable && !s->moments_only) {

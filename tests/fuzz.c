@@ -1201,7 +1201,7 @@ static void change_sum(void)
     if (k == 0) a->format = (kopt_format)any_enum();
     if (k == 1) a->rounding = (kopt_rounding)any_enum();
     if (k == 2) a->compensation_rounding = (kopt_rounding)any_enum();
-    if (k == 3) a->residual = byte() & 1 ? NULL : (unsigned char *)a->sum + below(9);
+    if (k == 3) a->residual = byte() & 1 || a->sum == NULL ? NULL : (unsigned char *)a->sum + below(9);
     if (k == 4) a->sum = byte() & 7 ? fit(w.memory + below(ROOM), 4 * LONGEST) : NULL;
     if (k == 5) a->n = any_length();
     if (k == 6) a->count = below(2) ? 0 : 0xffffffffu;

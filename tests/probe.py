@@ -2,8 +2,8 @@
 """probe.py - the lines of tests/golden.txt, computed from docs/numerics.md alone, in NumPy.
 
 It shares no code with kahan_opt.h: rounding is exact integer arithmetic on (significand, exponent), the random numbers
-are Philox in 64-bit integers, a step is float32 arrays with one operation at a time, the per-step scalars are Python's
-binary64, a state block is put together byte by byte and its checksum is zlib's. The order of the cases and their
+are Philox in 64-bit integers, a step is float32 with one operation at a time, 1 - beta is Python's integers, a
+state block is put together byte by byte and its checksum is zlib's. The order of the cases and their
 inputs are those of tests/probe.c. Run: python3 tests/probe.py | diff - tests/golden.txt
 Only data is read from kahan_opt.h: the two tables of 8-bit codes, whose checksums are those of bitsandbytes' tables.
 """
@@ -13,6 +13,7 @@ import re
 import struct
 import zlib
 from collections import namedtuple
+from fractions import Fraction
 
 import numpy as np
 
@@ -271,6 +272,24 @@ class Optimizer:
         return 1 if self.store.rounding == COMPACT else 2
 
 
+def rest(beta):
+    """1 - beta: what all ones leave of 64 digits, the first 53 of it."""
+    q = 2**64 - 1 - int(Fraction(beta) * 2**64)
+    cut = max(0, q.bit_length() - 53)
+    return np.float32((q >> cut << cut) / 2**64)
+
+
+def correction(beta, step):
+    """1 - beta^step."""
+    result, x = np.float32(0), rest(beta)
+    while step:
+        if step & 1:
+            result = result + x - result * x
+        x = x + x - x * x
+        step >>= 1
+    return result
+
+
 def power(base, exponent):
     result = 1.0
     while exponent:
@@ -291,42 +310,41 @@ def root(a):
 
 
 def scalars(o):
-    """Of step number o.step, in binary64, each rounded once; only those that the rule uses."""
-    rule, t = o.rule, o.step
-    scale = o.grad_scale * o.clip
-    decay = rule.lr * rule.weight_decay
-    if rule.decay == FULLY_DECOUPLED:
-        decay = rule.lr / o.max_lr * rule.weight_decay
-    s = dict(grad_scale=-scale if o.maximize else scale, l2=rule.weight_decay if rule.decay == L2 else 0,
-             decay=0 if rule.decay == L2 else decay, rate=rule.lr)
+    """Of step number o.step, in binary32; only those that the rule uses."""
+    f, one, rule, t = np.float32, np.float32(1), o.rule, o.step
+    lr, weight_decay, scale = f(rule.lr), f(rule.weight_decay), f(o.grad_scale) * f(o.clip)
+    decay = {L2: f(0), DECOUPLED: lr * weight_decay, FULLY_DECOUPLED: lr / f(o.max_lr) * weight_decay}[rule.decay]
+    s = dict(grad_scale=-scale if o.maximize else scale, l2=weight_decay if rule.decay == L2 else f(0), decay=decay, rate=lr)
     unrectified = False
     if rule.rule == SGD:
-        s.update(beta1=0 if t == 1 else rule.momentum, one_minus_beta1=1 if t == 1 else 1 - rule.dampening,
-                 momentum=rule.momentum)
+        s.update(beta1=f(0 if t == 1 else rule.momentum), one_minus_beta1=f(1 if t == 1 else 1 - rule.dampening),
+                 momentum=f(rule.momentum))
     elif rule.rule != EMA:
-        s.update(beta1=o.beta1, one_minus_beta1=1 - o.beta1, beta2=o.beta2, one_minus_beta2=1 - o.beta2, eps=o.eps)
-    if rule.rule in (ADAM, ADAN, RADAM, RANGER):
-        rest1, rest2 = 1 - power(o.beta1, t), 1 - power(o.beta2, t)
-        s.update(rate=rule.lr / rest1, root_scale=1 / root(rest2))
+        betas = {1: o.beta1, 2: o.beta2, 3: o.beta3}
+        c = {i: correction(beta, t) for i, beta in betas.items()}
+        for i, beta in betas.items():
+            s.update({f"beta{i}": f(beta), f"one_minus_beta{i}": rest(beta)})
+        s.update(eps=f(o.eps))
     if rule.rule == ADAN:
-        s.update(root_scale=1 / root(1 - power(o.beta3, t)), mix=(o.beta2 * rest1) / rest2,
-                 beta3=o.beta3, one_minus_beta3=1 - o.beta3)
+        s["mix"] = s["beta2"] * c[1] / c[2]
         if rule.decay != L2:
-            s.update(rate=s["rate"] / (1 + decay), decay=decay / (1 + decay))
+            s.update(rate=lr / (one + decay), decay=decay / (one + decay))
+    if rule.rule in (ADAM, ADAN, RADAM, RANGER):
+        s.update(rate=s["rate"] / c[1], root_scale=one / np.sqrt(c[3 if rule.rule == ADAN else 2]))
     if rule.rule in (RADAM, RANGER):
         longest = 2 / (1 - o.beta2) - 1
-        length = longest - (2 * t * power(o.beta2, t)) / rest2
+        length = longest - (2 * t * power(o.beta2, t)) / (1 - power(o.beta2, t))
         unrectified = not length > 5
         if not unrectified:
             r = ((length - 4) * (length - 2)) * longest / (((longest - 4) * (longest - 2)) * length)
-            s["rate"] = rule.lr / rest1 * root(r)
+            s["rate"] = s["rate"] * f(root(r))
             if rule.rule == RADAM:
-                s.update(rate=s["rate"] / s["root_scale"], root_scale=1)
+                s.update(rate=s["rate"] / s["root_scale"], root_scale=one)
     if rule.rule == RANGER:
-        s["mix"] = 1 - o.lookahead_rate
-    result = {name: np.float32(x) for name, x in s.items()}
-    result.update(unrectified=unrectified, sync=rule.rule == RANGER and t % o.lookahead == 0)
-    return namedtuple("Scalars", result.keys())(**result)
+        s["mix"] = f(1 - o.lookahead_rate)
+    assert all(type(x) is f for x in s.values())
+    return namedtuple("Scalars", [*s, "unrectified", "sync"])(
+        **s, unrectified=unrectified, sync=rule.rule == RANGER and t % o.lookahead == 0)
 
 
 class Tensor:

@@ -229,6 +229,13 @@ typedef struct ref_scalars {
     int rectified, lookahead, first;
 } ref_scalars;
 
+static inline double ref_root(double a)
+{
+    volatile double x = 1, y = (1 + a) / 2;
+    while (y < x) x = y, y = (x + a / x) / 2;
+    return x;
+}
+
 static inline double ref_power(double base, uint32_t t)
 {
     volatile double p = 1, b = base;
@@ -237,60 +244,73 @@ static inline double ref_power(double base, uint32_t t)
     return p;
 }
 
-static inline double ref_root(double a)
+/* 1 - beta: of beta's first 64 digits, the first 53 of what all ones leave; section 6. */
+static inline float ref_one_minus(double beta)
 {
-    volatile double x = 1, y = (1 + a) / 2;
-    while (y < x) x = y, y = (x + a / x) / 2;
+    uint64_t left = UINT64_MAX - (uint64_t)ldexp(beta, 64), unit = 1;
+    volatile float x;
+    while (left / unit >= 9007199254740992u) unit *= 2;
+    x = (float)(ldexp((double)(left / unit), -64) * (double)unit);
     return x;
+}
+
+/* 1 - beta^t. */
+static inline float ref_correction(double beta, uint32_t t)
+{
+    float rest = ref_one_minus(beta), all = 0;
+    int bit;
+    for (bit = 0; bit < 32 && t >> bit; ++bit) {
+        if (t >> bit & 1) all = ref_sub(ref_add(all, rest), ref_mul(all, rest));
+        rest = ref_sub(ref_add(rest, rest), ref_mul(rest, rest));
+    }
+    return all;
 }
 
 static inline ref_scalars ref_scalars_of(const kopt_optimizer *o, uint32_t t)
 {
     ref_scalars s = {0, 0, 0, 0, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0};
-    volatile double scale = o->grad_scale * o->clip, step_rate = o->decay == KOPT_DECOUPLED ? o->lr : o->lr / o->max_lr;
-    volatile double decay = o->decay == KOPT_L2 ? 0 : step_rate * o->weight_decay, rate = o->lr, x, y;
-    s.grad_scale = (float)(o->maximize ? -scale : scale);
-    if (o->decay == KOPT_L2) s.l2 = (float)o->weight_decay;
+    const float c1 = ref_correction(o->beta1, t), c2 = ref_correction(o->beta2, t), c3 = ref_correction(o->beta3, t);
+    const float wd = (float)o->weight_decay;
+    s.grad_scale = ref_mul((float)o->grad_scale, (float)o->clip);
+    if (o->maximize) s.grad_scale = -s.grad_scale;
+    if (o->decay == KOPT_L2) s.l2 = wd;
     s.first = t == 1;
     s.eps = (float)o->eps;
-    s.beta1 = (float)o->beta1, s.one_minus_beta1 = (float)(1 - o->beta1);
-    s.beta2 = (float)o->beta2, s.one_minus_beta2 = (float)(1 - o->beta2);
-    s.beta3 = (float)o->beta3, s.one_minus_beta3 = (float)(1 - o->beta3);
+    s.beta1 = (float)o->beta1, s.one_minus_beta1 = ref_one_minus(o->beta1);
+    s.beta2 = (float)o->beta2, s.one_minus_beta2 = ref_one_minus(o->beta2);
+    s.beta3 = (float)o->beta3, s.one_minus_beta3 = ref_one_minus(o->beta3);
+    s.rate = (float)o->lr;
+    if (o->decay == KOPT_DECOUPLED) s.decay = ref_mul(s.rate, wd);
+    if (o->decay == KOPT_FULLY_DECOUPLED) s.decay = ref_mul(ref_div(s.rate, (float)o->max_lr), wd);
     if (o->rule == KOPT_SGD) {
         s.momentum = (float)o->momentum;
         s.beta1 = t > 1 ? s.momentum : 0, s.one_minus_beta1 = t > 1 ? (float)(1 - o->dampening) : 1;
     } else if (o->rule == KOPT_ADAM) {
-        rate = o->lr / (1 - ref_power(o->beta1, t));
-        s.root_scale = (float)(1 / ref_root(1 - ref_power(o->beta2, t)));
+        s.rate = ref_div(s.rate, c1);
+        s.root_scale = ref_div(1, ref_sqrt(c2));
     } else if (o->rule == KOPT_ADAN) {
-        volatile double c1 = 1 - ref_power(o->beta1, t), c2 = 1 - ref_power(o->beta2, t);
-        x = o->beta2 * c1;
-        s.third_scale = (float)(x / c2);
-        s.root_scale = (float)(1 / ref_root(1 - ref_power(o->beta3, t)));
-        rate = o->lr / c1;
-        if (o->decay != KOPT_L2) x = 1 + decay, rate = rate / x, decay = decay / x;
+        float shrink = o->decay == KOPT_L2 ? 1 : ref_add(1, s.decay);
+        s.third_scale = ref_div(ref_mul(s.beta2, c1), c2);
+        s.root_scale = ref_div(1, ref_sqrt(c3));
+        s.rate = ref_div(ref_div(s.rate, shrink), c1);
+        s.decay = ref_div(s.decay, shrink);
     } else if (o->rule == KOPT_RADAM || o->rule == KOPT_RANGER) {
-        volatile double c2 = 1 - ref_power(o->beta2, t), longest, length, over, under;
+        volatile double longest, length, over, under, x, y;
         x = 1 - o->beta2, longest = 2 / x, longest = longest - 1;
-        x = 2.0 * t, x = x * ref_power(o->beta2, t), x = x / c2, length = longest - x;
-        rate = o->lr / (1 - ref_power(o->beta1, t));
+        x = 2.0 * t, x = x * ref_power(o->beta2, t), x = x / (1 - ref_power(o->beta2, t)), length = longest - x;
+        s.rate = ref_div(s.rate, c1);
+        if (o->rule == KOPT_RANGER) s.root_scale = ref_div(1, ref_sqrt(c2));
         if (length > 5) {
             x = length - 4, y = length - 2, over = x * y, over = over * longest;
             x = longest - 4, y = longest - 2, under = x * y, under = under * length;
             x = over / under;
             s.rectified = 1;
-            rate = rate * ref_root(x);
-            x = 1 / ref_root(c2);
-            if (o->rule == KOPT_RADAM)
-                rate = rate / x;
-            else
-                s.root_scale = (float)x;
+            s.rate = ref_mul(s.rate, (float)ref_root(x));
+            if (o->rule == KOPT_RADAM) s.rate = ref_div(s.rate, ref_div(1, ref_sqrt(c2)));
         }
         s.lookahead = o->rule == KOPT_RANGER && t % (uint32_t)o->lookahead == 0;
         s.back = (float)(1 - o->lookahead_rate);
     }
-    s.rate = (float)rate;
-    s.decay = (float)decay;
     return s;
 }
 

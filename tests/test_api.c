@@ -500,7 +500,9 @@ static void check_environment(void)
         o.decay = KOPT_FULLY_DECOUPLED;
         o.max_lr = 0;
         differ += kopt_step_begin(&o, &w.step) != KOPT_ERROR_RANGE;
-        memcpy((unsigned char *)&o.max_lr + last, &one_bit, 1);
+        memcpy((unsigned char *)&o.max_lr + last, &one_bit, 1); /* 0 as a float */
+        differ += kopt_step_begin(&o, &w.step) != KOPT_ERROR_RANGE;
+        o.max_lr = 1e-40; /* a subnormal float */
         differ += kopt_step_begin(&o, &w.step) != KOPT_OK;
         fesetenv(FE_DFL_ENV);
     }

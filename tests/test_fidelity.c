@@ -367,11 +367,33 @@ static void check_rest(void)
     ok(!moved, "no gradient, no moments, no decay: nothing moves in 100 steps, %d runs, %d moved", cases, moved);
 }
 
+/* 1 - beta^t, of which the rate and the scale of the root are made, against libm. */
+static void check_corrections(int quick)
+{
+    static const double betas[] = {0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9995, 0.9999, 0.99999, 0.999999};
+    double worst = 0;
+    uint32_t t;
+    size_t i;
+    for (i = 0; i < sizeof betas / sizeof *betas; ++i)
+        for (t = 1; t < 4000000; t += t < (quick ? 3000u : 100000u) ? 1 : 997) {
+            kopt_optimizer o = kopt_adamw(1);
+            double c = -expm1(t * log(betas[i])), rate, root;
+            kopt_step s;
+            o.beta1 = o.beta2 = betas[i], o.step = t - 1;
+            kopt_step_begin(&o, &s);
+            rate = fabs((double)s.rate * c - 1), root = fabs((double)s.root_scale * sqrt(c) - 1);
+            if (!(rate <= worst)) worst = rate;
+            if (!(root <= worst)) worst = root;
+        }
+    ok(worst < 4e-7, "bias corrections, 12 betas, up to step 4000000: off by at most %.2g", worst);
+}
+
 int main(int count, char **arguments)
 {
     int i, quick = count > 1 && !strcmp(arguments[1], "quick");
     for (i = 0; i < POOL + MOST; ++i) pool[i] = gaussian();
     check_defaults();
+    check_corrections(quick);
     check_trajectories();
     check_rest();
     check_split();
