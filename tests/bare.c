@@ -3,8 +3,7 @@
 #define PROBE_NO_MAIN
 #include "probe.c"
 
-#if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M'
-
+#ifndef __AVR__
 /* The probe assigns structs. That the header calls neither is seen in size.sh. */
 void *memcpy(void *to, const void *from, size_t size);
 void *memcpy(void *to, const void *from, size_t size)
@@ -14,6 +13,10 @@ void *memcpy(void *to, const void *from, size_t size)
     for (i = 0; i < size; i++) p[i] = ((const byte *)from)[i];
     return to;
 }
+#endif
+
+#if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M'
+
 void __aeabi_memcpy8(void *to, const void *from, size_t size);
 void __aeabi_memcpy8(void *to, const void *from, size_t size) { memcpy(to, from, size); }
 void __aeabi_memcpy4(void *to, const void *from, size_t size);

@@ -61,7 +61,7 @@ valgrind)
     ;;
 static)
     missing=
-    for name in $(sed -n 's/^KOPT_API_ .*[ *]\(kopt_[a-z0-9_]*\)(.*/\1/p' kahan_opt.h | sort -u); do
+    for name in $(sed -n 's/^KOPT_API_ .*[ *]\(kopt_[a-z0-9_]*[a-z0-9]\)(.*/\1/p' kahan_opt.h | sort -u); do
         grep -q "$name(" tests/fuzz.c || missing="$missing $name"
     done
     echo "$missing" >$out/log
