@@ -3762,8 +3762,27 @@ static uint32_t kopt_code_of_(float y, int square, int stochastic, uint32_t rand
     return square && low == 0 && (kopt_bits_(y) & 0x7FFFFFFFu) != 0 ? 1 : low;
 }
 
-/* The codes and the scale of the n values of one block; random16 may be NULL: nearest. A block with a value that is not
-   finite becomes NaN as a whole. */
+/* The codes of the n values of one block under a scale, by which a quotient is in the table; random16 may be NULL:
+   nearest. */
+static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square,
+                         const uint16_t *random16, uint32_t factor) {
+    size_t i;
+    for (i = 0; i < n; i++) {
+        if (scale == 0 || scale == 0x7FC00000u) {
+            kopt_byte_ *to = code + i;
+            KOPT_OPAQUE_(to); /* or this becomes a call of memset */
+            *to = square ? 0 : 127;
+        } else {
+            const float y = kopt_div_scalar_(kopt_float_(kopt_load32_(x + 4 * i)), kopt_float_(scale));
+            const uint32_t r = random16 == KOPT_NULL_ ? 0 : random16[i] * factor & 0xFFFFu;
+            code[i] = KOPT_CAST_(kopt_byte_, kopt_code_of_(y, square, random16 != KOPT_NULL_, r));
+        }
+    }
+}
+
+/* The scale of a block. One with a value that is not finite becomes NaN as a whole. */
+static uint32_t kopt_scale_(uint32_t largest) { return largest < 0x00800000u ? 0 : largest >= 0x7F800000u ? 0x7FC00000u : largest; }
+
 static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *x, size_t n, int square,
                            const uint16_t *random16, uint32_t factor) {
     uint32_t largest = 0;
@@ -3772,20 +3791,9 @@ static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_
         const uint32_t mag = kopt_load32_(x + 4 * i) & 0x7FFFFFFFu;
         if (mag > largest) largest = mag;
     }
-    if (largest < 0x00800000u) largest = 0;
-    if (largest >= 0x7F800000u) largest = 0x7FC00000u;
+    largest = kopt_scale_(largest);
     kopt_store32_(scale, largest);
-    for (i = 0; i < n; i++) {
-        if (largest == 0 || largest == 0x7FC00000u) {
-            kopt_byte_ *to = code + i;
-            KOPT_OPAQUE_(to); /* or this becomes a call of memset */
-            *to = square ? 0 : 127;
-        } else {
-            const float y = kopt_div_scalar_(kopt_float_(kopt_load32_(x + 4 * i)), kopt_float_(largest));
-            const uint32_t r = random16 == KOPT_NULL_ ? 0 : random16[i] * factor & 0xFFFFu;
-            code[i] = KOPT_CAST_(kopt_byte_, kopt_code_of_(y, square, random16 != KOPT_NULL_, r));
-        }
-    }
+    kopt_encode_(code, largest, x, n, square, random16, factor);
 }
 
 /* The random bits of n elements. */
@@ -5297,7 +5305,7 @@ static float kopt_without_payload_(float x) {
 }
 
 /* x and y are parts of arrays of any format. v: the random bits, if any; their stream is in v->stochastic. */
-static void kopt_move_(kopt_conversion_ *v, kopt_byte_ *to, kopt_format to_format, const kopt_byte_ *from,
+static KOPT_NOINLINE_ void kopt_move_(kopt_conversion_ *v, kopt_byte_ *to, kopt_format to_format, const kopt_byte_ *from,
                        kopt_format from_format, int stream) {
     v->dst = to;
     v->src = from;
@@ -5307,32 +5315,40 @@ static void kopt_move_(kopt_conversion_ *v, kopt_byte_ *to, kopt_format to_forma
     KOPT_KERNEL_(convert)(v);
 }
 
-/* One block of KOPT_SIGN; random16 may be NULL: the mean. A bit is 1 for a negative number. */
-static void kopt_sign_(kopt_byte_ *out, const float *x, size_t n, const uint16_t *random16) {
-    uint32_t scale = 0, bits = 0, mag;
+/* One block of KOPT_Q8 or KOPT_SIGN; random16 may be NULL: nearest. */
+static KOPT_NOINLINE_ void kopt_pack_(kopt_byte_ *out, kopt_format code, const float *x, size_t n, const uint16_t *random16) {
+    uint32_t positive = 0, negative = 0, scale, bits = 0;
     float mean = 0;
     size_t i;
     for (i = 0; i < n; i++) {
-        mag = kopt_bits_(x[i]) & 0x7FFFFFFFu;
-        if (mag > scale) scale = mag;
+        const uint32_t u = kopt_bits_(x[i]), mag = u & 0x7FFFFFFFu;
+        if (u > positive && u == mag) positive = u;
+        if (mag > negative && u != mag) negative = mag;
         mean = kopt_add_(mean, kopt_mul_scalar_(kopt_float_(mag), 1.0f / 256));
     }
+    if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) { /* the table ends at 1, but begins above -1 */
+        const float most = kopt_div_scalar_(kopt_float_(negative), kopt_float_(kopt_codes_signed_[126]));
+        scale = kopt_scale_(positive > kopt_bits_(most) ? positive : kopt_bits_(most));
+        kopt_put_(out, scale, 4);
+        kopt_encode_(out + 4, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, x), n, 0, random16, 1);
+        return;
+    }
+    scale = positive > negative ? positive : negative;
     if (random16 == KOPT_NULL_) {
         if (n < KOPT_BLOCK_) mean = kopt_mul_scalar_(mean, kopt_div_scalar_(256.0f, KOPT_CAST_(float, n)));
         scale = kopt_bits_(mean);
     }
-    if (scale < 0x00800000u) scale = 0;
-    if (scale >= 0x7F800000u) scale = 0x7FC00000u;
+    scale = kopt_scale_(scale);
     kopt_put_(out, scale, 4);
     for (i = 0; i < n; i++) {
-        uint32_t negative = kopt_bits_(x[i]) >> 31;
+        uint32_t minus = kopt_bits_(x[i]) >> 31;
         if (scale == 0 || scale == 0x7FC00000u) {
-            negative = 0;
+            minus = 0;
         } else if (random16 != KOPT_NULL_) {
             const float y = kopt_add_(kopt_div_scalar_(x[i], kopt_float_(scale)), 1.0f);
-            negative = !(kopt_mul_scalar_(y, 32768.0f) > kopt_add_(KOPT_CAST_(float, random16[i]), 0.5f));
+            minus = !(kopt_mul_scalar_(y, 32768.0f) > kopt_add_(KOPT_CAST_(float, random16[i]), 0.5f));
         }
-        bits |= negative << (i % 8);
+        bits |= minus << (i % 8);
         if (i % 8 == 7 || i == n - 1) {
             KOPT_OPAQUE_(bits); /* no call of memset */
             out[4 + i / 8] = KOPT_CAST_(kopt_byte_, bits);
@@ -5342,7 +5358,7 @@ static void kopt_sign_(kopt_byte_ *out, const float *x, size_t n, const uint16_t
 }
 
 /* Elements i to i + n of the code, as fp32 in y; i is a multiple of 256. */
-static void kopt_decode_(kopt_byte_ *y, const kopt_byte_ *in, kopt_format code, size_t i, size_t n) {
+static KOPT_NOINLINE_ void kopt_decode_(kopt_byte_ *y, const kopt_byte_ *in, kopt_format code, size_t i, size_t n) {
     kopt_conversion_ v;
     size_t k;
     in += kopt_code_at_(code, i);
@@ -5389,15 +5405,10 @@ static void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt
         }
         for (k = 0; k < v.n; k++) x[k] = kopt_without_payload_(x[k]);
         if (blocks && stochastic) kopt_random_block_(random16, &cipher, v.first, v.n);
-        if (c->code == KOPT_SIGN) {
-            kopt_sign_(to, x, v.n, stochastic ? random16 : KOPT_NULL_);
-        } else if (KOPT_HAS_(KOPT_WITH_Q8) && c->code == KOPT_Q8) {
-            kopt_byte_ scale[4];
-            kopt_quantise_(to + 4, scale, xs, v.n, 0, stochastic ? random16 : KOPT_NULL_, 1);
-            kopt_put_(to, kopt_load32_(scale), 4);
-        } else {
+        if (blocks)
+            kopt_pack_(to, c->code, x, v.n, stochastic ? random16 : KOPT_NULL_);
+        else
             kopt_move_(&v, to, c->code, xs, KOPT_F32, stochastic ? KOPT_RANDOM_COMPRESS_ : 0);
-        }
         if (residual == KOPT_NULL_) continue;
         kopt_decode_(ys, out, c->code, i, v.n);
         for (k = 0; k < v.n; k++) {
