@@ -241,7 +241,8 @@ static void check_feedback(void)
     for (w = 0; w < 4; ++w)
         for (r = 0; r < 4; ++r) { /* none, fp32, bf16, fp16 */
             kopt_compressor c = kopt_compressor_of(codes[w], r ? rest : NULL, N);
-            double early = 0, late = 0, loss = 0, size = 0, above = 0;
+            double early = 0, late = 0, loss = 0, size = 0;
+            int above = 0;
             c.residual_format = (kopt_format)(r ? r - 1 : 1), c.rounding = KOPT_NEAREST;
             memset(arrived, 0, sizeof arrived), memset(gone, 0, sizeof gone), memset(bound, 0, sizeof bound);
             for (t = 0; t < steps; ++t) {
