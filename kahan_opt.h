@@ -3273,8 +3273,8 @@ FN_ void clip_(const kopt_tool_ *t) {
 }
 
 /* Section 13. Stored without a payload of NaN, with subnormals. */
-FN_ void sum_(const kopt_tool_ *t) {
-    const size_t from_size = kopt_bytes_of_(t->src_format), to_size = kopt_bytes_of_(t->dst_format);
+FN_ void sum_(const kopt_tool_ *t, kopt_format from, kopt_format to, size_t count) {
+    const size_t from_size = kopt_bytes_of_(from), to_size = kopt_bytes_of_(to);
     const int scaled = kopt_bits_(t->scale) != 0x3F800000u;
     const floats_ scale = set_(t->scale);
     size_t i, k, n;
@@ -3282,15 +3282,15 @@ FN_ void sum_(const kopt_tool_ *t) {
         floats_ sum = set_(0);
         words_ a;
         n = t->n - i < LANES_ ? t->n - i : LANES_;
-        for (k = 0; k < t->count; k++) {
+        for (k = 0; k < count; k++) {
             const kopt_byte_ *p = KOPT_CAST_(const kopt_byte_ *, t->shards[k]) + i * from_size;
-            const floats_ x = widen_(fetch_(p, from_size, n), t->src_format);
+            const floats_ x = widen_(fetch_(p, from_size, n), from);
             sum = k == 0 ? x : add_(sum, x);
         }
         if (scaled) sum = mul_(sum, scale);
         a = bits_(sum);
-        a = t->dst_format == KOPT_F32 ? select_(gt_(and_(a, iset_(0x7FFFFFFFu)), iset_(0x7F800000u)), iset_(0x7FC00000u), a)
-                                      : nearest16_(sum, t->dst_format);
+        a = to == KOPT_F32 ? select_(gt_(and_(a, iset_(0x7FFFFFFFu)), iset_(0x7F800000u)), iset_(0x7FC00000u), a)
+                           : nearest16_(sum, to);
         put_(t->dst + i * to_size, to_size, n, a);
     }
 }
@@ -3307,7 +3307,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
             norm_format_(t->norm, t->src, KOPT_FP16, t->n);
         break;
     case KOPT_TOOL_CLIP_: clip_(t); break;
-    case KOPT_TOOL_SUM_: sum_(t); break;
+    case KOPT_TOOL_SUM_: sum_(t, t->src_format, t->dst_format, t->count); break;
     default: break;
     }
 }
@@ -3723,9 +3723,10 @@ static const uint32_t kopt_codes_signed_[128] = {
     0x3F68999Au, 0x3F6C3333u, 0x3F6FCCCCu, 0x3F736666u, 0x3F770000u, 0x3F7A9999u, 0x3F7E3333u, 0x3F800000u};
 
 static float kopt_code_value_(uint32_t code, int square) {
+    const uint32_t minus = 0u - KOPT_CAST_(uint32_t, code < 128); /* no branch: half of all codes are negative */
     if (square) return kopt_float_(kopt_codes_unsigned_[code]);
     if (code == 127) return 0;
-    return kopt_float_(code > 127 ? kopt_codes_signed_[code - 128] : kopt_codes_signed_[126 - code] | 0x80000000u);
+    return kopt_float_(kopt_codes_signed_[((code - 128) ^ minus) + minus] | (minus & 0x80000000u));
 }
 
 /* The n values of one block, as fp32 at any address. */
@@ -3742,15 +3743,15 @@ static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, const kopt_b
 /* The code of y in [-1, 1] (square: [0, 1]): the nearest, the lower of two equally near; or one of the two neighbours, the
    upper with the probability of y's place between them. A square that is not 0 never gets code 0. */
 static uint32_t kopt_code_of_(float y, int square, int stochastic, uint32_t random16) {
-    uint32_t low = 0, high = 255, middle;
+    const uint32_t mag = kopt_bits_(y) & 0x7FFFFFFFu, minus = mag != 0 && mag != kopt_bits_(y), *table;
+    uint32_t low = 0, high, middle, most = minus ? mag - 1 : mag;
     float below, above;
-    while (high - low > 1) {
-        middle = (low + high) / 2;
-        if (kopt_code_value_(middle, square) <= y)
-            low = middle;
-        else
-            high = middle;
-    }
+    table = square ? kopt_codes_unsigned_ + 1 : kopt_codes_signed_;
+    for (middle = square ? 128 : 64; middle > 0; middle >>= 1) /* how many of the table are at most so large; no branches */
+        low += table[low + middle - 1] <= most ? middle : 0;
+    if (!square) low = !minus ? 127 + low : low < 126 ? 126 - low : 0;
+    if (square && (minus || low > 254)) low = minus ? 0 : 254;
+    high = low + 1;
     below = kopt_sub_(y, kopt_code_value_(low, square)); /* negative beyond the lowest code */
     above = kopt_sub_(kopt_code_value_(high, square), y);
     if (stochastic) {
