@@ -52,7 +52,8 @@
    - Weights, gradients and moments in bf16, fp16 or fp32, in any mixture (moments also in 8 bit), stepped by SGD, Adam,
      AdamW, AMSGrad, StableAdamW, Lion, Adan, RAdam or Ranger; averages of weights.
    - The rounding residual of a 16-bit weight is kept (Kahan, compact, exact) or rounded without bias.
-   - The rest of a training loop: exact norm and finite check, clipping, loss scale, gradient accumulation, stall counts.
+   - The rest of a training loop: exact norm and finite check, clipping, loss scale, gradient accumulation, stall counts,
+     gradients compressed to 16, 8 or 1 bit with error feedback, reduction of shards in a fixed order.
    - Any slicing of a tensor into ranges, any thread, any shard, any machine: the same bits.
 
    WHAT IT DOES NOT
@@ -116,6 +117,7 @@
 #define KOPT_WITH_BF16 0x00000002u
 #define KOPT_WITH_FP16 0x00000004u
 #define KOPT_WITH_Q8 0x00000008u
+#define KOPT_WITH_COMPRESSION 0x00000010u      /* kopt_compress, kopt_decompress_add (kopt_reduce is always there)*/
 #define KOPT_WITH_NEAREST 0x00000020u          /* opt.rounding                                                    */
 #define KOPT_WITH_STOCHASTIC 0x00000040u
 #define KOPT_WITH_KAHAN 0x00000080u
@@ -199,7 +201,8 @@ typedef uint16_t kopt_fp16; /* 1 sign, 5 exponent, 10 fraction bits: IEEE binary
 
 typedef enum kopt_format {
     KOPT_F32 = 0, KOPT_BF16 = 1, KOPT_FP16 = 2,
-    KOPT_Q8 = 3 /* of moments only: 8-bit codes and one fp32 scale per 256 values (docs/numerics.md section 6b) */
+    KOPT_Q8 = 3,  /* of moments, compressed gradients: 8-bit codes, one fp32 scale per 256 values (docs/numerics.md 6b) */
+    KOPT_SIGN = 4 /* of compressed gradients only: signs, and one fp32 scale per 256 values                       */
 } kopt_format;
 
 typedef enum kopt_rounding {
@@ -341,7 +344,7 @@ KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32_stochastic(float x, uint32_t random16)
 /* ---- RANDOM BITS ------------------------------------------------------------------------------------------------- */
 
 /* The 16 random bits of one element, from Philox4x32-7 (Salmon et al. 2011): see docs/numerics.md section 7. stream is
-   in [0, 16); 0 and 1 are the library's, 8 to 15 are yours. A step uses r for the second moment and the products
+   in [0, 16); 0 to 7 are the library's, 8 to 15 are yours. A step uses r for the second moment and the products
    below for the weight or compensation and for the other moments. */
 KOPT_API_ uint32_t kopt_random(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index);
 #define KOPT_RANDOM_WEIGHT(r) ((r) * 20201u & 0xFFFFu)
@@ -671,6 +674,55 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
 /* The sum with its residual, as n fp32 values. */
 KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *out);
 
+/* GRADIENT COMPRESSION for the way from rank to rank: 2 bytes a value (BF16, FP16), 1.016 (Q8) or 0.141 (SIGN). With a
+   residual, what the code loses is kept beside the gradient and added to the next one (error feedback: Seide et al.
+   2014, Karimireddy et al. 2019), so that all of every gradient arrives, and one bit trains as well as 32. Without one,
+   use STOCHASTIC, which is right in the mean and noisy; NEAREST without a residual is biased and may not train at all.
+   A gradient that is not finite (kopt_norm tells) is better skipped than compressed: its value or, in Q8 and SIGN, its
+   block of 256 arrives as NaN, or as infinity in BF16 and FP16, and its residuals become zero. */
+typedef struct kopt_compressor {
+    kopt_format code;        /* KOPT_BF16, KOPT_FP16, KOPT_Q8 or KOPT_SIGN                                        */
+    kopt_rounding rounding;  /* KOPT_NEAREST or KOPT_STOCHASTIC; SIGN: the signs with the mean of |x|, or unbiased
+                                random signs with the largest |x|, which no residual can catch up with: refused   */
+    void *residual;          /* NULL: no error feedback. n values of residual_format, not read before step is 1   */
+    kopt_format residual_format;      /* KOPT_F32, KOPT_BF16 or KOPT_FP16                                         */
+    kopt_rounding residual_rounding;  /* of 16-bit residuals: KOPT_STOCHASTIC (default) or KOPT_NEAREST           */
+    size_t n;
+    uint32_t step;           /* gradients compressed so far; its random bits are (seed, step, id, streams 3, 4)   */
+    uint32_t id;
+    uint64_t seed;
+    uint64_t first_index;    /* of a slice. In Q8 and SIGN a multiple of 256: so the code of the slices, each with
+                                a compressor of its own, is the code of the whole                                 */
+} kopt_compressor;
+
+/* With a bf16 residual NEAREST, with none STOCHASTIC; seed, id, first_index 0. */
+KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, size_t n);
+
+/* Bytes of n compressed values, and the place of element n if that is a multiple of 256. 0: no such code, or n too large. */
+KOPT_API_ size_t kopt_compressed_size(kopt_format code, size_t n);
+
+/* out = the code of gradient + residual, residual = what it lacks; counts a step. BF16 and FP16 are n numbers like any
+   others; Q8 and SIGN are bytes that are the same on every machine. */
+KOPT_API_ kopt_result kopt_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
+                                    kopt_format grad_format);
+
+/* sum += decoded * scale, rounded to nearest even. Of one rank after the other, into fp32 zeros: the sum over ranks. */
+KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size, kopt_format code,
+                                          size_t n, double scale);
+
+/* REDUCTION in a fixed order: out[i] = (shards[0][i] + shards[1][i] + ... ) * scale, each + and * in fp32, rounded to
+   nearest even once at the end; scale 1 / count for the mean. The same bits for any slicing. count is at least 1; out
+   may be one of the shards, if the formats are equal. */
+KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void *const *shards, size_t count,
+                                  kopt_format format, size_t n, double scale);
+
+/* inout[i] += in[i], in fp32, rounded to nearest even: the sum that MPI lacks for 16-bit numbers. Of the shape of an
+   MPI_User_function, but without its header: wrap it, or cast it in
+   MPI_Op_create((MPI_User_function *)kopt_mpi_sum_bf16, 1, &op), and reduce *len numbers of MPI_UINT16_T. NULL, overlap or
+   a negative length: nothing is done. The bits depend on the tree in which MPI adds; those of kopt_reduce on nothing. */
+KOPT_API_ void kopt_mpi_sum_bf16(void *in, void *inout, int *len, void *datatype);
+KOPT_API_ void kopt_mpi_sum_fp16(void *in, void *inout, int *len, void *datatype);
+
 /* ---- BULK: conversion and checks of arrays; any format to any format, any alignment, no overlap ----------------- */
 
 /* Round to nearest even, right for every input: NaN stays NaN, subnormals are kept, overflow goes to infinity. */
@@ -801,7 +853,9 @@ enum {
     KOPT_HEADER_ = 64,        /* bytes before the arrays of a state block */
     KOPT_RANDOM_STEP_ = 0,    /* streams of random bits */
     KOPT_RANDOM_CONVERT_ = 1,
-    KOPT_RANDOM_ACCUMULATE_ = 2
+    KOPT_RANDOM_ACCUMULATE_ = 2,
+    KOPT_RANDOM_COMPRESS_ = 3,
+    KOPT_RANDOM_RESIDUAL_ = 4
 };
 
 /* One range of one tensor, ready to run: all arguments are checked. */
@@ -822,13 +876,13 @@ typedef struct kopt_conversion_ {
     const kopt_byte_ *src;
     kopt_format dst_format, src_format;
     size_t n;
-    int stochastic;
+    int stochastic; /* 0, or the stream of its random bits */
     uint64_t seed, first;
     uint32_t step, id;
 } kopt_conversion_;
 
 /* One run of one training-loop tool over n elements. Which fields it reads depends on the tool. */
-typedef enum kopt_tool_kind_ { KOPT_TOOL_NORM_, KOPT_TOOL_CLIP_ } kopt_tool_kind_;
+typedef enum kopt_tool_kind_ { KOPT_TOOL_NORM_, KOPT_TOOL_CLIP_, KOPT_TOOL_SUM_ } kopt_tool_kind_;
 typedef struct kopt_tool_ {
     kopt_tool_kind_ kind;
     kopt_format src_format, dst_format;
@@ -837,6 +891,9 @@ typedef struct kopt_tool_ {
     size_t n;
     kopt_norm *norm;
     uint32_t limit; /* of the magnitude, in bits of dst_format */
+    const void *const *shards;
+    size_t count;
+    float scale;
 } kopt_tool_;
 
 /* ---- what is left in this build ---- */
@@ -3044,7 +3101,7 @@ FN_ void convert_nearest_(const kopt_conversion_ *c, kopt_format to, kopt_format
 }
 
 FN_ void convert_stochastic_(const kopt_conversion_ *c) {
-    const cipher_ cipher = cipher_of_(c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_);
+    const cipher_ cipher = cipher_of_(c->seed, c->step, c->id, KOPT_CAST_(uint32_t, c->stochastic));
     uint32_t halves[5 * LANES_];
     size_t i, n;
     for (i = 0; i < c->n; i += n) {
@@ -3104,6 +3161,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ int NAME_(all_finite)(const kopt_byte_ *p, kop
 #define norm_sums_ NAME_(norm_sums)
 #define norm_dot_ NAME_(norm_dot)
 #define clip_ NAME_(clip)
+#define sum_ NAME_(sum)
 
 #if !defined(ONE_LANE_) && !defined(TOOLS_)
 /* Section 9. A window of magnitudes is counted in units of 2^-scale as integers below 2^28, whose squares add up in 64
@@ -3258,6 +3316,29 @@ FN_ void clip_(const kopt_tool_ *t) {
     }
 }
 
+/* Section 13. Stored without a payload of NaN, with subnormals. */
+FN_ void sum_(const kopt_tool_ *t, kopt_format from, kopt_format to, size_t count) {
+    const size_t from_size = kopt_bytes_of_(from), to_size = kopt_bytes_of_(to);
+    const int scaled = kopt_bits_(t->scale) != 0x3F800000u;
+    const floats_ scale = set_(t->scale);
+    size_t i, k, n;
+    for (i = 0; i < t->n; i += n) {
+        floats_ sum = set_(0);
+        words_ a;
+        n = t->n - i < LANES_ ? t->n - i : LANES_;
+        for (k = 0; k < count; k++) {
+            const kopt_byte_ *p = KOPT_CAST_(const kopt_byte_ *, t->shards[k]) + i * from_size;
+            const floats_ x = widen_(fetch_(p, from_size, n), from);
+            sum = k == 0 ? x : add_(sum, x);
+        }
+        if (scaled) sum = mul_(sum, scale);
+        a = bits_(sum);
+        a = to == KOPT_F32 ? select_(gt_(and_(a, iset_(0x7FFFFFFFu)), iset_(0x7F800000u)), iset_(0x7FC00000u), a)
+                           : nearest16_(sum, to);
+        put_(t->dst + i * to_size, to_size, n, a);
+    }
+}
+
 #ifndef TOOLS_
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
     switch (KOPT_CAST_(int, t->kind)) {
@@ -3270,6 +3351,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
             norm_format_(t->norm, t->src, KOPT_FP16, t->n);
         break;
     case KOPT_TOOL_CLIP_: clip_(t); break;
+    case KOPT_TOOL_SUM_: sum_(t, t->src_format, t->dst_format, t->count); break;
     default: break;
     }
 }
@@ -3284,6 +3366,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
 #undef norm_sums_
 #undef norm_dot_
 #undef clip_
+#undef sum_
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
@@ -3688,9 +3771,10 @@ static const uint32_t kopt_codes_signed_[128] = {
     0x3F68999Au, 0x3F6C3333u, 0x3F6FCCCCu, 0x3F736666u, 0x3F770000u, 0x3F7A9999u, 0x3F7E3333u, 0x3F800000u};
 
 static float kopt_code_value_(uint32_t code, int square) {
+    const uint32_t minus = 0u - KOPT_CAST_(uint32_t, code < 128); /* no branch: half of all codes are negative */
     if (square) return kopt_float_(kopt_codes_unsigned_[code]);
     if (code == 127) return 0;
-    return kopt_float_(code > 127 ? kopt_codes_signed_[code - 128] : kopt_codes_signed_[126 - code] | 0x80000000u);
+    return kopt_float_(kopt_codes_signed_[((code - 128) ^ minus) + minus] | (minus & 0x80000000u));
 }
 
 /* The n values of one block, as fp32 at any address. */
@@ -3707,15 +3791,15 @@ static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, const kopt_b
 /* The code of y in [-1, 1] (square: [0, 1]): the nearest, the lower of two equally near; or one of the two neighbours, the
    upper with the probability of y's place between them. A square that is not 0 never gets code 0. */
 static uint32_t kopt_code_of_(float y, int square, int stochastic, uint32_t random16) {
-    uint32_t low = 0, high = 255, middle;
+    const uint32_t mag = kopt_bits_(y) & 0x7FFFFFFFu, minus = mag != 0 && mag != kopt_bits_(y), *table;
+    uint32_t low = 0, high, middle, most = minus ? mag - 1 : mag;
     float below, above;
-    while (high - low > 1) {
-        middle = (low + high) / 2;
-        if (kopt_code_value_(middle, square) <= y)
-            low = middle;
-        else
-            high = middle;
-    }
+    table = square ? kopt_codes_unsigned_ + 1 : kopt_codes_signed_;
+    for (middle = square ? 128 : 64; middle > 0; middle >>= 1) /* how many of the table are at most so large; no branches */
+        low += table[low + middle - 1] <= most ? middle : 0;
+    if (!square) low = !minus ? 127 + low : low < 126 ? 126 - low : 0;
+    if (square && (minus || low > 254)) low = minus ? 0 : 254;
+    high = low + 1;
     below = kopt_sub_(y, kopt_code_value_(low, square)); /* negative beyond the lowest code */
     above = kopt_sub_(kopt_code_value_(high, square), y);
     if (stochastic) {
@@ -3727,8 +3811,27 @@ static uint32_t kopt_code_of_(float y, int square, int stochastic, uint32_t rand
     return square && low == 0 && (kopt_bits_(y) & 0x7FFFFFFFu) != 0 ? 1 : low;
 }
 
-/* The codes and the scale of the n values of one block; random16 may be NULL: nearest. A block with a value that is not
-   finite becomes NaN as a whole. */
+/* The codes of the n values of one block under a scale, by which a quotient is in the table; random16 may be NULL:
+   nearest. */
+static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square,
+                         const uint16_t *random16, uint32_t factor) {
+    size_t i;
+    for (i = 0; i < n; i++) {
+        if (scale == 0 || scale == 0x7FC00000u) {
+            kopt_byte_ *to = code + i;
+            KOPT_OPAQUE_(to); /* or this becomes a call of memset */
+            *to = square ? 0 : 127;
+        } else {
+            const float y = kopt_div_scalar_(kopt_float_(kopt_load32_(x + 4 * i)), kopt_float_(scale));
+            const uint32_t r = random16 == KOPT_NULL_ ? 0 : random16[i] * factor & 0xFFFFu;
+            code[i] = KOPT_CAST_(kopt_byte_, kopt_code_of_(y, square, random16 != KOPT_NULL_, r));
+        }
+    }
+}
+
+/* The scale of a block. One with a value that is not finite becomes NaN as a whole. */
+static uint32_t kopt_scale_(uint32_t largest) { return largest < 0x00800000u ? 0 : largest >= 0x7F800000u ? 0x7FC00000u : largest; }
+
 static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *x, size_t n, int square,
                            const uint16_t *random16, uint32_t factor) {
     uint32_t largest = 0;
@@ -3737,19 +3840,22 @@ static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_
         const uint32_t mag = kopt_load32_(x + 4 * i) & 0x7FFFFFFFu;
         if (mag > largest) largest = mag;
     }
-    if (largest < 0x00800000u) largest = 0;
-    if (largest >= 0x7F800000u) largest = 0x7FC00000u;
+    largest = kopt_scale_(largest);
     kopt_store32_(scale, largest);
-    for (i = 0; i < n; i++) {
-        if (largest == 0 || largest == 0x7FC00000u) {
-            kopt_byte_ *to = code + i;
-            KOPT_OPAQUE_(to); /* or this becomes a call of memset */
-            *to = square ? 0 : 127;
-        } else {
-            const float y = kopt_div_scalar_(kopt_float_(kopt_load32_(x + 4 * i)), kopt_float_(largest));
-            const uint32_t r = random16 == KOPT_NULL_ ? 0 : random16[i] * factor & 0xFFFFu;
-            code[i] = KOPT_CAST_(kopt_byte_, kopt_code_of_(y, square, random16 != KOPT_NULL_, r));
+    kopt_encode_(code, largest, x, n, square, random16, factor);
+}
+
+/* The random bits of n elements. */
+static void kopt_random_block_(uint16_t *random16, const kopt_cipher_scalar_ *cipher, uint64_t first, size_t n) {
+    kopt_words_scalar_ x[4];
+    size_t k;
+    for (k = 0; k < n; k++) {
+        const uint64_t e = first + k;
+        if (k == 0 || e % 8 == 0) {
+            kopt_random_words_scalar_(x, cipher, kopt_block_of_(KOPT_INDEX_(e)));
+            if ((e & 128) != 0) kopt_random_flip_scalar_(x);
         }
+        random16[k] = KOPT_CAST_(uint16_t, kopt_load_half_scalar_(x, KOPT_CAST_(unsigned, e % 8)));
     }
 }
 
@@ -4585,11 +4691,10 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
     const size_t residual_bytes = kopt_bytes_of_residual_(s->weight_format, s->rounding);
     static const uint32_t kopt_factor_[4] = {10579u, 1u, 13355u, 14021u};
     const kopt_cipher_scalar_ cipher = kopt_cipher_of_scalar_(s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
-    kopt_words_scalar_ x[4];
     float moment[4][KOPT_BLOCK_];
     uint16_t random16[KOPT_BLOCK_];
     kopt_job_ job;
-    size_t i, k, n;
+    size_t i, n;
     int m;
     kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, &job), KOPT_CONST_POINTER_(const kopt_byte_ *, whole), sizeof job);
     job.moment_format = KOPT_F32;
@@ -4610,14 +4715,7 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
         job.first = whole->first + i;
         job.end = n;
         (KOPT_KERNEL_(step))(&job);
-        for (k = 0; k < n && s->moment_rounding == KOPT_STOCHASTIC; k++) {
-            const uint64_t e = job.first + k;
-            if (k == 0 || e % 8 == 0) {
-                kopt_random_words_scalar_(x, &cipher, kopt_block_of_(e));
-                if ((e & 128) != 0) kopt_random_flip_scalar_(x);
-            }
-            random16[k] = KOPT_CAST_(uint16_t, kopt_load_half_scalar_(x, KOPT_CAST_(unsigned, e % 8)));
-        }
+        if (s->moment_rounding == KOPT_STOCHASTIC) kopt_random_block_(random16, &cipher, job.first, n);
         for (m = 0; m < s->moments; m++) {
             const int nearest = s->moment_rounding == KOPT_NEAREST || (m == 2 && s->rule == KOPT_ADAM);
             kopt_quantise_(state + at->moment[m] + i, state + at->scale[m] + scale, job.moment[m], n,
@@ -5188,6 +5286,280 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
     return KOPT_OK;
 }
 
+/* ---- compression: in blocks of 256, with the conversions of the kernels between them ---- */
+
+KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, size_t n) {
+    kopt_compressor c;
+    c.code = code;
+    c.rounding = residual == KOPT_NULL_ ? KOPT_STOCHASTIC : KOPT_NEAREST;
+    c.residual = residual;
+    c.residual_format = KOPT_BF16;
+    c.residual_rounding = KOPT_STOCHASTIC;
+    c.n = n;
+    c.step = c.id = 0;
+    c.seed = c.first_index = 0;
+    return c;
+}
+
+/* Where the code of element n begins, or ends. */
+static size_t kopt_code_at_(kopt_format code, size_t n) {
+    return code == KOPT_Q8 ? n + 4 * kopt_blocks_(n) : code == KOPT_SIGN ? n / 8 + (n % 8 != 0) + 4 * kopt_blocks_(n) : 2 * n;
+}
+
+static int kopt_code_valid_(kopt_format code) {
+    if (!KOPT_HAS_(KOPT_WITH_COMPRESSION)) return 0;
+    return code == KOPT_SIGN || (code != KOPT_F32 && kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, code)));
+}
+
+KOPT_API_ size_t kopt_compressed_size(kopt_format code, size_t n) {
+    return kopt_code_valid_(code) && kopt_n_valid_(n) ? kopt_code_at_(code, n) : 0;
+}
+
+static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *out, size_t out_size, const void *grad,
+                                          kopt_format grad_format) {
+    kopt_result result;
+    size_t size, grad_size, residual_size = 0;
+    if (c == KOPT_NULL_) return KOPT_ERROR_NULL;
+    result = kopt_check_array_(grad, grad_format, c->n);
+    if (result != KOPT_OK) return result;
+    if (!kopt_code_valid_(c->code) || KOPT_CAST_(unsigned, c->rounding) > 1u) return KOPT_ERROR_OPTION;
+    if (c->residual != KOPT_NULL_) {
+        if (!kopt_format_valid_(c->residual_format) || KOPT_CAST_(unsigned, c->residual_rounding) > 1u)
+            return KOPT_ERROR_OPTION;
+        if (c->code == KOPT_SIGN && c->rounding == KOPT_STOCHASTIC) return KOPT_ERROR_OPTION;
+        residual_size = c->n * kopt_bytes_of_(c->residual_format);
+    }
+    if (c->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
+    if ((c->code == KOPT_Q8 || c->code == KOPT_SIGN) && c->first_index % KOPT_BLOCK_ != 0) return KOPT_ERROR_BOUNDS;
+    if (c->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
+    size = kopt_code_at_(c->code, c->n);
+    grad_size = c->n * kopt_bytes_of_(grad_format);
+    if (out == KOPT_NULL_ && size != 0) return KOPT_ERROR_NULL;
+    if (out_size < size) return KOPT_ERROR_SIZE;
+    if (kopt_overlap_(out, size, grad, grad_size) || kopt_overlap_(out, size, c->residual, residual_size) ||
+        kopt_overlap_(grad, grad_size, c->residual, residual_size))
+        return KOPT_ERROR_OVERLAP;
+    return KOPT_OK;
+}
+
+static float kopt_without_payload_(float x) {
+    return (kopt_bits_(x) & 0x7FFFFFFFu) > 0x7F800000u ? kopt_float_(0x7FC00000u) : x;
+}
+
+/* x and y are parts of arrays of any format. v: the random bits, if any; their stream is in v->stochastic. */
+static KOPT_NOINLINE_ void kopt_move_(kopt_conversion_ *v, kopt_byte_ *to, kopt_format to_format, const kopt_byte_ *from,
+                       kopt_format from_format, int stream) {
+    v->dst = to;
+    v->src = from;
+    v->dst_format = to_format;
+    v->src_format = from_format;
+    v->stochastic = stream;
+    KOPT_KERNEL_(convert)(v);
+}
+
+/* One block of KOPT_Q8 or KOPT_SIGN; random16 may be NULL: nearest. */
+static KOPT_NOINLINE_ void kopt_pack_(kopt_byte_ *out, kopt_format code, const float *x, size_t n, const uint16_t *random16) {
+    uint32_t positive = 0, negative = 0, scale, bits = 0;
+    float mean = 0;
+    size_t i;
+    for (i = 0; i < n; i++) {
+        const uint32_t u = kopt_bits_(x[i]), mag = u & 0x7FFFFFFFu;
+        if (u > positive && u == mag) positive = u;
+        if (mag > negative && u != mag) negative = mag;
+        mean = kopt_add_(mean, kopt_mul_scalar_(kopt_float_(mag), 1.0f / 256));
+    }
+    if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) { /* the table ends at 1, but begins above -1 */
+        const float most = kopt_div_scalar_(kopt_float_(negative), kopt_float_(kopt_codes_signed_[126]));
+        scale = kopt_scale_(positive > kopt_bits_(most) ? positive : kopt_bits_(most));
+        kopt_put_(out, scale, 4);
+        kopt_encode_(out + 4, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, x), n, 0, random16, 1);
+        return;
+    }
+    scale = positive > negative ? positive : negative;
+    if (random16 == KOPT_NULL_) {
+        if (n < KOPT_BLOCK_) mean = kopt_mul_scalar_(mean, kopt_div_scalar_(256.0f, KOPT_CAST_(float, n)));
+        scale = kopt_bits_(mean);
+    }
+    scale = kopt_scale_(scale);
+    kopt_put_(out, scale, 4);
+    for (i = 0; i < n; i++) {
+        uint32_t minus = kopt_bits_(x[i]) >> 31;
+        if (scale == 0 || scale == 0x7FC00000u) {
+            minus = 0;
+        } else if (random16 != KOPT_NULL_) {
+            const float y = kopt_add_(kopt_div_scalar_(x[i], kopt_float_(scale)), 1.0f);
+            minus = !(kopt_mul_scalar_(y, 32768.0f) > kopt_add_(KOPT_CAST_(float, random16[i]), 0.5f));
+        }
+        bits |= minus << (i % 8);
+        if (i % 8 == 7 || i == n - 1) {
+            KOPT_OPAQUE_(bits); /* no call of memset */
+            out[4 + i / 8] = KOPT_CAST_(kopt_byte_, bits);
+            bits = 0;
+        }
+    }
+}
+
+/* Elements i to i + n of the code, as fp32 in y; i is a multiple of 256. */
+static KOPT_NOINLINE_ void kopt_decode_(kopt_byte_ *y, const kopt_byte_ *in, kopt_format code, size_t i, size_t n) {
+    kopt_conversion_ v;
+    size_t k;
+    in += kopt_code_at_(code, i);
+    if (code == KOPT_SIGN) {
+        const uint32_t scale = KOPT_CAST_(uint32_t, kopt_get_(in, 4));
+        for (k = 0; k < n; k++) {
+            const uint32_t bit = KOPT_CAST_(uint32_t, in[4 + k / 8]) >> (k % 8);
+            kopt_store32_(y + 4 * k, scale ^ bit << 31);
+        }
+    } else if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) {
+        kopt_byte_ scale[4];
+        kopt_store32_(scale, KOPT_CAST_(uint32_t, kopt_get_(in, 4)));
+        kopt_dequantise_(y, in + 4, scale, n, 0);
+    } else {
+        v.n = n;
+        kopt_move_(&v, y, KOPT_F32, in, code, 0);
+    }
+}
+
+/* Block by block: x is the gradient with its residual, y what is decoded of it, and then the new residual. */
+static void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt_byte_ *grad, kopt_format grad_format) {
+    const size_t grad_size = kopt_bytes_of_(grad_format), residual_size = kopt_bytes_of_(c->residual_format);
+    const int stochastic = c->rounding == KOPT_STOCHASTIC, blocks = c->code == KOPT_Q8 || c->code == KOPT_SIGN;
+    const uint32_t limit = c->residual_format == KOPT_F32 ? 0x7F800000u : c->residual_format == KOPT_BF16 ? 0x7F7F8000u
+                                                                                                          : 0x477FF000u;
+    const kopt_cipher_scalar_ cipher = kopt_cipher_of_scalar_(c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
+    kopt_byte_ *const residual = KOPT_CAST_(kopt_byte_ *, c->residual);
+    kopt_conversion_ v;
+    float x[KOPT_BLOCK_], y[KOPT_BLOCK_];
+    uint16_t random16[KOPT_BLOCK_];
+    kopt_byte_ *const xs = KOPT_POINTER_(kopt_byte_ *, x), *const ys = KOPT_POINTER_(kopt_byte_ *, y);
+    size_t i, k;
+    v.seed = c->seed;
+    v.step = c->step;
+    v.id = c->id;
+    for (i = 0; i < c->n; i += v.n) {
+        kopt_byte_ *const to = out + kopt_code_at_(c->code, i), *const rest = residual + (residual == KOPT_NULL_ ? 0 : i * residual_size);
+        v.n = c->n - i < KOPT_BLOCK_ ? c->n - i : KOPT_BLOCK_;
+        v.first = c->first_index + i;
+        kopt_move_(&v, xs, KOPT_F32, grad + i * grad_size, grad_format, 0);
+        if (residual != KOPT_NULL_ && c->step > 1) {
+            kopt_move_(&v, ys, KOPT_F32, rest, c->residual_format, 0);
+            for (k = 0; k < v.n; k++) x[k] = kopt_add_(x[k], y[k]);
+        }
+        for (k = 0; k < v.n; k++) x[k] = kopt_without_payload_(x[k]);
+        if (blocks && stochastic) kopt_random_block_(random16, &cipher, v.first, v.n);
+        if (blocks)
+            kopt_pack_(to, c->code, x, v.n, stochastic ? random16 : KOPT_NULL_);
+        else
+            kopt_move_(&v, to, c->code, xs, KOPT_F32, stochastic ? KOPT_RANDOM_COMPRESS_ : 0);
+        if (residual == KOPT_NULL_) continue;
+        kopt_decode_(ys, out, c->code, i, v.n);
+        for (k = 0; k < v.n; k++) {
+            const float lost = kopt_sub_(x[k], y[k]);
+            y[k] = (kopt_bits_(lost) & 0x7FFFFFFFu) < limit ? lost : 0;
+        }
+        kopt_move_(&v, rest, c->residual_format, ys, KOPT_F32,
+                   c->residual_rounding == KOPT_STOCHASTIC ? KOPT_RANDOM_RESIDUAL_ : 0);
+    }
+}
+
+KOPT_API_ kopt_result kopt_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
+                                    kopt_format grad_format) {
+    const kopt_result result = kopt_check_compressor_(c, out, out_size, grad, grad_format);
+    kopt_environment_ environment;
+    if (!KOPT_HAS_(KOPT_WITH_COMPRESSION)) return KOPT_ERROR_OPTION;
+    if (result != KOPT_OK) return result;
+    c->step++;
+    kopt_enter_(&environment);
+    kopt_compress_(c, KOPT_CAST_(kopt_byte_ *, out), KOPT_CAST_(const kopt_byte_ *, grad), grad_format);
+    kopt_leave_(&environment);
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size, kopt_format code,
+                                          size_t n, double scale) {
+    const kopt_result result = kopt_check_array_(sum, format, n);
+    const size_t size = kopt_bytes_of_(format);
+    kopt_environment_ environment;
+    kopt_conversion_ v;
+    float x[KOPT_BLOCK_], y[KOPT_BLOCK_], factor;
+    size_t i, k, in_bytes;
+    if (!KOPT_HAS_(KOPT_WITH_COMPRESSION)) return KOPT_ERROR_OPTION;
+    if (result != KOPT_OK) return result;
+    if (!kopt_code_valid_(code)) return KOPT_ERROR_OPTION;
+    if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    in_bytes = kopt_code_at_(code, n);
+    if (in == KOPT_NULL_ && in_bytes != 0) return KOPT_ERROR_NULL;
+    if (in_size < in_bytes) return KOPT_ERROR_SIZE;
+    if (kopt_overlap_(sum, n * size, in, in_bytes)) return KOPT_ERROR_OVERLAP;
+    kopt_enter_(&environment);
+    factor = kopt_to_float_(kopt_get64_(scale));
+    for (i = 0; i < n; i += v.n) {
+        kopt_byte_ *const to = KOPT_CAST_(kopt_byte_ *, sum) + i * size;
+        v.n = n - i < KOPT_BLOCK_ ? n - i : KOPT_BLOCK_;
+        kopt_decode_(KOPT_POINTER_(kopt_byte_ *, y), KOPT_CAST_(const kopt_byte_ *, in), code, i, v.n);
+        kopt_move_(&v, KOPT_POINTER_(kopt_byte_ *, x), KOPT_F32, to, format, 0);
+        for (k = 0; k < v.n; k++) {
+            const float term = kopt_bits_(factor) == 0x3F800000u ? y[k] : kopt_mul_scalar_(y[k], factor);
+            x[k] = kopt_without_payload_(kopt_add_(x[k], term));
+        }
+        kopt_move_(&v, to, format, KOPT_POINTER_(kopt_byte_ *, x), KOPT_F32, 0);
+    }
+    kopt_leave_(&environment);
+    return KOPT_OK;
+}
+
+/* ---- reduction ---- */
+
+KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void *const *shards, size_t count,
+                                  kopt_format format, size_t n, double scale) {
+    const kopt_result result = kopt_check_array_(out, out_format, n);
+    kopt_environment_ environment;
+    kopt_tool_ t;
+    size_t k;
+    if (result != KOPT_OK) return result;
+    if (!kopt_format_valid_(format)) return KOPT_ERROR_OPTION;
+    if (count == 0 || !kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    if (!kopt_n_valid_(count)) return KOPT_ERROR_BOUNDS;
+    if (n == 0) return KOPT_OK;
+    if (shards == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (kopt_overlap_(out, n * kopt_bytes_of_(out_format), shards, count * sizeof *shards)) return KOPT_ERROR_OVERLAP;
+    for (k = 0; k < count; k++) {
+        if (shards[k] == KOPT_NULL_) return KOPT_ERROR_NULL;
+        if (shards[k] == out && format == out_format) continue;
+        if (kopt_overlap_(out, n * kopt_bytes_of_(out_format), shards[k], n * kopt_bytes_of_(format)))
+            return KOPT_ERROR_OVERLAP;
+    }
+    kopt_enter_(&environment);
+    t.scale = kopt_to_float_(kopt_get64_(scale));
+    kopt_leave_(&environment);
+    t.kind = KOPT_TOOL_SUM_;
+    t.dst = KOPT_CAST_(kopt_byte_ *, out);
+    t.dst_format = out_format;
+    t.src_format = format;
+    t.shards = shards;
+    t.count = count;
+    t.n = n;
+    kopt_use_tool_(&t);
+    return KOPT_OK;
+}
+
+static void kopt_mpi_sum_(void *in, void *inout, const int *len, kopt_format format) {
+    const void *shards[2];
+    shards[0] = inout;
+    shards[1] = in;
+    if (len != KOPT_NULL_ && *len > 0) kopt_reduce(inout, format, shards, 2, format, KOPT_CAST_(size_t, *len), 1);
+}
+
+KOPT_API_ void kopt_mpi_sum_bf16(void *in, void *inout, int *len, void *datatype) {
+    KOPT_CAST_(void, datatype);
+    kopt_mpi_sum_(in, inout, len, KOPT_BF16);
+}
+
+KOPT_API_ void kopt_mpi_sum_fp16(void *in, void *inout, int *len, void *datatype) {
+    KOPT_CAST_(void, datatype);
+    kopt_mpi_sum_(in, inout, len, KOPT_FP16);
+}
+
 /* ---- bulk ---- */
 
 static kopt_result kopt_convert_run_(const kopt_conversion_ *c) {
@@ -5227,7 +5599,7 @@ KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format,
     c.dst_format = dst_format;
     c.src_format = src_format;
     c.n = n;
-    c.stochastic = 1;
+    c.stochastic = KOPT_RANDOM_CONVERT_;
     c.seed = seed;
     c.first = first_index;
     c.step = step;

@@ -16,6 +16,10 @@ awk '$1 == "dynamic," && $4 == 0 && $6 > 0 && $9 < $8 / 1000 { found = 1 } END {
 report $? "underflow: with, none is zero, some steps overflow and are skipped, the loss falls"
 sed 's/^/# /' $out/log
 
+${CC:-cc} $warnings -O2 -o $out/compress docs/examples/compress.c -lm >$out/log 2>&1 && $out/compress >$out/log
+report $? "compress: SGD with 16, 8 and 1 bit and error feedback reaches the loss of fp32, with biased signs it does not"
+sed 's/^/# /' $out/log
+
 # docs/training-loop.md: all its blocks in one file, each function called from the same weights, which must move.
 {
     printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n#include <stdio.h>\n#include <string.h>\n'
@@ -32,6 +36,6 @@ status=$?
 [ -s $out/results ] && cat $out/results
 count=$((count + $(grep -c ok $out/results)))
 report $status "the blocks of docs/training-loop.md compile as shown and run"
-[ "$(grep -c '^ok' $out/results)" = 6 ]
-report $? "there are six of them"
+[ "$(grep -c '^ok' $out/results)" = 7 ]
+report $? "there are seven of them"
 echo "1..$count"

@@ -118,6 +118,7 @@ typedef struct world {
     kopt_norm norm[2];
     kopt_scaler scaler;
     kopt_accumulator sum;
+    kopt_compressor packer;
     int skipped;
     unsigned char memory[ROOM];
 } world;
@@ -501,7 +502,7 @@ static int range_good(const kopt_step *s, const kopt_tensor *t, size_t begin, si
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------ */
 
-enum { WRITTEN = 80, RESULTS = KOPT_ERROR_ISA + 1, CALLS = 24 };
+enum { WRITTEN = 80, RESULTS = KOPT_ERROR_ISA + 1, CALLS = 26 };
 static span written[WRITTEN];
 static int written_count;
 static uint32_t control, results[RESULTS];
@@ -1394,6 +1395,144 @@ static void call_scaler(void)
     REQUIRE(kopt_scaler_update(NULL, 0) == KOPT_ERROR_NULL, "the scale of nothing");
 }
 
+/* ---- Compression and reduction ---- */
+
+static int is_code(int code) { return code >= KOPT_BF16 && code <= KOPT_SIGN; }
+
+static void make_packer(void)
+{
+    kopt_compressor *c = &w.packer;
+    const size_t n = any_length();
+    *c = kopt_compressor_of((kopt_format)(byte() & 31 ? 1 + (int)below(4) : any_enum()), NULL, n);
+    c->residual = below(3) ? any_array(n) : NULL;
+    c->rounding = (kopt_rounding)(byte() & 31 ? (int)below(2) : any_enum());
+    c->residual_rounding = (kopt_rounding)(byte() & 31 ? (int)below(2) : any_enum());
+    c->residual_format = any_format();
+    c->step = byte() & 15 ? below(3) : UINT32_MAX - below(2);
+    c->id = byte(), c->seed = word(), c->first_index = an_index();
+    if (c->code == KOPT_Q8 || c->code == KOPT_SIGN) c->first_index &= byte() & 31 ? ~UINT64_C(255) : UINT64_MAX;
+}
+
+static void call_compress(void)
+{
+    static unsigned char want[4 * LONGEST];
+    kopt_compressor *c = &w.packer, reference;
+    const kopt_format f = any_format();
+    unsigned char *grad, *out;
+    uint32_t no = below(64);
+    size_t n, size, room, rest, grad_size;
+    int good, expected;
+    make_packer();
+    n = is_long(c->n) ? 0 : c->n;
+    grad = any_array(n), out = any_array(n);
+    size = ref_code_size(c->code, n), room = byte() & 15 ? size : size - below(9);
+    rest = c->residual ? n * ref_width(c->residual_format) : 0, grad_size = n * ref_width(f);
+    expected = no != 1 && in_enum((int)f, KOPT_FP16) && !is_long(c->n) && is_code((int)c->code) &&
+               in_enum((int)c->rounding, KOPT_STOCHASTIC) && c->first_index >> 63 == 0 && c->step != UINT32_MAX &&
+               (c->residual == NULL ||
+                (in_enum((int)c->residual_format, KOPT_FP16) && in_enum((int)c->residual_rounding, KOPT_STOCHASTIC) &&
+                 !(c->code == KOPT_SIGN && c->rounding == KOPT_STOCHASTIC))) &&
+               (c->first_index % 256 == 0 || c->code == KOPT_BF16 || c->code == KOPT_FP16) && room >= size &&
+               (n == 0 || (grad != NULL && out != NULL)) && !share(grad, grad_size, out, size) &&
+               !share(grad, grad_size, c->residual, rest) && !share(out, size, c->residual, rest);
+    memcpy(&start, &w, sizeof w);
+    prepare();
+    reads(grad, grad_size), writes(out, size), writes(&c->step, 4);
+    if (expected && c->residual) writes(c->residual, rest);
+    hostile_control();
+    good = took(kopt_compress(no == 1 ? NULL : c, out, room, grad, f));
+    finish(22, "kopt_compress", good, expected);
+    REQUIRE(kopt_compressed_size(c->code, c->n) == (is_code((int)c->code) && !is_long(c->n) ? size : 0), "a size");
+    if (!good) return;
+    REQUIRE(c->step == start.packer.step + 1, "a step of compression is not counted once");
+    reference = *c;
+    if (c->residual) reference.residual = start.memory + ((unsigned char *)c->residual - w.memory);
+    ref_compress(&reference, want, grad, f);
+    REQUIRE(n == 0 || !memcmp(want, out, size), "a code is not the reference's");
+    REQUIRE(rest == 0 || !memcmp(reference.residual, c->residual, rest), "nor its residual");
+}
+
+static void call_decompress(void)
+{
+    const kopt_format f = any_format(), code = (kopt_format)(byte() & 31 ? 1 + (int)below(4) : any_enum());
+    const size_t length = any_length(), n = is_long(length) ? 0 : length, width = ref_width(f), size = ref_code_size(code, n);
+    const size_t room = byte() & 15 ? size : size - below(9);
+    const double scale = byte() & 1 ? 1 : any_double();
+    unsigned char *sum = any_array(n), *in = any_array(n);
+    size_t i;
+    int good, expected = in_enum((int)f, KOPT_FP16) && is_code((int)code) && !is_long(length) && room >= size &&
+                         within(scale, -most, most) && (n == 0 || (sum != NULL && in != NULL)) &&
+                         !share(sum, n * width, in, size);
+    memcpy(&start, &w, sizeof w);
+    prepare();
+    reads(in, size), writes(sum, n * width);
+    hostile_control();
+    good = took(kopt_decompress_add(sum, f, in, room, code, length, scale));
+    finish(23, "kopt_decompress_add", good, expected);
+    for (i = 0; i < n && good; ++i) {
+        const uint32_t was = ref_get(start.memory + (sum - w.memory), width, i);
+        REQUIRE(ref_get(sum, width, i) == ref_decompress_add(f, was, ref_decode(in, code, i), scale), "a decoded sum");
+    }
+}
+
+static void call_reduce(void)
+{
+    enum { SHARDS = 4 };
+    const kopt_format f = any_format(), to = below(3) ? f : any_format();
+    const size_t length = any_length(), n = is_long(length) ? 0 : length, size = n * ref_width(f), count = below(SHARDS + 1);
+    const size_t out_size = n * ref_width(to);
+    const double scale = byte() & 1 ? 1 : any_double();
+    const void *shards[SHARDS], *from[SHARDS];
+    unsigned char *out = any_array(n);
+    uint32_t no = below(64);
+    size_t i;
+    int good, expected = in_enum((int)f, KOPT_FP16) && in_enum((int)to, KOPT_FP16) && !is_long(length) && count != 0 &&
+                         within(scale, -most, most) && (n == 0 || (out != NULL && no != 1));
+    for (i = 0; i < count; ++i) {
+        shards[i] = byte() & 7 ? any_array(n) : out;
+        if (n != 0 && (shards[i] == NULL || (share(out, out_size, shards[i], size) && !(out == shards[i] && f == to))))
+            expected = 0;
+    }
+    memcpy(&start, &w, sizeof w);
+    for (i = 0; i < count; ++i)
+        from[i] = shards[i] ? start.memory + ((const unsigned char *)shards[i] - w.memory) : NULL;
+    prepare();
+    for (i = 0; i < count; ++i) reads(shards[i], size);
+    writes(out, out_size);
+    hostile_control();
+    good = took(kopt_reduce(out, to, no == 1 ? NULL : shards, count, f, length, scale));
+    finish(24, "kopt_reduce", good, expected);
+    for (i = 0; i < n && good; ++i)
+        REQUIRE(ref_get(out, ref_width(to), i) == ref_reduce(to, from, count, f, i, scale), "a reduction");
+}
+
+static void call_mpi_sum(void)
+{
+    const int bf16 = (int)below(2), n = (int)a_length();
+    const kopt_format f = bf16 ? KOPT_BF16 : KOPT_FP16;
+    unsigned char *inout = any_array((size_t)n), *in = byte() & 15 ? any_array((size_t)n) : inout;
+    const size_t size = 2 * (size_t)n;
+    int length = byte() & 15 ? n : -n, *len = byte() & 31 ? &length : NULL, expected, i;
+    const void *from[2];
+    expected = len && length > 0 && in != NULL && inout != NULL && (in == inout || !share(in, size, inout, size));
+    memcpy(&start, &w, sizeof w);
+    prepare();
+    reads(in, size), writes(inout, size);
+    hostile_control();
+    if (bf16)
+        kopt_mpi_sum_bf16(in, inout, len, &w);
+    else
+        kopt_mpi_sum_fp16(in, inout, len, &w);
+    finish(25, "kopt_mpi_sum_bf16 and its like", expected, -1);
+    if (!expected) {
+        REQUIRE(!memcmp(start.memory, w.memory, ROOM), "a refused sum was done");
+        return;
+    }
+    from[0] = start.memory + (inout - w.memory), from[1] = start.memory + (in - w.memory);
+    for (i = 0; i < n; ++i)
+        REQUIRE(ref_get(inout, 2, (size_t)i) == ref_reduce(f, from, 2, f, (size_t)i, 1), "a sum for MPI");
+}
+
 static void call_the_rest(void)
 {
     kopt_isa isa = (kopt_isa)any_enum();
@@ -1421,7 +1560,7 @@ static void call_the_rest(void)
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 {
     static const unsigned char calls[] = {0, 0, 0, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 17, 18,
-                                          19, 19, 20, 21};
+                                          19, 19, 20, 21, 22, 22, 23, 24, 25};
     int i, turn, k;
     input = bytes, input_left = size;
     control = get_control();
@@ -1469,6 +1608,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
         if (k == 19) call_accumulate();
         if (k == 20) call_accumulator_read();
         if (k == 21) call_scaler();
+        if (k == 22) call_compress();
+        if (k == 23) call_decompress();
+        if (k == 24) call_reduce();
+        if (k == 25) call_mpi_sum();
     }
     kopt_isa_force(KOPT_ISA_COUNT);
     return 0;

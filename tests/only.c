@@ -1,5 +1,5 @@
-/* only.c - what a build with KAHAN_OPT_ONLY does: one line for each optimizer of a list, with a hash of all that 3 steps
-   leave, or "refused". tests/size.sh compares the lines of builds. Built with the set of bits as ONLY (default: all);
+/* only.c - what a build with KAHAN_OPT_ONLY does: one line for each optimizer of a list and each code of a gradient, with a
+   hash of all that 3 steps leave, or "refused". tests/size.sh compares the lines of builds. Built with the set of bits as ONLY (default: all);
    without checks nothing is refused, so what is left out is not tried. Exit 1: refused or accepted against that set. */
 #ifndef ONLY
 #define ONLY KOPT_WITH_ALL
@@ -114,6 +114,34 @@ static void run(kopt_optimizer o, kopt_format grad_format, int extras)
     wrong |= result != KOPT_OK && result != KOPT_ERROR_OPTION;
 }
 
+static void compress(kopt_format code, kopt_rounding rounding)
+{
+    static const uint32_t formats[] = {0, KOPT_WITH_BF16, KOPT_WITH_FP16, KOPT_WITH_Q8, 0};
+    const uint32_t without = ~(uint32_t)(ONLY), need = KOPT_WITH_COMPRESSION | formats[code];
+    kopt_compressor c = kopt_compressor_of(code, rounding == KOPT_NEAREST ? weight : NULL, N);
+    uint64_t hash = 0xcbf29ce484222325u;
+    kopt_result result = KOPT_OK;
+    size_t i;
+    int k;
+    if (!((ONLY)&KOPT_WITH_CHECKS) && (need & without)) return;
+    c.rounding = rounding;
+    noise_state = 3;
+    memset(copy, 0, sizeof copy);
+    for (k = 0; k < 3 && result == KOPT_OK; ++k) {
+        for (i = 0; i < N; ++i) put(grad, KOPT_F32, i);
+        result = kopt_compress(&c, state, sizeof state, grad, KOPT_F32);
+        if (result == KOPT_OK) result = kopt_decompress_add(copy, KOPT_F32, state, sizeof state, code, N, 1);
+        hash = hash_of(hash, copy, sizeof copy);
+        hash = hash_of(hash, state, kopt_compressed_size(code, N));
+    }
+    if (result == KOPT_OK)
+        printf("code %d/%d %08lx%08lx\n", (int)code, (int)rounding, (unsigned long)(hash >> 32),
+               (unsigned long)(hash & 0xffffffffu));
+    else
+        printf("code %d/%d refused: %s\n", (int)code, (int)rounding, kopt_result_string(result));
+    wrong |= (result != KOPT_OK) != ((need & without) != 0) || (result != KOPT_OK && result != KOPT_ERROR_OPTION);
+}
+
 int main(void)
 {
     int rule, format, rounding, state_rounding, moment, count = 0;
@@ -152,5 +180,6 @@ int main(void)
         o.step = (uint32_t)count * (uint32_t)count * 1000u;
         run(o, KOPT_BF16, 0);
     }
+    for (count = 0; count < 8; ++count) compress((kopt_format)(1 + count / 2), (kopt_rounding)(count % 2));
     return wrong;
 }

@@ -704,6 +704,77 @@ static void probe_norm(void) {
     end_group();
 }
 
+/* Compressed gradients, and what is made of them: each code with each rounding, formats and residuals in turn, two steps,
+   of ordinary gradients and of any numbers; 276 are a block and a part of one. */
+static void probe_compress(int c) {
+    static const char *const names[] = {"bf16", "fp16", "q8", "sign"};
+    const kopt_format code = c < 2 ? formats[c + 1] : c == 2 ? KOPT_Q8 : KOPT_SIGN;
+    int how, k, i, step;
+    begin_group("compress", names[c]);
+    for (how = 0; how < 2; how++)
+        for (k = 0; k < 9; k++) {
+            const kopt_format f = formats[k % 3], g = formats[(k / 3 + how) % 3];
+            const int n = k == 4 ? LONG : 9 + k, feedback = !(code == KOPT_SIGN && how == 1) && k != 8;
+            const uint32_t high = draw() & 0x7FFFFFFFu, low = draw();
+            byte *const grad = (byte *)pool_words + k % 4, *const sum = grad + n * width_of(f) + 1;
+            byte *const residual = sum + n * width_of(g) + 1, *const out = residual + n * width_of(g);
+            const size_t size = kopt_compressed_size(code, (size_t)n);
+            kopt_compressor x = kopt_compressor_of(code, feedback ? residual : NULL, (size_t)n);
+            x.rounding = how == 1 ? KOPT_STOCHASTIC : KOPT_NEAREST;
+            x.residual_format = g;
+            x.residual_rounding = k & 1 ? KOPT_NEAREST : KOPT_STOCHASTIC;
+            x.seed = wide(low, high);
+            x.id = low;
+            x.first_index = c < 2 ? wide(high, low) : wide(k & 1 ? high : 0, low & 0xFFFFFF00u);
+            rarity = k & 1 ? 0xFFFFFFu : 31;
+            fill(sum, g, n, 100, 30);
+            for (step = 0; step < 2; step++) {
+                fill(grad, f, n, k % 5 == 2 ? 0 : 110, k % 5 == 2 ? 255 : 12);
+                hash_number((uint32_t)kopt_compress(&x, out, size, grad, f), 1);
+                hash_number((uint32_t)size, 4);
+                if (c < 2)
+                    hash_array(out, 2, n);
+                else
+                    hash_array(out, 1, (int)size);
+                if (feedback) hash_array(residual, width_of(g), n);
+                hash_number((uint32_t)kopt_decompress_add(sum, g, out, size, code, (size_t)n, k & 2 ? 1 : -0.375), 1);
+                hash_array(sum, width_of(g), n);
+            }
+            for (i = 0; i < (c < 2 ? n : (int)size); i++) set(out, c < 2 ? 2 : 1, i, draw()); /* all have a meaning */
+            hash_number((uint32_t)kopt_decompress_add(sum, g, out, size, code, (size_t)n, 1), 1);
+            hash_array(sum, width_of(g), n);
+        }
+    end_group();
+}
+
+static void probe_reduce(void) {
+    int f, g, k;
+    begin_group("reduce", "");
+    for (f = 0; f < 3; f++)
+        for (g = 0; g < 3; g++)
+            for (k = 0; k < 6; k++) {
+                const int n = k == 5 ? 61 : 4 * k + 1, count = 1 + (k + f) % 5;
+                byte *at = (byte *)pool_words + k % 4, *out;
+                const void *shards[5];
+                int i;
+                rarity = k & 1 ? 31 : 7;
+                for (i = 0; i < count; i++, at += n * width_of(formats[f])) {
+                    fill(at, formats[f], n, k & 2 ? 0 : 110, k & 2 ? 255 : 20);
+                    shards[i] = at;
+                }
+                out = f == g && k & 1 ? (byte *)pool_words + k % 4 : at; /* in place */
+                hash_number((uint32_t)kopt_reduce(out, formats[g], shards, (size_t)count, formats[f], (size_t)n,
+                                                  k & 1 ? 1 : 0.28125), 1);
+                hash_array(out, width_of(formats[g]), n);
+                if (f == 0) continue;
+                i = n;
+                fill(at, formats[f], n, 110, 20);
+                (f == 1 ? kopt_mpi_sum_bf16 : kopt_mpi_sum_fp16)(at, (byte *)pool_words + k % 4, &i, NULL);
+                hash_array((byte *)pool_words + k % 4, width_of(formats[f]), n);
+            }
+    end_group();
+}
+
 /* Inputs of kopt_state_init and kopt_state_write. NaNs are quiet: an x87 makes them so on the way through a float. */
 static void fill_numbers(int around_one) {
     byte *array = (byte *)numbers;
@@ -890,6 +961,8 @@ void probe(void (*put)(const char *line)) {
     probe_norm();
     probe_state();
     probe_exact_scalars();
+    for (r = 0; r < 4; r++) probe_compress(r);
+    probe_reduce();
     probe_scalars();
     say("all");
     say_hash(all);

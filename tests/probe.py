@@ -556,6 +556,111 @@ def quantise(x, is_square, rounding, r):
     return np.concatenate(codes), np.array(scales)
 
 
+# ---- Compressed gradients and reductions (sections 12 and 13) -------------------------------------------------------
+
+SIGN = 4
+
+
+class Compressor:
+    """residual: words of its format, or None."""
+    def __init__(self, code, is_stochastic, seed, id_, first_index):
+        self.code, self.stochastic, self.seed, self.id, self.first = code, is_stochastic, seed, id_, first_index
+        self.step, self.residual, self.residual_format, self.residual_stochastic = 0, None, BF16, True
+
+    def compress(self, x):
+        """float32 to the parts of the code: 16-bit words, or per block the word of its scale and its bytes."""
+        self.step += 1
+        n = len(x)
+        if self.residual is not None and self.step > 1:
+            x = x + widen(self.residual_format, self.residual)
+        x = floats(canonical(F32, words(x)))
+        r = random(self.seed, self.step, self.id, 3, self.first, n) if self.stochastic else None
+        if self.code in (BF16, FP16):
+            parts = canonical(self.code, stochastic(self.code, words(x), r) if self.stochastic
+                              else nearest(self.code, words(x)))
+        else:
+            pack = pack_codes if self.code == Q8 else pack_signs
+            parts = [pack(x[i:i + 256], None if r is None else r[i:i + 256]) for i in range(0, n, 256)]
+        if self.residual is not None:
+            lost = x - decode(self.code, parts, n)
+            finite = nearest(self.residual_format, words(lost)) & infinity(self.residual_format)
+            lost = np.where(finite != infinity(self.residual_format), lost, np.float32(0))
+            self.residual = words(lost)
+            if self.residual_format != F32 and self.residual_stochastic:
+                self.residual = stochastic(self.residual_format, words(lost),
+                                           random(self.seed, self.step, self.id, 4, self.first, n))
+            elif self.residual_format != F32:
+                self.residual = nearest(self.residual_format, words(lost))
+        return parts
+
+
+def canonical(format, x):
+    return np.where(is_nan(format, x), (0x7FC00000, 0x7FC0, 0x7E00)[format], x)
+
+
+def scale_of(x, largest):
+    """The word of a block's scale."""
+    scale = int(words(largest))
+    if not np.isfinite(x).all() or scale >= 0x7F800000:
+        return 0x7FC00000
+    return scale if scale >= 0x00800000 else 0
+
+
+def pack_codes(x, r):
+    table = TABLES[0]
+    least = np.float32(max(-np.nanmin(np.append(x, np.float32(0))), 0)) / -table[0]
+    scale = scale_of(x, np.maximum(np.nanmax(np.append(x, np.float32(0))), least))
+    if scale in (0, 0x7FC00000):
+        return scale, np.full(len(x), 127)
+    y = x / floats([scale])
+    low = np.clip(np.searchsorted(table, y, "right") - 1, 0, 254)
+    if r is None:
+        return scale, low + (y - table[low] > table[low + 1] - y)
+    return scale, low + ((y - table[low]) * np.float32(65536) > (table[low + 1] - table[low]) * r.astype(np.float32))
+
+
+def pack_signs(x, r):
+    mean = np.float32(0)
+    for size in np.abs(x) * np.float32(1 / 256):
+        mean = mean + size
+    if len(x) < 256:
+        mean = mean * (np.float32(256) / np.float32(len(x)))
+    scale = scale_of(x, mean if r is None else np.max(np.abs(x)))
+    minus = words(x) >> 31
+    if r is not None:
+        minus = 1 - ((x / floats([scale]) + np.float32(1)) * np.float32(32768) > r + 0.5)
+    if scale in (0, 0x7FC00000):
+        minus = np.zeros(len(x), np.int64)
+    return scale, np.packbits(minus.astype(np.uint8), bitorder="little").astype(np.int64)
+
+
+def decode(code, parts, n):
+    if code in (BF16, FP16):
+        return widen(code, parts)
+    if code == Q8:
+        blocks = [TABLES[0][codes] * floats([scale]) for scale, codes in parts]
+    else:
+        blocks = [floats(scale ^ np.unpackbits(bits.astype(np.uint8), bitorder="little").astype(np.int64) << 31)
+                  for scale, bits in parts]
+    return np.concatenate(blocks)[:n]
+
+
+def add_decoded(format, sum_, decoded, scale):
+    """The words of the sum."""
+    if scale != 1:
+        decoded = decoded * np.float32(scale)
+    return canonical(format, nearest(format, words(widen(format, sum_) + decoded)))
+
+
+def reduce(shards, format, out_format, scale):
+    total = widen(format, shards[0])
+    for shard in shards[1:]:
+        total = total + widen(format, shard)
+    if scale != 1:
+        total = total * np.float32(scale)
+    return canonical(out_format, nearest(out_format, words(total)))
+
+
 # ---- State blocks (section 8a) --------------------------------------------------------------------------------------
 
 def state_size(o, n):
@@ -1060,6 +1165,66 @@ def probe_scalars():
     group.end(counts=False)
 
 
+def probe_compress(code, name):
+    group = Group("compress", name)
+    number = lambda parts: [np.concatenate(([scale >> 8 * i & 255 for i in range(4)], codes)) for scale, codes in parts]
+    for how in range(2):
+        for k in range(9):
+            f, g, n = (F32, BF16, FP16)[k % 3], (F32, BF16, FP16)[(k // 3 + how) % 3], LONG if k == 4 else 9 + k
+            high, low = group.draw() & 0x7FFFFFFF, group.draw()
+            first = high << 32 | low if code in (BF16, FP16) else (high << 32 if k & 1 else 0) | low & 0xFFFFFF00
+            c = Compressor(code, how == 1, low << 32 | high, low, first)
+            c.residual_format, c.residual_stochastic = g, not k & 1
+            if not (code == SIGN and how == 1) and k != 8:
+                c.residual = np.zeros(n, np.int64)
+            group.rarity = 0xFFFFFF if k & 1 else 31
+            sum_ = group.fill(g, n, 100, 30)
+            for _ in range(2):
+                parts = c.compress(widen(f, group.fill(f, n, *((0, 255) if k % 5 == 2 else (110, 12)))))
+                group.number(OK, 1)
+                if code in (BF16, FP16):
+                    size = 2 * n
+                    group.number(size, 4)
+                    group.array(parts, 2)
+                else:
+                    all_ = np.concatenate(number(parts))
+                    size = len(all_)
+                    group.number(size, 4)
+                    group.array(all_, 1)
+                if c.residual is not None:
+                    group.array(c.residual, width(g))
+                sum_ = add_decoded(g, sum_, decode(code, parts, n), 1 if k & 2 else -0.375)
+                group.number(OK, 1)
+                group.array(sum_, width(g))
+            if code in (BF16, FP16):
+                parts = group.fill_bits(2, n)
+            else:
+                bits, block = group.fill_bits(1, size), 260 if code == Q8 else 36
+                parts = [(int.from_bytes(bytes(bits[i:i + 4].tolist()), "little"), bits[i + 4:i + block])
+                         for i in range(0, size, block)]
+            group.number(OK, 1)
+            group.array(add_decoded(g, sum_, decode(code, parts, n), 1), width(g))
+    group.end()
+
+
+def probe_reduce():
+    group = Group("reduce")
+    formats = (F32, BF16, FP16)
+    for f in formats:
+        for g in formats:
+            for k in range(6):
+                n, count = 61 if k == 5 else 4 * k + 1, 1 + (k + f) % 5
+                group.rarity = 31 if k & 1 else 7
+                shards = [group.fill(f, n, *((0, 255) if k & 2 else (110, 20))) for _ in range(count)]
+                out = reduce(shards, f, g, 1 if k & 1 else 0.28125)
+                group.number(OK, 1)
+                group.array(out, width(g))
+                if f != F32:
+                    inout = out if f == g and k & 1 else shards[0]
+                    group.array(reduce([inout, group.fill(f, n, 110, 20)], f, f, 1), 2)
+    group.end()
+
+
 def main():
     global TABLES
     np.seterr(all="ignore")
@@ -1079,6 +1244,9 @@ def main():
     probe_norm()
     probe_state()
     probe_exact_scalars()
+    for code, name in ((BF16, "bf16"), (FP16, "fp16"), (Q8, "q8"), (SIGN, "sign")):
+        probe_compress(code, name)
+    probe_reduce()
     probe_scalars()
     print("all", "%08x" % Group.total)
 

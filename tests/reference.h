@@ -563,6 +563,140 @@ static inline void ref_quantise(unsigned char *code, void *scale, const uint32_t
                                       : ref_encode(ref_div(ref_float(x[i]), largest), square, noisy, r[i]));
 }
 
+/* ---- Compressed gradients and reductions (sections 12 and 13) --------------------------------------------------- */
+
+static inline uint32_t ref_canonical(kopt_format f, uint32_t u)
+{
+    return !ref_is_nan(f, u) ? u : f == KOPT_F32 ? 0x7fc00000 : f == KOPT_BF16 ? 0x7fc0 : 0x7e00;
+}
+
+static inline size_t ref_code_size(kopt_format code, size_t n)
+{
+    size_t size = 0, i;
+    for (i = 0; i < n; ++i) {
+        if (code == KOPT_BF16 || code == KOPT_FP16) size += 2;
+        if ((code == KOPT_Q8 || code == KOPT_SIGN) && i % 256 == 0) size += 4;
+        if (code == KOPT_Q8 || (code == KOPT_SIGN && i % 8 == 0)) size += 1;
+    }
+    return size;
+}
+
+static inline float ref_decode(const unsigned char *in, kopt_format code, size_t i)
+{
+    const unsigned char *block = in + i / 256 * (code == KOPT_Q8 ? 260 : 36);
+    uint32_t scale;
+    if (code == KOPT_BF16 || code == KOPT_FP16) return ref_float(ref_widen(code, ref_get(in, 2, i)));
+    scale = block[0] | (uint32_t)block[1] << 8 | (uint32_t)block[2] << 16 | (uint32_t)block[3] << 24;
+    if (code == KOPT_Q8) return ref_mul(ref_code(block[4 + i % 256], 0), ref_float(scale));
+    return ref_float(block[4 + i % 256 / 8] >> i % 8 & 1 ? scale ^ 0x80000000u : scale);
+}
+
+/* A block of KOPT_Q8: its scale and n bytes. Other than with moments, the scale lets the table reach the most negative. */
+static inline void ref_bytes(unsigned char *out, uint32_t *scale, const uint32_t *x, size_t n, int noisy,
+                             const uint32_t *r)
+{
+    float most = 0;
+    int finite = 1;
+    size_t i;
+    for (i = 0; i < n; ++i) {
+        const float y = ref_div(ref_float(x[i]), x[i] >> 31 ? ref_code(0, 0) : 1);
+        finite &= ref_is_finite(KOPT_F32, x[i]);
+        if (finite && y > most) most = y;
+    }
+    *scale = ref_flush(KOPT_F32, ref_bits(most));
+    if (!finite || !ref_is_finite(KOPT_F32, *scale)) *scale = 0x7fc00000;
+    for (i = 0; i < n; ++i)
+        out[i] = (unsigned char)(*scale == 0 || *scale == 0x7fc00000 ? 127 : ref_encode(ref_div(ref_float(x[i]), most), 0, noisy, r[i]));
+}
+
+/* A block of KOPT_SIGN: its scale and n / 8 bytes. */
+static inline void ref_signs(unsigned char *out, uint32_t *scale, const uint32_t *x, size_t n, int noisy,
+                             const uint32_t *r)
+{
+    float largest = 0, mean = 0;
+    int finite = 1;
+    size_t i;
+    for (i = 0; i < n; ++i) {
+        const float size = ref_float(x[i] & 0x7fffffff);
+        finite &= ref_is_finite(KOPT_F32, x[i]);
+        if (finite && size > largest) largest = size;
+        if (finite) mean = ref_add(mean, ref_mul(size, 0.00390625f));
+    }
+    if (n < 256) mean = ref_mul(mean, ref_div(256, (float)n));
+    *scale = ref_flush(KOPT_F32, ref_bits(noisy ? largest : mean));
+    if (!finite || !ref_is_finite(KOPT_F32, *scale)) *scale = 0x7fc00000;
+    memset(out, 0, (n + 7) / 8);
+    for (i = 0; i < n && *scale != 0 && *scale != 0x7fc00000; ++i) {
+        unsigned negative = x[i] >> 31;
+        if (noisy) { /* + with probability (x / largest + 1) / 2: of 65536 draws so many, rounded */
+            const float y = ref_mul(ref_add(ref_div(ref_float(x[i]), ref_float(*scale)), 1), 32768);
+            negative = !((double)y > (double)r[i] + 0.5);
+        }
+        out[i / 8] = (unsigned char)(out[i / 8] | negative << i % 8);
+    }
+}
+
+/* Call number c->step: what kopt_compress() leaves in out and in the residual. */
+static inline void ref_compress(const kopt_compressor *c, unsigned char *out, const void *grad, kopt_format grad_format)
+{
+    const size_t width = ref_width(c->residual_format);
+    const int noisy = c->rounding == KOPT_STOCHASTIC;
+    size_t at, i, n;
+    for (at = 0; at < c->n; at += n) {
+        uint32_t x[256], r[256], rest, scale = 0;
+        unsigned char *to = out + ref_code_size(c->code, at);
+        n = c->n - at < 256 ? c->n - at : 256;
+        for (i = 0; i < n; ++i) {
+            x[i] = ref_widen(grad_format, ref_get(grad, ref_width(grad_format), at + i));
+            if (c->residual && c->step > 1) {
+                rest = ref_widen(c->residual_format, ref_get(c->residual, width, at + i));
+                x[i] = ref_bits(ref_add(ref_float(x[i]), ref_float(rest)));
+            }
+            x[i] = ref_canonical(KOPT_F32, x[i]);
+            r[i] = ref_random(c->seed, c->step, c->id, 3, c->first_index + at + i);
+            if (c->code == KOPT_BF16 || c->code == KOPT_FP16)
+                ref_set(to, 2, i, ref_canonical(c->code, noisy ? ref_stochastic(c->code, x[i], r[i])
+                                                               : ref_narrow(c->code, x[i])));
+        }
+        if (c->code == KOPT_Q8) ref_bytes(to + 4, &scale, x, n, noisy, r);
+        if (c->code == KOPT_SIGN) ref_signs(to + 4, &scale, x, n, noisy, r);
+        for (i = 0; i < 4 && (c->code == KOPT_Q8 || c->code == KOPT_SIGN); ++i) to[i] = (unsigned char)(scale >> 8 * i);
+        for (i = 0; i < n && c->residual; ++i) {
+            rest = ref_bits(ref_sub(ref_float(x[i]), ref_decode(out, c->code, at + i)));
+            if (!ref_is_finite(c->residual_format, ref_narrow(c->residual_format, rest))) rest = 0;
+            r[i] = ref_random(c->seed, c->step, c->id, 4, c->first_index + at + i);
+            if (c->residual_format != KOPT_F32)
+                rest = c->residual_rounding == KOPT_STOCHASTIC ? ref_stochastic(c->residual_format, rest, r[i])
+                                                               : ref_narrow(c->residual_format, rest);
+            ref_set(c->residual, width, at + i, rest);
+        }
+    }
+}
+
+/* The word of sum + decoded * scale. */
+static inline uint32_t ref_decompress_add(kopt_format format, uint32_t sum, float decoded, double scale)
+{
+    const float factor = (float)scale;
+    if (ref_bits(factor) != 0x3f800000) decoded = ref_mul(decoded, factor);
+    sum = ref_bits(ref_add(ref_float(ref_widen(format, sum)), decoded));
+    return ref_canonical(format, ref_narrow(format, sum));
+}
+
+/* The word of element i of a reduction. */
+static inline uint32_t ref_reduce(kopt_format out, const void *const *shards, size_t count, kopt_format format, size_t i,
+                                  double scale)
+{
+    const float factor = (float)scale;
+    float sum = 0;
+    size_t k;
+    for (k = 0; k < count; ++k) {
+        const float x = ref_float(ref_widen(format, ref_get(shards[k], ref_width(format), i)));
+        sum = k == 0 ? x : ref_add(sum, x);
+    }
+    if (ref_bits(factor) != 0x3f800000) sum = ref_mul(sum, factor);
+    return ref_canonical(out, ref_narrow(out, ref_bits(sum)));
+}
+
 /* Step number opt->step + 1 on a whole tensor, in place. */
 static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t);
 static inline float ref_stable_scale(const kopt_optimizer *o, const kopt_tensor *t, const ref_scalars *s);

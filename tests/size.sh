@@ -23,7 +23,7 @@ report $? "the full build"
 ! grep refused $out/full.txt >$out/log && [ "$(wc -l <$out/full.txt)" -gt 800 ]
 report $? "... does it all"
 bits='F32 BF16 FP16 Q8 NEAREST STOCHASTIC KAHAN COMPACT EXACT NEAREST_STATE STOCHASTIC_STATE L2 DECOUPLED FULLY_DECOUPLED
-    MOMENTUM SGD ADAM LION ADAN RADAM RANGER EMA EXTRAS CHECKS'
+    MOMENTUM SGD ADAM LION ADAN RADAM RANGER EMA EXTRAS CHECKS COMPRESSION'
 printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >$out/impl.c
 for bit in $bits; do
     try without_$bit "KOPT_WITH_ALL & ~KOPT_WITH_$bit" -DKAHAN_OPT_NO_SIMD
