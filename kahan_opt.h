@@ -5342,8 +5342,10 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
     return KOPT_OK;
 }
 
+/* By words: -Ofast takes it that no operand of a choice between floats is NaN. */
 static float kopt_without_payload_(float x) {
-    return (kopt_bits_(x) & 0x7FFFFFFFu) > 0x7F800000u ? kopt_float_(0x7FC00000u) : x;
+    const uint32_t u = kopt_bits_(x);
+    return kopt_float_((u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : u);
 }
 
 /* x and y are parts of arrays of any format. v: the random bits, if any; their stream is in v->stochastic. */
@@ -5454,8 +5456,8 @@ static void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt
         if (residual == KOPT_NULL_) continue;
         kopt_decode_(ys, out, c->code, i, v.n);
         for (k = 0; k < v.n; k++) {
-            const float lost = kopt_sub_(x[k], y[k]);
-            y[k] = (kopt_bits_(lost) & 0x7FFFFFFFu) < limit ? lost : 0;
+            const uint32_t lost = kopt_bits_(kopt_sub_(x[k], y[k]));
+            y[k] = kopt_float_((lost & 0x7FFFFFFFu) < limit ? lost : 0);
         }
         kopt_move_(&v, rest, c->residual_format, ys, KOPT_F32,
                    c->residual_rounding == KOPT_STOCHASTIC ? KOPT_RANDOM_RESIDUAL_ : 0);

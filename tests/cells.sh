@@ -1,5 +1,5 @@
 # cells.sh: the probe (probe.c) in every cell (architecture, compiler, flags, instruction set) that can be built and run
-# here; each must print tests/golden.txt. Prints TAP and writes a table, build/cells/table.md.
+# here; each must print tests/golden.txt. Prints TAP and writes build/cells/table.md, the table of docs/same-bits.md.
 #     sh tests/cells.sh          build and run, two at a time
 #     sh tests/cells.sh N...     only these lines of the list
 #     sh tests/cells.sh list     the builds, numbered
@@ -287,6 +287,15 @@ if [ -d $out/wine ]; then # 700 MB
     WINEPREFIX=$PWD/$out/wine /usr/lib/wine/wineserver -k
     rm -rf $out/wine
 fi
+
+for number in "$@"; do [ ! -f $out/"$number".rows ] || cat $out/"$number".rows; done |
+    awk -F '\t' '
+        function flush_row() { if (row != "") print row " | " paths " | " hash " |" }
+        BEGIN { print "| architecture | compiler | flags | paths | all |"; print "|---|---|---|---|---|" }
+        { key = "| " $1 " | " $2 " | " $3
+          if (key != row || $5 != hash) { flush_row(); row = key; paths = ""; hash = $5 }
+          paths = paths (paths == "" ? "" : ", ") $4 }
+        END { flush_row() }' >$out/table.md
 
 for number in "$@"; do cat $out/"$number".tap; done |
     awk '/^(not )?ok / { n++; sub(/ok/, "ok " n) } { print } END { print "1.." n }'
