@@ -37,7 +37,7 @@
        WHAT IT DOES / DOES NOT     CONFIGURATION      CONTRACT         BYTES PER PARAMETER
        FORMATS AND RESULTS         CONVERSIONS        RANDOM BITS      ONE-ELEMENT UPDATES
        OPTIMIZER                   TENSOR AND STATE   STEP             TRAINING-LOOP TOOLS
-       BULK                        ISA
+       BULK                        VECTOR MATHEMATICS ISA
        (implementation)  SCALARS   VOCABULARIES   KERNELS   DISPATCH   PUBLIC FUNCTIONS   LICENCE
 */
 #if defined(KOPT_VERSION) && KOPT_VERSION != 100
@@ -75,6 +75,8 @@
                                     neither options nor buffers nor state blocks (they have no header, all else is in
                                     its place), what is left out is ignored, and the caller's FP environment must be
                                     the default. Run the same calls once in a build with checks.
+   KAHAN_OPT_VMATH            all   vector mathematics, with the implementation: see there. Cost: 0.5 s, 40 KB.
+   KAHAN_OPT_SLEEF            impl  with the former: SLEEF 3.5.1 or later computes it by default; link with -lsleef.
    KAHAN_OPT_SELF             impl  the name of this file, with quotes, if you renamed it: it includes itself. gcc 12,
                                     clang 9 and later know it without being told.
 
@@ -681,6 +683,80 @@ KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format,
 /* 1 if all n values are finite (neither NaN nor infinite), else 0; also 0 for bad input. The check before a step that
    may be skipped. */
 KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
+
+#ifdef KAHAN_OPT_VMATH
+/* ---- VECTOR MATHEMATICS (with KAHAN_OPT_VMATH): what a forward and backward pass needs besides + - * /. docs/vmath.md
+        has the formulas, the measured errors and where the coefficients come from ---------------------------------- */
+
+/* Functions of arrays of fp32, by whoever computes them best. Any n, any alignment of 4; out may be an input (in place).
+   Make your own from SVML, vForce, libmvec ...; an entry that is NULL is served by the built-in. */
+typedef struct kopt_vmath {
+    const char *name;
+    void (*exp)(float *out, const float *x, size_t n);
+    void (*log)(float *out, const float *x, size_t n);
+    void (*tanh)(float *out, const float *x, size_t n);
+    void (*erf)(float *out, const float *x, size_t n);
+    void (*erfc)(float *out, const float *x, size_t n);
+    void (*atan2)(float *out, const float *y, const float *x, size_t n);
+    void (*sincospi)(float *sine, float *cosine, const float *x, size_t n); /* of pi * x */
+} kopt_vmath;
+
+/* The built-in: plain + - * /, so the same bits on every machine. exp, log and tanh within 1 ulp, all within 4. */
+KOPT_API_ const kopt_vmath *kopt_vmath_builtin(void);
+
+/* SLEEF, in a build with KAHAN_OPT_SLEEF and -lsleef: within 1 ulp (erfc 1.5), in the width of kopt_isa_current() (SSE2:
+   its 128-bit form). NULL where it cannot be had: another build, no FMA, KOPT_ISA_SCALAR, or neither x86-64 with the
+   System V calling convention nor AArch64, by gcc or clang. fp32 results have other bits than the built-in's. */
+KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void);
+
+/* Who computes: "builtin avx2", "sleef avx512", or the name of your table. NULL, here and below, is the default: SLEEF if
+   kopt_vmath_sleef() has it, else the built-in. */
+KOPT_API_ const char *kopt_vmath_name(const kopt_vmath *vmath);
+
+/* out[i] = f(x[i]) in the IEEE environment. An array may be in place of an input, or apart from it, but not partly over
+   it. NaN gives NaN, subnormals are ordinary numbers, and
+       exp     +inf from 88.73 on, 0 below -103.98, gradual between       log     log(0) = -inf, NaN below 0
+       tanh    +-1 at infinity; the sign of zero stays                    erf     the same
+       erfc    2 at -inf, 0 from 10.06 on                                 atan2   all quadrants, zeros and infinities as C99
+       sincospi   exact at multiples of 1/2; a zero sine has the sign of x (SLEEF: any); NaN at infinity */
+KOPT_API_ kopt_result kopt_vmath_exp(const kopt_vmath *vmath, float *out, const float *x, size_t n);
+KOPT_API_ kopt_result kopt_vmath_log(const kopt_vmath *vmath, float *out, const float *x, size_t n);
+KOPT_API_ kopt_result kopt_vmath_tanh(const kopt_vmath *vmath, float *out, const float *x, size_t n);
+KOPT_API_ kopt_result kopt_vmath_erf(const kopt_vmath *vmath, float *out, const float *x, size_t n);
+KOPT_API_ kopt_result kopt_vmath_erfc(const kopt_vmath *vmath, float *out, const float *x, size_t n);
+KOPT_API_ kopt_result kopt_vmath_atan2(const kopt_vmath *vmath, float *out, const float *y, const float *x, size_t n);
+KOPT_API_ kopt_result kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, float *cosine, const float *x, size_t n);
+
+/* Functions from 16 bits to the same 16 bits, with s(x) = 1 / (1 + e^-x), P the normal distribution function and
+   g(x) = 2 sqrt(2 / pi) (x + 0.044715 x^3). */
+typedef enum kopt_function {
+    KOPT_EXP = 0,
+    KOPT_LOG = 1,
+    KOPT_TANH = 2,
+    KOPT_SIGMOID = 3,         /* s(x)                                                                            */
+    KOPT_SILU = 4,            /* x s(x)                                                                          */
+    KOPT_GELU = 5,            /* x P(x) = x (1 + erf(x / sqrt(2))) / 2                                           */
+    KOPT_GELU_TANH = 6,       /* x s(g(x)) = x (1 + tanh(g(x) / 2)) / 2                                          */
+    KOPT_SOFTPLUS = 7,        /* log(1 + e^x)                                                                    */
+    KOPT_TANH_SLOPE = 8,      /* 1 - tanh(x)^2                                                                   */
+    KOPT_SIGMOID_SLOPE = 9,   /* s(x) s(-x); the slope of KOPT_SOFTPLUS is KOPT_SIGMOID                          */
+    KOPT_SILU_SLOPE = 10,     /* s(x) + x s(x) s(-x)                                                             */
+    KOPT_GELU_SLOPE = 11,     /* P(x) + x P'(x)                                                                  */
+    KOPT_GELU_TANH_SLOPE = 12 /* s(g(x)) + x s(g(x)) s(-g(x)) g'(x)                                              */
+} kopt_function;
+
+/* out[i] = the bf16 or fp16 (format) nearest to the true f(x[i]), ties to even, for every one of the 65,536 inputs:
+   correctly rounded, so the same bits on every machine and with any table whose exp, log and tanh are within 1 ulp.
+   Infinities give the limit (a zero keeps the sign of the side it is approached from), subnormals are kept on both sides,
+   NaN and log below 0 give the canonical NaN. out may be x; partial overlap is refused. */
+KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *out, const void *x, kopt_format format,
+                               size_t n);
+
+/* dx[i] = dy[i] * f'(x[i]) for f up to KOPT_SOFTPLUS, but for KOPT_LOG: the slope as of kopt_map(), times dy exactly,
+   rounded to nearest even. dx may be dy or x. */
+KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy, const void *x,
+                                        kopt_format format, size_t n);
+#endif
 
 /* ---- ISA -------------------------------------------------------------------------------------------------------- */
 
@@ -1373,6 +1449,47 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_BOTH_ void kopt_norm_each_(kopt_norm *no
             kopt_norm_put_(norm, digits * digits, exponent == 0 ? 0 : 2 * exponent - 2);
     }
 }
+
+#ifdef KAHAN_OPT_VMATH
+/* ---- vector mathematics: one run of one kernel, and the inputs that are hard to round ---- */
+
+typedef enum kopt_vmath_kind_ {
+    KOPT_VMATH_EXP_, KOPT_VMATH_LOG_, KOPT_VMATH_TANH_, KOPT_VMATH_ERF_, KOPT_VMATH_ERFC_, KOPT_VMATH_ATAN2_,
+    KOPT_VMATH_SINCOSPI_, KOPT_VMATH_ADD_ONE_,                      /* of fp32 */
+    KOPT_VMATH_PREPARE_, KOPT_VMATH_FINISH_, KOPT_VMATH_MULTIPLY_   /* parts of kopt_map */
+} kopt_vmath_kind_;
+
+typedef struct kopt_vmath_job_ {
+    kopt_vmath_kind_ kind;
+    kopt_function f;
+    kopt_format format;
+    size_t n;
+    const kopt_byte_ *in, *in2;
+    kopt_byte_ *out, *out2; /* FINISH_ of SOFTPLUS reads out2 */
+} kopt_vmath_job_;
+
+/* By function and format, `input << 16 | output`, ascending: all inputs whose true result is so close to the middle of two
+   16-bit numbers that an fp32 result cannot tell (relative 2^-20 with bf16, 2^-21 with fp16). `tests/vmath.py patches`. */
+static const unsigned kopt_patch_start_[27] = {0, 0};
+static const uint32_t kopt_patches_[] = {0};
+
+/* The right result for input x, if it is one of those. */
+static KOPT_NOINLINE_ void kopt_map_patch_(kopt_function f, kopt_format format, uint32_t x, kopt_byte_ *out) {
+    const int list = 2 * KOPT_CAST_(int, f) + (format == KOPT_FP16);
+    unsigned low = kopt_patch_start_[list], high = kopt_patch_start_[list + 1];
+    while (low < high) {
+        const unsigned middle = (low + high) / 2;
+        if (kopt_patches_[middle] >> 16 == x) {
+            kopt_store16_(out, kopt_patches_[middle] & 0xFFFFu);
+            return;
+        }
+        if (kopt_patches_[middle] >> 16 < x)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+}
+#endif
 
 /* ---- this file reads itself once per ISA, each time only the vocabulary and the kernels --------------------------- */
 
@@ -3241,6 +3358,346 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
 #undef norm_dot_
 #undef clip_
 
+#if defined(KAHAN_OPT_VMATH) && KOPT_PASS_ != KOPT_PASS_CUDA_
+/* ---- vector mathematics: docs/vmath.md. The coefficients are those of `tests/vmath.py coefficients` ---------------- */
+
+#define pick_ NAME_(vmath_pick)
+#define at_ NAME_(vmath_at)
+#define product_ NAME_(vmath_product)
+#define exp_ NAME_(vmath_exp)
+#define log_ NAME_(vmath_log)
+#define tanh_ NAME_(vmath_tanh)
+#define erf_ NAME_(vmath_erf)
+#define erfc_ NAME_(vmath_erfc)
+#define erfcx_ NAME_(vmath_erfcx)
+#define erf_tail_ NAME_(vmath_erf_tail)
+#define erf_small_ NAME_(vmath_erf_small)
+#define atan2_ NAME_(vmath_atan2)
+#define sincospi_ NAME_(vmath_sincospi)
+#define magnitude_ NAME_(vmath_magnitude)
+#define at_most_ NAME_(vmath_at_most)
+#define steep_ NAME_(vmath_steep)
+#define prepare_ NAME_(vmath_prepare)
+#define normal_ NAME_(vmath_normal)
+#define finish_ NAME_(vmath_finish)
+#define step_ NAME_(vmath_step)
+
+FN_ floats_ pick_(mask_ m, floats_ yes, floats_ no) { return value_(select_(m, bits_(yes), bits_(no))); }
+FN_ floats_ magnitude_(floats_ x) { return value_(and_(bits_(x), iset_(0x7FFFFFFFu))); }
+
+/* |x|, and limit if it is above or NaN: x with its sign. */
+FN_ floats_ at_most_(floats_ x, float limit) {
+    const words_ u = bits_(x), mag = and_(u, iset_(0x7FFFFFFFu)), end = iset_(kopt_bits_(limit));
+    return value_(or_(xor_(u, mag), select_(gt_(mag, end), end, mag)));
+}
+
+/* c + x * rest: a polynomial is at_(x, c0, at_(x, c1, ... set_(c_last))) */
+FN_ floats_ at_(floats_ x, float c, floats_ rest) { return add_(mul_(rest, x), set_(c)); }
+
+/* a * b and what the product lost (Dekker 1971); magnitudes below 2^115, products above 2^-100. */
+FN_ floats_ product_(floats_ a, floats_ b, floats_ *rest) {
+    const floats_ split = set_(4097.0f), p = mul_(a, b), at = mul_(a, split), bt = mul_(b, split);
+    const floats_ ah = sub_(at, sub_(at, a)), al = sub_(a, ah), bh = sub_(bt, sub_(bt, b)), bl = sub_(b, bh);
+    *rest = add_(add_(add_(sub_(mul_(ah, bh), p), mul_(ah, bl)), mul_(al, bh)), mul_(al, bl));
+    return p;
+}
+
+/* e^(x + d), d a correction: x = k log 2 + r, 2^k (1 + r + r^2 P(r)). */
+FN_ floats_ exp_(floats_ x, floats_ d) {
+    const floats_ magic = set_(12582912.0f), one = set_(1.0f), a = at_most_(x, 104.0f); /* 1.5 * 2^23 */
+    const floats_ t = add_(mul_(a, set_(1.44269504f)), magic), k = sub_(t, magic);
+    const floats_ r0 = sub_(a, mul_(k, set_(0.693359375f))), c = sub_(d, mul_(k, set_(-0.000212194440f)));
+    const floats_ r = add_(r0, c), lost = add_(sub_(r0, r), c), high = add_(one, r), low = sub_(r, sub_(high, one));
+    const floats_ p = add_(mul_(mul_(r, r), at_(r, 0.5f, at_(r, 0.166666672f, at_(r, 0.0416664518f, at_(r,
+          0.00833319779f, at_(r, 0.00139361445f, set_(0.000199533533f))))))), lost);
+    const words_ i = iadd_(isub_(bits_(t), bits_(magic)), iset_(512)), i1 = shr_(i, 1), i2 = isub_(i, i1);
+    floats_ y = mul_(add_(high, add_(low, p)), value_(shl_(isub_(i1, iset_(256 - 127)), 23))); /* 2^k in two factors */
+    y = mul_(y, value_(shl_(isub_(i2, iset_(256 - 127)), 23)));
+    return pick_(gt_(and_(bits_(x), iset_(0x7FFFFFFFu)), iset_(0x7F800000u)), value_(iset_(0x7FC00000u)), y);
+}
+
+/* x = 2^k (1 + f), sqrt(1/2) <= 1 + f < sqrt(2), s = f / (2 + f): log(1 + f) = f - f^2/2 + s (f^2/2 + R(s^2)). */
+FN_ floats_ log_(floats_ x) {
+    const words_ given = bits_(x);
+    const mask_ tiny = gt_(iset_(0x00800000u), given);
+    const words_ u = iadd_(select_(tiny, bits_(mul_(x, set_(8388608.0f))), given), iset_(0x3F800000u - 0x3F3504F3u));
+    const floats_ f = sub_(value_(iadd_(and_(u, iset_(0x007FFFFFu)), iset_(0x3F3504F3u))), set_(1.0f));
+    const floats_ k = count_(isub_(shr_(u, 23), select_(tiny, iset_(127 + 23), iset_(127))));
+    const floats_ s = div_(f, add_(set_(2.0f), f)), z = mul_(s, s), half = mul_(mul_(f, f), set_(0.5f));
+    const floats_ r = sub_(mul_(s, add_(half, mul_(z, at_(z, 0.666666627f, at_(z, 0.400008112f, at_(z, 0.285134971f,
+          set_(0.239589244f))))))), half);
+    const floats_ a = mul_(k, set_(0.693359375f)), high = add_(a, f), low = sub_(f, sub_(high, a));
+    floats_ y = add_(high, add_(low, add_(mul_(k, set_(-0.000212194440f)), r)));
+    y = pick_(gt_(given, iset_(0x7F7FFFFFu)), x, y);                                                /* inf, NaN */
+    y = pick_(gt_(iset_(0), given), value_(iset_(0x7FC00000u)), y);                                 /* negative */
+    return pick_(eq_(and_(given, iset_(0x7FFFFFFFu)), iset_(0)), value_(iset_(0xFF800000u)), y);
+}
+
+/* x + x^3 P(x^2) below 1, else 1 - 2 q / (1 + q) with q = e^(-2 |x|). */
+FN_ floats_ tanh_(floats_ x) {
+    const floats_ a = magnitude_(x), z = mul_(a, a), one = set_(1.0f), q = exp_(mul_(a, set_(-2.0f)), set_(0.0f));
+    const floats_ below = add_(a, mul_(mul_(a, z), at_(z, -0.333333284f, at_(z, 0.13333182f, at_(z, -0.0539517812f,
+          at_(z, 0.0217800289f, at_(z, -0.00858586188f, at_(z, 0.0030683775f, at_(z, -0.000835202518f,
+          set_(0.000120058736f))))))))));
+    const floats_ above = sub_(one, div_(mul_(q, set_(2.0f)), add_(one, q)));
+    return value_(or_(xor_(bits_(x), bits_(a)), bits_(pick_(gt_(bits_(one), bits_(a)), below, above))));
+}
+
+/* For 0 <= x < 1: x + x P(x^2) */
+FN_ floats_ erf_small_(floats_ x) {
+    const floats_ z = mul_(x, x);
+    return add_(x, mul_(x, at_(z, 0.128379166f, at_(z, -0.376126349f, at_(z, 0.112837434f, at_(z, -0.0268635508f,
+          at_(z, 0.00521640619f, at_(z, -0.000842323236f, at_(z, 0.000108587818f, set_(-8.57798841e-06f))))))))));
+}
+
+/* e^(y^2) erfc(y) for 0 <= y < 10.9: P(t) / (1 + 2 y), t = (y - 2) / (y + 2) */
+FN_ floats_ erfcx_(floats_ y) {
+    const floats_ two = set_(2.0f), t = div_(sub_(y, two), add_(y, two));
+    return div_(at_(t, 1.27697837f, at_(t, -0.0927638113f, at_(t, -0.166030198f, at_(t, 0.164050832f, at_(t,
+          -0.0542211086f, at_(t, -0.00802993868f, at_(t, 0.00872326922f, at_(t, 0.00125348219f, at_(t,
+          -0.00144877564f, at_(t, -0.000410605775f, at_(t, 0.000190243765f, set_(9.18475271e-05f)))))))))))),
+          add_(set_(1.0f), mul_(two, y)));
+}
+
+/* erfc(y) for y >= 0 */
+FN_ floats_ erf_tail_(floats_ y) {
+    floats_ low, high, a = at_most_(y, 10.5f);
+    high = product_(a, a, &low);
+    return mul_(exp_(value_(xor_(bits_(high), iset_(0x80000000u))), value_(xor_(bits_(low), iset_(0x80000000u)))),
+          erfcx_(a));
+}
+
+FN_ floats_ erf_(floats_ x) {
+    const floats_ a = magnitude_(x), one = set_(1.0f), y = pick_(gt_(bits_(one), bits_(a)), erf_small_(a), sub_(one,
+          erf_tail_(a)));
+    return pick_(gt_(bits_(a), iset_(0x7F800000u)), x, value_(or_(xor_(bits_(x), bits_(a)), bits_(y))));
+}
+
+FN_ floats_ erfc_(floats_ x) {
+    const floats_ a = magnitude_(x), one = set_(1.0f), tail = erf_tail_(a);
+    const words_ sign = xor_(bits_(x), bits_(a));
+    const floats_ below = sub_(one, value_(or_(bits_(erf_small_(a)), sign)));
+    const floats_ above = pick_(eq_(sign, iset_(0)), tail, sub_(set_(2.0f), tail));
+    const floats_ y = pick_(gt_(bits_(set_(0.5f)), bits_(a)), below, above);
+    return pick_(gt_(bits_(a), iset_(0x7F800000u)), x, y);
+}
+
+/* The angle of the smaller over the larger, q + q^3 P(q^2), put into its octant. */
+FN_ floats_ atan2_(floats_ y, floats_ x) {
+    const floats_ ay = magnitude_(y), ax = magnitude_(x);
+    const words_ v = bits_(ay), u = bits_(ax), flip = xor_(u, bits_(x)), zero = iset_(0);
+    const mask_ swap = gt_(v, u), nan = either_(gt_(v, iset_(0x7F800000u)), gt_(u, iset_(0x7F800000u)));
+    const words_ most = select_(swap, v, u), turn = xor_(flip, select_(swap, iset_(0x80000000u), zero));
+    floats_ q = div_(pick_(swap, ax, ay), value_(most)), z, high, low;
+    q = pick_(eq_(v, u), set_(1.0f), q);
+    q = pick_(eq_(most, zero), value_(zero), q);
+    z = mul_(q, q);
+    q = add_(q, mul_(mul_(q, z), at_(z, -0.333333313f, at_(z, 0.199998975f, at_(z, -0.14283745f, at_(z, 0.110914007f,
+          at_(z, -0.0897195861f, at_(z, 0.0722251087f, at_(z, -0.0538603701f, at_(z, 0.0337226987f, at_(z,
+          -0.0157589912f, at_(z, 0.004706142f, set_(-0.000659056939f)))))))))))));
+    high = value_(select_(swap, iset_(0x3FC90FDBu), select_(eq_(flip, zero), zero, iset_(0x40490FDBu)))); /* pi/2, 0,
+          pi */
+    low = value_(select_(swap, iset_(0xB33BBD2Eu), select_(eq_(flip, zero), zero,
+          iset_(0xB3BBBD2Eu))));  /* the rest    */
+    z = add_(high, add_(low, value_(xor_(bits_(q), turn))));
+    z = value_(or_(and_(bits_(z), iset_(0x7FFFFFFFu)), xor_(v, bits_(y))));
+    return pick_(nan, value_(iset_(0x7FC00000u)), z);
+}
+
+/* x = n/2 + f, |f| <= 1/4, exactly: sin(pi f) = 4 f - f P(f^2), cos(pi f) = 1 + f^2 Q(f^2). */
+FN_ floats_ sincospi_(floats_ x, floats_ *cosine) {
+    const floats_ magic = set_(12582912.0f),
+          far_away = set_(12884901888.0f); /* 1.5 * 2^33: rounds to multiples of 2^10 */
+    const words_ mag = and_(bits_(x), iset_(0x7FFFFFFFu)), sign = xor_(bits_(x), mag), zero = iset_(0);
+    const floats_ a = value_(select_(gt_(mag, iset_(0x4B7FFFFFu)), zero, mag)); /* from 2^24 on they are even */
+    const floats_ b = sub_(a, sub_(add_(a, far_away), far_away)), t = add_(add_(b, b), magic);
+    const floats_ f = sub_(b, mul_(sub_(t, magic), set_(0.5f))), z = mul_(f, f);
+    const floats_ s = sub_(mul_(f, set_(4.0f)), mul_(f, at_(z, 0.858407319f, at_(z, 5.16771889f, at_(z, -2.55051947f,
+          at_(z, 0.606866181f, set_(-0.135735944f)))))));
+    const floats_ c = add_(set_(1.0f), mul_(z, at_(z, -4.93480206f, at_(z, 4.05869341f, at_(z, -1.33446038f, at_(z,
+          0.221272752f, set_(0.0610933602f)))))));
+    const words_ n = bits_(t); /* of which the low bits are those of the integer */
+    const mask_ even = eq_(and_(n, iset_(1)), zero), special = gt_(mag, iset_(0x7F7FFFFFu));
+    words_ sw = select_(even, bits_(s), bits_(c)), cw = select_(even, bits_(c), bits_(s));
+    sw = xor_(sw, shl_(and_(n, iset_(2)), 30));
+    sw = select_(eq_(and_(sw, iset_(0x7FFFFFFFu)), zero), sign, xor_(sw, sign));
+    cw = xor_(cw, shl_(and_(iadd_(n, iset_(1)), iset_(2)), 30));
+    cw = select_(eq_(and_(cw, iset_(0x7FFFFFFFu)), zero), zero, cw);
+    *cosine = value_(select_(special, iset_(0x7FC00000u), cw));
+    return value_(select_(special, iset_(0x7FC00000u), sw));
+}
+
+/* ---- functions of 16 bits: prepare_ the argument of the table's function, finish_ with its result ---- */
+
+/* g(|x|) = |x| (c1 + c3 x^2) of the tanh form of GELU, and what it lost; |x| <= 12. */
+FN_ floats_ steep_(floats_ x, floats_ *rest) {
+    const floats_ a = at_most_(magnitude_(x), 12.0f), c1 = set_(1.59576917f), square = mul_(a, a); /* exact: 22 bits */
+    floats_ low, tail, p = product_(square, set_(0.0713548139f), &low), sum = add_(c1, p);
+    /* c1 >= p up to |x| = 4.7; beyond, what is lost of c1 counts the other way round */
+    const mask_ swap = gt_(bits_(p), bits_(c1));
+    const floats_ big = pick_(swap, p, c1), little = pick_(swap, c1, p);
+    low = add_(low, sub_(little, sub_(sum, big)));
+    low = add_(low, add_(mul_(square, set_(2.3988324e-09f)), set_(-4.53406804e-08f)));
+    p = product_(a, sum, &tail);
+    *rest = add_(tail, mul_(a, low));
+    return p;
+}
+
+FN_ floats_ prepare_(kopt_function f, floats_ x) {
+    const words_ minus = iset_(0x80000000u);
+    floats_ rest;
+    switch (f) {
+    case KOPT_SIGMOID: case KOPT_SILU: case KOPT_SOFTPLUS: case KOPT_SIGMOID_SLOPE: case KOPT_SILU_SLOPE:
+        return value_(or_(bits_(x), minus));
+    case KOPT_TANH_SLOPE: return mul_(value_(or_(bits_(x), minus)), set_(2.0f));
+    case KOPT_GELU: case KOPT_GELU_SLOPE: return mul_(mul_(x, x), set_(-0.5f));
+    case KOPT_GELU_TANH: case KOPT_GELU_TANH_SLOPE:
+        rest = steep_(x, &rest);
+        x = pick_(gt_(and_(bits_(x), iset_(0x7FFFFFFFu)), iset_(0x7F800000u)), x, rest);
+        return value_(or_(bits_(x), minus));
+    case KOPT_EXP: case KOPT_LOG: case KOPT_TANH: default: return x;
+    }
+}
+
+/* The normal distribution function, given q = e^(-x^2/2). */
+FN_ floats_ normal_(floats_ x, floats_ q) {
+    const floats_ y = mul_(at_most_(magnitude_(x), 15.0f), set_(0.707106769f));
+    const floats_ p = mul_(mul_(q, set_(0.5f)), erfcx_(y));
+    return pick_(gt_(iset_(0), bits_(x)), p, sub_(set_(1.0f), p));
+}
+
+/* f(x) from x, the table's q and, for SOFTPLUS, l = log(1 + q); *size is the sum of the magnitudes of its terms. */
+FN_ floats_ finish_(kopt_function f, floats_ x, floats_ q, floats_ l, floats_ *size) {
+    const floats_ one = set_(1.0f), least = at_most_(x, 200.0f);
+    const words_ mag = and_(bits_(x), iset_(0x7FFFFFFFu));
+    const mask_ negative = gt_(iset_(0), bits_(x));
+    const int steep = f == KOPT_GELU_TANH || f == KOPT_GELU_TANH_SLOPE;
+    floats_ d, r = q, s, v, rest;
+    if (f == KOPT_EXP || f == KOPT_LOG || f == KOPT_TANH) {
+        *size = magnitude_(r);
+        return r;
+    }
+    if (f == KOPT_GELU || f == KOPT_GELU_SLOPE) {
+        s = normal_(x, q);
+        v = mul_(mul_(at_most_(x, 20.0f), set_(0.398942292f)), q); /* x P'(x) */
+    } else {
+        if (steep) {
+            steep_(x, &rest);
+            q = sub_(q, mul_(q, rest));
+        }
+        d = add_(one, q);
+        s = div_(pick_(negative, q, one), d);
+        v = div_(pick_(negative, one, q), d);
+        if (f == KOPT_TANH_SLOPE) {
+            r = div_(div_(mul_(q, set_(4.0f)), d), d);
+        } else if (f == KOPT_SIGMOID_SLOPE) {
+            r = mul_(s, v);
+        } else if (f == KOPT_SOFTPLUS) {
+            r = pick_(eq_(bits_(d), bits_(one)), q, div_(mul_(l, q), sub_(d, one))); /* log(1 + q) */
+            r = add_(r, pick_(negative, set_(0.0f), x));
+        }
+        if (steep) {
+            v = mul_(mul_(s, v), at_most_(x, 12.0f));
+            rest = at_most_(x, 12.0f);
+            v = mul_(v, add_(set_(1.59576917f), mul_(mul_(rest, rest), set_(0.214064449f)))); /* g' = c1 + 3 c3 x^2 */
+        } else {
+            v = mul_(mul_(s, v), least);
+        }
+    }
+    if (f == KOPT_SIGMOID) r = s;
+    if (f == KOPT_SILU || f == KOPT_GELU || f == KOPT_GELU_TANH) {
+        r = mul_(pick_(negative, least, x), s);
+        /* Close to 0 it is x/2 and a little above: that little decides where x/2 is a tie. */
+        l = value_(iadd_(bits_(mul_(x, set_(0.5f))), select_(negative, iset_(0xFFFFFFFFu), iset_(1))));
+        r = pick_(gt_(iset_(0x39800000u), mag), pick_(eq_(mag, iset_(0)), x, l), r); /* 2^-12 */
+    }
+    *size = magnitude_(r);
+    if (f == KOPT_SILU_SLOPE || f == KOPT_GELU_SLOPE || f == KOPT_GELU_TANH_SLOPE) {
+        r = add_(s, v);
+        *size = add_(s, magnitude_(v));
+        r = value_(or_(bits_(r), select_(eq_(bits_(r), iset_(0)), and_(bits_(x), iset_(0x80000000u)),
+              iset_(0)))); /* -0 */
+    }
+    return pick_(gt_(mag, iset_(0x7F800000u)), x, r);
+}
+
+/* Elements i .. i + n - 1 of one job. */
+FN_ void step_(const kopt_vmath_job_ *j, size_t i, size_t n) {
+    const size_t size = kopt_bytes_of_(j->format);
+    floats_ x = value_(iset_(0)), y, r, width;
+    words_ old, next, differ;
+    if (j->kind < KOPT_VMATH_PREPARE_) x = value_(fetch_(j->in + 4 * i, 4, n));
+    switch (j->kind) {
+    case KOPT_VMATH_EXP_: x = exp_(x, set_(0.0f)); break;
+    case KOPT_VMATH_LOG_: x = log_(x); break;
+    case KOPT_VMATH_TANH_: x = tanh_(x); break;
+    case KOPT_VMATH_ERF_: x = erf_(x); break;
+    case KOPT_VMATH_ERFC_: x = erfc_(x); break;
+    case KOPT_VMATH_ATAN2_: x = atan2_(x, value_(fetch_(j->in2 + 4 * i, 4, n))); break;
+    case KOPT_VMATH_SINCOSPI_:
+        x = sincospi_(x, &y);
+        put_(j->out2 + 4 * i, 4, n, bits_(y));
+        break;
+    case KOPT_VMATH_ADD_ONE_: x = add_(x, set_(1.0f)); break;
+    case KOPT_VMATH_PREPARE_: x = prepare_(j->f, widen_(fetch_(j->in + i * size, size, n), j->format)); break;
+    case KOPT_VMATH_MULTIPLY_:
+        x = widen_(fetch_(j->in + i * size, size, n), j->format);
+        y = widen_(fetch_(j->in2 + i * size, size, n), j->format);
+        put_(j->out + i * size, size, n, nearest16_(mul_(x, y), j->format));
+        return;
+    case KOPT_VMATH_FINISH_: default:
+        old = fetch_(j->in + i * size, size, n);
+        y = value_(fetch_(j->in2 + 4 * i, 4, n));
+        r = finish_(j->f, widen_(old, j->format), y, j->f == KOPT_SOFTPLUS ? value_(fetch_(j->out2 + 4 * i, 4,
+              n)) : y, &width);
+        /* Ziv's test: do all numbers near r round alike? If not, the table of such inputs knows. */
+        width = mul_(width, set_(j->format == KOPT_BF16 ? 9.5367431640625e-07f : 4.76837158203125e-07f)); /* 2^-20,
+              2^-21 */
+        differ = xor_(nearest16_(sub_(r, width), j->format), nearest16_(add_(r, width), j->format));
+        next = nearest16_(r, j->format);
+        put_(j->out + i * size, size, n, next);
+        if (any_(gt_(and_(differ, iset_(0x7FFFu)), iset_(0)))) {
+            kopt_byte_ part[2 * LANES_];
+            size_t lane;
+            store16_(part, old);
+            for (lane = 0; lane < n; lane++)
+                kopt_map_patch_(j->f, j->format, kopt_load16_(part + 2 * lane), j->out + (i + lane) * size);
+        }
+        return;
+    }
+    put_(j->out + 4 * i, 4, n, bits_(x));
+}
+
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(vmath)(const kopt_vmath_job_ *j) {
+    size_t i, n;
+    for (i = 0; i < j->n; i += n) {
+        n = j->n - i < LANES_ ? j->n - i : LANES_;
+        step_(j, i, n);
+    }
+}
+
+#undef pick_
+#undef at_
+#undef product_
+#undef exp_
+#undef log_
+#undef tanh_
+#undef erf_
+#undef erfc_
+#undef erfcx_
+#undef erf_tail_
+#undef erf_small_
+#undef atan2_
+#undef sincospi_
+#undef magnitude_
+#undef at_most_
+#undef steep_
+#undef prepare_
+#undef normal_
+#undef finish_
+#undef step_
+#endif /* KAHAN_OPT_VMATH */
+
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
     const cipher_ cipher = cipher_of_(seed, step, id, stream);
@@ -3382,11 +3839,20 @@ typedef struct kopt_kernels_ {
     void (*convert)(const kopt_conversion_ *);
     int (*all_finite)(const kopt_byte_ *, kopt_format, size_t);
     void (*measure)(const kopt_job_ *, kopt_byte_ *);
+#ifdef KAHAN_OPT_VMATH
+    void (*vmath)(const kopt_vmath_job_ *);
+#endif
 } kopt_kernels_;
 
+#ifdef KAHAN_OPT_VMATH
+#define KOPT_AND_VMATH_(kernel) , kernel
+#else
+#define KOPT_AND_VMATH_(kernel)
+#endif
+
 #define KOPT_KERNELS_(isa, tools) \
-    {#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, kopt_measure_##tools##_}
-#define KOPT_NO_KERNELS_(isa) {#isa, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_}
+    {#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, kopt_measure_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)}
+#define KOPT_NO_KERNELS_(isa) {#isa, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_ KOPT_AND_VMATH_(KOPT_NULL_)}
 static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
     KOPT_KERNELS_(scalar, scalar),
 #ifdef KOPT_X86_
@@ -3402,6 +3868,7 @@ static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
 };
 #undef KOPT_KERNELS_
 #undef KOPT_NO_KERNELS_
+#undef KOPT_AND_VMATH_
 
 #if defined(KOPT_X86_) || defined(KOPT_NEON_)
 #define KOPT_KERNEL_(name) (kopt_table_[kopt_isa_current()].name)
@@ -5198,6 +5665,355 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
     if (!kopt_format_valid_(format) || !kopt_n_valid_(n) || (x == KOPT_NULL_ && n != 0)) return 0;
     return KOPT_KERNEL_(all_finite)(KOPT_CAST_(const kopt_byte_ *, x), format, n);
 }
+
+#ifdef KAHAN_OPT_VMATH
+/* ---- VECTOR MATHEMATICS ---- */
+
+#define KOPT_VMATH_TILE_ 256
+
+static void kopt_vmath_run_(kopt_vmath_kind_ kind, float *out, float *out2, const float *in, const float *in2, size_t n) {
+    kopt_vmath_job_ j;
+    kopt_environment_ environment;
+    j.kind = kind;
+    j.f = KOPT_EXP;
+    j.format = KOPT_F32;
+    j.n = n;
+    j.in = KOPT_CONST_POINTER_(const kopt_byte_ *, in);
+    j.in2 = KOPT_CONST_POINTER_(const kopt_byte_ *, in2);
+    j.out = KOPT_POINTER_(kopt_byte_ *, out);
+    j.out2 = KOPT_POINTER_(kopt_byte_ *, out2);
+    kopt_enter_(&environment);
+    KOPT_KERNEL_(vmath)(&j);
+    kopt_leave_(&environment);
+}
+
+#define KOPT_BUILTIN_(name, kind)                                                  \
+    static void kopt_builtin_##name##_(float *out, const float *x, size_t n) {     \
+        kopt_vmath_run_(kind, out, KOPT_NULL_, x, KOPT_NULL_, n);                  \
+    }
+KOPT_BUILTIN_(exp, KOPT_VMATH_EXP_)
+KOPT_BUILTIN_(log, KOPT_VMATH_LOG_)
+KOPT_BUILTIN_(tanh, KOPT_VMATH_TANH_)
+KOPT_BUILTIN_(erf, KOPT_VMATH_ERF_)
+KOPT_BUILTIN_(erfc, KOPT_VMATH_ERFC_)
+#undef KOPT_BUILTIN_
+static void kopt_builtin_atan2_(float *out, const float *y, const float *x, size_t n) {
+    kopt_vmath_run_(KOPT_VMATH_ATAN2_, out, KOPT_NULL_, y, x, n);
+}
+static void kopt_builtin_sincospi_(float *sine, float *cosine, const float *x, size_t n) {
+    kopt_vmath_run_(KOPT_VMATH_SINCOSPI_, sine, cosine, x, KOPT_NULL_, n);
+}
+
+#define KOPT_BUILTIN_(isa)                                                                                           \
+    {"builtin " #isa, kopt_builtin_exp_, kopt_builtin_log_, kopt_builtin_tanh_, kopt_builtin_erf_, kopt_builtin_erfc_, \
+     kopt_builtin_atan2_, kopt_builtin_sincospi_}
+static const kopt_vmath kopt_builtin_table_[KOPT_ISA_COUNT] = {KOPT_BUILTIN_(scalar), KOPT_BUILTIN_(sse2), KOPT_BUILTIN_(avx2),
+                                                               KOPT_BUILTIN_(avx512), KOPT_BUILTIN_(neon)};
+#undef KOPT_BUILTIN_
+
+KOPT_API_ const kopt_vmath *kopt_vmath_builtin(void) { return &kopt_builtin_table_[kopt_isa_current()]; }
+
+/* ---- SLEEF: only names that 3.5.1, 3.9 and 4.0 have, and that give the same bits in each of them on each machine. They are
+   declared under names of our own, without vector types: clang passes vectors wrongly, without a word, from a file that
+   is compiled without -mavx512f (LLVM issue 64706), function attributes or not. Lines of assembly call them. ---- */
+
+#if defined(KAHAN_OPT_SLEEF) && defined(KOPT_GNU_) && \
+    ((defined(KOPT_X86_) && defined(__x86_64__) && !defined(_WIN32) && !defined(__ILP32__)) || defined(KOPT_NEON_))
+typedef void kopt_sleef_raw_(void); /* not their type: nothing calls them by it */
+enum { KOPT_SLEEF_EXP_, KOPT_SLEEF_LOG_, KOPT_SLEEF_TANH_, KOPT_SLEEF_ERF_, KOPT_SLEEF_ERFC_, KOPT_SLEEF_ATAN2_, KOPT_SLEEF_SINCOSPI_ };
+
+#ifdef __cplusplus
+#define KOPT_SLEEF_AS_(type, f) reinterpret_cast<type>(f)
+#else
+#define KOPT_SLEEF_AS_(type, f) ((type)(f))
+#endif
+
+#ifdef KOPT_X86_
+/* *out = f(*a, *b), one vector each; or *pair = f(*a): a structure of two vectors comes back through its address. */
+#define KOPT_SLEEF_CALL_(width, target, r, more)                                                                         \
+    static KOPT_NOINLINE_ KOPT_TARGET_(target) void kopt_sleef_call_##width##_(                                          \
+        kopt_sleef_raw_ *f, kopt_byte_ *out, kopt_byte_ *pair, const kopt_byte_ *a, const kopt_byte_ *b) {               \
+        __asm__ __volatile__("mov{q %%rsp, %%r12| r12, rsp}\n\t"                                                         \
+                             "sub{q $128, %%rsp| rsp, 128}\n\t" /* the red zone */                                       \
+                             "and{q $-64, %%rsp| rsp, -64}\n\t"                                                          \
+                             "vmovups {(%%rcx), %%" r "0|" r "0, [rcx]}\n\t"                                             \
+                             "vmovups {(%%rdx), %%" r "1|" r "1, [rdx]}\n\t"                                             \
+                             "call {*%%rax|rax}\n\t"                                                                     \
+                             "mov{q %%r12, %%rsp| rsp, r12}\n\t"                                                         \
+                             "vmovups {%%" r "0, (%%rbx)|[rbx], " r "0}\n\t"                                             \
+                             "vzeroupper"                                                                                \
+                             : "+a"(f), "+D"(pair), "+c"(a), "+d"(b)                                                     \
+                             : "b"(out)                                                                                  \
+                             : "rsi", "r8", "r9", "r10", "r11", "r12", "cc", "memory", "xmm0", "xmm1", "xmm2", "xmm3",   \
+                               "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13",       \
+                               "xmm14", "xmm15" more);                                                                   \
+    }
+#define KOPT_SLEEF_LOW_
+#define KOPT_SLEEF_ALL_                                                                                               \
+    , "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27", "xmm28", \
+        "xmm29", "xmm30", "xmm31", "k1", "k2", "k3", "k4", "k5", "k6", "k7"
+KOPT_SLEEF_CALL_(512, "avx512f", "zmm", KOPT_SLEEF_ALL_)
+KOPT_SLEEF_CALL_(256, "avx2", "ymm", KOPT_SLEEF_LOW_)
+KOPT_SLEEF_CALL_(128, "avx2", "xmm", KOPT_SLEEF_LOW_)
+#undef KOPT_SLEEF_CALL_
+#undef KOPT_SLEEF_LOW_
+#undef KOPT_SLEEF_ALL_
+#define KOPT_SLEEF_KIND_(what) /* the three kinds are called alike */
+#else
+typedef struct kopt_sleef_two_ { float32x4_t first, second; } kopt_sleef_two_;
+static KOPT_NOINLINE_ void kopt_sleef_call_128_(kopt_sleef_raw_ *f, kopt_byte_ *out, kopt_byte_ *pair, const kopt_byte_ *a,
+                                                const kopt_byte_ *b, int what) {
+    const float32x4_t x = vreinterpretq_f32_u8(vld1q_u8(a)), y = vreinterpretq_f32_u8(vld1q_u8(b));
+    if (what == KOPT_SLEEF_SINCOSPI_) {
+        const kopt_sleef_two_ two = KOPT_SLEEF_AS_(kopt_sleef_two_ (*)(float32x4_t), f)(x);
+        vst1q_u8(pair, vreinterpretq_u8_f32(two.first));
+        vst1q_u8(pair + 16, vreinterpretq_u8_f32(two.second));
+    } else if (what == KOPT_SLEEF_ATAN2_) {
+        vst1q_u8(out, vreinterpretq_u8_f32(KOPT_SLEEF_AS_(float32x4_t (*)(float32x4_t, float32x4_t), f)(x, y)));
+    } else {
+        vst1q_u8(out, vreinterpretq_u8_f32(KOPT_SLEEF_AS_(float32x4_t (*)(float32x4_t), f)(x)));
+    }
+}
+#define KOPT_SLEEF_KIND_(what) , what
+#endif
+
+#define KOPT_SLEEF_TEXT2_(x) #x
+#define KOPT_SLEEF_TEXT_(x) KOPT_SLEEF_TEXT2_(x)
+#define KOPT_SLEEF_NAME_(own, name) \
+    KOPT_EXTERN_ void own(void) __asm__(KOPT_SLEEF_TEXT_(__USER_LABEL_PREFIX__) name)
+#define KOPT_SLEEF_UNARY_(width, name) \
+    static void kopt_sleef_##name##_##width##_(float *out, const float *x, size_t n)
+
+/* One width: the declarations, the loop, the seven functions and their table. A tail is padded to a whole vector. */
+#define KOPT_SLEEF_FORM_(width, lanes, suffix, title)                                                                    \
+    KOPT_SLEEF_NAME_(kopt_sleef_exp_raw_##width##_, "Sleef_expf" lanes "_u10" suffix);                                   \
+    KOPT_SLEEF_NAME_(kopt_sleef_log_raw_##width##_, "Sleef_logf" lanes "_u10" suffix);                                   \
+    KOPT_SLEEF_NAME_(kopt_sleef_tanh_raw_##width##_, "Sleef_tanhf" lanes "_u10" suffix);                                 \
+    KOPT_SLEEF_NAME_(kopt_sleef_erf_raw_##width##_, "Sleef_erff" lanes "_u10" suffix);                                   \
+    KOPT_SLEEF_NAME_(kopt_sleef_erfc_raw_##width##_, "Sleef_erfcf" lanes "_u15" suffix);                                 \
+    KOPT_SLEEF_NAME_(kopt_sleef_atan2_raw_##width##_, "Sleef_atan2f" lanes "_u10" suffix);                               \
+    KOPT_SLEEF_NAME_(kopt_sleef_sincospi_raw_##width##_, "Sleef_sincospif" lanes "_u05" suffix);                         \
+    static void kopt_sleef_run_##width##_(kopt_sleef_raw_ *f, int what, float *out, float *out2, const float *x,         \
+                                          const float *y, size_t n) {                                                    \
+        const size_t whole = width / 32;                                                                                 \
+        kopt_byte_ room[6 * 64], *at = room + (0 - KOPT_ADDRESS_(room)) % 64; /* a pair of 128 bytes, then a, b, out */  \
+        kopt_environment_ environment;                                                                                   \
+        size_t i, m;                                                                                                     \
+        kopt_enter_(&environment);                                                                                       \
+        for (i = 0; i < n; i += m) {                                                                                     \
+            const kopt_byte_ *a = KOPT_CONST_POINTER_(const kopt_byte_ *, x + i);                                        \
+            const kopt_byte_ *b = KOPT_CONST_POINTER_(const kopt_byte_ *, y + i);                                        \
+            kopt_byte_ *to = KOPT_POINTER_(kopt_byte_ *, out + i);                                                       \
+            m = n - i < whole ? n - i : whole;                                                                           \
+            if (m < whole) {                                                                                             \
+                a = kopt_bounce_(at + 128, 64, a, 4 * m);                                                                \
+                b = kopt_bounce_(at + 192, 64, b, 4 * m);                                                                \
+            }                                                                                                            \
+            if (m < whole || what == KOPT_SLEEF_SINCOSPI_) to = at + 256;                                                \
+            kopt_sleef_call_##width##_(f, to, at, a, b KOPT_SLEEF_KIND_(what));                                          \
+            if (what == KOPT_SLEEF_SINCOSPI_) {                                                                          \
+                kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, out + i), at, 4 * m);                                      \
+                kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, out2 + i), at + width / 8, 4 * m);                         \
+            } else if (m < whole) {                                                                                      \
+                kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, out + i), to, 4 * m);                                      \
+            }                                                                                                            \
+        }                                                                                                                \
+        kopt_leave_(&environment);                                                                                       \
+    }                                                                                                                    \
+    KOPT_SLEEF_UNARY_(width, exp) { kopt_sleef_run_##width##_(kopt_sleef_exp_raw_##width##_, 0, out, out, x, x, n); }    \
+    KOPT_SLEEF_UNARY_(width, log) { kopt_sleef_run_##width##_(kopt_sleef_log_raw_##width##_, 0, out, out, x, x, n); }    \
+    KOPT_SLEEF_UNARY_(width, tanh) { kopt_sleef_run_##width##_(kopt_sleef_tanh_raw_##width##_, 0, out, out, x, x, n); }  \
+    KOPT_SLEEF_UNARY_(width, erf) { kopt_sleef_run_##width##_(kopt_sleef_erf_raw_##width##_, 0, out, out, x, x, n); }    \
+    KOPT_SLEEF_UNARY_(width, erfc) { kopt_sleef_run_##width##_(kopt_sleef_erfc_raw_##width##_, 0, out, out, x, x, n); }  \
+    static void kopt_sleef_atan2_##width##_(float *out, const float *y, const float *x, size_t n) {                      \
+        kopt_sleef_run_##width##_(kopt_sleef_atan2_raw_##width##_, KOPT_SLEEF_ATAN2_, out, out, y, x, n);                \
+    }                                                                                                                    \
+    static void kopt_sleef_sincospi_##width##_(float *sine, float *cosine, const float *x, size_t n) {                   \
+        kopt_sleef_run_##width##_(kopt_sleef_sincospi_raw_##width##_, KOPT_SLEEF_SINCOSPI_, sine, cosine, x, x, n);      \
+    }                                                                                                                    \
+    static const kopt_vmath kopt_sleef_table_##width##_ = {                                                              \
+        "sleef " title, kopt_sleef_exp_##width##_, kopt_sleef_log_##width##_, kopt_sleef_tanh_##width##_,                \
+        kopt_sleef_erf_##width##_, kopt_sleef_erfc_##width##_, kopt_sleef_atan2_##width##_, kopt_sleef_sincospi_##width##_};
+
+#ifdef KOPT_X86_
+KOPT_SLEEF_FORM_(512, "16", "avx512f", "avx512")
+KOPT_SLEEF_FORM_(256, "8", "avx2", "avx2")
+KOPT_SLEEF_FORM_(128, "4", "avx2128", "avx2, 128 bits")
+#else
+KOPT_SLEEF_FORM_(128, "4", "advsimd", "neon")
+#endif
+#undef KOPT_SLEEF_FORM_
+#undef KOPT_SLEEF_UNARY_
+#undef KOPT_SLEEF_NAME_
+#undef KOPT_SLEEF_TEXT_
+#undef KOPT_SLEEF_TEXT2_
+#undef KOPT_SLEEF_KIND_
+#undef KOPT_SLEEF_AS_
+
+KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void) {
+#ifdef KOPT_X86_
+    uint32_t r[4];
+    if (kopt_isa_current() == KOPT_ISA_SCALAR || !kopt_isa_usable(KOPT_ISA_AVX2)) return KOPT_NULL_;
+    kopt_cpuid_(1, r);
+    if ((r[2] >> 12 & 1u) == 0) return KOPT_NULL_; /* FMA */
+    if (kopt_isa_current() == KOPT_ISA_AVX512) return &kopt_sleef_table_512_;
+    return kopt_isa_current() == KOPT_ISA_AVX2 ? &kopt_sleef_table_256_ : &kopt_sleef_table_128_;
+#else
+    return kopt_isa_current() == KOPT_ISA_NEON ? &kopt_sleef_table_128_ : KOPT_NULL_;
+#endif
+}
+#else
+KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void) { return KOPT_NULL_; }
+#endif
+
+/* ---- the checked functions ---- */
+
+/* The table, or the default if it is NULL. */
+static const kopt_vmath *kopt_vmath_of_(const kopt_vmath *vmath) {
+    if (vmath == KOPT_NULL_) vmath = kopt_vmath_sleef();
+    return vmath == KOPT_NULL_ ? kopt_vmath_builtin() : vmath;
+}
+
+KOPT_API_ const char *kopt_vmath_name(const kopt_vmath *vmath) {
+    const char *name = kopt_vmath_of_(vmath)->name;
+    return name == KOPT_NULL_ ? "unnamed" : name;
+}
+
+/* Two arrays of n elements are the same or do not overlap. */
+static int kopt_apart_(const void *a, const void *b, size_t size) { return a == b || !kopt_overlap_(a, size, b, size); }
+
+static kopt_result kopt_vmath_check_(const void *out, const void *x, const void *y, size_t n, size_t size) {
+    if (!kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS;
+    if (n == 0) return KOPT_OK;
+    if (out == KOPT_NULL_ || x == KOPT_NULL_ || y == KOPT_NULL_) return KOPT_ERROR_NULL;
+    return kopt_apart_(out, x, n * size) && kopt_apart_(out, y, n * size) ? KOPT_OK : KOPT_ERROR_OVERLAP;
+}
+
+/* In the IEEE environment; the tables' functions have the names of libm's, which may be macros: hence the parentheses. */
+#define KOPT_VMATH_CALL_(function, arguments)                                     \
+    do {                                                                          \
+        const kopt_vmath *table = kopt_vmath_of_(vmath);                          \
+        kopt_environment_ environment;                                            \
+        if (table->function == KOPT_NULL_) table = kopt_vmath_builtin();          \
+        kopt_enter_(&environment);                                                \
+        (table->function) arguments;                                              \
+        kopt_leave_(&environment);                                                \
+    } while (0)
+#define KOPT_VMATH_UNARY_(name)                                                                                         \
+    KOPT_API_ kopt_result kopt_vmath_##name(const kopt_vmath *vmath, float *out, const float *x, size_t n) {            \
+        const kopt_result result = kopt_vmath_check_(out, x, x, n, 4);                                                  \
+        if (result == KOPT_OK && n != 0) KOPT_VMATH_CALL_(name, (out, x, n));                                           \
+        return result;                                                                                                  \
+    }
+KOPT_VMATH_UNARY_(exp)
+KOPT_VMATH_UNARY_(log)
+KOPT_VMATH_UNARY_(tanh)
+KOPT_VMATH_UNARY_(erf)
+KOPT_VMATH_UNARY_(erfc)
+#undef KOPT_VMATH_UNARY_
+
+KOPT_API_ kopt_result kopt_vmath_atan2(const kopt_vmath *vmath, float *out, const float *y, const float *x, size_t n) {
+    const kopt_result result = kopt_vmath_check_(out, y, x, n, 4);
+    if (result == KOPT_OK && n != 0) KOPT_VMATH_CALL_(atan2, (out, y, x, n));
+    return result;
+}
+
+KOPT_API_ kopt_result kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, float *cosine, const float *x, size_t n) {
+    kopt_result result = kopt_vmath_check_(sine, x, x, n, 4);
+    if (result == KOPT_OK) result = kopt_vmath_check_(cosine, x, x, n, 4);
+    if (result == KOPT_OK && n != 0 && kopt_overlap_(sine, n * 4, cosine, n * 4)) result = KOPT_ERROR_OVERLAP;
+    if (result == KOPT_OK && n != 0) KOPT_VMATH_CALL_(sincospi, (sine, cosine, x, n));
+    return result;
+}
+
+/* n <= KOPT_VMATH_TILE_ elements of a kopt_map */
+static void kopt_map_tile_(const kopt_vmath *vmath, kopt_function f, kopt_byte_ *out, const kopt_byte_ *x, kopt_format format,
+                           size_t n) {
+    float a[KOPT_VMATH_TILE_], b[KOPT_VMATH_TILE_];
+    kopt_vmath_job_ j;
+    j.f = f;
+    j.format = format;
+    j.n = n;
+    j.kind = KOPT_VMATH_PREPARE_;
+    j.in = x;
+    j.in2 = KOPT_NULL_;
+    j.out = KOPT_POINTER_(kopt_byte_ *, a);
+    j.out2 = KOPT_POINTER_(kopt_byte_ *, b);
+    KOPT_KERNEL_(vmath)(&j);
+    if (f == KOPT_LOG)
+        KOPT_VMATH_CALL_(log, (a, a, n));
+    else if (f == KOPT_TANH)
+        KOPT_VMATH_CALL_(tanh, (a, a, n));
+    else
+        KOPT_VMATH_CALL_(exp, (a, a, n));
+    if (f == KOPT_SOFTPLUS) {
+        j.kind = KOPT_VMATH_ADD_ONE_;
+        j.in = KOPT_CONST_POINTER_(const kopt_byte_ *, a);
+        j.out = j.out2;
+        KOPT_KERNEL_(vmath)(&j);
+        KOPT_VMATH_CALL_(log, (b, b, n));
+    }
+    j.kind = KOPT_VMATH_FINISH_;
+    j.in = x;
+    j.in2 = KOPT_CONST_POINTER_(const kopt_byte_ *, a);
+    j.out = out;
+    KOPT_KERNEL_(vmath)(&j);
+}
+#undef KOPT_VMATH_CALL_
+
+static kopt_result kopt_map_check_(kopt_function f, kopt_function last, const void *out, const void *x, const void *y,
+                                   kopt_format format, size_t n) {
+    if (KOPT_CAST_(unsigned, f) > KOPT_CAST_(unsigned, last)) return KOPT_ERROR_OPTION;
+    if (!(format == KOPT_BF16 && KOPT_HAS_(KOPT_WITH_BF16)) && !(format == KOPT_FP16 && KOPT_HAS_(KOPT_WITH_FP16)))
+        return KOPT_ERROR_OPTION;
+    return kopt_vmath_check_(out, x, y, n, 2);
+}
+
+KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *out, const void *x, kopt_format format,
+                               size_t n) {
+    const kopt_result result = kopt_map_check_(f, KOPT_GELU_TANH_SLOPE, out, x, x, format, n);
+    kopt_environment_ environment;
+    size_t i, m;
+    if (result != KOPT_OK || n == 0) return result;
+    kopt_enter_(&environment);
+    for (i = 0; i < n; i += m) {
+        m = n - i < KOPT_VMATH_TILE_ ? n - i : KOPT_VMATH_TILE_;
+        kopt_map_tile_(vmath, f, KOPT_CAST_(kopt_byte_ *, out) + 2 * i, KOPT_CAST_(const kopt_byte_ *, x) + 2 * i, format, m);
+    }
+    kopt_leave_(&environment);
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy, const void *x,
+                                        kopt_format format, size_t n) {
+    static const kopt_function kopt_slope_[] = {KOPT_EXP,        KOPT_LOG,        KOPT_TANH_SLOPE,      KOPT_SIGMOID_SLOPE,
+                                                KOPT_SILU_SLOPE, KOPT_GELU_SLOPE, KOPT_GELU_TANH_SLOPE, KOPT_SIGMOID};
+    const kopt_result result = kopt_map_check_(f, KOPT_SOFTPLUS, dx, dy, x, format, n);
+    uint16_t slope[KOPT_VMATH_TILE_];
+    kopt_environment_ environment;
+    kopt_vmath_job_ j;
+    size_t i, m;
+    if (f == KOPT_LOG) return KOPT_ERROR_OPTION;
+    if (result != KOPT_OK || n == 0) return result;
+    j.kind = KOPT_VMATH_MULTIPLY_;
+    j.f = f;
+    j.format = format;
+    j.out2 = KOPT_NULL_;
+    j.in = KOPT_CONST_POINTER_(const kopt_byte_ *, slope);
+    kopt_enter_(&environment);
+    for (i = 0; i < n; i += m) {
+        m = n - i < KOPT_VMATH_TILE_ ? n - i : KOPT_VMATH_TILE_;
+        kopt_map_tile_(vmath, kopt_slope_[f], KOPT_POINTER_(kopt_byte_ *, slope), KOPT_CAST_(const kopt_byte_ *, x) + 2 * i,
+                       format, m);
+        j.in2 = KOPT_CAST_(const kopt_byte_ *, dy) + 2 * i;
+        j.out = KOPT_CAST_(kopt_byte_ *, dx) + 2 * i;
+        j.n = m;
+        KOPT_KERNEL_(vmath)(&j);
+    }
+    kopt_leave_(&environment);
+    return KOPT_OK;
+}
+#endif
 
 /* ---- leave nothing behind ---- */
 #if defined(KOPT_GNU_) && !defined(__clang__)
