@@ -5889,55 +5889,68 @@ static KOPT_NOINLINE_ void kopt_sleef_call_128_(kopt_sleef_raw_ *f, kopt_byte_ *
 #define KOPT_SLEEF_UNARY_(width, name) \
     static void kopt_sleef_##name##_##width##_(float *out, const float *x, size_t n)
 
+/* SLEEF's cospi is 0 from some |x| on that differs between versions: from 2^22 on the built-in takes over. */
+static void kopt_sleef_mend_(float *sine, float *cosine, const kopt_byte_ *x, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) {
+        const uint32_t word = kopt_load32_(x + 4 * i);
+        if ((word & 0x7FFFFFFFu) >= 0x4A800000u && (word & 0x7FFFFFFFu) < 0x7F800000u) {
+            const float value = kopt_float_(word);
+            kopt_vmath_run_(KOPT_VMATH_SINCOSPI_, sine + i, cosine + i, &value, KOPT_NULL_, 1);
+        }
+    }
+}
+
 /* One width: the declarations, the loop, the seven functions and their table. A tail is padded to a whole vector. */
-#define KOPT_SLEEF_FORM_(width, lanes, suffix, title)                                                                    \
-    KOPT_SLEEF_NAME_(kopt_sleef_exp_raw_##width##_, "Sleef_expf" lanes "_u10" suffix);                                   \
-    KOPT_SLEEF_NAME_(kopt_sleef_log_raw_##width##_, "Sleef_logf" lanes "_u10" suffix);                                   \
-    KOPT_SLEEF_NAME_(kopt_sleef_tanh_raw_##width##_, "Sleef_tanhf" lanes "_u10" suffix);                                 \
-    KOPT_SLEEF_NAME_(kopt_sleef_erf_raw_##width##_, "Sleef_erff" lanes "_u10" suffix);                                   \
-    KOPT_SLEEF_NAME_(kopt_sleef_erfc_raw_##width##_, "Sleef_erfcf" lanes "_u15" suffix);                                 \
-    KOPT_SLEEF_NAME_(kopt_sleef_atan2_raw_##width##_, "Sleef_atan2f" lanes "_u10" suffix);                               \
-    KOPT_SLEEF_NAME_(kopt_sleef_sincospi_raw_##width##_, "Sleef_sincospif" lanes "_u05" suffix);                         \
-    static void kopt_sleef_run_##width##_(kopt_sleef_raw_ *f, int what, float *out, float *out2, const float *x,         \
-                                          const float *y, size_t n) {                                                    \
-        const size_t whole = width / 32;                                                                                 \
-        kopt_byte_ room[6 * 64], *at = room + (0 - KOPT_ADDRESS_(room)) % 64; /* a pair of 128 bytes, then a, b, out */  \
-        kopt_environment_ environment;                                                                                   \
-        size_t i, m;                                                                                                     \
-        kopt_enter_(&environment);                                                                                       \
-        for (i = 0; i < n; i += m) {                                                                                     \
-            const kopt_byte_ *a = KOPT_CONST_POINTER_(const kopt_byte_ *, x + i);                                        \
-            const kopt_byte_ *b = KOPT_CONST_POINTER_(const kopt_byte_ *, y + i);                                        \
-            kopt_byte_ *to = KOPT_POINTER_(kopt_byte_ *, out + i);                                                       \
-            m = n - i < whole ? n - i : whole;                                                                           \
-            if (m < whole) {                                                                                             \
-                a = kopt_bounce_(at + 128, 64, a, 4 * m);                                                                \
-                b = kopt_bounce_(at + 192, 64, b, 4 * m);                                                                \
-            }                                                                                                            \
-            if (m < whole || what == KOPT_SLEEF_SINCOSPI_) to = at + 256;                                                \
-            kopt_sleef_call_##width##_(f, to, at, a, b KOPT_SLEEF_KIND_(what));                                          \
-            if (what == KOPT_SLEEF_SINCOSPI_) {                                                                          \
-                kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, out + i), at, 4 * m);                                      \
-                kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, out2 + i), at + width / 8, 4 * m);                         \
-            } else if (m < whole) {                                                                                      \
-                kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, out + i), to, 4 * m);                                      \
-            }                                                                                                            \
-        }                                                                                                                \
-        kopt_leave_(&environment);                                                                                       \
-    }                                                                                                                    \
-    KOPT_SLEEF_UNARY_(width, exp) { kopt_sleef_run_##width##_(kopt_sleef_exp_raw_##width##_, 0, out, out, x, x, n); }    \
-    KOPT_SLEEF_UNARY_(width, log) { kopt_sleef_run_##width##_(kopt_sleef_log_raw_##width##_, 0, out, out, x, x, n); }    \
-    KOPT_SLEEF_UNARY_(width, tanh) { kopt_sleef_run_##width##_(kopt_sleef_tanh_raw_##width##_, 0, out, out, x, x, n); }  \
-    KOPT_SLEEF_UNARY_(width, erf) { kopt_sleef_run_##width##_(kopt_sleef_erf_raw_##width##_, 0, out, out, x, x, n); }    \
-    KOPT_SLEEF_UNARY_(width, erfc) { kopt_sleef_run_##width##_(kopt_sleef_erfc_raw_##width##_, 0, out, out, x, x, n); }  \
-    static void kopt_sleef_atan2_##width##_(float *out, const float *y, const float *x, size_t n) {                      \
-        kopt_sleef_run_##width##_(kopt_sleef_atan2_raw_##width##_, KOPT_SLEEF_ATAN2_, out, out, y, x, n);                \
-    }                                                                                                                    \
-    static void kopt_sleef_sincospi_##width##_(float *sine, float *cosine, const float *x, size_t n) {                   \
-        kopt_sleef_run_##width##_(kopt_sleef_sincospi_raw_##width##_, KOPT_SLEEF_SINCOSPI_, sine, cosine, x, x, n);      \
-    }                                                                                                                    \
-    static const kopt_vmath kopt_sleef_table_##width##_ = {                                                              \
-        "sleef " title, kopt_sleef_exp_##width##_, kopt_sleef_log_##width##_, kopt_sleef_tanh_##width##_,                \
+#define KOPT_SLEEF_FORM_(width, lanes, suffix, title)                                                                  \
+    KOPT_SLEEF_NAME_(kopt_sleef_exp_raw_##width##_, "Sleef_expf" lanes "_u10" suffix);                                 \
+    KOPT_SLEEF_NAME_(kopt_sleef_log_raw_##width##_, "Sleef_logf" lanes "_u10" suffix);                                 \
+    KOPT_SLEEF_NAME_(kopt_sleef_tanh_raw_##width##_, "Sleef_tanhf" lanes "_u10" suffix);                               \
+    KOPT_SLEEF_NAME_(kopt_sleef_erf_raw_##width##_, "Sleef_erff" lanes "_u10" suffix);                                 \
+    KOPT_SLEEF_NAME_(kopt_sleef_erfc_raw_##width##_, "Sleef_erfcf" lanes "_u15" suffix);                               \
+    KOPT_SLEEF_NAME_(kopt_sleef_atan2_raw_##width##_, "Sleef_atan2f" lanes "_u10" suffix);                             \
+    KOPT_SLEEF_NAME_(kopt_sleef_sincospi_raw_##width##_, "Sleef_sincospif" lanes "_u05" suffix);                       \
+    static void kopt_sleef_run_##width##_(kopt_sleef_raw_ *f, int what, float *out, float *out2, const float *x,       \
+                                          const float *y, size_t n) {                                                  \
+        const size_t whole = width / 32;                                                                               \
+        kopt_byte_ room[7 * 64], *at = room + (0 - KOPT_ADDRESS_(room)) % 64; /* a pair of 128 bytes, then a, b, out */ \
+        kopt_environment_ environment;                                                                                 \
+        size_t i, m;                                                                                                   \
+        kopt_enter_(&environment);                                                                                     \
+        for (i = 0; i < n; i += m) {                                                                                   \
+            const kopt_byte_ *a = KOPT_CONST_POINTER_(const kopt_byte_ *, x + i);                                      \
+            const kopt_byte_ *b = KOPT_CONST_POINTER_(const kopt_byte_ *, y + i);                                      \
+            kopt_byte_ *to = KOPT_POINTER_(kopt_byte_ *, out + i);                                                     \
+            m = n - i < whole ? n - i : whole;                                                                         \
+            if (m < whole || what == KOPT_SLEEF_SINCOSPI_) {                                                           \
+                a = kopt_bounce_(at + 128, 64, a, 4 * m);                                                              \
+                b = kopt_bounce_(at + 192, 64, b, 4 * m);                                                              \
+            }                                                                                                          \
+            if (m < whole || what == KOPT_SLEEF_SINCOSPI_) to = at + 256;                                              \
+            kopt_sleef_call_##width##_(f, to, at, a, b KOPT_SLEEF_KIND_(what));                                        \
+            if (what == KOPT_SLEEF_SINCOSPI_) {                                                                        \
+                kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, out + i), at, 4 * m);                                    \
+                kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, out2 + i), at + width / 8, 4 * m);                       \
+                kopt_sleef_mend_(out + i, out2 + i, a, m);                                                             \
+            } else if (m < whole) {                                                                                    \
+                kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, out + i), to, 4 * m);                                    \
+            }                                                                                                          \
+        }                                                                                                              \
+        kopt_leave_(&environment);                                                                                     \
+    }                                                                                                                  \
+    KOPT_SLEEF_UNARY_(width, exp) { kopt_sleef_run_##width##_(kopt_sleef_exp_raw_##width##_, 0, out, out, x, x, n); }  \
+    KOPT_SLEEF_UNARY_(width, log) { kopt_sleef_run_##width##_(kopt_sleef_log_raw_##width##_, 0, out, out, x, x, n); }  \
+    KOPT_SLEEF_UNARY_(width, tanh) { kopt_sleef_run_##width##_(kopt_sleef_tanh_raw_##width##_, 0, out, out, x, x, n); } \
+    KOPT_SLEEF_UNARY_(width, erf) { kopt_sleef_run_##width##_(kopt_sleef_erf_raw_##width##_, 0, out, out, x, x, n); }  \
+    KOPT_SLEEF_UNARY_(width, erfc) { kopt_sleef_run_##width##_(kopt_sleef_erfc_raw_##width##_, 0, out, out, x, x, n); } \
+    static void kopt_sleef_atan2_##width##_(float *out, const float *y, const float *x, size_t n) {                    \
+        kopt_sleef_run_##width##_(kopt_sleef_atan2_raw_##width##_, KOPT_SLEEF_ATAN2_, out, out, y, x, n);              \
+    }                                                                                                                  \
+    static void kopt_sleef_sincospi_##width##_(float *sine, float *cosine, const float *x, size_t n) {                 \
+        kopt_sleef_run_##width##_(kopt_sleef_sincospi_raw_##width##_, KOPT_SLEEF_SINCOSPI_, sine, cosine, x, x, n);    \
+    }                                                                                                                  \
+    static const kopt_vmath kopt_sleef_table_##width##_ = {                                                            \
+        "sleef " title, kopt_sleef_exp_##width##_, kopt_sleef_log_##width##_, kopt_sleef_tanh_##width##_,              \
         kopt_sleef_erf_##width##_, kopt_sleef_erfc_##width##_, kopt_sleef_atan2_##width##_, kopt_sleef_sincospi_##width##_};
 
 #ifdef KOPT_X86_

@@ -11,6 +11,12 @@
 
 #include "tap.h"
 
+#ifdef __FAST_MATH__ /* then only the library computes as IEEE wants it: the bits are compared, with what other builds prove */
+#define REFERENCE 0
+#else
+#define REFERENCE 1
+#endif
+
 enum { ALL = 65536, FUNCTIONS = 13, CHUNK = 1 << 14, UNARY = 5, FLOATS = 7 };
 
 static const char *const function_name[FUNCTIONS] = {"exp", "log", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh", "softplus",
@@ -33,10 +39,11 @@ static const uint64_t golden[FUNCTIONS][2] = {
     {0x9571680e774b754fu, 0x90ddabe6b8f0c43du}, /* gelu_slope */
     {0x714fe01d79b76601u, 0x986fc15dc963f5d4u}, /* gelu_tanh_slope */
 };
+static const uint64_t golden_backward = 0x6ea12ffc7a60f721u; /* and kopt_map_backward's */
 static const uint64_t golden_floats = 0x31439485ab5c3d5du; /* the built-in's fp32 bits: what they have been */
 
 /* The longest way off, in ulp, that docs/vmath.md promises: built-in, SLEEF. */
-static const double bound[FLOATS + 1][2] = {{1, 1}, {1, 1}, {1, 1}, {2, 1}, {4, 1.5}, {2.5, 1}, {1.5, 0.51}, {1.5, 0.51}};
+static const double bound[FLOATS + 1][2] = {{1, 1}, {1, 1}, {1, 1.01}, {1.5, 1.1}, {4, 1.5}, {2, 1}, {1.5, 1}, {1.5, 0.51}};
 
 static uint64_t hash_words(const void *words, size_t size)
 {
@@ -98,23 +105,24 @@ static void check_backward(const kopt_vmath *vmath)
     static const int slope_of[] = {KOPT_EXP, -1, KOPT_TANH_SLOPE, KOPT_SIGMOID_SLOPE, KOPT_SILU_SLOPE, KOPT_GELU_SLOPE,
                                    KOPT_GELU_TANH_SLOPE, KOPT_SIGMOID};
     int f, format, i, wrong = 0;
+    uint64_t hash = 0;
     for (i = 0; i < ALL; ++i) factors[i] = (uint16_t)((unsigned)i * 40503u);
     for (f = 0; f <= KOPT_SOFTPLUS; ++f)
         for (format = KOPT_BF16; format <= KOPT_FP16; ++format) {
             if (f == KOPT_LOG) continue;
             wrong += kopt_map(vmath, (kopt_function)slope_of[f], slopes, inputs, (kopt_format)format, ALL) != KOPT_OK;
             wrong += kopt_map_backward(vmath, (kopt_function)f, products, factors, inputs, (kopt_format)format, ALL) != KOPT_OK;
-            for (i = 0; i < ALL; ++i) {
+            hash = hash * 31 + hash16(products);
+            for (i = 0; REFERENCE && i < ALL; ++i) {
                 uint32_t nan = format == KOPT_BF16 ? 0x7f80 : 0x7c00;
                 volatile float a = format == KOPT_BF16 ? kopt_f32_from_bf16(factors[i]) : kopt_f32_from_fp16(factors[i]);
                 volatile float b = format == KOPT_BF16 ? kopt_f32_from_bf16(slopes[i]) : kopt_f32_from_fp16(slopes[i]);
                 volatile float c = a * b;
                 uint32_t want = format == KOPT_BF16 ? kopt_bf16_from_f32(c) : kopt_fp16_from_f32(c);
-                if (format == KOPT_BF16 && (want & 0x7fff) < 0x100) continue; /* -Ofast has no subnormals */
                 if ((want & 0x7fff) > nan ? (products[i] & 0x7fffu) <= nan : products[i] != want) ++wrong;
             }
         }
-    ok(!wrong, "backward is dy times the slope: %d wrong", wrong);
+    ok(!wrong && hash == golden_backward, "backward is dy times the slope: %d wrong, bits %016llx", wrong, (unsigned long long)hash);
 }
 
 /* ---- fp32 ------------------------------------------------------------------------------------------------------- */
@@ -205,6 +213,7 @@ static void check_accuracy(const kopt_vmath *vmath, int sleef, long count)
     float where[FLOATS + 1] = {0}, beside[FLOATS + 1] = {0};
     long done_so_far;
     int f, i;
+    if (!REFERENCE) return;
     noise = 1;
     for (done_so_far = 0; done_so_far < count; done_so_far += CHUNK) {
         make_inputs(x, y, CHUNK);
