@@ -1,6 +1,6 @@
 /* test_vmath.c - vector mathematics: the 16-bit functions at all inputs against hashes that tests/vmath.py made with MPFR;
    the fp32 functions against libm's double ones and the same bits on every instruction set; lengths, overlap, refusals.
-   Argument "quick": 2^20 instead of 2^24 inputs per fp32 function. For tests/vmath.py: "dump" and "values". */
+   Argument "quick": 2^18 instead of 2^24 inputs per fp32 function. For tests/vmath.py: "dump" and "values". */
 #define KAHAN_OPT_VMATH
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
@@ -377,7 +377,7 @@ static void check_refusals(void)
     ok(to_bits(a[0]) == to_bits(3.0f) && a[1] == 0, "and nothing was written");
     kopt_vmath_exp(&own, b, a, 2);
     kopt_vmath_log(&own, a, a, 1);
-    ok(b[0] == 4 && b[1] == 1 && a[0] > 1.09f && a[0] < 1.1f && !strcmp(kopt_vmath_name(&own), "unnamed"),
+    ok(b[0] == 4 && b[1] == 1 && to_bits(a[0]) == 0x3f8c9f54u && !strcmp(kopt_vmath_name(&own), "unnamed"),
        "a table of one's own; what it lacks is served by the built-in");
 }
 
@@ -457,7 +457,7 @@ int main(int count, char **arguments)
         }
         return 0;
     }
-    check_all(strcmp(mode, "quick") ? 1L << 24 : 1L << 20);
+    check_all(strcmp(mode, "quick") ? 1L << 24 : 1L << 18);
     check_refusals();
     return done();
 }
