@@ -75,7 +75,7 @@
                                     neither options nor buffers nor state blocks (they have no header, all else is in
                                     its place), what is left out is ignored, and the caller's FP environment must be
                                     the default. Run the same calls once in a build with checks.
-   KAHAN_OPT_VMATH            all   vector mathematics, with the implementation: see there. Cost: 0.5 s, 40 KB.
+   KAHAN_OPT_VMATH            all   vector mathematics, with the implementation: see there. Cost: 1 s to compile, 44 KB.
    KAHAN_OPT_SLEEF            impl  with the former: SLEEF 3.5.1 or later computes it by default; link with -lsleef.
    KAHAN_OPT_SELF             impl  the name of this file, with quotes, if you renamed it: it includes itself. gcc 12,
                                     clang 9 and later know it without being told.
@@ -704,7 +704,7 @@ typedef struct kopt_vmath {
 /* The built-in: plain + - * /, so the same bits on every machine. exp, log and tanh within 1 ulp, all within 4. */
 KOPT_API_ const kopt_vmath *kopt_vmath_builtin(void);
 
-/* SLEEF, in a build with KAHAN_OPT_SLEEF and -lsleef: within 1 ulp (erfc 1.5), in the width of kopt_isa_current() (SSE2:
+/* SLEEF, in a build with KAHAN_OPT_SLEEF and -lsleef: within 1.1 ulp (erfc 1.5), in the width of kopt_isa_current() (SSE2:
    its 128-bit form). NULL where it cannot be had: another build, no FMA, KOPT_ISA_SCALAR, or neither x86-64 with the
    System V calling convention nor AArch64, by gcc or clang. fp32 results have other bits than the built-in's. */
 KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void);
@@ -5889,6 +5889,15 @@ static KOPT_NOINLINE_ void kopt_sleef_call_128_(kopt_sleef_raw_ *f, kopt_byte_ *
 #define KOPT_SLEEF_UNARY_(width, name) \
     static void kopt_sleef_##name##_##width##_(float *out, const float *x, size_t n)
 
+static void kopt_sleef_copy_(kopt_byte_ *to, const kopt_byte_ *from, size_t words) {
+    size_t i;
+    for (i = 0; i < words; i++) {
+        uint32_t word = kopt_load32_(from + 4 * i);
+        KOPT_OPAQUE_(word);
+        kopt_store32_(to + 4 * i, word);
+    }
+}
+
 /* SLEEF's cospi is 0 from some |x| on that differs between versions: from 2^22 on the built-in takes over. */
 static void kopt_sleef_mend_(float *sine, float *cosine, const kopt_byte_ *x, size_t n) {
     size_t i;
@@ -5922,15 +5931,18 @@ static void kopt_sleef_mend_(float *sine, float *cosine, const kopt_byte_ *x, si
             const kopt_byte_ *b = KOPT_CONST_POINTER_(const kopt_byte_ *, y + i);                                      \
             kopt_byte_ *to = KOPT_POINTER_(kopt_byte_ *, out + i);                                                     \
             m = n - i < whole ? n - i : whole;                                                                         \
-            if (m < whole || what == KOPT_SLEEF_SINCOSPI_) {                                                           \
+            if (m < whole) {                                                                                           \
                 a = kopt_bounce_(at + 128, 64, a, 4 * m);                                                              \
                 b = kopt_bounce_(at + 192, 64, b, 4 * m);                                                              \
+            } else if (what == KOPT_SLEEF_SINCOSPI_) { /* x may be where the sine goes */                              \
+                kopt_sleef_copy_(at + 128, a, m);                                                                      \
+                a = at + 128;                                                                                          \
             }                                                                                                          \
             if (m < whole || what == KOPT_SLEEF_SINCOSPI_) to = at + 256;                                              \
             kopt_sleef_call_##width##_(f, to, at, a, b KOPT_SLEEF_KIND_(what));                                        \
             if (what == KOPT_SLEEF_SINCOSPI_) {                                                                        \
-                kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, out + i), at, 4 * m);                                    \
-                kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, out2 + i), at + width / 8, 4 * m);                       \
+                kopt_sleef_copy_(KOPT_POINTER_(kopt_byte_ *, out + i), at, m);                                         \
+                kopt_sleef_copy_(KOPT_POINTER_(kopt_byte_ *, out2 + i), at + width / 8, m);                            \
                 kopt_sleef_mend_(out + i, out2 + i, a, m);                                                             \
             } else if (m < whole) {                                                                                    \
                 kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, out + i), to, 4 * m);                                    \
