@@ -67,6 +67,20 @@ cuda() {
     ! grep -q '^not ok' build/tests/cuda.log
 }
 
+# Debian's SLEEF for AArch64 into build/sleef-arm64, with package lists of its own: the system keeps one architecture.
+sleef_arm64() {
+    if [ -e build/sleef-arm64/usr ] || [ ! -f /etc/debian_version ] || [ "$(dpkg --print-architecture)" = arm64 ]; then return; fi
+    mkdir -p build/sleef-arm64/lists/partial build/sleef-arm64/archives/partial
+    (
+        cd build/sleef-arm64
+        : >status
+        for sources in /etc/apt/sources.list.d/debian.sources /etc/apt/sources.list; do [ -f $sources ] && break; done
+        apt="apt-get -qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root -o Dir::Cache=$PWD \
+            -o Dir::State::lists=$PWD/lists -o Dir::State::status=$PWD/status -o Dir::Etc::sourcelist=$sources -o Dir::Etc::sourceparts=$PWD/none"
+        $apt update && $apt download libsleef3 && dpkg -x libsleef3_*_arm64.deb . && rm -rf lists
+    ) || echo "setup: no SLEEF for AArch64 from this system's sources; its test stays out" >&2
+}
+
 setup() {
     have apt-get || { echo "setup: this needs apt (Debian or Ubuntu); install clang, tcc, perl, qemu-user and the cross compilers in this file by hand" >&2; exit 2; }
     apt-get update -qq
@@ -77,7 +91,8 @@ setup() {
         gcc-mingw-w64-x86-64-win32 wine64 gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-s390x-linux-gnu \
         libc6-dev-s390x-cross gcc-riscv64-linux-gnu libc6-dev-riscv64-cross gcc-arm-linux-gnueabihf \
         libc6-dev-armhf-cross gcc-powerpc-linux-gnu libc6-dev-powerpc-cross gcc-powerpc64le-linux-gnu \
-        libc6-dev-ppc64el-cross gcc-mips-linux-gnu libc6-dev-mips-cross >/dev/null
+        libc6-dev-ppc64el-cross gcc-mips-linux-gnu libc6-dev-mips-cross libsleef-dev python3-gmpy2 python3-mpmath >/dev/null
+    sleef_arm64
     # PyTorch and optimi, which tests/peers.py compares with
     if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-torch python3-packaging \
         python3-pip >/dev/null; then
@@ -116,7 +131,7 @@ sanitizes() { # sanitizes COMPILER MORE: does it have the libraries?
 }
 
 all=$(echo tests/test_*.c)
-bits='tests/test_tools.c tests/test_step_bits.c tests/test_api.c tests/test_convert.c'
+bits='tests/test_tools.c tests/test_step_bits.c tests/test_api.c tests/test_convert.c tests/test_vmath.c'
 program() { # program SOURCES SUFFIX RUNNER ARGUMENT COMPILER FLAGS...: build the tests with it, one part each
     sources=$1 suffix=$2 runner=$3 argument=$4
     shift 4
@@ -125,6 +140,37 @@ program() { # program SOURCES SUFFIX RUNNER ARGUMENT COMPILER FLAGS...: build th
         echo "$* -std=c99 $C_WARNINGS -o build/tests/$name.$suffix $source -lm" >>build/tests/builds
         part "$name.$suffix" "$runner" "build/tests/$name.$suffix" "$argument"
     done
+}
+
+# Vector mathematics with SLEEF, from plain translation units (no -m flags), and all of it beside MPFR.
+vmath_parts() {
+    beside=build/tests/test_vmath.native
+    echo 'int main(void) { return 0; }' >build/tests/sleef.c
+    if $CC -o build/tests/sleef.probe build/tests/sleef.c -lsleef 2>/dev/null; then
+        for options in sleef:"$CC -O2" sleef_debug:"$CC -O0" sleef_clang:'clang -O0' sleef_clang_ofast:'clang -Ofast'; do
+            name=test_vmath.${options%%:*}
+            case $options in *clang*) have clang || { skip "SLEEF from $options" clang; continue; } ;; esac
+            echo "${options#*:} -std=c99 $C_WARNINGS -DKAHAN_OPT_SLEEF -o build/tests/$name tests/test_vmath.c -lsleef -lm" >>build/tests/builds
+            part "$name" "build/tests/$name" quick
+        done
+        beside="$beside build/tests/test_vmath.sleef"
+    else
+        skip "SLEEF" libsleef-dev
+    fi
+    library=build/sleef-arm64/usr/lib/aarch64-linux-gnu
+    if have aarch64-linux-gnu-gcc && have qemu-aarch64 && [ -e $library/libsleef.so.3 ]; then
+        echo "aarch64-linux-gnu-gcc -O2 -std=c99 $C_WARNINGS -DKAHAN_OPT_SLEEF -o build/tests/test_vmath.sleef_neon tests/test_vmath.c $library/libsleef.so.3 -lm" >>build/tests/builds
+        part test_vmath.sleef_neon qemu-aarch64 -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH=$library build/tests/test_vmath.sleef_neon quick
+    else
+        echo "NOTE: SLEEF on AArch64 is not tested (no build/sleef-arm64 or qemu-aarch64; a foreign package, which not every mirror has)"
+    fi
+    for candidate in python3 /usr/bin/python3; do
+        if $candidate -c 'import gmpy2' 2>/dev/null; then
+            part vmath $candidate tests/vmath.py test $beside
+            return
+        fi
+    done
+    skip "vector mathematics beside MPFR" python3-gmpy2
 }
 
 run_tests() {
@@ -167,6 +213,7 @@ run_tests() {
     else
         skip "the NumPy reference" python3-numpy
     fi
+    vmath_parts
     have arm-none-eabi-gcc || skip "flash and stack on Cortex-M" arm-none-eabi-gcc
     part size sh tests/size.sh
     for tool in $(sh tests/cells.sh missing); do skip "cells" "$tool"; done
@@ -196,7 +243,7 @@ run_tests() {
     fi
     xargs -P 2 -I '{}' sh -c '{}' <build/tests/builds # two at a time; a failure ends the run
     if have prove; then
-        prove -j2 build/tests/*.t
+        prove -j2 --timer build/tests/*.t
     else
         skip "prove, which counts the results" perl
         for t in build/tests/*.t; do "$t" || { echo "FAILED: $t" >&2; exit 1; }; done

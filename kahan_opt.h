@@ -37,7 +37,7 @@
        WHAT IT DOES / DOES NOT     CONFIGURATION      CONTRACT         BYTES PER PARAMETER
        FORMATS AND RESULTS         CONVERSIONS        RANDOM BITS      ONE-ELEMENT UPDATES
        OPTIMIZER                   TENSOR AND STATE   STEP             TRAINING-LOOP TOOLS
-       BULK                        ISA
+       BULK                        VECTOR MATHEMATICS ISA
        (implementation)  SCALARS   VOCABULARIES   KERNELS   DISPATCH   PUBLIC FUNCTIONS   LICENCE
 */
 #if defined(KOPT_VERSION) && KOPT_VERSION != 100
@@ -76,6 +76,8 @@
                                     neither options nor buffers nor state blocks (they have no header, all else is in
                                     its place), what is left out is ignored, and the caller's FP environment must be
                                     the default. Run the same calls once in a build with checks.
+   KAHAN_OPT_VMATH            all   vector mathematics, with the implementation: see there. Cost: 1 s to compile, 44 KB.
+   KAHAN_OPT_SLEEF            impl  with the former: SLEEF 3.5.1 or later computes it by default; link with -lsleef.
    KAHAN_OPT_SELF             impl  the name of this file, with quotes, if you renamed it: it includes itself. gcc 12,
                                     clang 9 and later know it without being told.
 
@@ -737,6 +739,80 @@ KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format,
 /* 1 if all n values are finite (neither NaN nor infinite), else 0; also 0 for bad input. The check before a step that
    may be skipped. */
 KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
+
+#ifdef KAHAN_OPT_VMATH
+/* ---- VECTOR MATHEMATICS (with KAHAN_OPT_VMATH): what a forward and backward pass needs besides + - * /. docs/vmath.md
+        has the formulas, the measured errors and where the coefficients come from ---------------------------------- */
+
+/* Functions of arrays of fp32, by whoever computes them best. Any n, any alignment of 4; out may be an input (in place).
+   Make your own from SVML, vForce, libmvec ...; an entry that is NULL is served by the built-in. */
+typedef struct kopt_vmath {
+    const char *name;
+    void (*exp)(float *out, const float *x, size_t n);
+    void (*log)(float *out, const float *x, size_t n);
+    void (*tanh)(float *out, const float *x, size_t n);
+    void (*erf)(float *out, const float *x, size_t n);
+    void (*erfc)(float *out, const float *x, size_t n);
+    void (*atan2)(float *out, const float *y, const float *x, size_t n);
+    void (*sincospi)(float *sine, float *cosine, const float *x, size_t n); /* of pi * x */
+} kopt_vmath;
+
+/* The built-in: plain + - * /, so the same bits on every machine. exp, log and tanh within 1 ulp, all within 4. */
+KOPT_API_ const kopt_vmath *kopt_vmath_builtin(void);
+
+/* SLEEF, in a build with KAHAN_OPT_SLEEF and -lsleef: within 1.1 ulp (erfc 1.5), in the width of kopt_isa_current() (SSE2:
+   its 128-bit form). NULL where it cannot be had: another build, no FMA, KOPT_ISA_SCALAR, or neither x86-64 with the
+   System V calling convention nor AArch64, by gcc or clang. fp32 results have other bits than the built-in's. */
+KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void);
+
+/* Who computes: "builtin avx2", "sleef avx512", or the name of your table. NULL, here and below, is the default: SLEEF if
+   kopt_vmath_sleef() has it, else the built-in. */
+KOPT_API_ const char *kopt_vmath_name(const kopt_vmath *vmath);
+
+/* out[i] = f(x[i]) in the IEEE environment. An array may be in place of an input, or apart from it, but not partly over
+   it. NaN gives NaN, subnormals are ordinary numbers, and
+       exp     +inf from 88.73 on, 0 below -103.98, gradual between       log     log(0) = -inf, NaN below 0
+       tanh    +-1 at infinity; the sign of zero stays                    erf     the same
+       erfc    2 at -inf, 0 from 10.06 on                                 atan2   all quadrants, zeros and infinities as C99
+       sincospi   exact at multiples of 1/2; a zero sine has the sign of x (SLEEF: any); NaN at infinity */
+KOPT_API_ kopt_result kopt_vmath_exp(const kopt_vmath *vmath, float *out, const float *x, size_t n);
+KOPT_API_ kopt_result kopt_vmath_log(const kopt_vmath *vmath, float *out, const float *x, size_t n);
+KOPT_API_ kopt_result kopt_vmath_tanh(const kopt_vmath *vmath, float *out, const float *x, size_t n);
+KOPT_API_ kopt_result kopt_vmath_erf(const kopt_vmath *vmath, float *out, const float *x, size_t n);
+KOPT_API_ kopt_result kopt_vmath_erfc(const kopt_vmath *vmath, float *out, const float *x, size_t n);
+KOPT_API_ kopt_result kopt_vmath_atan2(const kopt_vmath *vmath, float *out, const float *y, const float *x, size_t n);
+KOPT_API_ kopt_result kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, float *cosine, const float *x, size_t n);
+
+/* Functions from 16 bits to the same 16 bits, with s(x) = 1 / (1 + e^-x), P the normal distribution function and
+   g(x) = 2 sqrt(2 / pi) (x + 0.044715 x^3). */
+typedef enum kopt_function {
+    KOPT_EXP = 0,
+    KOPT_LOG = 1,
+    KOPT_TANH = 2,
+    KOPT_SIGMOID = 3,         /* s(x)                                                                            */
+    KOPT_SILU = 4,            /* x s(x)                                                                          */
+    KOPT_GELU = 5,            /* x P(x) = x (1 + erf(x / sqrt(2))) / 2                                           */
+    KOPT_GELU_TANH = 6,       /* x s(g(x)) = x (1 + tanh(g(x) / 2)) / 2                                          */
+    KOPT_SOFTPLUS = 7,        /* log(1 + e^x)                                                                    */
+    KOPT_TANH_SLOPE = 8,      /* 1 - tanh(x)^2                                                                   */
+    KOPT_SIGMOID_SLOPE = 9,   /* s(x) s(-x); the slope of KOPT_SOFTPLUS is KOPT_SIGMOID                          */
+    KOPT_SILU_SLOPE = 10,     /* s(x) + x s(x) s(-x)                                                             */
+    KOPT_GELU_SLOPE = 11,     /* P(x) + x P'(x)                                                                  */
+    KOPT_GELU_TANH_SLOPE = 12 /* s(g(x)) + x s(g(x)) s(-g(x)) g'(x)                                              */
+} kopt_function;
+
+/* out[i] = the bf16 or fp16 (format) nearest to the true f(x[i]), ties to even, for every one of the 65,536 inputs:
+   correctly rounded, so the same bits on every machine and with any table whose exp, log and tanh are within 1 ulp.
+   Infinities give the limit (a zero keeps the sign of the side it is approached from), subnormals are kept on both sides,
+   NaN and log below 0 give the canonical NaN. out may be x; partial overlap is refused. */
+KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *out, const void *x, kopt_format format,
+                               size_t n);
+
+/* dx[i] = dy[i] * f'(x[i]) for f up to KOPT_SOFTPLUS, but for KOPT_LOG: the slope as of kopt_map(), times dy exactly,
+   rounded to nearest even. dx may be dy or x. */
+KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy, const void *x,
+                                        kopt_format format, size_t n);
+#endif
 
 /* ---- ISA -------------------------------------------------------------------------------------------------------- */
 
@@ -1469,6 +1545,151 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_BOTH_ void kopt_norm_each_(kopt_norm *no
             kopt_norm_put_(norm, digits * digits, exponent == 0 ? 0 : 2 * exponent - 2);
     }
 }
+
+#ifdef KAHAN_OPT_VMATH
+/* ---- vector mathematics: one run of one kernel, and the inputs that are hard to round ---- */
+
+typedef enum kopt_vmath_kind_ {
+    KOPT_VMATH_EXP_, KOPT_VMATH_LOG_, KOPT_VMATH_TANH_, KOPT_VMATH_ERF_, KOPT_VMATH_ERFC_, KOPT_VMATH_ATAN2_,
+    KOPT_VMATH_SINCOSPI_, KOPT_VMATH_ADD_ONE_,                      /* of fp32 */
+    KOPT_VMATH_PREPARE_, KOPT_VMATH_FINISH_, KOPT_VMATH_MULTIPLY_   /* parts of kopt_map */
+} kopt_vmath_kind_;
+
+typedef struct kopt_vmath_job_ {
+    kopt_vmath_kind_ kind;
+    kopt_function f;
+    kopt_format format;
+    size_t n;
+    const kopt_byte_ *in, *in2;
+    kopt_byte_ *out, *out2; /* FINISH_ of SOFTPLUS reads out2 */
+} kopt_vmath_job_;
+
+/* By function and format, `input << 16 | output`, ascending: all inputs whose true result is so close to the middle of two
+   16-bit numbers that an fp32 result cannot tell (relative 2^-20 with bf16, 2^-21 with fp16). `tests/vmath.py patches`. */
+static const unsigned kopt_patch_start_[27] = {
+    0, 4, 42, 50, 107, 107, 139, 146, 211, 219, 261, 262, 312, 313, 364, 369, 427, 427, 467, 467, 507, 516, 641,
+    643, 737, 739, 816};
+static const uint32_t kopt_patches_[816] = {
+    0x3CDD3F84u, 0x40DB446Bu, 0x41F955F0u, 0xBE663F4Du, 0x0FFE3C00u, 0x0FFF3C00u, 0x10003C01u, 0x15FF3C02u,
+    0x1AFD3C04u, 0x1F793C07u, 0x23333C0Fu, 0x25CF3C17u, 0x264C3C19u, 0x2ED73C73u, 0x32373CDCu, 0x3F0345C6u,
+    0x3F85468Eu, 0x4758660Bu, 0x497C7B16u, 0x8BFD3C00u, 0x8BFE3C00u, 0x8BFF3C00u, 0x8C003C00u, 0x8C013BFFu,
+    0x8C023BFFu, 0x92003BFFu, 0x92013BFEu, 0x95013BFDu, 0x97023BFCu, 0x99823BFAu, 0x9E453BF3u, 0xA0E63BECu,
+    0xA1A83BE9u, 0xA51D3BD7u, 0xA57F3BD4u, 0xA9223BAFu, 0xA9543BACu, 0xAA0C3BA1u, 0xAC953B73u, 0xC13B2CAFu,
+    0xC1EF2A97u, 0xC64E177Du, 0x0E99C288u, 0x1069C282u, 0x233CC21Cu, 0x23C7C219u, 0x256CC210u, 0x35E5C155u,
+    0x6C1A4278u, 0x6CA3427Au, 0x01A3C94Du, 0x0385C8EAu, 0x0BE3C82Au, 0x0E5DC7DBu, 0x11ACC747u, 0x12FAC711u,
+    0x1308C710u, 0x160DC685u, 0x18F3C606u, 0x1935C5F9u, 0x1D78C53Bu, 0x24CEC3F3u, 0x253FC3C6u, 0x261CC379u,
+    0x2780C310u, 0x297DC24Du, 0x2DBBC0D3u, 0x2EEDC072u, 0x2FDDC031u, 0x3025C017u, 0x305FBFF6u, 0x30ADBFB1u,
+    0x32DDBE28u, 0x355EBC5Eu, 0x3575BC4Eu, 0x358BBC3Du, 0x391CB72Du, 0x396FB630u, 0x3BFE9401u, 0x40F63B45u,
+    0x41313BA2u, 0x423E3C8Du, 0x43A43D5Du, 0x449E3E1Fu, 0x453E3EA1u, 0x45B53EF7u, 0x46353F4Du, 0x47493FF1u,
+    0x4B284153u, 0x4BB9417Au, 0x52A943F3u, 0x5A284549u, 0x5D3245CEu, 0x602F4648u, 0x60514651u, 0x653D4733u,
+    0x65D84750u, 0x66D54778u, 0x697047EFu, 0x699147F4u, 0x69C447FEu, 0x6E964869u, 0x6F1F4873u, 0x71BC48B0u,
+    0x779D492Du, 0x790B4951u, 0x7995495Du, 0x27442744u, 0x27452744u, 0x27462745u, 0x28942894u, 0x2A9B2A9Au,
+    0x2D862D82u, 0x319B318Du, 0x34E334BEu, 0x36543605u, 0x36B23654u, 0x397A38C2u, 0x3D613AFCu, 0x3E773B65u,
+    0x3EC43B79u, 0x402F3BC2u, 0x42D03BFBu, 0xA744A744u, 0xA745A744u, 0xA746A745u, 0xA894A894u, 0xAA9BAA9Au,
+    0xAD86AD82u, 0xB19BB18Du, 0xB4E3B4BEu, 0xB654B605u, 0xB6B2B654u, 0xB97AB8C2u, 0xBD61BAFCu, 0xBE77BB65u,
+    0xBEC4BB79u, 0xC02FBBC2u, 0xC2D0BBFBu, 0x3C003F00u, 0x3CC03F01u, 0x3E693F0Eu, 0xBB803F00u, 0xBC403EFFu,
+    0xBCA03EFEu, 0xBCE03EFDu, 0x13FE3800u, 0x13FF3800u, 0x14003800u, 0x14013801u, 0x1A003801u, 0x1D003802u,
+    0x1F003803u, 0x20803804u, 0x21803805u, 0x22803806u, 0x23803807u, 0x24403808u, 0x24C03809u, 0x2540380Au,
+    0x25C0380Bu, 0x3B8939C1u, 0x40C93B54u, 0x42AB3BBAu, 0x457B3BF8u, 0x46B53BFDu, 0x47383BFFu, 0x8FFC3800u,
+    0x8FFD3800u, 0x8FFE3800u, 0x8FFF3800u, 0x90003800u, 0x900137FFu, 0x900237FFu, 0x95FF37FFu, 0x960037FFu,
+    0x960137FEu, 0x990037FEu, 0x9B0037FDu, 0x9C8037FCu, 0x9D8037FBu, 0x9E8037FAu, 0x9F8037F9u, 0xA04037F8u,
+    0xA0C037F7u, 0xA14037F6u, 0xA1C037F5u, 0xA24037F4u, 0xA2C037F3u, 0xA34037F2u, 0xA3C037F1u, 0xA42037F0u,
+    0xA46037EFu, 0xA4A037EEu, 0xA4E037EDu, 0xA52037ECu, 0xA56037EBu, 0xA5A037EAu, 0xADC937A4u, 0xAF4A378Cu,
+    0xB096376Eu, 0xB13F3758u, 0xB239373Au, 0xBC8B33C7u, 0xBF3C3082u, 0xBFF82FAEu, 0xC0E32D1Du, 0xC1CC2AB0u,
+    0xC318272Cu, 0xC7371206u, 0xC8770856u, 0x3BB53B35u, 0x3C003B80u, 0x3E653DFEu, 0x4081407Du, 0x40BE40BDu,
+    0xBB80BB00u, 0xBBB5BB35u, 0xC043BE0Eu, 0x0FFE0BFEu, 0x0FFF0BFFu, 0x11A80DA8u, 0x11A90DAAu, 0x14001000u,
+    0x16EE12F0u, 0x18E614E7u, 0x1A531655u, 0x1E001A04u, 0x1EA21AA7u, 0x1F361B3Cu, 0x1FBF1BC7u, 0x2500210Cu,
+    0x2ABF26ECu, 0x2BB727F3u, 0x344730D8u, 0x3728345Du, 0x43E143BBu, 0x8FFE8BFEu, 0x8FFF8BFFu, 0x90008C00u,
+    0x91A88DA8u, 0x91A98DA8u, 0x96EE92ECu, 0x98E694E5u, 0x9A539651u, 0x9E0099FCu, 0x9EA29A9Du, 0x9F369B30u,
+    0x9FBF9BB7u, 0xA500A0F4u, 0xA7F0A3D1u, 0xA808A3F0u, 0xAABFA692u, 0xABB7A77Bu, 0xAFA3AB2Eu, 0xB6D9B167u,
+    0xB6E5B16Fu, 0xB9B6B383u, 0xC173B15Du, 0xC4ECA88Fu, 0xC7A59B7Du, 0xBEACBDFDu, 0x0E540A54u, 0x0E550A55u,
+    0x0E560A57u, 0x107A0C7Au, 0x107B0C7Cu, 0x13C10FC2u, 0x13C20FC4u, 0x157C117Du, 0x1B6D1772u, 0x1CC018C5u,
+    0x20561C5Eu, 0x21991DA6u, 0x25DF21FBu, 0x27202348u, 0x29E6261Du, 0x2B7327CCu, 0x2D5429AEu, 0x2DF12A62u,
+    0x2E4D2ACBu, 0x2E9E2B29u, 0x3330303Bu, 0x36F234A4u, 0x3B623A12u, 0x3C143AE6u, 0x3FA83F72u, 0x408A407Cu,
+    0x42E542E5u, 0x8E548A54u, 0x8E558A55u, 0x8E568A55u, 0x907A8C7Au, 0x907B8C7Au, 0x93C18FC0u, 0x93C28FC0u,
+    0x957C917Bu, 0x9B6D9768u, 0x9CC098BBu, 0xA0569C4Eu, 0xA1999D8Cu, 0xA5DFA1C3u, 0xA720A2F8u, 0xA9E6A5AFu,
+    0xAB73A71Au, 0xAD54A8FAu, 0xADF1A980u, 0xAE9EAA13u, 0xB3ADAE38u, 0xBBB1B12Cu, 0xBCF1B049u, 0xBDF1AE89u,
+    0x3F063EBBu, 0x0E540A54u, 0x0E550A55u, 0x0E560A57u, 0x107A0C7Au, 0x107B0C7Cu, 0x13C10FC2u, 0x13C20FC4u,
+    0x157C117Du, 0x1B6D1772u, 0x1CC018C5u, 0x20561C5Eu, 0x21991DA6u, 0x25DF21FBu, 0x27202348u, 0x29E6261Du,
+    0x2B7327CCu, 0x2DF12A61u, 0x30832D05u, 0x31DE2EB8u, 0x32112EFAu, 0x334F3051u, 0x35A73337u, 0x3C2C3B1Bu,
+    0x3FE93FB8u, 0x8E548A54u, 0x8E558A55u, 0x8E568A55u, 0x907A8C7Au, 0x907B8C7Au, 0x93C18FC0u, 0x93C28FC0u,
+    0x957C917Bu, 0x9B6D9768u, 0x9CC098BBu, 0xA0569C4Eu, 0xA1999D8Cu, 0xA5DFA1C3u, 0xA720A2F8u, 0xA9E6A5AFu,
+    0xAB73A71Au, 0xADF1A981u, 0xB083AC01u, 0xB1DEAD04u, 0xB3FEAE6Bu, 0xB5A7B017u, 0xB750B0BCu, 0xB89FB135u,
+    0xBC36B0EEu, 0xBDC7AEE3u, 0xBFFFA9D2u, 0xC01EA930u, 0x39DE3F31u, 0x39DF3F32u, 0x3F923FB5u, 0xBC7A3F30u,
+    0xBF4C3EBFu, 0x1379398Cu, 0x137A398Du, 0x17BC398Du, 0x1DED3991u, 0x253539A0u, 0x25F339A4u, 0x276E39A9u,
+    0x287439B0u, 0x2C1E39CEu, 0x2C3D39D1u, 0x2DBE39EAu, 0x2F593A05u, 0x2FF03A0Fu, 0x31DB3A50u, 0x3D223E1Du,
+    0x42084221u, 0x45234525u, 0x463D463Du, 0x8425398Cu, 0x8426398Cu, 0x8427398Cu, 0x8428398Cu, 0x8429398Cu,
+    0x842A398Cu, 0x842B398Cu, 0x842C398Cu, 0x842D398Cu, 0x842E398Cu, 0x842F398Cu, 0x8430398Bu, 0x8431398Bu,
+    0x8432398Bu, 0x8433398Bu, 0x8434398Bu, 0x8435398Bu, 0x8436398Bu, 0x8437398Bu, 0x8438398Bu, 0x8439398Bu,
+    0x843A398Bu, 0x843B398Bu, 0x9443398Bu, 0x9822398Au, 0x9A233988u, 0x9E133986u, 0x9F143984u, 0xA08B3982u,
+    0xA20D397Fu, 0xAA773958u, 0xAF24391Du, 0xB6F837FBu, 0xB7AA37B7u, 0xB8DD36F4u, 0xB9923678u, 0xBAC835B5u,
+    0xBB893544u, 0xBEA53191u, 0xC3032792u, 0x23FF3C00u, 0x24003C00u, 0x24013BFFu, 0x26EE3BFFu, 0x2A013BFCu,
+    0x2B383BF9u, 0x2C213BF7u, 0x2CCE3BF5u, 0x2D953BF0u, 0x31043BCEu, 0x312B3BCBu, 0x35883B1Du, 0x37723A7Du,
+    0x39D538E7u, 0x3A673878u, 0x3ACC382Eu, 0x3D643396u, 0x3DDD3226u, 0x3F602E1Au, 0x4173245Eu, 0xA3FF3C00u,
+    0xA4003C00u, 0xA4013BFFu, 0xA6EE3BFFu, 0xAA013BFCu, 0xAB383BF9u, 0xAC213BF7u, 0xACCE3BF5u, 0xAD953BF0u,
+    0xB1043BCEu, 0xB12B3BCBu, 0xB5883B1Du, 0xB7723A7Du, 0xB9D538E7u, 0xBA673878u, 0xBACC382Eu, 0xBD643396u,
+    0xBDDD3226u, 0xBF602E1Au, 0xC173245Eu, 0x27FF3400u, 0x28003400u, 0x280133FFu, 0x2AEE33FFu, 0x2E0133FCu,
+    0x2F3833F9u, 0x302133F7u, 0x30CE33F5u, 0x319533F0u, 0x350433CEu, 0x352B33CBu, 0x3988331Du, 0x3B72327Du,
+    0x3DD530E7u, 0x3E673078u, 0x3ECC302Eu, 0x41642B96u, 0x41DD2A26u, 0x4360261Au, 0x45731C5Eu, 0xA7FF3400u,
+    0xA8003400u, 0xA80133FFu, 0xAAEE33FFu, 0xAE0133FCu, 0xAF3833F9u, 0xB02133F7u, 0xB0CE33F5u, 0xB19533F0u,
+    0xB50433CEu, 0xB52B33CBu, 0xB988331Du, 0xBB72327Du, 0xBDD530E7u, 0xBE673078u, 0xBECC302Eu, 0xC1642B96u,
+    0xC1DD2A26u, 0xC360261Au, 0xC5731C5Eu, 0x3B803F00u, 0x3C403F01u, 0xBB003F00u, 0xBBC03EFFu, 0xBC203EFEu,
+    0xBC603EFDu, 0xBC903EFCu, 0xBF253E4Cu, 0xC02BBDC7u, 0x0FFE3800u, 0x0FFF3800u, 0x10003800u, 0x10013801u,
+    0x16003801u, 0x19003802u, 0x1B003803u, 0x1C803804u, 0x1D803805u, 0x1E803806u, 0x1F803807u, 0x20403808u,
+    0x20C03809u, 0x2140380Au, 0x21C0380Bu, 0x2240380Cu, 0x22C0380Du, 0x2340380Eu, 0x2E9B386Au, 0x369D399Cu,
+    0x374439C1u, 0x376C39CAu, 0x393D3A72u, 0x3CE93BE8u, 0x3D1C3BFFu, 0x410F3C65u, 0x48463C01u, 0x8BFC3800u,
+    0x8BFD3800u, 0x8BFE3800u, 0x8BFF3800u, 0x8C003800u, 0x8C0137FFu, 0x8C0237FFu, 0x91FF37FFu, 0x920037FFu,
+    0x920137FEu, 0x950037FEu, 0x970037FDu, 0x988037FCu, 0x998037FBu, 0x9A8037FAu, 0x9B8037F9u, 0x9C4037F8u,
+    0x9CC037F7u, 0x9D4037F6u, 0x9DC037F5u, 0x9E4037F4u, 0x9EC037F3u, 0x9F4037F2u, 0x9FC037F1u, 0xA02037F0u,
+    0xA06037EFu, 0xA0A037EEu, 0xA0E037EDu, 0xA12037ECu, 0xA16037EBu, 0xA1A037EAu, 0xA1E037E9u, 0xA22037E8u,
+    0xA26037E7u, 0xA2A037E6u, 0xA2E037E5u, 0xA32037E4u, 0xAB49378Cu, 0xAC95376Eu, 0xADC63748u, 0xB2F83646u,
+    0xB49935BBu, 0xB64334F2u, 0xB9113282u, 0xB96931F3u, 0xBA503093u, 0xBA713062u, 0xBAB72FFDu, 0xBB5B2E40u,
+    0xBB902DB7u, 0xBC082C7Au, 0xBC112C4Fu, 0xBCA826E0u, 0xBCEB21A4u, 0xBCFE1EECu, 0xBCFF1EB2u, 0xBD001E79u,
+    0xBD041D91u, 0xBD0F1A38u, 0xBD111956u, 0xBD161642u, 0xBD171561u, 0xBD19133Fu, 0xBD1B0F7Fu, 0xBD1C0C01u,
+    0xBD1D020Fu, 0xBD1E89F0u, 0xBD1F8E73u, 0xBD2192B2u, 0xBD2495F1u, 0xBD2596CEu, 0xBD29991Fu, 0xBD2D9AD5u,
+    0xBD2E9B43u, 0xBD2F9BB0u, 0xBD319C45u, 0xBD46A055u, 0xBD54A1C3u, 0xBD59A244u, 0xBD5CA291u, 0xBD62A329u,
+    0xBD65A375u, 0xBD6AA3F3u, 0xBDB0A73Du, 0xBDBEA7DAu, 0xBDCDA840u, 0xBDD2A85Bu, 0xBE3AAA5Eu, 0xBE8DABBBu,
+    0xBE95ABDBu, 0xBF83AD56u, 0xBFA2AD79u, 0xC14AAE3Du, 0xC154AE37u, 0xC372ABF5u, 0xC3E8AAF0u, 0xC563A516u,
+    0xC8A49252u, 0x3DBA3F12u, 0x3F693F87u, 0x0D033800u, 0x0D043801u, 0x13853801u, 0x16443802u, 0x18633804u,
+    0x1DF43809u, 0x21CC3813u, 0x244F381Bu, 0x25903824u, 0x27EA3832u, 0x28FA383Fu, 0x2AA03855u, 0x2B55385Du,
+    0x2BF63865u, 0x2C883874u, 0x307C38E4u, 0x33583970u, 0x33E2398Bu, 0x36623A6Au, 0x3EA23C7Au, 0x3EAF3C78u,
+    0x3F713C67u, 0x42943C05u, 0x89013800u, 0x89023800u, 0x89033800u, 0x890437FFu, 0x890537FFu, 0x8F8437FFu,
+    0x8F8537FFu, 0x8F8637FEu, 0x924437FEu, 0x946337FCu, 0x95A437FBu, 0x99F437F7u, 0x9B3537F4u, 0x9DCC37EDu,
+    0x9F5D37E9u, 0xA44537C9u, 0xA6C737A9u, 0xAC443726u, 0xACC7370Cu, 0xADA036E1u, 0xAE5136BFu, 0xB20A359Eu,
+    0xB2313590u, 0xB3DE34ECu, 0xB3FE34E0u, 0xB5933374u, 0xB5AE334Fu, 0xB5E832FEu, 0xB697320Fu, 0xB7D23077u,
+    0xB9292A76u, 0xB99B25E8u, 0xB9A72534u, 0xB9B82437u, 0xB9ED1CF1u, 0xB9F81910u, 0xB9FA1831u, 0xB9FB1783u,
+    0xB9FD15C6u, 0xB9FE14E8u, 0xB9FF140Au, 0xBA001258u, 0xBA01109Du, 0xBA020DC4u, 0xBA03089Fu, 0xBA048492u,
+    0xBA058C97u, 0xBA069005u, 0xBA0791BEu, 0xBA0B964Eu, 0xBA0D9802u, 0xBA0F98DDu, 0xBA169BD9u, 0xBA1C9D31u,
+    0xBA1D9D67u, 0xBA1E9D9Du, 0xBA269F4Cu, 0xBA289FB7u, 0xBA3AA1B9u, 0xBA3EA222u, 0xBA5BA488u, 0xBA6EA577u,
+    0xBA70A590u, 0xBA7CA626u, 0xBAB0A84Bu, 0xBB26AAD4u, 0xBB91AC6Du, 0xBB95AC76u, 0xBD97B01Fu, 0xC2AD9CC3u,
+    0xC4068F8Fu, 0x3EFB3F5Cu, 0xC07DB9D8u, 0x0D033800u, 0x0D043801u, 0x13853801u, 0x16443802u, 0x18633804u,
+    0x1DF43809u, 0x21CC3813u, 0x25903824u, 0x27EA3832u, 0x29D7384Bu, 0x2AA03854u, 0x2D013880u, 0x2E26389Cu,
+    0x2E7738A4u, 0x36833A76u, 0x3F333C6Eu, 0x41A93C13u, 0x89013800u, 0x89023800u, 0x89033800u, 0x890437FFu,
+    0x890537FFu, 0x8F8437FFu, 0x8F8537FFu, 0x8F8637FEu, 0x924437FEu, 0x946337FCu, 0x95A437FBu, 0x99F437F7u,
+    0x9B3537F4u, 0x9DCC37EDu, 0x9F5D37E9u, 0xA44537C9u, 0xA6C737A9u, 0xA8F53781u, 0xAE9D36B0u, 0xB1D135B4u,
+    0xB43234BBu, 0xB6CF31C4u, 0xB77D30E3u, 0xB7B2309Fu, 0xB80B3024u, 0xB82A2FB0u, 0xB9372A0Au, 0xB9882718u,
+    0xB9992616u, 0xB9C722DBu, 0xB9CA2284u, 0xB9CB2268u, 0xB9F31BD4u, 0xB9FA18C6u, 0xB9FE1614u, 0xBA001459u,
+    0xBA0112F8u, 0xBA02113Eu, 0xBA030F09u, 0xBA040B2Cu, 0xBA050091u, 0xBA068A9Au, 0xBA078EBDu, 0xBA089116u,
+    0xBA0992CEu, 0xBA0A9442u, 0xBA0B951Eu, 0xBA0E97AEu, 0xBA0F9845u, 0xBA1399F9u, 0xBA39A177u, 0xBA55A427u,
+    0xBA87A697u, 0xBAA1A7D1u, 0xBB6AAC0Du, 0xBD02AFD9u, 0xBEA8AF9Au, 0xC0D8A9A8u, 0xC34795FDu, 0xC39D9236u};
+
+/* The right result for input x, if it is one of those. */
+static KOPT_NOINLINE_ void kopt_map_patch_(kopt_function f, kopt_format format, uint32_t x, kopt_byte_ *out) {
+    const int list = 2 * KOPT_CAST_(int, f) + (format == KOPT_FP16);
+    unsigned low = kopt_patch_start_[list], high = kopt_patch_start_[list + 1];
+    while (low < high) {
+        const unsigned middle = (low + high) / 2;
+        if (kopt_patches_[middle] >> 16 == x) {
+            kopt_store16_(out, kopt_patches_[middle] & 0xFFFFu);
+            return;
+        }
+        if (kopt_patches_[middle] >> 16 < x)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+}
+#endif
 
 /* ---- this file reads itself once per ISA, each time only the vocabulary and the kernels --------------------------- */
 
@@ -3368,6 +3589,347 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
 #undef clip_
 #undef sum_
 
+#if defined(KAHAN_OPT_VMATH) && KOPT_PASS_ != KOPT_PASS_CUDA_
+/* ---- vector mathematics: docs/vmath.md. The coefficients are those of `tests/vmath.py coefficients` ---------------- */
+
+#define pick_ NAME_(vmath_pick)
+#define at_ NAME_(vmath_at)
+#define product_ NAME_(vmath_product)
+#define exp_ NAME_(vmath_exp)
+#define log_ NAME_(vmath_log)
+#define tanh_ NAME_(vmath_tanh)
+#define erf_ NAME_(vmath_erf)
+#define erfc_ NAME_(vmath_erfc)
+#define erfcx_ NAME_(vmath_erfcx)
+#define erf_tail_ NAME_(vmath_erf_tail)
+#define erf_small_ NAME_(vmath_erf_small)
+#define atan2_ NAME_(vmath_atan2)
+#define sincospi_ NAME_(vmath_sincospi)
+#define magnitude_ NAME_(vmath_magnitude)
+#define at_most_ NAME_(vmath_at_most)
+#define steep_ NAME_(vmath_steep)
+#define prepare_ NAME_(vmath_prepare)
+#define normal_ NAME_(vmath_normal)
+#define finish_ NAME_(vmath_finish)
+#define step_ NAME_(vmath_step)
+
+FN_ floats_ pick_(mask_ m, floats_ yes, floats_ no) { return value_(select_(m, bits_(yes), bits_(no))); }
+FN_ floats_ magnitude_(floats_ x) { return value_(and_(bits_(x), iset_(0x7FFFFFFFu))); }
+
+/* |x|, and limit if it is above or NaN: x with its sign. */
+FN_ floats_ at_most_(floats_ x, float limit) {
+    const words_ u = bits_(x), mag = and_(u, iset_(0x7FFFFFFFu)), end = iset_(kopt_bits_(limit));
+    return value_(or_(xor_(u, mag), select_(gt_(mag, end), end, mag)));
+}
+
+/* c + x * rest: a polynomial is at_(x, c0, at_(x, c1, ... set_(c_last))) */
+FN_ floats_ at_(floats_ x, float c, floats_ rest) { return add_(mul_(rest, x), set_(c)); }
+
+/* a * b and what the product lost (Dekker 1971); magnitudes below 2^115, products above 2^-100. */
+FN_ floats_ product_(floats_ a, floats_ b, floats_ *rest) {
+    const floats_ split = set_(4097.0f), p = mul_(a, b), at = mul_(a, split), bt = mul_(b, split);
+    const floats_ ah = sub_(at, sub_(at, a)), al = sub_(a, ah), bh = sub_(bt, sub_(bt, b)), bl = sub_(b, bh);
+    *rest = add_(add_(add_(sub_(mul_(ah, bh), p), mul_(ah, bl)), mul_(al, bh)), mul_(al, bl));
+    return p;
+}
+
+/* e^(x + d), d a correction: x = k log 2 + r, 2^k (1 + r + r^2 P(r)). */
+FN_ floats_ exp_(floats_ x, floats_ d) {
+    const floats_ magic = set_(12582912.0f), one = set_(1.0f), a = at_most_(x, 104.0f); /* 1.5 * 2^23 */
+    const floats_ t = add_(mul_(a, set_(1.44269504f)), magic), k = sub_(t, magic);
+    const floats_ r0 = sub_(a, mul_(k, set_(0.693359375f))), c = sub_(d, mul_(k, set_(-0.000212194440f)));
+    const floats_ r = add_(r0, c), lost = add_(sub_(r0, r), c), high = add_(one, r), low = sub_(r, sub_(high, one));
+    const floats_ p = add_(mul_(mul_(r, r), at_(r, 0.5f, at_(r, 0.166666672f, at_(r, 0.0416664518f, at_(r,
+          0.00833319779f, at_(r, 0.00139361445f, set_(0.000199533533f))))))), lost);
+    const words_ i = iadd_(isub_(bits_(t), bits_(magic)), iset_(512)), i1 = shr_(i, 1), i2 = isub_(i, i1);
+    floats_ y = mul_(add_(high, add_(low, p)), value_(shl_(isub_(i1, iset_(256 - 127)), 23))); /* 2^k in two factors */
+    y = mul_(y, value_(shl_(isub_(i2, iset_(256 - 127)), 23)));
+    return pick_(gt_(and_(bits_(x), iset_(0x7FFFFFFFu)), iset_(0x7F800000u)), value_(iset_(0x7FC00000u)), y);
+}
+
+/* x = 2^k (1 + f), sqrt(1/2) <= 1 + f < sqrt(2), s = f / (2 + f): log(1 + f) = f - f^2/2 + s (f^2/2 + R(s^2)). */
+FN_ floats_ log_(floats_ x) {
+    const words_ given = bits_(x);
+    const mask_ tiny = gt_(iset_(0x00800000u), given);
+    const words_ u = iadd_(select_(tiny, bits_(mul_(x, set_(8388608.0f))), given), iset_(0x3F800000u - 0x3F3504F3u));
+    const floats_ f = sub_(value_(iadd_(and_(u, iset_(0x007FFFFFu)), iset_(0x3F3504F3u))), set_(1.0f));
+    const floats_ k = count_(isub_(shr_(u, 23), select_(tiny, iset_(127 + 23), iset_(127))));
+    const floats_ s = div_(f, add_(set_(2.0f), f)), z = mul_(s, s), half = mul_(mul_(f, f), set_(0.5f));
+    const floats_ r = sub_(mul_(s, add_(half, mul_(z, at_(z, 0.666666627f, at_(z, 0.400008112f, at_(z, 0.285134971f,
+          set_(0.239589244f))))))), half);
+    const floats_ a = mul_(k, set_(0.693359375f)), high = add_(a, f), low = sub_(f, sub_(high, a));
+    floats_ y = add_(high, add_(low, add_(mul_(k, set_(-0.000212194440f)), r)));
+    y = pick_(gt_(given, iset_(0x7F7FFFFFu)), x, y);                                                /* inf, NaN */
+    y = pick_(gt_(iset_(0), given), value_(iset_(0x7FC00000u)), y);                                 /* negative */
+    return pick_(eq_(and_(given, iset_(0x7FFFFFFFu)), iset_(0)), value_(iset_(0xFF800000u)), y);
+}
+
+/* x + x^3 P(x^2) below 0.8, else 1 - 2 q / (1 + q) with q = e^(-2 |x|). */
+FN_ floats_ tanh_(floats_ x) {
+    const floats_ a = magnitude_(x), z = mul_(a, a), one = set_(1.0f), q = exp_(mul_(a, set_(-2.0f)), set_(0.0f));
+    const floats_ below = add_(a, mul_(mul_(a, z), at_(z, -0.333333313f, at_(z, 0.133332387f, at_(z, -0.0539542474f,
+          at_(z, 0.0217733867f, at_(z, -0.00850884989f, at_(z, 0.0028497458f, set_(-0.000569574651f)))))))));
+    const floats_ d = add_(one, q), rest = sub_(q, sub_(d, one)), w = div_(mul_(q, set_(2.0f)), d); /* 1 + q = d + rest */
+    const floats_ high = sub_(one, w), lost = mul_(mul_(w, rest), sub_(one, mul_(w, set_(0.5f)))); /* 1 / d = 1 - w / 2 */
+    const floats_ above = add_(high, add_(sub_(sub_(one, high), w), lost));
+    return value_(or_(xor_(bits_(x), bits_(a)), bits_(pick_(gt_(bits_(set_(0.8f)), bits_(a)), below, above))));
+}
+
+/* For 0 <= x < 1: x + x P(x^2) */
+FN_ floats_ erf_small_(floats_ x) {
+    const floats_ z = mul_(x, x);
+    return add_(x, mul_(x, at_(z, 0.128379166f, at_(z, -0.376126349f, at_(z, 0.112837434f, at_(z, -0.0268635508f,
+          at_(z, 0.00521640619f, at_(z, -0.000842323236f, at_(z, 0.000108587818f, set_(-8.57798841e-06f))))))))));
+}
+
+/* e^(y^2) erfc(y) for 0 <= y < 10.9: P(t) / (1 + 2 y), t = (y - 2) / (y + 2) */
+FN_ floats_ erfcx_(floats_ y) {
+    const floats_ two = set_(2.0f), t = div_(sub_(y, two), add_(y, two));
+    return div_(at_(t, 1.27697837f, at_(t, -0.0927638113f, at_(t, -0.166030198f, at_(t, 0.164050832f, at_(t,
+          -0.0542211086f, at_(t, -0.00802993868f, at_(t, 0.00872326922f, at_(t, 0.00125348219f, at_(t,
+          -0.00144877564f, at_(t, -0.000410605775f, at_(t, 0.000190243765f, set_(9.18475271e-05f)))))))))))),
+          add_(set_(1.0f), mul_(two, y)));
+}
+
+/* erfc(y) for y >= 0 */
+FN_ floats_ erf_tail_(floats_ y) {
+    floats_ low, high, a = at_most_(y, 10.5f);
+    high = product_(a, a, &low);
+    return mul_(exp_(value_(xor_(bits_(high), iset_(0x80000000u))), value_(xor_(bits_(low), iset_(0x80000000u)))),
+          erfcx_(a));
+}
+
+FN_ floats_ erf_(floats_ x) {
+    const floats_ a = magnitude_(x), one = set_(1.0f), y = pick_(gt_(bits_(one), bits_(a)), erf_small_(a), sub_(one,
+          erf_tail_(a)));
+    return pick_(gt_(bits_(a), iset_(0x7F800000u)), x, value_(or_(xor_(bits_(x), bits_(a)), bits_(y))));
+}
+
+FN_ floats_ erfc_(floats_ x) {
+    const floats_ a = magnitude_(x), one = set_(1.0f), tail = erf_tail_(a);
+    const words_ sign = xor_(bits_(x), bits_(a));
+    const floats_ below = sub_(one, value_(or_(bits_(erf_small_(a)), sign)));
+    const floats_ above = pick_(eq_(sign, iset_(0)), tail, sub_(set_(2.0f), tail));
+    const floats_ y = pick_(gt_(bits_(set_(0.5f)), bits_(a)), below, above);
+    return pick_(gt_(bits_(a), iset_(0x7F800000u)), x, y);
+}
+
+/* The angle of the smaller over the larger, q + q^3 P(q^2), put into its octant. */
+FN_ floats_ atan2_(floats_ y, floats_ x) {
+    const floats_ ay = magnitude_(y), ax = magnitude_(x);
+    const words_ v = bits_(ay), u = bits_(ax), flip = xor_(u, bits_(x)), zero = iset_(0);
+    const mask_ swap = gt_(v, u), nan = either_(gt_(v, iset_(0x7F800000u)), gt_(u, iset_(0x7F800000u)));
+    const words_ most = select_(swap, v, u), turn = xor_(flip, select_(swap, iset_(0x80000000u), zero));
+    floats_ q = div_(pick_(swap, ax, ay), value_(most)), z, high, low;
+    z = mul_(q, q);
+    q = add_(q, mul_(mul_(q, z), at_(z, -0.333333313f, at_(z, 0.199998975f, at_(z, -0.14283745f, at_(z, 0.110914007f,
+          at_(z, -0.0897195861f, at_(z, 0.0722251087f, at_(z, -0.0538603701f, at_(z, 0.0337226987f, at_(z,
+          -0.0157589912f, at_(z, 0.004706142f, set_(-0.000659056939f)))))))))))));
+    q = pick_(eq_(v, u), value_(iset_(0x3F490FDBu)), q); /* pi/4, infinite or not */
+    q = pick_(eq_(most, zero), value_(zero), q);
+    high = value_(select_(swap, iset_(0x3FC90FDBu), select_(eq_(flip, zero), zero, iset_(0x40490FDBu)))); /* pi/2, 0,
+          pi */
+    low = value_(select_(swap, iset_(0xB33BBD2Eu), select_(eq_(flip, zero), zero,
+          iset_(0xB3BBBD2Eu))));  /* the rest    */
+    z = add_(high, add_(low, value_(xor_(bits_(q), turn))));
+    z = value_(or_(and_(bits_(z), iset_(0x7FFFFFFFu)), xor_(v, bits_(y))));
+    return pick_(nan, value_(iset_(0x7FC00000u)), z);
+}
+
+/* x = n/2 + f, |f| <= 1/4, exactly: sin(pi f) = 4 f - f P(f^2), cos(pi f) = 1 + f^2 Q(f^2). */
+FN_ floats_ sincospi_(floats_ x, floats_ *cosine) {
+    const floats_ magic = set_(12582912.0f),
+          far_away = set_(12884901888.0f); /* 1.5 * 2^33: rounds to multiples of 2^10 */
+    const words_ mag = and_(bits_(x), iset_(0x7FFFFFFFu)), sign = xor_(bits_(x), mag), zero = iset_(0);
+    const floats_ a = value_(select_(gt_(mag, iset_(0x4B7FFFFFu)), zero, mag)); /* from 2^24 on they are even */
+    const floats_ b = sub_(a, sub_(add_(a, far_away), far_away)), t = add_(add_(b, b), magic);
+    const floats_ f = sub_(b, mul_(sub_(t, magic), set_(0.5f))), z = mul_(f, f);
+    const floats_ s = sub_(mul_(f, set_(4.0f)), mul_(f, at_(z, 0.858407319f, at_(z, 5.16771889f, at_(z, -2.55051947f,
+          at_(z, 0.606866181f, set_(-0.135735944f)))))));
+    const floats_ c = add_(set_(1.0f), mul_(z, at_(z, -4.93480206f, at_(z, 4.05869341f, at_(z, -1.33446038f, at_(z,
+          0.221272752f, set_(0.0610933602f)))))));
+    const words_ n = bits_(t); /* of which the low bits are those of the integer */
+    const mask_ even = eq_(and_(n, iset_(1)), zero), special = gt_(mag, iset_(0x7F7FFFFFu));
+    words_ sw = select_(even, bits_(s), bits_(c)), cw = select_(even, bits_(c), bits_(s));
+    sw = xor_(sw, shl_(and_(n, iset_(2)), 30));
+    sw = select_(eq_(and_(sw, iset_(0x7FFFFFFFu)), zero), sign, xor_(sw, sign));
+    cw = xor_(cw, shl_(and_(iadd_(n, iset_(1)), iset_(2)), 30));
+    cw = select_(eq_(and_(cw, iset_(0x7FFFFFFFu)), zero), zero, cw);
+    *cosine = value_(select_(special, iset_(0x7FC00000u), cw));
+    return value_(select_(special, iset_(0x7FC00000u), sw));
+}
+
+/* ---- functions of 16 bits: prepare_ the argument of the table's function, finish_ with its result ---- */
+
+/* g(|x|) = |x| (c1 + c3 x^2) of the tanh form of GELU, and what it lost; |x| <= 12. */
+FN_ floats_ steep_(floats_ x, floats_ *rest) {
+    const floats_ a = at_most_(magnitude_(x), 12.0f), c1 = set_(1.59576917f), square = mul_(a, a); /* exact: 22 bits */
+    floats_ low, tail, p = product_(square, set_(0.0713548139f), &low), sum = add_(c1, p);
+    /* c1 >= p up to |x| = 4.7; beyond, what is lost of c1 counts the other way round */
+    const mask_ swap = gt_(bits_(p), bits_(c1));
+    const floats_ big = pick_(swap, p, c1), little = pick_(swap, c1, p);
+    low = add_(low, sub_(little, sub_(sum, big)));
+    low = add_(low, add_(mul_(square, set_(2.3988324e-09f)), set_(-4.53406804e-08f)));
+    p = product_(a, sum, &tail);
+    *rest = add_(tail, mul_(a, low));
+    return p;
+}
+
+FN_ floats_ prepare_(kopt_function f, floats_ x) {
+    const words_ minus = iset_(0x80000000u);
+    floats_ rest;
+    switch (f) {
+    case KOPT_SIGMOID: case KOPT_SILU: case KOPT_SOFTPLUS: case KOPT_SIGMOID_SLOPE: case KOPT_SILU_SLOPE:
+        return value_(or_(bits_(x), minus));
+    case KOPT_TANH_SLOPE: return mul_(value_(or_(bits_(x), minus)), set_(2.0f));
+    case KOPT_GELU: case KOPT_GELU_SLOPE: return mul_(mul_(x, x), set_(-0.5f));
+    case KOPT_GELU_TANH: case KOPT_GELU_TANH_SLOPE:
+        rest = steep_(x, &rest);
+        x = pick_(gt_(and_(bits_(x), iset_(0x7FFFFFFFu)), iset_(0x7F800000u)), x, rest);
+        return value_(or_(bits_(x), minus));
+    case KOPT_EXP: case KOPT_LOG: case KOPT_TANH: default: return x;
+    }
+}
+
+/* The normal distribution function, given q = e^(-x^2/2). */
+FN_ floats_ normal_(floats_ x, floats_ q) {
+    const floats_ y = mul_(at_most_(magnitude_(x), 15.0f), set_(0.707106769f));
+    const floats_ p = mul_(mul_(q, set_(0.5f)), erfcx_(y));
+    return pick_(gt_(iset_(0), bits_(x)), p, sub_(set_(1.0f), p));
+}
+
+/* f(x) from x, the table's q and, for SOFTPLUS, l = log(1 + q); *size is the sum of the magnitudes of its terms. */
+FN_ floats_ finish_(kopt_function f, floats_ x, floats_ q, floats_ l, floats_ *size) {
+    const floats_ one = set_(1.0f), least = at_most_(x, 200.0f);
+    const words_ mag = and_(bits_(x), iset_(0x7FFFFFFFu));
+    const mask_ negative = gt_(iset_(0), bits_(x));
+    const int steep = f == KOPT_GELU_TANH || f == KOPT_GELU_TANH_SLOPE;
+    floats_ d, r = q, s, v, rest;
+    if (f == KOPT_EXP || f == KOPT_LOG || f == KOPT_TANH) {
+        *size = magnitude_(r);
+        return r;
+    }
+    if (f == KOPT_GELU || f == KOPT_GELU_SLOPE) {
+        s = normal_(x, q);
+        v = mul_(mul_(at_most_(x, 20.0f), set_(0.398942292f)), q); /* x P'(x) */
+    } else {
+        if (steep) {
+            steep_(x, &rest);
+            q = sub_(q, mul_(q, rest));
+        }
+        d = add_(one, q);
+        s = div_(pick_(negative, q, one), d);
+        v = div_(pick_(negative, one, q), d);
+        if (f == KOPT_TANH_SLOPE) {
+            r = div_(div_(mul_(q, set_(4.0f)), d), d);
+        } else if (f == KOPT_SIGMOID_SLOPE) {
+            r = mul_(s, v);
+        } else if (f == KOPT_SOFTPLUS) {
+            r = pick_(eq_(bits_(d), bits_(one)), q, div_(mul_(l, q), sub_(d, one))); /* log(1 + q) */
+            r = add_(r, pick_(negative, set_(0.0f), x));
+        }
+        if (steep) {
+            v = mul_(mul_(s, v), at_most_(x, 12.0f));
+            rest = at_most_(x, 12.0f);
+            v = mul_(v, add_(set_(1.59576917f), mul_(mul_(rest, rest), set_(0.214064449f)))); /* g' = c1 + 3 c3 x^2 */
+        } else {
+            v = mul_(mul_(s, v), least);
+        }
+    }
+    if (f == KOPT_SIGMOID) r = s;
+    if (f == KOPT_SILU || f == KOPT_GELU || f == KOPT_GELU_TANH) {
+        r = mul_(pick_(negative, least, x), s);
+        /* Close to 0 it is x/2 and a little above: that little decides where x/2 is a tie. */
+        l = value_(iadd_(bits_(mul_(x, set_(0.5f))), select_(negative, iset_(0xFFFFFFFFu), iset_(1))));
+        r = pick_(gt_(iset_(0x39800000u), mag), pick_(eq_(mag, iset_(0)), x, l), r); /* 2^-12 */
+    }
+    *size = magnitude_(r);
+    if (f == KOPT_SILU_SLOPE || f == KOPT_GELU_SLOPE || f == KOPT_GELU_TANH_SLOPE) {
+        r = add_(s, v);
+        *size = add_(s, magnitude_(v));
+        r = value_(or_(bits_(r), select_(eq_(bits_(r), iset_(0)), and_(bits_(x), iset_(0x80000000u)),
+              iset_(0)))); /* -0 */
+    }
+    return pick_(gt_(mag, iset_(0x7F800000u)), x, r);
+}
+
+/* Elements i .. i + n - 1 of one job. */
+FN_ void step_(const kopt_vmath_job_ *j, size_t i, size_t n) {
+    const size_t size = kopt_bytes_of_(j->format);
+    floats_ x = value_(iset_(0)), y, r, width;
+    words_ old, next, differ;
+    if (j->kind < KOPT_VMATH_PREPARE_) x = value_(fetch_(j->in + 4 * i, 4, n));
+    switch (j->kind) {
+    case KOPT_VMATH_EXP_: x = exp_(x, set_(0.0f)); break;
+    case KOPT_VMATH_LOG_: x = log_(x); break;
+    case KOPT_VMATH_TANH_: x = tanh_(x); break;
+    case KOPT_VMATH_ERF_: x = erf_(x); break;
+    case KOPT_VMATH_ERFC_: x = erfc_(x); break;
+    case KOPT_VMATH_ATAN2_: x = atan2_(x, value_(fetch_(j->in2 + 4 * i, 4, n))); break;
+    case KOPT_VMATH_SINCOSPI_:
+        x = sincospi_(x, &y);
+        put_(j->out2 + 4 * i, 4, n, bits_(y));
+        break;
+    case KOPT_VMATH_ADD_ONE_: x = add_(x, set_(1.0f)); break;
+    case KOPT_VMATH_PREPARE_: x = prepare_(j->f, widen_(fetch_(j->in + i * size, size, n), j->format)); break;
+    case KOPT_VMATH_MULTIPLY_:
+        x = widen_(fetch_(j->in + i * size, size, n), j->format);
+        y = widen_(fetch_(j->in2 + i * size, size, n), j->format);
+        put_(j->out + i * size, size, n, nearest16_(mul_(x, y), j->format));
+        return;
+    case KOPT_VMATH_FINISH_: default:
+        old = fetch_(j->in + i * size, size, n);
+        y = value_(fetch_(j->in2 + 4 * i, 4, n));
+        r = finish_(j->f, widen_(old, j->format), y, j->f == KOPT_SOFTPLUS ? value_(fetch_(j->out2 + 4 * i, 4,
+              n)) : y, &width);
+        /* Ziv's test: do all numbers near r round alike? If not, the table of such inputs knows. */
+        width = mul_(width, set_(j->format == KOPT_BF16 ? 9.5367431640625e-07f : 4.76837158203125e-07f)); /* 2^-20,
+              2^-21 */
+        differ = xor_(nearest16_(sub_(r, width), j->format), nearest16_(add_(r, width), j->format));
+        next = nearest16_(r, j->format);
+        put_(j->out + i * size, size, n, next);
+        if (any_(gt_(and_(differ, iset_(0x7FFFu)), iset_(0)))) {
+            kopt_byte_ part[2 * LANES_];
+            size_t lane;
+            store16_(part, old);
+            for (lane = 0; lane < n; lane++)
+                kopt_map_patch_(j->f, j->format, kopt_load16_(part + 2 * lane), j->out + (i + lane) * size);
+        }
+        return;
+    }
+    put_(j->out + 4 * i, 4, n, bits_(x));
+}
+
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(vmath)(const kopt_vmath_job_ *j) {
+    size_t i, n;
+    for (i = 0; i < j->n; i += n) {
+        n = j->n - i < LANES_ ? j->n - i : LANES_;
+        step_(j, i, n);
+    }
+}
+
+#undef pick_
+#undef at_
+#undef product_
+#undef exp_
+#undef log_
+#undef tanh_
+#undef erf_
+#undef erfc_
+#undef erfcx_
+#undef erf_tail_
+#undef erf_small_
+#undef atan2_
+#undef sincospi_
+#undef magnitude_
+#undef at_most_
+#undef steep_
+#undef prepare_
+#undef normal_
+#undef finish_
+#undef step_
+#endif /* KAHAN_OPT_VMATH */
+
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
     const cipher_ cipher = cipher_of_(seed, step, id, stream);
@@ -3509,11 +4071,20 @@ typedef struct kopt_kernels_ {
     void (*convert)(const kopt_conversion_ *);
     int (*all_finite)(const kopt_byte_ *, kopt_format, size_t);
     void (*measure)(const kopt_job_ *, kopt_byte_ *);
+#ifdef KAHAN_OPT_VMATH
+    void (*vmath)(const kopt_vmath_job_ *);
+#endif
 } kopt_kernels_;
 
+#ifdef KAHAN_OPT_VMATH
+#define KOPT_AND_VMATH_(kernel) , kernel
+#else
+#define KOPT_AND_VMATH_(kernel)
+#endif
+
 #define KOPT_KERNELS_(isa, tools) \
-    {#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, kopt_measure_##tools##_}
-#define KOPT_NO_KERNELS_(isa) {#isa, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_}
+    {#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, kopt_measure_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)}
+#define KOPT_NO_KERNELS_(isa) {#isa, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_ KOPT_AND_VMATH_(KOPT_NULL_)}
 static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
     KOPT_KERNELS_(scalar, scalar),
 #ifdef KOPT_X86_
@@ -3529,6 +4100,7 @@ static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
 };
 #undef KOPT_KERNELS_
 #undef KOPT_NO_KERNELS_
+#undef KOPT_AND_VMATH_
 
 #if defined(KOPT_X86_) || defined(KOPT_NEON_)
 #define KOPT_KERNEL_(name) (kopt_table_[kopt_isa_current()].name)
@@ -5613,6 +6185,380 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
     if (!kopt_format_valid_(format) || !kopt_n_valid_(n) || (x == KOPT_NULL_ && n != 0)) return 0;
     return KOPT_KERNEL_(all_finite)(KOPT_CAST_(const kopt_byte_ *, x), format, n);
 }
+
+#ifdef KAHAN_OPT_VMATH
+/* ---- VECTOR MATHEMATICS ---- */
+
+#define KOPT_VMATH_TILE_ 256
+
+static void kopt_vmath_run_(kopt_vmath_kind_ kind, float *out, float *out2, const float *in, const float *in2, size_t n) {
+    kopt_vmath_job_ j;
+    kopt_environment_ environment;
+    j.kind = kind;
+    j.f = KOPT_EXP;
+    j.format = KOPT_F32;
+    j.n = n;
+    j.in = KOPT_CONST_POINTER_(const kopt_byte_ *, in);
+    j.in2 = KOPT_CONST_POINTER_(const kopt_byte_ *, in2);
+    j.out = KOPT_POINTER_(kopt_byte_ *, out);
+    j.out2 = KOPT_POINTER_(kopt_byte_ *, out2);
+    kopt_enter_(&environment);
+    KOPT_KERNEL_(vmath)(&j);
+    kopt_leave_(&environment);
+}
+
+#define KOPT_BUILTIN_(name, kind)                                                  \
+    static void kopt_builtin_##name##_(float *out, const float *x, size_t n) {     \
+        kopt_vmath_run_(kind, out, KOPT_NULL_, x, KOPT_NULL_, n);                  \
+    }
+KOPT_BUILTIN_(exp, KOPT_VMATH_EXP_)
+KOPT_BUILTIN_(log, KOPT_VMATH_LOG_)
+KOPT_BUILTIN_(tanh, KOPT_VMATH_TANH_)
+KOPT_BUILTIN_(erf, KOPT_VMATH_ERF_)
+KOPT_BUILTIN_(erfc, KOPT_VMATH_ERFC_)
+#undef KOPT_BUILTIN_
+static void kopt_builtin_atan2_(float *out, const float *y, const float *x, size_t n) {
+    kopt_vmath_run_(KOPT_VMATH_ATAN2_, out, KOPT_NULL_, y, x, n);
+}
+static void kopt_builtin_sincospi_(float *sine, float *cosine, const float *x, size_t n) {
+    kopt_vmath_run_(KOPT_VMATH_SINCOSPI_, sine, cosine, x, KOPT_NULL_, n);
+}
+
+#define KOPT_BUILTIN_(isa)                                                                                           \
+    {"builtin " #isa, kopt_builtin_exp_, kopt_builtin_log_, kopt_builtin_tanh_, kopt_builtin_erf_, kopt_builtin_erfc_, \
+     kopt_builtin_atan2_, kopt_builtin_sincospi_}
+static const kopt_vmath kopt_builtin_table_[KOPT_ISA_COUNT] = {KOPT_BUILTIN_(scalar), KOPT_BUILTIN_(sse2), KOPT_BUILTIN_(avx2),
+                                                               KOPT_BUILTIN_(avx512), KOPT_BUILTIN_(neon)};
+#undef KOPT_BUILTIN_
+
+KOPT_API_ const kopt_vmath *kopt_vmath_builtin(void) { return &kopt_builtin_table_[kopt_isa_current()]; }
+
+/* ---- SLEEF: only names that 3.5.1, 3.9 and 4.0 have, and that give the same bits in each of them on each machine. They are
+   declared under names of our own, without vector types: clang passes vectors wrongly, without a word, from a file that
+   is compiled without -mavx512f (LLVM issue 64706), function attributes or not. Lines of assembly call them. ---- */
+
+#if defined(KAHAN_OPT_SLEEF) && defined(KOPT_GNU_) && \
+    ((defined(KOPT_X86_) && defined(__x86_64__) && !defined(_WIN32) && !defined(__ILP32__)) || defined(KOPT_NEON_))
+typedef void kopt_sleef_raw_(void); /* not their type: nothing calls them by it */
+enum { KOPT_SLEEF_EXP_, KOPT_SLEEF_LOG_, KOPT_SLEEF_TANH_, KOPT_SLEEF_ERF_, KOPT_SLEEF_ERFC_, KOPT_SLEEF_ATAN2_, KOPT_SLEEF_SINCOSPI_ };
+
+#ifdef __cplusplus
+#define KOPT_SLEEF_AS_(type, f) reinterpret_cast<type>(f)
+#else
+#define KOPT_SLEEF_AS_(type, f) ((type)(f))
+#endif
+
+#ifdef KOPT_X86_
+/* *out = f(*a, *b), one vector each; or *pair = f(*a): a structure of two vectors comes back through its address. */
+#define KOPT_SLEEF_CALL_(width, target, r, more)                                                                         \
+    static KOPT_NOINLINE_ KOPT_TARGET_(target) void kopt_sleef_call_##width##_(                                          \
+        kopt_sleef_raw_ *f, kopt_byte_ *out, kopt_byte_ *pair, const kopt_byte_ *a, const kopt_byte_ *b) {               \
+        __asm__ __volatile__("mov{q %%rsp, %%r12| r12, rsp}\n\t"                                                         \
+                             "sub{q $128, %%rsp| rsp, 128}\n\t" /* the red zone */                                       \
+                             "and{q $-64, %%rsp| rsp, -64}\n\t"                                                          \
+                             "vmovups {(%%rcx), %%" r "0|" r "0, [rcx]}\n\t"                                             \
+                             "vmovups {(%%rdx), %%" r "1|" r "1, [rdx]}\n\t"                                             \
+                             "call {*%%rax|rax}\n\t"                                                                     \
+                             "mov{q %%r12, %%rsp| rsp, r12}\n\t"                                                         \
+                             "vmovups {%%" r "0, (%%rbx)|[rbx], " r "0}\n\t"                                             \
+                             "vzeroupper"                                                                                \
+                             : "+a"(f), "+D"(pair), "+c"(a), "+d"(b)                                                     \
+                             : "b"(out)                                                                                  \
+                             : "rsi", "r8", "r9", "r10", "r11", "r12", "cc", "memory", "xmm0", "xmm1", "xmm2", "xmm3",   \
+                               "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13",       \
+                               "xmm14", "xmm15" more);                                                                   \
+    }
+#define KOPT_SLEEF_LOW_
+#define KOPT_SLEEF_ALL_                                                                                               \
+    , "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27", "xmm28", \
+        "xmm29", "xmm30", "xmm31", "k1", "k2", "k3", "k4", "k5", "k6", "k7"
+KOPT_SLEEF_CALL_(512, "avx512f", "zmm", KOPT_SLEEF_ALL_)
+KOPT_SLEEF_CALL_(256, "avx2", "ymm", KOPT_SLEEF_LOW_)
+KOPT_SLEEF_CALL_(128, "avx2", "xmm", KOPT_SLEEF_LOW_)
+#undef KOPT_SLEEF_CALL_
+#undef KOPT_SLEEF_LOW_
+#undef KOPT_SLEEF_ALL_
+#define KOPT_SLEEF_KIND_(what) /* the three kinds are called alike */
+#else
+typedef struct kopt_sleef_two_ { float32x4_t first, second; } kopt_sleef_two_;
+static KOPT_NOINLINE_ void kopt_sleef_call_128_(kopt_sleef_raw_ *f, kopt_byte_ *out, kopt_byte_ *pair, const kopt_byte_ *a,
+                                                const kopt_byte_ *b, int what) {
+    const float32x4_t x = vreinterpretq_f32_u8(vld1q_u8(a)), y = vreinterpretq_f32_u8(vld1q_u8(b));
+    if (what == KOPT_SLEEF_SINCOSPI_) {
+        const kopt_sleef_two_ two = KOPT_SLEEF_AS_(kopt_sleef_two_ (*)(float32x4_t), f)(x);
+        vst1q_u8(pair, vreinterpretq_u8_f32(two.first));
+        vst1q_u8(pair + 16, vreinterpretq_u8_f32(two.second));
+    } else if (what == KOPT_SLEEF_ATAN2_) {
+        vst1q_u8(out, vreinterpretq_u8_f32(KOPT_SLEEF_AS_(float32x4_t (*)(float32x4_t, float32x4_t), f)(x, y)));
+    } else {
+        vst1q_u8(out, vreinterpretq_u8_f32(KOPT_SLEEF_AS_(float32x4_t (*)(float32x4_t), f)(x)));
+    }
+}
+#define KOPT_SLEEF_KIND_(what) , what
+#endif
+
+#define KOPT_SLEEF_TEXT2_(x) #x
+#define KOPT_SLEEF_TEXT_(x) KOPT_SLEEF_TEXT2_(x)
+#define KOPT_SLEEF_NAME_(own, name) \
+    KOPT_EXTERN_ void own(void) __asm__(KOPT_SLEEF_TEXT_(__USER_LABEL_PREFIX__) name)
+#define KOPT_SLEEF_UNARY_(width, name) \
+    static void kopt_sleef_##name##_##width##_(float *out, const float *x, size_t n)
+
+static void kopt_sleef_copy_(kopt_byte_ *to, const kopt_byte_ *from, size_t words) {
+    size_t i;
+    for (i = 0; i < words; i++) {
+        uint32_t word = kopt_load32_(from + 4 * i);
+        KOPT_OPAQUE_(word);
+        kopt_store32_(to + 4 * i, word);
+    }
+}
+
+/* SLEEF's cospi is 0 from some |x| on that differs between versions: from 2^22 on the built-in takes over. */
+static void kopt_sleef_mend_(float *sine, float *cosine, const kopt_byte_ *x, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) {
+        const uint32_t word = kopt_load32_(x + 4 * i);
+        if ((word & 0x7FFFFFFFu) >= 0x4A800000u && (word & 0x7FFFFFFFu) < 0x7F800000u) {
+            const float value = kopt_float_(word);
+            kopt_vmath_run_(KOPT_VMATH_SINCOSPI_, sine + i, cosine + i, &value, KOPT_NULL_, 1);
+        }
+    }
+}
+
+/* One width: the declarations, the loop, the seven functions and their table. A tail is padded to a whole vector. */
+#define KOPT_SLEEF_FORM_(width, lanes, suffix, title)                                                                  \
+    KOPT_SLEEF_NAME_(kopt_sleef_exp_raw_##width##_, "Sleef_expf" lanes "_u10" suffix);                                 \
+    KOPT_SLEEF_NAME_(kopt_sleef_log_raw_##width##_, "Sleef_logf" lanes "_u10" suffix);                                 \
+    KOPT_SLEEF_NAME_(kopt_sleef_tanh_raw_##width##_, "Sleef_tanhf" lanes "_u10" suffix);                               \
+    KOPT_SLEEF_NAME_(kopt_sleef_erf_raw_##width##_, "Sleef_erff" lanes "_u10" suffix);                                 \
+    KOPT_SLEEF_NAME_(kopt_sleef_erfc_raw_##width##_, "Sleef_erfcf" lanes "_u15" suffix);                               \
+    KOPT_SLEEF_NAME_(kopt_sleef_atan2_raw_##width##_, "Sleef_atan2f" lanes "_u10" suffix);                             \
+    KOPT_SLEEF_NAME_(kopt_sleef_sincospi_raw_##width##_, "Sleef_sincospif" lanes "_u05" suffix);                       \
+    static void kopt_sleef_run_##width##_(kopt_sleef_raw_ *f, int what, float *out, float *out2, const float *x,       \
+                                          const float *y, size_t n) {                                                  \
+        const size_t whole = width / 32;                                                                               \
+        kopt_byte_ room[7 * 64], *at = room + (0 - KOPT_ADDRESS_(room)) % 64; /* a pair of 128 bytes, then a, b, out */ \
+        kopt_environment_ environment;                                                                                 \
+        size_t i, m;                                                                                                   \
+        kopt_enter_(&environment);                                                                                     \
+        for (i = 0; i < n; i += m) {                                                                                   \
+            const kopt_byte_ *a = KOPT_CONST_POINTER_(const kopt_byte_ *, x + i);                                      \
+            const kopt_byte_ *b = KOPT_CONST_POINTER_(const kopt_byte_ *, y + i);                                      \
+            kopt_byte_ *to = KOPT_POINTER_(kopt_byte_ *, out + i);                                                     \
+            m = n - i < whole ? n - i : whole;                                                                         \
+            if (m < whole) {                                                                                           \
+                a = kopt_bounce_(at + 128, 64, a, 4 * m);                                                              \
+                b = kopt_bounce_(at + 192, 64, b, 4 * m);                                                              \
+            } else if (what == KOPT_SLEEF_SINCOSPI_) { /* x may be where the sine goes */                              \
+                kopt_sleef_copy_(at + 128, a, m);                                                                      \
+                a = at + 128;                                                                                          \
+            }                                                                                                          \
+            if (m < whole || what == KOPT_SLEEF_SINCOSPI_) to = at + 256;                                              \
+            kopt_sleef_call_##width##_(f, to, at, a, b KOPT_SLEEF_KIND_(what));                                        \
+            if (what == KOPT_SLEEF_SINCOSPI_) {                                                                        \
+                kopt_sleef_copy_(KOPT_POINTER_(kopt_byte_ *, out + i), at, m);                                         \
+                kopt_sleef_copy_(KOPT_POINTER_(kopt_byte_ *, out2 + i), at + width / 8, m);                            \
+                kopt_sleef_mend_(out + i, out2 + i, a, m);                                                             \
+            } else if (m < whole) {                                                                                    \
+                kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, out + i), to, 4 * m);                                    \
+            }                                                                                                          \
+        }                                                                                                              \
+        kopt_leave_(&environment);                                                                                     \
+    }                                                                                                                  \
+    KOPT_SLEEF_UNARY_(width, exp) { kopt_sleef_run_##width##_(kopt_sleef_exp_raw_##width##_, 0, out, out, x, x, n); }  \
+    KOPT_SLEEF_UNARY_(width, log) { kopt_sleef_run_##width##_(kopt_sleef_log_raw_##width##_, 0, out, out, x, x, n); }  \
+    KOPT_SLEEF_UNARY_(width, tanh) { kopt_sleef_run_##width##_(kopt_sleef_tanh_raw_##width##_, 0, out, out, x, x, n); } \
+    KOPT_SLEEF_UNARY_(width, erf) { kopt_sleef_run_##width##_(kopt_sleef_erf_raw_##width##_, 0, out, out, x, x, n); }  \
+    KOPT_SLEEF_UNARY_(width, erfc) { kopt_sleef_run_##width##_(kopt_sleef_erfc_raw_##width##_, 0, out, out, x, x, n); } \
+    static void kopt_sleef_atan2_##width##_(float *out, const float *y, const float *x, size_t n) {                    \
+        kopt_sleef_run_##width##_(kopt_sleef_atan2_raw_##width##_, KOPT_SLEEF_ATAN2_, out, out, y, x, n);              \
+    }                                                                                                                  \
+    static void kopt_sleef_sincospi_##width##_(float *sine, float *cosine, const float *x, size_t n) {                 \
+        kopt_sleef_run_##width##_(kopt_sleef_sincospi_raw_##width##_, KOPT_SLEEF_SINCOSPI_, sine, cosine, x, x, n);    \
+    }                                                                                                                  \
+    static const kopt_vmath kopt_sleef_table_##width##_ = {                                                            \
+        "sleef " title, kopt_sleef_exp_##width##_, kopt_sleef_log_##width##_, kopt_sleef_tanh_##width##_,              \
+        kopt_sleef_erf_##width##_, kopt_sleef_erfc_##width##_, kopt_sleef_atan2_##width##_, kopt_sleef_sincospi_##width##_};
+
+#ifdef KOPT_X86_
+KOPT_SLEEF_FORM_(512, "16", "avx512f", "avx512")
+KOPT_SLEEF_FORM_(256, "8", "avx2", "avx2")
+KOPT_SLEEF_FORM_(128, "4", "avx2128", "avx2, 128 bits")
+#else
+KOPT_SLEEF_FORM_(128, "4", "advsimd", "neon")
+#endif
+#undef KOPT_SLEEF_FORM_
+#undef KOPT_SLEEF_UNARY_
+#undef KOPT_SLEEF_NAME_
+#undef KOPT_SLEEF_TEXT_
+#undef KOPT_SLEEF_TEXT2_
+#undef KOPT_SLEEF_KIND_
+#undef KOPT_SLEEF_AS_
+
+KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void) {
+#ifdef KOPT_X86_
+    uint32_t r[4];
+    if (kopt_isa_current() == KOPT_ISA_SCALAR || !kopt_isa_usable(KOPT_ISA_AVX2)) return KOPT_NULL_;
+    kopt_cpuid_(1, r);
+    if ((r[2] >> 12 & 1u) == 0) return KOPT_NULL_; /* FMA */
+    if (kopt_isa_current() == KOPT_ISA_AVX512) return &kopt_sleef_table_512_;
+    return kopt_isa_current() == KOPT_ISA_AVX2 ? &kopt_sleef_table_256_ : &kopt_sleef_table_128_;
+#else
+    return kopt_isa_current() == KOPT_ISA_NEON ? &kopt_sleef_table_128_ : KOPT_NULL_;
+#endif
+}
+#else
+KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void) { return KOPT_NULL_; }
+#endif
+
+/* ---- the checked functions ---- */
+
+/* The table, or the default if it is NULL. */
+static const kopt_vmath *kopt_vmath_of_(const kopt_vmath *vmath) {
+    if (vmath == KOPT_NULL_) vmath = kopt_vmath_sleef();
+    return vmath == KOPT_NULL_ ? kopt_vmath_builtin() : vmath;
+}
+
+KOPT_API_ const char *kopt_vmath_name(const kopt_vmath *vmath) {
+    const char *name = kopt_vmath_of_(vmath)->name;
+    return name == KOPT_NULL_ ? "unnamed" : name;
+}
+
+/* Two arrays of n elements are the same or do not overlap. */
+static int kopt_apart_(const void *a, const void *b, size_t size) { return a == b || !kopt_overlap_(a, size, b, size); }
+
+static kopt_result kopt_vmath_check_(const void *out, const void *x, const void *y, size_t n, size_t size) {
+    if (!kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS;
+    if (n == 0) return KOPT_OK;
+    if (out == KOPT_NULL_ || x == KOPT_NULL_ || y == KOPT_NULL_) return KOPT_ERROR_NULL;
+    return kopt_apart_(out, x, n * size) && kopt_apart_(out, y, n * size) ? KOPT_OK : KOPT_ERROR_OVERLAP;
+}
+
+/* In the IEEE environment; the tables' functions have the names of libm's, which may be macros: hence the parentheses. */
+#define KOPT_VMATH_CALL_(function, arguments)                                     \
+    do {                                                                          \
+        const kopt_vmath *table = kopt_vmath_of_(vmath);                          \
+        kopt_environment_ environment;                                            \
+        if (table->function == KOPT_NULL_) table = kopt_vmath_builtin();          \
+        kopt_enter_(&environment);                                                \
+        (table->function) arguments;                                              \
+        kopt_leave_(&environment);                                                \
+    } while (0)
+#define KOPT_VMATH_UNARY_(name)                                                                                         \
+    KOPT_API_ kopt_result kopt_vmath_##name(const kopt_vmath *vmath, float *out, const float *x, size_t n) {            \
+        const kopt_result result = kopt_vmath_check_(out, x, x, n, 4);                                                  \
+        if (result == KOPT_OK && n != 0) KOPT_VMATH_CALL_(name, (out, x, n));                                           \
+        return result;                                                                                                  \
+    }
+KOPT_VMATH_UNARY_(exp)
+KOPT_VMATH_UNARY_(log)
+KOPT_VMATH_UNARY_(tanh)
+KOPT_VMATH_UNARY_(erf)
+KOPT_VMATH_UNARY_(erfc)
+#undef KOPT_VMATH_UNARY_
+
+KOPT_API_ kopt_result kopt_vmath_atan2(const kopt_vmath *vmath, float *out, const float *y, const float *x, size_t n) {
+    const kopt_result result = kopt_vmath_check_(out, y, x, n, 4);
+    if (result == KOPT_OK && n != 0) KOPT_VMATH_CALL_(atan2, (out, y, x, n));
+    return result;
+}
+
+KOPT_API_ kopt_result kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, float *cosine, const float *x, size_t n) {
+    kopt_result result = kopt_vmath_check_(sine, x, x, n, 4);
+    if (result == KOPT_OK) result = kopt_vmath_check_(cosine, x, x, n, 4);
+    if (result == KOPT_OK && n != 0 && kopt_overlap_(sine, n * 4, cosine, n * 4)) result = KOPT_ERROR_OVERLAP;
+    if (result == KOPT_OK && n != 0) KOPT_VMATH_CALL_(sincospi, (sine, cosine, x, n));
+    return result;
+}
+
+/* n <= KOPT_VMATH_TILE_ elements of a kopt_map */
+static void kopt_map_tile_(const kopt_vmath *vmath, kopt_function f, kopt_byte_ *out, const kopt_byte_ *x, kopt_format format,
+                           size_t n) {
+    float a[KOPT_VMATH_TILE_], b[KOPT_VMATH_TILE_];
+    kopt_vmath_job_ j;
+    j.f = f;
+    j.format = format;
+    j.n = n;
+    j.kind = KOPT_VMATH_PREPARE_;
+    j.in = x;
+    j.in2 = KOPT_NULL_;
+    j.out = KOPT_POINTER_(kopt_byte_ *, a);
+    j.out2 = KOPT_POINTER_(kopt_byte_ *, b);
+    KOPT_KERNEL_(vmath)(&j);
+    if (f == KOPT_LOG)
+        KOPT_VMATH_CALL_(log, (a, a, n));
+    else if (f == KOPT_TANH)
+        KOPT_VMATH_CALL_(tanh, (a, a, n));
+    else
+        KOPT_VMATH_CALL_(exp, (a, a, n));
+    if (f == KOPT_SOFTPLUS) {
+        j.kind = KOPT_VMATH_ADD_ONE_;
+        j.in = KOPT_CONST_POINTER_(const kopt_byte_ *, a);
+        j.out = j.out2;
+        KOPT_KERNEL_(vmath)(&j);
+        KOPT_VMATH_CALL_(log, (b, b, n));
+    }
+    j.kind = KOPT_VMATH_FINISH_;
+    j.in = x;
+    j.in2 = KOPT_CONST_POINTER_(const kopt_byte_ *, a);
+    j.out = out;
+    KOPT_KERNEL_(vmath)(&j);
+}
+#undef KOPT_VMATH_CALL_
+
+static kopt_result kopt_map_check_(kopt_function f, kopt_function last, const void *out, const void *x, const void *y,
+                                   kopt_format format, size_t n) {
+    if (KOPT_CAST_(unsigned, f) > KOPT_CAST_(unsigned, last)) return KOPT_ERROR_OPTION;
+    if (!(format == KOPT_BF16 && KOPT_HAS_(KOPT_WITH_BF16)) && !(format == KOPT_FP16 && KOPT_HAS_(KOPT_WITH_FP16)))
+        return KOPT_ERROR_OPTION;
+    return kopt_vmath_check_(out, x, y, n, 2);
+}
+
+KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *out, const void *x, kopt_format format,
+                               size_t n) {
+    const kopt_result result = kopt_map_check_(f, KOPT_GELU_TANH_SLOPE, out, x, x, format, n);
+    kopt_environment_ environment;
+    size_t i, m;
+    if (result != KOPT_OK || n == 0) return result;
+    kopt_enter_(&environment);
+    for (i = 0; i < n; i += m) {
+        m = n - i < KOPT_VMATH_TILE_ ? n - i : KOPT_VMATH_TILE_;
+        kopt_map_tile_(vmath, f, KOPT_CAST_(kopt_byte_ *, out) + 2 * i, KOPT_CAST_(const kopt_byte_ *, x) + 2 * i, format, m);
+    }
+    kopt_leave_(&environment);
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy, const void *x,
+                                        kopt_format format, size_t n) {
+    static const kopt_function kopt_slope_[] = {KOPT_EXP,        KOPT_LOG,        KOPT_TANH_SLOPE,      KOPT_SIGMOID_SLOPE,
+                                                KOPT_SILU_SLOPE, KOPT_GELU_SLOPE, KOPT_GELU_TANH_SLOPE, KOPT_SIGMOID};
+    const kopt_result result = kopt_map_check_(f, KOPT_SOFTPLUS, dx, dy, x, format, n);
+    uint16_t slope[KOPT_VMATH_TILE_];
+    kopt_environment_ environment;
+    kopt_vmath_job_ j;
+    size_t i, m;
+    if (f == KOPT_LOG) return KOPT_ERROR_OPTION;
+    if (result != KOPT_OK || n == 0) return result;
+    j.kind = KOPT_VMATH_MULTIPLY_;
+    j.f = f;
+    j.format = format;
+    j.out2 = KOPT_NULL_;
+    j.in = KOPT_CONST_POINTER_(const kopt_byte_ *, slope);
+    kopt_enter_(&environment);
+    for (i = 0; i < n; i += m) {
+        m = n - i < KOPT_VMATH_TILE_ ? n - i : KOPT_VMATH_TILE_;
+        kopt_map_tile_(vmath, kopt_slope_[f], KOPT_POINTER_(kopt_byte_ *, slope), KOPT_CAST_(const kopt_byte_ *, x) + 2 * i,
+                       format, m);
+        j.in2 = KOPT_CAST_(const kopt_byte_ *, dy) + 2 * i;
+        j.out = KOPT_CAST_(kopt_byte_ *, dx) + 2 * i;
+        j.n = m;
+        KOPT_KERNEL_(vmath)(&j);
+    }
+    kopt_leave_(&environment);
+    return KOPT_OK;
+}
+#endif
 
 /* ---- leave nothing behind ---- */
 #if defined(KOPT_GNU_) && !defined(__clang__)

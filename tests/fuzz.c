@@ -10,6 +10,7 @@
      - sealed, moved, opened: the run goes on bit for bit;
      - the caller's floating-point control register, whatever was in it, is back and has changed nothing.
    A target of libFuzzer; with FUZZ_STANDALONE a program: fuzz [COUNT [SEED [FIRST]]], or fuzz FILE: one finding. */
+#define KAHAN_OPT_VMATH
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
@@ -1555,12 +1556,75 @@ static void call_the_rest(void)
     REQUIRE(kopt_random(seed, step, id, stream, index) == ref_random(seed, step, id, stream, index), "another random");
 }
 
+/* ---- Vector mathematics: who computes is the built-in; its results are test_vmath.c's affair, here they are its own at
+        another place, one by one ---- */
+
+static int apart(const void *a, const void *b, size_t size) { return a == b || !share(a, size, b, size); }
+
+static float *any_floats(size_t n)
+{
+    return (float *)(void *)((uintptr_t)any_array(n) & ~(uintptr_t)3);
+}
+
+static void call_map(void)
+{
+    kopt_format format = byte() & 15 ? (kopt_format)(1 + below(2)) : any_format();
+    int backward = (int)below(2), last = backward ? KOPT_SOFTPLUS : KOPT_GELU_TANH_SLOPE, good, expected;
+    kopt_function f = byte() & 31 ? (kopt_function)below(13) : (kopt_function)any_enum();
+    const kopt_vmath *vmath = byte() & 1 ? NULL : kopt_vmath_builtin();
+    size_t n = any_length(), size = is_long(n) ? 0 : 2 * n, i;
+    unsigned char *x = any_array(n), *dy = byte() & 3 ? any_array(n) : x, *out = byte() & 3 ? any_array(n) : byte() & 1 ? x : dy;
+    static uint16_t in[2][LONGEST + 1], want[LONGEST + 1];
+    if (!backward) dy = x;
+    expected = (unsigned)f <= (unsigned)last && !(backward && f == KOPT_LOG) && (format == KOPT_BF16 || format == KOPT_FP16) &&
+               !is_long(n) && (n == 0 || (x != NULL && dy != NULL && out != NULL && apart(out, x, size) && apart(out, dy, size)));
+    if (expected && n != 0) {
+        memcpy(in[0], x, size), memcpy(in[1], dy, size);
+        for (i = 0; i < n; ++i)
+            if (backward) kopt_map_backward(vmath, f, want + i, in[1] + i, in[0] + i, format, 1);
+            else kopt_map(vmath, f, want + i, in[0] + i, format, 1);
+    }
+    prepare();
+    reads(x, size), reads(dy, size), writes(out, size);
+    hostile_control();
+    good = took(backward ? kopt_map_backward(vmath, f, out, dy, x, format, n) : kopt_map(vmath, f, out, x, format, n));
+    finish(22, backward ? "kopt_map_backward" : "kopt_map", good, expected);
+    if (good && n != 0) REQUIRE(memcmp(out, want, size) == 0, "kopt_map depends on the place");
+}
+
+static void call_vmath(void)
+{
+    const kopt_vmath *vmath = byte() & 1 ? NULL : kopt_vmath_builtin();
+    int which = (int)below(7), good, expected;
+    size_t n = any_length(), size = is_long(n) ? 0 : 4 * n;
+    float *x = any_floats(n), *y = byte() & 3 ? any_floats(n) : x, *out = byte() & 3 ? any_floats(n) : x;
+    REQUIRE(kopt_vmath_sleef() == NULL && kopt_vmath_name(vmath) == kopt_vmath_builtin()->name, "another backend");
+    if (which < 5) y = x;
+    expected = !is_long(n) && (n == 0 || (x != NULL && y != NULL && out != NULL && apart(out, x, size)));
+    if (expected && which == 5) expected = apart(out, y, size);
+    if (expected && which == 6) expected = apart(y, x, size) && !share(out, size, y, size);
+    prepare();
+    reads(x, size), reads(y, size), writes(out, size);
+    if (which == 6) writes(y, size);
+    hostile_control();
+    switch (which) {
+    case 0: good = took(kopt_vmath_exp(vmath, out, x, n)); break;
+    case 1: good = took(kopt_vmath_log(vmath, out, x, n)); break;
+    case 2: good = took(kopt_vmath_tanh(vmath, out, x, n)); break;
+    case 3: good = took(kopt_vmath_erf(vmath, out, x, n)); break;
+    case 4: good = took(kopt_vmath_erfc(vmath, out, x, n)); break;
+    case 5: good = took(kopt_vmath_atan2(vmath, out, y, x, n)); break;
+    default: good = took(kopt_vmath_sincospi(vmath, out, y, x, n)); break;
+    }
+    finish(23, "kopt_vmath_exp and the others", good, expected);
+}
+
 /* ---- One input -------------------------------------------------------------------------------------------------- */
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 {
     static const unsigned char calls[] = {0, 0, 0, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 17, 18,
-                                          19, 19, 20, 21, 22, 22, 23, 24, 25};
+                                          19, 19, 20, 21, 22, 22, 23, 24, 25, 26, 26, 27};
     int i, turn, k;
     input = bytes, input_left = size;
     control = get_control();
@@ -1612,6 +1676,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
         if (k == 23) call_decompress();
         if (k == 24) call_reduce();
         if (k == 25) call_mpi_sum();
+        if (k == 26) call_map();
+        if (k == 27) call_vmath();
     }
     kopt_isa_force(KOPT_ISA_COUNT);
     return 0;

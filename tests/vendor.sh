@@ -500,9 +500,16 @@ TEXT
             report $? "KAHAN_OPT_STATIC, $flags: no symbol is seen from outside"
         done
         nm -g --defined-only $out/gcc_O3.o | awk '{print $3}' | sort >$out/exported
-        sed -n '/^#ifndef KAHAN_OPT_H/,/^#endif \/\* KAHAN_OPT_H/p' kahan_opt.h | grep '^KOPT_API_' | sed 's/(.*//; s/.*[ *]//' | sort >$out/declared
+        sed -n '/^#ifndef KAHAN_OPT_H/,/^#endif \/\* KAHAN_OPT_H/p' kahan_opt.h >$out/declarations
+        declared() { grep '^KOPT_API_' | sed 's/(.*//; s/.*[ *]//' | sort >$out/declared; }
+        sed '/^#ifdef KAHAN_OPT_VMATH/,/^#endif/d' $out/declarations | declared
         diff $out/declared $out/exported >$out/log
         report $? "what is exported is what is declared"
+        printf '#define KAHAN_OPT_VMATH\n#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >$out/vmath.c
+        gcc -O1 -I. -c $out/vmath.c -o $out/vmath.o && nm -g --defined-only $out/vmath.o | awk '{print $3}' | sort >$out/exported
+        declared <$out/declarations
+        diff $out/declared $out/exported >$out/log && ! nm -u $out/vmath.o | grep -v _GLOBAL_OFFSET_TABLE_ >>$out/log
+        report $? "... and with KAHAN_OPT_VMATH, which needs nothing from outside either"
     else skip "no nm, objdump or gcc"; fi
 fi
 

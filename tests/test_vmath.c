@@ -1,0 +1,514 @@
+/* test_vmath.c - vector mathematics: the 16-bit functions at all inputs against hashes that tests/vmath.py made with MPFR;
+   the fp32 functions against libm's double ones and the same bits on every instruction set; lengths, overlap, refusals.
+   Argument "quick": 2^16 instead of 2^24 inputs per fp32 function. "every": all 2^32 inputs of the unary ones, minutes.
+   For tests/vmath.py: "dump" and "values". */
+#define KAHAN_OPT_VMATH
+#define KAHAN_OPT_IMPLEMENTATION
+#include "../kahan_opt.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tap.h"
+
+#ifdef __FAST_MATH__ /* then only the library computes as IEEE wants it: the bits are compared, with what other builds prove */
+#define REFERENCE 0
+#else
+#define REFERENCE 1
+#endif
+
+enum { ALL = 65536, FUNCTIONS = 13, CHUNK = 1 << 14, UNARY = 5, FLOATS = 7 };
+
+static const char *const function_name[FUNCTIONS] = {"exp", "log", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh", "softplus",
+    "tanh_slope", "sigmoid_slope", "silu_slope", "gelu_slope", "gelu_tanh_slope"};
+static const char *const float_name[FLOATS + 1] = {"exp", "log", "tanh", "erf", "erfc", "atan2", "sinpi", "cospi"};
+
+/* FNV-1a over the 65,536 results of each function, bf16 then fp16: printed by `tests/vmath.py hashes`. */
+static const uint64_t golden[FUNCTIONS][2] = {
+    {0x2f0338f6cb02a675u, 0xd720e0c9549fb68eu}, /* exp */
+    {0xd7acb6237090231au, 0x53012cdbd3a646d4u}, /* log */
+    {0xd9a66b7026211b89u, 0xec5bee069d2d49d5u}, /* tanh */
+    {0x9f478685cf8211feu, 0x5bda09d946e60a90u}, /* sigmoid */
+    {0x7156af1fcfd181b1u, 0xdcd1dfa57b11a4ecu}, /* silu */
+    {0x0cb8e91bec0946cdu, 0x549228d12f43c1c9u}, /* gelu */
+    {0x866ef8403a06d60bu, 0xc0e0c6a7653f8e71u}, /* gelu_tanh */
+    {0xf569fec329399851u, 0xa6d8ac68365984b8u}, /* softplus */
+    {0x9c5302acaae95365u, 0xb8fec163d61d1129u}, /* tanh_slope */
+    {0x4aaab058816e8f35u, 0x3758edeac32b82e5u}, /* sigmoid_slope */
+    {0xa04bcd8ab731169cu, 0x5ee9023b71213420u}, /* silu_slope */
+    {0x9571680e774b754fu, 0x90ddabe6b8f0c43du}, /* gelu_slope */
+    {0x714fe01d79b76601u, 0x986fc15dc963f5d4u}, /* gelu_tanh_slope */
+};
+static const uint64_t golden_backward = 0x6ea12ffc7a60f721u; /* and kopt_map_backward's */
+static const uint64_t golden_floats = 0x31439485ab5c3d5du; /* the built-in's fp32 bits: what they have been */
+
+/* The longest way off, in ulp, that docs/vmath.md promises: built-in, SLEEF. */
+static const double bound[FLOATS + 1][2] = {{1, 1}, {1, 1}, {1, 1.01}, {1.5, 1.1}, {4, 1.5}, {2, 1}, {1.5, 1}, {1.5, 0.51}};
+
+static uint64_t hash_words(const void *words, size_t size)
+{
+    const unsigned char *p = (const unsigned char *)words;
+    uint64_t hash = 0xcbf29ce484222325u;
+    size_t i;
+    for (i = 0; i < size; ++i) hash = (hash ^ p[i]) * 0x100000001b3u;
+    return hash;
+}
+
+static uint64_t hash16(const uint16_t *x) /* the same on big-endian machines */
+{
+    uint64_t hash = 0xcbf29ce484222325u;
+    int i;
+    for (i = 0; i < ALL; ++i) {
+        hash = (hash ^ (x[i] & 0xff)) * 0x100000001b3u;
+        hash = (hash ^ (x[i] >> 8)) * 0x100000001b3u;
+    }
+    return hash;
+}
+
+static float of_bits(uint32_t u)
+{
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+static uint32_t to_bits(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static int is_nan_word(uint32_t u) { return (u & 0x7fffffffu) > 0x7f800000u; } /* -Ofast has no isnan */
+
+/* ---- 16 bits ---------------------------------------------------------------------------------------------------- */
+
+static uint16_t inputs[ALL], outputs[ALL], slopes[ALL], factors[ALL], products[ALL];
+
+static void check_tables(const kopt_vmath *vmath, const char *name)
+{
+    int f, format, wrong = 0;
+    for (f = 0; f < FUNCTIONS; ++f)
+        for (format = KOPT_BF16; format <= KOPT_FP16; ++format) {
+            int good = kopt_map(vmath, (kopt_function)f, outputs, inputs, (kopt_format)format, ALL) == KOPT_OK;
+            if (!good || hash16(outputs) != golden[f][format - 1]) {
+                note("%s in %s is wrong; tests/vmath.py test PROGRAM tells where", function_name[f], format == KOPT_BF16 ? "bf16" : "fp16");
+                ++wrong;
+            }
+        }
+    ok(!wrong, "13 functions of all bf16 and fp16, correctly rounded: %s, %d tables wrong", name, wrong);
+}
+
+/* dy times the slope, by C's float arithmetic: such a product is exact. */
+static void check_backward(const kopt_vmath *vmath)
+{
+    static const int slope_of[] = {KOPT_EXP, -1, KOPT_TANH_SLOPE, KOPT_SIGMOID_SLOPE, KOPT_SILU_SLOPE, KOPT_GELU_SLOPE,
+                                   KOPT_GELU_TANH_SLOPE, KOPT_SIGMOID};
+    int f, format, i, wrong = 0;
+    uint64_t hash = 0;
+    for (i = 0; i < ALL; ++i) factors[i] = (uint16_t)((unsigned)i * 40503u);
+    for (f = 0; f <= KOPT_SOFTPLUS; ++f)
+        for (format = KOPT_BF16; format <= KOPT_FP16; ++format) {
+            if (f == KOPT_LOG) continue;
+            wrong += kopt_map(vmath, (kopt_function)slope_of[f], slopes, inputs, (kopt_format)format, ALL) != KOPT_OK;
+            wrong += kopt_map_backward(vmath, (kopt_function)f, products, factors, inputs, (kopt_format)format, ALL) != KOPT_OK;
+            hash = hash * 31 + hash16(products);
+            for (i = 0; REFERENCE && i < ALL; ++i) {
+                uint32_t nan = format == KOPT_BF16 ? 0x7f80 : 0x7c00;
+                volatile float a = format == KOPT_BF16 ? kopt_f32_from_bf16(factors[i]) : kopt_f32_from_fp16(factors[i]);
+                volatile float b = format == KOPT_BF16 ? kopt_f32_from_bf16(slopes[i]) : kopt_f32_from_fp16(slopes[i]);
+                volatile float c = a * b;
+                uint32_t want = format == KOPT_BF16 ? kopt_bf16_from_f32(c) : kopt_fp16_from_f32(c);
+                if ((want & 0x7fff) > nan ? (products[i] & 0x7fffu) <= nan : products[i] != want) ++wrong;
+            }
+        }
+    ok(!wrong && hash == golden_backward, "backward is dy times the slope: %d wrong, bits %016llx", wrong, (unsigned long long)hash);
+}
+
+/* ---- fp32 ------------------------------------------------------------------------------------------------------- */
+
+static uint32_t noise = 1;
+static uint32_t draw(void)
+{
+    noise = noise * 1664525u + 1013904223u;
+    return noise ^ noise >> 15;
+}
+
+/* Half any bits at all, half of ordinary size; for atan2 both, and pairs like those of an optimizer. */
+static void make_inputs(float *x, float *y, int n)
+{
+    int i;
+    for (i = 0; i < n; ++i) {
+        x[i] = of_bits(draw()), y[i] = of_bits(draw());
+        if (i & 1) x[i] = ((float)(int32_t)draw()) * (1.0f / (float)(1u << (26 + (i >> 1 & 3)))), y[i] = ((float)(int32_t)draw()) * 0x1p-27f;
+        if ((i & 7) == 3) x[i] = of_bits((to_bits(x[i]) & 0x807fffffu) | (0x78u + (draw() & 15)) << 23);
+        if ((i & 7) == 5) y[i] = x[i] * ((float)(int32_t)draw() * 0x1p-31f);
+        if (is_nan_word(to_bits(x[i]))) x[i] = 1;
+        if (is_nan_word(to_bits(y[i]))) y[i] = 1;
+    }
+}
+
+static void run_float(const kopt_vmath *vmath, int f, float *out, const float *x, const float *y, int count)
+{
+    static float other[CHUNK];
+    kopt_result result = KOPT_OK;
+    size_t n = (size_t)count;
+    switch (f) {
+    case 0: result = kopt_vmath_exp(vmath, out, x, n); break;
+    case 1: result = kopt_vmath_log(vmath, out, x, n); break;
+    case 2: result = kopt_vmath_tanh(vmath, out, x, n); break;
+    case 3: result = kopt_vmath_erf(vmath, out, x, n); break;
+    case 4: result = kopt_vmath_erfc(vmath, out, x, n); break;
+    case 5: result = kopt_vmath_atan2(vmath, out, y, x, n); break;
+    case 6: result = kopt_vmath_sincospi(vmath, out, other, x, n); break;
+    default: result = kopt_vmath_sincospi(vmath, other, out, x, n); break;
+    }
+    if (result != KOPT_OK) ok(0, "%s: %s", float_name[f], kopt_result_string(result));
+}
+
+static double pi_reduced(double x, int cosine) /* sin or cos of pi x, x reduced to [-1/4, 1/4] exactly */
+{
+    double n, f, pi = 3.14159265358979323846;
+    int k;
+    x = fmod(x, 2);
+    n = floor(2 * x + 0.5);
+    f = x - n / 2;
+    k = ((int)n + cosine) & 3;
+    return (k & 2 ? -1 : 1) * (k & 1 ? cos(pi * f) : sin(pi * f));
+}
+
+static double truth(int f, float x, float y)
+{
+    switch (f) {
+    case 0: return exp((double)x);
+    case 1: return log((double)x);
+    case 2: return tanh((double)x);
+    case 3: return erf((double)x);
+    case 4: return erfc((double)x);
+    case 5: return atan2((double)y, (double)x);
+    default: return pi_reduced((double)x, f == 7);
+    }
+}
+
+/* |got - want| in units of the last place of want as fp32; infinite and NaN by their words alone. */
+static double ulps(float got, double want)
+{
+    uint32_t u = to_bits(got);
+    uint64_t w;
+    int exponent, top;
+    memcpy(&w, &want, sizeof w);
+    top = (int)(w >> 52 & 2047);
+    if (top == 2047 && (w << 12) != 0) return is_nan_word(u) ? 0 : 1e9;
+    if (is_nan_word(u)) return 1e9;
+    if (top == 2047 || top > 1023 + 127) return u == ((uint32_t)(w >> 63) << 31 | 0x7f800000u) ? 0 : 1e9;
+    if ((u & 0x7f800000u) == 0x7f800000u) return top == 1023 + 127 && (w >> 28 & 0xffffff) == 0xffffff ? 0.5 : 1e9;
+    exponent = top - 1023 < -126 ? -126 : top - 1023;
+    return ldexp(fabs((double)got - want), 23 - exponent);
+}
+
+static void check_accuracy(const kopt_vmath *vmath, int sleef, long count)
+{
+    static float x[CHUNK], y[CHUNK], out[CHUNK];
+    double worst[FLOATS + 1] = {0};
+    float where[FLOATS + 1] = {0}, beside[FLOATS + 1] = {0};
+    long done_so_far;
+    int f, i;
+    if (!REFERENCE) return;
+    noise = 1;
+    for (done_so_far = 0; done_so_far < count; done_so_far += CHUNK) {
+        make_inputs(x, y, CHUNK);
+        for (f = 0; f <= FLOATS; ++f) {
+            run_float(vmath, f, out, x, y, CHUNK);
+            for (i = 0; i < CHUNK; ++i) {
+                double off;
+                if (f >= 6 && (to_bits(x[i]) & 0x7f800000u) == 0x7f800000u) continue;
+                off = ulps(out[i], truth(f, x[i], y[i]));
+                if (off > worst[f]) worst[f] = off, where[f] = x[i], beside[f] = y[i];
+            }
+        }
+    }
+    for (f = 0; f <= FLOATS; ++f)
+        ok(worst[f] <= bound[f][sleef], "%s, %s: %.3f ulp off at most, at %a (%a); promised %g", float_name[f],
+           kopt_vmath_name(vmath), worst[f], (double)where[f], (double)beside[f], bound[f][sleef]);
+}
+
+/* Every fp32 number in turn; not part of the test: minutes. */
+static void check_every(int f)
+{
+    static float x[CHUNK], out[CHUNK];
+    double worst = 0;
+    uint32_t word = 0, where = 0;
+    do {
+        int i;
+        for (i = 0; i < CHUNK; ++i) x[i] = of_bits(word + (uint32_t)i);
+        run_float(kopt_vmath_builtin(), f, out, x, x, CHUNK);
+        for (i = 0; i < CHUNK; ++i) {
+            double off = is_nan_word(to_bits(x[i])) ? 0 : ulps(out[i], truth(f, x[i], x[i]));
+            if (off > worst) worst = off, where = word + (uint32_t)i;
+        }
+    } while ((word += CHUNK) != 0);
+    ok(worst <= bound[f][0], "%s of all 2^32: %.4f ulp off at most, at %08x", float_name[f], worst, (unsigned)where);
+}
+
+/* Special values, by their words. */
+static void check_specials(const kopt_vmath *vmath, int sleef)
+{
+    static const uint32_t inf = 0x7f800000u, zero = 0, top = 0x80000000u, nan = 0x7fc00000u, one = 0x3f800000u;
+    struct { int f; uint32_t y, x, want; } given[] = {
+        {0, 0, 0, 0}, {1, 0, 0, 0}, {2, 0, 0, 0}, {3, 0, 0, 0}, {4, 0, 0, 0}, {6, 0, 0, 0}, {7, 0, 0, 0}, /* NaN */
+        {0, 0, 0, 0x3f800000u}, {0, 0, 0x7f800000u, 0x7f800000u}, {0, 0, 0xff800000u, 0}, {0, 0, 0x42b17218u, 0x7f800000u},
+        {0, 0, 0xc2d00000u, 0}, {0, 0, 0xc2cf0000u, 1}, {0, 0, 1, 0x3f800000u},
+        {1, 0, 0, 0xff800000u}, {1, 0, 0x80000000u, 0xff800000u}, {1, 0, 0x3f800000u, 0}, {1, 0, 0x7f800000u, 0x7f800000u},
+        {1, 0, 0xbf800000u, 0x7fc00000u}, {1, 0, 0xff800000u, 0x7fc00000u}, {1, 0, 1, 0xc2ce8ed0u},
+        {2, 0, 0, 0}, {2, 0, 0x80000000u, 0x80000000u}, {2, 0, 0x7f800000u, 0x3f800000u}, {2, 0, 0xff800000u, 0xbf800000u},
+        {2, 0, 1, 1}, {3, 0, 0x80000000u, 0x80000000u}, {3, 0, 0x7f800000u, 0x3f800000u}, {3, 0, 0xff800000u, 0xbf800000u},
+        {4, 0, 0, 0x3f800000u}, {4, 0, 0x7f800000u, 0}, {4, 0, 0xff800000u, 0x40000000u},
+        {5, 0, 0, 0}, {5, 0x80000000u, 0, 0x80000000u}, {5, 0, 0x80000000u, 0x40490fdbu}, {5, 0x80000000u, 0x80000000u, 0xc0490fdbu},
+        {5, 0, 0x3f800000u, 0}, {5, 0x3f800000u, 0, 0x3fc90fdbu}, {5, 0xbf800000u, 0, 0xbfc90fdbu}, {5, 0, 0xbf800000u, 0x40490fdbu},
+        {5, 0x7f800000u, 0x7f800000u, 0x3f490fdbu}, {5, 0x7f800000u, 0xff800000u, 0x4016cbe4u}, {5, 0xff800000u, 0xff800000u, 0xc016cbe4u},
+        {5, 0x3f800000u, 0x7f800000u, 0}, {5, 0xbf800000u, 0xff800000u, 0xc0490fdbu}, {5, 0x7f800000u, 0x3f800000u, 0x3fc90fdbu},
+        {5, 0x7fc00000u, 0x3f800000u, 0x7fc00000u}, {5, 0x3f800000u, 0x7fc00000u, 0x7fc00000u},
+        {6, 0, 0x3f000000u, 0x3f800000u}, {6, 0, 0x3fc00000u, 0xbf800000u}, {6, 0, 0x80000000u, 0x80000000u}, {6, 0, 0x3f800000u, 0},
+        {6, 0, 0xbf800000u, 0x80000000u}, {6, 0, 0x7f800000u, 0x7fc00000u}, {6, 0, 0x4b7fffffu, 0}, {6, 0, 0x4a800001u, 0x3f800000u},
+        {7, 0, 0x3f000000u, 0}, {7, 0, 0x3f800000u, 0xbf800000u}, {7, 0, 0x4b7fffffu, 0xbf800000u}, {7, 0, 0x4b800000u, 0x3f800000u},
+        {7, 0, 0xff800000u, 0x7fc00000u}, {7, 0, 0x4a800001u, 0}};
+    size_t i;
+    int wrong = 0;
+    (void)inf, (void)zero, (void)top, (void)one;
+    for (i = 0; i < 7; ++i) given[i].x = given[i].want = nan;
+    for (i = 0; i < sizeof given / sizeof given[0]; ++i) {
+        float x = of_bits(given[i].x), y = of_bits(given[i].y), got;
+        uint32_t word;
+        run_float(vmath, given[i].f, &got, &x, &y, 1);
+        word = to_bits(got);
+        if (word == given[i].want || (is_nan_word(word) && is_nan_word(given[i].want))) continue;
+        if (sleef && ((word | given[i].want) << 1) == 0) continue; /* a zero of the other sign */
+        if (sleef && abs((int)(word - given[i].want)) <= 1) continue;
+        note("%s(%08x, %08x) is %08x, not %08x", float_name[given[i].f], (unsigned)given[i].y, (unsigned)given[i].x, (unsigned)word,
+             (unsigned)given[i].want);
+        ++wrong;
+    }
+    ok(!wrong, "zeros, infinities, NaN and exact values, %s: %d wrong", kopt_vmath_name(vmath), wrong);
+}
+
+static uint64_t hash_floats(const kopt_vmath *vmath)
+{
+    static float x[CHUNK], y[CHUNK], out[CHUNK];
+    static unsigned char bytes[4 * CHUNK];
+    uint64_t hash = 0;
+    int f, i, k, round;
+    noise = 7;
+    for (round = 0; round < 8; ++round) {
+        make_inputs(x, y, CHUNK);
+        for (f = 0; f <= FLOATS; ++f) {
+            run_float(vmath, f, out, x, y, CHUNK);
+            for (i = 0; i < CHUNK; ++i) {
+                uint32_t u = to_bits(out[i]);
+                if (is_nan_word(u)) u = 0x7fc00000u;
+                for (k = 0; k < 4; ++k) bytes[4 * i + k] = (unsigned char)(u >> 8 * k);
+            }
+            hash = hash * 31 + hash_words(bytes, sizeof bytes);
+        }
+    }
+    return hash;
+}
+
+/* ---- lengths, places, refusals ---------------------------------------------------------------------------------- */
+
+static void check_edges(const kopt_vmath *vmath)
+{
+    enum { MOST = 70, ROOM = MOST + 32 };
+    static float x[ROOM], y[ROOM], out[ROOM], other[ROOM], want[ROOM], more[ROOM];
+    static uint16_t in16[600 + 32], out16[600 + 32], want16[600];
+    int f, i, n, wrong = 0;
+    noise = 3;
+    make_inputs(x, y, ROOM);
+    for (f = 0; f <= FLOATS; ++f) {
+        run_float(vmath, f, want, x, y, MOST);
+        for (n = 0; n <= MOST; ++n) {
+            int at = n % 5;
+            for (i = 0; i < ROOM; ++i) out[i] = 12345.0f;
+            run_float(vmath, f, out + at, x, y, n);
+            for (i = 0; i < ROOM; ++i)
+                wrong += i < at || i >= at + n ? to_bits(out[i]) != to_bits(12345.0f)
+                                              : to_bits(out[i]) != to_bits(want[i - at]) && !is_nan_word(to_bits(want[i - at]));
+            memcpy(out, x, sizeof out); /* in place */
+            run_float(vmath, f, out, out, y, n);
+            for (i = 0; i < n; ++i) wrong += to_bits(out[i]) != to_bits(want[i]) && !is_nan_word(to_bits(want[i]));
+        }
+    }
+    memcpy(out, y, sizeof out);
+    run_float(vmath, 5, want, x, y, MOST);
+    kopt_vmath_atan2(vmath, out, out, x, MOST);
+    wrong += memcmp(out, want, MOST * sizeof *out) != 0;
+    run_float(vmath, 6, want, x, y, MOST);
+    run_float(vmath, 7, more, x, y, MOST);
+    memcpy(other, x, sizeof other);
+    kopt_vmath_sincospi(vmath, out, other, other, MOST);
+    for (i = 0; i < MOST; ++i) wrong += !is_nan_word(to_bits(want[i])) && (to_bits(out[i]) != to_bits(want[i]) || to_bits(other[i]) != to_bits(more[i]));
+    ok(!wrong, "any n, in place, nothing outside: %s, %d wrong", kopt_vmath_name(vmath), wrong);
+    for (wrong = 0, i = 0; i < 600 + 32; ++i) in16[i] = (uint16_t)(i * 1103);
+    for (f = 0; f < FUNCTIONS; ++f) {
+        kopt_map(vmath, (kopt_function)f, want16, in16, KOPT_BF16, 600);
+        for (n = 0; n < 600; n += n < 40 ? 1 : 79) {
+            for (i = 0; i < 600 + 32; ++i) out16[i] = 0x1234;
+            kopt_map(vmath, (kopt_function)f, out16 + n % 3, in16, KOPT_BF16, (size_t)n);
+            for (i = 0; i < 600 + 32; ++i)
+                wrong += out16[i] != (i < n % 3 || i >= n % 3 + n ? 0x1234 : want16[i - n % 3]);
+            memcpy(out16, in16, sizeof out16);
+            kopt_map(vmath, (kopt_function)f, out16, out16, KOPT_BF16, (size_t)n);
+            wrong += memcmp(out16, want16, (size_t)n * 2) != 0;
+        }
+    }
+    ok(!wrong, "16 bits: any n, in place, nothing outside: %s, %d wrong", kopt_vmath_name(vmath), wrong);
+}
+
+/* The caller rounds up, flushes subnormals and takes them for zero; then nothing differs and all that is back. */
+static void check_environment(void)
+{
+#if defined(__SSE2__) && !defined(__TINYC__)
+    static const float x[4] = {-95.5f, 0.3f, 1.7f, -100.25f};
+    float want[2][4], got[2][4];
+    unsigned before = _mm_getcsr(), after[3], hostile = 0xdfc0u; /* masks, FTZ, DAZ, upwards */
+    int i, wrong = 0;
+    kopt_vmath_exp(NULL, want[0], x, 4);
+    kopt_vmath_builtin()->exp(want[1], x, 4);
+    kopt_map(NULL, KOPT_SILU, slopes, inputs, KOPT_BF16, ALL);
+    _mm_setcsr(hostile);
+    kopt_vmath_exp(NULL, got[0], x, 4);
+    after[0] = _mm_getcsr();
+    kopt_vmath_builtin()->exp(got[1], x, 4);
+    after[1] = _mm_getcsr();
+    kopt_map(NULL, KOPT_SILU, outputs, inputs, KOPT_BF16, ALL);
+    after[2] = _mm_getcsr();
+    _mm_setcsr(before);
+    for (i = 0; i < 3; ++i) wrong += (after[i] | 0x3f) != (hostile | 0x3f);
+    ok(!wrong && !memcmp(want, got, sizeof want) && !memcmp(slopes, outputs, sizeof slopes),
+       "the caller's FP environment changes nothing and is put back");
+#else
+    skip("the caller's FP environment: this machine has no MXCSR");
+#endif
+}
+
+static void own_exp(float *out, const float *x, size_t n)
+{
+    size_t i;
+    for (i = 0; i < n; ++i) out[i] = x[i] + 1;
+}
+
+static void check_refusals(void)
+{
+    static float a[64], b[64];
+    static uint16_t h[64];
+    kopt_vmath own = {NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL};
+    size_t huge = ~(size_t)0 / 4;
+    unsigned i;
+    own.exp = own_exp;
+    a[0] = 3;
+    ok(kopt_vmath_exp(NULL, NULL, NULL, 0) == KOPT_OK && kopt_vmath_exp(NULL, a, NULL, 1) == KOPT_ERROR_NULL &&
+           kopt_vmath_log(NULL, NULL, a, 1) == KOPT_ERROR_NULL && kopt_vmath_atan2(NULL, a, b, NULL, 1) == KOPT_ERROR_NULL &&
+           kopt_vmath_sincospi(NULL, a, NULL, b, 1) == KOPT_ERROR_NULL, "NULL is refused, but for n = 0");
+    ok(kopt_vmath_exp(NULL, a + 1, a, 32) == KOPT_ERROR_OVERLAP && kopt_vmath_tanh(NULL, a, a + 31, 32) == KOPT_ERROR_OVERLAP &&
+           kopt_vmath_erf(NULL, a, a + 1, 2) == KOPT_ERROR_OVERLAP && kopt_vmath_erfc(NULL, a, a + 1, 2) == KOPT_ERROR_OVERLAP &&
+           kopt_vmath_atan2(NULL, a, b, a + 1, 8) == KOPT_ERROR_OVERLAP && kopt_vmath_sincospi(NULL, a, a, b, 8) == KOPT_ERROR_OVERLAP &&
+           kopt_vmath_sincospi(NULL, a, a + 7, b, 8) == KOPT_ERROR_OVERLAP && kopt_map(NULL, KOPT_EXP, h + 1, h, KOPT_BF16, 8) == KOPT_ERROR_OVERLAP &&
+           kopt_map_backward(NULL, KOPT_EXP, h, h + 8, h + 1, KOPT_BF16, 8) == KOPT_ERROR_OVERLAP, "partial overlap is refused");
+    ok(kopt_map(NULL, (kopt_function)13, h, h, KOPT_BF16, 8) == KOPT_ERROR_OPTION && kopt_map(NULL, (kopt_function)-1, h, h, KOPT_BF16, 8) == KOPT_ERROR_OPTION &&
+           kopt_map(NULL, KOPT_EXP, h, h, KOPT_F32, 8) == KOPT_ERROR_OPTION && kopt_map(NULL, KOPT_EXP, h, h, KOPT_Q8, 8) == KOPT_ERROR_OPTION &&
+           kopt_map_backward(NULL, KOPT_LOG, h, h, h, KOPT_BF16, 8) == KOPT_ERROR_OPTION &&
+           kopt_map_backward(NULL, KOPT_TANH_SLOPE, h, h, h, KOPT_BF16, 8) == KOPT_ERROR_OPTION, "functions and formats that are none");
+    ok(kopt_vmath_exp(NULL, a, a, huge) == KOPT_ERROR_BOUNDS && kopt_map(NULL, KOPT_EXP, h, h, KOPT_BF16, huge) == KOPT_ERROR_BOUNDS, "n too large");
+    for (i = 0; i < 64; ++i) h[i] = 0;
+    ok(to_bits(a[0]) == to_bits(3.0f) && a[1] == 0, "and nothing was written");
+    kopt_vmath_exp(&own, b, a, 2);
+    kopt_vmath_log(&own, a, a, 1);
+    ok(b[0] == 4 && b[1] == 1 && to_bits(a[0]) == 0x3f8c9f54u && !strcmp(kopt_vmath_name(&own), "unnamed"),
+       "a table of one's own; what it lacks is served by the built-in");
+}
+
+/* ---- the two backends on every instruction set ------------------------------------------------------------------ */
+
+static void check_all(long count)
+{
+    int isa;
+    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
+        char name[40];
+        uint64_t hash;
+        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+        snprintf(name, sizeof name, "builtin %s", kopt_isa_name((kopt_isa)isa));
+        ok(!strcmp(kopt_vmath_name(kopt_vmath_builtin()), name), "%s is its name", name);
+        check_tables(kopt_vmath_builtin(), name);
+        hash = hash_floats(kopt_vmath_builtin());
+        ok(hash == golden_floats, "the fp32 functions' bits: %s, %016llx", name, (unsigned long long)hash);
+        check_specials(kopt_vmath_builtin(), 0);
+        check_edges(kopt_vmath_builtin());
+    }
+    kopt_isa_force(KOPT_ISA_COUNT);
+    check_backward(NULL);
+    check_accuracy(kopt_vmath_builtin(), 0, count);
+#ifdef KAHAN_OPT_SLEEF
+    {
+        uint64_t first = 0;
+        int forms = 0;
+        for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
+            static const char *const names[] = {"", "sleef avx2, 128 bits", "sleef avx2", "sleef avx512", "sleef neon"};
+            const kopt_vmath *sleef;
+            uint64_t hash;
+            if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+            sleef = kopt_vmath_sleef();
+            if (sleef == NULL) {
+                ok(isa == KOPT_ISA_SCALAR && strstr(kopt_vmath_name(NULL), "builtin") != NULL, "no SLEEF for %s", kopt_isa_name((kopt_isa)isa));
+                continue;
+            }
+            ok(!strcmp(kopt_vmath_name(NULL), names[isa]), "the default is %s", kopt_vmath_name(NULL));
+            check_tables(sleef, kopt_vmath_name(sleef));
+            hash = hash_floats(sleef);
+            if (forms++ == 0) first = hash;
+            ok(hash == first && hash != golden_floats, "the fp32 functions' bits: %s, %016llx", kopt_vmath_name(sleef), (unsigned long long)hash);
+            check_specials(sleef, 1);
+            check_edges(sleef);
+        }
+        kopt_isa_force(KOPT_ISA_COUNT);
+        ok(forms > 0, "%d forms of SLEEF here", forms);
+        if (forms > 0) check_accuracy(kopt_vmath_sleef(), 1, count);
+    }
+#else
+    ok(kopt_vmath_sleef() == NULL && !strcmp(kopt_vmath_name(NULL), kopt_vmath_name(kopt_vmath_builtin())), "no SLEEF in this build");
+#endif
+}
+
+int main(int count, char **arguments)
+{
+    const char *mode = count > 1 ? arguments[1] : "full";
+    int f, i, format;
+    for (i = 0; i < ALL; ++i) inputs[i] = (uint16_t)i;
+    if (!strcmp(mode, "dump")) { /* dump [builtin]: 13 * 2 * 65536 uint16_t, this machine's order */
+        for (f = 0; f < FUNCTIONS; ++f)
+            for (format = KOPT_BF16; format <= KOPT_FP16; ++format) {
+                kopt_map(count > 2 ? kopt_vmath_builtin() : NULL, (kopt_function)f, outputs, inputs, (kopt_format)format, ALL);
+                fwrite(outputs, sizeof outputs, 1, stdout);
+            }
+        return 0;
+    }
+    if (!strcmp(mode, "values") && count > 3) { /* values FUNCTION CHUNKS [builtin]: x, y, out by chunks */
+        static float x[CHUNK], y[CHUNK], out[CHUNK];
+        noise = 5;
+        for (i = 0; i < atoi(arguments[3]); ++i) {
+            make_inputs(x, y, CHUNK);
+            run_float(count > 4 ? kopt_vmath_builtin() : NULL, atoi(arguments[2]), out, x, y, CHUNK);
+            fwrite(x, sizeof x, 1, stdout);
+            fwrite(y, sizeof y, 1, stdout);
+            fwrite(out, sizeof out, 1, stdout);
+        }
+        return 0;
+    }
+    if (!strcmp(mode, "every")) {
+        for (f = 0; f < 5; ++f) check_every(f);
+        return done();
+    }
+    check_all(strcmp(mode, "quick") ? 1L << 24 : 1L << 16);
+    check_environment();
+    check_refusals();
+    return done();
+}
