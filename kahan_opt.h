@@ -1475,7 +1475,7 @@ static KOPT_BOTH_ int kopt_within_(double x, double least, double most) {
    bits and rounded. Integers, so that no machine needs binary64 for it. */
 KOPT_LEAN_ KOPT_BOTH_ float kopt_rest_(uint64_t beta) {
     uint64_t q = beta << 11 | KOPT_CAST_(uint64_t, 1) << 63;
-    int shift = 1022 - KOPT_CAST_(int, beta >> 52), e = 1022;
+    int shift = 1022 - KOPT_CAST_(int, beta >> 52 & (KOPT_POSITIVE64_ ? 4095 : 2047)), e = 1022; /* beta may be -0 */
     for (; shift > 0; shift--) q >>= 1;
     q = ~q; /* too small by 2^-64 */
     for (; q >> 63 == 0; q <<= 1) e--;
@@ -6011,7 +6011,8 @@ static void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt
     v.step = c->step;
     v.id = c->id;
     for (i = 0; i < c->n; i += v.n) {
-        kopt_byte_ *const to = out + kopt_code_at_(c->code, i), *const rest = residual + (residual == KOPT_NULL_ ? 0 : i * residual_size);
+        kopt_byte_ *const to = out + kopt_code_at_(c->code, i);
+        kopt_byte_ *const rest = residual == KOPT_NULL_ ? KOPT_NULL_ : residual + i * residual_size;
         v.n = c->n - i < KOPT_BLOCK_ ? c->n - i : KOPT_BLOCK_;
         v.first = c->first_index + i;
         kopt_move_(&v, xs, KOPT_F32, grad + i * grad_size, grad_format, 0);

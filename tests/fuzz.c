@@ -389,18 +389,12 @@ static int optimizer_good(const kopt_optimizer *o)
     return !o->nesterov || (o->momentum > 0 && !(o->dampening < 0) && !(o->dampening > 0));
 }
 
-/* The scalars of the next step are floats: 1; they are not: 0; too near to the limit: -1. */
+/* The scalars of the next step are floats. */
 static int scalars_good(const kopt_optimizer *o)
 {
     const ref_scalars s = ref_scalars_of(o, o->step + 1);
-    const float number[] = {s.grad_scale, s.rate, s.root_scale, s.decay};
-    int i, good = 1;
-    for (i = 0; i < 4; ++i) {
-        uint32_t size = ref_bits(number[i]) & 0x7fffffff;
-        if (size > 0x7f710000) return 0; /* 3.2e38 */
-        if (size > 0x7f5a0000) good = -1; /* 2.9e38 */
-    }
-    return good;
+    return ref_is_finite(KOPT_F32, ref_bits(s.grad_scale)) && ref_is_finite(KOPT_F32, ref_bits(s.rate)) &&
+           ref_is_finite(KOPT_F32, ref_bits(s.decay));
 }
 
 /* A tensor of the formats and rules of an optimizer; of a step, see formats_of. */

@@ -35,7 +35,7 @@ gcc | clang)
         name=$(basename $source .c) object=$out/implementation.o argument=quick
         implemented="-DKOPT_IMPLEMENTED_ -include $out/tables.h"
         [ $name = fuzz ] && argument=6000
-        if grep -q 'define KOPT_SOFT64_\|define KAHAN_OPT_ONLY\|define KAHAN_OPT_NO_SIMD' $source; then
+        if grep -q 'define KOPT_SOFT64_\|define KAHAN_OPT_ONLY\|define KAHAN_OPT_NO_SIMD\|define KAHAN_OPT_VMATH' $source; then
             implemented= object= # an implementation of its own
         fi
         $part $sanitizers $implemented -DFUZZ_STANDALONE -o $out/$name $source $object -lm >$out/log 2>&1 &&
@@ -56,7 +56,7 @@ fuzz)
     ;;
 valgrind)
     ${CC:-cc} -std=c99 -g -O1 -DFUZZ_STANDALONE -DFUZZ_VALGRIND -o $out/fuzz tests/fuzz.c -lm >$out/log 2>&1 &&
-        valgrind -q --error-exitcode=9 $out/fuzz 1200 5 >$out/log 2>&1
+        valgrind -q --error-exitcode=9 $out/fuzz 1200 7 >$out/log 2>&1
     report $? "1,200 hostile inputs under valgrind, which hides AVX-512"
     ;;
 static)

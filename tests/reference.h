@@ -247,7 +247,7 @@ static inline double ref_power(double base, uint32_t t)
 /* 1 - beta: of beta's first 64 digits, the first 53 of what all ones leave; section 6. */
 static inline float ref_one_minus(double beta)
 {
-    uint64_t left = UINT64_MAX - (uint64_t)ldexp(beta, 64), unit = 1;
+    uint64_t left = UINT64_MAX - (beta > 0 && beta < 1 ? (uint64_t)ldexp(beta, 64) : 0), unit = 1;
     volatile float x;
     while (left / unit >= 9007199254740992u) unit *= 2;
     x = (float)(ldexp((double)(left / unit), -64) * (double)unit);

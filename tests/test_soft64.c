@@ -119,7 +119,7 @@ static int scalars_differ(kopt_optimizer *o, uint32_t step)
 
 static void test_scalars(long count)
 {
-    static const double betas[] = {0, 0.5, 0.9, 0.95, 0.98, 0.99, 0.999, 0.9999, 0.999999, 1e-3, 1 - 1e-12};
+    static const double betas[] = {0, -0.0, 0.5, 0.9, 0.95, 0.98, 0.99, 0.999, 0.9999, 0.999999, 1e-3, 1 - 1e-12};
     const size_t many = sizeof betas / sizeof *betas;
     long k, bad = 0, t;
     size_t i;
@@ -135,7 +135,7 @@ static void test_scalars(long count)
     ok(!bad, "AdamW with usual betas: the scalars of %ld steps differ", bad);
     for (bad = 0, t = 1; t <= count; ++t) { /* with beta2 at its usual values RAdam's average grows beyond 5 steps */
         kopt_optimizer o = t % 2 ? kopt_radam(1e-3) : kopt_ranger(1e-3);
-        o.beta2 = betas[4 + t % 5];
+        o.beta2 = betas[5 + t % 5];
         bad += scalars_differ(&o, (uint32_t)(t < count / 2 ? t : t * t));
     }
     ok(!bad, "RAdam and Ranger with usual betas: the scalars of %ld steps differ", bad);
