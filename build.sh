@@ -184,7 +184,7 @@ run_tests() {
     program "$all" debug '' quick $CC -O0
     if have clang; then program "$all" clang '' quick clang -Ofast -march=native; else skip "clang -Ofast -march=native" clang; fi
     if have aarch64-linux-gnu-gcc && have qemu-aarch64; then
-        program "$all" neon qemu-aarch64 quick aarch64-linux-gnu-gcc -O2 -static
+        program "$bits tests/test_state.c tests/test_compress.c" neon qemu-aarch64 quick aarch64-linux-gnu-gcc -O2 -static
         part neon_exhaustive sh tests/exhaustive.sh "'qemu-aarch64 build/tests/test_convert.neon'" build/tests/test_convert.native
     else
         skip "NEON under qemu" "aarch64-linux-gnu-gcc or qemu-aarch64"

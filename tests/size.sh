@@ -31,7 +31,7 @@ for bit in $bits; do
     report $? "... and it is refused"
     for compiler in "clang -std=c99" "g++ -x c++ -std=c++11"; do
         command -v ${compiler%% *} >/dev/null || { missing "no ${compiler%% *}"; continue; }
-        $compiler $warnings -O1 -DKAHAN_OPT_NO_SIMD "-DKAHAN_OPT_ONLY=KOPT_WITH_ALL & ~KOPT_WITH_$bit" -I. -c $out/impl.c \
+        $compiler $warnings -O0 -DKAHAN_OPT_NO_SIMD "-DKAHAN_OPT_ONLY=KOPT_WITH_ALL & ~KOPT_WITH_$bit" -I. -c $out/impl.c \
             -o $out/impl.o >$out/log 2>&1
         report $? "without $bit: ${compiler%% *} has no warning"
     done
