@@ -202,7 +202,7 @@ run_tests() {
     for tool in gcc g++ clang tcc objcopy; do have $tool || skip "vendoring: what needs $tool" $tool; done
     part vendor sh tests/vendor.sh warnings leaks
     part vendor_more sh tests/vendor.sh pragmas windows targets names versions
-    for options in native:-O2 ofast:-Ofast soft64:'-O2 -DKOPT_SOFT64_=1'; do # soft64: as where there are no doubles
+    for options in native:'-O2 -DKOPT_CODED_FROM_=1' ofast:-Ofast soft64:'-O2 -DKOPT_SOFT64_=1'; do # soft64: as where there are no doubles
         echo "$CC -std=c99 $C_WARNINGS ${options#*:} -o build/tests/probe.${options%%:*} tests/probe.c" >>build/tests/builds
     done
     part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast build/tests/probe.soft64

@@ -934,11 +934,21 @@ enum {
     KOPT_RANDOM_RESIDUAL_ = 4
 };
 
+/* The 8-bit codes of moments (signed, or of squares), as kernels of vectors read them. */
+enum { KOPT_STARTS_ = 1409 }; /* 64 to a binade, from 2^-22 to 1 */
+typedef struct kopt_codes_ {
+    uint32_t word[258];              /* the values of the codes, ascending, as fp32; two that are above all */
+    kopt_byte_ start[KOPT_STARTS_];  /* how many positive values are below here: at most two more are below the next */
+    int square, positive;            /* positive: the code of the smallest positive value */
+} kopt_codes_;
+
 /* One range of one tensor, ready to run: all arguments are checked. */
 typedef struct kopt_job_ {
     const kopt_step *step;
     kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy; /* copy may be NULL */
     kopt_counts *counts;                                                            /* may be NULL */
+    const kopt_codes_ *codes; /* NULL, or of 8-bit moments: two, the second of squares; then with the scales of blocks */
+    kopt_byte_ *scale[4];
     kopt_format grad_format, copy_format, moment_format; /* of the moments in memory: fp32 within an 8-bit step */
     size_t begin, end;
     uint64_t first;
@@ -2439,6 +2449,8 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define rule_over_ NAME_(rule_over)
 #define apply_rule_ NAME_(apply_rule)
 #define look_back_all_ NAME_(look_back_all)
+#define row_from_codes_ NAME_(row_from_codes)
+#define row_to_codes_ NAME_(row_to_codes)
 #define tally_all_ NAME_(tally_all)
 #define looked_back_ NAME_(looked_back)
 #define widen_moment_ NAME_(widen_moment)
@@ -3127,7 +3139,7 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
 typedef struct tile_ {
     kopt_byte_ w[4 * KOPT_TILE_], rest[4 * KOPT_TILE_], g[4 * KOPT_TILE_], moment[4][4 * KOPT_TILE_]; /* what vector_ has of an element */
     kopt_byte_ update[4 * KOPT_TILE_], stored[4 * KOPT_TILE_], kept[4 * KOPT_TILE_];
-    uint32_t halves[KOPT_TILE_ / 2 + LANES_]; /* random numbers, two to a word, and zeros */
+    uint32_t halves[KOPT_TILE_ / 2 + 5 * LANES_]; /* random numbers, two to a word, and zeros */
     size_t offset, n;                         /* of them before the tile; elements */
 } tile_;
 
@@ -3292,6 +3304,72 @@ APART_ void apply_rule_(tile_ *t, const kopt_job_ *j, kopt_kind_ kind) {
     }
 }
 
+/* 8-bit moments, section 6b: the n values of a block, and back. */
+APART_ void row_from_codes_(kopt_byte_ *row, const kopt_byte_ *code, const kopt_byte_ *scale, const kopt_codes_ *codes,
+                            size_t n) {
+    const floats_ largest = value_(iset_(kopt_load32_(scale)));
+    size_t i;
+    for (i = 0; i < n; i++) kopt_store32_(row + 4 * i, codes->word[code[i]]);
+    for (; i % LANES_ != 0; i++) kopt_store32_(row + 4 * i, 0);
+    ROW_(i, n) store32_(row + 4 * i, bits_(mul_(of_row_(row, i), largest)));
+}
+
+/* Of t->moment[moment]; t->w, t->rest and t->g are free to hold the codes below, their values and those of the next. */
+APART_ void row_to_codes_(tile_ *t, kopt_byte_ *code, kopt_byte_ *scale, const kopt_codes_ *codes, int moment,
+                          kopt_rounding how) {
+    kopt_byte_ *const row = t->moment[moment];
+    const words_ factor = iset_(kopt_moment_factor_(moment)), none = iset_(0);
+    const uint32_t *const positive = codes->word + codes->positive;
+    const uint32_t lowest = 0x34800000u; /* 2^-22 */
+    const uint32_t base = codes->square ? 0 : 127, last = codes->square ? 254 : 127; /* the code of 0; the last below 1 */
+    const size_t n = t->n;
+    uint32_t largest = 0, lane[LANES_];
+    words_ most = none;
+    floats_ unit;
+    size_t i;
+    for (i = n; i % LANES_ != 0; i++) kopt_store32_(row + 4 * i, 0);
+    ROW_(i, n) {
+        const words_ x = flush32_(of_row_(row, i)), mag = and_(x, iset_(0x7FFFFFFFu));
+        store32_(row + 4 * i, x);
+        most = select_(gt_(mag, most), mag, most);
+    }
+    store32_(KOPT_POINTER_(kopt_byte_ *, lane), most);
+    for (i = 0; i < LANES_; i++) largest = lane[i] > largest ? lane[i] : largest;
+    largest = largest < 0x00800000u ? 0 : largest >= 0x7F800000u ? 0x7FC00000u : largest;
+    kopt_store32_(scale, largest);
+    if (largest == 0 || largest == 0x7FC00000u) { /* nothing, or nothing finite: all codes are 0 */
+        ROW_(i, n) put_(code + i, 1, left_(n, i), iset_(codes->square ? 0u : 127u));
+        return;
+    }
+    unit = value_(iset_(largest));
+    ROW_(i, n) store32_(row + 4 * i, bits_(div_(of_row_(row, i), unit)));
+    for (i = 0; i < n; i++) { /* the code at or below each. No branches: half of all signs are minus */
+        const uint32_t y = kopt_load32_(row + 4 * i), mag = y & 0x7FFFFFFFu, minus = KOPT_CAST_(uint32_t, mag != 0) & y >> 31;
+        const uint32_t up_to = mag - minus;
+        uint32_t low = codes->start[(up_to < lowest ? 0 : up_to - lowest) >> 17];
+        low += KOPT_CAST_(uint32_t, positive[low] <= up_to);
+        low += KOPT_CAST_(uint32_t, positive[low] <= up_to); /* how many positive values are at most so large: */
+        low = base + ((low - KOPT_CAST_(uint32_t, low > last)) ^ (0u - minus)); /* so far from 0, or one farther */
+        low &= 0u - KOPT_CAST_(uint32_t, low < 256);
+        kopt_store32_(t->w + 4 * i, low);
+        kopt_store32_(t->rest + 4 * i, codes->word[low]);
+        kopt_store32_(t->g + 4 * i, codes->word[low + 1]);
+    }
+    ROW_(i, n) { /* it, or the next above */
+        const floats_ y = of_row_(row, i), low = of_row_(t->rest, i), high = of_row_(t->g, i);
+        floats_ below = sub_(y, low), above = sub_(high, y); /* below is negative beyond the lowest code */
+        words_ a = load32_(t->w + 4 * i);
+        if (how == KOPT_STOCHASTIC) {
+            above = mul_(sub_(high, low), count_(mul16_(load_half_(t->halves, t->offset + i), factor)));
+            below = mul_(below, set_(65536.0f));
+        }
+        a = iadd_(a, select_(gt_(bits_(below), bits_(above)), iset_(1), none));
+        if (codes->square) /* what is not 0 does not become 0 */
+            a = select_(gt_(and_(bits_(y), iset_(0x7FFFFFFFu)), none), select_(gt_(a, none), a, iset_(1)), a);
+        put_(code + i, 1, left_(n, i), a);
+    }
+}
+
 /* Lookahead, as look_back_; the slow weights in the place of the new ones, which come later. */
 APART_ void look_back_all_(tile_ *t, const kopt_job_ *j, kopt_kind_ kind, size_t first) {
     const floats_ mix = set_(j->step->mix);
@@ -3327,7 +3405,8 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
     const size_t moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     const cipher_ cipher = cipher_of_(s->seed, s->step, j->id, j->stream);
-    const int random = kopt_needs_random_(kind), moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->moments_only;
+    const int coded = KOPT_HAS_(KOPT_WITH_Q8) && j->codes != KOPT_NULL_;
+    const int random = kopt_needs_random_(kind) || (coded && kind.moment_rounding == KOPT_STOCHASTIC), moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->moments_only;
     tile_ t;
     size_t i, q;
     int m;
@@ -3337,7 +3416,7 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
     for (i = begin; i < end; i += t.n) {
         const uint64_t index = j->first + i;
         kopt_byte_ *const weight = j->weight + i * weight_size, *const residual = j->residual + i * residual_size;
-        t.n = KOPT_TILE_ - KOPT_CAST_(unsigned, index % KOPT_TILE_);
+        t.n = KOPT_TILE_ - i % KOPT_TILE_; /* a block of 8-bit moments */
         if (end - i < t.n) t.n = end - i;
         if (random) { /* whole blocks */
             t.offset = KOPT_CAST_(unsigned, index % (8 * LANES_));
@@ -3346,7 +3425,10 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
         }
         load_weights_(t.w, t.rest, weight, residual, kind, t.n);
         fill_row_(t.g, j->grad + i * grad_size, kind.grad, 0, t.n);
-        for (m = 0; m < kind.moments; m++)
+        for (m = 0; coded && m < kind.moments; m++)
+            row_from_codes_(t.moment[m], j->moment[m] + i, j->scale[m] + i / KOPT_TILE_ * 4,
+                            j->codes + kopt_is_square_(kind.rule, m), t.n);
+        for (m = 0; !coded && m < kind.moments; m++)
             fill_row_(t.moment[m], j->moment[m] + i * moment_size, kind.moment, kopt_is_square_(kind.rule, m), t.n);
 
         apply_rule_(&t, j, kind);
@@ -3363,7 +3445,13 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
             if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != KOPT_NULL_)
                 ROW_(q, t.n) store_copy_(j, kind, i + q, left_(t.n, q), load32_(t.stored + 4 * q));
         }
-        for (m = 0; m < kind.moments; m++) store_moments_(&t, j->moment[m] + i * moment_size, m, kind);
+        for (m = 0; m < kind.moments; m++) {
+            if (coded)
+                row_to_codes_(&t, j->moment[m] + i, j->scale[m] + i / KOPT_TILE_ * 4,
+                              j->codes + kopt_is_square_(kind.rule, m), m, kopt_moment_rounding_(kind, m));
+            else
+                store_moments_(&t, j->moment[m] + i * moment_size, m, kind);
+        }
         if (KOPT_HAS_(KOPT_WITH_EXTRAS) && s->zero_grad) {
             ROW_(q, t.n) store32_(t.g + 4 * q, iset_(0));
             row_to_(j->grad + i * grad_size, t.g, grad_size, t.n);
@@ -3639,7 +3727,7 @@ APART_ void NAME_(step)(const kopt_job_ *j) {
     const int compensated = rounding == KOPT_KAHAN || rounding == KOPT_COMPACT;
     const int plain = s->moments >= 1 && s->moments <= 2 && !s->moments_only && !s->sync && j->counts == KOPT_NULL_;
     const int adam = KOPT_RULE_(s->rule) == KOPT_ADAM;
-    if (plain && adam && weight == KOPT_F32 && moment == KOPT_F32 && j->grad_format == KOPT_F32) {
+    if (plain && adam && weight == KOPT_F32 && moment == KOPT_F32 && j->grad_format == KOPT_F32 && j->codes == KOPT_NULL_) {
         NAME_(adam_f32)(j);
         return;
     }
@@ -4422,6 +4510,8 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef rule_over_
 #undef apply_rule_
 #undef look_back_all_
+#undef row_from_codes_
+#undef row_to_codes_
 #undef tally_all_
 #undef looked_back_
 #undef widen_moment_
@@ -5649,6 +5739,37 @@ static kopt_result kopt_check_step_(const kopt_step *s, const kopt_tensor *t) {
     return kopt_check_header_(KOPT_CAST_(const kopt_byte_ *, t->state), kopt_kept_in_(s), t, 0);
 }
 
+#if defined(KOPT_X86_) || defined(KOPT_NEON_)
+#ifndef KOPT_CODED_FROM_
+#define KOPT_CODED_FROM_ 2048 /* elements that are worth making the tables: 2 us */
+#endif
+
+static void kopt_make_codes_(kopt_codes_ *codes, int square) {
+    const uint32_t count = square ? 255 : 128;
+    uint32_t i, k = 0;
+    codes->square = square;
+    codes->positive = square ? 1 : 128;
+    for (i = 0; i < 256; i++) codes->word[i] = kopt_bits_(kopt_code_value_(i, square));
+    codes->word[256] = codes->word[257] = 0xFFFFFFFFu;
+    for (i = 0; i < KOPT_STARTS_; i++) {
+        const uint32_t here = 0x34800000u + (i << 17);
+        while (k < count && codes->word[KOPT_CAST_(unsigned, codes->positive) + k] < here) k++;
+        codes->start[i] = KOPT_CAST_(kopt_byte_, k);
+    }
+}
+
+/* A range of a tensor with 8-bit moments, in the kernels of vectors. */
+static KOPT_NOINLINE_ void kopt_run_coded_(kopt_job_ *job, const kopt_layout_ *at) {
+    kopt_codes_ codes[2];
+    int m;
+    kopt_make_codes_(&codes[0], 0);
+    kopt_make_codes_(&codes[1], 1);
+    for (m = 0; m < 4; m++) job->scale[m] = job->moment[m] - at->moment[m] + at->scale[m];
+    job->codes = codes;
+    (KOPT_KERNEL_(step))(job);
+}
+#endif
+
 /* A range of a tensor with 8-bit moments: block by block the moments become fp32, are stepped, and become codes again. */
 static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const kopt_layout_ *at) {
     const kopt_step *s = whole->step;
@@ -5715,6 +5836,7 @@ KOPT_LEAN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kop
     job->first = extras ? t->first_index : 0;
     job->id = t->id;
     job->stream = KOPT_RANDOM_STEP_;
+    job->codes = KOPT_NULL_;
 }
 
 /* stable: StableAdamW's factor of the rate, beside the tensor's. */
@@ -5733,6 +5855,12 @@ KOPT_LEAN_ void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin
             job.decay = kopt_mul_scalar_(job.decay, scale);
         }
     }
+#if defined(KOPT_X86_) || defined(KOPT_NEON_)
+    if (KOPT_HAS_(KOPT_WITH_Q8) && s->moment_format == KOPT_Q8 && s->moments > 0 && end - begin >= KOPT_CODED_FROM_ &&
+        kopt_isa_current() != KOPT_ISA_SCALAR)
+        kopt_run_coded_(&job, &at);
+    else
+#endif
     if (KOPT_HAS_(KOPT_WITH_Q8) && s->moment_format == KOPT_Q8 && s->moments > 0)
         kopt_run_blocks_(&job, KOPT_CAST_(kopt_byte_ *, t->state), &at);
     else

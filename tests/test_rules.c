@@ -324,6 +324,50 @@ static void check_guard(void)
     ok(k == N, "a NaN makes the moments of its block NaN, not numbers: %d of %d", k, N);
 }
 
+/* Large tensors take tables that the scalar path has not. Same bits: also where values are zero, tiny, huge, infinite, NaN,
+   and equal in magnitude to a code or beside it. */
+static void check_large(void)
+{
+    enum { BIG = 4321 };
+    static float grad[BIG], wide[2][BIG];
+    static uint16_t w[2][BIG];
+    static unsigned char block[2][64 + 12 * BIG + 1000];
+    int isa, rule, how, i, k, cases = 0, differ = 0;
+    for (isa = KOPT_ISA_SCALAR + 1; isa < KOPT_ISA_COUNT; ++isa)
+        for (rule = 0; kopt_isa_usable((kopt_isa)isa) && rule < 5; ++rule)
+            for (how = KOPT_NEAREST; how <= KOPT_STOCHASTIC; ++how, ++cases) {
+                for (k = 0; k < 2; ++k) {
+                    kopt_optimizer o = rule == 0   ? kopt_sgd(0.1, 0.9)
+                                       : rule == 1 ? kopt_lion(0.1)
+                                       : rule == 2 ? kopt_adan(0.1)
+                                                   : kopt_adamw(0.1);
+                    kopt_tensor t = kopt_tensor_of(w[k], grad, KOPT_F32, BIG, block[k], sizeof block[k]);
+                    o.amsgrad = rule == 4, o.moment_format = KOPT_Q8, o.moment_rounding = (kopt_rounding)how;
+                    memset(block[k], 0, sizeof block[k]);
+                    memset(w[k], 0, sizeof w[k]);
+                    run(kopt_isa_force(k ? (kopt_isa)isa : KOPT_ISA_SCALAR));
+                    run(kopt_state_init(&o, &t, NULL));
+                    srand(7);
+                    for (i = 0; i < 4; ++i) {
+                        int e, part;
+                        for (e = 0; e < BIG; ++e) {
+                            part = e / 256 % 8;
+                            grad[e] = ref_code(rand() % 256, 0) * (part == 0 ? 1.0f : part == 1 ? 1e-30f : 1e6f);
+                            if (part >= 3 && rand() % 4 == 0) grad[e] = ref_float(ref_bits(grad[e]) + (uint32_t)(rand() % 3) - 1);
+                            if (part == 4) grad[e] *= 1e-6f * (float)(rand() % 1000);
+                            if (part == 5) grad[e] = 0;
+                        }
+                        if (i == 2) grad[6 * 256 + 9] = ref_float(0x7f800000), grad[7 * 256] = ref_float(0xffc00000);
+                        run(kopt_optimizer_step(&o, &t, 1));
+                    }
+                    run(kopt_state_read(&o, &t, KOPT_FIRST_MOMENT, wide[k]));
+                }
+                differ += memcmp(w[0], w[1], sizeof w[0]) || memcmp(block[0], block[1], sizeof block[0]);
+            }
+    run(kopt_isa_force(KOPT_ISA_COUNT));
+    ok(!differ, "8-bit moments of a large tensor: the scalar path's bits, %d cases, %d differ", cases, differ);
+}
+
 static void check_ranges(void)
 {
     static uint16_t w[1000], g[1000];
@@ -410,6 +454,7 @@ int main(int count, char **arguments)
     check_rest();
     if (!quick) check_drop();
     check_guard();
+    check_large();
     check_ranges();
     check_moments_only();
     check_counts();
