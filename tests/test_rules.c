@@ -356,8 +356,15 @@ static void check_large(void)
                             if (part >= 3 && rand() % 4 == 0) grad[e] = ref_float(ref_bits(grad[e]) + (uint32_t)(rand() % 3) - 1);
                             if (part == 4) grad[e] *= 1e-6f * (float)(rand() % 1000);
                             if (part == 5) grad[e] = 0;
+                            if (part == 6 && e % 256) { /* squares that share their upper 15 bits with two codes below them */
+                                uint32_t code;
+                                do code = 129 + (uint32_t)rand() % 126;
+                                while (ref_bits(ref_code((int)code, 1)) >> 17 != ref_bits(ref_code((int)code - 1, 1)) >> 17);
+                                grad[e] = 1e6f * (float)sqrt((double)ref_float(ref_bits(ref_code((int)code, 1)) | 0x1c000u));
+                            }
+                            if (e % 256 == 0) grad[e] = 1e6f;
                         }
-                        if (i == 2) grad[6 * 256 + 9] = ref_float(0x7f800000), grad[7 * 256] = ref_float(0xffc00000);
+                        if (i == 2) grad[15 * 256 + 9] = ref_float(0x7f800000), grad[7 * 256] = ref_float(0xffc00000);
                         run(kopt_optimizer_step(&o, &t, 1));
                     }
                     run(kopt_state_read(&o, &t, KOPT_FIRST_MOMENT, wide[k]));
