@@ -3058,8 +3058,10 @@ FN_ kopt_kind_ kind_of_(const kopt_job_ *j) {
     return kind;
 }
 
-#ifndef KOPT_TILE_
+#ifndef KOPT_STREAM_
 #define KOPT_STREAM_ (KOPT_CAST_(size_t, 1) << 25) /* bytes of a result that are written past the caches */
+#endif
+#ifndef KOPT_TILE_
 #define KOPT_TILE_ 256 /* a multiple of every block of random numbers */
 #endif
 
@@ -3146,7 +3148,7 @@ typedef struct tile_ {
 FN_ floats_ of_row_(const kopt_byte_ *row, size_t i) { return value_(load32_(row + 4 * i)); }
 
 /* For each vector of a tile, its first element being i. */
-#define ROW_(i, n) for (i = 0; i < (n); i += LANES_)
+#define ROW_(i, n) for ((i) = 0; (i) < (n); (i) += LANES_)
 
 /* row = n numbers */
 FN_ void row_from_(kopt_byte_ *row, const kopt_byte_ *p, kopt_format format, int square, size_t n) {
@@ -3760,7 +3762,7 @@ FN_ words_ converted_(floats_ x, kopt_format to, int stochastic, words_ r) {
 FN_ void convert_array_(const kopt_conversion_ *c, kopt_format to, kopt_format from) {
     const size_t to_size = kopt_bytes_of_(to), from_size = kopt_bytes_of_(from);
     const size_t ahead = (64 - KOPT_ADDRESS_(c->dst) % 64) % 64; /* bytes up to a line of the cache */
-    const int stream = STREAMS_ && c->n >= KOPT_STREAM_ / to_size && ahead % to_size == 0;
+    const int stream = c->n >= KOPT_STREAM_ / to_size && ahead % to_size == 0 && STREAMS_;
     size_t i, n;
     for (i = 0; i < c->n; i += n) {
         const kopt_byte_ *p = c->src + i * from_size;
@@ -3782,13 +3784,14 @@ FN_ void convert_array_(const kopt_conversion_ *c, kopt_format to, kopt_format f
 #else
 APART_ void convert_any_(const kopt_conversion_ *c) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
-    const cipher_ cipher = cipher_of_(c->seed, c->step, c->id, KOPT_CAST_(uint32_t, c->stochastic));
+    const uint32_t stream = KOPT_CAST_(uint32_t, c->stochastic);
+    const cipher_ cipher = stream == 0 ? cipher_of_(0, 0, 0, 0) : cipher_of_(c->seed, c->step, c->id, stream);
     uint32_t halves[5 * LANES_];
     size_t i, n;
     for (i = 0; i < c->n; i += n) {
         words_ r = iset_(0);
         n = LANES_;
-        if (c->stochastic) { /* a vector does not cross the end of a random block */
+        if (stream != 0) { /* a vector does not cross the end of a random block */
             const size_t offset = random_halves_(halves, &cipher, c->first + i, i == 0);
             if (8 * LANES_ - offset < n) n = 8 * LANES_ - offset;
             r = load_half_(halves, offset);

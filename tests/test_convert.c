@@ -1,6 +1,9 @@
 /* test_convert.c - kopt_convert against integer references: every fp32 to both 16-bit formats, every 16-bit number to
    every format, on every instruction set of this machine. Argument "quick": 2^26 of the 2^32, and all neighbourhoods
    of special values. */
+#include <stddef.h>
+static size_t stream_from = 64;
+#define KOPT_STREAM_ stream_from /* bytes: results are written past the caches, and not, in turn */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
@@ -42,6 +45,7 @@ static void count_differences(kopt_format f, int column)
 static void compare_chunk(void)
 {
     int f, isa, i;
+    stream_from = stream_from == 64 ? SIZE_MAX : 64;
     for (f = KOPT_BF16; f <= KOPT_FP16; ++f)
         for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
             if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
@@ -166,6 +170,7 @@ static void check_edges(void)
             for (target = KOPT_F32; target <= KOPT_FP16; ++target)
                 for (n = 0; n <= LONGEST; ++n) {
                     size_t s = n * 7 % 64, t = GUARD + n * 13 % 64, width = ref_width((kopt_format)target);
+                    stream_from = n % 5 ? 64 : SIZE_MAX;
                     memset(to, 0xa5, ROOM);
                     memset(plain, 0xa5, ROOM);
                     refused += kopt_convert(to + t, (kopt_format)target, from + s, (kopt_format)source, n) != KOPT_OK;
