@@ -13,6 +13,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh demo --precision P     ... in fp32 and P: amp_bf16, amp_fp16 (mixed precision), bf16, fp16, or all
        ./build.sh test [--no-skip]       all tests that can run here; names what it skips (--no-skip: as a failure)
        ./build.sh bench [--gb SIZE]      check the bits, then measure against the memory roofline
+       ./build.sh bench --sizes | --all  how cost grows with n, and a model of it; every combination there is
        ./build.sh bench theorem1         how far from the solution SGD ends with 16-bit weights (docs/theorem1.md)
        ./build.sh cuda [bench]           the GPU part: its kernels on the CPU, its PTX, and on a GPU, if there is one, its tests
        ./build.sh setup                  install the tools that the full test uses (apt, as root)
@@ -31,7 +32,7 @@ bench() {
     program=bench
     if [ "${1:-}" = theorem1 ]; then program=theorem1; shift; fi
     mkdir -p build/bench
-    $CC -std=c99 -O2 -o build/bench/$program bench/$program.c -lm
+    $CC -std=c99 -O2 -o build/bench/$program bench/$program.c -lm -lpthread
     exec build/bench/$program "$@"
 }
 

@@ -2668,8 +2668,9 @@ FN_ cipher_ cipher_of_(uint64_t seed, uint32_t step, uint32_t id, uint32_t strea
     return c;
 }
 
-/* The words x of LANES_ Philox blocks, of which `block`, a multiple of LANES_, is the first: one block per lane. */
-FN_ void random_words_(words_ x[4], const cipher_ *c, uint64_t block) {
+/* The words x of LANES_ Philox blocks, of which `block`, a multiple of LANES_, is the first: one block per lane. Called
+   once for 16 * LANES_ elements: inlined it is no faster, in every kernel again. */
+APART_ void random_words_(words_ x[4], const cipher_ *c, uint64_t block) {
     words_ x0 = iadd_(iset_(KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu)), block_order_());
     words_ x1 = iadd_(iset_(KOPT_CAST_(uint32_t, block >> 32)), c->stream), x2 = c->step, x3 = c->id;
     words_ high0, low0, high1, low1;

@@ -1,14 +1,16 @@
 /* The speed of kahan_opt.h against the memory system of this machine, in one process.
 
-     ./build.sh bench              about two minutes; needs 1.6 GB of memory
-     ./build.sh bench --gb 0.1     with smaller DRAM buffers (default 1: the arrays of the bf16 Kahan line take 1 GB)
+     ./build.sh bench              the tables of docs/benchmarks.md: four minutes, 1.8 GB of memory
+     ./build.sh bench --sizes      how cost grows with n, and a model of it; writes docs/cost.svg: two minutes, 10 GB
+     ./build.sh bench --all        every rule x rounding x moment format x instruction set x size: half an hour
+     ... --gb 0.1                  with smaller DRAM buffers (default 1: the arrays of the bf16 Kahan line take 1 GB)
 
    First all instruction sets must give the same bits. Then the lines of a table are timed in thread CPU time,
    interleaved: one after the other, again and again, so that what drifts, drifts for all; medians of the repetitions.
    The roofline of a line is a kernel that does nothing but read and write the same arrays in the same sizes (weight,
    residual, moments: read, changed, written back; gradient: read) with the widest vectors, in the same interleaving,
-   with and without prefetch, the better of the two. Writes build/bench/bench.csv. */
-#define _POSIX_C_SOURCE 199309L
+   with and without prefetch, the better of the two. Writes build/bench/bench.csv, sizes.csv, all.csv. */
+#define _GNU_SOURCE /* ptrace, threads, clocks */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
@@ -16,6 +18,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#ifdef __unix__
+#include <pthread.h>
+#endif
+#if defined(__linux__) && (defined(__x86_64__) || defined(__aarch64__))
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#define COUNTS_INSTRUCTIONS 1
+#endif
 
 enum { REPETITIONS = 9, MAX_LINES = 32 };
 
@@ -28,6 +40,22 @@ static double cpu_seconds(void) {
 static void fail(const char *why) {
     fprintf(stderr, "bench: %s\n", why);
     exit(2);
+}
+
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static double log10_of(double x) { /* no libm */
+    double y = 0;
+    for (; x >= 10; x /= 10) y++;
+    for (; x < 1; x *= 10) y--;
+    {
+        const double t = (x - 3.1622776601683795) / (x + 3.1622776601683795), s = t * t; /* log10 x = 1/2 + 2 atanh(t) / ln 10 */
+        return y + 0.5 + 0.8685889638065037 * t * (1 + s * (1.0 / 3 + s * (1.0 / 5 + s * (1.0 / 7 + s * (1.0 / 9 + s / 11)))));
+    }
 }
 
 static double median(double *x, int n) {
@@ -54,7 +82,7 @@ typedef struct line {
 static unsigned char *weight, *grad, *state; /* shared by all lines */
 static size_t room, state_room;
 
-static size_t size_of(kopt_format format) { return format == KOPT_F32 ? 4 : 2; }
+static size_t size_of(kopt_format format) { return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2; }
 
 /* Gradients have the weights' format. */
 static kopt_tensor tensor(const line *l) {
@@ -82,6 +110,20 @@ static void fill(const line *l) { /* weights in +-1, gradients in +-0.5, a patte
 static void step(line *l) {
     kopt_tensor t = tensor(l);
     if (kopt_optimizer_step(&l->opt, &t, 1) != KOPT_OK) fail("a step was refused");
+}
+
+static int moments_of(const kopt_optimizer *o) {
+    switch (o->rule) {
+    case KOPT_SGD: return o->momentum > 0;
+    case KOPT_LION: return 1;
+    case KOPT_EMA: return 0;
+    case KOPT_ADAN: return 4;
+    default: return o->amsgrad ? 3 : 2;
+    }
+}
+
+static size_t residual_of(const kopt_optimizer *o) {
+    return o->weight_format == KOPT_F32 || o->rounding < KOPT_KAHAN ? 0 : o->rounding == KOPT_COMPACT ? 1 : 2;
 }
 
 /* ---- the roofline: the traffic of a step, and nothing else ---- */
@@ -125,17 +167,16 @@ static volatile uint64_t sink;
 
 static void roofline(const line *l, size_t ahead) {
     const kopt_optimizer *o = &l->opt;
-    const int moments = o->rule == KOPT_ADAM ? 2 : o->momentum > 0 ? 1 : 0;
-    stream s[5];
+    stream s[7];
     int streams = 0, k;
+    unsigned char *p = state;
     s[streams].p = grad, s[streams++].lines = size_of(o->weight_format);
     s[streams].p = weight, s[streams++].lines = size_of(o->weight_format);
-    if (o->weight_format != KOPT_F32 && o->rounding >= KOPT_KAHAN)
-        s[streams].p = state, s[streams++].lines = o->rounding == KOPT_COMPACT ? 1 : 2;
-    for (k = 0; k < moments; k++, streams++) {
-        s[streams].p = s[streams - 1].p + l->n * s[streams - 1].lines;
-        if (streams == 2) s[streams].p = state;
-        s[streams].lines = size_of(o->moment_format);
+    for (k = -1; k < moments_of(o); k++) {
+        const size_t lines = k < 0 ? residual_of(o) : size_of(o->moment_format);
+        if (lines == 0) continue;
+        s[streams].p = p, s[streams++].lines = lines;
+        p += l->n * lines;
     }
 #if defined(__x86_64__)
     if (kopt_isa_usable(KOPT_ISA_AVX512)) {
@@ -152,10 +193,8 @@ static void roofline(const line *l, size_t ahead) {
 
 static double traffic(const line *l) { /* bytes read and written per element and step */
     const kopt_optimizer *o = &l->opt;
-    const size_t w = size_of(o->weight_format), m = size_of(o->moment_format);
-    size_t residual = o->rounding == KOPT_COMPACT ? 1 : 2;
-    if (o->weight_format == KOPT_F32 || o->rounding < KOPT_KAHAN) residual = 0;
-    return (double)(w + 2 * (w + residual + m * (o->rule == KOPT_ADAM ? 2 : o->momentum > 0 ? 1 : 0)));
+    const size_t w = size_of(o->weight_format), m = size_of(o->moment_format) * (size_t)moments_of(o);
+    return (double)(w + 2 * (w + residual_of(o) + m));
 }
 
 /* ---- a table ---- */
@@ -233,46 +272,409 @@ static uint64_t hash(uint64_t h, const void *data, size_t n) { /* FNV-1a */
     return h;
 }
 
+enum { RULES = 11, WEIGHTS = 11, MOMENTS = 4 };
+static const char *const rule_name[RULES] = {"SGD", "SGD momentum", "AdamW", "AMSGrad", "StableAdamW", "Lion", "Adan",
+                                             "RAdam", "Ranger", "EMA", "Adam L2"};
+static kopt_optimizer rule_of(int rule) {
+    kopt_optimizer o;
+    switch (rule) {
+    case 0: return kopt_sgd(1e-3, 0);
+    case 1: return kopt_sgd(1e-3, 0.9);
+    case 3: o = kopt_adamw(1e-3), o.amsgrad = 1; return o;
+    case 4: return kopt_stable_adamw(1e-3);
+    case 5: return kopt_lion(1e-3);
+    case 6: return kopt_adan(1e-3);
+    case 7: return kopt_radam(1e-3);
+    case 8: return kopt_ranger(1e-3);
+    case 9: return kopt_ema(0.999);
+    case 10: o = kopt_adam(1e-3), o.weight_decay = 0.01; return o;
+    default: return kopt_adamw(1e-3);
+    }
+}
+static const char *const weight_name[WEIGHTS] = {"fp32", "bf16 nearest", "bf16 stochastic", "bf16 Kahan", "bf16 compact",
+                                                 "bf16 exact", "fp16 nearest", "fp16 stochastic", "fp16 Kahan",
+                                                 "fp16 compact", "fp16 exact"};
+static const char *const moment_name[MOMENTS] = {"fp32", "bf16", "fp16", "8 bit"};
+
+/* Returns 0 if there is no such combination. */
+static int combine(line *l, int rule, int weights, int moments, size_t n, kopt_isa isa) {
+    kopt_format format = weights == 0 ? KOPT_F32 : weights < 6 ? KOPT_BF16 : KOPT_FP16;
+    *l = make(rule_name[rule], rule_of(rule), format, weights == 0 ? KOPT_NEAREST : (kopt_rounding)((weights - 1) % 5), n, isa);
+    l->opt.moment_format = (kopt_format)moments;
+    return moments_of(&l->opt) > 0 || moments == KOPT_BF16;
+}
+
 static void check_bits(void) {
     uint64_t expected = 0;
-    int isa, rounding;
+    int isa, rule, weights, moments, cases = 0;
     for (isa = 0; isa < KOPT_ISA_COUNT; isa++) {
         uint64_t h = 0xCBF29CE484222325u;
         if (!kopt_isa_usable((kopt_isa)isa)) continue;
-        for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; rounding++) {
-            line l = make("", kopt_adamw(1e-3), KOPT_BF16, (kopt_rounding)rounding, 5000, (kopt_isa)isa);
-            int k;
-            fill(&l);
-            for (k = 0; k < 5; k++) step(&l);
-            h = hash(hash(h, weight, 2 * l.n), state, kopt_state_size(&l.opt, l.n));
-        }
-        printf("bits %-7s %016llx\n", kopt_isa_name((kopt_isa)isa), (unsigned long long)h);
+        for (cases = 0, rule = 0; rule < RULES; rule++)
+            for (weights = 0; weights < WEIGHTS; weights++)
+                for (moments = 0; moments < MOMENTS; moments++) {
+                    line l;
+                    int k;
+                    if (!combine(&l, rule, weights, moments, 2500, (kopt_isa)isa)) continue;
+                    fill(&l);
+                    for (k = 0; k < 3; k++) step(&l);
+                    h = hash(hash(h, weight, size_of(l.opt.weight_format) * l.n), state, kopt_state_size(&l.opt, l.n));
+                    cases++;
+                }
+        printf("bits %-7s %016llx (%d combinations)\n", kopt_isa_name((kopt_isa)isa), (unsigned long long)h, cases);
         if (isa == 0) expected = h;
         else if (h != expected) fail("the instruction sets disagree: nothing is measured");
     }
 }
 
-int main(int argc, char **argv) {
-    const kopt_isa best = kopt_isa_current();
-    double gigabytes = 1;
-    line lines[MAX_LINES];
-    size_t n, sizes[] = {1, 32, 1000, 10000, 100000, 1000000};
-    char title[128];
-    int count, i, isa;
-    if (argc == 3 && strcmp(argv[1], "--gb") == 0) gigabytes = atof(argv[2]);
-    if ((argc != 1 && argc != 3) || !(gigabytes >= 0.01 && gigabytes <= 1000)) fail("usage: bench [--gb SIZE]");
-    n = (size_t)(gigabytes * 1e9 / 10) / 1024 * 1024 + 1024; /* bf16 Kahan AdamW: 10 bytes held per weight */
+/* ---- conversions: beside memcpy of as many bytes ---- */
+
+static void conversions(const char *title, size_t n) {
+    static const kopt_format from[] = {KOPT_F32, KOPT_F32, KOPT_BF16, KOPT_FP16}, to[] = {KOPT_BF16, KOPT_FP16, KOPT_F32, KOPT_F32};
+    static const char *const name[] = {"fp32 to bf16", "fp32 to fp16", "bf16 to fp32", "fp16 to fp32"};
+    const size_t inner = n > 4000000 ? 1 : 20000000 / n;
+    double x[5][REPETITIONS];
+    size_t k;
+    int r, i;
+    printf("\n%s\n%-34s %9s %9s %9s\n", title, "", "ns/elem", "GB/s", "memcpy");
+    kopt_isa_force(KOPT_ISA_COUNT);
+    for (i = 0; (size_t)i < 4 * n; i += 4) memcpy(state + i, "\x12\x34\x56\x3e", 4);
+    for (r = 0; r < REPETITIONS; r++)
+        for (i = 0; i < 5; i++) {
+            double t0;
+            for (k = 0; k <= inner; k++) {
+                if (k == 1) t0 = cpu_seconds();
+                if (k == 0) t0 = 0;
+                if (i == 4) memcpy(weight, state, 3 * n);
+                else if (kopt_convert(weight, to[i], state, from[i], n) != KOPT_OK) fail("a conversion was refused");
+            }
+            x[i][r] = (cpu_seconds() - t0) / (double)inner / (double)n * 1e9;
+        }
+    for (i = 0; i < 5; i++) {
+        const double ns = median(x[i], REPETITIONS), copy = median(x[4], REPETITIONS);
+        printf("%-34s %9.3f %9.1f %9.2f\n", i == 4 ? "memcpy of 3 bytes" : name[i], ns, 6 / ns, copy / ns);
+        fprintf(csv, "%s,%s,%s,%zu,%.4f,6,%.3f,0\n", title, i == 4 ? "memcpy" : name[i], kopt_isa_name(kopt_isa_current()), n, ns, copy / ns);
+    }
+}
+
+/* ---- two threads: each steps half of the tensor; wall time ---- */
+
+#ifdef __unix__
+typedef struct half {
+    const kopt_step *s;
+    const kopt_tensor *t;
+    size_t begin, end;
+} half;
+
+static void *run_half(void *p) {
+    const half *h = p;
+    if (kopt_step_range(h->s, h->t, h->begin, h->end) != KOPT_OK) fail("a range was refused");
+    return NULL;
+}
+
+static void threads(line *lines, int count) {
+    int i, r;
+    printf("\ntwo threads, %zu weights, wall time of a step\n%-34s %9s %9s %9s\n", lines[0].n, "", "1: ms", "2: ms", "faster");
+    for (i = 0; i < count; i++) {
+        line *l = &lines[i];
+        kopt_tensor t = tensor(l);
+        double x[2][REPETITIONS];
+        fill(l);
+        for (r = 0; r < 2 * REPETITIONS; r++) {
+            const size_t middle = r % 2 ? l->n / 512 * 256 : l->n;
+            pthread_t other;
+            half h[2];
+            kopt_step s;
+            double t0 = seconds();
+            if (kopt_step_begin(&l->opt, &s) != KOPT_OK) fail("a step was refused");
+            h[0].s = h[1].s = &s, h[0].t = h[1].t = &t;
+            h[0].begin = 0, h[0].end = h[1].begin = middle, h[1].end = l->n;
+            if (r % 2 && pthread_create(&other, NULL, run_half, &h[1]) != 0) fail("no thread");
+            run_half(&h[0]);
+            if (r % 2) pthread_join(other, NULL);
+            x[r % 2][r / 2] = (seconds() - t0) * 1e3;
+        }
+        printf("%-34s %9.1f %9.1f %8.2fx\n", l->name, median(x[0], REPETITIONS), median(x[1], REPETITIONS),
+               median(x[0], REPETITIONS) / median(x[1], REPETITIONS));
+        fprintf(csv, "two threads,%s,%s,%zu,%.4f,%.0f,0,%.3f\n", l->name, kopt_isa_name(l->isa), l->n,
+                median(x[1], REPETITIONS) * 1e6 / (double)l->n, traffic(l), median(x[0], REPETITIONS) / median(x[1], REPETITIONS));
+    }
+}
+#endif
+
+/* ---- instructions per element: a child is stepped one instruction at a time; the difference of two lengths ---- */
+
+#ifdef COUNTS_INSTRUCTIONS
+static double instructions(line *l, size_t n) { /* -1: ptrace is not allowed here */
+    double count = 0;
+    int status;
+    pid_t child;
+    l->n = n;
+    fill(l);
+    step(l);
+    child = fork();
+    if (child < 0) return -1;
+    if (child == 0) {
+        if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) != 0) _exit(1);
+        raise(SIGSTOP);
+        step(l);
+        _exit(0);
+    }
+    if (waitpid(child, &status, 0) != child || !WIFSTOPPED(status)) return -1;
+    for (;;) {
+        if (ptrace(PTRACE_SINGLESTEP, child, NULL, NULL) != 0 || waitpid(child, &status, 0) != child) return -1;
+        if (WIFEXITED(status)) return WEXITSTATUS(status) == 0 ? count : -1;
+        count++;
+    }
+}
+
+static void count_instructions(line *lines, int count) {
+    int i;
+    printf("\ninstructions per element (single steps; 2,560 less 512 weights)\n");
+    for (i = 0; i < count; i++) {
+        const double few = instructions(&lines[i], 512), many = instructions(&lines[i], 2560);
+        if (few < 0 || many < 0) {
+            printf("not counted: this system does not allow it\n");
+            return;
+        }
+        printf("%-34s %-7s %9.2f\n", lines[i].name, kopt_isa_name(lines[i].isa), (many - few) / 2048);
+        fprintf(csv, "instructions,%s,%s,2560,%.3f,%.0f,0,0\n", lines[i].name, kopt_isa_name(lines[i].isa), (many - few) / 2048,
+                traffic(&lines[i]));
+    }
+}
+#endif
+
+/* ---- the divider: what a divide and a root per element take if there is nothing else ---- */
+
+#if defined(__x86_64__)
+#define DIVIDER(name, isa, type, load)                                                                         \
+    __attribute__((target(isa))) static double name(const float *x, size_t n) {                               \
+        type a = load(x), b = a, c = a, d = a;                                                                 \
+        double t0 = cpu_seconds(), ns;                                                                         \
+        size_t i;                                                                                              \
+        for (i = 0; i < n; i++)                                                                                \
+            __asm__ volatile("vsqrtps %4, %0\n\tvdivps %4, %4, %1\n\tvsqrtps %4, %2\n\tvdivps %4, %4, %3"        \
+                             : "=v"(a), "=v"(b), "=v"(c), "=v"(d) : "v"(load(x)));                             \
+        ns = (cpu_seconds() - t0) * 1e9;                                                                       \
+        return ns / (double)n / 2 / (sizeof(type) / 4);                                                        \
+    }
+DIVIDER(divider_avx512, "avx512f", __m512, _mm512_loadu_ps)
+DIVIDER(divider_avx2, "avx2", __m256, _mm256_loadu_ps)
+#endif
+
+static void divider(void) {
+#if defined(__x86_64__)
+    float x[16];
+    int i;
+    for (i = 0; i < 16; i++) x[i] = 1.0f + (float)i;
+    printf("\ndivide and root alone, ns/element:");
+    if (kopt_isa_usable(KOPT_ISA_AVX512)) printf(" avx512 %.3f", divider_avx512(x, 2000000));
+    if (kopt_isa_usable(KOPT_ISA_AVX2)) printf(" avx2 %.3f", divider_avx2(x, 2000000));
+    printf("\n");
+#endif
+}
+
+/* ---- cost over size, and a model of it ---- */
+
+static size_t memory(void) { /* bytes that are free */
+#if defined(__unix__) && defined(_SC_AVPHYS_PAGES)
+    return (size_t)sysconf(_SC_AVPHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+#else
+    return (size_t)4 << 30;
+#endif
+}
+
+static void allocate(size_t n, size_t state_bytes) {
+    free(weight), free(grad), free(state);
     room = 4 * n + 4096;
-    state_room = 8 * n + 4096;
+    state_room = state_bytes * n + 8192;
     weight = malloc(room);
     grad = malloc(room);
     state = malloc(state_room);
     if (weight == NULL || grad == NULL || state == NULL) fail("not enough memory: try --gb 0.1");
-    csv = fopen("build/bench/bench.csv", "w");
-    if (csv == NULL) fail("cannot write build/bench/bench.csv");
-    fprintf(csv, "table,line,isa,n,ns_per_element,bytes_per_element,fraction_of_roofline,time_ratio_to_first_line\n");
+}
 
+enum { POINTS = 19, CURVES = 4 };
+
+/* ns per element. After a call's constant c, the elements of whole blocks cost what is more of the arithmetic (measured where
+   everything is in the second cache) and the bytes (the roofline kernel at this n); those of the rest, which go
+   through the general kernel, cost `rest` each. */
+static double model(size_t n, size_t block, double c, double rest, double arithmetic, double bytes) {
+    const size_t odd = n % block;
+    const double each = arithmetic > bytes ? arithmetic : bytes;
+    return (c + rest * (double)odd + each * (double)(n - odd)) / (double)n;
+}
+
+static double at_size(line *l, size_t n, double *bytes) { /* ns per element; the bytes' share of it */
+    const size_t inner = n > 2000000 ? 1 : 2000000 / (n + 300) + 1;
+    const int repetitions = n > 20000000 ? 3 : REPETITIONS;
+    double x[REPETITIONS], y[2][REPETITIONS];
+    size_t k, w;
+    int r;
+    l->n = n;
+    fill(l);
+    step(l);
+    for (r = 0; r < repetitions; r++) {
+        double t0 = cpu_seconds();
+        for (k = 0; k < inner; k++) step(l);
+        x[r] = (cpu_seconds() - t0) / (double)inner / (double)n * 1e9;
+        for (w = 0; w < 2; w++) {
+            t0 = cpu_seconds();
+            for (k = 0; k < inner; k++) roofline(l, w * 1024);
+            y[w][r] = (cpu_seconds() - t0) / (double)inner / (double)n * 1e9;
+        }
+    }
+    bytes[0] = median(y[0], repetitions);
+    if (median(y[1], repetitions) < bytes[0]) bytes[0] = y[1][repetitions / 2];
+    return median(x, repetitions);
+}
+
+static void plot(const char *path, const size_t *n, double measured[CURVES][POINTS], double predicted[CURVES][POINTS],
+                 const int *points, const line *lines) {
+    static const char *const colour[CURVES] = {"#777777", "#0b6e99", "#d9730d", "#448361"};
+    FILE *f = fopen(path, "w");
+    int c, p, decade;
+    if (f == NULL) fail("cannot write the figure");
+#define X(v) (60 + 72 * log10_of(v))
+#define Y(v) (250 - 90 * log10_of(v))
+    fprintf(f, "<svg xmlns='http://www.w3.org/2000/svg' width='760' height='380' font-family='sans-serif' font-size='12'>\n"
+               "<rect width='760' height='380' fill='white'/>\n");
+    for (decade = 0; decade <= 9; decade++)
+        fprintf(f, "<path d='M%d 50V315' stroke='#eee'/><text x='%d' y='332' text-anchor='middle'>1e%d</text>\n", 60 + 72 * decade,
+                60 + 72 * decade, decade);
+    for (decade = 0; decade <= 2; decade++)
+        fprintf(f, "<path d='M60 %dH708' stroke='#eee'/><text x='52' y='%d' text-anchor='end'>%d</text>\n", 250 - 90 * decade,
+                254 - 90 * decade, decade == 0 ? 1 : decade == 1 ? 10 : 100);
+    fprintf(f, "<text x='384' y='352' text-anchor='middle'>weights in the tensor</text>"
+               "<text x='16' y='190' transform='rotate(-90 16 190)' text-anchor='middle'>ns per weight</text>\n");
+    for (c = 0; c < CURVES; c++) {
+        fprintf(f, "<polyline fill='none' stroke='%s' stroke-width='2' points='", colour[c]);
+        for (p = 0; p < points[c]; p++) fprintf(f, "%.1f,%.1f ", X((double)n[p]), Y(measured[c][p]));
+        fprintf(f, "'/>\n");
+        for (p = 0; p < points[c]; p++)
+            fprintf(f, "<circle cx='%.1f' cy='%.1f' r='3' fill='none' stroke='%s'/>\n", X((double)n[p]), Y(predicted[c][p]), colour[c]);
+        fprintf(f, "<text x='480' y='%d' fill='%s'>%s</text>\n", 70 + 18 * c, colour[c], lines[c].name);
+    }
+    fprintf(f, "<text x='480' y='%d' fill='#333'>circles: the model</text>\n</svg>\n", 70 + 18 * CURVES);
+    if (fclose(f) != 0) fail("cannot write the figure");
+}
+
+static void sizes(kopt_isa best, double gigabytes) {
+    const size_t n[POINTS] = {1, 3, 10, 32, 100, 316, 1000, 3162, 10240, 31623, 100000, 316228, 1000000, 3162278, 10000000,
+                              31622777, 100000000, 316227766, 1000000000};
+    double measured[CURVES][POINTS], predicted[CURVES][POINTS], worst = 0;
+    int points[CURVES], c, p;
+    line lines[CURVES];
+    lines[0] = make("AdamW fp32", kopt_adamw(1e-3), KOPT_F32, KOPT_NEAREST, 1, best);
+    lines[1] = make("AdamW bf16 Kahan", kopt_adamw(1e-3), KOPT_BF16, KOPT_KAHAN, 1, best);
+    lines[2] = make("AdamW bf16 stochastic", kopt_adamw(1e-3), KOPT_BF16, KOPT_STOCHASTIC, 1, best);
+    lines[3] = make("SGD momentum bf16 Kahan", kopt_sgd(1e-3, 0.9), KOPT_BF16, KOPT_KAHAN, 1, best);
+    for (c = 0; c < CURVES; c++) {
+        line *l = &lines[c];
+        const size_t held = (size_t)(traffic(l) + (double)size_of(l->opt.weight_format)) / 2;
+        const size_t block = c == 0 ? 1 : best == KOPT_ISA_AVX512 ? 128 : best == KOPT_ISA_AVX2 ? 64 : 32;
+        double bytes[POINTS], arithmetic, constant, rest;
+        for (p = 0; p < POINTS && (double)(n[p] * held) < gigabytes * 1e9 && n[p] * held < memory() / 10 * 9; p++) {
+            free(weight), free(grad), free(state);
+            room = size_of(l->opt.weight_format) * n[p] + 4096;
+            state_room = (held - 2 * size_of(l->opt.weight_format)) * n[p] + 4096;
+            weight = malloc(room), grad = malloc(room), state = malloc(state_room);
+            if (weight == NULL || grad == NULL || state == NULL) break;
+            measured[c][p] = at_size(l, n[p], &bytes[p]);
+        }
+        points[c] = p;
+        if (p < 9) fail("too little memory for a curve");
+        constant = measured[c][0];
+        rest = (measured[c][4] - constant / 100); /* of 100 weights, all are rest */
+        arithmetic = measured[c][8] - constant / 10240;
+        printf("\n%s: a call %.0f ns, rest %.2f ns each, arithmetic %.3f ns each\n%12s %12s %12s %12s %8s\n", l->name, constant, rest,
+               arithmetic, "weights", "bytes alone", "measured", "model", "error");
+        for (p = 0; p < points[c]; p++) {
+            double error;
+            predicted[c][p] = model(n[p], block, constant, rest, arithmetic, bytes[p]);
+            error = predicted[c][p] / measured[c][p] - 1;
+            if (error > worst) worst = error;
+            if (-error > worst) worst = -error;
+            printf("%12zu %12.3f %12.3f %12.3f %+7.0f%%\n", n[p], bytes[p], measured[c][p], predicted[c][p], 100 * error);
+            fprintf(csv, "size,%s,%s,%zu,%.4f,%.0f,%.3f,%.3f\n", l->name, kopt_isa_name(best), n[p], measured[c][p], traffic(l),
+                    bytes[p] / measured[c][p], predicted[c][p] / measured[c][p]);
+        }
+    }
+    plot("docs/cost.svg", n, measured, predicted, points, lines);
+    printf("\nlargest error of the model: %.0f %%; written: docs/cost.svg\n", 100 * worst);
+}
+
+/* ---- everything ---- */
+
+static void all(kopt_isa best, size_t dram) {
+    const size_t n[] = {64, 1000, 10000, 100000, 1000000, 10000000, dram};
+    size_t size, k;
+    int isa, rule, weights, moments, r;
+    fprintf(csv, "rule,weights,moments,isa,n,ns_per_element,bytes_per_element,fraction_of_roofline,ratio_to_fp32_adamw\n");
+    for (size = 0; size < sizeof n / sizeof n[0]; size++) {
+        double fp32 = 0;
+        fprintf(stderr, "n = %zu ...\n", n[size]);
+        allocate(n[size], n[size] > 10000000 ? 8 : 20);
+        for (isa = KOPT_ISA_COUNT - 1; isa >= 0; isa--)
+            for (rule = -1; rule < RULES; rule++) /* -1: fp32 AdamW on the best set, which the others are compared with */
+                for (weights = 0; weights < WEIGHTS; weights++)
+                    for (moments = 0; moments < MOMENTS; moments++) {
+                        const int repetitions = n[size] > 1000000 ? 3 : 5, large = n[size] > 1000000;
+                        const size_t inner = n[size] > 100000 ? 1 : 200000 / (n[size] + 100) + 1;
+                        double x[5], y[5], ns;
+                        line l;
+                        if (!kopt_isa_usable((kopt_isa)isa) || (rule < 0 && (weights != 0 || moments != 0 || isa != (int)best))) continue;
+                        if (!combine(&l, rule < 0 ? 2 : rule, weights, moments, n[size], (kopt_isa)isa)) continue;
+                        if (large && (isa != (int)best || moments != (int)l.opt.weight_format)) continue;
+                        if (kopt_state_size(&l.opt, l.n) > state_room) continue;
+                        fill(&l);
+                        step(&l);
+                        for (r = 0; r < repetitions; r++) {
+                            double t0 = cpu_seconds();
+                            for (k = 0; k < inner; k++) step(&l);
+                            x[r] = (cpu_seconds() - t0) / (double)inner / (double)l.n * 1e9;
+                            t0 = cpu_seconds();
+                            for (k = 0; k < inner; k++) roofline(&l, 1024);
+                            y[r] = (cpu_seconds() - t0) / (double)inner / (double)l.n * 1e9;
+                        }
+                        ns = median(x, repetitions);
+                        if (rule < 0) fp32 = ns;
+                        fprintf(csv, "%s,%s,%s,%s,%zu,%.4f,%.0f,%.3f,%.3f\n", rule_name[rule < 0 ? 2 : rule], weight_name[weights],
+                                moment_name[moments], kopt_isa_name((kopt_isa)isa), l.n, ns, traffic(&l),
+                                median(y, repetitions) / ns, ns / fp32);
+                    }
+    }
+}
+
+int main(int argc, char **argv) {
+    const kopt_isa best = kopt_isa_current();
+    double gigabytes = 0;
+    line lines[MAX_LINES];
+    size_t n, lengths[] = {1, 32, 1000, 10000, 100000, 1000000};
+    char title[128];
+    const char *mode = "bench";
+    int count, i, isa;
+    if (argc > 1 && (strcmp(argv[1], "--sizes") == 0 || strcmp(argv[1], "--all") == 0)) mode = argv[1] + 2, argc--, argv++;
+    if (argc == 3 && strcmp(argv[1], "--gb") == 0) gigabytes = atof(argv[2]);
+    if (argc == 1) gigabytes = strcmp(mode, "sizes") == 0 ? 17 : 1;
+    if ((argc != 1 && argc != 3) || !(gigabytes >= 0.01 && gigabytes <= 1000)) fail("usage: bench [--sizes | --all] [--gb SIZE]");
+    n = (size_t)(gigabytes * 1e9 / 10) / 1024 * 1024 + 1024; /* bf16 Kahan AdamW: 10 bytes held per weight */
+    allocate(strcmp(mode, "bench") == 0 ? n : 4096, strcmp(mode, "bench") == 0 ? 10 : 20);
+    snprintf(title, sizeof title, "build/bench/%s.csv", mode);
+    csv = fopen(title, "w");
+    if (csv == NULL) fail("cannot write into build/bench");
     check_bits();
+    if (strcmp(mode, "all") == 0) {
+        all(best, n);
+        if (fclose(csv) != 0) fail("cannot write build/bench/all.csv");
+        printf("\nwritten: build/bench/all.csv\n");
+        return 0;
+    }
+    fprintf(csv, "table,line,isa,n,ns_per_element,bytes_per_element,fraction_of_roofline,time_ratio_to_first_line\n");
+    if (strcmp(mode, "sizes") == 0) {
+        sizes(best, gigabytes);
+        return fclose(csv) != 0;
+    }
 
     count = 0;
     lines[count++] = make("AdamW fp32", kopt_adamw(1e-3), KOPT_F32, KOPT_NEAREST, n, best);
@@ -283,12 +685,39 @@ int main(int argc, char **argv) {
     lines[count++] = make("AdamW bf16 exact", kopt_adamw(1e-3), KOPT_BF16, KOPT_EXACT, n, best);
     lines[count++] = make("AdamW bf16 compact", kopt_adamw(1e-3), KOPT_BF16, KOPT_COMPACT, n, best);
     lines[count++] = make("AdamW bf16 stochastic", kopt_adamw(1e-3), KOPT_BF16, KOPT_STOCHASTIC, n, best);
-    lines[count++] = make("AdamW fp16 Kahan", kopt_adamw(1e-3), KOPT_FP16, KOPT_KAHAN, n, best);
     lines[count++] = make("SGD momentum bf16 Kahan", kopt_sgd(1e-3, 0.9), KOPT_BF16, KOPT_KAHAN, n, best);
+    lines[count++] = make("Lion bf16 Kahan", kopt_lion(1e-3), KOPT_BF16, KOPT_KAHAN, n, best);
+    lines[count] = make("AdamW bf16 Kahan, 8-bit moments", kopt_adamw(1e-3), KOPT_BF16, KOPT_KAHAN, n, best);
+    lines[count++].opt.moment_format = KOPT_Q8;
+    lines[count++] = make("Adan bf16 Kahan", kopt_adan(1e-3), KOPT_BF16, KOPT_KAHAN, n, best);
+    lines[count++] = make("AdamW fp16 Kahan", kopt_adamw(1e-3), KOPT_FP16, KOPT_KAHAN, n, best);
     if (best == KOPT_ISA_AVX512)
         lines[count++] = make("AdamW bf16 Kahan", kopt_adamw(1e-3), KOPT_BF16, KOPT_KAHAN, n, KOPT_ISA_AVX2);
     snprintf(title, sizeof title, "DRAM: %.2f GB for the bf16 Kahan line (%zu weights)", (double)n * 1e-8, n);
     table(title, lines, count, 1);
+
+#ifdef __unix__
+    count = 0;
+    lines[count++] = make("AdamW fp32", kopt_adamw(1e-3), KOPT_F32, KOPT_NEAREST, n, best);
+    lines[count++] = make("AdamW bf16 Kahan", kopt_adamw(1e-3), KOPT_BF16, KOPT_KAHAN, n, best);
+    lines[count++] = make("AdamW bf16 stochastic", kopt_adamw(1e-3), KOPT_BF16, KOPT_STOCHASTIC, n, best);
+    threads(lines, count);
+#endif
+    conversions("conversions, in the second cache", 65536);
+    conversions("conversions, DRAM", (room < state_room ? room : state_room) / 4096 * 1024 - 1024);
+    divider();
+
+    count = 0;
+    lines[count++] = make("AdamW fp32", kopt_adamw(1e-3), KOPT_F32, KOPT_NEAREST, 10240, best);
+    lines[count++] = make("AdamW bf16 Kahan", kopt_adamw(1e-3), KOPT_BF16, KOPT_KAHAN, 10240, best);
+    lines[count++] = make("AdamW bf16 stochastic", kopt_adamw(1e-3), KOPT_BF16, KOPT_STOCHASTIC, 10240, best);
+    lines[count++] = make("SGD momentum bf16 Kahan", kopt_sgd(1e-3, 0.9), KOPT_BF16, KOPT_KAHAN, 10240, best);
+    table("in cache: 10,240 weights", lines, count, 0);
+#ifdef COUNTS_INSTRUCTIONS
+    if (best == KOPT_ISA_AVX512)
+        lines[count++] = make("AdamW bf16 Kahan", kopt_adamw(1e-3), KOPT_BF16, KOPT_KAHAN, 10240, KOPT_ISA_AVX2);
+    count_instructions(lines, count);
+#endif
 
     count = 0;
     for (isa = KOPT_ISA_COUNT - 1; isa >= 0; isa--)
@@ -303,9 +732,9 @@ int main(int argc, char **argv) {
     table("idle parameters", lines, count, 0);
 
     printf("\nsize: AdamW bf16 Kahan, one call per tensor\n%10s %12s %12s\n", "weights", "ns/call", "ns/elem");
-    for (i = 0; i < (int)(sizeof sizes / sizeof sizes[0]); i++) {
-        line l = make("", kopt_adamw(1e-3), KOPT_BF16, KOPT_KAHAN, sizes[i], best);
-        const size_t calls = 2000000 / (sizes[i] + 100) + 1;
+    for (i = 0; i < (int)(sizeof lengths / sizeof lengths[0]); i++) {
+        line l = make("", kopt_adamw(1e-3), KOPT_BF16, KOPT_KAHAN, lengths[i], best);
+        const size_t calls = 2000000 / (lengths[i] + 100) + 1;
         double x[REPETITIONS];
         size_t k;
         int r;
@@ -315,9 +744,9 @@ int main(int argc, char **argv) {
             for (k = 0; k < calls; k++) step(&l);
             x[r] = (cpu_seconds() - t0) / (double)calls * 1e9;
         }
-        printf("%10zu %12.0f %12.3f\n", sizes[i], median(x, REPETITIONS), median(x, REPETITIONS) / (double)sizes[i]);
-        fprintf(csv, "size,AdamW bf16 Kahan,%s,%zu,%.4f,18,0,0\n", kopt_isa_name(best), sizes[i],
-                median(x, REPETITIONS) / (double)sizes[i]);
+        printf("%10zu %12.0f %12.3f\n", lengths[i], median(x, REPETITIONS), median(x, REPETITIONS) / (double)lengths[i]);
+        fprintf(csv, "size,AdamW bf16 Kahan,%s,%zu,%.4f,18,0,0\n", kopt_isa_name(best), lengths[i],
+                median(x, REPETITIONS) / (double)lengths[i]);
     }
     fclose(csv);
     printf("\nwritten: build/bench/bench.csv\n");
