@@ -6773,6 +6773,7 @@ typedef struct kopt_row_ {
     const kopt_byte_ *x;
     size_t n;
     float most, high, low;
+    uint32_t key; /* of the largest: see most_ */
     float term[KOPT_VMATH_TILE_], rest[KOPT_VMATH_TILE_], sum[2 * KOPT_PARTS_];
     kopt_vmath_job_ job;
 } kopt_row_;
@@ -6834,14 +6835,16 @@ static void kopt_row_weigh_(kopt_row_ *row, kopt_byte_ *out, size_t n, float fac
 /* The largest value and the sum; 0 if the row has no probabilities. */
 static int kopt_row_sum_(kopt_row_ *row) {
     kopt_byte_ *sum = KOPT_POINTER_(kopt_byte_ *, row->sum);
-    uint32_t key = 0x807FFFFFu; /* of -inf */
     float high = kopt_float_(0), low = high, lost;
+    uint32_t key;
     size_t i, n;
+    row->key = 0x807FFFFFu; /* of -inf */
     row->job.kind = KOPT_VMATH_MOST_;
     row->job.in = row->x;
     row->job.n = row->n;
-    row->job.out = KOPT_POINTER_(kopt_byte_ *, &key);
+    row->job.out = KOPT_POINTER_(kopt_byte_ *, &row->key);
     if (row->n != 0) KOPT_KERNEL_(vmath)(&row->job);
+    key = row->key;
     if (key == 0x807FFFFFu || (key >> 31 == 0 && key >= 0x7F800000u)) return 0;
     row->most = kopt_float_(key >> 31 == 0 ? key : key ^ 0x7FFFFFFFu);
     kopt_fill_(sum, KOPT_F32, 2 * KOPT_PARTS_, low);
