@@ -7019,6 +7019,7 @@ static void kopt_draw_tile_(const kopt_draw_ *draw, kopt_byte_ *z, uint64_t firs
     j.out = z;
     for (j.attempt = 0; left && j.attempt < 256; j.attempt++) { /* one is within 1/2 deviation with probability 0.38 */
         KOPT_KERNEL_(vmath)(&j);
+        if (draw->limit == 0x7FFFFFFFu) return;
         for (left = 0, i = offset; i < offset + n; i++) {
             if ((kopt_load32_(z + 4 * i) & 0x7FFFFFFFu) <= draw->limit) continue;
             if (j.attempt != 0) kopt_store32_(z + 4 * i, kopt_load32_(again + 4 * i));

@@ -19,7 +19,7 @@
 
 enum { LONG = 1 << 20, FORMATS = 3 };
 
-static const uint64_t golden = 0x238171f80b10dbfau; /* of all bits with the built-in: what they have been, see check_bits */
+static const uint64_t golden = 0x571c80440dc09f58u; /* of all bits with the built-in: what they have been, see check_bits */
 
 /* What docs/vmath.md promises, in ulp of fp32: loss, probability; in ulp of 16 bits beyond the half of a rounding. */
 static const double loss_bound = 2, softmax_bound = 3.5, gradient_bound = 4.5, half_bound = 1.0 / 2048;
@@ -208,19 +208,19 @@ static uint64_t hash_of(uint64_t hash, const void *x, int format, size_t n)
 
 static uint64_t hash_rows(const kopt_vmath *vmath)
 {
-    static const size_t lengths[] = {1, 7, 16, 33, 200, 256, 257, 777, 2048, 5003};
+    static const size_t lengths[] = {200, 256, 257, 777, 2048, 5003}; /* after 1 to 40 */
     uint64_t hash = 0xcbf29ce484222325u;
     int format, kind = 0;
     size_t k;
     noise = 9;
     for (format = 0; format < FORMATS; ++format)
-        for (k = 0; k < sizeof lengths / sizeof *lengths; ++k) {
-            size_t n = lengths[k], i, r;
+        for (k = 0; k < 46; ++k) {
+            size_t n = k < 40 ? k + 1 : lengths[k - 40], i, r;
             int32_t target[3];
             float loss[3] = {-1, -1, -1};
             for (r = 0; r < 3; ++r) make_row(logits + r * n * width(format), format, n, kind++), target[r] = (int32_t)(draw() % n);
             if (k & 1) target[1] = -1;
-            for (i = 0; i < n && k == 2; ++i) set(logits, format, i, 0); /* all alike */
+            for (i = 0; i < n && k == 16; ++i) set(logits, format, i, 0); /* all alike */
             kopt_softmax(vmath, other, logits, (kopt_format)format, 3, n, n);
             hash = hash_of(hash, other, format, 3 * n);
             kopt_cross_entropy(vmath, loss, logits, logits, (kopt_format)format, target, 3, n, n, 1000.0 / 3);
