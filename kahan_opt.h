@@ -3853,7 +3853,7 @@ FN_ floats_ steep_(floats_ x, floats_ *rest) {
 FN_ floats_ prepare_(kopt_function f, floats_ x) {
     const words_ minus = iset_(0x80000000u);
     floats_ rest;
-    switch (f) {
+    switch (KOPT_CAST_(int, f)) {
     case KOPT_SIGMOID: case KOPT_SILU: case KOPT_SOFTPLUS: case KOPT_SIGMOID_SLOPE: case KOPT_SILU_SLOPE:
         return value_(or_(bits_(x), minus));
     case KOPT_TANH_SLOPE: return mul_(value_(or_(bits_(x), minus)), set_(2.0f));
@@ -3862,7 +3862,7 @@ FN_ floats_ prepare_(kopt_function f, floats_ x) {
         rest = steep_(x, &rest);
         x = pick_(gt_(and_(bits_(x), iset_(0x7FFFFFFFu)), iset_(0x7F800000u)), x, rest);
         return value_(or_(bits_(x), minus));
-    case KOPT_EXP: case KOPT_LOG: case KOPT_TANH: default: return x;
+    default: return x;
     }
 }
 
@@ -4004,7 +4004,7 @@ FN_ void box_muller_(words_ *x, words_ *y) {
 /* The numbers of the indices first .. first + n - 1, which are within one block of 256: element 0 of out is that of the
    first of the block, and what is not asked for may be written, too. Four words of one Philox block, four numbers. */
 FN_ void noise_(const kopt_vmath_job_ *j) {
-    const size_t offset = KOPT_CAST_(size_t, j->first & 255), chunk = 4 * LANES_;
+    const size_t offset = KOPT_CAST_(unsigned, j->first & 255), chunk = 4 * LANES_;
     cipher_ cipher = cipher_of_(j->seed, j->step, j->id, j->stream);
     size_t i, k;
     cipher.stream = iadd_(cipher.stream, iset_(j->attempt << 20));
@@ -4029,7 +4029,7 @@ FN_ void step_(const kopt_vmath_job_ *j, size_t i, size_t n) {
     floats_ x = value_(iset_(0)), y, r, width;
     words_ old, next, differ;
     if (j->kind < KOPT_VMATH_PREPARE_) x = value_(fetch_(j->in + 4 * i, 4, n));
-    switch (j->kind) {
+    switch (KOPT_CAST_(int, j->kind)) {
     case KOPT_VMATH_EXP_: x = exp_(x, set_(0.0f)); break;
     case KOPT_VMATH_LOG_: x = log_(x); break;
     case KOPT_VMATH_TANH_: x = tanh_(x); break;
@@ -4063,8 +4063,7 @@ FN_ void step_(const kopt_vmath_job_ *j, size_t i, size_t n) {
         if (j->in != KOPT_NULL_ || size == 4) break;
         put_(j->out + i * size, size, n, nearest16_(x, j->format));
         return;
-    case KOPT_VMATH_MOST_: case KOPT_VMATH_TERMS_: case KOPT_VMATH_NORMAL_: case KOPT_VMATH_UNIFORM_: /* elsewhere */
-    case KOPT_VMATH_FINISH_: default:
+    default: /* KOPT_VMATH_FINISH_ */
         old = fetch_(j->in + i * size, size, n);
         y = value_(fetch_(j->in2 + 4 * i, 4, n));
         r = finish_(j->f, widen_(old, j->format), y, j->f == KOPT_SOFTPLUS ? value_(fetch_(j->out2 + 4 * i, 4,
@@ -7004,7 +7003,7 @@ typedef struct kopt_draw_ {
 
 /* Number first + i in z[first % 256 + i], for n indices within one block of 256. */
 static void kopt_draw_tile_(const kopt_draw_ *draw, kopt_byte_ *z, uint64_t first, size_t n) {
-    const size_t offset = KOPT_CAST_(size_t, first & 255);
+    const size_t offset = KOPT_CAST_(unsigned, first & 255);
     kopt_byte_ again[4 * KOPT_VMATH_TILE_];
     kopt_vmath_job_ j;
     size_t i;
@@ -7020,7 +7019,8 @@ static void kopt_draw_tile_(const kopt_draw_ *draw, kopt_byte_ *z, uint64_t firs
     for (j.attempt = 0; left && j.attempt < 256; j.attempt++) { /* one is within 1/2 deviation with probability 0.38 */
         KOPT_KERNEL_(vmath)(&j);
         if (draw->limit == 0x7FFFFFFFu) return;
-        for (left = 0, i = offset; i < offset + n; i++) {
+        left = 0;
+        for (i = offset; i < offset + n; i++) {
             if ((kopt_load32_(z + 4 * i) & 0x7FFFFFFFu) <= draw->limit) continue;
             if (j.attempt != 0) kopt_store32_(z + 4 * i, kopt_load32_(again + 4 * i));
             if ((kopt_load32_(z + 4 * i) & 0x7FFFFFFFu) > draw->limit) left = 1;
@@ -7054,7 +7054,7 @@ static kopt_result kopt_draw_run_(const kopt_draw_ *draw, void *out, kopt_format
     j.b = kopt_narrow64_(width);
     j.in = KOPT_NULL_;
     for (i = 0; i < n; i += j.n) {
-        const size_t offset = KOPT_CAST_(size_t, (first + i) & 255);
+        const size_t offset = KOPT_CAST_(unsigned, (first + i) & 255);
         j.n = n - i < KOPT_VMATH_TILE_ - offset ? n - i : KOPT_VMATH_TILE_ - offset;
         kopt_draw_tile_(draw, KOPT_POINTER_(kopt_byte_ *, z), first + i, j.n);
         j.in2 = KOPT_CONST_POINTER_(const kopt_byte_ *, z + offset);
@@ -7141,7 +7141,7 @@ KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, 
                                        size_t fan_in, size_t fan_out, uint64_t seed, uint32_t id, uint64_t first_index) {
     if (fan_in == 0 || fan_out == 0) return KOPT_ERROR_RANGE;
     if (!kopt_n_valid_(fan_in) || !kopt_n_valid_(fan_out)) return KOPT_ERROR_BOUNDS;
-    return kopt_init_(out, format, n, distribution, KOPT_CAST_(uint64_t, fan_in) + fan_out, seed, id, first_index);
+    return kopt_init_(out, format, n, distribution, fan_in + fan_out, seed, id, first_index);
 }
 
 /* ---- Langevin dynamics: SGD with a gradient of tiles, grad_scale * g + noise / rate ---- */
@@ -7187,7 +7187,7 @@ static KOPT_NOINLINE_ void kopt_langevin_tiles_(kopt_job_ *job, const kopt_job_ 
     j.a = s->grad_scale;
     j.b = kopt_float_(kopt_bits_(factor) ^ 0x80000000u);
     for (i = whole->begin; i < whole->end; i += n) {
-        const size_t offset = KOPT_CAST_(size_t, (whole->first + i) & 255);
+        const size_t offset = KOPT_CAST_(unsigned, (whole->first + i) & 255);
         kopt_byte_ *grad = whole->grad + i * grad_bytes;
         n = whole->end - i < KOPT_VMATH_TILE_ - offset ? whole->end - i : KOPT_VMATH_TILE_ - offset;
         kopt_draw_tile_(&draw, KOPT_POINTER_(kopt_byte_ *, z), whole->first + i, n);
