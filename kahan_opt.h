@@ -7147,21 +7147,25 @@ KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, 
 /* ---- Langevin dynamics: SGD with a gradient of tiles, grad_scale * g + noise / rate ---- */
 
 /* The noise in units of the rate, negative: sqrt(2 temperature / rate); 0 without noise. Not finite: refused. */
-static KOPT_NOINLINE_ float kopt_langevin_factor_(float rate, double temperature) {
+static KOPT_NOINLINE_ float kopt_langevin_factor_(float rate, float rate_scale, double temperature) {
     const float heat = kopt_narrow64_(temperature);
+    if (kopt_bits_(rate_scale) != 0x3F800000u) rate = kopt_mul_scalar_(rate, rate_scale);
     if ((kopt_bits_(heat) << 1) == 0 || (kopt_bits_(rate) << 1) == 0) return kopt_float_(0);
     return kopt_sqrt_(kopt_div_(kopt_add_(heat, heat), rate));
+}
+
+static kopt_result kopt_langevin_rule_(const kopt_step *s, double temperature) {
+    if (s->rule != KOPT_SGD || s->moments != 0) return KOPT_ERROR_OPTION;
+    return kopt_within_(temperature, 0, 1e38) ? KOPT_OK : KOPT_ERROR_RANGE;
 }
 
 static kopt_result kopt_langevin_check_(const kopt_step *s, const kopt_tensor *t, double temperature) {
     const kopt_result result = kopt_index_check_(t->first_index, t->n);
     kopt_environment_ environment;
     int finite;
-    if (s->rule != KOPT_SGD || s->moments != 0) return KOPT_ERROR_OPTION;
-    if (!kopt_within_(temperature, 0, 1e38)) return KOPT_ERROR_RANGE;
     if (result != KOPT_OK) return result;
     kopt_enter_(&environment);
-    finite = kopt_finite_(kopt_langevin_factor_(kopt_mul_scalar_(s->rate, t->rate_scale), temperature));
+    finite = kopt_finite_(kopt_langevin_factor_(s->rate, t->rate_scale, temperature));
     kopt_leave_(&environment);
     return finite ? KOPT_OK : KOPT_ERROR_RANGE;
 }
@@ -7215,10 +7219,11 @@ static void kopt_langevin_run_(const kopt_step *s, const kopt_tensor *t, double 
     kopt_make_job_(&whole, &at, s, t, begin, end);
     kopt_enter_(&environment);
     if (kopt_bits_(t->rate_scale) != 0x3F800000u) {
-        whole.rate = kopt_mul_scalar_(whole.rate, t->rate_scale);
-        whole.decay = kopt_mul_scalar_(whole.decay, t->rate_scale);
+        volatile float scale = t->rate_scale; /* as in kopt_run_ */
+        whole.rate = kopt_mul_scalar_(whole.rate, scale);
+        whole.decay = kopt_mul_scalar_(whole.decay, scale);
     }
-    factor = kopt_langevin_factor_(whole.rate, temperature);
+    factor = kopt_langevin_factor_(s->rate, t->rate_scale, temperature);
     if (kopt_bits_(factor) == 0) {
         (KOPT_KERNEL_(step))(&whole);
     } else {
@@ -7232,6 +7237,7 @@ static void kopt_langevin_run_(const kopt_step *s, const kopt_tensor *t, double 
 KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tensor *t, double temperature, size_t begin,
                                           size_t end) {
     kopt_result result = kopt_check_step_(step, t);
+    if (result == KOPT_OK) result = kopt_langevin_rule_(step, temperature);
     if (result == KOPT_OK) result = kopt_langevin_check_(step, t, temperature);
     if (result != KOPT_OK) return result;
     if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
@@ -7248,7 +7254,7 @@ KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, kopt_tensor *tenso
     before = opt->step;
     result = kopt_step_begin(opt, &s);
     if (result != KOPT_OK) return result;
-    if (s.rule != KOPT_SGD || s.moments != 0) result = KOPT_ERROR_OPTION;
+    result = kopt_langevin_rule_(&s, temperature);
     if (result == KOPT_OK) result = kopt_check_list_(&s, tensors, count);
     for (i = 0; i < count && result == KOPT_OK; i++) result = kopt_langevin_check_(&s, &tensors[i], temperature);
     if (result != KOPT_OK) {
