@@ -1314,8 +1314,12 @@ KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
 }
 
 /* A build without checks whose formulas have positive numbers alone. */
+#ifdef KAHAN_OPT_VMATH
+#define KOPT_POSITIVE64_ 0
+#else
 #define KOPT_POSITIVE64_ \
     (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_EXTRAS | KOPT_WITH_ADAN | KOPT_WITH_RADAM | KOPT_WITH_RANGER))
+#endif
 
 #if KOPT_SOFT64_
 
@@ -7103,8 +7107,8 @@ KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, doub
     if (!kopt_within_(low, -3e38, 3e38) || !kopt_within_(high, low, 3e38)) return KOPT_ERROR_RANGE;
     kopt_draw_of_(&draw, KOPT_VMATH_UNIFORM_, KOPT_RANDOM_NOISE_, seed, step, id);
     kopt_enter_(&environment);
-    a = kopt_half64_(kopt_get64_(low));
-    b = kopt_half64_(kopt_get64_(high));
+    a = kopt_mul64_(kopt_get64_(low), kopt_get64_(0.5));
+    b = kopt_mul64_(kopt_get64_(high), kopt_get64_(0.5));
     middle = kopt_put64_(kopt_add64_(b, a));
     width = kopt_put64_(kopt_sub64_(b, a));
     kopt_leave_(&environment);

@@ -391,7 +391,7 @@ static void check_refusals(void)
 
 static void check_environment(void)
 {
-#if defined(__SSE2__) && !defined(__TINYC__)
+#if defined(__SSE2__) && !defined(__TINYC__) && !defined(KAHAN_OPT_NO_SIMD)
     static const float x[5] = {1, 1.00001f, -86.5f, -88, 0.3f};
     static const int32_t target = 2;
     float p[2][5], g[2][5], loss[2];
