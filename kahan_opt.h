@@ -76,8 +76,10 @@
                                     neither options nor buffers nor state blocks (they have no header, all else is in
                                     its place), what is left out is ignored, and the caller's FP environment must be
                                     the default. Run the same calls once in a build with checks.
-   KAHAN_OPT_VMATH            all   vector mathematics, with the implementation: see there. Cost: 1 s to compile, 44 KB.
-   KAHAN_OPT_SLEEF            impl  with the former: SLEEF 3.5.1 or later computes it by default; link with -lsleef.
+   KAHAN_OPT_VMATH            all   vector mathematics, softmax, loss, random numbers and Langevin steps, with the
+                                    implementation: see there. Cost: 2 s to compile, 71 KB.
+   KAHAN_OPT_SLEEF            impl  with the former: SLEEF 3.5.1 or later computes exp to sincospi by default, and what
+                                    is made of them; link with -lsleef. No step and no random number uses it.
    KAHAN_OPT_SELF             impl  the name of this file, with quotes, if you renamed it: it includes itself. gcc 12,
                                     clang 9 and later know it without being told.
 
@@ -813,10 +815,11 @@ KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *o
 KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy, const void *x,
                                         kopt_format format, size_t n);
 
-/* ROWS. Row r is the `columns` values from element r * stride on, stride >= columns; what is between rows is neither read
-   nor written. out may be x; otherwise they are apart, from the first row to the last. Any format; arithmetic is fp32, sums
-   are compensated in a fixed order, so that the length of a row costs no accuracy, and with the built-in the bits are the
-   same everywhere. -inf has probability 0. A row with +inf or NaN, or all -inf, has no probabilities: all of it becomes NaN. */
+/* ROWS. Row r is the `columns` values from element r * stride on, stride >= columns; what is between rows is neither
+   read nor written. out may be x; otherwise they are apart, from the first row to the last. Any format; arithmetic is
+   fp32, sums are compensated in a fixed order, so that the length of a row costs no accuracy, and with the built-in the
+   bits are the same everywhere. -inf has probability 0. A row with +inf or NaN, or all -inf, has no probabilities: all
+   of it becomes NaN. */
 
 /* out = e^x / sum of e^x, row by row. */
 KOPT_API_ kopt_result kopt_softmax(const kopt_vmath *vmath, void *out, const void *x, kopt_format format, size_t rows,
@@ -853,17 +856,16 @@ typedef enum kopt_distribution {
     KOPT_UNIFORM = 1,         /* up to sqrt(3) deviations                                        */
     KOPT_TRUNCATED_NORMAL = 2 /* at 2 deviations, which are widened so that the variance is that */
 } kopt_distribution;
-KOPT_API_ kopt_result kopt_init_he(void *out, kopt_format format, size_t n, kopt_distribution distribution, size_t fan_in,
-                                   uint64_t seed, uint32_t id, uint64_t first_index);
+KOPT_API_ kopt_result kopt_init_he(void *out, kopt_format format, size_t n, kopt_distribution distribution,
+                                   size_t fan_in, uint64_t seed, uint32_t id, uint64_t first_index);
 KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, kopt_distribution distribution,
                                        size_t fan_in, size_t fan_out, uint64_t seed, uint32_t id, uint64_t first_index);
 
-/* STOCHASTIC GRADIENT LANGEVIN DYNAMICS (Welling & Teh 2011): w -= lr * g + decay, by SGD without momentum, with its decay
-   and roundings, and w += sqrt(2 * lr * temperature) * N(0, 1). With g the gradient of -log of the posterior, whole, not a
-   mean (grad_scale = the number of data in it), lr = epsilon / 2 and temperature 1 it is theirs. Temperature 0 is SGD, bit
-   for bit. In bf16, fp16 use KAHAN or EXACT, or most of a small noise is lost. No claim of differential privacy: a
-   sampler with known bits hides nothing. Like kopt_optimizer_step and kopt_step_range, and as theirs the bits are the same
-   for any slicing. */
+/* STOCHASTIC GRADIENT LANGEVIN DYNAMICS (Welling & Teh 2011): w -= lr * g, by SGD without momentum, with its decay and
+   roundings, and w += sqrt(2 * lr * temperature) * N(0, 1). With g the gradient of -log of the posterior, whole, not a
+   mean (grad_scale = the number of data), lr = epsilon / 2 and temperature 1 it is theirs. Temperature 0 is SGD, bit
+   for bit. In bf16, fp16 use KAHAN or EXACT, or a small noise is lost. No claim of differential privacy. Like
+   kopt_optimizer_step and kopt_step_range; the bits are the same for any slicing. Momentum and other rules: refused. */
 KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, kopt_tensor *tensors, size_t count, double temperature);
 KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tensor *t, double temperature, size_t begin,
                                           size_t end);
@@ -3949,7 +3951,8 @@ FN_ void most_(const kopt_vmath_job_ *j) {
     }
 #endif
     for (i = 0; i < whole; i += LANES_) { /* the last vector may begin in the one before it */
-        const words_ u = bits_(widen_(fetch_(p + (whole - i < LANES_ ? whole - LANES_ : i) * size, size, LANES_), j->format));
+        const size_t at = whole - i < LANES_ ? whole - LANES_ : i;
+        const words_ u = bits_(widen_(fetch_(p + at * size, size, LANES_), j->format));
         const words_ mag = and_(u, iset_(0x7FFFFFFFu));
         words_ key = select_(gt_(iset_(0), u), xor_(u, iset_(0x7FFFFFFFu)), u);
         key = select_(gt_(mag, iset_(0x7F800000u)), iset_(0x7FC00000u), key);
@@ -3961,7 +3964,7 @@ FN_ void most_(const kopt_vmath_job_ *j) {
     kopt_store32_(j->out, top ^ 0x80000000u);
 }
 
-/* out = in + in * in2, and the sums of that: 16 of them and what each has lost (Knuth's two-sum), unless out2 is NULL. */
+/* out = in + in * in2; unless out2 is NULL, the 16 sums of that and what each has lost (Knuth's two-sum). */
 FN_ void terms_(const kopt_vmath_job_ *j) {
     floats_ sum[KOPT_PARTS_ / LANES_], lost[KOPT_PARTS_ / LANES_];
     kopt_byte_ *const at = j->out2, *const at_lost = at == KOPT_NULL_ ? at : at + 4 * KOPT_PARTS_;
@@ -3989,16 +3992,17 @@ FN_ void terms_(const kopt_vmath_job_ *j) {
     }
 }
 
-/* Two words become two independent normal numbers, r cos(pi a) and r sin(pi a): r = sqrt(-2 log u), u = (x + 1/2) / 2^32,
-   as the sum of two floats, or small r would be coarse; a = n/2 + f, n the upper 2 bits of y, f the others, symmetric
-   about 0, or small results would be. */
+/* Two words become two independent normal numbers, r cos(pi a) and r sin(pi a): r = sqrt(-2 log u) with
+   u = (x + 1/2) / 2^32 as the sum of two floats, or small r would be coarse; a = n/2 + f, n the upper 2 bits of y, f
+   the others, symmetric about 0, or small results would be. */
 FN_ void box_muller_(words_ *x, words_ *y) {
     const floats_ high = mul_(count_(shr_(*x, 16)), set_(1.52587890625e-05f)); /* 2^-16 */
-    const floats_ low = mul_(add_(count_(and_(*x, iset_(0xFFFFu))), set_(0.5f)), set_(2.3283064365386963e-10f)); /* 2^-32 */
-    const floats_ u = add_(high, low), rest = sub_(low, sub_(u, high)); /* log(u + rest) = log(u) + rest where it matters */
+    const floats_ least = set_(2.3283064365386963e-10f);                               /* 2^-32 */
+    const floats_ low = mul_(add_(count_(and_(*x, iset_(0xFFFFu))), set_(0.5f)), least);
+    const floats_ u = add_(high, low), rest = sub_(low, sub_(u, high)); /* log(u + rest) is log(u) + rest near 1 */
     const floats_ r = sqrt_(mul_(add_(log_(u), rest), set_(-2.0f)));
     const words_ n = shr_(*y, 30), odd = isub_(or_(shl_(*y, 1), iset_(0x80000001u)), iset_(0xC0000000u));
-    floats_ c, s = quarter_(mul_(count_(odd), set_(2.3283064365386963e-10f)), &c);
+    floats_ c, s = quarter_(mul_(count_(odd), least), &c);
     const mask_ even = eq_(and_(n, iset_(1)), iset_(0));
     const words_ sw = select_(even, bits_(s), bits_(c)), cw = select_(even, bits_(c), bits_(s));
     *x = bits_(mul_(r, value_(xor_(cw, shl_(and_(iadd_(n, iset_(1)), iset_(2)), 30)))));
@@ -4057,7 +4061,8 @@ FN_ void step_(const kopt_vmath_job_ *j, size_t i, size_t n) {
         x = sub_(y, r);
         width = sub_(x, y);
         width = sub_(sub_(y, sub_(x, width)), add_(r, width));
-        put_(j->out2 + 4 * i, 4, n, select_(gt_(bits_(magnitude_(x)), iset_(0x42D00000u)), iset_(0), bits_(width))); /* 104 */
+        next = select_(gt_(bits_(magnitude_(x)), iset_(0x42D00000u)), iset_(0), bits_(width)); /* 104: e^x is 0 */
+        put_(j->out2 + 4 * i, 4, n, next);
         break;
     case KOPT_VMATH_LINE_: /* a + b * in2, or, to fp32, a * in + b * in2 */
         y = mul_(set_(j->b), value_(fetch_(j->in2 + 4 * i, 4, n)));
@@ -6905,7 +6910,8 @@ static KOPT_NOINLINE_ float kopt_row_loss_(kopt_row_ *row, kopt_byte_ *grad, siz
         }
         term = row->term[target]; /* 1 - term / sum = (sum - term) / sum: right to the end when the model is sure */
         others = kopt_add_(kopt_sub_(row->high, term), row->low);
-        kopt_store_float_(grad + at, format, kopt_sub_(kopt_float_(0x80000000u), kopt_mul_(kopt_div_(scale, row->high), others)));
+        others = kopt_mul_(kopt_div_(scale, row->high), others);
+        kopt_store_float_(grad + at, format, kopt_float_(kopt_bits_(others) ^ 0x80000000u));
     }
     loss = kopt_two_sum_(row->most, kopt_float_(kopt_bits_(x) ^ 0x80000000u), &rest);
     if (kopt_bits_(loss) == 0x7F800000u) return loss;
@@ -7039,8 +7045,8 @@ static kopt_result kopt_index_check_(uint64_t first, size_t n) {
 }
 
 /* out = middle + width * number */
-static kopt_result kopt_draw_run_(const kopt_draw_ *draw, void *out, kopt_format format, size_t n, double middle, double width,
-                                  uint64_t first) {
+static kopt_result kopt_draw_run_(const kopt_draw_ *draw, void *out, kopt_format format, size_t n, double middle,
+                                  double width, uint64_t first) {
     const kopt_result result = kopt_index_check_(first, n);
     float z[KOPT_VMATH_TILE_];
     kopt_environment_ environment;
@@ -7069,7 +7075,8 @@ static kopt_result kopt_draw_run_(const kopt_draw_ *draw, void *out, kopt_format
     return KOPT_OK;
 }
 
-static void kopt_draw_of_(kopt_draw_ *draw, kopt_vmath_kind_ kind, uint32_t stream, uint64_t seed, uint32_t step, uint32_t id) {
+static void kopt_draw_of_(kopt_draw_ *draw, kopt_vmath_kind_ kind, uint32_t stream, uint64_t seed, uint32_t step,
+                          uint32_t id) {
     draw->kind = kind;
     draw->stream = stream;
     draw->seed = seed;
@@ -7125,24 +7132,27 @@ static kopt_result kopt_init_(void *out, kopt_format format, size_t n, kopt_dist
     kopt_enter_(&environment);
     root = kopt_sqrt64_(kopt_div64_(kopt_get64_(0.5), kopt_count64_(fan)));
     root = kopt_add64_(root, root);
-    if (distribution == KOPT_UNIFORM) root = kopt_mul64_(root, kopt_get64_(1.7320508075688772));            /* sqrt(3) */
-    if (distribution == KOPT_TRUNCATED_NORMAL) root = kopt_mul64_(root, kopt_get64_(1.1368472343385565)); /* 1 / 0.8796256610342398 */
+    if (distribution == KOPT_UNIFORM) root = kopt_mul64_(root, kopt_get64_(1.7320508075688772)); /* sqrt(3) */
+    if (distribution == KOPT_TRUNCATED_NORMAL) /* cut at 2, the deviation is 1 over this */
+        root = kopt_mul64_(root, kopt_get64_(1.1368472343385565));
     deviation = kopt_put64_(root);
     kopt_leave_(&environment);
     if (distribution == KOPT_TRUNCATED_NORMAL)
         return kopt_truncated_normal(out, format, n, 0, deviation, 2, seed, 0, id, first_index);
-    if (distribution == KOPT_UNIFORM) return kopt_uniform(out, format, n, -deviation, deviation, seed, 0, id, first_index);
+    if (distribution == KOPT_UNIFORM)
+        return kopt_uniform(out, format, n, -deviation, deviation, seed, 0, id, first_index);
     return kopt_normal(out, format, n, 0, deviation, seed, 0, id, first_index);
 }
 
-KOPT_API_ kopt_result kopt_init_he(void *out, kopt_format format, size_t n, kopt_distribution distribution, size_t fan_in,
-                                   uint64_t seed, uint32_t id, uint64_t first_index) {
+KOPT_API_ kopt_result kopt_init_he(void *out, kopt_format format, size_t n, kopt_distribution distribution,
+                                   size_t fan_in, uint64_t seed, uint32_t id, uint64_t first_index) {
     if (fan_in == 0) return KOPT_ERROR_RANGE;
     return kopt_init_(out, format, n, distribution, fan_in, seed, id, first_index);
 }
 
 KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, kopt_distribution distribution,
-                                       size_t fan_in, size_t fan_out, uint64_t seed, uint32_t id, uint64_t first_index) {
+                                       size_t fan_in, size_t fan_out, uint64_t seed, uint32_t id,
+                                       uint64_t first_index) {
     if (fan_in == 0 || fan_out == 0) return KOPT_ERROR_RANGE;
     if (!kopt_n_valid_(fan_in) || !kopt_n_valid_(fan_out)) return KOPT_ERROR_BOUNDS;
     return kopt_init_(out, format, n, distribution, fan_in + fan_out, seed, id, first_index);
@@ -7174,7 +7184,8 @@ static kopt_result kopt_langevin_check_(const kopt_step *s, const kopt_tensor *t
     return finite ? KOPT_OK : KOPT_ERROR_RANGE;
 }
 
-static KOPT_NOINLINE_ void kopt_langevin_tiles_(kopt_job_ *job, const kopt_job_ *whole, kopt_step *local, float factor) {
+static KOPT_NOINLINE_ void kopt_langevin_tiles_(kopt_job_ *job, const kopt_job_ *whole, kopt_step *local,
+                                                float factor) {
     const kopt_step *s = whole->step;
     const size_t weight_bytes = kopt_bytes_of_(s->weight_format), grad_bytes = kopt_bytes_of_(whole->grad_format);
     const size_t residual_bytes = kopt_bytes_of_residual_(s->weight_format, s->rounding);
@@ -7231,7 +7242,8 @@ static void kopt_langevin_run_(const kopt_step *s, const kopt_tensor *t, double 
     if (kopt_bits_(factor) == 0) {
         (KOPT_KERNEL_(step))(&whole);
     } else {
-        kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, &local), KOPT_CONST_POINTER_(const kopt_byte_ *, s), sizeof local);
+        kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, &local), KOPT_CONST_POINTER_(const kopt_byte_ *, s),
+                          sizeof local);
         kopt_copy_job_(&job, &whole);
         kopt_langevin_tiles_(&job, &whole, &local, factor);
     }
