@@ -155,6 +155,15 @@ vmath_parts() {
             echo "${options#*:} -std=c99 $C_WARNINGS -DKAHAN_OPT_SLEEF -o build/tests/$name tests/test_vmath.c -lsleef -lm" >>build/tests/builds
             part "$name" "build/tests/$name" quick
         done
+        echo "$CC -O2 -std=c99 $C_WARNINGS -DKAHAN_OPT_SLEEF -o build/tests/test_loss.sleef tests/test_loss.c -lsleef -lm" >>build/tests/builds
+        part test_loss.sleef build/tests/test_loss.sleef quick
+        # link-time optimization; gcc then forgets which warnings the header has turned off
+        for options in lto:'gcc -O2 -flto -Wno-maybe-uninitialized' lto_clang:'clang -O2 -flto -fuse-ld=lld'; do
+            tool=${options#*:} tool=${tool%% *}
+            have $tool && { [ $tool = gcc ] || have ld.lld; } || { skip "SLEEF with link-time optimization by $tool" "$tool or lld"; continue; }
+            echo "${options#*:} -std=c99 $C_WARNINGS -DKAHAN_OPT_SLEEF -o build/tests/test_vmath.${options%%:*} tests/test_vmath.c -lsleef -lm" >>build/tests/builds
+            part "test_vmath.${options%%:*}" "build/tests/test_vmath.${options%%:*}" quick
+        done
         beside="$beside build/tests/test_vmath.sleef"
     else
         skip "SLEEF" libsleef-dev
@@ -184,6 +193,7 @@ run_tests() {
     program "$all" native '' '' $CC -O2
     program "$more_bits" ofast '' quick $CC -Ofast -ffp-contract=fast
     program "$more_bits" debug '' quick $CC -O0
+    program tests/test_noise.c soft64 '' quick $CC -O2 -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1 # as where there are no doubles
     if have clang; then program "$all" clang '' quick clang -Ofast -march=native; else skip "clang -Ofast -march=native" clang; fi
     if have aarch64-linux-gnu-gcc && have qemu-aarch64; then
         program "$more_bits" neon qemu-aarch64 quick aarch64-linux-gnu-gcc -O2 -static

@@ -76,8 +76,10 @@
                                     neither options nor buffers nor state blocks (they have no header, all else is in
                                     its place), what is left out is ignored, and the caller's FP environment must be
                                     the default. Run the same calls once in a build with checks.
-   KAHAN_OPT_VMATH            all   vector mathematics, with the implementation: see there. Cost: 1 s to compile, 44 KB.
-   KAHAN_OPT_SLEEF            impl  with the former: SLEEF 3.5.1 or later computes it by default; link with -lsleef.
+   KAHAN_OPT_VMATH            all   vector mathematics, softmax, loss, random numbers and Langevin steps, with the
+                                    implementation: see there. Cost: 2 s to compile, 71 KB.
+   KAHAN_OPT_SLEEF            impl  with the former: SLEEF 3.5.1 or later computes exp to sincospi by default, and what
+                                    is made of them; link with -lsleef. No step and no random number uses it.
    KAHAN_OPT_SELF             impl  the name of this file, with quotes, if you renamed it: it includes itself. gcc 12,
                                     clang 9 and later know it without being told.
 
@@ -812,6 +814,61 @@ KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *o
    rounded to nearest even. dx may be dy or x. */
 KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy, const void *x,
                                         kopt_format format, size_t n);
+
+/* ROWS. Row r is the `columns` values from element r * stride on, stride >= columns; what is between rows is neither
+   read nor written. out may be x; otherwise they are apart, from the first row to the last. Any format; arithmetic is
+   fp32, sums are compensated in a fixed order, so that the length of a row costs no accuracy, and with the built-in the
+   bits are the same everywhere. -inf has probability 0. A row with +inf or NaN, or all -inf, has no probabilities: all
+   of it becomes NaN. */
+
+/* out = e^x / sum of e^x, row by row. */
+KOPT_API_ kopt_result kopt_softmax(const kopt_vmath *vmath, void *out, const void *x, kopt_format format, size_t rows,
+                                   size_t columns, size_t stride);
+
+/* Softmax and cross entropy, forward and backward: loss[r] = log(sum of e^x) - x[target[r]], and the gradient
+   scale * (softmax(x) - onehot(target)), rounded once to format; scale is for the mean and the loss scale, e.g.
+   1024.0 / rows. A negative target: the row is ignored, not read, its loss and gradient are 0. One from columns on is
+   refused. loss or grad may be NULL. grad may be logits. The loss is +inf where the target's logit is -inf. */
+KOPT_API_ kopt_result kopt_cross_entropy(const kopt_vmath *vmath, float *loss, void *grad, const void *logits,
+                                         kopt_format format, const int32_t *target, size_t rows, size_t columns,
+                                         size_t stride, double scale);
+
+/* RANDOM NUMBERS: a pure function of (seed, step, id, first_index + i), for any slicing and whatever table is in use;
+   stream 5 (of kopt_langevin_step: 6). Rounded to nearest even. first_index + n is at most 2^54. */
+
+/* mean + deviation * N(0, 1), up to 6.7 deviations (Box and Muller 1958, of all 32 bits of each word). */
+KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation, uint64_t seed,
+                                  uint32_t step, uint32_t id, uint64_t first_index);
+
+/* The same, drawn again until it is at most limit (>= 0.5) deviations from the mean; 2 is usual. */
+KOPT_API_ kopt_result kopt_truncated_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
+                                            double limit, uint64_t seed, uint32_t step, uint32_t id,
+                                            uint64_t first_index);
+
+/* Between low and high: the middle + the half * (2^24 numbers, symmetric about 0, none of them 0 or +-1). */
+KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high, uint64_t seed,
+                                   uint32_t step, uint32_t id, uint64_t first_index);
+
+/* Initial weights with mean 0 and variance 2 / fan_in (He et al. 2015, for ReLU and its kin) or 2 / (fan_in + fan_out)
+   (Glorot & Bengio 2010). Step 0. With a residual, draw KOPT_F32 for kopt_state_init(). */
+typedef enum kopt_distribution {
+    KOPT_NORMAL = 0,
+    KOPT_UNIFORM = 1,         /* up to sqrt(3) deviations                                        */
+    KOPT_TRUNCATED_NORMAL = 2 /* at 2 deviations, which are widened so that the variance is that */
+} kopt_distribution;
+KOPT_API_ kopt_result kopt_init_he(void *out, kopt_format format, size_t n, kopt_distribution distribution,
+                                   size_t fan_in, uint64_t seed, uint32_t id, uint64_t first_index);
+KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, kopt_distribution distribution,
+                                       size_t fan_in, size_t fan_out, uint64_t seed, uint32_t id, uint64_t first_index);
+
+/* STOCHASTIC GRADIENT LANGEVIN DYNAMICS (Welling & Teh 2011): w -= lr * g, by SGD without momentum, with its decay and
+   roundings, and w += sqrt(2 * lr * temperature) * N(0, 1). With g the gradient of -log of the posterior, whole, not a
+   mean (grad_scale = the number of data), lr = epsilon / 2 and temperature 1 it is theirs. Temperature 0 is SGD, bit
+   for bit. In bf16, fp16 use KAHAN or EXACT, or a small noise is lost. No claim of differential privacy. Like
+   kopt_optimizer_step and kopt_step_range; the bits are the same for any slicing. Momentum and other rules: refused. */
+KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, kopt_tensor *tensors, size_t count, double temperature);
+KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tensor *t, double temperature, size_t begin,
+                                          size_t end);
 #endif
 
 /* ---- ISA -------------------------------------------------------------------------------------------------------- */
@@ -931,7 +988,9 @@ enum {
     KOPT_RANDOM_CONVERT_ = 1,
     KOPT_RANDOM_ACCUMULATE_ = 2,
     KOPT_RANDOM_COMPRESS_ = 3,
-    KOPT_RANDOM_RESIDUAL_ = 4
+    KOPT_RANDOM_RESIDUAL_ = 4,
+    KOPT_RANDOM_NOISE_ = 5,
+    KOPT_RANDOM_LANGEVIN_ = 6
 };
 
 /* The 8-bit codes of moments (signed, or of squares), as kernels of vectors read them. */
@@ -1267,8 +1326,12 @@ KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
 }
 
 /* A build without checks whose formulas have positive numbers alone. */
+#ifdef KAHAN_OPT_VMATH
+#define KOPT_POSITIVE64_ 0
+#else
 #define KOPT_POSITIVE64_ \
     (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_EXTRAS | KOPT_WITH_ADAN | KOPT_WITH_RADAM | KOPT_WITH_RANGER))
+#endif
 
 #if KOPT_SOFT64_
 
@@ -1562,7 +1625,9 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_BOTH_ void kopt_norm_each_(kopt_norm *no
 typedef enum kopt_vmath_kind_ {
     KOPT_VMATH_EXP_, KOPT_VMATH_LOG_, KOPT_VMATH_TANH_, KOPT_VMATH_ERF_, KOPT_VMATH_ERFC_, KOPT_VMATH_ATAN2_,
     KOPT_VMATH_SINCOSPI_, KOPT_VMATH_ADD_ONE_,                      /* of fp32 */
-    KOPT_VMATH_PREPARE_, KOPT_VMATH_FINISH_, KOPT_VMATH_MULTIPLY_   /* parts of kopt_map */
+    KOPT_VMATH_PREPARE_, KOPT_VMATH_FINISH_, KOPT_VMATH_MULTIPLY_,  /* parts of kopt_map */
+    KOPT_VMATH_MOST_, KOPT_VMATH_BELOW_, KOPT_VMATH_TERMS_,         /* parts of kopt_softmax */
+    KOPT_VMATH_NORMAL_, KOPT_VMATH_UNIFORM_, KOPT_VMATH_LINE_       /* random numbers; products and sums */
 } kopt_vmath_kind_;
 
 typedef struct kopt_vmath_job_ {
@@ -1572,7 +1637,12 @@ typedef struct kopt_vmath_job_ {
     size_t n;
     const kopt_byte_ *in, *in2;
     kopt_byte_ *out, *out2; /* FINISH_ of SOFTPLUS reads out2 */
+    float a, b;
+    uint64_t seed, first;
+    uint32_t step, id, stream, attempt;
 } kopt_vmath_job_;
+
+#define KOPT_PARTS_ 16 /* element i of a row is in sum i mod 16, as many as the widest vector has lanes */
 
 /* By function and format, `input << 16 | output`, ascending: all inputs whose true result is so close to the middle of two
    16-bit numbers that an fp32 result cannot tell (relative 2^-20 with bf16, 2^-21 with fp16). `tests/vmath.py patches`. */
@@ -4070,6 +4140,11 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
 #define normal_ NAME_(vmath_normal)
 #define finish_ NAME_(vmath_finish)
 #define step_ NAME_(vmath_step)
+#define quarter_ NAME_(vmath_quarter)
+#define box_muller_ NAME_(vmath_box_muller)
+#define noise_ NAME_(vmath_noise)
+#define most_ NAME_(vmath_most)
+#define terms_ NAME_(vmath_terms)
 
 FN_ floats_ pick_(mask_ m, floats_ yes, floats_ no) { return value_(select_(m, bits_(yes), bits_(no))); }
 FN_ floats_ magnitude_(floats_ x) { return value_(and_(bits_(x), iset_(0x7FFFFFFFu))); }
@@ -4194,18 +4269,24 @@ FN_ floats_ atan2_(floats_ y, floats_ x) {
     return pick_(nan, value_(iset_(0x7FC00000u)), z);
 }
 
-/* x = n/2 + f, |f| <= 1/4, exactly: sin(pi f) = 4 f - f P(f^2), cos(pi f) = 1 + f^2 Q(f^2). */
+/* For |f| <= 1/4: sin(pi f) = 4 f - f P(f^2), cos(pi f) = 1 + f^2 Q(f^2). */
+FN_ floats_ quarter_(floats_ f, floats_ *cosine) {
+    const floats_ z = mul_(f, f);
+    *cosine = add_(set_(1.0f), mul_(z, at_(z, -4.93480206f, at_(z, 4.05869341f, at_(z, -1.33446038f, at_(z,
+          0.221272752f, set_(0.0610933602f)))))));
+    return sub_(mul_(f, set_(4.0f)), mul_(f, at_(z, 0.858407319f, at_(z, 5.16771889f, at_(z, -2.55051947f, at_(z,
+          0.606866181f, set_(-0.135735944f)))))));
+}
+
+/* x = n/2 + f, |f| <= 1/4, exactly. */
 FN_ floats_ sincospi_(floats_ x, floats_ *cosine) {
     const floats_ magic = set_(12582912.0f),
           far_away = set_(12884901888.0f); /* 1.5 * 2^33: rounds to multiples of 2^10 */
     const words_ mag = and_(bits_(x), iset_(0x7FFFFFFFu)), sign = xor_(bits_(x), mag), zero = iset_(0);
     const floats_ a = value_(select_(gt_(mag, iset_(0x4B7FFFFFu)), zero, mag)); /* from 2^24 on they are even */
     const floats_ b = sub_(a, sub_(add_(a, far_away), far_away)), t = add_(add_(b, b), magic);
-    const floats_ f = sub_(b, mul_(sub_(t, magic), set_(0.5f))), z = mul_(f, f);
-    const floats_ s = sub_(mul_(f, set_(4.0f)), mul_(f, at_(z, 0.858407319f, at_(z, 5.16771889f, at_(z, -2.55051947f,
-          at_(z, 0.606866181f, set_(-0.135735944f)))))));
-    const floats_ c = add_(set_(1.0f), mul_(z, at_(z, -4.93480206f, at_(z, 4.05869341f, at_(z, -1.33446038f, at_(z,
-          0.221272752f, set_(0.0610933602f)))))));
+    floats_ c;
+    const floats_ s = quarter_(sub_(b, mul_(sub_(t, magic), set_(0.5f))), &c);
     const words_ n = bits_(t); /* of which the low bits are those of the integer */
     const mask_ even = eq_(and_(n, iset_(1)), zero), special = gt_(mag, iset_(0x7F7FFFFFu));
     words_ sw = select_(even, bits_(s), bits_(c)), cw = select_(even, bits_(c), bits_(s));
@@ -4236,7 +4317,7 @@ FN_ floats_ steep_(floats_ x, floats_ *rest) {
 FN_ floats_ prepare_(kopt_function f, floats_ x) {
     const words_ minus = iset_(0x80000000u);
     floats_ rest;
-    switch (f) {
+    switch (KOPT_CAST_(int, f)) {
     case KOPT_SIGMOID: case KOPT_SILU: case KOPT_SOFTPLUS: case KOPT_SIGMOID_SLOPE: case KOPT_SILU_SLOPE:
         return value_(or_(bits_(x), minus));
     case KOPT_TANH_SLOPE: return mul_(value_(or_(bits_(x), minus)), set_(2.0f));
@@ -4245,7 +4326,7 @@ FN_ floats_ prepare_(kopt_function f, floats_ x) {
         rest = steep_(x, &rest);
         x = pick_(gt_(and_(bits_(x), iset_(0x7FFFFFFFu)), iset_(0x7F800000u)), x, rest);
         return value_(or_(bits_(x), minus));
-    case KOPT_EXP: case KOPT_LOG: case KOPT_TANH: default: return x;
+    default: return x;
     }
 }
 
@@ -4311,13 +4392,110 @@ FN_ floats_ finish_(kopt_function f, floats_ x, floats_ q, floats_ l, floats_ *s
     return pick_(gt_(mag, iset_(0x7F800000u)), x, r);
 }
 
+/* ---- rows and random numbers ---- */
+
+/* The largest of n > 0 values, as a word that grows with them; NaN is above all. */
+FN_ void most_(const kopt_vmath_job_ *j) {
+    const size_t size = kopt_bytes_of_(j->format), whole = j->n < LANES_ ? LANES_ : j->n;
+    const kopt_byte_ *p = j->in;
+    words_ most = iset_(0x80000000u);
+    uint32_t lane[LANES_], top = 0;
+    size_t i;
+#ifndef ONE_LANE_
+    kopt_byte_ part[4 * LANES_];
+    if (j->n < LANES_) { /* a vector of what is there */
+        for (i = 0; i < LANES_; i++) kopt_copy_(part + i * size, p + i % j->n * size, size);
+        p = part;
+    }
+#endif
+    for (i = 0; i < whole; i += LANES_) { /* the last vector may begin in the one before it */
+        const size_t at = whole - i < LANES_ ? whole - LANES_ : i;
+        const words_ u = bits_(widen_(fetch_(p + at * size, size, LANES_), j->format));
+        const words_ mag = and_(u, iset_(0x7FFFFFFFu));
+        words_ key = select_(gt_(iset_(0), u), xor_(u, iset_(0x7FFFFFFFu)), u);
+        key = select_(gt_(mag, iset_(0x7F800000u)), iset_(0x7FC00000u), key);
+        most = select_(gt_(key, most), key, most);
+    }
+    store32_(KOPT_POINTER_(kopt_byte_ *, lane), most);
+    for (i = 0; i < LANES_; i++)
+        if ((lane[i] ^ 0x80000000u) > top) top = lane[i] ^ 0x80000000u;
+    kopt_store32_(j->out, top ^ 0x80000000u);
+}
+
+/* out = in + in * in2; unless out2 is NULL, the 16 sums of that and what each has lost (Knuth's two-sum). */
+FN_ void terms_(const kopt_vmath_job_ *j) {
+    floats_ sum[KOPT_PARTS_ / LANES_], lost[KOPT_PARTS_ / LANES_];
+    kopt_byte_ *const at = j->out2, *const at_lost = at == KOPT_NULL_ ? at : at + 4 * KOPT_PARTS_;
+    size_t i, k, n;
+    for (k = 0; k < KOPT_PARTS_ / LANES_; k++) {
+        sum[k] = value_(at == KOPT_NULL_ ? iset_(0) : load32_(at + 4 * k * LANES_));
+        lost[k] = value_(at == KOPT_NULL_ ? iset_(0) : load32_(at_lost + 4 * k * LANES_));
+    }
+    for (i = 0; i < j->n; i += KOPT_PARTS_)
+        for (k = 0; k < KOPT_PARTS_ / LANES_ && i + k * LANES_ < j->n; k++) {
+            const size_t begin = i + k * LANES_;
+            floats_ x, s, more;
+            n = j->n - begin < LANES_ ? j->n - begin : LANES_;
+            x = value_(fetch_(j->in + 4 * begin, 4, n)); /* beyond n: 0 */
+            x = add_(x, mul_(x, value_(fetch_(j->in2 + 4 * begin, 4, n))));
+            put_(j->out + 4 * begin, 4, n, bits_(x));
+            s = add_(sum[k], x);
+            more = sub_(s, sum[k]);
+            lost[k] = add_(lost[k], add_(sub_(sum[k], sub_(s, more)), sub_(x, more)));
+            sum[k] = s;
+        }
+    for (k = 0; k < KOPT_PARTS_ / LANES_ && at != KOPT_NULL_; k++) {
+        store32_(at + 4 * k * LANES_, bits_(sum[k]));
+        store32_(at_lost + 4 * k * LANES_, bits_(lost[k]));
+    }
+}
+
+/* Two words become two independent normal numbers, r cos(pi a) and r sin(pi a): r = sqrt(-2 log u) with
+   u = (x + 1/2) / 2^32 as the sum of two floats, or small r would be coarse; a = n/2 + f, n the upper 2 bits of y, f
+   the others, symmetric about 0, or small results would be. */
+FN_ void box_muller_(words_ *x, words_ *y) {
+    const floats_ high = mul_(count_(shr_(*x, 16)), set_(1.52587890625e-05f)); /* 2^-16 */
+    const floats_ least = set_(2.3283064365386963e-10f);                               /* 2^-32 */
+    const floats_ low = mul_(add_(count_(and_(*x, iset_(0xFFFFu))), set_(0.5f)), least);
+    const floats_ u = add_(high, low), rest = sub_(low, sub_(u, high)); /* log(u + rest) is log(u) + rest near 1 */
+    const floats_ r = sqrt_(mul_(add_(log_(u), rest), set_(-2.0f)));
+    const words_ n = shr_(*y, 30), odd = isub_(or_(shl_(*y, 1), iset_(0x80000001u)), iset_(0xC0000000u));
+    floats_ c, s = quarter_(mul_(count_(odd), least), &c);
+    const mask_ even = eq_(and_(n, iset_(1)), iset_(0));
+    const words_ sw = select_(even, bits_(s), bits_(c)), cw = select_(even, bits_(c), bits_(s));
+    *x = bits_(mul_(r, value_(xor_(cw, shl_(and_(iadd_(n, iset_(1)), iset_(2)), 30)))));
+    *y = bits_(mul_(r, value_(xor_(sw, shl_(and_(n, iset_(2)), 30)))));
+}
+
+/* The numbers of the indices first .. first + n - 1, which are within one block of 256: element 0 of out is that of the
+   first of the block, and what is not asked for may be written, too. Four words of one Philox block, four numbers. */
+FN_ void noise_(const kopt_vmath_job_ *j) {
+    const size_t offset = KOPT_CAST_(unsigned, j->first & 255), chunk = 4 * LANES_;
+    cipher_ cipher = cipher_of_(j->seed, j->step, j->id, j->stream);
+    size_t i, k;
+    cipher.stream = iadd_(cipher.stream, iset_(j->attempt << 20));
+    for (i = offset / chunk * chunk; i < offset + j->n; i += chunk) {
+        words_ x[4], w[4];
+        random_words_(x, &cipher, KOPT_INDEX_((j->first - offset + i) >> 2));
+        if (j->kind == KOPT_VMATH_NORMAL_) {
+            for (k = 0; k < 4; k += 2) box_muller_(&x[k], &x[k + 1]);
+        } else {
+            for (k = 0; k < 4; k++) /* odd numbers in (-2^24, 2^24) */
+                x[k] = bits_(mul_(count_(isub_(or_(shl_(shr_(x[k], 8), 1), iset_(1)), iset_(0x01000000u))),
+                                  set_(5.9604644775390625e-08f)));
+        }
+        random_order_(w, x);
+        for (k = 0; k < 4; k++) store32_(j->out + 4 * (i + k * LANES_), w[k]);
+    }
+}
+
 /* Elements i .. i + n - 1 of one job. */
 FN_ void step_(const kopt_vmath_job_ *j, size_t i, size_t n) {
     const size_t size = kopt_bytes_of_(j->format);
     floats_ x = value_(iset_(0)), y, r, width;
     words_ old, next, differ;
     if (j->kind < KOPT_VMATH_PREPARE_) x = value_(fetch_(j->in + 4 * i, 4, n));
-    switch (j->kind) {
+    switch (KOPT_CAST_(int, j->kind)) {
     case KOPT_VMATH_EXP_: x = exp_(x, set_(0.0f)); break;
     case KOPT_VMATH_LOG_: x = log_(x); break;
     case KOPT_VMATH_TANH_: x = tanh_(x); break;
@@ -4335,7 +4513,24 @@ FN_ void step_(const kopt_vmath_job_ *j, size_t i, size_t n) {
         y = widen_(fetch_(j->in2 + i * size, size, n), j->format);
         put_(j->out + i * size, size, n, nearest16_(mul_(x, y), j->format));
         return;
-    case KOPT_VMATH_FINISH_: default:
+    case KOPT_VMATH_BELOW_: /* in - a, and what the difference lost */
+        y = widen_(fetch_(j->in + i * size, size, n), j->format);
+        r = set_(j->a);
+        x = sub_(y, r);
+        width = sub_(x, y);
+        width = sub_(sub_(y, sub_(x, width)), add_(r, width));
+        next = select_(gt_(bits_(magnitude_(x)), iset_(0x42D00000u)), iset_(0), bits_(width)); /* 104: e^x is 0 */
+        put_(j->out2 + 4 * i, 4, n, next);
+        break;
+    case KOPT_VMATH_LINE_: /* a + b * in2, or, to fp32, a * in + b * in2 */
+        y = mul_(set_(j->b), value_(fetch_(j->in2 + 4 * i, 4, n)));
+        x = set_(j->a);
+        if (j->in != KOPT_NULL_) x = mul_(widen_(fetch_(j->in + i * size, size, n), j->format), x);
+        x = add_(x, y);
+        if (j->in != KOPT_NULL_ || size == 4) break;
+        put_(j->out + i * size, size, n, nearest16_(x, j->format));
+        return;
+    default: /* KOPT_VMATH_FINISH_ */
         old = fetch_(j->in + i * size, size, n);
         y = value_(fetch_(j->in2 + 4 * i, 4, n));
         r = finish_(j->f, widen_(old, j->format), y, j->f == KOPT_SOFTPLUS ? value_(fetch_(j->out2 + 4 * i, 4,
@@ -4360,6 +4555,18 @@ FN_ void step_(const kopt_vmath_job_ *j, size_t i, size_t n) {
 
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(vmath)(const kopt_vmath_job_ *j) {
     size_t i, n;
+    if (j->kind == KOPT_VMATH_MOST_) {
+        most_(j);
+        return;
+    }
+    if (j->kind == KOPT_VMATH_TERMS_) {
+        terms_(j);
+        return;
+    }
+    if (j->kind == KOPT_VMATH_NORMAL_ || j->kind == KOPT_VMATH_UNIFORM_) {
+        noise_(j);
+        return;
+    }
     for (i = 0; i < j->n; i += n) {
         n = j->n - i < LANES_ ? j->n - i : LANES_;
         step_(j, i, n);
@@ -4386,6 +4593,11 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(vmath)(const kopt_vmath_job_ *j) {
 #undef normal_
 #undef finish_
 #undef step_
+#undef quarter_
+#undef box_muller_
+#undef noise_
+#undef most_
+#undef terms_
 #endif /* KAHAN_OPT_VMATH */
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
@@ -7030,7 +7242,6 @@ static void kopt_map_tile_(const kopt_vmath *vmath, kopt_function f, kopt_byte_ 
     j.out = out;
     KOPT_KERNEL_(vmath)(&j);
 }
-#undef KOPT_VMATH_CALL_
 
 static kopt_result kopt_map_check_(kopt_function f, kopt_function last, const void *out, const void *x, const void *y,
                                    kopt_format format, size_t n) {
@@ -7046,6 +7257,7 @@ KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *o
     kopt_environment_ environment;
     size_t i, m;
     if (result != KOPT_OK || n == 0) return result;
+    vmath = kopt_vmath_of_(vmath); /* once: it asks the processor */
     kopt_enter_(&environment);
     for (i = 0; i < n; i += m) {
         m = n - i < KOPT_VMATH_TILE_ ? n - i : KOPT_VMATH_TILE_;
@@ -7066,6 +7278,7 @@ KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f
     size_t i, m;
     if (f == KOPT_LOG) return KOPT_ERROR_OPTION;
     if (result != KOPT_OK || n == 0) return result;
+    vmath = kopt_vmath_of_(vmath);
     j.kind = KOPT_VMATH_MULTIPLY_;
     j.f = f;
     j.format = format;
@@ -7082,6 +7295,514 @@ KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f
         KOPT_KERNEL_(vmath)(&j);
     }
     kopt_leave_(&environment);
+    return KOPT_OK;
+}
+
+/* ---- rows ---- */
+
+/* One row; sum of e^(x - most) = high + low. */
+typedef struct kopt_row_ {
+    const kopt_vmath *vmath;
+    const kopt_byte_ *x;
+    size_t n;
+    float most, high, low;
+    uint32_t key; /* of the largest: see most_ */
+    float term[KOPT_VMATH_TILE_], rest[KOPT_VMATH_TILE_], sum[2 * KOPT_PARTS_];
+    kopt_vmath_job_ job;
+} kopt_row_;
+
+/* a + b and what it lost (Knuth). */
+static float kopt_two_sum_(float a, float b, float *rest) {
+    const float sum = kopt_add_(a, b), more = kopt_sub_(sum, a);
+    *rest = kopt_add_(kopt_sub_(a, kopt_sub_(sum, more)), kopt_sub_(b, more));
+    return sum;
+}
+
+static float kopt_load_float_(const kopt_byte_ *p, kopt_format format) {
+    return format == KOPT_F32 ? kopt_float_(kopt_load32_(p)) : kopt_widen_scalar_(kopt_load16_(p), format);
+}
+
+static void kopt_store_float_(kopt_byte_ *p, kopt_format format, float x) {
+    if (format == KOPT_F32)
+        kopt_store32_(p, kopt_bits_(x));
+    else
+        kopt_store16_(p, kopt_nearest16_scalar_(x, format));
+}
+
+static void kopt_fill_(kopt_byte_ *p, kopt_format format, size_t n, float x) {
+    for (; n > 0; n--, p += kopt_bytes_of_(format)) kopt_store_float_(p, format, x);
+}
+
+/* term = e^(x - most) of the elements i .. i + n - 1, with what the difference lost; sum: adds them up. */
+static void kopt_row_terms_(kopt_row_ *row, size_t i, size_t n, kopt_byte_ *sum) {
+    const kopt_vmath *vmath = row->vmath;
+    kopt_vmath_job_ *j = &row->job;
+    j->kind = KOPT_VMATH_BELOW_;
+    j->n = n;
+    j->in = row->x + i * kopt_bytes_of_(j->format);
+    j->out = KOPT_POINTER_(kopt_byte_ *, row->term);
+    j->out2 = KOPT_POINTER_(kopt_byte_ *, row->rest);
+    j->a = row->most;
+    KOPT_KERNEL_(vmath)(j);
+    KOPT_VMATH_CALL_(exp, (row->term, row->term, n));
+    j->kind = KOPT_VMATH_TERMS_;
+    j->in = j->out;
+    j->in2 = j->out2;
+    j->out2 = sum;
+    KOPT_KERNEL_(vmath)(j);
+}
+
+/* out = 0 + term * factor, rounded. */
+static void kopt_row_weigh_(kopt_row_ *row, kopt_byte_ *out, size_t n, float factor) {
+    kopt_vmath_job_ *j = &row->job;
+    j->kind = KOPT_VMATH_LINE_;
+    j->n = n;
+    j->in = KOPT_NULL_;
+    j->in2 = KOPT_POINTER_(kopt_byte_ *, row->term);
+    j->out = out;
+    j->a = kopt_float_(0);
+    j->b = factor;
+    KOPT_KERNEL_(vmath)(j);
+}
+
+/* The largest value and the sum; 0 if the row has no probabilities. */
+static int kopt_row_sum_(kopt_row_ *row) {
+    kopt_byte_ *sum = KOPT_POINTER_(kopt_byte_ *, row->sum);
+    float high = kopt_float_(0), low = high, lost;
+    uint32_t key;
+    size_t i, n;
+    row->key = 0x807FFFFFu; /* of -inf */
+    row->job.kind = KOPT_VMATH_MOST_;
+    row->job.in = row->x;
+    row->job.n = row->n;
+    row->job.out = KOPT_POINTER_(kopt_byte_ *, &row->key);
+    if (row->n != 0) KOPT_KERNEL_(vmath)(&row->job);
+    key = row->key;
+    if (key == 0x807FFFFFu || (key >> 31 == 0 && key >= 0x7F800000u)) return 0;
+    row->most = kopt_float_(key >> 31 == 0 ? key : key ^ 0x7FFFFFFFu);
+    kopt_fill_(sum, KOPT_F32, 2 * KOPT_PARTS_, low);
+    for (i = 0; i < row->n; i += n) {
+        n = row->n - i < KOPT_VMATH_TILE_ ? row->n - i : KOPT_VMATH_TILE_;
+        kopt_row_terms_(row, i, n, sum);
+    }
+    for (i = 0; i < KOPT_PARTS_; i++) {
+        high = kopt_two_sum_(high, row->sum[i], &lost);
+        low = kopt_add_(low, kopt_add_(lost, row->sum[KOPT_PARTS_ + i]));
+    }
+    row->high = kopt_two_sum_(high, low, &row->low);
+    return 1;
+}
+
+/* factor * term / sum into out; out may be the row itself. */
+static void kopt_row_out_(kopt_row_ *row, kopt_byte_ *out, float factor) {
+    const float f = kopt_div_(factor, row->high);
+    size_t i, n;
+    for (i = 0; i < row->n; i += n) {
+        n = row->n - i < KOPT_VMATH_TILE_ ? row->n - i : KOPT_VMATH_TILE_;
+        if (row->n > KOPT_VMATH_TILE_) kopt_row_terms_(row, i, n, KOPT_NULL_); /* else they still are there */
+        kopt_row_weigh_(row, out + i * kopt_bytes_of_(row->job.format), n, f);
+    }
+}
+
+static KOPT_NOINLINE_ void kopt_row_softmax_(kopt_row_ *row, kopt_byte_ *out) {
+    if (kopt_row_sum_(row))
+        kopt_row_out_(row, out, 1);
+    else
+        kopt_fill_(out, row->job.format, row->n, kopt_float_(0x7FC00000u));
+}
+
+/* Returns the loss; grad may be NULL. */
+static KOPT_NOINLINE_ float kopt_row_loss_(kopt_row_ *row, kopt_byte_ *grad, size_t target, float scale) {
+    const kopt_format format = row->job.format;
+    const kopt_vmath *vmath = row->vmath;
+    const size_t at = target * kopt_bytes_of_(format);
+    const float x = kopt_load_float_(row->x + at, format);
+    float loss, rest, term, others;
+    if (!kopt_row_sum_(row)) {
+        if (grad != KOPT_NULL_) kopt_fill_(grad, format, row->n, kopt_float_(0x7FC00000u));
+        return kopt_float_(0x7FC00000u);
+    }
+    if (grad != KOPT_NULL_) {
+        kopt_row_out_(row, grad, scale);
+        if (row->n > KOPT_VMATH_TILE_) { /* the target's term once more */
+            const kopt_byte_ *begin = row->x;
+            kopt_byte_ value[4];
+            kopt_store_float_(value, format, x);
+            row->x = value;
+            kopt_row_terms_(row, 0, 1, KOPT_NULL_);
+            row->x = begin;
+            target = 0;
+        }
+        term = row->term[target]; /* 1 - term / sum = (sum - term) / sum: right to the end when the model is sure */
+        others = kopt_add_(kopt_sub_(row->high, term), row->low);
+        others = kopt_mul_(kopt_div_(scale, row->high), others);
+        kopt_store_float_(grad + at, format, kopt_float_(kopt_bits_(others) ^ 0x80000000u));
+    }
+    loss = kopt_two_sum_(row->most, kopt_float_(kopt_bits_(x) ^ 0x80000000u), &rest);
+    if (kopt_bits_(loss) == 0x7F800000u) return loss;
+    KOPT_VMATH_CALL_(log, (&term, &row->high, 1));
+    return kopt_add_(loss, kopt_add_(term, kopt_add_(rest, kopt_div_(row->low, row->high))));
+}
+
+/* span: bytes from the first row to the end of the last. */
+static kopt_result kopt_rows_check_(kopt_format format, size_t rows, size_t columns, size_t stride, size_t *span) {
+    const size_t most = (~KOPT_CAST_(size_t, 0) - 256) / 32;
+    if (!kopt_format_valid_(format) || !kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, format))) return KOPT_ERROR_OPTION;
+    if (columns > stride || stride > most || rows > most) return KOPT_ERROR_BOUNDS;
+    *span = 0;
+    if (rows == 0) return KOPT_OK;
+    if (stride != 0 && rows - 1 > (most - columns) / stride) return KOPT_ERROR_BOUNDS;
+    *span = ((rows - 1) * stride + columns) * kopt_bytes_of_(format);
+    if (columns == 0) *span = 0;
+    return KOPT_OK;
+}
+
+static void kopt_row_begin_(kopt_row_ *row, const kopt_vmath *vmath, kopt_format format, size_t columns) {
+    row->vmath = kopt_vmath_of_(vmath);
+    row->n = columns;
+    row->job.f = KOPT_EXP;
+    row->job.format = format;
+    row->job.in2 = KOPT_NULL_;
+    row->job.out2 = KOPT_NULL_;
+}
+
+KOPT_API_ kopt_result kopt_softmax(const kopt_vmath *vmath, void *out, const void *x, kopt_format format, size_t rows,
+                                   size_t columns, size_t stride) {
+    kopt_environment_ environment;
+    kopt_row_ row;
+    size_t r, span;
+    const kopt_result result = kopt_rows_check_(format, rows, columns, stride, &span);
+    if (result != KOPT_OK || span == 0) return result;
+    if (out == KOPT_NULL_ || x == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (!kopt_apart_(out, x, span)) return KOPT_ERROR_OVERLAP;
+    kopt_row_begin_(&row, vmath, format, columns);
+    kopt_enter_(&environment);
+    for (r = 0; r < rows; r++) {
+        const size_t at = r * stride * kopt_bytes_of_(format);
+        row.x = KOPT_CAST_(const kopt_byte_ *, x) + at;
+        kopt_row_softmax_(&row, KOPT_CAST_(kopt_byte_ *, out) + at);
+    }
+    kopt_leave_(&environment);
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_cross_entropy(const kopt_vmath *vmath, float *loss, void *grad, const void *logits,
+                                         kopt_format format, const int32_t *target, size_t rows, size_t columns,
+                                         size_t stride, double scale) {
+    const kopt_byte_ *const targets = KOPT_CONST_POINTER_(const kopt_byte_ *, target);
+    kopt_byte_ *const losses = KOPT_POINTER_(kopt_byte_ *, loss), *const grads = KOPT_CAST_(kopt_byte_ *, grad);
+    kopt_environment_ environment;
+    kopt_row_ row;
+    size_t r, span;
+    float factor;
+    const kopt_result result = kopt_rows_check_(format, rows, columns, stride, &span);
+    if (result != KOPT_OK) return result;
+    if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    if (rows == 0) return KOPT_OK;
+    if (target == KOPT_NULL_ || (loss == KOPT_NULL_ && grad == KOPT_NULL_)) return KOPT_ERROR_NULL;
+    if (span != 0 && logits == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (!kopt_apart_(grad, logits, span) || kopt_overlap_(grad, span, target, rows * 4) ||
+        kopt_overlap_(loss, rows * 4, target, rows * 4) || kopt_overlap_(loss, rows * 4, logits, span) ||
+        kopt_overlap_(loss, rows * 4, grad, span))
+        return KOPT_ERROR_OVERLAP;
+    for (r = 0; r < rows; r++) {
+        const uint32_t t = kopt_load32_(targets + 4 * r);
+        if (t >> 31 == 0 && t >= columns) return KOPT_ERROR_BOUNDS;
+    }
+    kopt_row_begin_(&row, vmath, format, columns);
+    kopt_enter_(&environment);
+    factor = kopt_narrow64_(scale);
+    for (r = 0; r < rows; r++) {
+        const size_t at = r * stride * kopt_bytes_of_(format);
+        const uint32_t t = kopt_load32_(targets + 4 * r);
+        float value = kopt_float_(0);
+        row.x = KOPT_CAST_(const kopt_byte_ *, logits) + at;
+        if (t >> 31 == 0)
+            value = kopt_row_loss_(&row, grads == KOPT_NULL_ ? grads : grads + at, t, factor);
+        else if (grads != KOPT_NULL_)
+            kopt_fill_(grads + at, format, columns, value);
+        if (losses != KOPT_NULL_) kopt_store32_(losses + 4 * r, kopt_bits_(value));
+    }
+    kopt_leave_(&environment);
+    return KOPT_OK;
+}
+#undef KOPT_VMATH_CALL_
+
+/* ---- random numbers ---- */
+
+typedef struct kopt_draw_ {
+    kopt_vmath_kind_ kind; /* NORMAL_ or UNIFORM_ */
+    uint64_t seed;
+    uint32_t step, id, stream, limit; /* limit: the word of the largest magnitude that is taken */
+} kopt_draw_;
+
+/* Number first + i in z[first % 256 + i], for n indices within one block of 256. */
+static void kopt_draw_tile_(const kopt_draw_ *draw, kopt_byte_ *z, uint64_t first, size_t n) {
+    const size_t offset = KOPT_CAST_(unsigned, first & 255);
+    kopt_byte_ again[4 * KOPT_VMATH_TILE_];
+    kopt_vmath_job_ j;
+    size_t i;
+    int left = 1;
+    j.kind = draw->kind;
+    j.n = n;
+    j.first = first;
+    j.seed = draw->seed;
+    j.step = draw->step;
+    j.id = draw->id;
+    j.stream = draw->stream;
+    j.out = z;
+    for (j.attempt = 0; left && j.attempt < 256; j.attempt++) { /* one is within 1/2 deviation with probability 0.38 */
+        KOPT_KERNEL_(vmath)(&j);
+        if (draw->limit == 0x7FFFFFFFu) return;
+        left = 0;
+        for (i = offset; i < offset + n; i++) {
+            if ((kopt_load32_(z + 4 * i) & 0x7FFFFFFFu) <= draw->limit) continue;
+            if (j.attempt != 0) kopt_store32_(z + 4 * i, kopt_load32_(again + 4 * i));
+            if ((kopt_load32_(z + 4 * i) & 0x7FFFFFFFu) > draw->limit) left = 1;
+        }
+        j.out = again;
+    }
+}
+
+static kopt_result kopt_index_check_(uint64_t first, size_t n) {
+    if (!kopt_n_valid_(n) || first >> 54 != 0 || (first + n) > KOPT_CAST_(uint64_t, 1) << 54) return KOPT_ERROR_BOUNDS;
+    return KOPT_HAS_(KOPT_WITH_EXTRAS) || first == 0 ? KOPT_OK : KOPT_ERROR_OPTION;
+}
+
+/* out = middle + width * number */
+static kopt_result kopt_draw_run_(const kopt_draw_ *draw, void *out, kopt_format format, size_t n, double middle,
+                                  double width, uint64_t first) {
+    const kopt_result result = kopt_index_check_(first, n);
+    float z[KOPT_VMATH_TILE_];
+    kopt_environment_ environment;
+    kopt_vmath_job_ j;
+    size_t i;
+    if (!kopt_format_valid_(format) || !kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, format))) return KOPT_ERROR_OPTION;
+    if (result != KOPT_OK) return result;
+    if (!kopt_within_(middle, -3e38, 3e38) || !kopt_within_(width, 0, 3e38)) return KOPT_ERROR_RANGE;
+    if (n == 0) return KOPT_OK;
+    if (out == KOPT_NULL_) return KOPT_ERROR_NULL;
+    kopt_enter_(&environment);
+    j.kind = KOPT_VMATH_LINE_;
+    j.format = format;
+    j.a = kopt_narrow64_(middle);
+    j.b = kopt_narrow64_(width);
+    j.in = KOPT_NULL_;
+    for (i = 0; i < n; i += j.n) {
+        const size_t offset = KOPT_CAST_(unsigned, (first + i) & 255);
+        j.n = n - i < KOPT_VMATH_TILE_ - offset ? n - i : KOPT_VMATH_TILE_ - offset;
+        kopt_draw_tile_(draw, KOPT_POINTER_(kopt_byte_ *, z), first + i, j.n);
+        j.in2 = KOPT_CONST_POINTER_(const kopt_byte_ *, z + offset);
+        j.out = KOPT_CAST_(kopt_byte_ *, out) + i * kopt_bytes_of_(format);
+        KOPT_KERNEL_(vmath)(&j);
+    }
+    kopt_leave_(&environment);
+    return KOPT_OK;
+}
+
+static void kopt_draw_of_(kopt_draw_ *draw, kopt_vmath_kind_ kind, uint32_t stream, uint64_t seed, uint32_t step,
+                          uint32_t id) {
+    draw->kind = kind;
+    draw->stream = stream;
+    draw->seed = seed;
+    draw->step = step;
+    draw->id = id;
+    draw->limit = 0x7FFFFFFFu;
+}
+
+KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation, uint64_t seed,
+                                  uint32_t step, uint32_t id, uint64_t first_index) {
+    kopt_draw_ draw;
+    kopt_draw_of_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_NOISE_, seed, step, id);
+    return kopt_draw_run_(&draw, out, format, n, mean, deviation, first_index);
+}
+
+KOPT_API_ kopt_result kopt_truncated_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
+                                            double limit, uint64_t seed, uint32_t step, uint32_t id,
+                                            uint64_t first_index) {
+    kopt_environment_ environment;
+    kopt_draw_ draw;
+    if (!kopt_within_(limit, 0.5, 3e38)) return KOPT_ERROR_RANGE;
+    kopt_draw_of_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_NOISE_, seed, step, id);
+    kopt_enter_(&environment);
+    draw.limit = kopt_bits_(kopt_narrow64_(limit));
+    kopt_leave_(&environment);
+    return kopt_draw_run_(&draw, out, format, n, mean, deviation, first_index);
+}
+
+KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high, uint64_t seed,
+                                   uint32_t step, uint32_t id, uint64_t first_index) {
+    kopt_environment_ environment;
+    kopt_f64_ a, b;
+    double middle, width;
+    kopt_draw_ draw;
+    if (!kopt_within_(low, -3e38, 3e38) || !kopt_within_(high, low, 3e38)) return KOPT_ERROR_RANGE;
+    kopt_draw_of_(&draw, KOPT_VMATH_UNIFORM_, KOPT_RANDOM_NOISE_, seed, step, id);
+    kopt_enter_(&environment);
+    a = kopt_mul64_(kopt_get64_(low), kopt_get64_(0.5));
+    b = kopt_mul64_(kopt_get64_(high), kopt_get64_(0.5));
+    middle = kopt_put64_(kopt_add64_(b, a));
+    width = kopt_put64_(kopt_sub64_(b, a));
+    kopt_leave_(&environment);
+    return kopt_draw_run_(&draw, out, format, n, middle, width, first_index);
+}
+
+/* Mean 0 and variance 2 / fan. */
+static kopt_result kopt_init_(void *out, kopt_format format, size_t n, kopt_distribution distribution, uint64_t fan,
+                              uint64_t seed, uint32_t id, uint64_t first_index) {
+    kopt_environment_ environment;
+    double deviation;
+    kopt_f64_ root;
+    if (KOPT_CAST_(unsigned, distribution) > KOPT_CAST_(unsigned, KOPT_TRUNCATED_NORMAL)) return KOPT_ERROR_OPTION;
+    kopt_enter_(&environment);
+    root = kopt_sqrt64_(kopt_div64_(kopt_get64_(0.5), kopt_count64_(fan)));
+    root = kopt_add64_(root, root);
+    if (distribution == KOPT_UNIFORM) root = kopt_mul64_(root, kopt_get64_(1.7320508075688772)); /* sqrt(3) */
+    if (distribution == KOPT_TRUNCATED_NORMAL) /* cut at 2, the deviation is 1 over this */
+        root = kopt_mul64_(root, kopt_get64_(1.1368472343385565));
+    deviation = kopt_put64_(root);
+    kopt_leave_(&environment);
+    if (distribution == KOPT_TRUNCATED_NORMAL)
+        return kopt_truncated_normal(out, format, n, 0, deviation, 2, seed, 0, id, first_index);
+    if (distribution == KOPT_UNIFORM)
+        return kopt_uniform(out, format, n, -deviation, deviation, seed, 0, id, first_index);
+    return kopt_normal(out, format, n, 0, deviation, seed, 0, id, first_index);
+}
+
+KOPT_API_ kopt_result kopt_init_he(void *out, kopt_format format, size_t n, kopt_distribution distribution,
+                                   size_t fan_in, uint64_t seed, uint32_t id, uint64_t first_index) {
+    if (fan_in == 0) return KOPT_ERROR_RANGE;
+    return kopt_init_(out, format, n, distribution, fan_in, seed, id, first_index);
+}
+
+KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, kopt_distribution distribution,
+                                       size_t fan_in, size_t fan_out, uint64_t seed, uint32_t id,
+                                       uint64_t first_index) {
+    if (fan_in == 0 || fan_out == 0) return KOPT_ERROR_RANGE;
+    if (!kopt_n_valid_(fan_in) || !kopt_n_valid_(fan_out)) return KOPT_ERROR_BOUNDS;
+    return kopt_init_(out, format, n, distribution, fan_in + fan_out, seed, id, first_index);
+}
+
+/* ---- Langevin dynamics: SGD with a gradient of tiles, grad_scale * g + noise / rate ---- */
+
+/* The noise in units of the rate, negative: sqrt(2 temperature / rate); 0 without noise. Not finite: refused. */
+static KOPT_NOINLINE_ float kopt_langevin_factor_(float rate, float rate_scale, double temperature) {
+    const float heat = kopt_narrow64_(temperature);
+    if (kopt_bits_(rate_scale) != 0x3F800000u) rate = kopt_mul_scalar_(rate, rate_scale);
+    if ((kopt_bits_(heat) << 1) == 0 || (kopt_bits_(rate) << 1) == 0) return kopt_float_(0);
+    return kopt_sqrt_(kopt_div_(kopt_add_(heat, heat), rate));
+}
+
+static kopt_result kopt_langevin_rule_(const kopt_step *s, double temperature) {
+    if (s->rule != KOPT_SGD || s->moments != 0) return KOPT_ERROR_OPTION;
+    return kopt_within_(temperature, 0, 1e38) ? KOPT_OK : KOPT_ERROR_RANGE;
+}
+
+static kopt_result kopt_langevin_check_(const kopt_step *s, const kopt_tensor *t, double temperature) {
+    const kopt_result result = kopt_index_check_(t->first_index, t->n);
+    kopt_environment_ environment;
+    int finite;
+    if (result != KOPT_OK) return result;
+    kopt_enter_(&environment);
+    finite = kopt_finite_(kopt_langevin_factor_(s->rate, t->rate_scale, temperature));
+    kopt_leave_(&environment);
+    return finite ? KOPT_OK : KOPT_ERROR_RANGE;
+}
+
+static KOPT_NOINLINE_ void kopt_langevin_tiles_(kopt_job_ *job, const kopt_job_ *whole, kopt_step *local,
+                                                float factor) {
+    const kopt_step *s = whole->step;
+    const size_t weight_bytes = kopt_bytes_of_(s->weight_format), grad_bytes = kopt_bytes_of_(whole->grad_format);
+    const size_t residual_bytes = kopt_bytes_of_residual_(s->weight_format, s->rounding);
+    float z[KOPT_VMATH_TILE_], g[KOPT_VMATH_TILE_];
+    kopt_vmath_job_ j;
+    kopt_draw_ draw;
+    size_t i, n;
+    kopt_draw_of_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_LANGEVIN_, s->seed, s->step, whole->id);
+    local->grad_scale = 1;
+    local->zero_grad = 0;
+    job->step = local;
+    job->grad = KOPT_POINTER_(kopt_byte_ *, g);
+    job->grad_format = KOPT_F32;
+    job->begin = 0;
+    j.kind = KOPT_VMATH_LINE_;
+    j.format = whole->grad_format;
+    j.out = job->grad;
+    j.a = s->grad_scale;
+    j.b = kopt_float_(kopt_bits_(factor) ^ 0x80000000u);
+    for (i = whole->begin; i < whole->end; i += n) {
+        const size_t offset = KOPT_CAST_(unsigned, (whole->first + i) & 255);
+        kopt_byte_ *grad = whole->grad + i * grad_bytes;
+        n = whole->end - i < KOPT_VMATH_TILE_ - offset ? whole->end - i : KOPT_VMATH_TILE_ - offset;
+        kopt_draw_tile_(&draw, KOPT_POINTER_(kopt_byte_ *, z), whole->first + i, n);
+        j.n = n;
+        j.in = grad;
+        j.in2 = KOPT_CONST_POINTER_(const kopt_byte_ *, z + offset);
+        KOPT_KERNEL_(vmath)(&j);
+        job->weight = whole->weight + i * weight_bytes;
+        if (residual_bytes != 0) job->residual = whole->residual + i * residual_bytes;
+        if (whole->copy != KOPT_NULL_) job->copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
+        job->first = whole->first + i;
+        job->end = n;
+        (KOPT_KERNEL_(step))(job);
+        if (s->zero_grad) kopt_zero_(grad, n * grad_bytes);
+    }
+}
+
+static void kopt_langevin_run_(const kopt_step *s, const kopt_tensor *t, double temperature, size_t begin, size_t end) {
+    const kopt_layout_ at = kopt_layout_of_(kopt_kept_in_(s), t->n);
+    kopt_environment_ environment;
+    kopt_job_ whole, job;
+    kopt_step local;
+    float factor;
+    if (begin == end) return;
+    kopt_make_job_(&whole, &at, s, t, begin, end);
+    kopt_enter_(&environment);
+    if (kopt_bits_(t->rate_scale) != 0x3F800000u) {
+        volatile float scale = t->rate_scale; /* as in kopt_run_ */
+        whole.rate = kopt_mul_scalar_(whole.rate, scale);
+        whole.decay = kopt_mul_scalar_(whole.decay, scale);
+    }
+    factor = kopt_langevin_factor_(s->rate, t->rate_scale, temperature);
+    if (kopt_bits_(factor) == 0) {
+        (KOPT_KERNEL_(step))(&whole);
+    } else {
+        kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, &local), KOPT_CONST_POINTER_(const kopt_byte_ *, s),
+                          sizeof local);
+        kopt_copy_job_(&job, &whole);
+        kopt_langevin_tiles_(&job, &whole, &local, factor);
+    }
+    kopt_leave_(&environment);
+}
+
+KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tensor *t, double temperature, size_t begin,
+                                          size_t end) {
+    kopt_result result = kopt_check_step_(step, t);
+    if (result == KOPT_OK) result = kopt_langevin_rule_(step, temperature);
+    if (result == KOPT_OK) result = kopt_langevin_check_(step, t, temperature);
+    if (result != KOPT_OK) return result;
+    if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
+    kopt_langevin_run_(step, t, temperature, begin, end);
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, kopt_tensor *tensors, size_t count, double temperature) {
+    kopt_result result;
+    kopt_step s;
+    uint32_t before;
+    size_t i;
+    if (opt == KOPT_NULL_ || (tensors == KOPT_NULL_ && count != 0)) return KOPT_ERROR_NULL;
+    before = opt->step;
+    result = kopt_step_begin(opt, &s);
+    if (result != KOPT_OK) return result;
+    result = kopt_langevin_rule_(&s, temperature);
+    if (result == KOPT_OK) result = kopt_check_list_(&s, tensors, count);
+    for (i = 0; i < count && result == KOPT_OK; i++) result = kopt_langevin_check_(&s, &tensors[i], temperature);
+    if (result != KOPT_OK) {
+        opt->step = before;
+        return result;
+    }
+    for (i = 0; i < count; i++) kopt_langevin_run_(&s, &tensors[i], temperature, 0, tensors[i].n);
     return KOPT_OK;
 }
 #endif

@@ -15,6 +15,8 @@ refused() { # refused DESCRIPTION ARGUMENT: one line on stderr, exit code not 0
 ./build.sh demo >$out/log 2>&1
 report $? "the demo on the header itself: Kahan and exact match fp32, nearest does not"
 sed 's/^/# /' $out/log | grep -v '^# *$' | head -40
+grep -q 'loss and tanh by builtin' $out/log
+report $? "it says who computes loss and tanh"
 [ "$(head -1 build/demo/loss.csv)" = arm,step,train_loss,val_loss ]
 report $? "loss.csv has its columns"
 for arm in fp32 nearest stochastic kahan exact; do

@@ -47,6 +47,7 @@ printf "$implement" >$out/plain.c
 printf "#define KAHAN_OPT_STATIC\n$implement" >$out/static.c
 printf "#define KAHAN_OPT_NO_SIMD\n$implement" >$out/no_simd.c
 printf '#include "kahan_opt.h"\n' >$out/declare.c
+printf "#define KAHAN_OPT_VMATH\n$implement" >$out/vmath.c
 # Included twice before, with the macro left defined, and twice after.
 printf "#include \"kahan_opt.h\"\n#include \"kahan_opt.h\"\n$implement#include \"kahan_opt.h\"\n$implement" >$out/often.c
 printf "#define KAHAN_OPT_STATIC\n#include \"kahan_opt.h\"\n$implement#include \"kahan_opt.h\"\n" >$out/often_static.c
@@ -73,20 +74,20 @@ languages() { # languages COMPILER FLAGS STANDARDS SOURCES: no warning before op
 if section warnings; then
     if have gcc; then
         languages gcc "$gcc_c" 'gnu89 c99 c11 gnu17' 'plain'
-        languages gcc "$gcc_c" 'c2x' 'plain static no_simd often often_static declare'
+        languages gcc "$gcc_c" 'c2x' 'plain static no_simd often often_static declare vmath'
         languages gcc '-Wall -Wextra -Werror' 'c89' 'plain'
         check "gcc -O3: no warning that needs the optimizer" gcc -std=c99 $gcc_c -O3 -I. -c $out/plain.c -o $out/gcc_O3.o
     else skip "no gcc: warnings in C"; fi
     if have g++; then
-        languages 'g++ -x c++' "$gcc_cpp -Wno-long-long" 'c++98' 'plain'
+        languages 'g++ -x c++' "$gcc_cpp -Wno-long-long" 'c++98' 'plain vmath'
         languages 'g++ -x c++' "$gcc_cpp" 'c++11 c++14 c++17' 'plain'
-        languages 'g++ -x c++' "$gcc_cpp" 'c++20' 'plain static no_simd often often_static declare'
+        languages 'g++ -x c++' "$gcc_cpp" 'c++20' 'plain static no_simd often often_static declare vmath'
         check "g++ -O2: no warning that needs the optimizer" g++ -x c++ -std=c++17 $gcc_cpp -O2 -I. -c $out/plain.c -o $out/g++_O2.o
     else skip "no g++: warnings in C++"; fi
     for c in $clangs; do
         languages $c "$everything" 'gnu89 c99' 'plain'
-        languages $c "$everything" 'c2x' 'plain static no_simd often often_static declare'
-        languages "$c -x c++" "$everything" 'c++98' 'plain'
+        languages $c "$everything" 'c2x' 'plain static no_simd often often_static declare vmath'
+        languages "$c -x c++" "$everything" 'c++98' 'plain vmath'
         languages "$c -x c++" "$everything -Wno-c++98-compat" 'c++11 c++17' 'plain'
         languages "$c -x c++" "$everything -Wno-c++98-compat" 'c++20' 'plain static no_simd often_static declare'
         check "$c: a machine without doubles" $c -std=c99 $everything -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1 -I. -fsyntax-only \
@@ -505,7 +506,6 @@ TEXT
         sed '/^#ifdef KAHAN_OPT_VMATH/,/^#endif/d' $out/declarations | declared
         diff $out/declared $out/exported >$out/log
         report $? "what is exported is what is declared"
-        printf '#define KAHAN_OPT_VMATH\n#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >$out/vmath.c
         gcc -O1 -I. -c $out/vmath.c -o $out/vmath.o && nm -g --defined-only $out/vmath.o | awk '{print $3}' | sort >$out/exported
         declared <$out/declarations
         diff $out/declared $out/exported >$out/log && ! nm -u $out/vmath.o | grep -v _GLOBAL_OFFSET_TABLE_ >>$out/log

@@ -31,12 +31,15 @@
 
    Arithmetic is fp32 in all of them, as in the registers of hardware with 16-bit storage: see Tensor.
 
+   Loss and tanh are the header's vector mathematics, by its own code. With SLEEF: -DKAHAN_OPT_SLEEF ... -lsleef.
+
    Results: a table, a plot and a sample of text on stdout; build/demo/loss.csv and build/demo/loss.svg.
    Exit status: 0 if the arms end as close to fp32 as they should, and nearest does not (see verdict), 1 if not, 2 if
    something could not be read or written. */
 
 #define _POSIX_C_SOURCE 200809L /* clock_gettime, isatty, mkdir */
 
+#define KAHAN_OPT_VMATH /* kopt_cross_entropy, kopt_vmath_tanh */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../../kahan_opt.h"
 
@@ -285,7 +288,7 @@ typedef struct {
     Tensor hidden, dhidden;                      /* [BATCH][HIDDEN] */
     Tensor logits, dlogits;                      /* [BATCH][VOCAB] */
     unsigned char context[BATCH][CONTEXT];       /* the tokens it reads ... */
-    unsigned char target[BATCH];                 /* ... and the ones that follow */
+    int32_t target[BATCH];                       /* ... and the ones that follow */
 } Model;
 
 static size_t parameter_size(int p) {
@@ -384,7 +387,7 @@ static void linear_backward(Tensor *dx, Tensor *dweight, Tensor *dbias, const Te
 
 /* hidden = tanh(hidden) */
 static void tanh_forward(Tensor *hidden) {
-    for (size_t i = 0; i < hidden->n; i++) hidden->value[i] = tanhf(hidden->value[i]);
+    check(kopt_vmath_tanh(NULL, hidden->value, hidden->value, hidden->n));
 }
 
 /* dhidden = dhidden * (1 - hidden^2) */
@@ -392,30 +395,16 @@ static void tanh_backward(Tensor *dhidden, const Tensor *hidden) {
     for (size_t i = 0; i < hidden->n; i++) dhidden->value[i] *= 1.0f - hidden->value[i] * hidden->value[i];
 }
 
-/* Probabilities of the next token from one row of logits[VOCAB]. */
-static void softmax(float *probability, const float *logits) {
-    float max = logits[0], sum = 0.0f;
-    for (size_t v = 1; v < VOCAB; v++)
-        if (logits[v] > max) max = logits[v];
-    for (size_t v = 0; v < VOCAB; v++) sum += probability[v] = expf(logits[v] - max);
-    for (size_t v = 0; v < VOCAB; v++) probability[v] /= sum;
-}
-
-/* Returns the cross entropy in nats, summed over the first `rows` rows, and leaves softmax(logits) in dlogits. */
-static double cross_entropy_forward(Model *m, size_t rows) {
-    double loss = 0.0;
-    for (size_t b = 0; b < rows; b++) {
-        float *probability = m->dlogits.value + b * VOCAB;
-        softmax(probability, m->logits.value + b * VOCAB);
-        loss -= log((double)probability[m->target[b]] + 1e-30);
-    }
-    return loss;
-}
-
-/* dlogits = (softmax(logits) - onehot(target)) * loss_scale / BATCH */
-static void cross_entropy_backward(Model *m, float loss_scale) {
-    for (size_t b = 0; b < BATCH; b++) m->dlogits.value[b * VOCAB + m->target[b]] -= 1.0f;
-    for (size_t i = 0; i < m->dlogits.n; i++) m->dlogits.value[i] *= loss_scale / BATCH;
+/* Returns the cross entropy in nats, summed over the first `rows` rows. If dlogits is not NULL it becomes the gradient of
+   the mean, (softmax(logits) - onehot(target)) * loss_scale / BATCH, rounded to the format of the logits. */
+static double cross_entropy(Model *m, size_t rows, Tensor *dlogits, float loss_scale) {
+    float loss[BATCH];
+    double sum = 0.0;
+    check(kopt_cross_entropy(NULL, loss, dlogits ? dlogits->stored : NULL, m->logits.stored, m->logits.format, m->target,
+                             rows, VOCAB, VOCAB, (double)loss_scale / BATCH));
+    if (dlogits) tensor_load(dlogits);
+    for (size_t b = 0; b < rows; b++) sum += (double)loss[b];
+    return sum;
 }
 
 /* Fills row b of the batch with the byte at `position` and what comes before it. */
@@ -435,9 +424,8 @@ static void model_forward(Model *m) {
     tensor_store(&m->logits);
 }
 
-static void model_backward(Model *m, float loss_scale) {
-    cross_entropy_backward(m, loss_scale);
-    tensor_store(&m->dlogits);
+/* From dlogits on. */
+static void model_backward(Model *m) {
     linear_backward(&m->dhidden, &m->grad[OUTPUT_WEIGHT], &m->grad[OUTPUT_BIAS], &m->dlogits, &m->hidden,
                     &m->weight[OUTPUT_WEIGHT]);
     tanh_backward(&m->dhidden, &m->hidden);
@@ -456,7 +444,7 @@ static double model_validate(Model *m, const Data *d, size_t count) {
         size_t rows = count - begin < BATCH ? count - begin : BATCH;
         for (size_t b = 0; b < rows; b++) model_set_row(m, b, d, d->val[(begin + b) * d->vals / count]);
         model_forward(m);
-        loss += cross_entropy_forward(m, rows);
+        loss += cross_entropy(m, rows, NULL, 1);
     }
     return loss / (double)count;
 }
@@ -470,7 +458,7 @@ static void model_sample(Model *m, const Data *d, unsigned char *text) {
     for (size_t i = 0; i < SAMPLE; i++) {
         model_forward(m);
         for (size_t v = 0; v < VOCAB; v++) m->logits.value[v] /= temperature;
-        softmax(probability, m->logits.value);
+        check(kopt_softmax(NULL, probability, m->logits.value, KOPT_F32, 1, VOCAB, VOCAB));
         float left = random_uniform(&random);
         size_t token = 0;
         while (token < VOCAB - 1 && (left -= probability[token]) >= 0.0f) token++;
@@ -537,8 +525,8 @@ static void train(Result *result, int index, const Setup *setup, const Data *d, 
     for (int step = 1; step <= STEPS; step++) {
         for (size_t b = 0; b < BATCH; b++) model_set_row(&m, b, d, data_sample(d, &random));
         model_forward(&m);
-        double loss = cross_entropy_forward(&m, BATCH) / BATCH;
-        model_backward(&m, format == KOPT_FP16 ? scaler.scale : 1);
+        double loss = cross_entropy(&m, BATCH, &m.dlogits, format == KOPT_FP16 ? scaler.scale : 1) / BATCH;
+        model_backward(&m);
 
         opt.lr = setup->learning_rate * 0.5 * (1.0 + cos(3.14159265358979 * (step - 1) / STEPS));
         int skipped = 0;
@@ -802,8 +790,8 @@ int main(int argc, char **argv) {
 
     size_t parameters = 0;
     for (int p = 0; p < PARAMETERS; p++) parameters += parameter_size(p);
-    printf("%s: %zu bytes%s, %zu of them held out; %zu parameters; fp32 against %s\n", path, data.n,
-           data.truncated ? " (the first 8 MB of it)" : "", data.vals, parameters, setup.name);
+    printf("%s: %zu bytes%s, %zu of them held out; %zu parameters; fp32 against %s; loss and tanh by %s\n", path, data.n,
+           data.truncated ? " (the first 8 MB of it)" : "", data.vals, parameters, setup.name, kopt_vmath_name(NULL));
     fflush(stdout);
 
     static Result results[MAX_ARMS];
