@@ -78,7 +78,7 @@
                                     its place), what is left out is ignored, and the caller's FP environment must be
                                     the default. Run the same calls once in a build with checks.
    KAHAN_OPT_VMATH            all   vector mathematics, and the rules that need it, with the implementation: see there.
-                                    kopt_optimizer has more fields then. Cost: 1 s to compile, 76 KB.
+                                    kopt_optimizer has more fields then. Cost: 2 s to compile, 76 KB.
    KAHAN_OPT_SLEEF            impl  with the former: SLEEF 3.5.1 or later computes it by default; link with -lsleef.
    KAHAN_OPT_SELF             impl  the name of this file, with quotes, if you renamed it: it includes itself. gcc 12,
                                     clang 9 and later know it without being told.
@@ -134,7 +134,7 @@
 #define KOPT_WITH_FULLY_DECOUPLED 0x00004000u
 #define KOPT_WITH_MOMENTUM 0x00008000u         /* SGD: opt.momentum, dampening, nesterov                          */
 #define KOPT_WITH_SGD 0x00010000u              /* rules                                                           */
-#define KOPT_WITH_ADAM 0x00020000u
+#define KOPT_WITH_ADAM 0x00020000u             /* with SGD and F32 also Adam-atan2                                */
 #define KOPT_WITH_LION 0x00040000u
 #define KOPT_WITH_ADAN 0x00080000u
 #define KOPT_WITH_RADAM 0x00100000u
@@ -769,7 +769,8 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
         has the formulas, the measured errors and where the coefficients come from ---------------------------------- */
 
 /* Functions of arrays of fp32, by whoever computes them best. Any n, any alignment of 4; out may be an input (in place).
-   Make your own from SVML, vForce, libmvec ...; an entry that is NULL is served by the built-in. */
+   Make your own from SVML, vForce, libmvec ...; an entry that is NULL is served by the built-in. In a step (opt.vmath) atan2
+   and tanh are called in place for up to 256 elements, in no particular order, on the thread of the step. */
 typedef struct kopt_vmath {
     const char *name;
     void (*exp)(float *out, const float *x, size_t n);
@@ -1046,7 +1047,10 @@ static KOPT_BOTH_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int value) {
 #define KOPT_STATE_ROUNDINGS_ (KOPT_ONLY_ >> 10 & 3u)
 #define KOPT_DECAYS_ (KOPT_ONLY_ >> 12 & 7u)
 #ifdef KAHAN_OPT_VMATH
-#define KOPT_RULES_ ((KOPT_ONLY_ >> 16 & 0x7Fu) | (KOPT_ONLY_ >> 10 & 0x80u)) /* Adam-atan2 is there if Adam is */
+/* Adam-atan2 is there if Adam is, and what its second pass is: SGD with fp32 gradients. */
+#define KOPT_SECOND_PASS_ (KOPT_WITH_SGD | KOPT_WITH_F32)
+#define KOPT_RULES_ \
+    ((KOPT_ONLY_ >> 16 & 0x7Fu) | ((KOPT_ONLY_ & KOPT_SECOND_PASS_) == KOPT_SECOND_PASS_ ? KOPT_ONLY_ >> 10 & 0x80u : 0u))
 #define KOPT_LAST_RULE_ KOPT_ADAM_ATAN2
 #else
 #define KOPT_RULES_ (KOPT_ONLY_ >> 16 & 0x7Fu)
@@ -1728,6 +1732,8 @@ static KOPT_NOINLINE_ void kopt_map_patch_(kopt_function f, kopt_format format, 
 #ifdef KAHAN_OPT_VMATH
 /* Elements [begin, end) of a step in two passes, with a function of a table between them. */
 static void kopt_run_tiles_(const kopt_job_ *whole, size_t begin, size_t end);
+/* That function: of y and x into y. */
+static void kopt_between_(const kopt_job_ *j, float *y, const float *x, size_t n);
 /* The second of them: x[n] are what the rate multiplies. */
 static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, float *x);
 #endif
@@ -3047,7 +3053,7 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
 #endif
     if (!kind.plain && k->sync) update = look_back_(j, kind, k->mix, i, n, w, c, update);
 
-    if (kind.plain || !k->moments_only) {
+    if (!FIRST_PASS_ && (kind.plain || !k->moments_only)) {
         stored = store_weight_(kind, w, c, update, mul16_(r, iset_(20201u)), &kept);
         put_(j->weight + i * weight_size, weight_size, n, stored);
         if (residual_size != 0) put_(j->residual + i * residual_size, residual_size, n, kept);
@@ -3289,7 +3295,7 @@ FN_ int pair_store_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, cons
 }
 
 #ifdef KAHAN_OPT_VMATH
-/* Adam-atan2 goes over 256 elements three times: moments and arguments, atan2, weights. Each loop is short enough for a
+/* Adam-atan2 goes over 256 elements three times: moments and arguments, atan2, weights (smooth Lion too). Each loop is short enough for a
    processor to work at several turns of it at a time (in one loop it is 1.2 times slower), and a table's function is called
    for many elements at once. */
 typedef struct tile_ {
@@ -3303,10 +3309,11 @@ FN_ void pair_first_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, con
                      tile_ *t, size_t at) {
     pair_words_ p;
     pair_update_(j, kind, k, c, i, random, &p);
-    store32_(t->y + 4 * at, bits_(p.even.m));
-    store32_(t->y + 4 * (at + LANES_), bits_(p.odd.m));
-    store32_(t->x + 4 * at, bits_(p.even.update));
-    store32_(t->x + 4 * (at + LANES_), bits_(p.odd.update));
+    if (kind.moments < 2) p.moment2 = p.moment1;
+    store32_(t->y + 4 * at, bits_(kind.moments > 1 ? p.even.m : p.even.update));
+    store32_(t->y + 4 * (at + LANES_), bits_(kind.moments > 1 ? p.odd.m : p.odd.update));
+    if (kind.moments > 1) store32_(t->x + 4 * at, bits_(p.even.update));
+    if (kind.moments > 1) store32_(t->x + 4 * (at + LANES_), bits_(p.odd.update));
     store32_(t->random + 2 * at, random);
     if (pair_any_above_(and_(or_(p.moment1, p.moment2), c->magnitude), c->limit) &&
         pair_any_above_(pair_max_(and_(p.moment1, c->magnitude), and_(p.moment2, c->magnitude)), c->limit)) {
@@ -3314,14 +3321,14 @@ FN_ void pair_first_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, con
         return;
     }
     store32_(j->moment[0] + 2 * i, p.moment1);
-    store32_(j->moment[1] + 2 * i, p.moment2);
+    if (kind.moments > 1) store32_(j->moment[1] + 2 * i, p.moment2);
 }
 
 FN_ void pair_middle_(const kopt_job_ *j, tile_ *t, size_t n) {
     float *y = KOPT_POINTER_(float *, t->y), *x = KOPT_POINTER_(float *, t->x);
     size_t i;
     if (j->vmath != KOPT_NULL_) {
-        (j->vmath->atan2)(y, y, x, n);
+        kopt_between_(j, y, x, n);
         return;
     }
     for (i = 0; i < 4 * n; i += 4 * LANES_)
@@ -3374,8 +3381,9 @@ FN_ void pair_prefetch_(const kopt_job_ *j, kopt_kind_ kind, size_t i) {
     if (kind.rounding == KOPT_COMPACT) KOPT_PREFETCH_(j->residual + ahead / 2);
 }
 
+/* tiled: in two passes. */
 FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding rounding, kopt_rounding small_stores,
-                int unrectified) {
+                int unrectified, int tiled) {
     kopt_job_ local;
     const kopt_job_ *const j = kopt_copy_job_(&local, general_job);
     const kopt_step *s = j->step;
@@ -3408,7 +3416,9 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding roun
     kind.nesterov = s->nesterov;
     kind.plain = 1;
 #ifdef KAHAN_OPT_VMATH
-    kind.first_pass = rule == KOPT_ADAM_ATAN2;
+    kind.first_pass = tiled;
+#else
+    KOPT_CAST_(void, tiled);
 #endif
     r[0] = r[1] = r[2] = r[3] = iset_(0);
     k.unrectified = unrectified;
@@ -3456,20 +3466,21 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding roun
 }
 
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_kahan)(const kopt_job_ *j) {
-    pairs_(j, KOPT_ADAM, KOPT_KAHAN, KOPT_STOCHASTIC, 0);
+    pairs_(j, KOPT_ADAM, KOPT_KAHAN, KOPT_STOCHASTIC, 0, 0);
 }
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(any_pairs)(const kopt_job_ *j) {
     const kopt_step *s = j->step;
     const kopt_rule own = KOPT_RULE_(s->rule), rule = own == KOPT_SGD || own == KOPT_LION ? own : KOPT_ADAM;
-    pairs_(j, rule, KOPT_ROUNDING_(s->rounding), KOPT_STATE_ROUNDING_(s->moment_rounding), s->unrectified);
+    pairs_(j, rule, KOPT_ROUNDING_(s->rounding), KOPT_STATE_ROUNDING_(s->moment_rounding), s->unrectified, 0);
 }
 #ifdef KAHAN_OPT_VMATH
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(atan2_kahan)(const kopt_job_ *j) {
-    pairs_(j, KOPT_ADAM_ATAN2, KOPT_KAHAN, KOPT_STOCHASTIC, 0);
+    pairs_(j, KOPT_ADAM_ATAN2, KOPT_KAHAN, KOPT_STOCHASTIC, 0, 1);
 }
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(atan2_pairs)(const kopt_job_ *j) {
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tiled_pairs)(const kopt_job_ *j) {
     const kopt_step *s = j->step;
-    pairs_(j, KOPT_ADAM_ATAN2, KOPT_ROUNDING_(s->rounding), KOPT_STATE_ROUNDING_(s->moment_rounding), 0);
+    const kopt_rule rule = KOPT_RULE_(s->rule) == KOPT_LION ? KOPT_LION : KOPT_ADAM_ATAN2;
+    pairs_(j, rule, KOPT_ROUNDING_(s->rounding), KOPT_STATE_ROUNDING_(s->moment_rounding), 0, 1);
 }
 #endif
 
@@ -3508,12 +3519,6 @@ APART_ void NAME_(step)(const kopt_job_ *j) {
     const int compensated = rounding == KOPT_KAHAN || rounding == KOPT_COMPACT;
     const int plain = s->moments >= 1 && s->moments <= 2 && !s->moments_only && !s->sync && j->counts == KOPT_NULL_;
     const int adam = KOPT_RULE_(s->rule) == KOPT_ADAM;
-#ifdef KAHAN_OPT_VMATH
-    if (j->vmath != KOPT_NULL_ && KOPT_RULE_(s->rule) == KOPT_LION) {
-        kopt_run_tiles_(j, j->begin, j->end);
-        return;
-    }
-#endif
     if (plain && adam && weight == KOPT_F32 && moment == KOPT_F32 && j->grad_format == KOPT_F32) {
         NAME_(adam_f32)(j);
         return;
@@ -3521,11 +3526,12 @@ APART_ void NAME_(step)(const kopt_job_ *j) {
     if (plain && weight == KOPT_BF16 && moment == KOPT_BF16 && j->grad_format == KOPT_BF16 && j->copy == KOPT_NULL_ &&
         (!compensated || KOPT_STATE_ROUNDING_(s->compensation_rounding) == small_stores)) {
 #ifdef KAHAN_OPT_VMATH
-        if (KOPT_RULE_(s->rule) == KOPT_ADAM_ATAN2) {
-            if (rounding == KOPT_KAHAN && small_stores == KOPT_STOCHASTIC)
-                NAME_(atan2_kahan)(j);
-            else
-                NAME_(atan2_pairs)(j);
+        if (KOPT_RULE_(s->rule) == KOPT_ADAM_ATAN2 && rounding == KOPT_KAHAN && small_stores == KOPT_STOCHASTIC) {
+            NAME_(atan2_kahan)(j);
+            return;
+        }
+        if (KOPT_RULE_(s->rule) == KOPT_ADAM_ATAN2 || j->vmath != KOPT_NULL_) {
+            NAME_(tiled_pairs)(j);
             return;
         }
 #endif
@@ -4865,6 +4871,10 @@ static int kopt_built_in_(const kopt_optimizer *opt) {
         if (opt->moment_format != KOPT_F32 && !kopt_in_(KOPT_STATE_ROUNDINGS_, KOPT_CAST_(int, opt->moment_rounding)))
             return 0;
     }
+#ifdef KAHAN_OPT_VMATH
+    if (opt->rule == KOPT_LION && kopt_less_(0, opt->sharpness) && (KOPT_ONLY_ & KOPT_SECOND_PASS_) != KOPT_SECOND_PASS_)
+        return 0;
+#endif
     if (kopt_less_(0, opt->weight_decay) && !kopt_in_(KOPT_DECAYS_, KOPT_CAST_(int, opt->decay))) return 0;
     if (KOPT_HAS_(KOPT_WITH_EXTRAS)) return 1;
     return !opt->maximize && !opt->zero_grad && !opt->moments_only && !(opt->rule == KOPT_ADAM && opt->amsgrad) &&
@@ -5563,17 +5573,26 @@ static kopt_result kopt_check_step_(const kopt_step *s, const kopt_tensor *t) {
 static const kopt_vmath *kopt_vmath_of_steps_(const kopt_vmath *vmath);
 
 /* The table whose function runs between two passes; NULL for one pass, with the built-in in the kernel. */
-static const kopt_vmath *kopt_between_(const kopt_step *s) {
+static const kopt_vmath *kopt_table_of_(const kopt_step *s) {
     const kopt_vmath *vmath = s->vmath;
+    if ((KOPT_ONLY_ & KOPT_SECOND_PASS_) != KOPT_SECOND_PASS_) return KOPT_NULL_;
     if (s->rule == KOPT_LION && kopt_bits_(s->sharpness) << 1 != 0)
         return vmath == KOPT_NULL_ || vmath->tanh == KOPT_NULL_ ? kopt_vmath_builtin() : kopt_vmath_of_steps_(vmath);
     if (s->rule != KOPT_ADAM_ATAN2 || vmath == KOPT_NULL_ || vmath->atan2 == KOPT_NULL_) return KOPT_NULL_;
     return vmath->atan2 == kopt_vmath_builtin()->atan2 ? KOPT_NULL_ : kopt_vmath_of_steps_(vmath);
 }
 
+static void kopt_between_(const kopt_job_ *j, float *y, const float *x, size_t n) {
+    if (j->step->rule == KOPT_LION)
+        (j->vmath->tanh)(y, y, n);
+    else
+        (j->vmath->atan2)(y, y, x, n);
+}
+
 /* SGD with x for gradients, and the random numbers that the weights would have in one pass. */
 static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, float *x) {
     const kopt_step *s = whole->step;
+    const kopt_format format = KOPT_FORMAT_(s->weight_format);
     kopt_step second;
     kopt_job_ job;
     kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, &second), KOPT_CONST_POINTER_(const kopt_byte_ *, s), sizeof second);
@@ -5584,8 +5603,8 @@ static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, fl
     second.l2 = 0;
     job.step = &second;
     job.vmath = KOPT_NULL_;
-    job.weight += begin * kopt_bytes_of_(s->weight_format);
-    if (job.residual != KOPT_NULL_) job.residual += begin * kopt_bytes_of_residual_(s->weight_format, s->rounding);
+    job.weight += begin * kopt_bytes_of_(format);
+    if (job.residual != KOPT_NULL_) job.residual += begin * kopt_bytes_of_residual_(format, KOPT_ROUNDING_(s->rounding));
     if (job.copy != KOPT_NULL_) job.copy += begin * kopt_bytes_of_(job.copy_format);
     job.grad = KOPT_POINTER_(kopt_byte_ *, x);
     job.grad_format = KOPT_F32;
@@ -5616,10 +5635,7 @@ static void kopt_run_tiles_(const kopt_job_ *whole, size_t begin, size_t end) {
         job.end = begin + n;
         (KOPT_KERNEL_(step))(&job);
         if (s->moments_only) continue;
-        if (s->rule == KOPT_LION)
-            (whole->vmath->tanh)(y, y, n);
-        else
-            (whole->vmath->atan2)(y, y, x, n);
+        kopt_between_(whole, y, x, n);
         kopt_second_pass_(whole, begin, n, y);
     }
 }
@@ -5692,7 +5708,7 @@ KOPT_LEAN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kop
     job->id = t->id;
     job->stream = KOPT_RANDOM_STEP_;
 #ifdef KAHAN_OPT_VMATH
-    job->vmath = kopt_between_(s);
+    job->vmath = kopt_table_of_(s);
     job->argument[0] = job->argument[1] = KOPT_NULL_;
 #endif
 }

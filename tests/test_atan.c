@@ -58,7 +58,7 @@ static void choose(const kopt_optimizer *o)
 
 /* ---- The atan2 of a step -------------------------------------------------------------------------------------------- */
 
-enum { N = 4096 };
+enum { N = 1024 };
 static float weight[N], gradient[N], first[N], second[N], out[N];
 static unsigned char state[64 + 8 * N + 64];
 
@@ -141,7 +141,7 @@ static double follow(kopt_optimizer o)
     return worst / way;
 }
 
-static void check_formulas(void)
+static void check_formulas(int quick)
 {
     static const char *const name[] = {"Adam-atan2", "Adam-atan2, corrected outside", "smooth Lion"};
     int which, weights, rounding, moment;
@@ -157,13 +157,14 @@ static void check_formulas(void)
                     o.weight_format = (kopt_format)weights, o.rounding = (kopt_rounding)rounding;
                     o.moment_format = (kopt_format)moment;
                     if (weights == KOPT_F32 && rounding) continue;
+                    if (quick && (weights == KOPT_FP16) != (moment == KOPT_FP16)) continue;
                     error = follow(o);
                     if (weights == KOPT_F32 && moment == KOPT_F32) worst32 = error;
                     else if (weights != KOPT_F32 && rounding <= KOPT_STOCHASTIC) plain = fmax(plain, error);
                     else worst16 = fmax(worst16, error);
                 }
         ok(worst32 < 2e-5, "%s in fp32 after 500 steps: %.2g of the way from the formula in binary64", name[which], worst32);
-        ok(worst16 < 0.1 && plain > worst16, "... the worst with a residual, moments of 16 or 8 bits: %.2g; without: %.2g",
+        ok(worst16 < (which == 2 ? 0.2 : 0.05) && plain > worst16, "... the worst with a residual, moments of 16 or 8 bits: %.2g; without: %.2g",
            worst16, plain);
     }
     {
@@ -295,6 +296,26 @@ static void check_options(void)
     ok(memcmp(a, b, sizeof a) == 0, "kopt_vmath_builtin() is what NULL is");
 }
 
+/* Stall counts are those of one pass, in any slices. */
+static void check_counts(void)
+{
+    static uint16_t a[N];
+    kopt_counts counts[2], zero = {0, 0, 0};
+    kopt_optimizer o = kopt_adam_atan2(1e-4);
+    kopt_tensor t = kopt_tensor_of(a, gradient, KOPT_F32, N, state, sizeof state);
+    int pass, i;
+    for (pass = 0; pass < 2; ++pass) {
+        counts[pass] = zero, t.counts = &counts[pass];
+        o.rounding = KOPT_STOCHASTIC, o.step = 0, o.vmath = pass ? &formula_table : NULL;
+        kopt_state_init(&o, &t, first);
+        for (i = 0; i < N; ++i) gradient[i] = i % 4 ? 0.01f * (float)(i % 7 - 3) : 0;
+        kopt_optimizer_step(&o, &t, 1);
+    }
+    for (i = 0; i < N; ++i) counts[1].wanted -= gradient[i] > 0 || gradient[i] < 0, counts[0].wanted -= gradient[i] > 0 || gradient[i] < 0;
+    ok(counts[0].wanted == 0 && counts[1].wanted == 0 && counts[0].still == counts[1].still && counts[0].still > 10 &&
+       counts[0].stuck == counts[1].stuck, "stall counts of two passes are those of one");
+}
+
 /* SLEEF's forms for steps: close to the built-in, and really another. */
 static void check_sleef(void)
 {
@@ -340,9 +361,10 @@ int main(int count, char **arguments)
     int quick = count > 1 && !strcmp(arguments[1], "quick");
     fesetenv(FE_DFL_ENV);
     check_angle(quick);
-    check_formulas();
+    check_formulas(quick);
     check_traits();
     check_options();
+    check_counts();
     check_sleef();
     check_combinations(quick ? 37 : 3);
     check_lengths(1);

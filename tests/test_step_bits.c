@@ -429,6 +429,7 @@ static void check_lone_specials(int quick)
                 array[3] = initial[STATE] + l.moment[0], width[3] = l.moment_width[0];
                 array[4] = initial[STATE] + l.moment[1], width[4] = l.moment_width[1];
                 o.weight_decay = 0;
+                o.zero_grad = a % 2;
                 for (at = 0; at < 260; at += quick ? 37 : 1, ++cases) {
                     t.first_index = below(64);
                     prepare(&o, &t, TAME);
