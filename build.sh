@@ -11,9 +11,11 @@ usage() {
     cat <<'TEXT'
 usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (default: kahan_opt.h) in 16 bit and fp32
        ./build.sh demo --precision P     ... in fp32 and P: amp_bf16, amp_fp16 (mixed precision), bf16, fp16, or all
+       ./build.sh demo --rule adam_atan2 ... in fp32 and bf16 by AdamW, and in bf16 by Adam-atan2
        ./build.sh test [--no-skip]       all tests that can run here; names what it skips (--no-skip: as a failure)
        ./build.sh bench [--gb SIZE]      check the bits, then measure against the memory roofline
        ./build.sh bench --sizes | --all  how cost grows with n, and a model of it; every combination there is
+       ./build.sh bench atan2            the rules of KAHAN_OPT_VMATH beside AdamW, with SLEEF if it is there
        ./build.sh bench theorem1         how far from the solution SGD ends with 16-bit weights (docs/theorem1.md)
        ./build.sh cuda [bench]           the GPU part: its kernels on the CPU, its PTX, and on a GPU, if there is one, its tests
        ./build.sh setup                  install the tools that the full test uses (apt, as root)
@@ -30,9 +32,10 @@ demo() {
 
 bench() {
     program=bench
-    if [ "${1:-}" = theorem1 ]; then program=theorem1; shift; fi
+    case "${1:-}" in theorem1 | atan2) program=$1; shift ;; esac
     mkdir -p build/bench
-    $CC -std=c99 -O2 -o build/bench/$program bench/$program.c -lm -lpthread
+    $CC -std=c99 -O2 -DKAHAN_OPT_SLEEF -o build/bench/$program bench/$program.c -lsleef -lm -lpthread 2>/dev/null ||
+        $CC -std=c99 -O2 -o build/bench/$program bench/$program.c -lm -lpthread
     exec build/bench/$program "$@"
 }
 
@@ -165,6 +168,8 @@ vmath_parts() {
             part "test_vmath.${options%%:*}" "build/tests/test_vmath.${options%%:*}" quick
         done
         beside="$beside build/tests/test_vmath.sleef"
+        echo "$CC -O2 -std=c99 $C_WARNINGS -DKAHAN_OPT_SLEEF -o build/tests/test_atan.sleef tests/test_atan.c -lsleef -lm" >>build/tests/builds
+        part test_atan.sleef build/tests/test_atan.sleef quick
     else
         skip "SLEEF" libsleef-dev
     fi
@@ -191,12 +196,12 @@ run_tests() {
     mkdir -p build/tests
     echo "building the tests ..."
     program "$all" native '' '' $CC -O2
-    program "$more_bits" ofast '' quick $CC -Ofast -ffp-contract=fast
+    program "$more_bits tests/test_atan.c" ofast '' quick $CC -Ofast -ffp-contract=fast
     program "$more_bits" debug '' quick $CC -O0
     program tests/test_noise.c soft64 '' quick $CC -O2 -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1 # as where there are no doubles
     if have clang; then program "$all" clang '' quick clang -Ofast -march=native; else skip "clang -Ofast -march=native" clang; fi
     if have aarch64-linux-gnu-gcc && have qemu-aarch64; then
-        program "$more_bits" neon qemu-aarch64 quick aarch64-linux-gnu-gcc -O2 -static
+        program "$more_bits tests/test_atan.c" neon qemu-aarch64 quick aarch64-linux-gnu-gcc -O2 -static
         part neon_exhaustive sh tests/exhaustive.sh "'qemu-aarch64 build/tests/test_convert.neon'" build/tests/test_convert.native
     else
         skip "NEON under qemu" "aarch64-linux-gnu-gcc or qemu-aarch64"

@@ -168,9 +168,34 @@ static void fit_tensor(kopt_tensor *t)
     if (t->state_size > room) t->state_size = room;
 }
 
+/* A caller's table: atan2 by the reference, NULL for all but tanh, which is no function that anybody knows. */
+static float odd_tanh(float x) { return ref_mul(x, 0.5f); }
+
+static void table_atan2(float *out, const float *y, const float *x, size_t n)
+{
+    size_t i;
+    for (i = 0; i < n; ++i) out[i] = ref_angle(y[i], x[i]);
+}
+
+static void table_tanh(float *out, const float *x, size_t n)
+{
+    size_t i;
+    for (i = 0; i < n; ++i) out[i] = odd_tanh(x[i]);
+}
+
+static const kopt_vmath own_table = {"own", NULL, NULL, table_tanh, NULL, NULL, table_atan2, NULL}, empty_table;
+
+static float builtin_tanh(float x)
+{
+    kopt_vmath_tanh(kopt_vmath_builtin(), &x, &x, 1);
+    return x;
+}
+
 static kopt_optimizer any_rule(void)
 {
     switch (below(14)) {
+    case 9: return kopt_adam_atan2(1e-3);
+    case 10: return kopt_smooth_lion(1e-3, 30);
     case 0: return kopt_sgd(0.01, 0.9);
     case 1: return kopt_sgd(0.01, 0);
     case 2: return kopt_adam(0.1);
@@ -203,11 +228,14 @@ static void make_optimizer(void)
         o->beta1 = beta[below(5)], o->beta2 = beta[below(5)], o->beta3 = beta[below(5)], o->eps = eps[below(4)];
         o->grad_scale = scale[below(6)], o->clip = scale[below(6)];
         o->maximize = (int)below(2), o->moments_only = below(4) == 3;
-        o->amsgrad = (int)below(2), o->stable = (int)below(2);
+        if (o->rule != KOPT_ADAM_ATAN2 || below(8) == 7) o->amsgrad = (int)below(2), o->stable = (int)below(2);
         o->lookahead = 1 + (int)below(3), o->lookahead_rate = below(3) * 0.5;
         if (o->momentum > 0) o->nesterov = (int)below(2);
         if (!o->nesterov) o->dampening = below(2) ? 0.3 : -2;
         o->step = step[below(8)];
+        o->atan2_a = below(2) ? 1 : 0.3, o->atan2_b = below(2) ? 1 : 4, o->atan2_outside = (int)below(2);
+        if (o->rule == KOPT_LION) o->sharpness = below(2) ? 1000 : 0;
+        o->vmath = below(4) == 3 ? &own_table : below(4) == 3 ? &empty_table : below(4) == 3 ? kopt_vmath_builtin() : NULL;
     }
     o->zero_grad = (int)below(2);
     if (o->rule == KOPT_EMA && byte() & 15) { /* which takes no options */
@@ -222,7 +250,11 @@ static void change_optimizer(void)
     kopt_optimizer *o = &w.opt;
     double *const number[] = {&o->lr, &o->max_lr, &o->weight_decay, &o->beta1, &o->beta2, &o->eps, &o->momentum,
                               &o->dampening, &o->grad_scale, &o->clip, &o->beta3, &o->lookahead_rate};
-    uint32_t k = below(28);
+    uint32_t k = below(32);
+    if (k == 28) o->atan2_a = any_double();
+    if (k == 29) o->atan2_b = any_double();
+    if (k == 30) o->sharpness = any_double();
+    if (k == 31) o->atan2_outside = any_enum();
     if (k < 10) *number[k] = any_double();
     if (k == 22 || k == 23) *number[k - 12] = any_double();
     if (k == 24) o->amsgrad = any_enum();
@@ -369,7 +401,7 @@ static int is_beta(double x) { return within(x, 0, 1) && x < 1; }
 
 static int optimizer_good(const kopt_optimizer *o)
 {
-    if (!in_enum((int)o->rule, KOPT_EMA) || !in_enum((int)o->weight_format, KOPT_FP16)) return 0;
+    if (!in_enum((int)o->rule, KOPT_ADAM_ATAN2) || !in_enum((int)o->weight_format, KOPT_FP16)) return 0;
     if (!in_enum((int)o->moment_format, KOPT_Q8) || !in_enum((int)o->rounding, KOPT_EXACT)) return 0;
     if (!in_enum((int)o->moment_rounding, KOPT_STOCHASTIC)) return 0;
     if (!in_enum((int)o->compensation_rounding, KOPT_STOCHASTIC)) return 0;
@@ -382,7 +414,10 @@ static int optimizer_good(const kopt_optimizer *o)
                !o->maximize;
     if (o->rule != KOPT_SGD) {
         if (!is_beta(o->beta1) || !is_beta(o->beta2) || (o->rule == KOPT_ADAN && !is_beta(o->beta3))) return 0;
-        if (o->rule != KOPT_LION && !within(o->eps, 1.1754943508222875e-38, most)) return 0;
+        if (o->rule == KOPT_LION) return within(o->sharpness, 0, most);
+        if (o->rule == KOPT_ADAM_ATAN2)
+            return within(o->atan2_a, 0, most) && within(o->atan2_b, 1.1754943508222875e-38, most) && !o->amsgrad && !o->stable;
+        if (!within(o->eps, 1.1754943508222875e-38, most)) return 0;
         return o->rule != KOPT_RANGER || (o->lookahead >= 1 && within(o->lookahead_rate, 0, 1));
     }
     if (!within(o->momentum, 0, most) || !within(o->dampening, -most, most)) return 0;
@@ -394,7 +429,7 @@ static int scalars_good(const kopt_optimizer *o)
 {
     const ref_scalars s = ref_scalars_of(o, o->step + 1);
     return ref_is_finite(KOPT_F32, ref_bits(s.grad_scale)) && ref_is_finite(KOPT_F32, ref_bits(s.rate)) &&
-           ref_is_finite(KOPT_F32, ref_bits(s.decay));
+           ref_is_finite(KOPT_F32, ref_bits(s.decay)) && ref_is_finite(KOPT_F32, ref_bits(s.root_scale));
 }
 
 /* A tensor of the formats and rules of an optimizer; of a step, see formats_of. */
@@ -479,7 +514,7 @@ static kopt_optimizer formats_of(const kopt_step *s)
 static int step_good(const kopt_step *s)
 {
     kopt_optimizer o;
-    if (s->step == 0 || !in_enum((int)s->rule, KOPT_EMA) || !in_enum((int)s->weight_format, KOPT_FP16)) return 0;
+    if (s->step == 0 || !in_enum((int)s->rule, KOPT_ADAM_ATAN2) || !in_enum((int)s->weight_format, KOPT_FP16)) return 0;
     if (!in_enum((int)s->moment_format, KOPT_Q8) || !in_enum((int)s->rounding, KOPT_EXACT)) return 0;
     if (!in_enum((int)s->moment_rounding, KOPT_STOCHASTIC)) return 0;
     if (!in_enum((int)s->compensation_rounding, KOPT_STOCHASTIC)) return 0;
@@ -638,6 +673,7 @@ static void step_again(const kopt_step *s, const kopt_optimizer *o, const kopt_t
     memcpy(other.memory, w.memory, ROOM), memcpy(other.counts, w.counts, sizeof w.counts);
     memcpy(w.memory, start.memory, ROOM), memcpy(w.counts, start.counts, sizeof w.counts);
     if (how == 1 && whole && o != NULL) {
+        ref_tanh = o->vmath == &own_table ? odd_tanh : builtin_tanh;
         for (i = 0; i < count; ++i) ref_step_tensor(o, &t[i]);
         REQUIRE(memcmp(other.memory, w.memory, ROOM) == 0, "a step is not the reference's");
         return;

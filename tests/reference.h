@@ -227,7 +227,34 @@ typedef struct ref_scalars {
     float grad_scale, l2, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, momentum, rate, root_scale, eps;
     float beta3, one_minus_beta3, third_scale, back; /* Adan; Ranger: how far back to the slow weight */
     int rectified, lookahead, first;
+    float sharpness;                         /* smooth Lion */
 } ref_scalars;
+
+#ifdef KAHAN_OPT_VMATH
+/* atan2 for x > 0 as docs/numerics.md has it, coefficient by coefficient. */
+static inline float ref_angle(float y, float x)
+{
+    static const float p[] = {-0.33328256f,   0.198949218f,   -0.135319993f,
+                              0.0846013948f, -0.0375864692f, 0.00803711917f};
+    const uint32_t sign = ref_bits(y) & 0x80000000u;
+    float q, z, zz, pair[3], angle;
+    int k;
+    y = ref_float(ref_bits(y) ^ sign);
+    if (ref_is_nan(KOPT_F32, ref_bits(x)) || ref_is_nan(KOPT_F32, ref_bits(y))) return ref_float(0x7fc00000);
+    q = y > x ? ref_div(x, y) : ref_div(y, x);
+    z = ref_mul(q, q), zz = ref_mul(z, z);
+    for (k = 0; k < 3; ++k) pair[k] = ref_add(p[2 * k], ref_mul(p[2 * k + 1], z));
+    angle = ref_add(pair[1], ref_mul(zz, pair[2]));
+    angle = ref_add(pair[0], ref_mul(zz, angle));
+    angle = ref_add(q, ref_mul(ref_mul(q, z), angle));
+    if (y > x) angle = ref_sub(ref_float(0x3fc90fdb), angle);
+    return ref_float(ref_bits(angle) | sign);
+}
+
+/* What stands for the functions of opt.vmath; a test that uses others says so. */
+static float (*ref_atan2)(float, float) = ref_angle;
+static float (*ref_tanh)(float);
+#endif
 
 static inline double ref_root(double a)
 {
@@ -268,7 +295,7 @@ static inline float ref_correction(double beta, uint32_t t)
 
 static inline ref_scalars ref_scalars_of(const kopt_optimizer *o, uint32_t t)
 {
-    ref_scalars s = {0, 0, 0, 0, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0};
+    ref_scalars s = {0, 0, 0, 0, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0};
     const float c1 = ref_correction(o->beta1, t), c2 = ref_correction(o->beta2, t), c3 = ref_correction(o->beta3, t);
     const float wd = (float)o->weight_decay;
     s.grad_scale = ref_mul((float)o->grad_scale, (float)o->clip);
@@ -288,6 +315,15 @@ static inline ref_scalars ref_scalars_of(const kopt_optimizer *o, uint32_t t)
     } else if (o->rule == KOPT_ADAM) {
         s.rate = ref_div(s.rate, c1);
         s.root_scale = ref_div(1, ref_sqrt(c2));
+#ifdef KAHAN_OPT_VMATH
+    } else if (o->rule == KOPT_LION) {
+        s.sharpness = (float)o->sharpness;
+    } else if (o->rule == KOPT_ADAM_ATAN2) {
+        const float a = (float)o->atan2_a, b = (float)o->atan2_b;
+        s.rate = o->atan2_outside ? ref_div(ref_mul(s.rate, a), c1) : ref_mul(s.rate, a);
+        s.root_scale = ref_div(o->atan2_outside ? b : ref_mul(b, c1), ref_sqrt(c2));
+        s.eps = ref_float(0x00800000);
+#endif
     } else if (o->rule == KOPT_ADAN) {
         float shrink = o->decay == KOPT_L2 ? 1 : ref_add(1, s.decay);
         s.third_scale = ref_div(ref_mul(s.beta2, c1), c2);
@@ -434,7 +470,11 @@ static inline void ref_step_element(const kopt_optimizer *o, const ref_scalars *
         break;
     case KOPT_LION:
         x = ref_mean(s->beta1, s->one_minus_beta1, p[0], g);
-        update = ref_mul(s->rate, x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x);
+        z = x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x;
+#ifdef KAHAN_OPT_VMATH
+        if (s->sharpness > 0) z = ref_tanh(ref_mul(s->sharpness, x));
+#endif
+        update = ref_mul(s->rate, z);
         p[0] = ref_mean(s->beta2, s->one_minus_beta2, p[0], g);
         break;
     case KOPT_ADAM:
@@ -453,6 +493,14 @@ static inline void ref_step_element(const kopt_optimizer *o, const ref_scalars *
         p[3] = g;
         x = ref_add(ref_mul(ref_sqrt(p[1]), s->root_scale), s->eps);
         update = ref_mul(s->rate, ref_div(ref_add(p[0], ref_mul(s->third_scale, p[2])), x));
+        break;
+    case KOPT_ADAM_ATAN2:
+#ifdef KAHAN_OPT_VMATH
+        p[0] = ref_mean(s->beta1, s->one_minus_beta1, p[0], g);
+        p[1] = ref_mean_square(s->beta2, s->one_minus_beta2, p[1], g);
+        x = ref_add(ref_mul(ref_sqrt(p[1]), s->root_scale), s->eps);
+        update = ref_mul(s->rate, ref_atan2(p[0], x));
+#endif
         break;
     case KOPT_RADAM:
     case KOPT_RANGER:

@@ -1,6 +1,7 @@
 /* test_step_bits.c - every step is the one of docs/numerics.md, bit for bit: every rule, decay, format and rounding, on
    every instruction set, for any length, alignment, slicing and sharding, with NaN, infinities and subnormals in every
-   array, and nothing written around the arrays. Argument "quick": a tenth of the combinations. */
+   array, and nothing written around the arrays. Argument "quick": a tenth of the combinations. tests/test_atan.c includes
+   this file for the rules of KAHAN_OPT_VMATH. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
@@ -135,10 +136,17 @@ static int prepare(const kopt_optimizer *o, kopt_tensor *t, profile p)
     return 1;
 }
 
+#ifdef KAHAN_OPT_VMATH
+static void choose(const kopt_optimizer *o); /* the functions that the reference uses */
+#else
+#define choose(o) ((void)(o))
+#endif
+
 /* The expected memory after each step. */
 static void expect(kopt_optimizer o, const kopt_tensor *t, int steps)
 {
     int k;
+    choose(&o);
     for (k = 0; k < steps; ++k, ++o.step) {
         kopt_tensor placed = place(t, expected[k][WEIGHT], expected[k][GRAD], expected[k][STATE], expected[k][COPY]);
         int b;
@@ -148,7 +156,7 @@ static void expect(kopt_optimizer o, const kopt_tensor *t, int steps)
     }
 }
 
-static const char *const kind_name[] = {"SGD", "Adam", "Lion", "Adan", "RAdam", "Ranger", "EMA"};
+static const char *const kind_name[] = {"SGD", "Adam", "Lion", "Adan", "RAdam", "Ranger", "EMA", "Adam-atan2"};
 
 static const char *describe(const kopt_optimizer *o, const kopt_tensor *t)
 {
@@ -256,10 +264,22 @@ static int disagreements(const kopt_optimizer *o, kopt_tensor *t, profile p, int
 
 /* ---- Every combination ------------------------------------------------------------------------------------------ */
 
-typedef enum rule { PLAIN, MOMENTUM, DAMPENED, NESTEROV, ADAM, AMSGRAD, STABLE, LION, ADAN, RADAM, RANGER, EMA, RULES } rule;
-static const char *const rule_name[RULES] = {"SGD", "SGD with momentum", "SGD with dampening", "Nesterov", "Adam",
-                                             "AMSGrad", "StableAdamW", "Lion", "Adan", "RAdam", "Ranger", "EMA"};
+typedef enum rule {
+    PLAIN, MOMENTUM, DAMPENED, NESTEROV, ADAM, AMSGRAD, STABLE, LION, ADAN, RADAM, RANGER, EMA,
+#ifdef KAHAN_OPT_VMATH
+    ATAN2, OUTSIDE, ATAN2_TABLE, SMOOTH, SMOOTH_TABLE, RULES, FIRST = ATAN2
+#else
+    RULES, FIRST = PLAIN
+#endif
+} rule;
+static const char *const rule_name[] = {"SGD", "SGD with momentum", "SGD with dampening", "Nesterov", "Adam",
+                                        "AMSGrad", "StableAdamW", "Lion", "Adan", "RAdam", "Ranger", "EMA", "Adam-atan2",
+                                        "Adam-atan2, corrected outside", "Adam-atan2 by a caller's table", "smooth Lion",
+                                        "smooth Lion by a caller's table"};
 
+#ifdef KAHAN_OPT_VMATH
+static kopt_optimizer make(rule r);
+#else
 static kopt_optimizer make(rule r)
 {
     kopt_optimizer o = r == LION     ? kopt_lion(0.01)
@@ -276,6 +296,7 @@ static kopt_optimizer make(rule r)
     o.nesterov = r == NESTEROV;
     return o;
 }
+#endif
 
 /* What is not enumerated: hyper-parameters, gradient scale, copy, ids, step number. Mostly the ordinary. */
 static void vary(kopt_optimizer *o, kopt_tensor *t)
@@ -307,11 +328,12 @@ static void vary(kopt_optimizer *o, kopt_tensor *t)
     t->first_index = below(4) ? below(1000) : first[below(5)];
 }
 
-static void check_combinations(int quick)
+/* One combination of so many. */
+static void check_combinations(uint32_t every)
 {
     uint32_t count = 0;
     int r, decay, weight, rounding, moment, moment_rounding, compensation, grad, p;
-    for (r = 0; r < RULES; ++r)
+    for (r = FIRST; r < RULES; ++r)
         for (weight = KOPT_F32; weight <= KOPT_FP16; ++weight) {
             uint32_t cases = 0;
             int bad = 0;
@@ -323,7 +345,7 @@ static void check_combinations(int quick)
                                 for (grad = KOPT_F32; grad <= KOPT_FP16; ++grad) {
                                     kopt_optimizer o = make((rule)r);
                                     kopt_tensor t = kopt_tensor_of(NULL, NULL, (kopt_format)grad, 0, NULL, 0);
-                                    if (quick && count++ % 11) continue;
+                                    if (count++ % every) continue;
                                     o.weight_format = (kopt_format)weight, o.rounding = (kopt_rounding)rounding;
                                     o.moment_format = (kopt_format)moment;
                                     o.moment_rounding = (kopt_rounding)moment_rounding;
@@ -356,9 +378,13 @@ static kopt_optimizer common(rule r, kopt_format f, int rounding, int decay)
 static void check_lengths(int quick)
 {
     static const size_t large[] = {1000, 4099, 8191};
+#ifdef KAHAN_OPT_VMATH
+    static const rule tried[] = {ATAN2, ATAN2_TABLE, SMOOTH_TABLE};
+#else
     static const rule tried[] = {PLAIN, MOMENTUM, ADAM, LION, RADAM};
+#endif
     int r, f, rounding, k, p;
-    for (r = 0; r < 5; ++r) {
+    for (r = 0; r < (int)(sizeof tried / sizeof *tried); ++r) {
         int bad = 0, cases = 0;
         for (f = KOPT_BF16; f <= KOPT_FP16; ++f)
             for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
@@ -384,20 +410,26 @@ static void check_lone_specials(int quick)
 {
     enum { EDGE = 5, RESIDUAL = 2 };
     int bad = 0, cases = 0, rounding, a, r, isa;
+#ifdef KAHAN_OPT_VMATH
+    static const rule tried[] = {ATAN2, ATAN2_TABLE};
+#else
+    static const rule tried[] = {MOMENTUM, ADAM};
+#endif
     for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding)
-        for (r = MOMENTUM; r <= ADAM; r += ADAM - MOMENTUM)
+        for (r = 0; r < 2; ++r)
             for (a = 0; a <= EDGE; ++a) {
                 static const size_t offset[BUFFERS] = {65, 66, 67, 68};
-                kopt_optimizer o = common((rule)r, KOPT_BF16, rounding, KOPT_DECOUPLED);
+                kopt_optimizer o = common(tried[r], KOPT_BF16, rounding, KOPT_DECOUPLED);
                 kopt_tensor t = kopt_tensor_of(NULL, NULL, KOPT_BF16, 400, NULL, 0);
                 ref_layout l = ref_layout_of(&o, t.n);
                 unsigned char *array[EDGE] = {initial[WEIGHT], initial[GRAD], NULL, NULL, NULL};
                 size_t width[EDGE] = {2, 2, 0, 0, 0}, at;
-                int gradient = r == ADAM ? 60 : 119; /* the exponent whose square, or itself, is enough */
+                int gradient = tried[r] == MOMENTUM ? 119 : 60; /* the exponent whose square, or itself, is enough */
                 array[2] = initial[STATE] + l.residual, width[2] = l.residual_width;
                 array[3] = initial[STATE] + l.moment[0], width[3] = l.moment_width[0];
                 array[4] = initial[STATE] + l.moment[1], width[4] = l.moment_width[1];
                 o.weight_decay = 0;
+                o.zero_grad = a % 2;
                 for (at = 0; at < 260; at += quick ? 37 : 1, ++cases) {
                     t.first_index = below(64);
                     prepare(&o, &t, TAME);
@@ -425,7 +457,7 @@ static void check_alignment(void)
     int bad = 0, rounding, f, b, isa;
     for (f = KOPT_BF16; f <= KOPT_FP16; ++f)
         for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
-            kopt_optimizer o = common(ADAM, (kopt_format)f, rounding, KOPT_L2);
+            kopt_optimizer o = common(FIRST == PLAIN ? ADAM : FIRST, (kopt_format)f, rounding, KOPT_L2);
             kopt_tensor t = kopt_tensor_of(NULL, NULL, (kopt_format)f, 300, NULL, 0);
             t.copy = initial[COPY], t.copy_format = KOPT_FP16, t.first_index = 5, o.zero_grad = 1;
             prepare(&o, &t, MIXED);
@@ -447,7 +479,7 @@ static void check_shards(void)
     static unsigned char weight[2000], grad[2000], state[64 + 24 * 500 + 24];
     int bad = 0, rounding, r, k, a;
     kopt_isa_force(KOPT_ISA_COUNT);
-    for (r = PLAIN; r < RULES; ++r)
+    for (r = FIRST; r < RULES; ++r)
         for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
             kopt_optimizer o = common((rule)r, rounding % 2 ? KOPT_BF16 : KOPT_FP16, rounding, KOPT_L2), begun = o;
             kopt_tensor t = kopt_tensor_of(NULL, NULL, KOPT_BF16, 500, NULL, 0), shard = t;
@@ -484,14 +516,16 @@ static void check_shards(void)
     ok(!bad, "six shards with their own state: %d differ from the whole", bad);
 }
 
+#ifndef KAHAN_OPT_VMATH
 int main(int count, char **arguments)
 {
     int quick = count > 1 && !strcmp(arguments[1], "quick");
     fesetenv(FE_DFL_ENV); /* -Ofast would start with subnormals flushed: the reference needs them */
-    check_combinations(quick);
+    check_combinations(quick ? 11 : 1);
     check_lengths(quick);
     check_lone_specials(quick);
     check_alignment();
     check_shards();
     return done();
 }
+#endif

@@ -45,6 +45,7 @@ def coefficients():
     fit('erfcx: e^(y^2) erfc(y) (1 + 2 y), t = (y - 2) / (y + 2)',
         lambda t: (lambda y: exp(y * y) * erfc(y) * (1 + 2 * y))(2 * (1 + t) / (1 - t)), -1, mpf(69) / 100, 11, lambda t: 1)
     fit('atan: (atan(q) / q - 1) / z, z = q^2', lambda z: (atan(sqrt(z)) / sqrt(z) - 1) / z, 0, 1, 10, lambda z: z)
+    fit('atan of a step: the same', lambda z: (atan(sqrt(z)) / sqrt(z) - 1) / z, 0, 1, 5, lambda z: z)
     fit('sinpi: 4 - sin(pi f) / f, z = f^2', lambda z: 4 - sin(pi * sqrt(z)) / sqrt(z), 0, mpf(1) / 16, 4, lambda z: 1)
     fit('cospi: (cos(pi f) - 1) / z, z = f^2', lambda z: (cos(pi * sqrt(z)) - 1) / z, 0, mpf(1) / 16, 4, lambda z: z)
 

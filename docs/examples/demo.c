@@ -3,10 +3,11 @@
        ./build.sh demo                     bf16, trains on kahan_opt.h
        ./build.sh demo --fp16 FILE         fp16 with a dynamic loss scale, trains on FILE
        ./build.sh demo --precision all     fp32, mixed precision and pure 16 bit in one table: see below
+       ./build.sh demo --rule adam_atan2   AdamW in fp32 and bf16, and Adam-atan2 in bf16
 
    or by hand, from the root of the repository:
 
-       cc -O3 -o demo docs/examples/demo.c -lm && ./demo [--fp16 | --precision P] [FILE]
+       cc -O3 -o demo docs/examples/demo.c -lm && ./demo [--fp16 | --precision P | --rule adam_atan2] [FILE]
 
    The model reads 8 bytes of a text and predicts the next one:
 
@@ -29,6 +30,9 @@
        amp_fp16     the same with fp16 and a dynamic loss scale                              16
        bf16, fp16   all 16 bit, with kahan; fp16 with a dynamic loss scale                   10
 
+   With --rule adam_atan2 they are fp32 and bf16 as above, and Adam-atan2 in bf16 with AdamW's betas and decay, at 0.87 of its
+   learning rate: 1.27 atan2(m, sqrt(v)) is longer than m / sqrt(v) where that is small. It must end within 0.02 of fp32.
+
    Arithmetic is fp32 in all of them, as in the registers of hardware with 16-bit storage: see Tensor.
 
    Loss and tanh are the header's vector mathematics, by its own code. With SLEEF: -DKAHAN_OPT_SLEEF ... -lsleef.
@@ -39,7 +43,7 @@
 
 #define _POSIX_C_SOURCE 200809L /* clock_gettime, isatty, mkdir */
 
-#define KAHAN_OPT_VMATH /* kopt_cross_entropy, kopt_vmath_tanh */
+#define KAHAN_OPT_VMATH /* kopt_cross_entropy, kopt_vmath_tanh, Adam-atan2 */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../../kahan_opt.h"
 
@@ -95,13 +99,15 @@ typedef struct {
     const char *name, *title; /* for the plot: "Training in NAME, TITLE" */
     double learning_rate; /* at the start; falls to 0 along a cosine */
     double apart;         /* nearest must end this much above fp32, in nats per byte of held-out text ... */
+    double close;         /* ... and the others this close to it */
     int arms;
     Arm arm[MAX_ARMS];
     int drawn[MAX_ARMS]; /* the order in which the curves are drawn: from wide to narrow */
     int sampled;         /* the arm that generates text */
+    int atan2;           /* the arm with Adam-atan2 in place of AdamW; 0: none */
 } Setup;
 
-static const double CLOSE = 0.01; /* ... and the others this close to it */
+static const double CLOSE = 0.01;
 
 enum { FP32, NEAREST, STOCHASTIC, KAHAN, EXACT };
 
@@ -114,6 +120,7 @@ static Setup setup_roundings(int fp16) {
         "weights rounded in four ways",
         fp16 ? 2.5e-4 : 1e-3,
         fp16 ? 0.05 : 0.10,
+        CLOSE,
         5,
         {{"fp32", KOPT_F32, 0, KOPT_NEAREST, KOPT_NEAREST, "\033[90m", "#b9c0ca", "none", 9.0},
          {"nearest", f, 0, KOPT_NEAREST, KOPT_NEAREST, "\033[31m", "#d1242f", "none", 2.5},
@@ -121,7 +128,8 @@ static Setup setup_roundings(int fp16) {
          {"kahan", f, 0, KOPT_KAHAN, KOPT_STOCHASTIC, "\033[34m", "#0b3d91", "none", 2.0},
          {"exact", f, 0, KOPT_EXACT, KOPT_STOCHASTIC, "\033[32m", "#2ca25f", "none", 5.0}},
         {FP32, EXACT, KAHAN, STOCHASTIC, NEAREST},
-        KAHAN};
+        KAHAN,
+        0};
     return setup;
 }
 
@@ -134,12 +142,27 @@ static const Arm precisions[MAX_ARMS] = {
 
 /* fp32, and the wanted ones of the precisions. */
 static Setup setup_precisions(const int *wanted) {
-    Setup setup = {"mixed precision and pure 16 bit", "next to fp32", 1e-3, 0, 0, {{0}}, {0}, 0};
+    Setup setup = {"mixed precision and pure 16 bit", "next to fp32", 1e-3, 0, CLOSE, 0, {{0}}, {0}, 0, 0};
     for (int p = 0; p < MAX_ARMS; p++)
         if (p == FP32 || wanted[p]) {
             setup.drawn[setup.arms] = setup.sampled = setup.arms;
             setup.arm[setup.arms++] = precisions[p];
         }
+    return setup;
+}
+
+static Setup setup_atan2(void) {
+    static const int wanted[MAX_ARMS] = {0, 0, 0, 1, 0}; /* bf16 */
+    Setup setup = setup_precisions(wanted);
+    Arm *arm = &setup.arm[setup.arms];
+    setup.name = "pure bf16";
+    setup.title = "AdamW and Adam-atan2";
+    setup.close = 0.02;
+    *arm = setup.arm[setup.arms - 1];
+    arm->name = "adam_atan2";
+    arm->terminal = "\033[31m", arm->colour = "#d1242f", arm->dash = "4 4", arm->width = 1.5;
+    setup.drawn[setup.arms] = setup.sampled = setup.atan2 = setup.arms;
+    setup.arms++;
     return setup;
 }
 
@@ -488,6 +511,9 @@ static void train(Result *result, int index, const Setup *setup, const Data *d, 
     double arm_start = wall_clock();
 
     kopt_optimizer opt = kopt_adamw(setup->learning_rate);
+    const int atan2_arm = setup->atan2 != 0 && index == setup->atan2;
+    const double learning_rate = setup->learning_rate * (atan2_arm ? 0.87 : 1);
+    if (atan2_arm) opt.rule = KOPT_ADAM_ATAN2; /* betas and decay stay */
     opt.weight_format = opt.moment_format = kept;
     opt.rounding = arm->rounding;
     opt.moment_rounding = arm->moment_rounding;
@@ -528,7 +554,7 @@ static void train(Result *result, int index, const Setup *setup, const Data *d, 
         double loss = cross_entropy(&m, BATCH, &m.dlogits, format == KOPT_FP16 ? scaler.scale : 1) / BATCH;
         model_backward(&m);
 
-        opt.lr = setup->learning_rate * 0.5 * (1.0 + cos(3.14159265358979 * (step - 1) / STEPS));
+        opt.lr = learning_rate * 0.5 * (1.0 + cos(3.14159265358979 * (step - 1) / STEPS));
         int skipped = 0;
         if (format == KOPT_FP16) check(kopt_scaler_step(&scaler, &opt, tensors, PARAMETERS, 0, NULL, &skipped));
         else check(kopt_optimizer_step(&opt, tensors, PARAMETERS));
@@ -730,9 +756,9 @@ static int verdict_roundings(const Result *results, const Setup *setup) {
     double kahan = results[KAHAN].final_val - results[FP32].final_val;
     double exact = results[EXACT].final_val - results[FP32].final_val;
     double nearest = results[NEAREST].final_val - results[FP32].final_val;
-    int close = fabs(kahan) <= CLOSE && fabs(exact) <= CLOSE, apart = !(nearest < setup->apart);
+    int close = fabs(kahan) <= setup->close && fabs(exact) <= setup->close, apart = !(nearest < setup->apart);
     printf("%s: next to fp32, kahan ends %+.4f and exact %+.4f nats per byte (%s %.2f), nearest %+.4f (%s %.2f).\n",
-           close && apart ? "PASS" : "FAIL", kahan, exact, close ? "both within" : "NOT both within", CLOSE, nearest,
+           close && apart ? "PASS" : "FAIL", kahan, exact, close ? "both within" : "NOT both within", setup->close, nearest,
            apart ? "worse by at least" : "NOT worse by", setup->apart);
     return close && apart ? 0 : 1;
 }
@@ -741,12 +767,12 @@ static int verdict_roundings(const Result *results, const Setup *setup) {
 static int verdict_precisions(const Result *results, const Setup *setup) {
     int close = isfinite(results[FP32].final_val);
     for (int arm = 1; arm < setup->arms; arm++)
-        close &= fabs(results[arm].final_val - results[FP32].final_val) <= CLOSE;
+        close &= fabs(results[arm].final_val - results[FP32].final_val) <= setup->close;
     printf("%s: fp32 ends at %.4f nats per byte", close ? "PASS" : "FAIL", results[FP32].final_val);
     for (int arm = 1; arm < setup->arms; arm++)
         printf("%s %s %+.4f", arm == 1 ? ", and next to it" : ",", setup->arm[arm].name,
                results[arm].final_val - results[FP32].final_val);
-    if (setup->arms > 1) printf(" (%s %.2f)", close ? "within" : "NOT all within", CLOSE);
+    if (setup->arms > 1) printf(" (%s %.2f)", close ? "within" : "NOT all within", setup->close);
     puts(".");
     return close ? 0 : 1;
 }
@@ -760,20 +786,24 @@ static int want_precision(int *wanted, const char *name) {
 }
 
 int main(int argc, char **argv) {
-    static const char usage[] = "usage: demo [--fp16 | --precision fp32|amp_bf16|amp_fp16|bf16|fp16|all] [FILE]\n";
+    static const char usage[] = "usage: demo [--fp16 | --precision fp32|amp_bf16|amp_fp16|bf16|fp16|all | --rule adam_atan2] [FILE]\n";
     const char *path = NULL;
-    int fp16 = 0, wanted[MAX_ARMS] = {0}, by_precision = 0;
+    int fp16 = 0, wanted[MAX_ARMS] = {0}, by_precision = 0, atan2_rule = 0;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0) {
             printf("%sTrains a small language model on the bytes of FILE (default: kahan_opt.h), in fp32 and in pure\n"
                    "bf16 (--fp16: pure fp16) with four roundings of the weights, or in fp32 and the named precisions\n"
-                   "(one option for each, or all), compares the losses, and writes build/demo/loss.csv and\n"
+                   "(one option for each, or all), or by Adam-atan2 (--rule), compares the losses, and writes build/demo/loss.csv and\n"
                    "build/demo/loss.svg.\n", usage);
             return 0;
         }
-        if (strcmp(argv[i], "--fp16") == 0 && !by_precision) fp16 = 1;
-        else if (strcmp(argv[i], "--precision") == 0 && i + 1 < argc && !fp16 && want_precision(wanted, argv[i + 1])) {
+        if (strcmp(argv[i], "--fp16") == 0 && !by_precision && !atan2_rule) fp16 = 1;
+        else if (strcmp(argv[i], "--precision") == 0 && i + 1 < argc && !fp16 && !atan2_rule && want_precision(wanted, argv[i + 1])) {
             by_precision = 1;
+            i++;
+        } else if (strcmp(argv[i], "--rule") == 0 && i + 1 < argc && !fp16 && !by_precision &&
+                   strcmp(argv[i + 1], "adam_atan2") == 0) {
+            atan2_rule = 1;
             i++;
         } else if (argv[i][0] != '-' && !path) path = argv[i];
         else {
@@ -782,7 +812,7 @@ int main(int argc, char **argv) {
         }
     }
     if (!path) path = "kahan_opt.h";
-    const Setup setup = by_precision ? setup_precisions(wanted) : setup_roundings(fp16);
+    const Setup setup = atan2_rule ? setup_atan2() : by_precision ? setup_precisions(wanted) : setup_roundings(fp16);
 
     static const char csv_path[] = "build/demo/loss.csv", svg_path[] = "build/demo/loss.svg";
     Data data = data_load(path);
@@ -808,5 +838,5 @@ int main(int argc, char **argv) {
     plot_terminal(results, &setup);
     printf("\nThe curves are in %s and %s.\n", csv_path, svg_path);
     print_sample(&results[setup.sampled], setup.arm[setup.sampled].name);
-    return by_precision ? verdict_precisions(results, &setup) : verdict_roundings(results, &setup);
+    return by_precision || atan2_rule ? verdict_precisions(results, &setup) : verdict_roundings(results, &setup);
 }

@@ -1,0 +1,80 @@
+/* Adam-atan2 beside AdamW: bf16, Kahan, decoupled decay, on each instruction set.
+
+     ./build.sh bench atan2 [N]      N weights (default 8192: in cache); with SLEEF if the system has it
+
+   The lines of a row are timed in thread CPU time, interleaved: one after the other, again and again, so that what drifts,
+   drifts for all. Printed are the medians, in ns per weight, and the medians of the ratios to AdamW's. */
+#define _POSIX_C_SOURCE 199309L
+#define KAHAN_OPT_VMATH
+#define KAHAN_OPT_IMPLEMENTATION
+#include "../kahan_opt.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { LINES = 4, REPETITIONS = 201 };
+static const char *const title[LINES] = {"AdamW", "Adam-atan2", "... by SLEEF", "smooth Lion"};
+
+static double cpu_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int ascending(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *x) {
+    qsort(x, REPETITIONS, sizeof *x, ascending);
+    return x[REPETITIONS / 2];
+}
+
+static void *allocate(size_t bytes) {
+    void *p = calloc(1, bytes);
+    if (p == NULL) exit(fprintf(stderr, "atan2: out of memory\n"));
+    return p;
+}
+
+int main(int count, char **arguments) {
+    const size_t n = count > 1 ? strtoull(arguments[1], NULL, 10) : 8192, steps = 160000 / n + 1;
+    static double time[LINES][REPETITIONS], ratio[LINES][REPETITIONS];
+    kopt_bf16 *grad = allocate(2 * n);
+    float *initial = allocate(4 * n);
+    kopt_tensor t[LINES];
+    size_t i, s;
+    int isa, line, r;
+    for (line = 0; line < LINES; line++)
+        t[line] = kopt_tensor_of(allocate(2 * n), grad, KOPT_BF16, n, allocate(KOPT_STATE_BYTES(n, 6)), KOPT_STATE_BYTES(n, 6));
+    for (i = 0; i < n; i++) {
+        const uint32_t x = (uint32_t)i * 2654435761u;
+        grad[i] = kopt_bf16_from_f32(((float)(x >> 8) - 8388608) * 1e-9f);
+        initial[i] = 0.01f * (float)(i % 100) - 0.5f;
+    }
+    for (isa = KOPT_ISA_COUNT - 1; isa > KOPT_ISA_SCALAR; isa--) {
+        kopt_optimizer opt[LINES];
+        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+        opt[0] = kopt_adamw(1e-3);
+        opt[1] = opt[2] = kopt_adam_atan2(1e-3);
+        opt[3] = kopt_smooth_lion(1e-3, 300);
+        opt[2].vmath = kopt_vmath_sleef();
+        for (line = 0; line < LINES; line++) {
+            opt[line].weight_decay = 0.01;
+            if (kopt_state_init(&opt[line], &t[line], initial) != KOPT_OK) return 1;
+        }
+        for (r = 0; r < REPETITIONS; r++)
+            for (line = 0; line < LINES; line++) {
+                const double start = cpu_seconds();
+                for (s = 0; s < steps; s++)
+                    if (kopt_optimizer_step(&opt[line], &t[line], 1) != KOPT_OK) return 1;
+                time[line][r] = (cpu_seconds() - start) / (double)steps / (double)n * 1e9;
+                ratio[line][r] = time[line][r] / time[0][r];
+            }
+        for (line = 0; line < LINES; line++)
+            if (line != 2 || opt[2].vmath != NULL)
+                printf("%-8s %-14s %7.3f ns   %.2f\n", kopt_isa_name((kopt_isa)isa), title[line], median(time[line]), median(ratio[line]));
+    }
+    return 0;
+}
