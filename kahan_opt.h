@@ -1154,6 +1154,16 @@ KOPT_INLINE_ float kopt_div_(float a, float b) {
     return r;
 }
 
+KOPT_INLINE_ int kopt_above_(float a, float b) { /* a > b */
+#ifdef __CUDA_ARCH__
+    int r;
+    __asm__("{ .reg .pred above; setp.gt.f32 above, %1, %2; selp.s32 %0, 1, 0, above; }" : "=r"(r) : "f"(a), "f"(b));
+    return r;
+#else
+    return a > b;
+#endif
+}
+
 /* Square root, correctly rounded: the instruction where there is one, else digit by digit. */
 KOPT_INLINE_ float kopt_sqrt_(float x) {
 #ifdef __CUDA_ARCH__
@@ -3246,26 +3256,30 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(any_pairs)(const kopt_job_ *j) {
 #endif /* PAIRS_ */
 
 #ifndef TOOLS_
-/* StableAdamW: out[i - begin] = g / larger(root of the new second moment, eps). */
+/* StableAdamW: g / larger(root of the new second moment, eps), of n <= LANES_ elements. */
+FN_ floats_ NAME_(ratio)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t i, size_t n) {
+    const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    words_ kept = iset_(0);
+    floats_ g = widen_(fetch_(j->grad + i * grad_size, grad_size, n), kind.grad), v, w, c;
+    if (k->use_scale) g = mul_(g, k->grad_scale);
+    if (k->use_l2) {
+        if (residual_size != 0) kept = fetch_(j->residual + i * residual_size, residual_size, n);
+        w = load_weight_(kind, fetch_(j->weight + i * weight_size, weight_size, n), kept, &c);
+        g = add_(g, mul_(k->l2, w));
+    }
+    v = average_of_squares_(k->beta2, k->one_minus_beta2, load_rare_(j, kind, 1, i, n), g);
+    return div_(g, larger_(mul_(sqrt_(v), k->root_scale), k->eps));
+}
+
+/* out[i - begin] = the ratio of element i. */
 APART_ void NAME_(measure)(const kopt_job_ *j, kopt_byte_ *out) {
     const scalars_ k = spread_(j);
     const kopt_kind_ kind = kind_of_(j);
-    const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
-    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     size_t i, n;
     for (i = j->begin; i < j->end; i += n) {
-        words_ kept = iset_(0);
-        floats_ g, v, w, c;
         n = j->end - i < LANES_ ? j->end - i : LANES_;
-        g = widen_(fetch_(j->grad + i * grad_size, grad_size, n), kind.grad);
-        if (k.use_scale) g = mul_(g, k.grad_scale);
-        if (k.use_l2) {
-            if (residual_size != 0) kept = fetch_(j->residual + i * residual_size, residual_size, n);
-            w = load_weight_(kind, fetch_(j->weight + i * weight_size, weight_size, n), kept, &c);
-            g = add_(g, mul_(k.l2, w));
-        }
-        v = average_of_squares_(k.beta2, k.one_minus_beta2, load_rare_(j, kind, 1, i, n), g);
-        put_(out + 4 * (i - j->begin), 4, n, bits_(div_(g, larger_(mul_(sqrt_(v), k.root_scale), k.eps))));
+        put_(out + 4 * (i - j->begin), 4, n, bits_(NAME_(ratio)(j, kind, &k, i, n)));
     }
 }
 #endif
@@ -4342,67 +4356,78 @@ static const uint32_t kopt_codes_signed_[128] = {
     0x3F44999Au, 0x3F483333u, 0x3F4BCCCCu, 0x3F4F6666u, 0x3F530000u, 0x3F569999u, 0x3F5A3333u, 0x3F5DCCCCu, 0x3F616666u, 0x3F650000u,
     0x3F68999Au, 0x3F6C3333u, 0x3F6FCCCCu, 0x3F736666u, 0x3F770000u, 0x3F7A9999u, 0x3F7E3333u, 0x3F800000u};
 
-static float kopt_code_value_(uint32_t code, int square) {
+/* The table of all codes of a mean of squares, or of the upper half of the others. A GPU has a copy of both. */
+static const uint32_t *kopt_codes_(int square) { return square ? kopt_codes_unsigned_ : kopt_codes_signed_; }
+
+KOPT_INLINE_ float kopt_code_value_(const uint32_t *table, uint32_t code, int square) {
     const uint32_t minus = 0u - KOPT_CAST_(uint32_t, code < 128); /* no branch: half of all codes are negative */
-    if (square) return kopt_float_(kopt_codes_unsigned_[code]);
+    if (square) return kopt_float_(table[code]);
     if (code == 127) return 0;
-    return kopt_float_(kopt_codes_signed_[((code - 128) ^ minus) + minus] | (minus & 0x80000000u));
+    return kopt_float_(table[((code - 128) ^ minus) + minus] | (minus & 0x80000000u));
+}
+
+KOPT_INLINE_ float kopt_decode_one_(const uint32_t *table, uint32_t code, float scale, int square) {
+    float value = kopt_code_value_(table, code, square);
+    KOPT_SETTLE_(value); /* or -Ofast sees 0 * NaN and makes it 0 */
+    return kopt_mul_(value, scale);
 }
 
 /* The n values of one block, as fp32 at any address. */
 static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, const kopt_byte_ *scale, size_t n, int square) {
     const float largest = kopt_float_(kopt_load32_(scale));
     size_t i;
-    for (i = 0; i < n; i++) {
-        float value = kopt_code_value_(code[i], square);
-        KOPT_SETTLE_(value); /* or -Ofast sees 0 * NaN and makes it 0 */
-        kopt_store32_(x + 4 * i, kopt_bits_(kopt_mul_scalar_(value, largest)));
-    }
+    for (i = 0; i < n; i++)
+        kopt_store32_(x + 4 * i, kopt_bits_(kopt_decode_one_(kopt_codes_(square), code[i], largest, square)));
 }
 
 /* The code of y in [-1, 1] (square: [0, 1]): the nearest, the lower of two equally near; or one of the two neighbours, the
    upper with the probability of y's place between them. A square that is not 0 never gets code 0. */
-static uint32_t kopt_code_of_(float y, int square, int stochastic, uint32_t random16) {
-    const uint32_t mag = kopt_bits_(y) & 0x7FFFFFFFu, minus = mag != 0 && mag != kopt_bits_(y), *table;
+static KOPT_BOTH_ uint32_t kopt_code_of_(const uint32_t *table, float y, int square, int stochastic, uint32_t random16) {
+    const uint32_t mag = kopt_bits_(y) & 0x7FFFFFFFu, minus = mag != 0 && mag != kopt_bits_(y);
+    const uint32_t *const ascending = square ? table + 1 : table;
     uint32_t low = 0, high, middle, most = minus ? mag - 1 : mag;
     float below, above;
-    table = square ? kopt_codes_unsigned_ + 1 : kopt_codes_signed_;
     for (middle = square ? 128 : 64; middle > 0; middle >>= 1) /* how many of the table are at most so large; no branches */
-        low += table[low + middle - 1] <= most ? middle : 0;
+        low += ascending[low + middle - 1] <= most ? middle : 0;
     if (!square) low = !minus ? 127 + low : low < 126 ? 126 - low : 0;
     if (square && (minus || low > 254)) low = minus ? 0 : 254;
     high = low + 1;
-    below = kopt_sub_(y, kopt_code_value_(low, square)); /* negative beyond the lowest code */
-    above = kopt_sub_(kopt_code_value_(high, square), y);
+    below = kopt_sub_(y, kopt_code_value_(table, low, square)); /* negative beyond the lowest code */
+    above = kopt_sub_(kopt_code_value_(table, high, square), y);
     if (stochastic) {
-        const float gap = kopt_sub_(kopt_code_value_(high, square), kopt_code_value_(low, square));
-        above = kopt_mul_scalar_(gap, KOPT_CAST_(float, random16));
-        below = kopt_mul_scalar_(below, 65536.0f);
+        const float gap = kopt_sub_(kopt_code_value_(table, high, square), kopt_code_value_(table, low, square));
+        above = kopt_mul_(gap, KOPT_CAST_(float, random16));
+        below = kopt_mul_(below, 65536.0f);
     }
-    low = below > above ? high : low;
+    low = kopt_above_(below, above) ? high : low;
     return square && low == 0 && (kopt_bits_(y) & 0x7FFFFFFFu) != 0 ? 1 : low;
 }
 
-/* The codes of the n values of one block under a scale, by which a quotient is in the table; random16 may be NULL:
-   nearest. */
+/* The code of one value under its block's scale, by which a quotient is in the table. */
+static KOPT_BOTH_ uint32_t kopt_encode_one_(const uint32_t *table, float x, uint32_t scale, int square, int stochastic,
+                                            uint32_t random16) {
+    if (scale == 0 || scale == 0x7FC00000u) return square ? 0 : 127;
+    return kopt_code_of_(table, kopt_div_(x, kopt_float_(scale)), square, stochastic, random16);
+}
+
+/* The codes of the n values of one block; random16 may be NULL: nearest. */
 static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square,
                          const uint16_t *random16, uint32_t factor) {
     size_t i;
     for (i = 0; i < n; i++) {
-        if (scale == 0 || scale == 0x7FC00000u) {
-            kopt_byte_ *to = code + i;
-            KOPT_OPAQUE_(to); /* or this becomes a call of memset */
-            *to = square ? 0 : 127;
-        } else {
-            const float y = kopt_div_scalar_(kopt_float_(kopt_load32_(x + 4 * i)), kopt_float_(scale));
-            const uint32_t r = random16 == KOPT_NULL_ ? 0 : random16[i] * factor & 0xFFFFu;
-            code[i] = KOPT_CAST_(kopt_byte_, kopt_code_of_(y, square, random16 != KOPT_NULL_, r));
-        }
+        const uint32_t r = random16 == KOPT_NULL_ ? 0 : random16[i] * factor & 0xFFFFu;
+        kopt_byte_ *to = code + i;
+        KOPT_OPAQUE_(to); /* or this becomes a call of memset where the scale is 0 */
+        *to = KOPT_CAST_(kopt_byte_, kopt_encode_one_(kopt_codes_(square), kopt_float_(kopt_load32_(x + 4 * i)), scale,
+                                                      square, random16 != KOPT_NULL_, r));
     }
 }
 
 /* The scale of a block. One with a value that is not finite becomes NaN as a whole. */
-static uint32_t kopt_scale_(uint32_t largest) { return largest < 0x00800000u ? 0 : largest >= 0x7F800000u ? 0x7FC00000u : largest; }
+KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) { return largest < 0x00800000u ? 0 : largest >= 0x7F800000u ? 0x7FC00000u : largest; }
+
+/* What the random number of moment m is multiplied by. */
+KOPT_INLINE_ uint32_t kopt_factor_(int m) { return m == 0 ? 10579u : m == 1 ? 1u : m == 2 ? 13355u : 14021u; }
 
 static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *x, size_t n, int square,
                            const uint16_t *random16, uint32_t factor) {
@@ -5261,7 +5286,6 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
     const kopt_step *s = whole->step;
     const size_t weight_bytes = kopt_bytes_of_(s->weight_format), grad_bytes = kopt_bytes_of_(whole->grad_format);
     const size_t residual_bytes = kopt_bytes_of_residual_(s->weight_format, s->rounding);
-    static const uint32_t kopt_factor_[4] = {10579u, 1u, 13355u, 14021u};
     const kopt_cipher_scalar_ cipher = kopt_cipher_of_scalar_(s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
     float moment[4][KOPT_BLOCK_];
     uint16_t random16[KOPT_BLOCK_];
@@ -5291,7 +5315,7 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
         for (m = 0; m < s->moments; m++) {
             const int nearest = s->moment_rounding == KOPT_NEAREST || (m == 2 && s->rule == KOPT_ADAM);
             kopt_quantise_(state + at->moment[m] + i, state + at->scale[m] + scale, job.moment[m], n,
-                           kopt_is_square_(s->rule, m), nearest ? KOPT_NULL_ : random16, kopt_factor_[m]);
+                           kopt_is_square_(s->rule, m), nearest ? KOPT_NULL_ : random16, kopt_factor_(m));
         }
     }
 }
@@ -5436,23 +5460,28 @@ static KOPT_BOTH_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
 }
 
 /* n > 0 as binary64, to nearest. */
-static kopt_f64_ kopt_count64_(uint64_t n) {
+static KOPT_BOTH_ kopt_f64_ kopt_count64_(uint64_t n) {
     const uint32_t high = KOPT_CAST_(uint32_t, n >> 32), low = KOPT_CAST_(uint32_t, n & 0xFFFFFFFFu);
     const kopt_f64_ rest = low == 0 ? kopt_get64_(0) : kopt_whole64_(low);
     if (high == 0) return rest;
     return kopt_add64_(kopt_mul64_(kopt_whole64_(high), kopt_get64_(4294967296.0)), rest);
 }
 
+/* 1 / (root of the mean square), at most 1. */
+static KOPT_BOTH_ float kopt_stable_of_(const kopt_norm *norm, uint64_t n) {
+    const kopt_f64_ one = kopt_get64_(1);
+    kopt_f64_ rms;
+    if (n == 0 || norm->nonfinite != 0) return 1;
+    rms = kopt_mul64_(kopt_norm_root_(norm), kopt_sqrt64_(kopt_div64_(one, kopt_count64_(n))));
+    return kopt_less64_(one, rms) ? kopt_to_float_(kopt_div64_(one, rms)) : 1;
+}
 
 KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
-    const kopt_f64_ one = kopt_get64_(1);
     kopt_environment_ environment;
-    kopt_f64_ rms;
     float scale = 1;
-    if (norm == KOPT_NULL_ || n == 0 || norm->nonfinite != 0) return scale;
+    if (norm == KOPT_NULL_) return scale;
     kopt_enter_(&environment);
-    rms = kopt_mul64_(kopt_norm_root_(norm), kopt_sqrt64_(kopt_div64_(one, kopt_count64_(n))));
-    if (kopt_less64_(one, rms)) scale = kopt_to_float_(kopt_div64_(one, rms));
+    scale = kopt_stable_of_(norm, n);
     kopt_leave_(&environment);
     return scale;
 }
