@@ -441,8 +441,8 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
     local.rate = kopt_mul_cuda_(local.rate, t->rate_scale);
     local.decay = kopt_mul_cuda_(local.decay, t->rate_scale);
     local.use_scale = 1; /* registers: times 1 changes no number, these two follow from what is there, */
-    local.use_l2 = kopt_bits_(local.l2) << 1 != 0;
-    local.use_decay = kopt_bits_(local.decay) << 1 != 0; /* and zero_grad and moments_only are looked at in the end */
+    local.use_l2 = kopt_bits_(local.l2) != 0;
+    local.use_decay = kopt_bits_(local.decay) != 0; /* and zero_grad and moments_only are looked at in the end */
     if (radam) local.unrectified = a->groups[t->group].k.unrectified;
     kopt_cuda_load_(weight, t->weight + i * weight_size, 8 * weight_size);
     if (residual_size != 0) kopt_cuda_load_(residual, t->residual + i * residual_size, 8 * residual_size);
@@ -459,30 +459,32 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
         if (kind.moments > 1) scale2 = kopt_cuda_scale_(t, 1, i);
     }
     kopt_cuda_load_(grad, t->grad + i * grad_size, 8 * grad_size);
-    if (b != KOPT_NULL_) {
-        KOPT_UNROLL_
-        for (q = 7; q >= 0; q--) {
-            const int shift = 8 * (q & 3);
-            if (kind.moments > 0)
-                moment1[q] = kopt_cuda_decode_(b->codes, kind.rule, 0, moment1[q >> 2] >> shift & 0xFFu, scale1);
-            if (kind.moments > 1)
-                moment2[q] = kopt_cuda_decode_(b->codes, kind.rule, 1, moment2[q >> 2] >> shift & 0xFFu, scale2);
-        }
-    }
 
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
         const size_t at = KOPT_CAST_(size_t, q);
+        const int shift = 8 * (q & 3);
+        uint32_t first = 0, second = 0; /* moments that were 8 bits */
         kopt_job_ j;
         j.weight = KOPT_POINTER_(kopt_byte_ *, weight) + at * weight_size;
         j.grad = KOPT_POINTER_(kopt_byte_ *, grad) + at * grad_size;
         j.residual = KOPT_POINTER_(kopt_byte_ *, residual) + at * residual_size;
         j.moment[0] = KOPT_POINTER_(kopt_byte_ *, moment1) + at * moment_size;
         j.moment[1] = KOPT_POINTER_(kopt_byte_ *, moment2) + at * moment_size;
+        if (b != KOPT_NULL_) {
+            if (kind.moments > 0)
+                first = kopt_cuda_decode_(b->codes, kind.rule, 0, moment1[q >> 2] >> shift & 0xFFu, scale1);
+            if (kind.moments > 1)
+                second = kopt_cuda_decode_(b->codes, kind.rule, 1, moment2[q >> 2] >> shift & 0xFFu, scale2);
+            j.moment[0] = KOPT_POINTER_(kopt_byte_ *, &first);
+            j.moment[1] = KOPT_POINTER_(kopt_byte_ *, &second);
+        }
         j.counts = KOPT_NULL_;
         j.copy = copies ? KOPT_POINTER_(kopt_byte_ *, copy + q) : KOPT_NULL_;
         j.copy_format = KOPT_CAST_(kopt_format, t->copy_format);
         kopt_vector_cuda_(&j, kind, &local, 0, 1, (q & 1) != 0 ? r[q >> 1] >> 16 : r[q >> 1] & 0xFFFFu);
+        if (b != KOPT_NULL_ && kind.moments > 0) kopt_cuda_keep_(b, 0, i + at, first);
+        if (b != KOPT_NULL_ && kind.moments > 1) kopt_cuda_keep_(b, 1, i + at, second);
     }
 
     KOPT_CUDA_FORGET_(t, "l");
@@ -500,12 +502,6 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
     if (b == KOPT_NULL_) {
         if (kind.moments > 0) kopt_cuda_store_(t->moment[0] + i * moment_size, moment1, 8 * moment_size);
         if (kind.moments > 1) kopt_cuda_store_(t->moment[1] + i * moment_size, moment2, 8 * moment_size);
-    } else {
-        KOPT_UNROLL_
-        for (q = 0; q < 8; q++) {
-            if (kind.moments > 0) kopt_cuda_keep_(b, 0, i + KOPT_CAST_(uint64_t, q), moment1[q]);
-            if (kind.moments > 1) kopt_cuda_keep_(b, 1, i + KOPT_CAST_(uint64_t, q), moment2[q]);
-        }
     }
     if (a->groups[t->group].k.zero_grad) {
         KOPT_UNROLL_
@@ -530,7 +526,7 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
     int m;
     k.rate = kopt_mul_cuda_(k.rate, t->rate_scale);
     k.decay = kopt_mul_cuda_(k.decay, t->rate_scale);
-    k.use_decay = kopt_bits_(k.decay) << 1 != 0;
+    k.use_decay = kopt_bits_(k.decay) != 0;
     if (residual_size != 0) residual = kopt_cuda_fetch_(t->residual + i * residual_size, residual_size);
     KOPT_UNROLL_
     for (m = 0; m < (rare ? 4 : 2); m++) {
@@ -626,7 +622,8 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_warp_largest_(uint32_t x) {
     return x;
 }
 
-/* A warp's counts into a tensor's. All lanes together. */
+/* A warp's counts into a tensor's, if it wants them. All lanes together. The general kernels count always: a pointer that
+   may be NULL would keep the counts out of registers. */
 KOPT_CUDA_FN_ void kopt_cuda_tally_(const kopt_cuda_tensor_ *t, const kopt_counts *counts, uint32_t lane) {
     uint32_t wanted, still, stuck;
     if (t->counts == KOPT_NULL_) return;
@@ -707,7 +704,7 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32
             const uint64_t at = from + KOPT_CAST_(uint64_t, x);
             kopt_cuda_element_(t, kind, weight < 0, copies, &g->k, at - t->pad,
                                random ? kopt_cuda_random_one_(&cipher, t->first + at) : 0,
-                               weight < 0 && t->counts != KOPT_NULL_ ? &counts : KOPT_NULL_, KOPT_NULL_);
+                               weight < 0 ? &counts : KOPT_NULL_, KOPT_NULL_);
         }
         if (weight < 0) kopt_cuda_tally_(t, &counts, lane);
     }
@@ -755,7 +752,7 @@ KOPT_CUDA_FN_ void kopt_cuda_block_step_(const kopt_cuda_arguments_ *a, const ko
     for (p = kopt_cuda_block_begin_(t, lane, n, weight); p < n; p += 32)
         kopt_cuda_element_(t, kind, weight < 0, copies, &g->k, b->first + p,
                            random ? kopt_cuda_random_one_(&cipher, t->first + b->first + p) : 0,
-                           weight < 0 && t->counts != KOPT_NULL_ ? counts : KOPT_NULL_, b);
+                           weight < 0 ? counts : KOPT_NULL_, b);
 }
 
 /* Second phase: the codes and scales. A lane reads the slots that it wrote. */
@@ -813,7 +810,7 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint
     uint32_t task;
     if (a->control->skip) return;
     for (task = warp; task < a->count; task += warps) {
-        const kopt_cuda_tensor_ *const t = a->tensors + a->tasks[a->first + task];
+        const kopt_cuda_tensor_ *t = a->tensors + a->tasks[a->first + task];
         const kopt_kind_ kind =
             kopt_cuda_kind_(t, &a->groups[t->group].step, rule, weight, grad, KOPT_Q8, rounding, small_stores);
         const uint64_t from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
@@ -827,7 +824,9 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint
             b.codes = codes;
             b.first = from + KOPT_CAST_(uint64_t, x);
             b.largest[0] = b.largest[1] = b.largest[2] = b.largest[3] = 0;
+            KOPT_CUDA_FORGET_(t, "l");
             KOPT_LANES_(kopt_cuda_block_step_(a, t, task, x, n, lane, kind, weight, copies, &counts, &b));
+            KOPT_CUDA_FORGET_(t, "l");
             KOPT_UNROLL_
             for (m = 0; m < (weight < 0 ? 4 : 2); m++) b.largest[m] = kopt_cuda_warp_largest_(b.largest[m]);
             KOPT_LANES_(kopt_cuda_block_store_(a, t, n, lane, kind, weight, &b));
@@ -924,6 +923,8 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
             job.rate = groups[g].step.rate;
             job.decay = groups[g].step.decay;
             groups[g].k = kopt_spread_cuda_(&job);
+            if (!groups[g].k.use_l2) groups[g].k.l2 = 0; /* not -0: kernels look at these words alone */
+            if (!groups[g].k.use_decay) groups[g].k.decay = 0;
             groups[g].number = groups[g].step.step;
         }
     } else if (phase == 2 && thread == 0) { /* is it made? */
@@ -1255,8 +1256,9 @@ static kopt_cuda_codes_ kopt_cuda_codes_of_(void) {
     return codes;
 }
 
-/* Beside the kernels of steps: whose blocks are to be as many as run at once. */
-enum { KOPT_CUDA_STATS_ = KOPT_CUDA_KERNELS_, KOPT_CUDA_MEASURE_ };
+/* From the first kernel for 8-bit moments on, a launch has no more blocks than run at once: they begin by filling shared
+   memory, or end with atomic additions. */
+enum { KOPT_CUDA_FIRST_Q8_ = 21, KOPT_CUDA_STATS_ = KOPT_CUDA_KERNELS_, KOPT_CUDA_MEASURE_ };
 
 #ifdef KOPT_CUDA_HOST_
 
@@ -1492,8 +1494,7 @@ static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, void
         cudaMemcpyAsync(to, from, size, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(stream)));
 }
 
-/* Blocks of a kernel that run at once. Of those that begin by filling shared memory, or end with atomic additions, there
-   should be no more. */
+/* Blocks of a kernel that run at once. */
 static uint32_t kopt_cuda_resident_(int kernel) {
     int device = 0, processors = 0, each = 0;
     if (cudaGetDevice(&device) != cudaSuccess ||
@@ -1774,7 +1775,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_step_end(const kopt_cuda_plan *plan, void *
             kopt_cuda_arguments_of_(plan, plan->first_[kernel], plan->first_[kernel + 1] - plan->first_[kernel]);
         if (a.count == 0) continue;
         result = kopt_cuda_launch_step_(
-            kernel, &a, kopt_cuda_blocks_(plan, a.count, kernel > 20 ? kopt_cuda_resident_(kernel) : 0), stream);
+            kernel, &a, kopt_cuda_blocks_(plan, a.count, kernel < KOPT_CUDA_FIRST_Q8_ ? 0 : kopt_cuda_resident_(kernel)), stream);
     }
     return result;
 }

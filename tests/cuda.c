@@ -335,6 +335,65 @@ static void shards_equal(void)
     ok(bad == 0, "ten shards, each with its own state, equal the whole");
 }
 
+/* 8-bit moments and StableAdamW: shards that are cut at multiples of 256, each a plan of its own as on a GPU of its own,
+   with the ratios summed between begin and end; one shard is empty. */
+static void stable_shards(void)
+{
+    enum { N = 5001, SHARDS = 4 };
+    static const size_t cuts[] = {0, 1024, 1024, 2816, N};
+    kopt_optimizer whole_opt = kopt_stable_adamw(0.01), o[SHARDS];
+    uint16_t *const whole = malloc(2 * N), *const grad = device_new(2 * N), *const part = device_new(2 * N);
+    kopt_tensor t, shards[SHARDS];
+    kopt_cuda_plan plans[SHARDS];
+    void *state, *blocks[SHARDS], *bytes[SHARDS];
+    kopt_cuda_group g = {NULL, NULL, 1};
+    uint64_t sum[22];
+    size_t i, k, step, size, words = 0, bad = 0;
+    whole_opt.moment_format = KOPT_Q8;
+    size = kopt_state_size(&whole_opt, N), state = malloc(size);
+    for (i = 0; i < N; ++i) {
+        whole[i] = part[i] = (uint16_t)draw(KOPT_BF16, -6, 0, 0, 1000);
+        grad[i] = (uint16_t)draw(KOPT_BF16, -12, 0, 0, 1u << 31);
+    }
+    t = kopt_tensor_of(whole, grad, KOPT_BF16, N, state, size);
+    t.first_index = 768, t.rate_scale = 0.75f;
+    bad += kopt_state_init(&whole_opt, &t, NULL) != KOPT_OK;
+    for (k = 0; k < SHARDS; ++k) {
+        const size_t n = cuts[k + 1] - cuts[k], state_size = kopt_state_size(&whole_opt, n);
+        o[k] = whole_opt;
+        blocks[k] = device_new(state_size + 1);
+        shards[k] = kopt_tensor_of(part + cuts[k], grad + cuts[k], KOPT_BF16, n, blocks[k], state_size);
+        shards[k].first_index = 768 + cuts[k], shards[k].rate_scale = 0.75f;
+        bad += kopt_state_init(&o[k], &shards[k], NULL) != KOPT_OK;
+        g.opt = &o[k], g.tensors = &shards[k];
+        size = kopt_cuda_plan_size(&g, 1);
+        bytes[k] = device_new(size);
+        bad += kopt_cuda_plan_build(&plans[k], bytes[k], size, &g, 1) != KOPT_OK;
+        plans[k].device = bytes[k];
+    }
+    for (step = 0; step < 4; ++step) {
+        memset(sum, 0, sizeof sum);
+        for (k = 0; k < SHARDS; ++k) {
+            const uint64_t *ratios = kopt_cuda_ratios(&plans[k], &words);
+            bad += made(kopt_cuda_step_begin(&plans[k], stream)) != KOPT_OK || words != 22;
+            for (i = 0; i < 22; ++i) sum[i] += ratios[i];
+        }
+        bad += sum[21] != N;
+        for (k = 0; k < SHARDS; ++k) {
+            memcpy(kopt_cuda_ratios(&plans[k], NULL), sum, sizeof sum);
+            bad += made(kopt_cuda_step_end(&plans[k], stream)) != KOPT_OK;
+        }
+        bad += kopt_optimizer_step(&whole_opt, &t, 1) != KOPT_OK || memcmp(whole, part, 2 * N) != 0;
+        for (i = 0; i < N; ++i) grad[i] = (uint16_t)draw(KOPT_BF16, -8, 2, 0, 1u << 31); /* more than the moment expects */
+    }
+    o[0].stable = 0;
+    bad += made(kopt_cuda_set_optimizer(&plans[0], 0, &o[0], stream)) != KOPT_OK;
+    bad += kopt_cuda_status_of(&plans[0])->result != KOPT_ERROR_MISMATCH;
+    for (k = 0; k < SHARDS; ++k) device_free(blocks[k]), device_free(bytes[k]);
+    free(whole), free(state), device_free(grad), device_free(part);
+    ok(bad == 0, "StableAdamW with 8-bit moments in shards, each a plan, their ratios summed: equal the whole");
+}
+
 /* ---- Statistics (the norm itself is tested with the training-loop tools) ------------------------------------------ */
 
 static void statistics(int lists)
@@ -534,6 +593,8 @@ static void refusals(void)
 
     fails = kopt_cuda_plan_build(&plan, bytes, size, &g, 1) != KOPT_OK || plan.size != size || plan.groups != 1;
     for (i = size; i < size + 64; ++i) fails += bytes[i] != 0x77;
+    fails += kopt_cuda_step_begin(&plan, NULL) != KOPT_ERROR_NULL || kopt_cuda_step_end(&plan, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_ratios(&plan, &i) != NULL || i != 0;
     fails += kopt_cuda_step(&plan, NULL) != KOPT_ERROR_NULL || kopt_cuda_stats(&plan, NULL) != KOPT_ERROR_NULL;
     fails += kopt_cuda_norm(&plan) != NULL || kopt_cuda_status_of(&plan) != NULL || kopt_cuda_step(NULL, NULL) != KOPT_ERROR_NULL;
     fails += kopt_cuda_plan_upload(&plan, NULL, bytes, NULL) != KOPT_ERROR_NULL;
@@ -725,6 +786,7 @@ int main(int argc, char **argv)
 #endif
     steps_equal(lists);
     shards_equal();
+    stable_shards();
     statistics(lists / 2);
     full_slots();
     options();
