@@ -3552,25 +3552,26 @@ FN_ void clip_(const kopt_tool_ *t) {
 }
 
 /* Section 13. Stored without a payload of NaN, with subnormals. */
+FN_ words_ NAME_(summed)(floats_ sum, float scale, kopt_format to) {
+    words_ a;
+    if (kopt_bits_(scale) != 0x3F800000u) sum = mul_(sum, set_(scale));
+    if (to != KOPT_F32) return nearest16_(sum, to);
+    a = bits_(sum);
+    return select_(gt_(and_(a, iset_(0x7FFFFFFFu)), iset_(0x7F800000u)), iset_(0x7FC00000u), a);
+}
+
 FN_ void sum_(const kopt_tool_ *t, kopt_format from, kopt_format to, size_t count) {
     const size_t from_size = kopt_bytes_of_(from), to_size = kopt_bytes_of_(to);
-    const int scaled = kopt_bits_(t->scale) != 0x3F800000u;
-    const floats_ scale = set_(t->scale);
     size_t i, k, n;
     for (i = 0; i < t->n; i += n) {
         floats_ sum = set_(0);
-        words_ a;
         n = t->n - i < LANES_ ? t->n - i : LANES_;
         for (k = 0; k < count; k++) {
             const kopt_byte_ *p = KOPT_CAST_(const kopt_byte_ *, t->shards[k]) + i * from_size;
             const floats_ x = widen_(fetch_(p, from_size, n), from);
             sum = k == 0 ? x : add_(sum, x);
         }
-        if (scaled) sum = mul_(sum, scale);
-        a = bits_(sum);
-        a = to == KOPT_F32 ? select_(gt_(and_(a, iset_(0x7FFFFFFFu)), iset_(0x7F800000u)), iset_(0x7FC00000u), a)
-                           : nearest16_(sum, to);
-        put_(t->dst + i * to_size, to_size, n, a);
+        put_(t->dst + i * to_size, to_size, n, NAME_(summed)(sum, t->scale, to));
     }
 }
 
@@ -4693,7 +4694,7 @@ KOPT_LEAN_ kopt_kept_ kopt_kept_in_(const kopt_step *s) {
     return kept;
 }
 
-static size_t kopt_blocks_(size_t n) { return n / KOPT_BLOCK_ + (n % KOPT_BLOCK_ != 0); }
+static KOPT_BOTH_ size_t kopt_blocks_(size_t n) { return n / KOPT_BLOCK_ + (n % KOPT_BLOCK_ != 0); }
 KOPT_LEAN_ size_t kopt_words_(size_t bytes) { return (bytes + 3) & ~KOPT_CAST_(size_t, 3); }
 
 KOPT_LEAN_ kopt_layout_ kopt_layout_of_(kopt_kept_ kept, size_t n) {
@@ -5903,7 +5904,7 @@ KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, s
 }
 
 /* Where the code of element n begins, or ends. */
-static size_t kopt_code_at_(kopt_format code, size_t n) {
+static KOPT_BOTH_ size_t kopt_code_at_(kopt_format code, size_t n) {
     return code == KOPT_Q8 ? n + 4 * kopt_blocks_(n) : code == KOPT_SIGN ? n / 8 + (n % 8 != 0) + 4 * kopt_blocks_(n) : 2 * n;
 }
 
@@ -5944,7 +5945,7 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
 }
 
 /* By words: -Ofast takes it that no operand of a choice between floats is NaN. */
-static float kopt_without_payload_(float x) {
+KOPT_INLINE_ float kopt_without_payload_(float x) {
     const uint32_t u = kopt_bits_(x);
     return kopt_float_((u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : u);
 }
@@ -5960,6 +5961,42 @@ static KOPT_NOINLINE_ void kopt_move_(kopt_conversion_ *v, kopt_byte_ *to, kopt_
     KOPT_KERNEL_(convert)(v);
 }
 
+/* One more magnitude for the mean of a block. */
+KOPT_INLINE_ float kopt_more_(float mean, uint32_t mag) { return kopt_add_(mean, kopt_mul_(kopt_float_(mag), 1.0f / 256)); }
+
+/* The scale of a block of KOPT_Q8 or KOPT_SIGN, from its largest positive and negative values and the sum of |x| / 256. */
+static KOPT_BOTH_ uint32_t kopt_scale_of_(kopt_format code, const uint32_t *table, uint32_t positive, uint32_t negative,
+                                          float mean, size_t n, int stochastic) {
+    if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) { /* the table ends at 1, but begins above -1 */
+        const uint32_t most = kopt_bits_(kopt_div_(kopt_float_(negative), kopt_float_(table[126])));
+        return kopt_scale_(positive > most ? positive : most);
+    }
+    if (stochastic) return kopt_scale_(positive > negative ? positive : negative);
+    if (n < KOPT_BLOCK_) mean = kopt_mul_(mean, kopt_div_(256.0f, KOPT_CAST_(float, n)));
+    return kopt_scale_(kopt_bits_(mean));
+}
+
+/* The bit of KOPT_SIGN. */
+static KOPT_BOTH_ uint32_t kopt_sign_of_(float x, uint32_t scale, int stochastic, uint32_t random16) {
+    float y;
+    if (scale == 0 || scale == 0x7FC00000u) return 0;
+    if (!stochastic) return kopt_bits_(x) >> 31;
+    y = kopt_add_(kopt_div_(x, kopt_float_(scale)), 1.0f);
+    return !kopt_above_(kopt_mul_(y, 32768.0f), kopt_add_(KOPT_CAST_(float, random16), 0.5f));
+}
+
+/* What the code y of x lacks, if a residual can hold it. */
+static KOPT_BOTH_ float kopt_lost_(float x, float y, kopt_format format) {
+    const uint32_t limit = format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F7F8000u : 0x477FF000u;
+    const uint32_t lost = kopt_bits_(kopt_sub_(x, y));
+    return kopt_float_((lost & 0x7FFFFFFFu) < limit ? lost : 0);
+}
+
+/* sum + y * scale */
+KOPT_INLINE_ float kopt_sum_with_(float sum, float y, float scale) {
+    return kopt_without_payload_(kopt_add_(sum, kopt_bits_(scale) == 0x3F800000u ? y : kopt_mul_(y, scale)));
+}
+
 /* One block of KOPT_Q8 or KOPT_SIGN; random16 may be NULL: nearest. */
 static KOPT_NOINLINE_ void kopt_pack_(kopt_byte_ *out, kopt_format code, const float *x, size_t n, const uint16_t *random16) {
     uint32_t positive = 0, negative = 0, scale, bits = 0;
@@ -5969,30 +6006,17 @@ static KOPT_NOINLINE_ void kopt_pack_(kopt_byte_ *out, kopt_format code, const f
         const uint32_t u = kopt_bits_(x[i]), mag = u & 0x7FFFFFFFu;
         if (u > positive && u == mag) positive = u;
         if (mag > negative && u != mag) negative = mag;
-        mean = kopt_add_(mean, kopt_mul_scalar_(kopt_float_(mag), 1.0f / 256));
+        mean = kopt_more_(mean, mag);
     }
-    if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) { /* the table ends at 1, but begins above -1 */
-        const float most = kopt_div_scalar_(kopt_float_(negative), kopt_float_(kopt_codes_signed_[126]));
-        scale = kopt_scale_(positive > kopt_bits_(most) ? positive : kopt_bits_(most));
-        kopt_put_(out, scale, 4);
+    scale = kopt_scale_of_(code, kopt_codes_signed_, positive, negative, mean, n, random16 != KOPT_NULL_);
+    kopt_put_(out, scale, 4);
+    if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) {
         kopt_encode_(out + 4, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, x), n, 0, random16, 1);
         return;
     }
-    scale = positive > negative ? positive : negative;
-    if (random16 == KOPT_NULL_) {
-        if (n < KOPT_BLOCK_) mean = kopt_mul_scalar_(mean, kopt_div_scalar_(256.0f, KOPT_CAST_(float, n)));
-        scale = kopt_bits_(mean);
-    }
-    scale = kopt_scale_(scale);
-    kopt_put_(out, scale, 4);
     for (i = 0; i < n; i++) {
-        uint32_t minus = kopt_bits_(x[i]) >> 31;
-        if (scale == 0 || scale == 0x7FC00000u) {
-            minus = 0;
-        } else if (random16 != KOPT_NULL_) {
-            const float y = kopt_add_(kopt_div_scalar_(x[i], kopt_float_(scale)), 1.0f);
-            minus = !(kopt_mul_scalar_(y, 32768.0f) > kopt_add_(KOPT_CAST_(float, random16[i]), 0.5f));
-        }
+        const uint32_t minus =
+            kopt_sign_of_(x[i], scale, random16 != KOPT_NULL_, random16 == KOPT_NULL_ ? 0 : random16[i]);
         bits |= minus << (i % 8);
         if (i % 8 == 7 || i == n - 1) {
             KOPT_OPAQUE_(bits); /* no call of memset */
@@ -6027,8 +6051,6 @@ static KOPT_NOINLINE_ void kopt_decode_(kopt_byte_ *y, const kopt_byte_ *in, kop
 static void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt_byte_ *grad, kopt_format grad_format) {
     const size_t grad_size = kopt_bytes_of_(grad_format), residual_size = kopt_bytes_of_(c->residual_format);
     const int stochastic = c->rounding == KOPT_STOCHASTIC, blocks = c->code == KOPT_Q8 || c->code == KOPT_SIGN;
-    const uint32_t limit = c->residual_format == KOPT_F32 ? 0x7F800000u : c->residual_format == KOPT_BF16 ? 0x7F7F8000u
-                                                                                                          : 0x477FF000u;
     const kopt_cipher_scalar_ cipher = kopt_cipher_of_scalar_(c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
     kopt_byte_ *const residual = KOPT_CAST_(kopt_byte_ *, c->residual);
     kopt_conversion_ v;
@@ -6057,10 +6079,7 @@ static void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt
             kopt_move_(&v, to, c->code, xs, KOPT_F32, stochastic ? KOPT_RANDOM_COMPRESS_ : 0);
         if (residual == KOPT_NULL_) continue;
         kopt_decode_(ys, out, c->code, i, v.n);
-        for (k = 0; k < v.n; k++) {
-            const uint32_t lost = kopt_bits_(kopt_sub_(x[k], y[k]));
-            y[k] = kopt_float_((lost & 0x7FFFFFFFu) < limit ? lost : 0);
-        }
+        for (k = 0; k < v.n; k++) y[k] = kopt_lost_(x[k], y[k], c->residual_format);
         kopt_move_(&v, rest, c->residual_format, ys, KOPT_F32,
                    c->residual_rounding == KOPT_STOCHASTIC ? KOPT_RANDOM_RESIDUAL_ : 0);
     }
@@ -6102,10 +6121,7 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
         v.n = n - i < KOPT_BLOCK_ ? n - i : KOPT_BLOCK_;
         kopt_decode_(KOPT_POINTER_(kopt_byte_ *, y), KOPT_CAST_(const kopt_byte_ *, in), code, i, v.n);
         kopt_move_(&v, KOPT_POINTER_(kopt_byte_ *, x), KOPT_F32, to, format, 0);
-        for (k = 0; k < v.n; k++) {
-            const float term = kopt_bits_(factor) == 0x3F800000u ? y[k] : kopt_mul_scalar_(y[k], factor);
-            x[k] = kopt_without_payload_(kopt_add_(x[k], term));
-        }
+        for (k = 0; k < v.n; k++) x[k] = kopt_sum_with_(x[k], y[k], factor);
         kopt_move_(&v, to, format, KOPT_POINTER_(kopt_byte_ *, x), KOPT_F32, 0);
     }
     kopt_leave_(&environment);

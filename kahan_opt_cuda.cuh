@@ -34,9 +34,13 @@
    KAHAN_OPT_CUDA_IMPLEMENTATION   create the implementation. In one .cu file, before it includes kahan_opt.h.
    KAHAN_OPT_CUDA_SELF             the name of this file, with quotes, if you renamed it. It includes itself.
 
-   CONTENTS   PLAN   STEP   STATISTICS   CONVERSIONS   (implementation)   VOCABULARY   KERNELS   PUBLIC FUNCTIONS
+   CONTENTS   PLAN   STEP   STATISTICS   CONVERSIONS   COMPRESSION   (implementation)   VOCABULARY   KERNELS   PUBLIC FUNCTIONS
 */
 #ifndef KOPT_PASS_ /* the whole file but the vocabulary, which is read by kahan_opt.h */
+#ifdef __CUDACC__
+#pragma nv_diagnostic push
+#pragma nv_diag_suppress 177 /* static functions that this program does not use */
+#endif
 #ifndef KAHAN_OPT_CUDA_CUH
 #define KAHAN_OPT_CUDA_CUH
 
@@ -67,10 +71,6 @@
 #endif
 #ifndef KAHAN_OPT_CUDA_SELF
 #define KAHAN_OPT_CUDA_SELF "kahan_opt_cuda.cuh"
-#endif
-#ifdef __CUDACC__
-#pragma nv_diagnostic push
-#pragma nv_diag_suppress 177 /* static functions that this program does not use */
 #endif
 #include KAHAN_OPT_SELF
 
@@ -168,6 +168,21 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_convert(void *dst, kopt_format dst_format, 
 KOPT_CUDA_API_ kopt_result kopt_cuda_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
                                                         kopt_format src_format, size_t n, uint64_t seed, uint32_t step,
                                                         uint32_t id, uint64_t first_index, void *stream);
+
+/* ---- COMPRESSION AND REDUCTION: kopt_compress(), kopt_decompress_add() and kopt_reduce() of device memory; c itself is on
+        the host ---------------------------------------------------------------------------------------------------- */
+
+/* steps: NULL, or the device address of a count that takes the place of c->step: it begins with 0, and each call counts it
+   when its turn has come, so that a captured call can be replayed. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
+                                              kopt_format grad_format, uint32_t *steps, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
+                                                    kopt_format code, size_t n, double scale, void *stream);
+
+/* The shards lie in one buffer, as an all-to-all leaves them: shard k begins at element k * stride. out may be one of the
+   shards, if the formats are equal. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, const void *shards, size_t stride,
+                                            size_t count, kopt_format format, size_t n, double scale, void *stream);
 
 #endif /* KAHAN_OPT_CUDA_CUH */
 
@@ -1192,7 +1207,7 @@ KOPT_CUDA_FN_ void kopt_cuda_begin_(uint64_t sums[2], uint32_t *slots, uint32_t 
 KOPT_CUDA_FN_ void kopt_cuda_factor_(const kopt_cuda_arguments_ *a, uint32_t index) {
     kopt_cuda_tensor_ *const t = a->tensors + index;
     const kopt_cuda_ratio_ *ratio;
-    if (t->stable == 0 || a->control->skip) return;
+    if (t->stable == 0) return;
     ratio = a->ratios + t->stable - 1;
     t->rate_scale = kopt_mul_cuda_(t->own_scale, kopt_stable_of_(&ratio->norm, ratio->n));
 }
@@ -1211,6 +1226,167 @@ KOPT_CUDA_FN_ void kopt_cuda_convert_element_(const kopt_conversion_ *c, size_t 
     }
     kopt_convert_vector_cuda_(&one, c->dst_format, c->src_format, c->stochastic, 0, 1, r);
     kopt_cuda_put_(c->dst + i * to_size, to_size, to);
+}
+
+/* ---- compression: a warp makes the code of 256 elements, 8 of them in each lane. What is compressed waits in shared memory
+        until the block's scale is known. ---- */
+
+typedef struct kopt_cuda_compression_ {
+    kopt_compressor c;
+    kopt_byte_ *out;
+    const kopt_byte_ *grad;
+    kopt_format grad_format;
+    uint32_t *steps;
+} kopt_cuda_compression_;
+
+/* A warp's block: element p waits in slot p + p / 32, and the last word is the mean of KOPT_SIGN. */
+enum { KOPT_MEAN_ = KOPT_SLOTS_, KOPT_WAITING_ };
+
+typedef struct kopt_cuda_packing_ {
+    uint32_t *slots;
+    const uint32_t *codes; /* as in kopt_cuda_codes_ */
+    uint64_t first;
+    uint32_t n, step, positive, negative;
+} kopt_cuda_packing_;
+
+KOPT_CUDA_FN_ void kopt_cuda_gather_lane_(const kopt_cuda_compression_ *k, kopt_cuda_packing_ *b, uint32_t lane) {
+    const size_t size = kopt_bytes_of_(k->grad_format), rest_size = kopt_bytes_of_(k->c.residual_format);
+    const kopt_byte_ *const residual = KOPT_CAST_(const kopt_byte_ *, k->c.residual);
+    uint32_t p;
+    for (p = 8 * lane; p < b->n && p < 8 * lane + 8; p++) {
+        const uint64_t i = b->first + p;
+        float x = kopt_widen_cuda_(kopt_cuda_fetch_(k->grad + i * size, size), k->grad_format);
+        uint32_t u, mag;
+        if (residual != KOPT_NULL_ && b->step > 1)
+            x = kopt_add_(x, kopt_widen_cuda_(kopt_cuda_fetch_(residual + i * rest_size, rest_size), k->c.residual_format));
+        u = kopt_bits_(kopt_without_payload_(x));
+        mag = u & 0x7FFFFFFFu;
+        b->slots[p + (p >> 5)] = u;
+        if (u == mag && u > b->positive) b->positive = u;
+        if (u != mag && mag > b->negative) b->negative = mag;
+    }
+}
+
+/* In the order of the elements, so by one lane. */
+KOPT_CUDA_FN_ void kopt_cuda_mean_lane_(const kopt_cuda_compression_ *k, const kopt_cuda_packing_ *b, uint32_t lane) {
+    float mean = 0;
+    uint32_t p;
+    if (lane != 0 || k->c.code != KOPT_SIGN || k->c.rounding == KOPT_STOCHASTIC) return;
+    for (p = 0; p < b->n; p++) mean = kopt_more_(mean, b->slots[p + (p >> 5)] & 0x7FFFFFFFu);
+    b->slots[KOPT_MEAN_] = kopt_bits_(mean);
+}
+
+/* A number to another format, as kopt_convert() does it; stochastic with the random number r. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_narrow_(float x, kopt_format to, int stochastic, uint32_t r) {
+    const uint32_t from = kopt_bits_(x);
+    uint32_t a = 0;
+    kopt_conversion_ one;
+    one.src = KOPT_CONST_POINTER_(const kopt_byte_ *, &from);
+    one.dst = KOPT_POINTER_(kopt_byte_ *, &a);
+    kopt_convert_vector_cuda_(&one, to, KOPT_F32, stochastic, 0, 1, r);
+    return a;
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const kopt_cuda_packing_ *b, uint32_t lane) {
+    const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_COMPRESS_);
+    const kopt_cipher_cuda_ other = kopt_cipher_of_cuda_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_RESIDUAL_);
+    const int stochastic = k->c.rounding == KOPT_STOCHASTIC, scaled = k->c.code == KOPT_Q8 || k->c.code == KOPT_SIGN;
+    const int noisy = k->c.residual_rounding == KOPT_STOCHASTIC && k->c.residual_format != KOPT_F32;
+    const uint32_t *const table = b->codes + 256;
+    kopt_byte_ *const to = k->out + kopt_code_at_(k->c.code, KOPT_CAST_(size_t, b->first));
+    kopt_byte_ *const residual = KOPT_CAST_(kopt_byte_ *, k->c.residual);
+    const size_t rest_size = kopt_bytes_of_(k->c.residual_format);
+    uint32_t scale = 0, bits = 0, p;
+    if (scaled)
+        scale = kopt_scale_of_(k->c.code, table, b->positive, b->negative, kopt_float_(b->slots[KOPT_MEAN_]), b->n, stochastic);
+    if (scaled && lane == 0) kopt_cuda_put_(to, 4, scale);
+    for (p = 8 * lane; p < b->n && p < 8 * lane + 8; p++) {
+        const uint64_t i = b->first + p, e = k->c.first_index + i;
+        const float x = kopt_float_(b->slots[p + (p >> 5)]);
+        const uint32_t r = stochastic ? kopt_cuda_random_one_(&cipher, e) : 0;
+        uint32_t code;
+        float y;
+        if (k->c.code == KOPT_Q8) {
+            code = kopt_encode_one_(table, x, scale, 0, stochastic, r);
+            kopt_cuda_put_(to + 4 + p, 1, code);
+            y = kopt_decode_one_(table, code, kopt_float_(scale), 0);
+        } else if (k->c.code == KOPT_SIGN) {
+            code = kopt_sign_of_(x, scale, stochastic, r);
+            bits |= code << (p & 7);
+            y = kopt_float_(scale ^ code << 31);
+        } else {
+            code = kopt_cuda_narrow_(x, k->c.code, stochastic, r);
+            kopt_cuda_put_(to + 2 * p, 2, code);
+            y = kopt_widen_cuda_(code, k->c.code);
+        }
+        if (residual == KOPT_NULL_) continue;
+        kopt_cuda_put_(residual + i * rest_size, rest_size,
+                       kopt_cuda_narrow_(kopt_lost_(x, y, k->c.residual_format), k->c.residual_format, noisy,
+                                         noisy ? kopt_cuda_random_one_(&other, e) : 0));
+    }
+    if (k->c.code == KOPT_SIGN && 8 * lane < b->n) kopt_cuda_put_(to + 4 + lane, 1, bits);
+}
+
+/* On the GPU: what the lanes wrote to shared memory is there for each other. */
+#ifdef __CUDA_ARCH__
+#define KOPT_CUDA_SHARED_() __syncwarp()
+#else
+#define KOPT_CUDA_SHARED_() ((void)0)
+#endif
+
+KOPT_CUDA_WHOLE_ void kopt_cuda_compress_blocks_(const kopt_cuda_compression_ *k, uint64_t warp, uint64_t warps,
+                                                 uint32_t lane, uint32_t *slots, const uint32_t *codes) {
+    kopt_cuda_packing_ b;
+    b.slots = slots;
+    b.codes = codes;
+    b.step = k->steps == KOPT_NULL_ ? k->c.step : *k->steps + 1;
+    for (b.first = warp * 256; b.first < k->c.n; b.first += warps * 256) {
+        b.n = k->c.n - b.first < 256 ? KOPT_CAST_(uint32_t, k->c.n - b.first) : 256;
+        b.positive = b.negative = 0;
+        KOPT_CUDA_SHARED_(); /* the block before is done */
+        KOPT_LANES_(kopt_cuda_gather_lane_(k, &b, lane));
+        b.positive = kopt_cuda_warp_largest_(b.positive);
+        b.negative = kopt_cuda_warp_largest_(b.negative);
+        KOPT_CUDA_SHARED_();
+        KOPT_LANES_(kopt_cuda_mean_lane_(k, &b, lane));
+        KOPT_CUDA_SHARED_();
+        KOPT_LANES_(kopt_cuda_pack_lane_(k, &b, lane));
+    }
+}
+
+typedef struct kopt_cuda_sum_ {
+    kopt_byte_ *to;
+    const kopt_byte_ *from;
+    kopt_format to_format, from_format;
+    size_t n, stride, count; /* stride in bytes */
+    float scale;
+} kopt_cuda_sum_;
+
+/* sum += decoded * scale, of element i. */
+KOPT_CUDA_FN_ void kopt_cuda_add_decoded_(const kopt_cuda_sum_ *k, const uint32_t *codes, size_t i) {
+    const size_t size = kopt_bytes_of_(k->to_format), p = i & 255;
+    const kopt_byte_ *const from = k->from + kopt_code_at_(k->from_format, i - p);
+    float y, x = kopt_widen_cuda_(kopt_cuda_fetch_(k->to + i * size, size), k->to_format);
+    if (k->from_format == KOPT_Q8)
+        y = kopt_decode_one_(codes + 256, kopt_cuda_fetch_(from + 4 + p, 1), kopt_float_(kopt_cuda_fetch_(from, 4)), 0);
+    else if (k->from_format == KOPT_SIGN)
+        y = kopt_float_(kopt_cuda_fetch_(from, 4) ^ kopt_cuda_fetch_(from + 4 + (p >> 3), 1) >> (p & 7) << 31);
+    else
+        y = kopt_widen_cuda_(kopt_cuda_fetch_(from + 2 * p, 2), k->from_format);
+    kopt_cuda_put_(k->to + i * size, size, kopt_cuda_narrow_(kopt_sum_with_(x, y, k->scale), k->to_format, 0, 0));
+}
+
+/* The sum of element i over all shards. */
+KOPT_CUDA_FN_ void kopt_cuda_reduce_element_(const kopt_cuda_sum_ *k, size_t i) {
+    const size_t to_size = kopt_bytes_of_(k->to_format), size = kopt_bytes_of_(k->from_format);
+    const kopt_byte_ *p = k->from + i * size;
+    float sum = kopt_widen_cuda_(kopt_cuda_fetch_(p, size), k->from_format);
+    size_t shard;
+    for (shard = 1; shard < k->count; shard++) {
+        p += k->stride;
+        sum = kopt_add_cuda_(sum, kopt_widen_cuda_(kopt_cuda_fetch_(p, size), k->from_format));
+    }
+    kopt_cuda_put_(k->to + i * to_size, to_size, kopt_summed_cuda_(sum, k->scale, k->to_format));
 }
 
 typedef struct kopt_cuda_setting_ {
@@ -1258,7 +1434,13 @@ static kopt_cuda_codes_ kopt_cuda_codes_of_(void) {
 
 /* From the first kernel for 8-bit moments on, a launch has no more blocks than run at once: they begin by filling shared
    memory, or end with atomic additions. */
-enum { KOPT_CUDA_FIRST_Q8_ = 21, KOPT_CUDA_STATS_ = KOPT_CUDA_KERNELS_, KOPT_CUDA_MEASURE_ };
+enum {
+    KOPT_CUDA_FIRST_Q8_ = 21,
+    KOPT_CUDA_STATS_ = KOPT_CUDA_KERNELS_, /* and beside the kernels of steps: */
+    KOPT_CUDA_MEASURE_,
+    KOPT_CUDA_COMPRESS_,
+    KOPT_CUDA_DECOMPRESS_
+};
 
 #ifdef KOPT_CUDA_HOST_
 
@@ -1339,6 +1521,30 @@ static kopt_result kopt_cuda_launch_convert_(kopt_conversion_ *c, void *stream) 
     return KOPT_OK;
 }
 
+static kopt_result kopt_cuda_launch_compress_(kopt_cuda_compression_ *k, void *stream) {
+    const kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
+    uint32_t slots[KOPT_WAITING_], warp;
+    KOPT_CAST_(void, stream);
+    for (warp = 0; warp < 3; warp++) kopt_cuda_compress_blocks_(k, warp, 3, 0, slots, codes.word);
+    if (k->steps != KOPT_NULL_) ++*k->steps;
+    return KOPT_OK;
+}
+
+static kopt_result kopt_cuda_launch_decompress_(kopt_cuda_sum_ *k, void *stream) {
+    const kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
+    size_t i;
+    KOPT_CAST_(void, stream);
+    for (i = 0; i < k->n; i++) kopt_cuda_add_decoded_(k, codes.word, i);
+    return KOPT_OK;
+}
+
+static kopt_result kopt_cuda_launch_reduce_(kopt_cuda_sum_ *k, void *stream) {
+    size_t i;
+    KOPT_CAST_(void, stream);
+    for (i = 0; i < k->n; i++) kopt_cuda_reduce_element_(k, i);
+    return KOPT_OK;
+}
+
 static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, void *stream) {
     KOPT_CAST_(void, stream);
     __builtin_memcpy(to, from, size);
@@ -1412,6 +1618,33 @@ static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_convert_kernel
         kopt_cuda_convert_element_(&c, i);
 }
 
+static __global__ void __launch_bounds__(KOPT_THREADS_)
+    kopt_cuda_compress_kernel_(const kopt_cuda_compression_ k, const kopt_cuda_codes_ codes) {
+    __shared__ uint32_t table[sizeof codes.word / 4], slots[KOPT_WARPS_ * KOPT_WAITING_];
+    const uint32_t warp = threadIdx.x >> 5;
+    kopt_cuda_share_(table, codes);
+    kopt_cuda_compress_blocks_(&k, static_cast<uint64_t>(blockIdx.x) * KOPT_WARPS_ + warp,
+                               static_cast<uint64_t>(gridDim.x) * KOPT_WARPS_, threadIdx.x & 31,
+                               slots + warp * KOPT_WAITING_, table);
+}
+
+static __global__ void kopt_cuda_setting_count_kernel_(uint32_t *steps) { ++*steps; }
+
+static __global__ void __launch_bounds__(KOPT_THREADS_)
+    kopt_cuda_decompress_kernel_(const kopt_cuda_sum_ k, const kopt_cuda_codes_ codes) {
+    __shared__ uint32_t table[sizeof codes.word / 4];
+    const size_t all = static_cast<size_t>(gridDim.x) * KOPT_THREADS_;
+    kopt_cuda_share_(table, codes);
+    for (size_t i = static_cast<size_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x; i < k.n; i += all)
+        kopt_cuda_add_decoded_(&k, table, i);
+}
+
+static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_reduce_kernel_(const kopt_cuda_sum_ k) {
+    const size_t all = static_cast<size_t>(gridDim.x) * KOPT_THREADS_;
+    for (size_t i = static_cast<size_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x; i < k.n; i += all)
+        kopt_cuda_reduce_element_(&k, i);
+}
+
 static kopt_result kopt_cuda_result_(cudaError_t error) {
     switch (error) {
     case cudaSuccess: return KOPT_OK;
@@ -1436,8 +1669,20 @@ static kopt_result kopt_cuda_launch_(const void *kernel, uint32_t blocks, uint32
 static const void *kopt_cuda_entry_(int kernel) {
     const void *const table[] = {KOPT_CUDA_ALL_(KOPT_CUDA_NAME_) KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_NAME_)
                                      reinterpret_cast<const void *>(kopt_cuda_stats_kernel_),
-                                 reinterpret_cast<const void *>(kopt_cuda_measure_kernel_)};
+                                 reinterpret_cast<const void *>(kopt_cuda_measure_kernel_),
+                                 reinterpret_cast<const void *>(kopt_cuda_compress_kernel_),
+                                 reinterpret_cast<const void *>(kopt_cuda_decompress_kernel_)};
     return table[kernel];
+}
+
+/* Blocks of a kernel that run at once. */
+static uint32_t kopt_cuda_resident_(int kernel) {
+    int device = 0, processors = 0, each = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kopt_cuda_entry_(kernel), KOPT_THREADS_, 0) != cudaSuccess)
+        return 1024;
+    return processors > 0 && each > 0 ? static_cast<uint32_t>(processors) * static_cast<uint32_t>(each) : 1024;
 }
 
 static kopt_result kopt_cuda_launch_step_(int kernel, kopt_cuda_arguments_ *a, uint32_t blocks, void *stream) {
@@ -1481,12 +1726,43 @@ static kopt_result kopt_cuda_launch_setting_(kopt_cuda_setting_ *s, void *stream
     return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_setting_kernel_), 1, 1, arguments, stream);
 }
 
+/* Blocks of which each thread takes at least four elements. */
+static uint32_t kopt_cuda_blocks_for_(size_t n) {
+    const size_t blocks = (n - 1) / (4 * KOPT_THREADS_) + 1;
+    return static_cast<uint32_t>(blocks < 0x7FFFFFFFu ? blocks : 0x7FFFFFFFu);
+}
+
 static kopt_result kopt_cuda_launch_convert_(kopt_conversion_ *c, void *stream) {
     void *arguments[] = {c};
-    const size_t blocks = (c->n - 1) / (4 * KOPT_THREADS_) + 1;
-    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_convert_kernel_),
-                             static_cast<uint32_t>(blocks < 0x7FFFFFFFu ? blocks : 0x7FFFFFFFu), KOPT_THREADS_,
+    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_convert_kernel_), kopt_cuda_blocks_for_(c->n),
+                             KOPT_THREADS_, arguments, stream);
+}
+
+static kopt_result kopt_cuda_launch_compress_(kopt_cuda_compression_ *k, void *stream) {
+    kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
+    void *arguments[] = {k, &codes}, *counted[] = {&k->steps};
+    const size_t blocks = (k->c.n + 256 * KOPT_WARPS_ - 1) / (256 * KOPT_WARPS_);
+    const uint32_t most = kopt_cuda_resident_(KOPT_CUDA_COMPRESS_);
+    kopt_result result = KOPT_OK;
+    if (blocks != 0)
+        result = kopt_cuda_launch_(kopt_cuda_entry_(KOPT_CUDA_COMPRESS_),
+                                   blocks < most ? static_cast<uint32_t>(blocks) : most, KOPT_THREADS_, arguments, stream);
+    if (result != KOPT_OK || k->steps == KOPT_NULL_) return result;
+    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_setting_count_kernel_), 1, 1, counted, stream);
+}
+
+static kopt_result kopt_cuda_launch_decompress_(kopt_cuda_sum_ *k, void *stream) {
+    kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
+    void *arguments[] = {k, &codes};
+    const uint32_t blocks = kopt_cuda_blocks_for_(k->n), most = kopt_cuda_resident_(KOPT_CUDA_DECOMPRESS_);
+    return kopt_cuda_launch_(kopt_cuda_entry_(KOPT_CUDA_DECOMPRESS_), blocks < most ? blocks : most, KOPT_THREADS_,
                              arguments, stream);
+}
+
+static kopt_result kopt_cuda_launch_reduce_(kopt_cuda_sum_ *k, void *stream) {
+    void *arguments[] = {k};
+    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_reduce_kernel_), kopt_cuda_blocks_for_(k->n),
+                             KOPT_THREADS_, arguments, stream);
 }
 
 static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, void *stream) {
@@ -1494,15 +1770,6 @@ static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, void
         cudaMemcpyAsync(to, from, size, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(stream)));
 }
 
-/* Blocks of a kernel that run at once. */
-static uint32_t kopt_cuda_resident_(int kernel) {
-    int device = 0, processors = 0, each = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kopt_cuda_entry_(kernel), KOPT_THREADS_, 0) != cudaSuccess)
-        return 1024;
-    return processors > 0 && each > 0 ? static_cast<uint32_t>(processors) * static_cast<uint32_t>(each) : 1024;
-}
 #endif
 
 /* ---- PUBLIC FUNCTIONS -------------------------------------------------------------------------------------------- */
@@ -1890,6 +2157,84 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_convert_stochastic(void *dst, kopt_format d
     c.step = step;
     c.id = id;
     return kopt_cuda_convert_run_(&c, dst, src, stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
+                                              kopt_format grad_format, uint32_t *steps, void *stream) {
+    kopt_result result = kopt_check_compressor_(c, out, out_size, grad, grad_format);
+    kopt_cuda_compression_ k;
+    if (result != KOPT_OK) return result;
+    k.c = *c;
+    k.c.step++;
+    k.out = KOPT_CAST_(kopt_byte_ *, out);
+    k.grad = KOPT_CAST_(const kopt_byte_ *, grad);
+    k.grad_format = grad_format;
+    k.steps = steps;
+    result = kopt_cuda_launch_compress_(&k, stream);
+    if (result == KOPT_OK && steps == KOPT_NULL_) c->step++;
+    return result;
+}
+
+static float kopt_cuda_rounded_(double scale) {
+    kopt_environment_ environment;
+    float rounded;
+    kopt_enter_(&environment);
+    rounded = kopt_to_float_(kopt_get64_(scale));
+    kopt_leave_(&environment);
+    return rounded;
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
+                                                    kopt_format code, size_t n, double scale, void *stream) {
+    kopt_result result = kopt_check_array_(sum, format, n);
+    size_t in_bytes;
+    kopt_cuda_sum_ k;
+    if (result != KOPT_OK) return result;
+    if (!kopt_code_valid_(code)) return KOPT_ERROR_OPTION;
+    if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    in_bytes = kopt_code_at_(code, n);
+    if (in == KOPT_NULL_ && in_bytes != 0) return KOPT_ERROR_NULL;
+    if (in_size < in_bytes) return KOPT_ERROR_SIZE;
+    if (kopt_overlap_(sum, n * kopt_bytes_of_(format), in, in_bytes)) return KOPT_ERROR_OVERLAP;
+    if (n == 0) return KOPT_OK;
+    k.to = KOPT_CAST_(kopt_byte_ *, sum);
+    k.from = KOPT_CAST_(const kopt_byte_ *, in);
+    k.to_format = format;
+    k.from_format = code;
+    k.n = n;
+    k.stride = k.count = 0;
+    k.scale = kopt_cuda_rounded_(scale);
+    return kopt_cuda_launch_decompress_(&k, stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, const void *shards, size_t stride,
+                                            size_t count, kopt_format format, size_t n, double scale, void *stream) {
+    const kopt_byte_ *const from = KOPT_CAST_(const kopt_byte_ *, shards);
+    kopt_result result = kopt_check_array_(out, out_format, n);
+    size_t k;
+    kopt_cuda_sum_ sum;
+    if (result == KOPT_OK) result = kopt_check_array_(shards, format, n);
+    if (result != KOPT_OK) return result;
+    if (count == 0 || !kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    if (!kopt_n_valid_(count) || !kopt_n_valid_(stride) || (stride != 0 && (count - 1) > ~KOPT_CAST_(size_t, 0) / 32 / stride))
+        return KOPT_ERROR_BOUNDS;
+    if (count > 1 && stride < n) return KOPT_ERROR_OVERLAP;
+    if (n == 0) return KOPT_OK;
+    for (k = 0; k < count; k++) {
+        const kopt_byte_ *const shard = from + k * stride * kopt_bytes_of_(format);
+        if (shard == out && format == out_format) continue;
+        if (kopt_overlap_(out, n * kopt_bytes_of_(out_format), shard, n * kopt_bytes_of_(format)))
+            return KOPT_ERROR_OVERLAP;
+    }
+    sum.to = KOPT_CAST_(kopt_byte_ *, out);
+    sum.from = from;
+    sum.to_format = out_format;
+    sum.from_format = format;
+    sum.n = n;
+    sum.stride = stride * kopt_bytes_of_(format);
+    sum.count = count;
+    sum.scale = kopt_cuda_rounded_(scale);
+    return kopt_cuda_launch_reduce_(&sum, stream);
 }
 
 #endif /* KAHAN_OPT_CUDA_IMPLEMENTATION */

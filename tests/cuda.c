@@ -638,6 +638,108 @@ static void conversions(void)
     ok(bad == 0, "conversions, nearest and stochastic, are kopt_convert's");
 }
 
+/* Every code, rounding, format and residual, several gradients one after the other, at any alignment; then what arrives. */
+static void compressions(int lists)
+{
+    enum { N = 1500 };
+    int k, step, bad = 0, infinite = 0;
+    for (k = 0; k < lists; ++k) {
+        static const kopt_format codes[] = {KOPT_BF16, KOPT_FP16, KOPT_Q8, KOPT_SIGN};
+        const kopt_format code = codes[k % 4], f = (kopt_format)below(3), sums = (kopt_format)below(3);
+        const size_t n = below(8) ? below(N) : below(3), size = kopt_compressed_size(code, n), shift = below(2) ? 0 : below(16);
+        const size_t sum_size = n * width(sums);
+        const uint32_t rare = below(3) ? 1u << 31 : 50;
+        unsigned char *const grad = device_new(n * width(f) + shift + 1), *const out = malloc(size + 1);
+        unsigned char *const out2 = device_new(size + shift + 1), *const sum = malloc(sum_size + 1), *const sum2 = device_new(sum_size + 1);
+        uint32_t *const steps = device_new(4);
+        kopt_compressor c = kopt_compressor_of(code, NULL, n), d;
+        size_t rest = 0;
+        *steps = 0;
+        c.rounding = below(2) ? KOPT_STOCHASTIC : KOPT_NEAREST;
+        c.residual_format = (kopt_format)below(3), c.residual_rounding = below(2) ? KOPT_STOCHASTIC : KOPT_NEAREST;
+        c.seed = noise(), c.id = noise(), c.first_index = (uint64_t)noise() << 8;
+        d = c;
+        if (below(3) && !(code == KOPT_SIGN && c.rounding == KOPT_STOCHASTIC)) {
+            rest = n * width(c.residual_format);
+            c.residual = malloc(rest + 1), d.residual = device_new(rest + 1);
+            memset(c.residual, 0x3c, rest), memset(d.residual, 0x3c, rest); /* not read in the first step */
+        }
+        fill(sum, sums, n, -6, 2, 0, 1u << 31);
+        memcpy(sum2, sum, sum_size);
+        for (step = 0; step < 3; ++step) {
+            const double scale = below(2) ? 1 : 0.3;
+            size_t i;
+            fill(grad + shift, f, n, -30, 6, 0, rare);
+            if (!below(6)) memset(grad + shift, 0, n * width(f));
+            bad += kopt_compress(&c, out, size, grad + shift, f) != KOPT_OK;
+            bad += made(kopt_cuda_compress(&d, out2 + shift, size, grad + shift, f, k % 3 ? NULL : steps, stream)) != KOPT_OK;
+            bad += code == KOPT_BF16 || code == KOPT_FP16 ? !same(out, out2 + shift, code, n) : memcmp(out, out2 + shift, size) != 0;
+            bad += (k % 3 ? d.step : *steps) != c.step;
+            if (rest) bad += memcmp(c.residual, d.residual, rest) != 0;
+            bad += kopt_decompress_add(sum, sums, out, size, code, n, scale) != KOPT_OK;
+            bad += made(kopt_cuda_decompress_add(sum2, sums, out2 + shift, size, code, n, scale, stream)) != KOPT_OK;
+            bad += !same(sum, sum2, sums, n);
+            for (i = 0; i < n; ++i) infinite += !kopt_all_finite(sum + i * width(sums), sums, 1);
+        }
+        if (c.residual) free(c.residual), device_free(d.residual);
+        device_free(grad), free(out), device_free(out2), free(sum), device_free(sum2), device_free(steps);
+    }
+    ok(bad == 0 && infinite > 0, "%d compressors, three gradients each: codes, residuals and sums are the CPU's", lists);
+}
+
+static void reductions(int lists)
+{
+    int k, bad = 0;
+    for (k = 0; k < lists; ++k) {
+        const kopt_format from = (kopt_format)below(3), to = (kopt_format)below(3);
+        const size_t n = below(700), count = 1 + below(5), stride = n + below(9), shift = below(2) ? 0 : below(8);
+        const size_t size = (stride * (count - 1) + n) * width(from);
+        const double scale = below(2) ? 1 : 1.0 / (double)count;
+        unsigned char *const shards = device_new(size + shift + 1), *const out = malloc(n * width(to) + 1), *const out2 = device_new(n * width(to) + 1);
+        const void *parts[5];
+        size_t i;
+        fill(shards + shift, from, size / width(from), -10, 5, 0, below(3) ? 1u << 31 : 20);
+        for (i = 0; i < count; ++i) parts[i] = shards + shift + i * stride * width(from);
+        bad += kopt_reduce(out, to, parts, count, from, n, scale) != KOPT_OK;
+        bad += made(kopt_cuda_reduce(out2, to, shards + shift, stride, count, from, n, scale, stream)) != KOPT_OK;
+        bad += memcmp(out, out2, n * width(to)) != 0;
+        if (from == to) { /* in place */
+            unsigned char *const own = shards + shift + (count - 1) * stride * width(from);
+            bad += made(kopt_cuda_reduce(own, to, shards + shift, stride, count, from, n, scale, stream)) != KOPT_OK;
+            bad += memcmp(out, own, n * width(to)) != 0;
+        }
+        device_free(shards), free(out), device_free(out2);
+    }
+    ok(bad == 0, "%d reductions are kopt_reduce's, in place too", lists);
+}
+
+static void tool_refusals(void)
+{
+    static unsigned char a[1100], b[1100];
+    kopt_compressor c = kopt_compressor_of(KOPT_Q8, NULL, 256);
+    int fails = 0;
+    fails += kopt_cuda_compress(NULL, a, 260, b, KOPT_F32, NULL, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_compress(&c, a, 259, b, KOPT_F32, NULL, NULL) != KOPT_ERROR_SIZE || c.step != 0;
+    fails += kopt_cuda_compress(&c, a, 260, a + 100, KOPT_F32, NULL, NULL) != KOPT_ERROR_OVERLAP;
+    c.first_index = 8;
+    fails += kopt_cuda_compress(&c, a, 260, b, KOPT_F32, NULL, NULL) != KOPT_ERROR_BOUNDS;
+    c.code = KOPT_F32;
+    fails += kopt_cuda_compress(&c, a, 260, b, KOPT_F32, NULL, NULL) != KOPT_ERROR_OPTION;
+    fails += kopt_cuda_decompress_add(NULL, KOPT_F32, b, 260, KOPT_Q8, 256, 1, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_decompress_add(a, KOPT_F32, b, 259, KOPT_Q8, 256, 1, NULL) != KOPT_ERROR_SIZE;
+    fails += kopt_cuda_decompress_add(a, KOPT_F32, b, 260, KOPT_F32, 256, 1, NULL) != KOPT_ERROR_OPTION;
+    fails += kopt_cuda_decompress_add(a, KOPT_F32, a + 8, 260, KOPT_Q8, 256, 1, NULL) != KOPT_ERROR_OVERLAP;
+    fails += kopt_cuda_decompress_add(a, KOPT_F32, b, 260, KOPT_Q8, 256, 1e39, NULL) != KOPT_ERROR_RANGE;
+    fails += made(kopt_cuda_decompress_add(NULL, KOPT_F32, NULL, 0, KOPT_Q8, 0, 1, stream)) != KOPT_OK;
+    fails += kopt_cuda_reduce(a, KOPT_F32, NULL, 9, 2, KOPT_F32, 9, 1, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_reduce(a, KOPT_F32, b, 9, 0, KOPT_F32, 9, 1, NULL) != KOPT_ERROR_RANGE;
+    fails += kopt_cuda_reduce(a, KOPT_F32, b, 8, 2, KOPT_F32, 9, 1, NULL) != KOPT_ERROR_OVERLAP;
+    fails += kopt_cuda_reduce(a, KOPT_BF16, a, 9, 2, KOPT_F32, 9, 1, NULL) != KOPT_ERROR_OVERLAP;
+    fails += kopt_cuda_reduce(a, KOPT_F32, b, (size_t)-1, 3, KOPT_F32, 9, 1, NULL) != KOPT_ERROR_BOUNDS;
+    fails += made(kopt_cuda_reduce(NULL, KOPT_F32, NULL, 0, 1, KOPT_F32, 0, 1, stream)) != KOPT_OK;
+    ok(fails == 0, "compression and reduction refuse what the CPU refuses");
+}
+
 #ifdef GPU
 /* ---- What only a GPU can show ------------------------------------------------------------------------------------- */
 
@@ -792,6 +894,9 @@ int main(int argc, char **argv)
     options();
     refusals();
     conversions();
+    compressions(lists / 2);
+    reductions(lists / 4);
+    tool_refusals();
 #ifdef GPU
     graphs();
     foreign_errors();

@@ -17,7 +17,7 @@ done
 quick=
 [ "${1:-}" = quick ] && quick=yes && all="75 80 90 100 120"
 all=$(echo $all)
-printf '#define KAHAN_OPT_CUDA_IMPLEMENTATION\n#include "kahan_opt_cuda.cuh"\n' >$out/plain.cu
+printf '#define KAHAN_OPT_CUDA_IMPLEMENTATION\n#include "kahan_opt_cuda.cuh"\n#include "kahan_opt_cuda.cuh"\n' >$out/plain.cu
 
 # 1. One object for all architectures; registers, stack and spills of every kernel that steps. Quick: one PTX for all but
 # the last, as nothing here is written for one architecture; the last one's own is the one that needs most registers.
@@ -100,7 +100,7 @@ report $? "the example in docs/gpu.md compiles"
 # 4. The GPU's tests and the bench compile; the tests run where there is a GPU.
 ${CC:-cc} -std=c99 -O2 -DGPU -isystem $root/include -o $out/gpu tests/cuda.c $out/plain.o $libraries >$out/log 2>&1
 report $? "the tests for a GPU compile"
-$nvcc -I. -O3 -Werror all-warnings -arch=sm_90 -o $out/bench bench/cuda.cu >$out/log 2>&1
+$nvcc -I. -O3 -Werror all-warnings -arch=sm_90 -DLINKED -o $out/bench bench/cuda.cu $out/plain.o >$out/log 2>&1
 report $? "the bench for a GPU compiles"
 $out/gpu >$out/gpu.log 2>&1
 status=$?
