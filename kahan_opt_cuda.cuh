@@ -795,7 +795,7 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
                 const uint32_t half = (q & 1) != 0 ? r[q >> 1] >> 16 : r[q >> 1] & 0xFFFFu;
                 const uint32_t moment = *kopt_cuda_slot_(b, m, i + KOPT_CAST_(uint64_t, q));
                 word[q >> 2] |= kopt_encode_one_(kopt_cuda_table_(b->codes, square), kopt_float_(moment), scale, square,
-                                                 stochastic, half * kopt_factor_(m) & 0xFFFFu)
+                                                 stochastic, half * kopt_moment_factor_(m) & 0xFFFFu)
                                 << (8 * (q & 3));
             }
             kopt_cuda_put_(t->moment[m] + i, 4, word[0]);
@@ -807,12 +807,12 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
         const uint32_t half = stochastic ? kopt_cuda_random_one_(&cipher, t->first + i) : 0;
         KOPT_UNROLL_
         for (m = 0; m < (weight < 0 ? 4 : 2); m++) {
-            const int square = kopt_is_square_(kind.rule, m), nearest = m == 2 && kind.rule == KOPT_ADAM;
+            const int square = kopt_is_square_(kind.rule, m);
             if (m >= kind.moments) continue;
             kopt_cuda_put_(t->moment[m] + i, 1,
                            kopt_encode_one_(kopt_cuda_table_(b->codes, square),
                                             kopt_float_(*kopt_cuda_slot_(b, m, i)), kopt_scale_(b->largest[m]), square,
-                                            stochastic && !nearest, half * kopt_factor_(m) & 0xFFFFu));
+                                            kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC, half * kopt_moment_factor_(m) & 0xFFFFu));
         }
     }
 }
@@ -1216,16 +1216,13 @@ KOPT_CUDA_FN_ void kopt_cuda_factor_(const kopt_cuda_arguments_ *a, uint32_t ind
 
 KOPT_CUDA_FN_ void kopt_cuda_convert_element_(const kopt_conversion_ *c, size_t i) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
-    uint32_t from = kopt_cuda_fetch_(c->src + i * from_size, from_size), to = 0, r = 0;
-    kopt_conversion_ one;
-    one.src = KOPT_POINTER_(const kopt_byte_ *, &from);
-    one.dst = KOPT_POINTER_(kopt_byte_ *, &to);
+    const float x = kopt_widen_cuda_(kopt_cuda_fetch_(c->src + i * from_size, from_size), c->src_format);
+    uint32_t r = 0;
     if (c->stochastic) {
         const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_);
         r = kopt_cuda_random_one_(&cipher, c->first + i);
     }
-    kopt_convert_vector_cuda_(&one, c->dst_format, c->src_format, c->stochastic, 0, 1, r);
-    kopt_cuda_put_(c->dst + i * to_size, to_size, to);
+    kopt_cuda_put_(c->dst + i * to_size, to_size, kopt_converted_cuda_(x, c->dst_format, c->stochastic, r));
 }
 
 /* ---- compression: a warp makes the code of 256 elements, 8 of them in each lane. What is compressed waits in shared memory
@@ -1276,17 +1273,6 @@ KOPT_CUDA_FN_ void kopt_cuda_mean_lane_(const kopt_cuda_compression_ *k, const k
     b->slots[KOPT_MEAN_] = kopt_bits_(mean);
 }
 
-/* A number to another format, as kopt_convert() does it; stochastic with the random number r. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_narrow_(float x, kopt_format to, int stochastic, uint32_t r) {
-    const uint32_t from = kopt_bits_(x);
-    uint32_t a = 0;
-    kopt_conversion_ one;
-    one.src = KOPT_CONST_POINTER_(const kopt_byte_ *, &from);
-    one.dst = KOPT_POINTER_(kopt_byte_ *, &a);
-    kopt_convert_vector_cuda_(&one, to, KOPT_F32, stochastic, 0, 1, r);
-    return a;
-}
-
 KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const kopt_cuda_packing_ *b, uint32_t lane) {
     const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_COMPRESS_);
     const kopt_cipher_cuda_ other = kopt_cipher_of_cuda_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_RESIDUAL_);
@@ -1315,13 +1301,13 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
             bits |= code << (p & 7);
             y = kopt_float_(scale ^ code << 31);
         } else {
-            code = kopt_cuda_narrow_(x, k->c.code, stochastic, r);
+            code = kopt_converted_cuda_(x, k->c.code, stochastic, r);
             kopt_cuda_put_(to + 2 * p, 2, code);
             y = kopt_widen_cuda_(code, k->c.code);
         }
         if (residual == KOPT_NULL_) continue;
         kopt_cuda_put_(residual + i * rest_size, rest_size,
-                       kopt_cuda_narrow_(kopt_lost_(x, y, k->c.residual_format), k->c.residual_format, noisy,
+                       kopt_converted_cuda_(kopt_lost_(x, y, k->c.residual_format), k->c.residual_format, noisy,
                                          noisy ? kopt_cuda_random_one_(&other, e) : 0));
     }
     if (k->c.code == KOPT_SIGN && 8 * lane < b->n) kopt_cuda_put_(to + 4 + lane, 1, bits);
@@ -1373,7 +1359,7 @@ KOPT_CUDA_FN_ void kopt_cuda_add_decoded_(const kopt_cuda_sum_ *k, const uint32_
         y = kopt_float_(kopt_cuda_fetch_(from, 4) ^ kopt_cuda_fetch_(from + 4 + (p >> 3), 1) >> (p & 7) << 31);
     else
         y = kopt_widen_cuda_(kopt_cuda_fetch_(from + 2 * p, 2), k->from_format);
-    kopt_cuda_put_(k->to + i * size, size, kopt_cuda_narrow_(kopt_sum_with_(x, y, k->scale), k->to_format, 0, 0));
+    kopt_cuda_put_(k->to + i * size, size, kopt_converted_cuda_(kopt_sum_with_(x, y, k->scale), k->to_format, 0, 0));
 }
 
 /* The sum of element i over all shards. */
@@ -1781,9 +1767,14 @@ static int kopt_cuda_is_(int constant, unsigned value) {
     return constant < 0 || KOPT_CAST_(unsigned, constant) == value;
 }
 
+/* Does the rule have kernels of its own? */
+static int kopt_cuda_common_(kopt_rule rule) {
+    return rule == KOPT_SGD || rule == KOPT_ADAM || rule == KOPT_LION || rule == KOPT_RADAM;
+}
+
 /* The first kernel that fits. */
 static int kopt_cuda_kernel_of_(const kopt_optimizer *opt, const kopt_tensor *t) {
-    const int moments = kopt_moments_(opt), common = moments <= 2 && opt->rule != KOPT_RANGER && opt->rule != KOPT_EMA;
+    const int moments = kopt_moments_(opt), common = moments <= 2 && kopt_cuda_common_(opt->rule);
     const kopt_format moment = moments == 0 ? opt->weight_format : opt->moment_format;
     const int plain = opt->weight_format == KOPT_F32 || opt->rounding == KOPT_NEAREST;
     const kopt_rounding rounding = plain ? KOPT_STOCHASTIC : opt->rounding;
