@@ -4776,7 +4776,8 @@ static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, const kopt_b
 
 /* The code of y in [-1, 1] (square: [0, 1]): the nearest, the lower of two equally near; or one of the two neighbours, the
    upper with the probability of y's place between them. A square that is not 0 never gets code 0. */
-static KOPT_BOTH_ uint32_t kopt_code_of_(const uint32_t *table, float y, int square, int stochastic, uint32_t random16) {
+static KOPT_BOTH_ uint32_t kopt_code_of_(const uint32_t *table, float y, int square, int stochastic,
+                                         uint32_t random16) {
     const uint32_t mag = kopt_bits_(y) & 0x7FFFFFFFu, minus = mag != 0 && mag != kopt_bits_(y);
     const uint32_t *const ascending = square ? table + 1 : table;
     uint32_t low = 0, high, middle, most = minus ? mag - 1 : mag;
@@ -4818,7 +4819,9 @@ static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, 
 }
 
 /* The scale of a block. One with a value that is not finite becomes NaN as a whole. */
-KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) { return largest < 0x00800000u ? 0 : largest >= 0x7F800000u ? 0x7FC00000u : largest; }
+KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
+    return largest < 0x00800000u ? 0 : largest >= 0x7F800000u ? 0x7FC00000u : largest;
+}
 
 static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *x, size_t n, int square,
                            const uint16_t *random16, uint32_t factor) {
@@ -6352,9 +6355,11 @@ static KOPT_NOINLINE_ void kopt_move_(kopt_conversion_ *v, kopt_byte_ *to, kopt_
 }
 
 /* One more magnitude for the mean of a block. */
-KOPT_INLINE_ float kopt_more_(float mean, uint32_t mag) { return kopt_add_(mean, kopt_mul_(kopt_float_(mag), 1.0f / 256)); }
+KOPT_INLINE_ float kopt_more_(float mean, uint32_t mag) {
+    return kopt_add_(mean, kopt_mul_(kopt_float_(mag), 1.0f / 256));
+}
 
-/* The scale of a block of KOPT_Q8 or KOPT_SIGN, from its largest positive and negative values and the sum of |x| / 256. */
+/* The scale of a block of KOPT_Q8 or KOPT_SIGN, from its largest values of both signs and the sum of |x| / 256. */
 static KOPT_BOTH_ uint32_t kopt_scale_of_(kopt_format code, const uint32_t *table, uint32_t positive, uint32_t negative,
                                           float mean, size_t n, int stochastic) {
     if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) { /* the table ends at 1, but begins above -1 */

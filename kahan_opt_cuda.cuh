@@ -34,7 +34,8 @@
    KAHAN_OPT_CUDA_IMPLEMENTATION   create the implementation. In one .cu file, before it includes kahan_opt.h.
    KAHAN_OPT_CUDA_SELF             the name of this file, with quotes, if you renamed it. It includes itself.
 
-   CONTENTS   PLAN   STEP   STATISTICS   CONVERSIONS   COMPRESSION   (implementation)   VOCABULARY   KERNELS   PUBLIC FUNCTIONS
+   CONTENTS   PLAN   STEP   STATISTICS   CONVERSIONS   COMPRESSION
+              (implementation)   VOCABULARY   KERNELS   PUBLIC FUNCTIONS
 */
 #ifndef KOPT_PASS_ /* the whole file but the vocabulary, which is read by kahan_opt.h */
 #ifdef __CUDACC__
@@ -115,9 +116,9 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *dev
    tensors may share it. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_step(const kopt_cuda_plan *plan, void *stream);
 
-/* The same in two calls, for StableAdamW over several GPUs, where a tensor's factor belongs to all of its shards: between
-   them, sum the ratios as uint64 over all GPUs (ncclSum). Their number of words, 0 without StableAdamW, is 22 for each of
-   its tensors, so all plans must list the same tensors (a shard may have no elements). */
+/* The same in two calls, for StableAdamW over several GPUs, where a tensor's factor belongs to all its shards: between
+   them, sum the ratios as uint64 over all GPUs (ncclSum). *words is 22 for each tensor of StableAdamW, 0 without, so
+   all plans must list the same tensors (a shard may have no elements). */
 KOPT_CUDA_API_ kopt_result kopt_cuda_step_begin(const kopt_cuda_plan *plan, void *stream);
 KOPT_CUDA_API_ uint64_t *kopt_cuda_ratios(const kopt_cuda_plan *plan, size_t *words);
 KOPT_CUDA_API_ kopt_result kopt_cuda_step_end(const kopt_cuda_plan *plan, void *stream);
@@ -133,8 +134,8 @@ typedef struct kopt_cuda_options {
 KOPT_CUDA_API_ kopt_result kopt_cuda_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
                                                  void *stream);
 
-/* New hyper-parameters of a group (a schedule). Rule, formats, roundings, stable and the number of moments must stay, or
-   the status says KOPT_ERROR_MISMATCH. opt->step is not looked at: the GPU counts. */
+/* New hyper-parameters of a group (a schedule). Rule, formats, roundings, stable and the number of moments must stay,
+   or the status says KOPT_ERROR_MISMATCH. opt->step is not looked at: the GPU counts. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_set_optimizer(const kopt_cuda_plan *plan, size_t group, const kopt_optimizer *opt,
                                                    void *stream);
 
@@ -169,18 +170,18 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_convert_stochastic(void *dst, kopt_format d
                                                         kopt_format src_format, size_t n, uint64_t seed, uint32_t step,
                                                         uint32_t id, uint64_t first_index, void *stream);
 
-/* ---- COMPRESSION AND REDUCTION: kopt_compress(), kopt_decompress_add() and kopt_reduce() of device memory; c itself is on
-        the host ---------------------------------------------------------------------------------------------------- */
+/* ---- COMPRESSION AND REDUCTION: kopt_compress(), kopt_decompress_add() and kopt_reduce() of device memory; c itself
+        is on the host ---------------------------------------------------------------------------------------------- */
 
-/* steps: NULL, or the device address of a count that takes the place of c->step: it begins with 0, and each call counts it
-   when its turn has come, so that a captured call can be replayed. */
+/* steps: NULL, or the device address of a count that takes the place of c->step: it begins with 0, and each call counts
+   it when its turn has come, so that a captured call can be replayed. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
                                               kopt_format grad_format, uint32_t *steps, void *stream);
 KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
                                                     kopt_format code, size_t n, double scale, void *stream);
 
-/* The shards lie in one buffer, as an all-to-all leaves them: shard k begins at element k * stride. out may be one of the
-   shards, if the formats are equal. */
+/* The shards lie in one buffer, as an all-to-all leaves them: shard k begins at element k * stride. out may be one of
+   the shards, if the formats are equal. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, const void *shards, size_t stride,
                                             size_t count, kopt_format format, size_t n, double scale, void *stream);
 
@@ -192,7 +193,11 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
 #if defined(KAHAN_OPT_CUDA_IMPLEMENTATION) && !defined(KOPT_CUDA_IMPLEMENTED_)
 #define KOPT_CUDA_IMPLEMENTED_
 
-/* KOPT_CUDA_HOST_ (for the tests): a C or C++ compiler builds the same kernels, and a launch is a loop over threads. */
+/* KOPT_CUDA_HOST_ (for the tests): a C or C++ compiler builds the same kernels, and a launch is a loop over threads. With
+   KOPT_CUDA_THREADS_ as well, the threads of a block run at the same time, by functions that the test brings. */
+#if defined(KOPT_CUDA_HOST_) && !defined(KOPT_CUDA_THREADS_)
+#define KOPT_CUDA_LOOPS_
+#endif
 #ifdef KOPT_CUDA_HOST_
 #define KOPT_UNROLL_
 #define KOPT_CUDA_ALIGNED_
@@ -202,10 +207,12 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
 #define KOPT_CUDA_ALIGNED_ __align__(16)
 #endif
 #define KOPT_CUDA_FN_ static KOPT_FORCE_INLINE_ KOPT_BOTH_
-#ifdef KOPT_CUDA_HOST_ /* what a kernel calls: one function for all kernels, their constants are arguments */
+#ifdef KOPT_CUDA_HOST_ /* DEVICE_: what threads do together; WHOLE_: what a kernel calls, here one function for all */
+#define KOPT_CUDA_DEVICE_ static KOPT_FORCE_INLINE_
 #define KOPT_CUDA_WHOLE_ static
 #else
-#define KOPT_CUDA_WHOLE_ KOPT_CUDA_FN_
+#define KOPT_CUDA_DEVICE_ static KOPT_FORCE_INLINE_ __device__
+#define KOPT_CUDA_WHOLE_ KOPT_CUDA_DEVICE_
 #endif
 
 /* The kernel section of kahan_opt.h in this vocabulary: one lane, everything inlined, no prefetch. */
@@ -403,7 +410,7 @@ KOPT_CUDA_FN_ uint64_t kopt_cuda_index_(const kopt_cuda_arguments_ *a, const kop
 }
 
 /* ---- 8-bit moments: a warp steps 256 elements that share a scale, in two phases. The first turns codes into numbers,
-        steps, and leaves the new moments in shared memory; when the largest are known, the second makes codes of them */
+        steps, and leaves the new moments in shared memory; when the largest are known, the second makes their codes */
 
 enum { KOPT_SLOTS_ = 256 + 8 }; /* moments of a block: slot p + p / 32, so that the lanes use different memory banks */
 
@@ -414,7 +421,9 @@ typedef struct kopt_cuda_block_ {
     uint32_t largest[4];     /* bits of the largest new moments */
 } kopt_cuda_block_;
 
-KOPT_CUDA_FN_ const uint32_t *kopt_cuda_table_(const uint32_t *codes, int square) { return square ? codes : codes + 256; }
+KOPT_CUDA_FN_ const uint32_t *kopt_cuda_table_(const uint32_t *codes, int square) {
+    return square ? codes : codes + 256;
+}
 
 /* The scale of the block of element i. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_scale_(const kopt_cuda_tensor_ *t, int m, uint64_t i) {
@@ -589,8 +598,8 @@ KOPT_CUDA_FN_ int kopt_cuda_within_(uint64_t x, uint64_t from, int width) {
     return x <= from ? 0 : x - from < KOPT_CAST_(uint64_t, width) ? KOPT_CAST_(int, x - from) : width;
 }
 
-/* What a kernel's constants leave open. A negative constant means: what the optimizer says. 8-bit moments are stepped as
-   fp32. */
+/* What a kernel's constants leave open. A negative constant means: what the optimizer says. 8-bit moments are stepped
+   as fp32. */
 KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_step *s, int rule, int weight, int grad,
                                          int moment, int rounding, int small_stores) {
     kopt_kind_ kind;
@@ -614,38 +623,64 @@ KOPT_CUDA_FN_ void kopt_cuda_add_(uint64_t *to, uint64_t x) {
 #ifdef __CUDA_ARCH__
     atomicAdd(reinterpret_cast<unsigned long long *>(to), static_cast<unsigned long long>(x));
 #else
-    *to += x;
+    __atomic_fetch_add(to, x, __ATOMIC_RELAXED);
 #endif
 }
 
-/* The sum and the largest of all lanes of a warp. On the host the lanes run one after the other: the sum is taken of each,
+/* What threads do together. KOPT_TOGETHER_: all threads of a block to the end of the statement, KOPT_LANES_: all lanes of
+   a warp; on the GPU this thread is one of them. KOPT_CUDA_SHARED_: what the lanes of a warp wrote is there for all.
+   KOPT_CUDA_EXCHANGE_: the value of another lane. */
+#ifdef KOPT_CUDA_LOOPS_
+#define KOPT_TOGETHER_(statement) \
+    for (thread = 0; thread < KOPT_THREADS_; thread++) statement
+#define KOPT_LANES_(statement) \
+    for (lane = 0; lane < 32; lane++) statement
+#define KOPT_CUDA_SHARED_() ((void)0)
+#define KOPT_CUDA_EXCHANGE_(x, distance) ((void)(distance), x)
+#else
+#ifdef KOPT_CUDA_THREADS_
+#define KOPT_CUDA_BARRIER_ kopt_threads_barrier
+#define KOPT_CUDA_SHARED_ kopt_threads_warp
+#define KOPT_CUDA_EXCHANGE_ kopt_threads_exchange
+#else
+#define KOPT_CUDA_BARRIER_ __syncthreads
+#define KOPT_CUDA_SHARED_ __syncwarp
+#define KOPT_CUDA_EXCHANGE_(x, distance) __shfl_xor_sync(0xFFFFFFFFu, x, distance)
+#endif
+#define KOPT_TOGETHER_(statement) \
+    statement;                    \
+    KOPT_CUDA_BARRIER_()
+#define KOPT_LANES_(statement) statement
+#endif
+
+/* The sum and the largest of all lanes of a warp. In a loop the lanes run one after the other: the sum is taken of each,
    the largest is kept by all of them together. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_warp_sum_(uint32_t x) {
-#ifdef __CUDA_ARCH__
-    for (int distance = 16; distance > 0; distance >>= 1) x += __shfl_xor_sync(0xFFFFFFFFu, x, distance);
+KOPT_CUDA_DEVICE_ uint32_t kopt_cuda_warp_sum_(uint32_t x) {
+#ifndef KOPT_CUDA_LOOPS_
+    int distance;
+    for (distance = 16; distance > 0; distance >>= 1) x += KOPT_CUDA_EXCHANGE_(x, distance);
 #endif
     return x;
 }
 
-KOPT_CUDA_FN_ uint32_t kopt_cuda_warp_largest_(uint32_t x) {
-#ifdef __CUDA_ARCH__
-    for (int distance = 16; distance > 0; distance >>= 1) {
-        const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, x, distance);
+KOPT_CUDA_DEVICE_ uint32_t kopt_cuda_warp_largest_(uint32_t x) {
+    int distance;
+    for (distance = 16; distance > 0; distance >>= 1) {
+        const uint32_t other = KOPT_CUDA_EXCHANGE_(x, distance);
         x = other > x ? other : x;
     }
-#endif
     return x;
 }
 
-/* A warp's counts into a tensor's, if it wants them. All lanes together. The general kernels count always: a pointer that
-   may be NULL would keep the counts out of registers. */
-KOPT_CUDA_FN_ void kopt_cuda_tally_(const kopt_cuda_tensor_ *t, const kopt_counts *counts, uint32_t lane) {
+/* A warp's counts into a tensor's, if it wants them. All lanes together. The general kernels count always: a pointer
+   that may be NULL would keep the counts out of registers. */
+KOPT_CUDA_DEVICE_ void kopt_cuda_tally_(const kopt_cuda_tensor_ *t, const kopt_counts *counts, uint32_t lane) {
     uint32_t wanted, still, stuck;
     if (t->counts == KOPT_NULL_) return;
     wanted = kopt_cuda_warp_sum_(KOPT_CAST_(uint32_t, counts->wanted));
     still = kopt_cuda_warp_sum_(KOPT_CAST_(uint32_t, counts->still));
     stuck = kopt_cuda_warp_sum_(KOPT_CAST_(uint32_t, counts->stuck));
-#ifdef __CUDA_ARCH__
+#ifndef KOPT_CUDA_LOOPS_
     if (lane != 0) return;
 #endif
     KOPT_CAST_(void, lane);
@@ -725,14 +760,6 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32
     }
 }
 
-/* All lanes of a warp to the end of the statement. On the GPU this lane is one of them. */
-#ifdef KOPT_CUDA_HOST_
-#define KOPT_LANES_(statement) \
-    for (lane = 0; lane < 32; lane++) statement
-#else
-#define KOPT_LANES_(statement) statement
-#endif
-
 /* The random words of 8 elements from any global index on. */
 KOPT_CUDA_FN_ void kopt_cuda_random_octet_(uint32_t r[4], const kopt_cipher_cuda_ *cipher, uint64_t e) {
     if ((e & 7) == 0)
@@ -753,8 +780,8 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_block_begin_(const kopt_cuda_tensor_ *t, uint32
 }
 
 /* First phase: the n elements of the block at position x of a task. */
-KOPT_CUDA_FN_ void kopt_cuda_block_step_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task, int x,
-                                         uint32_t n, uint32_t lane, kopt_kind_ kind, int weight, int copies,
+KOPT_CUDA_FN_ void kopt_cuda_block_step_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task,
+                                         int x, uint32_t n, uint32_t lane, kopt_kind_ kind, int weight, int copies,
                                          kopt_counts *counts, kopt_cuda_block_ *b) {
     const kopt_cuda_group_ *const g = a->groups + t->group;
     const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
@@ -770,7 +797,7 @@ KOPT_CUDA_FN_ void kopt_cuda_block_step_(const kopt_cuda_arguments_ *a, const ko
                            weight < 0 ? counts : KOPT_NULL_, b);
 }
 
-/* Second phase: the codes and scales. A lane reads the slots that it wrote. */
+/* Second phase: the codes and scales. A lane reads the slots that it wrote for this block. */
 KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t n,
                                           uint32_t lane, kopt_kind_ kind, int weight, const kopt_cuda_block_ *b) {
     const kopt_cuda_group_ *const g = a->groups + t->group;
@@ -780,7 +807,8 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
     int m, q;
     KOPT_UNROLL_
     for (m = 0; m < (weight < 0 ? 4 : 2); m++)
-        if (lane == 0 && m < kind.moments) kopt_cuda_put_(t->scale[m] + (b->first >> 8) * 4, 4, kopt_scale_(b->largest[m]));
+        if (lane == 0 && m < kind.moments)
+            kopt_cuda_put_(t->scale[m] + (b->first >> 8) * 4, 4, kopt_scale_(b->largest[m]));
     if (kopt_cuda_block_wide_(t, lane, n, weight)) {
         const uint64_t i = b->first + 8 * lane;
         if (stochastic) kopt_cuda_random_octet_(r, &cipher, t->first + i);
@@ -812,15 +840,16 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
             kopt_cuda_put_(t->moment[m] + i, 1,
                            kopt_encode_one_(kopt_cuda_table_(b->codes, square),
                                             kopt_float_(*kopt_cuda_slot_(b, m, i)), kopt_scale_(b->largest[m]), square,
-                                            kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC, half * kopt_moment_factor_(m) & 0xFFFFu));
+                                            kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC,
+                                            half * kopt_moment_factor_(m) & 0xFFFFu));
         }
     }
 }
 
 /* All steps of a warp (of its lane, on the GPU) with 8-bit moments. */
-KOPT_CUDA_WHOLE_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_t warp, uint32_t warps, uint32_t lane,
-                                             uint32_t *slots, const uint32_t *codes, int rule, int weight, int grad,
-                                             int rounding, int small_stores, int copies) {
+KOPT_CUDA_WHOLE_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_t warp, uint32_t warps,
+                                             uint32_t lane, uint32_t *slots, const uint32_t *codes, int rule,
+                                             int weight, int grad, int rounding, int small_stores, int copies) {
     const int width = KOPT_CAST_(int, a->width);
     uint32_t task;
     if (a->control->skip) return;
@@ -839,11 +868,13 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint
             b.codes = codes;
             b.first = from + KOPT_CAST_(uint64_t, x);
             b.largest[0] = b.largest[1] = b.largest[2] = b.largest[3] = 0;
+            KOPT_CUDA_SHARED_(); /* the slots change hands: the last block of a tensor is shorter */
             KOPT_CUDA_FORGET_(t, "l");
             KOPT_LANES_(kopt_cuda_block_step_(a, t, task, x, n, lane, kind, weight, copies, &counts, &b));
             KOPT_CUDA_FORGET_(t, "l");
             KOPT_UNROLL_
             for (m = 0; m < (weight < 0 ? 4 : 2); m++) b.largest[m] = kopt_cuda_warp_largest_(b.largest[m]);
+            KOPT_CUDA_SHARED_(); /* all lanes have read the scales that the first lane changes now */
             KOPT_LANES_(kopt_cuda_block_store_(a, t, n, lane, kind, weight, &b));
         }
         if (weight < 0) kopt_cuda_tally_(t, &counts, lane);
@@ -851,7 +882,7 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint
 }
 
 /* The kernels: constants for what loads, stores and stays in registers; -1: as the optimizer says; rounding STOCHASTIC
-   stands for NEAREST too. The first that fits is taken; the last of each list fits everything, one element per thread. */
+   stands for NEAREST too. The first that fits is taken; the last of each list fits all, an element per thread. */
 #define KOPT_CUDA_ALL_(KERNEL)                                                                              \
     KERNEL(0, adam_kahan_bf16, KOPT_ADAM, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, 0)   \
     KERNEL(1, kahan_bf16, -1, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, -1, 0)                            \
@@ -964,7 +995,7 @@ KOPT_CUDA_FN_ void kopt_cuda_add32_(uint32_t *to, uint32_t x) {
 #ifdef __CUDA_ARCH__
     atomicAdd(to, x);
 #else
-    *to += x;
+    __atomic_fetch_add(to, x, __ATOMIC_RELAXED);
 #endif
 }
 
@@ -1069,16 +1100,6 @@ KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks) {
     c->ready = 1;
 }
 
-/* All threads of a block to the end of the statement. On the GPU this thread is one of them. */
-#ifdef KOPT_CUDA_HOST_
-#define KOPT_TOGETHER_(statement) \
-    for (thread = 0; thread < KOPT_THREADS_; thread++) statement
-#else
-#define KOPT_TOGETHER_(statement) \
-    statement;                    \
-    __syncthreads()
-#endif
-
 /* A round is 8 tasks, one per warp: at most 8 * width / 32 = 256 numbers in a slot (fp32: half the width, two lanes),
    below 2^24 each; at most 2047^2 for fp16, 255^2 for bf16. So 1, 4 or 256 rounds fit into 32 bits. */
 #define KOPT_CUDA_STATS_BLOCK_(a, block, blocks, thread, slots)                                                    \
@@ -1124,7 +1145,8 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, const 
         uint32_t grad = kopt_cuda_fetch_(t->grad + i * grad_size, grad_size), weight = 0, residual = 0, square;
         kopt_job_ j;
         if (s->moment_format == KOPT_Q8)
-            square = kopt_cuda_decode_(codes, kind.rule, 1, kopt_cuda_fetch_(t->moment[1] + i, 1), kopt_cuda_scale_(t, 1, i));
+            square = kopt_cuda_decode_(codes, kind.rule, 1, kopt_cuda_fetch_(t->moment[1] + i, 1),
+                                       kopt_cuda_scale_(t, 1, i));
         else
             square = kopt_cuda_fetch_(t->moment[1] + i * kopt_bytes_of_(kind.moment), kopt_bytes_of_(kind.moment));
         if (k.use_l2) {
@@ -1151,7 +1173,7 @@ KOPT_CUDA_FN_ void kopt_cuda_collect_(uint64_t sums[2], uint32_t *slots, uint32_
         }
 }
 
-/* ... and to the digits of a tensor's norm. They do not overflow below 2^36 elements: each round adds less than 2^40. */
+/* ... and to the digits of a tensor's norm, which do not overflow below 2^36 elements: a round adds less than 2^40. */
 KOPT_CUDA_FN_ void kopt_cuda_deliver_(kopt_cuda_ratio_ *ratio, uint64_t sums[2], uint32_t thread) {
     const uint32_t place = thread == 0 ? 0 : 2 * thread - 2; /* as in kopt_norm_each_ */
     uint32_t part, i;
@@ -1172,8 +1194,8 @@ KOPT_CUDA_FN_ void kopt_cuda_deliver_(kopt_cuda_ratio_ *ratio, uint64_t sums[2],
     }
 }
 
-/* sums: of this thread; on the host of all. */
-#ifdef KOPT_CUDA_HOST_
+/* sums: of this thread; in a loop of all. */
+#ifdef KOPT_CUDA_LOOPS_
 #define KOPT_SUMS_ KOPT_THREADS_
 #define KOPT_MINE_(sums, thread) (sums)[thread]
 #else
@@ -1225,8 +1247,8 @@ KOPT_CUDA_FN_ void kopt_cuda_convert_element_(const kopt_conversion_ *c, size_t 
     kopt_cuda_put_(c->dst + i * to_size, to_size, kopt_converted_cuda_(x, c->dst_format, c->stochastic, r));
 }
 
-/* ---- compression: a warp makes the code of 256 elements, 8 of them in each lane. What is compressed waits in shared memory
-        until the block's scale is known. ---- */
+/* ---- compression: a warp makes the code of 256 elements, 8 of them in each lane. What is compressed waits in shared
+        memory until the block's scale is known. ---- */
 
 typedef struct kopt_cuda_compression_ {
     kopt_compressor c;
@@ -1255,7 +1277,8 @@ KOPT_CUDA_FN_ void kopt_cuda_gather_lane_(const kopt_cuda_compression_ *k, kopt_
         float x = kopt_widen_cuda_(kopt_cuda_fetch_(k->grad + i * size, size), k->grad_format);
         uint32_t u, mag;
         if (residual != KOPT_NULL_ && b->step > 1)
-            x = kopt_add_(x, kopt_widen_cuda_(kopt_cuda_fetch_(residual + i * rest_size, rest_size), k->c.residual_format));
+            x = kopt_add_(
+                x, kopt_widen_cuda_(kopt_cuda_fetch_(residual + i * rest_size, rest_size), k->c.residual_format));
         u = kopt_bits_(kopt_without_payload_(x));
         mag = u & 0x7FFFFFFFu;
         b->slots[p + (p >> 5)] = u;
@@ -1284,7 +1307,8 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
     const size_t rest_size = kopt_bytes_of_(k->c.residual_format);
     uint32_t scale = 0, bits = 0, p;
     if (scaled)
-        scale = kopt_scale_of_(k->c.code, table, b->positive, b->negative, kopt_float_(b->slots[KOPT_MEAN_]), b->n, stochastic);
+        scale = kopt_scale_of_(k->c.code, table, b->positive, b->negative, kopt_float_(b->slots[KOPT_MEAN_]), b->n,
+                               stochastic);
     if (scaled && lane == 0) kopt_cuda_put_(to, 4, scale);
     for (p = 8 * lane; p < b->n && p < 8 * lane + 8; p++) {
         const uint64_t i = b->first + p, e = k->c.first_index + i;
@@ -1312,13 +1336,6 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
     }
     if (k->c.code == KOPT_SIGN && 8 * lane < b->n) kopt_cuda_put_(to + 4 + lane, 1, bits);
 }
-
-/* On the GPU: what the lanes wrote to shared memory is there for each other. */
-#ifdef __CUDA_ARCH__
-#define KOPT_CUDA_SHARED_() __syncwarp()
-#else
-#define KOPT_CUDA_SHARED_() ((void)0)
-#endif
 
 KOPT_CUDA_WHOLE_ void kopt_cuda_compress_blocks_(const kopt_cuda_compression_ *k, uint64_t warp, uint64_t warps,
                                                  uint32_t lane, uint32_t *slots, const uint32_t *codes) {
@@ -1418,8 +1435,8 @@ static kopt_cuda_codes_ kopt_cuda_codes_of_(void) {
     return codes;
 }
 
-/* From the first kernel for 8-bit moments on, a launch has no more blocks than run at once: they begin by filling shared
-   memory, or end with atomic additions. */
+/* From the first kernel for 8-bit moments on, a launch has no more blocks than run at once: they begin by filling
+   shared memory, or end with atomic additions. */
 enum {
     KOPT_CUDA_FIRST_Q8_ = 21,
     KOPT_CUDA_STATS_ = KOPT_CUDA_KERNELS_, /* and beside the kernels of steps: */
@@ -1428,7 +1445,10 @@ enum {
     KOPT_CUDA_DECOMPRESS_
 };
 
-#ifdef KOPT_CUDA_HOST_
+#ifdef KOPT_CUDA_THREADS_
+#include KOPT_CUDA_THREADS_ /* launches of kopt_cuda_launch_step_, _measure_, _stats_, _compress_ */
+#endif
+#ifdef KOPT_CUDA_LOOPS_
 
 #define KOPT_CUDA_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                  \
     static void kopt_cuda_##name##_(const kopt_cuda_arguments_ *a, uint32_t blocks) {                           \
@@ -1469,6 +1489,28 @@ static kopt_result kopt_cuda_launch_measure_(kopt_cuda_arguments_ *a, size_t siz
     return KOPT_OK;
 }
 
+static kopt_result kopt_cuda_launch_stats_(kopt_cuda_arguments_ *a, uint32_t blocks, void *stream) {
+    uint32_t slots[256 * 32], block, thread;
+    size_t i;
+    KOPT_CAST_(void, stream);
+    for (i = 0; i < KOPT_CUDA_CLEARED_; i++) KOPT_POINTER_(kopt_byte_ *, &a->control->norm)[i] = 0;
+    for (block = 0; block < blocks; block++) KOPT_CUDA_STATS_BLOCK_(a, block, blocks, thread, slots);
+    return KOPT_OK;
+}
+
+static kopt_result kopt_cuda_launch_compress_(kopt_cuda_compression_ *k, void *stream) {
+    const kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
+    uint32_t slots[KOPT_WAITING_], warp;
+    KOPT_CAST_(void, stream);
+    for (warp = 0; warp < 3; warp++) kopt_cuda_compress_blocks_(k, warp, 3, 0, slots, codes.word);
+    if (k->steps != KOPT_NULL_) ++*k->steps;
+    return KOPT_OK;
+}
+
+#endif
+
+#ifdef KOPT_CUDA_HOST_
+
 static kopt_result kopt_cuda_launch_factors_(kopt_cuda_arguments_ *a, uint32_t tensors, void *stream) {
     uint32_t i;
     KOPT_CAST_(void, stream);
@@ -1485,15 +1527,6 @@ static kopt_result kopt_cuda_launch_prologue_(kopt_cuda_control_ *c, kopt_cuda_g
     return KOPT_OK;
 }
 
-static kopt_result kopt_cuda_launch_stats_(kopt_cuda_arguments_ *a, uint32_t blocks, void *stream) {
-    uint32_t slots[256 * 32], block, thread;
-    size_t i;
-    KOPT_CAST_(void, stream);
-    for (i = 0; i < KOPT_CUDA_CLEARED_; i++) KOPT_POINTER_(kopt_byte_ *, &a->control->norm)[i] = 0;
-    for (block = 0; block < blocks; block++) KOPT_CUDA_STATS_BLOCK_(a, block, blocks, thread, slots);
-    return KOPT_OK;
-}
-
 static kopt_result kopt_cuda_launch_setting_(kopt_cuda_setting_ *s, void *stream) {
     KOPT_CAST_(void, stream);
     kopt_cuda_set_(s);
@@ -1504,15 +1537,6 @@ static kopt_result kopt_cuda_launch_convert_(kopt_conversion_ *c, void *stream) 
     size_t i;
     KOPT_CAST_(void, stream);
     for (i = 0; i < c->n; i++) kopt_cuda_convert_element_(c, i);
-    return KOPT_OK;
-}
-
-static kopt_result kopt_cuda_launch_compress_(kopt_cuda_compression_ *k, void *stream) {
-    const kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
-    uint32_t slots[KOPT_WAITING_], warp;
-    KOPT_CAST_(void, stream);
-    for (warp = 0; warp < 3; warp++) kopt_cuda_compress_blocks_(k, warp, 3, 0, slots, codes.word);
-    if (k->steps != KOPT_NULL_) ++*k->steps;
     return KOPT_OK;
 }
 
@@ -1732,7 +1756,8 @@ static kopt_result kopt_cuda_launch_compress_(kopt_cuda_compression_ *k, void *s
     kopt_result result = KOPT_OK;
     if (blocks != 0)
         result = kopt_cuda_launch_(kopt_cuda_entry_(KOPT_CUDA_COMPRESS_),
-                                   blocks < most ? static_cast<uint32_t>(blocks) : most, KOPT_THREADS_, arguments, stream);
+                                   blocks < most ? static_cast<uint32_t>(blocks) : most, KOPT_THREADS_, arguments,
+                                   stream);
     if (result != KOPT_OK || k->steps == KOPT_NULL_) return result;
     return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_setting_count_kernel_), 1, 1, counted, stream);
 }
@@ -1791,6 +1816,12 @@ static int kopt_cuda_kernel_of_(const kopt_optimizer *opt, const kopt_tensor *t)
     return KOPT_CUDA_KERNELS_ - 1;
 }
 
+/* A rule that kahan_opt.h has and the kernels here do not is refused. */
+static kopt_result kopt_cuda_check_options_(const kopt_optimizer *opt) {
+    const kopt_result result = kopt_check_options_(opt);
+    return result == KOPT_OK && KOPT_CAST_(int, opt->rule) > KOPT_EMA ? KOPT_ERROR_OPTION : result;
+}
+
 static int kopt_cuda_stable_(const kopt_optimizer *opt) { return opt->rule == KOPT_ADAM && opt->stable; }
 
 /* Checks the groups and counts tensors and elements. */
@@ -1800,7 +1831,7 @@ static kopt_result kopt_cuda_check_(const kopt_cuda_group *groups, size_t count,
     *elements = 0;
     if (groups == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
     for (g = 0; g < count; g++) {
-        kopt_result result = kopt_check_options_(groups[g].opt);
+        kopt_result result = kopt_cuda_check_options_(groups[g].opt);
         if (result != KOPT_OK) return result;
         if (groups[g].tensors == KOPT_NULL_ && groups[g].count != 0) return KOPT_ERROR_NULL;
         for (i = 0; i < groups[g].count; i++) {
@@ -2031,9 +2062,8 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_step_end(const kopt_cuda_plan *plan, void *
     for (kernel = 0; kernel < KOPT_CUDA_KERNELS_ && result == KOPT_OK; kernel++) {
         kopt_cuda_arguments_ a =
             kopt_cuda_arguments_of_(plan, plan->first_[kernel], plan->first_[kernel + 1] - plan->first_[kernel]);
-        if (a.count == 0) continue;
-        result = kopt_cuda_launch_step_(
-            kernel, &a, kopt_cuda_blocks_(plan, a.count, kernel < KOPT_CUDA_FIRST_Q8_ ? 0 : kopt_cuda_resident_(kernel)), stream);
+        const uint32_t most = a.count == 0 || kernel < KOPT_CUDA_FIRST_Q8_ ? 0 : kopt_cuda_resident_(kernel);
+        if (a.count != 0) result = kopt_cuda_launch_step_(kernel, &a, kopt_cuda_blocks_(plan, a.count, most), stream);
     }
     return result;
 }
@@ -2083,7 +2113,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_set_options(const kopt_cuda_plan *plan, con
 KOPT_CUDA_API_ kopt_result kopt_cuda_set_optimizer(const kopt_cuda_plan *plan, size_t group, const kopt_optimizer *opt,
                                                    void *stream) {
     kopt_cuda_setting_ s;
-    kopt_result result = kopt_check_options_(opt);
+    kopt_result result = kopt_cuda_check_options_(opt);
     if (result != KOPT_OK) return result;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (group >= plan->groups) return KOPT_ERROR_BOUNDS;
@@ -2207,8 +2237,8 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
     if (result == KOPT_OK) result = kopt_check_array_(shards, format, n);
     if (result != KOPT_OK) return result;
     if (count == 0 || !kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
-    if (!kopt_n_valid_(count) || !kopt_n_valid_(stride) || (stride != 0 && (count - 1) > ~KOPT_CAST_(size_t, 0) / 32 / stride))
-        return KOPT_ERROR_BOUNDS;
+    if (!kopt_n_valid_(count) || !kopt_n_valid_(stride)) return KOPT_ERROR_BOUNDS;
+    if (stride != 0 && count - 1 > ~KOPT_CAST_(size_t, 0) / 32 / stride) return KOPT_ERROR_BOUNDS;
     if (count > 1 && stride < n) return KOPT_ERROR_OVERLAP;
     if (n == 0) return KOPT_OK;
     for (k = 0; k < count; k++) {

@@ -95,7 +95,8 @@ struct mode {
     const char *name;
     kopt_format weight, grad, moment;
     kopt_rounding rounding;
-    int rule, copy, stats; /* rule: 0 SGD, 1 AdamW, 2 StableAdamW; copy: a bf16 copy of fp32 weights; stats: with norm, clipping and finite check */
+    int rule;              /* 0 SGD, 1 AdamW, 2 StableAdamW */
+    int copy, stats;       /* copy: a bf16 copy of fp32 weights; stats: with norm, clipping and finite check */
     double bytes;          /* per element, read and written */
 };
 static const mode modes[] = {
@@ -331,7 +332,8 @@ static void compression()
         row(code == KOPT_Q8 ? "compress to 8 bits" : "compress to 1 bit", "1e8", n, 6 + each, pack, 0, 0);
         row(code == KOPT_Q8 ? "add 8 bits" : "add 1 bit", "1e8", n, 8 + each, add, 0, 0);
     }
-    const double time = device_time([&] { kopt_cuda_reduce(sum, KOPT_BF16, grad, n / 4, 4, KOPT_BF16, n / 4, 0.25, stream); });
+    const double time =
+        device_time([&] { kopt_cuda_reduce(sum, KOPT_BF16, grad, n / 4, 4, KOPT_BF16, n / 4, 0.25, stream); });
     row("reduce 4 shards bf16", "25e6", n / 4.0, 10, time, 0, 0);
     for (char *p : {grad, residual, out, sum}) CHECK(cudaFree(p));
 }
