@@ -50,10 +50,12 @@ cuda_host() {
     echo "$CC -std=c99 $C_WARNINGS -O0 -g $sanitize -o build/tests/cuda.host tests/cuda.c"
 }
 
-# The same with the threads of a block at the same time, if there is a thread sanitizer (and the system lets it run).
+# The same with the threads of a block at the same time, if there is a thread sanitizer and the system lets it run, which
+# some do now and then: it wants its addresses.
 cuda_threads() {
     echo 'int main(void) { return 0; }' >build/tests/sanitize.c
-    $CC -fsanitize=thread -o build/tests/sanitize build/tests/sanitize.c 2>/dev/null && build/tests/sanitize 2>/dev/null || return 0
+    $CC -fsanitize=thread -o build/tests/sanitize build/tests/sanitize.c 2>/dev/null || return 0
+    for try in 1 2 3 4 5 6; do build/tests/sanitize 2>/dev/null || return 0; done
     echo "$CC -std=gnu99 -I. $C_WARNINGS -Wno-maybe-uninitialized -O1 -g -fsanitize=thread -DTHREADS -o build/tests/cuda.threads tests/cuda.c -lpthread"
 }
 
@@ -68,7 +70,7 @@ cuda() {
     fi
     $(cuda_host)
     build/tests/cuda.host 1000
-    if [ -n "$(cuda_threads)" ]; then $(cuda_threads) && build/tests/cuda.threads 100; fi
+    if [ -n "$(cuda_threads)" ]; then $(cuda_threads) && build/tests/cuda.threads 60; fi
     [ -n "$NVCC" ] || { echo "SKIPPED: what nvcc makes of it (no nvcc; ./build.sh setup installs it)"; exit 0; }
     sh tests/cuda.sh | tee build/tests/cuda.log
     sed -n 's/^ok [0-9]* # SKIP/SKIPPED: the tests on a GPU:/p' build/tests/cuda.log

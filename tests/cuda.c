@@ -902,7 +902,7 @@ int main(int argc, char **argv)
     stable_shards();
     statistics(lists / 2);
     options();
-    compressions(lists / 2);
+    compressions(threads ? lists : lists / 2);
     if (!threads) { /* in these they do nothing together */
         shards_equal();
         full_slots();

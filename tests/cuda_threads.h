@@ -8,16 +8,18 @@
 
 typedef void work_of_thread(void *arguments, uint32_t block, uint32_t blocks, uint32_t thread, uint32_t *shared);
 static struct {
-    pthread_barrier_t begin, end, all, warp[8];
+    pthread_barrier_t begin, end, all[2], warp[8][2]; /* by turns: see below */
     work_of_thread *work;
     void *arguments;
     uint32_t block, blocks, value[256], *shared;
     int running;
 } pool;
-static __thread uint32_t my_thread;
+static __thread uint32_t my_thread, my_turn, my_warp_turn;
 
-static void kopt_threads_barrier(void) { pthread_barrier_wait(&pool.all); }
-static void kopt_threads_warp(void) { pthread_barrier_wait(&pool.warp[my_thread >> 5]); }
+/* One barrier for all turns would hide races: a thread that wakes up late would see what the others did before they came to
+   it again, as the thread sanitizer takes a barrier for. */
+static void kopt_threads_barrier(void) { pthread_barrier_wait(&pool.all[my_turn++ & 1]); }
+static void kopt_threads_warp(void) { pthread_barrier_wait(&pool.warp[my_thread >> 5][my_warp_turn++ & 1]); }
 
 static uint32_t kopt_threads_exchange(uint32_t x, int distance)
 {
@@ -48,8 +50,8 @@ static void launch(work_of_thread *work, void *arguments, uint32_t blocks, size_
         pthread_attr_t small;
         pthread_attr_init(&small), pthread_attr_setstacksize(&small, 1 << 18);
         pthread_barrier_init(&pool.begin, NULL, 257), pthread_barrier_init(&pool.end, NULL, 257);
-        pthread_barrier_init(&pool.all, NULL, 256);
-        for (i = 0; i < 8; ++i) pthread_barrier_init(&pool.warp[i], NULL, 32);
+        for (i = 0; i < 2; ++i) pthread_barrier_init(&pool.all[i], NULL, 256);
+        for (i = 0; i < 16; ++i) pthread_barrier_init(&pool.warp[i / 2][i % 2], NULL, 32);
         for (i = 0; i < 256; ++i) {
             pthread_t thread;
             if (pthread_create(&thread, &small, pool_thread, (void *)(uintptr_t)i) != 0) abort();
