@@ -1580,7 +1580,7 @@ static __device__ void kopt_cuda_share_(uint32_t *to, const kopt_cuda_codes_ &co
 }
 
 #define KOPT_CUDA_BLOCKS_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                 \
-    static __global__ void __launch_bounds__(KOPT_THREADS_, weight < 0 ? 1 : 2)                                       \
+    static __global__ void __launch_bounds__(KOPT_THREADS_, 2)                                                        \
         kopt_cuda_##name##_(const kopt_cuda_arguments_ a, const kopt_cuda_codes_ codes) {                             \
         enum { SLOTS = (weight < 0 ? 4 : 2) * KOPT_SLOTS_ };                                                          \
         __shared__ uint32_t table[sizeof codes.word / 4], slots[KOPT_WARPS_ * SLOTS];                                 \
@@ -1591,7 +1591,7 @@ static __device__ void kopt_cuda_share_(uint32_t *to, const kopt_cuda_codes_ &co
     }
 KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_BLOCKS_KERNEL_)
 
-static __global__ void __launch_bounds__(KOPT_THREADS_)
+static __global__ void __launch_bounds__(KOPT_THREADS_, 2)
     kopt_cuda_measure_kernel_(const kopt_cuda_arguments_ a, const kopt_cuda_codes_ codes) {
     __shared__ uint32_t table[sizeof codes.word / 4], slots[256 * 32];
     const uint32_t thread = threadIdx.x;

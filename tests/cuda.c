@@ -788,6 +788,36 @@ static void graphs(void)
     ok(bad == 0, "a captured graph of statistics and step, replayed, with a schedule: %d differ from the CPU", bad);
 }
 
+/* A captured compression counts its steps on the GPU. */
+static void compression_graph(void)
+{
+    enum { N = 5000 };
+    const size_t size = kopt_compressed_size(KOPT_Q8, N);
+    unsigned char *const grad = device_new(2 * N), *const out = device_new(size), *const cpu = malloc(size);
+    uint32_t *const steps = device_new(4);
+    kopt_compressor c = kopt_compressor_of(KOPT_Q8, malloc(2 * N), N), d = c;
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    int k, bad = 0;
+    d.residual = device_new(2 * N);
+    c.rounding = d.rounding = KOPT_STOCHASTIC;
+    *steps = 0;
+    bad += cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess;
+    bad += kopt_cuda_compress(&d, out, size, grad, KOPT_BF16, steps, stream) != KOPT_OK;
+    bad += cudaStreamEndCapture(stream, &graph) != cudaSuccess;
+    bad += cudaGraphInstantiate(&replay, graph, 0) != cudaSuccess;
+    for (k = 0; k < 5; ++k) {
+        fill(grad, KOPT_BF16, N, -12, 3, 0, 1u << 31);
+        bad += kopt_compress(&c, cpu, size, grad, KOPT_BF16) != KOPT_OK;
+        bad += cudaGraphLaunch(replay, stream) != cudaSuccess;
+        finish();
+        bad += memcmp(cpu, out, size) != 0 || memcmp(c.residual, d.residual, 2 * N) != 0 || *steps != c.step;
+    }
+    cudaGraphExecDestroy(replay), cudaGraphDestroy(graph);
+    device_free(grad), device_free(out), device_free(steps), device_free(d.residual), free(cpu), free(c.residual);
+    ok(bad == 0, "a captured compression, replayed: %d differ from the CPU", bad);
+}
+
 /* All 2^32 numbers, and all 65,536 of each 16-bit format. */
 static void exhaustive(void)
 {
@@ -913,6 +943,7 @@ int main(int argc, char **argv)
     }
 #ifdef GPU
     graphs();
+    compression_graph();
     foreign_errors();
     exhaustive();
     large();
