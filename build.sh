@@ -54,6 +54,15 @@ cuda_host() {
     echo "$CC -std=c99 $C_WARNINGS -O0 -g $sanitize -o build/tests/cuda.host tests/cuda.c"
 }
 
+# The same with the threads of a block at the same time, if there is a thread sanitizer and the system lets it run, which
+# some do now and then: it wants its addresses.
+cuda_threads() {
+    echo 'int main(void) { return 0; }' >build/tests/sanitize.c
+    $CC -fsanitize=thread -o build/tests/sanitize build/tests/sanitize.c 2>/dev/null || return 0
+    for try in 1 2 3 4 5 6; do build/tests/sanitize 2>/dev/null || return 0; done
+    echo "$CC -std=gnu99 -I. $C_WARNINGS -Wno-maybe-uninitialized -O1 -g -fsanitize=thread -DTHREADS -o build/tests/cuda.threads tests/cuda.c -lpthread"
+}
+
 cuda() {
     mkdir -p build/tests build/bench
     if [ "${1:-}" = bench ]; then
@@ -65,6 +74,7 @@ cuda() {
     fi
     $(cuda_host)
     build/tests/cuda.host 1000
+    if [ -n "$(cuda_threads)" ]; then $(cuda_threads) && build/tests/cuda.threads 60; fi
     [ -n "$NVCC" ] || { echo "SKIPPED: what nvcc makes of it (no nvcc; ./build.sh setup installs it)"; exit 0; }
     sh tests/cuda.sh | tee build/tests/cuda.log
     sed -n 's/^ok [0-9]* # SKIP/SKIPPED: the tests on a GPU:/p' build/tests/cuda.log
@@ -238,6 +248,7 @@ run_tests() {
     part cells sh tests/cells.sh quick
     cuda_host >>build/tests/builds
     part cuda_host build/tests/cuda.host 600
+    if [ -n "$(cuda_threads)" ]; then cuda_threads >>build/tests/builds && part cuda_threads build/tests/cuda.threads 20; else skip "the GPU's blocks as threads" "ThreadSanitizer"; fi
     if [ -n "$NVCC" ]; then part cuda sh tests/cuda.sh quick; else skip "what nvcc makes of the GPU part" nvcc; fi
     for tool in gcc clang; do
         if have $tool && sanitizes $tool ''; then part hostile_$tool sh tests/hostile.sh $tool; else skip "the tests under $tool's sanitizers" "$tool with AddressSanitizer"; fi

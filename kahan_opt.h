@@ -1262,6 +1262,16 @@ KOPT_INLINE_ float kopt_div_(float a, float b) {
     return r;
 }
 
+KOPT_INLINE_ int kopt_above_(float a, float b) { /* a > b */
+#ifdef __CUDA_ARCH__
+    int r;
+    __asm__("{ .reg .pred above; setp.gt.f32 above, %1, %2; selp.s32 %0, 1, 0, above; }" : "=r"(r) : "f"(a), "f"(b));
+    return r;
+#else
+    return a > b;
+#endif
+}
+
 /* Square root, correctly rounded: the instruction where there is one, else digit by digit. */
 KOPT_INLINE_ float kopt_sqrt_(float x) {
 #ifdef __CUDA_ARCH__
@@ -4022,26 +4032,30 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tiled_pairs)(const kopt_job_ *j) {
 #endif /* PAIRS_ */
 
 #ifndef TOOLS_
-/* StableAdamW: out[i - begin] = g / larger(root of the new second moment, eps). */
+/* StableAdamW: g / larger(root of the new second moment, eps), of n <= LANES_ elements. */
+FN_ floats_ NAME_(ratio)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t i, size_t n) {
+    const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    words_ kept = iset_(0);
+    floats_ g = widen_(fetch_(j->grad + i * grad_size, grad_size, n), kind.grad), v, w, c;
+    if (k->use_scale) g = mul_(g, k->grad_scale);
+    if (k->use_l2) {
+        if (residual_size != 0) kept = fetch_(j->residual + i * residual_size, residual_size, n);
+        w = load_weight_(kind, fetch_(j->weight + i * weight_size, weight_size, n), kept, &c);
+        g = add_(g, mul_(k->l2, w));
+    }
+    v = average_of_squares_(k->beta2, k->one_minus_beta2, load_moment_(j, kind, 1, i, n), g);
+    return div_(g, larger_(mul_(sqrt_(v), k->root_scale), k->eps));
+}
+
+/* out[i - begin] = the ratio of element i. */
 APART_ void NAME_(measure)(const kopt_job_ *j, kopt_byte_ *out) {
     const scalars_ k = spread_(j);
     const kopt_kind_ kind = kind_of_(j);
-    const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
-    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     size_t i, n;
     for (i = j->begin; i < j->end; i += n) {
-        words_ kept = iset_(0);
-        floats_ g, v, w, c;
         n = j->end - i < LANES_ ? j->end - i : LANES_;
-        g = widen_(fetch_(j->grad + i * grad_size, grad_size, n), kind.grad);
-        if (k.use_scale) g = mul_(g, k.grad_scale);
-        if (k.use_l2) {
-            if (residual_size != 0) kept = fetch_(j->residual + i * residual_size, residual_size, n);
-            w = load_weight_(kind, fetch_(j->weight + i * weight_size, weight_size, n), kept, &c);
-            g = add_(g, mul_(k.l2, w));
-        }
-        v = average_of_squares_(k.beta2, k.one_minus_beta2, load_moment_(j, kind, 1, i, n), g);
-        put_(out + 4 * (i - j->begin), 4, n, bits_(div_(g, larger_(mul_(sqrt_(v), k.root_scale), k.eps))));
+        put_(out + 4 * (i - j->begin), 4, n, bits_(NAME_(ratio)(j, kind, &k, i, n)));
     }
 }
 #endif
@@ -4330,25 +4344,26 @@ FN_ void clip_(const kopt_tool_ *t) {
 }
 
 /* Section 13. Stored without a payload of NaN, with subnormals. */
+FN_ words_ NAME_(summed)(floats_ sum, float scale, kopt_format to) {
+    words_ a;
+    if (kopt_bits_(scale) != 0x3F800000u) sum = mul_(sum, set_(scale));
+    if (to != KOPT_F32) return nearest16_(sum, to);
+    a = bits_(sum);
+    return select_(gt_(and_(a, iset_(0x7FFFFFFFu)), iset_(0x7F800000u)), iset_(0x7FC00000u), a);
+}
+
 FN_ void sum_(const kopt_tool_ *t, kopt_format from, kopt_format to, size_t count) {
     const size_t from_size = kopt_bytes_of_(from), to_size = kopt_bytes_of_(to);
-    const int scaled = kopt_bits_(t->scale) != 0x3F800000u;
-    const floats_ scale = set_(t->scale);
     size_t i, k, n;
     for (i = 0; i < t->n; i += n) {
         floats_ sum = set_(0);
-        words_ a;
         n = t->n - i < LANES_ ? t->n - i : LANES_;
         for (k = 0; k < count; k++) {
             const kopt_byte_ *p = KOPT_CAST_(const kopt_byte_ *, t->shards[k]) + i * from_size;
             const floats_ x = widen_(fetch_(p, from_size, n), from);
             sum = k == 0 ? x : add_(sum, x);
         }
-        if (scaled) sum = mul_(sum, scale);
-        a = bits_(sum);
-        a = to == KOPT_F32 ? select_(gt_(and_(a, iset_(0x7FFFFFFFu)), iset_(0x7F800000u)), iset_(0x7FC00000u), a)
-                           : nearest16_(sum, to);
-        put_(t->dst + i * to_size, to_size, n, a);
+        put_(t->dst + i * to_size, to_size, n, NAME_(summed)(sum, t->scale, to));
     }
 }
 
@@ -5313,67 +5328,78 @@ static const uint32_t kopt_codes_signed_[128] = {
     0x3F44999Au, 0x3F483333u, 0x3F4BCCCCu, 0x3F4F6666u, 0x3F530000u, 0x3F569999u, 0x3F5A3333u, 0x3F5DCCCCu, 0x3F616666u, 0x3F650000u,
     0x3F68999Au, 0x3F6C3333u, 0x3F6FCCCCu, 0x3F736666u, 0x3F770000u, 0x3F7A9999u, 0x3F7E3333u, 0x3F800000u};
 
-static float kopt_code_value_(uint32_t code, int square) {
+/* The table of all codes of a mean of squares, or of the upper half of the others. A GPU has a copy of both. */
+static const uint32_t *kopt_codes_(int square) { return square ? kopt_codes_unsigned_ : kopt_codes_signed_; }
+
+KOPT_INLINE_ float kopt_code_value_(const uint32_t *table, uint32_t code, int square) {
     const uint32_t minus = 0u - KOPT_CAST_(uint32_t, code < 128); /* no branch: half of all codes are negative */
-    if (square) return kopt_float_(kopt_codes_unsigned_[code]);
+    if (square) return kopt_float_(table[code]);
     if (code == 127) return 0;
-    return kopt_float_(kopt_codes_signed_[((code - 128) ^ minus) + minus] | (minus & 0x80000000u));
+    return kopt_float_(table[((code - 128) ^ minus) + minus] | (minus & 0x80000000u));
+}
+
+KOPT_INLINE_ float kopt_decode_one_(const uint32_t *table, uint32_t code, float scale, int square) {
+    float value = kopt_code_value_(table, code, square);
+    KOPT_SETTLE_(value); /* or -Ofast sees 0 * NaN and makes it 0 */
+    return kopt_mul_(value, scale);
 }
 
 /* The n values of one block, as fp32 at any address. */
 static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, const kopt_byte_ *scale, size_t n, int square) {
     const float largest = kopt_float_(kopt_load32_(scale));
     size_t i;
-    for (i = 0; i < n; i++) {
-        float value = kopt_code_value_(code[i], square);
-        KOPT_SETTLE_(value); /* or -Ofast sees 0 * NaN and makes it 0 */
-        kopt_store32_(x + 4 * i, kopt_bits_(kopt_mul_scalar_(value, largest)));
-    }
+    for (i = 0; i < n; i++)
+        kopt_store32_(x + 4 * i, kopt_bits_(kopt_decode_one_(kopt_codes_(square), code[i], largest, square)));
 }
 
 /* The code of y in [-1, 1] (square: [0, 1]): the nearest, the lower of two equally near; or one of the two neighbours, the
    upper with the probability of y's place between them. A square that is not 0 never gets code 0. */
-static uint32_t kopt_code_of_(float y, int square, int stochastic, uint32_t random16) {
-    const uint32_t mag = kopt_bits_(y) & 0x7FFFFFFFu, minus = mag != 0 && mag != kopt_bits_(y), *table;
+static KOPT_BOTH_ uint32_t kopt_code_of_(const uint32_t *table, float y, int square, int stochastic,
+                                         uint32_t random16) {
+    const uint32_t mag = kopt_bits_(y) & 0x7FFFFFFFu, minus = mag != 0 && mag != kopt_bits_(y);
+    const uint32_t *const ascending = square ? table + 1 : table;
     uint32_t low = 0, high, middle, most = minus ? mag - 1 : mag;
     float below, above;
-    table = square ? kopt_codes_unsigned_ + 1 : kopt_codes_signed_;
     for (middle = square ? 128 : 64; middle > 0; middle >>= 1) /* how many of the table are at most so large; no branches */
-        low += table[low + middle - 1] <= most ? middle : 0;
+        low += ascending[low + middle - 1] <= most ? middle : 0;
     if (!square) low = !minus ? 127 + low : low < 126 ? 126 - low : 0;
     if (square && (minus || low > 254)) low = minus ? 0 : 254;
     high = low + 1;
-    below = kopt_sub_(y, kopt_code_value_(low, square)); /* negative beyond the lowest code */
-    above = kopt_sub_(kopt_code_value_(high, square), y);
+    below = kopt_sub_(y, kopt_code_value_(table, low, square)); /* negative beyond the lowest code */
+    above = kopt_sub_(kopt_code_value_(table, high, square), y);
     if (stochastic) {
-        const float gap = kopt_sub_(kopt_code_value_(high, square), kopt_code_value_(low, square));
-        above = kopt_mul_scalar_(gap, KOPT_CAST_(float, random16));
-        below = kopt_mul_scalar_(below, 65536.0f);
+        const float gap = kopt_sub_(kopt_code_value_(table, high, square), kopt_code_value_(table, low, square));
+        above = kopt_mul_(gap, KOPT_CAST_(float, random16));
+        below = kopt_mul_(below, 65536.0f);
     }
-    low = below > above ? high : low;
+    low = kopt_above_(below, above) ? high : low;
     return square && low == 0 && (kopt_bits_(y) & 0x7FFFFFFFu) != 0 ? 1 : low;
 }
 
-/* The codes of the n values of one block under a scale, by which a quotient is in the table; random16 may be NULL:
-   nearest. */
+/* The code of one value under its block's scale, by which a quotient is in the table. */
+static KOPT_BOTH_ uint32_t kopt_encode_one_(const uint32_t *table, float x, uint32_t scale, int square, int stochastic,
+                                            uint32_t random16) {
+    if (scale == 0 || scale == 0x7FC00000u) return square ? 0 : 127;
+    return kopt_code_of_(table, kopt_div_(x, kopt_float_(scale)), square, stochastic, random16);
+}
+
+/* The codes of the n values of one block; random16 may be NULL: nearest. */
 static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square,
                          const uint16_t *random16, uint32_t factor) {
     size_t i;
     for (i = 0; i < n; i++) {
-        if (scale == 0 || scale == 0x7FC00000u) {
-            kopt_byte_ *to = code + i;
-            KOPT_OPAQUE_(to); /* or this becomes a call of memset */
-            *to = square ? 0 : 127;
-        } else {
-            const float y = kopt_div_scalar_(kopt_float_(kopt_load32_(x + 4 * i)), kopt_float_(scale));
-            const uint32_t r = random16 == KOPT_NULL_ ? 0 : random16[i] * factor & 0xFFFFu;
-            code[i] = KOPT_CAST_(kopt_byte_, kopt_code_of_(y, square, random16 != KOPT_NULL_, r));
-        }
+        const uint32_t r = random16 == KOPT_NULL_ ? 0 : random16[i] * factor & 0xFFFFu;
+        kopt_byte_ *to = code + i;
+        KOPT_OPAQUE_(to); /* or this becomes a call of memset where the scale is 0 */
+        *to = KOPT_CAST_(kopt_byte_, kopt_encode_one_(kopt_codes_(square), kopt_float_(kopt_load32_(x + 4 * i)), scale,
+                                                      square, random16 != KOPT_NULL_, r));
     }
 }
 
 /* The scale of a block. One with a value that is not finite becomes NaN as a whole. */
-static uint32_t kopt_scale_(uint32_t largest) { return largest < 0x00800000u ? 0 : largest >= 0x7F800000u ? 0x7FC00000u : largest; }
+KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
+    return largest < 0x00800000u ? 0 : largest >= 0x7F800000u ? 0x7FC00000u : largest;
+}
 
 static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *x, size_t n, int square,
                            const uint16_t *random16, uint32_t factor) {
@@ -5675,7 +5701,7 @@ KOPT_LEAN_ kopt_kept_ kopt_kept_in_(const kopt_step *s) {
     return kept;
 }
 
-static size_t kopt_blocks_(size_t n) { return n / KOPT_BLOCK_ + (n % KOPT_BLOCK_ != 0); }
+static KOPT_BOTH_ size_t kopt_blocks_(size_t n) { return n / KOPT_BLOCK_ + (n % KOPT_BLOCK_ != 0); }
 KOPT_LEAN_ size_t kopt_words_(size_t bytes) { return (bytes + 3) & ~KOPT_CAST_(size_t, 3); }
 
 KOPT_LEAN_ kopt_layout_ kopt_layout_of_(kopt_kept_ kept, size_t n) {
@@ -6389,7 +6415,6 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
     const kopt_step *s = whole->step;
     const size_t weight_bytes = kopt_bytes_of_(s->weight_format), grad_bytes = kopt_bytes_of_(whole->grad_format);
     const size_t residual_bytes = kopt_bytes_of_residual_(s->weight_format, s->rounding);
-    static const uint32_t kopt_factor_[4] = {10579u, 1u, 13355u, 14021u};
     const kopt_cipher_scalar_ cipher = kopt_cipher_of_scalar_(s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
     float moment[4][KOPT_BLOCK_];
     uint16_t random16[KOPT_BLOCK_];
@@ -6419,7 +6444,7 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
         for (m = 0; m < s->moments; m++) {
             const int nearest = s->moment_rounding == KOPT_NEAREST || (m == 2 && s->rule == KOPT_ADAM);
             kopt_quantise_(state + at->moment[m] + i, state + at->scale[m] + scale, job.moment[m], n,
-                           kopt_is_square_(s->rule, m), nearest ? KOPT_NULL_ : random16, kopt_factor_[m]);
+                           kopt_is_square_(s->rule, m), nearest ? KOPT_NULL_ : random16, kopt_moment_factor_(m));
         }
     }
 }
@@ -6575,23 +6600,28 @@ static KOPT_BOTH_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
 }
 
 /* n > 0 as binary64, to nearest. */
-static kopt_f64_ kopt_count64_(uint64_t n) {
+static KOPT_BOTH_ kopt_f64_ kopt_count64_(uint64_t n) {
     const uint32_t high = KOPT_CAST_(uint32_t, n >> 32), low = KOPT_CAST_(uint32_t, n & 0xFFFFFFFFu);
     const kopt_f64_ rest = low == 0 ? kopt_get64_(0) : kopt_whole64_(low);
     if (high == 0) return rest;
     return kopt_add64_(kopt_mul64_(kopt_whole64_(high), kopt_get64_(4294967296.0)), rest);
 }
 
+/* 1 / (root of the mean square), at most 1. */
+static KOPT_BOTH_ float kopt_stable_of_(const kopt_norm *norm, uint64_t n) {
+    const kopt_f64_ one = kopt_get64_(1);
+    kopt_f64_ rms;
+    if (n == 0 || norm->nonfinite != 0) return 1;
+    rms = kopt_mul64_(kopt_norm_root_(norm), kopt_sqrt64_(kopt_div64_(one, kopt_count64_(n))));
+    return kopt_less64_(one, rms) ? kopt_to_float_(kopt_div64_(one, rms)) : 1;
+}
 
 KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
-    const kopt_f64_ one = kopt_get64_(1);
     kopt_environment_ environment;
-    kopt_f64_ rms;
     float scale = 1;
-    if (norm == KOPT_NULL_ || n == 0 || norm->nonfinite != 0) return scale;
+    if (norm == KOPT_NULL_) return scale;
     kopt_enter_(&environment);
-    rms = kopt_mul64_(kopt_norm_root_(norm), kopt_sqrt64_(kopt_div64_(one, kopt_count64_(n))));
-    if (kopt_less64_(one, rms)) scale = kopt_to_float_(kopt_div64_(one, rms));
+    scale = kopt_stable_of_(norm, n);
     kopt_leave_(&environment);
     return scale;
 }
@@ -7013,7 +7043,7 @@ KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, s
 }
 
 /* Where the code of element n begins, or ends. */
-static size_t kopt_code_at_(kopt_format code, size_t n) {
+static KOPT_BOTH_ size_t kopt_code_at_(kopt_format code, size_t n) {
     return code == KOPT_Q8 ? n + 4 * kopt_blocks_(n) : code == KOPT_SIGN ? n / 8 + (n % 8 != 0) + 4 * kopt_blocks_(n) : 2 * n;
 }
 
@@ -7054,7 +7084,7 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
 }
 
 /* By words: -Ofast takes it that no operand of a choice between floats is NaN. */
-static float kopt_without_payload_(float x) {
+KOPT_INLINE_ float kopt_without_payload_(float x) {
     const uint32_t u = kopt_bits_(x);
     return kopt_float_((u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : u);
 }
@@ -7070,6 +7100,44 @@ static KOPT_NOINLINE_ void kopt_move_(kopt_conversion_ *v, kopt_byte_ *to, kopt_
     KOPT_KERNEL_(convert)(v);
 }
 
+/* One more magnitude for the mean of a block. */
+KOPT_INLINE_ float kopt_more_(float mean, uint32_t mag) {
+    return kopt_add_(mean, kopt_mul_(kopt_float_(mag), 1.0f / 256));
+}
+
+/* The scale of a block of KOPT_Q8 or KOPT_SIGN, from its largest values of both signs and the sum of |x| / 256. */
+static KOPT_BOTH_ uint32_t kopt_scale_of_(kopt_format code, const uint32_t *table, uint32_t positive, uint32_t negative,
+                                          float mean, size_t n, int stochastic) {
+    if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) { /* the table ends at 1, but begins above -1 */
+        const uint32_t most = kopt_bits_(kopt_div_(kopt_float_(negative), kopt_float_(table[126])));
+        return kopt_scale_(positive > most ? positive : most);
+    }
+    if (stochastic) return kopt_scale_(positive > negative ? positive : negative);
+    if (n < KOPT_BLOCK_) mean = kopt_mul_(mean, kopt_div_(256.0f, KOPT_CAST_(float, n)));
+    return kopt_scale_(kopt_bits_(mean));
+}
+
+/* The bit of KOPT_SIGN. */
+static KOPT_BOTH_ uint32_t kopt_sign_of_(float x, uint32_t scale, int stochastic, uint32_t random16) {
+    float y;
+    if (scale == 0 || scale == 0x7FC00000u) return 0;
+    if (!stochastic) return kopt_bits_(x) >> 31;
+    y = kopt_add_(kopt_div_(x, kopt_float_(scale)), 1.0f);
+    return !kopt_above_(kopt_mul_(y, 32768.0f), kopt_add_(KOPT_CAST_(float, random16), 0.5f));
+}
+
+/* What the code y of x lacks, if a residual can hold it. */
+static KOPT_BOTH_ float kopt_lost_(float x, float y, kopt_format format) {
+    const uint32_t limit = format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F7F8000u : 0x477FF000u;
+    const uint32_t lost = kopt_bits_(kopt_sub_(x, y));
+    return kopt_float_((lost & 0x7FFFFFFFu) < limit ? lost : 0);
+}
+
+/* sum + y * scale */
+KOPT_INLINE_ float kopt_sum_with_(float sum, float y, float scale) {
+    return kopt_without_payload_(kopt_add_(sum, kopt_bits_(scale) == 0x3F800000u ? y : kopt_mul_(y, scale)));
+}
+
 /* One block of KOPT_Q8 or KOPT_SIGN; random16 may be NULL: nearest. */
 static KOPT_NOINLINE_ void kopt_pack_(kopt_byte_ *out, kopt_format code, const float *x, size_t n, const uint16_t *random16) {
     uint32_t positive = 0, negative = 0, scale, bits = 0;
@@ -7079,30 +7147,17 @@ static KOPT_NOINLINE_ void kopt_pack_(kopt_byte_ *out, kopt_format code, const f
         const uint32_t u = kopt_bits_(x[i]), mag = u & 0x7FFFFFFFu;
         if (u > positive && u == mag) positive = u;
         if (mag > negative && u != mag) negative = mag;
-        mean = kopt_add_(mean, kopt_mul_scalar_(kopt_float_(mag), 1.0f / 256));
+        mean = kopt_more_(mean, mag);
     }
-    if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) { /* the table ends at 1, but begins above -1 */
-        const float most = kopt_div_scalar_(kopt_float_(negative), kopt_float_(kopt_codes_signed_[126]));
-        scale = kopt_scale_(positive > kopt_bits_(most) ? positive : kopt_bits_(most));
-        kopt_put_(out, scale, 4);
+    scale = kopt_scale_of_(code, kopt_codes_signed_, positive, negative, mean, n, random16 != KOPT_NULL_);
+    kopt_put_(out, scale, 4);
+    if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) {
         kopt_encode_(out + 4, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, x), n, 0, random16, 1);
         return;
     }
-    scale = positive > negative ? positive : negative;
-    if (random16 == KOPT_NULL_) {
-        if (n < KOPT_BLOCK_) mean = kopt_mul_scalar_(mean, kopt_div_scalar_(256.0f, KOPT_CAST_(float, n)));
-        scale = kopt_bits_(mean);
-    }
-    scale = kopt_scale_(scale);
-    kopt_put_(out, scale, 4);
     for (i = 0; i < n; i++) {
-        uint32_t minus = kopt_bits_(x[i]) >> 31;
-        if (scale == 0 || scale == 0x7FC00000u) {
-            minus = 0;
-        } else if (random16 != KOPT_NULL_) {
-            const float y = kopt_add_(kopt_div_scalar_(x[i], kopt_float_(scale)), 1.0f);
-            minus = !(kopt_mul_scalar_(y, 32768.0f) > kopt_add_(KOPT_CAST_(float, random16[i]), 0.5f));
-        }
+        const uint32_t minus =
+            kopt_sign_of_(x[i], scale, random16 != KOPT_NULL_, random16 == KOPT_NULL_ ? 0 : random16[i]);
         bits |= minus << (i % 8);
         if (i % 8 == 7 || i == n - 1) {
             KOPT_OPAQUE_(bits); /* no call of memset */
@@ -7137,8 +7192,6 @@ static KOPT_NOINLINE_ void kopt_decode_(kopt_byte_ *y, const kopt_byte_ *in, kop
 static void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt_byte_ *grad, kopt_format grad_format) {
     const size_t grad_size = kopt_bytes_of_(grad_format), residual_size = kopt_bytes_of_(c->residual_format);
     const int stochastic = c->rounding == KOPT_STOCHASTIC, blocks = c->code == KOPT_Q8 || c->code == KOPT_SIGN;
-    const uint32_t limit = c->residual_format == KOPT_F32 ? 0x7F800000u : c->residual_format == KOPT_BF16 ? 0x7F7F8000u
-                                                                                                          : 0x477FF000u;
     const kopt_cipher_scalar_ cipher = kopt_cipher_of_scalar_(c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
     kopt_byte_ *const residual = KOPT_CAST_(kopt_byte_ *, c->residual);
     kopt_conversion_ v;
@@ -7167,10 +7220,7 @@ static void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt
             kopt_move_(&v, to, c->code, xs, KOPT_F32, stochastic ? KOPT_RANDOM_COMPRESS_ : 0);
         if (residual == KOPT_NULL_) continue;
         kopt_decode_(ys, out, c->code, i, v.n);
-        for (k = 0; k < v.n; k++) {
-            const uint32_t lost = kopt_bits_(kopt_sub_(x[k], y[k]));
-            y[k] = kopt_float_((lost & 0x7FFFFFFFu) < limit ? lost : 0);
-        }
+        for (k = 0; k < v.n; k++) y[k] = kopt_lost_(x[k], y[k], c->residual_format);
         kopt_move_(&v, rest, c->residual_format, ys, KOPT_F32,
                    c->residual_rounding == KOPT_STOCHASTIC ? KOPT_RANDOM_RESIDUAL_ : 0);
     }
@@ -7212,10 +7262,7 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
         v.n = n - i < KOPT_BLOCK_ ? n - i : KOPT_BLOCK_;
         kopt_decode_(KOPT_POINTER_(kopt_byte_ *, y), KOPT_CAST_(const kopt_byte_ *, in), code, i, v.n);
         kopt_move_(&v, KOPT_POINTER_(kopt_byte_ *, x), KOPT_F32, to, format, 0);
-        for (k = 0; k < v.n; k++) {
-            const float term = kopt_bits_(factor) == 0x3F800000u ? y[k] : kopt_mul_scalar_(y[k], factor);
-            x[k] = kopt_without_payload_(kopt_add_(x[k], term));
-        }
+        for (k = 0; k < v.n; k++) x[k] = kopt_sum_with_(x[k], y[k], factor);
         kopt_move_(&v, to, format, KOPT_POINTER_(kopt_byte_ *, x), KOPT_F32, 0);
     }
     kopt_leave_(&environment);

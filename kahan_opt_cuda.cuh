@@ -34,9 +34,14 @@
    KAHAN_OPT_CUDA_IMPLEMENTATION   create the implementation. In one .cu file, before it includes kahan_opt.h.
    KAHAN_OPT_CUDA_SELF             the name of this file, with quotes, if you renamed it. It includes itself.
 
-   CONTENTS   PLAN   STEP   STATISTICS   CONVERSIONS   (implementation)   VOCABULARY   KERNELS   PUBLIC FUNCTIONS
+   CONTENTS   PLAN   STEP   STATISTICS   CONVERSIONS   COMPRESSION
+              (implementation)   VOCABULARY   KERNELS   PUBLIC FUNCTIONS
 */
 #ifndef KOPT_PASS_ /* the whole file but the vocabulary, which is read by kahan_opt.h */
+#ifdef __CUDACC__
+#pragma nv_diagnostic push
+#pragma nv_diag_suppress 177 /* static functions that this program does not use */
+#endif
 #ifndef KAHAN_OPT_CUDA_CUH
 #define KAHAN_OPT_CUDA_CUH
 
@@ -68,10 +73,6 @@
 #ifndef KAHAN_OPT_CUDA_SELF
 #define KAHAN_OPT_CUDA_SELF "kahan_opt_cuda.cuh"
 #endif
-#ifdef __CUDACC__
-#pragma nv_diagnostic push
-#pragma nv_diag_suppress 177 /* static functions that this program does not use */
-#endif
 #include KAHAN_OPT_SELF
 
 /* ---- PLAN: which tensors, with which optimizers. Built once on the host, kept on the GPU, used by every step ----- */
@@ -83,7 +84,7 @@ typedef struct kopt_cuda_group {
     size_t count;
 } kopt_cuda_group;
 
-enum { KOPT_CUDA_KERNELS_ = 21 };
+enum { KOPT_CUDA_KERNELS_ = 26 };
 
 /* A plain value that owns nothing; the plan itself is a block of bytes, which you keep on the GPU. */
 typedef struct kopt_cuda_plan {
@@ -92,10 +93,11 @@ typedef struct kopt_cuda_plan {
     size_t groups;
     uint32_t blocks;     /* 0, or the most thread blocks of a launch. No result depends on it                         */
     uint32_t width_, grad_format_, first_[KOPT_CUDA_KERNELS_ + 1]; /* private: all names that end in _                */
-    size_t at_tensors_, at_tasks_;
+    uint32_t stable_, rounds_;
+    size_t at_tensors_, at_tasks_, at_ratios_, at_rounds_;
 } kopt_cuda_plan;
 
-/* Bytes of a plan: about 250 per group, 100 per tensor, 4 per 1024 elements. 0 if a group is invalid. */
+/* Bytes of a plan: about 500 per group, 200 per tensor, 4 per 512 elements. 0 if a group is invalid. */
 KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t count);
 
 /* Checks everything that can be checked without reading device memory, and writes the plan to host memory aligned to 16
@@ -110,8 +112,16 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *dev
         while it runs is in the status ----------------------------------------------------------------------------- */
 
 /* One step of every tensor of the plan: counts the steps, computes their scalars, and writes weights, state and copies.
-   The bits are those of kopt_optimizer_step() for each group. */
+   The bits are those of kopt_optimizer_step() for each group. kopt_tensor.counts is a device address like the others;
+   tensors may share it. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_step(const kopt_cuda_plan *plan, void *stream);
+
+/* The same in two calls, for StableAdamW over several GPUs, where a tensor's factor belongs to all its shards: between
+   them, sum the ratios as uint64 over all GPUs (ncclSum). *words is 22 for each tensor of StableAdamW, 0 without, so
+   all plans must list the same tensors (a shard may have no elements). */
+KOPT_CUDA_API_ kopt_result kopt_cuda_step_begin(const kopt_cuda_plan *plan, void *stream);
+KOPT_CUDA_API_ uint64_t *kopt_cuda_ratios(const kopt_cuda_plan *plan, size_t *words);
+KOPT_CUDA_API_ kopt_result kopt_cuda_step_end(const kopt_cuda_plan *plan, void *stream);
 
 /* What the next steps do besides: a copy of it lies in the plan on the GPU. All zero at first. */
 typedef struct kopt_cuda_options {
@@ -124,8 +134,8 @@ typedef struct kopt_cuda_options {
 KOPT_CUDA_API_ kopt_result kopt_cuda_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
                                                  void *stream);
 
-/* New hyper-parameters of a group (a schedule). Rule, formats, roundings and the number of moments must stay, or the
-   status says KOPT_ERROR_MISMATCH. opt->step is not looked at: the GPU counts. */
+/* New hyper-parameters of a group (a schedule). Rule, formats, roundings, stable and the number of moments must stay,
+   or the status says KOPT_ERROR_MISMATCH. opt->step is not looked at: the GPU counts. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_set_optimizer(const kopt_cuda_plan *plan, size_t group, const kopt_optimizer *opt,
                                                    void *stream);
 
@@ -160,6 +170,21 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_convert_stochastic(void *dst, kopt_format d
                                                         kopt_format src_format, size_t n, uint64_t seed, uint32_t step,
                                                         uint32_t id, uint64_t first_index, void *stream);
 
+/* ---- COMPRESSION AND REDUCTION: kopt_compress(), kopt_decompress_add() and kopt_reduce() of device memory; c itself
+        is on the host ---------------------------------------------------------------------------------------------- */
+
+/* steps: NULL, or the device address of a count that takes the place of c->step: it begins with 0, and each call counts
+   it when its turn has come, so that a captured call can be replayed. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
+                                              kopt_format grad_format, uint32_t *steps, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
+                                                    kopt_format code, size_t n, double scale, void *stream);
+
+/* The shards lie in one buffer, as an all-to-all leaves them: shard k begins at element k * stride. out may be one of
+   the shards, if the formats are equal. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, const void *shards, size_t stride,
+                                            size_t count, kopt_format format, size_t n, double scale, void *stream);
+
 #endif /* KAHAN_OPT_CUDA_CUH */
 
 /* ================================================================================================================== */
@@ -168,7 +193,11 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_convert_stochastic(void *dst, kopt_format d
 #if defined(KAHAN_OPT_CUDA_IMPLEMENTATION) && !defined(KOPT_CUDA_IMPLEMENTED_)
 #define KOPT_CUDA_IMPLEMENTED_
 
-/* KOPT_CUDA_HOST_ (for the tests): a C or C++ compiler builds the same kernels, and a launch is a loop over threads. */
+/* KOPT_CUDA_HOST_ (for the tests): a C or C++ compiler builds the same kernels, and a launch is a loop over threads. With
+   KOPT_CUDA_THREADS_ as well, the threads of a block run at the same time, by functions that the test brings. */
+#if defined(KOPT_CUDA_HOST_) && !defined(KOPT_CUDA_THREADS_)
+#define KOPT_CUDA_LOOPS_
+#endif
 #ifdef KOPT_CUDA_HOST_
 #define KOPT_UNROLL_
 #define KOPT_CUDA_ALIGNED_
@@ -178,6 +207,13 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_convert_stochastic(void *dst, kopt_format d
 #define KOPT_CUDA_ALIGNED_ __align__(16)
 #endif
 #define KOPT_CUDA_FN_ static KOPT_FORCE_INLINE_ KOPT_BOTH_
+#ifdef KOPT_CUDA_HOST_ /* DEVICE_: what threads do together; WHOLE_: what a kernel calls, here one function for all */
+#define KOPT_CUDA_DEVICE_ static KOPT_FORCE_INLINE_
+#define KOPT_CUDA_WHOLE_ static
+#else
+#define KOPT_CUDA_DEVICE_ static KOPT_FORCE_INLINE_ __device__
+#define KOPT_CUDA_WHOLE_ KOPT_CUDA_DEVICE_
+#endif
 
 /* The kernel section of kahan_opt.h in this vocabulary: one lane, everything inlined, no prefetch. */
 #undef KOPT_NOINLINE_
@@ -198,6 +234,12 @@ typedef struct KOPT_CUDA_ALIGNED_ kopt_cuda_group_ {
     uint32_t result;
 } kopt_cuda_group_;
 
+/* The sum of squares of StableAdamW's ratios of one tensor, and how many they are: 22 words that may be summed. */
+typedef struct kopt_cuda_ratio_ {
+    kopt_norm norm;
+    uint64_t n;
+} kopt_cuda_ratio_;
+
 typedef struct kopt_cuda_control_ {
     kopt_cuda_options options;
     kopt_cuda_status status;
@@ -214,21 +256,32 @@ typedef struct kopt_cuda_control_ {
 enum { KOPT_WIDE_STEP_ = 1, KOPT_WIDE_GRAD_ = 2 };
 typedef struct KOPT_CUDA_ALIGNED_ kopt_cuda_tensor_ {
     kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy;
+    kopt_byte_ *scale[4]; /* of 8-bit moments; these tensors have no pad */
+    kopt_counts *counts;
     uint64_t pad, end; /* positions of the first element and behind the last */
     uint64_t first;    /* global index of position 0, modulo 2^64 */
     uint32_t id, first_task, group;
-    float rate_scale;
+    float rate_scale, own_scale; /* own: without StableAdamW's factor, which each step computes anew */
+    uint32_t stable, first_round; /* StableAdamW: the number of its ratio, plus 1 */
     uint8_t grad_format, copy_format, wide;
 } kopt_cuda_tensor_;
 
 typedef struct kopt_cuda_arguments_ {
     kopt_cuda_control_ *control;
     const kopt_cuda_group_ *groups;
-    const kopt_cuda_tensor_ *tensors;
+    kopt_cuda_tensor_ *tensors;
     const uint32_t *tasks;            /* the tensor of each task */
     uint32_t first, count, width;     /* tasks of this launch, positions per task */
     uint32_t grad_format;             /* statistics: of all tensors, or 3 if they differ */
+    kopt_cuda_ratio_ *ratios;         /* StableAdamW: of its tensors; then the tensor of each round */
+    const uint32_t *rounds;
+    uint32_t round_count;
 } kopt_cuda_arguments_;
+
+/* The codes of 8-bit numbers, an argument of the kernels that need them: those of mean squares, then the others. */
+typedef struct kopt_cuda_codes_ {
+    uint32_t word[256 + 128];
+} kopt_cuda_codes_;
 
 enum { KOPT_THREADS_ = 256, KOPT_WARPS_ = 8, KOPT_ROW_ = 512 /* positions that a warp takes at once */ };
 
@@ -356,15 +409,54 @@ KOPT_CUDA_FN_ uint64_t kopt_cuda_index_(const kopt_cuda_arguments_ *a, const kop
     return KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width - t->pad + KOPT_CAST_(uint64_t, x);
 }
 
-/* A step of the 8 elements at position x of a task: everything is loaded, stepped in registers, and stored. */
+/* ---- 8-bit moments: a warp steps 256 elements that share a scale, in two phases. The first turns codes into numbers,
+        steps, and leaves the new moments in shared memory; when the largest are known, the second makes their codes */
+
+enum { KOPT_SLOTS_ = 256 + 8 }; /* moments of a block: slot p + p / 32, so that the lanes use different memory banks */
+
+typedef struct kopt_cuda_block_ {
+    uint32_t *slots;         /* KOPT_SLOTS_ for each moment */
+    const uint32_t *codes;   /* as in kopt_cuda_codes_ */
+    uint64_t first;          /* the block's first element */
+    uint32_t largest[4];     /* bits of the largest new moments */
+} kopt_cuda_block_;
+
+KOPT_CUDA_FN_ const uint32_t *kopt_cuda_table_(const uint32_t *codes, int square) {
+    return square ? codes : codes + 256;
+}
+
+/* The scale of the block of element i. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_scale_(const kopt_cuda_tensor_ *t, int m, uint64_t i) {
+    return kopt_cuda_fetch_(t->scale[m] + (i >> 8) * 4, 4);
+}
+
+/* An 8-bit moment as the bits of an fp32. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_decode_(const uint32_t *codes, kopt_rule rule, int m, uint32_t code, uint32_t scale) {
+    const int square = kopt_is_square_(rule, m);
+    return kopt_bits_(kopt_decode_one_(kopt_cuda_table_(codes, square), code, kopt_float_(scale), square));
+}
+
+KOPT_CUDA_FN_ uint32_t *kopt_cuda_slot_(const kopt_cuda_block_ *b, int m, uint64_t i) {
+    const uint32_t p = KOPT_CAST_(uint32_t, i - b->first);
+    return b->slots + m * KOPT_SLOTS_ + (p + (p >> 5));
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_keep_(kopt_cuda_block_ *b, int m, uint64_t i, uint32_t moment) {
+    const uint32_t magnitude = moment & 0x7FFFFFFFu;
+    *kopt_cuda_slot_(b, m, i) = moment;
+    b->largest[m] = magnitude > b->largest[m] ? magnitude : b->largest[m];
+}
+
+/* A step of the 8 elements at position x of a task: everything is loaded, stepped in registers, and stored. b: NULL, or
+   where 8-bit moments go. */
 KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task, int x,
-                                    kopt_kind_ kind, int copies, int radam, const uint32_t r[4]) {
+                                    kopt_kind_ kind, int copies, int radam, const uint32_t r[4], kopt_cuda_block_ *b) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     kopt_scalars_cuda_ local;
     uint64_t i = kopt_cuda_index_(a, t, task, x);
-    uint32_t words[22], weight[8], grad[8], residual[4], moment1[8], moment2[8], copy[8];
+    uint32_t words[22], weight[8], grad[8], residual[4], moment1[8], moment2[8], copy[8], scale1 = 0, scale2 = 0;
     const kopt_byte_ *const scalars = KOPT_CONST_POINTER_(const kopt_byte_ *, &a->groups[t->group].k);
     int q;
     kopt_cuda_load_(words, scalars, 64); /* 14 numbers and two flags */
@@ -378,23 +470,45 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
     if (radam) local.unrectified = a->groups[t->group].k.unrectified;
     kopt_cuda_load_(weight, t->weight + i * weight_size, 8 * weight_size);
     if (residual_size != 0) kopt_cuda_load_(residual, t->residual + i * residual_size, 8 * residual_size);
-    if (kind.moments > 0) kopt_cuda_load_(moment1, t->moment[0] + i * moment_size, 8 * moment_size);
-    if (kind.moments > 1) kopt_cuda_load_(moment2, t->moment[1] + i * moment_size, 8 * moment_size);
+    if (b == KOPT_NULL_) {
+        if (kind.moments > 0) kopt_cuda_load_(moment1, t->moment[0] + i * moment_size, 8 * moment_size);
+        if (kind.moments > 1) kopt_cuda_load_(moment2, t->moment[1] + i * moment_size, 8 * moment_size);
+    } else {
+        KOPT_UNROLL_
+        for (q = 0; q < 2; q++) {
+            if (kind.moments > 0) moment1[q] = kopt_cuda_fetch_(t->moment[0] + i + 4 * KOPT_CAST_(size_t, q), 4);
+            if (kind.moments > 1) moment2[q] = kopt_cuda_fetch_(t->moment[1] + i + 4 * KOPT_CAST_(size_t, q), 4);
+        }
+        if (kind.moments > 0) scale1 = kopt_cuda_scale_(t, 0, i);
+        if (kind.moments > 1) scale2 = kopt_cuda_scale_(t, 1, i);
+    }
     kopt_cuda_load_(grad, t->grad + i * grad_size, 8 * grad_size);
 
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
         const size_t at = KOPT_CAST_(size_t, q);
+        const int shift = 8 * (q & 3);
+        uint32_t first = 0, second = 0; /* moments that were 8 bits */
         kopt_job_ j;
         j.weight = KOPT_POINTER_(kopt_byte_ *, weight) + at * weight_size;
         j.grad = KOPT_POINTER_(kopt_byte_ *, grad) + at * grad_size;
         j.residual = KOPT_POINTER_(kopt_byte_ *, residual) + at * residual_size;
         j.moment[0] = KOPT_POINTER_(kopt_byte_ *, moment1) + at * moment_size;
         j.moment[1] = KOPT_POINTER_(kopt_byte_ *, moment2) + at * moment_size;
+        if (b != KOPT_NULL_) {
+            if (kind.moments > 0)
+                first = kopt_cuda_decode_(b->codes, kind.rule, 0, moment1[q >> 2] >> shift & 0xFFu, scale1);
+            if (kind.moments > 1)
+                second = kopt_cuda_decode_(b->codes, kind.rule, 1, moment2[q >> 2] >> shift & 0xFFu, scale2);
+            j.moment[0] = KOPT_POINTER_(kopt_byte_ *, &first);
+            j.moment[1] = KOPT_POINTER_(kopt_byte_ *, &second);
+        }
         j.counts = KOPT_NULL_;
         j.copy = copies ? KOPT_POINTER_(kopt_byte_ *, copy + q) : KOPT_NULL_;
         j.copy_format = KOPT_CAST_(kopt_format, t->copy_format);
         kopt_vector_cuda_(&j, kind, &local, 0, 1, (q & 1) != 0 ? r[q >> 1] >> 16 : r[q >> 1] & 0xFFFFu);
+        if (b != KOPT_NULL_ && kind.moments > 0) kopt_cuda_keep_(b, 0, i + at, first);
+        if (b != KOPT_NULL_ && kind.moments > 1) kopt_cuda_keep_(b, 1, i + at, second);
     }
 
     KOPT_CUDA_FORGET_(t, "l");
@@ -409,8 +523,10 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
             kopt_cuda_store_(t->copy + i * 2, copy, 16);
         }
     }
-    if (kind.moments > 0) kopt_cuda_store_(t->moment[0] + i * moment_size, moment1, 8 * moment_size);
-    if (kind.moments > 1) kopt_cuda_store_(t->moment[1] + i * moment_size, moment2, 8 * moment_size);
+    if (b == KOPT_NULL_) {
+        if (kind.moments > 0) kopt_cuda_store_(t->moment[0] + i * moment_size, moment1, 8 * moment_size);
+        if (kind.moments > 1) kopt_cuda_store_(t->moment[1] + i * moment_size, moment2, 8 * moment_size);
+    }
     if (a->groups[t->group].k.zero_grad) {
         KOPT_UNROLL_
         for (q = 0; q < 8; q++) grad[q] = 0;
@@ -420,7 +536,8 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
 
 /* A step of one element: at the ends of a tensor, where arrays are not aligned alike, and of the rarer rules. */
 KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kind, int rare, int copies,
-                                      const kopt_scalars_cuda_ *scalars, uint64_t i, uint32_t r) {
+                                      const kopt_scalars_cuda_ *scalars, uint64_t i, uint32_t r, kopt_counts *counts,
+                                      kopt_cuda_block_ *b) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
@@ -437,7 +554,11 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
     if (residual_size != 0) residual = kopt_cuda_fetch_(t->residual + i * residual_size, residual_size);
     KOPT_UNROLL_
     for (m = 0; m < (rare ? 4 : 2); m++) {
-        if (m < kind.moments) moment[m] = kopt_cuda_fetch_(t->moment[m] + i * moment_size, moment_size);
+        if (m < kind.moments && b == KOPT_NULL_)
+            moment[m] = kopt_cuda_fetch_(t->moment[m] + i * moment_size, moment_size);
+        if (m < kind.moments && b != KOPT_NULL_)
+            moment[m] = kopt_cuda_decode_(b->codes, kind.rule, m, kopt_cuda_fetch_(t->moment[m] + i, 1),
+                                          kopt_cuda_scale_(t, m, i));
         j.moment[m] = KOPT_POINTER_(kopt_byte_ *, &moment[m]);
     }
     if (rare && k.sync) {
@@ -451,7 +572,7 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
     j.slow_residual = KOPT_POINTER_(kopt_byte_ *, &slow_residual);
     j.copy = copies ? KOPT_POINTER_(kopt_byte_ *, &copy) : KOPT_NULL_;
     j.copy_format = KOPT_CAST_(kopt_format, t->copy_format);
-    j.counts = KOPT_NULL_;
+    j.counts = counts;
     kopt_vector_cuda_(&j, kind, &k, 0, 1, r);
     if (!k.moments_only) {
         kopt_cuda_put_(t->weight + i * weight_size, weight_size, weight);
@@ -463,7 +584,12 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
     }
     KOPT_UNROLL_
     for (m = 0; m < (rare ? 4 : 2); m++)
-        if (m < kind.moments) kopt_cuda_put_(t->moment[m] + i * moment_size, moment_size, moment[m]);
+        if (m < kind.moments) {
+            if (b == KOPT_NULL_)
+                kopt_cuda_put_(t->moment[m] + i * moment_size, moment_size, moment[m]);
+            else
+                kopt_cuda_keep_(b, m, i, moment[m]);
+        }
     if (k.zero_grad) kopt_cuda_put_(t->grad + i * grad_size, grad_size, grad);
 }
 
@@ -472,35 +598,113 @@ KOPT_CUDA_FN_ int kopt_cuda_within_(uint64_t x, uint64_t from, int width) {
     return x <= from ? 0 : x - from < KOPT_CAST_(uint64_t, width) ? KOPT_CAST_(int, x - from) : width;
 }
 
-/* All steps of one warp's lane. A negative constant means: what the optimizer says. Between octets little stays in
-   registers: task, position and random words; the rest is read again, from the nearest cache. */
-KOPT_CUDA_FN_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t warp, uint32_t warps, uint32_t lane,
-                                        int rule, int weight, int grad, int moment, int rounding, int small_stores,
-                                        int copies) {
+/* What a kernel's constants leave open. A negative constant means: what the optimizer says. 8-bit moments are stepped
+   as fp32. */
+KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_step *s, int rule, int weight, int grad,
+                                         int moment, int rounding, int small_stores) {
+    kopt_kind_ kind;
+    kind.rule = rule < 0 ? s->rule : KOPT_CAST_(kopt_rule, rule);
+    if (rule < 0 && weight >= 0) /* SGD, Lion, Adam and RAdam, which is Adam here */
+        kind.rule = s->rule == KOPT_SGD ? KOPT_SGD : s->rule == KOPT_LION ? KOPT_LION : KOPT_ADAM;
+    kind.weight = weight < 0 ? s->weight_format : KOPT_CAST_(kopt_format, weight);
+    kind.grad = KOPT_CAST_(kopt_format, grad < 0 ? t->grad_format : grad);
+    kind.moment = moment < 0 ? s->moment_format : moment == KOPT_Q8 ? KOPT_F32 : KOPT_CAST_(kopt_format, moment);
+    kind.rounding = rounding < 0 ? s->rounding : KOPT_CAST_(kopt_rounding, rounding);
+    if (rounding == KOPT_STOCHASTIC && s->rounding != KOPT_STOCHASTIC) kind.rounding = KOPT_NEAREST;
+    kind.moment_rounding = small_stores < 0 ? s->moment_rounding : KOPT_CAST_(kopt_rounding, small_stores);
+    kind.compensation_rounding = small_stores < 0 ? s->compensation_rounding : KOPT_CAST_(kopt_rounding, small_stores);
+    kind.moments = rule == KOPT_ADAM ? 2 : weight < 0 ? s->moments : s->moments > 1 ? 2 : s->moments > 0 ? 1 : 0;
+    kind.nesterov = rule == KOPT_ADAM ? 0 : s->nesterov;
+    kind.plain = weight >= 0; /* octets are loaded and stored without regard to moments_only */
+    return kind;
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_add_(uint64_t *to, uint64_t x) {
+#ifdef __CUDA_ARCH__
+    atomicAdd(reinterpret_cast<unsigned long long *>(to), static_cast<unsigned long long>(x));
+#else
+    __atomic_fetch_add(to, x, __ATOMIC_RELAXED);
+#endif
+}
+
+/* What threads do together. KOPT_TOGETHER_: all threads of a block to the end of the statement, KOPT_LANES_: all lanes of
+   a warp; on the GPU this thread is one of them. KOPT_CUDA_SHARED_: what the lanes of a warp wrote is there for all.
+   KOPT_CUDA_EXCHANGE_: the value of another lane. */
+#ifdef KOPT_CUDA_LOOPS_
+#define KOPT_TOGETHER_(statement) \
+    for (thread = 0; thread < KOPT_THREADS_; thread++) statement
+#define KOPT_LANES_(statement) \
+    for (lane = 0; lane < 32; lane++) statement
+#define KOPT_CUDA_SHARED_() ((void)0)
+#define KOPT_CUDA_EXCHANGE_(x, distance) ((void)(distance), x)
+#else
+#ifdef KOPT_CUDA_THREADS_
+#define KOPT_CUDA_BARRIER_ kopt_threads_barrier
+#define KOPT_CUDA_SHARED_ kopt_threads_warp
+#define KOPT_CUDA_EXCHANGE_ kopt_threads_exchange
+#else
+#define KOPT_CUDA_BARRIER_ __syncthreads
+#define KOPT_CUDA_SHARED_ __syncwarp
+#define KOPT_CUDA_EXCHANGE_(x, distance) __shfl_xor_sync(0xFFFFFFFFu, x, distance)
+#endif
+#define KOPT_TOGETHER_(statement) \
+    statement;                    \
+    KOPT_CUDA_BARRIER_()
+#define KOPT_LANES_(statement) statement
+#endif
+
+/* The sum and the largest of all lanes of a warp. In a loop the lanes run one after the other: the sum is taken of each,
+   the largest is kept by all of them together. */
+KOPT_CUDA_DEVICE_ uint32_t kopt_cuda_warp_sum_(uint32_t x) {
+#ifndef KOPT_CUDA_LOOPS_
+    int distance;
+    for (distance = 16; distance > 0; distance >>= 1) x += KOPT_CUDA_EXCHANGE_(x, distance);
+#endif
+    return x;
+}
+
+KOPT_CUDA_DEVICE_ uint32_t kopt_cuda_warp_largest_(uint32_t x) {
+    int distance;
+    for (distance = 16; distance > 0; distance >>= 1) {
+        const uint32_t other = KOPT_CUDA_EXCHANGE_(x, distance);
+        x = other > x ? other : x;
+    }
+    return x;
+}
+
+/* A warp's counts into a tensor's, if it wants them. All lanes together. The general kernels count always: a pointer
+   that may be NULL would keep the counts out of registers. */
+KOPT_CUDA_DEVICE_ void kopt_cuda_tally_(const kopt_cuda_tensor_ *t, const kopt_counts *counts, uint32_t lane) {
+    uint32_t wanted, still, stuck;
+    if (t->counts == KOPT_NULL_) return;
+    wanted = kopt_cuda_warp_sum_(KOPT_CAST_(uint32_t, counts->wanted));
+    still = kopt_cuda_warp_sum_(KOPT_CAST_(uint32_t, counts->still));
+    stuck = kopt_cuda_warp_sum_(KOPT_CAST_(uint32_t, counts->stuck));
+#ifndef KOPT_CUDA_LOOPS_
+    if (lane != 0) return;
+#endif
+    KOPT_CAST_(void, lane);
+    if (wanted != 0) kopt_cuda_add_(&t->counts->wanted, wanted);
+    if (still != 0) kopt_cuda_add_(&t->counts->still, still);
+    if (stuck != 0) kopt_cuda_add_(&t->counts->stuck, stuck);
+}
+
+/* All steps of one warp's lane. Between octets little stays in registers: task, position and random words; the rest is
+   read again, from the nearest cache. */
+KOPT_CUDA_WHOLE_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t warp, uint32_t warps, uint32_t lane,
+                                           int rule, int weight, int grad, int moment, int rounding, int small_stores,
+                                           int copies) {
     const int width = KOPT_CAST_(int, a->width);
     uint32_t task;
     if (a->control->skip) return;
     for (task = warp; task < a->count; task += warps) {
         const kopt_cuda_tensor_ *t = a->tensors + a->tasks[a->first + task];
-        const kopt_step *s = &a->groups[t->group].step;
+        const kopt_kind_ kind =
+            kopt_cuda_kind_(t, &a->groups[t->group].step, rule, weight, grad, moment, rounding, small_stores);
         uint64_t from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
+        kopt_counts counts = {0, 0, 0};
         uint32_t r[4];
-        kopt_kind_ kind;
         int x = KOPT_CAST_(int, lane), limit, random;
-        kind.rule = rule < 0 ? s->rule : KOPT_CAST_(kopt_rule, rule);
-        if (rule < 0 && weight >= 0) /* SGD, Lion, Adam and RAdam, which is Adam here */
-            kind.rule = s->rule == KOPT_SGD ? KOPT_SGD : s->rule == KOPT_LION ? KOPT_LION : KOPT_ADAM;
-        kind.weight = weight < 0 ? s->weight_format : KOPT_CAST_(kopt_format, weight);
-        kind.grad = KOPT_CAST_(kopt_format, grad < 0 ? t->grad_format : grad);
-        kind.moment = moment < 0 ? s->moment_format : KOPT_CAST_(kopt_format, moment);
-        kind.rounding = rounding < 0 ? s->rounding : KOPT_CAST_(kopt_rounding, rounding);
-        if (rounding == KOPT_STOCHASTIC && s->rounding != KOPT_STOCHASTIC) kind.rounding = KOPT_NEAREST;
-        kind.moment_rounding = small_stores < 0 ? s->moment_rounding : KOPT_CAST_(kopt_rounding, small_stores);
-        kind.compensation_rounding =
-            small_stores < 0 ? s->compensation_rounding : KOPT_CAST_(kopt_rounding, small_stores);
-        kind.moments = rule == KOPT_ADAM ? 2 : weight < 0 ? s->moments : s->moments > 1 ? 2 : s->moments > 0 ? 1 : 0;
-        kind.nesterov = rule == KOPT_ADAM ? 0 : s->nesterov;
-        kind.plain = weight >= 0; /* octets are loaded and stored without regard to moments_only */
         random = kopt_needs_random_(kind);
         r[0] = r[1] = r[2] = r[3] = 0;
 
@@ -528,7 +732,7 @@ KOPT_CUDA_FN_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t 
                 } else if (random) {
                     kopt_random_flip_cuda_(r); /* 128 elements further on: the same block */
                 }
-                if (x >= head) kopt_cuda_octet_(a, t, task, x, kind, copies, rule < 0, r);
+                if (x >= head) kopt_cuda_octet_(a, t, task, x, kind, copies, rule < 0, r, KOPT_NULL_);
             }
             /* Lanes 0 to 7 take what is before the first octet of the tensor, 8 to 15 what is behind the last one. */
             x = KOPT_CAST_(int, lane);
@@ -549,13 +753,136 @@ KOPT_CUDA_FN_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t 
             const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
             const uint64_t at = from + KOPT_CAST_(uint64_t, x);
             kopt_cuda_element_(t, kind, weight < 0, copies, &g->k, at - t->pad,
-                               random ? kopt_cuda_random_one_(&cipher, t->first + at) : 0);
+                               random ? kopt_cuda_random_one_(&cipher, t->first + at) : 0,
+                               weight < 0 ? &counts : KOPT_NULL_, KOPT_NULL_);
+        }
+        if (weight < 0) kopt_cuda_tally_(t, &counts, lane);
+    }
+}
+
+/* The random words of 8 elements from any global index on. */
+KOPT_CUDA_FN_ void kopt_cuda_random_octet_(uint32_t r[4], const kopt_cipher_cuda_ *cipher, uint64_t e) {
+    if ((e & 7) == 0)
+        kopt_cuda_random_(r, cipher, e);
+    else
+        kopt_cuda_random_across_(r, cipher, e);
+}
+
+/* Does the lane take 8 elements in a row of this block of 8-bit moments, or every 32nd one? */
+KOPT_CUDA_FN_ int kopt_cuda_block_wide_(const kopt_cuda_tensor_ *t, uint32_t lane, uint32_t n, int weight) {
+    return weight >= 0 && (t->wide & KOPT_WIDE_STEP_) != 0 && 8 * lane + 8 <= n;
+}
+
+/* The elements of a block that its lane takes one by one: where not all is aligned, every 32nd; else what is behind the
+   last 8 in a row. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_block_begin_(const kopt_cuda_tensor_ *t, uint32_t lane, uint32_t n, int weight) {
+    return (weight >= 0 && (t->wide & KOPT_WIDE_STEP_) != 0 ? n & ~KOPT_CAST_(uint32_t, 7) : 0) + lane;
+}
+
+/* First phase: the n elements of the block at position x of a task. */
+KOPT_CUDA_FN_ void kopt_cuda_block_step_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task,
+                                         int x, uint32_t n, uint32_t lane, kopt_kind_ kind, int weight, int copies,
+                                         kopt_counts *counts, kopt_cuda_block_ *b) {
+    const kopt_cuda_group_ *const g = a->groups + t->group;
+    const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
+    const int random = kopt_needs_random_(kind);
+    uint32_t r[4] = {0, 0, 0, 0}, p;
+    if (kopt_cuda_block_wide_(t, lane, n, weight)) {
+        if (random) kopt_cuda_random_octet_(r, &cipher, t->first + b->first + 8 * lane);
+        kopt_cuda_octet_(a, t, task, x + KOPT_CAST_(int, 8 * lane), kind, copies, 1, r, b);
+    }
+    for (p = kopt_cuda_block_begin_(t, lane, n, weight); p < n; p += 32)
+        kopt_cuda_element_(t, kind, weight < 0, copies, &g->k, b->first + p,
+                           random ? kopt_cuda_random_one_(&cipher, t->first + b->first + p) : 0,
+                           weight < 0 ? counts : KOPT_NULL_, b);
+}
+
+/* Second phase: the codes and scales. A lane reads the slots that it wrote for this block. */
+KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t n,
+                                          uint32_t lane, kopt_kind_ kind, int weight, const kopt_cuda_block_ *b) {
+    const kopt_cuda_group_ *const g = a->groups + t->group;
+    const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
+    const int stochastic = kind.moment_rounding == KOPT_STOCHASTIC;
+    uint32_t r[4] = {0, 0, 0, 0}, p;
+    int m, q;
+    KOPT_UNROLL_
+    for (m = 0; m < (weight < 0 ? 4 : 2); m++)
+        if (lane == 0 && m < kind.moments)
+            kopt_cuda_put_(t->scale[m] + (b->first >> 8) * 4, 4, kopt_scale_(b->largest[m]));
+    if (kopt_cuda_block_wide_(t, lane, n, weight)) {
+        const uint64_t i = b->first + 8 * lane;
+        if (stochastic) kopt_cuda_random_octet_(r, &cipher, t->first + i);
+        KOPT_UNROLL_
+        for (m = 0; m < 2; m++) {
+            const int square = kopt_is_square_(kind.rule, m);
+            const uint32_t scale = kopt_scale_(b->largest[m]);
+            uint32_t word[2] = {0, 0};
+            if (m >= kind.moments) continue;
+            KOPT_UNROLL_
+            for (q = 0; q < 8; q++) {
+                const uint32_t half = (q & 1) != 0 ? r[q >> 1] >> 16 : r[q >> 1] & 0xFFFFu;
+                const uint32_t moment = *kopt_cuda_slot_(b, m, i + KOPT_CAST_(uint64_t, q));
+                word[q >> 2] |= kopt_encode_one_(kopt_cuda_table_(b->codes, square), kopt_float_(moment), scale, square,
+                                                 stochastic, half * kopt_moment_factor_(m) & 0xFFFFu)
+                                << (8 * (q & 3));
+            }
+            kopt_cuda_put_(t->moment[m] + i, 4, word[0]);
+            kopt_cuda_put_(t->moment[m] + i + 4, 4, word[1]);
+        }
+    }
+    for (p = kopt_cuda_block_begin_(t, lane, n, weight); p < n; p += 32) {
+        const uint64_t i = b->first + p;
+        const uint32_t half = stochastic ? kopt_cuda_random_one_(&cipher, t->first + i) : 0;
+        KOPT_UNROLL_
+        for (m = 0; m < (weight < 0 ? 4 : 2); m++) {
+            const int square = kopt_is_square_(kind.rule, m);
+            if (m >= kind.moments) continue;
+            kopt_cuda_put_(t->moment[m] + i, 1,
+                           kopt_encode_one_(kopt_cuda_table_(b->codes, square),
+                                            kopt_float_(*kopt_cuda_slot_(b, m, i)), kopt_scale_(b->largest[m]), square,
+                                            kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC,
+                                            half * kopt_moment_factor_(m) & 0xFFFFu));
         }
     }
 }
 
+/* All steps of a warp (of its lane, on the GPU) with 8-bit moments. */
+KOPT_CUDA_WHOLE_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_t warp, uint32_t warps,
+                                             uint32_t lane, uint32_t *slots, const uint32_t *codes, int rule,
+                                             int weight, int grad, int rounding, int small_stores, int copies) {
+    const int width = KOPT_CAST_(int, a->width);
+    uint32_t task;
+    if (a->control->skip) return;
+    for (task = warp; task < a->count; task += warps) {
+        const kopt_cuda_tensor_ *t = a->tensors + a->tasks[a->first + task];
+        const kopt_kind_ kind =
+            kopt_cuda_kind_(t, &a->groups[t->group].step, rule, weight, grad, KOPT_Q8, rounding, small_stores);
+        const uint64_t from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
+        const int limit = kopt_cuda_within_(t->end, from, width);
+        kopt_counts counts = {0, 0, 0};
+        int x, m;
+        for (x = 0; x < limit; x += 256) {
+            const uint32_t n = KOPT_CAST_(uint32_t, limit - x < 256 ? limit - x : 256);
+            kopt_cuda_block_ b;
+            b.slots = slots;
+            b.codes = codes;
+            b.first = from + KOPT_CAST_(uint64_t, x);
+            b.largest[0] = b.largest[1] = b.largest[2] = b.largest[3] = 0;
+            KOPT_CUDA_SHARED_(); /* the slots change hands: the last block of a tensor is shorter */
+            KOPT_CUDA_FORGET_(t, "l");
+            KOPT_LANES_(kopt_cuda_block_step_(a, t, task, x, n, lane, kind, weight, copies, &counts, &b));
+            KOPT_CUDA_FORGET_(t, "l");
+            KOPT_UNROLL_
+            for (m = 0; m < (weight < 0 ? 4 : 2); m++) b.largest[m] = kopt_cuda_warp_largest_(b.largest[m]);
+            KOPT_CUDA_SHARED_(); /* all lanes have read the scales that the first lane changes now */
+            KOPT_LANES_(kopt_cuda_block_store_(a, t, n, lane, kind, weight, &b));
+        }
+        if (weight < 0) kopt_cuda_tally_(t, &counts, lane);
+    }
+}
+
 /* The kernels: constants for what loads, stores and stays in registers; -1: as the optimizer says; rounding STOCHASTIC
-   stands for NEAREST too. The first that fits is taken; the last fits everything, one element per thread. */
+   stands for NEAREST too. The first that fits is taken; the last of each list fits all, an element per thread. */
 #define KOPT_CUDA_ALL_(KERNEL)                                                                              \
     KERNEL(0, adam_kahan_bf16, KOPT_ADAM, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, 0)   \
     KERNEL(1, kahan_bf16, -1, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, -1, 0)                            \
@@ -578,6 +905,12 @@ KOPT_CUDA_FN_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t 
     KERNEL(18, f32_from_bf16, -1, KOPT_F32, KOPT_BF16, KOPT_F32, KOPT_STOCHASTIC, -1, 1)                     \
     KERNEL(19, f32_from_fp16, -1, KOPT_F32, KOPT_FP16, KOPT_F32, KOPT_STOCHASTIC, -1, 1)                     \
     KERNEL(20, general, -1, -1, -1, -1, -1, -1, 1)
+#define KOPT_CUDA_ALL_BLOCKS_(KERNEL)                                                                        \
+    KERNEL(21, kahan_bf16_q8, -1, KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_KAHAN, -1, 0)                          \
+    KERNEL(22, exact_bf16_q8, -1, KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_EXACT, -1, 0)                          \
+    KERNEL(23, compact_bf16_q8, -1, KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_COMPACT, -1, 0)                      \
+    KERNEL(24, plain_bf16_q8, -1, KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_STOCHASTIC, -1, 0)                     \
+    KERNEL(25, general_q8, -1, -1, -1, KOPT_Q8, -1, -1, 1)
 
 /* ---- the scalars of a step, and whether it is made: one block of 128 threads, group by group ---- */
 
@@ -636,6 +969,8 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
             job.rate = groups[g].step.rate;
             job.decay = groups[g].step.decay;
             groups[g].k = kopt_spread_cuda_(&job);
+            if (!groups[g].k.use_l2) groups[g].k.l2 = 0; /* not -0: kernels look at these words alone */
+            if (!groups[g].k.use_decay) groups[g].k.decay = 0;
             groups[g].number = groups[g].step.step;
         }
     } else if (phase == 2 && thread == 0) { /* is it made? */
@@ -656,19 +991,11 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
         has 256 bins for each of 32 lanes in shared memory; with fp32 ones, for 16 pairs of lanes, a bin for the upper
         24 bits of a square and one for the lower. Bin 255 counts what is not finite. ---- */
 
-KOPT_CUDA_FN_ void kopt_cuda_add_(uint64_t *to, uint64_t x) {
-#ifdef __CUDA_ARCH__
-    atomicAdd(reinterpret_cast<unsigned long long *>(to), static_cast<unsigned long long>(x));
-#else
-    *to += x;
-#endif
-}
-
 KOPT_CUDA_FN_ void kopt_cuda_add32_(uint32_t *to, uint32_t x) {
 #ifdef __CUDA_ARCH__
     atomicAdd(to, x);
 #else
-    *to += x;
+    __atomic_fetch_add(to, x, __ATOMIC_RELAXED);
 #endif
 }
 
@@ -773,16 +1100,6 @@ KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks) {
     c->ready = 1;
 }
 
-/* All threads of a block to the end of the statement. On the GPU this thread is one of them. */
-#ifdef KOPT_CUDA_HOST_
-#define KOPT_TOGETHER_(statement) \
-    for (thread = 0; thread < KOPT_THREADS_; thread++) statement
-#else
-#define KOPT_TOGETHER_(statement) \
-    statement;                    \
-    __syncthreads()
-#endif
-
 /* A round is 8 tasks, one per warp: at most 8 * width / 32 = 256 numbers in a slot (fp32: half the width, two lanes),
    below 2^24 each; at most 2047^2 for fp16, 255^2 for bf16. So 1, 4 or 256 rounds fit into 32 bits. */
 #define KOPT_CUDA_STATS_BLOCK_(a, block, blocks, thread, slots)                                                    \
@@ -802,20 +1119,277 @@ KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks) {
         KOPT_TOGETHER_(if (thread == 0) kopt_cuda_arrive_((a)->control, blocks));                                  \
     } while (0)
 
+/* ---- StableAdamW: the norm of each tensor's ratios, before the step. A round is 4096 elements of one tensor, 512 for
+        each warp; the counters are those of the statistics for fp32, and a thread adds up two of them until the tensor
+        changes. ---- */
+
+enum { KOPT_ROUND_ = KOPT_ROW_ * KOPT_WARPS_ };
+
+KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, const uint32_t *codes, uint32_t round,
+                                           uint32_t thread, uint32_t *slots) {
+    const kopt_cuda_tensor_ *t = a->tensors + a->rounds[round];
+    const kopt_cuda_group_ *const g = a->groups + t->group;
+    const kopt_step *const s = &g->step;
+    const kopt_scalars_cuda_ k = g->k;
+    kopt_kind_ kind = kopt_cuda_kind_(t, s, -1, -1, -1, -1, -1, -1);
+    const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    const uint64_t n = t->end - t->pad, from = KOPT_CAST_(uint64_t, round - t->first_round) * KOPT_ROUND_;
+    const uint64_t begin = from + (thread >> 5) * KOPT_CAST_(uint64_t, KOPT_ROW_);
+    const uint64_t end = n - begin < KOPT_ROW_ ? n : begin + KOPT_ROW_;
+    uint64_t i;
+    if (from == 0 && thread == 0) a->ratios[t->stable - 1].n = n;
+    if (begin >= n) return;
+    if (kind.moment == KOPT_Q8) kind.moment = KOPT_F32;
+    for (i = begin + (thread & 31); i < end; i += 32) {
+        uint32_t grad = kopt_cuda_fetch_(t->grad + i * grad_size, grad_size), weight = 0, residual = 0, square;
+        kopt_job_ j;
+        if (s->moment_format == KOPT_Q8)
+            square = kopt_cuda_decode_(codes, kind.rule, 1, kopt_cuda_fetch_(t->moment[1] + i, 1),
+                                       kopt_cuda_scale_(t, 1, i));
+        else
+            square = kopt_cuda_fetch_(t->moment[1] + i * kopt_bytes_of_(kind.moment), kopt_bytes_of_(kind.moment));
+        if (k.use_l2) {
+            weight = kopt_cuda_fetch_(t->weight + i * weight_size, weight_size);
+            if (residual_size != 0) residual = kopt_cuda_fetch_(t->residual + i * residual_size, residual_size);
+        }
+        j.grad = KOPT_POINTER_(kopt_byte_ *, &grad);
+        j.weight = KOPT_POINTER_(kopt_byte_ *, &weight);
+        j.residual = KOPT_POINTER_(kopt_byte_ *, &residual);
+        j.moment[1] = KOPT_POINTER_(kopt_byte_ *, &square);
+        kopt_cuda_deposit_(slots, thread & 31, kopt_bits_(kopt_ratio_cuda_(&j, kind, &k, 0, 1)), KOPT_F32, KOPT_F32);
+    }
+}
+
+/* Slots to the two sums of a thread's bin. */
+KOPT_CUDA_FN_ void kopt_cuda_collect_(uint64_t sums[2], uint32_t *slots, uint32_t thread) {
+    uint32_t part, i;
+    KOPT_UNROLL_
+    for (part = 0; part < 2; part++)
+        for (i = 0; i < 16; i++) {
+            uint32_t *slot = slots + (256 * part + thread) * 16 + ((i + thread) & 15);
+            sums[part] += *slot;
+            *slot = 0;
+        }
+}
+
+/* ... and to the digits of a tensor's norm, which do not overflow below 2^36 elements: a round adds less than 2^40. */
+KOPT_CUDA_FN_ void kopt_cuda_deliver_(kopt_cuda_ratio_ *ratio, uint64_t sums[2], uint32_t thread) {
+    const uint32_t place = thread == 0 ? 0 : 2 * thread - 2; /* as in kopt_norm_each_ */
+    uint32_t part, i;
+    KOPT_UNROLL_
+    for (part = 0; part < 2; part++) {
+        const uint32_t at = place + (part == 0 ? 24 : 0);
+        kopt_norm digits;
+        digits.digit[0] = digits.digit[1] = digits.digit[2] = 0;
+        if (thread == 255) {
+            if (part == 0) kopt_cuda_add_(&ratio->norm.nonfinite, sums[0]);
+        } else {
+            kopt_norm_put_(&digits, sums[part], at & 31);
+            KOPT_UNROLL_
+            for (i = 0; i < 3; i++)
+                if (digits.digit[i] != 0) kopt_cuda_add_(&ratio->norm.digit[(at >> 5) + i], digits.digit[i]);
+        }
+        sums[part] = 0;
+    }
+}
+
+/* sums: of this thread; in a loop of all. */
+#ifdef KOPT_CUDA_LOOPS_
+#define KOPT_SUMS_ KOPT_THREADS_
+#define KOPT_MINE_(sums, thread) (sums)[thread]
+#else
+#define KOPT_SUMS_ 1
+#define KOPT_MINE_(sums, thread) (sums)[0]
+#endif
+
+KOPT_CUDA_FN_ void kopt_cuda_begin_(uint64_t sums[2], uint32_t *slots, uint32_t thread) {
+    kopt_cuda_clear_(slots, thread);
+    sums[0] = sums[1] = 0;
+}
+
+#define KOPT_CUDA_MEASURE_BLOCK_(a, codes, block, blocks, thread, slots)                                              \
+    do {                                                                                                              \
+        const uint32_t count = (a)->control->skip ? 0 : (a)->round_count;                                             \
+        uint64_t sums[KOPT_SUMS_][2];                                                                                 \
+        uint32_t round;                                                                                               \
+        KOPT_TOGETHER_(kopt_cuda_begin_(KOPT_MINE_(sums, thread), slots, thread));                                    \
+        for (round = (block); round < count; round += (blocks)) {                                                     \
+            const uint32_t tensor = (a)->rounds[round], next = round + (blocks);                                      \
+            kopt_cuda_ratio_ *const ratio = (a)->ratios + (a)->tensors[tensor].stable - 1;                            \
+            KOPT_TOGETHER_(kopt_cuda_measure_lane_(a, codes, round, thread, slots));                                  \
+            KOPT_TOGETHER_(kopt_cuda_collect_(KOPT_MINE_(sums, thread), slots, thread));                              \
+            if (next >= count || (a)->rounds[next] != tensor) {                                                       \
+                KOPT_TOGETHER_(kopt_cuda_deliver_(ratio, KOPT_MINE_(sums, thread), thread));                          \
+            }                                                                                                         \
+        }                                                                                                             \
+    } while (0)
+
+/* The rate of tensor `index`, if it has a factor. */
+KOPT_CUDA_FN_ void kopt_cuda_factor_(const kopt_cuda_arguments_ *a, uint32_t index) {
+    kopt_cuda_tensor_ *const t = a->tensors + index;
+    const kopt_cuda_ratio_ *ratio;
+    if (t->stable == 0) return;
+    ratio = a->ratios + t->stable - 1;
+    t->rate_scale = kopt_mul_cuda_(t->own_scale, kopt_stable_of_(&ratio->norm, ratio->n));
+}
+
 /* ---- conversion of one element; setters ---- */
 
 KOPT_CUDA_FN_ void kopt_cuda_convert_element_(const kopt_conversion_ *c, size_t i) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
-    uint32_t from = kopt_cuda_fetch_(c->src + i * from_size, from_size), to = 0, r = 0;
-    kopt_conversion_ one;
-    one.src = KOPT_POINTER_(const kopt_byte_ *, &from);
-    one.dst = KOPT_POINTER_(kopt_byte_ *, &to);
+    const float x = kopt_widen_cuda_(kopt_cuda_fetch_(c->src + i * from_size, from_size), c->src_format);
+    uint32_t r = 0;
     if (c->stochastic) {
         const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_);
         r = kopt_cuda_random_one_(&cipher, c->first + i);
     }
-    kopt_convert_vector_cuda_(&one, c->dst_format, c->src_format, c->stochastic, 0, 1, r);
-    kopt_cuda_put_(c->dst + i * to_size, to_size, to);
+    kopt_cuda_put_(c->dst + i * to_size, to_size, kopt_converted_cuda_(x, c->dst_format, c->stochastic, r));
+}
+
+/* ---- compression: a warp makes the code of 256 elements, 8 of them in each lane. What is compressed waits in shared
+        memory until the block's scale is known. ---- */
+
+typedef struct kopt_cuda_compression_ {
+    kopt_compressor c;
+    kopt_byte_ *out;
+    const kopt_byte_ *grad;
+    kopt_format grad_format;
+    uint32_t *steps;
+} kopt_cuda_compression_;
+
+/* A warp's block: element p waits in slot p + p / 32, and the last word is the mean of KOPT_SIGN. */
+enum { KOPT_MEAN_ = KOPT_SLOTS_, KOPT_WAITING_ };
+
+typedef struct kopt_cuda_packing_ {
+    uint32_t *slots;
+    const uint32_t *codes; /* as in kopt_cuda_codes_ */
+    uint64_t first;
+    uint32_t n, step, positive, negative;
+} kopt_cuda_packing_;
+
+KOPT_CUDA_FN_ void kopt_cuda_gather_lane_(const kopt_cuda_compression_ *k, kopt_cuda_packing_ *b, uint32_t lane) {
+    const size_t size = kopt_bytes_of_(k->grad_format), rest_size = kopt_bytes_of_(k->c.residual_format);
+    const kopt_byte_ *const residual = KOPT_CAST_(const kopt_byte_ *, k->c.residual);
+    uint32_t p;
+    for (p = 8 * lane; p < b->n && p < 8 * lane + 8; p++) {
+        const uint64_t i = b->first + p;
+        float x = kopt_widen_cuda_(kopt_cuda_fetch_(k->grad + i * size, size), k->grad_format);
+        uint32_t u, mag;
+        if (residual != KOPT_NULL_ && b->step > 1)
+            x = kopt_add_(
+                x, kopt_widen_cuda_(kopt_cuda_fetch_(residual + i * rest_size, rest_size), k->c.residual_format));
+        u = kopt_bits_(kopt_without_payload_(x));
+        mag = u & 0x7FFFFFFFu;
+        b->slots[p + (p >> 5)] = u;
+        if (u == mag && u > b->positive) b->positive = u;
+        if (u != mag && mag > b->negative) b->negative = mag;
+    }
+}
+
+/* In the order of the elements, so by one lane. */
+KOPT_CUDA_FN_ void kopt_cuda_mean_lane_(const kopt_cuda_compression_ *k, const kopt_cuda_packing_ *b, uint32_t lane) {
+    float mean = 0;
+    uint32_t p;
+    if (lane != 0 || k->c.code != KOPT_SIGN || k->c.rounding == KOPT_STOCHASTIC) return;
+    for (p = 0; p < b->n; p++) mean = kopt_more_(mean, b->slots[p + (p >> 5)] & 0x7FFFFFFFu);
+    b->slots[KOPT_MEAN_] = kopt_bits_(mean);
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const kopt_cuda_packing_ *b, uint32_t lane) {
+    const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_COMPRESS_);
+    const kopt_cipher_cuda_ other = kopt_cipher_of_cuda_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_RESIDUAL_);
+    const int stochastic = k->c.rounding == KOPT_STOCHASTIC, scaled = k->c.code == KOPT_Q8 || k->c.code == KOPT_SIGN;
+    const int noisy = k->c.residual_rounding == KOPT_STOCHASTIC && k->c.residual_format != KOPT_F32;
+    const uint32_t *const table = b->codes + 256;
+    kopt_byte_ *const to = k->out + kopt_code_at_(k->c.code, KOPT_CAST_(size_t, b->first));
+    kopt_byte_ *const residual = KOPT_CAST_(kopt_byte_ *, k->c.residual);
+    const size_t rest_size = kopt_bytes_of_(k->c.residual_format);
+    uint32_t scale = 0, bits = 0, p;
+    if (scaled)
+        scale = kopt_scale_of_(k->c.code, table, b->positive, b->negative, kopt_float_(b->slots[KOPT_MEAN_]), b->n,
+                               stochastic);
+    if (scaled && lane == 0) kopt_cuda_put_(to, 4, scale);
+    for (p = 8 * lane; p < b->n && p < 8 * lane + 8; p++) {
+        const uint64_t i = b->first + p, e = k->c.first_index + i;
+        const float x = kopt_float_(b->slots[p + (p >> 5)]);
+        const uint32_t r = stochastic ? kopt_cuda_random_one_(&cipher, e) : 0;
+        uint32_t code;
+        float y;
+        if (k->c.code == KOPT_Q8) {
+            code = kopt_encode_one_(table, x, scale, 0, stochastic, r);
+            kopt_cuda_put_(to + 4 + p, 1, code);
+            y = kopt_decode_one_(table, code, kopt_float_(scale), 0);
+        } else if (k->c.code == KOPT_SIGN) {
+            code = kopt_sign_of_(x, scale, stochastic, r);
+            bits |= code << (p & 7);
+            y = kopt_float_(scale ^ code << 31);
+        } else {
+            code = kopt_converted_cuda_(x, k->c.code, stochastic, r);
+            kopt_cuda_put_(to + 2 * p, 2, code);
+            y = kopt_widen_cuda_(code, k->c.code);
+        }
+        if (residual == KOPT_NULL_) continue;
+        kopt_cuda_put_(residual + i * rest_size, rest_size,
+                       kopt_converted_cuda_(kopt_lost_(x, y, k->c.residual_format), k->c.residual_format, noisy,
+                                         noisy ? kopt_cuda_random_one_(&other, e) : 0));
+    }
+    if (k->c.code == KOPT_SIGN && 8 * lane < b->n) kopt_cuda_put_(to + 4 + lane, 1, bits);
+}
+
+KOPT_CUDA_WHOLE_ void kopt_cuda_compress_blocks_(const kopt_cuda_compression_ *k, uint64_t warp, uint64_t warps,
+                                                 uint32_t lane, uint32_t *slots, const uint32_t *codes) {
+    kopt_cuda_packing_ b;
+    b.slots = slots;
+    b.codes = codes;
+    b.step = k->steps == KOPT_NULL_ ? k->c.step : *k->steps + 1;
+    for (b.first = warp * 256; b.first < k->c.n; b.first += warps * 256) {
+        b.n = k->c.n - b.first < 256 ? KOPT_CAST_(uint32_t, k->c.n - b.first) : 256;
+        b.positive = b.negative = 0;
+        KOPT_CUDA_SHARED_(); /* the block before is done */
+        KOPT_LANES_(kopt_cuda_gather_lane_(k, &b, lane));
+        b.positive = kopt_cuda_warp_largest_(b.positive);
+        b.negative = kopt_cuda_warp_largest_(b.negative);
+        KOPT_CUDA_SHARED_();
+        KOPT_LANES_(kopt_cuda_mean_lane_(k, &b, lane));
+        KOPT_CUDA_SHARED_();
+        KOPT_LANES_(kopt_cuda_pack_lane_(k, &b, lane));
+    }
+}
+
+typedef struct kopt_cuda_sum_ {
+    kopt_byte_ *to;
+    const kopt_byte_ *from;
+    kopt_format to_format, from_format;
+    size_t n, stride, count; /* stride in bytes */
+    float scale;
+} kopt_cuda_sum_;
+
+/* sum += decoded * scale, of element i. */
+KOPT_CUDA_FN_ void kopt_cuda_add_decoded_(const kopt_cuda_sum_ *k, const uint32_t *codes, size_t i) {
+    const size_t size = kopt_bytes_of_(k->to_format), p = i & 255;
+    const kopt_byte_ *const from = k->from + kopt_code_at_(k->from_format, i - p);
+    float y, x = kopt_widen_cuda_(kopt_cuda_fetch_(k->to + i * size, size), k->to_format);
+    if (k->from_format == KOPT_Q8)
+        y = kopt_decode_one_(codes + 256, kopt_cuda_fetch_(from + 4 + p, 1), kopt_float_(kopt_cuda_fetch_(from, 4)), 0);
+    else if (k->from_format == KOPT_SIGN)
+        y = kopt_float_(kopt_cuda_fetch_(from, 4) ^ kopt_cuda_fetch_(from + 4 + (p >> 3), 1) >> (p & 7) << 31);
+    else
+        y = kopt_widen_cuda_(kopt_cuda_fetch_(from + 2 * p, 2), k->from_format);
+    kopt_cuda_put_(k->to + i * size, size, kopt_converted_cuda_(kopt_sum_with_(x, y, k->scale), k->to_format, 0, 0));
+}
+
+/* The sum of element i over all shards. */
+KOPT_CUDA_FN_ void kopt_cuda_reduce_element_(const kopt_cuda_sum_ *k, size_t i) {
+    const size_t to_size = kopt_bytes_of_(k->to_format), size = kopt_bytes_of_(k->from_format);
+    const kopt_byte_ *p = k->from + i * size;
+    float sum = kopt_widen_cuda_(kopt_cuda_fetch_(p, size), k->from_format);
+    size_t shard;
+    for (shard = 1; shard < k->count; shard++) {
+        p += k->stride;
+        sum = kopt_add_cuda_(sum, kopt_widen_cuda_(kopt_cuda_fetch_(p, size), k->from_format));
+    }
+    kopt_cuda_put_(k->to + i * to_size, to_size, kopt_summed_cuda_(sum, k->scale, k->to_format));
 }
 
 typedef struct kopt_cuda_setting_ {
@@ -836,7 +1410,8 @@ KOPT_CUDA_FN_ void kopt_cuda_set_(const kopt_cuda_setting_ *s) {
         const uint32_t step = to->step;
         if (to->rule != from->rule || to->weight_format != from->weight_format || to->rounding != from->rounding ||
             to->moment_format != from->moment_format || to->moment_rounding != from->moment_rounding ||
-            to->compensation_rounding != from->compensation_rounding || kopt_moments_(to) != kopt_moments_(from)) {
+            to->compensation_rounding != from->compensation_rounding || kopt_moments_(to) != kopt_moments_(from) ||
+            (to->rule == KOPT_ADAM && !to->stable != !from->stable)) {
             s->control->status.result = KOPT_ERROR_MISMATCH;
             return;
         }
@@ -852,7 +1427,28 @@ KOPT_CUDA_FN_ void kopt_cuda_set_(const kopt_cuda_setting_ *s) {
 
 #define KOPT_CUDA_CLEARED_ (offsetof(kopt_cuda_control_, arrived) + 4 - offsetof(kopt_cuda_control_, norm))
 
-#ifdef KOPT_CUDA_HOST_
+static kopt_cuda_codes_ kopt_cuda_codes_of_(void) {
+    kopt_cuda_codes_ codes;
+    uint32_t i;
+    for (i = 0; i < 256; i++) codes.word[i] = kopt_codes_unsigned_[i];
+    for (i = 0; i < 128; i++) codes.word[256 + i] = kopt_codes_signed_[i];
+    return codes;
+}
+
+/* From the first kernel for 8-bit moments on, a launch has no more blocks than run at once: they begin by filling
+   shared memory, or end with atomic additions. */
+enum {
+    KOPT_CUDA_FIRST_Q8_ = 21,
+    KOPT_CUDA_STATS_ = KOPT_CUDA_KERNELS_, /* and beside the kernels of steps: */
+    KOPT_CUDA_MEASURE_,
+    KOPT_CUDA_COMPRESS_,
+    KOPT_CUDA_DECOMPRESS_
+};
+
+#ifdef KOPT_CUDA_THREADS_
+#include KOPT_CUDA_THREADS_ /* launches of kopt_cuda_launch_step_, _measure_, _stats_, _compress_ */
+#endif
+#ifdef KOPT_CUDA_LOOPS_
 
 #define KOPT_CUDA_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                  \
     static void kopt_cuda_##name##_(const kopt_cuda_arguments_ *a, uint32_t blocks) {                           \
@@ -863,21 +1459,33 @@ KOPT_CUDA_FN_ void kopt_cuda_set_(const kopt_cuda_setting_ *s) {
     }
 KOPT_CUDA_ALL_(KOPT_CUDA_KERNEL_)
 
+#define KOPT_CUDA_BLOCKS_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                 \
+    static void kopt_cuda_##name##_(const kopt_cuda_arguments_ *a, uint32_t blocks) {                                 \
+        const kopt_cuda_codes_ codes = kopt_cuda_codes_of_();                                                         \
+        uint32_t slots[(weight < 0 ? 4 : 2) * KOPT_SLOTS_], warp;                                                     \
+        for (warp = 0; warp < blocks * KOPT_WARPS_; warp++)                                                           \
+            kopt_cuda_step_blocks_(a, warp, blocks * KOPT_WARPS_, 0, slots, codes.word, rule, weight, grad, rounding, \
+                                   small_stores, copies);                                                             \
+    }
+KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_BLOCKS_KERNEL_)
+
 #define KOPT_CUDA_NAME_(i, name, rule, weight, grad, moment, rounding, small_stores, copies) kopt_cuda_##name##_,
 static kopt_result kopt_cuda_launch_step_(int kernel, kopt_cuda_arguments_ *a, uint32_t blocks, void *stream) {
-    static void (*const table[KOPT_CUDA_KERNELS_])(const kopt_cuda_arguments_ *,
-                                                   uint32_t) = {KOPT_CUDA_ALL_(KOPT_CUDA_NAME_)};
+    static void (*const table[KOPT_CUDA_KERNELS_])(const kopt_cuda_arguments_ *, uint32_t) = {
+        KOPT_CUDA_ALL_(KOPT_CUDA_NAME_) KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_NAME_)};
     KOPT_CAST_(void, stream);
     table[kernel](a, blocks);
     return KOPT_OK;
 }
 
-static kopt_result kopt_cuda_launch_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups, void *stream) {
-    uint32_t thread;
-    int phase;
+static kopt_result kopt_cuda_launch_measure_(kopt_cuda_arguments_ *a, size_t size, uint32_t blocks, void *stream) {
+    const kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
+    uint32_t slots[256 * 32], block, thread;
+    size_t i;
     KOPT_CAST_(void, stream);
-    for (phase = 0; phase < 4; phase++)
-        for (thread = 0; thread < KOPT_PROLOGUE_THREADS_; thread++) kopt_cuda_prologue_(c, groups, phase, thread);
+    for (i = 0; i < size; i++) KOPT_POINTER_(kopt_byte_ *, a->ratios)[i] = 0;
+    for (block = 0; block < blocks; block++)
+        KOPT_CUDA_MEASURE_BLOCK_(a, codes.word, block, blocks, thread, slots);
     return KOPT_OK;
 }
 
@@ -887,6 +1495,35 @@ static kopt_result kopt_cuda_launch_stats_(kopt_cuda_arguments_ *a, uint32_t blo
     KOPT_CAST_(void, stream);
     for (i = 0; i < KOPT_CUDA_CLEARED_; i++) KOPT_POINTER_(kopt_byte_ *, &a->control->norm)[i] = 0;
     for (block = 0; block < blocks; block++) KOPT_CUDA_STATS_BLOCK_(a, block, blocks, thread, slots);
+    return KOPT_OK;
+}
+
+static kopt_result kopt_cuda_launch_compress_(kopt_cuda_compression_ *k, void *stream) {
+    const kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
+    uint32_t slots[KOPT_WAITING_], warp;
+    KOPT_CAST_(void, stream);
+    for (warp = 0; warp < 3; warp++) kopt_cuda_compress_blocks_(k, warp, 3, 0, slots, codes.word);
+    if (k->steps != KOPT_NULL_) ++*k->steps;
+    return KOPT_OK;
+}
+
+#endif
+
+#ifdef KOPT_CUDA_HOST_
+
+static kopt_result kopt_cuda_launch_factors_(kopt_cuda_arguments_ *a, uint32_t tensors, void *stream) {
+    uint32_t i;
+    KOPT_CAST_(void, stream);
+    for (i = 0; i < tensors; i++) kopt_cuda_factor_(a, i);
+    return KOPT_OK;
+}
+
+static kopt_result kopt_cuda_launch_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups, void *stream) {
+    uint32_t thread;
+    int phase;
+    KOPT_CAST_(void, stream);
+    for (phase = 0; phase < 4; phase++)
+        for (thread = 0; thread < KOPT_PROLOGUE_THREADS_; thread++) kopt_cuda_prologue_(c, groups, phase, thread);
     return KOPT_OK;
 }
 
@@ -903,13 +1540,28 @@ static kopt_result kopt_cuda_launch_convert_(kopt_conversion_ *c, void *stream) 
     return KOPT_OK;
 }
 
+static kopt_result kopt_cuda_launch_decompress_(kopt_cuda_sum_ *k, void *stream) {
+    const kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
+    size_t i;
+    KOPT_CAST_(void, stream);
+    for (i = 0; i < k->n; i++) kopt_cuda_add_decoded_(k, codes.word, i);
+    return KOPT_OK;
+}
+
+static kopt_result kopt_cuda_launch_reduce_(kopt_cuda_sum_ *k, void *stream) {
+    size_t i;
+    KOPT_CAST_(void, stream);
+    for (i = 0; i < k->n; i++) kopt_cuda_reduce_element_(k, i);
+    return KOPT_OK;
+}
+
 static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, void *stream) {
     KOPT_CAST_(void, stream);
     __builtin_memcpy(to, from, size);
     return KOPT_OK;
 }
 
-static uint32_t kopt_cuda_resident_(void) { return 3; }
+static uint32_t kopt_cuda_resident_(int kernel) { return kernel == KOPT_CUDA_STATS_ ? 3 : 2; }
 
 #else
 
@@ -920,6 +1572,38 @@ static uint32_t kopt_cuda_resident_(void) { return 3; }
                              threadIdx.x & 31, rule, weight, grad, moment, rounding, small_stores, copies);     \
     }
 KOPT_CUDA_ALL_(KOPT_CUDA_KERNEL_)
+
+/* The codes to shared memory. All threads of a block. */
+static __device__ void kopt_cuda_share_(uint32_t *to, const kopt_cuda_codes_ &codes) {
+    for (uint32_t i = threadIdx.x; i < sizeof codes.word / 4; i += KOPT_THREADS_) to[i] = codes.word[i];
+    __syncthreads();
+}
+
+#define KOPT_CUDA_BLOCKS_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                 \
+    static __global__ void __launch_bounds__(KOPT_THREADS_, 2)                                                        \
+        kopt_cuda_##name##_(const kopt_cuda_arguments_ a, const kopt_cuda_codes_ codes) {                             \
+        enum { SLOTS = (weight < 0 ? 4 : 2) * KOPT_SLOTS_ };                                                          \
+        __shared__ uint32_t table[sizeof codes.word / 4], slots[KOPT_WARPS_ * SLOTS];                                 \
+        const uint32_t warp = threadIdx.x >> 5;                                                                       \
+        kopt_cuda_share_(table, codes);                                                                               \
+        kopt_cuda_step_blocks_(&a, blockIdx.x * KOPT_WARPS_ + warp, gridDim.x * KOPT_WARPS_, threadIdx.x & 31,        \
+                               slots + warp * SLOTS, table, rule, weight, grad, rounding, small_stores, copies);      \
+    }
+KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_BLOCKS_KERNEL_)
+
+static __global__ void __launch_bounds__(KOPT_THREADS_, 2)
+    kopt_cuda_measure_kernel_(const kopt_cuda_arguments_ a, const kopt_cuda_codes_ codes) {
+    __shared__ uint32_t table[sizeof codes.word / 4], slots[256 * 32];
+    const uint32_t thread = threadIdx.x;
+    kopt_cuda_share_(table, codes);
+    KOPT_CUDA_MEASURE_BLOCK_(&a, table, blockIdx.x, gridDim.x, thread, slots);
+}
+
+static __global__ void __launch_bounds__(KOPT_THREADS_)
+    kopt_cuda_factor_kernel_(const kopt_cuda_arguments_ a, uint32_t tensors) {
+    for (uint32_t i = blockIdx.x * KOPT_THREADS_ + threadIdx.x; i < tensors; i += gridDim.x * KOPT_THREADS_)
+        kopt_cuda_factor_(&a, i);
+}
 
 static __global__ void __launch_bounds__(KOPT_PROLOGUE_THREADS_)
     kopt_cuda_prologue_kernel_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups) {
@@ -944,6 +1628,33 @@ static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_convert_kernel
         kopt_cuda_convert_element_(&c, i);
 }
 
+static __global__ void __launch_bounds__(KOPT_THREADS_)
+    kopt_cuda_compress_kernel_(const kopt_cuda_compression_ k, const kopt_cuda_codes_ codes) {
+    __shared__ uint32_t table[sizeof codes.word / 4], slots[KOPT_WARPS_ * KOPT_WAITING_];
+    const uint32_t warp = threadIdx.x >> 5;
+    kopt_cuda_share_(table, codes);
+    kopt_cuda_compress_blocks_(&k, static_cast<uint64_t>(blockIdx.x) * KOPT_WARPS_ + warp,
+                               static_cast<uint64_t>(gridDim.x) * KOPT_WARPS_, threadIdx.x & 31,
+                               slots + warp * KOPT_WAITING_, table);
+}
+
+static __global__ void kopt_cuda_setting_count_kernel_(uint32_t *steps) { ++*steps; }
+
+static __global__ void __launch_bounds__(KOPT_THREADS_)
+    kopt_cuda_decompress_kernel_(const kopt_cuda_sum_ k, const kopt_cuda_codes_ codes) {
+    __shared__ uint32_t table[sizeof codes.word / 4];
+    const size_t all = static_cast<size_t>(gridDim.x) * KOPT_THREADS_;
+    kopt_cuda_share_(table, codes);
+    for (size_t i = static_cast<size_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x; i < k.n; i += all)
+        kopt_cuda_add_decoded_(&k, table, i);
+}
+
+static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_reduce_kernel_(const kopt_cuda_sum_ k) {
+    const size_t all = static_cast<size_t>(gridDim.x) * KOPT_THREADS_;
+    for (size_t i = static_cast<size_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x; i < k.n; i += all)
+        kopt_cuda_reduce_element_(&k, i);
+}
+
 static kopt_result kopt_cuda_result_(cudaError_t error) {
     switch (error) {
     case cudaSuccess: return KOPT_OK;
@@ -965,10 +1676,44 @@ static kopt_result kopt_cuda_launch_(const void *kernel, uint32_t blocks, uint32
 
 #define KOPT_CUDA_NAME_(i, name, rule, weight, grad, moment, rounding, small_stores, copies) \
     reinterpret_cast<const void *>(kopt_cuda_##name##_),
+static const void *kopt_cuda_entry_(int kernel) {
+    const void *const table[] = {KOPT_CUDA_ALL_(KOPT_CUDA_NAME_) KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_NAME_)
+                                     reinterpret_cast<const void *>(kopt_cuda_stats_kernel_),
+                                 reinterpret_cast<const void *>(kopt_cuda_measure_kernel_),
+                                 reinterpret_cast<const void *>(kopt_cuda_compress_kernel_),
+                                 reinterpret_cast<const void *>(kopt_cuda_decompress_kernel_)};
+    return table[kernel];
+}
+
+/* Blocks of a kernel that run at once. */
+static uint32_t kopt_cuda_resident_(int kernel) {
+    int device = 0, processors = 0, each = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kopt_cuda_entry_(kernel), KOPT_THREADS_, 0) != cudaSuccess)
+        return 1024;
+    return processors > 0 && each > 0 ? static_cast<uint32_t>(processors) * static_cast<uint32_t>(each) : 1024;
+}
+
 static kopt_result kopt_cuda_launch_step_(int kernel, kopt_cuda_arguments_ *a, uint32_t blocks, void *stream) {
-    const void *const table[KOPT_CUDA_KERNELS_] = {KOPT_CUDA_ALL_(KOPT_CUDA_NAME_)};
-    void *arguments[] = {a};
-    return kopt_cuda_launch_(table[kernel], blocks, KOPT_THREADS_, arguments, stream);
+    kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
+    void *arguments[] = {a, &codes}; /* of which most kernels take the first */
+    return kopt_cuda_launch_(kopt_cuda_entry_(kernel), blocks, KOPT_THREADS_, arguments, stream);
+}
+
+static kopt_result kopt_cuda_launch_measure_(kopt_cuda_arguments_ *a, size_t size, uint32_t blocks, void *stream) {
+    kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
+    void *arguments[] = {a, &codes};
+    const kopt_result result =
+        kopt_cuda_result_(cudaMemsetAsync(a->ratios, 0, size, static_cast<cudaStream_t>(stream)));
+    if (result != KOPT_OK) return result;
+    return kopt_cuda_launch_(kopt_cuda_entry_(KOPT_CUDA_MEASURE_), blocks, KOPT_THREADS_, arguments, stream);
+}
+
+static kopt_result kopt_cuda_launch_factors_(kopt_cuda_arguments_ *a, uint32_t tensors, void *stream) {
+    void *arguments[] = {a, &tensors};
+    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_factor_kernel_),
+                             (tensors + KOPT_THREADS_ - 1) / KOPT_THREADS_, KOPT_THREADS_, arguments, stream);
 }
 
 static kopt_result kopt_cuda_launch_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups, void *stream) {
@@ -991,12 +1736,44 @@ static kopt_result kopt_cuda_launch_setting_(kopt_cuda_setting_ *s, void *stream
     return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_setting_kernel_), 1, 1, arguments, stream);
 }
 
+/* Blocks of which each thread takes at least four elements. */
+static uint32_t kopt_cuda_blocks_for_(size_t n) {
+    const size_t blocks = (n - 1) / (4 * KOPT_THREADS_) + 1;
+    return static_cast<uint32_t>(blocks < 0x7FFFFFFFu ? blocks : 0x7FFFFFFFu);
+}
+
 static kopt_result kopt_cuda_launch_convert_(kopt_conversion_ *c, void *stream) {
     void *arguments[] = {c};
-    const size_t blocks = (c->n - 1) / (4 * KOPT_THREADS_) + 1;
-    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_convert_kernel_),
-                             static_cast<uint32_t>(blocks < 0x7FFFFFFFu ? blocks : 0x7FFFFFFFu), KOPT_THREADS_,
+    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_convert_kernel_), kopt_cuda_blocks_for_(c->n),
+                             KOPT_THREADS_, arguments, stream);
+}
+
+static kopt_result kopt_cuda_launch_compress_(kopt_cuda_compression_ *k, void *stream) {
+    kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
+    void *arguments[] = {k, &codes}, *counted[] = {&k->steps};
+    const size_t blocks = (k->c.n + 256 * KOPT_WARPS_ - 1) / (256 * KOPT_WARPS_);
+    const uint32_t most = kopt_cuda_resident_(KOPT_CUDA_COMPRESS_);
+    kopt_result result = KOPT_OK;
+    if (blocks != 0)
+        result = kopt_cuda_launch_(kopt_cuda_entry_(KOPT_CUDA_COMPRESS_),
+                                   blocks < most ? static_cast<uint32_t>(blocks) : most, KOPT_THREADS_, arguments,
+                                   stream);
+    if (result != KOPT_OK || k->steps == KOPT_NULL_) return result;
+    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_setting_count_kernel_), 1, 1, counted, stream);
+}
+
+static kopt_result kopt_cuda_launch_decompress_(kopt_cuda_sum_ *k, void *stream) {
+    kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
+    void *arguments[] = {k, &codes};
+    const uint32_t blocks = kopt_cuda_blocks_for_(k->n), most = kopt_cuda_resident_(KOPT_CUDA_DECOMPRESS_);
+    return kopt_cuda_launch_(kopt_cuda_entry_(KOPT_CUDA_DECOMPRESS_), blocks < most ? blocks : most, KOPT_THREADS_,
                              arguments, stream);
+}
+
+static kopt_result kopt_cuda_launch_reduce_(kopt_cuda_sum_ *k, void *stream) {
+    void *arguments[] = {k};
+    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_reduce_kernel_), kopt_cuda_blocks_for_(k->n),
+                             KOPT_THREADS_, arguments, stream);
 }
 
 static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, void *stream) {
@@ -1004,15 +1781,6 @@ static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, void
         cudaMemcpyAsync(to, from, size, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(stream)));
 }
 
-/* Blocks of the statistics kernel that run at once. It ends with atomic additions: there should be no more. */
-static uint32_t kopt_cuda_resident_(void) {
-    int device = 0, processors = 0, each = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kopt_cuda_stats_kernel_, KOPT_THREADS_, 0) != cudaSuccess)
-        return 1024;
-    return processors > 0 && each > 0 ? static_cast<uint32_t>(processors) * static_cast<uint32_t>(each) : 1024;
-}
 #endif
 
 /* ---- PUBLIC FUNCTIONS -------------------------------------------------------------------------------------------- */
@@ -1024,31 +1792,37 @@ static int kopt_cuda_is_(int constant, unsigned value) {
     return constant < 0 || KOPT_CAST_(unsigned, constant) == value;
 }
 
+/* Does the rule have kernels of its own? */
+static int kopt_cuda_common_(kopt_rule rule) {
+    return rule == KOPT_SGD || rule == KOPT_ADAM || rule == KOPT_LION || rule == KOPT_RADAM;
+}
+
 /* The first kernel that fits. */
 static int kopt_cuda_kernel_of_(const kopt_optimizer *opt, const kopt_tensor *t) {
-    const int moments = kopt_moments_(opt), common = moments <= 2 && opt->rule != KOPT_RANGER && opt->rule != KOPT_EMA;
+    const int moments = kopt_moments_(opt), common = moments <= 2 && kopt_cuda_common_(opt->rule);
     const kopt_format moment = moments == 0 ? opt->weight_format : opt->moment_format;
     const int plain = opt->weight_format == KOPT_F32 || opt->rounding == KOPT_NEAREST;
     const kopt_rounding rounding = plain ? KOPT_STOCHASTIC : opt->rounding;
 #define KOPT_CUDA_FITS_(i, name, its_rule, its_weight, its_grad, its_moment, its_rounding, small_stores, copies)  \
     if (kopt_cuda_is_(its_rule, opt->rule) && kopt_cuda_is_(its_weight, opt->weight_format) &&                    \
         kopt_cuda_is_(its_grad, t->grad_format) && kopt_cuda_is_(its_moment, moment) &&                           \
+        (its_moment == KOPT_Q8) == (moment == KOPT_Q8) && (its_weight < 0 || t->counts == KOPT_NULL_) &&          \
         kopt_cuda_is_(its_rounding, rounding) && kopt_cuda_is_(small_stores, opt->moment_rounding) &&             \
         kopt_cuda_is_(small_stores, opt->compensation_rounding) && (common || its_weight < 0) &&                  \
         (copies || t->copy == KOPT_NULL_))                                                                        \
         return i;
-    KOPT_CUDA_ALL_(KOPT_CUDA_FITS_)
+    KOPT_CUDA_ALL_(KOPT_CUDA_FITS_) KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_FITS_)
 #undef KOPT_CUDA_FITS_
     return KOPT_CUDA_KERNELS_ - 1;
 }
 
-/* What the CPU can do and the GPU cannot yet. */
+/* A rule that kahan_opt.h has and the kernels here do not is refused. */
 static kopt_result kopt_cuda_check_options_(const kopt_optimizer *opt) {
     const kopt_result result = kopt_check_options_(opt);
-    if (result != KOPT_OK) return result;
-    if (opt->moment_format == KOPT_Q8 || (opt->rule == KOPT_ADAM && opt->stable)) return KOPT_ERROR_OPTION;
-    return KOPT_OK;
+    return result == KOPT_OK && KOPT_CAST_(int, opt->rule) > KOPT_EMA ? KOPT_ERROR_OPTION : result;
 }
+
+static int kopt_cuda_stable_(const kopt_optimizer *opt) { return opt->rule == KOPT_ADAM && opt->stable; }
 
 /* Checks the groups and counts tensors and elements. */
 static kopt_result kopt_cuda_check_(const kopt_cuda_group *groups, size_t count, size_t *tensors, uint64_t *elements) {
@@ -1063,12 +1837,12 @@ static kopt_result kopt_cuda_check_(const kopt_cuda_group *groups, size_t count,
         for (i = 0; i < groups[g].count; i++) {
             const kopt_tensor *t = &groups[g].tensors[i];
             result = kopt_check_tensor_(t);
-            if (t->counts != KOPT_NULL_) result = KOPT_ERROR_OPTION;
             if (result == KOPT_OK)
                 result = kopt_check_memory_(t, kopt_bytes_of_(groups[g].opt->weight_format),
                                             kopt_layout_for_(groups[g].opt, t->n).total, 1);
             if (result != KOPT_OK) return result;
-            if (t->n >> 40 != 0) return KOPT_ERROR_BOUNDS;
+            if (t->n >> (kopt_cuda_stable_(groups[g].opt) ? 36 : 40) != 0) return KOPT_ERROR_BOUNDS;
+            if ((KOPT_ADDRESS_(t->counts) & 7) != 0) return KOPT_ERROR_OPTION;
             *elements += t->n;
         }
         *tensors += groups[g].count;
@@ -1085,9 +1859,9 @@ static int kopt_cuda_aligned_(const void *p, size_t lead, size_t size) {
 static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt, const kopt_tensor *t) {
     const kopt_layout_ at = kopt_layout_for_(opt, t->n);
     const size_t weight_size = kopt_bytes_of_(opt->weight_format), grad_size = kopt_bytes_of_(t->grad_format);
-    const size_t moment_size = kopt_bytes_of_(opt->moment_format);
     const size_t residual_size = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
-    const int moments = kopt_moments_(opt);
+    const int moments = kopt_moments_(opt), blocks = moments > 0 && opt->moment_format == KOPT_Q8;
+    const size_t moment_size = blocks ? 0 : kopt_bytes_of_(opt->moment_format); /* codes: 4 at a time, if aligned */
     int m;
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     size_t lead = KOPT_CAST_(size_t, (8 - (t->first_index & 7)) & 7);
@@ -1097,16 +1871,22 @@ static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt,
     for (m = 0; m < 4; m++) d->moment[m] = m >= moments || state == KOPT_NULL_ ? KOPT_NULL_ : state + at.moment[m];
     d->slow = state == KOPT_NULL_ ? KOPT_NULL_ : state + at.slow;
     d->slow_residual = state == KOPT_NULL_ ? KOPT_NULL_ : state + at.slow_residual;
-    d->rate_scale = t->rate_scale;
+    for (m = 0; m < 4; m++) d->scale[m] = KOPT_NULL_;
+    if (blocks && state != KOPT_NULL_)
+        for (m = 0; m < moments; m++) d->scale[m] = state + at.scale[m];
+    d->counts = t->counts;
+    d->rate_scale = d->own_scale = t->rate_scale;
+    d->stable = d->first_round = 0;
     d->copy = KOPT_CAST_(kopt_byte_ *, t->copy);
     d->id = t->id;
     d->grad_format = KOPT_CAST_(uint8_t, t->grad_format);
     d->copy_format = KOPT_CAST_(uint8_t, t->copy == KOPT_NULL_ ? KOPT_F32 : t->copy_format);
     d->wide = 0;
     d->pad = t->first_index & 255;
+    if (blocks) d->pad = lead = 0; /* positions are elements: blocks begin with the first, wherever the shard does */
     if (!kopt_cuda_aligned_(d->grad, lead, grad_size)) { /* a shard that is cut within an octet? */
-        for (lead = 0; lead < 8 && !kopt_cuda_aligned_(d->grad, lead, grad_size); lead++) {}
-        d->pad = 8 - lead;
+        for (lead = blocks ? 8 : 0; lead < 8 && !kopt_cuda_aligned_(d->grad, lead, grad_size); lead++) {}
+        if (!blocks) d->pad = 8 - lead;
     }
     if (lead < 8) {
         d->wide = KOPT_WIDE_GRAD_;
@@ -1124,9 +1904,12 @@ static size_t kopt_cuda_tasks_(const kopt_cuda_tensor_ *d, uint32_t width) {
     return d->end == d->pad ? 0 : KOPT_CAST_(size_t, (d->end + width - 1) / width);
 }
 
-/* The bytes: control, groups, tensors, tasks. */
+/* StableAdamW: the rounds of a tensor. */
+static size_t kopt_cuda_rounds_(uint64_t n) { return KOPT_CAST_(size_t, (n + KOPT_ROUND_ - 1) / KOPT_ROUND_); }
+
+/* The bytes: control, groups, tensors, tasks; of StableAdamW: ratios, rounds. */
 static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group *groups, size_t count) {
-    size_t tensors, tasks = 0, g, i;
+    size_t tensors, tasks = 0, stable = 0, rounds = 0, g, i;
     uint64_t elements;
     int formats = 0;
     kopt_result result = kopt_cuda_check_(groups, count, &tensors, &elements);
@@ -1144,12 +1927,19 @@ static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group
             kopt_cuda_tensor_ d;
             kopt_cuda_describe_(&d, groups[g].opt, &groups[g].tensors[i]);
             tasks += kopt_cuda_tasks_(&d, plan->width_);
+            if (!kopt_cuda_stable_(groups[g].opt)) continue;
+            stable++;
+            rounds += kopt_cuda_rounds_(groups[g].tensors[i].n);
         }
-    if (tasks >> 31 != 0) return KOPT_ERROR_BOUNDS;
+    if (tasks >> 31 != 0 || rounds >> 31 != 0) return KOPT_ERROR_BOUNDS;
+    plan->stable_ = KOPT_CAST_(uint32_t, stable);
+    plan->rounds_ = KOPT_CAST_(uint32_t, rounds);
     plan->at_tensors_ =
         kopt_cuda_round_(sizeof(kopt_cuda_control_)) + kopt_cuda_round_(count * sizeof(kopt_cuda_group_));
     plan->at_tasks_ = plan->at_tensors_ + kopt_cuda_round_(tensors * sizeof(kopt_cuda_tensor_));
-    plan->size = plan->at_tasks_ + kopt_cuda_round_(tasks * 4);
+    plan->at_ratios_ = plan->at_tasks_ + kopt_cuda_round_(tasks * 4);
+    plan->at_rounds_ = plan->at_ratios_ + kopt_cuda_round_(stable * sizeof(kopt_cuda_ratio_));
+    plan->size = plan->at_rounds_ + kopt_cuda_round_(rounds * 4);
     return KOPT_OK;
 }
 
@@ -1164,7 +1954,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byte
     kopt_cuda_plan p;
     kopt_cuda_group_ *group;
     kopt_cuda_tensor_ *tensor;
-    uint32_t *task, tasks = 0;
+    uint32_t *task, *round, tasks = 0, rounds = 0, stable = 0;
     size_t g, i, seen, k;
     int kernel;
     kopt_result result = kopt_cuda_layout_(&p, groups, count);
@@ -1176,6 +1966,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byte
     group = KOPT_POINTER_(kopt_cuda_group_ *, base + kopt_cuda_round_(sizeof(kopt_cuda_control_)));
     tensor = KOPT_POINTER_(kopt_cuda_tensor_ *, base + p.at_tensors_);
     task = KOPT_POINTER_(uint32_t *, base + p.at_tasks_);
+    round = KOPT_POINTER_(uint32_t *, base + p.at_rounds_);
     KOPT_POINTER_(kopt_cuda_control_ *, base)->groups = count;
     for (g = 0; g < count; g++) group[g].opt = *groups[g].opt;
     for (kernel = 0; kernel < KOPT_CUDA_KERNELS_; kernel++) { /* the tasks of one kernel lie together */
@@ -1191,6 +1982,14 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byte
             }
     }
     p.first_[KOPT_CUDA_KERNELS_] = tasks;
+    for (g = 0, seen = 0; g < count; g++) /* in the order of the list, which is the same for all GPUs */
+        for (i = 0; i < groups[g].count; i++, seen++) {
+            if (!kopt_cuda_stable_(groups[g].opt)) continue;
+            tensor[seen].stable = ++stable;
+            tensor[seen].first_round = rounds;
+            for (k = kopt_cuda_rounds_(groups[g].tensors[i].n); k > 0; k--)
+                round[rounds++] = KOPT_CAST_(uint32_t, seen);
+        }
     *plan = p;
     return KOPT_OK;
 }
@@ -1214,13 +2013,20 @@ static kopt_cuda_arguments_ kopt_cuda_arguments_of_(const kopt_cuda_plan *plan, 
     kopt_cuda_arguments_ a;
     a.control = KOPT_POINTER_(kopt_cuda_control_ *, base);
     a.groups = kopt_cuda_groups_(plan);
-    a.tensors = KOPT_POINTER_(const kopt_cuda_tensor_ *, base + plan->at_tensors_);
+    a.tensors = KOPT_POINTER_(kopt_cuda_tensor_ *, base + plan->at_tensors_);
     a.tasks = KOPT_POINTER_(const uint32_t *, base + plan->at_tasks_);
     a.first = first;
     a.count = count;
     a.width = plan->width_;
     a.grad_format = plan->grad_format_;
+    a.ratios = KOPT_POINTER_(kopt_cuda_ratio_ *, base + plan->at_ratios_);
+    a.rounds = KOPT_POINTER_(const uint32_t *, base + plan->at_rounds_);
+    a.round_count = plan->rounds_;
     return a;
+}
+
+static uint32_t kopt_cuda_tensors_(const kopt_cuda_plan *plan) {
+    return KOPT_CAST_(uint32_t, (plan->at_tasks_ - plan->at_tensors_) / sizeof(kopt_cuda_tensor_));
 }
 
 static uint32_t kopt_cuda_blocks_(const kopt_cuda_plan *plan, uint32_t tasks, uint32_t most) {
@@ -1230,25 +2036,55 @@ static uint32_t kopt_cuda_blocks_(const kopt_cuda_plan *plan, uint32_t tasks, ui
     return blocks == 0 ? 1 : blocks;
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_step(const kopt_cuda_plan *plan, void *stream) {
+KOPT_CUDA_API_ kopt_result kopt_cuda_step_begin(const kopt_cuda_plan *plan, void *stream) {
+    kopt_cuda_arguments_ a;
     kopt_result result;
-    int kernel;
+    uint32_t blocks, most;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
     result = kopt_cuda_launch_prologue_(KOPT_CAST_(kopt_cuda_control_ *, plan->device), kopt_cuda_groups_(plan),
                                         stream);
+    if (result != KOPT_OK || plan->stable_ == 0) return result;
+    a = kopt_cuda_arguments_of_(plan, 0, 0);
+    most = kopt_cuda_resident_(KOPT_CUDA_MEASURE_);
+    blocks = a.round_count == 0 ? 1 : a.round_count < most ? a.round_count : most;
+    if (plan->blocks != 0 && blocks > plan->blocks) blocks = plan->blocks;
+    return kopt_cuda_launch_measure_(&a, plan->stable_ * sizeof(kopt_cuda_ratio_), blocks, stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_step_end(const kopt_cuda_plan *plan, void *stream) {
+    kopt_result result = KOPT_OK;
+    int kernel;
+    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (plan->stable_ != 0) {
+        kopt_cuda_arguments_ a = kopt_cuda_arguments_of_(plan, 0, 0);
+        result = kopt_cuda_launch_factors_(&a, kopt_cuda_tensors_(plan), stream);
+    }
     for (kernel = 0; kernel < KOPT_CUDA_KERNELS_ && result == KOPT_OK; kernel++) {
         kopt_cuda_arguments_ a =
             kopt_cuda_arguments_of_(plan, plan->first_[kernel], plan->first_[kernel + 1] - plan->first_[kernel]);
-        if (a.count != 0) result = kopt_cuda_launch_step_(kernel, &a, kopt_cuda_blocks_(plan, a.count, 0), stream);
+        const uint32_t most = a.count == 0 || kernel < KOPT_CUDA_FIRST_Q8_ ? 0 : kopt_cuda_resident_(kernel);
+        if (a.count != 0) result = kopt_cuda_launch_step_(kernel, &a, kopt_cuda_blocks_(plan, a.count, most), stream);
     }
     return result;
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_step(const kopt_cuda_plan *plan, void *stream) {
+    const kopt_result result = kopt_cuda_step_begin(plan, stream);
+    return result == KOPT_OK ? kopt_cuda_step_end(plan, stream) : result;
+}
+
+KOPT_CUDA_API_ uint64_t *kopt_cuda_ratios(const kopt_cuda_plan *plan, size_t *words) {
+    if (words != KOPT_NULL_) *words = 0;
+    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_NULL_;
+    if (words != KOPT_NULL_) *words = plan->stable_ * (sizeof(kopt_cuda_ratio_) / 8);
+    return KOPT_POINTER_(uint64_t *, KOPT_CAST_(kopt_byte_ *, plan->device) + plan->at_ratios_);
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_stats(const kopt_cuda_plan *plan, void *stream) {
     kopt_cuda_arguments_ a;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
     a = kopt_cuda_arguments_of_(plan, 0, plan->first_[KOPT_CUDA_KERNELS_]);
-    return kopt_cuda_launch_stats_(&a, kopt_cuda_blocks_(plan, a.count, kopt_cuda_resident_()), stream);
+    return kopt_cuda_launch_stats_(&a, kopt_cuda_blocks_(plan, a.count, kopt_cuda_resident_(KOPT_CUDA_STATS_)), stream);
 }
 
 static kopt_cuda_setting_ kopt_cuda_setting_of_(const kopt_cuda_plan *plan, int what) {
@@ -1342,6 +2178,84 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_convert_stochastic(void *dst, kopt_format d
     c.step = step;
     c.id = id;
     return kopt_cuda_convert_run_(&c, dst, src, stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
+                                              kopt_format grad_format, uint32_t *steps, void *stream) {
+    kopt_result result = kopt_check_compressor_(c, out, out_size, grad, grad_format);
+    kopt_cuda_compression_ k;
+    if (result != KOPT_OK) return result;
+    k.c = *c;
+    k.c.step++;
+    k.out = KOPT_CAST_(kopt_byte_ *, out);
+    k.grad = KOPT_CAST_(const kopt_byte_ *, grad);
+    k.grad_format = grad_format;
+    k.steps = steps;
+    result = kopt_cuda_launch_compress_(&k, stream);
+    if (result == KOPT_OK && steps == KOPT_NULL_) c->step++;
+    return result;
+}
+
+static float kopt_cuda_rounded_(double scale) {
+    kopt_environment_ environment;
+    float rounded;
+    kopt_enter_(&environment);
+    rounded = kopt_to_float_(kopt_get64_(scale));
+    kopt_leave_(&environment);
+    return rounded;
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
+                                                    kopt_format code, size_t n, double scale, void *stream) {
+    kopt_result result = kopt_check_array_(sum, format, n);
+    size_t in_bytes;
+    kopt_cuda_sum_ k;
+    if (result != KOPT_OK) return result;
+    if (!kopt_code_valid_(code)) return KOPT_ERROR_OPTION;
+    if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    in_bytes = kopt_code_at_(code, n);
+    if (in == KOPT_NULL_ && in_bytes != 0) return KOPT_ERROR_NULL;
+    if (in_size < in_bytes) return KOPT_ERROR_SIZE;
+    if (kopt_overlap_(sum, n * kopt_bytes_of_(format), in, in_bytes)) return KOPT_ERROR_OVERLAP;
+    if (n == 0) return KOPT_OK;
+    k.to = KOPT_CAST_(kopt_byte_ *, sum);
+    k.from = KOPT_CAST_(const kopt_byte_ *, in);
+    k.to_format = format;
+    k.from_format = code;
+    k.n = n;
+    k.stride = k.count = 0;
+    k.scale = kopt_cuda_rounded_(scale);
+    return kopt_cuda_launch_decompress_(&k, stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, const void *shards, size_t stride,
+                                            size_t count, kopt_format format, size_t n, double scale, void *stream) {
+    const kopt_byte_ *const from = KOPT_CAST_(const kopt_byte_ *, shards);
+    kopt_result result = kopt_check_array_(out, out_format, n);
+    size_t k;
+    kopt_cuda_sum_ sum;
+    if (result == KOPT_OK) result = kopt_check_array_(shards, format, n);
+    if (result != KOPT_OK) return result;
+    if (count == 0 || !kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    if (!kopt_n_valid_(count) || !kopt_n_valid_(stride)) return KOPT_ERROR_BOUNDS;
+    if (stride != 0 && count - 1 > ~KOPT_CAST_(size_t, 0) / 32 / stride) return KOPT_ERROR_BOUNDS;
+    if (count > 1 && stride < n) return KOPT_ERROR_OVERLAP;
+    if (n == 0) return KOPT_OK;
+    for (k = 0; k < count; k++) {
+        const kopt_byte_ *const shard = from + k * stride * kopt_bytes_of_(format);
+        if (shard == out && format == out_format) continue;
+        if (kopt_overlap_(out, n * kopt_bytes_of_(out_format), shard, n * kopt_bytes_of_(format)))
+            return KOPT_ERROR_OVERLAP;
+    }
+    sum.to = KOPT_CAST_(kopt_byte_ *, out);
+    sum.from = from;
+    sum.to_format = out_format;
+    sum.from_format = format;
+    sum.n = n;
+    sum.stride = stride * kopt_bytes_of_(format);
+    sum.count = count;
+    sum.scale = kopt_cuda_rounded_(scale);
+    return kopt_cuda_launch_reduce_(&sum, stream);
 }
 
 #endif /* KAHAN_OPT_CUDA_IMPLEMENTATION */

@@ -1,8 +1,15 @@
 /* cuda.cu - what a step costs on a GPU, next to the device-to-device copy and to the usual fp32 step with one launch per
    tensor. Bits first: a step that differs from the CPU is not timed. Medians of CUDA events; eager calls and replays of a
-   graph. Writes build/bench/cuda.csv (argument: another path); bench/cuda_peers.py adds PyTorch and optimi to it. */
+   graph. Writes build/bench/cuda.csv (argument: another path); bench/cuda_peers.py adds PyTorch and optimi to it.
+   -DLINKED: with an object that has the implementation. */
+#ifdef LINKED
+#define KAHAN_OPT_IMPLEMENTATION
+#include "../kahan_opt.h"
+#else
 #define KAHAN_OPT_CUDA_IMPLEMENTATION
+#endif
 #include "../kahan_opt_cuda.cuh"
+#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <chrono>
@@ -88,7 +95,8 @@ struct mode {
     const char *name;
     kopt_format weight, grad, moment;
     kopt_rounding rounding;
-    int rule, copy, stats; /* copy: a bf16 copy of fp32 weights; stats: with norm, clipping and finite check */
+    int rule;              /* 0 SGD, 1 AdamW, 2 StableAdamW */
+    int copy, stats;       /* copy: a bf16 copy of fp32 weights; stats: with norm, clipping and finite check */
     double bytes;          /* per element, read and written */
 };
 static const mode modes[] = {
@@ -102,12 +110,15 @@ static const mode modes[] = {
     {"SGD momentum bf16 KAHAN", KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, 0, 0, 0, 14},
     {"AdamW fp32", KOPT_F32, KOPT_F32, KOPT_F32, KOPT_NEAREST, 1, 0, 0, 28},
     {"AdamW fp32 master, bf16 copy", KOPT_F32, KOPT_BF16, KOPT_F32, KOPT_NEAREST, 1, 1, 0, 28},
+    {"AdamW bf16 KAHAN, 8-bit moments", KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_KAHAN, 1, 0, 0, 14.06},
+    {"AdamW bf16 COMPACT, 8-bit m.", KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_COMPACT, 1, 0, 0, 12.06},
+    {"StableAdamW bf16 KAHAN", KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, 2, 0, 0, 22},
     {"AdamW bf16 KAHAN + norm, clip", KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, 1, 0, 1, 20},
 };
 
 static kopt_optimizer optimizer_of(const mode &m)
 {
-    kopt_optimizer o = m.rule ? kopt_adamw(1e-3) : kopt_sgd(1e-3, 0.9);
+    kopt_optimizer o = m.rule == 2 ? kopt_stable_adamw(1e-3) : m.rule ? kopt_adamw(1e-3) : kopt_sgd(1e-3, 0.9);
     o.weight_format = m.weight;
     o.moment_format = m.moment;
     o.rounding = m.rounding;
@@ -300,6 +311,33 @@ static void copy_bandwidth()
     row("device-to-device copy", "2 GiB", bytes / 2.0, 4, time, 0, 0);
 }
 
+/* bf16 gradients, with error feedback in bf16, to 8 bits and to 1; and the fp32 sum of them. */
+static void compression()
+{
+    const size_t n = 100000000;
+    char *grad, *residual, *out, *sum;
+    CHECK(cudaMalloc(&grad, 2 * n));
+    CHECK(cudaMalloc(&residual, 2 * n));
+    CHECK(cudaMalloc(&out, 2 * n));
+    CHECK(cudaMalloc(&sum, 4 * n));
+    fill<<<1024, 256>>>(grad, KOPT_BF16, n, 1);
+    CHECK(cudaMemset(sum, 0, 4 * n));
+    CHECK(cudaDeviceSynchronize());
+    for (const kopt_format code : {KOPT_Q8, KOPT_SIGN}) {
+        const size_t size = kopt_compressed_size(code, n);
+        const double each = static_cast<double>(size) / static_cast<double>(n);
+        kopt_compressor c = kopt_compressor_of(code, residual, n);
+        const double pack = device_time([&] { kopt_cuda_compress(&c, out, size, grad, KOPT_BF16, nullptr, stream); });
+        const double add = device_time([&] { kopt_cuda_decompress_add(sum, KOPT_F32, out, size, code, n, 1, stream); });
+        row(code == KOPT_Q8 ? "compress to 8 bits" : "compress to 1 bit", "1e8", n, 6 + each, pack, 0, 0);
+        row(code == KOPT_Q8 ? "add 8 bits" : "add 1 bit", "1e8", n, 8 + each, add, 0, 0);
+    }
+    const double time =
+        device_time([&] { kopt_cuda_reduce(sum, KOPT_BF16, grad, n / 4, 4, KOPT_BF16, n / 4, 0.25, stream); });
+    row("reduce 4 shards bf16", "25e6", n / 4.0, 10, time, 0, 0);
+    for (char *p : {grad, residual, out, sum}) CHECK(cudaFree(p));
+}
+
 static std::vector<size_t> gpt2()
 {
     std::vector<size_t> n = {50257 * 768, 1024 * 768};
@@ -359,6 +397,7 @@ int main(int argc, char **argv)
             if (&m == modes && l.sizes.size() == 10000) small = graph;
         }
     }
+    compression();
     for (const auto &l : lists)
         if (l.all) {
             double elements = 0;

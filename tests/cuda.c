@@ -2,7 +2,8 @@
    tensors at any alignment; plans, options, statistics and refusals are tested as well.
 
    Without GPU: the kernels are compiled by a C compiler and a launch is a loop over blocks and threads. Meant for
-   -fsanitize=address,undefined: every array has exactly its size. With -DGPU: the same on a GPU, linked with the object
+   -fsanitize=address,undefined: every array has exactly its size. With -DTHREADS the threads of a block run at the same
+   time, meant for -fsanitize=thread. With -DGPU: the same on a GPU, linked with the object
    that nvcc made, and what only a GPU can show. Argument: how many lists (default 400). */
 #ifdef GPU
 #define KAHAN_OPT_IMPLEMENTATION
@@ -10,6 +11,11 @@
 #include "../kahan_opt_cuda.cuh"
 #include <cuda_runtime_api.h>
 #else
+#ifdef THREADS
+#include "cuda_threads.h"
+#include <string.h>
+#define KOPT_CUDA_THREADS_ "tests/cuda_threads.h"
+#endif
 #define KOPT_CUDA_HOST_
 #define KAHAN_OPT_CUDA_IMPLEMENTATION
 #include "../kahan_opt_cuda.cuh"
@@ -95,12 +101,13 @@ typedef struct list {
     size_t sizes[GROUPS][TENSORS][ARRAYS];
     kopt_cuda_plan plan;
     void *bytes, *device;
+    kopt_counts *counted[2]; /* one for each group */
 } list;
 
 static kopt_optimizer any_optimizer(void)
 {
     kopt_optimizer o;
-    switch (below(14)) {
+    switch (below(16)) {
     case 0: o = kopt_lion(0.01); break;
     case 1: o = kopt_adan(0.01); break;
     case 2: o = kopt_radam(0.01); break;
@@ -110,11 +117,16 @@ static kopt_optimizer any_optimizer(void)
     case 6: o = kopt_adam(0.02); break;
     case 7: o = kopt_sgd(0.05, 0); break;
     case 8: case 9: o = kopt_sgd(0.05, 0.9); break;
+    case 10: case 11: o = kopt_stable_adamw(0.01), o.amsgrad = !below(4); break;
     default: o = kopt_adamw(0.01);
     }
     o.weight_format = (kopt_format)below(3);
     o.moment_format = (kopt_format)below(3);
     if (below(2)) o.moment_format = o.weight_format;
+    if (!below(3)) {
+        o.moment_format = KOPT_Q8;
+        if (below(2)) o.weight_format = KOPT_BF16;
+    }
     o.rounding = (kopt_rounding)below(5);
     o.moment_rounding = below(3) ? KOPT_STOCHASTIC : KOPT_NEAREST;
     o.compensation_rounding = below(3) ? o.moment_rounding : KOPT_NEAREST;
@@ -147,6 +159,8 @@ static void make(list *l, size_t groups, size_t tensors, size_t longest, uint32_
     size_t g, i, size;
     memset(l, 0, sizeof *l);
     l->group_count = groups;
+    l->counted[0] = malloc(GROUPS * sizeof(kopt_counts)), l->counted[1] = device_new(GROUPS * sizeof(kopt_counts));
+    memset(l->counted[0], 0, GROUPS * sizeof(kopt_counts)), memset(l->counted[1], 0, GROUPS * sizeof(kopt_counts));
     for (g = 0; g < groups; ++g) {
         kopt_optimizer *o = &l->opt[g];
         *o = any_optimizer();
@@ -172,6 +186,7 @@ static void make(list *l, size_t groups, size_t tensors, size_t longest, uint32_
                 u->weight = array(l, g, i, 0, side, size, shift[0]);
                 u->grad = array(l, g, i, 1, side, t.n * width(t.grad_format), shift[1]);
                 u->state = array(l, g, i, 2, side, t.state_size, shift[2]);
+                u->counts = t.id / 3 % 4 ? NULL : &l->counted[side][g];
                 u->copy = t.id % 3 ? NULL : array(l, g, i, 3, side, t.n * width(t.copy_format), shift[3]);
                 if (kopt_state_init(o, u, NULL) != KOPT_OK) abort();
                 fill(u->weight, o->weight_format, t.n, -8, 1, 0, rare);
@@ -232,6 +247,11 @@ static int differences(const list *l, int say)
                          l->opt[g].moment_format, l->opt[g].rounding);
                 ++found;
             }
+    for (g = 0; g < l->group_count; ++g)
+        if (memcmp(&l->counted[0][g], &l->counted[1][g], sizeof(kopt_counts)) != 0) {
+            if (say) note("counts of group %d: rule %d, rounding %d", (int)g, l->opt[g].rule, l->opt[g].rounding);
+            ++found;
+        }
     return found;
 }
 
@@ -245,7 +265,7 @@ static void discard(list *l)
                 free(l->blocks[0][g][i][a]);
                 if (l->blocks[1][g][i][a]) device_free(l->blocks[1][g][i][a]);
             }
-    free(l->bytes), device_free(l->device);
+    free(l->bytes), device_free(l->device), free(l->counted[0]), device_free(l->counted[1]);
 }
 
 static void cpu_step(list *l)
@@ -277,7 +297,7 @@ static void steps_equal(int lists)
     }
     ok(bad == 0, "%d ragged lists of tensors, three steps, any number of blocks: %d differ from the CPU", lists, bad);
     for (kernel = 0, k = 0; kernel < KOPT_CUDA_KERNELS_; ++kernel) k += used[kernel] != 0;
-    ok(lists < 100 || k == KOPT_CUDA_KERNELS_, "%d of %d kernels ran", k, KOPT_CUDA_KERNELS_);
+    ok(lists < 400 || k == KOPT_CUDA_KERNELS_, "%d of %d kernels ran", k, KOPT_CUDA_KERNELS_);
 }
 
 static void shards_equal(void)
@@ -319,6 +339,66 @@ static void shards_equal(void)
     }
     device_free(bytes), device_free(part), device_free(grad), device_free(states);
     ok(bad == 0, "ten shards, each with its own state, equal the whole");
+}
+
+/* 8-bit moments and StableAdamW: shards that are cut at multiples of 256, each a plan of its own as on a GPU of its own,
+   with the ratios summed between begin and end; one shard is empty. */
+static void stable_shards(void)
+{
+    enum { N = 13001, SHARDS = 4 };
+    static const size_t cuts[] = {0, 1024, 1024, 2816, N};
+    kopt_optimizer whole_opt = kopt_stable_adamw(0.01), o[SHARDS];
+    uint16_t *const whole = malloc(2 * N), *const grad = device_new(2 * N), *const part = device_new(2 * N);
+    kopt_tensor t, shards[SHARDS];
+    kopt_cuda_plan plans[SHARDS];
+    void *state, *blocks[SHARDS], *bytes[SHARDS];
+    kopt_cuda_group g = {NULL, NULL, 1};
+    uint64_t sum[22];
+    size_t i, k, step, size, words = 0, bad = 0;
+    whole_opt.moment_format = KOPT_Q8;
+    size = kopt_state_size(&whole_opt, N), state = malloc(size);
+    for (i = 0; i < N; ++i) {
+        whole[i] = part[i] = (uint16_t)draw(KOPT_BF16, -6, 0, 0, 1000);
+        grad[i] = (uint16_t)draw(KOPT_BF16, -12, 0, 0, 1u << 31);
+    }
+    t = kopt_tensor_of(whole, grad, KOPT_BF16, N, state, size);
+    t.first_index = 768, t.rate_scale = 0.75f;
+    bad += kopt_state_init(&whole_opt, &t, NULL) != KOPT_OK;
+    for (k = 0; k < SHARDS; ++k) {
+        const size_t n = cuts[k + 1] - cuts[k], state_size = kopt_state_size(&whole_opt, n);
+        o[k] = whole_opt;
+        blocks[k] = device_new(state_size + 1);
+        shards[k] = kopt_tensor_of(part + cuts[k], grad + cuts[k], KOPT_BF16, n, blocks[k], state_size);
+        shards[k].first_index = 768 + cuts[k], shards[k].rate_scale = 0.75f;
+        bad += kopt_state_init(&o[k], &shards[k], NULL) != KOPT_OK;
+        g.opt = &o[k], g.tensors = &shards[k];
+        size = kopt_cuda_plan_size(&g, 1);
+        bytes[k] = device_new(size);
+        bad += kopt_cuda_plan_build(&plans[k], bytes[k], size, &g, 1) != KOPT_OK;
+        plans[k].device = bytes[k];
+        plans[k].blocks = k == 3; /* three rounds in one block */
+    }
+    for (step = 0; step < 4; ++step) {
+        memset(sum, 0, sizeof sum);
+        for (k = 0; k < SHARDS; ++k) {
+            const uint64_t *ratios = kopt_cuda_ratios(&plans[k], &words);
+            bad += made(kopt_cuda_step_begin(&plans[k], stream)) != KOPT_OK || words != 22;
+            for (i = 0; i < 22; ++i) sum[i] += ratios[i];
+        }
+        bad += sum[21] != N;
+        for (k = 0; k < SHARDS; ++k) {
+            memcpy(kopt_cuda_ratios(&plans[k], NULL), sum, sizeof sum);
+            bad += made(kopt_cuda_step_end(&plans[k], stream)) != KOPT_OK;
+        }
+        bad += kopt_optimizer_step(&whole_opt, &t, 1) != KOPT_OK || memcmp(whole, part, 2 * N) != 0;
+        for (i = 0; i < N; ++i) grad[i] = (uint16_t)draw(KOPT_BF16, -8, 2, 0, 1u << 31); /* more than the moment expects */
+    }
+    o[0].stable = 0;
+    bad += made(kopt_cuda_set_optimizer(&plans[0], 0, &o[0], stream)) != KOPT_OK;
+    bad += kopt_cuda_status_of(&plans[0])->result != KOPT_ERROR_MISMATCH;
+    for (k = 0; k < SHARDS; ++k) device_free(blocks[k]), device_free(bytes[k]);
+    free(whole), free(state), device_free(grad), device_free(part);
+    ok(bad == 0, "StableAdamW with 8-bit moments in shards, each a plan, their ratios summed: equal the whole");
 }
 
 /* ---- Statistics (the norm itself is tested with the training-loop tools) ------------------------------------------ */
@@ -511,11 +591,7 @@ static void refusals(void)
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_NULL;
     bad_tensor = t, bad_tensor.state_size = 10;
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_SIZE;
-    wrong = o, wrong.moment_format = KOPT_Q8, bad.opt = &wrong;
-    fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
-    wrong = o, wrong.stable = 1;
-    fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
-    bad.opt = &o, bad_tensor = t, bad_tensor.counts = &counts;
+    bad.opt = &o, bad_tensor = t, bad_tensor.counts = (void *)((char *)&counts + 4); /* atomic additions want 8 */
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
     bad_tensor = t, bad_tensor.grad_format = (kopt_format)7;
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
@@ -524,6 +600,8 @@ static void refusals(void)
 
     fails = kopt_cuda_plan_build(&plan, bytes, size, &g, 1) != KOPT_OK || plan.size != size || plan.groups != 1;
     for (i = size; i < size + 64; ++i) fails += bytes[i] != 0x77;
+    fails += kopt_cuda_step_begin(&plan, NULL) != KOPT_ERROR_NULL || kopt_cuda_step_end(&plan, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_ratios(&plan, &i) != NULL || i != 0;
     fails += kopt_cuda_step(&plan, NULL) != KOPT_ERROR_NULL || kopt_cuda_stats(&plan, NULL) != KOPT_ERROR_NULL;
     fails += kopt_cuda_norm(&plan) != NULL || kopt_cuda_status_of(&plan) != NULL || kopt_cuda_step(NULL, NULL) != KOPT_ERROR_NULL;
     fails += kopt_cuda_plan_upload(&plan, NULL, bytes, NULL) != KOPT_ERROR_NULL;
@@ -567,6 +645,108 @@ static void conversions(void)
     ok(bad == 0, "conversions, nearest and stochastic, are kopt_convert's");
 }
 
+/* Every code, rounding, format and residual, several gradients one after the other, at any alignment; then what arrives. */
+static void compressions(int lists)
+{
+    enum { N = 1500 };
+    int k, step, bad = 0, infinite = 0;
+    for (k = 0; k < lists; ++k) {
+        static const kopt_format codes[] = {KOPT_BF16, KOPT_FP16, KOPT_Q8, KOPT_SIGN};
+        const kopt_format code = codes[k % 4], f = (kopt_format)below(3), sums = (kopt_format)below(3);
+        const size_t n = below(8) ? below(N) : below(3), size = kopt_compressed_size(code, n), shift = below(2) ? 0 : below(16);
+        const size_t sum_size = n * width(sums);
+        const uint32_t rare = below(3) ? 1u << 31 : 50;
+        unsigned char *const grad = device_new(n * width(f) + shift + 1), *const out = malloc(size + 1);
+        unsigned char *const out2 = device_new(size + shift + 1), *const sum = malloc(sum_size + 1), *const sum2 = device_new(sum_size + 1);
+        uint32_t *const steps = device_new(4);
+        kopt_compressor c = kopt_compressor_of(code, NULL, n), d;
+        size_t rest = 0;
+        *steps = 0;
+        c.rounding = below(2) ? KOPT_STOCHASTIC : KOPT_NEAREST;
+        c.residual_format = (kopt_format)below(3), c.residual_rounding = below(2) ? KOPT_STOCHASTIC : KOPT_NEAREST;
+        c.seed = noise(), c.id = noise(), c.first_index = (uint64_t)noise() << 8;
+        d = c;
+        if (below(3) && !(code == KOPT_SIGN && c.rounding == KOPT_STOCHASTIC)) {
+            rest = n * width(c.residual_format);
+            c.residual = malloc(rest + 1), d.residual = device_new(rest + 1);
+            memset(c.residual, 0x3c, rest), memset(d.residual, 0x3c, rest); /* not read in the first step */
+        }
+        fill(sum, sums, n, -6, 2, 0, 1u << 31);
+        memcpy(sum2, sum, sum_size);
+        for (step = 0; step < 3; ++step) {
+            const double scale = below(2) ? 1 : 0.3;
+            size_t i;
+            fill(grad + shift, f, n, -30, 6, 0, rare);
+            if (!below(6)) memset(grad + shift, 0, n * width(f));
+            bad += kopt_compress(&c, out, size, grad + shift, f) != KOPT_OK;
+            bad += made(kopt_cuda_compress(&d, out2 + shift, size, grad + shift, f, k % 3 ? NULL : steps, stream)) != KOPT_OK;
+            bad += code == KOPT_BF16 || code == KOPT_FP16 ? !same(out, out2 + shift, code, n) : memcmp(out, out2 + shift, size) != 0;
+            bad += (k % 3 ? d.step : *steps) != c.step;
+            if (rest) bad += memcmp(c.residual, d.residual, rest) != 0;
+            bad += kopt_decompress_add(sum, sums, out, size, code, n, scale) != KOPT_OK;
+            bad += made(kopt_cuda_decompress_add(sum2, sums, out2 + shift, size, code, n, scale, stream)) != KOPT_OK;
+            bad += !same(sum, sum2, sums, n);
+            for (i = 0; i < n; ++i) infinite += !kopt_all_finite(sum + i * width(sums), sums, 1);
+        }
+        if (c.residual) free(c.residual), device_free(d.residual);
+        device_free(grad), free(out), device_free(out2), free(sum), device_free(sum2), device_free(steps);
+    }
+    ok(bad == 0 && (infinite > 0 || lists < 50), "%d compressors, three gradients each: codes, residuals and sums are the CPU's", lists);
+}
+
+static void reductions(int lists)
+{
+    int k, bad = 0;
+    for (k = 0; k < lists; ++k) {
+        const kopt_format from = (kopt_format)below(3), to = (kopt_format)below(3);
+        const size_t n = below(700), count = 1 + below(5), stride = n + below(9), shift = below(2) ? 0 : below(8);
+        const size_t size = (stride * (count - 1) + n) * width(from);
+        const double scale = below(2) ? 1 : 1.0 / (double)count;
+        unsigned char *const shards = device_new(size + shift + 1), *const out = malloc(n * width(to) + 1), *const out2 = device_new(n * width(to) + 1);
+        const void *parts[5];
+        size_t i;
+        fill(shards + shift, from, size / width(from), -10, 5, 0, below(3) ? 1u << 31 : 20);
+        for (i = 0; i < count; ++i) parts[i] = shards + shift + i * stride * width(from);
+        bad += kopt_reduce(out, to, parts, count, from, n, scale) != KOPT_OK;
+        bad += made(kopt_cuda_reduce(out2, to, shards + shift, stride, count, from, n, scale, stream)) != KOPT_OK;
+        bad += memcmp(out, out2, n * width(to)) != 0;
+        if (from == to) { /* in place */
+            unsigned char *const own = shards + shift + (count - 1) * stride * width(from);
+            bad += made(kopt_cuda_reduce(own, to, shards + shift, stride, count, from, n, scale, stream)) != KOPT_OK;
+            bad += memcmp(out, own, n * width(to)) != 0;
+        }
+        device_free(shards), free(out), device_free(out2);
+    }
+    ok(bad == 0, "%d reductions are kopt_reduce's, in place too", lists);
+}
+
+static void tool_refusals(void)
+{
+    static unsigned char a[1100], b[1100];
+    kopt_compressor c = kopt_compressor_of(KOPT_Q8, NULL, 256);
+    int fails = 0;
+    fails += kopt_cuda_compress(NULL, a, 260, b, KOPT_F32, NULL, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_compress(&c, a, 259, b, KOPT_F32, NULL, NULL) != KOPT_ERROR_SIZE || c.step != 0;
+    fails += kopt_cuda_compress(&c, a, 260, a + 100, KOPT_F32, NULL, NULL) != KOPT_ERROR_OVERLAP;
+    c.first_index = 8;
+    fails += kopt_cuda_compress(&c, a, 260, b, KOPT_F32, NULL, NULL) != KOPT_ERROR_BOUNDS;
+    c.code = KOPT_F32;
+    fails += kopt_cuda_compress(&c, a, 260, b, KOPT_F32, NULL, NULL) != KOPT_ERROR_OPTION;
+    fails += kopt_cuda_decompress_add(NULL, KOPT_F32, b, 260, KOPT_Q8, 256, 1, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_decompress_add(a, KOPT_F32, b, 259, KOPT_Q8, 256, 1, NULL) != KOPT_ERROR_SIZE;
+    fails += kopt_cuda_decompress_add(a, KOPT_F32, b, 260, KOPT_F32, 256, 1, NULL) != KOPT_ERROR_OPTION;
+    fails += kopt_cuda_decompress_add(a, KOPT_F32, a + 8, 260, KOPT_Q8, 256, 1, NULL) != KOPT_ERROR_OVERLAP;
+    fails += kopt_cuda_decompress_add(a, KOPT_F32, b, 260, KOPT_Q8, 256, 1e39, NULL) != KOPT_ERROR_RANGE;
+    fails += made(kopt_cuda_decompress_add(NULL, KOPT_F32, NULL, 0, KOPT_Q8, 0, 1, stream)) != KOPT_OK;
+    fails += kopt_cuda_reduce(a, KOPT_F32, NULL, 9, 2, KOPT_F32, 9, 1, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_reduce(a, KOPT_F32, b, 9, 0, KOPT_F32, 9, 1, NULL) != KOPT_ERROR_RANGE;
+    fails += kopt_cuda_reduce(a, KOPT_F32, b, 8, 2, KOPT_F32, 9, 1, NULL) != KOPT_ERROR_OVERLAP;
+    fails += kopt_cuda_reduce(a, KOPT_BF16, a, 9, 2, KOPT_F32, 9, 1, NULL) != KOPT_ERROR_OVERLAP;
+    fails += kopt_cuda_reduce(a, KOPT_F32, b, (size_t)-1, 3, KOPT_F32, 9, 1, NULL) != KOPT_ERROR_BOUNDS;
+    fails += made(kopt_cuda_reduce(NULL, KOPT_F32, NULL, 0, 1, KOPT_F32, 0, 1, stream)) != KOPT_OK;
+    ok(fails == 0, "compression and reduction refuse what the CPU refuses");
+}
+
 #ifdef GPU
 /* ---- What only a GPU can show ------------------------------------------------------------------------------------- */
 
@@ -606,6 +786,36 @@ static void graphs(void)
         discard(&l);
     }
     ok(bad == 0, "a captured graph of statistics and step, replayed, with a schedule: %d differ from the CPU", bad);
+}
+
+/* A captured compression counts its steps on the GPU. */
+static void compression_graph(void)
+{
+    enum { N = 5000 };
+    const size_t size = kopt_compressed_size(KOPT_Q8, N);
+    unsigned char *const grad = device_new(2 * N), *const out = device_new(size), *const cpu = malloc(size);
+    uint32_t *const steps = device_new(4);
+    kopt_compressor c = kopt_compressor_of(KOPT_Q8, malloc(2 * N), N), d = c;
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    int k, bad = 0;
+    d.residual = device_new(2 * N);
+    c.rounding = d.rounding = KOPT_STOCHASTIC;
+    *steps = 0;
+    bad += cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess;
+    bad += kopt_cuda_compress(&d, out, size, grad, KOPT_BF16, steps, stream) != KOPT_OK;
+    bad += cudaStreamEndCapture(stream, &graph) != cudaSuccess;
+    bad += cudaGraphInstantiate(&replay, graph, 0) != cudaSuccess;
+    for (k = 0; k < 5; ++k) {
+        fill(grad, KOPT_BF16, N, -12, 3, 0, 1u << 31);
+        bad += kopt_compress(&c, cpu, size, grad, KOPT_BF16) != KOPT_OK;
+        bad += cudaGraphLaunch(replay, stream) != cudaSuccess;
+        finish();
+        bad += memcmp(cpu, out, size) != 0 || memcmp(c.residual, d.residual, 2 * N) != 0 || *steps != c.step;
+    }
+    cudaGraphExecDestroy(replay), cudaGraphDestroy(graph);
+    device_free(grad), device_free(out), device_free(steps), device_free(d.residual), free(cpu), free(c.residual);
+    ok(bad == 0, "a captured compression, replayed: %d differ from the CPU", bad);
 }
 
 /* All 2^32 numbers, and all 65,536 of each 16-bit format. */
@@ -704,6 +914,11 @@ static void foreign_errors(void)
 int main(int argc, char **argv)
 {
     int lists = argc > 1 ? atoi(argv[1]) : 400;
+#ifdef THREADS
+    const int threads = 1;
+#else
+    const int threads = 0;
+#endif
 #ifdef GPU
     int devices = 0;
     cudaError_t error = cudaGetDeviceCount(&devices);
@@ -714,14 +929,21 @@ int main(int argc, char **argv)
     cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
 #endif
     steps_equal(lists);
-    shards_equal();
+    stable_shards();
     statistics(lists / 2);
-    full_slots();
     options();
-    refusals();
-    conversions();
+    compressions(threads ? lists : lists / 2);
+    if (!threads) { /* in these they do nothing together */
+        shards_equal();
+        full_slots();
+        refusals();
+        conversions();
+        reductions(lists / 4);
+        tool_refusals();
+    }
 #ifdef GPU
     graphs();
+    compression_graph();
     foreign_errors();
     exhaustive();
     large();

@@ -14,13 +14,19 @@ all=
 for arch in 75 80 86 87 89 90 100 103 110 120; do
     case "$known" in *compute_$arch*) all="$all $arch" ;; esac
 done
-[ "${1:-}" = quick ] && all="75 80 90 100 120"
+quick=
+[ "${1:-}" = quick ] && quick=yes && all="75 80 90 100 120"
 all=$(echo $all)
-printf '#define KAHAN_OPT_CUDA_IMPLEMENTATION\n#include "kahan_opt_cuda.cuh"\n' >$out/plain.cu
+printf '#define KAHAN_OPT_CUDA_IMPLEMENTATION\n#include "kahan_opt_cuda.cuh"\n#include "kahan_opt_cuda.cuh"\n' >$out/plain.cu
 
-# 1. One object for all architectures; registers, stack and spills of every kernel that steps.
+# 1. One object for all architectures; registers, stack and spills of every kernel that steps. Quick: one PTX for all but
+# the last, as nothing here is written for one architecture; the last one's own is the one that needs most registers.
 codes=
-for arch in $all; do codes="$codes -gencode arch=compute_$arch,code=sm_$arch"; done
+for arch in $all; do
+    virtual=$arch
+    [ -z "$quick" ] || [ $arch = 120 ] || virtual=75
+    codes="$codes -gencode arch=compute_$virtual,code=sm_$arch"
+done
 $nvcc -I. -O3 -Werror all-warnings --threads 2 -Xptxas -v -Xcompiler -fno-threadsafe-statics $codes -c $out/plain.cu \
     -o $out/plain.o >$out/log 2>&1
 report $? "compiles without a warning for sm_$(echo $all | sed 's/ /, sm_/g')"
@@ -31,9 +37,10 @@ awk '
     /Used [0-9]+ registers/ {
         for (i = 1; i < NF; i++) if ($i == "Used") registers = $(i + 1)
         seen++
-        step = name !~ /prologue|setting|stats|convert/
+        step = name !~ /prologue|setting|stats|convert|factor/
         if (step && (stack != 0 || spill != 0)) print arch, name, "stack", stack, "spills", spill
-        if (registers > (name ~ /adam_kahan_bf16/ ? 64 : name ~ /general/ ? 128 : 80)) print arch, name, "registers", registers
+        if (registers > (name ~ /adam_kahan_bf16/ ? 64 : name ~ /general/ ? 128 : name ~ /_q8|measure/ ? 96 : 80))
+            print arch, name, "registers", registers
         if (name ~ /adam_kahan_bf16/) hot++
     }
     END { print seen + 0, hot + 0 >"/dev/stderr" }' $out/ptxas >$out/log 2>$out/seen
@@ -50,6 +57,7 @@ ptx() { # ptx NAME FLAGS...
 ptx default
 report $? "PTX"
 for flags in "--use_fast_math" "-fmad=false" "-ftz=true -prec-div=false -prec-sqrt=false -fmad=true"; do
+    case "$quick$flags" in yes-ftz*) continue ;; esac # what the first means, in other words
     ptx other $flags && cmp $out/default.ptx $out/other.ptx >$out/log 2>&1
     report $? "the same PTX with $flags"
 done
@@ -92,7 +100,7 @@ report $? "the example in docs/gpu.md compiles"
 # 4. The GPU's tests and the bench compile; the tests run where there is a GPU.
 ${CC:-cc} -std=c99 -O2 -DGPU -isystem $root/include -o $out/gpu tests/cuda.c $out/plain.o $libraries >$out/log 2>&1
 report $? "the tests for a GPU compile"
-$nvcc -I. -O3 -Werror all-warnings -arch=sm_90 -o $out/bench bench/cuda.cu >$out/log 2>&1
+$nvcc -I. -O3 -Werror all-warnings -arch=sm_90 -DLINKED -o $out/bench bench/cuda.cu $out/plain.o >$out/log 2>&1
 report $? "the bench for a GPU compiles"
 $out/gpu >$out/gpu.log 2>&1
 status=$?

@@ -32,6 +32,7 @@ int main(void)
     bad += kopt_cuda_plan_upload(&plan, bytes, bytes, NULL) != KOPT_ERROR_ISA || plan.device != NULL;
     plan.device = bytes; /* nothing runs, so nothing reads it */
     bad += kopt_cuda_step(&plan, NULL) != KOPT_ERROR_ISA;
+    bad += kopt_cuda_step_begin(&plan, NULL) != KOPT_ERROR_ISA || kopt_cuda_step_end(&plan, NULL) != KOPT_ERROR_ISA;
     bad += kopt_cuda_stats(&plan, NULL) != KOPT_ERROR_ISA;
     bad += kopt_cuda_set_options(&plan, &options, NULL) != KOPT_ERROR_ISA;
     bad += kopt_cuda_set_optimizer(&plan, 0, &opt, NULL) != KOPT_ERROR_ISA;
