@@ -1021,18 +1021,18 @@ enum {
 
 /* The 8-bit codes of moments (signed, or of squares), as kernels of vectors read them. */
 enum { KOPT_STARTS_ = 1409 }; /* 64 to a binade, from 2^-22 to 1 */
-typedef struct kopt_codes_ {
+typedef struct kopt_code_tables_ {
     uint32_t word[258];              /* the values of the codes, ascending, as fp32; two that are above all */
     kopt_byte_ start[KOPT_STARTS_];  /* how many positive values are below here: at most two more are below the next */
     int square, positive;            /* positive: the code of the smallest positive value */
-} kopt_codes_;
+} kopt_code_tables_;
 
 /* One range of one tensor, ready to run: all arguments are checked. */
 typedef struct kopt_job_ {
     const kopt_step *step;
     kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy; /* copy may be NULL */
     kopt_counts *counts;                                                            /* may be NULL */
-    const kopt_codes_ *codes; /* NULL, or of 8-bit moments: two, the second of squares; then with the scales of blocks */
+    const kopt_code_tables_ *codes; /* NULL, or of 8-bit moments: two, the second of squares; then with the scales of blocks */
     kopt_byte_ *scale[4];
     kopt_format grad_format, copy_format, moment_format; /* of the moments in memory: fp32 within an 8-bit step */
     size_t begin, end;
@@ -3504,7 +3504,7 @@ APART_ void apply_rule_(tile_ *t, const kopt_job_ *j, kopt_kind_ kind) {
 }
 
 /* 8-bit moments, section 6b: the n values of a block, and back. */
-APART_ void row_from_codes_(kopt_byte_ *row, const kopt_byte_ *code, const kopt_byte_ *scale, const kopt_codes_ *codes,
+APART_ void row_from_codes_(kopt_byte_ *row, const kopt_byte_ *code, const kopt_byte_ *scale, const kopt_code_tables_ *codes,
                             size_t n) {
     const floats_ largest = value_(iset_(kopt_load32_(scale)));
     size_t i;
@@ -3514,7 +3514,7 @@ APART_ void row_from_codes_(kopt_byte_ *row, const kopt_byte_ *code, const kopt_
 }
 
 /* Of t->moment[moment]; t->w, t->rest and t->g are free to hold the codes below, their values and those of the next. */
-APART_ void row_to_codes_(tile_ *t, kopt_byte_ *code, kopt_byte_ *scale, const kopt_codes_ *codes, int moment,
+APART_ void row_to_codes_(tile_ *t, kopt_byte_ *code, kopt_byte_ *scale, const kopt_code_tables_ *codes, int moment,
                           kopt_rounding how) {
     kopt_byte_ *const row = t->moment[moment];
     const words_ factor = iset_(kopt_moment_factor_(moment)), none = iset_(0);
@@ -6312,12 +6312,12 @@ static kopt_result kopt_check_step_(const kopt_step *s, const kopt_tensor *t) {
 #define KOPT_CODED_FROM_ 2048 /* elements that are worth making the tables: 2 us */
 #endif
 
-static void kopt_make_codes_(kopt_codes_ *codes, int square) {
+static void kopt_make_codes_(kopt_code_tables_ *codes, int square) {
     const uint32_t count = square ? 255 : 128;
     uint32_t i, k = 0;
     codes->square = square;
     codes->positive = square ? 1 : 128;
-    for (i = 0; i < 256; i++) codes->word[i] = kopt_bits_(kopt_code_value_(i, square));
+    for (i = 0; i < 256; i++) codes->word[i] = kopt_bits_(kopt_code_value_(kopt_codes_(square), i, square));
     codes->word[256] = codes->word[257] = 0xFFFFFFFFu;
     for (i = 0; i < KOPT_STARTS_; i++) {
         const uint32_t here = 0x34800000u + (i << 17);
@@ -6328,7 +6328,7 @@ static void kopt_make_codes_(kopt_codes_ *codes, int square) {
 
 /* A range of a tensor with 8-bit moments, in the kernels of vectors. */
 static KOPT_NOINLINE_ void kopt_run_coded_(kopt_job_ *job, const kopt_layout_ *at) {
-    kopt_codes_ codes[2];
+    kopt_code_tables_ codes[2];
     int m;
     kopt_make_codes_(&codes[0], 0);
     kopt_make_codes_(&codes[1], 1);
