@@ -9,8 +9,11 @@
 
 /* ---- Functions of a caller: the formula of the built-in, and libm's ------------------------------------------------- */
 
-static float libm_atan2(float y, float x) { return (float)atan2((double)y, (double)x); }
-static float libm_tanh(float x) { return (float)tanh((double)x); }
+/* Through a pointer: -Ofast takes others in a loop. */
+static double (*volatile double_atan2)(double, double) = atan2;
+static double (*volatile double_tanh)(double) = tanh;
+static float libm_atan2(float y, float x) { return (float)double_atan2((double)y, (double)x); }
+static float libm_tanh(float x) { return (float)double_tanh((double)x); }
 
 static float builtin_tanh(float x)
 {
