@@ -1728,7 +1728,7 @@ static void call_draw(void)
 {
     static const char *const names[] = {"kopt_normal", "kopt_truncated_normal", "kopt_uniform", "kopt_init_he", "kopt_init_xavier"};
     const uint32_t kind = below(5), step = word(), id = word();
-    const uint64_t seed = (uint64_t)word() << 32 | word(), first = an_index();
+    const uint64_t seed = (uint64_t)word() << 32 | word(), first = below(8) ? an_index() : (UINT64_C(1) << 54) - below(LONGEST);
     kopt_format format = any_format();
     kopt_distribution distribution = byte() & 15 ? (kopt_distribution)below(3) : (kopt_distribution)any_enum();
     double a = byte() & 3 ? -1.25 : any_double(), b = byte() & 3 ? 3.5 : any_double(), limit = byte() & 3 ? 2 : any_double();
