@@ -54,13 +54,13 @@ cuda_host() {
     echo "$CC -std=c99 $C_WARNINGS -O0 -g $sanitize -o build/tests/cuda.host tests/cuda.c"
 }
 
-# The same with the threads of a block at the same time, if there is a thread sanitizer and the system lets it run, which
-# some do now and then: it wants its addresses.
+# The same with the threads of a block at the same time, and with vector mathematics in the header, which makes structs larger.
+# Needs the thread sanitizer, which some systems let run only now and then (where their addresses are too random).
 cuda_threads() {
     echo 'int main(void) { return 0; }' >build/tests/sanitize.c
     $CC -fsanitize=thread -o build/tests/sanitize build/tests/sanitize.c 2>/dev/null || return 0
     for try in 1 2 3 4 5 6; do build/tests/sanitize 2>/dev/null || return 0; done
-    echo "$CC -std=gnu99 -I. $C_WARNINGS -Wno-maybe-uninitialized -O1 -g -fsanitize=thread -DTHREADS -o build/tests/cuda.threads tests/cuda.c -lpthread"
+    echo "$CC -std=gnu99 -I. $C_WARNINGS -Wno-maybe-uninitialized -O1 -g -fsanitize=thread -DTHREADS -DKAHAN_OPT_VMATH -o build/tests/cuda.threads tests/cuda.c -lpthread"
 }
 
 cuda() {

@@ -227,7 +227,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
 /* ---- what lies on the GPU ---- */
 
 typedef struct KOPT_CUDA_ALIGNED_ kopt_cuda_group_ {
-    kopt_scalars_cuda_ k; /* of the step that runs: 22 words, read as vectors */
+    kopt_scalars_cuda_ k; /* of the step that runs: at least 22 words, read as vectors */
     uint32_t number, unused;
     kopt_step step;
     kopt_optimizer opt;
@@ -456,11 +456,11 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     kopt_scalars_cuda_ local;
     uint64_t i = kopt_cuda_index_(a, t, task, x);
-    uint32_t words[22], weight[8], grad[8], residual[4], moment1[8], moment2[8], copy[8], scale1 = 0, scale2 = 0;
+    uint32_t words[sizeof(kopt_scalars_cuda_) / 4], weight[8], grad[8], residual[4], moment1[8], moment2[8], copy[8], scale1 = 0, scale2 = 0;
     const kopt_byte_ *const scalars = KOPT_CONST_POINTER_(const kopt_byte_ *, &a->groups[t->group].k);
     int q;
-    kopt_cuda_load_(words, scalars, 64); /* 14 numbers and two flags */
-    for (q = 16; q < 22; q++) words[q] = 0;
+    kopt_cuda_load_(words, scalars, 64); /* all numbers, and a flag */
+    for (q = 16; q < KOPT_CAST_(int, sizeof words / 4); q++) words[q] = 0;
     __builtin_memcpy(&local, words, sizeof local);
     local.rate = kopt_mul_cuda_(local.rate, t->rate_scale);
     local.decay = kopt_mul_cuda_(local.decay, t->rate_scale);
@@ -616,6 +616,9 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_
     kind.moments = rule == KOPT_ADAM ? 2 : weight < 0 ? s->moments : s->moments > 1 ? 2 : s->moments > 0 ? 1 : 0;
     kind.nesterov = rule == KOPT_ADAM ? 0 : s->nesterov;
     kind.plain = weight >= 0; /* octets are loaded and stored without regard to moments_only */
+#ifdef KAHAN_OPT_VMATH
+    kind.first_pass = 0; /* kopt_cuda_check_options_ has refused what needs two */
+#endif
     return kind;
 }
 
@@ -1816,9 +1819,13 @@ static int kopt_cuda_kernel_of_(const kopt_optimizer *opt, const kopt_tensor *t)
     return KOPT_CUDA_KERNELS_ - 1;
 }
 
-/* A rule that kahan_opt.h has and the kernels here do not is refused. */
+/* A rule that kahan_opt.h has and the kernels here do not is refused: those that take two passes, Adam-atan2 and smooth
+   Lion. */
 static kopt_result kopt_cuda_check_options_(const kopt_optimizer *opt) {
     const kopt_result result = kopt_check_options_(opt);
+#ifdef KAHAN_OPT_VMATH
+    if (result == KOPT_OK && opt->rule == KOPT_LION && kopt_less_(0, opt->sharpness)) return KOPT_ERROR_OPTION;
+#endif
     return result == KOPT_OK && KOPT_CAST_(int, opt->rule) > KOPT_EMA ? KOPT_ERROR_OPTION : result;
 }
 

@@ -591,6 +591,14 @@ static void refusals(void)
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_NULL;
     bad_tensor = t, bad_tensor.state_size = 10;
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_SIZE;
+#ifdef KAHAN_OPT_VMATH /* two passes */
+    wrong = kopt_adam_atan2(0.01), bad_tensor = t, bad.opt = &wrong;
+    fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION || kopt_cuda_plan_size(&bad, 1) != 0;
+    wrong = kopt_smooth_lion(0.01, 10);
+    fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
+    wrong = kopt_smooth_lion(0.01, 0);
+    fails += kopt_cuda_plan_size(&bad, 1) == 0;
+#endif
     bad.opt = &o, bad_tensor = t, bad_tensor.counts = (void *)((char *)&counts + 4); /* atomic additions want 8 */
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
     bad_tensor = t, bad_tensor.grad_format = (kopt_format)7;
@@ -932,11 +940,11 @@ int main(int argc, char **argv)
     stable_shards();
     statistics(lists / 2);
     options();
+    refusals();
     compressions(threads ? lists : lists / 2);
     if (!threads) { /* in these they do nothing together */
         shards_equal();
         full_slots();
-        refusals();
         conversions();
         reductions(lists / 4);
         tool_refusals();
