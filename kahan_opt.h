@@ -182,7 +182,11 @@
 #else
 #define KOPT_BOTH_
 #endif
+#if defined(KOPT_GNU_) && !defined(__clang__) && !defined(__OPTIMIZE__) && !defined(__CUDACC__)
+#define KOPT_INLINE_ static KOPT_INLINED_ __attribute__((__always_inline__)) /* at -O0, too, where the kernels are optimized */
+#else
 #define KOPT_INLINE_ static KOPT_BOTH_ KOPT_INLINED_
+#endif
 
 /* A static function that may stay unused. clang warns if one that is marked so is used, but not about inline ones. */
 #if defined(KOPT_GNU_) && !defined(__clang__)
@@ -1857,7 +1861,7 @@ static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, fl
 #endif
 
 #if defined(KOPT_GNU_) && !defined(__clang__) && !defined(__OPTIMIZE_SIZE__) && !defined(__CUDACC__) && \
-    (defined(KOPT_X86_) || defined(KOPT_NEON_))
+    !defined(KOPT_OPTIMIZED_HERE_) && (defined(KOPT_X86_) || defined(KOPT_NEON_))
 #define KOPT_COLD_HERE_ /* after the kernels of vectors: the rest takes a third less time to compile so */
 #pragma GCC push_options
 #pragma GCC optimize("O1")

@@ -534,17 +534,17 @@ static void plot(const char *path, const size_t *n, double measured[CURVES][POIN
     int c, p, decade;
     if (f == NULL) fail("cannot write the figure");
 #define X(v) (60 + 72 * log10_of(v))
-#define Y(v) (250 - 90 * log10_of(v))
-    fprintf(f, "<svg xmlns='http://www.w3.org/2000/svg' width='760' height='380' font-family='sans-serif' font-size='12'>\n"
-               "<rect width='760' height='380' fill='white'/>\n");
+#define Y(v) (340 - 90 * log10_of(v))
+    fprintf(f, "<svg xmlns='http://www.w3.org/2000/svg' width='760' height='460' font-family='sans-serif' font-size='12'>\n"
+               "<rect width='760' height='460' fill='white'/>\n");
     for (decade = 0; decade <= 9; decade++)
-        fprintf(f, "<path d='M%d 50V315' stroke='#eee'/><text x='%d' y='332' text-anchor='middle'>1e%d</text>\n", 60 + 72 * decade,
+        fprintf(f, "<path d='M%d 50V405' stroke='#eee'/><text x='%d' y='422' text-anchor='middle'>1e%d</text>\n", 60 + 72 * decade,
                 60 + 72 * decade, decade);
-    for (decade = 0; decade <= 2; decade++)
-        fprintf(f, "<path d='M60 %dH708' stroke='#eee'/><text x='52' y='%d' text-anchor='end'>%d</text>\n", 250 - 90 * decade,
-                254 - 90 * decade, decade == 0 ? 1 : decade == 1 ? 10 : 100);
-    fprintf(f, "<text x='384' y='352' text-anchor='middle'>weights in the tensor</text>"
-               "<text x='16' y='190' transform='rotate(-90 16 190)' text-anchor='middle'>ns per weight</text>\n");
+    for (decade = 0; decade <= 3; decade++)
+        fprintf(f, "<path d='M60 %dH708' stroke='#eee'/><text x='52' y='%d' text-anchor='end'>%d</text>\n", 340 - 90 * decade,
+                344 - 90 * decade, decade == 0 ? 1 : decade == 1 ? 10 : decade == 2 ? 100 : 1000);
+    fprintf(f, "<text x='384' y='442' text-anchor='middle'>weights in the tensor</text>"
+               "<text x='16' y='230' transform='rotate(-90 16 230)' text-anchor='middle'>ns per weight</text>\n");
     for (c = 0; c < CURVES; c++) {
         fprintf(f, "<polyline fill='none' stroke='%s' stroke-width='2' points='", colour[c]);
         for (p = 0; p < points[c]; p++) fprintf(f, "%.1f,%.1f ", X((double)n[p]), Y(measured[c][p]));
