@@ -182,7 +182,8 @@
 #else
 #define KOPT_BOTH_
 #endif
-#if defined(KOPT_GNU_) && !defined(__clang__) && !defined(__OPTIMIZE__) && !defined(__CUDACC__)
+#if defined(KOPT_GNU_) && !defined(__clang__) && !defined(__OPTIMIZE__) && !defined(__CUDACC__) && \
+    (defined(__x86_64__) || defined(__i386__) || defined(__aarch64__))
 #define KOPT_INLINE_ static KOPT_INLINED_ __attribute__((__always_inline__)) /* at -O0, too, where the kernels are optimized */
 #else
 #define KOPT_INLINE_ static KOPT_BOTH_ KOPT_INLINED_
