@@ -16,6 +16,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench [--gb SIZE]      check the bits, then measure against the memory roofline
        ./build.sh bench --sizes | --all  how cost grows with n, and a model of it; every combination there is
        ./build.sh bench atan2            the rules of KAHAN_OPT_VMATH beside AdamW, with SLEEF if it is there
+       ./build.sh bench --peers [--gb S] beside PyTorch, optimi, torchao, bitsandbytes (installs them: up to 6 GB)
        ./build.sh bench theorem1         how far from the solution SGD ends with 16-bit weights (docs/theorem1.md)
        ./build.sh cuda [bench]           the GPU part: its kernels on the CPU, its PTX, and on a GPU, if there is one, its tests
        ./build.sh setup                  install the tools that the full test uses (apt, as root)
@@ -30,7 +31,51 @@ demo() {
     exec build/demo/demo "$@"
 }
 
+# PyTorch, optimi, torchao and bitsandbytes into build/peers, once: remove it to try again. PyTorch comes with 5 GB of CUDA
+# that stay unused.
+install_peers() {
+    if [ -e build/peers/tried ] || ! python3 -m pip --version >/dev/null 2>&1; then return; fi
+    echo "installing PyTorch, optimi, torchao and bitsandbytes into build/peers ..."
+    mkdir -p build/peers
+    limit= && have timeout && limit='timeout 360' # seconds for each
+    pip="env PIP_ROOT_USER_ACTION=ignore $limit python3 -m pip install -q --retries 1 --target build/peers"
+    $pip torch || echo "peers: PyTorch could not be installed" >&2
+    for package in numpy packaging; do $pip --no-deps $package || true; done
+    for package in torch-optimi torchao bitsandbytes; do
+        $pip --no-deps $package || echo "peers: $package could not be installed" >&2
+    done
+    : >build/peers/tried
+}
+
+# Each part with flags of its own: see bench/peers.c. Linked without -Ofast, or the process would flush denormals.
+bench_peers() {
+    mkdir -p build/bench
+    objects=
+    while read -r part flags; do
+        $CC $flags -fPIC -c -o build/bench/peers_$part.o bench/peers.c
+        objects="$objects build/bench/peers_$part.o"
+    done <<'PARTS'
+ours -DOURS -std=c99 -O2
+naive -DNAIVE=naive_step -O3 -march=native
+vector -DNAIVE=naive_vector_step -O3 -march=native -fno-math-errno
+llmc -DLLMC -Ofast -march=native
+ggml -DGGML -O3 -march=native
+PARTS
+    $CC -shared -o build/bench/peers.so $objects -lm
+    install_peers
+    for peers in build/peers ''; do # ours, or Debian's python3-torch
+        for python in python3 /usr/bin/python3; do
+            if PYTHONPATH=$peers $python -c 'import torch' 2>/dev/null; then
+                exec env PYTHONPATH=$peers $python bench/peers.py "$@"
+            fi
+        done
+    done
+    have python3 || { echo "bench: --peers needs python3" >&2; exit 2; }
+    exec python3 bench/peers.py "$@"
+}
+
 bench() {
+    if [ "${1:-}" = --peers ]; then shift; bench_peers "$@"; fi
     program=bench
     case "${1:-}" in theorem1 | atan2) program=$1; shift ;; esac
     mkdir -p build/bench

@@ -20,6 +20,23 @@ ${CC:-cc} $warnings -O2 -o $out/compress docs/examples/compress.c -lm >$out/log 
 report $? "compress: SGD with 16, 8 and 1 bit and error feedback reaches the loss of fp32, with biased signs it does not"
 sed 's/^/# /' $out/log
 
+${CC:-cc} $warnings -O2 -pthread -o $out/threads docs/examples/threads.c >$out/log 2>&1 &&
+    { $out/threads && $out/threads 5; } >$out/log
+report $? "threads: the step of one tensor in 1, 2 and 5 threads gives the same bits"
+sed 's/^/# /' $out/log
+
+${CC:-cc} $warnings -O2 -o $out/openmp docs/examples/openmp.c >$out/log 2>&1 && $out/openmp >$out/log
+report $? "openmp: without OpenMP it runs, in one thread"
+echo 'int main(void) { return 0; }' >$out/probe.c
+if ${CC:-cc} -fopenmp -o $out/probe $out/probe.c 2>/dev/null; then
+    ${CC:-cc} $warnings -O2 -fopenmp -o $out/openmp docs/examples/openmp.c >$out/log 2>&1 &&
+        OMP_NUM_THREADS=3 $out/openmp >$out/log
+    report $? "openmp: in 3 threads it gives the bits of one"
+    sed 's/^/# /' $out/log
+else
+    report 0 "# SKIP openmp: the compiler has no OpenMP"
+fi
+
 # docs/training-loop.md: all its blocks in one file, each function called from the same weights, which must move.
 {
     printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n#include <stdio.h>\n#include <string.h>\n'
