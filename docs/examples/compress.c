@@ -65,8 +65,8 @@ static double train_compressed(const Channel *channel, const Data *d, size_t *by
         for (int w = 0; w < WORKERS; w++) {
             for (size_t b = 0; b < BATCH; b++) model_set_row(&m, b, d, data_sample(d, &random));
             model_forward(&m);
-            cross_entropy_forward(&m, BATCH);
-            model_backward(&m, 1);
+            cross_entropy(&m, BATCH, &m.dlogits, 1);
+            model_backward(&m);
             for (int p = 0; p < PARAMETERS; p++) {
                 const size_t n = m.grad[p].n;
                 if (channel->code == KOPT_F32) {
