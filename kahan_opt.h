@@ -608,6 +608,7 @@ typedef struct kopt_step {
     uint64_t seed;
 #ifdef KAHAN_OPT_VMATH
     float sharpness;                     /* Lion: 0: sign. Adam-atan2: its rate is lr * a, its root_scale times b */
+    uint32_t zero_;                      /* no hole: a step is copied and compared as bytes                       */
     const struct kopt_vmath *vmath;
 #endif
 } kopt_step;
@@ -1027,7 +1028,7 @@ enum {
 /* The 8-bit codes of moments (signed, or of squares), as kernels of vectors read them. */
 enum { KOPT_STARTS_ = 1409 }; /* 64 to a binade, from 2^-22 to 1 */
 typedef struct kopt_code_tables_ {
-    uint32_t word[258];              /* the values of the codes, ascending, as fp32; two that are above all */
+    uint32_t fp32[258];              /* the values of the codes, ascending, as fp32; two that are above all */
     kopt_byte_ start[KOPT_STARTS_];  /* how many positive values are below here: at most two more are below the next */
     int square, positive;            /* positive: the code of the smallest positive value */
 } kopt_code_tables_;
@@ -1862,8 +1863,9 @@ static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, fl
 #endif
 
 #if defined(KOPT_GNU_) && !defined(__clang__) && !defined(__OPTIMIZE_SIZE__) && !defined(__CUDACC__) && \
-    !defined(KOPT_OPTIMIZED_HERE_) && (defined(KOPT_X86_) || defined(KOPT_NEON_))
-#define KOPT_COLD_HERE_ /* after the kernels of vectors: the rest takes a third less time to compile so */
+    !defined(KOPT_OPTIMIZED_HERE_) && !defined(__FAST_MATH__) && (defined(KOPT_X86_) || defined(KOPT_NEON_))
+#define KOPT_COLD_HERE_ /* after the kernels of vectors: the rest takes a third less time to compile so.
+                            Not with -Ofast, whose macro __FAST_MATH__ pop_options forgets */
 #pragma GCC push_options
 #pragma GCC optimize("O1")
 #endif
@@ -3122,8 +3124,8 @@ KOPT_INLINE_ kopt_rounding kopt_moment_rounding_(kopt_kind_ kind, int moment) {
 }
 
 /* What each moment multiplies the random bits of its element by. */
-KOPT_INLINE_ uint32_t kopt_moment_factor_(int moment) {
-    return moment == 0 ? 10579u : moment == 1 ? 1u : moment == 2 ? 13355u : 14021u;
+KOPT_INLINE_ uint32_t kopt_moment_factor_(int moment) { /* 10579, 1, 13355, 14021: in words, or gcc makes a table */
+    return (moment < 2 ? 0x00012953u : 0x36C5342Bu) >> 16 * (moment & 1) & 0xFFFFu;
 }
 #endif
 
@@ -3513,8 +3515,12 @@ APART_ void row_from_codes_(kopt_byte_ *row, const kopt_byte_ *code, const kopt_
                             size_t n) {
     const floats_ largest = value_(iset_(kopt_load32_(scale)));
     size_t i;
-    for (i = 0; i < n; i++) kopt_store32_(row + 4 * i, codes->word[code[i]]);
-    for (; i % LANES_ != 0; i++) kopt_store32_(row + 4 * i, 0);
+    for (i = 0; i < n; i++) kopt_store32_(row + 4 * i, codes->fp32[code[i]]);
+    for (; i % LANES_ != 0; i++) {
+        uint32_t zero = 0;
+        KOPT_OPAQUE_(zero); /* or this becomes a call of memset */
+        kopt_store32_(row + 4 * i, zero);
+    }
     ROW_(i, n) store32_(row + 4 * i, bits_(mul_(of_row_(row, i), largest)));
 }
 
@@ -3523,7 +3529,7 @@ APART_ void row_to_codes_(tile_ *t, kopt_byte_ *code, kopt_byte_ *scale, const k
                           kopt_rounding how) {
     kopt_byte_ *const row = t->moment[moment];
     const words_ factor = iset_(kopt_moment_factor_(moment)), none = iset_(0);
-    const uint32_t *const positive = codes->word + codes->positive;
+    const uint32_t *const positive = codes->fp32 + codes->positive;
     const uint32_t lowest = 0x34800000u; /* 2^-22 */
     const uint32_t base = codes->square ? 0 : 127, last = codes->square ? 254 : 127; /* the code of 0; the last below 1 */
     const size_t n = t->n;
@@ -3531,7 +3537,11 @@ APART_ void row_to_codes_(tile_ *t, kopt_byte_ *code, kopt_byte_ *scale, const k
     words_ most = none;
     floats_ unit;
     size_t i;
-    for (i = n; i % LANES_ != 0; i++) kopt_store32_(row + 4 * i, 0);
+    for (i = n; i % LANES_ != 0; i++) {
+        uint32_t zero = 0;
+        KOPT_OPAQUE_(zero);
+        kopt_store32_(row + 4 * i, zero);
+    }
     ROW_(i, n) {
         const words_ x = flush32_(of_row_(row, i)), mag = and_(x, iset_(0x7FFFFFFFu));
         store32_(row + 4 * i, x);
@@ -3556,8 +3566,8 @@ APART_ void row_to_codes_(tile_ *t, kopt_byte_ *code, kopt_byte_ *scale, const k
         low = base + ((low - KOPT_CAST_(uint32_t, low > last)) ^ (0u - minus)); /* so far from 0, or one farther */
         low &= 0u - KOPT_CAST_(uint32_t, low < 256);
         kopt_store32_(t->w + 4 * i, low);
-        kopt_store32_(t->rest + 4 * i, codes->word[low]);
-        kopt_store32_(t->g + 4 * i, codes->word[low + 1]);
+        kopt_store32_(t->rest + 4 * i, codes->fp32[low]);
+        kopt_store32_(t->g + 4 * i, codes->fp32[low + 1]);
     }
     ROW_(i, n) { /* it, or the next above */
         const floats_ y = of_row_(row, i), low = of_row_(t->rest, i), high = of_row_(t->g, i);
@@ -3616,10 +3626,11 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
     int m;
     t.offset = 0;
     if (!random)
-        for (q = 0; q < sizeof t.halves / 4; q += LANES_) store32_(KOPT_POINTER_(kopt_byte_ *, t.halves + q), iset_(0));
+        for (q = 0; q < sizeof t.halves / 4; q += LANES_) store32_(KOPT_POINTER_(kopt_byte_ *, t.halves + q), hold_(0));
     for (i = begin; i < end; i += t.n) {
         const uint64_t index = j->first + i;
-        kopt_byte_ *const weight = j->weight + i * weight_size, *const residual = j->residual + i * residual_size;
+        kopt_byte_ *const weight = j->weight + i * weight_size;
+        kopt_byte_ *const residual = residual_size == 0 ? KOPT_NULL_ : j->residual + i * residual_size; /* NULL + 0 is undefined */
         t.n = KOPT_TILE_ - i % KOPT_TILE_; /* a block of 8-bit moments */
         if (end - i < t.n) t.n = end - i;
         if (random) { /* whole blocks */
@@ -6181,6 +6192,7 @@ KOPT_LEAN_ KOPT_BOTH_ void kopt_take_options_(const kopt_optimizer *opt, kopt_st
     s->seed = opt->seed;
 #ifdef KAHAN_OPT_VMATH
     s->vmath = opt->vmath;
+    s->zero_ = 0;
 #endif
 }
 
@@ -6322,11 +6334,11 @@ static void kopt_make_codes_(kopt_code_tables_ *codes, int square) {
     uint32_t i, k = 0;
     codes->square = square;
     codes->positive = square ? 1 : 128;
-    for (i = 0; i < 256; i++) codes->word[i] = kopt_bits_(kopt_code_value_(kopt_codes_(square), i, square));
-    codes->word[256] = codes->word[257] = 0xFFFFFFFFu;
+    for (i = 0; i < 256; i++) codes->fp32[i] = kopt_bits_(kopt_code_value_(kopt_codes_(square), i, square));
+    codes->fp32[256] = codes->fp32[257] = 0xFFFFFFFFu;
     for (i = 0; i < KOPT_STARTS_; i++) {
         const uint32_t here = 0x34800000u + (i << 17);
-        while (k < count && codes->word[KOPT_CAST_(unsigned, codes->positive) + k] < here) k++;
+        while (k < count && codes->fp32[KOPT_CAST_(unsigned, codes->positive) + k] < here) k++;
         codes->start[i] = KOPT_CAST_(kopt_byte_, k);
     }
 }
@@ -7386,6 +7398,7 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
 static void kopt_vmath_run_(kopt_vmath_kind_ kind, float *out, float *out2, const float *in, const float *in2, size_t n) {
     kopt_vmath_job_ j;
     kopt_environment_ environment;
+    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
     j.kind = kind;
     j.f = KOPT_EXP;
     j.format = KOPT_F32;
@@ -7687,6 +7700,7 @@ static void kopt_map_tile_(const kopt_vmath *vmath, kopt_function f, kopt_byte_ 
                            size_t n) {
     float a[KOPT_VMATH_TILE_], b[KOPT_VMATH_TILE_];
     kopt_vmath_job_ j;
+    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
     j.f = f;
     j.format = format;
     j.n = n;
@@ -7749,6 +7763,7 @@ KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f
     kopt_environment_ environment;
     kopt_vmath_job_ j;
     size_t i, m;
+    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
     if (f == KOPT_LOG) return KOPT_ERROR_OPTION;
     if (result != KOPT_OK || n == 0) return result;
     vmath = kopt_vmath_of_(vmath);
@@ -8016,6 +8031,7 @@ static void kopt_draw_tile_(const kopt_draw_ *draw, kopt_byte_ *z, uint64_t firs
     kopt_vmath_job_ j;
     size_t i;
     int left = 1;
+    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
     j.kind = draw->kind;
     j.n = n;
     j.first = first;
@@ -8050,6 +8066,7 @@ static kopt_result kopt_draw_run_(const kopt_draw_ *draw, void *out, kopt_format
     kopt_environment_ environment;
     kopt_vmath_job_ j;
     size_t i;
+    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
     if (!kopt_format_valid_(format) || !kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, format))) return KOPT_ERROR_OPTION;
     if (result != KOPT_OK) return result;
     if (!kopt_within_(middle, -3e38, 3e38) || !kopt_within_(width, 0, 3e38)) return KOPT_ERROR_RANGE;
@@ -8191,6 +8208,7 @@ static KOPT_NOINLINE_ void kopt_langevin_tiles_(kopt_job_ *job, const kopt_job_ 
     kopt_vmath_job_ j;
     kopt_draw_ draw;
     size_t i, n;
+    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
     kopt_draw_of_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_LANGEVIN_, s->seed, s->step, whole->id);
     local->grad_scale = 1;
     local->zero_grad = 0;

@@ -283,7 +283,11 @@ esac
 rm -rf $out
 mkdir -p $out
 [ $# = 0 ] && set -- $(sh "$0" list | cut -d ' ' -f 1)
-[ "$1" = quick ] && set -- $(sh "$0" list | grep -Ev ' gcc -O[13]$| clang (-O[13s]|-m32 -O(fast|2 -msse2)|-O3 .*|--target=(riscv64|s390x).*)' | cut -d ' ' -f 1)
+if [ "$1" = quick ]; then
+    few=' -O[13]( |$)|gcc -m32 -O(fast|2 -msse2)|g\+\+ .*98| clang(-19)? (-Os|-m32 -O(2$|fast|2 -msse2))'
+    few="$few| clang (-O0|-Ofast($| -flto)|--target=(arm|riscv|s390x|powerpc)|--target=aarch64.* -O2)| clang\\+\\+ .*-O2| clang\\+\\+-19 .*98"
+    set -- $(sh "$0" list | grep -Ev "$few" | cut -d ' ' -f 1)
+fi
 echo "$@" | xargs -n 1 -P 2 sh "$0" build
 if [ -d $out/wine ]; then # 700 MB
     WINEPREFIX=$PWD/$out/wine /usr/lib/wine/wineserver -k

@@ -78,6 +78,7 @@ class Header:
         body = re.search(r"typedef struct %s \{(.*?)\} %s;" % (name, name), text, flags=re.S).group(1)
         ctype = {"double": ctypes.c_double, "float": ctypes.c_float, "int": ctypes.c_int, "size_t": ctypes.c_size_t,
                  "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64}
+        body = re.sub(r"#ifdef.*?#endif", "", body, flags=re.S)  # not in this build
         fields = []
         for declaration in filter(str.strip, body.split(";")):
             kind, names = re.match(r"\s*((?:struct )?\w+)(.*)", declaration, flags=re.S).groups()
