@@ -90,7 +90,7 @@
    1. Same bits everywhere. A step's result is a pure function of its inputs: not of the ISA, the compiler, its
       flags (-Ofast, -ffp-contract=fast), the caller's rounding mode or FTZ/DAZ, the thread, the range, the shard.
       Every + - * / and sqrt of the formulas in docs/numerics.md is one IEEE binary32 operation in the written
-      order, never fused; per-step scalars are computed once, in binary64.
+      order, never fused; per-step scalars are computed once.
    2. Fidelity. Weight decay is part of the compensated update. Moments are computed in fp32 and the update uses
       the unrounded moments; only the store rounds. 16-bit moments are stored stochastically by default.
    3. NaN stays NaN, infinity stays infinity. A finite value beyond the largest 16-bit number follows
@@ -99,7 +99,7 @@
    4. Subnormals. bf16 and fp32 values that a step stores below 2^-126 are stored as +0. fp16 subnormals are
       ordinary values. Conversions keep all subnormals.
    5. Random bits are a pure function of (seed, step, tensor id, stream, global element index): see RANDOM BITS.
-   6. Any alignment, n up to SIZE_MAX / 32. Pointers may be NULL when n is 0. Stack: O(1).
+   6. Any alignment, n up to SIZE_MAX / 32. Pointers may be NULL when n is 0. Stack: 24 KB at most, without vectors 6.
    7. Bad input is refused before anything is written: every function that can fail returns a kopt_result, and
       kopt_result_string() says it in words. Overlapping buffers of one tensor are refused; in lists see STEP.
    8. State is bytes: kopt_state_seal() makes a block portable (little-endian, checksummed), kopt_state_open()
