@@ -32,7 +32,7 @@ gcc | clang)
     $part $sanitizers -I. -c $out/plain.c -o $out/implementation.o >$out/log 2>&1
     report $? "$part: the implementation compiles with sanitizers"
     sources=$(echo tests/test_*.c) # gcc: those that reach the most code
-    [ $part = gcc ] && sources='tests/test_api.c tests/test_compress.c tests/test_state.c tests/test_step_bits.c tests/test_tools.c'
+    [ $part = gcc ] && sources='tests/test_api.c tests/test_compress.c tests/test_step_bits.c'
     for source in $sources tests/fuzz.c; do
         name=$(basename $source .c) object=$out/implementation.o argument=quick
         implemented="-DKOPT_IMPLEMENTED_ -include $out/tables.h"
