@@ -2287,27 +2287,8 @@ typedef int mask_;
 FN_ floats_ set_(float x) { return x; }
 FN_ floats_ add_(floats_ a, floats_ b) { return kopt_add_(a, b); }
 FN_ floats_ sub_(floats_ a, floats_ b) { return kopt_sub_(a, b); }
-FN_ floats_ mul_(floats_ a, floats_ b) {
-    floats_ r;
-#ifdef __CUDA_ARCH__
-    KOPT_PTX_("mul.rn.f32", "f", r, a, b);
-#else
-    r = a * b;
-    KOPT_SETTLE_(r);
-#endif
-    return r;
-}
-FN_ floats_ div_(floats_ a, floats_ b) {
-    floats_ r;
-#ifdef __CUDA_ARCH__
-    KOPT_PTX_("div.rn.f32", "f", r, a, b);
-#else
-    KOPT_SETTLE_(b);
-    r = a / b;
-    KOPT_SETTLE_(r);
-#endif
-    return r;
-}
+FN_ floats_ mul_(floats_ a, floats_ b) { return kopt_mul_(a, b); }
+FN_ floats_ div_(floats_ a, floats_ b) { return kopt_div_(a, b); }
 FN_ floats_ sqrt_(floats_ a) { return kopt_sqrt_(a); }
 FN_ words_ bits_(floats_ a) { return kopt_bits_(a); }
 FN_ floats_ value_(words_ a) { return kopt_float_(a); }

@@ -14,6 +14,7 @@
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,16 +47,6 @@ static double seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static double log10_of(double x) { /* no libm */
-    double y = 0;
-    for (; x >= 10; x /= 10) y++;
-    for (; x < 1; x *= 10) y--;
-    {
-        const double t = (x - 3.1622776601683795) / (x + 3.1622776601683795), s = t * t; /* log10 x = 1/2 + 2 atanh(t) / ln 10 */
-        return y + 0.5 + 0.8685889638065037 * t * (1 + s * (1.0 / 3 + s * (1.0 / 5 + s * (1.0 / 7 + s * (1.0 / 9 + s / 11)))));
-    }
 }
 
 static double median(double *x, int n) {
@@ -533,8 +524,8 @@ static void plot(const char *path, const size_t *n, double measured[CURVES][POIN
     FILE *f = fopen(path, "w");
     int c, p, decade;
     if (f == NULL) fail("cannot write the figure");
-#define X(v) (60 + 72 * log10_of(v))
-#define Y(v) (340 - 90 * log10_of(v))
+#define X(v) (60 + 72 * log10(v))
+#define Y(v) (340 - 90 * log10(v))
     fprintf(f, "<svg xmlns='http://www.w3.org/2000/svg' width='760' height='460' font-family='sans-serif' font-size='12'>\n"
                "<rect width='760' height='460' fill='white'/>\n");
     for (decade = 0; decade <= 9; decade++)
