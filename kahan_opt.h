@@ -1843,9 +1843,6 @@ static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, fl
 #define KOPT_PASS_CUDA_ 6 /* read by kahan_opt_cuda.cuh */
 
 #ifdef KOPT_X86_
-#define KOPT_PASS_ KOPT_PASS_SSE2_
-#include KAHAN_OPT_SELF
-#undef KOPT_PASS_
 #define KOPT_PASS_ KOPT_PASS_AVX2_
 #include KAHAN_OPT_SELF
 #undef KOPT_PASS_
@@ -1866,6 +1863,12 @@ static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, fl
                             Not with -Ofast, whose macro __FAST_MATH__ pop_options forgets */
 #pragma GCC push_options
 #pragma GCC optimize("O1")
+#endif
+
+#ifdef KOPT_X86_
+#define KOPT_PASS_ KOPT_PASS_SSE2_
+#include KAHAN_OPT_SELF
+#undef KOPT_PASS_
 #endif
 
 #define KOPT_PASS_ KOPT_PASS_SCALAR_
@@ -2603,6 +2606,8 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define number_ NAME_(number)
 #define converted_ NAME_(converted)
 #define convert_array_ NAME_(convert_array)
+#define convert_vector_ NAME_(convert_vector)
+#define all_f32_ NAME_(all_f32)
 #define kind_of_ NAME_(kind_of)
 #ifndef LENDER_
 #define general_ NAME_(general)
@@ -3717,14 +3722,14 @@ FN_ void rest_(const kopt_job_ *j, size_t begin, size_t end) {
 #endif
 
 #ifdef PAIRS_
-/* AdamW with everything in fp32 needs no rows: the baseline, and the master weights of mixed precision. */
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_f32)(const kopt_job_ *general_job) {
+/* AdamW with everything in fp32 needs no rows: the baseline, and the master weights of mixed precision. So does Adam-atan2. */
+FN_ void all_f32_(const kopt_job_ *general_job, kopt_rule rule) {
     kopt_job_ local;
     const kopt_job_ *const j = kopt_copy_job_(&local, general_job);
     const scalars_ k = spread_(j);
     kopt_kind_ kind = kind_of_(j);
     size_t i, n;
-    kind.rule = KOPT_ADAM;
+    kind.rule = rule;
     kind.weight = kind.moment = KOPT_F32;
     kind.moments = 2;
 #ifdef KAHAN_OPT_VMATH
@@ -3752,6 +3757,11 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_f32)(const kopt_job_ *general_
         if (k.zero_grad) put_(j->grad + at, 4, n, iset_(0));
     }
 }
+
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_f32)(const kopt_job_ *j) { all_f32_(j, KOPT_ADAM); }
+#ifdef KAHAN_OPT_VMATH
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(atan2_f32)(const kopt_job_ *j) { all_f32_(j, KOPT_ADAM_ATAN2); }
+#endif
 
 /* ---- the hot kernel: everything in bf16, two elements to a word, no special values ---- */
 
@@ -3913,11 +3923,11 @@ FN_ int pair_store_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, cons
 }
 
 #ifdef KAHAN_OPT_VMATH
-/* Adam-atan2 goes over 256 elements three times: moments and arguments, atan2, weights (smooth Lion too). Each loop is short enough for a
+/* Adam-atan2 goes over a row three times: moments and arguments, atan2, weights (smooth Lion too). Each loop is short enough for a
    processor to work at several turns of it at a time (in one loop it is 1.2 times slower), and a table's function is called
    for many elements at once. */
 typedef struct pair_tile_ {
-    kopt_byte_ y[4 * KOPT_TILE_], x[4 * KOPT_TILE_], random[4 * KOPT_TILE_]; /* of each group first the even elements */
+    kopt_byte_ y[4 * KOPT_RANDOM_ROW_], x[4 * KOPT_RANDOM_ROW_], random[4 * KOPT_RANDOM_ROW_]; /* of each group first the even elements */
     uint32_t general; /* a bit for each group of 2 * LANES_: nothing of it is stored yet, the general kernel takes it */
 } pair_tile_;
 
@@ -4139,9 +4149,17 @@ APART_ void NAME_(step)(const kopt_job_ *j) {
     const int compensated = rounding == KOPT_KAHAN || rounding == KOPT_COMPACT;
     const int plain = s->moments >= 1 && s->moments <= 2 && !s->moments_only && !s->sync && j->counts == KOPT_NULL_;
     const int adam = KOPT_RULE_(s->rule) == KOPT_ADAM;
-    if (plain && adam && weight == KOPT_F32 && moment == KOPT_F32 && j->grad_format == KOPT_F32 && j->codes == KOPT_NULL_) {
-        NAME_(adam_f32)(j);
-        return;
+    if (plain && weight == KOPT_F32 && moment == KOPT_F32 && j->grad_format == KOPT_F32 && j->codes == KOPT_NULL_) {
+        if (adam) {
+            NAME_(adam_f32)(j);
+            return;
+        }
+#ifdef KAHAN_OPT_VMATH
+        if (KOPT_RULE_(s->rule) == KOPT_ADAM_ATAN2 && j->vmath == KOPT_NULL_) {
+            NAME_(atan2_f32)(j);
+            return;
+        }
+#endif
     }
     if (plain && weight == KOPT_BF16 && moment == KOPT_BF16 && j->grad_format == KOPT_BF16 && j->copy == KOPT_NULL_ &&
         (!compensated || KOPT_STATE_ROUNDING_(s->compensation_rounding) == small_stores)) {
@@ -4179,23 +4197,32 @@ FN_ words_ converted_(floats_ x, kopt_format to, int stochastic, words_ r) {
 #ifdef PAIRS_
 /* To nearest, with constant formats. An array that no cache holds is written past the caches, if the machine can: 1.9 times
    as fast to 32 bits, 1.3 times to 16. */
+FN_ words_ convert_vector_(const kopt_conversion_ *c, kopt_format to, kopt_format from, size_t i, size_t n) {
+    const size_t size = kopt_bytes_of_(from);
+    KOPT_PREFETCH_(c->src + i * size + 4096); /* narrowing in DRAM: 1 KB ahead is a sixth slower */
+    return converted_(widen_(fetch_(c->src + i * size, size, n), from), to, 0, iset_(0));
+}
+
 FN_ void convert_array_(const kopt_conversion_ *c, kopt_format to, kopt_format from) {
-    const size_t to_size = kopt_bytes_of_(to), from_size = kopt_bytes_of_(from);
+    const size_t size = kopt_bytes_of_(to);
     const size_t ahead = (64 - KOPT_ADDRESS_(c->dst) % 64) % 64; /* bytes up to a line of the cache */
-    const int stream = c->n >= KOPT_STREAM_ / to_size && ahead % to_size == 0 && STREAMS_;
-    size_t i, n;
-    for (i = 0; i < c->n; i += n) {
-        const kopt_byte_ *p = c->src + i * from_size;
-        words_ a;
-        n = c->n - i < LANES_ ? c->n - i : LANES_;
-        if (stream && i < ahead / to_size && ahead / to_size - i < n) n = ahead / to_size - i;
-        KOPT_PREFETCH_(p + 1024);
-        a = converted_(widen_(fetch_(p, from_size, n), from), to, 0, iset_(0));
-        if (!stream || n < LANES_ || i < ahead / to_size) put_(c->dst + i * to_size, to_size, n, a);
-        else if (to_size == 4) stream32_(c->dst + 4 * i, a);
-        else stream16_(c->dst + 2 * i, a);
+    int stream = c->n >= KOPT_STREAM_ / size && ahead % size == 0 && STREAMS_;
+    size_t i = 0, n;
+    while (i < c->n) {
+        if (stream && i == ahead / size) {
+            for (; c->n - i >= LANES_; i += LANES_) {
+                const words_ a = convert_vector_(c, to, from, i, LANES_);
+                if (size == 4) stream32_(c->dst + 4 * i, a);
+                else stream16_(c->dst + 2 * i, a);
+            }
+            stream_end_();
+            stream = 0;
+            continue;
+        }
+        n = left_(stream ? ahead / size : c->n, i);
+        put_(c->dst + i * size, size, n, convert_vector_(c, to, from, i, n));
+        i += n;
     }
-    if (stream) stream_end_();
 }
 #endif
 
@@ -5105,6 +5132,8 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef number_
 #undef converted_
 #undef convert_array_
+#undef convert_vector_
+#undef all_f32_
 #undef convert_any_
 #undef STREAMS_
 #undef stream16_
