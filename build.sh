@@ -91,21 +91,21 @@ for nvcc in nvcc /usr/local/cuda/bin/nvcc build/cuda/nvidia/cu13/bin/nvcc; do
 done
 export NVCC CC
 
-# How the kernels of the GPU are compiled for the CPU: under sanitizers, if the compiler has them.
+# How the kernels of the GPU are compiled for the CPU, with vector mathematics: under sanitizers, if the compiler has them.
 cuda_host() {
     sanitize='-fsanitize=address,undefined -fno-sanitize-recover=all'
     echo 'int main(void) { return 0; }' >build/tests/sanitize.c
     { $CC $sanitize -o build/tests/sanitize build/tests/sanitize.c 2>/dev/null && build/tests/sanitize; } || sanitize=
-    echo "$CC -std=c99 $C_WARNINGS -O0 -g $sanitize -o build/tests/cuda.host tests/cuda.c"
+    echo "$CC -std=c99 $C_WARNINGS -O0 -g $sanitize -DKAHAN_OPT_VMATH -o build/tests/cuda.host tests/cuda.c"
 }
 
-# The same with the threads of a block at the same time, and with vector mathematics in the header, which makes structs larger.
+# The same with the threads of a block at the same time, and without vector mathematics, which makes structs larger.
 # Needs the thread sanitizer, which some systems let run only now and then (where their addresses are too random).
 cuda_threads() {
     echo 'int main(void) { return 0; }' >build/tests/sanitize.c
     $CC -fsanitize=thread -o build/tests/sanitize build/tests/sanitize.c 2>/dev/null || return 0
     for try in 1 2 3 4 5 6; do build/tests/sanitize 2>/dev/null || return 0; done
-    echo "$CC -std=gnu99 -I. $C_WARNINGS -Wno-maybe-uninitialized -O1 -g -fsanitize=thread -DTHREADS -DKAHAN_OPT_VMATH -o build/tests/cuda.threads tests/cuda.c -lpthread"
+    echo "$CC -std=gnu99 -I. $C_WARNINGS -Wno-maybe-uninitialized -O1 -g -fsanitize=thread -DTHREADS -o build/tests/cuda.threads tests/cuda.c -lpthread"
 }
 
 cuda() {

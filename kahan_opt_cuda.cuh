@@ -101,7 +101,8 @@ typedef struct kopt_cuda_plan {
 KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t count);
 
 /* Checks everything that can be checked without reading device memory, and writes the plan to host memory aligned to 16
-   bytes. Runs without a GPU. Nothing is kept of the arguments. */
+   bytes. Runs without a GPU. Nothing is kept of the arguments. Refused with KOPT_ERROR_OPTION: opt.vmath that is not
+   NULL, with Adam-atan2 or smooth Lion (a table's functions are the host's). */
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
                                                 const kopt_cuda_group *groups, size_t count);
 
@@ -134,8 +135,8 @@ typedef struct kopt_cuda_options {
 KOPT_CUDA_API_ kopt_result kopt_cuda_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
                                                  void *stream);
 
-/* New hyper-parameters of a group (a schedule). Rule, formats, roundings, stable and the number of moments must stay,
-   or the status says KOPT_ERROR_MISMATCH. opt->step is not looked at: the GPU counts. */
+/* New hyper-parameters of a group (a schedule). Rule, formats, roundings, stable, the number of moments and whether
+   Lion is smooth must stay, or the status says KOPT_ERROR_MISMATCH. opt->step is not looked at: the GPU counts. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_set_optimizer(const kopt_cuda_plan *plan, size_t group, const kopt_optimizer *opt,
                                                    void *stream);
 
@@ -468,6 +469,9 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
     local.use_l2 = kopt_bits_(local.l2) != 0;
     local.use_decay = kopt_bits_(local.decay) != 0; /* and zero_grad and moments_only are looked at in the end */
     if (radam) local.unrectified = a->groups[t->group].k.unrectified;
+#ifdef KAHAN_OPT_VMATH
+    if (kind.weight == KOPT_F32) local.sharpness = 0; /* see kopt_cuda_common_ */
+#endif
     kopt_cuda_load_(weight, t->weight + i * weight_size, 8 * weight_size);
     if (residual_size != 0) kopt_cuda_load_(residual, t->residual + i * residual_size, 8 * residual_size);
     if (b == KOPT_NULL_) {
@@ -606,6 +610,9 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_
     kind.rule = rule < 0 ? s->rule : KOPT_CAST_(kopt_rule, rule);
     if (rule < 0 && weight >= 0) /* SGD, Lion, Adam and RAdam, which is Adam here */
         kind.rule = s->rule == KOPT_SGD ? KOPT_SGD : s->rule == KOPT_LION ? KOPT_LION : KOPT_ADAM;
+#ifdef KAHAN_OPT_VMATH
+    if (rule < 0 && weight > KOPT_F32 && s->rule == KOPT_ADAM_ATAN2) kind.rule = KOPT_ADAM_ATAN2;
+#endif
     kind.weight = weight < 0 ? s->weight_format : KOPT_CAST_(kopt_format, weight);
     kind.grad = KOPT_CAST_(kopt_format, grad < 0 ? t->grad_format : grad);
     kind.moment = moment < 0 ? s->moment_format : moment == KOPT_Q8 ? KOPT_F32 : KOPT_CAST_(kopt_format, moment);
@@ -617,7 +624,7 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_
     kind.nesterov = rule == KOPT_ADAM ? 0 : s->nesterov;
     kind.plain = weight >= 0; /* octets are loaded and stored without regard to moments_only */
 #ifdef KAHAN_OPT_VMATH
-    kind.first_pass = 0; /* kopt_cuda_check_options_ has refused what needs two */
+    kind.first_pass = 0;
 #endif
     return kind;
 }
@@ -1395,6 +1402,16 @@ KOPT_CUDA_FN_ void kopt_cuda_reduce_element_(const kopt_cuda_sum_ *k, size_t i) 
     kopt_cuda_put_(k->to + i * to_size, to_size, kopt_summed_cuda_(sum, k->scale, k->to_format));
 }
 
+/* Lion with tanh. */
+KOPT_CUDA_FN_ int kopt_cuda_smooth_(const kopt_optimizer *opt) {
+#ifdef KAHAN_OPT_VMATH
+    return opt->rule == KOPT_LION && kopt_less_(0, opt->sharpness);
+#else
+    KOPT_CAST_(void, opt);
+    return 0;
+#endif
+}
+
 typedef struct kopt_cuda_setting_ {
     kopt_cuda_control_ *control;
     kopt_cuda_group_ *group; /* the first of all groups, or the one */
@@ -1414,7 +1431,7 @@ KOPT_CUDA_FN_ void kopt_cuda_set_(const kopt_cuda_setting_ *s) {
         if (to->rule != from->rule || to->weight_format != from->weight_format || to->rounding != from->rounding ||
             to->moment_format != from->moment_format || to->moment_rounding != from->moment_rounding ||
             to->compensation_rounding != from->compensation_rounding || kopt_moments_(to) != kopt_moments_(from) ||
-            (to->rule == KOPT_ADAM && !to->stable != !from->stable)) {
+            (to->rule == KOPT_ADAM && !to->stable != !from->stable) || kopt_cuda_smooth_(to) != kopt_cuda_smooth_(from)) {
             s->control->status.result = KOPT_ERROR_MISMATCH;
             return;
         }
@@ -1795,14 +1812,18 @@ static int kopt_cuda_is_(int constant, unsigned value) {
     return constant < 0 || KOPT_CAST_(unsigned, constant) == value;
 }
 
-/* Does the rule have kernels of its own? */
-static int kopt_cuda_common_(kopt_rule rule) {
-    return rule == KOPT_SGD || rule == KOPT_ADAM || rule == KOPT_LION || rule == KOPT_RADAM;
+/* Does the rule have kernels of its own? With atan2 and tanh those for fp32 weights would have too few registers. */
+static int kopt_cuda_common_(const kopt_optimizer *opt) {
+#ifdef KAHAN_OPT_VMATH
+    if (opt->rule == KOPT_ADAM_ATAN2) return opt->weight_format != KOPT_F32;
+#endif
+    if (opt->rule == KOPT_LION) return opt->weight_format != KOPT_F32 || !kopt_cuda_smooth_(opt);
+    return opt->rule == KOPT_SGD || opt->rule == KOPT_ADAM || opt->rule == KOPT_RADAM;
 }
 
 /* The first kernel that fits. */
 static int kopt_cuda_kernel_of_(const kopt_optimizer *opt, const kopt_tensor *t) {
-    const int moments = kopt_moments_(opt), common = moments <= 2 && kopt_cuda_common_(opt->rule);
+    const int moments = kopt_moments_(opt), common = moments <= 2 && kopt_cuda_common_(opt);
     const kopt_format moment = moments == 0 ? opt->weight_format : opt->moment_format;
     const int plain = opt->weight_format == KOPT_F32 || opt->rounding == KOPT_NEAREST;
     const kopt_rounding rounding = plain ? KOPT_STOCHASTIC : opt->rounding;
@@ -1819,14 +1840,16 @@ static int kopt_cuda_kernel_of_(const kopt_optimizer *opt, const kopt_tensor *t)
     return KOPT_CUDA_KERNELS_ - 1;
 }
 
-/* A rule that kahan_opt.h has and the kernels here do not is refused: those that take two passes, Adam-atan2 and smooth
-   Lion. */
+/* A rule that kahan_opt.h has and the kernels here do not is refused, and a table of functions, which are the host's. */
 static kopt_result kopt_cuda_check_options_(const kopt_optimizer *opt) {
     const kopt_result result = kopt_check_options_(opt);
+    if (result != KOPT_OK) return result;
 #ifdef KAHAN_OPT_VMATH
-    if (result == KOPT_OK && opt->rule == KOPT_LION && kopt_less_(0, opt->sharpness)) return KOPT_ERROR_OPTION;
+    if (opt->vmath != KOPT_NULL_ && (opt->rule == KOPT_ADAM_ATAN2 || kopt_cuda_smooth_(opt))) return KOPT_ERROR_OPTION;
+    return KOPT_CAST_(int, opt->rule) > KOPT_ADAM_ATAN2 ? KOPT_ERROR_OPTION : KOPT_OK;
+#else
+    return KOPT_CAST_(int, opt->rule) > KOPT_EMA ? KOPT_ERROR_OPTION : KOPT_OK;
 #endif
-    return result == KOPT_OK && KOPT_CAST_(int, opt->rule) > KOPT_EMA ? KOPT_ERROR_OPTION : result;
 }
 
 static int kopt_cuda_stable_(const kopt_optimizer *opt) { return opt->rule == KOPT_ADAM && opt->stable; }
@@ -2280,6 +2303,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
 #define ISA_TARGET_ KOPT_BOTH_
 #define LANES_ KOPT_CAST_(size_t, 1)
 #define ONE_LANE_ 1
+#define ONE_PASS_ 1
 typedef float floats_;
 typedef uint32_t words_;
 typedef int mask_;

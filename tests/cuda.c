@@ -104,10 +104,20 @@ typedef struct list {
     kopt_counts *counted[2]; /* one for each group */
 } list;
 
+#ifdef KAHAN_OPT_VMATH
+enum { VARIETY = 19 };
+#else
+enum { VARIETY = 16 };
+#endif
+
 static kopt_optimizer any_optimizer(void)
 {
     kopt_optimizer o;
-    switch (below(16)) {
+    switch (below(VARIETY)) {
+#ifdef KAHAN_OPT_VMATH
+    case 16: case 17: o = kopt_adam_atan2(0.01), o.atan2_outside = (int)below(2), o.atan2_a = below(2) ? 1.27 : 1, o.atan2_b = below(2) ? 1 : 0.5; break;
+    case 18: o = kopt_smooth_lion(0.01, below(2) ? 100 : 1e-3); break; /* gradients from 2^-14 to 1: both forms of tanh */
+#endif
     case 0: o = kopt_lion(0.01); break;
     case 1: o = kopt_adan(0.01); break;
     case 2: o = kopt_radam(0.01); break;
@@ -591,13 +601,15 @@ static void refusals(void)
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_NULL;
     bad_tensor = t, bad_tensor.state_size = 10;
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_SIZE;
-#ifdef KAHAN_OPT_VMATH /* two passes */
-    wrong = kopt_adam_atan2(0.01), bad_tensor = t, bad.opt = &wrong;
+#ifdef KAHAN_OPT_VMATH /* a table of functions, where the rule calls one */
+    wrong = kopt_adam_atan2(0.01), wrong.vmath = kopt_vmath_builtin(), bad_tensor = t, bad.opt = &wrong;
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION || kopt_cuda_plan_size(&bad, 1) != 0;
-    wrong = kopt_smooth_lion(0.01, 10);
+    wrong = kopt_smooth_lion(0.01, 10), wrong.vmath = kopt_vmath_builtin();
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
-    wrong = kopt_smooth_lion(0.01, 0);
+    wrong.sharpness = 0;
     fails += kopt_cuda_plan_size(&bad, 1) == 0;
+    wrong = o, wrong.rule = (kopt_rule)8;
+    fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
 #endif
     bad.opt = &o, bad_tensor = t, bad_tensor.counts = (void *)((char *)&counts + 4); /* atomic additions want 8 */
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
