@@ -4357,18 +4357,20 @@ FN_ void norm_format_(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, 
 }
 #endif
 
+/* A number of `format` as it is stored, its magnitude at most limit; NaN stays. */
+FN_ words_ NAME_(clipped)(words_ a, kopt_format format, words_ limit) {
+    const words_ mag = and_(a, iset_(format == KOPT_F32 ? 0x7FFFFFFFu : 0x7FFFu));
+    const words_ infinity = iset_(format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
+    return or_(select_(gt_(mag, infinity), mag, select_(gt_(mag, limit), limit, mag)), isub_(a, mag));
+}
+
 FN_ void clip_(const kopt_tool_ *t) {
     const size_t size = kopt_bytes_of_(t->dst_format);
-    const words_ limit = iset_(t->limit), magnitude = iset_(size == 4 ? 0x7FFFFFFFu : 0x7FFFu);
-    const words_ infinity = iset_(size == 4 ? 0x7F800000u : t->dst_format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
     size_t i, n;
     for (i = 0; i < t->n; i += n) {
-        words_ a, mag;
+        kopt_byte_ *const p = t->dst + i * size;
         n = t->n - i < LANES_ ? t->n - i : LANES_;
-        a = fetch_(t->dst + i * size, size, n);
-        mag = and_(a, magnitude);
-        mag = select_(gt_(mag, infinity), mag, select_(gt_(mag, limit), limit, mag));
-        put_(t->dst + i * size, size, n, or_(mag, isub_(a, and_(a, magnitude))));
+        put_(p, size, n, NAME_(clipped)(fetch_(p, size, n), t->dst_format, iset_(t->limit)));
     }
 }
 
@@ -6840,25 +6842,31 @@ KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double g
     return kopt_put64_(kopt_less64_(value, one) ? value : one);
 }
 
-KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit) {
-    kopt_result result = kopt_check_array_(x, format, n);
-    kopt_environment_ environment;
+/* The largest number of format that is not above `limit`, as it is stored. */
+static kopt_result kopt_limit_of_(double limit, kopt_format format, uint32_t *bits) {
     const kopt_f64_ largest = kopt_make64_(kopt_wide_bits_(kopt_float_(0x7F7FFFFFu)));
     kopt_f64_ most = kopt_get64_(limit);
-    kopt_tool_ t;
-    if (result != KOPT_OK) return result;
+    kopt_environment_ environment;
     if (!kopt_inside64_(most, kopt_get64_(0), most)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
     if (kopt_less64_(largest, most)) most = largest;
-    t.limit = kopt_bits_(kopt_to_float_(most)) & 0x7FFFFFFFu; /* -0 is 0 */
-    if (kopt_less64_(most, kopt_make64_(kopt_wide_bits_(kopt_float_(t.limit))))) t.limit--; /* towards zero */
-    if (format == KOPT_BF16) t.limit >>= 16;
+    *bits = kopt_bits_(kopt_to_float_(most)) & 0x7FFFFFFFu; /* -0 is 0 */
+    if (kopt_less64_(most, kopt_make64_(kopt_wide_bits_(kopt_float_(*bits))))) --*bits; /* towards zero */
+    if (format == KOPT_BF16) *bits >>= 16;
     if (format == KOPT_FP16) {
-        const uint32_t exact = t.limit;
-        t.limit = kopt_fp16_from_f32(kopt_float_(exact));
-        if (kopt_bits_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, t.limit))) > exact) t.limit--;
+        const uint32_t exact = *bits;
+        *bits = kopt_fp16_from_f32(kopt_float_(exact));
+        if (kopt_bits_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, *bits))) > exact) --*bits;
     }
     kopt_leave_(&environment);
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit) {
+    kopt_result result = kopt_check_array_(x, format, n);
+    kopt_tool_ t;
+    if (result == KOPT_OK) result = kopt_limit_of_(limit, format, &t.limit);
+    if (result != KOPT_OK) return result;
     t.kind = KOPT_TOOL_CLIP_;
     t.dst = KOPT_CAST_(kopt_byte_ *, x);
     t.dst_format = format;
@@ -7783,10 +7791,14 @@ KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *o
     return KOPT_OK;
 }
 
-KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy, const void *x,
-                                        kopt_format format, size_t n) {
+static kopt_function kopt_slope_of_(kopt_function f) {
     static const kopt_function kopt_slope_[] = {KOPT_EXP,        KOPT_LOG,        KOPT_TANH_SLOPE,      KOPT_SIGMOID_SLOPE,
                                                 KOPT_SILU_SLOPE, KOPT_GELU_SLOPE, KOPT_GELU_TANH_SLOPE, KOPT_SIGMOID};
+    return kopt_slope_[f];
+}
+
+KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy, const void *x,
+                                        kopt_format format, size_t n) {
     const kopt_result result = kopt_map_check_(f, KOPT_SOFTPLUS, dx, dy, x, format, n);
     uint16_t slope[KOPT_VMATH_TILE_];
     kopt_environment_ environment;
@@ -7804,7 +7816,7 @@ KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f
     kopt_enter_(&environment);
     for (i = 0; i < n; i += m) {
         m = n - i < KOPT_VMATH_TILE_ ? n - i : KOPT_VMATH_TILE_;
-        kopt_map_tile_(vmath, kopt_slope_[f], KOPT_POINTER_(kopt_byte_ *, slope), KOPT_CAST_(const kopt_byte_ *, x) + 2 * i,
+        kopt_map_tile_(vmath, kopt_slope_of_(f), KOPT_POINTER_(kopt_byte_ *, slope), KOPT_CAST_(const kopt_byte_ *, x) + 2 * i,
                        format, m);
         j.in2 = KOPT_CAST_(const kopt_byte_ *, dy) + 2 * i;
         j.out = KOPT_CAST_(kopt_byte_ *, dx) + 2 * i;

@@ -34,7 +34,7 @@
    KAHAN_OPT_CUDA_IMPLEMENTATION   create the implementation. In one .cu file, before it includes kahan_opt.h.
    KAHAN_OPT_CUDA_SELF             the name of this file, with quotes, if you renamed it. It includes itself.
 
-   CONTENTS   PLAN   STEP   STATISTICS   CONVERSIONS   COMPRESSION
+   CONTENTS   PLAN   STEP   STATISTICS   CONVERSIONS   ACCUMULATION   VECTOR MATHEMATICS   COMPRESSION
               (implementation)   VOCABULARY   KERNELS   PUBLIC FUNCTIONS
 */
 #ifndef KOPT_PASS_ /* the whole file but the vocabulary, which is read by kahan_opt.h */
@@ -171,11 +171,49 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_convert_stochastic(void *dst, kopt_format d
                                                         kopt_format src_format, size_t n, uint64_t seed, uint32_t step,
                                                         uint32_t id, uint64_t first_index, void *stream);
 
+/* ---- ACCUMULATION AND CLIPPING BY VALUE of device memory. Arrays have any alignment, fastest is 16 bytes --------- */
+
+/* kopt_accumulate(): sum += grad * scale. a itself is on the host, its sum and residual (n values as it says) on the GPU;
+   grad: n values, apart from both. counts: NULL, and a is counted by the call; or the device address, aligned to 4, of
+   two words that take the place of a->count and a->step: both begin with 0, each addition counts both when its turn has
+   come (so that a captured call can be replayed), and the first set to 0 begins a new sum (cudaMemsetAsync). An addition
+   at the end of a count, 2^32 - 1, is refused with KOPT_ERROR_STEP; with counts on the GPU, where nobody can be told, it
+   does nothing. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format,
+                                                double scale, uint32_t *counts, void *stream);
+
+/* kopt_accumulator_read(): the sum with its residual, as n fp32 values; zeros while the count is 0. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_accumulator_read(const kopt_accumulator *a, float *out, const uint32_t *counts,
+                                                      void *stream);
+
+/* kopt_clip_value(): no |x| above limit >= 0; infinity becomes the limit, NaN stays. In place. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_clip_value(void *x, kopt_format format, size_t n, double limit, void *stream);
+
+#ifdef KAHAN_OPT_VMATH
+/* ---- VECTOR MATHEMATICS (with KAHAN_OPT_VMATH) of device memory: the functions of kopt_vmath_builtin(), kopt_map() and
+        kopt_map_backward(), with their bits, whatever table the host uses. An array may be in place of an input or apart
+        from it, not partly over it (KOPT_ERROR_OVERLAP) ---------------------------------------------------------- */
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_exp(float *out, const float *x, size_t n, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_log(float *out, const float *x, size_t n, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_tanh(float *out, const float *x, size_t n, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_erf(float *out, const float *x, size_t n, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_erfc(float *out, const float *x, size_t n, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_atan2(float *out, const float *y, const float *x, size_t n, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_sincospi(float *sine, float *cosine, const float *x, size_t n, void *stream);
+
+/* n values of format, KOPT_BF16 or KOPT_FP16, correctly rounded. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_map(kopt_function f, void *out, const void *x, kopt_format format, size_t n,
+                                         void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_map_backward(kopt_function f, void *dx, const void *dy, const void *x,
+                                                  kopt_format format, size_t n, void *stream);
+#endif
+
 /* ---- COMPRESSION AND REDUCTION: kopt_compress(), kopt_decompress_add() and kopt_reduce() of device memory; c itself
         is on the host ---------------------------------------------------------------------------------------------- */
 
 /* steps: NULL, or the device address of a count that takes the place of c->step: it begins with 0, and each call counts
-   it when its turn has come, so that a captured call can be replayed. */
+   it when its turn has come, so that a captured call can be replayed. At 2^32 - 1 a call does nothing. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
                                               kopt_format grad_format, uint32_t *steps, void *stream);
 KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
@@ -201,10 +239,12 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
 #endif
 #ifdef KOPT_CUDA_HOST_
 #define KOPT_UNROLL_
+#define KOPT_ROLL_
 #define KOPT_CUDA_ALIGNED_
 #else
 #include <cuda_runtime.h>
 #define KOPT_UNROLL_ _Pragma("unroll")
+#define KOPT_ROLL_ _Pragma("unroll 1")
 #define KOPT_CUDA_ALIGNED_ __align__(16)
 #endif
 #define KOPT_CUDA_FN_ static KOPT_FORCE_INLINE_ KOPT_BOTH_
@@ -372,6 +412,87 @@ KOPT_CUDA_FN_ void kopt_cuda_put_(kopt_byte_ *p, size_t size, uint32_t a) {
 #endif
 }
 
+/* As much of an array as one thread takes: elements i + skip .. i + n - 1, 0 <= skip < n <= 8; i may be below 0, modulo
+   2^64. */
+typedef struct kopt_cuda_part_ {
+    uint64_t i;
+    int skip, n;
+} kopt_cuda_part_;
+
+/* Part number `octet` of n elements, of which the first is at position pad < 8. */
+KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_part_of_(uint64_t n, uint32_t pad, uint64_t octet) {
+    const uint64_t left = n + pad - 8 * octet;
+    kopt_cuda_part_ p;
+    p.i = 8 * octet - pad;
+    p.skip = octet == 0 ? KOPT_CAST_(int, pad) : 0;
+    p.n = left < 8 ? KOPT_CAST_(int, left) : 8;
+    return p;
+}
+
+/* Element q of 8, packed as in memory; into words that are 0 where it goes. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_nth_(const uint32_t *packed, size_t size, int q) {
+    if (size == 4) return packed[q];
+    return size == 2 ? packed[q >> 1] >> 16 * (q & 1) & 0xFFFFu : packed[q >> 2] >> 8 * (q & 3) & 0xFFu;
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_insert_(uint32_t *packed, size_t size, int q, uint32_t a) {
+    if (size == 4)
+        packed[q] = a;
+    else if (size == 2)
+        packed[q >> 1] = (q & 1) == 0 ? a : packed[q >> 1] | a << 16;
+    else
+        packed[q >> 2] = (q & 3) == 0 ? a : packed[q >> 2] | a << 8 * (q & 3);
+}
+
+/* How an array lies where a part begins: 2 as wide loads want it, 1 as its elements do, 0 anyhow. */
+KOPT_CUDA_FN_ int kopt_cuda_lies_(const kopt_byte_ *p, size_t size) {
+    const uintptr_t address = KOPT_ADDRESS_(p);
+    if ((address & (size == 1 ? 3 : 8 * size < 16 ? 7 : 15)) == 0) return 2;
+    return (address & (size - 1)) == 0;
+}
+
+/* A part of an array of elements of 1, 2 or 4 bytes, packed, with zeros for what is not in it. All loads are issued
+   before any of them is used; those of a part that is not whole are predicated, not a loop. */
+KOPT_CUDA_FN_ void kopt_cuda_take_(uint32_t *packed, const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
+    const int lies = kopt_cuda_lies_(base + (p.i + KOPT_CAST_(uint64_t, p.skip)) * size, size);
+    int q;
+    if (lies == 2 && p.skip == 0 && p.n == 8) {
+        const kopt_byte_ *const from = base + p.i * size;
+        if (size == 1) {
+            packed[0] = kopt_cuda_fetch_(from, 4);
+            packed[1] = kopt_cuda_fetch_(from + 4, 4);
+        } else {
+            kopt_cuda_load_(packed, from, 8 * size);
+        }
+        return;
+    }
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) {
+        uint32_t a = 0;
+        if (p.skip <= q && q < p.n) a = kopt_cuda_fetch_(base + (p.i + KOPT_CAST_(uint64_t, q)) * size, size);
+        kopt_cuda_insert_(packed, size, q, a);
+    }
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_give_(kopt_byte_ *base, size_t size, kopt_cuda_part_ p, const uint32_t *packed) {
+    const int lies = kopt_cuda_lies_(base + (p.i + KOPT_CAST_(uint64_t, p.skip)) * size, size);
+    int q;
+    if (lies == 2 && p.skip == 0 && p.n == 8) {
+        kopt_byte_ *const to = base + p.i * size;
+        if (size == 1) {
+            kopt_cuda_put_(to, 4, packed[0]);
+            kopt_cuda_put_(to + 4, 4, packed[1]);
+        } else {
+            kopt_cuda_store_(to, packed, 8 * size);
+        }
+        return;
+    }
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++)
+        if (p.skip <= q && q < p.n)
+            kopt_cuda_put_(base + (p.i + KOPT_CAST_(uint64_t, q)) * size, size, kopt_cuda_nth_(packed, size, q));
+}
+
 /* ---- random bits ---- */
 
 /* The words of the octet of elements that begins at global index e, a multiple of 8. */
@@ -392,6 +513,19 @@ KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[4], const kopt_cipher_cud
     for (i = 0; i < 5; i++) w[i] = (e & 2) != 0 ? w[i + 1] : w[i];
     KOPT_UNROLL_
     for (i = 0; i < 4; i++) r[i] = (e & 1) != 0 ? (w[i] >> 16) | (w[i + 1] << 16) : w[i];
+}
+
+/* The random words of 8 elements from any global index on. */
+KOPT_CUDA_FN_ void kopt_cuda_random_octet_(uint32_t r[4], const kopt_cipher_cuda_ *cipher, uint64_t e) {
+    if ((e & 7) == 0)
+        kopt_cuda_random_(r, cipher, e);
+    else
+        kopt_cuda_random_across_(r, cipher, e);
+}
+
+/* That of element q of 8. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_half_(const uint32_t r[4], int q) {
+    return (q & 1) != 0 ? r[q >> 1] >> 16 : r[q >> 1] & 0xFFFFu;
 }
 
 /* The number of one element. */
@@ -510,7 +644,7 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
         j.counts = KOPT_NULL_;
         j.copy = copies ? KOPT_POINTER_(kopt_byte_ *, copy + q) : KOPT_NULL_;
         j.copy_format = KOPT_CAST_(kopt_format, t->copy_format);
-        kopt_vector_cuda_(&j, kind, &local, 0, 1, (q & 1) != 0 ? r[q >> 1] >> 16 : r[q >> 1] & 0xFFFFu);
+        kopt_vector_cuda_(&j, kind, &local, 0, 1, kopt_cuda_half_(r, q));
         if (b != KOPT_NULL_ && kind.moments > 0) kopt_cuda_keep_(b, 0, i + at, first);
         if (b != KOPT_NULL_ && kind.moments > 1) kopt_cuda_keep_(b, 1, i + at, second);
     }
@@ -770,14 +904,6 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32
     }
 }
 
-/* The random words of 8 elements from any global index on. */
-KOPT_CUDA_FN_ void kopt_cuda_random_octet_(uint32_t r[4], const kopt_cipher_cuda_ *cipher, uint64_t e) {
-    if ((e & 7) == 0)
-        kopt_cuda_random_(r, cipher, e);
-    else
-        kopt_cuda_random_across_(r, cipher, e);
-}
-
 /* Does the lane take 8 elements in a row of this block of 8-bit moments, or every 32nd one? */
 KOPT_CUDA_FN_ int kopt_cuda_block_wide_(const kopt_cuda_tensor_ *t, uint32_t lane, uint32_t n, int weight) {
     return weight >= 0 && (t->wide & KOPT_WIDE_STEP_) != 0 && 8 * lane + 8 <= n;
@@ -830,7 +956,7 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
             if (m >= kind.moments) continue;
             KOPT_UNROLL_
             for (q = 0; q < 8; q++) {
-                const uint32_t half = (q & 1) != 0 ? r[q >> 1] >> 16 : r[q >> 1] & 0xFFFFu;
+                const uint32_t half = kopt_cuda_half_(r, q);
                 const uint32_t moment = *kopt_cuda_slot_(b, m, i + KOPT_CAST_(uint64_t, q));
                 word[q >> 2] |= kopt_encode_one_(kopt_cuda_table_(b->codes, square), kopt_float_(moment), scale, square,
                                                  stochastic, half * kopt_moment_factor_(m) & 0xFFFFu)
@@ -1244,18 +1370,203 @@ KOPT_CUDA_FN_ void kopt_cuda_factor_(const kopt_cuda_arguments_ *a, uint32_t ind
     t->rate_scale = kopt_mul_cuda_(t->own_scale, kopt_stable_of_(&ratio->norm, ratio->n));
 }
 
-/* ---- conversion of one element; setters ---- */
+/* ---- arrays, 8 elements at a time: conversion, clipping, accumulation ---- */
 
-KOPT_CUDA_FN_ void kopt_cuda_convert_element_(const kopt_conversion_ *c, size_t i) {
+KOPT_CUDA_FN_ void kopt_cuda_convert_octet_(const kopt_conversion_ *c, kopt_cuda_part_ p) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
-    const float x = kopt_widen_cuda_(kopt_cuda_fetch_(c->src + i * from_size, from_size), c->src_format);
-    uint32_t r = 0;
-    if (c->stochastic) {
-        const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_);
-        r = kopt_cuda_random_one_(&cipher, c->first + i);
-    }
-    kopt_cuda_put_(c->dst + i * to_size, to_size, kopt_converted_cuda_(x, c->dst_format, c->stochastic, r));
+    const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_);
+    uint32_t from[8], to[8], r[4] = {0, 0, 0, 0};
+    int q;
+    kopt_cuda_take_(from, c->src, from_size, p);
+    if (c->stochastic) kopt_cuda_random_octet_(r, &cipher, c->first + p.i);
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++)
+        kopt_cuda_insert_(to, to_size, q,
+                          kopt_converted_cuda_(kopt_widen_cuda_(kopt_cuda_nth_(from, from_size, q), c->src_format),
+                                               c->dst_format, c->stochastic, kopt_cuda_half_(r, q)));
+    kopt_cuda_give_(c->dst, to_size, p, to);
 }
+
+KOPT_CUDA_FN_ void kopt_cuda_clip_octet_(const kopt_tool_ *t, kopt_cuda_part_ p) {
+    const size_t size = kopt_bytes_of_(t->dst_format);
+    uint32_t x[8], y[8];
+    int q;
+    kopt_cuda_take_(x, t->dst, size, p);
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++)
+        kopt_cuda_insert_(y, size, q, kopt_clipped_cuda_(kopt_cuda_nth_(x, size, q), t->dst_format, t->limit));
+    kopt_cuda_give_(t->dst, size, p, y);
+}
+
+/* An addition to a sum, or its reading into `out`. */
+typedef struct kopt_cuda_accumulation_ {
+    kopt_accumulator a; /* count before this addition, step of it */
+    const kopt_byte_ *grad;
+    kopt_byte_ *out;
+    const uint32_t *counts; /* NULL, or the count and the step before, on the GPU */
+    kopt_format grad_format;
+    float scale; /* negated: an addition is a step of SGD with rate 1 */
+} kopt_cuda_accumulation_;
+
+KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_sum_kind_(const kopt_cuda_accumulation_ *k) {
+    kopt_kind_ kind;
+    kind.rule = KOPT_SGD;
+    kind.weight = kind.moment = k->a.format;
+    kind.grad = k->grad_format;
+    kind.rounding = k->a.rounding;
+    kind.moment_rounding = kind.compensation_rounding = k->a.compensation_rounding;
+    kind.moments = kind.nesterov = 0;
+    kind.plain = 1;
+#ifdef KAHAN_OPT_VMATH
+    kind.first_pass = 0;
+#endif
+    return kind;
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_accumulate_octet_(const kopt_cuda_accumulation_ *k, kopt_cuda_part_ p) {
+    const kopt_kind_ kind = kopt_cuda_sum_kind_(k);
+    const size_t size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    kopt_byte_ *const sums = KOPT_CAST_(kopt_byte_ *, k->a.sum), *const residuals = KOPT_CAST_(kopt_byte_ *, k->a.residual);
+    uint32_t sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, rest[4] = {0, 0, 0, 0}, grad[8], new_sum[8], new_rest[4], r[4] = {0, 0, 0, 0};
+    uint32_t count = k->a.count, step = k->a.step;
+    kopt_scalars_cuda_ scalars;
+    int q;
+    if (k->counts != KOPT_NULL_) {
+        count = k->counts[0];
+        step = k->counts[1] + 1;
+        if (step == 0 || count == 0xFFFFFFFFu) return;
+    }
+    kopt_cuda_take_(grad, k->grad, grad_size, p);
+    if (count != 0) kopt_cuda_take_(sum, sums, size, p);
+    if (count != 0 && residual_size == 1) kopt_cuda_take_(rest, residuals, 1, p);
+    if (count != 0 && residual_size == 2) kopt_cuda_take_(rest, residuals, 2, p);
+    if (kopt_needs_random_(kind)) {
+        const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(k->a.seed, step, k->a.id, KOPT_RANDOM_ACCUMULATE_);
+        kopt_cuda_random_octet_(r, &cipher, k->a.first_index + p.i);
+    }
+    __builtin_memset(&scalars, 0, sizeof scalars);
+    scalars.grad_scale = k->scale;
+    scalars.rate = 1;
+    scalars.use_scale = 1;
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) {
+        uint32_t weight = kopt_cuda_nth_(sum, size, q), residual = kopt_cuda_nth_(rest, residual_size == 1 ? 1 : 2, q);
+        uint32_t x = kopt_cuda_nth_(grad, grad_size, q);
+        kopt_job_ j;
+        j.weight = KOPT_POINTER_(kopt_byte_ *, &weight);
+        j.residual = KOPT_POINTER_(kopt_byte_ *, &residual);
+        j.grad = KOPT_POINTER_(kopt_byte_ *, &x);
+        j.copy = KOPT_NULL_;
+        j.counts = KOPT_NULL_;
+        kopt_vector_cuda_(&j, kind, &scalars, 0, 1, kopt_cuda_half_(r, q));
+        kopt_cuda_insert_(new_sum, size, q, weight);
+        kopt_cuda_insert_(new_rest, residual_size == 1 ? 1 : 2, q, residual);
+    }
+    kopt_cuda_give_(sums, size, p, new_sum);
+    if (residual_size == 1) kopt_cuda_give_(residuals, 1, p, new_rest);
+    if (residual_size == 2) kopt_cuda_give_(residuals, 2, p, new_rest);
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_read_sum_octet_(const kopt_cuda_accumulation_ *k, kopt_cuda_part_ p) {
+    const kopt_kind_ kind = kopt_cuda_sum_kind_(k);
+    const size_t size = kopt_bytes_of_(kind.weight), residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    const kopt_byte_ *const residuals = KOPT_CAST_(const kopt_byte_ *, k->a.residual);
+    const int empty = (k->counts != KOPT_NULL_ ? k->counts[0] : k->a.count) == 0;
+    uint32_t sum[8], rest[4] = {0, 0, 0, 0}, out[8];
+    int q;
+    kopt_cuda_take_(sum, KOPT_CAST_(const kopt_byte_ *, k->a.sum), size, p);
+    if (residual_size == 1) kopt_cuda_take_(rest, residuals, 1, p);
+    if (residual_size == 2) kopt_cuda_take_(rest, residuals, 2, p);
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) {
+        uint32_t kept = kopt_cuda_nth_(rest, residual_size == 1 ? 1 : 2, q);
+        float c, x;
+        if (residual_size == 1) kept = (kept ^ 0x80u) - 0x80u;
+        x = kopt_load_weight_cuda_(kind, kopt_cuda_nth_(sum, size, q), kept, &c);
+        if (residual_size == 2 && kind.rounding == KOPT_KAHAN) x = kopt_add_(x, c);
+        out[q] = empty ? 0 : kopt_bits_(x);
+    }
+    kopt_cuda_give_(k->out, 4, p, out);
+}
+
+#ifdef KAHAN_OPT_VMATH
+/* ---- vector mathematics: functions of fp32 and of 16 bits ---- */
+
+typedef struct kopt_cuda_function_ {
+    kopt_byte_ *out, *out2;
+    const kopt_byte_ *x, *y; /* y: the second argument of atan2; what kopt_map_backward multiplies by; or NULL */
+    kopt_function f;
+    kopt_format format;
+    uint32_t patches; /* of kopt_map: how many */
+} kopt_cuda_function_;
+
+#define KOPT_CUDA_FLOATS_(name, formula)                                                             \
+    KOPT_CUDA_FN_ void kopt_cuda_##name##_octet_(const kopt_cuda_function_ *k, kopt_cuda_part_ p) {  \
+        uint32_t in[8], in2[8], out[8], out2[8];                                                     \
+        int q;                                                                                       \
+        kopt_cuda_take_(in, k->x, 4, p);                                                             \
+        if (k->y != KOPT_NULL_) kopt_cuda_take_(in2, k->y, 4, p);                                    \
+        KOPT_UNROLL_                                                                                 \
+        for (q = 0; q < 8; q++) {                                                                    \
+            const float x = kopt_float_(in[q]);                                                      \
+            float y = k->y != KOPT_NULL_ ? kopt_float_(in2[q]) : 0;                                  \
+            out[q] = kopt_bits_(formula);                                                            \
+            out2[q] = kopt_bits_(y);                                                                 \
+        }                                                                                            \
+        kopt_cuda_give_(k->out, 4, p, out);                                                          \
+        if (k->out2 != KOPT_NULL_) kopt_cuda_give_(k->out2, 4, p, out2);                             \
+    }
+KOPT_CUDA_FLOATS_(exp, kopt_vmath_exp_cuda_(x, 0))
+KOPT_CUDA_FLOATS_(log, kopt_vmath_log_cuda_(x))
+KOPT_CUDA_FLOATS_(tanh, kopt_vmath_tanh_cuda_(x))
+KOPT_CUDA_FLOATS_(erf, kopt_vmath_erf_cuda_(x))
+KOPT_CUDA_FLOATS_(erfc, kopt_vmath_erfc_cuda_(x))
+KOPT_CUDA_FLOATS_(atan2, kopt_vmath_atan2_cuda_(x, y))
+KOPT_CUDA_FLOATS_(sincospi, kopt_vmath_sincospi_cuda_(x, &y))
+#undef KOPT_CUDA_FLOATS_
+
+/* As kopt_map_tile_. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_mapped_(const kopt_cuda_function_ *k, const uint32_t *patches, uint32_t x) {
+    const float at = kopt_vmath_prepare_cuda_(k->f, kopt_widen_cuda_(x, k->format));
+    float q, l;
+    uint32_t y;
+    int doubt;
+    if (k->f == KOPT_LOG)
+        q = kopt_vmath_log_cuda_(at);
+    else if (k->f == KOPT_TANH)
+        q = kopt_vmath_tanh_cuda_(at);
+    else
+        q = kopt_vmath_exp_cuda_(at, 0);
+    l = k->f == KOPT_SOFTPLUS ? kopt_vmath_log_cuda_(kopt_add_(q, 1)) : q;
+    y = kopt_vmath_finish16_cuda_(k->f, k->format, x, q, l, &doubt);
+    return doubt ? kopt_patched_(patches, k->patches, x, y) : y;
+}
+
+/* The elements go round in 4 words: one loop, not eight copies of 13 functions. */
+KOPT_CUDA_FN_ void kopt_cuda_map_octet_(const kopt_cuda_function_ *k, kopt_cuda_part_ p, const uint32_t *patches) {
+    uint32_t x[4], y[4] = {0, 0, 0, 0};
+    int q;
+    kopt_cuda_take_(x, k->x, 2, p);
+    if (k->y != KOPT_NULL_) kopt_cuda_take_(y, k->y, 2, p);
+    KOPT_ROLL_
+    for (q = 0; q < 8; q++) {
+        uint32_t z = kopt_cuda_mapped_(k, patches, x[0] & 0xFFFFu);
+        if (k->y != KOPT_NULL_)
+            z = kopt_nearest16_cuda_(kopt_mul_(kopt_widen_cuda_(z, k->format), kopt_widen_cuda_(y[0] & 0xFFFFu, k->format)),
+                                     k->format);
+        x[0] = x[0] >> 16 | x[1] << 16;
+        x[1] = x[1] >> 16 | x[2] << 16;
+        x[2] = x[2] >> 16 | x[3] << 16;
+        x[3] = x[3] >> 16 | z << 16;
+        y[0] = y[0] >> 16 | y[1] << 16;
+        y[1] = y[1] >> 16 | y[2] << 16;
+        y[2] = y[2] >> 16 | y[3] << 16;
+        y[3] = y[3] >> 16;
+    }
+    kopt_cuda_give_(k->out, 2, p, x);
+}
+#endif
 
 /* ---- compression: a warp makes the code of 256 elements, 8 of them in each lane. What is compressed waits in shared
         memory until the block's scale is known. ---- */
@@ -1278,17 +1589,33 @@ typedef struct kopt_cuda_packing_ {
     uint32_t n, step, positive, negative;
 } kopt_cuda_packing_;
 
+/* What a lane has of the block: up to 8 elements; n <= 0: none. */
+KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_lane_part_(const kopt_cuda_packing_ *b, uint32_t lane) {
+    kopt_cuda_part_ p;
+    p.i = b->first + 8 * lane;
+    p.skip = 0;
+    p.n = KOPT_CAST_(int, b->n) - KOPT_CAST_(int, 8 * lane);
+    if (p.n > 8) p.n = 8;
+    return p;
+}
+
 KOPT_CUDA_FN_ void kopt_cuda_gather_lane_(const kopt_cuda_compression_ *k, kopt_cuda_packing_ *b, uint32_t lane) {
     const size_t size = kopt_bytes_of_(k->grad_format), rest_size = kopt_bytes_of_(k->c.residual_format);
     const kopt_byte_ *const residual = KOPT_CAST_(const kopt_byte_ *, k->c.residual);
-    uint32_t p;
-    for (p = 8 * lane; p < b->n && p < 8 * lane + 8; p++) {
-        const uint64_t i = b->first + p;
-        float x = kopt_widen_cuda_(kopt_cuda_fetch_(k->grad + i * size, size), k->grad_format);
+    const kopt_cuda_part_ part = kopt_cuda_lane_part_(b, lane);
+    const int feedback = residual != KOPT_NULL_ && b->step > 1;
+    uint32_t grad[8], rest[8];
+    int q;
+    if (part.n <= 0) return;
+    kopt_cuda_take_(grad, k->grad, size, part);
+    if (feedback) kopt_cuda_take_(rest, residual, rest_size, part);
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) {
+        const uint32_t p = 8 * lane + KOPT_CAST_(uint32_t, q);
+        float x = kopt_widen_cuda_(kopt_cuda_nth_(grad, size, q), k->grad_format);
         uint32_t u, mag;
-        if (residual != KOPT_NULL_ && b->step > 1)
-            x = kopt_add_(
-                x, kopt_widen_cuda_(kopt_cuda_fetch_(residual + i * rest_size, rest_size), k->c.residual_format));
+        if (q >= part.n) continue;
+        if (feedback) x = kopt_add_(x, kopt_widen_cuda_(kopt_cuda_nth_(rest, rest_size, q), k->c.residual_format));
         u = kopt_bits_(kopt_without_payload_(x));
         mag = u & 0x7FFFFFFFu;
         b->slots[p + (p >> 5)] = u;
@@ -1315,36 +1642,48 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
     kopt_byte_ *const to = k->out + kopt_code_at_(k->c.code, KOPT_CAST_(size_t, b->first));
     kopt_byte_ *const residual = KOPT_CAST_(kopt_byte_ *, k->c.residual);
     const size_t rest_size = kopt_bytes_of_(k->c.residual_format);
-    uint32_t scale = 0, bits = 0, p;
+    const kopt_cuda_part_ part = kopt_cuda_lane_part_(b, lane);
+    kopt_cuda_part_ of_block = part; /* the same, counted from the block's first */
+    uint32_t scale = 0, bits = 0, r[4] = {0, 0, 0, 0}, other_r[4] = {0, 0, 0, 0}, codes[4] = {0, 0, 0, 0}, rest[8];
+    int q;
     if (scaled)
         scale = kopt_scale_of_(k->c.code, table, b->positive, b->negative, kopt_float_(b->slots[KOPT_MEAN_]), b->n,
                                stochastic);
     if (scaled && lane == 0) kopt_cuda_put_(to, 4, scale);
-    for (p = 8 * lane; p < b->n && p < 8 * lane + 8; p++) {
-        const uint64_t i = b->first + p, e = k->c.first_index + i;
-        const float x = kopt_float_(b->slots[p + (p >> 5)]);
-        const uint32_t r = stochastic ? kopt_cuda_random_one_(&cipher, e) : 0;
+    if (part.n <= 0) return;
+    of_block.i = 8 * lane;
+    if (stochastic) kopt_cuda_random_octet_(r, &cipher, k->c.first_index + part.i);
+    if (noisy && residual != KOPT_NULL_) kopt_cuda_random_octet_(other_r, &other, k->c.first_index + part.i);
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) {
+        const uint32_t p = 8 * lane + KOPT_CAST_(uint32_t, q), half = kopt_cuda_half_(r, q);
+        const float x = q < part.n ? kopt_float_(b->slots[p + (p >> 5)]) : 0;
         uint32_t code;
         float y;
         if (k->c.code == KOPT_Q8) {
-            code = kopt_encode_one_(table, x, scale, 0, stochastic, r);
-            kopt_cuda_put_(to + 4 + p, 1, code);
+            code = kopt_encode_one_(table, x, scale, 0, stochastic, half);
+            kopt_cuda_insert_(codes, 1, q, code);
             y = kopt_decode_one_(table, code, kopt_float_(scale), 0);
         } else if (k->c.code == KOPT_SIGN) {
-            code = kopt_sign_of_(x, scale, stochastic, r);
-            bits |= code << (p & 7);
+            code = kopt_sign_of_(x, scale, stochastic, half);
+            if (q < part.n) bits |= code << q;
             y = kopt_float_(scale ^ code << 31);
         } else {
-            code = kopt_converted_cuda_(x, k->c.code, stochastic, r);
-            kopt_cuda_put_(to + 2 * p, 2, code);
+            code = kopt_converted_cuda_(x, k->c.code, stochastic, half);
+            kopt_cuda_insert_(codes, 2, q, code);
             y = kopt_widen_cuda_(code, k->c.code);
         }
-        if (residual == KOPT_NULL_) continue;
-        kopt_cuda_put_(residual + i * rest_size, rest_size,
-                       kopt_converted_cuda_(kopt_lost_(x, y, k->c.residual_format), k->c.residual_format, noisy,
-                                         noisy ? kopt_cuda_random_one_(&other, e) : 0));
+        kopt_cuda_insert_(rest, rest_size, q,
+                          kopt_converted_cuda_(kopt_lost_(x, y, k->c.residual_format), k->c.residual_format, noisy,
+                                               kopt_cuda_half_(other_r, q)));
     }
-    if (k->c.code == KOPT_SIGN && 8 * lane < b->n) kopt_cuda_put_(to + 4 + lane, 1, bits);
+    if (k->c.code == KOPT_SIGN)
+        kopt_cuda_put_(to + 4 + lane, 1, bits);
+    else if (k->c.code == KOPT_Q8)
+        kopt_cuda_give_(to + 4, 1, of_block, codes);
+    else
+        kopt_cuda_give_(to, 2, of_block, codes);
+    if (residual != KOPT_NULL_) kopt_cuda_give_(residual, rest_size, part, rest);
 }
 
 KOPT_CUDA_WHOLE_ void kopt_cuda_compress_blocks_(const kopt_cuda_compression_ *k, uint64_t warp, uint64_t warps,
@@ -1353,6 +1692,7 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_compress_blocks_(const kopt_cuda_compression_ *k
     b.slots = slots;
     b.codes = codes;
     b.step = k->steps == KOPT_NULL_ ? k->c.step : *k->steps + 1;
+    if (b.step == 0) return; /* there is no such step */
     for (b.first = warp * 256; b.first < k->c.n; b.first += warps * 256) {
         b.n = k->c.n - b.first < 256 ? KOPT_CAST_(uint32_t, k->c.n - b.first) : 256;
         b.positive = b.negative = 0;
@@ -1375,31 +1715,64 @@ typedef struct kopt_cuda_sum_ {
     float scale;
 } kopt_cuda_sum_;
 
-/* sum += decoded * scale, of element i. */
-KOPT_CUDA_FN_ void kopt_cuda_add_decoded_(const kopt_cuda_sum_ *k, const uint32_t *codes, size_t i) {
-    const size_t size = kopt_bytes_of_(k->to_format), p = i & 255;
-    const kopt_byte_ *const from = k->from + kopt_code_at_(k->from_format, i - p);
-    float y, x = kopt_widen_cuda_(kopt_cuda_fetch_(k->to + i * size, size), k->to_format);
+/* sum += decoded * scale. Parts are counted from the first element, so that each lies in one block of codes. */
+KOPT_CUDA_FN_ void kopt_cuda_decompress_octet_(const kopt_cuda_sum_ *k, kopt_cuda_part_ p, const uint32_t *codes) {
+    const size_t size = kopt_bytes_of_(k->to_format);
+    const kopt_byte_ *const from = k->from + kopt_code_at_(k->from_format, p.i - (p.i & 255));
+    kopt_cuda_part_ of_block = p;
+    uint32_t sum[8], code[4] = {0, 0, 0, 0}, out[8], scale = 0;
+    int q;
+    of_block.i = p.i & 255;
+    kopt_cuda_take_(sum, k->to, size, p);
+    if (k->from_format == KOPT_Q8 || k->from_format == KOPT_SIGN) scale = kopt_cuda_fetch_(from, 4);
     if (k->from_format == KOPT_Q8)
-        y = kopt_decode_one_(codes + 256, kopt_cuda_fetch_(from + 4 + p, 1), kopt_float_(kopt_cuda_fetch_(from, 4)), 0);
+        kopt_cuda_take_(code, from + 4, 1, of_block);
     else if (k->from_format == KOPT_SIGN)
-        y = kopt_float_(kopt_cuda_fetch_(from, 4) ^ kopt_cuda_fetch_(from + 4 + (p >> 3), 1) >> (p & 7) << 31);
+        code[0] = kopt_cuda_fetch_(from + 4 + (of_block.i >> 3), 1);
     else
-        y = kopt_widen_cuda_(kopt_cuda_fetch_(from + 2 * p, 2), k->from_format);
-    kopt_cuda_put_(k->to + i * size, size, kopt_converted_cuda_(kopt_sum_with_(x, y, k->scale), k->to_format, 0, 0));
+        kopt_cuda_take_(code, from, 2, of_block);
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) {
+        float y;
+        if (k->from_format == KOPT_Q8)
+            y = kopt_decode_one_(codes + 256, kopt_cuda_nth_(code, 1, q), kopt_float_(scale), 0);
+        else if (k->from_format == KOPT_SIGN)
+            y = kopt_float_(scale ^ code[0] >> q << 31);
+        else
+            y = kopt_widen_cuda_(kopt_cuda_nth_(code, 2, q), k->from_format);
+        y = kopt_sum_with_(kopt_widen_cuda_(kopt_cuda_nth_(sum, size, q), k->to_format), y, k->scale);
+        kopt_cuda_insert_(out, size, q, kopt_converted_cuda_(y, k->to_format, 0, 0));
+    }
+    kopt_cuda_give_(k->to, size, p, out);
 }
 
-/* The sum of element i over all shards. */
-KOPT_CUDA_FN_ void kopt_cuda_reduce_element_(const kopt_cuda_sum_ *k, size_t i) {
+/* The sum over all shards. */
+KOPT_CUDA_FN_ void kopt_cuda_reduce_octet_(const kopt_cuda_sum_ *k, kopt_cuda_part_ p) {
     const size_t to_size = kopt_bytes_of_(k->to_format), size = kopt_bytes_of_(k->from_format);
-    const kopt_byte_ *p = k->from + i * size;
-    float sum = kopt_widen_cuda_(kopt_cuda_fetch_(p, size), k->from_format);
+    const kopt_byte_ *from = k->from;
+    uint32_t x[8], out[8];
+    float sum[8];
     size_t shard;
-    for (shard = 1; shard < k->count; shard++) {
-        p += k->stride;
-        sum = kopt_add_cuda_(sum, kopt_widen_cuda_(kopt_cuda_fetch_(p, size), k->from_format));
+    int q;
+    for (shard = 0; shard < k->count; shard++, from += k->stride) {
+        kopt_cuda_take_(x, from, size, p);
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) {
+            const float next = kopt_widen_cuda_(kopt_cuda_nth_(x, size, q), k->from_format);
+            sum[q] = shard == 0 ? next : kopt_add_cuda_(sum[q], next);
+        }
     }
-    kopt_cuda_put_(k->to + i * to_size, to_size, kopt_summed_cuda_(sum, k->scale, k->to_format));
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) kopt_cuda_insert_(out, to_size, q, kopt_summed_cuda_(sum[q], k->scale, k->to_format));
+    kopt_cuda_give_(k->to, to_size, p, out);
+}
+
+/* Calls that are replayed count on the GPU. A count that is at its end stays there, with the others. */
+KOPT_CUDA_FN_ void kopt_cuda_count_(uint32_t *counts, uint32_t n) {
+    uint32_t i;
+    for (i = 0; i < n; i++)
+        if (counts[i] == 0xFFFFFFFFu) return;
+    for (i = 0; i < n; i++) counts[i]++;
 }
 
 /* Lion with tanh. */
@@ -1455,14 +1828,44 @@ static kopt_cuda_codes_ kopt_cuda_codes_of_(void) {
     return codes;
 }
 
+/* Functions of arrays: name, what they take. With KOPT_CUDA_TABLES_ those that need a table, too. */
+#ifdef KAHAN_OPT_VMATH
+#define KOPT_CUDA_ARRAYS_(KERNEL)                      \
+    KERNEL(convert, kopt_conversion_)                  \
+    KERNEL(clip, kopt_tool_)                           \
+    KERNEL(accumulate, kopt_cuda_accumulation_)        \
+    KERNEL(read_sum, kopt_cuda_accumulation_)          \
+    KERNEL(reduce, kopt_cuda_sum_)                     \
+    KERNEL(exp, kopt_cuda_function_)                   \
+    KERNEL(log, kopt_cuda_function_)                   \
+    KERNEL(tanh, kopt_cuda_function_)                  \
+    KERNEL(erf, kopt_cuda_function_)                   \
+    KERNEL(erfc, kopt_cuda_function_)                  \
+    KERNEL(atan2, kopt_cuda_function_)                 \
+    KERNEL(sincospi, kopt_cuda_function_)
+#define KOPT_CUDA_TABLES_(KERNEL) KERNEL(decompress, kopt_cuda_sum_) KERNEL(map, kopt_cuda_function_)
+#else
+#define KOPT_CUDA_ARRAYS_(KERNEL)                      \
+    KERNEL(convert, kopt_conversion_)                  \
+    KERNEL(clip, kopt_tool_)                           \
+    KERNEL(accumulate, kopt_cuda_accumulation_)        \
+    KERNEL(read_sum, kopt_cuda_accumulation_)          \
+    KERNEL(reduce, kopt_cuda_sum_)
+#define KOPT_CUDA_TABLES_(KERNEL) KERNEL(decompress, kopt_cuda_sum_)
+#endif
+
+/* Where the first part of an array is to end so that the others are aligned: at 8 elements, or less by this. */
+static uint32_t kopt_cuda_pad_(const void *p, size_t size) {
+    return KOPT_ADDRESS_(p) % size != 0 ? 0 : KOPT_CAST_(uint32_t, KOPT_ADDRESS_(p) / size % 8);
+}
+
 /* From the first kernel for 8-bit moments on, a launch has no more blocks than run at once: they begin by filling
    shared memory, or end with atomic additions. */
 enum {
     KOPT_CUDA_FIRST_Q8_ = 21,
     KOPT_CUDA_STATS_ = KOPT_CUDA_KERNELS_, /* and beside the kernels of steps: */
     KOPT_CUDA_MEASURE_,
-    KOPT_CUDA_COMPRESS_,
-    KOPT_CUDA_DECOMPRESS_
+    KOPT_CUDA_COMPRESS_
 };
 
 #ifdef KOPT_CUDA_THREADS_
@@ -1553,25 +1956,28 @@ static kopt_result kopt_cuda_launch_setting_(kopt_cuda_setting_ *s, void *stream
     return KOPT_OK;
 }
 
-static kopt_result kopt_cuda_launch_convert_(kopt_conversion_ *c, void *stream) {
-    size_t i;
-    KOPT_CAST_(void, stream);
-    for (i = 0; i < c->n; i++) kopt_cuda_convert_element_(c, i);
-    return KOPT_OK;
-}
+#define KOPT_CUDA_ARRAY_KERNEL_(name, type)                                                                          \
+    static kopt_result kopt_cuda_launch_##name##_(type *job, uint64_t n, uint32_t pad, void *stream) {               \
+        uint64_t octet;                                                                                              \
+        KOPT_CAST_(void, stream);                                                                                    \
+        for (octet = 0; 8 * octet < n + pad; octet++) kopt_cuda_##name##_octet_(job, kopt_cuda_part_of_(n, pad, octet)); \
+        return KOPT_OK;                                                                                              \
+    }
+KOPT_CUDA_ARRAYS_(KOPT_CUDA_ARRAY_KERNEL_)
+#define KOPT_CUDA_TABLE_KERNEL_(name, type)                                                                          \
+    static kopt_result kopt_cuda_launch_##name##_(type *job, uint64_t n, uint32_t pad, kopt_cuda_codes_ *table,      \
+                                                  void *stream) {                                                    \
+        uint64_t octet;                                                                                              \
+        KOPT_CAST_(void, stream);                                                                                    \
+        for (octet = 0; 8 * octet < n + pad; octet++)                                                                \
+            kopt_cuda_##name##_octet_(job, kopt_cuda_part_of_(n, pad, octet), table->word);                          \
+        return KOPT_OK;                                                                                              \
+    }
+KOPT_CUDA_TABLES_(KOPT_CUDA_TABLE_KERNEL_)
 
-static kopt_result kopt_cuda_launch_decompress_(kopt_cuda_sum_ *k, void *stream) {
-    const kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
-    size_t i;
+static kopt_result kopt_cuda_launch_count_(uint32_t *counts, uint32_t n, void *stream) {
     KOPT_CAST_(void, stream);
-    for (i = 0; i < k->n; i++) kopt_cuda_add_decoded_(k, codes.word, i);
-    return KOPT_OK;
-}
-
-static kopt_result kopt_cuda_launch_reduce_(kopt_cuda_sum_ *k, void *stream) {
-    size_t i;
-    KOPT_CAST_(void, stream);
-    for (i = 0; i < k->n; i++) kopt_cuda_reduce_element_(k, i);
+    kopt_cuda_count_(counts, n);
     return KOPT_OK;
 }
 
@@ -1642,13 +2048,7 @@ static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_stats_kernel_(
 
 static __global__ void kopt_cuda_setting_kernel_(const kopt_cuda_setting_ s) { kopt_cuda_set_(&s); }
 
-static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_convert_kernel_(const kopt_conversion_ c) {
-    const size_t all = static_cast<size_t>(gridDim.x) * KOPT_THREADS_;
-    for (size_t i = static_cast<size_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x; i < c.n; i += all)
-        kopt_cuda_convert_element_(&c, i);
-}
-
-static __global__ void __launch_bounds__(KOPT_THREADS_)
+static __global__ void __launch_bounds__(KOPT_THREADS_, 3)
     kopt_cuda_compress_kernel_(const kopt_cuda_compression_ k, const kopt_cuda_codes_ codes) {
     __shared__ uint32_t table[sizeof codes.word / 4], slots[KOPT_WARPS_ * KOPT_WAITING_];
     const uint32_t warp = threadIdx.x >> 5;
@@ -1658,22 +2058,29 @@ static __global__ void __launch_bounds__(KOPT_THREADS_)
                                slots + warp * KOPT_WAITING_, table);
 }
 
-static __global__ void kopt_cuda_setting_count_kernel_(uint32_t *steps) { ++*steps; }
+static __global__ void kopt_cuda_setting_count_kernel_(uint32_t *counts, uint32_t n) { kopt_cuda_count_(counts, n); }
 
-static __global__ void __launch_bounds__(KOPT_THREADS_)
-    kopt_cuda_decompress_kernel_(const kopt_cuda_sum_ k, const kopt_cuda_codes_ codes) {
-    __shared__ uint32_t table[sizeof codes.word / 4];
-    const size_t all = static_cast<size_t>(gridDim.x) * KOPT_THREADS_;
-    kopt_cuda_share_(table, codes);
-    for (size_t i = static_cast<size_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x; i < k.n; i += all)
-        kopt_cuda_add_decoded_(&k, table, i);
-}
+#define KOPT_CUDA_ARRAY_KERNEL_(name, type)                                                                \
+    static __global__ void __launch_bounds__(KOPT_THREADS_, 3)                                             \
+        kopt_cuda_##name##_kernel_(const type job, uint64_t n, uint32_t pad) {                             \
+        const uint64_t all = static_cast<uint64_t>(gridDim.x) * KOPT_THREADS_;                             \
+        uint64_t octet = static_cast<uint64_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x;                  \
+        for (; 8 * octet < n + pad; octet += all)                                                          \
+            kopt_cuda_##name##_octet_(&job, kopt_cuda_part_of_(n, pad, octet));                            \
+    }
+KOPT_CUDA_ARRAYS_(KOPT_CUDA_ARRAY_KERNEL_)
 
-static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_reduce_kernel_(const kopt_cuda_sum_ k) {
-    const size_t all = static_cast<size_t>(gridDim.x) * KOPT_THREADS_;
-    for (size_t i = static_cast<size_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x; i < k.n; i += all)
-        kopt_cuda_reduce_element_(&k, i);
-}
+#define KOPT_CUDA_TABLE_KERNEL_(name, type)                                                                \
+    static __global__ void __launch_bounds__(KOPT_THREADS_, 3)                                             \
+        kopt_cuda_##name##_kernel_(const type job, uint64_t n, uint32_t pad, const kopt_cuda_codes_ words) { \
+        __shared__ uint32_t table[sizeof words.word / 4];                                                  \
+        const uint64_t all = static_cast<uint64_t>(gridDim.x) * KOPT_THREADS_;                             \
+        uint64_t octet = static_cast<uint64_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x;                  \
+        kopt_cuda_share_(table, words);                                                                    \
+        for (; 8 * octet < n + pad; octet += all)                                                          \
+            kopt_cuda_##name##_octet_(&job, kopt_cuda_part_of_(n, pad, octet), table);                     \
+    }
+KOPT_CUDA_TABLES_(KOPT_CUDA_TABLE_KERNEL_)
 
 static kopt_result kopt_cuda_result_(cudaError_t error) {
     switch (error) {
@@ -1700,8 +2107,7 @@ static const void *kopt_cuda_entry_(int kernel) {
     const void *const table[] = {KOPT_CUDA_ALL_(KOPT_CUDA_NAME_) KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_NAME_)
                                      reinterpret_cast<const void *>(kopt_cuda_stats_kernel_),
                                  reinterpret_cast<const void *>(kopt_cuda_measure_kernel_),
-                                 reinterpret_cast<const void *>(kopt_cuda_compress_kernel_),
-                                 reinterpret_cast<const void *>(kopt_cuda_decompress_kernel_)};
+                                 reinterpret_cast<const void *>(kopt_cuda_compress_kernel_)};
     return table[kernel];
 }
 
@@ -1756,21 +2162,37 @@ static kopt_result kopt_cuda_launch_setting_(kopt_cuda_setting_ *s, void *stream
     return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_setting_kernel_), 1, 1, arguments, stream);
 }
 
-/* Blocks of which each thread takes at least four elements. */
-static uint32_t kopt_cuda_blocks_for_(size_t n) {
-    const size_t blocks = (n - 1) / (4 * KOPT_THREADS_) + 1;
-    return static_cast<uint32_t>(blocks < 0x7FFFFFFFu ? blocks : 0x7FFFFFFFu);
+/* A thread for each part; no more than 2^16 blocks where each fills shared memory first. */
+static uint32_t kopt_cuda_blocks_for_(uint64_t n, uint32_t most) {
+    const uint64_t blocks = (n + 8 * KOPT_THREADS_ - 1) / (8 * KOPT_THREADS_);
+    return static_cast<uint32_t>(blocks < most ? blocks : most);
 }
 
-static kopt_result kopt_cuda_launch_convert_(kopt_conversion_ *c, void *stream) {
-    void *arguments[] = {c};
-    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_convert_kernel_), kopt_cuda_blocks_for_(c->n),
-                             KOPT_THREADS_, arguments, stream);
+#define KOPT_CUDA_ARRAY_LAUNCH_(name, type)                                                                \
+    static kopt_result kopt_cuda_launch_##name##_(type *job, uint64_t n, uint32_t pad, void *stream) {     \
+        void *arguments[] = {job, &n, &pad};                                                               \
+        return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_##name##_kernel_),               \
+                                 kopt_cuda_blocks_for_(n + pad, 0x7FFFFFFFu), KOPT_THREADS_, arguments, stream); \
+    }
+KOPT_CUDA_ARRAYS_(KOPT_CUDA_ARRAY_LAUNCH_)
+
+#define KOPT_CUDA_TABLE_LAUNCH_(name, type)                                                                \
+    static kopt_result kopt_cuda_launch_##name##_(type *job, uint64_t n, uint32_t pad, kopt_cuda_codes_ *table, \
+                                                  void *stream) {                                          \
+        void *arguments[] = {job, &n, &pad, table};                                                        \
+        return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_##name##_kernel_),               \
+                                 kopt_cuda_blocks_for_(n + pad, 1u << 16), KOPT_THREADS_, arguments, stream); \
+    }
+KOPT_CUDA_TABLES_(KOPT_CUDA_TABLE_LAUNCH_)
+
+static kopt_result kopt_cuda_launch_count_(uint32_t *counts, uint32_t n, void *stream) {
+    void *arguments[] = {&counts, &n};
+    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_setting_count_kernel_), 1, 1, arguments, stream);
 }
 
 static kopt_result kopt_cuda_launch_compress_(kopt_cuda_compression_ *k, void *stream) {
     kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
-    void *arguments[] = {k, &codes}, *counted[] = {&k->steps};
+    void *arguments[] = {k, &codes};
     const size_t blocks = (k->c.n + 256 * KOPT_WARPS_ - 1) / (256 * KOPT_WARPS_);
     const uint32_t most = kopt_cuda_resident_(KOPT_CUDA_COMPRESS_);
     kopt_result result = KOPT_OK;
@@ -1779,21 +2201,7 @@ static kopt_result kopt_cuda_launch_compress_(kopt_cuda_compression_ *k, void *s
                                    blocks < most ? static_cast<uint32_t>(blocks) : most, KOPT_THREADS_, arguments,
                                    stream);
     if (result != KOPT_OK || k->steps == KOPT_NULL_) return result;
-    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_setting_count_kernel_), 1, 1, counted, stream);
-}
-
-static kopt_result kopt_cuda_launch_decompress_(kopt_cuda_sum_ *k, void *stream) {
-    kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
-    void *arguments[] = {k, &codes};
-    const uint32_t blocks = kopt_cuda_blocks_for_(k->n), most = kopt_cuda_resident_(KOPT_CUDA_DECOMPRESS_);
-    return kopt_cuda_launch_(kopt_cuda_entry_(KOPT_CUDA_DECOMPRESS_), blocks < most ? blocks : most, KOPT_THREADS_,
-                             arguments, stream);
-}
-
-static kopt_result kopt_cuda_launch_reduce_(kopt_cuda_sum_ *k, void *stream) {
-    void *arguments[] = {k};
-    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_reduce_kernel_), kopt_cuda_blocks_for_(k->n),
-                             KOPT_THREADS_, arguments, stream);
+    return kopt_cuda_launch_count_(k->steps, 1, stream);
 }
 
 static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, void *stream) {
@@ -2180,7 +2588,7 @@ static kopt_result kopt_cuda_convert_run_(kopt_conversion_ *c, void *dst, const 
         return KOPT_ERROR_OVERLAP;
     c->dst = KOPT_CAST_(kopt_byte_ *, dst);
     c->src = KOPT_CAST_(const kopt_byte_ *, src);
-    return kopt_cuda_launch_convert_(c, stream);
+    return kopt_cuda_launch_convert_(c, c->n, kopt_cuda_pad_(dst, kopt_bytes_of_(c->dst_format)), stream);
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
@@ -2240,6 +2648,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format forma
     kopt_result result = kopt_check_array_(sum, format, n);
     size_t in_bytes;
     kopt_cuda_sum_ k;
+    kopt_cuda_codes_ codes;
     if (result != KOPT_OK) return result;
     if (!kopt_code_valid_(code)) return KOPT_ERROR_OPTION;
     if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
@@ -2255,7 +2664,8 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format forma
     k.n = n;
     k.stride = k.count = 0;
     k.scale = kopt_cuda_rounded_(scale);
-    return kopt_cuda_launch_decompress_(&k, stream);
+    codes = kopt_cuda_codes_of_();
+    return kopt_cuda_launch_decompress_(&k, n, 0, &codes, stream);
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, const void *shards, size_t stride,
@@ -2285,8 +2695,131 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
     sum.stride = stride * kopt_bytes_of_(format);
     sum.count = count;
     sum.scale = kopt_cuda_rounded_(scale);
-    return kopt_cuda_launch_reduce_(&sum, stream);
+    return kopt_cuda_launch_reduce_(&sum, n, kopt_cuda_pad_(out, kopt_bytes_of_(out_format)), stream);
 }
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_clip_value(void *x, kopt_format format, size_t n, double limit, void *stream) {
+    kopt_result result = kopt_check_array_(x, format, n);
+    kopt_tool_ t;
+    if (result == KOPT_OK) result = kopt_limit_of_(limit, format, &t.limit);
+    if (result != KOPT_OK || n == 0) return result;
+    t.dst = KOPT_CAST_(kopt_byte_ *, x);
+    t.dst_format = format;
+    return kopt_cuda_launch_clip_(&t, n, kopt_cuda_pad_(x, kopt_bytes_of_(format)), stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format,
+                                                double scale, uint32_t *counts, void *stream) {
+    kopt_result result = kopt_check_array_(grad, grad_format, a == KOPT_NULL_ ? 0 : a->n);
+    kopt_cuda_accumulation_ k;
+    if (result == KOPT_OK)
+        result = kopt_check_accumulator_(a, grad, a == KOPT_NULL_ ? 0 : a->n * kopt_bytes_of_(grad_format));
+    if (result != KOPT_OK) return result;
+    if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    if (counts == KOPT_NULL_ && (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu)) return KOPT_ERROR_STEP;
+    k.a = *a;
+    k.a.step++;
+    k.grad = KOPT_CAST_(const kopt_byte_ *, grad);
+    k.out = KOPT_NULL_;
+    k.counts = counts;
+    k.grad_format = grad_format;
+    k.scale = kopt_float_(kopt_bits_(kopt_cuda_rounded_(scale)) ^ 0x80000000u);
+    if (a->n != 0)
+        result = kopt_cuda_launch_accumulate_(&k, a->n, kopt_cuda_pad_(a->sum, kopt_bytes_of_(a->format)), stream);
+    if (result == KOPT_OK && counts != KOPT_NULL_) return kopt_cuda_launch_count_(counts, 2, stream);
+    if (result != KOPT_OK) return result;
+    a->step++;
+    a->count++;
+    return KOPT_OK;
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_accumulator_read(const kopt_accumulator *a, float *out, const uint32_t *counts,
+                                                      void *stream) {
+    const kopt_result result = kopt_check_accumulator_(a, out, a == KOPT_NULL_ ? 0 : a->n * 4);
+    kopt_cuda_accumulation_ k;
+    if (result != KOPT_OK || a->n == 0) return result;
+    if (out == KOPT_NULL_) return KOPT_ERROR_NULL;
+    k.a = *a;
+    k.grad = KOPT_NULL_;
+    k.out = KOPT_POINTER_(kopt_byte_ *, out);
+    k.counts = counts;
+    k.grad_format = KOPT_F32;
+    k.scale = 1;
+    return kopt_cuda_launch_read_sum_(&k, a->n, kopt_cuda_pad_(out, 4), stream);
+}
+
+#ifdef KAHAN_OPT_VMATH
+static kopt_cuda_function_ kopt_cuda_function_of_(void *out, void *out2, const void *x, const void *y) {
+    kopt_cuda_function_ k;
+    k.out = KOPT_CAST_(kopt_byte_ *, out);
+    k.out2 = KOPT_CAST_(kopt_byte_ *, out2);
+    k.x = KOPT_CAST_(const kopt_byte_ *, x);
+    k.y = KOPT_CAST_(const kopt_byte_ *, y);
+    k.f = KOPT_EXP;
+    k.format = KOPT_F32;
+    k.patches = 0;
+    return k;
+}
+
+#define KOPT_CUDA_UNARY_(name)                                                                                   \
+    KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_##name(float *out, const float *x, size_t n, void *stream) {      \
+        kopt_cuda_function_ k = kopt_cuda_function_of_(out, KOPT_NULL_, x, KOPT_NULL_);                          \
+        const kopt_result result = kopt_vmath_check_(out, x, x, n, 4);                                           \
+        return result != KOPT_OK || n == 0 ? result                                                              \
+                                           : kopt_cuda_launch_##name##_(&k, n, kopt_cuda_pad_(out, 4), stream);  \
+    }
+KOPT_CUDA_UNARY_(exp)
+KOPT_CUDA_UNARY_(log)
+KOPT_CUDA_UNARY_(tanh)
+KOPT_CUDA_UNARY_(erf)
+KOPT_CUDA_UNARY_(erfc)
+#undef KOPT_CUDA_UNARY_
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_atan2(float *out, const float *y, const float *x, size_t n, void *stream) {
+    kopt_cuda_function_ k = kopt_cuda_function_of_(out, KOPT_NULL_, y, x);
+    const kopt_result result = kopt_vmath_check_(out, y, x, n, 4);
+    if (result != KOPT_OK || n == 0) return result;
+    return kopt_cuda_launch_atan2_(&k, n, kopt_cuda_pad_(out, 4), stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_sincospi(float *sine, float *cosine, const float *x, size_t n, void *stream) {
+    kopt_cuda_function_ k = kopt_cuda_function_of_(sine, cosine, x, KOPT_NULL_);
+    kopt_result result = kopt_vmath_check_(sine, x, x, n, 4);
+    if (result == KOPT_OK) result = kopt_vmath_check_(cosine, x, x, n, 4);
+    if (result == KOPT_OK && n != 0 && kopt_overlap_(sine, n * 4, cosine, n * 4)) result = KOPT_ERROR_OVERLAP;
+    if (result != KOPT_OK || n == 0) return result;
+    return kopt_cuda_launch_sincospi_(&k, n, kopt_cuda_pad_(sine, 4), stream);
+}
+
+/* y: NULL, or what the result is multiplied by. */
+static kopt_result kopt_cuda_map_run_(kopt_function f, void *out, const void *y, const void *x, kopt_format format, size_t n,
+                                      void *stream) {
+    kopt_cuda_function_ k = kopt_cuda_function_of_(out, KOPT_NULL_, x, y);
+    kopt_cuda_codes_ words;
+    unsigned count, i;
+    const uint32_t *const patches = kopt_patches_of_(f, format, &count);
+    for (i = 0; i < sizeof words.word / 4; i++) words.word[i] = i < count ? patches[i] : 0;
+    k.f = f;
+    k.format = format;
+    k.patches = count;
+    return kopt_cuda_launch_map_(&k, n, kopt_cuda_pad_(out, 2), &words, stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_map(kopt_function f, void *out, const void *x, kopt_format format, size_t n,
+                                         void *stream) {
+    const kopt_result result = kopt_map_check_(f, KOPT_GELU_TANH_SLOPE, out, x, x, format, n);
+    if (result != KOPT_OK || n == 0) return result;
+    return kopt_cuda_map_run_(f, out, KOPT_NULL_, x, format, n, stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_map_backward(kopt_function f, void *dx, const void *dy, const void *x,
+                                                  kopt_format format, size_t n, void *stream) {
+    const kopt_result result = kopt_map_check_(f, KOPT_SOFTPLUS, dx, dy, x, format, n);
+    if (f == KOPT_LOG) return KOPT_ERROR_OPTION;
+    if (result != KOPT_OK || n == 0) return result;
+    return kopt_cuda_map_run_(kopt_slope_of_(f), dx, dy, x, format, n, stream);
+}
+#endif
 
 #endif /* KAHAN_OPT_CUDA_IMPLEMENTATION */
 
