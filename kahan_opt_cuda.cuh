@@ -135,8 +135,8 @@ typedef struct kopt_cuda_options {
 KOPT_CUDA_API_ kopt_result kopt_cuda_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
                                                  void *stream);
 
-/* New hyper-parameters of a group (a schedule). Rule, formats, roundings, stable, the number of moments and whether
-   Lion is smooth must stay, or the status says KOPT_ERROR_MISMATCH. opt->step is not looked at: the GPU counts. */
+/* New hyper-parameters of a group (a schedule). Rule, formats, roundings, stable and the number of moments must stay,
+   or the status says KOPT_ERROR_MISMATCH. opt->step is not looked at: the GPU counts. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_set_optimizer(const kopt_cuda_plan *plan, size_t group, const kopt_optimizer *opt,
                                                    void *stream);
 
@@ -294,7 +294,6 @@ typedef struct kopt_cuda_control_ {
 
 /* Elements have the position x = i + pad: 8 elements at a multiple of 8 are an octet, which one thread steps at once.
    If that can be, pad makes octets 16-byte aligned, and positions equal to global indices modulo 256. */
-enum { KOPT_WIDE_STEP_ = 1, KOPT_WIDE_GRAD_ = 2 };
 typedef struct KOPT_CUDA_ALIGNED_ kopt_cuda_tensor_ {
     kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy;
     kopt_byte_ *scale[4]; /* of 8-bit moments; these tensors have no pad */
@@ -372,13 +371,13 @@ KOPT_CUDA_FN_ void kopt_cuda_store_(kopt_byte_ *to, const uint32_t *from, size_t
 #endif
 }
 
-/* One element of 1, 2 or 4 bytes, in the low bits; any alignment. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_fetch_(const kopt_byte_ *p, size_t size) {
+/* One element of 1, 2 or 4 bytes, in the low bits; aligned to its size if `natural`, or anyhow. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_fetch_as_(int natural, const kopt_byte_ *p, size_t size) {
 #ifdef __CUDA_ARCH__
     uint32_t a = 0, byte;
-    if (size == 4 && (reinterpret_cast<uintptr_t>(p) & 3) == 0) {
+    if (size == 4 && (natural || (reinterpret_cast<uintptr_t>(p) & 3) == 0)) {
         __asm__ volatile("ld.global.u32 %0, [%1];" : "=r"(a) : "l"(p));
-    } else if (size == 2 && (reinterpret_cast<uintptr_t>(p) & 1) == 0) {
+    } else if (size == 2 && (natural || (reinterpret_cast<uintptr_t>(p) & 1) == 0)) {
         __asm__ volatile("ld.global.u16 %0, [%1];" : "=r"(a) : "l"(p));
     } else {
         for (size_t i = 0; i < size; i++) {
@@ -388,21 +387,23 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_fetch_(const kopt_byte_ *p, size_t size) {
     }
     return a;
 #else
+    KOPT_CAST_(void, natural);
     return size == 4 ? kopt_load32_(p) : size == 2 ? kopt_load16_(p) : *p;
 #endif
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_put_(kopt_byte_ *p, size_t size, uint32_t a) {
+KOPT_CUDA_FN_ void kopt_cuda_put_as_(int natural, kopt_byte_ *p, size_t size, uint32_t a) {
 #ifdef __CUDA_ARCH__
-    if (size == 4 && (reinterpret_cast<uintptr_t>(p) & 3) == 0) {
+    if (size == 4 && (natural || (reinterpret_cast<uintptr_t>(p) & 3) == 0)) {
         __asm__ volatile("st.global.u32 [%0], %1;" : : "l"(p), "r"(a) : "memory");
-    } else if (size == 2 && (reinterpret_cast<uintptr_t>(p) & 1) == 0) {
+    } else if (size == 2 && (natural || (reinterpret_cast<uintptr_t>(p) & 1) == 0)) {
         __asm__ volatile("st.global.u16 [%0], %1;" : : "l"(p), "r"(a) : "memory");
     } else {
         for (size_t i = 0; i < size; i++)
             __asm__ volatile("st.global.u8 [%0], %1;" : : "l"(p + i), "r"(a >> (8 * i)) : "memory");
     }
 #else
+    KOPT_CAST_(void, natural);
     if (size == 4)
         kopt_store32_(p, a);
     else if (size == 2)
@@ -411,6 +412,10 @@ KOPT_CUDA_FN_ void kopt_cuda_put_(kopt_byte_ *p, size_t size, uint32_t a) {
         *p = KOPT_CAST_(kopt_byte_, a & 0xFFu);
 #endif
 }
+
+/* With any alignment. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_fetch_(const kopt_byte_ *p, size_t size) { return kopt_cuda_fetch_as_(0, p, size); }
+KOPT_CUDA_FN_ void kopt_cuda_put_(kopt_byte_ *p, size_t size, uint32_t a) { kopt_cuda_put_as_(0, p, size, a); }
 
 /* As much of an array as one thread takes: elements i + skip .. i + n - 1, 0 <= skip < n <= 8; i may be below 0, modulo
    2^64. */
@@ -444,23 +449,21 @@ KOPT_CUDA_FN_ void kopt_cuda_insert_(uint32_t *packed, size_t size, int q, uint3
         packed[q >> 2] = (q & 3) == 0 ? a : packed[q >> 2] | a << 8 * (q & 3);
 }
 
-/* How an array lies where a part begins: 2 as wide loads want it, 1 as its elements do, 0 anyhow. */
-KOPT_CUDA_FN_ int kopt_cuda_lies_(const kopt_byte_ *p, size_t size) {
-    const uintptr_t address = KOPT_ADDRESS_(p);
-    if ((address & (size == 1 ? 3 : 8 * size < 16 ? 7 : 15)) == 0) return 2;
-    return (address & (size - 1)) == 0;
+/* Is it a whole part, and does the array lie there as wide loads want it? */
+KOPT_CUDA_FN_ int kopt_cuda_whole_(const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
+    const uint64_t address = KOPT_ADDRESS_(base) + p.i * size;
+    return p.skip == 0 && p.n == 8 && (address & (size == 1 ? 3 : 8 * size < 16 ? 7 : 15)) == 0;
 }
 
 /* A part of an array of elements of 1, 2 or 4 bytes, packed, with zeros for what is not in it. All loads are issued
-   before any of them is used; those of a part that is not whole are predicated, not a loop. */
-KOPT_CUDA_FN_ void kopt_cuda_take_(uint32_t *packed, const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
-    const int lies = kopt_cuda_lies_(base + (p.i + KOPT_CAST_(uint64_t, p.skip)) * size, size);
+   before any of them is used; those of a part that is not whole, or not aligned, are predicated, not a loop. */
+KOPT_CUDA_FN_ void kopt_cuda_take_as_(int natural, uint32_t *packed, const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
     int q;
-    if (lies == 2 && p.skip == 0 && p.n == 8) {
+    if (kopt_cuda_whole_(base, size, p)) {
         const kopt_byte_ *const from = base + p.i * size;
         if (size == 1) {
-            packed[0] = kopt_cuda_fetch_(from, 4);
-            packed[1] = kopt_cuda_fetch_(from + 4, 4);
+            packed[0] = kopt_cuda_fetch_as_(1, from, 4);
+            packed[1] = kopt_cuda_fetch_as_(1, from + 4, 4);
         } else {
             kopt_cuda_load_(packed, from, 8 * size);
         }
@@ -469,19 +472,18 @@ KOPT_CUDA_FN_ void kopt_cuda_take_(uint32_t *packed, const kopt_byte_ *base, siz
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
         uint32_t a = 0;
-        if (p.skip <= q && q < p.n) a = kopt_cuda_fetch_(base + (p.i + KOPT_CAST_(uint64_t, q)) * size, size);
+        if (p.skip <= q && q < p.n) a = kopt_cuda_fetch_as_(natural, base + (p.i + KOPT_CAST_(uint64_t, q)) * size, size);
         kopt_cuda_insert_(packed, size, q, a);
     }
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_give_(kopt_byte_ *base, size_t size, kopt_cuda_part_ p, const uint32_t *packed) {
-    const int lies = kopt_cuda_lies_(base + (p.i + KOPT_CAST_(uint64_t, p.skip)) * size, size);
+KOPT_CUDA_FN_ void kopt_cuda_give_as_(int natural, kopt_byte_ *base, size_t size, kopt_cuda_part_ p, const uint32_t *packed) {
     int q;
-    if (lies == 2 && p.skip == 0 && p.n == 8) {
+    if (kopt_cuda_whole_(base, size, p)) {
         kopt_byte_ *const to = base + p.i * size;
         if (size == 1) {
-            kopt_cuda_put_(to, 4, packed[0]);
-            kopt_cuda_put_(to + 4, 4, packed[1]);
+            kopt_cuda_put_as_(1, to, 4, packed[0]);
+            kopt_cuda_put_as_(1, to + 4, 4, packed[1]);
         } else {
             kopt_cuda_store_(to, packed, 8 * size);
         }
@@ -490,7 +492,15 @@ KOPT_CUDA_FN_ void kopt_cuda_give_(kopt_byte_ *base, size_t size, kopt_cuda_part
     KOPT_UNROLL_
     for (q = 0; q < 8; q++)
         if (p.skip <= q && q < p.n)
-            kopt_cuda_put_(base + (p.i + KOPT_CAST_(uint64_t, q)) * size, size, kopt_cuda_nth_(packed, size, q));
+            kopt_cuda_put_as_(natural, base + (p.i + KOPT_CAST_(uint64_t, q)) * size, size, kopt_cuda_nth_(packed, size, q));
+}
+
+/* With any alignment. */
+KOPT_CUDA_FN_ void kopt_cuda_take_(uint32_t *packed, const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
+    kopt_cuda_take_as_(0, packed, base, size, p);
+}
+KOPT_CUDA_FN_ void kopt_cuda_give_(kopt_byte_ *base, size_t size, kopt_cuda_part_ p, const uint32_t *packed) {
+    kopt_cuda_give_as_(0, base, size, p, packed);
 }
 
 /* ---- random bits ---- */
@@ -538,10 +548,21 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_random_one_(const kopt_cipher_cuda_ *cipher, ui
 
 /* ---- one thread's work ---- */
 
-/* The element at position x of a task. */
-KOPT_CUDA_FN_ uint64_t kopt_cuda_index_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task,
-                                        int x) {
-    return KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width - t->pad + KOPT_CAST_(uint64_t, x);
+/* What a tensor has of the 8 elements from i on, at least one. */
+KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_part_from_(const kopt_cuda_tensor_ *t, uint64_t i) {
+    const uint64_t left = t->end - t->pad - i;
+    kopt_cuda_part_ p;
+    p.i = i;
+    p.skip = i >> 63 != 0 ? KOPT_CAST_(int, 0 - i) : 0;
+    p.n = left < 8 ? KOPT_CAST_(int, left) : 8;
+    return p;
+}
+
+/* At position x of a task. */
+KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_part_at_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t,
+                                                 uint32_t task, int x) {
+    const uint64_t at = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width + KOPT_CAST_(uint64_t, x);
+    return kopt_cuda_part_from_(t, at - t->pad);
 }
 
 /* ---- 8-bit moments: a warp steps 256 elements that share a scale, in two phases. The first turns codes into numbers,
@@ -582,16 +603,21 @@ KOPT_CUDA_FN_ void kopt_cuda_keep_(kopt_cuda_block_ *b, int m, uint64_t i, uint3
     b->largest[m] = magnitude > b->largest[m] ? magnitude : b->largest[m];
 }
 
-/* A step of the 8 elements at position x of a task: everything is loaded, stepped in registers, and stored. b: NULL, or
-   where 8-bit moments go. */
+/* Do all arrays of a tensor lie as wide loads want them, and is it 8 elements? */
+KOPT_CUDA_FN_ int kopt_cuda_wide_(const kopt_cuda_tensor_ *t, kopt_cuda_part_ p) {
+    return t->wide && p.skip == 0 && p.n == 8;
+}
+
+/* A step of the elements at positions x .. x + 7 of a task, of those that the tensor has: everything is loaded, stepped in
+   registers, and stored. b: NULL, or where 8-bit moments go. */
 KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task, int x,
                                     kopt_kind_ kind, int copies, int radam, const uint32_t r[4], kopt_cuda_block_ *b) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     kopt_scalars_cuda_ local;
-    uint64_t i = kopt_cuda_index_(a, t, task, x);
-    uint32_t words[sizeof(kopt_scalars_cuda_) / 4], weight[8], grad[8], residual[4], moment1[8], moment2[8], copy[8], scale1 = 0, scale2 = 0;
+    kopt_cuda_part_ p = kopt_cuda_part_at_(a, t, task, x);
+    uint32_t words[sizeof(kopt_scalars_cuda_) / 4], weight[8], grad[8], residual[4], moment1[8], moment2[8], copy[4], scale1 = 0, scale2 = 0;
     const kopt_byte_ *const scalars = KOPT_CONST_POINTER_(const kopt_byte_ *, &a->groups[t->group].k);
     int q;
     kopt_cuda_load_(words, scalars, 64); /* all numbers, and a flag */
@@ -603,29 +629,33 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
     local.use_l2 = kopt_bits_(local.l2) != 0;
     local.use_decay = kopt_bits_(local.decay) != 0; /* and zero_grad and moments_only are looked at in the end */
     if (radam) local.unrectified = a->groups[t->group].k.unrectified;
-#ifdef KAHAN_OPT_VMATH
-    if (kind.weight == KOPT_F32) local.sharpness = 0; /* see kopt_cuda_common_ */
-#endif
-    kopt_cuda_load_(weight, t->weight + i * weight_size, 8 * weight_size);
-    if (residual_size != 0) kopt_cuda_load_(residual, t->residual + i * residual_size, 8 * residual_size);
-    if (b == KOPT_NULL_) {
-        if (kind.moments > 0) kopt_cuda_load_(moment1, t->moment[0] + i * moment_size, 8 * moment_size);
-        if (kind.moments > 1) kopt_cuda_load_(moment2, t->moment[1] + i * moment_size, 8 * moment_size);
+    if (kopt_cuda_wide_(t, p)) {
+        kopt_cuda_load_(weight, t->weight + p.i * weight_size, 8 * weight_size);
+        if (residual_size != 0) kopt_cuda_load_(residual, t->residual + p.i * residual_size, 8 * residual_size);
+        if (kind.moments > 0 && b == KOPT_NULL_)
+            kopt_cuda_load_(moment1, t->moment[0] + p.i * moment_size, 8 * moment_size);
+        if (kind.moments > 1 && b == KOPT_NULL_)
+            kopt_cuda_load_(moment2, t->moment[1] + p.i * moment_size, 8 * moment_size);
     } else {
-        KOPT_UNROLL_
-        for (q = 0; q < 2; q++) {
-            if (kind.moments > 0) moment1[q] = kopt_cuda_fetch_(t->moment[0] + i + 4 * KOPT_CAST_(size_t, q), 4);
-            if (kind.moments > 1) moment2[q] = kopt_cuda_fetch_(t->moment[1] + i + 4 * KOPT_CAST_(size_t, q), 4);
-        }
-        if (kind.moments > 0) scale1 = kopt_cuda_scale_(t, 0, i);
-        if (kind.moments > 1) scale2 = kopt_cuda_scale_(t, 1, i);
+        kopt_cuda_take_as_(1, weight, t->weight, weight_size, p);
+        if (residual_size != 0) kopt_cuda_take_as_(1, residual, t->residual, residual_size, p);
+        if (kind.moments > 0 && b == KOPT_NULL_) kopt_cuda_take_as_(1, moment1, t->moment[0], moment_size, p);
+        if (kind.moments > 1 && b == KOPT_NULL_) kopt_cuda_take_as_(1, moment2, t->moment[1], moment_size, p);
     }
-    kopt_cuda_load_(grad, t->grad + i * grad_size, 8 * grad_size);
+    if (b != KOPT_NULL_) {
+        if (kind.moments > 0) kopt_cuda_take_as_(1, moment1, t->moment[0], 1, p);
+        if (kind.moments > 1) kopt_cuda_take_as_(1, moment2, t->moment[1], 1, p);
+        if (kind.moments > 0) scale1 = kopt_cuda_scale_(t, 0, p.i);
+        if (kind.moments > 1) scale2 = kopt_cuda_scale_(t, 1, p.i);
+    }
+    if (kopt_cuda_wide_(t, p))
+        kopt_cuda_load_(grad, t->grad + p.i * grad_size, 8 * grad_size);
+    else
+        kopt_cuda_take_as_(1, grad, t->grad, grad_size, p);
 
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
         const size_t at = KOPT_CAST_(size_t, q);
-        const int shift = 8 * (q & 3);
         uint32_t first = 0, second = 0; /* moments that were 8 bits */
         kopt_job_ j;
         j.weight = KOPT_POINTER_(kopt_byte_ *, weight) + at * weight_size;
@@ -635,47 +665,59 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
         j.moment[1] = KOPT_POINTER_(kopt_byte_ *, moment2) + at * moment_size;
         if (b != KOPT_NULL_) {
             if (kind.moments > 0)
-                first = kopt_cuda_decode_(b->codes, kind.rule, 0, moment1[q >> 2] >> shift & 0xFFu, scale1);
+                first = kopt_cuda_decode_(b->codes, kind.rule, 0, kopt_cuda_nth_(moment1, 1, q), scale1);
             if (kind.moments > 1)
-                second = kopt_cuda_decode_(b->codes, kind.rule, 1, moment2[q >> 2] >> shift & 0xFFu, scale2);
+                second = kopt_cuda_decode_(b->codes, kind.rule, 1, kopt_cuda_nth_(moment2, 1, q), scale2);
             j.moment[0] = KOPT_POINTER_(kopt_byte_ *, &first);
             j.moment[1] = KOPT_POINTER_(kopt_byte_ *, &second);
         }
         j.counts = KOPT_NULL_;
-        j.copy = copies ? KOPT_POINTER_(kopt_byte_ *, copy + q) : KOPT_NULL_;
-        j.copy_format = KOPT_CAST_(kopt_format, t->copy_format);
+        j.copy = KOPT_NULL_; /* made of the weights, in the end */
         kopt_vector_cuda_(&j, kind, &local, 0, 1, kopt_cuda_half_(r, q));
-        if (b != KOPT_NULL_ && kind.moments > 0) kopt_cuda_keep_(b, 0, i + at, first);
-        if (b != KOPT_NULL_ && kind.moments > 1) kopt_cuda_keep_(b, 1, i + at, second);
+        if (b != KOPT_NULL_ && kind.moments > 0 && q < p.n) kopt_cuda_keep_(b, 0, p.i + at, first);
+        if (b != KOPT_NULL_ && kind.moments > 1 && q < p.n) kopt_cuda_keep_(b, 1, p.i + at, second);
     }
 
     KOPT_CUDA_FORGET_(t, "l");
-    i = kopt_cuda_index_(a, t, task, x);
-    if (!a->groups[t->group].k.moments_only) {
-        kopt_cuda_store_(t->weight + i * weight_size, weight, 8 * weight_size);
-        if (residual_size != 0) kopt_cuda_store_(t->residual + i * residual_size, residual, 8 * residual_size);
-        if (copies && t->copy != KOPT_NULL_ && t->copy_format == KOPT_F32) kopt_cuda_store_(t->copy + i * 4, copy, 32);
-        if (copies && t->copy != KOPT_NULL_ && t->copy_format != KOPT_F32) {
-            KOPT_UNROLL_
-            for (q = 0; q < 4; q++) copy[q] = (copy[2 * q] & 0xFFFFu) | (copy[2 * q + 1] << 16);
-            kopt_cuda_store_(t->copy + i * 2, copy, 16);
-        }
+    p = kopt_cuda_part_at_(a, t, task, x);
+    if (copies && t->copy != KOPT_NULL_ && t->copy_format != KOPT_F32) { /* of fp32 */
+        const kopt_format format = KOPT_CAST_(kopt_format, t->copy_format);
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) kopt_cuda_insert_(copy, 2, q, kopt_nearest16_cuda_(kopt_float_(weight[q]), format));
     }
-    if (b == KOPT_NULL_) {
-        if (kind.moments > 0) kopt_cuda_store_(t->moment[0] + i * moment_size, moment1, 8 * moment_size);
-        if (kind.moments > 1) kopt_cuda_store_(t->moment[1] + i * moment_size, moment2, 8 * moment_size);
+    if (kopt_cuda_wide_(t, p)) {
+        if (!a->groups[t->group].k.moments_only) {
+            kopt_cuda_store_(t->weight + p.i * weight_size, weight, 8 * weight_size);
+            if (residual_size != 0) kopt_cuda_store_(t->residual + p.i * residual_size, residual, 8 * residual_size);
+            if (copies && t->copy != KOPT_NULL_ && t->copy_format == KOPT_F32)
+                kopt_cuda_store_(t->copy + p.i * 4, weight, 32);
+            if (copies && t->copy != KOPT_NULL_ && t->copy_format != KOPT_F32)
+                kopt_cuda_store_(t->copy + p.i * 2, copy, 16);
+        }
+        if (kind.moments > 0 && b == KOPT_NULL_)
+            kopt_cuda_store_(t->moment[0] + p.i * moment_size, moment1, 8 * moment_size);
+        if (kind.moments > 1 && b == KOPT_NULL_)
+            kopt_cuda_store_(t->moment[1] + p.i * moment_size, moment2, 8 * moment_size);
+    } else {
+        if (!a->groups[t->group].k.moments_only) {
+            kopt_cuda_give_as_(1, t->weight, weight_size, p, weight);
+            if (residual_size != 0) kopt_cuda_give_as_(1, t->residual, residual_size, p, residual);
+            if (copies && t->copy != KOPT_NULL_ && t->copy_format == KOPT_F32) kopt_cuda_give_as_(1, t->copy, 4, p, weight);
+            if (copies && t->copy != KOPT_NULL_ && t->copy_format != KOPT_F32) kopt_cuda_give_as_(1, t->copy, 2, p, copy);
+        }
+        if (kind.moments > 0 && b == KOPT_NULL_) kopt_cuda_give_as_(1, t->moment[0], moment_size, p, moment1);
+        if (kind.moments > 1 && b == KOPT_NULL_) kopt_cuda_give_as_(1, t->moment[1], moment_size, p, moment2);
     }
     if (a->groups[t->group].k.zero_grad) {
         KOPT_UNROLL_
         for (q = 0; q < 8; q++) grad[q] = 0;
-        kopt_cuda_store_(t->grad + i * grad_size, grad, 8 * grad_size);
+        kopt_cuda_give_as_(1, t->grad, grad_size, p, grad);
     }
 }
 
-/* A step of one element: at the ends of a tensor, where arrays are not aligned alike, and of the rarer rules. */
-KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kind, int rare, int copies,
-                                      const kopt_scalars_cuda_ *scalars, uint64_t i, uint32_t r, kopt_counts *counts,
-                                      kopt_cuda_block_ *b) {
+/* A step of one element, of the general kernels. */
+KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kind, int copies, const kopt_scalars_cuda_ *scalars,
+                                      uint64_t i, uint32_t r, kopt_counts *counts, kopt_cuda_block_ *b) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
@@ -691,7 +733,7 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
     k.use_decay = kopt_bits_(k.decay) != 0;
     if (residual_size != 0) residual = kopt_cuda_fetch_(t->residual + i * residual_size, residual_size);
     KOPT_UNROLL_
-    for (m = 0; m < (rare ? 4 : 2); m++) {
+    for (m = 0; m < 4; m++) {
         if (m < kind.moments && b == KOPT_NULL_)
             moment[m] = kopt_cuda_fetch_(t->moment[m] + i * moment_size, moment_size);
         if (m < kind.moments && b != KOPT_NULL_)
@@ -699,7 +741,7 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
                                           kopt_cuda_scale_(t, m, i));
         j.moment[m] = KOPT_POINTER_(kopt_byte_ *, &moment[m]);
     }
-    if (rare && k.sync) {
+    if (k.sync) {
         slow = kopt_cuda_fetch_(t->slow + i * weight_size, weight_size);
         if (residual_size != 0) slow_residual = kopt_cuda_fetch_(t->slow_residual + i * residual_size, residual_size);
     }
@@ -716,12 +758,12 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
         kopt_cuda_put_(t->weight + i * weight_size, weight_size, weight);
         if (residual_size != 0) kopt_cuda_put_(t->residual + i * residual_size, residual_size, residual);
         if (copies && t->copy != KOPT_NULL_) kopt_cuda_put_(t->copy + i * copy_size, copy_size, copy);
-        if (rare && k.sync) kopt_cuda_put_(t->slow + i * weight_size, weight_size, slow);
-        if (rare && k.sync && residual_size != 0)
+        if (k.sync) kopt_cuda_put_(t->slow + i * weight_size, weight_size, slow);
+        if (k.sync && residual_size != 0)
             kopt_cuda_put_(t->slow_residual + i * residual_size, residual_size, slow_residual);
     }
     KOPT_UNROLL_
-    for (m = 0; m < (rare ? 4 : 2); m++)
+    for (m = 0; m < 4; m++)
         if (m < kind.moments) {
             if (b == KOPT_NULL_)
                 kopt_cuda_put_(t->moment[m] + i * moment_size, moment_size, moment[m]);
@@ -731,7 +773,7 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
     if (k.zero_grad) kopt_cuda_put_(t->grad + i * grad_size, grad_size, grad);
 }
 
-/* Octets of a task lie in [head, tail), counted from the task's first position. */
+/* A position, counted from the first one of a task. */
 KOPT_CUDA_FN_ int kopt_cuda_within_(uint64_t x, uint64_t from, int width) {
     return x <= from ? 0 : x - from < KOPT_CAST_(uint64_t, width) ? KOPT_CAST_(int, x - from) : width;
 }
@@ -745,7 +787,7 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_
     if (rule < 0 && weight >= 0) /* SGD, Lion, Adam and RAdam, which is Adam here */
         kind.rule = s->rule == KOPT_SGD ? KOPT_SGD : s->rule == KOPT_LION ? KOPT_LION : KOPT_ADAM;
 #ifdef KAHAN_OPT_VMATH
-    if (rule < 0 && weight > KOPT_F32 && s->rule == KOPT_ADAM_ATAN2) kind.rule = KOPT_ADAM_ATAN2;
+    if (rule < 0 && weight >= 0 && s->rule == KOPT_ADAM_ATAN2) kind.rule = KOPT_ADAM_ATAN2;
 #endif
     kind.weight = weight < 0 ? s->weight_format : KOPT_CAST_(kopt_format, weight);
     kind.grad = KOPT_CAST_(kopt_format, grad < 0 ? t->grad_format : grad);
@@ -846,23 +888,20 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32
         const kopt_kind_ kind =
             kopt_cuda_kind_(t, &a->groups[t->group].step, rule, weight, grad, moment, rounding, small_stores);
         uint64_t from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
-        kopt_counts counts = {0, 0, 0};
-        uint32_t r[4];
-        int x = KOPT_CAST_(int, lane), limit, random;
-        random = kopt_needs_random_(kind);
-        r[0] = r[1] = r[2] = r[3] = 0;
+        const int random = kopt_needs_random_(kind);
+        int x, limit;
 
-        if (weight >= 0 && (t->wide & KOPT_WIDE_STEP_) != 0) {
-            int head, tail;
-            x = KOPT_CAST_(int, (lane >> 4) * 256 + (lane & 15) * 8);
-            for (;; x += (x & 128) == 0 ? 128 : KOPT_ROW_ - 128) {
+        if (weight >= 0) {
+            uint32_t r[4] = {0, 0, 0, 0};
+            for (x = KOPT_CAST_(int, (lane >> 4) * 256 + (lane & 15) * 8);; x += (x & 128) == 0 ? 128 : KOPT_ROW_ - 128) {
                 const kopt_cuda_group_ *g;
                 uint64_t e;
+                int begin;
                 KOPT_CUDA_FORGET_(t, "l");
                 from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
-                head = kopt_cuda_within_((t->pad + 7) & ~KOPT_CAST_(uint64_t, 7), from, width);
-                tail = kopt_cuda_within_(t->end & ~KOPT_CAST_(uint64_t, 7), from, width);
-                if (x >= tail) break;
+                begin = kopt_cuda_within_(t->pad, from, width);
+                limit = kopt_cuda_within_(t->end, from, width);
+                if (x >= limit) break;
                 g = a->groups + t->group;
                 e = t->first + from + KOPT_CAST_(uint64_t, x);
                 if (random && (e & 7) != 0) {
@@ -876,43 +915,24 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32
                 } else if (random) {
                     kopt_random_flip_cuda_(r); /* 128 elements further on: the same block */
                 }
-                if (x >= head) kopt_cuda_octet_(a, t, task, x, kind, copies, rule < 0, r, KOPT_NULL_);
-            }
-            /* Lanes 0 to 7 take what is before the first octet of the tensor, 8 to 15 what is behind the last one. */
-            x = KOPT_CAST_(int, lane);
-            if (lane < 8) {
-                x += kopt_cuda_within_(t->pad, from, width);
-                limit = kopt_cuda_within_(t->end, from, width);
-                if (head < limit) limit = head;
-            } else {
-                x += (tail > head ? tail : head) - 8;
-                limit = lane < 16 ? kopt_cuda_within_(t->end, from, width) : 0;
+                if (x + 8 > begin)
+                    kopt_cuda_octet_(a, t, task, x, kind, copies, rule < 0, r, KOPT_NULL_);
             }
         } else {
-            if (from < t->pad) x += KOPT_CAST_(int, (t->pad - from + 31 - lane) & ~KOPT_CAST_(uint64_t, 31));
-            limit = kopt_cuda_within_(t->end, from, width);
-        }
-        for (; x < limit; x += 32) {
             const kopt_cuda_group_ *const g = a->groups + t->group;
             const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
-            const uint64_t at = from + KOPT_CAST_(uint64_t, x);
-            kopt_cuda_element_(t, kind, weight < 0, copies, &g->k, at - t->pad,
-                               random ? kopt_cuda_random_one_(&cipher, t->first + at) : 0,
-                               weight < 0 ? &counts : KOPT_NULL_, KOPT_NULL_);
+            kopt_counts counts = {0, 0, 0};
+            x = KOPT_CAST_(int, lane);
+            if (from < t->pad) x += KOPT_CAST_(int, (t->pad - from + 31 - lane) & ~KOPT_CAST_(uint64_t, 31));
+            limit = kopt_cuda_within_(t->end, from, width);
+            for (; x < limit; x += 32) {
+                const uint64_t at = from + KOPT_CAST_(uint64_t, x);
+                kopt_cuda_element_(t, kind, copies, &g->k, at - t->pad,
+                                   random ? kopt_cuda_random_one_(&cipher, t->first + at) : 0, &counts, KOPT_NULL_);
+            }
+            kopt_cuda_tally_(t, &counts, lane);
         }
-        if (weight < 0) kopt_cuda_tally_(t, &counts, lane);
     }
-}
-
-/* Does the lane take 8 elements in a row of this block of 8-bit moments, or every 32nd one? */
-KOPT_CUDA_FN_ int kopt_cuda_block_wide_(const kopt_cuda_tensor_ *t, uint32_t lane, uint32_t n, int weight) {
-    return weight >= 0 && (t->wide & KOPT_WIDE_STEP_) != 0 && 8 * lane + 8 <= n;
-}
-
-/* The elements of a block that its lane takes one by one: where not all is aligned, every 32nd; else what is behind the
-   last 8 in a row. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_block_begin_(const kopt_cuda_tensor_ *t, uint32_t lane, uint32_t n, int weight) {
-    return (weight >= 0 && (t->wide & KOPT_WIDE_STEP_) != 0 ? n & ~KOPT_CAST_(uint32_t, 7) : 0) + lane;
 }
 
 /* First phase: the n elements of the block at position x of a task. */
@@ -923,14 +943,13 @@ KOPT_CUDA_FN_ void kopt_cuda_block_step_(const kopt_cuda_arguments_ *a, const ko
     const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
     const int random = kopt_needs_random_(kind);
     uint32_t r[4] = {0, 0, 0, 0}, p;
-    if (kopt_cuda_block_wide_(t, lane, n, weight)) {
+    if (weight >= 0 && 8 * lane < n) {
         if (random) kopt_cuda_random_octet_(r, &cipher, t->first + b->first + 8 * lane);
         kopt_cuda_octet_(a, t, task, x + KOPT_CAST_(int, 8 * lane), kind, copies, 1, r, b);
     }
-    for (p = kopt_cuda_block_begin_(t, lane, n, weight); p < n; p += 32)
-        kopt_cuda_element_(t, kind, weight < 0, copies, &g->k, b->first + p,
-                           random ? kopt_cuda_random_one_(&cipher, t->first + b->first + p) : 0,
-                           weight < 0 ? counts : KOPT_NULL_, b);
+    for (p = lane; p < n && weight < 0; p += 32)
+        kopt_cuda_element_(t, kind, copies, &g->k, b->first + p,
+                           random ? kopt_cuda_random_one_(&cipher, t->first + b->first + p) : 0, counts, b);
 }
 
 /* Second phase: the codes and scales. A lane reads the slots that it wrote for this block. */
@@ -945,32 +964,31 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
     for (m = 0; m < (weight < 0 ? 4 : 2); m++)
         if (lane == 0 && m < kind.moments)
             kopt_cuda_put_(t->scale[m] + (b->first >> 8) * 4, 4, kopt_scale_(b->largest[m]));
-    if (kopt_cuda_block_wide_(t, lane, n, weight)) {
-        const uint64_t i = b->first + 8 * lane;
-        if (stochastic) kopt_cuda_random_octet_(r, &cipher, t->first + i);
+    if (weight >= 0 && 8 * lane < n) {
+        const kopt_cuda_part_ part = kopt_cuda_part_from_(t, b->first + 8 * lane);
+        if (stochastic) kopt_cuda_random_octet_(r, &cipher, t->first + part.i);
         KOPT_UNROLL_
         for (m = 0; m < 2; m++) {
             const int square = kopt_is_square_(kind.rule, m);
             const uint32_t scale = kopt_scale_(b->largest[m]);
-            uint32_t word[2] = {0, 0};
+            uint32_t codes[2] = {0, 0};
             if (m >= kind.moments) continue;
             KOPT_UNROLL_
             for (q = 0; q < 8; q++) {
                 const uint32_t half = kopt_cuda_half_(r, q);
-                const uint32_t moment = *kopt_cuda_slot_(b, m, i + KOPT_CAST_(uint64_t, q));
-                word[q >> 2] |= kopt_encode_one_(kopt_cuda_table_(b->codes, square), kopt_float_(moment), scale, square,
-                                                 stochastic, half * kopt_moment_factor_(m) & 0xFFFFu)
-                                << (8 * (q & 3));
+                const uint32_t moment = q < part.n ? *kopt_cuda_slot_(b, m, part.i + KOPT_CAST_(uint64_t, q)) : 0;
+                kopt_cuda_insert_(codes, 1, q,
+                                  kopt_encode_one_(kopt_cuda_table_(b->codes, square), kopt_float_(moment), scale, square,
+                                                   stochastic, half * kopt_moment_factor_(m) & 0xFFFFu));
             }
-            kopt_cuda_put_(t->moment[m] + i, 4, word[0]);
-            kopt_cuda_put_(t->moment[m] + i + 4, 4, word[1]);
+            kopt_cuda_give_as_(1, t->moment[m], 1, part, codes);
         }
     }
-    for (p = kopt_cuda_block_begin_(t, lane, n, weight); p < n; p += 32) {
+    for (p = lane; p < n && weight < 0; p += 32) {
         const uint64_t i = b->first + p;
         const uint32_t half = stochastic ? kopt_cuda_random_one_(&cipher, t->first + i) : 0;
         KOPT_UNROLL_
-        for (m = 0; m < (weight < 0 ? 4 : 2); m++) {
+        for (m = 0; m < 4; m++) {
             const int square = kopt_is_square_(kind.rule, m);
             if (m >= kind.moments) continue;
             kopt_cuda_put_(t->moment[m] + i, 1,
@@ -1161,36 +1179,26 @@ KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t
     const uint64_t from = KOPT_CAST_(uint64_t, task - t->first_task) * a->width, to = from + a->width;
     const uint64_t limit = to < t->end ? to : t->end;
     const kopt_format format = KOPT_CAST_(kopt_format, t->grad_format);
-    const size_t size = kopt_bytes_of_(format);
-    uint64_t x, i;
+    uint64_t x;
     int half, q;
-    if ((t->wide & KOPT_WIDE_GRAD_) == 0) {
-        for (x = from + lane; x < limit; x += 32)
-            if (x >= t->pad)
-                kopt_cuda_deposit_(slots, lane, kopt_cuda_fetch_(t->grad + (x - t->pad) * size, size), format,
-                                   a->grad_format);
-        return;
-    }
     for (x = from + (lane >> 4) * 256 + (lane & 15) * 8; x < limit; x += KOPT_ROW_) {
         KOPT_UNROLL_
         for (half = 0; half < 2; half++) {
             const uint64_t at = x + KOPT_CAST_(uint64_t, half) * 128;
+            const kopt_cuda_part_ p = kopt_cuda_part_from_(t, at - t->pad);
             uint32_t grad[8];
-            if (at < t->pad || at + 8 > limit) { /* the ends of a tensor */
-                for (i = at; i < at + 8; i++)
-                    if (i >= t->pad && i < limit)
-                        kopt_cuda_deposit_(slots, lane, kopt_cuda_fetch_(t->grad + (i - t->pad) * size, size), format,
-                                           a->grad_format);
-            } else if (format == KOPT_F32) {
-                kopt_cuda_load_(grad, t->grad + (at - t->pad) * 4, 32);
-                KOPT_UNROLL_
-                for (q = 0; q < 8; q++) kopt_cuda_deposit_(slots, lane, grad[q], KOPT_F32, a->grad_format);
-            } else {
-                kopt_cuda_load_(grad, t->grad + (at - t->pad) * 2, 16);
+            if (at + 8 <= t->pad || at >= limit) continue;
+            if (format == KOPT_F32) {
+                kopt_cuda_take_(grad, t->grad, 4, p);
                 KOPT_UNROLL_
                 for (q = 0; q < 8; q++)
-                    kopt_cuda_deposit_(slots, lane, (q & 1) != 0 ? grad[q >> 1] >> 16 : grad[q >> 1] & 0xFFFFu, format,
-                                       a->grad_format);
+                    if (p.skip <= q && q < p.n) kopt_cuda_deposit_(slots, lane, grad[q], KOPT_F32, a->grad_format);
+            } else {
+                kopt_cuda_take_(grad, t->grad, 2, p);
+                KOPT_UNROLL_
+                for (q = 0; q < 8; q++)
+                    if (p.skip <= q && q < p.n)
+                        kopt_cuda_deposit_(slots, lane, kopt_cuda_nth_(grad, 2, q), format, a->grad_format);
             }
         }
     }
@@ -1775,16 +1783,6 @@ KOPT_CUDA_FN_ void kopt_cuda_count_(uint32_t *counts, uint32_t n) {
     for (i = 0; i < n; i++) counts[i]++;
 }
 
-/* Lion with tanh. */
-KOPT_CUDA_FN_ int kopt_cuda_smooth_(const kopt_optimizer *opt) {
-#ifdef KAHAN_OPT_VMATH
-    return opt->rule == KOPT_LION && kopt_less_(0, opt->sharpness);
-#else
-    KOPT_CAST_(void, opt);
-    return 0;
-#endif
-}
-
 typedef struct kopt_cuda_setting_ {
     kopt_cuda_control_ *control;
     kopt_cuda_group_ *group; /* the first of all groups, or the one */
@@ -1804,7 +1802,7 @@ KOPT_CUDA_FN_ void kopt_cuda_set_(const kopt_cuda_setting_ *s) {
         if (to->rule != from->rule || to->weight_format != from->weight_format || to->rounding != from->rounding ||
             to->moment_format != from->moment_format || to->moment_rounding != from->moment_rounding ||
             to->compensation_rounding != from->compensation_rounding || kopt_moments_(to) != kopt_moments_(from) ||
-            (to->rule == KOPT_ADAM && !to->stable != !from->stable) || kopt_cuda_smooth_(to) != kopt_cuda_smooth_(from)) {
+            (to->rule == KOPT_ADAM && !to->stable != !from->stable)) {
             s->control->status.result = KOPT_ERROR_MISMATCH;
             return;
         }
@@ -2040,7 +2038,7 @@ static __global__ void __launch_bounds__(KOPT_PROLOGUE_THREADS_)
     }
 }
 
-static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_stats_kernel_(const kopt_cuda_arguments_ a) {
+static __global__ void __launch_bounds__(KOPT_THREADS_, 4) kopt_cuda_stats_kernel_(const kopt_cuda_arguments_ a) {
     __shared__ uint32_t slots[256 * 32];
     const uint32_t thread = threadIdx.x;
     KOPT_CUDA_STATS_BLOCK_(&a, blockIdx.x, gridDim.x, thread, slots);
@@ -2220,18 +2218,29 @@ static int kopt_cuda_is_(int constant, unsigned value) {
     return constant < 0 || KOPT_CAST_(unsigned, constant) == value;
 }
 
-/* Does the rule have kernels of its own? With atan2 and tanh those for fp32 weights would have too few registers. */
-static int kopt_cuda_common_(const kopt_optimizer *opt) {
+/* Does the rule have kernels of its own? */
+static int kopt_cuda_common_(kopt_rule rule) {
 #ifdef KAHAN_OPT_VMATH
-    if (opt->rule == KOPT_ADAM_ATAN2) return opt->weight_format != KOPT_F32;
+    if (rule == KOPT_ADAM_ATAN2) return 1;
 #endif
-    if (opt->rule == KOPT_LION) return opt->weight_format != KOPT_F32 || !kopt_cuda_smooth_(opt);
-    return opt->rule == KOPT_SGD || opt->rule == KOPT_ADAM || opt->rule == KOPT_RADAM;
+    return rule == KOPT_SGD || rule == KOPT_ADAM || rule == KOPT_LION || rule == KOPT_RADAM;
+}
+
+/* Is every element of a tensor's arrays aligned to its own size? Other tensors are for the general kernels. */
+static int kopt_cuda_natural_(const kopt_optimizer *opt, const kopt_tensor *t) {
+    const size_t weight_size = kopt_bytes_of_(opt->weight_format), grad_size = kopt_bytes_of_(t->grad_format);
+    const size_t copy_size = kopt_bytes_of_(t->copy_format);
+    const size_t residual_size = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
+    size_t state_size = residual_size > weight_size ? residual_size : weight_size; /* and scales of 8-bit moments */
+    if (kopt_moments_(opt) > 0 && (opt->moment_format == KOPT_F32 || opt->moment_format == KOPT_Q8)) state_size = 4;
+    return KOPT_ADDRESS_(t->weight) % weight_size == 0 && KOPT_ADDRESS_(t->grad) % grad_size == 0 &&
+           KOPT_ADDRESS_(t->state) % state_size == 0 && (t->copy == KOPT_NULL_ || KOPT_ADDRESS_(t->copy) % copy_size == 0);
 }
 
 /* The first kernel that fits. */
 static int kopt_cuda_kernel_of_(const kopt_optimizer *opt, const kopt_tensor *t) {
-    const int moments = kopt_moments_(opt), common = moments <= 2 && kopt_cuda_common_(opt);
+    const int moments = kopt_moments_(opt);
+    const int common = moments <= 2 && kopt_cuda_common_(opt->rule) && kopt_cuda_natural_(opt, t);
     const kopt_format moment = moments == 0 ? opt->weight_format : opt->moment_format;
     const int plain = opt->weight_format == KOPT_F32 || opt->rounding == KOPT_NEAREST;
     const kopt_rounding rounding = plain ? KOPT_STOCHASTIC : opt->rounding;
@@ -2253,7 +2262,9 @@ static kopt_result kopt_cuda_check_options_(const kopt_optimizer *opt) {
     const kopt_result result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
 #ifdef KAHAN_OPT_VMATH
-    if (opt->vmath != KOPT_NULL_ && (opt->rule == KOPT_ADAM_ATAN2 || kopt_cuda_smooth_(opt))) return KOPT_ERROR_OPTION;
+    if (opt->vmath != KOPT_NULL_ &&
+        (opt->rule == KOPT_ADAM_ATAN2 || (opt->rule == KOPT_LION && kopt_less_(0, opt->sharpness))))
+        return KOPT_ERROR_OPTION;
     return KOPT_CAST_(int, opt->rule) > KOPT_ADAM_ATAN2 ? KOPT_ERROR_OPTION : KOPT_OK;
 #else
     return KOPT_CAST_(int, opt->rule) > KOPT_EMA ? KOPT_ERROR_OPTION : KOPT_OK;
@@ -2319,21 +2330,17 @@ static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt,
     d->id = t->id;
     d->grad_format = KOPT_CAST_(uint8_t, t->grad_format);
     d->copy_format = KOPT_CAST_(uint8_t, t->copy == KOPT_NULL_ ? KOPT_F32 : t->copy_format);
-    d->wide = 0;
     d->pad = t->first_index & 255;
     if (blocks) d->pad = lead = 0; /* positions are elements: blocks begin with the first, wherever the shard does */
     if (!kopt_cuda_aligned_(d->grad, lead, grad_size)) { /* a shard that is cut within an octet? */
         for (lead = blocks ? 8 : 0; lead < 8 && !kopt_cuda_aligned_(d->grad, lead, grad_size); lead++) {}
-        if (!blocks) d->pad = 8 - lead;
+        if (!blocks && lead < 8) d->pad = 8 - lead;
     }
-    if (lead < 8) {
-        d->wide = KOPT_WIDE_GRAD_;
-        if (kopt_cuda_aligned_(d->weight, lead, weight_size) && kopt_cuda_aligned_(d->residual, lead, residual_size) &&
-            kopt_cuda_aligned_(d->moment[0], lead, moment_size) &&
-            kopt_cuda_aligned_(d->moment[1], lead, moment_size) &&
-            kopt_cuda_aligned_(d->copy, lead, d->copy_format == KOPT_F32 ? 4 : 2))
-            d->wide |= KOPT_WIDE_STEP_;
-    }
+    d->wide = lead < 8 && kopt_cuda_aligned_(d->weight, lead, weight_size) &&
+              kopt_cuda_aligned_(d->residual, lead, residual_size) &&
+              kopt_cuda_aligned_(d->moment[0], lead, moment_size) &&
+              kopt_cuda_aligned_(d->moment[1], lead, moment_size) &&
+              kopt_cuda_aligned_(d->copy, lead, d->copy_format == KOPT_F32 ? 4 : 2);
     d->end = d->pad + t->n;
     d->first = t->first_index - d->pad;
 }
