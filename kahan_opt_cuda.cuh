@@ -1280,28 +1280,38 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, const 
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     const uint64_t n = t->end - t->pad, from = KOPT_CAST_(uint64_t, round - t->first_round) * KOPT_ROUND_;
     const uint64_t begin = from + (thread >> 5) * KOPT_CAST_(uint64_t, KOPT_ROW_);
-    const uint64_t end = n - begin < KOPT_ROW_ ? n : begin + KOPT_ROW_;
-    uint64_t i;
+    const size_t moment_size = kopt_bytes_of_(s->moment_format);
+    int turn, q;
     if (from == 0 && thread == 0) a->ratios[t->stable - 1].n = n;
-    if (begin >= n) return;
     if (kind.moment == KOPT_Q8) kind.moment = KOPT_F32;
-    for (i = begin + (thread & 31); i < end; i += 32) {
-        uint32_t grad = kopt_cuda_fetch_(t->grad + i * grad_size, grad_size), weight = 0, residual = 0, square;
-        kopt_job_ j;
-        if (s->moment_format == KOPT_Q8)
-            square = kopt_cuda_decode_(codes, kind.rule, 1, kopt_cuda_fetch_(t->moment[1] + i, 1),
-                                       kopt_cuda_scale_(t, 1, i));
-        else
-            square = kopt_cuda_fetch_(t->moment[1] + i * kopt_bytes_of_(kind.moment), kopt_bytes_of_(kind.moment));
+    KOPT_ROLL_
+    for (turn = 0; turn < 2; turn++) {
+        const uint64_t i = begin + KOPT_CAST_(uint64_t, 256 * turn) + 8 * (thread & 31);
+        const kopt_cuda_part_ p = kopt_cuda_part_from_(t, i);
+        uint32_t grads[8], squares[8], weights[8], residuals[4] = {0, 0, 0, 0}, scale = 0;
+        if (i >= n) return;
+        kopt_cuda_take_(grads, t->grad, grad_size, p);
+        kopt_cuda_take_(squares, t->moment[1], moment_size, p);
+        if (s->moment_format == KOPT_Q8) scale = kopt_cuda_scale_(t, 1, i);
         if (k.use_l2) {
-            weight = kopt_cuda_fetch_(t->weight + i * weight_size, weight_size);
-            if (residual_size != 0) residual = kopt_cuda_fetch_(t->residual + i * residual_size, residual_size);
+            kopt_cuda_take_(weights, t->weight, weight_size, p);
+            if (residual_size != 0) kopt_cuda_take_(residuals, t->residual, residual_size, p);
         }
-        j.grad = KOPT_POINTER_(kopt_byte_ *, &grad);
-        j.weight = KOPT_POINTER_(kopt_byte_ *, &weight);
-        j.residual = KOPT_POINTER_(kopt_byte_ *, &residual);
-        j.moment[1] = KOPT_POINTER_(kopt_byte_ *, &square);
-        kopt_cuda_deposit_(slots, thread & 31, kopt_bits_(kopt_ratio_cuda_(&j, kind, &k, 0, 1)), KOPT_F32, KOPT_F32);
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) {
+            uint32_t grad = kopt_cuda_nth_(grads, grad_size, q), square = kopt_cuda_nth_(squares, moment_size, q);
+            uint32_t weight = 0, residual = 0;
+            kopt_job_ j;
+            if (q >= p.n) continue;
+            if (s->moment_format == KOPT_Q8) square = kopt_cuda_decode_(codes, kind.rule, 1, square, scale);
+            if (k.use_l2) weight = kopt_cuda_nth_(weights, weight_size, q);
+            if (k.use_l2 && residual_size != 0) residual = kopt_cuda_nth_(residuals, residual_size, q);
+            j.grad = KOPT_POINTER_(kopt_byte_ *, &grad);
+            j.weight = KOPT_POINTER_(kopt_byte_ *, &weight);
+            j.residual = KOPT_POINTER_(kopt_byte_ *, &residual);
+            j.moment[1] = KOPT_POINTER_(kopt_byte_ *, &square);
+            kopt_cuda_deposit_(slots, thread & 31, kopt_bits_(kopt_ratio_cuda_(&j, kind, &k, 0, 1)), KOPT_F32, KOPT_F32);
+        }
     }
 }
 
