@@ -112,10 +112,16 @@ cuda() {
     mkdir -p build/tests build/bench
     if [ "${1:-}" = bench ]; then
         [ -n "$NVCC" ] || { echo "SKIPPED: the GPU bench (no nvcc; ./build.sh setup installs it)"; exit 0; }
+        rm -f build/bench/cuda.csv
         $NVCC -I. -O3 -arch=native -o build/bench/cuda bench/cuda.cu 2>/dev/null || $NVCC -I. -O3 -o build/bench/cuda bench/cuda.cu
-        build/bench/cuda
-        if python3 -c 'import torch' 2>/dev/null; then python3 bench/cuda_peers.py build/bench/cuda.csv; fi
-        exit 0
+        build/bench/cuda # says so and writes no table where there is no GPU
+        [ -s build/bench/cuda.csv ] || exit 0
+        if ! python3 -c 'import torch' 2>/dev/null; then
+            install_peers
+            PYTHONPATH=$PWD/build/peers${PYTHONPATH:+:$PYTHONPATH}
+            export PYTHONPATH
+        fi
+        exec python3 bench/cuda_peers.py build/bench/cuda.csv # says what is missing
     fi
     $(cuda_host)
     build/tests/cuda.host 1000

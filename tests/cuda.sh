@@ -104,6 +104,11 @@ grep -q 'kopt_cuda_plan_upload' $out/gpu_md.c && {
 } >$out/log 2>&1
 report $? "the example in docs/gpu.md compiles"
 
+printf '#define KOPT_CUDA_HOST_\n#include "vmath.cu"\nint main() { return kopt_cuda_plan_size(0, 0) == 0; }\n' >$out/host.cpp
+${CXX:-c++} -std=c++11 -I. -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wold-style-cast -Werror -Wno-unused-function \
+    -o $out/host $out/host.cpp >$out/log 2>&1 && $out/host
+report $? "the kernels compile for the host as C++, too"
+
 # 4. The GPU's tests and the bench compile; the tests run where there is a GPU.
 ${CC:-cc} -std=c99 -O2 -DGPU -DKAHAN_OPT_VMATH -isystem $root/include -o $out/gpu tests/cuda.c $out/vmath.o $libraries >$out/log 2>&1
 report $? "the tests for a GPU compile"
