@@ -1806,21 +1806,25 @@ static const uint32_t kopt_patches_[816] = {
     0xBA0992CEu, 0xBA0A9442u, 0xBA0B951Eu, 0xBA0E97AEu, 0xBA0F9845u, 0xBA1399F9u, 0xBA39A177u, 0xBA55A427u,
     0xBA87A697u, 0xBAA1A7D1u, 0xBB6AAC0Du, 0xBD02AFD9u, 0xBEA8AF9Au, 0xC0D8A9A8u, 0xC34795FDu, 0xC39D9236u};
 
-/* The right result for input x, if it is one of those. */
-static KOPT_NOINLINE_ void kopt_map_patch_(kopt_function f, kopt_format format, uint32_t x, kopt_byte_ *out) {
-    const int list = 2 * KOPT_CAST_(int, f) + (format == KOPT_FP16);
-    unsigned low = kopt_patch_start_[list], high = kopt_patch_start_[list + 1];
+/* The list of a function and format. */
+static const uint32_t *kopt_patches_of_(kopt_function f, kopt_format format, unsigned *count) {
+    const unsigned *const start = kopt_patch_start_ + 2 * KOPT_CAST_(int, f) + (format == KOPT_FP16);
+    *count = start[1] - start[0];
+    return kopt_patches_ + start[0];
+}
+
+/* The right result for input x, if it is one of those, or else y. */
+static KOPT_BOTH_ uint32_t kopt_patched_(const uint32_t *patches, unsigned count, uint32_t x, uint32_t y) {
+    unsigned low = 0, high = count;
     while (low < high) {
         const unsigned middle = (low + high) / 2;
-        if (kopt_patches_[middle] >> 16 == x) {
-            kopt_store16_(out, kopt_patches_[middle] & 0xFFFFu);
-            return;
-        }
-        if (kopt_patches_[middle] >> 16 < x)
+        if (patches[middle] >> 16 == x) return patches[middle] & 0xFFFFu;
+        if (patches[middle] >> 16 < x)
             low = middle + 1;
         else
             high = middle;
     }
+    return y;
 }
 #endif
 
@@ -1895,6 +1899,7 @@ static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, fl
    sums     dot_(sum, a, b): sum[0] and sum[1] += the products of the lanes, in 64 bits; each lane in either. Not scalar
    fp16     widen_fp16_ narrow_fp16_ (nearest even), between floats and the low halves of words
    random   load_half_ (16-bit halves of an array of words), block_order_ zip_low_ zip_high_: see random_order_
+   rules    ONE_PASS_: functions of vector mathematics are a part of a rule, and no table of functions comes between passes
    streams  stream16_ stream32_ (aligned: past the caches) stream_end_ (after the last). Optional: STREAMS_
    pairs    bf16 in memory, two to a word: the even element is the low half, the odd the upper half. Optional:
             pair_load8_ pair_store8_ (int8 <-> halves) pair_join_ pair_flush_ pair_max_ pair_any_above_                 */
@@ -2623,7 +2628,7 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define stream32_ store32_
 #define stream_end_() ((void)0)
 #endif
-#if defined(KAHAN_OPT_VMATH) && KOPT_PASS_ != KOPT_PASS_CUDA_
+#if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
 #define rest_ NAME_(rest)
 #endif
 #define constants_ NAME_(constants)
@@ -3048,10 +3053,14 @@ FN_ floats_ angle_(floats_ y, floats_ x) {
 #endif
 
 #define MOMENTS_ kopt_moments_here_(kind.rule, kind.moments)
-#if defined(KAHAN_OPT_VMATH) && KOPT_PASS_ != KOPT_PASS_CUDA_
+#if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
 #define FIRST_PASS_ kind.first_pass
 #else
 #define FIRST_PASS_ 0
+#endif
+
+#if defined(KAHAN_OPT_VMATH) && defined(ONE_PASS_)
+FN_ floats_ NAME_(vmath_tanh)(floats_ x); /* below, with vector mathematics */
 #endif
 
 /* w is the weight that decay sees, rest what it does not see of the weight, g the gradient. Each rule moves its moments
@@ -3075,7 +3084,11 @@ FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, f
 #ifdef KAHAN_OPT_VMATH
         if (FIRST_PASS_) return mul_(k->sharpness, x);
 #endif
+#if defined(KAHAN_OPT_VMATH) && defined(ONE_PASS_)
+        x = kopt_bits_(k->sharpness) << 1 == 0 ? sign_(x) : NAME_(vmath_tanh)(mul_(k->sharpness, x));
+#else
         x = sign_(x);
+#endif
     } else if (kind.rule == KOPT_EMA) {
         x = add_(sub_(w, g), rest);
     } else if (kind.rule == KOPT_ADAN) {
@@ -3709,7 +3722,7 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
 }
 #endif
 
-#if defined(KAHAN_OPT_VMATH) && KOPT_PASS_ != KOPT_PASS_CUDA_
+#if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
 /* What a kernel leaves to the general one: in two passes, if there is a table. */
 FN_ void rest_(const kopt_job_ *j, size_t begin, size_t end) {
     if (j->vmath != KOPT_NULL_)
@@ -4437,18 +4450,20 @@ FN_ void norm_format_(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, 
 }
 #endif
 
+/* A number of `format` as it is stored, its magnitude at most limit; NaN stays. */
+FN_ words_ NAME_(clipped)(words_ a, kopt_format format, words_ limit) {
+    const words_ mag = and_(a, iset_(format == KOPT_F32 ? 0x7FFFFFFFu : 0x7FFFu));
+    const words_ infinity = iset_(format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
+    return or_(select_(gt_(mag, infinity), mag, select_(gt_(mag, limit), limit, mag)), isub_(a, mag));
+}
+
 FN_ void clip_(const kopt_tool_ *t) {
     const size_t size = kopt_bytes_of_(t->dst_format);
-    const words_ limit = iset_(t->limit), magnitude = iset_(size == 4 ? 0x7FFFFFFFu : 0x7FFFu);
-    const words_ infinity = iset_(size == 4 ? 0x7F800000u : t->dst_format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
     size_t i, n;
     for (i = 0; i < t->n; i += n) {
-        words_ a, mag;
+        kopt_byte_ *const p = t->dst + i * size;
         n = t->n - i < LANES_ ? t->n - i : LANES_;
-        a = fetch_(t->dst + i * size, size, n);
-        mag = and_(a, magnitude);
-        mag = select_(gt_(mag, infinity), mag, select_(gt_(mag, limit), limit, mag));
-        put_(t->dst + i * size, size, n, or_(mag, isub_(a, and_(a, magnitude))));
+        put_(p, size, n, NAME_(clipped)(fetch_(p, size, n), t->dst_format, iset_(t->limit)));
     }
 }
 
@@ -4505,7 +4520,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
 #undef clip_
 #undef sum_
 
-#if defined(KAHAN_OPT_VMATH) && KOPT_PASS_ != KOPT_PASS_CUDA_
+#ifdef KAHAN_OPT_VMATH
 /* ---- vector mathematics: docs/vmath.md. The coefficients are those of `tests/vmath.py coefficients` ---------------- */
 
 #define pick_ NAME_(vmath_pick)
@@ -4527,6 +4542,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
 #define prepare_ NAME_(vmath_prepare)
 #define normal_ NAME_(vmath_normal)
 #define finish_ NAME_(vmath_finish)
+#define finish16_ NAME_(vmath_finish16)
 #define step_ NAME_(vmath_step)
 #define quarter_ NAME_(vmath_quarter)
 #define box_muller_ NAME_(vmath_box_muller)
@@ -4780,6 +4796,18 @@ FN_ floats_ finish_(kopt_function f, floats_ x, floats_ q, floats_ l, floats_ *s
     return pick_(gt_(mag, iset_(0x7F800000u)), x, r);
 }
 
+/* The same in 16 bits, from 16 bits x. In doubt (Ziv's test: not all numbers near the result round alike) the table of
+   such inputs knows. */
+FN_ words_ finish16_(kopt_function f, kopt_format format, words_ x, floats_ q, floats_ l, mask_ *doubt) {
+    floats_ width, r = finish_(f, widen_(x, format), q, l, &width);
+    words_ differ;
+    width = mul_(width, set_(format == KOPT_BF16 ? 9.5367431640625e-07f : 4.76837158203125e-07f)); /* 2^-20, 2^-21 */
+    differ = xor_(nearest16_(sub_(r, width), format), nearest16_(add_(r, width), format));
+    *doubt = gt_(and_(differ, iset_(0x7FFFu)), iset_(0));
+    return nearest16_(r, format);
+}
+
+#if KOPT_PASS_ != KOPT_PASS_CUDA_ /* from here on arrays, by jobs */
 /* ---- rows and random numbers ---- */
 
 /* The largest of n > 0 values, as a word that grows with them; NaN is above all. */
@@ -4881,7 +4909,8 @@ FN_ void noise_(const kopt_vmath_job_ *j) {
 FN_ void step_(const kopt_vmath_job_ *j, size_t i, size_t n) {
     const size_t size = kopt_bytes_of_(j->format);
     floats_ x = value_(iset_(0)), y, r, width;
-    words_ old, next, differ;
+    words_ old, next;
+    mask_ doubt;
     if (j->kind < KOPT_VMATH_PREPARE_) x = value_(fetch_(j->in + 4 * i, 4, n));
     switch (KOPT_CAST_(int, j->kind)) {
     case KOPT_VMATH_EXP_: x = exp_(x, set_(0.0f)); break;
@@ -4921,20 +4950,19 @@ FN_ void step_(const kopt_vmath_job_ *j, size_t i, size_t n) {
     default: /* KOPT_VMATH_FINISH_ */
         old = fetch_(j->in + i * size, size, n);
         y = value_(fetch_(j->in2 + 4 * i, 4, n));
-        r = finish_(j->f, widen_(old, j->format), y, j->f == KOPT_SOFTPLUS ? value_(fetch_(j->out2 + 4 * i, 4,
-              n)) : y, &width);
-        /* Ziv's test: do all numbers near r round alike? If not, the table of such inputs knows. */
-        width = mul_(width, set_(j->format == KOPT_BF16 ? 9.5367431640625e-07f : 4.76837158203125e-07f)); /* 2^-20,
-              2^-21 */
-        differ = xor_(nearest16_(sub_(r, width), j->format), nearest16_(add_(r, width), j->format));
-        next = nearest16_(r, j->format);
+        r = j->f == KOPT_SOFTPLUS ? value_(fetch_(j->out2 + 4 * i, 4, n)) : y;
+        next = finish16_(j->f, j->format, old, y, r, &doubt);
         put_(j->out + i * size, size, n, next);
-        if (any_(gt_(and_(differ, iset_(0x7FFFu)), iset_(0)))) {
+        if (any_(doubt)) {
             kopt_byte_ part[2 * LANES_];
+            unsigned count;
+            const uint32_t *const patches = kopt_patches_of_(j->f, j->format, &count);
             size_t lane;
             store16_(part, old);
-            for (lane = 0; lane < n; lane++)
-                kopt_map_patch_(j->f, j->format, kopt_load16_(part + 2 * lane), j->out + (i + lane) * size);
+            for (lane = 0; lane < n; lane++) {
+                kopt_byte_ *const out = j->out + (i + lane) * size;
+                kopt_store16_(out, kopt_patched_(patches, count, kopt_load16_(part + 2 * lane), kopt_load16_(out)));
+            }
         }
         return;
     }
@@ -4960,6 +4988,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(vmath)(const kopt_vmath_job_ *j) {
         step_(j, i, n);
     }
 }
+#endif
 
 #undef pick_
 #undef at_
@@ -4980,6 +5009,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(vmath)(const kopt_vmath_job_ *j) {
 #undef prepare_
 #undef normal_
 #undef finish_
+#undef finish16_
 #undef step_
 #undef quarter_
 #undef box_muller_
@@ -5052,6 +5082,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef ISA_TARGET_
 #undef LANES_
 #undef ONE_LANE_
+#undef ONE_PASS_
 #undef shl_
 #undef shr_
 #undef PAIRS_
@@ -6517,7 +6548,7 @@ static void kopt_run_tiles_(const kopt_job_ *whole, size_t begin, size_t end) {
         job.begin = begin;
         job.end = begin + n;
         (KOPT_KERNEL_(step))(&job);
-        if (s->moments_only) continue;
+        if (s->moments_only && whole->counts == KOPT_NULL_) continue; /* what is wanted is counted all the same */
         kopt_between_(whole, y, x, n);
         kopt_second_pass_(whole, begin, n, y);
     }
@@ -6908,25 +6939,31 @@ KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double g
     return kopt_put64_(kopt_less64_(value, one) ? value : one);
 }
 
-KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit) {
-    kopt_result result = kopt_check_array_(x, format, n);
-    kopt_environment_ environment;
+/* The largest number of format that is not above `limit`, as it is stored. */
+static kopt_result kopt_limit_of_(double limit, kopt_format format, uint32_t *bits) {
     const kopt_f64_ largest = kopt_make64_(kopt_wide_bits_(kopt_float_(0x7F7FFFFFu)));
     kopt_f64_ most = kopt_get64_(limit);
-    kopt_tool_ t;
-    if (result != KOPT_OK) return result;
+    kopt_environment_ environment;
     if (!kopt_inside64_(most, kopt_get64_(0), most)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
     if (kopt_less64_(largest, most)) most = largest;
-    t.limit = kopt_bits_(kopt_to_float_(most)) & 0x7FFFFFFFu; /* -0 is 0 */
-    if (kopt_less64_(most, kopt_make64_(kopt_wide_bits_(kopt_float_(t.limit))))) t.limit--; /* towards zero */
-    if (format == KOPT_BF16) t.limit >>= 16;
+    *bits = kopt_bits_(kopt_to_float_(most)) & 0x7FFFFFFFu; /* -0 is 0 */
+    if (kopt_less64_(most, kopt_make64_(kopt_wide_bits_(kopt_float_(*bits))))) --*bits; /* towards zero */
+    if (format == KOPT_BF16) *bits >>= 16;
     if (format == KOPT_FP16) {
-        const uint32_t exact = t.limit;
-        t.limit = kopt_fp16_from_f32(kopt_float_(exact));
-        if (kopt_bits_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, t.limit))) > exact) t.limit--;
+        const uint32_t exact = *bits;
+        *bits = kopt_fp16_from_f32(kopt_float_(exact));
+        if (kopt_bits_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, *bits))) > exact) --*bits;
     }
     kopt_leave_(&environment);
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit) {
+    kopt_result result = kopt_check_array_(x, format, n);
+    kopt_tool_ t;
+    if (result == KOPT_OK) result = kopt_limit_of_(limit, format, &t.limit);
+    if (result != KOPT_OK) return result;
     t.kind = KOPT_TOOL_CLIP_;
     t.dst = KOPT_CAST_(kopt_byte_ *, x);
     t.dst_format = format;
@@ -7851,10 +7888,14 @@ KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *o
     return KOPT_OK;
 }
 
-KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy, const void *x,
-                                        kopt_format format, size_t n) {
+static kopt_function kopt_slope_of_(kopt_function f) {
     static const kopt_function kopt_slope_[] = {KOPT_EXP,        KOPT_LOG,        KOPT_TANH_SLOPE,      KOPT_SIGMOID_SLOPE,
                                                 KOPT_SILU_SLOPE, KOPT_GELU_SLOPE, KOPT_GELU_TANH_SLOPE, KOPT_SIGMOID};
+    return kopt_slope_[f];
+}
+
+KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy, const void *x,
+                                        kopt_format format, size_t n) {
     const kopt_result result = kopt_map_check_(f, KOPT_SOFTPLUS, dx, dy, x, format, n);
     uint16_t slope[KOPT_VMATH_TILE_];
     kopt_environment_ environment;
@@ -7872,7 +7913,7 @@ KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f
     kopt_enter_(&environment);
     for (i = 0; i < n; i += m) {
         m = n - i < KOPT_VMATH_TILE_ ? n - i : KOPT_VMATH_TILE_;
-        kopt_map_tile_(vmath, kopt_slope_[f], KOPT_POINTER_(kopt_byte_ *, slope), KOPT_CAST_(const kopt_byte_ *, x) + 2 * i,
+        kopt_map_tile_(vmath, kopt_slope_of_(f), KOPT_POINTER_(kopt_byte_ *, slope), KOPT_CAST_(const kopt_byte_ *, x) + 2 * i,
                        format, m);
         j.in2 = KOPT_CAST_(const kopt_byte_ *, dy) + 2 * i;
         j.out = KOPT_CAST_(kopt_byte_ *, dx) + 2 * i;
