@@ -1891,14 +1891,14 @@ static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, fl
    floats   add_ sub_ mul_ div_ sqrt_ set_    one IEEE operation each, its result settled: no flag can fuse it
             bits_ value_                      the same register as words, as floats
             round_ count_                     to integer (nearest even, below 2^31), from integer
-   words    iset_ iadd_ isub_ and_ or_ xor_ shl_ shr_ mulhilo_ add16_ mul16_ (each 16-bit half by itself, low result)
+   words    iset_ iadd_ isub_ and_ or_ xor_ shl_ shr_ mulhilo_, mul16_ add16_ (each 16-bit half by itself, low result)
             hold_                             iset_ that the compiler keeps instead of making it anew in a loop
    masks    gt_ (signed) eq_ either_ any_ select_(mask, yes, no)
    memory   load32_ load16_ (zero-extended) load8_ (sign-extended), store32_ store16_ store8_ (the low
             bits), any alignment
    sums     dot_(sum, a, b): sum[0] and sum[1] += the products of the lanes, in 64 bits; each lane in either. Not scalar
    fp16     widen_fp16_ narrow_fp16_ (nearest even), between floats and the low halves of words
-   random   load_half_ (16-bit halves of an array of words), block_order_ zip_low_ zip_high_: see random_order_
+   random   load_half_ (16-bit halves of an array of words), block_order_ zip_low_ zip_high_: see random_order_. Not scalar, as add16_
    rules    ONE_PASS_: functions of vector mathematics are a part of a rule, and no table of functions comes between passes
    streams  stream16_ stream32_ (aligned: past the caches) stream_end_ (after the last). Optional: STREAMS_
    pairs    bf16 in memory, two to a word: the even element is the low half, the odd the upper half. Optional:
@@ -1992,7 +1992,6 @@ FN_ words_ or_(words_ a, words_ b) { return a | b; }
 FN_ words_ xor_(words_ a, words_ b) { return a ^ b; }
 #define shl_(a, n) ((a) << (n))
 #define shr_(a, n) ((a) >> (n))
-FN_ words_ add16_(words_ a, words_ b) { return ((a + b) & 0xFFFFu) | ((a >> 16) + (b >> 16)) << 16; }
 FN_ words_ mul16_(words_ a, words_ b) { return (a * b & 0xFFFFu) | ((a >> 16) * (b >> 16) << 16); }
 FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
     uint64_t product = KOPT_CAST_(uint64_t, a) * b;
@@ -2012,13 +2011,6 @@ FN_ void store16_(kopt_byte_ *p, words_ a) { kopt_store16_(p, a); }
 FN_ void store8_(kopt_byte_ *p, words_ a) { *p = KOPT_CAST_(kopt_byte_, a & 0xFFu); }
 static KOPT_NOINLINE_ floats_ widen_fp16_(words_ a) { return kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, a)); }
 static KOPT_NOINLINE_ words_ narrow_fp16_(floats_ a) { return kopt_fp16_from_f32(a); }
-FN_ words_ load_half_(const uint32_t *w, size_t i) {
-#if defined(__BYTE_ORDER__) && defined(__ORDER_LITTLE_ENDIAN__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-    return kopt_load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, w) + 2 * i);
-#else
-    return (w[i >> 1] >> (16 * (i & 1))) & 0xFFFFu;
-#endif
-}
 FN_ words_ block_order_(void) { return 0; }
 
 /* ---- SSE2: 4 lanes. For machines before 2013: small rather than fast, it has no pairs ----------------------------- */

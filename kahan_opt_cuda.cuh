@@ -505,45 +505,49 @@ KOPT_CUDA_FN_ void kopt_cuda_give_(kopt_byte_ *base, size_t size, kopt_cuda_part
 
 /* ---- random bits ---- */
 
-/* The words of the octet of elements that begins at global index e, a multiple of 8. */
-KOPT_CUDA_FN_ void kopt_cuda_random_(uint32_t r[4], const kopt_cipher_cuda_ *cipher, uint64_t e) {
-    kopt_random_words_cuda_(r, cipher, kopt_block_of_(e));
-    if ((e & 128) != 0) kopt_random_flip_cuda_(r);
+/* r (kopt_random) of the 8 elements from global index e on, a multiple of 8, whose words are w. */
+KOPT_CUDA_FN_ void kopt_cuda_random_of_(uint32_t r[8], const uint32_t w[4], uint64_t e) {
+    int q;
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++)
+        r[q] = kopt_random_of_((q & 1) != 0 ? w[q >> 1] >> 16 | w[q >> 1] << 16 : w[q >> 1], e);
 }
 
-/* The same for any e: an octet of a shard that lies across two octets of the whole. */
-KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[4], const kopt_cipher_cuda_ *cipher, uint64_t e) {
+/* The same for any e: 8 elements of a shard that lie across two octets of the whole. */
+KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[8], const kopt_cipher_cuda_ *cipher, uint64_t e) {
     uint32_t w[8];
-    int i;
-    kopt_cuda_random_(w, cipher, e & ~KOPT_CAST_(uint64_t, 7));
-    kopt_cuda_random_(w + 4, cipher, (e & ~KOPT_CAST_(uint64_t, 7)) + 8);
+    int q;
+    kopt_random_words_cuda_(w, cipher, kopt_block_of_(e));
+    kopt_random_words_cuda_(w + 4, cipher, kopt_block_of_(e + 7));
     KOPT_UNROLL_
-    for (i = 0; i < 6; i++) w[i] = (e & 4) != 0 ? w[i + 2] : w[i];
+    for (q = 0; q < 6; q++) w[q] = (e & 4) != 0 ? w[q + 2] : w[q];
     KOPT_UNROLL_
-    for (i = 0; i < 5; i++) w[i] = (e & 2) != 0 ? w[i + 1] : w[i];
+    for (q = 0; q < 5; q++) w[q] = (e & 2) != 0 ? w[q + 1] : w[q];
     KOPT_UNROLL_
-    for (i = 0; i < 4; i++) r[i] = (e & 1) != 0 ? (w[i] >> 16) | (w[i + 1] << 16) : w[i];
+    for (q = 0; q < 8; q++) { /* the word of element e + q; its own half below */
+        const uint32_t word = (e & 1) != 0 ? w[(q + 1) >> 1] : w[q >> 1];
+        r[q] = kopt_random_of_(((e ^ KOPT_CAST_(uint32_t, q)) & 1) != 0 ? word >> 16 | word << 16 : word,
+                               e + KOPT_CAST_(uint64_t, q));
+    }
 }
 
-/* The random words of 8 elements from any global index on. */
-KOPT_CUDA_FN_ void kopt_cuda_random_octet_(uint32_t r[4], const kopt_cipher_cuda_ *cipher, uint64_t e) {
-    if ((e & 7) == 0)
-        kopt_cuda_random_(r, cipher, e);
-    else
+/* ... and for one that may be either. */
+KOPT_CUDA_FN_ void kopt_cuda_random_octet_(uint32_t r[8], const kopt_cipher_cuda_ *cipher, uint64_t e) {
+    if ((e & 7) == 0) {
+        uint32_t w[4];
+        kopt_random_words_cuda_(w, cipher, kopt_block_of_(e));
+        kopt_cuda_random_of_(r, w, e);
+    } else {
         kopt_cuda_random_across_(r, cipher, e);
+    }
 }
 
-/* That of element q of 8. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_half_(const uint32_t r[4], int q) {
-    return (q & 1) != 0 ? r[q >> 1] >> 16 : r[q >> 1] & 0xFFFFu;
-}
-
-/* The number of one element. */
+/* r of one element. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_random_one_(const kopt_cipher_cuda_ *cipher, uint64_t e) {
-    uint32_t w[4], r;
-    kopt_cuda_random_(w, cipher, e & ~KOPT_CAST_(uint64_t, 7));
-    r = (e & 4) != 0 ? ((e & 2) != 0 ? w[3] : w[2]) : ((e & 2) != 0 ? w[1] : w[0]);
-    return (e & 1) != 0 ? r >> 16 : r & 0xFFFFu;
+    uint32_t w[4], word;
+    kopt_random_words_cuda_(w, cipher, kopt_block_of_(e));
+    word = (e & 4) != 0 ? ((e & 2) != 0 ? w[3] : w[2]) : ((e & 2) != 0 ? w[1] : w[0]);
+    return kopt_random_of_((e & 1) != 0 ? word >> 16 | word << 16 : word, e);
 }
 
 /* ---- one thread's work ---- */
@@ -611,7 +615,7 @@ KOPT_CUDA_FN_ int kopt_cuda_wide_(const kopt_cuda_tensor_ *t, kopt_cuda_part_ p)
 /* A step of the elements at positions x .. x + 7 of a task, of those that the tensor has: everything is loaded, stepped in
    registers, and stored. b: NULL, or where 8-bit moments go. */
 KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task, int x,
-                                    kopt_kind_ kind, int copies, int radam, const uint32_t r[4], kopt_cuda_block_ *b) {
+                                    kopt_kind_ kind, int copies, int radam, const uint32_t r[8], kopt_cuda_block_ *b) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
@@ -673,7 +677,7 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
         }
         j.counts = KOPT_NULL_;
         j.copy = KOPT_NULL_; /* made of the weights, in the end */
-        kopt_vector_cuda_(&j, kind, &local, 0, 1, kopt_cuda_half_(r, q));
+        kopt_vector_cuda_(&j, kind, &local, 0, 1, r[q]);
         if (b != KOPT_NULL_ && kind.moments > 0 && q < p.n) kopt_cuda_keep_(b, 0, p.i + at, first);
         if (b != KOPT_NULL_ && kind.moments > 1 && q < p.n) kopt_cuda_keep_(b, 1, p.i + at, second);
     }
@@ -892,7 +896,7 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32
         int x, limit;
 
         if (weight >= 0) {
-            uint32_t r[4] = {0, 0, 0, 0};
+            uint32_t w[4] = {0, 0, 0, 0}, r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
             for (x = KOPT_CAST_(int, (lane >> 4) * 256 + (lane & 15) * 8);; x += (x & 128) == 0 ? 128 : KOPT_ROW_ - 128) {
                 const kopt_cuda_group_ *g;
                 uint64_t e;
@@ -908,12 +912,13 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32
                     const kopt_cipher_cuda_ cipher =
                         kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
                     kopt_cuda_random_across_(r, &cipher, e);
-                } else if (random && (x & 128) == 0) {
-                    const kopt_cipher_cuda_ cipher =
-                        kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
-                    kopt_cuda_random_(r, &cipher, e);
                 } else if (random) {
-                    kopt_random_flip_cuda_(r); /* 128 elements further on: the same block */
+                    if ((x & 128) == 0) { /* and 128 elements further on the same words */
+                        const kopt_cipher_cuda_ cipher =
+                            kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
+                        kopt_random_words_cuda_(w, &cipher, kopt_block_of_(e));
+                    }
+                    kopt_cuda_random_of_(r, w, e);
                 }
                 if (x + 8 > begin)
                     kopt_cuda_octet_(a, t, task, x, kind, copies, rule < 0, r, KOPT_NULL_);
@@ -942,7 +947,7 @@ KOPT_CUDA_FN_ void kopt_cuda_block_step_(const kopt_cuda_arguments_ *a, const ko
     const kopt_cuda_group_ *const g = a->groups + t->group;
     const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
     const int random = kopt_needs_random_(kind);
-    uint32_t r[4] = {0, 0, 0, 0}, p;
+    uint32_t r[8] = {0, 0, 0, 0, 0, 0, 0, 0}, p;
     if (weight >= 0 && 8 * lane < n) {
         if (random) kopt_cuda_random_octet_(r, &cipher, t->first + b->first + 8 * lane);
         kopt_cuda_octet_(a, t, task, x + KOPT_CAST_(int, 8 * lane), kind, copies, 1, r, b);
@@ -958,7 +963,7 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
     const kopt_cuda_group_ *const g = a->groups + t->group;
     const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
     const int stochastic = kind.moment_rounding == KOPT_STOCHASTIC;
-    uint32_t r[4] = {0, 0, 0, 0}, p;
+    uint32_t r[8] = {0, 0, 0, 0, 0, 0, 0, 0}, p;
     int m, q;
     KOPT_UNROLL_
     for (m = 0; m < (weight < 0 ? 4 : 2); m++)
@@ -975,18 +980,18 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
             if (m >= kind.moments) continue;
             KOPT_UNROLL_
             for (q = 0; q < 8; q++) {
-                const uint32_t half = kopt_cuda_half_(r, q);
+                const uint32_t half = KOPT_RANDOM_STORE(r[q], KOPT_CAST_(uint32_t, m) + 1);
                 const uint32_t moment = q < part.n ? *kopt_cuda_slot_(b, m, part.i + KOPT_CAST_(uint64_t, q)) : 0;
                 kopt_cuda_insert_(codes, 1, q,
                                   kopt_encode_one_(kopt_cuda_table_(b->codes, square), kopt_float_(moment), scale, square,
-                                                   stochastic, half * kopt_moment_factor_(m) & 0xFFFFu));
+                                                   stochastic, half));
             }
             kopt_cuda_give_as_(1, t->moment[m], 1, part, codes);
         }
     }
     for (p = lane; p < n && weight < 0; p += 32) {
         const uint64_t i = b->first + p;
-        const uint32_t half = stochastic ? kopt_cuda_random_one_(&cipher, t->first + i) : 0;
+        const uint32_t one = stochastic ? kopt_cuda_random_one_(&cipher, t->first + i) : 0;
         KOPT_UNROLL_
         for (m = 0; m < 4; m++) {
             const int square = kopt_is_square_(kind.rule, m);
@@ -995,7 +1000,7 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
                            kopt_encode_one_(kopt_cuda_table_(b->codes, square),
                                             kopt_float_(*kopt_cuda_slot_(b, m, i)), kopt_scale_(b->largest[m]), square,
                                             kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC,
-                                            half * kopt_moment_factor_(m) & 0xFFFFu));
+                                            KOPT_RANDOM_STORE(one, KOPT_CAST_(uint32_t, m) + 1)));
         }
     }
 }
@@ -1393,7 +1398,7 @@ KOPT_CUDA_FN_ void kopt_cuda_factor_(const kopt_cuda_arguments_ *a, uint32_t ind
 KOPT_CUDA_FN_ void kopt_cuda_convert_octet_(const kopt_conversion_ *c, kopt_cuda_part_ p) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
     const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_);
-    uint32_t from[8], to[8], r[4] = {0, 0, 0, 0};
+    uint32_t from[8], to[8], r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     int q;
     kopt_cuda_take_(from, c->src, from_size, p);
     if (c->stochastic) kopt_cuda_random_octet_(r, &cipher, c->first + p.i);
@@ -1401,7 +1406,7 @@ KOPT_CUDA_FN_ void kopt_cuda_convert_octet_(const kopt_conversion_ *c, kopt_cuda
     for (q = 0; q < 8; q++)
         kopt_cuda_insert_(to, to_size, q,
                           kopt_converted_cuda_(kopt_widen_cuda_(kopt_cuda_nth_(from, from_size, q), c->src_format),
-                                               c->dst_format, c->stochastic, kopt_cuda_half_(r, q)));
+                                               c->dst_format, c->stochastic, r[q]));
     kopt_cuda_give_(c->dst, to_size, p, to);
 }
 
@@ -1446,7 +1451,8 @@ KOPT_CUDA_FN_ void kopt_cuda_accumulate_octet_(const kopt_cuda_accumulation_ *k,
     const size_t size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     kopt_byte_ *const sums = KOPT_CAST_(kopt_byte_ *, k->a.sum), *const residuals = KOPT_CAST_(kopt_byte_ *, k->a.residual);
-    uint32_t sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, rest[4] = {0, 0, 0, 0}, grad[8], new_sum[8], new_rest[4], r[4] = {0, 0, 0, 0};
+    uint32_t sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, rest[4] = {0, 0, 0, 0}, grad[8], new_sum[8], new_rest[4];
+    uint32_t r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     uint32_t count = k->a.count, step = k->a.step;
     kopt_scalars_cuda_ scalars;
     int q;
@@ -1477,7 +1483,7 @@ KOPT_CUDA_FN_ void kopt_cuda_accumulate_octet_(const kopt_cuda_accumulation_ *k,
         j.grad = KOPT_POINTER_(kopt_byte_ *, &x);
         j.copy = KOPT_NULL_;
         j.counts = KOPT_NULL_;
-        kopt_vector_cuda_(&j, kind, &scalars, 0, 1, kopt_cuda_half_(r, q));
+        kopt_vector_cuda_(&j, kind, &scalars, 0, 1, r[q]);
         kopt_cuda_insert_(new_sum, size, q, weight);
         kopt_cuda_insert_(new_rest, residual_size == 1 ? 1 : 2, q, residual);
     }
@@ -1662,7 +1668,8 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
     const size_t rest_size = kopt_bytes_of_(k->c.residual_format);
     const kopt_cuda_part_ part = kopt_cuda_lane_part_(b, lane);
     kopt_cuda_part_ of_block = part; /* the same, counted from the block's first */
-    uint32_t scale = 0, bits = 0, r[4] = {0, 0, 0, 0}, other_r[4] = {0, 0, 0, 0}, codes[4] = {0, 0, 0, 0}, rest[8];
+    uint32_t scale = 0, bits = 0, r[8] = {0, 0, 0, 0, 0, 0, 0, 0}, other_r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    uint32_t codes[4] = {0, 0, 0, 0}, rest[8];
     int q;
     if (scaled)
         scale = kopt_scale_of_(k->c.code, table, b->positive, b->negative, kopt_float_(b->slots[KOPT_MEAN_]), b->n,
@@ -1674,7 +1681,7 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
     if (noisy && residual != KOPT_NULL_) kopt_cuda_random_octet_(other_r, &other, k->c.first_index + part.i);
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
-        const uint32_t p = 8 * lane + KOPT_CAST_(uint32_t, q), half = kopt_cuda_half_(r, q);
+        const uint32_t p = 8 * lane + KOPT_CAST_(uint32_t, q), half = r[q] & 0xFFFFu;
         const float x = q < part.n ? kopt_float_(b->slots[p + (p >> 5)]) : 0;
         uint32_t code;
         float y;
@@ -1693,7 +1700,7 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
         }
         kopt_cuda_insert_(rest, rest_size, q,
                           kopt_converted_cuda_(kopt_lost_(x, y, k->c.residual_format), k->c.residual_format, noisy,
-                                               kopt_cuda_half_(other_r, q)));
+                                               other_r[q]));
     }
     if (k->c.code == KOPT_SIGN)
         kopt_cuda_put_(to + 4 + lane, 1, bits);
@@ -2928,7 +2935,6 @@ FN_ words_ narrow_fp16_(floats_ a) {
     return kopt_fp16_from_f32(a);
 #endif
 }
-FN_ words_ load_half_(const uint32_t *w, size_t i) { return (w[i >> 1] >> (16 * (i & 1))) & 0xFFFFu; }
 FN_ words_ block_order_(void) { return 0; }
 
 #endif /* KOPT_PASS_ */
