@@ -240,7 +240,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
 #ifdef KOPT_CUDA_HOST_
 #define KOPT_UNROLL_
 #define KOPT_ROLL_
-#define KOPT_CUDA_ALIGNED_
+#define KOPT_CUDA_ALIGNED_ __attribute__((aligned(16)))
 #else
 #include <cuda_runtime.h>
 #define KOPT_UNROLL_ _Pragma("unroll")
@@ -334,7 +334,12 @@ enum { KOPT_THREADS_ = 256, KOPT_WARPS_ = 8, KOPT_ROW_ = 512 /* positions that a
 
 /* ---- memory ---- */
 
-/* Loads and stores in PTX: of global memory, as wide as written, in the written order. */
+/* Loads and stores in PTX: of global memory, as wide as written, in the written order. The host ends where a GPU would
+   complain about an address. */
+#define KOPT_CUDA_ALIGNS_(p, size)                                 \
+    do {                                                           \
+        if (KOPT_ADDRESS_(p) % (size) != 0) __builtin_trap();      \
+    } while (0)
 
 /* 8 bytes, or a multiple of 16; aligned to 8 or 16. */
 KOPT_CUDA_FN_ void kopt_cuda_load_(uint32_t *to, const kopt_byte_ *from, size_t bytes) {
@@ -349,6 +354,7 @@ KOPT_CUDA_FN_ void kopt_cuda_load_(uint32_t *to, const kopt_byte_ *from, size_t 
                              : "l"(from + 16 * i));
     }
 #else
+    KOPT_CUDA_ALIGNS_(from, bytes == 8 ? 8 : 16);
     __builtin_memcpy(to, from, bytes);
 #endif
 }
@@ -367,6 +373,7 @@ KOPT_CUDA_FN_ void kopt_cuda_store_(kopt_byte_ *to, const uint32_t *from, size_t
                              : "memory");
     }
 #else
+    KOPT_CUDA_ALIGNS_(to, bytes == 8 ? 8 : 16);
     __builtin_memcpy(to, from, bytes);
 #endif
 }
@@ -387,7 +394,7 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_fetch_as_(int natural, const kopt_byte_ *p, siz
     }
     return a;
 #else
-    KOPT_CAST_(void, natural);
+    if (natural) KOPT_CUDA_ALIGNS_(p, size);
     return size == 4 ? kopt_load32_(p) : size == 2 ? kopt_load16_(p) : *p;
 #endif
 }
@@ -403,7 +410,7 @@ KOPT_CUDA_FN_ void kopt_cuda_put_as_(int natural, kopt_byte_ *p, size_t size, ui
             __asm__ volatile("st.global.u8 [%0], %1;" : : "l"(p + i), "r"(a >> (8 * i)) : "memory");
     }
 #else
-    KOPT_CAST_(void, natural);
+    if (natural) KOPT_CUDA_ALIGNS_(p, size);
     if (size == 4)
         kopt_store32_(p, a);
     else if (size == 2)
