@@ -293,7 +293,7 @@ typedef struct kopt_cuda_control_ {
 } kopt_cuda_control_;
 
 /* Elements have the position x = i + pad: 8 elements at a multiple of 8 are an octet, which one thread steps at once.
-   If that can be, pad makes octets 16-byte aligned, and positions equal to global indices modulo 256. */
+   Positions are global indices modulo 256, so that an octet has the words of one cipher block. */
 typedef struct KOPT_CUDA_ALIGNED_ kopt_cuda_tensor_ {
     kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy;
     kopt_byte_ *scale[4]; /* of 8-bit moments; these tensors have no pad */
@@ -915,18 +915,12 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32
                 if (x >= limit) break;
                 g = a->groups + t->group;
                 e = t->first + from + KOPT_CAST_(uint64_t, x);
-                if (random && (e & 7) != 0) {
+                if (random && (x & 128) == 0) { /* and 128 elements further on the same words */
                     const kopt_cipher_cuda_ cipher =
                         kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
-                    kopt_cuda_random_across_(r, &cipher, e);
-                } else if (random) {
-                    if ((x & 128) == 0) { /* and 128 elements further on the same words */
-                        const kopt_cipher_cuda_ cipher =
-                            kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
-                        kopt_random_words_cuda_(w, &cipher, kopt_block_of_(e));
-                    }
-                    kopt_cuda_random_of_(r, w, e);
+                    kopt_random_words_cuda_(w, &cipher, kopt_block_of_(e));
                 }
+                if (random) kopt_cuda_random_of_(r, w, e);
                 if (x + 8 > begin)
                     kopt_cuda_octet_(a, t, task, x, kind, copies, rule < 0, r, KOPT_NULL_);
             }
@@ -2356,11 +2350,7 @@ static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt,
     d->copy_format = KOPT_CAST_(uint8_t, t->copy == KOPT_NULL_ ? KOPT_F32 : t->copy_format);
     d->pad = t->first_index & 255;
     if (blocks) d->pad = lead = 0; /* positions are elements: blocks begin with the first, wherever the shard does */
-    if (!kopt_cuda_aligned_(d->grad, lead, grad_size)) { /* a shard that is cut within an octet? */
-        for (lead = blocks ? 8 : 0; lead < 8 && !kopt_cuda_aligned_(d->grad, lead, grad_size); lead++) {}
-        if (!blocks && lead < 8) d->pad = 8 - lead;
-    }
-    d->wide = lead < 8 && kopt_cuda_aligned_(d->weight, lead, weight_size) &&
+    d->wide = kopt_cuda_aligned_(d->grad, lead, grad_size) && kopt_cuda_aligned_(d->weight, lead, weight_size) &&
               kopt_cuda_aligned_(d->residual, lead, residual_size) &&
               kopt_cuda_aligned_(d->moment[0], lead, moment_size) &&
               kopt_cuda_aligned_(d->moment[1], lead, moment_size) &&
