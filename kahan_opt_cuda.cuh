@@ -420,6 +420,40 @@ KOPT_CUDA_FN_ void kopt_cuda_put_as_(int natural, kopt_byte_ *p, size_t size, ui
 #endif
 }
 
+/* The element at base + offset, naturally aligned, where it is `there`: predicated, without a branch. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_fetch_if_(int there, const kopt_byte_ *base, uint64_t offset, size_t size) {
+#ifdef __CUDA_ARCH__
+    const uint64_t p = reinterpret_cast<uintptr_t>(base) + offset;
+    uint32_t a = 0;
+    if (size == 4)
+        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u32 %0, [%1]; }" : "+r"(a) : "l"(p), "r"(there));
+    else if (size == 2)
+        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u16 %0, [%1]; }" : "+r"(a) : "l"(p), "r"(there));
+    else
+        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u8 %0, [%1]; }" : "+r"(a) : "l"(p), "r"(there));
+    return a;
+#else
+    return there ? kopt_cuda_fetch_as_(1, base + offset, size) : 0;
+#endif
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_put_if_(int there, kopt_byte_ *base, uint64_t offset, size_t size, uint32_t a) {
+#ifdef __CUDA_ARCH__
+    const uint64_t p = reinterpret_cast<uintptr_t>(base) + offset;
+    if (size == 4)
+        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u32 [%1], %0; }"
+                         : : "r"(a), "l"(p), "r"(there) : "memory");
+    else if (size == 2)
+        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u16 [%1], %0; }"
+                         : : "r"(a), "l"(p), "r"(there) : "memory");
+    else
+        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u8 [%1], %0; }"
+                         : : "r"(a), "l"(p), "r"(there) : "memory");
+#else
+    if (there) kopt_cuda_put_as_(1, base + offset, size, a);
+#endif
+}
+
 /* With any alignment. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_fetch_(const kopt_byte_ *p, size_t size) { return kopt_cuda_fetch_as_(0, p, size); }
 KOPT_CUDA_FN_ void kopt_cuda_put_(kopt_byte_ *p, size_t size, uint32_t a) { kopt_cuda_put_as_(0, p, size, a); }
@@ -478,8 +512,13 @@ KOPT_CUDA_FN_ void kopt_cuda_take_as_(int natural, uint32_t *packed, const kopt_
     }
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
+        const int there = p.skip <= q && q < p.n;
+        const uint64_t at = (p.i + KOPT_CAST_(uint64_t, q)) * size;
         uint32_t a = 0;
-        if (p.skip <= q && q < p.n) a = kopt_cuda_fetch_as_(natural, base + (p.i + KOPT_CAST_(uint64_t, q)) * size, size);
+        if (natural)
+            a = kopt_cuda_fetch_if_(there, base, at, size);
+        else if (there)
+            a = kopt_cuda_fetch_(base + at, size);
         kopt_cuda_insert_(packed, size, q, a);
     }
 }
@@ -497,9 +536,14 @@ KOPT_CUDA_FN_ void kopt_cuda_give_as_(int natural, kopt_byte_ *base, size_t size
         return;
     }
     KOPT_UNROLL_
-    for (q = 0; q < 8; q++)
-        if (p.skip <= q && q < p.n)
-            kopt_cuda_put_as_(natural, base + (p.i + KOPT_CAST_(uint64_t, q)) * size, size, kopt_cuda_nth_(packed, size, q));
+    for (q = 0; q < 8; q++) {
+        const int there = p.skip <= q && q < p.n;
+        const uint64_t at = (p.i + KOPT_CAST_(uint64_t, q)) * size;
+        if (natural)
+            kopt_cuda_put_if_(there, base, at, size, kopt_cuda_nth_(packed, size, q));
+        else if (there)
+            kopt_cuda_put_(base + at, size, kopt_cuda_nth_(packed, size, q));
+    }
 }
 
 /* With any alignment. */
@@ -628,7 +672,8 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     kopt_scalars_cuda_ local;
     kopt_cuda_part_ p = kopt_cuda_part_at_(a, t, task, x);
-    uint32_t words[sizeof(kopt_scalars_cuda_) / 4], weight[8], grad[8], residual[4], moment1[8], moment2[8], copy[4], scale1 = 0, scale2 = 0;
+    uint32_t words[sizeof(kopt_scalars_cuda_) / 4], weight[8], grad[8], residual[4], moment1[8], moment2[8], copy[4];
+    uint32_t scale1 = 0, scale2 = 0;
     const kopt_byte_ *const scalars = KOPT_CONST_POINTER_(const kopt_byte_ *, &a->groups[t->group].k);
     int q;
     kopt_cuda_load_(words, scalars, 64); /* all numbers, and a flag */
@@ -647,22 +692,20 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
             kopt_cuda_load_(moment1, t->moment[0] + p.i * moment_size, 8 * moment_size);
         if (kind.moments > 1 && b == KOPT_NULL_)
             kopt_cuda_load_(moment2, t->moment[1] + p.i * moment_size, 8 * moment_size);
+        kopt_cuda_load_(grad, t->grad + p.i * grad_size, 8 * grad_size);
     } else {
         kopt_cuda_take_as_(1, weight, t->weight, weight_size, p);
         if (residual_size != 0) kopt_cuda_take_as_(1, residual, t->residual, residual_size, p);
         if (kind.moments > 0 && b == KOPT_NULL_) kopt_cuda_take_as_(1, moment1, t->moment[0], moment_size, p);
         if (kind.moments > 1 && b == KOPT_NULL_) kopt_cuda_take_as_(1, moment2, t->moment[1], moment_size, p);
+        kopt_cuda_take_as_(1, grad, t->grad, grad_size, p);
     }
-    if (b != KOPT_NULL_) {
+    if (b != KOPT_NULL_) { /* codes */
         if (kind.moments > 0) kopt_cuda_take_as_(1, moment1, t->moment[0], 1, p);
         if (kind.moments > 1) kopt_cuda_take_as_(1, moment2, t->moment[1], 1, p);
         if (kind.moments > 0) scale1 = kopt_cuda_scale_(t, 0, p.i);
         if (kind.moments > 1) scale2 = kopt_cuda_scale_(t, 1, p.i);
     }
-    if (kopt_cuda_wide_(t, p))
-        kopt_cuda_load_(grad, t->grad + p.i * grad_size, 8 * grad_size);
-    else
-        kopt_cuda_take_as_(1, grad, t->grad, grad_size, p);
 
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
@@ -1452,8 +1495,8 @@ KOPT_CUDA_FN_ void kopt_cuda_accumulate_octet_(const kopt_cuda_accumulation_ *k,
     const size_t size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     kopt_byte_ *const sums = KOPT_CAST_(kopt_byte_ *, k->a.sum), *const residuals = KOPT_CAST_(kopt_byte_ *, k->a.residual);
-    uint32_t sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, rest[4] = {0, 0, 0, 0}, grad[8], new_sum[8], new_rest[4];
-    uint32_t r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    uint32_t sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, rest[4] = {0, 0, 0, 0}, grad[8], r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    uint32_t new_sum[8], new_rest[4];
     uint32_t count = k->a.count, step = k->a.step;
     kopt_scalars_cuda_ scalars;
     int q;
