@@ -91,31 +91,37 @@ for nvcc in nvcc /usr/local/cuda/bin/nvcc build/cuda/nvidia/cu13/bin/nvcc; do
 done
 export NVCC CC
 
-# How the kernels of the GPU are compiled for the CPU: under sanitizers, if the compiler has them.
+# How the kernels of the GPU are compiled for the CPU, with vector mathematics: under sanitizers, if the compiler has them.
 cuda_host() {
     sanitize='-fsanitize=address,undefined -fno-sanitize-recover=all'
     echo 'int main(void) { return 0; }' >build/tests/sanitize.c
     { $CC $sanitize -o build/tests/sanitize build/tests/sanitize.c 2>/dev/null && build/tests/sanitize; } || sanitize=
-    echo "$CC -std=c99 $C_WARNINGS -O0 -g $sanitize -o build/tests/cuda.host tests/cuda.c"
+    echo "$CC -std=c99 $C_WARNINGS -O0 -g $sanitize -DKAHAN_OPT_VMATH -o build/tests/cuda.host tests/cuda.c"
 }
 
-# The same with the threads of a block at the same time, and with vector mathematics in the header, which makes structs larger.
+# The same with the threads of a block at the same time, and without vector mathematics, which makes structs larger.
 # Needs the thread sanitizer, which some systems let run only now and then (where their addresses are too random).
 cuda_threads() {
     echo 'int main(void) { return 0; }' >build/tests/sanitize.c
     $CC -fsanitize=thread -o build/tests/sanitize build/tests/sanitize.c 2>/dev/null || return 0
     for try in 1 2 3 4 5 6; do build/tests/sanitize 2>/dev/null || return 0; done
-    echo "$CC -std=gnu99 -I. $C_WARNINGS -Wno-maybe-uninitialized -O1 -g -fsanitize=thread -DTHREADS -DKAHAN_OPT_VMATH -o build/tests/cuda.threads tests/cuda.c -lpthread"
+    echo "$CC -std=gnu99 -I. $C_WARNINGS -Wno-maybe-uninitialized -O1 -g -fsanitize=thread -DTHREADS -o build/tests/cuda.threads tests/cuda.c -lpthread"
 }
 
 cuda() {
     mkdir -p build/tests build/bench
     if [ "${1:-}" = bench ]; then
         [ -n "$NVCC" ] || { echo "SKIPPED: the GPU bench (no nvcc; ./build.sh setup installs it)"; exit 0; }
+        rm -f build/bench/cuda.csv
         $NVCC -I. -O3 -arch=native -o build/bench/cuda bench/cuda.cu 2>/dev/null || $NVCC -I. -O3 -o build/bench/cuda bench/cuda.cu
-        build/bench/cuda
-        if python3 -c 'import torch' 2>/dev/null; then python3 bench/cuda_peers.py build/bench/cuda.csv; fi
-        exit 0
+        build/bench/cuda # says so and writes no table where there is no GPU
+        [ -s build/bench/cuda.csv ] || exit 0
+        if ! python3 -c 'import torch' 2>/dev/null; then
+            install_peers
+            PYTHONPATH=$PWD/build/peers${PYTHONPATH:+:$PYTHONPATH}
+            export PYTHONPATH
+        fi
+        exec python3 bench/cuda_peers.py build/bench/cuda.csv # says what is missing
     fi
     $(cuda_host)
     build/tests/cuda.host 1000

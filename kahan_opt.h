@@ -356,14 +356,12 @@ KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32_stochastic(float x, uint32_t random16)
 
 /* ---- RANDOM BITS ------------------------------------------------------------------------------------------------- */
 
-/* The 16 random bits of one element, from Philox4x32-7 (Salmon et al. 2011): see docs/numerics.md section 7. stream is
-   in [0, 16); 0 to 7 are the library's, 8 to 15 are yours. A step uses r for the second moment and the products
-   below for the weight or compensation and for the other moments. */
+/* The random bits r of one element, from Philox4x32-7 (Salmon et al. 2011): see docs/numerics.md section 7. stream is in
+   [0, 16); 0 to 7 are the library's, 8 to 15 are yours. KOPT_RANDOM_STORE(r, k) is the 16-bit number of its store k, 0 to
+   4: 0 is the weight or its compensation, k the k-th moment. Number 0 is the lower half of r, which is all that the
+   functions of one value take of their random16. */
 KOPT_API_ uint32_t kopt_random(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index);
-#define KOPT_RANDOM_WEIGHT(r) ((r) * 20201u & 0xFFFFu)
-#define KOPT_RANDOM_FIRST_MOMENT(r) ((r) * 10579u & 0xFFFFu)
-#define KOPT_RANDOM_THIRD_MOMENT(r) ((r) * 13355u & 0xFFFFu)
-#define KOPT_RANDOM_FOURTH_MOMENT(r) ((r) * 14021u & 0xFFFFu)
+#define KOPT_RANDOM_STORE(r, k) (((r) + (k) * ((r) >> 16)) & 0xFFFFu)
 
 /* ---- ONE-ELEMENT UPDATES for code that never holds a gradient buffer: `*w -= lr * dw` becomes
         kopt_kahan_add_bf16(w, c, -lr * dw, random16)                                                                 */
@@ -1808,21 +1806,25 @@ static const uint32_t kopt_patches_[816] = {
     0xBA0992CEu, 0xBA0A9442u, 0xBA0B951Eu, 0xBA0E97AEu, 0xBA0F9845u, 0xBA1399F9u, 0xBA39A177u, 0xBA55A427u,
     0xBA87A697u, 0xBAA1A7D1u, 0xBB6AAC0Du, 0xBD02AFD9u, 0xBEA8AF9Au, 0xC0D8A9A8u, 0xC34795FDu, 0xC39D9236u};
 
-/* The right result for input x, if it is one of those. */
-static KOPT_NOINLINE_ void kopt_map_patch_(kopt_function f, kopt_format format, uint32_t x, kopt_byte_ *out) {
-    const int list = 2 * KOPT_CAST_(int, f) + (format == KOPT_FP16);
-    unsigned low = kopt_patch_start_[list], high = kopt_patch_start_[list + 1];
+/* The list of a function and format. */
+static const uint32_t *kopt_patches_of_(kopt_function f, kopt_format format, unsigned *count) {
+    const unsigned *const start = kopt_patch_start_ + 2 * KOPT_CAST_(int, f) + (format == KOPT_FP16);
+    *count = start[1] - start[0];
+    return kopt_patches_ + start[0];
+}
+
+/* The right result for input x, if it is one of those, or else y. */
+static KOPT_BOTH_ uint32_t kopt_patched_(const uint32_t *patches, unsigned count, uint32_t x, uint32_t y) {
+    unsigned low = 0, high = count;
     while (low < high) {
         const unsigned middle = (low + high) / 2;
-        if (kopt_patches_[middle] >> 16 == x) {
-            kopt_store16_(out, kopt_patches_[middle] & 0xFFFFu);
-            return;
-        }
-        if (kopt_patches_[middle] >> 16 < x)
+        if (patches[middle] >> 16 == x) return patches[middle] & 0xFFFFu;
+        if (patches[middle] >> 16 < x)
             low = middle + 1;
         else
             high = middle;
     }
+    return y;
 }
 #endif
 
@@ -1845,9 +1847,6 @@ static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, fl
 #define KOPT_PASS_CUDA_ 6 /* read by kahan_opt_cuda.cuh */
 
 #ifdef KOPT_X86_
-#define KOPT_PASS_ KOPT_PASS_SSE2_
-#include KAHAN_OPT_SELF
-#undef KOPT_PASS_
 #define KOPT_PASS_ KOPT_PASS_AVX2_
 #include KAHAN_OPT_SELF
 #undef KOPT_PASS_
@@ -1870,6 +1869,12 @@ static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, fl
 #pragma GCC optimize("O1")
 #endif
 
+#ifdef KOPT_X86_
+#define KOPT_PASS_ KOPT_PASS_SSE2_
+#include KAHAN_OPT_SELF
+#undef KOPT_PASS_
+#endif
+
 #define KOPT_PASS_ KOPT_PASS_SCALAR_
 #include KAHAN_OPT_SELF
 #undef KOPT_PASS_
@@ -1886,14 +1891,15 @@ static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, fl
    floats   add_ sub_ mul_ div_ sqrt_ set_    one IEEE operation each, its result settled: no flag can fuse it
             bits_ value_                      the same register as words, as floats
             round_ count_                     to integer (nearest even, below 2^31), from integer
-   words    iset_ iadd_ isub_ and_ or_ xor_ shl_ shr_ mulhilo_ mul16_ (each 16-bit half by itself, low result)
+   words    iset_ iadd_ isub_ and_ or_ xor_ shl_ shr_ mulhilo_, mul16_ add16_ (each 16-bit half by itself, low result)
             hold_                             iset_ that the compiler keeps instead of making it anew in a loop
    masks    gt_ (signed) eq_ either_ any_ select_(mask, yes, no)
    memory   load32_ load16_ (zero-extended) load8_ (sign-extended), store32_ store16_ store8_ (the low
             bits), any alignment
    sums     dot_(sum, a, b): sum[0] and sum[1] += the products of the lanes, in 64 bits; each lane in either. Not scalar
    fp16     widen_fp16_ narrow_fp16_ (nearest even), between floats and the low halves of words
-   random   load_half_ (16-bit halves of an array of words), block_order_ zip_low_ zip_high_: see random_order_
+   random   load_half_ (16-bit halves of an array of words), block_order_ zip_low_ zip_high_: see random_order_. Not scalar, as add16_
+   rules    ONE_PASS_: functions of vector mathematics are a part of a rule, and no table of functions comes between passes
    streams  stream16_ stream32_ (aligned: past the caches) stream_end_ (after the last). Optional: STREAMS_
    pairs    bf16 in memory, two to a word: the even element is the low half, the odd the upper half. Optional:
             pair_load8_ pair_store8_ (int8 <-> halves) pair_join_ pair_flush_ pair_max_ pair_any_above_                 */
@@ -1925,6 +1931,7 @@ static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, fl
 #define or_ NAME_(ior)
 #define xor_ NAME_(ixor)
 #define mulhilo_ NAME_(mulhilo)
+#define add16_ NAME_(add16)
 #define mul16_ NAME_(mul16)
 #define dot_ NAME_(dot)
 #define gt_ NAME_(gt)
@@ -2004,13 +2011,6 @@ FN_ void store16_(kopt_byte_ *p, words_ a) { kopt_store16_(p, a); }
 FN_ void store8_(kopt_byte_ *p, words_ a) { *p = KOPT_CAST_(kopt_byte_, a & 0xFFu); }
 static KOPT_NOINLINE_ floats_ widen_fp16_(words_ a) { return kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, a)); }
 static KOPT_NOINLINE_ words_ narrow_fp16_(floats_ a) { return kopt_fp16_from_f32(a); }
-FN_ words_ load_half_(const uint32_t *w, size_t i) {
-#if defined(__BYTE_ORDER__) && defined(__ORDER_LITTLE_ENDIAN__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-    return kopt_load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, w) + 2 * i);
-#else
-    return (w[i >> 1] >> (16 * (i & 1))) & 0xFFFFu;
-#endif
-}
 FN_ words_ block_order_(void) { return 0; }
 
 /* ---- SSE2: 4 lanes. For machines before 2013: small rather than fast, it has no pairs ----------------------------- */
@@ -2091,6 +2091,7 @@ FN_ words_ or_(words_ a, words_ b) { return _mm_or_si128(a, b); }
 FN_ words_ xor_(words_ a, words_ b) { return _mm_xor_si128(a, b); }
 #define shl_(a, n) _mm_slli_epi32(a, n)
 #define shr_(a, n) _mm_srli_epi32(a, n)
+FN_ words_ add16_(words_ a, words_ b) { return _mm_add_epi16(a, b); }
 FN_ words_ mul16_(words_ a, words_ b) { return _mm_mullo_epi16(a, b); }
 FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
     words_ factor = iset_(b), even = _mm_mul_epu32(a, factor), odd = _mm_mul_epu32(_mm_srli_epi64(a, 32), factor);
@@ -2205,6 +2206,7 @@ FN_ words_ or_(words_ a, words_ b) { return _mm256_or_si256(a, b); }
 FN_ words_ xor_(words_ a, words_ b) { return _mm256_xor_si256(a, b); }
 #define shl_(a, n) _mm256_slli_epi32(a, n)
 #define shr_(a, n) _mm256_srli_epi32(a, n)
+FN_ words_ add16_(words_ a, words_ b) { return _mm256_add_epi16(a, b); }
 FN_ words_ mul16_(words_ a, words_ b) { return _mm256_mullo_epi16(a, b); }
 FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
     words_ factor = iset_(b), even = _mm256_mul_epu32(a, factor);
@@ -2348,6 +2350,7 @@ FN_ words_ or_(words_ a, words_ b) { return _mm512_or_si512(a, b); }
 FN_ words_ xor_(words_ a, words_ b) { return _mm512_xor_si512(a, b); }
 #define shl_(a, n) _mm512_slli_epi32(a, n)
 #define shr_(a, n) _mm512_srli_epi32(a, n)
+FN_ words_ add16_(words_ a, words_ b) { return _mm512_add_epi16(a, b); }
 FN_ words_ mul16_(words_ a, words_ b) { return _mm512_mullo_epi16(a, b); }
 FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
     words_ factor = iset_(b), even = _mm512_mul_epu32(a, factor);
@@ -2467,6 +2470,9 @@ FN_ words_ or_(words_ a, words_ b) { return vorrq_u32(a, b); }
 FN_ words_ xor_(words_ a, words_ b) { return veorq_u32(a, b); }
 #define shl_(a, n) vshlq_n_u32(a, n)
 #define shr_(a, n) vshrq_n_u32(a, n)
+FN_ words_ add16_(words_ a, words_ b) {
+    return vreinterpretq_u32_u16(vaddq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
+}
 FN_ words_ mul16_(words_ a, words_ b) {
     return vreinterpretq_u32_u16(vmulq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
 }
@@ -2538,7 +2544,6 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define cipher_ NAME_(cipher)
 #define cipher_of_ NAME_(cipher_of)
 #define random_words_ NAME_(random_words)
-#define random_flip_ NAME_(random_flip)
 #define random_order_ NAME_(random_order)
 #define fetch_ NAME_(fetch)
 #define put_ NAME_(put)
@@ -2592,9 +2597,14 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define widen_moment_ NAME_(widen_moment)
 #define vector_ NAME_(vector)
 #define range_ NAME_(range)
-#define random_halves_ NAME_(random_halves)
+#define random_span_ NAME_(random_span)
+#define random_row_ NAME_(random_row)
+#define random_element_ NAME_(random_element)
+#define number_ NAME_(number)
 #define converted_ NAME_(converted)
 #define convert_array_ NAME_(convert_array)
+#define convert_vector_ NAME_(convert_vector)
+#define all_f32_ NAME_(all_f32)
 #define kind_of_ NAME_(kind_of)
 #ifndef LENDER_
 #define general_ NAME_(general)
@@ -2610,7 +2620,7 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define stream32_ store32_
 #define stream_end_() ((void)0)
 #endif
-#if defined(KAHAN_OPT_VMATH) && KOPT_PASS_ != KOPT_PASS_CUDA_
+#if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
 #define rest_ NAME_(rest)
 #endif
 #define constants_ NAME_(constants)
@@ -2621,6 +2631,10 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define pair_rule_ NAME_(pair_rule)
 #define pair_seen_ NAME_(pair_seen)
 #define pair_tile_ NAME_(pair_tile)
+#define pair_random_ NAME_(pair_random)
+#define pair_start_ NAME_(pair_start)
+#define pair_draw_ NAME_(pair_draw)
+#define tile_number_ NAME_(tile_number)
 #define pair_first_ NAME_(pair_first)
 #define pair_middle_ NAME_(pair_middle)
 #define pair_second_ NAME_(pair_second)
@@ -2760,9 +2774,17 @@ FN_ void put_(kopt_byte_ *p, size_t size, size_t n, words_ a) {
 
 /* ---- random bits, section 7: Philox4x32-7 over 8 * LANES_ elements ---- */
 
-#ifndef KOPT_RANDOM_SPAN_
-#define KOPT_RANDOM_SPAN_ 256 /* elements that are served by 16 Philox blocks */
-static KOPT_BOTH_ KOPT_FORCE_INLINE_ kopt_index_ kopt_block_of_(kopt_index_ index) { return (index >> 8 << 4) | (index >> 3 & 15); }
+#ifndef KOPT_RANDOM_ROW_
+#define KOPT_RANDOM_ROW_ 128 /* elements: 16 Philox blocks, which serve the 16 rows of a span */
+#define KOPT_RANDOM_SPAN_ 2048
+static KOPT_BOTH_ KOPT_FORCE_INLINE_ kopt_index_ kopt_block_of_(kopt_index_ index) { return (index >> 11 << 4) | (index >> 3 & 15); }
+static KOPT_BOTH_ KOPT_FORCE_INLINE_ uint32_t kopt_row_of_(kopt_index_ index) { return KOPT_CAST_(uint32_t, index >> 7 & 15); }
+
+/* r of an element in the lower half of this word. */
+static KOPT_BOTH_ KOPT_FORCE_INLINE_ uint32_t kopt_random_of_(uint32_t word, kopt_index_ index) {
+    const uint32_t twice = word >> 16 << 1;
+    return twice << 16 | ((word + twice * (kopt_row_of_(index) * 8)) & 0xFFFFu);
+}
 #endif
 
 /* The round keys of one seed and the counter words that are the same for all elements of a tensor. */
@@ -2843,32 +2865,62 @@ APART_ void random_words_(words_ x[4], const cipher_ *c, uint64_t block) {
 }
 #endif
 
-/* The words of the elements 128 further: any three of the eight words are independent, at a tenth of the price. */
-FN_ void random_flip_(words_ x[4]) {
-    const words_ sum = xor_(xor_(x[0], x[1]), xor_(x[2], x[3]));
-    x[0] = xor_(x[0], sum);
-    x[1] = xor_(x[1], sum);
-    x[2] = xor_(x[2], sum);
-    x[3] = xor_(x[3], sum);
+#ifdef ONE_LANE_
+/* r of the element with this global index. x: the words of its block, made anew for a block's first element, or if `first`. */
+FN_ words_ random_element_(words_ x[4], const cipher_ *cipher, kopt_index_ index, int first) {
+    const unsigned at = KOPT_CAST_(unsigned, index & 7);
+    uint32_t word;
+    if (at == 0 || first) random_words_(x, cipher, kopt_block_of_(index));
+    word = x[at >> 1];
+    if ((at & 1) != 0) word = word >> 16 | word << 16;
+    return kopt_random_of_(word, index);
 }
 
+FN_ void random_order_(words_ w[4], const words_ x[4]) {
+    w[0] = x[0];
+    w[1] = x[1];
+    w[2] = x[2];
+    w[3] = x[3];
+}
+#else
 /* Into the order of memory: w[0] holds words 0 .. LANES_-1 of the sequence block by block, and so on. Lane l had block
    block_order_[l]. */
 FN_ void random_order_(words_ w[4], const words_ x[4]) {
-#ifndef ONE_LANE_
     words_ even_low = zip_low_(x[0], x[2]), even_high = zip_high_(x[0], x[2]);
     words_ odd_low = zip_low_(x[1], x[3]), odd_high = zip_high_(x[1], x[3]);
     w[0] = zip_low_(even_low, odd_low);
     w[1] = zip_high_(even_low, odd_low);
     w[2] = zip_low_(even_high, odd_high);
     w[3] = zip_high_(even_high, odd_high);
-#else
-    w[0] = x[0];
-    w[1] = x[1];
-    w[2] = x[2];
-    w[3] = x[3];
-#endif
 }
+
+/* The words of the span that holds this global index, in the order of memory. */
+APART_ void random_span_(uint32_t *words, const cipher_ *cipher, kopt_index_ index) {
+    size_t block, i;
+    index -= KOPT_CAST_(unsigned, index % KOPT_RANDOM_SPAN_);
+    for (block = 0; block < 16; block += LANES_) {
+        words_ x[4], w[4];
+        random_words_(x, cipher, kopt_block_of_(index) + block);
+        random_order_(w, x);
+        for (i = 0; i < 4; i++) store32_(KOPT_POINTER_(kopt_byte_ *, words + 4 * block + i * LANES_), w[i]);
+    }
+}
+
+/* kopt_random_of_ of the row that begins at this index: lower and upper half of r, each packed two to a word. */
+FN_ void random_row_(uint32_t *lower, uint32_t *upper, const uint32_t *words, kopt_index_ index) {
+    const words_ row = iset_(kopt_row_of_(index) * 0x00080008u);
+    size_t i;
+    for (i = 0; i < KOPT_RANDOM_ROW_ / 2; i += LANES_) {
+        const words_ own = load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, words + i)), other = or_(shl_(own, 16), shr_(own, 16));
+        const words_ twice = add16_(other, other);
+        store32_(KOPT_POINTER_(kopt_byte_ *, lower + i), add16_(own, mul16_(twice, row)));
+        store32_(KOPT_POINTER_(kopt_byte_ *, upper + i), twice);
+    }
+}
+#endif
+
+/* The number of store k, and something above its 16 bits. */
+FN_ words_ number_(words_ lower, words_ upper, uint32_t k) { return iadd_(lower, mul16_(upper, iset_(k))); }
 
 /* ---- rounding, section 2: any format, any value; 16-bit results in the low half ---- */
 
@@ -2914,7 +2966,7 @@ FN_ words_ split16_(floats_ x, kopt_format format) {
 
 FN_ words_ stochastic16_(floats_ x, kopt_format format, words_ r) {
     words_ u = extended_(x, format), last = iset_(format == KOPT_BF16 ? 0x7F7EFFFFu : 0x7BFEFFFFu);
-    r = select_(gt_(and_(u, iset_(0x7FFFFFFFu)), last), iset_(0x8000u), r);
+    r = select_(gt_(and_(u, iset_(0x7FFFFFFFu)), last), iset_(0x8000u), and_(r, iset_(0xFFFFu)));
     return shr_(iadd_(u, r), 16);
 }
 
@@ -2993,10 +3045,14 @@ FN_ floats_ angle_(floats_ y, floats_ x) {
 #endif
 
 #define MOMENTS_ kopt_moments_here_(kind.rule, kind.moments)
-#if defined(KAHAN_OPT_VMATH) && KOPT_PASS_ != KOPT_PASS_CUDA_
+#if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
 #define FIRST_PASS_ kind.first_pass
 #else
 #define FIRST_PASS_ 0
+#endif
+
+#if defined(KAHAN_OPT_VMATH) && defined(ONE_PASS_)
+FN_ floats_ NAME_(vmath_tanh)(floats_ x); /* below, with vector mathematics */
 #endif
 
 /* w is the weight that decay sees, rest what it does not see of the weight, g the gradient. Each rule moves its moments
@@ -3020,7 +3076,11 @@ FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, f
 #ifdef KAHAN_OPT_VMATH
         if (FIRST_PASS_) return mul_(k->sharpness, x);
 #endif
+#if defined(KAHAN_OPT_VMATH) && defined(ONE_PASS_)
+        x = kopt_bits_(k->sharpness) << 1 == 0 ? sign_(x) : NAME_(vmath_tanh)(mul_(k->sharpness, x));
+#else
         x = sign_(x);
+#endif
     } else if (kind.rule == KOPT_EMA) {
         x = add_(sub_(w, g), rest);
     } else if (kind.rule == KOPT_ADAN) {
@@ -3122,11 +3182,6 @@ SHARED_ words_ round_moment_(floats_ x, kopt_format format, int square, kopt_rou
 KOPT_INLINE_ kopt_rounding kopt_moment_rounding_(kopt_kind_ kind, int moment) {
     return moment == 2 && kopt_is_square_(kind.rule, moment) ? KOPT_NEAREST : kind.moment_rounding;
 }
-
-/* What each moment multiplies the random bits of its element by. */
-KOPT_INLINE_ uint32_t kopt_moment_factor_(int moment) { /* 10579, 1, 13355, 14021: in words, or gcc makes a table */
-    return (moment < 2 ? 0x00012953u : 0x36C5342Bu) >> 16 * (moment & 1) & 0xFFFFu;
-}
 #endif
 
 FN_ floats_ load_moment_(const kopt_job_ *j, kopt_kind_ kind, int moment, size_t i, size_t n) {
@@ -3207,30 +3262,6 @@ APART_ void tally_(kopt_counts *counts, size_t n, words_ update, words_ moved,
 }
 #endif
 
-#ifndef LENDER_
-/* The random numbers of the block of 8 * LANES_ elements that holds global index `index`, made anew if the index is the
-   first of its block or of a range. Returns where in the block it is. */
-APART_ size_t random_halves_(uint32_t *halves, const cipher_ *cipher, kopt_index_ index, int first) {
-    const size_t offset = KOPT_CAST_(unsigned, index % (8 * LANES_));
-    if (offset == 0 || first) {
-#ifndef ONE_LANE_
-        words_ x[4], w[4];
-        size_t i;
-#else
-        words_ *const x = halves; /* one block: already in order */
-#endif
-        random_words_(x, cipher, kopt_block_of_(index - offset));
-        if ((index & 128) != 0) random_flip_(x);
-#ifndef ONE_LANE_
-        random_order_(w, x);
-        for (i = 0; i < 4; i++) store32_(KOPT_POINTER_(kopt_byte_ *, halves + i * LANES_), w[i]);
-        store32_(KOPT_POINTER_(kopt_byte_ *, halves + 4 * LANES_), iset_(0)); /* loads may reach beyond the block */
-#endif
-    }
-    return offset;
-}
-#endif
-
 FN_ kopt_kind_ kind_of_(const kopt_job_ *j) {
     const kopt_step *s = j->step;
     kopt_kind_ kind;
@@ -3254,7 +3285,7 @@ FN_ kopt_kind_ kind_of_(const kopt_job_ *j) {
 #define KOPT_STREAM_ (KOPT_CAST_(size_t, 1) << 25) /* bytes of a result that are written past the caches */
 #endif
 #ifndef KOPT_TILE_
-#define KOPT_TILE_ 256 /* a multiple of every block of random numbers */
+#define KOPT_TILE_ 256
 #endif
 
 #if defined(ONE_LANE_)
@@ -3290,16 +3321,16 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
     if (!kind.plain && k->sync) update = look_back_(j, kind, k->mix, i, n, w, c, update);
 
     if (!FIRST_PASS_ && (kind.plain || !k->moments_only)) {
-        stored = store_weight_(kind, w, c, update, mul16_(r, iset_(20201u)), &kept);
+        stored = store_weight_(kind, w, c, update, number_(r, shr_(r, 16), 0), &kept);
         put_(j->weight + i * weight_size, weight_size, n, stored);
         if (residual_size != 0) put_(j->residual + i * residual_size, residual_size, n, kept);
         if (!kind.plain && k->sync) store_slow_(j, kind, i, n, stored, kept);
         if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != KOPT_NULL_) store_copy_(j, kind, i, n, stored);
     }
-    store_moment_(j, kind, 0, i, n, p.m, mul16_(r, iset_(10579u)));
-    store_moment_(j, kind, 1, i, n, p.v, r);
-    if (MOMENTS_ > 2) store_rare_(j, kind, 2, i, n, p.third, mul16_(r, iset_(13355u)));
-    if (MOMENTS_ > 3) store_rare_(j, kind, 3, i, n, p.fourth, mul16_(r, iset_(14021u)));
+    store_moment_(j, kind, 0, i, n, p.m, number_(r, shr_(r, 16), 1));
+    store_moment_(j, kind, 1, i, n, p.v, number_(r, shr_(r, 16), 2));
+    if (MOMENTS_ > 2) store_rare_(j, kind, 2, i, n, p.third, number_(r, shr_(r, 16), 3));
+    if (MOMENTS_ > 3) store_rare_(j, kind, 3, i, n, p.fourth, number_(r, shr_(r, 16), 4));
 
     if (!kind.plain && KOPT_HAS_(KOPT_WITH_EXTRAS) && j->counts != KOPT_NULL_)
         tally_(j->counts, n, bits_(update), xor_(stored, before),
@@ -3311,19 +3342,10 @@ FN_ void range_(const kopt_job_ *j, kopt_kind_ kind, size_t begin, size_t end) {
     const scalars_ k = spread_(j);
     const cipher_ cipher = cipher_of_(j->step->seed, j->step->step, j->id, j->stream);
     const int random = kopt_needs_random_(kind);
-    uint32_t halves[5 * LANES_];
-    size_t i, n;
-    for (i = begin; i < end; i += n) {
-        words_ r = iset_(0);
-        n = LANES_;
-        if (random) { /* a vector does not cross the end of a random block */
-            const size_t offset = random_halves_(halves, &cipher, KOPT_INDEX_(j->first + i), i == begin);
-            if (8 * LANES_ - offset < n) n = 8 * LANES_ - offset;
-            r = load_half_(halves, offset);
-        }
-        if (end - i < n) n = end - i;
-        vector_(j, kind, &k, i, n, r);
-    }
+    words_ x[4];
+    size_t i;
+    for (i = begin; i < end; i++)
+        vector_(j, kind, &k, i, 1, random ? random_element_(x, &cipher, KOPT_INDEX_(j->first + i), i == begin) : 0);
 }
 
 APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
@@ -3339,9 +3361,13 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
 typedef struct tile_ {
     kopt_byte_ w[4 * KOPT_TILE_], rest[4 * KOPT_TILE_], g[4 * KOPT_TILE_], moment[4][4 * KOPT_TILE_]; /* what vector_ has of an element */
     kopt_byte_ update[4 * KOPT_TILE_], stored[4 * KOPT_TILE_], kept[4 * KOPT_TILE_];
-    uint32_t halves[KOPT_TILE_ / 2 + 5 * LANES_]; /* random numbers, two to a word, and zeros */
-    size_t offset, n;                         /* of them before the tile; elements */
+    uint32_t words[KOPT_RANDOM_ROW_ / 2], lower[KOPT_TILE_ / 2 + 72], upper[KOPT_TILE_ / 2 + 72]; /* of random numbers */
+    size_t offset, n; /* random numbers before the tile; elements */
 } tile_;
+
+FN_ words_ tile_number_(const tile_ *t, size_t i, uint32_t store) {
+    return number_(load_half_(t->lower, t->offset + i), load_half_(t->upper, t->offset + i), store);
+}
 
 FN_ floats_ of_row_(const kopt_byte_ *row, size_t i) { return value_(load32_(row + 4 * i)); }
 
@@ -3389,7 +3415,7 @@ FN_ void weights_from_(kopt_byte_ *w, kopt_byte_ *rest, const kopt_byte_ *weight
 FN_ void weights_to_(tile_ *t, kopt_kind_ kind) {
     size_t i;
     ROW_(i, t->n) {
-        const words_ r = mul16_(load_half_(t->halves, t->offset + i), iset_(20201u));
+        const words_ r = tile_number_(t, i, 0);
         words_ kept = iset_(0);
         store32_(t->stored + 4 * i, store_weight_(kind, of_row_(t->w, i), of_row_(t->rest, i), of_row_(t->update, i), r, &kept));
         store32_(t->kept + 4 * i, kept);
@@ -3426,11 +3452,11 @@ APART_ void row_to_(kopt_byte_ *p, const kopt_byte_ *row, size_t size, size_t n)
 }
 
 FN_ void moments_to_(const tile_ *t, kopt_byte_ *p, const kopt_byte_ *row, kopt_format format, int square,
-                     kopt_rounding how, uint32_t factor) {
+                     kopt_rounding how, uint32_t store) {
     const size_t size = kopt_bytes_of_(format);
     size_t i;
     ROW_(i, t->n) {
-        const words_ r = mul16_(load_half_(t->halves, t->offset + i), iset_(factor));
+        const words_ r = tile_number_(t, i, store);
         put_(p + i * size, size, left_(t->n, i), round_moment_(of_row_(row, i), format, square, how, r));
     }
 }
@@ -3438,17 +3464,17 @@ FN_ void moments_to_(const tile_ *t, kopt_byte_ *p, const kopt_byte_ *row, kopt_
 APART_ void store_moments_(const tile_ *t, kopt_byte_ *p, int moment, kopt_kind_ kind) {
     const int square = kopt_is_square_(kind.rule, moment);
     const kopt_rounding how = kopt_moment_rounding_(kind, moment);
-    const uint32_t factor = kopt_moment_factor_(moment);
+    const uint32_t store = KOPT_CAST_(uint32_t, moment) + 1;
     const kopt_byte_ *row = t->moment[moment];
     size_t i;
     if (kind.moment == KOPT_F32) {
         ROW_(i, t->n) put_(p + 4 * i, 4, left_(t->n, i), flush32_(of_row_(row, i)));
     } else if (kind.moment == KOPT_BF16) {
-        moments_to_(t, p, row, KOPT_BF16, 0, how, factor);
+        moments_to_(t, p, row, KOPT_BF16, 0, how, store);
     } else if (square) {
-        moments_to_(t, p, row, KOPT_FP16, 1, how, factor);
+        moments_to_(t, p, row, KOPT_FP16, 1, how, store);
     } else {
-        moments_to_(t, p, row, KOPT_FP16, 0, how, factor);
+        moments_to_(t, p, row, KOPT_FP16, 0, how, store);
     }
 }
 
@@ -3528,7 +3554,7 @@ APART_ void row_from_codes_(kopt_byte_ *row, const kopt_byte_ *code, const kopt_
 APART_ void row_to_codes_(tile_ *t, kopt_byte_ *code, kopt_byte_ *scale, const kopt_code_tables_ *codes, int moment,
                           kopt_rounding how) {
     kopt_byte_ *const row = t->moment[moment];
-    const words_ factor = iset_(kopt_moment_factor_(moment)), none = iset_(0);
+    const words_ none = iset_(0);
     const uint32_t *const positive = codes->fp32 + codes->positive;
     const uint32_t lowest = 0x34800000u; /* 2^-22 */
     const uint32_t base = codes->square ? 0 : 127, last = codes->square ? 254 : 127; /* the code of 0; the last below 1 */
@@ -3574,7 +3600,7 @@ APART_ void row_to_codes_(tile_ *t, kopt_byte_ *code, kopt_byte_ *scale, const k
         floats_ below = sub_(y, low), above = sub_(high, y); /* below is negative beyond the lowest code */
         words_ a = load32_(t->w + 4 * i);
         if (how == KOPT_STOCHASTIC) {
-            above = mul_(sub_(high, low), count_(mul16_(load_half_(t->halves, t->offset + i), factor)));
+            above = mul_(sub_(high, low), count_(and_(tile_number_(t, i, KOPT_CAST_(uint32_t, moment) + 1), iset_(0xFFFFu))));
             below = mul_(below, set_(65536.0f));
         }
         a = iadd_(a, select_(gt_(bits_(below), bits_(above)), iset_(1), none));
@@ -3625,18 +3651,25 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
     size_t i, q;
     int m;
     t.offset = 0;
-    if (!random)
-        for (q = 0; q < sizeof t.halves / 4; q += LANES_) store32_(KOPT_POINTER_(kopt_byte_ *, t.halves + q), hold_(0));
+    if (!random) {
+        for (q = 0; q < sizeof t.lower / 4; q += LANES_) {
+            store32_(KOPT_POINTER_(kopt_byte_ *, t.lower + q), hold_(0));
+            store32_(KOPT_POINTER_(kopt_byte_ *, t.upper + q), hold_(0));
+        }
+    }
     for (i = begin; i < end; i += t.n) {
         const uint64_t index = j->first + i;
         kopt_byte_ *const weight = j->weight + i * weight_size;
         kopt_byte_ *const residual = residual_size == 0 ? KOPT_NULL_ : j->residual + i * residual_size; /* NULL + 0 is undefined */
         t.n = KOPT_TILE_ - i % KOPT_TILE_; /* a block of 8-bit moments */
         if (end - i < t.n) t.n = end - i;
-        if (random) { /* whole blocks */
-            t.offset = KOPT_CAST_(unsigned, index % (8 * LANES_));
-            for (q = 0; q < t.offset + t.n; q += 8 * LANES_)
-                random_halves_(t.halves + q / 2, &cipher, index - t.offset + q, 1);
+        if (random) { /* whole rows */
+            t.offset = KOPT_CAST_(unsigned, index % KOPT_RANDOM_ROW_);
+            for (q = 0; q < t.offset + t.n; q += KOPT_RANDOM_ROW_) {
+                const uint64_t row = index - t.offset + q;
+                if (row % KOPT_RANDOM_SPAN_ == 0 || (i == begin && q == 0)) random_span_(t.words, &cipher, row);
+                random_row_(t.lower + q / 2, t.upper + q / 2, t.words, row);
+            }
         }
         load_weights_(t.w, t.rest, weight, residual, kind, t.n);
         fill_row_(t.g, j->grad + i * grad_size, kind.grad, 0, t.n);
@@ -3681,7 +3714,7 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
 }
 #endif
 
-#if defined(KAHAN_OPT_VMATH) && KOPT_PASS_ != KOPT_PASS_CUDA_
+#if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
 /* What a kernel leaves to the general one: in two passes, if there is a table. */
 FN_ void rest_(const kopt_job_ *j, size_t begin, size_t end) {
     if (j->vmath != KOPT_NULL_)
@@ -3694,14 +3727,14 @@ FN_ void rest_(const kopt_job_ *j, size_t begin, size_t end) {
 #endif
 
 #ifdef PAIRS_
-/* AdamW with everything in fp32 needs no rows: the baseline, and the master weights of mixed precision. */
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_f32)(const kopt_job_ *general_job) {
+/* AdamW with everything in fp32 needs no rows: the baseline, and the master weights of mixed precision. So does Adam-atan2. */
+FN_ void all_f32_(const kopt_job_ *general_job, kopt_rule rule) {
     kopt_job_ local;
     const kopt_job_ *const j = kopt_copy_job_(&local, general_job);
     const scalars_ k = spread_(j);
     kopt_kind_ kind = kind_of_(j);
     size_t i, n;
-    kind.rule = KOPT_ADAM;
+    kind.rule = rule;
     kind.weight = kind.moment = KOPT_F32;
     kind.moments = 2;
 #ifdef KAHAN_OPT_VMATH
@@ -3730,11 +3763,16 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_f32)(const kopt_job_ *general_
     }
 }
 
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_f32)(const kopt_job_ *j) { all_f32_(j, KOPT_ADAM); }
+#ifdef KAHAN_OPT_VMATH
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(atan2_f32)(const kopt_job_ *j) { all_f32_(j, KOPT_ADAM_ATAN2); }
+#endif
+
 /* ---- the hot kernel: everything in bf16, two elements to a word, no special values ---- */
 
 /* The constants of the hot loop. Held: made anew in the loop by the compiler they cost up to eight operations. */
 typedef struct constants_ {
-    words_ one, bias, half_ulp, upper, lower, exponent, magnitude, limit, weight_factor, moment_factor;
+    words_ one, bias, half_ulp, upper, lower, exponent, magnitude, limit;
 } constants_;
 
 FN_ floats_ half_(words_ a, int odd, const constants_ *c) { return value_(odd ? and_(a, c->upper) : shl_(a, 16)); }
@@ -3749,7 +3787,8 @@ FN_ words_ pair_round_(floats_ x, kopt_rounding how, words_ r, const constants_ 
 /* One word per lane of each array, and the even or the odd elements of it as floats. */
 typedef struct pair_half_ {
     floats_ w, update, m; /* m: before it is rounded */
-    words_ moment1, moment2, weight, residual, random; /* results in the upper half; random number in the low half */
+    words_ moment1, moment2, weight, residual; /* results in the upper half */
+    words_ random, twice; /* in the lower half: the number of store 0, and what is added for the next store */
 } pair_half_;
 typedef struct pair_words_ {
     words_ weight, residual, moment1, moment2;
@@ -3772,27 +3811,60 @@ FN_ floats_ pair_seen_(kopt_kind_ kind, const constants_ *c, const pair_words_ *
 
 FN_ void pair_rule_(kopt_kind_ kind, const scalars_ *k, const constants_ *c, const pair_words_ *p, words_ grad, int odd,
                     pair_half_ *h) {
+    const words_ r = add16_(h->random, h->twice);
     moments_ q;
     q.m = half_(p->moment1, odd, c);
     q.v = q.third = q.fourth = half_(p->moment2, odd, c);
     h->w = pair_seen_(kind, c, p, odd);
     h->update = rule_(kind, k, h->w, h->w, half_(grad, odd, c), &q);
     h->m = q.m;
-    h->moment1 = pair_round_(q.m, kind.moment_rounding, mul16_(h->random, c->moment_factor), c);
-    h->moment2 = pair_round_(q.v, kind.moment_rounding, h->random, c);
+    h->moment1 = pair_round_(q.m, kind.moment_rounding, r, c);
+    h->moment2 = pair_round_(q.v, kind.moment_rounding, add16_(r, h->twice), c);
+}
+
+/* The random numbers of a row for the even and the odd elements of each 2 * LANES_. They count up in place: 16 rows of a
+   span, five numbers each, from one run of Philox. */
+typedef struct pair_random_ {
+    words_ even, odd, even_twice, odd_twice, even_row, odd_row; /* number 0 of this row; steps to the next store, the next row */
+} pair_random_;
+#define PAIR_GROUPS_ (KOPT_RANDOM_ROW_ / (2 * LANES_))
+
+FN_ void pair_start_(pair_random_ *r, const cipher_ *cipher, const constants_ *c, kopt_index_ index) {
+    uint32_t words[KOPT_RANDOM_ROW_ / 2];
+    const words_ row = iset_(kopt_row_of_(index)), eight = iset_(8);
+    size_t q;
+    random_span_(words, cipher, index);
+    for (q = 0; q < PAIR_GROUPS_; q++) {
+        const words_ own = load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, words + q * LANES_));
+        r[q].even = and_(own, c->lower);
+        r[q].odd = shr_(own, 16);
+        r[q].even_twice = add16_(r[q].odd, r[q].odd);
+        r[q].odd_twice = add16_(r[q].even, r[q].even);
+        r[q].even_row = mul16_(r[q].even_twice, eight);
+        r[q].odd_row = mul16_(r[q].odd_twice, eight);
+        r[q].even = add16_(r[q].even, mul16_(r[q].even_row, row));
+        r[q].odd = add16_(r[q].odd, mul16_(r[q].odd_row, row));
+    }
+}
+
+FN_ void pair_draw_(pair_random_ *r, pair_words_ *p) {
+    p->even.random = r->even;
+    p->even.twice = r->even_twice;
+    p->odd.random = r->odd;
+    p->odd.twice = r->odd_twice;
+    r->even = add16_(r->even, r->even_row);
+    r->odd = add16_(r->odd, r->odd_row);
 }
 
 /* First half of a step for 2 * LANES_ elements, up to the division: loads, rule, moments. */
 FN_ void pair_update_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
-                      words_ random, pair_words_ *p) {
+                      pair_words_ *p) {
     const words_ grad = load32_(j->grad + 2 * i);
     p->weight = p->residual = p->moment1 = p->moment2 = load32_(j->weight + 2 * i);
     if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) p->residual = load32_(j->residual + 2 * i);
     if (kind.rounding == KOPT_COMPACT) p->residual = pair_load8_(j->residual + i);
     if (kind.moments > 0) p->moment1 = load32_(j->moment[0] + 2 * i);
     if (kind.moments > 1) p->moment2 = load32_(j->moment[1] + 2 * i);
-    p->even.random = and_(random, c->lower);
-    p->odd.random = shr_(random, 16);
     pair_rule_(kind, k, c, p, grad, 0, &p->even);
     pair_rule_(kind, k, c, p, grad, 1, &p->odd);
     if (kind.moments > 0) p->moment1 = pair_flush_(pair_join_(p->even.moment1, p->odd.moment1), c->exponent);
@@ -3801,7 +3873,7 @@ FN_ void pair_update_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, co
 
 /* Returns the lanes with a special value that does not show in the rounded weight. */
 FN_ mask_ pair_weight_(kopt_kind_ kind, const constants_ *c, const pair_words_ *p, int odd, pair_half_ *h) {
-    const words_ r = mul16_(h->random, c->weight_factor);
+    const words_ r = h->random;
     mask_ special = gt_(r, r);
     if (kind.rounding == KOPT_KAHAN) {
         floats_ y = sub_(half_(p->residual, odd, c), h->update);
@@ -3856,26 +3928,27 @@ FN_ int pair_store_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, cons
 }
 
 #ifdef KAHAN_OPT_VMATH
-/* Adam-atan2 goes over 256 elements three times: moments and arguments, atan2, weights (smooth Lion too). Each loop is short enough for a
+/* Adam-atan2 goes over a row three times: moments and arguments, atan2, weights (smooth Lion too). Each loop is short enough for a
    processor to work at several turns of it at a time (in one loop it is 1.2 times slower), and a table's function is called
    for many elements at once. */
 typedef struct pair_tile_ {
-    kopt_byte_ y[4 * KOPT_RANDOM_SPAN_], x[4 * KOPT_RANDOM_SPAN_]; /* of each group first the even elements */
-    kopt_byte_ random[2 * KOPT_RANDOM_SPAN_];
+    kopt_byte_ y[4 * KOPT_RANDOM_ROW_], x[4 * KOPT_RANDOM_ROW_], random[4 * KOPT_RANDOM_ROW_]; /* of each group first the even elements */
     uint32_t general; /* a bit for each group of 2 * LANES_: nothing of it is stored yet, the general kernel takes it */
 } pair_tile_;
 
 /* The group at element i, which is at `at` in the tile. */
-FN_ void pair_first_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i, words_ random,
+FN_ void pair_first_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i, pair_random_ *r,
                      pair_tile_ *t, size_t at) {
     pair_words_ p;
-    pair_update_(j, kind, k, c, i, random, &p);
+    pair_draw_(r, &p);
+    pair_update_(j, kind, k, c, i, &p);
     if (kind.moments < 2) p.moment2 = p.moment1;
     store32_(t->y + 4 * at, bits_(kind.moments > 1 ? p.even.m : p.even.update));
     store32_(t->y + 4 * (at + LANES_), bits_(kind.moments > 1 ? p.odd.m : p.odd.update));
     if (kind.moments > 1) store32_(t->x + 4 * at, bits_(p.even.update));
     if (kind.moments > 1) store32_(t->x + 4 * (at + LANES_), bits_(p.odd.update));
-    store32_(t->random + 2 * at, random);
+    store32_(t->random + 4 * at, p.even.random);
+    store32_(t->random + 4 * (at + LANES_), p.odd.random);
     if (pair_any_above_(and_(or_(p.moment1, p.moment2), c->magnitude), c->limit) &&
         pair_any_above_(pair_max_(and_(p.moment1, c->magnitude), and_(p.moment2, c->magnitude)), c->limit)) {
         t->general |= KOPT_CAST_(uint32_t, 1) << at / (2 * LANES_);
@@ -3898,7 +3971,6 @@ FN_ void pair_middle_(const kopt_job_ *j, pair_tile_ *t, size_t n) {
 
 FN_ void pair_second_(const kopt_job_ *j, const kopt_job_ *general_job, kopt_kind_ kind, const scalars_ *k,
                       const constants_ *c, size_t i, const pair_tile_ *t, size_t at) {
-    const words_ random = load32_(t->random + 2 * at);
     pair_words_ p;
     if ((t->general >> at / (2 * LANES_) & 1u) != 0) {
         rest_(general_job, i, i + 2 * LANES_);
@@ -3908,8 +3980,8 @@ FN_ void pair_second_(const kopt_job_ *j, const kopt_job_ *general_job, kopt_kin
     p.moment1 = p.moment2 = p.weight = p.residual = load32_(j->weight + 2 * i);
     if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) p.residual = load32_(j->residual + 2 * i);
     if (kind.rounding == KOPT_COMPACT) p.residual = pair_load8_(j->residual + i);
-    p.even.random = and_(random, c->lower);
-    p.odd.random = shr_(random, 16);
+    p.even.random = load32_(t->random + 4 * at);
+    p.odd.random = load32_(t->random + 4 * (at + LANES_));
     p.even.w = pair_seen_(kind, c, &p, 0);
     p.odd.w = pair_seen_(kind, c, &p, 1);
     p.even.update = mul_(k->rate, value_(load32_(t->y + 4 * at)));
@@ -3950,11 +4022,13 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding roun
     const kopt_step *s = j->step;
     scalars_ k = spread_(j);
     const cipher_ cipher = cipher_of_(s->seed, s->step, j->id, KOPT_RANDOM_STEP_);
-    const size_t block = 8 * LANES_, unaligned = KOPT_CAST_(unsigned, (j->first + j->begin) % block);
-    size_t i = j->begin, span;
+    const int random = small_stores == KOPT_STOCHASTIC || rounding == KOPT_STOCHASTIC;
+    const size_t before = KOPT_CAST_(unsigned, (0 - (j->first + j->begin)) % (2 * LANES_));
+    size_t i = j->begin, n;
     kopt_kind_ kind;
     constants_ c;
-    words_ x[4], r[4];
+    pair_random_ r[PAIR_GROUPS_];
+    int partial = 1; /* the row before was not whole: the numbers of this one begin anew */
 #ifdef KAHAN_OPT_VMATH
     pair_tile_ tile;
     tile.general = 0;
@@ -3967,8 +4041,6 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding roun
     c.exponent = hold_(0x7F807F80u);
     c.magnitude = hold_(0x7FFF7FFFu);
     c.limit = hold_(0x7F7E7F7Eu);
-    c.weight_factor = hold_(20201u);
-    c.moment_factor = hold_(10579u);
     kind.rule = rule;
     kind.weight = kind.grad = kind.moment = KOPT_BF16;
     kind.rounding = rounding;
@@ -3981,43 +4053,41 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding roun
 #else
     KOPT_CAST_(void, tiled);
 #endif
-    r[0] = r[1] = r[2] = r[3] = iset_(0);
     k.unrectified = unrectified;
 
-    if (unaligned != 0) {
-        i += j->end - i < block - unaligned ? j->end - i : block - unaligned;
+    for (n = 0; n < PAIR_GROUPS_; n++)
+        r[n].even = r[n].odd = r[n].even_twice = r[n].odd_twice = r[n].even_row = r[n].odd_row = iset_(0);
+    if (before != 0) {
+        i += j->end - i < before ? j->end - i : before;
         rest_(general_job, j->begin, i);
     }
-    for (; j->end - i >= block; i += span) {
-        const uint64_t index = j->first + i;
-        const int whole = index % KOPT_RANDOM_SPAN_ == 0 && j->end - i >= KOPT_RANDOM_SPAN_;
-        size_t part, q;
-        span = whole ? KOPT_RANDOM_SPAN_ : block;
-        for (part = 0; part < span; part += block) { /* in a whole span, each block and then the one 128 further */
-            const size_t second = part / block % 2, at_part = i + part / (2 * block) * block + second * 128;
-            if (kopt_needs_random_(kind)) {
-                if (!second) random_words_(x, &cipher, kopt_block_of_(j->first + at_part));
-                if (second || (!whole && (index & 128) != 0)) random_flip_(x);
-                random_order_(r, x);
-            }
-            for (q = 0; q < 4; q++) {
-                const size_t at = at_part + q * (2 * LANES_);
-                pair_words_ p;
-                if (q % (64 / (4 * LANES_)) == 0) pair_prefetch_(j, kind, at);
+    for (; j->end - i >= 2 * LANES_; i += n) { /* a row, or what there is of it */
+        const kopt_index_ index = KOPT_INDEX_(j->first + i);
+        const size_t in_row = KOPT_CAST_(unsigned, index % KOPT_RANDOM_ROW_);
+        pair_random_ *numbers = r + in_row / (2 * LANES_);
+        size_t part;
+        n = KOPT_RANDOM_ROW_ - in_row;
+        if (j->end - i < n) n = (j->end - i) / (2 * LANES_) * (2 * LANES_);
+        if (random && (partial || index % KOPT_RANDOM_SPAN_ == 0)) pair_start_(r, &cipher, &c, index);
+        partial = n < KOPT_RANDOM_ROW_;
+        for (part = 0; part < n; part += 2 * LANES_, numbers++) {
+            const size_t at = i + part;
+            pair_words_ p;
+            if (LANES_ == 16 || part % 32 == 0) pair_prefetch_(j, kind, at);
 #ifdef KAHAN_OPT_VMATH
-                if (FIRST_PASS_) {
-                    pair_first_(j, kind, &k, &c, at, r[q], &tile, at - i);
-                    continue;
-                }
-#endif
-                pair_update_(j, kind, &k, &c, at, r[q], &p);
-                if (!pair_store_(j, kind, &k, &c, at, &p)) rest_(general_job, at, at + 2 * LANES_);
+            if (FIRST_PASS_) {
+                pair_first_(j, kind, &k, &c, at, numbers, &tile, part);
+                continue;
             }
+#endif
+            pair_draw_(numbers, &p);
+            pair_update_(j, kind, &k, &c, at, &p);
+            if (!pair_store_(j, kind, &k, &c, at, &p)) rest_(general_job, at, at + 2 * LANES_);
         }
 #ifdef KAHAN_OPT_VMATH
         if (FIRST_PASS_) {
-            pair_middle_(j, &tile, span);
-            for (part = 0; part < span; part += 2 * LANES_)
+            pair_middle_(j, &tile, n);
+            for (part = 0; part < n; part += 2 * LANES_)
                 pair_second_(j, general_job, kind, &k, &c, i + part, &tile, part);
             tile.general = 0;
         }
@@ -4084,9 +4154,17 @@ APART_ void NAME_(step)(const kopt_job_ *j) {
     const int compensated = rounding == KOPT_KAHAN || rounding == KOPT_COMPACT;
     const int plain = s->moments >= 1 && s->moments <= 2 && !s->moments_only && !s->sync && j->counts == KOPT_NULL_;
     const int adam = KOPT_RULE_(s->rule) == KOPT_ADAM;
-    if (plain && adam && weight == KOPT_F32 && moment == KOPT_F32 && j->grad_format == KOPT_F32 && j->codes == KOPT_NULL_) {
-        NAME_(adam_f32)(j);
-        return;
+    if (plain && weight == KOPT_F32 && moment == KOPT_F32 && j->grad_format == KOPT_F32 && j->codes == KOPT_NULL_) {
+        if (adam) {
+            NAME_(adam_f32)(j);
+            return;
+        }
+#ifdef KAHAN_OPT_VMATH
+        if (KOPT_RULE_(s->rule) == KOPT_ADAM_ATAN2 && j->vmath == KOPT_NULL_) {
+            NAME_(atan2_f32)(j);
+            return;
+        }
+#endif
     }
     if (plain && weight == KOPT_BF16 && moment == KOPT_BF16 && j->grad_format == KOPT_BF16 && j->copy == KOPT_NULL_ &&
         (!compensated || KOPT_STATE_ROUNDING_(s->compensation_rounding) == small_stores)) {
@@ -4124,23 +4202,32 @@ FN_ words_ converted_(floats_ x, kopt_format to, int stochastic, words_ r) {
 #ifdef PAIRS_
 /* To nearest, with constant formats. An array that no cache holds is written past the caches, if the machine can: 1.9 times
    as fast to 32 bits, 1.3 times to 16. */
+FN_ words_ convert_vector_(const kopt_conversion_ *c, kopt_format to, kopt_format from, size_t i, size_t n) {
+    const size_t size = kopt_bytes_of_(from);
+    KOPT_PREFETCH_(c->src + i * size + 4096); /* narrowing in DRAM: 1 KB ahead is a sixth slower */
+    return converted_(widen_(fetch_(c->src + i * size, size, n), from), to, 0, iset_(0));
+}
+
 FN_ void convert_array_(const kopt_conversion_ *c, kopt_format to, kopt_format from) {
-    const size_t to_size = kopt_bytes_of_(to), from_size = kopt_bytes_of_(from);
+    const size_t size = kopt_bytes_of_(to);
     const size_t ahead = (64 - KOPT_ADDRESS_(c->dst) % 64) % 64; /* bytes up to a line of the cache */
-    const int stream = c->n >= KOPT_STREAM_ / to_size && ahead % to_size == 0 && STREAMS_;
-    size_t i, n;
-    for (i = 0; i < c->n; i += n) {
-        const kopt_byte_ *p = c->src + i * from_size;
-        words_ a;
-        n = c->n - i < LANES_ ? c->n - i : LANES_;
-        if (stream && i < ahead / to_size && ahead / to_size - i < n) n = ahead / to_size - i;
-        KOPT_PREFETCH_(p + 1024);
-        a = converted_(widen_(fetch_(p, from_size, n), from), to, 0, iset_(0));
-        if (!stream || n < LANES_ || i < ahead / to_size) put_(c->dst + i * to_size, to_size, n, a);
-        else if (to_size == 4) stream32_(c->dst + 4 * i, a);
-        else stream16_(c->dst + 2 * i, a);
+    int stream = c->n >= KOPT_STREAM_ / size && ahead % size == 0 && STREAMS_;
+    size_t i = 0, n;
+    while (i < c->n) {
+        if (stream && i == ahead / size) {
+            for (; c->n - i >= LANES_; i += LANES_) {
+                const words_ a = convert_vector_(c, to, from, i, LANES_);
+                if (size == 4) stream32_(c->dst + 4 * i, a);
+                else stream16_(c->dst + 2 * i, a);
+            }
+            stream_end_();
+            stream = 0;
+            continue;
+        }
+        n = left_(stream ? ahead / size : c->n, i);
+        put_(c->dst + i * size, size, n, convert_vector_(c, to, from, i, n));
+        i += n;
     }
-    if (stream) stream_end_();
 }
 #endif
 
@@ -4151,16 +4238,27 @@ APART_ void convert_any_(const kopt_conversion_ *c) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
     const uint32_t stream = KOPT_CAST_(uint32_t, c->stochastic);
     const cipher_ cipher = stream == 0 ? cipher_of_(0, 0, 0, 0) : cipher_of_(c->seed, c->step, c->id, stream);
-    uint32_t halves[5 * LANES_];
     size_t i, n;
+#ifdef ONE_LANE_
+    words_ x[4];
+#else
+    uint32_t words[KOPT_RANDOM_ROW_ / 2], lower[KOPT_RANDOM_ROW_ / 2 + LANES_], upper[KOPT_RANDOM_ROW_ / 2];
+#endif
     for (i = 0; i < c->n; i += n) {
         words_ r = iset_(0);
         n = LANES_;
-        if (stream != 0) { /* a vector does not cross the end of a random block */
-            const size_t offset = random_halves_(halves, &cipher, c->first + i, i == 0);
-            if (8 * LANES_ - offset < n) n = 8 * LANES_ - offset;
-            r = load_half_(halves, offset);
+#ifdef ONE_LANE_
+        if (stream != 0) r = number_(random_element_(x, &cipher, KOPT_INDEX_(c->first + i), i == 0), 0, 0);
+#else
+        if (stream != 0) { /* a vector does not cross the end of a row */
+            const uint64_t index = c->first + i;
+            const size_t at = KOPT_CAST_(unsigned, index % KOPT_RANDOM_ROW_);
+            if (index % KOPT_RANDOM_SPAN_ == 0 || i == 0) random_span_(words, &cipher, index);
+            if (at == 0 || i == 0) random_row_(lower, upper, words, index - at);
+            if (KOPT_RANDOM_ROW_ - at < n) n = KOPT_RANDOM_ROW_ - at;
+            r = load_half_(lower, at);
         }
+#endif
         if (c->n - i < n) n = c->n - i;
         put_(c->dst + i * to_size, to_size, n,
              converted_(widen_(fetch_(c->src + i * from_size, from_size, n), c->src_format), c->dst_format, c->stochastic, r));
@@ -4344,18 +4442,20 @@ FN_ void norm_format_(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, 
 }
 #endif
 
+/* A number of `format` as it is stored, its magnitude at most limit; NaN stays. */
+FN_ words_ NAME_(clipped)(words_ a, kopt_format format, words_ limit) {
+    const words_ mag = and_(a, iset_(format == KOPT_F32 ? 0x7FFFFFFFu : 0x7FFFu));
+    const words_ infinity = iset_(format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
+    return or_(select_(gt_(mag, infinity), mag, select_(gt_(mag, limit), limit, mag)), isub_(a, mag));
+}
+
 FN_ void clip_(const kopt_tool_ *t) {
     const size_t size = kopt_bytes_of_(t->dst_format);
-    const words_ limit = iset_(t->limit), magnitude = iset_(size == 4 ? 0x7FFFFFFFu : 0x7FFFu);
-    const words_ infinity = iset_(size == 4 ? 0x7F800000u : t->dst_format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
     size_t i, n;
     for (i = 0; i < t->n; i += n) {
-        words_ a, mag;
+        kopt_byte_ *const p = t->dst + i * size;
         n = t->n - i < LANES_ ? t->n - i : LANES_;
-        a = fetch_(t->dst + i * size, size, n);
-        mag = and_(a, magnitude);
-        mag = select_(gt_(mag, infinity), mag, select_(gt_(mag, limit), limit, mag));
-        put_(t->dst + i * size, size, n, or_(mag, isub_(a, and_(a, magnitude))));
+        put_(p, size, n, NAME_(clipped)(fetch_(p, size, n), t->dst_format, iset_(t->limit)));
     }
 }
 
@@ -4412,7 +4512,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
 #undef clip_
 #undef sum_
 
-#if defined(KAHAN_OPT_VMATH) && KOPT_PASS_ != KOPT_PASS_CUDA_
+#ifdef KAHAN_OPT_VMATH
 /* ---- vector mathematics: docs/vmath.md. The coefficients are those of `tests/vmath.py coefficients` ---------------- */
 
 #define pick_ NAME_(vmath_pick)
@@ -4434,6 +4534,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
 #define prepare_ NAME_(vmath_prepare)
 #define normal_ NAME_(vmath_normal)
 #define finish_ NAME_(vmath_finish)
+#define finish16_ NAME_(vmath_finish16)
 #define step_ NAME_(vmath_step)
 #define quarter_ NAME_(vmath_quarter)
 #define box_muller_ NAME_(vmath_box_muller)
@@ -4687,6 +4788,18 @@ FN_ floats_ finish_(kopt_function f, floats_ x, floats_ q, floats_ l, floats_ *s
     return pick_(gt_(mag, iset_(0x7F800000u)), x, r);
 }
 
+/* The same in 16 bits, from 16 bits x. In doubt (Ziv's test: not all numbers near the result round alike) the table of
+   such inputs knows. */
+FN_ words_ finish16_(kopt_function f, kopt_format format, words_ x, floats_ q, floats_ l, mask_ *doubt) {
+    floats_ width, r = finish_(f, widen_(x, format), q, l, &width);
+    words_ differ;
+    width = mul_(width, set_(format == KOPT_BF16 ? 9.5367431640625e-07f : 4.76837158203125e-07f)); /* 2^-20, 2^-21 */
+    differ = xor_(nearest16_(sub_(r, width), format), nearest16_(add_(r, width), format));
+    *doubt = gt_(and_(differ, iset_(0x7FFFu)), iset_(0));
+    return nearest16_(r, format);
+}
+
+#if KOPT_PASS_ != KOPT_PASS_CUDA_ /* from here on arrays, by jobs */
 /* ---- rows and random numbers ---- */
 
 /* The largest of n > 0 values, as a word that grows with them; NaN is above all. */
@@ -4788,7 +4901,8 @@ FN_ void noise_(const kopt_vmath_job_ *j) {
 FN_ void step_(const kopt_vmath_job_ *j, size_t i, size_t n) {
     const size_t size = kopt_bytes_of_(j->format);
     floats_ x = value_(iset_(0)), y, r, width;
-    words_ old, next, differ;
+    words_ old, next;
+    mask_ doubt;
     if (j->kind < KOPT_VMATH_PREPARE_) x = value_(fetch_(j->in + 4 * i, 4, n));
     switch (KOPT_CAST_(int, j->kind)) {
     case KOPT_VMATH_EXP_: x = exp_(x, set_(0.0f)); break;
@@ -4828,20 +4942,19 @@ FN_ void step_(const kopt_vmath_job_ *j, size_t i, size_t n) {
     default: /* KOPT_VMATH_FINISH_ */
         old = fetch_(j->in + i * size, size, n);
         y = value_(fetch_(j->in2 + 4 * i, 4, n));
-        r = finish_(j->f, widen_(old, j->format), y, j->f == KOPT_SOFTPLUS ? value_(fetch_(j->out2 + 4 * i, 4,
-              n)) : y, &width);
-        /* Ziv's test: do all numbers near r round alike? If not, the table of such inputs knows. */
-        width = mul_(width, set_(j->format == KOPT_BF16 ? 9.5367431640625e-07f : 4.76837158203125e-07f)); /* 2^-20,
-              2^-21 */
-        differ = xor_(nearest16_(sub_(r, width), j->format), nearest16_(add_(r, width), j->format));
-        next = nearest16_(r, j->format);
+        r = j->f == KOPT_SOFTPLUS ? value_(fetch_(j->out2 + 4 * i, 4, n)) : y;
+        next = finish16_(j->f, j->format, old, y, r, &doubt);
         put_(j->out + i * size, size, n, next);
-        if (any_(gt_(and_(differ, iset_(0x7FFFu)), iset_(0)))) {
+        if (any_(doubt)) {
             kopt_byte_ part[2 * LANES_];
+            unsigned count;
+            const uint32_t *const patches = kopt_patches_of_(j->f, j->format, &count);
             size_t lane;
             store16_(part, old);
-            for (lane = 0; lane < n; lane++)
-                kopt_map_patch_(j->f, j->format, kopt_load16_(part + 2 * lane), j->out + (i + lane) * size);
+            for (lane = 0; lane < n; lane++) {
+                kopt_byte_ *const out = j->out + (i + lane) * size;
+                kopt_store16_(out, kopt_patched_(patches, count, kopt_load16_(part + 2 * lane), kopt_load16_(out)));
+            }
         }
         return;
     }
@@ -4867,6 +4980,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(vmath)(const kopt_vmath_job_ *j) {
         step_(j, i, n);
     }
 }
+#endif
 
 #undef pick_
 #undef at_
@@ -4887,6 +5001,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(vmath)(const kopt_vmath_job_ *j) {
 #undef prepare_
 #undef normal_
 #undef finish_
+#undef finish16_
 #undef step_
 #undef quarter_
 #undef box_muller_
@@ -4899,9 +5014,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(vmath)(const kopt_vmath_job_ *j) {
 static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
     const cipher_ cipher = cipher_of_(seed, step, id, stream);
     words_ x[4];
-    random_words_(x, &cipher, kopt_block_of_(index));
-    if ((index & 128) != 0) random_flip_(x);
-    return load_half_(x, KOPT_CAST_(unsigned, index & 7));
+    return random_element_(x, &cipher, index, 1);
 }
 #endif
 
@@ -4931,6 +5044,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef or_
 #undef xor_
 #undef mulhilo_
+#undef add16_
 #undef mul16_
 #undef dot_
 #undef gt_
@@ -4960,6 +5074,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef ISA_TARGET_
 #undef LANES_
 #undef ONE_LANE_
+#undef ONE_PASS_
 #undef shl_
 #undef shr_
 #undef PAIRS_
@@ -4976,7 +5091,6 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef cipher_
 #undef cipher_of_
 #undef random_words_
-#undef random_flip_
 #undef random_order_
 #undef fetch_
 #undef put_
@@ -5035,9 +5149,14 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef EACH_WEIGHT_
 #undef vector_
 #undef range_
-#undef random_halves_
+#undef random_span_
+#undef random_row_
+#undef random_element_
+#undef number_
 #undef converted_
 #undef convert_array_
+#undef convert_vector_
+#undef all_f32_
 #undef convert_any_
 #undef STREAMS_
 #undef stream16_
@@ -5054,6 +5173,11 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef pair_rule_
 #undef pair_seen_
 #undef pair_tile_
+#undef pair_random_
+#undef pair_start_
+#undef pair_draw_
+#undef tile_number_
+#undef PAIR_GROUPS_
 #undef pair_first_
 #undef pair_middle_
 #undef pair_second_
@@ -5401,10 +5525,10 @@ static KOPT_BOTH_ uint32_t kopt_encode_one_(const uint32_t *table, float x, uint
 
 /* The codes of the n values of one block; random16 may be NULL: nearest. */
 static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square,
-                         const uint16_t *random16, uint32_t factor) {
+                         const uint16_t *random16) {
     size_t i;
     for (i = 0; i < n; i++) {
-        const uint32_t r = random16 == KOPT_NULL_ ? 0 : random16[i] * factor & 0xFFFFu;
+        const uint32_t r = random16 == KOPT_NULL_ ? 0 : random16[i];
         kopt_byte_ *to = code + i;
         KOPT_OPAQUE_(to); /* or this becomes a call of memset where the scale is 0 */
         *to = KOPT_CAST_(kopt_byte_, kopt_encode_one_(kopt_codes_(square), kopt_float_(kopt_load32_(x + 4 * i)), scale,
@@ -5418,7 +5542,7 @@ KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
 }
 
 static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *x, size_t n, int square,
-                           const uint16_t *random16, uint32_t factor) {
+                           const uint16_t *random16) {
     uint32_t largest = 0;
     size_t i;
     for (i = 0; i < n; i++) {
@@ -5427,20 +5551,16 @@ static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_
     }
     largest = kopt_scale_(largest);
     kopt_store32_(scale, largest);
-    kopt_encode_(code, largest, x, n, square, random16, factor);
+    kopt_encode_(code, largest, x, n, square, random16);
 }
 
-/* The random bits of n elements. */
-static void kopt_random_block_(uint16_t *random16, const kopt_cipher_scalar_ *cipher, uint64_t first, size_t n) {
+/* The numbers of one store of n elements. */
+static void kopt_random_block_(uint16_t *random16, const kopt_cipher_scalar_ *cipher, uint64_t first, size_t n, uint32_t store) {
     kopt_words_scalar_ x[4];
     size_t k;
     for (k = 0; k < n; k++) {
-        const uint64_t e = first + k;
-        if (k == 0 || e % 8 == 0) {
-            kopt_random_words_scalar_(x, cipher, kopt_block_of_(KOPT_INDEX_(e)));
-            if ((e & 128) != 0) kopt_random_flip_scalar_(x);
-        }
-        random16[k] = KOPT_CAST_(uint16_t, kopt_load_half_scalar_(x, KOPT_CAST_(unsigned, e % 8)));
+        const uint32_t r = kopt_random_element_scalar_(x, cipher, KOPT_INDEX_(first + k), k == 0);
+        random16[k] = KOPT_CAST_(uint16_t, KOPT_RANDOM_STORE(r, store));
     }
 }
 
@@ -6045,7 +6165,7 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t
         if (what == KOPT_WEIGHT || opt->moment_format != KOPT_Q8) break;
         kopt_quantise_(state + at.moment[k] + i, state + at.scale[k] + i / KOPT_BLOCK_ * 4,
                        KOPT_CONST_POINTER_(const kopt_byte_ *, in) + 4 * i, n, kopt_is_square_(opt->rule, k),
-                       KOPT_NULL_, 0);
+                       KOPT_NULL_);
     }
     for (; i < t->n; i++) {
         const uint32_t bits = kopt_load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, in + i));
@@ -6420,7 +6540,7 @@ static void kopt_run_tiles_(const kopt_job_ *whole, size_t begin, size_t end) {
         job.begin = begin;
         job.end = begin + n;
         (KOPT_KERNEL_(step))(&job);
-        if (s->moments_only) continue;
+        if (s->moments_only && whole->counts == KOPT_NULL_) continue; /* what is wanted is counted all the same */
         kopt_between_(whole, y, x, n);
         kopt_second_pass_(whole, begin, n, y);
     }
@@ -6457,11 +6577,11 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
         job.first = whole->first + i;
         job.end = n;
         (KOPT_KERNEL_(step))(&job);
-        if (s->moment_rounding == KOPT_STOCHASTIC) kopt_random_block_(random16, &cipher, job.first, n);
         for (m = 0; m < s->moments; m++) {
             const int nearest = s->moment_rounding == KOPT_NEAREST || (m == 2 && s->rule == KOPT_ADAM);
+            if (!nearest) kopt_random_block_(random16, &cipher, job.first, n, KOPT_CAST_(uint32_t, m) + 1);
             kopt_quantise_(state + at->moment[m] + i, state + at->scale[m] + scale, job.moment[m], n,
-                           kopt_is_square_(s->rule, m), nearest ? KOPT_NULL_ : random16, kopt_moment_factor_(m));
+                           kopt_is_square_(s->rule, m), nearest ? KOPT_NULL_ : random16);
         }
     }
 }
@@ -6811,25 +6931,31 @@ KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double g
     return kopt_put64_(kopt_less64_(value, one) ? value : one);
 }
 
-KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit) {
-    kopt_result result = kopt_check_array_(x, format, n);
-    kopt_environment_ environment;
+/* The largest number of format that is not above `limit`, as it is stored. */
+static kopt_result kopt_limit_of_(double limit, kopt_format format, uint32_t *bits) {
     const kopt_f64_ largest = kopt_make64_(kopt_wide_bits_(kopt_float_(0x7F7FFFFFu)));
     kopt_f64_ most = kopt_get64_(limit);
-    kopt_tool_ t;
-    if (result != KOPT_OK) return result;
+    kopt_environment_ environment;
     if (!kopt_inside64_(most, kopt_get64_(0), most)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
     if (kopt_less64_(largest, most)) most = largest;
-    t.limit = kopt_bits_(kopt_to_float_(most)) & 0x7FFFFFFFu; /* -0 is 0 */
-    if (kopt_less64_(most, kopt_make64_(kopt_wide_bits_(kopt_float_(t.limit))))) t.limit--; /* towards zero */
-    if (format == KOPT_BF16) t.limit >>= 16;
+    *bits = kopt_bits_(kopt_to_float_(most)) & 0x7FFFFFFFu; /* -0 is 0 */
+    if (kopt_less64_(most, kopt_make64_(kopt_wide_bits_(kopt_float_(*bits))))) --*bits; /* towards zero */
+    if (format == KOPT_BF16) *bits >>= 16;
     if (format == KOPT_FP16) {
-        const uint32_t exact = t.limit;
-        t.limit = kopt_fp16_from_f32(kopt_float_(exact));
-        if (kopt_bits_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, t.limit))) > exact) t.limit--;
+        const uint32_t exact = *bits;
+        *bits = kopt_fp16_from_f32(kopt_float_(exact));
+        if (kopt_bits_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, *bits))) > exact) --*bits;
     }
     kopt_leave_(&environment);
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit) {
+    kopt_result result = kopt_check_array_(x, format, n);
+    kopt_tool_ t;
+    if (result == KOPT_OK) result = kopt_limit_of_(limit, format, &t.limit);
+    if (result != KOPT_OK) return result;
     t.kind = KOPT_TOOL_CLIP_;
     t.dst = KOPT_CAST_(kopt_byte_ *, x);
     t.dst_format = format;
@@ -7169,7 +7295,7 @@ static KOPT_NOINLINE_ void kopt_pack_(kopt_byte_ *out, kopt_format code, const f
     scale = kopt_scale_of_(code, kopt_codes_signed_, positive, negative, mean, n, random16 != KOPT_NULL_);
     kopt_put_(out, scale, 4);
     if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) {
-        kopt_encode_(out + 4, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, x), n, 0, random16, 1);
+        kopt_encode_(out + 4, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, x), n, 0, random16);
         return;
     }
     for (i = 0; i < n; i++) {
@@ -7230,7 +7356,7 @@ static void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt
             for (k = 0; k < v.n; k++) x[k] = kopt_add_(x[k], y[k]);
         }
         for (k = 0; k < v.n; k++) x[k] = kopt_without_payload_(x[k]);
-        if (blocks && stochastic) kopt_random_block_(random16, &cipher, v.first, v.n);
+        if (blocks && stochastic) kopt_random_block_(random16, &cipher, v.first, v.n, 0);
         if (blocks)
             kopt_pack_(to, c->code, x, v.n, stochastic ? random16 : KOPT_NULL_);
         else
@@ -7754,10 +7880,14 @@ KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *o
     return KOPT_OK;
 }
 
-KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy, const void *x,
-                                        kopt_format format, size_t n) {
+static kopt_function kopt_slope_of_(kopt_function f) {
     static const kopt_function kopt_slope_[] = {KOPT_EXP,        KOPT_LOG,        KOPT_TANH_SLOPE,      KOPT_SIGMOID_SLOPE,
                                                 KOPT_SILU_SLOPE, KOPT_GELU_SLOPE, KOPT_GELU_TANH_SLOPE, KOPT_SIGMOID};
+    return kopt_slope_[f];
+}
+
+KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy, const void *x,
+                                        kopt_format format, size_t n) {
     const kopt_result result = kopt_map_check_(f, KOPT_SOFTPLUS, dx, dy, x, format, n);
     uint16_t slope[KOPT_VMATH_TILE_];
     kopt_environment_ environment;
@@ -7775,7 +7905,7 @@ KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f
     kopt_enter_(&environment);
     for (i = 0; i < n; i += m) {
         m = n - i < KOPT_VMATH_TILE_ ? n - i : KOPT_VMATH_TILE_;
-        kopt_map_tile_(vmath, kopt_slope_[f], KOPT_POINTER_(kopt_byte_ *, slope), KOPT_CAST_(const kopt_byte_ *, x) + 2 * i,
+        kopt_map_tile_(vmath, kopt_slope_of_(f), KOPT_POINTER_(kopt_byte_ *, slope), KOPT_CAST_(const kopt_byte_ *, x) + 2 * i,
                        format, m);
         j.in2 = KOPT_CAST_(const kopt_byte_ *, dy) + 2 * i;
         j.out = KOPT_CAST_(kopt_byte_ *, dx) + 2 * i;

@@ -34,7 +34,7 @@
    KAHAN_OPT_CUDA_IMPLEMENTATION   create the implementation. In one .cu file, before it includes kahan_opt.h.
    KAHAN_OPT_CUDA_SELF             the name of this file, with quotes, if you renamed it. It includes itself.
 
-   CONTENTS   PLAN   STEP   STATISTICS   CONVERSIONS   COMPRESSION
+   CONTENTS   PLAN   STEP   STATISTICS   CONVERSIONS   ACCUMULATION   VECTOR MATHEMATICS   COMPRESSION
               (implementation)   VOCABULARY   KERNELS   PUBLIC FUNCTIONS
 */
 #ifndef KOPT_PASS_ /* the whole file but the vocabulary, which is read by kahan_opt.h */
@@ -101,7 +101,8 @@ typedef struct kopt_cuda_plan {
 KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t count);
 
 /* Checks everything that can be checked without reading device memory, and writes the plan to host memory aligned to 16
-   bytes. Runs without a GPU. Nothing is kept of the arguments. */
+   bytes. Runs without a GPU. Nothing is kept of the arguments. Refused with KOPT_ERROR_OPTION: opt.vmath that is not
+   NULL, with Adam-atan2 or smooth Lion (a table's functions are the host's). */
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
                                                 const kopt_cuda_group *groups, size_t count);
 
@@ -170,11 +171,49 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_convert_stochastic(void *dst, kopt_format d
                                                         kopt_format src_format, size_t n, uint64_t seed, uint32_t step,
                                                         uint32_t id, uint64_t first_index, void *stream);
 
+/* ---- ACCUMULATION AND CLIPPING BY VALUE of device memory. Arrays have any alignment, fastest is 16 bytes --------- */
+
+/* kopt_accumulate(): sum += grad * scale. a itself is on the host, its sum and residual (n values as it says) on the GPU;
+   grad: n values, apart from both. counts: NULL, and a is counted by the call; or the device address, aligned to 4, of
+   two words that take the place of a->count and a->step: both begin with 0, each addition counts both when its turn has
+   come (so that a captured call can be replayed), and the first set to 0 begins a new sum (cudaMemsetAsync). An addition
+   at the end of a count, 2^32 - 1, is refused with KOPT_ERROR_STEP; with counts on the GPU, where nobody can be told, it
+   does nothing. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format,
+                                                double scale, uint32_t *counts, void *stream);
+
+/* kopt_accumulator_read(): the sum with its residual, as n fp32 values; zeros while the count is 0. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_accumulator_read(const kopt_accumulator *a, float *out, const uint32_t *counts,
+                                                      void *stream);
+
+/* kopt_clip_value(): no |x| above limit >= 0; infinity becomes the limit, NaN stays. In place. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_clip_value(void *x, kopt_format format, size_t n, double limit, void *stream);
+
+#ifdef KAHAN_OPT_VMATH
+/* ---- VECTOR MATHEMATICS (with KAHAN_OPT_VMATH) of device memory: the functions of kopt_vmath_builtin(), kopt_map() and
+        kopt_map_backward(), with their bits, whatever table the host uses. An array may be in place of an input or apart
+        from it, not partly over it (KOPT_ERROR_OVERLAP) ---------------------------------------------------------- */
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_exp(float *out, const float *x, size_t n, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_log(float *out, const float *x, size_t n, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_tanh(float *out, const float *x, size_t n, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_erf(float *out, const float *x, size_t n, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_erfc(float *out, const float *x, size_t n, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_atan2(float *out, const float *y, const float *x, size_t n, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_sincospi(float *sine, float *cosine, const float *x, size_t n, void *stream);
+
+/* n values of format, KOPT_BF16 or KOPT_FP16, correctly rounded. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_map(kopt_function f, void *out, const void *x, kopt_format format, size_t n,
+                                         void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_map_backward(kopt_function f, void *dx, const void *dy, const void *x,
+                                                  kopt_format format, size_t n, void *stream);
+#endif
+
 /* ---- COMPRESSION AND REDUCTION: kopt_compress(), kopt_decompress_add() and kopt_reduce() of device memory; c itself
         is on the host ---------------------------------------------------------------------------------------------- */
 
 /* steps: NULL, or the device address of a count that takes the place of c->step: it begins with 0, and each call counts
-   it when its turn has come, so that a captured call can be replayed. */
+   it when its turn has come, so that a captured call can be replayed. At 2^32 - 1 a call does nothing. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
                                               kopt_format grad_format, uint32_t *steps, void *stream);
 KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
@@ -200,10 +239,12 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
 #endif
 #ifdef KOPT_CUDA_HOST_
 #define KOPT_UNROLL_
-#define KOPT_CUDA_ALIGNED_
+#define KOPT_ROLL_
+#define KOPT_CUDA_ALIGNED_ __attribute__((aligned(16)))
 #else
 #include <cuda_runtime.h>
 #define KOPT_UNROLL_ _Pragma("unroll")
+#define KOPT_ROLL_ _Pragma("unroll 1")
 #define KOPT_CUDA_ALIGNED_ __align__(16)
 #endif
 #define KOPT_CUDA_FN_ static KOPT_FORCE_INLINE_ KOPT_BOTH_
@@ -252,8 +293,7 @@ typedef struct kopt_cuda_control_ {
 } kopt_cuda_control_;
 
 /* Elements have the position x = i + pad: 8 elements at a multiple of 8 are an octet, which one thread steps at once.
-   If that can be, pad makes octets 16-byte aligned, and positions equal to global indices modulo 256. */
-enum { KOPT_WIDE_STEP_ = 1, KOPT_WIDE_GRAD_ = 2 };
+   Positions are global indices modulo 256, so that an octet has the words of one cipher block. */
 typedef struct KOPT_CUDA_ALIGNED_ kopt_cuda_tensor_ {
     kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy;
     kopt_byte_ *scale[4]; /* of 8-bit moments; these tensors have no pad */
@@ -294,7 +334,12 @@ enum { KOPT_THREADS_ = 256, KOPT_WARPS_ = 8, KOPT_ROW_ = 512 /* positions that a
 
 /* ---- memory ---- */
 
-/* Loads and stores in PTX: of global memory, as wide as written, in the written order. */
+/* Loads and stores in PTX: of global memory, as wide as written, in the written order. The host ends where a GPU would
+   complain about an address. */
+#define KOPT_CUDA_ALIGNS_(p, size)                                 \
+    do {                                                           \
+        if (KOPT_ADDRESS_(p) % (size) != 0) __builtin_trap();      \
+    } while (0)
 
 /* 8 bytes, or a multiple of 16; aligned to 8 or 16. */
 KOPT_CUDA_FN_ void kopt_cuda_load_(uint32_t *to, const kopt_byte_ *from, size_t bytes) {
@@ -309,6 +354,7 @@ KOPT_CUDA_FN_ void kopt_cuda_load_(uint32_t *to, const kopt_byte_ *from, size_t 
                              : "l"(from + 16 * i));
     }
 #else
+    KOPT_CUDA_ALIGNS_(from, bytes == 8 ? 8 : 16);
     __builtin_memcpy(to, from, bytes);
 #endif
 }
@@ -327,17 +373,18 @@ KOPT_CUDA_FN_ void kopt_cuda_store_(kopt_byte_ *to, const uint32_t *from, size_t
                              : "memory");
     }
 #else
+    KOPT_CUDA_ALIGNS_(to, bytes == 8 ? 8 : 16);
     __builtin_memcpy(to, from, bytes);
 #endif
 }
 
-/* One element of 1, 2 or 4 bytes, in the low bits; any alignment. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_fetch_(const kopt_byte_ *p, size_t size) {
+/* One element of 1, 2 or 4 bytes, in the low bits; aligned to its size if `natural`, or anyhow. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_fetch_as_(int natural, const kopt_byte_ *p, size_t size) {
 #ifdef __CUDA_ARCH__
     uint32_t a = 0, byte;
-    if (size == 4 && (reinterpret_cast<uintptr_t>(p) & 3) == 0) {
+    if (size == 4 && (natural || (reinterpret_cast<uintptr_t>(p) & 3) == 0)) {
         __asm__ volatile("ld.global.u32 %0, [%1];" : "=r"(a) : "l"(p));
-    } else if (size == 2 && (reinterpret_cast<uintptr_t>(p) & 1) == 0) {
+    } else if (size == 2 && (natural || (reinterpret_cast<uintptr_t>(p) & 1) == 0)) {
         __asm__ volatile("ld.global.u16 %0, [%1];" : "=r"(a) : "l"(p));
     } else {
         for (size_t i = 0; i < size; i++) {
@@ -347,21 +394,23 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_fetch_(const kopt_byte_ *p, size_t size) {
     }
     return a;
 #else
+    if (natural) KOPT_CUDA_ALIGNS_(p, size);
     return size == 4 ? kopt_load32_(p) : size == 2 ? kopt_load16_(p) : *p;
 #endif
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_put_(kopt_byte_ *p, size_t size, uint32_t a) {
+KOPT_CUDA_FN_ void kopt_cuda_put_as_(int natural, kopt_byte_ *p, size_t size, uint32_t a) {
 #ifdef __CUDA_ARCH__
-    if (size == 4 && (reinterpret_cast<uintptr_t>(p) & 3) == 0) {
+    if (size == 4 && (natural || (reinterpret_cast<uintptr_t>(p) & 3) == 0)) {
         __asm__ volatile("st.global.u32 [%0], %1;" : : "l"(p), "r"(a) : "memory");
-    } else if (size == 2 && (reinterpret_cast<uintptr_t>(p) & 1) == 0) {
+    } else if (size == 2 && (natural || (reinterpret_cast<uintptr_t>(p) & 1) == 0)) {
         __asm__ volatile("st.global.u16 [%0], %1;" : : "l"(p), "r"(a) : "memory");
     } else {
         for (size_t i = 0; i < size; i++)
             __asm__ volatile("st.global.u8 [%0], %1;" : : "l"(p + i), "r"(a >> (8 * i)) : "memory");
     }
 #else
+    if (natural) KOPT_CUDA_ALIGNS_(p, size);
     if (size == 4)
         kopt_store32_(p, a);
     else if (size == 2)
@@ -371,42 +420,204 @@ KOPT_CUDA_FN_ void kopt_cuda_put_(kopt_byte_ *p, size_t size, uint32_t a) {
 #endif
 }
 
+/* The element at base + offset, naturally aligned, where it is `there`: predicated, without a branch. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_fetch_if_(int there, const kopt_byte_ *base, uint64_t offset, size_t size) {
+#ifdef __CUDA_ARCH__
+    const uint64_t p = reinterpret_cast<uintptr_t>(base) + offset;
+    uint32_t a = 0;
+    if (size == 4)
+        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u32 %0, [%1]; }" : "+r"(a) : "l"(p), "r"(there));
+    else if (size == 2)
+        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u16 %0, [%1]; }" : "+r"(a) : "l"(p), "r"(there));
+    else
+        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u8 %0, [%1]; }" : "+r"(a) : "l"(p), "r"(there));
+    return a;
+#else
+    return there ? kopt_cuda_fetch_as_(1, base + offset, size) : 0;
+#endif
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_put_if_(int there, kopt_byte_ *base, uint64_t offset, size_t size, uint32_t a) {
+#ifdef __CUDA_ARCH__
+    const uint64_t p = reinterpret_cast<uintptr_t>(base) + offset;
+    if (size == 4)
+        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u32 [%1], %0; }"
+                         : : "r"(a), "l"(p), "r"(there) : "memory");
+    else if (size == 2)
+        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u16 [%1], %0; }"
+                         : : "r"(a), "l"(p), "r"(there) : "memory");
+    else
+        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u8 [%1], %0; }"
+                         : : "r"(a), "l"(p), "r"(there) : "memory");
+#else
+    if (there) kopt_cuda_put_as_(1, base + offset, size, a);
+#endif
+}
+
+/* With any alignment. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_fetch_(const kopt_byte_ *p, size_t size) { return kopt_cuda_fetch_as_(0, p, size); }
+KOPT_CUDA_FN_ void kopt_cuda_put_(kopt_byte_ *p, size_t size, uint32_t a) { kopt_cuda_put_as_(0, p, size, a); }
+
+/* As much of an array as one thread takes: elements i + skip .. i + n - 1, 0 <= skip < n <= 8; i may be below 0, modulo
+   2^64. */
+typedef struct kopt_cuda_part_ {
+    uint64_t i;
+    int skip, n;
+} kopt_cuda_part_;
+
+/* Part number `octet` of n elements, of which the first is at position pad < 8. */
+KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_part_of_(uint64_t n, uint32_t pad, uint64_t octet) {
+    const uint64_t left = n + pad - 8 * octet;
+    kopt_cuda_part_ p;
+    p.i = 8 * octet - pad;
+    p.skip = octet == 0 ? KOPT_CAST_(int, pad) : 0;
+    p.n = left < 8 ? KOPT_CAST_(int, left) : 8;
+    return p;
+}
+
+/* Element q of 8, packed as in memory; into words that are 0 where it goes. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_nth_(const uint32_t *packed, size_t size, int q) {
+    if (size == 4) return packed[q];
+    return size == 2 ? packed[q >> 1] >> 16 * (q & 1) & 0xFFFFu : packed[q >> 2] >> 8 * (q & 3) & 0xFFu;
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_insert_(uint32_t *packed, size_t size, int q, uint32_t a) {
+    if (size == 4)
+        packed[q] = a;
+    else if (size == 2)
+        packed[q >> 1] = (q & 1) == 0 ? a : packed[q >> 1] | a << 16;
+    else
+        packed[q >> 2] = (q & 3) == 0 ? a : packed[q >> 2] | a << 8 * (q & 3);
+}
+
+/* Is it a whole part, and does the array lie there as wide loads want it? */
+KOPT_CUDA_FN_ int kopt_cuda_whole_(const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
+    const uint64_t address = KOPT_ADDRESS_(base) + p.i * size;
+    return p.skip == 0 && p.n == 8 && (address & (size == 1 ? 3 : 8 * size < 16 ? 7 : 15)) == 0;
+}
+
+/* A part of an array of elements of 1, 2 or 4 bytes, packed, with zeros for what is not in it. All loads are issued
+   before any of them is used; those of a part that is not whole, or not aligned, are predicated, not a loop. */
+KOPT_CUDA_FN_ void kopt_cuda_take_as_(int natural, uint32_t *packed, const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
+    int q;
+    if (kopt_cuda_whole_(base, size, p)) {
+        const kopt_byte_ *const from = base + p.i * size;
+        if (size == 1) {
+            packed[0] = kopt_cuda_fetch_as_(1, from, 4);
+            packed[1] = kopt_cuda_fetch_as_(1, from + 4, 4);
+        } else {
+            kopt_cuda_load_(packed, from, 8 * size);
+        }
+        return;
+    }
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) {
+        const int there = p.skip <= q && q < p.n;
+        const uint64_t at = (p.i + KOPT_CAST_(uint64_t, q)) * size;
+        uint32_t a = 0;
+        if (natural)
+            a = kopt_cuda_fetch_if_(there, base, at, size);
+        else if (there)
+            a = kopt_cuda_fetch_(base + at, size);
+        kopt_cuda_insert_(packed, size, q, a);
+    }
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_give_as_(int natural, kopt_byte_ *base, size_t size, kopt_cuda_part_ p, const uint32_t *packed) {
+    int q;
+    if (kopt_cuda_whole_(base, size, p)) {
+        kopt_byte_ *const to = base + p.i * size;
+        if (size == 1) {
+            kopt_cuda_put_as_(1, to, 4, packed[0]);
+            kopt_cuda_put_as_(1, to + 4, 4, packed[1]);
+        } else {
+            kopt_cuda_store_(to, packed, 8 * size);
+        }
+        return;
+    }
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) {
+        const int there = p.skip <= q && q < p.n;
+        const uint64_t at = (p.i + KOPT_CAST_(uint64_t, q)) * size;
+        if (natural)
+            kopt_cuda_put_if_(there, base, at, size, kopt_cuda_nth_(packed, size, q));
+        else if (there)
+            kopt_cuda_put_(base + at, size, kopt_cuda_nth_(packed, size, q));
+    }
+}
+
+/* With any alignment. */
+KOPT_CUDA_FN_ void kopt_cuda_take_(uint32_t *packed, const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
+    kopt_cuda_take_as_(0, packed, base, size, p);
+}
+KOPT_CUDA_FN_ void kopt_cuda_give_(kopt_byte_ *base, size_t size, kopt_cuda_part_ p, const uint32_t *packed) {
+    kopt_cuda_give_as_(0, base, size, p, packed);
+}
+
 /* ---- random bits ---- */
 
-/* The words of the octet of elements that begins at global index e, a multiple of 8. */
-KOPT_CUDA_FN_ void kopt_cuda_random_(uint32_t r[4], const kopt_cipher_cuda_ *cipher, uint64_t e) {
-    kopt_random_words_cuda_(r, cipher, kopt_block_of_(e));
-    if ((e & 128) != 0) kopt_random_flip_cuda_(r);
+/* r (kopt_random) of the 8 elements from global index e on, a multiple of 8, whose words are w. */
+KOPT_CUDA_FN_ void kopt_cuda_random_of_(uint32_t r[8], const uint32_t w[4], uint64_t e) {
+    int q;
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++)
+        r[q] = kopt_random_of_((q & 1) != 0 ? w[q >> 1] >> 16 | w[q >> 1] << 16 : w[q >> 1], e);
 }
 
-/* The same for any e: an octet of a shard that lies across two octets of the whole. */
-KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[4], const kopt_cipher_cuda_ *cipher, uint64_t e) {
+/* The same for any e: 8 elements of a shard that lie across two octets of the whole. */
+KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[8], const kopt_cipher_cuda_ *cipher, uint64_t e) {
     uint32_t w[8];
-    int i;
-    kopt_cuda_random_(w, cipher, e & ~KOPT_CAST_(uint64_t, 7));
-    kopt_cuda_random_(w + 4, cipher, (e & ~KOPT_CAST_(uint64_t, 7)) + 8);
+    int q;
+    kopt_random_words_cuda_(w, cipher, kopt_block_of_(e));
+    kopt_random_words_cuda_(w + 4, cipher, kopt_block_of_(e + 7));
     KOPT_UNROLL_
-    for (i = 0; i < 6; i++) w[i] = (e & 4) != 0 ? w[i + 2] : w[i];
+    for (q = 0; q < 6; q++) w[q] = (e & 4) != 0 ? w[q + 2] : w[q];
     KOPT_UNROLL_
-    for (i = 0; i < 5; i++) w[i] = (e & 2) != 0 ? w[i + 1] : w[i];
+    for (q = 0; q < 5; q++) w[q] = (e & 2) != 0 ? w[q + 1] : w[q];
     KOPT_UNROLL_
-    for (i = 0; i < 4; i++) r[i] = (e & 1) != 0 ? (w[i] >> 16) | (w[i + 1] << 16) : w[i];
+    for (q = 0; q < 8; q++) { /* the word of element e + q; its own half below */
+        const uint32_t word = (e & 1) != 0 ? w[(q + 1) >> 1] : w[q >> 1];
+        r[q] = kopt_random_of_(((e ^ KOPT_CAST_(uint32_t, q)) & 1) != 0 ? word >> 16 | word << 16 : word,
+                               e + KOPT_CAST_(uint64_t, q));
+    }
 }
 
-/* The number of one element. */
+/* ... and for one that may be either. */
+KOPT_CUDA_FN_ void kopt_cuda_random_octet_(uint32_t r[8], const kopt_cipher_cuda_ *cipher, uint64_t e) {
+    if ((e & 7) == 0) {
+        uint32_t w[4];
+        kopt_random_words_cuda_(w, cipher, kopt_block_of_(e));
+        kopt_cuda_random_of_(r, w, e);
+    } else {
+        kopt_cuda_random_across_(r, cipher, e);
+    }
+}
+
+/* r of one element. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_random_one_(const kopt_cipher_cuda_ *cipher, uint64_t e) {
-    uint32_t w[4], r;
-    kopt_cuda_random_(w, cipher, e & ~KOPT_CAST_(uint64_t, 7));
-    r = (e & 4) != 0 ? ((e & 2) != 0 ? w[3] : w[2]) : ((e & 2) != 0 ? w[1] : w[0]);
-    return (e & 1) != 0 ? r >> 16 : r & 0xFFFFu;
+    uint32_t w[4], word;
+    kopt_random_words_cuda_(w, cipher, kopt_block_of_(e));
+    word = (e & 4) != 0 ? ((e & 2) != 0 ? w[3] : w[2]) : ((e & 2) != 0 ? w[1] : w[0]);
+    return kopt_random_of_((e & 1) != 0 ? word >> 16 | word << 16 : word, e);
 }
 
 /* ---- one thread's work ---- */
 
-/* The element at position x of a task. */
-KOPT_CUDA_FN_ uint64_t kopt_cuda_index_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task,
-                                        int x) {
-    return KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width - t->pad + KOPT_CAST_(uint64_t, x);
+/* What a tensor has of the 8 elements from i on, at least one. */
+KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_part_from_(const kopt_cuda_tensor_ *t, uint64_t i) {
+    const uint64_t left = t->end - t->pad - i;
+    kopt_cuda_part_ p;
+    p.i = i;
+    p.skip = i >> 63 != 0 ? KOPT_CAST_(int, 0 - i) : 0;
+    p.n = left < 8 ? KOPT_CAST_(int, left) : 8;
+    return p;
+}
+
+/* At position x of a task. */
+KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_part_at_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t,
+                                                 uint32_t task, int x) {
+    const uint64_t at = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width + KOPT_CAST_(uint64_t, x);
+    return kopt_cuda_part_from_(t, at - t->pad);
 }
 
 /* ---- 8-bit moments: a warp steps 256 elements that share a scale, in two phases. The first turns codes into numbers,
@@ -447,16 +658,22 @@ KOPT_CUDA_FN_ void kopt_cuda_keep_(kopt_cuda_block_ *b, int m, uint64_t i, uint3
     b->largest[m] = magnitude > b->largest[m] ? magnitude : b->largest[m];
 }
 
-/* A step of the 8 elements at position x of a task: everything is loaded, stepped in registers, and stored. b: NULL, or
-   where 8-bit moments go. */
+/* Do all arrays of a tensor lie as wide loads want them, and is it 8 elements? */
+KOPT_CUDA_FN_ int kopt_cuda_wide_(const kopt_cuda_tensor_ *t, kopt_cuda_part_ p) {
+    return t->wide && p.skip == 0 && p.n == 8;
+}
+
+/* A step of the elements at positions x .. x + 7 of a task, of those that the tensor has: everything is loaded, stepped in
+   registers, and stored. b: NULL, or where 8-bit moments go. */
 KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task, int x,
-                                    kopt_kind_ kind, int copies, int radam, const uint32_t r[4], kopt_cuda_block_ *b) {
+                                    kopt_kind_ kind, int copies, int radam, const uint32_t r[8], kopt_cuda_block_ *b) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     kopt_scalars_cuda_ local;
-    uint64_t i = kopt_cuda_index_(a, t, task, x);
-    uint32_t words[sizeof(kopt_scalars_cuda_) / 4], weight[8], grad[8], residual[4], moment1[8], moment2[8], copy[8], scale1 = 0, scale2 = 0;
+    kopt_cuda_part_ p = kopt_cuda_part_at_(a, t, task, x);
+    uint32_t words[sizeof(kopt_scalars_cuda_) / 4], weight[8], grad[8], residual[4], moment1[8], moment2[8], copy[4];
+    uint32_t scale1 = 0, scale2 = 0;
     const kopt_byte_ *const scalars = KOPT_CONST_POINTER_(const kopt_byte_ *, &a->groups[t->group].k);
     int q;
     kopt_cuda_load_(words, scalars, 64); /* all numbers, and a flag */
@@ -468,26 +685,31 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
     local.use_l2 = kopt_bits_(local.l2) != 0;
     local.use_decay = kopt_bits_(local.decay) != 0; /* and zero_grad and moments_only are looked at in the end */
     if (radam) local.unrectified = a->groups[t->group].k.unrectified;
-    kopt_cuda_load_(weight, t->weight + i * weight_size, 8 * weight_size);
-    if (residual_size != 0) kopt_cuda_load_(residual, t->residual + i * residual_size, 8 * residual_size);
-    if (b == KOPT_NULL_) {
-        if (kind.moments > 0) kopt_cuda_load_(moment1, t->moment[0] + i * moment_size, 8 * moment_size);
-        if (kind.moments > 1) kopt_cuda_load_(moment2, t->moment[1] + i * moment_size, 8 * moment_size);
+    if (kopt_cuda_wide_(t, p)) {
+        kopt_cuda_load_(weight, t->weight + p.i * weight_size, 8 * weight_size);
+        if (residual_size != 0) kopt_cuda_load_(residual, t->residual + p.i * residual_size, 8 * residual_size);
+        if (kind.moments > 0 && b == KOPT_NULL_)
+            kopt_cuda_load_(moment1, t->moment[0] + p.i * moment_size, 8 * moment_size);
+        if (kind.moments > 1 && b == KOPT_NULL_)
+            kopt_cuda_load_(moment2, t->moment[1] + p.i * moment_size, 8 * moment_size);
+        kopt_cuda_load_(grad, t->grad + p.i * grad_size, 8 * grad_size);
     } else {
-        KOPT_UNROLL_
-        for (q = 0; q < 2; q++) {
-            if (kind.moments > 0) moment1[q] = kopt_cuda_fetch_(t->moment[0] + i + 4 * KOPT_CAST_(size_t, q), 4);
-            if (kind.moments > 1) moment2[q] = kopt_cuda_fetch_(t->moment[1] + i + 4 * KOPT_CAST_(size_t, q), 4);
-        }
-        if (kind.moments > 0) scale1 = kopt_cuda_scale_(t, 0, i);
-        if (kind.moments > 1) scale2 = kopt_cuda_scale_(t, 1, i);
+        kopt_cuda_take_as_(1, weight, t->weight, weight_size, p);
+        if (residual_size != 0) kopt_cuda_take_as_(1, residual, t->residual, residual_size, p);
+        if (kind.moments > 0 && b == KOPT_NULL_) kopt_cuda_take_as_(1, moment1, t->moment[0], moment_size, p);
+        if (kind.moments > 1 && b == KOPT_NULL_) kopt_cuda_take_as_(1, moment2, t->moment[1], moment_size, p);
+        kopt_cuda_take_as_(1, grad, t->grad, grad_size, p);
     }
-    kopt_cuda_load_(grad, t->grad + i * grad_size, 8 * grad_size);
+    if (b != KOPT_NULL_) { /* codes */
+        if (kind.moments > 0) kopt_cuda_take_as_(1, moment1, t->moment[0], 1, p);
+        if (kind.moments > 1) kopt_cuda_take_as_(1, moment2, t->moment[1], 1, p);
+        if (kind.moments > 0) scale1 = kopt_cuda_scale_(t, 0, p.i);
+        if (kind.moments > 1) scale2 = kopt_cuda_scale_(t, 1, p.i);
+    }
 
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
         const size_t at = KOPT_CAST_(size_t, q);
-        const int shift = 8 * (q & 3);
         uint32_t first = 0, second = 0; /* moments that were 8 bits */
         kopt_job_ j;
         j.weight = KOPT_POINTER_(kopt_byte_ *, weight) + at * weight_size;
@@ -497,47 +719,59 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
         j.moment[1] = KOPT_POINTER_(kopt_byte_ *, moment2) + at * moment_size;
         if (b != KOPT_NULL_) {
             if (kind.moments > 0)
-                first = kopt_cuda_decode_(b->codes, kind.rule, 0, moment1[q >> 2] >> shift & 0xFFu, scale1);
+                first = kopt_cuda_decode_(b->codes, kind.rule, 0, kopt_cuda_nth_(moment1, 1, q), scale1);
             if (kind.moments > 1)
-                second = kopt_cuda_decode_(b->codes, kind.rule, 1, moment2[q >> 2] >> shift & 0xFFu, scale2);
+                second = kopt_cuda_decode_(b->codes, kind.rule, 1, kopt_cuda_nth_(moment2, 1, q), scale2);
             j.moment[0] = KOPT_POINTER_(kopt_byte_ *, &first);
             j.moment[1] = KOPT_POINTER_(kopt_byte_ *, &second);
         }
         j.counts = KOPT_NULL_;
-        j.copy = copies ? KOPT_POINTER_(kopt_byte_ *, copy + q) : KOPT_NULL_;
-        j.copy_format = KOPT_CAST_(kopt_format, t->copy_format);
-        kopt_vector_cuda_(&j, kind, &local, 0, 1, (q & 1) != 0 ? r[q >> 1] >> 16 : r[q >> 1] & 0xFFFFu);
-        if (b != KOPT_NULL_ && kind.moments > 0) kopt_cuda_keep_(b, 0, i + at, first);
-        if (b != KOPT_NULL_ && kind.moments > 1) kopt_cuda_keep_(b, 1, i + at, second);
+        j.copy = KOPT_NULL_; /* made of the weights, in the end */
+        kopt_vector_cuda_(&j, kind, &local, 0, 1, r[q]);
+        if (b != KOPT_NULL_ && kind.moments > 0 && q < p.n) kopt_cuda_keep_(b, 0, p.i + at, first);
+        if (b != KOPT_NULL_ && kind.moments > 1 && q < p.n) kopt_cuda_keep_(b, 1, p.i + at, second);
     }
 
     KOPT_CUDA_FORGET_(t, "l");
-    i = kopt_cuda_index_(a, t, task, x);
-    if (!a->groups[t->group].k.moments_only) {
-        kopt_cuda_store_(t->weight + i * weight_size, weight, 8 * weight_size);
-        if (residual_size != 0) kopt_cuda_store_(t->residual + i * residual_size, residual, 8 * residual_size);
-        if (copies && t->copy != KOPT_NULL_ && t->copy_format == KOPT_F32) kopt_cuda_store_(t->copy + i * 4, copy, 32);
-        if (copies && t->copy != KOPT_NULL_ && t->copy_format != KOPT_F32) {
-            KOPT_UNROLL_
-            for (q = 0; q < 4; q++) copy[q] = (copy[2 * q] & 0xFFFFu) | (copy[2 * q + 1] << 16);
-            kopt_cuda_store_(t->copy + i * 2, copy, 16);
-        }
+    p = kopt_cuda_part_at_(a, t, task, x);
+    if (copies && t->copy != KOPT_NULL_ && t->copy_format != KOPT_F32) { /* of fp32 */
+        const kopt_format format = KOPT_CAST_(kopt_format, t->copy_format);
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) kopt_cuda_insert_(copy, 2, q, kopt_nearest16_cuda_(kopt_float_(weight[q]), format));
     }
-    if (b == KOPT_NULL_) {
-        if (kind.moments > 0) kopt_cuda_store_(t->moment[0] + i * moment_size, moment1, 8 * moment_size);
-        if (kind.moments > 1) kopt_cuda_store_(t->moment[1] + i * moment_size, moment2, 8 * moment_size);
+    if (kopt_cuda_wide_(t, p)) {
+        if (!a->groups[t->group].k.moments_only) {
+            kopt_cuda_store_(t->weight + p.i * weight_size, weight, 8 * weight_size);
+            if (residual_size != 0) kopt_cuda_store_(t->residual + p.i * residual_size, residual, 8 * residual_size);
+            if (copies && t->copy != KOPT_NULL_ && t->copy_format == KOPT_F32)
+                kopt_cuda_store_(t->copy + p.i * 4, weight, 32);
+            if (copies && t->copy != KOPT_NULL_ && t->copy_format != KOPT_F32)
+                kopt_cuda_store_(t->copy + p.i * 2, copy, 16);
+        }
+        if (kind.moments > 0 && b == KOPT_NULL_)
+            kopt_cuda_store_(t->moment[0] + p.i * moment_size, moment1, 8 * moment_size);
+        if (kind.moments > 1 && b == KOPT_NULL_)
+            kopt_cuda_store_(t->moment[1] + p.i * moment_size, moment2, 8 * moment_size);
+    } else {
+        if (!a->groups[t->group].k.moments_only) {
+            kopt_cuda_give_as_(1, t->weight, weight_size, p, weight);
+            if (residual_size != 0) kopt_cuda_give_as_(1, t->residual, residual_size, p, residual);
+            if (copies && t->copy != KOPT_NULL_ && t->copy_format == KOPT_F32) kopt_cuda_give_as_(1, t->copy, 4, p, weight);
+            if (copies && t->copy != KOPT_NULL_ && t->copy_format != KOPT_F32) kopt_cuda_give_as_(1, t->copy, 2, p, copy);
+        }
+        if (kind.moments > 0 && b == KOPT_NULL_) kopt_cuda_give_as_(1, t->moment[0], moment_size, p, moment1);
+        if (kind.moments > 1 && b == KOPT_NULL_) kopt_cuda_give_as_(1, t->moment[1], moment_size, p, moment2);
     }
     if (a->groups[t->group].k.zero_grad) {
         KOPT_UNROLL_
         for (q = 0; q < 8; q++) grad[q] = 0;
-        kopt_cuda_store_(t->grad + i * grad_size, grad, 8 * grad_size);
+        kopt_cuda_give_as_(1, t->grad, grad_size, p, grad);
     }
 }
 
-/* A step of one element: at the ends of a tensor, where arrays are not aligned alike, and of the rarer rules. */
-KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kind, int rare, int copies,
-                                      const kopt_scalars_cuda_ *scalars, uint64_t i, uint32_t r, kopt_counts *counts,
-                                      kopt_cuda_block_ *b) {
+/* A step of one element, of the general kernels. */
+KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kind, int copies, const kopt_scalars_cuda_ *scalars,
+                                      uint64_t i, uint32_t r, kopt_counts *counts, kopt_cuda_block_ *b) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
@@ -553,7 +787,7 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
     k.use_decay = kopt_bits_(k.decay) != 0;
     if (residual_size != 0) residual = kopt_cuda_fetch_(t->residual + i * residual_size, residual_size);
     KOPT_UNROLL_
-    for (m = 0; m < (rare ? 4 : 2); m++) {
+    for (m = 0; m < 4; m++) {
         if (m < kind.moments && b == KOPT_NULL_)
             moment[m] = kopt_cuda_fetch_(t->moment[m] + i * moment_size, moment_size);
         if (m < kind.moments && b != KOPT_NULL_)
@@ -561,7 +795,7 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
                                           kopt_cuda_scale_(t, m, i));
         j.moment[m] = KOPT_POINTER_(kopt_byte_ *, &moment[m]);
     }
-    if (rare && k.sync) {
+    if (k.sync) {
         slow = kopt_cuda_fetch_(t->slow + i * weight_size, weight_size);
         if (residual_size != 0) slow_residual = kopt_cuda_fetch_(t->slow_residual + i * residual_size, residual_size);
     }
@@ -578,12 +812,12 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
         kopt_cuda_put_(t->weight + i * weight_size, weight_size, weight);
         if (residual_size != 0) kopt_cuda_put_(t->residual + i * residual_size, residual_size, residual);
         if (copies && t->copy != KOPT_NULL_) kopt_cuda_put_(t->copy + i * copy_size, copy_size, copy);
-        if (rare && k.sync) kopt_cuda_put_(t->slow + i * weight_size, weight_size, slow);
-        if (rare && k.sync && residual_size != 0)
+        if (k.sync) kopt_cuda_put_(t->slow + i * weight_size, weight_size, slow);
+        if (k.sync && residual_size != 0)
             kopt_cuda_put_(t->slow_residual + i * residual_size, residual_size, slow_residual);
     }
     KOPT_UNROLL_
-    for (m = 0; m < (rare ? 4 : 2); m++)
+    for (m = 0; m < 4; m++)
         if (m < kind.moments) {
             if (b == KOPT_NULL_)
                 kopt_cuda_put_(t->moment[m] + i * moment_size, moment_size, moment[m]);
@@ -593,7 +827,7 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
     if (k.zero_grad) kopt_cuda_put_(t->grad + i * grad_size, grad_size, grad);
 }
 
-/* Octets of a task lie in [head, tail), counted from the task's first position. */
+/* A position, counted from the first one of a task. */
 KOPT_CUDA_FN_ int kopt_cuda_within_(uint64_t x, uint64_t from, int width) {
     return x <= from ? 0 : x - from < KOPT_CAST_(uint64_t, width) ? KOPT_CAST_(int, x - from) : width;
 }
@@ -606,6 +840,9 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_
     kind.rule = rule < 0 ? s->rule : KOPT_CAST_(kopt_rule, rule);
     if (rule < 0 && weight >= 0) /* SGD, Lion, Adam and RAdam, which is Adam here */
         kind.rule = s->rule == KOPT_SGD ? KOPT_SGD : s->rule == KOPT_LION ? KOPT_LION : KOPT_ADAM;
+#ifdef KAHAN_OPT_VMATH
+    if (rule < 0 && weight >= 0 && s->rule == KOPT_ADAM_ATAN2) kind.rule = KOPT_ADAM_ATAN2;
+#endif
     kind.weight = weight < 0 ? s->weight_format : KOPT_CAST_(kopt_format, weight);
     kind.grad = KOPT_CAST_(kopt_format, grad < 0 ? t->grad_format : grad);
     kind.moment = moment < 0 ? s->moment_format : moment == KOPT_Q8 ? KOPT_F32 : KOPT_CAST_(kopt_format, moment);
@@ -617,7 +854,7 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_
     kind.nesterov = rule == KOPT_ADAM ? 0 : s->nesterov;
     kind.plain = weight >= 0; /* octets are loaded and stored without regard to moments_only */
 #ifdef KAHAN_OPT_VMATH
-    kind.first_pass = 0; /* kopt_cuda_check_options_ has refused what needs two */
+    kind.first_pass = 0;
 #endif
     return kind;
 }
@@ -705,81 +942,46 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32
         const kopt_kind_ kind =
             kopt_cuda_kind_(t, &a->groups[t->group].step, rule, weight, grad, moment, rounding, small_stores);
         uint64_t from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
-        kopt_counts counts = {0, 0, 0};
-        uint32_t r[4];
-        int x = KOPT_CAST_(int, lane), limit, random;
-        random = kopt_needs_random_(kind);
-        r[0] = r[1] = r[2] = r[3] = 0;
+        const int random = kopt_needs_random_(kind);
+        int x, limit;
 
-        if (weight >= 0 && (t->wide & KOPT_WIDE_STEP_) != 0) {
-            int head, tail;
-            x = KOPT_CAST_(int, (lane >> 4) * 256 + (lane & 15) * 8);
-            for (;; x += (x & 128) == 0 ? 128 : KOPT_ROW_ - 128) {
+        if (weight >= 0) {
+            uint32_t w[4] = {0, 0, 0, 0}, r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+            for (x = KOPT_CAST_(int, (lane >> 4) * 256 + (lane & 15) * 8);; x += (x & 128) == 0 ? 128 : KOPT_ROW_ - 128) {
                 const kopt_cuda_group_ *g;
                 uint64_t e;
+                int begin;
                 KOPT_CUDA_FORGET_(t, "l");
                 from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
-                head = kopt_cuda_within_((t->pad + 7) & ~KOPT_CAST_(uint64_t, 7), from, width);
-                tail = kopt_cuda_within_(t->end & ~KOPT_CAST_(uint64_t, 7), from, width);
-                if (x >= tail) break;
+                begin = kopt_cuda_within_(t->pad, from, width);
+                limit = kopt_cuda_within_(t->end, from, width);
+                if (x >= limit) break;
                 g = a->groups + t->group;
                 e = t->first + from + KOPT_CAST_(uint64_t, x);
-                if (random && (e & 7) != 0) {
+                if (random && (x & 128) == 0) { /* and 128 elements further on the same words */
                     const kopt_cipher_cuda_ cipher =
                         kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
-                    kopt_cuda_random_across_(r, &cipher, e);
-                } else if (random && (x & 128) == 0) {
-                    const kopt_cipher_cuda_ cipher =
-                        kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
-                    kopt_cuda_random_(r, &cipher, e);
-                } else if (random) {
-                    kopt_random_flip_cuda_(r); /* 128 elements further on: the same block */
+                    kopt_random_words_cuda_(w, &cipher, kopt_block_of_(e));
                 }
-                if (x >= head) kopt_cuda_octet_(a, t, task, x, kind, copies, rule < 0, r, KOPT_NULL_);
-            }
-            /* Lanes 0 to 7 take what is before the first octet of the tensor, 8 to 15 what is behind the last one. */
-            x = KOPT_CAST_(int, lane);
-            if (lane < 8) {
-                x += kopt_cuda_within_(t->pad, from, width);
-                limit = kopt_cuda_within_(t->end, from, width);
-                if (head < limit) limit = head;
-            } else {
-                x += (tail > head ? tail : head) - 8;
-                limit = lane < 16 ? kopt_cuda_within_(t->end, from, width) : 0;
+                if (random) kopt_cuda_random_of_(r, w, e);
+                if (x + 8 > begin)
+                    kopt_cuda_octet_(a, t, task, x, kind, copies, rule < 0, r, KOPT_NULL_);
             }
         } else {
-            if (from < t->pad) x += KOPT_CAST_(int, (t->pad - from + 31 - lane) & ~KOPT_CAST_(uint64_t, 31));
-            limit = kopt_cuda_within_(t->end, from, width);
-        }
-        for (; x < limit; x += 32) {
             const kopt_cuda_group_ *const g = a->groups + t->group;
             const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
-            const uint64_t at = from + KOPT_CAST_(uint64_t, x);
-            kopt_cuda_element_(t, kind, weight < 0, copies, &g->k, at - t->pad,
-                               random ? kopt_cuda_random_one_(&cipher, t->first + at) : 0,
-                               weight < 0 ? &counts : KOPT_NULL_, KOPT_NULL_);
+            kopt_counts counts = {0, 0, 0};
+            x = KOPT_CAST_(int, lane);
+            if (from < t->pad) x += KOPT_CAST_(int, (t->pad - from + 31 - lane) & ~KOPT_CAST_(uint64_t, 31));
+            limit = kopt_cuda_within_(t->end, from, width);
+            for (; x < limit; x += 32) {
+                const uint64_t at = from + KOPT_CAST_(uint64_t, x);
+                kopt_cuda_element_(t, kind, copies, &g->k, at - t->pad,
+                                   random ? kopt_cuda_random_one_(&cipher, t->first + at) : 0, &counts, KOPT_NULL_);
+            }
+            kopt_cuda_tally_(t, &counts, lane);
         }
-        if (weight < 0) kopt_cuda_tally_(t, &counts, lane);
     }
-}
-
-/* The random words of 8 elements from any global index on. */
-KOPT_CUDA_FN_ void kopt_cuda_random_octet_(uint32_t r[4], const kopt_cipher_cuda_ *cipher, uint64_t e) {
-    if ((e & 7) == 0)
-        kopt_cuda_random_(r, cipher, e);
-    else
-        kopt_cuda_random_across_(r, cipher, e);
-}
-
-/* Does the lane take 8 elements in a row of this block of 8-bit moments, or every 32nd one? */
-KOPT_CUDA_FN_ int kopt_cuda_block_wide_(const kopt_cuda_tensor_ *t, uint32_t lane, uint32_t n, int weight) {
-    return weight >= 0 && (t->wide & KOPT_WIDE_STEP_) != 0 && 8 * lane + 8 <= n;
-}
-
-/* The elements of a block that its lane takes one by one: where not all is aligned, every 32nd; else what is behind the
-   last 8 in a row. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_block_begin_(const kopt_cuda_tensor_ *t, uint32_t lane, uint32_t n, int weight) {
-    return (weight >= 0 && (t->wide & KOPT_WIDE_STEP_) != 0 ? n & ~KOPT_CAST_(uint32_t, 7) : 0) + lane;
 }
 
 /* First phase: the n elements of the block at position x of a task. */
@@ -789,15 +991,14 @@ KOPT_CUDA_FN_ void kopt_cuda_block_step_(const kopt_cuda_arguments_ *a, const ko
     const kopt_cuda_group_ *const g = a->groups + t->group;
     const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
     const int random = kopt_needs_random_(kind);
-    uint32_t r[4] = {0, 0, 0, 0}, p;
-    if (kopt_cuda_block_wide_(t, lane, n, weight)) {
+    uint32_t r[8] = {0, 0, 0, 0, 0, 0, 0, 0}, p;
+    if (weight >= 0 && 8 * lane < n) {
         if (random) kopt_cuda_random_octet_(r, &cipher, t->first + b->first + 8 * lane);
         kopt_cuda_octet_(a, t, task, x + KOPT_CAST_(int, 8 * lane), kind, copies, 1, r, b);
     }
-    for (p = kopt_cuda_block_begin_(t, lane, n, weight); p < n; p += 32)
-        kopt_cuda_element_(t, kind, weight < 0, copies, &g->k, b->first + p,
-                           random ? kopt_cuda_random_one_(&cipher, t->first + b->first + p) : 0,
-                           weight < 0 ? counts : KOPT_NULL_, b);
+    for (p = lane; p < n && weight < 0; p += 32)
+        kopt_cuda_element_(t, kind, copies, &g->k, b->first + p,
+                           random ? kopt_cuda_random_one_(&cipher, t->first + b->first + p) : 0, counts, b);
 }
 
 /* Second phase: the codes and scales. A lane reads the slots that it wrote for this block. */
@@ -806,45 +1007,44 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
     const kopt_cuda_group_ *const g = a->groups + t->group;
     const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
     const int stochastic = kind.moment_rounding == KOPT_STOCHASTIC;
-    uint32_t r[4] = {0, 0, 0, 0}, p;
+    uint32_t r[8] = {0, 0, 0, 0, 0, 0, 0, 0}, p;
     int m, q;
     KOPT_UNROLL_
     for (m = 0; m < (weight < 0 ? 4 : 2); m++)
         if (lane == 0 && m < kind.moments)
             kopt_cuda_put_(t->scale[m] + (b->first >> 8) * 4, 4, kopt_scale_(b->largest[m]));
-    if (kopt_cuda_block_wide_(t, lane, n, weight)) {
-        const uint64_t i = b->first + 8 * lane;
-        if (stochastic) kopt_cuda_random_octet_(r, &cipher, t->first + i);
+    if (weight >= 0 && 8 * lane < n) {
+        const kopt_cuda_part_ part = kopt_cuda_part_from_(t, b->first + 8 * lane);
+        if (stochastic) kopt_cuda_random_octet_(r, &cipher, t->first + part.i);
         KOPT_UNROLL_
         for (m = 0; m < 2; m++) {
             const int square = kopt_is_square_(kind.rule, m);
             const uint32_t scale = kopt_scale_(b->largest[m]);
-            uint32_t word[2] = {0, 0};
+            uint32_t codes[2] = {0, 0};
             if (m >= kind.moments) continue;
             KOPT_UNROLL_
             for (q = 0; q < 8; q++) {
-                const uint32_t half = (q & 1) != 0 ? r[q >> 1] >> 16 : r[q >> 1] & 0xFFFFu;
-                const uint32_t moment = *kopt_cuda_slot_(b, m, i + KOPT_CAST_(uint64_t, q));
-                word[q >> 2] |= kopt_encode_one_(kopt_cuda_table_(b->codes, square), kopt_float_(moment), scale, square,
-                                                 stochastic, half * kopt_moment_factor_(m) & 0xFFFFu)
-                                << (8 * (q & 3));
+                const uint32_t half = KOPT_RANDOM_STORE(r[q], KOPT_CAST_(uint32_t, m) + 1);
+                const uint32_t moment = q < part.n ? *kopt_cuda_slot_(b, m, part.i + KOPT_CAST_(uint64_t, q)) : 0;
+                kopt_cuda_insert_(codes, 1, q,
+                                  kopt_encode_one_(kopt_cuda_table_(b->codes, square), kopt_float_(moment), scale, square,
+                                                   stochastic, half));
             }
-            kopt_cuda_put_(t->moment[m] + i, 4, word[0]);
-            kopt_cuda_put_(t->moment[m] + i + 4, 4, word[1]);
+            kopt_cuda_give_as_(1, t->moment[m], 1, part, codes);
         }
     }
-    for (p = kopt_cuda_block_begin_(t, lane, n, weight); p < n; p += 32) {
+    for (p = lane; p < n && weight < 0; p += 32) {
         const uint64_t i = b->first + p;
-        const uint32_t half = stochastic ? kopt_cuda_random_one_(&cipher, t->first + i) : 0;
+        const uint32_t one = stochastic ? kopt_cuda_random_one_(&cipher, t->first + i) : 0;
         KOPT_UNROLL_
-        for (m = 0; m < (weight < 0 ? 4 : 2); m++) {
+        for (m = 0; m < 4; m++) {
             const int square = kopt_is_square_(kind.rule, m);
             if (m >= kind.moments) continue;
             kopt_cuda_put_(t->moment[m] + i, 1,
                            kopt_encode_one_(kopt_cuda_table_(b->codes, square),
                                             kopt_float_(*kopt_cuda_slot_(b, m, i)), kopt_scale_(b->largest[m]), square,
                                             kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC,
-                                            half * kopt_moment_factor_(m) & 0xFFFFu));
+                                            KOPT_RANDOM_STORE(one, KOPT_CAST_(uint32_t, m) + 1)));
         }
     }
 }
@@ -1028,36 +1228,26 @@ KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t
     const uint64_t from = KOPT_CAST_(uint64_t, task - t->first_task) * a->width, to = from + a->width;
     const uint64_t limit = to < t->end ? to : t->end;
     const kopt_format format = KOPT_CAST_(kopt_format, t->grad_format);
-    const size_t size = kopt_bytes_of_(format);
-    uint64_t x, i;
+    uint64_t x;
     int half, q;
-    if ((t->wide & KOPT_WIDE_GRAD_) == 0) {
-        for (x = from + lane; x < limit; x += 32)
-            if (x >= t->pad)
-                kopt_cuda_deposit_(slots, lane, kopt_cuda_fetch_(t->grad + (x - t->pad) * size, size), format,
-                                   a->grad_format);
-        return;
-    }
     for (x = from + (lane >> 4) * 256 + (lane & 15) * 8; x < limit; x += KOPT_ROW_) {
         KOPT_UNROLL_
         for (half = 0; half < 2; half++) {
             const uint64_t at = x + KOPT_CAST_(uint64_t, half) * 128;
+            const kopt_cuda_part_ p = kopt_cuda_part_from_(t, at - t->pad);
             uint32_t grad[8];
-            if (at < t->pad || at + 8 > limit) { /* the ends of a tensor */
-                for (i = at; i < at + 8; i++)
-                    if (i >= t->pad && i < limit)
-                        kopt_cuda_deposit_(slots, lane, kopt_cuda_fetch_(t->grad + (i - t->pad) * size, size), format,
-                                           a->grad_format);
-            } else if (format == KOPT_F32) {
-                kopt_cuda_load_(grad, t->grad + (at - t->pad) * 4, 32);
-                KOPT_UNROLL_
-                for (q = 0; q < 8; q++) kopt_cuda_deposit_(slots, lane, grad[q], KOPT_F32, a->grad_format);
-            } else {
-                kopt_cuda_load_(grad, t->grad + (at - t->pad) * 2, 16);
+            if (at + 8 <= t->pad || at >= limit) continue;
+            if (format == KOPT_F32) {
+                kopt_cuda_take_(grad, t->grad, 4, p);
                 KOPT_UNROLL_
                 for (q = 0; q < 8; q++)
-                    kopt_cuda_deposit_(slots, lane, (q & 1) != 0 ? grad[q >> 1] >> 16 : grad[q >> 1] & 0xFFFFu, format,
-                                       a->grad_format);
+                    if (p.skip <= q && q < p.n) kopt_cuda_deposit_(slots, lane, grad[q], KOPT_F32, a->grad_format);
+            } else {
+                kopt_cuda_take_(grad, t->grad, 2, p);
+                KOPT_UNROLL_
+                for (q = 0; q < 8; q++)
+                    if (p.skip <= q && q < p.n)
+                        kopt_cuda_deposit_(slots, lane, kopt_cuda_nth_(grad, 2, q), format, a->grad_format);
             }
         }
     }
@@ -1139,28 +1329,38 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, const 
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     const uint64_t n = t->end - t->pad, from = KOPT_CAST_(uint64_t, round - t->first_round) * KOPT_ROUND_;
     const uint64_t begin = from + (thread >> 5) * KOPT_CAST_(uint64_t, KOPT_ROW_);
-    const uint64_t end = n - begin < KOPT_ROW_ ? n : begin + KOPT_ROW_;
-    uint64_t i;
+    const size_t moment_size = kopt_bytes_of_(s->moment_format);
+    int turn, q;
     if (from == 0 && thread == 0) a->ratios[t->stable - 1].n = n;
-    if (begin >= n) return;
     if (kind.moment == KOPT_Q8) kind.moment = KOPT_F32;
-    for (i = begin + (thread & 31); i < end; i += 32) {
-        uint32_t grad = kopt_cuda_fetch_(t->grad + i * grad_size, grad_size), weight = 0, residual = 0, square;
-        kopt_job_ j;
-        if (s->moment_format == KOPT_Q8)
-            square = kopt_cuda_decode_(codes, kind.rule, 1, kopt_cuda_fetch_(t->moment[1] + i, 1),
-                                       kopt_cuda_scale_(t, 1, i));
-        else
-            square = kopt_cuda_fetch_(t->moment[1] + i * kopt_bytes_of_(kind.moment), kopt_bytes_of_(kind.moment));
+    KOPT_ROLL_
+    for (turn = 0; turn < 2; turn++) {
+        const uint64_t i = begin + KOPT_CAST_(uint64_t, 256 * turn) + 8 * (thread & 31);
+        const kopt_cuda_part_ p = kopt_cuda_part_from_(t, i);
+        uint32_t grads[8], squares[8], weights[8], residuals[4] = {0, 0, 0, 0}, scale = 0;
+        if (i >= n) return;
+        kopt_cuda_take_(grads, t->grad, grad_size, p);
+        kopt_cuda_take_(squares, t->moment[1], moment_size, p);
+        if (s->moment_format == KOPT_Q8) scale = kopt_cuda_scale_(t, 1, i);
         if (k.use_l2) {
-            weight = kopt_cuda_fetch_(t->weight + i * weight_size, weight_size);
-            if (residual_size != 0) residual = kopt_cuda_fetch_(t->residual + i * residual_size, residual_size);
+            kopt_cuda_take_(weights, t->weight, weight_size, p);
+            if (residual_size != 0) kopt_cuda_take_(residuals, t->residual, residual_size, p);
         }
-        j.grad = KOPT_POINTER_(kopt_byte_ *, &grad);
-        j.weight = KOPT_POINTER_(kopt_byte_ *, &weight);
-        j.residual = KOPT_POINTER_(kopt_byte_ *, &residual);
-        j.moment[1] = KOPT_POINTER_(kopt_byte_ *, &square);
-        kopt_cuda_deposit_(slots, thread & 31, kopt_bits_(kopt_ratio_cuda_(&j, kind, &k, 0, 1)), KOPT_F32, KOPT_F32);
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) {
+            uint32_t grad = kopt_cuda_nth_(grads, grad_size, q), square = kopt_cuda_nth_(squares, moment_size, q);
+            uint32_t weight = 0, residual = 0;
+            kopt_job_ j;
+            if (q >= p.n) continue;
+            if (s->moment_format == KOPT_Q8) square = kopt_cuda_decode_(codes, kind.rule, 1, square, scale);
+            if (k.use_l2) weight = kopt_cuda_nth_(weights, weight_size, q);
+            if (k.use_l2 && residual_size != 0) residual = kopt_cuda_nth_(residuals, residual_size, q);
+            j.grad = KOPT_POINTER_(kopt_byte_ *, &grad);
+            j.weight = KOPT_POINTER_(kopt_byte_ *, &weight);
+            j.residual = KOPT_POINTER_(kopt_byte_ *, &residual);
+            j.moment[1] = KOPT_POINTER_(kopt_byte_ *, &square);
+            kopt_cuda_deposit_(slots, thread & 31, kopt_bits_(kopt_ratio_cuda_(&j, kind, &k, 0, 1)), KOPT_F32, KOPT_F32);
+        }
     }
 }
 
@@ -1237,18 +1437,204 @@ KOPT_CUDA_FN_ void kopt_cuda_factor_(const kopt_cuda_arguments_ *a, uint32_t ind
     t->rate_scale = kopt_mul_cuda_(t->own_scale, kopt_stable_of_(&ratio->norm, ratio->n));
 }
 
-/* ---- conversion of one element; setters ---- */
+/* ---- arrays, 8 elements at a time: conversion, clipping, accumulation ---- */
 
-KOPT_CUDA_FN_ void kopt_cuda_convert_element_(const kopt_conversion_ *c, size_t i) {
+KOPT_CUDA_FN_ void kopt_cuda_convert_octet_(const kopt_conversion_ *c, kopt_cuda_part_ p) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
-    const float x = kopt_widen_cuda_(kopt_cuda_fetch_(c->src + i * from_size, from_size), c->src_format);
-    uint32_t r = 0;
-    if (c->stochastic) {
-        const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_);
-        r = kopt_cuda_random_one_(&cipher, c->first + i);
-    }
-    kopt_cuda_put_(c->dst + i * to_size, to_size, kopt_converted_cuda_(x, c->dst_format, c->stochastic, r));
+    const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_);
+    uint32_t from[8], to[8], r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    int q;
+    kopt_cuda_take_(from, c->src, from_size, p);
+    if (c->stochastic) kopt_cuda_random_octet_(r, &cipher, c->first + p.i);
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++)
+        kopt_cuda_insert_(to, to_size, q,
+                          kopt_converted_cuda_(kopt_widen_cuda_(kopt_cuda_nth_(from, from_size, q), c->src_format),
+                                               c->dst_format, c->stochastic, r[q]));
+    kopt_cuda_give_(c->dst, to_size, p, to);
 }
+
+KOPT_CUDA_FN_ void kopt_cuda_clip_octet_(const kopt_tool_ *t, kopt_cuda_part_ p) {
+    const size_t size = kopt_bytes_of_(t->dst_format);
+    uint32_t x[8], y[8];
+    int q;
+    kopt_cuda_take_(x, t->dst, size, p);
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++)
+        kopt_cuda_insert_(y, size, q, kopt_clipped_cuda_(kopt_cuda_nth_(x, size, q), t->dst_format, t->limit));
+    kopt_cuda_give_(t->dst, size, p, y);
+}
+
+/* An addition to a sum, or its reading into `out`. */
+typedef struct kopt_cuda_accumulation_ {
+    kopt_accumulator a; /* count before this addition, step of it */
+    const kopt_byte_ *grad;
+    kopt_byte_ *out;
+    const uint32_t *counts; /* NULL, or the count and the step before, on the GPU */
+    kopt_format grad_format;
+    float scale; /* negated: an addition is a step of SGD with rate 1 */
+} kopt_cuda_accumulation_;
+
+KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_sum_kind_(const kopt_cuda_accumulation_ *k) {
+    kopt_kind_ kind;
+    kind.rule = KOPT_SGD;
+    kind.weight = kind.moment = k->a.format;
+    kind.grad = k->grad_format;
+    kind.rounding = k->a.rounding;
+    kind.moment_rounding = kind.compensation_rounding = k->a.compensation_rounding;
+    kind.moments = kind.nesterov = 0;
+    kind.plain = 1;
+#ifdef KAHAN_OPT_VMATH
+    kind.first_pass = 0;
+#endif
+    return kind;
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_accumulate_octet_(const kopt_cuda_accumulation_ *k, kopt_cuda_part_ p) {
+    const kopt_kind_ kind = kopt_cuda_sum_kind_(k);
+    const size_t size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    kopt_byte_ *const sums = KOPT_CAST_(kopt_byte_ *, k->a.sum), *const residuals = KOPT_CAST_(kopt_byte_ *, k->a.residual);
+    uint32_t sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, rest[4] = {0, 0, 0, 0}, grad[8], r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    uint32_t new_sum[8], new_rest[4];
+    uint32_t count = k->a.count, step = k->a.step;
+    kopt_scalars_cuda_ scalars;
+    int q;
+    if (k->counts != KOPT_NULL_) {
+        count = k->counts[0];
+        step = k->counts[1] + 1;
+        if (step == 0 || count == 0xFFFFFFFFu) return;
+    }
+    kopt_cuda_take_(grad, k->grad, grad_size, p);
+    if (count != 0) kopt_cuda_take_(sum, sums, size, p);
+    if (count != 0 && residual_size == 1) kopt_cuda_take_(rest, residuals, 1, p);
+    if (count != 0 && residual_size == 2) kopt_cuda_take_(rest, residuals, 2, p);
+    if (kopt_needs_random_(kind)) {
+        const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(k->a.seed, step, k->a.id, KOPT_RANDOM_ACCUMULATE_);
+        kopt_cuda_random_octet_(r, &cipher, k->a.first_index + p.i);
+    }
+    __builtin_memset(&scalars, 0, sizeof scalars);
+    scalars.grad_scale = k->scale;
+    scalars.rate = 1;
+    scalars.use_scale = 1;
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) {
+        uint32_t weight = kopt_cuda_nth_(sum, size, q), residual = kopt_cuda_nth_(rest, residual_size == 1 ? 1 : 2, q);
+        uint32_t x = kopt_cuda_nth_(grad, grad_size, q);
+        kopt_job_ j;
+        j.weight = KOPT_POINTER_(kopt_byte_ *, &weight);
+        j.residual = KOPT_POINTER_(kopt_byte_ *, &residual);
+        j.grad = KOPT_POINTER_(kopt_byte_ *, &x);
+        j.copy = KOPT_NULL_;
+        j.counts = KOPT_NULL_;
+        kopt_vector_cuda_(&j, kind, &scalars, 0, 1, r[q]);
+        kopt_cuda_insert_(new_sum, size, q, weight);
+        kopt_cuda_insert_(new_rest, residual_size == 1 ? 1 : 2, q, residual);
+    }
+    kopt_cuda_give_(sums, size, p, new_sum);
+    if (residual_size == 1) kopt_cuda_give_(residuals, 1, p, new_rest);
+    if (residual_size == 2) kopt_cuda_give_(residuals, 2, p, new_rest);
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_read_sum_octet_(const kopt_cuda_accumulation_ *k, kopt_cuda_part_ p) {
+    const kopt_kind_ kind = kopt_cuda_sum_kind_(k);
+    const size_t size = kopt_bytes_of_(kind.weight), residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    const kopt_byte_ *const residuals = KOPT_CAST_(const kopt_byte_ *, k->a.residual);
+    const int empty = (k->counts != KOPT_NULL_ ? k->counts[0] : k->a.count) == 0;
+    uint32_t sum[8], rest[4] = {0, 0, 0, 0}, out[8];
+    int q;
+    kopt_cuda_take_(sum, KOPT_CAST_(const kopt_byte_ *, k->a.sum), size, p);
+    if (residual_size == 1) kopt_cuda_take_(rest, residuals, 1, p);
+    if (residual_size == 2) kopt_cuda_take_(rest, residuals, 2, p);
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) {
+        uint32_t kept = kopt_cuda_nth_(rest, residual_size == 1 ? 1 : 2, q);
+        float c, x;
+        if (residual_size == 1) kept = (kept ^ 0x80u) - 0x80u;
+        x = kopt_load_weight_cuda_(kind, kopt_cuda_nth_(sum, size, q), kept, &c);
+        if (residual_size == 2 && kind.rounding == KOPT_KAHAN) x = kopt_add_(x, c);
+        out[q] = empty ? 0 : kopt_bits_(x);
+    }
+    kopt_cuda_give_(k->out, 4, p, out);
+}
+
+#ifdef KAHAN_OPT_VMATH
+/* ---- vector mathematics: functions of fp32 and of 16 bits ---- */
+
+typedef struct kopt_cuda_function_ {
+    kopt_byte_ *out, *out2;
+    const kopt_byte_ *x, *y; /* y: the second argument of atan2; what kopt_map_backward multiplies by; or NULL */
+    kopt_function f;
+    kopt_format format;
+    uint32_t patches; /* of kopt_map: how many */
+} kopt_cuda_function_;
+
+#define KOPT_CUDA_FLOATS_(name, formula)                                                             \
+    KOPT_CUDA_FN_ void kopt_cuda_##name##_octet_(const kopt_cuda_function_ *k, kopt_cuda_part_ p) {  \
+        uint32_t in[8], in2[8], out[8], out2[8];                                                     \
+        int q;                                                                                       \
+        kopt_cuda_take_(in, k->x, 4, p);                                                             \
+        if (k->y != KOPT_NULL_) kopt_cuda_take_(in2, k->y, 4, p);                                    \
+        KOPT_UNROLL_                                                                                 \
+        for (q = 0; q < 8; q++) {                                                                    \
+            const float x = kopt_float_(in[q]);                                                      \
+            float y = k->y != KOPT_NULL_ ? kopt_float_(in2[q]) : 0;                                  \
+            out[q] = kopt_bits_(formula);                                                            \
+            out2[q] = kopt_bits_(y);                                                                 \
+        }                                                                                            \
+        kopt_cuda_give_(k->out, 4, p, out);                                                          \
+        if (k->out2 != KOPT_NULL_) kopt_cuda_give_(k->out2, 4, p, out2);                             \
+    }
+KOPT_CUDA_FLOATS_(exp, kopt_vmath_exp_cuda_(x, 0))
+KOPT_CUDA_FLOATS_(log, kopt_vmath_log_cuda_(x))
+KOPT_CUDA_FLOATS_(tanh, kopt_vmath_tanh_cuda_(x))
+KOPT_CUDA_FLOATS_(erf, kopt_vmath_erf_cuda_(x))
+KOPT_CUDA_FLOATS_(erfc, kopt_vmath_erfc_cuda_(x))
+KOPT_CUDA_FLOATS_(atan2, kopt_vmath_atan2_cuda_(x, y))
+KOPT_CUDA_FLOATS_(sincospi, kopt_vmath_sincospi_cuda_(x, &y))
+#undef KOPT_CUDA_FLOATS_
+
+/* As kopt_map_tile_. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_mapped_(const kopt_cuda_function_ *k, const uint32_t *patches, uint32_t x) {
+    const float at = kopt_vmath_prepare_cuda_(k->f, kopt_widen_cuda_(x, k->format));
+    float q, l;
+    uint32_t y;
+    int doubt;
+    if (k->f == KOPT_LOG)
+        q = kopt_vmath_log_cuda_(at);
+    else if (k->f == KOPT_TANH)
+        q = kopt_vmath_tanh_cuda_(at);
+    else
+        q = kopt_vmath_exp_cuda_(at, 0);
+    l = k->f == KOPT_SOFTPLUS ? kopt_vmath_log_cuda_(kopt_add_(q, 1)) : q;
+    y = kopt_vmath_finish16_cuda_(k->f, k->format, x, q, l, &doubt);
+    return doubt ? kopt_patched_(patches, k->patches, x, y) : y;
+}
+
+/* The elements go round in 4 words: one loop, not eight copies of 13 functions. */
+KOPT_CUDA_FN_ void kopt_cuda_map_octet_(const kopt_cuda_function_ *k, kopt_cuda_part_ p, const uint32_t *patches) {
+    uint32_t x[4], y[4] = {0, 0, 0, 0};
+    int q;
+    kopt_cuda_take_(x, k->x, 2, p);
+    if (k->y != KOPT_NULL_) kopt_cuda_take_(y, k->y, 2, p);
+    KOPT_ROLL_
+    for (q = 0; q < 8; q++) {
+        uint32_t z = kopt_cuda_mapped_(k, patches, x[0] & 0xFFFFu);
+        if (k->y != KOPT_NULL_)
+            z = kopt_nearest16_cuda_(kopt_mul_(kopt_widen_cuda_(z, k->format), kopt_widen_cuda_(y[0] & 0xFFFFu, k->format)),
+                                     k->format);
+        x[0] = x[0] >> 16 | x[1] << 16;
+        x[1] = x[1] >> 16 | x[2] << 16;
+        x[2] = x[2] >> 16 | x[3] << 16;
+        x[3] = x[3] >> 16 | z << 16;
+        y[0] = y[0] >> 16 | y[1] << 16;
+        y[1] = y[1] >> 16 | y[2] << 16;
+        y[2] = y[2] >> 16 | y[3] << 16;
+        y[3] = y[3] >> 16;
+    }
+    kopt_cuda_give_(k->out, 2, p, x);
+}
+#endif
 
 /* ---- compression: a warp makes the code of 256 elements, 8 of them in each lane. What is compressed waits in shared
         memory until the block's scale is known. ---- */
@@ -1271,17 +1657,33 @@ typedef struct kopt_cuda_packing_ {
     uint32_t n, step, positive, negative;
 } kopt_cuda_packing_;
 
+/* What a lane has of the block: up to 8 elements; n <= 0: none. */
+KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_lane_part_(const kopt_cuda_packing_ *b, uint32_t lane) {
+    kopt_cuda_part_ p;
+    p.i = b->first + 8 * lane;
+    p.skip = 0;
+    p.n = KOPT_CAST_(int, b->n) - KOPT_CAST_(int, 8 * lane);
+    if (p.n > 8) p.n = 8;
+    return p;
+}
+
 KOPT_CUDA_FN_ void kopt_cuda_gather_lane_(const kopt_cuda_compression_ *k, kopt_cuda_packing_ *b, uint32_t lane) {
     const size_t size = kopt_bytes_of_(k->grad_format), rest_size = kopt_bytes_of_(k->c.residual_format);
     const kopt_byte_ *const residual = KOPT_CAST_(const kopt_byte_ *, k->c.residual);
-    uint32_t p;
-    for (p = 8 * lane; p < b->n && p < 8 * lane + 8; p++) {
-        const uint64_t i = b->first + p;
-        float x = kopt_widen_cuda_(kopt_cuda_fetch_(k->grad + i * size, size), k->grad_format);
+    const kopt_cuda_part_ part = kopt_cuda_lane_part_(b, lane);
+    const int feedback = residual != KOPT_NULL_ && b->step > 1;
+    uint32_t grad[8], rest[8];
+    int q;
+    if (part.n <= 0) return;
+    kopt_cuda_take_(grad, k->grad, size, part);
+    if (feedback) kopt_cuda_take_(rest, residual, rest_size, part);
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) {
+        const uint32_t p = 8 * lane + KOPT_CAST_(uint32_t, q);
+        float x = kopt_widen_cuda_(kopt_cuda_nth_(grad, size, q), k->grad_format);
         uint32_t u, mag;
-        if (residual != KOPT_NULL_ && b->step > 1)
-            x = kopt_add_(
-                x, kopt_widen_cuda_(kopt_cuda_fetch_(residual + i * rest_size, rest_size), k->c.residual_format));
+        if (q >= part.n) continue;
+        if (feedback) x = kopt_add_(x, kopt_widen_cuda_(kopt_cuda_nth_(rest, rest_size, q), k->c.residual_format));
         u = kopt_bits_(kopt_without_payload_(x));
         mag = u & 0x7FFFFFFFu;
         b->slots[p + (p >> 5)] = u;
@@ -1308,36 +1710,49 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
     kopt_byte_ *const to = k->out + kopt_code_at_(k->c.code, KOPT_CAST_(size_t, b->first));
     kopt_byte_ *const residual = KOPT_CAST_(kopt_byte_ *, k->c.residual);
     const size_t rest_size = kopt_bytes_of_(k->c.residual_format);
-    uint32_t scale = 0, bits = 0, p;
+    const kopt_cuda_part_ part = kopt_cuda_lane_part_(b, lane);
+    kopt_cuda_part_ of_block = part; /* the same, counted from the block's first */
+    uint32_t scale = 0, bits = 0, r[8] = {0, 0, 0, 0, 0, 0, 0, 0}, other_r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    uint32_t codes[4] = {0, 0, 0, 0}, rest[8];
+    int q;
     if (scaled)
         scale = kopt_scale_of_(k->c.code, table, b->positive, b->negative, kopt_float_(b->slots[KOPT_MEAN_]), b->n,
                                stochastic);
     if (scaled && lane == 0) kopt_cuda_put_(to, 4, scale);
-    for (p = 8 * lane; p < b->n && p < 8 * lane + 8; p++) {
-        const uint64_t i = b->first + p, e = k->c.first_index + i;
-        const float x = kopt_float_(b->slots[p + (p >> 5)]);
-        const uint32_t r = stochastic ? kopt_cuda_random_one_(&cipher, e) : 0;
+    if (part.n <= 0) return;
+    of_block.i = 8 * lane;
+    if (stochastic) kopt_cuda_random_octet_(r, &cipher, k->c.first_index + part.i);
+    if (noisy && residual != KOPT_NULL_) kopt_cuda_random_octet_(other_r, &other, k->c.first_index + part.i);
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) {
+        const uint32_t p = 8 * lane + KOPT_CAST_(uint32_t, q), half = r[q] & 0xFFFFu;
+        const float x = q < part.n ? kopt_float_(b->slots[p + (p >> 5)]) : 0;
         uint32_t code;
         float y;
         if (k->c.code == KOPT_Q8) {
-            code = kopt_encode_one_(table, x, scale, 0, stochastic, r);
-            kopt_cuda_put_(to + 4 + p, 1, code);
+            code = kopt_encode_one_(table, x, scale, 0, stochastic, half);
+            kopt_cuda_insert_(codes, 1, q, code);
             y = kopt_decode_one_(table, code, kopt_float_(scale), 0);
         } else if (k->c.code == KOPT_SIGN) {
-            code = kopt_sign_of_(x, scale, stochastic, r);
-            bits |= code << (p & 7);
+            code = kopt_sign_of_(x, scale, stochastic, half);
+            if (q < part.n) bits |= code << q;
             y = kopt_float_(scale ^ code << 31);
         } else {
-            code = kopt_converted_cuda_(x, k->c.code, stochastic, r);
-            kopt_cuda_put_(to + 2 * p, 2, code);
+            code = kopt_converted_cuda_(x, k->c.code, stochastic, half);
+            kopt_cuda_insert_(codes, 2, q, code);
             y = kopt_widen_cuda_(code, k->c.code);
         }
-        if (residual == KOPT_NULL_) continue;
-        kopt_cuda_put_(residual + i * rest_size, rest_size,
-                       kopt_converted_cuda_(kopt_lost_(x, y, k->c.residual_format), k->c.residual_format, noisy,
-                                         noisy ? kopt_cuda_random_one_(&other, e) : 0));
+        kopt_cuda_insert_(rest, rest_size, q,
+                          kopt_converted_cuda_(kopt_lost_(x, y, k->c.residual_format), k->c.residual_format, noisy,
+                                               other_r[q]));
     }
-    if (k->c.code == KOPT_SIGN && 8 * lane < b->n) kopt_cuda_put_(to + 4 + lane, 1, bits);
+    if (k->c.code == KOPT_SIGN)
+        kopt_cuda_put_(to + 4 + lane, 1, bits);
+    else if (k->c.code == KOPT_Q8)
+        kopt_cuda_give_(to + 4, 1, of_block, codes);
+    else
+        kopt_cuda_give_(to, 2, of_block, codes);
+    if (residual != KOPT_NULL_) kopt_cuda_give_(residual, rest_size, part, rest);
 }
 
 KOPT_CUDA_WHOLE_ void kopt_cuda_compress_blocks_(const kopt_cuda_compression_ *k, uint64_t warp, uint64_t warps,
@@ -1346,6 +1761,7 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_compress_blocks_(const kopt_cuda_compression_ *k
     b.slots = slots;
     b.codes = codes;
     b.step = k->steps == KOPT_NULL_ ? k->c.step : *k->steps + 1;
+    if (b.step == 0) return; /* there is no such step */
     for (b.first = warp * 256; b.first < k->c.n; b.first += warps * 256) {
         b.n = k->c.n - b.first < 256 ? KOPT_CAST_(uint32_t, k->c.n - b.first) : 256;
         b.positive = b.negative = 0;
@@ -1368,31 +1784,64 @@ typedef struct kopt_cuda_sum_ {
     float scale;
 } kopt_cuda_sum_;
 
-/* sum += decoded * scale, of element i. */
-KOPT_CUDA_FN_ void kopt_cuda_add_decoded_(const kopt_cuda_sum_ *k, const uint32_t *codes, size_t i) {
-    const size_t size = kopt_bytes_of_(k->to_format), p = i & 255;
-    const kopt_byte_ *const from = k->from + kopt_code_at_(k->from_format, i - p);
-    float y, x = kopt_widen_cuda_(kopt_cuda_fetch_(k->to + i * size, size), k->to_format);
+/* sum += decoded * scale. Parts are counted from the first element, so that each lies in one block of codes. */
+KOPT_CUDA_FN_ void kopt_cuda_decompress_octet_(const kopt_cuda_sum_ *k, kopt_cuda_part_ p, const uint32_t *codes) {
+    const size_t size = kopt_bytes_of_(k->to_format);
+    const kopt_byte_ *const from = k->from + kopt_code_at_(k->from_format, p.i - (p.i & 255));
+    kopt_cuda_part_ of_block = p;
+    uint32_t sum[8], code[4] = {0, 0, 0, 0}, out[8], scale = 0;
+    int q;
+    of_block.i = p.i & 255;
+    kopt_cuda_take_(sum, k->to, size, p);
+    if (k->from_format == KOPT_Q8 || k->from_format == KOPT_SIGN) scale = kopt_cuda_fetch_(from, 4);
     if (k->from_format == KOPT_Q8)
-        y = kopt_decode_one_(codes + 256, kopt_cuda_fetch_(from + 4 + p, 1), kopt_float_(kopt_cuda_fetch_(from, 4)), 0);
+        kopt_cuda_take_(code, from + 4, 1, of_block);
     else if (k->from_format == KOPT_SIGN)
-        y = kopt_float_(kopt_cuda_fetch_(from, 4) ^ kopt_cuda_fetch_(from + 4 + (p >> 3), 1) >> (p & 7) << 31);
+        code[0] = kopt_cuda_fetch_(from + 4 + (of_block.i >> 3), 1);
     else
-        y = kopt_widen_cuda_(kopt_cuda_fetch_(from + 2 * p, 2), k->from_format);
-    kopt_cuda_put_(k->to + i * size, size, kopt_converted_cuda_(kopt_sum_with_(x, y, k->scale), k->to_format, 0, 0));
+        kopt_cuda_take_(code, from, 2, of_block);
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) {
+        float y;
+        if (k->from_format == KOPT_Q8)
+            y = kopt_decode_one_(codes + 256, kopt_cuda_nth_(code, 1, q), kopt_float_(scale), 0);
+        else if (k->from_format == KOPT_SIGN)
+            y = kopt_float_(scale ^ code[0] >> q << 31);
+        else
+            y = kopt_widen_cuda_(kopt_cuda_nth_(code, 2, q), k->from_format);
+        y = kopt_sum_with_(kopt_widen_cuda_(kopt_cuda_nth_(sum, size, q), k->to_format), y, k->scale);
+        kopt_cuda_insert_(out, size, q, kopt_converted_cuda_(y, k->to_format, 0, 0));
+    }
+    kopt_cuda_give_(k->to, size, p, out);
 }
 
-/* The sum of element i over all shards. */
-KOPT_CUDA_FN_ void kopt_cuda_reduce_element_(const kopt_cuda_sum_ *k, size_t i) {
+/* The sum over all shards. */
+KOPT_CUDA_FN_ void kopt_cuda_reduce_octet_(const kopt_cuda_sum_ *k, kopt_cuda_part_ p) {
     const size_t to_size = kopt_bytes_of_(k->to_format), size = kopt_bytes_of_(k->from_format);
-    const kopt_byte_ *p = k->from + i * size;
-    float sum = kopt_widen_cuda_(kopt_cuda_fetch_(p, size), k->from_format);
+    const kopt_byte_ *from = k->from;
+    uint32_t x[8], out[8];
+    float sum[8];
     size_t shard;
-    for (shard = 1; shard < k->count; shard++) {
-        p += k->stride;
-        sum = kopt_add_cuda_(sum, kopt_widen_cuda_(kopt_cuda_fetch_(p, size), k->from_format));
+    int q;
+    for (shard = 0; shard < k->count; shard++, from += k->stride) {
+        kopt_cuda_take_(x, from, size, p);
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) {
+            const float next = kopt_widen_cuda_(kopt_cuda_nth_(x, size, q), k->from_format);
+            sum[q] = shard == 0 ? next : kopt_add_cuda_(sum[q], next);
+        }
     }
-    kopt_cuda_put_(k->to + i * to_size, to_size, kopt_summed_cuda_(sum, k->scale, k->to_format));
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) kopt_cuda_insert_(out, to_size, q, kopt_summed_cuda_(sum[q], k->scale, k->to_format));
+    kopt_cuda_give_(k->to, to_size, p, out);
+}
+
+/* Calls that are replayed count on the GPU. A count that is at its end stays there, with the others. */
+KOPT_CUDA_FN_ void kopt_cuda_count_(uint32_t *counts, uint32_t n) {
+    uint32_t i;
+    for (i = 0; i < n; i++)
+        if (counts[i] == 0xFFFFFFFFu) return;
+    for (i = 0; i < n; i++) counts[i]++;
 }
 
 typedef struct kopt_cuda_setting_ {
@@ -1438,14 +1887,44 @@ static kopt_cuda_codes_ kopt_cuda_codes_of_(void) {
     return codes;
 }
 
+/* Functions of arrays: name, what they take. With KOPT_CUDA_TABLES_ those that need a table, too. */
+#ifdef KAHAN_OPT_VMATH
+#define KOPT_CUDA_ARRAYS_(KERNEL)                      \
+    KERNEL(convert, kopt_conversion_)                  \
+    KERNEL(clip, kopt_tool_)                           \
+    KERNEL(accumulate, kopt_cuda_accumulation_)        \
+    KERNEL(read_sum, kopt_cuda_accumulation_)          \
+    KERNEL(reduce, kopt_cuda_sum_)                     \
+    KERNEL(exp, kopt_cuda_function_)                   \
+    KERNEL(log, kopt_cuda_function_)                   \
+    KERNEL(tanh, kopt_cuda_function_)                  \
+    KERNEL(erf, kopt_cuda_function_)                   \
+    KERNEL(erfc, kopt_cuda_function_)                  \
+    KERNEL(atan2, kopt_cuda_function_)                 \
+    KERNEL(sincospi, kopt_cuda_function_)
+#define KOPT_CUDA_TABLES_(KERNEL) KERNEL(decompress, kopt_cuda_sum_) KERNEL(map, kopt_cuda_function_)
+#else
+#define KOPT_CUDA_ARRAYS_(KERNEL)                      \
+    KERNEL(convert, kopt_conversion_)                  \
+    KERNEL(clip, kopt_tool_)                           \
+    KERNEL(accumulate, kopt_cuda_accumulation_)        \
+    KERNEL(read_sum, kopt_cuda_accumulation_)          \
+    KERNEL(reduce, kopt_cuda_sum_)
+#define KOPT_CUDA_TABLES_(KERNEL) KERNEL(decompress, kopt_cuda_sum_)
+#endif
+
+/* Where the first part of an array is to end so that the others are aligned: at 8 elements, or less by this. */
+static uint32_t kopt_cuda_pad_(const void *p, size_t size) {
+    return KOPT_ADDRESS_(p) % size != 0 ? 0 : KOPT_CAST_(uint32_t, KOPT_ADDRESS_(p) / size % 8);
+}
+
 /* From the first kernel for 8-bit moments on, a launch has no more blocks than run at once: they begin by filling
    shared memory, or end with atomic additions. */
 enum {
     KOPT_CUDA_FIRST_Q8_ = 21,
     KOPT_CUDA_STATS_ = KOPT_CUDA_KERNELS_, /* and beside the kernels of steps: */
     KOPT_CUDA_MEASURE_,
-    KOPT_CUDA_COMPRESS_,
-    KOPT_CUDA_DECOMPRESS_
+    KOPT_CUDA_COMPRESS_
 };
 
 #ifdef KOPT_CUDA_THREADS_
@@ -1536,25 +2015,28 @@ static kopt_result kopt_cuda_launch_setting_(kopt_cuda_setting_ *s, void *stream
     return KOPT_OK;
 }
 
-static kopt_result kopt_cuda_launch_convert_(kopt_conversion_ *c, void *stream) {
-    size_t i;
-    KOPT_CAST_(void, stream);
-    for (i = 0; i < c->n; i++) kopt_cuda_convert_element_(c, i);
-    return KOPT_OK;
-}
+#define KOPT_CUDA_ARRAY_KERNEL_(name, type)                                                                          \
+    static kopt_result kopt_cuda_launch_##name##_(type *job, uint64_t n, uint32_t pad, void *stream) {               \
+        uint64_t octet;                                                                                              \
+        KOPT_CAST_(void, stream);                                                                                    \
+        for (octet = 0; 8 * octet < n + pad; octet++) kopt_cuda_##name##_octet_(job, kopt_cuda_part_of_(n, pad, octet)); \
+        return KOPT_OK;                                                                                              \
+    }
+KOPT_CUDA_ARRAYS_(KOPT_CUDA_ARRAY_KERNEL_)
+#define KOPT_CUDA_TABLE_KERNEL_(name, type)                                                                          \
+    static kopt_result kopt_cuda_launch_##name##_(type *job, uint64_t n, uint32_t pad, kopt_cuda_codes_ *table,      \
+                                                  void *stream) {                                                    \
+        uint64_t octet;                                                                                              \
+        KOPT_CAST_(void, stream);                                                                                    \
+        for (octet = 0; 8 * octet < n + pad; octet++)                                                                \
+            kopt_cuda_##name##_octet_(job, kopt_cuda_part_of_(n, pad, octet), table->word);                          \
+        return KOPT_OK;                                                                                              \
+    }
+KOPT_CUDA_TABLES_(KOPT_CUDA_TABLE_KERNEL_)
 
-static kopt_result kopt_cuda_launch_decompress_(kopt_cuda_sum_ *k, void *stream) {
-    const kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
-    size_t i;
+static kopt_result kopt_cuda_launch_count_(uint32_t *counts, uint32_t n, void *stream) {
     KOPT_CAST_(void, stream);
-    for (i = 0; i < k->n; i++) kopt_cuda_add_decoded_(k, codes.word, i);
-    return KOPT_OK;
-}
-
-static kopt_result kopt_cuda_launch_reduce_(kopt_cuda_sum_ *k, void *stream) {
-    size_t i;
-    KOPT_CAST_(void, stream);
-    for (i = 0; i < k->n; i++) kopt_cuda_reduce_element_(k, i);
+    kopt_cuda_count_(counts, n);
     return KOPT_OK;
 }
 
@@ -1617,7 +2099,7 @@ static __global__ void __launch_bounds__(KOPT_PROLOGUE_THREADS_)
     }
 }
 
-static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_stats_kernel_(const kopt_cuda_arguments_ a) {
+static __global__ void __launch_bounds__(KOPT_THREADS_, 4) kopt_cuda_stats_kernel_(const kopt_cuda_arguments_ a) {
     __shared__ uint32_t slots[256 * 32];
     const uint32_t thread = threadIdx.x;
     KOPT_CUDA_STATS_BLOCK_(&a, blockIdx.x, gridDim.x, thread, slots);
@@ -1625,13 +2107,7 @@ static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_stats_kernel_(
 
 static __global__ void kopt_cuda_setting_kernel_(const kopt_cuda_setting_ s) { kopt_cuda_set_(&s); }
 
-static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_convert_kernel_(const kopt_conversion_ c) {
-    const size_t all = static_cast<size_t>(gridDim.x) * KOPT_THREADS_;
-    for (size_t i = static_cast<size_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x; i < c.n; i += all)
-        kopt_cuda_convert_element_(&c, i);
-}
-
-static __global__ void __launch_bounds__(KOPT_THREADS_)
+static __global__ void __launch_bounds__(KOPT_THREADS_, 3)
     kopt_cuda_compress_kernel_(const kopt_cuda_compression_ k, const kopt_cuda_codes_ codes) {
     __shared__ uint32_t table[sizeof codes.word / 4], slots[KOPT_WARPS_ * KOPT_WAITING_];
     const uint32_t warp = threadIdx.x >> 5;
@@ -1641,22 +2117,29 @@ static __global__ void __launch_bounds__(KOPT_THREADS_)
                                slots + warp * KOPT_WAITING_, table);
 }
 
-static __global__ void kopt_cuda_setting_count_kernel_(uint32_t *steps) { ++*steps; }
+static __global__ void kopt_cuda_setting_count_kernel_(uint32_t *counts, uint32_t n) { kopt_cuda_count_(counts, n); }
 
-static __global__ void __launch_bounds__(KOPT_THREADS_)
-    kopt_cuda_decompress_kernel_(const kopt_cuda_sum_ k, const kopt_cuda_codes_ codes) {
-    __shared__ uint32_t table[sizeof codes.word / 4];
-    const size_t all = static_cast<size_t>(gridDim.x) * KOPT_THREADS_;
-    kopt_cuda_share_(table, codes);
-    for (size_t i = static_cast<size_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x; i < k.n; i += all)
-        kopt_cuda_add_decoded_(&k, table, i);
-}
+#define KOPT_CUDA_ARRAY_KERNEL_(name, type)                                                                \
+    static __global__ void __launch_bounds__(KOPT_THREADS_, 3)                                             \
+        kopt_cuda_##name##_kernel_(const type job, uint64_t n, uint32_t pad) {                             \
+        const uint64_t all = static_cast<uint64_t>(gridDim.x) * KOPT_THREADS_;                             \
+        uint64_t octet = static_cast<uint64_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x;                  \
+        for (; 8 * octet < n + pad; octet += all)                                                          \
+            kopt_cuda_##name##_octet_(&job, kopt_cuda_part_of_(n, pad, octet));                            \
+    }
+KOPT_CUDA_ARRAYS_(KOPT_CUDA_ARRAY_KERNEL_)
 
-static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_reduce_kernel_(const kopt_cuda_sum_ k) {
-    const size_t all = static_cast<size_t>(gridDim.x) * KOPT_THREADS_;
-    for (size_t i = static_cast<size_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x; i < k.n; i += all)
-        kopt_cuda_reduce_element_(&k, i);
-}
+#define KOPT_CUDA_TABLE_KERNEL_(name, type)                                                                \
+    static __global__ void __launch_bounds__(KOPT_THREADS_, 3)                                             \
+        kopt_cuda_##name##_kernel_(const type job, uint64_t n, uint32_t pad, const kopt_cuda_codes_ words) { \
+        __shared__ uint32_t table[sizeof words.word / 4];                                                  \
+        const uint64_t all = static_cast<uint64_t>(gridDim.x) * KOPT_THREADS_;                             \
+        uint64_t octet = static_cast<uint64_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x;                  \
+        kopt_cuda_share_(table, words);                                                                    \
+        for (; 8 * octet < n + pad; octet += all)                                                          \
+            kopt_cuda_##name##_octet_(&job, kopt_cuda_part_of_(n, pad, octet), table);                     \
+    }
+KOPT_CUDA_TABLES_(KOPT_CUDA_TABLE_KERNEL_)
 
 static kopt_result kopt_cuda_result_(cudaError_t error) {
     switch (error) {
@@ -1683,8 +2166,7 @@ static const void *kopt_cuda_entry_(int kernel) {
     const void *const table[] = {KOPT_CUDA_ALL_(KOPT_CUDA_NAME_) KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_NAME_)
                                      reinterpret_cast<const void *>(kopt_cuda_stats_kernel_),
                                  reinterpret_cast<const void *>(kopt_cuda_measure_kernel_),
-                                 reinterpret_cast<const void *>(kopt_cuda_compress_kernel_),
-                                 reinterpret_cast<const void *>(kopt_cuda_decompress_kernel_)};
+                                 reinterpret_cast<const void *>(kopt_cuda_compress_kernel_)};
     return table[kernel];
 }
 
@@ -1739,21 +2221,37 @@ static kopt_result kopt_cuda_launch_setting_(kopt_cuda_setting_ *s, void *stream
     return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_setting_kernel_), 1, 1, arguments, stream);
 }
 
-/* Blocks of which each thread takes at least four elements. */
-static uint32_t kopt_cuda_blocks_for_(size_t n) {
-    const size_t blocks = (n - 1) / (4 * KOPT_THREADS_) + 1;
-    return static_cast<uint32_t>(blocks < 0x7FFFFFFFu ? blocks : 0x7FFFFFFFu);
+/* A thread for each part; no more than 2^16 blocks where each fills shared memory first. */
+static uint32_t kopt_cuda_blocks_for_(uint64_t n, uint32_t most) {
+    const uint64_t blocks = (n + 8 * KOPT_THREADS_ - 1) / (8 * KOPT_THREADS_);
+    return static_cast<uint32_t>(blocks < most ? blocks : most);
 }
 
-static kopt_result kopt_cuda_launch_convert_(kopt_conversion_ *c, void *stream) {
-    void *arguments[] = {c};
-    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_convert_kernel_), kopt_cuda_blocks_for_(c->n),
-                             KOPT_THREADS_, arguments, stream);
+#define KOPT_CUDA_ARRAY_LAUNCH_(name, type)                                                                \
+    static kopt_result kopt_cuda_launch_##name##_(type *job, uint64_t n, uint32_t pad, void *stream) {     \
+        void *arguments[] = {job, &n, &pad};                                                               \
+        return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_##name##_kernel_),               \
+                                 kopt_cuda_blocks_for_(n + pad, 0x7FFFFFFFu), KOPT_THREADS_, arguments, stream); \
+    }
+KOPT_CUDA_ARRAYS_(KOPT_CUDA_ARRAY_LAUNCH_)
+
+#define KOPT_CUDA_TABLE_LAUNCH_(name, type)                                                                \
+    static kopt_result kopt_cuda_launch_##name##_(type *job, uint64_t n, uint32_t pad, kopt_cuda_codes_ *table, \
+                                                  void *stream) {                                          \
+        void *arguments[] = {job, &n, &pad, table};                                                        \
+        return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_##name##_kernel_),               \
+                                 kopt_cuda_blocks_for_(n + pad, 1u << 16), KOPT_THREADS_, arguments, stream); \
+    }
+KOPT_CUDA_TABLES_(KOPT_CUDA_TABLE_LAUNCH_)
+
+static kopt_result kopt_cuda_launch_count_(uint32_t *counts, uint32_t n, void *stream) {
+    void *arguments[] = {&counts, &n};
+    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_setting_count_kernel_), 1, 1, arguments, stream);
 }
 
 static kopt_result kopt_cuda_launch_compress_(kopt_cuda_compression_ *k, void *stream) {
     kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
-    void *arguments[] = {k, &codes}, *counted[] = {&k->steps};
+    void *arguments[] = {k, &codes};
     const size_t blocks = (k->c.n + 256 * KOPT_WARPS_ - 1) / (256 * KOPT_WARPS_);
     const uint32_t most = kopt_cuda_resident_(KOPT_CUDA_COMPRESS_);
     kopt_result result = KOPT_OK;
@@ -1762,21 +2260,7 @@ static kopt_result kopt_cuda_launch_compress_(kopt_cuda_compression_ *k, void *s
                                    blocks < most ? static_cast<uint32_t>(blocks) : most, KOPT_THREADS_, arguments,
                                    stream);
     if (result != KOPT_OK || k->steps == KOPT_NULL_) return result;
-    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_setting_count_kernel_), 1, 1, counted, stream);
-}
-
-static kopt_result kopt_cuda_launch_decompress_(kopt_cuda_sum_ *k, void *stream) {
-    kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
-    void *arguments[] = {k, &codes};
-    const uint32_t blocks = kopt_cuda_blocks_for_(k->n), most = kopt_cuda_resident_(KOPT_CUDA_DECOMPRESS_);
-    return kopt_cuda_launch_(kopt_cuda_entry_(KOPT_CUDA_DECOMPRESS_), blocks < most ? blocks : most, KOPT_THREADS_,
-                             arguments, stream);
-}
-
-static kopt_result kopt_cuda_launch_reduce_(kopt_cuda_sum_ *k, void *stream) {
-    void *arguments[] = {k};
-    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_reduce_kernel_), kopt_cuda_blocks_for_(k->n),
-                             KOPT_THREADS_, arguments, stream);
+    return kopt_cuda_launch_count_(k->steps, 1, stream);
 }
 
 static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, void *stream) {
@@ -1797,12 +2281,27 @@ static int kopt_cuda_is_(int constant, unsigned value) {
 
 /* Does the rule have kernels of its own? */
 static int kopt_cuda_common_(kopt_rule rule) {
+#ifdef KAHAN_OPT_VMATH
+    if (rule == KOPT_ADAM_ATAN2) return 1;
+#endif
     return rule == KOPT_SGD || rule == KOPT_ADAM || rule == KOPT_LION || rule == KOPT_RADAM;
+}
+
+/* Is every element of a tensor's arrays aligned to its own size? Other tensors are for the general kernels. */
+static int kopt_cuda_natural_(const kopt_optimizer *opt, const kopt_tensor *t) {
+    const size_t weight_size = kopt_bytes_of_(opt->weight_format), grad_size = kopt_bytes_of_(t->grad_format);
+    const size_t copy_size = kopt_bytes_of_(t->copy_format);
+    const size_t residual_size = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
+    size_t state_size = residual_size > weight_size ? residual_size : weight_size; /* and scales of 8-bit moments */
+    if (kopt_moments_(opt) > 0 && (opt->moment_format == KOPT_F32 || opt->moment_format == KOPT_Q8)) state_size = 4;
+    return KOPT_ADDRESS_(t->weight) % weight_size == 0 && KOPT_ADDRESS_(t->grad) % grad_size == 0 &&
+           KOPT_ADDRESS_(t->state) % state_size == 0 && (t->copy == KOPT_NULL_ || KOPT_ADDRESS_(t->copy) % copy_size == 0);
 }
 
 /* The first kernel that fits. */
 static int kopt_cuda_kernel_of_(const kopt_optimizer *opt, const kopt_tensor *t) {
-    const int moments = kopt_moments_(opt), common = moments <= 2 && kopt_cuda_common_(opt->rule);
+    const int moments = kopt_moments_(opt);
+    const int common = moments <= 2 && kopt_cuda_common_(opt->rule) && kopt_cuda_natural_(opt, t);
     const kopt_format moment = moments == 0 ? opt->weight_format : opt->moment_format;
     const int plain = opt->weight_format == KOPT_F32 || opt->rounding == KOPT_NEAREST;
     const kopt_rounding rounding = plain ? KOPT_STOCHASTIC : opt->rounding;
@@ -1819,14 +2318,18 @@ static int kopt_cuda_kernel_of_(const kopt_optimizer *opt, const kopt_tensor *t)
     return KOPT_CUDA_KERNELS_ - 1;
 }
 
-/* A rule that kahan_opt.h has and the kernels here do not is refused: those that take two passes, Adam-atan2 and smooth
-   Lion. */
+/* A rule that kahan_opt.h has and the kernels here do not is refused, and a table of functions, which are the host's. */
 static kopt_result kopt_cuda_check_options_(const kopt_optimizer *opt) {
     const kopt_result result = kopt_check_options_(opt);
+    if (result != KOPT_OK) return result;
 #ifdef KAHAN_OPT_VMATH
-    if (result == KOPT_OK && opt->rule == KOPT_LION && kopt_less_(0, opt->sharpness)) return KOPT_ERROR_OPTION;
+    if (opt->vmath != KOPT_NULL_ &&
+        (opt->rule == KOPT_ADAM_ATAN2 || (opt->rule == KOPT_LION && kopt_less_(0, opt->sharpness))))
+        return KOPT_ERROR_OPTION;
+    return KOPT_CAST_(int, opt->rule) > KOPT_ADAM_ATAN2 ? KOPT_ERROR_OPTION : KOPT_OK;
+#else
+    return KOPT_CAST_(int, opt->rule) > KOPT_EMA ? KOPT_ERROR_OPTION : KOPT_OK;
 #endif
-    return result == KOPT_OK && KOPT_CAST_(int, opt->rule) > KOPT_EMA ? KOPT_ERROR_OPTION : result;
 }
 
 static int kopt_cuda_stable_(const kopt_optimizer *opt) { return opt->rule == KOPT_ADAM && opt->stable; }
@@ -1888,21 +2391,13 @@ static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt,
     d->id = t->id;
     d->grad_format = KOPT_CAST_(uint8_t, t->grad_format);
     d->copy_format = KOPT_CAST_(uint8_t, t->copy == KOPT_NULL_ ? KOPT_F32 : t->copy_format);
-    d->wide = 0;
     d->pad = t->first_index & 255;
     if (blocks) d->pad = lead = 0; /* positions are elements: blocks begin with the first, wherever the shard does */
-    if (!kopt_cuda_aligned_(d->grad, lead, grad_size)) { /* a shard that is cut within an octet? */
-        for (lead = blocks ? 8 : 0; lead < 8 && !kopt_cuda_aligned_(d->grad, lead, grad_size); lead++) {}
-        if (!blocks) d->pad = 8 - lead;
-    }
-    if (lead < 8) {
-        d->wide = KOPT_WIDE_GRAD_;
-        if (kopt_cuda_aligned_(d->weight, lead, weight_size) && kopt_cuda_aligned_(d->residual, lead, residual_size) &&
-            kopt_cuda_aligned_(d->moment[0], lead, moment_size) &&
-            kopt_cuda_aligned_(d->moment[1], lead, moment_size) &&
-            kopt_cuda_aligned_(d->copy, lead, d->copy_format == KOPT_F32 ? 4 : 2))
-            d->wide |= KOPT_WIDE_STEP_;
-    }
+    d->wide = kopt_cuda_aligned_(d->grad, lead, grad_size) && kopt_cuda_aligned_(d->weight, lead, weight_size) &&
+              kopt_cuda_aligned_(d->residual, lead, residual_size) &&
+              kopt_cuda_aligned_(d->moment[0], lead, moment_size) &&
+              kopt_cuda_aligned_(d->moment[1], lead, moment_size) &&
+              kopt_cuda_aligned_(d->copy, lead, d->copy_format == KOPT_F32 ? 4 : 2);
     d->end = d->pad + t->n;
     d->first = t->first_index - d->pad;
 }
@@ -2157,7 +2652,7 @@ static kopt_result kopt_cuda_convert_run_(kopt_conversion_ *c, void *dst, const 
         return KOPT_ERROR_OVERLAP;
     c->dst = KOPT_CAST_(kopt_byte_ *, dst);
     c->src = KOPT_CAST_(const kopt_byte_ *, src);
-    return kopt_cuda_launch_convert_(c, stream);
+    return kopt_cuda_launch_convert_(c, c->n, kopt_cuda_pad_(dst, kopt_bytes_of_(c->dst_format)), stream);
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
@@ -2217,6 +2712,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format forma
     kopt_result result = kopt_check_array_(sum, format, n);
     size_t in_bytes;
     kopt_cuda_sum_ k;
+    kopt_cuda_codes_ codes;
     if (result != KOPT_OK) return result;
     if (!kopt_code_valid_(code)) return KOPT_ERROR_OPTION;
     if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
@@ -2232,7 +2728,8 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format forma
     k.n = n;
     k.stride = k.count = 0;
     k.scale = kopt_cuda_rounded_(scale);
-    return kopt_cuda_launch_decompress_(&k, stream);
+    codes = kopt_cuda_codes_of_();
+    return kopt_cuda_launch_decompress_(&k, n, 0, &codes, stream);
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, const void *shards, size_t stride,
@@ -2262,8 +2759,131 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
     sum.stride = stride * kopt_bytes_of_(format);
     sum.count = count;
     sum.scale = kopt_cuda_rounded_(scale);
-    return kopt_cuda_launch_reduce_(&sum, stream);
+    return kopt_cuda_launch_reduce_(&sum, n, kopt_cuda_pad_(out, kopt_bytes_of_(out_format)), stream);
 }
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_clip_value(void *x, kopt_format format, size_t n, double limit, void *stream) {
+    kopt_result result = kopt_check_array_(x, format, n);
+    kopt_tool_ t;
+    if (result == KOPT_OK) result = kopt_limit_of_(limit, format, &t.limit);
+    if (result != KOPT_OK || n == 0) return result;
+    t.dst = KOPT_CAST_(kopt_byte_ *, x);
+    t.dst_format = format;
+    return kopt_cuda_launch_clip_(&t, n, kopt_cuda_pad_(x, kopt_bytes_of_(format)), stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format,
+                                                double scale, uint32_t *counts, void *stream) {
+    kopt_result result = kopt_check_array_(grad, grad_format, a == KOPT_NULL_ ? 0 : a->n);
+    kopt_cuda_accumulation_ k;
+    if (result == KOPT_OK)
+        result = kopt_check_accumulator_(a, grad, a == KOPT_NULL_ ? 0 : a->n * kopt_bytes_of_(grad_format));
+    if (result != KOPT_OK) return result;
+    if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    if (counts == KOPT_NULL_ && (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu)) return KOPT_ERROR_STEP;
+    k.a = *a;
+    k.a.step++;
+    k.grad = KOPT_CAST_(const kopt_byte_ *, grad);
+    k.out = KOPT_NULL_;
+    k.counts = counts;
+    k.grad_format = grad_format;
+    k.scale = kopt_float_(kopt_bits_(kopt_cuda_rounded_(scale)) ^ 0x80000000u);
+    if (a->n != 0)
+        result = kopt_cuda_launch_accumulate_(&k, a->n, kopt_cuda_pad_(a->sum, kopt_bytes_of_(a->format)), stream);
+    if (result == KOPT_OK && counts != KOPT_NULL_) return kopt_cuda_launch_count_(counts, 2, stream);
+    if (result != KOPT_OK) return result;
+    a->step++;
+    a->count++;
+    return KOPT_OK;
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_accumulator_read(const kopt_accumulator *a, float *out, const uint32_t *counts,
+                                                      void *stream) {
+    const kopt_result result = kopt_check_accumulator_(a, out, a == KOPT_NULL_ ? 0 : a->n * 4);
+    kopt_cuda_accumulation_ k;
+    if (result != KOPT_OK || a->n == 0) return result;
+    if (out == KOPT_NULL_) return KOPT_ERROR_NULL;
+    k.a = *a;
+    k.grad = KOPT_NULL_;
+    k.out = KOPT_POINTER_(kopt_byte_ *, out);
+    k.counts = counts;
+    k.grad_format = KOPT_F32;
+    k.scale = 1;
+    return kopt_cuda_launch_read_sum_(&k, a->n, kopt_cuda_pad_(out, 4), stream);
+}
+
+#ifdef KAHAN_OPT_VMATH
+static kopt_cuda_function_ kopt_cuda_function_of_(void *out, void *out2, const void *x, const void *y) {
+    kopt_cuda_function_ k;
+    k.out = KOPT_CAST_(kopt_byte_ *, out);
+    k.out2 = KOPT_CAST_(kopt_byte_ *, out2);
+    k.x = KOPT_CAST_(const kopt_byte_ *, x);
+    k.y = KOPT_CAST_(const kopt_byte_ *, y);
+    k.f = KOPT_EXP;
+    k.format = KOPT_F32;
+    k.patches = 0;
+    return k;
+}
+
+#define KOPT_CUDA_UNARY_(name)                                                                                   \
+    KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_##name(float *out, const float *x, size_t n, void *stream) {      \
+        kopt_cuda_function_ k = kopt_cuda_function_of_(out, KOPT_NULL_, x, KOPT_NULL_);                          \
+        const kopt_result result = kopt_vmath_check_(out, x, x, n, 4);                                           \
+        return result != KOPT_OK || n == 0 ? result                                                              \
+                                           : kopt_cuda_launch_##name##_(&k, n, kopt_cuda_pad_(out, 4), stream);  \
+    }
+KOPT_CUDA_UNARY_(exp)
+KOPT_CUDA_UNARY_(log)
+KOPT_CUDA_UNARY_(tanh)
+KOPT_CUDA_UNARY_(erf)
+KOPT_CUDA_UNARY_(erfc)
+#undef KOPT_CUDA_UNARY_
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_atan2(float *out, const float *y, const float *x, size_t n, void *stream) {
+    kopt_cuda_function_ k = kopt_cuda_function_of_(out, KOPT_NULL_, y, x);
+    const kopt_result result = kopt_vmath_check_(out, y, x, n, 4);
+    if (result != KOPT_OK || n == 0) return result;
+    return kopt_cuda_launch_atan2_(&k, n, kopt_cuda_pad_(out, 4), stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_sincospi(float *sine, float *cosine, const float *x, size_t n, void *stream) {
+    kopt_cuda_function_ k = kopt_cuda_function_of_(sine, cosine, x, KOPT_NULL_);
+    kopt_result result = kopt_vmath_check_(sine, x, x, n, 4);
+    if (result == KOPT_OK) result = kopt_vmath_check_(cosine, x, x, n, 4);
+    if (result == KOPT_OK && n != 0 && kopt_overlap_(sine, n * 4, cosine, n * 4)) result = KOPT_ERROR_OVERLAP;
+    if (result != KOPT_OK || n == 0) return result;
+    return kopt_cuda_launch_sincospi_(&k, n, kopt_cuda_pad_(sine, 4), stream);
+}
+
+/* y: NULL, or what the result is multiplied by. */
+static kopt_result kopt_cuda_map_run_(kopt_function f, void *out, const void *y, const void *x, kopt_format format, size_t n,
+                                      void *stream) {
+    kopt_cuda_function_ k = kopt_cuda_function_of_(out, KOPT_NULL_, x, y);
+    kopt_cuda_codes_ words;
+    unsigned count, i;
+    const uint32_t *const patches = kopt_patches_of_(f, format, &count);
+    for (i = 0; i < sizeof words.word / 4; i++) words.word[i] = i < count ? patches[i] : 0;
+    k.f = f;
+    k.format = format;
+    k.patches = count;
+    return kopt_cuda_launch_map_(&k, n, kopt_cuda_pad_(out, 2), &words, stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_map(kopt_function f, void *out, const void *x, kopt_format format, size_t n,
+                                         void *stream) {
+    const kopt_result result = kopt_map_check_(f, KOPT_GELU_TANH_SLOPE, out, x, x, format, n);
+    if (result != KOPT_OK || n == 0) return result;
+    return kopt_cuda_map_run_(f, out, KOPT_NULL_, x, format, n, stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_map_backward(kopt_function f, void *dx, const void *dy, const void *x,
+                                                  kopt_format format, size_t n, void *stream) {
+    const kopt_result result = kopt_map_check_(f, KOPT_SOFTPLUS, dx, dy, x, format, n);
+    if (f == KOPT_LOG) return KOPT_ERROR_OPTION;
+    if (result != KOPT_OK || n == 0) return result;
+    return kopt_cuda_map_run_(kopt_slope_of_(f), dx, dy, x, format, n, stream);
+}
+#endif
 
 #endif /* KAHAN_OPT_CUDA_IMPLEMENTATION */
 
@@ -2280,6 +2900,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
 #define ISA_TARGET_ KOPT_BOTH_
 #define LANES_ KOPT_CAST_(size_t, 1)
 #define ONE_LANE_ 1
+#define ONE_PASS_ 1
 typedef float floats_;
 typedef uint32_t words_;
 typedef int mask_;
@@ -2354,7 +2975,6 @@ FN_ words_ narrow_fp16_(floats_ a) {
     return kopt_fp16_from_f32(a);
 #endif
 }
-FN_ words_ load_half_(const uint32_t *w, size_t i) { return (w[i >> 1] >> (16 * (i & 1))) & 0xFFFFu; }
 FN_ words_ block_order_(void) { return 0; }
 
 #endif /* KOPT_PASS_ */

@@ -1,4 +1,4 @@
-/* Adam-atan2 beside AdamW: bf16, Kahan, decoupled decay, on each instruction set.
+/* Adam-atan2 beside AdamW: decoupled decay, bf16 with Kahan and fp32, on each instruction set.
 
      ./build.sh bench atan2 [N]      N weights (default 8192: in cache); with SLEEF if the system has it
 
@@ -41,27 +41,31 @@ static void *allocate(size_t bytes) {
 int main(int count, char **arguments) {
     const size_t n = count > 1 ? strtoull(arguments[1], NULL, 10) : 8192, steps = 160000 / n + 1;
     static double time[LINES][REPETITIONS], ratio[LINES][REPETITIONS];
-    kopt_bf16 *grad = allocate(2 * n);
-    float *initial = allocate(4 * n);
+    float *grad = allocate(4 * n), *initial = allocate(4 * n);
+    kopt_bf16 *grad16 = allocate(2 * n);
     kopt_tensor t[LINES];
     size_t i, s;
-    int isa, line, r;
+    int isa, format, line, r;
     for (line = 0; line < LINES; line++)
-        t[line] = kopt_tensor_of(allocate(2 * n), grad, KOPT_BF16, n, allocate(KOPT_STATE_BYTES(n, 6)), KOPT_STATE_BYTES(n, 6));
+        t[line] = kopt_tensor_of(allocate(4 * n), NULL, KOPT_F32, n, allocate(KOPT_STATE_BYTES(n, 8)), KOPT_STATE_BYTES(n, 8));
     for (i = 0; i < n; i++) {
         const uint32_t x = (uint32_t)i * 2654435761u;
-        grad[i] = kopt_bf16_from_f32(((float)(x >> 8) - 8388608) * 1e-9f);
+        grad[i] = ((float)(x >> 8) - 8388608) * 1e-9f;
+        grad16[i] = kopt_bf16_from_f32(grad[i]);
         initial[i] = 0.01f * (float)(i % 100) - 0.5f;
     }
-    for (isa = KOPT_ISA_COUNT - 1; isa > KOPT_ISA_SCALAR; isa--) {
+    for (isa = (KOPT_ISA_COUNT - 1) * 2 + 1; isa > 1; isa--) {
         kopt_optimizer opt[LINES];
-        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+        format = isa % 2 != 0 ? KOPT_BF16 : KOPT_F32;
+        if (kopt_isa_force((kopt_isa)(isa / 2)) != KOPT_OK) continue;
         opt[0] = kopt_adamw(1e-3);
         opt[1] = opt[2] = kopt_adam_atan2(1e-3);
         opt[3] = kopt_smooth_lion(1e-3, 300);
         opt[2].vmath = kopt_vmath_sleef();
         for (line = 0; line < LINES; line++) {
             opt[line].weight_decay = 0.01;
+            opt[line].weight_format = opt[line].moment_format = t[line].grad_format = (kopt_format)format;
+            t[line].grad = format == KOPT_BF16 ? (void *)grad16 : (void *)grad;
             if (kopt_state_init(&opt[line], &t[line], initial) != KOPT_OK) return 1;
         }
         for (r = 0; r < REPETITIONS; r++)
@@ -74,7 +78,7 @@ int main(int count, char **arguments) {
             }
         for (line = 0; line < LINES; line++)
             if (line != 2 || opt[2].vmath != NULL)
-                printf("%-8s %-14s %7.3f ns   %.2f\n", kopt_isa_name((kopt_isa)isa), title[line], median(time[line]), median(ratio[line]));
+                printf("%-8s %s %-14s %7.3f ns   %.2f\n", kopt_isa_name((kopt_isa)(isa / 2)), format == KOPT_BF16 ? "bf16" : "fp32", title[line], median(time[line]), median(ratio[line]));
     }
     return 0;
 }

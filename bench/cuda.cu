@@ -2,6 +2,9 @@
    tensor. Bits first: a step that differs from the CPU is not timed. Medians of CUDA events; eager calls and replays of a
    graph. Writes build/bench/cuda.csv (argument: another path); bench/cuda_peers.py adds PyTorch and optimi to it.
    -DLINKED: with an object that has the implementation. */
+#ifndef KAHAN_OPT_VMATH
+#define KAHAN_OPT_VMATH
+#endif
 #ifdef LINKED
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
@@ -95,7 +98,7 @@ struct mode {
     const char *name;
     kopt_format weight, grad, moment;
     kopt_rounding rounding;
-    int rule;              /* 0 SGD, 1 AdamW, 2 StableAdamW */
+    int rule;              /* 0 SGD, 1 AdamW, 2 StableAdamW, 3 Adam-atan2, 4 smooth Lion */
     int copy, stats;       /* copy: a bf16 copy of fp32 weights; stats: with norm, clipping and finite check */
     double bytes;          /* per element, read and written */
 };
@@ -113,12 +116,18 @@ static const mode modes[] = {
     {"AdamW bf16 KAHAN, 8-bit moments", KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_KAHAN, 1, 0, 0, 14.06},
     {"AdamW bf16 COMPACT, 8-bit m.", KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_COMPACT, 1, 0, 0, 12.06},
     {"StableAdamW bf16 KAHAN", KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, 2, 0, 0, 22},
+    {"Adam-atan2 bf16 KAHAN", KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, 3, 0, 0, 18},
+    {"smooth Lion bf16 KAHAN", KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, 4, 0, 0, 14},
     {"AdamW bf16 KAHAN + norm, clip", KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, 1, 0, 1, 20},
 };
 
 static kopt_optimizer optimizer_of(const mode &m)
 {
-    kopt_optimizer o = m.rule == 2 ? kopt_stable_adamw(1e-3) : m.rule ? kopt_adamw(1e-3) : kopt_sgd(1e-3, 0.9);
+    kopt_optimizer o = m.rule == 4   ? kopt_smooth_lion(1e-3, 10)
+                       : m.rule == 3 ? kopt_adam_atan2(1e-3)
+                       : m.rule == 2 ? kopt_stable_adamw(1e-3)
+                       : m.rule == 1 ? kopt_adamw(1e-3)
+                                     : kopt_sgd(1e-3, 0.9);
     o.weight_format = m.weight;
     o.moment_format = m.moment;
     o.rounding = m.rounding;
@@ -286,12 +295,14 @@ static double usual_time(const std::vector<size_t> &sizes)
 
 static FILE *csv;
 static double copy_rate; /* bytes per microsecond */
+static double cache;     /* bytes of L2: what is smaller stays there from one step to the next, and is said to */
 
 static void row(const char *who, const char *what, double elements, double bytes, double eager, double graph, double host)
 {
     const double best = graph > 0 && graph < eager ? graph : eager, rate = elements * bytes / best;
-    std::printf("%-32s %-22s %10.1f us %10.1f us %8.1f us %8.2f Gel/s %6.3f TB/s %5.1f %% of copy\n", who, what, eager, graph,
-                host, elements / best / 1e3, rate / 1e6, 100 * rate / copy_rate);
+    std::printf("%-32s %-22s %10.1f us %10.1f us %8.1f us %8.2f Gel/s %6.3f TB/s %5.1f %% of copy%s\n", who, what, eager,
+                graph, host, elements / best / 1e3, rate / 1e6, 100 * rate / copy_rate,
+                elements * bytes < 4 * cache ? " (L2)" : "");
     std::fprintf(csv, "%s,%s,%.0f,%.2f,%.2f,%.2f,%.2f,%.4f\n", who, what, elements, bytes, eager, graph, host, rate / copy_rate);
     std::fflush(csv);
     std::fflush(stdout);
@@ -309,6 +320,47 @@ static void copy_bandwidth()
     CHECK(cudaFree(a));
     CHECK(cudaFree(b));
     row("device-to-device copy", "2 GiB", bytes / 2.0, 4, time, 0, 0);
+}
+
+/* The functions of arrays: fp32 in and out (atan2: two in), and one of 16 bits. */
+static void functions()
+{
+    const size_t n = 200000000;
+    float *x, *y, *out;
+    CHECK(cudaMalloc(&x, 4 * n));
+    CHECK(cudaMalloc(&y, 4 * n));
+    CHECK(cudaMalloc(&out, 4 * n));
+    fill<<<1024, 256>>>(x, KOPT_F32, n, 1);
+    fill<<<1024, 256>>>(y, KOPT_F32, n, 77);
+    CHECK(cudaDeviceSynchronize());
+    row("exp", "2e8", n, 8, device_time([&] { kopt_cuda_vmath_exp(out, x, n, stream); }), 0, 0);
+    row("log", "2e8", n, 8, device_time([&] { kopt_cuda_vmath_log(out, x, n, stream); }), 0, 0);
+    row("tanh", "2e8", n, 8, device_time([&] { kopt_cuda_vmath_tanh(out, x, n, stream); }), 0, 0);
+    row("erf", "2e8", n, 8, device_time([&] { kopt_cuda_vmath_erf(out, x, n, stream); }), 0, 0);
+    row("erfc", "2e8", n, 8, device_time([&] { kopt_cuda_vmath_erfc(out, x, n, stream); }), 0, 0);
+    row("atan2", "2e8", n, 12, device_time([&] { kopt_cuda_vmath_atan2(out, y, x, n, stream); }), 0, 0);
+    row("sincospi", "2e8", n, 12, device_time([&] { kopt_cuda_vmath_sincospi(out, y, x, n, stream); }), 0, 0);
+    fill<<<1024, 256>>>(x, KOPT_BF16, n, 1);
+    CHECK(cudaDeviceSynchronize());
+    row("map GELU bf16", "2e8", n, 4, device_time([&] { kopt_cuda_map(KOPT_GELU, out, x, KOPT_BF16, n, stream); }), 0, 0);
+    row("map SiLU bf16", "2e8", n, 4, device_time([&] { kopt_cuda_map(KOPT_SILU, out, x, KOPT_BF16, n, stream); }), 0, 0);
+    for (float *p : {x, y, out}) CHECK(cudaFree(p));
+}
+
+/* A bf16 sum with KAHAN of bf16 gradients, and clipping by value. */
+static void accumulation()
+{
+    const size_t n = 200000000;
+    char *grad, *sum, *residual;
+    CHECK(cudaMalloc(&grad, 2 * n));
+    CHECK(cudaMalloc(&sum, 2 * n));
+    CHECK(cudaMalloc(&residual, 2 * n));
+    fill<<<1024, 256>>>(grad, KOPT_BF16, n, 1);
+    CHECK(cudaDeviceSynchronize());
+    kopt_accumulator a = kopt_accumulator_of(sum, KOPT_BF16, residual, n);
+    row("accumulate bf16 KAHAN", "2e8", n, 10, device_time([&] { kopt_cuda_accumulate(&a, grad, KOPT_BF16, 1, nullptr, stream); }), 0, 0);
+    row("clip by value bf16", "2e8", n, 4, device_time([&] { kopt_cuda_clip_value(grad, KOPT_BF16, n, 0.05, stream); }), 0, 0);
+    for (char *p : {grad, sum, residual}) CHECK(cudaFree(p));
 }
 
 /* bf16 gradients, with error feedback in bf16, to 8 bits and to 1; and the fp32 sum of them. */
@@ -361,6 +413,7 @@ int main(int argc, char **argv)
     std::fprintf(csv, "who,what,elements,bytes,eager_us,graph_us,host_us,of_copy\n");
     cudaDeviceProp p;
     CHECK(cudaGetDeviceProperties(&p, 0));
+    cache = p.l2CacheSize;
     std::printf("%s, sm_%d%d, %d processors, L2 %d MB\n", p.name, p.major, p.minor, p.multiProcessorCount, p.l2CacheSize >> 20);
     std::printf("%-32s %-22s %13s %13s %11s\n", "", "", "eager", "graph", "host");
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -397,9 +450,11 @@ int main(int argc, char **argv)
             if (&m == modes && l.sizes.size() == 10000) small = graph;
         }
     }
+    accumulation();
     compression();
+    functions();
     for (const auto &l : lists)
-        if (l.all) {
+        if (l.shift == 0 && l.sizes[0] % 2 == 0) {
             double elements = 0;
             for (size_t n : l.sizes) elements += static_cast<double>(n);
             const double time = usual_time(l.sizes);

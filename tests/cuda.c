@@ -104,10 +104,20 @@ typedef struct list {
     kopt_counts *counted[2]; /* one for each group */
 } list;
 
+#ifdef KAHAN_OPT_VMATH
+enum { VARIETY = 19 };
+#else
+enum { VARIETY = 16 };
+#endif
+
 static kopt_optimizer any_optimizer(void)
 {
     kopt_optimizer o;
-    switch (below(16)) {
+    switch (below(VARIETY)) {
+#ifdef KAHAN_OPT_VMATH
+    case 16: case 17: o = kopt_adam_atan2(0.01), o.atan2_outside = (int)below(2), o.atan2_a = below(2) ? 1.27 : 1, o.atan2_b = below(2) ? 1 : 0.5; break;
+    case 18: o = kopt_smooth_lion(0.01, below(2) ? 100 : 1e-3); break; /* gradients from 2^-14 to 1: both forms of tanh */
+#endif
     case 0: o = kopt_lion(0.01); break;
     case 1: o = kopt_adan(0.01); break;
     case 2: o = kopt_radam(0.01); break;
@@ -591,13 +601,15 @@ static void refusals(void)
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_NULL;
     bad_tensor = t, bad_tensor.state_size = 10;
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_SIZE;
-#ifdef KAHAN_OPT_VMATH /* two passes */
-    wrong = kopt_adam_atan2(0.01), bad_tensor = t, bad.opt = &wrong;
+#ifdef KAHAN_OPT_VMATH /* a table of functions, where the rule calls one */
+    wrong = kopt_adam_atan2(0.01), wrong.vmath = kopt_vmath_builtin(), bad_tensor = t, bad.opt = &wrong;
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION || kopt_cuda_plan_size(&bad, 1) != 0;
-    wrong = kopt_smooth_lion(0.01, 10);
+    wrong = kopt_smooth_lion(0.01, 10), wrong.vmath = kopt_vmath_builtin();
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
-    wrong = kopt_smooth_lion(0.01, 0);
+    wrong.sharpness = 0;
     fails += kopt_cuda_plan_size(&bad, 1) == 0;
+    wrong = o, wrong.rule = (kopt_rule)8;
+    fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
 #endif
     bad.opt = &o, bad_tensor = t, bad_tensor.counts = (void *)((char *)&counts + 4); /* atomic additions want 8 */
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
@@ -728,11 +740,172 @@ static void reductions(int lists)
     ok(bad == 0, "%d reductions are kopt_reduce's, in place too", lists);
 }
 
+/* Sums of several micro-batches, twice, of any format, rounding and alignment; counted on the host or on the device. */
+static void accumulations(int lists)
+{
+    int k, step, bad = 0;
+    for (k = 0; k < lists; ++k) {
+        const kopt_format f = (kopt_format)below(3), g = (kopt_format)below(3);
+        const size_t n = below(8) ? below(900) : below(9), shift = below(2) ? 0 : below(16), grad_shift = below(3) ? shift : below(16);
+        const size_t size = n * width(f);
+        const uint32_t rare = below(3) ? 1000 : 20;
+        unsigned char *const sum = malloc(size + 1), *const sum2 = device_new(size + shift + 1), *const grad = device_new(n * width(g) + grad_shift + 1);
+        unsigned char *const rest = malloc(2 * n + 1), *const rest2 = device_new(2 * n + shift + 1);
+        float *const out = malloc(4 * n + 1), *const out2 = device_new(4 * n + 4);
+        uint32_t *const counts = device_new(8), *const there = below(2) ? counts : NULL;
+        kopt_accumulator a = kopt_accumulator_of(sum, f, rest, n), b;
+        a.rounding = (kopt_rounding)below(5), a.compensation_rounding = below(3) ? KOPT_STOCHASTIC : KOPT_NEAREST;
+        a.seed = noise(), a.id = noise(), a.first_index = ((uint64_t)noise() << below(30)) + below(3);
+        if (a.rounding == KOPT_NEAREST || a.rounding == KOPT_STOCHASTIC) a.residual = NULL;
+        memset(sum, 0x7f, size), memset(sum2, 0x7f, size + shift); /* not read before the first addition */
+        memset(rest, 0x7f, 2 * n), memset(rest2, 0x7f, 2 * n + shift);
+        counts[0] = counts[1] = 0;
+        b = a, b.sum = sum2 + shift;
+        if (a.residual) b.residual = rest2 + shift;
+        for (step = 0; step < 6; ++step) {
+            const double scale = below(2) ? 1 : 0.3;
+            if (step == 3) a.count = b.count = counts[0] = 0;
+            bad += kopt_accumulator_read(&a, out) != KOPT_OK || made(kopt_cuda_accumulator_read(&b, out2, there, stream)) != KOPT_OK;
+            bad += !same((void *)out, (void *)out2, KOPT_F32, n);
+            fill(grad + grad_shift, g, n, -10, 2, 0, rare);
+            bad += kopt_accumulate(&a, grad + grad_shift, g, scale) != KOPT_OK;
+            bad += made(kopt_cuda_accumulate(&b, grad + grad_shift, g, scale, there, stream)) != KOPT_OK;
+            bad += memcmp(sum, sum2 + shift, size) != 0;
+            if (a.residual) bad += memcmp(rest, rest2 + shift, 2 * n) != 0;
+            bad += there ? counts[0] != a.count || counts[1] != a.step || b.count != 0 || b.step != 0 : a.count != b.count || a.step != b.step;
+        }
+        counts[0] = 1, counts[1] = 0xffffffff; /* the end of a count: nothing moves */
+        bad += made(kopt_cuda_accumulate(&b, grad + grad_shift, g, 1, counts, stream)) != KOPT_OK;
+        bad += memcmp(sum, sum2 + shift, size) != 0 || counts[0] != 1 || counts[1] != 0xffffffff;
+        free(sum), free(rest), free(out), device_free(sum2), device_free(rest2), device_free(grad), device_free(out2), device_free(counts);
+    }
+    ok(bad == 0, "%d accumulators, two sums of three gradients each: sums, residuals and what is read are the CPU's", lists);
+}
+
+static void clips(void)
+{
+    static const double limits[] = {0, 1e-40, 0.1, 1, 65504, 65519.99, 1e30, 3.4e38, 1e300};
+    enum { N = 700 };
+    unsigned char *const a = malloc(4 * N + 16), *const b = device_new(4 * N + 16);
+    int f, k, bad = 0;
+    for (f = 0; f < 3; ++f)
+        for (k = 0; k < 90; ++k) {
+            const size_t n = below(4) ? below(N) : below(9), shift = below(2) ? 0 : below(16);
+            fill(a, (kopt_format)f, N, -20, 15, 0, below(2) ? 3 : 30);
+            memset(b, 0x5a, 4 * N + 16), memcpy(b + shift, a, n * width((kopt_format)f));
+            bad += kopt_clip_value(a, (kopt_format)f, n, limits[k % 9]) != KOPT_OK;
+            bad += made(kopt_cuda_clip_value(b + shift, (kopt_format)f, n, limits[k % 9], stream)) != KOPT_OK;
+            bad += memcmp(a, b + shift, n * width((kopt_format)f)) != 0 || b[shift + n * width((kopt_format)f)] != 0x5a;
+        }
+    free(a), device_free(b);
+    ok(bad == 0, "clipping by value is kopt_clip_value's");
+}
+
+#ifdef KAHAN_OPT_VMATH
+typedef kopt_result device_function(float *, const float *, size_t, void *);
+typedef kopt_result host_function(const kopt_vmath *, float *, const float *, size_t);
+static device_function *const device_functions[] = {kopt_cuda_vmath_exp, kopt_cuda_vmath_log, kopt_cuda_vmath_tanh, kopt_cuda_vmath_erf, kopt_cuda_vmath_erfc};
+static host_function *const host_functions[] = {kopt_vmath_exp, kopt_vmath_log, kopt_vmath_tanh, kopt_vmath_erf, kopt_vmath_erfc};
+
+/* Half any bits at all, half of ordinary size; in place and not, at any multiple of 4. */
+static void functions(int lists)
+{
+    enum { N = 600 };
+    const kopt_vmath *const builtin = kopt_vmath_builtin();
+    float *const x = device_new(4 * N + 16), *const y = device_new(4 * N + 16), *const a = malloc(4 * N), *const a2 = malloc(4 * N);
+    float *const b = device_new(4 * N + 16), *const b2 = device_new(4 * N + 16);
+    int k, bad = 0;
+    for (k = 0; k < lists; ++k) {
+        const size_t n = below(4) ? below(N) : below(9), at = below(2) ? 0 : below(4), out = below(2) ? at : below(4);
+        const uint32_t rare = below(2) ? 1 : 1u << 31;
+        const int f = k % 7, in_place = !below(4);
+        fill((unsigned char *)x, KOPT_F32, N + 4, -8, 6, 0, rare), fill((unsigned char *)y, KOPT_F32, N + 4, -8, 6, 0, rare);
+        if (f < 5) {
+            float *const to = in_place ? x + at : b + out;
+            bad += host_functions[f](builtin, a, x + at, n) != KOPT_OK || made(device_functions[f](to, x + at, n, stream)) != KOPT_OK;
+            bad += !same((void *)a, (void *)to, KOPT_F32, n);
+        } else if (f == 5) {
+            float *const to = in_place ? y + at : b + out;
+            bad += kopt_vmath_atan2(builtin, a, y + at, x + out, n) != KOPT_OK;
+            bad += made(kopt_cuda_vmath_atan2(to, y + at, x + out, n, stream)) != KOPT_OK;
+            bad += !same((void *)a, (void *)to, KOPT_F32, n);
+        } else {
+            float *const to = in_place ? x + at : b2 + at;
+            bad += kopt_vmath_sincospi(builtin, a, a2, x + at, n) != KOPT_OK;
+            bad += made(kopt_cuda_vmath_sincospi(b + out, to, x + at, n, stream)) != KOPT_OK;
+            bad += !same((void *)a, (void *)(b + out), KOPT_F32, n) || !same((void *)a2, (void *)to, KOPT_F32, n);
+        }
+    }
+    device_free(x), device_free(y), free(a), free(a2), device_free(b), device_free(b2);
+    ok(bad == 0, "%d arrays of exp, log, tanh, erf, erfc, atan2, sincospi: the built-in's bits", lists);
+}
+
+/* Inputs of 16 bits: all, or one of `sparse` and those that are hard to round. */
+static void maps(uint32_t sparse)
+{
+    uint16_t *const x = device_new(2 * 65536 + 2), *const y = device_new(2 * 65536), *const a = malloc(2 * 65536), *const b = device_new(2 * 65536 + 2);
+    int f, format, bad = 0, hard = 0;
+    for (format = KOPT_BF16; format <= KOPT_FP16; ++format)
+        for (f = KOPT_EXP; f <= KOPT_GELU_TANH_SLOPE; ++f) {
+            const size_t at = below(2);
+            size_t i, n = 0;
+            for (i = below(sparse); i < 65536; i += sparse) x[at + n] = (uint16_t)i, y[n++] = (uint16_t)noise();
+#ifndef GPU
+            for (i = kopt_patch_start_[2 * f + format - 1]; i < kopt_patch_start_[2 * f + format] && sparse > 1; ++i, ++hard)
+                x[at + n] = (uint16_t)(kopt_patches_[i] >> 16), y[n++] = 0x3c00;
+#endif
+            bad += kopt_map(NULL, (kopt_function)f, a, x + at, (kopt_format)format, n) != KOPT_OK;
+            bad += made(kopt_cuda_map((kopt_function)f, b + at, x + at, (kopt_format)format, n, stream)) != KOPT_OK;
+            bad += memcmp(a, b + at, 2 * n) != 0;
+            if (f > KOPT_SOFTPLUS || f == KOPT_LOG) continue;
+            bad += kopt_map_backward(NULL, (kopt_function)f, a, y, x + at, (kopt_format)format, n) != KOPT_OK;
+            bad += made(kopt_cuda_map_backward((kopt_function)f, y, y, x + at, (kopt_format)format, n, stream)) != KOPT_OK;
+            bad += memcmp(a, y, 2 * n) != 0;
+        }
+    device_free(x), device_free(y), free(a), device_free(b);
+    ok(bad == 0, "kopt_map and kopt_map_backward, 13 functions of both formats, %s (%d of them hard): equal", sparse > 1 ? "some inputs" : "all inputs", hard);
+}
+
+static void function_refusals(void)
+{
+    static float a[40], b[40];
+    static uint16_t h[40];
+    int fails = 0;
+    fails += kopt_cuda_vmath_exp(NULL, a, 4, NULL) != KOPT_ERROR_NULL || kopt_cuda_vmath_erf(a, NULL, 4, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_vmath_log(a, a + 1, 4, NULL) != KOPT_ERROR_OVERLAP || kopt_cuda_vmath_tanh(a + 1, a, 4, NULL) != KOPT_ERROR_OVERLAP;
+    fails += kopt_cuda_vmath_erfc(a, b, (size_t)-1, NULL) != KOPT_ERROR_BOUNDS;
+    fails += kopt_cuda_vmath_atan2(a, b, a + 3, 4, NULL) != KOPT_ERROR_OVERLAP || kopt_cuda_vmath_atan2(a, b, NULL, 4, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_vmath_sincospi(a, a, b, 4, NULL) != KOPT_ERROR_OVERLAP || kopt_cuda_vmath_sincospi(a, NULL, b, 4, NULL) != KOPT_ERROR_NULL;
+    fails += made(kopt_cuda_vmath_exp(NULL, NULL, 0, stream)) != KOPT_OK || made(kopt_cuda_vmath_sincospi(NULL, NULL, NULL, 0, stream)) != KOPT_OK;
+    fails += kopt_cuda_map((kopt_function)13, h, h + 20, KOPT_BF16, 4, NULL) != KOPT_ERROR_OPTION;
+    fails += kopt_cuda_map(KOPT_EXP, h, h + 20, KOPT_F32, 4, NULL) != KOPT_ERROR_OPTION || kopt_cuda_map(KOPT_EXP, h, h + 1, KOPT_BF16, 4, NULL) != KOPT_ERROR_OVERLAP;
+    fails += kopt_cuda_map(KOPT_EXP, NULL, h, KOPT_BF16, 4, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_map_backward(KOPT_LOG, h, h, h, KOPT_BF16, 4, NULL) != KOPT_ERROR_OPTION;
+    fails += kopt_cuda_map_backward(KOPT_SILU_SLOPE, h, h, h, KOPT_BF16, 4, NULL) != KOPT_ERROR_OPTION;
+    fails += kopt_cuda_map_backward(KOPT_SILU, h, h + 2, h, KOPT_BF16, 4, NULL) != KOPT_ERROR_OVERLAP;
+    ok(fails == 0, "functions of arrays refuse what the CPU refuses");
+}
+#endif
+
 static void tool_refusals(void)
 {
     static unsigned char a[1100], b[1100];
     kopt_compressor c = kopt_compressor_of(KOPT_Q8, NULL, 256);
+    kopt_accumulator s = kopt_accumulator_of(a, KOPT_BF16, a + 512, 100);
+    uint32_t counts[2] = {0, 0};
     int fails = 0;
+    fails += kopt_cuda_accumulate(NULL, b, KOPT_F32, 1, NULL, NULL) != KOPT_ERROR_NULL || kopt_cuda_accumulate(&s, NULL, KOPT_F32, 1, NULL, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_accumulate(&s, b, KOPT_Q8, 1, NULL, NULL) != KOPT_ERROR_OPTION || kopt_cuda_accumulate(&s, b, KOPT_F32, 1e39, counts, NULL) != KOPT_ERROR_RANGE;
+    fails += kopt_cuda_accumulate(&s, a + 150, KOPT_F32, 1, NULL, NULL) != KOPT_ERROR_OVERLAP || kopt_cuda_accumulate(&s, a + 600, KOPT_BF16, 1, counts, NULL) != KOPT_ERROR_OVERLAP;
+    fails += kopt_cuda_accumulator_read(&s, (float *)(void *)a, NULL, NULL) != KOPT_ERROR_OVERLAP || kopt_cuda_accumulator_read(&s, NULL, NULL, NULL) != KOPT_ERROR_NULL;
+    s.residual = NULL;
+    fails += kopt_cuda_accumulate(&s, b, KOPT_F32, 1, NULL, NULL) != KOPT_ERROR_NULL;
+    s.rounding = KOPT_NEAREST, s.step = 0xffffffff;
+    fails += kopt_cuda_accumulate(&s, b, KOPT_F32, 1, NULL, NULL) != KOPT_ERROR_STEP;
+    s.step = 7, s.rounding = (kopt_rounding)5;
+    fails += kopt_cuda_accumulate(&s, b, KOPT_F32, 1, counts, NULL) != KOPT_ERROR_OPTION || s.count != 0 || s.step != 7 || counts[1] != 0;
+    fails += kopt_cuda_clip_value(NULL, KOPT_F32, 1, 1, NULL) != KOPT_ERROR_NULL || kopt_cuda_clip_value(a, KOPT_Q8, 1, 1, NULL) != KOPT_ERROR_OPTION;
+    fails += kopt_cuda_clip_value(a, KOPT_F32, 1, -1, NULL) != KOPT_ERROR_RANGE || made(kopt_cuda_clip_value(NULL, KOPT_F32, 0, 1, stream)) != KOPT_OK;
     fails += kopt_cuda_compress(NULL, a, 260, b, KOPT_F32, NULL, NULL) != KOPT_ERROR_NULL;
     fails += kopt_cuda_compress(&c, a, 259, b, KOPT_F32, NULL, NULL) != KOPT_ERROR_SIZE || c.step != 0;
     fails += kopt_cuda_compress(&c, a, 260, a + 100, KOPT_F32, NULL, NULL) != KOPT_ERROR_OVERLAP;
@@ -752,7 +925,7 @@ static void tool_refusals(void)
     fails += kopt_cuda_reduce(a, KOPT_BF16, a, 9, 2, KOPT_F32, 9, 1, NULL) != KOPT_ERROR_OVERLAP;
     fails += kopt_cuda_reduce(a, KOPT_F32, b, (size_t)-1, 3, KOPT_F32, 9, 1, NULL) != KOPT_ERROR_BOUNDS;
     fails += made(kopt_cuda_reduce(NULL, KOPT_F32, NULL, 0, 1, KOPT_F32, 0, 1, stream)) != KOPT_OK;
-    ok(fails == 0, "compression and reduction refuse what the CPU refuses");
+    ok(fails == 0, "accumulation, clipping, compression and reduction refuse what the CPU refuses");
 }
 
 #ifdef GPU
@@ -860,6 +1033,55 @@ static void exhaustive(void)
     ok(bad == 0, "every number to and from bf16 and fp16, nearest and stochastic: %zu differ", bad);
 }
 
+#ifdef KAHAN_OPT_VMATH
+/* All 2^32 inputs of the functions of one argument. */
+static void every_number(void)
+{
+    enum { N = 1 << 26 };
+    float *const x = device_new(4 * (size_t)N), *const y = device_new(4 * (size_t)N), *const cpu = malloc(4 * (size_t)N);
+    const kopt_vmath *const builtin = kopt_vmath_builtin();
+    size_t i, bad = 0, part, f;
+    for (part = 0; part < 64; ++part) {
+        for (i = 0; i < N; ++i) ((uint32_t *)x)[i] = (uint32_t)(part * N + i);
+        for (f = 0; f < 5; ++f) {
+            bad += host_functions[f](builtin, cpu, x, N) != KOPT_OK || made(device_functions[f](y, x, N, stream)) != KOPT_OK;
+            bad += !same((void *)cpu, (void *)y, KOPT_F32, N);
+        }
+    }
+    device_free(x), device_free(y), free(cpu);
+    ok(bad == 0, "exp, log, tanh, erf, erfc of every number: %zu of 320 parts differ", bad);
+}
+#endif
+
+/* A captured addition counts on the GPU, and a cleared count begins a new sum. */
+static void accumulation_graph(void)
+{
+    enum { N = 5000 };
+    unsigned char *const grad = device_new(2 * N), *const sum = device_new(2 * N), *const rest = device_new(2 * N);
+    uint32_t *const counts = device_new(8);
+    kopt_accumulator a = kopt_accumulator_of(malloc(2 * N), KOPT_BF16, malloc(2 * N), N), b = a;
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    int k, bad = 0;
+    b.sum = sum, b.residual = rest;
+    counts[0] = counts[1] = 0;
+    bad += cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess;
+    bad += kopt_cuda_accumulate(&b, grad, KOPT_BF16, 0.5, counts, stream) != KOPT_OK;
+    bad += cudaStreamEndCapture(stream, &graph) != cudaSuccess;
+    bad += cudaGraphInstantiate(&replay, graph, 0) != cudaSuccess;
+    for (k = 0; k < 6; ++k) {
+        if (k == 3) bad += cudaMemsetAsync(counts, 0, 4, stream) != cudaSuccess, a.count = 0;
+        fill(grad, KOPT_BF16, N, -12, 3, 0, 1u << 31);
+        bad += kopt_accumulate(&a, grad, KOPT_BF16, 0.5) != KOPT_OK;
+        bad += cudaGraphLaunch(replay, stream) != cudaSuccess;
+        finish();
+        bad += memcmp(a.sum, sum, 2 * N) != 0 || memcmp(a.residual, rest, 2 * N) != 0 || counts[0] != a.count || counts[1] != a.step;
+    }
+    cudaGraphExecDestroy(replay), cudaGraphDestroy(graph);
+    free(a.sum), free(a.residual), device_free(grad), device_free(sum), device_free(rest), device_free(counts);
+    ok(bad == 0, "a captured accumulation, replayed: %d differ from the CPU", bad);
+}
+
 /* More than 2^31 elements: windows of it are what the CPU makes of them as shards. */
 static void large(void)
 {
@@ -947,6 +1169,15 @@ int main(int argc, char **argv)
         full_slots();
         conversions();
         reductions(lists / 4);
+        accumulations(lists);
+        clips();
+#ifdef KAHAN_OPT_VMATH
+        functions(lists);
+        function_refusals();
+#ifndef GPU
+        maps(23);
+#endif
+#endif
         tool_refusals();
     }
 #ifdef GPU
@@ -954,6 +1185,11 @@ int main(int argc, char **argv)
     compression_graph();
     foreign_errors();
     exhaustive();
+#ifdef KAHAN_OPT_VMATH
+    maps(1);
+    every_number();
+#endif
+    accumulation_graph();
     large();
 #endif
     return done();

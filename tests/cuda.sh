@@ -18,63 +18,72 @@ quick=
 [ "${1:-}" = quick ] && quick=yes && all="75 80 90 100 120"
 all=$(echo $all)
 printf '#define KAHAN_OPT_CUDA_IMPLEMENTATION\n#include "kahan_opt_cuda.cuh"\n#include "kahan_opt_cuda.cuh"\n' >$out/plain.cu
+printf '#define KAHAN_OPT_VMATH\n#include "plain.cu"\n' >$out/vmath.cu
 
 # 1. One object for all architectures; registers, stack and spills of every kernel that steps. Quick: one PTX for all but
 # the last, as nothing here is written for one architecture; the last one's own is the one that needs most registers.
-codes=
-for arch in $all; do
-    virtual=$arch
-    [ -z "$quick" ] || [ $arch = 120 ] || virtual=75
-    codes="$codes -gencode arch=compute_$virtual,code=sm_$arch"
-done
-$nvcc -I. -O3 -Werror all-warnings --threads 2 -Xptxas -v -Xcompiler -fno-threadsafe-statics $codes -c $out/plain.cu \
-    -o $out/plain.o >$out/log 2>&1
-report $? "compiles without a warning for sm_$(echo $all | sed 's/ /, sm_/g')"
-cp $out/log $out/ptxas
-awk '
-    /Compiling entry function/ { split($0, part, "'"'"'"); name = part[2]; arch = part[4] }
-    /bytes stack frame/ { stack = $1; spill = $5 }
-    /Used [0-9]+ registers/ {
-        for (i = 1; i < NF; i++) if ($i == "Used") registers = $(i + 1)
-        seen++
-        step = name !~ /prologue|setting|stats|convert|factor/
-        if (step && (stack != 0 || spill != 0)) print arch, name, "stack", stack, "spills", spill
-        if (registers > (name ~ /adam_kahan_bf16/ ? 64 : name ~ /general/ ? 128 : name ~ /_q8|measure/ ? 96 : 80))
-            print arch, name, "registers", registers
-        if (name ~ /adam_kahan_bf16/) hot++
-    }
-    END { print seen + 0, hot + 0 >"/dev/stderr" }' $out/ptxas >$out/log 2>$out/seen
-test ! -s $out/log && [ "$(awk '{print $2}' $out/seen)" = "$(echo $all | wc -w)" ]
-report $? "no kernel of a step spills or has a stack frame; AdamW with Kahan in bf16 has at most 64 registers ($(awk '{print $1}' $out/seen) kernels looked at)"
+object() { # object NAME ARCHITECTURES
+    name=$1 archs=$2 codes=
+    for arch in $archs; do
+        virtual=$arch
+        [ -z "$quick" ] || [ $arch = 120 ] || virtual=75
+        codes="$codes -gencode arch=compute_$virtual,code=sm_$arch"
+    done
+    $nvcc -I. -O3 -Werror all-warnings --threads 2 -Xptxas -v -Xcompiler -fno-threadsafe-statics $codes -c $out/$name.cu \
+        -o $out/$name.o >$out/log 2>&1
+    report $? "$name: compiles without a warning for sm_$(echo $archs | sed 's/ /, sm_/g')"
+    cp $out/log $out/$name.ptxas
+    awk '
+        /Compiling entry function/ { split($0, part, "'"'"'"); name = part[2]; arch = part[4] }
+        /bytes stack frame/ { stack = $1; spill = $5 }
+        /Used [0-9]+ registers/ {
+            for (i = 1; i < NF; i++) if ($i == "Used") registers = $(i + 1)
+            seen++
+            bulk = name !~ /prologue|setting|factor/ # what runs over elements
+            if (bulk && (stack != 0 || spill != 0)) print arch, name, "stack", stack, "spills", spill
+            if (registers > (name ~ /adam_kahan_bf16/ ? 64 : name ~ /general|measure/ ? 128 : name ~ /_q8/ ? 112 : 80))
+                print arch, name, "registers", registers
+            if (name ~ /adam_kahan_bf16/) hot++
+        }
+        END { print seen + 0, hot + 0 >"/dev/stderr" }' $out/$name.ptxas >$out/log 2>$out/seen
+    test ! -s $out/log && [ "$(awk '{print $2}' $out/seen)" = "$(echo $archs | wc -w)" ]
+    report $? "$name: no kernel spills or has a stack frame; AdamW with Kahan in bf16 has at most 64 registers ($(awk '{print $1}' $out/seen) kernels looked at)"
+}
+object plain "$all"
+if [ -n "$quick" ]; then object vmath "80 120"; else object vmath "$all"; fi
 
 # 2. PTX: the same whatever the flags; no flushing, no approximation, no fused or contractible operation.
-ptx() { # ptx NAME FLAGS...
-    name=$1
-    shift
-    $nvcc -I. -arch=compute_75 -ptx "$@" -o $out/$name.full $out/plain.cu >$out/log 2>&1 || return 1
+ptx() { # ptx SOURCE NAME FLAGS...
+    source=$1 name=$2
+    shift 2
+    $nvcc -I. -arch=compute_75 -ptx "$@" -o $out/$name.full $out/$source.cu >$out/log 2>&1 || return 1
     sed '/^\/\//d' $out/$name.full >$out/$name.ptx
 }
-ptx default
-report $? "PTX"
-for flags in "--use_fast_math" "-fmad=false" "-ftz=true -prec-div=false -prec-sqrt=false -fmad=true"; do
-    case "$quick$flags" in yes-ftz*) continue ;; esac # what the first means, in other words
-    ptx other $flags && cmp $out/default.ptx $out/other.ptx >$out/log 2>&1
-    report $? "the same PTX with $flags"
+for source in plain vmath; do
+    ptx $source $source
+    report $? "$source: PTX"
+    for flags in "--use_fast_math" "-fmad=false" "-ftz=true -prec-div=false -prec-sqrt=false -fmad=true"; do
+        case "$quick$flags$source" in yes-ftz* | yes-fmad*vmath) continue ;; esac # the first says what the last does
+        ptx $source other $flags && cmp $out/$source.ptx $out/other.ptx >$out/log 2>&1
+        report $? "$source: the same PTX with $flags"
+    done
+    grep -nE '\.ftz|\.approx|\.full\.|fma\.|mad\.(rn\.)?f|ex2|lg2|rcp\.|rsqrt|\.sat' $out/$source.ptx >$out/log
+    ! test -s $out/log
+    report $? "$source: PTX: nothing is flushed, approximated or fused"
+    grep -nE '^[[:space:]]*(@%p[0-9]+ )?(add|sub|mul|div|sqrt)\.(f32|f64)' $out/$source.ptx >$out/log
+    ! test -s $out/log
+    report $? "$source: PTX: every + - * / and square root names its rounding"
 done
-grep -nE '\.ftz|\.approx|\.full\.|fma\.|mad\.(rn\.)?f|ex2|lg2|rcp\.|rsqrt|\.sat' $out/default.ptx >$out/log
-! test -s $out/log
-report $? "PTX: nothing is flushed, approximated or fused"
-grep -nE '^[[:space:]]*(@%p[0-9]+ )?(add|sub|mul|div|sqrt)\.(f32|f64)' $out/default.ptx >$out/log
-! test -s $out/log
-report $? "PTX: every + - * / and square root names its rounding"
 for operation in add.rn.f32 sub.rn.f32 mul.rn.f32 div.rn.f32 sqrt.rn.f32 div.rn.f64 ld.global.v4.u32 st.global.v4.u32; do
-    grep -q "$operation" $out/default.ptx || echo "$operation is missing" >>$out/log
+    grep -q "$operation" $out/plain.ptx || echo "$operation is missing" >>$out/log
 done
 ! test -s $out/log
 report $? "PTX: the operations that are looked for are there"
-sed -n '/entry.*adam_kahan_bf16/,/^}/p' $out/default.ptx >$out/hot.ptx # the first four stores of 16 bytes: after five loads
-awk '/ld.global.v4.u32/ { loads++ } /div.rn.f32/ { exit } END { exit !(loads == 9) }' $out/hot.ptx
-report $? "PTX: an octet's loads (five arrays, the scalars) come before its arithmetic"
+sed -n '/entry.*adam_kahan_bf16/,/^}/p' $out/plain.ptx >$out/hot.ptx
+awk '/^\$L|bra|\.f32/ { run = 0 } /ld.global.v4.u32/ { if (++run > most) most = run } END { exit most != 5 }' $out/hot.ptx
+report $? "PTX: an octet's loads, of five arrays, are issued one behind the other"
+grep -q '@p ld.global.u16' $out/hot.ptx
+report $? "PTX: the loads at the ends of a tensor are predicated"
 
 # 3. C links with the object and needs no C++ library; without a GPU everything is a code.
 root=$(dirname "$(dirname "$(command -v $nvcc)")")
@@ -83,7 +92,7 @@ libraries="-L$root/lib64 -L$root/lib -lcudart_static -ldl -lrt -lpthread -lm"
 nm -u $out/plain.o | grep -E '__cxa|_ZSt|_Znw|_Zdl|__gxx' >$out/log
 ! test -s $out/log
 report $? "the object needs no C++ library"
-nm -g --defined-only $out/plain.o | awk '{print $3}' | grep -v '^kopt_cuda_' >$out/log
+nm -g --defined-only $out/plain.o $out/vmath.o | awk 'NF == 3 { print $3 }' | grep -v '^kopt_cuda_' >$out/log
 ! test -s $out/log
 report $? "every exported symbol begins with kopt_cuda_"
 ${CC:-cc} -std=c99 -Wall -Wextra -Wpedantic -Werror -O2 -o $out/use_c tests/cuda_use.c $out/plain.o $libraries >$out/log 2>&1
@@ -97,10 +106,15 @@ grep -q 'kopt_cuda_plan_upload' $out/gpu_md.c && {
 } >$out/log 2>&1
 report $? "the example in docs/gpu.md compiles"
 
+printf '#define KOPT_CUDA_HOST_\n#include "vmath.cu"\nint main() { return kopt_cuda_plan_size(0, 0) == 0; }\n' >$out/host.cpp
+${CXX:-c++} -std=c++11 -I. -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wold-style-cast -Werror -Wno-unused-function \
+    -o $out/host $out/host.cpp >$out/log 2>&1 && $out/host
+report $? "the kernels compile for the host as C++, too"
+
 # 4. The GPU's tests and the bench compile; the tests run where there is a GPU.
-${CC:-cc} -std=c99 -O2 -DGPU -isystem $root/include -o $out/gpu tests/cuda.c $out/plain.o $libraries >$out/log 2>&1
+${CC:-cc} -std=c99 -O2 -DGPU -DKAHAN_OPT_VMATH -isystem $root/include -o $out/gpu tests/cuda.c $out/vmath.o $libraries >$out/log 2>&1
 report $? "the tests for a GPU compile"
-$nvcc -I. -O3 -Werror all-warnings -arch=sm_90 -DLINKED -o $out/bench bench/cuda.cu $out/plain.o >$out/log 2>&1
+$nvcc -I. -O3 -Werror all-warnings -arch=sm_90 -DLINKED -DKAHAN_OPT_VMATH -o $out/bench bench/cuda.cu $out/vmath.o >$out/log 2>&1
 report $? "the bench for a GPU compiles"
 $out/gpu >$out/gpu.log 2>&1
 status=$?

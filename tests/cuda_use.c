@@ -15,6 +15,9 @@ int main(void)
 {
     static uint16_t weight[100], grad[100];
     static unsigned char state[KOPT_STATE_BYTES(100, 6)];
+    static float read[100];
+    kopt_accumulator sum = kopt_accumulator_of(weight, KOPT_BF16, NULL, 100);
+    kopt_compressor packer = kopt_compressor_of(KOPT_BF16, NULL, 100);
     kopt_optimizer opt = kopt_adamw(1e-3);
     kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_BF16, 100, state, sizeof state);
     kopt_cuda_group group = {&opt, &t, 1};
@@ -38,6 +41,12 @@ int main(void)
     bad += kopt_cuda_set_optimizer(&plan, 0, &opt, NULL) != KOPT_ERROR_ISA;
     bad += kopt_cuda_set_step(&plan, 0, NULL) != KOPT_ERROR_ISA;
     bad += kopt_cuda_convert(weight, KOPT_BF16, grad, KOPT_BF16, 100, NULL) != KOPT_ERROR_ISA;
+    bad += kopt_cuda_accumulate(&sum, grad, KOPT_BF16, 1, NULL, NULL) != KOPT_ERROR_ISA || sum.count != 0 || sum.step != 0;
+    bad += kopt_cuda_accumulator_read(&sum, read, NULL, NULL) != KOPT_ERROR_ISA;
+    bad += kopt_cuda_clip_value(grad, KOPT_BF16, 100, 1, NULL) != KOPT_ERROR_ISA;
+    bad += kopt_cuda_compress(&packer, state, sizeof state, grad, KOPT_BF16, NULL, NULL) != KOPT_ERROR_ISA || packer.step != 0;
+    bad += kopt_cuda_decompress_add(read, KOPT_F32, state, 200, KOPT_BF16, 100, 1, NULL) != KOPT_ERROR_ISA;
+    bad += kopt_cuda_reduce(read, KOPT_F32, grad, 50, 2, KOPT_BF16, 50, 1, NULL) != KOPT_ERROR_ISA;
     bad += cudaGetLastError() == 0; /* still there */
     printf("%d wrong without a GPU (CUDA code %d: %s)\n", bad, code, kopt_result_string(kopt_cuda_step(&plan, NULL)));
     free(bytes);

@@ -1043,7 +1043,7 @@ static void call_convert(void)
     for (i = 0; i < n && good; ++i) {
         uint32_t x = ref_widen(from, ref_get(src, ref_width(from), i)), y = ref_get(dst, ref_width(to), i), want;
         want = ref_narrow(to, x);
-        if (stochastic && to != KOPT_F32) want = ref_stochastic(to, x, ref_random(seed, step, id, 1, first + i));
+        if (stochastic && to != KOPT_F32) want = ref_stochastic(to, x, ref_number(ref_random(seed, step, id, 1, first + i), 0));
         if (y != want && !(ref_is_nan(to, y) && ref_is_nan(to, want))) fail("a conversion is not the reference's");
     }
 }
@@ -1300,7 +1300,7 @@ static void call_accumulate(void)
         x = ref_weight(&o, e.weight, ref_signed(&o, e.residual));
         if ((float)scale < 1 || (float)scale > 1) delta = ref_mul(delta, (float)scale);
         ref_store_weight(&o, &e, x, -delta,
-                         ref_random(a->seed, a->step, a->id, 2, a->first_index + i) * 20201 & 0xffff);
+                         ref_number(ref_random(a->seed, a->step, a->id, 2, a->first_index + i), 0));
         got = ref_get(a->sum, ref_width(a->format), i);
         REQUIRE(got == e.weight, "a sum is not the reference's");
         got = residual_width ? ref_get(a->residual, residual_width, i) : 0;

@@ -97,7 +97,7 @@ static const kopt_format formats[] = {KOPT_F32, KOPT_BF16, KOPT_FP16};
 
 enum {
     SMALL = 21, /* elements: whole vectors and parts of them */
-    LONG = 276, /* a whole block of random bits and two parts */
+    LONG = 276, /* two rows of random numbers and two parts */
     POOL = 4600 /* bytes: LONG elements of Adam in fp32 */
 };
 
@@ -336,9 +336,9 @@ static void probe_random(void) {
     for (i = 0; i < 32; i++) {
         const uint32_t a = draw(), b = draw(), step = draw(), id = draw(), high = draw() & 0x7FFFFFFFu, low = draw();
         for (k = 0; k < 40; k++)
-            hash_number(kopt_random(wide(a, b), step, id, (uint32_t)i & 15u, wide(i & 1 ? high : 0, low) + k), 2);
+            hash_number(kopt_random(wide(a, b), step, id, (uint32_t)i & 15u, wide(i & 1 ? high : 0, low) + k), 4);
         for (k = 0; k < 256; k++)
-            hash_number(kopt_random(0, (uint32_t)i, 0, 0, wide((uint32_t)i >> 4, 0xFFFFFF00u + k)), 2);
+            hash_number(kopt_random(0, (uint32_t)i, 0, 0, wide((uint32_t)i >> 4, 0xFFFFFF00u + k)), 4);
     }
     end_group();
 }
@@ -639,7 +639,7 @@ static void probe_long(int rule) {
             if (kopt_state_size(&w.opt, LONG) + LONG * 2 * (size_t)width_of(format) + 9 > POOL) n = LONG / 2;
             place(format, n, draw() >> 8);
             draw_options(k != 1 ? ORDINARY : s % 2 == 0 && reaches_huge() ? HUGE_ : TINY);
-            w.t.first_index = (w.t.first_index | (draw() >> 8 & 1u ? 255u : 127u)) - 9u; /* a block begins at 10 */
+            w.t.first_index = (w.t.first_index | (draw() >> 8 & 1u ? 2047u : 127u)) - 9u; /* a span, or a row, begins at 10 */
             w.t.copy = NULL;
             w.t.counts = NULL;
             w.opt.moments_only = 0;

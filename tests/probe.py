@@ -172,14 +172,19 @@ def philox(counter, key):
 
 
 def random(seed, step, id, stream, first, n):
-    """The 16 bits of the elements first ... first + n - 1."""
+    """Of the elements first ... first + n - 1: number 0, and 2^16 times what each further number adds."""
     e = np.arange(n, dtype=np.int64) + first
-    b = e // 256 * 16 + e % 128 // 8
+    b = e // 2048 * 16 + e % 128 // 8
     like = np.zeros(n, np.int64)
     x = philox((b & 0xFFFFFFFF, (b >> 32) + (stream << 28), like + step, like + id), (seed & 0xFFFFFFFF, seed >> 32))
     word = np.choose(e // 2 % 4, x)
-    word = np.where(e % 256 < 128, word, word ^ x[0] ^ x[1] ^ x[2] ^ x[3])
-    return word >> e % 2 * 16 & 0xFFFF
+    own, other = word >> e % 2 * 16 & 0xFFFF, word >> (1 - e % 2) * 16 & 0xFFFF
+    return (own + 16 * (e % 2048 // 128) * other & 0xFFFF) + ((2 * other & 0xFFFF) << 16)
+
+
+def number(r, k):
+    """Of store k: 0 the weight or its compensation, then the moments."""
+    return (r & 0xFFFF) + k * (r >> 16) & 0xFFFF
 
 
 # ---- The weight store (section 3) -----------------------------------------------------------------------------------
@@ -464,11 +469,11 @@ def step(o, t):
         update = update + k.mix * (d - update)
     before, kept_before = t.weight, t.kept
     if not o.moments_only:
-        t.weight, t.kept = store_weight(o.store, w, t.kept, update, r * 20201 & 0xFFFF)
+        t.weight, t.kept = store_weight(o.store, w, t.kept, update, number(r, 0))
         if k.sync:
             t.slow, t.slow_kept = t.weight, t.kept
-    for i, factor in zip(range(o.moments()), (10579, 1, 13355, 14021)):
-        store_moment(o, t, i, m[i], r * factor & 0xFFFF)
+    for i in range(o.moments()):
+        store_moment(o, t, i, m[i], number(r, i + 1))
     if t.counts is not None:
         still = (words(update) & 0x7FFFFFFF != 0) & (t.weight == before)
         t.counts += [np.sum(words(update) & 0x7FFFFFFF != 0), np.sum(still), np.sum(still & (t.kept == kept_before))]
@@ -574,7 +579,7 @@ class Compressor:
         if self.residual is not None and self.step > 1:
             x = x + widen(self.residual_format, self.residual)
         x = floats(canonical(F32, words(x)))
-        r = random(self.seed, self.step, self.id, 3, self.first, n) if self.stochastic else None
+        r = number(random(self.seed, self.step, self.id, 3, self.first, n), 0) if self.stochastic else None
         if self.code in (BF16, FP16):
             parts = canonical(self.code, stochastic(self.code, words(x), r) if self.stochastic
                               else nearest(self.code, words(x)))
@@ -588,7 +593,7 @@ class Compressor:
             self.residual = words(lost)
             if self.residual_format != F32 and self.residual_stochastic:
                 self.residual = stochastic(self.residual_format, words(lost),
-                                           random(self.seed, self.step, self.id, 4, self.first, n))
+                                           number(random(self.seed, self.step, self.id, 4, self.first, n), 0))
             elif self.residual_format != F32:
                 self.residual = nearest(self.residual_format, words(lost))
         return parts
@@ -910,7 +915,7 @@ def probe_convert(is_stochastic):
                 x = words(widen(f, group.fill(f, n, *((0, 255) if k & 1 else (90, 60)))))
                 if is_stochastic:
                     high, low, step_, id_ = group.draw() & 0x7FFFFFFF, group.draw(), group.draw(), group.draw()
-                    r = random(step_ << 32 | high, step_, id_, 1, (high << 32 if k & 2 else 0) | low, n)
+                    r = number(random(step_ << 32 | high, step_, id_, 1, (high << 32 if k & 2 else 0) | low, n), 0)
                     x = x if g == F32 else stochastic(g, x, r)
                 else:
                     x = nearest(g, x)
@@ -937,8 +942,8 @@ def probe_random():
     for i in range(32):
         a, b, step_, id_, high, low = (group.draw() for _ in range(6))
         high &= 0x7FFFFFFF
-        group.array(random(a << 32 | b, step_, id_, i & 15, (high << 32 if i & 1 else 0) | low, 40), 2)
-        group.array(random(0, i, 0, 0, (i >> 4 << 32) + 0xFFFFFF00, 256), 2)
+        group.array(random(a << 32 | b, step_, id_, i & 15, (high << 32 if i & 1 else 0) | low, 40), 4)
+        group.array(random(0, i, 0, 0, (i >> 4 << 32) + 0xFFFFFF00, 256), 4)
     group.end()
 
 
@@ -1005,7 +1010,7 @@ def probe_long(r):
         group.draw()
         extreme = "huge" if s % 2 == 0 and rule.rule in (SGD, EMA) else "tiny"
         group.options(o, t, extreme if k == 1 else "ordinary")
-        t.first_index = (t.first_index | (255 if group.draw() >> 8 & 1 else 127)) - 9
+        t.first_index = (t.first_index | (2047 if group.draw() >> 8 & 1 else 127)) - 9
         t.counts, o.moments_only = None, 0
         t.set_weight(group.fill_weights(o, t, store.format), t.kept)
         group.number(OK, 1)

@@ -170,17 +170,24 @@ static inline void ref_philox(int rounds, const uint32_t counter[4], const uint3
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
+/* Number 0 of an element, and in the upper half what the number of each further store adds. */
 static inline uint32_t ref_random(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t e)
 {
-    uint64_t block = e / 256 * 16 + e % 128 / 8;
-    uint32_t key[2], counter[4], out[4], word;
+    uint64_t block = e / 2048 * 16 + e % 128 / 8;
+    uint32_t key[2], counter[4], out[4], own, other, row = (uint32_t)(e % 2048 / 128);
     key[0] = (uint32_t)seed, key[1] = (uint32_t)(seed >> 32);
     counter[0] = (uint32_t)block, counter[1] = (uint32_t)(block >> 32) + (stream << 28);
     counter[2] = step, counter[3] = id;
     ref_philox(7, counter, key, out);
-    word = out[e / 2 % 4];
-    if (e % 256 >= 128) word ^= out[0] ^ out[1] ^ out[2] ^ out[3];
-    return word >> (e & 1 ? 16 : 0) & 0xffff;
+    own = out[e / 2 % 4] >> (e & 1 ? 16 : 0) & 0xffff;
+    other = out[e / 2 % 4] >> (e & 1 ? 0 : 16) & 0xffff;
+    return (own + 16 * row * other) % 65536 + 65536 * (2 * other % 65536);
+}
+
+/* The number of store k: 0 the weight or its compensation, then the moments. */
+static inline uint32_t ref_number(uint32_t r, uint32_t k)
+{
+    return (r % 65536 + k * (r / 65536)) % 65536;
 }
 
 /* ---- The step (sections 3 to 6) --------------------------------------------------------------------------------- */
@@ -388,12 +395,11 @@ static inline float ref_load_moment(const kopt_optimizer *o, const ref_element *
 
 static inline void ref_store_moment(const kopt_optimizer *o, ref_element *e, int k, float x, uint32_t r)
 {
-    static const uint32_t factor[] = {10579, 1, 13355, 14021};
     kopt_format f = o->moment_format;
     int nearest = f == KOPT_F32 || o->moment_rounding == KOPT_NEAREST || (o->rule == KOPT_ADAM && k == 2);
     if (ref_rooted(o, k)) x = ref_sqrt(x);
     e->moment[k] = ref_flush(f, nearest ? ref_narrow(f, ref_bits(x))
-                                        : ref_stochastic(f, ref_bits(x), r * factor[k] & 0xffff));
+                                        : ref_stochastic(f, ref_bits(x), ref_number(r, (uint32_t)k + 1)));
     if (ref_rooted(o, k) && x > 0 && e->moment[k] == 0) e->moment[k] = 1;
 }
 
@@ -517,7 +523,7 @@ static inline void ref_step_element(const kopt_optimizer *o, const ref_scalars *
         x = ref_add(ref_sub(w, z), ref_sub(rest, ref_rest(o, e->slow_residual)));
         update = ref_add(update, ref_mul(s->back, ref_sub(x, update)));
     }
-    if (!o->moments_only) ref_store_weight(o, e, w, update, r * 20201 & 0xffff);
+    if (!o->moments_only) ref_store_weight(o, e, w, update, ref_number(r, 0));
     if (s->lookahead && !o->moments_only) e->slow = e->weight, e->slow_residual = e->residual;
     if (o->zero_grad) e->grad = 0;
 }
@@ -701,7 +707,7 @@ static inline void ref_compress(const kopt_compressor *c, unsigned char *out, co
                 x[i] = ref_bits(ref_add(ref_float(x[i]), ref_float(rest)));
             }
             x[i] = ref_canonical(KOPT_F32, x[i]);
-            r[i] = ref_random(c->seed, c->step, c->id, 3, c->first_index + at + i);
+            r[i] = ref_number(ref_random(c->seed, c->step, c->id, 3, c->first_index + at + i), 0);
             if (c->code == KOPT_BF16 || c->code == KOPT_FP16)
                 ref_set(to, 2, i, ref_canonical(c->code, noisy ? ref_stochastic(c->code, x[i], r[i])
                                                                : ref_narrow(c->code, x[i])));
@@ -712,7 +718,7 @@ static inline void ref_compress(const kopt_compressor *c, unsigned char *out, co
         for (i = 0; i < n && c->residual; ++i) {
             rest = ref_bits(ref_sub(ref_float(x[i]), ref_decode(out, c->code, at + i)));
             if (!ref_is_finite(c->residual_format, ref_narrow(c->residual_format, rest))) rest = 0;
-            r[i] = ref_random(c->seed, c->step, c->id, 4, c->first_index + at + i);
+            r[i] = ref_number(ref_random(c->seed, c->step, c->id, 4, c->first_index + at + i), 0);
             if (c->residual_format != KOPT_F32)
                 rest = c->residual_rounding == KOPT_STOCHASTIC ? ref_stochastic(c->residual_format, rest, r[i])
                                                                : ref_narrow(c->residual_format, rest);
@@ -752,7 +758,6 @@ static inline float ref_stable_scale(const kopt_optimizer *o, const kopt_tensor 
 /* With 8-bit moments: each block is decoded, stepped with fp32 moments as a small tensor of its own, and encoded. */
 static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t)
 {
-    static const uint32_t factor[] = {10579, 1, 13355, 14021};
     static unsigned char state[64 + 24 * 256 + 64];
     kopt_optimizer fp32 = *o;
     ref_layout l = ref_layout_of(o, t->n), b;
@@ -793,7 +798,7 @@ static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t
             int square = k == 1 || (k == 2 && o->rule == KOPT_ADAM);
             for (i = 0; i < n; ++i) {
                 x[i] = ref_get(state + b.moment[k], 4, i);
-                r[i] = ref_random(o->seed, o->step + 1, t->id, 0, block.first_index + i) * factor[k] & 0xffff;
+                r[i] = ref_number(ref_random(o->seed, o->step + 1, t->id, 0, block.first_index + i), (uint32_t)k + 1);
             }
             ref_quantise(whole + l.moment[k] + at, whole + l.scale[k] + at / 256 * 4, x, n, square,
                          o->moment_rounding == KOPT_STOCHASTIC && !(k == 2 && o->rule == KOPT_ADAM), r);

@@ -574,7 +574,7 @@ static void check_one_element(void)
         memcpy(state + 64, before, sizeof before);
         kopt_optimizer_step(&o, &t, 1);
         for (i = 0; i < MANY; ++i) {
-            uint32_t r = KOPT_RANDOM_WEIGHT(kopt_random(5, 1, 6, 0, 7 + (uint64_t)i));
+            uint32_t r = kopt_random(5, 1, 6, 0, 7 + (uint64_t)i); /* number 0 is its lower half */
             kopt_bf16 one = start[i], c = before[i];
             if (format == KOPT_BF16)
                 kopt_kahan_add_bf16(&one, &c, -ref_float(grad[i]), r);

@@ -580,7 +580,7 @@ static void reference_accumulate(sum_memory *m, const kopt_accumulator *a, const
     l = ref_layout_of(&o, SUM_N);
     for (i = 0; i < SUM_N; ++i) {
         ref_element e;
-        uint32_t r = ref_random(a->seed, a->step + 1, a->id, 2, a->first_index + i) * 20201 & 0xffff, carried;
+        uint32_t r = ref_number(ref_random(a->seed, a->step + 1, a->id, 2, a->first_index + i), 0), carried;
         float delta = ref_mul(ref_float(ref_widen(f, ref_get(grad, ref_width(f), i))), scale), w;
         memset(&e, 0, sizeof e);
         if (a->count) {
