@@ -556,15 +556,12 @@ KOPT_CUDA_FN_ void kopt_cuda_give_(kopt_byte_ *base, size_t size, kopt_cuda_part
 
 /* ---- random bits ---- */
 
-/* r (kopt_random) of the 8 elements from global index e on, a multiple of 8, whose words are w. */
-KOPT_CUDA_FN_ void kopt_cuda_random_of_(uint32_t r[8], const uint32_t w[4], uint64_t e) {
-    int q;
-    KOPT_UNROLL_
-    for (q = 0; q < 8; q++)
-        r[q] = kopt_random_of_((q & 1) != 0 ? w[q >> 1] >> 16 | w[q >> 1] << 16 : w[q >> 1], e);
+/* r (kopt_random) of element q of the 8 from global index e on, a multiple of 8, whose words are w. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_random_of_(const uint32_t w[4], uint64_t e, int q) {
+    return kopt_random_of_((q & 1) != 0 ? w[q >> 1] >> 16 | w[q >> 1] << 16 : w[q >> 1], e);
 }
 
-/* The same for any e: 8 elements of a shard that lie across two octets of the whole. */
+/* Of all 8, for any e: those of a shard may lie across two octets of the whole. */
 KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[8], const kopt_cipher_cuda_ *cipher, uint64_t e) {
     uint32_t w[8];
     int q;
@@ -586,8 +583,10 @@ KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[8], const kopt_cipher_cud
 KOPT_CUDA_FN_ void kopt_cuda_random_octet_(uint32_t r[8], const kopt_cipher_cuda_ *cipher, uint64_t e) {
     if ((e & 7) == 0) {
         uint32_t w[4];
+        int q;
         kopt_random_words_cuda_(w, cipher, kopt_block_of_(e));
-        kopt_cuda_random_of_(r, w, e);
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) r[q] = kopt_cuda_random_of_(w, e, q);
     } else {
         kopt_cuda_random_across_(r, cipher, e);
     }
@@ -664,9 +663,11 @@ KOPT_CUDA_FN_ int kopt_cuda_wide_(const kopt_cuda_tensor_ *t, kopt_cuda_part_ p)
 }
 
 /* A step of the elements at positions x .. x + 7 of a task, of those that the tensor has: everything is loaded, stepped in
-   registers, and stored. b: NULL, or where 8-bit moments go. */
+   registers, and stored. random: their words, the first having global index e. With b, where 8-bit moments go, random
+   is r of each. */
 KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task, int x,
-                                    kopt_kind_ kind, int copies, int radam, const uint32_t r[8], kopt_cuda_block_ *b) {
+                                    kopt_kind_ kind, int copies, int radam, const uint32_t *random, uint64_t e,
+                                    kopt_cuda_block_ *b) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
@@ -727,7 +728,7 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
         }
         j.counts = KOPT_NULL_;
         j.copy = KOPT_NULL_; /* made of the weights, in the end */
-        kopt_vector_cuda_(&j, kind, &local, 0, 1, r[q]);
+        kopt_vector_cuda_(&j, kind, &local, 0, 1, b == KOPT_NULL_ ? kopt_cuda_random_of_(random, e, q) : random[q]);
         if (b != KOPT_NULL_ && kind.moments > 0 && q < p.n) kopt_cuda_keep_(b, 0, p.i + at, first);
         if (b != KOPT_NULL_ && kind.moments > 1 && q < p.n) kopt_cuda_keep_(b, 1, p.i + at, second);
     }
@@ -946,7 +947,7 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32
         int x, limit;
 
         if (weight >= 0) {
-            uint32_t w[4] = {0, 0, 0, 0}, r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+            uint32_t w[4] = {0, 0, 0, 0};
             for (x = KOPT_CAST_(int, (lane >> 4) * 256 + (lane & 15) * 8);; x += (x & 128) == 0 ? 128 : KOPT_ROW_ - 128) {
                 const kopt_cuda_group_ *g;
                 uint64_t e;
@@ -963,9 +964,8 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32
                         kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
                     kopt_random_words_cuda_(w, &cipher, kopt_block_of_(e));
                 }
-                if (random) kopt_cuda_random_of_(r, w, e);
                 if (x + 8 > begin)
-                    kopt_cuda_octet_(a, t, task, x, kind, copies, rule < 0, r, KOPT_NULL_);
+                    kopt_cuda_octet_(a, t, task, x, kind, copies, rule < 0, w, e, KOPT_NULL_);
             }
         } else {
             const kopt_cuda_group_ *const g = a->groups + t->group;
@@ -994,7 +994,7 @@ KOPT_CUDA_FN_ void kopt_cuda_block_step_(const kopt_cuda_arguments_ *a, const ko
     uint32_t r[8] = {0, 0, 0, 0, 0, 0, 0, 0}, p;
     if (weight >= 0 && 8 * lane < n) {
         if (random) kopt_cuda_random_octet_(r, &cipher, t->first + b->first + 8 * lane);
-        kopt_cuda_octet_(a, t, task, x + KOPT_CAST_(int, 8 * lane), kind, copies, 1, r, b);
+        kopt_cuda_octet_(a, t, task, x + KOPT_CAST_(int, 8 * lane), kind, copies, 1, r, 0, b);
     }
     for (p = lane; p < n && weight < 0; p += 32)
         kopt_cuda_element_(t, kind, copies, &g->k, b->first + p,
