@@ -2781,9 +2781,9 @@ static KOPT_BOTH_ KOPT_FORCE_INLINE_ kopt_index_ kopt_block_of_(kopt_index_ inde
 static KOPT_BOTH_ KOPT_FORCE_INLINE_ uint32_t kopt_row_of_(kopt_index_ index) { return KOPT_CAST_(uint32_t, index >> 7 & 15); }
 
 /* r of an element in the lower half of this word. */
-static KOPT_BOTH_ KOPT_FORCE_INLINE_ uint32_t kopt_random_of_(uint32_t word, kopt_index_ index) {
-    const uint32_t twice = word >> 16 << 1;
-    return twice << 16 | ((word + twice * (kopt_row_of_(index) * 8)) & 0xFFFFu);
+static KOPT_BOTH_ KOPT_FORCE_INLINE_ uint32_t kopt_random_of_(uint32_t halves, kopt_index_ index) {
+    const uint32_t twice = halves >> 16 << 1;
+    return twice << 16 | ((halves + twice * (kopt_row_of_(index) * 8)) & 0xFFFFu);
 }
 #endif
 
@@ -2869,11 +2869,11 @@ APART_ void random_words_(words_ x[4], const cipher_ *c, uint64_t block) {
 /* r of the element with this global index. x: the words of its block, made anew for a block's first element, or if `first`. */
 FN_ words_ random_element_(words_ x[4], const cipher_ *cipher, kopt_index_ index, int first) {
     const unsigned at = KOPT_CAST_(unsigned, index & 7);
-    uint32_t word;
+    uint32_t halves;
     if (at == 0 || first) random_words_(x, cipher, kopt_block_of_(index));
-    word = x[at >> 1];
-    if ((at & 1) != 0) word = word >> 16 | word << 16;
-    return kopt_random_of_(word, index);
+    halves = x[at >> 1];
+    if ((at & 1) != 0) halves = halves >> 16 | halves << 16;
+    return kopt_random_of_(halves, index);
 }
 
 FN_ void random_order_(words_ w[4], const words_ x[4]) {
@@ -3361,7 +3361,8 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
 typedef struct tile_ {
     kopt_byte_ w[4 * KOPT_TILE_], rest[4 * KOPT_TILE_], g[4 * KOPT_TILE_], moment[4][4 * KOPT_TILE_]; /* what vector_ has of an element */
     kopt_byte_ update[4 * KOPT_TILE_], stored[4 * KOPT_TILE_], kept[4 * KOPT_TILE_];
-    uint32_t words[KOPT_RANDOM_ROW_ / 2], lower[KOPT_TILE_ / 2 + 72], upper[KOPT_TILE_ / 2 + 72]; /* of random numbers */
+    /* random_row_: rows begin up to 127 elements before the tile; the last load reaches up to 16 beyond */
+    uint32_t words[KOPT_RANDOM_ROW_ / 2], lower[(KOPT_TILE_ + 144) / 2], upper[(KOPT_TILE_ + 144) / 2];
     size_t offset, n; /* random numbers before the tile; elements */
 } tile_;
 

@@ -572,9 +572,9 @@ KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[8], const kopt_cipher_cud
     KOPT_UNROLL_
     for (q = 0; q < 5; q++) w[q] = (e & 2) != 0 ? w[q + 1] : w[q];
     KOPT_UNROLL_
-    for (q = 0; q < 8; q++) { /* the word of element e + q; its own half below */
-        const uint32_t word = (e & 1) != 0 ? w[(q + 1) >> 1] : w[q >> 1];
-        r[q] = kopt_random_of_(((e ^ KOPT_CAST_(uint32_t, q)) & 1) != 0 ? word >> 16 | word << 16 : word,
+    for (q = 0; q < 8; q++) { /* the two halves of element e + q, its own below */
+        const uint32_t halves = (e & 1) != 0 ? w[(q + 1) >> 1] : w[q >> 1];
+        r[q] = kopt_random_of_(((e ^ KOPT_CAST_(uint32_t, q)) & 1) != 0 ? halves >> 16 | halves << 16 : halves,
                                e + KOPT_CAST_(uint64_t, q));
     }
 }
@@ -594,10 +594,10 @@ KOPT_CUDA_FN_ void kopt_cuda_random_octet_(uint32_t r[8], const kopt_cipher_cuda
 
 /* r of one element. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_random_one_(const kopt_cipher_cuda_ *cipher, uint64_t e) {
-    uint32_t w[4], word;
+    uint32_t w[4], halves;
     kopt_random_words_cuda_(w, cipher, kopt_block_of_(e));
-    word = (e & 4) != 0 ? ((e & 2) != 0 ? w[3] : w[2]) : ((e & 2) != 0 ? w[1] : w[0]);
-    return kopt_random_of_((e & 1) != 0 ? word >> 16 | word << 16 : word, e);
+    halves = (e & 4) != 0 ? ((e & 2) != 0 ? w[3] : w[2]) : ((e & 2) != 0 ? w[1] : w[0]);
+    return kopt_random_of_((e & 1) != 0 ? halves >> 16 | halves << 16 : halves, e);
 }
 
 /* ---- one thread's work ---- */

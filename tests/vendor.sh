@@ -138,8 +138,8 @@ extern "C"
 #endif
 void draw(uint32_t r);
 void draw(uint32_t r) {
-    bits[0] = KOPT_RANDOM_WEIGHT(r);
-    bits[1] = KOPT_RANDOM_FIRST_MOMENT(r);
+    bits[0] = KOPT_RANDOM_STORE(r, 0);
+    bits[1] = KOPT_RANDOM_STORE(r, 1);
 }
 TEXT
     have gcc && check "the macros in the user's code: gcc" gcc -std=c99 $gcc_c -I. -fsyntax-only $out/macros.c
