@@ -4057,7 +4057,7 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding roun
     k.unrectified = unrectified;
 
     for (n = 0; n < PAIR_GROUPS_; n++)
-        r[n].even = r[n].odd = r[n].even_twice = r[n].odd_twice = r[n].even_row = r[n].odd_row = iset_(0);
+        r[n].even = r[n].odd = r[n].even_twice = r[n].odd_twice = r[n].even_row = r[n].odd_row = hold_(0); /* no memset */
     if (before != 0) {
         i += j->end - i < before ? j->end - i : before;
         rest_(general_job, j->begin, i);
