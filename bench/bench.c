@@ -488,10 +488,10 @@ enum { POINTS = 19, CURVES = 4 };
 /* ns per element. After a call's constant c, the elements of whole blocks cost what is more of the arithmetic (measured where
    everything is in the second cache) and the bytes (the roofline kernel at this n); those of the rest, which go
    through the general kernel, cost `rest` each. */
-static double model(size_t n, size_t block, double c, double rest, double arithmetic, double bytes) {
+static double model(size_t n, size_t block, double c, double general, double rest, double arithmetic, double bytes) {
     const size_t odd = n % block;
     const double each = arithmetic > bytes ? arithmetic : bytes;
-    return (c + rest * (double)odd + each * (double)(n - odd)) / (double)n;
+    return (c + (odd == 0 ? 0 : general + rest * (double)odd) + each * (double)(n - odd)) / (double)n;
 }
 
 static double at_size(line *l, size_t n, double *bytes) { /* ns per element; the bytes' share of it */
@@ -561,8 +561,8 @@ static void sizes(kopt_isa best, double gigabytes) {
     for (c = 0; c < CURVES; c++) {
         line *l = &lines[c];
         const size_t held = (size_t)(traffic(l) + (double)size_of(l->opt.weight_format)) / 2;
-        const size_t block = c == 0 ? 1 : best == KOPT_ISA_AVX512 ? 128 : best == KOPT_ISA_AVX2 ? 64 : 32;
-        double bytes[POINTS], arithmetic, constant, rest;
+        const size_t block = c == 0 ? 1 : best == KOPT_ISA_AVX512 ? 32 : best == KOPT_ISA_AVX2 ? 16 : 8;
+        double bytes[POINTS], arithmetic, constant, general, rest;
         for (p = 0; p < POINTS && (double)(n[p] * held) < gigabytes * 1e9 && n[p] * held < memory() / 10 * 9; p++) {
             free(weight), free(grad), free(state);
             room = size_of(l->opt.weight_format) * n[p] + 4096;
@@ -573,14 +573,15 @@ static void sizes(kopt_isa best, double gigabytes) {
         }
         points[c] = p;
         if (p < 9) fail("too little memory for a curve");
-        constant = measured[c][0];
-        rest = (measured[c][4] - constant / 100); /* of 100 weights, all are rest */
-        arithmetic = measured[c][8] - constant / 10240;
-        printf("\n%s: a call %.0f ns, rest %.2f ns each, arithmetic %.3f ns each\n%12s %12s %12s %12s %8s\n", l->name, constant, rest,
-               arithmetic, "weights", "bytes alone", "measured", "model", "error");
+        arithmetic = measured[c][8] - measured[c][3] * 32 / 10240; /* of 32 weights nearly all is the call */
+        constant = (measured[c][3] - arithmetic) * 32;
+        rest = c == 0 ? 0 : (measured[c][2] * 10 - measured[c][0]) / 9; /* of 1 and of 10 weights, all are rest */
+        general = c == 0 ? 0 : measured[c][0] - constant - rest;
+        printf("\n%s: a call %.0f ns, with a rest %.0f more, rest %.2f ns each, arithmetic %.3f ns each\n%12s %12s %12s %12s %8s\n", l->name,
+               constant, general, rest, arithmetic, "weights", "bytes alone", "measured", "model", "error");
         for (p = 0; p < points[c]; p++) {
             double error;
-            predicted[c][p] = model(n[p], block, constant, rest, arithmetic, bytes[p]);
+            predicted[c][p] = model(n[p], block, constant, general, rest, arithmetic, bytes[p]);
             error = predicted[c][p] / measured[c][p] - 1;
             if (error > worst) worst = error;
             if (-error > worst) worst = -error;

@@ -286,6 +286,7 @@ mkdir -p $out
 if [ "$1" = quick ]; then
     few=' -O[13]( |$)|gcc -m32 -O(fast|2 -msse2)|g\+\+ .*98| clang(-19)? (-Os|-m32 -O(2$|fast|2 -msse2))'
     few="$few| clang (-O0|-Ofast($| -flto)|--target=(arm|riscv|s390x|powerpc)|--target=aarch64.* -O2)| clang\\+\\+ .*-O2| clang\\+\\+-19 .*98"
+    few="$few| (riscv64|mips|powerpc)-linux-gnu-gcc .*-Ofast| clang --target=wasm|cortex-m(7|33) .*-Os"
     set -- $(sh "$0" list | grep -Ev "$few" | cut -d ' ' -f 1)
 fi
 echo "$@" | xargs -n 1 -P 2 sh "$0" build
