@@ -2600,6 +2600,8 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define random_span_ NAME_(random_span)
 #define random_row_ NAME_(random_row)
 #define random_element_ NAME_(random_element)
+#define random_draws_ NAME_(random_draws)
+#define random_draw_ NAME_(random_draw)
 #define number_ NAME_(number)
 #define converted_ NAME_(converted)
 #define convert_array_ NAME_(convert_array)
@@ -2635,6 +2637,7 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define pair_start_ NAME_(pair_start)
 #define pair_draw_ NAME_(pair_draw)
 #define tile_number_ NAME_(tile_number)
+#define end_row_ NAME_(end_row)
 #define pair_first_ NAME_(pair_first)
 #define pair_middle_ NAME_(pair_middle)
 #define pair_second_ NAME_(pair_second)
@@ -2778,12 +2781,17 @@ FN_ void put_(kopt_byte_ *p, size_t size, size_t n, words_ a) {
 #define KOPT_RANDOM_ROW_ 128 /* elements: 16 Philox blocks, which serve the 16 rows of a span */
 #define KOPT_RANDOM_SPAN_ 2048
 static KOPT_BOTH_ KOPT_FORCE_INLINE_ kopt_index_ kopt_block_of_(kopt_index_ index) { return (index >> 11 << 4) | (index >> 3 & 15); }
-static KOPT_BOTH_ KOPT_FORCE_INLINE_ uint32_t kopt_row_of_(kopt_index_ index) { return KOPT_CAST_(uint32_t, index >> 7 & 15); }
 
-/* r of an element in the lower half of this word. */
+/* Number k of an element is own + (t + k) * 2 * other. This is t: 8 to a row, of which 5 are in use. */
+enum { KOPT_RANDOM_STORES_ = 8 };
+static KOPT_BOTH_ KOPT_FORCE_INLINE_ uint32_t kopt_times_of_(kopt_index_ index) {
+    return KOPT_CAST_(uint32_t, index >> 7 & 15) * KOPT_RANDOM_STORES_;
+}
+
+/* r of an element whose own half is the lower one: number 0, and above it what each store adds. */
 static KOPT_BOTH_ KOPT_FORCE_INLINE_ uint32_t kopt_random_of_(uint32_t halves, kopt_index_ index) {
     const uint32_t twice = halves >> 16 << 1;
-    return twice << 16 | ((halves + twice * (kopt_row_of_(index) * 8)) & 0xFFFFu);
+    return twice << 16 | ((halves + twice * kopt_times_of_(index)) & 0xFFFFu);
 }
 #endif
 
@@ -2876,6 +2884,18 @@ FN_ words_ random_element_(words_ x[4], const cipher_ *cipher, kopt_index_ index
     return kopt_random_of_(halves, index);
 }
 
+/* The number of store k, and something above its 16 bits. */
+FN_ words_ number_(words_ r, uint32_t k) { return r + k * (r >> 16); }
+
+typedef struct random_draws_ {
+    words_ x[4];
+} random_draws_;
+
+FN_ words_ random_draw_(random_draws_ *draws, const cipher_ *cipher, kopt_index_ index, int first, size_t *n) {
+    *n = 1;
+    return random_element_(draws->x, cipher, index, first);
+}
+
 FN_ void random_order_(words_ w[4], const words_ x[4]) {
     w[0] = x[0];
     w[1] = x[1];
@@ -2906,21 +2926,31 @@ APART_ void random_span_(uint32_t *words, const cipher_ *cipher, kopt_index_ ind
     }
 }
 
-/* kopt_random_of_ of the row that begins at this index: lower and upper half of r, each packed two to a word. */
+/* kopt_random_of_ of the row of this index: lower and upper half of r, each packed two to a word. */
 FN_ void random_row_(uint32_t *lower, uint32_t *upper, const uint32_t *words, kopt_index_ index) {
-    const words_ row = iset_(kopt_row_of_(index) * 0x00080008u);
+    const words_ times = iset_(kopt_times_of_(index) * 0x00010001u);
     size_t i;
     for (i = 0; i < KOPT_RANDOM_ROW_ / 2; i += LANES_) {
         const words_ own = load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, words + i)), other = or_(shl_(own, 16), shr_(own, 16));
         const words_ twice = add16_(other, other);
-        store32_(KOPT_POINTER_(kopt_byte_ *, lower + i), add16_(own, mul16_(twice, row)));
+        store32_(KOPT_POINTER_(kopt_byte_ *, lower + i), add16_(own, mul16_(twice, times)));
         store32_(KOPT_POINTER_(kopt_byte_ *, upper + i), twice);
     }
 }
-#endif
 
-/* The number of store k, and something above its 16 bits. */
-FN_ words_ number_(words_ lower, words_ upper, uint32_t k) { return iadd_(lower, mul16_(upper, iset_(k))); }
+typedef struct random_draws_ {
+    uint32_t words[KOPT_RANDOM_ROW_ / 2], lower[KOPT_RANDOM_ROW_ / 2 + LANES_], upper[KOPT_RANDOM_ROW_ / 2];
+} random_draws_;
+
+/* Number 0 of the *n elements from this index on: LANES_, or fewer at the end of a row. The first call says so. */
+FN_ words_ random_draw_(random_draws_ *draws, const cipher_ *cipher, kopt_index_ index, int first, size_t *n) {
+    const size_t at = KOPT_CAST_(unsigned, index % KOPT_RANDOM_ROW_);
+    if (index % KOPT_RANDOM_SPAN_ == 0 || first) random_span_(draws->words, cipher, index);
+    if (at == 0 || first) random_row_(draws->lower, draws->upper, draws->words, index);
+    *n = KOPT_RANDOM_ROW_ - at < LANES_ ? KOPT_RANDOM_ROW_ - at : LANES_;
+    return load_half_(draws->lower, at);
+}
+#endif
 
 /* ---- rounding, section 2: any format, any value; 16-bit results in the low half ---- */
 
@@ -3285,7 +3315,7 @@ FN_ kopt_kind_ kind_of_(const kopt_job_ *j) {
 #define KOPT_STREAM_ (KOPT_CAST_(size_t, 1) << 25) /* bytes of a result that are written past the caches */
 #endif
 #ifndef KOPT_TILE_
-#define KOPT_TILE_ 256
+#define KOPT_TILE_ 256 /* a block of 8-bit moments */
 #endif
 
 #if defined(ONE_LANE_)
@@ -3321,16 +3351,16 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
     if (!kind.plain && k->sync) update = look_back_(j, kind, k->mix, i, n, w, c, update);
 
     if (!FIRST_PASS_ && (kind.plain || !k->moments_only)) {
-        stored = store_weight_(kind, w, c, update, number_(r, shr_(r, 16), 0), &kept);
+        stored = store_weight_(kind, w, c, update, number_(r, 0), &kept);
         put_(j->weight + i * weight_size, weight_size, n, stored);
         if (residual_size != 0) put_(j->residual + i * residual_size, residual_size, n, kept);
         if (!kind.plain && k->sync) store_slow_(j, kind, i, n, stored, kept);
         if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != KOPT_NULL_) store_copy_(j, kind, i, n, stored);
     }
-    store_moment_(j, kind, 0, i, n, p.m, number_(r, shr_(r, 16), 1));
-    store_moment_(j, kind, 1, i, n, p.v, number_(r, shr_(r, 16), 2));
-    if (MOMENTS_ > 2) store_rare_(j, kind, 2, i, n, p.third, number_(r, shr_(r, 16), 3));
-    if (MOMENTS_ > 3) store_rare_(j, kind, 3, i, n, p.fourth, number_(r, shr_(r, 16), 4));
+    store_moment_(j, kind, 0, i, n, p.m, number_(r, 1));
+    store_moment_(j, kind, 1, i, n, p.v, number_(r, 2));
+    if (MOMENTS_ > 2) store_rare_(j, kind, 2, i, n, p.third, number_(r, 3));
+    if (MOMENTS_ > 3) store_rare_(j, kind, 3, i, n, p.fourth, number_(r, 4));
 
     if (!kind.plain && KOPT_HAS_(KOPT_WITH_EXTRAS) && j->counts != KOPT_NULL_)
         tally_(j->counts, n, bits_(update), xor_(stored, before),
@@ -3366,8 +3396,9 @@ typedef struct tile_ {
     size_t offset, n; /* random numbers before the tile; elements */
 } tile_;
 
+/* The numbers of one store, and something above their 16 bits. */
 FN_ words_ tile_number_(const tile_ *t, size_t i, uint32_t store) {
-    return number_(load_half_(t->lower, t->offset + i), load_half_(t->upper, t->offset + i), store);
+    return iadd_(load_half_(t->lower, t->offset + i), mul16_(load_half_(t->upper, t->offset + i), iset_(store)));
 }
 
 FN_ floats_ of_row_(const kopt_byte_ *row, size_t i) { return value_(load32_(row + 4 * i)); }
@@ -3537,17 +3568,22 @@ APART_ void apply_rule_(tile_ *t, const kopt_job_ *j, kopt_kind_ kind) {
     }
 }
 
+/* Zeros behind the n elements of a row, up to a whole vector. */
+FN_ void end_row_(kopt_byte_ *row, size_t n) {
+    for (; n % LANES_ != 0; n++) {
+        uint32_t zero = 0;
+        KOPT_OPAQUE_(zero); /* or this becomes a call of memset */
+        kopt_store32_(row + 4 * n, zero);
+    }
+}
+
 /* 8-bit moments, section 6b: the n values of a block, and back. */
 APART_ void row_from_codes_(kopt_byte_ *row, const kopt_byte_ *code, const kopt_byte_ *scale, const kopt_code_tables_ *codes,
                             size_t n) {
     const floats_ largest = value_(iset_(kopt_load32_(scale)));
     size_t i;
     for (i = 0; i < n; i++) kopt_store32_(row + 4 * i, codes->fp32[code[i]]);
-    for (; i % LANES_ != 0; i++) {
-        uint32_t zero = 0;
-        KOPT_OPAQUE_(zero); /* or this becomes a call of memset */
-        kopt_store32_(row + 4 * i, zero);
-    }
+    end_row_(row, n);
     ROW_(i, n) store32_(row + 4 * i, bits_(mul_(of_row_(row, i), largest)));
 }
 
@@ -3564,11 +3600,7 @@ APART_ void row_to_codes_(tile_ *t, kopt_byte_ *code, kopt_byte_ *scale, const k
     words_ most = none;
     floats_ unit;
     size_t i;
-    for (i = n; i % LANES_ != 0; i++) {
-        uint32_t zero = 0;
-        KOPT_OPAQUE_(zero);
-        kopt_store32_(row + 4 * i, zero);
-    }
+    end_row_(row, n);
     ROW_(i, n) {
         const words_ x = flush32_(of_row_(row, i)), mag = and_(x, iset_(0x7FFFFFFFu));
         store32_(row + 4 * i, x);
@@ -3831,20 +3863,20 @@ typedef struct pair_random_ {
 #define PAIR_GROUPS_ (KOPT_RANDOM_ROW_ / (2 * LANES_))
 
 FN_ void pair_start_(pair_random_ *r, const cipher_ *cipher, const constants_ *c, kopt_index_ index) {
-    uint32_t words[KOPT_RANDOM_ROW_ / 2];
-    const words_ row = iset_(kopt_row_of_(index)), eight = iset_(8);
+    uint32_t words[KOPT_RANDOM_ROW_ / 2], lower[KOPT_RANDOM_ROW_ / 2], upper[KOPT_RANDOM_ROW_ / 2];
+    const words_ stores = iset_(KOPT_RANDOM_STORES_);
     size_t q;
     random_span_(words, cipher, index);
+    random_row_(lower, upper, words, index);
     for (q = 0; q < PAIR_GROUPS_; q++) {
-        const words_ own = load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, words + q * LANES_));
-        r[q].even = and_(own, c->lower);
-        r[q].odd = shr_(own, 16);
-        r[q].even_twice = add16_(r[q].odd, r[q].odd);
-        r[q].odd_twice = add16_(r[q].even, r[q].even);
-        r[q].even_row = mul16_(r[q].even_twice, eight);
-        r[q].odd_row = mul16_(r[q].odd_twice, eight);
-        r[q].even = add16_(r[q].even, mul16_(r[q].even_row, row));
-        r[q].odd = add16_(r[q].odd, mul16_(r[q].odd_row, row));
+        const words_ number = load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, lower + q * LANES_));
+        const words_ twice = load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, upper + q * LANES_));
+        r[q].even = and_(number, c->lower);
+        r[q].odd = shr_(number, 16);
+        r[q].even_twice = and_(twice, c->lower);
+        r[q].odd_twice = shr_(twice, 16);
+        r[q].even_row = mul16_(r[q].even_twice, stores);
+        r[q].odd_row = mul16_(r[q].odd_twice, stores);
     }
 }
 
@@ -4023,7 +4055,6 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding roun
     const kopt_step *s = j->step;
     scalars_ k = spread_(j);
     const cipher_ cipher = cipher_of_(s->seed, s->step, j->id, KOPT_RANDOM_STEP_);
-    const int random = small_stores == KOPT_STOCHASTIC || rounding == KOPT_STOCHASTIC;
     const size_t before = KOPT_CAST_(unsigned, (0 - (j->first + j->begin)) % (2 * LANES_));
     size_t i = j->begin, n;
     kopt_kind_ kind;
@@ -4069,12 +4100,12 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding roun
         size_t part;
         n = KOPT_RANDOM_ROW_ - in_row;
         if (j->end - i < n) n = (j->end - i) / (2 * LANES_) * (2 * LANES_);
-        if (random && (partial || index % KOPT_RANDOM_SPAN_ == 0)) pair_start_(r, &cipher, &c, index);
+        if (kopt_needs_random_(kind) && (partial || index % KOPT_RANDOM_SPAN_ == 0)) pair_start_(r, &cipher, &c, index);
         partial = n < KOPT_RANDOM_ROW_;
         for (part = 0; part < n; part += 2 * LANES_, numbers++) {
             const size_t at = i + part;
             pair_words_ p;
-            if (LANES_ == 16 || part % 32 == 0) pair_prefetch_(j, kind, at);
+            if (part % 32 == 0) pair_prefetch_(j, kind, at);
 #ifdef KAHAN_OPT_VMATH
             if (FIRST_PASS_) {
                 pair_first_(j, kind, &k, &c, at, numbers, &tile, part);
@@ -4201,14 +4232,14 @@ FN_ words_ converted_(floats_ x, kopt_format to, int stochastic, words_ r) {
 }
 
 #ifdef PAIRS_
-/* To nearest, with constant formats. An array that no cache holds is written past the caches, if the machine can: 1.9 times
-   as fast to 32 bits, 1.3 times to 16. */
 FN_ words_ convert_vector_(const kopt_conversion_ *c, kopt_format to, kopt_format from, size_t i, size_t n) {
     const size_t size = kopt_bytes_of_(from);
     KOPT_PREFETCH_(c->src + i * size + 4096); /* narrowing in DRAM: 1 KB ahead is a sixth slower */
     return converted_(widen_(fetch_(c->src + i * size, size, n), from), to, 0, iset_(0));
 }
 
+/* To nearest, with constant formats. An array that no cache holds is written past the caches, if the machine can: 1.9 times
+   as fast to 32 bits, 1.3 times to 16. */
 FN_ void convert_array_(const kopt_conversion_ *c, kopt_format to, kopt_format from) {
     const size_t size = kopt_bytes_of_(to);
     const size_t ahead = (64 - KOPT_ADDRESS_(c->dst) % 64) % 64; /* bytes up to a line of the cache */
@@ -4239,27 +4270,12 @@ APART_ void convert_any_(const kopt_conversion_ *c) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
     const uint32_t stream = KOPT_CAST_(uint32_t, c->stochastic);
     const cipher_ cipher = stream == 0 ? cipher_of_(0, 0, 0, 0) : cipher_of_(c->seed, c->step, c->id, stream);
+    random_draws_ draws;
     size_t i, n;
-#ifdef ONE_LANE_
-    words_ x[4];
-#else
-    uint32_t words[KOPT_RANDOM_ROW_ / 2], lower[KOPT_RANDOM_ROW_ / 2 + LANES_], upper[KOPT_RANDOM_ROW_ / 2];
-#endif
     for (i = 0; i < c->n; i += n) {
         words_ r = iset_(0);
         n = LANES_;
-#ifdef ONE_LANE_
-        if (stream != 0) r = number_(random_element_(x, &cipher, KOPT_INDEX_(c->first + i), i == 0), 0, 0);
-#else
-        if (stream != 0) { /* a vector does not cross the end of a row */
-            const uint64_t index = c->first + i;
-            const size_t at = KOPT_CAST_(unsigned, index % KOPT_RANDOM_ROW_);
-            if (index % KOPT_RANDOM_SPAN_ == 0 || i == 0) random_span_(words, &cipher, index);
-            if (at == 0 || i == 0) random_row_(lower, upper, words, index - at);
-            if (KOPT_RANDOM_ROW_ - at < n) n = KOPT_RANDOM_ROW_ - at;
-            r = load_half_(lower, at);
-        }
-#endif
+        if (stream != 0) r = random_draw_(&draws, &cipher, KOPT_INDEX_(c->first + i), i == 0, &n);
         if (c->n - i < n) n = c->n - i;
         put_(c->dst + i * to_size, to_size, n,
              converted_(widen_(fetch_(c->src + i * from_size, from_size, n), c->src_format), c->dst_format, c->stochastic, r));
@@ -5153,6 +5169,8 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef random_span_
 #undef random_row_
 #undef random_element_
+#undef random_draws_
+#undef random_draw_
 #undef number_
 #undef converted_
 #undef convert_array_
@@ -5178,6 +5196,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef pair_start_
 #undef pair_draw_
 #undef tile_number_
+#undef end_row_
 #undef PAIR_GROUPS_
 #undef pair_first_
 #undef pair_middle_

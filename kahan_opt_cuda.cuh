@@ -490,6 +490,10 @@ KOPT_CUDA_FN_ void kopt_cuda_insert_(uint32_t *packed, size_t size, int q, uint3
         packed[q >> 2] = (q & 3) == 0 ? a : packed[q >> 2] | a << 8 * (q & 3);
 }
 
+/* What is known of where an array lies: nothing; elements are aligned to their size; the part is whole, and aligned as wide
+   loads want it. */
+enum { KOPT_ANYHOW_, KOPT_NATURAL_, KOPT_WIDE_ };
+
 /* Is it a whole part, and does the array lie there as wide loads want it? */
 KOPT_CUDA_FN_ int kopt_cuda_whole_(const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
     const uint64_t address = KOPT_ADDRESS_(base) + p.i * size;
@@ -498,11 +502,11 @@ KOPT_CUDA_FN_ int kopt_cuda_whole_(const kopt_byte_ *base, size_t size, kopt_cud
 
 /* A part of an array of elements of 1, 2 or 4 bytes, packed, with zeros for what is not in it. All loads are issued
    before any of them is used; those of a part that is not whole, or not aligned, are predicated, not a loop. */
-KOPT_CUDA_FN_ void kopt_cuda_take_as_(int natural, uint32_t *packed, const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
+KOPT_CUDA_FN_ void kopt_cuda_take_as_(int how, uint32_t *packed, const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
     int q;
-    if (kopt_cuda_whole_(base, size, p)) {
+    if (how == KOPT_WIDE_ || kopt_cuda_whole_(base, size, p)) {
         const kopt_byte_ *const from = base + p.i * size;
-        if (size == 1) {
+        if (size == 1 && how != KOPT_WIDE_) { /* aligned to 4 */
             packed[0] = kopt_cuda_fetch_as_(1, from, 4);
             packed[1] = kopt_cuda_fetch_as_(1, from + 4, 4);
         } else {
@@ -515,7 +519,7 @@ KOPT_CUDA_FN_ void kopt_cuda_take_as_(int natural, uint32_t *packed, const kopt_
         const int there = p.skip <= q && q < p.n;
         const uint64_t at = (p.i + KOPT_CAST_(uint64_t, q)) * size;
         uint32_t a = 0;
-        if (natural)
+        if (how == KOPT_NATURAL_)
             a = kopt_cuda_fetch_if_(there, base, at, size);
         else if (there)
             a = kopt_cuda_fetch_(base + at, size);
@@ -523,11 +527,11 @@ KOPT_CUDA_FN_ void kopt_cuda_take_as_(int natural, uint32_t *packed, const kopt_
     }
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_give_as_(int natural, kopt_byte_ *base, size_t size, kopt_cuda_part_ p, const uint32_t *packed) {
+KOPT_CUDA_FN_ void kopt_cuda_give_as_(int how, kopt_byte_ *base, size_t size, kopt_cuda_part_ p, const uint32_t *packed) {
     int q;
-    if (kopt_cuda_whole_(base, size, p)) {
+    if (how == KOPT_WIDE_ || kopt_cuda_whole_(base, size, p)) {
         kopt_byte_ *const to = base + p.i * size;
-        if (size == 1) {
+        if (size == 1 && how != KOPT_WIDE_) {
             kopt_cuda_put_as_(1, to, 4, packed[0]);
             kopt_cuda_put_as_(1, to + 4, 4, packed[1]);
         } else {
@@ -539,7 +543,7 @@ KOPT_CUDA_FN_ void kopt_cuda_give_as_(int natural, kopt_byte_ *base, size_t size
     for (q = 0; q < 8; q++) {
         const int there = p.skip <= q && q < p.n;
         const uint64_t at = (p.i + KOPT_CAST_(uint64_t, q)) * size;
-        if (natural)
+        if (how == KOPT_NATURAL_)
             kopt_cuda_put_if_(there, base, at, size, kopt_cuda_nth_(packed, size, q));
         else if (there)
             kopt_cuda_put_(base + at, size, kopt_cuda_nth_(packed, size, q));
@@ -548,10 +552,10 @@ KOPT_CUDA_FN_ void kopt_cuda_give_as_(int natural, kopt_byte_ *base, size_t size
 
 /* With any alignment. */
 KOPT_CUDA_FN_ void kopt_cuda_take_(uint32_t *packed, const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
-    kopt_cuda_take_as_(0, packed, base, size, p);
+    kopt_cuda_take_as_(KOPT_ANYHOW_, packed, base, size, p);
 }
 KOPT_CUDA_FN_ void kopt_cuda_give_(kopt_byte_ *base, size_t size, kopt_cuda_part_ p, const uint32_t *packed) {
-    kopt_cuda_give_as_(0, base, size, p, packed);
+    kopt_cuda_give_as_(KOPT_ANYHOW_, base, size, p, packed);
 }
 
 /* ---- random bits ---- */
@@ -662,19 +666,60 @@ KOPT_CUDA_FN_ int kopt_cuda_wide_(const kopt_cuda_tensor_ *t, kopt_cuda_part_ p)
     return t->wide && p.skip == 0 && p.n == 8;
 }
 
+/* What the arrays of a tensor have of a part, packed. */
+typedef struct kopt_cuda_arrays_ {
+    uint32_t weight[8], grad[8], residual[4], moment[2][8], copy[4];
+} kopt_cuda_arrays_;
+
+/* All of them in turn, so that loads are issued one behind the other; not moments of 8 bits. */
+KOPT_CUDA_FN_ void kopt_cuda_take_all_(int how, kopt_cuda_arrays_ *x, const kopt_cuda_tensor_ *t, kopt_kind_ kind, int moments,
+                                       kopt_cuda_part_ p) {
+    const size_t moment_size = kopt_bytes_of_(kind.moment);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    kopt_cuda_take_as_(how, x->weight, t->weight, kopt_bytes_of_(kind.weight), p);
+    if (residual_size != 0) kopt_cuda_take_as_(how, x->residual, t->residual, residual_size, p);
+    if (moments > 0) kopt_cuda_take_as_(how, x->moment[0], t->moment[0], moment_size, p);
+    if (moments > 1) kopt_cuda_take_as_(how, x->moment[1], t->moment[1], moment_size, p);
+    kopt_cuda_take_as_(how, x->grad, t->grad, kopt_bytes_of_(kind.grad), p);
+}
+
+/* ... and back. moments_only: no weights. copy_size: 0, or there is a copy. */
+KOPT_CUDA_FN_ void kopt_cuda_give_all_(int how, const kopt_cuda_arrays_ *x, const kopt_cuda_tensor_ *t, kopt_kind_ kind,
+                                       int moments, int moments_only, size_t copy_size, kopt_cuda_part_ p) {
+    const size_t moment_size = kopt_bytes_of_(kind.moment);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    if (!moments_only) {
+        kopt_cuda_give_as_(how, t->weight, kopt_bytes_of_(kind.weight), p, x->weight);
+        if (residual_size != 0) kopt_cuda_give_as_(how, t->residual, residual_size, p, x->residual);
+        if (copy_size == 4) kopt_cuda_give_as_(how, t->copy, 4, p, x->weight);
+        if (copy_size == 2) kopt_cuda_give_as_(how, t->copy, 2, p, x->copy);
+    }
+    if (moments > 0) kopt_cuda_give_as_(how, t->moment[0], moment_size, p, x->moment[0]);
+    if (moments > 1) kopt_cuda_give_as_(how, t->moment[1], moment_size, p, x->moment[1]);
+}
+
+/* Codes of a part; the bits of their scale. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_take_codes_(uint32_t *packed, const kopt_cuda_tensor_ *t, int m, kopt_cuda_part_ p) {
+    kopt_cuda_take_as_(KOPT_NATURAL_, packed, t->moment[m], 1, p);
+    return kopt_cuda_scale_(t, m, p.i);
+}
+
 /* A step of the elements at positions x .. x + 7 of a task, of those that the tensor has: everything is loaded, stepped in
-   registers, and stored. random: their words, the first having global index e. With b, where 8-bit moments go, random
-   is r of each. */
+   registers, and stored. w: their random words, the first having global index e; or NULL, and r is that of each. b: NULL,
+   or where 8-bit moments go. */
 KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task, int x,
-                                    kopt_kind_ kind, int copies, int radam, const uint32_t *random, uint64_t e,
-                                    kopt_cuda_block_ *b) {
+                                    kopt_kind_ kind, int copies, int radam, const uint32_t *w, uint64_t e,
+                                    const uint32_t *r, kopt_cuda_block_ *b) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    const int codes = b == KOPT_NULL_ ? 0 : kind.moments, moments = kind.moments - codes; /* of 8 bits, others */
+    size_t copy_size = 0;
+    int moments_only;
+    kopt_cuda_arrays_ at;
     kopt_scalars_cuda_ local;
     kopt_cuda_part_ p = kopt_cuda_part_at_(a, t, task, x);
-    uint32_t words[sizeof(kopt_scalars_cuda_) / 4], weight[8], grad[8], residual[4], moment1[8], moment2[8], copy[4];
-    uint32_t scale1 = 0, scale2 = 0;
+    uint32_t words[sizeof(kopt_scalars_cuda_) / 4], scale[2] = {0, 0};
     const kopt_byte_ *const scalars = KOPT_CONST_POINTER_(const kopt_byte_ *, &a->groups[t->group].k);
     int q;
     kopt_cuda_load_(words, scalars, 64); /* all numbers, and a flag */
@@ -686,87 +731,53 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
     local.use_l2 = kopt_bits_(local.l2) != 0;
     local.use_decay = kopt_bits_(local.decay) != 0; /* and zero_grad and moments_only are looked at in the end */
     if (radam) local.unrectified = a->groups[t->group].k.unrectified;
-    if (kopt_cuda_wide_(t, p)) {
-        kopt_cuda_load_(weight, t->weight + p.i * weight_size, 8 * weight_size);
-        if (residual_size != 0) kopt_cuda_load_(residual, t->residual + p.i * residual_size, 8 * residual_size);
-        if (kind.moments > 0 && b == KOPT_NULL_)
-            kopt_cuda_load_(moment1, t->moment[0] + p.i * moment_size, 8 * moment_size);
-        if (kind.moments > 1 && b == KOPT_NULL_)
-            kopt_cuda_load_(moment2, t->moment[1] + p.i * moment_size, 8 * moment_size);
-        kopt_cuda_load_(grad, t->grad + p.i * grad_size, 8 * grad_size);
-    } else {
-        kopt_cuda_take_as_(1, weight, t->weight, weight_size, p);
-        if (residual_size != 0) kopt_cuda_take_as_(1, residual, t->residual, residual_size, p);
-        if (kind.moments > 0 && b == KOPT_NULL_) kopt_cuda_take_as_(1, moment1, t->moment[0], moment_size, p);
-        if (kind.moments > 1 && b == KOPT_NULL_) kopt_cuda_take_as_(1, moment2, t->moment[1], moment_size, p);
-        kopt_cuda_take_as_(1, grad, t->grad, grad_size, p);
-    }
-    if (b != KOPT_NULL_) { /* codes */
-        if (kind.moments > 0) kopt_cuda_take_as_(1, moment1, t->moment[0], 1, p);
-        if (kind.moments > 1) kopt_cuda_take_as_(1, moment2, t->moment[1], 1, p);
-        if (kind.moments > 0) scale1 = kopt_cuda_scale_(t, 0, p.i);
-        if (kind.moments > 1) scale2 = kopt_cuda_scale_(t, 1, p.i);
-    }
+    if (kopt_cuda_wide_(t, p))
+        kopt_cuda_take_all_(KOPT_WIDE_, &at, t, kind, moments, p);
+    else
+        kopt_cuda_take_all_(KOPT_NATURAL_, &at, t, kind, moments, p);
+    if (codes > 0) scale[0] = kopt_cuda_take_codes_(at.moment[0], t, 0, p);
+    if (codes > 1) scale[1] = kopt_cuda_take_codes_(at.moment[1], t, 1, p);
 
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
-        const size_t at = KOPT_CAST_(size_t, q);
+        const size_t k = KOPT_CAST_(size_t, q);
         uint32_t first = 0, second = 0; /* moments that were 8 bits */
         kopt_job_ j;
-        j.weight = KOPT_POINTER_(kopt_byte_ *, weight) + at * weight_size;
-        j.grad = KOPT_POINTER_(kopt_byte_ *, grad) + at * grad_size;
-        j.residual = KOPT_POINTER_(kopt_byte_ *, residual) + at * residual_size;
-        j.moment[0] = KOPT_POINTER_(kopt_byte_ *, moment1) + at * moment_size;
-        j.moment[1] = KOPT_POINTER_(kopt_byte_ *, moment2) + at * moment_size;
-        if (b != KOPT_NULL_) {
-            if (kind.moments > 0)
-                first = kopt_cuda_decode_(b->codes, kind.rule, 0, kopt_cuda_nth_(moment1, 1, q), scale1);
-            if (kind.moments > 1)
-                second = kopt_cuda_decode_(b->codes, kind.rule, 1, kopt_cuda_nth_(moment2, 1, q), scale2);
+        j.weight = KOPT_POINTER_(kopt_byte_ *, at.weight) + k * weight_size;
+        j.grad = KOPT_POINTER_(kopt_byte_ *, at.grad) + k * grad_size;
+        j.residual = KOPT_POINTER_(kopt_byte_ *, at.residual) + k * residual_size;
+        j.moment[0] = KOPT_POINTER_(kopt_byte_ *, at.moment[0]) + k * moment_size;
+        j.moment[1] = KOPT_POINTER_(kopt_byte_ *, at.moment[1]) + k * moment_size;
+        if (b != KOPT_NULL_) { /* how many there are is not known before the run: no pointer depends on it */
             j.moment[0] = KOPT_POINTER_(kopt_byte_ *, &first);
             j.moment[1] = KOPT_POINTER_(kopt_byte_ *, &second);
         }
+        if (codes > 0) first = kopt_cuda_decode_(b->codes, kind.rule, 0, kopt_cuda_nth_(at.moment[0], 1, q), scale[0]);
+        if (codes > 1) second = kopt_cuda_decode_(b->codes, kind.rule, 1, kopt_cuda_nth_(at.moment[1], 1, q), scale[1]);
         j.counts = KOPT_NULL_;
         j.copy = KOPT_NULL_; /* made of the weights, in the end */
-        kopt_vector_cuda_(&j, kind, &local, 0, 1, b == KOPT_NULL_ ? kopt_cuda_random_of_(random, e, q) : random[q]);
-        if (b != KOPT_NULL_ && kind.moments > 0 && q < p.n) kopt_cuda_keep_(b, 0, p.i + at, first);
-        if (b != KOPT_NULL_ && kind.moments > 1 && q < p.n) kopt_cuda_keep_(b, 1, p.i + at, second);
+        kopt_vector_cuda_(&j, kind, &local, 0, 1, w != KOPT_NULL_ ? kopt_cuda_random_of_(w, e, q) : r[q]);
+        if (codes > 0 && q < p.n) kopt_cuda_keep_(b, 0, p.i + k, first);
+        if (codes > 1 && q < p.n) kopt_cuda_keep_(b, 1, p.i + k, second);
     }
 
     KOPT_CUDA_FORGET_(t, "l");
     p = kopt_cuda_part_at_(a, t, task, x);
-    if (copies && t->copy != KOPT_NULL_ && t->copy_format != KOPT_F32) { /* of fp32 */
+    if (copies && t->copy != KOPT_NULL_) copy_size = t->copy_format == KOPT_F32 ? 4 : 2;
+    if (copy_size == 2) { /* of fp32 */
         const kopt_format format = KOPT_CAST_(kopt_format, t->copy_format);
         KOPT_UNROLL_
-        for (q = 0; q < 8; q++) kopt_cuda_insert_(copy, 2, q, kopt_nearest16_cuda_(kopt_float_(weight[q]), format));
+        for (q = 0; q < 8; q++) kopt_cuda_insert_(at.copy, 2, q, kopt_nearest16_cuda_(kopt_float_(at.weight[q]), format));
     }
-    if (kopt_cuda_wide_(t, p)) {
-        if (!a->groups[t->group].k.moments_only) {
-            kopt_cuda_store_(t->weight + p.i * weight_size, weight, 8 * weight_size);
-            if (residual_size != 0) kopt_cuda_store_(t->residual + p.i * residual_size, residual, 8 * residual_size);
-            if (copies && t->copy != KOPT_NULL_ && t->copy_format == KOPT_F32)
-                kopt_cuda_store_(t->copy + p.i * 4, weight, 32);
-            if (copies && t->copy != KOPT_NULL_ && t->copy_format != KOPT_F32)
-                kopt_cuda_store_(t->copy + p.i * 2, copy, 16);
-        }
-        if (kind.moments > 0 && b == KOPT_NULL_)
-            kopt_cuda_store_(t->moment[0] + p.i * moment_size, moment1, 8 * moment_size);
-        if (kind.moments > 1 && b == KOPT_NULL_)
-            kopt_cuda_store_(t->moment[1] + p.i * moment_size, moment2, 8 * moment_size);
-    } else {
-        if (!a->groups[t->group].k.moments_only) {
-            kopt_cuda_give_as_(1, t->weight, weight_size, p, weight);
-            if (residual_size != 0) kopt_cuda_give_as_(1, t->residual, residual_size, p, residual);
-            if (copies && t->copy != KOPT_NULL_ && t->copy_format == KOPT_F32) kopt_cuda_give_as_(1, t->copy, 4, p, weight);
-            if (copies && t->copy != KOPT_NULL_ && t->copy_format != KOPT_F32) kopt_cuda_give_as_(1, t->copy, 2, p, copy);
-        }
-        if (kind.moments > 0 && b == KOPT_NULL_) kopt_cuda_give_as_(1, t->moment[0], moment_size, p, moment1);
-        if (kind.moments > 1 && b == KOPT_NULL_) kopt_cuda_give_as_(1, t->moment[1], moment_size, p, moment2);
-    }
+    moments_only = a->groups[t->group].k.moments_only;
+    if (kopt_cuda_wide_(t, p))
+        kopt_cuda_give_all_(KOPT_WIDE_, &at, t, kind, moments, moments_only, copy_size, p);
+    else
+        kopt_cuda_give_all_(KOPT_NATURAL_, &at, t, kind, moments, moments_only, copy_size, p);
     if (a->groups[t->group].k.zero_grad) {
         KOPT_UNROLL_
-        for (q = 0; q < 8; q++) grad[q] = 0;
-        kopt_cuda_give_as_(1, t->grad, grad_size, p, grad);
+        for (q = 0; q < 8; q++) at.grad[q] = 0;
+        kopt_cuda_give_as_(KOPT_NATURAL_, t->grad, grad_size, p, at.grad);
     }
 }
 
@@ -965,7 +976,7 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32
                     kopt_random_words_cuda_(w, &cipher, kopt_block_of_(e));
                 }
                 if (x + 8 > begin)
-                    kopt_cuda_octet_(a, t, task, x, kind, copies, rule < 0, w, e, KOPT_NULL_);
+                    kopt_cuda_octet_(a, t, task, x, kind, copies, rule < 0, w, e, KOPT_NULL_, KOPT_NULL_);
             }
         } else {
             const kopt_cuda_group_ *const g = a->groups + t->group;
@@ -994,7 +1005,7 @@ KOPT_CUDA_FN_ void kopt_cuda_block_step_(const kopt_cuda_arguments_ *a, const ko
     uint32_t r[8] = {0, 0, 0, 0, 0, 0, 0, 0}, p;
     if (weight >= 0 && 8 * lane < n) {
         if (random) kopt_cuda_random_octet_(r, &cipher, t->first + b->first + 8 * lane);
-        kopt_cuda_octet_(a, t, task, x + KOPT_CAST_(int, 8 * lane), kind, copies, 1, r, 0, b);
+        kopt_cuda_octet_(a, t, task, x + KOPT_CAST_(int, 8 * lane), kind, copies, 1, KOPT_NULL_, 0, r, b);
     }
     for (p = lane; p < n && weight < 0; p += 32)
         kopt_cuda_element_(t, kind, copies, &g->k, b->first + p,
@@ -1030,7 +1041,7 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
                                   kopt_encode_one_(kopt_cuda_table_(b->codes, square), kopt_float_(moment), scale, square,
                                                    stochastic, half));
             }
-            kopt_cuda_give_as_(1, t->moment[m], 1, part, codes);
+            kopt_cuda_give_as_(KOPT_NATURAL_, t->moment[m], 1, part, codes);
         }
     }
     for (p = lane; p < n && weight < 0; p += 32) {
@@ -1887,31 +1898,29 @@ static kopt_cuda_codes_ kopt_cuda_codes_of_(void) {
     return codes;
 }
 
-/* Functions of arrays: name, what they take. With KOPT_CUDA_TABLES_ those that need a table, too. */
+/* Functions of arrays: name, what they take. KOPT_CUDA_TABLES_: those that need a table, too. */
 #ifdef KAHAN_OPT_VMATH
-#define KOPT_CUDA_ARRAYS_(KERNEL)                      \
-    KERNEL(convert, kopt_conversion_)                  \
-    KERNEL(clip, kopt_tool_)                           \
-    KERNEL(accumulate, kopt_cuda_accumulation_)        \
-    KERNEL(read_sum, kopt_cuda_accumulation_)          \
-    KERNEL(reduce, kopt_cuda_sum_)                     \
-    KERNEL(exp, kopt_cuda_function_)                   \
-    KERNEL(log, kopt_cuda_function_)                   \
-    KERNEL(tanh, kopt_cuda_function_)                  \
-    KERNEL(erf, kopt_cuda_function_)                   \
-    KERNEL(erfc, kopt_cuda_function_)                  \
-    KERNEL(atan2, kopt_cuda_function_)                 \
+#define KOPT_CUDA_FUNCTIONS_(KERNEL)     \
+    KERNEL(exp, kopt_cuda_function_)     \
+    KERNEL(log, kopt_cuda_function_)     \
+    KERNEL(tanh, kopt_cuda_function_)    \
+    KERNEL(erf, kopt_cuda_function_)     \
+    KERNEL(erfc, kopt_cuda_function_)    \
+    KERNEL(atan2, kopt_cuda_function_)   \
     KERNEL(sincospi, kopt_cuda_function_)
-#define KOPT_CUDA_TABLES_(KERNEL) KERNEL(decompress, kopt_cuda_sum_) KERNEL(map, kopt_cuda_function_)
+#define KOPT_CUDA_MAPS_(KERNEL) KERNEL(map, kopt_cuda_function_)
 #else
-#define KOPT_CUDA_ARRAYS_(KERNEL)                      \
-    KERNEL(convert, kopt_conversion_)                  \
-    KERNEL(clip, kopt_tool_)                           \
-    KERNEL(accumulate, kopt_cuda_accumulation_)        \
-    KERNEL(read_sum, kopt_cuda_accumulation_)          \
-    KERNEL(reduce, kopt_cuda_sum_)
-#define KOPT_CUDA_TABLES_(KERNEL) KERNEL(decompress, kopt_cuda_sum_)
+#define KOPT_CUDA_FUNCTIONS_(KERNEL)
+#define KOPT_CUDA_MAPS_(KERNEL)
 #endif
+#define KOPT_CUDA_ARRAYS_(KERNEL)                 \
+    KERNEL(convert, kopt_conversion_)             \
+    KERNEL(clip, kopt_tool_)                      \
+    KERNEL(accumulate, kopt_cuda_accumulation_)   \
+    KERNEL(read_sum, kopt_cuda_accumulation_)     \
+    KERNEL(reduce, kopt_cuda_sum_)                \
+    KOPT_CUDA_FUNCTIONS_(KERNEL)
+#define KOPT_CUDA_TABLES_(KERNEL) KERNEL(decompress, kopt_cuda_sum_) KOPT_CUDA_MAPS_(KERNEL)
 
 /* Where the first part of an array is to end so that the others are aligned: at 8 elements, or less by this. */
 static uint32_t kopt_cuda_pad_(const void *p, size_t size) {

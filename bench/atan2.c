@@ -14,6 +14,7 @@
 #include <time.h>
 
 enum { LINES = 4, REPETITIONS = 201 };
+static const kopt_format format[] = {KOPT_BF16, KOPT_F32};
 static const char *const title[LINES] = {"AdamW", "Adam-atan2", "... by SLEEF", "smooth Lion"};
 
 static double cpu_seconds(void) {
@@ -45,7 +46,7 @@ int main(int count, char **arguments) {
     kopt_bf16 *grad16 = allocate(2 * n);
     kopt_tensor t[LINES];
     size_t i, s;
-    int isa, format, line, r;
+    int isa, f, line, r;
     for (line = 0; line < LINES; line++)
         t[line] = kopt_tensor_of(allocate(4 * n), NULL, KOPT_F32, n, allocate(KOPT_STATE_BYTES(n, 8)), KOPT_STATE_BYTES(n, 8));
     for (i = 0; i < n; i++) {
@@ -54,31 +55,33 @@ int main(int count, char **arguments) {
         grad16[i] = kopt_bf16_from_f32(grad[i]);
         initial[i] = 0.01f * (float)(i % 100) - 0.5f;
     }
-    for (isa = (KOPT_ISA_COUNT - 1) * 2 + 1; isa > 1; isa--) {
-        kopt_optimizer opt[LINES];
-        format = isa % 2 != 0 ? KOPT_BF16 : KOPT_F32;
-        if (kopt_isa_force((kopt_isa)(isa / 2)) != KOPT_OK) continue;
-        opt[0] = kopt_adamw(1e-3);
-        opt[1] = opt[2] = kopt_adam_atan2(1e-3);
-        opt[3] = kopt_smooth_lion(1e-3, 300);
-        opt[2].vmath = kopt_vmath_sleef();
-        for (line = 0; line < LINES; line++) {
-            opt[line].weight_decay = 0.01;
-            opt[line].weight_format = opt[line].moment_format = t[line].grad_format = (kopt_format)format;
-            t[line].grad = format == KOPT_BF16 ? (void *)grad16 : (void *)grad;
-            if (kopt_state_init(&opt[line], &t[line], initial) != KOPT_OK) return 1;
-        }
-        for (r = 0; r < REPETITIONS; r++)
+    for (isa = KOPT_ISA_COUNT - 1; isa > 0; isa--) {
+        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+        for (f = 0; f < 2; f++) {
+            kopt_optimizer opt[LINES];
+            opt[0] = kopt_adamw(1e-3);
+            opt[1] = opt[2] = kopt_adam_atan2(1e-3);
+            opt[3] = kopt_smooth_lion(1e-3, 300);
+            opt[2].vmath = kopt_vmath_sleef();
             for (line = 0; line < LINES; line++) {
-                const double start = cpu_seconds();
-                for (s = 0; s < steps; s++)
-                    if (kopt_optimizer_step(&opt[line], &t[line], 1) != KOPT_OK) return 1;
-                time[line][r] = (cpu_seconds() - start) / (double)steps / (double)n * 1e9;
-                ratio[line][r] = time[line][r] / time[0][r];
+                opt[line].weight_decay = 0.01;
+                opt[line].weight_format = opt[line].moment_format = t[line].grad_format = format[f];
+                t[line].grad = format[f] == KOPT_BF16 ? (void *)grad16 : (void *)grad;
+                if (kopt_state_init(&opt[line], &t[line], initial) != KOPT_OK) return 1;
             }
-        for (line = 0; line < LINES; line++)
-            if (line != 2 || opt[2].vmath != NULL)
-                printf("%-8s %s %-14s %7.3f ns   %.2f\n", kopt_isa_name((kopt_isa)(isa / 2)), format == KOPT_BF16 ? "bf16" : "fp32", title[line], median(time[line]), median(ratio[line]));
+            for (r = 0; r < REPETITIONS; r++)
+                for (line = 0; line < LINES; line++) {
+                    const double start = cpu_seconds();
+                    for (s = 0; s < steps; s++)
+                        if (kopt_optimizer_step(&opt[line], &t[line], 1) != KOPT_OK) return 1;
+                    time[line][r] = (cpu_seconds() - start) / (double)steps / (double)n * 1e9;
+                    ratio[line][r] = time[line][r] / time[0][r];
+                }
+            for (line = 0; line < LINES; line++)
+                if (line != 2 || opt[2].vmath != NULL)
+                    printf("%-8s %s %-14s %7.3f ns   %.2f\n", kopt_isa_name((kopt_isa)isa),
+                           format[f] == KOPT_BF16 ? "bf16" : "fp32", title[line], median(time[line]), median(ratio[line]));
+        }
     }
     return 0;
 }

@@ -486,8 +486,8 @@ static void allocate(size_t n, size_t state_bytes) {
 enum { POINTS = 19, CURVES = 4 };
 
 /* ns per element. After a call's constant c, the elements of whole blocks cost what is more of the arithmetic (measured where
-   everything is in the second cache) and the bytes (the roofline kernel at this n); those of the rest, which go
-   through the general kernel, cost `rest` each. */
+   everything is in the second cache) and the bytes (the roofline kernel at this n); those of the rest, which go through the
+   general kernel, cost `rest` each, and a call that has any costs `general` more. */
 static double model(size_t n, size_t block, double c, double general, double rest, double arithmetic, double bytes) {
     const size_t odd = n % block;
     const double each = arithmetic > bytes ? arithmetic : bytes;

@@ -308,12 +308,16 @@ static void row(const char *who, const char *what, double elements, double bytes
     std::fflush(stdout);
 }
 
+template <typename... Pointer> static void allocate(size_t bytes, Pointer... pointer)
+{
+    for (void *p : {static_cast<void *>(pointer)...}) CHECK(cudaMalloc(static_cast<void **>(p), bytes));
+}
+
 static void copy_bandwidth()
 {
     const size_t bytes = static_cast<size_t>(1) << 31;
     char *a, *b;
-    CHECK(cudaMalloc(&a, bytes));
-    CHECK(cudaMalloc(&b, bytes));
+    allocate(bytes, &a, &b);
     CHECK(cudaMemset(a, 1, bytes));
     const double time = device_time([&] { CHECK(cudaMemcpyAsync(b, a, bytes, cudaMemcpyDeviceToDevice, stream)); });
     copy_rate = 2.0 * bytes / time;
@@ -327,9 +331,7 @@ static void functions()
 {
     const size_t n = 200000000;
     float *x, *y, *out;
-    CHECK(cudaMalloc(&x, 4 * n));
-    CHECK(cudaMalloc(&y, 4 * n));
-    CHECK(cudaMalloc(&out, 4 * n));
+    allocate(4 * n, &x, &y, &out);
     fill<<<1024, 256>>>(x, KOPT_F32, n, 1);
     fill<<<1024, 256>>>(y, KOPT_F32, n, 77);
     CHECK(cudaDeviceSynchronize());
@@ -352,9 +354,7 @@ static void accumulation()
 {
     const size_t n = 200000000;
     char *grad, *sum, *residual;
-    CHECK(cudaMalloc(&grad, 2 * n));
-    CHECK(cudaMalloc(&sum, 2 * n));
-    CHECK(cudaMalloc(&residual, 2 * n));
+    allocate(2 * n, &grad, &sum, &residual);
     fill<<<1024, 256>>>(grad, KOPT_BF16, n, 1);
     CHECK(cudaDeviceSynchronize());
     kopt_accumulator a = kopt_accumulator_of(sum, KOPT_BF16, residual, n);
@@ -368,10 +368,8 @@ static void compression()
 {
     const size_t n = 100000000;
     char *grad, *residual, *out, *sum;
-    CHECK(cudaMalloc(&grad, 2 * n));
-    CHECK(cudaMalloc(&residual, 2 * n));
-    CHECK(cudaMalloc(&out, 2 * n));
-    CHECK(cudaMalloc(&sum, 4 * n));
+    allocate(2 * n, &grad, &residual, &out);
+    allocate(4 * n, &sum);
     fill<<<1024, 256>>>(grad, KOPT_BF16, n, 1);
     CHECK(cudaMemset(sum, 0, 4 * n));
     CHECK(cudaDeviceSynchronize());
