@@ -1023,20 +1023,25 @@ enum {
     KOPT_RANDOM_LANGEVIN_ = 6
 };
 
-/* The 8-bit codes of moments (signed, or of squares), as kernels of vectors read them. */
-enum { KOPT_STARTS_ = 1409 }; /* 64 to a binade, from 2^-22 to 1 */
-typedef struct kopt_code_tables_ {
-    uint32_t fp32[258];              /* the values of the codes, ascending, as fp32; two that are above all */
-    kopt_byte_ start[KOPT_STARTS_];  /* how many positive values are below here: at most two more are below the next */
-    int square, positive;            /* positive: the code of the smallest positive value */
-} kopt_code_tables_;
+/* Where 8-bit codes lie, section 6b: for each of 7 decades, and for what is below them, the smallest value, codes * 2^16 to
+   a unit of value, its code less that of 0 (times 2^16), and what a value beyond the decade's last moves the code by, less
+   1: two thirds less, as the gap between decades is 3 wide; twice as much between the last value and 1. */
+static const uint32_t kopt_decades_[2][32] = {
+    {0x00000000u, 0x3513A3B7u, 0x365A1A94u, 0x37B24206u, 0x3923D70Bu, 0x3AA7EF9Du, 0x3C3AE148u, 0x3DDB3334u, /* signed */
+     0x51DDF22Eu, 0x5187A239u, 0x5059038Eu, 0x4F2D9C72u, 0x4E0AE38Eu, 0x4CDE38E4u, 0x4BB1C71Cu, 0x4A8E38E4u,
+     0x00000000u, 0x47800000u, 0x48000000u, 0x48800000u, 0x49000000u, 0x49800000u, 0x4A000000u, 0x4A800000u,
+     0x00000000u, 0xBF2AAAABu, 0xBF2AAAABu, 0xBF2AAAABu, 0xBF2AAAABu, 0xBF2AAAABu, 0xBF2AAAABu, 0x3F800000u},
+    {0x00000000u, 0x34AE7BAAu, 0x360E9B38u, 0x3783126Eu, 0x3906594Bu, 0x3A958106u, 0x3C2F5C2Au, 0x3DD40000u, /* squares */
+     0x523BCCEBu, 0x5207A239u, 0x50D9038Eu, 0x4FAD9C72u, 0x4E8AE38Eu, 0x4D5E38E4u, 0x4C31C71Cu, 0x4B0E38E4u,
+     0x00000000u, 0x47800000u, 0x48400000u, 0x48E00000u, 0x49700000u, 0x49F80000u, 0x4A7C0000u, 0x4AFE0000u,
+     0x00000000u, 0xBF2AAAABu, 0xBF2AAAABu, 0xBF2AAAABu, 0xBF2AAAABu, 0xBF2AAAABu, 0xBF2AAAABu, 0x3F800000u}};
 
 /* One range of one tensor, ready to run: all arguments are checked. */
 typedef struct kopt_job_ {
     const kopt_step *step;
     kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy; /* copy may be NULL */
     kopt_counts *counts;                                                            /* may be NULL */
-    const kopt_code_tables_ *codes; /* NULL, or of 8-bit moments: two, the second of squares; then with the scales of blocks */
+    const uint32_t *codes[2]; /* NULL, or of 8-bit moments: the values of the signed codes, and of squares; then with scales */
     kopt_byte_ *scale[4];
     kopt_format grad_format, copy_format, moment_format; /* of the moments in memory: fp32 within an 8-bit step */
     size_t begin, end;
@@ -1893,9 +1898,9 @@ static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, fl
             round_ count_                     to integer (nearest even, below 2^31), from integer
    words    iset_ iadd_ isub_ and_ or_ xor_ shl_ shr_ mulhilo_, mul16_ add16_ (each 16-bit half by itself, low result)
             hold_                             iset_ that the compiler keeps instead of making it anew in a loop
-   masks    gt_ (signed) eq_ either_ any_ select_(mask, yes, no)
+   masks    gt_ (signed) eq_ either_ any_ select_(mask, yes, no) where_(mask, words): 0 elsewhere
    memory   load32_ load16_ (zero-extended) load8_ (sign-extended), store32_ store16_ store8_ (the low
-            bits), any alignment
+            bits), any alignment; of_eight_(array of 8 words, index)
    sums     dot_(sum, a, b): sum[0] and sum[1] += the products of the lanes, in 64 bits; each lane in either. Not scalar
    fp16     widen_fp16_ narrow_fp16_ (nearest even), between floats and the low halves of words
    random   load_half_ (16-bit halves of an array of words), block_order_ zip_low_ zip_high_: see random_order_. Not scalar, as add16_
@@ -1939,6 +1944,8 @@ static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, fl
 #define either_ NAME_(either)
 #define any_ NAME_(any)
 #define select_ NAME_(select)
+#define where_ NAME_(where)
+#define of_eight_ NAME_(of_eight)
 #define load32_ NAME_(load32)
 #define load16_ NAME_(load16)
 #define load8_ NAME_(load8)
@@ -2003,6 +2010,8 @@ FN_ mask_ eq_(words_ a, words_ b) { return a == b; }
 FN_ mask_ either_(mask_ a, mask_ b) { return a | b; }
 FN_ int any_(mask_ a) { return a; }
 FN_ words_ select_(mask_ m, words_ yes, words_ no) { return m ? yes : no; }
+FN_ words_ where_(mask_ m, words_ a) { return m ? a : 0; }
+FN_ words_ of_eight_(const uint32_t *words, words_ i) { return words[i]; }
 FN_ words_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
 FN_ words_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
 FN_ words_ load8_(const kopt_byte_ *p) { return (KOPT_CAST_(uint32_t, *p) ^ 0x80u) - 0x80u; }
@@ -2108,6 +2117,13 @@ FN_ mask_ either_(mask_ a, mask_ b) { return _mm_or_si128(a, b); }
 FN_ int any_(mask_ a) { return _mm_movemask_epi8(a) != 0; }
 FN_ words_ select_(mask_ m, words_ yes, words_ no) {
     return _mm_or_si128(_mm_and_si128(m, yes), _mm_andnot_si128(m, no));
+}
+FN_ words_ where_(mask_ m, words_ a) { return _mm_and_si128(m, a); }
+FN_ words_ of_eight_(const uint32_t *words, words_ i) {
+    uint32_t lane[4], q;
+    _mm_storeu_si128(KOPT_POINTER_(__m128i *, lane), i);
+    for (q = 0; q < 4; q++) lane[q] = words[lane[q]];
+    return _mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, lane));
 }
 FN_ words_ load32_(const kopt_byte_ *p) { return _mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)); }
 FN_ words_ load16_(const kopt_byte_ *p) {
@@ -2223,6 +2239,10 @@ FN_ mask_ eq_(words_ a, words_ b) { return _mm256_cmpeq_epi32(a, b); }
 FN_ mask_ either_(mask_ a, mask_ b) { return _mm256_or_si256(a, b); }
 FN_ int any_(mask_ a) { return _mm256_movemask_epi8(a) != 0; }
 FN_ words_ select_(mask_ m, words_ yes, words_ no) { return _mm256_blendv_epi8(no, yes, m); }
+FN_ words_ where_(mask_ m, words_ a) { return _mm256_and_si256(m, a); }
+FN_ words_ of_eight_(const uint32_t *words, words_ i) {
+    return _mm256_permutevar8x32_epi32(_mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, words)), i);
+}
 FN_ words_ load32_(const kopt_byte_ *p) { return _mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)); }
 FN_ words_ load16_(const kopt_byte_ *p) {
     return _mm256_cvtepu16_epi32(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
@@ -2367,6 +2387,11 @@ FN_ mask_ eq_(words_ a, words_ b) { return _mm512_cmpeq_epi32_mask(a, b); }
 FN_ mask_ either_(mask_ a, mask_ b) { return KOPT_CAST_(mask_, a | b); }
 FN_ int any_(mask_ a) { return a != 0; }
 FN_ words_ select_(mask_ m, words_ yes, words_ no) { return _mm512_mask_blend_epi32(m, no, yes); }
+FN_ words_ where_(mask_ m, words_ a) { return _mm512_maskz_mov_epi32(m, a); }
+FN_ words_ of_eight_(const uint32_t *words, words_ i) {
+    const __m256i low = _mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, words));
+    return _mm512_permutexvar_epi32(i, _mm512_castsi256_si512(low));
+}
 FN_ words_ load32_(const kopt_byte_ *p) { return _mm512_loadu_si512(KOPT_CONST_POINTER_(const __m512i *, p)); }
 FN_ words_ load16_(const kopt_byte_ *p) {
     return _mm512_cvtepu16_epi32(_mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)));
@@ -2491,6 +2516,14 @@ FN_ mask_ eq_(words_ a, words_ b) { return vceqq_u32(a, b); }
 FN_ mask_ either_(mask_ a, mask_ b) { return vorrq_u32(a, b); }
 FN_ int any_(mask_ a) { return vmaxvq_u32(a) != 0; }
 FN_ words_ select_(mask_ m, words_ yes, words_ no) { return vbslq_u32(m, yes, no); }
+FN_ words_ where_(mask_ m, words_ a) { return vandq_u32(m, a); }
+FN_ words_ of_eight_(const uint32_t *words, words_ i) { /* bytes 4i .. 4i + 3 of 32 */
+    uint8x16x2_t all;
+    all.val[0] = vreinterpretq_u8_u32(vld1q_u32(words));
+    all.val[1] = vreinterpretq_u8_u32(vld1q_u32(words + 4));
+    i = vmlaq_u32(vdupq_n_u32(0x03020100u), i, vdupq_n_u32(0x04040404u));
+    return vreinterpretq_u32_u8(vqtbl2q_u8(all, vreinterpretq_u8_u32(i)));
+}
 FN_ words_ load32_(const kopt_byte_ *p) { return vreinterpretq_u32_u8(vld1q_u8(p)); }
 FN_ words_ load16_(const kopt_byte_ *p) { return vmovl_u16(vreinterpret_u16_u8(vld1_u8(p))); }
 FN_ words_ load8_(const kopt_byte_ *p) {
@@ -2638,6 +2671,12 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define pair_draw_ NAME_(pair_draw)
 #define tile_number_ NAME_(tile_number)
 #define end_row_ NAME_(end_row)
+#define place_ NAME_(place)
+#define code_ NAME_(code)
+#define code_in_ NAME_(code_in)
+#define coder_ NAME_(coder)
+#define coder_of_ NAME_(coder_of)
+#define codes_to_ NAME_(codes_to)
 #define pair_first_ NAME_(pair_first)
 #define pair_middle_ NAME_(pair_middle)
 #define pair_second_ NAME_(pair_second)
@@ -2952,18 +2991,89 @@ FN_ words_ random_draw_(random_draws_ *draws, const cipher_ *cipher, kopt_index_
 }
 #endif
 
+/* ---- 8-bit codes, section 6b ---- */
+
+#ifndef KOPT_BLOCK_SCALE_
+#define KOPT_BLOCK_SCALE_
+/* The scale of a block. One with a value that is not finite becomes NaN as a whole. */
+KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
+    return largest < 0x00800000u ? 0 : largest >= 0x7F800000u ? 0x7FC00000u : largest;
+}
+/* All codes are 0. */
+KOPT_INLINE_ int kopt_no_scale_(uint32_t scale) { return scale == 0 || scale == 0x7FC00000u; }
+#endif
+
+typedef struct coder_ {
+    floats_ inverse, whole; /* of the scale; 65536 or, of squares, 0 */
+    words_ magnitude, zero, one, two, four, middle; /* middle: the first value of decade 4 */
+    const uint32_t *decades;
+} coder_;
+
+FN_ coder_ coder_of_(floats_ scale, const uint32_t *decades, int square) {
+    coder_ c;
+    c.inverse = div_(set_(1), scale);
+    c.whole = value_(hold_(square ? 0 : 0x47800000u));
+    c.magnitude = hold_(0x7FFFFFFFu);
+    c.zero = hold_(0);
+    c.one = hold_(1);
+    c.two = hold_(2);
+    c.four = hold_(4);
+    c.middle = hold_(decades[4]);
+    c.decades = decades;
+    return c;
+}
+
+/* How many codes above that of 0 a magnitude y <= 1 is; r is added to the fraction, of 16 bits. */
+FN_ words_ place_(const coder_ *c, floats_ y, words_ r) {
+    const words_ above = iadd_(bits_(y), c->one); /* y >= a: bits_(y) + 1 > bits_(a) */
+    words_ d = where_(gt_(above, c->middle), c->four); /* the decade, by bisection */
+    floats_ first, place, beyond;
+    d = iadd_(d, where_(gt_(above, of_eight_(c->decades, iadd_(d, c->two))), c->two));
+    d = iadd_(d, where_(gt_(above, of_eight_(c->decades, iadd_(d, c->one))), c->one));
+    first = value_(of_eight_(c->decades + 16, d));
+    place = mul_(sub_(y, value_(of_eight_(c->decades, d))), value_(of_eight_(c->decades + 8, d)));
+    beyond = sub_(place, sub_(first, c->whole));
+    beyond = value_(where_(gt_(bits_(beyond), c->zero), bits_(beyond)));
+    place = add_(first, add_(place, mul_(beyond, value_(of_eight_(c->decades + 24, d)))));
+    return shr_(iadd_(round_(place), r), 16);
+}
+
+/* The code of x. r: of 16 bits, or 2^15 for the nearest. */
+FN_ words_ code_(const coder_ *c, floats_ x, int square, words_ r) {
+    const words_ mag = and_(bits_(x), c->magnitude), minus = isub_(c->zero, shr_(bits_(x), 31));
+    const floats_ y = mul_(value_(mag), c->inverse);
+    words_ k = place_(c, y, r);
+    if (square) { /* what is not 0 does not become 0 */
+        k = iadd_(k, where_(gt_(c->one, k), where_(gt_(bits_(y), c->zero), c->one)));
+    } else { /* the lowest code is nearer to 0 than -1 */
+        k = iadd_(iset_(127), isub_(xor_(k, minus), minus));
+        k = where_(gt_(k, c->zero), k);
+    }
+    return isub_(k, shr_(k, 8)); /* 256 becomes 255 */
+}
+
+#ifdef ONE_LANE_
+/* The same, the scale being that of kopt_scale_. */
+FN_ words_ code_in_(floats_ x, words_ scale, const uint32_t *decades, int square, words_ r) {
+    coder_ coder;
+    if (kopt_no_scale_(scale)) return square ? 0 : 127;
+    coder = coder_of_(value_(scale), decades, square);
+    return code_(&coder, x, square, r);
+}
+#endif
+
 /* ---- rounding, section 2: any format, any value; 16-bit results in the low half ---- */
 
 FN_ words_ extended_(floats_ x, kopt_format format) {
-    words_ u = bits_(x), mag = and_(u, iset_(0x7FFFFFFFu)), sign = xor_(u, mag), normal, tiny;
-    mask_ nan = gt_(mag, iset_(0x7F800000u));
+    const words_ u = bits_(x), mag = and_(u, iset_(0x7FFFFFFFu)), infinity = iset_(0x47800000u), least = iset_(0x38800000u);
+    const mask_ nan = gt_(mag, iset_(0x7F800000u));
+    words_ normal, tiny; /* what is more than 2^-14, and what is not */
     if (format == KOPT_BF16) return select_(nan, iset_(0x7FC00000u), u);
-    normal = shl_(isub_(mag, iset_(0x38000000u)), 3);
-    tiny = select_(gt_(mag, iset_(0x38800000u)), iset_(0x38800000u), mag);
+    normal = select_(gt_(mag, infinity), infinity, mag);
+    tiny = select_(gt_(normal, least), least, normal);
+    normal = shl_(isub_(normal, tiny), 3);
     tiny = round_(mul_(value_(tiny), set_(1099511627776.0f))); /* 2^40 */
-    u = select_(gt_(iset_(0x38800000u), mag), tiny, normal);
-    u = select_(gt_(mag, iset_(0x477FFFFFu)), iset_(0x7C000000u), u);
-    return select_(nan, iset_(0x7E000000u), or_(u, sign));
+    return select_(nan, iset_(0x7E000000u), or_(iadd_(normal, tiny), xor_(u, mag)));
 }
 
 FN_ floats_ from_extended_(words_ u, kopt_format format) {
@@ -3003,7 +3113,7 @@ FN_ words_ stochastic16_(floats_ x, kopt_format format, words_ r) {
 /* What a step stores of a bf16 or fp32 below 2^-126 is +0. */
 FN_ words_ flush16_(words_ a, kopt_format format) {
     if (format != KOPT_BF16) return a;
-    return select_(eq_(and_(a, iset_(0x7F80u)), iset_(0)), iset_(0), a);
+    return where_(gt_(and_(a, iset_(0x7F80u)), iset_(0)), a);
 }
 
 /* The 16 bits that a step stores of the number with the bits x. */
@@ -3020,7 +3130,7 @@ ROUND_ words_ round16_(words_ x, kopt_format format, kopt_rounding how, words_ r
 
 FN_ words_ flush32_(floats_ x) {
     words_ u = bits_(x), mag = and_(u, iset_(0x7FFFFFFFu));
-    u = select_(gt_(iset_(0x00800000u), mag), iset_(0), u);
+    u = where_(gt_(mag, iset_(0x007FFFFFu)), u);
     return select_(gt_(mag, iset_(0x7F800000u)), iset_(0x7FC00000u), u);
 }
 
@@ -3047,7 +3157,7 @@ FN_ floats_ average_of_squares_(floats_ beta, floats_ one_minus_beta, floats_ ol
 /* -1, 0 or 1; NaN stays. */
 FN_ floats_ sign_(floats_ x) {
     words_ mag = and_(bits_(x), iset_(0x7FFFFFFFu)), one = or_(xor_(bits_(x), mag), iset_(0x3F800000u));
-    one = select_(eq_(mag, iset_(0)), iset_(0), one);
+    one = where_(gt_(mag, iset_(0)), one);
     return value_(select_(gt_(mag, iset_(0x7F800000u)), bits_(x), one));
 }
 
@@ -3186,7 +3296,7 @@ FN_ words_ store_weight_(kopt_kind_ kind, floats_ w, floats_ c, floats_ update, 
     } else {
         stored = round16_(bits_(sub_(w, update)), kind.weight, kind.rounding, r);
     }
-    *kept = select_(eq_(and_(stored, infinity), infinity), iset_(0), *kept); /* an infinite weight or NaN has none */
+    *kept = where_(gt_(infinity, and_(stored, infinity)), *kept); /* an infinite weight or NaN has none */
     return stored;
 }
 
@@ -3201,7 +3311,7 @@ SHARED_ words_ round_moment_(floats_ x, kopt_format format, int square, kopt_rou
     if (format == KOPT_FP16 && square) { /* the root; of a positive number, so never zero */
         x = sqrt_(x);
         a = round16_(bits_(x), KOPT_FP16, how, r);
-        return select_(eq_(a, iset_(0)), select_(gt_(bits_(x), iset_(0)), iset_(1), iset_(0)), a);
+        return iadd_(a, where_(eq_(a, iset_(0)), where_(gt_(bits_(x), iset_(0)), iset_(1))));
     }
     return round16_(bits_(x), format, how, r);
 }
@@ -3578,69 +3688,50 @@ FN_ void end_row_(kopt_byte_ *row, size_t n) {
 }
 
 /* 8-bit moments, section 6b: the n values of a block, and back. */
-APART_ void row_from_codes_(kopt_byte_ *row, const kopt_byte_ *code, const kopt_byte_ *scale, const kopt_code_tables_ *codes,
-                            size_t n) {
+APART_ void row_from_codes_(kopt_byte_ *row, const kopt_byte_ *code, const kopt_byte_ *scale, const uint32_t *values, size_t n) {
     const floats_ largest = value_(iset_(kopt_load32_(scale)));
     size_t i;
-    for (i = 0; i < n; i++) kopt_store32_(row + 4 * i, codes->fp32[code[i]]);
+    for (i = 0; i < n; i++) kopt_store32_(row + 4 * i, values[code[i]]);
     end_row_(row, n);
     ROW_(i, n) store32_(row + 4 * i, bits_(mul_(of_row_(row, i), largest)));
 }
 
-/* Of t->moment[moment]; t->w, t->rest and t->g are free to hold the codes below, their values and those of the next. */
-APART_ void row_to_codes_(tile_ *t, kopt_byte_ *code, kopt_byte_ *scale, const kopt_code_tables_ *codes, int moment,
-                          kopt_rounding how) {
-    kopt_byte_ *const row = t->moment[moment];
-    const words_ none = iset_(0);
-    const uint32_t *const positive = codes->fp32 + codes->positive;
-    const uint32_t lowest = 0x34800000u; /* 2^-22 */
-    const uint32_t base = codes->square ? 0 : 127, last = codes->square ? 254 : 127; /* the code of 0; the last below 1 */
+FN_ void codes_to_(const tile_ *t, kopt_byte_ *code, floats_ scale, int square, int moment, kopt_rounding how) {
+    const coder_ coder = coder_of_(scale, kopt_decades_[square], square);
+    const words_ lower = hold_(0xFFFFu), store = hold_(KOPT_CAST_(uint32_t, moment) + 1), subnormal = hold_(0x007FFFFFu);
     const size_t n = t->n;
+    size_t i;
+    ROW_(i, n) {
+        words_ x = load32_(t->moment[moment] + 4 * i), r = hold_(0x8000u);
+        x = where_(gt_(and_(x, coder.magnitude), subnormal), x);
+        if (how == KOPT_STOCHASTIC)
+            r = and_(iadd_(load_half_(t->lower, t->offset + i), mul16_(load_half_(t->upper, t->offset + i), store)), lower);
+        put_(code + i, 1, left_(n, i), code_(&coder, value_(x), square, r));
+    }
+}
+
+/* Of t->moment[moment]. */
+APART_ void row_to_codes_(tile_ *t, kopt_byte_ *code, kopt_byte_ *scale, int square, int moment, kopt_rounding how) {
+    kopt_byte_ *const row = t->moment[moment];
+    words_ most = iset_(0);
     uint32_t largest = 0, lane[LANES_];
-    words_ most = none;
-    floats_ unit;
+    const size_t n = t->n;
     size_t i;
     end_row_(row, n);
     ROW_(i, n) {
-        const words_ x = flush32_(of_row_(row, i)), mag = and_(x, iset_(0x7FFFFFFFu));
-        store32_(row + 4 * i, x);
+        const words_ mag = and_(bits_(of_row_(row, i)), iset_(0x7FFFFFFFu));
         most = select_(gt_(mag, most), mag, most);
     }
     store32_(KOPT_POINTER_(kopt_byte_ *, lane), most);
     for (i = 0; i < LANES_; i++) largest = lane[i] > largest ? lane[i] : largest;
-    largest = largest < 0x00800000u ? 0 : largest >= 0x7F800000u ? 0x7FC00000u : largest;
+    largest = kopt_scale_(largest);
     kopt_store32_(scale, largest);
-    if (largest == 0 || largest == 0x7FC00000u) { /* nothing, or nothing finite: all codes are 0 */
-        ROW_(i, n) put_(code + i, 1, left_(n, i), iset_(codes->square ? 0u : 127u));
+    if (kopt_no_scale_(largest)) {
+        ROW_(i, n) put_(code + i, 1, left_(n, i), iset_(square ? 0u : 127u));
         return;
     }
-    unit = value_(iset_(largest));
-    ROW_(i, n) store32_(row + 4 * i, bits_(div_(of_row_(row, i), unit)));
-    for (i = 0; i < n; i++) { /* the code at or below each. No branches: half of all signs are minus */
-        const uint32_t y = kopt_load32_(row + 4 * i), mag = y & 0x7FFFFFFFu, minus = KOPT_CAST_(uint32_t, mag != 0) & y >> 31;
-        const uint32_t up_to = mag - minus;
-        uint32_t low = codes->start[(up_to < lowest ? 0 : up_to - lowest) >> 17];
-        low += KOPT_CAST_(uint32_t, positive[low] <= up_to);
-        low += KOPT_CAST_(uint32_t, positive[low] <= up_to); /* how many positive values are at most so large: */
-        low = base + ((low - KOPT_CAST_(uint32_t, low > last)) ^ (0u - minus)); /* so far from 0, or one farther */
-        low &= 0u - KOPT_CAST_(uint32_t, low < 256);
-        kopt_store32_(t->w + 4 * i, low);
-        kopt_store32_(t->rest + 4 * i, codes->fp32[low]);
-        kopt_store32_(t->g + 4 * i, codes->fp32[low + 1]);
-    }
-    ROW_(i, n) { /* it, or the next above */
-        const floats_ y = of_row_(row, i), low = of_row_(t->rest, i), high = of_row_(t->g, i);
-        floats_ below = sub_(y, low), above = sub_(high, y); /* below is negative beyond the lowest code */
-        words_ a = load32_(t->w + 4 * i);
-        if (how == KOPT_STOCHASTIC) {
-            above = mul_(sub_(high, low), count_(and_(tile_number_(t, i, KOPT_CAST_(uint32_t, moment) + 1), iset_(0xFFFFu))));
-            below = mul_(below, set_(65536.0f));
-        }
-        a = iadd_(a, select_(gt_(bits_(below), bits_(above)), iset_(1), none));
-        if (codes->square) /* what is not 0 does not become 0 */
-            a = select_(gt_(and_(bits_(y), iset_(0x7FFFFFFFu)), none), select_(gt_(a, none), a, iset_(1)), a);
-        put_(code + i, 1, left_(n, i), a);
-    }
+    if (square) codes_to_(t, code, value_(iset_(largest)), 1, moment, how);
+    else codes_to_(t, code, value_(iset_(largest)), 0, moment, how);
 }
 
 /* Lookahead, as look_back_; the slow weights in the place of the new ones, which come later. */
@@ -3678,7 +3769,7 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
     const size_t moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     const cipher_ cipher = cipher_of_(s->seed, s->step, j->id, j->stream);
-    const int coded = KOPT_HAS_(KOPT_WITH_Q8) && j->codes != KOPT_NULL_;
+    const int coded = KOPT_HAS_(KOPT_WITH_Q8) && j->codes[0] != KOPT_NULL_;
     const int random = kopt_needs_random_(kind) || (coded && kind.moment_rounding == KOPT_STOCHASTIC), moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->moments_only;
     tile_ t;
     size_t i, q;
@@ -3708,7 +3799,7 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
         fill_row_(t.g, j->grad + i * grad_size, kind.grad, 0, t.n);
         for (m = 0; coded && m < kind.moments; m++)
             row_from_codes_(t.moment[m], j->moment[m] + i, j->scale[m] + i / KOPT_TILE_ * 4,
-                            j->codes + kopt_is_square_(kind.rule, m), t.n);
+                            j->codes[kopt_is_square_(kind.rule, m)], t.n);
         for (m = 0; !coded && m < kind.moments; m++)
             fill_row_(t.moment[m], j->moment[m] + i * moment_size, kind.moment, kopt_is_square_(kind.rule, m), t.n);
 
@@ -3734,8 +3825,8 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
         }
         for (m = 0; m < kind.moments; m++) {
             if (coded)
-                row_to_codes_(&t, j->moment[m] + i, j->scale[m] + i / KOPT_TILE_ * 4,
-                              j->codes + kopt_is_square_(kind.rule, m), m, kopt_moment_rounding_(kind, m));
+                row_to_codes_(&t, j->moment[m] + i, j->scale[m] + i / KOPT_TILE_ * 4, kopt_is_square_(kind.rule, m), m,
+                              kopt_moment_rounding_(kind, m));
             else
                 store_moments_(&t, j->moment[m] + i * moment_size, m, kind);
         }
@@ -3916,7 +4007,7 @@ FN_ mask_ pair_weight_(kopt_kind_ kind, const constants_ *c, const pair_words_ *
     } else if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) {
         words_ x = bits_(sub_(h->w, h->update)), mag = and_(x, iset_(0x7FFFFFFFu));
         special = gt_(mag, iset_(0x7F7EFFFFu));
-        x = select_(gt_(iset_(0x00800000u), mag), iset_(0), x);
+        x = where_(gt_(mag, iset_(0x007FFFFFu)), x);
         if (kind.rounding == KOPT_COMPACT) {
             x = iadd_(x, kind.compensation_rounding == KOPT_STOCHASTIC ? and_(r, iset_(0xFFu)) : iset_(0x80u));
             x = and_(x, iset_(0xFFFFFF00u));
@@ -4186,7 +4277,7 @@ APART_ void NAME_(step)(const kopt_job_ *j) {
     const int compensated = rounding == KOPT_KAHAN || rounding == KOPT_COMPACT;
     const int plain = s->moments >= 1 && s->moments <= 2 && !s->moments_only && !s->sync && j->counts == KOPT_NULL_;
     const int adam = KOPT_RULE_(s->rule) == KOPT_ADAM;
-    if (plain && weight == KOPT_F32 && moment == KOPT_F32 && j->grad_format == KOPT_F32 && j->codes == KOPT_NULL_) {
+    if (plain && weight == KOPT_F32 && moment == KOPT_F32 && j->grad_format == KOPT_F32 && j->codes[0] == KOPT_NULL_) {
         if (adam) {
             NAME_(adam_f32)(j);
             return;
@@ -5069,6 +5160,8 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef either_
 #undef any_
 #undef select_
+#undef where_
+#undef of_eight_
 #undef load32_
 #undef load16_
 #undef load8_
@@ -5197,6 +5290,12 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef pair_draw_
 #undef tile_number_
 #undef end_row_
+#undef place_
+#undef code_
+#undef code_in_
+#undef coder_
+#undef coder_of_
+#undef codes_to_
 #undef PAIR_GROUPS_
 #undef pair_first_
 #undef pair_middle_
@@ -5512,53 +5611,17 @@ static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, const kopt_b
         kopt_store32_(x + 4 * i, kopt_bits_(kopt_decode_one_(kopt_codes_(square), code[i], largest, square)));
 }
 
-/* The code of y in [-1, 1] (square: [0, 1]): the nearest, the lower of two equally near; or one of the two neighbours, the
-   upper with the probability of y's place between them. A square that is not 0 never gets code 0. */
-static KOPT_BOTH_ uint32_t kopt_code_of_(const uint32_t *table, float y, int square, int stochastic,
-                                         uint32_t random16) {
-    const uint32_t mag = kopt_bits_(y) & 0x7FFFFFFFu, minus = mag != 0 && mag != kopt_bits_(y);
-    const uint32_t *const ascending = square ? table + 1 : table;
-    uint32_t low = 0, high, middle, most = minus ? mag - 1 : mag;
-    float below, above;
-    for (middle = square ? 128 : 64; middle > 0; middle >>= 1) /* how many of the table are at most so large; no branches */
-        low += ascending[low + middle - 1] <= most ? middle : 0;
-    if (!square) low = !minus ? 127 + low : low < 126 ? 126 - low : 0;
-    if (square && (minus || low > 254)) low = minus ? 0 : 254;
-    high = low + 1;
-    below = kopt_sub_(y, kopt_code_value_(table, low, square)); /* negative beyond the lowest code */
-    above = kopt_sub_(kopt_code_value_(table, high, square), y);
-    if (stochastic) {
-        const float gap = kopt_sub_(kopt_code_value_(table, high, square), kopt_code_value_(table, low, square));
-        above = kopt_mul_(gap, KOPT_CAST_(float, random16));
-        below = kopt_mul_(below, 65536.0f);
-    }
-    low = kopt_above_(below, above) ? high : low;
-    return square && low == 0 && (kopt_bits_(y) & 0x7FFFFFFFu) != 0 ? 1 : low;
-}
-
-/* The code of one value under its block's scale, by which a quotient is in the table. */
-static KOPT_BOTH_ uint32_t kopt_encode_one_(const uint32_t *table, float x, uint32_t scale, int square, int stochastic,
-                                            uint32_t random16) {
-    if (scale == 0 || scale == 0x7FC00000u) return square ? 0 : 127;
-    return kopt_code_of_(table, kopt_div_(x, kopt_float_(scale)), square, stochastic, random16);
-}
-
 /* The codes of the n values of one block; random16 may be NULL: nearest. */
 static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square,
                          const uint16_t *random16) {
     size_t i;
     for (i = 0; i < n; i++) {
-        const uint32_t r = random16 == KOPT_NULL_ ? 0 : random16[i];
+        const uint32_t r = random16 == KOPT_NULL_ ? 0x8000u : random16[i];
         kopt_byte_ *to = code + i;
         KOPT_OPAQUE_(to); /* or this becomes a call of memset where the scale is 0 */
-        *to = KOPT_CAST_(kopt_byte_, kopt_encode_one_(kopt_codes_(square), kopt_float_(kopt_load32_(x + 4 * i)), scale,
-                                                      square, random16 != KOPT_NULL_, r));
+        *to = KOPT_CAST_(kopt_byte_, kopt_code_in_scalar_(kopt_float_(kopt_load32_(x + 4 * i)), scale, kopt_decades_[square],
+                                                          square, r));
     }
-}
-
-/* The scale of a block. One with a value that is not finite becomes NaN as a whole. */
-KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
-    return largest < 0x00800000u ? 0 : largest >= 0x7F800000u ? 0x7FC00000u : largest;
 }
 
 static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *x, size_t n, int square,
@@ -6466,31 +6529,17 @@ static kopt_result kopt_check_step_(const kopt_step *s, const kopt_tensor *t) {
 
 #if defined(KOPT_X86_) || defined(KOPT_NEON_)
 #ifndef KOPT_CODED_FROM_
-#define KOPT_CODED_FROM_ 2048 /* elements that are worth making the tables: 2 us */
+#define KOPT_CODED_FROM_ 256 /* elements that are worth making the table */
 #endif
-
-static void kopt_make_codes_(kopt_code_tables_ *codes, int square) {
-    const uint32_t count = square ? 255 : 128;
-    uint32_t i, k = 0;
-    codes->square = square;
-    codes->positive = square ? 1 : 128;
-    for (i = 0; i < 256; i++) codes->fp32[i] = kopt_bits_(kopt_code_value_(kopt_codes_(square), i, square));
-    codes->fp32[256] = codes->fp32[257] = 0xFFFFFFFFu;
-    for (i = 0; i < KOPT_STARTS_; i++) {
-        const uint32_t here = 0x34800000u + (i << 17);
-        while (k < count && codes->fp32[KOPT_CAST_(unsigned, codes->positive) + k] < here) k++;
-        codes->start[i] = KOPT_CAST_(kopt_byte_, k);
-    }
-}
 
 /* A range of a tensor with 8-bit moments, in the kernels of vectors. */
 static KOPT_NOINLINE_ void kopt_run_coded_(kopt_job_ *job, const kopt_layout_ *at) {
-    kopt_code_tables_ codes[2];
+    uint32_t values[256], i;
     int m;
-    kopt_make_codes_(&codes[0], 0);
-    kopt_make_codes_(&codes[1], 1);
+    for (i = 0; i < 256; i++) values[i] = kopt_bits_(kopt_code_value_(kopt_codes_signed_, i, 0));
+    job->codes[0] = values;
+    job->codes[1] = kopt_codes_unsigned_;
     for (m = 0; m < 4; m++) job->scale[m] = job->moment[m] - at->moment[m] + at->scale[m];
-    job->codes = codes;
     (KOPT_KERNEL_(step))(job);
 }
 #endif
@@ -6632,7 +6681,7 @@ KOPT_LEAN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kop
     job->first = extras ? t->first_index : 0;
     job->id = t->id;
     job->stream = KOPT_RANDOM_STEP_;
-    job->codes = KOPT_NULL_;
+    job->codes[0] = KOPT_NULL_;
 #ifdef KAHAN_OPT_VMATH
     job->vmath = kopt_table_of_(s);
     job->argument[0] = job->argument[1] = KOPT_NULL_;

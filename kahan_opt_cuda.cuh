@@ -318,9 +318,9 @@ typedef struct kopt_cuda_arguments_ {
     uint32_t round_count;
 } kopt_cuda_arguments_;
 
-/* The codes of 8-bit numbers, an argument of the kernels that need them: those of mean squares, then the others. */
+/* The codes of 8-bit numbers, an argument of the kernels that need them: those of mean squares, the others, the decades. */
 typedef struct kopt_cuda_codes_ {
-    uint32_t word[256 + 128];
+    uint32_t word[256 + 128 + 2 * 32];
 } kopt_cuda_codes_;
 
 enum { KOPT_THREADS_ = 256, KOPT_WARPS_ = 8, KOPT_ROW_ = 512 /* positions that a warp takes at once */ };
@@ -637,6 +637,12 @@ typedef struct kopt_cuda_block_ {
 
 KOPT_CUDA_FN_ const uint32_t *kopt_cuda_table_(const uint32_t *codes, int square) {
     return square ? codes : codes + 256;
+}
+
+/* The 8-bit code of x. r: of 16 bits, if stochastic. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_encode_(const uint32_t *codes, uint32_t x, uint32_t scale, int square, int stochastic,
+                                         uint32_t r) {
+    return kopt_code_in_cuda_(kopt_float_(x), scale, codes + 384 + 32 * square, square, stochastic ? r : 0x8000u);
 }
 
 /* The scale of the block of element i. */
@@ -1037,9 +1043,7 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
             for (q = 0; q < 8; q++) {
                 const uint32_t half = KOPT_RANDOM_STORE(r[q], KOPT_CAST_(uint32_t, m) + 1);
                 const uint32_t moment = q < part.n ? *kopt_cuda_slot_(b, m, part.i + KOPT_CAST_(uint64_t, q)) : 0;
-                kopt_cuda_insert_(codes, 1, q,
-                                  kopt_encode_one_(kopt_cuda_table_(b->codes, square), kopt_float_(moment), scale, square,
-                                                   stochastic, half));
+                kopt_cuda_insert_(codes, 1, q, kopt_cuda_encode_(b->codes, moment, scale, square, stochastic, half));
             }
             kopt_cuda_give_as_(KOPT_NATURAL_, t->moment[m], 1, part, codes);
         }
@@ -1052,10 +1056,9 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
             const int square = kopt_is_square_(kind.rule, m);
             if (m >= kind.moments) continue;
             kopt_cuda_put_(t->moment[m] + i, 1,
-                           kopt_encode_one_(kopt_cuda_table_(b->codes, square),
-                                            kopt_float_(*kopt_cuda_slot_(b, m, i)), kopt_scale_(b->largest[m]), square,
-                                            kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC,
-                                            KOPT_RANDOM_STORE(one, KOPT_CAST_(uint32_t, m) + 1)));
+                           kopt_cuda_encode_(b->codes, *kopt_cuda_slot_(b, m, i), kopt_scale_(b->largest[m]), square,
+                                             kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC,
+                                             KOPT_RANDOM_STORE(one, KOPT_CAST_(uint32_t, m) + 1)));
         }
     }
 }
@@ -1741,7 +1744,7 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
         uint32_t code;
         float y;
         if (k->c.code == KOPT_Q8) {
-            code = kopt_encode_one_(table, x, scale, 0, stochastic, half);
+            code = kopt_cuda_encode_(b->codes, kopt_bits_(x), scale, 0, stochastic, half);
             kopt_cuda_insert_(codes, 1, q, code);
             y = kopt_decode_one_(table, code, kopt_float_(scale), 0);
         } else if (k->c.code == KOPT_SIGN) {
@@ -1895,6 +1898,7 @@ static kopt_cuda_codes_ kopt_cuda_codes_of_(void) {
     uint32_t i;
     for (i = 0; i < 256; i++) codes.word[i] = kopt_codes_unsigned_[i];
     for (i = 0; i < 128; i++) codes.word[256 + i] = kopt_codes_signed_[i];
+    for (i = 0; i < 64; i++) codes.word[384 + i] = kopt_decades_[i / 32][i % 32];
     return codes;
 }
 
@@ -2960,6 +2964,8 @@ FN_ mask_ eq_(words_ a, words_ b) { return a == b; }
 FN_ mask_ either_(mask_ a, mask_ b) { return a | b; }
 FN_ int any_(mask_ a) { return a; }
 FN_ words_ select_(mask_ m, words_ yes, words_ no) { return m ? yes : no; }
+FN_ words_ where_(mask_ m, words_ a) { return m ? a : 0; }
+FN_ words_ of_eight_(const uint32_t *words, words_ i) { return words[i]; }
 FN_ words_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
 FN_ words_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
 FN_ words_ load8_(const kopt_byte_ *p) { return (KOPT_CAST_(uint32_t, *p) ^ 0x80u) - 0x80u; }

@@ -537,9 +537,31 @@ def code_tables():
     return tables
 
 
+def places(y, is_square, r):
+    """How many codes above that of 0, from float32 magnitudes; r is added to the fraction, of 16 bits."""
+    table = TABLES[1] if is_square else TABLES[0][127:]
+    first = np.array([0] + [2 ** d - 1 if is_square else 2 ** (d - 1) for d in range(1, 8)])
+    count = np.array([1] + [2 ** d if is_square else 2 ** (d - 1) for d in range(1, 8)])
+    gap = np.array([np.float64(table[1])] + [0.9 * 10.0 ** (d - 7) / count[d] for d in range(1, 8)])
+    bend = np.array([0] + 6 * [-2 / 3] + [1]).astype(np.float32)
+    d = np.searchsorted(table[first[1:]], y, "right")
+    place = (y - table[first[d]]) * (65536 / gap).astype(np.float32)[d]
+    beyond = np.maximum(place - (65536 * (count - 1)).astype(np.float32)[d], np.float32(0))
+    place = (65536 * first).astype(np.float32)[d] + (place + beyond * bend[d])
+    return (np.rint(place).astype(np.int64) + r) >> 16
+
+
+def codes_of(x, scale, is_square, r):
+    """x: float32; scale: a word; r: None for the nearest."""
+    y = np.abs(x) * (np.float32(1) / floats([scale]))
+    place = places(y, is_square, 0x8000 if r is None else r)
+    if is_square:
+        return np.minimum(np.where((place == 0) & (y != 0), 1, place), 255)
+    return np.clip(np.where(words(x) >> 31 == 1, 127 - place, 127 + place), 0, 255)
+
+
 def quantise(x, is_square, rounding, r):
     """The words of the codes and of the scales, from float32."""
-    table = TABLES[is_square]
     codes, scales = [], []
     for first in range(0, len(x), 256):
         block = x[first:first + 256]
@@ -549,15 +571,7 @@ def quantise(x, is_square, rounding, r):
         if scale in (0, 0x7FC00000):
             codes.append(np.full(len(block), 0 if is_square else 127))
             continue
-        y = block / floats([scale])
-        low = np.clip(np.searchsorted(table, y, "right") - 1, 0, 254)
-        if rounding == STOCHASTIC:
-            part = r[first:first + 256].astype(np.float32)
-            up = (y - table[low]) * np.float32(65536) > (table[low + 1] - table[low]) * part
-        else:
-            up = y - table[low] > table[low + 1] - y
-        code = low + up
-        codes.append(np.where((code == 0) & (y != 0), 1, code) if is_square else code)
+        codes.append(codes_of(block, scale, is_square, r[first:first + 256] if rounding == STOCHASTIC else None))
     return np.concatenate(codes), np.array(scales)
 
 
@@ -617,11 +631,7 @@ def pack_codes(x, r):
     scale = scale_of(x, np.maximum(np.nanmax(np.append(x, np.float32(0))), least))
     if scale in (0, 0x7FC00000):
         return scale, np.full(len(x), 127)
-    y = x / floats([scale])
-    low = np.clip(np.searchsorted(table, y, "right") - 1, 0, 254)
-    if r is None:
-        return scale, low + (y - table[low] > table[low + 1] - y)
-    return scale, low + ((y - table[low]) * np.float32(65536) > (table[low + 1] - table[low]) * r.astype(np.float32))
+    return scale, codes_of(x, scale, False, r)
 
 
 def pack_signs(x, r):

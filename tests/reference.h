@@ -586,17 +586,27 @@ static inline float ref_code(int code, int square)
                                         : -ref_float(kopt_codes_signed_[126 - code]);
 }
 
-static inline int ref_encode(float y, int square, int noisy, uint32_t r)
+/* The code of x: its place among the codes that are not negative, with 16 bits of fraction. Decade d begins at code `first`
+   and has as many codes as come before it, and one more of squares; the codes below are a decade, too. */
+static inline int ref_encode(float x, float scale, int square, uint32_t r)
 {
-    int code = 0;
-    float low, high;
-    while (code < 254 && ref_code(code + 1, square) <= y) ++code;
-    low = ref_code(code, square), high = ref_code(code + 1, square);
-    if (noisy)
-        code += ref_mul(ref_sub(y, low), 65536) > ref_mul(ref_sub(high, low), (float)r);
-    else
-        code += ref_sub(y, low) > ref_sub(high, y);
-    return square && code == 0 && ref_bits(y) << 1 ? 1 : code;
+    const float y = ref_mul(ref_float(ref_bits(x) & 0x7fffffff), ref_div(1, scale));
+    const int zero = square ? 0 : 127;
+    int d = 0, first = 0, next = 1, code;
+    double gap = ref_code(zero + 1, square);
+    float place, beyond;
+    while (d < 7 && ref_code(zero + next, square) <= y) {
+        first = next, next = 2 * next + square, ++d;
+        gap = 0.9 * pow(10, d - 7) / (next - first);
+    }
+    place = ref_mul(ref_sub(y, ref_code(zero + first, square)), (float)(65536 / gap));
+    beyond = ref_sub(place, (float)((next - first - 1) * 65536));
+    if (d == 7 && beyond > 0) place = ref_add(place, beyond);
+    if (d > 0 && d < 7 && beyond > 0) place = ref_add(place, ref_mul(beyond, -2.0f / 3));
+    code = (int)(((long)nearbyint((double)ref_add((float)first * 65536, place)) + (long)r) >> 16);
+    if (square && code == 0 && y > 0) code = 1;
+    if (!square) code = ref_bits(x) >> 31 ? 127 - code : 127 + code;
+    return code < 0 ? 0 : code > 255 ? 255 : code;
 }
 
 static inline void ref_quantise(unsigned char *code, void *scale, const uint32_t *x, size_t n, int square, int noisy,
@@ -614,7 +624,7 @@ static inline void ref_quantise(unsigned char *code, void *scale, const uint32_t
     for (i = 0; i < n; ++i)
         code[i] = (unsigned char)(!finite || ref_get(scale, 4, 0) == 0
                                       ? (square ? 0 : 127)
-                                      : ref_encode(ref_div(ref_float(x[i]), largest), square, noisy, r[i]));
+                                      : ref_encode(ref_float(x[i]), largest, square, noisy ? r[i] : 0x8000));
 }
 
 /* ---- Compressed gradients and reductions (sections 12 and 13) --------------------------------------------------- */
@@ -660,7 +670,7 @@ static inline void ref_bytes(unsigned char *out, uint32_t *scale, const uint32_t
     *scale = ref_flush(KOPT_F32, ref_bits(most));
     if (!finite || !ref_is_finite(KOPT_F32, *scale)) *scale = 0x7fc00000;
     for (i = 0; i < n; ++i)
-        out[i] = (unsigned char)(*scale == 0 || *scale == 0x7fc00000 ? 127 : ref_encode(ref_div(ref_float(x[i]), most), 0, noisy, r[i]));
+        out[i] = (unsigned char)(*scale == 0 || *scale == 0x7fc00000 ? 127 : ref_encode(ref_float(x[i]), most, 0, noisy ? r[i] : 0x8000));
 }
 
 /* A block of KOPT_SIGN: its scale and n / 8 bytes. */

@@ -263,6 +263,35 @@ static void check_tables(void)
     ok(!bad, "both tables are the dynamic map: %d codes wrong", bad);
 }
 
+/* The code of a value at a fraction of the way between two neighbours: the upper one for so many of 65536 random numbers,
+   and for the nearest beyond the middle. (That the code under test is the reference's, bit for bit, other parts show.) */
+static void check_places(void)
+{
+    int square, k, i, wrong = 0;
+    double worst = 0;
+    for (square = 0; square < 2; ++square)
+        for (k = 0; k < (square ? 255 : 128); ++k) {
+            const int zero = square ? 0 : 127;
+            const double low = ref_code(zero + k, square), gap = ref_code(zero + k + 1, square) - low;
+            for (i = 0; i <= 64; ++i) {
+                const float x = (float)(low + gap * i / 64);
+                const double place = ((double)x - low) / gap;
+                long below = 0, r = 65536; /* the least r with the upper code, by bisection */
+                while (below < r) {
+                    const long middle = (below + r) / 2;
+                    if (ref_encode(x, 1, square, (uint32_t)middle) > zero + k) r = middle;
+                    else below = middle + 1;
+                }
+                if (square && k == 0) continue; /* never 0 */
+                if (fabs((65536 - (double)r) / 65536 - place) > worst) worst = fabs((65536 - (double)r) / 65536 - place);
+                if (i != 32) wrong += ref_encode(x, 1, square, 0x8000) != zero + k + (i > 32);
+                if (!square) wrong += i != 32 && k < 127 && ref_encode(-x, 1, 0, 0x8000) != zero - k - (i > 32);
+            }
+        }
+    ok(!wrong, "8-bit codes: the nearest, %d wrong", wrong);
+    ok(worst < 1.0 / 32768, "8-bit codes: stochastic ones as often as they should, within 2^-15 (%.2g)", worst);
+}
+
 /* The second moment after the gradient has dropped tenfold, but for one element of each block that holds the scale up: as a
    fraction of fp32's. */
 static void check_drop(void)
@@ -324,7 +353,7 @@ static void check_guard(void)
     ok(k == N, "a NaN makes the moments of its block NaN, not numbers: %d of %d", k, N);
 }
 
-/* Large tensors take tables that the scalar path has not. Same bits: also where values are zero, tiny, huge, infinite, NaN,
+/* Large tensors take the kernels of vectors. Same bits as the scalar path's: also where values are zero, tiny, huge, infinite, NaN,
    and equal in magnitude to a code or beside it. */
 static void check_large(void)
 {
@@ -456,6 +485,7 @@ int main(int count, char **arguments)
     int i, quick = count > 1 && !strcmp(arguments[1], "quick");
     for (i = 0; i < POOL; ++i) pool[i] = gaussian() + 0.3f;
     check_tables();
+    check_places();
     check_papers();
     check_ema();
     check_rest();
