@@ -3507,8 +3507,8 @@ typedef struct tile_ {
 } tile_;
 
 /* The numbers of one store, and something above their 16 bits. */
-FN_ words_ tile_number_(const tile_ *t, size_t i, uint32_t store) {
-    return iadd_(load_half_(t->lower, t->offset + i), mul16_(load_half_(t->upper, t->offset + i), iset_(store)));
+FN_ words_ tile_number_(const tile_ *t, size_t i, words_ store) {
+    return iadd_(load_half_(t->lower, t->offset + i), mul16_(load_half_(t->upper, t->offset + i), store));
 }
 
 FN_ floats_ of_row_(const kopt_byte_ *row, size_t i) { return value_(load32_(row + 4 * i)); }
@@ -3557,7 +3557,7 @@ FN_ void weights_from_(kopt_byte_ *w, kopt_byte_ *rest, const kopt_byte_ *weight
 FN_ void weights_to_(tile_ *t, kopt_kind_ kind) {
     size_t i;
     ROW_(i, t->n) {
-        const words_ r = tile_number_(t, i, 0);
+        const words_ r = tile_number_(t, i, iset_(0));
         words_ kept = iset_(0);
         store32_(t->stored + 4 * i, store_weight_(kind, of_row_(t->w, i), of_row_(t->rest, i), of_row_(t->update, i), r, &kept));
         store32_(t->kept + 4 * i, kept);
@@ -3598,7 +3598,7 @@ FN_ void moments_to_(const tile_ *t, kopt_byte_ *p, const kopt_byte_ *row, kopt_
     const size_t size = kopt_bytes_of_(format);
     size_t i;
     ROW_(i, t->n) {
-        const words_ r = tile_number_(t, i, store);
+        const words_ r = tile_number_(t, i, iset_(store));
         put_(p + i * size, size, left_(t->n, i), round_moment_(of_row_(row, i), format, square, how, r));
     }
 }
@@ -3704,8 +3704,7 @@ FN_ void codes_to_(const tile_ *t, kopt_byte_ *code, floats_ scale, int square, 
     ROW_(i, n) {
         words_ x = load32_(t->moment[moment] + 4 * i), r = hold_(0x8000u);
         x = where_(gt_(and_(x, coder.magnitude), subnormal), x);
-        if (how == KOPT_STOCHASTIC)
-            r = and_(iadd_(load_half_(t->lower, t->offset + i), mul16_(load_half_(t->upper, t->offset + i), store)), lower);
+        if (how == KOPT_STOCHASTIC) r = and_(tile_number_(t, i, store), lower);
         put_(code + i, 1, left_(n, i), code_(&coder, value_(x), square, r));
     }
 }
