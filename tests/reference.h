@@ -593,7 +593,7 @@ static inline int ref_encode(float x, float scale, int square, uint32_t r)
     const float y = ref_mul(ref_float(ref_bits(x) & 0x7fffffff), ref_div(1, scale));
     const int zero = square ? 0 : 127;
     int d = 0, first = 0, next = 1, code;
-    double gap = ref_code(zero + 1, square);
+    double gap = (double)ref_code(zero + 1, square);
     float place, beyond;
     while (d < 7 && ref_code(zero + next, square) <= y) {
         first = next, next = 2 * next + square, ++d;

@@ -272,7 +272,7 @@ static void check_places(void)
     for (square = 0; square < 2; ++square)
         for (k = 0; k < (square ? 255 : 128); ++k) {
             const int zero = square ? 0 : 127;
-            const double low = ref_code(zero + k, square), gap = (double)ref_code(zero + k + 1, square) - low;
+            const double low = (double)ref_code(zero + k, square), gap = (double)ref_code(zero + k + 1, square) - low;
             for (i = 0; i <= 64; ++i) {
                 const float x = (float)(low + gap * i / 64);
                 const double place = ((double)x - low) / gap;
