@@ -1023,10 +1023,9 @@ enum {
     KOPT_RANDOM_LANGEVIN_ = 6
 };
 
-/* Where 8-bit codes lie, section 6b: for each of 7 decades, and for what is below them, the smallest value, codes * 2^16 to
-   a unit of value, its code less that of 0 (times 2^16), and what a value beyond the decade's last moves the code by, less
-   1: two thirds less, as the gap between decades is 3 wide; twice as much between the last value and 1. */
-static const uint32_t kopt_decades_[2][32] = {
+/* Where 8-bit codes lie: the constants first, unit, base and bend of section 6b, 8 of each, as fp32. */
+enum { KOPT_FIRST_ = 0, KOPT_UNIT_ = 8, KOPT_BASE_ = 16, KOPT_BEND_ = 24, KOPT_DECADES_ = 32 };
+static const uint32_t kopt_decades_[2][KOPT_DECADES_] = {
     {0x00000000u, 0x3513A3B7u, 0x365A1A94u, 0x37B24206u, 0x3923D70Bu, 0x3AA7EF9Du, 0x3C3AE148u, 0x3DDB3334u, /* signed */
      0x51DDF22Eu, 0x5187A239u, 0x5059038Eu, 0x4F2D9C72u, 0x4E0AE38Eu, 0x4CDE38E4u, 0x4BB1C71Cu, 0x4A8E38E4u,
      0x00000000u, 0x47800000u, 0x48000000u, 0x48800000u, 0x49000000u, 0x49800000u, 0x4A000000u, 0x4A800000u,
@@ -1035,6 +1034,13 @@ static const uint32_t kopt_decades_[2][32] = {
      0x523BCCEBu, 0x5207A239u, 0x50D9038Eu, 0x4FAD9C72u, 0x4E8AE38Eu, 0x4D5E38E4u, 0x4C31C71Cu, 0x4B0E38E4u,
      0x00000000u, 0x47800000u, 0x48400000u, 0x48E00000u, 0x49700000u, 0x49F80000u, 0x4A7C0000u, 0x4AFE0000u,
      0x00000000u, 0xBF2AAAABu, 0xBF2AAAABu, 0xBF2AAAABu, 0xBF2AAAABu, 0xBF2AAAABu, 0xBF2AAAABu, 0x3F800000u}};
+
+/* The scale of a block of 8-bit numbers. One with a value that is not finite becomes NaN as a whole. */
+KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
+    return largest < 0x00800000u ? 0 : largest >= 0x7F800000u ? 0x7FC00000u : largest;
+}
+/* Is each code of the block that of 0? */
+KOPT_INLINE_ int kopt_no_scale_(uint32_t scale) { return scale == 0 || scale == 0x7FC00000u; }
 
 /* One range of one tensor, ready to run: all arguments are checked. */
 typedef struct kopt_job_ {
@@ -2672,6 +2678,7 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define pair_draw_ NAME_(pair_draw)
 #define tile_number_ NAME_(tile_number)
 #define end_row_ NAME_(end_row)
+#define of_decade_ NAME_(of_decade)
 #define place_ NAME_(place)
 #define code_ NAME_(code)
 #define code_in_ NAME_(code_in)
@@ -2931,6 +2938,7 @@ typedef struct random_draws_ {
     words_ x[4];
 } random_draws_;
 
+/* Number 0 of the *n elements from this index on. The first call says so. */
 FN_ words_ random_draw_(random_draws_ *draws, const cipher_ *cipher, kopt_index_ index, int first, size_t *n) {
     *n = 1;
     return random_element_(draws->x, cipher, index, first);
@@ -2982,7 +2990,7 @@ typedef struct random_draws_ {
     uint32_t words[KOPT_RANDOM_ROW_ / 2], lower[KOPT_RANDOM_ROW_ / 2 + LANES_], upper[KOPT_RANDOM_ROW_ / 2];
 } random_draws_;
 
-/* Number 0 of the *n elements from this index on: LANES_, or fewer at the end of a row. The first call says so. */
+/* The same for vectors, of LANES_ elements or fewer at the end of a row. */
 FN_ words_ random_draw_(random_draws_ *draws, const cipher_ *cipher, kopt_index_ index, int first, size_t *n) {
     const size_t at = KOPT_CAST_(unsigned, index % KOPT_RANDOM_ROW_);
     if (index % KOPT_RANDOM_SPAN_ == 0 || first) random_span_(draws->words, cipher, index);
@@ -2994,49 +3002,43 @@ FN_ words_ random_draw_(random_draws_ *draws, const cipher_ *cipher, kopt_index_
 
 /* ---- 8-bit codes, section 6b ---- */
 
-#ifndef KOPT_BLOCK_SCALE_
-#define KOPT_BLOCK_SCALE_
-/* The scale of a block. One with a value that is not finite becomes NaN as a whole. */
-KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
-    return largest < 0x00800000u ? 0 : largest >= 0x7F800000u ? 0x7FC00000u : largest;
-}
-/* All codes are 0. */
-KOPT_INLINE_ int kopt_no_scale_(uint32_t scale) { return scale == 0 || scale == 0x7FC00000u; }
-#endif
-
+/* What does not change within a block. Held: of the constants each would be made anew for each vector. */
 typedef struct coder_ {
-    floats_ inverse, whole; /* of the scale; 65536 or, of squares, 0 */
-    words_ magnitude, zero, one, two, four, middle; /* middle: the first value of decade 4 */
+    floats_ inverse, before_base; /* of the scale; what base is more than last */
+    words_ magnitude, zero, one, two, four, fourth; /* fourth: the first value of decade 4 */
     const uint32_t *decades;
 } coder_;
 
 FN_ coder_ coder_of_(floats_ scale, const uint32_t *decades, int square) {
     coder_ c;
     c.inverse = div_(set_(1), scale);
-    c.whole = value_(hold_(square ? 0 : 0x47800000u));
+    c.before_base = value_(hold_(square ? 0 : 0x47800000u)); /* 65536 */
     c.magnitude = hold_(0x7FFFFFFFu);
     c.zero = hold_(0);
     c.one = hold_(1);
     c.two = hold_(2);
     c.four = hold_(4);
-    c.middle = hold_(decades[4]);
+    c.fourth = hold_(decades[KOPT_FIRST_ + 4]);
     c.decades = decades;
     return c;
 }
 
+/* One of the constants for each decade d. */
+FN_ floats_ of_decade_(const coder_ *c, size_t which, words_ d) { return value_(of_eight_(c->decades + which, d)); }
+
 /* How many codes above that of 0 a magnitude y <= 1 is; r is added to the fraction, of 16 bits. */
 FN_ words_ place_(const coder_ *c, floats_ y, words_ r) {
     const words_ above = iadd_(bits_(y), c->one); /* y >= a: bits_(y) + 1 > bits_(a) */
-    words_ d = where_(gt_(above, c->middle), c->four); /* the decade, by bisection */
-    floats_ first, place, beyond;
-    d = iadd_(d, where_(gt_(above, of_eight_(c->decades, iadd_(d, c->two))), c->two));
-    d = iadd_(d, where_(gt_(above, of_eight_(c->decades, iadd_(d, c->one))), c->one));
-    first = value_(of_eight_(c->decades + 16, d));
-    place = mul_(sub_(y, value_(of_eight_(c->decades, d))), value_(of_eight_(c->decades + 8, d)));
-    beyond = sub_(place, sub_(first, c->whole));
+    words_ d = where_(gt_(above, c->fourth), c->four); /* the decade, by bisection */
+    floats_ base, p, beyond;
+    d = iadd_(d, where_(gt_(above, of_eight_(c->decades + KOPT_FIRST_, iadd_(d, c->two))), c->two));
+    d = iadd_(d, where_(gt_(above, of_eight_(c->decades + KOPT_FIRST_, iadd_(d, c->one))), c->one));
+    base = of_decade_(c, KOPT_BASE_, d);
+    p = mul_(sub_(y, of_decade_(c, KOPT_FIRST_, d)), of_decade_(c, KOPT_UNIT_, d));
+    beyond = sub_(p, sub_(base, c->before_base));
     beyond = value_(where_(gt_(bits_(beyond), c->zero), bits_(beyond)));
-    place = add_(first, add_(place, mul_(beyond, value_(of_eight_(c->decades + 24, d)))));
-    return shr_(iadd_(round_(place), r), 16);
+    p = add_(base, add_(p, mul_(beyond, of_decade_(c, KOPT_BEND_, d))));
+    return shr_(iadd_(round_(p), r), 16);
 }
 
 /* The code of x. r: of 16 bits, or 2^15 for the nearest. */
@@ -3068,13 +3070,12 @@ FN_ words_ code_in_(floats_ x, words_ scale, const uint32_t *decades, int square
 FN_ words_ extended_(floats_ x, kopt_format format) {
     const words_ u = bits_(x), mag = and_(u, iset_(0x7FFFFFFFu)), infinity = iset_(0x47800000u), least = iset_(0x38800000u);
     const mask_ nan = gt_(mag, iset_(0x7F800000u));
-    words_ normal, tiny; /* what is more than 2^-14, and what is not */
+    words_ bounded, low; /* low: up to 2^-14, where the steps of fp16 are equal; above, its words are those of fp32 */
     if (format == KOPT_BF16) return select_(nan, iset_(0x7FC00000u), u);
-    normal = select_(gt_(mag, infinity), infinity, mag);
-    tiny = select_(gt_(normal, least), least, normal);
-    normal = shl_(isub_(normal, tiny), 3);
-    tiny = round_(mul_(value_(tiny), set_(1099511627776.0f))); /* 2^40 */
-    return select_(nan, iset_(0x7E000000u), or_(iadd_(normal, tiny), xor_(u, mag)));
+    bounded = select_(gt_(mag, infinity), infinity, mag);
+    low = select_(gt_(bounded, least), least, bounded);
+    bounded = iadd_(shl_(isub_(bounded, low), 3), round_(mul_(value_(low), set_(1099511627776.0f)))); /* 2^40 */
+    return select_(nan, iset_(0x7E000000u), or_(bounded, xor_(u, mag)));
 }
 
 FN_ floats_ from_extended_(words_ u, kopt_format format) {
@@ -3838,8 +3839,8 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
 }
 #endif
 
-/* What a kernel leaves to the general one: in two passes, if there is a table. The stages take as long
-   for one element as for 8: without the scalar kernel 1 weight takes 1.36 of the time of 32, with it 1.08. */
+/* What a kernel leaves to the general one: in two passes, if there is a table. Its stages take as long for one element as for
+   8: by the scalar kernel a call for one weight takes 0.77 of the time. */
 FN_ void rest_(const kopt_job_ *j, size_t begin, size_t end) {
 #if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
     if (j->vmath != KOPT_NULL_) {
@@ -3869,7 +3870,6 @@ FN_ void all_f32_(const kopt_job_ *general_job, kopt_rule rule) {
     const scalars_ k = spread_(j);
     kopt_kind_ kind = kind_of_(j);
     words_ next = iset_(0), after = iset_(0); /* early gradients: two vectors of 8 lanes are 64 bytes */
-    const size_t ahead = LANES_ == 8 ? 2 * LANES_ : LANES_;
     size_t i, n;
     kind.rule = rule;
     kind.weight = kind.moment = KOPT_F32;
@@ -3886,8 +3886,8 @@ FN_ void all_f32_(const kopt_job_ *general_job, kopt_rule rule) {
         moments_ p;
         n = left_(j->end, i);
         if (n < LANES_) grad = fetch_(j->grad + at, 4, n);
-        if (LANES_ == 8) next = after;
-        if (j->end - i >= ahead + LANES_) *(LANES_ == 8 ? &after : &next) = load32_(j->grad + at + 4 * ahead);
+        next = after;
+        if (j->end - i >= 3 * LANES_) after = load32_(j->grad + 4 * (i + 2 * LANES_));
         KOPT_PREFETCH_(j->weight + at + 1024);
         KOPT_PREFETCH_(j->grad + at + 1024);
         KOPT_PREFETCH_(j->moment[0] + at + 1024);
@@ -5314,6 +5314,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef pair_draw_
 #undef tile_number_
 #undef end_row_
+#undef of_decade_
 #undef place_
 #undef code_
 #undef code_in_

@@ -320,7 +320,7 @@ typedef struct kopt_cuda_arguments_ {
 
 /* The codes of 8-bit numbers, an argument of the kernels that need them: those of mean squares, the others, the decades. */
 typedef struct kopt_cuda_codes_ {
-    uint32_t word[256 + 128 + 2 * 32];
+    uint32_t word[256 + 128 + 2 * KOPT_DECADES_];
 } kopt_cuda_codes_;
 
 enum { KOPT_THREADS_ = 256, KOPT_WARPS_ = 8, KOPT_ROW_ = 512 /* positions that a warp takes at once */ };
@@ -642,7 +642,8 @@ KOPT_CUDA_FN_ const uint32_t *kopt_cuda_table_(const uint32_t *codes, int square
 /* The 8-bit code of x. r: of 16 bits, if stochastic. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_encode_(const uint32_t *codes, uint32_t x, uint32_t scale, int square, int stochastic,
                                          uint32_t r) {
-    return kopt_code_in_cuda_(kopt_float_(x), scale, codes + 384 + 32 * square, square, stochastic ? r : 0x8000u);
+    const uint32_t *const decades = codes + 256 + 128 + KOPT_DECADES_ * square;
+    return kopt_code_in_cuda_(kopt_float_(x), scale, decades, square, stochastic ? r : 0x8000u);
 }
 
 /* The scale of the block of element i. */
@@ -1898,7 +1899,7 @@ static kopt_cuda_codes_ kopt_cuda_codes_of_(void) {
     uint32_t i;
     for (i = 0; i < 256; i++) codes.word[i] = kopt_codes_unsigned_[i];
     for (i = 0; i < 128; i++) codes.word[256 + i] = kopt_codes_signed_[i];
-    for (i = 0; i < 64; i++) codes.word[384 + i] = kopt_decades_[i / 32][i % 32];
+    for (i = 0; i < 2 * KOPT_DECADES_; i++) codes.word[256 + 128 + i] = kopt_decades_[i / KOPT_DECADES_][i % KOPT_DECADES_];
     return codes;
 }
 

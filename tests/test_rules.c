@@ -263,13 +263,40 @@ static void check_tables(void)
     ok(!bad, "both tables are the dynamic map: %d codes wrong", bad);
 }
 
-/* The code of a value at a fraction of the way between two neighbours: the upper one for so many of 65536 random numbers,
-   and for the nearest beyond the middle. (That the code under test is the reference's, bit for bit, other parts show.) */
+/* A block that begins with 1, so that its scale is 1, as an 8-bit moment and back. */
+static void through_codes(float *out, const float *in, int square)
+{
+    const kopt_stream what = square ? KOPT_SECOND_MOMENT : KOPT_FIRST_MOMENT;
+    kopt_optimizer o = kopt_adam(1e-3);
+    kopt_tensor t = kopt_tensor_of(weight, NULL, KOPT_F32, N, state, sizeof state);
+    o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8;
+    run(kopt_state_init(&o, &t, NULL));
+    run(kopt_state_write(&o, &t, what, in));
+    run(kopt_state_read(&o, &t, what, out));
+}
+
+/* The code of a value at a fraction of the way between two neighbours: the nearest changes in the middle; of 65536 random
+   numbers so many lead to the upper one. That is of the reference, whose codes other parts compare with those of a step. */
 static void check_places(void)
 {
+    static float in[N], out[N];
     int square, k, i, wrong = 0;
     double worst = 0;
+    in[0] = 1;
     for (square = 0; square < 2; ++square)
+        for (k = 0; k < (square ? 255 : 128); ++k) {
+            const int zero = square ? 0 : 127;
+            const double low = (double)ref_code(zero + k, square), gap = (double)ref_code(zero + k + 1, square) - low;
+            for (i = 1; i < 128; ++i) in[i] = (float)(low + gap * i / 128), in[128 + i] = square ? in[i] : -in[i];
+            through_codes(out, in, square);
+            for (i = 1; i < 128; ++i) {
+                if (i == 64 || (square && k == 0)) continue; /* what is not 0 does not become 0 */
+                wrong += out[i] != ref_code(zero + k + (i > 64), square);
+                if (!square && k < 127) wrong += out[128 + i] != ref_code(zero - k - (i > 64), 0);
+            }
+        }
+    ok(!wrong, "8-bit moments as written: the nearest values of the tables, %d wrong", wrong);
+    for (wrong = 0, square = 0; square < 2; ++square)
         for (k = 0; k < (square ? 255 : 128); ++k) {
             const int zero = square ? 0 : 127;
             const double low = (double)ref_code(zero + k, square), gap = (double)ref_code(zero + k + 1, square) - low;
@@ -353,8 +380,8 @@ static void check_guard(void)
     ok(k == N, "a NaN makes the moments of its block NaN, not numbers: %d of %d", k, N);
 }
 
-/* Large tensors take the kernels of vectors. Same bits as the scalar path's: also where values are zero, tiny, huge, infinite, NaN,
-   and equal in magnitude to a code or beside it. */
+/* Large tensors take the kernels of vectors. Same bits as the scalar path's: also where values are zero, tiny, huge,
+   infinite, NaN, and equal in magnitude to a code or beside it. */
 static void check_large(void)
 {
     enum { BIG = 4321 };
