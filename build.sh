@@ -16,6 +16,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench [--gb SIZE]      check the bits, then measure against the memory roofline
        ./build.sh bench --sizes | --all  how cost grows with n, and a model of it; every combination there is
        ./build.sh bench atan2            the rules of KAHAN_OPT_VMATH beside AdamW, with SLEEF if it is there
+       ./build.sh bench flags [N]        the header built with -O0, -O3 -march=native and clang beside -O2
        ./build.sh bench --peers [--gb S] beside PyTorch, optimi, torchao, bitsandbytes (installs them: up to 6 GB)
        ./build.sh bench theorem1         how far from the solution SGD ends with 16-bit weights (docs/theorem1.md)
        ./build.sh cuda [bench]           the GPU part: its kernels on the CPU, its PTX, and on a GPU, if there is one, its tests
@@ -74,8 +75,29 @@ PARTS
     exec python3 bench/peers.py "$@"
 }
 
+# One program of several builds of the header: see bench/flags.c.
+bench_flags() {
+    mkdir -p build/bench
+    objects= builds=
+    while read -r name compile; do
+        have "${compile%% *}" || continue
+        $compile -c -DSTEP=step_$name -o build/bench/flags_$name.o bench/flags.c
+        objects="$objects build/bench/flags_$name.o" builds="$builds BUILD($name)"
+    done <<BUILDS
+O2 $CC -O2
+O0 $CC -O0
+O3_native $CC -O3 -march=native
+clang_O2 clang -O2
+BUILDS
+    $CC -std=c99 -O2 "-DBUILDS=$builds" -o build/bench/flags bench/flags.c $objects
+    exec build/bench/flags "$@"
+}
+
 bench() {
-    if [ "${1:-}" = --peers ]; then shift; bench_peers "$@"; fi
+    case "${1:-}" in
+        --peers) shift; bench_peers "$@" ;;
+        flags) shift; bench_flags "$@" ;;
+    esac
     program=bench
     case "${1:-}" in theorem1 | atan2) program=$1; shift ;; esac
     mkdir -p build/bench

@@ -483,39 +483,51 @@ static void allocate(size_t n, size_t state_bytes) {
     if (weight == NULL || grad == NULL || state == NULL) fail("not enough memory: try --gb 0.1");
 }
 
-enum { POINTS = 19, CURVES = 4 };
+enum { POINTS = 19, SMALL = 13, CURVES = 4 }; /* SMALL: up to 10^6 weights */
 
-/* ns per element. After a call's constant c, the elements of whole blocks cost what is more of the arithmetic (measured where
-   everything is in the second cache) and the bytes (the roofline kernel at this n); those of the rest, which go through the
-   general kernel, cost `rest` each, and a call that has any costs `general` more. */
-static double model(size_t n, size_t block, double c, double general, double rest, double arithmetic, double bytes) {
-    const size_t odd = n % block;
-    const double each = arithmetic > bytes ? arithmetic : bytes;
-    return (c + (odd == 0 ? 0 : general + rest * (double)odd) + each * (double)(n - odd)) / (double)n;
+/* What a line costs in ns. Elements that fill no block are a rest: in fp32 part of a vector; in bf16 1 to 3 go through the
+   scalar kernel, more through the general one, which takes about as long for 4 as for 31. */
+typedef struct costs {
+    size_t block, few; /* a rest of up to few costs start + one * its number, a larger one general */
+    double call, each, start, one, general;
+} costs;
+
+/* ns per element. An element of a whole block costs what is more of the arithmetic (measured where everything is in the
+   second cache) and the bytes (the roofline kernel at this n). */
+static double model(const costs *c, size_t n, double bytes) {
+    const size_t odd = n % c->block;
+    const double rest = odd == 0 ? 0 : odd <= c->few ? c->start + c->one * (double)odd : c->general;
+    return (c->call + rest + (c->each > bytes ? c->each : bytes) * (double)(n - odd)) / (double)n;
 }
 
-static double at_size(line *l, size_t n, double *bytes) { /* ns per element; the bytes' share of it */
-    const size_t inner = n > 2000000 ? 1 : 2000000 / (n + 300) + 1;
-    const int repetitions = n > 20000000 ? 3 : REPETITIONS;
-    double x[REPETITIONS], y[2][REPETITIONS];
-    size_t k, w;
-    int r;
-    l->n = n;
-    fill(l);
-    step(l);
-    for (r = 0; r < 2 * repetitions; r++) { /* the roofline kernel last: it makes any bits of the numbers */
-        double t0 = cpu_seconds();
-        for (k = 0; r < repetitions && k < inner; k++) step(l);
-        if (r < repetitions) x[r] = (cpu_seconds() - t0) / (double)inner / (double)n * 1e9;
-        for (w = 0; r >= repetitions && w < 2; w++) {
+/* ns per element of a line at each n, and the bytes' share of it. Interleaved: a machine that changes its speed changes all. */
+static void at_sizes(line *l, const size_t *n, int count, double *ns, double *bytes) {
+    const int repetitions = n[0] > 20000000 ? 3 : REPETITIONS;
+    double x[POINTS][REPETITIONS], y[2][POINTS][REPETITIONS];
+    int p, r, w;
+    for (r = 0; r < repetitions; r++)
+        for (p = 0; p < count; p++) {
+            const size_t inner = n[p] > 2000000 ? 1 : 2000000 / (n[p] + 300) + 1;
+            const double per_second = (double)inner * (double)n[p] / 1e9;
+            size_t k;
+            double t0;
+            l->n = n[p];
+            fill(l);
+            step(l);
             t0 = cpu_seconds();
-            for (k = 0; k < inner; k++) roofline(l, w * 1024);
-            y[w][r - repetitions] = (cpu_seconds() - t0) / (double)inner / (double)n * 1e9;
+            for (k = 0; k < inner; k++) step(l);
+            x[p][r] = (cpu_seconds() - t0) / per_second;
+            for (w = 0; w < 2; w++) { /* last: it makes any bits of the numbers */
+                t0 = cpu_seconds();
+                for (k = 0; k < inner; k++) roofline(l, (size_t)w * 1024);
+                y[w][p][r] = (cpu_seconds() - t0) / per_second;
+            }
         }
+    for (p = 0; p < count; p++) {
+        const double plain = median(y[0][p], repetitions), prefetched = median(y[1][p], repetitions);
+        ns[p] = median(x[p], repetitions);
+        bytes[p] = plain < prefetched ? plain : prefetched;
     }
-    bytes[0] = median(y[0], repetitions);
-    if (median(y[1], repetitions) < bytes[0]) bytes[0] = y[1][repetitions / 2];
-    return median(x, repetitions);
 }
 
 static void plot(const char *path, const size_t *n, double measured[CURVES][POINTS], double predicted[CURVES][POINTS],
@@ -561,27 +573,37 @@ static void sizes(kopt_isa best, double gigabytes) {
     for (c = 0; c < CURVES; c++) {
         line *l = &lines[c];
         const size_t held = (size_t)(traffic(l) + (double)size_of(l->opt.weight_format)) / 2;
-        const size_t block = c == 0 ? 1 : best == KOPT_ISA_AVX512 ? 32 : best == KOPT_ISA_AVX2 ? 16 : 8;
-        double bytes[POINTS], arithmetic, constant, general, rest;
-        for (p = 0; p < POINTS && (double)(n[p] * held) < gigabytes * 1e9 && n[p] * held < memory() / 10 * 9; p++) {
+        const size_t lanes = best == KOPT_ISA_AVX512 ? 16 : best == KOPT_ISA_AVX2 ? 8 : 4;
+        double bytes[POINTS];
+        costs cost;
+        for (p = 0; p < POINTS; p += p == 0 ? SMALL : 1) { /* the small ones together */
+            const int together = p == 0 ? SMALL : 1;
+            const size_t most = n[p + together - 1];
+            if ((double)(most * held) >= gigabytes * 1e9 || most * held >= memory() / 10 * 9) break;
             free(weight), free(grad), free(state);
-            room = size_of(l->opt.weight_format) * n[p] + 4096;
-            state_room = (held - 2 * size_of(l->opt.weight_format)) * n[p] + 4096;
+            room = size_of(l->opt.weight_format) * most + 4096;
+            state_room = (held - 2 * size_of(l->opt.weight_format)) * most + 4096;
             weight = malloc(room), grad = malloc(room), state = malloc(state_room);
             if (weight == NULL || grad == NULL || state == NULL) break;
-            measured[c][p] = at_size(l, n[p], &bytes[p]);
+            at_sizes(l, n + p, together, measured[c] + p, bytes + p);
         }
         points[c] = p;
-        if (p < 9) fail("too little memory for a curve");
-        arithmetic = measured[c][8] - measured[c][3] * 32 / 10240; /* of 32 weights nearly all is the call */
-        constant = (measured[c][3] - arithmetic) * 32;
-        rest = c == 0 ? 0 : (measured[c][2] * 10 - measured[c][0]) / 9; /* of 1 and of 10 weights, all are rest */
-        general = c == 0 ? 0 : measured[c][0] - constant - rest;
-        printf("\n%s: a call %.0f ns, with a rest %.0f more, rest %.2f ns each, arithmetic %.3f ns each\n%12s %12s %12s %12s %8s\n", l->name,
-               constant, general, rest, arithmetic, "weights", "bytes alone", "measured", "model", "error");
+        if (p < SMALL) fail("too little memory for a curve");
+        cost.block = c == 0 ? lanes : 2 * lanes;
+        cost.few = c == 0 ? lanes - 1 : 3;
+        cost.each = measured[c][8] - measured[c][3] * 32 / 10240; /* of 32 weights nearly all is the call */
+        cost.call = (measured[c][3] - cost.each) * 32;
+        cost.one = (measured[c][1] * 3 - measured[c][0]) / 2;
+        cost.start = measured[c][0] - cost.call - cost.one;
+        cost.general = measured[c][4] * 100 - cost.call - cost.each * 96;
+        printf("\n%s: a call %.0f ns, arithmetic %.3f ns each, a rest of up to %zu %.0f ns and %.1f ns each", l->name, cost.call, cost.each,
+               cost.few, cost.start, cost.one);
+        if (c > 0) printf(", a larger one %.0f ns", cost.general);
+        printf("\n");
+        printf("%12s %12s %12s %12s %8s\n", "weights", "bytes alone", "measured", "model", "error");
         for (p = 0; p < points[c]; p++) {
             double error;
-            predicted[c][p] = model(n[p], block, constant, general, rest, arithmetic, bytes[p]);
+            predicted[c][p] = model(&cost, n[p], bytes[p]);
             error = predicted[c][p] / measured[c][p] - 1;
             if (error > worst) worst = error;
             if (-error > worst) worst = -error;
