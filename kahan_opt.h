@@ -4377,12 +4377,11 @@ FN_ words_ convert_vector_(const kopt_byte_ *p, kopt_format to, kopt_format from
    as fast to 32 bits, 1.3 times to 16. */
 FN_ void convert_array_(const kopt_conversion_ *c, kopt_format to, kopt_format from) {
     const size_t size = kopt_bytes_of_(to), from_size = kopt_bytes_of_(from), n = c->n;
-    const size_t ahead = (64 - KOPT_ADDRESS_(c->dst) % 64) % 64; /* bytes up to a line of the cache */
     const kopt_byte_ *const src = c->src;
     kopt_byte_ *const dst = c->dst;
     size_t i = 0;
-    if (STREAMS_ && n >= KOPT_STREAM_ / size && ahead % size == 0) {
-        i = ahead / size;
+    if (STREAMS_ && n >= KOPT_STREAM_ / size && KOPT_ADDRESS_(dst) % size == 0) {
+        i = (64 - KOPT_ADDRESS_(dst) % 64) % 64 / size; /* up to a line of the cache */
         convert_any_(c, 0, i);
         for (; n - i >= LANES_; i += LANES_) {
             const words_ a = convert_vector_(src + i * from_size, to, from);
