@@ -94,12 +94,12 @@ BUILDS
 }
 
 bench() {
-    case "${1:-}" in
-        --peers) shift; bench_peers "$@" ;;
-        flags) shift; bench_flags "$@" ;;
-    esac
     program=bench
-    case "${1:-}" in theorem1 | atan2) program=$1; shift ;; esac
+    case "${1:-}" in
+        --peers) shift; bench_peers "$@" ;; # these two do not return
+        flags) shift; bench_flags "$@" ;;
+        theorem1 | atan2) program=$1; shift ;;
+    esac
     mkdir -p build/bench
     $CC -std=c99 -O2 -DKAHAN_OPT_SLEEF -o build/bench/$program bench/$program.c -lsleef -lm -lpthread 2>/dev/null ||
         $CC -std=c99 -O2 -o build/bench/$program bench/$program.c -lm -lpthread

@@ -4,34 +4,18 @@
 
    The lines of a row are timed in thread CPU time, interleaved: one after the other, again and again, so that what drifts,
    drifts for all. Printed are the medians, in ns per weight, and the medians of the ratios to AdamW's. */
-#define _POSIX_C_SOURCE 199309L
+#include "timing.h"
+
 #define KAHAN_OPT_VMATH
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 enum { LINES = 4, REPETITIONS = 201 };
 static const kopt_format format[] = {KOPT_BF16, KOPT_F32};
 static const char *const title[LINES] = {"AdamW", "Adam-atan2", "... by SLEEF", "smooth Lion"};
-
-static double cpu_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static int ascending(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *x) {
-    qsort(x, REPETITIONS, sizeof *x, ascending);
-    return x[REPETITIONS / 2];
-}
 
 static void *allocate(size_t bytes) {
     void *p = calloc(1, bytes);
@@ -80,7 +64,7 @@ int main(int count, char **arguments) {
             for (line = 0; line < LINES; line++)
                 if (line != 2 || opt[2].vmath != NULL)
                     printf("%-8s %s %-14s %7.3f ns   %.2f\n", kopt_isa_name((kopt_isa)isa),
-                           format[f] == KOPT_BF16 ? "bf16" : "fp32", title[line], median(time[line]), median(ratio[line]));
+                           format[f] == KOPT_BF16 ? "bf16" : "fp32", title[line], median(time[line], REPETITIONS), median(ratio[line], REPETITIONS));
         }
     }
     return 0;

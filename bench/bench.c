@@ -11,6 +11,8 @@
    residual, moments: read, changed, written back; gradient: read) with the widest vectors, in the same interleaving,
    with and without prefetch, the better of the two. Writes build/bench/bench.csv, sizes.csv, all.csv. */
 #define _GNU_SOURCE /* ptrace, threads, clocks */
+#include "timing.h"
+
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
@@ -18,7 +20,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #ifdef __unix__
 #include <pthread.h>
@@ -32,12 +33,6 @@
 
 enum { REPETITIONS = 9, MAX_LINES = 32 };
 
-static double cpu_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static void fail(const char *why) {
     fprintf(stderr, "bench: %s\n", why);
     exit(2);
@@ -47,16 +42,6 @@ static double seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static double median(double *x, int n) {
-    int i, k;
-    for (i = 1; i < n; i++) { /* insertion sort */
-        const double value = x[i];
-        for (k = i; k > 0 && x[k - 1] > value; k--) x[k] = x[k - 1];
-        x[k] = value;
-    }
-    return x[n / 2];
 }
 
 /* ---- a line of a table: one optimizer on one tensor ---- */
@@ -508,7 +493,7 @@ static void at_sizes(line *l, const size_t *n, int count, double *ns, double *by
     for (r = 0; r < repetitions; r++)
         for (p = 0; p < count; p++) {
             const size_t inner = n[p] > 2000000 ? 1 : 2000000 / (n[p] + 300) + 1;
-            const double per_second = (double)inner * (double)n[p] / 1e9;
+            const double billions = (double)inner * (double)n[p] / 1e9; /* of elements */
             size_t k;
             double t0;
             l->n = n[p];
@@ -516,11 +501,11 @@ static void at_sizes(line *l, const size_t *n, int count, double *ns, double *by
             step(l);
             t0 = cpu_seconds();
             for (k = 0; k < inner; k++) step(l);
-            x[p][r] = (cpu_seconds() - t0) / per_second;
+            x[p][r] = (cpu_seconds() - t0) / billions;
             for (w = 0; w < 2; w++) { /* last: it makes any bits of the numbers */
                 t0 = cpu_seconds();
                 for (k = 0; k < inner; k++) roofline(l, (size_t)w * 1024);
-                y[w][p][r] = (cpu_seconds() - t0) / per_second;
+                y[w][p][r] = (cpu_seconds() - t0) / billions;
             }
         }
     for (p = 0; p < count; p++) {
@@ -564,7 +549,7 @@ static void sizes(kopt_isa best, double gigabytes) {
     const size_t n[POINTS] = {1, 3, 10, 32, 100, 316, 1000, 3162, 10240, 31623, 100000, 316228, 1000000, 3162278, 10000000,
                               31622777, 100000000, 316227766, 1000000000};
     double measured[CURVES][POINTS], predicted[CURVES][POINTS], worst = 0;
-    int points[CURVES], c, p;
+    int points[CURVES], c, p, together;
     line lines[CURVES];
     lines[0] = make("AdamW fp32", kopt_adamw(1e-3), KOPT_F32, KOPT_NEAREST, 1, best);
     lines[1] = make("AdamW bf16 Kahan", kopt_adamw(1e-3), KOPT_BF16, KOPT_KAHAN, 1, best);
@@ -576,9 +561,10 @@ static void sizes(kopt_isa best, double gigabytes) {
         const size_t lanes = best == KOPT_ISA_AVX512 ? 16 : best == KOPT_ISA_AVX2 ? 8 : 4;
         double bytes[POINTS];
         costs cost;
-        for (p = 0; p < POINTS; p += p == 0 ? SMALL : 1) { /* the small ones together */
-            const int together = p == 0 ? SMALL : 1;
-            const size_t most = n[p + together - 1];
+        for (p = 0; p < POINTS; p += together) {
+            size_t most;
+            together = p == 0 ? SMALL : 1;
+            most = n[p + together - 1];
             if ((double)(most * held) >= gigabytes * 1e9 || most * held >= memory() / 10 * 9) break;
             free(weight), free(grad), free(state);
             room = size_of(l->opt.weight_format) * most + 4096;
@@ -595,7 +581,7 @@ static void sizes(kopt_isa best, double gigabytes) {
         cost.call = (measured[c][3] - cost.each) * 32;
         cost.one = (measured[c][1] * 3 - measured[c][0]) / 2;
         cost.start = measured[c][0] - cost.call - cost.one;
-        cost.general = measured[c][4] * 100 - cost.call - cost.each * 96;
+        cost.general = measured[c][4] * 100 - cost.call - cost.each * 96; /* 100 weights: 96 in blocks of any set */
         printf("\n%s: a call %.0f ns, arithmetic %.3f ns each, a rest of up to %zu %.0f ns and %.1f ns each", l->name, cost.call, cost.each,
                cost.few, cost.start, cost.one);
         if (c > 0) printf(", a larger one %.0f ns", cost.general);

@@ -5,28 +5,35 @@
    build.sh compiles this file once for each set of flags, with STEP the name of the function it makes, and once with
    BUILDS, the list of those names: the program. The first is -O2, as README says. The builds take turns, in thread CPU
    time; printed are the medians, in ns per weight, and the medians of the ratios to the first. */
-#define _POSIX_C_SOURCE 199309L
-#include <stddef.h>
+#ifdef STEP
+#define KAHAN_OPT_STATIC
+#define KAHAN_OPT_IMPLEMENTATION
+#else
+#include "timing.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#endif
+#include "../kahan_opt.h"
 
 typedef struct arrays {
     void *weight, *grad, *state;
     size_t n, room;
 } arrays;
 
-#ifdef STEP
-#define KAHAN_OPT_STATIC
-#define KAHAN_OPT_IMPLEMENTATION
-#include "../kahan_opt.h"
-
-int STEP(const arrays *a, int format, int rounding, unsigned count);
 /* So many steps of AdamW; 0: begins anew. Returns 0 if something was refused. */
-int STEP(const arrays *a, int format, int rounding, unsigned count) {
+typedef int step_function(const arrays *a, kopt_format format, kopt_rounding rounding, unsigned count);
+
+#ifdef STEP
+step_function STEP;
+int STEP(const arrays *a, kopt_format format, kopt_rounding rounding, unsigned count) {
     static kopt_optimizer opt;
-    kopt_tensor t = kopt_tensor_of(a->weight, a->grad, (kopt_format)format, a->n, a->state, a->room);
+    kopt_tensor t = kopt_tensor_of(a->weight, a->grad, format, a->n, a->state, a->room);
     if (count == 0) {
         opt = kopt_adamw(1e-3);
-        opt.weight_format = opt.moment_format = (kopt_format)format;
-        opt.rounding = (kopt_rounding)rounding;
+        opt.weight_format = opt.moment_format = format;
+        opt.rounding = rounding;
         return kopt_state_init(&opt, &t, NULL) == KOPT_OK;
     }
     for (; count > 0; count--)
@@ -34,39 +41,15 @@ int STEP(const arrays *a, int format, int rounding, unsigned count) {
     return 1;
 }
 #else
-#include "../kahan_opt.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-typedef struct build {
-    int (*step)(const arrays *a, int format, int rounding, unsigned count);
-    const char *flags;
-} build;
-#define BUILD(name) int step_##name(const arrays *a, int format, int rounding, unsigned count);
+#define BUILD(name) step_function step_##name;
 BUILDS
 #undef BUILD
 #define BUILD(name) {step_##name, #name},
-static const build builds[] = {BUILDS};
+static const struct {
+    step_function *step;
+    const char *flags;
+} builds[] = {BUILDS};
 enum { COUNT = sizeof builds / sizeof builds[0], REPETITIONS = 51, LINES = 3 };
-
-static double cpu_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static int ascending(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *x) {
-    qsort(x, REPETITIONS, sizeof *x, ascending);
-    return x[REPETITIONS / 2];
-}
 
 static void fail(const char *why) {
     fprintf(stderr, "flags: %s\n", why);
@@ -74,12 +57,17 @@ static void fail(const char *why) {
 }
 
 int main(int count, char **arguments) {
-    static const struct { const char *name; kopt_format format; kopt_rounding rounding; } line[LINES] = {
+    static const struct {
+        const char *name;
+        kopt_format format;
+        kopt_rounding rounding;
+    } line[LINES] = {
         {"fp32", KOPT_F32, KOPT_NEAREST}, {"bf16 Kahan", KOPT_BF16, KOPT_KAHAN}, {"bf16 stochastic", KOPT_BF16, KOPT_STOCHASTIC}};
     static double time[COUNT][REPETITIONS], ratio[COUNT][REPETITIONS];
     const size_t n = count > 1 ? strtoull(arguments[1], NULL, 10) : 10240;
     const unsigned steps = (unsigned)(300000 / (n + 1)) + 1;
     int l, r, b;
+    if (count > 2 || n == 0) fail("usage: flags [N], N the number of weights");
     for (l = 0; l < LINES; l++) {
         arrays a[COUNT];
         printf("%-16s", line[l].name);
@@ -98,7 +86,7 @@ int main(int count, char **arguments) {
                 ratio[b][r] = time[b][r] / time[0][r];
             }
         for (b = 0; b < COUNT; b++) {
-            printf("  %s %.3f ns %.2f", builds[b].flags, median(time[b]), median(ratio[b]));
+            printf("  %s %.3f ns %.2f", builds[b].flags, median(time[b], REPETITIONS), median(ratio[b], REPETITIONS));
             free(a[b].weight), free(a[b].grad), free(a[b].state);
         }
         printf("\n");
