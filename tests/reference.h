@@ -241,19 +241,16 @@ typedef struct ref_scalars {
 /* atan2 for x > 0 as docs/numerics.md has it, coefficient by coefficient. */
 static inline float ref_angle(float y, float x)
 {
-    static const float p[] = {-0.33328256f,   0.198949218f,   -0.135319993f,
-                              0.0846013948f, -0.0375864692f, 0.00803711917f};
     const uint32_t sign = ref_bits(y) & 0x80000000u;
-    float q, z, zz, pair[3], angle;
-    int k;
+    float q, z, a, b, angle;
     y = ref_float(ref_bits(y) ^ sign);
     if (ref_is_nan(KOPT_F32, ref_bits(x)) || ref_is_nan(KOPT_F32, ref_bits(y))) return ref_float(0x7fc00000);
     q = y > x ? ref_div(x, y) : ref_div(y, x);
-    z = ref_mul(q, q), zz = ref_mul(z, z);
-    for (k = 0; k < 3; ++k) pair[k] = ref_add(p[2 * k], ref_mul(p[2 * k + 1], z));
-    angle = ref_add(pair[1], ref_mul(zz, pair[2]));
-    angle = ref_add(pair[0], ref_mul(zz, angle));
-    angle = ref_add(q, ref_mul(ref_mul(q, z), angle));
+    z = ref_mul(q, q);
+    a = ref_add(ref_mul(ref_add(z, 1.75760663f), z), 3.77875996f);
+    b = ref_add(ref_mul(ref_sub(z, 3.12811708f), z), 6.84485292f);
+    angle = ref_mul(ref_mul(0.0131872343f, q), ref_sub(2.93177509f, z));
+    angle = ref_mul(angle, ref_mul(a, b));
     if (y > x) angle = ref_sub(ref_float(0x3fc90fdb), angle);
     return ref_float(ref_bits(angle) | sign);
 }

@@ -17,7 +17,7 @@ def coefficients():
     """Least squares at 60 Chebyshev nodes (which is close to minimax) with 60 digits; the coefficients are rounded to fp32
     one by one, from the lowest, each time fitting the rest anew. The error that is printed is that of the rounded polynomial, exactly
     evaluated, times `weight`."""
-    from mpmath import mp, mpf, cos, pi, lu_solve, matrix, exp, log, atanh, tanh, erf, erfc, atan, sin, sqrt
+    from mpmath import mp, mpf, cos, pi, lu_solve, matrix, polyroots, exp, log, atanh, tanh, erf, erfc, atan, sin, sqrt
 
     mp.dps = 60
 
@@ -45,9 +45,22 @@ def coefficients():
     fit('erfcx: e^(y^2) erfc(y) (1 + 2 y), t = (y - 2) / (y + 2)',
         lambda t: (lambda y: exp(y * y) * erfc(y) * (1 + 2 * y))(2 * (1 + t) / (1 - t)), -1, mpf(69) / 100, 11, lambda t: 1)
     fit('atan: (atan(q) / q - 1) / z, z = q^2', lambda z: (atan(sqrt(z)) / sqrt(z) - 1) / z, 0, 1, 10, lambda z: z)
-    fit('atan of a step: the same', lambda z: (atan(sqrt(z)) / sqrt(z) - 1) / z, 0, 1, 5, lambda z: z)
     fit('sinpi: 4 - sin(pi f) / f, z = f^2', lambda z: 4 - sin(pi * sqrt(z)) / sqrt(z), 0, mpf(1) / 16, 4, lambda z: 1)
     fit('cospi: (cos(pi f) - 1) / z, z = f^2', lambda z: (cos(pi * sqrt(z)) - 1) / z, 0, mpf(1) / 16, 4, lambda z: z)
+
+    # The atan of a step: the same without the -1, by its roots: one is real, the others are two pairs.
+    f = lambda z: atan(sqrt(z)) / sqrt(z)
+    nodes = [(1 + cos(pi * (2 * i + 1) / 120)) / 2 for i in range(60)]
+    fitted = lu_solve(matrix([[z ** k / f(z) for k in range(6)] for z in nodes]), matrix([1] * 60))
+    roots = polyroots(list(fitted)[::-1], maxsteps=200, extraprec=200)
+    root = fp32([r.real for r in roots if abs(r.imag) < 1e-20][0])
+    pairs = [(fp32(-2 * r.real), fp32(abs(r) ** 2)) for r in roots if r.imag > 1e-20]
+    product = lambda z: (root - z) * ((z + pairs[0][0]) * z + pairs[0][1]) * ((z + pairs[1][0]) * z + pairs[1][1])
+    ratios = [product(z) / f(z) for z in [(i + mpf(1) / 2) / 1000 for i in range(1000)]]
+    factor = fp32(2 / (max(ratios) + min(ratios)))
+    error = max(abs(factor * r - 1) for r in ratios)
+    print('atan of a step: %.9gf (%.9gf - z)' % (float(factor), float(root)) + ''.join(' ((z + %.9gf) z + %.9gf)' % tuple(map(float, p)) for p in pairs)
+          + ', error 2^%.1f' % float(log(error, 2)))
 
 
 # ---- the reference: 200 digits of MPFR, then one rounding -----------------------------------------------------------------
