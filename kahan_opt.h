@@ -4141,7 +4141,7 @@ FN_ void pair_prefetch_(const kopt_job_ *j, kopt_kind_ kind, size_t i) {
     const size_t ahead = 2 * i + 1024;
     KOPT_PREFETCH_(j->weight + ahead);
     KOPT_PREFETCH_(j->grad + ahead);
-    KOPT_PREFETCH_(j->moment[0] + ahead);
+    if (kind.moments > 0) KOPT_PREFETCH_(j->moment[0] + ahead);
     if (kind.moments > 1) KOPT_PREFETCH_(j->moment[1] + ahead);
     if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) KOPT_PREFETCH_(j->residual + ahead);
     if (kind.rounding == KOPT_COMPACT) KOPT_PREFETCH_(j->residual + ahead / 2);
@@ -4177,7 +4177,7 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding roun
     kind.weight = kind.grad = kind.moment = KOPT_BF16;
     kind.rounding = rounding;
     kind.moment_rounding = kind.compensation_rounding = small_stores;
-    kind.moments = rule == KOPT_ADAM || rule == KOPT_ADAM_ATAN2 ? 2 : 1;
+    kind.moments = rule == KOPT_ADAM || rule == KOPT_ADAM_ATAN2 ? 2 : rule == KOPT_LION ? 1 : s->moments;
     kind.nesterov = s->nesterov;
     kind.plain = 1;
 #ifdef KAHAN_OPT_VMATH
@@ -4289,7 +4289,8 @@ APART_ void NAME_(step)(const kopt_job_ *j) {
     const kopt_rounding rounding = KOPT_ROUNDING_(s->rounding), small_stores = KOPT_STATE_ROUNDING_(s->moment_rounding);
     const kopt_format weight = KOPT_FORMAT_(s->weight_format), moment = KOPT_STEP_FORMAT_(j->moment_format);
     const int compensated = rounding == KOPT_KAHAN || rounding == KOPT_COMPACT;
-    const int plain = s->moments >= 1 && s->moments <= 2 && !s->moments_only && !s->sync && j->counts == KOPT_NULL_;
+    const int bare = KOPT_RULE_(s->rule) == KOPT_SGD && s->moments == 0; /* 2.5 to 4 times as fast as by the general kernel */
+    const int plain = (s->moments >= 1 || bare) && s->moments <= 2 && !s->moments_only && !s->sync && j->counts == KOPT_NULL_;
     const int adam = KOPT_RULE_(s->rule) == KOPT_ADAM;
     if (plain && weight == KOPT_F32 && moment == KOPT_F32 && j->grad_format == KOPT_F32 && j->codes[0] == KOPT_NULL_) {
         if (adam) {
@@ -4303,7 +4304,7 @@ APART_ void NAME_(step)(const kopt_job_ *j) {
         }
 #endif
     }
-    if (plain && weight == KOPT_BF16 && moment == KOPT_BF16 && j->grad_format == KOPT_BF16 && j->copy == KOPT_NULL_ &&
+    if (plain && weight == KOPT_BF16 && (moment == KOPT_BF16 || bare) && j->grad_format == KOPT_BF16 && j->copy == KOPT_NULL_ &&
         (!compensated || KOPT_STATE_ROUNDING_(s->compensation_rounding) == small_stores)) {
 #ifdef KAHAN_OPT_VMATH
         if (KOPT_RULE_(s->rule) == KOPT_ADAM_ATAN2 && rounding == KOPT_KAHAN && small_stores == KOPT_STOCHASTIC) {

@@ -2,7 +2,8 @@
 
      ./build.sh bench              the tables of docs/benchmarks.md: four minutes, 1.8 GB of memory
      ./build.sh bench --sizes      how cost grows with n, and a model of it; writes docs/cost.svg: two minutes, 10 GB
-     ./build.sh bench --all        every rule x rounding x moment format x instruction set x size: half an hour
+     ./build.sh bench --all        every rule x rounding x moment format x instruction set x size, and two threads from
+                                   10^6 weights on: twenty minutes, 4.5 GB
      ... --gb 0.1                  with smaller DRAM buffers (default 1: the arrays of the bf16 Kahan line take 1 GB)
 
    First all instruction sets must give the same bits. Then the lines of a table are timed in thread CPU time,
@@ -346,28 +347,30 @@ static void *run_half(void *p) {
     return NULL;
 }
 
+static double wall_of_step(line *l, int two) {
+    const size_t middle = two ? l->n / 512 * 256 : l->n;
+    const double start = seconds();
+    kopt_tensor t = tensor(l);
+    pthread_t other;
+    half h[2];
+    kopt_step s;
+    if (kopt_step_begin(&l->opt, &s) != KOPT_OK) fail("a step was refused");
+    h[0].s = h[1].s = &s, h[0].t = h[1].t = &t;
+    h[0].begin = 0, h[0].end = h[1].begin = middle, h[1].end = l->n;
+    if (two && pthread_create(&other, NULL, run_half, &h[1]) != 0) fail("no thread");
+    run_half(&h[0]);
+    if (two) pthread_join(other, NULL);
+    return seconds() - start;
+}
+
 static void threads(line *lines, int count) {
     int i, r;
     printf("\ntwo threads, %zu weights, wall time of a step\n%-34s %9s %9s %9s\n", lines[0].n, "", "1: ms", "2: ms", "faster");
     for (i = 0; i < count; i++) {
         line *l = &lines[i];
-        kopt_tensor t = tensor(l);
         double x[2][REPETITIONS];
         fill(l);
-        for (r = 0; r < 2 * REPETITIONS; r++) {
-            const size_t middle = r % 2 ? l->n / 512 * 256 : l->n;
-            pthread_t other;
-            half h[2];
-            kopt_step s;
-            double t0 = seconds();
-            if (kopt_step_begin(&l->opt, &s) != KOPT_OK) fail("a step was refused");
-            h[0].s = h[1].s = &s, h[0].t = h[1].t = &t;
-            h[0].begin = 0, h[0].end = h[1].begin = middle, h[1].end = l->n;
-            if (r % 2 && pthread_create(&other, NULL, run_half, &h[1]) != 0) fail("no thread");
-            run_half(&h[0]);
-            if (r % 2) pthread_join(other, NULL);
-            x[r % 2][r / 2] = (seconds() - t0) * 1e3;
-        }
+        for (r = 0; r < 2 * REPETITIONS; r++) x[r % 2][r / 2] = wall_of_step(l, r % 2) * 1e3;
         printf("%-34s %9.1f %9.1f %8.2fx\n", l->name, median(x[0], REPETITIONS), median(x[1], REPETITIONS),
                median(x[0], REPETITIONS) / median(x[1], REPETITIONS));
         fprintf(csv, "two threads,%s,%s,%zu,%.4f,%.0f,0,%.3f\n", l->name, kopt_isa_name(l->isa), l->n,
@@ -604,43 +607,106 @@ static void sizes(kopt_isa best, double gigabytes) {
 
 /* ---- everything ---- */
 
+/* What --all measures of one combination. fp32 is AdamW in fp32 on the best set, with arrays of its own, in the same turns. */
+typedef struct figures {
+    double ns, roofline, fp32, two; /* two: how many times as fast with two threads, by the wall clock; 0: not measured */
+} figures;
+
+static figures measure(line *l, line *fp32, kopt_tensor *baseline, int two) {
+    enum { MOST = 5 };
+    const int repetitions = l->n > 1000000 ? 3 : MOST;
+    const size_t inner = l->n > 100000 ? 1 : 200000 / (l->n + 100) + 1;
+    double x[3][MOST], wall[2][MOST];
+    figures f;
+    size_t k;
+    int r, which;
+    fill(l);
+    step(l);
+    for (r = 0; r < repetitions; r++) {
+        for (which = 0; which < 3; which++) {
+            double t0;
+            kopt_isa_force(which == 2 ? fp32->isa : l->isa);
+            t0 = cpu_seconds();
+            for (k = 0; k < inner; k++) {
+                if (which == 0) step(l);
+                if (which == 1) roofline(l, 1024), roofline(l, 1024); /* twice: the second undoes what the first did to the numbers */
+                if (which == 2 && kopt_optimizer_step(&fp32->opt, baseline, 1) != KOPT_OK) fail("a step was refused");
+            }
+            x[which][r] = (cpu_seconds() - t0) / (double)inner / (double)l->n * 1e9;
+        }
+        wall[0][r] = wall[1][r] = 0;
+#ifdef __unix__
+        for (which = 0; which < 2 && two; which++) wall[which][r] = wall_of_step(l, which);
+#endif
+    }
+    f.ns = median(x[0], repetitions), f.roofline = median(x[1], repetitions) / 2, f.fp32 = median(x[2], repetitions);
+    f.two = wall[1][0] > 0 ? median(wall[0], repetitions) / median(wall[1], repetitions) : 0;
+    return f;
+}
+
+enum { SIZES = 7, IN_CACHE = 2, IN_DRAM = SIZES - 1 };
+static figures found[SIZES][KOPT_ISA_COUNT][RULES][WEIGHTS]; /* moments in the weights' format */
+
+typedef enum column { TO_FP32, TO_ROOFLINE, TWO_THREADS } column;
+
+static void print_rules(const char *title, int size, int isa, column value) {
+    int rule, weights;
+    printf("\n%s\n\n|  |", title);
+    for (weights = 0; weights < WEIGHTS; weights++) printf(" %s |", weight_name[weights]);
+    printf("\n|---|");
+    for (weights = 0; weights < WEIGHTS; weights++) printf("---|");
+    for (rule = 0; rule < RULES; rule++) {
+        printf("\n| %s |", rule_name[rule]);
+        for (weights = 0; weights < WEIGHTS; weights++) {
+            const figures f = found[size][isa][rule][weights];
+            printf(" %.2f |", value == TO_FP32 ? f.ns / f.fp32 : value == TO_ROOFLINE ? f.roofline / f.ns : f.two);
+        }
+    }
+    printf("\n");
+}
+
 static void all(kopt_isa best, size_t dram) {
-    const size_t n[] = {64, 1000, 10000, 100000, 1000000, 10000000, dram};
-    size_t size, k;
-    int isa, rule, weights, moments, r;
-    fprintf(csv, "rule,weights,moments,isa,n,ns_per_element,bytes_per_element,fraction_of_roofline,ratio_to_fp32_adamw\n");
-    for (size = 0; size < sizeof n / sizeof n[0]; size++) {
-        double fp32 = 0;
+    const size_t n[SIZES] = {64, 1000, 10000, 100000, 1000000, 10000000, dram};
+    int size, isa, rule, weights, moments;
+    char title[128];
+    fprintf(csv, "rule,weights,moments,isa,n,ns_per_element,bytes_per_element,fraction_of_roofline,ratio_to_fp32_adamw,two_threads\n");
+    for (size = 0; size < SIZES; size++) {
+        line fp32 = make("", kopt_adamw(1e-3), KOPT_F32, KOPT_NEAREST, n[size], best);
+        unsigned char *own[3];
+        kopt_tensor baseline;
         fprintf(stderr, "n = %zu ...\n", n[size]);
-        allocate(n[size], n[size] > 10000000 ? 8 : 20);
+        allocate(n[size], 8);
+        own[0] = weight, own[1] = grad, own[2] = state;
+        baseline = kopt_tensor_of(own[0], own[1], KOPT_F32, n[size], own[2], state_room);
+        fill(&fp32);
+        weight = grad = state = NULL; /* allocate frees them */
+        allocate(n[size], 20);
         for (isa = KOPT_ISA_COUNT - 1; isa >= 0; isa--)
-            for (rule = -1; rule < RULES; rule++) /* -1: fp32 AdamW on the best set, which the others are compared with */
+            for (rule = 0; rule < RULES; rule++)
                 for (weights = 0; weights < WEIGHTS; weights++)
                     for (moments = 0; moments < MOMENTS; moments++) {
-                        const int repetitions = n[size] > 1000000 ? 3 : 5, large = n[size] > 1000000;
-                        const size_t inner = n[size] > 100000 ? 1 : 200000 / (n[size] + 100) + 1;
-                        double x[5], y[5], ns;
                         line l;
-                        if (!kopt_isa_usable((kopt_isa)isa) || (rule < 0 && (weights != 0 || moments != 0 || isa != (int)best))) continue;
-                        if (!combine(&l, rule < 0 ? 2 : rule, weights, moments, n[size], (kopt_isa)isa)) continue;
-                        if (large && (isa != (int)best || moments != (int)l.opt.weight_format)) continue;
-                        if (kopt_state_size(&l.opt, l.n) > state_room) continue;
-                        fill(&l);
-                        step(&l);
-                        for (r = 0; r < 2 * repetitions; r++) { /* the roofline kernel last: it makes any bits of the numbers */
-                            const double t0 = cpu_seconds();
-                            for (k = 0; k < inner; k++)
-                                if (r < repetitions) step(&l);
-                                else roofline(&l, 1024);
-                            *(r < repetitions ? &x[r] : &y[r - repetitions]) = (cpu_seconds() - t0) / (double)inner / (double)l.n * 1e9;
-                        }
-                        ns = median(x, repetitions);
-                        if (rule < 0) fp32 = ns;
-                        fprintf(csv, "%s,%s,%s,%s,%zu,%.4f,%.0f,%.3f,%.3f\n", rule_name[rule < 0 ? 2 : rule], weight_name[weights],
-                                moment_name[moments], kopt_isa_name((kopt_isa)isa), l.n, ns, traffic(&l),
-                                median(y, repetitions) / ns, ns / fp32);
+                        figures f;
+                        int own_format;
+                        if (!kopt_isa_usable((kopt_isa)isa) || !combine(&l, rule, weights, moments, n[size], (kopt_isa)isa)) continue;
+                        own_format = moments == (int)l.opt.weight_format || moments_of(&l.opt) == 0;
+                        if (n[size] > 1000000 && (isa != (int)best || !own_format)) continue;
+                        f = measure(&l, &fp32, &baseline, n[size] >= 1000000 && isa == (int)best && own_format);
+                        if (own_format) found[size][isa][rule][weights] = f;
+                        fprintf(csv, "%s,%s,%s,%s,%zu,%.4f,%.0f,%.3f,%.3f,%.2f\n", rule_name[rule], weight_name[weights], moment_name[moments],
+                                kopt_isa_name((kopt_isa)isa), l.n, f.ns, traffic(&l), f.roofline / f.ns, f.ns / f.fp32, f.two);
                     }
+        free(own[0]), free(own[1]), free(own[2]);
     }
+    for (isa = KOPT_ISA_COUNT - 1; isa >= 0; isa--) {
+        if (!kopt_isa_usable((kopt_isa)isa)) continue;
+        snprintf(title, sizeof title, "%s, 10,000 weights: time, AdamW in fp32 on %s is 1", kopt_isa_name((kopt_isa)isa), kopt_isa_name(best));
+        print_rules(title, IN_CACHE, isa, TO_FP32);
+    }
+    snprintf(title, sizeof title, "%s, DRAM, %zu weights: time, AdamW in fp32 is 1", kopt_isa_name(best), dram);
+    print_rules(title, IN_DRAM, (int)best, TO_FP32);
+    print_rules("DRAM: fraction of the roofline", IN_DRAM, (int)best, TO_ROOFLINE);
+    print_rules("DRAM: how many times as fast with two threads", IN_DRAM, (int)best, TWO_THREADS);
 }
 
 int main(int argc, char **argv) {
