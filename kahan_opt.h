@@ -1933,6 +1933,7 @@ static void kopt_general_scalar_(const kopt_job_ *j, size_t begin, size_t end);
 #define mul_ NAME_(mul)
 #define div_ NAME_(div)
 #define sqrt_ NAME_(sqrt)
+#define sub_where_ NAME_(sub_where)
 #define set_ NAME_(set)
 #define bits_ NAME_(bits)
 #define value_ NAME_(value)
@@ -1953,7 +1954,6 @@ static void kopt_general_scalar_(const kopt_job_ *j, size_t begin, size_t end);
 #define eq_ NAME_(eq)
 #define either_ NAME_(either)
 #define any_ NAME_(any)
-#define sub_where_ NAME_(sub_where)
 #define select_ NAME_(select)
 #define where_ NAME_(where)
 #define of_eight_ NAME_(of_eight)
@@ -2398,7 +2398,7 @@ FN_ mask_ eq_(words_ a, words_ b) { return _mm512_cmpeq_epi32_mask(a, b); }
 FN_ mask_ either_(mask_ a, mask_ b) { return KOPT_CAST_(mask_, a | b); }
 FN_ int any_(mask_ a) { return a != 0; }
 FN_ words_ select_(mask_ m, words_ yes, words_ no) { return _mm512_mask_blend_epi32(m, no, yes); }
-#define SUB_WHERE_ 1
+#define SUB_WHERE_ 1 /* in one operation: 2 % of a step by Adam-atan2 */
 FN_ floats_ sub_where_(mask_ m, floats_ a, floats_ b) {
     floats_ r = _mm512_mask_sub_ps(b, m, a, b);
     SETTLE_(r);
@@ -2701,6 +2701,10 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define pair_store_ NAME_(pair_store)
 #define pair_prefetch_ NAME_(pair_prefetch)
 #define pairs_ NAME_(pairs)
+
+#ifndef SUB_WHERE_
+FN_ floats_ sub_where_(mask_ m, floats_ a, floats_ b) { return value_(select_(m, bits_(sub_(a, b)), bits_(b))); }
+#endif
 
 #ifdef GENERIC_FP16_ /* functions: inlined they cost more time to compile than to run */
 static KOPT_NOINLINE_ ISA_TARGET_ floats_ widen_fp16_(words_ a) {
@@ -3178,9 +3182,6 @@ FN_ floats_ larger_(floats_ a, floats_ b) {
 }
 
 #ifdef KAHAN_OPT_VMATH
-#ifndef SUB_WHERE_
-FN_ floats_ sub_where_(mask_ m, floats_ a, floats_ b) { return value_(select_(m, bits_(sub_(a, b)), bits_(b))); }
-#endif
 /* atan2(y, x) for x > 0, within 2^-17 of it: of the smaller over the larger a polynomial by its roots (an operation less, and two
    of its factors at a time), or pi/2 less that. Infinity over infinity is NaN. Coefficients: `tests/vmath.py coefficients`. */
 FN_ floats_ angle_(floats_ y, floats_ x) {
@@ -4177,7 +4178,7 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding roun
     kind.weight = kind.grad = kind.moment = KOPT_BF16;
     kind.rounding = rounding;
     kind.moment_rounding = kind.compensation_rounding = small_stores;
-    kind.moments = rule == KOPT_ADAM || rule == KOPT_ADAM_ATAN2 ? 2 : rule == KOPT_LION ? 1 : s->moments;
+    kind.moments = rule == KOPT_ADAM || rule == KOPT_ADAM_ATAN2 ? 2 : rule == KOPT_LION ? 1 : s->moments; /* mostly constants */
     kind.nesterov = s->nesterov;
     kind.plain = 1;
 #ifdef KAHAN_OPT_VMATH
@@ -4289,8 +4290,8 @@ APART_ void NAME_(step)(const kopt_job_ *j) {
     const kopt_rounding rounding = KOPT_ROUNDING_(s->rounding), small_stores = KOPT_STATE_ROUNDING_(s->moment_rounding);
     const kopt_format weight = KOPT_FORMAT_(s->weight_format), moment = KOPT_STEP_FORMAT_(j->moment_format);
     const int compensated = rounding == KOPT_KAHAN || rounding == KOPT_COMPACT;
-    const int bare = KOPT_RULE_(s->rule) == KOPT_SGD && s->moments == 0; /* 2.3 to 3.6 times as fast as by the general kernel */
-    const int plain = (s->moments >= 1 || bare) && s->moments <= 2 && !s->moments_only && !s->sync && j->counts == KOPT_NULL_;
+    const int no_momentum = KOPT_RULE_(s->rule) == KOPT_SGD && s->moments == 0;
+    const int plain = (s->moments >= 1 || no_momentum) && s->moments <= 2 && !s->moments_only && !s->sync && j->counts == KOPT_NULL_;
     const int adam = KOPT_RULE_(s->rule) == KOPT_ADAM;
     if (plain && weight == KOPT_F32 && moment == KOPT_F32 && j->grad_format == KOPT_F32 && j->codes[0] == KOPT_NULL_) {
         if (adam) {
@@ -4304,7 +4305,7 @@ APART_ void NAME_(step)(const kopt_job_ *j) {
         }
 #endif
     }
-    if (plain && weight == KOPT_BF16 && (moment == KOPT_BF16 || bare) && j->grad_format == KOPT_BF16 && j->copy == KOPT_NULL_ &&
+    if (plain && weight == KOPT_BF16 && (moment == KOPT_BF16 || no_momentum) && j->grad_format == KOPT_BF16 && j->copy == KOPT_NULL_ &&
         (!compensated || KOPT_STATE_ROUNDING_(s->compensation_rounding) == small_stores)) {
 #ifdef KAHAN_OPT_VMATH
         if (KOPT_RULE_(s->rule) == KOPT_ADAM_ATAN2 && rounding == KOPT_KAHAN && small_stores == KOPT_STOCHASTIC) {
@@ -5151,6 +5152,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef mul_
 #undef div_
 #undef sqrt_
+#undef sub_where_
 #undef set_
 #undef bits_
 #undef value_
@@ -5171,7 +5173,6 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef eq_
 #undef either_
 #undef any_
-#undef sub_where_
 #undef select_
 #undef where_
 #undef of_eight_
@@ -7665,8 +7666,8 @@ enum { KOPT_SLEEF_EXP_, KOPT_SLEEF_LOG_, KOPT_SLEEF_TANH_, KOPT_SLEEF_ERF_, KOPT
 
 #ifdef KOPT_X86_
 /* out[i] = f(a[i], b[i]), whole vectors, so many bytes of each; or one vector, *pair = f(*a): a structure of two comes back through
-   its address. The loop is in here, in registers that a function keeps: a step of Adam-atan2 is 6 % faster than with a call of
-   ours for each vector. */
+   its address. The loop is in here, in registers that a function keeps: with a call of ours for each vector a step by Adam-atan2 is 6 %
+   slower. */
 #define KOPT_SLEEF_CALL_(width, target, r, more)                                                                         \
     static KOPT_NOINLINE_ KOPT_TARGET_(target) void kopt_sleef_call_##width##_(                                          \
         kopt_sleef_raw_ *f, kopt_byte_ *out, kopt_byte_ *pair, const kopt_byte_ *a, const kopt_byte_ *b, size_t bytes) { \

@@ -672,14 +672,12 @@ static void all(kopt_isa best, size_t dram) {
     fprintf(csv, "rule,weights,moments,isa,n,ns_per_element,bytes_per_element,fraction_of_roofline,ratio_to_fp32_adamw,two_threads\n");
     for (size = 0; size < SIZES; size++) {
         line fp32 = make("", kopt_adamw(1e-3), KOPT_F32, KOPT_NEAREST, n[size], best);
-        unsigned char *own[3];
         kopt_tensor baseline;
         fprintf(stderr, "n = %zu ...\n", n[size]);
         allocate(n[size], 8);
-        own[0] = weight, own[1] = grad, own[2] = state;
-        baseline = kopt_tensor_of(own[0], own[1], KOPT_F32, n[size], own[2], state_room);
         fill(&fp32);
-        weight = grad = state = NULL; /* allocate frees them */
+        baseline = tensor(&fp32);
+        weight = grad = state = NULL; /* the baseline's now */
         allocate(n[size], 20);
         for (isa = KOPT_ISA_COUNT - 1; isa >= 0; isa--)
             for (rule = 0; rule < RULES; rule++)
@@ -687,16 +685,16 @@ static void all(kopt_isa best, size_t dram) {
                     for (moments = 0; moments < MOMENTS; moments++) {
                         line l;
                         figures f;
-                        int own_format;
+                        int same_format;
                         if (!kopt_isa_usable((kopt_isa)isa) || !combine(&l, rule, weights, moments, n[size], (kopt_isa)isa)) continue;
-                        own_format = moments == (int)l.opt.weight_format || moments_of(&l.opt) == 0;
-                        if (n[size] > 1000000 && (isa != (int)best || !own_format)) continue;
-                        f = measure(&l, &fp32, &baseline, n[size] >= 1000000 && isa == (int)best && own_format);
-                        if (own_format) found[size][isa][rule][weights] = f;
+                        same_format = moments == (int)l.opt.weight_format || moments_of(&l.opt) == 0;
+                        if (n[size] > 1000000 && (isa != (int)best || !same_format)) continue;
+                        f = measure(&l, &fp32, &baseline, n[size] >= 1000000 && isa == (int)best && same_format);
+                        if (same_format) found[size][isa][rule][weights] = f;
                         fprintf(csv, "%s,%s,%s,%s,%zu,%.4f,%.0f,%.3f,%.3f,%.2f\n", rule_name[rule], weight_name[weights], moment_name[moments],
                                 kopt_isa_name((kopt_isa)isa), l.n, f.ns, traffic(&l), f.roofline / f.ns, f.ns / f.fp32, f.two);
                     }
-        free(own[0]), free(own[1]), free(own[2]);
+        free(baseline.weight), free(baseline.grad), free(baseline.state);
     }
     for (isa = KOPT_ISA_COUNT - 1; isa >= 0; isa--) {
         if (!kopt_isa_usable((kopt_isa)isa)) continue;

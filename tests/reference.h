@@ -238,7 +238,7 @@ typedef struct ref_scalars {
 } ref_scalars;
 
 #ifdef KAHAN_OPT_VMATH
-/* atan2 for x > 0 as docs/numerics.md has it, coefficient by coefficient. */
+/* atan2 for x > 0 as docs/numerics.md has it, operation by operation. */
 static inline float ref_angle(float y, float x)
 {
     const uint32_t sign = ref_bits(y) & 0x80000000u;
