@@ -2450,7 +2450,11 @@ FN_ words_ pair_flush_(words_ a, words_ exponent) {
 }
 FN_ words_ pair_max_(words_ a, words_ b) { return _mm512_max_epi16(a, b); }
 FN_ int pair_any_above_(words_ a, words_ limit) {
-    return _mm512_cmpgt_epi16_mask(a, limit) != 0;
+    uint32_t above = _mm512_cmpgt_epi16_mask(a, limit);
+#ifdef KOPT_GNU_
+    __asm__("" : "+r"(above)); /* not kortest: 2 % of a step on a Zen 5 */
+#endif
+    return above != 0;
 }
 
 /* ---- NEON of AArch64: 4 lanes ------------------------------------------------------------------------------------ */
@@ -4020,7 +4024,7 @@ FN_ void pair_update_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, co
     pair_rule_(kind, k, c, p, grad, 0, &p->even);
     pair_rule_(kind, k, c, p, grad, 1, &p->odd);
     if (kind.moments > 0) p->moment1 = pair_flush_(pair_join_(p->even.moment1, p->odd.moment1), c->exponent);
-    if (kind.moments > 1) p->moment2 = pair_flush_(pair_join_(p->even.moment2, p->odd.moment2), c->exponent);
+    p->moment2 = kind.moments > 1 ? pair_flush_(pair_join_(p->even.moment2, p->odd.moment2), c->exponent) : p->moment1;
 }
 
 /* Returns the lanes with a special value that does not show in the rounded weight. */
@@ -4057,14 +4061,11 @@ FN_ int pair_store_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, cons
     mask_ special = pair_weight_(kind, c, p, 0, &p->even);
     words_ most, x;
     special = either_(special, pair_weight_(kind, c, p, 1, &p->odd));
-    most = p->weight = pair_flush_(pair_join_(p->even.weight, p->odd.weight), c->exponent);
-    if (kind.moments > 0) most = or_(most, p->moment1);
-    if (kind.moments > 1) most = or_(most, p->moment2);
-    if (pair_any_above_(and_(most, c->magnitude), c->limit)) { /* perhaps: the bits of several values together */
-        most = and_(p->weight, c->magnitude);
-        if (kind.moments > 0) most = pair_max_(most, and_(p->moment1, c->magnitude));
-        if (kind.moments > 1) most = pair_max_(most, and_(p->moment2, c->magnitude));
-        if (pair_any_above_(most, c->limit)) return 0;
+    p->weight = pair_flush_(pair_join_(p->even.weight, p->odd.weight), c->exponent);
+    most = pair_max_(and_(p->weight, c->magnitude), and_(or_(p->moment1, p->moment2), c->magnitude));
+    if (pair_any_above_(most, c->limit)) { /* perhaps: the bits of both moments together */
+        most = pair_max_(and_(p->moment1, c->magnitude), and_(p->moment2, c->magnitude));
+        if (pair_any_above_(pair_max_(most, and_(p->weight, c->magnitude)), c->limit)) return 0;
     }
     if ((kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) && any_(special)) return 0;
 
