@@ -10,7 +10,7 @@
    interleaved: one after the other, again and again, so that what drifts, drifts for all; medians of the repetitions.
    The roofline of a line is a kernel that does nothing but read and write the same arrays in the same sizes (weight,
    residual, moments: read, changed, written back; gradient: read) with the widest vectors, in the same interleaving,
-   with and without prefetch, the better of the two. Writes build/bench/bench.csv, sizes.csv, all.csv. */
+   with and without prefetch, the best of three. Writes build/bench/bench.csv, sizes.csv, all.csv. */
 #define _GNU_SOURCE /* ptrace, threads, clocks */
 #include "timing.h"
 
@@ -32,7 +32,7 @@
 #define COUNTS_INSTRUCTIONS 1
 #endif
 
-enum { REPETITIONS = 9, MAX_LINES = 32 };
+enum { REPETITIONS = 9, MAX_LINES = 32, AHEADS = 3 }; /* the roofline with prefetch 0, 1 and 2 KB ahead */
 
 static void fail(const char *why) {
     fprintf(stderr, "bench: %s\n", why);
@@ -53,7 +53,7 @@ typedef struct line {
     kopt_isa isa;
     size_t n;
     int idle; /* the gradient has been zero for 3,000 steps */
-    double step[REPETITIONS], roof[2][REPETITIONS];
+    double step[REPETITIONS], roof[AHEADS][REPETITIONS];
 } line;
 
 static unsigned char *weight, *grad, *state; /* shared by all lines */
@@ -199,7 +199,7 @@ static void table(const char *title, line *lines, int count, int with_roofline) 
             t1 = cpu_seconds();
             l->step[r] = (t1 - t0) / (double)inner / (double)l->n * 1e9;
             if (!with_roofline) continue;
-            for (k = 0; k < 2; k++) {
+            for (k = 0; k < AHEADS; k++) {
                 t0 = cpu_seconds();
                 roofline(l, k * 1024);
                 l->roof[k][r] = (cpu_seconds() - t0) / (double)l->n * 1e9;
@@ -211,8 +211,11 @@ static void table(const char *title, line *lines, int count, int with_roofline) 
         const double ns = median(l->step, REPETITIONS), bytes = traffic(l);
         double fraction = 0;
         if (with_roofline) {
-            const double plain = median(l->roof[0], REPETITIONS), ahead = median(l->roof[1], REPETITIONS);
-            fraction = (plain < ahead ? plain : ahead) / ns;
+            fraction = median(l->roof[0], REPETITIONS) / ns;
+            for (k = 1; k < AHEADS; k++) {
+                const double ahead = median(l->roof[k], REPETITIONS) / ns;
+                if (ahead < fraction) fraction = ahead;
+            }
         }
         if (i == 0) first = ns;
         printf("%-34s %-7s %9.3f %6.0f %9.1f ", l->name, kopt_isa_name(l->isa), ns, bytes, bytes / ns);
@@ -491,7 +494,7 @@ static double model(const costs *c, size_t n, double bytes) {
 /* ns per element of a line at each n, and the bytes' share of it. Interleaved: a machine that changes its speed changes all. */
 static void at_sizes(line *l, const size_t *n, int count, double *ns, double *bytes) {
     const int repetitions = n[0] > 20000000 ? 3 : REPETITIONS;
-    double x[POINTS][REPETITIONS], y[2][POINTS][REPETITIONS];
+    double x[POINTS][REPETITIONS], y[AHEADS][POINTS][REPETITIONS];
     int p, r, w;
     for (r = 0; r < repetitions; r++)
         for (p = 0; p < count; p++) {
@@ -505,16 +508,17 @@ static void at_sizes(line *l, const size_t *n, int count, double *ns, double *by
             t0 = cpu_seconds();
             for (k = 0; k < inner; k++) step(l);
             x[p][r] = (cpu_seconds() - t0) / billions;
-            for (w = 0; w < 2; w++) { /* last: it makes any bits of the numbers */
+            for (w = 0; w < AHEADS; w++) { /* last: it makes any bits of the numbers */
                 t0 = cpu_seconds();
                 for (k = 0; k < inner; k++) roofline(l, (size_t)w * 1024);
                 y[w][p][r] = (cpu_seconds() - t0) / billions;
             }
         }
     for (p = 0; p < count; p++) {
-        const double plain = median(y[0][p], repetitions), prefetched = median(y[1][p], repetitions);
         ns[p] = median(x[p], repetitions);
-        bytes[p] = plain < prefetched ? plain : prefetched;
+        bytes[p] = median(y[0][p], repetitions);
+        for (w = 1; w < AHEADS; w++)
+            if (median(y[w][p], repetitions) < bytes[p]) bytes[p] = median(y[w][p], repetitions);
     }
 }
 
@@ -629,7 +633,7 @@ static figures measure(line *l, line *fp32, kopt_tensor *baseline, int two) {
             t0 = cpu_seconds();
             for (k = 0; k < inner; k++) {
                 if (which == 0) step(l);
-                if (which == 1) roofline(l, 1024), roofline(l, 1024); /* twice: the second undoes what the first did to the numbers */
+                if (which == 1) roofline(l, 2048), roofline(l, 2048); /* twice: the second undoes what the first did to the numbers */
                 if (which == 2 && kopt_optimizer_step(&fp32->opt, baseline, 1) != KOPT_OK) fail("a step was refused");
             }
             x[which][r] = (cpu_seconds() - t0) / (double)inner / (double)l->n * 1e9;
