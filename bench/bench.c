@@ -7,7 +7,8 @@
      ... --gb 0.1                  with smaller DRAM buffers (default 1: the arrays of the bf16 Kahan line take 1 GB)
 
    First all instruction sets must give the same bits. Then the lines of a table are timed in thread CPU time,
-   interleaved: one after the other, again and again, so that what drifts, drifts for all; medians of the repetitions.
+   interleaved: one after the other, again and again, so that what drifts, drifts for all; medians of the repetitions,
+   of the ratios of two things medians of the ratio in each.
    The roofline of a line is a kernel that does nothing but read and write the same arrays in the same sizes (weight,
    residual, moments: read, changed, written back; gradient: read) with the widest vectors, in the same interleaving,
    with and without prefetch, the best of three. Writes build/bench/bench.csv, sizes.csv, all.csv. */
@@ -176,9 +177,22 @@ static double traffic(const line *l) { /* bytes read and written per element and
 
 static FILE *csv;
 
+static double median_of(const double x[REPETITIONS]) { /* median() sorts, and a repetition belongs to those of the other lines */
+    double copy[REPETITIONS];
+    memcpy(copy, x, sizeof copy);
+    return median(copy, REPETITIONS);
+}
+
+/* Of two things timed in the same repetitions: what slows down both leaves it alone. */
+static double median_ratio(const double a[REPETITIONS], const double b[REPETITIONS]) {
+    double ratio[REPETITIONS];
+    int r;
+    for (r = 0; r < REPETITIONS; r++) ratio[r] = a[r] / b[r];
+    return median(ratio, REPETITIONS);
+}
+
 static void table(const char *title, line *lines, int count, int with_roofline) {
     const size_t inner = lines[0].n > 4000000 ? 1 : 1000000 / (lines[0].n + 64);
-    double first = 0;
     int r, i;
     size_t k;
     fflush(stdout);
@@ -208,22 +222,20 @@ static void table(const char *title, line *lines, int count, int with_roofline) 
     }
     for (i = 0; i < count; i++) {
         line *l = &lines[i];
-        const double ns = median(l->step, REPETITIONS), bytes = traffic(l);
+        const double bytes = traffic(l), time = median_ratio(l->step, lines[0].step), ns = median_of(l->step);
         double fraction = 0;
         if (with_roofline) {
-            fraction = median(l->roof[0], REPETITIONS) / ns;
-            for (k = 1; k < AHEADS; k++) {
-                const double ahead = median(l->roof[k], REPETITIONS) / ns;
-                if (ahead < fraction) fraction = ahead;
-            }
+            size_t best = 0;
+            for (k = 1; k < AHEADS; k++)
+                if (median_of(l->roof[k]) < median_of(l->roof[best])) best = k;
+            fraction = median_ratio(l->roof[best], l->step);
         }
-        if (i == 0) first = ns;
         printf("%-34s %-7s %9.3f %6.0f %9.1f ", l->name, kopt_isa_name(l->isa), ns, bytes, bytes / ns);
         if (with_roofline) printf("%9.2f", fraction);
         else printf("%9s", "");
-        printf(" %7.2fx\n", ns / first);
+        printf(" %7.2fx\n", time);
         fprintf(csv, "%s,%s,%s,%zu,%.4f,%.0f,%.3f,%.3f\n", title, l->name, kopt_isa_name(l->isa), l->n, ns, bytes,
-                fraction, ns / first);
+                fraction, time);
     }
 }
 
