@@ -1851,7 +1851,7 @@ static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, fl
 /* How the hot kernel goes over its groups. In turns: the second half of each after the first half of the next, so that a processor
    has two divisions to work at: Kahan AdamW takes 0.92 of the time in cache on a Zen 5, with stores to nearest 0.87; AVX2 0.97 to
    1.0 and momentum, without a division, 1.0 to 1.1, so they do without. Tiled: a row at a time, in two passes. */
-typedef enum kopt_order_ { KOPT_PLAINLY_, KOPT_IN_TURNS_, KOPT_TILED_ } kopt_order_;
+typedef enum kopt_walk_ { KOPT_PLAINLY_, KOPT_IN_TURNS_, KOPT_TILED_ } kopt_walk_;
 
 /* The kernel of one lane, which takes what is too little for the others. */
 static void kopt_general_scalar_(const kopt_job_ *j, size_t begin, size_t end);
@@ -4160,7 +4160,7 @@ FN_ void pair_prefetch_(const kopt_job_ *j, kopt_kind_ kind, size_t i) {
 }
 
 FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, int moments, kopt_rounding rounding,
-                kopt_rounding small_stores, int unrectified, kopt_order_ order) {
+                kopt_rounding small_stores, int unrectified, kopt_walk_ walk) {
     kopt_job_ local;
     const kopt_job_ *const j = kopt_copy_job_(&local, general_job);
     const kopt_step *s = j->step;
@@ -4194,7 +4194,7 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, int moments, kopt_
     kind.nesterov = s->nesterov;
     kind.plain = 1;
 #ifdef KAHAN_OPT_VMATH
-    kind.first_pass = order == KOPT_TILED_;
+    kind.first_pass = walk == KOPT_TILED_;
 #endif
     k.unrectified = unrectified;
 
@@ -4231,7 +4231,7 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, int moments, kopt_
 #endif
             pair_draw_(numbers, &p);
             pair_update_(j, kind, &k, &c, at, grad, &p);
-            if (order == KOPT_IN_TURNS_) {
+            if (walk == KOPT_IN_TURNS_) {
                 if (waits) pair_finish_(general_job, j, kind, &k, &c, at - 2 * LANES_, &earlier);
                 earlier = p;
                 waits = 1;
