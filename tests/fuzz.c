@@ -1663,7 +1663,7 @@ static void call_rows(void)
     double scale = byte() & 3 ? 1.0 / 3 : any_double();
     static unsigned char in[4 * LONGEST], want[4 * LONGEST];
     static float losses[8];
-    if (wrong_shape && stride >= columns && !is_long(columns) && !is_long(rows) && !is_long(stride)) return; /* no such room */
+    if (wrong_shape && stride >= columns && !is_long(columns) && !is_long(rows) && stride <= LONGEST + 8) return; /* no such room */
     if (!wrong_shape && rows > 8) return;
     width = in_enum((int)format, KOPT_FP16) ? ref_width(format) : 4;
     bytes_of_x = wrong_shape || rows == 0 || columns == 0 ? 0 : ((rows - 1) * stride + columns) * width;
