@@ -1850,7 +1850,7 @@ static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, fl
 
 /* How the hot kernel goes over its groups. In turns: the second half of each after the first half of the next, so that a processor
    has two divisions to work at: Kahan AdamW takes 0.92 of the time in cache on a Zen 5, with stores to nearest 0.87; AVX2 0.97 to
-   1.0 and momentum, without a division, 1.0 to 1.1, so they do without. Tiled: a row at a time, in two passes. */
+   1.0 and momentum, without a division, 1.0 to 1.1, so both go plainly. Tiled: a row at a time, in two passes. */
 typedef enum kopt_walk_ { KOPT_PLAINLY_, KOPT_IN_TURNS_, KOPT_TILED_ } kopt_walk_;
 
 /* The kernel of one lane, which takes what is too little for the others. */
@@ -3901,7 +3901,7 @@ FN_ void all_f32_(const kopt_job_ *general_job, kopt_rule rule) {
     if (j->end - j->begin >= LANES_) next = load32_(j->grad + 4 * j->begin);
     if (j->end - j->begin >= 2 * LANES_) after = load32_(j->grad + 4 * (j->begin + LANES_));
     for (i = j->begin; i < j->end; i += n) {
-        const size_t at = 4 * i;
+        const size_t at = 4 * i, ahead = at + 2048; /* with 1 KB 6 to 12 % slower in DRAM on a Zen 5 */
         words_ grad = next, stored, kept = iset_(0);
         floats_ w;
         moments_ p;
@@ -3909,10 +3909,10 @@ FN_ void all_f32_(const kopt_job_ *general_job, kopt_rule rule) {
         if (n < LANES_) grad = fetch_(j->grad + at, 4, n);
         next = after;
         if (j->end - i >= 3 * LANES_) after = load32_(j->grad + 4 * (i + 2 * LANES_));
-        KOPT_PREFETCH_(j->weight + at + 2048); /* 1 KB ahead is 6 to 12 % slower in DRAM on a Zen 5 */
-        KOPT_PREFETCH_(j->grad + at + 2048);
-        KOPT_PREFETCH_(j->moment[0] + at + 2048);
-        KOPT_PREFETCH_(j->moment[1] + at + 2048);
+        KOPT_PREFETCH_(j->weight + ahead);
+        KOPT_PREFETCH_(j->grad + ahead);
+        KOPT_PREFETCH_(j->moment[0] + ahead);
+        KOPT_PREFETCH_(j->moment[1] + ahead);
         w = value_(fetch_(j->weight + at, 4, n));
         p.m = value_(fetch_(j->moment[0] + at, 4, n));
         p.v = p.third = p.fourth = value_(fetch_(j->moment[1] + at, 4, n));
@@ -4148,7 +4148,7 @@ FN_ void pair_second_(const kopt_job_ *j, const kopt_job_ *general_job, kopt_kin
 }
 #endif
 
-/* A cache line of each array, 2 KB ahead: at DRAM sizes worth 8 to 19 %. */
+/* A cache line of each array. In DRAM 1 KB ahead is worth 8 to 19 % on a Sapphire Rapids, 2 KB up to 12 % more on a Zen 5. */
 FN_ void pair_prefetch_(const kopt_job_ *j, kopt_kind_ kind, size_t i) {
     const size_t ahead = 2 * i + 2048;
     KOPT_PREFETCH_(j->weight + ahead);
@@ -4231,7 +4231,7 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, int moments, kopt_
 #endif
             pair_draw_(numbers, &p);
             pair_update_(j, kind, &k, &c, at, grad, &p);
-            if (walk == KOPT_IN_TURNS_) {
+            if (walk == KOPT_IN_TURNS_ && LANES_ == 16) {
                 if (waits) pair_finish_(general_job, j, kind, &k, &c, at - 2 * LANES_, &earlier);
                 earlier = p;
                 waits = 1;
@@ -4252,13 +4252,13 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, int moments, kopt_
 }
 
 /* Kernels of their own for what is used most. Beside the one for any rule and rounding, which asks at each turn what to do, in
-   cache: stores to nearest 1.2, stochastic 1.35, momentum 1.4 to 1.8 times as fast on a Zen 5; on a Sapphire Rapids 1.05
-   to 1.15. Each is 4 % of what gcc takes to compile the header. */
+   cache: stores to nearest 1.2, stochastic 1.35, momentum 1.4 to 1.8 times as fast on a Zen 5; on a Sapphire Rapids stochastic
+   1.05, momentum 1.15. Each is 4 % of what gcc takes to compile the header. */
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_kahan)(const kopt_job_ *j) {
-    pairs_(j, KOPT_ADAM, 2, KOPT_KAHAN, KOPT_STOCHASTIC, 0, LANES_ == 16 ? KOPT_IN_TURNS_ : KOPT_PLAINLY_);
+    pairs_(j, KOPT_ADAM, 2, KOPT_KAHAN, KOPT_STOCHASTIC, 0, KOPT_IN_TURNS_);
 }
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_kahan_nearest)(const kopt_job_ *j) {
-    pairs_(j, KOPT_ADAM, 2, KOPT_KAHAN, KOPT_NEAREST, 0, LANES_ == 16 ? KOPT_IN_TURNS_ : KOPT_PLAINLY_);
+    pairs_(j, KOPT_ADAM, 2, KOPT_KAHAN, KOPT_NEAREST, 0, KOPT_IN_TURNS_);
 }
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_stochastic)(const kopt_job_ *j) {
     pairs_(j, KOPT_ADAM, 2, KOPT_STOCHASTIC, KOPT_STOCHASTIC, 0, KOPT_PLAINLY_);
@@ -4269,7 +4269,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(momentum_kahan)(const kopt_job_ *j)
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(any_pairs)(const kopt_job_ *j) {
     const kopt_step *s = j->step;
     const kopt_rule own = KOPT_RULE_(s->rule), rule = own == KOPT_SGD || own == KOPT_LION ? own : KOPT_ADAM;
-    const int moments = rule == KOPT_SGD ? s->moments : rule == KOPT_LION ? 1 : 2;
+    const int moments = rule == KOPT_SGD ? s->moments : rule == KOPT_LION ? 1 : 2; /* s->moments, known where the rule is */
     pairs_(j, rule, moments, KOPT_ROUNDING_(s->rounding), KOPT_STATE_ROUNDING_(s->moment_rounding), s->unrectified,
            KOPT_PLAINLY_);
 }
@@ -4319,19 +4319,20 @@ APART_ void NAME_(measure)(const kopt_job_ *j, kopt_byte_ *out) {
 APART_ void NAME_(step)(const kopt_job_ *j) {
 #ifdef PAIRS_ /* the vocabularies with more than one lane have hot kernels */
     const kopt_step *s = j->step;
+    const kopt_rule rule = KOPT_RULE_(s->rule);
     const kopt_rounding rounding = KOPT_ROUNDING_(s->rounding), small_stores = KOPT_STATE_ROUNDING_(s->moment_rounding);
     const kopt_format weight = KOPT_FORMAT_(s->weight_format), moment = KOPT_STEP_FORMAT_(j->moment_format);
     const int compensated = rounding == KOPT_KAHAN || rounding == KOPT_COMPACT;
-    const int no_momentum = KOPT_RULE_(s->rule) == KOPT_SGD && s->moments == 0;
+    const int no_momentum = rule == KOPT_SGD && s->moments == 0;
     const int plain = (s->moments >= 1 || no_momentum) && s->moments <= 2 && !s->moments_only && !s->sync && j->counts == KOPT_NULL_;
-    const int adam = KOPT_RULE_(s->rule) == KOPT_ADAM;
+    const int adam = rule == KOPT_ADAM;
     if (plain && weight == KOPT_F32 && moment == KOPT_F32 && j->grad_format == KOPT_F32 && j->codes[0] == KOPT_NULL_) {
         if (adam) {
             NAME_(adam_f32)(j);
             return;
         }
 #ifdef KAHAN_OPT_VMATH
-        if (KOPT_RULE_(s->rule) == KOPT_ADAM_ATAN2 && j->vmath == KOPT_NULL_) {
+        if (rule == KOPT_ADAM_ATAN2 && j->vmath == KOPT_NULL_) {
             NAME_(atan2_f32)(j);
             return;
         }
@@ -4340,11 +4341,11 @@ APART_ void NAME_(step)(const kopt_job_ *j) {
     if (plain && weight == KOPT_BF16 && (moment == KOPT_BF16 || no_momentum) && j->grad_format == KOPT_BF16 && j->copy == KOPT_NULL_ &&
         (!compensated || KOPT_STATE_ROUNDING_(s->compensation_rounding) == small_stores)) {
 #ifdef KAHAN_OPT_VMATH
-        if (KOPT_RULE_(s->rule) == KOPT_ADAM_ATAN2 && rounding == KOPT_KAHAN && small_stores == KOPT_STOCHASTIC) {
+        if (rule == KOPT_ADAM_ATAN2 && rounding == KOPT_KAHAN && small_stores == KOPT_STOCHASTIC) {
             NAME_(atan2_kahan)(j);
             return;
         }
-        if (KOPT_RULE_(s->rule) == KOPT_ADAM_ATAN2 || j->vmath != KOPT_NULL_) {
+        if (rule == KOPT_ADAM_ATAN2 || j->vmath != KOPT_NULL_) {
             NAME_(tiled_pairs)(j);
             return;
         }
@@ -4355,7 +4356,7 @@ APART_ void NAME_(step)(const kopt_job_ *j) {
             NAME_(adam_kahan_nearest)(j);
         else if (adam && rounding == KOPT_STOCHASTIC && small_stores == KOPT_STOCHASTIC)
             NAME_(adam_stochastic)(j);
-        else if (KOPT_RULE_(s->rule) == KOPT_SGD && !no_momentum && rounding == KOPT_KAHAN && small_stores == KOPT_STOCHASTIC)
+        else if (rule == KOPT_SGD && !no_momentum && rounding == KOPT_KAHAN && small_stores == KOPT_STOCHASTIC)
             NAME_(momentum_kahan)(j);
         else
             NAME_(any_pairs)(j);

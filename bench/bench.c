@@ -7,8 +7,8 @@
      ... --gb 0.1                  with smaller DRAM buffers (default 1: the arrays of the bf16 Kahan line take 1 GB)
 
    First all instruction sets must give the same bits. Then the lines of a table are timed in thread CPU time,
-   interleaved: one after the other, again and again, so that what drifts, drifts for all; medians of the repetitions,
-   of the ratios of two things medians of the ratio in each.
+   interleaved: one after the other, again and again, so that what drifts, drifts for all; medians of the repetitions. A
+   ratio is the median of the ratios in each repetition.
    The roofline of a line is a kernel that does nothing but read and write the same arrays in the same sizes (weight,
    residual, moments: read, changed, written back; gradient: read) with the widest vectors, in the same interleaving,
    with and without prefetch, the best of three. Writes build/bench/bench.csv, sizes.csv, all.csv. */
