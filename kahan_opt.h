@@ -8260,6 +8260,10 @@ KOPT_API_ kopt_result kopt_cross_entropy(const kopt_vmath *vmath, float *loss, v
         const uint32_t t = kopt_load32_(targets + 4 * r);
         if (t >> 31 == 0 && t >= columns) return KOPT_ERROR_BOUNDS;
     }
+    if (span == 0) { /* rows of no columns, all of them left out */
+        if (losses != KOPT_NULL_) kopt_zero_(losses, rows * 4);
+        return KOPT_OK;
+    }
     kopt_row_begin_(&row, vmath, format, columns);
     kopt_enter_(&environment);
     factor = kopt_narrow64_(scale);

@@ -351,7 +351,7 @@ static void check_places(void)
 static void check_refusals(void)
 {
     static float x[64], g[64], loss[8];
-    static int32_t target[8] = {0, 1, 2, 3, 0, 1, 2, 3};
+    static int32_t target[8] = {0, 1, 2, 3, 0, 1, 2, 3}, nowhere[3] = {-1, -1, -1};
     const size_t huge = ~(size_t)0 / 4;
     const double nan_scale = (double)of_bits(0x7fc00000u);
     int32_t last = target[7];
@@ -376,6 +376,10 @@ static void check_refusals(void)
     ok(kopt_cross_entropy(NULL, loss, g, x, KOPT_F32, target, 8, 4, 4, 1) == KOPT_ERROR_BOUNDS &&
            kopt_cross_entropy(NULL, loss, NULL, x, KOPT_F32, target, 8, 4, 4, 1) == KOPT_ERROR_BOUNDS, "a target beyond the columns");
     target[7] = last;
+    ok(kopt_cross_entropy(NULL, loss, NULL, NULL, KOPT_F32, nowhere, 3, 0, 7, 1) == KOPT_OK && to_bits(loss[0]) == 0 && to_bits(loss[2]) == 0 &&
+           to_bits(loss[3]) == to_bits(7.0f) && kopt_cross_entropy(NULL, loss, g, NULL, KOPT_F32, target, 8, 0, 7, 1) == KOPT_ERROR_BOUNDS,
+       "rows of no columns: a loss of 0 where no target is asked for");
+    loss[0] = loss[1] = loss[2] = 7;
     ok(kopt_cross_entropy(NULL, loss, g, x, KOPT_F32, target, 8, 4, 4, 1e39) == KOPT_ERROR_RANGE &&
            kopt_cross_entropy(NULL, loss, NULL, x, KOPT_F32, target, 8, 4, 4, nan_scale) == KOPT_ERROR_RANGE, "a scale that is no finite float");
     ok(kopt_cross_entropy(NULL, loss, x + 1, x, KOPT_F32, target, 8, 4, 4, 1) == KOPT_ERROR_OVERLAP &&
