@@ -127,7 +127,7 @@ cuda_threads() {
     echo 'int main(void) { return 0; }' >build/tests/sanitize.c
     $CC -fsanitize=thread -o build/tests/sanitize build/tests/sanitize.c 2>/dev/null || return 0
     for try in 1 2 3 4 5 6; do build/tests/sanitize 2>/dev/null || return 0; done
-    echo "$CC -std=gnu99 -I. $C_WARNINGS -Wno-maybe-uninitialized -O1 -g -fsanitize=thread -DTHREADS -o build/tests/cuda.threads tests/cuda.c -lpthread"
+    echo "$CC -std=gnu99 -I. $C_WARNINGS -O1 -g -fsanitize=thread -DTHREADS -o build/tests/cuda.threads tests/cuda.c -lpthread"
 }
 
 cuda() {
@@ -243,8 +243,8 @@ vmath_parts() {
         done
         echo "$CC -O2 -std=c99 $C_WARNINGS -DKAHAN_OPT_SLEEF -o build/tests/test_loss.sleef tests/test_loss.c -lsleef -lm" >>build/tests/builds
         part test_loss.sleef build/tests/test_loss.sleef quick
-        # link-time optimization; gcc then forgets which warnings the header has turned off
-        for options in lto:'gcc -O2 -flto -Wno-maybe-uninitialized' lto_clang:'clang -O2 -flto -fuse-ld=lld'; do
+        # link-time optimization
+        for options in lto:'gcc -O2 -flto' lto_clang:'clang -O2 -flto -fuse-ld=lld'; do
             tool=${options#*:} tool=${tool%% *}
             have $tool && { [ $tool = gcc ] || have ld.lld; } || { skip "SLEEF with link-time optimization by $tool" "$tool or lld"; continue; }
             echo "${options#*:} -std=c99 $C_WARNINGS -DKAHAN_OPT_SLEEF -o build/tests/test_vmath.${options%%:*} tests/test_vmath.c -lsleef -lm" >>build/tests/builds

@@ -545,7 +545,7 @@ TEXT
         [ -s $out/user.bin ] && cmp $out/user.bin $out/user_after.bin >>$out/log 2>&1
         report $? "$flags: the code after the header is the same as without it"
     done
-    # Warnings that the header turns off for itself (gcc), and some others.
+    # The header turns no warning off for what follows it.
     cat >$out/warn.c <<'TEXT'
 extern int user_maybe(int c);
 int user_maybe(int c) {
@@ -563,7 +563,7 @@ TEXT
     for flags in 'gcc -O1' "${clang:-gcc} -O0"; do
         have ${flags%% *} || continue
         set -- -Wmaybe-uninitialized -Wsometimes-uninitialized -Wuninitialized -Wsign-conversion -Wfloat-equal -Wunused-function
-        case $flags in gcc*) set -- -DKAHAN_OPT_NO_SIMD -Wmaybe-uninitialized -Wsign-conversion -Wfloat-equal -Wunused-function ;; esac
+        case $flags in gcc*) set -- -Wmaybe-uninitialized -Wsign-conversion -Wfloat-equal -Wunused-function ;; esac
         for source in warn warn_after; do
             $flags "$@" -I. -c $out/$source.c -o $out/warn.o 2>&1 | grep -o '\[-W.*\]' | sort >$out/$source.log
         done
