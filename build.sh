@@ -259,7 +259,10 @@ vmath_parts() {
     library=build/sleef-arm64/usr/lib/aarch64-linux-gnu
     if have aarch64-linux-gnu-gcc && have qemu-aarch64 && [ -e $library/libsleef.so.3 ]; then
         echo "aarch64-linux-gnu-gcc -O2 -std=c99 $C_WARNINGS -DKAHAN_OPT_SLEEF -o build/tests/test_vmath.sleef_neon tests/test_vmath.c $library/libsleef.so.3 -lm" >>build/tests/builds
-        part test_vmath.sleef_neon qemu-aarch64 -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH=$library build/tests/test_vmath.sleef_neon quick
+        echo "aarch64-linux-gnu-gcc -O2 -std=c99 $C_WARNINGS -DKAHAN_OPT_SLEEF -o build/tests/test_atan.sleef_neon tests/test_atan.c $library/libsleef.so.3 -lm" >>build/tests/builds
+        for name in test_vmath test_atan; do
+            part $name.sleef_neon qemu-aarch64 -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH=$library build/tests/$name.sleef_neon quick
+        done
     else
         echo "NOTE: SLEEF on AArch64 is not tested (no build/sleef-arm64 or qemu-aarch64; a foreign package, which not every mirror has)"
     fi

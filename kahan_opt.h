@@ -780,7 +780,7 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
 
 /* Functions of arrays of fp32, by whoever computes them best. Any n, any alignment of 4; out may be an input (in place).
    Make your own from SVML, vForce, libmvec ...; an entry that is NULL is served by the built-in. In a step (opt.vmath) atan2
-   and tanh are called in place for up to 256 elements, in no particular order, on the thread of the step. */
+   and tanh are called in place for up to 512 elements, in no particular order, on the thread of the step. */
 typedef struct kopt_vmath {
     const char *name;
     void (*exp)(float *out, const float *x, size_t n);
@@ -1068,6 +1068,7 @@ typedef struct kopt_job_ {
 #ifdef KAHAN_OPT_VMATH
     const kopt_vmath *vmath;  /* whose functions run between two passes over the weights; NULL: one pass */
     kopt_byte_ *argument[2];  /* not NULL in the first pass: fp32, from element begin on */
+    int quotient;             /* of Adam-atan2: there is one argument, y / x, and its arc tangent is what the table has as atan2 */
 #endif
 } kopt_job_;
 
@@ -1922,6 +1923,7 @@ static void kopt_general_scalar_(const kopt_job_ *j, size_t begin, size_t end);
             bits_ value_                      the same register as words, as floats
             round_ count_                     to integer (nearest even, below 2^31), from integer
             sub_where_(mask, a, b)            a - b, and b elsewhere. Optional: SUB_WHERE_
+            lesser_(a, b) greater_(a, b)      of floats that are not negative; b if one is NaN. Optional: LESSER_GREATER_
    words    iset_ iadd_ isub_ and_ or_ xor_ shl_ shr_ mulhilo_, mul16_ add16_ (each 16-bit half by itself, low result)
             hold_                             iset_ that the compiler keeps instead of making it anew in a loop
    masks    gt_ (signed) eq_ either_ any_ select_(mask, yes, no) where_(mask, words): 0 elsewhere
@@ -1950,6 +1952,8 @@ static void kopt_general_scalar_(const kopt_job_ *j, size_t begin, size_t end);
 #define div_ NAME_(div)
 #define sqrt_ NAME_(sqrt)
 #define sub_where_ NAME_(sub_where)
+#define lesser_ NAME_(lesser)
+#define greater_ NAME_(greater)
 #define set_ NAME_(set)
 #define bits_ NAME_(bits)
 #define value_ NAME_(value)
@@ -2228,6 +2232,25 @@ FN_ floats_ sqrt_(floats_ a) {
     return _mm256_sqrt_ps(a);
 #endif
 }
+#define LESSER_GREATER_ 1 /* instead of two selections: see angle_ */
+FN_ floats_ lesser_(floats_ a, floats_ b) {
+#ifdef KOPT_GNU_
+    floats_ r;
+    __asm__("vminps {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b)); /* -Ofast would swap them */
+    return r;
+#else
+    return _mm256_min_ps(a, b);
+#endif
+}
+FN_ floats_ greater_(floats_ a, floats_ b) {
+#ifdef KOPT_GNU_
+    floats_ r;
+    __asm__("vmaxps {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b));
+    return r;
+#else
+    return _mm256_max_ps(a, b);
+#endif
+}
 FN_ words_ bits_(floats_ a) { /* settled: see kopt_bits_ */
     words_ r = _mm256_castps_si256(a);
     SETTLE_(r);
@@ -2333,6 +2356,7 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define LANES_ KOPT_CAST_(size_t, 16)
 #define PAIRS_ 1
 #define SUB_WHERE_ 1 /* in one operation: 2 % of a step by Adam-atan2 */
+#define LESSER_GREATER_ 1
 #define STREAMS_ 1
 #ifdef KOPT_GNU_
 #define SETTLE_(r) __asm__("" : "+v"(r))
@@ -2391,6 +2415,8 @@ FN_ floats_ mul_(floats_ a, floats_ b) {
 }
 OF_TWO_(floats_, "=v", div_, "vdivps", floats_)
 OF_ONE_(floats_, sqrt_, "vsqrtps", floats_)
+OF_TWO_(floats_, "=v", lesser_, "vminps", floats_)
+OF_TWO_(floats_, "=v", greater_, "vmaxps", floats_)
 FN_ words_ bits_(floats_ a) { /* settled: see kopt_bits_ */
     words_ r = KOPT_SAME_BITS_(words_, a);
     SETTLE_(r);
@@ -2555,6 +2581,8 @@ FN_ floats_ sqrt_(floats_ a) {
     return _mm512_sqrt_ps(a);
 #endif
 }
+FN_ floats_ lesser_(floats_ a, floats_ b) { return _mm512_min_ps(a, b); }
+FN_ floats_ greater_(floats_ a, floats_ b) { return _mm512_max_ps(a, b); }
 FN_ words_ bits_(floats_ a) { /* settled: see kopt_bits_ */
     words_ r = _mm512_castps_si512(a);
     SETTLE_(r);
@@ -2894,6 +2922,7 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define codes_to_ NAME_(codes_to)
 #define pair_first_ NAME_(pair_first)
 #define pair_middle_ NAME_(pair_middle)
+#define pair_constants_ NAME_(pair_constants)
 #define pair_second_ NAME_(pair_second)
 #define pair_weight_ NAME_(pair_weight)
 #define pair_update_ NAME_(pair_update)
@@ -2902,6 +2931,10 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define pair_prefetch_ NAME_(pair_prefetch)
 #define pairs_ NAME_(pairs)
 
+#ifndef LESSER_GREATER_
+FN_ floats_ lesser_(floats_ a, floats_ b) { return value_(select_(gt_(bits_(a), bits_(b)), bits_(b), bits_(a))); }
+FN_ floats_ greater_(floats_ a, floats_ b) { return value_(select_(gt_(bits_(b), bits_(a)), bits_(b), bits_(a))); }
+#endif
 #ifndef SUB_WHERE_
 FN_ floats_ sub_where_(mask_ m, floats_ a, floats_ b) { return value_(select_(m, bits_(sub_(a, b)), bits_(b))); }
 #endif
@@ -2954,6 +2987,7 @@ typedef struct scalars_ {
     floats_ rate, root_scale, eps;
 #ifdef KAHAN_OPT_VMATH
     floats_ sharpness;
+    int quotient;
 #endif
     int use_scale, use_l2, use_decay, zero_grad, moments_only, unrectified, sync, first_step;
 } scalars_;
@@ -2977,6 +3011,9 @@ FN_ scalars_ spread_(const kopt_job_ *j) {
     k.eps = set_(s->eps);
 #ifdef KAHAN_OPT_VMATH
     k.sharpness = set_(s->sharpness);
+#ifndef ONE_PASS_
+    k.quotient = j->quotient;
+#endif
 #endif
     k.use_scale = LANES_ == 1 || kopt_bits_(s->grad_scale) != 0x3F800000u; /* times 1 changes no number */
     k.use_l2 = KOPT_HAS_(KOPT_WITH_L2) && kopt_bits_(s->l2) << 1 != 0; /* neither 0 nor -0 */
@@ -3387,7 +3424,7 @@ FN_ floats_ larger_(floats_ a, floats_ b) {
 FN_ floats_ angle_(floats_ y, floats_ x) {
     const words_ height = and_(bits_(y), iset_(0x7FFFFFFFu)), width = bits_(x);
     const mask_ steep = gt_(height, width);
-    floats_ q = div_(value_(select_(steep, width, height)), value_(select_(steep, height, width)));
+    floats_ q = div_(lesser_(value_(height), x), greater_(x, value_(height))); /* NaN if one of them is */
     const floats_ z = mul_(q, q);
     const floats_ a = add_(mul_(add_(z, set_(1.75760663f)), z), set_(3.77875996f));
     const floats_ b = add_(mul_(sub_(z, set_(3.12811708f)), z), set_(6.84485292f));
@@ -3400,8 +3437,10 @@ FN_ floats_ angle_(floats_ y, floats_ x) {
 #define MOMENTS_ kopt_moments_here_(kind.rule, kind.moments)
 #if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
 #define FIRST_PASS_ kind.first_pass
+#define TWO_ARGUMENTS_ (kind.rule == KOPT_ADAM_ATAN2 && !j->quotient)
 #else
 #define FIRST_PASS_ 0
+#define TWO_ARGUMENTS_ 0
 #endif
 
 #if defined(KAHAN_OPT_VMATH) && defined(ONE_PASS_)
@@ -3454,7 +3493,7 @@ FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, f
 #ifdef KAHAN_OPT_VMATH
     if (kind.rule == KOPT_ADAM_ATAN2) {
         square = add_(mul_(sqrt_(square), k->root_scale), k->eps);
-        if (FIRST_PASS_) return square;
+        if (FIRST_PASS_) return k->quotient ? div_(x, square) : square;
         x = angle_(x, square);
         divides = 0;
     }
@@ -3667,7 +3706,7 @@ FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t 
     update = rule_(kind, k, w, c, g, &p);
 #ifdef KAHAN_OPT_VMATH
     if (FIRST_PASS_) {
-        put_(j->argument[0] + 4 * (i - j->begin), 4, n, kind.rule == KOPT_ADAM_ATAN2 ? bits_(p.m) : bits_(update));
+        put_(j->argument[0] + 4 * (i - j->begin), 4, n, TWO_ARGUMENTS_ ? bits_(p.m) : bits_(update));
         put_(j->argument[1] + 4 * (i - j->begin), 4, n, bits_(update));
     }
 #endif
@@ -4018,7 +4057,7 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
         apply_rule_(&t, j, kind);
 #ifdef KAHAN_OPT_VMATH
         if (FIRST_PASS_) {
-            row_to_(j->argument[0] + 4 * (i - j->begin), kind.rule == KOPT_ADAM_ATAN2 ? t.moment[0] : t.update, 4, t.n);
+            row_to_(j->argument[0] + 4 * (i - j->begin), TWO_ARGUMENTS_ ? t.moment[0] : t.update, 4, t.n);
             row_to_(j->argument[1] + 4 * (i - j->begin), t.update, 4, t.n);
         }
 #endif
@@ -4127,6 +4166,19 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(atan2_f32)(const kopt_job_ *j) { al
 typedef struct constants_ {
     words_ one, bias, half_ulp, upper, lower, exponent, magnitude, limit;
 } constants_;
+
+FN_ constants_ pair_constants_(void) {
+    constants_ c;
+    c.one = hold_(1);
+    c.bias = hold_(0x7FFFu);
+    c.half_ulp = hold_(0x8000u);
+    c.upper = hold_(0xFFFF0000u);
+    c.lower = hold_(0xFFFFu);
+    c.exponent = hold_(0x7F807F80u);
+    c.magnitude = hold_(0x7FFF7FFFu);
+    c.limit = hold_(0x7F7E7F7Eu);
+    return c;
+}
 
 FN_ floats_ half_(words_ a, int odd, const constants_ *c) { return value_(odd ? and_(a, c->upper) : shl_(a, 16)); }
 
@@ -4281,12 +4333,13 @@ FN_ void pair_finish_(const kopt_job_ *general_job, const kopt_job_ *j, kopt_kin
 }
 
 #ifdef KAHAN_OPT_VMATH
-/* Adam-atan2 goes over a row three times: moments and arguments, atan2, weights (smooth Lion too). Each loop is short enough for a
-   processor to work at several turns of it at a time (in one loop it is 1.2 times slower), and a table's function is called
-   for many elements at once. */
+/* Adam-atan2 goes over a tile three times: moments and arguments, atan2, weights (smooth Lion too). Each loop is short enough for a
+   processor to work at several turns of it at a time (in one loop it is 1.2 times slower, in two 1.15), and a table's function is
+   called for many elements at once: with AVX-512 in tiles of 512 a step by SLEEF takes 0.92 of the time of one in tiles of 128. */
+#define PAIR_TILE_ (LANES_ == 16 ? 512 : KOPT_RANDOM_ROW_)
 typedef struct pair_tile_ {
-    kopt_byte_ y[4 * KOPT_RANDOM_ROW_], x[4 * KOPT_RANDOM_ROW_], random[4 * KOPT_RANDOM_ROW_]; /* of each group first the even elements */
-    kopt_byte_ moment[2][2 * KOPT_RANDOM_ROW_]; /* new; stored with the weights, when all of a group is known to be finite */
+    kopt_byte_ y[4 * PAIR_TILE_], x[4 * PAIR_TILE_], random[4 * PAIR_TILE_]; /* of each group first the even elements */
+    kopt_byte_ moment[2][2 * PAIR_TILE_]; /* new; stored with the weights, when all of a group is known to be finite */
 } pair_tile_;
 
 /* The group at element i, which is at `at` in the tile. */
@@ -4295,23 +4348,23 @@ FN_ void pair_first_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, con
     pair_words_ p;
     pair_draw_(r, &p);
     pair_update_(j, kind, k, c, i, grad, &p);
-    store32_(t->y + 4 * at, bits_(kind.moments > 1 ? p.even.m : p.even.update));
-    store32_(t->y + 4 * (at + LANES_), bits_(kind.moments > 1 ? p.odd.m : p.odd.update));
-    if (kind.moments > 1) store32_(t->x + 4 * at, bits_(p.even.update));
-    if (kind.moments > 1) store32_(t->x + 4 * (at + LANES_), bits_(p.odd.update));
+    if (TWO_ARGUMENTS_) {
+        store32_(t->y + 4 * at, bits_(p.even.m));
+        store32_(t->y + 4 * (at + LANES_), bits_(p.odd.m));
+        store32_(t->x + 4 * at, bits_(p.even.update));
+        store32_(t->x + 4 * (at + LANES_), bits_(p.odd.update));
+    } else {
+        store32_(t->y + 4 * at, bits_(p.even.update));
+        store32_(t->y + 4 * (at + LANES_), bits_(p.odd.update));
+    }
     store32_(t->random + 4 * at, p.even.random);
     store32_(t->random + 4 * (at + LANES_), p.odd.random);
     store32_(t->moment[0] + 2 * at, p.moment1);
     if (kind.moments > 1) store32_(t->moment[1] + 2 * at, p.moment2);
 }
 
-FN_ void pair_middle_(const kopt_job_ *j, pair_tile_ *t, size_t n) {
-    float *y = KOPT_POINTER_(float *, t->y), *x = KOPT_POINTER_(float *, t->x);
+FN_ void pair_middle_(pair_tile_ *t, size_t n) {
     size_t i;
-    if (j->vmath != KOPT_NULL_) {
-        kopt_between_(j, y, x, n);
-        return;
-    }
     for (i = 0; i < 4 * n; i += 4 * LANES_)
         store32_(t->y + i, bits_(angle_(value_(load32_(t->y + i)), value_(load32_(t->x + i)))));
 }
@@ -4360,23 +4413,16 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, int moments, kopt_
     size_t i = j->begin, n;
     words_ next = iset_(0); /* early gradients, see above */
     kopt_kind_ kind;
-    constants_ c;
+    constants_ c = pair_constants_();
     pair_random_ r[PAIR_GROUPS_];
     int partial = 1; /* the row before was not whole: the numbers of this one begin anew */
     int waits = 0;
     pair_words_ earlier; /* if it waits: the group before, without its second half */
 #ifdef KAHAN_OPT_VMATH
     pair_tile_ tile;
+    size_t held = 0;
 #endif
     earlier.moment1 = earlier.moment2 = next; /* or gcc warns of them under its thread sanitizer */
-    c.one = hold_(1);
-    c.bias = hold_(0x7FFFu);
-    c.half_ulp = hold_(0x8000u);
-    c.upper = hold_(0xFFFF0000u);
-    c.lower = hold_(0xFFFFu);
-    c.exponent = hold_(0x7F807F80u);
-    c.magnitude = hold_(0x7FFF7FFFu);
-    c.limit = hold_(0x7F7E7F7Eu);
     kind.rule = rule;
     kind.weight = kind.grad = kind.moment = KOPT_BF16;
     kind.rounding = rounding;
@@ -4416,7 +4462,7 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, int moments, kopt_
                 next = load32_(j->grad + 2 * (at + 2 * LANES_));
 #ifdef KAHAN_OPT_VMATH
             if (FIRST_PASS_) {
-                pair_first_(j, kind, &k, &c, at, grad, numbers, &tile, part);
+                pair_first_(j, kind, &k, &c, at, grad, numbers, &tile, held + part);
                 continue;
             }
 #endif
@@ -4432,9 +4478,19 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, int moments, kopt_
         }
 #ifdef KAHAN_OPT_VMATH
         if (FIRST_PASS_) {
-            pair_middle_(j, &tile, n);
-            for (part = 0; part < n; part += 2 * LANES_)
-                pair_second_(j, general_job, kind, &k, &c, i + part, &tile, part);
+            held += n;
+            if (held + KOPT_RANDOM_ROW_ <= PAIR_TILE_ && j->end - i - n >= 2 * LANES_) continue;
+            if (j->vmath == KOPT_NULL_) {
+                pair_middle_(&tile, held);
+            } else {
+                kopt_between_(j, KOPT_POINTER_(float *, tile.y), KOPT_POINTER_(float *, tile.x), held);
+                c = pair_constants_(); /* to keep them over the call is 3 % of a step by SLEEF */
+                k = spread_(j);
+                k.unrectified = unrectified;
+            }
+            for (part = 0; part < held; part += 2 * LANES_)
+                pair_second_(j, general_job, kind, &k, &c, i + n - held + part, &tile, part);
+            held = 0;
         }
 #endif
     }
@@ -5383,6 +5439,8 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef div_
 #undef sqrt_
 #undef sub_where_
+#undef lesser_
+#undef greater_
 #undef set_
 #undef bits_
 #undef value_
@@ -5436,10 +5494,12 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef TOOLS_
 #undef GENERIC_FP16_
 #undef SUB_WHERE_
+#undef LESSER_GREATER_
 #undef SETTLE_
 #undef APART_
 #undef MOMENTS_
 #undef FIRST_PASS_
+#undef TWO_ARGUMENTS_
 #undef APPLY_
 #undef scalars_
 #undef spread_
@@ -5543,8 +5603,10 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef coder_of_
 #undef codes_to_
 #undef PAIR_GROUPS_
+#undef PAIR_TILE_
 #undef pair_first_
 #undef pair_middle_
+#undef pair_constants_
 #undef pair_second_
 #undef pair_weight_
 #undef pair_update_
@@ -6931,6 +6993,7 @@ KOPT_LEAN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kop
     job->codes[0] = KOPT_NULL_;
 #ifdef KAHAN_OPT_VMATH
     job->vmath = kopt_table_of_(s);
+    job->quotient = job->vmath != KOPT_NULL_ && job->vmath != s->vmath;
     job->argument[0] = job->argument[1] = KOPT_NULL_;
 #endif
 }
@@ -7988,7 +8051,7 @@ static void kopt_sleef_mend_(float *sine, float *cosine, const kopt_byte_ *x, si
     KOPT_SLEEF_NAME_(kopt_sleef_atan2_raw_##width##_, "Sleef_atan2f" lanes "_u10" suffix);                             \
     KOPT_SLEEF_NAME_(kopt_sleef_sincospi_raw_##width##_, "Sleef_sincospif" lanes "_u05" suffix);                       \
     KOPT_SLEEF_NAME_(kopt_sleef_tanh_fast_##width##_, "Sleef_tanhf" lanes "_u35" suffix);                              \
-    KOPT_SLEEF_NAME_(kopt_sleef_atan2_fast_##width##_, "Sleef_atan2f" lanes "_u35" suffix);                            \
+    KOPT_SLEEF_NAME_(kopt_sleef_atan_fast_##width##_, "Sleef_atanf" lanes "_u35" suffix);                              \
     static void kopt_sleef_one_##width##_(kopt_sleef_raw_ *f, int what, float *out, float *out2, const float *x,       \
                                           const float *y, size_t n) { /* up to one vector */                           \
         kopt_byte_ room[7 * 64], *at = room + (0 - KOPT_ADDRESS_(room)) % 64; /* pair (128), x, y, out */              \
@@ -8033,12 +8096,13 @@ static void kopt_sleef_mend_(float *sine, float *cosine, const kopt_byte_ *x, si
         kopt_sleef_run_##width##_(kopt_sleef_sincospi_raw_##width##_, KOPT_SLEEF_SINCOSPI_, sine, cosine, x, x, n);    \
     }                                                                                                                  \
     KOPT_SLEEF_UNARY_(width, steps_tanh) { kopt_sleef_loop_##width##_(kopt_sleef_tanh_fast_##width##_, 0, out, out, x, x, n); } \
-    static void kopt_sleef_steps_atan2_##width##_(float *out, const float *y, const float *x, size_t n) {              \
-        kopt_sleef_loop_##width##_(kopt_sleef_atan2_fast_##width##_, KOPT_SLEEF_ATAN2_, out, out, y, x, n);            \
+    static void kopt_sleef_steps_atan_##width##_(float *out, const float *quotient, const float *x, size_t n) {        \
+        (void)x;                                                                                                       \
+        kopt_sleef_loop_##width##_(kopt_sleef_atan_fast_##width##_, 0, out, out, quotient, quotient, n);               \
     }                                                                                                                  \
     static const kopt_vmath kopt_sleef_steps_##width##_ = {                                                            \
         "sleef " title ", 3.5 ulp", KOPT_NULL_, KOPT_NULL_, kopt_sleef_steps_tanh_##width##_, KOPT_NULL_, KOPT_NULL_,  \
-        kopt_sleef_steps_atan2_##width##_, KOPT_NULL_};                                                                \
+        kopt_sleef_steps_atan_##width##_, KOPT_NULL_};                                                                 \
     static const kopt_vmath kopt_sleef_table_##width##_ = {                                                            \
         "sleef " title, kopt_sleef_exp_##width##_, kopt_sleef_log_##width##_, kopt_sleef_tanh_##width##_,              \
         kopt_sleef_erf_##width##_, kopt_sleef_erfc_##width##_, kopt_sleef_atan2_##width##_, kopt_sleef_sincospi_##width##_};
@@ -8071,7 +8135,8 @@ KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void) {
 #endif
 }
 
-/* For steps its forms with 3.5 ulp, which are twice as fast. */
+/* For steps its forms with 3.5 ulp, which are twice as fast; of Adam-atan2, whose second argument is positive, the arc tangent of
+   the quotient: 31 operations instead of 55, a step takes 0.84 of the time. */
 static const kopt_vmath *kopt_vmath_of_steps_(const kopt_vmath *vmath) {
 #ifdef KOPT_X86_
     if (vmath == &kopt_sleef_table_512_) return &kopt_sleef_steps_512_;
