@@ -404,6 +404,41 @@ static void check_lengths(int quick)
     }
 }
 
+#ifndef KAHAN_OPT_VMATH
+/* AdamW with 8-bit moments, whole blocks and what is left of one; a block without gradients, or whose numbers are too small for a
+   scale; a special element. */
+static void check_codes(int quick)
+{
+    static const size_t lengths[] = {256, 257, 511, 512, 1000, 2048, 2304, 4099};
+    int bad = 0, cases = 0, k, p, again, isa;
+    for (k = 0; k < (int)(sizeof lengths / sizeof *lengths); ++k)
+        for (p = 0; p < PROFILES; ++p)
+            for (again = 0; again < (quick ? 4 : 24); ++again, ++cases) {
+                static const size_t offset[BUFFERS] = {65, 66, 67, 68};
+                kopt_optimizer o = common(ADAM, KOPT_BF16, KOPT_KAHAN, KOPT_DECOUPLED);
+                kopt_tensor t = kopt_tensor_of(NULL, NULL, KOPT_BF16, lengths[k], NULL, 0);
+                ref_layout l;
+                size_t i, block = 256 * below(2);
+                o.moment_format = KOPT_Q8;
+                l = ref_layout_of(&o, t.n);
+                o.zero_grad = (int)below(2), o.maximize = (int)below(2), o.grad_scale = below(2) ? 1 : 0.3;
+                t.first_index = below(4) ? 256 * (uint64_t)below(64) : 128 * (uint64_t)below(64);
+                if (!prepare(&o, &t, (profile)p)) ++bad;
+                if (below(2) && block < t.n) { /* nearly nothing */
+                    for (i = block; i < block + 256 && i < t.n; ++i) ref_set(initial[GRAD], 2, i, 0);
+                    ref_set(initial[STATE] + l.scale[0], 4, block / 256, below(2) ? 0 : 0x00800000u + below(0x02000000u));
+                    ref_set(initial[STATE] + l.scale[1], 4, block / 256, below(2) ? 0 : 0x00800000u + below(0x02000000u));
+                }
+                if (below(2)) ref_set(below(2) ? initial[WEIGHT] : initial[GRAD], 2, below((uint32_t)t.n), special(KOPT_BF16));
+                if (below(2)) ref_set(initial[STATE] + l.residual, 2, below((uint32_t)t.n), special(KOPT_BF16));
+                expect(o, &t, 3);
+                for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
+                    if (kopt_isa_force((kopt_isa)isa) == KOPT_OK) bad += !steps_agree(o, &t, 3, offset, 0);
+            }
+    ok(!bad, "AdamW with 8-bit moments: 256 to 4099 weights, %d tensors, %d disagree", cases, bad);
+}
+#endif
+
 /* One special element in a long run of ordinary ones, at each place of a block: any special value in one of the arrays,
    or all arrays where their results come to lie between the largest finite number and infinity. */
 static void check_lone_specials(int quick)
@@ -523,6 +558,9 @@ int main(int count, char **arguments)
     fesetenv(FE_DFL_ENV); /* -Ofast would start with subnormals flushed: the reference needs them */
     check_combinations(quick ? 11 : 1);
     check_lengths(quick);
+#ifndef KAHAN_OPT_VMATH
+    check_codes(quick);
+#endif
     check_lone_specials(quick);
     check_alignment();
     check_shards();
