@@ -2369,7 +2369,7 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define SETTLE_(r) ((void)0)
 #endif
 
-#ifdef KOPT_GCC_ /* its own vectors and operators, and where it has none an instruction. It takes 14 % less to compile this file so */
+#ifdef KOPT_GCC_ /* its own vectors and operators, and where it has none an instruction: see _IMMINTRIN_H_INCLUDED */
 typedef float floats_ __attribute__((__vector_size__(64)));
 typedef uint32_t words_ __attribute__((__vector_size__(64)));
 typedef uint16_t mask_;
@@ -2386,17 +2386,17 @@ typedef uint32_t NAME_(any16) __attribute__((__vector_size__(16), __aligned__(1)
         __asm__(operation " {%1, %0|%0, %1}" : "=v"(r) : "v"(a)); \
         return r;                                                 \
     }
-#define OF_TWO_(result, kind, name, operation, given)                           \
-    FN_ result name(given a, given b) {                                         \
-        result r;                                                               \
+#define OF_TWO_(result, kind, name, operation, given)                             \
+    FN_ result name(given a, given b) {                                           \
+        result r;                                                                 \
         __asm__(operation " {%2, %1, %0|%0, %1, %2}" : kind(r) : "v"(a), "v"(b)); \
-        return r;                                                               \
+        return r;                                                                 \
     }
-#define OF_MEMORY_(name, operation, type)                                     \
-    FN_ words_ name(const kopt_byte_ *p) {                                    \
-        words_ r;                                                             \
+#define OF_MEMORY_(name, operation, type)                                      \
+    FN_ words_ name(const kopt_byte_ *p) {                                     \
+        words_ r;                                                              \
         __asm__(operation " {%1, %0|%0, %1}" : "=v"(r) : "m"(FROM_(type, p))); \
-        return r;                                                             \
+        return r;                                                              \
     }
 
 FN_ floats_ set_(float x) {
@@ -2444,8 +2444,8 @@ FN_ words_ xor_(words_ a, words_ b) { return a ^ b; }
 OF_TWO_(words_, "=v", add16_, "vpaddw", words_)
 OF_TWO_(words_, "=v", mul16_, "vpmullw", words_)
 OF_TWO_(words_, "=v", NAME_(mul64), "vpmuludq", words_) /* of the even words, 64 bits each */
-OF_TWO_(words_, "=v", NAME_(add64), "vpaddq", words_)       /* of 64 bits each                */
-FN_ words_ NAME_(odd_words)(words_ a) {                       /* the odd words in the even lanes */
+OF_TWO_(words_, "=v", NAME_(add64), "vpaddq", words_)   /* of 64 bits each                 */
+FN_ words_ NAME_(odd_words)(words_ a) {                 /* the odd words in the even lanes */
     words_ r;
     __asm__("vpsrlq {$32, %1, %0|%0, %1, 32}" : "=v"(r) : "v"(a));
     return r;
@@ -2515,10 +2515,10 @@ FN_ words_ block_order_(void) {
 OF_TWO_(words_, "=v", zip_low_, "vpunpckldq", words_)
 OF_TWO_(words_, "=v", zip_high_, "vpunpckhdq", words_)
 FN_ void NAME_(stream32)(kopt_byte_ *p, words_ a) {
-    __asm__("vmovntdq {%1, %0|%0, %1}" : "=m"(TO_(any64, p)) : "v"(a));
+    __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(TO_(any64, p)) : "v"(a));
 }
 FN_ void NAME_(stream16)(kopt_byte_ *p, words_ a) {
-    __asm__("vmovntdq {%1, %0|%0, %1}" : "=m"(TO_(any32, p)) : "v"(NAME_(low16)(a)));
+    __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(TO_(any32, p)) : "v"(NAME_(low16)(a)));
 }
 FN_ words_ pair_join_(words_ even, words_ odd) { /* bytes 2 and 3 of even into bytes 0 and 1 of odd: one operation */
     const words_ bytes = {0x0302, 0x0706, 0x0B0A, 0x0F0E, 0x0302, 0x0706, 0x0B0A, 0x0F0E,
@@ -3330,8 +3330,8 @@ FN_ words_ place_(const coder_ *c, floats_ y, words_ r) {
     const words_ exponent = shr_(bits_(greater_(y, set_(4.65661287e-10f))), 23);
     const words_ d = isub_(of_32_(c->highest, exponent), where_(gt_(of_32_(c->begins, exponent), bits_(y)), c->one));
 #else
-    const words_ above = iadd_(bits_(y), c->one); /* y >= a: bits_(y) + 1 > bits_(a) */
-    words_ d = where_(gt_(above, c->fourth), c->four); /* the decade, by bisection */
+    const words_ above = iadd_(bits_(y), c->one);      /* y >= a: bits_(y) + 1 > bits_(a) */
+    words_ d = where_(gt_(above, c->fourth), c->four); /* the decade, by bisection        */
     d = iadd_(d, where_(gt_(above, of_eight_(c->decades + KOPT_FIRST_, iadd_(d, c->two))), c->two));
     d = iadd_(d, where_(gt_(above, of_eight_(c->decades + KOPT_FIRST_, iadd_(d, c->one))), c->one));
 #endif
@@ -4802,7 +4802,8 @@ APART_ void NAME_(step)(const kopt_job_ *j) {
 #ifdef LOOK_UP_
     if (KOPT_HAS_(KOPT_WITH_Q8) && plain && adam && j->codes[0] != KOPT_NULL_ && weight == KOPT_BF16 && rounding == KOPT_KAHAN &&
         j->grad_format == KOPT_BF16 && j->copy == KOPT_NULL_ && small_stores == KOPT_STOCHASTIC && s->moments == 2 &&
-        KOPT_STATE_ROUNDING_(s->compensation_rounding) == KOPT_STOCHASTIC && j->first % KOPT_TILE_ == 0) { /* a block has numbers of one span */
+        KOPT_STATE_ROUNDING_(s->compensation_rounding) == KOPT_STOCHASTIC &&
+        j->first % KOPT_TILE_ == 0) { /* the random numbers of a block are of one span */
         NAME_(coded_adam_kahan)(j);
         return;
     }
