@@ -3298,10 +3298,9 @@ FN_ words_ random_draw_(random_draws_ *draws, const cipher_ *cipher, kopt_index_
 /* What does not change within a block. Held: of the constants each would be made anew for each vector. */
 typedef struct coder_ {
     floats_ inverse, before_base; /* of the scale; what base is more than last */
-    words_ magnitude, zero, one, two, four, fourth; /* fourth: the first value of decade 4 */
+    words_ magnitude, zero, one, two, four, fourth, subnormal; /* fourth: the first value of decade 4 */
     const uint32_t *decades;
 #ifdef LOOK_UP_
-    words_ subnormal;
     const kopt_byte_ *highest, *begins; /* for each exponent from -31 to 0: the decade of its highest value, and where that begins */
 #endif
 } coder_;
@@ -3316,6 +3315,7 @@ FN_ coder_ coder_of_(floats_ scale, const uint32_t *decades, int square) {
     c.two = hold_(2);
     c.four = hold_(4);
     c.fourth = hold_(decades[KOPT_FIRST_ + 4]);
+    c.subnormal = hold_(0x007FFFFFu); /* the largest of them */
     c.decades = decades;
     return c;
 }
@@ -4003,12 +4003,12 @@ APART_ void row_from_codes_(kopt_byte_ *row, const kopt_byte_ *code, const kopt_
 
 FN_ void codes_to_(const tile_ *t, kopt_byte_ *code, floats_ scale, int square, int moment, kopt_rounding how) {
     const coder_ coder = coder_of_(scale, kopt_decades_[square], square);
-    const words_ lower = hold_(0xFFFFu), store = hold_(KOPT_CAST_(uint32_t, moment) + 1), subnormal = hold_(0x007FFFFFu);
+    const words_ lower = hold_(0xFFFFu), store = hold_(KOPT_CAST_(uint32_t, moment) + 1);
     const size_t n = t->n;
     size_t i;
     ROW_(i, n) {
         words_ x = load32_(t->moment[moment] + 4 * i), r = hold_(0x8000u);
-        x = where_(gt_(and_(x, coder.magnitude), subnormal), x);
+        x = where_(gt_(and_(x, coder.magnitude), coder.subnormal), x);
         if (how == KOPT_STOCHASTIC) r = and_(tile_number_(t, i, store), lower);
         put_(code + i, 1, left_(n, i), code_(&coder, value_(x), square, r));
     }
@@ -4653,7 +4653,6 @@ FN_ void codes_of_block_(const coded_ *b, kopt_byte_ *code, kopt_byte_ *scale, u
     size_t at;
     coder.highest = b->highest[m];
     coder.begins = b->begins[m];
-    coder.subnormal = hold_(0x007FFFFFu);
     kopt_store32_(scale, largest);
     for (at = 0; at < KOPT_TILE_; at += 2 * LANES_) {
         const pair_random_ *const numbers = r + at % KOPT_RANDOM_ROW_ / (2 * LANES_);
@@ -4748,10 +4747,10 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(coded_adam_kahan)(const kopt_job_ *
         }
         codes_of_block_(&b, j->moment[0] + i, j->scale[0] + i / KOPT_TILE_ * 4, kopt_scale_(largest[0]), r, 0);
         codes_of_block_(&b, j->moment[1] + i, j->scale[1] + i / KOPT_TILE_ * 4, kopt_scale_(largest[1]), r, 1);
-        for (at = 0; at < 2 * KOPT_TILE_; at += 4 * LANES_) {
-            store32_(j->weight + 2 * i + at, load32_(b.weight + at));
-            store32_(j->residual + 2 * i + at, load32_(b.residual + at));
-            if (k.zero_grad) store32_(j->grad + 2 * i + at, iset_(0));
+        for (at = 0; at < KOPT_TILE_; at += 2 * LANES_) {
+            store32_(j->weight + 2 * (i + at), load32_(b.weight + 2 * at));
+            store32_(j->residual + 2 * (i + at), load32_(b.residual + 2 * at));
+            if (k.zero_grad) store32_(j->grad + 2 * (i + at), iset_(0));
         }
     }
     if (i < j->end) general_(general_job, i, j->end);
