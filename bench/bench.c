@@ -439,6 +439,7 @@ static void count_instructions(line *lines, int count) {
 /* ---- the divider: what a divide and a root per element take if there is nothing else ---- */
 
 #if defined(__x86_64__)
+#include <immintrin.h>
 #define DIVIDER(name, isa, type, load)                                                                         \
     __attribute__((target(isa))) static double name(const float *x, size_t n) {                               \
         type a = load(x), b = a, c = a, d = a;                                                                 \
