@@ -2372,6 +2372,7 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #ifdef KOPT_GCC_ /* its own vectors and operators, and where it has none an instruction: see _IMMINTRIN_H_INCLUDED */
 typedef float floats_ __attribute__((__vector_size__(64)));
 typedef uint32_t words_ __attribute__((__vector_size__(64)));
+typedef int NAME_(ints) __attribute__((__vector_size__(64)));
 typedef uint16_t mask_;
 typedef uint32_t NAME_(bytes32) __attribute__((__vector_size__(32)));
 typedef uint32_t NAME_(bytes16) __attribute__((__vector_size__(16)));
@@ -2465,10 +2466,9 @@ FN_ void dot_(words_ sum[2], words_ a, words_ b) {
 }
 OF_TWO_(mask_, "=Yk", gt_, "vpcmpgtd", words_)
 OF_TWO_(mask_, "=Yk", eq_, "vpcmpeqd", words_)
-FN_ words_ select_(mask_ m, words_ yes, words_ no) {
-    words_ r;
-    __asm__("vpblendmd {%1, %2, %0%{%3%}|%0%{%3%}, %2, %1}" : "=v"(r) : "v"(yes), "v"(no), "Yk"(m));
-    return r;
+FN_ words_ select_(mask_ m, words_ yes, words_ no) { /* gcc makes masked operations of it: to bf16 in 0.8 to 0.9 of the time */
+    return KOPT_SAME_BITS_(words_, __builtin_ia32_blendmd_512_mask(KOPT_SAME_BITS_(NAME_(ints), no),
+                                                                   KOPT_SAME_BITS_(NAME_(ints), yes), m));
 }
 FN_ floats_ sub_where_(mask_ m, floats_ a, floats_ b) {
     floats_ r = b;
