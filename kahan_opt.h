@@ -1926,6 +1926,7 @@ static void kopt_general_scalar_(const kopt_job_ *j, size_t begin, size_t end);
             lesser_(a, b) greater_(a, b)      of floats, one not negative; b if one is NaN. Optional: LESSER_GREATER_
    words    iset_ iadd_ isub_ and_ or_ xor_ shl_ shr_ mulhilo_, mul16_ add16_ (each 16-bit half by itself, low result)
             hold_                             iset_ that the compiler keeps instead of making it anew in a loop
+            OPERATORS_: words_ have the operators of C, by which iadd_ to shr_ are then made
    masks    gt_ (signed) eq_ either_ any_ select_(mask, yes, no) where_(mask, words): 0 elsewhere
    memory   load32_ load16_ (zero-extended) load8_ (sign-extended), store32_ store16_ store8_ (the low
             bits), any alignment; of_eight_(array of 8 words, index)
@@ -2027,13 +2028,7 @@ FN_ words_ round_(floats_ a) { /* 0 <= a < 2^31 */
 }
 FN_ words_ iset_(uint32_t a) { return a; }
 FN_ words_ hold_(uint32_t a) { return a; }
-FN_ words_ iadd_(words_ a, words_ b) { return a + b; }
-FN_ words_ isub_(words_ a, words_ b) { return a - b; }
-FN_ words_ and_(words_ a, words_ b) { return a & b; }
-FN_ words_ or_(words_ a, words_ b) { return a | b; }
-FN_ words_ xor_(words_ a, words_ b) { return a ^ b; }
-#define shl_(a, n) ((a) << (n))
-#define shr_(a, n) ((a) >> (n))
+#define OPERATORS_ 1
 FN_ words_ mul16_(words_ a, words_ b) { return (a * b & 0xFFFFu) | ((a >> 16) * (b >> 16) << 16); }
 FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
     uint64_t product = KOPT_CAST_(uint64_t, a) * b;
@@ -2218,15 +2213,21 @@ FN_ floats_ mul_(floats_ a, floats_ b) {
     SETTLE_(r);
     return r;
 }
-FN_ floats_ div_(floats_ a, floats_ b) {
-#ifdef KOPT_GNU_
-    floats_ r;
-    __asm__("vdivps {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b));
-    return r;
+#ifdef KOPT_GNU_ /* -Ofast would estimate a quotient, and swap what is compared */
+#define OF_TWO_(name, operation, intrinsic)                                       \
+    FN_ floats_ name(floats_ a, floats_ b) {                                      \
+        floats_ r;                                                                \
+        __asm__(operation " {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b)); \
+        return r;                                                                 \
+    }
 #else
-    return _mm256_div_ps(a, b);
+#define OF_TWO_(name, operation, intrinsic) FN_ floats_ name(floats_ a, floats_ b) { return intrinsic(a, b); }
 #endif
-}
+#define LESSER_GREATER_ 1 /* instead of two selections: see angle_ */
+OF_TWO_(div_, "vdivps", _mm256_div_ps)
+OF_TWO_(lesser_, "vminps", _mm256_min_ps)
+OF_TWO_(greater_, "vmaxps", _mm256_max_ps)
+#undef OF_TWO_
 FN_ floats_ sqrt_(floats_ a) {
 #ifdef KOPT_GNU_
     floats_ r;
@@ -2234,25 +2235,6 @@ FN_ floats_ sqrt_(floats_ a) {
     return r;
 #else
     return _mm256_sqrt_ps(a);
-#endif
-}
-#define LESSER_GREATER_ 1 /* instead of two selections: see angle_ */
-FN_ floats_ lesser_(floats_ a, floats_ b) {
-#ifdef KOPT_GNU_
-    floats_ r;
-    __asm__("vminps {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b)); /* -Ofast would swap them */
-    return r;
-#else
-    return _mm256_min_ps(a, b);
-#endif
-}
-FN_ floats_ greater_(floats_ a, floats_ b) {
-#ifdef KOPT_GNU_
-    floats_ r;
-    __asm__("vmaxps {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b));
-    return r;
-#else
-    return _mm256_max_ps(a, b);
 #endif
 }
 FN_ words_ bits_(floats_ a) { /* settled: see kopt_bits_ */
@@ -2369,7 +2351,7 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define SETTLE_(r) ((void)0)
 #endif
 
-#ifdef KOPT_GCC_ /* its own vectors and operators, and where it has none an instruction: see _IMMINTRIN_H_INCLUDED */
+#ifdef KOPT_GCC_ /* its own vectors and operators, and where it has none an instruction: gcc's headers are large */
 typedef float floats_ __attribute__((__vector_size__(64)));
 typedef uint32_t words_ __attribute__((__vector_size__(64)));
 typedef int NAME_(ints) __attribute__((__vector_size__(64)));
@@ -2435,13 +2417,7 @@ FN_ words_ iset_(uint32_t a) {
     const words_ r = {a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a};
     return r;
 }
-FN_ words_ iadd_(words_ a, words_ b) { return a + b; }
-FN_ words_ isub_(words_ a, words_ b) { return a - b; }
-FN_ words_ and_(words_ a, words_ b) { return a & b; }
-FN_ words_ or_(words_ a, words_ b) { return a | b; }
-FN_ words_ xor_(words_ a, words_ b) { return a ^ b; }
-#define shl_(a, n) ((a) << (n))
-#define shr_(a, n) ((a) >> (n))
+#define OPERATORS_ 1
 OF_TWO_(words_, "=v", add16_, "vpaddw", words_)
 OF_TWO_(words_, "=v", mul16_, "vpmullw", words_)
 OF_TWO_(words_, "=v", NAME_(mul64), "vpmuludq", words_) /* of the even words, 64 bits each */
@@ -2973,6 +2949,15 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define largest_lane_ NAME_(largest_lane)
 #define pairs_ NAME_(pairs)
 
+#ifdef OPERATORS_
+FN_ words_ iadd_(words_ a, words_ b) { return a + b; }
+FN_ words_ isub_(words_ a, words_ b) { return a - b; }
+FN_ words_ and_(words_ a, words_ b) { return a & b; }
+FN_ words_ or_(words_ a, words_ b) { return a | b; }
+FN_ words_ xor_(words_ a, words_ b) { return a ^ b; }
+#define shl_(a, n) ((a) << (n))
+#define shr_(a, n) ((a) >> (n))
+#endif
 #ifndef LESSER_GREATER_
 FN_ floats_ lesser_(floats_ a, floats_ b) { return value_(select_(gt_(bits_(a), bits_(b)), bits_(b), bits_(a))); }
 FN_ floats_ greater_(floats_ a, floats_ b) { return value_(select_(gt_(bits_(b), bits_(a)), bits_(b), bits_(a))); }
@@ -3304,6 +3289,14 @@ typedef struct coder_ {
     const kopt_byte_ *highest, *begins; /* for each exponent from -31 to 0: the decade of its highest value, and where that begins */
 #endif
 } coder_;
+
+FN_ uint32_t largest_lane_(words_ a) {
+    uint32_t lane[LANES_], largest = 0;
+    size_t i;
+    store32_(KOPT_POINTER_(kopt_byte_ *, lane), a);
+    for (i = 0; i < LANES_; i++) largest = lane[i] > largest ? lane[i] : largest;
+    return largest;
+}
 
 FN_ coder_ coder_of_(floats_ scale, const uint32_t *decades, int square) {
     coder_ c;
@@ -4018,17 +4011,15 @@ FN_ void codes_to_(const tile_ *t, kopt_byte_ *code, floats_ scale, int square, 
 APART_ void row_to_codes_(tile_ *t, kopt_byte_ *code, kopt_byte_ *scale, int square, int moment, kopt_rounding how) {
     kopt_byte_ *const row = t->moment[moment];
     words_ most = iset_(0);
-    uint32_t largest = 0, lane[LANES_];
     const size_t n = t->n;
+    uint32_t largest;
     size_t i;
     end_row_(row, n);
     ROW_(i, n) {
         const words_ mag = and_(bits_(of_row_(row, i)), iset_(0x7FFFFFFFu));
         most = select_(gt_(mag, most), mag, most);
     }
-    store32_(KOPT_POINTER_(kopt_byte_ *, lane), most);
-    for (i = 0; i < LANES_; i++) largest = lane[i] > largest ? lane[i] : largest;
-    largest = kopt_scale_(largest);
+    largest = kopt_scale_(largest_lane_(most));
     kopt_store32_(scale, largest);
     if (kopt_no_scale_(largest)) {
         ROW_(i, n) put_(code + i, 1, left_(n, i), iset_(square ? 0u : 127u));
@@ -4685,14 +4676,6 @@ FN_ void coded_begin_(coded_ *b, const uint32_t *const values[2]) {
             store32_(b->begins[m] + 4 * i, load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, begins + i)));
         }
     }
-}
-
-FN_ uint32_t largest_lane_(words_ a) {
-    uint32_t lane[LANES_], largest = 0;
-    size_t i;
-    store32_(KOPT_POINTER_(kopt_byte_ *, lane), a);
-    for (i = 0; i < LANES_; i++) largest = lane[i] > largest ? lane[i] : largest;
-    return largest;
 }
 
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(coded_adam_kahan)(const kopt_job_ *general_job) {
@@ -5731,6 +5714,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef GENERIC_FP16_
 #undef SUB_WHERE_
 #undef LESSER_GREATER_
+#undef OPERATORS_
 #undef LOOK_UP_
 #undef SETTLE_
 #undef APART_

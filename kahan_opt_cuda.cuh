@@ -2947,13 +2947,7 @@ FN_ words_ round_(floats_ a) { /* 0 <= a < 2^31 */
 }
 FN_ words_ iset_(uint32_t a) { return a; }
 FN_ words_ hold_(uint32_t a) { return a; }
-FN_ words_ iadd_(words_ a, words_ b) { return a + b; }
-FN_ words_ isub_(words_ a, words_ b) { return a - b; }
-FN_ words_ and_(words_ a, words_ b) { return a & b; }
-FN_ words_ or_(words_ a, words_ b) { return a | b; }
-FN_ words_ xor_(words_ a, words_ b) { return a ^ b; }
-#define shl_(a, n) ((a) << (n))
-#define shr_(a, n) ((a) >> (n))
+#define OPERATORS_ 1
 FN_ words_ mul16_(words_ a, words_ b) { return (a * b & 0xFFFFu) | ((a >> 16) * (b >> 16) << 16); }
 FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
     uint64_t product = KOPT_CAST_(uint64_t, a) * b;

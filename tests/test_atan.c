@@ -334,7 +334,7 @@ static void check_counts(void)
 }
 
 #ifdef KAHAN_OPT_SLEEF
-static void set_side_by_side(const float *a, const float *b, int n, double *worst, int *differ)
+static void compare_weights(const float *a, const float *b, int n, double *worst, int *differ)
 {
     int i;
     for (i = 0; i < n; ++i) {
@@ -371,7 +371,7 @@ static void check_sleef(void)
                     }
                     if (kopt_optimizer_step(&o, &t, 1) != KOPT_OK) worst = 1;
                 }
-                if (pass) set_side_by_side(a, weight, 300, &worst, &differ);
+                if (pass) compare_weights(a, weight, 300, &worst, &differ);
                 memcpy(a, weight, sizeof a);
             }
             ok(worst < 2e-6 * 0.1 && differ > 10, "%s, %s: within %.2g of the built-in after 100 steps", kopt_isa_name((kopt_isa)isa),
