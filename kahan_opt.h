@@ -1861,9 +1861,11 @@ static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, fl
 #endif
 
 /* How the hot kernel goes over its groups. In turns: the second half of each after the first half of the next, so that a processor
-   has two divisions to work at: Kahan AdamW takes 0.92 of the time in cache on a Zen 5, with stores to nearest 0.87; AVX2 0.97 to
-   1.0 and momentum, without a division, 1.0 to 1.1, so both go plainly. Tiled: a row at a time, in two passes. */
-typedef enum kopt_walk_ { KOPT_PLAINLY_, KOPT_IN_TURNS_, KOPT_TILED_ } kopt_walk_;
+   has two divisions to work at: with AVX-512 Kahan AdamW takes 0.92 of the time in cache on a Zen 5, with stores to nearest 0.87;
+   momentum, without a division, 1.0 to 1.1. Twice: over a row or more, first all first halves, then all second ones; with AVX2, which
+   has twice as many operations for a weight, AdamW takes 0.81 to 0.90 of the time, Lion 0.90, momentum 0.98 (AVX-512: Kahan AdamW
+   1.0, Lion 1.16). Thrice: with a function of kopt_vmath between. */
+typedef enum kopt_walk_ { KOPT_PLAINLY_, KOPT_IN_TURNS_, KOPT_TWICE_, KOPT_THRICE_ } kopt_walk_;
 
 /* The kernel of one lane, which takes what is too little for the others. */
 static void kopt_general_scalar_(const kopt_job_ *j, size_t begin, size_t end);
@@ -2997,9 +2999,7 @@ typedef struct kopt_kind_ {
     kopt_format weight, grad, moment;
     kopt_rounding rounding, moment_rounding, compensation_rounding;
     int moments, nesterov, plain; /* plain: no Lookahead, no counts, and the weights are stored */
-#ifdef KAHAN_OPT_VMATH
-    int first_pass; /* of two: the rule ends with the arguments of a function of kopt_vmath */
-#endif
+    kopt_walk_ walk;
 } kopt_kind_;
 
 KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
@@ -3498,11 +3498,16 @@ FN_ floats_ angle_(floats_ y, floats_ x) {
 #endif
 
 #define MOMENTS_ kopt_moments_here_(kind.rule, kind.moments)
-#if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
-#define FIRST_PASS_ kind.first_pass
-#define TWO_ARGUMENTS_ (kind.rule == KOPT_ADAM_ATAN2 && !j->quotient)
+#ifndef ONE_PASS_
+#define FIRST_PASS_ (kind.walk == KOPT_TWICE_ || kind.walk == KOPT_THRICE_)
+#define BETWEEN_ (kind.walk == KOPT_THRICE_)
 #else
 #define FIRST_PASS_ 0
+#define BETWEEN_ 0
+#endif
+#if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
+#define TWO_ARGUMENTS_ (kind.rule == KOPT_ADAM_ATAN2 && !j->quotient)
+#else
 #define TWO_ARGUMENTS_ 0
 #endif
 
@@ -3511,7 +3516,7 @@ FN_ floats_ NAME_(vmath_tanh)(floats_ x); /* below, with vector mathematics */
 #endif
 
 /* w is the weight that decay sees, rest what it does not see of the weight, g the gradient. Each rule moves its moments
-   and names what the rate multiplies: x, or x over the root of a mean of squares. A first pass returns the argument of
+   and names what the rate multiplies: x, or x over the root of a mean of squares. A first pass returns that, or the argument of
    tanh, or the second one of atan2, whose first one is m. */
 FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, floats_ g, moments_ *p) {
     floats_ x, update, square = p->v;
@@ -3529,7 +3534,7 @@ FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, f
         x = average_(k->beta1, k->one_minus_beta1, p->m, g);
         p->m = average_(k->beta2, k->one_minus_beta2, p->m, g);
 #ifdef KAHAN_OPT_VMATH
-        if (FIRST_PASS_) return mul_(k->sharpness, x);
+        if (BETWEEN_) return mul_(k->sharpness, x);
 #endif
 #if defined(KAHAN_OPT_VMATH) && defined(ONE_PASS_)
         x = kopt_bits_(k->sharpness) << 1 == 0 ? sign_(x) : NAME_(vmath_tanh)(mul_(k->sharpness, x));
@@ -3556,12 +3561,13 @@ FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, f
 #ifdef KAHAN_OPT_VMATH
     if (kind.rule == KOPT_ADAM_ATAN2) {
         square = add_(mul_(sqrt_(square), k->root_scale), k->eps);
-        if (FIRST_PASS_) return k->quotient ? div_(x, square) : square;
+        if (BETWEEN_) return k->quotient ? div_(x, square) : square;
         x = angle_(x, square);
         divides = 0;
     }
 #endif
     if (divides) x = div_(x, add_(mul_(sqrt_(square), k->root_scale), k->eps));
+    if (FIRST_PASS_) return x;
     update = mul_(k->rate, x);
     if (k->use_decay) update = add_(update, mul_(k->decay, w));
     return update;
@@ -3730,8 +3736,9 @@ FN_ kopt_kind_ kind_of_(const kopt_job_ *j) {
     kind.moments = kopt_moments_here_(kind.rule, s->moments);
     kind.nesterov = KOPT_HAS_(KOPT_WITH_MOMENTUM) && s->nesterov;
     kind.plain = 0;
+    kind.walk = KOPT_PLAINLY_;
 #ifdef KAHAN_OPT_VMATH
-    kind.first_pass = j->argument[0] != KOPT_NULL_;
+    if (j->argument[0] != KOPT_NULL_) kind.walk = KOPT_THRICE_;
 #endif
     return kind;
 }
@@ -4187,9 +4194,7 @@ FN_ void all_f32_(const kopt_job_ *general_job, kopt_rule rule) {
     kind.rule = rule;
     kind.weight = kind.moment = KOPT_F32;
     kind.moments = 2;
-#ifdef KAHAN_OPT_VMATH
-    kind.first_pass = 0;
-#endif
+    kind.walk = KOPT_PLAINLY_;
     if (j->end - j->begin >= LANES_) next = load32_(j->grad + 4 * j->begin);
     if (j->end - j->begin >= 2 * LANES_) after = load32_(j->grad + 4 * (j->begin + LANES_));
     for (i = j->begin; i < j->end; i += n) {
@@ -4395,10 +4400,10 @@ FN_ void pair_finish_(const kopt_job_ *general_job, const kopt_job_ *j, kopt_kin
     if (!pair_store_(j, kind, k, c, i, p)) rest_(general_job, i, i + 2 * LANES_);
 }
 
-#ifdef KAHAN_OPT_VMATH
-/* Adam-atan2 goes over a tile three times: moments and arguments, atan2, weights (smooth Lion too). Each loop is short enough for a
-   processor to work at several turns of it at a time (in one loop it is 1.2 times slower, in two 1.15), and a table's function is
-   called for many elements at once: with AVX-512 in tiles of 512 a step by SLEEF takes 0.92 of the time of one in tiles of 128. */
+/* Twice: moments and what the rate multiplies, weights. Thrice: moments and arguments, atan2 (of smooth Lion tanh), weights. Each
+   loop is short enough for a processor to work at several turns of it at a time (Adam-atan2 in one loop is 1.2 times slower, in
+   two 1.15), and a table's function is called for many elements at once: with AVX-512 in tiles of 512 a step by SLEEF takes 0.92 of
+   the time of one in tiles of 128. */
 #define PAIR_TILE_ (LANES_ == 16 ? 512 : KOPT_RANDOM_ROW_)
 typedef struct pair_tile_ {
     kopt_byte_ y[4 * PAIR_TILE_], x[4 * PAIR_TILE_], random[4 * PAIR_TILE_]; /* of each group first the even elements */
@@ -4426,11 +4431,13 @@ FN_ void pair_first_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, con
     if (kind.moments > 1) store32_(t->moment[1] + 2 * at, p.moment2);
 }
 
+#ifdef KAHAN_OPT_VMATH
 FN_ void pair_middle_(pair_tile_ *t, size_t n) {
     size_t i;
     for (i = 0; i < 4 * n; i += 4 * LANES_)
         store32_(t->y + i, bits_(angle_(value_(load32_(t->y + i)), value_(load32_(t->x + i)))));
 }
+#endif
 
 FN_ void pair_second_(const kopt_job_ *j, const kopt_job_ *general_job, kopt_kind_ kind, const scalars_ *k,
                       const constants_ *c, size_t i, const pair_tile_ *t, size_t at) {
@@ -4452,7 +4459,6 @@ FN_ void pair_second_(const kopt_job_ *j, const kopt_job_ *general_job, kopt_kin
     }
     pair_finish_(general_job, j, kind, k, c, i, &p);
 }
-#endif
 
 /* A cache line of each array. In DRAM 1 KB ahead is worth 8 to 19 % on a Sapphire Rapids, 2 KB up to 12 % more on a Zen 5. */
 FN_ void pair_prefetch_(const kopt_job_ *j, kopt_kind_ kind, size_t i) {
@@ -4481,10 +4487,8 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, int moments, kopt_
     int partial = 1; /* the row before was not whole: the numbers of this one begin anew */
     int waits = 0;
     pair_words_ earlier; /* if it waits: the group before, without its second half */
-#ifdef KAHAN_OPT_VMATH
     pair_tile_ tile;
     size_t held = 0;
-#endif
     earlier.moment1 = earlier.moment2 = next; /* or gcc warns of them under its thread sanitizer */
     kind.rule = rule;
     kind.weight = kind.grad = kind.moment = KOPT_BF16;
@@ -4493,9 +4497,7 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, int moments, kopt_
     kind.moments = moments;
     kind.nesterov = s->nesterov;
     kind.plain = 1;
-#ifdef KAHAN_OPT_VMATH
-    kind.first_pass = walk == KOPT_TILED_;
-#endif
+    kind.walk = walk;
     k.unrectified = unrectified;
 
     for (n = 0; n < PAIR_GROUPS_; n++)
@@ -4523,15 +4525,13 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, int moments, kopt_
                 grad = load32_(j->grad + 2 * at);
             else if (j->end - at >= 4 * LANES_)
                 next = load32_(j->grad + 2 * (at + 2 * LANES_));
-#ifdef KAHAN_OPT_VMATH
             if (FIRST_PASS_) {
                 pair_first_(j, kind, &k, &c, at, grad, numbers, &tile, held + part);
                 continue;
             }
-#endif
             pair_draw_(numbers, &p);
             pair_update_(j, kind, &k, &c, at, grad, &p);
-            if (walk == KOPT_IN_TURNS_ && LANES_ == 16) {
+            if (walk == KOPT_IN_TURNS_) {
                 if (waits) pair_finish_(general_job, j, kind, &k, &c, at - 2 * LANES_, &earlier);
                 earlier = p;
                 waits = 1;
@@ -4539,23 +4539,23 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, int moments, kopt_
             }
             pair_finish_(general_job, j, kind, &k, &c, at, &p);
         }
-#ifdef KAHAN_OPT_VMATH
         if (FIRST_PASS_) {
             held += n;
             if (held + KOPT_RANDOM_ROW_ <= PAIR_TILE_ && j->end - i - n >= 2 * LANES_) continue;
-            if (j->vmath == KOPT_NULL_) {
+#ifdef KAHAN_OPT_VMATH
+            if (BETWEEN_ && j->vmath == KOPT_NULL_) {
                 pair_middle_(&tile, held);
-            } else {
+            } else if (BETWEEN_) {
                 kopt_between_(j, KOPT_POINTER_(float *, tile.y), KOPT_POINTER_(float *, tile.x), held);
                 c = pair_constants_(); /* to keep them over the call is 3 % of a step by SLEEF */
                 k = spread_(j);
                 k.unrectified = unrectified;
             }
+#endif
             for (part = 0; part < held; part += 2 * LANES_)
                 pair_second_(j, general_job, kind, &k, &c, i + n - held + part, &tile, part);
             held = 0;
         }
-#endif
     }
     if (waits) pair_finish_(general_job, j, kind, &k, &c, i - 2 * LANES_, &earlier);
     if (i < j->end) rest_(general_job, i, j->end);
@@ -4564,14 +4564,15 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, int moments, kopt_
 /* Kernels of their own for what is used most. Beside the one for any rule and rounding, which asks at each turn what to do, in
    cache: stores to nearest 1.2, stochastic 1.35, momentum 1.4 to 1.8 times as fast on a Zen 5; on a Sapphire Rapids stochastic
    1.05, momentum 1.15. Each is 4 % of what gcc takes to compile the header. */
+#define WALK_(on_avx512) (LANES_ == 16 ? (on_avx512) : LANES_ == 8 ? KOPT_TWICE_ : KOPT_PLAINLY_)
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_kahan)(const kopt_job_ *j) {
-    pairs_(j, KOPT_ADAM, 2, KOPT_KAHAN, KOPT_STOCHASTIC, 0, KOPT_IN_TURNS_);
+    pairs_(j, KOPT_ADAM, 2, KOPT_KAHAN, KOPT_STOCHASTIC, 0, WALK_(KOPT_IN_TURNS_));
 }
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_kahan_nearest)(const kopt_job_ *j) {
-    pairs_(j, KOPT_ADAM, 2, KOPT_KAHAN, KOPT_NEAREST, 0, KOPT_IN_TURNS_);
+    pairs_(j, KOPT_ADAM, 2, KOPT_KAHAN, KOPT_NEAREST, 0, WALK_(KOPT_IN_TURNS_));
 }
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_stochastic)(const kopt_job_ *j) {
-    pairs_(j, KOPT_ADAM, 2, KOPT_STOCHASTIC, KOPT_STOCHASTIC, 0, KOPT_PLAINLY_);
+    pairs_(j, KOPT_ADAM, 2, KOPT_STOCHASTIC, KOPT_STOCHASTIC, 0, WALK_(KOPT_PLAINLY_));
 }
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(momentum_kahan)(const kopt_job_ *j) {
     pairs_(j, KOPT_SGD, 1, KOPT_KAHAN, KOPT_STOCHASTIC, 0, KOPT_PLAINLY_);
@@ -4581,17 +4582,17 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(any_pairs)(const kopt_job_ *j) {
     const kopt_rule own = KOPT_RULE_(s->rule), rule = own == KOPT_SGD || own == KOPT_LION ? own : KOPT_ADAM;
     const int moments = rule == KOPT_SGD ? s->moments : rule == KOPT_LION ? 1 : 2; /* s->moments, known where the rule is */
     pairs_(j, rule, moments, KOPT_ROUNDING_(s->rounding), KOPT_STATE_ROUNDING_(s->moment_rounding), s->unrectified,
-           KOPT_PLAINLY_);
+           WALK_(KOPT_PLAINLY_));
 }
 #ifdef KAHAN_OPT_VMATH
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(atan2_kahan)(const kopt_job_ *j) {
-    pairs_(j, KOPT_ADAM_ATAN2, 2, KOPT_KAHAN, KOPT_STOCHASTIC, 0, KOPT_TILED_);
+    pairs_(j, KOPT_ADAM_ATAN2, 2, KOPT_KAHAN, KOPT_STOCHASTIC, 0, KOPT_THRICE_);
 }
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tiled_pairs)(const kopt_job_ *j) {
     const kopt_step *s = j->step;
     const kopt_rule rule = KOPT_RULE_(s->rule) == KOPT_LION ? KOPT_LION : KOPT_ADAM_ATAN2;
     pairs_(j, rule, rule == KOPT_LION ? 1 : 2, KOPT_ROUNDING_(s->rounding), KOPT_STATE_ROUNDING_(s->moment_rounding), 0,
-           KOPT_TILED_);
+           KOPT_THRICE_);
 }
 #endif
 
@@ -4713,9 +4714,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(coded_adam_kahan)(const kopt_job_ *
     kind.moment_rounding = kind.compensation_rounding = KOPT_STOCHASTIC;
     kind.moments = 2;
     kind.plain = 1;
-#ifdef KAHAN_OPT_VMATH
-    kind.first_pass = 0;
-#endif
+    kind.walk = KOPT_PLAINLY_;
     k.unrectified = 0;
     coded_begin_(&b, j->codes);
     for (i = j->begin; j->end - i >= KOPT_TILE_; i += KOPT_TILE_) {
@@ -5737,6 +5736,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef APART_
 #undef MOMENTS_
 #undef FIRST_PASS_
+#undef BETWEEN_
 #undef TWO_ARGUMENTS_
 #undef APPLY_
 #undef scalars_
@@ -5844,6 +5844,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef codes_to_
 #undef PAIR_GROUPS_
 #undef PAIR_TILE_
+#undef WALK_
 #undef pair_first_
 #undef pair_middle_
 #undef pair_constants_

@@ -872,9 +872,7 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_
     kind.moments = rule == KOPT_ADAM ? 2 : weight < 0 ? s->moments : s->moments > 1 ? 2 : s->moments > 0 ? 1 : 0;
     kind.nesterov = rule == KOPT_ADAM ? 0 : s->nesterov;
     kind.plain = weight >= 0; /* octets are loaded and stored without regard to moments_only */
-#ifdef KAHAN_OPT_VMATH
-    kind.first_pass = 0;
-#endif
+    kind.walk = KOPT_PLAINLY_;
     return kind;
 }
 
@@ -1499,9 +1497,7 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_sum_kind_(const kopt_cuda_accumulation_ *k) {
     kind.moment_rounding = kind.compensation_rounding = k->a.compensation_rounding;
     kind.moments = kind.nesterov = 0;
     kind.plain = 1;
-#ifdef KAHAN_OPT_VMATH
-    kind.first_pass = 0;
-#endif
+    kind.walk = KOPT_PLAINLY_;
     return kind;
 }
 
