@@ -2920,6 +2920,7 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define pair_words_ NAME_(pair_words)
 #define pair_rule_ NAME_(pair_rule)
 #define pair_seen_ NAME_(pair_seen)
+#define vector_f32_ NAME_(vector_f32)
 #define pair_tile_ NAME_(pair_tile)
 #define pair_random_ NAME_(pair_random)
 #define pair_start_ NAME_(pair_start)
@@ -4183,44 +4184,49 @@ FN_ void rest_(const kopt_job_ *j, size_t begin, size_t end) {
    its load wait, each vector for the one before. So it is loaded before the store. In huge pages, where arrays of 2 MB and more
    lie alike, fp32 takes 0.45 (AVX2: 0.8) and bf16 0.67 of the time; in small ones up to 0.93. */
 
-/* AdamW with everything in fp32 needs no rows: the baseline, and the master weights of mixed precision. So does Adam-atan2. */
+/* The n <= LANES_ elements at i. */
+FN_ void vector_f32_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t i, size_t n, words_ grad) {
+    const size_t at = 4 * i;
+    const floats_ w = value_(fetch_(j->weight + at, 4, n));
+    words_ stored, kept = iset_(0);
+    moments_ p;
+    p.m = value_(fetch_(j->moment[0] + at, 4, n));
+    p.v = p.third = p.fourth = value_(fetch_(j->moment[1] + at, 4, n));
+    stored = bits_(rule_(kind, k, w, set_(0), value_(grad), &p));
+    stored = store_weight_(kind, w, set_(0), value_(stored), kept, &kept);
+    put_(j->weight + at, 4, n, stored);
+    put_(j->moment[0] + at, 4, n, flush32_(p.m));
+    put_(j->moment[1] + at, 4, n, flush32_(p.v));
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != KOPT_NULL_) store_copy_(j, kind, i, n, stored);
+    if (k->zero_grad) put_(j->grad + at, 4, n, iset_(0));
+}
+
+/* AdamW with everything in fp32 needs no rows: the baseline, and the master weights of mixed precision. So does Adam-atan2. With the
+   last elements behind the loop instead of in it 0.92 of the time in cache. */
 FN_ void all_f32_(const kopt_job_ *general_job, kopt_rule rule) {
     kopt_job_ local;
     const kopt_job_ *const j = kopt_copy_job_(&local, general_job);
     const scalars_ k = spread_(j);
     kopt_kind_ kind = kind_of_(j);
     words_ next = iset_(0), after = iset_(0); /* early gradients: two vectors of 8 lanes are 64 bytes */
-    size_t i, n;
+    size_t i;
     kind.rule = rule;
     kind.weight = kind.moment = KOPT_F32;
     kind.moments = 2;
     kind.walk = KOPT_PLAINLY_;
     if (j->end - j->begin >= LANES_) next = load32_(j->grad + 4 * j->begin);
     if (j->end - j->begin >= 2 * LANES_) after = load32_(j->grad + 4 * (j->begin + LANES_));
-    for (i = j->begin; i < j->end; i += n) {
-        const size_t at = 4 * i;
-        words_ grad = next, stored, kept = iset_(0);
-        floats_ w;
-        moments_ p;
-        n = left_(j->end, i);
-        if (n < LANES_) grad = fetch_(j->grad + at, 4, n);
+    for (i = j->begin; j->end - i >= LANES_; i += LANES_) {
+        const words_ grad = next;
         next = after;
         if (j->end - i >= 3 * LANES_) after = load32_(j->grad + 4 * (i + 2 * LANES_));
-        KOPT_PREFETCH_(j->weight + at + 2048); /* 1 KB ahead is 6 to 12 % slower in DRAM on a Zen 5; a name for it, 5 % in cache */
-        KOPT_PREFETCH_(j->grad + at + 2048);
-        KOPT_PREFETCH_(j->moment[0] + at + 2048);
-        KOPT_PREFETCH_(j->moment[1] + at + 2048);
-        w = value_(fetch_(j->weight + at, 4, n));
-        p.m = value_(fetch_(j->moment[0] + at, 4, n));
-        p.v = p.third = p.fourth = value_(fetch_(j->moment[1] + at, 4, n));
-        stored = bits_(rule_(kind, &k, w, set_(0), value_(grad), &p));
-        stored = store_weight_(kind, w, set_(0), value_(stored), kept, &kept);
-        put_(j->weight + at, 4, n, stored);
-        put_(j->moment[0] + at, 4, n, flush32_(p.m));
-        put_(j->moment[1] + at, 4, n, flush32_(p.v));
-        if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != KOPT_NULL_) store_copy_(j, kind, i, n, stored);
-        if (k.zero_grad) put_(j->grad + at, 4, n, iset_(0));
+        KOPT_PREFETCH_(j->weight + 4 * i + 2048); /* 1 KB ahead is 6 to 12 % slower in DRAM on a Zen 5; a name for it, 5 % in cache */
+        KOPT_PREFETCH_(j->grad + 4 * i + 2048);
+        KOPT_PREFETCH_(j->moment[0] + 4 * i + 2048);
+        KOPT_PREFETCH_(j->moment[1] + 4 * i + 2048);
+        vector_f32_(j, kind, &k, i, LANES_, grad);
     }
+    if (i < j->end) vector_f32_(j, kind, &k, i, j->end - i, fetch_(j->grad + 4 * i, 4, j->end - i));
 }
 
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_f32)(const kopt_job_ *j) { all_f32_(j, KOPT_ADAM); }
@@ -5827,6 +5833,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef pair_words_
 #undef pair_rule_
 #undef pair_seen_
+#undef vector_f32_
 #undef pair_tile_
 #undef pair_random_
 #undef pair_start_
