@@ -2920,6 +2920,7 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define pair_words_ NAME_(pair_words)
 #define pair_rule_ NAME_(pair_rule)
 #define pair_seen_ NAME_(pair_seen)
+#define update_ NAME_(update)
 #define vector_f32_ NAME_(vector_f32)
 #define pair_tile_ NAME_(pair_tile)
 #define pair_random_ NAME_(pair_random)
@@ -3000,7 +3001,7 @@ typedef struct kopt_kind_ {
     kopt_format weight, grad, moment;
     kopt_rounding rounding, moment_rounding, compensation_rounding;
     int moments, nesterov, plain; /* plain: no Lookahead, no counts, and the weights are stored */
-    kopt_walk_ walk;
+    kopt_walk_ walk; /* twice, thrice: of the rule a first pass */
 } kopt_kind_;
 
 KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
@@ -3516,11 +3517,18 @@ FN_ floats_ angle_(floats_ y, floats_ x) {
 FN_ floats_ NAME_(vmath_tanh)(floats_ x); /* below, with vector mathematics */
 #endif
 
+/* What is subtracted from a weight w: the rate times x, and its decay. */
+FN_ floats_ update_(const scalars_ *k, floats_ x, floats_ w) {
+    floats_ update = mul_(k->rate, x);
+    if (k->use_decay) update = add_(update, mul_(k->decay, w));
+    return update;
+}
+
 /* w is the weight that decay sees, rest what it does not see of the weight, g the gradient. Each rule moves its moments
    and names what the rate multiplies: x, or x over the root of a mean of squares. A first pass returns that, or the argument of
    tanh, or the second one of atan2, whose first one is m. */
 FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, floats_ g, moments_ *p) {
-    floats_ x, update, square = p->v;
+    floats_ x, square = p->v;
     int divides = 0;
     if (k->use_scale) g = mul_(g, k->grad_scale);
     if (k->use_l2) g = add_(g, mul_(k->l2, w));
@@ -3568,10 +3576,7 @@ FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, f
     }
 #endif
     if (divides) x = div_(x, add_(mul_(sqrt_(square), k->root_scale), k->eps));
-    if (FIRST_PASS_) return x;
-    update = mul_(k->rate, x);
-    if (k->use_decay) update = add_(update, mul_(k->decay, w));
-    return update;
+    return FIRST_PASS_ ? x : update_(k, x, w);
 }
 
 /* ---- weights and moments from and to memory ---- */
@@ -4464,12 +4469,8 @@ FN_ void pair_second_(const kopt_job_ *j, const kopt_job_ *general_job, kopt_kin
     p.odd.random = load32_(t->random + 4 * (at + LANES_));
     p.even.w = pair_seen_(kind, c, &p, 0);
     p.odd.w = pair_seen_(kind, c, &p, 1);
-    p.even.update = mul_(k->rate, value_(load32_(t->y + 4 * at)));
-    p.odd.update = mul_(k->rate, value_(load32_(t->y + 4 * (at + LANES_))));
-    if (k->use_decay) {
-        p.even.update = add_(p.even.update, mul_(k->decay, p.even.w));
-        p.odd.update = add_(p.odd.update, mul_(k->decay, p.odd.w));
-    }
+    p.even.update = update_(k, value_(load32_(t->y + 4 * at)), p.even.w);
+    p.odd.update = update_(k, value_(load32_(t->y + 4 * (at + LANES_))), p.odd.w);
     pair_finish_(general_job, j, kind, k, c, i, &p);
 }
 
@@ -4577,6 +4578,7 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, int moments, kopt_
 /* Kernels of their own for what is used most. Beside the one for any rule and rounding, which asks at each turn what to do, in
    cache: stores to nearest 1.2, stochastic 1.35, momentum 1.4 to 1.8 times as fast on a Zen 5; on a Sapphire Rapids stochastic
    1.05, momentum 1.15. Each is 4 % of what gcc takes to compile the header. */
+/* See kopt_walk_. */
 #define WALK_(on_avx512) (LANES_ == 16 ? (on_avx512) : LANES_ == 8 ? KOPT_TWICE_ : KOPT_PLAINLY_)
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_kahan)(const kopt_job_ *j) {
     pairs_(j, KOPT_ADAM, 2, KOPT_KAHAN, KOPT_STOCHASTIC, 0, WALK_(KOPT_IN_TURNS_));
@@ -4601,7 +4603,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(any_pairs)(const kopt_job_ *j) {
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(atan2_kahan)(const kopt_job_ *j) {
     pairs_(j, KOPT_ADAM_ATAN2, 2, KOPT_KAHAN, KOPT_STOCHASTIC, 0, KOPT_THRICE_);
 }
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tiled_pairs)(const kopt_job_ *j) {
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(any_pairs_thrice)(const kopt_job_ *j) {
     const kopt_step *s = j->step;
     const kopt_rule rule = KOPT_RULE_(s->rule) == KOPT_LION ? KOPT_LION : KOPT_ADAM_ATAN2;
     pairs_(j, rule, rule == KOPT_LION ? 1 : 2, KOPT_ROUNDING_(s->rounding), KOPT_STATE_ROUNDING_(s->moment_rounding), 0,
@@ -4839,7 +4841,7 @@ APART_ void NAME_(step)(const kopt_job_ *j) {
             return;
         }
         if (rule == KOPT_ADAM_ATAN2 || j->vmath != KOPT_NULL_) {
-            NAME_(tiled_pairs)(j);
+            NAME_(any_pairs_thrice)(j);
             return;
         }
 #endif
@@ -5840,6 +5842,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef pair_words_
 #undef pair_rule_
 #undef pair_seen_
+#undef update_
 #undef vector_f32_
 #undef pair_tile_
 #undef pair_random_
