@@ -2852,6 +2852,9 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define average_of_squares_ NAME_(average_of_squares)
 #define sign_ NAME_(sign)
 #define larger_ NAME_(larger)
+#define octant_ NAME_(octant)
+#define octant_of_ NAME_(octant_of)
+#define angle_in_ NAME_(angle_in)
 #define angle_ NAME_(angle)
 #define load_weight_ NAME_(load_weight)
 #define store_weight_ NAME_(store_weight)
@@ -2938,6 +2941,7 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define places_ NAME_(places)
 #define codes_to_ NAME_(codes_to)
 #define pair_first_ NAME_(pair_first)
+#define octant_at_ NAME_(octant_at)
 #define pair_middle_ NAME_(pair_middle)
 #define pair_constants_ NAME_(pair_constants)
 #define pair_second_ NAME_(pair_second)
@@ -3485,17 +3489,34 @@ FN_ floats_ larger_(floats_ a, floats_ b) {
 
 #ifdef KAHAN_OPT_VMATH
 /* atan2(y, x) for x > 0, within 2^-17 of it: of the smaller over the larger a polynomial by its roots (an operation less, and two
-   of its factors at a time), or pi/2 less that. Infinity over infinity is NaN. Coefficients: `tests/vmath.py coefficients`. */
-FN_ floats_ angle_(floats_ y, floats_ x) {
-    const words_ height = and_(bits_(y), iset_(0x7FFFFFFFu)), width = bits_(x);
-    const mask_ steep = gt_(height, width);
-    floats_ q = div_(lesser_(value_(height), x), greater_(x, value_(height))); /* NaN if one of them is */
-    const floats_ z = mul_(q, q);
+   of its factors at a time), or pi/2 less that. Infinity over infinity is NaN. Coefficients: `tests/vmath.py coefficients`. In two
+   parts, the division and what comes after it: see pair_middle_. */
+typedef struct octant_ {
+    floats_ y, q; /* q: the smaller over the larger */
+    mask_ steep;
+} octant_;
+
+FN_ octant_ octant_of_(floats_ y, floats_ x) {
+    const words_ height = and_(bits_(y), iset_(0x7FFFFFFFu));
+    octant_ o;
+    o.y = y;
+    o.q = div_(lesser_(value_(height), x), greater_(x, value_(height))); /* NaN if one of them is */
+    o.steep = gt_(height, bits_(x));
+    return o;
+}
+
+FN_ floats_ angle_in_(const octant_ *o) {
+    const floats_ z = mul_(o->q, o->q);
     const floats_ a = add_(mul_(add_(z, set_(1.75760663f)), z), set_(3.77875996f));
     const floats_ b = add_(mul_(sub_(z, set_(3.12811708f)), z), set_(6.84485292f));
-    q = mul_(mul_(mul_(set_(0.0131872343f), q), sub_(set_(2.93177509f), z)), mul_(a, b));
-    q = sub_where_(steep, set_(1.57079637f), q);
-    return value_(or_(bits_(q), xor_(bits_(y), height)));
+    floats_ angle = mul_(mul_(mul_(set_(0.0131872343f), o->q), sub_(set_(2.93177509f), z)), mul_(a, b));
+    angle = sub_where_(o->steep, set_(1.57079637f), angle);
+    return value_(or_(bits_(angle), and_(bits_(o->y), iset_(0x80000000u))));
+}
+
+FN_ floats_ angle_(floats_ y, floats_ x) {
+    const octant_ o = octant_of_(y, x);
+    return angle_in_(&o);
 }
 #endif
 
@@ -4450,10 +4471,24 @@ FN_ void pair_first_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, con
 }
 
 #ifdef KAHAN_OPT_VMATH
+FN_ octant_ octant_at_(const pair_tile_ *t, size_t at) {
+    return octant_of_(value_(load32_(t->y + 4 * at)), value_(load32_(t->x + 4 * at)));
+}
+
+/* The divisions of a group are under way while the polynomials of the group before are computed: 0.95 of a step. */
 FN_ void pair_middle_(pair_tile_ *t, size_t n) {
-    size_t i;
-    for (i = 0; i < 4 * n; i += 4 * LANES_)
-        store32_(t->y + i, bits_(angle_(value_(load32_(t->y + i)), value_(load32_(t->x + i)))));
+    octant_ even = octant_at_(t, 0), odd = octant_at_(t, LANES_), next;
+    size_t at;
+    for (at = 2 * LANES_; at < n; at += 2 * LANES_) {
+        next = octant_at_(t, at);
+        store32_(t->y + 4 * (at - 2 * LANES_), bits_(angle_in_(&even)));
+        even = next;
+        next = octant_at_(t, at + LANES_);
+        store32_(t->y + 4 * (at - LANES_), bits_(angle_in_(&odd)));
+        odd = next;
+    }
+    store32_(t->y + 4 * (at - 2 * LANES_), bits_(angle_in_(&even)));
+    store32_(t->y + 4 * (at - LANES_), bits_(angle_in_(&odd)));
 }
 #endif
 
@@ -5777,6 +5812,9 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef average_of_squares_
 #undef sign_
 #undef larger_
+#undef octant_
+#undef octant_of_
+#undef angle_in_
 #undef angle_
 #undef load_weight_
 #undef store_weight_
@@ -5863,6 +5901,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef PAIR_TILE_
 #undef WALK_
 #undef pair_first_
+#undef octant_at_
 #undef pair_middle_
 #undef pair_constants_
 #undef pair_second_
