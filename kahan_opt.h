@@ -1241,9 +1241,9 @@ KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) {
 KOPT_INLINE_ void kopt_copy_words_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
 #if defined(KOPT_GNU_) && (defined(KOPT_X86_) || defined(KOPT_NEON_))
     for (; size >= 4; size -= 4, to += 4, from += 4) {
-        uint32_t word = kopt_load32_(from);
-        KOPT_OPAQUE_(word);
-        kopt_store32_(to, word);
+        uint32_t piece = kopt_load32_(from);
+        KOPT_OPAQUE_(piece);
+        kopt_store32_(to, piece);
     }
 #endif
     kopt_copy_(to, from, size);
