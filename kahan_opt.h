@@ -1,4 +1,4 @@
-/* kahan_opt.h - v0.1 - train neural networks in pure 16 bit as if in fp32 - MIT-0 or public domain
+/* kahan_opt.h - v0.2 - train neural networks in pure 16 bit as if in fp32 - MIT-0 or public domain
 
    DO THIS ONCE: in one C or C++ file, before the include, to create the implementation:
 
@@ -40,7 +40,7 @@
        BULK                        VECTOR MATHEMATICS ISA
        (implementation)  SCALARS   VOCABULARIES   KERNELS   DISPATCH   PUBLIC FUNCTIONS   LICENCE
 */
-#if defined(KOPT_VERSION) && KOPT_VERSION != 100
+#if defined(KOPT_VERSION) && KOPT_VERSION != 200
 #error "two versions of kahan_opt.h in one file: give each a file of its own (KAHAN_OPT_STATIC), see KAHAN_OPT_SELF"
 #endif
 
@@ -78,13 +78,13 @@
                                     its place), what is left out is ignored, and the caller's FP environment must be
                                     the default. Run the same calls once in a build with checks.
    KAHAN_OPT_VMATH            all   vector mathematics, softmax, loss, random numbers, Langevin steps, and the rules Adam-atan2
-                                    and smooth Lion, with the implementation: see there. kopt_optimizer has more fields
-                                    then. Cost: 3 s to compile, 100 KB.
+                                    and smooth Lion, with the implementation: see there. Where it is not defined their
+                                    declarations are not seen; structs are the same. Cost: 3 s to compile, 100 KB.
    KAHAN_OPT_SLEEF            impl  with the former: SLEEF 3.5.1 or later computes exp to sincospi by default, and what
                                     is made of them; link with -lsleef. A step uses it if opt.vmath says so; no random
                                     number does.
-   KAHAN_OPT_SELF             impl  the name of this file, with quotes, if you renamed it: it includes itself. gcc 12,
-                                    clang 9 and later know it without being told.
+   KAHAN_OPT_SELF             impl  the name of this file, with quotes, if you renamed it: it includes itself, so it has
+                                    to stay a file of its own. gcc 12, clang 9 and later know the name.
 
    CONTRACT
    1. Same bits everywhere. A step's result is a pure function of its inputs: not of the ISA, the compiler, its
@@ -117,7 +117,7 @@
    VERSION HISTORY   0.1  first
 */
 
-#define KOPT_VERSION 100 /* 10000 * major + 100 * minor + patch; also above the first #endif */
+#define KOPT_VERSION 200 /* 10000 * major + 100 * minor + patch; also above the first #endif */
 
 /* What KAHAN_OPT_ONLY is made of: see CONFIGURATION. */
 #define KOPT_WITH_F32 0x00000001u              /* formats of weights, gradients, moments and copies               */
@@ -143,13 +143,17 @@
 #define KOPT_WITH_RADAM 0x00100000u
 #define KOPT_WITH_RANGER 0x00200000u
 #define KOPT_WITH_EMA 0x00400000u
+#define KOPT_WITH_GUARDS 0x20000000u           /* of a build without KOPT_WITH_CHECKS: see KOPT_TINY              */
 #define KOPT_WITH_EXTRAS 0x40000000u           /* opt.maximize, zero_grad, clip, amsgrad, moments_only; tensor.copy,
                                                   rate_scale, counts, first_index; fp32 weights to kopt_state_init */
 #define KOPT_WITH_CHECKS 0x80000000u           /* arguments, buffers, state blocks; the caller's FP environment   */
 #define KOPT_WITH_ALL 0xFFFFFFFFu
-/* SGD without momentum and AdamW, all in bf16 with KAHAN: see docs/size.md. Nothing is refused. */
-#define KOPT_TINY (KOPT_WITH_BF16 | KOPT_WITH_KAHAN | KOPT_WITH_STOCHASTIC_STATE | KOPT_WITH_DECOUPLED | \
+/* SGD without momentum and AdamW, all in bf16 with KAHAN: see docs/size.md. Its guards refuse what would go wrong in silence:
+   kopt_step_begin() an optimizer that no constructor made or that wants what is left out, kopt_state_init() that and
+   fp32 weights, a gradient in another format, a state block that is too small. KOPT_BARE has no guards. */
+#define KOPT_BARE (KOPT_WITH_BF16 | KOPT_WITH_KAHAN | KOPT_WITH_STOCHASTIC_STATE | KOPT_WITH_DECOUPLED | \
                    KOPT_WITH_SGD | KOPT_WITH_ADAM)
+#define KOPT_TINY (KOPT_BARE | KOPT_WITH_GUARDS)
 
 #include <stddef.h>
 #include <stdint.h>
@@ -259,7 +263,9 @@ typedef enum kopt_result {
     KOPT_ERROR_OVERLAP,   /* two buffers overlap                                                   */
     KOPT_ERROR_STEP,      /* the step was not begun, or 2^32 - 1 steps are used up                 */
     KOPT_ERROR_ISA,       /* this machine or this build has no such instruction set, or no GPU     */
-    KOPT_ERROR_DEVICE     /* a CUDA call failed: cudaPeekAtLastError() says why                    */
+    KOPT_ERROR_DEVICE,    /* a CUDA call failed: cudaPeekAtLastError() says why                    */
+    KOPT_ERROR_UNINITIALIZED, /* an optimizer, accumulator or compressor that no constructor made  */
+    KOPT_ERROR_ID         /* the ids of a list of tensors do not increase: kopt_number_tensors()   */
 } kopt_result;
 
 /* One English sentence for each result, never NULL. */
@@ -445,7 +451,8 @@ KOPT_INLINE_ void kopt_kahan_add_fp16(kopt_fp16 *w, kopt_fp16 *c, float delta, u
 
 /* ---- OPTIMIZER -------------------------------------------------------------------------------------------------- */
 
-/* A plain struct: make one with the functions below, then set any field, at any time. */
+/* A plain struct: make one with the functions below, then set any field, at any time. One that none of them made, such as
+   {0}, is refused with KOPT_ERROR_UNINITIALIZED. */
 typedef struct kopt_optimizer {
     kopt_rule rule;
     kopt_format weight_format;           /* default KOPT_BF16                                                     */
@@ -474,7 +481,8 @@ typedef struct kopt_optimizer {
     double clip;                         /* ... and the coefficient of gradient clipping; both default 1          */
     uint64_t seed;                       /* of the random bits; default 0                                         */
     uint32_t step;                       /* steps begun so far; kopt_step_begin() counts it. 0 for a new run      */
-#ifdef KAHAN_OPT_VMATH
+    uint32_t made_;                      /* set by the functions below, and read by the library alone             */
+    /* Of the rules of KAHAN_OPT_VMATH; a build without it refuses them. */
     double atan2_a, atan2_b;             /* Adam-atan2: w -= lr * a * atan2(m / (1 - beta1^t), b * sqrt(v / (1 - beta2^t)));
                                             a >= 0, b a normal positive float; default 1.27, 1                    */
     int atan2_outside;                   /* ... 1: lr * a / (1 - beta1^t) * atan2(m, b * sqrt(v / (1 - beta2^t))): with
@@ -483,7 +491,6 @@ typedef struct kopt_optimizer {
                                             tends to sign(c) (smooth_beta of optax.scale_by_lion)                 */
     const struct kopt_vmath *vmath;      /* whose atan2 (Adam-atan2) and tanh (smooth Lion); NULL (default): the built-in,
                                             the same bits everywhere. See VECTOR MATHEMATICS                      */
-#endif
 } kopt_optimizer;
 
 /* Defaults and formulas of torch.optim.SGD, Adam and AdamW (see docs/numerics.md), weights and moments in bf16. */
@@ -512,7 +519,9 @@ KOPT_API_ kopt_optimizer kopt_ema(double decay);
 
 /* ---- TENSOR AND STATE ------------------------------------------------------------------------------------------- */
 
-/* What a step reads and writes. All memory is the caller's; nothing is kept of this struct between calls. */
+/* What a step reads and writes. All memory is the caller's; nothing is kept of this struct between calls. A field that is
+   zero has its default, so that kopt_tensor t = {0} and designated initialisers will do: fp32 gradients, no copy, no
+   counts, id and first_index 0, rate_scale 1. None of its arrays may overlap another, nor may counts lie in one. */
 typedef struct kopt_tensor {
     void *weight;            /* n values of opt.weight_format                                                     */
     void *grad;              /* n values of grad_format; only read, unless opt.zero_grad                          */
@@ -522,10 +531,12 @@ typedef struct kopt_tensor {
     size_t state_size;
     void *copy;              /* NULL, or n values of copy_format, refreshed with the new weights by every step    */
     kopt_format copy_format; /* fp32 weights + 16-bit copy = classic mixed precision                              */
-    uint32_t id;             /* tells this tensor's random bits from another's: give each tensor its own          */
+    uint32_t id;             /* tells this tensor's random bits from another's: give each tensor of a model its own,
+                                before kopt_state_init(): see kopt_number_tensors()                               */
     uint64_t first_index;    /* global index of element 0 when this is a shard of a larger tensor; below 2^63.
                                 With 8-bit moments a shard gives the bits of the whole if it is a multiple of 256 */
-    float rate_scale;        /* this tensor's learning rate, decay included, is this times the optimizer's: 1     */
+    float rate_scale;        /* this tensor's learning rate, decay included, is this times the optimizer's; 0 (the
+                                default) is 1. To freeze a tensor, leave it out of the list                       */
     struct kopt_counts *counts; /* NULL, or what a step adds its counts to (slower; one per thread)               */
 } kopt_tensor;
 
@@ -540,6 +551,11 @@ typedef struct kopt_counts {
 KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_format, size_t n, void *state,
                                      size_t state_size);
 
+/* Sets the ids of a list to first_id, first_id + 1, and so on: once, before kopt_state_init(), as a state block belongs to
+   an id. With several lists (parameter groups) the next first_id is first_id + count: two tensors with one id and one seed
+   draw the same random bits. Refused if an id would be above 2^32 - 1. Shards of one tensor keep the tensor's id. */
+KOPT_API_ kopt_result kopt_number_tensors(kopt_tensor *tensors, size_t count, uint32_t first_id);
+
 /* Bytes of one tensor's state block: 64 + n * (residual + moments), each array rounded up to 4 bytes; 0 if there is
    nothing to keep. 0 also for an invalid optimizer or an n too large for the address space. */
 KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n);
@@ -549,15 +565,15 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n);
 #define KOPT_STATE_BYTES(n, bytes) (64 + KOPT_CAST_(size_t, n) * (bytes) + 12)
 
 /* Makes a fresh state block. If weights is not NULL, t->weight is set to those n fp32 values and the residual (KAHAN,
-   COMPACT, EXACT) to what did not fit; if it is NULL, t->weight stays and the residual is zero. weights must not
-   overlap the tensor's memory. */
+   COMPACT, EXACT) to what did not fit; if it is NULL, t->weight stays and the residual is zero. Then t->copy, if there is
+   one, is filled from t->weight. weights must not overlap the tensor's memory, but may be t->copy itself, in fp32. */
 KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t, const float *weights);
 
 /* Reads the weights (with their residual), the first or the second moment as n fp32 values, or writes them: the way
    from and to fp32 checkpoints and other libraries' state. Writing rounds to nearest; written weights are also where
    Ranger's slow weights start. Set weights with it in the middle of a run, too (pruning, averaging): stored past it
    they keep the residual of the value that was there before, and with COMPACT or EXACT a zero with such a residual is
-   a NaN. */
+   a NaN. Writing weights refreshes t->copy. */
 typedef enum kopt_stream {
     KOPT_WEIGHT = 0, KOPT_FIRST_MOMENT = 1, KOPT_SECOND_MOMENT = 2,
     KOPT_THIRD_MOMENT = 3, /* AMSGrad's largest second moment; Adan's average of gradient differences */
@@ -570,17 +586,28 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t
    (CRC-32). The bytes can then go to a file; a step on a sealed block is refused. The weights are saved by you. */
 KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, kopt_tensor *t);
 
-/* After it was loaded, or right after saving: checks a sealed block against opt and t, makes it ready for steps, and
-   sets opt->step and opt->seed from it. A block that is truncated, damaged, or another tensor's is refused. Where there
-   is no block (n == 0, or kopt_state_size() == 0) both do nothing: save opt->step and opt->seed yourself. */
+/* After it was loaded, or right after saving: checks a sealed block against opt and t, makes it ready for steps, sets
+   opt->step and opt->seed from it, and refreshes t->copy: load the weights first. A block that is truncated, damaged,
+   another tensor's, or made with another rule (StableAdamW, Nesterov, AMSGrad are others), decay mode, format or rounding
+   is refused. Numbers (rates, betas, weight decay) may differ: see kopt_state_inspect(). Where there is no block (n == 0,
+   or kopt_state_size() == 0) seal and open save and check nothing: save opt->step and opt->seed yourself. */
 KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, kopt_tensor *t);
+
+/* What a block, sealed or open, says of itself: n, id, first_index, and of its optimizer the rule, formats, roundings, decay
+   mode, seed, step, and as fp32 numbers lr, weight_decay, beta1 and beta2 (SGD: momentum and dampening) of the last
+   kopt_state_init() or kopt_state_seal(); everything else is as the rule's constructor has it. A block of version 0.1 holds
+   no such numbers (they become 0) and neither decay mode nor roundings of the state. Either pointer may be NULL. The
+   checksum is not checked: kopt_state_open() does that. */
+KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, kopt_optimizer *opt, kopt_tensor *t);
 
 /* ---- STEP ------------------------------------------------------------------------------------------------------- */
 
 /* One optimizer step over a list of tensors: begin, check all, run all. If anything is refused, nothing is written
-   and the step is not counted. Tensors of one list share no memory, but may read one gradient: a weight that the model
-   uses twice is listed once, with the sum of its gradients. Refused where O(1) per tensor can show it: neighbours in
-   the list that overlap, and one state block for two tensors. */
+   and the step is not counted. The ids of a list increase (shards of one tensor: the same id, and each begins where the one
+   before it ends, or later), so that no two tensors draw the same random bits. Tensors of one list share no memory, but may
+   read one gradient: a weight that the model uses twice is listed once, with the sum of its gradients. Refused where O(1)
+   per tensor can show it: neighbours in the list that overlap, and one state block for two tensors. Tensors without
+   elements do not count. */
 KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, kopt_tensor *tensors, size_t count);
 
 /* The same in pieces, for threads, frames and shards. kopt_step_begin() counts the step and computes its scalars into
@@ -607,15 +634,13 @@ typedef struct kopt_step {
     float eps;
     uint32_t step;
     uint64_t seed;
-#ifdef KAHAN_OPT_VMATH
     float sharpness;                     /* Lion: 0: sign. Adam-atan2: its rate is lr * a, its root_scale times b */
     uint32_t zero_;                      /* no hole: a step is copied and compared as bytes                       */
     const struct kopt_vmath *vmath;
-#endif
 } kopt_step;
 KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step);
 KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t);
-/* Elements [begin, end). With 8-bit moments a range is of whole blocks: begin is a multiple of 256, end too or n. */
+/* Elements [begin, end). If the rule keeps 8-bit moments a range is of whole blocks: begin is a multiple of 256, end too or n. */
 KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end);
 
 /* ---- TRAINING-LOOP TOOLS: what stands between the backward pass and the step. docs/training-loop.md has examples of
@@ -655,7 +680,9 @@ KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n);
 KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit);
 
 /* LOSS SCALING. torch.amp.GradScaler: multiply the loss by scale before the backward pass, so that small gradients do
-   not underflow in fp16; a step whose gradients overflow is skipped and the scale halved. Set any field. */
+   not underflow in fp16; a step whose gradients overflow is skipped and the scale halved. Set any field. The gradient is
+   divided by the scale before it enters the moments: fp16 moments lose what the scale has saved. Under |g| = 1e-7 they
+   reach 0.87 of the displacement, under 1e-8 0.12: keep the moments of fp16 gradients in bf16 (the default) or fp32. */
 typedef struct kopt_scaler {
     float scale;         /* of the loss; default 65536                                                            */
     float minimum;       /* the scale is not lowered below it; default 0: none                                    */
@@ -667,8 +694,17 @@ typedef struct kopt_scaler {
 } kopt_scaler;
 KOPT_API_ kopt_scaler kopt_grad_scaler(void);
 
-/* After each step, taken or skipped: found_inf is norm.nonfinite != 0, summed over all ranks. */
+/* After each step, taken or skipped: found_inf is norm.nonfinite != 0, summed over all ranks. kopt_scaler_begin() and
+   kopt_scaler_step() call it themselves. */
 KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *scaler, int found_inf);
+
+/* kopt_step_begin() under a loss scale, for ranges, threads, frames and ranks: norm is that of all gradients that this step
+   reads, over all ranks. One call, so that nothing can be in the wrong order: begins *step with the gradients multiplied by
+   opt->grad_scale / scaler->scale and clipped to max_norm (0: no clipping), then updates the scale. opt->clip is not read, and of
+   opt only step is written. If a gradient is not finite, the step is skipped: opt is as before, *skipped (which may be NULL) is 1,
+   and *step is one that every function refuses with KOPT_ERROR_STEP. If anything is refused, *step is as before. */
+KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_norm *norm, double max_norm,
+                                        kopt_step *step, int *skipped);
 
 /* What kopt_scaler_step() calls, each with user; either may be NULL. */
 typedef struct kopt_closure {
@@ -680,7 +716,8 @@ typedef struct kopt_closure {
 /* One step under a loss scale: evaluate, check and norm in one pass, reduce, clip to max_norm (0: no clipping), step or
    skip, update the scale. The gradients are multiplied by opt->grad_scale / scaler->scale; opt->clip is not read. A
    skipped step changes nothing but the scaler: no weight, no state, no gradient, no step count; *skipped, which may be
-   NULL, tells. closure may be NULL: the gradients are there and there is one rank. */
+   NULL, tells. closure may be NULL: the gradients are there and there is one rank. Its functions may leave by longjmp or an
+   exception: then opt and the scaler are as before. */
 KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, kopt_tensor *tensors, size_t count,
                                        double max_norm, const kopt_closure *closure, int *skipped);
 
@@ -699,6 +736,7 @@ typedef struct kopt_accumulator {
     uint32_t step;       /* additions so far, never set back: its random bits are (seed, step, id, stream 2)      */
     uint32_t id;
     uint64_t seed, first_index;
+    uint32_t made_;      /* set by kopt_accumulator_of(); one that it did not make is refused                     */
 } kopt_accumulator;
 
 /* In format, with KAHAN if there is a residual (2 bytes for each value), else STOCHASTIC; seed, id, first_index 0. */
@@ -729,6 +767,7 @@ typedef struct kopt_compressor {
     uint64_t seed;
     uint64_t first_index;    /* of a slice. In Q8 and SIGN a multiple of 256: so the code of the slices, each with
                                 a compressor of its own, is the code of the whole                                 */
+    uint32_t made_;          /* set by kopt_compressor_of(); one that it did not make is refused                  */
 } kopt_compressor;
 
 /* With a bf16 residual NEAREST, with none STOCHASTIC; seed, id, first_index 0. */
@@ -778,7 +817,8 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
 /* ---- VECTOR MATHEMATICS (with KAHAN_OPT_VMATH): what a forward and backward pass needs besides + - * /. docs/vmath.md
         has the formulas, the measured errors and where the coefficients come from ---------------------------------- */
 
-/* Functions of arrays of fp32, by whoever computes them best. Any n, any alignment of 4; out may be an input (in place).
+/* Functions of arrays of fp32, by whoever computes them best. Any n, any alignment of 4; out may be an input (in place). They are
+   called in the IEEE environment of contract 1 and have to return: a longjmp or an exception would leave it to the caller.
    Make your own from SVML, vForce, libmvec ...; an entry that is NULL is served by the built-in. In a step (opt.vmath) atan2
    and tanh are called in place for up to 512 elements, in no particular order, on the thread of the step. */
 typedef struct kopt_vmath {
@@ -925,6 +965,11 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 #define KOPT_IMPLEMENTING_ /* undefined at the end of the implementation */
 
 #ifndef KAHAN_OPT_SELF
+#if defined(__INCLUDE_LEVEL__) && __INCLUDE_LEVEL__ == 0
+#error "kahan_opt.h is pasted into another file, or compiled by itself; it includes itself, so keep it a file of its own and include it (CONFIGURATION: KAHAN_OPT_SELF)"
+#undef KOPT_IMPLEMENTING_
+#define KOPT_READ_ 0 /* no further messages */
+#endif
 #ifdef __FILE_NAME__
 #define KAHAN_OPT_SELF __FILE_NAME__
 #else
@@ -1025,6 +1070,7 @@ typedef unsigned char kopt_byte_;
 
 enum {
     KOPT_HEADER_ = 64,        /* bytes before the arrays of a state block */
+    KOPT_BLOCK_VERSION_ = 2,  /* of its layout */
     KOPT_RANDOM_STEP_ = 0,    /* streams of random bits */
     KOPT_RANDOM_CONVERT_ = 1,
     KOPT_RANDOM_ACCUMULATE_ = 2,
@@ -1149,7 +1195,9 @@ static KOPT_BOTH_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int value) {
 #define KOPT_RULES_ \
     ((KOPT_ONLY_ >> 16 & 0x7Fu) | ((KOPT_ONLY_ & KOPT_SECOND_PASS_) == KOPT_SECOND_PASS_ ? KOPT_ONLY_ >> 10 & 0x80u : 0u))
 #define KOPT_LAST_RULE_ KOPT_ADAM_ATAN2
+#define KOPT_VMATH_HERE_ 1
 #else
+#define KOPT_VMATH_HERE_ 0
 #define KOPT_RULES_ (KOPT_ONLY_ >> 16 & 0x7Fu)
 #define KOPT_LAST_RULE_ KOPT_EMA
 #endif
@@ -1890,6 +1938,7 @@ static void kopt_general_scalar_(const kopt_job_ *j, size_t begin, size_t end);
 #define KOPT_PASS_NEON_ 5
 #define KOPT_PASS_CUDA_ 6 /* read by kahan_opt_cuda.cuh */
 
+#ifdef KOPT_IMPLEMENTING_
 #ifdef KOPT_X86_
 #define KOPT_PASS_ KOPT_PASS_AVX2_
 #include KAHAN_OPT_SELF
@@ -1922,6 +1971,12 @@ static void kopt_general_scalar_(const kopt_job_ *j, size_t begin, size_t end);
 #define KOPT_PASS_ KOPT_PASS_SCALAR_
 #include KAHAN_OPT_SELF
 #undef KOPT_PASS_
+#endif
+
+#ifndef KOPT_READ_
+#error "kahan_opt.h did not read itself: keep it a file of its own, without #pragma once, and name it (CONFIGURATION: KAHAN_OPT_SELF)"
+#undef KOPT_IMPLEMENTING_
+#endif
 
 #endif /* KAHAN_OPT_IMPLEMENTATION: to be continued after the kernels */
 #endif /* KOPT_PASS_ */
@@ -5721,6 +5776,8 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #endif
 
 /* ---- the end of one reading: nothing stays but its functions ---- */
+#undef KOPT_READ_
+#define KOPT_READ_ 1
 #undef KOPT_GLUE2_
 #undef KOPT_GLUE_
 #undef NAME_
@@ -6290,6 +6347,10 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
     case KOPT_ERROR_STEP: return "the step was not begun, or all 2^32 - 1 steps are used up";
     case KOPT_ERROR_ISA: return "this instruction set, or a GPU, is not in this build or not on this machine";
     case KOPT_ERROR_DEVICE: return "a CUDA call failed: cudaPeekAtLastError() says why";
+    case KOPT_ERROR_UNINITIALIZED:
+        return "no constructor made this struct: start from kopt_adamw(), kopt_accumulator_of() or another one";
+    case KOPT_ERROR_ID:
+        return "the ids of a list of tensors do not increase: call kopt_number_tensors() before kopt_state_init()";
     default: return "unknown result";
     }
 }
@@ -6300,8 +6361,12 @@ KOPT_API_ uint32_t kopt_random(uint64_t seed, uint32_t step, uint32_t id, uint32
     return kopt_random_scalar_(seed, step, id, stream, index);
 }
 
+/* What the constructors set made_ to. */
+#define KOPT_MADE_ 0x4D414445u
+
 /* Not inline: of a struct that is copied, gcc -O2 makes a call of memcpy. */
 static KOPT_NOINLINE_ kopt_optimizer kopt_start_(kopt_rule rule, double lr, kopt_decay decay, double weight_decay) {
+    const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
     kopt_optimizer opt;
     opt.rule = rule;
     opt.weight_format = KOPT_BF16;
@@ -6310,47 +6375,65 @@ static KOPT_NOINLINE_ kopt_optimizer kopt_start_(kopt_rule rule, double lr, kopt
     opt.moment_rounding = KOPT_STOCHASTIC;
     opt.compensation_rounding = KOPT_STOCHASTIC;
     opt.decay = decay;
-    opt.nesterov = 0;
     opt.maximize = 0;
     opt.zero_grad = 0;
     opt.lr = lr;
-    opt.max_lr = lr;
     opt.weight_decay = weight_decay;
     opt.amsgrad = 0;
     opt.stable = 0;
     opt.moments_only = 0;
-    opt.lookahead = 6;
-    opt.lookahead_rate = 0.5;
     opt.beta1 = 0.9;
     opt.beta2 = 0.999;
-    opt.beta3 = 0.99;
     opt.eps = 1e-8;
     opt.momentum = 0;
-    opt.dampening = 0;
     opt.grad_scale = 1;
     opt.clip = 1;
     opt.seed = 0;
     opt.step = 0;
-#ifdef KAHAN_OPT_VMATH
-    opt.atan2_a = 1.27;
-    opt.atan2_b = 1;
-    opt.atan2_outside = 0;
-    opt.sharpness = 0;
-    opt.vmath = KOPT_NULL_;
-#endif
+    opt.made_ = KOPT_MADE_;
+    /* the smallest builds leave alone what they do not read */
+    if (checks || KOPT_HAS_(KOPT_WITH_FULLY_DECOUPLED)) opt.max_lr = lr;
+    if (checks || KOPT_HAS_(KOPT_WITH_ADAN)) opt.beta3 = 0.99;
+    if (checks || KOPT_HAS_(KOPT_WITH_MOMENTUM)) {
+        opt.dampening = 0;
+        opt.nesterov = 0;
+    }
+    if (checks || KOPT_HAS_(KOPT_WITH_RANGER)) {
+        opt.lookahead = 6;
+        opt.lookahead_rate = 0.5;
+    }
+    if (checks || KOPT_VMATH_HERE_) {
+        opt.atan2_a = 1.27;
+        opt.atan2_b = 1;
+        opt.atan2_outside = 0;
+        opt.sharpness = 0;
+        opt.vmath = KOPT_NULL_;
+    }
     return opt;
 }
 
+/* Without checks the constructor of what is left out does not link. */
+#ifdef KAHAN_OPT_STATIC /* a function that is declared static has to be defined */
+#define KOPT_LINKED_(what) 1
+#else
+#define KOPT_LINKED_(what) (KOPT_ONLY_ & (KOPT_WITH_CHECKS | (what)))
+#endif
+
+#if KOPT_LINKED_(KOPT_WITH_SGD)
 KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum) {
     kopt_optimizer opt = kopt_start_(KOPT_SGD, lr, KOPT_L2, 0);
     opt.momentum = momentum;
     return opt;
 }
+#endif
 
+#if KOPT_LINKED_(KOPT_WITH_ADAM)
 KOPT_API_ kopt_optimizer kopt_adam(double lr) { return kopt_start_(KOPT_ADAM, lr, KOPT_L2, 0); }
 
 KOPT_API_ kopt_optimizer kopt_adamw(double lr) { return kopt_start_(KOPT_ADAM, lr, KOPT_DECOUPLED, 0.01); }
+#endif
 
+#if KOPT_LINKED_(KOPT_WITH_EXTRAS)
 KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr) {
     kopt_optimizer opt = kopt_start_(KOPT_ADAM, lr, KOPT_DECOUPLED, 0.01);
     opt.stable = 1;
@@ -6358,13 +6441,17 @@ KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr) {
     opt.eps = 1e-6;
     return opt;
 }
+#endif
 
+#if KOPT_LINKED_(KOPT_WITH_LION)
 KOPT_API_ kopt_optimizer kopt_lion(double lr) {
     kopt_optimizer opt = kopt_start_(KOPT_LION, lr, KOPT_DECOUPLED, 0);
     opt.beta2 = 0.99;
     return opt;
 }
+#endif
 
+#if KOPT_LINKED_(KOPT_WITH_ADAN)
 KOPT_API_ kopt_optimizer kopt_adan(double lr) {
     kopt_optimizer opt = kopt_start_(KOPT_ADAN, lr, KOPT_DECOUPLED, 0.02);
     opt.beta1 = 0.98;
@@ -6372,33 +6459,44 @@ KOPT_API_ kopt_optimizer kopt_adan(double lr) {
     opt.eps = 1e-6;
     return opt;
 }
+#endif
 
+#if KOPT_LINKED_(KOPT_WITH_RADAM)
 KOPT_API_ kopt_optimizer kopt_radam(double lr) { return kopt_start_(KOPT_RADAM, lr, KOPT_L2, 0); }
+#endif
 
+#if KOPT_LINKED_(KOPT_WITH_RANGER)
 KOPT_API_ kopt_optimizer kopt_ranger(double lr) {
     kopt_optimizer opt = kopt_start_(KOPT_RANGER, lr, KOPT_DECOUPLED, 0);
     opt.beta2 = 0.99;
     opt.eps = 1e-6;
     return opt;
 }
+#endif
 
 #ifdef KAHAN_OPT_VMATH
+#if KOPT_LINKED_(KOPT_WITH_ADAM)
 KOPT_API_ kopt_optimizer kopt_adam_atan2(double lr) {
     kopt_optimizer opt = kopt_start_(KOPT_ADAM_ATAN2, lr, KOPT_DECOUPLED, 0);
     opt.beta2 = 0.99;
     return opt;
 }
+#endif
 
+#if KOPT_LINKED_(KOPT_WITH_LION)
 KOPT_API_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness) {
     kopt_optimizer opt = kopt_lion(lr);
     opt.sharpness = sharpness;
     return opt;
 }
 #endif
+#endif
 
+#if KOPT_LINKED_(KOPT_WITH_EMA)
 KOPT_API_ kopt_optimizer kopt_ema(double decay) {
     return kopt_start_(KOPT_EMA, kopt_put64_(kopt_sub64_(kopt_get64_(1), kopt_get64_(decay))), KOPT_L2, 0);
 }
+#endif
 
 KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_format, size_t n, void *state,
                                      size_t state_size) {
@@ -6416,6 +6514,20 @@ KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_
     t.rate_scale = 1;
     t.counts = KOPT_NULL_;
     return t;
+}
+
+KOPT_API_ kopt_result kopt_number_tensors(kopt_tensor *tensors, size_t count, uint32_t first_id) {
+    size_t i;
+    if (tensors == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
+    if (count != 0 && count - 1 > 0xFFFFFFFFu - first_id) return KOPT_ERROR_BOUNDS;
+    for (i = 0; i < count; i++) tensors[i].id = first_id + KOPT_CAST_(uint32_t, i);
+    return KOPT_OK;
+}
+
+/* 0 is the default. By words: a caller's DAZ takes a subnormal for 0. */
+static KOPT_BOTH_ float kopt_rate_scale_(const kopt_tensor *t) {
+    const uint32_t bits = kopt_bits_(t->rate_scale);
+    return kopt_float_(bits == 0 ? 0x3F800000u : bits);
 }
 
 static int kopt_format_valid_(kopt_format f) { return KOPT_CAST_(unsigned, f) <= KOPT_CAST_(unsigned, KOPT_FP16); }
@@ -6439,34 +6551,37 @@ static int kopt_in_(uint32_t set, int value) { return value >= 0 && value < 16 &
 
 /* Does this build have all that opt uses? */
 static int kopt_built_in_(const kopt_optimizer *opt) {
-    int half, compensated;
+    const kopt_rule rule = KOPT_RULE_(opt->rule); /* each of these is the option, or one that is here */
+    const kopt_format weight = KOPT_FORMAT_(opt->weight_format), moment = KOPT_MOMENT_FORMAT_(opt->moment_format);
+    const kopt_rounding rounding = KOPT_ROUNDING_(opt->rounding);
+    const int half = weight != KOPT_F32, compensated = rounding == KOPT_KAHAN || rounding == KOPT_COMPACT;
     if (KOPT_ONLY_ == KOPT_WITH_ALL) return 1;
-    half = opt->weight_format != KOPT_F32;
-    compensated = opt->rounding == KOPT_KAHAN || opt->rounding == KOPT_COMPACT;
-    if (!kopt_in_(KOPT_RULES_, KOPT_CAST_(int, opt->rule))) return 0;
-    if (!kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, opt->weight_format))) return 0;
-    if (half && !kopt_in_(KOPT_ROUNDINGS_, KOPT_CAST_(int, opt->rounding))) return 0;
-    if (half && compensated && !kopt_in_(KOPT_STATE_ROUNDINGS_, KOPT_CAST_(int, opt->compensation_rounding))) return 0;
-    if (opt->rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_MOMENTUM) && !kopt_within_(opt->momentum, 0, 0)) return 0;
+    if (opt->rule != rule || opt->weight_format != weight || (half && opt->rounding != rounding)) return 0;
+    if (half && compensated && opt->compensation_rounding != KOPT_STATE_ROUNDING_(opt->compensation_rounding)) return 0;
+    if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_MOMENTUM) && kopt_bits64_(opt->momentum) << 1 != 0) return 0;
     if (kopt_moments_(opt) > 0) {
-        if (!kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, opt->moment_format))) return 0;
-        if (opt->moment_format != KOPT_F32 && !kopt_in_(KOPT_STATE_ROUNDINGS_, KOPT_CAST_(int, opt->moment_rounding)))
-            return 0;
+        if (opt->moment_format != moment) return 0;
+        if (moment != KOPT_F32 && opt->moment_rounding != KOPT_STATE_ROUNDING_(opt->moment_rounding)) return 0;
     }
 #ifdef KAHAN_OPT_VMATH
     if (opt->rule == KOPT_LION && kopt_less_(0, opt->sharpness) && (KOPT_ONLY_ & KOPT_SECOND_PASS_) != KOPT_SECOND_PASS_)
         return 0;
 #endif
-    if (kopt_less_(0, opt->weight_decay) && !kopt_in_(KOPT_DECAYS_, KOPT_CAST_(int, opt->decay))) return 0;
+    if (kopt_bits64_(opt->weight_decay) << 1 != 0 && opt->decay != KOPT_DECAY_(opt->decay)) return 0;
     if (KOPT_HAS_(KOPT_WITH_EXTRAS)) return 1;
-    return !opt->maximize && !opt->zero_grad && !opt->moments_only && !(opt->rule == KOPT_ADAM && opt->amsgrad) &&
-           kopt_within_(opt->clip, 1, 1);
+    return (opt->maximize | opt->zero_grad | opt->moments_only | opt->amsgrad | opt->stable) == 0 &&
+           kopt_bits64_(opt->clip) == KOPT_CAST_(uint64_t, 0x3FF00000u) << 32; /* 1 */
 }
 
 static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     const double most = 3e38; /* what still is a finite float */
-    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
+    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) {
+        if (!KOPT_HAS_(KOPT_WITH_GUARDS)) return KOPT_OK;
+        if (opt->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
+        return kopt_built_in_(opt) ? KOPT_OK : KOPT_ERROR_OPTION;
+    }
     if (opt == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (opt->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
     if (KOPT_CAST_(unsigned, opt->rule) > KOPT_CAST_(unsigned, KOPT_LAST_RULE_)) return KOPT_ERROR_OPTION;
     if (!kopt_format_valid_(opt->weight_format)) return KOPT_ERROR_OPTION;
     if (!kopt_format_valid_(opt->moment_format) && opt->moment_format != KOPT_Q8) return KOPT_ERROR_OPTION;
@@ -6496,6 +6611,8 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
             if (opt->amsgrad || opt->stable) return KOPT_ERROR_OPTION;
         }
         if (opt->rule == KOPT_LION && !kopt_within_(opt->sharpness, 0, most)) return KOPT_ERROR_RANGE;
+#else
+        if (opt->rule == KOPT_LION && !kopt_within_(opt->sharpness, 0, 0)) return KOPT_ERROR_OPTION;
 #endif
         if (opt->rule == KOPT_RANGER && (opt->lookahead < 1 || !kopt_within_(opt->lookahead_rate, 0, 1)))
             return KOPT_ERROR_RANGE;
@@ -6582,9 +6699,12 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
 }
 
 /* The header of a state block, little-endian:
-     0 "KOPT"     4 version 1    5 rule       6 weight format  7 rounding
-     8 moment format  9 moments  10 sealed    11 0             12 id (4)     16 n (8)     24 first_index (8)
-    32 seed (8)  40 step (4)    44 CRC-32 of the whole block with this field 0     48 0 (16)
+     0 "KOPT"     4 version 2    5 rule       6 weight format
+     7 rounding + 16 * moment_rounding + 32 * compensation_rounding           8 moment format
+     9 moments + 8 * nesterov + 16 * decay mode + 64 * stable + 128 * atan2_outside
+    10 sealed    11 0           12 id (4)    16 n (8)     24 first_index (8)   32 seed (8)   40 step (4)
+    44 CRC-32 of the whole block with this field 0     48 lr   52 weight_decay   56 beta1   60 beta2 (fp32)
+   In version 1 bytes 7 and 9 have the rounding and the moments alone, and 48 to 63 are 0. What does not apply is 0.
    Then residual[n], the moments[n] in their order (8-bit: each followed by its scales) and, for Ranger, slow weights[n]
    and their residual[n], each array rounded up to 4 bytes: in the machine's byte order while the block is open, little-endian while it is sealed. */
 static void kopt_put_(kopt_byte_ *p, uint64_t value, int bytes) {
@@ -6603,14 +6723,36 @@ static uint32_t kopt_little32_(const kopt_byte_ *p) {
 
 static uint64_t kopt_little64_(const kopt_byte_ *p) { return kopt_little32_(p) | KOPT_CAST_(uint64_t, kopt_little32_(p + 4)) << 32; }
 
+/* As fp32. */
+static void kopt_put_number_(kopt_byte_ *p, double x) { kopt_put_(p, kopt_bits_(kopt_to_float_(kopt_get64_(x))), 4); }
+static double kopt_number_in_(const kopt_byte_ *p) {
+    return kopt_put64_(kopt_make64_(kopt_wide_bits_(kopt_float_(kopt_little32_(p)))));
+}
+
+/* Bytes 7 and 9. */
+static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *moments, const kopt_optimizer *opt) {
+    const int kept = kopt_moments_(opt), adam = opt->rule == KOPT_ADAM;
+    uint32_t a = 0, b = KOPT_CAST_(uint32_t, kept);
+    if (opt->weight_format != KOPT_F32) a = KOPT_CAST_(uint32_t, opt->rounding);
+    if (kept > 0 && opt->moment_format != KOPT_F32) a |= KOPT_CAST_(uint32_t, opt->moment_rounding) << 4;
+    if ((a & 15u) == KOPT_KAHAN || (a & 15u) == KOPT_COMPACT) a |= KOPT_CAST_(uint32_t, opt->compensation_rounding) << 5;
+    if (opt->rule == KOPT_SGD && opt->nesterov) b |= 8u;
+    if (opt->rule != KOPT_EMA) b |= KOPT_CAST_(uint32_t, opt->decay) << 4;
+    if (adam && opt->stable) b |= 64u;
+    if (opt->rule == KOPT_ADAM_ATAN2 && opt->atan2_outside) b |= 128u;
+    *rounding = KOPT_CAST_(kopt_byte_, a);
+    *moments = KOPT_CAST_(kopt_byte_, b);
+}
+
 static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const kopt_tensor *t) {
+    const int sgd = opt->rule == KOPT_SGD;
+    kopt_environment_ environment;
     kopt_put_(h, 0x54504F4Bu, 4);
-    h[4] = 1;
+    h[4] = KOPT_BLOCK_VERSION_;
     h[5] = KOPT_CAST_(kopt_byte_, opt->rule);
     h[6] = KOPT_CAST_(kopt_byte_, opt->weight_format);
-    h[7] = KOPT_CAST_(kopt_byte_, opt->weight_format == KOPT_F32 ? KOPT_NEAREST : opt->rounding);
+    kopt_make_variant_(h + 7, h + 9, opt);
     h[8] = KOPT_CAST_(kopt_byte_, opt->moment_format);
-    h[9] = KOPT_CAST_(kopt_byte_, kopt_moments_(opt));
     h[10] = h[11] = 0;
     kopt_put_(h + 12, t->id, 4);
     kopt_put_(h + 16, t->n, 8);
@@ -6618,22 +6760,40 @@ static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const ko
     kopt_put_(h + 32, opt->seed, 8);
     kopt_put_(h + 40, opt->step, 4);
     kopt_put_(h + 44, 0, 4);
-    kopt_put_(h + 48, 0, 8);
-    kopt_put_(h + 56, 0, 8);
+    kopt_enter_(&environment);
+    kopt_put_number_(h + 48, opt->lr);
+    kopt_put_number_(h + 52, opt->weight_decay);
+    kopt_put_number_(h + 56, sgd ? opt->momentum : opt->beta1);
+    kopt_put_number_(h + 60, sgd ? opt->dampening : opt->beta2);
+    kopt_leave_(&environment);
+}
+
+/* Is it a header? A block of version 1 is read while it is sealed: kopt_state_open() makes it one of today. */
+static int kopt_header_valid_(const kopt_byte_ *h) {
+    return kopt_little32_(h) == 0x54504F4Bu && (h[4] == KOPT_BLOCK_VERSION_ || (h[4] == 1 && h[10] == 1)) && h[10] <= 1 &&
+           h[11] == 0;
 }
 
 static kopt_result kopt_check_header_(const kopt_byte_ *h, kopt_kept_ kept, const kopt_tensor *t, int sealed) {
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
-    if (kopt_little32_(h) != 0x54504F4Bu || h[4] != 1 || h[10] > 1 || h[11] != 0) return KOPT_ERROR_STATE;
+    if (!kopt_header_valid_(h)) return KOPT_ERROR_STATE;
     if (h[5] != KOPT_CAST_(kopt_byte_, kept.rule)) return KOPT_ERROR_MISMATCH;
     if (h[6] != KOPT_CAST_(kopt_byte_, kept.weight)) return KOPT_ERROR_MISMATCH;
-    if (h[7] != KOPT_CAST_(kopt_byte_, kept.rounding)) return KOPT_ERROR_MISMATCH;
+    if ((h[7] & 15u) != KOPT_CAST_(kopt_byte_, kept.rounding)) return KOPT_ERROR_MISMATCH;
     if (h[8] != KOPT_CAST_(kopt_byte_, kept.moment)) return KOPT_ERROR_MISMATCH;
-    if (h[9] != KOPT_CAST_(kopt_byte_, kept.moments)) return KOPT_ERROR_MISMATCH;
+    if ((h[9] & 7u) != KOPT_CAST_(kopt_byte_, kept.moments)) return KOPT_ERROR_MISMATCH;
     if (kopt_little32_(h + 12) != t->id || kopt_little64_(h + 16) != t->n) return KOPT_ERROR_MISMATCH;
     if (kopt_little64_(h + 24) != t->first_index) return KOPT_ERROR_MISMATCH;
     if (sealed != h[10]) return sealed ? KOPT_ERROR_STATE : KOPT_ERROR_SEALED;
     return KOPT_OK;
+}
+
+/* The block, before anything that follows from it: an optimizer of other formats would see a block of another size. */
+static kopt_result kopt_check_block_(const kopt_tensor *t, kopt_kept_ kept, size_t total, int sealed) {
+    if (!KOPT_HAS_(KOPT_WITH_CHECKS) || t->n == 0 || total == 0) return KOPT_OK;
+    if (t->state == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (t->state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
+    return kopt_check_header_(KOPT_CAST_(const kopt_byte_ *, t->state), kept, t, sealed);
 }
 
 static int kopt_overlap_(const void *a, size_t a_size, const void *b, size_t b_size) {
@@ -6642,47 +6802,54 @@ static int kopt_overlap_(const void *a, size_t a_size, const void *b, size_t b_s
     return x < y ? y - x < a_size : x - y < b_size;
 }
 
-/* The memory of a tensor: weight, state, copy, gradient. */
+/* The memory of a tensor: weight, state, copy, gradient, counts. */
+enum { KOPT_GRAD_SPAN_ = 3, KOPT_COUNTS_SPAN_ = 4, KOPT_SPANS_ = 5 };
 typedef struct kopt_span_ {
     const void *at;
     size_t size;
 } kopt_span_;
 
-static void kopt_spans_(kopt_span_ span[4], const kopt_tensor *t, size_t weight_bytes, size_t state_bytes) {
+static void kopt_spans_(kopt_span_ span[KOPT_SPANS_], const kopt_tensor *t, size_t weight_bytes, size_t state_bytes) {
     span[0].at = t->weight;
     span[0].size = t->n * weight_bytes;
     span[1].at = t->state;
     span[1].size = t->n == 0 ? 0 : state_bytes;
     span[2].at = t->copy;
     span[2].size = t->n * kopt_bytes_of_(t->copy_format);
-    span[3].at = t->grad;
-    span[3].size = t->n * kopt_bytes_of_(t->grad_format);
+    span[KOPT_GRAD_SPAN_].at = t->grad;
+    span[KOPT_GRAD_SPAN_].size = t->n * kopt_bytes_of_(t->grad_format);
+    span[KOPT_COUNTS_SPAN_].at = t->counts;
+    span[KOPT_COUNTS_SPAN_].size = sizeof *t->counts;
 }
 
+/* All pointers that are needed are there, the block is large enough, and nothing overlaps. */
 static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes, size_t state_bytes, int needs_grad) {
-    kopt_span_ span[4];
+    kopt_span_ span[KOPT_SPANS_];
     int i, k;
-    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
+    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_HAS_(KOPT_WITH_GUARDS) && t->state_size < state_bytes ? KOPT_ERROR_SIZE : KOPT_OK;
     if (t->n != 0 && (t->weight == KOPT_NULL_ || (needs_grad && t->grad == KOPT_NULL_))) return KOPT_ERROR_NULL;
     if (t->n != 0 && state_bytes != 0 && t->state == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (t->n != 0 && t->state_size < state_bytes) return KOPT_ERROR_SIZE;
     kopt_spans_(span, t, weight_bytes, state_bytes);
-    for (i = 0; i < 3; i++)
-        for (k = i + 1; k < (needs_grad ? 4 : 3); k++)
+    if (!needs_grad) span[KOPT_GRAD_SPAN_].size = 0;
+    for (i = 0; i < KOPT_SPANS_; i++)
+        for (k = i + 1; k < KOPT_SPANS_; k++)
             if (kopt_overlap_(span[i].at, span[i].size, span[k].at, span[k].size)) return KOPT_ERROR_OVERLAP;
     return KOPT_OK;
 }
 
 static kopt_result kopt_check_tensor_(const kopt_tensor *t) {
-    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
-    if (t == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (!kopt_format_valid_(t->grad_format)) return KOPT_ERROR_OPTION;
-    if (t->copy != KOPT_NULL_ && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
+    const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
+    if (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS)) return KOPT_OK;
+    if (checks && t == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (checks && !kopt_format_valid_(t->grad_format)) return KOPT_ERROR_OPTION;
+    if (checks && t->copy != KOPT_NULL_ && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
     if (!kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, t->grad_format))) return KOPT_ERROR_OPTION;
     if (t->copy != KOPT_NULL_ && !kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, t->copy_format))) return KOPT_ERROR_OPTION;
     if (!KOPT_HAS_(KOPT_WITH_EXTRAS) && (t->copy != KOPT_NULL_ || t->counts != KOPT_NULL_ || t->first_index != 0 ||
-                                         kopt_bits_(t->rate_scale) != 0x3F800000u))
+                                         (kopt_bits_(t->rate_scale) != 0 && kopt_bits_(t->rate_scale) != 0x3F800000u)))
         return KOPT_ERROR_OPTION;
+    if (!checks) return KOPT_OK;
     if (!kopt_n_valid_(t->n) || t->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
     if (kopt_bits_(t->rate_scale) > 0x7F7FFFFFu) return KOPT_ERROR_RANGE; /* negative, infinite or NaN */
     return KOPT_OK;
@@ -6695,34 +6862,35 @@ static kopt_result kopt_check_state_(const kopt_optimizer *opt, const kopt_tenso
     if (result == KOPT_OK) result = kopt_check_tensor_(t);
     if (result != KOPT_OK) return result;
     total = kopt_layout_for_(opt, t->n).total;
-    result = kopt_check_memory_(t, kopt_bytes_of_(opt->weight_format), total, 0);
-    if (result != KOPT_OK || t->n == 0 || total == 0) return result;
-    return kopt_check_header_(KOPT_CAST_(const kopt_byte_ *, t->state), kopt_kept_of_(opt), t, sealed);
+    result = kopt_check_block_(t, kopt_kept_of_(opt), total, sealed);
+    if (result != KOPT_OK) return result;
+    return kopt_check_memory_(t, kopt_bytes_of_(opt->weight_format), total, 0);
 }
 
 /* One weight and its residual from an fp32 value, rounded to nearest. */
 static void kopt_write_weight_(const kopt_optimizer *opt, kopt_byte_ *weight, kopt_byte_ *residual, uint32_t bits) {
-    const kopt_format format = opt->weight_format;
+    const kopt_format format = KOPT_FORMAT_(opt->weight_format);
+    const kopt_rounding rounding = KOPT_ROUNDING_(opt->rounding);
     const uint32_t infinity = format == KOPT_BF16 ? 0x7F80u : 0x7C00u;
     const float x = kopt_float_(bits);
     uint32_t u, kept;
     if (format == KOPT_F32) {
         kopt_store32_(weight, bits); /* not x: an x87 register would quiet a NaN */
-    } else if (opt->rounding == KOPT_EXACT || opt->rounding == KOPT_COMPACT) {
+    } else if (rounding == KOPT_EXACT || rounding == KOPT_COMPACT) {
         u = kopt_extended_scalar_(x, format);
-        if (opt->rounding == KOPT_COMPACT) u = (u + 0x80u) & 0xFFFFFF00u;
-        kept = opt->rounding == KOPT_COMPACT ? u >> 8 & 0xFFu : u & 0xFFFFu;
+        if (rounding == KOPT_COMPACT) u = (u + 0x80u) & 0xFFFFFF00u;
+        kept = rounding == KOPT_COMPACT ? u >> 8 & 0xFFu : u & 0xFFFFu;
         u = (u + 0x8000u) >> 16;
         if ((u & infinity) == infinity) kept = 0;
         kopt_store16_(weight, u);
-        if (opt->rounding == KOPT_COMPACT)
+        if (rounding == KOPT_COMPACT)
             *residual = KOPT_CAST_(kopt_byte_, kept);
         else
             kopt_store16_(residual, kept);
     } else {
-        u = opt->rounding == KOPT_KAHAN ? kopt_split16_scalar_(x, format) : kopt_nearest16_scalar_(x, format);
+        u = rounding == KOPT_KAHAN ? kopt_split16_scalar_(x, format) : kopt_nearest16_scalar_(x, format);
         kopt_store16_(weight, u);
-        if (opt->rounding == KOPT_KAHAN) {
+        if (rounding == KOPT_KAHAN) {
             float rest = kopt_sub_(x, kopt_widen_scalar_(u, format));
             if (format == KOPT_FP16) rest *= 2048;
             kopt_store16_(residual, (u & infinity) == infinity ? 0 : kopt_nearest16_scalar_(rest, format));
@@ -6746,6 +6914,12 @@ static float kopt_read_weight_(const kopt_optimizer *opt, const kopt_byte_ *weig
     return kopt_add_(kopt_widen_scalar_(kopt_load16_(weight), format), rest);
 }
 
+/* t->copy, if there is one, follows the weights. */
+static void kopt_refresh_copy_(const kopt_optimizer *opt, const kopt_tensor *t) {
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && t->copy != KOPT_NULL_)
+        kopt_convert(t->copy, t->copy_format, t->weight, opt->weight_format, t->n);
+}
+
 /* Ranger's slow weights start at the weights. */
 static void kopt_start_slow_(const kopt_optimizer *opt, const kopt_tensor *t) {
     const kopt_layout_ at = kopt_layout_for_(opt, t->n);
@@ -6766,16 +6940,21 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t,
     if (result == KOPT_OK) result = kopt_check_tensor_(t);
     if (result != KOPT_OK) return result;
     at = kopt_layout_for_(opt, t->n);
-    weight_bytes = kopt_bytes_of_(opt->weight_format);
-    residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
+    weight_bytes = kopt_bytes_of_(KOPT_FORMAT_(opt->weight_format));
+    residual_bytes = kopt_bytes_of_residual_(KOPT_FORMAT_(opt->weight_format), KOPT_ROUNDING_(opt->rounding));
     result = kopt_check_memory_(t, weight_bytes, at.total, 0);
     if (result != KOPT_OK || (KOPT_HAS_(KOPT_WITH_CHECKS) && t->n == 0)) return result;
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && (kopt_overlap_(weights, t->n * 4, t->weight, t->n * weight_bytes) ||
-                                        kopt_overlap_(weights, t->n * 4, t->state, at.total)))
+                                        kopt_overlap_(weights, t->n * 4, t->state, at.total) ||
+                                        kopt_overlap_(weights, t->n * 4, t->counts, sizeof *t->counts)))
+        return KOPT_ERROR_OVERLAP;
+    if (KOPT_HAS_(KOPT_WITH_CHECKS) && !(weights == t->copy && t->copy_format == KOPT_F32) &&
+        kopt_overlap_(weights, t->n * 4, t->copy, t->n * kopt_bytes_of_(t->copy_format)))
         return KOPT_ERROR_OVERLAP;
     weight = KOPT_CAST_(kopt_byte_ *, t->weight);
     state = KOPT_CAST_(kopt_byte_ *, t->state);
-    if (KOPT_HAS_(KOPT_WITH_CHECKS) && weights != KOPT_NULL_ && !KOPT_HAS_(KOPT_WITH_EXTRAS)) return KOPT_ERROR_OPTION;
+    if (KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS) && weights != KOPT_NULL_ && !KOPT_HAS_(KOPT_WITH_EXTRAS))
+        return KOPT_ERROR_OPTION;
     if (at.total != 0) {
         if (KOPT_HAS_(KOPT_WITH_CHECKS)) kopt_make_header_(state, opt, t);
         for (i = KOPT_HAS_(KOPT_WITH_CHECKS) ? KOPT_HEADER_ : 0; i < at.total; i += 4) { /* every array is a multiple of 4 bytes */
@@ -6798,6 +6977,7 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t,
         kopt_leave_(&environment);
     }
     kopt_start_slow_(opt, t);
+    kopt_refresh_copy_(opt, t);
     return KOPT_OK;
 }
 
@@ -6897,7 +7077,10 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t
         kopt_store16_(moment, rounded);
     }
     kopt_leave_(&environment);
-    if (what == KOPT_WEIGHT) kopt_start_slow_(opt, t);
+    if (what == KOPT_WEIGHT) {
+        kopt_start_slow_(opt, t);
+        kopt_refresh_copy_(opt, t);
+    }
     return KOPT_OK;
 }
 
@@ -6963,18 +7146,61 @@ KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, kopt_tensor *t)
 
 KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, kopt_tensor *t) {
     kopt_result result = kopt_check_state_(opt, t, 1);
-    kopt_byte_ *state;
+    kopt_byte_ *state, rounding, moments;
     size_t total;
     if (result != KOPT_OK || t->n == 0) return result;
     total = kopt_layout_for_(opt, t->n).total;
-    if (total == 0) return KOPT_OK;
-    state = KOPT_CAST_(kopt_byte_ *, t->state);
-    if (kopt_crc32_(state, total) != kopt_little32_(state + 44)) return KOPT_ERROR_CHECKSUM;
-    kopt_put_(state + 44, 0, 4);
-    state[10] = 0;
-    kopt_swap_arrays_(opt, t);
-    opt->seed = kopt_little64_(state + 32);
-    opt->step = kopt_little32_(state + 40);
+    if (total != 0) {
+        state = KOPT_CAST_(kopt_byte_ *, t->state);
+        kopt_make_variant_(&rounding, &moments, opt);
+        if (state[4] != 1 && (state[7] != rounding || state[9] != moments)) return KOPT_ERROR_MISMATCH;
+        if (kopt_crc32_(state, total) != kopt_little32_(state + 44)) return KOPT_ERROR_CHECKSUM;
+        opt->seed = kopt_little64_(state + 32);
+        opt->step = kopt_little32_(state + 40);
+        kopt_make_header_(state, opt, t);
+        kopt_swap_arrays_(opt, t);
+    }
+    kopt_refresh_copy_(opt, t);
+    return KOPT_OK;
+}
+
+/* The optimizer that a header tells of. */
+static void kopt_optimizer_in_(kopt_optimizer *opt, const kopt_byte_ *h) {
+    const kopt_rule rule = KOPT_CAST_(kopt_rule, h[5]);
+    kopt_optimizer made = kopt_start_(rule, kopt_number_in_(h + 48), KOPT_CAST_(kopt_decay, h[9] >> 4 & 3), kopt_number_in_(h + 52));
+    made.weight_format = KOPT_CAST_(kopt_format, h[6]);
+    made.rounding = KOPT_CAST_(kopt_rounding, h[7] & 15);
+    made.moment_format = KOPT_CAST_(kopt_format, h[8]);
+    made.moment_rounding = KOPT_CAST_(kopt_rounding, h[7] >> 4 & 1);
+    made.compensation_rounding = KOPT_CAST_(kopt_rounding, h[7] >> 5 & 1);
+    made.nesterov = h[9] >> 3 & 1;
+    made.stable = h[9] >> 6 & 1;
+    made.atan2_outside = h[9] >> 7;
+    made.amsgrad = rule == KOPT_ADAM && (h[9] & 7) == 3;
+    made.seed = kopt_little64_(h + 32);
+    made.step = kopt_little32_(h + 40);
+    made.momentum = rule == KOPT_SGD ? kopt_number_in_(h + 56) : 0;
+    made.dampening = rule == KOPT_SGD ? kopt_number_in_(h + 60) : 0;
+    if (rule != KOPT_SGD) made.beta1 = kopt_number_in_(h + 56);
+    if (rule != KOPT_SGD) made.beta2 = kopt_number_in_(h + 60);
+    if (rule == KOPT_ADAN || rule == KOPT_RANGER || made.stable) made.eps = 1e-6;
+    kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, opt), KOPT_CONST_POINTER_(const kopt_byte_ *, &made), sizeof made);
+}
+
+KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, kopt_optimizer *opt, kopt_tensor *t) {
+    const kopt_byte_ *h = KOPT_CAST_(const kopt_byte_ *, state);
+    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_ERROR_OPTION; /* such a build writes no headers */
+    if (h == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
+    if (!kopt_header_valid_(h) || h[5] > KOPT_ADAM_ATAN2 || h[6] > KOPT_FP16 || (h[7] & 15u) > KOPT_EXACT || h[8] > KOPT_Q8 ||
+        (h[9] & 7u) > 4u || kopt_little64_(h + 16) > ~KOPT_CAST_(size_t, 0))
+        return KOPT_ERROR_STATE;
+    if (opt != KOPT_NULL_) kopt_optimizer_in_(opt, h);
+    if (t != KOPT_NULL_) {
+        t->n = KOPT_CAST_(size_t, kopt_little64_(h + 16));
+        t->id = kopt_little32_(h + 12);
+        t->first_index = kopt_little64_(h + 24);
+    }
     return KOPT_OK;
 }
 
@@ -7022,8 +7248,10 @@ KOPT_LEAN_ KOPT_BOTH_ void kopt_take_options_(const kopt_optimizer *opt, kopt_st
     s->seed = opt->seed;
 #ifdef KAHAN_OPT_VMATH
     s->vmath = opt->vmath;
-    s->zero_ = 0;
+#else
+    if (checks) s->vmath = KOPT_NULL_;
 #endif
+    if (checks) s->zero_ = 0;
 }
 
 /* 1 - x of other hyper-parameters. */
@@ -7054,6 +7282,8 @@ KOPT_SCALARS_ KOPT_BOTH_ int kopt_compute_scalars_(const kopt_optimizer *opt, ko
     s->eps = kopt_narrow64_(opt->eps);
 #ifdef KAHAN_OPT_VMATH
     s->sharpness = rule == KOPT_LION ? kopt_narrow64_(opt->sharpness) : 0;
+#else
+    if (KOPT_HAS_(KOPT_WITH_CHECKS)) s->sharpness = 0;
 #endif
     if (KOPT_HAS_(KOPT_WITH_CHECKS) || rule != KOPT_ADAM) s->root_scale = 1;
     if (rule == KOPT_SGD || rule == KOPT_EMA) {
@@ -7149,9 +7379,9 @@ static kopt_result kopt_check_step_(const kopt_step *s, const kopt_tensor *t) {
     result = kopt_check_tensor_(t);
     if (result != KOPT_OK) return result;
     total = kopt_layout_of_(kopt_kept_in_(s), t->n).total;
-    result = kopt_check_memory_(t, kopt_bytes_of_(s->weight_format), total, 1);
-    if (result != KOPT_OK || t->n == 0 || total == 0) return result;
-    return kopt_check_header_(KOPT_CAST_(const kopt_byte_ *, t->state), kopt_kept_in_(s), t, 0);
+    result = kopt_check_block_(t, kopt_kept_in_(s), total, 0);
+    if (result != KOPT_OK) return result;
+    return kopt_check_memory_(t, kopt_bytes_of_(s->weight_format), total, 1);
 }
 
 #if defined(KOPT_X86_) || defined(KOPT_NEON_)
@@ -7326,7 +7556,7 @@ KOPT_LEAN_ void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin
     kopt_enter_(&environment);
     if (KOPT_HAS_(KOPT_WITH_EXTRAS)) {
         volatile float factor = stable; /* read here, so that nothing is multiplied before kopt_enter_ */
-        const float scale = kopt_mul_scalar_(t->rate_scale, factor);
+        const float scale = kopt_mul_scalar_(kopt_rate_scale_(t), factor);
         if (kopt_bits_(scale) != 0x3F800000u) {
             job.rate = kopt_mul_scalar_(job.rate, scale);
             job.decay = kopt_mul_scalar_(job.decay, scale);
@@ -7386,14 +7616,14 @@ KOPT_LEAN_ void kopt_run_whole_(const kopt_step *s, const kopt_tensor *t) {
 KOPT_API_ kopt_result kopt_step_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
                                         kopt_norm *norm) {
     kopt_result result = kopt_check_step_(step, t);
-    kopt_span_ span[4];
+    kopt_span_ span[KOPT_SPANS_];
     int i;
     if (result != KOPT_OK) return result;
     if (norm == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (!step->stable) return KOPT_ERROR_OPTION;
     if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
     kopt_spans_(span, t, kopt_bytes_of_(step->weight_format), kopt_layout_of_(kopt_kept_in_(step), t->n).total);
-    for (i = 0; i < 4; i++)
+    for (i = 0; i < KOPT_SPANS_; i++)
         if (kopt_overlap_(norm, sizeof *norm, span[i].at, span[i].size)) return KOPT_ERROR_OVERLAP;
     kopt_measure_(step, t, begin, end, norm);
     return KOPT_OK;
@@ -7464,7 +7694,7 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
     kopt_result result = kopt_check_step_(step, t);
     if (result != KOPT_OK) return result;
     if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
-    if (step->moment_format == KOPT_Q8 && begin != end && /* whole blocks */
+    if (step->moment_format == KOPT_Q8 && step->moments > 0 && begin != end && /* whole blocks */
         (begin % KOPT_BLOCK_ != 0 || (end % KOPT_BLOCK_ != 0 && end != t->n)))
         return KOPT_ERROR_BOUNDS;
     kopt_run_(step, t, begin, end, 1);
@@ -7480,39 +7710,40 @@ KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t)
 /* Memory that two tensors share and a step would write. */
 static int kopt_share_(const kopt_step *s, const kopt_tensor *a, const kopt_tensor *b) {
     const size_t weight_bytes = kopt_bytes_of_(s->weight_format);
-    kopt_span_ x[4], y[4];
+    kopt_span_ x[KOPT_SPANS_], y[KOPT_SPANS_];
     int i, k;
     kopt_spans_(x, a, weight_bytes, kopt_layout_of_(kopt_kept_in_(s), a->n).total);
     kopt_spans_(y, b, weight_bytes, kopt_layout_of_(kopt_kept_in_(s), b->n).total);
-    for (i = 0; i < 4; i++)
-        for (k = 0; k < 4; k++)
-            if ((i < 3 || k < 3 || s->zero_grad) && kopt_overlap_(x[i].at, x[i].size, y[k].at, y[k].size)) return 1;
+    for (i = 0; i < KOPT_SPANS_; i++)
+        for (k = 0; k < KOPT_SPANS_; k++) {
+            if (i == KOPT_COUNTS_SPAN_ && k == KOPT_COUNTS_SPAN_) continue; /* a list may have one */
+            if (i == KOPT_GRAD_SPAN_ && k == KOPT_GRAD_SPAN_ && !s->zero_grad) continue;
+            if (kopt_overlap_(x[i].at, x[i].size, y[k].at, y[k].size)) return 1;
+        }
     return 0;
 }
 
-/* In O(1) per tensor: neighbours that share memory (an n in bytes, a pointer that was not moved on), and one state
-   block for two tensors anywhere in the list (its byte 11 is 1 while the list is checked). */
+/* The ids of a list increase; those of shards of one tensor are equal, and their elements follow each other. */
+static int kopt_follows_(const kopt_tensor *a, const kopt_tensor *b) {
+    return a->id < b->id || (a->id == b->id && a->first_index + a->n <= b->first_index);
+}
+
+/* In O(1) per tensor: neighbours that share memory (an n in bytes, a pointer that was not moved on), and ids, so that no
+   state block serves two tensors. */
 static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tensors, size_t count) {
-    kopt_result result = KOPT_OK;
-    size_t i, marked = 0;
+    const kopt_tensor *last = KOPT_NULL_; /* that has elements */
+    size_t i;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
-    for (i = 0; i < count && result == KOPT_OK; i++) {
-        result = kopt_check_step_(s, &tensors[i]);
-        if (result == KOPT_OK && i > 0 && kopt_share_(s, &tensors[i - 1], &tensors[i])) result = KOPT_ERROR_OVERLAP;
+    for (i = 0; i < count; i++) {
+        const kopt_tensor *t = &tensors[i];
+        const kopt_result result = kopt_check_step_(s, t);
+        if (result != KOPT_OK) return result;
+        if (t->n == 0) continue;
+        if (last != KOPT_NULL_ && kopt_share_(s, last, t)) return KOPT_ERROR_OVERLAP;
+        if (last != KOPT_NULL_ && !kopt_follows_(last, t)) return KOPT_ERROR_ID;
+        last = t;
     }
-    if (kopt_layout_of_(kopt_kept_in_(s), 1).total == 0) return result; /* no state blocks */
-    for (; marked < count && result == KOPT_OK; marked++) {
-        kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, tensors[marked].state);
-        if (tensors[marked].n == 0) continue;
-        if (state[11] != 0) {
-            result = KOPT_ERROR_OVERLAP;
-            break;
-        }
-        state[11] = 1;
-    }
-    while (marked-- > 0)
-        if (tensors[marked].n != 0) KOPT_CAST_(kopt_byte_ *, tensors[marked].state)[11] = 0;
-    return result;
+    return KOPT_OK;
 }
 
 KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, kopt_tensor *tensors, size_t count) {
@@ -7663,6 +7894,13 @@ KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, dou
 
 /* ---- loss scaling ---- */
 
+static void kopt_zero_(kopt_byte_ *p, size_t size) {
+    for (; size > 0; size--) {
+        KOPT_OPAQUE_(p); /* no call of memset */
+        *p++ = 0;
+    }
+}
+
 KOPT_API_ kopt_scaler kopt_grad_scaler(void) {
     kopt_scaler s;
     s.scale = 65536;
@@ -7713,47 +7951,58 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
     return KOPT_OK;
 }
 
-KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, kopt_tensor *tensors, size_t count,
-                                       double max_norm, const kopt_closure *closure, int *skipped) {
+/* The step of a copy of opt, so that opt is as before whatever happens; norm may be NULL: no clipping. */
+static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, const kopt_optimizer *opt, const kopt_norm *norm,
+                                                    double max_norm, kopt_step *step) {
     const kopt_f64_ most = kopt_make64_((KOPT_CAST_(uint64_t, 0x7FEFFFFFu) << 32) + 0xFFFFFFFFu); /* what is finite */
     kopt_result result = kopt_check_scaler_(scaler);
     kopt_environment_ environment;
-    kopt_norm norm;
-    kopt_step step;
-    double grad_scale, clip;
-    uint32_t before;
-    size_t i;
+    kopt_optimizer scaled;
     if (result == KOPT_OK) result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
-    if (tensors == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
     if (!kopt_inside64_(kopt_get64_(max_norm), kopt_get64_(0), most)) return KOPT_ERROR_RANGE;
-
-    before = opt->step;
-    grad_scale = opt->grad_scale;
-    clip = opt->clip;
+    kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, &scaled), KOPT_CONST_POINTER_(const kopt_byte_ *, opt), sizeof scaled);
     kopt_enter_(&environment);
-    opt->grad_scale = kopt_put64_(kopt_div64_(kopt_get64_(grad_scale), kopt_make64_(kopt_wide_bits_(scaler->scale))));
+    scaled.grad_scale = kopt_put64_(kopt_div64_(kopt_get64_(opt->grad_scale), kopt_make64_(kopt_wide_bits_(scaler->scale))));
     kopt_leave_(&environment);
-    opt->clip = 1;
-    result = kopt_step_begin(opt, &step); /* to check everything before the closure writes a gradient */
-    if (result == KOPT_OK) result = kopt_check_list_(&step, tensors, count);
-    opt->step = before;
-    if (result == KOPT_OK) {
-        kopt_bounce_(KOPT_POINTER_(kopt_byte_ *, &norm), sizeof norm, KOPT_NULL_, 0); /* zeros */
-        if (closure != KOPT_NULL_ && closure->evaluate != KOPT_NULL_) closure->evaluate(closure->user, scaler->scale);
-        result = kopt_norm_add_grads(&norm, tensors, count);
-        if (closure != KOPT_NULL_ && closure->reduce != KOPT_NULL_) closure->reduce(closure->user, &norm);
+    scaled.clip = norm == KOPT_NULL_ ? 1 : kopt_norm_clip(norm, max_norm, scaled.grad_scale);
+    return kopt_step_begin(&scaled, step);
+}
+
+KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_norm *norm, double max_norm,
+                                        kopt_step *step, int *skipped) {
+    kopt_result result;
+    if (norm == KOPT_NULL_ || step == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (norm->nonfinite != 0) {
+        kopt_step unused; /* all that a step refuses is refused in one that is skipped, too */
+        result = kopt_scaled_step_(scaler, opt, KOPT_NULL_, max_norm, &unused);
+        if (result == KOPT_OK) kopt_zero_(KOPT_POINTER_(kopt_byte_ *, step), sizeof *step);
+    } else {
+        result = kopt_scaled_step_(scaler, opt, norm, max_norm, step);
+        if (result == KOPT_OK) opt->step = step->step;
     }
-    if (result == KOPT_OK && norm.nonfinite == 0) {
-        opt->clip = kopt_norm_clip(&norm, max_norm, opt->grad_scale);
-        result = kopt_step_begin(opt, &step);
-        for (i = 0; i < count && result == KOPT_OK; i++) kopt_run_whole_(&step, &tensors[i]);
-    }
-    opt->grad_scale = grad_scale;
-    opt->clip = clip;
     if (result != KOPT_OK) return result;
-    if (skipped != KOPT_NULL_) *skipped = norm.nonfinite != 0;
-    return kopt_scaler_update(scaler, norm.nonfinite != 0);
+    if (skipped != KOPT_NULL_) *skipped = norm->nonfinite != 0;
+    return kopt_scaler_update(scaler, norm->nonfinite != 0);
+}
+
+KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, kopt_tensor *tensors, size_t count,
+                                       double max_norm, const kopt_closure *closure, int *skipped) {
+    kopt_result result;
+    kopt_norm norm;
+    kopt_step step;
+    size_t i;
+    if (tensors == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
+    result = kopt_scaled_step_(scaler, opt, KOPT_NULL_, max_norm, &step); /* all checks before the closure writes a gradient */
+    if (result == KOPT_OK) result = kopt_check_list_(&step, tensors, count);
+    if (result != KOPT_OK) return result;
+    kopt_bounce_(KOPT_POINTER_(kopt_byte_ *, &norm), sizeof norm, KOPT_NULL_, 0); /* zeros */
+    if (closure != KOPT_NULL_ && closure->evaluate != KOPT_NULL_) closure->evaluate(closure->user, scaler->scale);
+    result = kopt_norm_add_grads(&norm, tensors, count);
+    if (closure != KOPT_NULL_ && closure->reduce != KOPT_NULL_) closure->reduce(closure->user, &norm);
+    if (result == KOPT_OK) result = kopt_scaler_begin(scaler, opt, &norm, max_norm, &step, skipped);
+    for (i = 0; i < count && result == KOPT_OK && norm.nonfinite == 0; i++) kopt_run_whole_(&step, &tensors[i]);
+    return result;
 }
 
 /* ---- gradient accumulation ---- */
@@ -7768,6 +8017,7 @@ KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, vo
     a.n = n;
     a.count = a.step = a.id = 0;
     a.seed = a.first_index = 0;
+    a.made_ = KOPT_MADE_;
     return a;
 }
 
@@ -7775,6 +8025,7 @@ static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void
     size_t sum, residual;
     kopt_result result;
     if (a == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (a->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
     result = kopt_check_array_(a->sum, a->format, a->n);
     if (result != KOPT_OK) return result;
     if (KOPT_CAST_(unsigned, a->rounding) > KOPT_CAST_(unsigned, KOPT_EXACT)) return KOPT_ERROR_OPTION;
@@ -7787,13 +8038,6 @@ static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void
         kopt_overlap_(a->residual, residual, other, other_size))
         return KOPT_ERROR_OVERLAP;
     return KOPT_OK;
-}
-
-static void kopt_zero_(kopt_byte_ *p, size_t size) {
-    for (; size > 0; size--) {
-        KOPT_OPAQUE_(p); /* no call of memset */
-        *p++ = 0;
-    }
 }
 
 /* An addition is a step of SGD on the sum with rate 1 and minus the scale. */
@@ -7878,6 +8122,7 @@ KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, s
     c.n = n;
     c.step = c.id = 0;
     c.seed = c.first_index = 0;
+    c.made_ = KOPT_MADE_;
     return c;
 }
 
@@ -7900,6 +8145,7 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
     kopt_result result;
     size_t size, grad_size, residual_size = 0;
     if (c == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (c->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
     result = kopt_check_array_(grad, grad_format, c->n);
     if (result != KOPT_OK) return result;
     if (!kopt_code_valid_(c->code) || KOPT_CAST_(unsigned, c->rounding) > 1u) return KOPT_ERROR_OPTION;
@@ -9034,7 +9280,7 @@ static kopt_result kopt_langevin_check_(const kopt_step *s, const kopt_tensor *t
     int finite;
     if (result != KOPT_OK) return result;
     kopt_enter_(&environment);
-    finite = kopt_finite_(kopt_langevin_factor_(s->rate, t->rate_scale, temperature));
+    finite = kopt_finite_(kopt_langevin_factor_(s->rate, kopt_rate_scale_(t), temperature));
     kopt_leave_(&environment);
     return finite ? KOPT_OK : KOPT_ERROR_RANGE;
 }
@@ -9089,12 +9335,12 @@ static void kopt_langevin_run_(const kopt_step *s, const kopt_tensor *t, double 
     if (begin == end) return;
     kopt_make_job_(&whole, &at, s, t, begin, end);
     kopt_enter_(&environment);
-    if (kopt_bits_(t->rate_scale) != 0x3F800000u) {
+    if (kopt_bits_(kopt_rate_scale_(t)) != 0x3F800000u) {
         volatile float scale = t->rate_scale; /* as in kopt_run_ */
         whole.rate = kopt_mul_scalar_(whole.rate, scale);
         whole.decay = kopt_mul_scalar_(whole.decay, scale);
     }
-    factor = kopt_langevin_factor_(s->rate, t->rate_scale, temperature);
+    factor = kopt_langevin_factor_(s->rate, kopt_rate_scale_(t), temperature);
     if (kopt_bits_(factor) == 0) {
         (KOPT_KERNEL_(step))(&whole);
     } else {

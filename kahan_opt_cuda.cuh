@@ -2351,6 +2351,7 @@ static kopt_result kopt_cuda_check_(const kopt_cuda_group *groups, size_t count,
     *elements = 0;
     if (groups == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
     for (g = 0; g < count; g++) {
+        const kopt_tensor *last = KOPT_NULL_; /* of this group that has elements */
         kopt_result result = kopt_cuda_check_options_(groups[g].opt);
         if (result != KOPT_OK) return result;
         if (groups[g].tensors == KOPT_NULL_ && groups[g].count != 0) return KOPT_ERROR_NULL;
@@ -2363,6 +2364,9 @@ static kopt_result kopt_cuda_check_(const kopt_cuda_group *groups, size_t count,
             if (result != KOPT_OK) return result;
             if (t->n >> (kopt_cuda_stable_(groups[g].opt) ? 36 : 40) != 0) return KOPT_ERROR_BOUNDS;
             if ((KOPT_ADDRESS_(t->counts) & 7) != 0) return KOPT_ERROR_OPTION;
+            if (t->n == 0) continue;
+            if (last != KOPT_NULL_ && !kopt_follows_(last, t)) return KOPT_ERROR_ID;
+            last = t;
             *elements += t->n;
         }
         *tensors += groups[g].count;
@@ -2395,7 +2399,7 @@ static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt,
     if (blocks && state != KOPT_NULL_)
         for (m = 0; m < moments; m++) d->scale[m] = state + at.scale[m];
     d->counts = t->counts;
-    d->rate_scale = d->own_scale = t->rate_scale;
+    d->rate_scale = d->own_scale = kopt_rate_scale_(t);
     d->stable = d->first_round = 0;
     d->copy = KOPT_CAST_(kopt_byte_ *, t->copy);
     d->id = t->id;

@@ -460,6 +460,7 @@ static void clear(kopt_norm *sum) {
 
 static void set_optimizer(const rule_row *rule, const store_row *store, const moment_row *moment) {
     kopt_optimizer *o = &w.opt;
+    o->made_ = KOPT_MADE_; /* not by a constructor and an assignment, which may call memcpy */
     o->rule = rule->rule;
     o->weight_format = store->format;
     o->rounding = store->rounding;

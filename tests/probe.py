@@ -696,8 +696,16 @@ def sealed(o, t):
     if state_size(o, t.n) == 0:
         return b""
     number = lambda x, bytes_: int(x).to_bytes(bytes_, "little")
-    head = b"KOPT" + bytes([1, o.rule.rule, o.store.format, NEAREST if o.store.format == F32 else o.store.rounding,
-                            o.moment_format, o.moments(), 1, 0])
+    rule, kept, moments = o.rule.rule, o.kept_width(), o.moments()
+    rounding = NEAREST if o.store.format == F32 else o.store.rounding
+    rounding += 16 * o.moment_rounding if moments and o.moment_format != F32 else 0
+    rounding += 32 * o.store.compensation if kept and o.store.rounding in (KAHAN, COMPACT) else 0
+    moments += 8 * o.rule.nesterov if rule == SGD else 0
+    moments += 16 * o.rule.decay if rule != EMA else 0
+    moments += 64 * o.rule.stable if rule == ADAM else 0
+    head = b"KOPT" + bytes([2, rule, o.store.format, rounding, o.moment_format, moments, 1, 0])
+    numbers = o.rule.lr, o.rule.weight_decay, *((o.rule.momentum, o.rule.dampening) if rule == SGD else (o.beta1, o.beta2))
+    numbers = np.array(numbers, np.float32).astype("<f4").tobytes()
     head += number(t.id, 4) + number(t.n, 8) + number(t.first_index, 8) + number(o.seed, 8) + number(o.step, 4)
     arrays = [(t.kept, o.kept_width())]
     for m, scale in zip(t.m, t.scale):
@@ -706,8 +714,8 @@ def sealed(o, t):
         arrays += [(t.slow, width(o.store.format)), (t.slow_kept, o.kept_width())]
     arrays = [little(x, bytes_) for x, bytes_ in arrays if bytes_]
     body = b"".join(array + bytes(-len(array) % 4) for array in arrays)
-    checksum = zlib.crc32(head + bytes(4) + bytes(16) + body)
-    return head + number(checksum, 4) + bytes(16) + body
+    checksum = zlib.crc32(head + bytes(4) + numbers + body)
+    return head + number(checksum, 4) + numbers + body
 
 
 def write_weight(store, x):

@@ -762,6 +762,9 @@ static inline uint32_t ref_reduce(kopt_format out, const void *const *shards, si
 static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t);
 static inline float ref_stable_scale(const kopt_optimizer *o, const kopt_tensor *t, const ref_scalars *s);
 
+/* 0 is the default. */
+static inline float ref_rate_scale(const kopt_tensor *t) { return ref_bits(t->rate_scale) == 0 ? 1 : t->rate_scale; }
+
 /* With 8-bit moments: each block is decoded, stepped with fp32 moments as a small tensor of its own, and encoded. */
 static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t)
 {
@@ -772,7 +775,7 @@ static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t
     uint32_t x[256], r[256];
     size_t at, i, n, k, slow;
     ref_scalars s = ref_scalars_of(o, o->step + 1);
-    float scale = t->rate_scale;
+    float scale = ref_rate_scale(t);
     if (o->rule == KOPT_ADAM && o->stable && !o->moments_only) scale = ref_mul(scale, ref_stable_scale(o, t, &s));
     fp32.moment_format = KOPT_F32;
     fp32.stable = 0;
@@ -860,7 +863,7 @@ static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t
     ref_scalars s = ref_scalars_of(o, o->step + 1);
     size_t i, weight_width = ref_width(o->weight_format), grad_width = ref_width(t->grad_format);
     unsigned char *state = (unsigned char *)t->state;
-    float scale = t->rate_scale;
+    float scale = ref_rate_scale(t);
     if (o->moment_format == KOPT_Q8 && ref_moments(o) > 0) {
         ref_step_blocks(o, t);
         return;

@@ -274,6 +274,7 @@ static void check_list(void)
     kopt_tensor list[2];
     build();
     list[0] = w.t, list[1] = kopt_tensor_of(weight, grad, KOPT_BF16, N, other, sizeof other);
+    list[1].id = list[0].id + 1;
     refuses(kopt_optimizer_step(&w.opt, list, 2), KOPT_ERROR_STATE, "second tensor's state never initialised");
     kopt_state_init(&w.opt, &list[1], NULL);
     list[1].grad = NULL;

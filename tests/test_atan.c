@@ -301,7 +301,7 @@ static void check_options(void)
 
     o = kopt_adam_atan2(1e-3);
     kopt_state_init(&o, &t, NULL);
-    ok(state[5] == 7 && state[9] == 2 && kopt_state_size(&o, 100) == 64 + 600, "the state block: rule 7, two moments");
+    ok(state[5] == 7 && (state[9] & 7) == 2 && kopt_state_size(&o, 100) == 64 + 600, "the state block: rule 7, two moments");
     p = kopt_adamw(1e-3);
     ok(kopt_optimizer_step(&p, &t, 1) == KOPT_ERROR_MISMATCH, "... which AdamW refuses");
     ok(kopt_state_seal(&o, &t) == KOPT_OK && kopt_state_open(&o, &t) == KOPT_OK, "... and which is sealed and opened");

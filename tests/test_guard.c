@@ -393,7 +393,7 @@ static void check_refusals(void)
     kopt_step_begin(&opt, &step);
     good = t, good_opt = opt, stream = KOPT_FIRST_MOMENT;
 #define REFUSED(change, call, want) (change, refused(#change ", " #call, call, want), t = good, opt = good_opt)
-    REFUSED(t.n = 103, run_step, KOPT_ERROR_SIZE);
+    REFUSED(t.n = 103, run_step, KOPT_ERROR_MISMATCH); /* what the block says comes before its size */
     REFUSED(t.n = 100, run_step, KOPT_ERROR_MISMATCH);
     REFUSED(t.id = 9, run_list, KOPT_ERROR_MISMATCH);
     REFUSED(t.state_size = 63, run_list, KOPT_ERROR_SIZE);
@@ -408,7 +408,7 @@ static void check_refusals(void)
     REFUSED(floats = t.weight, run_init, KOPT_ERROR_OVERLAP);
     REFUSED(opt.rounding = KOPT_EXACT, run_read, KOPT_ERROR_MISMATCH);
     REFUSED(floats = t.weight, run_write, KOPT_ERROR_OVERLAP);
-    REFUSED(opt.moment_format = KOPT_F32, run_seal, KOPT_ERROR_SIZE);
+    REFUSED(opt.moment_format = KOPT_F32, run_seal, KOPT_ERROR_MISMATCH);
     REFUSED(t.id = 1, run_seal, KOPT_ERROR_MISMATCH);
     REFUSED((void)0, run_open, KOPT_ERROR_STATE);
     REFUSED((range_begin = 3, range_end = 102), run_range, KOPT_ERROR_BOUNDS);

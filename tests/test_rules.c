@@ -464,10 +464,10 @@ static void check_moments_only(void)
     int i, k, bad = 0;
     for (i = 0; i < N; ++i) before[i] = 0x3f80;
     memcpy(weight, before, sizeof before);
-    memset(copy, 0x77, sizeof copy);
     t.copy = copy, t.copy_format = KOPT_F32;
     o.moment_format = KOPT_F32;
     run(kopt_state_init(&o, &t, NULL));
+    memset(copy, 0x77, sizeof copy);
     o.moments_only = 1;
     for (k = 0; k < 2; ++k) t.grad = pool + 500 * k, run(kopt_optimizer_step(&o, &t, 1));
     bad += memcmp(before, weight, sizeof before) != 0;

@@ -147,12 +147,12 @@ static void check_lists(void)
     int i;
     build(KOPT_KAHAN, 2);
     list_is(KOPT_OK, "five tensors");
-    list_is(KOPT_OK, "five tensors again (no mark is left in a block)");
+    list_is(KOPT_OK, "five tensors again");
     m.list[4] = m.list[3];
     list_is(KOPT_ERROR_OVERLAP, "one tensor twice, neighbours");
     build(KOPT_KAHAN, 2);
     m.list[4] = m.list[0];
-    list_is(KOPT_ERROR_OVERLAP, "one tensor twice, far apart");
+    list_is(KOPT_ERROR_ID, "one tensor twice, far apart");
     m.list[4].n = 0;
     list_is(KOPT_OK, "... but it has no elements");
     build(KOPT_STOCHASTIC, 0);
@@ -180,7 +180,26 @@ static void check_lists(void)
     list_is(KOPT_ERROR_MISMATCH, "another error after three good tensors");
     build(KOPT_KAHAN, 2);
     two = m.list[1], m.list[1] = m.list[3], m.list[3] = two;
-    list_is(KOPT_OK, "any order");
+    list_is(KOPT_ERROR_ID, "ids that do not increase");
+    build(KOPT_KAHAN, 2);
+    m.list[3].id = 2;
+    kopt_state_init(&m.opt, &m.list[3], NULL);
+    list_is(KOPT_ERROR_ID, "one id twice: the same random bits");
+    m.list[3].first_index = SMALL - 1;
+    kopt_state_init(&m.opt, &m.list[3], NULL);
+    list_is(KOPT_ERROR_ID, "two shards of one tensor that share an element");
+    m.list[3].first_index = SMALL;
+    kopt_state_init(&m.opt, &m.list[3], NULL);
+    list_is(KOPT_OK, "two shards of one tensor");
+    build(KOPT_STOCHASTIC, 0);
+    for (i = 0; i < LIST; ++i) m.list[i].id = 0;
+    list_is(KOPT_ERROR_ID, "ids left at 0, no state");
+    ok(kopt_number_tensors(m.list, LIST, 7) == KOPT_OK && m.list[0].id == 7 && m.list[4].id == 11, "numbered from 7 on");
+    list_is(KOPT_OK, "... and stepped");
+    ok(kopt_number_tensors(m.list, LIST, 0xfffffffb) == KOPT_OK && m.list[4].id == 0xffffffff &&
+           kopt_number_tensors(m.list, LIST, 0xfffffffc) == KOPT_ERROR_BOUNDS && m.list[0].id == 0xfffffffb,
+       "the last id is 2^32 - 1");
+    ok(kopt_number_tensors(NULL, 1, 0) == KOPT_ERROR_NULL && kopt_number_tensors(NULL, 0, 0) == KOPT_OK, "no list");
 }
 
 /* ---- Blocks that do not exist; bytes that are no block ----------------------------------------------------------- */

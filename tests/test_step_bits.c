@@ -213,7 +213,7 @@ static int steps_agree(kopt_optimizer o, const kopt_tensor *t, int steps, const 
         size_t i, pass, begin, count = slice ? t->n / slice + 1 : 1;
         if (slice) {
             int good = kopt_step_begin(&o, &step) == KOPT_OK;
-            float scale = placed.rate_scale;
+            const float given = placed.rate_scale, scale = ref_rate_scale(&placed);
             if (step.stable && !step.moments_only) {
                 kopt_norm part, sum;
                 memset(&sum, 0, sizeof sum);
@@ -230,7 +230,7 @@ static int steps_agree(kopt_optimizer o, const kopt_tensor *t, int steps, const 
                     begin = i * slice;
                     good &= kopt_step_range(&step, &placed, begin, i + 1 == count ? t->n : begin + slice) == KOPT_OK;
                 }
-            placed.rate_scale = scale;
+            placed.rate_scale = given;
             if (!good) return 0;
         } else if (kopt_optimizer_step(&o, &placed, 1) != KOPT_OK) {
             return 0;

@@ -1,0 +1,433 @@
+/* test_misuse.c - what a careless program does: structs that are zero, counts inside the weights, a copy that nothing
+   filled, a block under another optimizer, a loss scale in the wrong order, a closure that leaves by longjmp. Each is done
+   right or refused in words, and nothing is written then. */
+#define KAHAN_OPT_IMPLEMENTATION
+#include "../kahan_opt.h"
+
+#include "tap.h"
+#include "reference.h"
+
+#include <math.h>
+#include <setjmp.h>
+
+enum { N = 300, ROOM = 64 + 24 * N };
+
+static union room { /* of any alignment */
+    double align;
+    unsigned char byte[ROOM];
+} weight, grad, copy, state, floats, before[5];
+static union room *const rooms[5] = {&weight, &grad, &copy, &state, &floats};
+static kopt_optimizer opt;
+static kopt_tensor t;
+
+static void photograph(void)
+{
+    int i;
+    for (i = 0; i < 5; ++i) before[i] = *rooms[i];
+}
+
+static int unchanged(void)
+{
+    int i, same = 1;
+    for (i = 0; i < 5; ++i) same &= !memcmp(&before[i], rooms[i], sizeof before[i]);
+    return same;
+}
+
+static void build(kopt_optimizer o)
+{
+    size_t i;
+    opt = o;
+    memset(&weight, 0, sizeof weight), memset(&state, 0, sizeof state), memset(&copy, 0x77, sizeof copy);
+    t = kopt_tensor_of(weight.byte, grad.byte, KOPT_BF16, N, state.byte, sizeof state.byte);
+    for (i = 0; i < N; ++i) ref_set(grad.byte, 2, i, 0x3c00 + (uint32_t)(i * 37 % 500));
+    for (i = 0; i < N; ++i) ref_set(floats.byte, 4, i, 0x3f800000 + (uint32_t)(i * 2654435761u >> 10));
+}
+
+static const float *initial(void) { return (const float *)(const void *)floats.byte; }
+
+static void refuses(kopt_result got, kopt_result want, const char *what)
+{
+    if (!ok(got == want && unchanged(), "%s: refused", what)) note("%s", kopt_result_string(got));
+}
+
+/* ---- structs that are zero --------------------------------------------------------------------------------------- */
+
+static void check_zero_structs(void)
+{
+    static const kopt_optimizer none; /* static: all zero */
+    static const kopt_accumulator no_accumulator;
+    static const kopt_compressor no_compressor;
+    static const kopt_scaler no_scaler;
+    static const kopt_tensor zero;
+    kopt_accumulator a = no_accumulator;
+    kopt_compressor c = no_compressor;
+    kopt_scaler scaler = no_scaler;
+    kopt_step step, began;
+    static union room stepped;
+    int k;
+
+    for (k = 0; k < 2; ++k) { /* by the function, and by fields of a zeroed struct */
+        build(kopt_adamw(1e-2));
+        if (k == 1) {
+            t = zero;
+            t.weight = weight.byte, t.grad = grad.byte, t.grad_format = KOPT_BF16, t.n = N;
+            t.state = state.byte, t.state_size = sizeof state.byte;
+        }
+        ok(kopt_state_init(&opt, &t, initial()) == KOPT_OK && kopt_optimizer_step(&opt, &t, 1) == KOPT_OK,
+           "a tensor %s is stepped", k ? "of a zeroed struct" : "of kopt_tensor_of()");
+        if (k == 0) stepped = weight;
+    }
+    ok(!memcmp(&stepped, &weight, sizeof weight), "... and both end in the same bits");
+
+    build(none);
+    opt.lr = 1e-2, opt.grad_scale = opt.clip = 1, opt.eps = 1e-8, opt.weight_format = KOPT_BF16;
+    memset(&step, 0, sizeof step);
+    photograph();
+    refuses(kopt_state_init(&opt, &t, NULL), KOPT_ERROR_UNINITIALIZED, "state_init by an optimizer that nothing made");
+    refuses(kopt_step_begin(&opt, &step), KOPT_ERROR_UNINITIALIZED, "step_begin by an optimizer that nothing made");
+    refuses(kopt_optimizer_step(&opt, &t, 1), KOPT_ERROR_UNINITIALIZED, "optimizer_step by an optimizer that nothing made");
+    ok(opt.step == 0 && kopt_state_size(&opt, N) == 0, "... and no step is counted, no size is given");
+    refuses(kopt_step_run(&step, &t), KOPT_ERROR_STEP, "a step that was not begun");
+    ok(strstr(kopt_result_string(KOPT_ERROR_UNINITIALIZED), "kopt_adamw()") != NULL, "the words say what to call");
+
+    opt = kopt_adamw(1e-2);
+    refuses(kopt_scaler_step(&scaler, &opt, &t, 1, 0, NULL, NULL), KOPT_ERROR_RANGE, "a zeroed scaler");
+    a.sum = weight.byte, a.format = KOPT_BF16, a.n = N;
+    refuses(kopt_accumulate(&a, grad.byte, KOPT_BF16, 1), KOPT_ERROR_UNINITIALIZED, "a zeroed accumulator");
+    refuses(kopt_accumulator_read(&a, (float *)(void *)floats.byte), KOPT_ERROR_UNINITIALIZED, "... is not read either");
+    c.code = KOPT_BF16, c.n = N;
+    refuses(kopt_compress(&c, copy.byte, sizeof copy.byte, grad.byte, KOPT_BF16), KOPT_ERROR_UNINITIALIZED,
+            "a zeroed compressor");
+    ok(a.count == 0 && a.step == 0 && c.step == 0, "... and nothing is counted");
+
+    build(kopt_adamw(1e-2));
+    kopt_state_init(&opt, &t, initial());
+    t.rate_scale = -0.0f;
+    photograph();
+    ok(kopt_step_begin(&opt, &began) == KOPT_OK, "begun");
+    refuses(kopt_step_run(&began, &t), KOPT_ERROR_RANGE, "a rate_scale of -0");
+}
+
+/* ---- memory that overlaps ----------------------------------------------------------------------------------------- */
+
+static void check_counts_inside(void)
+{
+    static const char *const name[] = {"weights", "gradient", "copy", "state"};
+    kopt_step step;
+    kopt_tensor two[2];
+    kopt_counts counts = {0, 0, 0};
+    static union room second[3];
+    int i, at;
+    build(kopt_adamw(1e-2));
+    t.copy = copy.byte, t.copy_format = KOPT_BF16;
+    kopt_state_init(&opt, &t, initial());
+    kopt_step_begin(&opt, &step);
+    photograph();
+    for (i = 0; i < 4; ++i)
+        for (at = 0; at < 2; ++at) { /* at the first byte, and where only the first word of the counts is inside */
+            size_t size = i == 3 ? kopt_state_size(&opt, N) : 2 * N;
+            t.counts = (kopt_counts *)(void *)(rooms[i]->byte + (at ? (size - 1) / 8 * 8 : 0));
+            if (i == 1) { /* kopt_state_init() does not read the gradient */
+                refuses(kopt_step_run(&step, &t), KOPT_ERROR_OVERLAP, "counts in the gradient");
+                continue;
+            }
+            if (kopt_step_run(&step, &t) != KOPT_ERROR_OVERLAP || kopt_state_init(&opt, &t, NULL) != KOPT_ERROR_OVERLAP ||
+                !unchanged())
+                ok(0, "counts in the %s", name[i]);
+            else
+                ok(1, "counts in the %s: refused", name[i]);
+        }
+    t.counts = (kopt_counts *)(void *)floats.byte;
+    refuses(kopt_state_init(&opt, &t, initial()), KOPT_ERROR_OVERLAP, "counts in the initial weights");
+
+    two[0] = t, two[1] = t;
+    two[0].counts = two[1].counts = &counts;
+    two[1].weight = second[0].byte, two[1].state = second[1].byte, two[1].copy = second[2].byte, two[1].id = 1;
+    kopt_state_init(&opt, &two[1], initial());
+    ok(kopt_optimizer_step(&opt, two, 2) == KOPT_OK && counts.wanted == 2 * N, "two tensors may have one kopt_counts");
+    two[0].counts = (kopt_counts *)(void *)second[0].byte;
+    ok(kopt_optimizer_step(&opt, two, 2) == KOPT_ERROR_OVERLAP, "counts in the weights of a neighbour: refused");
+}
+
+/* ---- the copy ----------------------------------------------------------------------------------------------------- */
+
+static int copy_differs(void)
+{
+    size_t i;
+    int bad = 0;
+    for (i = 0; i < N; ++i)
+        bad += ref_get(t.copy, ref_width(t.copy_format), i) !=
+               ref_narrow(t.copy_format, ref_widen(opt.weight_format, ref_get(weight.byte, ref_width(opt.weight_format), i)));
+    return bad;
+}
+
+static void check_copies(void)
+{
+    int format, to, rounding, with, bad = 0, cases = 0;
+    for (format = KOPT_F32; format <= KOPT_FP16; ++format)
+        for (to = KOPT_F32; to <= KOPT_FP16; ++to)
+            for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding)
+                for (with = 0; with < 2; ++with, ++cases) {
+                    build(kopt_adamw(1e-2));
+                    opt.weight_format = (kopt_format)format, opt.rounding = (kopt_rounding)rounding;
+                    memcpy(weight.byte, grad.byte, 4 * N);
+                    t.copy = copy.byte, t.copy_format = (kopt_format)to;
+                    bad += kopt_state_init(&opt, &t, with ? initial() : NULL) != KOPT_OK || copy_differs();
+                    ref_set(floats.byte, 4, 3, 0x40490fdb);
+                    bad += kopt_state_write(&opt, &t, KOPT_WEIGHT, initial()) != KOPT_OK || copy_differs();
+                    memset(copy.byte, 0x77, sizeof copy.byte);
+                    bad += kopt_state_seal(&opt, &t) != KOPT_OK || kopt_state_open(&opt, &t) != KOPT_OK || copy_differs();
+                }
+    ok(!bad, "the copy is filled by init, writing weights and open: %d of %d are not", bad, cases);
+
+    build(kopt_adamw(1e-2));
+    opt.rounding = KOPT_NEAREST;
+    t.copy = floats.byte, t.copy_format = KOPT_F32;
+    before[0] = floats;
+    ok(kopt_state_init(&opt, &t, initial()) == KOPT_OK && !copy_differs(), "the initial weights may be the fp32 copy");
+    for (with = 0; with < N; ++with)
+        bad += ref_get(weight.byte, 2, (size_t)with) != ref_narrow(KOPT_BF16, ref_get(before[0].byte, 4, (size_t)with));
+    ok(!bad, "... and all of them are read before it is written");
+    photograph();
+    t.copy_format = KOPT_BF16;
+    refuses(kopt_state_init(&opt, &t, initial()), KOPT_ERROR_OVERLAP, "initial weights that are a 16-bit copy");
+    t.copy = floats.byte + 4, t.copy_format = KOPT_F32;
+    refuses(kopt_state_init(&opt, &t, initial()), KOPT_ERROR_OVERLAP, "initial weights partly over the copy");
+    t.copy = floats.byte + 4 * N - 1;
+    refuses(kopt_state_init(&opt, &t, initial()), KOPT_ERROR_OVERLAP, "... by one byte");
+}
+
+/* ---- ranges with 8-bit moments that are not there ------------------------------------------------------------------ */
+
+static void check_ranges(void)
+{
+    const kopt_optimizer made[] = {kopt_sgd(0.01, 0), kopt_ema(0.99), kopt_adamw(0.01), kopt_sgd(0.01, 0.9)};
+    int i;
+    for (i = 0; i < 4; ++i) {
+        kopt_step step;
+        kopt_result result;
+        build(made[i]);
+        opt.moment_format = KOPT_Q8;
+        kopt_state_init(&opt, &t, NULL);
+        kopt_step_begin(&opt, &step);
+        result = kopt_step_range(&step, &t, 3, 17);
+        ok(result == (i < 2 ? KOPT_OK : KOPT_ERROR_BOUNDS), "a range within a block, KOPT_Q8, rule %d: %s", (int)opt.rule,
+           i < 2 ? "it keeps no moments, so taken" : "refused");
+    }
+}
+
+/* ---- a block under another optimizer ------------------------------------------------------------------------------- */
+
+static void check_identity(void)
+{
+    unsigned char sealed[ROOM];
+    kopt_optimizer o, was;
+    kopt_tensor shape = kopt_tensor_of(NULL, NULL, KOPT_F32, 0, NULL, 0);
+    size_t size;
+#define OTHER(make, change)                                                                           \
+    do {                                                                                              \
+        build(make);                                                                                  \
+        opt.step = 5;                                                                                 \
+        ok(kopt_state_init(&opt, &t, initial()) == KOPT_OK && kopt_state_seal(&opt, &t) == KOPT_OK, "sealed: " #make); \
+        o = opt;                                                                                      \
+        o.step = 0;                                                                                   \
+        change;                                                                                       \
+        photograph();                                                                                 \
+        refuses(kopt_state_open(&o, &t), KOPT_ERROR_MISMATCH, "opened after " #change);               \
+        ok(o.step == 0 && kopt_state_open(&opt, &t) == KOPT_OK, "... and opened as it was");          \
+    } while (0)
+    OTHER(kopt_adamw(1e-3), o = kopt_stable_adamw(1e-3));
+    OTHER(kopt_stable_adamw(1e-3), o.stable = 0);
+    OTHER(kopt_adamw(1e-3), o = kopt_adam(1e-3));
+    OTHER(kopt_adamw(1e-3), o.decay = KOPT_FULLY_DECOUPLED);
+    OTHER(kopt_adamw(1e-3), o.amsgrad = 1);
+    OTHER(kopt_adamw(1e-3), o.moment_rounding = KOPT_NEAREST);
+    OTHER(kopt_adamw(1e-3), o.compensation_rounding = KOPT_NEAREST);
+    OTHER(kopt_adamw(1e-3), o.rounding = KOPT_EXACT);
+    OTHER(kopt_adamw(1e-3), o.moment_format = KOPT_FP16);
+    OTHER(kopt_adamw(1e-3), o.weight_format = KOPT_FP16);
+    OTHER(kopt_adamw(1e-3), o.weight_format = KOPT_F32);
+    OTHER(kopt_adamw(1e-3), o = kopt_radam(1e-3));
+    OTHER(kopt_sgd(1e-3, 0.9), o.nesterov = 1);
+#undef OTHER
+
+    build(kopt_adamw(1e-3));
+    opt.rounding = KOPT_EXACT;
+    kopt_state_init(&opt, &t, NULL);
+    o = opt, o.compensation_rounding = KOPT_NEAREST;
+    kopt_state_seal(&opt, &t);
+    ok(kopt_state_open(&o, &t) == KOPT_OK, "a rounding that does not apply may differ");
+
+    build(kopt_adamw(0.1));
+    opt.weight_decay = 0.3, opt.beta1 = 0.7, opt.beta2 = 0.9, opt.seed = 11;
+    t.id = 3, t.first_index = 256;
+    kopt_state_init(&opt, &t, NULL);
+    opt.step = 9;
+    kopt_state_seal(&opt, &t);
+    size = kopt_state_size(&opt, N);
+    memcpy(sealed, state.byte, size);
+    was = kopt_sgd(0, 0);
+    ok(kopt_state_inspect(sealed, size, &was, &shape) == KOPT_OK, "inspect: a sealed block");
+    ok(was.rule == KOPT_ADAM && was.decay == KOPT_DECOUPLED && !was.stable && !was.amsgrad && was.rounding == KOPT_KAHAN &&
+           was.weight_format == KOPT_BF16 && was.moment_format == KOPT_BF16 && was.moment_rounding == KOPT_STOCHASTIC &&
+           was.compensation_rounding == KOPT_STOCHASTIC, "inspect: rule, formats and roundings");
+    ok(ref_bits((float)was.lr) == ref_bits(0.1f) && ref_bits((float)was.weight_decay) == ref_bits(0.3f) &&
+           ref_bits((float)was.beta1) == ref_bits(0.7f) && ref_bits((float)was.beta2) == ref_bits(0.9f),
+       "inspect: lr, weight_decay, beta1, beta2");
+    ok(was.seed == 11 && was.step == 9 && shape.n == N && shape.id == 3 && shape.first_index == 256, "inspect: seed, step, n, id, first_index");
+    ok(kopt_state_size(&was, N) == size && kopt_state_inspect(sealed, size, NULL, NULL) == KOPT_OK, "inspect: an optimizer that works");
+    o = kopt_adamw(0.2);
+    ok(kopt_state_open(&o, &t) == KOPT_OK && o.step == 9 && o.seed == 11 && fabs(o.lr - 0.2) < 1e-12,
+       "other numbers may differ: opened, and they stay those of the program");
+    ok(kopt_state_inspect(state.byte, size, &was, NULL) == KOPT_OK, "inspect: an open block");
+    ok(kopt_state_inspect(NULL, size, &was, NULL) == KOPT_ERROR_NULL && kopt_state_inspect(sealed, 63, &was, NULL) == KOPT_ERROR_SIZE,
+       "inspect: no block, half a header");
+    sealed[5] = 8;
+    ok(kopt_state_inspect(sealed, size, &was, NULL) == KOPT_ERROR_STATE, "inspect: a rule that does not exist");
+    build(kopt_sgd(0.5, 0.9));
+    opt.nesterov = 1;
+    kopt_state_init(&opt, &t, NULL);
+    ok(kopt_state_inspect(state.byte, ROOM, &was, NULL) == KOPT_OK && was.rule == KOPT_SGD && was.nesterov &&
+           ref_bits((float)was.momentum) == ref_bits(0.9f) && ref_bits((float)was.dampening) == 0, "inspect: SGD's momentum and dampening");
+
+    build(kopt_adamw(1e-3));
+    kopt_state_init(&opt, &t, NULL);
+    o = opt, o.weight_format = KOPT_F32;
+    photograph();
+    refuses(kopt_optimizer_step(&o, &t, 1), KOPT_ERROR_MISMATCH, "an fp32 optimizer on a bf16 block");
+    refuses(kopt_state_seal(&o, &t), KOPT_ERROR_MISMATCH, "... sealing it");
+    t.state_size = 63;
+    refuses(kopt_optimizer_step(&opt, &t, 1), KOPT_ERROR_SIZE, "a block smaller than a header");
+}
+
+/* Sealed by version 0.1 (kopt_adamw(1e-3); id 9, first_index 4, seed 0x1122334455667788, step 77) with the weights
+   1.001953125, -3, 0.125, first moments 0.5, -0.25, 2 and second moments 1, 4, 0.0625. */
+static const unsigned char version_1[88] = {
+    0x4b, 0x4f, 0x50, 0x54, 0x01, 0x01, 0x01, 0x02, 0x01, 0x02, 0x01, 0x00, 0x09, 0x00, 0x00, 0x00, 0x03, 0x00,
+    0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x04, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x88, 0x77, 0x66, 0x55,
+    0x44, 0x33, 0x22, 0x11, 0x4d, 0x00, 0x00, 0x00, 0x10, 0xc3, 0x1e, 0x77, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+    0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x3b, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+    0x00, 0x3f, 0x80, 0xbe, 0x00, 0x40, 0x00, 0x00, 0x80, 0x3f, 0x80, 0x40, 0x80, 0x3d, 0x00, 0x00};
+
+static void check_version_1(void)
+{
+    static const float want[3][3] = {{1.001953125f, -3, 0.125f}, {0.5f, -0.25f, 2}, {1, 4, 0.0625f}};
+    kopt_bf16 w[3] = {0x3f80, 0xc040, 0x3e00};
+    unsigned char block[88];
+    float x[3];
+    kopt_optimizer o = kopt_adamw(1e-3);
+    kopt_tensor three = kopt_tensor_of(w, NULL, KOPT_BF16, 3, block, sizeof block);
+    int what, i, bad = 0;
+    three.id = 9, three.first_index = 4;
+    for (i = 0; i < 88; ++i) { /* one bit of each byte */
+        memcpy(block, version_1, sizeof block);
+        block[i] ^= 2;
+        bad += kopt_state_open(&o, &three) == KOPT_OK;
+    }
+    ok(!bad && o.step == 0, "a block of version 0.1 with a wrong bit: %d of 88 are opened", bad);
+    memcpy(block, version_1, sizeof block);
+    ok(kopt_state_open(&o, &three) == KOPT_OK && o.step == 77 && o.seed == UINT64_C(0x1122334455667788),
+       "a block of version 0.1 opens");
+    for (what = 0; what < 3; ++what) {
+        bad += kopt_state_read(&o, &three, (kopt_stream)what, x) != KOPT_OK;
+        for (i = 0; i < 3; ++i) bad += ref_bits(x[i]) != ref_bits(want[what][i]);
+    }
+    ok(!bad, "... with its weights and moments: %d differ", bad);
+    ok(block[4] == 2 && kopt_state_seal(&o, &three) == KOPT_OK && kopt_state_open(&o, &three) == KOPT_OK, "... and is one of today then");
+    memcpy(block, version_1, sizeof block);
+    block[10] = 0;
+    ok(kopt_state_seal(&o, &three) == KOPT_ERROR_STATE, "an open block of version 0.1: refused");
+}
+
+/* ---- loss scale ------------------------------------------------------------------------------------------------------ */
+
+static jmp_buf out_of_here;
+static void leave(void *user, float scale)
+{
+    (void)user, (void)scale;
+    longjmp(out_of_here, 1);
+}
+
+static void check_scaler_begin(void)
+{
+    static union room by_list, by_ranges;
+    kopt_scaler scaler, one, other;
+    kopt_norm norm;
+    kopt_step step, was;
+    kopt_optimizer same;
+    kopt_closure closure = {leave, NULL, NULL};
+    int k, skipped = 7;
+    for (k = 0; k < 2; ++k) {
+        build(kopt_adamw(1e-2));
+        opt.grad_scale = 0.5, opt.clip = 1e-9; /* which is not read */
+        scaler = kopt_grad_scaler();
+        scaler.scale = 1024, scaler.interval = 1;
+        kopt_state_init(&opt, &t, initial());
+        memset(&norm, 0, sizeof norm);
+        kopt_norm_add_grads(&norm, &t, 1);
+        if (k == 0) {
+            ok(kopt_scaler_step(&scaler, &opt, &t, 1, 1e-4, NULL, NULL) == KOPT_OK, "scaler_step");
+            by_list = weight, one = scaler;
+        } else {
+            ok(kopt_scaler_begin(&scaler, &opt, &norm, 1e-4, &step, &skipped) == KOPT_OK && !skipped, "scaler_begin");
+            ok(kopt_step_range(&step, &t, 100, N) == KOPT_OK && kopt_step_range(&step, &t, 0, 100) == KOPT_OK, "... in two ranges");
+            by_ranges = weight, other = scaler;
+        }
+        ok(opt.step == 1 && ref_bits((float)opt.grad_scale) == ref_bits(0.5f) && opt.clip < 1e-8 && opt.clip > 0,
+           "... counts the step and leaves opt alone");
+    }
+    ok(!memcmp(&by_list, &by_ranges, sizeof by_list) && !memcmp(&one, &other, sizeof one) && one.scale > 2047 && one.scale < 2049,
+       "both have the same bits, and the scale grows");
+    ok(ref_bits(step.grad_scale) ==
+           ref_bits((float)(0.5 / 1024) * (float)fmin(1, 1e-4 / (kopt_norm_value(&norm) * (0.5 / 1024) + 1e-6))),
+       "the gradients are divided by the scale they were made with, and clipped");
+
+    norm.nonfinite = 1;
+    same = opt;
+    photograph();
+    ok(kopt_scaler_begin(&scaler, &opt, &norm, 0, &step, &skipped) == KOPT_OK && skipped == 1 && opt.step == same.step &&
+           scaler.scale > 1023 && scaler.scale < 1025, "a gradient that is not finite: skipped, the scale halved");
+    refuses(kopt_step_run(&step, &t), KOPT_ERROR_STEP, "... and its step runs nothing");
+    memset(&step, 0x55, sizeof step), was = step, other = scaler;
+    for (k = 0; k < 2; ++k) {
+        norm.nonfinite = (uint64_t)k;
+        opt.lr = -1;
+        ok(kopt_scaler_begin(&scaler, &opt, &norm, 0, &step, &skipped) == KOPT_ERROR_RANGE, "a bad lr, %s", k ? "skipped" : "taken");
+        opt.lr = 1e-2;
+        ok(kopt_scaler_begin(&scaler, &opt, &norm, -1, &step, NULL) == KOPT_ERROR_RANGE &&
+               kopt_scaler_begin(&scaler, &opt, &norm, (double)NAN, &step, NULL) == KOPT_ERROR_RANGE, "a bad max_norm");
+        opt.step = 0xffffffff;
+        ok(kopt_scaler_begin(&scaler, &opt, &norm, 0, &step, NULL) == KOPT_ERROR_STEP, "no steps left");
+        opt.step = same.step;
+    }
+    ok(kopt_scaler_begin(NULL, &opt, &norm, 0, &step, NULL) == KOPT_ERROR_NULL && kopt_scaler_begin(&scaler, NULL, &norm, 0, &step, NULL) == KOPT_ERROR_NULL &&
+           kopt_scaler_begin(&scaler, &opt, NULL, 0, &step, NULL) == KOPT_ERROR_NULL &&
+           kopt_scaler_begin(&scaler, &opt, &norm, 0, NULL, NULL) == KOPT_ERROR_NULL, "NULL");
+    ok(!memcmp(&step, &was, sizeof step) && !memcmp(&scaler, &other, sizeof scaler) && opt.step == same.step,
+       "... and nothing has changed");
+
+    build(kopt_adamw(1e-2));
+    opt.grad_scale = 0.3, opt.clip = 0.7;
+    kopt_state_init(&opt, &t, NULL);
+    scaler = kopt_grad_scaler();
+    same = opt, other = scaler;
+    photograph();
+    if (setjmp(out_of_here) == 0) {
+        kopt_scaler_step(&scaler, &opt, &t, 1, 1, &closure, NULL);
+        ok(0, "the closure leaves");
+    }
+    ok(unchanged() && !memcmp(&same, &opt, sizeof opt) && !memcmp(&other, &scaler, sizeof scaler),
+       "a closure that leaves by longjmp: optimizer, scaler and tensor are as before");
+}
+
+int main(void)
+{
+    check_zero_structs();
+    check_counts_inside();
+    check_copies();
+    check_ranges();
+    check_identity();
+    check_version_1();
+    check_scaler_begin();
+    return done();
+}
