@@ -303,7 +303,7 @@ run_tests() {
     done
     for tool in gcc g++ clang tcc objcopy; do have $tool || skip "vendoring: what needs $tool" $tool; done
     part vendor sh tests/vendor.sh warnings leaks
-    part vendor_more sh tests/vendor.sh pragmas windows targets names versions
+    part vendor_more sh tests/vendor.sh pragmas windows targets names pairs versions
     for options in native:'-O2 -DKOPT_CODED_FROM_=1' ofast:-Ofast soft64:'-O2 -DKOPT_SOFT64_=1'; do # soft64: as where there are no doubles
         echo "$CC -std=c99 $C_WARNINGS ${options#*:} -o build/tests/probe.${options%%:*} tests/probe.c" >>build/tests/builds
     done

@@ -1,7 +1,7 @@
 # The header in a stranger's build: any language, compiler, folder, name, order of includes and neighbours, without a
 # warning, and nothing of it leaks. Prints TAP. Arguments: the sections to run (default: all), of which are
-# warnings leaks pragmas windows targets names versions
-wanted=" ${*:-warnings leaks pragmas windows targets names versions} "
+# warnings leaks pragmas windows targets names pairs versions
+wanted=" ${*:-warnings leaks pragmas windows targets names pairs versions} "
 out=build/tests/vendor/${1:-all}
 rm -rf $out
 mkdir -p $out
@@ -227,6 +227,105 @@ if section names; then
     done
     check "renamed, with KAHAN_OPT_SELF" $cc $out/named.c
     if have tcc; then check "renamed, with KAHAN_OPT_SELF: tcc" tcc -Wall -Werror -c $out/named.c -o $out/tcc.o; fi
+
+    # Where it cannot read itself: one error that says so, and no other.
+    { echo '#define KAHAN_OPT_IMPLEMENTATION'; cat kahan_opt.h; echo 'int main(void) { return 0; }'; } >$out/pasted.c
+    { echo '#pragma once'; cat kahan_opt.h; } >$out/once.h
+    { printf '#ifndef ALL_H\n#define ALL_H\n'; cat kahan_opt.h; echo '#endif'; } >$out/guarded.h
+    for header in once guarded; do
+        printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "%s.h"\nint main(void) { return 0; }\n' $header >$out/$header.c
+    done
+    for c in gcc $clangs; do
+        have $c || continue
+        for where in 'pasted:is pasted into another file' 'once:did not read itself' 'guarded:did not read itself'; do
+            refuse "${where%%:*}: $c says so" "${where#*:}" $c -fsyntax-only $out/${where%%:*}.c
+            [ "$(grep -c 'error:' $out/log)" = 1 ]
+            report $? "... and nothing else"
+        done
+    done
+fi
+
+# ---- macros that are defined in one file and not in another -----------------------------------------------------------
+
+if section pairs; then
+    cat >$out/pair_user.c <<'TEXT'
+#include "kahan_opt.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+size_t size_of_optimizer(void);
+size_t size_of_step(void);
+#ifdef __cplusplus
+}
+#endif
+static struct guarded {
+    unsigned char before[64];
+    kopt_optimizer opt;
+    unsigned char between[64];
+    kopt_step step;
+    unsigned char after[64];
+} g;
+static kopt_bf16 weight[40], grad[40];
+static unsigned char state[KOPT_STATE_BYTES(40, 6)];
+int main(void) {
+    float one[40];
+    int i;
+    kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_BF16, 40, state, sizeof state);
+    for (i = 0; i < 64; i++) g.before[i] = g.between[i] = g.after[i] = 0x5A;
+    for (i = 0; i < 40; i++) one[i] = 1, grad[i] = 0x3F80;
+    if (size_of_optimizer() != sizeof g.opt || size_of_step() != sizeof g.step) return 1;
+    g.opt = kopt_sgd(0.25, 0);
+    if (kopt_state_init(&g.opt, &t, one) != KOPT_OK || kopt_step_begin(&g.opt, &g.step) != KOPT_OK) return 2;
+    if (kopt_step_run(&g.step, &t) != KOPT_OK) return 3;
+    for (i = 0; i < 40; i++)
+        if (weight[i] != 0x3F40) return 4; /* 0.75 */
+    for (i = 0; i < 64; i++)
+        if (g.before[i] != 0x5A || g.between[i] != 0x5A || g.after[i] != 0x5A) return 5;
+    g.opt.rule = KOPT_ADAM_ATAN2; /* there or refused */
+    g.opt.weight_decay = 0;
+    i = (int)kopt_step_begin(&g.opt, &g.step);
+#ifdef USES_VMATH
+    return kopt_vmath_exp(kopt_vmath_builtin(), one, one, 40) != KOPT_OK;
+#else
+    return i == (int)KOPT_OK || i == (int)KOPT_ERROR_OPTION ? 0 : 6;
+#endif
+}
+TEXT
+    cat >$out/pair_library.c <<'TEXT'
+#define KAHAN_OPT_IMPLEMENTATION
+#include "kahan_opt.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+size_t size_of_optimizer(void);
+size_t size_of_step(void);
+#ifdef __cplusplus
+}
+#endif
+size_t size_of_optimizer(void) { return sizeof(kopt_optimizer); }
+size_t size_of_step(void) { return sizeof(kopt_step); }
+TEXT
+    pair() { # pair USER-FLAG LIBRARY-FLAG COMPILER...: builds and runs; what it prints is in the log
+        user_flag=$1 library_flag=$2
+        shift 2
+        "$@" -DKAHAN_OPT_NO_SIMD -I. $library_flag -c $out/pair_library.c -o $out/pair_library.o >$out/log 2>&1 &&
+            "$@" -I. $user_flag -c $out/pair_user.c -o $out/pair_user.o >>$out/log 2>&1 &&
+            "$@" -x none $out/pair_user.o $out/pair_library.o -o $out/pair >>$out/log 2>&1 && $out/pair >>$out/log 2>&1
+    }
+    for compiler in 'gcc -O1' 'gcc -O1 -flto' 'g++ -O1 -x c++' 'g++ -O1 -flto -x c++' 'clang -O1'; do
+        have ${compiler%% *} || { skip "no ${compiler%% *}"; continue; }
+        for flags in -DKAHAN_OPT_VMATH: :-DKAHAN_OPT_VMATH :-DKAHAN_OPT_ONLY=0xFFFFFFF7u -DKAHAN_OPT_SLEEF: \
+            '-DKAHAN_OPT_API=__attribute__((visibility("default"))):'; do
+            pair "${flags%%:*}" "${flags#*:}" $compiler
+            report $? "$compiler: the program with '${flags%%:*}', the library with '${flags#*:}': one layout"
+        done
+        ! pair '-DKAHAN_OPT_VMATH -DUSES_VMATH' '' $compiler && grep -q 'kopt_vmath' $out/log
+        report $? "$compiler: functions of KAHAN_OPT_VMATH from a library without it do not link"
+        pair -DKAHAN_OPT_STATIC '' $compiler || grep -q 'undefined reference.*kopt_sgd' $out/log
+        report $? "$compiler: KAHAN_OPT_STATIC without an implementation in its file is right or does not link"
+        ! pair '' '-DKAHAN_OPT_ONLY=KOPT_BARE&~KOPT_WITH_SGD' $compiler && grep -q 'kopt_sgd' $out/log
+        report $? "$compiler: a rule that a library without checks leaves out does not link"
+    done
 fi
 
 # ---- two versions -----------------------------------------------------------------------------------------------------
@@ -234,13 +333,13 @@ fi
 # Three versions that can be told apart, each with a struct of another size.
 version() { # version NUMBER: the header as that version
     mkdir -p $out/v$1
-    sed "s/KOPT_VERSION 100/KOPT_VERSION $1/; s/KOPT_VERSION != 100/KOPT_VERSION != $1/; s/return \"success\"/return \"success $1\"/
+    sed "s/KOPT_VERSION 200/KOPT_VERSION $1/; s/KOPT_VERSION != 200/KOPT_VERSION != $1/; s/return \"success\"/return \"success $1\"/
         s/^typedef struct kopt_optimizer {/&\n    char padding_[$1];/" kahan_opt.h >$out/v$1/kahan_opt.h
 }
 
 if section versions; then
     version 100 && version 201 && version 302
-    check "the version is written twice in the header, once below and once above" sh -c "[ \$(grep -c KOPT_VERSION\ 100 kahan_opt.h) = 1 ] && [ \$(grep -c KOPT_VERSION\ !=\ 100 kahan_opt.h) = 1 ]"
+    check "the version is written twice in the header, once below and once above" sh -c "[ \$(grep -c KOPT_VERSION\ 200 kahan_opt.h) = 1 ] && [ \$(grep -c KOPT_VERSION\ !=\ 200 kahan_opt.h) = 1 ]"
     user() { # user VERSION LINES...: a file of the program that trains with one version
         v=$1
         shift
