@@ -24,14 +24,15 @@
    A 16-bit store loses what does not fit. Every store here says what becomes of the loss:
 
        opt.rounding       beside the weight               bytes   what it gives
-       KOPT_KAHAN         16-bit compensation, stochastic   4     never stalls, at any learning rate (default)
-       KOPT_EXACT         the low 16 bits of the fp32       4     fp32 master weights, bit for bit
-       KOPT_COMPACT       8-bit compensation, stochastic    3     most of Kahan for 3 bytes
-       KOPT_STOCHASTIC    nothing; unbiased                 2     never stalls in the mean, noisy
-       KOPT_NEAREST       nothing                           2     stalls: the baseline
+       KOPT_KAHAN         16-bit compensation, stochastic   4     moves down to updates of 2^-33 of a weight (default)
+       KOPT_EXACT         the low 16 bits of the fp32       4     fp32 master weights, bit for bit: down to 2^-25
+       KOPT_COMPACT       8-bit compensation, stochastic    3     most of Kahan for 3 bytes: down to 2^-25 in the mean
+       KOPT_STOCHASTIC    nothing; unbiased                 2     moves in the mean, down to 2^-25; noisy
+       KOPT_NEAREST       nothing                           2     stalls below 2^-9 of a weight: the baseline
 
-   COMPILES as C99, C11, C17, C++98 and later; gcc, clang, tcc. No flags are needed: the best of SSE2,
-   AVX2, AVX-512 and NEON is chosen at run time, and the result bits are the same on all of them.
+   COMPILES as C99, C11, C17, C++98 and later; gcc, clang, tcc (Microsoft's compiler: its lines are compiled by
+   clang-cl, not run). No flags are needed: the best of SSE2, AVX2, AVX-512 and NEON is chosen at run time,
+   and the result bits are the same on all of them.
 
    CONTENTS (search for the words)
        WHAT IT DOES / DOES NOT     CONFIGURATION      CONTRACT         BYTES PER PARAMETER
@@ -72,11 +73,11 @@
                                     after -ffunction-sections: what is not called is dropped.
    KAHAN_OPT_ONLY             impl  a set of KOPT_WITH_ bits (below): the rest is left out of the build, and refused with
                                     KOPT_ERROR_OPTION. What is left gives the same bits. KOPT_WITH_ALL & ~KOPT_WITH_FP16
-                                    is all but fp16; KOPT_TINY is AdamW and SGD in bf16 in 1024 bytes of flash (M4F),
-                                    592 without AdamW (docs/size.md). Danger: without KOPT_WITH_CHECKS nothing is refused,
-                                    neither options nor buffers nor state blocks (they have no header, all else is in
-                                    its place), what is left out is ignored, and the caller's FP environment must be
-                                    the default. Run the same calls once in a build with checks.
+                                    is all but fp16; KOPT_TINY is AdamW and SGD in bf16 in 1.5 KB of flash (M4F), SGD
+                                    alone in 1 KB (docs/size.md). Danger: without KOPT_WITH_CHECKS nothing is refused but
+                                    what the guards of KOPT_TINY name, state blocks have no header (all else is in its
+                                    place), and the caller's FP environment must be the default. Run the same calls once
+                                    in a build with checks.
    KAHAN_OPT_VMATH            all   vector mathematics, softmax, loss, random numbers, Langevin steps, and the rules Adam-atan2
                                     and smooth Lion, with the implementation: see there. Where it is not defined their
                                     declarations are not seen; structs are the same. Cost: 3 s to compile, 100 KB.
@@ -102,8 +103,11 @@
    6. Any alignment, n up to SIZE_MAX / 32. Pointers may be NULL when n is 0. Stack: 24 KB at most, without vectors 6.
    7. Bad input is refused before anything is written: every function that can fail returns a kopt_result, and
       kopt_result_string() says it in words. Overlapping buffers of one tensor are refused; in lists see STEP.
+      A struct of zeros means the defaults (kopt_tensor, kopt_norm) or is refused.
    8. State is bytes: kopt_state_seal() makes a block portable (little-endian, checksummed), kopt_state_open()
-      checks it and makes it ready again; a step after that continues bit for bit.
+      checks it and makes it ready again; a step after that continues bit for bit. A block opens under the rule,
+      decay mode, formats and roundings that made it, and no others.
+   9. Structs have one layout, whatever macros a file defines. What a build leaves out does not link or is refused.
 
    BYTES PER PARAMETER (weight + gradient + state; AdamW)
                                 weight  grad  residual  moments  total    fp32 AdamW: 16
@@ -114,7 +118,12 @@
    Other rules keep 0 (EMA), 1 (Lion, SGD with momentum), 3 (AMSGrad) or 4 (Adan) moments instead of 2; Ranger 2, and
    a second copy of weight and residual. Without a gradient buffer (step each tensor when its gradient exists, then reuse the buffer): 2 less.
 
-   VERSION HISTORY   0.1  first
+   VERSION HISTORY
+   0.2  A careless call is right or refused: structs of zeros, ids of a list, counts inside an array, a copy that nothing
+        filled, a block under another optimizer, small builds. New: kopt_number_tensors, kopt_state_inspect,
+        kopt_scaler_begin, KOPT_BARE. Other bits than 0.1: COMPACT with stochastic compensation draws from the upper bits
+        of its random number; rate_scale 0 is 1; and blocks have layout 2 (blocks of 0.1 are read).
+   0.1  first
 */
 
 #define KOPT_VERSION 200 /* 10000 * major + 100 * minor + patch; also above the first #endif */
@@ -220,7 +229,8 @@ typedef uint16_t kopt_fp16; /* 1 sign, 5 exponent, 10 fraction bits: IEEE binary
 
 typedef enum kopt_format {
     KOPT_F32 = 0, KOPT_BF16 = 1, KOPT_FP16 = 2,
-    KOPT_Q8 = 3,  /* of moments, compressed gradients: 8-bit codes, one fp32 scale per 256 values (docs/numerics.md 6b) */
+    KOPT_Q8 = 3,  /* of moments, compressed gradients: 8-bit codes, one fp32 scale per 256 values (docs/numerics.md 6b).
+                     As moments not fp32 Adam: steps are 0.3 to 6 % long, more where a block mixes magnitudes */
     KOPT_SIGN = 4 /* of compressed gradients only: signs, and one fp32 scale per 256 values                       */
 } kopt_format;
 
@@ -426,7 +436,7 @@ KOPT_INLINE_ float kopt_sub_(float a, float b) {
     return difference;
 }
 
-/* w += delta, with the compensation c (start with 0): 16-bit weights that never stall. Bit for bit the KAHAN store of a
+/* w += delta, with the compensation c (start with 0): moves down to 2^-33 of the weight. Bit for bit the KAHAN store of a
    step with the same 16 random bits; random16 = 0x8000 rounds c to nearest. Runs in the caller's FP environment. */
 KOPT_INLINE_ void kopt_kahan_add_bf16(kopt_bf16 *w, kopt_bf16 *c, float delta, uint32_t random16) {
     float old = kopt_f32_from_bf16(*w), y = kopt_add_(kopt_f32_from_bf16(*c), delta), sum = kopt_add_(old, y);
@@ -721,8 +731,8 @@ typedef struct kopt_closure {
 KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, kopt_tensor *tensors, size_t count,
                                        double max_norm, const kopt_closure *closure, int *skipped);
 
-/* GRADIENT ACCUMULATION over micro-batches, with the five roundings of weights: with KAHAN a bf16 sum of thousands is
-   right to the last bit where plain bf16 stalls. All memory is the caller's. When the sum is complete, it is the
+/* GRADIENT ACCUMULATION over micro-batches, with the five roundings of weights: with KAHAN a bf16 sum of thousands, its
+   residual included, is right to 1e-4, and what a step reads of it is that rounded to bf16; plain bf16 stalls. All memory is the caller's. When the sum is complete, it is the
    gradient of a step: t.grad = a.sum, t.grad_format = a.format (and opt.grad_scale = 1.0 / a.count for the mean); then
    set a.count to 0. Slices: one accumulator each, with first_index. */
 typedef struct kopt_accumulator {

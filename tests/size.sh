@@ -1,6 +1,6 @@
 # What KAHAN_OPT_ONLY gives: each bit left out compiles without a warning, is refused at run time and changes no other
-# result; flash and stack of KOPT_TINY on Cortex-M4F and M0+, and what it calls of a library. Prints TAP and, as comments,
-# the table of docs/size.md.
+# result; what KOPT_TINY's guards refuse; flash on Cortex-M4F, Cortex-M0+, RISC-V and AVR, stack on Cortex-M4F, and what
+# is called of a library. Prints TAP and, as comments, the table of docs/size.md.
 out=build/tests/size
 mkdir -p $out
 warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-qual -Werror'
@@ -45,9 +45,72 @@ try tiny_momentum 'KOPT_TINY | KOPT_WITH_MOMENTUM' -DKAHAN_OPT_NO_SIMD -DKOPT_SO
 try simd_f32 'KOPT_WITH_ALL & ~KOPT_WITH_BF16'
 try simd_bf16 'KOPT_WITH_ALL & ~KOPT_WITH_F32'
 
-# ---- on Cortex-M ----
+try bare KOPT_BARE -DKAHAN_OPT_NO_SIMD
 
-cat >$out/firmware.c <<'C'
+# ---- what the guards of KOPT_TINY refuse: the README's quick start and its neighbours ----
+
+cat >$out/guards.c <<'C'
+#define KAHAN_OPT_ONLY KOPT_TINY
+#define KAHAN_OPT_IMPLEMENTATION
+#include "kahan_opt.h"
+#include <stdio.h>
+enum { N = 100 };
+static kopt_bf16 weight[N], grad[N];
+static float initial[N], grad32[N];
+static unsigned char state[KOPT_STATE_BYTES(N, 6)];
+static void expect(kopt_result got, kopt_result want, const char *what) {
+    printf("%s %s: %s\n", got == want ? "good" : "WRONG", what, kopt_result_string(got));
+}
+int main(void) {
+    kopt_optimizer opt = kopt_adamw(1e-3), none = opt, momentum = kopt_sgd(1e-3, 0.9), exact = opt, clipped = opt;
+    kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_BF16, N, state, sizeof state), other;
+    kopt_step step;
+    none.made_ = 0;
+    exact.rounding = KOPT_EXACT;
+    clipped.clip = 0.5;
+    expect(kopt_state_init(&opt, &t, initial), KOPT_ERROR_OPTION, "fp32 initial weights");
+    other = t, other.grad = grad32, other.grad_format = KOPT_F32;
+    expect(kopt_state_init(&opt, &other, 0), KOPT_ERROR_OPTION, "an fp32 gradient");
+    other = t, other.state_size = KOPT_STATE_BYTES(N, 6) - 13;
+    expect(kopt_state_init(&opt, &other, 0), KOPT_ERROR_SIZE, "a block that is too small");
+    other = t, other.copy = grad32;
+    expect(kopt_state_init(&opt, &other, 0), KOPT_ERROR_OPTION, "a copy");
+    other = t, other.rate_scale = 0.5f;
+    expect(kopt_state_init(&opt, &other, 0), KOPT_ERROR_OPTION, "a rate_scale");
+    expect(kopt_state_init(&none, &t, 0), KOPT_ERROR_UNINITIALIZED, "no constructor");
+    expect(kopt_state_init(&momentum, &t, 0), KOPT_ERROR_OPTION, "momentum");
+    expect(kopt_state_init(&exact, &t, 0), KOPT_ERROR_OPTION, "another rounding");
+    expect(kopt_step_begin(&none, &step), KOPT_ERROR_UNINITIALIZED, "begin: no constructor");
+    expect(kopt_step_begin(&momentum, &step), KOPT_ERROR_OPTION, "begin: momentum");
+    expect(kopt_step_begin(&clipped, &step), KOPT_ERROR_OPTION, "begin: clip");
+    expect(kopt_optimizer_step(&exact, &t, 1), KOPT_ERROR_OPTION, "another rounding");
+    expect(kopt_state_init(&opt, &t, 0), KOPT_OK, "bf16 weights");
+    expect(kopt_optimizer_step(&opt, &t, 1), KOPT_OK, "a step");
+    other = kopt_tensor_of(weight, grad, KOPT_BF16, N, state, sizeof state), other.rate_scale = 0;
+    expect(kopt_state_init(&opt, &other, 0), KOPT_OK, "a rate_scale of 0");
+    return 0;
+}
+C
+${CC:-cc} -std=c99 -O1 $warnings -I. -o $out/guards $out/guards.c >$out/log 2>&1 && $out/guards >$out/log
+[ "$(grep -c '^good' $out/log)" = 15 ] && ! grep -q WRONG $out/log
+report $? "KOPT_TINY refuses what it leaves out"
+
+# ---- flash: the calls of the README's quick start, and the fewest that train ----
+
+cat >$out/start.c <<'C'
+#include "kahan_opt.h"
+enum { N = 100 };
+static kopt_bf16 weight[N], grad[N];
+static unsigned char state[KOPT_STATE_BYTES(N, 6)];
+__attribute__((section(".firmware"))) void firmware(void);
+void firmware(void) {
+    kopt_optimizer opt = OPTIMIZER;
+    kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_BF16, N, state, sizeof state);
+    if (kopt_state_init(&opt, &t, 0) != KOPT_OK) return;
+    while (kopt_optimizer_step(&opt, &t, 1) == KOPT_OK) {}
+}
+C
+cat >$out/fewest.c <<'C'
 #include "kahan_opt.h"
 enum { N = 100 };
 static kopt_bf16 weight[N], grad[N];
@@ -66,28 +129,55 @@ void firmware(void) {
         if (kopt_step_begin(&optimizer, &s) == KOPT_OK) kopt_step_run(&s, &tensor);
 }
 C
-size_of() { # size_of SET FLAGS...: bytes of code and constants that the firmware links; nothing if it does not link
-    set=$1
-    shift
-    arm-none-eabi-gcc "$@" -Os -DKAHAN_OPT_NO_SIMD "-DKAHAN_OPT_ONLY=$set" -ffunction-sections -fdata-sections -fstack-usage \
+size_of() { # size_of PROGRAM SET COMPILER FLAGS...: bytes that it links beside its own; nothing if it does not link
+    program=$1 set=$2 compiler=$3
+    shift 3
+    tool=${compiler%gcc}
+    $compiler "$@" -Os -DKAHAN_OPT_NO_SIMD "-DKAHAN_OPT_ONLY=$set" -ffunction-sections -fdata-sections -fstack-usage \
         -I. -c $out/impl.c -o $out/impl.o >$out/log 2>&1 &&
-        arm-none-eabi-gcc "$@" -Os -I. -c $out/firmware.c -o $out/firmware.o >>$out/log 2>&1 &&
-        arm-none-eabi-gcc "$@" -nostdlib -Wl,--gc-sections,-e,firmware,--build-id=none $out/firmware.o $out/impl.o -lgcc \
+        $compiler "$@" -Os -ffunction-sections -fdata-sections "-DOPTIMIZER=$optimizer" -I. -c $out/$program.c \
+            -o $out/firmware.o >$out/log 2>&1 &&
+        $compiler "$@" -nostdlib -Wl,--gc-sections,-e,firmware,--build-id=none $out/firmware.o $out/impl.o $library \
             -o $out/firmware.elf >>$out/log 2>&1 &&
-        arm-none-eabi-size -A $out/firmware.elf | awk '/^\.(text|rodata)/ {n += $2} END {print n}'
+        ${tool}size -A $out/firmware.elf | awk '/^\.(text|rodata|srodata)/ {n += $2} END {print n}'
 }
 stack_of() { awk -F'\t' -v name="$1" '$1 ~ ":" name "(\\.|$)" {print $2}' $out/impl.su | sort -n | tail -1; }
+optimizer='kopt_adamw(1e-3)' library=-lgcc
+m4='-mcpu=cortex-m4 -mthumb -mfloat-abi=hard -mfpu=fpv4-sp-d16'
+flash() { # flash LIMIT MACHINE SET COMPILER FLAGS...: a row of the table
+    limit=$1 machine=$2 set=$3
+    shift 3
+    command -v $1 >/dev/null || { missing "no $1"; return; }
+    size=$(size_of start "$set" "$@")
+    echo "# $machine -Os, $optimizer, ${set}: ${size:-?} bytes"
+    [ "${size:-99999}" -le $limit ]
+    report $? "$machine, $optimizer, ${set}: at most $limit bytes"
+}
+rv32='riscv64-linux-gnu-gcc -ffreestanding -fno-pic -static -Wl,--no-warn-rwx-segments -march=rv32imafc -mabi=ilp32f'
+flash 1600 Cortex-M4F KOPT_TINY arm-none-eabi-gcc $m4
+flash 1344 Cortex-M4F KOPT_BARE arm-none-eabi-gcc $m4
+flash 1504 Cortex-M4F 'KOPT_TINY & ~KOPT_WITH_SGD' arm-none-eabi-gcc $m4
+flash 5120 Cortex-M0+ KOPT_TINY arm-none-eabi-gcc -mcpu=cortex-m0plus -mthumb
+library= flash 2112 'RISC-V rv32imafc' KOPT_TINY $rv32
+library='-lm -lgcc' flash 8192 'AVR atmega1284p' KOPT_TINY avr-gcc -mmcu=atmega1284p
+optimizer='kopt_sgd(1e-3,0)'
+flash 1120 Cortex-M4F 'KOPT_TINY & ~KOPT_WITH_ADAM' arm-none-eabi-gcc $m4
+flash 896 Cortex-M4F 'KOPT_BARE & ~KOPT_WITH_ADAM' arm-none-eabi-gcc $m4
+library= flash 1440 'RISC-V rv32imafc' 'KOPT_TINY & ~KOPT_WITH_ADAM' $rv32
+library='-lm -lgcc' flash 6144 'AVR atmega1284p' 'KOPT_TINY & ~KOPT_WITH_ADAM' avr-gcc -mmcu=atmega1284p
+optimizer='kopt_sgd(1e-3,0.9)'
+flash 2304 Cortex-M4F 'KOPT_TINY | KOPT_WITH_MOMENTUM' arm-none-eabi-gcc $m4
+optimizer='kopt_adamw(1e-3)'
 if command -v arm-none-eabi-gcc >/dev/null; then
-    m4='-mcpu=cortex-m4 -mthumb -mfloat-abi=hard -mfpu=fpv4-sp-d16'
-    for case in "1024:KOPT_TINY" "640:KOPT_TINY & ~KOPT_WITH_ADAM" "1024:KOPT_TINY & ~KOPT_WITH_SGD" \
-        "896:(KOPT_TINY & ~KOPT_WITH_STOCHASTIC_STATE) | KOPT_WITH_NEAREST_STATE" "1792:KOPT_TINY | KOPT_WITH_MOMENTUM"; do
+    for case in "1024:KOPT_BARE" "640:KOPT_BARE & ~KOPT_WITH_ADAM" "1024:KOPT_BARE & ~KOPT_WITH_SGD" \
+        "896:(KOPT_BARE & ~KOPT_WITH_STOCHASTIC_STATE) | KOPT_WITH_NEAREST_STATE" "1792:KOPT_BARE | KOPT_WITH_MOMENTUM"; do
         limit=${case%%:*} set=${case#*:}
-        size=$(size_of "$set" $m4)
-        echo "# Cortex-M4F -Os, ${set}: ${size:-?} bytes"
+        size=$(size_of fewest "$set" arm-none-eabi-gcc $m4)
+        echo "# Cortex-M4F -Os, the fewest calls, ${set}: ${size:-?} bytes"
         [ "${size:-99999}" -le $limit ]
-        report $? "Cortex-M4F, ${set}: at most $limit bytes"
+        report $? "Cortex-M4F, the fewest calls, ${set}: at most $limit bytes"
     done
-    size=$(size_of KOPT_TINY $m4)
+    size=$(size_of start KOPT_TINY arm-none-eabi-gcc $m4)
     ! arm-none-eabi-nm $out/firmware.elf | grep -i ' t ' | grep -v ' kopt_\| firmware\|__data_start\|_edata' >$out/log
     report $? "Cortex-M4F: nothing of libc, libm or the compiler's library"
     run=$(($(stack_of kopt_step_run) + $(stack_of kopt_round16_scalar_)))
@@ -95,8 +185,7 @@ if command -v arm-none-eabi-gcc >/dev/null; then
     echo "# stack: $run bytes of kopt_step_run, $begin of kopt_step_begin" | tee $out/log
     [ $run -le 128 ] && [ $begin -le 128 ]
     report $? "Cortex-M4F: at most 128 bytes of stack below kopt_step_run and kopt_step_begin"
-    size=$(size_of KOPT_TINY -mcpu=cortex-m0plus -mthumb)
-    echo "# Cortex-M0+ -Os, KOPT_TINY: ${size:-?} bytes, the compiler's float routines among them"
+    size=$(size_of start KOPT_TINY arm-none-eabi-gcc -mcpu=cortex-m0plus -mthumb)
     arm-none-eabi-nm $out/firmware.elf | grep -i ' t ' | grep -v ' kopt_\| firmware\| __aeabi_\| __gnu_thumb1' >$out/log
     [ -n "$size" ]
     report $? "Cortex-M0+: links with the compiler's library alone"
