@@ -219,7 +219,8 @@ sanitizes() { # sanitizes COMPILER MORE: does it have the libraries?
 
 all=$(echo tests/test_*.c)
 bits='tests/test_tools.c tests/test_step_bits.c tests/test_api.c tests/test_convert.c tests/test_vmath.c'
-more_bits="$bits tests/test_state.c tests/test_compress.c tests/test_soft64.c" # where bits are equal, so is what they are good for
+# where bits are equal, so is what they are good for
+more_bits="$bits tests/test_state.c tests/test_compress.c tests/test_soft64.c tests/test_environment.c"
 program() { # program SOURCES SUFFIX RUNNER ARGUMENT COMPILER FLAGS...: build the tests with it, one part each
     sources=$1 suffix=$2 runner=$3 argument=$4
     shift 4
@@ -284,10 +285,17 @@ run_tests() {
     program "$all" native '' '' $CC -O2
     program "$more_bits tests/test_atan.c" ofast '' quick $CC -Ofast -ffp-contract=fast
     program "$more_bits" debug '' quick $CC -O0
+    program tests/test_environment.c fast_math '' quick $CC -O3 -ffast-math -DKAHAN_OPT_STATIC
+    if have clang-19; then
+        program tests/test_environment.c clang19 '' quick clang-19 -O3 -ffast-math
+    else
+        skip "the caller's environment with clang-19" clang-19
+    fi
     program tests/test_noise.c soft64 '' quick $CC -O2 -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1 # as where there are no doubles
     if have clang; then program "$more_bits tests/test_atan.c" clang '' quick clang -Ofast -march=native; else skip "clang -Ofast -march=native" clang; fi
     if have aarch64-linux-gnu-gcc && have qemu-aarch64; then
         program "$more_bits tests/test_atan.c" neon qemu-aarch64 quick aarch64-linux-gnu-gcc -O2 -static
+        program tests/test_environment.c neon_ofast qemu-aarch64 quick aarch64-linux-gnu-gcc -Ofast -static
         part neon_exhaustive sh tests/exhaustive.sh "'qemu-aarch64 build/tests/test_convert.neon'" build/tests/test_convert.native
     else
         skip "NEON under qemu" "aarch64-linux-gnu-gcc or qemu-aarch64"
@@ -297,6 +305,7 @@ run_tests() {
         if have $compiler && have $emulator; then
             programs=$bits && [ $compiler = s390x-linux-gnu-gcc ] || programs='tests/test_convert.c tests/test_vmath.c'
             program "$programs" ${target%%:*} $emulator quick $compiler -O2 -static
+            program tests/test_environment.c ${target%%:*}_ofast $emulator quick $compiler -Ofast -static
         else
             skip "the bits on ${target%%:*}" "$compiler or $emulator"
         fi

@@ -1619,12 +1619,18 @@ KOPT_INLINE_ double kopt_put64_(kopt_f64_ x) {
 
 typedef double kopt_f64_;
 
-/* volatile, here and below: nothing moves out from between kopt_enter_ and kopt_leave_ */
+/* volatile, here and below: nothing moves out from between kopt_enter_ and kopt_leave_. An operation cannot begin
+   before its operand is settled, and what it gives is settled before anything else is. */
 KOPT_INLINE_ double kopt_settle64_(double x) {
-#if defined(KOPT_GNU_) && !defined(__CUDA_ARCH__)
-    __asm__ __volatile__("" : "+m"(x));
-#endif
+#ifdef __CUDA_ARCH__
     return x;
+#elif defined(KOPT_GNU_)
+    __asm__ __volatile__("" : "+m"(x));
+    return x;
+#else
+    volatile double y = x;
+    return y;
+#endif
 }
 
 KOPT_INLINE_ kopt_f64_ kopt_make64_(uint64_t bits) {
@@ -1659,7 +1665,7 @@ KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
     float y;
     __asm__("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
 #else
-    volatile float y = KOPT_CAST_(float, x);
+    volatile float y = KOPT_CAST_(float, kopt_settle64_(x));
 #endif
     return y;
 }
@@ -6161,6 +6167,14 @@ typedef struct kopt_environment_ {
 #endif
 #endif
 
+/* Compilers see through functions that are not inlined, too: with it no load moves up past kopt_enter_ and no store
+   down past kopt_leave_. */
+#if defined(KOPT_GNU_) && (KOPT_ONLY_ & KOPT_WITH_CHECKS)
+#define KOPT_FENCE_() __asm__ __volatile__("" : : : "memory")
+#else
+#define KOPT_FENCE_() ((void)0)
+#endif
+
 static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 #if !(KOPT_ONLY_ & KOPT_WITH_CHECKS)
     KOPT_CAST_(void, e);
@@ -6203,9 +6217,11 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 #else
     KOPT_CAST_(void, e);
 #endif
+    KOPT_FENCE_();
 }
 
 static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
+    KOPT_FENCE_();
 #if !(KOPT_ONLY_ & KOPT_WITH_CHECKS)
     KOPT_CAST_(void, e);
 #elif defined(KOPT_X86_) && !defined(KOPT_GNU_)
@@ -6504,7 +6520,12 @@ KOPT_API_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness) {
 
 #if KOPT_LINKED_(KOPT_WITH_EMA)
 KOPT_API_ kopt_optimizer kopt_ema(double decay) {
-    return kopt_start_(KOPT_EMA, kopt_put64_(kopt_sub64_(kopt_get64_(1), kopt_get64_(decay))), KOPT_L2, 0);
+    kopt_environment_ environment;
+    double rate;
+    kopt_enter_(&environment);
+    rate = kopt_put64_(kopt_sub64_(kopt_get64_(1), kopt_get64_(decay)));
+    kopt_leave_(&environment);
+    return kopt_start_(KOPT_EMA, rate, KOPT_L2, 0);
 }
 #endif
 

@@ -62,13 +62,15 @@ valgrind)
     report $? "1,200 hostile inputs under valgrind, which hides AVX-512"
     ;;
 static)
-    missing=
-    for name in $(sed -n 's/^KOPT_API_ .*[ *]\(kopt_[a-z0-9_]*[a-z0-9]\)(.*/\1/p' kahan_opt.h | sort -u); do
-        grep -q "$name(" tests/fuzz.c || missing="$missing $name"
+    for source in fuzz:'the fuzzer' test_environment:'the test of environments'; do
+        missing=
+        for name in $(sed -n 's/^KOPT_API_ .*[ *]\(kopt_[a-z0-9_]*[a-z0-9]\)(.*/\1/p' kahan_opt.h | sort -u); do
+            grep -q "$name(" tests/${source%%:*}.c || missing="$missing $name"
+        done
+        echo "$missing" >$out/log
+        [ -z "$missing" ]
+        report $? "each public function is called by ${source#*:}$missing"
     done
-    echo "$missing" >$out/log
-    [ -z "$missing" ]
-    report $? "each public function is called by the fuzzer$missing"
     if command -v clang-tidy >/dev/null; then # which checks, and which not: .clang-tidy
         for options in "c -std=c99" "cpp -std=c++98" "cpp -std=c++17" "c -std=c99 -DKAHAN_OPT_NO_SIMD" \
             "c -std=c99 --target=aarch64-linux-gnu -isystem /usr/aarch64-linux-gnu/include"; do
