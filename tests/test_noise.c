@@ -486,6 +486,27 @@ static void check_langevin(void)
     ok(!sliced && hash == golden_langevin, "in any slices, on %d instruction sets: %d wrong, bits %016llx", machines / SETUPS, sliced, (unsigned long long)hash);
 }
 
+/* lr 1/2 and rate_scale 1/2 of a gradient 1, with a decay of 1/4: all is a sum of powers of two. The noise of the second
+   temperature is 10^-18 of the weight. */
+static void check_langevin_decay(void)
+{
+    static const double heat[] = {0, 1e-36};
+    static float weight[300], grad[300];
+    int decay, k, i, wrong = 0;
+    for (decay = KOPT_L2; decay <= KOPT_FULLY_DECOUPLED; ++decay)
+        for (k = 0; k < 2; ++k) {
+            kopt_optimizer opt = kopt_sgd(0.5, 0);
+            kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_F32, 300, NULL, 0);
+            opt.weight_format = KOPT_F32, opt.decay = (kopt_decay)decay, opt.weight_decay = 0.25, opt.max_lr = 2;
+            t.rate_scale = 0.5f;
+            for (i = 0; i < 300; ++i) weight[i] = 2, grad[i] = (float)(i % 3 - 1);
+            wrong += kopt_langevin_step(&opt, &t, 1, heat[k]) != KOPT_OK;
+            for (i = 0; i < 300; ++i) /* 2 - 1/4 g - 1/4 * 1/4 * 2; the last over max_lr = 2, if that counts */
+                wrong += ref_bits(weight[i]) != ref_bits((decay == KOPT_FULLY_DECOUPLED ? 1.9375f : 1.875f) - 0.25f * (float)(i % 3 - 1));
+        }
+    ok(!wrong, "a tensor's rate_scale multiplies rate and decay: %d wrong", wrong);
+}
+
 /* The potential k w^2 / 2: w = (1 - lr k) w + sqrt(2 lr T) N has the variance T / (k (1 - lr k / 2)), whatever w was. */
 static void check_stationary(size_t n)
 {
@@ -592,6 +613,7 @@ int main(int arguments, char **argument)
     check_truncated();
     check_init();
     check_langevin();
+    check_langevin_decay();
     check_stationary(quick ? 4096 : 65536);
     check_refusals();
     free(z), free(y);

@@ -437,6 +437,58 @@ static void check_codes(int quick)
             }
     ok(!bad, "AdamW with 8-bit moments: 256 to 4099 weights, %d tensors, %d disagree", cases, bad);
 }
+
+/* The largest of a block is the scale itself, so its code is 255 with any random number: also where 1 / scale is subnormal,
+   and largest * (1 / scale) above 1 by so much that a random number of 65533 and more would reach code 256. */
+static void check_largest_code(void)
+{
+    enum { BLOCK = 256 };
+    static float wide[BLOCK], w[BLOCK];
+    static uint16_t narrow[BLOCK], half[BLOCK];
+    static unsigned char state[64 + 6 * BLOCK];
+    int isa, grad, weight, bad = 0, found = 0;
+    size_t i;
+    uint64_t e = 0;
+    while (ref_number(ref_random(7, 1, 0, 0, e), 2) < 65533 && e < 1000000) ++e;
+    for (i = 0; i < BLOCK; ++i) narrow[i] = 0x5f7f, wide[i] = ref_float(0x5f7f0000); /* its square: 7f7e0100 */
+    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
+        for (grad = KOPT_F32; grad <= KOPT_BF16 && kopt_isa_force((kopt_isa)isa) == KOPT_OK; ++grad)
+            for (weight = KOPT_F32; weight <= KOPT_BF16; ++weight) {
+                kopt_optimizer o = kopt_adam(0.125);
+                kopt_tensor t = kopt_tensor_of(weight == KOPT_F32 ? (void *)w : half, grad == KOPT_F32 ? (void *)wide : narrow,
+                                               (kopt_format)grad, BLOCK, state, sizeof state);
+                const ref_layout l = (o.weight_format = (kopt_format)weight, o.moment_format = KOPT_Q8, ref_layout_of(&o, BLOCK));
+                o.beta1 = o.beta2 = 0, o.seed = 7, t.first_index = e / BLOCK * BLOCK;
+                bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
+                bad += ref_get(state + l.scale[1], 4, 0) != 0x7f7e0100;
+                for (i = 0; i < BLOCK; ++i) bad += state[l.moment[1] + i] != 255;
+                found += ref_number(ref_random(7, 1, 0, 0, e), 2) >= 65533;
+            }
+    kopt_isa_force(KOPT_ISA_COUNT);
+    ok(!bad && found, "the largest mean square of a block has code 255 beside a scale above 2^126, %d times: %d wrong", found, bad);
+}
+
+/* 2^-126 is a scale, and what is below it is none: momentum of the first step is the gradient itself. */
+static void check_least_scale(void)
+{
+    static const uint32_t least[] = {0x00800000, 0x007fffff};
+    static float g[256], w[256];
+    static unsigned char state[64 + 256 + 8];
+    int isa, k, bad = 0;
+    size_t i;
+    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
+        for (k = 0; k < 2 && kopt_isa_force((kopt_isa)isa) == KOPT_OK; ++k) {
+            kopt_optimizer o = kopt_sgd(0.125, 0.5);
+            kopt_tensor t = kopt_tensor_of(w, g, KOPT_F32, 256, state, sizeof state);
+            o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8, o.moment_rounding = KOPT_NEAREST;
+            for (i = 0; i < 256; ++i) g[i] = ref_float(i % 3 == 0 ? 0 : least[k] | (i % 3 == 1 ? 0 : 0x80000000u));
+            bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
+            bad += ref_get(state + 64 + 256, 4, 0) != (k ? 0 : 0x00800000u);
+            for (i = 0; i < 256; ++i) bad += state[64 + i] != (k || i % 3 == 0 ? 127 : i % 3 == 1 ? 255 : 0);
+        }
+    kopt_isa_force(KOPT_ISA_COUNT);
+    ok(!bad, "a block of 8-bit moments with 2^-126 as its largest has that scale, one below it has none: %d wrong", bad);
+}
 #endif
 
 /* One special element in a long run of ordinary ones, at each place of a block: any special value in one of the arrays,
@@ -560,6 +612,8 @@ int main(int count, char **arguments)
     check_lengths(quick);
 #ifndef KAHAN_OPT_VMATH
     check_codes(quick);
+    check_largest_code();
+    check_least_scale();
 #endif
     check_lone_specials(quick);
     check_alignment();
