@@ -537,6 +537,73 @@ static void check_lone_specials(int quick)
     ok(!bad, "one special element among ordinary ones: %d cases, %d disagree", cases, bad);
 }
 
+/* ---- Random numbers to their lowest bit ------------------------------------------------------------------------- */
+
+#ifndef KAHAN_OPT_VMATH
+/* Where a stochastic store goes up by its whole random number and not by one less, or would by one more: gradients are
+   chosen so that what is cut off and the number of the weight (or its compensation), of the first or of the second moment
+   add up to 2^16 or 2^16 - 1. Unrounded values are those of the reference with fp32 in all places. */
+static void check_lowest_bits(void)
+{
+    enum { MANY = 8192, CHOICES = 4096 };
+    static const struct { rule r; kopt_rounding rounding; } tried[] = {
+        {PLAIN, KOPT_STOCHASTIC}, {PLAIN, KOPT_KAHAN}, {MOMENTUM, KOPT_STOCHASTIC}, {MOMENTUM, KOPT_KAHAN},
+        {ADAM, KOPT_STOCHASTIC}, {ADAM, KOPT_KAHAN}, {ADAM, KOPT_NEAREST}, {LION, KOPT_KAHAN}};
+    static int choice[3][65536]; /* + 1, of what leaves so much in that store */
+    static float grad[CHOICES], weight[CHOICES];
+    static unsigned char state[64 + 8 * CHOICES];
+    const size_t offset[BUFFERS] = {65, 66, 67, 68};
+    int f, g, k, c, isa, bad = 0, cases = 0, edges[3][2] = {{0, 0}, {0, 0}, {0, 0}};
+    size_t i;
+    for (k = 0; k < (int)(sizeof tried / sizeof *tried); ++k)
+        for (f = KOPT_BF16; f <= KOPT_FP16; ++f)
+            for (g = KOPT_F32; g <= KOPT_BF16; ++g, ++cases) {
+                kopt_optimizer o = common(tried[k].r, (kopt_format)f, tried[k].rounding, KOPT_L2), fp32;
+                kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_F32, g == KOPT_F32 ? CHOICES : 128, state, sizeof state);
+                const int stores = 1 + ref_moments(&o), scale = f == KOPT_BF16 ? -4 : tried[k].rounding == KOPT_KAHAN ? -29 : -20;
+                const float start = tried[k].rounding == KOPT_KAHAN ? f == KOPT_BF16 ? 1.0f : 0.125f : 0;
+                int store;
+                o.weight_decay = 0, o.lr = f == KOPT_BF16 ? 0.0007 : 0.7, o.eps = 1e-15;
+                if (o.rule == KOPT_LION && f == KOPT_FP16) o.lr = 1e-9;
+                if (o.rule == KOPT_ADAM) o.lr = f == KOPT_BF16 ? 0.0007 : tried[k].rounding == KOPT_KAHAN ? 1e-9 : 3e-6;
+                memset(choice, 0, sizeof choice), memset(weight, 0, sizeof weight), memset(state, 0, sizeof state);
+                fp32 = o, fp32.weight_format = fp32.moment_format = KOPT_F32;
+                for (i = 0; i < t.n; ++i) grad[i] = (float)ldexp(1 + (double)i / (double)t.n, scale);
+                ref_step_tensor(&fp32, &t);
+                for (i = 0; i < t.n; ++i)
+                    for (store = 0; store < stores; ++store) {
+                        const ref_layout l = ref_layout_of(&fp32, t.n);
+                        float x = store == 0 ? weight[i] : ref_float(ref_get(state + l.moment[store ? store - 1 : 0], 4, i));
+                        if (store == 0 && start > 0) x = ref_mul(x, ref_compensation_scale(&o));
+                        if (store > 0 && ref_rooted(&o, store - 1)) x = ref_sqrt(x);
+                        choice[store][ref_extended((kopt_format)f, ref_bits(x)) & 0xffff] = (int)i + 1;
+                    }
+                t = kopt_tensor_of(NULL, NULL, (kopt_format)g, MANY, NULL, 0);
+                bad += !prepare(&o, &t, TAME);
+                if (t.state_size > 64) memset(initial[STATE] + 64, 0, t.state_size - 64);
+                for (i = 0; i < MANY; ++i) {
+                    const uint32_t r = ref_random(o.seed, o.step + 1, t.id, 0, i);
+                    int found = 0;
+                    for (store = (int)i % stores, c = 0; c < 2 * stores; ++c, store = (store + 1) % stores) {
+                        const uint32_t number = ref_number(r, (uint32_t)store);
+                        found = number == 0 ? 0 : choice[store][(c < stores ? 65536 : 65535) - number];
+                        if (found) break;
+                    }
+                    if (found) ++edges[store][c >= stores];
+                    ref_set(initial[WEIGHT], 2, i, ref_narrow(o.weight_format, ref_bits(start)));
+                    ref_set(initial[GRAD], ref_width(t.grad_format), i,
+                            ref_narrow(t.grad_format, ref_bits(grad[found ? found - 1 : 0])));
+                }
+                expect(o, &t, 1);
+                for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
+                    if (kopt_isa_force((kopt_isa)isa) == KOPT_OK) bad += !steps_agree(o, &t, 1, offset, 0);
+            }
+    kopt_isa_force(KOPT_ISA_COUNT);
+    for (k = 0; k < 3; ++k) bad += edges[k][0] < 500 || edges[k][1] < 500;
+    ok(!bad, "stores in which the lowest random bit decides: %d tensors, %d disagree", cases, bad);
+}
+#endif
+
 /* ---- Alignment, shards ------------------------------------------------------------------------------------------ */
 
 static void check_alignment(void)
@@ -616,6 +683,9 @@ int main(int count, char **arguments)
     check_least_scale();
 #endif
     check_lone_specials(quick);
+#ifndef KAHAN_OPT_VMATH
+    check_lowest_bits();
+#endif
     check_alignment();
     check_shards();
     return done();
