@@ -316,6 +316,51 @@ static void check_blocks(void)
     }
 }
 
+/* 2^-126 is a scale, what is below it is none. The means of 256 such magnitudes are exact. */
+static void check_least_scale(void)
+{
+    static float g[256], out[256];
+    int w, how, k, i, bad = 0;
+    for (w = 2; w < 4; ++w)
+        for (how = 0; how < 2; ++how)
+            for (k = 0; k < 2; ++k) {
+                kopt_compressor c = kopt_compressor_of(codes[w], NULL, 256);
+                c.rounding = how ? KOPT_STOCHASTIC : KOPT_NEAREST;
+                for (i = 0; i < 256; ++i) g[i] = ref_float(k ? (w == 3 && !how ? 0x007fff00 : 0x007fffff) : 0x00800000);
+                bad += kopt_compress(&c, code, sizeof code, g, KOPT_F32) != KOPT_OK;
+                bad += code[0] != 0 || code[1] != 0 || code[2] != (k ? 0 : 0x80) || code[3] != 0;
+                for (i = 0; i < (w == 2 ? 256 : 32); ++i) bad += code[4 + i] != (w == 3 ? 0 : k ? 127 : 255);
+                memset(out, 0, sizeof out);
+                bad += kopt_decompress_add(out, KOPT_F32, code, sizeof code, codes[w], 256, 1) != KOPT_OK;
+                for (i = 0; i < 256; ++i) bad += ref_bits(out[i]) != (k ? 0 : 0x00800000u);
+            }
+    ok(!bad, "the smallest scale of 8 bit and 1 bit is 2^-126: %d wrong", bad);
+}
+
+/* One bit: a zero has the sign it has. Of random signs, with the largest |x| = 1, x = (2 r + 1) / 2^16 - 1 is where the
+   draw r decides: there and below the bit is set, 2^-18 above it is not. */
+static void check_sign_edges(void)
+{
+    static float g[256];
+    kopt_compressor c = kopt_compressor_of(KOPT_SIGN, NULL, 256);
+    int turn, i, bad = 0;
+    c.rounding = KOPT_NEAREST;
+    for (i = 0; i < 256; ++i) g[i] = ref_float(i % 3 == 0 ? 0 : i % 3 == 1 ? 0x80000000u : i % 2 ? 0x3f800000u : 0xbf800000u);
+    bad += kopt_compress(&c, code, sizeof code, g, KOPT_F32) != KOPT_OK;
+    for (i = 0; i < 256; ++i) bad += (code[4 + i / 8] >> i % 8 & 1) != (i % 3 == 1 || (i % 3 == 2 && i % 2 == 0));
+    ok(!bad, "1 bit: zeros keep their sign, %d do not", bad);
+    for (turn = -1, bad = 0; turn < 2; ++turn) {
+        c = kopt_compressor_of(KOPT_SIGN, NULL, 256);
+        for (i = 0; i < 256; ++i) {
+            const int32_t r = (int32_t)ref_number(ref_random(c.seed, 1, c.id, 3, (uint64_t)i), 0);
+            g[i] = i == 0 ? 1 : (float)(4 * (2 * r + 1 - 65536) + turn) / 262144; /* all exact */
+        }
+        bad += kopt_compress(&c, code, sizeof code, g, KOPT_F32) != KOPT_OK;
+        for (i = 1; i < 256; ++i) bad += (code[4 + i / 8] >> i % 8 & 1) != (turn <= 0);
+    }
+    ok(!bad, "1 bit, stochastic: where the draw decides, and beside it: %d wrong", bad);
+}
+
 /* ---- Reductions ------------------------------------------------------------------------------------------------- */
 
 static void check_reduce(void)
@@ -494,6 +539,8 @@ int main(int argc, char **argv)
     check_unbiased();
     check_feedback();
     check_blocks();
+    check_least_scale();
+    check_sign_edges();
     check_reduce();
     check_order();
     check_mpi();

@@ -154,6 +154,44 @@ static void check_other_pairs(void)
     }
 }
 
+/* ---- Stochastic, where all 16 random bits decide ---------------------------------------------------------------- */
+
+/* What is cut off and the random number add up to 2^16: one up; to 2^16 - 1: not. In fp16, whose words of fp32 end in 13
+   such bits, below 2^-16, where a float is a multiple of 2^-40. */
+static void check_lowest_bit(void)
+{
+    enum { MANY = 4000 };
+    static uint32_t from[MANY], random16[MANY];
+    static uint16_t to[MANY];
+    const uint64_t seed = 99, first = 1000;
+    int f, isa, less;
+    uint32_t i, bad;
+    for (i = 0; i < MANY; ++i) random16[i] = ref_number(ref_random(seed, 5, 6, 1, first + i), 0);
+    for (f = KOPT_BF16; f <= KOPT_FP16; ++f) {
+        for (bad = 0, isa = 0; isa <= KOPT_ISA_COUNT; ++isa) /* the last: the inline functions */
+            for (less = 0; less < 2; ++less) {
+                if (isa < KOPT_ISA_COUNT && kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+                for (i = 0; i < MANY; ++i) {
+                    const uint32_t u = (f == KOPT_BF16 ? 0x3f800000 + i % 64 * 0x00810000 : (1 + i % 255) << 16) +
+                                       ((uint32_t)(65536 - less) - random16[i]);
+                    const uint32_t x = f == KOPT_BF16 ? u : ref_bits((float)u * ref_float(0x2b800000)); /* 2^-40, exact */
+                    from[i] = x | (i & 1) << 31;
+                }
+                if (isa < KOPT_ISA_COUNT)
+                    bad += kopt_convert_stochastic(to, (kopt_format)f, from, KOPT_F32, MANY, seed, 5, 6, first) != KOPT_OK;
+                for (i = 0; i < MANY && isa == KOPT_ISA_COUNT; ++i)
+                    to[i] = f == KOPT_BF16 ? kopt_bf16_from_f32_stochastic(ref_float(from[i]), random16[i] | 0x10000)
+                                           : kopt_fp16_from_f32_stochastic(ref_float(from[i]), random16[i] | 0x10000);
+                for (i = 0; i < MANY; ++i) {
+                    const uint32_t low = f == KOPT_BF16 ? 0x3f80 + i % 64 * 0x81 : 1 + i % 255;
+                    bad += to[i] != ((low + (uint32_t)!less) | (i & 1) << 15);
+                }
+            }
+        kopt_isa_force(KOPT_ISA_COUNT);
+        ok(!bad, "fp32 to %s, stochastic: the lowest random bit counts, %u wrong", format_name[f], (unsigned)bad);
+    }
+}
+
 /* ---- Lengths, alignments, and what lies around ------------------------------------------------------------------ */
 
 static void check_edges(void)
@@ -198,6 +236,7 @@ int main(int count, char **arguments)
     }
     check_narrowing(!strcmp(mode, "quick"));
     check_other_pairs();
+    check_lowest_bit();
     check_edges();
     return done();
 }

@@ -187,6 +187,31 @@ static void check_formats(void)
     ok(!wrong, "the truncated normal is the first draw within the limit: %d wrong", wrong);
 }
 
+/* Limits that are one of the numbers, and the floats below and above it: what is at most the limit stays, beside others
+   that are drawn again. 1/2 is a limit, the double below it is none. */
+static void check_limit(void)
+{
+    enum { BLOCK = 256 };
+    const double least = 0.5 - 0x1p-54;
+    float x = 7;
+    int k, i, off, tried = 0, wrong = 0;
+    kopt_normal(z, KOPT_F32, BLOCK, 0, 1, 1, 2, 3, 0);
+    for (k = 0; k < BLOCK; ++k)
+        for (off = -1; off <= 1; ++off) {
+            const uint32_t limit = (ref_bits(z[k]) & 0x7fffffff) + (uint32_t)off;
+            if (limit < 0x3f000000 || limit > 0x40000000) continue;
+            ++tried;
+            wrong += kopt_truncated_normal(y, KOPT_F32, BLOCK, 0, 1, (double)ref_float(limit), 1, 2, 3, 0) != KOPT_OK;
+            for (i = 0; i < BLOCK; ++i) {
+                wrong += ((ref_bits(z[i]) & 0x7fffffff) <= limit) != (ref_bits(z[i]) == ref_bits(y[i]));
+                wrong += (ref_bits(y[i]) & 0x7fffffff) > limit;
+            }
+        }
+    ok(!wrong && tried > 300, "numbers at %d limits stay, those beyond are drawn again: %d wrong", tried, wrong);
+    ok(kopt_truncated_normal(&x, KOPT_F32, 1, 0, 1, least, 1, 2, 3, 0) == KOPT_ERROR_RANGE && ref_bits(x) == ref_bits(7) &&
+           kopt_truncated_normal(&x, KOPT_F32, 1, 0, 1, 0.5, 1, 2, 3, 0) == KOPT_OK, "the lowest limit is 1/2");
+}
+
 /* ---- distributions ---------------------------------------------------------------------------------------------- */
 
 static double normal_below(double x) { return erfc(-x * 0.70710678118654752440) / 2; }
@@ -369,6 +394,31 @@ static void check_init(void)
     ok(!memcmp(z, y, 4000), "He of 8 inputs is the normal distribution with deviation 1/2, step 0");
 }
 
+/* Deviations sqrt(2 / fan) / sqrt(1 - 4 p(2) / (2 P(2) - 1)), p and P the normal density and distribution function, and
+   half ranges sqrt(2 / fan) * sqrt(3): at fans for which they are so close to the middle of two floats that one unit in the
+   last place of the binary64 factor, up or down, gives another float. The floats are of 200 binary digits (mpmath). */
+static void check_init_factors(void)
+{
+    static const struct { uint64_t fan; uint32_t word; kopt_distribution kind; } c[] = {
+        {UINT64_C(11641097792859526), 0x32800000, KOPT_TRUNCATED_NORMAL},
+        {UINT64_C(11641078364707037), 0x32800008, KOPT_TRUNCATED_NORMAL},
+        {UINT64_C(27021510791345184), 0x3280000d, KOPT_UNIFORM},
+        {UINT64_C(27021485021684255), 0x32800012, KOPT_UNIFORM}};
+    int k, wrong = 0;
+    if (sizeof(size_t) < sizeof(uint64_t)) {
+        skip("no such fans in 32 bits");
+        return;
+    }
+    for (k = 0; k < 4; ++k) {
+        const double width = (double)ref_float(c[k].word);
+        wrong += kopt_init_he(z, KOPT_F32, 256, c[k].kind, (size_t)c[k].fan, 1, 2, 3) != KOPT_OK;
+        if (c[k].kind == KOPT_UNIFORM) wrong += kopt_uniform(y, KOPT_F32, 256, -width, width, 1, 0, 2, 3) != KOPT_OK;
+        else wrong += kopt_truncated_normal(y, KOPT_F32, 256, 0, width, 2, 1, 0, 2, 3) != KOPT_OK;
+        wrong += memcmp(z, y, 4 * 256) != 0;
+    }
+    ok(!wrong, "the factors of truncated and uniform initial weights to the last bit: %d wrong", wrong);
+}
+
 /* ---- Langevin steps --------------------------------------------------------------------------------------------- */
 
 enum { N = 1500, SETUPS = 11 };
@@ -486,6 +536,27 @@ static void check_langevin(void)
     ok(!sliced && hash == golden_langevin, "in any slices, on %d instruction sets: %d wrong, bits %016llx", machines / SETUPS, sliced, (unsigned long long)hash);
 }
 
+/* lr 1/2 and rate_scale 1/2 of a gradient 1, with a decay of 1/4: all is a sum of powers of two. The noise of the second
+   temperature is 10^-18 of the weight. */
+static void check_langevin_decay(void)
+{
+    static const double heat[] = {0, 1e-36};
+    static float weight[300], grad[300];
+    int decay, k, i, wrong = 0;
+    for (decay = KOPT_L2; decay <= KOPT_FULLY_DECOUPLED; ++decay)
+        for (k = 0; k < 2; ++k) {
+            kopt_optimizer opt = kopt_sgd(0.5, 0);
+            kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_F32, 300, NULL, 0);
+            opt.weight_format = KOPT_F32, opt.decay = (kopt_decay)decay, opt.weight_decay = 0.25, opt.max_lr = 2;
+            t.rate_scale = 0.5f;
+            for (i = 0; i < 300; ++i) weight[i] = 2, grad[i] = (float)(i % 3 - 1);
+            wrong += kopt_langevin_step(&opt, &t, 1, heat[k]) != KOPT_OK;
+            for (i = 0; i < 300; ++i) /* 2 - 1/4 g - 1/4 * 1/4 * 2; the last over max_lr = 2, if that counts */
+                wrong += ref_bits(weight[i]) != ref_bits((decay == KOPT_FULLY_DECOUPLED ? 1.9375f : 1.875f) - 0.25f * (float)(i % 3 - 1));
+        }
+    ok(!wrong, "a tensor's rate_scale multiplies rate and decay: %d wrong", wrong);
+}
+
 /* The potential k w^2 / 2: w = (1 - lr k) w + sqrt(2 lr T) N has the variance T / (k (1 - lr k / 2)), whatever w was. */
 static void check_stationary(size_t n)
 {
@@ -586,12 +657,15 @@ int main(int arguments, char **argument)
     check_words();
     check_bits();
     check_formats();
+    check_limit();
     check_normal();
     check_independence();
     check_uniform();
     check_truncated();
     check_init();
+    check_init_factors();
     check_langevin();
+    check_langevin_decay();
     check_stationary(quick ? 4096 : 65536);
     check_refusals();
     free(z), free(y);

@@ -86,6 +86,28 @@ static void check_writing(void)
     }
 }
 
+/* 8-bit moments: 2^-126 is a scale, a block below it is zero (sections 6b and 8b). */
+static void check_least_scale(void)
+{
+    static float in[512], out[512];
+    static unsigned char block[64 + 2 * (512 + 8)];
+    int what, i, bad = 0;
+    opt = kopt_adamw(1e-3), opt.weight_format = KOPT_F32, opt.moment_format = KOPT_Q8;
+    t = kopt_tensor_of(weight, NULL, KOPT_F32, 512, block, sizeof block);
+    bad += kopt_state_init(&opt, &t, NULL) != KOPT_OK;
+    for (i = 0; i < 512; ++i) in[i] = ref_float(i % 2 ? 0 : i < 256 ? 0x00800000 : 0x007fffff);
+    for (what = KOPT_FIRST_MOMENT; what <= KOPT_SECOND_MOMENT; ++what) {
+        const int zero = what == KOPT_FIRST_MOMENT ? 127 : 0;
+        const unsigned char *code = block + 64 + (what - KOPT_FIRST_MOMENT) * (512 + 8);
+        bad += kopt_state_write(&opt, &t, (kopt_stream)what, in) != KOPT_OK;
+        bad += kopt_state_read(&opt, &t, (kopt_stream)what, out) != KOPT_OK;
+        bad += ref_get(code + 512, 4, 0) != 0x00800000 || ref_get(code + 512, 4, 1) != 0;
+        for (i = 0; i < 512; ++i) bad += code[i] != (i % 2 == 0 && i < 256 ? 255 : zero);
+        for (i = 0; i < 512; ++i) bad += ref_bits(out[i]) != (i % 2 == 0 && i < 256 ? 0x00800000u : 0);
+    }
+    ok(!bad, "8-bit moments written: 2^-126 is the smallest scale, %d wrong", bad);
+}
+
 /* A step makes +0 of what was written below 2^-126, though its gradient is zero. */
 static void check_flushing(void)
 {
@@ -300,6 +322,7 @@ int main(void)
 {
     fesetenv(FE_DFL_ENV); /* -Ofast starts with subnormals flushed, and the reference computes here */
     check_writing();
+    check_least_scale();
     check_flushing();
     check_lists();
     check_nothing_kept();

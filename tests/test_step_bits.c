@@ -437,6 +437,58 @@ static void check_codes(int quick)
             }
     ok(!bad, "AdamW with 8-bit moments: 256 to 4099 weights, %d tensors, %d disagree", cases, bad);
 }
+
+/* The largest of a block is the scale itself, so its code is 255 with any random number: also where 1 / scale is subnormal,
+   and largest * (1 / scale) above 1 by so much that a random number of 65533 and more would reach code 256. */
+static void check_largest_code(void)
+{
+    enum { BLOCK = 256 };
+    static float wide[BLOCK], w[BLOCK];
+    static uint16_t narrow[BLOCK], half[BLOCK];
+    static unsigned char state[64 + 6 * BLOCK];
+    int isa, grad, weight, bad = 0, found = 0;
+    size_t i;
+    uint64_t e = 0;
+    while (ref_number(ref_random(7, 1, 0, 0, e), 2) < 65533 && e < 1000000) ++e;
+    for (i = 0; i < BLOCK; ++i) narrow[i] = 0x5f7f, wide[i] = ref_float(0x5f7f0000); /* its square: 7f7e0100 */
+    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
+        for (grad = KOPT_F32; grad <= KOPT_BF16 && kopt_isa_force((kopt_isa)isa) == KOPT_OK; ++grad)
+            for (weight = KOPT_F32; weight <= KOPT_BF16; ++weight) {
+                kopt_optimizer o = kopt_adam(0.125);
+                kopt_tensor t = kopt_tensor_of(weight == KOPT_F32 ? (void *)w : half, grad == KOPT_F32 ? (void *)wide : narrow,
+                                               (kopt_format)grad, BLOCK, state, sizeof state);
+                const ref_layout l = (o.weight_format = (kopt_format)weight, o.moment_format = KOPT_Q8, ref_layout_of(&o, BLOCK));
+                o.beta1 = o.beta2 = 0, o.seed = 7, t.first_index = e / BLOCK * BLOCK;
+                bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
+                bad += ref_get(state + l.scale[1], 4, 0) != 0x7f7e0100;
+                for (i = 0; i < BLOCK; ++i) bad += state[l.moment[1] + i] != 255;
+                found += ref_number(ref_random(7, 1, 0, 0, e), 2) >= 65533;
+            }
+    kopt_isa_force(KOPT_ISA_COUNT);
+    ok(!bad && found, "the largest mean square of a block has code 255 beside a scale above 2^126, %d times: %d wrong", found, bad);
+}
+
+/* 2^-126 is a scale, and what is below it is none: momentum of the first step is the gradient itself. */
+static void check_least_scale(void)
+{
+    static const uint32_t least[] = {0x00800000, 0x007fffff};
+    static float g[256], w[256];
+    static unsigned char state[64 + 256 + 8];
+    int isa, k, bad = 0;
+    size_t i;
+    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
+        for (k = 0; k < 2 && kopt_isa_force((kopt_isa)isa) == KOPT_OK; ++k) {
+            kopt_optimizer o = kopt_sgd(0.125, 0.5);
+            kopt_tensor t = kopt_tensor_of(w, g, KOPT_F32, 256, state, sizeof state);
+            o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8, o.moment_rounding = KOPT_NEAREST;
+            for (i = 0; i < 256; ++i) g[i] = ref_float(i % 3 == 0 ? 0 : least[k] | (i % 3 == 1 ? 0 : 0x80000000u));
+            bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
+            bad += ref_get(state + 64 + 256, 4, 0) != (k ? 0 : 0x00800000u);
+            for (i = 0; i < 256; ++i) bad += state[64 + i] != (k || i % 3 == 0 ? 127 : i % 3 == 1 ? 255 : 0);
+        }
+    kopt_isa_force(KOPT_ISA_COUNT);
+    ok(!bad, "a block of 8-bit moments with 2^-126 as its largest has that scale, one below it has none: %d wrong", bad);
+}
 #endif
 
 /* One special element in a long run of ordinary ones, at each place of a block: any special value in one of the arrays,
@@ -484,6 +536,73 @@ static void check_lone_specials(int quick)
             }
     ok(!bad, "one special element among ordinary ones: %d cases, %d disagree", cases, bad);
 }
+
+/* ---- Random numbers to their lowest bit ------------------------------------------------------------------------- */
+
+#ifndef KAHAN_OPT_VMATH
+/* Where a stochastic store goes up by its whole random number and not by one less, or would by one more: gradients are
+   chosen so that what is cut off and the number of the weight (or its compensation), of the first or of the second moment
+   add up to 2^16 or 2^16 - 1. Unrounded values are those of the reference with fp32 in all places. */
+static void check_lowest_bits(void)
+{
+    enum { MANY = 8192, CHOICES = 4096 };
+    static const struct { rule r; kopt_rounding rounding; } tried[] = {
+        {PLAIN, KOPT_STOCHASTIC}, {PLAIN, KOPT_KAHAN}, {MOMENTUM, KOPT_STOCHASTIC}, {MOMENTUM, KOPT_KAHAN},
+        {ADAM, KOPT_STOCHASTIC}, {ADAM, KOPT_KAHAN}, {ADAM, KOPT_NEAREST}, {LION, KOPT_KAHAN}};
+    static int choice[3][65536]; /* + 1, of what leaves so much in that store */
+    static float grad[CHOICES], weight[CHOICES];
+    static unsigned char state[64 + 8 * CHOICES];
+    const size_t offset[BUFFERS] = {65, 66, 67, 68};
+    int f, g, k, c, isa, bad = 0, cases = 0, edges[3][2] = {{0, 0}, {0, 0}, {0, 0}};
+    size_t i;
+    for (k = 0; k < (int)(sizeof tried / sizeof *tried); ++k)
+        for (f = KOPT_BF16; f <= KOPT_FP16; ++f)
+            for (g = KOPT_F32; g <= KOPT_BF16; ++g, ++cases) {
+                kopt_optimizer o = common(tried[k].r, (kopt_format)f, tried[k].rounding, KOPT_L2), fp32;
+                kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_F32, g == KOPT_F32 ? CHOICES : 128, state, sizeof state);
+                const int stores = 1 + ref_moments(&o), scale = f == KOPT_BF16 ? -4 : tried[k].rounding == KOPT_KAHAN ? -29 : -20;
+                const float start = tried[k].rounding == KOPT_KAHAN ? f == KOPT_BF16 ? 1.0f : 0.125f : 0;
+                int store;
+                o.weight_decay = 0, o.lr = f == KOPT_BF16 ? 0.0007 : 0.7, o.eps = 1e-15;
+                if (o.rule == KOPT_LION && f == KOPT_FP16) o.lr = 1e-9;
+                if (o.rule == KOPT_ADAM) o.lr = f == KOPT_BF16 ? 0.0007 : tried[k].rounding == KOPT_KAHAN ? 1e-9 : 3e-6;
+                memset(choice, 0, sizeof choice), memset(weight, 0, sizeof weight), memset(state, 0, sizeof state);
+                fp32 = o, fp32.weight_format = fp32.moment_format = KOPT_F32;
+                for (i = 0; i < t.n; ++i) grad[i] = (float)ldexp(1 + (double)i / (double)t.n, scale);
+                ref_step_tensor(&fp32, &t);
+                for (i = 0; i < t.n; ++i)
+                    for (store = 0; store < stores; ++store) {
+                        const ref_layout l = ref_layout_of(&fp32, t.n);
+                        float x = store == 0 ? weight[i] : ref_float(ref_get(state + l.moment[store ? store - 1 : 0], 4, i));
+                        if (store == 0 && start > 0) x = ref_mul(x, ref_compensation_scale(&o));
+                        if (store > 0 && ref_rooted(&o, store - 1)) x = ref_sqrt(x);
+                        choice[store][ref_extended((kopt_format)f, ref_bits(x)) & 0xffff] = (int)i + 1;
+                    }
+                t = kopt_tensor_of(NULL, NULL, (kopt_format)g, MANY, NULL, 0);
+                bad += !prepare(&o, &t, TAME);
+                if (t.state_size > 64) memset(initial[STATE] + 64, 0, t.state_size - 64);
+                for (i = 0; i < MANY; ++i) {
+                    const uint32_t r = ref_random(o.seed, o.step + 1, t.id, 0, i);
+                    int found = 0;
+                    for (store = (int)i % stores, c = 0; c < 2 * stores; ++c, store = (store + 1) % stores) {
+                        const uint32_t number = ref_number(r, (uint32_t)store);
+                        found = number == 0 ? 0 : choice[store][(c < stores ? 65536 : 65535) - number];
+                        if (found) break;
+                    }
+                    if (found) ++edges[store][c >= stores];
+                    ref_set(initial[WEIGHT], 2, i, ref_narrow(o.weight_format, ref_bits(start)));
+                    ref_set(initial[GRAD], ref_width(t.grad_format), i,
+                            ref_narrow(t.grad_format, ref_bits(grad[found ? found - 1 : 0])));
+                }
+                expect(o, &t, 1);
+                for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
+                    if (kopt_isa_force((kopt_isa)isa) == KOPT_OK) bad += !steps_agree(o, &t, 1, offset, 0);
+            }
+    kopt_isa_force(KOPT_ISA_COUNT);
+    for (k = 0; k < 3; ++k) bad += edges[k][0] < 500 || edges[k][1] < 500;
+    ok(!bad, "stores in which the lowest random bit decides: %d tensors, %d disagree", cases, bad);
+}
+#endif
 
 /* ---- Alignment, shards ------------------------------------------------------------------------------------------ */
 
@@ -560,8 +679,13 @@ int main(int count, char **arguments)
     check_lengths(quick);
 #ifndef KAHAN_OPT_VMATH
     check_codes(quick);
+    check_largest_code();
+    check_least_scale();
 #endif
     check_lone_specials(quick);
+#ifndef KAHAN_OPT_VMATH
+    check_lowest_bits();
+#endif
     check_alignment();
     check_shards();
     return done();

@@ -97,14 +97,21 @@ static uint64_t big_norm(big *sum, const void *x, kopt_format f, size_t n) /* re
     return strange;
 }
 
-static int same_norm(const kopt_norm *norm, const big *sum, uint64_t strange)
+static void norm_of_big(kopt_norm *norm, const big *sum) /* in the carried form */
 {
     int i;
+    memset(norm, 0, sizeof *norm);
     for (i = 0; i < 20; ++i) {
         const unsigned char *b = sum->byte + POINT + 4 * i;
-        if (norm->digit[i] != (b[0] | (uint64_t)b[1] << 8 | (uint64_t)b[2] << 16 | (uint64_t)b[3] << 24)) return 0;
+        norm->digit[i] = b[0] | (uint64_t)b[1] << 8 | (uint64_t)b[2] << 16 | (uint64_t)b[3] << 24;
     }
-    return norm->nonfinite == strange;
+}
+
+static int same_norm(const kopt_norm *norm, const big *sum, uint64_t strange)
+{
+    kopt_norm want;
+    norm_of_big(&want, sum);
+    return !memcmp(norm->digit, want.digit, sizeof want.digit) && norm->nonfinite == strange;
 }
 
 /* value is the root of sum, rounded once: sum lies between the squares of its neighbours' middles. */
@@ -128,7 +135,7 @@ enum { NORM_N = 20011 };
 static unsigned char data[4 * NORM_N + 8], moved[4 * NORM_N + 8];
 
 /* kind 0: normal numbers, 1: any bits that are finite, 2: any bits at all, 3: half of them zero, scales that jump;
-   4, 5: after a while four times and 32 times as large, all near a power of two. */
+   4 to 7: after a while 4, 8, 16 and 32 times as large, all near a power of two; 8: later 4 times. */
 static void fill(unsigned char *x, kopt_format f, size_t n, int kind)
 {
     size_t i;
@@ -140,7 +147,8 @@ static void fill(unsigned char *x, kopt_format f, size_t n, int kind)
         if (kind == 3)
             word = dice() & 1 ? 0 : ref_narrow(f, ref_bits((float)ldexp(normal(), (int)(i / 4096 % 5) * 9 - 20)));
         if (kind >= 4)
-            word = ref_narrow(f, ref_bits((float)((i < 4096 ? 1 : kind == 4 ? 4 : 32) * (1.98 + 1e-3 * uniform()))));
+            word = ref_narrow(f, ref_bits((float)((i < (kind == 8 ? 16384 : 4096) ? 1 : kind == 8 ? 4 : 1 << (kind - 2)) *
+                                                  (1.98 + 1e-3 * uniform()))));
         ref_set(x, ref_width(f), i, word);
     }
 }
@@ -169,11 +177,12 @@ static kopt_norm norm_of_slices(const unsigned char *x, kopt_format f, size_t n,
 static void check_norm(void)
 {
     static const char *const kind_name[] = {"normal numbers", "any finite bits", "any bits",
-                                            "zeros and jumping scales", "times four", "times 32"};
+                                            "zeros and jumping scales", "times 4", "times 8",
+                                            "times 16", "times 32", "times 4, later"};
     static const size_t slices[] = {1, 2, 7, 64};
     int f, kind, k, s, merge;
     for (f = 0; f < 3; ++f)
-        for (kind = 0; kind < 6; ++kind) {
+        for (kind = 0; kind < 9; ++kind) {
             const kopt_format format = (kopt_format)f;
             const size_t width = ref_width(format);
             big sum;
@@ -241,18 +250,87 @@ static void check_norm_edges(void)
     ok(!bad, "the norm does not depend on the caller's rounding mode");
     for (k = 0, bad = 0; k < 8; ++k) { /* roots of 54 bits: a tie each */
         big sum;
-        int i;
         big_square(&sum, UINT64_C(0x20000000000000) + 2 * (uint64_t)k + 1, 8 * POINT + 34 * (unsigned)k);
-        for (i = 0; i < 20; ++i)
-            norm.digit[i] = sum.byte[POINT + 4 * i] | (uint64_t)sum.byte[POINT + 4 * i + 1] << 8 |
-                            (uint64_t)sum.byte[POINT + 4 * i + 2] << 16 | (uint64_t)sum.byte[POINT + 4 * i + 3] << 24;
+        norm_of_big(&norm, &sum);
         bad += !is_root(kopt_norm_value(&norm), &sum);
     }
     ok(!bad, "a root between two numbers goes to the even one");
+    for (k = 0, bad = 0; k < 600; ++k) { /* such a tie of an even number, and with one bit below it */
+        const uint64_t even = UINT64_C(0x10000000000000) + 2 * (uint64_t)k;
+        const unsigned places = (unsigned)k / 3, last = places ? 2 * places - 1 : 0;
+        const double low = ldexp((double)even, (int)places - 148), high = ldexp((double)(even + 1), (int)places - 148);
+        big sum;
+        big_square(&sum, 2 * even + 1, 8 * POINT + 2 * places);
+        norm_of_big(&norm, &sum);
+        bad += kopt_norm_value(&norm) < low || kopt_norm_value(&norm) > low;
+        big_add(&sum, 1, 8 * POINT + (k % 3 == 0 ? 0 : k % 3 == 1 ? last : places));
+        norm_of_big(&norm, &sum);
+        bad += kopt_norm_value(&norm) < high || kopt_norm_value(&norm) > high;
+    }
+    ok(!bad, "a root between two numbers but for one bit of the sum, at any distance, goes up: %d wrong", bad);
     memset(&norm, 0, sizeof norm);
     for (k = 0; k < 20; ++k) norm.digit[k] = UINT64_MAX; /* as 2^32 ranks may leave them */
     ok(kopt_norm_value(&norm) > 0 && kopt_norm_merge(&norm, &norm) == KOPT_OK && norm.digit[0] < UINT64_C(0x100000000),
        "words that an all-reduce left without carry are read and merged");
+}
+
+/* One number of each size, and the smallest there is beside it: nothing is lost in the unit of the large one. */
+static void check_norm_far_apart(void)
+{
+    int f, k, bad = 0;
+    uint32_t word;
+    for (f = 0; f < 3; ++f)
+        for (word = 1; ref_is_finite((kopt_format)f, word); word += f == KOPT_F32 ? 0x123456 : 37) {
+            big sum;
+            size_t i;
+            for (i = 0; i < 128; ++i) ref_set(data, ref_width((kopt_format)f), i, i % 64 == 5 ? word : (uint32_t)i % 2);
+            big_norm(&sum, data, (kopt_format)f, 128);
+            for (k = 0; k < isa_count; ++k) {
+                kopt_norm norm = {{0}, 0};
+                kopt_isa_force(isas[k]);
+                bad += kopt_norm_add(&norm, data, (kopt_format)f, 128) != KOPT_OK || !same_norm(&norm, &sum, 0);
+            }
+        }
+    kopt_isa_force(KOPT_ISA_COUNT);
+    ok(!bad, "the norm of a number of any size and of the smallest subnormal beside it: %d wrong", bad);
+}
+
+/* The sum of 2^32 equal norms before its carry, as an all-reduce leaves it: each word times 2^32, which is the number one
+   digit higher. Here 18 digits of ones: a norm of 2^155, to 577 bits. */
+static void check_norm_ranks(void)
+{
+    static unsigned char x[4 * 100];
+    kopt_norm ranks, sum, grads;
+    const kopt_norm zero = {{0}, 0};
+    kopt_tensor t = kopt_tensor_of(NULL, x, KOPT_F32, 100, NULL, 0);
+    big all, twice, more;
+    int k, i, bad = 0, bad_merge = 0, bad_add = 0;
+    memset(&all, 0, sizeof all), memset(&ranks, 0, sizeof ranks);
+    for (i = 0; i < 18; ++i) {
+        ranks.digit[i] = UINT64_C(0xffffffff) << 32;
+        big_add(&all, 0xffffffff, 8 * POINT + 32 * (unsigned)i + 32);
+    }
+    for (more = twice = all, i = 0; i < 18; ++i) big_add(&twice, 0xffffffff, 8 * POINT + 32 * (unsigned)i + 32);
+    for (k = 0; k < 100; ++k) { /* from the largest to the smallest */
+        uint32_t word = 0x7f7fffff - (uint32_t)(k % 20) * 0x06012345, exponent;
+        const uint64_t m = ref_significand(word, &exponent);
+        ref_set(x, 4, (size_t)k, word);
+        big_add(&more, m * m, 8 * POINT + 2 * (exponent - 1));
+    }
+    bad += !is_root(kopt_norm_value(&ranks), &all) || fabs(kopt_norm_clip(&ranks, 1, ldexp(1, -154)) - 0.5) > 1e-6;
+    bad += ref_bits(kopt_stable_scale(&ranks, UINT64_C(1) << 62)) != (127 - 124) << 23; /* 2^155 * 2^-31 */
+    for (k = 0; k < isa_count; ++k) {
+        kopt_isa_force(isas[k]);
+        sum = zero, bad_merge += kopt_norm_merge(&sum, &ranks) != KOPT_OK || !same_norm(&sum, &all, 0);
+        sum = ranks, bad_merge += kopt_norm_merge(&sum, &zero) != KOPT_OK || !same_norm(&sum, &all, 0);
+        sum = ranks, bad_merge += kopt_norm_merge(&sum, &ranks) != KOPT_OK || !same_norm(&sum, &twice, 0);
+        sum = ranks, bad_add += kopt_norm_add(&sum, x, KOPT_F32, 100) != KOPT_OK || !same_norm(&sum, &more, 0);
+        grads = ranks, bad_add += kopt_norm_add_grads(&grads, &t, 1) != KOPT_OK || !same_norm(&grads, &more, 0);
+    }
+    kopt_isa_force(KOPT_ISA_COUNT);
+    ok(!bad, "the words of 2^32 ranks, without carry: value, clip, scale of StableAdamW");
+    ok(!bad_merge, "... merged: %d wrong", bad_merge);
+    ok(!bad_add, "... added to: %d wrong", bad_add);
 }
 
 static void check_clipping(void)
@@ -754,6 +832,8 @@ int main(int argc, char **argv)
     find_isas();
     check_norm();
     check_norm_edges();
+    check_norm_far_apart();
+    check_norm_ranks();
     check_clipping();
     check_norm_refusals();
     check_scaler_trace();
