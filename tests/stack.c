@@ -445,7 +445,11 @@ static void run_sincospi(void)
 static void run_names(void) { number = kopt_vmath_name(NULL) != NULL && kopt_vmath_sleef() == NULL; }
 static void run_map(void) { result = kopt_map(table, function, bulk.dst, bulk.src, bulk.to, bulk.n); }
 static void run_map_backward(void) { result = kopt_map_backward(table, function, bulk.dst, slow_room, bulk.src, bulk.to, bulk.n); }
-static void run_softmax(void) { result = kopt_softmax(table, bulk.dst, bulk.src, bulk.from, bulk.n / 300 + 1, 300 % bulk.n + 1, 300); }
+static void run_softmax(void)
+{
+    const size_t columns = bulk.n < 300 ? bulk.n : 300;
+    result = kopt_softmax(table, bulk.dst, bulk.src, bulk.from, bulk.n / columns, columns, columns);
+}
 static void run_cross_entropy(void)
 {
     result = kopt_cross_entropy(table, floats(float_room), bulk.dst, bulk.src, bulk.from, target, bulk.n / 300, 300, 300, 0.5);
