@@ -4207,7 +4207,7 @@ APART_ void tiles_(const kopt_job_ *j, size_t begin, size_t end, uint32_t *room,
                 store_moments_(&t, j->moment[m] + i * moment_size, m, kind);
         }
         if (KOPT_HAS_(KOPT_WITH_EXTRAS) && s->zero_grad) {
-            ROW_(q, t.n) store32_(t.g + 4 * q, iset_(0));
+            ROW_(q, t.n) store32_(t.g + 4 * q, hold_(0)); /* no memset */
             row_to_(j->grad + i * grad_size, t.g, grad_size, t.n);
         }
     }
@@ -6294,12 +6294,31 @@ static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, const kopt_b
         kopt_store32_(x + 4 * i, kopt_bits_(kopt_decode_one_(kopt_codes_(square), code[i], largest, square)));
 }
 
-/* The codes of the n values of one block; random16 may be NULL: nearest. */
-static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square,
-                         const uint16_t *random16) {
+/* The random numbers of one store, from element `first` on. */
+typedef struct kopt_drawn_ {
+    kopt_cipher_scalar_ cipher;
+    kopt_words_scalar_ words[4];
+    uint64_t first;
+    uint32_t store;
+} kopt_drawn_;
+
+static void kopt_drawn_of_(kopt_drawn_ *d, uint64_t seed, uint32_t step, uint32_t id, uint32_t stream) {
+    d->cipher = kopt_cipher_of_scalar_(seed, step, id, stream);
+    d->first = 0;
+    d->store = 0;
+}
+
+/* That of element first + i. Each i from 0 on, or none is left out. */
+KOPT_INLINE_ uint32_t kopt_draw16_(kopt_drawn_ *d, size_t i) {
+    const uint32_t r = kopt_random_element_scalar_(d->words, &d->cipher, KOPT_INDEX_(d->first + i), i == 0);
+    return KOPT_RANDOM_STORE(r, d->store);
+}
+
+/* The codes of the n values of one block; drawn may be NULL: nearest. */
+static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square, kopt_drawn_ *drawn) {
     size_t i;
     for (i = 0; i < n; i++) {
-        const uint32_t r = random16 == KOPT_NULL_ ? 0x8000u : random16[i];
+        const uint32_t r = drawn == KOPT_NULL_ ? 0x8000u : kopt_draw16_(drawn, i);
         kopt_byte_ *to = code + i;
         KOPT_OPAQUE_(to); /* or this becomes a call of memset where the scale is 0 */
         *to = KOPT_CAST_(kopt_byte_, kopt_code_in_scalar_(kopt_float_(kopt_load32_(x + 4 * i)), scale, kopt_decades_[square],
@@ -6308,7 +6327,7 @@ static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, 
 }
 
 static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *x, size_t n, int square,
-                           const uint16_t *random16) {
+                           kopt_drawn_ *drawn) {
     uint32_t largest = 0;
     size_t i;
     for (i = 0; i < n; i++) {
@@ -6317,17 +6336,7 @@ static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_
     }
     largest = kopt_scale_(largest);
     kopt_store32_(scale, largest);
-    kopt_encode_(code, largest, x, n, square, random16);
-}
-
-/* The numbers of one store of n elements. */
-static void kopt_random_block_(uint16_t *random16, const kopt_cipher_scalar_ *cipher, uint64_t first, size_t n, uint32_t store) {
-    kopt_words_scalar_ x[4];
-    size_t k;
-    for (k = 0; k < n; k++) {
-        const uint32_t r = kopt_random_element_scalar_(x, cipher, KOPT_INDEX_(first + k), k == 0);
-        random16[k] = KOPT_CAST_(uint16_t, KOPT_RANDOM_STORE(r, store));
-    }
+    kopt_encode_(code, largest, x, n, square, drawn);
 }
 
 /* ---- PUBLIC FUNCTIONS: check the arguments, then run ------------------------------------------------------------- */
@@ -7302,20 +7311,19 @@ static void kopt_run_tiles_(const kopt_job_ *whole, size_t begin, size_t end) {
 #endif
 
 /* A range of a tensor with 8-bit moments: block by block the moments become fp32, are stepped, and become codes again. */
-static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const kopt_layout_ *at) {
+static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const kopt_layout_ *at, float *moment) {
     const kopt_step *s = whole->step;
     const size_t weight_bytes = kopt_bytes_of_(s->weight_format), grad_bytes = kopt_bytes_of_(whole->grad_format);
     const size_t residual_bytes = kopt_bytes_of_residual_(s->weight_format, s->rounding);
-    const kopt_cipher_scalar_ cipher = kopt_cipher_of_scalar_(s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
-    float moment[4][KOPT_BLOCK_];
-    uint16_t random16[KOPT_BLOCK_];
+    kopt_drawn_ drawn;
     kopt_job_ job;
     size_t i, n;
     int m;
     kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, &job), KOPT_CONST_POINTER_(const kopt_byte_ *, whole), sizeof job);
+    kopt_drawn_of_(&drawn, s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
     job.moment_format = KOPT_F32;
     job.begin = 0;
-    for (m = 0; m < 4; m++) job.moment[m] = KOPT_POINTER_(kopt_byte_ *, moment[m]);
+    for (m = 0; m < s->moments; m++) job.moment[m] = KOPT_POINTER_(kopt_byte_ *, moment + KOPT_CAST_(unsigned, m) * KOPT_BLOCK_);
     for (i = whole->begin; i < whole->end; i += n) {
         const size_t scale = i / KOPT_BLOCK_ * 4;
         n = whole->end - i < KOPT_BLOCK_ ? whole->end - i : KOPT_BLOCK_;
@@ -7333,12 +7341,25 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
         (KOPT_KERNEL_(step))(&job);
         for (m = 0; m < s->moments; m++) {
             const int nearest = s->moment_rounding == KOPT_NEAREST || (m == 2 && s->rule == KOPT_ADAM);
-            if (!nearest) kopt_random_block_(random16, &cipher, job.first, n, KOPT_CAST_(uint32_t, m) + 1);
+            drawn.first = job.first;
+            drawn.store = KOPT_CAST_(uint32_t, m) + 1;
             kopt_quantise_(state + at->moment[m] + i, state + at->scale[m] + scale, job.moment[m], n,
-                           kopt_is_square_(s->rule, m), nearest ? KOPT_NULL_ : random16);
+                           kopt_is_square_(s->rule, m), nearest ? KOPT_NULL_ : &drawn);
         }
     }
 }
+
+/* The frames of that: a row for each moment. */
+#define KOPT_FRAME_(moments)                                                                                             \
+    static KOPT_NOINLINE_ void kopt_run_blocks##moments##_(const kopt_job_ *whole, kopt_byte_ *state, const kopt_layout_ *at) { \
+        float moment[moments * KOPT_BLOCK_];                                                                             \
+        kopt_run_blocks_(whole, state, at, moment);                                                                      \
+    }
+KOPT_FRAME_(1)
+KOPT_FRAME_(2)
+KOPT_FRAME_(3)
+KOPT_FRAME_(4)
+#undef KOPT_FRAME_
 
 KOPT_LEAN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t, size_t begin,
                            size_t end) {
@@ -7397,18 +7418,22 @@ KOPT_LEAN_ void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin
     else
 #endif
     if (KOPT_HAS_(KOPT_WITH_Q8) && s->moment_format == KOPT_Q8 && s->moments > 0)
-        kopt_run_blocks_(&job, KOPT_CAST_(kopt_byte_ *, t->state), &at);
+        (s->moments == 1   ? kopt_run_blocks1_
+         : s->moments == 2 ? kopt_run_blocks2_
+         : s->moments == 3 ? kopt_run_blocks3_
+                           : kopt_run_blocks4_)(&job, KOPT_CAST_(kopt_byte_ *, t->state), &at);
     else
         (KOPT_KERNEL_(step))(&job);
     kopt_leave_(&environment);
 }
 
-static void kopt_measure_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end, kopt_norm *norm) {
+static KOPT_NOINLINE_ void kopt_measure_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end, kopt_norm *norm) {
     const kopt_layout_ at = kopt_layout_of_(kopt_kept_in_(s), t->n);
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     kopt_environment_ environment;
     kopt_job_ job;
-    float ratio[KOPT_BLOCK_], square[KOPT_BLOCK_];
+    float row[KOPT_BLOCK_]; /* ratios, in the place of squares that were codes */
+    kopt_byte_ *const bytes = KOPT_POINTER_(kopt_byte_ *, row);
     size_t i, n;
     for (i = begin; i < end; i += n) {
         n = KOPT_BLOCK_ - i % KOPT_BLOCK_ < end - i ? KOPT_BLOCK_ - i % KOPT_BLOCK_ : end - i;
@@ -7416,7 +7441,7 @@ static void kopt_measure_(const kopt_step *s, const kopt_tensor *t, size_t begin
         kopt_enter_(&environment);
         if (s->moment_format == KOPT_Q8) {
             job.moment_format = KOPT_F32;
-            job.moment[1] = KOPT_POINTER_(kopt_byte_ *, square);
+            job.moment[1] = bytes;
             kopt_dequantise_(job.moment[1], state + at.moment[1] + i, state + at.scale[1] + i / KOPT_BLOCK_ * 4, n, 1);
             job.weight += i * kopt_bytes_of_(s->weight_format);
             job.residual += i * kopt_bytes_of_residual_(s->weight_format, s->rounding);
@@ -7424,9 +7449,9 @@ static void kopt_measure_(const kopt_step *s, const kopt_tensor *t, size_t begin
             job.begin = 0;
             job.end = n;
         }
-        KOPT_KERNEL_(measure)(&job, KOPT_POINTER_(kopt_byte_ *, ratio));
+        KOPT_KERNEL_(measure)(&job, bytes);
         kopt_leave_(&environment);
-        kopt_norm_add(norm, ratio, KOPT_F32, n);
+        kopt_norm_add(norm, row, KOPT_F32, n);
     }
 }
 
@@ -7980,6 +8005,8 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
     return KOPT_OK;
 }
 
+#define KOPT_PART_ KOPT_CAST_(size_t, 64) /* of a block; a multiple of 8, for the bits of KOPT_SIGN */
+
 /* By words: -Ofast takes it that no operand of a choice between floats is NaN. */
 KOPT_INLINE_ float kopt_without_payload_(float x) {
     const uint32_t u = kopt_bits_(x);
@@ -8035,8 +8062,8 @@ KOPT_INLINE_ float kopt_sum_with_(float sum, float y, float scale) {
     return kopt_without_payload_(kopt_add_(sum, kopt_bits_(scale) == 0x3F800000u ? y : kopt_mul_(y, scale)));
 }
 
-/* One block of KOPT_Q8 or KOPT_SIGN; random16 may be NULL: nearest. */
-static KOPT_NOINLINE_ void kopt_pack_(kopt_byte_ *out, kopt_format code, const float *x, size_t n, const uint16_t *random16) {
+/* One block of KOPT_Q8 or KOPT_SIGN; drawn may be NULL: nearest. */
+static KOPT_NOINLINE_ void kopt_pack_(kopt_byte_ *out, kopt_format code, const float *x, size_t n, kopt_drawn_ *drawn) {
     uint32_t positive = 0, negative = 0, scale, bits = 0;
     float mean = 0;
     size_t i;
@@ -8046,15 +8073,15 @@ static KOPT_NOINLINE_ void kopt_pack_(kopt_byte_ *out, kopt_format code, const f
         if (mag > negative && u != mag) negative = mag;
         mean = kopt_more_(mean, mag);
     }
-    scale = kopt_scale_of_(code, kopt_codes_signed_, positive, negative, mean, n, random16 != KOPT_NULL_);
+    scale = kopt_scale_of_(code, kopt_codes_signed_, positive, negative, mean, n, drawn != KOPT_NULL_);
     kopt_put_(out, scale, 4);
     if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) {
-        kopt_encode_(out + 4, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, x), n, 0, random16);
+        kopt_encode_(out + 4, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, x), n, 0, drawn);
         return;
     }
     for (i = 0; i < n; i++) {
         const uint32_t minus =
-            kopt_sign_of_(x[i], scale, random16 != KOPT_NULL_, random16 == KOPT_NULL_ ? 0 : random16[i]);
+            kopt_sign_of_(x[i], scale, drawn != KOPT_NULL_, drawn == KOPT_NULL_ ? 0 : kopt_draw16_(drawn, i));
         bits |= minus << (i % 8);
         if (i % 8 == 7 || i == n - 1) {
             KOPT_OPAQUE_(bits); /* no call of memset */
@@ -8064,61 +8091,67 @@ static KOPT_NOINLINE_ void kopt_pack_(kopt_byte_ *out, kopt_format code, const f
     }
 }
 
-/* Elements i to i + n of the code, as fp32 in y; i is a multiple of 256. */
+/* Elements i to i + n of the code, as fp32 in y; they are of one block, and i is a multiple of 8. */
 static KOPT_NOINLINE_ void kopt_decode_(kopt_byte_ *y, const kopt_byte_ *in, kopt_format code, size_t i, size_t n) {
+    const size_t at = code == KOPT_SIGN || code == KOPT_Q8 ? i % KOPT_BLOCK_ : 0;
     kopt_conversion_ v;
     size_t k;
-    in += kopt_code_at_(code, i);
+    in += kopt_code_at_(code, i - at);
     if (code == KOPT_SIGN) {
         const uint32_t scale = kopt_little32_(in);
         for (k = 0; k < n; k++) {
-            const uint32_t bit = KOPT_CAST_(uint32_t, in[4 + k / 8]) >> (k % 8);
+            const uint32_t bit = KOPT_CAST_(uint32_t, in[4 + (at + k) / 8]) >> (k % 8);
             kopt_store32_(y + 4 * k, scale ^ bit << 31);
         }
     } else if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) {
         kopt_byte_ scale[4];
         kopt_store32_(scale, kopt_little32_(in));
-        kopt_dequantise_(y, in + 4, scale, n, 0);
+        kopt_dequantise_(y, in + 4 + at, scale, n, 0);
     } else {
         v.n = n;
         kopt_move_(&v, y, KOPT_F32, in, code, 0);
     }
 }
 
-/* Block by block: x is the gradient with its residual, y what is decoded of it, and then the new residual. */
-static void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt_byte_ *grad, kopt_format grad_format) {
+/* Block by block: x is the gradient with its residual, and then the new residual; y, by parts, the old one and what is decoded. */
+static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt_byte_ *grad, kopt_format grad_format) {
     const size_t grad_size = kopt_bytes_of_(grad_format), residual_size = kopt_bytes_of_(c->residual_format);
     const int stochastic = c->rounding == KOPT_STOCHASTIC, blocks = c->code == KOPT_Q8 || c->code == KOPT_SIGN;
-    const kopt_cipher_scalar_ cipher = kopt_cipher_of_scalar_(c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
     kopt_byte_ *const residual = KOPT_CAST_(kopt_byte_ *, c->residual);
     kopt_conversion_ v;
-    float x[KOPT_BLOCK_], y[KOPT_BLOCK_];
-    uint16_t random16[KOPT_BLOCK_];
+    kopt_drawn_ drawn;
+    float x[KOPT_BLOCK_], y[KOPT_PART_];
     kopt_byte_ *const xs = KOPT_POINTER_(kopt_byte_ *, x), *const ys = KOPT_POINTER_(kopt_byte_ *, y);
-    size_t i, k;
+    size_t i, n, at, k;
+    kopt_drawn_of_(&drawn, c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
     v.seed = c->seed;
     v.step = c->step;
     v.id = c->id;
-    for (i = 0; i < c->n; i += v.n) {
+    for (i = 0; i < c->n; i += n) {
         kopt_byte_ *const to = out + kopt_code_at_(c->code, i);
         kopt_byte_ *const rest = residual == KOPT_NULL_ ? KOPT_NULL_ : residual + i * residual_size;
-        v.n = c->n - i < KOPT_BLOCK_ ? c->n - i : KOPT_BLOCK_;
-        v.first = c->first_index + i;
+        n = c->n - i < KOPT_BLOCK_ ? c->n - i : KOPT_BLOCK_;
+        v.n = n;
+        v.first = drawn.first = c->first_index + i;
         kopt_move_(&v, xs, KOPT_F32, grad + i * grad_size, grad_format, 0);
-        if (residual != KOPT_NULL_ && c->step > 1) {
-            kopt_move_(&v, ys, KOPT_F32, rest, c->residual_format, 0);
-            for (k = 0; k < v.n; k++) x[k] = kopt_add_(x[k], y[k]);
+        for (at = 0; residual != KOPT_NULL_ && c->step > 1 && at < n; at += v.n) {
+            v.n = n - at < KOPT_PART_ ? n - at : KOPT_PART_;
+            kopt_move_(&v, ys, KOPT_F32, rest + at * residual_size, c->residual_format, 0);
+            for (k = 0; k < v.n; k++) x[at + k] = kopt_add_(x[at + k], y[k]);
         }
-        for (k = 0; k < v.n; k++) x[k] = kopt_without_payload_(x[k]);
-        if (blocks && stochastic) kopt_random_block_(random16, &cipher, v.first, v.n, 0);
+        v.n = n;
+        for (k = 0; k < n; k++) x[k] = kopt_without_payload_(x[k]);
         if (blocks)
-            kopt_pack_(to, c->code, x, v.n, stochastic ? random16 : KOPT_NULL_);
+            kopt_pack_(to, c->code, x, n, stochastic ? &drawn : KOPT_NULL_);
         else
             kopt_move_(&v, to, c->code, xs, KOPT_F32, stochastic ? KOPT_RANDOM_COMPRESS_ : 0);
         if (residual == KOPT_NULL_) continue;
-        kopt_decode_(ys, out, c->code, i, v.n);
-        for (k = 0; k < v.n; k++) y[k] = kopt_lost_(x[k], y[k], c->residual_format);
-        kopt_move_(&v, rest, c->residual_format, ys, KOPT_F32,
+        for (at = 0; at < n; at += KOPT_PART_) {
+            const size_t part = n - at < KOPT_PART_ ? n - at : KOPT_PART_;
+            kopt_decode_(ys, out, c->code, i + at, part);
+            for (k = 0; k < part; k++) x[at + k] = kopt_lost_(x[at + k], y[k], c->residual_format);
+        }
+        kopt_move_(&v, rest, c->residual_format, xs, KOPT_F32,
                    c->residual_rounding == KOPT_STOCHASTIC ? KOPT_RANDOM_RESIDUAL_ : 0);
     }
 }
@@ -8142,7 +8175,7 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
     const size_t size = kopt_bytes_of_(format);
     kopt_environment_ environment;
     kopt_conversion_ v;
-    float x[KOPT_BLOCK_], y[KOPT_BLOCK_], factor;
+    float x[KOPT_PART_], y[KOPT_PART_], factor;
     size_t i, k, in_bytes;
     if (!KOPT_HAS_(KOPT_WITH_COMPRESSION)) return KOPT_ERROR_OPTION;
     if (result != KOPT_OK) return result;
@@ -8156,7 +8189,7 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
     factor = kopt_to_float_(kopt_get64_(scale));
     for (i = 0; i < n; i += v.n) {
         kopt_byte_ *const to = KOPT_CAST_(kopt_byte_ *, sum) + i * size;
-        v.n = n - i < KOPT_BLOCK_ ? n - i : KOPT_BLOCK_;
+        v.n = n - i < KOPT_PART_ ? n - i : KOPT_PART_;
         kopt_decode_(KOPT_POINTER_(kopt_byte_ *, y), KOPT_CAST_(const kopt_byte_ *, in), code, i, v.n);
         kopt_move_(&v, KOPT_POINTER_(kopt_byte_ *, x), KOPT_F32, to, format, 0);
         for (k = 0; k < v.n; k++) x[k] = kopt_sum_with_(x[k], y[k], factor);
