@@ -2969,6 +2969,11 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define row_to_codes_ NAME_(row_to_codes)
 #define tally_all_ NAME_(tally_all)
 #define looked_back_ NAME_(looked_back)
+#define tiles_ NAME_(tiles)
+#define few_ NAME_(few)
+#define many_ NAME_(many)
+#define coded2_ NAME_(coded2)
+#define coded4_ NAME_(coded4)
 #define widen_moment_ NAME_(widen_moment)
 #define vector_ NAME_(vector)
 #define range_ NAME_(range)
@@ -3011,6 +3016,7 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define pair_random_ NAME_(pair_random)
 #define pair_start_ NAME_(pair_start)
 #define pair_draw_ NAME_(pair_draw)
+#define numbers_ NAME_(numbers)
 #define tile_number_ NAME_(tile_number)
 #define end_row_ NAME_(end_row)
 #define of_decade_ NAME_(of_decade)
@@ -3038,6 +3044,7 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define coded_word_ NAME_(coded_word)
 #define codes_of_block_ NAME_(codes_of_block)
 #define coded_begin_ NAME_(coded_begin)
+#define coded_blocks_ NAME_(coded_blocks)
 #define largest_lane_ NAME_(largest_lane)
 #define pairs_ NAME_(pairs)
 
@@ -3210,10 +3217,9 @@ static KOPT_BOTH_ KOPT_FORCE_INLINE_ uint32_t kopt_random_of_(uint32_t halves, k
 }
 #endif
 
-/* The round keys of one seed and the counter words that are the same for all elements of a tensor. */
-#ifdef ONE_LANE_ /* made anew in each round: small, and no slower */
+/* The key of one seed and the counter words that are the same for all elements of a tensor. */
 typedef struct cipher_ {
-    words_ key[2], stream, step, id;
+    uint32_t key[2], stream, step, id;
 } cipher_;
 
 FN_ cipher_ cipher_of_(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream) {
@@ -3226,6 +3232,7 @@ FN_ cipher_ cipher_of_(uint64_t seed, uint32_t step, uint32_t id, uint32_t strea
     return c;
 }
 
+#ifdef ONE_LANE_
 FN_ void random_words_(words_ x[4], const cipher_ *c, kopt_index_ block) {
     words_ key0 = c->key[0], key1 = c->key[1], x0 = KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu);
     const uint64_t wide = block;
@@ -3248,38 +3255,22 @@ FN_ void random_words_(words_ x[4], const cipher_ *c, kopt_index_ block) {
     x[3] = x3;
 }
 #else
-typedef struct cipher_ {
-    words_ key[7][2], stream, step, id;
-} cipher_;
-
-FN_ cipher_ cipher_of_(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream) {
-    uint32_t key0 = KOPT_CAST_(uint32_t, seed & 0xFFFFFFFFu), key1 = KOPT_CAST_(uint32_t, seed >> 32);
-    cipher_ c;
-    int round;
-    for (round = 0; round < 7; round++, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u) {
-        c.key[round][0] = hold_(key0);
-        c.key[round][1] = hold_(key1);
-    }
-    c.stream = iset_(stream << 28);
-    c.step = iset_(step);
-    c.id = iset_(id);
-    return c;
-}
-
 /* The words x of LANES_ Philox blocks, of which `block`, a multiple of LANES_, is the first: one block per lane. Called
    once for 16 * LANES_ elements: inlined it is no faster, in every kernel again. */
 APART_ void random_words_(words_ x[4], const cipher_ *c, uint64_t block) {
     words_ x0 = iadd_(iset_(KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu)), block_order_());
-    words_ x1 = iadd_(iset_(KOPT_CAST_(uint32_t, block >> 32)), c->stream), x2 = c->step, x3 = c->id;
-    words_ high0, low0, high1, low1;
-#define ROUND_(i)                              \
+    words_ x1 = iset_(KOPT_CAST_(uint32_t, block >> 32) + c->stream), x2 = iset_(c->step), x3 = iset_(c->id);
+    words_ key0 = iset_(c->key[0]), key1 = iset_(c->key[1]), high0, low0, high1, low1;
+#define ROUND_                                 \
     mulhilo_(x0, 0xD2511F53u, &high0, &low0);  \
     mulhilo_(x2, 0xCD9E8D57u, &high1, &low1);  \
-    x0 = xor_(xor_(high1, x1), c->key[i][0]);  \
+    x0 = xor_(xor_(high1, x1), key0);          \
     x1 = low1;                                 \
-    x2 = xor_(xor_(high0, x3), c->key[i][1]);  \
-    x3 = low0;
-    ROUND_(0) ROUND_(1) ROUND_(2) ROUND_(3) ROUND_(4) ROUND_(5) ROUND_(6)
+    x2 = xor_(xor_(high0, x3), key1);          \
+    x3 = low0;                                 \
+    key0 = iadd_(key0, iset_(0x9E3779B9u));    \
+    key1 = iadd_(key1, iset_(0xBB67AE85u));
+    ROUND_ ROUND_ ROUND_ ROUND_ ROUND_ ROUND_ ROUND_
 #undef ROUND_
     x[0] = x0;
     x[1] = x1;
@@ -3929,17 +3920,24 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
 /* ---- the general kernel of vectors: a tile of elements goes through stages, rows of fp32 in between. A stage is one loop
         with a constant format, rule or rounding: there are as many as choices, not as many as combinations of choices ---- */
 
+typedef struct numbers_ {
+    uint32_t *lower, *upper; /* random_row_ */
+    size_t offset;           /* numbers before the tile */
+} numbers_;
+
+/* Rows, of what vector_ has of an element. A result takes the place of what is not read after it. A stage has its own copy of what
+   it needs in its loop, or a store through a row makes the compiler load it again. */
 typedef struct tile_ {
-    kopt_byte_ w[4 * KOPT_TILE_], rest[4 * KOPT_TILE_], g[4 * KOPT_TILE_], moment[4][4 * KOPT_TILE_]; /* what vector_ has of an element */
-    kopt_byte_ update[4 * KOPT_TILE_], stored[4 * KOPT_TILE_], kept[4 * KOPT_TILE_];
-    /* random_row_: rows begin up to 127 elements before the tile; the last load reaches up to 16 beyond */
-    uint32_t words[KOPT_RANDOM_ROW_ / 2], lower[(KOPT_TILE_ + 144) / 2], upper[(KOPT_TILE_ + 144) / 2];
-    size_t offset, n; /* random numbers before the tile; elements */
+    kopt_byte_ *w, *rest, *g, *moment[4];
+    kopt_byte_ *update, *stored, *kept; /* in the rows g, w and rest */
+    kopt_byte_ *slow, *slow_rest;       /* Ranger, which has two moments: in the rows of the others */
+    numbers_ numbers;
+    size_t n;
 } tile_;
 
 /* The numbers of one store, and something above their 16 bits. */
-FN_ words_ tile_number_(const tile_ *t, size_t i, words_ store) {
-    return iadd_(load_half_(t->lower, t->offset + i), mul16_(load_half_(t->upper, t->offset + i), store));
+FN_ words_ tile_number_(numbers_ r, size_t i, words_ store) {
+    return iadd_(load_half_(r.lower, r.offset + i), mul16_(load_half_(r.upper, r.offset + i), store));
 }
 
 FN_ floats_ of_row_(const kopt_byte_ *row, size_t i) { return value_(load32_(row + 4 * i)); }
@@ -3986,12 +3984,16 @@ FN_ void weights_from_(kopt_byte_ *w, kopt_byte_ *rest, const kopt_byte_ *weight
 
 /* t->stored and t->kept: the new weights and residuals. */
 FN_ void weights_to_(tile_ *t, kopt_kind_ kind) {
+    const kopt_byte_ *const w = t->w, *const rest = t->rest, *const update = t->update;
+    kopt_byte_ *const to = t->stored, *const kept_to = t->kept;
+    const numbers_ numbers = t->numbers;
+    const size_t n = t->n;
     size_t i;
-    ROW_(i, t->n) {
-        const words_ r = tile_number_(t, i, iset_(0));
+    ROW_(i, n) {
+        const words_ r = tile_number_(numbers, i, iset_(0));
         words_ kept = iset_(0);
-        store32_(t->stored + 4 * i, store_weight_(kind, of_row_(t->w, i), of_row_(t->rest, i), of_row_(t->update, i), r, &kept));
-        store32_(t->kept + 4 * i, kept);
+        store32_(to + 4 * i, store_weight_(kind, of_row_(w, i), of_row_(rest, i), of_row_(update, i), r, &kept));
+        store32_(kept_to + 4 * i, kept);
     }
 }
 
@@ -4026,11 +4028,12 @@ APART_ void row_to_(kopt_byte_ *p, const kopt_byte_ *row, size_t size, size_t n)
 
 FN_ void moments_to_(const tile_ *t, kopt_byte_ *p, const kopt_byte_ *row, kopt_format format, int square,
                      kopt_rounding how, uint32_t store) {
-    const size_t size = kopt_bytes_of_(format);
+    const size_t size = kopt_bytes_of_(format), n = t->n;
+    const numbers_ numbers = t->numbers;
     size_t i;
-    ROW_(i, t->n) {
-        const words_ r = tile_number_(t, i, iset_(store));
-        put_(p + i * size, size, left_(t->n, i), round_moment_(of_row_(row, i), format, square, how, r));
+    ROW_(i, n) {
+        const words_ r = tile_number_(numbers, i, iset_(store));
+        put_(p + i * size, size, left_(n, i), round_moment_(of_row_(row, i), format, square, how, r));
     }
 }
 
@@ -4054,20 +4057,24 @@ APART_ void store_moments_(const tile_ *t, kopt_byte_ *p, int moment, kopt_kind_
 /* t->update and t->moment: the rule. */
 FN_ void rule_over_(tile_ *t, const kopt_job_ *j, kopt_kind_ kind) {
     const scalars_ k = spread_(j);
+    const kopt_byte_ *const row = t->w, *const rest = t->rest, *const g = t->g;
+    kopt_byte_ *const update = t->update, *const m = t->moment[0], *const v = t->moment[1], *const third = t->moment[2],
+               *const fourth = t->moment[3];
+    const size_t n = t->n;
     size_t i;
-    ROW_(i, t->n) {
-        const floats_ w = of_row_(t->w, i);
+    ROW_(i, n) {
+        const floats_ w = of_row_(row, i);
         moments_ p;
         p.m = p.v = p.third = p.fourth = w; /* anything: a rule reads the moments that it has */
-        if (MOMENTS_ > 0) p.m = of_row_(t->moment[0], i);
-        if (MOMENTS_ > 1) p.v = of_row_(t->moment[1], i);
-        if (MOMENTS_ > 2) p.third = of_row_(t->moment[2], i);
-        if (MOMENTS_ > 3) p.fourth = of_row_(t->moment[3], i);
-        store32_(t->update + 4 * i, bits_(rule_(kind, &k, w, of_row_(t->rest, i), of_row_(t->g, i), &p)));
-        if (MOMENTS_ > 0) store32_(t->moment[0] + 4 * i, bits_(p.m));
-        if (MOMENTS_ > 1) store32_(t->moment[1] + 4 * i, bits_(p.v));
-        if (MOMENTS_ > 2) store32_(t->moment[2] + 4 * i, bits_(p.third));
-        if (MOMENTS_ > 3) store32_(t->moment[3] + 4 * i, bits_(p.fourth));
+        if (MOMENTS_ > 0) p.m = of_row_(m, i);
+        if (MOMENTS_ > 1) p.v = of_row_(v, i);
+        if (MOMENTS_ > 2) p.third = of_row_(third, i);
+        if (MOMENTS_ > 3) p.fourth = of_row_(fourth, i);
+        store32_(update + 4 * i, bits_(rule_(kind, &k, w, of_row_(rest, i), of_row_(g, i), &p)));
+        if (MOMENTS_ > 0) store32_(m + 4 * i, bits_(p.m));
+        if (MOMENTS_ > 1) store32_(v + 4 * i, bits_(p.v));
+        if (MOMENTS_ > 2) store32_(third + 4 * i, bits_(p.third));
+        if (MOMENTS_ > 3) store32_(fourth + 4 * i, bits_(p.fourth));
     }
 }
 
@@ -4132,12 +4139,13 @@ FN_ void codes_to_(tile_ *t, kopt_byte_ *code, floats_ scale, int square, int mo
     const words_ lower = hold_(0xFFFFu), store = hold_(KOPT_CAST_(uint32_t, moment) + 1);
     const kopt_byte_ *const x = t->moment[moment];
     kopt_byte_ *const y = t->kept, *const place = t->stored; /* which are in memory by now */
+    const numbers_ numbers = t->numbers;
     const size_t n = t->n;
     size_t i;
     places_(&coder, x, y, place, n);
     ROW_(i, n) {
         words_ r = hold_(0x8000u);
-        if (how == KOPT_STOCHASTIC) r = and_(tile_number_(t, i, store), lower);
+        if (how == KOPT_STOCHASTIC) r = and_(tile_number_(numbers, i, store), lower);
         put_(code + i, 1, left_(n, i), code_at_(&coder, load32_(place + 4 * i), load32_((square ? y : x) + 4 * i), square, r));
     }
 }
@@ -4164,15 +4172,15 @@ APART_ void row_to_codes_(tile_ *t, kopt_byte_ *code, kopt_byte_ *scale, int squ
     else codes_to_(t, code, value_(iset_(largest)), 0, moment, how);
 }
 
-/* Lookahead, as look_back_; the slow weights in the place of the new ones, which come later. */
+/* Lookahead, as look_back_. */
 APART_ void look_back_all_(tile_ *t, const kopt_job_ *j, kopt_kind_ kind, size_t first) {
     const floats_ mix = set_(j->step->mix);
     size_t i;
-    load_weights_(t->stored, t->kept, j->slow + first * kopt_bytes_of_(kind.weight),
+    load_weights_(t->slow, t->slow_rest, j->slow + first * kopt_bytes_of_(kind.weight),
                   j->slow_residual + first * kopt_bytes_of_residual_(kind.weight, kind.rounding), kind, t->n);
     ROW_(i, t->n)
         store32_(t->update + 4 * i, bits_(looked_back_(mix, of_row_(t->w, i), of_row_(t->rest, i), of_row_(t->update, i),
-                                                       of_row_(t->stored, i), of_row_(t->kept, i))));
+                                                       of_row_(t->slow, i), of_row_(t->slow_rest, i))));
 }
 
 /* Before the new weights and residuals are in memory. */
@@ -4192,7 +4200,8 @@ APART_ void tally_all_(const tile_ *t, const kopt_job_ *j, kopt_kind_ kind, size
     }
 }
 
-APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
+/* In tiles of `size` elements: of rows of numbers, or a block of 8-bit moments. */
+APART_ void tiles_(const kopt_job_ *j, size_t begin, size_t end, uint32_t *room, size_t rows, size_t size, size_t numbers) {
     const kopt_kind_ kind = kind_of_(j);
     const kopt_step *s = j->step;
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
@@ -4201,28 +4210,36 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
     const cipher_ cipher = cipher_of_(s->seed, s->step, j->id, j->stream);
     const int coded = KOPT_HAS_(KOPT_WITH_Q8) && j->codes[0] != KOPT_NULL_;
     const int random = kopt_needs_random_(kind) || (coded && kind.moment_rounding == KOPT_STOCHASTIC), moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->moments_only;
+    uint32_t *const first = room + (0 - KOPT_ADDRESS_(room)) % 64 / 4, *const words = first + rows * size;
+    kopt_byte_ *const row = KOPT_POINTER_(kopt_byte_ *, first);
+    const size_t step = 4 * size;
     tile_ t;
     size_t i, q;
     int m;
-    t.offset = 0;
+    t.w = t.stored = row;
+    t.rest = t.kept = row + step;
+    t.g = t.update = row + 2 * step;
+    t.moment[0] = row + 3 * step;
+    t.moment[1] = row + 4 * step;
+    t.moment[2] = t.slow = rows > 5 ? row + 5 * step : row;
+    t.moment[3] = t.slow_rest = rows > 5 ? row + 6 * step : row;
+    t.numbers.lower = words + KOPT_RANDOM_ROW_ / 2;
+    t.numbers.upper = t.numbers.lower + numbers / 2;
     if (!random) {
-        for (q = 0; q < sizeof t.lower / 4; q += LANES_) {
-            store32_(KOPT_POINTER_(kopt_byte_ *, t.lower + q), hold_(0));
-            store32_(KOPT_POINTER_(kopt_byte_ *, t.upper + q), hold_(0));
-        }
+        for (q = 0; q < numbers; q += LANES_) store32_(KOPT_POINTER_(kopt_byte_ *, t.numbers.lower + q), hold_(0));
     }
     for (i = begin; i < end; i += t.n) {
         const uint64_t index = j->first + i;
         kopt_byte_ *const weight = j->weight + i * weight_size;
         kopt_byte_ *const residual = residual_size == 0 ? KOPT_NULL_ : j->residual + i * residual_size; /* NULL + 0 is undefined */
-        t.n = KOPT_TILE_ - i % KOPT_TILE_; /* a block of 8-bit moments */
+        t.numbers.offset = KOPT_CAST_(unsigned, index % KOPT_RANDOM_ROW_);
+        t.n = size - KOPT_CAST_(unsigned, (coded ? i : index) % size);
         if (end - i < t.n) t.n = end - i;
         if (random) { /* whole rows */
-            t.offset = KOPT_CAST_(unsigned, index % KOPT_RANDOM_ROW_);
-            for (q = 0; q < t.offset + t.n; q += KOPT_RANDOM_ROW_) {
-                const uint64_t row = index - t.offset + q;
-                if (row % KOPT_RANDOM_SPAN_ == 0 || (i == begin && q == 0)) random_span_(t.words, &cipher, row);
-                random_row_(t.lower + q / 2, t.upper + q / 2, t.words, row);
+            for (q = 0; q < t.numbers.offset + t.n; q += KOPT_RANDOM_ROW_) {
+                const uint64_t at = index - t.numbers.offset + q;
+                if (at % KOPT_RANDOM_SPAN_ == 0 || (i == begin && q == 0)) random_span_(words, &cipher, at);
+                random_row_(t.numbers.lower + q / 2, t.numbers.upper + q / 2, words, at);
             }
         }
         load_weights_(t.w, t.rest, weight, residual, kind, t.n);
@@ -4261,10 +4278,35 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
                 store_moments_(&t, j->moment[m] + i * moment_size, m, kind);
         }
         if (KOPT_HAS_(KOPT_WITH_EXTRAS) && s->zero_grad) {
-            ROW_(q, t.n) store32_(t.g + 4 * q, iset_(0));
+            ROW_(q, t.n) store32_(t.g + 4 * q, hold_(0)); /* no memset */
             row_to_(j->grad + i * grad_size, t.g, grad_size, t.n);
         }
     }
+}
+
+/* The frames of tiles_: each only as large as need be. A tile begins with a row of numbers, a block up to 127 elements behind one;
+   the last load of numbers reaches up to 16 beyond. Rows begin with a line of the cache, or a step takes
+   up to a fifth longer. */
+#define FRAME_(name, rows, size, numbers)                                                                             \
+    APART_ void name(const kopt_job_ *j, size_t begin, size_t end) {                                                  \
+        uint32_t room[15 + (rows) * (size) + KOPT_RANDOM_ROW_ / 2 + (numbers) + 16];                                  \
+        tiles_(j, begin, end, room, rows, size, (numbers) + 16);                                                      \
+    }
+FRAME_(few_, 7, KOPT_RANDOM_ROW_, KOPT_RANDOM_ROW_)
+FRAME_(many_, 7, KOPT_TILE_, KOPT_TILE_)
+FRAME_(coded2_, 5, KOPT_TILE_, KOPT_TILE_ + KOPT_RANDOM_ROW_)
+FRAME_(coded4_, 7, KOPT_TILE_, KOPT_TILE_ + KOPT_RANDOM_ROW_)
+
+APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
+    const int coded = KOPT_HAS_(KOPT_WITH_Q8) && j->codes[0] != KOPT_NULL_;
+    if (!coded && end - begin <= 32) /* what a hot kernel leaves */
+        few_(j, begin, end);
+    else if (!coded)
+        many_(j, begin, end);
+    else if (j->step->moments > 2 || j->step->sync)
+        coded4_(j, begin, end);
+    else
+        coded2_(j, begin, end);
 }
 #endif
 
@@ -4423,18 +4465,18 @@ typedef struct pair_random_ {
 } pair_random_;
 #define PAIR_GROUPS_ (KOPT_RANDOM_ROW_ / (2 * LANES_))
 
-FN_ void pair_start_(pair_random_ *r, const cipher_ *cipher, const constants_ *c, kopt_index_ index) {
+APART_ void pair_start_(pair_random_ *r, const cipher_ *cipher, kopt_index_ index) {
     uint32_t words[KOPT_RANDOM_ROW_ / 2], lower[KOPT_RANDOM_ROW_ / 2], upper[KOPT_RANDOM_ROW_ / 2];
-    const words_ stores = iset_(KOPT_RANDOM_STORES_);
+    const words_ stores = iset_(KOPT_RANDOM_STORES_), half = iset_(0xFFFFu);
     size_t q;
     random_span_(words, cipher, index);
     random_row_(lower, upper, words, index);
     for (q = 0; q < PAIR_GROUPS_; q++) {
         const words_ number = load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, lower + q * LANES_));
         const words_ twice = load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, upper + q * LANES_));
-        r[q].even = and_(number, c->lower);
+        r[q].even = and_(number, half);
         r[q].odd = shr_(number, 16);
-        r[q].even_twice = and_(twice, c->lower);
+        r[q].even_twice = and_(twice, half);
         r[q].odd_twice = shr_(twice, 16);
         r[q].even_row = mul16_(r[q].even_twice, stores);
         r[q].odd_row = mul16_(r[q].odd_twice, stores);
@@ -4645,7 +4687,7 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, int moments, kopt_
         size_t part;
         n = KOPT_RANDOM_ROW_ - in_row;
         if (j->end - i < n) n = (j->end - i) / (2 * LANES_) * (2 * LANES_);
-        if (kopt_needs_random_(kind) && (partial || index % KOPT_RANDOM_SPAN_ == 0)) pair_start_(r, &cipher, &c, index);
+        if (kopt_needs_random_(kind) && (partial || index % KOPT_RANDOM_SPAN_ == 0)) pair_start_(r, &cipher, index);
         partial = n < KOPT_RANDOM_ROW_;
         for (part = 0; part < n; part += 2 * LANES_, numbers++) {
             const size_t at = i + part;
@@ -4736,7 +4778,7 @@ typedef struct coded_ {
     kopt_byte_ table[2][2][2 * KOPT_TILE_]; /* of the codes of each moment: the lower and the upper halves of the values */
     kopt_byte_ highest[2][128], begins[2][128]; /* see coder_ */
     kopt_byte_ moment[2][4 * KOPT_TILE_], random[4 * KOPT_TILE_]; /* of each group first the even elements */
-    kopt_byte_ y[4 * KOPT_TILE_], place[4 * KOPT_TILE_]; /* see places_ */
+    kopt_byte_ place[4 * KOPT_TILE_]; /* see places_, whose y is in the second moment's place: its codes come first */
     kopt_byte_ weight[2 * KOPT_TILE_], residual[2 * KOPT_TILE_];
     floats_ largest[2];
 } coded_;
@@ -4785,7 +4827,7 @@ FN_ words_ coded_group_(coded_ *b, const kopt_job_ *j, kopt_kind_ kind, const sc
 /* The code of the even or the odd elements of a group. */
 FN_ words_ coded_word_(const coded_ *b, const coder_ *coder, words_ twice, size_t vector, int m) {
     const words_ r = add16_(load32_(b->random + vector), twice);
-    return code_at_(coder, load32_(b->place + vector), load32_((m == 0 ? b->moment[0] : b->y) + vector), m, m == 0 ? r : add16_(r, twice));
+    return code_at_(coder, load32_(b->place + vector), load32_(b->moment[m] + vector), m, m == 0 ? r : add16_(r, twice));
 }
 
 /* The codes of a moment of the block, and its scale. */
@@ -4795,7 +4837,7 @@ FN_ void codes_of_block_(coded_ *b, kopt_byte_ *code, kopt_byte_ *scale, uint32_
     coder.highest = b->highest[m];
     coder.begins = b->begins[m];
     kopt_store32_(scale, largest);
-    places_(&coder, b->moment[m], b->y, b->place, KOPT_TILE_);
+    places_(&coder, b->moment[m], b->moment[1], b->place, KOPT_TILE_);
     for (at = 0; at < KOPT_TILE_; at += 2 * LANES_) {
         const pair_random_ *const numbers = r + at % KOPT_RANDOM_ROW_ / (2 * LANES_);
         const words_ even = coded_word_(b, &coder, numbers->even_twice, 4 * at, m);
@@ -4829,7 +4871,8 @@ FN_ void coded_begin_(coded_ *b, const uint32_t *const values[2]) {
     }
 }
 
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(coded_adam_kahan)(const kopt_job_ *general_job) {
+/* From `begin` on. Returns where a block begins that wants the general kernel, which needs this stack too, or the end. */
+APART_ size_t coded_blocks_(const kopt_job_ *general_job, size_t begin) {
     kopt_job_ local;
     const kopt_job_ *const j = kopt_copy_job_(&local, general_job);
     const kopt_step *s = j->step;
@@ -4850,7 +4893,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(coded_adam_kahan)(const kopt_job_ *
     kind.walk = KOPT_PLAINLY_;
     k.unrectified = 0;
     coded_begin_(&b, j->codes);
-    for (i = j->begin; j->end - i >= KOPT_TILE_; i += KOPT_TILE_) {
+    for (i = begin; j->end - i >= KOPT_TILE_; i += KOPT_TILE_) {
         const kopt_index_ index = KOPT_INDEX_(j->first + i);
         words_ most = iset_(0);
         uint32_t largest[2];
@@ -4861,8 +4904,8 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(coded_adam_kahan)(const kopt_job_ *
         }
         for (at = 0; at < KOPT_TILE_; at += 2 * LANES_) {
             words_ weight;
-            if (at % KOPT_RANDOM_ROW_ == 0 && (i + at == j->begin || (index + at) % KOPT_RANDOM_SPAN_ == 0))
-                pair_start_(r, &cipher, &c, index + at);
+            if (at % KOPT_RANDOM_ROW_ == 0 && (i + at == begin || (index + at) % KOPT_RANDOM_SPAN_ == 0))
+                pair_start_(r, &cipher, index + at);
             KOPT_PREFETCH_(j->weight + 2 * (i + at) + 2048);
             KOPT_PREFETCH_(j->grad + 2 * (i + at) + 2048);
             KOPT_PREFETCH_(j->residual + 2 * (i + at) + 2048);
@@ -4873,19 +4916,26 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(coded_adam_kahan)(const kopt_job_ *
         }
         largest[0] = largest_lane_(bits_(b.largest[0]));
         largest[1] = largest_lane_(bits_(b.largest[1]));
-        if (pair_any_above_(most, c.limit) || largest[0] >= 0x7F800000u || largest[1] >= 0x7F800000u) {
-            general_(general_job, i, i + KOPT_TILE_);
-            continue;
-        }
-        codes_of_block_(&b, j->moment[0] + i, j->scale[0] + i / KOPT_TILE_ * 4, kopt_scale_(largest[0]), r, 0);
+        if (pair_any_above_(most, c.limit) || largest[0] >= 0x7F800000u || largest[1] >= 0x7F800000u) return i;
         codes_of_block_(&b, j->moment[1] + i, j->scale[1] + i / KOPT_TILE_ * 4, kopt_scale_(largest[1]), r, 1);
+        codes_of_block_(&b, j->moment[0] + i, j->scale[0] + i / KOPT_TILE_ * 4, kopt_scale_(largest[0]), r, 0);
         for (at = 0; at < KOPT_TILE_; at += 2 * LANES_) {
             store32_(j->weight + 2 * (i + at), load32_(b.weight + 2 * at));
             store32_(j->residual + 2 * (i + at), load32_(b.residual + 2 * at));
             if (k.zero_grad) store32_(j->grad + 2 * (i + at), iset_(0));
         }
     }
-    if (i < j->end) general_(general_job, i, j->end);
+    return i;
+}
+
+static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(coded_adam_kahan)(const kopt_job_ *j) {
+    size_t i = j->begin, end;
+    do {
+        i = coded_blocks_(j, i);
+        end = j->end - i < KOPT_TILE_ ? j->end : i + KOPT_TILE_;
+        if (i < end) general_(j, i, end);
+        i = end;
+    } while (i < j->end);
 }
 #endif
 
@@ -5654,7 +5704,7 @@ FN_ void noise_(const kopt_vmath_job_ *j) {
     const size_t offset = KOPT_CAST_(unsigned, j->first & 255), chunk = 4 * LANES_;
     cipher_ cipher = cipher_of_(j->seed, j->step, j->id, j->stream);
     size_t i, k;
-    cipher.stream = iadd_(cipher.stream, iset_(j->attempt << 20));
+    cipher.stream += j->attempt << 20;
     for (i = offset / chunk * chunk; i < offset + j->n; i += chunk) {
         words_ x[4], w[4];
         random_words_(x, &cipher, KOPT_INDEX_((j->first - offset + i) >> 2));
@@ -5932,6 +5982,12 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef row_to_codes_
 #undef tally_all_
 #undef looked_back_
+#undef tiles_
+#undef few_
+#undef many_
+#undef coded2_
+#undef coded4_
+#undef FRAME_
 #undef widen_moment_
 #undef SHARED_
 #undef ROUND_
@@ -5971,6 +6027,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef pair_random_
 #undef pair_start_
 #undef pair_draw_
+#undef numbers_
 #undef tile_number_
 #undef end_row_
 #undef of_decade_
@@ -6001,6 +6058,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef coded_word_
 #undef codes_of_block_
 #undef coded_begin_
+#undef coded_blocks_
 #undef largest_lane_
 #undef pairs_
 
@@ -6319,12 +6377,31 @@ static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, const kopt_b
         kopt_store32_(x + 4 * i, kopt_bits_(kopt_decode_one_(kopt_codes_(square), code[i], largest, square)));
 }
 
-/* The codes of the n values of one block; random16 may be NULL: nearest. */
-static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square,
-                         const uint16_t *random16) {
+/* The random numbers of one store, from element `first` on. */
+typedef struct kopt_drawn_ {
+    kopt_cipher_scalar_ cipher;
+    kopt_words_scalar_ words[4];
+    uint64_t first;
+    uint32_t store;
+} kopt_drawn_;
+
+static void kopt_drawn_of_(kopt_drawn_ *d, uint64_t seed, uint32_t step, uint32_t id, uint32_t stream) {
+    d->cipher = kopt_cipher_of_scalar_(seed, step, id, stream);
+    d->first = 0;
+    d->store = 0;
+}
+
+/* That of element first + i. Each i from 0 on, or none is left out. */
+KOPT_INLINE_ uint32_t kopt_draw16_(kopt_drawn_ *d, size_t i) {
+    const uint32_t r = kopt_random_element_scalar_(d->words, &d->cipher, KOPT_INDEX_(d->first + i), i == 0);
+    return KOPT_RANDOM_STORE(r, d->store);
+}
+
+/* The codes of the n values of one block; drawn may be NULL: nearest. */
+static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square, kopt_drawn_ *drawn) {
     size_t i;
     for (i = 0; i < n; i++) {
-        const uint32_t r = random16 == KOPT_NULL_ ? 0x8000u : random16[i];
+        const uint32_t r = drawn == KOPT_NULL_ ? 0x8000u : kopt_draw16_(drawn, i);
         kopt_byte_ *to = code + i;
         KOPT_OPAQUE_(to); /* or this becomes a call of memset where the scale is 0 */
         *to = KOPT_CAST_(kopt_byte_, kopt_code_in_scalar_(kopt_float_(kopt_load32_(x + 4 * i)), scale, kopt_decades_[square],
@@ -6333,7 +6410,7 @@ static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, 
 }
 
 static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *x, size_t n, int square,
-                           const uint16_t *random16) {
+                           kopt_drawn_ *drawn) {
     uint32_t largest = 0;
     size_t i;
     for (i = 0; i < n; i++) {
@@ -6342,17 +6419,7 @@ static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_
     }
     largest = kopt_scale_(largest);
     kopt_store32_(scale, largest);
-    kopt_encode_(code, largest, x, n, square, random16);
-}
-
-/* The numbers of one store of n elements. */
-static void kopt_random_block_(uint16_t *random16, const kopt_cipher_scalar_ *cipher, uint64_t first, size_t n, uint32_t store) {
-    kopt_words_scalar_ x[4];
-    size_t k;
-    for (k = 0; k < n; k++) {
-        const uint32_t r = kopt_random_element_scalar_(x, cipher, KOPT_INDEX_(first + k), k == 0);
-        random16[k] = KOPT_CAST_(uint16_t, KOPT_RANDOM_STORE(r, store));
-    }
+    kopt_encode_(code, largest, x, n, square, drawn);
 }
 
 /* ---- PUBLIC FUNCTIONS: check the arguments, then run ------------------------------------------------------------- */
@@ -7505,20 +7572,19 @@ static void kopt_run_tiles_(const kopt_job_ *whole, size_t begin, size_t end) {
 #endif
 
 /* A range of a tensor with 8-bit moments: block by block the moments become fp32, are stepped, and become codes again. */
-static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const kopt_layout_ *at) {
+static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const kopt_layout_ *at, float *moment) {
     const kopt_step *s = whole->step;
     const size_t weight_bytes = kopt_bytes_of_(s->weight_format), grad_bytes = kopt_bytes_of_(whole->grad_format);
     const size_t residual_bytes = kopt_bytes_of_residual_(s->weight_format, s->rounding);
-    const kopt_cipher_scalar_ cipher = kopt_cipher_of_scalar_(s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
-    float moment[4][KOPT_BLOCK_];
-    uint16_t random16[KOPT_BLOCK_];
+    kopt_drawn_ drawn;
     kopt_job_ job;
     size_t i, n;
     int m;
     kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, &job), KOPT_CONST_POINTER_(const kopt_byte_ *, whole), sizeof job);
+    kopt_drawn_of_(&drawn, s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
     job.moment_format = KOPT_F32;
     job.begin = 0;
-    for (m = 0; m < 4; m++) job.moment[m] = KOPT_POINTER_(kopt_byte_ *, moment[m]);
+    for (m = 0; m < s->moments; m++) job.moment[m] = KOPT_POINTER_(kopt_byte_ *, moment + KOPT_CAST_(unsigned, m) * KOPT_BLOCK_);
     for (i = whole->begin; i < whole->end; i += n) {
         const size_t scale = i / KOPT_BLOCK_ * 4;
         n = whole->end - i < KOPT_BLOCK_ ? whole->end - i : KOPT_BLOCK_;
@@ -7536,12 +7602,25 @@ static void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const ko
         (KOPT_KERNEL_(step))(&job);
         for (m = 0; m < s->moments; m++) {
             const int nearest = s->moment_rounding == KOPT_NEAREST || (m == 2 && s->rule == KOPT_ADAM);
-            if (!nearest) kopt_random_block_(random16, &cipher, job.first, n, KOPT_CAST_(uint32_t, m) + 1);
+            drawn.first = job.first;
+            drawn.store = KOPT_CAST_(uint32_t, m) + 1;
             kopt_quantise_(state + at->moment[m] + i, state + at->scale[m] + scale, job.moment[m], n,
-                           kopt_is_square_(s->rule, m), nearest ? KOPT_NULL_ : random16);
+                           kopt_is_square_(s->rule, m), nearest ? KOPT_NULL_ : &drawn);
         }
     }
 }
+
+/* The frames of that: a row for each moment. */
+#define KOPT_FRAME_(moments)                                                                                             \
+    static KOPT_NOINLINE_ void kopt_run_blocks##moments##_(const kopt_job_ *whole, kopt_byte_ *state, const kopt_layout_ *at) { \
+        float moment[moments * KOPT_BLOCK_];                                                                             \
+        kopt_run_blocks_(whole, state, at, moment);                                                                      \
+    }
+KOPT_FRAME_(1)
+KOPT_FRAME_(2)
+KOPT_FRAME_(3)
+KOPT_FRAME_(4)
+#undef KOPT_FRAME_
 
 KOPT_LEAN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t, size_t begin,
                            size_t end) {
@@ -7600,18 +7679,22 @@ KOPT_LEAN_ void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin
     else
 #endif
     if (KOPT_HAS_(KOPT_WITH_Q8) && s->moment_format == KOPT_Q8 && s->moments > 0)
-        kopt_run_blocks_(&job, KOPT_CAST_(kopt_byte_ *, t->state), &at);
+        (s->moments == 1   ? kopt_run_blocks1_
+         : s->moments == 2 ? kopt_run_blocks2_
+         : s->moments == 3 ? kopt_run_blocks3_
+                           : kopt_run_blocks4_)(&job, KOPT_CAST_(kopt_byte_ *, t->state), &at);
     else
         (KOPT_KERNEL_(step))(&job);
     kopt_leave_(&environment);
 }
 
-static void kopt_measure_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end, kopt_norm *norm) {
+static KOPT_NOINLINE_ void kopt_measure_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end, kopt_norm *norm) {
     const kopt_layout_ at = kopt_layout_of_(kopt_kept_in_(s), t->n);
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     kopt_environment_ environment;
     kopt_job_ job;
-    float ratio[KOPT_BLOCK_], square[KOPT_BLOCK_];
+    float row[KOPT_BLOCK_]; /* ratios, in the place of squares that were codes */
+    kopt_byte_ *const bytes = KOPT_POINTER_(kopt_byte_ *, row);
     size_t i, n;
     for (i = begin; i < end; i += n) {
         n = KOPT_BLOCK_ - i % KOPT_BLOCK_ < end - i ? KOPT_BLOCK_ - i % KOPT_BLOCK_ : end - i;
@@ -7619,7 +7702,7 @@ static void kopt_measure_(const kopt_step *s, const kopt_tensor *t, size_t begin
         kopt_enter_(&environment);
         if (s->moment_format == KOPT_Q8) {
             job.moment_format = KOPT_F32;
-            job.moment[1] = KOPT_POINTER_(kopt_byte_ *, square);
+            job.moment[1] = bytes;
             kopt_dequantise_(job.moment[1], state + at.moment[1] + i, state + at.scale[1] + i / KOPT_BLOCK_ * 4, n, 1);
             job.weight += i * kopt_bytes_of_(s->weight_format);
             job.residual += i * kopt_bytes_of_residual_(s->weight_format, s->rounding);
@@ -7627,9 +7710,9 @@ static void kopt_measure_(const kopt_step *s, const kopt_tensor *t, size_t begin
             job.begin = 0;
             job.end = n;
         }
-        KOPT_KERNEL_(measure)(&job, KOPT_POINTER_(kopt_byte_ *, ratio));
+        KOPT_KERNEL_(measure)(&job, bytes);
         kopt_leave_(&environment);
-        kopt_norm_add(norm, ratio, KOPT_F32, n);
+        kopt_norm_add(norm, row, KOPT_F32, n);
     }
 }
 
@@ -8199,6 +8282,8 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
     return KOPT_OK;
 }
 
+#define KOPT_PART_ KOPT_CAST_(size_t, 64) /* of a block; a multiple of 8, for the bits of KOPT_SIGN */
+
 /* By words: -Ofast takes it that no operand of a choice between floats is NaN. */
 KOPT_INLINE_ float kopt_without_payload_(float x) {
     const uint32_t u = kopt_bits_(x);
@@ -8254,8 +8339,8 @@ KOPT_INLINE_ float kopt_sum_with_(float sum, float y, float scale) {
     return kopt_without_payload_(kopt_add_(sum, kopt_bits_(scale) == 0x3F800000u ? y : kopt_mul_(y, scale)));
 }
 
-/* One block of KOPT_Q8 or KOPT_SIGN; random16 may be NULL: nearest. */
-static KOPT_NOINLINE_ void kopt_pack_(kopt_byte_ *out, kopt_format code, const float *x, size_t n, const uint16_t *random16) {
+/* One block of KOPT_Q8 or KOPT_SIGN; drawn may be NULL: nearest. */
+static KOPT_NOINLINE_ void kopt_pack_(kopt_byte_ *out, kopt_format code, const float *x, size_t n, kopt_drawn_ *drawn) {
     uint32_t positive = 0, negative = 0, scale, bits = 0;
     float mean = 0;
     size_t i;
@@ -8265,15 +8350,15 @@ static KOPT_NOINLINE_ void kopt_pack_(kopt_byte_ *out, kopt_format code, const f
         if (mag > negative && u != mag) negative = mag;
         mean = kopt_more_(mean, mag);
     }
-    scale = kopt_scale_of_(code, kopt_codes_signed_, positive, negative, mean, n, random16 != KOPT_NULL_);
+    scale = kopt_scale_of_(code, kopt_codes_signed_, positive, negative, mean, n, drawn != KOPT_NULL_);
     kopt_put_(out, scale, 4);
     if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) {
-        kopt_encode_(out + 4, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, x), n, 0, random16);
+        kopt_encode_(out + 4, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, x), n, 0, drawn);
         return;
     }
     for (i = 0; i < n; i++) {
         const uint32_t minus =
-            kopt_sign_of_(x[i], scale, random16 != KOPT_NULL_, random16 == KOPT_NULL_ ? 0 : random16[i]);
+            kopt_sign_of_(x[i], scale, drawn != KOPT_NULL_, drawn == KOPT_NULL_ ? 0 : kopt_draw16_(drawn, i));
         bits |= minus << (i % 8);
         if (i % 8 == 7 || i == n - 1) {
             KOPT_OPAQUE_(bits); /* no call of memset */
@@ -8283,61 +8368,67 @@ static KOPT_NOINLINE_ void kopt_pack_(kopt_byte_ *out, kopt_format code, const f
     }
 }
 
-/* Elements i to i + n of the code, as fp32 in y; i is a multiple of 256. */
+/* Elements i to i + n of the code, as fp32 in y; they are of one block, and i is a multiple of 8. */
 static KOPT_NOINLINE_ void kopt_decode_(kopt_byte_ *y, const kopt_byte_ *in, kopt_format code, size_t i, size_t n) {
+    const size_t at = code == KOPT_SIGN || code == KOPT_Q8 ? i % KOPT_BLOCK_ : 0;
     kopt_conversion_ v;
     size_t k;
-    in += kopt_code_at_(code, i);
+    in += kopt_code_at_(code, i - at);
     if (code == KOPT_SIGN) {
         const uint32_t scale = kopt_little32_(in);
         for (k = 0; k < n; k++) {
-            const uint32_t bit = KOPT_CAST_(uint32_t, in[4 + k / 8]) >> (k % 8);
+            const uint32_t bit = KOPT_CAST_(uint32_t, in[4 + (at + k) / 8]) >> (k % 8);
             kopt_store32_(y + 4 * k, scale ^ bit << 31);
         }
     } else if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) {
         kopt_byte_ scale[4];
         kopt_store32_(scale, kopt_little32_(in));
-        kopt_dequantise_(y, in + 4, scale, n, 0);
+        kopt_dequantise_(y, in + 4 + at, scale, n, 0);
     } else {
         v.n = n;
         kopt_move_(&v, y, KOPT_F32, in, code, 0);
     }
 }
 
-/* Block by block: x is the gradient with its residual, y what is decoded of it, and then the new residual. */
-static void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt_byte_ *grad, kopt_format grad_format) {
+/* Block by block: x is the gradient with its residual, and then the new residual; y, by parts, the old one and what is decoded. */
+static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt_byte_ *grad, kopt_format grad_format) {
     const size_t grad_size = kopt_bytes_of_(grad_format), residual_size = kopt_bytes_of_(c->residual_format);
     const int stochastic = c->rounding == KOPT_STOCHASTIC, blocks = c->code == KOPT_Q8 || c->code == KOPT_SIGN;
-    const kopt_cipher_scalar_ cipher = kopt_cipher_of_scalar_(c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
     kopt_byte_ *const residual = KOPT_CAST_(kopt_byte_ *, c->residual);
     kopt_conversion_ v;
-    float x[KOPT_BLOCK_], y[KOPT_BLOCK_];
-    uint16_t random16[KOPT_BLOCK_];
+    kopt_drawn_ drawn;
+    float x[KOPT_BLOCK_], y[KOPT_PART_];
     kopt_byte_ *const xs = KOPT_POINTER_(kopt_byte_ *, x), *const ys = KOPT_POINTER_(kopt_byte_ *, y);
-    size_t i, k;
+    size_t i, n, at, k;
+    kopt_drawn_of_(&drawn, c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
     v.seed = c->seed;
     v.step = c->step;
     v.id = c->id;
-    for (i = 0; i < c->n; i += v.n) {
+    for (i = 0; i < c->n; i += n) {
         kopt_byte_ *const to = out + kopt_code_at_(c->code, i);
         kopt_byte_ *const rest = residual == KOPT_NULL_ ? KOPT_NULL_ : residual + i * residual_size;
-        v.n = c->n - i < KOPT_BLOCK_ ? c->n - i : KOPT_BLOCK_;
-        v.first = c->first_index + i;
+        n = c->n - i < KOPT_BLOCK_ ? c->n - i : KOPT_BLOCK_;
+        v.n = n;
+        v.first = drawn.first = c->first_index + i;
         kopt_move_(&v, xs, KOPT_F32, grad + i * grad_size, grad_format, 0);
-        if (residual != KOPT_NULL_ && c->step > 1) {
-            kopt_move_(&v, ys, KOPT_F32, rest, c->residual_format, 0);
-            for (k = 0; k < v.n; k++) x[k] = kopt_add_(x[k], y[k]);
+        for (at = 0; residual != KOPT_NULL_ && c->step > 1 && at < n; at += v.n) {
+            v.n = n - at < KOPT_PART_ ? n - at : KOPT_PART_;
+            kopt_move_(&v, ys, KOPT_F32, rest + at * residual_size, c->residual_format, 0);
+            for (k = 0; k < v.n; k++) x[at + k] = kopt_add_(x[at + k], y[k]);
         }
-        for (k = 0; k < v.n; k++) x[k] = kopt_without_payload_(x[k]);
-        if (blocks && stochastic) kopt_random_block_(random16, &cipher, v.first, v.n, 0);
+        v.n = n;
+        for (k = 0; k < n; k++) x[k] = kopt_without_payload_(x[k]);
         if (blocks)
-            kopt_pack_(to, c->code, x, v.n, stochastic ? random16 : KOPT_NULL_);
+            kopt_pack_(to, c->code, x, n, stochastic ? &drawn : KOPT_NULL_);
         else
             kopt_move_(&v, to, c->code, xs, KOPT_F32, stochastic ? KOPT_RANDOM_COMPRESS_ : 0);
         if (residual == KOPT_NULL_) continue;
-        kopt_decode_(ys, out, c->code, i, v.n);
-        for (k = 0; k < v.n; k++) y[k] = kopt_lost_(x[k], y[k], c->residual_format);
-        kopt_move_(&v, rest, c->residual_format, ys, KOPT_F32,
+        for (at = 0; at < n; at += KOPT_PART_) {
+            const size_t part = n - at < KOPT_PART_ ? n - at : KOPT_PART_;
+            kopt_decode_(ys, out, c->code, i + at, part);
+            for (k = 0; k < part; k++) x[at + k] = kopt_lost_(x[at + k], y[k], c->residual_format);
+        }
+        kopt_move_(&v, rest, c->residual_format, xs, KOPT_F32,
                    c->residual_rounding == KOPT_STOCHASTIC ? KOPT_RANDOM_RESIDUAL_ : 0);
     }
 }
@@ -8361,7 +8452,7 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
     const size_t size = kopt_bytes_of_(format);
     kopt_environment_ environment;
     kopt_conversion_ v;
-    float x[KOPT_BLOCK_], y[KOPT_BLOCK_], factor;
+    float x[KOPT_PART_], y[KOPT_PART_], factor;
     size_t i, k, in_bytes;
     if (!KOPT_HAS_(KOPT_WITH_COMPRESSION)) return KOPT_ERROR_OPTION;
     if (result != KOPT_OK) return result;
@@ -8375,7 +8466,7 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
     factor = kopt_to_float_(kopt_get64_(scale));
     for (i = 0; i < n; i += v.n) {
         kopt_byte_ *const to = KOPT_CAST_(kopt_byte_ *, sum) + i * size;
-        v.n = n - i < KOPT_BLOCK_ ? n - i : KOPT_BLOCK_;
+        v.n = n - i < KOPT_PART_ ? n - i : KOPT_PART_;
         kopt_decode_(KOPT_POINTER_(kopt_byte_ *, y), KOPT_CAST_(const kopt_byte_ *, in), code, i, v.n);
         kopt_move_(&v, KOPT_POINTER_(kopt_byte_ *, x), KOPT_F32, to, format, 0);
         for (k = 0; k < v.n; k++) x[k] = kopt_sum_with_(x[k], y[k], factor);

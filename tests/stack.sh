@@ -1,0 +1,38 @@
+# How much stack the public functions use, by compiler and flags: tests/stack.c in each of them. Without an argument all of
+# them; `quick`: those that have shown the most. Prints TAP and, as comments, the largest of each build.
+out=build/tests/stack
+mkdir -p $out
+warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-qual -Wmissing-prototypes -Werror'
+count=0
+failed=0
+report() { # report STATUS DESCRIPTION
+    count=$((count + 1))
+    if [ "$1" = 0 ]; then echo "ok $count - $2"; return; fi
+    echo "not ok $count - $2"
+    failed=1
+    sed 's/^/# /' $out/log
+}
+try() { # try COMPILER FLAGS...
+    "$@" -std=c99 $warnings -I. -o $out/stack tests/stack.c >$out/log 2>&1 && $out/stack >$out/log 2>&1
+    report $? "$*"
+    sed -n 's/^[a-z ]*ok [0-9]* - \([a-z0-9]*, .*\): \([0-9]*\) bytes, .*/\2 \1/p' $out/log | sed "s/^/#     /"
+}
+for tool in gcc clang; do
+    if ! command -v $tool >/dev/null; then
+        count=$((count + 1))
+        echo "ok $count # SKIP no $tool"
+        continue
+    fi
+    levels='-O0 -O1 -O2 -O3 -Os'
+    if [ "${1:-}" = quick ]; then
+        levels='-O2 -O3' && [ $tool = gcc ] || levels=-O3
+    fi
+    for level in $levels; do
+        try $tool $level
+        try $tool $level -DKAHAN_OPT_VMATH
+        try $tool $level -DKAHAN_OPT_NO_SIMD
+        try $tool $level -DKAHAN_OPT_NO_SIMD -DKAHAN_OPT_VMATH
+    done
+done
+echo "1..$count"
+[ $failed = 0 ]
