@@ -154,45 +154,98 @@ cuda() {
     ! grep -q '^not ok' build/tests/cuda.log
 }
 
+# ---- setup: the status of every step counts; what failed is said at once and once more at the end --------------------
+
+failures= absences= # a line each
+setup_log=build/setup.log
+setup_failed() { echo "setup: FAILED: $1" >&2 && failures="$failures    $1
+"; }
+setup_absent() { echo "setup: optional, left out: $1" && absences="$absences    $1
+"; }
+reason() { # the first error of the last step, or else its last line
+    { grep -m 1 '^E: \|^ERROR: ' $setup_log || tail -n 1 $setup_log; } | grep . || echo "without a message"
+}
+locked() { grep -q '^E: Could not get lock\|^E: Unable to acquire the dpkg' $setup_log; }
+
+# apt-get, which waits for a lock that another program holds: DPkg::Lock::Timeout is for dpkg's own, and the loop for
+# those of the lists and archives, for which apt does not wait. About four minutes at most.
+apt() {
+    for try in 1 2 3 4 5 6 7 8; do
+        LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=15 "$@" >$setup_log 2>&1 && return 0
+        locked || return 1
+        [ $try = 8 ] || { echo "setup: waiting: $(reason)"; sleep 15; }
+    done
+    return 1
+}
+apt_install() { apt install -y --no-install-recommends "$@"; }
+pip_install() { /usr/bin/python3 -m pip install -q --no-deps --upgrade --target "$@" >$setup_log 2>&1; }
+optional() { # optional WHAT CONSEQUENCE: the last step failed
+    if locked; then setup_failed "$1: $(reason)"; else setup_absent "$1; $2 ($(reason))"; fi
+}
+
+# All at once; if that fails, those that this system has, and the others by name.
+install_packages() {
+    apt_install "$@" && return
+    why=$(reason)
+    locked && { setup_failed "apt-get install: $why"; return; }
+    there= missing=
+    for package; do
+        if LC_ALL=C apt-get -qq -s install --no-install-recommends "$package" >/dev/null 2>&1; then
+            there="$there $package"
+        else
+            missing="$missing $package"
+        fi
+    done
+    [ -n "$missing" ] || { setup_failed "apt-get install: $why"; return; }
+    setup_failed "packages that this system's sources do not have:$missing"
+    [ -z "$there" ] || apt_install $there || setup_failed "apt-get install of the others: $(reason)"
+}
+
 # Debian's SLEEF for AArch64 into build/sleef-arm64, with package lists of its own: the system keeps one architecture.
 sleef_arm64() {
-    if [ -e build/sleef-arm64/usr ] || [ ! -f /etc/debian_version ] || [ "$(dpkg --print-architecture)" = arm64 ]; then return; fi
+    if [ -e build/sleef-arm64/usr ] || [ "$(dpkg --print-architecture)" = arm64 ]; then return; fi
     mkdir -p build/sleef-arm64/lists/partial build/sleef-arm64/archives/partial
     (
         cd build/sleef-arm64
         : >status
         for sources in /etc/apt/sources.list.d/debian.sources /etc/apt/sources.list; do [ -f $sources ] && break; done
-        apt="apt-get -qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root -o Dir::Cache=$PWD \
+        apt="env LC_ALL=C apt-get -qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root -o Dir::Cache=$PWD \
             -o Dir::State::lists=$PWD/lists -o Dir::State::status=$PWD/status -o Dir::Etc::sourcelist=$sources -o Dir::Etc::sourceparts=$PWD/none"
         $apt update && $apt download libsleef3 && dpkg -x libsleef3_*_arm64.deb . && rm -rf lists
-    ) || echo "setup: no SLEEF for AArch64 from this system's sources; its test stays out" >&2
+    ) >$setup_log 2>&1 || optional "SLEEF for AArch64" "its test stays out"
 }
 
 setup() {
     have apt-get || { echo "setup: this needs apt (Debian or Ubuntu); install clang, tcc, perl, qemu-user and the cross compilers in this file by hand" >&2; exit 2; }
-    apt-get update -qq
+    mkdir -p build
+    if ! apt update; then
+        setup_failed "apt-get update: $(reason)"
+    elif grep -q '^W: ' $setup_log; then
+        sed -n 's/^W: /setup: apt-get update warns: /p' $setup_log >&2
+    fi
     # not gcc-multilib: it conflicts with the cross compilers
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends gcc g++ libc6-dev perl clang clang-19 llvm \
+    install_packages gcc g++ libc6-dev perl clang clang-19 llvm \
         lld lld-19 tcc musl-tools gcc-12-multilib libc6-dev-i386 python3-numpy nodejs cppcheck clang-tidy valgrind \
         libclang-rt-14-dev qemu-user qemu-system-arm gcc-arm-none-eabi gcc-avr avr-libc simavr \
         gcc-mingw-w64-x86-64-win32 wine64 gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-s390x-linux-gnu \
         libc6-dev-s390x-cross gcc-riscv64-linux-gnu libc6-dev-riscv64-cross gcc-arm-linux-gnueabihf \
         libc6-dev-armhf-cross gcc-powerpc-linux-gnu libc6-dev-powerpc-cross gcc-powerpc64le-linux-gnu \
-        libc6-dev-ppc64el-cross gcc-mips-linux-gnu libc6-dev-mips-cross libsleef-dev python3-gmpy2 python3-mpmath >/dev/null
+        libc6-dev-ppc64el-cross gcc-mips-linux-gnu libc6-dev-mips-cross libsleef-dev python3-gmpy2 python3-mpmath
     sleef_arm64
     # PyTorch and optimi, which tests/peers.py compares with
-    if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-torch python3-packaging \
-        python3-pip >/dev/null; then
-        /usr/bin/python3 -m pip install -q --no-deps --upgrade --target build/python torch-optimi==0.3.3
-    else
-        echo "setup: this system has no python3-torch; the comparison with PyTorch and optimi stays out" >&2
-    fi
+    { apt_install python3-torch python3-packaging python3-pip && pip_install build/python torch-optimi==0.3.3; } ||
+        optional "PyTorch and optimi" "the comparison with them stays out"
     # nvcc for the GPU part: what compiles and links of NVIDIA's toolkit, without a driver (280 MB)
-    if ! have nvcc && ! have /usr/local/cuda/bin/nvcc && [ "$(uname -m)" = x86_64 ]; then
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-pip >/dev/null
-        /usr/bin/python3 -m pip install -q --no-deps --upgrade --target build/cuda nvidia-cuda-nvcc==13.0.88 \
-            nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
+    if ! have nvcc && ! have /usr/local/cuda/bin/nvcc; then
+        if [ "$(uname -m)" != x86_64 ]; then
+            setup_absent "nvcc; its parts stay out (here it is installed on x86-64 only)"
+        else
+            { apt_install python3-pip && pip_install build/cuda nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 \
+                nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96; } || optional "nvcc" "its parts stay out"
+        fi
     fi
+    [ -z "$absences" ] || printf 'setup: optional and left out:\n%s' "$absences"
+    [ -z "$failures" ] || { printf 'setup: INCOMPLETE; what failed:\n%s' "$failures" >&2; exit 1; }
     echo "setup: done"
 }
 
@@ -339,6 +392,7 @@ run_tests() {
     part hostile_static sh tests/hostile.sh static
     part examples sh tests/examples.sh
     part demo sh tests/demo.sh
+    part setup sh tests/setup.sh
     echo "$CC -std=c99 -O2 $C_WARNINGS -o build/tests/theorem1 bench/theorem1.c -lm" >>build/tests/builds
     part theorem1 build/tests/theorem1 test
     if [ -d build/python/optimi ] && /usr/bin/python3 -c 'import torch, packaging' 2>/dev/null; then # the system's own
