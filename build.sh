@@ -26,7 +26,23 @@ TEXT
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
+wrong() { # wrong WHAT: in words, and then the usage
+    { echo "build.sh: $1" && usage; } >&2
+    exit 2
+}
+
+knows() { # knows COMMAND WORDS ARGUMENT...: each argument is one of the words; N is any number, FILE what has no dash
+    command=$1 words=" $2 "
+    shift 2
+    for word; do
+        kind=FILE
+        case $word in -*) kind=- ;; *[!0-9.]* | '') ;; *) kind=N ;; esac
+        case "$words" in *" $word "* | *" $kind "*) ;; *) wrong "\`$command\` does not know \`$word\`" ;; esac
+    done
+}
+
 demo() {
+    knows demo '--fp16 --precision --rule --help FILE N' "$@"
     mkdir -p build/demo
     $CC -std=c99 -O3 -o build/demo/demo docs/examples/demo.c -lm
     exec build/demo/demo "$@"
@@ -94,6 +110,7 @@ BUILDS
 }
 
 bench() {
+    knows bench '--gb --sizes --all --peers flags theorem1 atan2 N' "$@"
     program=bench
     case "${1:-}" in
         --peers) shift; bench_peers "$@" ;; # these two do not return
@@ -131,6 +148,7 @@ cuda_threads() {
 }
 
 cuda() {
+    knows cuda bench "$@"
     mkdir -p build/tests build/bench
     if [ "${1:-}" = bench ]; then
         [ -n "$NVCC" ] || { echo "SKIPPED: the GPU bench (no nvcc; ./build.sh setup installs it)"; exit 0; }
@@ -216,6 +234,7 @@ sleef_arm64() {
 }
 
 setup() {
+    knows setup '' "$@"
     have apt-get || { echo "setup: this needs apt (Debian or Ubuntu); install clang, tcc, perl, qemu-user and the cross compilers in this file by hand" >&2; exit 2; }
     mkdir -p build
     if ! apt update; then
@@ -329,8 +348,9 @@ vmath_parts() {
 }
 
 run_tests() {
+    knows test --no-skip "$@"
     strict=0
-    [ "${1:-}" = --no-skip ] && strict=1
+    for option; do case $option in --no-skip) strict=1 ;; esac; done
     rm -rf build/tests
     mkdir -p build/tests
     echo "building the tests ..."
@@ -393,6 +413,7 @@ run_tests() {
     part examples sh tests/examples.sh
     part demo sh tests/demo.sh
     part setup sh tests/setup.sh
+    part usage sh tests/usage.sh
     echo "$CC -std=c99 -O2 $C_WARNINGS -o build/tests/theorem1 bench/theorem1.c -lm" >>build/tests/builds
     part theorem1 build/tests/theorem1 test
     if [ -d build/python/optimi ] && /usr/bin/python3 -c 'import torch, packaging' 2>/dev/null; then # the system's own
@@ -416,7 +437,8 @@ demo) shift; demo "$@" ;;
 test) shift; run_tests "$@" ;;
 bench) shift; bench "$@" ;;
 cuda) shift; cuda "$@" ;;
-setup) setup ;;
+setup) shift; setup "$@" ;;
 -h | --help | help) usage ;;
-*) usage >&2; exit 2 ;;
+'') usage >&2; exit 2 ;;
+*) wrong "there is no command \`$1\`" ;;
 esac

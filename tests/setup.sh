@@ -35,7 +35,7 @@ locked_once:*update*)
     fail "$no_lock"
     ;;
 dpkg_locked:*' clang '* | optional_locked:*python3-torch*)
-    case "$*" in *' -s '*) ;; *) fail 'E: Unable to acquire the dpkg frontend lock (/var/lib/dpkg/lock-frontend)' ;; esac
+    case "$*" in *' -s '*) ;; *) fail 'E: Unable to acquire the dpkg frontend lock' ;; esac
     ;;
 network:*update*) fail 'E: Failed to fetch http://x/InRelease' ;;
 stale:*update*) echo 'W: Some index files failed to download. They have been ignored, or old ones used instead.' >&2 ;;
@@ -107,7 +107,7 @@ system silent
 fails_by 'packages that this system.s sources do not have:.* clang' "an apt-get that fails without a word is a failure"
 
 system missing
-fails_by 'packages that this system.s sources do not have: clang-19$' "a package that is not there is named, and no other"
+fails_by 'packages that this system.s sources do not have: clang-19$' "a package that is not there is named"
 grep -v -e ' -s ' "$out/log" | grep 'install .* clang ' | grep 'python3-mpmath$' | grep -qv 'clang-19'
 report $? "... all others are installed"
 system missing_broken
