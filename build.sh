@@ -271,8 +271,8 @@ setup() {
 # ---- test: every part is a small script in build/tests that prints TAP; prove runs them all -------------------------
 
 skipped=0
-skip() { # skip PART TOOL
-    echo "SKIPPED: $1 (no $2; ./build.sh setup installs it)"
+skip() { # skip PART TOOL [them]
+    echo "SKIPPED: $1 (no $2; ./build.sh setup installs ${3:-it})"
     skipped=$((skipped + 1))
 }
 
@@ -393,7 +393,11 @@ run_tests() {
     vmath_parts
     have arm-none-eabi-gcc || skip "flash and stack on Cortex-M" arm-none-eabi-gcc
     part size sh tests/size.sh
-    for tool in $(sh tests/cells.sh missing); do skip "cells" "$tool"; done
+    cells=$(sh tests/cells.sh missing)
+    if [ -n "$cells" ]; then
+        tools=$(echo "$cells" | tr ' ' '\n' | grep -v '^[0-9]*$' | sort -u | paste -s -d , - | sed 's/,/, /g')
+        skip "$(echo "$cells" | grep -c .) of the cells" "$tools" them
+    fi
     part cells sh tests/cells.sh quick
     cuda_host >>build/tests/builds
     part cuda_host build/tests/cuda.host 600
