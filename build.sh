@@ -13,6 +13,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh demo --precision P     ... in fp32 and P: amp_bf16, amp_fp16 (mixed precision), bf16, fp16, or all
        ./build.sh demo --rule adam_atan2 ... in fp32 and bf16 by AdamW, and in bf16 by Adam-atan2
        ./build.sh test [--no-skip]       all tests that can run here; names what it skips (--no-skip: as a failure)
+       ./build.sh test --fast            half a minute, for each change: the native tests and hashes; says what it leaves out
        ./build.sh bench [--gb SIZE]      check the bits, then measure against the memory roofline
        ./build.sh bench --sizes | --all  how cost grows with n, and a model of it; every combination there is
        ./build.sh bench atan2            the rules of KAHAN_OPT_VMATH beside AdamW, with SLEEF if it is there
@@ -347,13 +348,60 @@ vmath_parts() {
     skip "vector mathematics beside MPFR" python3-gmpy2
 }
 
+build_all() { # build_all FILE: its lines are commands, run two at a time; a failure ends the run
+    xargs -P 2 -I '{}' sh -c '{}' <"build/tests/$1"
+}
+
+prove_all() {
+    if have prove; then
+        prove -j2 --timer build/tests/*.t
+    else
+        skip "prove, which counts the results" perl
+        for t in build/tests/*.t; do "$t" || { echo "FAILED: $t" >&2; exit 1; }; done
+    fi
+    echo "$skipped parts skipped"
+    [ $strict = 0 ] || [ $skipped = 0 ]
+}
+
+# What finds most mistakes in the least time: the implementation is compiled three times, not once for each test.
+fast_tests() {
+    printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >build/tests/plain.c
+    sed -n '/^static const uint32_t kopt_codes_/,/};$/{s/uint32_t/unsigned/;p}' kahan_opt.h >build/tests/tables.h # some tests read them
+    for options in vmath:'-O2 -DKAHAN_OPT_VMATH' ofast:'-Ofast -ffp-contract=fast' plain:-O2; do
+        echo "$CC -std=c99 $C_WARNINGS ${options#*:} -I. -c -o build/tests/${options%%:*}.o build/tests/plain.c"
+    done >build/tests/objects
+    for compiler in 'clang -std=c99' 'g++ -std=c++98 -x c++' 'g++ -std=c++17 -x c++' 'clang++ -std=c++98 -x c++'; do
+        have "${compiler%% *}" || { skip "warnings of $compiler" "${compiler%% *}"; continue; }
+        echo "$compiler $WARNINGS -Werror -DKAHAN_OPT_VMATH -I. -fsyntax-only build/tests/plain.c" >>build/tests/builds
+    done
+    for source in $all tests/probe.c; do
+        name=$(basename "$source" .c)
+        object=build/tests/plain.o
+        ! grep -q 'define KAHAN_OPT_VMATH' "$source" || object=build/tests/vmath.o
+        implemented="-DKOPT_IMPLEMENTED_ -include build/tests/tables.h $object"
+        ! grep -q 'define KAHAN_OPT_STATIC' "$source" || implemented= # one of its own
+        echo "$CC -std=c99 $C_WARNINGS -O2 -o build/tests/$name.native $source $implemented -lm" >>build/tests/builds
+        [ "$name" = probe ] || part "$name.native" build/tests/$name.native quick
+    done
+    echo "$CC -std=c99 $C_WARNINGS -O2 -DKOPT_IMPLEMENTED_ -o build/tests/probe.ofast tests/probe.c build/tests/ofast.o" >>build/tests/builds
+    part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast
+    part setup sh tests/setup.sh
+    part usage sh tests/usage.sh
+    build_all objects
+    build_all builds
+    prove_all
+    echo "left out by --fast: other compilers, machines and flags, C++ beyond its warnings, sanitizers, fuzzing, static analysis,"
+    echo "    NumPy, MPFR, PyTorch, SLEEF, the GPU part, vendoring, sizes, examples, demo; ./build.sh test has them"
+}
+
 run_tests() {
-    knows test --no-skip "$@"
-    strict=0
-    for option; do case $option in --no-skip) strict=1 ;; esac; done
+    knows test '--no-skip --fast' "$@"
+    strict=0 fast=0
+    for option; do case $option in --no-skip) strict=1 ;; --fast) fast=1 ;; esac; done
     rm -rf build/tests
     mkdir -p build/tests
     echo "building the tests ..."
+    [ $fast = 0 ] || { fast_tests; return; }
     program "$all" native '' '' $CC -O2
     program "$more_bits tests/test_atan.c" ofast '' quick $CC -Ofast -ffp-contract=fast
     program "$more_bits" debug '' quick $CC -O0
@@ -425,15 +473,8 @@ run_tests() {
     else
         skip "the rules beside PyTorch and optimi" "python3-torch or torch-optimi"
     fi
-    xargs -P 2 -I '{}' sh -c '{}' <build/tests/builds # two at a time; a failure ends the run
-    if have prove; then
-        prove -j2 --timer build/tests/*.t
-    else
-        skip "prove, which counts the results" perl
-        for t in build/tests/*.t; do "$t" || { echo "FAILED: $t" >&2; exit 1; }; done
-    fi
-    echo "$skipped parts skipped"
-    [ $strict = 0 ] || [ $skipped = 0 ]
+    build_all builds
+    prove_all
 }
 
 case "${1:-}" in
