@@ -13,6 +13,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh demo --precision P     ... in fp32 and P: amp_bf16, amp_fp16 (mixed precision), bf16, fp16, or all
        ./build.sh demo --rule adam_atan2 ... in fp32 and bf16 by AdamW, and in bf16 by Adam-atan2
        ./build.sh test [--no-skip]       all tests that can run here; names what it skips (--no-skip: as a failure)
+       ./build.sh test --fast            half a minute, for each change: the native tests and hashes; says what it leaves out
        ./build.sh bench [--gb SIZE]      check the bits, then measure against the memory roofline
        ./build.sh bench --sizes | --all  how cost grows with n, and a model of it; every combination there is
        ./build.sh bench atan2            the rules of KAHAN_OPT_VMATH beside AdamW, with SLEEF if it is there
@@ -26,7 +27,23 @@ TEXT
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
+wrong() { # wrong WHAT: in words, and then the usage
+    { echo "build.sh: $1" && usage; } >&2
+    exit 2
+}
+
+knows() { # knows COMMAND WORDS ARGUMENT...: each argument is one of the words; N is any number, FILE what has no dash
+    command=$1 words=" $2 "
+    shift 2
+    for word; do
+        kind=FILE
+        case $word in -*) kind=- ;; *[!0-9.]* | '') ;; *) kind=N ;; esac
+        case "$words" in *" $word "* | *" $kind "*) ;; *) wrong "\`$command\` does not know \`$word\`" ;; esac
+    done
+}
+
 demo() {
+    knows demo '--fp16 --precision --rule --help FILE N' "$@"
     mkdir -p build/demo
     $CC -std=c99 -O3 -o build/demo/demo docs/examples/demo.c -lm
     exec build/demo/demo "$@"
@@ -94,6 +111,7 @@ BUILDS
 }
 
 bench() {
+    knows bench '--gb --sizes --all --peers flags theorem1 atan2 N' "$@"
     program=bench
     case "${1:-}" in
         --peers) shift; bench_peers "$@" ;; # these two do not return
@@ -131,6 +149,7 @@ cuda_threads() {
 }
 
 cuda() {
+    knows cuda bench "$@"
     mkdir -p build/tests build/bench
     if [ "${1:-}" = bench ]; then
         [ -n "$NVCC" ] || { echo "SKIPPED: the GPU bench (no nvcc; ./build.sh setup installs it)"; exit 0; }
@@ -154,53 +173,107 @@ cuda() {
     ! grep -q '^not ok' build/tests/cuda.log
 }
 
+# ---- setup: the status of every step counts; what failed is said at once and once more at the end --------------------
+
+failures= absences= # a line each
+setup_log=build/setup.log
+setup_failed() { echo "setup: FAILED: $1" >&2 && failures="$failures    $1
+"; }
+setup_absent() { echo "setup: optional, left out: $1" && absences="$absences    $1
+"; }
+reason() { # the first error of the last step, or else its last line
+    { grep -m 1 '^E: \|^ERROR: ' $setup_log || tail -n 1 $setup_log; } | grep . || echo "without a message"
+}
+locked() { grep -q '^E: Could not get lock\|^E: Unable to acquire the dpkg' $setup_log; }
+
+# apt-get, which waits for a lock that another program holds: DPkg::Lock::Timeout is for dpkg's own, and the loop for
+# those of the lists and archives, for which apt does not wait. About four minutes at most.
+apt() {
+    for try in 1 2 3 4 5 6 7 8; do
+        LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=15 "$@" >$setup_log 2>&1 && return 0
+        locked || return 1
+        [ $try = 8 ] || { echo "setup: waiting: $(reason)"; sleep 15; }
+    done
+    return 1
+}
+apt_install() { apt install -y --no-install-recommends "$@"; }
+pip_install() { /usr/bin/python3 -m pip install -q --no-deps --upgrade --target "$@" >$setup_log 2>&1; }
+optional() { # optional WHAT CONSEQUENCE: the last step failed
+    if locked; then setup_failed "$1: $(reason)"; else setup_absent "$1; $2 ($(reason))"; fi
+}
+
+# All at once; if that fails, those that this system has, and the others by name.
+install_packages() {
+    apt_install "$@" && return
+    why=$(reason)
+    locked && { setup_failed "apt-get install: $why"; return; }
+    there= missing=
+    for package; do
+        if LC_ALL=C apt-get -qq -s install --no-install-recommends "$package" >/dev/null 2>&1; then
+            there="$there $package"
+        else
+            missing="$missing $package"
+        fi
+    done
+    [ -n "$missing" ] || { setup_failed "apt-get install: $why"; return; }
+    setup_failed "packages that this system's sources do not have:$missing"
+    [ -z "$there" ] || apt_install $there || setup_failed "apt-get install of the others: $(reason)"
+}
+
 # Debian's SLEEF for AArch64 into build/sleef-arm64, with package lists of its own: the system keeps one architecture.
 sleef_arm64() {
-    if [ -e build/sleef-arm64/usr ] || [ ! -f /etc/debian_version ] || [ "$(dpkg --print-architecture)" = arm64 ]; then return; fi
+    if [ -e build/sleef-arm64/usr ] || [ "$(dpkg --print-architecture)" = arm64 ]; then return; fi
     mkdir -p build/sleef-arm64/lists/partial build/sleef-arm64/archives/partial
     (
         cd build/sleef-arm64
         : >status
         for sources in /etc/apt/sources.list.d/debian.sources /etc/apt/sources.list; do [ -f $sources ] && break; done
-        apt="apt-get -qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root -o Dir::Cache=$PWD \
+        apt="env LC_ALL=C apt-get -qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root -o Dir::Cache=$PWD \
             -o Dir::State::lists=$PWD/lists -o Dir::State::status=$PWD/status -o Dir::Etc::sourcelist=$sources -o Dir::Etc::sourceparts=$PWD/none"
         $apt update && $apt download libsleef3 && dpkg -x libsleef3_*_arm64.deb . && rm -rf lists
-    ) || echo "setup: no SLEEF for AArch64 from this system's sources; its test stays out" >&2
+    ) >$setup_log 2>&1 || optional "SLEEF for AArch64" "its test stays out"
 }
 
 setup() {
+    knows setup '' "$@"
     have apt-get || { echo "setup: this needs apt (Debian or Ubuntu); install clang, tcc, perl, qemu-user and the cross compilers in this file by hand" >&2; exit 2; }
-    apt-get update -qq
+    mkdir -p build
+    if ! apt update; then
+        setup_failed "apt-get update: $(reason)"
+    elif grep -q '^W: ' $setup_log; then
+        sed -n 's/^W: /setup: apt-get update warns: /p' $setup_log >&2
+    fi
     # not gcc-multilib: it conflicts with the cross compilers
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends gcc g++ libc6-dev perl clang clang-19 llvm \
+    install_packages gcc g++ libc6-dev perl clang clang-19 llvm \
         lld lld-19 tcc musl-tools gcc-12-multilib libc6-dev-i386 python3-numpy nodejs cppcheck clang-tidy valgrind \
         libclang-rt-14-dev qemu-user qemu-system-arm gcc-arm-none-eabi gcc-avr avr-libc simavr \
         gcc-mingw-w64-x86-64-win32 wine64 gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-s390x-linux-gnu \
         libc6-dev-s390x-cross gcc-riscv64-linux-gnu libc6-dev-riscv64-cross gcc-arm-linux-gnueabihf \
         libc6-dev-armhf-cross gcc-powerpc-linux-gnu libc6-dev-powerpc-cross gcc-powerpc64le-linux-gnu \
-        libc6-dev-ppc64el-cross gcc-mips-linux-gnu libc6-dev-mips-cross libsleef-dev python3-gmpy2 python3-mpmath >/dev/null
+        libc6-dev-ppc64el-cross gcc-mips-linux-gnu libc6-dev-mips-cross libsleef-dev python3-gmpy2 python3-mpmath
     sleef_arm64
     # PyTorch and optimi, which tests/peers.py compares with
-    if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-torch python3-packaging \
-        python3-pip >/dev/null; then
-        /usr/bin/python3 -m pip install -q --no-deps --upgrade --target build/python torch-optimi==0.3.3
-    else
-        echo "setup: this system has no python3-torch; the comparison with PyTorch and optimi stays out" >&2
-    fi
+    { apt_install python3-torch python3-packaging python3-pip && pip_install build/python torch-optimi==0.3.3; } ||
+        optional "PyTorch and optimi" "the comparison with them stays out"
     # nvcc for the GPU part: what compiles and links of NVIDIA's toolkit, without a driver (280 MB)
-    if ! have nvcc && ! have /usr/local/cuda/bin/nvcc && [ "$(uname -m)" = x86_64 ]; then
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-pip >/dev/null
-        /usr/bin/python3 -m pip install -q --no-deps --upgrade --target build/cuda nvidia-cuda-nvcc==13.0.88 \
-            nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
+    if ! have nvcc && ! have /usr/local/cuda/bin/nvcc; then
+        if [ "$(uname -m)" != x86_64 ]; then
+            setup_absent "nvcc; its parts stay out (here it is installed on x86-64 only)"
+        else
+            { apt_install python3-pip && pip_install build/cuda nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 \
+                nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96; } || optional "nvcc" "its parts stay out"
+        fi
     fi
+    [ -z "$absences" ] || printf 'setup: optional and left out:\n%s' "$absences"
+    [ -z "$failures" ] || { printf 'setup: INCOMPLETE; what failed:\n%s' "$failures" >&2; exit 1; }
     echo "setup: done"
 }
 
 # ---- test: every part is a small script in build/tests that prints TAP; prove runs them all -------------------------
 
 skipped=0
-skip() { # skip PART TOOL
-    echo "SKIPPED: $1 (no $2; ./build.sh setup installs it)"
+skip() { # skip PART TOOL [them]
+    echo "SKIPPED: $1 (no $2; ./build.sh setup installs ${3:-it})"
     skipped=$((skipped + 1))
 }
 
@@ -276,12 +349,60 @@ vmath_parts() {
     skip "vector mathematics beside MPFR" python3-gmpy2
 }
 
+build_all() { # build_all FILE: its lines are commands, run two at a time; a failure ends the run
+    xargs -P 2 -I '{}' sh -c '{}' <"build/tests/$1"
+}
+
+prove_all() {
+    if have prove; then
+        prove -j2 --timer build/tests/*.t
+    else
+        skip "prove, which counts the results" perl
+        for t in build/tests/*.t; do "$t" || { echo "FAILED: $t" >&2; exit 1; }; done
+    fi
+    echo "$skipped parts skipped"
+    [ $strict = 0 ] || [ $skipped = 0 ]
+}
+
+# What finds most mistakes in the least time: the implementation is compiled three times, not once for each test.
+fast_tests() {
+    printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >build/tests/plain.c
+    sed -n '/^static const uint32_t kopt_codes_/,/};$/{s/uint32_t/unsigned/;p}' kahan_opt.h >build/tests/tables.h # some tests read them
+    for options in vmath:'-O2 -DKAHAN_OPT_VMATH' ofast:'-Ofast -ffp-contract=fast' plain:-O2; do
+        echo "$CC -std=c99 $C_WARNINGS ${options#*:} -I. -c -o build/tests/${options%%:*}.o build/tests/plain.c"
+    done >build/tests/objects
+    for compiler in 'clang -std=c99' 'g++ -std=c++98 -x c++' 'g++ -std=c++17 -x c++' 'clang++ -std=c++98 -x c++'; do
+        have "${compiler%% *}" || { skip "warnings of $compiler" "${compiler%% *}"; continue; }
+        echo "$compiler $WARNINGS -Werror -DKAHAN_OPT_VMATH -I. -fsyntax-only build/tests/plain.c" >>build/tests/builds
+    done
+    for source in $all tests/probe.c; do
+        name=$(basename "$source" .c)
+        object=build/tests/plain.o
+        ! grep -q 'define KAHAN_OPT_VMATH' "$source" || object=build/tests/vmath.o
+        implemented="-DKOPT_IMPLEMENTED_ -include build/tests/tables.h $object"
+        ! grep -q 'define KAHAN_OPT_STATIC' "$source" || implemented= # one of its own
+        echo "$CC -std=c99 $C_WARNINGS -O2 -o build/tests/$name.native $source $implemented -lm" >>build/tests/builds
+        [ "$name" = probe ] || part "$name.native" build/tests/$name.native quick
+    done
+    echo "$CC -std=c99 $C_WARNINGS -O2 -DKOPT_IMPLEMENTED_ -o build/tests/probe.ofast tests/probe.c build/tests/ofast.o" >>build/tests/builds
+    part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast
+    part setup sh tests/setup.sh
+    part usage sh tests/usage.sh
+    build_all objects
+    build_all builds
+    prove_all
+    echo "left out by --fast: other compilers, machines and flags, C++ beyond its warnings, sanitizers, fuzzing, static analysis,"
+    echo "    NumPy, MPFR, PyTorch, SLEEF, the GPU part, vendoring, sizes, examples, demo; ./build.sh test has them"
+}
+
 run_tests() {
-    strict=0
-    [ "${1:-}" = --no-skip ] && strict=1
+    knows test '--no-skip --fast' "$@"
+    strict=0 fast=0
+    for option; do case $option in --no-skip) strict=1 ;; --fast) fast=1 ;; esac; done
     rm -rf build/tests
     mkdir -p build/tests
     echo "building the tests ..."
+    [ $fast = 0 ] || { fast_tests; return; }
     program "$all" native '' '' $CC -O2
     program "$more_bits tests/test_atan.c" ofast '' quick $CC -Ofast -ffp-contract=fast
     program "$more_bits" debug '' quick $CC -O0
@@ -329,7 +450,11 @@ run_tests() {
     vmath_parts
     have arm-none-eabi-gcc || skip "flash and stack on Cortex-M" arm-none-eabi-gcc
     part size sh tests/size.sh
-    for tool in $(sh tests/cells.sh missing); do skip "cells" "$tool"; done
+    cells=$(sh tests/cells.sh missing)
+    if [ -n "$cells" ]; then
+        tools=$(echo "$cells" | tr ' ' '\n' | grep -v '^[0-9]*$' | sort -u | paste -s -d , - | sed 's/,/, /g')
+        skip "$(echo "$cells" | grep -c .) of the cells" "$tools" them
+    fi
     part cells sh tests/cells.sh quick
     cuda_host >>build/tests/builds
     part cuda_host build/tests/cuda.host 600
@@ -348,6 +473,8 @@ run_tests() {
     part hostile_static sh tests/hostile.sh static
     part examples sh tests/examples.sh
     part demo sh tests/demo.sh
+    part setup sh tests/setup.sh
+    part usage sh tests/usage.sh
     echo "$CC -std=c99 -O2 $C_WARNINGS -o build/tests/theorem1 bench/theorem1.c -lm" >>build/tests/builds
     part theorem1 build/tests/theorem1 test
     if [ -d build/python/optimi ] && /usr/bin/python3 -c 'import torch, packaging' 2>/dev/null; then # the system's own
@@ -355,15 +482,8 @@ run_tests() {
     else
         skip "the rules beside PyTorch and optimi" "python3-torch or torch-optimi"
     fi
-    xargs -P 2 -I '{}' sh -c '{}' <build/tests/builds # two at a time; a failure ends the run
-    if have prove; then
-        prove -j2 --timer build/tests/*.t
-    else
-        skip "prove, which counts the results" perl
-        for t in build/tests/*.t; do "$t" || { echo "FAILED: $t" >&2; exit 1; }; done
-    fi
-    echo "$skipped parts skipped"
-    [ $strict = 0 ] || [ $skipped = 0 ]
+    build_all builds
+    prove_all
 }
 
 case "${1:-}" in
@@ -371,7 +491,8 @@ demo) shift; demo "$@" ;;
 test) shift; run_tests "$@" ;;
 bench) shift; bench "$@" ;;
 cuda) shift; cuda "$@" ;;
-setup) setup ;;
+setup) shift; setup "$@" ;;
 -h | --help | help) usage ;;
-*) usage >&2; exit 2 ;;
+'') usage >&2; exit 2 ;;
+*) wrong "there is no command \`$1\`" ;;
 esac

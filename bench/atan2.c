@@ -24,13 +24,17 @@ static void *allocate(size_t bytes) {
 }
 
 int main(int count, char **arguments) {
-    const size_t n = count > 1 ? strtoull(arguments[1], NULL, 10) : 8192, steps = 160000 / n + 1;
+    const size_t n = count > 1 ? strtoull(arguments[1], NULL, 10) : 8192, steps = 160000 / (n + 1) + 1;
     static double time[LINES][REPETITIONS], ratio[LINES][REPETITIONS];
     float *grad = allocate(4 * n), *initial = allocate(4 * n);
     kopt_bf16 *grad16 = allocate(2 * n);
     kopt_tensor t[LINES];
     size_t i, s;
     int isa, f, line, r;
+    if (count > 2 || n == 0) {
+        fputs("usage: atan2 [N], N the number of weights\n", stderr);
+        return 2;
+    }
     for (line = 0; line < LINES; line++)
         t[line] = kopt_tensor_of(allocate(4 * n), NULL, KOPT_F32, n, allocate(KOPT_STATE_BYTES(n, 8)), KOPT_STATE_BYTES(n, 8));
     for (i = 0; i < n; i++) {

@@ -4,7 +4,7 @@
 #     sh tests/cells.sh quick    without those that differ least from others: the test
 #     sh tests/cells.sh N...     only these lines of the list
 #     sh tests/cells.sh list     the builds, numbered
-#     sh tests/cells.sh missing  what they need and is not installed
+#     sh tests/cells.sh missing  which of the quick ones cannot be built or run here: NUMBER TOOL..., what they lack
 out=build/cells
 
 # cell RUNNER ARCHITECTURE PATHS COMPILER FLAG...: one build. RUNNER is native, an emulator, or one of those in run().
@@ -256,6 +256,13 @@ build() { # build RUNNER ARCHITECTURE PATHS COMPILER FLAG...
 
 # ---- all -------------------------------------------------------------------------------------------------------------
 
+quick() { # the numbers of those that the test builds
+    few=' -O[13]( |$)|gcc -m32 -O(fast|2 -msse2)|g\+\+ .*98| clang(-19)? (-Os|-m32 -O(2$|fast|2 -msse2))'
+    few="$few| clang (-O0|-Ofast($| -flto)|--target=(arm|riscv|s390x|powerpc)|--target=aarch64.* -O2)| clang\\+\\+ .*-O2| clang\\+\\+-19 .*98"
+    few="$few| (riscv64|mips|powerpc)-linux-gnu-gcc .*-Ofast| clang --target=wasm|cortex-m(7|33) .*-Os"
+    echo $(sh "$0" list | grep -Ev "$few" | cut -d ' ' -f 1)
+}
+
 number=0
 case ${1:-} in
 build)
@@ -275,20 +282,24 @@ list)
     ;;
 missing)
     cell() { needs "$@"; }
-    for tool in $(cells | sort -u); do have "$tool" || echo "$tool"; done
-    exit
+    lacking=' '
+    for tool in $(cells | sort -u); do have "$tool" || lacking="$lacking$tool "; done
+    numbers=" $(quick) "
+    cell() {
+        number=$((number + 1)) lacks=
+        case $numbers in *" $number "*) ;; *) return ;; esac
+        for tool in $(needs "$@"); do case $lacking in *" $tool "*) lacks="$lacks $tool" ;; esac; done
+        [ -z "$lacks" ] || echo "$number$lacks"
+    }
+    cells
+    exit 0
     ;;
 esac
 
 rm -rf $out
 mkdir -p $out
 [ $# = 0 ] && set -- $(sh "$0" list | cut -d ' ' -f 1)
-if [ "$1" = quick ]; then
-    few=' -O[13]( |$)|gcc -m32 -O(fast|2 -msse2)|g\+\+ .*98| clang(-19)? (-Os|-m32 -O(2$|fast|2 -msse2))'
-    few="$few| clang (-O0|-Ofast($| -flto)|--target=(arm|riscv|s390x|powerpc)|--target=aarch64.* -O2)| clang\\+\\+ .*-O2| clang\\+\\+-19 .*98"
-    few="$few| (riscv64|mips|powerpc)-linux-gnu-gcc .*-Ofast| clang --target=wasm|cortex-m(7|33) .*-Os"
-    set -- $(sh "$0" list | grep -Ev "$few" | cut -d ' ' -f 1)
-fi
+[ "$1" = quick ] && set -- $(quick)
 echo "$@" | xargs -n 1 -P 2 sh "$0" build
 if [ -d $out/wine ]; then # 700 MB
     WINEPREFIX=$PWD/$out/wine /usr/lib/wine/wineserver -k

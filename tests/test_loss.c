@@ -8,6 +8,9 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__SSE2__) && !defined(__TINYC__)
+#include <xmmintrin.h>
+#endif
 
 #include "tap.h"
 

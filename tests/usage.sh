@@ -1,0 +1,53 @@
+# build.sh refuses what it does not know before it does anything: says what, then the usage, on stderr, exit status 2.
+# In a copy of its own, or a mistake would run all tests from within the tests. Prints TAP.
+out=build/tests/usage
+rm -rf $out
+mkdir -p $out/copy
+cp build.sh $out/copy
+count=0
+report() { # report STATUS DESCRIPTION
+    count=$((count + 1))
+    if [ "$1" = 0 ]; then echo "ok $count - $2" && return; fi
+    echo "not ok $count - $2"
+    head -n 3 $out/said $out/errors | sed 's/^/# /'
+}
+ask() { # ask ARGUMENT...
+    CC=false /bin/sh $out/copy/build.sh "$@" >$out/said 2>$out/errors </dev/null
+    status=$?
+}
+refused() { # refused WORDS ARGUMENT...: with these words in the first line
+    words=$1
+    shift
+    ask "$@"
+    [ $status = 2 ] && [ ! -s $out/said ] && [ ! -e $out/copy/build ] &&
+        [ "$(head -n 1 $out/errors)" = "build.sh: $words" ] && grep -q '^usage: ./build.sh demo' $out/errors
+    report $? "./build.sh $*: $words"
+}
+refused 'there is no command `nonsense`' nonsense
+refused 'there is no command `--test`' --test
+refused '`test` does not know `--noskip`' test --noskip
+refused '`test` does not know `now`' test --no-skip now
+refused '`bench` does not know `--size`' bench --size
+refused '`bench` does not know `theorem2`' bench theorem2
+refused '`bench` does not know `1e6`' bench flags 1e6
+refused '`bench` does not know `--gib`' bench --peers --gib 1
+refused '`demo` does not know `--bf16`' demo --bf16
+refused '`demo` does not know `--all`' demo --precision all --all
+refused '`cuda` does not know `--bench`' cuda --bench
+refused '`cuda` does not know `more`' cuda bench more
+refused '`setup` does not know `everything`' setup everything
+for words in 'demo --precision all FILE' 'bench --sizes --gb 0.5' 'bench atan2 100' 'bench flags' 'cuda'; do
+    ask $words # no compiler: it fails, but later
+    [ $status != 2 ] && [ -d $out/copy/build ] && ! grep -q '^usage' $out/errors
+    report $? "./build.sh $words is understood"
+    rm -rf $out/copy/build
+done
+ask
+[ $status = 2 ] && [ "$(head -n 1 $out/errors | cut -c 1-6)" = usage: ]
+report $? "without a command: the usage"
+for words in help --help -h; do
+    ask $words
+    [ $status = 0 ] && [ ! -s $out/errors ] && [ "$(head -n 1 $out/said | cut -c 1-6)" = usage: ]
+    report $? "./build.sh $words: the usage, on stdout, is no error"
+done
+echo "1..$count"
