@@ -459,8 +459,9 @@ static void clear(kopt_norm *sum) {
 }
 
 static void set_optimizer(const rule_row *rule, const store_row *store, const moment_row *moment) {
+    const kopt_optimizer made = kopt_sgd(0, 0); /* not assigned as a whole: that may call memcpy */
     kopt_optimizer *o = &w.opt;
-    o->made_ = KOPT_MADE_; /* not by a constructor and an assignment, which may call memcpy */
+    o->made_ = made.made_;
     o->rule = rule->rule;
     o->weight_format = store->format;
     o->rounding = store->rounding;
