@@ -3709,7 +3709,7 @@ FN_ words_ store_weight_(kopt_kind_ kind, floats_ w, floats_ c, floats_ update, 
         stored = extended_(value_(flush32_(sub_(w, update))), kind.weight);
         *kept = stored;
         if (kind.rounding == KOPT_COMPACT) { /* of the 16 bits below the weight the upper 8 are kept */
-            r = kind.compensation_rounding == KOPT_STOCHASTIC ? and_(r, iset_(0xFFu)) : iset_(0x80u);
+            r = kind.compensation_rounding == KOPT_STOCHASTIC ? and_(shr_(r, 8), iset_(0xFFu)) : iset_(0x80u);
             stored = and_(iadd_(stored, r), iset_(0xFFFFFF00u));
             *kept = shr_(stored, 8);
         }
@@ -4520,7 +4520,7 @@ FN_ mask_ pair_weight_(kopt_kind_ kind, const constants_ *c, const pair_words_ *
         special = gt_(mag, iset_(0x7F7EFFFFu));
         x = where_(gt_(mag, iset_(0x007FFFFFu)), x);
         if (kind.rounding == KOPT_COMPACT) {
-            x = iadd_(x, kind.compensation_rounding == KOPT_STOCHASTIC ? and_(r, iset_(0xFFu)) : iset_(0x80u));
+            x = iadd_(x, kind.compensation_rounding == KOPT_STOCHASTIC ? shr_(r, 8) : iset_(0x80u));
             x = and_(x, iset_(0xFFFFFF00u));
             h->residual = shl_(x, 8);
         } else {

@@ -247,7 +247,7 @@ def store_weight(store, w, kept, update, r):
     difference = words(w - update)
     if store.rounding in (NEAREST, STOCHASTIC):
         return finished(store.format, round_to(store.format, difference, store.rounding, r)), kept
-    low = r & 0xFF if store.compensation == STOCHASTIC else 0x80
+    low = r >> 8 if store.compensation == STOCHASTIC else 0x80
     return split(store, finished(F32, difference), low)
 
 

@@ -419,7 +419,7 @@ static inline void ref_store_weight(const kopt_optimizer *o, ref_element *e, flo
         u = ref_bits(ref_mul(c, ref_compensation_scale(o)));
         residual = ref_flush(f, noisy ? ref_stochastic(f, u, r) : ref_narrow(f, u));
     } else if (rounding == KOPT_COMPACT) {
-        u = (ref_extended(f, ref_flush(KOPT_F32, x)) + (noisy ? r & 255 : 128)) >> 8;
+        u = (ref_extended(f, ref_flush(KOPT_F32, x)) + (noisy ? r >> 8 : 128)) >> 8;
         stored = (u + 128) >> 8;
         residual = u & 255;
     } else {

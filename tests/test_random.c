@@ -1,5 +1,6 @@
-/* test_random.c - the random bits are the documented ones, stochastic rounding is unbiased, and any two of the
-   numbers that come out of one word are as good as independent. */
+/* test_random.c - the random bits are the documented ones, stochastic rounding is unbiased, any two of the
+   numbers that come out of one word are as good as independent, and sums of rounding errors have the variance of
+   separate draws. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
@@ -230,6 +231,337 @@ static void check_words(void)
     ok(!bad, "a number of an even and one of its odd element: independent");
 }
 
+/* ---- Sums of rounding errors: their variance beside that of separate draws -------------------------------------- */
+
+/* A number of `bits` bits rounds f / 2^bits up if it is one of the last f. Of two that are uniform and differ by any
+   multiple of 2^v, each with the same probability: the covariance of their rounding errors. */
+static double covariance(uint32_t f, int bits, int v)
+{
+    const double n = (double)(1u << v), all = (double)(1u << bits), p = (double)f / all;
+    const double each = (double)(f >> v), more = (double)(f & ((1u << v) - 1)); /* of n classes, `more` have each + 1 */
+    return ((n - more) * each * each + more * (each + 1) * (each + 1)) * n / all / all - p * p;
+}
+
+/* The numbers a + 2 t b of n values t, rounding the same fraction f / 2^bits: the variance of the sum of their errors
+   over n times that of one. */
+static double exact_ratio(const int *t, int n, uint32_t f, int bits)
+{
+    const double p = (double)f / (double)(1u << bits);
+    double sum = n * p * (1 - p);
+    int i, k;
+    for (i = 0; i < n; ++i)
+        for (k = 0; k < i; ++k) {
+            int v = 1, d = t[i] - t[k];
+            for (; !(d & 1); d /= 2) ++v;
+            sum += 2 * covariance(f, bits, v < bits ? v : bits);
+        }
+    return sum / (n * p * (1 - p));
+}
+
+/* The same where the fractions have nothing to do with each other: given a number r, the mean error is r / 2^bits less
+   1/2, and two numbers have the covariance of their residues modulo 2^v. */
+static double unrelated_ratio(const int *t, int n, int bits)
+{
+    double sum = 0;
+    int i, k;
+    for (i = 0; i < n; ++i)
+        for (k = 0; k < i; ++k) {
+            int v = 1, d = t[i] - t[k];
+            for (; !(d & 1); d /= 2) ++v;
+            sum += pow(4, v < bits ? v : bits) - 1;
+        }
+    return 1 + sum / (n * (pow(4, bits) - 1));
+}
+
+/* The largest over the equal fractions that the `width` upper bits of `bits` tell apart. */
+static double largest_ratio(const int *t, int n, int bits, int width)
+{
+    double worst = 0;
+    uint32_t f, step = 1u << (bits - width);
+    for (f = step; f < 1u << bits; f += step) {
+        const double ratio = exact_ratio(t, n, f, bits);
+        if (ratio > worst) worst = ratio;
+    }
+    return worst;
+}
+
+static void check_exact_variance(void)
+{
+    static const char *const name[] = {"16 rows of 128", "rows 8 apart", "5 stores"};
+    int rows[16], apart[2] = {0, 64}, stores[5], i, k, width;
+    const int *group[3] = {rows, apart, stores};
+    const int size[3] = {16, 2, 5};
+    double worst;
+    for (i = 0; i < 16; ++i) rows[i] = 8 * i;
+    for (i = 0; i < 5; ++i) stores[i] = i;
+    for (k = 0; k < 3; ++k) {
+        double few = 0, all = 0;
+        for (width = 1; width <= 16; ++width) {
+            worst = largest_ratio(group[k], size[k], 16, width) - 1;
+            if (width <= 9 && worst > few) few = worst;
+            if (worst > all) all = worst;
+        }
+        ok(few < 1e-12 && all < 0.01, "%s, any equal fraction: the variance of separate draws with up to 9 upper bits, "
+           "at most %.4f of it more with 10 to 16", name[k], all);
+    }
+    worst = largest_ratio(rows, 16, 8, 8);
+    ok(unrelated_ratio(rows, 16, 16) - 1 < 1e-5, "16 rows, unrelated fractions: 1 + %.1e of it",
+       unrelated_ratio(rows, 16, 16) - 1);
+    ok(worst > 2, "... the lower 8 bits would show: %.2f of it, %.2f with fraction 0.3, up to %.2f",
+       unrelated_ratio(rows, 16, 8), exact_ratio(rows, 16, 77, 8), worst);
+}
+
+/* Of sums S of rounding errors: S^2 less the variance of separate draws, one value for each word, whose mean is 0. */
+typedef struct spread {
+    double word, sum, squares, variance, words;
+} spread;
+
+static void add_sum(spread *s, double error, double variance)
+{
+    s->word += error * error - variance;
+    s->variance += variance;
+}
+
+static void end_word(spread *s)
+{
+    s->sum += s->word, s->squares += s->word * s->word;
+    s->word = 0, ++s->words;
+}
+
+/* In standard errors of the mean, which the values themselves give. */
+static double score_of(const spread *s)
+{
+    const double mean = s->sum / s->words, variance = s->squares / s->words - mean * mean;
+    return mean / sqrt(variance / s->words);
+}
+
+static double ratio_of(const spread *s) { return 1 + s->sum / s->variance; }
+
+enum { SPANS = 128, NUMBERS = 2048 * SPANS, STEPS = 4 };
+static uint32_t drawn[STEPS][NUMBERS]; /* what kopt_random gives */
+static uint16_t unrelated[65536];
+
+typedef struct source {
+    int width, lower; /* which bits of each number: the upper `width` of 16, or the lower ones */
+    int fraction;     /* 0: the middle, 1: 0.3; 2: unrelated ones */
+} source;
+
+static double error_of(const source *s, size_t element, uint32_t store, uint32_t step, double *variance)
+{
+    const uint32_t n = 1u << s->width, number = KOPT_RANDOM_STORE(drawn[step][element], store);
+    const uint32_t other = unrelated[(element + 7919 * store + 104729 * step) & 65535];
+    const uint32_t f = s->fraction == 0 ? n / 2 : s->fraction == 1 ? n * 3 / 10 : other >> (16 - s->width);
+    const uint32_t bits = s->lower ? number & (n - 1) : number >> (16 - s->width);
+    *variance = (double)f * (double)(n - f);
+    return (double)((bits + f) >> s->width << s->width) - (double)f;
+}
+
+enum { ROWS, APART, WORD, STORES, ROWS_STORES, OVER_STEPS, ROWS_STEPS, GROUPS };
+static const char *const group_name[] = {"16 rows", "rows 8 apart", "the 32 elements of a word", "5 stores",
+                                         "16 rows and 5 stores", "4 steps", "16 rows and 4 steps"};
+
+static void add_word(spread g[GROUPS], const source *s, size_t at)
+{
+    double all = 0, all_variance = 0;
+    size_t parity, row;
+    uint32_t k;
+    int i;
+    for (parity = 0; parity < 2; ++parity) {
+        double sum[GROUPS] = {0}, variance[GROUPS] = {0}, half[8], half_variance[8];
+        for (row = 0; row < 16; ++row) {
+            const size_t element = at + 128 * row + parity;
+            double stores = 0, stores_variance = 0, steps = 0, steps_variance = 0, v, e;
+            for (k = 0; k < 5; ++k) {
+                e = error_of(s, element, k, 0, &v);
+                if (k == 0) {
+                    sum[ROWS] += e, variance[ROWS] += v;
+                    if (row < 8) half[row] = e, half_variance[row] = v;
+                    else add_sum(&g[APART], half[row - 8] + e, half_variance[row - 8] + v);
+                    steps = e, steps_variance = v;
+                }
+                stores += e, stores_variance += v;
+            }
+            for (k = 1; k < STEPS; ++k) {
+                steps += error_of(s, element, 0, k, &v);
+                steps_variance += v;
+            }
+            add_sum(&g[STORES], stores, stores_variance);
+            add_sum(&g[OVER_STEPS], steps, steps_variance);
+            sum[ROWS_STORES] += stores, variance[ROWS_STORES] += stores_variance;
+            sum[ROWS_STEPS] += steps, variance[ROWS_STEPS] += steps_variance;
+        }
+        add_sum(&g[ROWS], sum[ROWS], variance[ROWS]);
+        add_sum(&g[ROWS_STORES], sum[ROWS_STORES], variance[ROWS_STORES]);
+        add_sum(&g[ROWS_STEPS], sum[ROWS_STEPS], variance[ROWS_STEPS]);
+        all += sum[ROWS], all_variance += variance[ROWS];
+    }
+    add_sum(&g[WORD], all, all_variance);
+    for (i = 0; i < GROUPS; ++i) end_word(&g[i]);
+}
+
+static void measure(spread g[GROUPS], const source *s)
+{
+    size_t at;
+    memset(g, 0, GROUPS * sizeof *g);
+    for (at = 0; at < NUMBERS; at += at % 128 == 126 ? 2048 - 126 : 2) add_word(g, s, at);
+}
+
+/* 5 standard errors: by chance once in 5,000 times for all 336 comparisons. */
+static void check_variance(void)
+{
+    static const char *const kind[] = {"the middle", "0.3", "unrelated fractions"};
+    spread g[GROUPS];
+    source s = {0, 0, 0};
+    uint32_t state = 1, step;
+    size_t e;
+    int i;
+    for (step = 0; step < STEPS; ++step)
+        for (e = 0; e < NUMBERS; ++e) drawn[step][e] = kopt_random(5, step, 9, 0, e);
+    for (e = 0; e < 65536; ++e) state = state * 1664525 + 1013904223, unrelated[e] = (uint16_t)(state >> 16);
+    for (s.fraction = 0; s.fraction < 3; ++s.fraction) {
+        double worst[GROUPS] = {0}, ratio[GROUPS];
+        for (s.width = 1; s.width <= 16; ++s.width) {
+            if (s.fraction == 1 && s.width == 1) continue; /* 3 / 10 of 1 bit is none */
+            measure(g, &s);
+            for (i = 0; i < GROUPS; ++i)
+                if (fabs(score_of(&g[i])) > worst[i]) worst[i] = fabs(score_of(&g[i])), ratio[i] = ratio_of(&g[i]);
+        }
+        for (i = 0; i < GROUPS; ++i)
+            ok(worst[i] < 5, "sums of rounding errors over %s, %s, 1 to 16 upper bits: the variance of separate draws "
+               "(%.3f of it, %.1f standard errors, where it is farthest)", group_name[i], kind[s.fraction], ratio[i],
+               worst[i]);
+    }
+    s.width = 8, s.lower = 1;
+    for (s.fraction = 1; s.fraction < 3; ++s.fraction) {
+        measure(g, &s);
+        ok(score_of(&g[ROWS]) > 5, "... the lower 8 bits, %s, would show: %.2f of it, %.1f standard errors",
+           kind[s.fraction], ratio_of(&g[ROWS]), score_of(&g[ROWS]));
+    }
+}
+
+/* The stores of a step themselves. Weight 1 becomes 1 + u 2^-23; errors in units of 2^-23 (bf16) or 2^-26 (fp16). */
+typedef struct store_row {
+    const char *name;
+    kopt_format format;
+    kopt_rounding rounding;
+    uint32_t equal, most; /* a u whose fraction is about 0.3; all are below `most` */
+} store_row;
+
+static double store_error(const store_row *s, uint32_t u, uint32_t stored, uint32_t kept, double *variance)
+{
+    const uint32_t one = s->format == KOPT_BF16 ? 0x3f80 : 0x3c00;
+    double whole = (double)(s->format == KOPT_BF16 ? u : 8 * u), unit = s->rounding == KOPT_STOCHASTIC ? 65536 : 256, f;
+    double got = 65536 * ((double)stored - one);
+    if (s->rounding == KOPT_COMPACT) got += 256 * ((double)(kept ^ 0x80) - 128);
+    if (s->rounding == KOPT_KAHAN) {
+        const double rest = u < 0x8000 ? whole : whole - 65536; /* what is compensated */
+        got += (double)ref_float(kept << 16) * 8388608;
+        for (unit = 1; unit * 256 <= fabs(rest); unit *= 2) continue;
+        f = fabs(rest) / unit - floor(fabs(rest) / unit);
+    } else {
+        f = whole / unit - floor(whole / unit);
+    }
+    *variance = f * (1 - f) * unit * unit;
+    return got - whole;
+}
+
+static void check_stores(void)
+{
+    static const store_row stores[] = {{"bf16 stochastic", KOPT_BF16, KOPT_STOCHASTIC, 0x4ccd, 0x10000},
+                                       {"fp16 stochastic", KOPT_FP16, KOPT_STOCHASTIC, 0x0999, 0x2000},
+                                       {"bf16 compact", KOPT_BF16, KOPT_COMPACT, 0x124d, 0x10000},
+                                       {"fp16 compact", KOPT_FP16, KOPT_COMPACT, 0x0249, 0x2000},
+                                       {"bf16 Kahan", KOPT_BF16, KOPT_KAHAN, 0x4026, 0x10000}};
+    static uint16_t weight[NUMBERS];
+    static float grad[NUMBERS];
+    static unsigned char state[KOPT_STATE_BYTES(NUMBERS, 2)];
+    static uint32_t u[NUMBERS];
+    int k, random_fractions, scalar;
+    for (k = 0; k < (int)(sizeof stores / sizeof *stores); ++k)
+        for (random_fractions = 0; random_fractions < 2; ++random_fractions)
+            for (scalar = 0; scalar < 2; ++scalar) {
+                const store_row *s = &stores[k];
+                const size_t width = s->rounding == KOPT_COMPACT ? 1 : 2;
+                spread rows = {0, 0, 0, 0, 0}, apart = rows, word = rows;
+                kopt_optimizer o = kopt_sgd(1, 0);
+                kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_F32, NUMBERS, state, sizeof state);
+                size_t e, at, parity, row;
+                int good;
+                kopt_isa_force(scalar ? KOPT_ISA_SCALAR : KOPT_ISA_COUNT);
+                o.weight_format = s->format, o.rounding = s->rounding, o.seed = 11, t.id = (uint32_t)k;
+                for (e = 0; e < NUMBERS; ++e) {
+                    u[e] = random_fractions ? (unrelated[e & 65535] ^ (uint32_t)(e >> 3)) & (s->most - 1) : s->equal;
+                    grad[e] = -ref_mul((float)u[e], ref_float(0x34000000)); /* 2^-23 */
+                    weight[e] = s->format == KOPT_BF16 ? 0x3f80 : 0x3c00;
+                }
+                good = kopt_state_init(&o, &t, NULL) == KOPT_OK && kopt_optimizer_step(&o, &t, 1) == KOPT_OK;
+                for (at = 0; at < NUMBERS; at += at % 128 == 126 ? 2048 - 126 : 2) {
+                    double all = 0, all_variance = 0;
+                    for (parity = 0; parity < 2; ++parity) {
+                        double sum = 0, variance = 0, half[8], half_variance[8];
+                        for (row = 0; row < 16; ++row) {
+                            const size_t i = at + 128 * row + parity;
+                            const uint32_t kept = s->rounding == KOPT_STOCHASTIC ? 0 : ref_get(state + 64, width, i);
+                            double v, error = store_error(s, u[i], weight[i], kept, &v);
+                            sum += error, variance += v;
+                            if (row < 8) half[row] = error, half_variance[row] = v;
+                            else add_sum(&apart, half[row - 8] + error, half_variance[row - 8] + v);
+                        }
+                        add_sum(&rows, sum, variance);
+                        all += sum, all_variance += variance;
+                    }
+                    add_sum(&word, all, all_variance);
+                    end_word(&rows), end_word(&apart), end_word(&word);
+                }
+                ok(good && fabs(score_of(&rows)) < 5 && fabs(score_of(&apart)) < 5 && fabs(score_of(&word)) < 5,
+                   "a step's %s store, %s, %s: over 16 rows, 8 apart, a word %.3f, %.3f, %.3f of the variance of "
+                   "separate draws (%.1f, %.1f, %.1f standard errors)", s->name,
+                   random_fractions ? "unrelated fractions" : "0.3", kopt_isa_name(kopt_isa_current()), ratio_of(&rows),
+                   ratio_of(&apart), ratio_of(&word), score_of(&rows), score_of(&apart), score_of(&word));
+            }
+    kopt_isa_force(KOPT_ISA_COUNT);
+}
+
+/* ---- What is tied: the 16 rows of one word, all 2^32 words. The upper bit of a number decides, and the lowest 4 bits
+        of `own` do not reach it: 16 rows times `other` have none. ------------------------------------------------ */
+
+static void check_ties(void)
+{
+    static double p[16 * 64 + 1], next[16 * 64 + 1];
+    double count[17] = {0}, fourth = 0, variance = 0, beyond[2] = {0, 0};
+    uint32_t own, other;
+    int i, k, step;
+    for (own = 0; own < 65536; own += 16)
+        for (other = 0; other < 4096; ++other) { /* 16 other, modulo 2^16: 16 of own, 16 of other each */
+            uint32_t r = own, up = 0;
+            for (i = 0; i < 16; ++i, r += 16 * other) up += r >> 15 & 1;
+            ++count[up];
+        }
+    for (i = 0; i <= 16; ++i) {
+        count[i] /= 16777216;
+        variance += count[i] * (i - 8) * (i - 8);
+        fourth += count[i] * (i - 8) * (i - 8) * (i - 8) * (i - 8);
+    }
+    ok(fabs(count[0] + count[16] - 0.0333) < 5e-5, "16 rows in the middle go one way with probability %.4f, not %.5f",
+       count[0] + count[16], 2.0 / 65536);
+    ok(fabs(variance - 4) < 1e-9, "... and have the variance of separate draws, %.6f", variance);
+    /* the sum of 64 such steps: 1024 draws, of deviation 16 */
+    memset(p, 0, sizeof p);
+    for (p[0] = 1, step = 0; step < 64; ++step) {
+        memset(next, 0, sizeof next);
+        for (i = 0; i <= 16 * step; ++i)
+            for (k = 0; k <= 16; ++k) next[i + k] += p[i] * count[k];
+        memcpy(p, next, sizeof p);
+    }
+    for (i = 0; i <= 1024; ++i) {
+        if (abs(i - 512) > 3 * 16) beyond[0] += p[i];
+        if (abs(i - 512) > 4 * 16) beyond[1] += p[i];
+    }
+    ok(fabs(fourth / 16 - 3 - 7.45) < 0.01 && beyond[0] < 0.0032 && beyond[1] < 1.3e-4,
+       "... with an excess kurtosis of %.2f; sums of 64 steps: %.2f, beyond 3 deviations %.4f (separate draws: "
+       "0.0024), 4: %.1e (5.4e-05)", fourth / 16 - 3, (fourth / 16 - 3) / 64, beyond[0], beyond[1]);
+}
+
 /* ---- Independence of neighbours --------------------------------------------------------------------------------- */
 
 /* +-1 for each element: whether the midpoint was rounded up. */
@@ -329,6 +661,10 @@ int main(void)
     check_bias();
     check_specials();
     check_words();
+    check_exact_variance();
+    check_variance();
+    check_stores();
+    check_ties();
     check_spans();
     check_independence();
     return done();
