@@ -467,7 +467,8 @@ typedef struct kopt_optimizer {
     kopt_rule rule;
     kopt_format weight_format;           /* default KOPT_BF16                                                     */
     kopt_rounding rounding;              /* of weights, default KOPT_KAHAN; ignored for KOPT_F32 weights          */
-    kopt_format moment_format;           /* default KOPT_BF16. fp16 keeps sqrt(second moment)                     */
+    kopt_format moment_format;           /* default KOPT_BF16. fp16 keeps sqrt(second moment), and loses gradients
+                                            below 1e-6, with a loss scale, too                                    */
     kopt_rounding moment_rounding;       /* of 16- and 8-bit moments: KOPT_STOCHASTIC (default) or KOPT_NEAREST   */
     kopt_rounding compensation_rounding; /* in KAHAN and COMPACT: KOPT_STOCHASTIC (default) or KOPT_NEAREST       */
     kopt_decay decay;                    /* default L2 for SGD and Adam, decoupled for AdamW                      */
@@ -691,8 +692,8 @@ KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, dou
 
 /* LOSS SCALING. torch.amp.GradScaler: multiply the loss by scale before the backward pass, so that small gradients do
    not underflow in fp16; a step whose gradients overflow is skipped and the scale halved. Set any field. The gradient is
-   divided by the scale before it enters the moments: fp16 moments lose what the scale has saved. Under |g| = 1e-7 they
-   reach 0.87 of the displacement, under 1e-8 0.12: keep the moments of fp16 gradients in bf16 (the default) or fp32. */
+   divided by the scale before it enters the moments: fp16 moments lose what the scale has saved. In 1000 steps they move
+   a weight by 0.81 of its way under |g| = 1e-7, by 0.18 under 1e-8. Keep moments in bf16 (the default) or fp32. */
 typedef struct kopt_scaler {
     float scale;         /* of the loss; default 65536                                                            */
     float minimum;       /* the scale is not lowered below it; default 0: none                                    */

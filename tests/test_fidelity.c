@@ -248,6 +248,31 @@ static void check_small_gradients(void)
        moved[FP32]);
 }
 
+/* Under a loss scale the gradient enters the moments unscaled: what fp16 has no number for is lost there, not in bf16. */
+static void check_moments_under_loss_scale(void)
+{
+    static training r;
+    static float zero[MOST], scaled[MOST];
+    static const float size[] = {1e-5f, 1e-6f, 1e-7f, 1e-8f};
+    int k, f, i;
+    for (k = 0; k < 4; ++k) {
+        double moved[3];
+        for (i = 0; i < MOST; ++i) scaled[i] = size[k] * 65536;
+        for (f = KOPT_F32; f <= KOPT_FP16; ++f) {
+            kopt_optimizer o = kopt_adam(1e-3);
+            o.weight_format = KOPT_F32, o.moment_format = (kopt_format)f;
+            o.grad_scale = 1.0 / 65536;
+            start(&r, o, scaled, MOST, zero);
+            train(&r, 1000);
+            moved[f] = -mean(values(&r, KOPT_WEIGHT), MOST);
+        }
+        ok(within(moved[KOPT_BF16], moved[KOPT_F32], 0.01) &&
+               (k < 2 ? within(moved[KOPT_FP16], moved[KOPT_F32], 0.02) : moved[KOPT_FP16] < 0.9 * moved[KOPT_F32]),
+           "1000 steps under a loss scale, gradients of %.0e: bf16 moments reach %.2f, fp16 moments %.2f of fp32's way",
+           (double)size[k], moved[KOPT_BF16] / moved[KOPT_F32], moved[KOPT_FP16] / moved[KOPT_F32]);
+    }
+}
+
 /* ---- Trajectories against binary64 ------------------------------------------------------------------------------ */
 
 /* One step of torch.optim.SGD, Adam or AdamW on one weight, as its documentation writes it. */
@@ -402,5 +427,6 @@ int main(int count, char **arguments)
     check_second_moment(0.999);
     if (!quick) check_second_moment(0.9999);
     check_small_gradients();
+    check_moments_under_loss_scale();
     return done();
 }
