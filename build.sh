@@ -386,6 +386,7 @@ fast_tests() {
     done
     echo "$CC -std=c99 $C_WARNINGS -O2 -DKOPT_IMPLEMENTED_ -o build/tests/probe.ofast tests/probe.c build/tests/ofast.o" >>build/tests/builds
     part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast
+    part selftest sh tests/selftest.sh build/tests/plain.o
     part setup sh tests/setup.sh
     part usage sh tests/usage.sh
     build_all objects
@@ -473,6 +474,7 @@ run_tests() {
     part hostile_static sh tests/hostile.sh static
     part examples sh tests/examples.sh
     part demo sh tests/demo.sh
+    part selftest sh tests/selftest.sh
     part setup sh tests/setup.sh
     part usage sh tests/usage.sh
     echo "$CC -std=c99 -O2 $C_WARNINGS -o build/tests/theorem1 bench/theorem1.c -lm" >>build/tests/builds

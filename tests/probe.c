@@ -856,7 +856,7 @@ static void probe_state(void) {
 /* The per-step scalars. */
 static void hash_scalars(kopt_optimizer *o) {
     static const uint32_t steps[] = {1, 2, 3, 10, 100, 1000, 12345, 1000000, 0xFFFFFFFFu};
-    kopt_step s;
+    static kopt_step s; /* zero where the build refuses the rule */
     int i;
     for (i = 0; i < COUNT(steps); i++) {
         o->step = steps[i] - 1;

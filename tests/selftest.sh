@@ -1,0 +1,135 @@
+# tests/selftest.c finds nothing wrong in builds as users make them, and says what is wrong in broken ones. Prints TAP.
+#     sh tests/selftest.sh           all
+#     sh tests/selftest.sh OBJECT    only its tables, and the implementation in OBJECT
+#     sh tests/selftest.sh tables    prints the two tables of tests/selftest.c as they must be
+out=build/tests/selftest
+rm -rf $out
+mkdir -p $out
+CC=${CC:-cc}
+warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-qual'
+warnings="$warnings -Werror"
+count=0
+report() { # report STATUS DESCRIPTION
+    count=$((count + 1))
+    if [ "$1" = 0 ]; then echo "ok $count - $2"; else echo "not ok $count - $2"; head -n 20 $out/log | sed 's/^/# /'; fi
+}
+missing() { count=$((count + 1)); echo "ok $count # SKIP $1"; }
+
+# What the tables must be: golden.txt, which NumPy computes, and steps by reference.h. Nine to a line.
+lay_out() { sed 's/.*/0x&u,/' | paste -d ' ' - - - - - - - - - | sed 's/ *$//; s/^/    /' | sed '$s/,$//'; }
+sed '/^all /d; s/.* //' tests/golden.txt | lay_out >$out/golden
+$CC -std=c99 -O1 -DKAHAN_OPT_NO_SIMD -DSELFTEST_REFERENCE -o $out/reference tests/selftest.c -lm >$out/log 2>&1 &&
+    $out/reference | sed -n 's/^0x\(.*\)u,$/\1/p' | lay_out >$out/cases
+if [ "${1:-}" = tables ]; then
+    cat $out/golden && echo && cat $out/cases
+    exit
+fi
+[ -s $out/cases ]
+report $? "the steps of tests/reference.h"
+for table in golden cases; do
+    sed -n "/^static const uint32_t $table\[\] = {/,/^};/p" tests/selftest.c | sed '1d;$d' >$out/$table.there
+    diff $out/$table.there $out/$table >$out/log
+    report $? "its table \`$table\` is what it must be"
+done
+
+good() { # good NAME COMPILER FLAG...: exit status 0, and no FAILED
+    name=$1
+    shift
+    "$@" -o $out/$name tests/selftest.c >$out/log 2>&1 && $out/$name >$out/log 2>&1 &&
+        grep -q '^All is well' $out/log && ! grep -q 'FAILED' $out/log
+    report $? "all is well: $(echo "$*" | sed 's/ -W[a-z-]*//g')"
+}
+says() { # says WORDS...: the last one said these, each in one line
+    for words; do
+        grep -q -e "$words" $out/log
+        report $? "... says: $words"
+    done
+}
+compared() { sed -n 's/^\([0-9]*\) comparisons$/\1/p' $out/log; }
+
+if [ $# = 1 ]; then
+    good object $CC -O1 -DSELFTEST_LINK "$1"
+    echo "1..$count"
+    exit
+fi
+good o2 $CC -std=c99 $warnings -Wmissing-prototypes -O2
+full=$(compared)
+[ "${full:-0}" -gt 1000 ]
+report $? "... after more than a thousand comparisons"
+good ofast $CC -Ofast
+case $(uname -m) in x86_64 | i?86) says 'note: .* crtfastmath\|^      (crtfastmath' 'subnormals flushed$' ;; esac
+good vmath $CC -O1 -DKAHAN_OPT_VMATH
+good debug $CC -O0 -DKAHAN_OPT_NO_SIMD
+if command -v clang >/dev/null; then good clang clang -std=c99 $warnings -O2; else missing "no clang"; fi
+if command -v clang >/dev/null; then good clang_ofast clang -Ofast -DKAHAN_OPT_NO_SIMD; else missing "no clang"; fi
+if command -v g++ >/dev/null; then good cxx g++ -std=c++98 -x c++ $warnings -O1; else missing "no g++"; fi
+if command -v tcc >/dev/null; then good tcc tcc; else missing "no tcc"; fi
+for set in KOPT_TINY 'KOPT_TINY | KOPT_WITH_CHECKS' 'KOPT_WITH_ALL & ~KOPT_WITH_FP16' \
+    'KOPT_WITH_ALL & ~KOPT_WITH_BF16' 'KOPT_WITH_ALL & ~KOPT_WITH_RANGER' 'KOPT_WITH_ALL & ~KOPT_WITH_CHECKS' \
+    'KOPT_WITH_ALL & ~KOPT_WITH_EXTRAS'; do
+    good only $CC -std=c99 $warnings -O1 -DKAHAN_OPT_NO_SIMD "-DKAHAN_OPT_ONLY=$set"
+    [ "$(compared)" -ge 9 ]
+    report $? "... after $(compared) comparisons"
+done
+
+# The implementation in a file of its own, with the same struct layout and with another.
+printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >$out/implementation.c
+$CC -O1 -DKAHAN_OPT_NO_SIMD -I. -c -o $out/implementation.o $out/implementation.c >$out/log 2>&1
+good link $CC -O1 -DKAHAN_OPT_NO_SIMD -DSELFTEST_LINK $out/implementation.o
+
+bad() { # bad DESCRIPTION COMPILER FLAG... SOURCE: exit status 1
+    description=$1
+    shift
+    "$@" -o $out/bad >$out/log 2>&1 && { $out/bad >$out/log 2>&1; [ $? = 1 ]; } && ! grep -q '^All is well' $out/log
+    report $? "$description is found"
+}
+linked="$CC -O1 -DKAHAN_OPT_NO_SIMD -DSELFTEST_LINK $out/implementation.o"
+bad "-fshort-enums in one file of two" $linked -fshort-enums tests/selftest.c
+says '^note: enums are not int here' '^FAILED: kopt_optimizer or kopt_step is laid out otherwise'
+bad "-fpack-struct in one file of two" $linked -fpack-struct tests/selftest.c
+says '^FAILED: kopt_optimizer or kopt_[a-z]* is laid out otherwise'
+sed 's/^#define KOPT_VERSION .*/#define KOPT_VERSION 99999/; s/KOPT_VERSION != [0-9]*/0/' kahan_opt.h >$out/kahan_opt.h
+mkdir $out/tests
+cp tests/selftest.c tests/probe.c $out/tests
+bad "a header of another version" $linked $out/tests/selftest.c
+says '^FAILED: the implementation is of version'
+case $(uname -m) in
+x86_64 | i?86)
+    bad "-Ofast where the library does not set the environment" $CC -Ofast -DKAHAN_OPT_NO_SIMD \
+        "-DKAHAN_OPT_ONLY=KOPT_TINY" tests/selftest.c
+    says '^FAILED: without KOPT_WITH_CHECKS'
+    ;;
+esac
+
+# Copies of the header with one mistake each. What is replaced must be there, or nothing is tested.
+mistake() { # mistake DESCRIPTION PATTERN REPLACEMENT FLAG...
+    description=$1 pattern=$2 replacement=$3
+    shift 3
+    sed "s/$pattern/$replacement/" kahan_opt.h >$out/kahan_opt.h
+    ! cmp kahan_opt.h $out/kahan_opt.h >$out/log
+    report $? "the header has: $pattern"
+    bad "$description" $CC -O1 "$@" $out/tests/selftest.c
+    says 'your compiler flags' 'report this'
+}
+numbers='got [0-9a-f]\{8\}, want [0-9a-f]\{8\} ([a-z0-9]*; the caller rounds to nearest)$'
+mistake "another constant of the cipher" 0xD2511F53u 0xD2511F51u -DKAHAN_OPT_NO_SIMD
+says "^FAILED: random bits: other bits than promised: random: $numbers"
+mistake "... in a small build" 0xD2511F53u 0xD2511F51u -DKAHAN_OPT_NO_SIMD -DKAHAN_OPT_ONLY=KOPT_TINY
+says "^FAILED: steps of an optimizer: other bits than promised: adamw, weights bf16-kahan, .* $numbers"
+mistake "a tie of fp16 that goes down" '((half >> shift) & 1u)) >> shift;' '0) >> shift;' -DKAHAN_OPT_NO_SIMD
+says "^FAILED: fp32 numbers rounded to 16 bits: .*narrow: $numbers"
+if [ "$(uname -m)" = x86_64 ]; then
+    mistake "the caller's environment as it is" 'KOPT_LDMXCSR_(sse);' ';' -DKAHAN_OPT_NO_SIMD
+    says '^FAILED: .*; the caller rounds to down)$' '^FAILED: .*; the caller rounds to zero and flushes)$'
+    ! grep -q 'rounds to nearest)$' $out/log
+    report $? "... and nothing is wrong in the default one"
+    mistake "an environment that is not restored" 'KOPT_LDMXCSR_(e->control);' ';' -DKAHAN_OPT_NO_SIMD
+    says "^FAILED: a call has changed the caller's floating-point environment"
+fi
+if grep -q avx2 /proc/cpuinfo 2>/dev/null && [ "$(uname -m)" = x86_64 ]; then
+    mistake "one instruction set that subtracts the wrong way" '_mm256_sub_ps(a, b)' '_mm256_sub_ps(b, a)'
+    says '^FAILED: .*(avx2; the caller rounds to nearest)$'
+    ! grep -q '(scalar;\|(sse2;' $out/log
+    report $? "... and nothing is wrong with the others"
+fi
+echo "1..$count"
