@@ -1105,7 +1105,9 @@ static const uint32_t kopt_decades_[2][KOPT_DECADES_] = {
 
 /* The scale of a block of 8-bit numbers. One with a value that is not finite becomes NaN as a whole. */
 KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
-    return largest < 0x00800000u ? 0 : largest >= 0x7F800000u ? 0x7FC00000u : largest;
+    const uint32_t infinity = 0x7F800000u, bounded = largest < infinity ? largest : infinity;
+    /* not a choice of 0x7FC00000: gcc 12 -O1 for Thumb-2 loses the upper half of such a constant */
+    return bounded < 0x00800000u ? 0 : bounded + (KOPT_CAST_(uint32_t, bounded == infinity) << 22);
 }
 /* Is each code of the block that of 0? */
 KOPT_INLINE_ int kopt_no_scale_(uint32_t scale) { return scale == 0 || scale == 0x7FC00000u; }

@@ -53,6 +53,7 @@ cells() {
     cell qemu-aarch64 aarch64 'isas' aarch64-linux-gnu-gcc -static -O3 -ffp-contract=fast
     cell qemu-aarch64 aarch64 'isas ftz' aarch64-linux-gnu-gcc -static -Ofast
     cell qemu-aarch64 aarch64 'isas' aarch64-linux-gnu-gcc -static -Ofast -march=armv8.2-a+fp16+sve
+    cell qemu-arm armv7 'isas' arm-linux-gnueabihf-gcc -static -O1
     cell qemu-arm armv7 'isas ftz' arm-linux-gnueabihf-gcc -static -O2
     cell qemu-arm armv7 'isas' arm-linux-gnueabihf-gcc -static -O3 -ffp-contract=fast -mfpu=neon-vfpv4
     cell qemu-arm armv7 'isas ftz' arm-linux-gnueabihf-gcc -static -Ofast -mfpu=neon-vfpv4
