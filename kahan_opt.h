@@ -581,10 +581,10 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n);
 KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t, const float *weights);
 
 /* Reads the weights (with their residual), the first or the second moment as n fp32 values, or writes them: the way
-   from and to fp32 checkpoints and other libraries' state. Writing rounds to nearest; written weights are also where
-   Ranger's slow weights start. Set weights with it in the middle of a run, too (pruning, averaging): stored past it
-   they keep the residual of the value that was there before, and with COMPACT or EXACT a zero with such a residual is
-   a NaN. Writing weights refreshes t->copy. */
+   from and to fp32 checkpoints and other libraries' state. out and in overlap nothing of the tensor. Writing rounds to
+   nearest; written weights are also where Ranger's slow weights start, and t->copy is refreshed from them. Set weights
+   with it in the middle of a run, too (pruning, averaging): stored past it they keep the residual of the value that was
+   there before, and with COMPACT or EXACT a zero with such a residual is a NaN. */
 typedef enum kopt_stream {
     KOPT_WEIGHT = 0, KOPT_FIRST_MOMENT = 1, KOPT_SECOND_MOMENT = 2,
     KOPT_THIRD_MOMENT = 3, /* AMSGrad's largest second moment; Adan's average of gradient differences */
@@ -3431,7 +3431,7 @@ FN_ words_ code_at_(const coder_ *c, words_ place, words_ u, int square, words_ 
         k = iadd_(iset_(127), isub_(xor_(k, minus), minus));
         k = where_(gt_(k, c->zero), k);
     }
-    return square ? isub_(k, shr_(k, 8)) : k; /* 256 becomes 255 */
+    return isub_(k, shr_(k, 8)); /* 256 becomes 255 */
 }
 
 #ifdef ONE_LANE_
@@ -7085,12 +7085,14 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t,
 static kopt_result kopt_check_stream_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_stream what,
                                       const float *values) {
     kopt_result result = kopt_check_state_(opt, t, 0);
+    kopt_span_ span[KOPT_SPANS_];
+    int i;
     if (result != KOPT_OK) return result;
     if (KOPT_CAST_(unsigned, what) > KOPT_CAST_(unsigned, kopt_moments_(opt))) return KOPT_ERROR_OPTION;
     if (t->n != 0 && values == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (kopt_overlap_(values, t->n * 4, t->weight, t->n * kopt_bytes_of_(opt->weight_format)) ||
-        kopt_overlap_(values, t->n * 4, t->state, kopt_layout_for_(opt, t->n).total))
-        return KOPT_ERROR_OVERLAP;
+    kopt_spans_(span, t, kopt_bytes_of_(opt->weight_format), kopt_layout_for_(opt, t->n).total);
+    for (i = 0; i < KOPT_SPANS_; i++)
+        if (i != KOPT_GRAD_SPAN_ && kopt_overlap_(values, t->n * 4, span[i].at, span[i].size)) return KOPT_ERROR_OVERLAP;
     return KOPT_OK;
 }
 
