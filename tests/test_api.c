@@ -161,12 +161,13 @@ static void check_ranges(void)
 /* Fields of single rules, at the ends of their ranges. */
 static void check_ends(void)
 {
-    const double above = from_bits((UINT64_C(0x3ff0) << 48) + 1), nan = from_bits(UINT64_C(0x7ff8) << 48); /* 1 + 2^-52 */
+    const double above = from_bits((UINT64_C(0x3ff0) << 48) + 1); /* 1 + 2^-52 */
+    const double nan = from_bits(UINT64_C(0x7ff8) << 48);
     int k, bad = 0;
     build();
     for (k = 0; k < 5; ++k) {
-        static const char *const what[] = {"EMA that moves by more than 1", "EMA with decay -1", "EMA with decay above 1",
-                                           "EMA with decay 2", "EMA with decay NaN"};
+        static const char *const what[] = {"EMA that moves by more than 1", "EMA with decay -1",
+                                           "EMA with decay above 1", "EMA with decay 2", "EMA with decay NaN"};
         w.opt = kopt_ema(k == 0 ? -0x1p-52 : k == 1 ? -1 : k == 2 ? above : k == 3 ? 2 : nan);
         refuses_optimizer(KOPT_ERROR_RANGE, what[k]);
     }
@@ -176,11 +177,14 @@ static void check_ends(void)
         kopt_tensor t = kopt_tensor_of(average, weights, KOPT_F32, 3, NULL, 0);
         o.weight_format = KOPT_F32;
         bad += kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
-        bad += ref_bits(average[0]) != ref_bits(k ? 1.0f : -4.0f) || ref_bits(average[1]) != ref_bits(k ? 2.0f : 5.0f) ||
-               ref_bits(average[2]) != ref_bits(k ? 3.0f : 0.125f);
+        bad += ref_bits(average[0]) != ref_bits(k ? 1.0f : -4.0f);
+        bad += ref_bits(average[1]) != ref_bits(k ? 2.0f : 5.0f);
+        bad += ref_bits(average[2]) != ref_bits(k ? 3.0f : 0.125f);
     }
     ok(!bad, "EMA with decay 0 is its weights, with decay 1 what it was");
-#define REFUSED_OF(make, field, value) (w.opt = make(1e-3), w.opt.field = (value), refuses_optimizer(KOPT_ERROR_RANGE, #make ", " #field " = " #value))
+#define REFUSED_OF(make, field, value)         \
+    (w.opt = make(1e-3), w.opt.field = (value), \
+     refuses_optimizer(KOPT_ERROR_RANGE, #make ", " #field " = " #value))
     REFUSED_OF(kopt_ranger, lookahead, 0);
     REFUSED_OF(kopt_ranger, lookahead, -1);
     REFUSED_OF(kopt_ranger, lookahead, -2147483647);
@@ -350,8 +354,8 @@ static void check_values_overlap(void)
                 bad += r != (in ? KOPT_ERROR_OVERLAP : KOPT_OK);
                 if (in) ++refused, bad += memcmp(before, arena, sizeof arena) != 0;
             }
-    ok(!bad && refused == 12, "OVERLAP: init, read, write with values on the first or last byte of weights and block: %d wrong",
-       bad);
+    ok(!bad && refused == 12, "OVERLAP: init, read, write with values on the first or last byte of weights and block: "
+       "%d wrong", bad);
 }
 
 static void check_list(void)
@@ -405,8 +409,7 @@ static void check_blocks(void)
     ANOTHER((w.opt = kopt_sgd(0.1, 0.9)), "a block for another rule");
 }
 
-/* Each byte of the header that says whose block it is, in blocks that are open and sealed. Of the moments' number and of
-   the version only what no other version makes equal. */
+/* Each byte of the header that says whose block it is, in blocks that are open and sealed. */
 static void check_header(void)
 {
     int sealed, i, k, bad[32] = {0}, all = 0;
@@ -437,7 +440,8 @@ static void check_header(void)
                 }
                 for (call = 0; call < calls; ++call) bad[i] += r[call] != want;
                 bad[i] += !unchanged();
-                if (bad[i] && !all++) note("byte %d of a block that is %s: %s", i, sealed ? "sealed" : "open", result_name[r[0]]);
+                if (bad[i] && !all++)
+                    note("byte %d of a block that is %s: %s", i, sealed ? "sealed" : "open", result_name[r[0]]);
             }
     for (i = all = 0; i < 32; ++i) all += bad[i];
     ok(!all, "STATE, MISMATCH: each of 32 bytes of a header changed, open and sealed: %d wrong", all);

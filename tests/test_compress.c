@@ -345,7 +345,8 @@ static void check_sign_edges(void)
     kopt_compressor c = kopt_compressor_of(KOPT_SIGN, NULL, 256);
     int turn, i, bad = 0;
     c.rounding = KOPT_NEAREST;
-    for (i = 0; i < 256; ++i) g[i] = ref_float(i % 3 == 0 ? 0 : i % 3 == 1 ? 0x80000000u : i % 2 ? 0x3f800000u : 0xbf800000u);
+    for (i = 0; i < 256; ++i)
+        g[i] = ref_float(i % 3 == 0 ? 0 : i % 3 == 1 ? 0x80000000u : i % 2 ? 0x3f800000u : 0xbf800000u);
     bad += kopt_compress(&c, code, sizeof code, g, KOPT_F32) != KOPT_OK;
     for (i = 0; i < 256; ++i) bad += (code[4 + i / 8] >> i % 8 & 1) != (i % 3 == 1 || (i % 3 == 2 && i % 2 == 0));
     ok(!bad, "1 bit: zeros keep their sign, %d do not", bad);

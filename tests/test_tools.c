@@ -146,9 +146,10 @@ static void fill(unsigned char *x, kopt_format f, size_t n, int kind)
         if (kind == 0) word = ref_narrow(f, ref_bits((float)(1e-3 * normal())));
         if (kind == 3)
             word = dice() & 1 ? 0 : ref_narrow(f, ref_bits((float)ldexp(normal(), (int)(i / 4096 % 5) * 9 - 20)));
-        if (kind >= 4)
-            word = ref_narrow(f, ref_bits((float)((i < (kind == 8 ? 16384 : 4096) ? 1 : kind == 8 ? 4 : 1 << (kind - 2)) *
-                                                  (1.98 + 1e-3 * uniform()))));
+        if (kind >= 4) {
+            const int times = i < (kind == 8 ? 16384 : 4096) ? 1 : kind == 8 ? 4 : 1 << (kind - 2);
+            word = ref_narrow(f, ref_bits((float)(times * (1.98 + 1e-3 * uniform()))));
+        }
         ref_set(x, ref_width(f), i, word);
     }
 }
@@ -295,8 +296,8 @@ static void check_norm_far_apart(void)
     ok(!bad, "the norm of a number of any size and of the smallest subnormal beside it: %d wrong", bad);
 }
 
-/* The sum of 2^32 equal norms before its carry, as an all-reduce leaves it: each word times 2^32, which is the number one
-   digit higher. Here 18 digits of ones: a norm of 2^155, to 577 bits. */
+/* The sum of 2^32 equal norms before its carry, as an all-reduce leaves it: each word times 2^32, which is the number
+   one digit higher. Here 18 digits of ones: a norm of 2^155, to 577 bits. */
 static void check_norm_ranks(void)
 {
     static unsigned char x[4 * 100];
@@ -695,8 +696,8 @@ static void check_scaler_clip(void)
                 kopt_optimizer opt = kopt_sgd(0.7, 0), explicit_opt;
                 kopt_tensor t = kopt_tensor_of(weights, gradients, KOPT_F32, 2, NULL, 0), reference;
                 kopt_scaler s = kopt_grad_scaler();
-                volatile double unscale = grad_scale[g] / (double)scales[k], norm = 40 * fabs(unscale), sum = norm + 1e-6;
-                volatile double quotient = max_norm[c] / sum;
+                volatile double unscale = grad_scale[g] / (double)scales[k], norm = 40 * fabs(unscale);
+                volatile double sum = norm + 1e-6, quotient = max_norm[c] / sum;
                 int skipped = 1;
                 opt.weight_format = KOPT_F32, opt.grad_scale = grad_scale[g], opt.clip = 123;
                 s.scale = scales[k];
