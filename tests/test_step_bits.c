@@ -472,6 +472,30 @@ static void check_largest_code(void)
        found, bad);
 }
 
+/* The same of a first moment, which in the first step of SGD with momentum is the gradient: not code 256, which in a byte
+   is the most negative one. */
+static void check_largest_signed_code(void)
+{
+    static float w[256], g[256];
+    static unsigned char state[64 + 256 + 8];
+    int isa, bad = 0;
+    size_t i;
+    uint64_t e = 0;
+    while (ref_number(ref_random(7, 1, 0, 0, e), 1) < 65533 && e < 1000000) ++e;
+    for (i = 0; i < 256; ++i) g[i] = ref_float(0x7f4006ee);
+    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
+        kopt_optimizer o = kopt_sgd(0, 0.5);
+        kopt_tensor t = kopt_tensor_of(w, g, KOPT_F32, 256, state, sizeof state);
+        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+        o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8, o.seed = 7, t.first_index = e / 256 * 256;
+        bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK || e == 1000000;
+        bad += ref_get(state + 64 + 256, 4, 0) != 0x7f4006ee;
+        for (i = 0; i < 256; ++i) bad += state[64 + i] != 255;
+    }
+    kopt_isa_force(KOPT_ISA_COUNT);
+    ok(!bad, "the largest first moment of a block has code 255 beside a scale above 2^126: %d wrong", bad);
+}
+
 /* 2^-126 is a scale, and what is below it is none: momentum of the first step is the gradient itself. */
 static void check_least_scale(void)
 {
@@ -687,6 +711,7 @@ int main(int count, char **arguments)
 #ifndef KAHAN_OPT_VMATH
     check_codes(quick);
     check_largest_code();
+    check_largest_signed_code();
     check_least_scale();
 #endif
     check_lone_specials(quick);
