@@ -158,6 +158,52 @@ static void check_ranges(void)
     }
 }
 
+/* Fields of single rules, at the ends of their ranges. */
+static void check_ends(void)
+{
+    const double above = from_bits((UINT64_C(0x3ff0) << 48) + 1); /* 1 + 2^-52 */
+    const double nan = from_bits(UINT64_C(0x7ff8) << 48);
+    int k, bad = 0;
+    build();
+    for (k = 0; k < 5; ++k) {
+        static const char *const what[] = {"EMA that moves by more than 1", "EMA with decay -1",
+                                           "EMA with decay above 1", "EMA with decay 2", "EMA with decay NaN"};
+        w.opt = kopt_ema(k == 0 ? -0x1p-52 : k == 1 ? -1 : k == 2 ? above : k == 3 ? 2 : nan);
+        refuses_optimizer(KOPT_ERROR_RANGE, what[k]);
+    }
+    for (k = 0; k < 2; ++k) { /* the average becomes the weights, or stays */
+        float average[3] = {1, 2, 3}, weights[3] = {-4, 5, 0.125f};
+        kopt_optimizer o = kopt_ema(k);
+        kopt_tensor t = kopt_tensor_of(average, weights, KOPT_F32, 3, NULL, 0);
+        o.weight_format = KOPT_F32;
+        bad += kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
+        bad += ref_bits(average[0]) != ref_bits(k ? 1.0f : -4.0f);
+        bad += ref_bits(average[1]) != ref_bits(k ? 2.0f : 5.0f);
+        bad += ref_bits(average[2]) != ref_bits(k ? 3.0f : 0.125f);
+    }
+    ok(!bad, "EMA with decay 0 is its weights, with decay 1 what it was");
+#define REFUSED_OF(make, field, value)         \
+    (w.opt = make(1e-3), w.opt.field = (value), \
+     refuses_optimizer(KOPT_ERROR_RANGE, #make ", " #field " = " #value))
+    REFUSED_OF(kopt_ranger, lookahead, 0);
+    REFUSED_OF(kopt_ranger, lookahead, -1);
+    REFUSED_OF(kopt_ranger, lookahead, -2147483647);
+    REFUSED_OF(kopt_ranger, lookahead_rate, -0x1p-1022);
+    REFUSED_OF(kopt_ranger, lookahead_rate, above);
+    REFUSED_OF(kopt_ranger, lookahead_rate, nan);
+    REFUSED_OF(kopt_adan, beta3, 1);
+    REFUSED_OF(kopt_adan, beta3, -0x1p-1022);
+    REFUSED_OF(kopt_adan, beta3, nan);
+    for (k = bad = 0; k < 4; ++k) {
+        kopt_optimizer o = k < 3 ? kopt_ranger(1e-3) : kopt_adan(1e-3);
+        o.lookahead = 1, o.lookahead_rate = k % 2, o.beta3 = 0;
+        if (k == 2) o.lookahead = 2147483647;
+        bad += kopt_step_begin(&o, &w.step) != KOPT_OK;
+    }
+    ok(!bad, "lookahead 1 and 2^31 - 1, lookahead_rate 0 and 1, beta3 0 are fine");
+    build();
+}
+
 /* ---- Calls that are refused ------------------------------------------------------------------------------------- */
 
 static void check_pointers_and_bounds(void)
@@ -205,6 +251,20 @@ static void check_pointers_and_bounds(void)
     REFUSED_TENSOR(KOPT_ERROR_BOUNDS, n, SIZE_MAX, "n = SIZE_MAX");
     REFUSED_TENSOR(KOPT_ERROR_BOUNDS, n, SIZE_MAX / 4, "n = SIZE_MAX / 4");
     REFUSED_TENSOR(KOPT_ERROR_BOUNDS, first_index, (uint64_t)1 << 63, "first_index = 2^63");
+    REFUSED_TENSOR(KOPT_ERROR_RANGE, rate_scale, -1, "rate_scale -1");
+    REFUSED_TENSOR(KOPT_ERROR_RANGE, rate_scale, ref_float(0x80000000), "rate_scale -0");
+    REFUSED_TENSOR(KOPT_ERROR_RANGE, rate_scale, ref_float(0x80000001), "the least negative rate_scale");
+    REFUSED_TENSOR(KOPT_ERROR_RANGE, rate_scale, ref_float(0x7f800000), "rate_scale infinity");
+    REFUSED_TENSOR(KOPT_ERROR_RANGE, rate_scale, ref_float(0xff800000), "rate_scale -infinity");
+    REFUSED_TENSOR(KOPT_ERROR_RANGE, rate_scale, ref_float(0x7fc00000), "rate_scale NaN");
+    REFUSED_TENSOR(KOPT_ERROR_RANGE, rate_scale, ref_float(0x7f800001), "rate_scale, a signaling NaN");
+    w.t.rate_scale = ref_float(0x7f7fffff);
+    ok(kopt_step_run(&w.step, &w.t) == KOPT_OK, "the largest rate_scale is fine");
+    build();
+    w.t.rate_scale = 0;
+    ok(kopt_step_run(&w.step, &w.t) == KOPT_OK && !memcmp(w.weight, photograph.weight, sizeof w.weight),
+       "with rate_scale 0 no weight moves");
+    build();
     w.t.state_size--, remember();
     refuses(kopt_state_init(&w.opt, &w.t, w.initial), KOPT_ERROR_SIZE, "init, state one byte short");
     build();
@@ -267,6 +327,37 @@ static void check_overlap(void)
     ok(kopt_step_run(&w.step, &w.t) == KOPT_OK, "neighbours that touch do not overlap");
 }
 
+/* fp32 values beside the weights and the state block, and one byte into them. */
+static void check_values_overlap(void)
+{
+    enum { WEIGHTS = 4 * N, STATE = WEIGHTS + 2 * N + 4 * N, ALL = STATE + ROOM + 4 * N };
+    static unsigned char arena[ALL], before[ALL];
+    const size_t size = kopt_state_size(&w.opt, N);
+    int place, in, call, bad = 0, refused = 0;
+    for (place = 0; place < 4; ++place) /* before and behind the weights, before and behind the block */
+        for (in = 0; in < 2; ++in)
+            for (call = 0; call < 3; ++call) {
+                const size_t at = place == 0   ? (size_t)in
+                                  : place == 1 ? WEIGHTS + 2 * N - (size_t)in
+                                  : place == 2 ? STATE - 4 * N + (size_t)in
+                                               : STATE + size - (size_t)in;
+                void *const values = arena + at;
+                kopt_tensor t = kopt_tensor_of(arena + WEIGHTS, NULL, KOPT_BF16, N, arena + STATE, size);
+                kopt_result r;
+                build();
+                memset(arena, 0, sizeof arena);
+                kopt_state_init(&w.opt, &t, w.initial);
+                memcpy(before, arena, sizeof arena);
+                r = call == 0   ? kopt_state_init(&w.opt, &t, (const float *)values)
+                    : call == 1 ? kopt_state_read(&w.opt, &t, KOPT_WEIGHT, (float *)values)
+                                : kopt_state_write(&w.opt, &t, KOPT_FIRST_MOMENT, (const float *)values);
+                bad += r != (in ? KOPT_ERROR_OVERLAP : KOPT_OK);
+                if (in) ++refused, bad += memcmp(before, arena, sizeof arena) != 0;
+            }
+    ok(!bad && refused == 12, "OVERLAP: init, read, write with values on the first or last byte of weights and block: "
+       "%d wrong", bad);
+}
+
 static void check_list(void)
 {
     static uint16_t weight[N], grad[N];
@@ -317,6 +408,44 @@ static void check_blocks(void)
     ANOTHER(w.opt.weight_format = KOPT_FP16, "a block for another weight format");
     ANOTHER(w.opt.moment_format = KOPT_FP16, "a block for another moment format");
     ANOTHER((w.opt = kopt_sgd(0.1, 0.9)), "a block for another rule");
+}
+
+/* Each byte of the header that says whose block it is, in blocks that are open and sealed. */
+static void check_header(void)
+{
+    int sealed, i, k, bad[32] = {0}, all = 0;
+    for (sealed = 0; sealed < 2; ++sealed)
+        for (i = 0; i < 32; ++i)
+            for (k = 0; k < 2; ++k) {
+                const kopt_result want = i <= 4 || i == 10 || i == 11 ? KOPT_ERROR_STATE : KOPT_ERROR_MISMATCH;
+                kopt_result r[6];
+                int call, calls = 0;
+                build();
+                if (sealed) kopt_state_seal(&w.opt, &w.t);
+                if (i == 4)
+                    w.state[i] = k ? 0 : 0x55;
+                else if (i == 10)
+                    w.state[i] = k && sealed ? 0 : k ? 0xff : 2;
+                else
+                    w.state[i] ^= k && i != 9 ? 0x80 : 1;
+                remember();
+                if (sealed) {
+                    r[calls++] = kopt_state_open(&w.opt, &w.t);
+                } else {
+                    r[calls++] = kopt_step_run(&w.step, &w.t);
+                    r[calls++] = kopt_step_range(&w.step, &w.t, 1, 2);
+                    r[calls++] = kopt_optimizer_step(&w.opt, &w.t, 1);
+                    r[calls++] = kopt_state_read(&w.opt, &w.t, KOPT_WEIGHT, w.out);
+                    r[calls++] = kopt_state_write(&w.opt, &w.t, KOPT_WEIGHT, w.initial);
+                    r[calls++] = kopt_state_seal(&w.opt, &w.t);
+                }
+                for (call = 0; call < calls; ++call) bad[i] += r[call] != want;
+                bad[i] += !unchanged();
+                if (bad[i] && !all++)
+                    note("byte %d of a block that is %s: %s", i, sealed ? "sealed" : "open", result_name[r[0]]);
+            }
+    for (i = all = 0; i < 32; ++i) all += bad[i];
+    ok(!all, "STATE, MISMATCH: each of 32 bytes of a header changed, open and sealed: %d wrong", all);
 }
 
 static void check_seal(void)
@@ -646,10 +775,13 @@ int main(void)
     check_names();
     check_options();
     check_ranges();
+    check_ends();
     check_pointers_and_bounds();
     check_overlap();
+    check_values_overlap();
     check_list();
     check_blocks();
+    check_header();
     check_seal();
     check_read_write();
     check_environment();

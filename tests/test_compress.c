@@ -337,6 +337,23 @@ static void check_least_scale(void)
     ok(!bad, "the smallest scale of 8 bit and 1 bit is 2^-126: %d wrong", bad);
 }
 
+/* The largest of a block has code 255 with any draw, also where 1 / scale is subnormal and largest * (1 / scale) above 1
+   by so much that a draw from 65533 on would reach code 256. */
+static void check_largest_code(void)
+{
+    static float g[256];
+    kopt_compressor c = kopt_compressor_of(KOPT_Q8, NULL, 256);
+    uint64_t e = 0;
+    int i, bad = 0;
+    c.rounding = KOPT_STOCHASTIC, c.seed = 7;
+    while (ref_number(ref_random(7, 1, 0, 3, e), 0) < 65533 && e < 1000000) ++e;
+    c.first_index = e / 256 * 256;
+    for (i = 0; i < 256; ++i) g[i] = ref_float(0x7f4006ee);
+    bad += kopt_compress(&c, code, sizeof code, g, KOPT_F32) != KOPT_OK || e == 1000000;
+    for (i = 0; i < 256; ++i) bad += code[4 + i] != 255;
+    ok(!bad, "the largest of a block has code 255 beside a scale above 2^126: %d wrong", bad);
+}
+
 /* One bit: a zero has the sign it has. Of random signs, with the largest |x| = 1, x = (2 r + 1) / 2^16 - 1 is where the
    draw r decides: there and below the bit is set, 2^-18 above it is not. */
 static void check_sign_edges(void)
@@ -345,7 +362,8 @@ static void check_sign_edges(void)
     kopt_compressor c = kopt_compressor_of(KOPT_SIGN, NULL, 256);
     int turn, i, bad = 0;
     c.rounding = KOPT_NEAREST;
-    for (i = 0; i < 256; ++i) g[i] = ref_float(i % 3 == 0 ? 0 : i % 3 == 1 ? 0x80000000u : i % 2 ? 0x3f800000u : 0xbf800000u);
+    for (i = 0; i < 256; ++i)
+        g[i] = ref_float(i % 3 == 0 ? 0 : i % 3 == 1 ? 0x80000000u : i % 2 ? 0x3f800000u : 0xbf800000u);
     bad += kopt_compress(&c, code, sizeof code, g, KOPT_F32) != KOPT_OK;
     for (i = 0; i < 256; ++i) bad += (code[4 + i / 8] >> i % 8 & 1) != (i % 3 == 1 || (i % 3 == 2 && i % 2 == 0));
     ok(!bad, "1 bit: zeros keep their sign, %d do not", bad);
@@ -540,6 +558,7 @@ int main(int argc, char **argv)
     check_feedback();
     check_blocks();
     check_least_scale();
+    check_largest_code();
     check_sign_edges();
     check_reduce();
     check_order();

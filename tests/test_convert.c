@@ -156,8 +156,8 @@ static void check_other_pairs(void)
 
 /* ---- Stochastic, where all 16 random bits decide ---------------------------------------------------------------- */
 
-/* What is cut off and the random number add up to 2^16: one up; to 2^16 - 1: not. In fp16, whose words of fp32 end in 13
-   such bits, below 2^-16, where a float is a multiple of 2^-40. */
+/* What is cut off and the random number add up to 2^16: one up; to 2^16 - 1: not. In fp16 below 2^-16, where all 16
+   bits of what is cut off can be there: the number is a multiple of 2^-40. */
 static void check_lowest_bit(void)
 {
     enum { MANY = 4000 };
@@ -174,11 +174,12 @@ static void check_lowest_bit(void)
                 for (i = 0; i < MANY; ++i) {
                     const uint32_t u = (f == KOPT_BF16 ? 0x3f800000 + i % 64 * 0x00810000 : (1 + i % 255) << 16) +
                                        ((uint32_t)(65536 - less) - random16[i]);
-                    const uint32_t x = f == KOPT_BF16 ? u : ref_bits((float)u * ref_float(0x2b800000)); /* 2^-40, exact */
-                    from[i] = x | (i & 1) << 31;
+                    from[i] = f == KOPT_BF16 ? u : ref_bits((float)u * ref_float(0x2b800000)); /* 2^-40, exact */
+                    from[i] |= (i & 1) << 31;
                 }
                 if (isa < KOPT_ISA_COUNT)
-                    bad += kopt_convert_stochastic(to, (kopt_format)f, from, KOPT_F32, MANY, seed, 5, 6, first) != KOPT_OK;
+                    bad += kopt_convert_stochastic(to, (kopt_format)f, from, KOPT_F32, MANY, seed, 5, 6, first) !=
+                           KOPT_OK;
                 for (i = 0; i < MANY && isa == KOPT_ISA_COUNT; ++i)
                     to[i] = f == KOPT_BF16 ? kopt_bf16_from_f32_stochastic(ref_float(from[i]), random16[i] | 0x10000)
                                            : kopt_fp16_from_f32_stochastic(ref_float(from[i]), random16[i] | 0x10000);

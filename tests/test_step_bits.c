@@ -438,8 +438,8 @@ static void check_codes(int quick)
     ok(!bad, "AdamW with 8-bit moments: 256 to 4099 weights, %d tensors, %d disagree", cases, bad);
 }
 
-/* The largest of a block is the scale itself, so its code is 255 with any random number: also where 1 / scale is subnormal,
-   and largest * (1 / scale) above 1 by so much that a random number of 65533 and more would reach code 256. */
+/* The largest of a block is the scale itself, so its code is 255 with any random number: also where 1 / scale is
+   subnormal, and largest * (1 / scale) above 1 by so much that a random number from 65533 on would reach code 256. */
 static void check_largest_code(void)
 {
     enum { BLOCK = 256 };
@@ -455,17 +455,45 @@ static void check_largest_code(void)
         for (grad = KOPT_F32; grad <= KOPT_BF16 && kopt_isa_force((kopt_isa)isa) == KOPT_OK; ++grad)
             for (weight = KOPT_F32; weight <= KOPT_BF16; ++weight) {
                 kopt_optimizer o = kopt_adam(0.125);
-                kopt_tensor t = kopt_tensor_of(weight == KOPT_F32 ? (void *)w : half, grad == KOPT_F32 ? (void *)wide : narrow,
-                                               (kopt_format)grad, BLOCK, state, sizeof state);
-                const ref_layout l = (o.weight_format = (kopt_format)weight, o.moment_format = KOPT_Q8, ref_layout_of(&o, BLOCK));
+                kopt_tensor t = kopt_tensor_of(weight == KOPT_F32 ? (void *)w : half,
+                                               grad == KOPT_F32 ? (void *)wide : narrow, (kopt_format)grad, BLOCK,
+                                               state, sizeof state);
+                ref_layout l;
+                o.weight_format = (kopt_format)weight, o.moment_format = KOPT_Q8;
                 o.beta1 = o.beta2 = 0, o.seed = 7, t.first_index = e / BLOCK * BLOCK;
+                l = ref_layout_of(&o, BLOCK);
                 bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
                 bad += ref_get(state + l.scale[1], 4, 0) != 0x7f7e0100;
                 for (i = 0; i < BLOCK; ++i) bad += state[l.moment[1] + i] != 255;
                 found += ref_number(ref_random(7, 1, 0, 0, e), 2) >= 65533;
             }
     kopt_isa_force(KOPT_ISA_COUNT);
-    ok(!bad && found, "the largest mean square of a block has code 255 beside a scale above 2^126, %d times: %d wrong", found, bad);
+    ok(!bad && found, "the largest mean square of a block has code 255, %d times beside a scale above 2^126: %d wrong",
+       found, bad);
+}
+
+/* The same of a first moment, which in the first step of SGD with momentum is the gradient: not code 256, which in a byte
+   is the most negative one. */
+static void check_largest_signed_code(void)
+{
+    static float w[256], g[256];
+    static unsigned char state[64 + 256 + 8];
+    int isa, bad = 0;
+    size_t i;
+    uint64_t e = 0;
+    while (ref_number(ref_random(7, 1, 0, 0, e), 1) < 65533 && e < 1000000) ++e;
+    for (i = 0; i < 256; ++i) g[i] = ref_float(0x7f4006ee);
+    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
+        kopt_optimizer o = kopt_sgd(0, 0.5);
+        kopt_tensor t = kopt_tensor_of(w, g, KOPT_F32, 256, state, sizeof state);
+        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+        o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8, o.seed = 7, t.first_index = e / 256 * 256;
+        bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK || e == 1000000;
+        bad += ref_get(state + 64 + 256, 4, 0) != 0x7f4006ee;
+        for (i = 0; i < 256; ++i) bad += state[64 + i] != 255;
+    }
+    kopt_isa_force(KOPT_ISA_COUNT);
+    ok(!bad, "the largest first moment of a block has code 255 beside a scale above 2^126: %d wrong", bad);
 }
 
 /* 2^-126 is a scale, and what is below it is none: momentum of the first step is the gradient itself. */
@@ -487,7 +515,7 @@ static void check_least_scale(void)
             for (i = 0; i < 256; ++i) bad += state[64 + i] != (k || i % 3 == 0 ? 127 : i % 3 == 1 ? 255 : 0);
         }
     kopt_isa_force(KOPT_ISA_COUNT);
-    ok(!bad, "a block of 8-bit moments with 2^-126 as its largest has that scale, one below it has none: %d wrong", bad);
+    ok(!bad, "8-bit moments with 2^-126 as their largest have that scale, those below it none: %d wrong", bad);
 }
 #endif
 
@@ -541,12 +569,12 @@ static void check_lone_specials(int quick)
 
 #ifndef KAHAN_OPT_VMATH
 /* Where a stochastic store goes up by its whole random number and not by one less, or would by one more: gradients are
-   chosen so that what is cut off and the number of the weight (or its compensation), of the first or of the second moment
-   add up to 2^16 or 2^16 - 1. Unrounded values are those of the reference with fp32 in all places. */
+   chosen so that what is cut off and the number of the weight (or its compensation), of the first or of the second
+   moment add up to 2^16 or 2^16 - 1. Unrounded values are those of the reference with fp32 in all places. */
 static void check_lowest_bits(void)
 {
     enum { MANY = 8192, CHOICES = 4096 };
-    static const struct { rule r; kopt_rounding rounding; } tried[] = {
+    static const struct { rule r; int rounding; } tried[] = {
         {PLAIN, KOPT_STOCHASTIC}, {PLAIN, KOPT_KAHAN}, {MOMENTUM, KOPT_STOCHASTIC}, {MOMENTUM, KOPT_KAHAN},
         {ADAM, KOPT_STOCHASTIC}, {ADAM, KOPT_KAHAN}, {ADAM, KOPT_NEAREST}, {LION, KOPT_KAHAN}};
     static int choice[3][65536]; /* + 1, of what leaves so much in that store */
@@ -558,14 +586,16 @@ static void check_lowest_bits(void)
     for (k = 0; k < (int)(sizeof tried / sizeof *tried); ++k)
         for (f = KOPT_BF16; f <= KOPT_FP16; ++f)
             for (g = KOPT_F32; g <= KOPT_BF16; ++g, ++cases) {
+                const int kahan = tried[k].rounding == KOPT_KAHAN;
                 kopt_optimizer o = common(tried[k].r, (kopt_format)f, tried[k].rounding, KOPT_L2), fp32;
-                kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_F32, g == KOPT_F32 ? CHOICES : 128, state, sizeof state);
-                const int stores = 1 + ref_moments(&o), scale = f == KOPT_BF16 ? -4 : tried[k].rounding == KOPT_KAHAN ? -29 : -20;
-                const float start = tried[k].rounding == KOPT_KAHAN ? f == KOPT_BF16 ? 1.0f : 0.125f : 0;
+                kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_F32, g == KOPT_F32 ? CHOICES : 128, state,
+                                               sizeof state);
+                const int stores = 1 + ref_moments(&o), scale = f == KOPT_BF16 ? -4 : kahan ? -29 : -20;
+                const float start = !kahan ? 0 : f == KOPT_BF16 ? 1.0f : 0.125f;
                 int store;
                 o.weight_decay = 0, o.lr = f == KOPT_BF16 ? 0.0007 : 0.7, o.eps = 1e-15;
                 if (o.rule == KOPT_LION && f == KOPT_FP16) o.lr = 1e-9;
-                if (o.rule == KOPT_ADAM) o.lr = f == KOPT_BF16 ? 0.0007 : tried[k].rounding == KOPT_KAHAN ? 1e-9 : 3e-6;
+                if (o.rule == KOPT_ADAM) o.lr = f == KOPT_BF16 ? 0.0007 : kahan ? 1e-9 : 3e-6;
                 memset(choice, 0, sizeof choice), memset(weight, 0, sizeof weight), memset(state, 0, sizeof state);
                 fp32 = o, fp32.weight_format = fp32.moment_format = KOPT_F32;
                 for (i = 0; i < t.n; ++i) grad[i] = (float)ldexp(1 + (double)i / (double)t.n, scale);
@@ -573,7 +603,8 @@ static void check_lowest_bits(void)
                 for (i = 0; i < t.n; ++i)
                     for (store = 0; store < stores; ++store) {
                         const ref_layout l = ref_layout_of(&fp32, t.n);
-                        float x = store == 0 ? weight[i] : ref_float(ref_get(state + l.moment[store ? store - 1 : 0], 4, i));
+                        float x = weight[i];
+                        if (store > 0) x = ref_float(ref_get(state + l.moment[store - 1], 4, i));
                         if (store == 0 && start > 0) x = ref_mul(x, ref_compensation_scale(&o));
                         if (store > 0 && ref_rooted(&o, store - 1)) x = ref_sqrt(x);
                         choice[store][ref_extended((kopt_format)f, ref_bits(x)) & 0xffff] = (int)i + 1;
@@ -680,6 +711,7 @@ int main(int count, char **arguments)
 #ifndef KAHAN_OPT_VMATH
     check_codes(quick);
     check_largest_code();
+    check_largest_signed_code();
     check_least_scale();
 #endif
     check_lone_specials(quick);

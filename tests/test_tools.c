@@ -146,9 +146,10 @@ static void fill(unsigned char *x, kopt_format f, size_t n, int kind)
         if (kind == 0) word = ref_narrow(f, ref_bits((float)(1e-3 * normal())));
         if (kind == 3)
             word = dice() & 1 ? 0 : ref_narrow(f, ref_bits((float)ldexp(normal(), (int)(i / 4096 % 5) * 9 - 20)));
-        if (kind >= 4)
-            word = ref_narrow(f, ref_bits((float)((i < (kind == 8 ? 16384 : 4096) ? 1 : kind == 8 ? 4 : 1 << (kind - 2)) *
-                                                  (1.98 + 1e-3 * uniform()))));
+        if (kind >= 4) {
+            const int times = i < (kind == 8 ? 16384 : 4096) ? 1 : kind == 8 ? 4 : 1 << (kind - 2);
+            word = ref_narrow(f, ref_bits((float)(times * (1.98 + 1e-3 * uniform()))));
+        }
         ref_set(x, ref_width(f), i, word);
     }
 }
@@ -295,8 +296,8 @@ static void check_norm_far_apart(void)
     ok(!bad, "the norm of a number of any size and of the smallest subnormal beside it: %d wrong", bad);
 }
 
-/* The sum of 2^32 equal norms before its carry, as an all-reduce leaves it: each word times 2^32, which is the number one
-   digit higher. Here 18 digits of ones: a norm of 2^155, to 577 bits. */
+/* The sum of 2^32 equal norms before its carry, as an all-reduce leaves it: each word times 2^32, which is the number
+   one digit higher. Here 18 digits of ones: a norm of 2^155, to 577 bits. */
 static void check_norm_ranks(void)
 {
     static unsigned char x[4 * 100];
@@ -393,6 +394,46 @@ static void check_clipping(void)
         ok(!bad, "clipping by value in %s: the largest magnitude not above the limit, NaN stays", format_name[f]);
     }
     kopt_isa_force(KOPT_ISA_COUNT);
+}
+
+/* A limit that is a number of the format, and the doubles below and above it: what is left of larger numbers. */
+static void check_clip_limits(void)
+{
+    static const uint32_t words[3][10] = {
+        {1, 2, 0x007fffff, 0x00800000, 0x00800001, 0x3f800000, 0x3f800001, 0x3fffffff, 0x7f7ffffe, 0x7f7fffff},
+        {1, 2, 0x7f, 0x80, 0x81, 0x3f80, 0x3f81, 0x3fff, 0x7f7e, 0x7f7f},
+        {1, 2, 0x3ff, 0x400, 0x401, 0x3c00, 0x3c01, 0x3fff, 0x7bfe, 0x7bff}};
+    static const double far_above[3] = {3.5e38, 3.3961775292304960e38, 65520}; /* in bf16, fp16 nearer to infinity */
+    unsigned char x[4 * 20];
+    uint32_t was[20];
+    int f, k, off, isa, i, bad = 0;
+    for (f = 0; f < 3; ++f)
+        for (k = 0; k < 10; ++k)
+            for (off = -1; off <= 2; ++off)
+                for (isa = 0; isa < isa_count; ++isa) {
+                    const kopt_format format = (kopt_format)f;
+                    const uint32_t word = words[f][k], sign = f == 0 ? 0x80000000 : 0x8000;
+                    const uint32_t infinite = f == 0 ? 0x7f800000 : f == 1 ? 0x7f80 : 0x7c00, want = word - (off < 0);
+                    double limit = exact(format, word);
+                    uint64_t u;
+                    if (off == 2 && k < 9) continue;
+                    memcpy(&u, &limit, sizeof u);
+                    u += (uint64_t)(int64_t)(off == 2 ? 0 : off);
+                    memcpy(&limit, &u, sizeof limit);
+                    if (off == 2) limit = far_above[f];
+                    for (i = 0; i < 20; ++i) { /* two below to one above, 0 at least; infinity */
+                        was[i] = i % 5 == 4 ? infinite : word == 1 && i % 5 == 0 ? 0 : word + (uint32_t)(i % 5) - 2;
+                        ref_set(x, ref_width(format), (size_t)i, was[i] | (i & 1 ? sign : 0));
+                    }
+                    kopt_isa_force(isas[isa]);
+                    bad += kopt_clip_value(x, format, 20, limit) != KOPT_OK;
+                    for (i = 0; i < 20; ++i) {
+                        const uint32_t is = ref_get(x, ref_width(format), (size_t)i);
+                        bad += is != ((was[i] > want ? want : was[i]) | (i & 1 ? sign : 0));
+                    }
+                }
+    kopt_isa_force(KOPT_ISA_COUNT);
+    ok(!bad, "clipping by value: limits that are numbers of the format, a double below, a double above: %d wrong", bad);
 }
 
 static void check_norm_refusals(void)
@@ -640,6 +681,39 @@ static void check_scaler_step(void)
     ok(!bad, "a scaled step that is refused calls no closure and changes nothing");
 }
 
+/* Gradients 24 and -32, whose norm is 40, under a scale: the coefficient in binary64, the step by the reference. What
+   opt.clip holds is not read, and stays, as does opt.grad_scale. */
+static void check_scaler_clip(void)
+{
+    static const double max_norm[] = {0, 1, 0.1, 2.4, 2.6, 1000}, grad_scale[] = {0.5, -0.5, 3};
+    static const float scales[] = {8, 3, 1024};
+    int k, g, c, i, bad = 0;
+    for (k = 0; k < 3; ++k)
+        for (g = 0; g < 3; ++g)
+            for (c = 0; c < 6; ++c) {
+                const float grad[2] = {24, -32};
+                float weights[2] = {1, -1}, want[2] = {1, -1}, gradients[2] = {24, -32};
+                kopt_optimizer opt = kopt_sgd(0.7, 0), explicit_opt;
+                kopt_tensor t = kopt_tensor_of(weights, gradients, KOPT_F32, 2, NULL, 0), reference;
+                kopt_scaler s = kopt_grad_scaler();
+                volatile double unscale = grad_scale[g] / (double)scales[k], norm = 40 * fabs(unscale);
+                volatile double sum = norm + 1e-6, quotient = max_norm[c] / sum;
+                int skipped = 1;
+                opt.weight_format = KOPT_F32, opt.grad_scale = grad_scale[g], opt.clip = 123;
+                s.scale = scales[k];
+                explicit_opt = opt, explicit_opt.grad_scale = unscale;
+                explicit_opt.clip = max_norm[c] > 0 && quotient < 1 ? quotient : 1;
+                reference = t, reference.weight = want;
+                ref_step_tensor(&explicit_opt, &reference);
+                bad += kopt_scaler_step(&s, &opt, &t, 1, max_norm[c], NULL, &skipped) != KOPT_OK || skipped;
+                for (i = 0; i < 2; ++i)
+                    bad += ref_bits(weights[i]) != ref_bits(want[i]) || ref_bits(gradients[i]) != ref_bits(grad[i]);
+                bad += opt.clip < 123 || opt.clip > 123 || opt.step != 1;
+                bad += opt.grad_scale < grad_scale[g] || opt.grad_scale > grad_scale[g];
+            }
+    ok(!bad, "a scaled and clipped step is that of the coefficient in binary64: %d wrong", bad);
+}
+
 /* ---- Gradient accumulation -------------------------------------------------------------------------------------- */
 
 static const char *const rounding_name[] = {"nearest", "stochastic", "kahan", "compact", "exact"};
@@ -835,10 +909,12 @@ int main(int argc, char **argv)
     check_norm_far_apart();
     check_norm_ranks();
     check_clipping();
+    check_clip_limits();
     check_norm_refusals();
     check_scaler_trace();
     check_scaler_limits();
     check_scaler_step();
+    check_scaler_clip();
     check_accumulate_bits();
     check_accumulate_quality();
     check_accumulate_step();
