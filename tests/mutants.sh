@@ -35,6 +35,8 @@ build() { # everything once, and what each program comes by
     python3 tests/mutants.py kahan_opt.h $out tests/mutants.txt || exit 1
     cp -r tests $out
     compile="${CC:-cc} -std=c99 -O1 -w"
+    pattern=-ftrivial-auto-var-init=pattern # what a mutant does not set is not what happens to be there
+    $compile $pattern -E -x c /dev/null >/dev/null 2>&1 && compile="$compile $pattern"
     for source in tests/test_*.c; do # without the slowest two, which nothing needs that the others see
         case $source in */test_random.c | */test_rules.c) continue ;; esac
         name=$(basename $source .c)
