@@ -1,6 +1,6 @@
-"""Mutants of kahan_opt.h: `mutants.py HEADER OUT LISTED` writes OUT/kahan_opt.h, in which KOPT_MUTANT=N of the environment
-chooses one at run time, and OUT/mutants: lines `N TAB identity`. An identity is room, function, text and change, so it
-stays when other text moves; those in LISTED are made in any case. tests/mutants.sh runs them."""
+"""Mutants of kahan_opt.h: `mutants.py HEADER OUT LISTED` writes OUT/kahan_opt.h, in which KOPT_MUTANT=N of the
+environment chooses one at run time, and OUT/mutants: lines `N TAB identity`. An identity is room, function, text and
+change: it stays when other text moves. Those in LISTED are made in any case. tests/mutants.sh runs them."""
 import bisect
 import hashlib
 import math
@@ -11,8 +11,8 @@ import sys
 
 EACH_ROOM = 9  # mutants by rule; some more in rooms of many functions
 
-# Mutants by hand: function ('': the whole file), what stands there once, what it becomes. @ is the choice, an int: with it
-# the last is the new text, without it both are expressions.
+# By hand: function ('': anywhere), what is there once, what it becomes. Both are expressions; but if the latter has @,
+# which is 1 in the mutant and else 0, it is the new text for both.
 BY_HAND = [
     ("kopt_langevin_run_", "kopt_mul_scalar_(whole.decay, scale)", "whole.decay"),
     ("code_at_", "isub_(k, shr_(k, 8))", "k"),
@@ -44,34 +44,48 @@ BY_HAND = [
     ("kopt_scaler_step", "opt->clip = 1", "(void)0"),
     ("kopt_scaler_step", "opt->clip = clip", "(void)0"),
     ("kopt_check_tensor_", "kopt_bits_(t->rate_scale) > 0x7F7FFFFFu", "kopt_bits_(t->rate_scale) << 1 > 0xFEFFFFFFu"),
+    # what AVX-512 and AVX2 have as instructions
+    ("", 'gt_, "vpcmpgtd", words_)', 'NAME_(gt_right), "vpcmpgtd", words_)\n'
+     'OF_TWO_(mask_, "=Yk", NAME_(gt_wrong), "vpcmpnleud", words_)\n'
+     'FN_ mask_ gt_(words_ a, words_ b) { return @ ? NAME_(gt_wrong)(a, b) : NAME_(gt_right)(a, b); }'),
+    ("", 'pair_max_, "vpmaxsw", words_)', 'NAME_(most), "vpmaxsw", words_)\n'
+     'OF_TWO_(words_, "=v", NAME_(least), "vpminsw", words_)\n'
+     'FN_ words_ pair_max_(words_ a, words_ b) { return @ ? NAME_(least)(a, b) : NAME_(most)(a, b); }'),
+    ("", 'lesser_, "vminps", _mm256_min_ps)', 'NAME_(least), "vminps", 0)\nOF_TWO_(NAME_(most), "vmaxps", 0)\n'
+     'FN_ floats_ lesser_(floats_ a, floats_ b) { return @ ? NAME_(most)(a, b) : NAME_(least)(a, b); }'),
+    ("", "{0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15}",
+     "{0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15 - (@)}"),
+    ("", '__asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}"',
+     'if (@) __asm__("vcvtps2ph {$1, %1, %0|%0, %1, 1}" : "=v"(r) : "v"(a));\n'
+     '    else __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}"'),
 ]
 
 # Rooms are the banners of the header; where one is large, these functions are a room of their own.
 OWN_ROOMS = [
-    (r"kopt_(state_|crc32|swap|make_header|put_|little|write_weight|read_weight|start_slow|layout|kept)", "state blocks"),
+    (r"kopt_(state_|crc32|make_header|put_|little|write_weight|read_weight|start_slow|layout|kept)", "state blocks"),
     (r"kopt_(check_|overlap|spans|share|index_check|rows_check|map_check|code_valid|format_valid|n_valid)", "checks"),
     (r"kopt_(compute_scalars|rectifier|one_minus|narrow64|finite|moments_$)", "scalars of a step"),
     (r"NAME_\((ratio|measure)\)|kopt_(measure|stable)", "StableAdamW"),
     (r"coded_|codes_of_block_|NAME_\(coded", "8-bit moments of the hot kernel"),
-    (r"(soft64|digits64)_$", "soft binary64"),
+    (r"kopt_(soft64|digits64|whole64|half64|to_float)_$", "soft binary64"),
 ]
-# No mutants: what other builds or other machines are for, and what chooses among ways to the same bits.
-NOT_HERE = (r"kopt_(one_of|moments_here|built_in|take_options|isa_\w*|cpuid|detect|sleef\w*|run_coded|swap|version|result_string)_?$"
-            r"|pair_prefetch_|convert_array_|kopt_start_$|kopt_swap_arrays_|NAME_\((step|convert|stream)|stream_end|kopt_(enter|leave|opaque)_$")
-NO_CHANGE = re.compile(r"PREFETCH_|SETTLE|OPAQUE_|sizeof|\"|__asm__|KOPT_CAST_\(void|KOPT_ALONE_|STREAM_|__builtin_ia32|ROW_\(|sfence|cipher_of_\(0|POSITIVE64_ \?")
-KEPT_WHOLE = re.compile(r"KOPT_HAS_|KOPT_ONLY_|KOPT_POSITIVE64_|\bchecks\b|\bextras\b|\bany &&")  # constants here
-SWAPS = {"add": "sub", "sub": "add", "and": "or", "or": "and", "lesser": "greater", "greater": "lesser", "zip_low": "zip_high",
-         "zip_high": "zip_low", "unpacklo": "unpackhi", "unpackhi": "unpacklo", "mul": "div", "div": "mul", "srli": "slli",
-         "slli": "srli", "max": "min", "cmpgt": "cmpeq", "packus": "packs", "cvtepu16": "cvtepi16", "even": "odd", "odd": "even"}
-SWAP = re.compile(r"(?<![\w.>])(kopt_|i)?(add|sub|and|or|lesser|greater|zip_low|zip_high|mul|div)(?=(?:64)?_\()"
+# No mutants: what other builds or machines are for, and what chooses among ways to the same bits.
+NOT_HERE = re.compile(r"kopt_(one_of|moments_here|built_in|take_options|isa_\w*|sleef\w*|run_coded|swap\w*|version|"
+                      r"start|result_string|enter|leave)_?$|pair_prefetch_|convert_array_|NAME_\((step|convert|stream)")
+NO_CHANGE = re.compile(r"PREFETCH_|SETTLE|OPAQUE_|sizeof|\"|__asm__|KOPT_CAST_\(void|KOPT_ALONE_|STREAM_|ROW_\(|sfence|"
+                       r"__builtin_ia32|cipher_of_\(0|POSITIVE64_ \?")
+CONSTANT = re.compile(r"KOPT_HAS_|KOPT_ONLY_|KOPT_POSITIVE64_|\bchecks\b|\bextras\b|\bany &&")  # in these builds
+PAIRS = ("add sub", "and or", "lesser greater", "zip_low zip_high", "mul div", "unpacklo unpackhi", "srli slli",
+         "max min", "cmpgt cmpeq", "packus packs", "cvtepu16 cvtepi16", "< <=", "> >=", "== !=", "&& ||", "+ -")
+OTHER = {a: b for pair in PAIRS for a, b in (pair.split(), pair.split()[::-1])}
+RELATION = re.compile(r" (<=|>=|==|!=|<|>|&&|\|\||\+|-) ")
+CALL = re.compile(r"(?<![\w.>])(?:kopt_|i)?(add|sub|and|or|lesser|greater|zip_low|zip_high|mul|div)(?=(?:64)?_\()"
                   r"|(?<=_)(unpacklo|unpackhi|srli|slli|max|cmpgt|packus|cvtepu16)(?=_)")
-RELATION = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "&&": "||", "||": "&&", "+": "-", "-": "+"}
 NUMBER = re.compile(r"(?<![\w.])(0x[0-9A-F]+u?|\d+\.\d*(?:e[+-]?\d+)?f?|\d+e[+-]?\d+f?|\d+u?)(?![\w.])")
 
 
 def other_number(text, indexed):
-    """The next float or double, of a limit the double; an integer with its lowest bit that is set changed, a mask 0..01..1
-    without its highest."""
+    """The next float or double, of a limit twice it; an integer a bit away, a mask 0..01..1 without its highest."""
     if text.startswith("0x"):
         value = int(text.rstrip("u"), 16)
         if value & (value + 1) == 0 and value > 0xF:
@@ -91,24 +105,23 @@ def other_number(text, indexed):
 
 def changes(slot, loop):
     """Each way to change an expression, or the condition of a loop: begin, end, the new text."""
-    for m in re.finditer(r" (<=|>=|==|!=|<|>|&&|\|\||\+|-) ", slot):
+    for m in RELATION.finditer(slot):
         op, left, right = m[1], slot[:m.start()], slot[m.end():]
-        if op in ("&&", "||") and KEPT_WHOLE.search(slot):
+        choice = re.match(r"(.+?) \? (.+?) : ([^;,]+)", right)
+        if op in ("&&", "||") and CONSTANT.search(slot):
             continue
-        if op in "<>" and re.match(r"(.+?) \? (.+?) : (.+)", right):  # a < b ? a : b: the same for a == b
-            b, yes, no = re.match(r"(.+?) \? (.+?) : ([^;,]+)", right).groups()
-            if left.endswith(yes) and no.startswith(b) or left.endswith(no.rstrip(")")) and yes == b:
-                continue
+        if op in "<>" and choice and (left.endswith(choice[2]) and choice[3].startswith(choice[1]) or
+                                      left.endswith(choice[3].rstrip(")")) and choice[2] == choice[1]):
+            continue  # a < b ? a : b: the same for a == b
         if op == ">" and right.startswith("0") or op == "<" and left.endswith("(0"):
             continue  # loops without an end
-        yield m.start(1), m.end(1), "+ 1 <" if loop and op == "<" else RELATION[op]  # a round less, and no store beyond an array
+        yield m.start(1), m.end(1), "+ 1 <" if loop and op == "<" else OTHER[op]  # no store beyond an array
     for m in NUMBER.finditer(slot):
         new = other_number(m[1], slot[m.start() - 1:m.start()] == "[")
         if new and not (m[1] == "0" and slot[m.end():].startswith(" <")):
             yield m.start(), m.end(), new
-    for m in SWAP.finditer(slot):
-        part = 2 if m[2] else 3
-        yield m.start(part), m.end(part), SWAPS[m[part]]
+    for m in CALL.finditer(slot):
+        yield m.start(m.lastindex), m.end(m.lastindex), OTHER[m[m.lastindex]]
 
 
 def closing(text, at):
@@ -133,14 +146,13 @@ def split(text, begin, end, mark):
 
 
 def trimmed(text, begin, end):
-    while begin < end and text[begin].isspace():
-        begin += 1
-    while begin < end and text[end - 1].isspace():
-        end -= 1
-    return begin, end
+    """The place without the spaces around it."""
+    part = text[begin:end]
+    return begin + len(part) - len(part.lstrip()), max(begin, end - len(part) + len(part.rstrip()))
 
 
-DECLARATION = re.compile(r"(?:(?:const|volatile)\s+)*(?:unsigned|[A-Za-z_]\w*|NAME_\(\w+\))(?:\s+const)?(?:\s+|\s*\*\s*)(?:const\s+)?\w+\s*(?:[,=\[]|$)")
+DECLARATION = re.compile(r"(?:(?:const|volatile)\s+)*(?:[A-Za-z_]\w*|NAME_\(\w+\))(?:\s+const)?(?:\s+|\s*\*\s*)"
+                         r"(?:const\s+)?\w+\s*(?:[,=\[]|$)")
 
 
 def statement(text, begin, end):
@@ -224,18 +236,22 @@ def used_lines(path):
 
 
 def blank(text):
-    """Comments, and what is left of lines for the preprocessor, as spaces."""
-    space = lambda m: re.sub(r"[^\n]", " ", m[0])
+    """Comments and lines for the preprocessor as spaces."""
+    def space(m):
+        return re.sub(r"[^\n]", " ", m[0])
     text = re.sub(r"/\*.*?\*/|//[^\n]*", space, text, flags=re.S)
     return re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", space, text, flags=re.M)
 
 
 def candidates(source, text, used):
     """Each mutant by rule: room, function, place, new text, what it is."""
-    line_of = lambda at, starts=[m.end() for m in re.finditer("^", source, re.M)]: bisect.bisect_right(starts, at)
-    banners = [(m.start(), m[1] or m[2]) for m in re.finditer(r"^/\* (?:---- (.*?)(?:[:,;.(]| -{3}| in functions| ---)|(KERNELS):)", source, re.M)]
+    starts = [m.end() for m in re.finditer("^", source, re.M)]
+    def is_used(at):
+        return bisect.bisect_right(starts, at) in used
+    banners = [(m.start(), m[1] or m[2])
+               for m in re.finditer(r"^/\* (?:---- (.*?)(?:[:,;.(]| -{3}| in functions)|(KERNELS):)", source, re.M)]
     for name, begin, end in functions(text):
-        if line_of(begin) not in used or re.search(NOT_HERE, name):
+        if not is_used(begin) or NOT_HERE.search(name):
             continue
         room = [title.strip() for at, title in banners if at < begin][-1]
         for pattern, own in OWN_ROOMS:
@@ -243,21 +259,20 @@ def candidates(source, text, used):
                 room = own
         for a, b, kind in expressions(text, begin, end):
             slot = text[a:b]
-            if line_of(a) not in used or "\n" in slot and "#" in source[a:b]:
+            if not is_used(a) or "\n" in slot and "#" in source[a:b]:
                 continue
             if kind == "statement":
                 yield room, name, a, b, "(void)0", "drop"
             elif not NO_CHANGE.search(slot):
-                if kind == "check" and not KEPT_WHOLE.search(slot):
+                if kind == "check" and not CONSTANT.search(slot):
                     yield room, name, a, b, "0", "drop"
                 for x, y, new in changes(slot, kind == "loop"):
-                    yield room, name, a, b, slot[:x] + new + slot[y:], "`%s` to `%s`" % (near(slot, x, y), new)
+                    yield room, name, a, b, slot[:x] + new + slot[y:], "`%s` to `%s`" % (near(text, a + x, a + y), new)
 
 
-def near(slot, x, y):
-    """A change with what is around it."""
-    text = slot[max(0, x - 24):x] + "[" + slot[x:y] + "]" + slot[y:y + 24]
-    return " ".join(text.split())
+def near(text, begin, end):
+    """A change with what is around it, on one line."""
+    return " ".join((text[begin - 30:begin].split("\n")[-1] + "[" + text[begin:end] + "]" + text[end:end + 20]).split())
 
 
 def by_hand(source, text):
@@ -269,12 +284,13 @@ def by_hand(source, text):
         found = [(a + m.start(), a + m.end()) for a, b in (places.get(name, []) if name else [(0, len(source))])
                  for m in re.finditer(re.escape(old), source[a:b])]
         if len(found) != 1:
-            sys.exit("mutants.py: `%s` is %d times in %s, not once: mend BY_HAND" % (old, len(found), name or "the header"))
-        yield "by hand: %s: `%s` to `%s`" % (name, " ".join(old.split()), new), ("by hand", name, *found[0], new)
+            sys.exit("mutants.py: BY_HAND: `%s` is %d times in %s, not once" % (old, len(found), name or "the header"))
+        texts = (" ".join(part.split())[:90] for part in (old, new))
+        yield "by hand: %s: `%s` to `%s`" % (name, *texts), ("", name, *found[0], new)
 
 
 def chosen_of(everything, listed, hand):
-    """Those in the list, those by hand, and of each room some, from one function after the other, in the order of a hash."""
+    """Those by hand, those in the list, and some of each room, of one function after the other, in order of a hash."""
     def rank(word):
         return hashlib.sha256(word.encode()).digest()
     rooms, chosen = {}, dict(hand)
@@ -340,28 +356,28 @@ def main(path, out, list_of):
         listed = [line.split("\t")[0] for line in file.read().split("\n") if line and line[0] != "#"]
     text, everything = blank(source), {}
     hand = dict(by_hand(source, text))
-    spans = [m[2:4] for m in hand.values()]
-    done = {(m[2], m[3], " ".join(m[4].split())) for m in hand.values()}
     for room, name, a, b, new, how in candidates(source, text, used_lines(path)):
-        if any(x < b and a < y and not (a <= x and y <= b) and not ((x, y) != (a, b) and x <= a and b <= y) for x, y in spans):
-            continue  # half within one by hand
-        if any(a <= x and y <= b and source[a:x] + m + source[y:b] == new for x, y, m in done):
-            continue  # that one
-        old = " ".join(source[a:b].split())
-        identity = "%s: %s: %s" % (room, name, how if how != "drop" else "drop `%s`" % old[:70])
-        while identity in everything:
-            identity += " again"
-        everything[identity] = (room, name, a, b, new)
+        for _, _, x, y, by in hand.values(): # the same, or half within one, or where one has the only text
+            if (a <= x and y <= b and " ".join((source[a:x] + by + source[y:b]).split()) == " ".join(new.split()) or
+                    x < b and a < y and not (a <= x and y <= b) and ("@" in by or not (x <= a and b <= y)) or
+                    (a, b) == (x, y) and "@" in by):
+                break
+        else:
+            if how == "drop":
+                how = "drop `%s`" % " ".join(source[a:b].split())[:70]
+            identity = "%s: %s: %s" % (room, name, how)
+            while identity in everything:
+                identity += " again"
+            everything[identity] = (room, name, a, b, new)
     for identity in listed:
         if identity not in everything and identity not in hand:
-            sys.exit("mutants.py: there is no mutant `%s` any more: strike it from %s" % (identity, list_of))
+            sys.exit("mutants.py: there is no mutant `%s`: strike it from %s" % (identity, list_of))
     chosen = chosen_of(everything, listed, hand)
     mutants = [(m[2], m[3], number, m[4]) for number, m in enumerate(chosen.values(), 1)]
     with open(out + "/kahan_opt.h", "w") as file:
         file.write(PRELUDE % (len(mutants) + 1, len(mutants) + 1) + render(source, 0, len(source), mutants))
     with open(out + "/mutants", "w") as file:
-        for number, identity in enumerate(chosen, 1):
-            file.write("%d\t%s\n" % (number, identity))
+        file.writelines("%d\t%s\n" % line for line in enumerate(chosen, 1))
 
 
 if __name__ == "__main__":
