@@ -21,6 +21,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench --peers [--gb S] beside PyTorch, optimi, torchao, bitsandbytes (installs them: up to 6 GB)
        ./build.sh bench theorem1         how far from the solution SGD ends with 16-bit weights (docs/theorem1.md)
        ./build.sh cuda [bench]           the GPU part: its kernels on the CPU, its PTX, and on a GPU, if there is one, its tests
+       ./build.sh mutants [all|share K/N] change the header in some 400 ways: does each change make a test fail?
        ./build.sh setup                  install the tools that the full test uses (apt, as root)
 TEXT
 }
@@ -488,11 +489,20 @@ run_tests() {
     prove_all
 }
 
+mutants() {
+    case "${1:-all}" in
+    all) exec sh tests/mutants.sh all ;;
+    share) exec sh tests/mutants.sh share "${2%/*}" "${2#*/}" ;;
+    *) wrong "mutants: it takes nothing, all, or share K/N" ;;
+    esac
+}
+
 case "${1:-}" in
 demo) shift; demo "$@" ;;
 test) shift; run_tests "$@" ;;
 bench) shift; bench "$@" ;;
 cuda) shift; cuda "$@" ;;
+mutants) shift; mutants "$@" ;;
 setup) shift; setup "$@" ;;
 -h | --help | help) usage ;;
 '') usage >&2; exit 2 ;;

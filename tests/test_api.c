@@ -769,6 +769,66 @@ static void check_names(void)
     ok(kopt_isa_force(KOPT_ISA_COUNT) == KOPT_OK && kopt_isa_usable(kopt_isa_current()), "automatic choice");
 }
 
+/* What the papers, torch.optim and optimi have as defaults; all other fields are as the manual says. */
+static int is_default(kopt_optimizer o, kopt_rule rule, kopt_decay decay, double weight_decay, double beta1,
+                      double beta2, double eps)
+{
+    const int formats = o.weight_format == KOPT_BF16 && o.rounding == KOPT_KAHAN && o.moment_format == KOPT_BF16 &&
+                        o.moment_rounding == KOPT_STOCHASTIC && o.compensation_rounding == KOPT_STOCHASTIC;
+    const int rates = o.lr == 0.125 && o.max_lr == 0.125 && o.grad_scale == 1 && o.clip == 1 && o.dampening == 0;
+    const int off = !o.nesterov && !o.maximize && !o.zero_grad && !o.amsgrad && !o.moments_only;
+    return formats && rates && off && o.seed == 0 && o.step == 0 && o.rule == rule && o.decay == decay &&
+           o.weight_decay == weight_decay && o.beta1 == beta1 && o.beta2 == beta2 && o.beta3 == 0.99 && o.eps == eps &&
+           o.lookahead == 6 && o.lookahead_rate == 0.5;
+}
+
+static void check_defaults(void)
+{
+    unsigned char a[4], b[4];
+    kopt_optimizer sgd = kopt_sgd(0.125, 0.75), stable = kopt_stable_adamw(0.125), ema = kopt_ema(0.875);
+    kopt_optimizer lion = kopt_lion(0.125);
+    kopt_tensor t = kopt_tensor_of(a, b, KOPT_FP16, 2, w.state, 7);
+    kopt_scaler s = kopt_grad_scaler();
+    int k, bad = 0;
+    ok(is_default(sgd, KOPT_SGD, KOPT_L2, 0, 0.9, 0.999, 1e-8) && sgd.momentum == 0.75 && !sgd.stable &&
+           is_default(kopt_adam(0.125), KOPT_ADAM, KOPT_L2, 0, 0.9, 0.999, 1e-8) &&
+           is_default(kopt_adamw(0.125), KOPT_ADAM, KOPT_DECOUPLED, 0.01, 0.9, 0.999, 1e-8) && !kopt_adamw(1).stable &&
+           is_default(stable, KOPT_ADAM, KOPT_DECOUPLED, 0.01, 0.9, 0.99, 1e-6) && stable.stable == 1 &&
+           is_default(lion, KOPT_LION, KOPT_DECOUPLED, 0, 0.9, 0.99, 1e-8) && lion.momentum == 0 &&
+           is_default(kopt_adan(0.125), KOPT_ADAN, KOPT_DECOUPLED, 0.02, 0.98, 0.92, 1e-6) &&
+           is_default(kopt_radam(0.125), KOPT_RADAM, KOPT_L2, 0, 0.9, 0.999, 1e-8) &&
+           is_default(kopt_ranger(0.125), KOPT_RANGER, KOPT_DECOUPLED, 0, 0.9, 0.99, 1e-6) &&
+           is_default(ema, KOPT_EMA, KOPT_L2, 0, 0.9, 0.999, 1e-8), "the defaults of each rule");
+    ok(t.weight == a && t.grad == b && t.grad_format == KOPT_FP16 && t.n == 2 && t.state == w.state &&
+           t.state_size == 7 && t.copy == NULL && t.copy_format == KOPT_F32 && t.id == 0 && t.first_index == 0 &&
+           ref_bits(t.rate_scale) == 0x3f800000 && t.counts == NULL, "... of a tensor");
+    ok(ref_bits(s.scale) == 0x47800000 && ref_bits(s.minimum) == 0 && s.growth == 2 && s.backoff == 0.5 &&
+           s.interval == 2000 && s.hysteresis == 1 && s.good == 0 && s.bad == 0, "... of a scaler");
+    for (k = 0; k < 6; ++k) {
+        const kopt_format format = (kopt_format)(k / 2);
+        kopt_accumulator x = kopt_accumulator_of(a, format, k % 2 ? b : NULL, 2);
+        kopt_compressor c = kopt_compressor_of(format, k % 2 ? b : NULL, 2);
+        bad += x.sum != a || x.residual != (k % 2 ? b : NULL) || x.format != format || x.n != 2;
+        bad += x.rounding != (k % 2 ? KOPT_KAHAN : KOPT_STOCHASTIC) || x.compensation_rounding != KOPT_STOCHASTIC;
+        bad += x.count != 0 || x.step != 0 || x.id != 0 || x.seed != 0 || x.first_index != 0;
+        bad += c.code != format || c.residual != (k % 2 ? b : NULL) || c.residual_format != KOPT_BF16 || c.n != 2;
+        bad += c.rounding != (k % 2 ? KOPT_NEAREST : KOPT_STOCHASTIC) || c.residual_rounding != KOPT_STOCHASTIC;
+        bad += c.step != 0 || c.id != 0 || c.seed != 0 || c.first_index != 0;
+    }
+    ok(!bad, "... of accumulators and compressors: %d wrong", bad);
+}
+
+/* What falls below 2^-126 is +0, the compensation too. */
+static void check_one_element_flush(void)
+{
+    kopt_bf16 w1 = 0x0080, c1 = 0, w2 = 0x8080, c2 = 0, w3 = 0x0080, c3 = 0;
+    kopt_kahan_add_bf16(&w1, &c1, -0x1p-127f, 0);
+    kopt_kahan_add_bf16(&w2, &c2, 0x1p-127f, 0);
+    kopt_kahan_add_bf16(&w3, &c3, 0x1p-140f, 0); /* what c3 would hold */
+    ok(w1 == 0 && c1 == 0 && w2 == 0 && c2 == 0 && w3 == 0x0080 && c3 == 0,
+       "one-element updates store no subnormals in bf16");
+}
+
 int main(void)
 {
     fesetenv(FE_DFL_ENV);
@@ -787,6 +847,8 @@ int main(void)
     check_environment();
     check_infinite_weight();
     check_one_element();
+    check_one_element_flush();
+    check_defaults();
     check_all_finite();
     return done();
 }

@@ -640,6 +640,25 @@ static void check_refusals(void)
     ok(kopt_langevin_range(&step, &a.t, 1, 0, 1) == KOPT_ERROR_BOUNDS, "an index beyond 2^54");
 }
 
+/* From rest and without a gradient, at temperature 2 lr: each weight becomes 2 lr times its number, whatever lr is. */
+static void check_langevin_rates(void)
+{
+    static float weight[300], grad[300], one[300];
+    int power, i, wrong = 0;
+    for (power = 0; power <= 40; ++power) { /* 1, 1/2 ... 2^-20, 2 ... 2^20 */
+        const double lr = ldexp(1, power <= 20 ? -power : power - 20);
+        kopt_optimizer opt = kopt_sgd(lr, 0);
+        kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_F32, 300, NULL, 0);
+        opt.weight_format = KOPT_F32;
+        memset(weight, 0, sizeof weight);
+        wrong += kopt_langevin_step(&opt, &t, 1, 2 * lr) != KOPT_OK;
+        if (power == 0) memcpy(one, weight, sizeof one);
+        for (i = 0; i < 300; ++i)
+            wrong += (ref_bits(one[i]) & 0x7fffffff) == 0 || ref_bits(weight[i]) != ref_bits((float)lr * one[i]);
+    }
+    ok(!wrong, "noise at rates that are powers of two, by themselves: %d wrong", wrong);
+}
+
 int main(int arguments, char **argument)
 {
     const int quick = arguments > 1 && !strcmp(argument[1], "quick");
@@ -668,6 +687,7 @@ int main(int arguments, char **argument)
     check_init_factors();
     check_langevin();
     check_langevin_decay();
+    check_langevin_rates();
     check_stationary(quick ? 4096 : 65536);
     check_refusals();
     free(z), free(y);

@@ -7,6 +7,7 @@
 #include "reference.h"
 
 #include <fenv.h>
+#include <float.h>
 #include <stdlib.h>
 
 static int quick;
@@ -653,6 +654,9 @@ static void check_scaler_step(void)
     bad_norm += kopt_scaler_step(&s, &m.opt, m.t, 2, 1e-6, &closure, &skipped) != KOPT_OK || skipped;
     bad_norm += memcmp(m.weight, plain.weight, sizeof m.weight) || memcmp(m.state, plain.state, sizeof m.state);
     ok(!bad_norm, "a scaled and clipped step is the same as by hand");
+    bad_norm = kopt_scaler_step(&s, &m.opt, m.t, 2, DBL_MAX, NULL, NULL) != KOPT_OK;
+    bad_norm += kopt_scaler_step(&s, &m.opt, m.t, 2, HUGE_VAL, NULL, NULL) != KOPT_ERROR_RANGE;
+    ok(!bad_norm, "max_norm is the largest double at most");
 
     /* Another rank overflows: this one skips as well. No closure: the gradients are there. */
     model_build(&m);

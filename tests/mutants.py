@@ -1,0 +1,384 @@
+"""Mutants of kahan_opt.h: `mutants.py HEADER OUT LISTED` writes OUT/kahan_opt.h, in which KOPT_MUTANT=N of the
+environment chooses one at run time, and OUT/mutants: lines `N TAB identity`. An identity is room, function, text and
+change: it stays when other text moves. Those in LISTED are made in any case. tests/mutants.sh runs them."""
+import bisect
+import hashlib
+import math
+import re
+import struct
+import subprocess
+import sys
+
+EACH_ROOM = 9  # mutants by rule; some more in rooms of many functions
+
+# By hand: function ('': anywhere), what is there once, what it becomes. Both are expressions; but if the latter has @,
+# which is 1 in the mutant and else 0, it is the new text for both.
+BY_HAND = [
+    ("kopt_langevin_run_", "kopt_mul_scalar_(whole.decay, scale)", "whole.decay"),
+    ("code_at_", "isub_(k, shr_(k, 8))", "k"),
+    ("kopt_scale_", "largest < 0x00800000u", "largest <= 0x00800000u"),
+    ("kopt_norm_root_", "pair >= 0 && rest == 0", "0"),
+    ("kopt_norm_add", "kopt_norm_carry_(norm)", "(void)0"),
+    ("norm_format_", "shr_(all, 28)", "shr_(all, 29)"),
+    ("norm_format_", "groups < 64 ? groups : 64", "groups < 128 ? groups : 128"),
+    ("kopt_init_", "kopt_get64_(1.1368472343385565)", "kopt_get64_(1.1368)"),
+    ("kopt_init_", "kopt_get64_(1.7320508075688772)", "kopt_get64_(1.7320)"),
+    ("kopt_sign_of_", "!kopt_above_(kopt_mul_(y, 32768.0f), kopt_add_(KOPT_CAST_(float, random16), 0.5f))",
+     "kopt_above_(kopt_add_(KOPT_CAST_(float, random16), 0.5f), kopt_mul_(y, 32768.0f))"),
+    ("log_", "set_(0.239589244f)", "set_(0.239589259f)"),
+    ("finish16_", "9.5367431640625e-07f", "2.384185791015625e-07f"),
+    ("finish16_", "4.76837158203125e-07f", "1.1920928955078125e-07f"),
+    ("kopt_draw_tile_", "<= draw->limit", "+ (@) <= draw->limit"),
+    ("kopt_draw_tile_", "> draw->limit", "+ (@) > draw->limit"),
+    ("kopt_truncated_normal", "0.5, 3e38", "@ ? 0.25 : 0.5, 3e38"),
+    ("stochastic16_", "iset_(0xFFFFu)", "iset_(0xFFFEu)"),
+    ("pair_round_", "iadd_(u, r)", "iadd_(u, and_(r, iset_(0xFFFEu)))"),
+    ("kopt_check_header_", "h[4] != 1", "0"),
+    ("kopt_check_header_", "h[9] != KOPT_CAST_(kopt_byte_, kept.moments)", "0"),
+    ("kopt_check_header_", "kopt_little64_(h + 16) != t->n", "kopt_little32_(h + 16) != (uint32_t)t->n"),
+    ("kopt_state_init", "kopt_overlap_(weights, t->n * 4, t->weight, t->n * weight_bytes)", "0"),
+    ("kopt_state_init", "kopt_overlap_(weights, t->n * 4, t->state, at.total)", "0"),
+    ("kopt_check_options_", "kopt_less_(1, opt->lr)", "0"),
+    ("kopt_check_options_", "opt->lookahead < 1", "0"),
+    ("kopt_limit_of_", "kopt_bits_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, *bits))) > exact", "0"),
+    ("kopt_scaler_step", "opt->clip = 1", "(void)0"),
+    ("kopt_scaler_step", "opt->clip = clip", "(void)0"),
+    ("kopt_check_tensor_", "kopt_bits_(t->rate_scale) > 0x7F7FFFFFu", "kopt_bits_(t->rate_scale) << 1 > 0xFEFFFFFFu"),
+    # what AVX-512 and AVX2 have as instructions
+    ("", 'gt_, "vpcmpgtd", words_)', 'NAME_(gt_right), "vpcmpgtd", words_)\n'
+     'OF_TWO_(mask_, "=Yk", NAME_(gt_wrong), "vpcmpnleud", words_)\n'
+     'FN_ mask_ gt_(words_ a, words_ b) { return @ ? NAME_(gt_wrong)(a, b) : NAME_(gt_right)(a, b); }'),
+    ("", 'pair_max_, "vpmaxsw", words_)', 'NAME_(most), "vpmaxsw", words_)\n'
+     'OF_TWO_(words_, "=v", NAME_(least), "vpminsw", words_)\n'
+     'FN_ words_ pair_max_(words_ a, words_ b) { return @ ? NAME_(least)(a, b) : NAME_(most)(a, b); }'),
+    ("", 'lesser_, "vminps", _mm256_min_ps)', 'NAME_(least), "vminps", 0)\nOF_TWO_(NAME_(most), "vmaxps", 0)\n'
+     'FN_ floats_ lesser_(floats_ a, floats_ b) { return @ ? NAME_(most)(a, b) : NAME_(least)(a, b); }'),
+    ("", "{0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15}",
+     "{0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15 - (@)}"),
+    ("", '__asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}"',
+     'if (@) __asm__("vcvtps2ph {$1, %1, %0|%0, %1, 1}" : "=v"(r) : "v"(a));\n'
+     '    else __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}"'),
+]
+
+# Rooms are the banners of the header; where one is large, these functions are a room of their own.
+OWN_ROOMS = [
+    (r"kopt_(state_|crc32|make_header|put_|little|write_weight|read_weight|start_slow|layout|kept)", "state blocks"),
+    (r"kopt_(check_|overlap|spans|share|index_check|rows_check|map_check|code_valid|format_valid|n_valid)", "checks"),
+    (r"kopt_(compute_scalars|rectifier|one_minus|narrow64|finite|moments_$)", "scalars of a step"),
+    (r"NAME_\((ratio|measure)\)|kopt_(measure|stable)", "StableAdamW"),
+    (r"coded_|codes_of_block_|NAME_\(coded", "8-bit moments of the hot kernel"),
+    (r"kopt_(soft64|digits64|whole64|half64|to_float)_$", "soft binary64"),
+]
+# No mutants: what other builds or machines are for, and what chooses among ways to the same bits.
+NOT_HERE = re.compile(r"kopt_(one_of|moments_here|built_in|take_options|isa_\w*|sleef\w*|run_coded|swap\w*|version|"
+                      r"start|result_string|enter|leave)_?$|pair_prefetch_|convert_array_|NAME_\((step|convert|stream)")
+NO_CHANGE = re.compile(r"PREFETCH_|SETTLE|OPAQUE_|sizeof|\"|__asm__|KOPT_CAST_\(void|KOPT_ALONE_|STREAM_|ROW_\(|sfence|"
+                       r"__builtin_ia32|cipher_of_\(0|POSITIVE64_ \?")
+CONSTANT = re.compile(r"KOPT_HAS_|KOPT_ONLY_|KOPT_POSITIVE64_|\bchecks\b|\bextras\b|\bany &&")  # in these builds
+PAIRS = ("add sub", "and or", "lesser greater", "zip_low zip_high", "mul div", "unpacklo unpackhi", "srli slli",
+         "max min", "cmpgt cmpeq", "packus packs", "cvtepu16 cvtepi16", "< <=", "> >=", "== !=", "&& ||", "+ -")
+OTHER = {a: b for pair in PAIRS for a, b in (pair.split(), pair.split()[::-1])}
+RELATION = re.compile(r" (<=|>=|==|!=|<|>|&&|\|\||\+|-) ")
+CALL = re.compile(r"(?<![\w.>])(?:kopt_|i)?(add|sub|and|or|lesser|greater|zip_low|zip_high|mul|div)(?=(?:64)?_\()"
+                  r"|(?<=_)(unpacklo|unpackhi|srli|slli|max|cmpgt|packus|cvtepu16)(?=_)")
+NUMBER = re.compile(r"(?<![\w.])(0x[0-9A-F]+u?|\d+\.\d*(?:e[+-]?\d+)?f?|\d+e[+-]?\d+f?|\d+u?)(?![\w.])")
+
+
+def other_number(text, indexed):
+    """The next float or double, of a limit twice it; an integer a bit away, a mask 0..01..1 without its highest."""
+    if text.startswith("0x"):
+        value = int(text.rstrip("u"), 16)
+        if value & (value + 1) == 0 and value > 0xF:
+            value >>= 1
+        else:
+            value = value ^ 1 if value & 1 or value == 0 else value + (value & -value)
+        return "0x%Xu" % value if value < 1 << 32 else None
+    if "." in text or "e" in text:
+        value = float(text.rstrip("f"))
+        if not text.endswith("f"):
+            return repr(2 * value if value > 1e30 else math.nextafter(value, math.inf))
+        bits = struct.unpack("<i", struct.pack("<f", value))[0]
+        return "%.9ef" % struct.unpack("<f", struct.pack("<i", bits + 1))[0]
+    value = int(text.rstrip("u"))
+    return "%d" % (value - 1 if indexed and value > 0 else value + 1) + ("u" if text.endswith("u") else "")
+
+
+def changes(slot, loop):
+    """Each way to change an expression, or the condition of a loop: begin, end, the new text."""
+    for m in RELATION.finditer(slot):
+        op, left, right = m[1], slot[:m.start()], slot[m.end():]
+        choice = re.match(r"(.+?) \? (.+?) : ([^;,]+)", right)
+        if op in ("&&", "||") and CONSTANT.search(slot):
+            continue
+        if op in "<>" and choice and (left.endswith(choice[2]) and choice[3].startswith(choice[1]) or
+                                      left.endswith(choice[3].rstrip(")")) and choice[2] == choice[1]):
+            continue  # a < b ? a : b: the same for a == b
+        if op == ">" and right.startswith("0") or op == "<" and left.endswith("(0"):
+            continue  # loops without an end
+        yield m.start(1), m.end(1), "+ 1 <" if loop and op == "<" else OTHER[op]  # no store beyond an array
+    for m in NUMBER.finditer(slot):
+        new = other_number(m[1], slot[m.start() - 1:m.start()] == "[")
+        if new and not (m[1] == "0" and slot[m.end():].startswith(" <")):
+            yield m.start(), m.end(), new
+    for m in CALL.finditer(slot):
+        yield m.start(m.lastindex), m.end(m.lastindex), OTHER[m[m.lastindex]]
+
+
+def closing(text, at):
+    """The place behind the bracket that closes the one at `at`."""
+    depth = 0
+    for i in range(at, len(text)):
+        depth += (text[i] in "([{") - (text[i] in ")]}")
+        if depth == 0:
+            return i + 1
+    raise ValueError("brackets: " + text[at:at + 60])
+
+
+def split(text, begin, end, mark):
+    """Parts between marks outside of brackets, as (begin, end)."""
+    depth, last, parts = 0, begin, []
+    for i in range(begin, end):
+        depth += (text[i] in "([{") - (text[i] in ")]}")
+        if depth == 0 and text[i] == mark:
+            parts.append((last, i))
+            last = i + 1
+    return parts + [(last, end)]
+
+
+def trimmed(text, begin, end):
+    """The place without the spaces around it."""
+    part = text[begin:end]
+    return begin + len(part) - len(part.lstrip()), max(begin, end - len(part) + len(part.rstrip()))
+
+
+DECLARATION = re.compile(r"(?:(?:const|volatile)\s+)*(?:[A-Za-z_]\w*|NAME_\(\w+\))(?:\s+const)?(?:\s+|\s*\*\s*)"
+                         r"(?:const\s+)?\w+\s*(?:[,=\[]|$)")
+
+
+def statement(text, begin, end):
+    """The expressions of one statement without its semicolon: (begin, end, kind)."""
+    begin, end = trimmed(text, begin, end)
+    while True:
+        m = re.match(r"(?:case [^:?]*:|default:|else\b|do\b)\s*", text[begin:end])
+        if m:
+            begin += m.end()
+            continue
+        m = re.match(r"(if|while|for|switch) (?=\()", text[begin:end])
+        if not m:
+            break
+        at = begin + m.end()
+        after = closing(text, at)
+        inner = split(text, at + 1, after - 1, ";")
+        rest = text[after:end].strip()
+        if m[1] in ("if", "while"):
+            yield (*trimmed(text, *inner[0]), "check" if rest.startswith("return") and m[1] == "if" else "condition")
+        elif m[1] == "for" and len(inner) == 3:
+            yield (*trimmed(text, *inner[1]), "loop")
+        begin, end = trimmed(text, after, end)
+    body = text[begin:end]
+    if not body or body.startswith(("static", "typedef", "break", "continue", "goto")) or NO_CHANGE.search(body):
+        return
+    if re.match(r"return\b", body):
+        at, _ = trimmed(text, begin + 6, end)
+        if re.search(r"\w \w|[(\d]", text[at:end]):
+            yield at, end, "value"
+    elif DECLARATION.match(body):
+        for a, b in split(text, begin, end, ","):
+            m = re.match(r"[^=(]*?[^=<>!]=(?!=)\s*", text[a:b])
+            if m and text[a + m.end()] != "{":
+                yield a + m.end(), trimmed(text, a, b)[1], "value"
+    elif re.match(r"[\w>.*\[\]() +/%-]*?[^=<>!]=(?!=)|(\+\+|--)?[\w>.*-]+(\+\+|--)?$", body):
+        yield begin, end, "statement"
+        m = re.match(r"[^=]*?[^=<>!]= ", body)
+        if m:
+            yield begin + m.end(), end, "value"
+    elif re.match(r"[\w>.()-]+\(", body) and not re.match(r"[A-Z_]+\(.*\)\s*$|KOPT_VMATH_CALL_|EACH_", body, re.S):
+        yield begin, end, "statement"
+        yield begin, end, "value"
+
+
+def expressions(text, begin, end):
+    """Statements between the braces of a function."""
+    last, depth = begin, 0
+    for i in range(begin, end):
+        depth += (text[i] in "([") - (text[i] in ")]")
+        if depth == 0 and text[i] in ";{}":
+            head = text[last:i]
+            if text[i] == ";" or text[i] == "{" and not head.rstrip().endswith("="):
+                yield from statement(text, last, i)
+            last = i + 1
+
+
+def functions(text):
+    """Name, and where the body begins and ends."""
+    head = re.compile(r"^(?!typedef|enum|struct)[A-Za-z_][^;{}#=()]*?(?:__attribute__\(\(\w+\)\)[^;{}#=()]*)?"
+                      r"(?<!\w)(NAME_\(\w+\)|(?!NAME_)\w+)\((?=[^;{}#]*\) \{)", re.M)
+    for m in head.finditer(text):
+        brace = text.index("{", closing(text, m.end() - 1))
+        yield m[1], brace + 1, closing(text, brace) - 1
+
+
+def used_lines(path):
+    """Lines of the header that the preprocessor keeps in one of the builds that the tests are."""
+    used = set()
+    for options in ((), ("-DKAHAN_OPT_VMATH",), ("-DKOPT_SOFT64_=1",)):
+        command = ["gcc", "-E", "-std=c99", "-DKAHAN_OPT_IMPLEMENTATION", *options, "-x", "c", path]
+        number = 0
+        for line in subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\n"):
+            m = re.match(r'# (\d+) "(.*?)"', line)
+            if m:
+                here, number = m[2] == path, int(m[1]) - 1
+            else:
+                if here and line.strip():
+                    used.add(number)
+                number += 1
+    return used
+
+
+def blank(text):
+    """Comments and lines for the preprocessor as spaces."""
+    def space(m):
+        return re.sub(r"[^\n]", " ", m[0])
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", space, text, flags=re.S)
+    return re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", space, text, flags=re.M)
+
+
+def candidates(source, text, used):
+    """Each mutant by rule: room, function, place, new text, what it is."""
+    starts = [m.end() for m in re.finditer("^", source, re.M)]
+    def is_used(at):
+        return bisect.bisect_right(starts, at) in used
+    banners = [(m.start(), m[1] or m[2])
+               for m in re.finditer(r"^/\* (?:---- (.*?)(?:[:,;.(]| -{3}| in functions)|(KERNELS):)", source, re.M)]
+    for name, begin, end in functions(text):
+        if not is_used(begin) or NOT_HERE.search(name):
+            continue
+        room = [title.strip() for at, title in banners if at < begin][-1]
+        for pattern, own in OWN_ROOMS:
+            if re.match(pattern, name):
+                room = own
+        for a, b, kind in expressions(text, begin, end):
+            slot = text[a:b]
+            if not is_used(a) or "\n" in slot and "#" in source[a:b]:
+                continue
+            if kind == "statement":
+                yield room, name, a, b, "(void)0", "drop"
+            elif not NO_CHANGE.search(slot):
+                if kind == "check" and not CONSTANT.search(slot):
+                    yield room, name, a, b, "0", "drop"
+                for x, y, new in changes(slot, kind == "loop"):
+                    yield room, name, a, b, slot[:x] + new + slot[y:], "`%s` to `%s`" % (near(text, a + x, a + y), new)
+
+
+def near(text, begin, end):
+    """A change with what is around it, on one line."""
+    return " ".join((text[begin - 30:begin].split("\n")[-1] + "[" + text[begin:end] + "]" + text[end:end + 20]).split())
+
+
+def by_hand(source, text):
+    """The mutants of BY_HAND like those of candidates(): each snippet must be there once."""
+    places = {}
+    for name, begin, end in functions(text):
+        places.setdefault(name, []).append((begin, end))
+    for name, old, new in BY_HAND:
+        found = [(a + m.start(), a + m.end()) for a, b in (places.get(name, []) if name else [(0, len(source))])
+                 for m in re.finditer(re.escape(old), source[a:b])]
+        if len(found) != 1:
+            sys.exit("mutants.py: BY_HAND: `%s` is %d times in %s, not once" % (old, len(found), name or "the header"))
+        texts = (" ".join(part.split())[:90] for part in (old, new))
+        yield "by hand: %s: `%s` to `%s`" % (name, *texts), ("", name, *found[0], new)
+
+
+def chosen_of(everything, listed, hand):
+    """Those by hand, those in the list, and some of each room, of one function after the other, in order of a hash."""
+    def rank(word):
+        return hashlib.sha256(word.encode()).digest()
+    rooms, chosen = {}, dict(hand)
+    chosen.update((identity, everything[identity]) for identity in listed if identity in everything)
+    for identity, mutant in everything.items():
+        rooms.setdefault(mutant[0], {}).setdefault(mutant[1], []).append(identity)
+    for of in rooms.values():
+        queues = [sorted(of[name], key=rank) for name in sorted(of, key=rank)]
+        turns = [queue[turn] for turn in range(max(map(len, queues))) for queue in queues if turn < len(queue)]
+        for identity in turns[:max(EACH_ROOM, len(of) // 2)]:
+            chosen[identity] = everything[identity]
+    return chosen
+
+
+def render(text, begin, end, mutants):
+    """text[begin:end] with a choice at each place; mutants: (begin, end, number, new), places nested or apart."""
+    result, at = "", begin
+    for a, b in sorted({m[:2] for m in mutants}, key=lambda place: (place[0], -place[1])):
+        if a < at:
+            continue  # within the one before
+        here = [m for m in mutants if m[:2] == (a, b)]
+        inner = render(text, a, b, [m for m in mutants if a <= m[0] and m[1] <= b and m[:2] != (a, b)])
+        for _, _, number, new in here:
+            choice = "KOPT_MUTANT_(%d)" % number
+            if "@" in new:
+                inner = new.replace("@", choice)
+            elif new == "(void)0":
+                inner = "(%s ? (void)0 : (void)(%s))" % (choice, inner)
+            else:
+                inner = "(%s ? (%s) : (%s))" % (choice, new, inner)
+        result += text[at:a] + inner
+        at = b
+    return result + text[at:end]
+
+
+PRELUDE = """#ifndef KOPT_MUTANT_
+#include <stdio.h>
+#include <stdlib.h>
+static int kopt_mutant_;
+static unsigned char kopt_reached_[%d];
+static __attribute__((constructor)) void kopt_mutant_begin_(void) {
+    const char *number = getenv("KOPT_MUTANT");
+    kopt_mutant_ = number ? atoi(number) : 0;
+}
+static __attribute__((destructor)) void kopt_mutant_end_(void) { /* which mutants the program comes by */
+    FILE *file = getenv("KOPT_REACHED") ? fopen(getenv("KOPT_REACHED"), "a") : 0;
+    int i;
+    if (!file) return;
+    for (i = 0; i < %d; i++)
+        if (kopt_reached_[i]) fprintf(file, "%%d\\n", i);
+    fclose(file);
+}
+#define KOPT_MUTANT_(n) (kopt_reached_[n] = 1, kopt_mutant_ == (n))
+#endif
+#line 1
+"""
+
+
+def main(path, out, list_of):
+    with open(path) as file:
+        source = file.read()
+    with open(list_of) as file:
+        listed = [line.split("\t")[0] for line in file.read().split("\n") if line and line[0] != "#"]
+    text, everything = blank(source), {}
+    hand = dict(by_hand(source, text))
+    for room, name, a, b, new, how in candidates(source, text, used_lines(path)):
+        for _, _, x, y, by in hand.values(): # the same, or half within one, or where one has the only text
+            if (a <= x and y <= b and " ".join((source[a:x] + by + source[y:b]).split()) == " ".join(new.split()) or
+                    x < b and a < y and not (a <= x and y <= b) and ("@" in by or not (x <= a and b <= y)) or
+                    (a, b) == (x, y) and "@" in by):
+                break
+        else:
+            if how == "drop":
+                how = "drop `%s`" % " ".join(source[a:b].split())[:70]
+            identity = "%s: %s: %s" % (room, name, how)
+            while identity in everything:
+                identity += " again"
+            everything[identity] = (room, name, a, b, new)
+    for identity in listed:
+        if identity not in everything and identity not in hand:
+            sys.exit("mutants.py: there is no mutant `%s`: strike it from %s" % (identity, list_of))
+    chosen = chosen_of(everything, listed, hand)
+    mutants = [(m[2], m[3], number, m[4]) for number, m in enumerate(chosen.values(), 1)]
+    with open(out + "/kahan_opt.h", "w") as file:
+        file.write(PRELUDE % (len(mutants) + 1, len(mutants) + 1) + render(source, 0, len(source), mutants))
+    with open(out + "/mutants", "w") as file:
+        file.writelines("%d\t%s\n" % line for line in enumerate(chosen, 1))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,107 @@
+# mutants.sh all | share K N | turn N: mutants of the header (tests/mutants.py), each beside the tests until one fails.
+# turn: one of N shares, another one with each commit. Prints TAP: a mutant that lives is a failure, unless
+# tests/mutants.txt says why it may (`identity TAB reason`); so is one of that list that dies. JOBS: how many at a time.
+# `mutants.sh show N` prints what mutant N is, and what fails if it is chosen.
+set -u
+out=build/mutants
+export out
+
+run() { # run PROGRAM: its tests, in the mutant of KOPT_MUTANT
+    case $1 in
+    probe)
+        for isa in $($out/probe isas); do
+            timeout -s KILL 20 $out/probe $isa | cmp -s - tests/golden.txt || return 1
+        done
+        ;;
+    fuzz) timeout -s KILL 60 $out/fuzz 6000 ;;
+    *) timeout -s KILL 60 $out/$1 quick ;;
+    esac
+}
+
+one() { # one N: "N PROGRAM", the first that fails, or "N -"
+    KOPT_MUTANT=$1
+    export KOPT_MUTANT
+    for program in $(cat $out/order); do
+        grep -qx $1 $out/$program.reached || continue
+        run $program >$out/log.$1 2>&1 || { echo "$1 $program"; rm $out/log.$1; return; }
+    done
+    echo "$1 -"
+    rm -f $out/log.$1
+}
+
+build() { # everything once, and what each program comes by
+    rm -rf $out
+    mkdir -p $out
+    python3 tests/mutants.py kahan_opt.h $out tests/mutants.txt || exit 1
+    cp -r tests $out
+    compile="gcc -std=c99 -O1 -w"
+    pattern=-ftrivial-auto-var-init=pattern # what a mutant does not set is not what happens to be there
+    $compile $pattern -E -x c /dev/null >/dev/null 2>&1 && compile="$compile $pattern"
+    for source in tests/test_*.c; do # without the slowest two, which nothing needs that the others see
+        case $source in */test_random.c | */test_rules.c) continue ;; esac
+        name=$(basename $source .c)
+        echo "$compile -o $out/$name $out/$source -lm"
+    done >$out/builds
+    echo "$compile -DFUZZ_STANDALONE -o $out/fuzz $out/tests/fuzz.c -lm" >>$out/builds
+    echo "$compile -DKOPT_CODED_FROM_=1 -o $out/probe $out/tests/probe.c -lm" >>$out/builds
+    echo "$compile -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1 -o $out/test_soft $out/tests/test_tools.c -lm" >>$out/builds
+    xargs -P ${JOBS:-2} -I '{}' sh -c '{}' <$out/builds || exit 1
+    sed 's/.* -o [^ ]*\/\([a-z0-9_]*\) .*/\1/' $out/builds >$out/programs
+}
+
+order() { # the programs, cheapest first; each must pass without a mutant
+    while read -r program; do
+        : >$out/$program.reached.all
+        begin=$(date +%s%N)
+        KOPT_REACHED=$out/$program.reached.all run $program >$out/log 2>&1 ||
+            { echo "not ok 1 - $program fails without a mutant"; grep -v '^ok' $out/log | head -n 20; exit 1; }
+        echo "$(($(date +%s%N) - begin)) $program"
+        sort -u $out/$program.reached.all >$out/$program.reached
+    done <$out/programs | sort -n >$out/costs
+    grep -q '^not ok' $out/costs && { cat $out/costs; exit 1; }
+    sed 's/.* //' $out/costs >$out/order
+}
+
+case "${1:-all}" in
+one) one $2; exit ;;
+show) sed -n "$2p" $out/mutants; one $2; exit ;;
+all) k=1 n=1 ;;
+share) k=$2 n=$3 ;;
+turn)
+    n=$2
+    now=$(git rev-parse HEAD 2>/dev/null || cksum <kahan_opt.h)
+    k=$(($(printf '%s' "$now" | cksum | cut -d ' ' -f 1) % n + 1))
+    ;;
+*) echo "usage: sh tests/mutants.sh [all | share K N | turn N]" >&2; exit 2 ;;
+esac
+if [ "$(uname -m)" != x86_64 ] || ! command -v gcc >/dev/null || ! command -v python3 >/dev/null; then
+    echo "1..0 # SKIP mutants need x86-64, gcc and python3"
+    exit
+fi
+build
+order
+awk -v k=$k -v n=$n 'NR % n == k - 1 { print $1 }' $out/mutants |
+    xargs -P ${JOBS:-2} -n 1 sh tests/mutants.sh one >$out/results
+if ! grep -q avx512bw /proc/cpuinfo; then # what only AVX-512 comes by is not tested here
+    sort -u $out/*.reached | awk 'NR == FNR { reached[$1]; next } $1 in reached' - $out/results >$out/here
+    mv $out/here $out/results
+fi
+awk -F '\t' -v share="$k of $n" '
+    FILENAME ~ /txt$/ { if ($0 !~ /^#/ && NF > 1) listed[$1]; next }
+    FILENAME ~ /mutants$/ { name[$1] = $2; next }
+    {
+        split($0, result, " ")
+        what = name[result[1]]
+        all++
+        lives = result[2] == "-"
+        if (lives && what in listed) may++
+        else if (lives) print "not ok " ++count " - lives: " what " (sh tests/mutants.sh show " result[1] ")"
+        else if (what in listed) print "not ok " ++count " - in tests/mutants.txt, but " result[2] " kills it: " what
+        killed += !lives
+    }
+    END {
+        verdict = count || !all ? "not ok " : "ok "
+        print verdict ++count " - share " share ": " all + 0 " mutants, " killed + 0 " killed, " may + 0 " listed"
+        print "1.." count
+    }' tests/mutants.txt $out/mutants $out/results | tee $out/tap
+! grep -q '^not ok' $out/tap
