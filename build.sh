@@ -320,6 +320,7 @@ run_tests() {
     vmath_parts
     have arm-none-eabi-gcc || skip "flash and stack on Cortex-M" arm-none-eabi-gcc
     part size sh tests/size.sh
+    part stack sh tests/stack.sh quick
     for tool in $(sh tests/cells.sh missing); do skip "cells" "$tool"; done
     part cells sh tests/cells.sh quick
     cuda_host >>build/tests/builds

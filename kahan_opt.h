@@ -977,7 +977,11 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 
 #ifdef KOPT_GNU_
 #define KOPT_NOINLINE_ __attribute__((__noinline__))
+#if defined(__clang__) && !defined(__OPTIMIZE__) /* -O0 would give each value of each inlined call a place in the frame: a megabyte */
+#define KOPT_FORCE_INLINE_ KOPT_INLINED_
+#else
 #define KOPT_FORCE_INLINE_ KOPT_INLINED_ __attribute__((__always_inline__))
+#endif
 #define KOPT_TARGET_(isa) __attribute__((__target__(isa)))
 #elif defined(_MSC_VER)
 #define KOPT_NOINLINE_ __declspec(noinline)
@@ -4706,7 +4710,8 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(any_pairs_thrice)(const kopt_job_ *
 typedef struct coded_ {
     kopt_byte_ table[2][2][2 * KOPT_TILE_]; /* of the codes of each moment: the lower and the upper halves of the values */
     kopt_byte_ highest[2][128], begins[2][128]; /* see coder_ */
-    kopt_byte_ moment[2][4 * KOPT_TILE_], random[4 * KOPT_TILE_]; /* of each group first the even elements */
+    kopt_byte_ moment[2][4 * KOPT_TILE_]; /* of each group first the even elements */
+    kopt_byte_ random[2 * KOPT_TILE_]; /* two to a word */
     kopt_byte_ place[4 * KOPT_TILE_]; /* see places_, whose y is in the second moment's place: its codes come first */
     kopt_byte_ weight[2 * KOPT_TILE_], residual[2 * KOPT_TILE_];
     floats_ largest[2];
@@ -4722,7 +4727,6 @@ FN_ void coded_rule_(coded_ *b, kopt_kind_ kind, const scalars_ *k, const consta
     h->update = rule_(kind, k, h->w, h->w, half_(grad, odd, c), &q);
     store32_(b->moment[0] + 4 * at, bits_(q.m));
     store32_(b->moment[1] + 4 * at, bits_(q.v));
-    store32_(b->random + 4 * at, h->random);
     b->largest[0] = greater_(value_(and_(bits_(q.m), magnitude)), b->largest[0]); /* a NaN shows in the weight */
     b->largest[1] = greater_(value_(and_(bits_(q.v), magnitude)), b->largest[1]);
 }
@@ -4745,6 +4749,7 @@ FN_ words_ coded_group_(coded_ *b, const kopt_job_ *j, kopt_kind_ kind, const sc
     p.residual = load32_(j->residual + 2 * i);
     coded_rule_(b, kind, k, c, &p, grad, 0, even, &p.even, at);
     coded_rule_(b, kind, k, c, &p, grad, 1, odd, &p.odd, at + LANES_);
+    store32_(b->random + 2 * at, or_(p.even.random, shl_(p.odd.random, 16)));
     pair_weight_(kind, c, &p, 0, &p.even);
     pair_weight_(kind, c, &p, 1, &p.odd);
     p.weight = pair_flush_(pair_join_(p.even.weight, p.odd.weight), c->exponent);
@@ -4754,14 +4759,15 @@ FN_ words_ coded_group_(coded_ *b, const kopt_job_ *j, kopt_kind_ kind, const sc
 }
 
 /* The code of the even or the odd elements of a group. */
-FN_ words_ coded_word_(const coded_ *b, const coder_ *coder, words_ twice, size_t vector, int m) {
-    const words_ r = add16_(load32_(b->random + vector), twice);
+FN_ words_ coded_word_(const coded_ *b, const coder_ *coder, words_ random, words_ twice, size_t vector, int m) {
+    const words_ r = add16_(random, twice);
     return code_at_(coder, load32_(b->place + vector), load32_(b->moment[m] + vector), m, m == 0 ? r : add16_(r, twice));
 }
 
 /* The codes of a moment of the block, and its scale. */
-FN_ void codes_of_block_(coded_ *b, kopt_byte_ *code, kopt_byte_ *scale, uint32_t largest, const pair_random_ *r, int m) {
+APART_ void codes_of_block_(coded_ *b, kopt_byte_ *code, kopt_byte_ *scale, uint32_t largest, const pair_random_ *r, int m) {
     coder_ coder = coder_of_(value_(iset_(largest)), kopt_decades_[m], m);
+    const words_ lower = hold_(0xFFFFu);
     size_t at;
     coder.highest = b->highest[m];
     coder.begins = b->begins[m];
@@ -4769,14 +4775,15 @@ FN_ void codes_of_block_(coded_ *b, kopt_byte_ *code, kopt_byte_ *scale, uint32_
     places_(&coder, b->moment[m], b->moment[1], b->place, KOPT_TILE_);
     for (at = 0; at < KOPT_TILE_; at += 2 * LANES_) {
         const pair_random_ *const numbers = r + at % KOPT_RANDOM_ROW_ / (2 * LANES_);
-        const words_ even = coded_word_(b, &coder, numbers->even_twice, 4 * at, m);
-        const words_ odd = coded_word_(b, &coder, numbers->odd_twice, 4 * (at + LANES_), m);
+        const words_ random = load32_(b->random + 2 * at);
+        const words_ even = coded_word_(b, &coder, and_(random, lower), numbers->even_twice, 4 * at, m);
+        const words_ odd = coded_word_(b, &coder, shr_(random, 16), numbers->odd_twice, 4 * (at + LANES_), m);
         pair_store8_(code + at, largest != 0 ? or_(even, shl_(odd, 16)) : iset_(m == 1 ? 0 : 0x007F007Fu));
     }
 }
 
 /* The tables, which stay for all blocks. */
-FN_ void coded_begin_(coded_ *b, const uint32_t *const values[2]) {
+APART_ void coded_begin_(coded_ *b, const uint32_t *const values[2]) {
     uint32_t highest[32], begins[32];
     size_t i, d;
     int m;
@@ -7427,16 +7434,23 @@ KOPT_LEAN_ void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin
     kopt_leave_(&environment);
 }
 
+#if defined(KOPT_X86_) || defined(KOPT_NEON_)
+#define KOPT_RATIOS_ KOPT_BLOCK_ /* with half as many StableAdamW takes 1.15 times as long */
+#else
+#define KOPT_RATIOS_ (KOPT_BLOCK_ / 2)
+#endif
+
 static KOPT_NOINLINE_ void kopt_measure_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end, kopt_norm *norm) {
     const kopt_layout_ at = kopt_layout_of_(kopt_kept_in_(s), t->n);
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     kopt_environment_ environment;
     kopt_job_ job;
-    float row[KOPT_BLOCK_]; /* ratios, in the place of squares that were codes */
+    float row[KOPT_RATIOS_]; /* ratios, in the place of squares that were codes */
     kopt_byte_ *const bytes = KOPT_POINTER_(kopt_byte_ *, row);
     size_t i, n;
     for (i = begin; i < end; i += n) {
-        n = KOPT_BLOCK_ - i % KOPT_BLOCK_ < end - i ? KOPT_BLOCK_ - i % KOPT_BLOCK_ : end - i;
+        n = KOPT_RATIOS_ - i % KOPT_RATIOS_;
+        if (end - i < n) n = end - i;
         kopt_make_job_(&job, &at, s, t, i, i + n);
         kopt_enter_(&environment);
         if (s->moment_format == KOPT_Q8) {
