@@ -1,8 +1,9 @@
-# How much stack the public functions use, by compiler and flags: tests/stack.c with each of them, or `quick`: with a few.
-# Prints TAP and, as comments, the largest of each build.
+# How much stack the public functions use, by compiler and flags: tests/stack.c with each of them, or `quick`: with a
+# few. Prints TAP and, as comments, the largest of each build.
 out=build/tests/stack
 mkdir -p $out
-warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-qual -Wmissing-prototypes -Werror'
+warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-qual'
+warnings="$warnings -Wmissing-prototypes -Werror"
 count=0
 failed=0
 report() { # report STATUS DESCRIPTION
