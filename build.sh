@@ -452,6 +452,7 @@ run_tests() {
     vmath_parts
     have arm-none-eabi-gcc || skip "flash and stack on Cortex-M" arm-none-eabi-gcc
     part size sh tests/size.sh
+    part stack sh tests/stack.sh quick
     cells=$(sh tests/cells.sh missing)
     if [ -n "$cells" ]; then
         tools=$(echo "$cells" | tr ' ' '\n' | grep -v '^[0-9]*$' | sort -u | paste -s -d , - | sed 's/,/, /g')

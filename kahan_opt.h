@@ -100,7 +100,8 @@
    4. Subnormals. bf16 and fp32 values that a step stores below 2^-126 are stored as +0. fp16 subnormals are
       ordinary values. Conversions keep all subnormals.
    5. Random bits are a pure function of (seed, step, tensor id, stream, global element index): see RANDOM BITS.
-   6. Any alignment, n up to SIZE_MAX / 32. Pointers may be NULL when n is 0. Stack: 24 KB at most, without vectors 6.
+   6. Any alignment, n up to SIZE_MAX / 32. Pointers may be NULL when n is 0. Stack: 12 KB, in a build without vectors
+      2, and 1 more for each 8-bit moment; what KAHAN_OPT_VMATH adds: 22, without vectors 8; by clang -O0 up to 48.
    7. Bad input is refused before anything is written: every function that can fail returns a kopt_result, and
       kopt_result_string() says it in words. Overlapping buffers of one tensor are refused; in lists see STEP.
       A struct of zeros means the defaults (kopt_tensor, kopt_norm) or is refused.
@@ -1033,7 +1034,11 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 
 #ifdef KOPT_GNU_
 #define KOPT_NOINLINE_ __attribute__((__noinline__))
+#if defined(__clang__) && !defined(__OPTIMIZE__) /* or each value of each inlined call has a place of its own: 1 MB */
+#define KOPT_FORCE_INLINE_ KOPT_INLINED_
+#else
 #define KOPT_FORCE_INLINE_ KOPT_INLINED_ __attribute__((__always_inline__))
+#endif
 #define KOPT_TARGET_(isa) __attribute__((__target__(isa)))
 #elif defined(_MSC_VER)
 #define KOPT_NOINLINE_ __declspec(noinline)
@@ -3928,8 +3933,8 @@ typedef struct numbers_ {
     size_t offset;           /* numbers before the tile */
 } numbers_;
 
-/* Rows, of what vector_ has of an element. A result takes the place of what is not read after it. A stage has its own copy of what
-   it needs in its loop, or a store through a row makes the compiler load it again. */
+/* Rows, of what vector_ has of an element. A result takes the place of what is not read after it. A stage has its own
+   copy of what it needs in its loop, or a store through a row makes the compiler load it again. */
 typedef struct tile_ {
     kopt_byte_ *w, *rest, *g, *moment[4];
     kopt_byte_ *update, *stored, *kept; /* in the rows g, w and rest */
@@ -4204,7 +4209,8 @@ APART_ void tally_all_(const tile_ *t, const kopt_job_ *j, kopt_kind_ kind, size
 }
 
 /* In tiles of `size` elements: of rows of numbers, or a block of 8-bit moments. */
-APART_ void tiles_(const kopt_job_ *j, size_t begin, size_t end, uint32_t *room, size_t rows, size_t size, size_t numbers) {
+APART_ void tiles_(const kopt_job_ *j, size_t begin, size_t end, uint32_t *room, size_t rows, size_t size,
+                   size_t numbers) {
     const kopt_kind_ kind = kind_of_(j);
     const kopt_step *s = j->step;
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
@@ -4287,8 +4293,8 @@ APART_ void tiles_(const kopt_job_ *j, size_t begin, size_t end, uint32_t *room,
     }
 }
 
-/* The frames of tiles_: each only as large as need be. A tile begins with a row of numbers, a block up to 127 elements behind one;
-   the last load of numbers reaches up to 16 beyond. Rows begin with a line of the cache, or a step takes
+/* The frames of tiles_: each only as large as need be. A tile begins with a row of numbers, a block up to 127 elements
+   behind one; the last load of numbers reaches up to 16 beyond. Rows begin with a line of the cache, or a step takes
    up to a fifth longer. */
 #define FRAME_(name, rows, size, numbers)                                                                             \
     APART_ void name(const kopt_job_ *j, size_t begin, size_t end) {                                                  \
@@ -4780,9 +4786,9 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(any_pairs_thrice)(const kopt_job_ *
 typedef struct coded_ {
     kopt_byte_ table[2][2][2 * KOPT_TILE_]; /* of the codes of each moment: the lower and the upper halves of the values */
     kopt_byte_ highest[2][128], begins[2][128]; /* see coder_ */
-    kopt_byte_ moment[2][4 * KOPT_TILE_], random[4 * KOPT_TILE_]; /* of each group first the even elements */
-    kopt_byte_ place[4 * KOPT_TILE_]; /* see places_, whose y is in the second moment's place: its codes come first */
-    kopt_byte_ weight[2 * KOPT_TILE_], residual[2 * KOPT_TILE_];
+    kopt_byte_ moment[2][4 * KOPT_TILE_]; /* of each group first the even elements */
+    kopt_byte_ random[2 * KOPT_TILE_]; /* two to a word */
+    kopt_byte_ weight[4 * KOPT_TILE_]; /* and residuals; when they are stored, see places_ */
     floats_ largest[2];
 } coded_;
 
@@ -4796,7 +4802,6 @@ FN_ void coded_rule_(coded_ *b, kopt_kind_ kind, const scalars_ *k, const consta
     h->update = rule_(kind, k, h->w, h->w, half_(grad, odd, c), &q);
     store32_(b->moment[0] + 4 * at, bits_(q.m));
     store32_(b->moment[1] + 4 * at, bits_(q.v));
-    store32_(b->random + 4 * at, h->random);
     b->largest[0] = greater_(value_(and_(bits_(q.m), magnitude)), b->largest[0]); /* a NaN shows in the weight */
     b->largest[1] = greater_(value_(and_(bits_(q.v), magnitude)), b->largest[1]);
 }
@@ -4819,38 +4824,51 @@ FN_ words_ coded_group_(coded_ *b, const kopt_job_ *j, kopt_kind_ kind, const sc
     p.residual = load32_(j->residual + 2 * i);
     coded_rule_(b, kind, k, c, &p, grad, 0, even, &p.even, at);
     coded_rule_(b, kind, k, c, &p, grad, 1, odd, &p.odd, at + LANES_);
+    store32_(b->random + 2 * at, or_(p.even.random, shl_(p.odd.random, 16)));
     pair_weight_(kind, c, &p, 0, &p.even);
     pair_weight_(kind, c, &p, 1, &p.odd);
     p.weight = pair_flush_(pair_join_(p.even.weight, p.odd.weight), c->exponent);
     store32_(b->weight + 2 * at, p.weight);
-    store32_(b->residual + 2 * at, pair_flush_(pair_join_(p.even.residual, p.odd.residual), c->exponent));
+    store32_(b->weight + 2 * (KOPT_TILE_ + at), pair_flush_(pair_join_(p.even.residual, p.odd.residual), c->exponent));
     return p.weight;
 }
 
 /* The code of the even or the odd elements of a group. */
-FN_ words_ coded_word_(const coded_ *b, const coder_ *coder, words_ twice, size_t vector, int m) {
-    const words_ r = add16_(load32_(b->random + vector), twice);
-    return code_at_(coder, load32_(b->place + vector), load32_(b->moment[m] + vector), m, m == 0 ? r : add16_(r, twice));
+FN_ words_ coded_word_(const coded_ *b, const coder_ *coder, words_ random, words_ twice, size_t vector, int m) {
+    const words_ r = add16_(random, twice);
+    return code_at_(coder, load32_(b->weight + vector), load32_(b->moment[m] + vector), m,
+                    m == 0 ? r : add16_(r, twice));
 }
 
-/* The codes of a moment of the block, and its scale. */
-FN_ void codes_of_block_(coded_ *b, kopt_byte_ *code, kopt_byte_ *scale, uint32_t largest, const pair_random_ *r, int m) {
+/* The codes of a moment of the block, and its scale; of the second one first, in whose place y is then. */
+FN_ void codes_of_block_(coded_ *b, const kopt_job_ *j, size_t i, uint32_t largest, const pair_random_ *r, int m) {
+    kopt_byte_ *const code = j->moment[m] + i;
     coder_ coder = coder_of_(value_(iset_(largest)), kopt_decades_[m], m);
+    const words_ lower = hold_(0xFFFFu);
     size_t at;
     coder.highest = b->highest[m];
     coder.begins = b->begins[m];
-    kopt_store32_(scale, largest);
-    places_(&coder, b->moment[m], b->moment[1], b->place, KOPT_TILE_);
+    kopt_store32_(j->scale[m] + i / KOPT_TILE_ * 4, largest);
+    places_(&coder, b->moment[m], b->moment[1], b->weight, KOPT_TILE_);
     for (at = 0; at < KOPT_TILE_; at += 2 * LANES_) {
         const pair_random_ *const numbers = r + at % KOPT_RANDOM_ROW_ / (2 * LANES_);
-        const words_ even = coded_word_(b, &coder, numbers->even_twice, 4 * at, m);
-        const words_ odd = coded_word_(b, &coder, numbers->odd_twice, 4 * (at + LANES_), m);
+        const words_ random = load32_(b->random + 2 * at);
+        const words_ even = coded_word_(b, &coder, and_(random, lower), numbers->even_twice, 4 * at, m);
+        const words_ odd = coded_word_(b, &coder, shr_(random, 16), numbers->odd_twice, 4 * (at + LANES_), m);
         pair_store8_(code + at, largest != 0 ? or_(even, shl_(odd, 16)) : iset_(m == 1 ? 0 : 0x007F007Fu));
     }
 }
 
+APART_ void NAME_(first_codes)(coded_ *b, const kopt_job_ *j, size_t i, uint32_t largest, const pair_random_ *r) {
+    codes_of_block_(b, j, i, largest, r, 0);
+}
+
+APART_ void NAME_(second_codes)(coded_ *b, const kopt_job_ *j, size_t i, uint32_t largest, const pair_random_ *r) {
+    codes_of_block_(b, j, i, largest, r, 1);
+}
+
 /* The tables, which stay for all blocks. */
-FN_ void coded_begin_(coded_ *b, const uint32_t *const values[2]) {
+APART_ void coded_begin_(coded_ *b, const uint32_t *const values[2]) {
     uint32_t highest[32], begins[32];
     size_t i, d;
     int m;
@@ -4874,7 +4892,7 @@ FN_ void coded_begin_(coded_ *b, const uint32_t *const values[2]) {
     }
 }
 
-/* From `begin` on. Returns where a block begins that wants the general kernel, which needs this stack too, or the end. */
+/* From `begin` on. Returns where a block begins that wants the general kernel, which needs this stack, or the end. */
 APART_ size_t coded_blocks_(const kopt_job_ *general_job, size_t begin) {
     kopt_job_ local;
     const kopt_job_ *const j = kopt_copy_job_(&local, general_job);
@@ -4920,13 +4938,13 @@ APART_ size_t coded_blocks_(const kopt_job_ *general_job, size_t begin) {
         largest[0] = largest_lane_(bits_(b.largest[0]));
         largest[1] = largest_lane_(bits_(b.largest[1]));
         if (pair_any_above_(most, c.limit) || largest[0] >= 0x7F800000u || largest[1] >= 0x7F800000u) return i;
-        codes_of_block_(&b, j->moment[1] + i, j->scale[1] + i / KOPT_TILE_ * 4, kopt_scale_(largest[1]), r, 1);
-        codes_of_block_(&b, j->moment[0] + i, j->scale[0] + i / KOPT_TILE_ * 4, kopt_scale_(largest[0]), r, 0);
         for (at = 0; at < KOPT_TILE_; at += 2 * LANES_) {
             store32_(j->weight + 2 * (i + at), load32_(b.weight + 2 * at));
-            store32_(j->residual + 2 * (i + at), load32_(b.residual + 2 * at));
+            store32_(j->residual + 2 * (i + at), load32_(b.weight + 2 * (KOPT_TILE_ + at)));
             if (k.zero_grad) store32_(j->grad + 2 * (i + at), iset_(0));
         }
+        NAME_(second_codes)(&b, general_job, i, kopt_scale_(largest[1]), r);
+        NAME_(first_codes)(&b, general_job, i, kopt_scale_(largest[0]), r);
     }
     return i;
 }
@@ -6401,7 +6419,8 @@ KOPT_INLINE_ uint32_t kopt_draw16_(kopt_drawn_ *d, size_t i) {
 }
 
 /* The codes of the n values of one block; drawn may be NULL: nearest. */
-static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square, kopt_drawn_ *drawn) {
+static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square,
+                         kopt_drawn_ *drawn) {
     size_t i;
     for (i = 0; i < n; i++) {
         const uint32_t r = drawn == KOPT_NULL_ ? 0x8000u : kopt_draw16_(drawn, i);
@@ -7577,7 +7596,8 @@ static void kopt_run_tiles_(const kopt_job_ *whole, size_t begin, size_t end) {
 #endif
 
 /* A range of a tensor with 8-bit moments: block by block the moments become fp32, are stepped, and become codes again. */
-static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const kopt_layout_ *at, float *moment) {
+static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const kopt_layout_ *at,
+                                            float *moment) {
     const kopt_step *s = whole->step;
     const size_t weight_bytes = kopt_bytes_of_(s->weight_format), grad_bytes = kopt_bytes_of_(whole->grad_format);
     const size_t residual_bytes = kopt_bytes_of_residual_(s->weight_format, s->rounding);
@@ -7589,7 +7609,8 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
     kopt_drawn_of_(&drawn, s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
     job.moment_format = KOPT_F32;
     job.begin = 0;
-    for (m = 0; m < s->moments; m++) job.moment[m] = KOPT_POINTER_(kopt_byte_ *, moment + KOPT_CAST_(unsigned, m) * KOPT_BLOCK_);
+    for (m = 0; m < s->moments; m++)
+        job.moment[m] = KOPT_POINTER_(kopt_byte_ *, moment + KOPT_CAST_(unsigned, m) * KOPT_BLOCK_);
     for (i = whole->begin; i < whole->end; i += n) {
         const size_t scale = i / KOPT_BLOCK_ * 4;
         n = whole->end - i < KOPT_BLOCK_ ? whole->end - i : KOPT_BLOCK_;
@@ -7616,10 +7637,11 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
 }
 
 /* The frames of that: a row for each moment. */
-#define KOPT_FRAME_(moments)                                                                                             \
-    static KOPT_NOINLINE_ void kopt_run_blocks##moments##_(const kopt_job_ *whole, kopt_byte_ *state, const kopt_layout_ *at) { \
-        float moment[moments * KOPT_BLOCK_];                                                                             \
-        kopt_run_blocks_(whole, state, at, moment);                                                                      \
+#define KOPT_FRAME_(moments)                                                                                       \
+    static KOPT_NOINLINE_ void kopt_run_blocks##moments##_(const kopt_job_ *whole, kopt_byte_ *state,                 \
+                                                           const kopt_layout_ *at) {                               \
+        float moment[moments * KOPT_BLOCK_];                                                                       \
+        kopt_run_blocks_(whole, state, at, moment);                                                                \
     }
 KOPT_FRAME_(1)
 KOPT_FRAME_(2)
@@ -7693,16 +7715,24 @@ KOPT_LEAN_ void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin
     kopt_leave_(&environment);
 }
 
-static KOPT_NOINLINE_ void kopt_measure_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end, kopt_norm *norm) {
+#if defined(KOPT_X86_) || defined(KOPT_NEON_)
+#define KOPT_RATIOS_ KOPT_BLOCK_ /* with half as many StableAdamW takes 1.15 times as long */
+#else
+#define KOPT_RATIOS_ (KOPT_BLOCK_ / 2)
+#endif
+
+static KOPT_NOINLINE_ void kopt_measure_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end,
+                                         kopt_norm *norm) {
     const kopt_layout_ at = kopt_layout_of_(kopt_kept_in_(s), t->n);
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     kopt_environment_ environment;
     kopt_job_ job;
-    float row[KOPT_BLOCK_]; /* ratios, in the place of squares that were codes */
+    float row[KOPT_RATIOS_]; /* ratios, in the place of squares that were codes */
     kopt_byte_ *const bytes = KOPT_POINTER_(kopt_byte_ *, row);
     size_t i, n;
     for (i = begin; i < end; i += n) {
-        n = KOPT_BLOCK_ - i % KOPT_BLOCK_ < end - i ? KOPT_BLOCK_ - i % KOPT_BLOCK_ : end - i;
+        n = KOPT_RATIOS_ - i % KOPT_RATIOS_;
+        if (end - i < n) n = end - i;
         kopt_make_job_(&job, &at, s, t, i, i + n);
         kopt_enter_(&environment);
         if (s->moment_format == KOPT_Q8) {
@@ -8395,8 +8425,10 @@ static KOPT_NOINLINE_ void kopt_decode_(kopt_byte_ *y, const kopt_byte_ *in, kop
     }
 }
 
-/* Block by block: x is the gradient with its residual, and then the new residual; y, by parts, the old one and what is decoded. */
-static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt_byte_ *grad, kopt_format grad_format) {
+/* Block by block: x is the gradient with its residual, and then the new residual; y, by parts, the old one, and what is
+   decoded. */
+static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt_byte_ *grad,
+                                          kopt_format grad_format) {
     const size_t grad_size = kopt_bytes_of_(grad_format), residual_size = kopt_bytes_of_(c->residual_format);
     const int stochastic = c->rounding == KOPT_STOCHASTIC, blocks = c->code == KOPT_Q8 || c->code == KOPT_SIGN;
     kopt_byte_ *const residual = KOPT_CAST_(kopt_byte_ *, c->residual);
