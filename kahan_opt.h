@@ -6899,7 +6899,7 @@ static kopt_result kopt_check_header_(const kopt_byte_ *h, kopt_kept_ kept, cons
     if (!kopt_header_valid_(h)) return KOPT_ERROR_STATE;
     if (h[5] != KOPT_CAST_(kopt_byte_, kept.rule)) return KOPT_ERROR_MISMATCH;
     if (h[6] != KOPT_CAST_(kopt_byte_, kept.weight)) return KOPT_ERROR_MISMATCH;
-    if ((h[7] & 15u) != KOPT_CAST_(kopt_byte_, kept.rounding)) return KOPT_ERROR_MISMATCH;
+    if ((h[7] & 0xCFu) != KOPT_CAST_(kopt_byte_, kept.rounding)) return KOPT_ERROR_MISMATCH;
     if (h[8] != KOPT_CAST_(kopt_byte_, kept.moment)) return KOPT_ERROR_MISMATCH;
     if ((h[9] & 7u) != KOPT_CAST_(kopt_byte_, kept.moments)) return KOPT_ERROR_MISMATCH;
     if (kopt_little32_(h + 12) != t->id || kopt_little64_(h + 16) != t->n) return KOPT_ERROR_MISMATCH;

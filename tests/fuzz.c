@@ -510,7 +510,7 @@ static int block_good(const kopt_optimizer *o, const kopt_tensor *t, int sealed)
     const unsigned char *h = t->state;
     if (t->n == 0 || ref_layout_of(o, t->n).size == 0) return 1;
     return !memcmp(h, "KOPT", 4) && (h[4] == 2 || (h[4] == 1 && sealed)) && h[5] == (unsigned)o->rule &&
-           h[6] == (unsigned)o->weight_format && h[7] % 16 == (o->weight_format == KOPT_F32 ? 0 : (unsigned)o->rounding) &&
+           h[6] == (unsigned)o->weight_format && (h[7] & 0xcf) == (o->weight_format == KOPT_F32 ? 0 : (unsigned)o->rounding) &&
            h[8] == (unsigned)o->moment_format && h[9] % 8 == ref_moments(o) && h[10] == sealed && h[11] == 0 &&
            little(h + 12, 4) == t->id && little(h + 16, 8) == t->n && little(h + 24, 8) == t->first_index;
 }

@@ -7,6 +7,8 @@
 #include "tap.h"
 #include "reference.h"
 
+#include <stdlib.h>
+
 static const char *const format_name[] = {"fp32", "bf16", "fp16"};
 
 static void check_known_answers(void)
