@@ -422,6 +422,27 @@ CASE(scaler_step)
     }
 }
 
+CASE(scaler_begin)
+{
+    kopt_optimizer o = kopt_adamw(v.b), was = o;
+    kopt_scaler s = kopt_grad_scaler();
+    kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_BF16, N, state, sizeof state);
+    kopt_norm norm;
+    kopt_step step;
+    int skipped;
+    o.grad_scale = v.d, o.weight_decay = v.a, o.beta1 = v.c;
+    s.scale = v.f, s.growth = v.d, s.interval = 1;
+    memcpy(grad, half[KOPT_BF16][1], sizeof half[0][0]);
+    record_result(kopt_number_tensors(&t, 1, 3));
+    record_result(kopt_state_init(&o, &t, source[0]));
+    memset(&norm, 0, sizeof norm);
+    record_result(kopt_norm_add_grads(&norm, &t, 1));
+    record_result(kopt_scaler_begin(&s, &o, &norm, v.a, &step, &skipped));
+    record_scaler(&s), record_step(&step);
+    record_result(kopt_state_inspect(state, sizeof state, &was, &t));
+    RECORD(was.lr), RECORD(was.weight_decay), RECORD(was.beta1), RECORD(was.beta2);
+}
+
 CASE(accumulate)
 {
     static const kopt_rounding roundings[] = {KOPT_KAHAN, KOPT_COMPACT, KOPT_EXACT, KOPT_STOCHASTIC, KOPT_NEAREST};
@@ -588,8 +609,8 @@ static const test_case cases[] = {
     ENTRY(conversions_of_one_value), ENTRY(sgd), ENTRY(momentum), ENTRY(nesterov), ENTRY(adam), ENTRY(adamw),
     ENTRY(stable_adamw), ENTRY(lion), ENTRY(adan), ENTRY(radam), ENTRY(ranger), ENTRY(ema),
     ENTRY(ema_of_a_tenth), ENTRY(adam_atan2), ENTRY(adam_atan2_outside), ENTRY(smooth_lion), ENTRY(norm),
-    ENTRY(clip_value), ENTRY(scaler_update), ENTRY(scaler_step), ENTRY(accumulate), ENTRY(compress),
-    ENTRY(reduce), ENTRY(bulk), ENTRY(vmath), ENTRY(map), ENTRY(rows), ENTRY(random_numbers), ENTRY(names)};
+    ENTRY(clip_value), ENTRY(scaler_update), ENTRY(scaler_step), ENTRY(scaler_begin), ENTRY(accumulate),
+    ENTRY(compress), ENTRY(reduce), ENTRY(bulk), ENTRY(vmath), ENTRY(map), ENTRY(rows), ENTRY(random_numbers), ENTRY(names)};
 enum { CASES = sizeof cases / sizeof *cases, WAYS = 4 };
 static const volatile double value[2][4] = {{0.1, 1e-3, 1 / 3.0, 1.7}, {0.7, 1.1e-3, 0.45, 2.1}};
 static const volatile float float_value[2] = {0.3f, 1.3f};
