@@ -6328,6 +6328,12 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 /* ---- 8-BIT MOMENTS, section 6b: block-wise dynamic codes (Dettmers et al. 2022), the tables of bitsandbytes ------------ */
 
 #define KOPT_BLOCK_ KOPT_CAST_(size_t, 256) /* elements that share a scale */
+/* How many of them are on the stack where a part of a block will do; vectors gain by all (StableAdamW 1.15 times). */
+#if defined(KOPT_X86_) || defined(KOPT_NEON_)
+#define KOPT_PART_ KOPT_BLOCK_
+#else
+#define KOPT_PART_ KOPT_CAST_(size_t, 64)
+#endif
 
 /* Code 0 .. 255 of a mean of squares, ascending from 0 to 1. */
 static const uint32_t kopt_codes_unsigned_[256] = {
@@ -7715,23 +7721,17 @@ KOPT_LEAN_ void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin
     kopt_leave_(&environment);
 }
 
-#if defined(KOPT_X86_) || defined(KOPT_NEON_)
-#define KOPT_RATIOS_ KOPT_BLOCK_ /* with half as many StableAdamW takes 1.15 times as long */
-#else
-#define KOPT_RATIOS_ (KOPT_BLOCK_ / 2)
-#endif
-
 static KOPT_NOINLINE_ void kopt_measure_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end,
                                          kopt_norm *norm) {
     const kopt_layout_ at = kopt_layout_of_(kopt_kept_in_(s), t->n);
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     kopt_environment_ environment;
     kopt_job_ job;
-    float row[KOPT_RATIOS_]; /* ratios, in the place of squares that were codes */
+    float row[KOPT_PART_]; /* ratios, in the place of squares that were codes */
     kopt_byte_ *const bytes = KOPT_POINTER_(kopt_byte_ *, row);
     size_t i, n;
     for (i = begin; i < end; i += n) {
-        n = KOPT_RATIOS_ - i % KOPT_RATIOS_;
+        n = KOPT_PART_ - i % KOPT_PART_;
         if (end - i < n) n = end - i;
         kopt_make_job_(&job, &at, s, t, i, i + n);
         kopt_enter_(&environment);
@@ -8317,8 +8317,6 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
     return KOPT_OK;
 }
 
-#define KOPT_PART_ KOPT_CAST_(size_t, 64) /* of a block; a multiple of 8, for the bits of KOPT_SIGN */
-
 /* By words: -Ofast takes it that no operand of a choice between floats is NaN. */
 KOPT_INLINE_ float kopt_without_payload_(float x) {
     const uint32_t u = kopt_bits_(x);
@@ -8411,8 +8409,9 @@ static KOPT_NOINLINE_ void kopt_decode_(kopt_byte_ *y, const kopt_byte_ *in, kop
     in += kopt_code_at_(code, i - at);
     if (code == KOPT_SIGN) {
         const uint32_t scale = kopt_little32_(in);
+        const kopt_byte_ *const bits = in + 4 + at / 8;
         for (k = 0; k < n; k++) {
-            const uint32_t bit = KOPT_CAST_(uint32_t, in[4 + (at + k) / 8]) >> (k % 8);
+            const uint32_t bit = KOPT_CAST_(uint32_t, bits[k / 8]) >> (k % 8);
             kopt_store32_(y + 4 * k, scale ^ bit << 31);
         }
     } else if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) {
@@ -8462,8 +8461,10 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
         if (residual == KOPT_NULL_) continue;
         for (at = 0; at < n; at += KOPT_PART_) {
             const size_t part = n - at < KOPT_PART_ ? n - at : KOPT_PART_;
+            const kopt_format format = c->residual_format;
+            float *const rests = x + at;
             kopt_decode_(ys, out, c->code, i + at, part);
-            for (k = 0; k < part; k++) x[at + k] = kopt_lost_(x[at + k], y[k], c->residual_format);
+            for (k = 0; k < part; k++) rests[k] = kopt_lost_(rests[k], y[k], format);
         }
         kopt_move_(&v, rest, c->residual_format, xs, KOPT_F32,
                    c->residual_rounding == KOPT_STOCHASTIC ? KOPT_RANDOM_RESIDUAL_ : 0);

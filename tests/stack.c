@@ -74,7 +74,7 @@ static size_t limit_of(kopt_isa isa, int class)
 #ifdef KAHAN_OPT_NO_SIMD
     const size_t plain = 2048, vector_math = 8192;
 #else
-    const size_t plain = isa == KOPT_ISA_SCALAR ? 2560 : 12288, vector_math = isa == KOPT_ISA_SCALAR ? 8192 : 22528;
+    const size_t plain = isa == KOPT_ISA_SCALAR ? 3072 : 12288, vector_math = isa == KOPT_ISA_SCALAR ? 8192 : 22528;
 #endif
 #if defined(__clang__) && !defined(__OPTIMIZE__)
     if (isa != KOPT_ISA_SCALAR) return class == VECTOR_MATH ? 49152 : 32768;
