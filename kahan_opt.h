@@ -6701,13 +6701,10 @@ static int kopt_built_in_(const kopt_optimizer *opt) {
 
 static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     const double most = 3e38; /* what still is a finite float */
-    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) {
-        if (!KOPT_HAS_(KOPT_WITH_GUARDS)) return KOPT_OK;
-        if (opt->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
-        return kopt_built_in_(opt) ? KOPT_OK : KOPT_ERROR_OPTION;
-    }
-    if (opt == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS)) return KOPT_OK;
+    if (KOPT_HAS_(KOPT_WITH_CHECKS) && opt == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (opt->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
+    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return kopt_built_in_(opt) ? KOPT_OK : KOPT_ERROR_OPTION;
     if (KOPT_CAST_(unsigned, opt->rule) > KOPT_CAST_(unsigned, KOPT_LAST_RULE_)) return KOPT_ERROR_OPTION;
     if (!kopt_format_valid_(opt->weight_format)) return KOPT_ERROR_OPTION;
     if (!kopt_format_valid_(opt->moment_format) && opt->moment_format != KOPT_Q8) return KOPT_ERROR_OPTION;
