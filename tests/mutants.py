@@ -25,11 +25,11 @@ BY_HAND = [
     ("kopt_init_", "kopt_get64_(1.7320508075688772)", "kopt_get64_(1.7320)"),
     ("kopt_sign_of_", "!kopt_above_(kopt_mul_(y, 32768.0f), kopt_add_(KOPT_CAST_(float, random16), 0.5f))",
      "kopt_above_(kopt_add_(KOPT_CAST_(float, random16), 0.5f), kopt_mul_(y, 32768.0f))"),
-    ("log_", "set_(0.239589244f)", "set_(0.239589259f)"),
+    ("log_", "at_(z, 0.666666627f", "at_(z, @ ? 0.666666687f : 0.666666627f"),
+    ("log_", "at_(z, 0.400008112f", "at_(z, @ ? 0.400008142f : 0.400008112f"),
     ("finish16_", "9.5367431640625e-07f", "2.384185791015625e-07f"),
     ("finish16_", "4.76837158203125e-07f", "1.1920928955078125e-07f"),
     ("kopt_draw_tile_", "<= draw->limit", "+ (@) <= draw->limit"),
-    ("kopt_draw_tile_", "> draw->limit", "+ (@) > draw->limit"),
     ("kopt_truncated_normal", "0.5, 3e38", "@ ? 0.25 : 0.5, 3e38"),
     ("stochastic16_", "iset_(0xFFFFu)", "iset_(0xFFFEu)"),
     ("pair_round_", "iadd_(u, r)", "iadd_(u, and_(r, iset_(0xFFFEu)))"),
@@ -84,7 +84,7 @@ CALL = re.compile(r"(?<![\w.>])(?:kopt_|i)?(add|sub|and|or|lesser|greater|zip_lo
 NUMBER = re.compile(r"(?<![\w.])(0x[0-9A-F]+u?|\d+\.\d*(?:e[+-]?\d+)?f?|\d+e[+-]?\d+f?|\d+u?)(?![\w.])")
 
 
-def other_number(text, indexed):
+def other_number(text, less):
     """The next float or double, of a limit twice it; an integer a bit away, a mask 0..01..1 without its highest."""
     if text.startswith("0x"):
         value = int(text.rstrip("u"), 16)
@@ -100,11 +100,11 @@ def other_number(text, indexed):
         bits = struct.unpack("<i", struct.pack("<f", value))[0]
         return "%.9ef" % struct.unpack("<f", struct.pack("<i", bits + 1))[0]
     value = int(text.rstrip("u"))
-    return "%d" % (value - 1 if indexed and value > 0 else value + 1) + ("u" if text.endswith("u") else "")
+    return "%d" % (value - 1 if less and value > 0 else value + 1) + ("u" if text.endswith("u") else "")
 
 
 def changes(slot, loop):
-    """Each way to change an expression, or the condition of a loop: begin, end, the new text."""
+    """Each way to change an expression, or the condition of a loop by steps of `loop`: begin, end, the new text."""
     for m in RELATION.finditer(slot):
         op, left, right = m[1], slot[:m.start()], slot[m.end():]
         choice = re.match(r"(.+?) \? (.+?) : ([^;,]+)", right)
@@ -115,9 +115,10 @@ def changes(slot, loop):
             continue  # a < b ? a : b: the same for a == b
         if op == ">" and right.startswith("0") or op == "<" and left.endswith("(0"):
             continue  # loops without an end
-        yield m.start(1), m.end(1), "+ 1 <" if loop and op == "<" else OTHER[op]  # no store beyond an array
+        yield m.start(1), m.end(1), "+ %s <" % loop if loop and op == "<" else OTHER[op]  # no store beyond an array
     for m in NUMBER.finditer(slot):
-        new = other_number(m[1], slot[m.start() - 1:m.start()] == "[")
+        before = slot[max(0, m.start() - 2):m.start()]
+        new = other_number(m[1], before.endswith("[") or m[1] == "1" and before not in ("< ", "> "))
         if new and not (m[1] == "0" and slot[m.end():].startswith(" <")):
             yield m.start(), m.end(), new
     for m in CALL.finditer(slot):
@@ -173,7 +174,8 @@ def statement(text, begin, end):
         if m[1] in ("if", "while"):
             yield (*trimmed(text, *inner[0]), "check" if rest.startswith("return") and m[1] == "if" else "condition")
         elif m[1] == "for" and len(inner) == 3:
-            yield (*trimmed(text, *inner[1]), "loop")
+            step = re.search(r"\+= ([\dA-Z_ *]+)$", text[inner[2][0]:inner[2][1]])
+            yield (*trimmed(text, *inner[1]), "loop " + (step[1] if step else "1"))
         begin, end = trimmed(text, after, end)
     body = text[begin:end]
     if not body or body.startswith(("static", "typedef", "break", "continue", "goto")) or NO_CHANGE.search(body):
@@ -188,7 +190,8 @@ def statement(text, begin, end):
             if m and text[a + m.end()] != "{":
                 yield a + m.end(), trimmed(text, a, b)[1], "value"
     elif re.match(r"[\w>.*\[\]() +/%-]*?[^=<>!]=(?!=)|(\+\+|--)?[\w>.*-]+(\+\+|--)?$", body):
-        yield begin, end, "statement"
+        if not re.search(r" = -?[\d.]+$", body): # such a number is changed: what is not set is what the compiler likes
+            yield begin, end, "statement"
         m = re.match(r"[^=]*?[^=<>!]= ", body)
         if m:
             yield begin + m.end(), end, "value"
@@ -266,7 +269,7 @@ def candidates(source, text, used):
             elif not NO_CHANGE.search(slot):
                 if kind == "check" and not CONSTANT.search(slot):
                     yield room, name, a, b, "0", "drop"
-                for x, y, new in changes(slot, kind == "loop"):
+                for x, y, new in changes(slot, kind[5:] if kind.startswith("loop") else ""):
                     yield room, name, a, b, slot[:x] + new + slot[y:], "`%s` to `%s`" % (near(text, a + x, a + y), new)
 
 

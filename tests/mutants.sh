@@ -95,13 +95,13 @@ awk -F '\t' -v share="$k of $n" '
         all++
         lives = result[2] == "-"
         if (lives && what in listed) may++
-        else if (lives) print "not ok " ++count " - lives: " what " (sh tests/mutants.sh show " result[1] ")"
-        else if (what in listed) print "not ok " ++count " - in tests/mutants.txt, but " result[2] " kills it: " what
+        else if (lives) print "not ok " (++count) " - lives: " what " (sh tests/mutants.sh show " result[1] ")"
+        else if (what in listed) print "not ok " (++count) " - in tests/mutants.txt, but " result[2] " kills it: " what
         killed += !lives
     }
     END {
         verdict = count || !all ? "not ok " : "ok "
-        print verdict ++count " - share " share ": " all + 0 " mutants, " killed + 0 " killed, " may + 0 " listed"
+        print verdict (++count) " - share " share ": " all + 0 " mutants, " killed + 0 " killed, " may + 0 " listed"
         print "1.." count
     }' tests/mutants.txt $out/mutants $out/results | tee $out/tap
 ! grep -q '^not ok' $out/tap

@@ -769,6 +769,45 @@ static void check_names(void)
     ok(kopt_isa_force(KOPT_ISA_COUNT) == KOPT_OK && kopt_isa_usable(kopt_isa_current()), "automatic choice");
 }
 
+/* A tensor of one element is no exception: its block on its weight, its copy on its weight. */
+static void check_one_element_overlap(void)
+{
+    unsigned char place[128] = {0}, before[128];
+    kopt_optimizer o = kopt_adamw(1e-3);
+    kopt_tensor t = kopt_tensor_of(place + 80, place + 100, KOPT_BF16, 1, place, kopt_state_size(&o, 1));
+    int at, bad = kopt_state_init(&o, &t, NULL) != KOPT_OK || t.state_size != 76;
+    memcpy(before, place, sizeof place);
+    for (at = 0; at < 80; ++at) { /* the weight is two bytes */
+        t.weight = place + at;
+        bad += kopt_optimizer_step(&o, &t, 1) != (at < 76 ? KOPT_ERROR_OVERLAP : KOPT_OK);
+        memcpy(place, before, sizeof place);
+    }
+    t.weight = place + 80, t.copy = place + 81, t.copy_format = KOPT_BF16;
+    bad += kopt_optimizer_step(&o, &t, 1) != KOPT_ERROR_OVERLAP;
+    ok(!bad, "OVERLAP: a tensor of one element, its weight on each byte of its block: %d wrong", bad);
+}
+
+/* A decay of 2 is one, although its word is a power of two: w - 1 * 2 w by decoupled decay, w - 0.5 * (2 w) by L2. */
+static void check_decay_of_two(void)
+{
+    int isa, decay, power, i, bad = 0;
+    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
+        for (decay = KOPT_L2; decay <= KOPT_DECOUPLED && kopt_isa_force((kopt_isa)isa) == KOPT_OK; ++decay)
+            for (power = -20; power <= 20; ++power) { /* 2^power in the place of 2 */
+                const double two = ldexp(1, power);
+                float weight[37], grad[37] = {0};
+                kopt_optimizer o = kopt_sgd(decay == KOPT_L2 ? 1 / two : 1, 0);
+                kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_F32, 37, NULL, 0);
+                o.weight_format = KOPT_F32, o.decay = (kopt_decay)decay, o.weight_decay = two;
+                for (i = 0; i < 37; ++i) weight[i] = 1;
+                bad += kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
+                for (i = 0; i < 37; ++i)
+                    bad += ref_bits(weight[i]) != ref_bits(decay == KOPT_L2 ? 0 : (float)(1 - two));
+            }
+    kopt_isa_force(KOPT_ISA_COUNT);
+    ok(!bad, "decay by powers of two: %d wrong", bad);
+}
+
 /* What the papers, torch.optim and optimi have as defaults; all other fields are as the manual says. */
 static int is_default(kopt_optimizer o, kopt_rule rule, kopt_decay decay, double weight_decay, double beta1,
                       double beta2, double eps)
@@ -849,6 +888,8 @@ int main(void)
     check_one_element();
     check_one_element_flush();
     check_defaults();
+    check_one_element_overlap();
+    check_decay_of_two();
     check_all_finite();
     return done();
 }

@@ -183,6 +183,24 @@ static void check_decompress(void)
     }
 }
 
+/* 1 + 3 scale, exactly, for the scales whose words are powers of two: none but 1 is 1. */
+static void check_scales(void)
+{
+    int power, sign, bad = 0;
+    for (power = -10; power <= 10; ++power)
+        for (sign = -1; sign <= 1; sign += 2) {
+            const double scale = ldexp(sign, power);
+            const uint16_t three = 0x4040;
+            const void *shards[1];
+            float one = 1, all, value = 3;
+            shards[0] = &value;
+            bad += kopt_decompress_add(&one, KOPT_F32, &three, 2, KOPT_BF16, 1, scale) != KOPT_OK;
+            bad += kopt_reduce(&all, KOPT_F32, shards, 1, KOPT_F32, 1, scale) != KOPT_OK;
+            bad += ref_bits(one) != ref_bits((float)(1 + 3 * scale)) || ref_bits(all) != ref_bits((float)(3 * scale));
+        }
+    ok(!bad, "scales that are powers of two: %d wrong", bad);
+}
+
 /* ---- What it is good for ---------------------------------------------------------------------------------------- */
 
 static void decode(double *out, const kopt_compressor *c, const void *array, kopt_format f)
@@ -530,6 +548,10 @@ static void check_refusals(void)
     REFUSE(KOPT_ERROR_NULL, (void)0, REDUCE(m.grad, shards, 3, 300, 1));
     REFUSE(KOPT_ERROR_RANGE, (void)0, REDUCE(m.grad, shards, 0, 300, 1));
     REFUSE(KOPT_ERROR_RANGE, (void)0, REDUCE(m.grad, shards, 2, 300, -HUGE_VAL));
+    REFUSE(KOPT_ERROR_RANGE, (void)0, REDUCE(m.grad, shards, 2, 300, -3.1e38));
+    REFUSE(KOPT_ERROR_RANGE, (void)0, REDUCE(m.grad, shards, 2, 300, 3.1e38));
+    REFUSE(KOPT_ERROR_RANGE, (void)0, ADD(m.grad, m.out, size, 300, -3.1e38));
+    REFUSE(KOPT_ERROR_RANGE, (void)0, ADD(m.grad, m.out, size, 300, 3.1e38));
     REFUSE(KOPT_ERROR_BOUNDS, (void)0, REDUCE(m.grad, shards, 2, SIZE_MAX / 8, 1));
     REFUSE(KOPT_ERROR_BOUNDS, (void)0, REDUCE(m.grad, shards, SIZE_MAX / 2, 300, 1));
     REFUSE(KOPT_ERROR_OVERLAP, (void)0, REDUCE(m.out + 4, shards, 2, 299, 1));
@@ -554,6 +576,7 @@ int main(int argc, char **argv)
     check_bits();
     check_slices();
     check_decompress();
+    check_scales();
     check_unbiased();
     check_feedback();
     check_blocks();

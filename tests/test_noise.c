@@ -612,6 +612,8 @@ static void check_refusals(void)
     ok(kopt_truncated_normal(x, KOPT_F32, 1, 0, 1, 0.4, 0, 0, 0, 0) == KOPT_ERROR_RANGE && kopt_truncated_normal(x, KOPT_F32, 1, 0, 1, nan_value, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
            kopt_truncated_normal(x, KOPT_F32, 1, 0, -1, 2, 0, 0, 0, 0) == KOPT_ERROR_RANGE && kopt_uniform(x, KOPT_F32, 1, 1, 0, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
            kopt_uniform(x, KOPT_F32, 1, 0, nan_value, 0, 0, 0, 0) == KOPT_ERROR_RANGE && kopt_uniform(x, KOPT_F32, 1, -1e39, 0, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
+           kopt_uniform(x, KOPT_F32, 1, -3.1e38, 1e38, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
+           kopt_uniform(x, KOPT_F32, 1, -1e38, 3.1e38, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
            kopt_uniform(NULL, KOPT_F32, 1, 0, 1, 0, 0, 0, 0) == KOPT_ERROR_NULL && kopt_init_he(x, KOPT_F32, 1, KOPT_NORMAL, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
            kopt_init_he(x, KOPT_F32, 1, (kopt_distribution)3, 1, 0, 0, 0) == KOPT_ERROR_OPTION && kopt_init_xavier(x, KOPT_F32, 1, KOPT_NORMAL, 1, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
            kopt_init_xavier(x, KOPT_F32, 1, KOPT_NORMAL, ~(size_t)0, 2, 0, 0, 0) == KOPT_ERROR_BOUNDS, "the others: limits, ranges, fans");

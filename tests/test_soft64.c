@@ -87,6 +87,17 @@ static void test_infinity(void)
     ok(kopt_mul64_(infinity, 0) == infinity && kopt_sub64_(infinity, infinity) == infinity &&
            kopt_div64_(infinity, infinity) == infinity,
        "infinity stays, so that a range check sees it");
+    { /* fp32 from 2^128 - 2^103 on */
+        const uint64_t top = (uint64_t)1 << 63, from = ((uint64_t)0x47efffff << 32) + 0xf0000000;
+        const uint64_t beyond[] = {from, from + 1, (uint64_t)1151 << 52, (uint64_t)1223 << 52, most, infinity};
+        int k, bad = ref_bits(kopt_to_float_(from - 1)) != 0x7f7fffff;
+        bad += ref_bits(kopt_to_float_(from - 1 + top)) != 0xff7fffff;
+        for (k = 0; k < 6; ++k) {
+            bad += ref_bits(kopt_to_float_(beyond[k])) != 0x7f800000;
+            bad += ref_bits(kopt_to_float_(beyond[k] + top)) != 0xff800000;
+        }
+        ok(!bad, "what is beyond the largest fp32 is infinite, with its sign");
+    }
 }
 
 static int same(float a, float b) { return ref_bits(a) == ref_bits(b); }

@@ -540,6 +540,13 @@ static void check_scaler_limits(void)
     s.scale = 3e38f, s.interval = 1;
     for (k = 0; k < 10; ++k) kopt_scaler_update(&s, 0);
     ok(ref_bits(s.scale) == ref_bits(3e38f), "the scale does not become infinite");
+    s.scale = ref_float(0x7effffff), kopt_scaler_update(&s, 0); /* half of the largest float */
+    good = ref_bits(s.scale) == 0x7f7fffff;
+    s.scale = ref_float(0x71800000), s.growth = 268435448; /* 2^100, 2^28 - 8: what becomes 2^128 */
+    kopt_scaler_update(&s, 0);
+    good &= ref_bits(s.scale) == 0x71800000;
+    s.growth = 268435448 - ldexp(1, -25), kopt_scaler_update(&s, 0); /* what becomes the largest float */
+    ok(good && ref_bits(s.scale) == 0x7f7fffff, "... but the largest float");
     for (k = 0, good = 1; k < 6; ++k) {
         s = kopt_grad_scaler();
         s.scale = ref_float(wrong[k]);

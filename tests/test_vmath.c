@@ -488,6 +488,7 @@ static void check_refusals(void)
     ok(kopt_vmath_exp(NULL, a + 1, a, 32) == KOPT_ERROR_OVERLAP && kopt_vmath_tanh(NULL, a, a + 31, 32) == KOPT_ERROR_OVERLAP &&
            kopt_vmath_erf(NULL, a, a + 1, 2) == KOPT_ERROR_OVERLAP && kopt_vmath_erfc(NULL, a, a + 1, 2) == KOPT_ERROR_OVERLAP &&
            kopt_vmath_atan2(NULL, a, b, a + 1, 8) == KOPT_ERROR_OVERLAP && kopt_vmath_sincospi(NULL, a, a, b, 8) == KOPT_ERROR_OVERLAP &&
+           kopt_vmath_sincospi(NULL, a, a, b, 1) == KOPT_ERROR_OVERLAP &&
            kopt_vmath_sincospi(NULL, a, a + 7, b, 8) == KOPT_ERROR_OVERLAP && kopt_map(NULL, KOPT_EXP, h + 1, h, KOPT_BF16, 8) == KOPT_ERROR_OVERLAP &&
            kopt_map_backward(NULL, KOPT_EXP, h, h + 8, h + 1, KOPT_BF16, 8) == KOPT_ERROR_OVERLAP, "partial overlap is refused");
     ok(kopt_map(NULL, (kopt_function)13, h, h, KOPT_BF16, 8) == KOPT_ERROR_OPTION && kopt_map(NULL, (kopt_function)-1, h, h, KOPT_BF16, 8) == KOPT_ERROR_OPTION &&
