@@ -16,7 +16,7 @@ EACH_ROOM = 9  # mutants by rule; some more in rooms of many functions
 BY_HAND = [
     ("kopt_langevin_run_", "kopt_mul_scalar_(whole.decay, scale)", "whole.decay"),
     ("code_at_", "isub_(k, shr_(k, 8))", "k"),
-    ("kopt_scale_", "largest < 0x00800000u", "largest <= 0x00800000u"),
+    ("kopt_scale_", "bounded < 0x00800000u", "bounded <= 0x00800000u"),
     ("kopt_norm_root_", "pair >= 0 && rest == 0", "0"),
     ("kopt_norm_add", "kopt_norm_carry_(norm)", "(void)0"),
     ("norm_format_", "shr_(all, 28)", "shr_(all, 29)"),
@@ -33,16 +33,34 @@ BY_HAND = [
     ("kopt_truncated_normal", "0.5, 3e38", "@ ? 0.25 : 0.5, 3e38"),
     ("stochastic16_", "iset_(0xFFFFu)", "iset_(0xFFFEu)"),
     ("pair_round_", "iadd_(u, r)", "iadd_(u, and_(r, iset_(0xFFFEu)))"),
-    ("kopt_check_header_", "h[4] != 1", "0"),
-    ("kopt_check_header_", "h[9] != KOPT_CAST_(kopt_byte_, kept.moments)", "0"),
+    ("kopt_header_valid_", "(h[4] == 1 && h[10] == 1)", "h[4] == 1"),
+    ("kopt_header_valid_", "h[4] == KOPT_BLOCK_VERSION_", "1"),
+    ("kopt_check_header_", "(h[9] & 7u) != KOPT_CAST_(kopt_byte_, kept.moments)", "0"),
     ("kopt_check_header_", "kopt_little64_(h + 16) != t->n", "kopt_little32_(h + 16) != (uint32_t)t->n"),
     ("kopt_state_init", "kopt_overlap_(weights, t->n * 4, t->weight, t->n * weight_bytes)", "0"),
     ("kopt_state_init", "kopt_overlap_(weights, t->n * 4, t->state, at.total)", "0"),
     ("kopt_check_options_", "kopt_less_(1, opt->lr)", "0"),
     ("kopt_check_options_", "opt->lookahead < 1", "0"),
     ("kopt_limit_of_", "kopt_bits_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, *bits))) > exact", "0"),
-    ("kopt_scaler_step", "opt->clip = 1", "(void)0"),
-    ("kopt_scaler_step", "opt->clip = clip", "(void)0"),
+    ("kopt_scaled_step_", "kopt_norm_clip(norm, max_norm, scaled.grad_scale)", "opt->clip"),
+    ("kopt_scaled_step_", "kopt_norm_clip(norm, max_norm, scaled.grad_scale)", "kopt_norm_clip(norm, max_norm, opt->grad_scale)"),
+    ("kopt_scaler_begin", "kopt_zero_(KOPT_POINTER_(kopt_byte_ *, step), sizeof *step)", "(void)0"),
+    ("kopt_scaler_begin", "opt->step = step->step", "(void)0"),
+    # careless use
+    ("kopt_check_options_", "opt->made_ != KOPT_MADE_", "0"),
+    ("kopt_check_accumulator_", "a->made_ != KOPT_MADE_", "0"),
+    ("kopt_check_compressor_", "c->made_ != KOPT_MADE_", "0"),
+    ("kopt_rate_scale_", "bits == 0 ? 0x3F800000u : bits", "bits"),
+    ("kopt_follows_", "a->id < b->id", "a->id <= b->id"),
+    ("kopt_follows_", "a->first_index + a->n <= b->first_index", "a->first_index + a->n <= b->first_index + 1"),
+    ("kopt_state_init", "kopt_refresh_copy_(opt, t)", "(void)0"),
+    ("kopt_state_write", "kopt_refresh_copy_(opt, t)", "(void)0"),
+    ("kopt_state_open", "kopt_refresh_copy_(opt, t)", "(void)0"),
+    ("kopt_state_open", "state[7] != rounding", "0"),
+    ("kopt_state_open", "state[9] != moments", "0"),
+    ("kopt_check_stream_", "i != KOPT_GRAD_SPAN_", "i < KOPT_GRAD_SPAN_ - 1"),
+    ("kopt_step_range", "step->moments > 0", "1"),
+    ("store_weight_", "shr_(r, 8)", "and_(r, iset_(0xFFu))"),
     ("kopt_check_tensor_", "kopt_bits_(t->rate_scale) > 0x7F7FFFFFu", "kopt_bits_(t->rate_scale) << 1 > 0xFEFFFFFFu"),
     # what AVX-512 and AVX2 have as instructions
     ("", 'gt_, "vpcmpgtd", words_)', 'NAME_(gt_right), "vpcmpgtd", words_)\n'
@@ -225,7 +243,7 @@ def used_lines(path):
     """Lines of the header that the preprocessor keeps in one of the builds that the tests are."""
     used = set()
     for options in ((), ("-DKAHAN_OPT_VMATH",), ("-DKOPT_SOFT64_=1",)):
-        command = ["gcc", "-E", "-std=c99", "-DKAHAN_OPT_IMPLEMENTATION", *options, "-x", "c", path]
+        command = ["gcc", "-E", "-std=c99", "-DKAHAN_OPT_IMPLEMENTATION", '-DKAHAN_OPT_SELF="kahan_opt.h"', *options, "-x", "c", path]
         number = 0
         for line in subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\n"):
             m = re.match(r'# (\d+) "(.*?)"', line)
