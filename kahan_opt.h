@@ -1936,11 +1936,11 @@ static KOPT_BOTH_ uint32_t kopt_patched_(const uint32_t *patches, unsigned count
 
 #ifdef KAHAN_OPT_VMATH
 /* Elements [begin, end) of a step in two passes, with a function of a table between them. */
-static void kopt_run_tiles_(const kopt_job_ *whole, size_t begin, size_t end);
+static KOPT_NOINLINE_ void kopt_run_tiles_(const kopt_job_ *whole, size_t begin, size_t end);
 /* That function: of y and x into y. */
 static void kopt_between_(const kopt_job_ *j, float *y, const float *x, size_t n);
 /* The second of them: x[n] are what the rate multiplies. */
-static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, float *x);
+static KOPT_NOINLINE_ void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, float *x);
 #endif
 
 /* How the hot kernel goes over its groups. In turns: the second half of each after the first half of the next, so that a processor
@@ -7547,7 +7547,7 @@ static void kopt_between_(const kopt_job_ *j, float *y, const float *x, size_t n
 }
 
 /* SGD with x for gradients, and the random numbers that the weights would have in one pass. */
-static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, float *x) {
+static KOPT_NOINLINE_ void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, float *x) {
     const kopt_step *s = whole->step;
     const kopt_format format = KOPT_FORMAT_(s->weight_format);
     kopt_step second;
@@ -7572,7 +7572,7 @@ static void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, fl
 }
 
 /* The first pass moves the moments and leaves the arguments. */
-static void kopt_run_tiles_(const kopt_job_ *whole, size_t begin, size_t end) {
+static KOPT_NOINLINE_ void kopt_run_tiles_(const kopt_job_ *whole, size_t begin, size_t end) {
     const kopt_step *s = whole->step;
     float y[KOPT_BLOCK_], x[KOPT_BLOCK_];
     kopt_step first;

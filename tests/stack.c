@@ -78,7 +78,7 @@ static size_t limit_of(kopt_isa isa, int class)
 #endif
 #if defined(__clang__) && !defined(__OPTIMIZE__)
     if (isa != KOPT_ISA_SCALAR) return class == VECTOR_MATH ? 49152 : 32768;
-    return 3072 + 1024 * (size_t)(class == VECTOR_MATH ? 6 : class);
+    return 4096 + 1024 * (size_t)(class == VECTOR_MATH ? 5 : class);
 #endif
     (void)isa;
     return class == VECTOR_MATH ? vector_math : plain + 1024 * (size_t)class;
