@@ -6419,7 +6419,7 @@ static void kopt_drawn_of_(kopt_drawn_ *d, uint64_t seed, uint32_t step, uint32_
 }
 
 /* That of element first + i. Each i from 0 on, or none is left out. */
-KOPT_INLINE_ uint32_t kopt_draw16_(kopt_drawn_ *d, size_t i) {
+static KOPT_FORCE_INLINE_ uint32_t kopt_draw16_(kopt_drawn_ *d, size_t i) {
     const uint32_t r = kopt_random_element_scalar_(d->words, &d->cipher, KOPT_INDEX_(d->first + i), i == 0);
     return KOPT_RANDOM_STORE(r, d->store);
 }
@@ -6677,11 +6677,14 @@ static int kopt_in_(uint32_t set, int value) { return value >= 0 && value < 16 &
 
 /* Does this build have all that opt uses? */
 static int kopt_built_in_(const kopt_optimizer *opt) {
+#if KOPT_ONLY_ == KOPT_WITH_ALL
+    KOPT_CAST_(void, opt);
+    return 1;
+#else
     const kopt_rule rule = KOPT_RULE_(opt->rule); /* each of these is the option, or one that is here */
     const kopt_format weight = KOPT_FORMAT_(opt->weight_format), moment = KOPT_MOMENT_FORMAT_(opt->moment_format);
     const kopt_rounding rounding = KOPT_ROUNDING_(opt->rounding);
     const int half = weight != KOPT_F32, compensated = rounding == KOPT_KAHAN || rounding == KOPT_COMPACT;
-    if (KOPT_ONLY_ == KOPT_WITH_ALL) return 1;
     if (opt->rule != rule || opt->weight_format != weight || (half && opt->rounding != rounding)) return 0;
     if (half && compensated && opt->compensation_rounding != KOPT_STATE_ROUNDING_(opt->compensation_rounding)) return 0;
     if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_MOMENTUM) && kopt_bits64_(opt->momentum) << 1 != 0) return 0;
@@ -6697,6 +6700,7 @@ static int kopt_built_in_(const kopt_optimizer *opt) {
     if (KOPT_HAS_(KOPT_WITH_EXTRAS)) return 1;
     return (opt->maximize | opt->zero_grad | opt->moments_only | opt->amsgrad | opt->stable) == 0 &&
            kopt_bits64_(opt->clip) == KOPT_CAST_(uint64_t, 0x3FF00000u) << 32; /* 1 */
+#endif
 }
 
 static kopt_result kopt_check_options_(const kopt_optimizer *opt) {

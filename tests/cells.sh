@@ -109,7 +109,7 @@ cells() {
         cell wasm wasm32 '-' $c --target=wasm32 -Ofast -msimd128
     done
     cell wasm wasm32 '-' clang-19 --target=wasm32 -O3 -ffp-contract=fast -msimd128 -mrelaxed-simd
-    cell avr avr '-' avr-gcc -mmcu=atmega1284p -O2
+    cell avr avr '-' avr-gcc -mmcu=atmega1284p -O2 -ffunction-sections -Wl,--gc-sections
 }
 
 needs() { # needs RUNNER ARCHITECTURE PATHS COMPILER FLAG...: what must be installed, one a line

@@ -180,8 +180,8 @@ static void make(list *l, size_t groups, size_t tensors, size_t longest, uint32_
             size_t unit = below(3) ? 8 : 1, shift[ARRAYS];
             int side, a;
             t.n = below(20) ? below((uint32_t)longest) / unit * unit : 0;
-            t.id = noise();
-            t.rate_scale = below(3) ? 1 : 0.5f;
+            t.id = (uint32_t)i << 20 | noise() >> 12; /* they increase */
+            t.rate_scale = below(3) ? below(2) ? 1 : 0 : 0.5f;
             t.first_index = below(2) ? 0 : ((uint64_t)noise() << below(30)) / unit * unit;
             t.copy_format = (kopt_format)below(3);
             t.state_size = kopt_state_size(o, t.n);

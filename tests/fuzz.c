@@ -1042,6 +1042,7 @@ static void call_seal_open(int opening)
         expected = optimizer_good(&w.opt) && tensor_good(&w.opt, t, 0) && block_good(&w.opt, t, 0);
     if (no == 1 || no == 2) expected = 0;
     prepare();
+    if (h != NULL && t->state_size >= 64) reads(h, 64);
     if (t->state_size >= total) writes(h, total);
     if (opening && t->copy && !is_long(t->n) && in_enum((int)t->copy_format, KOPT_FP16)) {
         writes(t->copy, t->n * ref_width(t->copy_format));
@@ -1509,6 +1510,7 @@ static void call_scaler_begin(const kopt_optimizer *from, const kopt_scaler *sca
     set_control(0x1f80u), control = get_control();
     REQUIRE(o.step == from->step + (uint32_t)finite && !memcmp(&other.scaler, &w.scaler, sizeof w.scaler), "another count or scale");
     o.step = from->step;
+    VALGRIND_MAKE_MEM_DEFINED(&o, sizeof o), VALGRIND_MAKE_MEM_DEFINED(from, sizeof *from); /* holes, too */
     REQUIRE(!memcmp(&o, from, sizeof o), "a scaled step writes its optimizer");
     for (i = 0; i < count; ++i) {
         const kopt_result result = kopt_step_run(&s, &w.list[i]);
