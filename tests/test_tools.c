@@ -529,7 +529,7 @@ static void check_scaler_limits(void)
 {
     static const uint32_t wrong[] = {0, 0x80000000, 0x7f800000, 0x7fc00000, 0xbf800000, 0x00400000};
     kopt_scaler s = kopt_grad_scaler(), was;
-    int k, good = 1;
+    int k, bad, good = 1;
     s.minimum = 1;
     for (k = 0; k < 100; ++k) kopt_scaler_update(&s, 1);
     ok(ref_bits(s.scale) == 0x3f800000, "the scale does not fall below the minimum");
@@ -553,6 +553,11 @@ static void check_scaler_limits(void)
         was = s;
         good &= kopt_scaler_update(&s, 1) == KOPT_ERROR_RANGE && !memcmp(&s, &was, sizeof s);
     }
+    s = kopt_grad_scaler(), s.bad = 0x7fffffff, s.hysteresis = 0xffffffff;
+    bad = kopt_scaler_update(&s, 1) != KOPT_OK || s.bad != 0x80000000 || ref_bits(s.scale) != 0x47800000;
+    s.bad = 0xfffffffe;
+    for (k = 0; k < 2; ++k) bad += kopt_scaler_update(&s, 1) != KOPT_OK || s.bad != 0xffffffff;
+    ok(!bad && ref_bits(s.scale) == 0x46800000, "overflows in a row are counted to 2^32 - 1");
 #define WRONG(field, value) \
     (s = kopt_grad_scaler(), s.field = (value), was = s, \
      good &= kopt_scaler_update(&s, 0) == KOPT_ERROR_RANGE && !memcmp(&s, &was, sizeof s))
