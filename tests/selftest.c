@@ -9,6 +9,8 @@
        -DSELFTEST_REFERENCE  for tests/selftest.sh: prints what `cases` must be, by tests/reference.h */
 #ifdef SELFTEST_LINK
 #define KOPT_IMPLEMENTED_ /* and so left out here */
+#elif !defined(KAHAN_OPT_STATIC) && !defined(KAHAN_OPT_API)
+#define KAHAN_OPT_STATIC /* with the constructors of rules that a small build leaves out, too */
 #endif
 #define PROBE_NO_MAIN
 #include "probe.c"
