@@ -7318,15 +7318,19 @@ static void kopt_optimizer_in_(kopt_optimizer *opt, const kopt_byte_ *h) {
 
 KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, kopt_optimizer *opt, kopt_tensor *t) {
     const kopt_byte_ *h = KOPT_CAST_(const kopt_byte_ *, state);
+    size_t n = 0;
+    int i;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_ERROR_OPTION; /* such a build writes no headers */
     if (h == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
     if (!kopt_header_valid_(h) || h[5] > KOPT_ADAM_ATAN2 || h[6] > KOPT_FP16 || (h[7] & 15u) > KOPT_EXACT || h[8] > KOPT_Q8 ||
-        (h[9] & 7u) > 4u || kopt_little64_(h + 16) > ~KOPT_CAST_(size_t, 0))
+        (h[9] & 7u) > 4u)
         return KOPT_ERROR_STATE;
+    for (i = 8; i > 0; i--) n = n << 8 | h[15 + i];
+    if (n != kopt_little64_(h + 16)) return KOPT_ERROR_BOUNDS; /* of a machine with a larger address space */
     if (opt != KOPT_NULL_) kopt_optimizer_in_(opt, h);
     if (t != KOPT_NULL_) {
-        t->n = KOPT_CAST_(size_t, kopt_little64_(h + 16));
+        t->n = n;
         t->id = kopt_little32_(h + 12);
         t->first_index = kopt_little64_(h + 24);
     }
@@ -7647,7 +7651,7 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
 #define KOPT_FRAME_(moments)                                                                                       \
     static KOPT_NOINLINE_ void kopt_run_blocks##moments##_(const kopt_job_ *whole, kopt_byte_ *state,                 \
                                                            const kopt_layout_ *at) {                               \
-        float moment[moments * KOPT_BLOCK_];                                                                       \
+        float moment[(moments) * KOPT_BLOCK_];                                                                     \
         kopt_run_blocks_(whole, state, at, moment);                                                                \
     }
 KOPT_FRAME_(1)
@@ -8124,8 +8128,8 @@ KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt
     kopt_result result;
     if (norm == KOPT_NULL_ || step == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (norm->nonfinite != 0) {
-        kopt_step unused; /* all that a step refuses is refused in one that is skipped, too */
-        result = kopt_scaled_step_(scaler, opt, KOPT_NULL_, max_norm, &unused);
+        kopt_step untaken; /* all that a step refuses is refused in one that is skipped, too */
+        result = kopt_scaled_step_(scaler, opt, KOPT_NULL_, max_norm, &untaken);
         if (result == KOPT_OK) kopt_zero_(KOPT_POINTER_(kopt_byte_ *, step), sizeof *step);
     } else {
         result = kopt_scaled_step_(scaler, opt, norm, max_norm, step);
