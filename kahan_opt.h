@@ -158,9 +158,9 @@
                                                   rate_scale, counts, first_index; fp32 weights to kopt_state_init */
 #define KOPT_WITH_CHECKS 0x80000000u           /* arguments, buffers, state blocks; the caller's FP environment   */
 #define KOPT_WITH_ALL 0xFFFFFFFFu
-/* SGD without momentum and AdamW, all in bf16 with KAHAN: see docs/size.md. Its guards refuse what would go wrong in silence:
-   kopt_step_begin() an optimizer that no constructor made or that wants what is left out, kopt_state_init() that and
-   fp32 weights, a gradient in another format, a state block that is too small. KOPT_BARE has no guards. */
+/* SGD without momentum and AdamW, all in bf16 with KAHAN: see docs/size.md. Its guards refuse what would go wrong in
+   silence: kopt_step_begin() an optimizer that no constructor made or that wants what is left out, kopt_state_init()
+   that and fp32 weights, a gradient in another format, a state block that is too small. KOPT_BARE has no guards. */
 #define KOPT_BARE (KOPT_WITH_BF16 | KOPT_WITH_KAHAN | KOPT_WITH_STOCHASTIC_STATE | KOPT_WITH_DECOUPLED | \
                    KOPT_WITH_SGD | KOPT_WITH_ADAM)
 #define KOPT_TINY (KOPT_BARE | KOPT_WITH_GUARDS)
@@ -376,10 +376,10 @@ KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32_stochastic(float x, uint32_t random16)
 
 /* ---- RANDOM BITS ------------------------------------------------------------------------------------------------- */
 
-/* The random bits r of one element, from Philox4x32-7 (Salmon et al. 2011): see docs/numerics.md section 7. stream is in
-   [0, 16); 0 to 7 are the library's, 8 to 15 are yours. KOPT_RANDOM_STORE(r, k) is the 16-bit number of its store k, 0 to
-   4: 0 is the weight or its compensation, k the k-th moment. Number 0 is the lower half of r, which is all that the
-   functions of one value take of their random16. */
+/* The random bits r of one element, from Philox4x32-7 (Salmon et al. 2011): see docs/numerics.md section 7. stream is
+   in [0, 16); 0 to 7 are the library's, 8 to 15 are yours. KOPT_RANDOM_STORE(r, k) is the 16-bit number of its store k,
+   0 to 4: 0 is the weight or its compensation, k the k-th moment. Number 0 is the lower half of r, which is all that
+   the functions of one value take of their random16. */
 KOPT_API_ uint32_t kopt_random(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index);
 #define KOPT_RANDOM_STORE(r, k) (((r) + (k) * ((r) >> 16)) & 0xFFFFu)
 
@@ -437,8 +437,8 @@ KOPT_INLINE_ float kopt_sub_(float a, float b) {
     return difference;
 }
 
-/* w += delta, with the compensation c (start with 0): moves down to 2^-33 of the weight. Bit for bit the KAHAN store of a
-   step with the same 16 random bits; random16 = 0x8000 rounds c to nearest. Runs in the caller's FP environment. */
+/* w += delta, with the compensation c (start with 0): moves down to 2^-33 of the weight. Bit for bit the KAHAN store of
+   a step with the same 16 random bits; random16 = 0x8000 rounds c to nearest. Runs in the caller's FP environment. */
 KOPT_INLINE_ void kopt_kahan_add_bf16(kopt_bf16 *w, kopt_bf16 *c, float delta, uint32_t random16) {
     float old = kopt_f32_from_bf16(*w), y = kopt_add_(kopt_f32_from_bf16(*c), delta), sum = kopt_add_(old, y);
     uint32_t sixteen = (kopt_extended_bf16_(sum) + 0x8000u) >> 16, rest;
@@ -462,8 +462,8 @@ KOPT_INLINE_ void kopt_kahan_add_fp16(kopt_fp16 *w, kopt_fp16 *c, float delta, u
 
 /* ---- OPTIMIZER -------------------------------------------------------------------------------------------------- */
 
-/* A plain struct: make one with the functions below, then set any field, at any time. One that none of them made, such as
-   {0}, is refused with KOPT_ERROR_UNINITIALIZED. */
+/* A plain struct: make one with the functions below, then set any field, at any time. One that none of them made, such
+   as {0}, is refused with KOPT_ERROR_UNINITIALIZED. */
 typedef struct kopt_optimizer {
     kopt_rule rule;
     kopt_format weight_format;           /* default KOPT_BF16                                                     */
@@ -510,8 +510,9 @@ KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum);
 KOPT_API_ kopt_optimizer kopt_adam(double lr);
 KOPT_API_ kopt_optimizer kopt_adamw(double lr);
 
-/* RAdam as torch.optim.RAdam; the others with optimi's formulas and defaults: Lion beta 0.9, 0.99; Adan beta 0.98, 0.92,
-   0.99, eps 1e-6, decay 0.02; Ranger beta 0.9, 0.99, eps 1e-6, lookahead 6, 0.5. Decay is decoupled (RAdam: L2). */
+/* RAdam as torch.optim.RAdam; the others with optimi's formulas and defaults: Lion beta 0.9, 0.99; Adan beta 0.98,
+   0.92, 0.99, eps 1e-6, decay 0.02; Ranger beta 0.9, 0.99, eps 1e-6, lookahead 6, 0.5. Decay is decoupled (RAdam:
+   L2). */
 KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr); /* Wortsman et al. 2023: beta 0.9, 0.99, eps 1e-6, decay 0.01 */
 KOPT_API_ kopt_optimizer kopt_lion(double lr);
 KOPT_API_ kopt_optimizer kopt_adan(double lr);
@@ -519,20 +520,20 @@ KOPT_API_ kopt_optimizer kopt_radam(double lr);
 KOPT_API_ kopt_optimizer kopt_ranger(double lr);
 
 #ifdef KAHAN_OPT_VMATH
-/* Adam-atan2 with a = 1.27, b = 1, beta 0.9, 0.99; Lion with tanh(sharpness * c) for its sign: sharpness about 1 over the
-   size of the gradients that are to count. Decay is decoupled, 0. */
+/* Adam-atan2 with a = 1.27, b = 1, beta 0.9, 0.99; Lion with tanh(sharpness * c) for its sign: sharpness about 1 over
+   the size of the gradients that are to count. Decay is decoupled, 0. */
 KOPT_API_ kopt_optimizer kopt_adam_atan2(double lr);
 KOPT_API_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness);
 #endif
 
-/* An exponential moving average of weights, average += (1 - decay) * (weights - average), with any rounding: the tensor's
-   `weight` is the average, its `grad` the weights it follows (only read). */
+/* An exponential moving average of weights, average += (1 - decay) * (weights - average), with any rounding: the
+   tensor's `weight` is the average, its `grad` the weights it follows (only read). */
 KOPT_API_ kopt_optimizer kopt_ema(double decay);
 
 /* ---- TENSOR AND STATE ------------------------------------------------------------------------------------------- */
 
-/* What a step reads and writes. All memory is the caller's; nothing is kept of this struct between calls. A field that is
-   zero has its default, so that kopt_tensor t = {0} and designated initialisers will do: fp32 gradients, no copy, no
+/* What a step reads and writes. All memory is the caller's; nothing is kept of this struct between calls. A field that
+   is zero has its default, so that kopt_tensor t = {0} and designated initialisers will do: fp32 gradients, no copy, no
    counts, id and first_index 0, rate_scale 1. None of its arrays may overlap another, nor may counts lie in one. */
 typedef struct kopt_tensor {
     void *weight;            /* n values of opt.weight_format                                                     */
@@ -563,9 +564,10 @@ typedef struct kopt_counts {
 KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_format, size_t n, void *state,
                                      size_t state_size);
 
-/* Sets the ids of a list to first_id, first_id + 1, and so on: once, before kopt_state_init(), as a state block belongs to
-   an id. With several lists (parameter groups) the next first_id is first_id + count: two tensors with one id and one seed
-   draw the same random bits. Refused if an id would be above 2^32 - 1. Shards of one tensor keep the tensor's id. */
+/* Sets the ids of a list to first_id, first_id + 1, and so on: once, before kopt_state_init(), as a state block belongs
+   to an id. With several lists (parameter groups) the next first_id is first_id + count: two tensors with one id and
+   one seed draw the same random bits. Refused if an id would be above 2^32 - 1. Shards of one tensor keep the tensor's
+   id. */
 KOPT_API_ kopt_result kopt_number_tensors(kopt_tensor *tensors, size_t count, uint32_t first_id);
 
 /* Bytes of one tensor's state block: 64 + n * (residual + moments), each array rounded up to 4 bytes; 0 if there is
@@ -577,8 +579,9 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n);
 #define KOPT_STATE_BYTES(n, bytes) (64 + KOPT_CAST_(size_t, n) * (bytes) + 12)
 
 /* Makes a fresh state block. If weights is not NULL, t->weight is set to those n fp32 values and the residual (KAHAN,
-   COMPACT, EXACT) to what did not fit; if it is NULL, t->weight stays and the residual is zero. Then t->copy, if there is
-   one, is filled from t->weight. weights must not overlap the tensor's memory, but may be t->copy itself, in fp32. */
+   COMPACT, EXACT) to what did not fit; if it is NULL, t->weight stays and the residual is zero. Then t->copy, if there
+   is one, is filled from t->weight. weights must not overlap the tensor's memory, but may be t->copy itself, in
+   fp32. */
 KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t, const float *weights);
 
 /* Reads the weights (with their residual), the first or the second moment as n fp32 values, or writes them: the way
@@ -600,26 +603,27 @@ KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, kopt_tensor *t)
 
 /* After it was loaded, or right after saving: checks a sealed block against opt and t, makes it ready for steps, sets
    opt->step and opt->seed from it, and refreshes t->copy: load the weights first. A block that is truncated, damaged,
-   another tensor's, or made with another rule (StableAdamW, Nesterov, AMSGrad are others), decay mode, format or rounding
-   is refused. Numbers (rates, betas, weight decay) may differ: see kopt_state_inspect(). Where there is no block (n == 0,
-   or kopt_state_size() == 0) seal and open save and check nothing: save opt->step and opt->seed yourself. */
+   another tensor's, or made with another rule (StableAdamW, Nesterov, AMSGrad are others), decay mode, format or
+   rounding is refused. Numbers (rates, betas, weight decay) may differ: see kopt_state_inspect(). Where there is no
+   block (n == 0, or kopt_state_size() == 0) seal and open save and check nothing: save opt->step and opt->seed
+   yourself. */
 KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, kopt_tensor *t);
 
-/* What a block, sealed or open, says of itself: n, id, first_index, and of its optimizer the rule, formats, roundings, decay
-   mode, seed, step, and as fp32 numbers lr, weight_decay, beta1 and beta2 (SGD: momentum and dampening) of the last
-   kopt_state_init() or kopt_state_seal(); everything else is as the rule's constructor has it. A block of version 0.1 holds
-   no such numbers (they become 0) and neither decay mode nor roundings of the state. Either pointer may be NULL. The
-   checksum is not checked: kopt_state_open() does that. */
+/* What a block, sealed or open, says of itself: n, id, first_index, and of its optimizer the rule, formats, roundings,
+   decay mode, seed, step, and as fp32 numbers lr, weight_decay, beta1 and beta2 (SGD: momentum and dampening) of the
+   last kopt_state_init() or kopt_state_seal(); everything else is as the rule's constructor has it. A block of version
+   0.1 holds no such numbers (they become 0) and neither decay mode nor roundings of the state. Either pointer may be
+   NULL. The checksum is not checked: kopt_state_open() does that. */
 KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, kopt_optimizer *opt, kopt_tensor *t);
 
 /* ---- STEP ------------------------------------------------------------------------------------------------------- */
 
-/* One optimizer step over a list of tensors: begin, check all, run all. If anything is refused, nothing is written
-   and the step is not counted. The ids of a list increase (shards of one tensor: the same id, and each begins where the one
-   before it ends, or later), so that no two tensors draw the same random bits. Tensors of one list share no memory, but may
-   read one gradient: a weight that the model uses twice is listed once, with the sum of its gradients. Refused where O(1)
-   per tensor can show it: neighbours in the list that overlap, and one state block for two tensors. Tensors without
-   elements do not count. */
+/* One optimizer step over a list of tensors: begin, check all, run all. If anything is refused, nothing is written and
+   the step is not counted. The ids of a list increase (shards of one tensor: the same id, and each begins where the one
+   before it ends, or later), so that no two tensors draw the same random bits. Tensors of one list share no memory, but
+   may read one gradient: a weight that the model uses twice is listed once, with the sum of its gradients. Refused
+   where O(1) per tensor can show it: neighbours in the list that overlap, and one state block for two tensors. Tensors
+   without elements do not count. */
 KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, kopt_tensor *tensors, size_t count);
 
 /* The same in pieces, for threads, frames and shards. kopt_step_begin() counts the step and computes its scalars into
@@ -652,7 +656,8 @@ typedef struct kopt_step {
 } kopt_step;
 KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step);
 KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t);
-/* Elements [begin, end). If the rule keeps 8-bit moments a range is of whole blocks: begin is a multiple of 256, end too or n. */
+/* Elements [begin, end). If the rule keeps 8-bit moments a range is of whole blocks: begin is a multiple of 256, end
+   too or n. */
 KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end);
 
 /* ---- TRAINING-LOOP TOOLS: what stands between the backward pass and the step. docs/training-loop.md has examples of
@@ -680,9 +685,9 @@ KOPT_API_ double kopt_norm_value(const kopt_norm *norm);
    that step. 1, no clipping, unless max_norm is a positive number. */
 KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double grad_scale);
 
-/* StableAdamW over ranges, threads or ranks (kopt_step_run and kopt_optimizer_step do this by themselves; kopt_step_range
-   does not): before any element of the tensor is stepped, add all its ranges to a kopt_norm, merge, and set
-   t->rate_scale = kopt_stable_scale(&norm, n of the whole tensor). Exact, so the same for any slicing. */
+/* StableAdamW over ranges, threads or ranks (kopt_step_run and kopt_optimizer_step do this by themselves;
+   kopt_step_range does not): before any element of the tensor is stepped, add all its ranges to a kopt_norm, merge, and
+   set t->rate_scale = kopt_stable_scale(&norm, n of the whole tensor). Exact, so the same for any slicing. */
 KOPT_API_ kopt_result kopt_step_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
                                         kopt_norm *norm);
 KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n);
@@ -692,9 +697,9 @@ KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n);
 KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit);
 
 /* LOSS SCALING. torch.amp.GradScaler: multiply the loss by scale before the backward pass, so that small gradients do
-   not underflow in fp16; a step whose gradients overflow is skipped and the scale halved. Set any field. The gradient is
-   divided by the scale before it enters the moments: fp16 moments lose what the scale has saved. In 1000 steps they move
-   a weight by 0.81 of its way under |g| = 1e-7, by 0.18 under 1e-8. Keep moments in bf16 (the default) or fp32. */
+   not underflow in fp16; a step whose gradients overflow is skipped and the scale halved. Set any field. The gradient
+   is divided by the scale before it enters the moments: fp16 moments lose what the scale has saved. In 1000 steps they
+   move a weight by 0.81 of its way under |g| = 1e-7, by 0.18 under 1e-8. Keep moments in bf16 (the default) or fp32. */
 typedef struct kopt_scaler {
     float scale;         /* of the loss; default 65536                                                            */
     float minimum;       /* the scale is not lowered below it; default 0: none                                    */
@@ -710,11 +715,12 @@ KOPT_API_ kopt_scaler kopt_grad_scaler(void);
    kopt_scaler_step() call it themselves. */
 KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *scaler, int found_inf);
 
-/* kopt_step_begin() under a loss scale, for ranges, threads, frames and ranks: norm is that of all gradients that this step
-   reads, over all ranks. One call, so that nothing can be in the wrong order: begins *step with the gradients multiplied by
-   opt->grad_scale / scaler->scale and clipped to max_norm (0: no clipping), then updates the scale. opt->clip is not read, and of
-   opt only step is written. If a gradient is not finite, the step is skipped: opt is as before, *skipped (which may be NULL) is 1,
-   and *step is one that every function refuses with KOPT_ERROR_STEP. If anything is refused, *step is as before. */
+/* kopt_step_begin() under a loss scale, for ranges, threads, frames and ranks: norm is that of all gradients that this
+   step reads, over all ranks. One call, so that nothing can be in the wrong order: begins *step with the gradients
+   multiplied by opt->grad_scale / scaler->scale and clipped to max_norm (0: no clipping), then updates the scale.
+   opt->clip is not read, and of opt only step is written. If a gradient is not finite, the step is skipped: opt is as
+   before, *skipped (which may be NULL) is 1, and *step is one that every function refuses with KOPT_ERROR_STEP. If
+   anything is refused, *step is as before. */
 KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_norm *norm, double max_norm,
                                         kopt_step *step, int *skipped);
 
@@ -728,15 +734,16 @@ typedef struct kopt_closure {
 /* One step under a loss scale: evaluate, check and norm in one pass, reduce, clip to max_norm (0: no clipping), step or
    skip, update the scale. The gradients are multiplied by opt->grad_scale / scaler->scale; opt->clip is not read. A
    skipped step changes nothing but the scaler: no weight, no state, no gradient, no step count; *skipped, which may be
-   NULL, tells. closure may be NULL: the gradients are there and there is one rank. Its functions may leave by longjmp or an
-   exception: then opt and the scaler are as before. */
+   NULL, tells. closure may be NULL: the gradients are there and there is one rank. Its functions may leave by longjmp
+   or an exception: then opt and the scaler are as before. */
 KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, kopt_tensor *tensors, size_t count,
                                        double max_norm, const kopt_closure *closure, int *skipped);
 
 /* GRADIENT ACCUMULATION over micro-batches, with the five roundings of weights: with KAHAN a bf16 sum of thousands, its
-   residual included, is right to 1e-4, and what a step reads of it is that rounded to bf16; plain bf16 stalls. All memory is the caller's. When the sum is complete, it is the
-   gradient of a step: t.grad = a.sum, t.grad_format = a.format (and opt.grad_scale = 1.0 / a.count for the mean); then
-   set a.count to 0. Slices: one accumulator each, with first_index. */
+   residual included, is right to 1e-4, and what a step reads of it is that rounded to bf16; plain bf16 stalls. All
+   memory is the caller's. When the sum is complete, it is the gradient of a step: t.grad = a.sum, t.grad_format =
+   a.format (and opt.grad_scale = 1.0 / a.count for the mean); then set a.count to 0. Slices: one accumulator each, with
+   first_index. */
 typedef struct kopt_accumulator {
     void *sum;           /* n values of format; what was in it before the first addition is not read              */
     void *residual;      /* KAHAN and EXACT: 2 bytes each, COMPACT: 1 (KOPT_F32: not used); otherwise NULL        */
@@ -785,7 +792,8 @@ typedef struct kopt_compressor {
 /* With a bf16 residual NEAREST, with none STOCHASTIC; seed, id, first_index 0. */
 KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, size_t n);
 
-/* Bytes of n compressed values, and the place of element n if that is a multiple of 256. 0: no such code, or n too large. */
+/* Bytes of n compressed values, and the place of element n if that is a multiple of 256. 0: no such code, or n too
+   large. */
 KOPT_API_ size_t kopt_compressed_size(kopt_format code, size_t n);
 
 /* out = the code of gradient + residual, residual = what it lacks; counts a step. BF16 and FP16 are n numbers like any
@@ -804,9 +812,9 @@ KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void 
                                   kopt_format format, size_t n, double scale);
 
 /* inout[i] += in[i], in fp32, rounded to nearest even: the sum that MPI lacks for 16-bit numbers. Of the shape of an
-   MPI_User_function, but without its header: wrap it, or cast it in
-   MPI_Op_create((MPI_User_function *)kopt_mpi_sum_bf16, 1, &op), and reduce *len numbers of MPI_UINT16_T. NULL, overlap or
-   a negative length: nothing is done. The bits depend on the tree in which MPI adds; those of kopt_reduce on nothing. */
+   MPI_User_function, but without its header: wrap it, or cast it in MPI_Op_create((MPI_User_function
+   *)kopt_mpi_sum_bf16, 1, &op), and reduce *len numbers of MPI_UINT16_T. NULL, overlap or a negative length: nothing is
+   done. The bits depend on the tree in which MPI adds; those of kopt_reduce on nothing. */
 KOPT_API_ void kopt_mpi_sum_bf16(void *in, void *inout, int *len, void *datatype);
 KOPT_API_ void kopt_mpi_sum_fp16(void *in, void *inout, int *len, void *datatype);
 
@@ -829,10 +837,11 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
 /* ---- VECTOR MATHEMATICS (with KAHAN_OPT_VMATH): what a forward and backward pass needs besides + - * /. docs/vmath.md
         has the formulas, the measured errors and where the coefficients come from ---------------------------------- */
 
-/* Functions of arrays of fp32, by whoever computes them best. Any n, any alignment of 4; out may be an input (in place). They are
-   called in the IEEE environment of contract 1 and have to return: a longjmp or an exception would leave it to the caller.
-   Make your own from SVML, vForce, libmvec ...; an entry that is NULL is served by the built-in. In a step (opt.vmath) atan2
-   and tanh are called in place for up to 512 elements, in no particular order, on the thread of the step. */
+/* Functions of arrays of fp32, by whoever computes them best. Any n, any alignment of 4; out may be an input (in
+   place). They are called in the IEEE environment of contract 1 and have to return: a longjmp or an exception would
+   leave it to the caller. Make your own from SVML, vForce, libmvec ...; an entry that is NULL is served by the
+   built-in. In a step (opt.vmath) atan2 and tanh are called in place for up to 512 elements, in no particular order, on
+   the thread of the step. */
 typedef struct kopt_vmath {
     const char *name;
     void (*exp)(float *out, const float *x, size_t n);
@@ -847,13 +856,13 @@ typedef struct kopt_vmath {
 /* The built-in: plain + - * /, so the same bits on every machine. exp, log and tanh within 1 ulp, all within 4. */
 KOPT_API_ const kopt_vmath *kopt_vmath_builtin(void);
 
-/* SLEEF, in a build with KAHAN_OPT_SLEEF and -lsleef: within 1.1 ulp (erfc 1.5), in the width of kopt_isa_current() (SSE2:
-   its 128-bit form). NULL where it cannot be had: another build, no FMA, KOPT_ISA_SCALAR, or neither x86-64 with the
-   System V calling convention nor AArch64, by gcc or clang. fp32 results have other bits than the built-in's. */
+/* SLEEF, in a build with KAHAN_OPT_SLEEF and -lsleef: within 1.1 ulp (erfc 1.5), in the width of kopt_isa_current()
+   (SSE2: its 128-bit form). NULL where it cannot be had: another build, no FMA, KOPT_ISA_SCALAR, or neither x86-64 with
+   the System V calling convention nor AArch64, by gcc or clang. fp32 results have other bits than the built-in's. */
 KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void);
 
-/* Who computes: "builtin avx2", "sleef avx512", or the name of your table. NULL, here and below, is the default: SLEEF if
-   kopt_vmath_sleef() has it, else the built-in. */
+/* Who computes: "builtin avx2", "sleef avx512", or the name of your table. NULL, here and below, is the default: SLEEF
+   if kopt_vmath_sleef() has it, else the built-in. */
 KOPT_API_ const char *kopt_vmath_name(const kopt_vmath *vmath);
 
 /* out[i] = f(x[i]) in the IEEE environment. An array may be in place of an input, or apart from it, but not partly over
@@ -890,8 +899,8 @@ typedef enum kopt_function {
 
 /* out[i] = the bf16 or fp16 (format) nearest to the true f(x[i]), ties to even, for every one of the 65,536 inputs:
    correctly rounded, so the same bits on every machine and with any table whose exp, log and tanh are within 1 ulp.
-   Infinities give the limit (a zero keeps the sign of the side it is approached from), subnormals are kept on both sides,
-   NaN and log below 0 give the canonical NaN. out may be x; partial overlap is refused. */
+   Infinities give the limit (a zero keeps the sign of the side it is approached from), subnormals are kept on both
+   sides, NaN and log below 0 give the canonical NaN. out may be x; partial overlap is refused. */
 KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *out, const void *x, kopt_format format,
                                size_t n);
 
@@ -978,7 +987,7 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 
 #ifndef KAHAN_OPT_SELF
 #if defined(__INCLUDE_LEVEL__) && __INCLUDE_LEVEL__ == 0
-#error "kahan_opt.h is pasted into another file, or compiled by itself; it includes itself, so keep it a file of its own and include it (CONFIGURATION: KAHAN_OPT_SELF)"
+#error "kahan_opt.h is pasted into another file, or compiled by itself: include it (CONFIGURATION: KAHAN_OPT_SELF)"
 #undef KOPT_IMPLEMENTING_
 #define KOPT_READ_ 0 /* no further messages */
 #endif
@@ -1183,8 +1192,9 @@ typedef struct kopt_tool_ {
 #define KOPT_SCALARS_ static KOPT_FORCE_INLINE_
 #endif
 
-/* A field with one of the values in `set`, a constant bit set: the compiler learns what it cannot be, and drops the code
-   for that. One value is left: a constant. Two: one comparison. A value that is not in this build becomes one that is. */
+/* A field with one of the values in `set`, a constant bit set: the compiler learns what it cannot be, and drops the
+   code for that. One value is left: a constant. Two: one comparison. A value that is not in this build becomes one that
+   is. */
 static KOPT_BOTH_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int value) {
     const uint32_t last = set & (0u - set), rest = set ^ last; /* the lowest bit, and the others */
     const int low = last == 1 ? 0 : last == 2 ? 1 : last == 4 ? 2 : last == 8 ? 3 : last == 16 ? 4 : last == 32 ? 5 : 6;
@@ -1272,7 +1282,8 @@ typedef uint16_t kopt_any16_ __attribute__((__aligned__(1), __may_alias__));
 typedef uint32_t kopt_any32_ __attribute__((__aligned__(1), __may_alias__));
 #endif
 
-/* By four bytes where any address will do and nobody counts bytes of code: the copies of a step and a job are a part of each call. */
+/* By four bytes where any address will do and nobody counts bytes of code: the copies of a step and a job are a part of
+   each call. */
 KOPT_INLINE_ void kopt_copy_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
 #if defined(KOPT_GNU_) && (defined(KOPT_X86_) || defined(KOPT_NEON_))
     for (; size >= 4; size -= 4, to += 4, from += 4) {
@@ -1500,8 +1511,9 @@ KOPT_INLINE_ uint64_t kopt_digits64_(uint64_t x) {
 }
 
 /* x * y, x / y, x + y to nearest even, as IEEE 754 says, but for one thing: what has an infinite or NaN operand is
-   infinite. One loop shifts right and adds, for products and sums alike: this is made to be small. With KOPT_POSITIVE64_
-   it is for positive numbers (the second of a sum may be a smaller negative one), and 0 for what is subnormal. */
+   infinite. One loop shifts right and adds, for products and sums alike: this is made to be small. With
+   KOPT_POSITIVE64_ it is for positive numbers (the second of a sum may be a smaller negative one), and 0 for what is
+   subnormal. */
 static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int what) {
     const int any = !KOPT_POSITIVE64_;
     const uint64_t top = KOPT_CAST_(uint64_t, 1) << 63, infinity = KOPT_CAST_(uint64_t, 2047) << 52;
@@ -1703,8 +1715,8 @@ static KOPT_BOTH_ int kopt_within_(double x, double least, double most) {
     return kopt_inside64_(kopt_get64_(x), kopt_get64_(least), kopt_get64_(most));
 }
 
-/* 1 - beta for the bits of 0 <= beta < 1: beta rounded down to 64 bits after the point, the difference cut to its first 53
-   bits and rounded. Integers, so that no machine needs binary64 for it. */
+/* 1 - beta for the bits of 0 <= beta < 1: beta rounded down to 64 bits after the point, the difference cut to its first
+   53 bits and rounded. Integers, so that no machine needs binary64 for it. */
 KOPT_LEAN_ KOPT_BOTH_ float kopt_rest_(uint64_t beta) {
     uint64_t q = beta << 11 | KOPT_CAST_(uint64_t, 1) << 63;
     int shift = 1022 - KOPT_CAST_(int, beta >> 52 & (KOPT_POSITIVE64_ ? 4095 : 2047)), e = 1022; /* beta may be -0 */
@@ -1803,8 +1815,9 @@ typedef struct kopt_vmath_job_ {
 
 #define KOPT_PARTS_ 16 /* element i of a row is in sum i mod 16, as many as the widest vector has lanes */
 
-/* By function and format, `input << 16 | output`, ascending: all inputs whose true result is so close to the middle of two
-   16-bit numbers that an fp32 result cannot tell (relative 2^-20 with bf16, 2^-21 with fp16). `tests/vmath.py patches`. */
+/* By function and format, `input << 16 | output`, ascending: all inputs whose true result is so close to the middle of
+   two 16-bit numbers that an fp32 result cannot tell (relative 2^-20 with bf16, 2^-21 with fp16). `tests/vmath.py
+   patches`. */
 static const unsigned kopt_patch_start_[27] = {
     0, 4, 42, 50, 107, 107, 139, 146, 211, 219, 261, 262, 312, 313, 364, 369, 427, 427, 467, 467, 507, 516, 641,
     643, 737, 739, 816};
@@ -1943,11 +1956,12 @@ static void kopt_between_(const kopt_job_ *j, float *y, const float *x, size_t n
 static KOPT_NOINLINE_ void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, float *x);
 #endif
 
-/* How the hot kernel goes over its groups. In turns: the second half of each after the first half of the next, so that a processor
-   has two divisions to work at: with AVX-512 Kahan AdamW takes 0.92 of the time in cache on a Zen 5, with stores to nearest 0.87;
-   momentum, without a division, 1.0 to 1.1. Twice: over a row or more, first all first halves, then all second ones; with AVX2, which
-   has twice as many operations for a weight, AdamW takes 0.81 to 0.90 of the time, Lion 0.90, momentum 0.98 (AVX-512: Kahan AdamW
-   1.0, Lion 1.16). Thrice: with a function of kopt_vmath between. */
+/* How the hot kernel goes over its groups. In turns: the second half of each after the first half of the next, so that
+   a processor has two divisions to work at: with AVX-512 Kahan AdamW takes 0.92 of the time in cache on a Zen 5, with
+   stores to nearest 0.87; momentum, without a division, 1.0 to 1.1. Twice: over a row or more, first all first halves,
+   then all second ones; with AVX2, which has twice as many operations for a weight, AdamW takes 0.81 to 0.90 of the
+   time, Lion 0.90, momentum 0.98 (AVX-512: Kahan AdamW 1.0, Lion 1.16). Thrice: with a function of kopt_vmath
+   between. */
 typedef enum kopt_walk_ { KOPT_PLAINLY_, KOPT_IN_TURNS_, KOPT_TWICE_, KOPT_THRICE_ } kopt_walk_;
 
 /* The kernel of one lane, which takes what is too little for the others. */
@@ -1998,7 +2012,7 @@ static void kopt_general_scalar_(const kopt_job_ *j, size_t begin, size_t end);
 #endif
 
 #ifndef KOPT_READ_
-#error "kahan_opt.h did not read itself: keep it a file of its own, without #pragma once, and name it (CONFIGURATION: KAHAN_OPT_SELF)"
+#error "kahan_opt.h did not read itself: is it a file of its own, without a guard? (CONFIGURATION: KAHAN_OPT_SELF)"
 #undef KOPT_IMPLEMENTING_
 #endif
 
@@ -3192,8 +3206,8 @@ FN_ void put_(kopt_byte_ *p, size_t size, size_t n, words_ a) {
 #endif
 }
 
-/* APART_: a function that is not inlined, in a pass with vectors: it would double the compile time. SHARED_: one that is
-   inlined there, where formats and roundings are constants, and not in the scalar pass. */
+/* APART_: a function that is not inlined, in a pass with vectors: it would double the compile time. SHARED_: one that
+   is inlined there, where formats and roundings are constants, and not in the scalar pass. */
 #ifndef ONE_LANE_
 #define APART_ static KOPT_NOINLINE_ ISA_TARGET_
 #define SHARED_ FN_
@@ -3288,7 +3302,8 @@ APART_ void random_words_(words_ x[4], const cipher_ *c, uint64_t block) {
 #endif
 
 #ifdef ONE_LANE_
-/* r of the element with this global index. x: the words of its block, made anew for a block's first element, or if `first`. */
+/* r of the element with this global index. x: the words of its block, made anew for a block's first element, or if
+   `first`. */
 FN_ words_ random_element_(words_ x[4], const cipher_ *cipher, kopt_index_ index, int first) {
     const unsigned at = KOPT_CAST_(unsigned, index & 7);
     uint32_t halves;
@@ -3426,7 +3441,8 @@ FN_ words_ place_(const coder_ *c, floats_ y, words_ d) {
     return round_(add_(base, add_(p, mul_(beyond, of_decade_(c, KOPT_BEND_, d)))));
 }
 
-/* The code at a place; u: the bits of y, or of any number of its sign if it is no square. r: of 16 bits, or 2^15 for the nearest. */
+/* The code at a place; u: the bits of y, or of any number of its sign if it is no square. r: of 16 bits, or 2^15 for
+   the nearest. */
 FN_ words_ code_at_(const coder_ *c, words_ place, words_ u, int square, words_ r) {
     const words_ minus = isub_(c->zero, shr_(u, 31));
     words_ k = shr_(iadd_(place, r), 16);
@@ -3450,8 +3466,8 @@ FN_ words_ code_in_(floats_ x, words_ scale, const uint32_t *decades, int square
     return code_at_(&coder, place_(&coder, y, decade_(&coder, y)), square ? bits_(y) : bits_(x), square, r);
 }
 #else
-/* y, a magnitude, and place of n values. Loops this short run many turns at a time: with one for all, on AVX2 and SSE2, a step with
-   8-bit moments takes 1.15 times as long on a Zen 5, by the kernel of AVX-512 1.2 times. */
+/* y, a magnitude, and place of n values. Loops this short run many turns at a time: with one for all, on AVX2 and SSE2,
+   a step with 8-bit moments takes 1.15 times as long on a Zen 5, by the kernel of AVX-512 1.2 times. */
 FN_ void places_(const coder_ *c, const kopt_byte_ *x, kopt_byte_ *y, kopt_byte_ *place, size_t n) {
     size_t i;
     for (i = 0; i < 4 * n; i += 4 * LANES_) {
@@ -3569,9 +3585,9 @@ FN_ floats_ larger_(floats_ a, floats_ b) {
 }
 
 #ifdef KAHAN_OPT_VMATH
-/* atan2(y, x) for x > 0, within 2^-17 of it: of the smaller over the larger a polynomial by its roots (an operation less, and two
-   of its factors at a time), or pi/2 less that. Infinity over infinity is NaN. Coefficients: `tests/vmath.py coefficients`. In two
-   parts, the division and what comes after it: see pair_middle_. */
+/* atan2(y, x) for x > 0, within 2^-17 of it: of the smaller over the larger a polynomial by its roots (an operation
+   less, and two of its factors at a time), or pi/2 less that. Infinity over infinity is NaN. Coefficients:
+   `tests/vmath.py coefficients`. In two parts, the division and what comes after it: see pair_middle_. */
 typedef struct octant_ {
     floats_ y, q; /* q: the smaller over the larger */
     mask_ steep;
@@ -3627,8 +3643,8 @@ FN_ floats_ update_(const scalars_ *k, floats_ x, floats_ w) {
 }
 
 /* w is the weight that decay sees, rest what it does not see of the weight, g the gradient. Each rule moves its moments
-   and names what the rate multiplies: x, or x over the root of a mean of squares. A first pass returns that, or the argument of
-   tanh, or the second one of atan2, whose first one is m. */
+   and names what the rate multiplies: x, or x over the root of a mean of squares. A first pass returns that, or the
+   argument of tanh, or the second one of atan2, whose first one is m. */
 FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, floats_ g, moments_ *p) {
     floats_ x, square = p->v;
     int divides = 0;
@@ -4319,8 +4335,8 @@ APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
 }
 #endif
 
-/* What a kernel leaves to the general one: in two passes, if there is a table. Its stages take as long for one element as for
-   8: by the scalar kernel a call for one weight takes 0.77 of the time. */
+/* What a kernel leaves to the general one: in two passes, if there is a table. Its stages take as long for one element
+   as for 8: by the scalar kernel a call for one weight takes 0.77 of the time. */
 FN_ void rest_(const kopt_job_ *j, size_t begin, size_t end) {
 #if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
     if (j->vmath != KOPT_NULL_) {
@@ -4338,10 +4354,11 @@ FN_ void rest_(const kopt_job_ *j, size_t begin, size_t end) {
 }
 
 #ifdef PAIRS_
-/* Early gradients: with a state header of 64 bytes, what is stored beside weight i has the lower address bits of the gradient 64
-   bytes on, if state and gradients lie alike in their pages. A processor may take that gradient for what was stored and let
-   its load wait, each vector for the one before. So it is loaded before the store. In huge pages, where arrays of 2 MB and more
-   lie alike, fp32 takes 0.45 (AVX2: 0.8) and bf16 0.67 of the time; in small ones up to 0.93. */
+/* Early gradients: with a state header of 64 bytes, what is stored beside weight i has the lower address bits of the
+   gradient 64 bytes on, if state and gradients lie alike in their pages. A processor may take that gradient for what
+   was stored and let its load wait, each vector for the one before. So it is loaded before the store. In huge pages,
+   where arrays of 2 MB and more lie alike, fp32 takes 0.45 (AVX2: 0.8) and bf16 0.67 of the time; in small ones up to
+   0.93. */
 
 /* The n <= LANES_ elements at i. */
 FN_ void vector_f32_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t i, size_t n, words_ grad) {
@@ -4359,8 +4376,9 @@ FN_ void vector_f32_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, siz
     if (k->zero_grad) put_(j->grad + at, 4, n, iset_(0));
 }
 
-/* AdamW with everything in fp32 needs no rows: the baseline, and the master weights of mixed precision. So does Adam-atan2. The
-   last elements and the copy are behind the loop: in it the former cost 9 % in cache, the latter by clang 18 %. */
+/* AdamW with everything in fp32 needs no rows: the baseline, and the master weights of mixed precision. So does
+   Adam-atan2. The last elements and the copy are behind the loop: in it the former cost 9 % in cache, the latter by
+   clang 18 %. */
 FN_ void all_f32_(const kopt_job_ *general_job, kopt_rule rule) {
     kopt_job_ local;
     const kopt_job_ *const j = kopt_copy_job_(&local, general_job);
@@ -4467,8 +4485,8 @@ FN_ void pair_rule_(kopt_kind_ kind, const scalars_ *k, const constants_ *c, con
     h->moment2 = pair_round_(q.v, kind.moment_rounding, add16_(r, h->twice), c);
 }
 
-/* The random numbers of a row for the even and the odd elements of each 2 * LANES_. They count up in place: 16 rows of a
-   span, five numbers each, from one run of Philox. */
+/* The random numbers of a row for the even and the odd elements of each 2 * LANES_. They count up in place: 16 rows of
+   a span, five numbers each, from one run of Philox. */
 typedef struct pair_random_ {
     words_ even, odd, even_twice, odd_twice, even_row, odd_row; /* number 0 of this row; steps to the next store, the next row */
 } pair_random_;
@@ -4572,10 +4590,10 @@ FN_ void pair_finish_(const kopt_job_ *general_job, const kopt_job_ *j, kopt_kin
     if (!pair_store_(j, kind, k, c, i, p)) rest_(general_job, i, i + 2 * LANES_);
 }
 
-/* Twice: moments and what the rate multiplies, weights. Thrice: moments and arguments, atan2 (of smooth Lion tanh), weights. Each
-   loop is short enough for a processor to work at several turns of it at a time (Adam-atan2 in one loop is 1.2 times slower, in
-   two 1.15), and a table's function is called for many elements at once: with AVX-512 in tiles of 512 a step by SLEEF takes 0.92 of
-   the time of one in tiles of 128. */
+/* Twice: moments and what the rate multiplies, weights. Thrice: moments and arguments, atan2 (of smooth Lion tanh),
+   weights. Each loop is short enough for a processor to work at several turns of it at a time (Adam-atan2 in one loop
+   is 1.2 times slower, in two 1.15), and a table's function is called for many elements at once: with AVX-512 in tiles
+   of 512 a step by SLEEF takes 0.92 of the time of one in tiles of 128. */
 #define PAIR_TILE_ (LANES_ == 16 ? 512 : KOPT_RANDOM_ROW_)
 typedef struct pair_tile_ {
     kopt_byte_ y[4 * PAIR_TILE_], x[4 * PAIR_TILE_], random[4 * PAIR_TILE_]; /* of each group first the even elements */
@@ -4642,7 +4660,8 @@ FN_ void pair_second_(const kopt_job_ *j, const kopt_job_ *general_job, kopt_kin
     pair_finish_(general_job, j, kind, k, c, i, &p);
 }
 
-/* A cache line of each array. In DRAM 1 KB ahead is worth 8 to 19 % on a Sapphire Rapids, 2 KB up to 12 % more on a Zen 5. */
+/* A cache line of each array. In DRAM 1 KB ahead is worth 8 to 19 % on a Sapphire Rapids, 2 KB up to 12 % more on a Zen
+   5. */
 FN_ void pair_prefetch_(const kopt_job_ *j, kopt_kind_ kind, size_t i) {
     const size_t ahead = 2 * i + 2048;
     KOPT_PREFETCH_(j->weight + ahead);
@@ -4746,9 +4765,9 @@ FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, int moments, kopt_
 /* See kopt_walk_. */
 #define WALK_(on_avx512) (LANES_ == 16 ? (on_avx512) : LANES_ == 8 ? KOPT_TWICE_ : KOPT_PLAINLY_)
 
-/* Kernels of their own for what is used most. Beside the one for any rule and rounding, which asks at each turn what to do, in
-   cache: stores to nearest 1.2, stochastic 1.35, momentum 1.4 to 1.8 times as fast on a Zen 5; on a Sapphire Rapids stochastic
-   1.05, momentum 1.15. Each is 4 % of what gcc takes to compile the header. */
+/* Kernels of their own for what is used most. Beside the one for any rule and rounding, which asks at each turn what to
+   do, in cache: stores to nearest 1.2, stochastic 1.35, momentum 1.4 to 1.8 times as fast on a Zen 5; on a Sapphire
+   Rapids stochastic 1.05, momentum 1.15. Each is 4 % of what gcc takes to compile the header. */
 static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_kahan)(const kopt_job_ *j) {
     pairs_(j, KOPT_ADAM, 2, KOPT_KAHAN, KOPT_STOCHASTIC, 0, WALK_(KOPT_IN_TURNS_));
 }
@@ -4781,8 +4800,8 @@ static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(any_pairs_thrice)(const kopt_job_ *
 #endif
 
 #ifdef LOOK_UP_
-/* Kahan AdamW with 8-bit moments, a block at a time: moments by their table, the step of the hot kernel, codes. What is new
-   waits until the whole block is known to be finite. Takes 0.36 of the general kernel's time on a Zen 5. */
+/* Kahan AdamW with 8-bit moments, a block at a time: moments by their table, the step of the hot kernel, codes. What is
+   new waits until the whole block is known to be finite. Takes 0.36 of the general kernel's time on a Zen 5. */
 typedef struct coded_ {
     kopt_byte_ table[2][2][2 * KOPT_TILE_]; /* of the codes of each moment: the lower and the upper halves of the values */
     kopt_byte_ highest[2][128], begins[2][128]; /* see coder_ */
@@ -5088,8 +5107,8 @@ FN_ words_ convert_vector_(const kopt_byte_ *p, kopt_format to, kopt_format from
     return converted_(widen_(fetch_(p, kopt_bytes_of_(from), LANES_), from), to, 0, iset_(0));
 }
 
-/* To nearest, with constant formats. An array that no cache holds is written past the caches, if the machine can: 1.9 times
-   as fast to 32 bits, 1.3 times to 16. */
+/* To nearest, with constant formats. An array that no cache holds is written past the caches, if the machine can: 1.9
+   times as fast to 32 bits, 1.3 times to 16. */
 FN_ void convert_array_(const kopt_conversion_ *c, kopt_format to, kopt_format from) {
     const size_t size = kopt_bytes_of_(to), from_size = kopt_bytes_of_(from), n = c->n;
     const kopt_byte_ *const src = c->src;
@@ -6862,7 +6881,8 @@ static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *moments, const 
     uint32_t a = 0, b = KOPT_CAST_(uint32_t, kept);
     if (opt->weight_format != KOPT_F32) a = KOPT_CAST_(uint32_t, opt->rounding);
     if (kept > 0 && opt->moment_format != KOPT_F32) a |= KOPT_CAST_(uint32_t, opt->moment_rounding) << 4;
-    if ((a & 15u) == KOPT_KAHAN || (a & 15u) == KOPT_COMPACT) a |= KOPT_CAST_(uint32_t, opt->compensation_rounding) << 5;
+    if ((a & 15u) == KOPT_KAHAN || (a & 15u) == KOPT_COMPACT)
+        a |= KOPT_CAST_(uint32_t, opt->compensation_rounding) << 5;
     if (opt->rule == KOPT_SGD && opt->nesterov) b |= 8u;
     if (opt->rule != KOPT_EMA) b |= KOPT_CAST_(uint32_t, opt->decay) << 4;
     if (adam && opt->stable) b |= 64u;
@@ -6897,8 +6917,8 @@ static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const ko
 
 /* Is it a header? A block of version 1 is read while it is sealed: kopt_state_open() makes it one of today. */
 static int kopt_header_valid_(const kopt_byte_ *h) {
-    return kopt_little32_(h) == 0x54504F4Bu && (h[4] == KOPT_BLOCK_VERSION_ || (h[4] == 1 && h[10] == 1)) && h[10] <= 1 &&
-           h[11] == 0;
+    return kopt_little32_(h) == 0x54504F4Bu && (h[4] == KOPT_BLOCK_VERSION_ || (h[4] == 1 && h[10] == 1)) &&
+           h[10] <= 1 && h[11] == 0;
 }
 
 static kopt_result kopt_check_header_(const kopt_byte_ *h, kopt_kept_ kept, const kopt_tensor *t, int sealed) {
@@ -6953,7 +6973,8 @@ static void kopt_spans_(kopt_span_ span[KOPT_SPANS_], const kopt_tensor *t, size
 static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes, size_t state_bytes, int needs_grad) {
     kopt_span_ span[KOPT_SPANS_];
     int i, k;
-    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_HAS_(KOPT_WITH_GUARDS) && t->state_size < state_bytes ? KOPT_ERROR_SIZE : KOPT_OK;
+    if (!KOPT_HAS_(KOPT_WITH_CHECKS))
+        return KOPT_HAS_(KOPT_WITH_GUARDS) && t->state_size < state_bytes ? KOPT_ERROR_SIZE : KOPT_OK;
     if (t->n != 0 && (t->weight == KOPT_NULL_ || (needs_grad && t->grad == KOPT_NULL_))) return KOPT_ERROR_NULL;
     if (t->n != 0 && state_bytes != 0 && t->state == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (t->n != 0 && t->state_size < state_bytes) return KOPT_ERROR_SIZE;
@@ -7118,7 +7139,8 @@ static kopt_result kopt_check_stream_(const kopt_optimizer *opt, const kopt_tens
     if (t->n != 0 && values == KOPT_NULL_) return KOPT_ERROR_NULL;
     kopt_spans_(span, t, kopt_bytes_of_(opt->weight_format), kopt_layout_for_(opt, t->n).total);
     for (i = 0; i < KOPT_SPANS_; i++)
-        if (i != KOPT_GRAD_SPAN_ && kopt_overlap_(values, t->n * 4, span[i].at, span[i].size)) return KOPT_ERROR_OVERLAP;
+        if (i != KOPT_GRAD_SPAN_ && kopt_overlap_(values, t->n * 4, span[i].at, span[i].size))
+            return KOPT_ERROR_OVERLAP;
     return KOPT_OK;
 }
 
@@ -7296,7 +7318,8 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, kopt_tensor *t) {
 /* The optimizer that a header tells of. */
 static void kopt_optimizer_in_(kopt_optimizer *opt, const kopt_byte_ *h) {
     const kopt_rule rule = KOPT_CAST_(kopt_rule, h[5]);
-    kopt_optimizer made = kopt_start_(rule, kopt_number_in_(h + 48), KOPT_CAST_(kopt_decay, h[9] >> 4 & 3), kopt_number_in_(h + 52));
+    const kopt_decay decay = KOPT_CAST_(kopt_decay, h[9] >> 4 & 3);
+    kopt_optimizer made = kopt_start_(rule, kopt_number_in_(h + 48), decay, kopt_number_in_(h + 52));
     made.weight_format = KOPT_CAST_(kopt_format, h[6]);
     made.rounding = KOPT_CAST_(kopt_rounding, h[7] & 15);
     made.moment_format = KOPT_CAST_(kopt_format, h[8]);
@@ -7323,8 +7346,8 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_ERROR_OPTION; /* such a build writes no headers */
     if (h == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
-    if (!kopt_header_valid_(h) || h[5] > KOPT_ADAM_ATAN2 || h[6] > KOPT_FP16 || (h[7] & 15u) > KOPT_EXACT || h[8] > KOPT_Q8 ||
-        (h[9] & 7u) > 4u)
+    if (!kopt_header_valid_(h) || h[5] > KOPT_ADAM_ATAN2 || h[6] > KOPT_FP16 || (h[7] & 15u) > KOPT_EXACT ||
+        h[8] > KOPT_Q8 || (h[9] & 7u) > 4u)
         return KOPT_ERROR_STATE;
     for (i = 8; i > 0; i--) n = n << 8 | h[15 + i];
     if (n != kopt_little64_(h + 16)) return KOPT_ERROR_BOUNDS; /* of a machine with a larger address space */
@@ -7337,8 +7360,8 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
     return KOPT_OK;
 }
 
-/* RAdam's rectification term, in (0, 1); 0 while the approximated moving average is 5 steps or shorter. In binary64: that
-   length is a difference of numbers near 2 / (1 - beta). */
+/* RAdam's rectification term, in (0, 1); 0 while the approximated moving average is 5 steps or shorter. In binary64:
+   that length is a difference of numbers near 2 / (1 - beta). */
 static KOPT_BOTH_ float kopt_rectifier_(kopt_f64_ beta, uint32_t step) {
     const kopt_f64_ one = kopt_get64_(1), two = kopt_get64_(2), four = kopt_get64_(4);
     const kopt_f64_ longest = kopt_sub64_(kopt_div64_(two, kopt_sub64_(one, beta)), one);
@@ -7606,7 +7629,8 @@ static KOPT_NOINLINE_ void kopt_run_tiles_(const kopt_job_ *whole, size_t begin,
 }
 #endif
 
-/* A range of a tensor with 8-bit moments: block by block the moments become fp32, are stepped, and become codes again. */
+/* A range of a tensor with 8-bit moments: block by block the moments become fp32, are stepped, and become codes
+   again. */
 static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const kopt_layout_ *at,
                                             float *moment) {
     const kopt_step *s = whole->step;
@@ -7882,8 +7906,8 @@ static int kopt_follows_(const kopt_tensor *a, const kopt_tensor *b) {
     return a->id < b->id || (a->id == b->id && a->first_index + a->n <= b->first_index);
 }
 
-/* In O(1) per tensor: neighbours that share memory (an n in bytes, a pointer that was not moved on), and ids, so that no
-   state block serves two tensors. */
+/* In O(1) per tensor: neighbours that share memory (an n in bytes, a pointer that was not moved on), and ids, so that
+   no state block serves two tensors. */
 static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tensors, size_t count) {
     const kopt_tensor *last = KOPT_NULL_; /* that has elements */
     size_t i;
@@ -8106,8 +8130,8 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
 }
 
 /* The step of a copy of opt, so that opt is as before whatever happens; norm may be NULL: no clipping. */
-static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, const kopt_optimizer *opt, const kopt_norm *norm,
-                                                    double max_norm, kopt_step *step) {
+static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, const kopt_optimizer *opt,
+                                                    const kopt_norm *norm, double max_norm, kopt_step *step) {
     const kopt_f64_ most = kopt_make64_((KOPT_CAST_(uint64_t, 0x7FEFFFFFu) << 32) + 0xFFFFFFFFu); /* what is finite */
     kopt_result result = kopt_check_scaler_(scaler);
     kopt_environment_ environment;
@@ -8115,9 +8139,11 @@ static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, c
     if (result == KOPT_OK) result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
     if (!kopt_inside64_(kopt_get64_(max_norm), kopt_get64_(0), most)) return KOPT_ERROR_RANGE;
-    kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, &scaled), KOPT_CONST_POINTER_(const kopt_byte_ *, opt), sizeof scaled);
+    kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, &scaled), KOPT_CONST_POINTER_(const kopt_byte_ *, opt),
+                      sizeof scaled);
     kopt_enter_(&environment);
-    scaled.grad_scale = kopt_put64_(kopt_div64_(kopt_get64_(opt->grad_scale), kopt_make64_(kopt_wide_bits_(scaler->scale))));
+    scaled.grad_scale =
+        kopt_put64_(kopt_div64_(kopt_get64_(opt->grad_scale), kopt_make64_(kopt_wide_bits_(scaler->scale))));
     kopt_leave_(&environment);
     scaled.clip = norm == KOPT_NULL_ ? 1 : kopt_norm_clip(norm, max_norm, scaled.grad_scale);
     return kopt_step_begin(&scaled, step);
@@ -8147,7 +8173,8 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
     kopt_step step;
     size_t i;
     if (tensors == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
-    result = kopt_scaled_step_(scaler, opt, KOPT_NULL_, max_norm, &step); /* all checks before the closure writes a gradient */
+    /* all checks before the closure writes a gradient */
+    result = kopt_scaled_step_(scaler, opt, KOPT_NULL_, max_norm, &step);
     if (result == KOPT_OK) result = kopt_check_list_(&step, tensors, count);
     if (result != KOPT_OK) return result;
     kopt_bounce_(KOPT_POINTER_(kopt_byte_ *, &norm), sizeof norm, KOPT_NULL_, 0); /* zeros */
@@ -8687,9 +8714,9 @@ enum { KOPT_SLEEF_EXP_, KOPT_SLEEF_LOG_, KOPT_SLEEF_TANH_, KOPT_SLEEF_ERF_, KOPT
 #endif
 
 #ifdef KOPT_X86_
-/* out[i] = f(a[i], b[i]), whole vectors, so many bytes of each; or one vector, *pair = f(*a): a structure of two comes back through
-   its address. The loop is in here, in registers that a function keeps: with a call of ours for each vector a step by Adam-atan2 is 6 %
-   slower. */
+/* out[i] = f(a[i], b[i]), whole vectors, so many bytes of each; or one vector, *pair = f(*a): a structure of two comes
+   back through its address. The loop is in here, in registers that a function keeps: with a call of ours for each
+   vector a step by Adam-atan2 is 6 % slower. */
 #define KOPT_SLEEF_CALL_(width, target, r, more)                                                                         \
     static KOPT_NOINLINE_ KOPT_TARGET_(target) void kopt_sleef_call_##width##_(                                          \
         kopt_sleef_raw_ *f, kopt_byte_ *out, kopt_byte_ *pair, const kopt_byte_ *a, const kopt_byte_ *b, size_t bytes) { \
@@ -8769,8 +8796,8 @@ static void kopt_sleef_mend_(float *sine, float *cosine, const kopt_byte_ *x, si
     }
 }
 
-/* One width: the declarations, the loop, the seven functions and their table. A tail is padded to a whole vector. A step, which is in
-   the environment already, calls the loop itself. */
+/* One width: the declarations, the loop, the seven functions and their table. A tail is padded to a whole vector. A
+   step, which is in the environment already, calls the loop itself. */
 #define KOPT_SLEEF_FORM_(width, lanes, suffix, title)                                                                  \
     KOPT_SLEEF_NAME_(kopt_sleef_exp_raw_##width##_, "Sleef_expf" lanes "_u10" suffix);                                 \
     KOPT_SLEEF_NAME_(kopt_sleef_log_raw_##width##_, "Sleef_logf" lanes "_u10" suffix);                                 \
@@ -8864,8 +8891,8 @@ KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void) {
 #endif
 }
 
-/* For steps its forms with 3.5 ulp, which are twice as fast; of Adam-atan2, whose second argument is positive, the arc tangent of
-   the quotient: 31 operations instead of 55, a step takes 0.84 of the time. */
+/* For steps its forms with 3.5 ulp, which are twice as fast; of Adam-atan2, whose second argument is positive, the arc
+   tangent of the quotient: 31 operations instead of 55, a step takes 0.84 of the time. */
 static const kopt_vmath *kopt_vmath_of_steps_(const kopt_vmath *vmath) {
 #ifdef KOPT_X86_
     if (vmath == &kopt_sleef_table_512_) return &kopt_sleef_steps_512_;
@@ -8901,7 +8928,8 @@ static kopt_result kopt_vmath_check_(const void *out, const void *x, const void 
     return kopt_apart_(out, x, n * size) && kopt_apart_(out, y, n * size) ? KOPT_OK : KOPT_ERROR_OVERLAP;
 }
 
-/* In the IEEE environment; the tables' functions have the names of libm's, which may be macros: hence the parentheses. */
+/* In the IEEE environment; the tables' functions have the names of libm's, which may be macros: hence the
+   parentheses. */
 #define KOPT_VMATH_CALL_(function, arguments)                                     \
     do {                                                                          \
         const kopt_vmath *table = kopt_vmath_of_(vmath);                          \
