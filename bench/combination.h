@@ -1,0 +1,96 @@
+/* What a step is made of, for bench/cliffs.c and bench/compare.c: a rule, the formats and the roundings. The numbers of
+   formats and roundings are those of kahan_opt.h, so that a program that does not include it can name them. Where it is
+   included before this file, a combination becomes an optimizer and a tensor. */
+#ifndef COMBINATION_H
+#define COMBINATION_H
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+enum { F32, BF16, FP16, Q8, FORMATS, NO_COPY = -1 };
+enum { NEAREST, STOCHASTIC, KAHAN, COMPACT, EXACT, ROUNDINGS };
+enum {
+    SGD, MOMENTUM, ADAMW, LION, ADAM_L2, FULLY_DECOUPLED, AMSGRAD, STABLE_ADAMW, ADAN, RADAM, RANGER, RANGER_SYNCS, EMA,
+    ADAM_ATAN2, RULES
+};
+
+typedef struct combination {
+    int rule, weight, copy, rounding, moment, grad;
+    int nearest_stores; /* 1: moments and compensations are rounded to nearest, not stochastically */
+} combination;
+
+typedef struct arrays { /* room for n weights of the widest combination */
+    void *weight, *grad, *copy, *state;
+    size_t n, state_room;
+} arrays;
+
+/* Room for an array behind those before: it begins with a line of the cache, and elsewhere in its page than they do.
+   Arrays that begin alike collide in the first cache, and a load waits for a store with the same lower address bits. */
+static inline unsigned char *take(unsigned char **next, size_t bytes) {
+    unsigned char *const p = *next + (64 - (uintptr_t)*next % 64) % 64;
+    *next = p + (bytes / 4096 + 1) * 4096 + 1088;
+    return p;
+}
+enum { SPARE = 4 * (4096 + 1088) + 64 }; /* what four of them take beside their bytes */
+
+static const char *const format_name[FORMATS] = {"fp32", "bf16", "fp16", "8-bit"};
+static const char *const rounding_name[ROUNDINGS] = {"nearest", "stochastic", "kahan", "compact", "exact"};
+static const char *const rule_name[RULES] = {
+    "SGD", "momentum", "AdamW", "Lion", "Adam L2", "fully decoupled", "AMSGrad", "StableAdamW", "Adan", "RAdam",
+    "Ranger", "Ranger syncs", "EMA", "Adam-atan2"};
+
+#ifdef KAHAN_OPT_H
+/* Step 1,000: the scalars of a long run; RAdam and Ranger are rectified. */
+static inline kopt_optimizer optimizer_of(const combination *c) {
+    kopt_optimizer o = kopt_adamw(1e-3);
+    switch (c->rule) {
+    case SGD: o = kopt_sgd(1e-3, 0); break;
+    case MOMENTUM: o = kopt_sgd(1e-3, 0.9); break;
+    case LION: o = kopt_lion(1e-3); break;
+    case ADAM_L2: o = kopt_adam(1e-3), o.weight_decay = 0.01; break;
+    case FULLY_DECOUPLED: o.decay = KOPT_FULLY_DECOUPLED, o.weight_decay = 1e-5; break;
+    case AMSGRAD: o.amsgrad = 1; break;
+    case STABLE_ADAMW: o = kopt_stable_adamw(1e-3); break;
+    case ADAN: o = kopt_adan(1e-3); break;
+    case RADAM: o = kopt_radam(1e-3); break;
+    case RANGER: o = kopt_ranger(1e-3), o.lookahead = 2000000000; break; /* no step of a bench is one that syncs */
+    case RANGER_SYNCS: o = kopt_ranger(1e-3); break;
+    case EMA: o = kopt_ema(0.999); break;
+#ifdef KAHAN_OPT_VMATH
+    case ADAM_ATAN2: o = kopt_adam_atan2(1e-3); break;
+#endif
+    default: break;
+    }
+    o.weight_format = (kopt_format)c->weight;
+    o.moment_format = (kopt_format)c->moment;
+    o.rounding = (kopt_rounding)c->rounding;
+    o.moment_rounding = o.compensation_rounding = c->nearest_stores ? KOPT_NEAREST : KOPT_STOCHASTIC;
+    o.step = 1000;
+    return o;
+}
+
+/* Weights in +-1, gradients in +-0.5, a fresh state. Returns 0 if the header refuses the combination. */
+static inline int begin(const combination *c, const arrays *a, kopt_optimizer *opt, kopt_tensor *t) {
+    static float w[1024], g[1024];
+    static const size_t size[] = {4, 2, 2};
+    size_t i;
+#ifndef KAHAN_OPT_VMATH
+    if (c->rule == ADAM_ATAN2) return 0;
+#endif
+    *opt = optimizer_of(c);
+    *t = kopt_tensor_of(a->weight, a->grad, (kopt_format)c->grad, a->n, a->state, a->state_room);
+    if (c->copy != NO_COPY) t->copy = a->copy, t->copy_format = (kopt_format)c->copy;
+    for (i = 0; i < 1024; i++) {
+        w[i] = (float)((i * 2654435761u) % 1999) / 1000 - 1;
+        g[i] = (float)((i * 40503u) % 977) / 977 - 0.5f;
+    }
+    for (i = 0; i < a->n; i += 1024) {
+        const size_t some = a->n - i < 1024 ? a->n - i : 1024;
+        kopt_convert((unsigned char *)a->weight + i * size[c->weight], opt->weight_format, w, KOPT_F32, some);
+        kopt_convert((unsigned char *)a->grad + i * size[c->grad], t->grad_format, g, KOPT_F32, some);
+    }
+    return kopt_state_init(opt, t, NULL) == KOPT_OK;
+}
+#endif
+
+#endif
