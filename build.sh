@@ -19,6 +19,10 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench atan2            the rules of KAHAN_OPT_VMATH beside AdamW, with SLEEF if it is there
        ./build.sh bench flags [N]        the header built with -O0, -O3 -march=native and clang beside -O2
        ./build.sh bench --peers [--gb S] beside PyTorch, optimi, torchao, bitsandbytes (installs them: up to 6 GB)
+       ./build.sh bench cliffs [quick]   every combination beside bf16 Kahan AdamW: is one slow?
+       ./build.sh bench compare OLD NEW  two versions of the header in one process (--help: options)
+       ./build.sh bench calls [HEADER]   instructions of a call, by callgrind: what small tensors pay
+       ./build.sh bench q8 [check | ...] which 8-bit code serves the moments of AdamW? (docs/q8.md)
        ./build.sh bench theorem1         how far from the solution SGD ends with 16-bit weights (docs/theorem1.md)
        ./build.sh cuda [bench]           the GPU part: its kernels on the CPU, its PTX, and on a GPU, if there is one, its tests
        ./build.sh mutants [all|share K/N] change the header in some 400 ways: does each change make a test fail?
@@ -112,12 +116,28 @@ BUILDS
 }
 
 bench() {
-    knows bench '--gb --sizes --all --peers flags theorem1 atan2 N' "$@"
+    case "${1:-}" in compare | calls) # they know their own words
+        script=bench/$1.sh
+        shift
+        exec sh "$script" "$@"
+        ;;
+    q8)
+        shift
+        mkdir -p build/bench
+        $CC -std=c99 -O3 -o build/bench/q8 bench/q8.c -lm
+        exec build/bench/q8 "$@"
+        ;;
+    esac
+    if [ "${1:-}" = cliffs ]; then
+        knows 'bench cliffs' 'cliffs quick cache dram --markdown --nearest-stores scalar sse2 avx2 avx512 neon' "$@"
+    else
+        knows bench '--gb --sizes --all --peers flags theorem1 atan2 N' "$@"
+    fi
     program=bench
     case "${1:-}" in
         --peers) shift; bench_peers "$@" ;; # these two do not return
         flags) shift; bench_flags "$@" ;;
-        theorem1 | atan2) program=$1; shift ;;
+        theorem1 | atan2 | cliffs) program=$1; shift ;;
     esac
     mkdir -p build/bench
     $CC -std=c99 -O2 -DKAHAN_OPT_SLEEF -o build/bench/$program bench/$program.c -lsleef -lm -lpthread 2>/dev/null ||
@@ -368,7 +388,6 @@ prove_all() {
 # What finds most mistakes in the least time: the implementation is compiled three times, not once for each test.
 fast_tests() {
     printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >build/tests/plain.c
-    sed -n '/^static const uint32_t kopt_codes_/,/};$/{s/uint32_t/unsigned/;p}' kahan_opt.h >build/tests/tables.h # some tests read them
     for options in vmath:'-O2 -DKAHAN_OPT_VMATH' ofast:'-Ofast -ffp-contract=fast' plain:-O2; do
         echo "$CC -std=c99 $C_WARNINGS ${options#*:} -I. -c -o build/tests/${options%%:*}.o build/tests/plain.c"
     done >build/tests/objects
@@ -380,7 +399,7 @@ fast_tests() {
         name=$(basename "$source" .c)
         object=build/tests/plain.o
         ! grep -q 'define KAHAN_OPT_VMATH' "$source" || object=build/tests/vmath.o
-        implemented="-DKOPT_IMPLEMENTED_ -include build/tests/tables.h $object"
+        implemented="-DKOPT_IMPLEMENTED_ $object"
         ! grep -q 'define KAHAN_OPT_STATIC' "$source" || implemented= # one of its own
         echo "$CC -std=c99 $C_WARNINGS -O2 -o build/tests/$name.native $source $implemented -lm" >>build/tests/builds
         [ "$name" = probe ] || part "$name.native" build/tests/$name.native quick

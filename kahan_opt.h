@@ -74,10 +74,10 @@
    KAHAN_OPT_ONLY             impl  a set of KOPT_WITH_ bits (below): the rest is left out of the build, and refused with
                                     KOPT_ERROR_OPTION. What is left gives the same bits. KOPT_WITH_ALL & ~KOPT_WITH_FP16
                                     is all but fp16; KOPT_TINY is AdamW and SGD in bf16 in 1.5 KB of flash (M4F), SGD
-                                    alone in 1 KB (docs/size.md). Danger: without KOPT_WITH_CHECKS nothing is refused but
-                                    what the guards of KOPT_TINY name, state blocks have no header (all else is in its
-                                    place), and the caller's FP environment must be the default. Run the same calls once
-                                    in a build with checks.
+                                    alone in 1 KB (docs/size.md). Danger: without KOPT_WITH_CHECKS nothing is refused
+                                    but what the guards of KOPT_TINY name, state blocks have no header (all else is in
+                                    its place), and the caller's FP environment must be the default. Run the same calls
+                                    once in a build with checks.
    KAHAN_OPT_VMATH            all   vector mathematics, softmax, loss, random numbers, Langevin steps, and the rules Adam-atan2
                                     and smooth Lion, with the implementation: see there. Where it is not defined their
                                     declarations are not seen; structs are the same. Cost: 3 s to compile, 100 KB.
@@ -120,10 +120,11 @@
    a second copy of weight and residual. Without a gradient buffer (step each tensor when its gradient exists, then reuse the buffer): 2 less.
 
    VERSION HISTORY
-   0.2  A careless call is right or refused: structs of zeros, ids of a list, counts inside an array, a copy that nothing
-        filled, a block under another optimizer, small builds. New: kopt_number_tensors, kopt_state_inspect,
-        kopt_scaler_begin, KOPT_BARE. Other bits than 0.1: COMPACT with stochastic compensation draws from the upper bits
-        of its random number; rate_scale 0 is 1; and blocks have layout 2 (blocks of 0.1 are read).
+   0.2  A careless call is right or refused: structs of zeros, ids of a list, counts inside an array, a copy that
+        nothing filled, a block under another optimizer, small builds. New: kopt_number_tensors, kopt_state_inspect,
+        kopt_scaler_begin, kopt_state_write_codes, KOPT_BARE. Other bits than 0.1: COMPACT with stochastic
+        compensation draws from the upper bits of its random number; 8-bit codes are minifloats, no longer the dynamic
+        map; rate_scale 0 is 1; and blocks have layout 2 (blocks of 0.1, and moments of the dynamic map, are read).
    0.1  first
 */
 
@@ -231,7 +232,7 @@ typedef uint16_t kopt_fp16; /* 1 sign, 5 exponent, 10 fraction bits: IEEE binary
 typedef enum kopt_format {
     KOPT_F32 = 0, KOPT_BF16 = 1, KOPT_FP16 = 2,
     KOPT_Q8 = 3,  /* of moments, compressed gradients: 8-bit codes, one fp32 scale per 256 values (docs/numerics.md 6b).
-                     As moments not fp32 Adam: steps are 0.3 to 6 % long, more where a block mixes magnitudes */
+                     As moments the length of a step is within 2 % of fp32's in the mean, its noise 5 to 17 % */
     KOPT_SIGN = 4 /* of compressed gradients only: signs, and one fp32 scale per 256 values                       */
 } kopt_format;
 
@@ -597,6 +598,12 @@ typedef enum kopt_stream {
 KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_stream what, float *out);
 KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t, kopt_stream what, const float *in);
 
+/* Writes a moment of any format from the 8-bit states of bitsandbytes: n codes of its dynamic map, that without signs
+   for a mean of squares, and the largest magnitude of each 256 values. Nothing overlaps the tensor. KOPT_WEIGHT:
+   KOPT_ERROR_OPTION. */
+KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, kopt_tensor *t, kopt_stream what,
+                                             const unsigned char *codes, const float *scales);
+
 /* Before a block is saved: stores opt->step and opt->seed in it, turns it to little-endian and adds a checksum
    (CRC-32). The bytes can then go to a file; a step on a sealed block is refused. The weights are saved by you. */
 KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, kopt_tensor *t);
@@ -646,7 +653,7 @@ typedef struct kopt_step {
     float momentum;                      /* SGD with Nesterov, in every step; Adan: beta2                         */
     float mix;                           /* Adan: weight of the third moment; Ranger: 1 - lookahead_rate          */
     float rate;                          /* lr / (1 - beta1^t); SGD: lr                                           */
-    float root_scale;                    /* 1 / sqrt(1 - beta2^t)                                                 */
+    float root_scale;                    /* 1 / sqrt(1 - beta2^t); 8-bit moments after the first step: times 1.003 */
     float eps;
     uint32_t step;
     uint64_t seed;
@@ -721,8 +728,8 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *scaler, int found_inf);
    opt->clip is not read, and of opt only step is written. If a gradient is not finite, the step is skipped: opt is as
    before, *skipped (which may be NULL) is 1, and *step is one that every function refuses with KOPT_ERROR_STEP. If
    anything is refused, *step is as before. */
-KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_norm *norm, double max_norm,
-                                        kopt_step *step, int *skipped);
+KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_norm *norm,
+                                        double max_norm, kopt_step *step, int *skipped);
 
 /* What kopt_scaler_step() calls, each with user; either may be NULL. */
 typedef struct kopt_closure {
@@ -812,9 +819,10 @@ KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void 
                                   kopt_format format, size_t n, double scale);
 
 /* inout[i] += in[i], in fp32, rounded to nearest even: the sum that MPI lacks for 16-bit numbers. Of the shape of an
-   MPI_User_function, but without its header: wrap it, or cast it in MPI_Op_create((MPI_User_function
-   *)kopt_mpi_sum_bf16, 1, &op), and reduce *len numbers of MPI_UINT16_T. NULL, overlap or a negative length: nothing is
-   done. The bits depend on the tree in which MPI adds; those of kopt_reduce on nothing. */
+   MPI_User_function, but without its header: wrap it, or cast it in
+   MPI_Op_create((MPI_User_function *)kopt_mpi_sum_bf16, 1, &op), and reduce *len numbers of MPI_UINT16_T. NULL, overlap
+   or a negative length: nothing is done. The bits depend on the tree in which MPI adds; those of kopt_reduce on
+   nothing. */
 KOPT_API_ void kopt_mpi_sum_bf16(void *in, void *inout, int *len, void *datatype);
 KOPT_API_ void kopt_mpi_sum_fp16(void *in, void *inout, int *len, void *datatype);
 
@@ -840,7 +848,7 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
 /* Functions of arrays of fp32, by whoever computes them best. Any n, any alignment of 4; out may be an input (in
    place). They are called in the IEEE environment of contract 1 and have to return: a longjmp or an exception would
    leave it to the caller. Make your own from SVML, vForce, libmvec ...; an entry that is NULL is served by the
-   built-in. In a step (opt.vmath) atan2 and tanh are called in place for up to 512 elements, in no particular order, on
+   built-in. In a step (opt.vmath) atan2 and tanh are called in place for up to 256 elements, in no particular order, on
    the thread of the step. */
 typedef struct kopt_vmath {
     const char *name;
@@ -1105,43 +1113,36 @@ enum {
     KOPT_RANDOM_LANGEVIN_ = 6
 };
 
-/* Where 8-bit codes lie: the constants first, unit, base and bend of section 6b, 8 of each, as fp32. */
-enum { KOPT_FIRST_ = 0, KOPT_UNIT_ = 8, KOPT_BASE_ = 16, KOPT_BEND_ = 24, KOPT_DECADES_ = 32 };
-static const uint32_t kopt_decades_[2][KOPT_DECADES_] = {
-    {0x00000000u, 0x3513A3B7u, 0x365A1A94u, 0x37B24206u, 0x3923D70Bu, 0x3AA7EF9Du, 0x3C3AE148u, 0x3DDB3334u, /* signed */
-     0x51DDF22Eu, 0x5187A239u, 0x5059038Eu, 0x4F2D9C72u, 0x4E0AE38Eu, 0x4CDE38E4u, 0x4BB1C71Cu, 0x4A8E38E4u,
-     0x00000000u, 0x47800000u, 0x48000000u, 0x48800000u, 0x49000000u, 0x49800000u, 0x4A000000u, 0x4A800000u,
-     0x00000000u, 0xBF2AAAABu, 0xBF2AAAABu, 0xBF2AAAABu, 0xBF2AAAABu, 0xBF2AAAABu, 0xBF2AAAABu, 0x3F800000u},
-    {0x00000000u, 0x34AE7BAAu, 0x360E9B38u, 0x3783126Eu, 0x3906594Bu, 0x3A958106u, 0x3C2F5C2Au, 0x3DD40000u, /* squares */
-     0x523BCCEBu, 0x5207A239u, 0x50D9038Eu, 0x4FAD9C72u, 0x4E8AE38Eu, 0x4D5E38E4u, 0x4C31C71Cu, 0x4B0E38E4u,
-     0x00000000u, 0x47800000u, 0x48400000u, 0x48E00000u, 0x49700000u, 0x49F80000u, 0x4A7C0000u, 0x4AFE0000u,
-     0x00000000u, 0xBF2AAAABu, 0xBF2AAAABu, 0xBF2AAAABu, 0xBF2AAAABu, 0xBF2AAAABu, 0xBF2AAAABu, 0x3F800000u}};
-
-/* The scale of a block of 8-bit numbers. One with a value that is not finite becomes NaN as a whole. */
+/* The scale of a block, from its largest magnitude. One with a value that is not finite becomes NaN as a whole. */
 KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
     const uint32_t infinity = 0x7F800000u, bounded = largest < infinity ? largest : infinity;
     /* not a choice of 0x7FC00000: gcc 12 -O1 for Thumb-2 loses the upper half of such a constant */
     return bounded < 0x00800000u ? 0 : bounded + (KOPT_CAST_(uint32_t, bounded == infinity) << 22);
 }
-/* Is each code of the block that of 0? */
+/* Is each code of the block 0? */
 KOPT_INLINE_ int kopt_no_scale_(uint32_t scale) { return scale == 0 || scale == 0x7FC00000u; }
+
+/* Of 8-bit codes, section 6b. square: of roots of mean squares. Of other numbers the scale is a power of two. */
+KOPT_INLINE_ uint32_t kopt_scale_of_codes_(uint32_t largest, int square) {
+    const uint32_t power = (largest + 0x000FFFFFu) & 0x7F800000u;
+    if (square || largest >= 0x7F800000u) return kopt_scale_(largest);
+    return power > 0x00800000u ? power - 0x00800000u : 0;
+}
 
 /* One range of one tensor, ready to run: all arguments are checked. */
 typedef struct kopt_job_ {
     const kopt_step *step;
     kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy; /* copy may be NULL */
     kopt_counts *counts;                                                            /* may be NULL */
-    const uint32_t *codes[2]; /* NULL, or of 8-bit moments: the values of the signed codes, and of squares; then with scales */
-    kopt_byte_ *scale[4];
-    kopt_format grad_format, copy_format, moment_format; /* of the moments in memory: fp32 within an 8-bit step */
-    size_t begin, end;
+    kopt_format grad_format, copy_format, moment_format; /* of the moments in memory */
+    size_t begin, end, scale; /* scale: from a moment of 8 bits to its scales, in bytes */
     uint64_t first;
     uint32_t id, stream;
     float rate, decay;
+    int in_rows; /* the moments are rows of fp32, of mean squares the roots; what stores them rounds */
 #ifdef KAHAN_OPT_VMATH
-    const kopt_vmath *vmath;  /* whose functions run between two passes over the weights; NULL: one pass */
-    kopt_byte_ *argument[2];  /* not NULL in the first pass: fp32, from element begin on */
-    int quotient;             /* of Adam-atan2: there is one argument, y / x, and its arc tangent is what the table has as atan2 */
+    const kopt_vmath *vmath; /* whose function runs between the stages; NULL: none, or the built-in of Adam-atan2 */
+    int quotient; /* of Adam-atan2: there is one argument, y / x, and its arc tangent is what the table has as atan2 */
 #endif
 } kopt_job_;
 
@@ -1182,6 +1183,7 @@ typedef struct kopt_tool_ {
 #error "KAHAN_OPT_ONLY leaves no format or no rule"
 #endif
 #define KOPT_HAS_(what) ((KOPT_ONLY_ & (what)) != 0)
+#define KOPT_ROWS_ KOPT_HAS_(KOPT_WITH_Q8) /* are there moments that are stepped in rows of fp32? */
 
 /* Functions that are inlined in a build without checks, where each is called once or twice. */
 #if KOPT_ONLY_ & KOPT_WITH_CHECKS
@@ -1223,11 +1225,13 @@ static KOPT_BOTH_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int value) {
 #define KOPT_RULES_ \
     ((KOPT_ONLY_ >> 16 & 0x7Fu) | ((KOPT_ONLY_ & KOPT_SECOND_PASS_) == KOPT_SECOND_PASS_ ? KOPT_ONLY_ >> 10 & 0x80u : 0u))
 #define KOPT_LAST_RULE_ KOPT_ADAM_ATAN2
+#define KOPT_IS_ATAN2_(rule) ((rule) == KOPT_ADAM_ATAN2)
 #define KOPT_VMATH_HERE_ 1
 #else
 #define KOPT_VMATH_HERE_ 0
 #define KOPT_RULES_ (KOPT_ONLY_ >> 16 & 0x7Fu)
 #define KOPT_LAST_RULE_ KOPT_EMA
+#define KOPT_IS_ATAN2_(rule) 0
 #endif
 #define KOPT_ALONE_(set) (((set) & ((set) - 1u)) == 0)
 #define KOPT_HERE_(type, set, value) KOPT_CAST_(type, kopt_one_of_(set, KOPT_CAST_(int, value)))
@@ -1255,6 +1259,8 @@ typedef size_t kopt_index_; /* tensor.first_index is 0 */
 static KOPT_BOTH_ KOPT_FORCE_INLINE_ int kopt_moments_here_(kopt_rule rule, int moments) {
     if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_MOMENTUM)) return 0;
     if (rule == KOPT_ADAM && !KOPT_HAS_(KOPT_WITH_EXTRAS)) return 2;
+    if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_EXTRAS))
+        return moments != 0; /* so a small build has no code for more */
     return moments;
 }
 
@@ -1280,11 +1286,39 @@ static KOPT_BOTH_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_residual_(kopt_format 
 #ifdef KOPT_GNU_
 typedef uint16_t kopt_any16_ __attribute__((__aligned__(1), __may_alias__));
 typedef uint32_t kopt_any32_ __attribute__((__aligned__(1), __may_alias__));
+#if defined(KOPT_NEON_) || (defined(KOPT_X86_) && defined(__SSE2__))
+#define KOPT_VECTORS16_ 1 /* little-endian, and every machine has vectors of 16 bytes and counts leading zeros */
+typedef uint64_t kopt_any64_ __attribute__((__aligned__(1), __may_alias__));
+typedef uint32_t kopt_any128_ __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
+#endif
 #endif
 
-/* By four bytes where any address will do and nobody counts bytes of code: the copies of a step and a job are a part of
-   each call. */
-KOPT_INLINE_ void kopt_copy_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
+/* Wide where any address will do and nobody counts bytes of code: the copies of a step and a job are a part of each
+   call. */
+#ifdef KOPT_VECTORS16_
+KOPT_INLINE_ void kopt_copy64_(kopt_byte_ *to, const kopt_byte_ *from) {
+    const kopt_any128_ *const in = KOPT_CONST_POINTER_(const kopt_any128_ *, from);
+    kopt_any128_ *const out = KOPT_POINTER_(kopt_any128_ *, to), a = in[0], b = in[1], c = in[2], d = in[3];
+    __asm__("" : "+" KOPT_REGISTER_(a), "+" KOPT_REGISTER_(b), "+" KOPT_REGISTER_(c), "+" KOPT_REGISTER_(d));
+    out[0] = a;
+    out[1] = b;
+    out[2] = c;
+    out[3] = d;
+}
+#endif
+static KOPT_FORCE_INLINE_ KOPT_BOTH_ void kopt_copy_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
+#ifdef KOPT_VECTORS16_
+    for (; size >= 128; size -= 128, to += 128, from += 128) { /* once for each of those: no loop is left */
+        kopt_copy64_(to, from);
+        kopt_copy64_(to + 64, from + 64);
+    }
+    for (; size >= 64; size -= 64, to += 64, from += 64) kopt_copy64_(to, from);
+    for (; size >= 8; size -= 8, to += 8, from += 8) {
+        uint64_t piece = *KOPT_CONST_POINTER_(const kopt_any64_ *, from);
+        KOPT_OPAQUE_(piece);
+        *KOPT_POINTER_(kopt_any64_ *, to) = piece;
+    }
+#endif
 #if defined(KOPT_GNU_) && (defined(KOPT_X86_) || defined(KOPT_NEON_))
     for (; size >= 4; size -= 4, to += 4, from += 4) {
         uint32_t piece = *KOPT_CONST_POINTER_(const kopt_any32_ *, from);
@@ -1641,11 +1675,16 @@ typedef double kopt_f64_;
 
 /* volatile, here and below: nothing moves out from between kopt_enter_ and kopt_leave_. An operation cannot begin
    before its operand is settled, and what it gives is settled before anything else is. */
+#if defined(__x86_64__) || (defined(__i386__) && defined(__SSE2_MATH__)) || defined(__aarch64__)
+#define KOPT_REGISTER64_ KOPT_REGISTER_
+#else
+#define KOPT_REGISTER64_ "m"
+#endif
 KOPT_INLINE_ double kopt_settle64_(double x) {
 #ifdef __CUDA_ARCH__
     return x;
 #elif defined(KOPT_GNU_)
-    __asm__ __volatile__("" : "+m"(x));
+    __asm__ __volatile__("" : "+" KOPT_REGISTER64_(x));
     return x;
 #else
     volatile double y = x;
@@ -1684,6 +1723,9 @@ KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
 #ifdef __CUDA_ARCH__
     float y;
     __asm__("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
+#elif defined(KOPT_GNU_)
+    float y = KOPT_CAST_(float, kopt_settle64_(x));
+    __asm__ __volatile__("" : "+" KOPT_REGISTER64_(y));
 #else
     volatile float y = KOPT_CAST_(float, kopt_settle64_(x));
 #endif
@@ -1715,31 +1757,84 @@ static KOPT_BOTH_ int kopt_within_(double x, double least, double most) {
     return kopt_inside64_(kopt_get64_(x), kopt_get64_(least), kopt_get64_(most));
 }
 
+/* The same for what each step checks: words of numbers that are not negative have the order of the numbers. -0 is 0. */
+KOPT_INLINE_ int kopt_is_zero_(double x) { return kopt_bits64_(x) << 1 == 0; }
+KOPT_INLINE_ int kopt_from_0_to_(double x, double most) {
+    return kopt_bits64_(x) <= kopt_bits64_(most) || kopt_is_zero_(x);
+}
+KOPT_INLINE_ int kopt_from_0_below_1_(double x) { return kopt_bits64_(x) < kopt_bits64_(1) || kopt_is_zero_(x); }
+KOPT_INLINE_ int kopt_magnitude_to_(double x, double most) { return kopt_bits64_(x) << 1 <= kopt_bits64_(most) << 1; }
+KOPT_INLINE_ int kopt_normal_to_(double x, double most) { /* of fp32, above 0 */
+    return kopt_bits64_(x) >= kopt_bits64_(1.1754943508222875e-38) && kopt_bits64_(x) <= kopt_bits64_(most);
+}
+
+/* Rounded to binary32. */
+KOPT_INLINE_ float kopt_narrow64_(double x) { return kopt_to_float_(kopt_get64_(x)); }
+
 /* 1 - beta for the bits of 0 <= beta < 1: beta rounded down to 64 bits after the point, the difference cut to its first
    53 bits and rounded. Integers, so that no machine needs binary64 for it. */
-KOPT_LEAN_ KOPT_BOTH_ float kopt_rest_(uint64_t beta) {
+static KOPT_FORCE_INLINE_ KOPT_BOTH_ float kopt_rest_(uint64_t beta) {
     uint64_t q = beta << 11 | KOPT_CAST_(uint64_t, 1) << 63;
     int shift = 1022 - KOPT_CAST_(int, beta >> 52 & (KOPT_POSITIVE64_ ? 4095 : 2047)), e = 1022; /* beta may be -0 */
     for (; shift > 0; shift--) q >>= 1;
     q = ~q; /* too small by 2^-64 */
+#ifdef KOPT_VECTORS16_ /* a machine that counts zeros at once */
+    e -= __builtin_clzll(q); /* q is not 0 */
+    q <<= __builtin_clzll(q);
+#else
     for (; q >> 63 == 0; q <<= 1) e--;
+#endif
     return kopt_to_float_(kopt_make64_((q << 1 >> 12) + (KOPT_CAST_(uint64_t, e) << 52)));
 }
 
 /* 1 - (1 - a) * (1 - b), with no 1 that a and b could be lost beside. */
-KOPT_LEAN_ KOPT_BOTH_ float kopt_either_(float a, float b) { return kopt_sub_(kopt_add_(a, b), kopt_mul_(a, b)); }
+static KOPT_FORCE_INLINE_ KOPT_BOTH_ float kopt_either_(float a, float b) {
+    return kopt_sub_(kopt_add_(a, b), kopt_mul_(a, b));
+}
 
 /* beta and 1 - beta; returns 1 - beta^step. */
 static KOPT_BOTH_ float kopt_beta_(double beta, uint32_t step, float *beta32, float *rest32) {
     float rest = kopt_rest_(kopt_bits64_(beta)), all = kopt_float_(0);
     *beta32 = kopt_to_float_(kopt_get64_(beta));
     *rest32 = rest;
-    for (; step != 0; step >>= 1) {
+    for (;;) {
         if ((step & 1u) != 0) all = kopt_either_(all, rest);
+        step >>= 1;
+        if (step == 0) return all;
         rest = kopt_either_(rest, rest);
     }
-    return all;
 }
+
+#ifdef KOPT_VECTORS16_
+typedef float kopt_floats_ __attribute__((__vector_size__(16)));
+
+static KOPT_FORCE_INLINE_ kopt_floats_ kopt_either4_(kopt_floats_ a, kopt_floats_ b) {
+    kopt_floats_ sum = a + b, product = a * b, r;
+    __asm__("" : "+" KOPT_REGISTER_(sum), "+" KOPT_REGISTER_(product));
+    r = sum - product;
+    KOPT_SETTLE_(r);
+    return r;
+}
+
+/* kopt_beta_ of beta1 and beta2, in one loop. */
+static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *all1, float *all2) {
+    const float rest1 = kopt_rest_(kopt_bits64_(opt->beta1)), rest2 = kopt_rest_(kopt_bits64_(opt->beta2));
+    kopt_floats_ rest = {rest1, rest2}, all = {0, 0};
+    uint32_t step = s->step;
+    s->beta1 = kopt_narrow64_(opt->beta1);
+    s->beta2 = kopt_narrow64_(opt->beta2);
+    s->one_minus_beta1 = rest1;
+    s->one_minus_beta2 = rest2;
+    for (;;) {
+        if ((step & 1u) != 0) all = kopt_either4_(all, rest);
+        step >>= 1;
+        if (step == 0) break;
+        rest = kopt_either4_(rest, rest);
+    }
+    *all1 = all[0];
+    *all2 = all[1];
+}
+#endif
 
 /* Square root of a in (0, 1] by Heron's iteration, which falls until it has converged. */
 static KOPT_BOTH_ kopt_f64_ kopt_sqrt64_(kopt_f64_ a) {
@@ -1816,8 +1911,8 @@ typedef struct kopt_vmath_job_ {
 #define KOPT_PARTS_ 16 /* element i of a row is in sum i mod 16, as many as the widest vector has lanes */
 
 /* By function and format, `input << 16 | output`, ascending: all inputs whose true result is so close to the middle of
-   two 16-bit numbers that an fp32 result cannot tell (relative 2^-20 with bf16, 2^-21 with fp16). `tests/vmath.py
-   patches`. */
+   two 16-bit numbers that an fp32 result cannot tell (relative 2^-20 with bf16, 2^-21 with fp16).
+   `tests/vmath.py patches`. */
 static const unsigned kopt_patch_start_[27] = {
     0, 4, 42, 50, 107, 107, 139, 146, 211, 219, 261, 262, 312, 313, 364, 369, 427, 427, 467, 467, 507, 516, 641,
     643, 737, 739, 816};
@@ -1947,25 +2042,32 @@ static KOPT_BOTH_ uint32_t kopt_patched_(const uint32_t *patches, unsigned count
 }
 #endif
 
-#ifdef KAHAN_OPT_VMATH
-/* Elements [begin, end) of a step in two passes, with a function of a table between them. */
-static KOPT_NOINLINE_ void kopt_run_tiles_(const kopt_job_ *whole, size_t begin, size_t end);
-/* That function: of y and x into y. */
-static void kopt_between_(const kopt_job_ *j, float *y, const float *x, size_t n);
-/* The second of them: x[n] are what the rate multiplies. */
-static KOPT_NOINLINE_ void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, float *x);
+/* Which stages of a step: a turn that a kernel of vectors gives back runs one of the first two, with x in a row. The
+   last is what comes after the weights are stored: slow weights, copies, counts, a gradient of zeros. */
+enum { KOPT_FIRST_STAGE_ = 1, KOPT_SECOND_STAGE_ = 2, KOPT_AFTER_ = 4, KOPT_STAGES_ = 7 };
+#ifndef KOPT_STREAM_
+#define KOPT_STREAM_ (KOPT_CAST_(size_t, 1) << 25) /* bytes of a result that are written past the caches */
 #endif
+#define KOPT_TILE_ 256                             /* elements; a block of 8-bit moments */
 
-/* How the hot kernel goes over its groups. In turns: the second half of each after the first half of the next, so that
-   a processor has two divisions to work at: with AVX-512 Kahan AdamW takes 0.92 of the time in cache on a Zen 5, with
-   stores to nearest 0.87; momentum, without a division, 1.0 to 1.1. Twice: over a row or more, first all first halves,
-   then all second ones; with AVX2, which has twice as many operations for a weight, AdamW takes 0.81 to 0.90 of the
-   time, Lion 0.90, momentum 0.98 (AVX-512: Kahan AdamW 1.0, Lion 1.16). Thrice: with a function of kopt_vmath
-   between. */
-typedef enum kopt_walk_ { KOPT_PLAINLY_, KOPT_IN_TURNS_, KOPT_TWICE_, KOPT_THRICE_ } kopt_walk_;
+/* How a kernel of its own goes over its turns. Through a row: stage by stage, over a tile. Fused: the second stage of a
+   turn right behind its first. In turns: behind the first stage of the next one, so that a processor has two divisions
+   to work at. docs/benchmarks.md has what each is worth. */
+typedef enum kopt_order_ { KOPT_THROUGH_A_ROW_, KOPT_FUSED_, KOPT_IN_TURNS_ } kopt_order_;
 
-/* The kernel of one lane, which takes what is too little for the others. */
-static void kopt_general_scalar_(const kopt_job_ *j, size_t begin, size_t end);
+/* One lane, for what is too little or too special for the others. */
+static void kopt_walk_scalar_(const kopt_job_ *j, size_t begin, size_t end);
+static KOPT_UNUSED_ void kopt_turn_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages, kopt_byte_ *x,
+                                           kopt_byte_ *y, int parted);
+static void kopt_measure_from_scalar_(const kopt_job_ *j, size_t begin, kopt_byte_ *out);
+static void kopt_convert_any_scalar_(const kopt_conversion_ *c, size_t begin, size_t end);
+static KOPT_UNUSED_ void kopt_tally_(const kopt_job_ *tile, const kopt_byte_ *update, const kopt_byte_ *before,
+                                     const kopt_byte_ *kept_before, size_t size, size_t residual_size);
+static void kopt_zero_(kopt_byte_ *p, size_t size);
+#ifdef KAHAN_OPT_VMATH
+/* The function of a table between the stages of a step: of y and x into y. */
+static void kopt_between_(const kopt_job_ *j, float *y, const float *x, size_t n);
+#endif
 
 /* ---- this file reads itself once per ISA, each time only the vocabulary and the kernels --------------------------- */
 
@@ -2033,18 +2135,23 @@ static void kopt_general_scalar_(const kopt_job_ *j, size_t begin, size_t end);
    words    iset_ iadd_ isub_ and_ or_ xor_ shl_ shr_ mulhilo_, mul16_ add16_ (each 16-bit half by itself, low result)
             hold_                             iset_ that the compiler keeps instead of making it anew in a loop
             OPERATORS_: words_ have the operators of C, by which iadd_ to shr_ are then made
+            imax_ (signed). Optional: IMAX_
    masks    gt_ (signed) eq_ either_ any_ select_(mask, yes, no) where_(mask, words): 0 elsewhere
+            unordered_(a, b): is one of the floats NaN? Optional: UNORDERED_
    memory   load32_ load16_ (zero-extended) load8_ (sign-extended), store32_ store16_ store8_ (the low
             bits), any alignment; of_eight_(array of 8 words, index)
-   sums     dot_(sum, a, b): sum[0] and sum[1] += the products of the lanes, in 64 bits; each lane in either. Not scalar
-   fp16     widen_fp16_ narrow_fp16_ (nearest even), between floats and the low halves of words
-   random   load_half_ (16-bit halves of an array of words), block_order_ zip_low_ zip_high_: see random_order_. Not scalar, as add16_
-   rules    ONE_PASS_: functions of vector mathematics are a part of a rule, and no table of functions comes between passes
+   sums     dot_(sum, a, b): sum[0] and sum[1] += the products of the lanes, in 64 bits; each lane in either. Not
+            scalar, nor beside TOOLS_
+   fp16     widen_fp16_ narrow_fp16_ (nearest even), between floats and the low halves of words; GENERIC_FP16_: the
+            kernels make them. load_fp16_ (from memory) nearest_fp16_ (both at once). Optional: FP16_
+   random   block_order_ zip_low_ zip_high_: see random_order_. Not scalar, as mul16_ and add16_
+   halves   two 16-bit numbers to a word: unpack_low_ unpack_high_ (zero-extended, in the order of memory), pack_upper_
+            (the upper halves of two), pair_max_ (signed) pair_any_above_, pair_flush_(numbers, mask): 0 where no bit
+            of the mask is set, pair_store8_ (the low bytes). Not scalar
+   rules    ONE_PASS_: functions of vector mathematics are a part of a rule, no table comes between its stages
    streams  stream16_ stream32_ (aligned: past the caches) stream_end_ (after the last). Optional: STREAMS_
-   pairs    bf16 in memory, two to a word: the even element is the low half, the odd the upper half. Optional:
-            pair_load8_ pair_store8_ (int8 <-> halves) pair_join_ pair_flush_ pair_max_ pair_any_above_
-            pair_look_up_(table of 256 halves, halves): by the low 8 bits of each. Optional: LOOK_UP_, with
-            of_32_(array of 32 words, index): by the low 5 bits                                                         */
+   pairs    PAIRS_: there are kernels of their own, with the even elements of bf16 in one vector and the odd ones in
+            another: pair_join_(even, odd): their upper halves, two to a word                                        */
 /* ================================================================================================================== */
 
 #define KOPT_GLUE2_(name, isa) kopt_##name##_##isa##_
@@ -2085,8 +2192,6 @@ static void kopt_general_scalar_(const kopt_job_ *j, size_t begin, size_t end);
 #define any_ NAME_(any)
 #define select_ NAME_(select)
 #define where_ NAME_(where)
-#define of_eight_ NAME_(of_eight)
-#define of_32_ NAME_(of_32)
 #define load32_ NAME_(load32)
 #define load16_ NAME_(load16)
 #define load8_ NAME_(load8)
@@ -2095,17 +2200,21 @@ static void kopt_general_scalar_(const kopt_job_ *j, size_t begin, size_t end);
 #define store8_ NAME_(store8)
 #define widen_fp16_ NAME_(widen_fp16)
 #define narrow_fp16_ NAME_(narrow_fp16)
-#define load_half_ NAME_(load_half)
 #define block_order_ NAME_(block_order)
 #define zip_low_ NAME_(zip_low)
 #define zip_high_ NAME_(zip_high)
-#define pair_load8_ NAME_(pair_load8)
+#define unpack_low_ NAME_(unpack_low)
+#define unpack_high_ NAME_(unpack_high)
+#define pack_upper_ NAME_(pack_upper)
+#define imax_ NAME_(imax)
+#define unordered_ NAME_(unordered)
+#define load_fp16_ NAME_(load_fp16)
+#define nearest_fp16_ NAME_(nearest_fp16)
 #define pair_store8_ NAME_(pair_store8)
 #define pair_join_ NAME_(pair_join)
 #define pair_flush_ NAME_(pair_flush)
 #define pair_max_ NAME_(pair_max)
 #define pair_any_above_ NAME_(pair_any_above)
-#define pair_look_up_ NAME_(pair_look_up)
 
 /* ---- scalar: one lane. It is also the reference that every other vocabulary must equal --------------------------- */
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
@@ -2135,7 +2244,6 @@ FN_ words_ round_(floats_ a) { /* 0 <= a < 2^31 */
 FN_ words_ iset_(uint32_t a) { return a; }
 FN_ words_ hold_(uint32_t a) { return a; }
 #define OPERATORS_ 1
-FN_ words_ mul16_(words_ a, words_ b) { return (a * b & 0xFFFFu) | ((a >> 16) * (b >> 16) << 16); }
 FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
     uint64_t product = KOPT_CAST_(uint64_t, a) * b;
     *high = KOPT_CAST_(uint32_t, product >> 32);
@@ -2147,7 +2255,6 @@ FN_ mask_ either_(mask_ a, mask_ b) { return a | b; }
 FN_ int any_(mask_ a) { return a; }
 FN_ words_ select_(mask_ m, words_ yes, words_ no) { return m ? yes : no; }
 FN_ words_ where_(mask_ m, words_ a) { return m ? a : 0; }
-FN_ words_ of_eight_(const uint32_t *words, words_ i) { return words[i]; }
 FN_ words_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
 FN_ words_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
 FN_ words_ load8_(const kopt_byte_ *p) { return (KOPT_CAST_(uint32_t, *p) ^ 0x80u) - 0x80u; }
@@ -2243,10 +2350,6 @@ FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
     *low = _mm_unpacklo_epi32(_mm_shuffle_epi32(even, 0x08), _mm_shuffle_epi32(odd, 0x08));
     *high = _mm_unpacklo_epi32(_mm_shuffle_epi32(even, 0x0D), _mm_shuffle_epi32(odd, 0x0D));
 }
-FN_ void dot_(words_ sum[2], words_ a, words_ b) {
-    sum[0] = _mm_add_epi64(sum[0], _mm_mul_epu32(a, b));
-    sum[1] = _mm_add_epi64(sum[1], _mm_mul_epu32(_mm_srli_epi64(a, 32), _mm_srli_epi64(b, 32)));
-}
 FN_ mask_ gt_(words_ a, words_ b) { return _mm_cmpgt_epi32(a, b); }
 FN_ mask_ eq_(words_ a, words_ b) { return _mm_cmpeq_epi32(a, b); }
 FN_ mask_ either_(mask_ a, mask_ b) { return _mm_or_si128(a, b); }
@@ -2255,12 +2358,6 @@ FN_ words_ select_(mask_ m, words_ yes, words_ no) {
     return _mm_or_si128(_mm_and_si128(m, yes), _mm_andnot_si128(m, no));
 }
 FN_ words_ where_(mask_ m, words_ a) { return _mm_and_si128(m, a); }
-FN_ words_ of_eight_(const uint32_t *words, words_ i) {
-    uint32_t lane[4], q;
-    _mm_storeu_si128(KOPT_POINTER_(__m128i *, lane), i);
-    for (q = 0; q < 4; q++) lane[q] = words[lane[q]];
-    return _mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, lane));
-}
 FN_ words_ load32_(const kopt_byte_ *p) { return _mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)); }
 FN_ words_ load16_(const kopt_byte_ *p) {
     return _mm_unpacklo_epi16(_mm_loadl_epi64(KOPT_CONST_POINTER_(const __m128i *, p)), _mm_setzero_si128());
@@ -2280,12 +2377,21 @@ FN_ void store8_(kopt_byte_ *p, words_ a) {
     a = _mm_packs_epi32(a, a);
     kopt_store32_(p, KOPT_CAST_(uint32_t, _mm_cvtsi128_si32(_mm_packus_epi16(a, a))));
 }
-FN_ words_ load_half_(const uint32_t *w, size_t i) {
-    return load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, w) + 2 * i);
-}
 FN_ words_ block_order_(void) { return _mm_setr_epi32(0, 1, 2, 3); }
 FN_ words_ zip_low_(words_ a, words_ b) { return _mm_unpacklo_epi32(a, b); }
 FN_ words_ zip_high_(words_ a, words_ b) { return _mm_unpackhi_epi32(a, b); }
+FN_ words_ unpack_low_(words_ a) { return _mm_unpacklo_epi16(a, _mm_setzero_si128()); }
+FN_ words_ unpack_high_(words_ a) { return _mm_unpackhi_epi16(a, _mm_setzero_si128()); }
+FN_ words_ pack_upper_(words_ a, words_ b) { return _mm_packs_epi32(_mm_srai_epi32(a, 16), _mm_srai_epi32(b, 16)); }
+FN_ void pair_store8_(kopt_byte_ *p, words_ a) {
+    a = _mm_and_si128(a, iset_(0x00FF00FF));
+    _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), _mm_packus_epi16(a, a));
+}
+FN_ words_ pair_flush_(words_ a, words_ exponent) {
+    return _mm_andnot_si128(_mm_cmpeq_epi16(_mm_and_si128(a, exponent), _mm_setzero_si128()), a);
+}
+FN_ words_ pair_max_(words_ a, words_ b) { return _mm_max_epi16(a, b); }
+FN_ int pair_any_above_(words_ a, words_ limit) { return _mm_movemask_epi8(_mm_cmpgt_epi16(a, limit)) != 0; }
 
 /* ---- AVX2 and F16C: 8 lanes -------------------------------------------------------------------------------------- */
 #elif KOPT_PASS_ == KOPT_PASS_AVX2_
@@ -2382,9 +2488,6 @@ FN_ mask_ either_(mask_ a, mask_ b) { return _mm256_or_si256(a, b); }
 FN_ int any_(mask_ a) { return _mm256_movemask_epi8(a) != 0; }
 FN_ words_ select_(mask_ m, words_ yes, words_ no) { return _mm256_blendv_epi8(no, yes, m); }
 FN_ words_ where_(mask_ m, words_ a) { return _mm256_and_si256(m, a); }
-FN_ words_ of_eight_(const uint32_t *words, words_ i) {
-    return _mm256_permutevar8x32_epi32(_mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, words)), i);
-}
 FN_ words_ load32_(const kopt_byte_ *p) { return _mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)); }
 FN_ words_ load16_(const kopt_byte_ *p) {
     return _mm256_cvtepu16_epi32(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
@@ -2409,9 +2512,6 @@ FN_ floats_ widen_fp16_(words_ a) {
     return _mm256_cvtph_ps(_mm256_castsi256_si128(a));
 }
 FN_ words_ narrow_fp16_(floats_ a) { return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(a, 0)); }
-FN_ words_ load_half_(const uint32_t *w, size_t i) {
-    return load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, w) + 2 * i);
-}
 FN_ words_ block_order_(void) { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7); }
 FN_ words_ zip_low_(words_ a, words_ b) { return _mm256_unpacklo_epi32(a, b); }
 FN_ words_ zip_high_(words_ a, words_ b) { return _mm256_unpackhi_epi32(a, b); }
@@ -2422,9 +2522,6 @@ FN_ void NAME_(stream16)(kopt_byte_ *p, words_ a) {
     _mm_stream_si128(KOPT_POINTER_(__m128i *, p), _mm256_castsi256_si128(_mm256_permute4x64_epi64(x, 0x08)));
 }
 FN_ void NAME_(stream_end)(void) { _mm_sfence(); }
-FN_ words_ pair_load8_(const kopt_byte_ *p) {
-    return _mm256_cvtepi8_epi16(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
-}
 FN_ void pair_store8_(kopt_byte_ *p, words_ a) {
     a = _mm256_and_si256(a, iset_(0x00FF00FF));
     a = _mm256_permute4x64_epi64(_mm256_packus_epi16(a, a), 0x08);
@@ -2438,19 +2535,34 @@ FN_ words_ pair_max_(words_ a, words_ b) { return _mm256_max_epi16(a, b); }
 FN_ int pair_any_above_(words_ a, words_ limit) {
     return _mm256_movemask_epi8(_mm256_cmpgt_epi16(a, limit)) != 0;
 }
+FN_ words_ unpack_low_(words_ a) { return _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a)); }
+FN_ words_ unpack_high_(words_ a) { return _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)); }
+FN_ words_ pack_upper_(words_ a, words_ b) {
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16)), 0xD8);
+}
+#define IMAX_ 1
+FN_ words_ imax_(words_ a, words_ b) { return _mm256_max_epi32(a, b); }
+#define FP16_ 1
+FN_ floats_ load_fp16_(const kopt_byte_ *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
+}
+FN_ floats_ nearest_fp16_(floats_ x, words_ *stored) {
+    const __m128i half = _mm256_cvtps_ph(x, 0);
+    *stored = _mm256_cvtepu16_epi32(half);
+    return _mm256_cvtph_ps(half);
+}
 
 /* ---- AVX-512 F, BW, DQ, VL: 16 lanes ----------------------------------------------------------------------------- */
 #elif KOPT_PASS_ == KOPT_PASS_AVX512_
 #define ISA_ avx512
 #define TOOLS_ avx2
-#define LENDER_ avx2 /* whose general kernel it takes, too: that would double its compile time for nothing hot */
+#define LENDER_ avx2 /* whose convert_any_ it takes, too, which nothing hot is */
 #define ISA_TARGET_ KOPT_TARGET_("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")
 #define LANES_ KOPT_CAST_(size_t, 16)
 #define PAIRS_ 1
 #define SUB_WHERE_ 1 /* in one operation: 2 % of a step by Adam-atan2 */
 #define LESSER_GREATER_ 1
 #define STREAMS_ 1
-#define LOOK_UP_ 1
 #ifdef KOPT_GNU_
 #define SETTLE_(r) __asm__("" : "+v"(r))
 #else
@@ -2527,7 +2639,6 @@ FN_ words_ iset_(uint32_t a) {
 OF_TWO_(words_, "=v", add16_, "vpaddw", words_)
 OF_TWO_(words_, "=v", mul16_, "vpmullw", words_)
 OF_TWO_(words_, "=v", NAME_(mul64), "vpmuludq", words_) /* of the even words, 64 bits each */
-OF_TWO_(words_, "=v", NAME_(add64), "vpaddq", words_)   /* of 64 bits each                 */
 FN_ words_ NAME_(odd_words)(words_ a) {                 /* the odd words in the even lanes */
     words_ r;
     __asm__("vpsrlq {$32, %1, %0|%0, %1, 32}" : "=v"(r) : "v"(a));
@@ -2541,10 +2652,6 @@ FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
     words_ factor = iset_(b), even = NAME_(mul64)(a, factor), odd = NAME_(mul64)(NAME_(odd_words)(a), factor);
     *low = NAME_(neighbours)(even, 0xAAAA, odd);  /* odd's low words into the odd lanes    */
     *high = NAME_(neighbours)(odd, 0x5555, even); /* even's high words into the even lanes */
-}
-FN_ void dot_(words_ sum[2], words_ a, words_ b) {
-    sum[0] = NAME_(add64)(sum[0], NAME_(mul64)(a, b));
-    sum[1] = NAME_(add64)(sum[1], NAME_(mul64)(NAME_(odd_words)(a), NAME_(odd_words)(b)));
 }
 OF_TWO_(mask_, "=Yk", gt_, "vpcmpgtd", words_)
 OF_TWO_(mask_, "=Yk", eq_, "vpcmpeqd", words_)
@@ -2562,16 +2669,9 @@ FN_ words_ where_(mask_ m, words_ a) {
     __asm__("vmovdqa32 {%1, %0%{%2%}%{z%}|%0%{%2%}%{z%}, %1}" : "=v"(r) : "v"(a), "Yk"(m));
     return r;
 }
-FN_ words_ of_eight_(const uint32_t *words, words_ i) {
-    words_ r;
-    __asm__("vbroadcasti64x4 {%1, %0|%0, %1}" : "=v"(r) : "m"(FROM_(any32, words)));
-    __asm__("vpermd {%0, %1, %0|%0, %1, %0}" : "+v"(r) : "v"(i));
-    return r;
-}
 FN_ words_ load32_(const kopt_byte_ *p) { return FROM_(any64, p); }
 OF_MEMORY_(load16_, "vpmovzxwd", any32)
 OF_MEMORY_(load8_, "vpmovsxbd", any16)
-OF_MEMORY_(pair_load8_, "vpmovsxbw", any32)
 OF_ONE_(NAME_(bytes32), NAME_(low16), "vpmovdw", words_)
 OF_ONE_(NAME_(bytes16), NAME_(low8), "vpmovdb", words_)
 OF_ONE_(NAME_(bytes32), NAME_(pair_low8), "vpmovwb", words_)
@@ -2623,20 +2723,38 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
     __asm__("" : "+r"(above)); /* not kortest: 2 % of a step on a Zen 5 */
     return above != 0;
 }
-FN_ words_ of_32_(const kopt_byte_ *words, words_ i) {
-    __asm__("vpermi2d {%2, %1, %0|%0, %1, %2}" : "+v"(i) : "v"(load32_(words)), "v"(load32_(words + 64)));
-    return i;
-}
-FN_ words_ NAME_(of_64)(const kopt_byte_ *table, words_ i) { /* halves, by the low 6 bits */
-    __asm__("vpermi2w {%2, %1, %0|%0, %1, %2}" : "+v"(i) : "v"(load32_(table)), "v"(load32_(table + 64)));
-    return i;
-}
-FN_ words_ NAME_(either_half)(words_ i, uint32_t bit, words_ yes, words_ no) {
-    const words_ bits = iset_(bit);
-    uint32_t m;
+FN_ words_ unpack_low_(words_ a) {
     words_ r;
-    __asm__("vptestmw {%2, %1, %0|%0, %1, %2}" : "=Yk"(m) : "v"(i), "v"(bits));
-    __asm__("vpblendmw {%1, %2, %0%{%3%}|%0%{%3%}, %2, %1}" : "=v"(r) : "v"(yes), "v"(no), "Yk"(m));
+    __asm__("vpmovzxwd {%t1, %0|%0, %t1}" : "=v"(r) : "v"(a));
+    return r;
+}
+FN_ words_ unpack_high_(words_ a) {
+    NAME_(bytes32) r;
+    __asm__("vextracti64x4 {$1, %1, %0|%0, %1, 1}" : "=v"(r) : "v"(a));
+    return NAME_(wide16)(r);
+}
+FN_ words_ pack_upper_(words_ a, words_ b) {
+    const words_ odd = {0x00030001, 0x00070005, 0x000B0009, 0x000F000D, 0x00130011, 0x00170015, 0x001B0019, 0x001F001D,
+                        0x00230021, 0x00270025, 0x002B0029, 0x002F002D, 0x00330031, 0x00370035, 0x003B0039, 0x003F003D};
+    __asm__("vpermt2w {%2, %1, %0|%0, %1, %2}" : "+v"(a) : "v"(odd), "v"(b));
+    return a;
+}
+#define IMAX_ 1
+OF_TWO_(words_, "=v", imax_, "vpmaxsd", words_)
+#define UNORDERED_ 1
+OF_TWO_(mask_, "=Yk", unordered_, "vcmpunordps", floats_)
+#define FP16_ 1
+FN_ floats_ load_fp16_(const kopt_byte_ *p) {
+    floats_ r;
+    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "m"(FROM_(any32, p)));
+    return r;
+}
+FN_ floats_ nearest_fp16_(floats_ x, words_ *stored) {
+    NAME_(bytes32) half;
+    floats_ r;
+    __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(half) : "v"(x));
+    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "v"(half));
+    *stored = NAME_(wide16)(half);
     return r;
 }
 #undef OF_ONE_
@@ -2710,10 +2828,6 @@ FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
     *low = _mm512_mask_shuffle_epi32(even, 0xAAAA, odd, _MM_PERM_CDAB);  /* odd's low words into the odd lanes    */
     *high = _mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_CDAB); /* even's high words into the even lanes */
 }
-FN_ void dot_(words_ sum[2], words_ a, words_ b) {
-    sum[0] = _mm512_add_epi64(sum[0], _mm512_mul_epu32(a, b));
-    sum[1] = _mm512_add_epi64(sum[1], _mm512_mul_epu32(_mm512_srli_epi64(a, 32), _mm512_srli_epi64(b, 32)));
-}
 FN_ mask_ gt_(words_ a, words_ b) { return _mm512_cmpgt_epi32_mask(a, b); }
 FN_ mask_ eq_(words_ a, words_ b) { return _mm512_cmpeq_epi32_mask(a, b); }
 FN_ words_ select_(mask_ m, words_ yes, words_ no) { return _mm512_mask_blend_epi32(m, no, yes); }
@@ -2723,10 +2837,6 @@ FN_ floats_ sub_where_(mask_ m, floats_ a, floats_ b) {
     return r;
 }
 FN_ words_ where_(mask_ m, words_ a) { return _mm512_maskz_mov_epi32(m, a); }
-FN_ words_ of_eight_(const uint32_t *words, words_ i) {
-    const __m256i low = _mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, words));
-    return _mm512_permutexvar_epi32(i, _mm512_castsi256_si512(low));
-}
 FN_ words_ load32_(const kopt_byte_ *p) { return _mm512_loadu_si512(KOPT_CONST_POINTER_(const __m512i *, p)); }
 FN_ words_ load16_(const kopt_byte_ *p) {
     return _mm512_cvtepu16_epi32(_mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)));
@@ -2748,9 +2858,6 @@ FN_ void NAME_(stream32)(kopt_byte_ *p, words_ a) { _mm512_stream_si512(KOPT_POI
 FN_ void NAME_(stream16)(kopt_byte_ *p, words_ a) {
     _mm256_stream_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi32_epi16(a));
 }
-FN_ words_ pair_load8_(const kopt_byte_ *p) {
-    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)));
-}
 FN_ void pair_store8_(kopt_byte_ *p, words_ a) {
     _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi16_epi8(a));
 }
@@ -2769,14 +2876,24 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #endif
     return above != 0;
 }
-FN_ words_ of_32_(const kopt_byte_ *words, words_ i) {
-    return _mm512_permutex2var_epi32(load32_(words), i, load32_(words + 64));
+FN_ words_ unpack_low_(words_ a) { return _mm512_cvtepu16_epi32(_mm512_castsi512_si256(a)); }
+FN_ words_ unpack_high_(words_ a) { return _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(a, 1)); }
+FN_ words_ pack_upper_(words_ a, words_ b) {
+    const words_ odd = _mm512_set_epi32(0x003F003D, 0x003B0039, 0x00370035, 0x00330031, 0x002F002D, 0x002B0029,
+                                        0x00270025, 0x00230021, 0x001F001D, 0x001B0019, 0x00170015, 0x00130011,
+                                        0x000F000D, 0x000B0009, 0x00070005, 0x00030001);
+    return _mm512_permutex2var_epi16(a, odd, b);
 }
-FN_ words_ NAME_(of_64)(const kopt_byte_ *table, words_ i) {
-    return _mm512_permutex2var_epi16(load32_(table), i, load32_(table + 64));
+#define IMAX_ 1
+FN_ words_ imax_(words_ a, words_ b) { return _mm512_max_epi32(a, b); }
+#define FP16_ 1
+FN_ floats_ load_fp16_(const kopt_byte_ *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)));
 }
-FN_ words_ NAME_(either_half)(words_ i, uint32_t bit, words_ yes, words_ no) {
-    return _mm512_mask_blend_epi16(_mm512_test_epi16_mask(i, iset_(bit)), no, yes);
+FN_ floats_ nearest_fp16_(floats_ x, words_ *stored) {
+    const __m256i half = _mm512_maskz_cvtps_ph(0xFFFFu, x, 0);
+    *stored = _mm512_cvtepu16_epi32(half);
+    return _mm512_cvtph_ps(half);
 }
 #endif
 
@@ -2787,15 +2904,7 @@ FN_ words_ hold_(uint32_t a) {
 }
 FN_ mask_ either_(mask_ a, mask_ b) { return KOPT_CAST_(mask_, a | b); }
 FN_ int any_(mask_ a) { return a != 0; }
-FN_ words_ load_half_(const uint32_t *w, size_t i) {
-    return load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, w) + 2 * i);
-}
 FN_ void NAME_(stream_end)(void) { _mm_sfence(); }
-FN_ words_ pair_look_up_(const kopt_byte_ *table, words_ i) {
-    const words_ first = NAME_(either_half)(i, 0x00400040u, NAME_(of_64)(table + 128, i), NAME_(of_64)(table, i));
-    const words_ second = NAME_(either_half)(i, 0x00400040u, NAME_(of_64)(table + 384, i), NAME_(of_64)(table + 256, i));
-    return NAME_(either_half)(i, 0x00800080u, second, first);
-}
 
 /* ---- NEON of AArch64: 4 lanes ------------------------------------------------------------------------------------ */
 #elif KOPT_PASS_ == KOPT_PASS_NEON_
@@ -2878,13 +2987,6 @@ FN_ mask_ either_(mask_ a, mask_ b) { return vorrq_u32(a, b); }
 FN_ int any_(mask_ a) { return vmaxvq_u32(a) != 0; }
 FN_ words_ select_(mask_ m, words_ yes, words_ no) { return vbslq_u32(m, yes, no); }
 FN_ words_ where_(mask_ m, words_ a) { return vandq_u32(m, a); }
-FN_ words_ of_eight_(const uint32_t *words, words_ i) { /* bytes 4i .. 4i + 3 of 32 */
-    uint8x16x2_t all;
-    all.val[0] = vreinterpretq_u8_u32(vld1q_u32(words));
-    all.val[1] = vreinterpretq_u8_u32(vld1q_u32(words + 4));
-    i = vmlaq_u32(vdupq_n_u32(0x03020100u), i, vdupq_n_u32(0x04040404u));
-    return vreinterpretq_u32_u8(vqtbl2q_u8(all, vreinterpretq_u8_u32(i)));
-}
 FN_ words_ load32_(const kopt_byte_ *p) { return vreinterpretq_u32_u8(vld1q_u8(p)); }
 FN_ words_ load16_(const kopt_byte_ *p) { return vmovl_u16(vreinterpret_u16_u8(vld1_u8(p))); }
 FN_ words_ load8_(const kopt_byte_ *p) {
@@ -2900,16 +3002,12 @@ FN_ void store8_(kopt_byte_ *p, words_ a) {
 }
 FN_ floats_ widen_fp16_(words_ a) { return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(a))); }
 FN_ words_ narrow_fp16_(floats_ a) { return vmovl_u16(vreinterpret_u16_f16(vcvt_f16_f32(a))); }
-FN_ words_ load_half_(const uint32_t *w, size_t i) {
-    return load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, w) + 2 * i);
-}
 FN_ words_ block_order_(void) {
-    static const uint32_t kopt_order_[4] = {0, 1, 2, 3};
-    return vld1q_u32(kopt_order_);
+    static const uint32_t kopt_lanes_[4] = {0, 1, 2, 3};
+    return vld1q_u32(kopt_lanes_);
 }
 FN_ words_ zip_low_(words_ a, words_ b) { return vzip1q_u32(a, b); }
 FN_ words_ zip_high_(words_ a, words_ b) { return vzip2q_u32(a, b); }
-FN_ words_ pair_load8_(const kopt_byte_ *p) { return vreinterpretq_u32_s16(vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)))); }
 FN_ void pair_store8_(kopt_byte_ *p, words_ a) { vst1_u8(p, vmovn_u16(vreinterpretq_u16_u32(a))); }
 FN_ words_ pair_join_(words_ even, words_ odd) {
     return vbslq_u32(vdupq_n_u32(0xFFFF0000u), odd, vshrq_n_u32(even, 16));
@@ -2924,6 +3022,22 @@ FN_ words_ pair_max_(words_ a, words_ b) {
 FN_ int pair_any_above_(words_ a, words_ limit) {
     return vmaxvq_u16(vcgtq_s16(vreinterpretq_s16_u32(a), vreinterpretq_s16_u32(limit))) != 0;
 }
+FN_ words_ unpack_low_(words_ a) { return vmovl_u16(vget_low_u16(vreinterpretq_u16_u32(a))); }
+FN_ words_ unpack_high_(words_ a) { return vmovl_high_u16(vreinterpretq_u16_u32(a)); }
+FN_ words_ pack_upper_(words_ a, words_ b) {
+    return vreinterpretq_u32_u16(vuzp2q_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
+}
+#define IMAX_ 1
+FN_ words_ imax_(words_ a, words_ b) {
+    return vreinterpretq_u32_s32(vmaxq_s32(vreinterpretq_s32_u32(a), vreinterpretq_s32_u32(b)));
+}
+#define FP16_ 1
+FN_ floats_ load_fp16_(const kopt_byte_ *p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+FN_ floats_ nearest_fp16_(floats_ x, words_ *stored) {
+    const float16x4_t half = vcvt_f16_f32(x);
+    *stored = vmovl_u16(vreinterpret_u16_f16(half));
+    return vcvt_f32_f16(half);
+}
 
 #elif KOPT_PASS_ == KOPT_PASS_CUDA_
 #include KAHAN_OPT_CUDA_SELF
@@ -2933,24 +3047,41 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 /* KERNELS: plain C over the vocabulary, written once. docs/numerics.md is their specification.                       */
 /* ================================================================================================================== */
 
+#define imax_ NAME_(imax)
+#define unordered_ NAME_(unordered)
 #define scalars_ NAME_(scalars)
+#define spread_step_ NAME_(spread_step)
 #define spread_ NAME_(spread)
+#define left_ NAME_(left)
+#define fetch_ NAME_(fetch)
+#define put_ NAME_(put)
 #define cipher_ NAME_(cipher)
 #define cipher_of_ NAME_(cipher_of)
 #define random_words_ NAME_(random_words)
+#define random_element_ NAME_(random_element)
+#define number_ NAME_(number)
+#define random_draws_ NAME_(random_draws)
+#define random_draw_ NAME_(random_draw)
 #define random_order_ NAME_(random_order)
-#define fetch_ NAME_(fetch)
-#define put_ NAME_(put)
+#define random_span_ NAME_(random_span)
+#define random_row_ NAME_(random_row)
+#define constants_ NAME_(constants)
+#define constants_of_ NAME_(constants_of)
+#define magnitude_of_ NAME_(magnitude_of)
 #define extended_ NAME_(extended)
+#define extended16_ NAME_(extended16)
 #define from_extended_ NAME_(from_extended)
 #define nearest16_ NAME_(nearest16)
 #define split16_ NAME_(split16)
-#define stochastic16_ NAME_(stochastic16)
-#define round16_ NAME_(round16)
-#define flush16_ NAME_(flush16)
+#define load_fp16_ NAME_(load_fp16)
+#define nearest_fp16_ NAME_(nearest_fp16)
+#define stochastic_ NAME_(stochastic)
+#define rounded_ NAME_(rounded)
+#define flushed_ NAME_(flushed)
+#define rounded_bits_ NAME_(rounded_bits)
 #define flush32_ NAME_(flush32)
+#define quiet_ NAME_(quiet)
 #define widen_ NAME_(widen)
-#define rule_ NAME_(rule)
 #define moments_ NAME_(moments)
 #define average_ NAME_(average)
 #define average_of_squares_ NAME_(average_of_squares)
@@ -2960,58 +3091,83 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define octant_of_ NAME_(octant_of)
 #define angle_in_ NAME_(angle_in)
 #define angle_ NAME_(angle)
-#define load_weight_ NAME_(load_weight)
-#define store_weight_ NAME_(store_weight)
-#define load_moment_ NAME_(load_moment)
-#define store_moment_ NAME_(store_moment)
-#define joined_ NAME_(joined)
-#define round_moment_ NAME_(round_moment)
-#define load_rare_ NAME_(load_rare)
-#define store_rare_ NAME_(store_rare)
-#define look_back_ NAME_(look_back)
-#define store_slow_ NAME_(store_slow)
-#define store_copy_ NAME_(store_copy)
-#define tally_ NAME_(tally)
-#define tile_ NAME_(tile)
-#define of_row_ NAME_(of_row)
-#define left_ NAME_(left)
-#define row_from_ NAME_(row_from)
-#define fill_row_ NAME_(fill_row)
-#define weights_from_ NAME_(weights_from)
-#define weights_to_ NAME_(weights_to)
-#define load_weights_ NAME_(load_weights)
-#define store_weights_ NAME_(store_weights)
-#define row_to_ NAME_(row_to)
-#define moments_to_ NAME_(moments_to)
-#define store_moments_ NAME_(store_moments)
-#define rule_over_ NAME_(rule_over)
-#define apply_rule_ NAME_(apply_rule)
-#define look_back_all_ NAME_(look_back_all)
-#define row_from_codes_ NAME_(row_from_codes)
-#define row_to_codes_ NAME_(row_to_codes)
-#define tally_all_ NAME_(tally_all)
+#define rule_ NAME_(rule)
+#define update_ NAME_(update)
 #define looked_back_ NAME_(looked_back)
-#define tiles_ NAME_(tiles)
-#define few_ NAME_(few)
-#define many_ NAME_(many)
-#define coded2_ NAME_(coded2)
-#define coded4_ NAME_(coded4)
-#define widen_moment_ NAME_(widen_moment)
-#define vector_ NAME_(vector)
-#define range_ NAME_(range)
-#define random_span_ NAME_(random_span)
-#define random_row_ NAME_(random_row)
-#define random_element_ NAME_(random_element)
-#define random_draws_ NAME_(random_draws)
-#define random_draw_ NAME_(random_draw)
-#define number_ NAME_(number)
-#define converted_ NAME_(converted)
-#define convert_array_ NAME_(convert_array)
-#define convert_vector_ NAME_(convert_vector)
-#define all_f32_ NAME_(all_f32)
+#define joined_ NAME_(joined)
+#define commit_ NAME_(commit)
+#define rounded_moment_ NAME_(rounded_moment)
+#define squared_ NAME_(squared)
 #define kind_of_ NAME_(kind_of)
+#define element_ NAME_(element)
+#define load_weight_ NAME_(load_weight)
+#define load_moment_ NAME_(load_moment)
+#define stored_moment_ NAME_(stored_moment)
+#define direct_ NAME_(direct)
+#define stored_weight_ NAME_(stored_weight)
+#define between_ NAME_(between)
+#define fetch_at_ NAME_(fetch_at)
+#define put_at_ NAME_(put_at)
+#define commit_element_ NAME_(commit_element)
+#define copied_ NAME_(copied)
+#define count_element_ NAME_(count_element)
+#define measured_ NAME_(measured)
+#define step_one_ NAME_(step_one)
+#define walk_rows_ NAME_(walk_rows)
+#define walk_ NAME_(walk)
+#define two_ NAME_(two)
+#define arrays_ NAME_(arrays)
+#define arrays_of_ NAME_(arrays_of)
+#define first_half_ NAME_(first_half)
+#define second_half_ NAME_(second_half)
+#define draws_ NAME_(draws)
+#define load_ NAME_(load)
+#define pack_ NAME_(pack)
+#define load_weights_ NAME_(load_weights)
+#define commit_turn_ NAME_(commit_turn)
+#define half_turn_ NAME_(half_turn)
+#define half_turn_of_ NAME_(half_turn_of)
+#define store_moments_ NAME_(store_moments)
+#define direct_turn_ NAME_(direct_turn)
+#define numbers_ NAME_(numbers)
+#define draws_at_ NAME_(draws_at)
+#define draw_ NAME_(draw)
+#define rows_ NAME_(rows)
+#define code_of_ NAME_(code_of)
+#define coded_ NAME_(coded)
+#define inverse_of_ NAME_(inverse_of)
+#define of_code_ NAME_(of_code)
+#define to_codes_ NAME_(to_codes)
+#define largest_lane_ NAME_(largest_lane)
+#define codes_turn_ NAME_(codes_turn)
+#define from_codes_ NAME_(from_codes)
+#define row_from_codes_ NAME_(row_from_codes)
+#define load_kept_ NAME_(load_kept)
+#define hand_over_ NAME_(hand_over)
+#define kind_at_ NAME_(kind_at)
+#define row_to_codes_ NAME_(row_to_codes)
+#define direct_tile_ NAME_(direct_tile)
+#define commit_tile_ NAME_(commit_tile)
+#define direct_has_line_ NAME_(direct_has_line)
+#define commit_has_line_ NAME_(commit_has_line)
+#define direct_any_ NAME_(direct_any)
+#define commit_any_ NAME_(commit_any)
+#define weights_tile_ NAME_(weights_tile)
+#define angles_ NAME_(angles)
+#define commit_rarely_ NAME_(commit_rarely)
+#define stages_ NAME_(stages)
+#define tail_ NAME_(tail)
+#define tile_at_ NAME_(tile_at)
+#define tiles_ NAME_(tiles)
+#define counted_ NAME_(counted)
+#define count_from_ NAME_(count_from)
+#define finish_turn_ NAME_(finish_turn)
+#define hot_ NAME_(hot)
+#define hot_step_ NAME_(hot_step)
+#define converted_ NAME_(converted)
+#define convert_vector_ NAME_(convert_vector)
+#define convert_array_ NAME_(convert_array)
 #ifndef LENDER_
-#define general_ NAME_(general)
 #define convert_any_ NAME_(convert_any)
 #endif
 #ifdef STREAMS_
@@ -3024,51 +3180,6 @@ FN_ int pair_any_above_(words_ a, words_ limit) {
 #define stream32_ store32_
 #define stream_end_() ((void)0)
 #endif
-#define rest_ NAME_(rest)
-#define constants_ NAME_(constants)
-#define half_ NAME_(half)
-#define pair_round_ NAME_(pair_round)
-#define pair_half_ NAME_(pair_half)
-#define pair_words_ NAME_(pair_words)
-#define pair_rule_ NAME_(pair_rule)
-#define pair_seen_ NAME_(pair_seen)
-#define update_ NAME_(update)
-#define vector_f32_ NAME_(vector_f32)
-#define pair_tile_ NAME_(pair_tile)
-#define pair_random_ NAME_(pair_random)
-#define pair_start_ NAME_(pair_start)
-#define pair_draw_ NAME_(pair_draw)
-#define numbers_ NAME_(numbers)
-#define tile_number_ NAME_(tile_number)
-#define end_row_ NAME_(end_row)
-#define of_decade_ NAME_(of_decade)
-#define decade_ NAME_(decade)
-#define place_ NAME_(place)
-#define code_at_ NAME_(code_at)
-#define code_in_ NAME_(code_in)
-#define coder_ NAME_(coder)
-#define coder_of_ NAME_(coder_of)
-#define places_ NAME_(places)
-#define codes_to_ NAME_(codes_to)
-#define pair_first_ NAME_(pair_first)
-#define octant_at_ NAME_(octant_at)
-#define pair_middle_ NAME_(pair_middle)
-#define pair_constants_ NAME_(pair_constants)
-#define pair_second_ NAME_(pair_second)
-#define pair_weight_ NAME_(pair_weight)
-#define pair_update_ NAME_(pair_update)
-#define pair_store_ NAME_(pair_store)
-#define pair_finish_ NAME_(pair_finish)
-#define pair_prefetch_ NAME_(pair_prefetch)
-#define coded_ NAME_(coded)
-#define coded_rule_ NAME_(coded_rule)
-#define coded_group_ NAME_(coded_group)
-#define coded_word_ NAME_(coded_word)
-#define codes_of_block_ NAME_(codes_of_block)
-#define coded_begin_ NAME_(coded_begin)
-#define coded_blocks_ NAME_(coded_blocks)
-#define largest_lane_ NAME_(largest_lane)
-#define pairs_ NAME_(pairs)
 
 #ifdef OPERATORS_
 FN_ words_ iadd_(words_ a, words_ b) { return a + b; }
@@ -3085,6 +3196,16 @@ FN_ floats_ greater_(floats_ a, floats_ b) { return value_(select_(gt_(bits_(b),
 #endif
 #ifndef SUB_WHERE_
 FN_ floats_ sub_where_(mask_ m, floats_ a, floats_ b) { return value_(select_(m, bits_(sub_(a, b)), bits_(b))); }
+#endif
+
+#ifndef IMAX_
+FN_ words_ imax_(words_ a, words_ b) { return select_(gt_(a, b), a, b); }
+#endif
+#ifndef UNORDERED_
+FN_ mask_ unordered_(floats_ a, floats_ b) {
+    const words_ all = iset_(0x7FFFFFFFu), infinity = iset_(0x7F800000u);
+    return either_(gt_(and_(bits_(a), all), infinity), gt_(and_(bits_(b), all), infinity));
+}
 #endif
 
 #ifdef GENERIC_FP16_ /* functions: inlined they cost more time to compile than to run */
@@ -3108,16 +3229,20 @@ static KOPT_NOINLINE_ ISA_TARGET_ words_ narrow_fp16_(floats_ a) {
 }
 #endif
 
-/* What a kernel does: constants in the hot instances, the fields of kopt_step in the general one. */
+/* What a kernel does: constants where a kernel has its own, the fields of kopt_step elsewhere. */
 #ifndef KOPT_KIND_
 #define KOPT_KIND_
 typedef struct kopt_kind_ {
     kopt_rule rule;
     kopt_format weight, grad, moment;
     kopt_rounding rounding, moment_rounding, compensation_rounding;
-    int moments, nesterov, plain; /* plain: no Lookahead, no counts, and the weights are stored */
-    kopt_walk_ walk; /* twice, thrice: of the rule a first pass */
+    int moments, nesterov, in_rows; /* in_rows: new moments go to rows of fp32, which the store to memory rounds */
 } kopt_kind_;
+
+/* Is a moment kept as the root of the mean of squares that it is? */
+KOPT_INLINE_ int kopt_rooted_(kopt_kind_ kind, int moment) {
+    return (kind.moment == KOPT_FP16 || kind.moment == KOPT_Q8 || kind.in_rows) && kopt_is_square_(kind.rule, moment);
+}
 
 KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
     if (kind.moments != 0 && kind.moment != KOPT_F32 && kind.moment_rounding == KOPT_STOCHASTIC) return 1;
@@ -3133,17 +3258,16 @@ typedef struct scalars_ {
     floats_ rate, root_scale, eps;
 #ifdef KAHAN_OPT_VMATH
     floats_ sharpness;
-    int quotient;
+    int smooth;
 #endif
     int use_scale, use_l2, use_decay, zero_grad, moments_only, unrectified, sync, first_step;
 } scalars_;
 
-FN_ scalars_ spread_(const kopt_job_ *j) {
-    const kopt_step *s = j->step;
+FN_ scalars_ spread_step_(const kopt_step *s, float rate, float decay) {
     scalars_ k;
     k.grad_scale = set_(s->grad_scale);
     k.l2 = set_(s->l2);
-    k.decay = set_(j->decay);
+    k.decay = set_(decay);
     k.beta1 = set_(s->beta1);
     k.one_minus_beta1 = set_(s->one_minus_beta1);
     k.beta2 = set_(s->beta2);
@@ -3152,20 +3276,16 @@ FN_ scalars_ spread_(const kopt_job_ *j) {
     k.one_minus_beta3 = set_(s->one_minus_beta3);
     k.momentum = set_(s->momentum);
     k.mix = set_(s->mix);
-    k.rate = set_(j->rate);
+    k.rate = set_(rate);
     k.root_scale = set_(s->root_scale);
     k.eps = set_(s->eps);
 #ifdef KAHAN_OPT_VMATH
     k.sharpness = set_(s->sharpness);
-#ifdef ONE_PASS_
-    k.quotient = 0;
-#else
-    k.quotient = j->quotient;
-#endif
+    k.smooth = kopt_bits_(s->sharpness) << 1 != 0;
 #endif
     k.use_scale = LANES_ == 1 || kopt_bits_(s->grad_scale) != 0x3F800000u; /* times 1 changes no number */
     k.use_l2 = KOPT_HAS_(KOPT_WITH_L2) && kopt_bits_(s->l2) << 1 != 0; /* neither 0 nor -0 */
-    k.use_decay = KOPT_HAS_(KOPT_WITH_DECOUPLED | KOPT_WITH_FULLY_DECOUPLED) && kopt_bits_(j->decay) << 1 != 0;
+    k.use_decay = KOPT_HAS_(KOPT_WITH_DECOUPLED | KOPT_WITH_FULLY_DECOUPLED) && kopt_bits_(decay) << 1 != 0;
     k.zero_grad = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->zero_grad;
     k.moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->moments_only;
     k.unrectified = KOPT_HAS_(KOPT_WITH_RADAM | KOPT_WITH_RANGER) && s->unrectified;
@@ -3173,6 +3293,8 @@ FN_ scalars_ spread_(const kopt_job_ *j) {
     k.first_step = s->step == 1;
     return k;
 }
+
+FN_ scalars_ spread_(const kopt_job_ *j) { return spread_step_(j->step, j->rate, j->decay); }
 
 /* ---- memory: n lanes, zeros in the others ---- */
 
@@ -3344,11 +3466,12 @@ FN_ void random_order_(words_ w[4], const words_ x[4]) {
     w[3] = zip_high_(even_high, odd_high);
 }
 
-/* The words of the span that holds this global index, in the order of memory. */
-APART_ void random_span_(uint32_t *words, const cipher_ *cipher, kopt_index_ index) {
+/* The words of the span that holds this global index, in the order of memory: what the elements [from, to) of its rows
+   need. */
+APART_ void random_span_(uint32_t *words, const cipher_ *cipher, kopt_index_ index, size_t from, size_t to) {
     size_t block, i;
     index -= KOPT_CAST_(unsigned, index % KOPT_RANDOM_SPAN_);
-    for (block = 0; block < 16; block += LANES_) {
+    for (block = from / 8 / LANES_ * LANES_; 8 * block < to; block += LANES_) {
         words_ x[4], w[4];
         random_words_(x, cipher, kopt_block_of_(index) + block);
         random_order_(w, x);
@@ -3357,10 +3480,11 @@ APART_ void random_span_(uint32_t *words, const cipher_ *cipher, kopt_index_ ind
 }
 
 /* kopt_random_of_ of the row of this index: lower and upper half of r, each packed two to a word. */
-FN_ void random_row_(uint32_t *lower, uint32_t *upper, const uint32_t *words, kopt_index_ index) {
+FN_ void random_row_(uint32_t *lower, uint32_t *upper, const uint32_t *words, kopt_index_ index, size_t from,
+                     size_t to) {
     const words_ times = iset_(kopt_times_of_(index) * 0x00010001u);
     size_t i;
-    for (i = 0; i < KOPT_RANDOM_ROW_ / 2; i += LANES_) {
+    for (i = from / (2 * LANES_) * LANES_; 2 * i < to; i += LANES_) {
         const words_ own = load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, words + i)), other = or_(shl_(own, 16), shr_(own, 16));
         const words_ twice = add16_(other, other);
         store32_(KOPT_POINTER_(kopt_byte_ *, lower + i), add16_(own, mul16_(twice, times)));
@@ -3375,122 +3499,99 @@ typedef struct random_draws_ {
 /* The same for vectors, of LANES_ elements or fewer at the end of a row. */
 FN_ words_ random_draw_(random_draws_ *draws, const cipher_ *cipher, kopt_index_ index, int first, size_t *n) {
     const size_t at = KOPT_CAST_(unsigned, index % KOPT_RANDOM_ROW_);
-    if (index % KOPT_RANDOM_SPAN_ == 0 || first) random_span_(draws->words, cipher, index);
-    if (at == 0 || first) random_row_(draws->lower, draws->upper, draws->words, index);
+    if (index % KOPT_RANDOM_SPAN_ == 0 || first) random_span_(draws->words, cipher, index, 0, KOPT_RANDOM_ROW_);
+    if (at == 0 || first) random_row_(draws->lower, draws->upper, draws->words, index, 0, KOPT_RANDOM_ROW_);
     *n = KOPT_RANDOM_ROW_ - at < LANES_ ? KOPT_RANDOM_ROW_ - at : LANES_;
-    return load_half_(draws->lower, at);
+    return load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, draws->lower) + 2 * at);
 }
 #endif
 
-/* ---- 8-bit codes, section 6b ---- */
+/* ---- 8-bit codes, section 6b: signed, or square: of the roots of mean squares ---- */
 
-/* What does not change within a block. Held: of the constants each would be made anew for each vector. */
-typedef struct coder_ {
-    floats_ inverse, before_base; /* of the scale; what base is more than last */
-    words_ magnitude, zero, one, two, four, fourth, subnormal; /* fourth: the first value of decade 4 */
-    const uint32_t *decades;
-#ifdef LOOK_UP_
-    const kopt_byte_ *highest, *begins; /* for each exponent from -31 to 0: the decade of its highest value, and where that begins */
-#endif
-} coder_;
-
-FN_ uint32_t largest_lane_(words_ a) {
-    uint32_t lane[LANES_], largest = 0;
-    size_t i;
-    store32_(KOPT_POINTER_(kopt_byte_ *, lane), a);
-    for (i = 0; i < LANES_; i++) largest = lane[i] > largest ? lane[i] : largest;
-    return largest;
+/* What numbers are multiplied by to be coded: roots 1 / scale, others 2 / scale. */
+FN_ floats_ inverse_of_(uint32_t scale, int square) {
+    return square ? div_(set_(1), value_(iset_(scale))) : value_(iset_(0x7F800000u - scale));
 }
 
-FN_ coder_ coder_of_(floats_ scale, const uint32_t *decades, int square) {
-    coder_ c;
-    c.inverse = div_(set_(1), scale);
-    c.before_base = value_(hold_(square ? 0 : 0x47800000u)); /* 65536 */
-    c.magnitude = hold_(0x7FFFFFFFu);
-    c.zero = hold_(0);
-    c.one = hold_(1);
-    c.two = hold_(2);
-    c.four = hold_(4);
-    c.fourth = hold_(decades[KOPT_FIRST_ + 4]);
-    c.subnormal = hold_(0x007FFFFFu); /* the largest of them */
-    c.decades = decades;
-    return c;
-}
-
-/* One of the constants for each decade d. */
-FN_ floats_ of_decade_(const coder_ *c, size_t which, words_ d) { return value_(of_eight_(c->decades + which, d)); }
-
-/* The decade of a magnitude y <= 1. */
-FN_ words_ decade_(const coder_ *c, floats_ y) {
-#ifdef LOOK_UP_ /* an exponent belongs to two decades at most; 31 is its low five bits if it is 0 */
-    const words_ exponent = shr_(bits_(greater_(y, set_(4.65661287e-10f))), 23);
-    return isub_(of_32_(c->highest, exponent), where_(gt_(of_32_(c->begins, exponent), bits_(y)), c->one));
-#else
-    const words_ above = iadd_(bits_(y), c->one);      /* y >= a: bits_(y) + 1 > bits_(a) */
-    words_ d = where_(gt_(above, c->fourth), c->four); /* by bisection */
-    d = iadd_(d, where_(gt_(above, of_eight_(c->decades + KOPT_FIRST_, iadd_(d, c->two))), c->two));
-    return iadd_(d, where_(gt_(above, of_eight_(c->decades + KOPT_FIRST_, iadd_(d, c->one))), c->one));
-#endif
-}
-
-/* How many codes above that of 0 a magnitude y <= 1 of decade d is, times 2^16. */
-FN_ words_ place_(const coder_ *c, floats_ y, words_ d) {
-    const floats_ base = of_decade_(c, KOPT_BASE_, d);
-    const floats_ p = mul_(sub_(y, of_decade_(c, KOPT_FIRST_, d)), of_decade_(c, KOPT_UNIT_, d));
-    const floats_ beyond = greater_(sub_(p, sub_(base, c->before_base)), value_(c->zero));
-    return round_(add_(base, add_(p, mul_(beyond, of_decade_(c, KOPT_BEND_, d)))));
-}
-
-/* The code at a place; u: the bits of y, or of any number of its sign if it is no square. r: of 16 bits, or 2^15 for
-   the nearest. */
-FN_ words_ code_at_(const coder_ *c, words_ place, words_ u, int square, words_ r) {
-    const words_ minus = isub_(c->zero, shr_(u, 31));
-    words_ k = shr_(iadd_(place, r), 16);
-    if (square) { /* what is not 0 does not become 0 */
-        k = iadd_(k, where_(gt_(c->one, k), where_(gt_(u, c->zero), c->one)));
-    } else { /* the lowest code is nearer to 0 than -1 */
-        k = iadd_(iset_(127), isub_(xor_(k, minus), minus));
-        k = where_(gt_(k, c->zero), k);
+/* The code of a number times inverse_of_() in the upper half, the sign as a float has it. r: 16 random bits, or 2^15
+   for the nearest. */
+FN_ words_ coded_(floats_ y, int square, words_ r) {
+    const words_ u = bits_(y);
+    floats_ mag;
+    if (square) { /* 8 codes to a binade, and 32 to each of the upper 4; what is not 0 does not become 0 */
+        const words_ low = iadd_(shr_(iadd_(u, iset_(8)), 4), iset_(0x007F0000u - 0x03D80000u));
+        const words_ high = iadd_(shr_(iadd_(u, iset_(2)), 2), iset_(0x00FF0000u - 0x0FE00000u));
+        return iadd_(imax_(imax_(low, high), bits_(lesser_(y, value_(iset_(0x00010000u))))), r);
     }
-    return isub_(k, shr_(k, 8)); /* 256 becomes 255 */
+    mag = value_(and_(u, iset_(0x7FFFFFFFu)));
+    mag = greater_(mag, mul_(add_(mag, set_(2.44140625e-04f)), set_(0.5f))); /* gradual underflow below 2^-12 */
+    return or_(iadd_(shr_(iadd_(bits_(mag), iset_(8 - 0x39000000u)), 4), r), and_(u, iset_(0x80000000u)));
 }
 
 #ifdef ONE_LANE_
-/* The code of x, the scale being that of kopt_scale_. */
-FN_ words_ code_in_(floats_ x, words_ scale, const uint32_t *decades, int square, words_ r) {
-    coder_ coder;
-    floats_ y;
-    if (kopt_no_scale_(scale)) return square ? 0 : 127;
-    coder = coder_of_(value_(scale), decades, square);
-    y = mul_(value_(and_(bits_(x), coder.magnitude)), coder.inverse); /* infinity over infinity has a sign, too */
-    return code_at_(&coder, place_(&coder, y, decade_(&coder, y)), square ? bits_(y) : bits_(x), square, r);
-}
-#else
-/* y, a magnitude, and place of n values. Loops this short run many turns at a time: with one for all, on AVX2 and SSE2,
-   a step with 8-bit moments takes 1.15 times as long on a Zen 5, by the kernel of AVX-512 1.2 times. */
-FN_ void places_(const coder_ *c, const kopt_byte_ *x, kopt_byte_ *y, kopt_byte_ *place, size_t n) {
-    size_t i;
-    for (i = 0; i < 4 * n; i += 4 * LANES_) {
-        const words_ mag = and_(load32_(x + i), c->magnitude), normal = where_(gt_(mag, c->subnormal), mag);
-        const floats_ scaled = mul_(value_(normal), c->inverse);
-        store32_(y + i, bits_(scaled));
-        store32_(place + i, decade_(c, scaled));
-    }
-    for (i = 0; i < 4 * n; i += 4 * LANES_) store32_(place + i, place_(c, value_(load32_(y + i)), load32_(place + i)));
+FN_ words_ code_of_(floats_ y, int square, words_ r) {
+    const words_ u = coded_(y, square, r);
+    return square ? u >> 16 : (u >> 16 & 0x7Fu) | (u >> 24 & 0x80u);
 }
 #endif
 
-/* ---- rounding, section 2: any format, any value; 16-bit results in the low half ---- */
+/* The number of a code, of 8 bits with their sign; over the scale. */
+FN_ floats_ of_code_(words_ code, int square) {
+    words_ u;
+    floats_ y;
+    if (square) {
+        u = and_(shl_(code, 20), iset_(0x0FF00000u));
+        y = lesser_(value_(iadd_(u, iset_(0x35900000u))), value_(iadd_(shr_(u, 2), iset_(0x3B840000u))));
+        return value_(where_(gt_(u, iset_(0)), bits_(y)));
+    }
+    y = value_(iadd_(and_(shl_(code, 20), iset_(0x07F00000u)), iset_(0x38800000u)));
+    y = lesser_(y, sub_(add_(y, y), set_(1.220703125e-04f)));
+    return value_(or_(bits_(y), and_(code, iset_(0x80000000u))));
+}
 
-FN_ words_ extended_(floats_ x, kopt_format format) {
-    const words_ u = bits_(x), mag = and_(u, iset_(0x7FFFFFFFu)), infinity = iset_(0x47800000u), least = iset_(0x38800000u);
+/* ---- rounding, section 2. In a word of 32 bits a 16-bit number is the upper half, and what rounds off is the lower
+        one: of a bf16 the word is that of fp32, of an fp16 its extended form. Vectors know ordinary numbers: a turn
+        with an infinity, a NaN or a value of the last interval before infinity goes through the code of one lane ---- */
+
+/* Constants of the loops. Held: made anew by the compiler they cost up to eight operations a turn. */
+typedef struct constants_ {
+    words_ one, bias, half_ulp, upper, lower, exponent, magnitude, limit;
+    words_ of_sign, subnormal, limit16;
+    floats_ tiny, scale;
+} constants_;
+
+FN_ constants_ constants_of_(void) {
+    constants_ c;
+    c.one = hold_(1);
+    c.bias = hold_(0x7FFFu);
+    c.half_ulp = hold_(0x8000u);
+    c.upper = hold_(0xFFFF0000u);
+    c.lower = hold_(0xFFFFu);
+    c.exponent = hold_(0x7F807F80u);  /* two bf16 to a word: their exponents, magnitudes, */
+    c.magnitude = hold_(0x7FFF7FFFu);
+    c.limit = hold_(0x7F7E7F7Eu);     /* and the largest below the last interval */
+    c.of_sign = hold_(0x7FFFFFFFu);   /* all but the sign of an fp32, the largest that is subnormal, */
+    c.subnormal = hold_(0x007FFFFFu);
+    c.limit16 = hold_(0x477FDFFFu);   /* and below the last interval of fp16 */
+    c.tiny = value_(hold_(0x38800000u));  /* 2^-14, where fp16 begins to have equal steps, */
+    c.scale = value_(hold_(0x53800000u)); /* and 2^40 */
+    return c;
+}
+
+FN_ words_ magnitude_of_(floats_ x) { return and_(bits_(x), iset_(0x7FFFFFFFu)); }
+
+#ifdef ONE_LANE_
+FN_ words_ extended_(floats_ x, kopt_format format, const constants_ *c) {
+    const words_ u = bits_(x);
+    words_ mag = and_(u, iset_(0x7FFFFFFFu)), low;
+    const words_ sign = xor_(u, mag);
     const mask_ nan = gt_(mag, iset_(0x7F800000u));
-    words_ bounded, low; /* low: up to 2^-14, where the steps of fp16 are equal; above, its words are those of fp32 */
     if (format == KOPT_BF16) return select_(nan, iset_(0x7FC00000u), u);
-    bounded = select_(gt_(mag, infinity), infinity, mag);
-    low = select_(gt_(bounded, least), least, bounded);
-    bounded = iadd_(shl_(isub_(bounded, low), 3), round_(mul_(value_(low), set_(1099511627776.0f)))); /* 2^40 */
-    return select_(nan, iset_(0x7E000000u), or_(bounded, xor_(u, mag)));
+    KOPT_CAST_(void, c);
+    mag = select_(gt_(mag, iset_(0x47800000u)), iset_(0x47800000u), mag); /* infinity */
+    low = bits_(lesser_(value_(mag), set_(6.103515625e-05f))); /* up to 2^-14, where the steps of fp16 are equal */
+    mag = iadd_(shl_(isub_(mag, low), 3), round_(mul_(value_(low), set_(1099511627776.0f)))); /* 2^40 */
+    return select_(nan, iset_(0x7E000000u), or_(mag, sign));
 }
 
 FN_ floats_ from_extended_(words_ u, kopt_format format) {
@@ -3503,47 +3604,98 @@ FN_ floats_ from_extended_(words_ u, kopt_format format) {
     normal = select_(gt_(mag, iset_(0x7C000000u)), iset_(0x7FC00000u), normal);
     return value_(or_(normal, sign));
 }
-
-FN_ words_ nearest16_(floats_ x, kopt_format format) {
-    words_ u;
-    if (format == KOPT_BF16) {
-        u = extended_(x, format);
-        return shr_(iadd_(iadd_(u, iset_(0x7FFFu)), and_(shr_(u, 16), iset_(1))), 16);
-    }
-    u = narrow_fp16_(x);
-    return select_(gt_(and_(u, iset_(0x7FFFu)), iset_(0x7C00u)), iset_(0x7E00u), u);
-}
-
-/* The weight that KAHAN shows. What it rounds off is kept, so a tie need not go to even: that takes three operations
-   more in bf16, none in fp16. */
-FN_ words_ split16_(floats_ x, kopt_format format) {
-    if (format == KOPT_BF16) return shr_(iadd_(extended_(x, format), iset_(0x8000u)), 16);
-    return nearest16_(x, format);
-}
-
-FN_ words_ stochastic16_(floats_ x, kopt_format format, words_ r) {
-    words_ u = extended_(x, format), last = iset_(format == KOPT_BF16 ? 0x7F7EFFFFu : 0x7BFEFFFFu);
-    r = select_(gt_(and_(u, iset_(0x7FFFFFFFu)), last), iset_(0x8000u), and_(r, iset_(0xFFFFu)));
-    return shr_(iadd_(u, r), 16);
-}
-
-/* What a step stores of a bf16 or fp32 below 2^-126 is +0. */
-FN_ words_ flush16_(words_ a, kopt_format format) {
-    if (format != KOPT_BF16) return a;
-    return where_(gt_(and_(a, iset_(0x7F80u)), iset_(0)), a);
-}
-
-/* The 16 bits that a step stores of the number with the bits x. */
-#ifdef ONE_LANE_
-#define ROUND_ static KOPT_NOINLINE_ ISA_TARGET_
 #else
-#define ROUND_ FN_
-#endif
-ROUND_ words_ round16_(words_ x, kopt_format format, kopt_rounding how, words_ r) {
-    format = KOPT_STEP_FORMAT_(format);
-    how = KOPT_ROUND_TO_(how);
-    return flush16_(how == KOPT_STOCHASTIC ? stochastic16_(value_(x), format, r) : nearest16_(value_(x), format), format);
+/* Of a magnitude in fp16, below infinity. */
+FN_ words_ extended16_(words_ mag, const constants_ *c) {
+    const floats_ low = lesser_(value_(mag), c->tiny);
+    return iadd_(shl_(isub_(mag, bits_(low)), 3), round_(mul_(low, c->scale)));
 }
+
+FN_ words_ extended_(floats_ x, kopt_format format, const constants_ *c) {
+    const words_ u = bits_(x), mag = and_(u, c->of_sign);
+    return format == KOPT_BF16 ? u : or_(extended16_(mag, c), xor_(u, mag));
+}
+
+/* most: NULL, or the largest magnitude so far: infinity and NaN are numbers above limit16 there. */
+FN_ floats_ from_extended_(words_ u, kopt_format format, words_ *most) {
+    words_ mag = and_(u, iset_(0x7FFFFFFFu)), low, number;
+    if (format == KOPT_BF16) return value_(u);
+    low = bits_(lesser_(value_(mag), value_(iset_(0x04000000u)))); /* up to 2^-14, in units of 2^-40 */
+    number = iadd_(bits_(mul_(count_(low), set_(9.094947017729282e-13f))), shr_(isub_(mag, low), 3));
+    if (most != KOPT_NULL_) {
+        *most = imax_(*most, number);
+    } else {
+        number = select_(gt_(mag, iset_(0x7BFFFFFFu)), iset_(0x7F800000u), number);
+        number = select_(gt_(mag, iset_(0x7C000000u)), iset_(0x7FC00000u), number);
+    }
+    return value_(or_(number, xor_(u, mag)));
+}
+#endif
+
+/* The nearest 16-bit number, any value; in the lower half. */
+FN_ words_ nearest16_(floats_ x, kopt_format format) {
+    words_ u = bits_(x);
+    const mask_ nan = gt_(and_(u, iset_(0x7FFFFFFFu)), iset_(0x7F800000u));
+    if (format == KOPT_FP16) return select_(nan, iset_(0x7E00u), narrow_fp16_(x));
+    u = shr_(iadd_(iadd_(u, iset_(0x7FFFu)), and_(shr_(u, 16), iset_(1))), 16);
+    return select_(nan, iset_(0x7FC0u), u);
+}
+
+#ifdef ONE_LANE_
+/* The weight that KAHAN shows. What it rounds off is kept, so in bf16 a tie need not go to even. */
+FN_ words_ split16_(floats_ x, kopt_format format) {
+    if (format == KOPT_FP16) return nearest16_(x, format);
+    return shr_(iadd_(extended_(x, format, KOPT_NULL_), iset_(0x8000u)), 16);
+}
+#endif
+
+#ifndef FP16_
+FN_ floats_ load_fp16_(const kopt_byte_ *p) { return widen_fp16_(load16_(p)); }
+FN_ floats_ nearest_fp16_(floats_ x, words_ *stored) {
+    *stored = nearest16_(x, KOPT_FP16);
+    return widen_fp16_(*stored);
+}
+#endif
+
+/* x as 16 bits, in the upper half. r: 16 random bits; for vectors there is nothing above them. */
+FN_ words_ stochastic_(floats_ x, kopt_format format, words_ r, const constants_ *c) {
+    const words_ u = extended_(x, format, c);
+#ifdef ONE_LANE_
+    r = (u & 0x7FFFFFFFu) > (format == KOPT_BF16 ? 0x7F7EFFFFu : 0x7BFEFFFFu) ? 0x8000u : r & 0xFFFFu;
+#endif
+    return iadd_(u, r);
+}
+
+#ifndef ONE_LANE_
+FN_ words_ rounded_(floats_ x, kopt_format format, kopt_rounding how, words_ r, const constants_ *c) {
+    const words_ u = bits_(x);
+    if (how == KOPT_STOCHASTIC) return stochastic_(x, format, r, c);
+    if (format == KOPT_FP16) return shl_(narrow_fp16_(x), 16);
+    return iadd_(iadd_(u, c->bias), and_(shr_(u, 16), c->one));
+}
+#else
+#if KOPT_PASS_ == KOPT_PASS_CUDA_ /* everything in registers */
+#define ROUND_ FN_
+#else
+#define ROUND_ static KOPT_NOINLINE_
+#endif
+/* What a step stores of a bf16 below 2^-126 is +0. */
+FN_ words_ flushed_(words_ u, kopt_format format) { return format == KOPT_BF16 && (u & 0x7F800000u) == 0 ? 0 : u; }
+
+ROUND_ words_ rounded_bits_(words_ x, kopt_format format, kopt_rounding how, words_ r) {
+    words_ u = extended_(value_(x), KOPT_BF16, KOPT_NULL_); /* as in stochastic_: once for both */
+    format = KOPT_STEP_FORMAT_(format);
+    u = KOPT_ROUND_TO_(how) == KOPT_STOCHASTIC ? stochastic_(value_(x), format, r, KOPT_NULL_)
+        : format == KOPT_FP16                  ? shl_(nearest16_(value_(x), format), 16)
+                                               : u + 0x7FFFu + ((u >> 16) & 1u);
+    return flushed_(u, format);
+}
+#undef ROUND_
+FN_ words_ rounded_(floats_ x, kopt_format format, kopt_rounding how, words_ r, const constants_ *c) {
+    KOPT_CAST_(void, c);
+    return rounded_bits_(bits_(x), format, how, r);
+}
+#endif
 
 FN_ words_ flush32_(floats_ x) {
     words_ u = bits_(x), mag = and_(u, iset_(0x7FFFFFFFu));
@@ -3551,16 +3703,21 @@ FN_ words_ flush32_(floats_ x) {
     return select_(gt_(mag, iset_(0x7F800000u)), iset_(0x7FC00000u), u);
 }
 
+/* A NaN without a payload, which could carry in the rounding of vectors. */
+FN_ floats_ quiet_(floats_ x) {
+    return value_(select_(gt_(and_(bits_(x), iset_(0x7FFFFFFFu)), iset_(0x7F800000u)), iset_(0x7FC00000u), bits_(x)));
+}
+
 FN_ floats_ widen_(words_ a, kopt_format format) {
     if (format == KOPT_F32) return value_(a);
     return format == KOPT_BF16 ? value_(shl_(a, 16)) : widen_fp16_(a);
 }
 
-/* ---- rules, sections 4 to 6: what is to be subtracted from the weight ---- */
+/* ---- rules, sections 4 to 6: what the rate multiplies ---- */
 
-/* The moments of a weight, before and after the rule. */
+/* The moments of a weight, before and after the rule, and the roots of the new means of squares. */
 typedef struct moments_ {
-    floats_ m, v, third, fourth;
+    floats_ m, v, third, fourth, root, third_root;
 } moments_;
 
 FN_ floats_ average_(floats_ beta, floats_ one_minus_beta, floats_ old, floats_ x) {
@@ -3587,7 +3744,7 @@ FN_ floats_ larger_(floats_ a, floats_ b) {
 #ifdef KAHAN_OPT_VMATH
 /* atan2(y, x) for x > 0, within 2^-17 of it: of the smaller over the larger a polynomial by its roots (an operation
    less, and two of its factors at a time), or pi/2 less that. Infinity over infinity is NaN. Coefficients:
-   `tests/vmath.py coefficients`. In two parts, the division and what comes after it: see pair_middle_. */
+   `tests/vmath.py coefficients`. In two parts, the division and what comes after it: see angles_. */
 typedef struct octant_ {
     floats_ y, q; /* q: the smaller over the larger */
     mask_ steep;
@@ -3618,22 +3775,53 @@ FN_ floats_ angle_(floats_ y, floats_ x) {
 #endif
 
 #define MOMENTS_ kopt_moments_here_(kind.rule, kind.moments)
-#ifndef ONE_PASS_
-#define FIRST_PASS_ (kind.walk == KOPT_TWICE_ || kind.walk == KOPT_THRICE_)
-#define BETWEEN_ (kind.walk == KOPT_THRICE_)
-#else
-#define FIRST_PASS_ 0
-#define BETWEEN_ 0
-#endif
-#if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
-#define TWO_ARGUMENTS_ (kind.rule == KOPT_ADAM_ATAN2 && !j->quotient)
-#else
-#define TWO_ARGUMENTS_ 0
-#endif
 
-#if defined(KAHAN_OPT_VMATH) && defined(ONE_PASS_)
-FN_ floats_ NAME_(vmath_tanh)(floats_ x); /* below, with vector mathematics */
+/* w is the weight that decay sees, rest what it does not see of the weight, g the gradient; of w and rest only what L2
+   and KOPT_EMA read. Moves the moments. What it returns the rate multiplies, but of Adam-atan2 and of a smooth Lion:
+   there it is the first argument of atan2, *y being the second, or that of tanh. */
+FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, floats_ g, moments_ *p, floats_ *y) {
+    floats_ x, denominator;
+    *y = p->root = p->third_root = g;
+    if (k->use_scale) g = mul_(g, k->grad_scale);
+    if (k->use_l2) g = add_(g, mul_(k->l2, w));
+
+    if (kind.rule == KOPT_SGD) {
+        if (MOMENTS_ == 0) return g;
+        p->m = average_(k->beta1, k->one_minus_beta1, p->m, g);
+        return kind.nesterov ? add_(g, mul_(k->momentum, p->m)) : p->m;
+    }
+    if (kind.rule == KOPT_LION) {
+        x = average_(k->beta1, k->one_minus_beta1, p->m, g);
+        p->m = average_(k->beta2, k->one_minus_beta2, p->m, g);
+#ifdef KAHAN_OPT_VMATH
+        if (k->smooth) return mul_(k->sharpness, x);
 #endif
+        return sign_(x);
+    }
+    if (kind.rule == KOPT_EMA) return add_(sub_(w, g), rest);
+
+    if (kind.rule == KOPT_ADAN) {
+        const floats_ change = k->first_step ? set_(0) : sub_(g, p->fourth);
+        p->m = average_(k->beta1, k->one_minus_beta1, p->m, g);
+        p->third = average_(k->beta3, k->one_minus_beta3, p->third, change);
+        p->v = average_of_squares_(k->beta2, k->one_minus_beta2, p->v, add_(g, mul_(k->momentum, change)));
+        p->fourth = g;
+        p->root = sqrt_(p->v);
+        return div_(add_(p->m, mul_(k->mix, p->third)), add_(mul_(p->root, k->root_scale), k->eps));
+    }
+
+    if (kind.rule != KOPT_ADAM && !KOPT_IS_ATAN2_(kind.rule)) return value_(iset_(0x7FC00000u)); /* no other rule's formula */
+    p->m = average_(k->beta1, k->one_minus_beta1, p->m, g);
+    p->v = average_of_squares_(k->beta2, k->one_minus_beta2, p->v, g);
+    denominator = p->root = sqrt_(p->v);
+    if (MOMENTS_ > 2) {
+        p->third = larger_(p->third, p->v);
+        denominator = p->third_root = sqrt_(p->third);
+    }
+    if (k->unrectified) return p->m; /* RAdam and Ranger, which differ from Adam in their scalars */
+    *y = add_(mul_(denominator, k->root_scale), k->eps);
+    return KOPT_IS_ATAN2_(kind.rule) ? p->m : div_(p->m, *y);
+}
 
 /* What is subtracted from a weight w: the rate times x, and its decay. */
 FN_ floats_ update_(const scalars_ *k, floats_ x, floats_ w) {
@@ -3642,123 +3830,72 @@ FN_ floats_ update_(const scalars_ *k, floats_ x, floats_ w) {
     return update;
 }
 
-/* w is the weight that decay sees, rest what it does not see of the weight, g the gradient. Each rule moves its moments
-   and names what the rate multiplies: x, or x over the root of a mean of squares. A first pass returns that, or the
-   argument of tanh, or the second one of atan2, whose first one is m. */
-FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, floats_ g, moments_ *p) {
-    floats_ x, square = p->v;
-    int divides = 0;
-    if (k->use_scale) g = mul_(g, k->grad_scale);
-    if (k->use_l2) g = add_(g, mul_(k->l2, w));
-
-    if (kind.rule == KOPT_SGD) {
-        x = g;
-        if (MOMENTS_ > 0) {
-            p->m = average_(k->beta1, k->one_minus_beta1, p->m, g);
-            x = kind.nesterov ? add_(g, mul_(k->momentum, p->m)) : p->m;
-        }
-    } else if (kind.rule == KOPT_LION) {
-        x = average_(k->beta1, k->one_minus_beta1, p->m, g);
-        p->m = average_(k->beta2, k->one_minus_beta2, p->m, g);
-#ifdef KAHAN_OPT_VMATH
-        if (BETWEEN_) return mul_(k->sharpness, x);
-#endif
-#if defined(KAHAN_OPT_VMATH) && defined(ONE_PASS_)
-        x = kopt_bits_(k->sharpness) << 1 == 0 ? sign_(x) : NAME_(vmath_tanh)(mul_(k->sharpness, x));
-#else
-        x = sign_(x);
-#endif
-    } else if (kind.rule == KOPT_EMA) {
-        x = add_(sub_(w, g), rest);
-    } else if (kind.rule == KOPT_ADAN) {
-        const floats_ change = k->first_step ? set_(0) : sub_(g, p->fourth);
-        p->m = average_(k->beta1, k->one_minus_beta1, p->m, g);
-        p->third = average_(k->beta3, k->one_minus_beta3, p->third, change);
-        p->v = square = average_of_squares_(k->beta2, k->one_minus_beta2, p->v, add_(g, mul_(k->momentum, change)));
-        p->fourth = g;
-        x = add_(p->m, mul_(k->mix, p->third));
-        divides = 1;
-    } else { /* Adam; RAdam and Ranger differ in their scalars */
-        x = p->m = average_(k->beta1, k->one_minus_beta1, p->m, g);
-        p->v = square = average_of_squares_(k->beta2, k->one_minus_beta2, p->v, g);
-        if (MOMENTS_ > 2) p->third = square = larger_(p->third, p->v);
-        divides = !k->unrectified;
-    }
-
-#ifdef KAHAN_OPT_VMATH
-    if (kind.rule == KOPT_ADAM_ATAN2) {
-        square = add_(mul_(sqrt_(square), k->root_scale), k->eps);
-        if (BETWEEN_) return k->quotient ? div_(x, square) : square;
-        x = angle_(x, square);
-        divides = 0;
-    }
-#endif
-    if (divides) x = div_(x, add_(mul_(sqrt_(square), k->root_scale), k->eps));
-    return FIRST_PASS_ ? x : update_(k, x, w);
+/* Lookahead: the update that leads from w to lookahead_rate of the way from the slow weight to w - update. */
+FN_ floats_ looked_back_(floats_ mix, floats_ w, floats_ c, floats_ update, floats_ slow, floats_ slow_c) {
+    return add_(update, mul_(mix, sub_(add_(sub_(w, slow), sub_(c, slow_c)), update)));
 }
 
-/* ---- weights and moments from and to memory ---- */
+/* ---- weights and moments, to and from what memory has of them ---- */
 
-/* The word of COMPACT and EXACT as a number. */
-SHARED_ floats_ joined_(kopt_kind_ kind, words_ stored, words_ kept) {
+/* The word of a weight of KOPT_COMPACT or KOPT_EXACT. Both words in their low halves, the residual with its sign. */
+FN_ words_ joined_(kopt_kind_ kind, words_ stored, words_ kept) {
     if (kind.rounding == KOPT_COMPACT) kept = shl_(kept, 8);
     if (kind.rounding == KOPT_EXACT) kept = isub_(xor_(kept, iset_(0x8000u)), iset_(0x8000u));
-    return from_extended_(iadd_(shl_(stored, 16), kept), kind.weight);
+    return iadd_(shl_(stored, 16), kept);
 }
 
-/* A weight as stored, with its residual: what decay sees, and what KAHAN keeps beside it. */
-FN_ floats_ load_weight_(kopt_kind_ kind, words_ stored, words_ kept, floats_ *c) {
-    *c = set_(0);
-    if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT) return joined_(kind, stored, kept);
-    if (kind.weight != KOPT_F32 && kind.rounding == KOPT_KAHAN) {
-        *c = widen_(kept, kind.weight);
-        if (kind.weight == KOPT_FP16) *c = mul_(*c, set_(1.0f / 2048));
-    }
-    return widen_(stored, kind.weight);
-}
-
-/* The weight w (and compensation c) less the update, as stored, and its residual. */
-FN_ words_ store_weight_(kopt_kind_ kind, floats_ w, floats_ c, floats_ update, words_ r, words_ *kept) {
-    const words_ infinity = iset_(kind.weight == KOPT_BF16 ? 0x7F80u : 0x7C00u);
-    words_ stored;
-    if (kind.weight == KOPT_F32) return flush32_(sub_(w, update));
+/* A 16-bit weight w less the update, in the upper half; rest is the compensation of KOPT_KAHAN. *kept: its new residual
+   in an upper half. *most: the largest magnitude of numbers that are rounded with 32 bits. */
+FN_ words_ commit_(kopt_kind_ kind, floats_ w, floats_ rest, floats_ update, words_ r, const constants_ *c,
+                   words_ *kept, words_ *most) {
+    floats_ y, shown;
+    words_ u, mag;
     if (kind.rounding == KOPT_KAHAN) {
-        floats_ y = sub_(c, update);
-        stored = split16_(add_(w, y), kind.weight);
-        y = add_(sub_(w, widen_(stored, kind.weight)), y);
-        if (kind.weight == KOPT_FP16) y = mul_(y, set_(2048.0f));
-        *kept = round16_(bits_(y), kind.weight, kind.compensation_rounding, r);
-        stored = flush16_(stored, kind.weight);
-    } else if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) {
-        stored = extended_(value_(flush32_(sub_(w, update))), kind.weight);
-        *kept = stored;
-        if (kind.rounding == KOPT_COMPACT) { /* of the 16 bits below the weight the upper 8 are kept */
-            r = kind.compensation_rounding == KOPT_STOCHASTIC ? and_(shr_(r, 8), iset_(0xFFu)) : iset_(0x80u);
-            stored = and_(iadd_(stored, r), iset_(0xFFFFFF00u));
-            *kept = shr_(stored, 8);
+        y = sub_(rest, update);
+        shown = add_(w, y);
+        if (kind.weight == KOPT_FP16) {
+            shown = nearest_fp16_(shown, &u);
+            u = shl_(u, 16);
+        } else { /* what is rounded off is kept, so a tie need not go to even */
+            u = iadd_(extended_(shown, KOPT_BF16, c), c->half_ulp);
+            shown = value_(and_(u, c->upper));
         }
-        stored = shr_(iadd_(stored, iset_(0x8000u)), 16);
-    } else {
-        stored = round16_(bits_(sub_(w, update)), kind.weight, kind.rounding, r);
+        y = add_(sub_(w, shown), y);
+        if (kind.weight == KOPT_FP16) y = mul_(y, set_(2048.0f));
+        *kept = rounded_(y, kind.weight, kind.compensation_rounding, r, c);
+        return u;
     }
-    *kept = where_(gt_(infinity, and_(stored, infinity)), *kept); /* an infinite weight or NaN has none */
-    return stored;
+    y = sub_(w, update);
+    mag = and_(bits_(y), c->of_sign);
+    if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) {
+        *most = imax_(*most, mag);
+        u = extended_(value_(where_(gt_(mag, c->subnormal), bits_(y))), kind.weight, c);
+        if (kind.rounding == KOPT_COMPACT) { /* of the 16 bits below the weight the upper 8 are kept */
+#ifdef ONE_LANE_
+            r &= 0xFFFFu;
+#endif
+            u = iadd_(u, kind.compensation_rounding == KOPT_STOCHASTIC ? shr_(r, 8) : iset_(0x80u));
+            *kept = shl_(u, 8);
+        } else {
+            *kept = shl_(u, 16);
+        }
+        return iadd_(u, c->half_ulp);
+    }
+    if (kind.weight == KOPT_FP16) *most = imax_(*most, mag);
+    return *kept = rounded_(y, kind.weight, kind.rounding, r, c);
 }
 
-/* A moment as stored: in fp16 that of a mean of squares is its root. */
-FN_ floats_ widen_moment_(words_ stored, kopt_format format, int square) {
-    const floats_ x = widen_(stored, format);
-    return format == KOPT_FP16 && square ? mul_(x, x) : x;
-}
-
-SHARED_ words_ round_moment_(floats_ x, kopt_format format, int square, kopt_rounding how, words_ r) {
-    words_ a;
-    if (format == KOPT_FP16 && square) { /* the root; of a positive number, so never zero */
-        x = sqrt_(x);
-        a = round16_(bits_(x), KOPT_FP16, how, r);
-        return iadd_(a, where_(eq_(a, iset_(0)), where_(gt_(bits_(x), iset_(0)), iset_(1))));
-    }
-    return round16_(bits_(x), format, how, r);
+/* A moment as 16 bits in the upper half; root: of a mean of squares, which fp16 keeps so. No root becomes 0. */
+FN_ words_ rounded_moment_(floats_ x, kopt_format format, int square, floats_ root, kopt_rounding how, words_ r,
+                           const constants_ *c) {
+    words_ u;
+    if (format != KOPT_FP16 || !square) return rounded_(x, format, how, r, c);
+#ifndef ONE_LANE_
+    if (how == KOPT_STOCHASTIC) u = iadd_(extended16_(bits_(root), c), r);
+    else
+#endif
+        u = rounded_(root, KOPT_FP16, how, r, c);
+    return imax_(u, bits_(lesser_(root, value_(iset_(0x00010000u)))));
 }
 
 #ifndef KOPT_MOMENT_ROUNDING_
@@ -3769,1314 +3906,1349 @@ KOPT_INLINE_ kopt_rounding kopt_moment_rounding_(kopt_kind_ kind, int moment) {
 }
 #endif
 
-FN_ floats_ load_moment_(const kopt_job_ *j, kopt_kind_ kind, int moment, size_t i, size_t n) {
-    const size_t size = kopt_bytes_of_(kind.moment);
-    KOPT_PREFETCH_(j->moment[moment] + i * size + 1024);
-    return widen_moment_(fetch_(j->moment[moment] + i * size, size, n), kind.moment, kopt_is_square_(kind.rule, moment));
-}
-
-FN_ void store_moment_(const kopt_job_ *j, kopt_kind_ kind, int moment, size_t i, size_t n, floats_ x, words_ r) {
-    const size_t size = kopt_bytes_of_(kind.moment);
-    if (moment >= MOMENTS_) return;
-    put_(j->moment[moment] + i * size, size, n,
-         kind.moment == KOPT_F32 ? flush32_(x)
-                                 : round_moment_(x, kind.moment, kopt_is_square_(kind.rule, moment),
-                                                 kopt_moment_rounding_(kind, moment), r));
-}
-
-/* ---- what few steps do, in functions of their own ---- */
-
-/* Lookahead: the update that leads from w to lookahead_rate of the way from the slow weight to w - update. */
-FN_ floats_ looked_back_(floats_ mix, floats_ w, floats_ c, floats_ update, floats_ slow, floats_ slow_c) {
-    return add_(update, mul_(mix, sub_(add_(sub_(w, slow), sub_(c, slow_c)), update)));
-}
-
-#ifdef ONE_LANE_
-APART_ floats_ load_rare_(const kopt_job_ *j, kopt_kind_ kind, int moment, size_t i, size_t n) {
-    return load_moment_(j, kind, moment, i, n);
-}
-
-APART_ void store_rare_(const kopt_job_ *j, kopt_kind_ kind, int moment, size_t i, size_t n,
-                                                   floats_ x, words_ r) {
-    store_moment_(j, kind, moment, i, n, x, r);
-}
-
-APART_ floats_ look_back_(const kopt_job_ *j, kopt_kind_ kind, floats_ mix, size_t i, size_t n,
-                                                     floats_ w, floats_ c, floats_ update) {
-    const size_t weight_size = kopt_bytes_of_(kind.weight);
-    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    words_ kept = iset_(0);
-    floats_ slow, slow_c;
-    if (residual_size != 0) kept = fetch_(j->slow_residual + i * residual_size, residual_size, n);
-    slow = load_weight_(kind, fetch_(j->slow + i * weight_size, weight_size, n), kept, &slow_c);
-    return looked_back_(mix, w, c, update, slow, slow_c);
-}
-
-/* ... and the result is the next slow weight. */
-APART_ void store_slow_(const kopt_job_ *j, kopt_kind_ kind, size_t i, size_t n, words_ stored,
-                                                   words_ kept) {
-    const size_t weight_size = kopt_bytes_of_(kind.weight);
-    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    put_(j->slow + i * weight_size, weight_size, n, stored);
-    if (residual_size != 0) put_(j->slow_residual + i * residual_size, residual_size, n, kept);
-}
-
-#endif
-
-APART_ void store_copy_(const kopt_job_ *j, kopt_kind_ kind, size_t i, size_t n, words_ stored) {
-    const size_t size = kopt_bytes_of_(j->copy_format);
-    const floats_ seen = widen_(stored, kind.weight);
-    put_(j->copy + i * size, size, n, j->copy_format == KOPT_F32 ? bits_(seen) : nearest16_(seen, j->copy_format));
-}
-
-#ifndef LENDER_
-/* Telemetry: `moved` and `kept_moved` are not zero where the weight and its residual have changed. */
-APART_ void tally_(kopt_counts *counts, size_t n, words_ update, words_ moved,
-                                              words_ kept_moved) {
-    kopt_byte_ lane[3][4 * LANES_];
-    size_t i;
-    store32_(lane[0], and_(update, iset_(0x7FFFFFFFu)));
-    store32_(lane[1], moved);
-    store32_(lane[2], kept_moved);
-    for (i = 0; i < 4 * n; i += 4) {
-        const int wanted = kopt_load32_(lane[0] + i) != 0, still = wanted && kopt_load32_(lane[1] + i) == 0;
-        counts->wanted += wanted != 0;
-        counts->still += still != 0;
-        counts->stuck += still && kopt_load32_(lane[2] + i) == 0;
-    }
-}
-#endif
+FN_ floats_ squared_(floats_ x, int rooted) { return rooted ? mul_(x, x) : x; }
 
 FN_ kopt_kind_ kind_of_(const kopt_job_ *j) {
     const kopt_step *s = j->step;
     kopt_kind_ kind;
     kind.rule = KOPT_RULE_(s->rule);
+    if (kind.rule == KOPT_RADAM || kind.rule == KOPT_RANGER) kind.rule = KOPT_ADAM; /* they differ in their scalars */
     kind.weight = KOPT_FORMAT_(s->weight_format);
     kind.grad = KOPT_FORMAT_(j->grad_format);
+#ifdef ONE_LANE_ /* it steps 8-bit moments in rows */
     kind.moment = KOPT_STEP_FORMAT_(j->moment_format);
+#else
+    kind.moment = KOPT_MOMENT_FORMAT_(j->moment_format);
+#endif
     kind.rounding = KOPT_ROUNDING_(s->rounding);
     kind.moment_rounding = KOPT_STATE_ROUNDING_(s->moment_rounding);
     kind.compensation_rounding = KOPT_STATE_ROUNDING_(s->compensation_rounding);
     kind.moments = kopt_moments_here_(kind.rule, s->moments);
     kind.nesterov = KOPT_HAS_(KOPT_WITH_MOMENTUM) && s->nesterov;
-    kind.plain = 0;
-    kind.walk = KOPT_PLAINLY_;
-#ifdef KAHAN_OPT_VMATH
-    if (j->argument[0] != KOPT_NULL_) kind.walk = KOPT_THRICE_;
-#endif
+    kind.in_rows = KOPT_ROWS_ && j->in_rows;
+    if (kind.in_rows) kind.moment = KOPT_F32;
     return kind;
 }
 
-#ifndef KOPT_STREAM_
-#define KOPT_STREAM_ (KOPT_CAST_(size_t, 1) << 25) /* bytes of a result that are written past the caches */
-#endif
-#ifndef KOPT_TILE_
-#define KOPT_TILE_ 256 /* a block of 8-bit moments */
-#endif
+#ifdef ONE_LANE_
+/* ---- one lane: any kind, any value. An element is in registers, as memory has it ---- */
 
-#if defined(ONE_LANE_)
-/* ---- the general kernel of one lane: any kind, any value ---- */
+typedef struct element_ {
+    words_ weight, residual, grad, moment[4], slow, slow_residual;
+} element_;
 
-FN_ void vector_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t i, size_t n, words_ r) {
-    const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
-    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    const words_ before = fetch_(j->weight + i * weight_size, weight_size, n);
-    words_ stored = before, kept = iset_(0), kept_before;
-    floats_ w, c, g, update;
-    moments_ p;
-
-    if (residual_size != 0) kept = fetch_(j->residual + i * residual_size, residual_size, n);
-    kept_before = kept;
-    w = load_weight_(kind, stored, kept, &c);
-    g = widen_(fetch_(j->grad + i * grad_size, grad_size, n), kind.grad);
-    p.m = p.v = p.third = p.fourth = w; /* anything: a rule reads the moments that it has */
-    if (MOMENTS_ > 0) p.m = load_moment_(j, kind, 0, i, n);
-    if (MOMENTS_ > 1) p.v = load_moment_(j, kind, 1, i, n);
-    if (MOMENTS_ > 2) p.third = load_rare_(j, kind, 2, i, n);
-    if (MOMENTS_ > 3) p.fourth = load_rare_(j, kind, 3, i, n);
-    KOPT_PREFETCH_(j->weight + i * weight_size + 1024);
-    KOPT_PREFETCH_(j->grad + i * grad_size + 1024);
-
-    update = rule_(kind, k, w, c, g, &p);
-#ifdef KAHAN_OPT_VMATH
-    if (FIRST_PASS_) {
-        put_(j->argument[0] + 4 * (i - j->begin), 4, n, TWO_ARGUMENTS_ ? bits_(p.m) : bits_(update));
-        put_(j->argument[1] + 4 * (i - j->begin), 4, n, bits_(update));
+/* A weight as stored, with its residual: what decay sees, and what KAHAN keeps beside it. */
+FN_ floats_ load_weight_(kopt_kind_ kind, words_ stored, words_ kept, floats_ *rest) {
+    *rest = set_(0);
+    if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT)
+        return from_extended_(joined_(kind, stored, kept), kind.weight);
+    if (kind.weight != KOPT_F32 && kind.rounding == KOPT_KAHAN) {
+        *rest = widen_(kept, kind.weight);
+        if (kind.weight == KOPT_FP16) *rest = mul_(*rest, set_(1.0f / 2048));
     }
-#endif
-    if (!kind.plain && k->sync) update = look_back_(j, kind, k->mix, i, n, w, c, update);
-
-    if (!FIRST_PASS_ && (kind.plain || !k->moments_only)) {
-        stored = store_weight_(kind, w, c, update, number_(r, 0), &kept);
-        put_(j->weight + i * weight_size, weight_size, n, stored);
-        if (residual_size != 0) put_(j->residual + i * residual_size, residual_size, n, kept);
-        if (!kind.plain && k->sync) store_slow_(j, kind, i, n, stored, kept);
-        if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != KOPT_NULL_) store_copy_(j, kind, i, n, stored);
-    }
-    store_moment_(j, kind, 0, i, n, p.m, number_(r, 1));
-    store_moment_(j, kind, 1, i, n, p.v, number_(r, 2));
-    if (MOMENTS_ > 2) store_rare_(j, kind, 2, i, n, p.third, number_(r, 3));
-    if (MOMENTS_ > 3) store_rare_(j, kind, 3, i, n, p.fourth, number_(r, 4));
-
-    if (!kind.plain && KOPT_HAS_(KOPT_WITH_EXTRAS) && j->counts != KOPT_NULL_)
-        tally_(j->counts, n, bits_(update), xor_(stored, before),
-               and_(xor_(kept, kept_before), iset_(residual_size == 1 ? 0xFFu : 0xFFFFu)));
-    if (k->zero_grad) put_(j->grad + i * grad_size, grad_size, n, iset_(0));
+    return widen_(stored, kind.weight);
 }
 
-FN_ void range_(const kopt_job_ *j, kopt_kind_ kind, size_t begin, size_t end) {
+FN_ floats_ load_moment_(kopt_kind_ kind, const element_ *e, int moment) {
+    return squared_(widen_(e->moment[moment], kind.moment), kopt_rooted_(kind, moment));
+}
+
+SHARED_ words_ stored_moment_(kopt_kind_ kind, int moment, floats_ x, floats_ root, words_ r) {
+    const int square = kopt_is_square_(kind.rule, moment);
+    const constants_ c = constants_of_();
+    if (kind.in_rows) return bits_(square ? root : x);
+    if (kind.moment == KOPT_F32) return flush32_(x);
+    return rounded_moment_(x, kind.moment, square, root, kopt_moment_rounding_(kind, moment),
+                           number_(r, KOPT_CAST_(uint32_t, moment) + 1), &c) >>
+           16;
+}
+
+/* The first stage: the moments. */
+FN_ floats_ direct_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, element_ *e, words_ r, floats_ *y) {
+    moments_ p;
+    floats_ x;
+    p.m = p.v = p.third = p.fourth = p.third_root = w; /* anything: a rule reads the moments that it has */
+    if (MOMENTS_ > 0) p.m = load_moment_(kind, e, 0);
+    if (MOMENTS_ > 1) p.v = load_moment_(kind, e, 1);
+    if (MOMENTS_ > 2) p.third = load_moment_(kind, e, 2);
+    if (MOMENTS_ > 3) p.fourth = load_moment_(kind, e, 3);
+    x = rule_(kind, k, w, rest, widen_(e->grad, kind.grad), &p, y);
+    if (MOMENTS_ > 0) e->moment[0] = stored_moment_(kind, 0, p.m, p.m, r);
+    if (MOMENTS_ > 1) e->moment[1] = stored_moment_(kind, 1, p.v, p.root, r);
+    if (MOMENTS_ > 2) e->moment[2] = stored_moment_(kind, 2, p.third, p.third_root, r);
+    if (MOMENTS_ > 3) e->moment[3] = stored_moment_(kind, 3, p.fourth, p.fourth, r);
+    return x;
+}
+
+/* A weight w less the update, with its residual. */
+FN_ void stored_weight_(kopt_kind_ kind, floats_ w, floats_ rest, floats_ update, element_ *e, words_ r) {
+    const words_ infinity = kind.weight == KOPT_BF16 ? 0x7F80u : 0x7C00u;
+    const constants_ c = constants_of_();
+    words_ kept = 0, most = 0;
+    if (kind.weight == KOPT_F32) {
+        e->weight = flush32_(sub_(w, update));
+        return;
+    }
+    e->weight = flushed_(commit_(kind, w, rest, update, r, &c, &kept, &most), kind.weight) >> 16;
+    e->residual = kept >> 16;
+    if ((e->weight & infinity) == infinity) e->residual = 0; /* an infinite weight or NaN has none */
+}
+
+/* The second stage: the weight. x: what the rate multiplies. Returns what is subtracted. */
+FN_ floats_ commit_element_(kopt_kind_ kind, const scalars_ *k, floats_ x, floats_ w, floats_ rest, element_ *e,
+                            words_ r, int sync) {
+    floats_ slow_rest, update = update_(k, x, w);
+    if (sync) {
+        const floats_ slow = load_weight_(kind, e->slow, e->slow_residual, &slow_rest);
+        update = looked_back_(k->mix, w, rest, update, slow, slow_rest);
+    }
+    if (!k->moments_only) stored_weight_(kind, w, rest, update, e, number_(r, 0));
+    return update;
+}
+
+/* The weight in another format. */
+FN_ words_ copied_(kopt_kind_ kind, const element_ *e, kopt_format format) {
+    const floats_ seen = widen_(e->weight, kind.weight);
+    return format == KOPT_F32 ? bits_(seen) : nearest16_(seen, format);
+}
+
+/* Telemetry: did a nonzero update move the weight, or what is kept of it? */
+KOPT_LEAN_ KOPT_BOTH_ void NAME_(tally)(kopt_counts *counts, words_ update, int moved, int kept_moved) {
+    const int wanted = (update & 0x7FFFFFFFu) != 0, still = wanted && !moved;
+    counts->wanted += wanted != 0;
+    counts->still += still != 0;
+    counts->stuck += still && !kept_moved;
+}
+
+/* ... of an element that was *before. */
+FN_ void count_element_(kopt_kind_ kind, kopt_counts *counts, const element_ *before, const element_ *e,
+                        floats_ update) {
+    const size_t size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    NAME_(tally)(counts, bits_(update), e->weight != before->weight,
+                 size != 0 && ((e->residual ^ before->residual) & (size == 1 ? 0xFFu : 0xFFFFu)) != 0);
+}
+
+#if defined(KAHAN_OPT_VMATH) && defined(ONE_PASS_)
+FN_ floats_ NAME_(vmath_tanh)(floats_ x); /* below, with vector mathematics */
+#endif
+
+/* What comes between the stages: of a table only in rows. */
+FN_ floats_ between_(kopt_kind_ kind, const scalars_ *k, floats_ x, floats_ y) {
+#ifdef KAHAN_OPT_VMATH
+    if (kind.rule == KOPT_ADAM_ATAN2) return angle_(x, y);
+#ifdef ONE_PASS_
+    if (kind.rule == KOPT_LION && k->smooth) return NAME_(vmath_tanh)(x);
+#endif
+#endif
+    KOPT_CAST_(void, kind);
+    KOPT_CAST_(void, k);
+    KOPT_CAST_(void, y);
+    return x;
+}
+
+#if KOPT_PASS_ == KOPT_PASS_SCALAR_
+/* The same of a tile, with its updates, and what its weights and residuals were. */
+static KOPT_UNUSED_ KOPT_NOINLINE_ void kopt_tally_(const kopt_job_ *tile, const kopt_byte_ *update,
+                                                    const kopt_byte_ *before, const kopt_byte_ *kept_before,
+                                                    size_t size, size_t residual_size) {
+    size_t i, q;
+    for (i = 0; i < tile->end; i++) {
+        int moved = 0, kept_moved = 0;
+        for (q = 0; q < size; q++) moved |= before[i * size + q] != tile->weight[i * size + q];
+        for (q = 0; q < residual_size; q++)
+            kept_moved |= kept_before[i * residual_size + q] != tile->residual[i * residual_size + q];
+        NAME_(tally)(tile->counts, kopt_load32_(update + 4 * i), moved, kept_moved);
+    }
+}
+#endif
+
+FN_ words_ fetch_at_(const kopt_byte_ *p, size_t i, size_t size) { return fetch_(p + i * size, size, 1); }
+FN_ void put_at_(kopt_byte_ *p, size_t i, size_t size, words_ a) { put_(p + i * size, size, 1, a); }
+
+/* Of the element at i. r: its random number. x_row and y_row: where x and y of it are, if it is not both stages. */
+FN_ void step_one_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t i, words_ r, int stages,
+                   kopt_byte_ *x_row, kopt_byte_ *y_row) {
+    const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding),
+                 moment_size = kopt_bytes_of_(kind.moment);
+    floats_ w, rest, x, y, update;
+    element_ e, before;
+    e.moment[0] = e.moment[1] = e.moment[2] = e.moment[3] = e.slow = e.slow_residual = e.grad = 0;
+    before.moment[0] = before.moment[1] = before.moment[2] = before.moment[3] = 0;
+    before.slow = before.slow_residual = before.grad = 0;
+    e.weight = before.weight = fetch_at_(j->weight, i, weight_size);
+    e.residual = before.residual = residual_size != 0 ? fetch_at_(j->residual, i, residual_size) : 0;
+    w = load_weight_(kind, e.weight, e.residual, &rest);
+    if ((stages & KOPT_FIRST_STAGE_) != 0) {
+        e.grad = fetch_at_(j->grad, i, grad_size);
+        if (MOMENTS_ > 0) e.moment[0] = fetch_at_(j->moment[0], i, moment_size);
+        if (MOMENTS_ > 1) e.moment[1] = fetch_at_(j->moment[1], i, moment_size);
+        if (MOMENTS_ > 2) e.moment[2] = fetch_at_(j->moment[2], i, moment_size);
+        if (MOMENTS_ > 3) e.moment[3] = fetch_at_(j->moment[3], i, moment_size);
+        x = direct_(kind, k, w, rest, &e, r, &y);
+        if (MOMENTS_ > 0) put_at_(j->moment[0], i, moment_size, e.moment[0]);
+        if (MOMENTS_ > 1) put_at_(j->moment[1], i, moment_size, e.moment[1]);
+        if (MOMENTS_ > 2) put_at_(j->moment[2], i, moment_size, e.moment[2]);
+        if (MOMENTS_ > 3) put_at_(j->moment[3], i, moment_size, e.moment[3]);
+        if (stages == KOPT_FIRST_STAGE_) {
+            store32_(x_row, bits_(quiet_(x)));
+#ifdef KAHAN_OPT_VMATH
+            if (kind.rule == KOPT_ADAM_ATAN2) store32_(y_row, bits_(quiet_(y)));
+#else
+            KOPT_CAST_(void, y_row);
+#endif
+            return;
+        }
+        x = between_(kind, k, x, y);
+    } else {
+        x = value_(load32_(x_row));
+    }
+    if ((stages & KOPT_AFTER_) != 0 && k->sync) {
+        e.slow = fetch_at_(j->slow, i, weight_size);
+        e.slow_residual = residual_size != 0 ? fetch_at_(j->slow_residual, i, residual_size) : 0;
+    }
+    update = commit_element_(kind, k, x, w, rest, &e, r, (stages & KOPT_AFTER_) != 0 && k->sync);
+    if (!k->moments_only) {
+        put_at_(j->weight, i, weight_size, e.weight);
+        if (residual_size != 0) put_at_(j->residual, i, residual_size, e.residual);
+        if ((stages & KOPT_AFTER_) != 0 && k->sync) { /* the next slow weight */
+            put_at_(j->slow, i, weight_size, e.weight);
+            if (residual_size != 0) put_at_(j->slow_residual, i, residual_size, e.residual);
+        }
+        if (KOPT_HAS_(KOPT_WITH_EXTRAS) && (stages & KOPT_AFTER_) != 0 && j->copy != KOPT_NULL_)
+            put_at_(j->copy, i, kopt_bytes_of_(j->copy_format), copied_(kind, &e, j->copy_format));
+    }
+    if ((stages & KOPT_AFTER_) != 0 && k->zero_grad) put_at_(j->grad, i, grad_size, 0);
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && (stages & KOPT_AFTER_) != 0 && j->counts != KOPT_NULL_)
+        count_element_(kind, j->counts, &before, &e, update);
+}
+
+#if KOPT_PASS_ == KOPT_PASS_SCALAR_
+/* One stage of the n elements at i, x and y in rows. parted: first the even elements, then the odd ones. */
+static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_turn_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages,
+                                                          kopt_byte_ *x, kopt_byte_ *y, int parted) {
     const scalars_ k = spread_(j);
+    const kopt_kind_ kind = kind_of_(j);
+    const cipher_ cipher = cipher_of_(j->step->seed, j->step->step, j->id, j->stream);
+    words_ numbers[4];
+    size_t q;
+    for (q = 0; q < n; q++) {
+        const size_t at = 4 * (parted ? q % 2 * (n / 2) + q / 2 : q);
+        const words_ r = random_element_(numbers, &cipher, KOPT_INDEX_(j->first + i + q), q == 0);
+        kopt_byte_ *const x_at = x == KOPT_NULL_ ? x : x + at, *const y_at = y == KOPT_NULL_ ? y : y + at;
+        step_one_(j, kind, &k, i + q, r, stages, x_at, y_at);
+    }
+}
+#endif
+
+#if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
+/* With the function of a table between the stages. */
+static KOPT_NOINLINE_ void walk_rows_(const kopt_job_ *j, size_t begin, size_t end) {
+    float x[KOPT_TILE_], y[KOPT_TILE_];
+    kopt_byte_ *const x_row = KOPT_POINTER_(kopt_byte_ *, x), *const y_row = KOPT_POINTER_(kopt_byte_ *, y);
+    size_t n, q;
+    for (; begin < end; begin += n) {
+        n = end - begin < KOPT_TILE_ ? end - begin : KOPT_TILE_;
+        kopt_turn_scalar_(j, begin, n, KOPT_FIRST_STAGE_, x_row, y_row, 0);
+        for (q = 0; j->quotient && q < n; q++) x[q] = div_(x[q], y[q]);
+        kopt_between_(j, x, y, n);
+        kopt_turn_scalar_(j, begin, n, KOPT_SECOND_STAGE_ | KOPT_AFTER_, x_row, y_row, 0);
+    }
+}
+#endif
+
+/* Elements [begin, end), both stages of each at once; with a table of functions, stage by stage. */
+APART_ void walk_(const kopt_job_ *j, size_t begin, size_t end) {
+#if !defined(KOPT_X86_) && !defined(KOPT_NEON_) /* where nothing gives a turn back, there is one copy of step_one_ */
+    const scalars_ k = spread_(j);
+    const kopt_kind_ kind = kind_of_(j);
     const cipher_ cipher = cipher_of_(j->step->seed, j->step->step, j->id, j->stream);
     const int random = kopt_needs_random_(kind);
-    words_ x[4];
+    words_ numbers[4];
     size_t i;
-    for (i = begin; i < end; i++)
-        vector_(j, kind, &k, i, 1, random ? random_element_(x, &cipher, KOPT_INDEX_(j->first + i), i == begin) : 0);
-}
-
-APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
-    range_(j, kind_of_(j), begin, end);
-}
-
-#elif defined(LENDER_)
-#define general_ KOPT_GLUE_(general, LENDER_)
-#else
-/* ---- the general kernel of vectors: a tile of elements goes through stages, rows of fp32 in between. A stage is one loop
-        with a constant format, rule or rounding: there are as many as choices, not as many as combinations of choices ---- */
-
-typedef struct numbers_ {
-    uint32_t *lower, *upper; /* random_row_ */
-    size_t offset;           /* numbers before the tile */
-} numbers_;
-
-/* Rows, of what vector_ has of an element. A result takes the place of what is not read after it. A stage has its own
-   copy of what it needs in its loop, or a store through a row makes the compiler load it again. */
-typedef struct tile_ {
-    kopt_byte_ *w, *rest, *g, *moment[4];
-    kopt_byte_ *update, *stored, *kept; /* in the rows g, w and rest */
-    kopt_byte_ *slow, *slow_rest;       /* Ranger, which has two moments: in the rows of the others */
-    numbers_ numbers;
-    size_t n;
-} tile_;
-
-/* The numbers of one store, and something above their 16 bits. */
-FN_ words_ tile_number_(numbers_ r, size_t i, words_ store) {
-    return iadd_(load_half_(r.lower, r.offset + i), mul16_(load_half_(r.upper, r.offset + i), store));
-}
-
-FN_ floats_ of_row_(const kopt_byte_ *row, size_t i) { return value_(load32_(row + 4 * i)); }
-
-/* For each vector of a tile, its first element being i. */
-#define ROW_(i, n) for ((i) = 0; (i) < (n); (i) += LANES_)
-
-/* row = n numbers */
-FN_ void row_from_(kopt_byte_ *row, const kopt_byte_ *p, kopt_format format, int square, size_t n) {
-    const size_t size = kopt_bytes_of_(format);
-    size_t i;
-    ROW_(i, n) {
-        KOPT_PREFETCH_(p + i * size + 1024);
-        store32_(row + 4 * i, bits_(widen_moment_(fetch_(p + i * size, size, left_(n, i)), format, square)));
-    }
-}
-
-APART_ void fill_row_(kopt_byte_ *row, const kopt_byte_ *p, kopt_format format, int square, size_t n) {
-    format = KOPT_STEP_FORMAT_(format);
-    if (format == KOPT_F32) row_from_(row, p, KOPT_F32, 0, n);
-    else if (format == KOPT_BF16) row_from_(row, p, KOPT_BF16, 0, n);
-    else if (square) row_from_(row, p, KOPT_FP16, 1, n);
-    else row_from_(row, p, KOPT_FP16, 0, n);
-}
-
-/* Two rows: weights, and what KAHAN keeps beside them. */
-FN_ void weights_from_(kopt_byte_ *w, kopt_byte_ *rest, const kopt_byte_ *weight, const kopt_byte_ *residual,
-                       kopt_kind_ kind, size_t count) {
-    const size_t size = kopt_bytes_of_(kind.weight), residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    size_t i;
-    ROW_(i, count) {
-        const size_t n = left_(count, i);
-        words_ kept = iset_(0);
-        floats_ c;
-        KOPT_PREFETCH_(weight + i * size + 1024);
-        if (residual_size != 0) {
-            kept = fetch_(residual + i * residual_size, residual_size, n);
-            KOPT_PREFETCH_(residual + i * residual_size + 1024);
-        }
-        store32_(w + 4 * i, bits_(load_weight_(kind, fetch_(weight + i * size, size, n), kept, &c)));
-        store32_(rest + 4 * i, bits_(c));
-    }
-}
-
-/* t->stored and t->kept: the new weights and residuals. */
-FN_ void weights_to_(tile_ *t, kopt_kind_ kind) {
-    const kopt_byte_ *const w = t->w, *const rest = t->rest, *const update = t->update;
-    kopt_byte_ *const to = t->stored, *const kept_to = t->kept;
-    const numbers_ numbers = t->numbers;
-    const size_t n = t->n;
-    size_t i;
-    ROW_(i, n) {
-        const words_ r = tile_number_(numbers, i, iset_(0));
-        words_ kept = iset_(0);
-        store32_(to + 4 * i, store_weight_(kind, of_row_(w, i), of_row_(rest, i), of_row_(update, i), r, &kept));
-        store32_(kept_to + 4 * i, kept);
-    }
-}
-
-/* call, with constants in kind.weight and, where the arithmetic differs, in kind.rounding */
-#define EACH_ROUNDING_(call)                                                                                          \
-    if (rounding == KOPT_KAHAN) { kind.rounding = KOPT_KAHAN; call; }                                                 \
-    else if (rounding > KOPT_KAHAN) { kind.rounding = rounding == KOPT_EXACT ? KOPT_EXACT : KOPT_COMPACT; call; }     \
-    else { kind.rounding = rounding == KOPT_NEAREST ? KOPT_NEAREST : KOPT_STOCHASTIC; call; }
-#define EACH_WEIGHT_(call)                                                                                            \
-    const kopt_format format = KOPT_FORMAT_(kind.weight);                                                             \
-    const kopt_rounding rounding = KOPT_ROUNDING_(kind.rounding);                                                     \
-    if (format == KOPT_F32) { kind.weight = KOPT_F32; kind.rounding = KOPT_NEAREST; call; }                           \
-    else if (format == KOPT_BF16) { kind.weight = KOPT_BF16; EACH_ROUNDING_(call) }                                   \
-    else { kind.weight = KOPT_FP16; EACH_ROUNDING_(call) }
-
-APART_ void load_weights_(kopt_byte_ *w, kopt_byte_ *rest, const kopt_byte_ *weight, const kopt_byte_ *residual,
-                          kopt_kind_ kind, size_t n) {
-    EACH_WEIGHT_(weights_from_(w, rest, weight, residual, kind, n))
-}
-
-APART_ void store_weights_(tile_ *t, kopt_kind_ kind) {
-    EACH_WEIGHT_(weights_to_(t, kind))
-}
-
-/* An array = the low bytes of a row. */
-APART_ void row_to_(kopt_byte_ *p, const kopt_byte_ *row, size_t size, size_t n) {
-    size_t i;
-    if (size == 4) ROW_(i, n) put_(p + 4 * i, 4, left_(n, i), load32_(row + 4 * i));
-    else if (size == 2) ROW_(i, n) put_(p + 2 * i, 2, left_(n, i), load32_(row + 4 * i));
-    else ROW_(i, n) put_(p + i, 1, left_(n, i), load32_(row + 4 * i));
-}
-
-FN_ void moments_to_(const tile_ *t, kopt_byte_ *p, const kopt_byte_ *row, kopt_format format, int square,
-                     kopt_rounding how, uint32_t store) {
-    const size_t size = kopt_bytes_of_(format), n = t->n;
-    const numbers_ numbers = t->numbers;
-    size_t i;
-    ROW_(i, n) {
-        const words_ r = tile_number_(numbers, i, iset_(store));
-        put_(p + i * size, size, left_(n, i), round_moment_(of_row_(row, i), format, square, how, r));
-    }
-}
-
-APART_ void store_moments_(const tile_ *t, kopt_byte_ *p, int moment, kopt_kind_ kind) {
-    const int square = kopt_is_square_(kind.rule, moment);
-    const kopt_rounding how = kopt_moment_rounding_(kind, moment);
-    const uint32_t store = KOPT_CAST_(uint32_t, moment) + 1;
-    const kopt_byte_ *row = t->moment[moment];
-    size_t i;
-    if (kind.moment == KOPT_F32) {
-        ROW_(i, t->n) put_(p + 4 * i, 4, left_(t->n, i), flush32_(of_row_(row, i)));
-    } else if (kind.moment == KOPT_BF16) {
-        moments_to_(t, p, row, KOPT_BF16, 0, how, store);
-    } else if (square) {
-        moments_to_(t, p, row, KOPT_FP16, 1, how, store);
-    } else {
-        moments_to_(t, p, row, KOPT_FP16, 0, how, store);
-    }
-}
-
-/* t->update and t->moment: the rule. */
-FN_ void rule_over_(tile_ *t, const kopt_job_ *j, kopt_kind_ kind) {
-    const scalars_ k = spread_(j);
-    const kopt_byte_ *const row = t->w, *const rest = t->rest, *const g = t->g;
-    kopt_byte_ *const update = t->update, *const m = t->moment[0], *const v = t->moment[1], *const third = t->moment[2],
-               *const fourth = t->moment[3];
-    const size_t n = t->n;
-    size_t i;
-    ROW_(i, n) {
-        const floats_ w = of_row_(row, i);
-        moments_ p;
-        p.m = p.v = p.third = p.fourth = w; /* anything: a rule reads the moments that it has */
-        if (MOMENTS_ > 0) p.m = of_row_(m, i);
-        if (MOMENTS_ > 1) p.v = of_row_(v, i);
-        if (MOMENTS_ > 2) p.third = of_row_(third, i);
-        if (MOMENTS_ > 3) p.fourth = of_row_(fourth, i);
-        store32_(update + 4 * i, bits_(rule_(kind, &k, w, of_row_(rest, i), of_row_(g, i), &p)));
-        if (MOMENTS_ > 0) store32_(m + 4 * i, bits_(p.m));
-        if (MOMENTS_ > 1) store32_(v + 4 * i, bits_(p.v));
-        if (MOMENTS_ > 2) store32_(third + 4 * i, bits_(p.third));
-        if (MOMENTS_ > 3) store32_(fourth + 4 * i, bits_(p.fourth));
-    }
-}
-
-APART_ void apply_rule_(tile_ *t, const kopt_job_ *j, kopt_kind_ kind) {
-    const int moments = kind.moments;
-    if (kind.rule == KOPT_SGD) {
-        kind.rule = KOPT_SGD;
-        kind.moments = 1;
-        if (moments == 0) {
-            kind.moments = 0;
-            rule_over_(t, j, kind);
-        } else {
-            rule_over_(t, j, kind);
-        }
-    } else if (kind.rule == KOPT_LION) {
-        kind.rule = KOPT_LION;
-        rule_over_(t, j, kind);
-    } else if (kind.rule == KOPT_EMA) {
-        kind.rule = KOPT_EMA;
-        rule_over_(t, j, kind);
-    } else if (kind.rule == KOPT_ADAN) {
-        kind.rule = KOPT_ADAN;
-        rule_over_(t, j, kind);
-#ifdef KAHAN_OPT_VMATH
-    } else if (kind.rule == KOPT_ADAM_ATAN2) {
-        kind.rule = KOPT_ADAM_ATAN2;
-        kind.moments = 2;
-        rule_over_(t, j, kind);
 #endif
-    } else { /* RAdam and Ranger have Adam's formula */
-        kind.rule = KOPT_ADAM;
-        kind.moments = 2;
-        if (moments > 2) {
-            kind.moments = 3;
-            rule_over_(t, j, kind);
-        } else {
-            rule_over_(t, j, kind);
-        }
-    }
-}
-
-/* Zeros behind the n elements of a row, up to a whole vector. */
-FN_ void end_row_(kopt_byte_ *row, size_t n) {
-    for (; n % LANES_ != 0; n++) {
-        uint32_t zero = 0;
-        KOPT_OPAQUE_(zero); /* or this becomes a call of memset */
-        kopt_store32_(row + 4 * n, zero);
-    }
-}
-
-/* 8-bit moments, section 6b: the n values of a block, and back. */
-APART_ void row_from_codes_(kopt_byte_ *row, const kopt_byte_ *code, const kopt_byte_ *scale, const uint32_t *values, size_t n) {
-    const floats_ largest = value_(iset_(kopt_load32_(scale)));
-    size_t i;
-    for (i = 0; i < n; i++) kopt_store32_(row + 4 * i, values[code[i]]);
-    end_row_(row, n);
-    ROW_(i, n) store32_(row + 4 * i, bits_(mul_(of_row_(row, i), largest)));
-}
-
-FN_ void codes_to_(tile_ *t, kopt_byte_ *code, floats_ scale, int square, int moment, kopt_rounding how) {
-    const coder_ coder = coder_of_(scale, kopt_decades_[square], square);
-    const words_ lower = hold_(0xFFFFu), store = hold_(KOPT_CAST_(uint32_t, moment) + 1);
-    const kopt_byte_ *const x = t->moment[moment];
-    kopt_byte_ *const y = t->kept, *const place = t->stored; /* which are in memory by now */
-    const numbers_ numbers = t->numbers;
-    const size_t n = t->n;
-    size_t i;
-    places_(&coder, x, y, place, n);
-    ROW_(i, n) {
-        words_ r = hold_(0x8000u);
-        if (how == KOPT_STOCHASTIC) r = and_(tile_number_(numbers, i, store), lower);
-        put_(code + i, 1, left_(n, i), code_at_(&coder, load32_(place + 4 * i), load32_((square ? y : x) + 4 * i), square, r));
-    }
-}
-
-/* Of t->moment[moment]. */
-APART_ void row_to_codes_(tile_ *t, kopt_byte_ *code, kopt_byte_ *scale, int square, int moment, kopt_rounding how) {
-    kopt_byte_ *const row = t->moment[moment];
-    words_ most = iset_(0);
-    const size_t n = t->n;
-    uint32_t largest;
-    size_t i;
-    end_row_(row, n);
-    ROW_(i, n) {
-        const words_ mag = and_(bits_(of_row_(row, i)), iset_(0x7FFFFFFFu));
-        most = select_(gt_(mag, most), mag, most);
-    }
-    largest = kopt_scale_(largest_lane_(most));
-    kopt_store32_(scale, largest);
-    if (kopt_no_scale_(largest)) {
-        ROW_(i, n) put_(code + i, 1, left_(n, i), iset_(square ? 0u : 127u));
-        return;
-    }
-    if (square) codes_to_(t, code, value_(iset_(largest)), 1, moment, how);
-    else codes_to_(t, code, value_(iset_(largest)), 0, moment, how);
-}
-
-/* Lookahead, as look_back_. */
-APART_ void look_back_all_(tile_ *t, const kopt_job_ *j, kopt_kind_ kind, size_t first) {
-    const floats_ mix = set_(j->step->mix);
-    size_t i;
-    load_weights_(t->slow, t->slow_rest, j->slow + first * kopt_bytes_of_(kind.weight),
-                  j->slow_residual + first * kopt_bytes_of_residual_(kind.weight, kind.rounding), kind, t->n);
-    ROW_(i, t->n)
-        store32_(t->update + 4 * i, bits_(looked_back_(mix, of_row_(t->w, i), of_row_(t->rest, i), of_row_(t->update, i),
-                                                       of_row_(t->slow, i), of_row_(t->slow_rest, i))));
-}
-
-/* Before the new weights and residuals are in memory. */
-APART_ void tally_all_(const tile_ *t, const kopt_job_ *j, kopt_kind_ kind, size_t first, int moments_only) {
-    const size_t size = kopt_bytes_of_(kind.weight), residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    size_t i;
-    ROW_(i, t->n) {
-        const size_t n = left_(t->n, i), at = first + i;
-        words_ moved = iset_(0), kept_moved = iset_(0);
-        if (!moments_only) {
-            moved = xor_(load32_(t->stored + 4 * i), fetch_(j->weight + at * size, size, n));
-            if (residual_size != 0)
-                kept_moved = and_(xor_(load32_(t->kept + 4 * i), fetch_(j->residual + at * residual_size, residual_size, n)),
-                                  iset_(residual_size == 1 ? 0xFFu : 0xFFFFu));
-        }
-        tally_(j->counts, n, load32_(t->update + 4 * i), moved, kept_moved);
-    }
-}
-
-/* In tiles of `size` elements: of rows of numbers, or a block of 8-bit moments. */
-APART_ void tiles_(const kopt_job_ *j, size_t begin, size_t end, uint32_t *room, size_t rows, size_t size,
-                   size_t numbers) {
-    const kopt_kind_ kind = kind_of_(j);
-    const kopt_step *s = j->step;
-    const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
-    const size_t moment_size = kopt_bytes_of_(kind.moment);
-    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    const cipher_ cipher = cipher_of_(s->seed, s->step, j->id, j->stream);
-    const int coded = KOPT_HAS_(KOPT_WITH_Q8) && j->codes[0] != KOPT_NULL_;
-    const int random = kopt_needs_random_(kind) || (coded && kind.moment_rounding == KOPT_STOCHASTIC), moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->moments_only;
-    uint32_t *const first = room + (0 - KOPT_ADDRESS_(room)) % 64 / 4, *const words = first + rows * size;
-    kopt_byte_ *const row = KOPT_POINTER_(kopt_byte_ *, first);
-    const size_t step = 4 * size;
-    tile_ t;
-    size_t i, q;
-    int m;
-    t.w = t.stored = row;
-    t.rest = t.kept = row + step;
-    t.g = t.update = row + 2 * step;
-    t.moment[0] = row + 3 * step;
-    t.moment[1] = row + 4 * step;
-    t.moment[2] = t.slow = rows > 5 ? row + 5 * step : row;
-    t.moment[3] = t.slow_rest = rows > 5 ? row + 6 * step : row;
-    t.numbers.lower = words + KOPT_RANDOM_ROW_ / 2;
-    t.numbers.upper = t.numbers.lower + numbers / 2;
-    if (!random) {
-        for (q = 0; q < numbers; q += LANES_) store32_(KOPT_POINTER_(kopt_byte_ *, t.numbers.lower + q), hold_(0));
-    }
-    for (i = begin; i < end; i += t.n) {
-        const uint64_t index = j->first + i;
-        kopt_byte_ *const weight = j->weight + i * weight_size;
-        kopt_byte_ *const residual = residual_size == 0 ? KOPT_NULL_ : j->residual + i * residual_size; /* NULL + 0 is undefined */
-        t.numbers.offset = KOPT_CAST_(unsigned, index % KOPT_RANDOM_ROW_);
-        t.n = size - KOPT_CAST_(unsigned, (coded ? i : index) % size);
-        if (end - i < t.n) t.n = end - i;
-        if (random) { /* whole rows */
-            for (q = 0; q < t.numbers.offset + t.n; q += KOPT_RANDOM_ROW_) {
-                const uint64_t at = index - t.numbers.offset + q;
-                if (at % KOPT_RANDOM_SPAN_ == 0 || (i == begin && q == 0)) random_span_(words, &cipher, at);
-                random_row_(t.numbers.lower + q / 2, t.numbers.upper + q / 2, words, at);
-            }
-        }
-        load_weights_(t.w, t.rest, weight, residual, kind, t.n);
-        fill_row_(t.g, j->grad + i * grad_size, kind.grad, 0, t.n);
-        for (m = 0; coded && m < kind.moments; m++)
-            row_from_codes_(t.moment[m], j->moment[m] + i, j->scale[m] + i / KOPT_TILE_ * 4,
-                            j->codes[kopt_is_square_(kind.rule, m)], t.n);
-        for (m = 0; !coded && m < kind.moments; m++)
-            fill_row_(t.moment[m], j->moment[m] + i * moment_size, kind.moment, kopt_is_square_(kind.rule, m), t.n);
-
-        apply_rule_(&t, j, kind);
-#ifdef KAHAN_OPT_VMATH
-        if (FIRST_PASS_) {
-            row_to_(j->argument[0] + 4 * (i - j->begin), TWO_ARGUMENTS_ ? t.moment[0] : t.update, 4, t.n);
-            row_to_(j->argument[1] + 4 * (i - j->begin), t.update, 4, t.n);
-        }
-#endif
-        if (KOPT_HAS_(KOPT_WITH_RANGER) && s->sync) look_back_all_(&t, j, kind, i);
-        if (!moments_only) store_weights_(&t, kind);
-        if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->counts != KOPT_NULL_) tally_all_(&t, j, kind, i, moments_only);
-        if (!moments_only) {
-            row_to_(weight, t.stored, weight_size, t.n);
-            if (residual_size != 0) row_to_(residual, t.kept, residual_size, t.n);
-            if (KOPT_HAS_(KOPT_WITH_RANGER) && s->sync) { /* the next slow weights */
-                row_to_(j->slow + i * weight_size, t.stored, weight_size, t.n);
-                if (residual_size != 0) row_to_(j->slow_residual + i * residual_size, t.kept, residual_size, t.n);
-            }
-            if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != KOPT_NULL_)
-                ROW_(q, t.n) store_copy_(j, kind, i + q, left_(t.n, q), load32_(t.stored + 4 * q));
-        }
-        for (m = 0; m < kind.moments; m++) {
-            if (coded)
-                row_to_codes_(&t, j->moment[m] + i, j->scale[m] + i / KOPT_TILE_ * 4, kopt_is_square_(kind.rule, m), m,
-                              kopt_moment_rounding_(kind, m));
-            else
-                store_moments_(&t, j->moment[m] + i * moment_size, m, kind);
-        }
-        if (KOPT_HAS_(KOPT_WITH_EXTRAS) && s->zero_grad) {
-            ROW_(q, t.n) store32_(t.g + 4 * q, hold_(0)); /* no memset */
-            row_to_(j->grad + i * grad_size, t.g, grad_size, t.n);
-        }
-    }
-}
-
-/* The frames of tiles_: each only as large as need be. A tile begins with a row of numbers, a block up to 127 elements
-   behind one; the last load of numbers reaches up to 16 beyond. Rows begin with a line of the cache, or a step takes
-   up to a fifth longer. */
-#define FRAME_(name, rows, size, numbers)                                                                             \
-    APART_ void name(const kopt_job_ *j, size_t begin, size_t end) {                                                  \
-        uint32_t room[15 + (rows) * (size) + KOPT_RANDOM_ROW_ / 2 + (numbers) + 16];                                  \
-        tiles_(j, begin, end, room, rows, size, (numbers) + 16);                                                      \
-    }
-FRAME_(few_, 7, KOPT_RANDOM_ROW_, KOPT_RANDOM_ROW_)
-FRAME_(many_, 7, KOPT_TILE_, KOPT_TILE_)
-FRAME_(coded2_, 5, KOPT_TILE_, KOPT_TILE_ + KOPT_RANDOM_ROW_)
-FRAME_(coded4_, 7, KOPT_TILE_, KOPT_TILE_ + KOPT_RANDOM_ROW_)
-
-APART_ void general_(const kopt_job_ *j, size_t begin, size_t end) {
-    const int coded = KOPT_HAS_(KOPT_WITH_Q8) && j->codes[0] != KOPT_NULL_;
-    if (!coded && end - begin <= 32) /* what a hot kernel leaves */
-        few_(j, begin, end);
-    else if (!coded)
-        many_(j, begin, end);
-    else if (j->step->moments > 2 || j->step->sync)
-        coded4_(j, begin, end);
-    else
-        coded2_(j, begin, end);
-}
-#endif
-
-/* What a kernel leaves to the general one: in two passes, if there is a table. Its stages take as long for one element
-   as for 8: by the scalar kernel a call for one weight takes 0.77 of the time. */
-FN_ void rest_(const kopt_job_ *j, size_t begin, size_t end) {
 #if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
     if (j->vmath != KOPT_NULL_) {
-        kopt_run_tiles_(j, begin, end);
+        walk_rows_(j, begin, end);
         return;
     }
 #endif
-#ifndef ONE_LANE_
-    if (end - begin < 4 && j->codes[0] == KOPT_NULL_) {
-        kopt_general_scalar_(j, begin, end);
-        return;
-    }
+#if defined(KOPT_X86_) || defined(KOPT_NEON_)
+    kopt_turn_scalar_(j, begin, end - begin, KOPT_STAGES_, KOPT_NULL_, KOPT_NULL_, 0);
+#else
+    for (i = begin; i < end; i++)
+        step_one_(j, kind, &k, i, random ? random_element_(numbers, &cipher, KOPT_INDEX_(j->first + i), i == begin) : 0,
+                  KOPT_STAGES_, KOPT_NULL_, KOPT_NULL_);
 #endif
-    general_(j, begin, end);
+}
+#else /* vectors */
+/* ---- a turn: two vectors. They are in the order of memory, or parted: one has the even elements, the other the odd
+        ones, the halves of words. So nothing crosses lanes where everything is bf16 ---- */
+
+#define TURN_ (2 * LANES_)
+typedef struct two_ {
+    floats_ a, b;
+} two_;
+
+/* The arrays of a job, where no store of a stage can change them. */
+typedef struct arrays_ {
+    kopt_byte_ *weight, *residual, *grad, *moment[4];
+    floats_ *row[4]; /* of moments, if they are in rows */
+} arrays_;
+
+FN_ arrays_ arrays_of_(const kopt_job_ *j) {
+    arrays_ a;
+    a.weight = j->weight;
+    a.residual = j->residual;
+    a.grad = j->grad;
+    a.moment[0] = j->moment[0];
+    a.moment[1] = j->moment[1];
+    a.moment[2] = j->moment[2];
+    a.moment[3] = j->moment[3];
+    return a;
 }
 
+/* How a turn lies, in bits: are its elements parted? Has each half of its random numbers a vector, zero-extended? */
+#define PARTED_ 1
+#define NUMBERS_APART_ 2
+
+/* Those of either vector, zero-extended. */
+FN_ words_ first_half_(words_ both, int lie, const constants_ *c) {
+    return (lie & NUMBERS_APART_) != 0 ? both : (lie & PARTED_) != 0 ? and_(both, c->lower) : unpack_low_(both);
+}
+FN_ words_ second_half_(words_ both, int lie) {
+    return (lie & NUMBERS_APART_) != 0 ? both : (lie & PARTED_) != 0 ? shr_(both, 16) : unpack_high_(both);
+}
+
+/* The random numbers of a turn: number 0, and what each store adds. Both vectors hold the same, if they are not
+   apart. */
+typedef struct draws_ {
+    words_ own[2], twice[2];
+} draws_;
+
+FN_ two_ load_(const kopt_byte_ *p, size_t i, kopt_format format, int lie, const constants_ *c) {
+    two_ x;
+    if (format == KOPT_F32) {
+        x.a = value_(load32_(p + 4 * i));
+        x.b = value_(load32_(p + 4 * (i + LANES_)));
+    } else if (format == KOPT_FP16) {
+        x.a = load_fp16_(p + 2 * i);
+        x.b = load_fp16_(p + 2 * (i + LANES_));
+    } else if ((lie & PARTED_) != 0) {
+        const words_ both = load32_(p + 2 * i);
+        x.a = value_(shl_(both, 16));
+        x.b = value_(and_(both, c->upper));
+    } else {
+        x.a = value_(shl_(load16_(p + 2 * i), 16));
+        x.b = value_(shl_(load16_(p + 2 * (i + LANES_)), 16));
+    }
+    return x;
+}
+
+/* The upper halves of a turn. */
+FN_ words_ pack_(words_ a, words_ b, int lie) {
 #ifdef PAIRS_
-/* Early gradients: with a state header of 64 bytes, what is stored beside weight i has the lower address bits of the
-   gradient 64 bytes on, if state and gradients lie alike in their pages. A processor may take that gradient for what
-   was stored and let its load wait, each vector for the one before. So it is loaded before the store. In huge pages,
-   where arrays of 2 MB and more lie alike, fp32 takes 0.45 (AVX2: 0.8) and bf16 0.67 of the time; in small ones up to
-   0.93. */
-
-/* The n <= LANES_ elements at i. */
-FN_ void vector_f32_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t i, size_t n, words_ grad) {
-    const size_t at = 4 * i;
-    const floats_ w = value_(fetch_(j->weight + at, 4, n));
-    words_ stored, kept = iset_(0);
-    moments_ p;
-    p.m = value_(fetch_(j->moment[0] + at, 4, n));
-    p.v = p.third = p.fourth = value_(fetch_(j->moment[1] + at, 4, n));
-    stored = bits_(rule_(kind, k, w, set_(0), value_(grad), &p));
-    stored = store_weight_(kind, w, set_(0), value_(stored), kept, &kept);
-    put_(j->weight + at, 4, n, stored);
-    put_(j->moment[0] + at, 4, n, flush32_(p.m));
-    put_(j->moment[1] + at, 4, n, flush32_(p.v));
-    if (k->zero_grad) put_(j->grad + at, 4, n, iset_(0));
-}
-
-/* AdamW with everything in fp32 needs no rows: the baseline, and the master weights of mixed precision. So does
-   Adam-atan2. The last elements and the copy are behind the loop: in it the former cost 9 % in cache, the latter by
-   clang 18 %. */
-FN_ void all_f32_(const kopt_job_ *general_job, kopt_rule rule) {
-    kopt_job_ local;
-    const kopt_job_ *const j = kopt_copy_job_(&local, general_job);
-    const scalars_ k = spread_(j);
-    kopt_kind_ kind = kind_of_(j);
-    words_ next = iset_(0), after = iset_(0); /* early gradients: two vectors of 8 lanes are 64 bytes */
-    size_t i = j->begin, end, q;
-    kind.rule = rule;
-    kind.weight = kind.moment = KOPT_F32;
-    kind.moments = 2;
-    kind.walk = KOPT_PLAINLY_;
-    if (j->end - i >= LANES_) next = load32_(j->grad + 4 * i);
-    if (j->end - i >= 2 * LANES_) after = load32_(j->grad + 4 * (i + LANES_));
-    for (; i < j->end; i = end) {
-        const size_t begin = i;
-        end = j->end - i < KOPT_TILE_ ? j->end : i + KOPT_TILE_;
-        for (; end - i >= LANES_; i += LANES_) {
-            const words_ grad = next;
-            next = after;
-            if (j->end - i >= 3 * LANES_) after = load32_(j->grad + 4 * (i + 2 * LANES_));
-            KOPT_PREFETCH_(j->weight + 4 * i + 2048); /* 1 KB ahead is 6 to 12 % slower in DRAM on a Zen 5; a name for it, 5 % in cache */
-            KOPT_PREFETCH_(j->grad + 4 * i + 2048);
-            KOPT_PREFETCH_(j->moment[0] + 4 * i + 2048);
-            KOPT_PREFETCH_(j->moment[1] + 4 * i + 2048);
-            vector_f32_(j, kind, &k, i, LANES_, grad);
-        }
-        if (i < end) vector_f32_(j, kind, &k, i, end - i, fetch_(j->grad + 4 * i, 4, end - i));
-        if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != KOPT_NULL_) {
-            for (q = begin; q < end; q += LANES_)
-                store_copy_(j, kind, q, left_(end, q), fetch_(j->weight + 4 * q, 4, left_(end, q)));
-        }
-    }
-}
-
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_f32)(const kopt_job_ *j) { all_f32_(j, KOPT_ADAM); }
-#ifdef KAHAN_OPT_VMATH
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(atan2_f32)(const kopt_job_ *j) { all_f32_(j, KOPT_ADAM_ATAN2); }
+    if ((lie & PARTED_) != 0) return pair_join_(a, b);
 #endif
-
-/* ---- the hot kernel: everything in bf16, two elements to a word, no special values ---- */
-
-/* The constants of the hot loop. Held: made anew in the loop by the compiler they cost up to eight operations. */
-typedef struct constants_ {
-    words_ one, bias, half_ulp, upper, lower, exponent, magnitude, limit;
-} constants_;
-
-FN_ constants_ pair_constants_(void) {
-    constants_ c;
-    c.one = hold_(1);
-    c.bias = hold_(0x7FFFu);
-    c.half_ulp = hold_(0x8000u);
-    c.upper = hold_(0xFFFF0000u);
-    c.lower = hold_(0xFFFFu);
-    c.exponent = hold_(0x7F807F80u);
-    c.magnitude = hold_(0x7FFF7FFFu);
-    c.limit = hold_(0x7F7E7F7Eu);
-    return c;
+    KOPT_CAST_(void, lie);
+    return pack_upper_(a, b);
 }
 
-FN_ floats_ half_(words_ a, int odd, const constants_ *c) { return value_(odd ? and_(a, c->upper) : shl_(a, 16)); }
-
-/* The rounded bf16 in the upper half of each word. Right below the last interval; pair_store_ sees the others. */
-FN_ words_ pair_round_(floats_ x, kopt_rounding how, words_ r, const constants_ *c) {
-    words_ u = bits_(x);
-    if (how == KOPT_STOCHASTIC) return iadd_(u, r);
-    return iadd_(iadd_(u, c->bias), and_(shr_(u, 16), c->one));
-}
-
-/* One word per lane of each array, and the even or the odd elements of it as floats. */
-typedef struct pair_half_ {
-    floats_ w, update, m; /* m: before it is rounded */
-    words_ moment1, moment2, weight, residual; /* results in the upper half */
-    words_ random, twice; /* in the lower half: the number of store 0, and what is added for the next store */
-} pair_half_;
-typedef struct pair_words_ {
-    words_ weight, residual, moment1, moment2;
-    pair_half_ even, odd;
-} pair_words_;
-
-/* The weight that decay sees. */
-FN_ floats_ pair_seen_(kopt_kind_ kind, const constants_ *c, const pair_words_ *p, int odd) {
-    floats_ w = half_(p->weight, odd, c);
-    words_ x;
-    if (kind.rounding == KOPT_EXACT) { /* sign-extend the remainder and add it */
-        x = odd ? shr_(p->residual, 16) : and_(p->residual, c->lower);
-        w = value_(iadd_(bits_(w), isub_(xor_(x, iset_(0x8000u)), iset_(0x8000u))));
-    } else if (kind.rounding == KOPT_COMPACT) {
-        x = and_(odd ? shr_(p->residual, 8) : shl_(p->residual, 8), iset_(0x00FFFF00u));
-        w = value_(iadd_(bits_(w), isub_(xor_(x, iset_(0x00800000u)), iset_(0x00800000u))));
+/* Weights, and the compensation of KOPT_KAHAN. most: see from_extended_. */
+FN_ two_ load_weights_(const arrays_ *j, kopt_kind_ kind, size_t i, int lie, const constants_ *c, two_ *rest,
+                       words_ *most) {
+    two_ w;
+    words_ a, b;
+    rest->a = rest->b = set_(0);
+    if (kind.weight == KOPT_F32 || kind.rounding <= KOPT_STOCHASTIC) return load_(j->weight, i, kind.weight, lie, c);
+    if (kind.rounding == KOPT_KAHAN) {
+        *rest = load_(j->residual, i, kind.weight, lie, c);
+        if (kind.weight == KOPT_FP16) {
+            rest->a = mul_(rest->a, set_(1.0f / 2048));
+            rest->b = mul_(rest->b, set_(1.0f / 2048));
+        }
+        return load_(j->weight, i, kind.weight, lie, c);
     }
+    if (kind.rounding == KOPT_EXACT) {
+        a = joined_(kind, load16_(j->weight + 2 * i), load16_(j->residual + 2 * i));
+        b = joined_(kind, load16_(j->weight + 2 * (i + LANES_)), load16_(j->residual + 2 * (i + LANES_)));
+    } else {
+        a = joined_(kind, load16_(j->weight + 2 * i), load8_(j->residual + i));
+        b = joined_(kind, load16_(j->weight + 2 * (i + LANES_)), load8_(j->residual + i + LANES_));
+    }
+    w.a = from_extended_(a, kind.weight, most);
+    w.b = from_extended_(b, kind.weight, most);
     return w;
 }
 
-FN_ void pair_rule_(kopt_kind_ kind, const scalars_ *k, const constants_ *c, const pair_words_ *p, words_ grad, int odd,
-                    pair_half_ *h) {
-    const words_ r = add16_(h->random, h->twice);
-    moments_ q;
-    q.m = half_(p->moment1, odd, c);
-    q.v = q.third = q.fourth = half_(p->moment2, odd, c);
-    h->w = pair_seen_(kind, c, p, odd);
-    h->update = rule_(kind, k, h->w, h->w, half_(grad, odd, c), &q);
-    h->m = q.m;
-    h->moment1 = pair_round_(q.m, kind.moment_rounding, r, c);
-    h->moment2 = pair_round_(q.v, kind.moment_rounding, add16_(r, h->twice), c);
-}
-
-/* The random numbers of a row for the even and the odd elements of each 2 * LANES_. They count up in place: 16 rows of
-   a span, five numbers each, from one run of Philox. */
-typedef struct pair_random_ {
-    words_ even, odd, even_twice, odd_twice, even_row, odd_row; /* number 0 of this row; steps to the next store, the next row */
-} pair_random_;
-#define PAIR_GROUPS_ (KOPT_RANDOM_ROW_ / (2 * LANES_))
-
-APART_ void pair_start_(pair_random_ *r, const cipher_ *cipher, kopt_index_ index) {
-    uint32_t words[KOPT_RANDOM_ROW_ / 2], lower[KOPT_RANDOM_ROW_ / 2], upper[KOPT_RANDOM_ROW_ / 2];
-    const words_ stores = iset_(KOPT_RANDOM_STORES_), half = iset_(0xFFFFu);
-    size_t q;
-    random_span_(words, cipher, index);
-    random_row_(lower, upper, words, index);
-    for (q = 0; q < PAIR_GROUPS_; q++) {
-        const words_ number = load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, lower + q * LANES_));
-        const words_ twice = load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, upper + q * LANES_));
-        r[q].even = and_(number, half);
-        r[q].odd = shr_(number, 16);
-        r[q].even_twice = and_(twice, half);
-        r[q].odd_twice = shr_(twice, 16);
-        r[q].even_row = mul16_(r[q].even_twice, stores);
-        r[q].odd_row = mul16_(r[q].odd_twice, stores);
+/* The second stage of a turn, x being what the rate multiplies: weights and residuals. Returns 0, with nothing stored,
+   if it wants the code of one lane. */
+FN_ int commit_turn_(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i, two_ x,
+                     const words_ own[2], int lie) {
+    words_ most = iset_(0), stored, kept, a, b, kept_a = most, kept_b = most;
+    two_ rest, w = load_weights_(j, kind, i, lie, c, &rest, &most);
+    if (kind.weight == KOPT_F32) {
+        store32_(j->weight + 4 * i, flush32_(sub_(w.a, update_(k, x.a, w.a))));
+        store32_(j->weight + 4 * (i + LANES_), flush32_(sub_(w.b, update_(k, x.b, w.b))));
+        return 1;
     }
-}
-
-FN_ void pair_draw_(pair_random_ *r, pair_words_ *p) {
-    p->even.random = r->even;
-    p->even.twice = r->even_twice;
-    p->odd.random = r->odd;
-    p->odd.twice = r->odd_twice;
-    r->even = add16_(r->even, r->even_row);
-    r->odd = add16_(r->odd, r->odd_row);
-}
-
-/* First half of a step for 2 * LANES_ elements, up to the division: loads, rule, moments. */
-FN_ void pair_update_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i, words_ grad,
-                      pair_words_ *p) {
-    p->weight = p->residual = p->moment1 = p->moment2 = load32_(j->weight + 2 * i);
-    if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) p->residual = load32_(j->residual + 2 * i);
-    if (kind.rounding == KOPT_COMPACT) p->residual = pair_load8_(j->residual + i);
-    if (kind.moments > 0) p->moment1 = load32_(j->moment[0] + 2 * i);
-    if (kind.moments > 1) p->moment2 = load32_(j->moment[1] + 2 * i);
-    pair_rule_(kind, k, c, p, grad, 0, &p->even);
-    pair_rule_(kind, k, c, p, grad, 1, &p->odd);
-    if (kind.moments > 0) p->moment1 = pair_flush_(pair_join_(p->even.moment1, p->odd.moment1), c->exponent);
-    p->moment2 = kind.moments > 1 ? pair_flush_(pair_join_(p->even.moment2, p->odd.moment2), c->exponent) : p->moment1;
-}
-
-/* Returns the lanes with a special value that does not show in the rounded weight. */
-FN_ mask_ pair_weight_(kopt_kind_ kind, const constants_ *c, const pair_words_ *p, int odd, pair_half_ *h) {
-    const words_ r = h->random;
-    mask_ special = gt_(r, r);
-    if (kind.rounding == KOPT_KAHAN) {
-        floats_ y = sub_(half_(p->residual, odd, c), h->update);
-        h->weight = iadd_(bits_(add_(h->w, y)), c->half_ulp);
-        y = add_(sub_(h->w, value_(and_(h->weight, c->upper))), y);
-        h->residual = pair_round_(y, kind.compensation_rounding, r, c);
-    } else if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) {
-        words_ x = bits_(sub_(h->w, h->update)), mag = and_(x, iset_(0x7FFFFFFFu));
-        special = gt_(mag, iset_(0x7F7EFFFFu));
-        x = where_(gt_(mag, iset_(0x007FFFFFu)), x);
-        if (kind.rounding == KOPT_COMPACT) {
-            x = iadd_(x, kind.compensation_rounding == KOPT_STOCHASTIC ? shr_(r, 8) : iset_(0x80u));
-            x = and_(x, iset_(0xFFFFFF00u));
-            h->residual = shl_(x, 8);
-        } else {
-            h->residual = shl_(x, 16);
-        }
-        h->weight = iadd_(x, c->half_ulp);
-    } else {
-        h->residual = h->weight = pair_round_(sub_(h->w, h->update), kind.rounding, r, c);
-    }
-    return special;
-}
-
-/* Second half: the weights, and all stores. Returns 0, with nothing written, if a value wants the general kernel: a
-   result that is infinite, NaN or in the last interval before infinity. */
-FN_ int pair_store_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
-                    pair_words_ *p) {
-    mask_ special = pair_weight_(kind, c, p, 0, &p->even);
-    words_ most, x;
-    special = either_(special, pair_weight_(kind, c, p, 1, &p->odd));
-    p->weight = pair_flush_(pair_join_(p->even.weight, p->odd.weight), c->exponent);
-    most = pair_max_(and_(p->weight, c->magnitude), and_(or_(p->moment1, p->moment2), c->magnitude));
-    if (pair_any_above_(most, c->limit)) { /* perhaps: the bits of both moments together */
-        most = pair_max_(and_(p->moment1, c->magnitude), and_(p->moment2, c->magnitude));
-        if (pair_any_above_(pair_max_(most, and_(p->weight, c->magnitude)), c->limit)) return 0;
-    }
-    if ((kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) && any_(special)) return 0;
-
-    store32_(j->weight + 2 * i, p->weight);
-    x = pair_join_(p->even.residual, p->odd.residual);
-    if (kind.rounding == KOPT_KAHAN) store32_(j->residual + 2 * i, pair_flush_(x, c->exponent));
-    if (kind.rounding == KOPT_EXACT) store32_(j->residual + 2 * i, x);
-    if (kind.rounding == KOPT_COMPACT) pair_store8_(j->residual + i, x);
-    if (kind.moments > 0) store32_(j->moment[0] + 2 * i, p->moment1);
-    if (kind.moments > 1) store32_(j->moment[1] + 2 * i, p->moment2);
-    if (k->zero_grad) store32_(j->grad + 2 * i, iset_(0));
+    a = commit_(kind, w.a, rest.a, update_(k, x.a, w.a), first_half_(own[0], lie, c), c, &kept_a, &most);
+    b = commit_(kind, w.b, rest.b, update_(k, x.b, w.b), second_half_(own[1], lie), c, &kept_b, &most);
+    stored = pack_(a, b, lie);
+    kept = pack_(kept_a, kept_b, lie);
+    if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT) stored = pair_flush_(stored, c->exponent);
+    if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT &&
+        pair_any_above_(and_(stored, c->magnitude), c->limit))
+        return 0;
+    if (kind.weight == KOPT_BF16 && kind.rounding >= KOPT_COMPACT && any_(gt_(most, iset_(0x7F7EFFFFu)))) return 0;
+    if (kind.weight == KOPT_FP16 && kind.rounding == KOPT_KAHAN &&
+        pair_any_above_(and_(stored, c->magnitude), iset_(0x7BFF7BFFu)))
+        return 0;
+    if (kind.weight == KOPT_FP16 && kind.rounding != KOPT_KAHAN && any_(gt_(most, c->limit16))) return 0;
+    store32_(j->weight + 2 * i, stored);
+    if (kind.rounding == KOPT_KAHAN && kind.weight == KOPT_BF16) kept = pair_flush_(kept, c->exponent);
+    if (kind.rounding == KOPT_COMPACT) pair_store8_(j->residual + i, kept);
+    if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) store32_(j->residual + 2 * i, kept);
     return 1;
 }
-FN_ void pair_finish_(const kopt_job_ *general_job, const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k,
-                      const constants_ *c, size_t i, pair_words_ *p) {
-    if (!pair_store_(j, kind, k, c, i, p)) rest_(general_job, i, i + 2 * LANES_);
-}
 
-/* Twice: moments and what the rate multiplies, weights. Thrice: moments and arguments, atan2 (of smooth Lion tanh),
-   weights. Each loop is short enough for a processor to work at several turns of it at a time (Adam-atan2 in one loop
-   is 1.2 times slower, in two 1.15), and a table's function is called for many elements at once: with AVX-512 in tiles
-   of 512 a step by SLEEF takes 0.92 of the time of one in tiles of 128. */
-#define PAIR_TILE_ (LANES_ == 16 ? 512 : KOPT_RANDOM_ROW_)
-typedef struct pair_tile_ {
-    kopt_byte_ y[4 * PAIR_TILE_], x[4 * PAIR_TILE_], random[4 * PAIR_TILE_]; /* of each group first the even elements */
-    kopt_byte_ moment[2][2 * PAIR_TILE_]; /* new; stored with the weights, when all of a group is known to be finite */
-} pair_tile_;
+/* For each moment that a rule has; the last is what fp16 keeps of it, if it is a mean of squares. */
+#define EACH_MOMENT_(line_)                                  \
+    if (MOMENTS_ > 0) line_(0, m, root)                      \
+    if (MOMENTS_ > 1) line_(1, v, root)                      \
+    if (MOMENTS_ > 2) line_(2, third, third_root)            \
+    if (MOMENTS_ > 3) line_(3, fourth, root)
 
-/* The group at element i, which is at `at` in the tile. */
-FN_ void pair_first_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i, words_ grad,
-                     pair_random_ *r, pair_tile_ *t, size_t at) {
-    pair_words_ p;
-    pair_draw_(r, &p);
-    pair_update_(j, kind, k, c, i, grad, &p);
-    if (TWO_ARGUMENTS_) {
-        store32_(t->y + 4 * at, bits_(p.even.m));
-        store32_(t->y + 4 * (at + LANES_), bits_(p.odd.m));
-        store32_(t->x + 4 * at, bits_(p.even.update));
-        store32_(t->x + 4 * (at + LANES_), bits_(p.odd.update));
-    } else {
-        store32_(t->y + 4 * at, bits_(p.even.update));
-        store32_(t->y + 4 * (at + LANES_), bits_(p.odd.update));
+/* One vector of a turn, its moments rounded. */
+typedef struct half_turn_ {
+    moments_ p;
+    words_ u[4], most; /* moments in the upper halves; the largest magnitude of what fp16 has rounded */
+} half_turn_;
+
+/* The rule and its moments, of the first or the second vector. */
+FN_ floats_ half_turn_of_(kopt_kind_ kind, const scalars_ *k, const constants_ *c, floats_ w, floats_ rest, floats_ g,
+                          words_ number, words_ twice, int second, int lie, half_turn_ *h, floats_ *y) {
+    const floats_ x = rule_(kind, k, w, rest, g, &h->p, y);
+    h->most = h->u[0] = h->u[1] = h->u[2] = h->u[3] = number;
+#define MOMENT_(index, field, its_root)                                                                                \
+    {                                                                                                                  \
+        const int square = kopt_is_square_(kind.rule, index);                                                          \
+        number = add16_(number, twice);                                                                                \
+        h->u[index] =                                                                                                  \
+            rounded_moment_(h->p.field, kind.moment, square, h->p.its_root, kopt_moment_rounding_(kind, index),        \
+                            second ? second_half_(number, lie) : first_half_(number, lie, c), c);                      \
+        if (kind.moment == KOPT_FP16) {                                                                                \
+            const words_ mag = and_(bits_(square ? h->p.its_root : h->p.field), c->of_sign);                           \
+            h->most = (index) == 0 ? mag : imax_(h->most, mag);                                                        \
+        }                                                                                                              \
     }
-    store32_(t->random + 4 * at, p.even.random);
-    store32_(t->random + 4 * (at + LANES_), p.odd.random);
-    store32_(t->moment[0] + 2 * at, p.moment1);
-    if (kind.moments > 1) store32_(t->moment[1] + 2 * at, p.moment2);
-}
-
-#ifdef KAHAN_OPT_VMATH
-FN_ octant_ octant_at_(const pair_tile_ *t, size_t at) {
-    return octant_of_(value_(load32_(t->y + 4 * at)), value_(load32_(t->x + 4 * at)));
-}
-
-/* The divisions of a group are under way while the polynomials of the group before are computed: 0.95 of a step. */
-FN_ void pair_middle_(pair_tile_ *t, size_t n) {
-    octant_ even = octant_at_(t, 0), odd = octant_at_(t, LANES_), next;
-    size_t at;
-    for (at = 2 * LANES_; at < n; at += 2 * LANES_) {
-        next = octant_at_(t, at);
-        store32_(t->y + 4 * (at - 2 * LANES_), bits_(angle_in_(&even)));
-        even = next;
-        next = octant_at_(t, at + LANES_);
-        store32_(t->y + 4 * (at - LANES_), bits_(angle_in_(&odd)));
-        odd = next;
+    if (kind.moment != KOPT_F32 && !kind.in_rows) {
+        EACH_MOMENT_(MOMENT_)
     }
-    store32_(t->y + 4 * (at - 2 * LANES_), bits_(angle_in_(&even)));
-    store32_(t->y + 4 * (at - LANES_), bits_(angle_in_(&odd)));
-}
-#endif
-
-FN_ void pair_second_(const kopt_job_ *j, const kopt_job_ *general_job, kopt_kind_ kind, const scalars_ *k,
-                      const constants_ *c, size_t i, const pair_tile_ *t, size_t at) {
-    pair_words_ p;
-    p.weight = p.residual = load32_(j->weight + 2 * i);
-    if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) p.residual = load32_(j->residual + 2 * i);
-    if (kind.rounding == KOPT_COMPACT) p.residual = pair_load8_(j->residual + i);
-    p.moment1 = p.moment2 = load32_(t->moment[0] + 2 * at);
-    if (kind.moments > 1) p.moment2 = load32_(t->moment[1] + 2 * at);
-    p.even.random = load32_(t->random + 4 * at);
-    p.odd.random = load32_(t->random + 4 * (at + LANES_));
-    p.even.w = pair_seen_(kind, c, &p, 0);
-    p.odd.w = pair_seen_(kind, c, &p, 1);
-    p.even.update = update_(k, value_(load32_(t->y + 4 * at)), p.even.w);
-    p.odd.update = update_(k, value_(load32_(t->y + 4 * (at + LANES_))), p.odd.w);
-    pair_finish_(general_job, j, kind, k, c, i, &p);
+#undef MOMENT_
+    return x;
 }
 
-/* A cache line of each array. In DRAM 1 KB ahead is worth 8 to 19 % on a Sapphire Rapids, 2 KB up to 12 % more on a Zen
-   5. */
-FN_ void pair_prefetch_(const kopt_job_ *j, kopt_kind_ kind, size_t i) {
-    const size_t ahead = 2 * i + 2048;
-    KOPT_PREFETCH_(j->weight + ahead);
-    KOPT_PREFETCH_(j->grad + ahead);
-    if (kind.moments > 0) KOPT_PREFETCH_(j->moment[0] + ahead);
-    if (kind.moments > 1) KOPT_PREFETCH_(j->moment[1] + ahead);
-    if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) KOPT_PREFETCH_(j->residual + ahead);
-    if (kind.rounding == KOPT_COMPACT) KOPT_PREFETCH_(j->residual + ahead / 2);
+/* Stores the moments, or returns 0. largest: of those that go to rows. */
+FN_ int store_moments_(const arrays_ *j, kopt_kind_ kind, const constants_ *c, size_t i, const half_turn_ *a,
+                       const half_turn_ *b, int lie, words_ *largest) {
+    words_ joint[4], most;
+    if (kind.in_rows) {
+#define MOMENT_(index, field, its_root)                                                                                \
+    {                                                                                                                  \
+        const int rooted = kopt_rooted_(kind, index);                                                                  \
+        const floats_ x = rooted ? a->p.its_root : a->p.field, y = rooted ? b->p.its_root : b->p.field;                \
+        j->row[index][i / LANES_] = x;                                                                                 \
+        j->row[index][i / LANES_ + 1] = y;                                                                             \
+        largest[index] = imax_(largest[index], imax_(magnitude_of_(x), magnitude_of_(y)));                             \
+    }
+        EACH_MOMENT_(MOMENT_)
+#undef MOMENT_
+        return 1;
+    }
+    if (kind.moment == KOPT_F32) {
+#define MOMENT_(index, field, its_root)                                                                                \
+    {                                                                                                                  \
+        store32_(j->moment[index] + 4 * i, flush32_(a->p.field));                                                      \
+        store32_(j->moment[index] + 4 * (i + LANES_), flush32_(b->p.field));                                           \
+    }
+        EACH_MOMENT_(MOMENT_)
+#undef MOMENT_
+        return 1;
+    }
+    most = joint[0] = joint[1] = joint[2] = joint[3] = iset_(0);
+#define MOMENT_(index, field, its_root)                                                                                \
+    {                                                                                                                  \
+        joint[index] = pack_(a->u[index], b->u[index], lie);                                                          \
+        if (kind.moment == KOPT_BF16) {                                                                                \
+            joint[index] = pair_flush_(joint[index], c->exponent);                                                   \
+            most = pair_max_(most, and_(joint[index], c->magnitude));                                                 \
+        }                                                                                                              \
+    }
+    EACH_MOMENT_(MOMENT_)
+#undef MOMENT_
+    if (kind.moment == KOPT_BF16 ? pair_any_above_(most, c->limit)
+                                 : any_(gt_(imax_(a->most, b->most), c->limit16)))
+        return 0;
+#define MOMENT_(index, field, its_root) store32_(j->moment[index] + 2 * i, joint[index]);
+    EACH_MOMENT_(MOMENT_)
+#undef MOMENT_
+    return 1;
 }
 
-FN_ void pairs_(const kopt_job_ *general_job, kopt_rule rule, int moments, kopt_rounding rounding,
-                kopt_rounding small_stores, int unrectified, kopt_walk_ walk) {
-    kopt_job_ local;
-    const kopt_job_ *const j = kopt_copy_job_(&local, general_job);
-    const kopt_step *s = j->step;
-    scalars_ k = spread_(j);
-    const cipher_ cipher = cipher_of_(s->seed, s->step, j->id, j->stream);
-    const size_t before = KOPT_CAST_(unsigned, (0 - (j->first + j->begin)) % (2 * LANES_));
-    size_t i = j->begin, n;
-    words_ next = iset_(0); /* early gradients, see above */
+/* A moment, as it is kept. */
+FN_ two_ load_kept_(const arrays_ *j, kopt_kind_ kind, int moment, size_t i, int lie, const constants_ *c) {
+    two_ x;
+    if (!kind.in_rows) return load_(j->moment[moment], i, kind.moment, lie, c);
+    x.a = j->row[moment][i / LANES_];
+    x.b = j->row[moment][i / LANES_ + 1];
+    return x;
+}
+
+/* The first stage of a turn: gradients and moments, x and of Adam-atan2 y. w_row and rest_row: the turn's weights in
+   fp32, if the rule wants them and they are in rows. Returns 0, with nothing stored, if it wants the code of
+   one lane. */
+FN_ int direct_turn_(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
+                     const floats_ *w_row, const floats_ *rest_row, const draws_ *r, int lie, two_ *x, two_ *y,
+                     words_ *largest) {
+    const two_ g = load_(j->grad, i, kind.grad, lie, c);
+    two_ w = g, rest = g, m = g, v = g, third = g, fourth = g;
+    half_turn_ p, q;
+    if (k->use_l2 || kind.rule == KOPT_EMA) {
+        if (w_row == KOPT_NULL_) {
+            w = load_weights_(j, kind, i, lie, c, &rest, KOPT_NULL_);
+        } else {
+            w.a = w_row[0];
+            w.b = w_row[1];
+            rest.a = rest_row[0];
+            rest.b = rest_row[1];
+        }
+    }
+    if (MOMENTS_ > 0) m = load_kept_(j, kind, 0, i, lie, c);
+    if (MOMENTS_ > 1) v = load_kept_(j, kind, 1, i, lie, c);
+    if (MOMENTS_ > 2) third = load_kept_(j, kind, 2, i, lie, c);
+    if (MOMENTS_ > 3) fourth = load_kept_(j, kind, 3, i, lie, c);
+    p.p.m = m.a;
+    q.p.m = m.b;
+    p.p.v = squared_(v.a, kopt_rooted_(kind, 1));
+    q.p.v = squared_(v.b, kopt_rooted_(kind, 1));
+    p.p.third = squared_(third.a, kopt_rooted_(kind, 2));
+    q.p.third = squared_(third.b, kopt_rooted_(kind, 2));
+    p.p.fourth = fourth.a;
+    q.p.fourth = fourth.b;
+    x->a = half_turn_of_(kind, k, c, w.a, rest.a, g.a, r->own[0], r->twice[0], 0, lie, &p, &y->a);
+    x->b = half_turn_of_(kind, k, c, w.b, rest.b, g.b, r->own[1], r->twice[1], 1, lie, &q, &y->b);
+    /* the bits of a NaN of another format, or of a weight with its residual, could carry when it becomes a bf16 */
+    if (kind.grad != kind.weight || (MOMENTS_ > 0 && kind.moment != kind.weight) ||
+        (k->use_l2 && kind.rounding >= KOPT_COMPACT)) {
+        if (any_(unordered_(x->a, x->b))) return 0;
+        if (kind.rule == KOPT_ADAM_ATAN2 && any_(unordered_(y->a, y->b))) return 0;
+    }
+    return MOMENTS_ == 0 || store_moments_(j, kind, c, i, &p, &q, lie, largest);
+}
+
+/* ---- the random numbers of a tile, in the order of memory ---- */
+
+typedef struct numbers_ {
+    uint32_t words[KOPT_RANDOM_ROW_ / 2]; /* of the span */
+    uint32_t lower[3 * KOPT_RANDOM_ROW_ / 2], upper[3 * KOPT_RANDOM_ROW_ / 2]; /* of up to 3 rows: random_row_ */
+    const kopt_byte_ *number, *twice;     /* of the tile's first element */
+} numbers_;
+
+FN_ draws_ draws_at_(const kopt_byte_ *number, const kopt_byte_ *twice, size_t i) {
+    draws_ r;
+    r.own[0] = r.own[1] = load32_(number + 2 * i);
+    r.twice[0] = r.twice[1] = load32_(twice + 2 * i);
+    return r;
+}
+
+/* Of the n elements from this index on. fresh: there was no tile before; alone: nor is there one behind it. */
+APART_ void draw_(numbers_ *r, const cipher_ *cipher, kopt_index_ index, size_t n, int fresh, int alone) {
+    const size_t offset = KOPT_CAST_(unsigned, index % KOPT_RANDOM_ROW_);
+    const int part = alone && offset + n <= KOPT_RANDOM_ROW_;
+    const size_t from = part ? offset : 0, to = part ? offset + n : KOPT_RANDOM_ROW_;
+    size_t q;
+    for (q = 0; q < offset + n; q += KOPT_RANDOM_ROW_) {
+        const kopt_index_ at = index - offset + q;
+        if (at % KOPT_RANDOM_SPAN_ == 0 || (fresh && q == 0)) random_span_(r->words, cipher, at, from, to);
+        random_row_(r->lower + q / 2, r->upper + q / 2, r->words, at, from, to);
+    }
+    r->number = KOPT_CONST_POINTER_(const kopt_byte_ *, r->lower) + 2 * offset;
+    r->twice = KOPT_CONST_POINTER_(const kopt_byte_ *, r->upper) + 2 * offset;
+}
+
+/* ---- the walk through a row: a tile goes stage by stage. Each stage is a function with constants for what it asks at
+   each turn; it runs over whole turns, of a tail over padded copies. Takes any kind ---- */
+
+typedef struct rows_ { /* x: what the rate multiplies. w, rest: weights, if a stage but the last wants them */
+    floats_ x[KOPT_TILE_ / LANES_], w[KOPT_TILE_ / LANES_], rest[KOPT_TILE_ / LANES_];
+    words_ largest[4];  /* of new moments in rows the largest magnitudes, of each lane, */
+    uint32_t most[4];   /* and of all */
+    floats_ *moment[4]; /* moments as they are kept, if they are in rows */
+    numbers_ r;
+} rows_;
+
+#define BYTES_OF_(row) KOPT_POINTER_(kopt_byte_ *, row)
+#define Y_OF_(rows) ((rows)->rest) /* of Adam-atan2, which does not read what it takes the place of */
+
+/* ---- moments of 8 bits, section 6b, in rows of fp32 ---- */
+
+FN_ void from_codes_(floats_ *row, const kopt_byte_ *code, floats_ scale, int square, size_t n) {
+    kopt_byte_ part[TURN_];
+    size_t i;
+    for (i = 0; i < n; i += TURN_) {
+        if (n - i < TURN_) code = kopt_bounce_(part, sizeof part, code, n - i);
+        row[0] = mul_(of_code_(load8_(code), square), scale);
+        row[1] = mul_(of_code_(load8_(code + LANES_), square), scale);
+        row += 2;
+        code += TURN_;
+    }
+}
+
+/* n elements of a moment in 8 bits, of one block. */
+APART_ void row_from_codes_(floats_ *row, const kopt_byte_ *code, const kopt_byte_ *scale, int square, size_t n) {
+    const floats_ its_scale = value_(iset_(kopt_load32_(scale)));
+    if (square) from_codes_(row, code, its_scale, 1, n);
+    else from_codes_(row, code, its_scale, 0, n);
+}
+
+FN_ void codes_turn_(kopt_byte_ *code, const floats_ *x, floats_ inverse, int square, words_ number,
+                     const constants_ *c) {
+    number = pack_upper_(coded_(mul_(x[0], inverse), square, first_half_(number, 0, c)),
+                         coded_(mul_(x[1], inverse), square, second_half_(number, 0)));
+    pair_store8_(code, square ? number : or_(number, shr_(number, 8)));
+}
+
+/* r: NULL, or the random numbers. */
+FN_ void to_codes_(kopt_byte_ *code, const floats_ *row, floats_ inverse, int square, int moment, const numbers_ *r,
+                   size_t n) {
+    const constants_ c = constants_of_();
+    const words_ store = hold_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u), half = hold_(0x80008000u);
+    const kopt_byte_ *const number = r == KOPT_NULL_ ? KOPT_NULL_ : r->number;
+    const kopt_byte_ *const twice = r == KOPT_NULL_ ? KOPT_NULL_ : r->twice;
+    kopt_byte_ part[TURN_];
+    size_t i;
+    for (i = 0; i < n; i += TURN_) {
+        const words_ its_number =
+            r == KOPT_NULL_ ? half : add16_(load32_(number + 2 * i), mul16_(load32_(twice + 2 * i), store));
+        codes_turn_(n - i < TURN_ ? part : code + i, row, inverse, square, its_number, &c);
+        row += 2;
+    }
+    if (n % TURN_ != 0) kopt_copy_called_(code + n / TURN_ * TURN_, part, n % TURN_);
+}
+
+APART_ void row_to_codes_(kopt_byte_ *code, kopt_byte_ *scale, const floats_ *row, uint32_t largest, int square,
+                          int moment, kopt_rounding how, const numbers_ *r, size_t n) {
+    const uint32_t its_scale = kopt_scale_of_codes_(largest, square);
+    kopt_store32_(scale, its_scale);
+    if (kopt_no_scale_(its_scale)) {
+        kopt_zero_(code, n);
+        return;
+    }
+    if (how == KOPT_NEAREST) r = KOPT_NULL_;
+    if (square) to_codes_(code, row, inverse_of_(its_scale, 1), 1, moment, r, n);
+    else to_codes_(code, row, inverse_of_(its_scale, 0), 0, moment, r, n);
+}
+
+FN_ uint32_t largest_lane_(words_ a) {
+    uint32_t lane[LANES_], largest = 0;
+    size_t i;
+    store32_(KOPT_POINTER_(kopt_byte_ *, lane), a);
+    for (i = 0; i < LANES_; i++) largest = lane[i] > largest ? lane[i] : largest;
+    return largest;
+}
+
+/* The first stage of a turn in the code of one lane. in_rows: so many moments are. A kind would be in memory here, and
+   its constants lost to who calls. */
+APART_ void hand_over_(const kopt_job_ *tile, rows_ *rows, size_t i, int in_rows, int with_y) {
+    const size_t q = i / LANES_, n = tile->end - i < TURN_ ? tile->end - i : TURN_;
+    kopt_job_ job;
+    int m;
+    kopt_copy_job_(&job, tile);
+    for (m = 0; m < 4; m++) /* not `m < in_rows`: no call of memcpy */
+        if (m < in_rows) job.moment[m] = BYTES_OF_(rows->moment[m]);
+    job.in_rows = in_rows > 0;
+    rows->x[q] = rows->x[q + 1] = set_(1); /* behind the end of a tail */
+    if (with_y) Y_OF_(rows)[q] = Y_OF_(rows)[q + 1] = set_(1);
+    kopt_turn_scalar_(&job, i, n, KOPT_FIRST_STAGE_, BYTES_OF_(rows->x + q), BYTES_OF_(Y_OF_(rows) + q), 0);
+    for (m = 0; m < in_rows; m++) {
+        const kopt_byte_ *const row = job.moment[m] + 4 * i;
+        const words_ first = fetch_(row, 4, left_(n, 0));
+        const words_ second = n > LANES_ ? fetch_(row + 4 * LANES_, 4, n - LANES_) : first;
+        rows->largest[m] = imax_(rows->largest[m], imax_(magnitude_of_(value_(first)), magnitude_of_(value_(second))));
+    }
+}
+
+/* Field by field: copied as a whole it stays in memory, and a wide load waits for narrow stores. */
+FN_ kopt_kind_ kind_at_(const kopt_kind_ *p) {
     kopt_kind_ kind;
-    constants_ c = pair_constants_();
-    pair_random_ r[PAIR_GROUPS_];
-    int partial = 1; /* the row before was not whole: the numbers of this one begin anew */
+    kind.rule = p->rule;
+    kind.weight = p->weight;
+    kind.grad = p->grad;
+    kind.moment = p->moment;
+    kind.rounding = p->rounding;
+    kind.moment_rounding = p->moment_rounding;
+    kind.compensation_rounding = p->compensation_rounding;
+    kind.moments = p->moments;
+    kind.nesterov = p->nesterov;
+    kind.in_rows = p->in_rows;
+    return kind;
+}
+
+FN_ void direct_tile_(const kopt_job_ *tile, kopt_kind_ kind, rows_ *rows) {
+    arrays_ a = arrays_of_(tile);
+    const scalars_ k = spread_(tile);
+    const constants_ c = constants_of_();
+    const kopt_byte_ *const number = rows->r.number, *const twice = rows->r.twice;
+    const size_t n = tile->end;
+    words_ largest[4];
+    size_t i;
+    for (i = 0; kind.in_rows && i < 4; i++) {
+        a.row[i] = rows->moment[i];
+        largest[i] = iset_(0);
+    }
+    for (i = 0; i < n; i += TURN_) {
+        const size_t q = i / LANES_;
+        const draws_ r = draws_at_(number, twice, i);
+        two_ x, y;
+        if (!direct_turn_(&a, kind, &k, &c, i, rows->w + q, rows->rest + q, &r, 0, &x, &y, largest)) {
+            hand_over_(tile, rows, i, kind.in_rows ? MOMENTS_ : 0, kind.rule == KOPT_ADAM_ATAN2);
+            continue;
+        }
+        rows->x[q] = x.a;
+        rows->x[q + 1] = x.b;
+#ifdef KAHAN_OPT_VMATH
+        if (kind.rule == KOPT_ADAM_ATAN2) {
+            Y_OF_(rows)[q] = y.a;
+            Y_OF_(rows)[q + 1] = y.b;
+        }
+#endif
+    }
+    for (i = 0; kind.in_rows && i < KOPT_CAST_(size_t, MOMENTS_); i++) {
+        rows->largest[i] = imax_(rows->largest[i], largest[i]);
+        rows->most[i] = largest_lane_(rows->largest[i]); /* here it is done beside the next stage */
+    }
+}
+
+FN_ void commit_tile_(const kopt_job_ *tile, kopt_kind_ kind, rows_ *rows) {
+    const arrays_ a = arrays_of_(tile);
+    const scalars_ k = spread_(tile);
+    const constants_ c = constants_of_();
+    const kopt_byte_ *const number = rows->r.number;
+    const size_t n = tile->end;
+    size_t i;
+    for (i = 0; i < n; i += TURN_) {
+        const size_t q = i / LANES_;
+        words_ own[2];
+        two_ x;
+        own[0] = own[1] = load32_(number + 2 * i);
+        x.a = rows->x[q];
+        x.b = rows->x[q + 1];
+        if (!commit_turn_(&a, kind, &k, &c, i, x, own, 0))
+            kopt_turn_scalar_(tile, i, n - i < TURN_ ? n - i : TURN_, KOPT_SECOND_STAGE_, BYTES_OF_(rows->x + q),
+                              KOPT_NULL_, 0);
+    }
+}
+
+/* The stages that there are, with what is constant in each; the first line that matches is taken. */
+#define ANY_ 99
+#ifdef PAIRS_
+#define AND_(line) line
+#else /* small rather than fast */
+#define AND_(line)
+#endif
+#define DIRECTIONS_(LINE_)                                                                                             \
+    LINE_(adam_bf16, KOPT_ADAM, 2, KOPT_BF16) AND_(LINE_(amsgrad_bf16, KOPT_ADAM, 3, KOPT_BF16))                       \
+    LINE_(any_bf16, ANY_, ANY_, KOPT_BF16) LINE_(adam_f32, KOPT_ADAM, 2, KOPT_F32)                                     \
+    AND_(LINE_(ema, KOPT_EMA, 0, KOPT_F32)) AND_(LINE_(adam_fp16, KOPT_ADAM, 2, KOPT_FP16))                            \
+    LINE_(adam_q8, KOPT_ADAM, 2, KOPT_Q8) LINE_(rest, ANY_, ANY_, ANY_)
+#define COMMITS_(LINE_)                                                                                                \
+    AND_(LINE_(bf16_kahan, KOPT_BF16, KOPT_KAHAN)) AND_(LINE_(bf16_stochastic, KOPT_BF16, KOPT_STOCHASTIC))            \
+    LINE_(bf16, KOPT_BF16, ANY_) AND_(LINE_(fp16_kahan, KOPT_FP16, KOPT_KAHAN))                                        \
+    AND_(LINE_(fp16_compact, KOPT_FP16, KOPT_COMPACT)) AND_(LINE_(fp16_exact, KOPT_FP16, KOPT_EXACT))                  \
+    LINE_(fp16, KOPT_FP16, ANY_) LINE_(f32, KOPT_F32, ANY_)
+
+#define IS_(value, its) ((its) == ANY_ || KOPT_CAST_(int, value) == (its))
+#define FIXED_(its, value) ((its) == ANY_ ? KOPT_CAST_(int, value) : (its) + 0)
+
+/* Is this a line, and not one that takes any? The compiler leaves out of the others what cannot come. */
+FN_ int direct_has_line_(kopt_kind_ kind) {
+    if (kind.rule == KOPT_ADAM && (MOMENTS_ < 2 || MOMENTS_ > 3)) return 1; /* nor can this come */
+#define LINE_(name, its_rule, its_moments, its_format)                                                                 \
+    if ((its_rule) != ANY_ && IS_(kind.rule, its_rule) && MOMENTS_ == (its_moments) && kind.moment == (its_format))    \
+        return 1;
+    DIRECTIONS_(LINE_)
+#undef LINE_
+    return 0;
+}
+FN_ int commit_has_line_(kopt_kind_ kind) {
+#define LINE_(name, its_format, its_rounding)                                                                          \
+    if ((its_rounding) != ANY_ && kind.weight == (its_format) && IS_(kind.rounding, its_rounding)) return 1;
+    COMMITS_(LINE_)
+#undef LINE_
+    return 0;
+}
+#ifdef KOPT_GNU_
+#define NEVER_(condition) \
+    if (condition) __builtin_unreachable();
+#else
+#define NEVER_(condition)
+#endif
+
+#define LINE_(name, its_rule, its_moments, its_format)                                                                 \
+    APART_ void NAME_(direct_##name)(const kopt_job_ *tile, const kopt_kind_ *any, rows_ *rows) {                      \
+        kopt_kind_ kind = kind_at_(any);                                                                              \
+        kind.rule = KOPT_CAST_(kopt_rule, FIXED_(its_rule, kind.rule));                                                \
+        if ((its_moments) != ANY_) kind.moments = its_moments;                                                           \
+        kind.moment = KOPT_CAST_(kopt_format, FIXED_(its_format, kind.moment));                                        \
+        NEVER_((its_rule) == ANY_ && direct_has_line_(kind))                                                           \
+        kind.in_rows = kind.moment == KOPT_Q8;                                                                         \
+        direct_tile_(tile, kind, rows);                                                                                \
+    }
+DIRECTIONS_(LINE_)
+#undef LINE_
+#define LINE_(name, its_format, its_rounding)                                                                          \
+    APART_ void NAME_(commit_##name)(const kopt_job_ *tile, const kopt_kind_ *any, rows_ *rows) {                      \
+        kopt_kind_ kind = kind_at_(any);                                                                              \
+        kind.weight = its_format;                                                                                      \
+        kind.rounding = KOPT_CAST_(kopt_rounding, FIXED_(its_rounding, kind.rounding));                                \
+        NEVER_((its_rounding) == ANY_ && commit_has_line_(kind))                                                       \
+        commit_tile_(tile, kind, rows);                                                                                \
+    }
+COMMITS_(LINE_)
+#undef LINE_
+
+APART_ void direct_any_(const kopt_job_ *tile, const kopt_kind_ *any, rows_ *rows) {
+    const kopt_kind_ kind = kind_at_(any);
+#define LINE_(name, its_rule, its_moments, its_format)                                                                 \
+    if (IS_(kind.rule, its_rule) && ((its_moments) == ANY_ || MOMENTS_ == (its_moments)) && IS_(kind.moment, its_format)) {                      \
+        NAME_(direct_##name)(tile, any, rows);                                                                         \
+        return;                                                                                                        \
+    }
+    DIRECTIONS_(LINE_)
+#undef LINE_
+}
+
+APART_ void commit_any_(const kopt_job_ *tile, const kopt_kind_ *any, rows_ *rows) {
+    const kopt_kind_ kind = kind_at_(any);
+#define LINE_(name, its_format, its_rounding)                                                                          \
+    if (kind.weight == (its_format) && IS_(kind.rounding, its_rounding)) {                                             \
+        NAME_(commit_##name)(tile, any, rows);                                                                         \
+        return;                                                                                                        \
+    }
+    COMMITS_(LINE_)
+#undef LINE_
+}
+
+/* Rows of weights, and of the compensation of KOPT_KAHAN. */
+APART_ void weights_tile_(kopt_byte_ *weight, kopt_byte_ *residual, const kopt_kind_ *any, size_t n, floats_ *w,
+                          floats_ *rest) {
+    const kopt_kind_ kind = kind_at_(any);
+    const constants_ c = constants_of_();
+    arrays_ a;
+    size_t i;
+    a.weight = weight;
+    a.residual = residual;
+    for (i = 0; i < n; i += TURN_) {
+        two_ r;
+        const two_ x = load_weights_(&a, kind, i, 0, &c, &r, KOPT_NULL_);
+        w[i / LANES_] = x.a;
+        w[i / LANES_ + 1] = x.b;
+        rest[i / LANES_] = r.a;
+        rest[i / LANES_ + 1] = r.b;
+    }
+}
+
+#ifdef KAHAN_OPT_VMATH
+FN_ void angles_(floats_ *x, const floats_ *y, size_t n) {
+    octant_ first = octant_of_(x[0], y[0]), second = octant_of_(x[1], y[1]), next;
+    size_t q;
+    for (q = 2; q < n; q += 2) { /* divisions are under way while the polynomials of the turn before are computed */
+        next = octant_of_(x[q], y[q]);
+        x[q - 2] = angle_in_(&first);
+        first = next;
+        next = octant_of_(x[q + 1], y[q + 1]);
+        x[q - 1] = angle_in_(&second);
+        second = next;
+    }
+    x[q - 2] = angle_in_(&first);
+    x[q - 1] = angle_in_(&second);
+}
+
+/* The function of the rule, of a row: x from x and y. */
+APART_ void between_(const kopt_job_ *j, floats_ *x, floats_ *y, size_t n) {
+    size_t q, vectors = (n + TURN_ - 1) / TURN_ * 2;
+    if (j->vmath == KOPT_NULL_) {
+        angles_(x, y, vectors);
+        return;
+    }
+    if (j->quotient)
+        for (q = 0; q < vectors; q++) x[q] = div_(x[q], y[q]);
+    kopt_between_(j, KOPT_POINTER_(float *, x), KOPT_POINTER_(float *, y), n);
+    for (q = 0; q < vectors; q++) x[q] = quiet_(x[q]);
+}
+#endif
+
+/* The second stage of the steps that count what moves, or look back: x becomes the update itself. */
+APART_ void commit_rarely_(const kopt_job_ *tile, const kopt_kind_ *any, rows_ *rows) {
+    const kopt_kind_ kind = kind_at_(any);
+    const size_t n = tile->end, size = kopt_bytes_of_(kind.weight);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    kopt_byte_ *const before = BYTES_OF_(rows->w); /* when the updates are there */
+    kopt_byte_ *const kept_before = BYTES_OF_(rows->rest);
+    const scalars_ k = spread_(tile);
+    const constants_ c = constants_of_();
+    arrays_ slow_arrays;
+    kopt_job_ as_is;
+    size_t i;
+    slow_arrays.weight = tile->slow;
+    slow_arrays.residual = tile->slow_residual;
+    for (i = 0; i < n; i += TURN_) {
+        const size_t q = i / LANES_;
+        two_ update, slow, slow_rest;
+        update.a = update_(&k, rows->x[q], rows->w[q]);
+        update.b = update_(&k, rows->x[q + 1], rows->w[q + 1]);
+        if (k.sync) {
+            slow = load_weights_(&slow_arrays, kind, i, 0, &c, &slow_rest, KOPT_NULL_);
+            update.a = looked_back_(k.mix, rows->w[q], rows->rest[q], update.a, slow.a, slow_rest.a);
+            update.b = looked_back_(k.mix, rows->w[q + 1], rows->rest[q + 1], update.b, slow.b, slow_rest.b);
+        }
+        rows->x[q] = update.a;
+        rows->x[q + 1] = update.b;
+    }
+    kopt_copy_called_(before, tile->weight, n * size);
+    if (residual_size != 0) kopt_copy_called_(kept_before, tile->residual, n * residual_size);
+    if (!k.moments_only) {
+        kopt_copy_job_(&as_is, tile);
+        as_is.rate = 1;
+        as_is.decay = 0;
+        commit_any_(&as_is, any, rows);
+    }
+    if (tile->counts != KOPT_NULL_) kopt_tally_(tile, BYTES_OF_(rows->x), before, kept_before, size, residual_size);
+    if (k.sync && !k.moments_only) { /* the next slow weights */
+        kopt_copy_called_(tile->slow, tile->weight, n * size);
+        if (residual_size != 0) kopt_copy_called_(tile->slow_residual, tile->residual, n * residual_size);
+    }
+}
+
+static void NAME_(convert)(const kopt_conversion_ *c);
+
+/* All stages of a tile of tile->end elements; its arrays are as long as its turns are. */
+APART_ void stages_(const kopt_job_ *tile, const kopt_kind_ *kind, rows_ *rows) {
+    const kopt_step *s = tile->step;
+    const size_t n = tile->end;
+    const int rarely =
+        (KOPT_HAS_(KOPT_WITH_RANGER) && s->sync) || (KOPT_HAS_(KOPT_WITH_EXTRAS) && tile->counts != KOPT_NULL_);
+    const int moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->moments_only;
+    if (rarely || kind->rule == KOPT_EMA || kopt_bits_(s->l2) << 1 != 0)
+        weights_tile_(tile->weight, tile->residual, kind, n, rows->w, rows->rest);
+    direct_any_(tile, kind, rows);
+#ifdef KAHAN_OPT_VMATH
+    if (kind->rule == KOPT_ADAM_ATAN2 || tile->vmath != KOPT_NULL_) between_(tile, rows->x, Y_OF_(rows), n);
+#endif
+    if (rarely) commit_rarely_(tile, kind, rows);
+    else if (!moments_only) commit_any_(tile, kind, rows);
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && tile->copy != KOPT_NULL_ && !moments_only) {
+        kopt_conversion_ copy;
+        copy.dst = tile->copy;
+        copy.src = tile->weight;
+        copy.dst_format = tile->copy_format;
+        copy.src_format = kind->weight;
+        copy.n = n;
+        copy.stochastic = 0;
+        NAME_(convert)(&copy);
+    }
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && s->zero_grad) kopt_zero_(tile->grad, n * kopt_bytes_of_(kind->grad));
+}
+
+/* The same for less than a turn, over copies with zeros behind. */
+APART_ void tail_(const kopt_job_ *tile, const kopt_kind_ *any, rows_ *rows) {
+    const kopt_kind_ kind = kind_at_(any);
+    const size_t n = tile->end, size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding),
+                 moment_size = kopt_bytes_of_(kind.moment);
+    const kopt_step *s = tile->step;
+    kopt_byte_ room[10][4 * TURN_];
+    kopt_job_ padded;
+    int m;
+    kopt_copy_job_(&padded, tile);
+#define PAD_(place, array, bytes) \
+    padded.array = room[place];   \
+    kopt_bounce_(room[place], sizeof room[place], tile->array, n * (bytes));
+    PAD_(0, weight, size)
+    PAD_(1, grad, grad_size)
+    if (residual_size != 0) { PAD_(2, residual, residual_size) }
+    for (m = 0; m < kind.moments; m++) { PAD_(3 + m, moment[m], moment_size) }
+    if (s->sync) { PAD_(7, slow, size) }
+    if (s->sync && residual_size != 0) { PAD_(8, slow_residual, residual_size) }
+#undef PAD_
+    if (tile->copy != KOPT_NULL_) padded.copy = room[9];
+    stages_(&padded, any, rows);
+    if (!s->moments_only) {
+        kopt_copy_called_(tile->weight, padded.weight, n * size);
+        if (residual_size != 0) kopt_copy_called_(tile->residual, padded.residual, n * residual_size);
+        if (s->sync) kopt_copy_called_(tile->slow, padded.slow, n * size);
+        if (s->sync && residual_size != 0)
+            kopt_copy_called_(tile->slow_residual, padded.slow_residual, n * residual_size);
+        if (tile->copy != KOPT_NULL_) kopt_copy_called_(tile->copy, padded.copy, n * kopt_bytes_of_(tile->copy_format));
+    }
+    for (m = 0; m < kind.moments && !kind.in_rows; m++)
+        kopt_copy_called_(tile->moment[m], padded.moment[m], n * moment_size);
+    if (s->zero_grad) kopt_copy_called_(tile->grad, padded.grad, n * grad_size);
+}
+
+/* The n elements at i. */
+FN_ void tile_at_(kopt_job_ *tile, const kopt_job_ *whole, kopt_kind_ kind, size_t i, size_t n) {
+    const size_t size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.moment);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    int m;
+    tile->weight = whole->weight + i * size;
+    tile->grad = whole->grad + i * kopt_bytes_of_(kind.grad);
+    if (residual_size != 0) tile->residual = whole->residual + i * residual_size; /* NULL + 0 is undefined */
+    for (m = 0; m < kind.moments; m++) tile->moment[m] = whole->moment[m] + i * moment_size;
+    if (whole->step->sync) tile->slow = whole->slow + i * size;
+    if (whole->step->sync && residual_size != 0) tile->slow_residual = whole->slow_residual + i * residual_size;
+    if (whole->copy != KOPT_NULL_) tile->copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
+    tile->first = whole->first + i;
+    tile->begin = 0;
+    tile->end = n;
+}
+
+/* Elements [begin, end). moment: rows for those of 8 bits, or NULL. */
+APART_ void tiles_(const kopt_job_ *whole, size_t begin, size_t end, floats_ *moment) {
+    const kopt_step *s = whole->step;
+    const cipher_ cipher = cipher_of_(s->seed, s->step, whole->id, whole->stream);
+    kopt_kind_ kind = kind_of_(whole);
+    const int coded = moment != KOPT_NULL_, random = kopt_needs_random_(kind);
+    kopt_job_ tile;
+    rows_ rows;
+    size_t i, n, turns, q;
+    int m, drawn = 0;
+    kopt_copy_job_(&tile, whole);
+    kind.in_rows = coded;
+    if (MOMENTS_ == 0) kind.moment = KOPT_F32;
+    rows.r.number = rows.r.twice = KOPT_CONST_POINTER_(const kopt_byte_ *, rows.r.lower);
+    for (q = 0; !random && q < KOPT_TILE_ / 2; q += LANES_)
+        store32_(BYTES_OF_(rows.r.lower + q), hold_(0)); /* no memset */
+    for (i = begin; i < end; i += n) {
+        const kopt_index_ index = KOPT_INDEX_(whole->first + i);
+        n = KOPT_TILE_ - KOPT_CAST_(unsigned, (coded ? i : index) % KOPT_TILE_);
+        if (end - i < n) n = end - i;
+        turns = n / TURN_ * TURN_;
+        if (!coded && n < 4) {
+            kopt_walk_scalar_(whole, i, i + n);
+            continue;
+        }
+        if (random) draw_(&rows.r, &cipher, index, turns < n ? turns + TURN_ : turns, !drawn, !drawn && n == end - i);
+        drawn = 1;
+        for (m = 0; coded && m < kind.moments; m++) {
+            rows.moment[m] = moment + KOPT_CAST_(size_t, m) * (KOPT_TILE_ / LANES_);
+            rows.largest[m] = iset_(0);
+            row_from_codes_(rows.moment[m], whole->moment[m] + i, whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4,
+                            kopt_is_square_(kind.rule, m), n);
+        }
+        if (turns > 0) {
+            tile_at_(&tile, whole, kind, i, turns);
+            stages_(&tile, &kind, &rows);
+        }
+        if (turns < n) {
+            rows.r.number += 2 * turns;
+            rows.r.twice += 2 * turns;
+            for (m = 0; coded && m < kind.moments; m++) rows.moment[m] += turns / LANES_;
+            tile_at_(&tile, whole, kind, i + turns, n - turns);
+            tail_(&tile, &kind, &rows);
+            rows.r.number -= 2 * turns;
+            rows.r.twice -= 2 * turns;
+        }
+        for (m = 0; coded && m < kind.moments; m++)
+            row_to_codes_(whole->moment[m] + i, whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4,
+                          moment + KOPT_CAST_(size_t, m) * (KOPT_TILE_ / LANES_), rows.most[m],
+                          kopt_is_square_(kind.rule, m), m, kopt_moment_rounding_(kind, m), &rows.r, n);
+    }
+}
+
+/* The frames of that: only as large as need be. */
+#define IN_ROWS_(moments)                                                                  \
+    APART_ void NAME_(in_rows##moments)(const kopt_job_ *j, size_t begin, size_t end) {    \
+        floats_ moment[(moments) * (KOPT_TILE_ / LANES_)];                                 \
+        tiles_(j, begin, end, moment);                                                     \
+    }
+IN_ROWS_(1)
+IN_ROWS_(2)
+IN_ROWS_(3)
+IN_ROWS_(4)
+#undef IN_ROWS_
+
+APART_ void walk_(const kopt_job_ *j, size_t begin, size_t end) {
+    const kopt_kind_ kind = kind_of_(j);
+    if (kind.moment != KOPT_Q8 || MOMENTS_ == 0)
+        tiles_(j, begin, end, KOPT_NULL_);
+    else
+        (MOMENTS_ == 1   ? NAME_(in_rows1)
+         : MOMENTS_ == 2 ? NAME_(in_rows2)
+         : MOMENTS_ == 3 ? NAME_(in_rows3)
+                         : NAME_(in_rows4))(j, begin, end);
+}
+
+#ifdef PAIRS_
+/* ---- the same with constants for all of it, for what is used most ---- */
+
+/* The numbers of a turn's place in a row of 128 elements; `row` makes them those of the next row. So they count up
+   through the 16 rows of a span, from one run of Philox. */
+typedef struct counted_ {
+    draws_ r;
+    words_ row[2];
+} counted_;
+
+FN_ void count_from_(counted_ *r, const numbers_ *drawn, size_t from, size_t to, const constants_ *c) {
+    const words_ rows = iset_(KOPT_RANDOM_STORES_);
+    size_t q;
+    for (q = from / TURN_; q < to / TURN_; q++) {
+        const draws_ d = draws_at_(KOPT_CONST_POINTER_(const kopt_byte_ *, drawn->lower),
+                                   KOPT_CONST_POINTER_(const kopt_byte_ *, drawn->upper), q * TURN_);
+        const int lie = LANES_ > 4 ? PARTED_ : 0;
+        r[q].r.own[0] = first_half_(d.own[0], lie, c);
+        r[q].r.own[1] = second_half_(d.own[0], lie);
+        r[q].r.twice[0] = first_half_(d.twice[0], lie, c);
+        r[q].r.twice[1] = second_half_(d.twice[0], lie);
+        r[q].row[0] = mul16_(r[q].r.twice[0], rows);
+        r[q].row[1] = mul16_(r[q].r.twice[1], rows);
+    }
+}
+
+/* The second stage of a turn, with what one lane does if it has to. */
+FN_ void finish_turn_(const kopt_job_ *whole, const arrays_ *a, kopt_kind_ kind, const scalars_ *k, const constants_ *c,
+                      size_t i, two_ x, const words_ own[2], int lie) {
+    floats_ row[2];
+    if (commit_turn_(a, kind, k, c, i, x, own, lie)) return;
+    row[0] = x.a;
+    row[1] = x.b;
+    kopt_turn_scalar_(whole, i, TURN_, KOPT_SECOND_STAGE_, BYTES_OF_(row), KOPT_NULL_, lie & PARTED_);
+}
+
+#define HOT_L2_ (LANES_ != 8) /* with the few registers of AVX2 to ask for it takes 2 to 4 % of all steps */
+
+/* Whole turns from `begin` on, which is at a turn of the random numbers. Returns where they end. */
+FN_ size_t hot_(const kopt_job_ *whole, kopt_kind_ kind, int parted, kopt_order_ order, size_t begin) {
+    const arrays_ a = arrays_of_(whole);
+    const kopt_step *s = whole->step;
+    const cipher_ cipher = cipher_of_(s->seed, s->step, whole->id, whole->stream);
+    const constants_ c = constants_of_();
+    const size_t end = whole->end;
+    const int random = kopt_needs_random_(kind);
+    scalars_ k = spread_(whole);
+    const int lie = parted | (order != KOPT_THROUGH_A_ROW_ ? NUMBERS_APART_ : 0);
+    counted_ counted[KOPT_RANDOM_ROW_ / TURN_];
+    rows_ rows;
+    draws_ none;
+    two_ waiting;
+    words_ its_own[2];
+    size_t i = begin, n, q;
     int waits = 0;
-    pair_words_ earlier; /* if it waits: the group before, without its second half */
-    pair_tile_ tile;
-    size_t held = 0;
-    earlier.moment1 = earlier.moment2 = next; /* or gcc warns of them under its thread sanitizer */
-    kind.rule = rule;
-    kind.weight = kind.grad = kind.moment = KOPT_BF16;
-    kind.rounding = rounding;
-    kind.moment_rounding = kind.compensation_rounding = small_stores;
-    kind.moments = moments;
-    kind.nesterov = s->nesterov;
-    kind.plain = 1;
-    kind.walk = walk;
-    k.unrectified = unrectified;
-
-    for (n = 0; n < PAIR_GROUPS_; n++)
-        r[n].even = r[n].odd = r[n].even_twice = r[n].odd_twice = r[n].even_row = r[n].odd_row = hold_(0); /* no memset */
-    if (before != 0) {
-        i += j->end - i < before ? j->end - i : before;
-        rest_(general_job, j->begin, i);
-    }
-    if (LANES_ == 16 && j->end - i >= 2 * LANES_) next = load32_(j->grad + 2 * i);
-    for (; j->end - i >= 2 * LANES_; i += n) { /* a row, or what there is of it */
-        const kopt_index_ index = KOPT_INDEX_(j->first + i);
+    if (!HOT_L2_) k.use_l2 = 0;
+    k.unrectified = k.first_step = 0;
+    its_own[0] = its_own[1] = none.own[0] = none.own[1] = none.twice[0] = none.twice[1] = iset_(0);
+    waiting.a = waiting.b = value_(none.own[0]);
+    for (n = 0; end - i >= TURN_; i += n) {
+        const kopt_index_ index = KOPT_INDEX_(whole->first + i);
         const size_t in_row = KOPT_CAST_(unsigned, index % KOPT_RANDOM_ROW_);
-        pair_random_ *numbers = r + in_row / (2 * LANES_);
-        size_t part;
-        n = KOPT_RANDOM_ROW_ - in_row;
-        if (j->end - i < n) n = (j->end - i) / (2 * LANES_) * (2 * LANES_);
-        if (kopt_needs_random_(kind) && (partial || index % KOPT_RANDOM_SPAN_ == 0)) pair_start_(r, &cipher, index);
-        partial = n < KOPT_RANDOM_ROW_;
-        for (part = 0; part < n; part += 2 * LANES_, numbers++) {
-            const size_t at = i + part;
-            pair_words_ p;
-            words_ grad = next;
-            if (part % 32 == 0) pair_prefetch_(j, kind, at);
-            if (LANES_ != 16) /* 4 % slower if early, and no faster */
-                grad = load32_(j->grad + 2 * at);
-            else if (j->end - at >= 4 * LANES_)
-                next = load32_(j->grad + 2 * (at + 2 * LANES_));
-            if (FIRST_PASS_) {
-                pair_first_(j, kind, &k, &c, at, grad, numbers, &tile, held + part);
-                continue;
+        const int fresh = n != KOPT_RANDOM_ROW_ || index % KOPT_RANDOM_SPAN_ == 0; /* the numbers are not counted on */
+        n = order == KOPT_THROUGH_A_ROW_ ? KOPT_TILE_ - KOPT_CAST_(unsigned, index % KOPT_TILE_)
+                                         : KOPT_RANDOM_ROW_ - in_row;
+        if (end - i < n) n = (end - i) / TURN_ * TURN_;
+        if (random && order == KOPT_THROUGH_A_ROW_)
+            draw_(&rows.r, &cipher, index, n, i == begin, n + TURN_ > end - begin);
+        if (random && order != KOPT_THROUGH_A_ROW_ && fresh) {
+            draw_(&rows.r, &cipher, index, n, 1, n < KOPT_RANDOM_ROW_);
+            count_from_(counted, &rows.r, in_row, in_row + n, &c);
+        }
+        for (q = 0; q < n; q += TURN_) {
+            const size_t at = order == KOPT_THROUGH_A_ROW_ ? q / LANES_ : 0;
+            draws_ r = none;
+            two_ x, y;
+            if (random && order == KOPT_THROUGH_A_ROW_) {
+                r = draws_at_(rows.r.number, rows.r.twice, q);
+            } else if (random) {
+                counted_ *const place = counted + (in_row + q) / TURN_;
+                r = place->r;
+                place->r.own[0] = add16_(r.own[0], place->row[0]);
+                place->r.own[1] = add16_(r.own[1], place->row[1]);
             }
-            pair_draw_(numbers, &p);
-            pair_update_(j, kind, &k, &c, at, grad, &p);
-            if (walk == KOPT_IN_TURNS_) {
-                if (waits) pair_finish_(general_job, j, kind, &k, &c, at - 2 * LANES_, &earlier);
-                earlier = p;
+            if (!direct_turn_(&a, kind, &k, &c, i + q, KOPT_NULL_, KOPT_NULL_, &r, lie, &x, &y, KOPT_NULL_)) {
+                kopt_turn_scalar_(whole, i + q, TURN_, KOPT_FIRST_STAGE_, BYTES_OF_(rows.x + at),
+                                  BYTES_OF_(Y_OF_(&rows) + at), parted);
+                x.a = rows.x[at];
+                x.b = rows.x[at + 1];
+                y.a = Y_OF_(&rows)[at];
+                y.b = Y_OF_(&rows)[at + 1];
+            }
+            if (order == KOPT_THROUGH_A_ROW_) {
+                rows.x[at] = x.a;
+                rows.x[at + 1] = x.b;
+#ifdef KAHAN_OPT_VMATH
+                if (kind.rule == KOPT_ADAM_ATAN2) {
+                    Y_OF_(&rows)[at] = y.a;
+                    Y_OF_(&rows)[at + 1] = y.b;
+                }
+#endif
+            } else if (order == KOPT_FUSED_) {
+                finish_turn_(whole, &a, kind, &k, &c, i + q, x, r.own, lie);
+            } else {
+                if (waits) finish_turn_(whole, &a, kind, &k, &c, i + q - TURN_, waiting, its_own, lie);
+                waiting = x;
+                its_own[0] = r.own[0];
+                its_own[1] = r.own[1];
                 waits = 1;
-                continue;
             }
-            pair_finish_(general_job, j, kind, &k, &c, at, &p);
         }
-        if (FIRST_PASS_) {
-            held += n;
-            if (held + KOPT_RANDOM_ROW_ <= PAIR_TILE_ && j->end - i - n >= 2 * LANES_) continue;
+        if (order == KOPT_THROUGH_A_ROW_) {
 #ifdef KAHAN_OPT_VMATH
-            if (BETWEEN_ && j->vmath == KOPT_NULL_) {
-                pair_middle_(&tile, held);
-            } else if (BETWEEN_) {
-                kopt_between_(j, KOPT_POINTER_(float *, tile.y), KOPT_POINTER_(float *, tile.x), held);
-                c = pair_constants_(); /* to keep them over the call is 3 % of a step by SLEEF */
-                k = spread_(j);
-                k.unrectified = unrectified;
+            if (kind.rule == KOPT_ADAM_ATAN2) angles_(rows.x, Y_OF_(&rows), n / LANES_);
+#endif
+            for (q = 0; q < n; q += TURN_) {
+                words_ own[2];
+                two_ x;
+                own[0] = own[1] = random ? load32_(rows.r.number + 2 * q) : iset_(0);
+                x.a = rows.x[q / LANES_];
+                x.b = rows.x[q / LANES_ + 1];
+                finish_turn_(whole, &a, kind, &k, &c, i + q, x, own, lie);
             }
-#endif
-            for (part = 0; part < held; part += 2 * LANES_)
-                pair_second_(j, general_job, kind, &k, &c, i + n - held + part, &tile, part);
-            held = 0;
         }
+        if (k.zero_grad) kopt_zero_(a.grad + i * kopt_bytes_of_(kind.grad), n * kopt_bytes_of_(kind.grad));
     }
-    if (waits) pair_finish_(general_job, j, kind, &k, &c, i - 2 * LANES_, &earlier);
-    if (i < j->end) rest_(general_job, i, j->end);
-}
-
-/* See kopt_walk_. */
-#define WALK_(on_avx512) (LANES_ == 16 ? (on_avx512) : LANES_ == 8 ? KOPT_TWICE_ : KOPT_PLAINLY_)
-
-/* Kernels of their own for what is used most. Beside the one for any rule and rounding, which asks at each turn what to
-   do, in cache: stores to nearest 1.2, stochastic 1.35, momentum 1.4 to 1.8 times as fast on a Zen 5; on a Sapphire
-   Rapids stochastic 1.05, momentum 1.15. Each is 4 % of what gcc takes to compile the header. */
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_kahan)(const kopt_job_ *j) {
-    pairs_(j, KOPT_ADAM, 2, KOPT_KAHAN, KOPT_STOCHASTIC, 0, WALK_(KOPT_IN_TURNS_));
-}
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_kahan_nearest)(const kopt_job_ *j) {
-    pairs_(j, KOPT_ADAM, 2, KOPT_KAHAN, KOPT_NEAREST, 0, WALK_(KOPT_IN_TURNS_));
-}
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(adam_stochastic)(const kopt_job_ *j) {
-    pairs_(j, KOPT_ADAM, 2, KOPT_STOCHASTIC, KOPT_STOCHASTIC, 0, WALK_(KOPT_PLAINLY_));
-}
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(momentum_kahan)(const kopt_job_ *j) {
-    pairs_(j, KOPT_SGD, 1, KOPT_KAHAN, KOPT_STOCHASTIC, 0, KOPT_PLAINLY_);
-}
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(any_pairs)(const kopt_job_ *j) {
-    const kopt_step *s = j->step;
-    const kopt_rule own = KOPT_RULE_(s->rule), rule = own == KOPT_SGD || own == KOPT_LION ? own : KOPT_ADAM;
-    const int moments = rule == KOPT_SGD ? s->moments : rule == KOPT_LION ? 1 : 2; /* s->moments, known where the rule is */
-    pairs_(j, rule, moments, KOPT_ROUNDING_(s->rounding), KOPT_STATE_ROUNDING_(s->moment_rounding), s->unrectified,
-           WALK_(KOPT_PLAINLY_));
-}
-#ifdef KAHAN_OPT_VMATH
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(atan2_kahan)(const kopt_job_ *j) {
-    pairs_(j, KOPT_ADAM_ATAN2, 2, KOPT_KAHAN, KOPT_STOCHASTIC, 0, KOPT_THRICE_);
-}
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(any_pairs_thrice)(const kopt_job_ *j) {
-    const kopt_step *s = j->step;
-    const kopt_rule rule = KOPT_RULE_(s->rule) == KOPT_LION ? KOPT_LION : KOPT_ADAM_ATAN2;
-    pairs_(j, rule, rule == KOPT_LION ? 1 : 2, KOPT_ROUNDING_(s->rounding), KOPT_STATE_ROUNDING_(s->moment_rounding), 0,
-           KOPT_THRICE_);
-}
-#endif
-
-#ifdef LOOK_UP_
-/* Kahan AdamW with 8-bit moments, a block at a time: moments by their table, the step of the hot kernel, codes. What is
-   new waits until the whole block is known to be finite. Takes 0.36 of the general kernel's time on a Zen 5. */
-typedef struct coded_ {
-    kopt_byte_ table[2][2][2 * KOPT_TILE_]; /* of the codes of each moment: the lower and the upper halves of the values */
-    kopt_byte_ highest[2][128], begins[2][128]; /* see coder_ */
-    kopt_byte_ moment[2][4 * KOPT_TILE_]; /* of each group first the even elements */
-    kopt_byte_ random[2 * KOPT_TILE_]; /* two to a word */
-    kopt_byte_ weight[4 * KOPT_TILE_]; /* and residuals; when they are stored, see places_ */
-    floats_ largest[2];
-} coded_;
-
-FN_ void coded_rule_(coded_ *b, kopt_kind_ kind, const scalars_ *k, const constants_ *c, const pair_words_ *p, words_ grad, int odd,
-                     const floats_ *moment, pair_half_ *h, size_t at) {
-    const words_ magnitude = iset_(0x7FFFFFFFu);
-    moments_ q;
-    q.m = moment[0];
-    q.v = q.third = q.fourth = moment[1];
-    h->w = half_(p->weight, odd, c);
-    h->update = rule_(kind, k, h->w, h->w, half_(grad, odd, c), &q);
-    store32_(b->moment[0] + 4 * at, bits_(q.m));
-    store32_(b->moment[1] + 4 * at, bits_(q.v));
-    b->largest[0] = greater_(value_(and_(bits_(q.m), magnitude)), b->largest[0]); /* a NaN shows in the weight */
-    b->largest[1] = greater_(value_(and_(bits_(q.v), magnitude)), b->largest[1]);
-}
-
-/* The 2 * LANES_ elements at i, which are at `at` in the block. Returns the new weights. */
-FN_ words_ coded_group_(coded_ *b, const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, pair_random_ *r,
-                        const floats_ *scale, size_t i, size_t at) {
-    floats_ even[2], odd[2];
-    pair_words_ p;
-    words_ grad = load32_(j->grad + 2 * i);
-    int m;
-    for (m = 0; m < 2; m++) {
-        const words_ code = pair_load8_(j->moment[m] + i);
-        const words_ lower = pair_look_up_(b->table[m][0], code), upper = pair_look_up_(b->table[m][1], code);
-        even[m] = mul_(value_(or_(shl_(upper, 16), and_(lower, c->lower))), scale[m]);
-        odd[m] = mul_(value_(or_(and_(upper, c->upper), shr_(lower, 16))), scale[m]);
-    }
-    pair_draw_(r, &p);
-    p.weight = load32_(j->weight + 2 * i);
-    p.residual = load32_(j->residual + 2 * i);
-    coded_rule_(b, kind, k, c, &p, grad, 0, even, &p.even, at);
-    coded_rule_(b, kind, k, c, &p, grad, 1, odd, &p.odd, at + LANES_);
-    store32_(b->random + 2 * at, or_(p.even.random, shl_(p.odd.random, 16)));
-    pair_weight_(kind, c, &p, 0, &p.even);
-    pair_weight_(kind, c, &p, 1, &p.odd);
-    p.weight = pair_flush_(pair_join_(p.even.weight, p.odd.weight), c->exponent);
-    store32_(b->weight + 2 * at, p.weight);
-    store32_(b->weight + 2 * (KOPT_TILE_ + at), pair_flush_(pair_join_(p.even.residual, p.odd.residual), c->exponent));
-    return p.weight;
-}
-
-/* The code of the even or the odd elements of a group. */
-FN_ words_ coded_word_(const coded_ *b, const coder_ *coder, words_ random, words_ twice, size_t vector, int m) {
-    const words_ r = add16_(random, twice);
-    return code_at_(coder, load32_(b->weight + vector), load32_(b->moment[m] + vector), m,
-                    m == 0 ? r : add16_(r, twice));
-}
-
-/* The codes of a moment of the block, and its scale; of the second one first, in whose place y is then. */
-FN_ void codes_of_block_(coded_ *b, const kopt_job_ *j, size_t i, uint32_t largest, const pair_random_ *r, int m) {
-    kopt_byte_ *const code = j->moment[m] + i;
-    coder_ coder = coder_of_(value_(iset_(largest)), kopt_decades_[m], m);
-    const words_ lower = hold_(0xFFFFu);
-    size_t at;
-    coder.highest = b->highest[m];
-    coder.begins = b->begins[m];
-    kopt_store32_(j->scale[m] + i / KOPT_TILE_ * 4, largest);
-    places_(&coder, b->moment[m], b->moment[1], b->weight, KOPT_TILE_);
-    for (at = 0; at < KOPT_TILE_; at += 2 * LANES_) {
-        const pair_random_ *const numbers = r + at % KOPT_RANDOM_ROW_ / (2 * LANES_);
-        const words_ random = load32_(b->random + 2 * at);
-        const words_ even = coded_word_(b, &coder, and_(random, lower), numbers->even_twice, 4 * at, m);
-        const words_ odd = coded_word_(b, &coder, shr_(random, 16), numbers->odd_twice, 4 * (at + LANES_), m);
-        pair_store8_(code + at, largest != 0 ? or_(even, shl_(odd, 16)) : iset_(m == 1 ? 0 : 0x007F007Fu));
-    }
-}
-
-APART_ void NAME_(first_codes)(coded_ *b, const kopt_job_ *j, size_t i, uint32_t largest, const pair_random_ *r) {
-    codes_of_block_(b, j, i, largest, r, 0);
-}
-
-APART_ void NAME_(second_codes)(coded_ *b, const kopt_job_ *j, size_t i, uint32_t largest, const pair_random_ *r) {
-    codes_of_block_(b, j, i, largest, r, 1);
-}
-
-/* The tables, which stay for all blocks. */
-APART_ void coded_begin_(coded_ *b, const uint32_t *const values[2]) {
-    uint32_t highest[32], begins[32];
-    size_t i, d;
-    int m;
-    for (m = 0; m < 2; m++) {
-        const uint32_t *const first = kopt_decades_[m] + KOPT_FIRST_;
-        for (i = 0; i < KOPT_TILE_; i += LANES_) {
-            const words_ value = load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, values[m] + i));
-            store16_(b->table[m][0] + 2 * i, value);
-            store16_(b->table[m][1] + 2 * i, shr_(value, 16));
-        }
-        for (i = 0; i < 32; i++) {
-            const uint32_t value = (KOPT_CAST_(uint32_t, 97 + i) << 23) - 1;
-            for (d = 0; d < 7 && first[d + 1] <= value; d++) {}
-            highest[i] = KOPT_CAST_(uint32_t, d);
-            begins[i] = first[d];
-        }
-        for (i = 0; i < 32; i += LANES_) {
-            store32_(b->highest[m] + 4 * i, load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, highest + i)));
-            store32_(b->begins[m] + 4 * i, load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, begins + i)));
-        }
-    }
-}
-
-/* From `begin` on. Returns where a block begins that wants the general kernel, which needs this stack, or the end. */
-APART_ size_t coded_blocks_(const kopt_job_ *general_job, size_t begin) {
-    kopt_job_ local;
-    const kopt_job_ *const j = kopt_copy_job_(&local, general_job);
-    const kopt_step *s = j->step;
-    const cipher_ cipher = cipher_of_(s->seed, s->step, j->id, j->stream);
-    const constants_ c = pair_constants_();
-    kopt_kind_ kind = kind_of_(j);
-    scalars_ k = spread_(j);
-    pair_random_ r[PAIR_GROUPS_];
-    coded_ b;
-    size_t i, at;
-    int m;
-    kind.rule = KOPT_ADAM;
-    kind.weight = kind.grad = kind.moment = KOPT_BF16;
-    kind.rounding = KOPT_KAHAN;
-    kind.moment_rounding = kind.compensation_rounding = KOPT_STOCHASTIC;
-    kind.moments = 2;
-    kind.plain = 1;
-    kind.walk = KOPT_PLAINLY_;
-    k.unrectified = 0;
-    coded_begin_(&b, j->codes);
-    for (i = begin; j->end - i >= KOPT_TILE_; i += KOPT_TILE_) {
-        const kopt_index_ index = KOPT_INDEX_(j->first + i);
-        words_ most = iset_(0);
-        uint32_t largest[2];
-        floats_ scale[2];
-        for (m = 0; m < 2; m++) {
-            scale[m] = value_(iset_(kopt_load32_(j->scale[m] + i / KOPT_TILE_ * 4)));
-            b.largest[m] = set_(0);
-        }
-        for (at = 0; at < KOPT_TILE_; at += 2 * LANES_) {
-            words_ weight;
-            if (at % KOPT_RANDOM_ROW_ == 0 && (i + at == begin || (index + at) % KOPT_RANDOM_SPAN_ == 0))
-                pair_start_(r, &cipher, index + at);
-            KOPT_PREFETCH_(j->weight + 2 * (i + at) + 2048);
-            KOPT_PREFETCH_(j->grad + 2 * (i + at) + 2048);
-            KOPT_PREFETCH_(j->residual + 2 * (i + at) + 2048);
-            KOPT_PREFETCH_(j->moment[0] + i + at + 1024);
-            KOPT_PREFETCH_(j->moment[1] + i + at + 1024);
-            weight = coded_group_(&b, j, kind, &k, &c, r + at % KOPT_RANDOM_ROW_ / (2 * LANES_), scale, i + at, at);
-            most = pair_max_(most, and_(weight, c.magnitude));
-        }
-        largest[0] = largest_lane_(bits_(b.largest[0]));
-        largest[1] = largest_lane_(bits_(b.largest[1]));
-        if (pair_any_above_(most, c.limit) || largest[0] >= 0x7F800000u || largest[1] >= 0x7F800000u) return i;
-        for (at = 0; at < KOPT_TILE_; at += 2 * LANES_) {
-            store32_(j->weight + 2 * (i + at), load32_(b.weight + 2 * at));
-            store32_(j->residual + 2 * (i + at), load32_(b.weight + 2 * (KOPT_TILE_ + at)));
-            if (k.zero_grad) store32_(j->grad + 2 * (i + at), iset_(0));
-        }
-        NAME_(second_codes)(&b, general_job, i, kopt_scale_(largest[1]), r);
-        NAME_(first_codes)(&b, general_job, i, kopt_scale_(largest[0]), r);
-    }
+    if (waits) finish_turn_(whole, &a, kind, &k, &c, i - TURN_, waiting, its_own, lie);
     return i;
 }
 
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(coded_adam_kahan)(const kopt_job_ *j) {
-    size_t i = j->begin, end;
-    do {
-        i = coded_blocks_(j, i);
-        end = j->end - i < KOPT_TILE_ ? j->end : i + KOPT_TILE_;
-        if (i < end) general_(j, i, end);
-        i = end;
-    } while (i < j->end);
+/* What has a kernel of its own; the first line that matches is taken. */
+#define AS_LANES_(on_avx512) (LANES_ == 16 ? (on_avx512) : LANES_ == 8 ? KOPT_THROUGH_A_ROW_ : KOPT_FUSED_)
+#ifdef KAHAN_OPT_VMATH
+#define HOT_VMATH_(LINE_)                                                                                       \
+    LINE_(atan2_kahan, KOPT_ADAM_ATAN2, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_THROUGH_A_ROW_)         \
+    LINE_(atan2_f32, KOPT_ADAM_ATAN2, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_THROUGH_A_ROW_)
+#else
+#define HOT_VMATH_(LINE_)
+#endif
+#define HOT_(LINE_)                                                                                             \
+    LINE_(adam_kahan, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, AS_LANES_(KOPT_IN_TURNS_))          \
+    LINE_(adam_stochastic, KOPT_ADAM, 2, KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC, AS_LANES_(KOPT_FUSED_))   \
+    LINE_(momentum_kahan, KOPT_SGD, 1, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_FUSED_)                     \
+    LINE_(adam_f32, KOPT_ADAM, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_FUSED_)                            \
+    HOT_VMATH_(LINE_)
+
+#define LINE_(name, its_rule, its_moments, format, its_rounding, small, order)  \
+    APART_ size_t NAME_(hot_##name)(const kopt_job_ *j, size_t begin) {         \
+        kopt_kind_ kind;                                                        \
+        kind.nesterov = j->step->nesterov;                                      \
+        kind.rule = its_rule;                                                   \
+        kind.moments = its_moments;                                             \
+        kind.weight = kind.grad = kind.moment = format;                         \
+        kind.in_rows = 0;                                                       \
+        kind.rounding = its_rounding;                                           \
+        kind.moment_rounding = kind.compensation_rounding = small;              \
+        return hot_(j, kind, (format) == KOPT_BF16 && LANES_ > 4 ? PARTED_ : 0, order, begin); \
+    }
+HOT_(LINE_)
+#undef LINE_
+
+/* From `begin` on what has a kernel of its own, returns where that ends. */
+FN_ size_t hot_step_(const kopt_job_ *j, kopt_kind_ kind, size_t begin) {
+    const kopt_step *s = j->step;
+    if ((s->moments_only | s->sync | s->unrectified) != 0 || j->counts != KOPT_NULL_ || j->copy != KOPT_NULL_)
+        return begin;
+    if (!HOT_L2_ && kopt_bits_(s->l2) << 1 != 0) return begin;
+#ifdef KAHAN_OPT_VMATH
+    if (j->vmath != KOPT_NULL_) return begin;
+#endif
+#define LINE_(name, its_rule, its_moments, format, its_rounding, small, order)                                         \
+    if (kind.rule == (its_rule) && MOMENTS_ == (its_moments) && kind.weight == (format) && kind.grad == (format) &&    \
+        kind.moment == (format) &&                                                                                     \
+        ((format) == KOPT_F32 || (kind.rounding == (its_rounding) && kind.moment_rounding == (small) &&                \
+                                  ((its_rounding) != KOPT_KAHAN || kind.compensation_rounding == (small))))) {         \
+        return NAME_(hot_##name)(j, begin);                                                                            \
+    }
+    HOT_(LINE_)
+#undef LINE_
+    return begin;
 }
 #endif
+#endif /* vectors */
 
-#endif /* PAIRS_ */
+APART_ void NAME_(step)(const kopt_job_ *j) {
+    size_t i = j->begin;
+#ifdef PAIRS_
+    /* rows of random numbers have whole turns; the frames of what steps the ends are not there beside that of the rest */
+    const size_t head = KOPT_CAST_(unsigned, (0 - KOPT_INDEX_(j->first + i)) % TURN_);
+    if (j->end - i >= head + TURN_) {
+        const size_t end = hot_step_(j, kind_of_(j), i + head);
+        if (end > i + head) {
+            if (head > 0) walk_(j, i, i + head);
+            i = end;
+        }
+    }
+#endif
+    if (i < j->end) walk_(j, i, j->end);
+}
 
 #ifndef TOOLS_
-/* StableAdamW: g / larger(root of the new second moment, eps), of n <= LANES_ elements. */
-FN_ floats_ NAME_(ratio)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t i, size_t n) {
-    const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
-    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    words_ kept = iset_(0);
-    floats_ g = widen_(fetch_(j->grad + i * grad_size, grad_size, n), kind.grad), v, w, c;
-    if (k->use_scale) g = mul_(g, k->grad_scale);
-    if (k->use_l2) {
-        if (residual_size != 0) kept = fetch_(j->residual + i * residual_size, residual_size, n);
-        w = load_weight_(kind, fetch_(j->weight + i * weight_size, weight_size, n), kept, &c);
-        g = add_(g, mul_(k->l2, w));
-    }
-    v = average_of_squares_(k->beta2, k->one_minus_beta2, load_moment_(j, kind, 1, i, n), g);
+/* StableAdamW: g / larger(root of the new second moment, eps), g scaled and with L2 in it. */
+FN_ floats_ NAME_(ratio)(const scalars_ *k, floats_ g, floats_ v) {
+    v = average_of_squares_(k->beta2, k->one_minus_beta2, v, g);
     return div_(g, larger_(mul_(sqrt_(v), k->root_scale), k->eps));
 }
 
-/* out[i - begin] = the ratio of element i. */
-APART_ void NAME_(measure)(const kopt_job_ *j, kopt_byte_ *out) {
-    const scalars_ k = spread_(j);
-    const kopt_kind_ kind = kind_of_(j);
-    size_t i, n;
-    for (i = j->begin; i < j->end; i += n) {
-        n = j->end - i < LANES_ ? j->end - i : LANES_;
-        put_(out + 4 * (i - j->begin), 4, n, bits_(NAME_(ratio)(j, kind, &k, i, n)));
-    }
+#ifdef ONE_LANE_
+FN_ floats_ measured_(kopt_kind_ kind, const scalars_ *k, const element_ *e) {
+    floats_ g = widen_(e->grad, kind.grad), rest;
+    if (k->use_scale) g = mul_(g, k->grad_scale);
+    if (k->use_l2) g = add_(g, mul_(k->l2, load_weight_(kind, e->weight, e->residual, &rest)));
+    return NAME_(ratio)(k, g, load_moment_(kind, e, 1));
 }
 #endif
 
-APART_ void NAME_(step)(const kopt_job_ *j) {
-#ifdef PAIRS_ /* the vocabularies with more than one lane have hot kernels */
-    const kopt_step *s = j->step;
-    const kopt_rule rule = KOPT_RULE_(s->rule);
-    const kopt_rounding rounding = KOPT_ROUNDING_(s->rounding), small_stores = KOPT_STATE_ROUNDING_(s->moment_rounding);
-    const kopt_format weight = KOPT_FORMAT_(s->weight_format), moment = KOPT_STEP_FORMAT_(j->moment_format);
-    const int compensated = rounding == KOPT_KAHAN || rounding == KOPT_COMPACT;
-    const int no_momentum = rule == KOPT_SGD && s->moments == 0;
-    const int plain = (s->moments >= 1 || no_momentum) && s->moments <= 2 && !s->moments_only && !s->sync && j->counts == KOPT_NULL_;
-    const int adam = rule == KOPT_ADAM;
-#ifdef LOOK_UP_
-    if (KOPT_HAS_(KOPT_WITH_Q8) && plain && adam && j->codes[0] != KOPT_NULL_ && weight == KOPT_BF16 && rounding == KOPT_KAHAN &&
-        j->grad_format == KOPT_BF16 && j->copy == KOPT_NULL_ && small_stores == KOPT_STOCHASTIC && s->moments == 2 &&
-        KOPT_STATE_ROUNDING_(s->compensation_rounding) == KOPT_STOCHASTIC &&
-        j->first % KOPT_TILE_ == 0) { /* the random numbers of a block are of one span */
-        NAME_(coded_adam_kahan)(j);
-        return;
+/* Of elements [begin, end) to out. */
+APART_ void NAME_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ *out) {
+    const scalars_ k = spread_(j);
+    const kopt_kind_ kind = kind_of_(j);
+    size_t i = begin;
+#ifdef ONE_LANE_
+    for (; i < j->end; i++) {
+        const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+        element_ e;
+        e.weight = e.residual = e.moment[0] = e.moment[2] = e.moment[3] = e.slow = e.slow_residual = 0;
+        e.grad = fetch_at_(j->grad, i, kopt_bytes_of_(kind.grad));
+        e.moment[1] = fetch_at_(j->moment[1], i, kopt_bytes_of_(kind.moment));
+        if (k.use_l2) e.weight = fetch_at_(j->weight, i, kopt_bytes_of_(kind.weight));
+        if (k.use_l2 && residual_size != 0) e.residual = fetch_at_(j->residual, i, residual_size);
+        put_at_(out, i - begin, 4, bits_(measured_(kind, &k, &e)));
     }
-#endif
-    if (plain && weight == KOPT_F32 && moment == KOPT_F32 && j->grad_format == KOPT_F32 && j->codes[0] == KOPT_NULL_) {
-        if (adam) {
-            NAME_(adam_f32)(j);
-            return;
+#else
+    const constants_ c = constants_of_();
+    for (; j->end - i >= TURN_ && !k.use_l2; i += TURN_) {
+        two_ g = load_(j->grad, i, kind.grad, 0, &c);
+        const two_ v = load_(j->moment[1], i, kind.moment, 0, &c);
+        if (k.use_scale) {
+            g.a = mul_(g.a, k.grad_scale);
+            g.b = mul_(g.b, k.grad_scale);
         }
-#ifdef KAHAN_OPT_VMATH
-        if (rule == KOPT_ADAM_ATAN2 && j->vmath == KOPT_NULL_) {
-            NAME_(atan2_f32)(j);
-            return;
-        }
-#endif
+        store32_(out + 4 * (i - begin), bits_(NAME_(ratio)(&k, g.a, squared_(v.a, kopt_rooted_(kind, 1)))));
+        store32_(out + 4 * (i - begin + LANES_), bits_(NAME_(ratio)(&k, g.b, squared_(v.b, kopt_rooted_(kind, 1)))));
     }
-    if (plain && weight == KOPT_BF16 && (moment == KOPT_BF16 || no_momentum) && j->grad_format == KOPT_BF16 && j->copy == KOPT_NULL_ &&
-        (!compensated || KOPT_STATE_ROUNDING_(s->compensation_rounding) == small_stores)) {
-#ifdef KAHAN_OPT_VMATH
-        if (rule == KOPT_ADAM_ATAN2 && rounding == KOPT_KAHAN && small_stores == KOPT_STOCHASTIC) {
-            NAME_(atan2_kahan)(j);
-            return;
-        }
-        if (rule == KOPT_ADAM_ATAN2 || j->vmath != KOPT_NULL_) {
-            NAME_(any_pairs_thrice)(j);
-            return;
-        }
+    kopt_measure_from_scalar_(j, i, out + 4 * (i - begin));
 #endif
-        if (adam && rounding == KOPT_KAHAN && small_stores == KOPT_STOCHASTIC)
-            NAME_(adam_kahan)(j);
-        else if (adam && rounding == KOPT_KAHAN && small_stores == KOPT_NEAREST)
-            NAME_(adam_kahan_nearest)(j);
-        else if (adam && rounding == KOPT_STOCHASTIC && small_stores == KOPT_STOCHASTIC)
-            NAME_(adam_stochastic)(j);
-        else if (rule == KOPT_SGD && !no_momentum && rounding == KOPT_KAHAN && small_stores == KOPT_STOCHASTIC)
-            NAME_(momentum_kahan)(j);
-        else
-            NAME_(any_pairs)(j);
-        return;
-    }
-#endif
-    rest_(j, j->begin, j->end);
 }
+
+APART_ void NAME_(measure)(const kopt_job_ *j, kopt_byte_ *out) { NAME_(measure_from)(j, j->begin, out); }
+#endif
 
 /* ---- bulk ---- */
 
-FN_ words_ converted_(floats_ x, kopt_format to, int stochastic, words_ r) {
+/* To the nearest, any value; a NaN keeps its payload. */
+FN_ words_ converted_(floats_ x, kopt_format to) {
     const words_ a = bits_(x), mag = and_(a, iset_(0x7FFFFFFFu));
     if (to == KOPT_F32) return a;
-    if (stochastic) return stochastic16_(x, to, r);
     if (to == KOPT_FP16) return narrow_fp16_(x);
-    return select_(gt_(mag, iset_(0x7F800000u)), or_(shr_(a, 16), iset_(0x0040u)), /* NaN keeps its payload */
+    return select_(gt_(mag, iset_(0x7F800000u)), or_(shr_(a, 16), iset_(0x0040u)),
                    shr_(iadd_(iadd_(a, iset_(0x7FFFu)), and_(shr_(a, 16), iset_(1))), 16));
 }
 
@@ -5088,15 +5260,26 @@ APART_ void convert_any_(const kopt_conversion_ *c, size_t begin, size_t end) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
     const uint32_t stream = KOPT_CAST_(uint32_t, c->stochastic);
     const cipher_ cipher = stream == 0 ? cipher_of_(0, 0, 0, 0) : cipher_of_(c->seed, c->step, c->id, stream);
+    const int stochastic = stream != 0 && c->dst_format != KOPT_F32;
+    const constants_ constants = constants_of_();
     random_draws_ draws;
     size_t i, n;
     for (i = begin; i < end; i += n) {
         words_ r = iset_(0);
+        floats_ x;
         n = LANES_;
         if (stream != 0) r = random_draw_(&draws, &cipher, KOPT_INDEX_(c->first + i), i == begin, &n);
         if (end - i < n) n = end - i;
-        put_(c->dst + i * to_size, to_size, n,
-             converted_(widen_(fetch_(c->src + i * from_size, from_size, n), c->src_format), c->dst_format, c->stochastic, r));
+        x = widen_(fetch_(c->src + i * from_size, from_size, n), c->src_format);
+        r = stochastic ? shr_(stochastic_(x, c->dst_format, and_(r, iset_(0xFFFFu)), &constants), 16)
+                       : converted_(x, c->dst_format);
+#ifndef ONE_LANE_
+        if (stochastic && any_(gt_(magnitude_of_(x), iset_(c->dst_format == KOPT_BF16 ? 0x7F7EFFFFu : 0x477FDFFFu)))) {
+            kopt_convert_any_scalar_(c, i, i + n);
+            continue;
+        }
+#endif
+        put_(c->dst + i * to_size, to_size, n, r);
     }
 }
 #endif
@@ -5104,7 +5287,7 @@ APART_ void convert_any_(const kopt_conversion_ *c, size_t begin, size_t end) {
 #ifdef PAIRS_
 FN_ words_ convert_vector_(const kopt_byte_ *p, kopt_format to, kopt_format from) {
     KOPT_PREFETCH_(p + 4096); /* narrowing in DRAM: 1 KB ahead is a sixth slower */
-    return converted_(widen_(fetch_(p, kopt_bytes_of_(from), LANES_), from), to, 0, iset_(0));
+    return converted_(widen_(fetch_(p, kopt_bytes_of_(from), LANES_), from), to);
 }
 
 /* To nearest, with constant formats. An array that no cache holds is written past the caches, if the machine can: 1.9
@@ -5921,8 +6104,6 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef any_
 #undef select_
 #undef where_
-#undef of_eight_
-#undef of_32_
 #undef load32_
 #undef load16_
 #undef load8_
@@ -5931,57 +6112,96 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef store8_
 #undef widen_fp16_
 #undef narrow_fp16_
-#undef load_half_
 #undef block_order_
 #undef zip_low_
 #undef zip_high_
-#undef pair_load8_
+#undef unpack_low_
+#undef unpack_high_
+#undef pack_upper_
+#undef imax_
+#undef unordered_
+#undef load_fp16_
+#undef nearest_fp16_
 #undef pair_store8_
 #undef pair_join_
 #undef pair_flush_
 #undef pair_max_
 #undef pair_any_above_
-#undef pair_look_up_
+#undef APART_
+#undef APPLY_
+#undef AS_LANES_
+#undef BYTES_OF_
+#undef ANY_
+#undef COMMITS_
+#undef DIRECTIONS_
+#undef EACH_MOMENT_
+#undef FP16_
+#undef GENERIC_FP16_
+#undef HOT_L2_
+#undef HOT_
+#undef HOT_VMATH_
+#undef IMAX_
 #undef ISA_
 #undef ISA_TARGET_
 #undef LANES_
+#undef LENDER_
+#undef LESSER_GREATER_
+#undef MOMENTS_
+#undef NUMBERS_APART_
 #undef ONE_LANE_
-#undef ONE_PASS_
+#undef OPERATORS_
+#undef PAIRS_
+#undef PARTED_
+#undef SETTLE_
+#undef SHARED_
+#undef ROUND_
+#undef STREAMS_
+#undef SUB_WHERE_
+#undef TOOLS_
+#undef TURN_
+#undef UNORDERED_
+#undef Y_OF_
+#undef convert_any_
 #undef shl_
 #undef shr_
-#undef PAIRS_
-#undef LENDER_
-#undef TOOLS_
-#undef GENERIC_FP16_
-#undef SUB_WHERE_
-#undef LESSER_GREATER_
-#undef OPERATORS_
-#undef LOOK_UP_
-#undef SETTLE_
-#undef APART_
-#undef MOMENTS_
-#undef FIRST_PASS_
-#undef BETWEEN_
-#undef TWO_ARGUMENTS_
-#undef APPLY_
+#undef stream16_
+#undef stream32_
+#undef stream_end_
+#undef imax_
+#undef unordered_
 #undef scalars_
+#undef spread_step_
 #undef spread_
+#undef left_
+#undef fetch_
+#undef put_
 #undef cipher_
 #undef cipher_of_
 #undef random_words_
+#undef random_element_
+#undef number_
+#undef random_draws_
+#undef random_draw_
 #undef random_order_
-#undef fetch_
-#undef put_
+#undef random_span_
+#undef random_row_
+#undef constants_
+#undef constants_of_
+#undef magnitude_of_
 #undef extended_
+#undef extended16_
 #undef from_extended_
 #undef nearest16_
 #undef split16_
-#undef stochastic16_
-#undef round16_
-#undef flush16_
+#undef load_fp16_
+#undef nearest_fp16_
+#undef stochastic_
+#undef rounded_
+#undef flushed_
+#undef rounded_bits_
 #undef flush32_
+#undef quiet_
 #undef widen_
-#undef rule_
 #undef moments_
 #undef average_
 #undef average_of_squares_
@@ -5991,116 +6211,86 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef octant_of_
 #undef angle_in_
 #undef angle_
-#undef load_weight_
-#undef store_weight_
-#undef load_moment_
-#undef store_moment_
-#undef joined_
-#undef round_moment_
-#undef load_rare_
-#undef store_rare_
-#undef look_back_
-#undef store_slow_
-#undef store_copy_
-#undef tally_
-#undef tile_
-#undef of_row_
-#undef left_
-#undef row_from_
-#undef fill_row_
-#undef weights_from_
-#undef weights_to_
-#undef load_weights_
-#undef store_weights_
-#undef row_to_
-#undef moments_to_
-#undef store_moments_
-#undef rule_over_
-#undef apply_rule_
-#undef look_back_all_
-#undef row_from_codes_
-#undef row_to_codes_
-#undef tally_all_
-#undef looked_back_
-#undef tiles_
-#undef few_
-#undef many_
-#undef coded2_
-#undef coded4_
-#undef FRAME_
-#undef widen_moment_
-#undef SHARED_
-#undef ROUND_
-#undef ROW_
-#undef EACH_ROUNDING_
-#undef EACH_WEIGHT_
-#undef vector_
-#undef range_
-#undef random_span_
-#undef random_row_
-#undef random_element_
-#undef random_draws_
-#undef random_draw_
-#undef number_
-#undef converted_
-#undef convert_array_
-#undef convert_vector_
-#undef all_f32_
-#undef convert_any_
-#undef STREAMS_
-#undef stream16_
-#undef stream32_
-#undef stream_end_
-#undef kind_of_
-#undef general_
-#undef rest_
-#undef constants_
-#undef half_
-#undef pair_round_
-#undef pair_half_
-#undef pair_words_
-#undef pair_rule_
-#undef pair_seen_
+#undef rule_
 #undef update_
-#undef vector_f32_
-#undef pair_tile_
-#undef pair_random_
-#undef pair_start_
-#undef pair_draw_
+#undef looked_back_
+#undef joined_
+#undef commit_
+#undef rounded_moment_
+#undef squared_
+#undef kind_of_
+#undef element_
+#undef load_weight_
+#undef load_moment_
+#undef stored_moment_
+#undef direct_
+#undef stored_weight_
+#undef between_
+#undef fetch_at_
+#undef put_at_
+#undef commit_element_
+#undef copied_
+#undef count_element_
+#undef measured_
+#undef step_one_
+#undef walk_rows_
+#undef walk_
+#undef two_
+#undef arrays_
+#undef arrays_of_
+#undef first_half_
+#undef second_half_
+#undef draws_
+#undef load_
+#undef pack_
+#undef load_weights_
+#undef commit_turn_
+#undef half_turn_
+#undef half_turn_of_
+#undef store_moments_
+#undef direct_turn_
 #undef numbers_
-#undef tile_number_
-#undef end_row_
-#undef of_decade_
-#undef decade_
-#undef place_
-#undef code_at_
-#undef code_in_
-#undef coder_
-#undef coder_of_
-#undef places_
-#undef codes_to_
-#undef PAIR_GROUPS_
-#undef PAIR_TILE_
-#undef WALK_
-#undef pair_first_
-#undef octant_at_
-#undef pair_middle_
-#undef pair_constants_
-#undef pair_second_
-#undef pair_weight_
-#undef pair_update_
-#undef pair_store_
-#undef pair_finish_
-#undef pair_prefetch_
+#undef draws_at_
+#undef draw_
+#undef rows_
+#undef code_of_
 #undef coded_
-#undef coded_rule_
-#undef coded_group_
-#undef coded_word_
-#undef codes_of_block_
-#undef coded_begin_
-#undef coded_blocks_
+#undef inverse_of_
+#undef of_code_
+#undef to_codes_
 #undef largest_lane_
-#undef pairs_
+#undef codes_turn_
+#undef from_codes_
+#undef row_from_codes_
+#undef load_kept_
+#undef hand_over_
+#undef kind_at_
+#undef AND_
+#undef FIXED_
+#undef NEVER_
+#undef direct_has_line_
+#undef commit_has_line_
+#undef IS_
+#undef row_to_codes_
+#undef direct_tile_
+#undef commit_tile_
+#undef direct_any_
+#undef commit_any_
+#undef weights_tile_
+#undef angles_
+#undef commit_rarely_
+#undef stages_
+#undef tail_
+#undef tile_at_
+#undef tiles_
+#undef counted_
+#undef count_from_
+#undef finish_turn_
+#undef hot_
+#undef hot_step_
+#undef converted_
+#undef convert_vector_
+#undef convert_array_
 
 #elif defined(KOPT_IMPLEMENTING_) /* the implementation, continued */
 
@@ -6344,7 +6534,7 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 #endif
 }
 
-/* ---- 8-BIT MOMENTS, section 6b: block-wise dynamic codes (Dettmers et al. 2022), the tables of bitsandbytes ------------ */
+/* ---- 8-BIT MOMENTS, section 6b -------------------------------------------------------------------------------- */
 
 #define KOPT_BLOCK_ KOPT_CAST_(size_t, 256) /* elements that share a scale */
 /* How many of them are on the stack where a part of a block will do; vectors gain by all (StableAdamW 1.15 times). */
@@ -6354,73 +6544,19 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 #define KOPT_PART_ KOPT_CAST_(size_t, 64)
 #endif
 
-/* Code 0 .. 255 of a mean of squares, ascending from 0 to 1. */
-static const uint32_t kopt_codes_unsigned_[256] = {
-    0x00000000u, 0x34AE7BAAu, 0x35500998u, 0x360E9B38u, 0x3692CCF6u, 0x36DE4C51u, 0x3714E5D5u, 0x3783126Eu, 0x37E171A0u, 0x381FE868u,
-    0x384F1800u, 0x387E479Au, 0x3896BB99u, 0x38AE5364u, 0x38C5EB31u, 0x3906594Bu, 0x394154CAu, 0x397C5048u, 0x399BA5E4u, 0x39B923A2u,
-    0x39D6A162u, 0x39F41F22u, 0x3A08CE71u, 0x3A178D50u, 0x3A264C30u, 0x3A350B10u, 0x3A43C9EFu, 0x3A5288D0u, 0x3A6147AFu, 0x3A70068Eu,
-    0x3A7EC56Eu, 0x3A958106u, 0x3ABA5E35u, 0x3ADF3B64u, 0x3B020C49u, 0x3B147AE1u, 0x3B26E978u, 0x3B39580Fu, 0x3B4BC6A7u, 0x3B5E353Eu,
-    0x3B70A3D7u, 0x3B818937u, 0x3B8AC082u, 0x3B93F7CFu, 0x3B9D2F1Au, 0x3BA66666u, 0x3BAF9DB2u, 0x3BB8D4FDu, 0x3BC20C4Au, 0x3BCB4394u,
-    0x3BD47AE1u, 0x3BDDB22Eu, 0x3BE6E978u, 0x3BF020C5u, 0x3BF9580Fu, 0x3C0147AEu, 0x3C05E353u, 0x3C0A7EF9u, 0x3C0F1AA0u, 0x3C13B645u,
-    0x3C1851EBu, 0x3C1CED90u, 0x3C218937u, 0x3C2F5C2Au, 0x3C466667u, 0x3C5D70A3u, 0x3C747AE2u, 0x3C85C28Fu, 0x3C9147AEu, 0x3C9CCCCDu,
-    0x3CA851EBu, 0x3CB3D70Bu, 0x3CBF5C2Au, 0x3CCAE148u, 0x3CD66667u, 0x3CE1EB87u, 0x3CED70A3u, 0x3CF8F5C3u, 0x3D023D70u, 0x3D080000u,
-    0x3D0DC28Fu, 0x3D13851Fu, 0x3D1947AFu, 0x3D1F0A3Du, 0x3D24CCCDu, 0x3D2A8F5Bu, 0x3D3051EBu, 0x3D36147Bu, 0x3D3BD70Au, 0x3D41999Au,
-    0x3D475C2Au, 0x3D4D1EB8u, 0x3D52E148u, 0x3D58A3D7u, 0x3D5E6667u, 0x3D6428F7u, 0x3D69EB87u, 0x3D6FAE15u, 0x3D7570A3u, 0x3D7B3333u,
-    0x3D807AE2u, 0x3D835C29u, 0x3D863D71u, 0x3D891EB9u, 0x3D8C0000u, 0x3D8EE148u, 0x3D91C290u, 0x3D94A3D7u, 0x3D97851Fu, 0x3D9A6667u,
-    0x3D9D47AFu, 0x3DA028F6u, 0x3DA30A3Du, 0x3DA5EB85u, 0x3DA8CCCDu, 0x3DABAE14u, 0x3DAE8F5Cu, 0x3DB170A3u, 0x3DB451EBu, 0x3DB73333u,
-    0x3DBA147Bu, 0x3DBCF5C3u, 0x3DBFD70Au, 0x3DC2B852u, 0x3DC5999Au, 0x3DC87AE1u, 0x3DCB5C29u, 0x3DD40000u, 0x3DE26666u, 0x3DF0CCCDu,
-    0x3DFF3333u, 0x3E06CCCCu, 0x3E0E0000u, 0x3E153334u, 0x3E1C6666u, 0x3E23999Au, 0x3E2ACCCCu, 0x3E320000u, 0x3E393334u, 0x3E406666u,
-    0x3E47999Au, 0x3E4ECCCCu, 0x3E560000u, 0x3E5D3334u, 0x3E646666u, 0x3E6B999Au, 0x3E72CCCEu, 0x3E7A0000u, 0x3E80999Au, 0x3E843333u,
-    0x3E87CCCDu, 0x3E8B6667u, 0x3E8F0000u, 0x3E92999Au, 0x3E963334u, 0x3E99CCCDu, 0x3E9D6667u, 0x3EA10000u, 0x3EA4999Au, 0x3EA83333u,
-    0x3EABCCCCu, 0x3EAF6666u, 0x3EB30000u, 0x3EB69999u, 0x3EBA3333u, 0x3EBDCCCCu, 0x3EC16666u, 0x3EC50000u, 0x3EC8999Au, 0x3ECC3333u,
-    0x3ECFCCCCu, 0x3ED36666u, 0x3ED70000u, 0x3EDA9999u, 0x3EDE3333u, 0x3EE1CCCDu, 0x3EE56666u, 0x3EE90000u, 0x3EEC999Au, 0x3EF03333u,
-    0x3EF3CCCDu, 0x3EF76666u, 0x3EFB0000u, 0x3EFE9999u, 0x3F01199Au, 0x3F02E666u, 0x3F04B332u, 0x3F068000u, 0x3F084CCCu, 0x3F0A199Au,
-    0x3F0BE666u, 0x3F0DB334u, 0x3F0F8000u, 0x3F114CCDu, 0x3F13199Au, 0x3F14E666u, 0x3F16B334u, 0x3F188000u, 0x3F1A4CCDu, 0x3F1C199Au,
-    0x3F1DE666u, 0x3F1FB333u, 0x3F218000u, 0x3F234CCCu, 0x3F25199Au, 0x3F26E666u, 0x3F28B334u, 0x3F2A8000u, 0x3F2C4CCEu, 0x3F2E199Au,
-    0x3F2FE666u, 0x3F31B334u, 0x3F338000u, 0x3F354CCEu, 0x3F37199Au, 0x3F38E666u, 0x3F3AB334u, 0x3F3C8000u, 0x3F3E4CCCu, 0x3F40199Au,
-    0x3F41E666u, 0x3F43B334u, 0x3F458000u, 0x3F474CCCu, 0x3F49199Au, 0x3F4AE666u, 0x3F4CB332u, 0x3F4E8000u, 0x3F504CCCu, 0x3F52199Au,
-    0x3F53E666u, 0x3F55B334u, 0x3F578000u, 0x3F594CCDu, 0x3F5B199Au, 0x3F5CE666u, 0x3F5EB334u, 0x3F608000u, 0x3F624CCDu, 0x3F64199Au,
-    0x3F65E666u, 0x3F67B333u, 0x3F698000u, 0x3F6B4CCCu, 0x3F6D199Au, 0x3F6EE666u, 0x3F70B334u, 0x3F728000u, 0x3F744CCEu, 0x3F76199Au,
-    0x3F77E666u, 0x3F79B334u, 0x3F7B8000u, 0x3F7D4CCEu, 0x3F7F199Au, 0x3F800000u};
-
-/* Codes 128 .. 255 of a signed moment; 127 is 0, and code 126 - k is minus code 128 + k. */
-static const uint32_t kopt_codes_signed_[128] = {
-    0x3513A3B7u, 0x365A1A94u, 0x370205FFu, 0x37B24206u, 0x38378034u, 0x388AEFB3u, 0x38BA1F4Bu, 0x3923D70Bu, 0x398CE705u, 0x39C7E283u,
-    0x3A016F01u, 0x3A1EECC1u, 0x3A3C6A80u, 0x3A59E83Eu, 0x3A7765FFu, 0x3AA7EF9Du, 0x3AF1A9FCu, 0x3B1DB22Du, 0x3B428F5Cu, 0x3B676C8Au,
-    0x3B8624DDu, 0x3B989374u, 0x3BAB020Du, 0x3BBD70A4u, 0x3BCFDF3Bu, 0x3BE24DD3u, 0x3BF4BC6Au, 0x3C039581u, 0x3C0CCCCDu, 0x3C160418u,
-    0x3C1F3B64u, 0x3C3AE148u, 0x3C68F5C3u, 0x3C8B851Fu, 0x3CA28F5Cu, 0x3CB9999Au, 0x3CD0A3D7u, 0x3CE7AE13u, 0x3CFEB852u, 0x3D0AE147u,
-    0x3D166667u, 0x3D21EB85u, 0x3D2D70A3u, 0x3D38F5C3u, 0x3D447AE1u, 0x3D500000u, 0x3D5B851Fu, 0x3D670A3Du, 0x3D728F5Du, 0x3D7E147Au,
-    0x3D84CCCDu, 0x3D8A8F5Du, 0x3D9051EBu, 0x3D96147Bu, 0x3D9BD70Au, 0x3DA1999Au, 0x3DA75C28u, 0x3DAD1EB8u, 0x3DB2E148u, 0x3DB8A3D7u,
-    0x3DBE6667u, 0x3DC428F5u, 0x3DC9EB85u, 0x3DDB3334u, 0x3DF80000u, 0x3E0A6666u, 0x3E18CCCDu, 0x3E273333u, 0x3E359999u, 0x3E440000u,
-    0x3E526666u, 0x3E60CCCDu, 0x3E6F3334u, 0x3E7D999Au, 0x3E860000u, 0x3E8D3334u, 0x3E946666u, 0x3E9B999Au, 0x3EA2CCCCu, 0x3EAA0000u,
-    0x3EB13332u, 0x3EB86666u, 0x3EBF999Au, 0x3EC6CCCCu, 0x3ECE0000u, 0x3ED53332u, 0x3EDC6666u, 0x3EE3999Au, 0x3EEACCCCu, 0x3EF20000u,
-    0x3EF93334u, 0x3F003333u, 0x3F03CCCDu, 0x3F076666u, 0x3F0B0000u, 0x3F0E999Au, 0x3F123334u, 0x3F15CCCDu, 0x3F196666u, 0x3F1D0000u,
-    0x3F20999Au, 0x3F243333u, 0x3F27CCCDu, 0x3F2B6667u, 0x3F2F0000u, 0x3F32999Au, 0x3F363334u, 0x3F39CCCDu, 0x3F3D6667u, 0x3F410000u,
-    0x3F44999Au, 0x3F483333u, 0x3F4BCCCCu, 0x3F4F6666u, 0x3F530000u, 0x3F569999u, 0x3F5A3333u, 0x3F5DCCCCu, 0x3F616666u, 0x3F650000u,
-    0x3F68999Au, 0x3F6C3333u, 0x3F6FCCCCu, 0x3F736666u, 0x3F770000u, 0x3F7A9999u, 0x3F7E3333u, 0x3F800000u};
-
-/* The table of all codes of a mean of squares, or of the upper half of the others. A GPU has a copy of both. */
-static const uint32_t *kopt_codes_(int square) { return square ? kopt_codes_unsigned_ : kopt_codes_signed_; }
-
-KOPT_INLINE_ float kopt_code_value_(const uint32_t *table, uint32_t code, int square) {
-    const uint32_t minus = 0u - KOPT_CAST_(uint32_t, code < 128); /* no branch: half of all codes are negative */
-    if (square) return kopt_float_(table[code]);
-    if (code == 127) return 0;
-    return kopt_float_(table[((code - 128) ^ minus) + minus] | (minus & 0x80000000u));
+/* The number of a code of 8 bits; of a mean of squares its root. */
+static KOPT_INLINED_ float kopt_number_of_(uint32_t code, float scale, int square) {
+    float y = kopt_of_code_scalar_((code ^ 0x80u) - 0x80u, square);
+    KOPT_SETTLE_(y); /* or -Ofast sees 0 * NaN and makes it 0 */
+    return kopt_mul_scalar_(y, scale);
 }
 
-KOPT_INLINE_ float kopt_decode_one_(const uint32_t *table, uint32_t code, float scale, int square) {
-    float value = kopt_code_value_(table, code, square);
-    KOPT_SETTLE_(value); /* or -Ofast sees 0 * NaN and makes it 0 */
-    return kopt_mul_(value, scale);
-}
-
-/* The n values of one block, as fp32 at any address. */
+/* The n numbers of one block as fp32 at any address; of mean squares the roots. */
 static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, const kopt_byte_ *scale, size_t n, int square) {
-    const float largest = kopt_float_(kopt_load32_(scale));
+    const float its_scale = kopt_float_(kopt_load32_(scale));
     size_t i;
     for (i = 0; i < n; i++)
-        kopt_store32_(x + 4 * i, kopt_bits_(kopt_decode_one_(kopt_codes_(square), code[i], largest, square)));
+        kopt_store32_(x + 4 * i, kopt_bits_(kopt_number_of_(code[i], its_scale, square)));
 }
 
 /* The random numbers of one store, from element `first` on. */
@@ -6433,7 +6569,6 @@ typedef struct kopt_drawn_ {
 
 static void kopt_drawn_of_(kopt_drawn_ *d, uint64_t seed, uint32_t step, uint32_t id, uint32_t stream) {
     d->cipher = kopt_cipher_of_scalar_(seed, step, id, stream);
-    d->first = 0;
     d->store = 0;
 }
 
@@ -6443,16 +6578,17 @@ static KOPT_FORCE_INLINE_ uint32_t kopt_draw16_(kopt_drawn_ *d, size_t i) {
     return KOPT_RANDOM_STORE(r, d->store);
 }
 
-/* The codes of the n values of one block; drawn may be NULL: nearest. */
+/* The codes of the n numbers of one block, of mean squares their roots; drawn may be NULL: nearest. */
 static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square,
                          kopt_drawn_ *drawn) {
+    const float inverse = kopt_no_scale_(scale) ? 0 : kopt_inverse_of_scalar_(scale, square);
     size_t i;
     for (i = 0; i < n; i++) {
         const uint32_t r = drawn == KOPT_NULL_ ? 0x8000u : kopt_draw16_(drawn, i);
+        const float y = kopt_mul_scalar_(kopt_float_(kopt_load32_(x + 4 * i)), inverse);
         kopt_byte_ *to = code + i;
         KOPT_OPAQUE_(to); /* or this becomes a call of memset where the scale is 0 */
-        *to = KOPT_CAST_(kopt_byte_, kopt_code_in_scalar_(kopt_float_(kopt_load32_(x + 4 * i)), scale, kopt_decades_[square],
-                                                          square, r));
+        *to = kopt_no_scale_(scale) ? 0 : KOPT_CAST_(kopt_byte_, kopt_code_of_scalar_(y, square, r));
     }
 }
 
@@ -6464,7 +6600,7 @@ static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_
         const uint32_t mag = kopt_load32_(x + 4 * i) & 0x7FFFFFFFu;
         if (mag > largest) largest = mag;
     }
-    largest = kopt_scale_(largest);
+    largest = kopt_scale_of_codes_(largest, square);
     kopt_store32_(scale, largest);
     kopt_encode_(code, largest, x, n, square, drawn);
 }
@@ -6736,37 +6872,34 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     if (KOPT_CAST_(unsigned, opt->compensation_rounding) > 1u) return KOPT_ERROR_OPTION;
     if (KOPT_CAST_(unsigned, opt->decay) > KOPT_CAST_(unsigned, KOPT_FULLY_DECOUPLED)) return KOPT_ERROR_OPTION;
     if (!kopt_built_in_(opt)) return KOPT_ERROR_OPTION;
-    if (!kopt_within_(opt->lr, 0, most) || !kopt_within_(opt->weight_decay, 0, most)) return KOPT_ERROR_RANGE;
-    if (!kopt_within_(opt->grad_scale, -most, most) || !kopt_within_(opt->clip, -most, most)) return KOPT_ERROR_RANGE;
-    if (opt->decay == KOPT_FULLY_DECOUPLED && (!kopt_within_(opt->max_lr, 0, most) || !kopt_less_(0, opt->max_lr)))
+    if (!kopt_from_0_to_(opt->lr, most) || !kopt_from_0_to_(opt->weight_decay, most)) return KOPT_ERROR_RANGE;
+    if (!kopt_magnitude_to_(opt->grad_scale, most) || !kopt_magnitude_to_(opt->clip, most)) return KOPT_ERROR_RANGE;
+    if (opt->decay == KOPT_FULLY_DECOUPLED && (!kopt_from_0_to_(opt->max_lr, most) || kopt_is_zero_(opt->max_lr)))
         return KOPT_ERROR_RANGE;
     if (opt->rule == KOPT_EMA) {
-        if (kopt_less_(1, opt->lr)) return KOPT_ERROR_RANGE;
-        if (!kopt_within_(opt->weight_decay, 0, 0) || opt->moments_only || opt->zero_grad || opt->maximize)
+        if (!kopt_from_0_to_(opt->lr, 1)) return KOPT_ERROR_RANGE;
+        if (!kopt_is_zero_(opt->weight_decay) || opt->moments_only || opt->zero_grad || opt->maximize)
             return KOPT_ERROR_OPTION;
     } else if (opt->rule != KOPT_SGD) {
-        if (!kopt_within_(opt->beta1, 0, 1) || !kopt_within_(opt->beta2, 0, 1)) return KOPT_ERROR_RANGE;
-        if (!kopt_less_(opt->beta1, 1) || !kopt_less_(opt->beta2, 1)) return KOPT_ERROR_RANGE;
-        if (opt->rule == KOPT_ADAN && (!kopt_within_(opt->beta3, 0, 1) || !kopt_less_(opt->beta3, 1)))
+        if (!kopt_from_0_below_1_(opt->beta1) || !kopt_from_0_below_1_(opt->beta2)) return KOPT_ERROR_RANGE;
+        if (opt->rule == KOPT_ADAN && !kopt_from_0_below_1_(opt->beta3)) return KOPT_ERROR_RANGE;
+        if (opt->rule != KOPT_LION && opt->rule != KOPT_ADAM_ATAN2 && !kopt_normal_to_(opt->eps, most))
             return KOPT_ERROR_RANGE;
-        if (opt->rule != KOPT_LION && opt->rule != KOPT_ADAM_ATAN2 && !kopt_within_(opt->eps, 1.1754943508222875e-38, most)) return KOPT_ERROR_RANGE;
 #ifdef KAHAN_OPT_VMATH
         if (opt->rule == KOPT_ADAM_ATAN2) {
-            if (!kopt_within_(opt->atan2_a, 0, most) || !kopt_within_(opt->atan2_b, 1.1754943508222875e-38, most))
-                return KOPT_ERROR_RANGE;
+            if (!kopt_from_0_to_(opt->atan2_a, most) || !kopt_normal_to_(opt->atan2_b, most)) return KOPT_ERROR_RANGE;
             if (opt->amsgrad || opt->stable) return KOPT_ERROR_OPTION;
         }
-        if (opt->rule == KOPT_LION && !kopt_within_(opt->sharpness, 0, most)) return KOPT_ERROR_RANGE;
+        if (opt->rule == KOPT_LION && !kopt_from_0_to_(opt->sharpness, most)) return KOPT_ERROR_RANGE;
 #else
-        if (opt->rule == KOPT_LION && !kopt_within_(opt->sharpness, 0, 0)) return KOPT_ERROR_OPTION;
+        if (opt->rule == KOPT_LION && !kopt_is_zero_(opt->sharpness)) return KOPT_ERROR_OPTION;
 #endif
-        if (opt->rule == KOPT_RANGER && (opt->lookahead < 1 || !kopt_within_(opt->lookahead_rate, 0, 1)))
+        if (opt->rule == KOPT_RANGER && (opt->lookahead < 1 || !kopt_from_0_to_(opt->lookahead_rate, 1)))
             return KOPT_ERROR_RANGE;
     } else {
-        if (!kopt_within_(opt->momentum, 0, most)) return KOPT_ERROR_RANGE;
-        if (!kopt_within_(opt->dampening, -most, most)) return KOPT_ERROR_RANGE;
-        if (opt->nesterov && (!kopt_less_(0, opt->momentum) || !kopt_within_(opt->dampening, 0, 0)))
-            return KOPT_ERROR_OPTION;
+        if (!kopt_from_0_to_(opt->momentum, most)) return KOPT_ERROR_RANGE;
+        if (!kopt_magnitude_to_(opt->dampening, most)) return KOPT_ERROR_RANGE;
+        if (opt->nesterov && (kopt_is_zero_(opt->momentum) || !kopt_is_zero_(opt->dampening))) return KOPT_ERROR_OPTION;
     }
     return KOPT_OK;
 }
@@ -6781,7 +6914,7 @@ typedef struct kopt_kept_ {
 
 /* Where the arrays of a state block begin, in bytes from its start; total is 0 if there is nothing to keep. */
 typedef struct kopt_layout_ {
-    size_t residual, moment[4], scale[4], slow, slow_residual, total; /* scale: of 8-bit moments */
+    size_t residual, moment[4], scale, slow, slow_residual, total; /* scale: from a moment of 8 bits to its scales */
 } kopt_layout_;
 
 KOPT_LEAN_ kopt_kept_ kopt_kept_of_(const kopt_optimizer *opt) {
@@ -6811,30 +6944,35 @@ KOPT_LEAN_ kopt_kept_ kopt_kept_in_(const kopt_step *s) {
 static KOPT_BOTH_ size_t kopt_blocks_(size_t n) { return n / KOPT_BLOCK_ + (n % KOPT_BLOCK_ != 0); }
 KOPT_LEAN_ size_t kopt_words_(size_t bytes) { return (bytes + 3) & ~KOPT_CAST_(size_t, 3); }
 
-KOPT_LEAN_ kopt_layout_ kopt_layout_of_(kopt_kept_ kept, size_t n) {
-    const size_t residual_size = kopt_bytes_of_residual_(kept.weight, kept.rounding), residual = kopt_words_(n * residual_size);
-    const size_t moment = kopt_words_(n * kopt_bytes_of_(kept.moment));
-    const size_t slow = kept.rule == KOPT_RANGER ? kopt_words_(n * kopt_bytes_of_(kept.weight)) : 0;
-    const size_t stride = moment + (kept.moment == KOPT_Q8 ? 4 * kopt_blocks_(n) : 0);
-    kopt_layout_ at;
-    at.residual = KOPT_HEADER_;
-    at.moment[0] = at.residual + residual; /* no loop, so that a compiler sees through it */
-    at.moment[1] = at.moment[0] + (kept.moments > 0 ? stride : 0);
-    at.moment[2] = at.moment[1] + (kept.moments > 1 ? stride : 0);
-    at.moment[3] = at.moment[2] + (kept.moments > 2 ? stride : 0);
-    at.total = at.slow = at.moment[3] + (kept.moments > 3 ? stride : 0);
-    at.scale[0] = at.moment[0] + moment;
-    at.scale[1] = at.moment[1] + moment;
-    at.scale[2] = at.moment[2] + moment;
-    at.scale[3] = at.moment[3] + moment;
-    at.slow_residual = at.slow + slow;
-    if (slow != 0) at.total = at.slow_residual + residual;
-    if ((residual_size == 0 && kept.moments == 0) || (KOPT_HAS_(KOPT_WITH_CHECKS) && n == 0)) at.total = 0;
-    return at;
+KOPT_LEAN_ void kopt_lay_out_(kopt_layout_ *at, const kopt_kept_ *kept, size_t n) {
+    const size_t residual_size = kopt_bytes_of_residual_(kept->weight, kept->rounding);
+    const size_t residual = kopt_words_(n * residual_size);
+    const size_t moment = kopt_words_(n * kopt_bytes_of_(kept->moment));
+    const size_t slow = kept->rule == KOPT_RANGER ? kopt_words_(n * kopt_bytes_of_(kept->weight)) : 0;
+    const size_t stride = moment + (kept->moment == KOPT_Q8 ? 4 * kopt_blocks_(n) : 0);
+    at->residual = KOPT_HEADER_;
+    at->moment[0] = at->residual + residual; /* no loop, so that a compiler sees through it */
+    at->moment[1] = at->moment[0] + (kept->moments > 0 ? stride : 0);
+    at->moment[2] = at->moment[1] + (kept->moments > 1 ? stride : 0);
+    at->moment[3] = at->moment[2] + (kept->moments > 2 ? stride : 0);
+    at->total = at->slow = at->moment[3] + (kept->moments > 3 ? stride : 0);
+    at->scale = moment;
+    at->slow_residual = at->slow + slow;
+    if (slow != 0) at->total = at->slow_residual + residual;
+    if ((residual_size == 0 && kept->moments == 0) || (KOPT_HAS_(KOPT_WITH_CHECKS) && n == 0)) at->total = 0;
 }
 
 KOPT_LEAN_ kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n) {
-    return kopt_layout_of_(kopt_kept_of_(opt), n);
+    const kopt_kept_ kept = kopt_kept_of_(opt);
+    kopt_layout_ at;
+    kopt_lay_out_(&at, &kept, n);
+    return at;
+}
+
+/* Of a step. */
+KOPT_LEAN_ void kopt_lay_out_step_(kopt_layout_ *at, const kopt_step *s, size_t n) {
+    const kopt_kept_ kept = kopt_kept_in_(s);
+    kopt_lay_out_(at, &kept, n);
 }
 
 static int kopt_n_valid_(size_t n) { return n <= (~KOPT_CAST_(size_t, 0) - 256) / 32; }
@@ -6862,15 +7000,20 @@ static void kopt_put_(kopt_byte_ *p, uint64_t value, int bytes) {
 }
 
 /* Little-endian numbers at any address. */
+#ifdef KOPT_VECTORS16_ /* little-endian machines */
+KOPT_INLINE_ uint32_t kopt_little32_(const kopt_byte_ *p) { return kopt_load32_(p); }
+KOPT_INLINE_ uint64_t kopt_little64_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_any64_ *, p); }
+#else
 static uint32_t kopt_little32_(const kopt_byte_ *p) {
     return KOPT_CAST_(uint32_t, p[0]) | KOPT_CAST_(uint32_t, p[1]) << 8 | KOPT_CAST_(uint32_t, p[2]) << 16 |
            KOPT_CAST_(uint32_t, p[3]) << 24;
 }
 
 static uint64_t kopt_little64_(const kopt_byte_ *p) { return kopt_little32_(p) | KOPT_CAST_(uint64_t, kopt_little32_(p + 4)) << 32; }
+#endif
 
 /* As fp32. */
-static void kopt_put_number_(kopt_byte_ *p, double x) { kopt_put_(p, kopt_bits_(kopt_to_float_(kopt_get64_(x))), 4); }
+static void kopt_put_number_(kopt_byte_ *p, double x) { kopt_put_(p, kopt_bits_(kopt_narrow64_(x)), 4); }
 static double kopt_number_in_(const kopt_byte_ *p) {
     return kopt_put64_(kopt_make64_(kopt_wide_bits_(kopt_float_(kopt_little32_(p)))));
 }
@@ -6891,6 +7034,11 @@ static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *moments, const 
     *moments = KOPT_CAST_(kopt_byte_, b);
 }
 
+/* Byte 8: of moments. 3 are codes of the dynamic map, which kopt_state_open() makes those of KOPT_Q8. */
+static KOPT_FORCE_INLINE_ kopt_byte_ kopt_format_byte_(kopt_format format) {
+    return KOPT_CAST_(kopt_byte_, format == KOPT_Q8 ? 4 : KOPT_CAST_(int, format));
+}
+
 static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const kopt_tensor *t) {
     const int sgd = opt->rule == KOPT_SGD;
     kopt_environment_ environment;
@@ -6899,7 +7047,7 @@ static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const ko
     h[5] = KOPT_CAST_(kopt_byte_, opt->rule);
     h[6] = KOPT_CAST_(kopt_byte_, opt->weight_format);
     kopt_make_variant_(h + 7, h + 9, opt);
-    h[8] = KOPT_CAST_(kopt_byte_, opt->moment_format);
+    h[8] = kopt_format_byte_(opt->moment_format);
     h[10] = h[11] = 0;
     kopt_put_(h + 12, t->id, 4);
     kopt_put_(h + 16, t->n, 8);
@@ -6916,19 +7064,21 @@ static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const ko
 }
 
 /* Is it a header? A block of version 1 is read while it is sealed: kopt_state_open() makes it one of today. */
-static int kopt_header_valid_(const kopt_byte_ *h) {
+static KOPT_FORCE_INLINE_ int kopt_header_valid_(const kopt_byte_ *h) {
     return kopt_little32_(h) == 0x54504F4Bu && (h[4] == KOPT_BLOCK_VERSION_ || (h[4] == 1 && h[10] == 1)) &&
            h[10] <= 1 && h[11] == 0;
 }
 
-static kopt_result kopt_check_header_(const kopt_byte_ *h, kopt_kept_ kept, const kopt_tensor *t, int sealed) {
+static KOPT_FORCE_INLINE_ kopt_result kopt_check_header_(const kopt_byte_ *h, const kopt_kept_ *kept,
+                                                         const kopt_tensor *t, int sealed) {
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
     if (!kopt_header_valid_(h)) return KOPT_ERROR_STATE;
-    if (h[5] != KOPT_CAST_(kopt_byte_, kept.rule)) return KOPT_ERROR_MISMATCH;
-    if (h[6] != KOPT_CAST_(kopt_byte_, kept.weight)) return KOPT_ERROR_MISMATCH;
-    if ((h[7] & 0xCFu) != KOPT_CAST_(kopt_byte_, kept.rounding)) return KOPT_ERROR_MISMATCH;
-    if (h[8] != KOPT_CAST_(kopt_byte_, kept.moment)) return KOPT_ERROR_MISMATCH;
-    if ((h[9] & 7u) != KOPT_CAST_(kopt_byte_, kept.moments)) return KOPT_ERROR_MISMATCH;
+    if (h[5] != KOPT_CAST_(kopt_byte_, kept->rule)) return KOPT_ERROR_MISMATCH;
+    if (h[6] != KOPT_CAST_(kopt_byte_, kept->weight)) return KOPT_ERROR_MISMATCH;
+    if ((h[7] & 0xCFu) != KOPT_CAST_(kopt_byte_, kept->rounding)) return KOPT_ERROR_MISMATCH;
+    if (h[8] != kopt_format_byte_(kept->moment) && !(sealed && h[8] == 3 && kept->moment == KOPT_Q8))
+        return KOPT_ERROR_MISMATCH;
+    if ((h[9] & 7u) != KOPT_CAST_(kopt_byte_, kept->moments)) return KOPT_ERROR_MISMATCH;
     if (kopt_little32_(h + 12) != t->id || kopt_little64_(h + 16) != t->n) return KOPT_ERROR_MISMATCH;
     if (kopt_little64_(h + 24) != t->first_index) return KOPT_ERROR_MISMATCH;
     if (sealed != h[10]) return sealed ? KOPT_ERROR_STATE : KOPT_ERROR_SEALED;
@@ -6936,7 +7086,7 @@ static kopt_result kopt_check_header_(const kopt_byte_ *h, kopt_kept_ kept, cons
 }
 
 /* The block, before anything that follows from it: an optimizer of other formats would see a block of another size. */
-static kopt_result kopt_check_block_(const kopt_tensor *t, kopt_kept_ kept, size_t total, int sealed) {
+static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_kept_ *kept, size_t total, int sealed) {
     if (!KOPT_HAS_(KOPT_WITH_CHECKS) || t->n == 0 || total == 0) return KOPT_OK;
     if (t->state == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (t->state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
@@ -6949,40 +7099,53 @@ static int kopt_overlap_(const void *a, size_t a_size, const void *b, size_t b_s
     return x < y ? y - x < a_size : x - y < b_size;
 }
 
-/* The memory of a tensor: weight, state, copy, gradient, counts. */
-enum { KOPT_GRAD_SPAN_ = 3, KOPT_COUNTS_SPAN_ = 4, KOPT_SPANS_ = 5 };
+/* The memory of a tensor, as far as there is some. */
+typedef enum kopt_memory_ { KOPT_WEIGHTS_, KOPT_STATE_, KOPT_COPY_, KOPT_GRADS_, KOPT_COUNTS_ } kopt_memory_;
+enum { KOPT_SPANS_ = 5 };
 typedef struct kopt_span_ {
     const void *at;
     size_t size;
+    kopt_memory_ what;
 } kopt_span_;
 
-static void kopt_spans_(kopt_span_ span[KOPT_SPANS_], const kopt_tensor *t, size_t weight_bytes, size_t state_bytes) {
-    span[0].at = t->weight;
-    span[0].size = t->n * weight_bytes;
-    span[1].at = t->state;
-    span[1].size = t->n == 0 ? 0 : state_bytes;
-    span[2].at = t->copy;
-    span[2].size = t->n * kopt_bytes_of_(t->copy_format);
-    span[KOPT_GRAD_SPAN_].at = t->grad;
-    span[KOPT_GRAD_SPAN_].size = t->n * kopt_bytes_of_(t->grad_format);
-    span[KOPT_COUNTS_SPAN_].at = t->counts;
-    span[KOPT_COUNTS_SPAN_].size = sizeof *t->counts;
+static KOPT_FORCE_INLINE_ kopt_span_ *kopt_add_span_(kopt_span_ *to, const void *at, size_t size, kopt_memory_ what) {
+    if (at == KOPT_NULL_ || size == 0) return to;
+    to->at = at;
+    to->size = size;
+    to->what = what;
+    return to + 1;
+}
+
+/* Returns their end. */
+static kopt_span_ *kopt_spans_(kopt_span_ *to, const kopt_tensor *t, size_t weight_bytes, size_t state_bytes) {
+    if (t->n != 0) {
+        to = kopt_add_span_(to, t->weight, t->n * weight_bytes, KOPT_WEIGHTS_);
+        to = kopt_add_span_(to, t->state, state_bytes, KOPT_STATE_);
+        to = kopt_add_span_(to, t->grad, t->n * kopt_bytes_of_(t->grad_format), KOPT_GRADS_);
+        to = kopt_add_span_(to, t->copy, t->n * kopt_bytes_of_(t->copy_format), KOPT_COPY_);
+    }
+    return kopt_add_span_(to, t->counts, sizeof *t->counts, KOPT_COUNTS_);
+}
+
+static KOPT_FORCE_INLINE_ int kopt_meet_(const kopt_span_ *a, const kopt_span_ *b) {
+    const uintptr_t x = KOPT_ADDRESS_(a->at), y = KOPT_ADDRESS_(b->at);
+    return x < y ? y - x < a->size : x - y < b->size;
 }
 
 /* All pointers that are needed are there, the block is large enough, and nothing overlaps. */
 static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes, size_t state_bytes, int needs_grad) {
-    kopt_span_ span[KOPT_SPANS_];
-    int i, k;
+    kopt_span_ span[KOPT_SPANS_], *a, *b, *end;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS))
         return KOPT_HAS_(KOPT_WITH_GUARDS) && t->state_size < state_bytes ? KOPT_ERROR_SIZE : KOPT_OK;
-    if (t->n != 0 && (t->weight == KOPT_NULL_ || (needs_grad && t->grad == KOPT_NULL_))) return KOPT_ERROR_NULL;
-    if (t->n != 0 && state_bytes != 0 && t->state == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (t->n != 0 && t->state_size < state_bytes) return KOPT_ERROR_SIZE;
-    kopt_spans_(span, t, weight_bytes, state_bytes);
-    if (!needs_grad) span[KOPT_GRAD_SPAN_].size = 0;
-    for (i = 0; i < KOPT_SPANS_; i++)
-        for (k = i + 1; k < KOPT_SPANS_; k++)
-            if (kopt_overlap_(span[i].at, span[i].size, span[k].at, span[k].size)) return KOPT_ERROR_OVERLAP;
+    if (t->n == 0) return KOPT_OK;
+    if (t->weight == KOPT_NULL_ || (needs_grad && t->grad == KOPT_NULL_)) return KOPT_ERROR_NULL;
+    if (state_bytes != 0 && t->state == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (t->state_size < state_bytes) return KOPT_ERROR_SIZE;
+    end = kopt_spans_(span, t, weight_bytes, state_bytes);
+    for (a = span; a != end; a++)
+        for (b = span; b != a; b++)
+            if (kopt_meet_(a, b) && (needs_grad || (a->what != KOPT_GRADS_ && b->what != KOPT_GRADS_)))
+                return KOPT_ERROR_OVERLAP;
     return KOPT_OK;
 }
 
@@ -7006,13 +7169,15 @@ static kopt_result kopt_check_tensor_(const kopt_tensor *t) {
 /* opt, t and its block fit together, and the block is sealed or not. */
 static kopt_result kopt_check_state_(const kopt_optimizer *opt, const kopt_tensor *t, int sealed) {
     kopt_result result = kopt_check_options_(opt);
-    size_t total;
+    kopt_layout_ at;
+    kopt_kept_ kept;
     if (result == KOPT_OK) result = kopt_check_tensor_(t);
     if (result != KOPT_OK) return result;
-    total = kopt_layout_for_(opt, t->n).total;
-    result = kopt_check_block_(t, kopt_kept_of_(opt), total, sealed);
+    kept = kopt_kept_of_(opt);
+    kopt_lay_out_(&at, &kept, t->n);
+    result = kopt_check_block_(t, &kept, at.total, sealed);
     if (result != KOPT_OK) return result;
-    return kopt_check_memory_(t, kopt_bytes_of_(opt->weight_format), total, 0);
+    return kopt_check_memory_(t, kopt_bytes_of_(opt->weight_format), at.total, 0);
 }
 
 /* One weight and its residual from an fp32 value, rounded to nearest. */
@@ -7025,7 +7190,7 @@ static void kopt_write_weight_(const kopt_optimizer *opt, kopt_byte_ *weight, ko
     if (format == KOPT_F32) {
         kopt_store32_(weight, bits); /* not x: an x87 register would quiet a NaN */
     } else if (rounding == KOPT_EXACT || rounding == KOPT_COMPACT) {
-        u = kopt_extended_scalar_(x, format);
+        u = kopt_extended_scalar_(x, format, KOPT_NULL_);
         if (rounding == KOPT_COMPACT) u = (u + 0x80u) & 0xFFFFFF00u;
         kept = rounding == KOPT_COMPACT ? u >> 8 & 0xFFu : u & 0xFFFFu;
         u = (u + 0x8000u) >> 16;
@@ -7111,11 +7276,6 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t,
             kopt_store32_(state + i, zero);
         }
     }
-    if (KOPT_HAS_(KOPT_WITH_Q8) && opt->moment_format == KOPT_Q8) { /* the code of 0 */
-        int k;
-        for (k = 0; k < kopt_moments_(opt); k++)
-            for (i = 0; i < t->n; i++) state[at.moment[k] + i] = kopt_is_square_(opt->rule, k) ? 0 : 127;
-    }
     if (KOPT_HAS_(KOPT_WITH_EXTRAS) && weights != KOPT_NULL_) {
         kopt_enter_(&environment);
         for (i = 0; i < t->n; i++)
@@ -7129,30 +7289,37 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t,
     return KOPT_OK;
 }
 
+/* Is a stream kept as the roots of what it is? */
+static int kopt_keeps_root_(const kopt_optimizer *opt, kopt_stream what) {
+    return (opt->moment_format == KOPT_FP16 || opt->moment_format == KOPT_Q8) && what != KOPT_WEIGHT &&
+           kopt_is_square_(opt->rule, KOPT_CAST_(int, what) - 1);
+}
+
+/* values: an array of the caller; scales: it has one for each block. */
 static kopt_result kopt_check_stream_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_stream what,
-                                      const float *values) {
+                                      const void *values, size_t bytes, int scales) {
     kopt_result result = kopt_check_state_(opt, t, 0);
-    kopt_span_ span[KOPT_SPANS_];
-    int i;
+    kopt_span_ span[KOPT_SPANS_], *a, *end;
+    size_t n;
     if (result != KOPT_OK) return result;
     if (KOPT_CAST_(unsigned, what) > KOPT_CAST_(unsigned, kopt_moments_(opt))) return KOPT_ERROR_OPTION;
     if (t->n != 0 && values == KOPT_NULL_) return KOPT_ERROR_NULL;
-    kopt_spans_(span, t, kopt_bytes_of_(opt->weight_format), kopt_layout_for_(opt, t->n).total);
-    for (i = 0; i < KOPT_SPANS_; i++)
-        if (i != KOPT_GRAD_SPAN_ && kopt_overlap_(values, t->n * 4, span[i].at, span[i].size))
-            return KOPT_ERROR_OVERLAP;
+    n = scales ? kopt_blocks_(t->n) : t->n;
+    end = kopt_spans_(span, t, kopt_bytes_of_(opt->weight_format), kopt_layout_for_(opt, t->n).total);
+    for (a = span; a != end; a++)
+        if (a->what != KOPT_GRADS_ && kopt_overlap_(values, n * bytes, a->at, a->size)) return KOPT_ERROR_OVERLAP;
     return KOPT_OK;
 }
 
 KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_stream what, float *out) {
-    kopt_result result = kopt_check_stream_(opt, t, what, out);
+    kopt_result result = kopt_check_stream_(opt, t, what, out, 4, 0);
     kopt_environment_ environment;
     const kopt_byte_ *weight, *state, *moment;
     kopt_layout_ at;
     size_t i, weight_bytes, residual_bytes, moment_bytes;
     int rooted;
     if (result != KOPT_OK || t->n == 0) return result;
-    rooted = opt->moment_format == KOPT_FP16 && what != KOPT_WEIGHT && kopt_is_square_(opt->rule, KOPT_CAST_(int, what) - 1);
+    rooted = kopt_keeps_root_(opt, what);
     at = kopt_layout_for_(opt, t->n);
     weight = KOPT_CAST_(const kopt_byte_ *, t->weight);
     state = KOPT_CAST_(const kopt_byte_ *, t->state);
@@ -7160,18 +7327,15 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
     residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
     moment_bytes = kopt_bytes_of_(opt->moment_format);
     kopt_enter_(&environment);
-    for (i = 0; i < t->n; i += KOPT_BLOCK_) {
-        const size_t n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
-        const int k = KOPT_CAST_(int, what) - 1;
-        if (what == KOPT_WEIGHT || opt->moment_format != KOPT_Q8) break;
-        kopt_dequantise_(KOPT_POINTER_(kopt_byte_ *, out) + 4 * i, state + at.moment[k] + i, state + at.scale[k] + i / KOPT_BLOCK_ * 4, n,
-                         kopt_is_square_(opt->rule, k));
-    }
-    for (; i < t->n; i++) {
+    for (i = 0; i < t->n; i++) {
         float x;
         if (what == KOPT_WEIGHT) {
             x = kopt_read_weight_(opt, weight + i * weight_bytes,
                                   residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes);
+        } else if (KOPT_HAS_(KOPT_WITH_Q8) && opt->moment_format == KOPT_Q8) {
+            moment = state + at.moment[what - KOPT_FIRST_MOMENT];
+            x = kopt_number_of_(moment[i], kopt_float_(kopt_load32_(moment + at.scale + i / KOPT_BLOCK_ * 4)), rooted);
+            if (rooted) x = kopt_mul_scalar_(x, x);
         } else {
             moment = state + at.moment[what - KOPT_FIRST_MOMENT] + i * moment_bytes;
             x = kopt_widen_scalar_(moment_bytes == 4 ? kopt_load32_(moment) : kopt_load16_(moment),
@@ -7184,40 +7348,45 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
     return KOPT_OK;
 }
 
-KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t, kopt_stream what, const float *in) {
-    kopt_result result = kopt_check_stream_(opt, t, what, in);
-    kopt_environment_ environment;
-    kopt_byte_ *weight, *state, *moment;
-    kopt_layout_ at;
-    size_t i, weight_bytes, residual_bytes, moment_bytes;
-    int rooted;
-    if (result != KOPT_OK || t->n == 0) return result;
-    rooted = opt->moment_format == KOPT_FP16 && what != KOPT_WEIGHT && kopt_is_square_(opt->rule, KOPT_CAST_(int, what) - 1);
-    at = kopt_layout_for_(opt, t->n);
-    weight = KOPT_CAST_(kopt_byte_ *, t->weight);
-    state = KOPT_CAST_(kopt_byte_ *, t->state);
-    weight_bytes = kopt_bytes_of_(opt->weight_format);
-    residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
-    moment_bytes = kopt_bytes_of_(opt->moment_format);
-    kopt_enter_(&environment);
-    for (i = 0; i < t->n; i += KOPT_BLOCK_) {
-        const size_t n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
-        const int k = KOPT_CAST_(int, what) - 1;
-        if (what == KOPT_WEIGHT || opt->moment_format != KOPT_Q8) break;
-        kopt_quantise_(state + at.moment[k] + i, state + at.scale[k] + i / KOPT_BLOCK_ * 4,
-                       KOPT_CONST_POINTER_(const kopt_byte_ *, in) + 4 * i, n, kopt_is_square_(opt->rule, k),
-                       KOPT_NULL_);
+/* Values of a block of 8-bit moments, to the nearest codes. */
+static void kopt_code_block_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *in, size_t n, int rooted) {
+    float row[KOPT_BLOCK_];
+    size_t i;
+    for (i = 0; i < n; i++) {
+        uint32_t bits = kopt_load32_(in + 4 * i);
+        KOPT_OPAQUE_(bits); /* no call of memcpy */
+        row[i] = rooted ? kopt_sqrt_(kopt_float_(bits)) : kopt_float_(bits);
     }
-    for (; i < t->n; i++) {
-        const uint32_t bits = kopt_load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, in + i));
+    kopt_quantise_(code, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, row), n, rooted, KOPT_NULL_);
+}
+
+/* Values of elements [begin, end) of a stream; begin is at a block. */
+static void kopt_write_stream_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_stream what, const kopt_byte_ *in,
+                               size_t begin, size_t end) {
+    const kopt_layout_ at = kopt_layout_for_(opt, t->n);
+    const size_t residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
+    const size_t weight_bytes = kopt_bytes_of_(opt->weight_format);
+    const size_t moment_bytes = what == KOPT_WEIGHT ? 0 : kopt_bytes_of_(opt->moment_format);
+    const int rooted = kopt_keeps_root_(opt, what);
+    kopt_byte_ *const weight = KOPT_CAST_(kopt_byte_ *, t->weight), *const state = KOPT_CAST_(kopt_byte_ *, t->state);
+    kopt_byte_ *const moments = what == KOPT_WEIGHT ? weight : state + at.moment[what - KOPT_FIRST_MOMENT];
+    size_t i, n;
+    for (i = begin; i < end; i += n, in += 4 * n) {
+        const uint32_t bits = kopt_load32_(in);
+        kopt_byte_ *const moment = moments + i * moment_bytes;
         float x = kopt_float_(bits);
         uint32_t rounded;
+        n = 1;
         if (what == KOPT_WEIGHT) {
             kopt_write_weight_(opt, weight + i * weight_bytes,
                                residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes, bits);
             continue;
         }
-        moment = state + at.moment[what - KOPT_FIRST_MOMENT] + i * moment_bytes;
+        if (KOPT_HAS_(KOPT_WITH_Q8) && opt->moment_format == KOPT_Q8) {
+            n = end - i < KOPT_BLOCK_ ? end - i : KOPT_BLOCK_;
+            kopt_code_block_(moment, moments + at.scale + i / KOPT_BLOCK_ * 4, in, n, rooted);
+            continue;
+        }
         if (opt->moment_format == KOPT_F32) {
             kopt_store32_(moment, bits);
             continue;
@@ -7227,12 +7396,73 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t
         if (rooted && rounded == 0 && kopt_bits_(x) != 0) rounded = 1; /* positive, so never zero */
         kopt_store16_(moment, rounded);
     }
+}
+
+KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t, kopt_stream what, const float *in) {
+    const kopt_result result = kopt_check_stream_(opt, t, what, in, 4, 0);
+    kopt_environment_ environment;
+    if (result != KOPT_OK || t->n == 0) return result;
+    kopt_enter_(&environment);
+    kopt_write_stream_(opt, t, what, KOPT_CONST_POINTER_(const kopt_byte_ *, in), 0, t->n);
     kopt_leave_(&environment);
     if (what == KOPT_WEIGHT) {
         kopt_start_slow_(opt, t);
         kopt_refresh_copy_(opt, t);
     }
     return KOPT_OK;
+}
+
+/* The value of a code of the dynamic map (Dettmers et al. 2022): the middles of 2^d equal parts of [0.1, 1], times
+   10^(d - 6), d from 0 to 6; then 1. Of the map without signs there are twice as many parts. */
+static float kopt_dynamic_value_(uint32_t code, int square) {
+    const uint32_t zero = square ? 0 : 127;
+    uint32_t part = (code < zero ? zero - code : code - zero) - 1, parts = square ? 2 : 1;
+    kopt_f64_ shrink = kopt_get64_(1e6), x = kopt_get64_(1);
+    float value;
+    int d;
+    if (code == zero) return 0;
+    for (d = 0; d < 7 && part >= parts; d++) {
+        part -= parts;
+        parts *= 2;
+        shrink = kopt_div64_(shrink, kopt_get64_(10));
+    }
+    if (d < 7) {
+        x = kopt_div64_(kopt_whole64_(2 * part + 1), kopt_whole64_(2 * parts));
+        x = kopt_div64_(kopt_add64_(kopt_get64_(0.1), kopt_mul64_(kopt_get64_(0.9), x)), shrink);
+    }
+    value = kopt_to_float_(x);
+    return code < zero ? kopt_float_(kopt_bits_(value) | 0x80000000u) : value;
+}
+
+/* A moment from codes of the dynamic map, which may be where the moment is going to be. */
+static void kopt_write_dynamic_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_stream what,
+                                const kopt_byte_ *codes, const kopt_byte_ *scales) {
+    const int square = kopt_is_square_(opt->rule, KOPT_CAST_(int, what) - 1);
+    kopt_environment_ environment;
+    float row[KOPT_BLOCK_];
+    size_t i, k, n;
+    kopt_enter_(&environment);
+    for (i = 0; i < t->n; i += n) {
+        const float scale = kopt_float_(kopt_load32_(scales + i / KOPT_BLOCK_ * 4));
+        n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
+        for (k = 0; k < n; k++) {
+            row[k] = kopt_dynamic_value_(codes[i + k], square);
+            KOPT_SETTLE_(row[k]); /* or -Ofast sees 0 * NaN and makes it 0 */
+            row[k] = kopt_mul_scalar_(row[k], scale);
+        }
+        kopt_write_stream_(opt, t, what, KOPT_CONST_POINTER_(const kopt_byte_ *, row), i, i + n);
+    }
+    kopt_leave_(&environment);
+}
+
+KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, kopt_tensor *t, kopt_stream what,
+                                             const unsigned char *codes, const float *scales) {
+    kopt_result result = kopt_check_stream_(opt, t, what, codes, 1, 0);
+    if (result == KOPT_OK) result = kopt_check_stream_(opt, t, what, scales, 4, 1);
+    if (result == KOPT_OK && what == KOPT_WEIGHT) return KOPT_ERROR_OPTION;
+    if (result == KOPT_OK && t->n != 0)
+        kopt_write_dynamic_(opt, t, what, codes, KOPT_CONST_POINTER_(const kopt_byte_ *, scales));
+    return result;
 }
 
 /* CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time, of a block with zeros in the checksum's own place. */
@@ -7272,7 +7502,7 @@ static void kopt_swap_arrays_(const kopt_optimizer *opt, const kopt_tensor *t) {
     kopt_swap_(state + at.residual, t->n, residual_bytes);
     for (i = 0; i < kopt_moments_(opt); i++) {
         kopt_swap_(state + at.moment[i], t->n, moment_bytes);
-        if (opt->moment_format == KOPT_Q8) kopt_swap_(state + at.scale[i], kopt_blocks_(t->n), 4);
+        if (opt->moment_format == KOPT_Q8) kopt_swap_(state + at.moment[i] + at.scale, kopt_blocks_(t->n), 4);
     }
     if (opt->rule == KOPT_RANGER) {
         kopt_swap_(state + at.slow, t->n, kopt_bytes_of_(opt->weight_format));
@@ -7298,9 +7528,12 @@ KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, kopt_tensor *t)
 KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, kopt_tensor *t) {
     kopt_result result = kopt_check_state_(opt, t, 1);
     kopt_byte_ *state, rounding, moments;
+    kopt_layout_ at;
     size_t total;
+    int i, dynamic;
     if (result != KOPT_OK || t->n == 0) return result;
-    total = kopt_layout_for_(opt, t->n).total;
+    at = kopt_layout_for_(opt, t->n);
+    total = at.total;
     if (total != 0) {
         state = KOPT_CAST_(kopt_byte_ *, t->state);
         kopt_make_variant_(&rounding, &moments, opt);
@@ -7308,8 +7541,12 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, kopt_tensor *t) {
         if (kopt_crc32_(state, total) != kopt_little32_(state + 44)) return KOPT_ERROR_CHECKSUM;
         opt->seed = kopt_little64_(state + 32);
         opt->step = kopt_little32_(state + 40);
+        dynamic = state[8] == 3;
         kopt_make_header_(state, opt, t);
         kopt_swap_arrays_(opt, t);
+        for (i = 0; KOPT_HAS_(KOPT_WITH_Q8) && dynamic && i < kopt_moments_(opt); i++)
+            kopt_write_dynamic_(opt, t, KOPT_CAST_(kopt_stream, i + 1), state + at.moment[i],
+                                state + at.moment[i] + at.scale);
     }
     kopt_refresh_copy_(opt, t);
     return KOPT_OK;
@@ -7322,7 +7559,7 @@ static void kopt_optimizer_in_(kopt_optimizer *opt, const kopt_byte_ *h) {
     kopt_optimizer made = kopt_start_(rule, kopt_number_in_(h + 48), decay, kopt_number_in_(h + 52));
     made.weight_format = KOPT_CAST_(kopt_format, h[6]);
     made.rounding = KOPT_CAST_(kopt_rounding, h[7] & 15);
-    made.moment_format = KOPT_CAST_(kopt_format, h[8]);
+    made.moment_format = KOPT_CAST_(kopt_format, h[8] < 3 ? h[8] : 3);
     made.moment_rounding = KOPT_CAST_(kopt_rounding, h[7] >> 4 & 1);
     made.compensation_rounding = KOPT_CAST_(kopt_rounding, h[7] >> 5 & 1);
     made.nesterov = h[9] >> 3 & 1;
@@ -7331,7 +7568,10 @@ static void kopt_optimizer_in_(kopt_optimizer *opt, const kopt_byte_ *h) {
     made.amsgrad = rule == KOPT_ADAM && (h[9] & 7) == 3;
     made.seed = kopt_little64_(h + 32);
     made.step = kopt_little32_(h + 40);
-    made.momentum = rule == KOPT_SGD ? kopt_number_in_(h + 56) : 0;
+    if (rule == KOPT_SGD && (h[9] & 7) != 0) { /* positive, as there is a moment: fp32 may have 0 for it */
+        made.momentum = kopt_number_in_(h + 56);
+        if (!kopt_less_(0, made.momentum)) made.momentum = 1.4012984643248171e-45;
+    }
     made.dampening = rule == KOPT_SGD ? kopt_number_in_(h + 60) : 0;
     if (rule != KOPT_SGD) made.beta1 = kopt_number_in_(h + 56);
     if (rule != KOPT_SGD) made.beta2 = kopt_number_in_(h + 60);
@@ -7347,7 +7587,7 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
     if (h == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
     if (!kopt_header_valid_(h) || h[5] > KOPT_ADAM_ATAN2 || h[6] > KOPT_FP16 || (h[7] & 15u) > KOPT_EXACT ||
-        h[8] > KOPT_Q8 || (h[9] & 7u) > 4u)
+        h[8] > kopt_format_byte_(KOPT_Q8) || (h[9] & 7u) > 4u)
         return KOPT_ERROR_STATE;
     for (i = 8; i > 0; i--) n = n << 8 | h[15 + i];
     if (n != kopt_little64_(h + 16)) return KOPT_ERROR_BOUNDS; /* of a machine with a larger address space */
@@ -7413,8 +7653,6 @@ KOPT_LEAN_ KOPT_BOTH_ void kopt_take_options_(const kopt_optimizer *opt, kopt_st
 /* 1 - x of other hyper-parameters. */
 KOPT_LEAN_ KOPT_BOTH_ float kopt_one_minus_(double x) { return kopt_to_float_(kopt_sub64_(kopt_get64_(1), kopt_get64_(x))); }
 
-KOPT_LEAN_ KOPT_BOTH_ float kopt_narrow64_(double x) { return kopt_to_float_(kopt_get64_(x)); }
-
 static KOPT_BOTH_ int kopt_finite_(float x) { return (kopt_bits_(x) & 0x7F800000u) != 0x7F800000u; }
 
 /* The step after opt->step. Returns 0 if a scalar is beyond the range of a float. */
@@ -7449,8 +7687,12 @@ KOPT_SCALARS_ KOPT_BOTH_ int kopt_compute_scalars_(const kopt_optimizer *opt, ko
             s->one_minus_beta1 = s->step == 1 ? 1 : kopt_one_minus_(opt->dampening);
         }
     } else {
+#ifdef KOPT_VECTORS16_
+        kopt_betas_(opt, s, &rest1, &rest2);
+#else
         rest1 = kopt_beta_(opt->beta1, s->step, &s->beta1, &s->one_minus_beta1);
         rest2 = kopt_beta_(opt->beta2, s->step, &s->beta2, &s->one_minus_beta2);
+#endif
         if (rule == KOPT_ADAN) {
             const float shrink = how == KOPT_L2 ? 1 : kopt_add_(1, s->decay); /* the weight is divided by this */
             s->momentum = s->beta3 = s->beta2;
@@ -7482,6 +7724,8 @@ KOPT_SCALARS_ KOPT_BOTH_ int kopt_compute_scalars_(const kopt_optimizer *opt, ko
                 s->root_scale = 1;
             }
         }
+        if (KOPT_HAS_(KOPT_WITH_Q8) && opt->moment_format == KOPT_Q8 && s->step > 1 && rule != KOPT_LION)
+            s->root_scale = kopt_mul_(s->root_scale, 1.003f); /* what noise in a root adds to the mean of 1 / root */
         if (rule == KOPT_RANGER) {
             s->sync = s->step % KOPT_CAST_(uint32_t, opt->lookahead) == 0;
             s->mix = kopt_one_minus_(opt->lookahead_rate);
@@ -7508,7 +7752,7 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
     finite = kopt_compute_scalars_(opt, s);
     kopt_leave_(&environment);
     if (!finite) return KOPT_ERROR_RANGE;
-    if (checks) kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, step), KOPT_CONST_POINTER_(const kopt_byte_ *, s), sizeof *s);
+    if (checks) kopt_copy_(KOPT_POINTER_(kopt_byte_ *, step), KOPT_CONST_POINTER_(const kopt_byte_ *, s), sizeof *s);
     opt->step = s->step;
     return KOPT_OK;
 }
@@ -7526,41 +7770,26 @@ static int kopt_step_valid_(const kopt_step *s) {
            (!s->unrectified || s->rule == KOPT_RADAM || s->rule == KOPT_RANGER);
 }
 
-static kopt_result kopt_check_step_(const kopt_step *s, const kopt_tensor *t) {
-    kopt_result result;
-    size_t total;
-    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
-    if (s == KOPT_NULL_ || t == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (s->step == 0 || !kopt_step_valid_(s)) return KOPT_ERROR_STEP;
-    result = kopt_check_tensor_(t);
+/* Lays the block out, too. */
+KOPT_LEAN_ kopt_result kopt_check_step_(kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t) {
+    const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
+    kopt_result result = KOPT_OK;
+    kopt_kept_ kept;
+    if (checks && (s == KOPT_NULL_ || t == KOPT_NULL_)) return KOPT_ERROR_NULL;
+    if (checks && (s->step == 0 || !kopt_step_valid_(s))) return KOPT_ERROR_STEP;
+    if (checks) result = kopt_check_tensor_(t);
     if (result != KOPT_OK) return result;
-    total = kopt_layout_of_(kopt_kept_in_(s), t->n).total;
-    result = kopt_check_block_(t, kopt_kept_in_(s), total, 0);
-    if (result != KOPT_OK) return result;
-    return kopt_check_memory_(t, kopt_bytes_of_(s->weight_format), total, 1);
+    kept = kopt_kept_in_(s);
+    kopt_lay_out_(at, &kept, t->n);
+    if (checks) result = kopt_check_block_(t, &kept, at->total, 0);
+    if (!checks || result != KOPT_OK) return result;
+    return kopt_check_memory_(t, kopt_bytes_of_(s->weight_format), at->total, 1);
 }
-
-#if defined(KOPT_X86_) || defined(KOPT_NEON_)
-#ifndef KOPT_CODED_FROM_
-#define KOPT_CODED_FROM_ 256 /* elements that are worth making the table */
-#endif
-
-/* A range of a tensor with 8-bit moments, in the kernels of vectors. */
-static KOPT_NOINLINE_ void kopt_run_coded_(kopt_job_ *job, const kopt_layout_ *at) {
-    uint32_t values[256], i;
-    int m;
-    for (i = 0; i < 256; i++) values[i] = kopt_bits_(kopt_code_value_(kopt_codes_signed_, i, 0));
-    job->codes[0] = values;
-    job->codes[1] = kopt_codes_unsigned_;
-    for (m = 0; m < 4; m++) job->scale[m] = job->moment[m] - at->moment[m] + at->scale[m];
-    (KOPT_KERNEL_(step))(job);
-}
-#endif
 
 #ifdef KAHAN_OPT_VMATH
 static const kopt_vmath *kopt_vmath_of_steps_(const kopt_vmath *vmath);
 
-/* The table whose function runs between two passes; NULL for one pass, with the built-in in the kernel. */
+/* The table whose function runs between the stages; NULL: the built-in in the kernel. */
 static const kopt_vmath *kopt_table_of_(const kopt_step *s) {
     const kopt_vmath *vmath = s->vmath;
     if ((KOPT_ONLY_ & KOPT_SECOND_PASS_) != KOPT_SECOND_PASS_) return KOPT_NULL_;
@@ -7577,56 +7806,6 @@ static void kopt_between_(const kopt_job_ *j, float *y, const float *x, size_t n
         (j->vmath->atan2)(y, y, x, n);
 }
 
-/* SGD with x for gradients, and the random numbers that the weights would have in one pass. */
-static KOPT_NOINLINE_ void kopt_second_pass_(const kopt_job_ *whole, size_t begin, size_t n, float *x) {
-    const kopt_step *s = whole->step;
-    const kopt_format format = KOPT_FORMAT_(s->weight_format);
-    kopt_step second;
-    kopt_job_ job;
-    kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, &second), KOPT_CONST_POINTER_(const kopt_byte_ *, s), sizeof second);
-    kopt_copy_job_(&job, whole);
-    second.rule = KOPT_SGD;
-    second.moments = second.nesterov = second.zero_grad = 0;
-    second.grad_scale = 1;
-    second.l2 = 0;
-    job.step = &second;
-    job.vmath = KOPT_NULL_;
-    job.weight += begin * kopt_bytes_of_(format);
-    if (job.residual != KOPT_NULL_) job.residual += begin * kopt_bytes_of_residual_(format, KOPT_ROUNDING_(s->rounding));
-    if (job.copy != KOPT_NULL_) job.copy += begin * kopt_bytes_of_(job.copy_format);
-    job.grad = KOPT_POINTER_(kopt_byte_ *, x);
-    job.grad_format = KOPT_F32;
-    job.first += begin;
-    job.begin = 0;
-    job.end = n;
-    (KOPT_KERNEL_(step))(&job);
-}
-
-/* The first pass moves the moments and leaves the arguments. */
-static KOPT_NOINLINE_ void kopt_run_tiles_(const kopt_job_ *whole, size_t begin, size_t end) {
-    const kopt_step *s = whole->step;
-    float y[KOPT_BLOCK_], x[KOPT_BLOCK_];
-    kopt_step first;
-    kopt_job_ job;
-    size_t n;
-    kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, &first), KOPT_CONST_POINTER_(const kopt_byte_ *, s), sizeof first);
-    kopt_copy_job_(&job, whole);
-    first.moments_only = 1;
-    job.step = &first;
-    job.vmath = KOPT_NULL_;
-    job.counts = KOPT_NULL_;
-    job.argument[0] = KOPT_POINTER_(kopt_byte_ *, y);
-    job.argument[1] = KOPT_POINTER_(kopt_byte_ *, x);
-    for (; begin < end; begin += n) {
-        n = end - begin < KOPT_BLOCK_ ? end - begin : KOPT_BLOCK_;
-        job.begin = begin;
-        job.end = begin + n;
-        (KOPT_KERNEL_(step))(&job);
-        if (s->moments_only && whole->counts == KOPT_NULL_) continue; /* what is wanted is counted all the same */
-        kopt_between_(whole, y, x, n);
-        kopt_second_pass_(whole, begin, n, y);
-    }
-}
 #endif
 
 /* A range of a tensor with 8-bit moments: block by block the moments become fp32, are stepped, and become codes
@@ -7643,6 +7822,7 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
     kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, &job), KOPT_CONST_POINTER_(const kopt_byte_ *, whole), sizeof job);
     kopt_drawn_of_(&drawn, s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
     job.moment_format = KOPT_F32;
+    job.in_rows = 1;
     job.begin = 0;
     for (m = 0; m < s->moments; m++)
         job.moment[m] = KOPT_POINTER_(kopt_byte_ *, moment + KOPT_CAST_(unsigned, m) * KOPT_BLOCK_);
@@ -7650,7 +7830,7 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
         const size_t scale = i / KOPT_BLOCK_ * 4;
         n = whole->end - i < KOPT_BLOCK_ ? whole->end - i : KOPT_BLOCK_;
         for (m = 0; m < s->moments; m++)
-            kopt_dequantise_(job.moment[m], state + at->moment[m] + i, state + at->scale[m] + scale, n,
+            kopt_dequantise_(job.moment[m], state + at->moment[m] + i, state + at->moment[m] + at->scale + scale, n,
                              kopt_is_square_(s->rule, m));
         job.weight = whole->weight + i * weight_bytes;
         job.grad = whole->grad + i * grad_bytes;
@@ -7665,7 +7845,7 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
             const int nearest = s->moment_rounding == KOPT_NEAREST || (m == 2 && s->rule == KOPT_ADAM);
             drawn.first = job.first;
             drawn.store = KOPT_CAST_(uint32_t, m) + 1;
-            kopt_quantise_(state + at->moment[m] + i, state + at->scale[m] + scale, job.moment[m], n,
+            kopt_quantise_(state + at->moment[m] + i, state + at->moment[m] + at->scale + scale, job.moment[m], n,
                            kopt_is_square_(s->rule, m), nearest ? KOPT_NULL_ : &drawn);
         }
     }
@@ -7691,13 +7871,18 @@ KOPT_LEAN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kop
     job->step = s;
     job->weight = KOPT_CAST_(kopt_byte_ *, t->weight);
     job->grad = KOPT_CAST_(kopt_byte_ *, t->grad);
-    job->residual = none ? KOPT_NULL_ : state + at->residual;
-    job->moment[0] = none ? KOPT_NULL_ : state + at->moment[0];
-    job->moment[1] = none ? KOPT_NULL_ : state + at->moment[1];
-    job->moment[2] = none ? KOPT_NULL_ : state + at->moment[2];
-    job->moment[3] = none ? KOPT_NULL_ : state + at->moment[3];
-    job->slow = none ? KOPT_NULL_ : state + at->slow;
-    job->slow_residual = none ? KOPT_NULL_ : state + at->slow_residual;
+    if (none) {
+        job->residual = job->slow = job->slow_residual = KOPT_NULL_;
+        job->moment[0] = job->moment[1] = job->moment[2] = job->moment[3] = KOPT_NULL_;
+    } else {
+        job->residual = state + at->residual;
+        job->moment[0] = state + at->moment[0];
+        job->moment[1] = state + at->moment[1];
+        job->moment[2] = state + at->moment[2];
+        job->moment[3] = state + at->moment[3];
+        job->slow = state + at->slow;
+        job->slow_residual = state + at->slow_residual;
+    }
     job->counts = extras ? t->counts : KOPT_NULL_;
     job->rate = s->rate;
     job->decay = s->decay;
@@ -7710,21 +7895,21 @@ KOPT_LEAN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kop
     job->first = extras ? t->first_index : 0;
     job->id = t->id;
     job->stream = KOPT_RANDOM_STEP_;
-    job->codes[0] = KOPT_NULL_;
+    job->scale = at->scale;
+    job->in_rows = 0;
 #ifdef KAHAN_OPT_VMATH
     job->vmath = kopt_table_of_(s);
-    job->quotient = job->vmath != KOPT_NULL_ && job->vmath != s->vmath;
-    job->argument[0] = job->argument[1] = KOPT_NULL_;
+    job->quotient = s->rule == KOPT_ADAM_ATAN2 && job->vmath != KOPT_NULL_ && job->vmath != s->vmath;
 #endif
 }
 
 /* stable: StableAdamW's factor of the rate, beside the tensor's. */
-KOPT_LEAN_ void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end, float stable) {
-    const kopt_layout_ at = kopt_layout_of_(kopt_kept_in_(s), t->n);
+KOPT_LEAN_ void kopt_run_(const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end,
+                          float stable) {
     kopt_environment_ environment;
     kopt_job_ job;
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && begin == end) return;
-    kopt_make_job_(&job, &at, s, t, begin, end);
+    kopt_make_job_(&job, at, s, t, begin, end);
     kopt_enter_(&environment);
     if (KOPT_HAS_(KOPT_WITH_EXTRAS)) {
         volatile float factor = stable; /* read here, so that nothing is multiplied before kopt_enter_ */
@@ -7734,25 +7919,19 @@ KOPT_LEAN_ void kopt_run_(const kopt_step *s, const kopt_tensor *t, size_t begin
             job.decay = kopt_mul_scalar_(job.decay, scale);
         }
     }
-#if defined(KOPT_X86_) || defined(KOPT_NEON_)
-    if (KOPT_HAS_(KOPT_WITH_Q8) && s->moment_format == KOPT_Q8 && s->moments > 0 && end - begin >= KOPT_CODED_FROM_ &&
-        kopt_isa_current() != KOPT_ISA_SCALAR)
-        kopt_run_coded_(&job, &at);
-    else
-#endif
-    if (KOPT_HAS_(KOPT_WITH_Q8) && s->moment_format == KOPT_Q8 && s->moments > 0)
+    if (KOPT_HAS_(KOPT_WITH_Q8) && s->moment_format == KOPT_Q8 && s->moments > 0 &&
+        kopt_isa_current() == KOPT_ISA_SCALAR)
         (s->moments == 1   ? kopt_run_blocks1_
          : s->moments == 2 ? kopt_run_blocks2_
          : s->moments == 3 ? kopt_run_blocks3_
-                           : kopt_run_blocks4_)(&job, KOPT_CAST_(kopt_byte_ *, t->state), &at);
+                           : kopt_run_blocks4_)(&job, KOPT_CAST_(kopt_byte_ *, t->state), at);
     else
         (KOPT_KERNEL_(step))(&job);
     kopt_leave_(&environment);
 }
 
-static KOPT_NOINLINE_ void kopt_measure_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end,
-                                         kopt_norm *norm) {
-    const kopt_layout_ at = kopt_layout_of_(kopt_kept_in_(s), t->n);
+static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t, size_t begin,
+                                         size_t end, kopt_norm *norm) {
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     kopt_environment_ environment;
     kopt_job_ job;
@@ -7762,12 +7941,14 @@ static KOPT_NOINLINE_ void kopt_measure_(const kopt_step *s, const kopt_tensor *
     for (i = begin; i < end; i += n) {
         n = KOPT_PART_ - i % KOPT_PART_;
         if (end - i < n) n = end - i;
-        kopt_make_job_(&job, &at, s, t, i, i + n);
+        kopt_make_job_(&job, at, s, t, i, i + n);
         kopt_enter_(&environment);
         if (s->moment_format == KOPT_Q8) {
             job.moment_format = KOPT_F32;
+            job.in_rows = 1;
             job.moment[1] = bytes;
-            kopt_dequantise_(job.moment[1], state + at.moment[1] + i, state + at.scale[1] + i / KOPT_BLOCK_ * 4, n, 1);
+            kopt_dequantise_(bytes, state + at->moment[1] + i, state + at->moment[1] + at->scale + i / KOPT_BLOCK_ * 4,
+                             n, 1);
             job.weight += i * kopt_bytes_of_(s->weight_format);
             job.residual += i * kopt_bytes_of_residual_(s->weight_format, s->rounding);
             job.grad += i * kopt_bytes_of_(t->grad_format);
@@ -7780,30 +7961,37 @@ static KOPT_NOINLINE_ void kopt_measure_(const kopt_step *s, const kopt_tensor *
     }
 }
 
-KOPT_LEAN_ void kopt_run_whole_(const kopt_step *s, const kopt_tensor *t) {
+KOPT_LEAN_ void kopt_run_whole_(const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t) {
     kopt_norm norm;
     float scale = 1;
     if (KOPT_HAS_(KOPT_WITH_EXTRAS) && s->stable && !s->moments_only) {
         kopt_bounce_(KOPT_POINTER_(kopt_byte_ *, &norm), sizeof norm, KOPT_NULL_, 0); /* zeros */
-        kopt_measure_(s, t, 0, t->n, &norm);
+        kopt_measure_(at, s, t, 0, t->n, &norm);
         scale = kopt_stable_scale(&norm, t->n);
     }
-    kopt_run_(s, t, 0, t->n, scale);
+    kopt_run_(at, s, t, 0, t->n, scale);
+}
+
+/* Of a list that was checked. */
+KOPT_LEAN_ void kopt_run_tensor_(const kopt_step *s, const kopt_tensor *t) {
+    kopt_layout_ at;
+    kopt_lay_out_step_(&at, s, t->n);
+    kopt_run_whole_(&at, s, t);
 }
 
 KOPT_API_ kopt_result kopt_step_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
                                         kopt_norm *norm) {
-    kopt_result result = kopt_check_step_(step, t);
-    kopt_span_ span[KOPT_SPANS_];
-    int i;
+    kopt_layout_ at;
+    kopt_result result = kopt_check_step_(&at, step, t);
+    kopt_span_ span[KOPT_SPANS_], *a, *spans;
     if (result != KOPT_OK) return result;
     if (norm == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (!step->stable) return KOPT_ERROR_OPTION;
     if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
-    kopt_spans_(span, t, kopt_bytes_of_(step->weight_format), kopt_layout_of_(kopt_kept_in_(step), t->n).total);
-    for (i = 0; i < KOPT_SPANS_; i++)
-        if (kopt_overlap_(norm, sizeof *norm, span[i].at, span[i].size)) return KOPT_ERROR_OVERLAP;
-    kopt_measure_(step, t, begin, end, norm);
+    spans = kopt_spans_(span, t, kopt_bytes_of_(step->weight_format), at.total);
+    for (a = span; a != spans; a++)
+        if (kopt_overlap_(norm, sizeof *norm, a->at, a->size)) return KOPT_ERROR_OVERLAP;
+    kopt_measure_(&at, step, t, begin, end, norm);
     return KOPT_OK;
 }
 
@@ -7869,35 +8057,33 @@ KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
 }
 
 KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end) {
-    kopt_result result = kopt_check_step_(step, t);
+    kopt_layout_ at;
+    kopt_result result = kopt_check_step_(&at, step, t);
     if (result != KOPT_OK) return result;
     if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
     if (step->moment_format == KOPT_Q8 && step->moments > 0 && begin != end && /* whole blocks */
         (begin % KOPT_BLOCK_ != 0 || (end % KOPT_BLOCK_ != 0 && end != t->n)))
         return KOPT_ERROR_BOUNDS;
-    kopt_run_(step, t, begin, end, 1);
+    kopt_run_(&at, step, t, begin, end, 1);
     return KOPT_OK;
 }
 
 KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t) {
-    kopt_result result = kopt_check_step_(step, t);
-    if (result == KOPT_OK) kopt_run_whole_(step, t);
+    kopt_layout_ at;
+    const kopt_result result = kopt_check_step_(&at, step, t);
+    if (result == KOPT_OK) kopt_run_whole_(&at, step, t);
     return result;
 }
 
-/* Memory that two tensors share and a step would write. */
-static int kopt_share_(const kopt_step *s, const kopt_tensor *a, const kopt_tensor *b) {
-    const size_t weight_bytes = kopt_bytes_of_(s->weight_format);
-    kopt_span_ x[KOPT_SPANS_], y[KOPT_SPANS_];
-    int i, k;
-    kopt_spans_(x, a, weight_bytes, kopt_layout_of_(kopt_kept_in_(s), a->n).total);
-    kopt_spans_(y, b, weight_bytes, kopt_layout_of_(kopt_kept_in_(s), b->n).total);
-    for (i = 0; i < KOPT_SPANS_; i++)
-        for (k = 0; k < KOPT_SPANS_; k++) {
-            if (i == KOPT_COUNTS_SPAN_ && k == KOPT_COUNTS_SPAN_) continue; /* a list may have one */
-            if (i == KOPT_GRAD_SPAN_ && k == KOPT_GRAD_SPAN_ && !s->zero_grad) continue;
-            if (kopt_overlap_(x[i].at, x[i].size, y[k].at, y[k].size)) return 1;
-        }
+/* Do two tensors share memory that a step would write? Counts may be those of the whole list. */
+static int kopt_share_(const kopt_step *s, const kopt_span_ *x, const kopt_span_ *x_end, const kopt_span_ *y,
+                       const kopt_span_ *y_end) {
+    const kopt_span_ *b;
+    for (; x != x_end; x++)
+        for (b = y; b != y_end; b++)
+            if (kopt_meet_(x, b) &&
+                (x->what != b->what || (x->what != KOPT_COUNTS_ && (x->what != KOPT_GRADS_ || s->zero_grad))))
+                return 1;
     return 0;
 }
 
@@ -7910,16 +8096,22 @@ static int kopt_follows_(const kopt_tensor *a, const kopt_tensor *b) {
    no state block serves two tensors. */
 static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tensors, size_t count) {
     const kopt_tensor *last = KOPT_NULL_; /* that has elements */
+    kopt_span_ span[2][KOPT_SPANS_], *end, *last_end = KOPT_NULL_;
+    kopt_layout_ at;
     size_t i;
+    int turn = 0;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
     for (i = 0; i < count; i++) {
         const kopt_tensor *t = &tensors[i];
-        const kopt_result result = kopt_check_step_(s, t);
+        const kopt_result result = kopt_check_step_(&at, s, t);
         if (result != KOPT_OK) return result;
         if (t->n == 0) continue;
-        if (last != KOPT_NULL_ && kopt_share_(s, last, t)) return KOPT_ERROR_OVERLAP;
+        turn = !turn;
+        end = kopt_spans_(span[turn], t, kopt_bytes_of_(s->weight_format), at.total);
+        if (last != KOPT_NULL_ && kopt_share_(s, span[!turn], last_end, span[turn], end)) return KOPT_ERROR_OVERLAP;
         if (last != KOPT_NULL_ && !kopt_follows_(last, t)) return KOPT_ERROR_ID;
         last = t;
+        last_end = end;
     }
     return KOPT_OK;
 }
@@ -7938,7 +8130,7 @@ KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, kopt_tensor *tens
         opt->step = before;
         return result;
     }
-    for (i = 0; i < count; i++) kopt_run_whole_(&s, &tensors[i]);
+    for (i = 0; i < count; i++) kopt_run_tensor_(&s, &tensors[i]);
     return KOPT_OK;
 }
 
@@ -8149,8 +8341,8 @@ static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, c
     return kopt_step_begin(&scaled, step);
 }
 
-KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_norm *norm, double max_norm,
-                                        kopt_step *step, int *skipped) {
+KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_norm *norm,
+                                        double max_norm, kopt_step *step, int *skipped) {
     kopt_result result;
     if (norm == KOPT_NULL_ || step == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (norm->nonfinite != 0) {
@@ -8182,7 +8374,7 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
     result = kopt_norm_add_grads(&norm, tensors, count);
     if (closure != KOPT_NULL_ && closure->reduce != KOPT_NULL_) closure->reduce(closure->user, &norm);
     if (result == KOPT_OK) result = kopt_scaler_begin(scaler, opt, &norm, max_norm, &step, skipped);
-    for (i = 0; i < count && result == KOPT_OK && norm.nonfinite == 0; i++) kopt_run_whole_(&step, &tensors[i]);
+    for (i = 0; i < count && result == KOPT_OK && norm.nonfinite == 0; i++) kopt_run_tensor_(&step, &tensors[i]);
     return result;
 }
 
@@ -8258,7 +8450,7 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
         if (residual_bytes != 0) kopt_zero_(job.residual, a->n * residual_bytes);
     }
     kopt_enter_(&environment);
-    s.grad_scale = kopt_float_(kopt_bits_(kopt_to_float_(kopt_get64_(scale))) ^ 0x80000000u);
+    s.grad_scale = kopt_float_(kopt_bits_(kopt_narrow64_(scale)) ^ 0x80000000u);
     if (a->n != 0) (KOPT_KERNEL_(step))(&job);
     kopt_leave_(&environment);
     return KOPT_OK;
@@ -8371,14 +8563,10 @@ KOPT_INLINE_ float kopt_more_(float mean, uint32_t mag) {
     return kopt_add_(mean, kopt_mul_(kopt_float_(mag), 1.0f / 256));
 }
 
-/* The scale of a block of KOPT_Q8 or KOPT_SIGN, from its largest values of both signs and the sum of |x| / 256. */
-static KOPT_BOTH_ uint32_t kopt_scale_of_(kopt_format code, const uint32_t *table, uint32_t positive, uint32_t negative,
-                                          float mean, size_t n, int stochastic) {
-    if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) { /* the table ends at 1, but begins above -1 */
-        const uint32_t most = kopt_bits_(kopt_div_(kopt_float_(negative), kopt_float_(table[126])));
-        return kopt_scale_(positive > most ? positive : most);
-    }
-    if (stochastic) return kopt_scale_(positive > negative ? positive : negative);
+/* The scale of a block of KOPT_Q8 or KOPT_SIGN, from its largest magnitude and the sum of |x| / 256. */
+static KOPT_BOTH_ uint32_t kopt_scale_of_(kopt_format code, uint32_t largest, float mean, size_t n, int stochastic) {
+    if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) return kopt_scale_of_codes_(largest, 0);
+    if (stochastic) return kopt_scale_(largest);
     if (n < KOPT_BLOCK_) mean = kopt_mul_(mean, kopt_div_(256.0f, KOPT_CAST_(float, n)));
     return kopt_scale_(kopt_bits_(mean));
 }
@@ -8406,16 +8594,15 @@ KOPT_INLINE_ float kopt_sum_with_(float sum, float y, float scale) {
 
 /* One block of KOPT_Q8 or KOPT_SIGN; drawn may be NULL: nearest. */
 static KOPT_NOINLINE_ void kopt_pack_(kopt_byte_ *out, kopt_format code, const float *x, size_t n, kopt_drawn_ *drawn) {
-    uint32_t positive = 0, negative = 0, scale, bits = 0;
+    uint32_t largest = 0, scale, bits = 0;
     float mean = 0;
     size_t i;
     for (i = 0; i < n; i++) {
-        const uint32_t u = kopt_bits_(x[i]), mag = u & 0x7FFFFFFFu;
-        if (u > positive && u == mag) positive = u;
-        if (mag > negative && u != mag) negative = mag;
+        const uint32_t mag = kopt_bits_(x[i]) & 0x7FFFFFFFu;
+        if (mag > largest) largest = mag;
         mean = kopt_more_(mean, mag);
     }
-    scale = kopt_scale_of_(code, kopt_codes_signed_, positive, negative, mean, n, drawn != KOPT_NULL_);
+    scale = kopt_scale_of_(code, largest, mean, n, drawn != KOPT_NULL_);
     kopt_put_(out, scale, 4);
     if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) {
         kopt_encode_(out + 4, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, x), n, 0, drawn);
@@ -8533,7 +8720,7 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
     if (in_size < in_bytes) return KOPT_ERROR_SIZE;
     if (kopt_overlap_(sum, n * size, in, in_bytes)) return KOPT_ERROR_OVERLAP;
     kopt_enter_(&environment);
-    factor = kopt_to_float_(kopt_get64_(scale));
+    factor = kopt_narrow64_(scale);
     for (i = 0; i < n; i += v.n) {
         kopt_byte_ *const to = KOPT_CAST_(kopt_byte_ *, sum) + i * size;
         v.n = n - i < KOPT_PART_ ? n - i : KOPT_PART_;
@@ -8568,7 +8755,7 @@ KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void 
             return KOPT_ERROR_OVERLAP;
     }
     kopt_enter_(&environment);
-    t.scale = kopt_to_float_(kopt_get64_(scale));
+    t.scale = kopt_narrow64_(scale);
     kopt_leave_(&environment);
     t.kind = KOPT_TOOL_SUM_;
     t.dst = KOPT_CAST_(kopt_byte_ *, out);
@@ -9520,12 +9707,13 @@ static KOPT_NOINLINE_ void kopt_langevin_tiles_(kopt_job_ *job, const kopt_job_ 
 }
 
 static void kopt_langevin_run_(const kopt_step *s, const kopt_tensor *t, double temperature, size_t begin, size_t end) {
-    const kopt_layout_ at = kopt_layout_of_(kopt_kept_in_(s), t->n);
     kopt_environment_ environment;
+    kopt_layout_ at;
     kopt_job_ whole, job;
     kopt_step local;
     float factor;
     if (begin == end) return;
+    kopt_lay_out_step_(&at, s, t->n);
     kopt_make_job_(&whole, &at, s, t, begin, end);
     kopt_enter_(&environment);
     if (kopt_bits_(kopt_rate_scale_(t)) != 0x3F800000u) {
@@ -9547,7 +9735,8 @@ static void kopt_langevin_run_(const kopt_step *s, const kopt_tensor *t, double 
 
 KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tensor *t, double temperature, size_t begin,
                                           size_t end) {
-    kopt_result result = kopt_check_step_(step, t);
+    kopt_layout_ at;
+    kopt_result result = kopt_check_step_(&at, step, t);
     if (result == KOPT_OK) result = kopt_langevin_rule_(step, temperature);
     if (result == KOPT_OK) result = kopt_langevin_check_(step, t, temperature);
     if (result != KOPT_OK) return result;

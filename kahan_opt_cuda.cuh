@@ -318,11 +318,6 @@ typedef struct kopt_cuda_arguments_ {
     uint32_t round_count;
 } kopt_cuda_arguments_;
 
-/* The codes of 8-bit numbers, an argument of the kernels that need them: those of mean squares, the others, the decades. */
-typedef struct kopt_cuda_codes_ {
-    uint32_t word[256 + 128 + 2 * KOPT_DECADES_];
-} kopt_cuda_codes_;
-
 enum { KOPT_THREADS_ = 256, KOPT_WARPS_ = 8, KOPT_ROW_ = 512 /* positions that a warp takes at once */ };
 
 /* The compiler is not to know that this is the value of before: nothing computed from it is kept in registers. */
@@ -490,6 +485,21 @@ KOPT_CUDA_FN_ void kopt_cuda_insert_(uint32_t *packed, size_t size, int q, uint3
         packed[q >> 2] = (q & 3) == 0 ? a : packed[q >> 2] | a << 8 * (q & 3);
 }
 
+/* ... into words that have another element there, in place: a second array would take registers. */
+KOPT_CUDA_FN_ void kopt_cuda_replace_(uint32_t *packed, size_t size, int q, uint32_t a) {
+    const int shift = size == 4 ? 0 : size == 2 ? 16 * (q & 1) : 8 * (q & 3);
+    const uint32_t mask = (size == 4 ? 0xFFFFFFFFu : size == 2 ? 0xFFFFu : 0xFFu) << shift;
+    uint32_t *const word = packed + (size == 4 ? q : size == 2 ? q >> 1 : q >> 2);
+    *word = (*word & ~mask) | (a << shift & mask);
+    KOPT_CUDA_FORGET_(*word, "r"); /* or its parts stay apart until it is stored */
+}
+
+/* A residual as a word: those of COMPACT have a sign. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_signed_(uint32_t a, size_t size) { return size == 1 ? (a ^ 0x80u) - 0x80u : a; }
+KOPT_CUDA_FN_ uint32_t kopt_cuda_nth_signed_(const uint32_t *packed, size_t size, int q) {
+    return kopt_cuda_signed_(kopt_cuda_nth_(packed, size, q), size);
+}
+
 /* What is known of where an array lies: nothing; elements are aligned to their size; the part is whole, and aligned as wide
    loads want it. */
 enum { KOPT_ANYHOW_, KOPT_NATURAL_, KOPT_WIDE_ };
@@ -624,26 +634,28 @@ KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_part_at_(const kopt_cuda_arguments_ *a, 
 }
 
 /* ---- 8-bit moments: a warp steps 256 elements that share a scale, in two phases. The first turns codes into numbers,
-        steps, and leaves the new moments in shared memory; when the largest are known, the second makes their codes */
+        steps, and leaves the new moments, of mean squares the roots, in shared memory; when the largest are known, the
+        second makes their codes ---- */
 
 enum { KOPT_SLOTS_ = 256 + 8 }; /* moments of a block: slot p + p / 32, so that the lanes use different memory banks */
 
 typedef struct kopt_cuda_block_ {
-    uint32_t *slots;         /* KOPT_SLOTS_ for each moment */
-    const uint32_t *codes;   /* as in kopt_cuda_codes_ */
-    uint64_t first;          /* the block's first element */
-    uint32_t largest[4];     /* bits of the largest new moments */
+    uint32_t *slots;     /* KOPT_SLOTS_ for each moment */
+    uint64_t first;      /* the block's first element */
+    uint32_t largest[4]; /* bits of the largest magnitudes in the slots */
 } kopt_cuda_block_;
 
-KOPT_CUDA_FN_ const uint32_t *kopt_cuda_table_(const uint32_t *codes, int square) {
-    return square ? codes : codes + 256;
+/* The 8-bit code of x. r: of 16 bits, if stochastic. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_encode_(float x, uint32_t scale, int square, int stochastic, uint32_t r) {
+    const float y = kopt_mul_cuda_(x, kopt_inverse_of_cuda_(scale, square));
+    return kopt_code_of_cuda_(kopt_no_scale_(scale) ? 0 : y, square, stochastic ? r : 0x8000u); /* 0 has code 0 */
 }
 
-/* The 8-bit code of x. r: of 16 bits, if stochastic. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_encode_(const uint32_t *codes, uint32_t x, uint32_t scale, int square, int stochastic,
-                                         uint32_t r) {
-    const uint32_t *const decades = codes + 256 + 128 + KOPT_DECADES_ * square;
-    return kopt_code_in_cuda_(kopt_float_(x), scale, decades, square, stochastic ? r : 0x8000u);
+/* ... and back: the number of a code, of 8 bits with their sign. */
+KOPT_CUDA_FN_ float kopt_cuda_decode_(uint32_t code, uint32_t scale, int square) {
+    float y = kopt_of_code_cuda_(code, square);
+    KOPT_SETTLE_(y); /* as in kopt_number_of_ */
+    return kopt_mul_cuda_(y, kopt_float_(scale));
 }
 
 /* The scale of the block of element i. */
@@ -651,10 +663,9 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_scale_(const kopt_cuda_tensor_ *t, int m, uint6
     return kopt_cuda_fetch_(t->scale[m] + (i >> 8) * 4, 4);
 }
 
-/* An 8-bit moment as the bits of an fp32. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_decode_(const uint32_t *codes, kopt_rule rule, int m, uint32_t code, uint32_t scale) {
-    const int square = kopt_is_square_(rule, m);
-    return kopt_bits_(kopt_decode_one_(kopt_cuda_table_(codes, square), code, kopt_float_(scale), square));
+/* An 8-bit moment as the bits of an fp32, of a mean of squares the root. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_moment_(kopt_rule rule, int m, uint32_t code, uint32_t scale) {
+    return kopt_bits_(kopt_cuda_decode_(kopt_cuda_signed_(code, 1), scale, kopt_is_square_(rule, m)));
 }
 
 KOPT_CUDA_FN_ uint32_t *kopt_cuda_slot_(const kopt_cuda_block_ *b, int m, uint64_t i) {
@@ -711,11 +722,20 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_take_codes_(uint32_t *packed, const kopt_cuda_t
     return kopt_cuda_scale_(t, m, p.i);
 }
 
+/* Both stages of an element. Returns what is subtracted from its weight. */
+KOPT_CUDA_FN_ float kopt_cuda_step_element_(kopt_kind_ kind, const kopt_scalars_cuda_ *k, kopt_element_cuda_ *e,
+                                            uint32_t r) {
+    float rest, y;
+    const float w = kopt_load_weight_cuda_(kind, e->weight, e->residual, &rest);
+    const float x = kopt_direct_cuda_(kind, k, w, rest, e, r, &y);
+    return kopt_commit_element_cuda_(kind, k, kopt_between_cuda_(kind, k, x, y), w, rest, e, r, k->sync);
+}
+
 /* A step of the elements at positions x .. x + 7 of a task, of those that the tensor has: everything is loaded, stepped in
-   registers, and stored. w: their random words, the first having global index e; or NULL, and r is that of each. b: NULL,
-   or where 8-bit moments go. */
+   registers, and stored. w: their random words, `first` being the global index of the first; or NULL, and r is that of
+   each. b: NULL, or where 8-bit moments go. */
 KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task, int x,
-                                    kopt_kind_ kind, int copies, int radam, const uint32_t *w, uint64_t e,
+                                    kopt_kind_ kind, int copies, int radam, const uint32_t *w, uint64_t first,
                                     const uint32_t *r, kopt_cuda_block_ *b) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t moment_size = kopt_bytes_of_(kind.moment);
@@ -738,6 +758,7 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
     local.use_l2 = kopt_bits_(local.l2) != 0;
     local.use_decay = kopt_bits_(local.decay) != 0; /* and zero_grad and moments_only are looked at in the end */
     if (radam) local.unrectified = a->groups[t->group].k.unrectified;
+    for (q = 0; q < 8; q++) at.moment[0][q] = at.moment[1][q] = 0;
     if (kopt_cuda_wide_(t, p))
         kopt_cuda_take_all_(KOPT_WIDE_, &at, t, kind, moments, p);
     else
@@ -748,24 +769,26 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
         const size_t k = KOPT_CAST_(size_t, q);
-        uint32_t first = 0, second = 0; /* moments that were 8 bits */
-        kopt_job_ j;
-        j.weight = KOPT_POINTER_(kopt_byte_ *, at.weight) + k * weight_size;
-        j.grad = KOPT_POINTER_(kopt_byte_ *, at.grad) + k * grad_size;
-        j.residual = KOPT_POINTER_(kopt_byte_ *, at.residual) + k * residual_size;
-        j.moment[0] = KOPT_POINTER_(kopt_byte_ *, at.moment[0]) + k * moment_size;
-        j.moment[1] = KOPT_POINTER_(kopt_byte_ *, at.moment[1]) + k * moment_size;
-        if (b != KOPT_NULL_) { /* how many there are is not known before the run: no pointer depends on it */
-            j.moment[0] = KOPT_POINTER_(kopt_byte_ *, &first);
-            j.moment[1] = KOPT_POINTER_(kopt_byte_ *, &second);
+        kopt_element_cuda_ e;
+        e.weight = kopt_cuda_nth_(at.weight, weight_size, q);
+        e.residual = 0;
+        if (residual_size != 0) e.residual = kopt_cuda_nth_signed_(at.residual, residual_size, q);
+        e.grad = kopt_cuda_nth_(at.grad, grad_size, q);
+        e.moment[0] = b == KOPT_NULL_ ? kopt_cuda_nth_(at.moment[0], moment_size, q) : 0;
+        e.moment[1] = b == KOPT_NULL_ ? kopt_cuda_nth_(at.moment[1], moment_size, q) : 0;
+        if (codes > 0)
+            e.moment[0] = kopt_cuda_moment_(kind.rule, 0, kopt_cuda_nth_(at.moment[0], 1, q), scale[0]);
+        if (codes > 1)
+            e.moment[1] = kopt_cuda_moment_(kind.rule, 1, kopt_cuda_nth_(at.moment[1], 1, q), scale[1]);
+        kopt_cuda_step_element_(kind, &local, &e, w != KOPT_NULL_ ? kopt_cuda_random_of_(w, first, q) : r[q]);
+        kopt_cuda_replace_(at.weight, weight_size, q, e.weight);
+        if (residual_size != 0) kopt_cuda_replace_(at.residual, residual_size, q, e.residual);
+        if (b == KOPT_NULL_) { /* how many there are is not known before the run: no branch for it */
+            kopt_cuda_replace_(at.moment[0], moment_size, q, e.moment[0]);
+            kopt_cuda_replace_(at.moment[1], moment_size, q, e.moment[1]);
         }
-        if (codes > 0) first = kopt_cuda_decode_(b->codes, kind.rule, 0, kopt_cuda_nth_(at.moment[0], 1, q), scale[0]);
-        if (codes > 1) second = kopt_cuda_decode_(b->codes, kind.rule, 1, kopt_cuda_nth_(at.moment[1], 1, q), scale[1]);
-        j.counts = KOPT_NULL_;
-        j.copy = KOPT_NULL_; /* made of the weights, in the end */
-        kopt_vector_cuda_(&j, kind, &local, 0, 1, w != KOPT_NULL_ ? kopt_cuda_random_of_(w, e, q) : r[q]);
-        if (codes > 0 && q < p.n) kopt_cuda_keep_(b, 0, p.i + k, first);
-        if (codes > 1 && q < p.n) kopt_cuda_keep_(b, 1, p.i + k, second);
+        if (codes > 0 && q < p.n) kopt_cuda_keep_(b, 0, p.i + k, e.moment[0]);
+        if (codes > 1 && q < p.n) kopt_cuda_keep_(b, 1, p.i + k, e.moment[1]);
     }
 
     KOPT_CUDA_FORGET_(t, "l");
@@ -774,7 +797,8 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
     if (copy_size == 2) { /* of fp32 */
         const kopt_format format = KOPT_CAST_(kopt_format, t->copy_format);
         KOPT_UNROLL_
-        for (q = 0; q < 8; q++) kopt_cuda_insert_(at.copy, 2, q, kopt_nearest16_cuda_(kopt_float_(at.weight[q]), format));
+        for (q = 0; q < 8; q++)
+            kopt_cuda_insert_(at.copy, 2, q, kopt_nearest16_cuda_(kopt_float_(at.weight[q]), format));
     }
     moments_only = a->groups[t->group].k.moments_only;
     if (kopt_cuda_wide_(t, p))
@@ -796,54 +820,54 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     const size_t copy_size = t->copy_format == KOPT_F32 ? 4 : 2;
     kopt_scalars_cuda_ k = *scalars;
-    uint32_t weight = kopt_cuda_fetch_(t->weight + i * weight_size, weight_size), residual = 0, copy = 0;
-    uint32_t grad = kopt_cuda_fetch_(t->grad + i * grad_size, grad_size), slow = 0, slow_residual = 0;
-    uint32_t moment[4] = {0, 0, 0, 0};
-    kopt_job_ j;
+    kopt_element_cuda_ e, before;
+    float update;
     int m;
     k.rate = kopt_mul_cuda_(k.rate, t->rate_scale);
     k.decay = kopt_mul_cuda_(k.decay, t->rate_scale);
     k.use_decay = kopt_bits_(k.decay) != 0;
-    if (residual_size != 0) residual = kopt_cuda_fetch_(t->residual + i * residual_size, residual_size);
+    e.weight = kopt_cuda_fetch_(t->weight + i * weight_size, weight_size);
+    e.grad = kopt_cuda_fetch_(t->grad + i * grad_size, grad_size);
+    e.residual = e.slow = e.slow_residual = 0;
+    if (residual_size != 0)
+        e.residual = kopt_cuda_signed_(kopt_cuda_fetch_(t->residual + i * residual_size, residual_size), residual_size);
     KOPT_UNROLL_
     for (m = 0; m < 4; m++) {
+        e.moment[m] = 0;
         if (m < kind.moments && b == KOPT_NULL_)
-            moment[m] = kopt_cuda_fetch_(t->moment[m] + i * moment_size, moment_size);
+            e.moment[m] = kopt_cuda_fetch_(t->moment[m] + i * moment_size, moment_size);
         if (m < kind.moments && b != KOPT_NULL_)
-            moment[m] = kopt_cuda_decode_(b->codes, kind.rule, m, kopt_cuda_fetch_(t->moment[m] + i, 1),
-                                          kopt_cuda_scale_(t, m, i));
-        j.moment[m] = KOPT_POINTER_(kopt_byte_ *, &moment[m]);
+            e.moment[m] = kopt_cuda_moment_(kind.rule, m, kopt_cuda_fetch_(t->moment[m] + i, 1),
+                                            kopt_cuda_scale_(t, m, i));
     }
     if (k.sync) {
-        slow = kopt_cuda_fetch_(t->slow + i * weight_size, weight_size);
-        if (residual_size != 0) slow_residual = kopt_cuda_fetch_(t->slow_residual + i * residual_size, residual_size);
+        e.slow = kopt_cuda_fetch_(t->slow + i * weight_size, weight_size);
+        if (residual_size != 0)
+            e.slow_residual =
+                kopt_cuda_signed_(kopt_cuda_fetch_(t->slow_residual + i * residual_size, residual_size), residual_size);
     }
-    j.weight = KOPT_POINTER_(kopt_byte_ *, &weight);
-    j.grad = KOPT_POINTER_(kopt_byte_ *, &grad);
-    j.residual = KOPT_POINTER_(kopt_byte_ *, &residual);
-    j.slow = KOPT_POINTER_(kopt_byte_ *, &slow);
-    j.slow_residual = KOPT_POINTER_(kopt_byte_ *, &slow_residual);
-    j.copy = copies ? KOPT_POINTER_(kopt_byte_ *, &copy) : KOPT_NULL_;
-    j.copy_format = KOPT_CAST_(kopt_format, t->copy_format);
-    j.counts = counts;
-    kopt_vector_cuda_(&j, kind, &k, 0, 1, r);
+    before = e;
+    update = kopt_cuda_step_element_(kind, &k, &e, r);
+    kopt_count_element_cuda_(kind, counts, &before, &e, update);
     if (!k.moments_only) {
-        kopt_cuda_put_(t->weight + i * weight_size, weight_size, weight);
-        if (residual_size != 0) kopt_cuda_put_(t->residual + i * residual_size, residual_size, residual);
-        if (copies && t->copy != KOPT_NULL_) kopt_cuda_put_(t->copy + i * copy_size, copy_size, copy);
-        if (k.sync) kopt_cuda_put_(t->slow + i * weight_size, weight_size, slow);
+        kopt_cuda_put_(t->weight + i * weight_size, weight_size, e.weight);
+        if (residual_size != 0) kopt_cuda_put_(t->residual + i * residual_size, residual_size, e.residual);
+        if (copies && t->copy != KOPT_NULL_)
+            kopt_cuda_put_(t->copy + i * copy_size, copy_size,
+                           kopt_copied_cuda_(kind, &e, KOPT_CAST_(kopt_format, t->copy_format)));
+        if (k.sync) kopt_cuda_put_(t->slow + i * weight_size, weight_size, e.weight);
         if (k.sync && residual_size != 0)
-            kopt_cuda_put_(t->slow_residual + i * residual_size, residual_size, slow_residual);
+            kopt_cuda_put_(t->slow_residual + i * residual_size, residual_size, e.residual);
     }
     KOPT_UNROLL_
     for (m = 0; m < 4; m++)
         if (m < kind.moments) {
             if (b == KOPT_NULL_)
-                kopt_cuda_put_(t->moment[m] + i * moment_size, moment_size, moment[m]);
+                kopt_cuda_put_(t->moment[m] + i * moment_size, moment_size, e.moment[m]);
             else
-                kopt_cuda_keep_(b, m, i, moment[m]);
+                kopt_cuda_keep_(b, m, i, e.moment[m]);
         }
-    if (k.zero_grad) kopt_cuda_put_(t->grad + i * grad_size, grad_size, grad);
+    if (k.zero_grad) kopt_cuda_put_(t->grad + i * grad_size, grad_size, 0);
 }
 
 /* A position, counted from the first one of a task. */
@@ -852,13 +876,15 @@ KOPT_CUDA_FN_ int kopt_cuda_within_(uint64_t x, uint64_t from, int width) {
 }
 
 /* What a kernel's constants leave open. A negative constant means: what the optimizer says. 8-bit moments are stepped
-   as fp32. */
+   as rows of fp32. */
 KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_step *s, int rule, int weight, int grad,
                                          int moment, int rounding, int small_stores) {
     kopt_kind_ kind;
     kind.rule = rule < 0 ? s->rule : KOPT_CAST_(kopt_rule, rule);
-    if (rule < 0 && weight >= 0) /* SGD, Lion, Adam and RAdam, which is Adam here */
-        kind.rule = s->rule == KOPT_SGD ? KOPT_SGD : s->rule == KOPT_LION ? KOPT_LION : KOPT_ADAM;
+    if (rule < 0 && weight < 0 && (s->rule == KOPT_RADAM || s->rule == KOPT_RANGER))
+        kind.rule = KOPT_ADAM; /* as in kind_of_ */
+    if (rule < 0 && weight >= 0) /* SGD, Lion, Adam and RAdam, which is Adam, too; in this order nvcc compares once */
+        kind.rule = s->rule == KOPT_LION ? KOPT_LION : s->rule == KOPT_SGD ? KOPT_SGD : KOPT_ADAM;
 #ifdef KAHAN_OPT_VMATH
     if (rule < 0 && weight >= 0 && s->rule == KOPT_ADAM_ATAN2) kind.rule = KOPT_ADAM_ATAN2;
 #endif
@@ -871,8 +897,7 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_
     kind.compensation_rounding = small_stores < 0 ? s->compensation_rounding : KOPT_CAST_(kopt_rounding, small_stores);
     kind.moments = rule == KOPT_ADAM ? 2 : weight < 0 ? s->moments : s->moments > 1 ? 2 : s->moments > 0 ? 1 : 0;
     kind.nesterov = rule == KOPT_ADAM ? 0 : s->nesterov;
-    kind.plain = weight >= 0; /* octets are loaded and stored without regard to moments_only */
-    kind.walk = KOPT_PLAINLY_;
+    kind.in_rows = moment == KOPT_Q8;
     return kind;
 }
 
@@ -1028,21 +1053,22 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
     KOPT_UNROLL_
     for (m = 0; m < (weight < 0 ? 4 : 2); m++)
         if (lane == 0 && m < kind.moments)
-            kopt_cuda_put_(t->scale[m] + (b->first >> 8) * 4, 4, kopt_scale_(b->largest[m]));
+            kopt_cuda_put_(t->scale[m] + (b->first >> 8) * 4, 4,
+                           kopt_scale_of_codes_(b->largest[m], kopt_is_square_(kind.rule, m)));
     if (weight >= 0 && 8 * lane < n) {
         const kopt_cuda_part_ part = kopt_cuda_part_from_(t, b->first + 8 * lane);
         if (stochastic) kopt_cuda_random_octet_(r, &cipher, t->first + part.i);
         KOPT_UNROLL_
         for (m = 0; m < 2; m++) {
             const int square = kopt_is_square_(kind.rule, m);
-            const uint32_t scale = kopt_scale_(b->largest[m]);
+            const uint32_t scale = kopt_scale_of_codes_(b->largest[m], square);
             uint32_t codes[2] = {0, 0};
             if (m >= kind.moments) continue;
             KOPT_UNROLL_
             for (q = 0; q < 8; q++) {
                 const uint32_t half = KOPT_RANDOM_STORE(r[q], KOPT_CAST_(uint32_t, m) + 1);
                 const uint32_t moment = q < part.n ? *kopt_cuda_slot_(b, m, part.i + KOPT_CAST_(uint64_t, q)) : 0;
-                kopt_cuda_insert_(codes, 1, q, kopt_cuda_encode_(b->codes, moment, scale, square, stochastic, half));
+                kopt_cuda_insert_(codes, 1, q, kopt_cuda_encode_(kopt_float_(moment), scale, square, stochastic, half));
             }
             kopt_cuda_give_as_(KOPT_NATURAL_, t->moment[m], 1, part, codes);
         }
@@ -1055,7 +1081,8 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
             const int square = kopt_is_square_(kind.rule, m);
             if (m >= kind.moments) continue;
             kopt_cuda_put_(t->moment[m] + i, 1,
-                           kopt_cuda_encode_(b->codes, *kopt_cuda_slot_(b, m, i), kopt_scale_(b->largest[m]), square,
+                           kopt_cuda_encode_(kopt_float_(*kopt_cuda_slot_(b, m, i)),
+                                             kopt_scale_of_codes_(b->largest[m], square), square,
                                              kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC,
                                              KOPT_RANDOM_STORE(one, KOPT_CAST_(uint32_t, m) + 1)));
         }
@@ -1064,8 +1091,8 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
 
 /* All steps of a warp (of its lane, on the GPU) with 8-bit moments. */
 KOPT_CUDA_WHOLE_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_t warp, uint32_t warps,
-                                             uint32_t lane, uint32_t *slots, const uint32_t *codes, int rule,
-                                             int weight, int grad, int rounding, int small_stores, int copies) {
+                                             uint32_t lane, uint32_t *slots, int rule, int weight, int grad,
+                                             int rounding, int small_stores, int copies) {
     const int width = KOPT_CAST_(int, a->width);
     uint32_t task;
     if (a->control->skip) return;
@@ -1081,7 +1108,6 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint
             const uint32_t n = KOPT_CAST_(uint32_t, limit - x < 256 ? limit - x : 256);
             kopt_cuda_block_ b;
             b.slots = slots;
-            b.codes = codes;
             b.first = from + KOPT_CAST_(uint64_t, x);
             b.largest[0] = b.largest[1] = b.largest[2] = b.largest[3] = 0;
             KOPT_CUDA_SHARED_(); /* the slots change hands: the last block of a tensor is shorter */
@@ -1152,7 +1178,6 @@ KOPT_CUDA_FN_ double kopt_cuda_read_(const float *p) {
 /* The threads go through the phases together. */
 KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups, int phase, uint32_t thread) {
     const int needs_stats = c->options.check_finite || c->options.max_norm > 0;
-    kopt_job_ job;
     uint64_t g;
     if (phase == 0 && thread == 0) { /* what all groups share */
         c->status.result = KOPT_OK;
@@ -1181,10 +1206,7 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
                 groups[g].result = KOPT_ERROR_STEP;
             else if (!fine || !kopt_compute_scalars_(&opt, &groups[g].step))
                 groups[g].result = KOPT_ERROR_RANGE;
-            job.step = &groups[g].step;
-            job.rate = groups[g].step.rate;
-            job.decay = groups[g].step.decay;
-            groups[g].k = kopt_spread_cuda_(&job);
+            groups[g].k = kopt_spread_step_cuda_(&groups[g].step, groups[g].step.rate, groups[g].step.decay);
             if (!groups[g].k.use_l2) groups[g].k.l2 = 0; /* not -0: kernels look at these words alone */
             if (!groups[g].k.use_decay) groups[g].k.decay = 0;
             groups[g].number = groups[g].step.step;
@@ -1331,12 +1353,13 @@ KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks) {
 
 enum { KOPT_ROUND_ = KOPT_ROW_ * KOPT_WARPS_ };
 
-KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, const uint32_t *codes, uint32_t round,
-                                           uint32_t thread, uint32_t *slots) {
+KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32_t round, uint32_t thread,
+                                           uint32_t *slots) {
     const kopt_cuda_tensor_ *t = a->tensors + a->rounds[round];
     const kopt_cuda_group_ *const g = a->groups + t->group;
     const kopt_step *const s = &g->step;
     const kopt_scalars_cuda_ k = g->k;
+    const int coded = s->moment_format == KOPT_Q8;
     kopt_kind_ kind = kopt_cuda_kind_(t, s, -1, -1, -1, -1, -1, -1);
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
@@ -1345,7 +1368,8 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, const 
     const size_t moment_size = kopt_bytes_of_(s->moment_format);
     int turn, q;
     if (from == 0 && thread == 0) a->ratios[t->stable - 1].n = n;
-    if (kind.moment == KOPT_Q8) kind.moment = KOPT_F32;
+    kind.in_rows = coded;
+    if (coded) kind.moment = KOPT_F32;
     KOPT_ROLL_
     for (turn = 0; turn < 2; turn++) {
         const uint64_t i = begin + KOPT_CAST_(uint64_t, 256 * turn) + 8 * (thread & 31);
@@ -1354,25 +1378,22 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, const 
         if (i >= n) return;
         kopt_cuda_take_(grads, t->grad, grad_size, p);
         kopt_cuda_take_(squares, t->moment[1], moment_size, p);
-        if (s->moment_format == KOPT_Q8) scale = kopt_cuda_scale_(t, 1, i);
+        if (coded) scale = kopt_cuda_scale_(t, 1, i);
         if (k.use_l2) {
             kopt_cuda_take_(weights, t->weight, weight_size, p);
             if (residual_size != 0) kopt_cuda_take_(residuals, t->residual, residual_size, p);
         }
         KOPT_UNROLL_
         for (q = 0; q < 8; q++) {
-            uint32_t grad = kopt_cuda_nth_(grads, grad_size, q), square = kopt_cuda_nth_(squares, moment_size, q);
-            uint32_t weight = 0, residual = 0;
-            kopt_job_ j;
+            kopt_element_cuda_ e;
             if (q >= p.n) continue;
-            if (s->moment_format == KOPT_Q8) square = kopt_cuda_decode_(codes, kind.rule, 1, square, scale);
-            if (k.use_l2) weight = kopt_cuda_nth_(weights, weight_size, q);
-            if (k.use_l2 && residual_size != 0) residual = kopt_cuda_nth_(residuals, residual_size, q);
-            j.grad = KOPT_POINTER_(kopt_byte_ *, &grad);
-            j.weight = KOPT_POINTER_(kopt_byte_ *, &weight);
-            j.residual = KOPT_POINTER_(kopt_byte_ *, &residual);
-            j.moment[1] = KOPT_POINTER_(kopt_byte_ *, &square);
-            kopt_cuda_deposit_(slots, thread & 31, kopt_bits_(kopt_ratio_cuda_(&j, kind, &k, 0, 1)), KOPT_F32, KOPT_F32);
+            e.weight = e.residual = 0;
+            e.grad = kopt_cuda_nth_(grads, grad_size, q);
+            e.moment[1] = kopt_cuda_nth_(squares, moment_size, q);
+            if (coded) e.moment[1] = kopt_cuda_moment_(kind.rule, 1, e.moment[1], scale);
+            if (k.use_l2) e.weight = kopt_cuda_nth_(weights, weight_size, q);
+            if (k.use_l2 && residual_size != 0) e.residual = kopt_cuda_nth_signed_(residuals, residual_size, q);
+            kopt_cuda_deposit_(slots, thread & 31, kopt_bits_(kopt_measured_cuda_(kind, &k, &e)), KOPT_F32, KOPT_F32);
         }
     }
 }
@@ -1424,7 +1445,7 @@ KOPT_CUDA_FN_ void kopt_cuda_begin_(uint64_t sums[2], uint32_t *slots, uint32_t 
     sums[0] = sums[1] = 0;
 }
 
-#define KOPT_CUDA_MEASURE_BLOCK_(a, codes, block, blocks, thread, slots)                                              \
+#define KOPT_CUDA_MEASURE_BLOCK_(a, block, blocks, thread, slots)                                                     \
     do {                                                                                                              \
         const uint32_t count = (a)->control->skip ? 0 : (a)->round_count;                                             \
         uint64_t sums[KOPT_SUMS_][2];                                                                                 \
@@ -1433,7 +1454,7 @@ KOPT_CUDA_FN_ void kopt_cuda_begin_(uint64_t sums[2], uint32_t *slots, uint32_t 
         for (round = (block); round < count; round += (blocks)) {                                                     \
             const uint32_t tensor = (a)->rounds[round], next = round + (blocks);                                      \
             kopt_cuda_ratio_ *const ratio = (a)->ratios + (a)->tensors[tensor].stable - 1;                            \
-            KOPT_TOGETHER_(kopt_cuda_measure_lane_(a, codes, round, thread, slots));                                  \
+            KOPT_TOGETHER_(kopt_cuda_measure_lane_(a, round, thread, slots));                                         \
             KOPT_TOGETHER_(kopt_cuda_collect_(KOPT_MINE_(sums, thread), slots, thread));                              \
             if (next >= count || (a)->rounds[next] != tensor) {                                                       \
                 KOPT_TOGETHER_(kopt_cuda_deliver_(ratio, KOPT_MINE_(sums, thread), thread));                          \
@@ -1452,6 +1473,12 @@ KOPT_CUDA_FN_ void kopt_cuda_factor_(const kopt_cuda_arguments_ *a, uint32_t ind
 
 /* ---- arrays, 8 elements at a time: conversion, clipping, accumulation ---- */
 
+/* r: of 16 bits, if stochastic. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_converted_(float x, kopt_format to, int stochastic, uint32_t r) {
+    if (to == KOPT_F32) return kopt_bits_(x); /* asked first, it is asked once */
+    return stochastic ? kopt_stochastic_cuda_(x, to, r, KOPT_NULL_) >> 16 : kopt_converted_cuda_(x, to);
+}
+
 KOPT_CUDA_FN_ void kopt_cuda_convert_octet_(const kopt_conversion_ *c, kopt_cuda_part_ p) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
     const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_);
@@ -1462,7 +1489,7 @@ KOPT_CUDA_FN_ void kopt_cuda_convert_octet_(const kopt_conversion_ *c, kopt_cuda
     KOPT_UNROLL_
     for (q = 0; q < 8; q++)
         kopt_cuda_insert_(to, to_size, q,
-                          kopt_converted_cuda_(kopt_widen_cuda_(kopt_cuda_nth_(from, from_size, q), c->src_format),
+                          kopt_cuda_converted_(kopt_widen_cuda_(kopt_cuda_nth_(from, from_size, q), c->src_format),
                                                c->dst_format, c->stochastic, r[q]));
     kopt_cuda_give_(c->dst, to_size, p, to);
 }
@@ -1495,9 +1522,7 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_sum_kind_(const kopt_cuda_accumulation_ *k) {
     kind.grad = k->grad_format;
     kind.rounding = k->a.rounding;
     kind.moment_rounding = kind.compensation_rounding = k->a.compensation_rounding;
-    kind.moments = kind.nesterov = 0;
-    kind.plain = 1;
-    kind.walk = KOPT_PLAINLY_;
+    kind.moments = kind.nesterov = kind.in_rows = 0;
     return kind;
 }
 
@@ -1530,17 +1555,14 @@ KOPT_CUDA_FN_ void kopt_cuda_accumulate_octet_(const kopt_cuda_accumulation_ *k,
     scalars.use_scale = 1;
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
-        uint32_t weight = kopt_cuda_nth_(sum, size, q), residual = kopt_cuda_nth_(rest, residual_size == 1 ? 1 : 2, q);
-        uint32_t x = kopt_cuda_nth_(grad, grad_size, q);
-        kopt_job_ j;
-        j.weight = KOPT_POINTER_(kopt_byte_ *, &weight);
-        j.residual = KOPT_POINTER_(kopt_byte_ *, &residual);
-        j.grad = KOPT_POINTER_(kopt_byte_ *, &x);
-        j.copy = KOPT_NULL_;
-        j.counts = KOPT_NULL_;
-        kopt_vector_cuda_(&j, kind, &scalars, 0, 1, r[q]);
-        kopt_cuda_insert_(new_sum, size, q, weight);
-        kopt_cuda_insert_(new_rest, residual_size == 1 ? 1 : 2, q, residual);
+        kopt_element_cuda_ e;
+        e.weight = kopt_cuda_nth_(sum, size, q);
+        e.residual = kopt_cuda_nth_signed_(rest, residual_size == 1 ? 1 : 2, q);
+        e.grad = kopt_cuda_nth_(grad, grad_size, q);
+        kopt_cuda_step_element_(kind, &scalars, &e, r[q]);
+        kopt_cuda_insert_(new_sum, size, q, e.weight);
+        if (residual_size == 1) e.residual &= 0xFFu;
+        kopt_cuda_insert_(new_rest, residual_size == 1 ? 1 : 2, q, e.residual);
     }
     kopt_cuda_give_(sums, size, p, new_sum);
     if (residual_size == 1) kopt_cuda_give_(residuals, 1, p, new_rest);
@@ -1559,9 +1581,8 @@ KOPT_CUDA_FN_ void kopt_cuda_read_sum_octet_(const kopt_cuda_accumulation_ *k, k
     if (residual_size == 2) kopt_cuda_take_(rest, residuals, 2, p);
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
-        uint32_t kept = kopt_cuda_nth_(rest, residual_size == 1 ? 1 : 2, q);
+        const uint32_t kept = kopt_cuda_nth_signed_(rest, residual_size == 1 ? 1 : 2, q);
         float c, x;
-        if (residual_size == 1) kept = (kept ^ 0x80u) - 0x80u;
         x = kopt_load_weight_cuda_(kind, kopt_cuda_nth_(sum, size, q), kept, &c);
         if (residual_size == 2 && kind.rounding == KOPT_KAHAN) x = kopt_add_(x, c);
         out[q] = empty ? 0 : kopt_bits_(x);
@@ -1575,10 +1596,14 @@ KOPT_CUDA_FN_ void kopt_cuda_read_sum_octet_(const kopt_cuda_accumulation_ *k, k
 typedef struct kopt_cuda_function_ {
     kopt_byte_ *out, *out2;
     const kopt_byte_ *x, *y; /* y: the second argument of atan2; what kopt_map_backward multiplies by; or NULL */
+} kopt_cuda_function_;
+
+typedef struct kopt_cuda_map_ {
+    kopt_cuda_function_ arrays;
     kopt_function f;
     kopt_format format;
-    uint32_t patches; /* of kopt_map: how many */
-} kopt_cuda_function_;
+    uint32_t patches[128], count; /* what kopt_patched_ takes */
+} kopt_cuda_map_;
 
 #define KOPT_CUDA_FLOATS_(name, formula)                                                             \
     KOPT_CUDA_FN_ void kopt_cuda_##name##_octet_(const kopt_cuda_function_ *k, kopt_cuda_part_ p) {  \
@@ -1606,7 +1631,7 @@ KOPT_CUDA_FLOATS_(sincospi, kopt_vmath_sincospi_cuda_(x, &y))
 #undef KOPT_CUDA_FLOATS_
 
 /* As kopt_map_tile_. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_mapped_(const kopt_cuda_function_ *k, const uint32_t *patches, uint32_t x) {
+KOPT_CUDA_FN_ uint32_t kopt_cuda_mapped_(const kopt_cuda_map_ *k, uint32_t x) {
     const float at = kopt_vmath_prepare_cuda_(k->f, kopt_widen_cuda_(x, k->format));
     float q, l;
     uint32_t y;
@@ -1619,19 +1644,19 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_mapped_(const kopt_cuda_function_ *k, const uin
         q = kopt_vmath_exp_cuda_(at, 0);
     l = k->f == KOPT_SOFTPLUS ? kopt_vmath_log_cuda_(kopt_add_(q, 1)) : q;
     y = kopt_vmath_finish16_cuda_(k->f, k->format, x, q, l, &doubt);
-    return doubt ? kopt_patched_(patches, k->patches, x, y) : y;
+    return doubt ? kopt_patched_(k->patches, k->count, x, y) : y;
 }
 
 /* The elements go round in 4 words: one loop, not eight copies of 13 functions. */
-KOPT_CUDA_FN_ void kopt_cuda_map_octet_(const kopt_cuda_function_ *k, kopt_cuda_part_ p, const uint32_t *patches) {
+KOPT_CUDA_FN_ void kopt_cuda_map_octet_(const kopt_cuda_map_ *k, kopt_cuda_part_ p) {
     uint32_t x[4], y[4] = {0, 0, 0, 0};
     int q;
-    kopt_cuda_take_(x, k->x, 2, p);
-    if (k->y != KOPT_NULL_) kopt_cuda_take_(y, k->y, 2, p);
+    kopt_cuda_take_(x, k->arrays.x, 2, p);
+    if (k->arrays.y != KOPT_NULL_) kopt_cuda_take_(y, k->arrays.y, 2, p);
     KOPT_ROLL_
     for (q = 0; q < 8; q++) {
-        uint32_t z = kopt_cuda_mapped_(k, patches, x[0] & 0xFFFFu);
-        if (k->y != KOPT_NULL_)
+        uint32_t z = kopt_cuda_mapped_(k, x[0] & 0xFFFFu);
+        if (k->arrays.y != KOPT_NULL_)
             z = kopt_nearest16_cuda_(kopt_mul_(kopt_widen_cuda_(z, k->format), kopt_widen_cuda_(y[0] & 0xFFFFu, k->format)),
                                      k->format);
         x[0] = x[0] >> 16 | x[1] << 16;
@@ -1643,7 +1668,7 @@ KOPT_CUDA_FN_ void kopt_cuda_map_octet_(const kopt_cuda_function_ *k, kopt_cuda_
         y[2] = y[2] >> 16 | y[3] << 16;
         y[3] = y[3] >> 16;
     }
-    kopt_cuda_give_(k->out, 2, p, x);
+    kopt_cuda_give_(k->arrays.out, 2, p, x);
 }
 #endif
 
@@ -1663,9 +1688,8 @@ enum { KOPT_MEAN_ = KOPT_SLOTS_, KOPT_WAITING_ };
 
 typedef struct kopt_cuda_packing_ {
     uint32_t *slots;
-    const uint32_t *codes; /* as in kopt_cuda_codes_ */
     uint64_t first;
-    uint32_t n, step, positive, negative;
+    uint32_t n, step, largest;
 } kopt_cuda_packing_;
 
 /* What a lane has of the block: up to 8 elements; n <= 0: none. */
@@ -1684,22 +1708,23 @@ KOPT_CUDA_FN_ void kopt_cuda_gather_lane_(const kopt_cuda_compression_ *k, kopt_
     const kopt_cuda_part_ part = kopt_cuda_lane_part_(b, lane);
     const int feedback = residual != KOPT_NULL_ && b->step > 1;
     uint32_t grad[8], rest[8];
+    float x[8];
     int q;
     if (part.n <= 0) return;
     kopt_cuda_take_(grad, k->grad, size, part);
     if (feedback) kopt_cuda_take_(rest, residual, rest_size, part);
     KOPT_UNROLL_
-    for (q = 0; q < 8; q++) {
-        const uint32_t p = 8 * lane + KOPT_CAST_(uint32_t, q);
-        float x = kopt_widen_cuda_(kopt_cuda_nth_(grad, size, q), k->grad_format);
-        uint32_t u, mag;
-        if (q >= part.n) continue;
-        if (feedback) x = kopt_add_(x, kopt_widen_cuda_(kopt_cuda_nth_(rest, rest_size, q), k->c.residual_format));
-        u = kopt_bits_(kopt_without_payload_(x));
-        mag = u & 0x7FFFFFFFu;
+    for (q = 0; q < 8; q++) x[q] = kopt_widen_cuda_(kopt_cuda_nth_(grad, size, q), k->grad_format);
+    if (feedback) {
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++)
+            x[q] = kopt_add_(x[q], kopt_widen_cuda_(kopt_cuda_nth_(rest, rest_size, q), k->c.residual_format));
+    }
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) { /* what is not in the part is 0 */
+        const uint32_t p = 8 * lane + KOPT_CAST_(uint32_t, q), u = kopt_bits_(kopt_without_payload_(x[q]));
         b->slots[p + (p >> 5)] = u;
-        if (u == mag && u > b->positive) b->positive = u;
-        if (u != mag && mag > b->negative) b->negative = mag;
+        if ((u & 0x7FFFFFFFu) > b->largest) b->largest = u & 0x7FFFFFFFu;
     }
 }
 
@@ -1717,7 +1742,6 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
     const kopt_cipher_cuda_ other = kopt_cipher_of_cuda_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_RESIDUAL_);
     const int stochastic = k->c.rounding == KOPT_STOCHASTIC, scaled = k->c.code == KOPT_Q8 || k->c.code == KOPT_SIGN;
     const int noisy = k->c.residual_rounding == KOPT_STOCHASTIC && k->c.residual_format != KOPT_F32;
-    const uint32_t *const table = b->codes + 256;
     kopt_byte_ *const to = k->out + kopt_code_at_(k->c.code, KOPT_CAST_(size_t, b->first));
     kopt_byte_ *const residual = KOPT_CAST_(kopt_byte_ *, k->c.residual);
     const size_t rest_size = kopt_bytes_of_(k->c.residual_format);
@@ -1727,8 +1751,7 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
     uint32_t codes[4] = {0, 0, 0, 0}, rest[8];
     int q;
     if (scaled)
-        scale = kopt_scale_of_(k->c.code, table, b->positive, b->negative, kopt_float_(b->slots[KOPT_MEAN_]), b->n,
-                               stochastic);
+        scale = kopt_scale_of_(k->c.code, b->largest, kopt_float_(b->slots[KOPT_MEAN_]), b->n, stochastic);
     if (scaled && lane == 0) kopt_cuda_put_(to, 4, scale);
     if (part.n <= 0) return;
     of_block.i = 8 * lane;
@@ -1737,24 +1760,24 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
         const uint32_t p = 8 * lane + KOPT_CAST_(uint32_t, q), half = r[q] & 0xFFFFu;
-        const float x = q < part.n ? kopt_float_(b->slots[p + (p >> 5)]) : 0;
+        const float x = kopt_float_(b->slots[p + (p >> 5)]);
         uint32_t code;
         float y;
         if (k->c.code == KOPT_Q8) {
-            code = kopt_cuda_encode_(b->codes, kopt_bits_(x), scale, 0, stochastic, half);
+            code = kopt_cuda_encode_(x, scale, 0, stochastic, half);
             kopt_cuda_insert_(codes, 1, q, code);
-            y = kopt_decode_one_(table, code, kopt_float_(scale), 0);
+            y = kopt_cuda_decode_(kopt_cuda_signed_(code, 1), scale, 0);
         } else if (k->c.code == KOPT_SIGN) {
             code = kopt_sign_of_(x, scale, stochastic, half);
             if (q < part.n) bits |= code << q;
             y = kopt_float_(scale ^ code << 31);
         } else {
-            code = kopt_converted_cuda_(x, k->c.code, stochastic, half);
+            code = kopt_cuda_converted_(x, k->c.code, stochastic, half);
             kopt_cuda_insert_(codes, 2, q, code);
             y = kopt_widen_cuda_(code, k->c.code);
         }
         kopt_cuda_insert_(rest, rest_size, q,
-                          kopt_converted_cuda_(kopt_lost_(x, y, k->c.residual_format), k->c.residual_format, noisy,
+                          kopt_cuda_converted_(kopt_lost_(x, y, k->c.residual_format), k->c.residual_format, noisy,
                                                other_r[q]));
     }
     if (k->c.code == KOPT_SIGN)
@@ -1767,19 +1790,17 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
 }
 
 KOPT_CUDA_WHOLE_ void kopt_cuda_compress_blocks_(const kopt_cuda_compression_ *k, uint64_t warp, uint64_t warps,
-                                                 uint32_t lane, uint32_t *slots, const uint32_t *codes) {
+                                                 uint32_t lane, uint32_t *slots) {
     kopt_cuda_packing_ b;
     b.slots = slots;
-    b.codes = codes;
     b.step = k->steps == KOPT_NULL_ ? k->c.step : *k->steps + 1;
     if (b.step == 0) return; /* there is no such step */
     for (b.first = warp * 256; b.first < k->c.n; b.first += warps * 256) {
         b.n = k->c.n - b.first < 256 ? KOPT_CAST_(uint32_t, k->c.n - b.first) : 256;
-        b.positive = b.negative = 0;
+        b.largest = 0;
         KOPT_CUDA_SHARED_(); /* the block before is done */
         KOPT_LANES_(kopt_cuda_gather_lane_(k, &b, lane));
-        b.positive = kopt_cuda_warp_largest_(b.positive);
-        b.negative = kopt_cuda_warp_largest_(b.negative);
+        b.largest = kopt_cuda_warp_largest_(b.largest);
         KOPT_CUDA_SHARED_();
         KOPT_LANES_(kopt_cuda_mean_lane_(k, &b, lane));
         KOPT_CUDA_SHARED_();
@@ -1796,7 +1817,7 @@ typedef struct kopt_cuda_sum_ {
 } kopt_cuda_sum_;
 
 /* sum += decoded * scale. Parts are counted from the first element, so that each lies in one block of codes. */
-KOPT_CUDA_FN_ void kopt_cuda_decompress_octet_(const kopt_cuda_sum_ *k, kopt_cuda_part_ p, const uint32_t *codes) {
+KOPT_CUDA_FN_ void kopt_cuda_decompress_octet_(const kopt_cuda_sum_ *k, kopt_cuda_part_ p) {
     const size_t size = kopt_bytes_of_(k->to_format);
     const kopt_byte_ *const from = k->from + kopt_code_at_(k->from_format, p.i - (p.i & 255));
     kopt_cuda_part_ of_block = p;
@@ -1815,13 +1836,13 @@ KOPT_CUDA_FN_ void kopt_cuda_decompress_octet_(const kopt_cuda_sum_ *k, kopt_cud
     for (q = 0; q < 8; q++) {
         float y;
         if (k->from_format == KOPT_Q8)
-            y = kopt_decode_one_(codes + 256, kopt_cuda_nth_(code, 1, q), kopt_float_(scale), 0);
+            y = kopt_cuda_decode_(kopt_cuda_nth_signed_(code, 1, q), scale, 0);
         else if (k->from_format == KOPT_SIGN)
             y = kopt_float_(scale ^ code[0] >> q << 31);
         else
             y = kopt_widen_cuda_(kopt_cuda_nth_(code, 2, q), k->from_format);
         y = kopt_sum_with_(kopt_widen_cuda_(kopt_cuda_nth_(sum, size, q), k->to_format), y, k->scale);
-        kopt_cuda_insert_(out, size, q, kopt_converted_cuda_(y, k->to_format, 0, 0));
+        kopt_cuda_insert_(out, size, q, kopt_converted_cuda_(y, k->to_format));
     }
     kopt_cuda_give_(k->to, size, p, out);
 }
@@ -1890,16 +1911,7 @@ KOPT_CUDA_FN_ void kopt_cuda_set_(const kopt_cuda_setting_ *s) {
 
 #define KOPT_CUDA_CLEARED_ (offsetof(kopt_cuda_control_, arrived) + 4 - offsetof(kopt_cuda_control_, norm))
 
-static kopt_cuda_codes_ kopt_cuda_codes_of_(void) {
-    kopt_cuda_codes_ codes;
-    uint32_t i;
-    for (i = 0; i < 256; i++) codes.word[i] = kopt_codes_unsigned_[i];
-    for (i = 0; i < 128; i++) codes.word[256 + i] = kopt_codes_signed_[i];
-    for (i = 0; i < 2 * KOPT_DECADES_; i++) codes.word[256 + 128 + i] = kopt_decades_[i / KOPT_DECADES_][i % KOPT_DECADES_];
-    return codes;
-}
-
-/* Functions of arrays: name, what they take. KOPT_CUDA_TABLES_: those that need a table, too. */
+/* Functions of arrays: name, what they take. */
 #ifdef KAHAN_OPT_VMATH
 #define KOPT_CUDA_FUNCTIONS_(KERNEL)     \
     KERNEL(exp, kopt_cuda_function_)     \
@@ -1908,11 +1920,10 @@ static kopt_cuda_codes_ kopt_cuda_codes_of_(void) {
     KERNEL(erf, kopt_cuda_function_)     \
     KERNEL(erfc, kopt_cuda_function_)    \
     KERNEL(atan2, kopt_cuda_function_)   \
-    KERNEL(sincospi, kopt_cuda_function_)
-#define KOPT_CUDA_MAPS_(KERNEL) KERNEL(map, kopt_cuda_function_)
+    KERNEL(sincospi, kopt_cuda_function_) \
+    KERNEL(map, kopt_cuda_map_)
 #else
 #define KOPT_CUDA_FUNCTIONS_(KERNEL)
-#define KOPT_CUDA_MAPS_(KERNEL)
 #endif
 #define KOPT_CUDA_ARRAYS_(KERNEL)                 \
     KERNEL(convert, kopt_conversion_)             \
@@ -1920,22 +1931,17 @@ static kopt_cuda_codes_ kopt_cuda_codes_of_(void) {
     KERNEL(accumulate, kopt_cuda_accumulation_)   \
     KERNEL(read_sum, kopt_cuda_accumulation_)     \
     KERNEL(reduce, kopt_cuda_sum_)                \
+    KERNEL(decompress, kopt_cuda_sum_)            \
     KOPT_CUDA_FUNCTIONS_(KERNEL)
-#define KOPT_CUDA_TABLES_(KERNEL) KERNEL(decompress, kopt_cuda_sum_) KOPT_CUDA_MAPS_(KERNEL)
 
 /* Where the first part of an array is to end so that the others are aligned: at 8 elements, or less by this. */
 static uint32_t kopt_cuda_pad_(const void *p, size_t size) {
     return KOPT_ADDRESS_(p) % size != 0 ? 0 : KOPT_CAST_(uint32_t, KOPT_ADDRESS_(p) / size % 8);
 }
 
-/* From the first kernel for 8-bit moments on, a launch has no more blocks than run at once: they begin by filling
-   shared memory, or end with atomic additions. */
-enum {
-    KOPT_CUDA_FIRST_Q8_ = 21,
-    KOPT_CUDA_STATS_ = KOPT_CUDA_KERNELS_, /* and beside the kernels of steps: */
-    KOPT_CUDA_MEASURE_,
-    KOPT_CUDA_COMPRESS_
-};
+/* Beside the kernels of steps. A launch of these has no more blocks than run at once: they begin by clearing shared
+   memory and end with atomic additions. */
+enum { KOPT_CUDA_STATS_ = KOPT_CUDA_KERNELS_, KOPT_CUDA_MEASURE_ };
 
 #ifdef KOPT_CUDA_THREADS_
 #include KOPT_CUDA_THREADS_ /* launches of kopt_cuda_launch_step_, _measure_, _stats_, _compress_ */
@@ -1953,10 +1959,9 @@ KOPT_CUDA_ALL_(KOPT_CUDA_KERNEL_)
 
 #define KOPT_CUDA_BLOCKS_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                 \
     static void kopt_cuda_##name##_(const kopt_cuda_arguments_ *a, uint32_t blocks) {                                 \
-        const kopt_cuda_codes_ codes = kopt_cuda_codes_of_();                                                         \
         uint32_t slots[(weight < 0 ? 4 : 2) * KOPT_SLOTS_], warp;                                                     \
         for (warp = 0; warp < blocks * KOPT_WARPS_; warp++)                                                           \
-            kopt_cuda_step_blocks_(a, warp, blocks * KOPT_WARPS_, 0, slots, codes.word, rule, weight, grad, rounding, \
+            kopt_cuda_step_blocks_(a, warp, blocks * KOPT_WARPS_, 0, slots, rule, weight, grad, rounding,             \
                                    small_stores, copies);                                                             \
     }
 KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_BLOCKS_KERNEL_)
@@ -1971,13 +1976,12 @@ static kopt_result kopt_cuda_launch_step_(int kernel, kopt_cuda_arguments_ *a, u
 }
 
 static kopt_result kopt_cuda_launch_measure_(kopt_cuda_arguments_ *a, size_t size, uint32_t blocks, void *stream) {
-    const kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
     uint32_t slots[256 * 32], block, thread;
     size_t i;
     KOPT_CAST_(void, stream);
     for (i = 0; i < size; i++) KOPT_POINTER_(kopt_byte_ *, a->ratios)[i] = 0;
     for (block = 0; block < blocks; block++)
-        KOPT_CUDA_MEASURE_BLOCK_(a, codes.word, block, blocks, thread, slots);
+        KOPT_CUDA_MEASURE_BLOCK_(a, block, blocks, thread, slots);
     return KOPT_OK;
 }
 
@@ -1991,10 +1995,9 @@ static kopt_result kopt_cuda_launch_stats_(kopt_cuda_arguments_ *a, uint32_t blo
 }
 
 static kopt_result kopt_cuda_launch_compress_(kopt_cuda_compression_ *k, void *stream) {
-    const kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
     uint32_t slots[KOPT_WAITING_], warp;
     KOPT_CAST_(void, stream);
-    for (warp = 0; warp < 3; warp++) kopt_cuda_compress_blocks_(k, warp, 3, 0, slots, codes.word);
+    for (warp = 0; warp < 3; warp++) kopt_cuda_compress_blocks_(k, warp, 3, 0, slots);
     if (k->steps != KOPT_NULL_) ++*k->steps;
     return KOPT_OK;
 }
@@ -2033,16 +2036,6 @@ static kopt_result kopt_cuda_launch_setting_(kopt_cuda_setting_ *s, void *stream
         return KOPT_OK;                                                                                              \
     }
 KOPT_CUDA_ARRAYS_(KOPT_CUDA_ARRAY_KERNEL_)
-#define KOPT_CUDA_TABLE_KERNEL_(name, type)                                                                          \
-    static kopt_result kopt_cuda_launch_##name##_(type *job, uint64_t n, uint32_t pad, kopt_cuda_codes_ *table,      \
-                                                  void *stream) {                                                    \
-        uint64_t octet;                                                                                              \
-        KOPT_CAST_(void, stream);                                                                                    \
-        for (octet = 0; 8 * octet < n + pad; octet++)                                                                \
-            kopt_cuda_##name##_octet_(job, kopt_cuda_part_of_(n, pad, octet), table->word);                          \
-        return KOPT_OK;                                                                                              \
-    }
-KOPT_CUDA_TABLES_(KOPT_CUDA_TABLE_KERNEL_)
 
 static kopt_result kopt_cuda_launch_count_(uint32_t *counts, uint32_t n, void *stream) {
     KOPT_CAST_(void, stream);
@@ -2068,30 +2061,21 @@ static uint32_t kopt_cuda_resident_(int kernel) { return kernel == KOPT_CUDA_STA
     }
 KOPT_CUDA_ALL_(KOPT_CUDA_KERNEL_)
 
-/* The codes to shared memory. All threads of a block. */
-static __device__ void kopt_cuda_share_(uint32_t *to, const kopt_cuda_codes_ &codes) {
-    for (uint32_t i = threadIdx.x; i < sizeof codes.word / 4; i += KOPT_THREADS_) to[i] = codes.word[i];
-    __syncthreads();
-}
-
 #define KOPT_CUDA_BLOCKS_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                 \
     static __global__ void __launch_bounds__(KOPT_THREADS_, 2)                                                        \
-        kopt_cuda_##name##_(const kopt_cuda_arguments_ a, const kopt_cuda_codes_ codes) {                             \
+        kopt_cuda_##name##_(const kopt_cuda_arguments_ a) {                                                           \
         enum { SLOTS = (weight < 0 ? 4 : 2) * KOPT_SLOTS_ };                                                          \
-        __shared__ uint32_t table[sizeof codes.word / 4], slots[KOPT_WARPS_ * SLOTS];                                 \
+        __shared__ uint32_t slots[KOPT_WARPS_ * SLOTS];                                                               \
         const uint32_t warp = threadIdx.x >> 5;                                                                       \
-        kopt_cuda_share_(table, codes);                                                                               \
         kopt_cuda_step_blocks_(&a, blockIdx.x * KOPT_WARPS_ + warp, gridDim.x * KOPT_WARPS_, threadIdx.x & 31,        \
-                               slots + warp * SLOTS, table, rule, weight, grad, rounding, small_stores, copies);      \
+                               slots + warp * SLOTS, rule, weight, grad, rounding, small_stores, copies);             \
     }
 KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_BLOCKS_KERNEL_)
 
-static __global__ void __launch_bounds__(KOPT_THREADS_, 2)
-    kopt_cuda_measure_kernel_(const kopt_cuda_arguments_ a, const kopt_cuda_codes_ codes) {
-    __shared__ uint32_t table[sizeof codes.word / 4], slots[256 * 32];
+static __global__ void __launch_bounds__(KOPT_THREADS_, 2) kopt_cuda_measure_kernel_(const kopt_cuda_arguments_ a) {
+    __shared__ uint32_t slots[256 * 32];
     const uint32_t thread = threadIdx.x;
-    kopt_cuda_share_(table, codes);
-    KOPT_CUDA_MEASURE_BLOCK_(&a, table, blockIdx.x, gridDim.x, thread, slots);
+    KOPT_CUDA_MEASURE_BLOCK_(&a, blockIdx.x, gridDim.x, thread, slots);
 }
 
 static __global__ void __launch_bounds__(KOPT_THREADS_)
@@ -2117,14 +2101,12 @@ static __global__ void __launch_bounds__(KOPT_THREADS_, 4) kopt_cuda_stats_kerne
 
 static __global__ void kopt_cuda_setting_kernel_(const kopt_cuda_setting_ s) { kopt_cuda_set_(&s); }
 
-static __global__ void __launch_bounds__(KOPT_THREADS_, 3)
-    kopt_cuda_compress_kernel_(const kopt_cuda_compression_ k, const kopt_cuda_codes_ codes) {
-    __shared__ uint32_t table[sizeof codes.word / 4], slots[KOPT_WARPS_ * KOPT_WAITING_];
+static __global__ void __launch_bounds__(KOPT_THREADS_, 3) kopt_cuda_compress_kernel_(const kopt_cuda_compression_ k) {
+    __shared__ uint32_t slots[KOPT_WARPS_ * KOPT_WAITING_];
     const uint32_t warp = threadIdx.x >> 5;
-    kopt_cuda_share_(table, codes);
     kopt_cuda_compress_blocks_(&k, static_cast<uint64_t>(blockIdx.x) * KOPT_WARPS_ + warp,
                                static_cast<uint64_t>(gridDim.x) * KOPT_WARPS_, threadIdx.x & 31,
-                               slots + warp * KOPT_WAITING_, table);
+                               slots + warp * KOPT_WAITING_);
 }
 
 static __global__ void kopt_cuda_setting_count_kernel_(uint32_t *counts, uint32_t n) { kopt_cuda_count_(counts, n); }
@@ -2138,18 +2120,6 @@ static __global__ void kopt_cuda_setting_count_kernel_(uint32_t *counts, uint32_
             kopt_cuda_##name##_octet_(&job, kopt_cuda_part_of_(n, pad, octet));                            \
     }
 KOPT_CUDA_ARRAYS_(KOPT_CUDA_ARRAY_KERNEL_)
-
-#define KOPT_CUDA_TABLE_KERNEL_(name, type)                                                                \
-    static __global__ void __launch_bounds__(KOPT_THREADS_, 3)                                             \
-        kopt_cuda_##name##_kernel_(const type job, uint64_t n, uint32_t pad, const kopt_cuda_codes_ words) { \
-        __shared__ uint32_t table[sizeof words.word / 4];                                                  \
-        const uint64_t all = static_cast<uint64_t>(gridDim.x) * KOPT_THREADS_;                             \
-        uint64_t octet = static_cast<uint64_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x;                  \
-        kopt_cuda_share_(table, words);                                                                    \
-        for (; 8 * octet < n + pad; octet += all)                                                          \
-            kopt_cuda_##name##_octet_(&job, kopt_cuda_part_of_(n, pad, octet), table);                     \
-    }
-KOPT_CUDA_TABLES_(KOPT_CUDA_TABLE_KERNEL_)
 
 static kopt_result kopt_cuda_result_(cudaError_t error) {
     switch (error) {
@@ -2175,8 +2145,7 @@ static kopt_result kopt_cuda_launch_(const void *kernel, uint32_t blocks, uint32
 static const void *kopt_cuda_entry_(int kernel) {
     const void *const table[] = {KOPT_CUDA_ALL_(KOPT_CUDA_NAME_) KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_NAME_)
                                      reinterpret_cast<const void *>(kopt_cuda_stats_kernel_),
-                                 reinterpret_cast<const void *>(kopt_cuda_measure_kernel_),
-                                 reinterpret_cast<const void *>(kopt_cuda_compress_kernel_)};
+                                 reinterpret_cast<const void *>(kopt_cuda_measure_kernel_)};
     return table[kernel];
 }
 
@@ -2191,14 +2160,12 @@ static uint32_t kopt_cuda_resident_(int kernel) {
 }
 
 static kopt_result kopt_cuda_launch_step_(int kernel, kopt_cuda_arguments_ *a, uint32_t blocks, void *stream) {
-    kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
-    void *arguments[] = {a, &codes}; /* of which most kernels take the first */
+    void *arguments[] = {a};
     return kopt_cuda_launch_(kopt_cuda_entry_(kernel), blocks, KOPT_THREADS_, arguments, stream);
 }
 
 static kopt_result kopt_cuda_launch_measure_(kopt_cuda_arguments_ *a, size_t size, uint32_t blocks, void *stream) {
-    kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
-    void *arguments[] = {a, &codes};
+    void *arguments[] = {a};
     const kopt_result result =
         kopt_cuda_result_(cudaMemsetAsync(a->ratios, 0, size, static_cast<cudaStream_t>(stream)));
     if (result != KOPT_OK) return result;
@@ -2231,28 +2198,19 @@ static kopt_result kopt_cuda_launch_setting_(kopt_cuda_setting_ *s, void *stream
     return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_setting_kernel_), 1, 1, arguments, stream);
 }
 
-/* A thread for each part; no more than 2^16 blocks where each fills shared memory first. */
-static uint32_t kopt_cuda_blocks_for_(uint64_t n, uint32_t most) {
+/* A thread for each part. */
+static uint32_t kopt_cuda_blocks_for_(uint64_t n) {
     const uint64_t blocks = (n + 8 * KOPT_THREADS_ - 1) / (8 * KOPT_THREADS_);
-    return static_cast<uint32_t>(blocks < most ? blocks : most);
+    return blocks < 0x7FFFFFFFu ? static_cast<uint32_t>(blocks) : 0x7FFFFFFFu;
 }
 
 #define KOPT_CUDA_ARRAY_LAUNCH_(name, type)                                                                \
     static kopt_result kopt_cuda_launch_##name##_(type *job, uint64_t n, uint32_t pad, void *stream) {     \
         void *arguments[] = {job, &n, &pad};                                                               \
         return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_##name##_kernel_),               \
-                                 kopt_cuda_blocks_for_(n + pad, 0x7FFFFFFFu), KOPT_THREADS_, arguments, stream); \
+                                 kopt_cuda_blocks_for_(n + pad), KOPT_THREADS_, arguments, stream);        \
     }
 KOPT_CUDA_ARRAYS_(KOPT_CUDA_ARRAY_LAUNCH_)
-
-#define KOPT_CUDA_TABLE_LAUNCH_(name, type)                                                                \
-    static kopt_result kopt_cuda_launch_##name##_(type *job, uint64_t n, uint32_t pad, kopt_cuda_codes_ *table, \
-                                                  void *stream) {                                          \
-        void *arguments[] = {job, &n, &pad, table};                                                        \
-        return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_##name##_kernel_),               \
-                                 kopt_cuda_blocks_for_(n + pad, 1u << 16), KOPT_THREADS_, arguments, stream); \
-    }
-KOPT_CUDA_TABLES_(KOPT_CUDA_TABLE_LAUNCH_)
 
 static kopt_result kopt_cuda_launch_count_(uint32_t *counts, uint32_t n, void *stream) {
     void *arguments[] = {&counts, &n};
@@ -2260,15 +2218,11 @@ static kopt_result kopt_cuda_launch_count_(uint32_t *counts, uint32_t n, void *s
 }
 
 static kopt_result kopt_cuda_launch_compress_(kopt_cuda_compression_ *k, void *stream) {
-    kopt_cuda_codes_ codes = kopt_cuda_codes_of_();
-    void *arguments[] = {k, &codes};
-    const size_t blocks = (k->c.n + 256 * KOPT_WARPS_ - 1) / (256 * KOPT_WARPS_);
-    const uint32_t most = kopt_cuda_resident_(KOPT_CUDA_COMPRESS_);
+    void *arguments[] = {k};
     kopt_result result = KOPT_OK;
-    if (blocks != 0)
-        result = kopt_cuda_launch_(kopt_cuda_entry_(KOPT_CUDA_COMPRESS_),
-                                   blocks < most ? static_cast<uint32_t>(blocks) : most, KOPT_THREADS_, arguments,
-                                   stream);
+    if (k->c.n != 0)
+        result = kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_compress_kernel_),
+                                   kopt_cuda_blocks_for_(k->c.n), KOPT_THREADS_, arguments, stream);
     if (result != KOPT_OK || k->steps == KOPT_NULL_) return result;
     return kopt_cuda_launch_count_(k->steps, 1, stream);
 }
@@ -2397,7 +2351,7 @@ static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt,
     d->slow_residual = state == KOPT_NULL_ ? KOPT_NULL_ : state + at.slow_residual;
     for (m = 0; m < 4; m++) d->scale[m] = KOPT_NULL_;
     if (blocks && state != KOPT_NULL_)
-        for (m = 0; m < moments; m++) d->scale[m] = state + at.scale[m];
+        for (m = 0; m < moments; m++) d->scale[m] = state + at.moment[m] + at.scale;
     d->counts = t->counts;
     d->rate_scale = d->own_scale = kopt_rate_scale_(t);
     d->stable = d->first_round = 0;
@@ -2578,8 +2532,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_step_end(const kopt_cuda_plan *plan, void *
     for (kernel = 0; kernel < KOPT_CUDA_KERNELS_ && result == KOPT_OK; kernel++) {
         kopt_cuda_arguments_ a =
             kopt_cuda_arguments_of_(plan, plan->first_[kernel], plan->first_[kernel + 1] - plan->first_[kernel]);
-        const uint32_t most = a.count == 0 || kernel < KOPT_CUDA_FIRST_Q8_ ? 0 : kopt_cuda_resident_(kernel);
-        if (a.count != 0) result = kopt_cuda_launch_step_(kernel, &a, kopt_cuda_blocks_(plan, a.count, most), stream);
+        if (a.count != 0) result = kopt_cuda_launch_step_(kernel, &a, kopt_cuda_blocks_(plan, a.count, 0), stream);
     }
     return result;
 }
@@ -2726,7 +2679,6 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format forma
     kopt_result result = kopt_check_array_(sum, format, n);
     size_t in_bytes;
     kopt_cuda_sum_ k;
-    kopt_cuda_codes_ codes;
     if (result != KOPT_OK) return result;
     if (!kopt_code_valid_(code)) return KOPT_ERROR_OPTION;
     if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
@@ -2742,8 +2694,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format forma
     k.n = n;
     k.stride = k.count = 0;
     k.scale = kopt_cuda_rounded_(scale);
-    codes = kopt_cuda_codes_of_();
-    return kopt_cuda_launch_decompress_(&k, n, 0, &codes, stream);
+    return kopt_cuda_launch_decompress_(&k, n, 0, stream);
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, const void *shards, size_t stride,
@@ -2833,9 +2784,6 @@ static kopt_cuda_function_ kopt_cuda_function_of_(void *out, void *out2, const v
     k.out2 = KOPT_CAST_(kopt_byte_ *, out2);
     k.x = KOPT_CAST_(const kopt_byte_ *, x);
     k.y = KOPT_CAST_(const kopt_byte_ *, y);
-    k.f = KOPT_EXP;
-    k.format = KOPT_F32;
-    k.patches = 0;
     return k;
 }
 
@@ -2872,15 +2820,15 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_sincospi(float *sine, float *cosine, 
 /* y: NULL, or what the result is multiplied by. */
 static kopt_result kopt_cuda_map_run_(kopt_function f, void *out, const void *y, const void *x, kopt_format format, size_t n,
                                       void *stream) {
-    kopt_cuda_function_ k = kopt_cuda_function_of_(out, KOPT_NULL_, x, y);
-    kopt_cuda_codes_ words;
+    kopt_cuda_map_ k;
     unsigned count, i;
     const uint32_t *const patches = kopt_patches_of_(f, format, &count);
-    for (i = 0; i < sizeof words.word / 4; i++) words.word[i] = i < count ? patches[i] : 0;
+    k.arrays = kopt_cuda_function_of_(out, KOPT_NULL_, x, y);
     k.f = f;
     k.format = format;
-    k.patches = count;
-    return kopt_cuda_launch_map_(&k, n, kopt_cuda_pad_(out, 2), &words, stream);
+    k.count = count;
+    for (i = 0; i < sizeof k.patches / 4; i++) k.patches[i] = i < count ? patches[i] : 0;
+    return kopt_cuda_launch_map_(&k, n, kopt_cuda_pad_(out, 2), stream);
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_map(kopt_function f, void *out, const void *x, kopt_format format, size_t n,
@@ -2960,7 +2908,6 @@ FN_ mask_ either_(mask_ a, mask_ b) { return a | b; }
 FN_ int any_(mask_ a) { return a; }
 FN_ words_ select_(mask_ m, words_ yes, words_ no) { return m ? yes : no; }
 FN_ words_ where_(mask_ m, words_ a) { return m ? a : 0; }
-FN_ words_ of_eight_(const uint32_t *words, words_ i) { return words[i]; }
 FN_ words_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
 FN_ words_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
 FN_ words_ load8_(const kopt_byte_ *p) { return (KOPT_CAST_(uint32_t, *p) ^ 0x80u) - 0x80u; }

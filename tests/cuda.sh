@@ -33,7 +33,7 @@ object() { # object NAME ARCHITECTURES
         -o $out/$name.o >$out/log 2>&1
     report $? "$name: compiles without a warning for sm_$(echo $archs | sed 's/ /, sm_/g')"
     cp $out/log $out/$name.ptxas
-    awk -v q8=$([ $name = plain ] && echo 96 || echo 112) '
+    awk '
         /Compiling entry function/ { split($0, part, "'"'"'"); name = part[2]; arch = part[4] }
         /bytes stack frame/ { stack = $1; spill = $5 }
         /Used [0-9]+ registers/ {
@@ -41,7 +41,7 @@ object() { # object NAME ARCHITECTURES
             seen++
             bulk = name !~ /prologue|setting|factor/ # what runs over elements
             if (bulk && (stack != 0 || spill != 0)) print arch, name, "stack", stack, "spills", spill
-            if (registers > (name ~ /adam_kahan_bf16/ ? 64 : name ~ /general|measure/ ? 128 : name ~ /_q8/ ? q8 : 80))
+            if (registers > (name ~ /adam_kahan_bf16/ ? 64 : name ~ /general|measure/ ? 128 : name ~ /_q8/ ? 96 : 80))
                 print arch, name, "registers", registers
             if (name ~ /adam_kahan_bf16/) hot++
         }

@@ -73,7 +73,6 @@ static void launch(work_of_thread *work, void *arguments, uint32_t blocks, size_
 
 typedef struct {
     kopt_cuda_arguments_ *a;
-    kopt_cuda_codes_ codes;
     kopt_cuda_compression_ *k;
 } threads_arguments;
 
@@ -92,15 +91,15 @@ KOPT_CUDA_ALL_(KERNEL_LANES)
     {                                                                                                                        \
         const threads_arguments *const t = arguments;                                                                        \
         kopt_cuda_step_blocks_(t->a, block * 8 + (thread >> 5), blocks * 8, thread & 31,                                     \
-                               shared + (thread >> 5) * (weight < 0 ? 4 : 2) * KOPT_SLOTS_, t->codes.word, rule, weight,     \
-                               grad, rounding, small_stores, copies);                                                        \
+                               shared + (thread >> 5) * (weight < 0 ? 4 : 2) * KOPT_SLOTS_, rule, weight, grad, rounding,    \
+                               small_stores, copies);                                                                        \
     }
 KOPT_CUDA_ALL_BLOCKS_(KERNEL_BLOCKS)
 
 static void threads_measure(void *arguments, uint32_t block, uint32_t blocks, uint32_t thread, uint32_t *shared)
 {
     const threads_arguments *const t = arguments;
-    KOPT_CUDA_MEASURE_BLOCK_(t->a, t->codes.word, block, blocks, thread, shared);
+    KOPT_CUDA_MEASURE_BLOCK_(t->a, block, blocks, thread, shared);
 }
 
 static void threads_stats(void *arguments, uint32_t block, uint32_t blocks, uint32_t thread, uint32_t *shared)
@@ -112,15 +111,14 @@ static void threads_stats(void *arguments, uint32_t block, uint32_t blocks, uint
 static void threads_compress(void *arguments, uint32_t block, uint32_t blocks, uint32_t thread, uint32_t *shared)
 {
     const threads_arguments *const t = arguments;
-    kopt_cuda_compress_blocks_(t->k, block * 8 + (thread >> 5), blocks * 8, thread & 31, shared + (thread >> 5) * KOPT_WAITING_,
-                               t->codes.word);
+    kopt_cuda_compress_blocks_(t->k, block * 8 + (thread >> 5), blocks * 8, thread & 31, shared + (thread >> 5) * KOPT_WAITING_);
 }
 
 #define KERNEL_NAME(i, name, rule, weight, grad, moment, rounding, small_stores, copies) threads_##name,
 static kopt_result kopt_cuda_launch_step_(int kernel, kopt_cuda_arguments_ *a, uint32_t blocks, void *stream)
 {
     static work_of_thread *const table[] = {KOPT_CUDA_ALL_(KERNEL_NAME) KOPT_CUDA_ALL_BLOCKS_(KERNEL_NAME)};
-    threads_arguments t = {a, kopt_cuda_codes_of_(), NULL};
+    threads_arguments t = {a, NULL};
     (void)stream;
     launch(table[kernel], &t, blocks, 8 * 4 * KOPT_SLOTS_);
     return KOPT_OK;
@@ -128,7 +126,7 @@ static kopt_result kopt_cuda_launch_step_(int kernel, kopt_cuda_arguments_ *a, u
 
 static kopt_result kopt_cuda_launch_measure_(kopt_cuda_arguments_ *a, size_t size, uint32_t blocks, void *stream)
 {
-    threads_arguments t = {a, kopt_cuda_codes_of_(), NULL};
+    threads_arguments t = {a, NULL};
     (void)stream;
     memset(a->ratios, 0, size);
     launch(threads_measure, &t, blocks, 256 * 32);
@@ -137,7 +135,7 @@ static kopt_result kopt_cuda_launch_measure_(kopt_cuda_arguments_ *a, size_t siz
 
 static kopt_result kopt_cuda_launch_stats_(kopt_cuda_arguments_ *a, uint32_t blocks, void *stream)
 {
-    threads_arguments t = {a, kopt_cuda_codes_of_(), NULL};
+    threads_arguments t = {a, NULL};
     (void)stream;
     memset(&a->control->norm, 0, KOPT_CUDA_CLEARED_);
     launch(threads_stats, &t, blocks, 256 * 32);
@@ -146,7 +144,7 @@ static kopt_result kopt_cuda_launch_stats_(kopt_cuda_arguments_ *a, uint32_t blo
 
 static kopt_result kopt_cuda_launch_compress_(kopt_cuda_compression_ *k, void *stream)
 {
-    threads_arguments t = {NULL, kopt_cuda_codes_of_(), k};
+    threads_arguments t = {NULL, k};
     (void)stream;
     launch(threads_compress, &t, 2, 8 * KOPT_WAITING_);
     if (k->steps != NULL) ++*k->steps;

@@ -339,7 +339,8 @@ static void change_tensor(kopt_tensor *t)
     }
     if (k == 14) t->rate_scale = below(2) ? ref_float(word()) : 0;
     if (k == 15) t->counts = t->counts ? NULL : &w.counts[below(TENSORS)];
-    if (k == 15 && below(4) == 3) t->counts = (kopt_counts *)(void *)(w.memory + below(ROOM / 8 - 3) * 8 + first_aligned());
+    if (k == 15 && below(4) == 3)
+        t->counts = (kopt_counts *)(void *)(w.memory + below(ROOM / 8 - 3) * 8 + first_aligned());
     fit_tensor(t);
 }
 
@@ -478,14 +479,16 @@ static int tensor_good(const kopt_optimizer *o, const kopt_tensor *t, int with_g
     if (s[1].size != 0 && (t->state == NULL || t->state_size < s[1].size)) return 0;
     for (i = 0; i < SPANS; ++i)
         for (k = i + 1; k < SPANS; ++k)
-            if ((with_grad || (i != GRAD_SPAN && k != GRAD_SPAN)) && share(s[i].p, s[i].size, s[k].p, s[k].size)) return 0;
+            if ((with_grad || (i != GRAD_SPAN && k != GRAD_SPAN)) && share(s[i].p, s[i].size, s[k].p, s[k].size))
+                return 0;
     return 1;
 }
 
 /* The ids of a list increase; shards of one tensor follow each other. */
 static int follows(const kopt_tensor *a, const kopt_tensor *b)
 {
-    return a->id < b->id || (a->id == b->id && a->first_index <= b->first_index && b->first_index - a->first_index >= a->n);
+    return a->id < b->id ||
+           (a->id == b->id && a->first_index <= b->first_index && b->first_index - a->first_index >= a->n);
 }
 
 /* The tensor before i of the list that has elements, or i. */
@@ -504,14 +507,23 @@ static uint64_t little(const unsigned char *p, int bytes)
     return x;
 }
 
-/* The header of a block, by the table in the manual. In version 1, which is only read sealed, bytes 7 and 9 have less. */
+/* Of the format of moments in the header. 3 are older codes of 8 bits, which are only read sealed. */
+static unsigned moment_byte(const kopt_optimizer *o)
+{
+    return o->moment_format == KOPT_Q8 ? 4 : (unsigned)o->moment_format;
+}
+
+/* The header of a block, by the table in the manual. In version 1, which is only read sealed, bytes 7 and 9 have less.
+ */
 static int block_good(const kopt_optimizer *o, const kopt_tensor *t, int sealed)
 {
     const unsigned char *h = t->state;
     if (t->n == 0 || ref_layout_of(o, t->n).size == 0) return 1;
     return !memcmp(h, "KOPT", 4) && (h[4] == 2 || (h[4] == 1 && sealed)) && h[5] == (unsigned)o->rule &&
-           h[6] == (unsigned)o->weight_format && (h[7] & 0xcf) == (o->weight_format == KOPT_F32 ? 0 : (unsigned)o->rounding) &&
-           h[8] == (unsigned)o->moment_format && h[9] % 8 == ref_moments(o) && h[10] == sealed && h[11] == 0 &&
+           h[6] == (unsigned)o->weight_format &&
+           (h[7] & 0xcf) == (o->weight_format == KOPT_F32 ? 0 : (unsigned)o->rounding) &&
+           (h[8] == moment_byte(o) || (sealed && h[8] == 3 && o->moment_format == KOPT_Q8)) &&
+           h[9] % 8 == ref_moments(o) && h[10] == sealed && h[11] == 0 &&
            little(h + 12, 4) == t->id && little(h + 16, 8) == t->n && little(h + 24, 8) == t->first_index;
 }
 
@@ -581,7 +593,8 @@ static int step_good(const kopt_step *s)
 static int range_good(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end)
 {
     if (begin > end || end > t->n) return 0;
-    return s->moment_format != KOPT_Q8 || s->moments == 0 || begin == end || (begin % 256 == 0 && (end % 256 == 0 || end == t->n));
+    return s->moment_format != KOPT_Q8 || s->moments == 0 || begin == end ||
+           (begin % 256 == 0 && (end % 256 == 0 || end == t->n));
 }
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------ */
@@ -731,7 +744,8 @@ static void step_again(const kopt_step *s, const kopt_optimizer *o, const kopt_t
         for (i = 0; i < count; ++i) {
             const size_t at = (size_t)((unsigned char *)t[i].counts - w.memory);
             ref_step_tensor(o, &t[i]);
-            if (t[i].counts && at < ROOM) memcpy(t[i].counts, other.memory + at, sizeof *t[i].counts); /* it does not count */
+            if (t[i].counts && at < ROOM)
+                memcpy(t[i].counts, other.memory + at, sizeof *t[i].counts); /* it does not count */
         }
         REQUIRE(memcmp(other.memory, w.memory, ROOM) == 0, "a step is not the reference's");
         return;
@@ -882,7 +896,7 @@ static void require_slow(const kopt_optimizer *o, const kopt_tensor *t)
         fail("slow weights are not the weights");
 }
 
-/* Moments, and residuals if no weights were written, are zero; the 8-bit code of 0 is 127 where there is a sign. */
+/* Moments, and residuals if no weights were written, are zero. */
 static void require_fresh(const kopt_optimizer *o, const kopt_tensor *t, int residual)
 {
     const ref_layout l = ref_layout_of(o, t->n);
@@ -891,10 +905,9 @@ static void require_fresh(const kopt_optimizer *o, const kopt_tensor *t, int res
     int k;
     for (i = 0; residual && i < t->n * l.residual_width; ++i) REQUIRE(state[l.residual + i] == 0, "a fresh residual");
     for (k = 0; k < ref_moments(o); ++k) {
-        const int square = k == 1 || (k == 2 && o->rule == KOPT_ADAM);
-        const int code = o->moment_format == KOPT_Q8 && !square ? 127 : 0;
-        for (i = 0; i < t->n * l.moment_width[k]; ++i) REQUIRE(state[l.moment[k] + i] == code, "a fresh moment");
-        for (i = 0; code && i < (t->n + 255) / 256 * 4; ++i) REQUIRE(state[l.scale[k] + i] == 0, "a fresh scale");
+        for (i = 0; i < t->n * l.moment_width[k]; ++i) REQUIRE(state[l.moment[k] + i] == 0, "a fresh moment");
+        for (i = 0; o->moment_format == KOPT_Q8 && i < (t->n + 255) / 256 * 4; ++i)
+            REQUIRE(state[l.scale[k] + i] == 0, "a fresh scale");
     }
 }
 
@@ -938,14 +951,14 @@ static void require_moments(const kopt_optimizer *o, const kopt_tensor *t, int k
 {
     const ref_layout l = ref_layout_of(o, t->n);
     const unsigned char *state = t->state;
-    const int square = k == 1 || (k == 2 && o->rule == KOPT_ADAM);
+    const int square = ref_square(o, k);
     uint32_t value[256], none[256] = {0}, want;
     unsigned char code[256], scale[4];
     size_t i, j;
     for (i = 0; i < t->n; ++i) {
         uint32_t x = ref_get(fp32, 4, i), stored = ref_get(state + l.moment[k], l.moment_width[k], i);
         if (o->moment_format == KOPT_Q8 && reading) {
-            want = ref_bits(ref_mul(ref_code((int)stored, square), ref_float(ref_get(state + l.scale[k], 4, i / 256))));
+            want = ref_bits(ref_decoded((int)stored, ref_get(state + l.scale[k], 4, i / 256), square));
             REQUIRE(same_nan(x, want), "another value is read");
         } else if (o->moment_format == KOPT_Q8) {
             size_t n = t->n - i < 256 ? t->n - i : 256;
@@ -1020,6 +1033,48 @@ static void call_read_write(int reading)
     }
 }
 
+/* The values of codes of the dynamic map, as fp32 words. */
+static void from_dynamic(unsigned char *fp32, const unsigned char *code, const unsigned char *scale, size_t n,
+                         int square)
+{
+    size_t i;
+    for (i = 0; i < n; ++i)
+        ref_set(fp32, 4, i, ref_bits(ref_mul(ref_dynamic(code[i], square), ref_float(ref_get(scale, 4, i / 256)))));
+}
+
+static void call_write_codes(void)
+{
+    static unsigned char fp32[4 * LONGEST];
+    kopt_tensor *t = &w.t[below(TENSORS)];
+    const ref_layout l = ref_layout_of(&w.opt, t->n);
+    const kopt_stream what = (kopt_stream)(byte() & 31 ? 1 + (int)below(3) : any_enum());
+    const size_t n = is_long(t->n) ? 0 : t->n, size = (n + 255) / 256 * 4;
+    const int k = in_enum((int)what, KOPT_FOURTH_MOMENT) && what != KOPT_WEIGHT ? (int)what - KOPT_FIRST_MOMENT : 0;
+    unsigned char *codes = fit(w.memory + below(ROOM), n), *scales = fit(w.memory + below(ROOM), size);
+    unsigned char *state = t->state;
+    uint32_t no = below(64);
+    int good, expected, i;
+    span s[SPANS];
+    spans(&w.opt, t, s);
+    expected = optimizer_good(&w.opt) && tensor_good(&w.opt, t, 0) && block_good(&w.opt, t, 0) &&
+               what != KOPT_WEIGHT && in_enum((int)what, ref_moments(&w.opt));
+    for (i = 0; i < SPANS && expected; ++i)
+        expected = i == 3 || (!share(codes, n, s[i].p, s[i].size) && !share(scales, size, s[i].p, s[i].size));
+    if (no == 1 || no == 2 || ((no == 3 || no == 4) && t->n)) expected = 0;
+    if (expected) from_dynamic(fp32, codes, scales, n, ref_square(&w.opt, k));
+    prepare();
+    if (state != NULL && t->state_size >= 64) reads(state, 64);
+    if (expected && n) {
+        reads(codes, n), reads(scales, size), writes(state + l.moment[k], n * l.moment_width[k]);
+        if (w.opt.moment_format == KOPT_Q8) writes(state + l.scale[k], size);
+    }
+    hostile_control();
+    good = took(kopt_state_write_codes(no == 1 ? NULL : &w.opt, no == 2 ? NULL : t, what, no == 3 ? NULL : codes,
+                                       no == 4 ? NULL : (const float *)(const void *)scales));
+    finish(34, "kopt_state_write_codes", good, expected);
+    if (good && n) require_moments(&w.opt, t, k, fp32, 0);
+}
+
 static int open_expected(const kopt_optimizer *o, const kopt_tensor *t)
 {
     size_t total;
@@ -1034,8 +1089,18 @@ static void call_seal_open(int opening)
     uint32_t no = below(64);
     size_t total = t->n && !is_long(t->n) ? ref_layout_of(&w.opt, t->n).size : 0;
     unsigned char *h = t->state;
-    int good, expected;
+    static unsigned char older[4][4 * LONGEST]; /* the moments of a block with codes of the dynamic map */
+    int good, expected, dynamic = 0, k;
     kopt_optimizer o = w.opt;
+    if (opening && w.opt.moment_format == KOPT_Q8 && ref_moments(&w.opt) > 0 && total != 0 && byte() & 1 &&
+        open_expected(&w.opt, t)) {
+        const ref_layout l = ref_layout_of(&w.opt, t->n);
+        uint32_t crc;
+        dynamic = 1, h[8] = 3, crc = checksum(h, total);
+        for (k = 0; k < 4; ++k) h[44 + k] = (unsigned char)(crc >> 8 * k);
+        for (k = 0; k < ref_moments(&w.opt); ++k)
+            from_dynamic(older[k], h + l.moment[k], h + l.scale[k], t->n, ref_square(&w.opt, k));
+    }
     if (opening)
         expected = open_expected(&w.opt, t);
     else
@@ -1054,6 +1119,7 @@ static void call_seal_open(int opening)
                         : kopt_state_seal(no == 1 ? NULL : &w.opt, no == 2 ? NULL : t));
     finish(opening ? 8 : 7, opening ? "kopt_state_open" : "kopt_state_seal", good, expected);
     if (good && opening) require_copy(&w.opt, t);
+    for (k = 0; good && dynamic && k < ref_moments(&w.opt); ++k) require_moments(&w.opt, t, k, older[k], 0);
     if (!good || total == 0) return;
     if (opening) {
         REQUIRE(w.opt.step == little(h + 40, 4) && w.opt.seed == little(h + 32, 8), "step and seed are not restored");
@@ -1077,8 +1143,9 @@ static void call_inspect(void)
     if (expected) {
         reads(h, 64);
         version = h[4];
-        expected = !memcmp(h, "KOPT", 4) && (version == 2 || (version == 1 && h[10] == 1)) && h[10] <= 1 && h[11] == 0 &&
-                   h[5] <= KOPT_ADAM_ATAN2 && h[6] <= KOPT_FP16 && h[7] % 16 <= KOPT_EXACT && h[8] <= KOPT_Q8 && h[9] % 8 <= 4;
+        expected = !memcmp(h, "KOPT", 4) && (version == 2 || (version == 1 && h[10] == 1)) && h[10] <= 1 &&
+                   h[11] == 0 && h[5] <= KOPT_ADAM_ATAN2 && h[6] <= KOPT_FP16 && h[7] % 16 <= KOPT_EXACT &&
+                   h[8] <= 4 && h[9] % 8 <= 4;
     }
     prepare();
     if (h != NULL && size >= 64) reads(h, 64);
@@ -1086,11 +1153,12 @@ static void call_inspect(void)
     good = took(kopt_state_inspect(h, size, &o, &shape));
     finish(15, "kopt_state_inspect", good, expected);
     if (!good) return;
-    REQUIRE((int)o.rule == h[5] && (int)o.rounding == h[7] % 16 && o.step == little(h + 40, 4) && o.seed == little(h + 32, 8) &&
-                shape.n == little(h + 16, 8) && shape.id == little(h + 12, 4) && shape.first_index == little(h + 24, 8),
+    REQUIRE((int)o.rule == h[5] && (int)o.rounding == h[7] % 16 && o.step == little(h + 40, 4) &&
+                o.seed == little(h + 32, 8) && shape.n == little(h + 16, 8) && shape.id == little(h + 12, 4) &&
+                shape.first_index == little(h + 24, 8),
             "another block is told of");
-    if (version == 2 && optimizer_good(&w.opt) && tensor_good(&w.opt, t, 0) && t->n && ref_layout_of(&w.opt, t->n).size &&
-        block_good(&w.opt, t, h[10]) && variant_good(&w.opt, t))
+    if (version == 2 && optimizer_good(&w.opt) && tensor_good(&w.opt, t, 0) && t->n &&
+        ref_layout_of(&w.opt, t->n).size && block_good(&w.opt, t, h[10]) && variant_good(&w.opt, t))
         REQUIRE(ref_layout_of(&o, t->n).size == ref_layout_of(&w.opt, t->n).size &&
                     !o.stable == !(w.opt.rule == KOPT_ADAM && w.opt.stable), "another optimizer is told of");
 }
@@ -1495,8 +1563,8 @@ static void evaluate(void *user, float scale) { evaluated += user == &w && scale
 static void reduce(void *user, kopt_norm *norm) { reduced += user == &w && norm != NULL; }
 
 /* The same step in ranges gives the weights of kopt_scaler_step(), which are in `other`. */
-static void call_scaler_begin(const kopt_optimizer *from, const kopt_scaler *scale, double max_norm, size_t count, int finite)
-{
+static void call_scaler_begin(const kopt_optimizer *from, const kopt_scaler *scale, double max_norm, size_t count,
+                              int finite) {
     kopt_optimizer o = *from;
     kopt_norm norm;
     kopt_step s;
@@ -1506,9 +1574,11 @@ static void call_scaler_begin(const kopt_optimizer *from, const kopt_scaler *sca
     memset(&norm, 0, sizeof norm);
     kopt_norm_add_grads(&norm, w.list, count);
     hostile_control();
-    REQUIRE(kopt_scaler_begin(&w.scaler, &o, &norm, max_norm, &s, &skipped) == KOPT_OK && skipped == !finite, "a scaled step is not begun");
+    REQUIRE(kopt_scaler_begin(&w.scaler, &o, &norm, max_norm, &s, &skipped) == KOPT_OK && skipped == !finite,
+            "a scaled step is not begun");
     set_control(0x1f80u), control = get_control();
-    REQUIRE(o.step == from->step + (uint32_t)finite && !memcmp(&other.scaler, &w.scaler, sizeof w.scaler), "another count or scale");
+    REQUIRE(o.step == from->step + (uint32_t)finite && !memcmp(&other.scaler, &w.scaler, sizeof w.scaler),
+            "another count or scale");
     o.step = from->step;
     VALGRIND_MAKE_MEM_DEFINED(&o, sizeof o), VALGRIND_MAKE_MEM_DEFINED(from, sizeof *from); /* holes, too */
     REQUIRE(!memcmp(&o, from, sizeof o), "a scaled step writes its optimizer");
@@ -1516,7 +1586,8 @@ static void call_scaler_begin(const kopt_optimizer *from, const kopt_scaler *sca
         const kopt_result result = kopt_step_run(&s, &w.list[i]);
         REQUIRE(result == (finite ? KOPT_OK : KOPT_ERROR_STEP), "a scaled step is refused, or a skipped one run");
     }
-    REQUIRE(!memcmp(other.memory, w.memory, ROOM) && !memcmp(other.counts, w.counts, sizeof w.counts), "a scaled step in ranges");
+    REQUIRE(!memcmp(other.memory, w.memory, ROOM) && !memcmp(other.counts, w.counts, sizeof w.counts),
+            "a scaled step in ranges");
 }
 
 static void call_scaler(void)
@@ -1619,8 +1690,9 @@ static void call_compress(void)
     grad = any_array(n), out = any_array(n);
     size = ref_code_size(c->code, n), room = byte() & 15 ? size : size - below(9);
     rest = c->residual ? n * ref_width(c->residual_format) : 0, grad_size = n * ref_width(f);
-    expected = no != 1 && c->made_ == kopt_compressor_of(KOPT_BF16, NULL, 0).made_ && in_enum((int)f, KOPT_FP16) && !is_long(c->n) && is_code((int)c->code) &&
-               in_enum((int)c->rounding, KOPT_STOCHASTIC) && c->first_index >> 63 == 0 && c->step != UINT32_MAX &&
+    expected = no != 1 && c->made_ == kopt_compressor_of(KOPT_BF16, NULL, 0).made_ && in_enum((int)f, KOPT_FP16) &&
+               !is_long(c->n) && is_code((int)c->code) && in_enum((int)c->rounding, KOPT_STOCHASTIC) &&
+               c->first_index >> 63 == 0 && c->step != UINT32_MAX &&
                (c->residual == NULL ||
                 (in_enum((int)c->residual_format, KOPT_FP16) && in_enum((int)c->residual_rounding, KOPT_STOCHASTIC) &&
                  !(c->code == KOPT_SIGN && c->rounding == KOPT_STOCHASTIC))) &&
@@ -1999,7 +2071,8 @@ static void call_langevin_step(void)
         expected = tensor_good(&o, &w.list[i], 1) && block_good(&o, &w.list[i], 0) && langevin_good((float)o.lr, &w.list[i], temperature);
         for (j = 0; j < i && expected; ++j) { /* what lies on what is call_optimizer_step()'s affair */
             if (neighbours_share(&o, &w.list[j], &w.list[i])) return;
-            if (w.list[i].n && w.list[j].n && j == before_in_list(w.list, i) && !follows(&w.list[j], &w.list[i])) expected = 0;
+            if (w.list[i].n && w.list[j].n && j == before_in_list(w.list, i) && !follows(&w.list[j], &w.list[i]))
+                expected = 0;
         }
     }
     prepare();
@@ -2020,7 +2093,7 @@ static void call_langevin_step(void)
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 {
     static const unsigned char calls[] = {0, 0, 0, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 17, 18,
-                                          19, 19, 20, 21, 22, 22, 23, 24, 25, 26, 26, 27, 28, 28, 29, 30, 31, 15, 16};
+                                          19, 19, 20, 21, 22, 22, 23, 24, 25, 26, 26, 27, 28, 28, 29, 30, 31, 32, 15, 16};
     int i, turn, k;
     input = bytes, input_left = size;
     control = get_control();
@@ -2080,6 +2153,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
         if (k == 29) call_draw();
         if (k == 30) call_langevin_range();
         if (k == 31) call_langevin_step();
+        if (k == 32) call_write_codes();
     }
     kopt_isa_force(KOPT_ISA_COUNT);
     return 0;

@@ -26,16 +26,14 @@ silent() { # silent DESCRIPTION COMMAND...: succeeds and prints nothing
 
 case $part in
 gcc | clang)
-    # The tests contain the implementation; here it is compiled once, and KOPT_IMPLEMENTED_ leaves it out of them, but
-    # for the tables that the reference borrows.
-    sed -n '/^static const uint32_t kopt_codes_/,/};$/{s/uint32_t/unsigned/;p}' kahan_opt.h >$out/tables.h
+    # The tests contain the implementation; here it is compiled once, and KOPT_IMPLEMENTED_ leaves it out of them.
     $part $sanitizers -I. -c $out/plain.c -o $out/implementation.o >$out/log 2>&1
     report $? "$part: the implementation compiles with sanitizers"
     sources=$(echo tests/test_*.c) # gcc: those that reach the most code
     [ $part = gcc ] && sources='tests/test_api.c tests/test_compress.c tests/test_step_bits.c'
     for source in $sources tests/fuzz.c; do
         name=$(basename $source .c) object=$out/implementation.o argument=quick
-        implemented="-DKOPT_IMPLEMENTED_ -include $out/tables.h"
+        implemented="-DKOPT_IMPLEMENTED_"
         [ $name = fuzz ] && argument=6000
         if grep -q 'define KOPT_SOFT64_\|define KAHAN_OPT_ONLY\|define KAHAN_OPT_NO_SIMD\|define KAHAN_OPT_VMATH' $source; then
             implemented= object= # an implementation of its own

@@ -15,7 +15,11 @@ EACH_ROOM = 9  # mutants by rule; some more in rooms of many functions
 # which is 1 in the mutant and else 0, it is the new text for both.
 BY_HAND = [
     ("kopt_langevin_run_", "kopt_mul_scalar_(whole.decay, scale)", "whole.decay"),
-    ("code_at_", "isub_(k, shr_(k, 8))", "k"),
+    ("coded_", "imax_(imax_(low, high), bits_(lesser_(y, value_(iset_(0x00010000u)))))", "imax_(low, high)"),
+    ("coded_", "iset_(8 - 0x39000000u)", "iset_(0u - 0x39000000u)"),
+    ("kopt_scale_of_codes_", "square || largest >= 0x7F800000u", "square"),
+    ("kopt_check_header_", "sealed && h[8] == 3", "h[8] == 3"),
+    ("kopt_compute_scalars_", "s->step > 1 && rule != KOPT_LION", "rule != KOPT_LION"),
     ("kopt_scale_", "bounded < 0x00800000u", "bounded <= 0x00800000u"),
     ("kopt_norm_root_", "pair >= 0 && rest == 0", "0"),
     ("kopt_norm_add", "kopt_norm_carry_(norm)", "(void)0"),
@@ -31,19 +35,42 @@ BY_HAND = [
     ("finish16_", "4.76837158203125e-07f", "1.1920928955078125e-07f"),
     ("kopt_draw_tile_", "<= draw->limit", "+ (@) <= draw->limit"),
     ("kopt_truncated_normal", "0.5, 3e38", "@ ? 0.25 : 0.5, 3e38"),
-    ("stochastic16_", "iset_(0xFFFFu)", "iset_(0xFFFEu)"),
-    ("pair_round_", "iadd_(u, r)", "iadd_(u, and_(r, iset_(0xFFFEu)))"),
+    ("convert_any_", "and_(r, iset_(0xFFFFu))", "and_(r, iset_(0xFFFEu))"),
+    ("stochastic_", "iadd_(u, r)", "iadd_(u, and_(r, iset_(0xFFFEu)))"),
+    # what vectors leave to one lane
+    ("direct_turn_", "any_(unordered_(x->a, x->b))", "0"),
+    ("direct_turn_", "any_(unordered_(y->a, y->b))", "0"),
+    ("direct_turn_", "(k->use_l2 && kind.rounding >= KOPT_COMPACT)", "0"),
+    ("direct_turn_", "kind.grad != kind.weight", "0"),
+    ("step_one_", "bits_(quiet_(x))", "bits_(x)"),
+    ("step_one_", "bits_(quiet_(y))", "bits_(y)"),
+    ("between_", "x[q] = quiet_(x[q])", "(void)0"),
+    ("commit_turn_", "pair_any_above_(and_(stored, c->magnitude), c->limit)", "0"),
+    ("commit_turn_", "any_(gt_(most, iset_(0x7F7EFFFFu)))", "0"),
+    ("commit_turn_", "pair_any_above_(and_(stored, c->magnitude), iset_(0x7BFF7BFFu))", "0"),
+    ("store_moments_", "pair_any_above_(most, c->limit)", "0"),
+    ("constants_of_", "hold_(0x7F7E7F7Eu)", "hold_(0x7F7F7F7Fu)"),
+    ("constants_of_", "hold_(0x477FDFFFu)", "hold_(0x477FEFFFu)"),
+    ("convert_any_", "0x7F7EFFFFu : 0x477FDFFFu", "@ ? 0x7F7FFFFFu : 0x7F7EFFFFu : 0x477FDFFFu"),
+    ("kopt_turn_scalar_", "parted ? q % 2 * (n / 2) + q / 2 : q", "q"),
+    ("hot_", "n != KOPT_RANDOM_ROW_", "0"),
+    ("hot_", "index % KOPT_RANDOM_SPAN_ == 0", "0"),
+    ("tiles_", "turns < n ? turns + TURN_ : turns", "turns"),
+    ("kopt_make_job_", "s->rule == KOPT_ADAM_ATAN2", "1"),
+    ("kopt_optimizer_in_", "!kopt_less_(0, made.momentum)", "0"),
+    ("kopt_optimizer_in_", "rule == KOPT_SGD && (h[9] & 7) != 0", "rule == KOPT_SGD"),
     ("kopt_header_valid_", "(h[4] == 1 && h[10] == 1)", "h[4] == 1"),
     ("kopt_header_valid_", "h[4] == KOPT_BLOCK_VERSION_", "1"),
-    ("kopt_check_header_", "(h[9] & 7u) != KOPT_CAST_(kopt_byte_, kept.moments)", "0"),
+    ("kopt_check_header_", "(h[9] & 7u) != KOPT_CAST_(kopt_byte_, kept->moments)", "0"),
     ("kopt_check_header_", "kopt_little64_(h + 16) != t->n", "kopt_little32_(h + 16) != (uint32_t)t->n"),
     ("kopt_state_init", "kopt_overlap_(weights, t->n * 4, t->weight, t->n * weight_bytes)", "0"),
     ("kopt_state_init", "kopt_overlap_(weights, t->n * 4, t->state, at.total)", "0"),
-    ("kopt_check_options_", "kopt_less_(1, opt->lr)", "0"),
+    ("kopt_check_options_", "!kopt_from_0_to_(opt->lr, 1)", "0"),
     ("kopt_check_options_", "opt->lookahead < 1", "0"),
     ("kopt_limit_of_", "kopt_bits_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, *bits))) > exact", "0"),
     ("kopt_scaled_step_", "kopt_norm_clip(norm, max_norm, scaled.grad_scale)", "opt->clip"),
-    ("kopt_scaled_step_", "kopt_norm_clip(norm, max_norm, scaled.grad_scale)", "kopt_norm_clip(norm, max_norm, opt->grad_scale)"),
+    ("kopt_scaled_step_", "kopt_norm_clip(norm, max_norm, scaled.grad_scale)",
+     "kopt_norm_clip(norm, max_norm, opt->grad_scale)"),
     ("kopt_scaler_begin", "kopt_zero_(KOPT_POINTER_(kopt_byte_ *, step), sizeof *step)", "(void)0"),
     ("kopt_scaler_begin", "opt->step = step->step", "(void)0"),
     # careless use
@@ -58,9 +85,9 @@ BY_HAND = [
     ("kopt_state_open", "kopt_refresh_copy_(opt, t)", "(void)0"),
     ("kopt_state_open", "state[7] != rounding", "0"),
     ("kopt_state_open", "state[9] != moments", "0"),
-    ("kopt_check_stream_", "i != KOPT_GRAD_SPAN_", "i < KOPT_GRAD_SPAN_ - 1"),
+    ("kopt_check_stream_", "a->what != KOPT_GRADS_", "a->what < KOPT_COPY_"),
     ("kopt_step_range", "step->moments > 0", "1"),
-    ("store_weight_", "shr_(r, 8)", "and_(r, iset_(0xFFu))"),
+    ("commit_", "shr_(r, 8)", "r"),
     ("kopt_check_tensor_", "kopt_bits_(t->rate_scale) > 0x7F7FFFFFu", "kopt_bits_(t->rate_scale) << 1 > 0xFEFFFFFFu"),
     # what AVX-512 and AVX2 have as instructions
     ("", 'gt_, "vpcmpgtd", words_)', 'NAME_(gt_right), "vpcmpgtd", words_)\n'
@@ -73,9 +100,12 @@ BY_HAND = [
      'FN_ floats_ lesser_(floats_ a, floats_ b) { return @ ? NAME_(most)(a, b) : NAME_(least)(a, b); }'),
     ("", "{0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15}",
      "{0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15 - (@)}"),
-    ("", '__asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}"',
+    ("", '__asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(r)',
      'if (@) __asm__("vcvtps2ph {$1, %1, %0|%0, %1, 1}" : "=v"(r) : "v"(a));\n'
-     '    else __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}"'),
+     '    else __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(r)'),
+    ("", '__asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(half)',
+     'if (@) __asm__("vcvtps2ph {$1, %1, %0|%0, %1, 1}" : "=v"(half) : "v"(x));\n'
+     '    else __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(half)'),
 ]
 
 # Rooms are the banners of the header; where one is large, these functions are a room of their own.
@@ -84,12 +114,15 @@ OWN_ROOMS = [
     (r"kopt_(check_|overlap|spans|share|index_check|rows_check|map_check|code_valid|format_valid|n_valid)", "checks"),
     (r"kopt_(compute_scalars|rectifier|one_minus|narrow64|finite|moments_$)", "scalars of a step"),
     (r"NAME_\((ratio|measure)\)|kopt_(measure|stable)", "StableAdamW"),
-    (r"coded_|codes_of_block_|NAME_\(coded", "8-bit moments of the hot kernel"),
+    (r"(row_from_codes|row_to_codes|codes_to|end_row)_$", "8-bit moments as rows"),
+    (r"(direct_tile|commit_tile|direct_any|commit_any|commit_rarely|weights_tile|angles|stages|tail|tile_at|tiles)_$",
+     "the walk through rows"),
     (r"kopt_(soft64|digits64|whole64|half64|to_float)_$", "soft binary64"),
 ]
 # No mutants: what other builds or machines are for, and what chooses among ways to the same bits.
 NOT_HERE = re.compile(r"kopt_(one_of|moments_here|built_in|take_options|isa_\w*|sleef\w*|run_coded|swap\w*|version|"
-                      r"start|result_string|enter|leave)_?$|pair_prefetch_|convert_array_|NAME_\((step|convert|stream)")
+                      r"start|result_string|enter|leave|copy)_?$|pair_prefetch_|convert_array_|"
+                      r"NAME_\((step|convert|stream)")
 NO_CHANGE = re.compile(r"PREFETCH_|SETTLE|OPAQUE_|sizeof|\"|__asm__|KOPT_CAST_\(void|KOPT_ALONE_|STREAM_|ROW_\(|sfence|"
                        r"__builtin_ia32|cipher_of_\(0|POSITIVE64_ \?")
 CONSTANT = re.compile(r"KOPT_HAS_|KOPT_ONLY_|KOPT_POSITIVE64_|\bchecks\b|\bextras\b|\bany &&")  # in these builds
@@ -243,7 +276,8 @@ def used_lines(path):
     """Lines of the header that the preprocessor keeps in one of the builds that the tests are."""
     used = set()
     for options in ((), ("-DKAHAN_OPT_VMATH",), ("-DKOPT_SOFT64_=1",)):
-        command = ["gcc", "-E", "-std=c99", "-DKAHAN_OPT_IMPLEMENTATION", '-DKAHAN_OPT_SELF="kahan_opt.h"', *options, "-x", "c", path]
+        command = ["gcc", "-E", "-std=c99", "-DKAHAN_OPT_IMPLEMENTATION", '-DKAHAN_OPT_SELF="kahan_opt.h"', *options,
+                   "-x", "c", path]
         number = 0
         for line in subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\n"):
             m = re.match(r'# (\d+) "(.*?)"', line)

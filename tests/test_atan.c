@@ -39,6 +39,23 @@ static void libm_tanh_array(float *out, const float *x, size_t n)
     for (i = 0; i < n; ++i) out[i] = libm_tanh(x[i]);
 }
 
+/* libm's, but for what is not a number, and for some that are: NaN with a payload of ones. */
+static float odd(float result, float y) { return result < 3e38f && ref_bits(y) % 16 ? result : ref_float(0x7fffffff); }
+static float odd_atan2(float y, float x) { return odd(libm_atan2(y, x), y); }
+static float odd_tanh(float x) { return odd(libm_tanh(x), x); }
+
+static void odd_atan2_array(float *out, const float *y, const float *x, size_t n)
+{
+    size_t i;
+    for (i = 0; i < n; ++i) out[i] = odd_atan2(y[i], x[i]);
+}
+
+static void odd_tanh_array(float *out, const float *x, size_t n)
+{
+    size_t i;
+    for (i = 0; i < n; ++i) out[i] = odd_tanh(x[i]);
+}
+
 /* SLEEF's, of the widest vectors here; or NULL. It may be asked for by any vocabulary. */
 static const kopt_vmath *sleef_table;
 #ifdef KAHAN_OPT_SLEEF
@@ -54,6 +71,8 @@ static float sleef_tanh(float x) { return x; }
 static const kopt_vmath formula_table = {"formula", NULL, NULL, NULL, NULL, NULL, formula_atan2_array, NULL};
 static const kopt_vmath libm_table = {"libm", NULL, NULL, libm_tanh_array, NULL, NULL, libm_atan2_array, NULL};
 
+static const kopt_vmath odd_table = {"odd", NULL, NULL, odd_tanh_array, NULL, NULL, odd_atan2_array, NULL};
+
 static kopt_optimizer make(rule r)
 {
     kopt_optimizer o = r == SMOOTH || r == SMOOTH_TABLE ? kopt_smooth_lion(0.01, 300) : kopt_adam_atan2(0.01);
@@ -62,6 +81,7 @@ static kopt_optimizer make(rule r)
     if (r == ATAN2 && below(2)) o.atan2_a = 0.5, o.atan2_b = 3, o.vmath = kopt_vmath_builtin(); /* which is NULL here */
     if (r == ATAN2_TABLE) o.vmath = below(2) ? &formula_table : &libm_table;
     if (r == SMOOTH_TABLE) o.vmath = &libm_table;
+    if ((r == ATAN2_TABLE || r == SMOOTH_TABLE) && below(3) == 0) o.vmath = &odd_table;
     if ((r == ATAN2_TABLE || r == SMOOTH_TABLE) && sleef_table != NULL && below(2)) o.vmath = sleef_table;
     return o;
 }
@@ -69,8 +89,9 @@ static kopt_optimizer make(rule r)
 static void choose(const kopt_optimizer *o)
 {
     const int sleef = sleef_table != NULL && o->vmath == sleef_table;
-    ref_atan2 = sleef ? sleef_atan2 : o->vmath == &libm_table ? libm_atan2 : ref_angle;
-    ref_tanh = sleef ? sleef_tanh : o->vmath == &libm_table ? libm_tanh : builtin_tanh;
+    const int is_odd = o->vmath == &odd_table;
+    ref_atan2 = sleef ? sleef_atan2 : is_odd ? odd_atan2 : o->vmath == &libm_table ? libm_atan2 : ref_angle;
+    ref_tanh = sleef ? sleef_tanh : is_odd ? odd_tanh : o->vmath == &libm_table ? libm_tanh : builtin_tanh;
 }
 
 /* ---- The atan2 of a step -------------------------------------------------------------------------------------------- */
@@ -164,7 +185,7 @@ static void check_formulas(int quick)
     int which, weights, rounding, moment;
     double error, other;
     for (which = 0; which < 3; ++which) {
-        double worst32 = 0, worst16 = 0, plain = 0;
+        double worst32 = 0, worst16 = 0, worst8 = 0, plain = 0;
         for (weights = KOPT_F32; weights <= KOPT_FP16; ++weights)
             for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding)
                 for (moment = KOPT_F32; moment <= KOPT_Q8; ++moment) {
@@ -178,11 +199,18 @@ static void check_formulas(int quick)
                     error = follow(o);
                     if (weights == KOPT_F32 && moment == KOPT_F32) worst32 = error;
                     else if (weights != KOPT_F32 && rounding <= KOPT_STOCHASTIC) plain = fmax(plain, error);
+                    else if (moment == KOPT_Q8) worst8 = fmax(worst8, error);
                     else worst16 = fmax(worst16, error);
                 }
         ok(worst32 < 2e-5, "%s in fp32 after 500 steps: %.2g of the way from the formula in binary64", name[which], worst32);
-        ok(worst16 < (which == 2 ? 0.2 : 0.05) && plain > worst16, "... the worst with a residual, moments of 16 or 8 bits: %.2g; without: %.2g",
+        ok(worst16 < 0.02 && plain > worst16, "... the worst with a residual, moments of 16 bits: %.2g; without a residual: %.2g",
            worst16, plain);
+        /* A drawn E4M3 code has gaps of 1/8 to 1/15 of m, so a deviation of about m / sqrt(768); that of a step lasts
+         * beta1 / (1 - beta1) = 9 steps. m / sqrt(v) is at most 0.31 here: sqrt(0.1 / 1.9) of noise, 0.22 of drift. So
+         * after 500 steps a weight deviates by 1e-3 * 1.27 * 9 * 0.31 / sqrt(768) * sqrt(500) = 2.9e-3, of a way of 0.2
+         * to 0.3: 0.014. The bound is 5 of these, for the worst of 128 weights in 14 combinations. Smooth Lion multiplies
+         * by a sharpness of 10. */
+        ok(worst8 < (which == 2 ? 0.2 : 0.07) && plain > worst8, "... and moments of 8 bits: %.2g", worst8);
     }
     {
         kopt_optimizer o = kopt_adam_atan2(1e-3), p = o;
@@ -305,7 +333,8 @@ static void check_options(void)
     ok(p.rule == KOPT_LION && p.sharpness == 50 && p.beta1 == 0.9 && p.beta2 == 0.99 && p.weight_decay == 0 &&
            p.decay == KOPT_DECOUPLED && p.vmath == NULL, "... and of smooth Lion");
     kopt_state_init(&o, &t, NULL);
-    ok(state[5] == 7 && (state[9] & 7) == 2 && kopt_state_size(&o, 100) == 64 + 600, "the state block: rule 7, two moments");
+    ok(state[5] == 7 && (state[9] & 7) == 2 && kopt_state_size(&o, 100) == 64 + 600,
+       "the state block: rule 7, two moments");
     p = kopt_adamw(1e-3);
     ok(kopt_optimizer_step(&p, &t, 1) == KOPT_ERROR_MISMATCH, "... which AdamW refuses");
     ok(kopt_state_seal(&o, &t) == KOPT_OK && kopt_state_open(&o, &t) == KOPT_OK, "... and which is sealed and opened");
@@ -400,6 +429,8 @@ int main(int count, char **arguments)
     check_combinations(quick ? 37 : 3);
     check_lengths(1);
     check_lone_specials(quick);
+    check_sharp(quick);
+    check_last_interval();
     if (!quick) check_alignment();
     check_shards();
     return done();

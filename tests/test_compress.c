@@ -223,7 +223,7 @@ static void check_unbiased(void)
     static double y[MOST], total[N], squares[N];
     int w, t, i;
     for (i = 0; i < N; ++i) g[i] = (float)(normal() * (i % 3 ? 0.02 : 0.0002));
-    g[17] = -0.1f; /* below what the table of codes reaches as far as it reaches up */
+    g[17] = -0.1f; /* the largest of its block is negative */
     for (w = 0; w < 4; ++w) {
         double worst = 0, all = 0, variance = 0;
         memset(total, 0, sizeof total), memset(squares, 0, sizeof squares);
@@ -334,7 +334,8 @@ static void check_blocks(void)
     }
 }
 
-/* 2^-126 is a scale, what is below it is none. The means of 256 such magnitudes are exact. */
+/* 2^-126 is a scale, below it there is none. 8 bit: it is that of magnitudes above 1.875 times it. 1 bit: the means of
+   256 such magnitudes are exact. */
 static void check_least_scale(void)
 {
     static float g[256], out[256];
@@ -344,19 +345,21 @@ static void check_least_scale(void)
             for (k = 0; k < 2; ++k) {
                 kopt_compressor c = kopt_compressor_of(codes[w], NULL, 256);
                 c.rounding = how ? KOPT_STOCHASTIC : KOPT_NEAREST;
-                for (i = 0; i < 256; ++i) g[i] = ref_float(k ? (w == 3 && !how ? 0x007fff00 : 0x007fffff) : 0x00800000);
+                for (i = 0; i < 256; ++i)
+                    g[i] = ref_float(w == 2 ? k ? 0x00f00000 : 0x01700000
+                                     : k    ? (how ? 0x007fffff : 0x007fff00)
+                                            : 0x00800000);
                 bad += kopt_compress(&c, code, sizeof code, g, KOPT_F32) != KOPT_OK;
                 bad += code[0] != 0 || code[1] != 0 || code[2] != (k ? 0 : 0x80) || code[3] != 0;
-                for (i = 0; i < (w == 2 ? 256 : 32); ++i) bad += code[4 + i] != (w == 3 ? 0 : k ? 127 : 255);
+                for (i = 0; i < (w == 2 ? 256 : 32); ++i) bad += code[4 + i] != (w == 3 || k ? 0 : 127);
                 memset(out, 0, sizeof out);
                 bad += kopt_decompress_add(out, KOPT_F32, code, sizeof code, codes[w], 256, 1) != KOPT_OK;
-                for (i = 0; i < 256; ++i) bad += ref_bits(out[i]) != (k ? 0 : 0x00800000u);
+                for (i = 0; i < 256; ++i) bad += ref_bits(out[i]) != (k ? 0 : w == 2 ? 0x01700000u : 0x00800000u);
             }
     ok(!bad, "the smallest scale of 8 bit and 1 bit is 2^-126: %d wrong", bad);
 }
 
-/* The largest of a block has code 255 with any draw, also where 1 / scale is subnormal and largest * (1 / scale) above 1
-   by so much that a draw from 65533 on would reach code 256. */
+/* 3.75 times the scale has code 127 with any draw, and 255 below 0: not 128, or 256. */
 static void check_largest_code(void)
 {
     static float g[256];
@@ -366,10 +369,10 @@ static void check_largest_code(void)
     c.rounding = KOPT_STOCHASTIC, c.seed = 7;
     while (ref_number(ref_random(7, 1, 0, 3, e), 0) < 65533 && e < 1000000) ++e;
     c.first_index = e / 256 * 256;
-    for (i = 0; i < 256; ++i) g[i] = ref_float(0x7f4006ee);
+    for (i = 0; i < 256; ++i) g[i] = ref_float(i % 2 ? 0xff700000 : 0x7f700000);
     bad += kopt_compress(&c, code, sizeof code, g, KOPT_F32) != KOPT_OK || e == 1000000;
-    for (i = 0; i < 256; ++i) bad += code[4 + i] != 255;
-    ok(!bad, "the largest of a block has code 255 beside a scale above 2^126: %d wrong", bad);
+    for (i = 0; i < 256; ++i) bad += code[4 + i] != (i % 2 ? 255 : 127);
+    ok(!bad, "the largest of a block has code 127, or 255 below 0: %d wrong", bad);
 }
 
 /* One bit: a zero has the sign it has. Of random signs, with the largest |x| = 1, x = (2 r + 1) / 2^16 - 1 is where the

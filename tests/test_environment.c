@@ -306,6 +306,9 @@ static NOINLINE void record_steps(const kopt_optimizer *options, float rate_scal
             record(out, sizeof source[0]);
             record_result(kopt_state_write(&o, &t, (kopt_stream)k, k == KOPT_WEIGHT ? small[1] : small[0]));
             record(weight, N * width(o.weight_format)), record(state, size);
+            if (k == KOPT_WEIGHT) continue;
+            record_result(kopt_state_write_codes(&o, &t, (kopt_stream)k, (const unsigned char *)small[1], small[0]));
+            record(state, size);
         }
     }
 }
@@ -610,7 +613,8 @@ static const test_case cases[] = {
     ENTRY(stable_adamw), ENTRY(lion), ENTRY(adan), ENTRY(radam), ENTRY(ranger), ENTRY(ema),
     ENTRY(ema_of_a_tenth), ENTRY(adam_atan2), ENTRY(adam_atan2_outside), ENTRY(smooth_lion), ENTRY(norm),
     ENTRY(clip_value), ENTRY(scaler_update), ENTRY(scaler_step), ENTRY(scaler_begin), ENTRY(accumulate),
-    ENTRY(compress), ENTRY(reduce), ENTRY(bulk), ENTRY(vmath), ENTRY(map), ENTRY(rows), ENTRY(random_numbers), ENTRY(names)};
+    ENTRY(compress), ENTRY(reduce), ENTRY(bulk), ENTRY(vmath), ENTRY(map), ENTRY(rows), ENTRY(random_numbers),
+    ENTRY(names)};
 enum { CASES = sizeof cases / sizeof *cases, WAYS = 4 };
 static const volatile double value[2][4] = {{0.1, 1e-3, 1 / 3.0, 1.7}, {0.7, 1.1e-3, 0.45, 2.1}};
 static const volatile float float_value[2] = {0.3f, 1.3f};

@@ -248,7 +248,8 @@ static void check_small_gradients(void)
        moved[FP32]);
 }
 
-/* Under a loss scale the gradient enters the moments unscaled: what fp16 has no number for is lost there, not in bf16. */
+/* Under a loss scale the gradient enters the moments unscaled: what fp16 has no number for is lost there, not in bf16.
+ */
 static void check_moments_under_loss_scale(void)
 {
     static training r;

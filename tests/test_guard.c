@@ -173,7 +173,7 @@ static size_t a_length(void)
     return below(2) ? 1 + below(80) : below(2) ? 80 + below(320) : table[below(8)];
 }
 
-/* Numbers from 2^-9 to 2^-1, now and then an infinity: the hot kernel then hands over to the general one. */
+/* Numbers from 2^-9 to 2^-1, now and then an infinity: vectors then hand a turn over to one lane. */
 static void fill(void *array, kopt_format f, size_t n)
 {
     size_t i;
@@ -263,7 +263,7 @@ static void check_ranges(kopt_isa isa, int quick)
     int turn, bad = 0, runs = 0, r;
     for (r = 0; r < REGIONS; ++r) memset(room[r], 0x3c, PAGES * page); /* a small number in each format */
     for (turn = 0; turn < (quick ? 30 : 120); ++turn) {
-        int array, after, hot = turn % 3 == 0; /* a third in the hot kernels: all in bf16, no copy */
+        int array, after, hot = turn % 3 == 0; /* a third in kernels of their own: all in bf16, no copy */
         set_kind((int)below(KINDS));
         if (hot) opt.weight_format = opt.moment_format = t.grad_format = KOPT_BF16;
         opt.zero_grad = opt.rule != KOPT_EMA;

@@ -1,6 +1,6 @@
 /* test_misuse.c - what a careless program does: structs that are zero, counts inside the weights, a copy that nothing
-   filled, a block under another optimizer, a loss scale in the wrong order, a closure that leaves by longjmp. Each is done
-   right or refused in words, and nothing is written then. */
+   filled, a block under another optimizer, a loss scale in the wrong order, a closure that leaves by longjmp. Each is
+   done right or refused in words, and nothing is written then. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
@@ -85,7 +85,8 @@ static void check_zero_structs(void)
     photograph();
     refuses(kopt_state_init(&opt, &t, NULL), KOPT_ERROR_UNINITIALIZED, "state_init by an optimizer that nothing made");
     refuses(kopt_step_begin(&opt, &step), KOPT_ERROR_UNINITIALIZED, "step_begin by an optimizer that nothing made");
-    refuses(kopt_optimizer_step(&opt, &t, 1), KOPT_ERROR_UNINITIALIZED, "optimizer_step by an optimizer that nothing made");
+    refuses(kopt_optimizer_step(&opt, &t, 1), KOPT_ERROR_UNINITIALIZED,
+            "optimizer_step by an optimizer that nothing made");
     ok(opt.step == 0 && kopt_state_size(&opt, N) == 0, "... and no step is counted, no size is given");
     refuses(kopt_step_run(&step, &t), KOPT_ERROR_STEP, "a step that was not begun");
     ok(strstr(kopt_result_string(KOPT_ERROR_UNINITIALIZED), "kopt_adamw()") != NULL, "the words say what to call");
@@ -94,7 +95,8 @@ static void check_zero_structs(void)
     refuses(kopt_scaler_step(&scaler, &opt, &t, 1, 0, NULL, NULL), KOPT_ERROR_RANGE, "a zeroed scaler");
     a.sum = weight.byte, a.format = KOPT_BF16, a.n = N;
     refuses(kopt_accumulate(&a, grad.byte, KOPT_BF16, 1), KOPT_ERROR_UNINITIALIZED, "a zeroed accumulator");
-    refuses(kopt_accumulator_read(&a, (float *)(void *)floats.byte), KOPT_ERROR_UNINITIALIZED, "... is not read either");
+    refuses(kopt_accumulator_read(&a, (float *)(void *)floats.byte), KOPT_ERROR_UNINITIALIZED,
+            "... is not read either");
     c.code = KOPT_BF16, c.n = N;
     refuses(kopt_compress(&c, copy.byte, sizeof copy.byte, grad.byte, KOPT_BF16), KOPT_ERROR_UNINITIALIZED,
             "a zeroed compressor");
@@ -108,7 +110,7 @@ static void check_zero_structs(void)
     refuses(kopt_step_run(&began, &t), KOPT_ERROR_RANGE, "a rate_scale of -0");
 }
 
-/* ---- memory that overlaps ----------------------------------------------------------------------------------------- */
+/* ---- memory that overlaps ---------------------------------------------------------------------------------------- */
 
 static void check_counts_inside(void)
 {
@@ -131,8 +133,8 @@ static void check_counts_inside(void)
                 refuses(kopt_step_run(&step, &t), KOPT_ERROR_OVERLAP, "counts in the gradient");
                 continue;
             }
-            if (kopt_step_run(&step, &t) != KOPT_ERROR_OVERLAP || kopt_state_init(&opt, &t, NULL) != KOPT_ERROR_OVERLAP ||
-                !unchanged())
+            if (kopt_step_run(&step, &t) != KOPT_ERROR_OVERLAP ||
+                kopt_state_init(&opt, &t, NULL) != KOPT_ERROR_OVERLAP || !unchanged())
                 ok(0, "counts in the %s", name[i]);
             else
                 ok(1, "counts in the %s: refused", name[i]);
@@ -149,7 +151,7 @@ static void check_counts_inside(void)
     ok(kopt_optimizer_step(&opt, two, 2) == KOPT_ERROR_OVERLAP, "counts in the weights of a neighbour: refused");
 }
 
-/* ---- the copy ----------------------------------------------------------------------------------------------------- */
+/* ---- the copy ---------------------------------------------------------------------------------------------------- */
 
 static int copy_differs(void)
 {
@@ -157,7 +159,8 @@ static int copy_differs(void)
     int bad = 0;
     for (i = 0; i < N; ++i)
         bad += ref_get(t.copy, ref_width(t.copy_format), i) !=
-               ref_narrow(t.copy_format, ref_widen(opt.weight_format, ref_get(weight.byte, ref_width(opt.weight_format), i)));
+               ref_narrow(t.copy_format,
+                          ref_widen(opt.weight_format, ref_get(weight.byte, ref_width(opt.weight_format), i)));
     return bad;
 }
 
@@ -176,7 +179,8 @@ static void check_copies(void)
                     ref_set(floats.byte, 4, 3, 0x40490fdb);
                     bad += kopt_state_write(&opt, &t, KOPT_WEIGHT, initial()) != KOPT_OK || copy_differs();
                     memset(copy.byte, 0x77, sizeof copy.byte);
-                    bad += kopt_state_seal(&opt, &t) != KOPT_OK || kopt_state_open(&opt, &t) != KOPT_OK || copy_differs();
+                    bad +=
+                        kopt_state_seal(&opt, &t) != KOPT_OK || kopt_state_open(&opt, &t) != KOPT_OK || copy_differs();
                 }
     ok(!bad, "the copy is filled by init, writing weights and open: %d of %d are not", bad, cases);
 
@@ -197,7 +201,7 @@ static void check_copies(void)
     refuses(kopt_state_init(&opt, &t, initial()), KOPT_ERROR_OVERLAP, "... by one byte");
 }
 
-/* ---- ranges with 8-bit moments that are not there ------------------------------------------------------------------ */
+/* ---- ranges with 8-bit moments that are not there ---------------------------------------------------------------- */
 
 static void check_ranges(void)
 {
@@ -211,12 +215,12 @@ static void check_ranges(void)
         kopt_state_init(&opt, &t, NULL);
         kopt_step_begin(&opt, &step);
         result = kopt_step_range(&step, &t, 3, 17);
-        ok(result == (i < 2 ? KOPT_OK : KOPT_ERROR_BOUNDS), "a range within a block, KOPT_Q8, rule %d: %s", (int)opt.rule,
-           i < 2 ? "it keeps no moments, so taken" : "refused");
+        ok(result == (i < 2 ? KOPT_OK : KOPT_ERROR_BOUNDS), "a range within a block, KOPT_Q8, rule %d: %s",
+           (int)opt.rule, i < 2 ? "it keeps no moments, so taken" : "refused");
     }
 }
 
-/* ---- a block under another optimizer ------------------------------------------------------------------------------- */
+/* ---- a block under another optimizer ----------------------------------------------------------------------------- */
 
 static void check_identity(void)
 {
@@ -268,19 +272,23 @@ static void check_identity(void)
     memcpy(sealed, state.byte, size);
     was = kopt_sgd(0, 0);
     ok(kopt_state_inspect(sealed, size, &was, &shape) == KOPT_OK, "inspect: a sealed block");
-    ok(was.rule == KOPT_ADAM && was.decay == KOPT_DECOUPLED && !was.stable && !was.amsgrad && was.rounding == KOPT_KAHAN &&
-           was.weight_format == KOPT_BF16 && was.moment_format == KOPT_BF16 && was.moment_rounding == KOPT_STOCHASTIC &&
-           was.compensation_rounding == KOPT_STOCHASTIC, "inspect: rule, formats and roundings");
+    ok(was.rule == KOPT_ADAM && was.decay == KOPT_DECOUPLED && !was.stable && !was.amsgrad &&
+           was.rounding == KOPT_KAHAN && was.weight_format == KOPT_BF16 && was.moment_format == KOPT_BF16 &&
+           was.moment_rounding == KOPT_STOCHASTIC && was.compensation_rounding == KOPT_STOCHASTIC,
+       "inspect: rule, formats and roundings");
     ok(ref_bits((float)was.lr) == ref_bits(0.1f) && ref_bits((float)was.weight_decay) == ref_bits(0.3f) &&
            ref_bits((float)was.beta1) == ref_bits(0.7f) && ref_bits((float)was.beta2) == ref_bits(0.9f),
        "inspect: lr, weight_decay, beta1, beta2");
-    ok(was.seed == 11 && was.step == 9 && shape.n == N && shape.id == 3 && shape.first_index == 256, "inspect: seed, step, n, id, first_index");
-    ok(kopt_state_size(&was, N) == size && kopt_state_inspect(sealed, size, NULL, NULL) == KOPT_OK, "inspect: an optimizer that works");
+    ok(was.seed == 11 && was.step == 9 && shape.n == N && shape.id == 3 && shape.first_index == 256,
+       "inspect: seed, step, n, id, first_index");
+    ok(kopt_state_size(&was, N) == size && kopt_state_inspect(sealed, size, NULL, NULL) == KOPT_OK,
+       "inspect: an optimizer that works");
     o = kopt_adamw(0.2);
     ok(kopt_state_open(&o, &t) == KOPT_OK && o.step == 9 && o.seed == 11 && fabs(o.lr - 0.2) < 1e-12,
        "other numbers may differ: opened, and they stay those of the program");
     ok(kopt_state_inspect(state.byte, size, &was, NULL) == KOPT_OK, "inspect: an open block");
-    ok(kopt_state_inspect(NULL, size, &was, NULL) == KOPT_ERROR_NULL && kopt_state_inspect(sealed, 63, &was, NULL) == KOPT_ERROR_SIZE,
+    ok(kopt_state_inspect(NULL, size, &was, NULL) == KOPT_ERROR_NULL &&
+           kopt_state_inspect(sealed, 63, &was, NULL) == KOPT_ERROR_SIZE,
        "inspect: no block, half a header");
     sealed[5] = 8;
     ok(kopt_state_inspect(sealed, size, &was, NULL) == KOPT_ERROR_STATE, "inspect: a rule that does not exist");
@@ -288,7 +296,31 @@ static void check_identity(void)
     opt.nesterov = 1;
     kopt_state_init(&opt, &t, NULL);
     ok(kopt_state_inspect(state.byte, ROOM, &was, NULL) == KOPT_OK && was.rule == KOPT_SGD && was.nesterov &&
-           ref_bits((float)was.momentum) == ref_bits(0.9f) && ref_bits((float)was.dampening) == 0, "inspect: SGD's momentum and dampening");
+           ref_bits((float)was.momentum) == ref_bits(0.9f) && ref_bits((float)was.dampening) == 0,
+       "inspect: SGD's momentum and dampening");
+    build(kopt_sgd(0.5, 1e-300)); /* 0 as fp32 */
+    kopt_state_init(&opt, &t, NULL);
+    ok(kopt_state_inspect(state.byte, ROOM, &was, NULL) == KOPT_OK && was.momentum > 0 && was.momentum < 1e-44 &&
+           kopt_state_size(&was, N) == kopt_state_size(&opt, N),
+       "inspect: a momentum that fp32 does not have still keeps a moment");
+    build(kopt_sgd(0.5, 0));
+    kopt_state_init(&opt, &t, NULL);
+    state.byte[59] = 0x3f; /* damaged: 0.5, and no moment */
+    ok(kopt_state_inspect(state.byte, ROOM, &was, NULL) == KOPT_OK && !(was.momentum > 0) &&
+           kopt_state_size(&was, N) == kopt_state_size(&opt, N),
+       "inspect: no momentum where there is no moment");
+    build(kopt_adamw(0.5));
+    opt.rounding = KOPT_COMPACT, opt.moment_rounding = KOPT_NEAREST;
+    kopt_state_init(&opt, &t, NULL);
+    ok(kopt_state_inspect(state.byte, ROOM, &was, NULL) == KOPT_OK && was.rounding == KOPT_COMPACT &&
+           was.moment_rounding == KOPT_NEAREST && was.compensation_rounding == KOPT_STOCHASTIC,
+       "inspect: moments rounded to nearest");
+    build(kopt_adamw(0.5));
+    opt.compensation_rounding = KOPT_NEAREST;
+    kopt_state_init(&opt, &t, NULL);
+    ok(kopt_state_inspect(state.byte, ROOM, &was, NULL) == KOPT_OK && was.moment_rounding == KOPT_STOCHASTIC &&
+           was.compensation_rounding == KOPT_NEAREST,
+       "inspect: compensation rounded to nearest");
 
     build(kopt_adamw(1e-3));
     kopt_state_init(&opt, &t, NULL);
@@ -333,13 +365,15 @@ static void check_version_1(void)
         for (i = 0; i < 3; ++i) bad += ref_bits(x[i]) != ref_bits(want[what][i]);
     }
     ok(!bad, "... with its weights and moments: %d differ", bad);
-    ok(block[4] == 2 && kopt_state_seal(&o, &three) == KOPT_OK && kopt_state_open(&o, &three) == KOPT_OK, "... and is one of today then");
+    ok(block[4] == 2 && kopt_state_seal(&o, &three) == KOPT_OK && kopt_state_open(&o, &three) == KOPT_OK,
+       "... and is one of today then");
     memcpy(block, version_1, sizeof block);
     block[10] = 0;
     ok(kopt_state_seal(&o, &three) == KOPT_ERROR_STATE, "an open block of version 0.1: refused");
 }
 
-/* ---- loss scale ------------------------------------------------------------------------------------------------------ */
+/* ---- loss scale
+ * ------------------------------------------------------------------------------------------------------ */
 
 static jmp_buf out_of_here;
 static void leave(void *user, float scale)
@@ -370,13 +404,15 @@ static void check_scaler_begin(void)
             by_list = weight, one = scaler;
         } else {
             ok(kopt_scaler_begin(&scaler, &opt, &norm, 1e-4, &step, &skipped) == KOPT_OK && !skipped, "scaler_begin");
-            ok(kopt_step_range(&step, &t, 100, N) == KOPT_OK && kopt_step_range(&step, &t, 0, 100) == KOPT_OK, "... in two ranges");
+            ok(kopt_step_range(&step, &t, 100, N) == KOPT_OK && kopt_step_range(&step, &t, 0, 100) == KOPT_OK,
+               "... in two ranges");
             by_ranges = weight, other = scaler;
         }
         ok(opt.step == 1 && ref_bits((float)opt.grad_scale) == ref_bits(0.5f) && opt.clip < 1e-8 && opt.clip > 0,
            "... counts the step and leaves opt alone");
     }
-    ok(!memcmp(&by_list, &by_ranges, sizeof by_list) && !memcmp(&one, &other, sizeof one) && one.scale > 2047 && one.scale < 2049,
+    ok(!memcmp(&by_list, &by_ranges, sizeof by_list) && !memcmp(&one, &other, sizeof one) && one.scale > 2047 &&
+           one.scale < 2049,
        "both have the same bits, and the scale grows");
     ok(ref_bits(step.grad_scale) ==
            ref_bits((float)(0.5 / 1024) * (float)fmin(1, 1e-4 / (kopt_norm_value(&norm) * (0.5 / 1024) + 1e-6))),
@@ -385,14 +421,16 @@ static void check_scaler_begin(void)
     norm.nonfinite = 1;
     same = opt;
     photograph();
-    ok(kopt_scaler_begin(&scaler, &opt, &norm, 0, &step, &skipped) == KOPT_OK && skipped == 1 && opt.step == same.step &&
-           scaler.scale > 1023 && scaler.scale < 1025, "a gradient that is not finite: skipped, the scale halved");
+    ok(kopt_scaler_begin(&scaler, &opt, &norm, 0, &step, &skipped) == KOPT_OK && skipped == 1 &&
+           opt.step == same.step && scaler.scale > 1023 && scaler.scale < 1025,
+       "a gradient that is not finite: skipped, the scale halved");
     refuses(kopt_step_run(&step, &t), KOPT_ERROR_STEP, "... and its step runs nothing");
     memset(&step, 0x55, sizeof step), was = step, other = scaler;
     for (k = 0; k < 2; ++k) {
         norm.nonfinite = (uint64_t)k;
         opt.lr = -1;
-        ok(kopt_scaler_begin(&scaler, &opt, &norm, 0, &step, &skipped) == KOPT_ERROR_RANGE, "a bad lr, %s", k ? "skipped" : "taken");
+        ok(kopt_scaler_begin(&scaler, &opt, &norm, 0, &step, &skipped) == KOPT_ERROR_RANGE, "a bad lr, %s",
+           k ? "skipped" : "taken");
         opt.lr = 1e-2;
         ok(kopt_scaler_begin(&scaler, &opt, &norm, -1, &step, NULL) == KOPT_ERROR_RANGE &&
                kopt_scaler_begin(&scaler, &opt, &norm, (double)NAN, &step, NULL) == KOPT_ERROR_RANGE, "a bad max_norm");
@@ -400,9 +438,11 @@ static void check_scaler_begin(void)
         ok(kopt_scaler_begin(&scaler, &opt, &norm, 0, &step, NULL) == KOPT_ERROR_STEP, "no steps left");
         opt.step = same.step;
     }
-    ok(kopt_scaler_begin(NULL, &opt, &norm, 0, &step, NULL) == KOPT_ERROR_NULL && kopt_scaler_begin(&scaler, NULL, &norm, 0, &step, NULL) == KOPT_ERROR_NULL &&
+    ok(kopt_scaler_begin(NULL, &opt, &norm, 0, &step, NULL) == KOPT_ERROR_NULL &&
+           kopt_scaler_begin(&scaler, NULL, &norm, 0, &step, NULL) == KOPT_ERROR_NULL &&
            kopt_scaler_begin(&scaler, &opt, NULL, 0, &step, NULL) == KOPT_ERROR_NULL &&
-           kopt_scaler_begin(&scaler, &opt, &norm, 0, NULL, NULL) == KOPT_ERROR_NULL, "NULL");
+           kopt_scaler_begin(&scaler, &opt, &norm, 0, NULL, NULL) == KOPT_ERROR_NULL,
+       "NULL");
     ok(!memcmp(&step, &was, sizeof step) && !memcmp(&scaler, &other, sizeof scaler) && opt.step == same.step,
        "... and nothing has changed");
 

@@ -609,6 +609,15 @@ static void check_refusals(void)
            kopt_normal(x, KOPT_F32, 1, 0, 1e39, 0, 0, 0, 0) == KOPT_ERROR_RANGE && kopt_normal(x, KOPT_F32, 1, 0, 1, 0, 0, 0, end) == KOPT_ERROR_BOUNDS &&
            kopt_normal(x, KOPT_F32, 2, 0, 1, 0, 0, 0, end - 1) == KOPT_ERROR_BOUNDS && kopt_normal(x, KOPT_F32, ~(size_t)0, 0, 1, 0, 0, 0, 0) == KOPT_ERROR_BOUNDS,
        "normal: NULL, formats, ranges, indices");
+    ok(kopt_normal(x, KOPT_F32, 1, 3.1e38, 0, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
+           kopt_normal(x, KOPT_F32, 1, -3.1e38, 0, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
+           kopt_normal(x, KOPT_F32, 1, 0, 3.1e38, 0, 0, 0, 0) == KOPT_ERROR_RANGE,
+       "normal: no means and deviations beyond 3e38");
+    ok(kopt_normal(x + 2, KOPT_F32, 1, -3e38, 0, 0, 0, 0, end - 1) == KOPT_OK &&
+           ref_bits(x[2]) == ref_bits((float)-3e38) &&
+           kopt_normal(x + 2, KOPT_F32, 2, 3e38, 0, 0, 0, 0, end - 2) == KOPT_OK &&
+           ref_bits(x[3]) == ref_bits((float)3e38),
+       "normal: these, and the last indices below 2^54");
     ok(kopt_truncated_normal(x, KOPT_F32, 1, 0, 1, 0.4, 0, 0, 0, 0) == KOPT_ERROR_RANGE && kopt_truncated_normal(x, KOPT_F32, 1, 0, 1, nan_value, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
            kopt_truncated_normal(x, KOPT_F32, 1, 0, -1, 2, 0, 0, 0, 0) == KOPT_ERROR_RANGE && kopt_uniform(x, KOPT_F32, 1, 1, 0, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
            kopt_uniform(x, KOPT_F32, 1, 0, nan_value, 0, 0, 0, 0) == KOPT_ERROR_RANGE && kopt_uniform(x, KOPT_F32, 1, -1e39, 0, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
@@ -630,6 +639,10 @@ static void check_refusals(void)
     move_sampler(&a, &start);
     a.opt.lr = 1e-39;
     ok(kopt_langevin_step(&a.opt, &a.t, 1, 1) == KOPT_ERROR_RANGE && a.opt.step == start.opt.step, "a noise that is infinite next to the rate is refused");
+    a.opt.lr = 1;
+    ok(kopt_langevin_step(&a.opt, &a.t, 0, 1e38) == KOPT_OK &&
+           kopt_langevin_step(&a.opt, &a.t, 0, 1.1e38) == KOPT_ERROR_RANGE,
+       "temperatures to 1e38");
     a.opt.lr = 0;
     ok(kopt_langevin_step(&a.opt, &a.t, 1, 1) == KOPT_OK && !memcmp(a.weight, start.weight, sizeof a.weight), "with rate 0 nothing moves");
     kopt_step_begin(&a.opt, &step);

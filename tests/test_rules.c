@@ -1,5 +1,5 @@
 /* test_rules.c - Lion, Adan, RAdam, Ranger, AMSGrad and averages of weights against their papers in binary64; 8-bit
-   moments: the published tables, what a drop of the gradient leaves, the guard of a zero; stall counts. */
+   moments: what a drop of the gradient leaves, the guard of a zero; stall counts. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
@@ -231,94 +231,6 @@ static void check_rest(void)
 
 /* ---- 8-bit moments ---------------------------------------------------------------------------------------------- */
 
-static uint32_t crc32_of(const uint32_t *words, int n)
-{
-    uint32_t crc = 0xffffffffu;
-    int i, k;
-    for (i = 0; i < 4 * n; ++i) {
-        crc ^= words[i / 4] >> 8 * (i % 4) & 255;
-        for (k = 0; k < 8; ++k) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
-    }
-    return ~crc;
-}
-
-/* The tables of bitsandbytes: their checksums, and the published construction in binary64 (2 ulp: theirs is fp32). */
-static void check_tables(void)
-{
-    uint32_t word[256];
-    int square, i, k, code, bad = 0;
-    for (square = 0; square < 2; ++square) {
-        for (code = 0; code < 256; ++code) word[code] = ref_bits(ref_code(code, square));
-        ok(crc32_of(word, 256) == (square ? 0x366ff7edu : 0xed14ea3bu), "%s table: checksum %08x",
-           square ? "unsigned" : "signed", (unsigned)crc32_of(word, 256));
-        for (code = square ? 1 : 128, i = 0; i < 7; ++i) {
-            int items = square ? 2 << i : 1 << i;
-            for (k = 0; k < items; ++k, ++code) {
-                double x = (0.1 + 0.9 * (k + 0.5) / items) * pow(10, i - 6);
-                bad += fabs((double)ref_code(code, square) / x - 1) > 3e-7;
-            }
-        }
-        bad += code != 255 || ref_bits(ref_code(255, square)) != 0x3f800000;
-    }
-    ok(!bad, "both tables are the dynamic map: %d codes wrong", bad);
-}
-
-/* A block that begins with 1, so that its scale is 1, as an 8-bit moment and back. */
-static void through_codes(float *out, const float *in, int square)
-{
-    const kopt_stream what = square ? KOPT_SECOND_MOMENT : KOPT_FIRST_MOMENT;
-    kopt_optimizer o = kopt_adam(1e-3);
-    kopt_tensor t = kopt_tensor_of(weight, NULL, KOPT_F32, N, state, sizeof state);
-    o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8;
-    run(kopt_state_init(&o, &t, NULL));
-    run(kopt_state_write(&o, &t, what, in));
-    run(kopt_state_read(&o, &t, what, out));
-}
-
-/* The code of a value at a fraction of the way between two neighbours: the nearest changes in the middle; of 65536 random
-   numbers so many lead to the upper one. That is of the reference, whose codes other parts compare with those of a step. */
-static void check_places(void)
-{
-    static float in[N], out[N];
-    int square, k, i, wrong = 0;
-    double worst = 0;
-    in[0] = 1;
-    for (square = 0; square < 2; ++square)
-        for (k = 0; k < (square ? 255 : 128); ++k) {
-            const int zero = square ? 0 : 127;
-            const double low = (double)ref_code(zero + k, square), gap = (double)ref_code(zero + k + 1, square) - low;
-            for (i = 1; i < 128; ++i) in[i] = (float)(low + gap * i / 128), in[128 + i] = square ? in[i] : -in[i];
-            through_codes(out, in, square);
-            for (i = 1; i < 128; ++i) {
-                if (i == 64 || (square && k == 0)) continue; /* what is not 0 does not become 0 */
-                wrong += out[i] != ref_code(zero + k + (i > 64), square);
-                if (!square && k < 127) wrong += out[128 + i] != ref_code(zero - k - (i > 64), 0);
-            }
-        }
-    ok(!wrong, "8-bit moments as written: the nearest values of the tables, %d wrong", wrong);
-    for (wrong = 0, square = 0; square < 2; ++square)
-        for (k = 0; k < (square ? 255 : 128); ++k) {
-            const int zero = square ? 0 : 127;
-            const double low = (double)ref_code(zero + k, square), gap = (double)ref_code(zero + k + 1, square) - low;
-            for (i = 0; i <= 64; ++i) {
-                const float x = (float)(low + gap * i / 64);
-                const double place = ((double)x - low) / gap;
-                long below = 0, r = 65536; /* the least r with the upper code, by bisection */
-                while (below < r) {
-                    const long middle = (below + r) / 2;
-                    if (ref_encode(x, 1, square, (uint32_t)middle) > zero + k) r = middle;
-                    else below = middle + 1;
-                }
-                if (square && k == 0) continue; /* never 0 */
-                if (fabs((65536 - (double)r) / 65536 - place) > worst) worst = fabs((65536 - (double)r) / 65536 - place);
-                if (i != 32) wrong += ref_encode(x, 1, square, 0x8000) != zero + k + (i > 32);
-                if (!square) wrong += i != 32 && k < 127 && ref_encode(-x, 1, 0, 0x8000) != zero - k - (i > 32);
-            }
-        }
-    ok(!wrong, "8-bit codes: the nearest, %d wrong", wrong);
-    ok(worst < 1.0 / 32768, "8-bit codes: stochastic ones as often as they should, within 2^-15 (%.2g)", worst);
-}
-
 /* The second moment after the gradient has dropped tenfold, but for one element of each block that holds the scale up: as a
    fraction of fp32's. */
 static void check_drop(void)
@@ -412,11 +324,11 @@ static void check_large(void)
                             if (part >= 3 && rand() % 4 == 0) grad[e] = ref_float(ref_bits(grad[e]) + (uint32_t)(rand() % 3) - 1);
                             if (part == 4) grad[e] *= 1e-6f * (float)(rand() % 1000);
                             if (part == 5) grad[e] = 0;
-                            if (part == 6 && e % 256) { /* squares that share their upper 15 bits with two codes below them */
-                                uint32_t code;
-                                do code = 129 + (uint32_t)rand() % 126;
-                                while (ref_bits(ref_code((int)code, 1)) >> 17 != ref_bits(ref_code((int)code - 1, 1)) >> 17);
-                                grad[e] = 1e6f * (float)sqrt((double)ref_float(ref_bits(ref_code((int)code, 1)) | 0x1c000u));
+                            if (part == 6 && e % 256) { /* roots of a code, of the middle of two, and beside them */
+                                const int code = 1 + rand() % 254;
+                                const double low = (double)ref_code(code, 1), high = (double)ref_code(code + 1, 1);
+                                grad[e] = 1e6f * (float)(rand() % 2 ? low : (low + high) / 2);
+                                grad[e] = ref_float(ref_bits(grad[e]) + (uint32_t)(rand() % 3) - 1);
                             }
                             if (e % 256 == 0) grad[e] = 1e6f;
                         }
@@ -511,8 +423,6 @@ int main(int count, char **arguments)
 {
     int i, quick = count > 1 && !strcmp(arguments[1], "quick");
     for (i = 0; i < POOL; ++i) pool[i] = gaussian() + 0.3f;
-    check_tables();
-    check_places();
     check_papers();
     check_ema();
     check_rest();

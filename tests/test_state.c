@@ -86,7 +86,8 @@ static void check_writing(void)
     }
 }
 
-/* 8-bit moments: 2^-126 is a scale, a block below it is zero (sections 6b and 8b). */
+/* 8-bit moments, sections 6b and 8b: first moments up to 1.875 * 2^-126 are zero, second ones have roots down to the
+   smallest subnormal. */
 static void check_least_scale(void)
 {
     static float in[512], out[512];
@@ -95,17 +96,20 @@ static void check_least_scale(void)
     opt = kopt_adamw(1e-3), opt.weight_format = KOPT_F32, opt.moment_format = KOPT_Q8;
     t = kopt_tensor_of(weight, NULL, KOPT_F32, 512, block, sizeof block);
     bad += kopt_state_init(&opt, &t, NULL) != KOPT_OK;
-    for (i = 0; i < 512; ++i) in[i] = ref_float(i % 2 ? 0 : i < 256 ? 0x00800000 : 0x007fffff);
     for (what = KOPT_FIRST_MOMENT; what <= KOPT_SECOND_MOMENT; ++what) {
-        const int zero = what == KOPT_FIRST_MOMENT ? 127 : 0;
+        const int first = what == KOPT_FIRST_MOMENT;
+        const uint32_t word[2] = {first ? 0x00f00001 : 0x00800000, first ? 0x00f00000 : 0x00000001};
+        const uint32_t read[2] = {first ? 0x00f00000 : 0x00800000, first ? 0 : 0x00000001};
         const unsigned char *code = block + 64 + (what - KOPT_FIRST_MOMENT) * (512 + 8);
+        for (i = 0; i < 512; ++i) in[i] = ref_float(i % 2 ? 0 : word[i / 256]);
         bad += kopt_state_write(&opt, &t, (kopt_stream)what, in) != KOPT_OK;
         bad += kopt_state_read(&opt, &t, (kopt_stream)what, out) != KOPT_OK;
-        bad += ref_get(code + 512, 4, 0) != 0x00800000 || ref_get(code + 512, 4, 1) != 0;
-        for (i = 0; i < 512; ++i) bad += code[i] != (i % 2 == 0 && i < 256 ? 255 : zero);
-        for (i = 0; i < 512; ++i) bad += ref_bits(out[i]) != (i % 2 == 0 && i < 256 ? 0x00800000u : 0);
+        bad += ref_get(code + 512, 4, 0) != (first ? 0x00800000 : 0x20000000); /* 2^-63 */
+        bad += ref_get(code + 512, 4, 1) != (first ? 0 : 0x1a3504f3);          /* 2^-74.5 */
+        for (i = 0; i < 512; ++i) bad += code[i] != (i % 2 ? 0 : !first ? 255 : i < 256 ? 119 : 0);
+        for (i = 0; i < 512; ++i) bad += ref_bits(out[i]) != (i % 2 ? 0 : read[i / 256]);
     }
-    ok(!bad, "8-bit moments written: 2^-126 is the smallest scale, %d wrong", bad);
+    ok(!bad, "8-bit moments written: the smallest scales, %d wrong", bad);
 }
 
 /* A step makes +0 of what was written below 2^-126, though its gradient is zero. */
@@ -216,7 +220,8 @@ static void check_lists(void)
     build(KOPT_STOCHASTIC, 0);
     for (i = 0; i < LIST; ++i) m.list[i].id = 0;
     list_is(KOPT_ERROR_ID, "ids left at 0, no state");
-    ok(kopt_number_tensors(m.list, LIST, 7) == KOPT_OK && m.list[0].id == 7 && m.list[4].id == 11, "numbered from 7 on");
+    ok(kopt_number_tensors(m.list, LIST, 7) == KOPT_OK && m.list[0].id == 7 && m.list[4].id == 11,
+       "numbered from 7 on");
     list_is(KOPT_OK, "... and stepped");
     ok(kopt_number_tensors(m.list, LIST, 0xfffffffb) == KOPT_OK && m.list[4].id == 0xffffffff &&
            kopt_number_tensors(m.list, LIST, 0xfffffffc) == KOPT_ERROR_BOUNDS && m.list[0].id == 0xfffffffb,

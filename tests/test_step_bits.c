@@ -126,7 +126,7 @@ static int prepare(const kopt_optimizer *o, kopt_tensor *t, profile p)
             randomise(initial[STATE] + l.scale[k], 4, (t->n + 255) / 256, below(4) ? TAME : p, KOPT_F32, -14, 0, 0);
     }
     for (k = 0; k < 4 && o->moment_format != KOPT_Q8; ++k) {
-        int square = k == 1 || (k == 2 && o->rule == KOPT_ADAM);
+        int square = ref_square(o, k);
         if (l.moment_width[k])
             randomise(initial[STATE] + l.moment[k], l.moment_width[k], t->n, p, o->moment_format, square ? -20 : -14, -1,
                       !square);
@@ -240,26 +240,37 @@ static int steps_agree(kopt_optimizer o, const kopt_tensor *t, int steps, const 
     return 1;
 }
 
-/* All instruction sets, each at its own alignment and slicing: how many disagree with the reference. */
+/* All instruction sets, each at its own alignment and slicing: how many disagree with the reference, or count other
+   weights that stall. */
+static int disagreements_prepared(const kopt_optimizer *o, kopt_tensor *t, int steps)
+{
+    int isa, bad = 0, first = 1;
+    kopt_counts counts = {0, 0, 0};
+    expect(*o, t, steps);
+    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
+        size_t offset[BUFFERS];
+        int b, agree;
+        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+        if (t->counts) t->counts->wanted = t->counts->still = t->counts->stuck = 0;
+        for (b = 0; b < BUFFERS; ++b) offset[b] = MARGIN / 2 + below(64);
+        if (o->moment_format == KOPT_Q8)
+            agree = steps_agree(*o, t, steps, offset, below(3) ? 256 : 0);
+        else
+            agree = steps_agree(*o, t, steps, offset, below(3) ? 1 + below(200) : 0);
+        if (t->counts && first) counts = *t->counts;
+        if (t->counts && memcmp(&counts, t->counts, sizeof counts)) agree = 0;
+        first = 0, bad += !agree;
+    }
+    return bad;
+}
+
 static int disagreements(const kopt_optimizer *o, kopt_tensor *t, profile p, int steps)
 {
-    int isa, bad = 0;
     if (!prepare(o, t, p)) {
         if (complaints++ < 20) note("refused, or of another size: %s", describe(o, t));
         return 1;
     }
-    expect(*o, t, steps);
-    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
-        size_t offset[BUFFERS];
-        int b;
-        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
-        for (b = 0; b < BUFFERS; ++b) offset[b] = MARGIN / 2 + below(64);
-        if (o->moment_format == KOPT_Q8)
-            bad += !steps_agree(*o, t, steps, offset, below(3) ? 256 : 0);
-        else
-            bad += !steps_agree(*o, t, steps, offset, below(3) ? 1 + below(200) : 0);
-    }
-    return bad;
+    return disagreements_prepared(o, t, steps);
 }
 
 /* ---- Every combination ------------------------------------------------------------------------------------------ */
@@ -304,14 +315,14 @@ static void vary(kopt_optimizer *o, kopt_tensor *t)
     static const uint64_t first[] = {0, 1, 129, (UINT64_C(1) << 35) - 100, (UINT64_C(1) << 63) - 64};
     static const double lr[] = {0.01, 0.001, 1, 1e-7, 3e4, 0}, wd[] = {0.01, 1e-4, 1, 1e3, 1e-50};
     static const double b1[] = {0.9, 0, 0.5, 0.95}, b2[] = {0.999, 0.95, 0, 0.99999};
-    static const double eps[] = {1e-8, 1e-15, 0.1, 1.2e-38}, scale[] = {1, 1.0 / 1024, 3, 1e-30};
+    static const double eps[] = {1e-8, 1e-15, 0.1, 1.2e-38}, scale[] = {1, 1.0 / 1024, 3, 1e-30, 2};
     static const uint32_t step[] = {0, 1, 2, 1000, 0x80000000u, 0xfffffff0u};
     int odd = below(2) == 0;
     o->lr = lr[odd ? below(6) : below(2)];
     o->max_lr = o->lr > 0 ? o->lr * (1 + below(3)) : 1;
     if (o->weight_decay > 0) o->weight_decay = wd[odd ? below(5) : 0];
     o->beta1 = b1[odd ? below(4) : 0], o->beta2 = b2[odd ? below(4) : 0], o->eps = eps[odd ? below(4) : 0];
-    o->grad_scale = scale[odd ? below(4) : 0], o->clip = below(3) ? 1 : 0.3;
+    o->grad_scale = scale[odd ? below(5) : 0], o->clip = below(3) ? 1 : 0.3;
     o->maximize = below(4) == 0, o->zero_grad = below(4) == 0;
     o->moments_only = below(8) == 0;
     if (o->rule == KOPT_RANGER) o->lookahead = 1 + (int)below(4), o->lookahead_rate = below(3) ? 0.5 : 0.2;
@@ -438,8 +449,8 @@ static void check_codes(int quick)
     ok(!bad, "AdamW with 8-bit moments: 256 to 4099 weights, %d tensors, %d disagree", cases, bad);
 }
 
-/* The largest of a block is the scale itself, so its code is 255 with any random number: also where 1 / scale is
-   subnormal, and largest * (1 / scale) above 1 by so much that a random number from 65533 on would reach code 256. */
+/* The largest root of a block is the scale itself, so its code is 255 with any random number: not 256, which those from
+   65533 on would reach from above 1. */
 static void check_largest_code(void)
 {
     enum { BLOCK = 256 };
@@ -450,7 +461,7 @@ static void check_largest_code(void)
     size_t i;
     uint64_t e = 0;
     while (ref_number(ref_random(7, 1, 0, 0, e), 2) < 65533 && e < 1000000) ++e;
-    for (i = 0; i < BLOCK; ++i) narrow[i] = 0x5f7f, wide[i] = ref_float(0x5f7f0000); /* its square: 7f7e0100 */
+    for (i = 0; i < BLOCK; ++i) narrow[i] = 0x5f7f, wide[i] = ref_float(0x5f7f0000);
     for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
         for (grad = KOPT_F32; grad <= KOPT_BF16 && kopt_isa_force((kopt_isa)isa) == KOPT_OK; ++grad)
             for (weight = KOPT_F32; weight <= KOPT_BF16; ++weight) {
@@ -463,17 +474,17 @@ static void check_largest_code(void)
                 o.beta1 = o.beta2 = 0, o.seed = 7, t.first_index = e / BLOCK * BLOCK;
                 l = ref_layout_of(&o, BLOCK);
                 bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
-                bad += ref_get(state + l.scale[1], 4, 0) != 0x7f7e0100;
+                bad += ref_get(state + l.scale[1], 4, 0) != 0x5f7f0000;
                 for (i = 0; i < BLOCK; ++i) bad += state[l.moment[1] + i] != 255;
                 found += ref_number(ref_random(7, 1, 0, 0, e), 2) >= 65533;
             }
     kopt_isa_force(KOPT_ISA_COUNT);
-    ok(!bad && found, "the largest mean square of a block has code 255, %d times beside a scale above 2^126: %d wrong",
+    ok(!bad && found, "the largest mean square of a block has code 255, %d times with the largest numbers: %d wrong",
        found, bad);
 }
 
-/* The same of a first moment, which in the first step of SGD with momentum is the gradient: not code 256, which in a byte
-   is the most negative one. */
+/* The same of a first moment, which in the first step of SGD with momentum is the gradient: not code 128, which has the
+   other sign, nor 256. */
 static void check_largest_signed_code(void)
 {
     static float w[256], g[256];
@@ -482,24 +493,25 @@ static void check_largest_signed_code(void)
     size_t i;
     uint64_t e = 0;
     while (ref_number(ref_random(7, 1, 0, 0, e), 1) < 65533 && e < 1000000) ++e;
-    for (i = 0; i < 256; ++i) g[i] = ref_float(0x7f4006ee);
+    for (i = 0; i < 256; ++i) g[i] = ref_float(i % 2 ? 0xff700000 : 0x7f700000); /* 3.75 times the scale */
     for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
         kopt_optimizer o = kopt_sgd(0, 0.5);
         kopt_tensor t = kopt_tensor_of(w, g, KOPT_F32, 256, state, sizeof state);
         if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
         o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8, o.seed = 7, t.first_index = e / 256 * 256;
         bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK || e == 1000000;
-        bad += ref_get(state + 64 + 256, 4, 0) != 0x7f4006ee;
-        for (i = 0; i < 256; ++i) bad += state[64 + i] != 255;
+        bad += ref_get(state + 64 + 256, 4, 0) != 0x7e800000;
+        for (i = 0; i < 256; ++i) bad += state[64 + i] != (i % 2 ? 255 : 127);
     }
     kopt_isa_force(KOPT_ISA_COUNT);
-    ok(!bad, "the largest first moment of a block has code 255 beside a scale above 2^126: %d wrong", bad);
+    ok(!bad, "the largest first moment of a block has code 127, or 255 below 0: %d wrong", bad);
 }
 
-/* 2^-126 is a scale, and what is below it is none: momentum of the first step is the gradient itself. */
+/* 2^-126 is a scale, that of what is above 1.875 times it; below it there is none. Momentum of the first step is the
+   gradient itself. */
 static void check_least_scale(void)
 {
-    static const uint32_t least[] = {0x00800000, 0x007fffff};
+    static const uint32_t least[] = {0x00f00001, 0x00f00000};
     static float g[256], w[256];
     static unsigned char state[64 + 256 + 8];
     int isa, k, bad = 0;
@@ -512,10 +524,10 @@ static void check_least_scale(void)
             for (i = 0; i < 256; ++i) g[i] = ref_float(i % 3 == 0 ? 0 : least[k] | (i % 3 == 1 ? 0 : 0x80000000u));
             bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
             bad += ref_get(state + 64 + 256, 4, 0) != (k ? 0 : 0x00800000u);
-            for (i = 0; i < 256; ++i) bad += state[64 + i] != (k || i % 3 == 0 ? 127 : i % 3 == 1 ? 255 : 0);
+            for (i = 0; i < 256; ++i) bad += state[64 + i] != (k || i % 3 == 0 ? 0 : i % 3 == 1 ? 119 : 247);
         }
     kopt_isa_force(KOPT_ISA_COUNT);
-    ok(!bad, "8-bit moments with 2^-126 as their largest have that scale, those below it none: %d wrong", bad);
+    ok(!bad, "8-bit first moments above 1.875 * 2^-126 have the scale 2^-126, those below it none: %d wrong", bad);
 }
 #endif
 
@@ -563,6 +575,162 @@ static void check_lone_specials(int quick)
                 }
             }
     ok(!bad, "one special element among ordinary ones: %d cases, %d disagree", cases, bad);
+}
+
+/* What a kernel of vectors hands to that of one lane, or nearly: infinity, NaN of any payload, and what is next to the
+   largest number of a format. */
+static uint32_t sharp(kopt_format f)
+{
+    static const uint32_t wide[] = {0x7f800000, 0x7fffffff, 0x7f800001, 0x7fbfffff, 0x7fc00000, 0x7fff8000, 0x7fffe000,
+                                    0x7f7fffff, 0x7f7f8000, 0x7f7f0000, 0x7f7effff, 0x7f7e8000, 0x477fdfff, 0x477fe000,
+                                    0x477fefff, 0x477ff000, 0x47800000};
+    static const uint32_t brain[] = {0x7f80, 0x7fff, 0x7f81, 0x7fbf, 0x7fc0, 0x7f7f, 0x7f7e, 0x477f, 0x4780};
+    static const uint32_t half[] = {0x7c00, 0x7fff, 0x7c01, 0x7dff, 0x7e00, 0x7bff, 0x7bfe};
+    if (f == KOPT_F32) return wide[below(sizeof wide / sizeof *wide)] | (noise() & 0x80000000u);
+    return (f == KOPT_BF16 ? brain[below(sizeof brain / sizeof *brain)] : half[below(sizeof half / sizeof *half)]) |
+           (noise() & 0x8000u);
+}
+
+/* The largest number of format f, or the one before it. */
+static uint32_t largest(kopt_format f)
+{
+    return (f == KOPT_F32 ? 0x7f7fffff : f == KOPT_BF16 ? 0x7f7f : 0x7bff) - below(2);
+}
+
+/* At an element one of the arrays is sharp, or all; or numbers are so large that results come to lie between the largest
+   finite one and infinity. */
+static void sharpen(const kopt_optimizer *o, const kopt_tensor *t, size_t at)
+{
+    const ref_layout l = ref_layout_of(o, t->n);
+    const uint32_t only = below(14);
+    const size_t weight = ref_width(o->weight_format);
+    unsigned char *const s = initial[STATE];
+    size_t k;
+    if (only > 10) {
+        const kopt_format f = t->grad_format;
+        const int half = o->weight_format == KOPT_FP16 || o->moment_format == KOPT_FP16 || f == KOPT_FP16;
+        ref_set(initial[WEIGHT], weight, at, largest(o->weight_format));
+        ref_set(initial[GRAD], ref_width(f), at, ordinary(f, half ? 8 : 118, half ? 16 : 128, 1));
+        if (l.residual_width) ref_set(s + l.residual, l.residual_width, at, 0);
+        for (k = 0; k < 4 && o->moment_format != KOPT_Q8; ++k)
+            if (l.moment_width[k] && below(2)) ref_set(s + l.moment[k], l.moment_width[k], at, largest(o->moment_format));
+        return;
+    }
+    if (only < 2) ref_set(initial[WEIGHT], weight, at, sharp(o->weight_format));
+    if (only < 1 || only == 2 || only > 9) ref_set(initial[GRAD], ref_width(t->grad_format), at, sharp(t->grad_format));
+    if (l.residual_width && o->rounding >= KOPT_COMPACT && only == 9) { /* together NaN, its lowest bits set */
+        ref_set(initial[WEIGHT], 2, at, noise() & 0x8000u);
+        ref_set(s + l.residual, l.residual_width, at, 0xffffu - below(16));
+    }
+    if (l.residual_width && (only < 1 || only == 3))
+        ref_set(s + l.residual, l.residual_width, at, o->rounding == KOPT_KAHAN ? sharp(o->weight_format) : noise());
+    for (k = 0; k < 4; ++k)
+        if (l.moment_width[k] && (only < 1 || (only > 3 && only < 8 && only % (uint32_t)ref_moments(o) == k))) {
+            if (o->moment_format == KOPT_Q8) ref_set(s + l.scale[k], 4, at / 256, sharp(KOPT_F32));
+            else ref_set(s + l.moment[k], l.moment_width[k], at, sharp(o->moment_format));
+        }
+    if (l.slow_width && (only < 1 || only == 8)) ref_set(s + l.slow, weight, at, sharp(o->weight_format));
+    if (l.slow_residual_width && (only < 1 || only == 9))
+        ref_set(s + l.slow_residual, l.slow_residual_width, at,
+                o->rounding == KOPT_KAHAN ? sharp(o->weight_format) : noise());
+}
+
+/* Every rule, format and rounding of weights, formats of moments and gradients: one to four sharp elements in a
+   turn, or in the tail of each length. */
+static void check_sharp(int quick)
+{
+    static const uint32_t lengths[] = {63, 63, 63, 300};
+    static kopt_counts counts;
+    const int many = quick ? 2 : 40;
+    int r, weight, rounding, moment, grad, again;
+    for (r = FIRST; r < RULES; ++r) {
+        int bad = 0;
+        uint32_t cases = 0;
+        for (weight = KOPT_F32; weight <= KOPT_FP16; ++weight)
+            for (rounding = KOPT_NEAREST; rounding <= (weight == KOPT_F32 ? KOPT_NEAREST : KOPT_EXACT); ++rounding)
+                for (moment = KOPT_F32; moment <= KOPT_Q8; ++moment)
+                    for (grad = KOPT_F32; grad <= KOPT_FP16; ++grad)
+                        for (again = 0; again < many * (grad == weight && moment == weight ? 6 : 1); ++again, ++cases) {
+                            kopt_optimizer o = make((rule)r);
+                            kopt_tensor t = kopt_tensor_of(NULL, NULL, (kopt_format)grad, 0, NULL, 0);
+                            uint32_t k;
+                            o.weight_format = (kopt_format)weight, o.moment_format = (kopt_format)moment;
+                            o.rounding = (kopt_rounding)rounding;
+                            o.moment_rounding = (kopt_rounding)below(2);
+                            o.compensation_rounding = (kopt_rounding)below(2);
+                            o.decay = below(2) ? KOPT_L2 : (kopt_decay)below(3), o.weight_decay = below(4) != 0;
+                            vary(&o, &t);
+                            t.n = 1 + below(lengths[below(4)]);
+                            t.first_index += below(2);
+                            if (below(4) == 0) t.counts = &counts;
+                            if (below(4) == 0) { /* what has a kernel of its own */
+                                t.copy = NULL, t.counts = NULL, o.moments_only = 0, t.n += 64;
+                                o.decay = o.rule == KOPT_EMA ? o.decay : KOPT_DECOUPLED;
+                                o.moment_rounding = o.compensation_rounding;
+                            }
+                            bad += !prepare(&o, &t, TAME);
+                            for (k = below(4); k < 4; ++k) sharpen(&o, &t, below((uint32_t)t.n));
+                            bad += disagreements_prepared(&o, &t, 2);
+                        }
+        ok(!bad, "%s: infinities, NaN and what is next to them, %u tensors, %d disagree", rule_name[r], (unsigned)cases,
+           bad);
+    }
+}
+
+/* New moments and weights between the largest number and infinity, where a stochastic store is one to nearest: in the
+   lower half of that interval all, or in the upper one, so that nothing else sends a turn to the code of one lane. With
+   betas of 0 the moments are a gradient and its square. */
+static void check_last_interval(void)
+{
+    static const size_t offset[BUFFERS] = {65, 66, 67, 68};
+    int r, rounding, weight, moment, narrow, square, upper, isa, bad = 0, cases = 0;
+    uint32_t i;
+    for (r = FIRST; r < RULES; ++r)
+        for (weight = KOPT_BF16; weight <= KOPT_FP16 && r != EMA; ++weight)
+            for (moment = KOPT_BF16; moment <= KOPT_FP16; ++moment)
+                for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding)
+                    for (narrow = 0; narrow <= (moment == weight); ++narrow) /* gradients in the format of the rest */
+                        for (square = 0; square < 2; ++square)
+                            for (upper = 0; upper < 2; ++upper, ++cases) {
+                                const int brain = moment == KOPT_BF16, rooted = square && brain; /* fp16 keeps roots */
+                                const uint32_t most = brain ? 0x7f7f : 0x7bff, infinity = brain ? 0x7f80 : 0x7c00;
+                                const uint32_t half = brain ? 0x8000 : 0x1000;
+                                const double by = 0.25 + 0.5 * upper; /* of the interval */
+                                kopt_optimizer o = make((rule)r);
+                                kopt_tensor t = kopt_tensor_of(NULL, NULL, narrow ? (kopt_format)moment : KOPT_F32, 130,
+                                                               NULL, 0);
+                                ref_layout l;
+                                int k;
+                                o.weight_format = (kopt_format)weight, o.moment_format = (kopt_format)moment;
+                                o.rounding = (kopt_rounding)rounding, o.moment_rounding = KOPT_STOCHASTIC;
+                                o.beta1 = o.beta2 = o.beta3 = o.dampening = o.weight_decay = 0, o.seed = noise();
+                                o.lr = by * ldexp(1, weight == KOPT_BF16 ? 120 : 5); /* of the weight's interval */
+                                if (o.rule == KOPT_SGD || o.rule == KOPT_RADAM || o.rule == KOPT_RANGER)
+                                    o.lr /= rooted ? ldexp(1, 64) : ldexp(1, brain ? 128 : 16); /* they do not divide */
+                                if (narrow) o.grad_scale = 1 + (rooted ? (1 + by) / 510 : by / (brain ? 255 : 2047));
+                                l = ref_layout_of(&o, t.n);
+                                bad += !prepare(&o, &t, TAME);
+                                if (t.state_size > 64) memset(initial[STATE] + 64, 0, t.state_size - 64);
+                                for (i = 0; i < t.n; ++i) {
+                                    const uint32_t u = (brain ? 0x7f7f0000 : 0x477fe000) + half / 4 + below(half / 2);
+                                    const float g = ref_float(u + (upper ? half : 0));
+                                    if (narrow) ref_set(initial[GRAD], 2, i, rooted ? 0x5f7f : most);
+                                    else ref_set(initial[GRAD], 4, i, ref_bits(rooted ? ref_sqrt(g) : g));
+                                    ref_set(initial[WEIGHT], 2, i, weight == KOPT_BF16 ? 0xff7f : 0xfbff);
+                                }
+                                expect(o, &t, 1);
+                                k = rooted && ref_moments(&o) > 1;
+                                for (i = 0; i < t.n && k >= rooted && k < ref_moments(&o) && r != ADAN; ++i)
+                                    bad += ref_get(expected[0][STATE] + l.moment[k], 2, i) != (upper ? infinity : most);
+                                for (i = 0; i < t.n && (r == PLAIN || (r == ADAM && square >= brain)); ++i) /* finite */
+                                    bad += ref_get(expected[0][WEIGHT], 2, i) !=
+                                           (weight == KOPT_BF16 ? 0xff7fu : 0xfbffu) + (uint32_t)upper;
+                                for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
+                                    if (kopt_isa_force((kopt_isa)isa) == KOPT_OK)
+                                        bad += !steps_agree(o, &t, 1, offset, 0);
+                            }
+    kopt_isa_force(KOPT_ISA_COUNT);
+    ok(!bad, "stores between the largest number and infinity: %d tensors, %d disagree", cases, bad);
 }
 
 /* ---- Random numbers to their lowest bit ------------------------------------------------------------------------- */
@@ -715,6 +883,8 @@ int main(int count, char **arguments)
     check_least_scale();
 #endif
     check_lone_specials(quick);
+    check_sharp(quick);
+    check_last_interval();
 #ifndef KAHAN_OPT_VMATH
     check_lowest_bits();
 #endif

@@ -225,6 +225,7 @@ static void check_norm_edges(void)
     kopt_norm norm = {{0}, 0};
     int k, bad = 0, modes[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
     ok(kopt_norm_value(&norm) == 0 && kopt_norm_value(NULL) == 0, "the norm of nothing is 0");
+    ok(ref_bits(kopt_stable_scale(NULL, 1)) == ref_bits(1), "the scale of StableAdamW from no norm is 1");
     kopt_norm_add(&norm, four, KOPT_F32, 4);
     ok(kopt_norm_value(&norm) == 5, "the norm of 3 and -4 is 5");
     for (k = 0; k < 8; ++k) {

@@ -4,6 +4,8 @@ out=build/tests/usage
 rm -rf $out
 mkdir -p $out/copy
 cp build.sh $out/copy
+mkdir -p $out/copy/bench
+cp bench/compare.sh bench/calls.sh $out/copy/bench
 count=0
 report() { # report STATUS DESCRIPTION
     count=$((count + 1))
@@ -31,12 +33,35 @@ refused '`bench` does not know `--size`' bench --size
 refused '`bench` does not know `theorem2`' bench theorem2
 refused '`bench` does not know `1e6`' bench flags 1e6
 refused '`bench` does not know `--gib`' bench --peers --gib 1
+refused '`bench cliffs` does not know `avx`' bench cliffs quick avx
+refused '`bench` does not know `quick`' bench quick
 refused '`demo` does not know `--bf16`' demo --bf16
 refused '`demo` does not know `--all`' demo --precision all --all
 refused '`cuda` does not know `--bench`' cuda --bench
 refused '`cuda` does not know `more`' cuda bench more
 refused '`setup` does not know `everything`' setup everything
-for words in 'demo --precision all FILE' 'bench --sizes --gb 0.5' 'bench atan2 100' 'bench flags' 'cuda'; do
+wrong_compare() { # wrong_compare WORDS ARGUMENT...: bench/compare.sh says what, and its own usage
+    words=$1
+    shift
+    ask bench compare "$@"
+    [ $status = 2 ] && [ ! -s $out/said ] && [ ! -e $out/copy/build ] &&
+        [ "$(head -n 1 $out/errors)" = "compare.sh: $words" ] && grep -q '^usage: bench/compare.sh OLD.h' $out/errors
+    report $? "./build.sh bench compare $*: $words"
+}
+wrong_compare 'it needs two headers'
+wrong_compare 'it needs two headers' build.sh
+wrong_compare 'it does not know `--cold`' build.sh build.sh --cold
+wrong_compare '`64k` is no number of weights' build.sh build.sh 64k
+wrong_compare '`--isa` needs a value' build.sh build.sh --isa
+wrong_compare 'there is no file `missing.h`' build.sh missing.h
+for words in missing.h 'build.sh build.sh' --help; do
+    ask bench calls $words
+    [ $status = 2 ] && [ ! -s $out/said ] && [ ! -e $out/copy/build ] &&
+        [ "$(head -n 1 $out/errors)" = 'usage: bench/calls.sh [HEADER]' ]
+    report $? "./build.sh bench calls $words: the usage"
+done
+for words in 'demo --precision all FILE' 'bench --sizes --gb 0.5' 'bench atan2 100' 'bench flags' 'cuda' \
+    'bench compare build.sh build.sh 64 --isa avx2' 'bench cliffs quick avx2 --markdown'; do
     ask $words # no compiler: it fails, but later
     [ $status != 2 ] && [ -d $out/copy/build ] && ! grep -q '^usage' $out/errors
     report $? "./build.sh $words is understood"

@@ -233,7 +233,8 @@ if section names; then
     { echo '#pragma once'; cat kahan_opt.h; } >$out/once.h
     { printf '#ifndef ALL_H\n#define ALL_H\n'; cat kahan_opt.h; echo '#endif'; } >$out/guarded.h
     for header in once guarded; do
-        printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "%s.h"\nint main(void) { return 0; }\n' $header >$out/$header.c
+        printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "%s.h"\nint main(void) { return 0; }\n' $header \
+            >$out/$header.c
     done
     for c in gcc $clangs; do
         have $c || continue
@@ -245,7 +246,7 @@ if section names; then
     done
 fi
 
-# ---- macros that are defined in one file and not in another -----------------------------------------------------------
+# ---- macros that are defined in one file and not in another ----------------------------------------------------------
 
 if section pairs; then
     cat >$out/pair_user.c <<'TEXT'

@@ -1,0 +1,664 @@
+/* test_codes.c - the 8-bit codes of moments and gradients, section 6b: their values, that a value keeps its code, that
+   all random numbers together are right in the mean, the ends of the range, what is not finite; the factor of roots;
+   codes of the dynamic map, in bitsandbytes' states and in older blocks. */
+#define KAHAN_OPT_IMPLEMENTATION
+#include "../kahan_opt.h"
+
+#include "tap.h"
+#include "reference.h"
+
+#include <fenv.h>
+#include <stdlib.h>
+
+enum { B = 256, SQUARE = 1, SIGNED = 0, COMPRESSED = 2, WAYS = 3 };
+static const char *const way_name[] = {"first moments", "second moments", "compressed gradients"};
+static float weight[4 * B], grad[4 * B], in[4 * B], out[4 * B];
+static unsigned char state[64 + 4 * 4 * (B + 4)], *code, *scale; /* of the moment that is looked at */
+static kopt_isa isas[KOPT_ISA_COUNT]; /* that this machine has */
+static int isa_count;
+
+static uint32_t noise(void)
+{
+    static uint32_t x = 1;
+    x ^= x << 13, x ^= x >> 17, x ^= x << 5;
+    return x;
+}
+
+static double gauss(void)
+{
+    const double a = ((double)noise() + 0.5) / 4294967296.0, b = (double)noise() / 4294967296.0;
+    return sqrt(-2 * log(a)) * cos(6.283185307179586 * b);
+}
+
+/* An optimizer and a tensor of n elements with fresh moments; code and scale are those of one of them. */
+static int fresh(kopt_optimizer *o, kopt_tensor *t, size_t n, int square)
+{
+    ref_layout l;
+    o->weight_format = KOPT_F32, o->moment_format = KOPT_Q8;
+    *t = kopt_tensor_of(weight, grad, KOPT_F32, n, state, sizeof state);
+    memset(state, 0x5a, sizeof state);
+    l = ref_layout_of(o, n);
+    code = state + l.moment[square], scale = state + l.scale[square];
+    return kopt_state_init(o, t, NULL) == KOPT_OK;
+}
+
+/* The value of a code of the formulas, over the scale. */
+static double value_of(int way, int k)
+{
+    const int size = way == SQUARE ? k : k & 127;
+    double x;
+    if (way == SQUARE && k >= 127) return ldexp(1 + (k - 127) % 32 / 32.0, (k - 127) / 32 - 4);
+    if (way == SQUARE) return k == 0 ? 0 : ldexp(1 + (k + 1) % 8 / 8.0, (k + 1) / 8 - 20);
+    x = size < 8 ? ldexp(size, -16) : ldexp(1 + size % 8 / 8.0, size / 8 - 14);
+    return k > 127 ? -x : x;
+}
+
+/* ---- Values ------------------------------------------------------------------------------------------------------ */
+
+/* What is read of all codes beside `word`. */
+static int read_all(int way, uint32_t word)
+{
+    int i;
+    if (way == COMPRESSED) {
+        unsigned char bytes[4 + B];
+        for (i = 0; i < 4; ++i) bytes[i] = (unsigned char)(word >> 8 * i);
+        for (i = 0; i < B; ++i) bytes[4 + i] = (unsigned char)i;
+        memset(out, 0, sizeof out);
+        return kopt_decompress_add(out, KOPT_F32, bytes, sizeof bytes, KOPT_Q8, B, 1) == KOPT_OK;
+    } else {
+        kopt_optimizer o = kopt_adam(1e-3);
+        kopt_tensor t;
+        int good = fresh(&o, &t, B, way);
+        for (i = 0; i < B; ++i) code[i] = (unsigned char)i;
+        ref_set(scale, 4, 0, word);
+        good &= kopt_state_read(&o, &t, way == SQUARE ? KOPT_SECOND_MOMENT : KOPT_FIRST_MOMENT, out) == KOPT_OK;
+        return good;
+    }
+}
+
+static void check_values(void)
+{
+    static const uint32_t exact[] = {0x3f800000, 0x40000000, 0x2f800000, 0x50000000};
+    int way, k, s, bad = 0, falls = 0, nan = 0;
+    for (way = 0; way < WAYS; ++way)
+        for (s = 0; s < 4; ++s) {
+            bad += !read_all(way, exact[s]);
+            for (k = 0; k < 256; ++k) {
+                const double x = value_of(way, k) * (double)ref_float(exact[s]);
+                bad += (double)out[k] != (way == SQUARE ? x * x : x);
+                falls += k > 0 && k != 128 && (way != SQUARE && k > 128 ? out[k] >= out[k - 1] : out[k] <= out[k - 1]);
+            }
+            bad += ref_bits(out[0]) != 0;
+        }
+    ok(!bad && !falls, "the values of all codes: %d wrong, %d do not ascend", bad, falls);
+    for (bad = 0, way = 0; way < WAYS; ++way) /* a scale that is none of ours: one product, and of squares one more */
+        for (s = 0; s < 1000; ++s) {
+            const uint32_t word = s < 3 ? 0x80000000u | exact[s] : s < 40 ? 1u << s % 32 : noise();
+            bad += !read_all(way, word);
+            for (k = 0; k < 256; ++k) {
+                const uint32_t got = ref_bits(out[k]), want = ref_bits(ref_decoded(k, word, way == SQUARE));
+                const int is = ref_is_nan(KOPT_F32, got);
+                if (is) nan++;
+                if (is != ref_is_nan(KOPT_F32, want)) bad++;
+                if (!is && got != want && (way != COMPRESSED || got << 1 || want << 1)) bad++; /* 0 + -0 is 0 */
+            }
+        }
+    ok(!bad && nan, "... beside any scale: %d wrong, %d NaN", bad, nan);
+}
+
+/* ---- Coding ------------------------------------------------------------------------------------------------------ */
+
+/* Codes of the n <= 256 elements of in[], which are roots or numbers: by a first step, where moments are functions of
+   the gradient alone (the root of its square is itself), or by compression. Random numbers are those from element
+   `first` on. */
+static int codes_by(int way, kopt_rounding how, size_t n, uint64_t first)
+{
+    kopt_tensor t;
+    int good;
+    if (way == COMPRESSED) {
+        static unsigned char bytes[4 + B];
+        kopt_compressor c = kopt_compressor_of(KOPT_Q8, NULL, n);
+        c.rounding = how, c.first_index = first, c.seed = 7;
+        good = kopt_compress(&c, bytes, sizeof bytes, in, KOPT_F32) == KOPT_OK;
+        code = bytes + 4, scale = bytes;
+        return good;
+    }
+    if (way == SQUARE) {
+        kopt_optimizer o = kopt_adam(0);
+        o.beta1 = o.beta2 = 0, o.moment_rounding = how, o.seed = 7;
+        good = fresh(&o, &t, n, SQUARE);
+        t.first_index = first;
+        memcpy(grad, in, n * sizeof *in);
+        return good & (kopt_state_init(&o, &t, NULL) == KOPT_OK) & (kopt_optimizer_step(&o, &t, 1) == KOPT_OK);
+    } else {
+        kopt_optimizer o = kopt_sgd(0, 0.5);
+        o.moment_rounding = how, o.seed = 7;
+        good = fresh(&o, &t, n, SIGNED);
+        t.first_index = first;
+        memcpy(grad, in, n * sizeof *in);
+        return good & (kopt_state_init(&o, &t, NULL) == KOPT_OK) & (kopt_optimizer_step(&o, &t, 1) == KOPT_OK);
+    }
+}
+
+/* The random number of that element. */
+static uint32_t draw_of(int way, uint64_t e)
+{
+    return ref_number(ref_random(7, 1, 0, way == COMPRESSED ? 3 : 0, e), way == COMPRESSED ? 0 : 1 + (uint32_t)way);
+}
+
+/* The scale of codes_by(). */
+static uint32_t scale_of(int way)
+{
+    if (way != COMPRESSED) return ref_get(scale, 4, 0);
+    return scale[0] | (uint32_t)scale[1] << 8 | (uint32_t)scale[2] << 16 | (uint32_t)scale[3] << 24;
+}
+
+/* Values of codes keep them with every random number: those of squares beside scales that are powers of two, where
+   value * scale is exact, and to nearest beside any. Elements 0 and 1 hold the scale. */
+static void check_own_codes(void)
+{
+    int way, isa, turn, i;
+    for (way = 0; way < WAYS; ++way) {
+        int bad = 0, lowest = 0, highest = 0;
+        for (isa = 0; isa < isa_count; ++isa)
+            for (turn = 0; turn < 120; ++turn) {
+                const uint64_t first = B * (uint64_t)(turn + 1000 * isa);
+                const int power = turn % 50 - 25;
+                unsigned char want[B];
+                kopt_isa_force(isas[isa]);
+                for (i = 0; i < B; ++i) {
+                    const uint32_t r = draw_of(way, first + (uint64_t)i);
+                    want[i] = (unsigned char)(i == 0 ? way == SQUARE ? 255 : 127 : noise() >> 8);
+                    in[i] = (float)ldexp(value_of(way, want[i]), power);
+                    if (way == SIGNED && want[i] == 128) want[i] = 0, in[i] = 0; /* one product more: -0 becomes 0 */
+                    lowest += r < 64, highest += r > 65472;
+                }
+                bad += !codes_by(way, KOPT_STOCHASTIC, B, first) || scale_of(way) != (uint32_t)(127 + power) << 23;
+                for (i = 0; i < B; ++i) bad += code[i] != want[i];
+            }
+        ok(!bad && lowest && highest, "%s: a value keeps its code with all random numbers, %d do not", way_name[way],
+           bad);
+    }
+    for (way = SIGNED; way <= SQUARE; ++way) { /* read and written: to nearest, any scale of a block */
+        const kopt_stream what = way == SQUARE ? KOPT_SECOND_MOMENT : KOPT_FIRST_MOMENT;
+        int bad = 0, first;
+        for (turn = 0; turn < 500; ++turn) {
+            kopt_optimizer o = kopt_adam(0);
+            kopt_tensor t;
+            unsigned char was[B + 4];
+            uint32_t word = 0x2a000000 + noise() % 0x35800000; /* no square below 2^-126 */
+            bad += !fresh(&o, &t, B, way);
+            if (way == SIGNED) word &= 0x7f800000;
+            first = way == SQUARE ? 255 : 120; /* the largest: any of the upper 8 */
+            for (i = 0; i < B; ++i) code[i] = was[i] = (unsigned char)(i == 0 ? first : (int)(noise() >> 8 & 255));
+            ref_set(scale, 4, 0, word);
+            bad += kopt_state_read(&o, &t, what, out) != KOPT_OK || kopt_state_write(&o, &t, what, out) != KOPT_OK;
+            bad += ref_get(scale, 4, 0) != word;
+            for (i = 0; i < B; ++i) bad += code[i] != was[i];
+        }
+        ok(!bad, "%s: read and written they are the same, under any scale: %d are not", way_name[way], bad);
+    }
+}
+
+/* A number a part p of the way between two values gets the upper code with those random numbers that are
+   65536 * (1 - p) or more, rounded, and so is itself in the mean over all 2^16: of each element p is put just above or
+   below what its number decides. A unit of 65536 * p is 4 ulp of the number or more: room for its rounding. */
+static void check_mean(void)
+{
+    int way, isa, turn, i;
+    for (way = 0; way < WAYS; ++way) {
+        const int last = way == SQUARE ? 255 : 127;
+        const int turns = 1200 / isa_count;
+        static char met[65536];
+        int bad = 0, numbers = 0;
+        memset(met, 0, sizeof met);
+        for (isa = 0; isa < isa_count; ++isa)
+            for (turn = 0; turn < turns; ++turn) {
+                const uint64_t first = B * (uint64_t)(turn + 1000 * isa);
+                const int power = turn % 40 - 20;
+                unsigned char want[B];
+                kopt_isa_force(isas[isa]);
+                for (i = 0; i < B; ++i) {
+                    const int least = way == SQUARE;
+                    const int k = i == 0 ? last - 1 : least + (int)(noise() % (uint32_t)(last - least));
+                    const uint32_t r = draw_of(way, first + (uint64_t)i);
+                    const int up = (int)(noise() >> 9 & 1);
+                    const int minus = way != SQUARE && (noise() >> 9 & 1);
+                    const double p = i == 0 ? 1 : (65536 - (double)r - (up ? 0.35 : 0.65)) / 65536;
+                    const double low = value_of(way, k), high = value_of(way, k + 1);
+                    want[i] = (unsigned char)((k + (up || i == 0)) | (minus ? 128 : 0));
+                    in[i] = (float)ldexp(low + (high - low) * p, power);
+                    if (minus) in[i] = -in[i];
+                    numbers += !met[r], met[r] = 1;
+                }
+                if (way != SQUARE && in[0] < 0) in[0] = -in[0], want[0] = 127;
+                bad += !codes_by(way, KOPT_STOCHASTIC, B, first);
+                for (i = 0; i < B; ++i) bad += code[i] != want[i];
+            }
+        ok(!bad && numbers > 60000, "%s: the mean over all random numbers is the number, %d of %d wrong; %d met",
+           way_name[way], bad, turns * B * isa_count, numbers);
+    }
+}
+
+/* To nearest: half of a gap. Not zero above zero. */
+static void check_nearest(void)
+{
+    int way, isa, turn, i;
+    for (way = 0; way < WAYS; ++way) {
+        const int last = way == SQUARE ? 255 : 127;
+        int bad = 0;
+        for (isa = 0; isa < isa_count; ++isa)
+            for (turn = 0; turn < 30; ++turn) {
+                unsigned char want[B];
+                kopt_isa_force(isas[isa]);
+                for (i = 0; i < B; ++i) {
+                    const int k = (int)(noise() % (uint32_t)last), up = (int)(noise() >> 9 & 1);
+                    const double low = value_of(way, k), high = value_of(way, k + 1);
+                    want[i] = (unsigned char)(k + up + (way == SQUARE && k + up == 0));
+                    in[i] = (float)(low + (high - low) * (up ? 0.5001 : 0.4999));
+                }
+                want[7] = (unsigned char)last, in[7] = (float)value_of(way, last);
+                bad += !codes_by(way, KOPT_NEAREST, B, 0);
+                for (i = 0; i < B; ++i) bad += code[i] != want[i];
+            }
+        ok(!bad, "%s to nearest: %d wrong", way_name[way], bad);
+    }
+}
+
+/* ---- Scales: the largest, the smallest, what is not finite ------------------------------------------------------- */
+
+/* The largest root is the scale and has code 255 whatever it is and whatever is drawn. */
+static void check_largest_root(void)
+{
+    uint64_t e = 0;
+    int isa, turn, i, bad = 0;
+    while (draw_of(SQUARE, e) < 65534) ++e;
+    for (isa = 0; isa < isa_count; ++isa)
+        for (turn = 0; turn < 200; ++turn) {
+            const uint32_t word = turn == 0 ? 0x5f7fffff : 0x20800000 + noise() % 0x3effffff;
+            kopt_isa_force(isas[isa]);
+            for (i = 0; i < B; ++i) in[i] = ref_float(word);
+            bad += !codes_by(SQUARE, KOPT_STOCHASTIC, B, e / B * B);
+            bad += scale_of(SQUARE) != ref_bits((float)sqrt((double)(float)((double)in[0] * (double)in[0])));
+            for (i = 0; i < B; ++i) bad += code[i] != 255;
+        }
+    ok(!bad, "the largest root has code 255 with any random number: %d wrong", bad);
+}
+
+/* One value to each of four blocks of zeros, written as a moment; the scales it should have, and the codes. */
+static int written(int square, const uint32_t word[4], const uint32_t scales[4], const int codes[4])
+{
+    const kopt_stream what = square ? KOPT_SECOND_MOMENT : KOPT_FIRST_MOMENT;
+    kopt_optimizer o = kopt_adam(0);
+    kopt_tensor t;
+    int i, k, bad = !fresh(&o, &t, 4 * B, square);
+    memset(in, 0, sizeof in);
+    for (k = 0; k < 4; ++k) in[B * k + 3 + k] = ref_float(word[k]);
+    bad += kopt_state_write(&o, &t, what, in) != KOPT_OK || kopt_state_read(&o, &t, what, out) != KOPT_OK;
+    for (k = 0; k < 4; ++k) {
+        bad += ref_get(scale, 4, (size_t)k) != scales[k];
+        for (i = B * k; i < B * (k + 1); ++i) {
+            const int nan = scales[k] == 0x7fc00000;
+            bad += code[i] != (i == B * k + 3 + k ? codes[k] : 0) || ref_is_nan(KOPT_F32, ref_bits(out[i])) != nan;
+            if (!nan && i != B * k + 3 + k) bad += ref_bits(out[i]) != 0;
+        }
+    }
+    return bad;
+}
+
+#define OF_FOUR(what, square, word, scales, codes)                                                   \
+    do {                                                                                             \
+        static const uint32_t words_[4] = word, scales_[4] = scales;                                 \
+        static const int codes_[4] = codes;                                                          \
+        ok(!written(square, words_, scales_, codes_), what);                                         \
+    } while (0)
+#define FOUR(a, b, c, d) {a, b, c, d}
+
+static void check_ends(void)
+{
+    static const uint32_t tiny[] = {0x00000001, 0x00800000, 0x00012345, 0x2b000000};
+    kopt_optimizer o = kopt_adamw(1e-3);
+    kopt_tensor t;
+    int i, bad = !fresh(&o, &t, 3 * B, SIGNED);
+    for (i = 64; i < 64 + 2 * 3 * (B + 4); ++i) bad += state[i] != 0;
+    ok(!bad, "fresh moments are bytes of zero: %d are not", bad);
+
+    OF_FOUR("first moments: nothing below 1.875 * 2^-126; NaN, infinity", SIGNED,
+            FOUR(0x00f00000, 0x00f00001, 0x7fa00001, 0xff800000), FOUR(0, 0x00800000, 0x7fc00000, 0x7fc00000),
+            FOUR(0, 119, 0, 0));
+    OF_FOUR("first moments: a negative subnormal, a negative NaN, -1, -0", SIGNED,
+            FOUR(0x807fffff, 0xffc00001, 0xbf800000, 0x80000000), FOUR(0, 0x7fc00000, 0x3f000000, 0),
+            FOUR(0, 0, 248, 0));
+    OF_FOUR("first moments: 1.875, next above, next below, twice that", SIGNED,
+            FOUR(0x3ff00000, 0x3ff00001, 0x3fefffff, 0x406fffff), FOUR(0x3f000000, 0x3f800000, 0x3f000000, 0x3f800000),
+            FOUR(127, 119, 127, 127));
+    ok((double)out[3] == 1.875 && (double)out[B + 4] == 1.875 && (double)out[2 * B + 5] == 1.875,
+       "... and what is read");
+    OF_FOUR("first moments up to the largest fp32", SIGNED, FOUR(0x7f700000, 0x7f77ff00, 0x7f780000, 0xff7fffff),
+            FOUR(0x7e800000, 0x7f000000, 0x7f000000, 0x7f000000), FOUR(127, 119, 120, 248));
+    ok(ref_bits(out[3]) == 0x7f700000 && ref_bits(out[B + 4]) == 0x7f700000 && ref_bits(out[2 * B + 5]) == 0x7f800000 &&
+           ref_bits(out[3 * B + 6]) == 0xff800000,
+       "... what is rounded above them is infinite");
+    OF_FOUR("second moments: NaN, infinity, a negative one, -0", SQUARE,
+            FOUR(0xffc00000, 0x7f800000, 0x80000001, 0x80000000), FOUR(0x7fc00000, 0x7fc00000, 0x7fc00000, 0),
+            FOUR(0, 0, 0, 0));
+    OF_FOUR("second moments: 4, the largest fp32, 2^-126, the largest subnormal", SQUARE,
+            FOUR(0x40800000, 0x7f7fffff, 0x00800000, 0x007fffff), FOUR(0x40000000, 0x5f7fffff, 0x20000000, 0x1fffffff),
+            FOUR(255, 255, 255, 255));
+    ok((double)out[3] == 4 && ref_bits(out[B + 4]) == 0x7f7ffffe && ref_bits(out[2 * B + 5]) == 0x00800000 &&
+           ref_bits(out[3 * B + 6]) == 0x007fffff,
+       "... and what is read");
+    OF_FOUR("second moments: 2^-149, 2^-148, 1, 2", SQUARE, FOUR(1, 2, 0x3f800000, 0x40000000),
+            FOUR(0x1a3504f3, 0x1a800000, 0x3f800000, 0x3fb504f3), FOUR(255, 255, 255, 255));
+    ok(ref_bits(out[3]) == 1 && ref_bits(out[B + 4]) == 2, "... and what is read");
+
+    for (bad = 0, i = 0; i < 4; ++i) { /* beside a large one: code 1, and it reads above 0 */
+        bad += !fresh(&o, &t, B, SQUARE);
+        memset(in, 0, sizeof in);
+        in[0] = 1, in[1] = ref_float(tiny[i]);
+        bad += kopt_state_write(&o, &t, KOPT_SECOND_MOMENT, in) != KOPT_OK;
+        bad += kopt_state_read(&o, &t, KOPT_SECOND_MOMENT, out) != KOPT_OK;
+        bad += code[0] != 255 || code[1] != 1 || code[2] != 0;
+        bad += (double)out[1] != 1.25 * 1.25 * ldexp(1, -40) || ref_bits(out[2]) != 0;
+    }
+    ok(!bad, "a mean square above 0 is never 0: %d are", bad);
+    memset(in, 0, sizeof in);
+    in[0] = 1, in[1] = ref_float(0x80000000), in[2] = -ref_float(0x33800000), in[3] = ref_float(0x33800000);
+    in[4] = ref_float(0x80000001), in[5] = ref_float(0x00000001); /* scale 1/2: below 2^-18 is 0 */
+    bad = !fresh(&o, &t, B, SIGNED) || kopt_state_write(&o, &t, KOPT_FIRST_MOMENT, in) != KOPT_OK;
+    bad += kopt_state_read(&o, &t, KOPT_FIRST_MOMENT, out) != KOPT_OK;
+    for (i = 1; i < 6; ++i) {
+        const int minus = i == 1 || i % 2 == 0;
+        bad += code[i] != 128 * minus || ref_bits(out[i]) != (minus ? 0x80000000 : 0);
+    }
+    ok(!bad, "first moments: zeros keep their sign, and what is too small for codes");
+    bad = !codes_by(COMPRESSED, KOPT_NEAREST, B, 0) || scale_of(COMPRESSED) != 0x3f000000 || code[0] != 120 ||
+          code[1] != 128 || code[2] != 128 || code[3] != 0 || code[4] != 128 || code[5] != 0;
+    ok(!bad, "compressed gradients too");
+}
+
+/* ---- The factor of roots ----------------------------------------------------------------------------------------- */
+
+static void check_factor(void)
+{
+    const kopt_optimizer made[] = {kopt_adam(1e-3),   kopt_adamw(1e-3),  kopt_stable_adamw(1e-3), kopt_adan(1e-3),
+                                   kopt_radam(1e-3),  kopt_ranger(1e-3), kopt_lion(1e-3),         kopt_sgd(1e-3, 0.9)};
+    const float factor = 1.003f; /* as a float, where constants are wider */
+    int rule, step, bad = 0;
+    for (rule = 0; rule < 8; ++rule)
+        for (step = 0; step < 12; ++step) {
+            kopt_optimizer o = made[rule];
+            kopt_step plain, coded;
+            uint32_t want;
+            o.amsgrad = rule == 1, o.step = (uint32_t)step;
+            bad += kopt_step_begin(&o, &plain) != KOPT_OK;
+            o.step = (uint32_t)step, o.moment_format = KOPT_Q8;
+            bad += kopt_step_begin(&o, &coded) != KOPT_OK;
+            want = ref_bits(plain.root_scale);
+            if (rule < 6 && step > 0) want = ref_bits((float)((double)plain.root_scale * (double)factor));
+            bad += rule < 6 && ref_bits(coded.root_scale) != want;
+            bad += ref_bits(coded.rate) != ref_bits(plain.rate) || ref_bits(coded.eps) != ref_bits(plain.eps);
+        }
+    ok(!bad, "from the second step on roots are multiplied by 1.003: %d wrong", bad);
+}
+
+/* The mean of sqrt(v / v_stored) / 1.003, the length of a step beside that with exact moments: of Gaussian gradients
+   with one sigma, beside an outlier 10^4 times as large, and with sigmas spread over three decades. */
+static void check_length(void)
+{
+    enum { N = 2048, STEPS = 600 };
+    static float w[2][N], g[N], v[2][N];
+    static double sigma[N];
+    static unsigned char block[2][64 + 8 * N + 1000];
+    static const double tolerance[] = {0.006, 0.02, 0.01};
+    static const char *const name[] = {"one sigma", "beside an outlier", "spread"};
+    int kind, i, k, step;
+    for (kind = 0; kind < 3; ++kind) {
+        kopt_optimizer o[2];
+        kopt_tensor t[2];
+        double sum = 0, count = 0;
+        int bad = 0;
+        for (i = 0; i < N; ++i)
+            sigma[i] = kind == 1 && i % B == 0 ? 1e4 : kind == 2 ? pow(1000, i * 797 % N / (double)N) : 1;
+        for (k = 0; k < 2; ++k) {
+            o[k] = kopt_adam(0), o[k].beta2 = 0.99, o[k].weight_format = KOPT_F32;
+            o[k].moment_format = k ? KOPT_Q8 : KOPT_F32;
+            t[k] = kopt_tensor_of(w[k], g, KOPT_F32, N, block[k], sizeof block[k]);
+            bad += kopt_state_init(&o[k], &t[k], NULL) != KOPT_OK;
+        }
+        for (step = 0; step < STEPS; ++step) {
+            for (i = 0; i < N; ++i) g[i] = (float)(gauss() * sigma[i]);
+            for (k = 0; k < 2; ++k) bad += kopt_optimizer_step(&o[k], &t[k], 1) != KOPT_OK;
+            if (step < 300 || step % 10) continue;
+            for (k = 0; k < 2; ++k) bad += kopt_state_read(&o[k], &t[k], KOPT_SECOND_MOMENT, v[k]) != KOPT_OK;
+            for (i = 0; i < N; ++i)
+                if (kind != 1 || i % B) sum += sqrt((double)v[0][i] / (double)v[1][i]) / 1.003, ++count;
+        }
+        ok(!bad && fabs(sum / count - 1) < tolerance[kind], "steps with 8-bit moments, %s: %.4f of the exact length",
+           name[kind], sum / count);
+    }
+}
+
+/* ---- The dynamic map --------------------------------------------------------------------------------------------- */
+
+/* Words of the tables of bitsandbytes, whose fp32 arithmetic leaves them 2 ulp off. */
+static void check_dynamic_values(void)
+{
+    static const struct { int square, code; uint32_t word; } known[] = {
+        {1, 1, 0x34ae7baa}, {1, 2, 0x35500998}, {1, 3, 0x360e9b38}, {1, 62, 0x3c218937}, {1, 63, 0x3c2f5c2a},
+        {1, 126, 0x3dcb5c29}, {1, 127, 0x3dd40000}, {1, 254, 0x3f7f199a}, {1, 255, 0x3f800000}, {1, 0, 0},
+        {0, 0, 0xbf7e3333}, {0, 63, 0xbddb3334}, {0, 64, 0xbdc9eb85}, {0, 126, 0xb513a3b7}, {0, 127, 0},
+        {0, 128, 0x3513a3b7}, {0, 129, 0x365a1a94}, {0, 130, 0x370205ff}, {0, 190, 0x3dc9eb85},
+        {0, 191, 0x3ddb3334}, {0, 254, 0x3f7e3333},
+        {0, 255, 0x3f800000}};
+    int i, bad = 0;
+    for (i = 0; i < (int)(sizeof known / sizeof *known); ++i) {
+        const uint32_t word = ref_bits(ref_dynamic(known[i].code, known[i].square));
+        bad += word - known[i].word + 2 > 4;
+    }
+    ok(!bad, "the dynamic map, beside words of bitsandbytes: %d differ", bad);
+}
+
+/* Codes of the dynamic map as moments of each format, at any address. */
+static void check_write_codes(void)
+{
+    enum { N = 3 * B + 17 };
+    static float w[N], value[N];
+    static unsigned char block[2][64 + 4 * (4 * N + 64)], codes[N + 1];
+    const float *inside = (const float *)(const void *)(block[0] + 64);
+    float scales[4];
+    int rule, format, what, i, bad = 0;
+    kopt_optimizer o;
+    kopt_tensor t;
+    for (i = 0; i < N; ++i) codes[1 + i] = (unsigned char)(i < B ? i : (int)(noise() >> 8 & 255));
+    scales[0] = 1, scales[1] = 3.25e-7f, scales[2] = 0, scales[3] = ref_float(0x7fc00000);
+    for (rule = 0; rule < 3; ++rule)
+        for (format = KOPT_F32; format <= KOPT_Q8; ++format) {
+            ref_layout l;
+            o = rule == 0 ? kopt_adam(1e-3) : rule == 1 ? kopt_adan(1e-3) : kopt_sgd(1e-3, 0.9);
+            o.amsgrad = rule == 0, o.weight_format = KOPT_F32, o.moment_format = (kopt_format)format;
+            l = ref_layout_of(&o, N);
+            for (i = 0; i < 2; ++i) {
+                t = kopt_tensor_of(w, NULL, KOPT_F32, N, block[i], sizeof block[i]);
+                memset(block[i], 0, sizeof block[i]);
+                bad += kopt_state_init(&o, &t, NULL) != KOPT_OK;
+            }
+            for (what = KOPT_FIRST_MOMENT; what <= ref_moments(&o); ++what) {
+                const int square = ref_square(&o, what - KOPT_FIRST_MOMENT);
+                for (i = 0; i < N; ++i) value[i] = ref_mul(ref_dynamic(codes[1 + i], square), scales[i / B]);
+                bad += kopt_state_write_codes(&o, &t, (kopt_stream)what, codes + 1, scales) != KOPT_OK;
+                t.state = block[0];
+                bad += kopt_state_write(&o, &t, (kopt_stream)what, value) != KOPT_OK;
+                t.state = block[1];
+            }
+            if (format == KOPT_F32) /* one NaN of them all */
+                for (i = 0; i < 2 * (int)(l.size / 4); ++i) {
+                    unsigned char *const b = block[i % 2];
+                    if (ref_is_nan(KOPT_F32, ref_get(b, 4, (size_t)i / 2))) ref_set(b, 4, (size_t)i / 2, 0x7fc00000);
+                }
+            bad += memcmp(block[0], block[1], l.size) != 0;
+        }
+    ok(!bad, "codes of the dynamic map as moments of all formats: %d wrong", bad);
+
+    o = kopt_adam(1e-3), o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8;
+    t = kopt_tensor_of(w, NULL, KOPT_F32, N, block[0], sizeof block[0]);
+    bad = kopt_state_init(&o, &t, NULL) != KOPT_OK;
+    memcpy(block[1], block[0], sizeof block[0]);
+    bad += kopt_state_write_codes(&o, &t, KOPT_WEIGHT, codes, scales) != KOPT_ERROR_OPTION;
+    bad += kopt_state_write_codes(&o, &t, KOPT_THIRD_MOMENT, codes, scales) != KOPT_ERROR_OPTION;
+    bad += kopt_state_write_codes(&o, &t, (kopt_stream)5, codes, scales) != KOPT_ERROR_OPTION;
+    bad += kopt_state_write_codes(NULL, &t, KOPT_FIRST_MOMENT, codes, scales) != KOPT_ERROR_NULL;
+    bad += kopt_state_write_codes(&o, NULL, KOPT_FIRST_MOMENT, codes, scales) != KOPT_ERROR_NULL;
+    bad += kopt_state_write_codes(&o, &t, KOPT_FIRST_MOMENT, NULL, scales) != KOPT_ERROR_NULL;
+    bad += kopt_state_write_codes(&o, &t, KOPT_FIRST_MOMENT, codes, NULL) != KOPT_ERROR_NULL;
+    bad += kopt_state_write_codes(&o, &t, KOPT_FIRST_MOMENT, block[0] + 64, scales) != KOPT_ERROR_OVERLAP;
+    bad += kopt_state_write_codes(&o, &t, KOPT_FIRST_MOMENT, codes, w) != KOPT_ERROR_OVERLAP;
+    bad += kopt_state_write_codes(&o, &t, KOPT_FIRST_MOMENT, codes, inside) != KOPT_ERROR_OVERLAP;
+    t.n = N - 1;
+    bad += kopt_state_write_codes(&o, &t, KOPT_FIRST_MOMENT, codes, scales) != KOPT_ERROR_MISMATCH;
+    t.n = N;
+    bad += memcmp(block[0], block[1], sizeof block[0]) != 0;
+    bad += kopt_state_seal(&o, &t) != KOPT_OK;
+    bad += kopt_state_write_codes(&o, &t, KOPT_FIRST_MOMENT, codes, scales) != KOPT_ERROR_SEALED;
+    t.n = 0;
+    bad += kopt_state_write_codes(&o, &t, KOPT_FIRST_MOMENT, NULL, NULL) != KOPT_OK;
+    ok(!bad, "what is no moment, no code, no block: refused, and nothing is written; %d wrong", bad);
+}
+
+static uint32_t crc32_of(const unsigned char *p, size_t n)
+{
+    uint32_t crc = 0xffffffffu;
+    size_t i;
+    int k;
+    for (i = 0; i < n; ++i) {
+        crc ^= i / 4 == 11 ? 0 : p[i];
+        for (k = 0; k < 8; ++k) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
+    }
+    return ~crc;
+}
+
+static void put(unsigned char *p, uint32_t x)
+{
+    int i;
+    for (i = 0; i < 4; ++i) p[i] = (unsigned char)(x >> 8 * i);
+}
+
+/* A sealed block whose 8-bit moments have codes of the dynamic map: opened, they are coded anew to the nearest. */
+static void check_older_blocks(void)
+{
+    enum { N = 3 * B + 17 };
+    static const uint32_t scales[4] = {0x3f800000, 0x34567891, 0, 0x7fc00000};
+    static float w[N];
+    static unsigned char block[64 + 4 * (N + 64)], old[4 * N];
+    int rule, version, i, k, bad = 0;
+    for (rule = 0; rule < 4; ++rule)
+        for (version = 1; version <= 2; ++version) {
+            kopt_optimizer o = rule == 0   ? kopt_adam(1e-3)
+                               : rule == 1 ? kopt_adan(1e-3)
+                               : rule == 2 ? kopt_sgd(1e-3, 0.9)
+                                           : kopt_lion(1e-3);
+            kopt_optimizer told;
+            kopt_tensor t = kopt_tensor_of(w, NULL, KOPT_F32, N, block, sizeof block);
+            ref_layout l;
+            o.amsgrad = rule == 0, o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8;
+            l = ref_layout_of(&o, N);
+            bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_state_seal(&o, &t) != KOPT_OK || block[8] != 4;
+            block[4] = (unsigned char)version, block[8] = 3;
+            if (version == 1) block[7] = 0, block[9] = (unsigned char)ref_moments(&o), memset(block + 48, 0, 16);
+            for (k = 0; k < ref_moments(&o); ++k) {
+                unsigned char *const codes = block + l.moment[k];
+                for (i = 0; i < N; ++i)
+                    codes[i] = old[N * k + i] = (unsigned char)(i < B ? i : (int)(noise() >> 8 & 255));
+                for (i = 0; i < 4; ++i) put(block + l.scale[k] + 4 * i, scales[i]);
+            }
+            put(block + 44, crc32_of(block, l.size));
+            bad += kopt_state_inspect(block, l.size, &told, NULL) != KOPT_OK || told.moment_format != KOPT_Q8;
+            block[l.moment[0] + 5] ^= 1;
+            bad += kopt_state_open(&o, &t) != KOPT_ERROR_CHECKSUM;
+            block[l.moment[0] + 5] ^= 1;
+            bad += kopt_state_open(&o, &t) != KOPT_OK || block[4] != 2 || block[8] != 4 || block[10] != 0;
+            for (k = 0; k < ref_moments(&o); ++k) {
+                const int square = ref_square(&o, k);
+                bad += kopt_state_read(&o, &t, (kopt_stream)(k + 1), weight) == KOPT_OK ? 0 : 1;
+                for (i = 0; i < N; i += B) {
+                    uint32_t x[B], want_scale;
+                    unsigned char want[B];
+                    const int n = N - i < B ? N - i : B;
+                    int j;
+                    for (j = 0; j < n; ++j)
+                        x[j] = ref_bits(ref_mul(ref_dynamic(old[N * k + i + j], square), ref_float(scales[i / B])));
+                    ref_quantise(want, &want_scale, x, (size_t)n, square, 0, NULL);
+                    bad += memcmp(want, block + l.moment[k] + i, (size_t)n) != 0;
+                    bad += ref_get(block + l.scale[k], 4, (size_t)i / B) != want_scale;
+                    for (j = 0; j < n; ++j) { /* half of a gap; of the values near 0, too */
+                        const double was = (double)ref_float(x[j]), is = (double)weight[i + j];
+                        const double gap = (square ? 0.14 : 0.0626) * fabs(was), near = square ? 2e-12 : 8e-6;
+                        const uint32_t word = ref_bits(weight[i + j]);
+                        if (i < 2 * B) bad += !(fabs(is - was) <= gap + near * (double)ref_float(scales[i / B]));
+                        else bad += i < 3 * B ? word != 0 : !ref_is_nan(KOPT_F32, word);
+                    }
+                }
+            }
+            block[8] = 3;
+            bad += kopt_state_seal(&o, &t) != KOPT_ERROR_MISMATCH;
+            block[8] = 5;
+            bad += kopt_state_seal(&o, &t) != KOPT_ERROR_MISMATCH ||
+                   kopt_state_inspect(block, l.size, NULL, NULL) != KOPT_ERROR_STATE;
+        }
+    ok(!bad, "blocks with codes of the dynamic map open with moments of the nearest codes: %d wrong", bad);
+}
+
+/* Sealed by version 0.2 before its 8-bit codes changed: kopt_adamw(1e-3), fp32 weights; id 9, first_index 256, seed
+   0x1122334455667788, step 77; written first moments 0.5, -0.25, 2, 0, -3e-6 and second ones 1, 4, 0.0625, 0, 1e-4. */
+static const unsigned char sealed_before[88] = {
+    0x4b, 0x4f, 0x50, 0x54, 0x02, 0x01, 0x00, 0x10, 0x03, 0x12, 0x01, 0x00, 0x09, 0x00, 0x00, 0x00, 0x05, 0x00,
+    0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x01, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x88, 0x77, 0x66, 0x55,
+    0x44, 0x33, 0x22, 0x11, 0x4d, 0x00, 0x00, 0x00, 0x34, 0xb7, 0x36, 0xe8, 0x6f, 0x12, 0x83, 0x3a, 0x0a, 0xd7,
+    0x23, 0x3c, 0x66, 0x66, 0x66, 0x3f, 0x77, 0xbe, 0x7f, 0x3f, 0xc9, 0x3e, 0xff, 0x7f, 0x7e, 0x00, 0x00, 0x00,
+    0x00, 0x00, 0x00, 0x40, 0x94, 0xff, 0x43, 0x00, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x80, 0x40};
+
+static void check_sealed_before(void)
+{
+    static const double want[2][5] = {{0.5, -0.25, 2, 0, 0}, {1, 4, 0.0625, 0, 1e-4}};
+    static float w[5], x[5];
+    unsigned char block[88];
+    kopt_optimizer o = kopt_adamw(1e-3);
+    kopt_tensor t = kopt_tensor_of(w, NULL, KOPT_F32, 5, block, sizeof block);
+    int i, k, bad = 0;
+    o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8, t.id = 9, t.first_index = 256;
+    for (i = 0; i < 88; ++i) { /* one bit of each byte */
+        memcpy(block, sealed_before, sizeof block);
+        block[i] ^= 2;
+        bad += kopt_state_open(&o, &t) == KOPT_OK;
+    }
+    memcpy(block, sealed_before, sizeof block);
+    bad += kopt_state_open(&o, &t) != KOPT_OK || o.step != 77 || o.seed != UINT64_C(0x1122334455667788);
+    for (k = 0; k < 2; ++k) {
+        bad += kopt_state_read(&o, &t, (kopt_stream)(k + 1), x) != KOPT_OK;
+        for (i = 0; i < 5; ++i) bad += !(fabs((double)x[i] - want[k][i]) <= 0.16 * fabs(want[k][i]) + (k ? 0 : 4e-6));
+    }
+    bad += kopt_state_seal(&o, &t) != KOPT_OK || block[8] != 4 || kopt_state_open(&o, &t) != KOPT_OK;
+    ok(!bad, "a block that was sealed with them opens: %d wrong", bad);
+}
+
+int main(void)
+{
+    int isa;
+    fesetenv(FE_DFL_ENV); /* -Ofast starts with subnormals flushed, and the reference computes here */
+    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
+        if (kopt_isa_force((kopt_isa)isa) == KOPT_OK) isas[isa_count++] = (kopt_isa)isa;
+    check_values();
+    check_own_codes();
+    check_mean();
+    check_nearest();
+    check_largest_root();
+    kopt_isa_force(KOPT_ISA_COUNT);
+    check_ends();
+    check_factor();
+    check_length();
+    check_dynamic_values();
+    check_write_codes();
+    check_older_blocks();
+    check_sealed_before();
+    return done();
+}
