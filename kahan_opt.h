@@ -1183,7 +1183,12 @@ typedef struct kopt_tool_ {
 #error "KAHAN_OPT_ONLY leaves no format or no rule"
 #endif
 #define KOPT_HAS_(what) ((KOPT_ONLY_ & (what)) != 0)
-#define KOPT_ROWS_ KOPT_HAS_(KOPT_WITH_Q8) /* are there moments that are stepped in rows of fp32? */
+/* Are there moments that are stepped in rows of fp32? Vectors do so with fp16, too. */
+#if defined(KOPT_X86_) || defined(KOPT_NEON_)
+#define KOPT_ROWS_ KOPT_HAS_(KOPT_WITH_Q8 | KOPT_WITH_FP16)
+#else
+#define KOPT_ROWS_ KOPT_HAS_(KOPT_WITH_Q8)
+#endif
 
 /* Functions that are inlined in a build without checks, where each is called once or twice. */
 #if KOPT_ONLY_ & KOPT_WITH_CHECKS
@@ -2059,6 +2064,9 @@ typedef enum kopt_order_ { KOPT_THROUGH_A_ROW_, KOPT_FUSED_, KOPT_IN_TURNS_ } ko
 static void kopt_walk_scalar_(const kopt_job_ *j, size_t begin, size_t end);
 static KOPT_UNUSED_ void kopt_turn_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages, kopt_byte_ *x,
                                            kopt_byte_ *y, int parted);
+static KOPT_UNUSED_ void kopt_row_to_fp16_scalar_(kopt_byte_ *to, const kopt_byte_ *row, int square, int moment,
+                                                  kopt_rounding how, const kopt_byte_ *number, const kopt_byte_ *twice,
+                                                  size_t n);
 static void kopt_measure_from_scalar_(const kopt_job_ *j, size_t begin, kopt_byte_ *out);
 static void kopt_convert_any_scalar_(const kopt_conversion_ *c, size_t begin, size_t end);
 static KOPT_UNUSED_ void kopt_tally_(const kopt_job_ *tile, const kopt_byte_ *update, const kopt_byte_ *before,
@@ -3127,6 +3135,8 @@ FN_ floats_ nearest_fp16_(floats_ x, words_ *stored) {
 #define commit_turn_ NAME_(commit_turn)
 #define half_turn_ NAME_(half_turn)
 #define half_turn_of_ NAME_(half_turn_of)
+#define moment_of_ NAME_(moment_of)
+#define root_of_ NAME_(root_of)
 #define store_moments_ NAME_(store_moments)
 #define direct_turn_ NAME_(direct_turn)
 #define numbers_ NAME_(numbers)
@@ -3142,13 +3152,16 @@ FN_ floats_ nearest_fp16_(floats_ x, words_ *stored) {
 #define codes_turn_ NAME_(codes_turn)
 #define from_codes_ NAME_(from_codes)
 #define row_from_codes_ NAME_(row_from_codes)
-#define load_kept_ NAME_(load_kept)
+#define row_from_fp16_ NAME_(row_from_fp16)
+#define to_fp16_ NAME_(to_fp16)
+#define row_to_fp16_ NAME_(row_to_fp16)
 #define hand_over_ NAME_(hand_over)
 #define kind_at_ NAME_(kind_at)
 #define row_to_codes_ NAME_(row_to_codes)
 #define direct_tile_ NAME_(direct_tile)
 #define commit_tile_ NAME_(commit_tile)
 #define direct_has_line_ NAME_(direct_has_line)
+#define direct_in_place_ NAME_(direct_in_place)
 #define commit_has_line_ NAME_(commit_has_line)
 #define direct_any_ NAME_(direct_any)
 #define commit_any_ NAME_(commit_any)
@@ -3848,26 +3861,13 @@ FN_ words_ joined_(kopt_kind_ kind, words_ stored, words_ kept) {
    in an upper half. *most: the largest magnitude of numbers that are rounded with 32 bits. */
 FN_ words_ commit_(kopt_kind_ kind, floats_ w, floats_ rest, floats_ update, words_ r, const constants_ *c,
                    words_ *kept, words_ *most) {
+    const int kahan = kind.rounding == KOPT_KAHAN;
     floats_ y, shown;
-    words_ u, mag;
-    if (kind.rounding == KOPT_KAHAN) {
-        y = sub_(rest, update);
-        shown = add_(w, y);
-        if (kind.weight == KOPT_FP16) {
-            shown = nearest_fp16_(shown, &u);
-            u = shl_(u, 16);
-        } else { /* what is rounded off is kept, so a tie need not go to even */
-            u = iadd_(extended_(shown, KOPT_BF16, c), c->half_ulp);
-            shown = value_(and_(u, c->upper));
-        }
-        y = add_(sub_(w, shown), y);
-        if (kind.weight == KOPT_FP16) y = mul_(y, set_(2048.0f));
-        *kept = rounded_(y, kind.weight, kind.compensation_rounding, r, c);
-        return u;
-    }
-    y = sub_(w, update);
-    mag = and_(bits_(y), c->of_sign);
+    words_ u = r;
     if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) {
+        words_ mag;
+        y = sub_(w, update);
+        mag = and_(bits_(y), c->of_sign);
         *most = imax_(*most, mag);
         u = extended_(value_(where_(gt_(mag, c->subnormal), bits_(y))), kind.weight, c);
         if (kind.rounding == KOPT_COMPACT) { /* of the 16 bits below the weight the upper 8 are kept */
@@ -3881,8 +3881,24 @@ FN_ words_ commit_(kopt_kind_ kind, floats_ w, floats_ rest, floats_ update, wor
         }
         return iadd_(u, c->half_ulp);
     }
-    if (kind.weight == KOPT_FP16) *most = imax_(*most, mag);
-    return *kept = rounded_(y, kind.weight, kind.rounding, r, c);
+    if (kahan) {
+        y = sub_(rest, update);
+        shown = add_(w, y);
+        if (kind.weight == KOPT_FP16) {
+            shown = nearest_fp16_(shown, &u);
+            u = shl_(u, 16);
+        } else { /* what is rounded off is kept, so a tie need not go to even */
+            u = iadd_(extended_(shown, KOPT_BF16, c), c->half_ulp);
+            shown = value_(and_(u, c->upper));
+        }
+        y = add_(sub_(w, shown), y);
+        if (kind.weight == KOPT_FP16) y = mul_(y, set_(2048.0f));
+    } else {
+        y = sub_(w, update);
+        if (kind.weight == KOPT_FP16) *most = imax_(*most, and_(bits_(y), c->of_sign));
+    }
+    *kept = rounded_(y, kind.weight, kahan ? kind.compensation_rounding : kind.rounding, r, c);
+    return kahan ? u : *kept;
 }
 
 /* A moment as 16 bits in the upper half; root: of a mean of squares, which fp16 keeps so. No root becomes 0. */
@@ -4141,6 +4157,22 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_turn_scalar_(const kopt_job_ *j, si
 }
 #endif
 
+#if KOPT_PASS_ == KOPT_PASS_SCALAR_
+/* A moment from a row of fp32, of a mean of squares its root, to fp16. number, twice: 16 bits of each element. */
+static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_row_to_fp16_scalar_(kopt_byte_ *to, const kopt_byte_ *row, int square,
+                                                                 int moment, kopt_rounding how,
+                                                                 const kopt_byte_ *number, const kopt_byte_ *twice,
+                                                                 size_t n) {
+    const constants_ c = constants_of_();
+    size_t i;
+    for (i = 0; i < n; i++) {
+        const floats_ x = value_(load32_(row + 4 * i));
+        const words_ r = load16_(number + 2 * i) + (KOPT_CAST_(uint32_t, moment) + 1) * load16_(twice + 2 * i);
+        put_at_(to, i, 2, rounded_moment_(x, KOPT_FP16, square, x, how, r, &c) >> 16);
+    }
+}
+#endif
+
 #if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
 /* With the function of a table between the stages. */
 static KOPT_NOINLINE_ void walk_rows_(const kopt_job_ *j, size_t begin, size_t end) {
@@ -4193,7 +4225,6 @@ typedef struct two_ {
 /* The arrays of a job, where no store of a stage can change them. */
 typedef struct arrays_ {
     kopt_byte_ *weight, *residual, *grad, *moment[4];
-    floats_ *row[4]; /* of moments, if they are in rows */
 } arrays_;
 
 FN_ arrays_ arrays_of_(const kopt_job_ *j) {
@@ -4258,27 +4289,24 @@ FN_ words_ pack_(words_ a, words_ b, int lie) {
 FN_ two_ load_weights_(const arrays_ *j, kopt_kind_ kind, size_t i, int lie, const constants_ *c, two_ *rest,
                        words_ *most) {
     two_ w;
-    words_ a, b;
     rest->a = rest->b = set_(0);
-    if (kind.weight == KOPT_F32 || kind.rounding <= KOPT_STOCHASTIC) return load_(j->weight, i, kind.weight, lie, c);
-    if (kind.rounding == KOPT_KAHAN) {
+    if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT) {
+        const int exact = kind.rounding == KOPT_EXACT;
+        const kopt_byte_ *const kept = j->residual + (exact ? 2 * i : i);
+        const words_ a = exact ? load16_(kept) : load8_(kept);
+        const words_ b = exact ? load16_(kept + 2 * LANES_) : load8_(kept + LANES_);
+        w.a = from_extended_(joined_(kind, load16_(j->weight + 2 * i), a), kind.weight, most);
+        w.b = from_extended_(joined_(kind, load16_(j->weight + 2 * (i + LANES_)), b), kind.weight, most);
+        return w;
+    }
+    if (kind.weight != KOPT_F32 && kind.rounding == KOPT_KAHAN) {
         *rest = load_(j->residual, i, kind.weight, lie, c);
         if (kind.weight == KOPT_FP16) {
             rest->a = mul_(rest->a, set_(1.0f / 2048));
             rest->b = mul_(rest->b, set_(1.0f / 2048));
         }
-        return load_(j->weight, i, kind.weight, lie, c);
     }
-    if (kind.rounding == KOPT_EXACT) {
-        a = joined_(kind, load16_(j->weight + 2 * i), load16_(j->residual + 2 * i));
-        b = joined_(kind, load16_(j->weight + 2 * (i + LANES_)), load16_(j->residual + 2 * (i + LANES_)));
-    } else {
-        a = joined_(kind, load16_(j->weight + 2 * i), load8_(j->residual + i));
-        b = joined_(kind, load16_(j->weight + 2 * (i + LANES_)), load8_(j->residual + i + LANES_));
-    }
-    w.a = from_extended_(a, kind.weight, most);
-    w.b = from_extended_(b, kind.weight, most);
-    return w;
+    return load_(j->weight, i, kind.weight, lie, c);
 }
 
 /* The second stage of a turn, x being what the rate multiplies: weights and residuals. Returns 0, with nothing stored,
@@ -4312,12 +4340,18 @@ FN_ int commit_turn_(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const
     return 1;
 }
 
-/* For each moment that a rule has; the last is what fp16 keeps of it, if it is a mean of squares. */
-#define EACH_MOMENT_(line_)                                  \
-    if (MOMENTS_ > 0) line_(0, m, root)                      \
-    if (MOMENTS_ > 1) line_(1, v, root)                      \
-    if (MOMENTS_ > 2) line_(2, third, third_root)            \
-    if (MOMENTS_ > 3) line_(3, fourth, root)
+/* For each moment that a rule has. Compilers unroll it, so that m is constant; but not before they have left out what
+   cannot come, which takes them a fraction of the time that four copies in the source would. */
+#if defined(KOPT_GCC_) && __GNUC__ >= 8
+#define EACH_MOMENT_(m) _Pragma("GCC unroll 4") for (m = 0; m < MOMENTS_; m++)
+#else
+#define EACH_MOMENT_(m) for (m = 0; m < 4 && m < MOMENTS_; m++)
+#endif
+
+FN_ floats_ moment_of_(const moments_ *p, int m) {
+    return m == 0 ? p->m : m == 1 ? p->v : m == 2 ? p->third : p->fourth;
+}
+FN_ floats_ root_of_(const moments_ *p, int m) { return m == 2 ? p->third_root : p->root; }
 
 /* One vector of a turn, its moments rounded. */
 typedef struct half_turn_ {
@@ -4329,80 +4363,47 @@ typedef struct half_turn_ {
 FN_ floats_ half_turn_of_(kopt_kind_ kind, const scalars_ *k, const constants_ *c, floats_ w, floats_ rest, floats_ g,
                           words_ number, words_ twice, int second, int lie, half_turn_ *h, floats_ *y) {
     const floats_ x = rule_(kind, k, w, rest, g, &h->p, y);
-    h->most = h->u[0] = h->u[1] = h->u[2] = h->u[3] = number;
-#define MOMENT_(index, field, its_root)                                                                                \
-    {                                                                                                                  \
-        const int square = kopt_is_square_(kind.rule, index);                                                          \
-        number = add16_(number, twice);                                                                                \
-        h->u[index] =                                                                                                  \
-            rounded_moment_(h->p.field, kind.moment, square, h->p.its_root, kopt_moment_rounding_(kind, index),        \
-                            second ? second_half_(number, lie) : first_half_(number, lie, c), c);                      \
-        if (kind.moment == KOPT_FP16) {                                                                                \
-            const words_ mag = and_(bits_(square ? h->p.its_root : h->p.field), c->of_sign);                           \
-            h->most = (index) == 0 ? mag : imax_(h->most, mag);                                                        \
-        }                                                                                                              \
+    int m;
+    h->most = h->u[0] = h->u[1] = h->u[2] = h->u[3] = iset_(0);
+    if (kind.moment == KOPT_F32) return x;
+    EACH_MOMENT_(m) {
+        const int square = kopt_is_square_(kind.rule, m);
+        const floats_ moment = moment_of_(&h->p, m), root = root_of_(&h->p, m);
+        number = add16_(number, twice);
+        h->u[m] = rounded_moment_(moment, kind.moment, square, root, kopt_moment_rounding_(kind, m),
+                                  second ? second_half_(number, lie) : first_half_(number, lie, c), c);
+        if (kind.moment == KOPT_FP16) h->most = imax_(h->most, and_(bits_(square ? root : moment), c->of_sign));
     }
-    if (kind.moment != KOPT_F32 && !kind.in_rows) {
-        EACH_MOMENT_(MOMENT_)
-    }
-#undef MOMENT_
     return x;
 }
 
 /* Stores the moments, or returns 0. largest: of those that go to rows. */
 FN_ int store_moments_(const arrays_ *j, kopt_kind_ kind, const constants_ *c, size_t i, const half_turn_ *a,
                        const half_turn_ *b, int lie, words_ *largest) {
-    words_ joint[4], most;
-    if (kind.in_rows) {
-#define MOMENT_(index, field, its_root)                                                                                \
-    {                                                                                                                  \
-        const int rooted = kopt_rooted_(kind, index);                                                                  \
-        const floats_ x = rooted ? a->p.its_root : a->p.field, y = rooted ? b->p.its_root : b->p.field;                \
-        j->row[index][i / LANES_] = x;                                                                                 \
-        j->row[index][i / LANES_ + 1] = y;                                                                             \
-        largest[index] = imax_(largest[index], imax_(magnitude_of_(x), magnitude_of_(y)));                             \
-    }
-        EACH_MOMENT_(MOMENT_)
-#undef MOMENT_
-        return 1;
-    }
+    words_ joint[4], most = iset_(0);
+    int m;
     if (kind.moment == KOPT_F32) {
-#define MOMENT_(index, field, its_root)                                                                                \
-    {                                                                                                                  \
-        store32_(j->moment[index] + 4 * i, flush32_(a->p.field));                                                      \
-        store32_(j->moment[index] + 4 * (i + LANES_), flush32_(b->p.field));                                           \
-    }
-        EACH_MOMENT_(MOMENT_)
-#undef MOMENT_
+        EACH_MOMENT_(m) {
+            const int rooted = kopt_rooted_(kind, m);
+            const floats_ x = rooted ? root_of_(&a->p, m) : moment_of_(&a->p, m);
+            const floats_ y = rooted ? root_of_(&b->p, m) : moment_of_(&b->p, m);
+            if (kind.in_rows) largest[m] = imax_(largest[m], imax_(magnitude_of_(x), magnitude_of_(y)));
+            store32_(j->moment[m] + 4 * i, kind.in_rows ? bits_(x) : flush32_(x));
+            store32_(j->moment[m] + 4 * (i + LANES_), kind.in_rows ? bits_(y) : flush32_(y));
+        }
         return 1;
     }
-    most = joint[0] = joint[1] = joint[2] = joint[3] = iset_(0);
-#define MOMENT_(index, field, its_root)                                                                                \
-    {                                                                                                                  \
-        joint[index] = pack_(a->u[index], b->u[index], lie);                                                          \
-        if (kind.moment == KOPT_BF16) {                                                                                \
-            joint[index] = pair_flush_(joint[index], c->exponent);                                                   \
-            most = pair_max_(most, and_(joint[index], c->magnitude));                                                 \
-        }                                                                                                              \
+    EACH_MOMENT_(m) {
+        joint[m] = pack_(a->u[m], b->u[m], lie);
+        if (kind.moment == KOPT_BF16) {
+            joint[m] = pair_flush_(joint[m], c->exponent);
+            most = pair_max_(most, and_(joint[m], c->magnitude));
+        }
     }
-    EACH_MOMENT_(MOMENT_)
-#undef MOMENT_
-    if (kind.moment == KOPT_BF16 ? pair_any_above_(most, c->limit)
-                                 : any_(gt_(imax_(a->most, b->most), c->limit16)))
+    if (kind.moment == KOPT_BF16 ? pair_any_above_(most, c->limit) : any_(gt_(imax_(a->most, b->most), c->limit16)))
         return 0;
-#define MOMENT_(index, field, its_root) store32_(j->moment[index] + 2 * i, joint[index]);
-    EACH_MOMENT_(MOMENT_)
-#undef MOMENT_
+    EACH_MOMENT_(m) store32_(j->moment[m] + 2 * i, joint[m]);
     return 1;
-}
-
-/* A moment, as it is kept. */
-FN_ two_ load_kept_(const arrays_ *j, kopt_kind_ kind, int moment, size_t i, int lie, const constants_ *c) {
-    two_ x;
-    if (!kind.in_rows) return load_(j->moment[moment], i, kind.moment, lie, c);
-    x.a = j->row[moment][i / LANES_];
-    x.b = j->row[moment][i / LANES_ + 1];
-    return x;
 }
 
 /* The first stage of a turn: gradients and moments, x and of Adam-atan2 y. w_row and rest_row: the turn's weights in
@@ -4412,8 +4413,9 @@ FN_ int direct_turn_(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const
                      const floats_ *w_row, const floats_ *rest_row, const draws_ *r, int lie, two_ *x, two_ *y,
                      words_ *largest) {
     const two_ g = load_(j->grad, i, kind.grad, lie, c);
-    two_ w = g, rest = g, m = g, v = g, third = g, fourth = g;
+    two_ w = g, rest = g, kept[4];
     half_turn_ p, q;
+    int m;
     if (k->use_l2 || kind.rule == KOPT_EMA) {
         if (w_row == KOPT_NULL_) {
             w = load_weights_(j, kind, i, lie, c, &rest, KOPT_NULL_);
@@ -4424,18 +4426,20 @@ FN_ int direct_turn_(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const
             rest.b = rest_row[1];
         }
     }
-    if (MOMENTS_ > 0) m = load_kept_(j, kind, 0, i, lie, c);
-    if (MOMENTS_ > 1) v = load_kept_(j, kind, 1, i, lie, c);
-    if (MOMENTS_ > 2) third = load_kept_(j, kind, 2, i, lie, c);
-    if (MOMENTS_ > 3) fourth = load_kept_(j, kind, 3, i, lie, c);
-    p.p.m = m.a;
-    q.p.m = m.b;
-    p.p.v = squared_(v.a, kopt_rooted_(kind, 1));
-    q.p.v = squared_(v.b, kopt_rooted_(kind, 1));
-    p.p.third = squared_(third.a, kopt_rooted_(kind, 2));
-    q.p.third = squared_(third.b, kopt_rooted_(kind, 2));
-    p.p.fourth = fourth.a;
-    q.p.fourth = fourth.b;
+    kept[0] = kept[1] = kept[2] = kept[3] = g; /* anything: a rule reads the moments that it has */
+    EACH_MOMENT_(m) {
+        kept[m] = load_(j->moment[m], i, kind.moment, lie, c);
+        kept[m].a = squared_(kept[m].a, kopt_rooted_(kind, m));
+        kept[m].b = squared_(kept[m].b, kopt_rooted_(kind, m));
+    }
+    p.p.m = kept[0].a;
+    q.p.m = kept[0].b;
+    p.p.v = kept[1].a;
+    q.p.v = kept[1].b;
+    p.p.third = kept[2].a;
+    q.p.third = kept[2].b;
+    p.p.fourth = kept[3].a;
+    q.p.fourth = kept[3].b;
     x->a = half_turn_of_(kind, k, c, w.a, rest.a, g.a, r->own[0], r->twice[0], 0, lie, &p, &y->a);
     x->b = half_turn_of_(kind, k, c, w.b, rest.b, g.b, r->own[1], r->twice[1], 1, lie, &q, &y->b);
     /* the bits of a NaN of another format, or of a weight with its residual, could carry when it becomes a bf16 */
@@ -4604,7 +4608,7 @@ FN_ void direct_tile_(const kopt_job_ *tile, kopt_kind_ kind, rows_ *rows) {
     words_ largest[4];
     size_t i;
     for (i = 0; kind.in_rows && i < 4; i++) {
-        a.row[i] = rows->moment[i];
+        a.moment[i] = BYTES_OF_(rows->moment[i]);
         largest[i] = iset_(0);
     }
     for (i = 0; i < n; i += TURN_) {
@@ -4650,7 +4654,8 @@ FN_ void commit_tile_(const kopt_job_ *tile, kopt_kind_ kind, rows_ *rows) {
     }
 }
 
-/* The stages that there are, with what is constant in each; the first line that matches is taken. */
+/* The stages that there are, with what is constant in each; the first line that matches is taken. KOPT_Q8 are moments in
+   rows: of 8 bits, or of fp16 if it has no line. ANY_ format is fp32, in memory or in rows. */
 #define ANY_ 99
 #ifdef PAIRS_
 #define AND_(line) line
@@ -4659,9 +4664,9 @@ FN_ void commit_tile_(const kopt_job_ *tile, kopt_kind_ kind, rows_ *rows) {
 #endif
 #define DIRECTIONS_(LINE_)                                                                                             \
     LINE_(adam_bf16, KOPT_ADAM, 2, KOPT_BF16) AND_(LINE_(amsgrad_bf16, KOPT_ADAM, 3, KOPT_BF16))                       \
-    LINE_(any_bf16, ANY_, ANY_, KOPT_BF16) LINE_(adam_f32, KOPT_ADAM, 2, KOPT_F32)                                     \
-    AND_(LINE_(ema, KOPT_EMA, 0, KOPT_F32)) AND_(LINE_(adam_fp16, KOPT_ADAM, 2, KOPT_FP16))                            \
-    LINE_(adam_q8, KOPT_ADAM, 2, KOPT_Q8) LINE_(rest, ANY_, ANY_, ANY_)
+    LINE_(any_bf16, ANY_, ANY_, KOPT_BF16) AND_(LINE_(adam_fp16, KOPT_ADAM, 2, KOPT_FP16))                             \
+    LINE_(adam_f32, KOPT_ADAM, 2, KOPT_F32) AND_(LINE_(adam_rows, KOPT_ADAM, 2, KOPT_Q8))                              \
+    AND_(LINE_(ema, KOPT_EMA, 0, KOPT_F32)) LINE_(rest, ANY_, ANY_, ANY_)
 #define COMMITS_(LINE_)                                                                                                \
     AND_(LINE_(bf16_kahan, KOPT_BF16, KOPT_KAHAN)) AND_(LINE_(bf16_stochastic, KOPT_BF16, KOPT_STOCHASTIC))            \
     LINE_(bf16, KOPT_BF16, ANY_) AND_(LINE_(fp16_kahan, KOPT_FP16, KOPT_KAHAN))                                        \
@@ -4670,16 +4675,27 @@ FN_ void commit_tile_(const kopt_job_ *tile, kopt_kind_ kind, rows_ *rows) {
 
 #define IS_(value, its) ((its) == ANY_ || KOPT_CAST_(int, value) == (its))
 #define FIXED_(its, value) ((its) == ANY_ ? KOPT_CAST_(int, value) : (its) + 0)
+#define KEEPS_(its_format, format) \
+    ((its_format) == ANY_ ? (format) == KOPT_F32 || (format) == KOPT_Q8 : KOPT_CAST_(int, format) == (its_format))
 
 /* Is this a line, and not one that takes any? The compiler leaves out of the others what cannot come. */
 FN_ int direct_has_line_(kopt_kind_ kind) {
+    const kopt_format format = kind.in_rows ? KOPT_Q8 : kind.moment;
     if (kind.rule == KOPT_ADAM && (MOMENTS_ < 2 || MOMENTS_ > 3)) return 1; /* nor can this come */
 #define LINE_(name, its_rule, its_moments, its_format)                                                                 \
-    if ((its_rule) != ANY_ && IS_(kind.rule, its_rule) && MOMENTS_ == (its_moments) && kind.moment == (its_format))    \
+    if ((its_rule) != ANY_ && IS_(kind.rule, its_rule) && MOMENTS_ == (its_moments) && KEEPS_(its_format, format))     \
         return 1;
     DIRECTIONS_(LINE_)
 #undef LINE_
     return 0;
+}
+/* Are the moments stepped as memory has them? */
+FN_ int direct_in_place_(kopt_kind_ kind) {
+#define LINE_(name, its_rule, its_moments, its_format)                                                                 \
+    if (IS_(kind.rule, its_rule) && IS_(MOMENTS_, its_moments) && KEEPS_(its_format, kind.moment)) return 1;
+    if (kind.moment != KOPT_Q8) { DIRECTIONS_(LINE_) }
+#undef LINE_
+    return MOMENTS_ == 0;
 }
 FN_ int commit_has_line_(kopt_kind_ kind) {
 #define LINE_(name, its_format, its_rounding)                                                                          \
@@ -4700,9 +4716,9 @@ FN_ int commit_has_line_(kopt_kind_ kind) {
         kopt_kind_ kind = kind_at_(any);                                                                              \
         kind.rule = KOPT_CAST_(kopt_rule, FIXED_(its_rule, kind.rule));                                                \
         if ((its_moments) != ANY_) kind.moments = its_moments;                                                           \
-        kind.moment = KOPT_CAST_(kopt_format, FIXED_(its_format, kind.moment));                                        \
+        kind.moment = (its_format) == KOPT_BF16 ? KOPT_BF16 : (its_format) == KOPT_FP16 ? KOPT_FP16 : KOPT_F32;        \
         NEVER_((its_rule) == ANY_ && direct_has_line_(kind))                                                           \
-        kind.in_rows = kind.moment == KOPT_Q8;                                                                         \
+        if ((its_format) != ANY_) kind.in_rows = (its_format) == KOPT_Q8;                                              \
         direct_tile_(tile, kind, rows);                                                                                \
     }
 DIRECTIONS_(LINE_)
@@ -4720,8 +4736,9 @@ COMMITS_(LINE_)
 
 APART_ void direct_any_(const kopt_job_ *tile, const kopt_kind_ *any, rows_ *rows) {
     const kopt_kind_ kind = kind_at_(any);
+    const kopt_format format = kind.in_rows ? KOPT_Q8 : kind.moment;
 #define LINE_(name, its_rule, its_moments, its_format)                                                                 \
-    if (IS_(kind.rule, its_rule) && ((its_moments) == ANY_ || MOMENTS_ == (its_moments)) && IS_(kind.moment, its_format)) {                      \
+    if (IS_(kind.rule, its_rule) && IS_(MOMENTS_, its_moments) && KEEPS_(its_format, format)) {                        \
         NAME_(direct_##name)(tile, any, rows);                                                                         \
         return;                                                                                                        \
     }
@@ -4878,7 +4895,7 @@ APART_ void tail_(const kopt_job_ *tile, const kopt_kind_ *any, rows_ *rows) {
     PAD_(0, weight, size)
     PAD_(1, grad, grad_size)
     if (residual_size != 0) { PAD_(2, residual, residual_size) }
-    for (m = 0; m < kind.moments; m++) { PAD_(3 + m, moment[m], moment_size) }
+    for (m = 0; m < kind.moments && !kind.in_rows; m++) { PAD_(3 + m, moment[m], moment_size) }
     if (s->sync) { PAD_(7, slow, size) }
     if (s->sync && residual_size != 0) { PAD_(8, slow_residual, residual_size) }
 #undef PAD_
@@ -4905,7 +4922,7 @@ FN_ void tile_at_(kopt_job_ *tile, const kopt_job_ *whole, kopt_kind_ kind, size
     tile->weight = whole->weight + i * size;
     tile->grad = whole->grad + i * kopt_bytes_of_(kind.grad);
     if (residual_size != 0) tile->residual = whole->residual + i * residual_size; /* NULL + 0 is undefined */
-    for (m = 0; m < kind.moments; m++) tile->moment[m] = whole->moment[m] + i * moment_size;
+    for (m = 0; m < kind.moments && !kind.in_rows; m++) tile->moment[m] = whole->moment[m] + i * moment_size;
     if (whole->step->sync) tile->slow = whole->slow + i * size;
     if (whole->step->sync && residual_size != 0) tile->slow_residual = whole->slow_residual + i * residual_size;
     if (whole->copy != KOPT_NULL_) tile->copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
@@ -4914,19 +4931,58 @@ FN_ void tile_at_(kopt_job_ *tile, const kopt_job_ *whole, kopt_kind_ kind, size
     tile->end = n;
 }
 
-/* Elements [begin, end). moment: rows for those of 8 bits, or NULL. */
+/* A moment in fp16 to a row of fp32 and back, any values. */
+APART_ void row_from_fp16_(floats_ *row, const kopt_byte_ *from, size_t n) {
+    kopt_byte_ part[2 * TURN_];
+    size_t i;
+    for (i = 0; i < n; i += TURN_) {
+        const kopt_byte_ *const p = n - i < TURN_ ? kopt_bounce_(part, sizeof part, from + 2 * i, 2 * (n - i)) : from + 2 * i;
+        row[i / LANES_] = load_fp16_(p);
+        row[i / LANES_ + 1] = load_fp16_(p + 2 * LANES_);
+    }
+}
+
+FN_ void to_fp16_(kopt_byte_ *to, const floats_ *row, int square, int moment, kopt_rounding how, const numbers_ *r,
+                  size_t n) {
+    const constants_ c = constants_of_();
+    const words_ store = hold_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u);
+    const kopt_byte_ *const number = r->number, *const twice = r->twice;
+    size_t i;
+    for (i = 0; i < n; i += TURN_) {
+        const floats_ x = row[i / LANES_], y = row[i / LANES_ + 1];
+        const words_ its = add16_(load32_(number + 2 * i), mul16_(load32_(twice + 2 * i), store));
+        const words_ both = pack_upper_(rounded_moment_(x, KOPT_FP16, square, x, how, first_half_(its, 0, &c), &c),
+                                        rounded_moment_(y, KOPT_FP16, square, y, how, second_half_(its, 0), &c));
+        kopt_byte_ part[2 * TURN_];
+        store32_(n - i < TURN_ ? part : to + 2 * i, both);
+        if (n - i < TURN_) kopt_copy_called_(to + 2 * i, part, 2 * (n - i));
+    }
+}
+
+APART_ void row_to_fp16_(kopt_byte_ *to, const floats_ *row, uint32_t largest, int square, int moment,
+                         kopt_rounding how, const numbers_ *r, size_t n) {
+    if (largest > 0x477FDFFFu) /* some will be infinite or are NaN */
+        kopt_row_to_fp16_scalar_(to, KOPT_CONST_POINTER_(const kopt_byte_ *, row), square, moment, how, r->number,
+                                 r->twice, n);
+    else if (how != KOPT_STOCHASTIC) to_fp16_(to, row, square, moment, KOPT_NEAREST, r, n);
+    else if (square) to_fp16_(to, row, 1, moment, KOPT_STOCHASTIC, r, n);
+    else to_fp16_(to, row, 0, moment, KOPT_STOCHASTIC, r, n);
+}
+
+/* Elements [begin, end). moment: rows for those that are not stepped in place, or NULL. */
 APART_ void tiles_(const kopt_job_ *whole, size_t begin, size_t end, floats_ *moment) {
     const kopt_step *s = whole->step;
     const cipher_ cipher = cipher_of_(s->seed, s->step, whole->id, whole->stream);
     kopt_kind_ kind = kind_of_(whole);
-    const int coded = moment != KOPT_NULL_, random = kopt_needs_random_(kind);
+    const int in_rows = moment != KOPT_NULL_, random = kopt_needs_random_(kind);
+    const int coded = in_rows && kind.moment == KOPT_Q8;
     kopt_job_ tile;
     rows_ rows;
     size_t i, n, turns, q;
     int m, drawn = 0;
     kopt_copy_job_(&tile, whole);
-    kind.in_rows = coded;
-    if (MOMENTS_ == 0) kind.moment = KOPT_F32;
+    kind.in_rows = in_rows;
+    if (in_rows || MOMENTS_ == 0) kind.moment = KOPT_F32;
     rows.r.number = rows.r.twice = KOPT_CONST_POINTER_(const kopt_byte_ *, rows.r.lower);
     for (q = 0; !random && q < KOPT_TILE_ / 2; q += LANES_)
         store32_(BYTES_OF_(rows.r.lower + q), hold_(0)); /* no memset */
@@ -4941,11 +4997,13 @@ APART_ void tiles_(const kopt_job_ *whole, size_t begin, size_t end, floats_ *mo
         }
         if (random) draw_(&rows.r, &cipher, index, turns < n ? turns + TURN_ : turns, !drawn, !drawn && n == end - i);
         drawn = 1;
-        for (m = 0; coded && m < kind.moments; m++) {
+        for (m = 0; in_rows && m < kind.moments; m++) {
             rows.moment[m] = moment + KOPT_CAST_(size_t, m) * (KOPT_TILE_ / LANES_);
             rows.largest[m] = iset_(0);
-            row_from_codes_(rows.moment[m], whole->moment[m] + i, whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4,
-                            kopt_is_square_(kind.rule, m), n);
+            if (coded)
+                row_from_codes_(rows.moment[m], whole->moment[m] + i,
+                                whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4, kopt_is_square_(kind.rule, m), n);
+            else row_from_fp16_(rows.moment[m], whole->moment[m] + 2 * i, n);
         }
         if (turns > 0) {
             tile_at_(&tile, whole, kind, i, turns);
@@ -4954,16 +5012,21 @@ APART_ void tiles_(const kopt_job_ *whole, size_t begin, size_t end, floats_ *mo
         if (turns < n) {
             rows.r.number += 2 * turns;
             rows.r.twice += 2 * turns;
-            for (m = 0; coded && m < kind.moments; m++) rows.moment[m] += turns / LANES_;
+            for (m = 0; in_rows && m < kind.moments; m++) rows.moment[m] += turns / LANES_;
             tile_at_(&tile, whole, kind, i + turns, n - turns);
             tail_(&tile, &kind, &rows);
             rows.r.number -= 2 * turns;
             rows.r.twice -= 2 * turns;
         }
-        for (m = 0; coded && m < kind.moments; m++)
-            row_to_codes_(whole->moment[m] + i, whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4,
-                          moment + KOPT_CAST_(size_t, m) * (KOPT_TILE_ / LANES_), rows.most[m],
-                          kopt_is_square_(kind.rule, m), m, kopt_moment_rounding_(kind, m), &rows.r, n);
+        for (m = 0; in_rows && m < kind.moments; m++) {
+            const floats_ *const row = moment + KOPT_CAST_(size_t, m) * (KOPT_TILE_ / LANES_);
+            const int square = kopt_is_square_(kind.rule, m);
+            const kopt_rounding how = kopt_moment_rounding_(kind, m);
+            if (coded)
+                row_to_codes_(whole->moment[m] + i, whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4, row,
+                              rows.most[m], square, m, how, &rows.r, n);
+            else row_to_fp16_(whole->moment[m] + 2 * i, row, rows.most[m], square, m, how, &rows.r, n);
+        }
     }
 }
 
@@ -4981,7 +5044,7 @@ IN_ROWS_(4)
 
 APART_ void walk_(const kopt_job_ *j, size_t begin, size_t end) {
     const kopt_kind_ kind = kind_of_(j);
-    if (kind.moment != KOPT_Q8 || MOMENTS_ == 0)
+    if (direct_in_place_(kind))
         tiles_(j, begin, end, KOPT_NULL_);
     else
         (MOMENTS_ == 1   ? NAME_(in_rows1)
@@ -5026,6 +5089,11 @@ FN_ void finish_turn_(const kopt_job_ *whole, const arrays_ *a, kopt_kind_ kind,
     kopt_turn_scalar_(whole, i, TURN_, KOPT_SECOND_STAGE_, BYTES_OF_(row), KOPT_NULL_, lie & PARTED_);
 }
 
+#ifdef KAHAN_OPT_VMATH
+#define HOT_ROWS_ 1
+#else
+#define HOT_ROWS_ (LANES_ == 8) /* there is an order that goes through a row */
+#endif
 #define HOT_L2_ (LANES_ != 8) /* with the few registers of AVX2 to ask for it takes 2 to 4 % of all steps */
 
 /* Whole turns from `begin` on, which is at a turn of the random numbers. Returns where they end. */
@@ -5037,7 +5105,9 @@ FN_ size_t hot_(const kopt_job_ *whole, kopt_kind_ kind, int parted, kopt_order_
     const size_t end = whole->end;
     const int random = kopt_needs_random_(kind);
     scalars_ k = spread_(whole);
-    const int lie = parted | (order != KOPT_THROUGH_A_ROW_ ? NUMBERS_APART_ : 0);
+    const int in_a_row = HOT_ROWS_ && order == KOPT_THROUGH_A_ROW_;
+    const int in_turns = LANES_ == 16 && order == KOPT_IN_TURNS_; /* other orders are left out before hot_ is inlined */
+    const int lie = parted | (in_a_row ? 0 : NUMBERS_APART_);
     counted_ counted[KOPT_RANDOM_ROW_ / TURN_];
     rows_ rows;
     draws_ none;
@@ -5053,20 +5123,20 @@ FN_ size_t hot_(const kopt_job_ *whole, kopt_kind_ kind, int parted, kopt_order_
         const kopt_index_ index = KOPT_INDEX_(whole->first + i);
         const size_t in_row = KOPT_CAST_(unsigned, index % KOPT_RANDOM_ROW_);
         const int fresh = n != KOPT_RANDOM_ROW_ || index % KOPT_RANDOM_SPAN_ == 0; /* the numbers are not counted on */
-        n = order == KOPT_THROUGH_A_ROW_ ? KOPT_TILE_ - KOPT_CAST_(unsigned, index % KOPT_TILE_)
+        n = in_a_row ? KOPT_TILE_ - KOPT_CAST_(unsigned, index % KOPT_TILE_)
                                          : KOPT_RANDOM_ROW_ - in_row;
         if (end - i < n) n = (end - i) / TURN_ * TURN_;
-        if (random && order == KOPT_THROUGH_A_ROW_)
+        if (random && in_a_row)
             draw_(&rows.r, &cipher, index, n, i == begin, n + TURN_ > end - begin);
-        if (random && order != KOPT_THROUGH_A_ROW_ && fresh) {
+        if (random && !in_a_row && fresh) {
             draw_(&rows.r, &cipher, index, n, 1, n < KOPT_RANDOM_ROW_);
             count_from_(counted, &rows.r, in_row, in_row + n, &c);
         }
         for (q = 0; q < n; q += TURN_) {
-            const size_t at = order == KOPT_THROUGH_A_ROW_ ? q / LANES_ : 0;
+            const size_t at = in_a_row ? q / LANES_ : 0;
             draws_ r = none;
             two_ x, y;
-            if (random && order == KOPT_THROUGH_A_ROW_) {
+            if (random && in_a_row) {
                 r = draws_at_(rows.r.number, rows.r.twice, q);
             } else if (random) {
                 counted_ *const place = counted + (in_row + q) / TURN_;
@@ -5082,7 +5152,7 @@ FN_ size_t hot_(const kopt_job_ *whole, kopt_kind_ kind, int parted, kopt_order_
                 y.a = Y_OF_(&rows)[at];
                 y.b = Y_OF_(&rows)[at + 1];
             }
-            if (order == KOPT_THROUGH_A_ROW_) {
+            if (in_a_row) {
                 rows.x[at] = x.a;
                 rows.x[at + 1] = x.b;
 #ifdef KAHAN_OPT_VMATH
@@ -5091,17 +5161,17 @@ FN_ size_t hot_(const kopt_job_ *whole, kopt_kind_ kind, int parted, kopt_order_
                     Y_OF_(&rows)[at + 1] = y.b;
                 }
 #endif
-            } else if (order == KOPT_FUSED_) {
-                finish_turn_(whole, &a, kind, &k, &c, i + q, x, r.own, lie);
-            } else {
-                if (waits) finish_turn_(whole, &a, kind, &k, &c, i + q - TURN_, waiting, its_own, lie);
+            } else { /* this turn, or the one before, while this one's divisions are under way */
+                if (!in_turns || waits)
+                    finish_turn_(whole, &a, kind, &k, &c, in_turns ? i + q - TURN_ : i + q, in_turns ? waiting : x,
+                                 in_turns ? its_own : r.own, lie);
                 waiting = x;
                 its_own[0] = r.own[0];
                 its_own[1] = r.own[1];
-                waits = 1;
+                waits = in_turns;
             }
         }
-        if (order == KOPT_THROUGH_A_ROW_) {
+        if (in_a_row) {
 #ifdef KAHAN_OPT_VMATH
             if (kind.rule == KOPT_ADAM_ATAN2) angles_(rows.x, Y_OF_(&rows), n / LANES_);
 #endif
@@ -5116,7 +5186,7 @@ FN_ size_t hot_(const kopt_job_ *whole, kopt_kind_ kind, int parted, kopt_order_
         }
         if (k.zero_grad) kopt_zero_(a.grad + i * kopt_bytes_of_(kind.grad), n * kopt_bytes_of_(kind.grad));
     }
-    if (waits) finish_turn_(whole, &a, kind, &k, &c, i - TURN_, waiting, its_own, lie);
+    if (in_turns && waits) finish_turn_(whole, &a, kind, &k, &c, i - TURN_, waiting, its_own, lie);
     return i;
 }
 
@@ -6138,6 +6208,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef FP16_
 #undef GENERIC_FP16_
 #undef HOT_L2_
+#undef HOT_ROWS_
 #undef HOT_
 #undef HOT_VMATH_
 #undef IMAX_
@@ -6262,13 +6333,17 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef codes_turn_
 #undef from_codes_
 #undef row_from_codes_
-#undef load_kept_
+#undef row_from_fp16_
+#undef to_fp16_
+#undef row_to_fp16_
 #undef hand_over_
 #undef kind_at_
 #undef AND_
 #undef FIXED_
+#undef KEEPS_
 #undef NEVER_
 #undef direct_has_line_
+#undef direct_in_place_
 #undef commit_has_line_
 #undef IS_
 #undef row_to_codes_
