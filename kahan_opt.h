@@ -4814,24 +4814,14 @@ APART_ void commit_rarely_(const kopt_job_ *tile, const kopt_kind_ *any, rows_ *
     kopt_byte_ *const before = BYTES_OF_(rows->w); /* when the updates are there */
     kopt_byte_ *const kept_before = BYTES_OF_(rows->rest);
     const scalars_ k = spread_(tile);
-    const constants_ c = constants_of_();
-    arrays_ slow_arrays;
+    floats_ slow[KOPT_TILE_ / LANES_], slow_rest[KOPT_TILE_ / LANES_];
     kopt_job_ as_is;
-    size_t i;
-    slow_arrays.weight = tile->slow;
-    slow_arrays.residual = tile->slow_residual;
-    for (i = 0; i < n; i += TURN_) {
-        const size_t q = i / LANES_;
-        two_ update, slow, slow_rest;
-        update.a = update_(&k, rows->x[q], rows->w[q]);
-        update.b = update_(&k, rows->x[q + 1], rows->w[q + 1]);
-        if (k.sync) {
-            slow = load_weights_(&slow_arrays, kind, i, 0, &c, &slow_rest, KOPT_NULL_);
-            update.a = looked_back_(k.mix, rows->w[q], rows->rest[q], update.a, slow.a, slow_rest.a);
-            update.b = looked_back_(k.mix, rows->w[q + 1], rows->rest[q + 1], update.b, slow.b, slow_rest.b);
-        }
-        rows->x[q] = update.a;
-        rows->x[q + 1] = update.b;
+    size_t q;
+    if (k.sync) weights_tile_(tile->slow, tile->slow_residual, any, n, slow, slow_rest);
+    for (q = 0; q < (n + TURN_ - 1) / TURN_ * 2; q++) {
+        floats_ update = update_(&k, rows->x[q], rows->w[q]);
+        if (k.sync) update = looked_back_(k.mix, rows->w[q], rows->rest[q], update, slow[q], slow_rest[q]);
+        rows->x[q] = update;
     }
     kopt_copy_called_(before, tile->weight, n * size);
     if (residual_size != 0) kopt_copy_called_(kept_before, tile->residual, n * residual_size);
