@@ -6933,8 +6933,8 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     if (!kopt_format_valid_(opt->weight_format)) return KOPT_ERROR_OPTION;
     if (!kopt_format_valid_(opt->moment_format) && opt->moment_format != KOPT_Q8) return KOPT_ERROR_OPTION;
     if (KOPT_CAST_(unsigned, opt->rounding) > KOPT_CAST_(unsigned, KOPT_EXACT)) return KOPT_ERROR_OPTION;
-    if (KOPT_CAST_(unsigned, opt->moment_rounding) > 1u) return KOPT_ERROR_OPTION;
-    if (KOPT_CAST_(unsigned, opt->compensation_rounding) > 1u) return KOPT_ERROR_OPTION;
+    if ((KOPT_CAST_(unsigned, opt->moment_rounding) | KOPT_CAST_(unsigned, opt->compensation_rounding)) > 1u)
+        return KOPT_ERROR_OPTION;
     if (KOPT_CAST_(unsigned, opt->decay) > KOPT_CAST_(unsigned, KOPT_FULLY_DECOUPLED)) return KOPT_ERROR_OPTION;
     if (!kopt_built_in_(opt)) return KOPT_ERROR_OPTION;
     if (!kopt_from_0_to_(opt->lr, most) || !kopt_from_0_to_(opt->weight_decay, most)) return KOPT_ERROR_RANGE;
@@ -7701,8 +7701,8 @@ KOPT_LEAN_ KOPT_BOTH_ void kopt_take_options_(const kopt_optimizer *opt, kopt_st
     if (checks != 0 || extras != 0 || momentum != 0 || (KOPT_RULES_ & ~3u) != 0) {
         s->moments = kopt_moments_(opt);
         s->nesterov = momentum && opt->rule == KOPT_SGD && opt->nesterov;
-        s->zero_grad = extras && opt->zero_grad;
-        s->moments_only = extras && opt->moments_only;
+        s->zero_grad = extras ? opt->zero_grad : 0;
+        s->moments_only = extras ? opt->moments_only : 0;
         s->unrectified = s->sync = 0;
         s->stable = extras && opt->rule == KOPT_ADAM && opt->stable;
     }
@@ -7767,30 +7767,32 @@ KOPT_SCALARS_ KOPT_BOTH_ int kopt_compute_scalars_(const kopt_optimizer *opt, ko
             s->rate = kopt_div_(s->rate, shrink);
             s->decay = kopt_div_(s->decay, shrink);
         }
-#ifdef KAHAN_OPT_VMATH
-        if (rule == KOPT_ADAM_ATAN2) { /* the correction of m, there or with what is beside it in atan2 */
-            const float a = kopt_narrow64_(opt->atan2_a), b = kopt_narrow64_(opt->atan2_b);
-            s->rate = kopt_mul_(s->rate, a);
-            if (opt->atan2_outside) s->rate = kopt_div_(s->rate, rest1);
-            s->root_scale = kopt_div_(opt->atan2_outside ? b : kopt_mul_(b, rest1), kopt_sqrt_(rest2));
-            s->eps = kopt_float_(0x00800000u);
-        } else
-#endif
         if (rule != KOPT_LION) {
-            s->rate = kopt_div_(s->rate, rest1);
-            s->root_scale = kopt_div_(1, kopt_sqrt_(rest2));
-        }
-        if (rule == KOPT_RADAM || rule == KOPT_RANGER) {
-            const float rectifier = kopt_rectifier_(kopt_get64_(opt->beta2), s->step);
-            s->unrectified = kopt_bits_(rectifier) == 0;
-            if (!s->unrectified) s->rate = kopt_mul_(s->rate, rectifier);
-            if (!s->unrectified && rule == KOPT_RADAM) { /* eps is added to the root before its correction */
-                s->rate = kopt_div_(s->rate, s->root_scale);
-                s->root_scale = 1;
+#ifdef KAHAN_OPT_VMATH
+            if (rule == KOPT_ADAM_ATAN2) { /* the correction of m, there or with what is beside it in atan2 */
+                const float a = kopt_narrow64_(opt->atan2_a), b = kopt_narrow64_(opt->atan2_b);
+                s->rate = kopt_mul_(s->rate, a);
+                if (opt->atan2_outside) s->rate = kopt_div_(s->rate, rest1);
+                s->root_scale = kopt_div_(opt->atan2_outside ? b : kopt_mul_(b, rest1), kopt_sqrt_(rest2));
+                s->eps = kopt_float_(0x00800000u);
+            } else
+#endif
+            {
+                s->rate = kopt_div_(s->rate, rest1);
+                s->root_scale = kopt_div_(1, kopt_sqrt_(rest2));
             }
+            if (rule == KOPT_RADAM || rule == KOPT_RANGER) {
+                const float rectifier = kopt_rectifier_(kopt_get64_(opt->beta2), s->step);
+                s->unrectified = kopt_bits_(rectifier) == 0;
+                if (!s->unrectified) s->rate = kopt_mul_(s->rate, rectifier);
+                if (!s->unrectified && rule == KOPT_RADAM) { /* eps is added to the root before its correction */
+                    s->rate = kopt_div_(s->rate, s->root_scale);
+                    s->root_scale = 1;
+                }
+            }
+            if (KOPT_HAS_(KOPT_WITH_Q8) && opt->moment_format == KOPT_Q8 && s->step > 1)
+                s->root_scale = kopt_mul_(s->root_scale, 1.003f); /* what noise in a root adds to the mean of 1 / root */
         }
-        if (KOPT_HAS_(KOPT_WITH_Q8) && opt->moment_format == KOPT_Q8 && s->step > 1 && rule != KOPT_LION)
-            s->root_scale = kopt_mul_(s->root_scale, 1.003f); /* what noise in a root adds to the mean of 1 / root */
         if (rule == KOPT_RANGER) {
             s->sync = s->step % KOPT_CAST_(uint32_t, opt->lookahead) == 0;
             s->mix = kopt_one_minus_(opt->lookahead_rate);
@@ -7824,13 +7826,13 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
 
 /* No memory that never was a step gets to the kernels: they trust its formats, arrays and rules. */
 static int kopt_step_valid_(const kopt_step *s) {
-    static const kopt_byte_ kopt_fewest_[] = {0, 2, 1, 4, 2, 2, 0, 2}, kopt_most_[] = {1, 3, 1, 4, 2, 2, 0, 2}; /* moments */
-    const unsigned rule = KOPT_CAST_(unsigned, s->rule);
-    return rule <= KOPT_CAST_(unsigned, KOPT_LAST_RULE_) && s->moments >= kopt_fewest_[rule] && s->moments <= kopt_most_[rule] &&
+    static const kopt_byte_ kopt_fewest_[] = {0, 2, 1, 4, 2, 2, 0, 2}, kopt_more_[] = {1, 1, 0, 0, 0, 0, 0, 0}; /* moments */
+    const unsigned rule = KOPT_CAST_(unsigned, s->rule), moments = KOPT_CAST_(unsigned, s->moments);
+    return rule <= KOPT_CAST_(unsigned, KOPT_LAST_RULE_) && moments - kopt_fewest_[rule] <= kopt_more_[rule] &&
            kopt_format_valid_(s->weight_format) &&
            (kopt_format_valid_(s->moment_format) || s->moment_format == KOPT_Q8) &&
            KOPT_CAST_(unsigned, s->rounding) <= KOPT_CAST_(unsigned, KOPT_EXACT) &&
-           KOPT_CAST_(unsigned, s->moment_rounding) <= 1u && KOPT_CAST_(unsigned, s->compensation_rounding) <= 1u &&
+           (KOPT_CAST_(unsigned, s->moment_rounding) | KOPT_CAST_(unsigned, s->compensation_rounding)) <= 1u &&
            (!s->stable || s->rule == KOPT_ADAM) && (!s->sync || s->rule == KOPT_RANGER) &&
            (!s->unrectified || s->rule == KOPT_RADAM || s->rule == KOPT_RANGER);
 }
@@ -7840,9 +7842,9 @@ KOPT_LEAN_ kopt_result kopt_check_step_(kopt_layout_ *at, const kopt_step *s, co
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
     kopt_result result = KOPT_OK;
     kopt_kept_ kept;
-    if (checks && (s == KOPT_NULL_ || t == KOPT_NULL_)) return KOPT_ERROR_NULL;
+    if (checks && s == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (checks && (s->step == 0 || !kopt_step_valid_(s))) return KOPT_ERROR_STEP;
-    if (checks) result = kopt_check_tensor_(t);
+    if (checks) result = kopt_check_tensor_(t); /* NULL, too */
     if (result != KOPT_OK) return result;
     kept = kopt_kept_in_(s);
     kopt_lay_out_(at, &kept, t->n);
