@@ -3823,7 +3823,7 @@ FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, f
         return div_(add_(p->m, mul_(k->mix, p->third)), add_(mul_(p->root, k->root_scale), k->eps));
     }
 
-    if (kind.rule != KOPT_ADAM && !KOPT_IS_ATAN2_(kind.rule)) return value_(iset_(0x7FC00000u)); /* no other rule's formula */
+    if (kind.rule != KOPT_ADAM && !KOPT_IS_ATAN2_(kind.rule)) return value_(iset_(0x7FC00000u)); /* none's formula */
     p->m = average_(k->beta1, k->one_minus_beta1, p->m, g);
     p->v = average_of_squares_(k->beta2, k->one_minus_beta2, p->v, g);
     denominator = p->root = sqrt_(p->v);
@@ -4654,8 +4654,8 @@ FN_ void commit_tile_(const kopt_job_ *tile, kopt_kind_ kind, rows_ *rows) {
     }
 }
 
-/* The stages that there are, with what is constant in each; the first line that matches is taken. KOPT_Q8 are moments in
-   rows: of 8 bits, or of fp16 if it has no line. ANY_ format is fp32, in memory or in rows. */
+/* The stages that there are, with what is constant in each; the first line that matches is taken. KOPT_Q8 are moments
+   in rows: of 8 bits, or of fp16 if it has no line. ANY_ format is fp32, in memory or in rows. */
 #define ANY_ 99
 #ifdef PAIRS_
 #define AND_(line) line
@@ -4674,6 +4674,7 @@ FN_ void commit_tile_(const kopt_job_ *tile, kopt_kind_ kind, rows_ *rows) {
     LINE_(fp16, KOPT_FP16, ANY_) LINE_(f32, KOPT_F32, ANY_)
 
 #define IS_(value, its) ((its) == ANY_ || KOPT_CAST_(int, value) == (its))
+#define HAS_(its_moments) ((its_moments) == ANY_ || MOMENTS_ == (its_moments))
 #define FIXED_(its, value) ((its) == ANY_ ? KOPT_CAST_(int, value) : (its) + 0)
 #define KEEPS_(its_format, format) \
     ((its_format) == ANY_ ? (format) == KOPT_F32 || (format) == KOPT_Q8 : KOPT_CAST_(int, format) == (its_format))
@@ -4692,7 +4693,7 @@ FN_ int direct_has_line_(kopt_kind_ kind) {
 /* Are the moments stepped as memory has them? */
 FN_ int direct_in_place_(kopt_kind_ kind) {
 #define LINE_(name, its_rule, its_moments, its_format)                                                                 \
-    if (IS_(kind.rule, its_rule) && IS_(MOMENTS_, its_moments) && KEEPS_(its_format, kind.moment)) return 1;
+    if (IS_(kind.rule, its_rule) && HAS_(its_moments) && KEEPS_(its_format, kind.moment)) return 1;
     if (kind.moment != KOPT_Q8) { DIRECTIONS_(LINE_) }
 #undef LINE_
     return MOMENTS_ == 0;
@@ -4715,7 +4716,7 @@ FN_ int commit_has_line_(kopt_kind_ kind) {
     APART_ void NAME_(direct_##name)(const kopt_job_ *tile, const kopt_kind_ *any, rows_ *rows) {                      \
         kopt_kind_ kind = kind_at_(any);                                                                              \
         kind.rule = KOPT_CAST_(kopt_rule, FIXED_(its_rule, kind.rule));                                                \
-        if ((its_moments) != ANY_) kind.moments = its_moments;                                                           \
+        if ((its_moments) != ANY_) kind.moments = its_moments;                                                         \
         kind.moment = (its_format) == KOPT_BF16 ? KOPT_BF16 : (its_format) == KOPT_FP16 ? KOPT_FP16 : KOPT_F32;        \
         NEVER_((its_rule) == ANY_ && direct_has_line_(kind))                                                           \
         if ((its_format) != ANY_) kind.in_rows = (its_format) == KOPT_Q8;                                              \
@@ -4738,7 +4739,7 @@ APART_ void direct_any_(const kopt_job_ *tile, const kopt_kind_ *any, rows_ *row
     const kopt_kind_ kind = kind_at_(any);
     const kopt_format format = kind.in_rows ? KOPT_Q8 : kind.moment;
 #define LINE_(name, its_rule, its_moments, its_format)                                                                 \
-    if (IS_(kind.rule, its_rule) && IS_(MOMENTS_, its_moments) && KEEPS_(its_format, format)) {                        \
+    if (IS_(kind.rule, its_rule) && HAS_(its_moments) && KEEPS_(its_format, format)) {                        \
         NAME_(direct_##name)(tile, any, rows);                                                                         \
         return;                                                                                                        \
     }
@@ -4814,14 +4815,20 @@ APART_ void commit_rarely_(const kopt_job_ *tile, const kopt_kind_ *any, rows_ *
     kopt_byte_ *const before = BYTES_OF_(rows->w); /* when the updates are there */
     kopt_byte_ *const kept_before = BYTES_OF_(rows->rest);
     const scalars_ k = spread_(tile);
-    floats_ slow[KOPT_TILE_ / LANES_], slow_rest[KOPT_TILE_ / LANES_];
     kopt_job_ as_is;
-    size_t q;
-    if (k.sync) weights_tile_(tile->slow, tile->slow_residual, any, n, slow, slow_rest);
-    for (q = 0; q < (n + TURN_ - 1) / TURN_ * 2; q++) {
-        floats_ update = update_(&k, rows->x[q], rows->w[q]);
-        if (k.sync) update = looked_back_(k.mix, rows->w[q], rows->rest[q], update, slow[q], slow_rest[q]);
-        rows->x[q] = update;
+    size_t i, q;
+    for (i = 0; i < n; i += TURN_) {
+        floats_ slow[2], slow_rest[2];
+        if (k.sync)
+            weights_tile_(tile->slow + i * size,
+                          residual_size == 0 ? KOPT_NULL_ : tile->slow_residual + i * residual_size, any, TURN_, slow,
+                          slow_rest);
+        for (q = 0; q < 2; q++) {
+            const size_t at = i / LANES_ + q;
+            floats_ update = update_(&k, rows->x[at], rows->w[at]);
+            if (k.sync) update = looked_back_(k.mix, rows->w[at], rows->rest[at], update, slow[q], slow_rest[q]);
+            rows->x[at] = update;
+        }
     }
     kopt_copy_called_(before, tile->weight, n * size);
     if (residual_size != 0) kopt_copy_called_(kept_before, tile->residual, n * residual_size);
@@ -4926,7 +4933,8 @@ APART_ void row_from_fp16_(floats_ *row, const kopt_byte_ *from, size_t n) {
     kopt_byte_ part[2 * TURN_];
     size_t i;
     for (i = 0; i < n; i += TURN_) {
-        const kopt_byte_ *const p = n - i < TURN_ ? kopt_bounce_(part, sizeof part, from + 2 * i, 2 * (n - i)) : from + 2 * i;
+        const kopt_byte_ *p = from + 2 * i;
+        if (n - i < TURN_) p = kopt_bounce_(part, sizeof part, p, 2 * (n - i));
         row[i / LANES_] = load_fp16_(p);
         row[i / LANES_ + 1] = load_fp16_(p + 2 * LANES_);
     }
@@ -4966,6 +4974,7 @@ APART_ void tiles_(const kopt_job_ *whole, size_t begin, size_t end, floats_ *mo
     kopt_kind_ kind = kind_of_(whole);
     const int in_rows = moment != KOPT_NULL_, random = kopt_needs_random_(kind);
     const int coded = in_rows && kind.moment == KOPT_Q8;
+    const size_t tile_size = in_rows && !coded && MOMENTS_ > 2 ? KOPT_TILE_ / 2 : KOPT_TILE_;
     kopt_job_ tile;
     rows_ rows;
     size_t i, n, turns, q;
@@ -4978,7 +4987,7 @@ APART_ void tiles_(const kopt_job_ *whole, size_t begin, size_t end, floats_ *mo
         store32_(BYTES_OF_(rows.r.lower + q), hold_(0)); /* no memset */
     for (i = begin; i < end; i += n) {
         const kopt_index_ index = KOPT_INDEX_(whole->first + i);
-        n = KOPT_TILE_ - KOPT_CAST_(unsigned, (coded ? i : index) % KOPT_TILE_);
+        n = tile_size - KOPT_CAST_(unsigned, (coded ? i : index) % tile_size);
         if (end - i < n) n = end - i;
         turns = n / TURN_ * TURN_;
         if (!coded && n < 4) {
@@ -4988,7 +4997,7 @@ APART_ void tiles_(const kopt_job_ *whole, size_t begin, size_t end, floats_ *mo
         if (random) draw_(&rows.r, &cipher, index, turns < n ? turns + TURN_ : turns, !drawn, !drawn && n == end - i);
         drawn = 1;
         for (m = 0; in_rows && m < kind.moments; m++) {
-            rows.moment[m] = moment + KOPT_CAST_(size_t, m) * (KOPT_TILE_ / LANES_);
+            rows.moment[m] = moment + KOPT_CAST_(size_t, m) * (tile_size / LANES_);
             rows.largest[m] = iset_(0);
             if (coded)
                 row_from_codes_(rows.moment[m], whole->moment[m] + i,
@@ -5009,7 +5018,7 @@ APART_ void tiles_(const kopt_job_ *whole, size_t begin, size_t end, floats_ *mo
             rows.r.twice -= 2 * turns;
         }
         for (m = 0; in_rows && m < kind.moments; m++) {
-            const floats_ *const row = moment + KOPT_CAST_(size_t, m) * (KOPT_TILE_ / LANES_);
+            const floats_ *const row = moment + KOPT_CAST_(size_t, m) * (tile_size / LANES_);
             const int square = kopt_is_square_(kind.rule, m);
             const kopt_rounding how = kopt_moment_rounding_(kind, m);
             if (coded)
@@ -5020,7 +5029,7 @@ APART_ void tiles_(const kopt_job_ *whole, size_t begin, size_t end, floats_ *mo
     }
 }
 
-/* The frames of that: only as large as need be. */
+/* The frames of that: only as large as need be. fp16 takes 2 KB at most. */
 #define IN_ROWS_(moments)                                                                  \
     APART_ void NAME_(in_rows##moments)(const kopt_job_ *j, size_t begin, size_t end) {    \
         floats_ moment[(moments) * (KOPT_TILE_ / LANES_)];                                 \
@@ -5037,10 +5046,10 @@ APART_ void walk_(const kopt_job_ *j, size_t begin, size_t end) {
     if (direct_in_place_(kind))
         tiles_(j, begin, end, KOPT_NULL_);
     else
-        (MOMENTS_ == 1   ? NAME_(in_rows1)
-         : MOMENTS_ == 2 ? NAME_(in_rows2)
-         : MOMENTS_ == 3 ? NAME_(in_rows3)
-                         : NAME_(in_rows4))(j, begin, end);
+        (MOMENTS_ == 1                               ? NAME_(in_rows1)
+         : MOMENTS_ == 2 || kind.moment == KOPT_FP16 ? NAME_(in_rows2) /* with more its tiles are smaller */
+         : MOMENTS_ == 3                             ? NAME_(in_rows3)
+                                                     : NAME_(in_rows4))(j, begin, end);
 }
 
 #ifdef PAIRS_
@@ -5116,9 +5125,9 @@ FN_ size_t hot_(const kopt_job_ *whole, kopt_kind_ kind, int parted, kopt_order_
         n = in_a_row ? KOPT_TILE_ - KOPT_CAST_(unsigned, index % KOPT_TILE_)
                                          : KOPT_RANDOM_ROW_ - in_row;
         if (end - i < n) n = (end - i) / TURN_ * TURN_;
-        if (random && in_a_row)
+        if (in_a_row && random)
             draw_(&rows.r, &cipher, index, n, i == begin, n + TURN_ > end - begin);
-        if (random && !in_a_row && fresh) {
+        if (!in_a_row && random && fresh) {
             draw_(&rows.r, &cipher, index, n, 1, n < KOPT_RANDOM_ROW_);
             count_from_(counted, &rows.r, in_row, in_row + n, &c);
         }
@@ -5126,7 +5135,7 @@ FN_ size_t hot_(const kopt_job_ *whole, kopt_kind_ kind, int parted, kopt_order_
             const size_t at = in_a_row ? q / LANES_ : 0;
             draws_ r = none;
             two_ x, y;
-            if (random && in_a_row) {
+            if (in_a_row && random) {
                 r = draws_at_(rows.r.number, rows.r.twice, q);
             } else if (random) {
                 counted_ *const place = counted + (in_row + q) / TURN_;
@@ -6336,6 +6345,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef direct_in_place_
 #undef commit_has_line_
 #undef IS_
+#undef HAS_
 #undef row_to_codes_
 #undef direct_tile_
 #undef commit_tile_
@@ -6602,11 +6612,13 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 /* ---- 8-BIT MOMENTS, section 6b -------------------------------------------------------------------------------- */
 
 #define KOPT_BLOCK_ KOPT_CAST_(size_t, 256) /* elements that share a scale */
-/* How many of them are on the stack where a part of a block will do; vectors gain by all (StableAdamW 1.15 times). */
+/* How many of them are on the stack where a part of a block will do, and how many ratios of StableAdamW are. */
 #if defined(KOPT_X86_) || defined(KOPT_NEON_)
 #define KOPT_PART_ KOPT_BLOCK_
+#define KOPT_MEASURED_ KOPT_CAST_(size_t, 384)
 #else
 #define KOPT_PART_ KOPT_CAST_(size_t, 64)
+#define KOPT_MEASURED_ KOPT_PART_
 #endif
 
 /* The number of a code of 8 bits; of a mean of squares its root. */
@@ -7997,35 +8009,39 @@ KOPT_LEAN_ void kopt_run_(const kopt_layout_ *at, const kopt_step *s, const kopt
     kopt_leave_(&environment);
 }
 
+static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n);
 static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t, size_t begin,
                                          size_t end, kopt_norm *norm) {
+    const size_t part = s->moment_format == KOPT_Q8 ? KOPT_PART_ : KOPT_MEASURED_;
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     kopt_environment_ environment;
     kopt_job_ job;
-    float row[KOPT_PART_]; /* ratios, in the place of squares that were codes */
+    float row[KOPT_MEASURED_]; /* ratios, in the place of squares that were codes */
     kopt_byte_ *const bytes = KOPT_POINTER_(kopt_byte_ *, row);
     size_t i, n;
+    kopt_make_job_(&job, at, s, t, begin, end);
+    kopt_enter_(&environment);
     for (i = begin; i < end; i += n) {
-        n = KOPT_PART_ - i % KOPT_PART_;
+        n = part - i % part;
         if (end - i < n) n = end - i;
-        kopt_make_job_(&job, at, s, t, i, i + n);
-        kopt_enter_(&environment);
+        job.begin = i;
+        job.end = i + n;
         if (s->moment_format == KOPT_Q8) {
             job.moment_format = KOPT_F32;
             job.in_rows = 1;
             job.moment[1] = bytes;
             kopt_dequantise_(bytes, state + at->moment[1] + i, state + at->moment[1] + at->scale + i / KOPT_BLOCK_ * 4,
                              n, 1);
-            job.weight += i * kopt_bytes_of_(s->weight_format);
-            job.residual += i * kopt_bytes_of_residual_(s->weight_format, s->rounding);
-            job.grad += i * kopt_bytes_of_(t->grad_format);
+            job.weight = KOPT_CAST_(kopt_byte_ *, t->weight) + i * kopt_bytes_of_(s->weight_format);
+            job.residual = state + at->residual + i * kopt_bytes_of_residual_(s->weight_format, s->rounding);
+            job.grad = KOPT_CAST_(kopt_byte_ *, t->grad) + i * kopt_bytes_of_(t->grad_format);
             job.begin = 0;
             job.end = n;
         }
         KOPT_KERNEL_(measure)(&job, bytes);
-        kopt_leave_(&environment);
-        kopt_norm_add(norm, row, KOPT_F32, n);
+        kopt_norm_tool_(norm, bytes, KOPT_F32, n);
     }
+    kopt_leave_(&environment);
 }
 
 KOPT_LEAN_ void kopt_run_whole_(const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t) {
@@ -8218,11 +8234,14 @@ static void (*const kopt_tools_[KOPT_ISA_COUNT])(const kopt_tool_ *) = {
 #endif
 };
 
-static void kopt_use_tool_(const kopt_tool_ *t) {
+static void kopt_run_tool_(const kopt_tool_ *t) { /* inside the library's environment */
     const kopt_isa isa = kopt_isa_current();
+    kopt_tools_[kopt_tools_[isa] == KOPT_NULL_ ? KOPT_ISA_SCALAR : isa](t);
+}
+static void kopt_use_tool_(const kopt_tool_ *t) {
     kopt_environment_ environment;
     kopt_enter_(&environment);
-    kopt_tools_[kopt_tools_[isa] == KOPT_NULL_ ? KOPT_ISA_SCALAR : isa](t);
+    kopt_run_tool_(t);
     kopt_leave_(&environment);
 }
 
@@ -8234,20 +8253,27 @@ static kopt_result kopt_check_array_(const void *x, kopt_format format, size_t n
     return x == KOPT_NULL_ && n != 0 ? KOPT_ERROR_NULL : KOPT_OK;
 }
 
-KOPT_API_ kopt_result kopt_norm_add(kopt_norm *norm, const void *x, kopt_format format, size_t n) {
-    kopt_result result = kopt_check_array_(x, format, n);
+static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n) {
     kopt_tool_ t;
+    kopt_norm_carry_(norm);
+    t.kind = KOPT_TOOL_NORM_;
+    t.norm = norm;
+    t.src = x;
+    t.src_format = format;
+    t.n = n;
+    kopt_run_tool_(&t);
+}
+
+KOPT_API_ kopt_result kopt_norm_add(kopt_norm *norm, const void *x, kopt_format format, size_t n) {
+    const kopt_result result = kopt_check_array_(x, format, n);
+    kopt_environment_ environment;
     if (norm == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (result != KOPT_OK) return result;
     if (kopt_overlap_(norm, sizeof *norm, x, n * kopt_bytes_of_(format))) return KOPT_ERROR_OVERLAP;
     if (n == 0) return KOPT_OK;
-    kopt_norm_carry_(norm);
-    t.kind = KOPT_TOOL_NORM_;
-    t.norm = norm;
-    t.src = KOPT_CAST_(const kopt_byte_ *, x);
-    t.src_format = format;
-    t.n = n;
-    kopt_use_tool_(&t);
+    kopt_enter_(&environment);
+    kopt_norm_tool_(norm, KOPT_CAST_(const kopt_byte_ *, x), format, n);
+    kopt_leave_(&environment);
     return KOPT_OK;
 }
 
