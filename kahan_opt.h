@@ -4364,7 +4364,8 @@ FN_ floats_ half_turn_of_(kopt_kind_ kind, const scalars_ *k, const constants_ *
                           words_ number, words_ twice, int second, int lie, half_turn_ *h, floats_ *y) {
     const floats_ x = rule_(kind, k, w, rest, g, &h->p, y);
     int m;
-    h->most = h->u[0] = h->u[1] = h->u[2] = h->u[3] = iset_(0);
+    h->u[0] = h->u[1] = h->u[2] = h->u[3] = number; /* anything */
+    h->most = iset_(0);
     if (kind.moment == KOPT_F32) return x;
     EACH_MOMENT_ {
         const int square = kopt_is_square_(kind.rule, m);
