@@ -4968,6 +4968,8 @@ APART_ void row_to_fp16_(kopt_byte_ *to, const floats_ *row, uint32_t largest, i
     else to_fp16_(to, row, 0, moment, KOPT_STOCHASTIC, r, n);
 }
 
+#define FP16_ROWS_ (KOPT_TILE_ / 2 * 3) /* elements of all moments together: fewer of each */
+
 /* Elements [begin, end). moment: rows for those that are not stepped in place, or NULL. */
 APART_ void tiles_(const kopt_job_ *whole, size_t begin, size_t end, floats_ *moment) {
     const kopt_step *s = whole->step;
@@ -4975,7 +4977,7 @@ APART_ void tiles_(const kopt_job_ *whole, size_t begin, size_t end, floats_ *mo
     kopt_kind_ kind = kind_of_(whole);
     const int in_rows = moment != KOPT_NULL_, random = kopt_needs_random_(kind);
     const int coded = in_rows && kind.moment == KOPT_Q8;
-    const size_t tile_size = in_rows && !coded && MOMENTS_ > 2 ? KOPT_TILE_ / 2 : KOPT_TILE_;
+    const size_t tile_size = in_rows && !coded && MOMENTS_ > 1 ? FP16_ROWS_ / KOPT_CAST_(size_t, MOMENTS_) : KOPT_TILE_;
     kopt_job_ tile;
     rows_ rows;
     size_t i, n, turns, q;
@@ -5030,7 +5032,7 @@ APART_ void tiles_(const kopt_job_ *whole, size_t begin, size_t end, floats_ *mo
     }
 }
 
-/* The frames of that: only as large as need be. fp16 takes 2 KB at most. */
+/* The frames of that: only as large as need be. Rows of fp16 moments take 1.5 KB at most, and are whole turns. */
 #define IN_ROWS_(moments)                                                                  \
     APART_ void NAME_(in_rows##moments)(const kopt_job_ *j, size_t begin, size_t end) {    \
         floats_ moment[(moments) * (KOPT_TILE_ / LANES_)];                                 \
@@ -5041,16 +5043,21 @@ IN_ROWS_(2)
 IN_ROWS_(3)
 IN_ROWS_(4)
 #undef IN_ROWS_
+APART_ void NAME_(in_rows_fp16)(const kopt_job_ *j, size_t begin, size_t end) {
+    floats_ moment[FP16_ROWS_ / LANES_];
+    tiles_(j, begin, end, moment);
+}
 
 APART_ void walk_(const kopt_job_ *j, size_t begin, size_t end) {
     const kopt_kind_ kind = kind_of_(j);
     if (direct_in_place_(kind))
         tiles_(j, begin, end, KOPT_NULL_);
     else
-        (MOMENTS_ == 1                               ? NAME_(in_rows1)
-         : MOMENTS_ == 2 || kind.moment == KOPT_FP16 ? NAME_(in_rows2) /* with more its tiles are smaller */
-         : MOMENTS_ == 3                             ? NAME_(in_rows3)
-                                                     : NAME_(in_rows4))(j, begin, end);
+        (MOMENTS_ == 1              ? NAME_(in_rows1)
+         : kind.moment == KOPT_FP16 ? NAME_(in_rows_fp16)
+         : MOMENTS_ == 2            ? NAME_(in_rows2)
+         : MOMENTS_ == 3            ? NAME_(in_rows3)
+                                    : NAME_(in_rows4))(j, begin, end);
 }
 
 #ifdef PAIRS_
@@ -6351,6 +6358,7 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef commit_has_line_
 #undef IS_
 #undef HAS_
+#undef FP16_ROWS_
 #undef row_to_codes_
 #undef direct_tile_
 #undef commit_tile_
