@@ -4968,7 +4968,7 @@ APART_ void row_to_fp16_(kopt_byte_ *to, const floats_ *row, uint32_t largest, i
     else to_fp16_(to, row, 0, moment, KOPT_STOCHASTIC, r, n);
 }
 
-#define FP16_ROWS_ (KOPT_TILE_ / 2 * 3) /* elements of all moments together: fewer of each */
+#define FP16_ROWS_ (KOPT_TILE_ + KOPT_TILE_ / 2) /* elements of all moments together: fewer of each */
 
 /* Elements [begin, end). moment: rows for those that are not stepped in place, or NULL. */
 APART_ void tiles_(const kopt_job_ *whole, size_t begin, size_t end, floats_ *moment) {
