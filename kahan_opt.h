@@ -196,15 +196,15 @@
 #define KOPT_INLINED_ __inline
 #endif
 #ifdef __CUDACC__
-#define KOPT_BOTH_ __host__ __device__ /* what kahan_opt_cuda.cuh needs on both sides */
+#define KOPT_HOST_DEVICE_ __host__ __device__ /* what kahan_opt_cuda.cuh needs on both sides */
 #else
-#define KOPT_BOTH_
+#define KOPT_HOST_DEVICE_
 #endif
 #if defined(KOPT_GCC_) && !defined(__OPTIMIZE__) && !defined(__CUDACC__) && \
     (defined(__x86_64__) || defined(__i386__) || defined(__aarch64__))
 #define KOPT_INLINE_ static KOPT_INLINED_ __attribute__((__always_inline__)) /* at -O0, too, where the kernels are optimized */
 #else
-#define KOPT_INLINE_ static KOPT_BOTH_ KOPT_INLINED_
+#define KOPT_INLINE_ static KOPT_HOST_DEVICE_ KOPT_INLINED_
 #endif
 
 /* A static function that may stay unused. clang warns if one that is marked so is used, but not about inline ones. */
@@ -288,13 +288,13 @@ KOPT_API_ int kopt_version(void);
 
 /* ---- CONVERSIONS of one value: integer arithmetic only, right for every input, in any FP environment ------------- */
 
-typedef union kopt_word_ {
+typedef union kopt_bitcast_ {
     float f;
     uint32_t u;
-} kopt_word_;
+} kopt_bitcast_;
 
-KOPT_INLINE_ uint32_t kopt_bits_(float x) {
-    kopt_word_ w;
+KOPT_INLINE_ uint32_t kopt_as_u32_(float x) {
+    kopt_bitcast_ w;
     w.f = x;
 #if defined(KOPT_GNU_) && !defined(__CUDA_ARCH__)
     __asm__("" : "+r"(w.u)); /* or clang 19 -Ofast makes a question about the bits one about the number, and no NaN exists */
@@ -302,18 +302,18 @@ KOPT_INLINE_ uint32_t kopt_bits_(float x) {
     return w.u;
 }
 
-KOPT_INLINE_ float kopt_float_(uint32_t bits) {
-    kopt_word_ w;
+KOPT_INLINE_ float kopt_as_f32_(uint32_t bits) {
+    kopt_bitcast_ w;
     w.u = bits;
     return w.f;
 }
 
 /* bf16 is the upper half of the fp32 word:     s eeeeeeee fffffff | ffff ffff ffff ffff */
-KOPT_INLINE_ float kopt_f32_from_bf16(kopt_bf16 x) { return kopt_float_(KOPT_CAST_(uint32_t, x) << 16); }
+KOPT_INLINE_ float kopt_f32_from_bf16(kopt_bf16 x) { return kopt_as_f32_(KOPT_CAST_(uint32_t, x) << 16); }
 
 /* Nearest, ties to even. */
 KOPT_INLINE_ kopt_bf16 kopt_bf16_from_f32(float x) {
-    uint32_t u = kopt_bits_(x), odd = (u >> 16) & 1u;
+    uint32_t u = kopt_as_u32_(x), odd = (u >> 16) & 1u;
     if ((u & 0x7FFFFFFFu) > 0x7F800000u) return KOPT_CAST_(kopt_bf16, (u >> 16) | 0x0040u); /* NaN, quiet */
     return KOPT_CAST_(kopt_bf16, (u + 0x7FFFu + odd) >> 16);
 }
@@ -321,17 +321,17 @@ KOPT_INLINE_ kopt_bf16 kopt_bf16_from_f32(float x) {
 /* fp16:  s eeeee ffffffffff, exponent bias 15;  fp32:  s eeeeeeee ffffffffff fffffffffffff, bias 127 */
 KOPT_INLINE_ float kopt_f32_from_fp16(kopt_fp16 x) {
     uint32_t u = x, sign = (u & 0x8000u) << 16, mag = u & 0x7FFFu, exponent = 113;
-    if (mag > 0x7C00u) return kopt_float_(sign | 0x7FC00000u | (mag << 13));         /* NaN, quiet          */
-    if (mag == 0x7C00u) return kopt_float_(sign | 0x7F800000u);                      /* infinity            */
-    if (mag >= 0x0400u) return kopt_float_(sign | ((mag << 13) + 0x38000000u));      /* normal: 112 << 23   */
-    if (mag == 0) return kopt_float_(sign);
+    if (mag > 0x7C00u) return kopt_as_f32_(sign | 0x7FC00000u | (mag << 13));         /* NaN, quiet          */
+    if (mag == 0x7C00u) return kopt_as_f32_(sign | 0x7F800000u);                      /* infinity            */
+    if (mag >= 0x0400u) return kopt_as_f32_(sign | ((mag << 13) + 0x38000000u));      /* normal: 112 << 23   */
+    if (mag == 0) return kopt_as_f32_(sign);
     for (; mag < 0x0400u; mag <<= 1) exponent--;                                     /* subnormal: mag 2^-24 */
-    return kopt_float_(sign | (exponent << 23) | ((mag & 0x03FFu) << 13));
+    return kopt_as_f32_(sign | (exponent << 23) | ((mag & 0x03FFu) << 13));
 }
 
 /* Nearest, ties to even. */
 KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32(float x) {
-    uint32_t u = kopt_bits_(x), sign = (u >> 16) & 0x8000u, mag = u & 0x7FFFFFFFu, shift = 13, half;
+    uint32_t u = kopt_as_u32_(x), sign = (u >> 16) & 0x8000u, mag = u & 0x7FFFFFFFu, shift = 13, half;
     if (mag > 0x7F800000u) return KOPT_CAST_(kopt_fp16, sign | 0x7E00u | ((mag >> 13) & 0x03FFu)); /* NaN */
     if (mag >= 0x477FF000u) return KOPT_CAST_(kopt_fp16, sign | 0x7C00u);          /* from 65520 on: infinity */
     if (mag >= 0x38800000u) {
@@ -348,12 +348,12 @@ KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32(float x) {
 /* The 32-bit word whose upper half is x cut off to bf16, fp16 and whose lower half is the rest in 2^-16 ulp; NaN is
    canonical (docs/numerics.md section 1). */
 KOPT_INLINE_ uint32_t kopt_extended_bf16_(float x) {
-    uint32_t u = kopt_bits_(x);
+    uint32_t u = kopt_as_u32_(x);
     return (u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : u;
 }
 
 KOPT_INLINE_ uint32_t kopt_extended_fp16_(float x) {
-    uint32_t u = kopt_bits_(x), sign = u & 0x80000000u, mag = u & 0x7FFFFFFFu, shift, digits;
+    uint32_t u = kopt_as_u32_(x), sign = u & 0x80000000u, mag = u & 0x7FFFFFFFu, shift, digits;
     if (mag > 0x7F800000u) return 0x7E000000u;
     if (mag >= 0x47800000u) return sign | 0x7C000000u;
     if (mag >= 0x38800000u) return sign | ((mag - 0x38000000u) << 3);
@@ -405,11 +405,11 @@ KOPT_API_ uint32_t kopt_random(uint64_t seed, uint32_t step, uint32_t id, uint32
 #define KOPT_REGISTER_ "r"
 #endif
 #if !defined(KOPT_GNU_) || defined(__CUDA_ARCH__)
-#define KOPT_SETTLE_(x) ((void)0)
-#define KOPT_SETTLE_BOTH_(x, y) ((void)0)
+#define KOPT_OPAQUE_FLOAT_(x) ((void)0)
+#define KOPT_OPAQUE_FLOATS_(x, y) ((void)0)
 #else
-#define KOPT_SETTLE_(x) __asm__("" : "+" KOPT_REGISTER_(x))
-#define KOPT_SETTLE_BOTH_(x, y) __asm__("" : "+" KOPT_REGISTER_(x), "+" KOPT_REGISTER_(y))
+#define KOPT_OPAQUE_FLOAT_(x) __asm__("" : "+" KOPT_REGISTER_(x))
+#define KOPT_OPAQUE_FLOATS_(x, y) __asm__("" : "+" KOPT_REGISTER_(x), "+" KOPT_REGISTER_(y))
 #endif
 
 #ifdef __CUDA_ARCH__ /* no flag of nvcc changes what is written in PTX */
@@ -422,7 +422,7 @@ KOPT_INLINE_ float kopt_add_(float a, float b) {
     KOPT_PTX_("add.rn.f32", "f", sum, a, b);
 #else
     sum = a + b;
-    KOPT_SETTLE_(sum);
+    KOPT_OPAQUE_FLOAT_(sum);
 #endif
     return sum;
 }
@@ -433,7 +433,7 @@ KOPT_INLINE_ float kopt_sub_(float a, float b) {
     KOPT_PTX_("sub.rn.f32", "f", difference, a, b);
 #else
     difference = a - b;
-    KOPT_SETTLE_(difference);
+    KOPT_OPAQUE_FLOAT_(difference);
 #endif
     return difference;
 }
@@ -443,7 +443,7 @@ KOPT_INLINE_ float kopt_sub_(float a, float b) {
 KOPT_INLINE_ void kopt_kahan_add_bf16(kopt_bf16 *w, kopt_bf16 *c, float delta, uint32_t random16) {
     float old = kopt_f32_from_bf16(*w), y = kopt_add_(kopt_f32_from_bf16(*c), delta), sum = kopt_add_(old, y);
     uint32_t sixteen = (kopt_extended_bf16_(sum) + 0x8000u) >> 16, rest;
-    rest = kopt_bf16_from_f32_stochastic(kopt_add_(kopt_sub_(old, kopt_float_(sixteen << 16)), y), random16);
+    rest = kopt_bf16_from_f32_stochastic(kopt_add_(kopt_sub_(old, kopt_as_f32_(sixteen << 16)), y), random16);
     if ((sixteen & 0x7F80u) == 0x7F80u || (rest & 0x7F80u) == 0) rest = 0; /* not finite; below 2^-126 */
     *w = KOPT_CAST_(kopt_bf16, (sixteen & 0x7F80u) == 0 ? 0 : sixteen);
     *c = KOPT_CAST_(kopt_bf16, rest);
@@ -1123,7 +1123,7 @@ KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
 KOPT_INLINE_ int kopt_no_scale_(uint32_t scale) { return scale == 0 || scale == 0x7FC00000u; }
 
 /* Of 8-bit codes, section 6b. square: of roots of mean squares. Of other numbers the scale is a power of two. */
-KOPT_INLINE_ uint32_t kopt_scale_of_codes_(uint32_t largest, int square) {
+KOPT_INLINE_ uint32_t kopt_scale_q8_(uint32_t largest, int square) {
     const uint32_t power = (largest + 0x000FFFFFu) & 0x7F800000u;
     if (square || largest >= 0x7F800000u) return kopt_scale_(largest);
     return power > 0x00800000u ? power - 0x00800000u : 0;
@@ -1139,7 +1139,7 @@ typedef struct kopt_job_ {
     uint64_t first;
     uint32_t id, stream;
     float rate, decay;
-    int in_rows; /* the moments are rows of fp32, of mean squares the roots; what stores them rounds */
+    int buffered; /* the moments are rows of fp32, of mean squares the roots; what stores them rounds */
 #ifdef KAHAN_OPT_VMATH
     const kopt_vmath *vmath; /* whose function runs between the stages; NULL: none, or the built-in of Adam-atan2 */
     int quotient; /* of Adam-atan2: there is one argument, y / x, and its arc tangent is what the table has as atan2 */
@@ -1185,24 +1185,24 @@ typedef struct kopt_tool_ {
 #define KOPT_HAS_(what) ((KOPT_ONLY_ & (what)) != 0)
 /* Are there moments that are stepped in rows of fp32? Vectors do so with fp16, too. */
 #if defined(KOPT_X86_) || defined(KOPT_NEON_)
-#define KOPT_ROWS_ KOPT_HAS_(KOPT_WITH_Q8 | KOPT_WITH_FP16)
+#define KOPT_BUFFERED_MOMENTS_ KOPT_HAS_(KOPT_WITH_Q8 | KOPT_WITH_FP16)
 #else
-#define KOPT_ROWS_ KOPT_HAS_(KOPT_WITH_Q8)
+#define KOPT_BUFFERED_MOMENTS_ KOPT_HAS_(KOPT_WITH_Q8)
 #endif
 
 /* Functions that are inlined in a build without checks, where each is called once or twice. */
 #if KOPT_ONLY_ & KOPT_WITH_CHECKS
-#define KOPT_LEAN_ static KOPT_UNUSED_
+#define KOPT_SMALL_FN_ static KOPT_UNUSED_
 #define KOPT_SCALARS_ static KOPT_NOINLINE_ /* within another FP environment */
 #else
-#define KOPT_LEAN_ static KOPT_FORCE_INLINE_
+#define KOPT_SMALL_FN_ static KOPT_FORCE_INLINE_
 #define KOPT_SCALARS_ static KOPT_FORCE_INLINE_
 #endif
 
 /* A field with one of the values in `set`, a constant bit set: the compiler learns what it cannot be, and drops the
    code for that. One value is left: a constant. Two: one comparison. A value that is not in this build becomes one that
    is. */
-static KOPT_BOTH_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int value) {
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int value) {
     const uint32_t last = set & (0u - set), rest = set ^ last; /* the lowest bit, and the others */
     const int low = last == 1 ? 0 : last == 2 ? 1 : last == 4 ? 2 : last == 8 ? 3 : last == 16 ? 4 : last == 32 ? 5 : 6;
     if (rest == 0) return low;
@@ -1238,18 +1238,18 @@ static KOPT_BOTH_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int value) {
 #define KOPT_LAST_RULE_ KOPT_EMA
 #define KOPT_IS_ATAN2_(rule) 0
 #endif
-#define KOPT_ALONE_(set) (((set) & ((set) - 1u)) == 0)
-#define KOPT_HERE_(type, set, value) KOPT_CAST_(type, kopt_one_of_(set, KOPT_CAST_(int, value)))
-#define KOPT_RULE_(value) KOPT_HERE_(kopt_rule, KOPT_RULES_, value)
-#define KOPT_FORMAT_(value) KOPT_HERE_(kopt_format, KOPT_FORMATS_ & 7u, value)       /* weight, gradient, copy */
-#define KOPT_MOMENT_FORMAT_(value) KOPT_HERE_(kopt_format, KOPT_FORMATS_, value)
+#define KOPT_SINGLE_BIT_(set) (((set) & ((set) - 1u)) == 0)
+#define KOPT_ENABLED_VALUE_(type, set, value) KOPT_CAST_(type, kopt_one_of_(set, KOPT_CAST_(int, value)))
+#define KOPT_RULE_(value) KOPT_ENABLED_VALUE_(kopt_rule, KOPT_RULES_, value)
+#define KOPT_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, KOPT_FORMATS_ & 7u, value)       /* weight, gradient, copy */
+#define KOPT_MOMENT_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, KOPT_FORMATS_, value)
 #define KOPT_STEP_FORMAT_(value) /* of the moments a kernel sees: fp32 in the place of 8 bits */ \
-    KOPT_HERE_(kopt_format, (KOPT_FORMATS_ | KOPT_FORMATS_ >> 3) & 7u, value)
-#define KOPT_ROUNDING_(value) KOPT_HERE_(kopt_rounding, KOPT_ROUNDINGS_, value)
-#define KOPT_STATE_ROUNDING_(value) KOPT_HERE_(kopt_rounding, KOPT_STATE_ROUNDINGS_, value)
-#define KOPT_ROUND_TO_(value) /* nearest or stochastic, of weights or of the state; AMSGrad's maximum is rounded to nearest */ \
-    KOPT_HERE_(kopt_rounding, (KOPT_ROUNDINGS_ | KOPT_STATE_ROUNDINGS_ | (KOPT_ONLY_ >> 30 & 1u)) & 3u, value)
-#define KOPT_DECAY_(value) KOPT_HERE_(kopt_decay, KOPT_DECAYS_, value)
+    KOPT_ENABLED_VALUE_(kopt_format, (KOPT_FORMATS_ | KOPT_FORMATS_ >> 3) & 7u, value)
+#define KOPT_ROUNDING_(value) KOPT_ENABLED_VALUE_(kopt_rounding, KOPT_ROUNDINGS_, value)
+#define KOPT_STATE_ROUNDING_(value) KOPT_ENABLED_VALUE_(kopt_rounding, KOPT_STATE_ROUNDINGS_, value)
+#define KOPT_ROUND_MODE_(value) /* nearest or stochastic, of weights or of the state; AMSGrad's maximum is rounded to nearest */ \
+    KOPT_ENABLED_VALUE_(kopt_rounding, (KOPT_ROUNDINGS_ | KOPT_STATE_ROUNDINGS_ | (KOPT_ONLY_ >> 30 & 1u)) & 3u, value)
+#define KOPT_DECAY_(value) KOPT_ENABLED_VALUE_(kopt_decay, KOPT_DECAYS_, value)
 
 /* A global index of an element. */
 #if KOPT_ONLY_ & KOPT_WITH_EXTRAS
@@ -1261,7 +1261,7 @@ typedef size_t kopt_index_; /* tensor.first_index is 0 */
 #endif
 
 /* The number of moments, where the rule alone decides it. */
-static KOPT_BOTH_ KOPT_FORCE_INLINE_ int kopt_moments_here_(kopt_rule rule, int moments) {
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_moments_here_(kopt_rule rule, int moments) {
     if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_MOMENTUM)) return 0;
     if (rule == KOPT_ADAM && !KOPT_HAS_(KOPT_WITH_EXTRAS)) return 2;
     if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_EXTRAS))
@@ -1269,14 +1269,14 @@ static KOPT_BOTH_ KOPT_FORCE_INLINE_ int kopt_moments_here_(kopt_rule rule, int 
     return moments;
 }
 
-static KOPT_BOTH_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_(kopt_format format) { return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2; }
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_(kopt_format format) { return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2; }
 
 /* Is this moment a mean of squares? fp16 keeps the root of those. */
-static KOPT_BOTH_ KOPT_FORCE_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
     return moment == 1 || (moment == 2 && rule == KOPT_ADAM);
 }
 
-static KOPT_BOTH_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding rounding) {
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding rounding) {
     if (format == KOPT_F32 || rounding == KOPT_NEAREST || rounding == KOPT_STOCHASTIC) return 0;
     return rounding == KOPT_COMPACT ? 1 : 2;
 }
@@ -1289,12 +1289,12 @@ static KOPT_BOTH_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_residual_(kopt_format 
 #endif
 
 #ifdef KOPT_GNU_
-typedef uint16_t kopt_any16_ __attribute__((__aligned__(1), __may_alias__));
-typedef uint32_t kopt_any32_ __attribute__((__aligned__(1), __may_alias__));
+typedef uint16_t kopt_unaligned16_ __attribute__((__aligned__(1), __may_alias__));
+typedef uint32_t kopt_unaligned32_ __attribute__((__aligned__(1), __may_alias__));
 #if defined(KOPT_NEON_) || (defined(KOPT_X86_) && defined(__SSE2__))
 #define KOPT_VECTORS16_ 1 /* little-endian, and every machine has vectors of 16 bytes and counts leading zeros */
-typedef uint64_t kopt_any64_ __attribute__((__aligned__(1), __may_alias__));
-typedef uint32_t kopt_any128_ __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
+typedef uint64_t kopt_unaligned64_ __attribute__((__aligned__(1), __may_alias__));
+typedef uint32_t kopt_unaligned128_ __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
 #endif
 #endif
 
@@ -1302,8 +1302,8 @@ typedef uint32_t kopt_any128_ __attribute__((__vector_size__(16), __aligned__(1)
    call. */
 #ifdef KOPT_VECTORS16_
 KOPT_INLINE_ void kopt_copy64_(kopt_byte_ *to, const kopt_byte_ *from) {
-    const kopt_any128_ *const in = KOPT_CONST_POINTER_(const kopt_any128_ *, from);
-    kopt_any128_ *const out = KOPT_POINTER_(kopt_any128_ *, to), a = in[0], b = in[1], c = in[2], d = in[3];
+    const kopt_unaligned128_ *const in = KOPT_CONST_POINTER_(const kopt_unaligned128_ *, from);
+    kopt_unaligned128_ *const out = KOPT_POINTER_(kopt_unaligned128_ *, to), a = in[0], b = in[1], c = in[2], d = in[3];
     __asm__("" : "+" KOPT_REGISTER_(a), "+" KOPT_REGISTER_(b), "+" KOPT_REGISTER_(c), "+" KOPT_REGISTER_(d));
     out[0] = a;
     out[1] = b;
@@ -1311,7 +1311,7 @@ KOPT_INLINE_ void kopt_copy64_(kopt_byte_ *to, const kopt_byte_ *from) {
     out[3] = d;
 }
 #endif
-static KOPT_FORCE_INLINE_ KOPT_BOTH_ void kopt_copy_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
+static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ void kopt_copy_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
 #ifdef KOPT_VECTORS16_
     for (; size >= 128; size -= 128, to += 128, from += 128) { /* once for each of those: no loop is left */
         kopt_copy64_(to, from);
@@ -1319,16 +1319,16 @@ static KOPT_FORCE_INLINE_ KOPT_BOTH_ void kopt_copy_(kopt_byte_ *to, const kopt_
     }
     for (; size >= 64; size -= 64, to += 64, from += 64) kopt_copy64_(to, from);
     for (; size >= 8; size -= 8, to += 8, from += 8) {
-        uint64_t piece = *KOPT_CONST_POINTER_(const kopt_any64_ *, from);
+        uint64_t piece = *KOPT_CONST_POINTER_(const kopt_unaligned64_ *, from);
         KOPT_OPAQUE_(piece);
-        *KOPT_POINTER_(kopt_any64_ *, to) = piece;
+        *KOPT_POINTER_(kopt_unaligned64_ *, to) = piece;
     }
 #endif
 #if defined(KOPT_GNU_) && (defined(KOPT_X86_) || defined(KOPT_NEON_))
     for (; size >= 4; size -= 4, to += 4, from += 4) {
-        uint32_t piece = *KOPT_CONST_POINTER_(const kopt_any32_ *, from);
+        uint32_t piece = *KOPT_CONST_POINTER_(const kopt_unaligned32_ *, from);
         KOPT_OPAQUE_(piece);
-        *KOPT_POINTER_(kopt_any32_ *, to) = piece;
+        *KOPT_POINTER_(kopt_unaligned32_ *, to) = piece;
     }
 #endif
     for (; size > 0; size--, to++) {
@@ -1340,10 +1340,10 @@ static KOPT_FORCE_INLINE_ KOPT_BOTH_ void kopt_copy_(kopt_byte_ *to, const kopt_
 
 /* Numbers at any address: one instruction where the machine allows it, and never a call of memcpy. */
 #ifdef KOPT_GNU_
-KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_any16_ *, p); }
-KOPT_INLINE_ uint32_t kopt_load32_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_any32_ *, p); }
-KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t x) { *KOPT_POINTER_(kopt_any16_ *, p) = KOPT_CAST_(uint16_t, x); }
-KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { *KOPT_POINTER_(kopt_any32_ *, p) = x; }
+KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_unaligned16_ *, p); }
+KOPT_INLINE_ uint32_t kopt_load32_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_unaligned32_ *, p); }
+KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t x) { *KOPT_POINTER_(kopt_unaligned16_ *, p) = KOPT_CAST_(uint16_t, x); }
+KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { *KOPT_POINTER_(kopt_unaligned32_ *, p) = x; }
 #else
 KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) {
     uint16_t x;
@@ -1364,7 +1364,7 @@ KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) {
 }
 #endif
 
-static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_BOTH_ void kopt_copy_called_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
+static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_copy_noinline_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
     kopt_copy_(to, from, size);
 }
 
@@ -1376,7 +1376,7 @@ KOPT_INLINE_ const kopt_job_ *kopt_copy_job_(kopt_job_ *to, const kopt_job_ *fro
 }
 
 /* The first `size` bytes of p, and zeros. Returns part. */
-static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_bounce_(kopt_byte_ *part, size_t room, const kopt_byte_ *p,
+static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_copy_padded_(kopt_byte_ *part, size_t room, const kopt_byte_ *p,
                                                                   size_t size) {
     size_t i;
     for (i = 0; i < room; i += 4) {
@@ -1394,7 +1394,7 @@ KOPT_INLINE_ float kopt_mul_(float a, float b) {
     KOPT_PTX_("mul.rn.f32", "f", product, a, b);
 #else
     product = a * b;
-    KOPT_SETTLE_(product);
+    KOPT_OPAQUE_FLOAT_(product);
 #endif
     return product;
 }
@@ -1409,9 +1409,9 @@ KOPT_INLINE_ float kopt_div_(float a, float b) {
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
     __asm__("vdiv.f32 %0, %1, %2" : "=t"(r) : "t"(a), "t"(b));
 #else
-    KOPT_SETTLE_BOTH_(a, b); /* or -freciprocal-math multiplies by 1 / b, in a loop even by one for all a */
+    KOPT_OPAQUE_FLOATS_(a, b); /* or -freciprocal-math multiplies by 1 / b, in a loop even by one for all a */
     r = a / b;
-    KOPT_SETTLE_(r);
+    KOPT_OPAQUE_FLOAT_(r);
 #endif
     return r;
 }
@@ -1453,9 +1453,9 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
     __asm__("vsqrt.f32 %0, %1" : "=t"(root) : "t"(x));
     return root;
 #else
-    uint32_t u = kopt_bits_(x), exponent = u >> 23, digits = u & 0x007FFFFFu, root = 0, bit;
+    uint32_t u = kopt_as_u32_(x), exponent = u >> 23, digits = u & 0x007FFFFFu, root = 0, bit;
     uint32_t rest = 0, i;
-    if ((u & 0x7FFFFFFFu) > 0x7F800000u || (u > 0x80000000u)) return kopt_float_(0x7FC00000u);
+    if ((u & 0x7FFFFFFFu) > 0x7F800000u || (u > 0x80000000u)) return kopt_as_f32_(0x7FC00000u);
     if ((u & 0x7FFFFFFFu) == 0 || u == 0x7F800000u) return x;
     if (exponent == 0) {
         for (exponent = 1; digits < 0x00800000u; digits <<= 1) exponent--; /* wraps for deep subnormals: mod 2^32 */
@@ -1477,7 +1477,7 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
         }
     }
     root = (root + 1u) >> 1;               /* never a tie: a root of 25 bits squared has 50 */
-    return kopt_float_((exponent << 23) + (root - 0x00800000u));
+    return kopt_as_f32_((exponent << 23) + (root - 0x00800000u));
 #endif
 }
 
@@ -1501,7 +1501,7 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
 
 /* The bits of the binary64 with the value of a binary32. */
 KOPT_INLINE_ uint64_t kopt_wide_bits_(float x) {
-    uint32_t u = kopt_bits_(x), digits = u & 0x007FFFFFu, exponent = (u >> 23 & 0xFFu) + 896;
+    uint32_t u = kopt_as_u32_(x), digits = u & 0x007FFFFFu, exponent = (u >> 23 & 0xFFu) + 896;
     const uint64_t sign = KOPT_CAST_(uint64_t, u >> 31) << 63;
     if (exponent == 896 && digits == 0) return sign;
     if (exponent == 896 + 255) exponent = 2047;
@@ -1649,7 +1649,7 @@ static KOPT_NOINLINE_ float kopt_to_float_(kopt_f64_ x) {
     const uint32_t sign = !KOPT_POSITIVE64_ ? KOPT_CAST_(uint32_t, x >> 32) & 0x80000000u : 0;
     const int exponent = KOPT_CAST_(int, x >> 52 & 2047);
     int shift = 897 - exponent;
-    if (!KOPT_POSITIVE64_ && exponent >= 1023 + 128) return kopt_float_(sign | 0x7F800000u);
+    if (!KOPT_POSITIVE64_ && exponent >= 1023 + 128) return kopt_as_f32_(sign | 0x7F800000u);
     if (KOPT_POSITIVE64_) {
         if (shift > 0) return 0;
         x -= KOPT_CAST_(uint64_t, 896) << 52;
@@ -1660,7 +1660,7 @@ static KOPT_NOINLINE_ float kopt_to_float_(kopt_f64_ x) {
         for (; shift > 0 && x != 0; shift--) x = (x >> 1) | (x & 1);
     }
     x += 0x0FFFFFFFu + (x >> 29 & 1);
-    return kopt_float_(sign | KOPT_CAST_(uint32_t, x >> 29));
+    return kopt_as_f32_(sign | KOPT_CAST_(uint32_t, x >> 29));
 }
 
 KOPT_INLINE_ kopt_f64_ kopt_make64_(uint64_t bits) { return bits; }
@@ -1741,7 +1741,7 @@ KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
 
 /* a < b, by integers: -Ofast takes it that no NaN exists, and a caller's DAZ that no subnormal does. NaN is above all
    or below all. */
-static KOPT_BOTH_ int kopt_less64_(kopt_f64_ a, kopt_f64_ b) {
+static KOPT_HOST_DEVICE_ int kopt_less64_(kopt_f64_ a, kopt_f64_ b) {
     const uint64_t top = KOPT_CAST_(uint64_t, 1) << 63;
     uint64_t x = kopt_word64_(a), y = kopt_word64_(b);
     if (KOPT_POSITIVE64_) return x < y;
@@ -1751,14 +1751,14 @@ static KOPT_BOTH_ int kopt_less64_(kopt_f64_ a, kopt_f64_ b) {
 }
 
 /* Finite, and in [least, most]. */
-static KOPT_BOTH_ int kopt_inside64_(kopt_f64_ x, kopt_f64_ least, kopt_f64_ most) {
+static KOPT_HOST_DEVICE_ int kopt_inside64_(kopt_f64_ x, kopt_f64_ least, kopt_f64_ most) {
     return (kopt_word64_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, least) && !kopt_less64_(most, x);
 }
 
 
-static KOPT_BOTH_ int kopt_less_(double a, double b) { return kopt_less64_(kopt_get64_(a), kopt_get64_(b)); }
+static KOPT_HOST_DEVICE_ int kopt_less_(double a, double b) { return kopt_less64_(kopt_get64_(a), kopt_get64_(b)); }
 
-static KOPT_BOTH_ int kopt_within_(double x, double least, double most) {
+static KOPT_HOST_DEVICE_ int kopt_within_(double x, double least, double most) {
     return kopt_inside64_(kopt_get64_(x), kopt_get64_(least), kopt_get64_(most));
 }
 
@@ -1778,7 +1778,7 @@ KOPT_INLINE_ float kopt_narrow64_(double x) { return kopt_to_float_(kopt_get64_(
 
 /* 1 - beta for the bits of 0 <= beta < 1: beta rounded down to 64 bits after the point, the difference cut to its first
    53 bits and rounded. Integers, so that no machine needs binary64 for it. */
-static KOPT_FORCE_INLINE_ KOPT_BOTH_ float kopt_rest_(uint64_t beta) {
+static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_rest_(uint64_t beta) {
     uint64_t q = beta << 11 | KOPT_CAST_(uint64_t, 1) << 63;
     int shift = 1022 - KOPT_CAST_(int, beta >> 52 & (KOPT_POSITIVE64_ ? 4095 : 2047)), e = 1022; /* beta may be -0 */
     for (; shift > 0; shift--) q >>= 1;
@@ -1793,13 +1793,13 @@ static KOPT_FORCE_INLINE_ KOPT_BOTH_ float kopt_rest_(uint64_t beta) {
 }
 
 /* 1 - (1 - a) * (1 - b), with no 1 that a and b could be lost beside. */
-static KOPT_FORCE_INLINE_ KOPT_BOTH_ float kopt_either_(float a, float b) {
+static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_either_(float a, float b) {
     return kopt_sub_(kopt_add_(a, b), kopt_mul_(a, b));
 }
 
 /* beta and 1 - beta; returns 1 - beta^step. */
-static KOPT_BOTH_ float kopt_beta_(double beta, uint32_t step, float *beta32, float *rest32) {
-    float rest = kopt_rest_(kopt_bits64_(beta)), all = kopt_float_(0);
+static KOPT_HOST_DEVICE_ float kopt_beta_(double beta, uint32_t step, float *beta32, float *rest32) {
+    float rest = kopt_rest_(kopt_bits64_(beta)), all = kopt_as_f32_(0);
     *beta32 = kopt_to_float_(kopt_get64_(beta));
     *rest32 = rest;
     for (;;) {
@@ -1817,7 +1817,7 @@ static KOPT_FORCE_INLINE_ kopt_floats_ kopt_either4_(kopt_floats_ a, kopt_floats
     kopt_floats_ sum = a + b, product = a * b, r;
     __asm__("" : "+" KOPT_REGISTER_(sum), "+" KOPT_REGISTER_(product));
     r = sum - product;
-    KOPT_SETTLE_(r);
+    KOPT_OPAQUE_FLOAT_(r);
     return r;
 }
 
@@ -1842,7 +1842,7 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_betas_(const kopt_optimizer *opt, k
 #endif
 
 /* Square root of a in (0, 1] by Heron's iteration, which falls until it has converged. */
-static KOPT_BOTH_ kopt_f64_ kopt_sqrt64_(kopt_f64_ a) {
+static KOPT_HOST_DEVICE_ kopt_f64_ kopt_sqrt64_(kopt_f64_ a) {
     kopt_f64_ x = kopt_get64_(1.0), y;
     for (;;) {
         y = kopt_half64_(kopt_add64_(x, kopt_div64_(a, x)));
@@ -1861,7 +1861,7 @@ KOPT_INLINE_ void kopt_norm_put_(kopt_norm *norm, uint64_t value, uint32_t p) {
 }
 
 /* The one form of a sum: all digits but the last below 2^32. */
-static KOPT_UNUSED_ KOPT_BOTH_ void kopt_norm_carry_(kopt_norm *norm) {
+static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_carry_(kopt_norm *norm) {
     int i;
     for (i = 0; i < 19; i++) {
         norm->digit[i + 1] += norm->digit[i] >> 32;
@@ -1873,11 +1873,11 @@ static KOPT_UNUSED_ KOPT_BOTH_ void kopt_norm_carry_(kopt_norm *norm) {
 KOPT_INLINE_ uint32_t kopt_magnitude_(const kopt_byte_ *p, kopt_format format) {
     if (format == KOPT_F32) return kopt_load32_(p) & 0x7FFFFFFFu;
     if (format == KOPT_BF16) return (kopt_load16_(p) & 0x7FFFu) << 16;
-    return kopt_bits_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, kopt_load16_(p) & 0x7FFFu)));
+    return kopt_as_u32_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, kopt_load16_(p) & 0x7FFFu)));
 }
 
 /* One value at a time: for any value, and at most 2^30 of them until the next carry. */
-static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_BOTH_ void kopt_norm_each_(kopt_norm *norm, const kopt_byte_ *p, kopt_format format,
+static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_each_(kopt_norm *norm, const kopt_byte_ *p, kopt_format format,
                                                         size_t n) {
     const size_t size = kopt_bytes_of_(format);
     for (; n > 0; n--, p += size) {
@@ -1918,10 +1918,10 @@ typedef struct kopt_vmath_job_ {
 /* By function and format, `input << 16 | output`, ascending: all inputs whose true result is so close to the middle of
    two 16-bit numbers that an fp32 result cannot tell (relative 2^-20 with bf16, 2^-21 with fp16).
    `tests/vmath.py patches`. */
-static const unsigned kopt_patch_start_[27] = {
+static const unsigned kopt_map_exception_start_[27] = {
     0, 4, 42, 50, 107, 107, 139, 146, 211, 219, 261, 262, 312, 313, 364, 369, 427, 427, 467, 467, 507, 516, 641,
     643, 737, 739, 816};
-static const uint32_t kopt_patches_[816] = {
+static const uint32_t kopt_map_exception_table_[816] = {
     0x3CDD3F84u, 0x40DB446Bu, 0x41F955F0u, 0xBE663F4Du, 0x0FFE3C00u, 0x0FFF3C00u, 0x10003C01u, 0x15FF3C02u,
     0x1AFD3C04u, 0x1F793C07u, 0x23333C0Fu, 0x25CF3C17u, 0x264C3C19u, 0x2ED73C73u, 0x32373CDCu, 0x3F0345C6u,
     0x3F85468Eu, 0x4758660Bu, 0x497C7B16u, 0x8BFD3C00u, 0x8BFE3C00u, 0x8BFF3C00u, 0x8C003C00u, 0x8C013BFFu,
@@ -2026,14 +2026,14 @@ static const uint32_t kopt_patches_[816] = {
     0xBA87A697u, 0xBAA1A7D1u, 0xBB6AAC0Du, 0xBD02AFD9u, 0xBEA8AF9Au, 0xC0D8A9A8u, 0xC34795FDu, 0xC39D9236u};
 
 /* The list of a function and format. */
-static const uint32_t *kopt_patches_of_(kopt_function f, kopt_format format, unsigned *count) {
-    const unsigned *const start = kopt_patch_start_ + 2 * KOPT_CAST_(int, f) + (format == KOPT_FP16);
+static const uint32_t *kopt_map_exceptions_(kopt_function f, kopt_format format, unsigned *count) {
+    const unsigned *const start = kopt_map_exception_start_ + 2 * KOPT_CAST_(int, f) + (format == KOPT_FP16);
     *count = start[1] - start[0];
-    return kopt_patches_ + start[0];
+    return kopt_map_exception_table_ + start[0];
 }
 
 /* The right result for input x, if it is one of those, or else y. */
-static KOPT_BOTH_ uint32_t kopt_patched_(const uint32_t *patches, unsigned count, uint32_t x, uint32_t y) {
+static KOPT_HOST_DEVICE_ uint32_t kopt_map_exception_(const uint32_t *patches, unsigned count, uint32_t x, uint32_t y) {
     unsigned low = 0, high = count;
     while (low < high) {
         const unsigned middle = (low + high) / 2;
@@ -2049,32 +2049,32 @@ static KOPT_BOTH_ uint32_t kopt_patched_(const uint32_t *patches, unsigned count
 
 /* Which stages of a step: a turn that a kernel of vectors gives back runs one of the first two, with x in a row. The
    last is what comes after the weights are stored: slow weights, copies, counts, a gradient of zeros. */
-enum { KOPT_FIRST_STAGE_ = 1, KOPT_SECOND_STAGE_ = 2, KOPT_AFTER_ = 4, KOPT_STAGES_ = 7 };
-#ifndef KOPT_STREAM_
-#define KOPT_STREAM_ (KOPT_CAST_(size_t, 1) << 25) /* bytes of a result that are written past the caches */
+enum { KOPT_DIRECTION_STAGE_ = 1, KOPT_COMMIT_STAGE_ = 2, KOPT_FINAL_STAGE_ = 4, KOPT_ALL_STAGES_ = 7 };
+#ifndef KOPT_NT_THRESHOLD_
+#define KOPT_NT_THRESHOLD_ (KOPT_CAST_(size_t, 1) << 25) /* bytes of a result that are written past the caches */
 #endif
 #define KOPT_TILE_ 256                             /* elements; a block of 8-bit moments */
 
 /* How a kernel of its own goes over its turns. Through a row: stage by stage, over a tile. Fused: the second stage of a
    turn right behind its first. In turns: behind the first stage of the next one, so that a processor has two divisions
    to work at. docs/benchmarks.md has what each is worth. */
-typedef enum kopt_order_ { KOPT_THROUGH_A_ROW_, KOPT_FUSED_, KOPT_IN_TURNS_ } kopt_order_;
+typedef enum kopt_schedule_ { KOPT_TILED_, KOPT_FUSED_, KOPT_PIPELINED_ } kopt_schedule_;
 
 /* One lane, for what is too little or too special for the others. */
 static void kopt_walk_scalar_(const kopt_job_ *j, size_t begin, size_t end);
-static KOPT_UNUSED_ void kopt_turn_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages, kopt_byte_ *x,
+static KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages, kopt_byte_ *x,
                                            kopt_byte_ *y, int parted);
-static KOPT_UNUSED_ void kopt_row_to_fp16_scalar_(kopt_byte_ *to, const kopt_byte_ *row, int square, int moment,
+static KOPT_UNUSED_ void kopt_store_fp16_buffer_scalar_(kopt_byte_ *to, const kopt_byte_ *row, int square, int moment,
                                                   kopt_rounding how, const kopt_byte_ *number, const kopt_byte_ *twice,
                                                   size_t n);
 static void kopt_measure_from_scalar_(const kopt_job_ *j, size_t begin, kopt_byte_ *out);
-static void kopt_convert_any_scalar_(const kopt_conversion_ *c, size_t begin, size_t end);
+static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin, size_t end);
 static KOPT_UNUSED_ void kopt_tally_(const kopt_job_ *tile, const kopt_byte_ *update, const kopt_byte_ *before,
                                      const kopt_byte_ *kept_before, size_t size, size_t residual_size);
 static void kopt_zero_(kopt_byte_ *p, size_t size);
 #ifdef KAHAN_OPT_VMATH
 /* The function of a table between the stages of a step: of y and x into y. */
-static void kopt_between_(const kopt_job_ *j, float *y, const float *x, size_t n);
+static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *x, size_t n);
 #endif
 
 /* ---- this file reads itself once per ISA, each time only the vocabulary and the kernels --------------------------- */
@@ -2134,95 +2134,96 @@ static void kopt_between_(const kopt_job_ *j, float *y, const float *x, size_t n
 /* ================================================================================================================== */
 /* VOCABULARIES: what the kernels say, in the words of one ISA. Intrinsics live here and nowhere else.
 
-   values   floats_ (LANES_ fp32), words_ (LANES_ 32-bit integers), mask_ (a truth value per lane)
-   floats   add_ sub_ mul_ div_ sqrt_ set_    one IEEE operation each, its result settled: no flag can fuse it
-            bits_ value_                      the same register as words, as floats
-            round_ count_                     to integer (nearest even, below 2^31), from integer
-            sub_where_(mask, a, b)            a - b, and b elsewhere. Optional: SUB_WHERE_
-            lesser_(a, b) greater_(a, b)      of floats, one not negative; b if one is NaN. Optional: LESSER_GREATER_
-   words    iset_ iadd_ isub_ and_ or_ xor_ shl_ shr_ mulhilo_, mul16_ add16_ (each 16-bit half by itself, low result)
-            hold_                             iset_ that the compiler keeps instead of making it anew in a loop
-            OPERATORS_: words_ have the operators of C, by which iadd_ to shr_ are then made
+   values   vf32_ (LANES_ fp32), vu32_ (LANES_ 32-bit integers), vmask_ (a truth value per lane)
+   floats   add_ sub_ mul_ div_ sqrt_ splat_    one IEEE operation each, its result settled: no flag can fuse it
+            as_u32_ as_f32_                      the same register as words, as floats
+            round_u32_ convert_f32_                     to integer (nearest even, below 2^31), from integer
+            masked_sub_(mask, a, b)            a - b, and b elsewhere. Optional: MASKED_SUB_
+            min_(a, b) max_(a, b)      of floats, one not negative; b if one is NaN. Optional: MIN_MAX_
+   words    isplat_ iadd_ isub_ and_ or_ xor_ shl_ shr_ mulhilo_, mul16_ add16_ (each 16-bit half by itself, low result)
+            isplat_hoisted_                             isplat_ that the compiler keeps instead of making it anew in a loop
+            OPERATORS_: vu32_ have the operators of C, by which iadd_ to shr_ are then made
             imax_ (signed). Optional: IMAX_
-   masks    gt_ (signed) eq_ either_ any_ select_(mask, yes, no) where_(mask, words): 0 elsewhere
+   masks    igt_ (signed) ieq_ mask_or_ any_true_ select_(mask, yes, no) select_or_zero_(mask, words): 0 elsewhere
             unordered_(a, b): is one of the floats NaN? Optional: UNORDERED_
    memory   load32_ load16_ (zero-extended) load8_ (sign-extended), store32_ store16_ store8_ (the low
-            bits), any alignment; of_eight_(array of 8 words, index)
+            bits), any alignment; table8_(array of 8 words, index)
    sums     dot_(sum, a, b): sum[0] and sum[1] += the products of the lanes, in 64 bits; each lane in either. Not
-            scalar, nor beside TOOLS_
+            scalar, nor beside TOOLS_ISA_
    fp16     widen_fp16_ narrow_fp16_ (nearest even), between floats and the low halves of words; GENERIC_FP16_: the
-            kernels make them. load_fp16_ (from memory) nearest_fp16_ (both at once). Optional: FP16_
-   random   block_order_ zip_low_ zip_high_: see random_order_. Not scalar, as mul16_ and add16_
-   halves   two 16-bit numbers to a word: unpack_low_ unpack_high_ (zero-extended, in the order of memory), pack_upper_
-            (the upper halves of two), pair_max_ (signed) pair_any_above_, pair_flush_(numbers, mask): 0 where no bit
-            of the mask is set, pair_store8_ (the low bytes). Not scalar
+            kernels make them. load_fp16_ (from memory) round_fp16_ (both at once). Optional: FP16_
+   random   block_of_lane_ interleave_low_ interleave_high_: see philox_transpose. Not scalar, as mul16_ and add16_
+   halves   two 16-bit numbers to a word: unpack_low16_ unpack_high16_ (zero-extended, in the order of memory), pack_high16_
+            (the upper halves of two), max16_ (signed) any_gt16_, flush16_(numbers, mask): 0 where no bit
+            of the mask is set, store8_from16_ (the low bytes). Not scalar
    rules    ONE_PASS_: functions of vector mathematics are a part of a rule, no table comes between its stages
-   streams  stream16_ stream32_ (aligned: past the caches) stream_end_ (after the last). Optional: STREAMS_
-   pairs    PAIRS_: there are kernels of their own, with the even elements of bf16 in one vector and the odd ones in
-            another: pair_join_(even, odd): their upper halves, two to a word                                        */
+   streams  nt_store16_ nt_store32_ (aligned: past the caches) nt_fence_ (after the last). Optional: NT_STORES_
+   pairs    SPECIALIZED_: there are kernels of their own, with the even elements of bf16 in one vector and the odd ones in
+            another: interleave_high16_(even, odd): their upper halves, two to a word                                        */
 /* ================================================================================================================== */
 
-#define KOPT_GLUE2_(name, isa) kopt_##name##_##isa##_
+/* The name of a kernel function or type: K_(step) is kopt_step_avx2_ in the pass for AVX2. */
+#define K_(name) KOPT_GLUE_(kopt_##name##_, ISA_)
 #define KOPT_GLUE_(name, isa) KOPT_GLUE2_(name, isa)
-#define NAME_(name) KOPT_GLUE_(name, ISA_)
+#define KOPT_GLUE2_(name, isa) name##isa##_
 #define FN_ static KOPT_FORCE_INLINE_ ISA_TARGET_
 
-#define floats_ NAME_(floats)
-#define words_ NAME_(words)
-#define mask_ NAME_(mask)
-#define add_ NAME_(add)
-#define sub_ NAME_(sub)
-#define mul_ NAME_(mul)
-#define div_ NAME_(div)
-#define sqrt_ NAME_(sqrt)
-#define sub_where_ NAME_(sub_where)
-#define lesser_ NAME_(lesser)
-#define greater_ NAME_(greater)
-#define set_ NAME_(set)
-#define bits_ NAME_(bits)
-#define value_ NAME_(value)
-#define round_ NAME_(round)
-#define count_ NAME_(count)
-#define iset_ NAME_(iset)
-#define hold_ NAME_(hold)
-#define iadd_ NAME_(iadd)
-#define isub_ NAME_(isub)
-#define and_ NAME_(iand)
-#define or_ NAME_(ior)
-#define xor_ NAME_(ixor)
-#define mulhilo_ NAME_(mulhilo)
-#define add16_ NAME_(add16)
-#define mul16_ NAME_(mul16)
-#define dot_ NAME_(dot)
-#define gt_ NAME_(gt)
-#define eq_ NAME_(eq)
-#define either_ NAME_(either)
-#define any_ NAME_(any)
-#define select_ NAME_(select)
-#define where_ NAME_(where)
-#define load32_ NAME_(load32)
-#define load16_ NAME_(load16)
-#define load8_ NAME_(load8)
-#define store32_ NAME_(store32)
-#define store16_ NAME_(store16)
-#define store8_ NAME_(store8)
-#define widen_fp16_ NAME_(widen_fp16)
-#define narrow_fp16_ NAME_(narrow_fp16)
-#define block_order_ NAME_(block_order)
-#define zip_low_ NAME_(zip_low)
-#define zip_high_ NAME_(zip_high)
-#define unpack_low_ NAME_(unpack_low)
-#define unpack_high_ NAME_(unpack_high)
-#define pack_upper_ NAME_(pack_upper)
-#define imax_ NAME_(imax)
-#define unordered_ NAME_(unordered)
-#define load_fp16_ NAME_(load_fp16)
-#define nearest_fp16_ NAME_(nearest_fp16)
-#define pair_store8_ NAME_(pair_store8)
-#define pair_join_ NAME_(pair_join)
-#define pair_flush_ NAME_(pair_flush)
-#define pair_max_ NAME_(pair_max)
-#define pair_any_above_ NAME_(pair_any_above)
+#define vf32_ K_(vf32)
+#define vu32_ K_(vu32)
+#define vmask_ K_(vmask)
+#define add_ K_(add)
+#define sub_ K_(sub)
+#define mul_ K_(mul)
+#define div_ K_(div)
+#define sqrt_ K_(sqrt)
+#define masked_sub_ K_(masked_sub)
+#define min_ K_(min)
+#define max_ K_(max)
+#define splat_ K_(splat)
+#define as_u32_ K_(as_u32)
+#define as_f32_ K_(as_f32)
+#define round_u32_ K_(round_u32)
+#define convert_f32_ K_(convert_f32)
+#define isplat_ K_(isplat)
+#define isplat_hoisted_ K_(isplat_hoisted)
+#define iadd_ K_(iadd)
+#define isub_ K_(isub)
+#define and_ K_(iand)
+#define or_ K_(ior)
+#define xor_ K_(ixor)
+#define mulhilo_ K_(mulhilo)
+#define add16_ K_(add16)
+#define mul16_ K_(mul16)
+#define dot_ K_(dot)
+#define igt_ K_(igt)
+#define ieq_ K_(ieq)
+#define mask_or_ K_(mask_or)
+#define any_true_ K_(any_true)
+#define select_ K_(select)
+#define select_or_zero_ K_(select_or_zero)
+#define load32_ K_(load32)
+#define load16_ K_(load16)
+#define load8_ K_(load8)
+#define store32_ K_(store32)
+#define store16_ K_(store16)
+#define store8_ K_(store8)
+#define widen_fp16_ K_(widen_fp16)
+#define narrow_fp16_ K_(narrow_fp16)
+#define block_of_lane_ K_(block_of_lane)
+#define interleave_low_ K_(interleave_low)
+#define interleave_high_ K_(interleave_high)
+#define unpack_low16_ K_(unpack_low16)
+#define unpack_high16_ K_(unpack_high16)
+#define pack_high16_ K_(pack_high16)
+#define imax_ K_(imax)
+#define unordered_ K_(unordered)
+#define load_fp16_ K_(load_fp16)
+#define round_fp16_ K_(round_fp16)
+#define store8_from16_ K_(store8_from16)
+#define interleave_high16_ K_(interleave_high16)
+#define flush16_ K_(flush16)
+#define max16_ K_(max16)
+#define any_gt16_ K_(any_gt16)
 
 /* ---- scalar: one lane. It is also the reference that every other vocabulary must equal --------------------------- */
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
@@ -2230,85 +2231,85 @@ static void kopt_between_(const kopt_job_ *j, float *y, const float *x, size_t n
 #define ISA_TARGET_
 #define LANES_ KOPT_CAST_(size_t, 1)
 #define ONE_LANE_ 1
-typedef float floats_;
-typedef uint32_t words_;
-typedef int mask_;
+typedef float vf32_;
+typedef uint32_t vu32_;
+typedef int vmask_;
 
-FN_ floats_ set_(float x) { return x; }
-FN_ floats_ add_(floats_ a, floats_ b) { return kopt_add_(a, b); }
-FN_ floats_ sub_(floats_ a, floats_ b) { return kopt_sub_(a, b); }
-FN_ floats_ mul_(floats_ a, floats_ b) { return kopt_mul_(a, b); }
-FN_ floats_ div_(floats_ a, floats_ b) { return kopt_div_(a, b); }
-FN_ floats_ sqrt_(floats_ a) { return kopt_sqrt_(a); }
-FN_ words_ bits_(floats_ a) { return kopt_bits_(a); }
-FN_ floats_ value_(words_ a) { return kopt_float_(a); }
-FN_ floats_ count_(words_ a) { return KOPT_CAST_(float, KOPT_CAST_(int32_t, a)); }
-FN_ words_ round_(floats_ a) { /* 0 <= a < 2^31 */
-    uint32_t u = kopt_bits_(a), exponent = u >> 23, digits = (u & 0x007FFFFFu) | 0x00800000u, shift = 150 - exponent;
+FN_ vf32_ splat_(float x) { return x; }
+FN_ vf32_ add_(vf32_ a, vf32_ b) { return kopt_add_(a, b); }
+FN_ vf32_ sub_(vf32_ a, vf32_ b) { return kopt_sub_(a, b); }
+FN_ vf32_ mul_(vf32_ a, vf32_ b) { return kopt_mul_(a, b); }
+FN_ vf32_ div_(vf32_ a, vf32_ b) { return kopt_div_(a, b); }
+FN_ vf32_ sqrt_(vf32_ a) { return kopt_sqrt_(a); }
+FN_ vu32_ as_u32_(vf32_ a) { return kopt_as_u32_(a); }
+FN_ vf32_ as_f32_(vu32_ a) { return kopt_as_f32_(a); }
+FN_ vf32_ convert_f32_(vu32_ a) { return KOPT_CAST_(float, KOPT_CAST_(int32_t, a)); }
+FN_ vu32_ round_u32_(vf32_ a) { /* 0 <= a < 2^31 */
+    uint32_t u = kopt_as_u32_(a), exponent = u >> 23, digits = (u & 0x007FFFFFu) | 0x00800000u, shift = 150 - exponent;
     if (exponent < 126) return 0;
     if (exponent >= 150) return digits << (exponent - 150);
     return (digits + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((digits >> shift) & 1u)) >> shift;
 }
-FN_ words_ iset_(uint32_t a) { return a; }
-FN_ words_ hold_(uint32_t a) { return a; }
+FN_ vu32_ isplat_(uint32_t a) { return a; }
+FN_ vu32_ isplat_hoisted_(uint32_t a) { return a; }
 #define OPERATORS_ 1
-FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
+FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     uint64_t product = KOPT_CAST_(uint64_t, a) * b;
     *high = KOPT_CAST_(uint32_t, product >> 32);
     *low = KOPT_CAST_(uint32_t, product & 0xFFFFFFFFu);
 }
-FN_ mask_ gt_(words_ a, words_ b) { return KOPT_CAST_(int32_t, a) > KOPT_CAST_(int32_t, b); }
-FN_ mask_ eq_(words_ a, words_ b) { return a == b; }
-FN_ mask_ either_(mask_ a, mask_ b) { return a | b; }
-FN_ int any_(mask_ a) { return a; }
-FN_ words_ select_(mask_ m, words_ yes, words_ no) { return m ? yes : no; }
-FN_ words_ where_(mask_ m, words_ a) { return m ? a : 0; }
-FN_ words_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
-FN_ words_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
-FN_ words_ load8_(const kopt_byte_ *p) { return (KOPT_CAST_(uint32_t, *p) ^ 0x80u) - 0x80u; }
-FN_ void store32_(kopt_byte_ *p, words_ a) { kopt_store32_(p, a); }
-FN_ void store16_(kopt_byte_ *p, words_ a) { kopt_store16_(p, a); }
-FN_ void store8_(kopt_byte_ *p, words_ a) { *p = KOPT_CAST_(kopt_byte_, a & 0xFFu); }
-static KOPT_NOINLINE_ floats_ widen_fp16_(words_ a) { return kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, a)); }
-static KOPT_NOINLINE_ words_ narrow_fp16_(floats_ a) { return kopt_fp16_from_f32(a); }
-FN_ words_ block_order_(void) { return 0; }
+FN_ vmask_ igt_(vu32_ a, vu32_ b) { return KOPT_CAST_(int32_t, a) > KOPT_CAST_(int32_t, b); }
+FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return a == b; }
+FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return a | b; }
+FN_ int any_true_(vmask_ a) { return a; }
+FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return m ? yes : no; }
+FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m ? a : 0; }
+FN_ vu32_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
+FN_ vu32_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
+FN_ vu32_ load8_(const kopt_byte_ *p) { return (KOPT_CAST_(uint32_t, *p) ^ 0x80u) - 0x80u; }
+FN_ void store32_(kopt_byte_ *p, vu32_ a) { kopt_store32_(p, a); }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
+FN_ void store8_(kopt_byte_ *p, vu32_ a) { *p = KOPT_CAST_(kopt_byte_, a & 0xFFu); }
+static KOPT_NOINLINE_ vf32_ widen_fp16_(vu32_ a) { return kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, a)); }
+static KOPT_NOINLINE_ vu32_ narrow_fp16_(vf32_ a) { return kopt_fp16_from_f32(a); }
+FN_ vu32_ block_of_lane_(void) { return 0; }
 
 /* ---- SSE2: 4 lanes. For machines before 2013: small rather than fast, it has no pairs ----------------------------- */
 #elif KOPT_PASS_ == KOPT_PASS_SSE2_
 #define ISA_ sse2
-#define TOOLS_ scalar /* whose measure and tools it takes */
+#define TOOLS_ISA_ scalar /* whose measure and tools it takes */
 #define ISA_TARGET_ KOPT_TARGET_("sse2")
 #define LANES_ KOPT_CAST_(size_t, 4)
 #define GENERIC_FP16_ 1
-typedef __m128 floats_;
-typedef __m128i words_;
-typedef __m128i mask_;
+typedef __m128 vf32_;
+typedef __m128i vu32_;
+typedef __m128i vmask_;
 
 #ifdef KOPT_GNU_
-#define SETTLE_(r) __asm__("" : "+x"(r))
-#define APPLY_(a, operation, b, intrinsic) ((a)operation(b)) /* gcc -m32 -Ofast refuses to inline these intrinsics */
+#define OPAQUE_(r) __asm__("" : "+x"(r))
+#define INFIX_OR_(a, operation, b, intrinsic) ((a)operation(b)) /* gcc -m32 -Ofast refuses to inline these intrinsics */
 #else
-#define SETTLE_(r) ((void)0)
-#define APPLY_(a, operation, b, intrinsic) intrinsic(a, b)
+#define OPAQUE_(r) ((void)0)
+#define INFIX_OR_(a, operation, b, intrinsic) intrinsic(a, b)
 #endif
 
-FN_ floats_ set_(float x) { return _mm_castsi128_ps(_mm_set1_epi32(KOPT_CAST_(int, kopt_bits_(x)))); }
-FN_ floats_ add_(floats_ a, floats_ b) {
-    floats_ r = APPLY_(a, +, b, _mm_add_ps);
-    SETTLE_(r);
+FN_ vf32_ splat_(float x) { return _mm_castsi128_ps(_mm_set1_epi32(KOPT_CAST_(int, kopt_as_u32_(x)))); }
+FN_ vf32_ add_(vf32_ a, vf32_ b) {
+    vf32_ r = INFIX_OR_(a, +, b, _mm_add_ps);
+    OPAQUE_(r);
     return r;
 }
-FN_ floats_ sub_(floats_ a, floats_ b) {
-    floats_ r = APPLY_(a, -, b, _mm_sub_ps);
-    SETTLE_(r);
+FN_ vf32_ sub_(vf32_ a, vf32_ b) {
+    vf32_ r = INFIX_OR_(a, -, b, _mm_sub_ps);
+    OPAQUE_(r);
     return r;
 }
-FN_ floats_ mul_(floats_ a, floats_ b) {
-    floats_ r = APPLY_(a, *, b, _mm_mul_ps);
-    SETTLE_(r);
+FN_ vf32_ mul_(vf32_ a, vf32_ b) {
+    vf32_ r = INFIX_OR_(a, *, b, _mm_mul_ps);
+    OPAQUE_(r);
     return r;
 }
-FN_ floats_ div_(floats_ a, floats_ b) { /* in asm, here and below: -Ofast makes an estimate of the intrinsic */
+FN_ vf32_ div_(vf32_ a, vf32_ b) { /* in asm, here and below: -Ofast makes an estimate of the intrinsic */
 #if defined(KOPT_GNU_) && defined(__AVX__) /* in a build with -mavx the legacy form would stall */
     __asm__("vdivps {%1, %0, %0|%0, %0, %1}" : "+x"(a) : "x"(b));
     return a;
@@ -2319,7 +2320,7 @@ FN_ floats_ div_(floats_ a, floats_ b) { /* in asm, here and below: -Ofast makes
     return _mm_div_ps(a, b);
 #endif
 }
-FN_ floats_ sqrt_(floats_ a) {
+FN_ vf32_ sqrt_(vf32_ a) {
 #if defined(KOPT_GNU_) && defined(__AVX__)
     __asm__("vsqrtps {%0, %0|%0, %0}" : "+x"(a));
     return a;
@@ -2330,231 +2331,231 @@ FN_ floats_ sqrt_(floats_ a) {
     return _mm_sqrt_ps(a);
 #endif
 }
-FN_ words_ bits_(floats_ a) { /* settled: see kopt_bits_ */
-    words_ r = _mm_castps_si128(a);
-    SETTLE_(r);
+FN_ vu32_ as_u32_(vf32_ a) { /* settled: see kopt_as_u32_ */
+    vu32_ r = _mm_castps_si128(a);
+    OPAQUE_(r);
     return r;
 }
-FN_ floats_ value_(words_ a) { return _mm_castsi128_ps(a); }
-FN_ words_ round_(floats_ a) { return _mm_cvtps_epi32(a); }
-FN_ floats_ count_(words_ a) { return _mm_cvtepi32_ps(a); }
-FN_ words_ iset_(uint32_t a) { return _mm_set1_epi32(KOPT_CAST_(int, a)); }
-FN_ words_ hold_(uint32_t a) {
-    words_ r = iset_(a);
-    SETTLE_(r);
+FN_ vf32_ as_f32_(vu32_ a) { return _mm_castsi128_ps(a); }
+FN_ vu32_ round_u32_(vf32_ a) { return _mm_cvtps_epi32(a); }
+FN_ vf32_ convert_f32_(vu32_ a) { return _mm_cvtepi32_ps(a); }
+FN_ vu32_ isplat_(uint32_t a) { return _mm_set1_epi32(KOPT_CAST_(int, a)); }
+FN_ vu32_ isplat_hoisted_(uint32_t a) {
+    vu32_ r = isplat_(a);
+    OPAQUE_(r);
     return r;
 }
-FN_ words_ iadd_(words_ a, words_ b) { return _mm_add_epi32(a, b); }
-FN_ words_ isub_(words_ a, words_ b) { return _mm_sub_epi32(a, b); }
-FN_ words_ and_(words_ a, words_ b) { return _mm_and_si128(a, b); }
-FN_ words_ or_(words_ a, words_ b) { return _mm_or_si128(a, b); }
-FN_ words_ xor_(words_ a, words_ b) { return _mm_xor_si128(a, b); }
+FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return _mm_add_epi32(a, b); }
+FN_ vu32_ isub_(vu32_ a, vu32_ b) { return _mm_sub_epi32(a, b); }
+FN_ vu32_ and_(vu32_ a, vu32_ b) { return _mm_and_si128(a, b); }
+FN_ vu32_ or_(vu32_ a, vu32_ b) { return _mm_or_si128(a, b); }
+FN_ vu32_ xor_(vu32_ a, vu32_ b) { return _mm_xor_si128(a, b); }
 #define shl_(a, n) _mm_slli_epi32(a, n)
 #define shr_(a, n) _mm_srli_epi32(a, n)
-FN_ words_ add16_(words_ a, words_ b) { return _mm_add_epi16(a, b); }
-FN_ words_ mul16_(words_ a, words_ b) { return _mm_mullo_epi16(a, b); }
-FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
-    words_ factor = iset_(b), even = _mm_mul_epu32(a, factor), odd = _mm_mul_epu32(_mm_srli_epi64(a, 32), factor);
+FN_ vu32_ add16_(vu32_ a, vu32_ b) { return _mm_add_epi16(a, b); }
+FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return _mm_mullo_epi16(a, b); }
+FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
+    vu32_ factor = isplat_(b), even = _mm_mul_epu32(a, factor), odd = _mm_mul_epu32(_mm_srli_epi64(a, 32), factor);
     *low = _mm_unpacklo_epi32(_mm_shuffle_epi32(even, 0x08), _mm_shuffle_epi32(odd, 0x08));
     *high = _mm_unpacklo_epi32(_mm_shuffle_epi32(even, 0x0D), _mm_shuffle_epi32(odd, 0x0D));
 }
-FN_ mask_ gt_(words_ a, words_ b) { return _mm_cmpgt_epi32(a, b); }
-FN_ mask_ eq_(words_ a, words_ b) { return _mm_cmpeq_epi32(a, b); }
-FN_ mask_ either_(mask_ a, mask_ b) { return _mm_or_si128(a, b); }
-FN_ int any_(mask_ a) { return _mm_movemask_epi8(a) != 0; }
-FN_ words_ select_(mask_ m, words_ yes, words_ no) {
+FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm_cmpgt_epi32(a, b); }
+FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return _mm_cmpeq_epi32(a, b); }
+FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return _mm_or_si128(a, b); }
+FN_ int any_true_(vmask_ a) { return _mm_movemask_epi8(a) != 0; }
+FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) {
     return _mm_or_si128(_mm_and_si128(m, yes), _mm_andnot_si128(m, no));
 }
-FN_ words_ where_(mask_ m, words_ a) { return _mm_and_si128(m, a); }
-FN_ words_ load32_(const kopt_byte_ *p) { return _mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)); }
-FN_ words_ load16_(const kopt_byte_ *p) {
+FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return _mm_and_si128(m, a); }
+FN_ vu32_ load32_(const kopt_byte_ *p) { return _mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)); }
+FN_ vu32_ load16_(const kopt_byte_ *p) {
     return _mm_unpacklo_epi16(_mm_loadl_epi64(KOPT_CONST_POINTER_(const __m128i *, p)), _mm_setzero_si128());
 }
-FN_ words_ load8_(const kopt_byte_ *p) {
-    words_ a = _mm_cvtsi32_si128(KOPT_CAST_(int, kopt_load32_(p)));
+FN_ vu32_ load8_(const kopt_byte_ *p) {
+    vu32_ a = _mm_cvtsi32_si128(KOPT_CAST_(int, kopt_load32_(p)));
     a = _mm_unpacklo_epi8(a, a);
     return _mm_srai_epi32(_mm_unpacklo_epi16(a, a), 24);
 }
-FN_ void store32_(kopt_byte_ *p, words_ a) { _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), a); }
-FN_ void store16_(kopt_byte_ *p, words_ a) {
+FN_ void store32_(kopt_byte_ *p, vu32_ a) { _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), a); }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) {
     a = _mm_srai_epi32(_mm_slli_epi32(a, 16), 16); /* sign-extend, so that packing does not saturate */
     _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), _mm_packs_epi32(a, a));
 }
-FN_ void store8_(kopt_byte_ *p, words_ a) {
-    a = _mm_and_si128(a, iset_(0xFF));
+FN_ void store8_(kopt_byte_ *p, vu32_ a) {
+    a = _mm_and_si128(a, isplat_(0xFF));
     a = _mm_packs_epi32(a, a);
     kopt_store32_(p, KOPT_CAST_(uint32_t, _mm_cvtsi128_si32(_mm_packus_epi16(a, a))));
 }
-FN_ words_ block_order_(void) { return _mm_setr_epi32(0, 1, 2, 3); }
-FN_ words_ zip_low_(words_ a, words_ b) { return _mm_unpacklo_epi32(a, b); }
-FN_ words_ zip_high_(words_ a, words_ b) { return _mm_unpackhi_epi32(a, b); }
-FN_ words_ unpack_low_(words_ a) { return _mm_unpacklo_epi16(a, _mm_setzero_si128()); }
-FN_ words_ unpack_high_(words_ a) { return _mm_unpackhi_epi16(a, _mm_setzero_si128()); }
-FN_ words_ pack_upper_(words_ a, words_ b) { return _mm_packs_epi32(_mm_srai_epi32(a, 16), _mm_srai_epi32(b, 16)); }
-FN_ void pair_store8_(kopt_byte_ *p, words_ a) {
-    a = _mm_and_si128(a, iset_(0x00FF00FF));
+FN_ vu32_ block_of_lane_(void) { return _mm_setr_epi32(0, 1, 2, 3); }
+FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return _mm_unpacklo_epi32(a, b); }
+FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return _mm_unpackhi_epi32(a, b); }
+FN_ vu32_ unpack_low16_(vu32_ a) { return _mm_unpacklo_epi16(a, _mm_setzero_si128()); }
+FN_ vu32_ unpack_high16_(vu32_ a) { return _mm_unpackhi_epi16(a, _mm_setzero_si128()); }
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return _mm_packs_epi32(_mm_srai_epi32(a, 16), _mm_srai_epi32(b, 16)); }
+FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
+    a = _mm_and_si128(a, isplat_(0x00FF00FF));
     _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), _mm_packus_epi16(a, a));
 }
-FN_ words_ pair_flush_(words_ a, words_ exponent) {
+FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
     return _mm_andnot_si128(_mm_cmpeq_epi16(_mm_and_si128(a, exponent), _mm_setzero_si128()), a);
 }
-FN_ words_ pair_max_(words_ a, words_ b) { return _mm_max_epi16(a, b); }
-FN_ int pair_any_above_(words_ a, words_ limit) { return _mm_movemask_epi8(_mm_cmpgt_epi16(a, limit)) != 0; }
+FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm_max_epi16(a, b); }
+FN_ int any_gt16_(vu32_ a, vu32_ limit) { return _mm_movemask_epi8(_mm_cmpgt_epi16(a, limit)) != 0; }
 
 /* ---- AVX2 and F16C: 8 lanes -------------------------------------------------------------------------------------- */
 #elif KOPT_PASS_ == KOPT_PASS_AVX2_
 #define ISA_ avx2
 #define ISA_TARGET_ KOPT_TARGET_("avx2,f16c")
 #define LANES_ KOPT_CAST_(size_t, 8)
-#define PAIRS_ 1
-typedef __m256 floats_;
-typedef __m256i words_;
-typedef __m256i mask_;
+#define SPECIALIZED_ 1
+typedef __m256 vf32_;
+typedef __m256i vu32_;
+typedef __m256i vmask_;
 
 #ifdef KOPT_GNU_
-#define SETTLE_(r) __asm__("" : "+x"(r))
+#define OPAQUE_(r) __asm__("" : "+x"(r))
 #else
-#define SETTLE_(r) ((void)0)
+#define OPAQUE_(r) ((void)0)
 #endif
 
-FN_ floats_ set_(float x) { return _mm256_set1_ps(x); }
-FN_ floats_ add_(floats_ a, floats_ b) {
-    floats_ r = _mm256_add_ps(a, b);
-    SETTLE_(r);
+FN_ vf32_ splat_(float x) { return _mm256_set1_ps(x); }
+FN_ vf32_ add_(vf32_ a, vf32_ b) {
+    vf32_ r = _mm256_add_ps(a, b);
+    OPAQUE_(r);
     return r;
 }
-FN_ floats_ sub_(floats_ a, floats_ b) {
-    floats_ r = _mm256_sub_ps(a, b);
-    SETTLE_(r);
+FN_ vf32_ sub_(vf32_ a, vf32_ b) {
+    vf32_ r = _mm256_sub_ps(a, b);
+    OPAQUE_(r);
     return r;
 }
-FN_ floats_ mul_(floats_ a, floats_ b) {
-    floats_ r = _mm256_mul_ps(a, b);
-    SETTLE_(r);
+FN_ vf32_ mul_(vf32_ a, vf32_ b) {
+    vf32_ r = _mm256_mul_ps(a, b);
+    OPAQUE_(r);
     return r;
 }
 #ifdef KOPT_GNU_ /* -Ofast would estimate a quotient, and swap what is compared */
 #define OF_TWO_(name, operation, intrinsic)                                       \
-    FN_ floats_ name(floats_ a, floats_ b) {                                      \
-        floats_ r;                                                                \
+    FN_ vf32_ name(vf32_ a, vf32_ b) {                                      \
+        vf32_ r;                                                                \
         __asm__(operation " {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b)); \
         return r;                                                                 \
     }
 #else
-#define OF_TWO_(name, operation, intrinsic) FN_ floats_ name(floats_ a, floats_ b) { return intrinsic(a, b); }
+#define OF_TWO_(name, operation, intrinsic) FN_ vf32_ name(vf32_ a, vf32_ b) { return intrinsic(a, b); }
 #endif
-#define LESSER_GREATER_ 1 /* instead of two selections: see angle_ */
+#define MIN_MAX_ 1 /* instead of two selections: see atan2_positive */
 OF_TWO_(div_, "vdivps", _mm256_div_ps)
-OF_TWO_(lesser_, "vminps", _mm256_min_ps)
-OF_TWO_(greater_, "vmaxps", _mm256_max_ps)
+OF_TWO_(min_, "vminps", _mm256_min_ps)
+OF_TWO_(max_, "vmaxps", _mm256_max_ps)
 #undef OF_TWO_
-FN_ floats_ sqrt_(floats_ a) {
+FN_ vf32_ sqrt_(vf32_ a) {
 #ifdef KOPT_GNU_
-    floats_ r;
+    vf32_ r;
     __asm__("vsqrtps {%1, %0|%0, %1}" : "=x"(r) : "x"(a));
     return r;
 #else
     return _mm256_sqrt_ps(a);
 #endif
 }
-FN_ words_ bits_(floats_ a) { /* settled: see kopt_bits_ */
-    words_ r = _mm256_castps_si256(a);
-    SETTLE_(r);
+FN_ vu32_ as_u32_(vf32_ a) { /* settled: see kopt_as_u32_ */
+    vu32_ r = _mm256_castps_si256(a);
+    OPAQUE_(r);
     return r;
 }
-FN_ floats_ value_(words_ a) { return _mm256_castsi256_ps(a); }
-FN_ words_ round_(floats_ a) { return _mm256_cvtps_epi32(a); }
-FN_ floats_ count_(words_ a) { return _mm256_cvtepi32_ps(a); }
-FN_ words_ iset_(uint32_t a) { return _mm256_set1_epi32(KOPT_CAST_(int, a)); }
-FN_ words_ hold_(uint32_t a) {
-    words_ r = iset_(a);
-    SETTLE_(r);
+FN_ vf32_ as_f32_(vu32_ a) { return _mm256_castsi256_ps(a); }
+FN_ vu32_ round_u32_(vf32_ a) { return _mm256_cvtps_epi32(a); }
+FN_ vf32_ convert_f32_(vu32_ a) { return _mm256_cvtepi32_ps(a); }
+FN_ vu32_ isplat_(uint32_t a) { return _mm256_set1_epi32(KOPT_CAST_(int, a)); }
+FN_ vu32_ isplat_hoisted_(uint32_t a) {
+    vu32_ r = isplat_(a);
+    OPAQUE_(r);
     return r;
 }
-FN_ words_ iadd_(words_ a, words_ b) { return _mm256_add_epi32(a, b); }
-FN_ words_ isub_(words_ a, words_ b) { return _mm256_sub_epi32(a, b); }
-FN_ words_ and_(words_ a, words_ b) { return _mm256_and_si256(a, b); }
-FN_ words_ or_(words_ a, words_ b) { return _mm256_or_si256(a, b); }
-FN_ words_ xor_(words_ a, words_ b) { return _mm256_xor_si256(a, b); }
+FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return _mm256_add_epi32(a, b); }
+FN_ vu32_ isub_(vu32_ a, vu32_ b) { return _mm256_sub_epi32(a, b); }
+FN_ vu32_ and_(vu32_ a, vu32_ b) { return _mm256_and_si256(a, b); }
+FN_ vu32_ or_(vu32_ a, vu32_ b) { return _mm256_or_si256(a, b); }
+FN_ vu32_ xor_(vu32_ a, vu32_ b) { return _mm256_xor_si256(a, b); }
 #define shl_(a, n) _mm256_slli_epi32(a, n)
 #define shr_(a, n) _mm256_srli_epi32(a, n)
-FN_ words_ add16_(words_ a, words_ b) { return _mm256_add_epi16(a, b); }
-FN_ words_ mul16_(words_ a, words_ b) { return _mm256_mullo_epi16(a, b); }
-FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
-    words_ factor = iset_(b), even = _mm256_mul_epu32(a, factor);
-    words_ odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), factor);
+FN_ vu32_ add16_(vu32_ a, vu32_ b) { return _mm256_add_epi16(a, b); }
+FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return _mm256_mullo_epi16(a, b); }
+FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
+    vu32_ factor = isplat_(b), even = _mm256_mul_epu32(a, factor);
+    vu32_ odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), factor);
     *low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
     *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
 }
-FN_ void dot_(words_ sum[2], words_ a, words_ b) {
+FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) {
     sum[0] = _mm256_add_epi64(sum[0], _mm256_mul_epu32(a, b));
     sum[1] = _mm256_add_epi64(sum[1], _mm256_mul_epu32(_mm256_srli_epi64(a, 32), _mm256_srli_epi64(b, 32)));
 }
-FN_ mask_ gt_(words_ a, words_ b) { return _mm256_cmpgt_epi32(a, b); }
-FN_ mask_ eq_(words_ a, words_ b) { return _mm256_cmpeq_epi32(a, b); }
-FN_ mask_ either_(mask_ a, mask_ b) { return _mm256_or_si256(a, b); }
-FN_ int any_(mask_ a) { return _mm256_movemask_epi8(a) != 0; }
-FN_ words_ select_(mask_ m, words_ yes, words_ no) { return _mm256_blendv_epi8(no, yes, m); }
-FN_ words_ where_(mask_ m, words_ a) { return _mm256_and_si256(m, a); }
-FN_ words_ load32_(const kopt_byte_ *p) { return _mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)); }
-FN_ words_ load16_(const kopt_byte_ *p) {
+FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm256_cmpgt_epi32(a, b); }
+FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return _mm256_cmpeq_epi32(a, b); }
+FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return _mm256_or_si256(a, b); }
+FN_ int any_true_(vmask_ a) { return _mm256_movemask_epi8(a) != 0; }
+FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm256_blendv_epi8(no, yes, m); }
+FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return _mm256_and_si256(m, a); }
+FN_ vu32_ load32_(const kopt_byte_ *p) { return _mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)); }
+FN_ vu32_ load16_(const kopt_byte_ *p) {
     return _mm256_cvtepu16_epi32(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
 }
-FN_ words_ load8_(const kopt_byte_ *p) {
+FN_ vu32_ load8_(const kopt_byte_ *p) {
     return _mm256_cvtepi8_epi32(_mm_loadl_epi64(KOPT_CONST_POINTER_(const __m128i *, p)));
 }
-FN_ void store32_(kopt_byte_ *p, words_ a) { _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), a); }
-FN_ void store16_(kopt_byte_ *p, words_ a) {
-    a = _mm256_and_si256(a, iset_(0xFFFF));
+FN_ void store32_(kopt_byte_ *p, vu32_ a) { _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), a); }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) {
+    a = _mm256_and_si256(a, isplat_(0xFFFF));
     a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
     _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm256_castsi256_si128(a));
 }
-FN_ void store8_(kopt_byte_ *p, words_ a) {
-    a = _mm256_and_si256(a, iset_(0xFF));
+FN_ void store8_(kopt_byte_ *p, vu32_ a) {
+    a = _mm256_and_si256(a, isplat_(0xFF));
     a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
     _mm_storel_epi64(KOPT_POINTER_(__m128i *, p),
                      _mm_packus_epi16(_mm256_castsi256_si128(a), _mm256_castsi256_si128(a)));
 }
-FN_ floats_ widen_fp16_(words_ a) {
+FN_ vf32_ widen_fp16_(vu32_ a) {
     a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
     return _mm256_cvtph_ps(_mm256_castsi256_si128(a));
 }
-FN_ words_ narrow_fp16_(floats_ a) { return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(a, 0)); }
-FN_ words_ block_order_(void) { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7); }
-FN_ words_ zip_low_(words_ a, words_ b) { return _mm256_unpacklo_epi32(a, b); }
-FN_ words_ zip_high_(words_ a, words_ b) { return _mm256_unpackhi_epi32(a, b); }
-#define STREAMS_ 1
-FN_ void NAME_(stream32)(kopt_byte_ *p, words_ a) { _mm256_stream_si256(KOPT_POINTER_(__m256i *, p), a); }
-FN_ void NAME_(stream16)(kopt_byte_ *p, words_ a) {
+FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(a, 0)); }
+FN_ vu32_ block_of_lane_(void) { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7); }
+FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return _mm256_unpacklo_epi32(a, b); }
+FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return _mm256_unpackhi_epi32(a, b); }
+#define NT_STORES_ 1
+FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) { _mm256_stream_si256(KOPT_POINTER_(__m256i *, p), a); }
+FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) {
     __m256i x = _mm256_packus_epi32(a, a);
     _mm_stream_si128(KOPT_POINTER_(__m128i *, p), _mm256_castsi256_si128(_mm256_permute4x64_epi64(x, 0x08)));
 }
-FN_ void NAME_(stream_end)(void) { _mm_sfence(); }
-FN_ void pair_store8_(kopt_byte_ *p, words_ a) {
-    a = _mm256_and_si256(a, iset_(0x00FF00FF));
+FN_ void K_(nt_fence)(void) { _mm_sfence(); }
+FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
+    a = _mm256_and_si256(a, isplat_(0x00FF00FF));
     a = _mm256_permute4x64_epi64(_mm256_packus_epi16(a, a), 0x08);
     _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm256_castsi256_si128(a));
 }
-FN_ words_ pair_join_(words_ even, words_ odd) { return _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xAA); }
-FN_ words_ pair_flush_(words_ a, words_ exponent) {
+FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) { return _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xAA); }
+FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
     return _mm256_andnot_si256(_mm256_cmpeq_epi16(_mm256_and_si256(a, exponent), _mm256_setzero_si256()), a);
 }
-FN_ words_ pair_max_(words_ a, words_ b) { return _mm256_max_epi16(a, b); }
-FN_ int pair_any_above_(words_ a, words_ limit) {
+FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm256_max_epi16(a, b); }
+FN_ int any_gt16_(vu32_ a, vu32_ limit) {
     return _mm256_movemask_epi8(_mm256_cmpgt_epi16(a, limit)) != 0;
 }
-FN_ words_ unpack_low_(words_ a) { return _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a)); }
-FN_ words_ unpack_high_(words_ a) { return _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)); }
-FN_ words_ pack_upper_(words_ a, words_ b) {
+FN_ vu32_ unpack_low16_(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a)); }
+FN_ vu32_ unpack_high16_(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)); }
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
     return _mm256_permute4x64_epi64(_mm256_packus_epi32(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16)), 0xD8);
 }
 #define IMAX_ 1
-FN_ words_ imax_(words_ a, words_ b) { return _mm256_max_epi32(a, b); }
+FN_ vu32_ imax_(vu32_ a, vu32_ b) { return _mm256_max_epi32(a, b); }
 #define FP16_ 1
-FN_ floats_ load_fp16_(const kopt_byte_ *p) {
+FN_ vf32_ load_fp16_(const kopt_byte_ *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
 }
-FN_ floats_ nearest_fp16_(floats_ x, words_ *stored) {
+FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
     const __m128i half = _mm256_cvtps_ph(x, 0);
     *stored = _mm256_cvtepu16_epi32(half);
     return _mm256_cvtph_ps(half);
@@ -2563,32 +2564,32 @@ FN_ floats_ nearest_fp16_(floats_ x, words_ *stored) {
 /* ---- AVX-512 F, BW, DQ, VL: 16 lanes ----------------------------------------------------------------------------- */
 #elif KOPT_PASS_ == KOPT_PASS_AVX512_
 #define ISA_ avx512
-#define TOOLS_ avx2
-#define LENDER_ avx2 /* whose convert_any_ it takes, too, which nothing hot is */
+#define TOOLS_ISA_ avx2
+#define CONVERT_ISA_ avx2 /* whose convert_general() it calls: that is not on a hot path */
 #define ISA_TARGET_ KOPT_TARGET_("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")
 #define LANES_ KOPT_CAST_(size_t, 16)
-#define PAIRS_ 1
-#define SUB_WHERE_ 1 /* in one operation: 2 % of a step by Adam-atan2 */
-#define LESSER_GREATER_ 1
-#define STREAMS_ 1
+#define SPECIALIZED_ 1
+#define MASKED_SUB_ 1 /* in one operation: 2 % of a step by Adam-atan2 */
+#define MIN_MAX_ 1
+#define NT_STORES_ 1
 #ifdef KOPT_GNU_
-#define SETTLE_(r) __asm__("" : "+v"(r))
+#define OPAQUE_(r) __asm__("" : "+v"(r))
 #else
-#define SETTLE_(r) ((void)0)
+#define OPAQUE_(r) ((void)0)
 #endif
 
 #ifdef KOPT_GCC_ /* its own vectors and operators, and where it has none an instruction: gcc's headers are large */
-typedef float floats_ __attribute__((__vector_size__(64)));
-typedef uint32_t words_ __attribute__((__vector_size__(64)));
-typedef int NAME_(ints) __attribute__((__vector_size__(64)));
-typedef uint16_t mask_;
-typedef uint32_t NAME_(bytes32) __attribute__((__vector_size__(32)));
-typedef uint32_t NAME_(bytes16) __attribute__((__vector_size__(16)));
-typedef uint32_t NAME_(any64) __attribute__((__vector_size__(64), __aligned__(1), __may_alias__));
-typedef uint32_t NAME_(any32) __attribute__((__vector_size__(32), __aligned__(1), __may_alias__));
-typedef uint32_t NAME_(any16) __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
-#define TO_(type, p) (*KOPT_POINTER_(NAME_(type) *, p))
-#define FROM_(type, p) (*KOPT_CONST_POINTER_(const NAME_(type) *, p))
+typedef float vf32_ __attribute__((__vector_size__(64)));
+typedef uint32_t vu32_ __attribute__((__vector_size__(64)));
+typedef int K_(ints) __attribute__((__vector_size__(64)));
+typedef uint16_t vmask_;
+typedef uint32_t K_(bytes32) __attribute__((__vector_size__(32)));
+typedef uint32_t K_(bytes16) __attribute__((__vector_size__(16)));
+typedef uint32_t K_(any64) __attribute__((__vector_size__(64), __aligned__(1), __may_alias__));
+typedef uint32_t K_(any32) __attribute__((__vector_size__(32), __aligned__(1), __may_alias__));
+typedef uint32_t K_(any16) __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
+#define TO_(type, p) (*KOPT_POINTER_(K_(type) *, p))
+#define FROM_(type, p) (*KOPT_CONST_POINTER_(const K_(type) *, p))
 #define OF_ONE_(result, name, operation, given)                   \
     FN_ result name(given a) {                                    \
         result r;                                                 \
@@ -2602,167 +2603,167 @@ typedef uint32_t NAME_(any16) __attribute__((__vector_size__(16), __aligned__(1)
         return r;                                                                 \
     }
 #define OF_MEMORY_(name, operation, type)                                      \
-    FN_ words_ name(const kopt_byte_ *p) {                                     \
-        words_ r;                                                              \
+    FN_ vu32_ name(const kopt_byte_ *p) {                                     \
+        vu32_ r;                                                              \
         __asm__(operation " {%1, %0|%0, %1}" : "=v"(r) : "m"(FROM_(type, p))); \
         return r;                                                              \
     }
 
-FN_ floats_ set_(float x) {
-    const floats_ r = {x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+FN_ vf32_ splat_(float x) {
+    const vf32_ r = {x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
     return r;
 }
-FN_ floats_ add_(floats_ a, floats_ b) {
-    floats_ r = a + b;
-    SETTLE_(r);
+FN_ vf32_ add_(vf32_ a, vf32_ b) {
+    vf32_ r = a + b;
+    OPAQUE_(r);
     return r;
 }
-FN_ floats_ sub_(floats_ a, floats_ b) {
-    floats_ r = a - b;
-    SETTLE_(r);
+FN_ vf32_ sub_(vf32_ a, vf32_ b) {
+    vf32_ r = a - b;
+    OPAQUE_(r);
     return r;
 }
-FN_ floats_ mul_(floats_ a, floats_ b) {
-    floats_ r = a * b;
-    SETTLE_(r);
+FN_ vf32_ mul_(vf32_ a, vf32_ b) {
+    vf32_ r = a * b;
+    OPAQUE_(r);
     return r;
 }
-OF_TWO_(floats_, "=v", div_, "vdivps", floats_)
-OF_ONE_(floats_, sqrt_, "vsqrtps", floats_)
-OF_TWO_(floats_, "=v", lesser_, "vminps", floats_)
-OF_TWO_(floats_, "=v", greater_, "vmaxps", floats_)
-FN_ words_ bits_(floats_ a) { /* settled: see kopt_bits_ */
-    words_ r = KOPT_SAME_BITS_(words_, a);
-    SETTLE_(r);
+OF_TWO_(vf32_, "=v", div_, "vdivps", vf32_)
+OF_ONE_(vf32_, sqrt_, "vsqrtps", vf32_)
+OF_TWO_(vf32_, "=v", min_, "vminps", vf32_)
+OF_TWO_(vf32_, "=v", max_, "vmaxps", vf32_)
+FN_ vu32_ as_u32_(vf32_ a) { /* settled: see kopt_as_u32_ */
+    vu32_ r = KOPT_SAME_BITS_(vu32_, a);
+    OPAQUE_(r);
     return r;
 }
-FN_ floats_ value_(words_ a) { return KOPT_SAME_BITS_(floats_, a); }
-OF_ONE_(words_, round_, "vcvtps2dq", floats_)
-OF_ONE_(floats_, count_, "vcvtdq2ps", words_)
-FN_ words_ iset_(uint32_t a) {
-    const words_ r = {a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a};
+FN_ vf32_ as_f32_(vu32_ a) { return KOPT_SAME_BITS_(vf32_, a); }
+OF_ONE_(vu32_, round_u32_, "vcvtps2dq", vf32_)
+OF_ONE_(vf32_, convert_f32_, "vcvtdq2ps", vu32_)
+FN_ vu32_ isplat_(uint32_t a) {
+    const vu32_ r = {a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a};
     return r;
 }
 #define OPERATORS_ 1
-OF_TWO_(words_, "=v", add16_, "vpaddw", words_)
-OF_TWO_(words_, "=v", mul16_, "vpmullw", words_)
-OF_TWO_(words_, "=v", NAME_(mul64), "vpmuludq", words_) /* of the even words, 64 bits each */
-FN_ words_ NAME_(odd_words)(words_ a) {                 /* the odd words in the even lanes */
-    words_ r;
+OF_TWO_(vu32_, "=v", add16_, "vpaddw", vu32_)
+OF_TWO_(vu32_, "=v", mul16_, "vpmullw", vu32_)
+OF_TWO_(vu32_, "=v", K_(mul64), "vpmuludq", vu32_) /* of the even words, 64 bits each */
+FN_ vu32_ K_(odd_words)(vu32_ a) {                 /* the odd words in the even lanes */
+    vu32_ r;
     __asm__("vpsrlq {$32, %1, %0|%0, %1, 32}" : "=v"(r) : "v"(a));
     return r;
 }
-FN_ words_ NAME_(neighbours)(words_ a, mask_ m, words_ b) { /* a, and at m the neighbour's word of b */
+FN_ vu32_ K_(neighbours)(vu32_ a, vmask_ m, vu32_ b) { /* a, and at m the neighbour's word of b */
     __asm__("vpshufd {$0xB1, %2, %0%{%1%}|%0%{%1%}, %2, 0xB1}" : "+v"(a) : "Yk"(m), "v"(b));
     return a;
 }
-FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
-    words_ factor = iset_(b), even = NAME_(mul64)(a, factor), odd = NAME_(mul64)(NAME_(odd_words)(a), factor);
-    *low = NAME_(neighbours)(even, 0xAAAA, odd);  /* odd's low words into the odd lanes    */
-    *high = NAME_(neighbours)(odd, 0x5555, even); /* even's high words into the even lanes */
+FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
+    vu32_ factor = isplat_(b), even = K_(mul64)(a, factor), odd = K_(mul64)(K_(odd_words)(a), factor);
+    *low = K_(neighbours)(even, 0xAAAA, odd);  /* odd's low words into the odd lanes    */
+    *high = K_(neighbours)(odd, 0x5555, even); /* even's high words into the even lanes */
 }
-OF_TWO_(mask_, "=Yk", gt_, "vpcmpgtd", words_)
-OF_TWO_(mask_, "=Yk", eq_, "vpcmpeqd", words_)
-FN_ words_ select_(mask_ m, words_ yes, words_ no) { /* gcc makes masked operations of it: to bf16 in 0.8 to 0.9 of the time */
-    return KOPT_SAME_BITS_(words_, __builtin_ia32_blendmd_512_mask(KOPT_SAME_BITS_(NAME_(ints), no),
-                                                                   KOPT_SAME_BITS_(NAME_(ints), yes), m));
+OF_TWO_(vmask_, "=Yk", igt_, "vpcmpgtd", vu32_)
+OF_TWO_(vmask_, "=Yk", ieq_, "vpcmpeqd", vu32_)
+FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { /* gcc makes masked operations of it: to bf16 in 0.8 to 0.9 of the time */
+    return KOPT_SAME_BITS_(vu32_, __builtin_ia32_blendmd_512_mask(KOPT_SAME_BITS_(K_(ints), no),
+                                                                   KOPT_SAME_BITS_(K_(ints), yes), m));
 }
-FN_ floats_ sub_where_(mask_ m, floats_ a, floats_ b) {
-    floats_ r = b;
+FN_ vf32_ masked_sub_(vmask_ m, vf32_ a, vf32_ b) {
+    vf32_ r = b;
     __asm__("vsubps {%2, %1, %0%{%3%}|%0%{%3%}, %1, %2}" : "+v"(r) : "v"(a), "v"(b), "Yk"(m));
     return r;
 }
-FN_ words_ where_(mask_ m, words_ a) {
-    words_ r;
+FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) {
+    vu32_ r;
     __asm__("vmovdqa32 {%1, %0%{%2%}%{z%}|%0%{%2%}%{z%}, %1}" : "=v"(r) : "v"(a), "Yk"(m));
     return r;
 }
-FN_ words_ load32_(const kopt_byte_ *p) { return FROM_(any64, p); }
+FN_ vu32_ load32_(const kopt_byte_ *p) { return FROM_(any64, p); }
 OF_MEMORY_(load16_, "vpmovzxwd", any32)
 OF_MEMORY_(load8_, "vpmovsxbd", any16)
-OF_ONE_(NAME_(bytes32), NAME_(low16), "vpmovdw", words_)
-OF_ONE_(NAME_(bytes16), NAME_(low8), "vpmovdb", words_)
-OF_ONE_(NAME_(bytes32), NAME_(pair_low8), "vpmovwb", words_)
-OF_ONE_(words_, NAME_(wide16), "vpmovzxwd", NAME_(bytes32))
-FN_ void store32_(kopt_byte_ *p, words_ a) { TO_(any64, p) = a; }
-FN_ void store16_(kopt_byte_ *p, words_ a) { TO_(any32, p) = NAME_(low16)(a); }
-FN_ void store8_(kopt_byte_ *p, words_ a) { TO_(any16, p) = NAME_(low8)(a); }
-FN_ void pair_store8_(kopt_byte_ *p, words_ a) { TO_(any32, p) = NAME_(pair_low8)(a); }
-FN_ floats_ widen_fp16_(words_ a) {
-    floats_ r;
-    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "v"(NAME_(low16)(a)));
+OF_ONE_(K_(bytes32), K_(low16), "vpmovdw", vu32_)
+OF_ONE_(K_(bytes16), K_(low8), "vpmovdb", vu32_)
+OF_ONE_(K_(bytes32), K_(pair_low8), "vpmovwb", vu32_)
+OF_ONE_(vu32_, K_(wide16), "vpmovzxwd", K_(bytes32))
+FN_ void store32_(kopt_byte_ *p, vu32_ a) { TO_(any64, p) = a; }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) { TO_(any32, p) = K_(low16)(a); }
+FN_ void store8_(kopt_byte_ *p, vu32_ a) { TO_(any16, p) = K_(low8)(a); }
+FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { TO_(any32, p) = K_(pair_low8)(a); }
+FN_ vf32_ widen_fp16_(vu32_ a) {
+    vf32_ r;
+    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "v"(K_(low16)(a)));
     return r;
 }
-FN_ words_ narrow_fp16_(floats_ a) {
-    NAME_(bytes32) r;
+FN_ vu32_ narrow_fp16_(vf32_ a) {
+    K_(bytes32) r;
     __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(r) : "v"(a));
-    return NAME_(wide16)(r);
+    return K_(wide16)(r);
 }
-FN_ words_ block_order_(void) {
-    const words_ r = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+FN_ vu32_ block_of_lane_(void) {
+    const vu32_ r = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
     return r;
 }
-OF_TWO_(words_, "=v", zip_low_, "vpunpckldq", words_)
-OF_TWO_(words_, "=v", zip_high_, "vpunpckhdq", words_)
-FN_ void NAME_(stream32)(kopt_byte_ *p, words_ a) {
+OF_TWO_(vu32_, "=v", interleave_low_, "vpunpckldq", vu32_)
+OF_TWO_(vu32_, "=v", interleave_high_, "vpunpckhdq", vu32_)
+FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) {
     __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(TO_(any64, p)) : "v"(a));
 }
-FN_ void NAME_(stream16)(kopt_byte_ *p, words_ a) {
-    __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(TO_(any32, p)) : "v"(NAME_(low16)(a)));
+FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) {
+    __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(TO_(any32, p)) : "v"(K_(low16)(a)));
 }
-FN_ words_ pair_join_(words_ even, words_ odd) { /* bytes 2 and 3 of even into bytes 0 and 1 of odd: one operation */
-    const words_ bytes = {0x0302, 0x0706, 0x0B0A, 0x0F0E, 0x0302, 0x0706, 0x0B0A, 0x0F0E,
+FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) { /* bytes 2 and 3 of even into bytes 0 and 1 of odd: one operation */
+    const vu32_ bytes = {0x0302, 0x0706, 0x0B0A, 0x0F0E, 0x0302, 0x0706, 0x0B0A, 0x0F0E,
                           0x0302, 0x0706, 0x0B0A, 0x0F0E, 0x0302, 0x0706, 0x0B0A, 0x0F0E};
     const uint64_t low = KOPT_CAST_(uint64_t, 0x33333333u) << 32 | 0x33333333u;
     __asm__("vpshufb {%3, %2, %0%{%1%}|%0%{%1%}, %2, %3}" : "+v"(odd) : "Yk"(low), "v"(even), "v"(bytes));
     return odd;
 }
-FN_ words_ pair_flush_(words_ a, words_ exponent) {
+FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
     uint32_t normal;
-    words_ r;
+    vu32_ r;
     __asm__("vptestmw {%2, %1, %0|%0, %1, %2}" : "=Yk"(normal) : "v"(a), "v"(exponent));
     __asm__("vmovdqu16 {%1, %0%{%2%}%{z%}|%0%{%2%}%{z%}, %1}" : "=v"(r) : "v"(a), "Yk"(normal));
     return r;
 }
-OF_TWO_(words_, "=v", pair_max_, "vpmaxsw", words_)
-OF_TWO_(uint32_t, "=Yk", NAME_(pair_gt), "vpcmpgtw", words_)
-FN_ int pair_any_above_(words_ a, words_ limit) {
-    uint32_t above = NAME_(pair_gt)(a, limit);
+OF_TWO_(vu32_, "=v", max16_, "vpmaxsw", vu32_)
+OF_TWO_(uint32_t, "=Yk", K_(pair_gt), "vpcmpgtw", vu32_)
+FN_ int any_gt16_(vu32_ a, vu32_ limit) {
+    uint32_t above = K_(pair_gt)(a, limit);
     __asm__("" : "+r"(above)); /* not kortest: 2 % of a step on a Zen 5 */
     return above != 0;
 }
-FN_ words_ unpack_low_(words_ a) {
-    words_ r;
+FN_ vu32_ unpack_low16_(vu32_ a) {
+    vu32_ r;
     __asm__("vpmovzxwd {%t1, %0|%0, %t1}" : "=v"(r) : "v"(a));
     return r;
 }
-FN_ words_ unpack_high_(words_ a) {
-    NAME_(bytes32) r;
+FN_ vu32_ unpack_high16_(vu32_ a) {
+    K_(bytes32) r;
     __asm__("vextracti64x4 {$1, %1, %0|%0, %1, 1}" : "=v"(r) : "v"(a));
-    return NAME_(wide16)(r);
+    return K_(wide16)(r);
 }
-FN_ words_ pack_upper_(words_ a, words_ b) {
-    const words_ odd = {0x00030001, 0x00070005, 0x000B0009, 0x000F000D, 0x00130011, 0x00170015, 0x001B0019, 0x001F001D,
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
+    const vu32_ odd = {0x00030001, 0x00070005, 0x000B0009, 0x000F000D, 0x00130011, 0x00170015, 0x001B0019, 0x001F001D,
                         0x00230021, 0x00270025, 0x002B0029, 0x002F002D, 0x00330031, 0x00370035, 0x003B0039, 0x003F003D};
     __asm__("vpermt2w {%2, %1, %0|%0, %1, %2}" : "+v"(a) : "v"(odd), "v"(b));
     return a;
 }
 #define IMAX_ 1
-OF_TWO_(words_, "=v", imax_, "vpmaxsd", words_)
+OF_TWO_(vu32_, "=v", imax_, "vpmaxsd", vu32_)
 #define UNORDERED_ 1
-OF_TWO_(mask_, "=Yk", unordered_, "vcmpunordps", floats_)
+OF_TWO_(vmask_, "=Yk", unordered_, "vcmpunordps", vf32_)
 #define FP16_ 1
-FN_ floats_ load_fp16_(const kopt_byte_ *p) {
-    floats_ r;
+FN_ vf32_ load_fp16_(const kopt_byte_ *p) {
+    vf32_ r;
     __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "m"(FROM_(any32, p)));
     return r;
 }
-FN_ floats_ nearest_fp16_(floats_ x, words_ *stored) {
-    NAME_(bytes32) half;
-    floats_ r;
+FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
+    K_(bytes32) half;
+    vf32_ r;
     __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(half) : "v"(x));
     __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "v"(half));
-    *stored = NAME_(wide16)(half);
+    *stored = K_(wide16)(half);
     return r;
 }
 #undef OF_ONE_
@@ -2772,276 +2773,276 @@ FN_ floats_ nearest_fp16_(floats_ x, words_ *stored) {
 #undef FROM_
 
 #else
-typedef __m512 floats_;
-typedef __m512i words_;
-typedef __mmask16 mask_;
+typedef __m512 vf32_;
+typedef __m512i vu32_;
+typedef __mmask16 vmask_;
 
-FN_ floats_ set_(float x) { return _mm512_set1_ps(x); }
-FN_ floats_ add_(floats_ a, floats_ b) {
-    floats_ r = _mm512_add_ps(a, b);
-    SETTLE_(r);
+FN_ vf32_ splat_(float x) { return _mm512_set1_ps(x); }
+FN_ vf32_ add_(vf32_ a, vf32_ b) {
+    vf32_ r = _mm512_add_ps(a, b);
+    OPAQUE_(r);
     return r;
 }
-FN_ floats_ sub_(floats_ a, floats_ b) {
-    floats_ r = _mm512_sub_ps(a, b);
-    SETTLE_(r);
+FN_ vf32_ sub_(vf32_ a, vf32_ b) {
+    vf32_ r = _mm512_sub_ps(a, b);
+    OPAQUE_(r);
     return r;
 }
-FN_ floats_ mul_(floats_ a, floats_ b) {
-    floats_ r = _mm512_mul_ps(a, b);
-    SETTLE_(r);
+FN_ vf32_ mul_(vf32_ a, vf32_ b) {
+    vf32_ r = _mm512_mul_ps(a, b);
+    OPAQUE_(r);
     return r;
 }
-FN_ floats_ div_(floats_ a, floats_ b) {
+FN_ vf32_ div_(vf32_ a, vf32_ b) {
 #ifdef KOPT_GNU_
-    floats_ r;
+    vf32_ r;
     __asm__("vdivps {%2, %1, %0|%0, %1, %2}" : "=v"(r) : "v"(a), "v"(b));
     return r;
 #else
     return _mm512_div_ps(a, b);
 #endif
 }
-FN_ floats_ sqrt_(floats_ a) {
+FN_ vf32_ sqrt_(vf32_ a) {
 #ifdef KOPT_GNU_
-    floats_ r;
+    vf32_ r;
     __asm__("vsqrtps {%1, %0|%0, %1}" : "=v"(r) : "v"(a));
     return r;
 #else
     return _mm512_sqrt_ps(a);
 #endif
 }
-FN_ floats_ lesser_(floats_ a, floats_ b) { return _mm512_min_ps(a, b); }
-FN_ floats_ greater_(floats_ a, floats_ b) { return _mm512_max_ps(a, b); }
-FN_ words_ bits_(floats_ a) { /* settled: see kopt_bits_ */
-    words_ r = _mm512_castps_si512(a);
-    SETTLE_(r);
+FN_ vf32_ min_(vf32_ a, vf32_ b) { return _mm512_min_ps(a, b); }
+FN_ vf32_ max_(vf32_ a, vf32_ b) { return _mm512_max_ps(a, b); }
+FN_ vu32_ as_u32_(vf32_ a) { /* settled: see kopt_as_u32_ */
+    vu32_ r = _mm512_castps_si512(a);
+    OPAQUE_(r);
     return r;
 }
-FN_ floats_ value_(words_ a) { return _mm512_castsi512_ps(a); }
-FN_ words_ round_(floats_ a) { return _mm512_cvtps_epi32(a); }
-FN_ floats_ count_(words_ a) { return _mm512_cvtepi32_ps(a); }
-FN_ words_ iset_(uint32_t a) { return _mm512_set1_epi32(KOPT_CAST_(int, a)); }
-FN_ words_ iadd_(words_ a, words_ b) { return _mm512_add_epi32(a, b); }
-FN_ words_ isub_(words_ a, words_ b) { return _mm512_sub_epi32(a, b); }
-FN_ words_ and_(words_ a, words_ b) { return _mm512_and_si512(a, b); }
-FN_ words_ or_(words_ a, words_ b) { return _mm512_or_si512(a, b); }
-FN_ words_ xor_(words_ a, words_ b) { return _mm512_xor_si512(a, b); }
+FN_ vf32_ as_f32_(vu32_ a) { return _mm512_castsi512_ps(a); }
+FN_ vu32_ round_u32_(vf32_ a) { return _mm512_cvtps_epi32(a); }
+FN_ vf32_ convert_f32_(vu32_ a) { return _mm512_cvtepi32_ps(a); }
+FN_ vu32_ isplat_(uint32_t a) { return _mm512_set1_epi32(KOPT_CAST_(int, a)); }
+FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return _mm512_add_epi32(a, b); }
+FN_ vu32_ isub_(vu32_ a, vu32_ b) { return _mm512_sub_epi32(a, b); }
+FN_ vu32_ and_(vu32_ a, vu32_ b) { return _mm512_and_si512(a, b); }
+FN_ vu32_ or_(vu32_ a, vu32_ b) { return _mm512_or_si512(a, b); }
+FN_ vu32_ xor_(vu32_ a, vu32_ b) { return _mm512_xor_si512(a, b); }
 #define shl_(a, n) _mm512_slli_epi32(a, n)
 #define shr_(a, n) _mm512_srli_epi32(a, n)
-FN_ words_ add16_(words_ a, words_ b) { return _mm512_add_epi16(a, b); }
-FN_ words_ mul16_(words_ a, words_ b) { return _mm512_mullo_epi16(a, b); }
-FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
-    words_ factor = iset_(b), even = _mm512_mul_epu32(a, factor);
-    words_ odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), factor);
+FN_ vu32_ add16_(vu32_ a, vu32_ b) { return _mm512_add_epi16(a, b); }
+FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return _mm512_mullo_epi16(a, b); }
+FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
+    vu32_ factor = isplat_(b), even = _mm512_mul_epu32(a, factor);
+    vu32_ odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), factor);
     *low = _mm512_mask_shuffle_epi32(even, 0xAAAA, odd, _MM_PERM_CDAB);  /* odd's low words into the odd lanes    */
     *high = _mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_CDAB); /* even's high words into the even lanes */
 }
-FN_ mask_ gt_(words_ a, words_ b) { return _mm512_cmpgt_epi32_mask(a, b); }
-FN_ mask_ eq_(words_ a, words_ b) { return _mm512_cmpeq_epi32_mask(a, b); }
-FN_ words_ select_(mask_ m, words_ yes, words_ no) { return _mm512_mask_blend_epi32(m, no, yes); }
-FN_ floats_ sub_where_(mask_ m, floats_ a, floats_ b) {
-    floats_ r = _mm512_mask_sub_ps(b, m, a, b);
-    SETTLE_(r);
+FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm512_cmpgt_epi32_mask(a, b); }
+FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return _mm512_cmpeq_epi32_mask(a, b); }
+FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm512_mask_blend_epi32(m, no, yes); }
+FN_ vf32_ masked_sub_(vmask_ m, vf32_ a, vf32_ b) {
+    vf32_ r = _mm512_mask_sub_ps(b, m, a, b);
+    OPAQUE_(r);
     return r;
 }
-FN_ words_ where_(mask_ m, words_ a) { return _mm512_maskz_mov_epi32(m, a); }
-FN_ words_ load32_(const kopt_byte_ *p) { return _mm512_loadu_si512(KOPT_CONST_POINTER_(const __m512i *, p)); }
-FN_ words_ load16_(const kopt_byte_ *p) {
+FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return _mm512_maskz_mov_epi32(m, a); }
+FN_ vu32_ load32_(const kopt_byte_ *p) { return _mm512_loadu_si512(KOPT_CONST_POINTER_(const __m512i *, p)); }
+FN_ vu32_ load16_(const kopt_byte_ *p) {
     return _mm512_cvtepu16_epi32(_mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)));
 }
-FN_ words_ load8_(const kopt_byte_ *p) {
+FN_ vu32_ load8_(const kopt_byte_ *p) {
     return _mm512_cvtepi8_epi32(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
 }
-FN_ void store32_(kopt_byte_ *p, words_ a) { _mm512_storeu_si512(KOPT_POINTER_(__m512i *, p), a); }
-FN_ void store16_(kopt_byte_ *p, words_ a) {
+FN_ void store32_(kopt_byte_ *p, vu32_ a) { _mm512_storeu_si512(KOPT_POINTER_(__m512i *, p), a); }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) {
     _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi32_epi16(a));
 }
-FN_ void store8_(kopt_byte_ *p, words_ a) { _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm512_cvtepi32_epi8(a)); }
-FN_ floats_ widen_fp16_(words_ a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
-FN_ words_ narrow_fp16_(floats_ a) { return _mm512_cvtepu16_epi32(_mm512_maskz_cvtps_ph(0xFFFFu, a, 0)); }
-FN_ words_ block_order_(void) { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
-FN_ words_ zip_low_(words_ a, words_ b) { return _mm512_unpacklo_epi32(a, b); }
-FN_ words_ zip_high_(words_ a, words_ b) { return _mm512_unpackhi_epi32(a, b); }
-FN_ void NAME_(stream32)(kopt_byte_ *p, words_ a) { _mm512_stream_si512(KOPT_POINTER_(__m512i *, p), a); }
-FN_ void NAME_(stream16)(kopt_byte_ *p, words_ a) {
+FN_ void store8_(kopt_byte_ *p, vu32_ a) { _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm512_cvtepi32_epi8(a)); }
+FN_ vf32_ widen_fp16_(vu32_ a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
+FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm512_cvtepu16_epi32(_mm512_maskz_cvtps_ph(0xFFFFu, a, 0)); }
+FN_ vu32_ block_of_lane_(void) { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
+FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return _mm512_unpacklo_epi32(a, b); }
+FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return _mm512_unpackhi_epi32(a, b); }
+FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) { _mm512_stream_si512(KOPT_POINTER_(__m512i *, p), a); }
+FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) {
     _mm256_stream_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi32_epi16(a));
 }
-FN_ void pair_store8_(kopt_byte_ *p, words_ a) {
+FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
     _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi16_epi8(a));
 }
-FN_ words_ pair_join_(words_ even, words_ odd) { /* bytes 2 and 3 of even into bytes 0 and 1 of odd: one operation */
+FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) { /* bytes 2 and 3 of even into bytes 0 and 1 of odd: one operation */
     const __mmask64 low = KOPT_CAST_(uint64_t, 0x33333333u) << 32 | 0x33333333u;
     return _mm512_mask_shuffle_epi8(odd, low, even, _mm512_set4_epi32(0x0F0E, 0x0B0A, 0x0706, 0x0302));
 }
-FN_ words_ pair_flush_(words_ a, words_ exponent) {
+FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
     return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(a, exponent), a);
 }
-FN_ words_ pair_max_(words_ a, words_ b) { return _mm512_max_epi16(a, b); }
-FN_ int pair_any_above_(words_ a, words_ limit) {
+FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm512_max_epi16(a, b); }
+FN_ int any_gt16_(vu32_ a, vu32_ limit) {
     uint32_t above = _mm512_cmpgt_epi16_mask(a, limit);
 #ifdef KOPT_GNU_
     __asm__("" : "+r"(above)); /* not kortest: 2 % of a step on a Zen 5 */
 #endif
     return above != 0;
 }
-FN_ words_ unpack_low_(words_ a) { return _mm512_cvtepu16_epi32(_mm512_castsi512_si256(a)); }
-FN_ words_ unpack_high_(words_ a) { return _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(a, 1)); }
-FN_ words_ pack_upper_(words_ a, words_ b) {
-    const words_ odd = _mm512_set_epi32(0x003F003D, 0x003B0039, 0x00370035, 0x00330031, 0x002F002D, 0x002B0029,
+FN_ vu32_ unpack_low16_(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_castsi512_si256(a)); }
+FN_ vu32_ unpack_high16_(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(a, 1)); }
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
+    const vu32_ odd = _mm512_set_epi32(0x003F003D, 0x003B0039, 0x00370035, 0x00330031, 0x002F002D, 0x002B0029,
                                         0x00270025, 0x00230021, 0x001F001D, 0x001B0019, 0x00170015, 0x00130011,
                                         0x000F000D, 0x000B0009, 0x00070005, 0x00030001);
     return _mm512_permutex2var_epi16(a, odd, b);
 }
 #define IMAX_ 1
-FN_ words_ imax_(words_ a, words_ b) { return _mm512_max_epi32(a, b); }
+FN_ vu32_ imax_(vu32_ a, vu32_ b) { return _mm512_max_epi32(a, b); }
 #define FP16_ 1
-FN_ floats_ load_fp16_(const kopt_byte_ *p) {
+FN_ vf32_ load_fp16_(const kopt_byte_ *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)));
 }
-FN_ floats_ nearest_fp16_(floats_ x, words_ *stored) {
+FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
     const __m256i half = _mm512_maskz_cvtps_ph(0xFFFFu, x, 0);
     *stored = _mm512_cvtepu16_epi32(half);
     return _mm512_cvtph_ps(half);
 }
 #endif
 
-FN_ words_ hold_(uint32_t a) {
-    words_ r = iset_(a);
-    SETTLE_(r);
+FN_ vu32_ isplat_hoisted_(uint32_t a) {
+    vu32_ r = isplat_(a);
+    OPAQUE_(r);
     return r;
 }
-FN_ mask_ either_(mask_ a, mask_ b) { return KOPT_CAST_(mask_, a | b); }
-FN_ int any_(mask_ a) { return a != 0; }
-FN_ void NAME_(stream_end)(void) { _mm_sfence(); }
+FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return KOPT_CAST_(vmask_, a | b); }
+FN_ int any_true_(vmask_ a) { return a != 0; }
+FN_ void K_(nt_fence)(void) { _mm_sfence(); }
 
 /* ---- NEON of AArch64: 4 lanes ------------------------------------------------------------------------------------ */
 #elif KOPT_PASS_ == KOPT_PASS_NEON_
 #define ISA_ neon
 #define ISA_TARGET_
 #define LANES_ KOPT_CAST_(size_t, 4)
-#define PAIRS_ 1
-typedef float32x4_t floats_;
-typedef uint32x4_t words_;
-typedef uint32x4_t mask_;
+#define SPECIALIZED_ 1
+typedef float32x4_t vf32_;
+typedef uint32x4_t vu32_;
+typedef uint32x4_t vmask_;
 
-#define SETTLE_(r) __asm__("" : "+w"(r))
+#define OPAQUE_(r) __asm__("" : "+w"(r))
 
-FN_ floats_ set_(float x) { return vdupq_n_f32(x); }
-FN_ floats_ add_(floats_ a, floats_ b) {
-    floats_ r = vaddq_f32(a, b);
-    SETTLE_(r);
+FN_ vf32_ splat_(float x) { return vdupq_n_f32(x); }
+FN_ vf32_ add_(vf32_ a, vf32_ b) {
+    vf32_ r = vaddq_f32(a, b);
+    OPAQUE_(r);
     return r;
 }
-FN_ floats_ sub_(floats_ a, floats_ b) {
-    floats_ r = vsubq_f32(a, b);
-    SETTLE_(r);
+FN_ vf32_ sub_(vf32_ a, vf32_ b) {
+    vf32_ r = vsubq_f32(a, b);
+    OPAQUE_(r);
     return r;
 }
-FN_ floats_ mul_(floats_ a, floats_ b) {
-    floats_ r = vmulq_f32(a, b);
-    SETTLE_(r);
+FN_ vf32_ mul_(vf32_ a, vf32_ b) {
+    vf32_ r = vmulq_f32(a, b);
+    OPAQUE_(r);
     return r;
 }
-FN_ floats_ div_(floats_ a, floats_ b) {
-    floats_ r;
+FN_ vf32_ div_(vf32_ a, vf32_ b) {
+    vf32_ r;
     __asm__("fdiv %0.4s, %1.4s, %2.4s" : "=w"(r) : "w"(a), "w"(b));
     return r;
 }
-FN_ floats_ sqrt_(floats_ a) {
-    floats_ r;
+FN_ vf32_ sqrt_(vf32_ a) {
+    vf32_ r;
     __asm__("fsqrt %0.4s, %1.4s" : "=w"(r) : "w"(a));
     return r;
 }
-FN_ words_ bits_(floats_ a) { /* settled: see kopt_bits_ */
-    words_ r = vreinterpretq_u32_f32(a);
-    SETTLE_(r);
+FN_ vu32_ as_u32_(vf32_ a) { /* settled: see kopt_as_u32_ */
+    vu32_ r = vreinterpretq_u32_f32(a);
+    OPAQUE_(r);
     return r;
 }
-FN_ floats_ value_(words_ a) { return vreinterpretq_f32_u32(a); }
-FN_ words_ round_(floats_ a) { return vreinterpretq_u32_s32(vcvtnq_s32_f32(a)); }
-FN_ floats_ count_(words_ a) { return vcvtq_f32_s32(vreinterpretq_s32_u32(a)); }
-FN_ words_ iset_(uint32_t a) { return vdupq_n_u32(a); }
-FN_ words_ hold_(uint32_t a) {
-    words_ r = iset_(a);
-    SETTLE_(r);
+FN_ vf32_ as_f32_(vu32_ a) { return vreinterpretq_f32_u32(a); }
+FN_ vu32_ round_u32_(vf32_ a) { return vreinterpretq_u32_s32(vcvtnq_s32_f32(a)); }
+FN_ vf32_ convert_f32_(vu32_ a) { return vcvtq_f32_s32(vreinterpretq_s32_u32(a)); }
+FN_ vu32_ isplat_(uint32_t a) { return vdupq_n_u32(a); }
+FN_ vu32_ isplat_hoisted_(uint32_t a) {
+    vu32_ r = isplat_(a);
+    OPAQUE_(r);
     return r;
 }
-FN_ words_ iadd_(words_ a, words_ b) { return vaddq_u32(a, b); }
-FN_ words_ isub_(words_ a, words_ b) { return vsubq_u32(a, b); }
-FN_ words_ and_(words_ a, words_ b) { return vandq_u32(a, b); }
-FN_ words_ or_(words_ a, words_ b) { return vorrq_u32(a, b); }
-FN_ words_ xor_(words_ a, words_ b) { return veorq_u32(a, b); }
+FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return vaddq_u32(a, b); }
+FN_ vu32_ isub_(vu32_ a, vu32_ b) { return vsubq_u32(a, b); }
+FN_ vu32_ and_(vu32_ a, vu32_ b) { return vandq_u32(a, b); }
+FN_ vu32_ or_(vu32_ a, vu32_ b) { return vorrq_u32(a, b); }
+FN_ vu32_ xor_(vu32_ a, vu32_ b) { return veorq_u32(a, b); }
 #define shl_(a, n) vshlq_n_u32(a, n)
 #define shr_(a, n) vshrq_n_u32(a, n)
-FN_ words_ add16_(words_ a, words_ b) {
+FN_ vu32_ add16_(vu32_ a, vu32_ b) {
     return vreinterpretq_u32_u16(vaddq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
 }
-FN_ words_ mul16_(words_ a, words_ b) {
+FN_ vu32_ mul16_(vu32_ a, vu32_ b) {
     return vreinterpretq_u32_u16(vmulq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
 }
-FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
-    words_ first = vreinterpretq_u32_u64(vmull_n_u32(vget_low_u32(a), b));
-    words_ second = vreinterpretq_u32_u64(vmull_n_u32(vget_high_u32(a), b));
+FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
+    vu32_ first = vreinterpretq_u32_u64(vmull_n_u32(vget_low_u32(a), b));
+    vu32_ second = vreinterpretq_u32_u64(vmull_n_u32(vget_high_u32(a), b));
     *low = vuzp1q_u32(first, second);
     *high = vuzp2q_u32(first, second);
 }
-FN_ void dot_(words_ sum[2], words_ a, words_ b) {
+FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) {
     sum[0] = vreinterpretq_u32_u64(vmlal_u32(vreinterpretq_u64_u32(sum[0]), vget_low_u32(a), vget_low_u32(b)));
     sum[1] = vreinterpretq_u32_u64(vmlal_u32(vreinterpretq_u64_u32(sum[1]), vget_high_u32(a), vget_high_u32(b)));
 }
-FN_ mask_ gt_(words_ a, words_ b) { return vcgtq_s32(vreinterpretq_s32_u32(a), vreinterpretq_s32_u32(b)); }
-FN_ mask_ eq_(words_ a, words_ b) { return vceqq_u32(a, b); }
-FN_ mask_ either_(mask_ a, mask_ b) { return vorrq_u32(a, b); }
-FN_ int any_(mask_ a) { return vmaxvq_u32(a) != 0; }
-FN_ words_ select_(mask_ m, words_ yes, words_ no) { return vbslq_u32(m, yes, no); }
-FN_ words_ where_(mask_ m, words_ a) { return vandq_u32(m, a); }
-FN_ words_ load32_(const kopt_byte_ *p) { return vreinterpretq_u32_u8(vld1q_u8(p)); }
-FN_ words_ load16_(const kopt_byte_ *p) { return vmovl_u16(vreinterpret_u16_u8(vld1_u8(p))); }
-FN_ words_ load8_(const kopt_byte_ *p) {
+FN_ vmask_ igt_(vu32_ a, vu32_ b) { return vcgtq_s32(vreinterpretq_s32_u32(a), vreinterpretq_s32_u32(b)); }
+FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return vceqq_u32(a, b); }
+FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return vorrq_u32(a, b); }
+FN_ int any_true_(vmask_ a) { return vmaxvq_u32(a) != 0; }
+FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return vbslq_u32(m, yes, no); }
+FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return vandq_u32(m, a); }
+FN_ vu32_ load32_(const kopt_byte_ *p) { return vreinterpretq_u32_u8(vld1q_u8(p)); }
+FN_ vu32_ load16_(const kopt_byte_ *p) { return vmovl_u16(vreinterpret_u16_u8(vld1_u8(p))); }
+FN_ vu32_ load8_(const kopt_byte_ *p) {
     int8x8_t a = vreinterpret_s8_u32(vdup_n_u32(kopt_load32_(p)));
     return vreinterpretq_u32_s32(vmovl_s16(vget_low_s16(vmovl_s8(a))));
 }
-FN_ void store32_(kopt_byte_ *p, words_ a) { vst1q_u8(p, vreinterpretq_u8_u32(a)); }
-FN_ void store16_(kopt_byte_ *p, words_ a) { vst1_u8(p, vreinterpret_u8_u16(vmovn_u32(a))); }
-FN_ void store8_(kopt_byte_ *p, words_ a) {
+FN_ void store32_(kopt_byte_ *p, vu32_ a) { vst1q_u8(p, vreinterpretq_u8_u32(a)); }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vreinterpret_u8_u16(vmovn_u32(a))); }
+FN_ void store8_(kopt_byte_ *p, vu32_ a) {
     uint16x4_t half = vmovn_u32(a);
     uint8x8_t quarter = vmovn_u16(vcombine_u16(half, half));
     kopt_store32_(p, vget_lane_u32(vreinterpret_u32_u8(quarter), 0));
 }
-FN_ floats_ widen_fp16_(words_ a) { return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(a))); }
-FN_ words_ narrow_fp16_(floats_ a) { return vmovl_u16(vreinterpret_u16_f16(vcvt_f16_f32(a))); }
-FN_ words_ block_order_(void) {
+FN_ vf32_ widen_fp16_(vu32_ a) { return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(a))); }
+FN_ vu32_ narrow_fp16_(vf32_ a) { return vmovl_u16(vreinterpret_u16_f16(vcvt_f16_f32(a))); }
+FN_ vu32_ block_of_lane_(void) {
     static const uint32_t kopt_lanes_[4] = {0, 1, 2, 3};
     return vld1q_u32(kopt_lanes_);
 }
-FN_ words_ zip_low_(words_ a, words_ b) { return vzip1q_u32(a, b); }
-FN_ words_ zip_high_(words_ a, words_ b) { return vzip2q_u32(a, b); }
-FN_ void pair_store8_(kopt_byte_ *p, words_ a) { vst1_u8(p, vmovn_u16(vreinterpretq_u16_u32(a))); }
-FN_ words_ pair_join_(words_ even, words_ odd) {
+FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return vzip1q_u32(a, b); }
+FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return vzip2q_u32(a, b); }
+FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vmovn_u16(vreinterpretq_u16_u32(a))); }
+FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) {
     return vbslq_u32(vdupq_n_u32(0xFFFF0000u), odd, vshrq_n_u32(even, 16));
 }
-FN_ words_ pair_flush_(words_ a, words_ exponent) {
+FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
     uint16x8_t normal = vtstq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(exponent));
     return vandq_u32(a, vreinterpretq_u32_u16(normal));
 }
-FN_ words_ pair_max_(words_ a, words_ b) {
+FN_ vu32_ max16_(vu32_ a, vu32_ b) {
     return vreinterpretq_u32_s16(vmaxq_s16(vreinterpretq_s16_u32(a), vreinterpretq_s16_u32(b)));
 }
-FN_ int pair_any_above_(words_ a, words_ limit) {
+FN_ int any_gt16_(vu32_ a, vu32_ limit) {
     return vmaxvq_u16(vcgtq_s16(vreinterpretq_s16_u32(a), vreinterpretq_s16_u32(limit))) != 0;
 }
-FN_ words_ unpack_low_(words_ a) { return vmovl_u16(vget_low_u16(vreinterpretq_u16_u32(a))); }
-FN_ words_ unpack_high_(words_ a) { return vmovl_high_u16(vreinterpretq_u16_u32(a)); }
-FN_ words_ pack_upper_(words_ a, words_ b) {
+FN_ vu32_ unpack_low16_(vu32_ a) { return vmovl_u16(vget_low_u16(vreinterpretq_u16_u32(a))); }
+FN_ vu32_ unpack_high16_(vu32_ a) { return vmovl_high_u16(vreinterpretq_u16_u32(a)); }
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
     return vreinterpretq_u32_u16(vuzp2q_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
 }
 #define IMAX_ 1
-FN_ words_ imax_(words_ a, words_ b) {
+FN_ vu32_ imax_(vu32_ a, vu32_ b) {
     return vreinterpretq_u32_s32(vmaxq_s32(vreinterpretq_s32_u32(a), vreinterpretq_s32_u32(b)));
 }
 #define FP16_ 1
-FN_ floats_ load_fp16_(const kopt_byte_ *p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
-FN_ floats_ nearest_fp16_(floats_ x, words_ *stored) {
+FN_ vf32_ load_fp16_(const kopt_byte_ *p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
     const float16x4_t half = vcvt_f16_f32(x);
     *stored = vmovl_u16(vreinterpret_u16_f16(half));
     return vcvt_f32_f16(half);
@@ -3055,190 +3056,66 @@ FN_ floats_ nearest_fp16_(floats_ x, words_ *stored) {
 /* KERNELS: plain C over the vocabulary, written once. docs/numerics.md is their specification.                       */
 /* ================================================================================================================== */
 
-#define imax_ NAME_(imax)
-#define unordered_ NAME_(unordered)
-#define scalars_ NAME_(scalars)
-#define spread_step_ NAME_(spread_step)
-#define spread_ NAME_(spread)
-#define left_ NAME_(left)
-#define fetch_ NAME_(fetch)
-#define put_ NAME_(put)
-#define cipher_ NAME_(cipher)
-#define cipher_of_ NAME_(cipher_of)
-#define random_words_ NAME_(random_words)
-#define random_element_ NAME_(random_element)
-#define number_ NAME_(number)
-#define random_draws_ NAME_(random_draws)
-#define random_draw_ NAME_(random_draw)
-#define random_order_ NAME_(random_order)
-#define random_span_ NAME_(random_span)
-#define random_row_ NAME_(random_row)
-#define constants_ NAME_(constants)
-#define constants_of_ NAME_(constants_of)
-#define magnitude_of_ NAME_(magnitude_of)
-#define extended_ NAME_(extended)
-#define extended16_ NAME_(extended16)
-#define from_extended_ NAME_(from_extended)
-#define nearest16_ NAME_(nearest16)
-#define split16_ NAME_(split16)
-#define load_fp16_ NAME_(load_fp16)
-#define nearest_fp16_ NAME_(nearest_fp16)
-#define stochastic_ NAME_(stochastic)
-#define rounded_ NAME_(rounded)
-#define flushed_ NAME_(flushed)
-#define rounded_bits_ NAME_(rounded_bits)
-#define flush32_ NAME_(flush32)
-#define quiet_ NAME_(quiet)
-#define widen_ NAME_(widen)
-#define moments_ NAME_(moments)
-#define average_ NAME_(average)
-#define average_of_squares_ NAME_(average_of_squares)
-#define sign_ NAME_(sign)
-#define larger_ NAME_(larger)
-#define octant_ NAME_(octant)
-#define octant_of_ NAME_(octant_of)
-#define angle_in_ NAME_(angle_in)
-#define angle_ NAME_(angle)
-#define rule_ NAME_(rule)
-#define update_ NAME_(update)
-#define looked_back_ NAME_(looked_back)
-#define joined_ NAME_(joined)
-#define commit_ NAME_(commit)
-#define rounded_moment_ NAME_(rounded_moment)
-#define squared_ NAME_(squared)
-#define kind_of_ NAME_(kind_of)
-#define element_ NAME_(element)
-#define load_weight_ NAME_(load_weight)
-#define load_moment_ NAME_(load_moment)
-#define stored_moment_ NAME_(stored_moment)
-#define direct_ NAME_(direct)
-#define stored_weight_ NAME_(stored_weight)
-#define between_ NAME_(between)
-#define fetch_at_ NAME_(fetch_at)
-#define put_at_ NAME_(put_at)
-#define commit_element_ NAME_(commit_element)
-#define copied_ NAME_(copied)
-#define count_element_ NAME_(count_element)
-#define measured_ NAME_(measured)
-#define step_one_ NAME_(step_one)
-#define walk_rows_ NAME_(walk_rows)
-#define walk_ NAME_(walk)
-#define two_ NAME_(two)
-#define arrays_ NAME_(arrays)
-#define arrays_of_ NAME_(arrays_of)
-#define first_half_ NAME_(first_half)
-#define second_half_ NAME_(second_half)
-#define draws_ NAME_(draws)
-#define load_ NAME_(load)
-#define pack_ NAME_(pack)
-#define load_weights_ NAME_(load_weights)
-#define commit_turn_ NAME_(commit_turn)
-#define half_turn_ NAME_(half_turn)
-#define half_turn_of_ NAME_(half_turn_of)
-#define moment_of_ NAME_(moment_of)
-#define root_of_ NAME_(root_of)
-#define store_moments_ NAME_(store_moments)
-#define direct_turn_ NAME_(direct_turn)
-#define numbers_ NAME_(numbers)
-#define draws_at_ NAME_(draws_at)
-#define draw_ NAME_(draw)
-#define rows_ NAME_(rows)
-#define code_of_ NAME_(code_of)
-#define coded_ NAME_(coded)
-#define inverse_of_ NAME_(inverse_of)
-#define of_code_ NAME_(of_code)
-#define to_codes_ NAME_(to_codes)
-#define largest_lane_ NAME_(largest_lane)
-#define codes_turn_ NAME_(codes_turn)
-#define from_codes_ NAME_(from_codes)
-#define row_from_codes_ NAME_(row_from_codes)
-#define row_from_fp16_ NAME_(row_from_fp16)
-#define to_fp16_ NAME_(to_fp16)
-#define row_to_fp16_ NAME_(row_to_fp16)
-#define hand_over_ NAME_(hand_over)
-#define kind_at_ NAME_(kind_at)
-#define row_to_codes_ NAME_(row_to_codes)
-#define direct_tile_ NAME_(direct_tile)
-#define commit_tile_ NAME_(commit_tile)
-#define direct_has_line_ NAME_(direct_has_line)
-#define direct_in_place_ NAME_(direct_in_place)
-#define commit_has_line_ NAME_(commit_has_line)
-#define direct_any_ NAME_(direct_any)
-#define commit_any_ NAME_(commit_any)
-#define weights_tile_ NAME_(weights_tile)
-#define angles_ NAME_(angles)
-#define commit_rarely_ NAME_(commit_rarely)
-#define stages_ NAME_(stages)
-#define tail_ NAME_(tail)
-#define tile_at_ NAME_(tile_at)
-#define tiles_ NAME_(tiles)
-#define counted_ NAME_(counted)
-#define count_from_ NAME_(count_from)
-#define finish_turn_ NAME_(finish_turn)
-#define hot_ NAME_(hot)
-#define hot_step_ NAME_(hot_step)
-#define converted_ NAME_(converted)
-#define convert_vector_ NAME_(convert_vector)
-#define convert_array_ NAME_(convert_array)
-#ifndef LENDER_
-#define convert_any_ NAME_(convert_any)
-#endif
-#ifdef STREAMS_
-#define stream16_ NAME_(stream16)
-#define stream32_ NAME_(stream32)
-#define stream_end_ NAME_(stream_end)
+#define imax_ K_(imax)
+#define unordered_ K_(unordered)
+#define load_fp16_ K_(load_fp16)
+#define round_fp16_ K_(round_fp16)
+#ifdef NT_STORES_
+#define nt_store16_ K_(nt_store16)
+#define nt_store32_ K_(nt_store32)
+#define nt_fence_ K_(nt_fence)
 #else
-#define STREAMS_ 0 /* no stores past the caches */
-#define stream16_ store16_
-#define stream32_ store32_
-#define stream_end_() ((void)0)
+#define NT_STORES_ 0 /* no stores past the caches */
+#define nt_store16_ store16_
+#define nt_store32_ store32_
+#define nt_fence_() ((void)0)
 #endif
 
 #ifdef OPERATORS_
-FN_ words_ iadd_(words_ a, words_ b) { return a + b; }
-FN_ words_ isub_(words_ a, words_ b) { return a - b; }
-FN_ words_ and_(words_ a, words_ b) { return a & b; }
-FN_ words_ or_(words_ a, words_ b) { return a | b; }
-FN_ words_ xor_(words_ a, words_ b) { return a ^ b; }
+FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return a + b; }
+FN_ vu32_ isub_(vu32_ a, vu32_ b) { return a - b; }
+FN_ vu32_ and_(vu32_ a, vu32_ b) { return a & b; }
+FN_ vu32_ or_(vu32_ a, vu32_ b) { return a | b; }
+FN_ vu32_ xor_(vu32_ a, vu32_ b) { return a ^ b; }
 #define shl_(a, n) ((a) << (n))
 #define shr_(a, n) ((a) >> (n))
 #endif
-#ifndef LESSER_GREATER_
-FN_ floats_ lesser_(floats_ a, floats_ b) { return value_(select_(gt_(bits_(a), bits_(b)), bits_(b), bits_(a))); }
-FN_ floats_ greater_(floats_ a, floats_ b) { return value_(select_(gt_(bits_(b), bits_(a)), bits_(b), bits_(a))); }
+#ifndef MIN_MAX_
+FN_ vf32_ min_(vf32_ a, vf32_ b) { return as_f32_(select_(igt_(as_u32_(a), as_u32_(b)), as_u32_(b), as_u32_(a))); }
+FN_ vf32_ max_(vf32_ a, vf32_ b) { return as_f32_(select_(igt_(as_u32_(b), as_u32_(a)), as_u32_(b), as_u32_(a))); }
 #endif
-#ifndef SUB_WHERE_
-FN_ floats_ sub_where_(mask_ m, floats_ a, floats_ b) { return value_(select_(m, bits_(sub_(a, b)), bits_(b))); }
+#ifndef MASKED_SUB_
+FN_ vf32_ masked_sub_(vmask_ m, vf32_ a, vf32_ b) { return as_f32_(select_(m, as_u32_(sub_(a, b)), as_u32_(b))); }
 #endif
 
 #ifndef IMAX_
-FN_ words_ imax_(words_ a, words_ b) { return select_(gt_(a, b), a, b); }
+FN_ vu32_ imax_(vu32_ a, vu32_ b) { return select_(igt_(a, b), a, b); }
 #endif
 #ifndef UNORDERED_
-FN_ mask_ unordered_(floats_ a, floats_ b) {
-    const words_ all = iset_(0x7FFFFFFFu), infinity = iset_(0x7F800000u);
-    return either_(gt_(and_(bits_(a), all), infinity), gt_(and_(bits_(b), all), infinity));
+FN_ vmask_ unordered_(vf32_ a, vf32_ b) {
+    const vu32_ all = isplat_(0x7FFFFFFFu), infinity = isplat_(0x7F800000u);
+    return mask_or_(igt_(and_(as_u32_(a), all), infinity), igt_(and_(as_u32_(b), all), infinity));
 }
 #endif
 
 #ifdef GENERIC_FP16_ /* functions: inlined they cost more time to compile than to run */
-static KOPT_NOINLINE_ ISA_TARGET_ floats_ widen_fp16_(words_ a) {
-    words_ sign = shl_(and_(a, iset_(0x8000u)), 16), mag = and_(a, iset_(0x7FFFu)), u = shl_(mag, 13);
-    words_ normal = iadd_(u, iset_(0x38000000u));                                     /* exponent + 112        */
-    words_ tiny = bits_(sub_(value_(iadd_(u, iset_(0x38800000u))), set_(6.103515625e-05f))); /* (2^-14 + x) - 2^-14  */
-    words_ special = select_(gt_(mag, iset_(0x7C00u)), or_(u, iset_(0x7FC00000u)), iset_(0x7F800000u));
-    u = select_(gt_(iset_(0x0400u), mag), tiny, normal);
-    return value_(or_(sign, select_(gt_(mag, iset_(0x7BFFu)), special, u)));
+static KOPT_NOINLINE_ ISA_TARGET_ vf32_ widen_fp16_(vu32_ a) {
+    vu32_ sign = shl_(and_(a, isplat_(0x8000u)), 16), mag = and_(a, isplat_(0x7FFFu)), u = shl_(mag, 13);
+    vu32_ normal = iadd_(u, isplat_(0x38000000u));                                     /* exponent + 112        */
+    vu32_ tiny = as_u32_(sub_(as_f32_(iadd_(u, isplat_(0x38800000u))), splat_(6.103515625e-05f))); /* (2^-14 + x) - 2^-14  */
+    vu32_ special = select_(igt_(mag, isplat_(0x7C00u)), or_(u, isplat_(0x7FC00000u)), isplat_(0x7F800000u));
+    u = select_(igt_(isplat_(0x0400u), mag), tiny, normal);
+    return as_f32_(or_(sign, select_(igt_(mag, isplat_(0x7BFFu)), special, u)));
 }
-static KOPT_NOINLINE_ ISA_TARGET_ words_ narrow_fp16_(floats_ a) {
-    words_ u = bits_(a), mag = and_(u, iset_(0x7FFFFFFFu)), sign = and_(shr_(u, 16), iset_(0x8000u));
-    words_ odd = and_(shr_(mag, 13), iset_(1)), t = isub_(mag, iset_(0x38000000u));
-    words_ normal = shr_(iadd_(iadd_(t, iset_(0x0FFFu)), odd), 13);
-    words_ tiny = isub_(bits_(add_(value_(mag), set_(0.5f))), iset_(0x3F000000u)); /* 0.5 has the ulp 2^-24 */
-    words_ nan = or_(iset_(0x7E00u), and_(shr_(mag, 13), iset_(0x03FFu)));
-    u = select_(gt_(iset_(0x38800000u), mag), tiny, normal);
-    u = select_(gt_(mag, iset_(0x477FEFFFu)), iset_(0x7C00u), u);
-    return or_(sign, select_(gt_(mag, iset_(0x7F800000u)), nan, u));
+static KOPT_NOINLINE_ ISA_TARGET_ vu32_ narrow_fp16_(vf32_ a) {
+    vu32_ u = as_u32_(a), mag = and_(u, isplat_(0x7FFFFFFFu)), sign = and_(shr_(u, 16), isplat_(0x8000u));
+    vu32_ odd = and_(shr_(mag, 13), isplat_(1)), t = isub_(mag, isplat_(0x38000000u));
+    vu32_ normal = shr_(iadd_(iadd_(t, isplat_(0x0FFFu)), odd), 13);
+    vu32_ tiny = isub_(as_u32_(add_(as_f32_(mag), splat_(0.5f))), isplat_(0x3F000000u)); /* 0.5 has the ulp 2^-24 */
+    vu32_ nan = or_(isplat_(0x7E00u), and_(shr_(mag, 13), isplat_(0x03FFu)));
+    u = select_(igt_(isplat_(0x38800000u), mag), tiny, normal);
+    u = select_(igt_(mag, isplat_(0x477FEFFFu)), isplat_(0x7C00u), u);
+    return or_(sign, select_(igt_(mag, isplat_(0x7F800000u)), nan, u));
 }
 #endif
 
@@ -3249,12 +3126,12 @@ typedef struct kopt_kind_ {
     kopt_rule rule;
     kopt_format weight, grad, moment;
     kopt_rounding rounding, moment_rounding, compensation_rounding;
-    int moments, nesterov, in_rows; /* in_rows: new moments go to rows of fp32, which the store to memory rounds */
+    int moments, nesterov, buffered; /* buffered: new moments go to rows of fp32, which the store to memory rounds */
 } kopt_kind_;
 
 /* Is a moment kept as the root of the mean of squares that it is? */
-KOPT_INLINE_ int kopt_rooted_(kopt_kind_ kind, int moment) {
-    return (kind.moment == KOPT_FP16 || kind.moment == KOPT_Q8 || kind.in_rows) && kopt_is_square_(kind.rule, moment);
+KOPT_INLINE_ int kopt_stores_root_(kopt_kind_ kind, int moment) {
+    return (kind.moment == KOPT_FP16 || kind.moment == KOPT_Q8 || kind.buffered) && kopt_is_square_(kind.rule, moment);
 }
 
 KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
@@ -3266,39 +3143,39 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
 }
 #endif
 
-typedef struct scalars_ {
-    floats_ grad_scale, l2, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, beta3, one_minus_beta3, momentum, mix;
-    floats_ rate, root_scale, eps;
+typedef struct K_(scalars) {
+    vf32_ grad_scale, l2, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, beta3, one_minus_beta3, momentum, mix;
+    vf32_ rate, root_scale, eps;
 #ifdef KAHAN_OPT_VMATH
-    floats_ sharpness;
+    vf32_ sharpness;
     int smooth;
 #endif
     int use_scale, use_l2, use_decay, zero_grad, moments_only, unrectified, sync, first_step;
-} scalars_;
+} K_(scalars);
 
-FN_ scalars_ spread_step_(const kopt_step *s, float rate, float decay) {
-    scalars_ k;
-    k.grad_scale = set_(s->grad_scale);
-    k.l2 = set_(s->l2);
-    k.decay = set_(decay);
-    k.beta1 = set_(s->beta1);
-    k.one_minus_beta1 = set_(s->one_minus_beta1);
-    k.beta2 = set_(s->beta2);
-    k.one_minus_beta2 = set_(s->one_minus_beta2);
-    k.beta3 = set_(s->beta3);
-    k.one_minus_beta3 = set_(s->one_minus_beta3);
-    k.momentum = set_(s->momentum);
-    k.mix = set_(s->mix);
-    k.rate = set_(rate);
-    k.root_scale = set_(s->root_scale);
-    k.eps = set_(s->eps);
+FN_ K_(scalars) K_(splat_step)(const kopt_step *s, float rate, float decay) {
+    K_(scalars) k;
+    k.grad_scale = splat_(s->grad_scale);
+    k.l2 = splat_(s->l2);
+    k.decay = splat_(decay);
+    k.beta1 = splat_(s->beta1);
+    k.one_minus_beta1 = splat_(s->one_minus_beta1);
+    k.beta2 = splat_(s->beta2);
+    k.one_minus_beta2 = splat_(s->one_minus_beta2);
+    k.beta3 = splat_(s->beta3);
+    k.one_minus_beta3 = splat_(s->one_minus_beta3);
+    k.momentum = splat_(s->momentum);
+    k.mix = splat_(s->mix);
+    k.rate = splat_(rate);
+    k.root_scale = splat_(s->root_scale);
+    k.eps = splat_(s->eps);
 #ifdef KAHAN_OPT_VMATH
-    k.sharpness = set_(s->sharpness);
-    k.smooth = kopt_bits_(s->sharpness) << 1 != 0;
+    k.sharpness = splat_(s->sharpness);
+    k.smooth = kopt_as_u32_(s->sharpness) << 1 != 0;
 #endif
-    k.use_scale = LANES_ == 1 || kopt_bits_(s->grad_scale) != 0x3F800000u; /* times 1 changes no number */
-    k.use_l2 = KOPT_HAS_(KOPT_WITH_L2) && kopt_bits_(s->l2) << 1 != 0; /* neither 0 nor -0 */
-    k.use_decay = KOPT_HAS_(KOPT_WITH_DECOUPLED | KOPT_WITH_FULLY_DECOUPLED) && kopt_bits_(decay) << 1 != 0;
+    k.use_scale = LANES_ == 1 || kopt_as_u32_(s->grad_scale) != 0x3F800000u; /* times 1 changes no number */
+    k.use_l2 = KOPT_HAS_(KOPT_WITH_L2) && kopt_as_u32_(s->l2) << 1 != 0; /* neither 0 nor -0 */
+    k.use_decay = KOPT_HAS_(KOPT_WITH_DECOUPLED | KOPT_WITH_FULLY_DECOUPLED) && kopt_as_u32_(decay) << 1 != 0;
     k.zero_grad = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->zero_grad;
     k.moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->moments_only;
     k.unrectified = KOPT_HAS_(KOPT_WITH_RADAM | KOPT_WITH_RANGER) && s->unrectified;
@@ -3307,23 +3184,23 @@ FN_ scalars_ spread_step_(const kopt_step *s, float rate, float decay) {
     return k;
 }
 
-FN_ scalars_ spread_(const kopt_job_ *j) { return spread_step_(j->step, j->rate, j->decay); }
+FN_ K_(scalars) K_(splat_job)(const kopt_job_ *j) { return K_(splat_step)(j->step, j->rate, j->decay); }
 
 /* ---- memory: n lanes, zeros in the others ---- */
 
-FN_ size_t left_(size_t n, size_t i) { return n - i < LANES_ ? n - i : LANES_; }
+FN_ size_t K_(lanes_left)(size_t n, size_t i) { return n - i < LANES_ ? n - i : LANES_; }
 
-FN_ words_ fetch_(const kopt_byte_ *p, size_t size, size_t n) {
+FN_ vu32_ K_(load_n)(const kopt_byte_ *p, size_t size, size_t n) {
 #ifndef ONE_LANE_
     kopt_byte_ part[4 * LANES_];
-    if (n < LANES_) p = kopt_bounce_(part, sizeof part, p, n * size);
+    if (n < LANES_) p = kopt_copy_padded_(part, sizeof part, p, n * size);
 #else
     KOPT_CAST_(void, n);
 #endif
     return size == 4 ? load32_(p) : size == 2 ? load16_(p) : load8_(p);
 }
 
-FN_ void put_(kopt_byte_ *p, size_t size, size_t n, words_ a) {
+FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
 #ifndef ONE_LANE_
     kopt_byte_ part[4 * LANES_], *to = n < LANES_ ? part : p;
 #else
@@ -3337,50 +3214,50 @@ FN_ void put_(kopt_byte_ *p, size_t size, size_t n, words_ a) {
     else
         store8_(to, a);
 #ifndef ONE_LANE_
-    if (n < LANES_) kopt_copy_called_(p, part, n * size);
+    if (n < LANES_) kopt_copy_noinline_(p, part, n * size);
 #endif
 }
 
-/* APART_: a function that is not inlined, in a pass with vectors: it would double the compile time. SHARED_: one that
+/* NOINLINE_FN_: a function that is not inlined, in a pass with vectors: it would double the compile time. VECTOR_FN_: one that
    is inlined there, where formats and roundings are constants, and not in the scalar pass. */
 #ifndef ONE_LANE_
-#define APART_ static KOPT_NOINLINE_ ISA_TARGET_
-#define SHARED_ FN_
+#define NOINLINE_FN_ static KOPT_NOINLINE_ ISA_TARGET_
+#define VECTOR_FN_ FN_
 #elif KOPT_PASS_ == KOPT_PASS_CUDA_ /* everything in registers */
-#define APART_ FN_
-#define SHARED_ FN_
+#define NOINLINE_FN_ FN_
+#define VECTOR_FN_ FN_
 #else
-#define APART_ KOPT_LEAN_
-#define SHARED_ KOPT_LEAN_
+#define NOINLINE_FN_ KOPT_SMALL_FN_
+#define VECTOR_FN_ KOPT_SMALL_FN_
 #endif
 
 /* ---- random bits, section 7: Philox4x32-7 over 8 * LANES_ elements ---- */
 
-#ifndef KOPT_RANDOM_ROW_
-#define KOPT_RANDOM_ROW_ 128 /* elements: 16 Philox blocks, which serve the 16 rows of a span */
+#ifndef KOPT_RANDOM_GROUP_
+#define KOPT_RANDOM_GROUP_ 128 /* elements: 16 Philox blocks, which serve the 16 rows of a span */
 #define KOPT_RANDOM_SPAN_ 2048
-static KOPT_BOTH_ KOPT_FORCE_INLINE_ kopt_index_ kopt_block_of_(kopt_index_ index) { return (index >> 11 << 4) | (index >> 3 & 15); }
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_index_ kopt_philox_block_(kopt_index_ index) { return (index >> 11 << 4) | (index >> 3 & 15); }
 
 /* Number k of an element is own + (t + k) * 2 * other. This is t: 8 to a row, of which 5 are in use. */
 enum { KOPT_RANDOM_STORES_ = 8 };
-static KOPT_BOTH_ KOPT_FORCE_INLINE_ uint32_t kopt_times_of_(kopt_index_ index) {
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_multiplier_(kopt_index_ index) {
     return KOPT_CAST_(uint32_t, index >> 7 & 15) * KOPT_RANDOM_STORES_;
 }
 
 /* r of an element whose own half is the lower one: number 0, and above it what each store adds. */
-static KOPT_BOTH_ KOPT_FORCE_INLINE_ uint32_t kopt_random_of_(uint32_t halves, kopt_index_ index) {
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_combine_(uint32_t halves, kopt_index_ index) {
     const uint32_t twice = halves >> 16 << 1;
-    return twice << 16 | ((halves + twice * kopt_times_of_(index)) & 0xFFFFu);
+    return twice << 16 | ((halves + twice * kopt_random_multiplier_(index)) & 0xFFFFu);
 }
 #endif
 
 /* The key of one seed and the counter words that are the same for all elements of a tensor. */
-typedef struct cipher_ {
+typedef struct K_(philox_key) {
     uint32_t key[2], stream, step, id;
-} cipher_;
+} K_(philox_key);
 
-FN_ cipher_ cipher_of_(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream) {
-    cipher_ c;
+FN_ K_(philox_key) K_(make_philox_key)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream) {
+    K_(philox_key) c;
     c.key[0] = KOPT_CAST_(uint32_t, seed & 0xFFFFFFFFu);
     c.key[1] = KOPT_CAST_(uint32_t, seed >> 32);
     c.stream = stream << 28;
@@ -3390,11 +3267,11 @@ FN_ cipher_ cipher_of_(uint64_t seed, uint32_t step, uint32_t id, uint32_t strea
 }
 
 #ifdef ONE_LANE_
-FN_ void random_words_(words_ x[4], const cipher_ *c, kopt_index_ block) {
-    words_ key0 = c->key[0], key1 = c->key[1], x0 = KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu);
+FN_ void K_(philox)(vu32_ x[4], const K_(philox_key) *c, kopt_index_ block) {
+    vu32_ key0 = c->key[0], key1 = c->key[1], x0 = KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu);
     const uint64_t wide = block;
-    words_ x1 = KOPT_CAST_(uint32_t, wide >> 32) + c->stream, x2 = c->step, x3 = c->id;
-    words_ high0, low0, high1, low1, add0 = 0x9E3779B9u, add1 = 0xBB67AE85u;
+    vu32_ x1 = KOPT_CAST_(uint32_t, wide >> 32) + c->stream, x2 = c->step, x3 = c->id;
+    vu32_ high0, low0, high1, low1, add0 = 0x9E3779B9u, add1 = 0xBB67AE85u;
     int round;
     KOPT_OPAQUE_(add0); /* in registers, not in pieces of instructions */
     KOPT_OPAQUE_(add1);
@@ -3414,10 +3291,10 @@ FN_ void random_words_(words_ x[4], const cipher_ *c, kopt_index_ block) {
 #else
 /* The words x of LANES_ Philox blocks, of which `block`, a multiple of LANES_, is the first: one block per lane. Called
    once for 16 * LANES_ elements: inlined it is no faster, in every kernel again. */
-APART_ void random_words_(words_ x[4], const cipher_ *c, uint64_t block) {
-    words_ x0 = iadd_(iset_(KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu)), block_order_());
-    words_ x1 = iset_(KOPT_CAST_(uint32_t, block >> 32) + c->stream), x2 = iset_(c->step), x3 = iset_(c->id);
-    words_ key0 = iset_(c->key[0]), key1 = iset_(c->key[1]), high0, low0, high1, low1;
+NOINLINE_FN_ void K_(philox)(vu32_ x[4], const K_(philox_key) *c, uint64_t block) {
+    vu32_ x0 = iadd_(isplat_(KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu)), block_of_lane_());
+    vu32_ x1 = isplat_(KOPT_CAST_(uint32_t, block >> 32) + c->stream), x2 = isplat_(c->step), x3 = isplat_(c->id);
+    vu32_ key0 = isplat_(c->key[0]), key1 = isplat_(c->key[1]), high0, low0, high1, low1;
 #define ROUND_                                 \
     mulhilo_(x0, 0xD2511F53u, &high0, &low0);  \
     mulhilo_(x2, 0xCD9E8D57u, &high1, &low1);  \
@@ -3425,8 +3302,8 @@ APART_ void random_words_(words_ x[4], const cipher_ *c, uint64_t block) {
     x1 = low1;                                 \
     x2 = xor_(xor_(high0, x3), key1);          \
     x3 = low0;                                 \
-    key0 = iadd_(key0, iset_(0x9E3779B9u));    \
-    key1 = iadd_(key1, iset_(0xBB67AE85u));
+    key0 = iadd_(key0, isplat_(0x9E3779B9u));    \
+    key1 = iadd_(key1, isplat_(0xBB67AE85u));
     ROUND_ ROUND_ ROUND_ ROUND_ ROUND_ ROUND_ ROUND_
 #undef ROUND_
     x[0] = x0;
@@ -3439,29 +3316,29 @@ APART_ void random_words_(words_ x[4], const cipher_ *c, uint64_t block) {
 #ifdef ONE_LANE_
 /* r of the element with this global index. x: the words of its block, made anew for a block's first element, or if
    `first`. */
-FN_ words_ random_element_(words_ x[4], const cipher_ *cipher, kopt_index_ index, int first) {
+FN_ vu32_ K_(random_at)(vu32_ x[4], const K_(philox_key) *cipher, kopt_index_ index, int first) {
     const unsigned at = KOPT_CAST_(unsigned, index & 7);
     uint32_t halves;
-    if (at == 0 || first) random_words_(x, cipher, kopt_block_of_(index));
+    if (at == 0 || first) K_(philox)(x, cipher, kopt_philox_block_(index));
     halves = x[at >> 1];
     if ((at & 1) != 0) halves = halves >> 16 | halves << 16;
-    return kopt_random_of_(halves, index);
+    return kopt_random_combine_(halves, index);
 }
 
 /* The number of store k, and something above its 16 bits. */
-FN_ words_ number_(words_ r, uint32_t k) { return r + k * (r >> 16); }
+FN_ vu32_ K_(random16)(vu32_ r, uint32_t k) { return r + k * (r >> 16); }
 
-typedef struct random_draws_ {
-    words_ x[4];
-} random_draws_;
+typedef struct K_(random_buffer) {
+    vu32_ x[4];
+} K_(random_buffer);
 
 /* Number 0 of the *n elements from this index on. The first call says so. */
-FN_ words_ random_draw_(random_draws_ *draws, const cipher_ *cipher, kopt_index_ index, int first, size_t *n) {
+FN_ vu32_ K_(random_next)(K_(random_buffer) *draws, const K_(philox_key) *cipher, kopt_index_ index, int first, size_t *n) {
     *n = 1;
-    return random_element_(draws->x, cipher, index, first);
+    return K_(random_at)(draws->x, cipher, index, first);
 }
 
-FN_ void random_order_(words_ w[4], const words_ x[4]) {
+FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
     w[0] = x[0];
     w[1] = x[1];
     w[2] = x[2];
@@ -3469,52 +3346,52 @@ FN_ void random_order_(words_ w[4], const words_ x[4]) {
 }
 #else
 /* Into the order of memory: w[0] holds words 0 .. LANES_-1 of the sequence block by block, and so on. Lane l had block
-   block_order_[l]. */
-FN_ void random_order_(words_ w[4], const words_ x[4]) {
-    words_ even_low = zip_low_(x[0], x[2]), even_high = zip_high_(x[0], x[2]);
-    words_ odd_low = zip_low_(x[1], x[3]), odd_high = zip_high_(x[1], x[3]);
-    w[0] = zip_low_(even_low, odd_low);
-    w[1] = zip_high_(even_low, odd_low);
-    w[2] = zip_low_(even_high, odd_high);
-    w[3] = zip_high_(even_high, odd_high);
+   block_of_lane_[l]. */
+FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
+    vu32_ even_low = interleave_low_(x[0], x[2]), even_high = interleave_high_(x[0], x[2]);
+    vu32_ odd_low = interleave_low_(x[1], x[3]), odd_high = interleave_high_(x[1], x[3]);
+    w[0] = interleave_low_(even_low, odd_low);
+    w[1] = interleave_high_(even_low, odd_low);
+    w[2] = interleave_low_(even_high, odd_high);
+    w[3] = interleave_high_(even_high, odd_high);
 }
 
 /* The words of the span that holds this global index, in the order of memory: what the elements [from, to) of its rows
    need. */
-APART_ void random_span_(uint32_t *words, const cipher_ *cipher, kopt_index_ index, size_t from, size_t to) {
+NOINLINE_FN_ void K_(random_span)(uint32_t *words, const K_(philox_key) *cipher, kopt_index_ index, size_t from, size_t to) {
     size_t block, i;
     index -= KOPT_CAST_(unsigned, index % KOPT_RANDOM_SPAN_);
     for (block = from / 8 / LANES_ * LANES_; 8 * block < to; block += LANES_) {
-        words_ x[4], w[4];
-        random_words_(x, cipher, kopt_block_of_(index) + block);
-        random_order_(w, x);
+        vu32_ x[4], w[4];
+        K_(philox)(x, cipher, kopt_philox_block_(index) + block);
+        K_(philox_transpose)(w, x);
         for (i = 0; i < 4; i++) store32_(KOPT_POINTER_(kopt_byte_ *, words + 4 * block + i * LANES_), w[i]);
     }
 }
 
-/* kopt_random_of_ of the row of this index: lower and upper half of r, each packed two to a word. */
-FN_ void random_row_(uint32_t *lower, uint32_t *upper, const uint32_t *words, kopt_index_ index, size_t from,
+/* kopt_random_combine_ of the row of this index: lower and upper half of r, each packed two to a word. */
+FN_ void K_(random_group)(uint32_t *lower, uint32_t *upper, const uint32_t *words, kopt_index_ index, size_t from,
                      size_t to) {
-    const words_ times = iset_(kopt_times_of_(index) * 0x00010001u);
+    const vu32_ times = isplat_(kopt_random_multiplier_(index) * 0x00010001u);
     size_t i;
     for (i = from / (2 * LANES_) * LANES_; 2 * i < to; i += LANES_) {
-        const words_ own = load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, words + i)), other = or_(shl_(own, 16), shr_(own, 16));
-        const words_ twice = add16_(other, other);
+        const vu32_ own = load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, words + i)), other = or_(shl_(own, 16), shr_(own, 16));
+        const vu32_ twice = add16_(other, other);
         store32_(KOPT_POINTER_(kopt_byte_ *, lower + i), add16_(own, mul16_(twice, times)));
         store32_(KOPT_POINTER_(kopt_byte_ *, upper + i), twice);
     }
 }
 
-typedef struct random_draws_ {
-    uint32_t words[KOPT_RANDOM_ROW_ / 2], lower[KOPT_RANDOM_ROW_ / 2 + LANES_], upper[KOPT_RANDOM_ROW_ / 2];
-} random_draws_;
+typedef struct K_(random_buffer) {
+    uint32_t words[KOPT_RANDOM_GROUP_ / 2], lower[KOPT_RANDOM_GROUP_ / 2 + LANES_], upper[KOPT_RANDOM_GROUP_ / 2];
+} K_(random_buffer);
 
 /* The same for vectors, of LANES_ elements or fewer at the end of a row. */
-FN_ words_ random_draw_(random_draws_ *draws, const cipher_ *cipher, kopt_index_ index, int first, size_t *n) {
-    const size_t at = KOPT_CAST_(unsigned, index % KOPT_RANDOM_ROW_);
-    if (index % KOPT_RANDOM_SPAN_ == 0 || first) random_span_(draws->words, cipher, index, 0, KOPT_RANDOM_ROW_);
-    if (at == 0 || first) random_row_(draws->lower, draws->upper, draws->words, index, 0, KOPT_RANDOM_ROW_);
-    *n = KOPT_RANDOM_ROW_ - at < LANES_ ? KOPT_RANDOM_ROW_ - at : LANES_;
+FN_ vu32_ K_(random_next)(K_(random_buffer) *draws, const K_(philox_key) *cipher, kopt_index_ index, int first, size_t *n) {
+    const size_t at = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
+    if (index % KOPT_RANDOM_SPAN_ == 0 || first) K_(random_span)(draws->words, cipher, index, 0, KOPT_RANDOM_GROUP_);
+    if (at == 0 || first) K_(random_group)(draws->lower, draws->upper, draws->words, index, 0, KOPT_RANDOM_GROUP_);
+    *n = KOPT_RANDOM_GROUP_ - at < LANES_ ? KOPT_RANDOM_GROUP_ - at : LANES_;
     return load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, draws->lower) + 2 * at);
 }
 #endif
@@ -3522,44 +3399,44 @@ FN_ words_ random_draw_(random_draws_ *draws, const cipher_ *cipher, kopt_index_
 /* ---- 8-bit codes, section 6b: signed, or square: of the roots of mean squares ---- */
 
 /* What numbers are multiplied by to be coded: roots 1 / scale, others 2 / scale. */
-FN_ floats_ inverse_of_(uint32_t scale, int square) {
-    return square ? div_(set_(1), value_(iset_(scale))) : value_(iset_(0x7F800000u - scale));
+FN_ vf32_ K_(inverse_scale_q8)(uint32_t scale, int square) {
+    return square ? div_(splat_(1), as_f32_(isplat_(scale))) : as_f32_(isplat_(0x7F800000u - scale));
 }
 
-/* The code of a number times inverse_of_() in the upper half, the sign as a float has it. r: 16 random bits, or 2^15
+/* The code of a number times inverse_scale_q8() in the upper half, the sign as a float has it. r: 16 random bits, or 2^15
    for the nearest. */
-FN_ words_ coded_(floats_ y, int square, words_ r) {
-    const words_ u = bits_(y);
-    floats_ mag;
+FN_ vu32_ K_(encode_q8)(vf32_ y, int square, vu32_ r) {
+    const vu32_ u = as_u32_(y);
+    vf32_ mag;
     if (square) { /* 8 codes to a binade, and 32 to each of the upper 4; what is not 0 does not become 0 */
-        const words_ low = iadd_(shr_(iadd_(u, iset_(8)), 4), iset_(0x007F0000u - 0x03D80000u));
-        const words_ high = iadd_(shr_(iadd_(u, iset_(2)), 2), iset_(0x00FF0000u - 0x0FE00000u));
-        return iadd_(imax_(imax_(low, high), bits_(lesser_(y, value_(iset_(0x00010000u))))), r);
+        const vu32_ low = iadd_(shr_(iadd_(u, isplat_(8)), 4), isplat_(0x007F0000u - 0x03D80000u));
+        const vu32_ high = iadd_(shr_(iadd_(u, isplat_(2)), 2), isplat_(0x00FF0000u - 0x0FE00000u));
+        return iadd_(imax_(imax_(low, high), as_u32_(min_(y, as_f32_(isplat_(0x00010000u))))), r);
     }
-    mag = value_(and_(u, iset_(0x7FFFFFFFu)));
-    mag = greater_(mag, mul_(add_(mag, set_(2.44140625e-04f)), set_(0.5f))); /* gradual underflow below 2^-12 */
-    return or_(iadd_(shr_(iadd_(bits_(mag), iset_(8 - 0x39000000u)), 4), r), and_(u, iset_(0x80000000u)));
+    mag = as_f32_(and_(u, isplat_(0x7FFFFFFFu)));
+    mag = max_(mag, mul_(add_(mag, splat_(2.44140625e-04f)), splat_(0.5f))); /* gradual underflow below 2^-12 */
+    return or_(iadd_(shr_(iadd_(as_u32_(mag), isplat_(8 - 0x39000000u)), 4), r), and_(u, isplat_(0x80000000u)));
 }
 
 #ifdef ONE_LANE_
-FN_ words_ code_of_(floats_ y, int square, words_ r) {
-    const words_ u = coded_(y, square, r);
+FN_ vu32_ K_(encode_q8_scalar)(vf32_ y, int square, vu32_ r) {
+    const vu32_ u = K_(encode_q8)(y, square, r);
     return square ? u >> 16 : (u >> 16 & 0x7Fu) | (u >> 24 & 0x80u);
 }
 #endif
 
 /* The number of a code, of 8 bits with their sign; over the scale. */
-FN_ floats_ of_code_(words_ code, int square) {
-    words_ u;
-    floats_ y;
+FN_ vf32_ K_(decode_q8)(vu32_ code, int square) {
+    vu32_ u;
+    vf32_ y;
     if (square) {
-        u = and_(shl_(code, 20), iset_(0x0FF00000u));
-        y = lesser_(value_(iadd_(u, iset_(0x35900000u))), value_(iadd_(shr_(u, 2), iset_(0x3B840000u))));
-        return value_(where_(gt_(u, iset_(0)), bits_(y)));
+        u = and_(shl_(code, 20), isplat_(0x0FF00000u));
+        y = min_(as_f32_(iadd_(u, isplat_(0x35900000u))), as_f32_(iadd_(shr_(u, 2), isplat_(0x3B840000u))));
+        return as_f32_(select_or_zero_(igt_(u, isplat_(0)), as_u32_(y)));
     }
-    y = value_(iadd_(and_(shl_(code, 20), iset_(0x07F00000u)), iset_(0x38800000u)));
-    y = lesser_(y, sub_(add_(y, y), set_(1.220703125e-04f)));
-    return value_(or_(bits_(y), and_(code, iset_(0x80000000u))));
+    y = as_f32_(iadd_(and_(shl_(code, 20), isplat_(0x07F00000u)), isplat_(0x38800000u)));
+    y = min_(y, sub_(add_(y, y), splat_(1.220703125e-04f)));
+    return as_f32_(or_(as_u32_(y), and_(code, isplat_(0x80000000u))));
 }
 
 /* ---- rounding, section 2. In a word of 32 bits a 16-bit number is the upper half, and what rounds off is the lower
@@ -3567,112 +3444,112 @@ FN_ floats_ of_code_(words_ code, int square) {
         with an infinity, a NaN or a value of the last interval before infinity goes through the code of one lane ---- */
 
 /* Constants of the loops. Held: made anew by the compiler they cost up to eight operations a turn. */
-typedef struct constants_ {
-    words_ one, bias, half_ulp, upper, lower, exponent, magnitude, limit;
-    words_ of_sign, subnormal, limit16;
-    floats_ tiny, scale;
-} constants_;
+typedef struct K_(constants) {
+    vu32_ one, bias, half_ulp, upper, lower, exponent, magnitude, limit;
+    vu32_ of_sign, subnormal, limit16;
+    vf32_ tiny, scale;
+} K_(constants);
 
-FN_ constants_ constants_of_(void) {
-    constants_ c;
-    c.one = hold_(1);
-    c.bias = hold_(0x7FFFu);
-    c.half_ulp = hold_(0x8000u);
-    c.upper = hold_(0xFFFF0000u);
-    c.lower = hold_(0xFFFFu);
-    c.exponent = hold_(0x7F807F80u);  /* two bf16 to a word: their exponents, magnitudes, */
-    c.magnitude = hold_(0x7FFF7FFFu);
-    c.limit = hold_(0x7F7E7F7Eu);     /* and the largest below the last interval */
-    c.of_sign = hold_(0x7FFFFFFFu);   /* all but the sign of an fp32, the largest that is subnormal, */
-    c.subnormal = hold_(0x007FFFFFu);
-    c.limit16 = hold_(0x477FDFFFu);   /* and below the last interval of fp16 */
-    c.tiny = value_(hold_(0x38800000u));  /* 2^-14, where fp16 begins to have equal steps, */
-    c.scale = value_(hold_(0x53800000u)); /* and 2^40 */
+FN_ K_(constants) K_(make_constants)(void) {
+    K_(constants) c;
+    c.one = isplat_hoisted_(1);
+    c.bias = isplat_hoisted_(0x7FFFu);
+    c.half_ulp = isplat_hoisted_(0x8000u);
+    c.upper = isplat_hoisted_(0xFFFF0000u);
+    c.lower = isplat_hoisted_(0xFFFFu);
+    c.exponent = isplat_hoisted_(0x7F807F80u);  /* two bf16 to a word: their exponents, magnitudes, */
+    c.magnitude = isplat_hoisted_(0x7FFF7FFFu);
+    c.limit = isplat_hoisted_(0x7F7E7F7Eu);     /* and the largest below the last interval */
+    c.of_sign = isplat_hoisted_(0x7FFFFFFFu);   /* all but the sign of an fp32, the largest that is subnormal, */
+    c.subnormal = isplat_hoisted_(0x007FFFFFu);
+    c.limit16 = isplat_hoisted_(0x477FDFFFu);   /* and below the last interval of fp16 */
+    c.tiny = as_f32_(isplat_hoisted_(0x38800000u));  /* 2^-14, where fp16 begins to have equal steps, */
+    c.scale = as_f32_(isplat_hoisted_(0x53800000u)); /* and 2^40 */
     return c;
 }
 
-FN_ words_ magnitude_of_(floats_ x) { return and_(bits_(x), iset_(0x7FFFFFFFu)); }
+FN_ vu32_ K_(abs_u32)(vf32_ x) { return and_(as_u32_(x), isplat_(0x7FFFFFFFu)); }
 
 #ifdef ONE_LANE_
-FN_ words_ extended_(floats_ x, kopt_format format, const constants_ *c) {
-    const words_ u = bits_(x);
-    words_ mag = and_(u, iset_(0x7FFFFFFFu)), low;
-    const words_ sign = xor_(u, mag);
-    const mask_ nan = gt_(mag, iset_(0x7F800000u));
-    if (format == KOPT_BF16) return select_(nan, iset_(0x7FC00000u), u);
+FN_ vu32_ K_(extended)(vf32_ x, kopt_format format, const K_(constants) *c) {
+    const vu32_ u = as_u32_(x);
+    vu32_ mag = and_(u, isplat_(0x7FFFFFFFu)), low;
+    const vu32_ sign = xor_(u, mag);
+    const vmask_ nan = igt_(mag, isplat_(0x7F800000u));
+    if (format == KOPT_BF16) return select_(nan, isplat_(0x7FC00000u), u);
     KOPT_CAST_(void, c);
-    mag = select_(gt_(mag, iset_(0x47800000u)), iset_(0x47800000u), mag); /* infinity */
-    low = bits_(lesser_(value_(mag), set_(6.103515625e-05f))); /* up to 2^-14, where the steps of fp16 are equal */
-    mag = iadd_(shl_(isub_(mag, low), 3), round_(mul_(value_(low), set_(1099511627776.0f)))); /* 2^40 */
-    return select_(nan, iset_(0x7E000000u), or_(mag, sign));
+    mag = select_(igt_(mag, isplat_(0x47800000u)), isplat_(0x47800000u), mag); /* infinity */
+    low = as_u32_(min_(as_f32_(mag), splat_(6.103515625e-05f))); /* up to 2^-14, where the steps of fp16 are equal */
+    mag = iadd_(shl_(isub_(mag, low), 3), round_u32_(mul_(as_f32_(low), splat_(1099511627776.0f)))); /* 2^40 */
+    return select_(nan, isplat_(0x7E000000u), or_(mag, sign));
 }
 
-FN_ floats_ from_extended_(words_ u, kopt_format format) {
-    words_ mag = and_(u, iset_(0x7FFFFFFFu)), sign = xor_(u, mag), normal, tiny;
-    if (format == KOPT_BF16) return value_(u);
-    normal = iadd_(shr_(mag, 3), iset_(0x38000000u));
-    tiny = bits_(mul_(count_(mag), set_(9.094947017729282e-13f))); /* 2^-40 */
-    normal = select_(gt_(iset_(0x04000000u), mag), tiny, normal);
-    normal = select_(gt_(mag, iset_(0x7BFFFFFFu)), iset_(0x7F800000u), normal);
-    normal = select_(gt_(mag, iset_(0x7C000000u)), iset_(0x7FC00000u), normal);
-    return value_(or_(normal, sign));
+FN_ vf32_ K_(from_extended)(vu32_ u, kopt_format format) {
+    vu32_ mag = and_(u, isplat_(0x7FFFFFFFu)), sign = xor_(u, mag), normal, tiny;
+    if (format == KOPT_BF16) return as_f32_(u);
+    normal = iadd_(shr_(mag, 3), isplat_(0x38000000u));
+    tiny = as_u32_(mul_(convert_f32_(mag), splat_(9.094947017729282e-13f))); /* 2^-40 */
+    normal = select_(igt_(isplat_(0x04000000u), mag), tiny, normal);
+    normal = select_(igt_(mag, isplat_(0x7BFFFFFFu)), isplat_(0x7F800000u), normal);
+    normal = select_(igt_(mag, isplat_(0x7C000000u)), isplat_(0x7FC00000u), normal);
+    return as_f32_(or_(normal, sign));
 }
 #else
 /* Of a magnitude in fp16, below infinity. */
-FN_ words_ extended16_(words_ mag, const constants_ *c) {
-    const floats_ low = lesser_(value_(mag), c->tiny);
-    return iadd_(shl_(isub_(mag, bits_(low)), 3), round_(mul_(low, c->scale)));
+FN_ vu32_ K_(extended_fp16)(vu32_ mag, const K_(constants) *c) {
+    const vf32_ low = min_(as_f32_(mag), c->tiny);
+    return iadd_(shl_(isub_(mag, as_u32_(low)), 3), round_u32_(mul_(low, c->scale)));
 }
 
-FN_ words_ extended_(floats_ x, kopt_format format, const constants_ *c) {
-    const words_ u = bits_(x), mag = and_(u, c->of_sign);
-    return format == KOPT_BF16 ? u : or_(extended16_(mag, c), xor_(u, mag));
+FN_ vu32_ K_(extended)(vf32_ x, kopt_format format, const K_(constants) *c) {
+    const vu32_ u = as_u32_(x), mag = and_(u, c->of_sign);
+    return format == KOPT_BF16 ? u : or_(K_(extended_fp16)(mag, c), xor_(u, mag));
 }
 
 /* most: NULL, or the largest magnitude so far: infinity and NaN are numbers above limit16 there. */
-FN_ floats_ from_extended_(words_ u, kopt_format format, words_ *most) {
-    words_ mag = and_(u, iset_(0x7FFFFFFFu)), low, number;
-    if (format == KOPT_BF16) return value_(u);
-    low = bits_(lesser_(value_(mag), value_(iset_(0x04000000u)))); /* up to 2^-14, in units of 2^-40 */
-    number = iadd_(bits_(mul_(count_(low), set_(9.094947017729282e-13f))), shr_(isub_(mag, low), 3));
+FN_ vf32_ K_(from_extended)(vu32_ u, kopt_format format, vu32_ *most) {
+    vu32_ mag = and_(u, isplat_(0x7FFFFFFFu)), low, number;
+    if (format == KOPT_BF16) return as_f32_(u);
+    low = as_u32_(min_(as_f32_(mag), as_f32_(isplat_(0x04000000u)))); /* up to 2^-14, in units of 2^-40 */
+    number = iadd_(as_u32_(mul_(convert_f32_(low), splat_(9.094947017729282e-13f))), shr_(isub_(mag, low), 3));
     if (most != KOPT_NULL_) {
         *most = imax_(*most, number);
     } else {
-        number = select_(gt_(mag, iset_(0x7BFFFFFFu)), iset_(0x7F800000u), number);
-        number = select_(gt_(mag, iset_(0x7C000000u)), iset_(0x7FC00000u), number);
+        number = select_(igt_(mag, isplat_(0x7BFFFFFFu)), isplat_(0x7F800000u), number);
+        number = select_(igt_(mag, isplat_(0x7C000000u)), isplat_(0x7FC00000u), number);
     }
-    return value_(or_(number, xor_(u, mag)));
+    return as_f32_(or_(number, xor_(u, mag)));
 }
 #endif
 
 /* The nearest 16-bit number, any value; in the lower half. */
-FN_ words_ nearest16_(floats_ x, kopt_format format) {
-    words_ u = bits_(x);
-    const mask_ nan = gt_(and_(u, iset_(0x7FFFFFFFu)), iset_(0x7F800000u));
-    if (format == KOPT_FP16) return select_(nan, iset_(0x7E00u), narrow_fp16_(x));
-    u = shr_(iadd_(iadd_(u, iset_(0x7FFFu)), and_(shr_(u, 16), iset_(1))), 16);
-    return select_(nan, iset_(0x7FC0u), u);
+FN_ vu32_ K_(round_nearest16)(vf32_ x, kopt_format format) {
+    vu32_ u = as_u32_(x);
+    const vmask_ nan = igt_(and_(u, isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u));
+    if (format == KOPT_FP16) return select_(nan, isplat_(0x7E00u), narrow_fp16_(x));
+    u = shr_(iadd_(iadd_(u, isplat_(0x7FFFu)), and_(shr_(u, 16), isplat_(1))), 16);
+    return select_(nan, isplat_(0x7FC0u), u);
 }
 
 #ifdef ONE_LANE_
 /* The weight that KAHAN shows. What it rounds off is kept, so in bf16 a tie need not go to even. */
-FN_ words_ split16_(floats_ x, kopt_format format) {
-    if (format == KOPT_FP16) return nearest16_(x, format);
-    return shr_(iadd_(extended_(x, format, KOPT_NULL_), iset_(0x8000u)), 16);
+FN_ vu32_ K_(round_kahan16)(vf32_ x, kopt_format format) {
+    if (format == KOPT_FP16) return K_(round_nearest16)(x, format);
+    return shr_(iadd_(K_(extended)(x, format, KOPT_NULL_), isplat_(0x8000u)), 16);
 }
 #endif
 
 #ifndef FP16_
-FN_ floats_ load_fp16_(const kopt_byte_ *p) { return widen_fp16_(load16_(p)); }
-FN_ floats_ nearest_fp16_(floats_ x, words_ *stored) {
-    *stored = nearest16_(x, KOPT_FP16);
+FN_ vf32_ load_fp16_(const kopt_byte_ *p) { return widen_fp16_(load16_(p)); }
+FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
+    *stored = K_(round_nearest16)(x, KOPT_FP16);
     return widen_fp16_(*stored);
 }
 #endif
 
 /* x as 16 bits, in the upper half. r: 16 random bits; for vectors there is nothing above them. */
-FN_ words_ stochastic_(floats_ x, kopt_format format, words_ r, const constants_ *c) {
-    const words_ u = extended_(x, format, c);
+FN_ vu32_ K_(round_stochastic)(vf32_ x, kopt_format format, vu32_ r, const K_(constants) *c) {
+    const vu32_ u = K_(extended)(x, format, c);
 #ifdef ONE_LANE_
     r = (u & 0x7FFFFFFFu) > (format == KOPT_BF16 ? 0x7F7EFFFFu : 0x7BFEFFFFu) ? 0x8000u : r & 0xFFFFu;
 #endif
@@ -3680,9 +3557,9 @@ FN_ words_ stochastic_(floats_ x, kopt_format format, words_ r, const constants_
 }
 
 #ifndef ONE_LANE_
-FN_ words_ rounded_(floats_ x, kopt_format format, kopt_rounding how, words_ r, const constants_ *c) {
-    const words_ u = bits_(x);
-    if (how == KOPT_STOCHASTIC) return stochastic_(x, format, r, c);
+FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, const K_(constants) *c) {
+    const vu32_ u = as_u32_(x);
+    if (how == KOPT_STOCHASTIC) return K_(round_stochastic)(x, format, r, c);
     if (format == KOPT_FP16) return shl_(narrow_fp16_(x), 16);
     return iadd_(iadd_(u, c->bias), and_(shr_(u, 16), c->one));
 }
@@ -3693,97 +3570,97 @@ FN_ words_ rounded_(floats_ x, kopt_format format, kopt_rounding how, words_ r, 
 #define ROUND_ static KOPT_NOINLINE_
 #endif
 /* What a step stores of a bf16 below 2^-126 is +0. */
-FN_ words_ flushed_(words_ u, kopt_format format) { return format == KOPT_BF16 && (u & 0x7F800000u) == 0 ? 0 : u; }
+FN_ vu32_ K_(flush_bf16)(vu32_ u, kopt_format format) { return format == KOPT_BF16 && (u & 0x7F800000u) == 0 ? 0 : u; }
 
-ROUND_ words_ rounded_bits_(words_ x, kopt_format format, kopt_rounding how, words_ r) {
-    words_ u = extended_(value_(x), KOPT_BF16, KOPT_NULL_); /* as in stochastic_: once for both */
+ROUND_ vu32_ K_(round16_bits)(vu32_ x, kopt_format format, kopt_rounding how, vu32_ r) {
+    vu32_ u = K_(extended)(as_f32_(x), KOPT_BF16, KOPT_NULL_); /* as in round_stochastic: once for both */
     format = KOPT_STEP_FORMAT_(format);
-    u = KOPT_ROUND_TO_(how) == KOPT_STOCHASTIC ? stochastic_(value_(x), format, r, KOPT_NULL_)
-        : format == KOPT_FP16                  ? shl_(nearest16_(value_(x), format), 16)
+    u = KOPT_ROUND_MODE_(how) == KOPT_STOCHASTIC ? K_(round_stochastic)(as_f32_(x), format, r, KOPT_NULL_)
+        : format == KOPT_FP16                  ? shl_(K_(round_nearest16)(as_f32_(x), format), 16)
                                                : u + 0x7FFFu + ((u >> 16) & 1u);
-    return flushed_(u, format);
+    return K_(flush_bf16)(u, format);
 }
 #undef ROUND_
-FN_ words_ rounded_(floats_ x, kopt_format format, kopt_rounding how, words_ r, const constants_ *c) {
+FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, const K_(constants) *c) {
     KOPT_CAST_(void, c);
-    return rounded_bits_(bits_(x), format, how, r);
+    return K_(round16_bits)(as_u32_(x), format, how, r);
 }
 #endif
 
-FN_ words_ flush32_(floats_ x) {
-    words_ u = bits_(x), mag = and_(u, iset_(0x7FFFFFFFu));
-    u = where_(gt_(mag, iset_(0x007FFFFFu)), u);
-    return select_(gt_(mag, iset_(0x7F800000u)), iset_(0x7FC00000u), u);
+FN_ vu32_ K_(flush_f32)(vf32_ x) {
+    vu32_ u = as_u32_(x), mag = and_(u, isplat_(0x7FFFFFFFu));
+    u = select_or_zero_(igt_(mag, isplat_(0x007FFFFFu)), u);
+    return select_(igt_(mag, isplat_(0x7F800000u)), isplat_(0x7FC00000u), u);
 }
 
 /* A NaN without a payload, which could carry in the rounding of vectors. */
-FN_ floats_ quiet_(floats_ x) {
-    return value_(select_(gt_(and_(bits_(x), iset_(0x7FFFFFFFu)), iset_(0x7F800000u)), iset_(0x7FC00000u), bits_(x)));
+FN_ vf32_ K_(canonical_nan)(vf32_ x) {
+    return as_f32_(select_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), isplat_(0x7FC00000u), as_u32_(x)));
 }
 
-FN_ floats_ widen_(words_ a, kopt_format format) {
-    if (format == KOPT_F32) return value_(a);
-    return format == KOPT_BF16 ? value_(shl_(a, 16)) : widen_fp16_(a);
+FN_ vf32_ K_(widen)(vu32_ a, kopt_format format) {
+    if (format == KOPT_F32) return as_f32_(a);
+    return format == KOPT_BF16 ? as_f32_(shl_(a, 16)) : widen_fp16_(a);
 }
 
 /* ---- rules, sections 4 to 6: what the rate multiplies ---- */
 
 /* The moments of a weight, before and after the rule, and the roots of the new means of squares. */
-typedef struct moments_ {
-    floats_ m, v, third, fourth, root, third_root;
-} moments_;
+typedef struct K_(moments) {
+    vf32_ m, v, third, fourth, root, third_root;
+} K_(moments);
 
-FN_ floats_ average_(floats_ beta, floats_ one_minus_beta, floats_ old, floats_ x) {
+FN_ vf32_ K_(moving_average)(vf32_ beta, vf32_ one_minus_beta, vf32_ old, vf32_ x) {
     return add_(mul_(beta, old), mul_(one_minus_beta, x));
 }
 
-FN_ floats_ average_of_squares_(floats_ beta, floats_ one_minus_beta, floats_ old, floats_ x) {
+FN_ vf32_ K_(moving_average_of_squares)(vf32_ beta, vf32_ one_minus_beta, vf32_ old, vf32_ x) {
     return add_(mul_(beta, old), mul_(mul_(one_minus_beta, x), x));
 }
 
 /* -1, 0 or 1; NaN stays. */
-FN_ floats_ sign_(floats_ x) {
-    words_ mag = and_(bits_(x), iset_(0x7FFFFFFFu)), one = or_(xor_(bits_(x), mag), iset_(0x3F800000u));
-    one = where_(gt_(mag, iset_(0)), one);
-    return value_(select_(gt_(mag, iset_(0x7F800000u)), bits_(x), one));
+FN_ vf32_ K_(sign)(vf32_ x) {
+    vu32_ mag = and_(as_u32_(x), isplat_(0x7FFFFFFFu)), one = or_(xor_(as_u32_(x), mag), isplat_(0x3F800000u));
+    one = select_or_zero_(igt_(mag, isplat_(0)), one);
+    return as_f32_(select_(igt_(mag, isplat_(0x7F800000u)), as_u32_(x), one));
 }
 
 /* The larger of two magnitudes; NaN stays. */
-FN_ floats_ larger_(floats_ a, floats_ b) {
-    words_ x = and_(bits_(a), iset_(0x7FFFFFFFu)), y = and_(bits_(b), iset_(0x7FFFFFFFu));
-    return value_(select_(gt_(x, y), x, y));
+FN_ vf32_ K_(max_abs)(vf32_ a, vf32_ b) {
+    vu32_ x = and_(as_u32_(a), isplat_(0x7FFFFFFFu)), y = and_(as_u32_(b), isplat_(0x7FFFFFFFu));
+    return as_f32_(select_(igt_(x, y), x, y));
 }
 
 #ifdef KAHAN_OPT_VMATH
 /* atan2(y, x) for x > 0, within 2^-17 of it: of the smaller over the larger a polynomial by its roots (an operation
    less, and two of its factors at a time), or pi/2 less that. Infinity over infinity is NaN. Coefficients:
-   `tests/vmath.py coefficients`. In two parts, the division and what comes after it: see angles_. */
-typedef struct octant_ {
-    floats_ y, q; /* q: the smaller over the larger */
-    mask_ steep;
-} octant_;
+   `tests/vmath.py coefficients`. In two parts, the division and what comes after it: see atan2_tile. */
+typedef struct K_(atan2_reduced) {
+    vf32_ y, q; /* q: the smaller over the larger */
+    vmask_ steep;
+} K_(atan2_reduced);
 
-FN_ octant_ octant_of_(floats_ y, floats_ x) {
-    const words_ height = and_(bits_(y), iset_(0x7FFFFFFFu));
-    octant_ o;
+FN_ K_(atan2_reduced) K_(atan2_reduce)(vf32_ y, vf32_ x) {
+    const vu32_ height = and_(as_u32_(y), isplat_(0x7FFFFFFFu));
+    K_(atan2_reduced) o;
     o.y = y;
-    o.q = div_(lesser_(value_(height), x), greater_(x, value_(height))); /* NaN if one of them is */
-    o.steep = gt_(height, bits_(x));
+    o.q = div_(min_(as_f32_(height), x), max_(x, as_f32_(height))); /* NaN if one of them is */
+    o.steep = igt_(height, as_u32_(x));
     return o;
 }
 
-FN_ floats_ angle_in_(const octant_ *o) {
-    const floats_ z = mul_(o->q, o->q);
-    const floats_ a = add_(mul_(add_(z, set_(1.75760663f)), z), set_(3.77875996f));
-    const floats_ b = add_(mul_(sub_(z, set_(3.12811708f)), z), set_(6.84485292f));
-    floats_ angle = mul_(mul_(mul_(set_(0.0131872343f), o->q), sub_(set_(2.93177509f), z)), mul_(a, b));
-    angle = sub_where_(o->steep, set_(1.57079637f), angle);
-    return value_(or_(bits_(angle), and_(bits_(o->y), iset_(0x80000000u))));
+FN_ vf32_ K_(atan2_polynomial)(const K_(atan2_reduced) *o) {
+    const vf32_ z = mul_(o->q, o->q);
+    const vf32_ a = add_(mul_(add_(z, splat_(1.75760663f)), z), splat_(3.77875996f));
+    const vf32_ b = add_(mul_(sub_(z, splat_(3.12811708f)), z), splat_(6.84485292f));
+    vf32_ angle = mul_(mul_(mul_(splat_(0.0131872343f), o->q), sub_(splat_(2.93177509f), z)), mul_(a, b));
+    angle = masked_sub_(o->steep, splat_(1.57079637f), angle);
+    return as_f32_(or_(as_u32_(angle), and_(as_u32_(o->y), isplat_(0x80000000u))));
 }
 
-FN_ floats_ angle_(floats_ y, floats_ x) {
-    const octant_ o = octant_of_(y, x);
-    return angle_in_(&o);
+FN_ vf32_ K_(atan2_positive)(vf32_ y, vf32_ x) {
+    const K_(atan2_reduced) o = K_(atan2_reduce)(y, x);
+    return K_(atan2_polynomial)(&o);
 }
 #endif
 
@@ -3792,43 +3669,43 @@ FN_ floats_ angle_(floats_ y, floats_ x) {
 /* w is the weight that decay sees, rest what it does not see of the weight, g the gradient; of w and rest only what L2
    and KOPT_EMA read. Moves the moments. What it returns the rate multiplies, but of Adam-atan2 and of a smooth Lion:
    there it is the first argument of atan2, *y being the second, or that of tanh. */
-FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, floats_ g, moments_ *p, floats_ *y) {
-    floats_ x, denominator;
+FN_ vf32_ K_(rule)(kopt_kind_ kind, const K_(scalars) *k, vf32_ w, vf32_ rest, vf32_ g, K_(moments) *p, vf32_ *y) {
+    vf32_ x, denominator;
     *y = p->root = p->third_root = g;
     if (k->use_scale) g = mul_(g, k->grad_scale);
     if (k->use_l2) g = add_(g, mul_(k->l2, w));
 
     if (kind.rule == KOPT_SGD) {
         if (MOMENTS_ == 0) return g;
-        p->m = average_(k->beta1, k->one_minus_beta1, p->m, g);
+        p->m = K_(moving_average)(k->beta1, k->one_minus_beta1, p->m, g);
         return kind.nesterov ? add_(g, mul_(k->momentum, p->m)) : p->m;
     }
     if (kind.rule == KOPT_LION) {
-        x = average_(k->beta1, k->one_minus_beta1, p->m, g);
-        p->m = average_(k->beta2, k->one_minus_beta2, p->m, g);
+        x = K_(moving_average)(k->beta1, k->one_minus_beta1, p->m, g);
+        p->m = K_(moving_average)(k->beta2, k->one_minus_beta2, p->m, g);
 #ifdef KAHAN_OPT_VMATH
         if (k->smooth) return mul_(k->sharpness, x);
 #endif
-        return sign_(x);
+        return K_(sign)(x);
     }
     if (kind.rule == KOPT_EMA) return add_(sub_(w, g), rest);
 
     if (kind.rule == KOPT_ADAN) {
-        const floats_ change = k->first_step ? set_(0) : sub_(g, p->fourth);
-        p->m = average_(k->beta1, k->one_minus_beta1, p->m, g);
-        p->third = average_(k->beta3, k->one_minus_beta3, p->third, change);
-        p->v = average_of_squares_(k->beta2, k->one_minus_beta2, p->v, add_(g, mul_(k->momentum, change)));
+        const vf32_ change = k->first_step ? splat_(0) : sub_(g, p->fourth);
+        p->m = K_(moving_average)(k->beta1, k->one_minus_beta1, p->m, g);
+        p->third = K_(moving_average)(k->beta3, k->one_minus_beta3, p->third, change);
+        p->v = K_(moving_average_of_squares)(k->beta2, k->one_minus_beta2, p->v, add_(g, mul_(k->momentum, change)));
         p->fourth = g;
         p->root = sqrt_(p->v);
         return div_(add_(p->m, mul_(k->mix, p->third)), add_(mul_(p->root, k->root_scale), k->eps));
     }
 
-    if (kind.rule != KOPT_ADAM && !KOPT_IS_ATAN2_(kind.rule)) return value_(iset_(0x7FC00000u)); /* none's formula */
-    p->m = average_(k->beta1, k->one_minus_beta1, p->m, g);
-    p->v = average_of_squares_(k->beta2, k->one_minus_beta2, p->v, g);
+    if (kind.rule != KOPT_ADAM && !KOPT_IS_ATAN2_(kind.rule)) return as_f32_(isplat_(0x7FC00000u)); /* none's formula */
+    p->m = K_(moving_average)(k->beta1, k->one_minus_beta1, p->m, g);
+    p->v = K_(moving_average_of_squares)(k->beta2, k->one_minus_beta2, p->v, g);
     denominator = p->root = sqrt_(p->v);
     if (MOMENTS_ > 2) {
-        p->third = larger_(p->third, p->v);
+        p->third = K_(max_abs)(p->third, p->v);
         denominator = p->third_root = sqrt_(p->third);
     }
     if (k->unrectified) return p->m; /* RAdam and Ranger, which differ from Adam in their scalars */
@@ -3837,44 +3714,44 @@ FN_ floats_ rule_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, f
 }
 
 /* What is subtracted from a weight w: the rate times x, and its decay. */
-FN_ floats_ update_(const scalars_ *k, floats_ x, floats_ w) {
-    floats_ update = mul_(k->rate, x);
+FN_ vf32_ K_(update)(const K_(scalars) *k, vf32_ x, vf32_ w) {
+    vf32_ update = mul_(k->rate, x);
     if (k->use_decay) update = add_(update, mul_(k->decay, w));
     return update;
 }
 
 /* Lookahead: the update that leads from w to lookahead_rate of the way from the slow weight to w - update. */
-FN_ floats_ looked_back_(floats_ mix, floats_ w, floats_ c, floats_ update, floats_ slow, floats_ slow_c) {
+FN_ vf32_ K_(lookahead)(vf32_ mix, vf32_ w, vf32_ c, vf32_ update, vf32_ slow, vf32_ slow_c) {
     return add_(update, mul_(mix, sub_(add_(sub_(w, slow), sub_(c, slow_c)), update)));
 }
 
 /* ---- weights and moments, to and from what memory has of them ---- */
 
 /* The word of a weight of KOPT_COMPACT or KOPT_EXACT. Both words in their low halves, the residual with its sign. */
-FN_ words_ joined_(kopt_kind_ kind, words_ stored, words_ kept) {
+FN_ vu32_ K_(join_residual)(kopt_kind_ kind, vu32_ stored, vu32_ kept) {
     if (kind.rounding == KOPT_COMPACT) kept = shl_(kept, 8);
-    if (kind.rounding == KOPT_EXACT) kept = isub_(xor_(kept, iset_(0x8000u)), iset_(0x8000u));
+    if (kind.rounding == KOPT_EXACT) kept = isub_(xor_(kept, isplat_(0x8000u)), isplat_(0x8000u));
     return iadd_(shl_(stored, 16), kept);
 }
 
 /* A 16-bit weight w less the update, in the upper half; rest is the compensation of KOPT_KAHAN. *kept: its new residual
    in an upper half. *most: the largest magnitude of numbers that are rounded with 32 bits. */
-FN_ words_ commit_(kopt_kind_ kind, floats_ w, floats_ rest, floats_ update, words_ r, const constants_ *c,
-                   words_ *kept, words_ *most) {
+FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ rest, vf32_ update, vu32_ r, const K_(constants) *c,
+                   vu32_ *kept, vu32_ *most) {
     const int kahan = kind.rounding == KOPT_KAHAN;
-    floats_ y, shown;
-    words_ u = r;
+    vf32_ y, shown;
+    vu32_ u = r;
     if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) {
-        words_ mag;
+        vu32_ mag;
         y = sub_(w, update);
-        mag = and_(bits_(y), c->of_sign);
+        mag = and_(as_u32_(y), c->of_sign);
         *most = imax_(*most, mag);
-        u = extended_(value_(where_(gt_(mag, c->subnormal), bits_(y))), kind.weight, c);
+        u = K_(extended)(as_f32_(select_or_zero_(igt_(mag, c->subnormal), as_u32_(y))), kind.weight, c);
         if (kind.rounding == KOPT_COMPACT) { /* of the 16 bits below the weight the upper 8 are kept */
 #ifdef ONE_LANE_
             r &= 0xFFFFu;
 #endif
-            u = iadd_(u, kind.compensation_rounding == KOPT_STOCHASTIC ? shr_(r, 8) : iset_(0x80u));
+            u = iadd_(u, kind.compensation_rounding == KOPT_STOCHASTIC ? shr_(r, 8) : isplat_(0x80u));
             *kept = shl_(u, 8);
         } else {
             *kept = shl_(u, 16);
@@ -3885,33 +3762,33 @@ FN_ words_ commit_(kopt_kind_ kind, floats_ w, floats_ rest, floats_ update, wor
         y = sub_(rest, update);
         shown = add_(w, y);
         if (kind.weight == KOPT_FP16) {
-            shown = nearest_fp16_(shown, &u);
+            shown = round_fp16_(shown, &u);
             u = shl_(u, 16);
         } else { /* what is rounded off is kept, so a tie need not go to even */
-            u = iadd_(extended_(shown, KOPT_BF16, c), c->half_ulp);
-            shown = value_(and_(u, c->upper));
+            u = iadd_(K_(extended)(shown, KOPT_BF16, c), c->half_ulp);
+            shown = as_f32_(and_(u, c->upper));
         }
         y = add_(sub_(w, shown), y);
-        if (kind.weight == KOPT_FP16) y = mul_(y, set_(2048.0f));
+        if (kind.weight == KOPT_FP16) y = mul_(y, splat_(2048.0f));
     } else {
         y = sub_(w, update);
-        if (kind.weight == KOPT_FP16) *most = imax_(*most, and_(bits_(y), c->of_sign));
+        if (kind.weight == KOPT_FP16) *most = imax_(*most, and_(as_u32_(y), c->of_sign));
     }
-    *kept = rounded_(y, kind.weight, kahan ? kind.compensation_rounding : kind.rounding, r, c);
+    *kept = K_(round16)(y, kind.weight, kahan ? kind.compensation_rounding : kind.rounding, r, c);
     return kahan ? u : *kept;
 }
 
 /* A moment as 16 bits in the upper half; root: of a mean of squares, which fp16 keeps so. No root becomes 0. */
-FN_ words_ rounded_moment_(floats_ x, kopt_format format, int square, floats_ root, kopt_rounding how, words_ r,
-                           const constants_ *c) {
-    words_ u;
-    if (format != KOPT_FP16 || !square) return rounded_(x, format, how, r, c);
+FN_ vu32_ K_(round_moment)(vf32_ x, kopt_format format, int square, vf32_ root, kopt_rounding how, vu32_ r,
+                           const K_(constants) *c) {
+    vu32_ u;
+    if (format != KOPT_FP16 || !square) return K_(round16)(x, format, how, r, c);
 #ifndef ONE_LANE_
-    if (how == KOPT_STOCHASTIC) u = iadd_(extended16_(bits_(root), c), r);
+    if (how == KOPT_STOCHASTIC) u = iadd_(K_(extended_fp16)(as_u32_(root), c), r);
     else
 #endif
-        u = rounded_(root, KOPT_FP16, how, r, c);
-    return imax_(u, bits_(lesser_(root, value_(iset_(0x00010000u)))));
+        u = K_(round16)(root, KOPT_FP16, how, r, c);
+    return imax_(u, as_u32_(min_(root, as_f32_(isplat_(0x00010000u)))));
 }
 
 #ifndef KOPT_MOMENT_ROUNDING_
@@ -3922,9 +3799,9 @@ KOPT_INLINE_ kopt_rounding kopt_moment_rounding_(kopt_kind_ kind, int moment) {
 }
 #endif
 
-FN_ floats_ squared_(floats_ x, int rooted) { return rooted ? mul_(x, x) : x; }
+FN_ vf32_ K_(square_if)(vf32_ x, int rooted) { return rooted ? mul_(x, x) : x; }
 
-FN_ kopt_kind_ kind_of_(const kopt_job_ *j) {
+FN_ kopt_kind_ K_(kind_of)(const kopt_job_ *j) {
     const kopt_step *s = j->step;
     kopt_kind_ kind;
     kind.rule = KOPT_RULE_(s->rule);
@@ -3941,95 +3818,95 @@ FN_ kopt_kind_ kind_of_(const kopt_job_ *j) {
     kind.compensation_rounding = KOPT_STATE_ROUNDING_(s->compensation_rounding);
     kind.moments = kopt_moments_here_(kind.rule, s->moments);
     kind.nesterov = KOPT_HAS_(KOPT_WITH_MOMENTUM) && s->nesterov;
-    kind.in_rows = KOPT_ROWS_ && j->in_rows;
-    if (kind.in_rows) kind.moment = KOPT_F32;
+    kind.buffered = KOPT_BUFFERED_MOMENTS_ && j->buffered;
+    if (kind.buffered) kind.moment = KOPT_F32;
     return kind;
 }
 
 #ifdef ONE_LANE_
 /* ---- one lane: any kind, any value. An element is in registers, as memory has it ---- */
 
-typedef struct element_ {
-    words_ weight, residual, grad, moment[4], slow, slow_residual;
-} element_;
+typedef struct K_(element) {
+    vu32_ weight, residual, grad, moment[4], slow, slow_residual;
+} K_(element);
 
 /* A weight as stored, with its residual: what decay sees, and what KAHAN keeps beside it. */
-FN_ floats_ load_weight_(kopt_kind_ kind, words_ stored, words_ kept, floats_ *rest) {
-    *rest = set_(0);
+FN_ vf32_ K_(load_weight)(kopt_kind_ kind, vu32_ stored, vu32_ kept, vf32_ *rest) {
+    *rest = splat_(0);
     if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT)
-        return from_extended_(joined_(kind, stored, kept), kind.weight);
+        return K_(from_extended)(K_(join_residual)(kind, stored, kept), kind.weight);
     if (kind.weight != KOPT_F32 && kind.rounding == KOPT_KAHAN) {
-        *rest = widen_(kept, kind.weight);
-        if (kind.weight == KOPT_FP16) *rest = mul_(*rest, set_(1.0f / 2048));
+        *rest = K_(widen)(kept, kind.weight);
+        if (kind.weight == KOPT_FP16) *rest = mul_(*rest, splat_(1.0f / 2048));
     }
-    return widen_(stored, kind.weight);
+    return K_(widen)(stored, kind.weight);
 }
 
-FN_ floats_ load_moment_(kopt_kind_ kind, const element_ *e, int moment) {
-    return squared_(widen_(e->moment[moment], kind.moment), kopt_rooted_(kind, moment));
+FN_ vf32_ K_(load_moment)(kopt_kind_ kind, const K_(element) *e, int moment) {
+    return K_(square_if)(K_(widen)(e->moment[moment], kind.moment), kopt_stores_root_(kind, moment));
 }
 
-SHARED_ words_ stored_moment_(kopt_kind_ kind, int moment, floats_ x, floats_ root, words_ r) {
+VECTOR_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_ root, vu32_ r) {
     const int square = kopt_is_square_(kind.rule, moment);
-    const constants_ c = constants_of_();
-    if (kind.in_rows) return bits_(square ? root : x);
-    if (kind.moment == KOPT_F32) return flush32_(x);
-    return rounded_moment_(x, kind.moment, square, root, kopt_moment_rounding_(kind, moment),
-                           number_(r, KOPT_CAST_(uint32_t, moment) + 1), &c) >>
+    const K_(constants) c = K_(make_constants)();
+    if (kind.buffered) return as_u32_(square ? root : x);
+    if (kind.moment == KOPT_F32) return K_(flush_f32)(x);
+    return K_(round_moment)(x, kind.moment, square, root, kopt_moment_rounding_(kind, moment),
+                           K_(random16)(r, KOPT_CAST_(uint32_t, moment) + 1), &c) >>
            16;
 }
 
 /* The first stage: the moments. */
-FN_ floats_ direct_(kopt_kind_ kind, const scalars_ *k, floats_ w, floats_ rest, element_ *e, words_ r, floats_ *y) {
-    moments_ p;
-    floats_ x;
+FN_ vf32_ K_(direction)(kopt_kind_ kind, const K_(scalars) *k, vf32_ w, vf32_ rest, K_(element) *e, vu32_ r, vf32_ *y) {
+    K_(moments) p;
+    vf32_ x;
     p.m = p.v = p.third = p.fourth = p.third_root = w; /* anything: a rule reads the moments that it has */
-    if (MOMENTS_ > 0) p.m = load_moment_(kind, e, 0);
-    if (MOMENTS_ > 1) p.v = load_moment_(kind, e, 1);
-    if (MOMENTS_ > 2) p.third = load_moment_(kind, e, 2);
-    if (MOMENTS_ > 3) p.fourth = load_moment_(kind, e, 3);
-    x = rule_(kind, k, w, rest, widen_(e->grad, kind.grad), &p, y);
-    if (MOMENTS_ > 0) e->moment[0] = stored_moment_(kind, 0, p.m, p.m, r);
-    if (MOMENTS_ > 1) e->moment[1] = stored_moment_(kind, 1, p.v, p.root, r);
-    if (MOMENTS_ > 2) e->moment[2] = stored_moment_(kind, 2, p.third, p.third_root, r);
-    if (MOMENTS_ > 3) e->moment[3] = stored_moment_(kind, 3, p.fourth, p.fourth, r);
+    if (MOMENTS_ > 0) p.m = K_(load_moment)(kind, e, 0);
+    if (MOMENTS_ > 1) p.v = K_(load_moment)(kind, e, 1);
+    if (MOMENTS_ > 2) p.third = K_(load_moment)(kind, e, 2);
+    if (MOMENTS_ > 3) p.fourth = K_(load_moment)(kind, e, 3);
+    x = K_(rule)(kind, k, w, rest, K_(widen)(e->grad, kind.grad), &p, y);
+    if (MOMENTS_ > 0) e->moment[0] = K_(encode_moment)(kind, 0, p.m, p.m, r);
+    if (MOMENTS_ > 1) e->moment[1] = K_(encode_moment)(kind, 1, p.v, p.root, r);
+    if (MOMENTS_ > 2) e->moment[2] = K_(encode_moment)(kind, 2, p.third, p.third_root, r);
+    if (MOMENTS_ > 3) e->moment[3] = K_(encode_moment)(kind, 3, p.fourth, p.fourth, r);
     return x;
 }
 
 /* A weight w less the update, with its residual. */
-FN_ void stored_weight_(kopt_kind_ kind, floats_ w, floats_ rest, floats_ update, element_ *e, words_ r) {
-    const words_ infinity = kind.weight == KOPT_BF16 ? 0x7F80u : 0x7C00u;
-    const constants_ c = constants_of_();
-    words_ kept = 0, most = 0;
+FN_ void K_(encode_weight)(kopt_kind_ kind, vf32_ w, vf32_ rest, vf32_ update, K_(element) *e, vu32_ r) {
+    const vu32_ infinity = kind.weight == KOPT_BF16 ? 0x7F80u : 0x7C00u;
+    const K_(constants) c = K_(make_constants)();
+    vu32_ kept = 0, most = 0;
     if (kind.weight == KOPT_F32) {
-        e->weight = flush32_(sub_(w, update));
+        e->weight = K_(flush_f32)(sub_(w, update));
         return;
     }
-    e->weight = flushed_(commit_(kind, w, rest, update, r, &c, &kept, &most), kind.weight) >> 16;
+    e->weight = K_(flush_bf16)(K_(commit)(kind, w, rest, update, r, &c, &kept, &most), kind.weight) >> 16;
     e->residual = kept >> 16;
     if ((e->weight & infinity) == infinity) e->residual = 0; /* an infinite weight or NaN has none */
 }
 
 /* The second stage: the weight. x: what the rate multiplies. Returns what is subtracted. */
-FN_ floats_ commit_element_(kopt_kind_ kind, const scalars_ *k, floats_ x, floats_ w, floats_ rest, element_ *e,
-                            words_ r, int sync) {
-    floats_ slow_rest, update = update_(k, x, w);
+FN_ vf32_ K_(commit_element)(kopt_kind_ kind, const K_(scalars) *k, vf32_ x, vf32_ w, vf32_ rest, K_(element) *e,
+                            vu32_ r, int sync) {
+    vf32_ slow_rest, update = K_(update)(k, x, w);
     if (sync) {
-        const floats_ slow = load_weight_(kind, e->slow, e->slow_residual, &slow_rest);
-        update = looked_back_(k->mix, w, rest, update, slow, slow_rest);
+        const vf32_ slow = K_(load_weight)(kind, e->slow, e->slow_residual, &slow_rest);
+        update = K_(lookahead)(k->mix, w, rest, update, slow, slow_rest);
     }
-    if (!k->moments_only) stored_weight_(kind, w, rest, update, e, number_(r, 0));
+    if (!k->moments_only) K_(encode_weight)(kind, w, rest, update, e, K_(random16)(r, 0));
     return update;
 }
 
 /* The weight in another format. */
-FN_ words_ copied_(kopt_kind_ kind, const element_ *e, kopt_format format) {
-    const floats_ seen = widen_(e->weight, kind.weight);
-    return format == KOPT_F32 ? bits_(seen) : nearest16_(seen, format);
+FN_ vu32_ K_(encode_copy)(kopt_kind_ kind, const K_(element) *e, kopt_format format) {
+    const vf32_ seen = K_(widen)(e->weight, kind.weight);
+    return format == KOPT_F32 ? as_u32_(seen) : K_(round_nearest16)(seen, format);
 }
 
 /* Telemetry: did a nonzero update move the weight, or what is kept of it? */
-KOPT_LEAN_ KOPT_BOTH_ void NAME_(tally)(kopt_counts *counts, words_ update, int moved, int kept_moved) {
+KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void K_(tally)(kopt_counts *counts, vu32_ update, int moved, int kept_moved) {
     const int wanted = (update & 0x7FFFFFFFu) != 0, still = wanted && !moved;
     counts->wanted += wanted != 0;
     counts->still += still != 0;
@@ -4037,23 +3914,23 @@ KOPT_LEAN_ KOPT_BOTH_ void NAME_(tally)(kopt_counts *counts, words_ update, int 
 }
 
 /* ... of an element that was *before. */
-FN_ void count_element_(kopt_kind_ kind, kopt_counts *counts, const element_ *before, const element_ *e,
-                        floats_ update) {
+FN_ void K_(count_element)(kopt_kind_ kind, kopt_counts *counts, const K_(element) *before, const K_(element) *e,
+                        vf32_ update) {
     const size_t size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    NAME_(tally)(counts, bits_(update), e->weight != before->weight,
+    K_(tally)(counts, as_u32_(update), e->weight != before->weight,
                  size != 0 && ((e->residual ^ before->residual) & (size == 1 ? 0xFFu : 0xFFFFu)) != 0);
 }
 
 #if defined(KAHAN_OPT_VMATH) && defined(ONE_PASS_)
-FN_ floats_ NAME_(vmath_tanh)(floats_ x); /* below, with vector mathematics */
+FN_ vf32_ K_(vmath_tanh)(vf32_ x); /* below, with vector mathematics */
 #endif
 
 /* What comes between the stages: of a table only in rows. */
-FN_ floats_ between_(kopt_kind_ kind, const scalars_ *k, floats_ x, floats_ y) {
+FN_ vf32_ K_(rule_function)(kopt_kind_ kind, const K_(scalars) *k, vf32_ x, vf32_ y) {
 #ifdef KAHAN_OPT_VMATH
-    if (kind.rule == KOPT_ADAM_ATAN2) return angle_(x, y);
+    if (kind.rule == KOPT_ADAM_ATAN2) return K_(atan2_positive)(x, y);
 #ifdef ONE_PASS_
-    if (kind.rule == KOPT_LION && k->smooth) return NAME_(vmath_tanh)(x);
+    if (kind.rule == KOPT_LION && k->smooth) return K_(vmath_tanh)(x);
 #endif
 #endif
     KOPT_CAST_(void, kind);
@@ -4073,162 +3950,162 @@ static KOPT_UNUSED_ KOPT_NOINLINE_ void kopt_tally_(const kopt_job_ *tile, const
         for (q = 0; q < size; q++) moved |= before[i * size + q] != tile->weight[i * size + q];
         for (q = 0; q < residual_size; q++)
             kept_moved |= kept_before[i * residual_size + q] != tile->residual[i * residual_size + q];
-        NAME_(tally)(tile->counts, kopt_load32_(update + 4 * i), moved, kept_moved);
+        K_(tally)(tile->counts, kopt_load32_(update + 4 * i), moved, kept_moved);
     }
 }
 #endif
 
-FN_ words_ fetch_at_(const kopt_byte_ *p, size_t i, size_t size) { return fetch_(p + i * size, size, 1); }
-FN_ void put_at_(kopt_byte_ *p, size_t i, size_t size, words_ a) { put_(p + i * size, size, 1, a); }
+FN_ vu32_ K_(load_at)(const kopt_byte_ *p, size_t i, size_t size) { return K_(load_n)(p + i * size, size, 1); }
+FN_ void K_(store_at)(kopt_byte_ *p, size_t i, size_t size, vu32_ a) { K_(store_n)(p + i * size, size, 1, a); }
 
 /* Of the element at i. r: its random number. x_row and y_row: where x and y of it are, if it is not both stages. */
-FN_ void step_one_(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t i, words_ r, int stages,
+FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const K_(scalars) *k, size_t i, vu32_ r, int stages,
                    kopt_byte_ *x_row, kopt_byte_ *y_row) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding),
                  moment_size = kopt_bytes_of_(kind.moment);
-    floats_ w, rest, x, y, update;
-    element_ e, before;
+    vf32_ w, rest, x, y, update;
+    K_(element) e, before;
     e.moment[0] = e.moment[1] = e.moment[2] = e.moment[3] = e.slow = e.slow_residual = e.grad = 0;
     before.moment[0] = before.moment[1] = before.moment[2] = before.moment[3] = 0;
     before.slow = before.slow_residual = before.grad = 0;
-    e.weight = before.weight = fetch_at_(j->weight, i, weight_size);
-    e.residual = before.residual = residual_size != 0 ? fetch_at_(j->residual, i, residual_size) : 0;
-    w = load_weight_(kind, e.weight, e.residual, &rest);
-    if ((stages & KOPT_FIRST_STAGE_) != 0) {
-        e.grad = fetch_at_(j->grad, i, grad_size);
-        if (MOMENTS_ > 0) e.moment[0] = fetch_at_(j->moment[0], i, moment_size);
-        if (MOMENTS_ > 1) e.moment[1] = fetch_at_(j->moment[1], i, moment_size);
-        if (MOMENTS_ > 2) e.moment[2] = fetch_at_(j->moment[2], i, moment_size);
-        if (MOMENTS_ > 3) e.moment[3] = fetch_at_(j->moment[3], i, moment_size);
-        x = direct_(kind, k, w, rest, &e, r, &y);
-        if (MOMENTS_ > 0) put_at_(j->moment[0], i, moment_size, e.moment[0]);
-        if (MOMENTS_ > 1) put_at_(j->moment[1], i, moment_size, e.moment[1]);
-        if (MOMENTS_ > 2) put_at_(j->moment[2], i, moment_size, e.moment[2]);
-        if (MOMENTS_ > 3) put_at_(j->moment[3], i, moment_size, e.moment[3]);
-        if (stages == KOPT_FIRST_STAGE_) {
-            store32_(x_row, bits_(quiet_(x)));
+    e.weight = before.weight = K_(load_at)(j->weight, i, weight_size);
+    e.residual = before.residual = residual_size != 0 ? K_(load_at)(j->residual, i, residual_size) : 0;
+    w = K_(load_weight)(kind, e.weight, e.residual, &rest);
+    if ((stages & KOPT_DIRECTION_STAGE_) != 0) {
+        e.grad = K_(load_at)(j->grad, i, grad_size);
+        if (MOMENTS_ > 0) e.moment[0] = K_(load_at)(j->moment[0], i, moment_size);
+        if (MOMENTS_ > 1) e.moment[1] = K_(load_at)(j->moment[1], i, moment_size);
+        if (MOMENTS_ > 2) e.moment[2] = K_(load_at)(j->moment[2], i, moment_size);
+        if (MOMENTS_ > 3) e.moment[3] = K_(load_at)(j->moment[3], i, moment_size);
+        x = K_(direction)(kind, k, w, rest, &e, r, &y);
+        if (MOMENTS_ > 0) K_(store_at)(j->moment[0], i, moment_size, e.moment[0]);
+        if (MOMENTS_ > 1) K_(store_at)(j->moment[1], i, moment_size, e.moment[1]);
+        if (MOMENTS_ > 2) K_(store_at)(j->moment[2], i, moment_size, e.moment[2]);
+        if (MOMENTS_ > 3) K_(store_at)(j->moment[3], i, moment_size, e.moment[3]);
+        if (stages == KOPT_DIRECTION_STAGE_) {
+            store32_(x_row, as_u32_(K_(canonical_nan)(x)));
 #ifdef KAHAN_OPT_VMATH
-            if (kind.rule == KOPT_ADAM_ATAN2) store32_(y_row, bits_(quiet_(y)));
+            if (kind.rule == KOPT_ADAM_ATAN2) store32_(y_row, as_u32_(K_(canonical_nan)(y)));
 #else
             KOPT_CAST_(void, y_row);
 #endif
             return;
         }
-        x = between_(kind, k, x, y);
+        x = K_(rule_function)(kind, k, x, y);
     } else {
-        x = value_(load32_(x_row));
+        x = as_f32_(load32_(x_row));
     }
-    if ((stages & KOPT_AFTER_) != 0 && k->sync) {
-        e.slow = fetch_at_(j->slow, i, weight_size);
-        e.slow_residual = residual_size != 0 ? fetch_at_(j->slow_residual, i, residual_size) : 0;
+    if ((stages & KOPT_FINAL_STAGE_) != 0 && k->sync) {
+        e.slow = K_(load_at)(j->slow, i, weight_size);
+        e.slow_residual = residual_size != 0 ? K_(load_at)(j->slow_residual, i, residual_size) : 0;
     }
-    update = commit_element_(kind, k, x, w, rest, &e, r, (stages & KOPT_AFTER_) != 0 && k->sync);
+    update = K_(commit_element)(kind, k, x, w, rest, &e, r, (stages & KOPT_FINAL_STAGE_) != 0 && k->sync);
     if (!k->moments_only) {
-        put_at_(j->weight, i, weight_size, e.weight);
-        if (residual_size != 0) put_at_(j->residual, i, residual_size, e.residual);
-        if ((stages & KOPT_AFTER_) != 0 && k->sync) { /* the next slow weight */
-            put_at_(j->slow, i, weight_size, e.weight);
-            if (residual_size != 0) put_at_(j->slow_residual, i, residual_size, e.residual);
+        K_(store_at)(j->weight, i, weight_size, e.weight);
+        if (residual_size != 0) K_(store_at)(j->residual, i, residual_size, e.residual);
+        if ((stages & KOPT_FINAL_STAGE_) != 0 && k->sync) { /* the next slow weight */
+            K_(store_at)(j->slow, i, weight_size, e.weight);
+            if (residual_size != 0) K_(store_at)(j->slow_residual, i, residual_size, e.residual);
         }
-        if (KOPT_HAS_(KOPT_WITH_EXTRAS) && (stages & KOPT_AFTER_) != 0 && j->copy != KOPT_NULL_)
-            put_at_(j->copy, i, kopt_bytes_of_(j->copy_format), copied_(kind, &e, j->copy_format));
+        if (KOPT_HAS_(KOPT_WITH_EXTRAS) && (stages & KOPT_FINAL_STAGE_) != 0 && j->copy != KOPT_NULL_)
+            K_(store_at)(j->copy, i, kopt_bytes_of_(j->copy_format), K_(encode_copy)(kind, &e, j->copy_format));
     }
-    if ((stages & KOPT_AFTER_) != 0 && k->zero_grad) put_at_(j->grad, i, grad_size, 0);
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && (stages & KOPT_AFTER_) != 0 && j->counts != KOPT_NULL_)
-        count_element_(kind, j->counts, &before, &e, update);
+    if ((stages & KOPT_FINAL_STAGE_) != 0 && k->zero_grad) K_(store_at)(j->grad, i, grad_size, 0);
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && (stages & KOPT_FINAL_STAGE_) != 0 && j->counts != KOPT_NULL_)
+        K_(count_element)(kind, j->counts, &before, &e, update);
 }
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 /* One stage of the n elements at i, x and y in rows. parted: first the even elements, then the odd ones. */
-static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_turn_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages,
+static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages,
                                                           kopt_byte_ *x, kopt_byte_ *y, int parted) {
-    const scalars_ k = spread_(j);
-    const kopt_kind_ kind = kind_of_(j);
-    const cipher_ cipher = cipher_of_(j->step->seed, j->step->step, j->id, j->stream);
-    words_ numbers[4];
+    const K_(scalars) k = K_(splat_job)(j);
+    const kopt_kind_ kind = K_(kind_of)(j);
+    const K_(philox_key) cipher = K_(make_philox_key)(j->step->seed, j->step->step, j->id, j->stream);
+    vu32_ numbers[4];
     size_t q;
     for (q = 0; q < n; q++) {
         const size_t at = 4 * (parted ? q % 2 * (n / 2) + q / 2 : q);
-        const words_ r = random_element_(numbers, &cipher, KOPT_INDEX_(j->first + i + q), q == 0);
+        const vu32_ r = K_(random_at)(numbers, &cipher, KOPT_INDEX_(j->first + i + q), q == 0);
         kopt_byte_ *const x_at = x == KOPT_NULL_ ? x : x + at, *const y_at = y == KOPT_NULL_ ? y : y + at;
-        step_one_(j, kind, &k, i + q, r, stages, x_at, y_at);
+        K_(step_element)(j, kind, &k, i + q, r, stages, x_at, y_at);
     }
 }
 #endif
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 /* A moment from a row of fp32, of a mean of squares its root, to fp16. number, twice: 16 bits of each element. */
-static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_row_to_fp16_scalar_(kopt_byte_ *to, const kopt_byte_ *row, int square,
+static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_store_fp16_buffer_scalar_(kopt_byte_ *to, const kopt_byte_ *row, int square,
                                                                  int moment, kopt_rounding how,
                                                                  const kopt_byte_ *number, const kopt_byte_ *twice,
                                                                  size_t n) {
-    const constants_ c = constants_of_();
+    const K_(constants) c = K_(make_constants)();
     size_t i;
     for (i = 0; i < n; i++) {
-        const floats_ x = value_(load32_(row + 4 * i));
-        const words_ r = load16_(number + 2 * i) + (KOPT_CAST_(uint32_t, moment) + 1) * load16_(twice + 2 * i);
-        put_at_(to, i, 2, rounded_moment_(x, KOPT_FP16, square, x, how, r, &c) >> 16);
+        const vf32_ x = as_f32_(load32_(row + 4 * i));
+        const vu32_ r = load16_(number + 2 * i) + (KOPT_CAST_(uint32_t, moment) + 1) * load16_(twice + 2 * i);
+        K_(store_at)(to, i, 2, K_(round_moment)(x, KOPT_FP16, square, x, how, r, &c) >> 16);
     }
 }
 #endif
 
 #if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
 /* With the function of a table between the stages. */
-static KOPT_NOINLINE_ void walk_rows_(const kopt_job_ *j, size_t begin, size_t end) {
+static KOPT_NOINLINE_ void K_(walk_tiled)(const kopt_job_ *j, size_t begin, size_t end) {
     float x[KOPT_TILE_], y[KOPT_TILE_];
     kopt_byte_ *const x_row = KOPT_POINTER_(kopt_byte_ *, x), *const y_row = KOPT_POINTER_(kopt_byte_ *, y);
     size_t n, q;
     for (; begin < end; begin += n) {
         n = end - begin < KOPT_TILE_ ? end - begin : KOPT_TILE_;
-        kopt_turn_scalar_(j, begin, n, KOPT_FIRST_STAGE_, x_row, y_row, 0);
+        kopt_step_elements_scalar_(j, begin, n, KOPT_DIRECTION_STAGE_, x_row, y_row, 0);
         for (q = 0; j->quotient && q < n; q++) x[q] = div_(x[q], y[q]);
-        kopt_between_(j, x, y, n);
-        kopt_turn_scalar_(j, begin, n, KOPT_SECOND_STAGE_ | KOPT_AFTER_, x_row, y_row, 0);
+        kopt_call_rule_function_(j, x, y, n);
+        kopt_step_elements_scalar_(j, begin, n, KOPT_COMMIT_STAGE_ | KOPT_FINAL_STAGE_, x_row, y_row, 0);
     }
 }
 #endif
 
 /* Elements [begin, end), both stages of each at once; with a table of functions, stage by stage. */
-APART_ void walk_(const kopt_job_ *j, size_t begin, size_t end) {
-#if !defined(KOPT_X86_) && !defined(KOPT_NEON_) /* where nothing gives a turn back, there is one copy of step_one_ */
-    const scalars_ k = spread_(j);
-    const kopt_kind_ kind = kind_of_(j);
-    const cipher_ cipher = cipher_of_(j->step->seed, j->step->step, j->id, j->stream);
+NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
+#if !defined(KOPT_X86_) && !defined(KOPT_NEON_) /* where nothing gives a turn back, there is one copy of step_element */
+    const K_(scalars) k = K_(splat_job)(j);
+    const kopt_kind_ kind = K_(kind_of)(j);
+    const K_(philox_key) cipher = K_(make_philox_key)(j->step->seed, j->step->step, j->id, j->stream);
     const int random = kopt_needs_random_(kind);
-    words_ numbers[4];
+    vu32_ numbers[4];
     size_t i;
 #endif
 #if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
     if (j->vmath != KOPT_NULL_) {
-        walk_rows_(j, begin, end);
+        K_(walk_tiled)(j, begin, end);
         return;
     }
 #endif
 #if defined(KOPT_X86_) || defined(KOPT_NEON_)
-    kopt_turn_scalar_(j, begin, end - begin, KOPT_STAGES_, KOPT_NULL_, KOPT_NULL_, 0);
+    kopt_step_elements_scalar_(j, begin, end - begin, KOPT_ALL_STAGES_, KOPT_NULL_, KOPT_NULL_, 0);
 #else
     for (i = begin; i < end; i++)
-        step_one_(j, kind, &k, i, random ? random_element_(numbers, &cipher, KOPT_INDEX_(j->first + i), i == begin) : 0,
-                  KOPT_STAGES_, KOPT_NULL_, KOPT_NULL_);
+        K_(step_element)(j, kind, &k, i, random ? K_(random_at)(numbers, &cipher, KOPT_INDEX_(j->first + i), i == begin) : 0,
+                  KOPT_ALL_STAGES_, KOPT_NULL_, KOPT_NULL_);
 #endif
 }
 #else /* vectors */
 /* ---- a turn: two vectors. They are in the order of memory, or parted: one has the even elements, the other the odd
         ones, the halves of words. So nothing crosses lanes where everything is bf16 ---- */
 
-#define TURN_ (2 * LANES_)
-typedef struct two_ {
-    floats_ a, b;
-} two_;
+#define PAIR_ (2 * LANES_)
+typedef struct K_(pair) {
+    vf32_ a, b;
+} K_(pair);
 
 /* The arrays of a job, where no store of a stage can change them. */
-typedef struct arrays_ {
+typedef struct K_(arrays) {
     kopt_byte_ *weight, *residual, *grad, *moment[4];
-} arrays_;
+} K_(arrays);
 
-FN_ arrays_ arrays_of_(const kopt_job_ *j) {
-    arrays_ a;
+FN_ K_(arrays) K_(arrays_of)(const kopt_job_ *j) {
+    K_(arrays) a;
     a.weight = j->weight;
     a.residual = j->residual;
     a.grad = j->grad;
@@ -4240,102 +4117,102 @@ FN_ arrays_ arrays_of_(const kopt_job_ *j) {
 }
 
 /* How a turn lies, in bits: are its elements parted? Has each half of its random numbers a vector, zero-extended? */
-#define PARTED_ 1
-#define NUMBERS_APART_ 2
+#define EVEN_ODD_ 1
+#define RANDOM_ZERO_EXTENDED_ 2
 
 /* Those of either vector, zero-extended. */
-FN_ words_ first_half_(words_ both, int lie, const constants_ *c) {
-    return (lie & NUMBERS_APART_) != 0 ? both : (lie & PARTED_) != 0 ? and_(both, c->lower) : unpack_low_(both);
+FN_ vu32_ K_(first16)(vu32_ both, int lie, const K_(constants) *c) {
+    return (lie & RANDOM_ZERO_EXTENDED_) != 0 ? both : (lie & EVEN_ODD_) != 0 ? and_(both, c->lower) : unpack_low16_(both);
 }
-FN_ words_ second_half_(words_ both, int lie) {
-    return (lie & NUMBERS_APART_) != 0 ? both : (lie & PARTED_) != 0 ? shr_(both, 16) : unpack_high_(both);
+FN_ vu32_ K_(second16)(vu32_ both, int lie) {
+    return (lie & RANDOM_ZERO_EXTENDED_) != 0 ? both : (lie & EVEN_ODD_) != 0 ? shr_(both, 16) : unpack_high16_(both);
 }
 
 /* The random numbers of a turn: number 0, and what each store adds. Both vectors hold the same, if they are not
    apart. */
-typedef struct draws_ {
-    words_ own[2], twice[2];
-} draws_;
+typedef struct K_(random_pair) {
+    vu32_ own[2], twice[2];
+} K_(random_pair);
 
-FN_ two_ load_(const kopt_byte_ *p, size_t i, kopt_format format, int lie, const constants_ *c) {
-    two_ x;
+FN_ K_(pair) K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int lie, const K_(constants) *c) {
+    K_(pair) x;
     if (format == KOPT_F32) {
-        x.a = value_(load32_(p + 4 * i));
-        x.b = value_(load32_(p + 4 * (i + LANES_)));
+        x.a = as_f32_(load32_(p + 4 * i));
+        x.b = as_f32_(load32_(p + 4 * (i + LANES_)));
     } else if (format == KOPT_FP16) {
         x.a = load_fp16_(p + 2 * i);
         x.b = load_fp16_(p + 2 * (i + LANES_));
-    } else if ((lie & PARTED_) != 0) {
-        const words_ both = load32_(p + 2 * i);
-        x.a = value_(shl_(both, 16));
-        x.b = value_(and_(both, c->upper));
+    } else if ((lie & EVEN_ODD_) != 0) {
+        const vu32_ both = load32_(p + 2 * i);
+        x.a = as_f32_(shl_(both, 16));
+        x.b = as_f32_(and_(both, c->upper));
     } else {
-        x.a = value_(shl_(load16_(p + 2 * i), 16));
-        x.b = value_(shl_(load16_(p + 2 * (i + LANES_)), 16));
+        x.a = as_f32_(shl_(load16_(p + 2 * i), 16));
+        x.b = as_f32_(shl_(load16_(p + 2 * (i + LANES_)), 16));
     }
     return x;
 }
 
 /* The upper halves of a turn. */
-FN_ words_ pack_(words_ a, words_ b, int lie) {
-#ifdef PAIRS_
-    if ((lie & PARTED_) != 0) return pair_join_(a, b);
+FN_ vu32_ K_(pack_pair)(vu32_ a, vu32_ b, int lie) {
+#ifdef SPECIALIZED_
+    if ((lie & EVEN_ODD_) != 0) return interleave_high16_(a, b);
 #endif
     KOPT_CAST_(void, lie);
-    return pack_upper_(a, b);
+    return pack_high16_(a, b);
 }
 
-/* Weights, and the compensation of KOPT_KAHAN. most: see from_extended_. */
-FN_ two_ load_weights_(const arrays_ *j, kopt_kind_ kind, size_t i, int lie, const constants_ *c, two_ *rest,
-                       words_ *most) {
-    two_ w;
-    rest->a = rest->b = set_(0);
+/* Weights, and the compensation of KOPT_KAHAN. most: see from_extended. */
+FN_ K_(pair) K_(load_weight_pair)(const K_(arrays) *j, kopt_kind_ kind, size_t i, int lie, const K_(constants) *c, K_(pair) *rest,
+                       vu32_ *most) {
+    K_(pair) w;
+    rest->a = rest->b = splat_(0);
     if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT) {
         const int exact = kind.rounding == KOPT_EXACT;
         const kopt_byte_ *const kept = j->residual + (exact ? 2 * i : i);
-        const words_ a = exact ? load16_(kept) : load8_(kept);
-        const words_ b = exact ? load16_(kept + 2 * LANES_) : load8_(kept + LANES_);
-        w.a = from_extended_(joined_(kind, load16_(j->weight + 2 * i), a), kind.weight, most);
-        w.b = from_extended_(joined_(kind, load16_(j->weight + 2 * (i + LANES_)), b), kind.weight, most);
+        const vu32_ a = exact ? load16_(kept) : load8_(kept);
+        const vu32_ b = exact ? load16_(kept + 2 * LANES_) : load8_(kept + LANES_);
+        w.a = K_(from_extended)(K_(join_residual)(kind, load16_(j->weight + 2 * i), a), kind.weight, most);
+        w.b = K_(from_extended)(K_(join_residual)(kind, load16_(j->weight + 2 * (i + LANES_)), b), kind.weight, most);
         return w;
     }
     if (kind.weight != KOPT_F32 && kind.rounding == KOPT_KAHAN) {
-        *rest = load_(j->residual, i, kind.weight, lie, c);
+        *rest = K_(load_pair)(j->residual, i, kind.weight, lie, c);
         if (kind.weight == KOPT_FP16) {
-            rest->a = mul_(rest->a, set_(1.0f / 2048));
-            rest->b = mul_(rest->b, set_(1.0f / 2048));
+            rest->a = mul_(rest->a, splat_(1.0f / 2048));
+            rest->b = mul_(rest->b, splat_(1.0f / 2048));
         }
     }
-    return load_(j->weight, i, kind.weight, lie, c);
+    return K_(load_pair)(j->weight, i, kind.weight, lie, c);
 }
 
 /* The second stage of a turn, x being what the rate multiplies: weights and residuals. Returns 0, with nothing stored,
    if it wants the code of one lane. */
-FN_ int commit_turn_(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i, two_ x,
-                     const words_ own[2], int lie) {
-    words_ most = iset_(0), stored, kept, a, b, kept_a = most, kept_b = most;
-    two_ rest, w = load_weights_(j, kind, i, lie, c, &rest, &most);
+FN_ int K_(commit_pair)(const K_(arrays) *j, kopt_kind_ kind, const K_(scalars) *k, const K_(constants) *c, size_t i, K_(pair) x,
+                     const vu32_ own[2], int lie) {
+    vu32_ most = isplat_(0), stored, kept, a, b, kept_a = most, kept_b = most;
+    K_(pair) rest, w = K_(load_weight_pair)(j, kind, i, lie, c, &rest, &most);
     if (kind.weight == KOPT_F32) {
-        store32_(j->weight + 4 * i, flush32_(sub_(w.a, update_(k, x.a, w.a))));
-        store32_(j->weight + 4 * (i + LANES_), flush32_(sub_(w.b, update_(k, x.b, w.b))));
+        store32_(j->weight + 4 * i, K_(flush_f32)(sub_(w.a, K_(update)(k, x.a, w.a))));
+        store32_(j->weight + 4 * (i + LANES_), K_(flush_f32)(sub_(w.b, K_(update)(k, x.b, w.b))));
         return 1;
     }
-    a = commit_(kind, w.a, rest.a, update_(k, x.a, w.a), first_half_(own[0], lie, c), c, &kept_a, &most);
-    b = commit_(kind, w.b, rest.b, update_(k, x.b, w.b), second_half_(own[1], lie), c, &kept_b, &most);
-    stored = pack_(a, b, lie);
-    kept = pack_(kept_a, kept_b, lie);
-    if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT) stored = pair_flush_(stored, c->exponent);
+    a = K_(commit)(kind, w.a, rest.a, K_(update)(k, x.a, w.a), K_(first16)(own[0], lie, c), c, &kept_a, &most);
+    b = K_(commit)(kind, w.b, rest.b, K_(update)(k, x.b, w.b), K_(second16)(own[1], lie), c, &kept_b, &most);
+    stored = K_(pack_pair)(a, b, lie);
+    kept = K_(pack_pair)(kept_a, kept_b, lie);
+    if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT) stored = flush16_(stored, c->exponent);
     if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT &&
-        pair_any_above_(and_(stored, c->magnitude), c->limit))
+        any_gt16_(and_(stored, c->magnitude), c->limit))
         return 0;
-    if (kind.weight == KOPT_BF16 && kind.rounding >= KOPT_COMPACT && any_(gt_(most, iset_(0x7F7EFFFFu)))) return 0;
+    if (kind.weight == KOPT_BF16 && kind.rounding >= KOPT_COMPACT && any_true_(igt_(most, isplat_(0x7F7EFFFFu)))) return 0;
     if (kind.weight == KOPT_FP16 && kind.rounding == KOPT_KAHAN &&
-        pair_any_above_(and_(stored, c->magnitude), iset_(0x7BFF7BFFu)))
+        any_gt16_(and_(stored, c->magnitude), isplat_(0x7BFF7BFFu)))
         return 0;
-    if (kind.weight == KOPT_FP16 && kind.rounding != KOPT_KAHAN && any_(gt_(most, c->limit16))) return 0;
+    if (kind.weight == KOPT_FP16 && kind.rounding != KOPT_KAHAN && any_true_(igt_(most, c->limit16))) return 0;
     store32_(j->weight + 2 * i, stored);
-    if (kind.rounding == KOPT_KAHAN && kind.weight == KOPT_BF16) kept = pair_flush_(kept, c->exponent);
-    if (kind.rounding == KOPT_COMPACT) pair_store8_(j->residual + i, kept);
+    if (kind.rounding == KOPT_KAHAN && kind.weight == KOPT_BF16) kept = flush16_(kept, c->exponent);
+    if (kind.rounding == KOPT_COMPACT) store8_from16_(j->residual + i, kept);
     if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) store32_(j->residual + 2 * i, kept);
     return 1;
 }
@@ -4348,60 +4225,60 @@ FN_ int commit_turn_(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const
 #define EACH_MOMENT_ for (m = 0; m < 4 && m < MOMENTS_; m++)
 #endif
 
-FN_ floats_ moment_of_(const moments_ *p, int m) {
+FN_ vf32_ K_(moment_at)(const K_(moments) *p, int m) {
     return m == 0 ? p->m : m == 1 ? p->v : m == 2 ? p->third : p->fourth;
 }
-FN_ floats_ root_of_(const moments_ *p, int m) { return m == 2 ? p->third_root : p->root; }
+FN_ vf32_ K_(root_at)(const K_(moments) *p, int m) { return m == 2 ? p->third_root : p->root; }
 
 /* One vector of a turn, its moments rounded. */
-typedef struct half_turn_ {
-    moments_ p;
-    words_ u[4], most; /* moments in the upper halves; the largest magnitude of what fp16 has rounded */
-} half_turn_;
+typedef struct K_(half_pair) {
+    K_(moments) p;
+    vu32_ u[4], most; /* moments in the upper halves; the largest magnitude of what fp16 has rounded */
+} K_(half_pair);
 
 /* The rule and its moments, of the first or the second vector. */
-FN_ floats_ half_turn_of_(kopt_kind_ kind, const scalars_ *k, const constants_ *c, floats_ w, floats_ rest, floats_ g,
-                          words_ number, words_ twice, int second, int lie, half_turn_ *h, floats_ *y) {
-    const floats_ x = rule_(kind, k, w, rest, g, &h->p, y);
+FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const K_(scalars) *k, const K_(constants) *c, vf32_ w, vf32_ rest, vf32_ g,
+                          vu32_ number, vu32_ twice, int second, int lie, K_(half_pair) *h, vf32_ *y) {
+    const vf32_ x = K_(rule)(kind, k, w, rest, g, &h->p, y);
     int m;
     h->u[0] = h->u[1] = h->u[2] = h->u[3] = number; /* anything */
-    h->most = iset_(0);
+    h->most = isplat_(0);
     if (kind.moment == KOPT_F32) return x;
     EACH_MOMENT_ {
         const int square = kopt_is_square_(kind.rule, m);
-        const floats_ moment = moment_of_(&h->p, m), root = root_of_(&h->p, m);
+        const vf32_ moment = K_(moment_at)(&h->p, m), root = K_(root_at)(&h->p, m);
         number = add16_(number, twice);
-        h->u[m] = rounded_moment_(moment, kind.moment, square, root, kopt_moment_rounding_(kind, m),
-                                  second ? second_half_(number, lie) : first_half_(number, lie, c), c);
-        if (kind.moment == KOPT_FP16) h->most = imax_(h->most, and_(bits_(square ? root : moment), c->of_sign));
+        h->u[m] = K_(round_moment)(moment, kind.moment, square, root, kopt_moment_rounding_(kind, m),
+                                  second ? K_(second16)(number, lie) : K_(first16)(number, lie, c), c);
+        if (kind.moment == KOPT_FP16) h->most = imax_(h->most, and_(as_u32_(square ? root : moment), c->of_sign));
     }
     return x;
 }
 
 /* Stores the moments, or returns 0. largest: of those that go to rows. */
-FN_ int store_moments_(const arrays_ *j, kopt_kind_ kind, const constants_ *c, size_t i, const half_turn_ *a,
-                       const half_turn_ *b, int lie, words_ *largest) {
-    words_ joint[4], most = iset_(0);
+FN_ int K_(store_moment_pair)(const K_(arrays) *j, kopt_kind_ kind, const K_(constants) *c, size_t i, const K_(half_pair) *a,
+                       const K_(half_pair) *b, int lie, vu32_ *largest) {
+    vu32_ joint[4], most = isplat_(0);
     int m;
     if (kind.moment == KOPT_F32) {
         EACH_MOMENT_ {
-            const int rooted = kopt_rooted_(kind, m);
-            const floats_ x = rooted ? root_of_(&a->p, m) : moment_of_(&a->p, m);
-            const floats_ y = rooted ? root_of_(&b->p, m) : moment_of_(&b->p, m);
-            if (kind.in_rows) largest[m] = imax_(largest[m], imax_(magnitude_of_(x), magnitude_of_(y)));
-            store32_(j->moment[m] + 4 * i, kind.in_rows ? bits_(x) : flush32_(x));
-            store32_(j->moment[m] + 4 * (i + LANES_), kind.in_rows ? bits_(y) : flush32_(y));
+            const int rooted = kopt_stores_root_(kind, m);
+            const vf32_ x = rooted ? K_(root_at)(&a->p, m) : K_(moment_at)(&a->p, m);
+            const vf32_ y = rooted ? K_(root_at)(&b->p, m) : K_(moment_at)(&b->p, m);
+            if (kind.buffered) largest[m] = imax_(largest[m], imax_(K_(abs_u32)(x), K_(abs_u32)(y)));
+            store32_(j->moment[m] + 4 * i, kind.buffered ? as_u32_(x) : K_(flush_f32)(x));
+            store32_(j->moment[m] + 4 * (i + LANES_), kind.buffered ? as_u32_(y) : K_(flush_f32)(y));
         }
         return 1;
     }
     EACH_MOMENT_ {
-        joint[m] = pack_(a->u[m], b->u[m], lie);
+        joint[m] = K_(pack_pair)(a->u[m], b->u[m], lie);
         if (kind.moment == KOPT_BF16) {
-            joint[m] = pair_flush_(joint[m], c->exponent);
-            most = pair_max_(most, and_(joint[m], c->magnitude));
+            joint[m] = flush16_(joint[m], c->exponent);
+            most = max16_(most, and_(joint[m], c->magnitude));
         }
     }
-    if (kind.moment == KOPT_BF16 ? pair_any_above_(most, c->limit) : any_(gt_(imax_(a->most, b->most), c->limit16)))
+    if (kind.moment == KOPT_BF16 ? any_gt16_(most, c->limit) : any_true_(igt_(imax_(a->most, b->most), c->limit16)))
         return 0;
     EACH_MOMENT_ store32_(j->moment[m] + 2 * i, joint[m]);
     return 1;
@@ -4410,16 +4287,16 @@ FN_ int store_moments_(const arrays_ *j, kopt_kind_ kind, const constants_ *c, s
 /* The first stage of a turn: gradients and moments, x and of Adam-atan2 y. w_row and rest_row: the turn's weights in
    fp32, if the rule wants them and they are in rows. Returns 0, with nothing stored, if it wants the code of
    one lane. */
-FN_ int direct_turn_(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
-                     const floats_ *w_row, const floats_ *rest_row, const draws_ *r, int lie, two_ *x, two_ *y,
-                     words_ *largest) {
-    const two_ g = load_(j->grad, i, kind.grad, lie, c);
-    two_ w = g, rest = g, kept[4];
-    half_turn_ p, q;
+FN_ int K_(direction_pair)(const K_(arrays) *j, kopt_kind_ kind, const K_(scalars) *k, const K_(constants) *c, size_t i,
+                     const vf32_ *w_row, const vf32_ *rest_row, const K_(random_pair) *r, int lie, K_(pair) *x, K_(pair) *y,
+                     vu32_ *largest) {
+    const K_(pair) g = K_(load_pair)(j->grad, i, kind.grad, lie, c);
+    K_(pair) w = g, rest = g, kept[4];
+    K_(half_pair) p, q;
     int m;
     if (k->use_l2 || kind.rule == KOPT_EMA) {
         if (w_row == KOPT_NULL_) {
-            w = load_weights_(j, kind, i, lie, c, &rest, KOPT_NULL_);
+            w = K_(load_weight_pair)(j, kind, i, lie, c, &rest, KOPT_NULL_);
         } else {
             w.a = w_row[0];
             w.b = w_row[1];
@@ -4429,9 +4306,9 @@ FN_ int direct_turn_(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const
     }
     kept[0] = kept[1] = kept[2] = kept[3] = g; /* anything: a rule reads the moments that it has */
     EACH_MOMENT_ {
-        kept[m] = load_(j->moment[m], i, kind.moment, lie, c);
-        kept[m].a = squared_(kept[m].a, kopt_rooted_(kind, m));
-        kept[m].b = squared_(kept[m].b, kopt_rooted_(kind, m));
+        kept[m] = K_(load_pair)(j->moment[m], i, kind.moment, lie, c);
+        kept[m].a = K_(square_if)(kept[m].a, kopt_stores_root_(kind, m));
+        kept[m].b = K_(square_if)(kept[m].b, kopt_stores_root_(kind, m));
     }
     p.p.m = kept[0].a;
     q.p.m = kept[0].b;
@@ -4441,42 +4318,42 @@ FN_ int direct_turn_(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const
     q.p.third = kept[2].b;
     p.p.fourth = kept[3].a;
     q.p.fourth = kept[3].b;
-    x->a = half_turn_of_(kind, k, c, w.a, rest.a, g.a, r->own[0], r->twice[0], 0, lie, &p, &y->a);
-    x->b = half_turn_of_(kind, k, c, w.b, rest.b, g.b, r->own[1], r->twice[1], 1, lie, &q, &y->b);
+    x->a = K_(direction_half)(kind, k, c, w.a, rest.a, g.a, r->own[0], r->twice[0], 0, lie, &p, &y->a);
+    x->b = K_(direction_half)(kind, k, c, w.b, rest.b, g.b, r->own[1], r->twice[1], 1, lie, &q, &y->b);
     /* the bits of a NaN of another format, or of a weight with its residual, could carry when it becomes a bf16 */
     if (kind.grad != kind.weight || (MOMENTS_ > 0 && kind.moment != kind.weight) ||
         (k->use_l2 && kind.rounding >= KOPT_COMPACT)) {
-        if (any_(unordered_(x->a, x->b))) return 0;
-        if (kind.rule == KOPT_ADAM_ATAN2 && any_(unordered_(y->a, y->b))) return 0;
+        if (any_true_(unordered_(x->a, x->b))) return 0;
+        if (kind.rule == KOPT_ADAM_ATAN2 && any_true_(unordered_(y->a, y->b))) return 0;
     }
-    return MOMENTS_ == 0 || store_moments_(j, kind, c, i, &p, &q, lie, largest);
+    return MOMENTS_ == 0 || K_(store_moment_pair)(j, kind, c, i, &p, &q, lie, largest);
 }
 
 /* ---- the random numbers of a tile, in the order of memory ---- */
 
-typedef struct numbers_ {
-    uint32_t words[KOPT_RANDOM_ROW_ / 2]; /* of the span */
-    uint32_t lower[3 * KOPT_RANDOM_ROW_ / 2], upper[3 * KOPT_RANDOM_ROW_ / 2]; /* of up to 3 rows: random_row_ */
+typedef struct K_(random_tile) {
+    uint32_t words[KOPT_RANDOM_GROUP_ / 2]; /* of the span */
+    uint32_t lower[3 * KOPT_RANDOM_GROUP_ / 2], upper[3 * KOPT_RANDOM_GROUP_ / 2]; /* of up to 3 rows: random_group */
     const kopt_byte_ *number, *twice;     /* of the tile's first element */
-} numbers_;
+} K_(random_tile);
 
-FN_ draws_ draws_at_(const kopt_byte_ *number, const kopt_byte_ *twice, size_t i) {
-    draws_ r;
+FN_ K_(random_pair) K_(load_random_pair)(const kopt_byte_ *number, const kopt_byte_ *twice, size_t i) {
+    K_(random_pair) r;
     r.own[0] = r.own[1] = load32_(number + 2 * i);
     r.twice[0] = r.twice[1] = load32_(twice + 2 * i);
     return r;
 }
 
 /* Of the n elements from this index on. fresh: there was no tile before; alone: nor is there one behind it. */
-APART_ void draw_(numbers_ *r, const cipher_ *cipher, kopt_index_ index, size_t n, int fresh, int alone) {
-    const size_t offset = KOPT_CAST_(unsigned, index % KOPT_RANDOM_ROW_);
-    const int part = alone && offset + n <= KOPT_RANDOM_ROW_;
-    const size_t from = part ? offset : 0, to = part ? offset + n : KOPT_RANDOM_ROW_;
+NOINLINE_FN_ void K_(fill_random_tile)(K_(random_tile) *r, const K_(philox_key) *cipher, kopt_index_ index, size_t n, int fresh, int alone) {
+    const size_t offset = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
+    const int part = alone && offset + n <= KOPT_RANDOM_GROUP_;
+    const size_t from = part ? offset : 0, to = part ? offset + n : KOPT_RANDOM_GROUP_;
     size_t q;
-    for (q = 0; q < offset + n; q += KOPT_RANDOM_ROW_) {
+    for (q = 0; q < offset + n; q += KOPT_RANDOM_GROUP_) {
         const kopt_index_ at = index - offset + q;
-        if (at % KOPT_RANDOM_SPAN_ == 0 || (fresh && q == 0)) random_span_(r->words, cipher, at, from, to);
-        random_row_(r->lower + q / 2, r->upper + q / 2, r->words, at, from, to);
+        if (at % KOPT_RANDOM_SPAN_ == 0 || (fresh && q == 0)) K_(random_span)(r->words, cipher, at, from, to);
+        K_(random_group)(r->lower + q / 2, r->upper + q / 2, r->words, at, from, to);
     }
     r->number = KOPT_CONST_POINTER_(const kopt_byte_ *, r->lower) + 2 * offset;
     r->twice = KOPT_CONST_POINTER_(const kopt_byte_ *, r->upper) + 2 * offset;
@@ -4485,77 +4362,77 @@ APART_ void draw_(numbers_ *r, const cipher_ *cipher, kopt_index_ index, size_t 
 /* ---- the walk through a row: a tile goes stage by stage. Each stage is a function with constants for what it asks at
    each turn; it runs over whole turns, of a tail over padded copies. Takes any kind ---- */
 
-typedef struct rows_ { /* x: what the rate multiplies. w, rest: weights, if a stage but the last wants them */
-    floats_ x[KOPT_TILE_ / LANES_], w[KOPT_TILE_ / LANES_], rest[KOPT_TILE_ / LANES_];
-    words_ largest[4];  /* of new moments in rows the largest magnitudes, of each lane, */
+typedef struct K_(buffers) { /* x: what the rate multiplies. w, rest: weights, if a stage but the last wants them */
+    vf32_ x[KOPT_TILE_ / LANES_], w[KOPT_TILE_ / LANES_], rest[KOPT_TILE_ / LANES_];
+    vu32_ largest[4];  /* of new moments in rows the largest magnitudes, of each lane, */
     uint32_t most[4];   /* and of all */
-    floats_ *moment[4]; /* moments as they are kept, if they are in rows */
-    numbers_ r;
-} rows_;
+    vf32_ *moment[4]; /* moments as they are kept, if they are in rows */
+    K_(random_tile) r;
+} K_(buffers);
 
-#define BYTES_OF_(row) KOPT_POINTER_(kopt_byte_ *, row)
-#define Y_OF_(rows) ((rows)->rest) /* of Adam-atan2, which does not read what it takes the place of */
+#define AS_BYTES_(row) KOPT_POINTER_(kopt_byte_ *, row)
+#define Y_BUFFER_(rows) ((rows)->rest) /* of Adam-atan2, which does not read what it takes the place of */
 
 /* ---- moments of 8 bits, section 6b, in rows of fp32 ---- */
 
-FN_ void from_codes_(floats_ *row, const kopt_byte_ *code, floats_ scale, int square, size_t n) {
-    kopt_byte_ part[TURN_];
+FN_ void K_(decode_elements)(vf32_ *row, const kopt_byte_ *code, vf32_ scale, int square, size_t n) {
+    kopt_byte_ part[PAIR_];
     size_t i;
-    for (i = 0; i < n; i += TURN_) {
-        if (n - i < TURN_) code = kopt_bounce_(part, sizeof part, code, n - i);
-        row[0] = mul_(of_code_(load8_(code), square), scale);
-        row[1] = mul_(of_code_(load8_(code + LANES_), square), scale);
+    for (i = 0; i < n; i += PAIR_) {
+        if (n - i < PAIR_) code = kopt_copy_padded_(part, sizeof part, code, n - i);
+        row[0] = mul_(K_(decode_q8)(load8_(code), square), scale);
+        row[1] = mul_(K_(decode_q8)(load8_(code + LANES_), square), scale);
         row += 2;
-        code += TURN_;
+        code += PAIR_;
     }
 }
 
 /* n elements of a moment in 8 bits, of one block. */
-APART_ void row_from_codes_(floats_ *row, const kopt_byte_ *code, const kopt_byte_ *scale, int square, size_t n) {
-    const floats_ its_scale = value_(iset_(kopt_load32_(scale)));
-    if (square) from_codes_(row, code, its_scale, 1, n);
-    else from_codes_(row, code, its_scale, 0, n);
+NOINLINE_FN_ void K_(decode_block)(vf32_ *row, const kopt_byte_ *code, const kopt_byte_ *scale, int square, size_t n) {
+    const vf32_ its_scale = as_f32_(isplat_(kopt_load32_(scale)));
+    if (square) K_(decode_elements)(row, code, its_scale, 1, n);
+    else K_(decode_elements)(row, code, its_scale, 0, n);
 }
 
-FN_ void codes_turn_(kopt_byte_ *code, const floats_ *x, floats_ inverse, int square, words_ number,
-                     const constants_ *c) {
-    number = pack_upper_(coded_(mul_(x[0], inverse), square, first_half_(number, 0, c)),
-                         coded_(mul_(x[1], inverse), square, second_half_(number, 0)));
-    pair_store8_(code, square ? number : or_(number, shr_(number, 8)));
+FN_ void K_(encode_pair)(kopt_byte_ *code, const vf32_ *x, vf32_ inverse, int square, vu32_ number,
+                     const K_(constants) *c) {
+    number = pack_high16_(K_(encode_q8)(mul_(x[0], inverse), square, K_(first16)(number, 0, c)),
+                         K_(encode_q8)(mul_(x[1], inverse), square, K_(second16)(number, 0)));
+    store8_from16_(code, square ? number : or_(number, shr_(number, 8)));
 }
 
 /* r: NULL, or the random numbers. */
-FN_ void to_codes_(kopt_byte_ *code, const floats_ *row, floats_ inverse, int square, int moment, const numbers_ *r,
+FN_ void K_(encode_elements)(kopt_byte_ *code, const vf32_ *row, vf32_ inverse, int square, int moment, const K_(random_tile) *r,
                    size_t n) {
-    const constants_ c = constants_of_();
-    const words_ store = hold_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u), half = hold_(0x80008000u);
+    const K_(constants) c = K_(make_constants)();
+    const vu32_ store = isplat_hoisted_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u), half = isplat_hoisted_(0x80008000u);
     const kopt_byte_ *const number = r == KOPT_NULL_ ? KOPT_NULL_ : r->number;
     const kopt_byte_ *const twice = r == KOPT_NULL_ ? KOPT_NULL_ : r->twice;
-    kopt_byte_ part[TURN_];
+    kopt_byte_ part[PAIR_];
     size_t i;
-    for (i = 0; i < n; i += TURN_) {
-        const words_ its_number =
+    for (i = 0; i < n; i += PAIR_) {
+        const vu32_ its_number =
             r == KOPT_NULL_ ? half : add16_(load32_(number + 2 * i), mul16_(load32_(twice + 2 * i), store));
-        codes_turn_(n - i < TURN_ ? part : code + i, row, inverse, square, its_number, &c);
+        K_(encode_pair)(n - i < PAIR_ ? part : code + i, row, inverse, square, its_number, &c);
         row += 2;
     }
-    if (n % TURN_ != 0) kopt_copy_called_(code + n / TURN_ * TURN_, part, n % TURN_);
+    if (n % PAIR_ != 0) kopt_copy_noinline_(code + n / PAIR_ * PAIR_, part, n % PAIR_);
 }
 
-APART_ void row_to_codes_(kopt_byte_ *code, kopt_byte_ *scale, const floats_ *row, uint32_t largest, int square,
-                          int moment, kopt_rounding how, const numbers_ *r, size_t n) {
-    const uint32_t its_scale = kopt_scale_of_codes_(largest, square);
+NOINLINE_FN_ void K_(encode_block)(kopt_byte_ *code, kopt_byte_ *scale, const vf32_ *row, uint32_t largest, int square,
+                          int moment, kopt_rounding how, const K_(random_tile) *r, size_t n) {
+    const uint32_t its_scale = kopt_scale_q8_(largest, square);
     kopt_store32_(scale, its_scale);
     if (kopt_no_scale_(its_scale)) {
         kopt_zero_(code, n);
         return;
     }
     if (how == KOPT_NEAREST) r = KOPT_NULL_;
-    if (square) to_codes_(code, row, inverse_of_(its_scale, 1), 1, moment, r, n);
-    else to_codes_(code, row, inverse_of_(its_scale, 0), 0, moment, r, n);
+    if (square) K_(encode_elements)(code, row, K_(inverse_scale_q8)(its_scale, 1), 1, moment, r, n);
+    else K_(encode_elements)(code, row, K_(inverse_scale_q8)(its_scale, 0), 0, moment, r, n);
 }
 
-FN_ uint32_t largest_lane_(words_ a) {
+FN_ uint32_t K_(reduce_max)(vu32_ a) {
     uint32_t lane[LANES_], largest = 0;
     size_t i;
     store32_(KOPT_POINTER_(kopt_byte_ *, lane), a);
@@ -4563,29 +4440,29 @@ FN_ uint32_t largest_lane_(words_ a) {
     return largest;
 }
 
-/* The first stage of a turn in the code of one lane. in_rows: so many moments are. A kind would be in memory here, and
+/* The first stage of a turn in the code of one lane. buffered: so many moments are. A kind would be in memory here, and
    its constants lost to who calls. */
-APART_ void hand_over_(const kopt_job_ *tile, rows_ *rows, size_t i, int in_rows, int with_y) {
-    const size_t q = i / LANES_, n = tile->end - i < TURN_ ? tile->end - i : TURN_;
+NOINLINE_FN_ void K_(direction_in_scalar)(const kopt_job_ *tile, K_(buffers) *rows, size_t i, int buffered, int with_y) {
+    const size_t q = i / LANES_, n = tile->end - i < PAIR_ ? tile->end - i : PAIR_;
     kopt_job_ job;
     int m;
     kopt_copy_job_(&job, tile);
-    for (m = 0; m < 4; m++) /* not `m < in_rows`: no call of memcpy */
-        if (m < in_rows) job.moment[m] = BYTES_OF_(rows->moment[m]);
-    job.in_rows = in_rows > 0;
-    rows->x[q] = rows->x[q + 1] = set_(1); /* behind the end of a tail */
-    if (with_y) Y_OF_(rows)[q] = Y_OF_(rows)[q + 1] = set_(1);
-    kopt_turn_scalar_(&job, i, n, KOPT_FIRST_STAGE_, BYTES_OF_(rows->x + q), BYTES_OF_(Y_OF_(rows) + q), 0);
-    for (m = 0; m < in_rows; m++) {
+    for (m = 0; m < 4; m++) /* not `m < buffered`: no call of memcpy */
+        if (m < buffered) job.moment[m] = AS_BYTES_(rows->moment[m]);
+    job.buffered = buffered > 0;
+    rows->x[q] = rows->x[q + 1] = splat_(1); /* behind the end of a tail */
+    if (with_y) Y_BUFFER_(rows)[q] = Y_BUFFER_(rows)[q + 1] = splat_(1);
+    kopt_step_elements_scalar_(&job, i, n, KOPT_DIRECTION_STAGE_, AS_BYTES_(rows->x + q), AS_BYTES_(Y_BUFFER_(rows) + q), 0);
+    for (m = 0; m < buffered; m++) {
         const kopt_byte_ *const row = job.moment[m] + 4 * i;
-        const words_ first = fetch_(row, 4, left_(n, 0));
-        const words_ second = n > LANES_ ? fetch_(row + 4 * LANES_, 4, n - LANES_) : first;
-        rows->largest[m] = imax_(rows->largest[m], imax_(magnitude_of_(value_(first)), magnitude_of_(value_(second))));
+        const vu32_ first = K_(load_n)(row, 4, K_(lanes_left)(n, 0));
+        const vu32_ second = n > LANES_ ? K_(load_n)(row + 4 * LANES_, 4, n - LANES_) : first;
+        rows->largest[m] = imax_(rows->largest[m], imax_(K_(abs_u32)(as_f32_(first)), K_(abs_u32)(as_f32_(second))));
     }
 }
 
 /* Field by field: copied as a whole it stays in memory, and a wide load waits for narrow stores. */
-FN_ kopt_kind_ kind_at_(const kopt_kind_ *p) {
+FN_ kopt_kind_ K_(copy_kind)(const kopt_kind_ *p) {
     kopt_kind_ kind;
     kind.rule = p->rule;
     kind.weight = p->weight;
@@ -4596,61 +4473,61 @@ FN_ kopt_kind_ kind_at_(const kopt_kind_ *p) {
     kind.compensation_rounding = p->compensation_rounding;
     kind.moments = p->moments;
     kind.nesterov = p->nesterov;
-    kind.in_rows = p->in_rows;
+    kind.buffered = p->buffered;
     return kind;
 }
 
-FN_ void direct_tile_(const kopt_job_ *tile, kopt_kind_ kind, rows_ *rows) {
-    arrays_ a = arrays_of_(tile);
-    const scalars_ k = spread_(tile);
-    const constants_ c = constants_of_();
+FN_ void K_(direction_tile)(const kopt_job_ *tile, kopt_kind_ kind, K_(buffers) *rows) {
+    K_(arrays) a = K_(arrays_of)(tile);
+    const K_(scalars) k = K_(splat_job)(tile);
+    const K_(constants) c = K_(make_constants)();
     const kopt_byte_ *const number = rows->r.number, *const twice = rows->r.twice;
     const size_t n = tile->end;
-    words_ largest[4];
+    vu32_ largest[4];
     size_t i;
-    for (i = 0; kind.in_rows && i < 4; i++) {
-        a.moment[i] = BYTES_OF_(rows->moment[i]);
-        largest[i] = iset_(0);
+    for (i = 0; kind.buffered && i < 4; i++) {
+        a.moment[i] = AS_BYTES_(rows->moment[i]);
+        largest[i] = isplat_(0);
     }
-    for (i = 0; i < n; i += TURN_) {
+    for (i = 0; i < n; i += PAIR_) {
         const size_t q = i / LANES_;
-        const draws_ r = draws_at_(number, twice, i);
-        two_ x, y;
-        if (!direct_turn_(&a, kind, &k, &c, i, rows->w + q, rows->rest + q, &r, 0, &x, &y, largest)) {
-            hand_over_(tile, rows, i, kind.in_rows ? MOMENTS_ : 0, kind.rule == KOPT_ADAM_ATAN2);
+        const K_(random_pair) r = K_(load_random_pair)(number, twice, i);
+        K_(pair) x, y;
+        if (!K_(direction_pair)(&a, kind, &k, &c, i, rows->w + q, rows->rest + q, &r, 0, &x, &y, largest)) {
+            K_(direction_in_scalar)(tile, rows, i, kind.buffered ? MOMENTS_ : 0, kind.rule == KOPT_ADAM_ATAN2);
             continue;
         }
         rows->x[q] = x.a;
         rows->x[q + 1] = x.b;
 #ifdef KAHAN_OPT_VMATH
         if (kind.rule == KOPT_ADAM_ATAN2) {
-            Y_OF_(rows)[q] = y.a;
-            Y_OF_(rows)[q + 1] = y.b;
+            Y_BUFFER_(rows)[q] = y.a;
+            Y_BUFFER_(rows)[q + 1] = y.b;
         }
 #endif
     }
-    for (i = 0; kind.in_rows && i < KOPT_CAST_(size_t, MOMENTS_); i++) {
+    for (i = 0; kind.buffered && i < KOPT_CAST_(size_t, MOMENTS_); i++) {
         rows->largest[i] = imax_(rows->largest[i], largest[i]);
-        rows->most[i] = largest_lane_(rows->largest[i]); /* here it is done beside the next stage */
+        rows->most[i] = K_(reduce_max)(rows->largest[i]); /* here it is done beside the next stage */
     }
 }
 
-FN_ void commit_tile_(const kopt_job_ *tile, kopt_kind_ kind, rows_ *rows) {
-    const arrays_ a = arrays_of_(tile);
-    const scalars_ k = spread_(tile);
-    const constants_ c = constants_of_();
+FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, K_(buffers) *rows) {
+    const K_(arrays) a = K_(arrays_of)(tile);
+    const K_(scalars) k = K_(splat_job)(tile);
+    const K_(constants) c = K_(make_constants)();
     const kopt_byte_ *const number = rows->r.number;
     const size_t n = tile->end;
     size_t i;
-    for (i = 0; i < n; i += TURN_) {
+    for (i = 0; i < n; i += PAIR_) {
         const size_t q = i / LANES_;
-        words_ own[2];
-        two_ x;
+        vu32_ own[2];
+        K_(pair) x;
         own[0] = own[1] = load32_(number + 2 * i);
         x.a = rows->x[q];
         x.b = rows->x[q + 1];
-        if (!commit_turn_(&a, kind, &k, &c, i, x, own, 0))
-            kopt_turn_scalar_(tile, i, n - i < TURN_ ? n - i : TURN_, KOPT_SECOND_STAGE_, BYTES_OF_(rows->x + q),
+        if (!K_(commit_pair)(&a, kind, &k, &c, i, x, own, 0))
+            kopt_step_elements_scalar_(tile, i, n - i < PAIR_ ? n - i : PAIR_, KOPT_COMMIT_STAGE_, AS_BYTES_(rows->x + q),
                               KOPT_NULL_, 0);
     }
 }
@@ -4658,101 +4535,101 @@ FN_ void commit_tile_(const kopt_job_ *tile, kopt_kind_ kind, rows_ *rows) {
 /* The stages that there are, with what is constant in each; the first line that matches is taken. KOPT_Q8 are moments
    in rows: of 8 bits, or of fp16 if it has no line. ANY_ format is fp32, in memory or in rows. */
 #define ANY_ 99
-#ifdef PAIRS_
-#define AND_(line) line
+#ifdef SPECIALIZED_
+#define FULL_ONLY_(line) line
 #else /* small rather than fast */
-#define AND_(line)
+#define FULL_ONLY_(line)
 #endif
 #define DIRECTIONS_(LINE_)                                                                                             \
-    LINE_(adam_bf16, KOPT_ADAM, 2, KOPT_BF16) AND_(LINE_(amsgrad_bf16, KOPT_ADAM, 3, KOPT_BF16))                       \
-    LINE_(any_bf16, ANY_, ANY_, KOPT_BF16) AND_(LINE_(adam_fp16, KOPT_ADAM, 2, KOPT_FP16))                             \
-    LINE_(adam_f32, KOPT_ADAM, 2, KOPT_F32) AND_(LINE_(adam_rows, KOPT_ADAM, 2, KOPT_Q8))                              \
-    AND_(LINE_(ema, KOPT_EMA, 0, KOPT_F32)) LINE_(rest, ANY_, ANY_, ANY_)
+    LINE_(adam_bf16, KOPT_ADAM, 2, KOPT_BF16) FULL_ONLY_(LINE_(amsgrad_bf16, KOPT_ADAM, 3, KOPT_BF16))                       \
+    LINE_(any_bf16, ANY_, ANY_, KOPT_BF16) FULL_ONLY_(LINE_(adam_fp16, KOPT_ADAM, 2, KOPT_FP16))                             \
+    LINE_(adam_f32, KOPT_ADAM, 2, KOPT_F32) FULL_ONLY_(LINE_(adam_rows, KOPT_ADAM, 2, KOPT_Q8))                              \
+    FULL_ONLY_(LINE_(ema, KOPT_EMA, 0, KOPT_F32)) LINE_(rest, ANY_, ANY_, ANY_)
 #define COMMITS_(LINE_)                                                                                                \
-    AND_(LINE_(bf16_kahan, KOPT_BF16, KOPT_KAHAN)) AND_(LINE_(bf16_stochastic, KOPT_BF16, KOPT_STOCHASTIC))            \
-    LINE_(bf16, KOPT_BF16, ANY_) AND_(LINE_(fp16_kahan, KOPT_FP16, KOPT_KAHAN))                                        \
-    AND_(LINE_(fp16_compact, KOPT_FP16, KOPT_COMPACT)) AND_(LINE_(fp16_exact, KOPT_FP16, KOPT_EXACT))                  \
+    FULL_ONLY_(LINE_(bf16_kahan, KOPT_BF16, KOPT_KAHAN)) FULL_ONLY_(LINE_(bf16_stochastic, KOPT_BF16, KOPT_STOCHASTIC))            \
+    LINE_(bf16, KOPT_BF16, ANY_) FULL_ONLY_(LINE_(fp16_kahan, KOPT_FP16, KOPT_KAHAN))                                        \
+    FULL_ONLY_(LINE_(fp16_compact, KOPT_FP16, KOPT_COMPACT)) FULL_ONLY_(LINE_(fp16_exact, KOPT_FP16, KOPT_EXACT))                  \
     LINE_(fp16, KOPT_FP16, ANY_) LINE_(f32, KOPT_F32, ANY_)
 
-#define IS_(value, its) ((its) == ANY_ || KOPT_CAST_(int, value) == (its))
-#define HAS_(its_moments) ((its_moments) == ANY_ || MOMENTS_ == (its_moments))
-#define FIXED_(its, value) ((its) == ANY_ ? KOPT_CAST_(int, value) : (its) + 0)
-#define KEEPS_(its_format, format) \
+#define MATCHES_(value, its) ((its) == ANY_ || KOPT_CAST_(int, value) == (its))
+#define COUNT_MATCHES_(its_moments) ((its_moments) == ANY_ || MOMENTS_ == (its_moments))
+#define FIXED_OR_(its, value) ((its) == ANY_ ? KOPT_CAST_(int, value) : (its) + 0)
+#define FORMAT_MATCHES_(its_format, format) \
     ((its_format) == ANY_ ? (format) == KOPT_F32 || (format) == KOPT_Q8 : KOPT_CAST_(int, format) == (its_format))
 
 /* Is this a line, and not one that takes any? The compiler leaves out of the others what cannot come. */
-FN_ int direct_has_line_(kopt_kind_ kind) {
-    const kopt_format format = kind.in_rows ? KOPT_Q8 : kind.moment;
+FN_ int K_(direction_has_line)(kopt_kind_ kind) {
+    const kopt_format format = kind.buffered ? KOPT_Q8 : kind.moment;
     if (kind.rule == KOPT_ADAM && (MOMENTS_ < 2 || MOMENTS_ > 3)) return 1; /* nor can this come */
 #define LINE_(name, its_rule, its_moments, its_format)                                                                 \
-    if ((its_rule) != ANY_ && IS_(kind.rule, its_rule) && MOMENTS_ == (its_moments) && KEEPS_(its_format, format))     \
+    if ((its_rule) != ANY_ && MATCHES_(kind.rule, its_rule) && MOMENTS_ == (its_moments) && FORMAT_MATCHES_(its_format, format))     \
         return 1;
     DIRECTIONS_(LINE_)
 #undef LINE_
     return 0;
 }
 /* Are the moments stepped as memory has them? */
-FN_ int direct_in_place_(kopt_kind_ kind) {
+FN_ int K_(direction_in_place)(kopt_kind_ kind) {
 #define LINE_(name, its_rule, its_moments, its_format)                                                                 \
-    if (IS_(kind.rule, its_rule) && HAS_(its_moments) && KEEPS_(its_format, kind.moment)) return 1;
+    if (MATCHES_(kind.rule, its_rule) && COUNT_MATCHES_(its_moments) && FORMAT_MATCHES_(its_format, kind.moment)) return 1;
     if (kind.moment != KOPT_Q8) { DIRECTIONS_(LINE_) }
 #undef LINE_
     return MOMENTS_ == 0;
 }
-FN_ int commit_has_line_(kopt_kind_ kind) {
+FN_ int K_(commit_has_line)(kopt_kind_ kind) {
 #define LINE_(name, its_format, its_rounding)                                                                          \
-    if ((its_rounding) != ANY_ && kind.weight == (its_format) && IS_(kind.rounding, its_rounding)) return 1;
+    if ((its_rounding) != ANY_ && kind.weight == (its_format) && MATCHES_(kind.rounding, its_rounding)) return 1;
     COMMITS_(LINE_)
 #undef LINE_
     return 0;
 }
 #ifdef KOPT_GNU_
-#define NEVER_(condition) \
+#define UNREACHABLE_IF_(condition) \
     if (condition) __builtin_unreachable();
 #else
-#define NEVER_(condition)
+#define UNREACHABLE_IF_(condition)
 #endif
 
 #define LINE_(name, its_rule, its_moments, its_format)                                                                 \
-    APART_ void NAME_(direct_##name)(const kopt_job_ *tile, const kopt_kind_ *any, rows_ *rows) {                      \
-        kopt_kind_ kind = kind_at_(any);                                                                              \
-        kind.rule = KOPT_CAST_(kopt_rule, FIXED_(its_rule, kind.rule));                                                \
+    NOINLINE_FN_ void K_(direction_##name)(const kopt_job_ *tile, const kopt_kind_ *any, K_(buffers) *rows) {                      \
+        kopt_kind_ kind = K_(copy_kind)(any);                                                                              \
+        kind.rule = KOPT_CAST_(kopt_rule, FIXED_OR_(its_rule, kind.rule));                                                \
         if ((its_moments) != ANY_) kind.moments = its_moments;                                                         \
         kind.moment = (its_format) == KOPT_BF16 ? KOPT_BF16 : (its_format) == KOPT_FP16 ? KOPT_FP16 : KOPT_F32;        \
-        NEVER_((its_rule) == ANY_ && direct_has_line_(kind))                                                           \
-        if ((its_format) != ANY_) kind.in_rows = (its_format) == KOPT_Q8;                                              \
-        direct_tile_(tile, kind, rows);                                                                                \
+        UNREACHABLE_IF_((its_rule) == ANY_ && K_(direction_has_line)(kind))                                                           \
+        if ((its_format) != ANY_) kind.buffered = (its_format) == KOPT_Q8;                                              \
+        K_(direction_tile)(tile, kind, rows);                                                                                \
     }
 DIRECTIONS_(LINE_)
 #undef LINE_
 #define LINE_(name, its_format, its_rounding)                                                                          \
-    APART_ void NAME_(commit_##name)(const kopt_job_ *tile, const kopt_kind_ *any, rows_ *rows) {                      \
-        kopt_kind_ kind = kind_at_(any);                                                                              \
+    NOINLINE_FN_ void K_(commit_##name)(const kopt_job_ *tile, const kopt_kind_ *any, K_(buffers) *rows) {                      \
+        kopt_kind_ kind = K_(copy_kind)(any);                                                                              \
         kind.weight = its_format;                                                                                      \
-        kind.rounding = KOPT_CAST_(kopt_rounding, FIXED_(its_rounding, kind.rounding));                                \
-        NEVER_((its_rounding) == ANY_ && commit_has_line_(kind))                                                       \
-        commit_tile_(tile, kind, rows);                                                                                \
+        kind.rounding = KOPT_CAST_(kopt_rounding, FIXED_OR_(its_rounding, kind.rounding));                                \
+        UNREACHABLE_IF_((its_rounding) == ANY_ && K_(commit_has_line)(kind))                                                       \
+        K_(commit_tile)(tile, kind, rows);                                                                                \
     }
 COMMITS_(LINE_)
 #undef LINE_
 
-APART_ void direct_any_(const kopt_job_ *tile, const kopt_kind_ *any, rows_ *rows) {
-    const kopt_kind_ kind = kind_at_(any);
-    const kopt_format format = kind.in_rows ? KOPT_Q8 : kind.moment;
+NOINLINE_FN_ void K_(direction_dispatch)(const kopt_job_ *tile, const kopt_kind_ *any, K_(buffers) *rows) {
+    const kopt_kind_ kind = K_(copy_kind)(any);
+    const kopt_format format = kind.buffered ? KOPT_Q8 : kind.moment;
 #define LINE_(name, its_rule, its_moments, its_format)                                                                 \
-    if (IS_(kind.rule, its_rule) && HAS_(its_moments) && KEEPS_(its_format, format)) {                        \
-        NAME_(direct_##name)(tile, any, rows);                                                                         \
+    if (MATCHES_(kind.rule, its_rule) && COUNT_MATCHES_(its_moments) && FORMAT_MATCHES_(its_format, format)) {                        \
+        K_(direction_##name)(tile, any, rows);                                                                         \
         return;                                                                                                        \
     }
     DIRECTIONS_(LINE_)
 #undef LINE_
 }
 
-APART_ void commit_any_(const kopt_job_ *tile, const kopt_kind_ *any, rows_ *rows) {
-    const kopt_kind_ kind = kind_at_(any);
+NOINLINE_FN_ void K_(commit_dispatch)(const kopt_job_ *tile, const kopt_kind_ *any, K_(buffers) *rows) {
+    const kopt_kind_ kind = K_(copy_kind)(any);
 #define LINE_(name, its_format, its_rounding)                                                                          \
-    if (kind.weight == (its_format) && IS_(kind.rounding, its_rounding)) {                                             \
-        NAME_(commit_##name)(tile, any, rows);                                                                         \
+    if (kind.weight == (its_format) && MATCHES_(kind.rounding, its_rounding)) {                                             \
+        K_(commit_##name)(tile, any, rows);                                                                         \
         return;                                                                                                        \
     }
     COMMITS_(LINE_)
@@ -4760,17 +4637,17 @@ APART_ void commit_any_(const kopt_job_ *tile, const kopt_kind_ *any, rows_ *row
 }
 
 /* Rows of weights, and of the compensation of KOPT_KAHAN. */
-APART_ void weights_tile_(kopt_byte_ *weight, kopt_byte_ *residual, const kopt_kind_ *any, size_t n, floats_ *w,
-                          floats_ *rest) {
-    const kopt_kind_ kind = kind_at_(any);
-    const constants_ c = constants_of_();
-    arrays_ a;
+NOINLINE_FN_ void K_(load_weight_tile)(kopt_byte_ *weight, kopt_byte_ *residual, const kopt_kind_ *any, size_t n, vf32_ *w,
+                          vf32_ *rest) {
+    const kopt_kind_ kind = K_(copy_kind)(any);
+    const K_(constants) c = K_(make_constants)();
+    K_(arrays) a;
     size_t i;
     a.weight = weight;
     a.residual = residual;
-    for (i = 0; i < n; i += TURN_) {
-        two_ r;
-        const two_ x = load_weights_(&a, kind, i, 0, &c, &r, KOPT_NULL_);
+    for (i = 0; i < n; i += PAIR_) {
+        K_(pair) r;
+        const K_(pair) x = K_(load_weight_pair)(&a, kind, i, 0, &c, &r, KOPT_NULL_);
         w[i / LANES_] = x.a;
         w[i / LANES_ + 1] = x.b;
         rest[i / LANES_] = r.a;
@@ -4779,90 +4656,90 @@ APART_ void weights_tile_(kopt_byte_ *weight, kopt_byte_ *residual, const kopt_k
 }
 
 #ifdef KAHAN_OPT_VMATH
-FN_ void angles_(floats_ *x, const floats_ *y, size_t n) {
-    octant_ first = octant_of_(x[0], y[0]), second = octant_of_(x[1], y[1]), next;
+FN_ void K_(atan2_tile)(vf32_ *x, const vf32_ *y, size_t n) {
+    K_(atan2_reduced) first = K_(atan2_reduce)(x[0], y[0]), second = K_(atan2_reduce)(x[1], y[1]), next;
     size_t q;
     for (q = 2; q < n; q += 2) { /* divisions are under way while the polynomials of the turn before are computed */
-        next = octant_of_(x[q], y[q]);
-        x[q - 2] = angle_in_(&first);
+        next = K_(atan2_reduce)(x[q], y[q]);
+        x[q - 2] = K_(atan2_polynomial)(&first);
         first = next;
-        next = octant_of_(x[q + 1], y[q + 1]);
-        x[q - 1] = angle_in_(&second);
+        next = K_(atan2_reduce)(x[q + 1], y[q + 1]);
+        x[q - 1] = K_(atan2_polynomial)(&second);
         second = next;
     }
-    x[q - 2] = angle_in_(&first);
-    x[q - 1] = angle_in_(&second);
+    x[q - 2] = K_(atan2_polynomial)(&first);
+    x[q - 1] = K_(atan2_polynomial)(&second);
 }
 
 /* The function of the rule, of a row: x from x and y. */
-APART_ void between_(const kopt_job_ *j, floats_ *x, floats_ *y, size_t n) {
-    size_t q, vectors = (n + TURN_ - 1) / TURN_ * 2;
+NOINLINE_FN_ void K_(rule_function)(const kopt_job_ *j, vf32_ *x, vf32_ *y, size_t n) {
+    size_t q, vectors = (n + PAIR_ - 1) / PAIR_ * 2;
     if (j->vmath == KOPT_NULL_) {
-        angles_(x, y, vectors);
+        K_(atan2_tile)(x, y, vectors);
         return;
     }
     if (j->quotient)
         for (q = 0; q < vectors; q++) x[q] = div_(x[q], y[q]);
-    kopt_between_(j, KOPT_POINTER_(float *, x), KOPT_POINTER_(float *, y), n);
-    for (q = 0; q < vectors; q++) x[q] = quiet_(x[q]);
+    kopt_call_rule_function_(j, KOPT_POINTER_(float *, x), KOPT_POINTER_(float *, y), n);
+    for (q = 0; q < vectors; q++) x[q] = K_(canonical_nan)(x[q]);
 }
 #endif
 
 /* The second stage of the steps that count what moves, or look back: x becomes the update itself. */
-APART_ void commit_rarely_(const kopt_job_ *tile, const kopt_kind_ *any, rows_ *rows) {
-    const kopt_kind_ kind = kind_at_(any);
+NOINLINE_FN_ void K_(commit_general)(const kopt_job_ *tile, const kopt_kind_ *any, K_(buffers) *rows) {
+    const kopt_kind_ kind = K_(copy_kind)(any);
     const size_t n = tile->end, size = kopt_bytes_of_(kind.weight);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    kopt_byte_ *const before = BYTES_OF_(rows->w); /* when the updates are there */
-    kopt_byte_ *const kept_before = BYTES_OF_(rows->rest);
-    const scalars_ k = spread_(tile);
+    kopt_byte_ *const before = AS_BYTES_(rows->w); /* when the updates are there */
+    kopt_byte_ *const kept_before = AS_BYTES_(rows->rest);
+    const K_(scalars) k = K_(splat_job)(tile);
     kopt_job_ as_is;
     size_t i, q;
-    for (i = 0; i < n; i += TURN_) {
-        floats_ slow[2], slow_rest[2];
+    for (i = 0; i < n; i += PAIR_) {
+        vf32_ slow[2], slow_rest[2];
         if (k.sync)
-            weights_tile_(tile->slow + i * size,
-                          residual_size == 0 ? KOPT_NULL_ : tile->slow_residual + i * residual_size, any, TURN_, slow,
+            K_(load_weight_tile)(tile->slow + i * size,
+                          residual_size == 0 ? KOPT_NULL_ : tile->slow_residual + i * residual_size, any, PAIR_, slow,
                           slow_rest);
         for (q = 0; q < 2; q++) {
             const size_t at = i / LANES_ + q;
-            floats_ update = update_(&k, rows->x[at], rows->w[at]);
-            if (k.sync) update = looked_back_(k.mix, rows->w[at], rows->rest[at], update, slow[q], slow_rest[q]);
+            vf32_ update = K_(update)(&k, rows->x[at], rows->w[at]);
+            if (k.sync) update = K_(lookahead)(k.mix, rows->w[at], rows->rest[at], update, slow[q], slow_rest[q]);
             rows->x[at] = update;
         }
     }
-    kopt_copy_called_(before, tile->weight, n * size);
-    if (residual_size != 0) kopt_copy_called_(kept_before, tile->residual, n * residual_size);
+    kopt_copy_noinline_(before, tile->weight, n * size);
+    if (residual_size != 0) kopt_copy_noinline_(kept_before, tile->residual, n * residual_size);
     if (!k.moments_only) {
         kopt_copy_job_(&as_is, tile);
         as_is.rate = 1;
         as_is.decay = 0;
-        commit_any_(&as_is, any, rows);
+        K_(commit_dispatch)(&as_is, any, rows);
     }
-    if (tile->counts != KOPT_NULL_) kopt_tally_(tile, BYTES_OF_(rows->x), before, kept_before, size, residual_size);
+    if (tile->counts != KOPT_NULL_) kopt_tally_(tile, AS_BYTES_(rows->x), before, kept_before, size, residual_size);
     if (k.sync && !k.moments_only) { /* the next slow weights */
-        kopt_copy_called_(tile->slow, tile->weight, n * size);
-        if (residual_size != 0) kopt_copy_called_(tile->slow_residual, tile->residual, n * residual_size);
+        kopt_copy_noinline_(tile->slow, tile->weight, n * size);
+        if (residual_size != 0) kopt_copy_noinline_(tile->slow_residual, tile->residual, n * residual_size);
     }
 }
 
-static void NAME_(convert)(const kopt_conversion_ *c);
+static void K_(convert)(const kopt_conversion_ *c);
 
 /* All stages of a tile of tile->end elements; its arrays are as long as its turns are. */
-APART_ void stages_(const kopt_job_ *tile, const kopt_kind_ *kind, rows_ *rows) {
+NOINLINE_FN_ void K_(step_tile)(const kopt_job_ *tile, const kopt_kind_ *kind, K_(buffers) *rows) {
     const kopt_step *s = tile->step;
     const size_t n = tile->end;
     const int rarely =
         (KOPT_HAS_(KOPT_WITH_RANGER) && s->sync) || (KOPT_HAS_(KOPT_WITH_EXTRAS) && tile->counts != KOPT_NULL_);
     const int moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->moments_only;
-    if (rarely || kind->rule == KOPT_EMA || kopt_bits_(s->l2) << 1 != 0)
-        weights_tile_(tile->weight, tile->residual, kind, n, rows->w, rows->rest);
-    direct_any_(tile, kind, rows);
+    if (rarely || kind->rule == KOPT_EMA || kopt_as_u32_(s->l2) << 1 != 0)
+        K_(load_weight_tile)(tile->weight, tile->residual, kind, n, rows->w, rows->rest);
+    K_(direction_dispatch)(tile, kind, rows);
 #ifdef KAHAN_OPT_VMATH
-    if (kind->rule == KOPT_ADAM_ATAN2 || tile->vmath != KOPT_NULL_) between_(tile, rows->x, Y_OF_(rows), n);
+    if (kind->rule == KOPT_ADAM_ATAN2 || tile->vmath != KOPT_NULL_) K_(rule_function)(tile, rows->x, Y_BUFFER_(rows), n);
 #endif
-    if (rarely) commit_rarely_(tile, kind, rows);
-    else if (!moments_only) commit_any_(tile, kind, rows);
+    if (rarely) K_(commit_general)(tile, kind, rows);
+    else if (!moments_only) K_(commit_dispatch)(tile, kind, rows);
     if (KOPT_HAS_(KOPT_WITH_EXTRAS) && tile->copy != KOPT_NULL_ && !moments_only) {
         kopt_conversion_ copy;
         copy.dst = tile->copy;
@@ -4871,56 +4748,56 @@ APART_ void stages_(const kopt_job_ *tile, const kopt_kind_ *kind, rows_ *rows) 
         copy.src_format = kind->weight;
         copy.n = n;
         copy.stochastic = 0;
-        NAME_(convert)(&copy);
+        K_(convert)(&copy);
     }
     if (KOPT_HAS_(KOPT_WITH_EXTRAS) && s->zero_grad) kopt_zero_(tile->grad, n * kopt_bytes_of_(kind->grad));
 }
 
 /* The same for less than a turn, over copies with zeros behind. */
-APART_ void tail_(const kopt_job_ *tile, const kopt_kind_ *any, rows_ *rows) {
-    const kopt_kind_ kind = kind_at_(any);
+NOINLINE_FN_ void K_(step_tail)(const kopt_job_ *tile, const kopt_kind_ *any, K_(buffers) *rows) {
+    const kopt_kind_ kind = K_(copy_kind)(any);
     const size_t n = tile->end, size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding),
                  moment_size = kopt_bytes_of_(kind.moment);
     const kopt_step *s = tile->step;
-    kopt_byte_ room[10][4 * TURN_];
+    kopt_byte_ room[10][4 * PAIR_];
     kopt_job_ padded;
     int m;
     kopt_copy_job_(&padded, tile);
 #define PAD_(place, array, bytes) \
     padded.array = room[place];   \
-    kopt_bounce_(room[place], sizeof room[place], tile->array, n * (bytes));
+    kopt_copy_padded_(room[place], sizeof room[place], tile->array, n * (bytes));
     PAD_(0, weight, size)
     PAD_(1, grad, grad_size)
     if (residual_size != 0) { PAD_(2, residual, residual_size) }
-    for (m = 0; m < kind.moments && !kind.in_rows; m++) { PAD_(3 + m, moment[m], moment_size) }
+    for (m = 0; m < kind.moments && !kind.buffered; m++) { PAD_(3 + m, moment[m], moment_size) }
     if (s->sync) { PAD_(7, slow, size) }
     if (s->sync && residual_size != 0) { PAD_(8, slow_residual, residual_size) }
 #undef PAD_
     if (tile->copy != KOPT_NULL_) padded.copy = room[9];
-    stages_(&padded, any, rows);
+    K_(step_tile)(&padded, any, rows);
     if (!s->moments_only) {
-        kopt_copy_called_(tile->weight, padded.weight, n * size);
-        if (residual_size != 0) kopt_copy_called_(tile->residual, padded.residual, n * residual_size);
-        if (s->sync) kopt_copy_called_(tile->slow, padded.slow, n * size);
+        kopt_copy_noinline_(tile->weight, padded.weight, n * size);
+        if (residual_size != 0) kopt_copy_noinline_(tile->residual, padded.residual, n * residual_size);
+        if (s->sync) kopt_copy_noinline_(tile->slow, padded.slow, n * size);
         if (s->sync && residual_size != 0)
-            kopt_copy_called_(tile->slow_residual, padded.slow_residual, n * residual_size);
-        if (tile->copy != KOPT_NULL_) kopt_copy_called_(tile->copy, padded.copy, n * kopt_bytes_of_(tile->copy_format));
+            kopt_copy_noinline_(tile->slow_residual, padded.slow_residual, n * residual_size);
+        if (tile->copy != KOPT_NULL_) kopt_copy_noinline_(tile->copy, padded.copy, n * kopt_bytes_of_(tile->copy_format));
     }
-    for (m = 0; m < kind.moments && !kind.in_rows; m++)
-        kopt_copy_called_(tile->moment[m], padded.moment[m], n * moment_size);
-    if (s->zero_grad) kopt_copy_called_(tile->grad, padded.grad, n * grad_size);
+    for (m = 0; m < kind.moments && !kind.buffered; m++)
+        kopt_copy_noinline_(tile->moment[m], padded.moment[m], n * moment_size);
+    if (s->zero_grad) kopt_copy_noinline_(tile->grad, padded.grad, n * grad_size);
 }
 
 /* The n elements at i. */
-FN_ void tile_at_(kopt_job_ *tile, const kopt_job_ *whole, kopt_kind_ kind, size_t i, size_t n) {
+FN_ void K_(tile_at)(kopt_job_ *tile, const kopt_job_ *whole, kopt_kind_ kind, size_t i, size_t n) {
     const size_t size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     int m;
     tile->weight = whole->weight + i * size;
     tile->grad = whole->grad + i * kopt_bytes_of_(kind.grad);
     if (residual_size != 0) tile->residual = whole->residual + i * residual_size; /* NULL + 0 is undefined */
-    for (m = 0; m < kind.moments && !kind.in_rows; m++) tile->moment[m] = whole->moment[m] + i * moment_size;
+    for (m = 0; m < kind.moments && !kind.buffered; m++) tile->moment[m] = whole->moment[m] + i * moment_size;
     if (whole->step->sync) tile->slow = whole->slow + i * size;
     if (whole->step->sync && residual_size != 0) tile->slow_residual = whole->slow_residual + i * residual_size;
     if (whole->copy != KOPT_NULL_) tile->copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
@@ -4930,247 +4807,247 @@ FN_ void tile_at_(kopt_job_ *tile, const kopt_job_ *whole, kopt_kind_ kind, size
 }
 
 /* A moment in fp16 to a row of fp32 and back, any values. */
-APART_ void row_from_fp16_(floats_ *row, const kopt_byte_ *from, size_t n) {
-    kopt_byte_ part[2 * TURN_];
+NOINLINE_FN_ void K_(load_fp16_buffer)(vf32_ *row, const kopt_byte_ *from, size_t n) {
+    kopt_byte_ part[2 * PAIR_];
     size_t i;
-    for (i = 0; i < n; i += TURN_) {
+    for (i = 0; i < n; i += PAIR_) {
         const kopt_byte_ *p = from + 2 * i;
-        if (n - i < TURN_) p = kopt_bounce_(part, sizeof part, p, 2 * (n - i));
+        if (n - i < PAIR_) p = kopt_copy_padded_(part, sizeof part, p, 2 * (n - i));
         row[i / LANES_] = load_fp16_(p);
         row[i / LANES_ + 1] = load_fp16_(p + 2 * LANES_);
     }
 }
 
-FN_ void to_fp16_(kopt_byte_ *to, const floats_ *row, int square, int moment, kopt_rounding how, const numbers_ *r,
+FN_ void K_(store_fp16_elements)(kopt_byte_ *to, const vf32_ *row, int square, int moment, kopt_rounding how, const K_(random_tile) *r,
                   size_t n) {
-    const constants_ c = constants_of_();
-    const words_ store = hold_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u);
+    const K_(constants) c = K_(make_constants)();
+    const vu32_ store = isplat_hoisted_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u);
     const kopt_byte_ *const number = r->number, *const twice = r->twice;
     size_t i;
-    for (i = 0; i < n; i += TURN_) {
-        const floats_ x = row[i / LANES_], y = row[i / LANES_ + 1];
-        const words_ its = add16_(load32_(number + 2 * i), mul16_(load32_(twice + 2 * i), store));
-        const words_ both = pack_upper_(rounded_moment_(x, KOPT_FP16, square, x, how, first_half_(its, 0, &c), &c),
-                                        rounded_moment_(y, KOPT_FP16, square, y, how, second_half_(its, 0), &c));
-        kopt_byte_ part[2 * TURN_];
-        store32_(n - i < TURN_ ? part : to + 2 * i, both);
-        if (n - i < TURN_) kopt_copy_called_(to + 2 * i, part, 2 * (n - i));
+    for (i = 0; i < n; i += PAIR_) {
+        const vf32_ x = row[i / LANES_], y = row[i / LANES_ + 1];
+        const vu32_ its = add16_(load32_(number + 2 * i), mul16_(load32_(twice + 2 * i), store));
+        const vu32_ both = pack_high16_(K_(round_moment)(x, KOPT_FP16, square, x, how, K_(first16)(its, 0, &c), &c),
+                                        K_(round_moment)(y, KOPT_FP16, square, y, how, K_(second16)(its, 0), &c));
+        kopt_byte_ part[2 * PAIR_];
+        store32_(n - i < PAIR_ ? part : to + 2 * i, both);
+        if (n - i < PAIR_) kopt_copy_noinline_(to + 2 * i, part, 2 * (n - i));
     }
 }
 
-APART_ void row_to_fp16_(kopt_byte_ *to, const floats_ *row, uint32_t largest, int square, int moment,
-                         kopt_rounding how, const numbers_ *r, size_t n) {
+NOINLINE_FN_ void K_(store_fp16_buffer)(kopt_byte_ *to, const vf32_ *row, uint32_t largest, int square, int moment,
+                         kopt_rounding how, const K_(random_tile) *r, size_t n) {
     if (largest > 0x477FDFFFu) /* some will be infinite or are NaN */
-        kopt_row_to_fp16_scalar_(to, KOPT_CONST_POINTER_(const kopt_byte_ *, row), square, moment, how, r->number,
+        kopt_store_fp16_buffer_scalar_(to, KOPT_CONST_POINTER_(const kopt_byte_ *, row), square, moment, how, r->number,
                                  r->twice, n);
-    else if (how != KOPT_STOCHASTIC) to_fp16_(to, row, square, moment, KOPT_NEAREST, r, n);
-    else if (square) to_fp16_(to, row, 1, moment, KOPT_STOCHASTIC, r, n);
-    else to_fp16_(to, row, 0, moment, KOPT_STOCHASTIC, r, n);
+    else if (how != KOPT_STOCHASTIC) K_(store_fp16_elements)(to, row, square, moment, KOPT_NEAREST, r, n);
+    else if (square) K_(store_fp16_elements)(to, row, 1, moment, KOPT_STOCHASTIC, r, n);
+    else K_(store_fp16_elements)(to, row, 0, moment, KOPT_STOCHASTIC, r, n);
 }
 
-#define FP16_ROWS_ (KOPT_TILE_ + KOPT_TILE_ / 2) /* elements of all moments together: fewer of each */
+#define FP16_BUFFER_ (KOPT_TILE_ + KOPT_TILE_ / 2) /* elements of all moments together: fewer of each */
 
 /* Elements [begin, end). moment: rows for those that are not stepped in place, or NULL. */
-APART_ void tiles_(const kopt_job_ *whole, size_t begin, size_t end, floats_ *moment) {
+NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t end, vf32_ *moment) {
     const kopt_step *s = whole->step;
-    const cipher_ cipher = cipher_of_(s->seed, s->step, whole->id, whole->stream);
-    kopt_kind_ kind = kind_of_(whole);
-    const int in_rows = moment != KOPT_NULL_, random = kopt_needs_random_(kind);
-    const int coded = in_rows && kind.moment == KOPT_Q8;
-    const size_t tile_size = in_rows && !coded && MOMENTS_ > 1 ? FP16_ROWS_ / KOPT_CAST_(size_t, MOMENTS_) : KOPT_TILE_;
+    const K_(philox_key) cipher = K_(make_philox_key)(s->seed, s->step, whole->id, whole->stream);
+    kopt_kind_ kind = K_(kind_of)(whole);
+    const int buffered = moment != KOPT_NULL_, random = kopt_needs_random_(kind);
+    const int coded = buffered && kind.moment == KOPT_Q8;
+    const size_t tile_size = buffered && !coded && MOMENTS_ > 1 ? FP16_BUFFER_ / KOPT_CAST_(size_t, MOMENTS_) : KOPT_TILE_;
     kopt_job_ tile;
-    rows_ rows;
+    K_(buffers) rows;
     size_t i, n, turns, q;
     int m, drawn = 0;
     kopt_copy_job_(&tile, whole);
-    kind.in_rows = in_rows;
-    if (in_rows || MOMENTS_ == 0) kind.moment = KOPT_F32;
+    kind.buffered = buffered;
+    if (buffered || MOMENTS_ == 0) kind.moment = KOPT_F32;
     rows.r.number = rows.r.twice = KOPT_CONST_POINTER_(const kopt_byte_ *, rows.r.lower);
     for (q = 0; !random && q < KOPT_TILE_ / 2; q += LANES_)
-        store32_(BYTES_OF_(rows.r.lower + q), hold_(0)); /* no memset */
+        store32_(AS_BYTES_(rows.r.lower + q), isplat_hoisted_(0)); /* no memset */
     for (i = begin; i < end; i += n) {
         const kopt_index_ index = KOPT_INDEX_(whole->first + i);
         n = tile_size - KOPT_CAST_(unsigned, (coded ? i : index) % tile_size);
         if (end - i < n) n = end - i;
-        turns = n / TURN_ * TURN_;
+        turns = n / PAIR_ * PAIR_;
         if (!coded && n < 4) {
             kopt_walk_scalar_(whole, i, i + n);
             continue;
         }
-        if (random) draw_(&rows.r, &cipher, index, turns < n ? turns + TURN_ : turns, !drawn, !drawn && n == end - i);
+        if (random) K_(fill_random_tile)(&rows.r, &cipher, index, turns < n ? turns + PAIR_ : turns, !drawn, !drawn && n == end - i);
         drawn = 1;
-        for (m = 0; in_rows && m < kind.moments; m++) {
+        for (m = 0; buffered && m < kind.moments; m++) {
             rows.moment[m] = moment + KOPT_CAST_(size_t, m) * (tile_size / LANES_);
-            rows.largest[m] = iset_(0);
+            rows.largest[m] = isplat_(0);
             if (coded)
-                row_from_codes_(rows.moment[m], whole->moment[m] + i,
+                K_(decode_block)(rows.moment[m], whole->moment[m] + i,
                                 whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4, kopt_is_square_(kind.rule, m), n);
-            else row_from_fp16_(rows.moment[m], whole->moment[m] + 2 * i, n);
+            else K_(load_fp16_buffer)(rows.moment[m], whole->moment[m] + 2 * i, n);
         }
         if (turns > 0) {
-            tile_at_(&tile, whole, kind, i, turns);
-            stages_(&tile, &kind, &rows);
+            K_(tile_at)(&tile, whole, kind, i, turns);
+            K_(step_tile)(&tile, &kind, &rows);
         }
         if (turns < n) {
             rows.r.number += 2 * turns;
             rows.r.twice += 2 * turns;
-            for (m = 0; in_rows && m < kind.moments; m++) rows.moment[m] += turns / LANES_;
-            tile_at_(&tile, whole, kind, i + turns, n - turns);
-            tail_(&tile, &kind, &rows);
+            for (m = 0; buffered && m < kind.moments; m++) rows.moment[m] += turns / LANES_;
+            K_(tile_at)(&tile, whole, kind, i + turns, n - turns);
+            K_(step_tail)(&tile, &kind, &rows);
             rows.r.number -= 2 * turns;
             rows.r.twice -= 2 * turns;
         }
-        for (m = 0; in_rows && m < kind.moments; m++) {
-            const floats_ *const row = moment + KOPT_CAST_(size_t, m) * (tile_size / LANES_);
+        for (m = 0; buffered && m < kind.moments; m++) {
+            const vf32_ *const row = moment + KOPT_CAST_(size_t, m) * (tile_size / LANES_);
             const int square = kopt_is_square_(kind.rule, m);
             const kopt_rounding how = kopt_moment_rounding_(kind, m);
             if (coded)
-                row_to_codes_(whole->moment[m] + i, whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4, row,
+                K_(encode_block)(whole->moment[m] + i, whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4, row,
                               rows.most[m], square, m, how, &rows.r, n);
-            else row_to_fp16_(whole->moment[m] + 2 * i, row, rows.most[m], square, m, how, &rows.r, n);
+            else K_(store_fp16_buffer)(whole->moment[m] + 2 * i, row, rows.most[m], square, m, how, &rows.r, n);
         }
     }
 }
 
 /* The frames of that: only as large as need be. Rows of fp16 moments take 1.5 KB at most, and are whole turns. */
-#define IN_ROWS_(moments)                                                                  \
-    APART_ void NAME_(in_rows##moments)(const kopt_job_ *j, size_t begin, size_t end) {    \
-        floats_ moment[(moments) * (KOPT_TILE_ / LANES_)];                                 \
-        tiles_(j, begin, end, moment);                                                     \
+#define BUFFERED_(moments)                                                                  \
+    NOINLINE_FN_ void K_(buffered##moments)(const kopt_job_ *j, size_t begin, size_t end) {    \
+        vf32_ moment[(moments) * (KOPT_TILE_ / LANES_)];                                 \
+        K_(step_tiles)(j, begin, end, moment);                                                     \
     }
-IN_ROWS_(1)
-IN_ROWS_(2)
-IN_ROWS_(3)
-IN_ROWS_(4)
-#undef IN_ROWS_
-APART_ void NAME_(in_rows_fp16)(const kopt_job_ *j, size_t begin, size_t end) {
-    floats_ moment[FP16_ROWS_ / LANES_];
-    tiles_(j, begin, end, moment);
+BUFFERED_(1)
+BUFFERED_(2)
+BUFFERED_(3)
+BUFFERED_(4)
+#undef BUFFERED_
+NOINLINE_FN_ void K_(buffered_fp16)(const kopt_job_ *j, size_t begin, size_t end) {
+    vf32_ moment[FP16_BUFFER_ / LANES_];
+    K_(step_tiles)(j, begin, end, moment);
 }
 
-APART_ void walk_(const kopt_job_ *j, size_t begin, size_t end) {
-    const kopt_kind_ kind = kind_of_(j);
-    if (direct_in_place_(kind))
-        tiles_(j, begin, end, KOPT_NULL_);
+NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
+    const kopt_kind_ kind = K_(kind_of)(j);
+    if (K_(direction_in_place)(kind))
+        K_(step_tiles)(j, begin, end, KOPT_NULL_);
     else
-        (MOMENTS_ == 1              ? NAME_(in_rows1)
-         : kind.moment == KOPT_FP16 ? NAME_(in_rows_fp16)
-         : MOMENTS_ == 2            ? NAME_(in_rows2)
-         : MOMENTS_ == 3            ? NAME_(in_rows3)
-                                    : NAME_(in_rows4))(j, begin, end);
+        (MOMENTS_ == 1              ? K_(buffered1)
+         : kind.moment == KOPT_FP16 ? K_(buffered_fp16)
+         : MOMENTS_ == 2            ? K_(buffered2)
+         : MOMENTS_ == 3            ? K_(buffered3)
+                                    : K_(buffered4))(j, begin, end);
 }
 
-#ifdef PAIRS_
+#ifdef SPECIALIZED_
 /* ---- the same with constants for all of it, for what is used most ---- */
 
 /* The numbers of a turn's place in a row of 128 elements; `row` makes them those of the next row. So they count up
    through the 16 rows of a span, from one run of Philox. */
-typedef struct counted_ {
-    draws_ r;
-    words_ row[2];
-} counted_;
+typedef struct K_(random_counter) {
+    K_(random_pair) r;
+    vu32_ row[2];
+} K_(random_counter);
 
-FN_ void count_from_(counted_ *r, const numbers_ *drawn, size_t from, size_t to, const constants_ *c) {
-    const words_ rows = iset_(KOPT_RANDOM_STORES_);
+FN_ void K_(start_random_counters)(K_(random_counter) *r, const K_(random_tile) *drawn, size_t from, size_t to, const K_(constants) *c) {
+    const vu32_ rows = isplat_(KOPT_RANDOM_STORES_);
     size_t q;
-    for (q = from / TURN_; q < to / TURN_; q++) {
-        const draws_ d = draws_at_(KOPT_CONST_POINTER_(const kopt_byte_ *, drawn->lower),
-                                   KOPT_CONST_POINTER_(const kopt_byte_ *, drawn->upper), q * TURN_);
-        const int lie = LANES_ > 4 ? PARTED_ : 0;
-        r[q].r.own[0] = first_half_(d.own[0], lie, c);
-        r[q].r.own[1] = second_half_(d.own[0], lie);
-        r[q].r.twice[0] = first_half_(d.twice[0], lie, c);
-        r[q].r.twice[1] = second_half_(d.twice[0], lie);
+    for (q = from / PAIR_; q < to / PAIR_; q++) {
+        const K_(random_pair) d = K_(load_random_pair)(KOPT_CONST_POINTER_(const kopt_byte_ *, drawn->lower),
+                                   KOPT_CONST_POINTER_(const kopt_byte_ *, drawn->upper), q * PAIR_);
+        const int lie = LANES_ > 4 ? EVEN_ODD_ : 0;
+        r[q].r.own[0] = K_(first16)(d.own[0], lie, c);
+        r[q].r.own[1] = K_(second16)(d.own[0], lie);
+        r[q].r.twice[0] = K_(first16)(d.twice[0], lie, c);
+        r[q].r.twice[1] = K_(second16)(d.twice[0], lie);
         r[q].row[0] = mul16_(r[q].r.twice[0], rows);
         r[q].row[1] = mul16_(r[q].r.twice[1], rows);
     }
 }
 
 /* The second stage of a turn, with what one lane does if it has to. */
-FN_ void finish_turn_(const kopt_job_ *whole, const arrays_ *a, kopt_kind_ kind, const scalars_ *k, const constants_ *c,
-                      size_t i, two_ x, const words_ own[2], int lie) {
-    floats_ row[2];
-    if (commit_turn_(a, kind, k, c, i, x, own, lie)) return;
+FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const K_(arrays) *a, kopt_kind_ kind, const K_(scalars) *k, const K_(constants) *c,
+                      size_t i, K_(pair) x, const vu32_ own[2], int lie) {
+    vf32_ row[2];
+    if (K_(commit_pair)(a, kind, k, c, i, x, own, lie)) return;
     row[0] = x.a;
     row[1] = x.b;
-    kopt_turn_scalar_(whole, i, TURN_, KOPT_SECOND_STAGE_, BYTES_OF_(row), KOPT_NULL_, lie & PARTED_);
+    kopt_step_elements_scalar_(whole, i, PAIR_, KOPT_COMMIT_STAGE_, AS_BYTES_(row), KOPT_NULL_, lie & EVEN_ODD_);
 }
 
 #ifdef KAHAN_OPT_VMATH
-#define HOT_ROWS_ 1
+#define SPECIALIZE_TILED_ 1
 #else
-#define HOT_ROWS_ (LANES_ == 8) /* there is an order that goes through a row */
+#define SPECIALIZE_TILED_ (LANES_ == 8) /* there is an order that goes through a row */
 #endif
-#define HOT_L2_ (LANES_ != 8) /* with the few registers of AVX2 to ask for it takes 2 to 4 % of all steps */
+#define SPECIALIZE_L2_ (LANES_ != 8) /* with the few registers of AVX2 to ask for it takes 2 to 4 % of all steps */
 
 /* Whole turns from `begin` on, which is at a turn of the random numbers. Returns where they end. */
-FN_ size_t hot_(const kopt_job_ *whole, kopt_kind_ kind, int parted, kopt_order_ order, size_t begin) {
-    const arrays_ a = arrays_of_(whole);
+FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int parted, kopt_schedule_ order, size_t begin) {
+    const K_(arrays) a = K_(arrays_of)(whole);
     const kopt_step *s = whole->step;
-    const cipher_ cipher = cipher_of_(s->seed, s->step, whole->id, whole->stream);
-    const constants_ c = constants_of_();
+    const K_(philox_key) cipher = K_(make_philox_key)(s->seed, s->step, whole->id, whole->stream);
+    const K_(constants) c = K_(make_constants)();
     const size_t end = whole->end;
     const int random = kopt_needs_random_(kind);
-    scalars_ k = spread_(whole);
-    const int in_a_row = HOT_ROWS_ && order == KOPT_THROUGH_A_ROW_;
-    const int in_turns = LANES_ == 16 && order == KOPT_IN_TURNS_; /* other orders are left out before hot_ is inlined */
-    const int lie = parted | (in_a_row ? 0 : NUMBERS_APART_);
-    counted_ counted[KOPT_RANDOM_ROW_ / TURN_];
-    rows_ rows;
-    draws_ none;
-    two_ waiting;
-    words_ its_own[2];
+    K_(scalars) k = K_(splat_job)(whole);
+    const int in_a_row = SPECIALIZE_TILED_ && order == KOPT_TILED_;
+    const int in_turns = LANES_ == 16 && order == KOPT_PIPELINED_; /* other orders are left out before specialized is inlined */
+    const int lie = parted | (in_a_row ? 0 : RANDOM_ZERO_EXTENDED_);
+    K_(random_counter) counted[KOPT_RANDOM_GROUP_ / PAIR_];
+    K_(buffers) rows;
+    K_(random_pair) none;
+    K_(pair) waiting;
+    vu32_ its_own[2];
     size_t i = begin, n, q;
     int waits = 0;
-    if (!HOT_L2_) k.use_l2 = 0;
+    if (!SPECIALIZE_L2_) k.use_l2 = 0;
     k.unrectified = k.first_step = 0;
-    its_own[0] = its_own[1] = none.own[0] = none.own[1] = none.twice[0] = none.twice[1] = iset_(0);
-    waiting.a = waiting.b = value_(none.own[0]);
-    for (n = 0; end - i >= TURN_; i += n) {
+    its_own[0] = its_own[1] = none.own[0] = none.own[1] = none.twice[0] = none.twice[1] = isplat_(0);
+    waiting.a = waiting.b = as_f32_(none.own[0]);
+    for (n = 0; end - i >= PAIR_; i += n) {
         const kopt_index_ index = KOPT_INDEX_(whole->first + i);
-        const size_t in_row = KOPT_CAST_(unsigned, index % KOPT_RANDOM_ROW_);
-        const int fresh = n != KOPT_RANDOM_ROW_ || index % KOPT_RANDOM_SPAN_ == 0; /* the numbers are not counted on */
+        const size_t in_row = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
+        const int fresh = n != KOPT_RANDOM_GROUP_ || index % KOPT_RANDOM_SPAN_ == 0; /* the numbers are not counted on */
         n = in_a_row ? KOPT_TILE_ - KOPT_CAST_(unsigned, index % KOPT_TILE_)
-                                         : KOPT_RANDOM_ROW_ - in_row;
-        if (end - i < n) n = (end - i) / TURN_ * TURN_;
+                                         : KOPT_RANDOM_GROUP_ - in_row;
+        if (end - i < n) n = (end - i) / PAIR_ * PAIR_;
         if (in_a_row && random)
-            draw_(&rows.r, &cipher, index, n, i == begin, n + TURN_ > end - begin);
+            K_(fill_random_tile)(&rows.r, &cipher, index, n, i == begin, n + PAIR_ > end - begin);
         if (!in_a_row && random && fresh) {
-            draw_(&rows.r, &cipher, index, n, 1, n < KOPT_RANDOM_ROW_);
-            count_from_(counted, &rows.r, in_row, in_row + n, &c);
+            K_(fill_random_tile)(&rows.r, &cipher, index, n, 1, n < KOPT_RANDOM_GROUP_);
+            K_(start_random_counters)(counted, &rows.r, in_row, in_row + n, &c);
         }
-        for (q = 0; q < n; q += TURN_) {
+        for (q = 0; q < n; q += PAIR_) {
             const size_t at = in_a_row ? q / LANES_ : 0;
-            draws_ r = none;
-            two_ x, y;
+            K_(random_pair) r = none;
+            K_(pair) x, y;
             if (in_a_row && random) {
-                r = draws_at_(rows.r.number, rows.r.twice, q);
+                r = K_(load_random_pair)(rows.r.number, rows.r.twice, q);
             } else if (random) {
-                counted_ *const place = counted + (in_row + q) / TURN_;
+                K_(random_counter) *const place = counted + (in_row + q) / PAIR_;
                 r = place->r;
                 place->r.own[0] = add16_(r.own[0], place->row[0]);
                 place->r.own[1] = add16_(r.own[1], place->row[1]);
             }
-            if (!direct_turn_(&a, kind, &k, &c, i + q, KOPT_NULL_, KOPT_NULL_, &r, lie, &x, &y, KOPT_NULL_)) {
-                kopt_turn_scalar_(whole, i + q, TURN_, KOPT_FIRST_STAGE_, BYTES_OF_(rows.x + at),
-                                  BYTES_OF_(Y_OF_(&rows) + at), parted);
+            if (!K_(direction_pair)(&a, kind, &k, &c, i + q, KOPT_NULL_, KOPT_NULL_, &r, lie, &x, &y, KOPT_NULL_)) {
+                kopt_step_elements_scalar_(whole, i + q, PAIR_, KOPT_DIRECTION_STAGE_, AS_BYTES_(rows.x + at),
+                                  AS_BYTES_(Y_BUFFER_(&rows) + at), parted);
                 x.a = rows.x[at];
                 x.b = rows.x[at + 1];
-                y.a = Y_OF_(&rows)[at];
-                y.b = Y_OF_(&rows)[at + 1];
+                y.a = Y_BUFFER_(&rows)[at];
+                y.b = Y_BUFFER_(&rows)[at + 1];
             }
             if (in_a_row) {
                 rows.x[at] = x.a;
                 rows.x[at + 1] = x.b;
 #ifdef KAHAN_OPT_VMATH
                 if (kind.rule == KOPT_ADAM_ATAN2) {
-                    Y_OF_(&rows)[at] = y.a;
-                    Y_OF_(&rows)[at + 1] = y.b;
+                    Y_BUFFER_(&rows)[at] = y.a;
+                    Y_BUFFER_(&rows)[at + 1] = y.b;
                 }
 #endif
             } else { /* this turn, or the one before, while this one's divisions are under way */
                 if (!in_turns || waits)
-                    finish_turn_(whole, &a, kind, &k, &c, in_turns ? i + q - TURN_ : i + q, in_turns ? waiting : x,
+                    K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, in_turns ? i + q - PAIR_ : i + q, in_turns ? waiting : x,
                                  in_turns ? its_own : r.own, lie);
                 if (in_turns) {
                     waiting = x;
@@ -5182,60 +5059,60 @@ FN_ size_t hot_(const kopt_job_ *whole, kopt_kind_ kind, int parted, kopt_order_
         }
         if (in_a_row) {
 #ifdef KAHAN_OPT_VMATH
-            if (kind.rule == KOPT_ADAM_ATAN2) angles_(rows.x, Y_OF_(&rows), n / LANES_);
+            if (kind.rule == KOPT_ADAM_ATAN2) K_(atan2_tile)(rows.x, Y_BUFFER_(&rows), n / LANES_);
 #endif
-            for (q = 0; q < n; q += TURN_) {
-                words_ own[2];
-                two_ x;
-                own[0] = own[1] = random ? load32_(rows.r.number + 2 * q) : iset_(0);
+            for (q = 0; q < n; q += PAIR_) {
+                vu32_ own[2];
+                K_(pair) x;
+                own[0] = own[1] = random ? load32_(rows.r.number + 2 * q) : isplat_(0);
                 x.a = rows.x[q / LANES_];
                 x.b = rows.x[q / LANES_ + 1];
-                finish_turn_(whole, &a, kind, &k, &c, i + q, x, own, lie);
+                K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, i + q, x, own, lie);
             }
         }
         if (k.zero_grad) kopt_zero_(a.grad + i * kopt_bytes_of_(kind.grad), n * kopt_bytes_of_(kind.grad));
     }
-    if (in_turns && waits) finish_turn_(whole, &a, kind, &k, &c, i - TURN_, waiting, its_own, lie);
+    if (in_turns && waits) K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, i - PAIR_, waiting, its_own, lie);
     return i;
 }
 
 /* What has a kernel of its own; the first line that matches is taken. */
-#define AS_LANES_(on_avx512) (LANES_ == 16 ? (on_avx512) : LANES_ == 8 ? KOPT_THROUGH_A_ROW_ : KOPT_FUSED_)
+#define SCHEDULE_(on_avx512) (LANES_ == 16 ? (on_avx512) : LANES_ == 8 ? KOPT_TILED_ : KOPT_FUSED_)
 #ifdef KAHAN_OPT_VMATH
-#define HOT_VMATH_(LINE_)                                                                                       \
-    LINE_(atan2_kahan, KOPT_ADAM_ATAN2, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_THROUGH_A_ROW_)         \
-    LINE_(atan2_f32, KOPT_ADAM_ATAN2, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_THROUGH_A_ROW_)
+#define SPECIALIZATIONS_VMATH_(LINE_)                                                                                       \
+    LINE_(atan2_kahan, KOPT_ADAM_ATAN2, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_TILED_)         \
+    LINE_(atan2_f32, KOPT_ADAM_ATAN2, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_TILED_)
 #else
-#define HOT_VMATH_(LINE_)
+#define SPECIALIZATIONS_VMATH_(LINE_)
 #endif
-#define HOT_(LINE_)                                                                                             \
-    LINE_(adam_kahan, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, AS_LANES_(KOPT_IN_TURNS_))          \
-    LINE_(adam_stochastic, KOPT_ADAM, 2, KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC, AS_LANES_(KOPT_FUSED_))   \
+#define SPECIALIZATIONS_(LINE_)                                                                                             \
+    LINE_(adam_kahan, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, SCHEDULE_(KOPT_PIPELINED_))          \
+    LINE_(adam_stochastic, KOPT_ADAM, 2, KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC, SCHEDULE_(KOPT_FUSED_))   \
     LINE_(momentum_kahan, KOPT_SGD, 1, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_FUSED_)                     \
     LINE_(adam_f32, KOPT_ADAM, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_FUSED_)                            \
-    HOT_VMATH_(LINE_)
+    SPECIALIZATIONS_VMATH_(LINE_)
 
 #define LINE_(name, its_rule, its_moments, format, its_rounding, small, order)  \
-    APART_ size_t NAME_(hot_##name)(const kopt_job_ *j, size_t begin) {         \
+    NOINLINE_FN_ size_t K_(specialized_##name)(const kopt_job_ *j, size_t begin) {         \
         kopt_kind_ kind;                                                        \
         kind.nesterov = j->step->nesterov;                                      \
         kind.rule = its_rule;                                                   \
         kind.moments = its_moments;                                             \
         kind.weight = kind.grad = kind.moment = format;                         \
-        kind.in_rows = 0;                                                       \
+        kind.buffered = 0;                                                       \
         kind.rounding = its_rounding;                                           \
         kind.moment_rounding = kind.compensation_rounding = small;              \
-        return hot_(j, kind, (format) == KOPT_BF16 && LANES_ > 4 ? PARTED_ : 0, order, begin); \
+        return K_(specialized)(j, kind, (format) == KOPT_BF16 && LANES_ > 4 ? EVEN_ODD_ : 0, order, begin); \
     }
-HOT_(LINE_)
+SPECIALIZATIONS_(LINE_)
 #undef LINE_
 
 /* From `begin` on what has a kernel of its own, returns where that ends. */
-FN_ size_t hot_step_(const kopt_job_ *j, kopt_kind_ kind, size_t begin) {
+FN_ size_t K_(specialized_step)(const kopt_job_ *j, kopt_kind_ kind, size_t begin) {
     const kopt_step *s = j->step;
     if ((s->moments_only | s->sync | s->unrectified) != 0 || j->counts != KOPT_NULL_ || j->copy != KOPT_NULL_)
         return begin;
-    if (!HOT_L2_ && kopt_bits_(s->l2) << 1 != 0) return begin;
+    if (!SPECIALIZE_L2_ && kopt_as_u32_(s->l2) << 1 != 0) return begin;
 #ifdef KAHAN_OPT_VMATH
     if (j->vmath != KOPT_NULL_) return begin;
 #endif
@@ -5244,196 +5121,188 @@ FN_ size_t hot_step_(const kopt_job_ *j, kopt_kind_ kind, size_t begin) {
         kind.moment == (format) &&                                                                                     \
         ((format) == KOPT_F32 || (kind.rounding == (its_rounding) && kind.moment_rounding == (small) &&                \
                                   ((its_rounding) != KOPT_KAHAN || kind.compensation_rounding == (small))))) {         \
-        return NAME_(hot_##name)(j, begin);                                                                            \
+        return K_(specialized_##name)(j, begin);                                                                            \
     }
-    HOT_(LINE_)
+    SPECIALIZATIONS_(LINE_)
 #undef LINE_
     return begin;
 }
 #endif
 #endif /* vectors */
 
-APART_ void NAME_(step)(const kopt_job_ *j) {
+NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
     size_t i = j->begin;
-#ifdef PAIRS_
+#ifdef SPECIALIZED_
     /* rows of random numbers have whole turns; the frames of what steps the ends are not there beside that of the rest */
-    const size_t head = KOPT_CAST_(unsigned, (0 - KOPT_INDEX_(j->first + i)) % TURN_);
-    if (j->end - i >= head + TURN_) {
-        const size_t end = hot_step_(j, kind_of_(j), i + head);
+    const size_t head = KOPT_CAST_(unsigned, (0 - KOPT_INDEX_(j->first + i)) % PAIR_);
+    if (j->end - i >= head + PAIR_) {
+        const size_t end = K_(specialized_step)(j, K_(kind_of)(j), i + head);
         if (end > i + head) {
-            if (head > 0) walk_(j, i, i + head);
+            if (head > 0) K_(walk)(j, i, i + head);
             i = end;
         }
     }
 #endif
-    if (i < j->end) walk_(j, i, j->end);
+    if (i < j->end) K_(walk)(j, i, j->end);
 }
 
-#ifndef TOOLS_
+#ifndef TOOLS_ISA_
 /* StableAdamW: g / larger(root of the new second moment, eps), g scaled and with L2 in it. */
-FN_ floats_ NAME_(ratio)(const scalars_ *k, floats_ g, floats_ v) {
-    v = average_of_squares_(k->beta2, k->one_minus_beta2, v, g);
-    return div_(g, larger_(mul_(sqrt_(v), k->root_scale), k->eps));
+FN_ vf32_ K_(stable_ratio_of)(const K_(scalars) *k, vf32_ g, vf32_ v) {
+    v = K_(moving_average_of_squares)(k->beta2, k->one_minus_beta2, v, g);
+    return div_(g, K_(max_abs)(mul_(sqrt_(v), k->root_scale), k->eps));
 }
 
 #ifdef ONE_LANE_
-FN_ floats_ measured_(kopt_kind_ kind, const scalars_ *k, const element_ *e) {
-    floats_ g = widen_(e->grad, kind.grad), rest;
+FN_ vf32_ K_(stable_ratio)(kopt_kind_ kind, const K_(scalars) *k, const K_(element) *e) {
+    vf32_ g = K_(widen)(e->grad, kind.grad), rest;
     if (k->use_scale) g = mul_(g, k->grad_scale);
-    if (k->use_l2) g = add_(g, mul_(k->l2, load_weight_(kind, e->weight, e->residual, &rest)));
-    return NAME_(ratio)(k, g, load_moment_(kind, e, 1));
+    if (k->use_l2) g = add_(g, mul_(k->l2, K_(load_weight)(kind, e->weight, e->residual, &rest)));
+    return K_(stable_ratio_of)(k, g, K_(load_moment)(kind, e, 1));
 }
 #endif
 
 /* Of elements [begin, end) to out. */
-APART_ void NAME_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ *out) {
-    const scalars_ k = spread_(j);
-    const kopt_kind_ kind = kind_of_(j);
+NOINLINE_FN_ void K_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ *out) {
+    const K_(scalars) k = K_(splat_job)(j);
+    const kopt_kind_ kind = K_(kind_of)(j);
     size_t i = begin;
 #ifdef ONE_LANE_
     for (; i < j->end; i++) {
         const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-        element_ e;
+        K_(element) e;
         e.weight = e.residual = e.moment[0] = e.moment[2] = e.moment[3] = e.slow = e.slow_residual = 0;
-        e.grad = fetch_at_(j->grad, i, kopt_bytes_of_(kind.grad));
-        e.moment[1] = fetch_at_(j->moment[1], i, kopt_bytes_of_(kind.moment));
-        if (k.use_l2) e.weight = fetch_at_(j->weight, i, kopt_bytes_of_(kind.weight));
-        if (k.use_l2 && residual_size != 0) e.residual = fetch_at_(j->residual, i, residual_size);
-        put_at_(out, i - begin, 4, bits_(measured_(kind, &k, &e)));
+        e.grad = K_(load_at)(j->grad, i, kopt_bytes_of_(kind.grad));
+        e.moment[1] = K_(load_at)(j->moment[1], i, kopt_bytes_of_(kind.moment));
+        if (k.use_l2) e.weight = K_(load_at)(j->weight, i, kopt_bytes_of_(kind.weight));
+        if (k.use_l2 && residual_size != 0) e.residual = K_(load_at)(j->residual, i, residual_size);
+        K_(store_at)(out, i - begin, 4, as_u32_(K_(stable_ratio)(kind, &k, &e)));
     }
 #else
-    const constants_ c = constants_of_();
-    for (; j->end - i >= TURN_ && !k.use_l2; i += TURN_) {
-        two_ g = load_(j->grad, i, kind.grad, 0, &c);
-        const two_ v = load_(j->moment[1], i, kind.moment, 0, &c);
+    const K_(constants) c = K_(make_constants)();
+    for (; j->end - i >= PAIR_ && !k.use_l2; i += PAIR_) {
+        K_(pair) g = K_(load_pair)(j->grad, i, kind.grad, 0, &c);
+        const K_(pair) v = K_(load_pair)(j->moment[1], i, kind.moment, 0, &c);
         if (k.use_scale) {
             g.a = mul_(g.a, k.grad_scale);
             g.b = mul_(g.b, k.grad_scale);
         }
-        store32_(out + 4 * (i - begin), bits_(NAME_(ratio)(&k, g.a, squared_(v.a, kopt_rooted_(kind, 1)))));
-        store32_(out + 4 * (i - begin + LANES_), bits_(NAME_(ratio)(&k, g.b, squared_(v.b, kopt_rooted_(kind, 1)))));
+        store32_(out + 4 * (i - begin), as_u32_(K_(stable_ratio_of)(&k, g.a, K_(square_if)(v.a, kopt_stores_root_(kind, 1)))));
+        store32_(out + 4 * (i - begin + LANES_), as_u32_(K_(stable_ratio_of)(&k, g.b, K_(square_if)(v.b, kopt_stores_root_(kind, 1)))));
     }
     kopt_measure_from_scalar_(j, i, out + 4 * (i - begin));
 #endif
 }
 
-APART_ void NAME_(measure)(const kopt_job_ *j, kopt_byte_ *out) { NAME_(measure_from)(j, j->begin, out); }
+NOINLINE_FN_ void K_(measure)(const kopt_job_ *j, kopt_byte_ *out) { K_(measure_from)(j, j->begin, out); }
 #endif
 
 /* ---- bulk ---- */
 
 /* To the nearest, any value; a NaN keeps its payload. */
-FN_ words_ converted_(floats_ x, kopt_format to) {
-    const words_ a = bits_(x), mag = and_(a, iset_(0x7FFFFFFFu));
+FN_ vu32_ K_(convert_value)(vf32_ x, kopt_format to) {
+    const vu32_ a = as_u32_(x), mag = and_(a, isplat_(0x7FFFFFFFu));
     if (to == KOPT_F32) return a;
     if (to == KOPT_FP16) return narrow_fp16_(x);
-    return select_(gt_(mag, iset_(0x7F800000u)), or_(shr_(a, 16), iset_(0x0040u)),
-                   shr_(iadd_(iadd_(a, iset_(0x7FFFu)), and_(shr_(a, 16), iset_(1))), 16));
+    return select_(igt_(mag, isplat_(0x7F800000u)), or_(shr_(a, 16), isplat_(0x0040u)),
+                   shr_(iadd_(iadd_(a, isplat_(0x7FFFu)), and_(shr_(a, 16), isplat_(1))), 16));
 }
 
-#ifdef LENDER_
-#define convert_any_ KOPT_GLUE_(convert_any, LENDER_)
+#ifdef CONVERT_ISA_
+FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, size_t end) {
+    KOPT_GLUE_(kopt_convert_general_, CONVERT_ISA_)(c, begin, end);
+}
 #else
 /* Elements begin to end. */
-APART_ void convert_any_(const kopt_conversion_ *c, size_t begin, size_t end) {
+NOINLINE_FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, size_t end) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
     const uint32_t stream = KOPT_CAST_(uint32_t, c->stochastic);
-    const cipher_ cipher = stream == 0 ? cipher_of_(0, 0, 0, 0) : cipher_of_(c->seed, c->step, c->id, stream);
+    const K_(philox_key) cipher = stream == 0 ? K_(make_philox_key)(0, 0, 0, 0) : K_(make_philox_key)(c->seed, c->step, c->id, stream);
     const int stochastic = stream != 0 && c->dst_format != KOPT_F32;
-    const constants_ constants = constants_of_();
-    random_draws_ draws;
+    const K_(constants) constants = K_(make_constants)();
+    K_(random_buffer) draws;
     size_t i, n;
     for (i = begin; i < end; i += n) {
-        words_ r = iset_(0);
-        floats_ x;
+        vu32_ r = isplat_(0);
+        vf32_ x;
         n = LANES_;
-        if (stream != 0) r = random_draw_(&draws, &cipher, KOPT_INDEX_(c->first + i), i == begin, &n);
+        if (stream != 0) r = K_(random_next)(&draws, &cipher, KOPT_INDEX_(c->first + i), i == begin, &n);
         if (end - i < n) n = end - i;
-        x = widen_(fetch_(c->src + i * from_size, from_size, n), c->src_format);
-        r = stochastic ? shr_(stochastic_(x, c->dst_format, and_(r, iset_(0xFFFFu)), &constants), 16)
-                       : converted_(x, c->dst_format);
+        x = K_(widen)(K_(load_n)(c->src + i * from_size, from_size, n), c->src_format);
+        r = stochastic ? shr_(K_(round_stochastic)(x, c->dst_format, and_(r, isplat_(0xFFFFu)), &constants), 16)
+                       : K_(convert_value)(x, c->dst_format);
 #ifndef ONE_LANE_
-        if (stochastic && any_(gt_(magnitude_of_(x), iset_(c->dst_format == KOPT_BF16 ? 0x7F7EFFFFu : 0x477FDFFFu)))) {
-            kopt_convert_any_scalar_(c, i, i + n);
+        if (stochastic && any_true_(igt_(K_(abs_u32)(x), isplat_(c->dst_format == KOPT_BF16 ? 0x7F7EFFFFu : 0x477FDFFFu)))) {
+            kopt_convert_general_scalar_(c, i, i + n);
             continue;
         }
 #endif
-        put_(c->dst + i * to_size, to_size, n, r);
+        K_(store_n)(c->dst + i * to_size, to_size, n, r);
     }
 }
 #endif
 
-#ifdef PAIRS_
-FN_ words_ convert_vector_(const kopt_byte_ *p, kopt_format to, kopt_format from) {
+#ifdef SPECIALIZED_
+FN_ vu32_ K_(convert_vector)(const kopt_byte_ *p, kopt_format to, kopt_format from) {
     KOPT_PREFETCH_(p + 4096); /* narrowing in DRAM: 1 KB ahead is a sixth slower */
-    return converted_(widen_(fetch_(p, kopt_bytes_of_(from), LANES_), from), to);
+    return K_(convert_value)(K_(widen)(K_(load_n)(p, kopt_bytes_of_(from), LANES_), from), to);
 }
 
 /* To nearest, with constant formats. An array that no cache holds is written past the caches, if the machine can: 1.9
    times as fast to 32 bits, 1.3 times to 16. */
-FN_ void convert_array_(const kopt_conversion_ *c, kopt_format to, kopt_format from) {
+FN_ void K_(convert_array)(const kopt_conversion_ *c, kopt_format to, kopt_format from) {
     const size_t size = kopt_bytes_of_(to), from_size = kopt_bytes_of_(from), n = c->n;
     const kopt_byte_ *const src = c->src;
     kopt_byte_ *const dst = c->dst;
     size_t i = 0;
-    if (STREAMS_ && n >= KOPT_STREAM_ / size && KOPT_ADDRESS_(dst) % size == 0) {
+    if (NT_STORES_ && n >= KOPT_NT_THRESHOLD_ / size && KOPT_ADDRESS_(dst) % size == 0) {
         i = (64 - KOPT_ADDRESS_(dst) % 64) % 64 / size; /* up to a line of the cache */
-        convert_any_(c, 0, i);
+        K_(convert_general)(c, 0, i);
         for (; n - i >= LANES_; i += LANES_) {
-            const words_ a = convert_vector_(src + i * from_size, to, from);
-            if (size == 4) stream32_(dst + 4 * i, a);
-            else stream16_(dst + 2 * i, a);
+            const vu32_ a = K_(convert_vector)(src + i * from_size, to, from);
+            if (size == 4) nt_store32_(dst + 4 * i, a);
+            else nt_store16_(dst + 2 * i, a);
         }
-        stream_end_();
+        nt_fence_();
     }
-    for (; n - i >= LANES_; i += LANES_) put_(dst + i * size, size, LANES_, convert_vector_(src + i * from_size, to, from));
-    convert_any_(c, i, n);
+    for (; n - i >= LANES_; i += LANES_) K_(store_n)(dst + i * size, size, LANES_, K_(convert_vector)(src + i * from_size, to, from));
+    K_(convert_general)(c, i, n);
 }
 #endif
 
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(convert)(const kopt_conversion_ *c) {
-#ifdef PAIRS_ /* elsewhere one instance for all formats */
-    if (!c->stochastic && c->src_format == KOPT_F32 && c->dst_format == KOPT_BF16) convert_array_(c, KOPT_BF16, KOPT_F32);
-    else if (!c->stochastic && c->src_format == KOPT_BF16 && c->dst_format == KOPT_F32) convert_array_(c, KOPT_F32, KOPT_BF16);
-    else if (!c->stochastic && c->src_format == KOPT_F32 && c->dst_format == KOPT_FP16) convert_array_(c, KOPT_FP16, KOPT_F32);
-    else if (!c->stochastic && c->src_format == KOPT_FP16 && c->dst_format == KOPT_F32) convert_array_(c, KOPT_F32, KOPT_FP16);
+static KOPT_NOINLINE_ ISA_TARGET_ void K_(convert)(const kopt_conversion_ *c) {
+#ifdef SPECIALIZED_ /* elsewhere one instance for all formats */
+    if (!c->stochastic && c->src_format == KOPT_F32 && c->dst_format == KOPT_BF16) K_(convert_array)(c, KOPT_BF16, KOPT_F32);
+    else if (!c->stochastic && c->src_format == KOPT_BF16 && c->dst_format == KOPT_F32) K_(convert_array)(c, KOPT_F32, KOPT_BF16);
+    else if (!c->stochastic && c->src_format == KOPT_F32 && c->dst_format == KOPT_FP16) K_(convert_array)(c, KOPT_FP16, KOPT_F32);
+    else if (!c->stochastic && c->src_format == KOPT_FP16 && c->dst_format == KOPT_F32) K_(convert_array)(c, KOPT_F32, KOPT_FP16);
     else
 #endif
-        convert_any_(c, 0, c->n);
+        K_(convert_general)(c, 0, c->n);
 }
 
-#ifndef TOOLS_
-static KOPT_NOINLINE_ ISA_TARGET_ int NAME_(all_finite)(const kopt_byte_ *p, kopt_format format, size_t n) {
+#ifndef TOOLS_ISA_
+static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_format format, size_t n) {
     const size_t size = kopt_bytes_of_(format);
-    const words_ exponent = iset_(format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
-    mask_ found = gt_(exponent, exponent);
+    const vu32_ exponent = isplat_(format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
+    vmask_ found = igt_(exponent, exponent);
     size_t i;
     for (i = 0; i < n; i += n - i < LANES_ ? n - i : LANES_) {
-        words_ a = fetch_(p + i * size, size, n - i < LANES_ ? n - i : LANES_);
-        found = either_(found, eq_(and_(a, exponent), exponent));
+        vu32_ a = K_(load_n)(p + i * size, size, n - i < LANES_ ? n - i : LANES_);
+        found = mask_or_(found, ieq_(and_(a, exponent), exponent));
     }
-    return !any_(found);
+    return !any_true_(found);
 }
 #endif
 
 /* ---- training-loop tools ----------------------------------------------------------------------------------------- */
 
-#define norm_spill_ NAME_(norm_spill)
-#define norm_scan_ NAME_(norm_scan)
-#define norm_load_ NAME_(norm_load)
-#define norm_format_ NAME_(norm_format)
-#define norm_count_ NAME_(norm_count)
-#define norm_part_ NAME_(norm_part)
-#define norm_sums_ NAME_(norm_sums)
-#define norm_dot_ NAME_(norm_dot)
-#define clip_ NAME_(clip)
-#define sum_ NAME_(sum)
 
-#if !defined(ONE_LANE_) && !defined(TOOLS_)
+#if !defined(ONE_LANE_) && !defined(TOOLS_ISA_)
 /* Section 9. A window of magnitudes is counted in units of 2^-scale as integers below 2^28, whose squares add up in 64
    bits; bf16 has 20 binades in it, fp16 17. A group with anything else in it goes one value at a time. fp32 values are
    cut into 12 + 12 bits, the lower in units of 2^-(scale + 12): 16 binades. */
-FN_ void norm_spill_(kopt_norm *norm, const words_ sum[2], uint32_t p) {
+FN_ void K_(norm_spill)(kopt_norm *norm, const vu32_ sum[2], uint32_t p) {
     uint64_t part[LANES_ / 2];
     size_t i;
     int half;
@@ -5444,22 +5313,22 @@ FN_ void norm_spill_(kopt_norm *norm, const words_ sum[2], uint32_t p) {
 }
 
 /* The word of |x| as fp32 for vector i of a group; of bf16, the even or the odd elements. */
-FN_ words_ norm_load_(const kopt_byte_ *p, kopt_format format, size_t i) {
-    if (format == KOPT_F32) return and_(load32_(p + 4 * LANES_ * i), iset_(0x7FFFFFFFu));
-    if (format == KOPT_FP16) return and_(bits_(widen_fp16_(load16_(p + 2 * LANES_ * i))), iset_(0x7FFFFFFFu));
+FN_ vu32_ K_(norm_load)(const kopt_byte_ *p, kopt_format format, size_t i) {
+    if (format == KOPT_F32) return and_(load32_(p + 4 * LANES_ * i), isplat_(0x7FFFFFFFu));
+    if (format == KOPT_FP16) return and_(as_u32_(widen_fp16_(load16_(p + 2 * LANES_ * i))), isplat_(0x7FFFFFFFu));
     p += 4 * LANES_ * (i / 2);
-    return and_(i % 2 == 0 ? shl_(load32_(p), 16) : load32_(p), iset_(0x7FFF0000u));
+    return and_(i % 2 == 0 ? shl_(load32_(p), 16) : load32_(p), isplat_(0x7FFF0000u));
 }
 
 /* The exponent field of the largest value of the first groups. */
-FN_ uint32_t norm_scan_(const kopt_byte_ *p, kopt_format format, size_t groups) {
-    words_ most = iset_(0);
+FN_ uint32_t K_(norm_scan)(const kopt_byte_ *p, kopt_format format, size_t groups) {
+    vu32_ most = isplat_(0);
     uint32_t lane[LANES_], top = 0;
     size_t i;
     for (; groups > 0; groups--, p += 4 * LANES_ * kopt_bytes_of_(format)) {
         for (i = 0; i < 4; i++) {
-            words_ x = norm_load_(p, format, i);
-            most = select_(gt_(x, most), x, most);
+            vu32_ x = K_(norm_load)(p, format, i);
+            most = select_(igt_(x, most), x, most);
         }
     }
     store32_(KOPT_POINTER_(kopt_byte_ *, lane), most);
@@ -5469,30 +5338,30 @@ FN_ uint32_t norm_scan_(const kopt_byte_ *p, kopt_format format, size_t groups) 
 
 /* x in units of the window. What is no integer leaves a bit in *bad, what is beyond the window one above the 28 in
    *all. */
-FN_ words_ norm_count_(floats_ x, floats_ unit, words_ *bad, words_ *all) {
-    floats_ scaled = mul_(x, unit);
-    words_ whole = round_(scaled);
-    *bad = or_(*bad, xor_(bits_(count_(whole)), bits_(scaled)));
+FN_ vu32_ K_(norm_to_integer)(vf32_ x, vf32_ unit, vu32_ *bad, vu32_ *all) {
+    vf32_ scaled = mul_(x, unit);
+    vu32_ whole = round_u32_(scaled);
+    *bad = or_(*bad, xor_(as_u32_(convert_f32_(whole)), as_u32_(scaled)));
     *all = or_(*all, whole);
     return whole;
 }
 
-typedef struct norm_sums_ {
-    words_ high[2], cross[2], low[2];
-} norm_sums_;
+typedef struct K_(norm_sums) {
+    vu32_ high[2], cross[2], low[2];
+} K_(norm_sums);
 
 /* Vector i of a group: whole, and of fp32 its lower 12 bits. */
-FN_ words_ norm_part_(const kopt_byte_ *p, kopt_format format, size_t i, floats_ unit, floats_ fine, words_ *rest,
-                      words_ *bad, words_ *all) {
-    words_ x = norm_load_(p, format, i), cut = x;
+FN_ vu32_ K_(norm_split)(const kopt_byte_ *p, kopt_format format, size_t i, vf32_ unit, vf32_ fine, vu32_ *rest,
+                      vu32_ *bad, vu32_ *all) {
+    vu32_ x = K_(norm_load)(p, format, i), cut = x;
     if (format == KOPT_F32) {
-        cut = and_(x, iset_(0xFFFFF000u));
-        *rest = norm_count_(sub_(value_(x), value_(cut)), fine, bad, all);
+        cut = and_(x, isplat_(0xFFFFF000u));
+        *rest = K_(norm_to_integer)(sub_(as_f32_(x), as_f32_(cut)), fine, bad, all);
     }
-    return norm_count_(value_(cut), unit, bad, all);
+    return K_(norm_to_integer)(as_f32_(cut), unit, bad, all);
 }
 
-FN_ void norm_dot_(norm_sums_ *s, kopt_format format, words_ whole, words_ rest) {
+FN_ void K_(norm_dot)(K_(norm_sums) *s, kopt_format format, vu32_ whole, vu32_ rest) {
     dot_(s->high, whole, whole);
     if (format == KOPT_F32) {
         dot_(s->cross, whole, rest);
@@ -5500,18 +5369,18 @@ FN_ void norm_dot_(norm_sums_ *s, kopt_format format, words_ whole, words_ rest)
     }
 }
 
-FN_ void norm_format_(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, size_t n) {
+FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, size_t n) {
     const size_t group = 4 * LANES_, bytes = group * kopt_bytes_of_(format);
     size_t groups = n / group;
     uint32_t scale = 0; /* the unit of the window is 2^(127 - scale); 0: to be chosen */
     while (groups > 0) {
         size_t todo = groups < 64 ? groups : 64; /* 256 vectors: as many squares as 64 bits hold */
-        norm_sums_ s;
-        floats_ unit, fine;
+        K_(norm_sums) s;
+        vf32_ unit, fine;
         int strange = 0;
         groups -= todo;
         if (scale == 0) { /* two binades of room above the largest */
-            const uint32_t top = norm_scan_(p, format, todo), most = format == KOPT_F32 ? 242 : 254;
+            const uint32_t top = K_(norm_scan)(p, format, todo), most = format == KOPT_F32 ? 242 : 254;
             scale = top > 279 - most ? 279 - top : most;
         }
         if (scale < 127) { /* a unit below 1 could make 0 of the smallest numbers, and nobody would see it */
@@ -5521,32 +5390,32 @@ FN_ void norm_format_(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, 
             scale = 0;
             continue;
         }
-        unit = set_(kopt_float_(scale << 23));
-        fine = set_(kopt_float_((scale + 12) << 23));
-        s.high[0] = s.high[1] = s.cross[0] = s.cross[1] = s.low[0] = s.low[1] = iset_(0);
+        unit = splat_(kopt_as_f32_(scale << 23));
+        fine = splat_(kopt_as_f32_((scale + 12) << 23));
+        s.high[0] = s.high[1] = s.cross[0] = s.cross[1] = s.low[0] = s.low[1] = isplat_(0);
         for (; todo > 0; todo--, p += bytes) {
-            words_ bad = iset_(0), all = iset_(0), a, b, c, d, rest_a = all, rest_b = all, rest_c = all, rest_d = all;
+            vu32_ bad = isplat_(0), all = isplat_(0), a, b, c, d, rest_a = all, rest_b = all, rest_c = all, rest_d = all;
             KOPT_PREFETCH_(p + 2048);
             if (format == KOPT_F32) KOPT_PREFETCH_(p + 2048 + 8 * LANES_);
-            a = norm_part_(p, format, 0, unit, fine, &rest_a, &bad, &all);
-            b = norm_part_(p, format, 1, unit, fine, &rest_b, &bad, &all);
-            c = norm_part_(p, format, 2, unit, fine, &rest_c, &bad, &all);
-            d = norm_part_(p, format, 3, unit, fine, &rest_d, &bad, &all);
-            bad = or_(and_(bad, iset_(0x7FFFFFFFu)), shr_(all, 28));
-            if (any_(gt_(bad, iset_(0)))) {
+            a = K_(norm_split)(p, format, 0, unit, fine, &rest_a, &bad, &all);
+            b = K_(norm_split)(p, format, 1, unit, fine, &rest_b, &bad, &all);
+            c = K_(norm_split)(p, format, 2, unit, fine, &rest_c, &bad, &all);
+            d = K_(norm_split)(p, format, 3, unit, fine, &rest_d, &bad, &all);
+            bad = or_(and_(bad, isplat_(0x7FFFFFFFu)), shr_(all, 28));
+            if (any_true_(igt_(bad, isplat_(0)))) {
                 kopt_norm_each_(norm, p, format, group);
                 strange++;
             } else {
-                norm_dot_(&s, format, a, rest_a);
-                norm_dot_(&s, format, b, rest_b);
-                norm_dot_(&s, format, c, rest_c);
-                norm_dot_(&s, format, d, rest_d);
+                K_(norm_dot)(&s, format, a, rest_a);
+                K_(norm_dot)(&s, format, b, rest_b);
+                K_(norm_dot)(&s, format, c, rest_c);
+                K_(norm_dot)(&s, format, d, rest_d);
             }
         }
-        norm_spill_(norm, s.high, 552 - 2 * scale);
+        K_(norm_spill)(norm, s.high, 552 - 2 * scale);
         if (format == KOPT_F32) {
-            norm_spill_(norm, s.cross, 552 + 1 - 12 - 2 * scale);
-            norm_spill_(norm, s.low, 552 - 24 - 2 * scale);
+            K_(norm_spill)(norm, s.cross, 552 + 1 - 12 - 2 * scale);
+            K_(norm_spill)(norm, s.low, 552 - 24 - 2 * scale);
         }
         if (strange > 1) scale = 0;
         kopt_norm_carry_(norm);
@@ -5555,7 +5424,7 @@ FN_ void norm_format_(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, 
     kopt_norm_carry_(norm);
 }
 #else
-FN_ void norm_format_(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, size_t n) {
+FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, size_t n) {
     const size_t most = KOPT_CAST_(size_t, 1) << 14;
     while (n > 0) {
         const size_t part = n < most ? n : most;
@@ -5568,370 +5437,337 @@ FN_ void norm_format_(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, 
 #endif
 
 /* A number of `format` as it is stored, its magnitude at most limit; NaN stays. */
-FN_ words_ NAME_(clipped)(words_ a, kopt_format format, words_ limit) {
-    const words_ mag = and_(a, iset_(format == KOPT_F32 ? 0x7FFFFFFFu : 0x7FFFu));
-    const words_ infinity = iset_(format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
-    return or_(select_(gt_(mag, infinity), mag, select_(gt_(mag, limit), limit, mag)), isub_(a, mag));
+FN_ vu32_ K_(clip_value)(vu32_ a, kopt_format format, vu32_ limit) {
+    const vu32_ mag = and_(a, isplat_(format == KOPT_F32 ? 0x7FFFFFFFu : 0x7FFFu));
+    const vu32_ infinity = isplat_(format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
+    return or_(select_(igt_(mag, infinity), mag, select_(igt_(mag, limit), limit, mag)), isub_(a, mag));
 }
 
-FN_ void clip_(const kopt_tool_ *t) {
+FN_ void K_(clip)(const kopt_tool_ *t) {
     const size_t size = kopt_bytes_of_(t->dst_format);
     size_t i, n;
     for (i = 0; i < t->n; i += n) {
         kopt_byte_ *const p = t->dst + i * size;
         n = t->n - i < LANES_ ? t->n - i : LANES_;
-        put_(p, size, n, NAME_(clipped)(fetch_(p, size, n), t->dst_format, iset_(t->limit)));
+        K_(store_n)(p, size, n, K_(clip_value)(K_(load_n)(p, size, n), t->dst_format, isplat_(t->limit)));
     }
 }
 
 /* Section 13. Stored without a payload of NaN, with subnormals. */
-FN_ words_ NAME_(summed)(floats_ sum, float scale, kopt_format to) {
-    words_ a;
-    if (kopt_bits_(scale) != 0x3F800000u) sum = mul_(sum, set_(scale));
-    if (to != KOPT_F32) return nearest16_(sum, to);
-    a = bits_(sum);
-    return select_(gt_(and_(a, iset_(0x7FFFFFFFu)), iset_(0x7F800000u)), iset_(0x7FC00000u), a);
+FN_ vu32_ K_(reduce_value)(vf32_ sum, float scale, kopt_format to) {
+    vu32_ a;
+    if (kopt_as_u32_(scale) != 0x3F800000u) sum = mul_(sum, splat_(scale));
+    if (to != KOPT_F32) return K_(round_nearest16)(sum, to);
+    a = as_u32_(sum);
+    return select_(igt_(and_(a, isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), isplat_(0x7FC00000u), a);
 }
 
-FN_ void sum_(const kopt_tool_ *t, kopt_format from, kopt_format to, size_t count) {
+FN_ void K_(reduce)(const kopt_tool_ *t, kopt_format from, kopt_format to, size_t count) {
     const size_t from_size = kopt_bytes_of_(from), to_size = kopt_bytes_of_(to);
     size_t i, k, n;
     for (i = 0; i < t->n; i += n) {
-        floats_ sum = set_(0);
+        vf32_ sum = splat_(0);
         n = t->n - i < LANES_ ? t->n - i : LANES_;
         for (k = 0; k < count; k++) {
             const kopt_byte_ *p = KOPT_CAST_(const kopt_byte_ *, t->shards[k]) + i * from_size;
-            const floats_ x = widen_(fetch_(p, from_size, n), from);
+            const vf32_ x = K_(widen)(K_(load_n)(p, from_size, n), from);
             sum = k == 0 ? x : add_(sum, x);
         }
-        put_(t->dst + i * to_size, to_size, n, NAME_(summed)(sum, t->scale, to));
+        K_(store_n)(t->dst + i * to_size, to_size, n, K_(reduce_value)(sum, t->scale, to));
     }
 }
 
-#ifndef TOOLS_
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(tool)(const kopt_tool_ *t) {
+#ifndef TOOLS_ISA_
+static KOPT_NOINLINE_ ISA_TARGET_ void K_(tool)(const kopt_tool_ *t) {
     switch (KOPT_CAST_(int, t->kind)) {
     case KOPT_TOOL_NORM_:
         if (t->src_format == KOPT_F32)
-            norm_format_(t->norm, t->src, KOPT_F32, t->n);
+            K_(norm_format)(t->norm, t->src, KOPT_F32, t->n);
         else if (t->src_format == KOPT_BF16)
-            norm_format_(t->norm, t->src, KOPT_BF16, t->n);
+            K_(norm_format)(t->norm, t->src, KOPT_BF16, t->n);
         else
-            norm_format_(t->norm, t->src, KOPT_FP16, t->n);
+            K_(norm_format)(t->norm, t->src, KOPT_FP16, t->n);
         break;
-    case KOPT_TOOL_CLIP_: clip_(t); break;
-    case KOPT_TOOL_SUM_: sum_(t, t->src_format, t->dst_format, t->count); break;
+    case KOPT_TOOL_CLIP_: K_(clip)(t); break;
+    case KOPT_TOOL_SUM_: K_(reduce)(t, t->src_format, t->dst_format, t->count); break;
     default: break;
     }
 }
 #endif
 
-#undef norm_spill_
-#undef norm_scan_
-#undef norm_load_
-#undef norm_format_
-#undef norm_count_
-#undef norm_part_
-#undef norm_sums_
-#undef norm_dot_
-#undef clip_
-#undef sum_
 
 #ifdef KAHAN_OPT_VMATH
 /* ---- vector mathematics: docs/vmath.md. The coefficients are those of `tests/vmath.py coefficients` ---------------- */
 
-#define pick_ NAME_(vmath_pick)
-#define at_ NAME_(vmath_at)
-#define product_ NAME_(vmath_product)
-#define exp_ NAME_(vmath_exp)
-#define log_ NAME_(vmath_log)
-#define tanh_ NAME_(vmath_tanh)
-#define erf_ NAME_(vmath_erf)
-#define erfc_ NAME_(vmath_erfc)
-#define erfcx_ NAME_(vmath_erfcx)
-#define erf_tail_ NAME_(vmath_erf_tail)
-#define erf_small_ NAME_(vmath_erf_small)
-#define atan2_ NAME_(vmath_atan2)
-#define sincospi_ NAME_(vmath_sincospi)
-#define magnitude_ NAME_(vmath_magnitude)
-#define at_most_ NAME_(vmath_at_most)
-#define steep_ NAME_(vmath_steep)
-#define prepare_ NAME_(vmath_prepare)
-#define normal_ NAME_(vmath_normal)
-#define finish_ NAME_(vmath_finish)
-#define finish16_ NAME_(vmath_finish16)
-#define step_ NAME_(vmath_step)
-#define quarter_ NAME_(vmath_quarter)
-#define box_muller_ NAME_(vmath_box_muller)
-#define noise_ NAME_(vmath_noise)
-#define most_ NAME_(vmath_most)
-#define terms_ NAME_(vmath_terms)
+#define blend_ K_(blend)
+#define horner_ K_(horner)
+#define abs_ K_(abs)
 
-FN_ floats_ pick_(mask_ m, floats_ yes, floats_ no) { return value_(select_(m, bits_(yes), bits_(no))); }
-FN_ floats_ magnitude_(floats_ x) { return value_(and_(bits_(x), iset_(0x7FFFFFFFu))); }
+FN_ vf32_ blend_(vmask_ m, vf32_ yes, vf32_ no) { return as_f32_(select_(m, as_u32_(yes), as_u32_(no))); }
+FN_ vf32_ abs_(vf32_ x) { return as_f32_(and_(as_u32_(x), isplat_(0x7FFFFFFFu))); }
 
 /* |x|, and limit if it is above or NaN: x with its sign. */
-FN_ floats_ at_most_(floats_ x, float limit) {
-    const words_ u = bits_(x), mag = and_(u, iset_(0x7FFFFFFFu)), end = iset_(kopt_bits_(limit));
-    return value_(or_(xor_(u, mag), select_(gt_(mag, end), end, mag)));
+FN_ vf32_ K_(clamp_abs)(vf32_ x, float limit) {
+    const vu32_ u = as_u32_(x), mag = and_(u, isplat_(0x7FFFFFFFu)), end = isplat_(kopt_as_u32_(limit));
+    return as_f32_(or_(xor_(u, mag), select_(igt_(mag, end), end, mag)));
 }
 
-/* c + x * rest: a polynomial is at_(x, c0, at_(x, c1, ... set_(c_last))) */
-FN_ floats_ at_(floats_ x, float c, floats_ rest) { return add_(mul_(rest, x), set_(c)); }
+/* c + x * rest: a polynomial is horner_(x, c0, horner_(x, c1, ... splat_(c_last))) */
+FN_ vf32_ horner_(vf32_ x, float c, vf32_ rest) { return add_(mul_(rest, x), splat_(c)); }
 
 /* a * b and what the product lost (Dekker 1971); magnitudes below 2^115, products above 2^-100. */
-FN_ floats_ product_(floats_ a, floats_ b, floats_ *rest) {
-    const floats_ split = set_(4097.0f), p = mul_(a, b), at = mul_(a, split), bt = mul_(b, split);
-    const floats_ ah = sub_(at, sub_(at, a)), al = sub_(a, ah), bh = sub_(bt, sub_(bt, b)), bl = sub_(b, bh);
+FN_ vf32_ K_(two_product)(vf32_ a, vf32_ b, vf32_ *rest) {
+    const vf32_ split = splat_(4097.0f), p = mul_(a, b), at = mul_(a, split), bt = mul_(b, split);
+    const vf32_ ah = sub_(at, sub_(at, a)), al = sub_(a, ah), bh = sub_(bt, sub_(bt, b)), bl = sub_(b, bh);
     *rest = add_(add_(add_(sub_(mul_(ah, bh), p), mul_(ah, bl)), mul_(al, bh)), mul_(al, bl));
     return p;
 }
 
 /* e^(x + d), d a correction: x = k log 2 + r, 2^k (1 + r + r^2 P(r)). */
-FN_ floats_ exp_(floats_ x, floats_ d) {
-    const floats_ magic = set_(12582912.0f), one = set_(1.0f), a = at_most_(x, 104.0f); /* 1.5 * 2^23 */
-    const floats_ t = add_(mul_(a, set_(1.44269504f)), magic), k = sub_(t, magic);
-    const floats_ r0 = sub_(a, mul_(k, set_(0.693359375f))), c = sub_(d, mul_(k, set_(-0.000212194440f)));
-    const floats_ r = add_(r0, c), lost = add_(sub_(r0, r), c), high = add_(one, r), low = sub_(r, sub_(high, one));
-    const floats_ p = add_(mul_(mul_(r, r), at_(r, 0.5f, at_(r, 0.166666672f, at_(r, 0.0416664518f, at_(r,
-          0.00833319779f, at_(r, 0.00139361445f, set_(0.000199533533f))))))), lost);
-    const words_ i = iadd_(isub_(bits_(t), bits_(magic)), iset_(512)), i1 = shr_(i, 1), i2 = isub_(i, i1);
-    floats_ y = mul_(add_(high, add_(low, p)), value_(shl_(isub_(i1, iset_(256 - 127)), 23))); /* 2^k in two factors */
-    y = mul_(y, value_(shl_(isub_(i2, iset_(256 - 127)), 23)));
-    return pick_(gt_(and_(bits_(x), iset_(0x7FFFFFFFu)), iset_(0x7F800000u)), value_(iset_(0x7FC00000u)), y);
+FN_ vf32_ K_(vmath_exp)(vf32_ x, vf32_ d) {
+    const vf32_ magic = splat_(12582912.0f), one = splat_(1.0f), a = K_(clamp_abs)(x, 104.0f); /* 1.5 * 2^23 */
+    const vf32_ t = add_(mul_(a, splat_(1.44269504f)), magic), k = sub_(t, magic);
+    const vf32_ r0 = sub_(a, mul_(k, splat_(0.693359375f))), c = sub_(d, mul_(k, splat_(-0.000212194440f)));
+    const vf32_ r = add_(r0, c), lost = add_(sub_(r0, r), c), high = add_(one, r), low = sub_(r, sub_(high, one));
+    const vf32_ p = add_(mul_(mul_(r, r), horner_(r, 0.5f, horner_(r, 0.166666672f, horner_(r, 0.0416664518f, horner_(r,
+          0.00833319779f, horner_(r, 0.00139361445f, splat_(0.000199533533f))))))), lost);
+    const vu32_ i = iadd_(isub_(as_u32_(t), as_u32_(magic)), isplat_(512)), i1 = shr_(i, 1), i2 = isub_(i, i1);
+    vf32_ y = mul_(add_(high, add_(low, p)), as_f32_(shl_(isub_(i1, isplat_(256 - 127)), 23))); /* 2^k in two factors */
+    y = mul_(y, as_f32_(shl_(isub_(i2, isplat_(256 - 127)), 23)));
+    return blend_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), as_f32_(isplat_(0x7FC00000u)), y);
 }
 
 /* x = 2^k (1 + f), sqrt(1/2) <= 1 + f < sqrt(2), s = f / (2 + f): log(1 + f) = f - f^2/2 + s (f^2/2 + R(s^2)). */
-FN_ floats_ log_(floats_ x) {
-    const words_ given = bits_(x);
-    const mask_ tiny = gt_(iset_(0x00800000u), given);
-    const words_ u = iadd_(select_(tiny, bits_(mul_(x, set_(8388608.0f))), given), iset_(0x3F800000u - 0x3F3504F3u));
-    const floats_ f = sub_(value_(iadd_(and_(u, iset_(0x007FFFFFu)), iset_(0x3F3504F3u))), set_(1.0f));
-    const floats_ k = count_(isub_(shr_(u, 23), select_(tiny, iset_(127 + 23), iset_(127))));
-    const floats_ s = div_(f, add_(set_(2.0f), f)), z = mul_(s, s), half = mul_(mul_(f, f), set_(0.5f));
-    const floats_ r = sub_(mul_(s, add_(half, mul_(z, at_(z, 0.666666627f, at_(z, 0.400008112f, at_(z, 0.285134971f,
-          set_(0.239589244f))))))), half);
-    const floats_ a = mul_(k, set_(0.693359375f)), high = add_(a, f), low = sub_(f, sub_(high, a));
-    floats_ y = add_(high, add_(low, add_(mul_(k, set_(-0.000212194440f)), r)));
-    y = pick_(gt_(given, iset_(0x7F7FFFFFu)), x, y);                                                /* inf, NaN */
-    y = pick_(gt_(iset_(0), given), value_(iset_(0x7FC00000u)), y);                                 /* negative */
-    return pick_(eq_(and_(given, iset_(0x7FFFFFFFu)), iset_(0)), value_(iset_(0xFF800000u)), y);
+FN_ vf32_ K_(vmath_log)(vf32_ x) {
+    const vu32_ given = as_u32_(x);
+    const vmask_ tiny = igt_(isplat_(0x00800000u), given);
+    const vu32_ u = iadd_(select_(tiny, as_u32_(mul_(x, splat_(8388608.0f))), given), isplat_(0x3F800000u - 0x3F3504F3u));
+    const vf32_ f = sub_(as_f32_(iadd_(and_(u, isplat_(0x007FFFFFu)), isplat_(0x3F3504F3u))), splat_(1.0f));
+    const vf32_ k = convert_f32_(isub_(shr_(u, 23), select_(tiny, isplat_(127 + 23), isplat_(127))));
+    const vf32_ s = div_(f, add_(splat_(2.0f), f)), z = mul_(s, s), half = mul_(mul_(f, f), splat_(0.5f));
+    const vf32_ r = sub_(mul_(s, add_(half, mul_(z, horner_(z, 0.666666627f, horner_(z, 0.400008112f, horner_(z, 0.285134971f,
+          splat_(0.239589244f))))))), half);
+    const vf32_ a = mul_(k, splat_(0.693359375f)), high = add_(a, f), low = sub_(f, sub_(high, a));
+    vf32_ y = add_(high, add_(low, add_(mul_(k, splat_(-0.000212194440f)), r)));
+    y = blend_(igt_(given, isplat_(0x7F7FFFFFu)), x, y);                                                /* inf, NaN */
+    y = blend_(igt_(isplat_(0), given), as_f32_(isplat_(0x7FC00000u)), y);                                 /* negative */
+    return blend_(ieq_(and_(given, isplat_(0x7FFFFFFFu)), isplat_(0)), as_f32_(isplat_(0xFF800000u)), y);
 }
 
 /* x + x^3 P(x^2) below 0.8, else 1 - 2 q / (1 + q) with q = e^(-2 |x|). */
-FN_ floats_ tanh_(floats_ x) {
-    const floats_ a = magnitude_(x), z = mul_(a, a), one = set_(1.0f), q = exp_(mul_(a, set_(-2.0f)), set_(0.0f));
-    const floats_ below = add_(a, mul_(mul_(a, z), at_(z, -0.333333313f, at_(z, 0.133332387f, at_(z, -0.0539542474f,
-          at_(z, 0.0217733867f, at_(z, -0.00850884989f, at_(z, 0.0028497458f, set_(-0.000569574651f)))))))));
-    const floats_ d = add_(one, q), rest = sub_(q, sub_(d, one)), w = div_(mul_(q, set_(2.0f)), d); /* 1 + q = d + rest */
-    const floats_ high = sub_(one, w), lost = mul_(mul_(w, rest), sub_(one, mul_(w, set_(0.5f)))); /* 1 / d = 1 - w / 2 */
-    const floats_ above = add_(high, add_(sub_(sub_(one, high), w), lost));
-    return value_(or_(xor_(bits_(x), bits_(a)), bits_(pick_(gt_(bits_(set_(0.8f)), bits_(a)), below, above))));
+FN_ vf32_ K_(vmath_tanh)(vf32_ x) {
+    const vf32_ a = abs_(x), z = mul_(a, a), one = splat_(1.0f), q = K_(vmath_exp)(mul_(a, splat_(-2.0f)), splat_(0.0f));
+    const vf32_ below = add_(a, mul_(mul_(a, z), horner_(z, -0.333333313f, horner_(z, 0.133332387f, horner_(z, -0.0539542474f,
+          horner_(z, 0.0217733867f, horner_(z, -0.00850884989f, horner_(z, 0.0028497458f, splat_(-0.000569574651f)))))))));
+    const vf32_ d = add_(one, q), rest = sub_(q, sub_(d, one)), w = div_(mul_(q, splat_(2.0f)), d); /* 1 + q = d + rest */
+    const vf32_ high = sub_(one, w), lost = mul_(mul_(w, rest), sub_(one, mul_(w, splat_(0.5f)))); /* 1 / d = 1 - w / 2 */
+    const vf32_ above = add_(high, add_(sub_(sub_(one, high), w), lost));
+    return as_f32_(or_(xor_(as_u32_(x), as_u32_(a)), as_u32_(blend_(igt_(as_u32_(splat_(0.8f)), as_u32_(a)), below, above))));
 }
 
 /* For 0 <= x < 1: x + x P(x^2) */
-FN_ floats_ erf_small_(floats_ x) {
-    const floats_ z = mul_(x, x);
-    return add_(x, mul_(x, at_(z, 0.128379166f, at_(z, -0.376126349f, at_(z, 0.112837434f, at_(z, -0.0268635508f,
-          at_(z, 0.00521640619f, at_(z, -0.000842323236f, at_(z, 0.000108587818f, set_(-8.57798841e-06f))))))))));
+FN_ vf32_ K_(vmath_erf_below_1)(vf32_ x) {
+    const vf32_ z = mul_(x, x);
+    return add_(x, mul_(x, horner_(z, 0.128379166f, horner_(z, -0.376126349f, horner_(z, 0.112837434f, horner_(z, -0.0268635508f,
+          horner_(z, 0.00521640619f, horner_(z, -0.000842323236f, horner_(z, 0.000108587818f, splat_(-8.57798841e-06f))))))))));
 }
 
 /* e^(y^2) erfc(y) for 0 <= y < 10.9: P(t) / (1 + 2 y), t = (y - 2) / (y + 2) */
-FN_ floats_ erfcx_(floats_ y) {
-    const floats_ two = set_(2.0f), t = div_(sub_(y, two), add_(y, two));
-    return div_(at_(t, 1.27697837f, at_(t, -0.0927638113f, at_(t, -0.166030198f, at_(t, 0.164050832f, at_(t,
-          -0.0542211086f, at_(t, -0.00802993868f, at_(t, 0.00872326922f, at_(t, 0.00125348219f, at_(t,
-          -0.00144877564f, at_(t, -0.000410605775f, at_(t, 0.000190243765f, set_(9.18475271e-05f)))))))))))),
-          add_(set_(1.0f), mul_(two, y)));
+FN_ vf32_ K_(vmath_erfcx)(vf32_ y) {
+    const vf32_ two = splat_(2.0f), t = div_(sub_(y, two), add_(y, two));
+    return div_(horner_(t, 1.27697837f, horner_(t, -0.0927638113f, horner_(t, -0.166030198f, horner_(t, 0.164050832f, horner_(t,
+          -0.0542211086f, horner_(t, -0.00802993868f, horner_(t, 0.00872326922f, horner_(t, 0.00125348219f, horner_(t,
+          -0.00144877564f, horner_(t, -0.000410605775f, horner_(t, 0.000190243765f, splat_(9.18475271e-05f)))))))))))),
+          add_(splat_(1.0f), mul_(two, y)));
 }
 
 /* erfc(y) for y >= 0 */
-FN_ floats_ erf_tail_(floats_ y) {
-    floats_ low, high, a = at_most_(y, 10.5f);
-    high = product_(a, a, &low);
-    return mul_(exp_(value_(xor_(bits_(high), iset_(0x80000000u))), value_(xor_(bits_(low), iset_(0x80000000u)))),
-          erfcx_(a));
+FN_ vf32_ K_(vmath_erfc_positive)(vf32_ y) {
+    vf32_ low, high, a = K_(clamp_abs)(y, 10.5f);
+    high = K_(two_product)(a, a, &low);
+    return mul_(K_(vmath_exp)(as_f32_(xor_(as_u32_(high), isplat_(0x80000000u))), as_f32_(xor_(as_u32_(low), isplat_(0x80000000u)))),
+          K_(vmath_erfcx)(a));
 }
 
-FN_ floats_ erf_(floats_ x) {
-    const floats_ a = magnitude_(x), one = set_(1.0f), y = pick_(gt_(bits_(one), bits_(a)), erf_small_(a), sub_(one,
-          erf_tail_(a)));
-    return pick_(gt_(bits_(a), iset_(0x7F800000u)), x, value_(or_(xor_(bits_(x), bits_(a)), bits_(y))));
+FN_ vf32_ K_(vmath_erf)(vf32_ x) {
+    const vf32_ a = abs_(x), one = splat_(1.0f), y = blend_(igt_(as_u32_(one), as_u32_(a)), K_(vmath_erf_below_1)(a), sub_(one,
+          K_(vmath_erfc_positive)(a)));
+    return blend_(igt_(as_u32_(a), isplat_(0x7F800000u)), x, as_f32_(or_(xor_(as_u32_(x), as_u32_(a)), as_u32_(y))));
 }
 
-FN_ floats_ erfc_(floats_ x) {
-    const floats_ a = magnitude_(x), one = set_(1.0f), tail = erf_tail_(a);
-    const words_ sign = xor_(bits_(x), bits_(a));
-    const floats_ below = sub_(one, value_(or_(bits_(erf_small_(a)), sign)));
-    const floats_ above = pick_(eq_(sign, iset_(0)), tail, sub_(set_(2.0f), tail));
-    const floats_ y = pick_(gt_(bits_(set_(0.5f)), bits_(a)), below, above);
-    return pick_(gt_(bits_(a), iset_(0x7F800000u)), x, y);
+FN_ vf32_ K_(vmath_erfc)(vf32_ x) {
+    const vf32_ a = abs_(x), one = splat_(1.0f), tail = K_(vmath_erfc_positive)(a);
+    const vu32_ sign = xor_(as_u32_(x), as_u32_(a));
+    const vf32_ below = sub_(one, as_f32_(or_(as_u32_(K_(vmath_erf_below_1)(a)), sign)));
+    const vf32_ above = blend_(ieq_(sign, isplat_(0)), tail, sub_(splat_(2.0f), tail));
+    const vf32_ y = blend_(igt_(as_u32_(splat_(0.5f)), as_u32_(a)), below, above);
+    return blend_(igt_(as_u32_(a), isplat_(0x7F800000u)), x, y);
 }
 
 /* The angle of the smaller over the larger, q + q^3 P(q^2), put into its octant. */
-FN_ floats_ atan2_(floats_ y, floats_ x) {
-    const floats_ ay = magnitude_(y), ax = magnitude_(x);
-    const words_ v = bits_(ay), u = bits_(ax), flip = xor_(u, bits_(x)), zero = iset_(0);
-    const mask_ swap = gt_(v, u), nan = either_(gt_(v, iset_(0x7F800000u)), gt_(u, iset_(0x7F800000u)));
-    const words_ most = select_(swap, v, u), turn = xor_(flip, select_(swap, iset_(0x80000000u), zero));
-    floats_ q = div_(pick_(swap, ax, ay), value_(most)), z, high, low;
+FN_ vf32_ K_(vmath_atan2)(vf32_ y, vf32_ x) {
+    const vf32_ ay = abs_(y), ax = abs_(x);
+    const vu32_ v = as_u32_(ay), u = as_u32_(ax), flip = xor_(u, as_u32_(x)), zero = isplat_(0);
+    const vmask_ swap = igt_(v, u), nan = mask_or_(igt_(v, isplat_(0x7F800000u)), igt_(u, isplat_(0x7F800000u)));
+    const vu32_ most = select_(swap, v, u), turn = xor_(flip, select_(swap, isplat_(0x80000000u), zero));
+    vf32_ q = div_(blend_(swap, ax, ay), as_f32_(most)), z, high, low;
     z = mul_(q, q);
-    q = add_(q, mul_(mul_(q, z), at_(z, -0.333333313f, at_(z, 0.199998975f, at_(z, -0.14283745f, at_(z, 0.110914007f,
-          at_(z, -0.0897195861f, at_(z, 0.0722251087f, at_(z, -0.0538603701f, at_(z, 0.0337226987f, at_(z,
-          -0.0157589912f, at_(z, 0.004706142f, set_(-0.000659056939f)))))))))))));
-    q = pick_(eq_(v, u), value_(iset_(0x3F490FDBu)), q); /* pi/4, infinite or not */
-    q = pick_(eq_(most, zero), value_(zero), q);
-    high = value_(select_(swap, iset_(0x3FC90FDBu), select_(eq_(flip, zero), zero, iset_(0x40490FDBu)))); /* pi/2, 0,
+    q = add_(q, mul_(mul_(q, z), horner_(z, -0.333333313f, horner_(z, 0.199998975f, horner_(z, -0.14283745f, horner_(z, 0.110914007f,
+          horner_(z, -0.0897195861f, horner_(z, 0.0722251087f, horner_(z, -0.0538603701f, horner_(z, 0.0337226987f, horner_(z,
+          -0.0157589912f, horner_(z, 0.004706142f, splat_(-0.000659056939f)))))))))))));
+    q = blend_(ieq_(v, u), as_f32_(isplat_(0x3F490FDBu)), q); /* pi/4, infinite or not */
+    q = blend_(ieq_(most, zero), as_f32_(zero), q);
+    high = as_f32_(select_(swap, isplat_(0x3FC90FDBu), select_(ieq_(flip, zero), zero, isplat_(0x40490FDBu)))); /* pi/2, 0,
           pi */
-    low = value_(select_(swap, iset_(0xB33BBD2Eu), select_(eq_(flip, zero), zero,
-          iset_(0xB3BBBD2Eu))));  /* the rest    */
-    z = add_(high, add_(low, value_(xor_(bits_(q), turn))));
-    z = value_(or_(and_(bits_(z), iset_(0x7FFFFFFFu)), xor_(v, bits_(y))));
-    return pick_(nan, value_(iset_(0x7FC00000u)), z);
+    low = as_f32_(select_(swap, isplat_(0xB33BBD2Eu), select_(ieq_(flip, zero), zero,
+          isplat_(0xB3BBBD2Eu))));  /* the rest    */
+    z = add_(high, add_(low, as_f32_(xor_(as_u32_(q), turn))));
+    z = as_f32_(or_(and_(as_u32_(z), isplat_(0x7FFFFFFFu)), xor_(v, as_u32_(y))));
+    return blend_(nan, as_f32_(isplat_(0x7FC00000u)), z);
 }
 
 /* For |f| <= 1/4: sin(pi f) = 4 f - f P(f^2), cos(pi f) = 1 + f^2 Q(f^2). */
-FN_ floats_ quarter_(floats_ f, floats_ *cosine) {
-    const floats_ z = mul_(f, f);
-    *cosine = add_(set_(1.0f), mul_(z, at_(z, -4.93480206f, at_(z, 4.05869341f, at_(z, -1.33446038f, at_(z,
-          0.221272752f, set_(0.0610933602f)))))));
-    return sub_(mul_(f, set_(4.0f)), mul_(f, at_(z, 0.858407319f, at_(z, 5.16771889f, at_(z, -2.55051947f, at_(z,
-          0.606866181f, set_(-0.135735944f)))))));
+FN_ vf32_ K_(sincospi_quarter)(vf32_ f, vf32_ *cosine) {
+    const vf32_ z = mul_(f, f);
+    *cosine = add_(splat_(1.0f), mul_(z, horner_(z, -4.93480206f, horner_(z, 4.05869341f, horner_(z, -1.33446038f, horner_(z,
+          0.221272752f, splat_(0.0610933602f)))))));
+    return sub_(mul_(f, splat_(4.0f)), mul_(f, horner_(z, 0.858407319f, horner_(z, 5.16771889f, horner_(z, -2.55051947f, horner_(z,
+          0.606866181f, splat_(-0.135735944f)))))));
 }
 
 /* x = n/2 + f, |f| <= 1/4, exactly. */
-FN_ floats_ sincospi_(floats_ x, floats_ *cosine) {
-    const floats_ magic = set_(12582912.0f),
-          far_away = set_(12884901888.0f); /* 1.5 * 2^33: rounds to multiples of 2^10 */
-    const words_ mag = and_(bits_(x), iset_(0x7FFFFFFFu)), sign = xor_(bits_(x), mag), zero = iset_(0);
-    const floats_ a = value_(select_(gt_(mag, iset_(0x4B7FFFFFu)), zero, mag)); /* from 2^24 on they are even */
-    const floats_ b = sub_(a, sub_(add_(a, far_away), far_away)), t = add_(add_(b, b), magic);
-    floats_ c;
-    const floats_ s = quarter_(sub_(b, mul_(sub_(t, magic), set_(0.5f))), &c);
-    const words_ n = bits_(t); /* of which the low bits are those of the integer */
-    const mask_ even = eq_(and_(n, iset_(1)), zero), special = gt_(mag, iset_(0x7F7FFFFFu));
-    words_ sw = select_(even, bits_(s), bits_(c)), cw = select_(even, bits_(c), bits_(s));
-    sw = xor_(sw, shl_(and_(n, iset_(2)), 30));
-    sw = select_(eq_(and_(sw, iset_(0x7FFFFFFFu)), zero), sign, xor_(sw, sign));
-    cw = xor_(cw, shl_(and_(iadd_(n, iset_(1)), iset_(2)), 30));
-    cw = select_(eq_(and_(cw, iset_(0x7FFFFFFFu)), zero), zero, cw);
-    *cosine = value_(select_(special, iset_(0x7FC00000u), cw));
-    return value_(select_(special, iset_(0x7FC00000u), sw));
+FN_ vf32_ K_(vmath_sincospi)(vf32_ x, vf32_ *cosine) {
+    const vf32_ magic = splat_(12582912.0f),
+          far_away = splat_(12884901888.0f); /* 1.5 * 2^33: rounds to multiples of 2^10 */
+    const vu32_ mag = and_(as_u32_(x), isplat_(0x7FFFFFFFu)), sign = xor_(as_u32_(x), mag), zero = isplat_(0);
+    const vf32_ a = as_f32_(select_(igt_(mag, isplat_(0x4B7FFFFFu)), zero, mag)); /* from 2^24 on they are even */
+    const vf32_ b = sub_(a, sub_(add_(a, far_away), far_away)), t = add_(add_(b, b), magic);
+    vf32_ c;
+    const vf32_ s = K_(sincospi_quarter)(sub_(b, mul_(sub_(t, magic), splat_(0.5f))), &c);
+    const vu32_ n = as_u32_(t); /* of which the low bits are those of the integer */
+    const vmask_ even = ieq_(and_(n, isplat_(1)), zero), special = igt_(mag, isplat_(0x7F7FFFFFu));
+    vu32_ sw = select_(even, as_u32_(s), as_u32_(c)), cw = select_(even, as_u32_(c), as_u32_(s));
+    sw = xor_(sw, shl_(and_(n, isplat_(2)), 30));
+    sw = select_(ieq_(and_(sw, isplat_(0x7FFFFFFFu)), zero), sign, xor_(sw, sign));
+    cw = xor_(cw, shl_(and_(iadd_(n, isplat_(1)), isplat_(2)), 30));
+    cw = select_(ieq_(and_(cw, isplat_(0x7FFFFFFFu)), zero), zero, cw);
+    *cosine = as_f32_(select_(special, isplat_(0x7FC00000u), cw));
+    return as_f32_(select_(special, isplat_(0x7FC00000u), sw));
 }
 
-/* ---- functions of 16 bits: prepare_ the argument of the table's function, finish_ with its result ---- */
+/* ---- functions of 16 bits: map_argument the argument of the table's function, map_result with its result ---- */
 
 /* g(|x|) = |x| (c1 + c3 x^2) of the tanh form of GELU, and what it lost; |x| <= 12. */
-FN_ floats_ steep_(floats_ x, floats_ *rest) {
-    const floats_ a = at_most_(magnitude_(x), 12.0f), c1 = set_(1.59576917f), square = mul_(a, a); /* exact: 22 bits */
-    floats_ low, tail, p = product_(square, set_(0.0713548139f), &low), sum = add_(c1, p);
+FN_ vf32_ K_(gelu_tanh_argument)(vf32_ x, vf32_ *rest) {
+    const vf32_ a = K_(clamp_abs)(abs_(x), 12.0f), c1 = splat_(1.59576917f), square = mul_(a, a); /* exact: 22 bits */
+    vf32_ low, tail, p = K_(two_product)(square, splat_(0.0713548139f), &low), sum = add_(c1, p);
     /* c1 >= p up to |x| = 4.7; beyond, what is lost of c1 counts the other way round */
-    const mask_ swap = gt_(bits_(p), bits_(c1));
-    const floats_ big = pick_(swap, p, c1), little = pick_(swap, c1, p);
+    const vmask_ swap = igt_(as_u32_(p), as_u32_(c1));
+    const vf32_ big = blend_(swap, p, c1), little = blend_(swap, c1, p);
     low = add_(low, sub_(little, sub_(sum, big)));
-    low = add_(low, add_(mul_(square, set_(2.3988324e-09f)), set_(-4.53406804e-08f)));
-    p = product_(a, sum, &tail);
+    low = add_(low, add_(mul_(square, splat_(2.3988324e-09f)), splat_(-4.53406804e-08f)));
+    p = K_(two_product)(a, sum, &tail);
     *rest = add_(tail, mul_(a, low));
     return p;
 }
 
-FN_ floats_ prepare_(kopt_function f, floats_ x) {
-    const words_ minus = iset_(0x80000000u);
-    floats_ rest;
+FN_ vf32_ K_(map_argument)(kopt_function f, vf32_ x) {
+    const vu32_ minus = isplat_(0x80000000u);
+    vf32_ rest;
     switch (KOPT_CAST_(int, f)) {
     case KOPT_SIGMOID: case KOPT_SILU: case KOPT_SOFTPLUS: case KOPT_SIGMOID_SLOPE: case KOPT_SILU_SLOPE:
-        return value_(or_(bits_(x), minus));
-    case KOPT_TANH_SLOPE: return mul_(value_(or_(bits_(x), minus)), set_(2.0f));
-    case KOPT_GELU: case KOPT_GELU_SLOPE: return mul_(mul_(x, x), set_(-0.5f));
+        return as_f32_(or_(as_u32_(x), minus));
+    case KOPT_TANH_SLOPE: return mul_(as_f32_(or_(as_u32_(x), minus)), splat_(2.0f));
+    case KOPT_GELU: case KOPT_GELU_SLOPE: return mul_(mul_(x, x), splat_(-0.5f));
     case KOPT_GELU_TANH: case KOPT_GELU_TANH_SLOPE:
-        rest = steep_(x, &rest);
-        x = pick_(gt_(and_(bits_(x), iset_(0x7FFFFFFFu)), iset_(0x7F800000u)), x, rest);
-        return value_(or_(bits_(x), minus));
+        rest = K_(gelu_tanh_argument)(x, &rest);
+        x = blend_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), x, rest);
+        return as_f32_(or_(as_u32_(x), minus));
     default: return x;
     }
 }
 
 /* The normal distribution function, given q = e^(-x^2/2). */
-FN_ floats_ normal_(floats_ x, floats_ q) {
-    const floats_ y = mul_(at_most_(magnitude_(x), 15.0f), set_(0.707106769f));
-    const floats_ p = mul_(mul_(q, set_(0.5f)), erfcx_(y));
-    return pick_(gt_(iset_(0), bits_(x)), p, sub_(set_(1.0f), p));
+FN_ vf32_ K_(normal_cdf)(vf32_ x, vf32_ q) {
+    const vf32_ y = mul_(K_(clamp_abs)(abs_(x), 15.0f), splat_(0.707106769f));
+    const vf32_ p = mul_(mul_(q, splat_(0.5f)), K_(vmath_erfcx)(y));
+    return blend_(igt_(isplat_(0), as_u32_(x)), p, sub_(splat_(1.0f), p));
 }
 
 /* f(x) from x, the table's q and, for SOFTPLUS, l = log(1 + q); *size is the sum of the magnitudes of its terms. */
-FN_ floats_ finish_(kopt_function f, floats_ x, floats_ q, floats_ l, floats_ *size) {
-    const floats_ one = set_(1.0f), least = at_most_(x, 200.0f);
-    const words_ mag = and_(bits_(x), iset_(0x7FFFFFFFu));
-    const mask_ negative = gt_(iset_(0), bits_(x));
+FN_ vf32_ K_(map_result)(kopt_function f, vf32_ x, vf32_ q, vf32_ l, vf32_ *size) {
+    const vf32_ one = splat_(1.0f), least = K_(clamp_abs)(x, 200.0f);
+    const vu32_ mag = and_(as_u32_(x), isplat_(0x7FFFFFFFu));
+    const vmask_ negative = igt_(isplat_(0), as_u32_(x));
     const int steep = f == KOPT_GELU_TANH || f == KOPT_GELU_TANH_SLOPE;
-    floats_ d, r = q, s, v, rest;
+    vf32_ d, r = q, s, v, rest;
     if (f == KOPT_EXP || f == KOPT_LOG || f == KOPT_TANH) {
-        *size = magnitude_(r);
+        *size = abs_(r);
         return r;
     }
     if (f == KOPT_GELU || f == KOPT_GELU_SLOPE) {
-        s = normal_(x, q);
-        v = mul_(mul_(at_most_(x, 20.0f), set_(0.398942292f)), q); /* x P'(x) */
+        s = K_(normal_cdf)(x, q);
+        v = mul_(mul_(K_(clamp_abs)(x, 20.0f), splat_(0.398942292f)), q); /* x P'(x) */
     } else {
         if (steep) {
-            steep_(x, &rest);
+            K_(gelu_tanh_argument)(x, &rest);
             q = sub_(q, mul_(q, rest));
         }
         d = add_(one, q);
-        s = div_(pick_(negative, q, one), d);
-        v = div_(pick_(negative, one, q), d);
+        s = div_(blend_(negative, q, one), d);
+        v = div_(blend_(negative, one, q), d);
         if (f == KOPT_TANH_SLOPE) {
-            r = div_(div_(mul_(q, set_(4.0f)), d), d);
+            r = div_(div_(mul_(q, splat_(4.0f)), d), d);
         } else if (f == KOPT_SIGMOID_SLOPE) {
             r = mul_(s, v);
         } else if (f == KOPT_SOFTPLUS) {
-            r = pick_(eq_(bits_(d), bits_(one)), q, div_(mul_(l, q), sub_(d, one))); /* log(1 + q) */
-            r = add_(r, pick_(negative, set_(0.0f), x));
+            r = blend_(ieq_(as_u32_(d), as_u32_(one)), q, div_(mul_(l, q), sub_(d, one))); /* log(1 + q) */
+            r = add_(r, blend_(negative, splat_(0.0f), x));
         }
         if (steep) {
-            v = mul_(mul_(s, v), at_most_(x, 12.0f));
-            rest = at_most_(x, 12.0f);
-            v = mul_(v, add_(set_(1.59576917f), mul_(mul_(rest, rest), set_(0.214064449f)))); /* g' = c1 + 3 c3 x^2 */
+            v = mul_(mul_(s, v), K_(clamp_abs)(x, 12.0f));
+            rest = K_(clamp_abs)(x, 12.0f);
+            v = mul_(v, add_(splat_(1.59576917f), mul_(mul_(rest, rest), splat_(0.214064449f)))); /* g' = c1 + 3 c3 x^2 */
         } else {
             v = mul_(mul_(s, v), least);
         }
     }
     if (f == KOPT_SIGMOID) r = s;
     if (f == KOPT_SILU || f == KOPT_GELU || f == KOPT_GELU_TANH) {
-        r = mul_(pick_(negative, least, x), s);
+        r = mul_(blend_(negative, least, x), s);
         /* Close to 0 it is x/2 and a little above: that little decides where x/2 is a tie. */
-        l = value_(iadd_(bits_(mul_(x, set_(0.5f))), select_(negative, iset_(0xFFFFFFFFu), iset_(1))));
-        r = pick_(gt_(iset_(0x39800000u), mag), pick_(eq_(mag, iset_(0)), x, l), r); /* 2^-12 */
+        l = as_f32_(iadd_(as_u32_(mul_(x, splat_(0.5f))), select_(negative, isplat_(0xFFFFFFFFu), isplat_(1))));
+        r = blend_(igt_(isplat_(0x39800000u), mag), blend_(ieq_(mag, isplat_(0)), x, l), r); /* 2^-12 */
     }
-    *size = magnitude_(r);
+    *size = abs_(r);
     if (f == KOPT_SILU_SLOPE || f == KOPT_GELU_SLOPE || f == KOPT_GELU_TANH_SLOPE) {
         r = add_(s, v);
-        *size = add_(s, magnitude_(v));
-        r = value_(or_(bits_(r), select_(eq_(bits_(r), iset_(0)), and_(bits_(x), iset_(0x80000000u)),
-              iset_(0)))); /* -0 */
+        *size = add_(s, abs_(v));
+        r = as_f32_(or_(as_u32_(r), select_(ieq_(as_u32_(r), isplat_(0)), and_(as_u32_(x), isplat_(0x80000000u)),
+              isplat_(0)))); /* -0 */
     }
-    return pick_(gt_(mag, iset_(0x7F800000u)), x, r);
+    return blend_(igt_(mag, isplat_(0x7F800000u)), x, r);
 }
 
 /* The same in 16 bits, from 16 bits x. In doubt (Ziv's test: not all numbers near the result round alike) the table of
    such inputs knows. */
-FN_ words_ finish16_(kopt_function f, kopt_format format, words_ x, floats_ q, floats_ l, mask_ *doubt) {
-    floats_ width, r = finish_(f, widen_(x, format), q, l, &width);
-    words_ differ;
-    width = mul_(width, set_(format == KOPT_BF16 ? 9.5367431640625e-07f : 4.76837158203125e-07f)); /* 2^-20, 2^-21 */
-    differ = xor_(nearest16_(sub_(r, width), format), nearest16_(add_(r, width), format));
-    *doubt = gt_(and_(differ, iset_(0x7FFFu)), iset_(0));
-    return nearest16_(r, format);
+FN_ vu32_ K_(map_result16)(kopt_function f, kopt_format format, vu32_ x, vf32_ q, vf32_ l, vmask_ *doubt) {
+    vf32_ width, r = K_(map_result)(f, K_(widen)(x, format), q, l, &width);
+    vu32_ differ;
+    width = mul_(width, splat_(format == KOPT_BF16 ? 9.5367431640625e-07f : 4.76837158203125e-07f)); /* 2^-20, 2^-21 */
+    differ = xor_(K_(round_nearest16)(sub_(r, width), format), K_(round_nearest16)(add_(r, width), format));
+    *doubt = igt_(and_(differ, isplat_(0x7FFFu)), isplat_(0));
+    return K_(round_nearest16)(r, format);
 }
 
 #if KOPT_PASS_ != KOPT_PASS_CUDA_ /* from here on arrays, by jobs */
 /* ---- rows and random numbers ---- */
 
 /* The largest of n > 0 values, as a word that grows with them; NaN is above all. */
-FN_ void most_(const kopt_vmath_job_ *j) {
+FN_ void K_(row_max)(const kopt_vmath_job_ *j) {
     const size_t size = kopt_bytes_of_(j->format), whole = j->n < LANES_ ? LANES_ : j->n;
     const kopt_byte_ *p = j->in;
-    words_ most = iset_(0x80000000u);
+    vu32_ most = isplat_(0x80000000u);
     uint32_t lane[LANES_], top = 0;
     size_t i;
 #ifndef ONE_LANE_
@@ -5943,11 +5779,11 @@ FN_ void most_(const kopt_vmath_job_ *j) {
 #endif
     for (i = 0; i < whole; i += LANES_) { /* the last vector may begin in the one before it */
         const size_t at = whole - i < LANES_ ? whole - LANES_ : i;
-        const words_ u = bits_(widen_(fetch_(p + at * size, size, LANES_), j->format));
-        const words_ mag = and_(u, iset_(0x7FFFFFFFu));
-        words_ key = select_(gt_(iset_(0), u), xor_(u, iset_(0x7FFFFFFFu)), u);
-        key = select_(gt_(mag, iset_(0x7F800000u)), iset_(0x7FC00000u), key);
-        most = select_(gt_(key, most), key, most);
+        const vu32_ u = as_u32_(K_(widen)(K_(load_n)(p + at * size, size, LANES_), j->format));
+        const vu32_ mag = and_(u, isplat_(0x7FFFFFFFu));
+        vu32_ key = select_(igt_(isplat_(0), u), xor_(u, isplat_(0x7FFFFFFFu)), u);
+        key = select_(igt_(mag, isplat_(0x7F800000u)), isplat_(0x7FC00000u), key);
+        most = select_(igt_(key, most), key, most);
     }
     store32_(KOPT_POINTER_(kopt_byte_ *, lane), most);
     for (i = 0; i < LANES_; i++)
@@ -5956,190 +5792,167 @@ FN_ void most_(const kopt_vmath_job_ *j) {
 }
 
 /* out = in + in * in2; unless out2 is NULL, the 16 sums of that and what each has lost (Knuth's two-sum). */
-FN_ void terms_(const kopt_vmath_job_ *j) {
-    floats_ sum[KOPT_PARTS_ / LANES_], lost[KOPT_PARTS_ / LANES_];
+FN_ void K_(row_sum)(const kopt_vmath_job_ *j) {
+    vf32_ sum[KOPT_PARTS_ / LANES_], lost[KOPT_PARTS_ / LANES_];
     kopt_byte_ *const at = j->out2, *const at_lost = at == KOPT_NULL_ ? at : at + 4 * KOPT_PARTS_;
     size_t i, k, n;
     for (k = 0; k < KOPT_PARTS_ / LANES_; k++) {
-        sum[k] = value_(at == KOPT_NULL_ ? iset_(0) : load32_(at + 4 * k * LANES_));
-        lost[k] = value_(at == KOPT_NULL_ ? iset_(0) : load32_(at_lost + 4 * k * LANES_));
+        sum[k] = as_f32_(at == KOPT_NULL_ ? isplat_(0) : load32_(at + 4 * k * LANES_));
+        lost[k] = as_f32_(at == KOPT_NULL_ ? isplat_(0) : load32_(at_lost + 4 * k * LANES_));
     }
     for (i = 0; i < j->n; i += KOPT_PARTS_)
         for (k = 0; k < KOPT_PARTS_ / LANES_ && i + k * LANES_ < j->n; k++) {
             const size_t begin = i + k * LANES_;
-            floats_ x, s, more;
+            vf32_ x, s, more;
             n = j->n - begin < LANES_ ? j->n - begin : LANES_;
-            x = value_(fetch_(j->in + 4 * begin, 4, n)); /* beyond n: 0 */
-            x = add_(x, mul_(x, value_(fetch_(j->in2 + 4 * begin, 4, n))));
-            put_(j->out + 4 * begin, 4, n, bits_(x));
+            x = as_f32_(K_(load_n)(j->in + 4 * begin, 4, n)); /* beyond n: 0 */
+            x = add_(x, mul_(x, as_f32_(K_(load_n)(j->in2 + 4 * begin, 4, n))));
+            K_(store_n)(j->out + 4 * begin, 4, n, as_u32_(x));
             s = add_(sum[k], x);
             more = sub_(s, sum[k]);
             lost[k] = add_(lost[k], add_(sub_(sum[k], sub_(s, more)), sub_(x, more)));
             sum[k] = s;
         }
     for (k = 0; k < KOPT_PARTS_ / LANES_ && at != KOPT_NULL_; k++) {
-        store32_(at + 4 * k * LANES_, bits_(sum[k]));
-        store32_(at_lost + 4 * k * LANES_, bits_(lost[k]));
+        store32_(at + 4 * k * LANES_, as_u32_(sum[k]));
+        store32_(at_lost + 4 * k * LANES_, as_u32_(lost[k]));
     }
 }
 
 /* Two words become two independent normal numbers, r cos(pi a) and r sin(pi a): r = sqrt(-2 log u) with
    u = (x + 1/2) / 2^32 as the sum of two floats, or small r would be coarse; a = n/2 + f, n the upper 2 bits of y, f
    the others, symmetric about 0, or small results would be. */
-FN_ void box_muller_(words_ *x, words_ *y) {
-    const floats_ high = mul_(count_(shr_(*x, 16)), set_(1.52587890625e-05f)); /* 2^-16 */
-    const floats_ least = set_(2.3283064365386963e-10f);                               /* 2^-32 */
-    const floats_ low = mul_(add_(count_(and_(*x, iset_(0xFFFFu))), set_(0.5f)), least);
-    const floats_ u = add_(high, low), rest = sub_(low, sub_(u, high)); /* log(u + rest) is log(u) + rest near 1 */
-    const floats_ r = sqrt_(mul_(add_(log_(u), rest), set_(-2.0f)));
-    const words_ n = shr_(*y, 30), odd = isub_(or_(shl_(*y, 1), iset_(0x80000001u)), iset_(0xC0000000u));
-    floats_ c, s = quarter_(mul_(count_(odd), least), &c);
-    const mask_ even = eq_(and_(n, iset_(1)), iset_(0));
-    const words_ sw = select_(even, bits_(s), bits_(c)), cw = select_(even, bits_(c), bits_(s));
-    *x = bits_(mul_(r, value_(xor_(cw, shl_(and_(iadd_(n, iset_(1)), iset_(2)), 30)))));
-    *y = bits_(mul_(r, value_(xor_(sw, shl_(and_(n, iset_(2)), 30)))));
+FN_ void K_(box_muller)(vu32_ *x, vu32_ *y) {
+    const vf32_ high = mul_(convert_f32_(shr_(*x, 16)), splat_(1.52587890625e-05f)); /* 2^-16 */
+    const vf32_ least = splat_(2.3283064365386963e-10f);                               /* 2^-32 */
+    const vf32_ low = mul_(add_(convert_f32_(and_(*x, isplat_(0xFFFFu))), splat_(0.5f)), least);
+    const vf32_ u = add_(high, low), rest = sub_(low, sub_(u, high)); /* log(u + rest) is log(u) + rest near 1 */
+    const vf32_ r = sqrt_(mul_(add_(K_(vmath_log)(u), rest), splat_(-2.0f)));
+    const vu32_ n = shr_(*y, 30), odd = isub_(or_(shl_(*y, 1), isplat_(0x80000001u)), isplat_(0xC0000000u));
+    vf32_ c, s = K_(sincospi_quarter)(mul_(convert_f32_(odd), least), &c);
+    const vmask_ even = ieq_(and_(n, isplat_(1)), isplat_(0));
+    const vu32_ sw = select_(even, as_u32_(s), as_u32_(c)), cw = select_(even, as_u32_(c), as_u32_(s));
+    *x = as_u32_(mul_(r, as_f32_(xor_(cw, shl_(and_(iadd_(n, isplat_(1)), isplat_(2)), 30)))));
+    *y = as_u32_(mul_(r, as_f32_(xor_(sw, shl_(and_(n, isplat_(2)), 30)))));
 }
 
 /* The numbers of the indices first .. first + n - 1, which are within one block of 256: element 0 of out is that of the
    first of the block, and what is not asked for may be written, too. Four words of one Philox block, four numbers. */
-FN_ void noise_(const kopt_vmath_job_ *j) {
+FN_ void K_(random_numbers)(const kopt_vmath_job_ *j) {
     const size_t offset = KOPT_CAST_(unsigned, j->first & 255), chunk = 4 * LANES_;
-    cipher_ cipher = cipher_of_(j->seed, j->step, j->id, j->stream);
+    K_(philox_key) cipher = K_(make_philox_key)(j->seed, j->step, j->id, j->stream);
     size_t i, k;
     cipher.stream += j->attempt << 20;
     for (i = offset / chunk * chunk; i < offset + j->n; i += chunk) {
-        words_ x[4], w[4];
-        random_words_(x, &cipher, KOPT_INDEX_((j->first - offset + i) >> 2));
+        vu32_ x[4], w[4];
+        K_(philox)(x, &cipher, KOPT_INDEX_((j->first - offset + i) >> 2));
         if (j->kind == KOPT_VMATH_NORMAL_) {
-            for (k = 0; k < 4; k += 2) box_muller_(&x[k], &x[k + 1]);
+            for (k = 0; k < 4; k += 2) K_(box_muller)(&x[k], &x[k + 1]);
         } else {
             for (k = 0; k < 4; k++) /* odd numbers in (-2^24, 2^24) */
-                x[k] = bits_(mul_(count_(isub_(or_(shl_(shr_(x[k], 8), 1), iset_(1)), iset_(0x01000000u))),
-                                  set_(5.9604644775390625e-08f)));
+                x[k] = as_u32_(mul_(convert_f32_(isub_(or_(shl_(shr_(x[k], 8), 1), isplat_(1)), isplat_(0x01000000u))),
+                                  splat_(5.9604644775390625e-08f)));
         }
-        random_order_(w, x);
+        K_(philox_transpose)(w, x);
         for (k = 0; k < 4; k++) store32_(j->out + 4 * (i + k * LANES_), w[k]);
     }
 }
 
 /* Elements i .. i + n - 1 of one job. */
-FN_ void step_(const kopt_vmath_job_ *j, size_t i, size_t n) {
+FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
     const size_t size = kopt_bytes_of_(j->format);
-    floats_ x = value_(iset_(0)), y, r, width;
-    words_ old, next;
-    mask_ doubt;
-    if (j->kind < KOPT_VMATH_PREPARE_) x = value_(fetch_(j->in + 4 * i, 4, n));
+    vf32_ x = as_f32_(isplat_(0)), y, r, width;
+    vu32_ old, next;
+    vmask_ doubt;
+    if (j->kind < KOPT_VMATH_PREPARE_) x = as_f32_(K_(load_n)(j->in + 4 * i, 4, n));
     switch (KOPT_CAST_(int, j->kind)) {
-    case KOPT_VMATH_EXP_: x = exp_(x, set_(0.0f)); break;
-    case KOPT_VMATH_LOG_: x = log_(x); break;
-    case KOPT_VMATH_TANH_: x = tanh_(x); break;
-    case KOPT_VMATH_ERF_: x = erf_(x); break;
-    case KOPT_VMATH_ERFC_: x = erfc_(x); break;
-    case KOPT_VMATH_ATAN2_: x = atan2_(x, value_(fetch_(j->in2 + 4 * i, 4, n))); break;
+    case KOPT_VMATH_EXP_: x = K_(vmath_exp)(x, splat_(0.0f)); break;
+    case KOPT_VMATH_LOG_: x = K_(vmath_log)(x); break;
+    case KOPT_VMATH_TANH_: x = K_(vmath_tanh)(x); break;
+    case KOPT_VMATH_ERF_: x = K_(vmath_erf)(x); break;
+    case KOPT_VMATH_ERFC_: x = K_(vmath_erfc)(x); break;
+    case KOPT_VMATH_ATAN2_: x = K_(vmath_atan2)(x, as_f32_(K_(load_n)(j->in2 + 4 * i, 4, n))); break;
     case KOPT_VMATH_SINCOSPI_:
-        x = sincospi_(x, &y);
-        put_(j->out2 + 4 * i, 4, n, bits_(y));
+        x = K_(vmath_sincospi)(x, &y);
+        K_(store_n)(j->out2 + 4 * i, 4, n, as_u32_(y));
         break;
-    case KOPT_VMATH_ADD_ONE_: x = add_(x, set_(1.0f)); break;
-    case KOPT_VMATH_PREPARE_: x = prepare_(j->f, widen_(fetch_(j->in + i * size, size, n), j->format)); break;
+    case KOPT_VMATH_ADD_ONE_: x = add_(x, splat_(1.0f)); break;
+    case KOPT_VMATH_PREPARE_: x = K_(map_argument)(j->f, K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format)); break;
     case KOPT_VMATH_MULTIPLY_:
-        x = widen_(fetch_(j->in + i * size, size, n), j->format);
-        y = widen_(fetch_(j->in2 + i * size, size, n), j->format);
-        put_(j->out + i * size, size, n, nearest16_(mul_(x, y), j->format));
+        x = K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format);
+        y = K_(widen)(K_(load_n)(j->in2 + i * size, size, n), j->format);
+        K_(store_n)(j->out + i * size, size, n, K_(round_nearest16)(mul_(x, y), j->format));
         return;
     case KOPT_VMATH_BELOW_: /* in - a, and what the difference lost */
-        y = widen_(fetch_(j->in + i * size, size, n), j->format);
-        r = set_(j->a);
+        y = K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format);
+        r = splat_(j->a);
         x = sub_(y, r);
         width = sub_(x, y);
         width = sub_(sub_(y, sub_(x, width)), add_(r, width));
-        next = select_(gt_(bits_(magnitude_(x)), iset_(0x42D00000u)), iset_(0), bits_(width)); /* 104: e^x is 0 */
-        put_(j->out2 + 4 * i, 4, n, next);
+        next = select_(igt_(as_u32_(abs_(x)), isplat_(0x42D00000u)), isplat_(0), as_u32_(width)); /* 104: e^x is 0 */
+        K_(store_n)(j->out2 + 4 * i, 4, n, next);
         break;
     case KOPT_VMATH_LINE_: /* a + b * in2, or, to fp32, a * in + b * in2 */
-        y = mul_(set_(j->b), value_(fetch_(j->in2 + 4 * i, 4, n)));
-        x = set_(j->a);
-        if (j->in != KOPT_NULL_) x = mul_(widen_(fetch_(j->in + i * size, size, n), j->format), x);
+        y = mul_(splat_(j->b), as_f32_(K_(load_n)(j->in2 + 4 * i, 4, n)));
+        x = splat_(j->a);
+        if (j->in != KOPT_NULL_) x = mul_(K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format), x);
         x = add_(x, y);
         if (j->in != KOPT_NULL_ || size == 4) break;
-        put_(j->out + i * size, size, n, nearest16_(x, j->format));
+        K_(store_n)(j->out + i * size, size, n, K_(round_nearest16)(x, j->format));
         return;
     default: /* KOPT_VMATH_FINISH_ */
-        old = fetch_(j->in + i * size, size, n);
-        y = value_(fetch_(j->in2 + 4 * i, 4, n));
-        r = j->f == KOPT_SOFTPLUS ? value_(fetch_(j->out2 + 4 * i, 4, n)) : y;
-        next = finish16_(j->f, j->format, old, y, r, &doubt);
-        put_(j->out + i * size, size, n, next);
-        if (any_(doubt)) {
+        old = K_(load_n)(j->in + i * size, size, n);
+        y = as_f32_(K_(load_n)(j->in2 + 4 * i, 4, n));
+        r = j->f == KOPT_SOFTPLUS ? as_f32_(K_(load_n)(j->out2 + 4 * i, 4, n)) : y;
+        next = K_(map_result16)(j->f, j->format, old, y, r, &doubt);
+        K_(store_n)(j->out + i * size, size, n, next);
+        if (any_true_(doubt)) {
             kopt_byte_ part[2 * LANES_];
             unsigned count;
-            const uint32_t *const patches = kopt_patches_of_(j->f, j->format, &count);
+            const uint32_t *const patches = kopt_map_exceptions_(j->f, j->format, &count);
             size_t lane;
             store16_(part, old);
             for (lane = 0; lane < n; lane++) {
                 kopt_byte_ *const out = j->out + (i + lane) * size;
-                kopt_store16_(out, kopt_patched_(patches, count, kopt_load16_(part + 2 * lane), kopt_load16_(out)));
+                kopt_store16_(out, kopt_map_exception_(patches, count, kopt_load16_(part + 2 * lane), kopt_load16_(out)));
             }
         }
         return;
     }
-    put_(j->out + 4 * i, 4, n, bits_(x));
+    K_(store_n)(j->out + 4 * i, 4, n, as_u32_(x));
 }
 
-static KOPT_NOINLINE_ ISA_TARGET_ void NAME_(vmath)(const kopt_vmath_job_ *j) {
+static KOPT_NOINLINE_ ISA_TARGET_ void K_(vmath)(const kopt_vmath_job_ *j) {
     size_t i, n;
     if (j->kind == KOPT_VMATH_MOST_) {
-        most_(j);
+        K_(row_max)(j);
         return;
     }
     if (j->kind == KOPT_VMATH_TERMS_) {
-        terms_(j);
+        K_(row_sum)(j);
         return;
     }
     if (j->kind == KOPT_VMATH_NORMAL_ || j->kind == KOPT_VMATH_UNIFORM_) {
-        noise_(j);
+        K_(random_numbers)(j);
         return;
     }
     for (i = 0; i < j->n; i += n) {
         n = j->n - i < LANES_ ? j->n - i : LANES_;
-        step_(j, i, n);
+        K_(vmath_elements)(j, i, n);
     }
 }
 #endif
 
-#undef pick_
-#undef at_
-#undef product_
-#undef exp_
-#undef log_
-#undef tanh_
-#undef erf_
-#undef erfc_
-#undef erfcx_
-#undef erf_tail_
-#undef erf_small_
-#undef atan2_
-#undef sincospi_
-#undef magnitude_
-#undef at_most_
-#undef steep_
-#undef prepare_
-#undef normal_
-#undef finish_
-#undef finish16_
-#undef step_
-#undef quarter_
-#undef box_muller_
-#undef noise_
-#undef most_
-#undef terms_
+#undef blend_
+#undef horner_
+#undef abs_
 #endif /* KAHAN_OPT_VMATH */
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
-static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
-    const cipher_ cipher = cipher_of_(seed, step, id, stream);
-    words_ x[4];
-    return random_element_(x, &cipher, index, 1);
+static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
+    const K_(philox_key) cipher = K_(make_philox_key)(seed, step, id, stream);
+    vu32_ x[4];
+    return K_(random_at)(x, &cipher, index, 1);
 }
 #endif
 
@@ -6148,26 +5961,26 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #define KOPT_READ_ 1
 #undef KOPT_GLUE2_
 #undef KOPT_GLUE_
-#undef NAME_
+#undef K_
 #undef FN_
-#undef floats_
-#undef words_
-#undef mask_
+#undef vf32_
+#undef vu32_
+#undef vmask_
 #undef add_
 #undef sub_
 #undef mul_
 #undef div_
 #undef sqrt_
-#undef sub_where_
-#undef lesser_
-#undef greater_
-#undef set_
-#undef bits_
-#undef value_
-#undef round_
-#undef count_
-#undef iset_
-#undef hold_
+#undef masked_sub_
+#undef min_
+#undef max_
+#undef splat_
+#undef as_u32_
+#undef as_f32_
+#undef round_u32_
+#undef convert_f32_
+#undef isplat_
+#undef isplat_hoisted_
 #undef iadd_
 #undef isub_
 #undef and_
@@ -6177,12 +5990,12 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef add16_
 #undef mul16_
 #undef dot_
-#undef gt_
-#undef eq_
-#undef either_
-#undef any_
+#undef igt_
+#undef ieq_
+#undef mask_or_
+#undef any_true_
 #undef select_
-#undef where_
+#undef select_or_zero_
 #undef load32_
 #undef load16_
 #undef load8_
@@ -6191,194 +6004,72 @@ static uint32_t NAME_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_
 #undef store8_
 #undef widen_fp16_
 #undef narrow_fp16_
-#undef block_order_
-#undef zip_low_
-#undef zip_high_
-#undef unpack_low_
-#undef unpack_high_
-#undef pack_upper_
+#undef block_of_lane_
+#undef interleave_low_
+#undef interleave_high_
+#undef unpack_low16_
+#undef unpack_high16_
+#undef pack_high16_
 #undef imax_
 #undef unordered_
 #undef load_fp16_
-#undef nearest_fp16_
-#undef pair_store8_
-#undef pair_join_
-#undef pair_flush_
-#undef pair_max_
-#undef pair_any_above_
-#undef APART_
-#undef APPLY_
-#undef AS_LANES_
-#undef BYTES_OF_
+#undef round_fp16_
+#undef store8_from16_
+#undef interleave_high16_
+#undef flush16_
+#undef max16_
+#undef any_gt16_
+#undef NOINLINE_FN_
+#undef INFIX_OR_
+#undef SCHEDULE_
+#undef AS_BYTES_
 #undef ANY_
 #undef COMMITS_
 #undef DIRECTIONS_
 #undef EACH_MOMENT_
 #undef FP16_
 #undef GENERIC_FP16_
-#undef HOT_L2_
-#undef HOT_ROWS_
-#undef HOT_
-#undef HOT_VMATH_
+#undef SPECIALIZE_L2_
+#undef SPECIALIZE_TILED_
+#undef SPECIALIZATIONS_
+#undef SPECIALIZATIONS_VMATH_
 #undef IMAX_
 #undef ISA_
 #undef ISA_TARGET_
 #undef LANES_
-#undef LENDER_
-#undef LESSER_GREATER_
+#undef CONVERT_ISA_
+#undef MIN_MAX_
 #undef MOMENTS_
-#undef NUMBERS_APART_
+#undef RANDOM_ZERO_EXTENDED_
 #undef ONE_LANE_
 #undef OPERATORS_
-#undef PAIRS_
-#undef PARTED_
-#undef SETTLE_
-#undef SHARED_
+#undef SPECIALIZED_
+#undef EVEN_ODD_
+#undef OPAQUE_
+#undef VECTOR_FN_
 #undef ROUND_
-#undef STREAMS_
-#undef SUB_WHERE_
-#undef TOOLS_
-#undef TURN_
+#undef NT_STORES_
+#undef MASKED_SUB_
+#undef TOOLS_ISA_
+#undef PAIR_
 #undef UNORDERED_
-#undef Y_OF_
-#undef convert_any_
+#undef Y_BUFFER_
 #undef shl_
 #undef shr_
-#undef stream16_
-#undef stream32_
-#undef stream_end_
+#undef nt_store16_
+#undef nt_store32_
+#undef nt_fence_
 #undef imax_
 #undef unordered_
-#undef scalars_
-#undef spread_step_
-#undef spread_
-#undef left_
-#undef fetch_
-#undef put_
-#undef cipher_
-#undef cipher_of_
-#undef random_words_
-#undef random_element_
-#undef number_
-#undef random_draws_
-#undef random_draw_
-#undef random_order_
-#undef random_span_
-#undef random_row_
-#undef constants_
-#undef constants_of_
-#undef magnitude_of_
-#undef extended_
-#undef extended16_
-#undef from_extended_
-#undef nearest16_
-#undef split16_
 #undef load_fp16_
-#undef nearest_fp16_
-#undef stochastic_
-#undef rounded_
-#undef flushed_
-#undef rounded_bits_
-#undef flush32_
-#undef quiet_
-#undef widen_
-#undef moments_
-#undef average_
-#undef average_of_squares_
-#undef sign_
-#undef larger_
-#undef octant_
-#undef octant_of_
-#undef angle_in_
-#undef angle_
-#undef rule_
-#undef update_
-#undef looked_back_
-#undef joined_
-#undef commit_
-#undef rounded_moment_
-#undef squared_
-#undef kind_of_
-#undef element_
-#undef load_weight_
-#undef load_moment_
-#undef stored_moment_
-#undef direct_
-#undef stored_weight_
-#undef between_
-#undef fetch_at_
-#undef put_at_
-#undef commit_element_
-#undef copied_
-#undef count_element_
-#undef measured_
-#undef step_one_
-#undef walk_rows_
-#undef walk_
-#undef two_
-#undef arrays_
-#undef arrays_of_
-#undef first_half_
-#undef second_half_
-#undef draws_
-#undef load_
-#undef pack_
-#undef load_weights_
-#undef commit_turn_
-#undef half_turn_
-#undef half_turn_of_
-#undef moment_of_
-#undef root_of_
-#undef store_moments_
-#undef direct_turn_
-#undef numbers_
-#undef draws_at_
-#undef draw_
-#undef rows_
-#undef code_of_
-#undef coded_
-#undef inverse_of_
-#undef of_code_
-#undef to_codes_
-#undef largest_lane_
-#undef codes_turn_
-#undef from_codes_
-#undef row_from_codes_
-#undef row_from_fp16_
-#undef to_fp16_
-#undef row_to_fp16_
-#undef hand_over_
-#undef kind_at_
-#undef AND_
-#undef FIXED_
-#undef KEEPS_
-#undef NEVER_
-#undef direct_has_line_
-#undef direct_in_place_
-#undef commit_has_line_
-#undef IS_
-#undef HAS_
-#undef FP16_ROWS_
-#undef row_to_codes_
-#undef direct_tile_
-#undef commit_tile_
-#undef direct_any_
-#undef commit_any_
-#undef weights_tile_
-#undef angles_
-#undef commit_rarely_
-#undef stages_
-#undef tail_
-#undef tile_at_
-#undef tiles_
-#undef counted_
-#undef count_from_
-#undef finish_turn_
-#undef hot_
-#undef hot_step_
-#undef converted_
-#undef convert_vector_
-#undef convert_array_
+#undef round_fp16_
+#undef FULL_ONLY_
+#undef FIXED_OR_
+#undef FORMAT_MATCHES_
+#undef UNREACHABLE_IF_
+#undef MATCHES_
+#undef COUNT_MATCHES_
+#undef FP16_BUFFER_
 
 #elif defined(KOPT_IMPLEMENTING_) /* the implementation, continued */
 
@@ -6636,49 +6327,49 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 
 /* The number of a code of 8 bits; of a mean of squares its root. */
 static KOPT_INLINED_ float kopt_number_of_(uint32_t code, float scale, int square) {
-    float y = kopt_of_code_scalar_((code ^ 0x80u) - 0x80u, square);
-    KOPT_SETTLE_(y); /* or -Ofast sees 0 * NaN and makes it 0 */
+    float y = kopt_decode_q8_scalar_((code ^ 0x80u) - 0x80u, square);
+    KOPT_OPAQUE_FLOAT_(y); /* or -Ofast sees 0 * NaN and makes it 0 */
     return kopt_mul_scalar_(y, scale);
 }
 
 /* The n numbers of one block as fp32 at any address; of mean squares the roots. */
 static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, const kopt_byte_ *scale, size_t n, int square) {
-    const float its_scale = kopt_float_(kopt_load32_(scale));
+    const float its_scale = kopt_as_f32_(kopt_load32_(scale));
     size_t i;
     for (i = 0; i < n; i++)
-        kopt_store32_(x + 4 * i, kopt_bits_(kopt_number_of_(code[i], its_scale, square)));
+        kopt_store32_(x + 4 * i, kopt_as_u32_(kopt_number_of_(code[i], its_scale, square)));
 }
 
 /* The random numbers of one store, from element `first` on. */
 typedef struct kopt_drawn_ {
-    kopt_cipher_scalar_ cipher;
-    kopt_words_scalar_ words[4];
+    kopt_philox_key_scalar_ cipher;
+    kopt_vu32_scalar_ words[4];
     uint64_t first;
     uint32_t store;
 } kopt_drawn_;
 
 static void kopt_drawn_of_(kopt_drawn_ *d, uint64_t seed, uint32_t step, uint32_t id, uint32_t stream) {
-    d->cipher = kopt_cipher_of_scalar_(seed, step, id, stream);
+    d->cipher = kopt_make_philox_key_scalar_(seed, step, id, stream);
     d->store = 0;
 }
 
 /* That of element first + i. Each i from 0 on, or none is left out. */
 static KOPT_FORCE_INLINE_ uint32_t kopt_draw16_(kopt_drawn_ *d, size_t i) {
-    const uint32_t r = kopt_random_element_scalar_(d->words, &d->cipher, KOPT_INDEX_(d->first + i), i == 0);
+    const uint32_t r = kopt_random_at_scalar_(d->words, &d->cipher, KOPT_INDEX_(d->first + i), i == 0);
     return KOPT_RANDOM_STORE(r, d->store);
 }
 
 /* The codes of the n numbers of one block, of mean squares their roots; drawn may be NULL: nearest. */
 static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square,
                          kopt_drawn_ *drawn) {
-    const float inverse = kopt_no_scale_(scale) ? 0 : kopt_inverse_of_scalar_(scale, square);
+    const float inverse = kopt_no_scale_(scale) ? 0 : kopt_inverse_scale_q8_scalar_(scale, square);
     size_t i;
     for (i = 0; i < n; i++) {
         const uint32_t r = drawn == KOPT_NULL_ ? 0x8000u : kopt_draw16_(drawn, i);
-        const float y = kopt_mul_scalar_(kopt_float_(kopt_load32_(x + 4 * i)), inverse);
+        const float y = kopt_mul_scalar_(kopt_as_f32_(kopt_load32_(x + 4 * i)), inverse);
         kopt_byte_ *to = code + i;
         KOPT_OPAQUE_(to); /* or this becomes a call of memset where the scale is 0 */
-        *to = kopt_no_scale_(scale) ? 0 : KOPT_CAST_(kopt_byte_, kopt_code_of_scalar_(y, square, r));
+        *to = kopt_no_scale_(scale) ? 0 : KOPT_CAST_(kopt_byte_, kopt_encode_q8_scalar_scalar_(y, square, r));
     }
 }
 
@@ -6690,7 +6381,7 @@ static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_
         const uint32_t mag = kopt_load32_(x + 4 * i) & 0x7FFFFFFFu;
         if (mag > largest) largest = mag;
     }
-    largest = kopt_scale_of_codes_(largest, square);
+    largest = kopt_scale_q8_(largest, square);
     kopt_store32_(scale, largest);
     kopt_encode_(code, largest, x, n, square, drawn);
 }
@@ -6896,14 +6587,14 @@ KOPT_API_ kopt_result kopt_number_tensors(kopt_tensor *tensors, size_t count, ui
 }
 
 /* 0 is the default. By words: a caller's DAZ takes a subnormal for 0. */
-static KOPT_BOTH_ float kopt_rate_scale_(const kopt_tensor *t) {
-    const uint32_t bits = kopt_bits_(t->rate_scale);
-    return kopt_float_(bits == 0 ? 0x3F800000u : bits);
+static KOPT_HOST_DEVICE_ float kopt_rate_scale_(const kopt_tensor *t) {
+    const uint32_t bits = kopt_as_u32_(t->rate_scale);
+    return kopt_as_f32_(bits == 0 ? 0x3F800000u : bits);
 }
 
 static int kopt_format_valid_(kopt_format f) { return KOPT_CAST_(unsigned, f) <= KOPT_CAST_(unsigned, KOPT_FP16); }
 
-KOPT_LEAN_ KOPT_BOTH_ int kopt_moments_(const kopt_optimizer *opt) {
+KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
     switch (KOPT_CAST_(int, KOPT_RULE_(opt->rule))) {
     case KOPT_SGD: return KOPT_HAS_(KOPT_WITH_MOMENTUM) && kopt_less_(0, opt->momentum);
     case KOPT_ADAM: return KOPT_HAS_(KOPT_WITH_EXTRAS) && opt->amsgrad ? 3 : 2;
@@ -7007,7 +6698,7 @@ typedef struct kopt_layout_ {
     size_t residual, moment[4], scale, slow, slow_residual, total; /* scale: from a moment of 8 bits to its scales */
 } kopt_layout_;
 
-KOPT_LEAN_ kopt_kept_ kopt_kept_of_(const kopt_optimizer *opt) {
+KOPT_SMALL_FN_ kopt_kept_ kopt_kept_of_(const kopt_optimizer *opt) {
     kopt_kept_ kept;
     kept.rule = KOPT_RULE_(opt->rule);
     kept.weight = KOPT_FORMAT_(opt->weight_format);
@@ -7018,7 +6709,7 @@ KOPT_LEAN_ kopt_kept_ kopt_kept_of_(const kopt_optimizer *opt) {
     return kept;
 }
 
-KOPT_LEAN_ kopt_kept_ kopt_kept_in_(const kopt_step *s) {
+KOPT_SMALL_FN_ kopt_kept_ kopt_kept_in_(const kopt_step *s) {
     kopt_kept_ kept;
     kept.rule = KOPT_RULE_(s->rule);
     kept.weight = KOPT_FORMAT_(s->weight_format);
@@ -7031,10 +6722,10 @@ KOPT_LEAN_ kopt_kept_ kopt_kept_in_(const kopt_step *s) {
     return kept;
 }
 
-static KOPT_BOTH_ size_t kopt_blocks_(size_t n) { return n / KOPT_BLOCK_ + (n % KOPT_BLOCK_ != 0); }
-KOPT_LEAN_ size_t kopt_words_(size_t bytes) { return (bytes + 3) & ~KOPT_CAST_(size_t, 3); }
+static KOPT_HOST_DEVICE_ size_t kopt_blocks_(size_t n) { return n / KOPT_BLOCK_ + (n % KOPT_BLOCK_ != 0); }
+KOPT_SMALL_FN_ size_t kopt_words_(size_t bytes) { return (bytes + 3) & ~KOPT_CAST_(size_t, 3); }
 
-KOPT_LEAN_ void kopt_lay_out_(kopt_layout_ *at, const kopt_kept_ *kept, size_t n) {
+KOPT_SMALL_FN_ void kopt_lay_out_(kopt_layout_ *at, const kopt_kept_ *kept, size_t n) {
     const size_t residual_size = kopt_bytes_of_residual_(kept->weight, kept->rounding);
     const size_t residual = kopt_words_(n * residual_size);
     const size_t moment = kopt_words_(n * kopt_bytes_of_(kept->moment));
@@ -7052,7 +6743,7 @@ KOPT_LEAN_ void kopt_lay_out_(kopt_layout_ *at, const kopt_kept_ *kept, size_t n
     if ((residual_size == 0 && kept->moments == 0) || (KOPT_HAS_(KOPT_WITH_CHECKS) && n == 0)) at->total = 0;
 }
 
-KOPT_LEAN_ kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n) {
+KOPT_SMALL_FN_ kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n) {
     const kopt_kept_ kept = kopt_kept_of_(opt);
     kopt_layout_ at;
     kopt_lay_out_(&at, &kept, n);
@@ -7060,7 +6751,7 @@ KOPT_LEAN_ kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n) {
 }
 
 /* Of a step. */
-KOPT_LEAN_ void kopt_lay_out_step_(kopt_layout_ *at, const kopt_step *s, size_t n) {
+KOPT_SMALL_FN_ void kopt_lay_out_step_(kopt_layout_ *at, const kopt_step *s, size_t n) {
     const kopt_kept_ kept = kopt_kept_in_(s);
     kopt_lay_out_(at, &kept, n);
 }
@@ -7092,7 +6783,7 @@ static void kopt_put_(kopt_byte_ *p, uint64_t value, int bytes) {
 /* Little-endian numbers at any address. */
 #ifdef KOPT_VECTORS16_ /* little-endian machines */
 KOPT_INLINE_ uint32_t kopt_little32_(const kopt_byte_ *p) { return kopt_load32_(p); }
-KOPT_INLINE_ uint64_t kopt_little64_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_any64_ *, p); }
+KOPT_INLINE_ uint64_t kopt_little64_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_unaligned64_ *, p); }
 #else
 static uint32_t kopt_little32_(const kopt_byte_ *p) {
     return KOPT_CAST_(uint32_t, p[0]) | KOPT_CAST_(uint32_t, p[1]) << 8 | KOPT_CAST_(uint32_t, p[2]) << 16 |
@@ -7103,9 +6794,9 @@ static uint64_t kopt_little64_(const kopt_byte_ *p) { return kopt_little32_(p) |
 #endif
 
 /* As fp32. */
-static void kopt_put_number_(kopt_byte_ *p, double x) { kopt_put_(p, kopt_bits_(kopt_narrow64_(x)), 4); }
+static void kopt_put_number_(kopt_byte_ *p, double x) { kopt_put_(p, kopt_as_u32_(kopt_narrow64_(x)), 4); }
 static double kopt_number_in_(const kopt_byte_ *p) {
-    return kopt_put64_(kopt_make64_(kopt_wide_bits_(kopt_float_(kopt_little32_(p)))));
+    return kopt_put64_(kopt_make64_(kopt_wide_bits_(kopt_as_f32_(kopt_little32_(p)))));
 }
 
 /* Bytes 7 and 9. */
@@ -7248,11 +6939,11 @@ static kopt_result kopt_check_tensor_(const kopt_tensor *t) {
     if (!kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, t->grad_format))) return KOPT_ERROR_OPTION;
     if (t->copy != KOPT_NULL_ && !kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, t->copy_format))) return KOPT_ERROR_OPTION;
     if (!KOPT_HAS_(KOPT_WITH_EXTRAS) && (t->copy != KOPT_NULL_ || t->counts != KOPT_NULL_ || t->first_index != 0 ||
-                                         (kopt_bits_(t->rate_scale) != 0 && kopt_bits_(t->rate_scale) != 0x3F800000u)))
+                                         (kopt_as_u32_(t->rate_scale) != 0 && kopt_as_u32_(t->rate_scale) != 0x3F800000u)))
         return KOPT_ERROR_OPTION;
     if (!checks) return KOPT_OK;
     if (!kopt_n_valid_(t->n) || t->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
-    if (kopt_bits_(t->rate_scale) > 0x7F7FFFFFu) return KOPT_ERROR_RANGE; /* negative, infinite or NaN */
+    if (kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu) return KOPT_ERROR_RANGE; /* negative, infinite or NaN */
     return KOPT_OK;
 }
 
@@ -7275,7 +6966,7 @@ static void kopt_write_weight_(const kopt_optimizer *opt, kopt_byte_ *weight, ko
     const kopt_format format = KOPT_FORMAT_(opt->weight_format);
     const kopt_rounding rounding = KOPT_ROUNDING_(opt->rounding);
     const uint32_t infinity = format == KOPT_BF16 ? 0x7F80u : 0x7C00u;
-    const float x = kopt_float_(bits);
+    const float x = kopt_as_f32_(bits);
     uint32_t u, kept;
     if (format == KOPT_F32) {
         kopt_store32_(weight, bits); /* not x: an x87 register would quiet a NaN */
@@ -7291,12 +6982,12 @@ static void kopt_write_weight_(const kopt_optimizer *opt, kopt_byte_ *weight, ko
         else
             kopt_store16_(residual, kept);
     } else {
-        u = rounding == KOPT_KAHAN ? kopt_split16_scalar_(x, format) : kopt_nearest16_scalar_(x, format);
+        u = rounding == KOPT_KAHAN ? kopt_round_kahan16_scalar_(x, format) : kopt_round_nearest16_scalar_(x, format);
         kopt_store16_(weight, u);
         if (rounding == KOPT_KAHAN) {
             float rest = kopt_sub_(x, kopt_widen_scalar_(u, format));
             if (format == KOPT_FP16) rest *= 2048;
-            kopt_store16_(residual, (u & infinity) == infinity ? 0 : kopt_nearest16_scalar_(rest, format));
+            kopt_store16_(residual, (u & infinity) == infinity ? 0 : kopt_round_nearest16_scalar_(rest, format));
         }
     }
 }
@@ -7304,7 +6995,7 @@ static void kopt_write_weight_(const kopt_optimizer *opt, kopt_byte_ *weight, ko
 static float kopt_read_weight_(const kopt_optimizer *opt, const kopt_byte_ *weight, const kopt_byte_ *residual) {
     const kopt_format format = opt->weight_format;
     float rest;
-    if (format == KOPT_F32) return kopt_float_(kopt_load32_(weight));
+    if (format == KOPT_F32) return kopt_as_f32_(kopt_load32_(weight));
     if (opt->rounding == KOPT_EXACT)
         return kopt_from_extended_scalar_(
             (kopt_load16_(weight) << 16) + ((kopt_load16_(residual) ^ 0x8000u) - 0x8000u), format);
@@ -7328,9 +7019,9 @@ static void kopt_start_slow_(const kopt_optimizer *opt, const kopt_tensor *t) {
     const kopt_layout_ at = kopt_layout_for_(opt, t->n);
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     if (KOPT_RULE_(opt->rule) != KOPT_RANGER) return;
-    kopt_copy_called_(state + at.slow, KOPT_CAST_(const kopt_byte_ *, t->weight),
+    kopt_copy_noinline_(state + at.slow, KOPT_CAST_(const kopt_byte_ *, t->weight),
                       t->n * kopt_bytes_of_(opt->weight_format));
-    kopt_copy_called_(state + at.slow_residual, state + at.residual,
+    kopt_copy_noinline_(state + at.slow_residual, state + at.residual,
                       t->n * kopt_bytes_of_residual_(opt->weight_format, opt->rounding));
 }
 
@@ -7424,7 +7115,7 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
                                   residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes);
         } else if (KOPT_HAS_(KOPT_WITH_Q8) && opt->moment_format == KOPT_Q8) {
             moment = state + at.moment[what - KOPT_FIRST_MOMENT];
-            x = kopt_number_of_(moment[i], kopt_float_(kopt_load32_(moment + at.scale + i / KOPT_BLOCK_ * 4)), rooted);
+            x = kopt_number_of_(moment[i], kopt_as_f32_(kopt_load32_(moment + at.scale + i / KOPT_BLOCK_ * 4)), rooted);
             if (rooted) x = kopt_mul_scalar_(x, x);
         } else {
             moment = state + at.moment[what - KOPT_FIRST_MOMENT] + i * moment_bytes;
@@ -7432,7 +7123,7 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
                                    opt->moment_format);
             if (rooted) x = kopt_mul_scalar_(x, x);
         }
-        kopt_store32_(KOPT_POINTER_(kopt_byte_ *, out) + 4 * i, kopt_bits_(x));
+        kopt_store32_(KOPT_POINTER_(kopt_byte_ *, out) + 4 * i, kopt_as_u32_(x));
     }
     kopt_leave_(&environment);
     return KOPT_OK;
@@ -7445,7 +7136,7 @@ static void kopt_code_block_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byt
     for (i = 0; i < n; i++) {
         uint32_t bits = kopt_load32_(in + 4 * i);
         KOPT_OPAQUE_(bits); /* no call of memcpy */
-        row[i] = rooted ? kopt_sqrt_(kopt_float_(bits)) : kopt_float_(bits);
+        row[i] = rooted ? kopt_sqrt_(kopt_as_f32_(bits)) : kopt_as_f32_(bits);
     }
     kopt_quantise_(code, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, row), n, rooted, KOPT_NULL_);
 }
@@ -7464,7 +7155,7 @@ static void kopt_write_stream_(const kopt_optimizer *opt, const kopt_tensor *t, 
     for (i = begin; i < end; i += n, in += 4 * n) {
         const uint32_t bits = kopt_load32_(in);
         kopt_byte_ *const moment = moments + i * moment_bytes;
-        float x = kopt_float_(bits);
+        float x = kopt_as_f32_(bits);
         uint32_t rounded;
         n = 1;
         if (what == KOPT_WEIGHT) {
@@ -7482,8 +7173,8 @@ static void kopt_write_stream_(const kopt_optimizer *opt, const kopt_tensor *t, 
             continue;
         }
         if (rooted) x = kopt_sqrt_(x);
-        rounded = kopt_nearest16_scalar_(x, opt->moment_format);
-        if (rooted && rounded == 0 && kopt_bits_(x) != 0) rounded = 1; /* positive, so never zero */
+        rounded = kopt_round_nearest16_scalar_(x, opt->moment_format);
+        if (rooted && rounded == 0 && kopt_as_u32_(x) != 0) rounded = 1; /* positive, so never zero */
         kopt_store16_(moment, rounded);
     }
 }
@@ -7521,7 +7212,7 @@ static float kopt_dynamic_value_(uint32_t code, int square) {
         x = kopt_div64_(kopt_add64_(kopt_get64_(0.1), kopt_mul64_(kopt_get64_(0.9), x)), shrink);
     }
     value = kopt_to_float_(x);
-    return code < zero ? kopt_float_(kopt_bits_(value) | 0x80000000u) : value;
+    return code < zero ? kopt_as_f32_(kopt_as_u32_(value) | 0x80000000u) : value;
 }
 
 /* A moment from codes of the dynamic map, which may be where the moment is going to be. */
@@ -7533,11 +7224,11 @@ static void kopt_write_dynamic_(const kopt_optimizer *opt, const kopt_tensor *t,
     size_t i, k, n;
     kopt_enter_(&environment);
     for (i = 0; i < t->n; i += n) {
-        const float scale = kopt_float_(kopt_load32_(scales + i / KOPT_BLOCK_ * 4));
+        const float scale = kopt_as_f32_(kopt_load32_(scales + i / KOPT_BLOCK_ * 4));
         n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
         for (k = 0; k < n; k++) {
             row[k] = kopt_dynamic_value_(codes[i + k], square);
-            KOPT_SETTLE_(row[k]); /* or -Ofast sees 0 * NaN and makes it 0 */
+            KOPT_OPAQUE_FLOAT_(row[k]); /* or -Ofast sees 0 * NaN and makes it 0 */
             row[k] = kopt_mul_scalar_(row[k], scale);
         }
         kopt_write_stream_(opt, t, what, KOPT_CONST_POINTER_(const kopt_byte_ *, row), i, i + n);
@@ -7666,7 +7357,7 @@ static void kopt_optimizer_in_(kopt_optimizer *opt, const kopt_byte_ *h) {
     if (rule != KOPT_SGD) made.beta1 = kopt_number_in_(h + 56);
     if (rule != KOPT_SGD) made.beta2 = kopt_number_in_(h + 60);
     if (rule == KOPT_ADAN || rule == KOPT_RANGER || made.stable) made.eps = 1e-6;
-    kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, opt), KOPT_CONST_POINTER_(const kopt_byte_ *, &made), sizeof made);
+    kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, opt), KOPT_CONST_POINTER_(const kopt_byte_ *, &made), sizeof made);
 }
 
 KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, kopt_optimizer *opt, kopt_tensor *t) {
@@ -7692,7 +7383,7 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
 
 /* RAdam's rectification term, in (0, 1); 0 while the approximated moving average is 5 steps or shorter. In binary64:
    that length is a difference of numbers near 2 / (1 - beta). */
-static KOPT_BOTH_ float kopt_rectifier_(kopt_f64_ beta, uint32_t step) {
+static KOPT_HOST_DEVICE_ float kopt_rectifier_(kopt_f64_ beta, uint32_t step) {
     const kopt_f64_ one = kopt_get64_(1), two = kopt_get64_(2), four = kopt_get64_(4);
     const kopt_f64_ longest = kopt_sub64_(kopt_div64_(two, kopt_sub64_(one, beta)), one);
     kopt_f64_ power = one, square = beta, length, above, below;
@@ -7710,16 +7401,16 @@ static KOPT_BOTH_ float kopt_rectifier_(kopt_f64_ beta, uint32_t step) {
 }
 
 /* What a step takes over from the options. */
-KOPT_LEAN_ KOPT_BOTH_ void kopt_take_options_(const kopt_optimizer *opt, kopt_step *s) {
+KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_take_options_(const kopt_optimizer *opt, kopt_step *s) {
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS), extras = KOPT_HAS_(KOPT_WITH_EXTRAS);
     const int momentum = KOPT_HAS_(KOPT_WITH_MOMENTUM);
     s->rule = opt->rule; /* what is the only choice of a build is not kept, but not read either */
-    if (checks || !KOPT_ALONE_(KOPT_FORMATS_)) {
+    if (checks || !KOPT_SINGLE_BIT_(KOPT_FORMATS_)) {
         s->weight_format = opt->weight_format;
         s->moment_format = opt->moment_format;
     }
-    if (checks || !KOPT_ALONE_(KOPT_ROUNDINGS_)) s->rounding = opt->rounding;
-    if (checks || !KOPT_ALONE_(KOPT_STATE_ROUNDINGS_)) {
+    if (checks || !KOPT_SINGLE_BIT_(KOPT_ROUNDINGS_)) s->rounding = opt->rounding;
+    if (checks || !KOPT_SINGLE_BIT_(KOPT_STATE_ROUNDINGS_)) {
         s->moment_rounding = opt->moment_rounding;
         s->compensation_rounding = opt->compensation_rounding;
     }
@@ -7741,12 +7432,12 @@ KOPT_LEAN_ KOPT_BOTH_ void kopt_take_options_(const kopt_optimizer *opt, kopt_st
 }
 
 /* 1 - x of other hyper-parameters. */
-KOPT_LEAN_ KOPT_BOTH_ float kopt_one_minus_(double x) { return kopt_to_float_(kopt_sub64_(kopt_get64_(1), kopt_get64_(x))); }
+KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) { return kopt_to_float_(kopt_sub64_(kopt_get64_(1), kopt_get64_(x))); }
 
-static KOPT_BOTH_ int kopt_finite_(float x) { return (kopt_bits_(x) & 0x7F800000u) != 0x7F800000u; }
+static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0x7F800000u) != 0x7F800000u; }
 
 /* The step after opt->step. Returns 0 if a scalar is beyond the range of a float. */
-KOPT_SCALARS_ KOPT_BOTH_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
+KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
     const kopt_rule rule = KOPT_RULE_(opt->rule);
     const kopt_decay how = KOPT_DECAY_(opt->decay);
     const float weight_decay = kopt_narrow64_(opt->weight_decay);
@@ -7754,7 +7445,7 @@ KOPT_SCALARS_ KOPT_BOTH_ int kopt_compute_scalars_(const kopt_optimizer *opt, ko
     s->step = opt->step + 1;
     s->grad_scale = kopt_narrow64_(opt->grad_scale);
     if (KOPT_HAS_(KOPT_WITH_EXTRAS)) s->grad_scale = kopt_mul_(s->grad_scale, kopt_narrow64_(opt->clip));
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && opt->maximize) s->grad_scale = kopt_float_(kopt_bits_(s->grad_scale) ^ 0x80000000u);
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && opt->maximize) s->grad_scale = kopt_as_f32_(kopt_as_u32_(s->grad_scale) ^ 0x80000000u);
     if (KOPT_HAS_(KOPT_WITH_L2)) s->l2 = how == KOPT_L2 ? weight_decay : 0;
     s->rate = kopt_narrow64_(opt->lr);
     s->decay = 0;
@@ -7799,7 +7490,7 @@ KOPT_SCALARS_ KOPT_BOTH_ int kopt_compute_scalars_(const kopt_optimizer *opt, ko
                 s->rate = kopt_mul_(s->rate, a);
                 if (opt->atan2_outside) s->rate = kopt_div_(s->rate, rest1);
                 s->root_scale = kopt_div_(opt->atan2_outside ? b : kopt_mul_(b, rest1), kopt_sqrt_(rest2));
-                s->eps = kopt_float_(0x00800000u);
+                s->eps = kopt_as_f32_(0x00800000u);
             } else
 #endif
             {
@@ -7808,7 +7499,7 @@ KOPT_SCALARS_ KOPT_BOTH_ int kopt_compute_scalars_(const kopt_optimizer *opt, ko
             }
             if (rule == KOPT_RADAM || rule == KOPT_RANGER) {
                 const float rectifier = kopt_rectifier_(kopt_get64_(opt->beta2), s->step);
-                s->unrectified = kopt_bits_(rectifier) == 0;
+                s->unrectified = kopt_as_u32_(rectifier) == 0;
                 if (!s->unrectified) s->rate = kopt_mul_(s->rate, rectifier);
                 if (!s->unrectified && rule == KOPT_RADAM) { /* eps is added to the root before its correction */
                     s->rate = kopt_div_(s->rate, s->root_scale);
@@ -7863,7 +7554,7 @@ static int kopt_step_valid_(const kopt_step *s) {
 }
 
 /* Lays the block out, too. */
-KOPT_LEAN_ kopt_result kopt_check_step_(kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t) {
+KOPT_SMALL_FN_ kopt_result kopt_check_step_(kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t) {
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
     kopt_result result = KOPT_OK;
     kopt_kept_ kept;
@@ -7885,13 +7576,13 @@ static const kopt_vmath *kopt_vmath_of_steps_(const kopt_vmath *vmath);
 static const kopt_vmath *kopt_table_of_(const kopt_step *s) {
     const kopt_vmath *vmath = s->vmath;
     if ((KOPT_ONLY_ & KOPT_SECOND_PASS_) != KOPT_SECOND_PASS_) return KOPT_NULL_;
-    if (s->rule == KOPT_LION && kopt_bits_(s->sharpness) << 1 != 0)
+    if (s->rule == KOPT_LION && kopt_as_u32_(s->sharpness) << 1 != 0)
         return vmath == KOPT_NULL_ || vmath->tanh == KOPT_NULL_ ? kopt_vmath_builtin() : kopt_vmath_of_steps_(vmath);
     if (s->rule != KOPT_ADAM_ATAN2 || vmath == KOPT_NULL_ || vmath->atan2 == KOPT_NULL_) return KOPT_NULL_;
     return vmath->atan2 == kopt_vmath_builtin()->atan2 ? KOPT_NULL_ : kopt_vmath_of_steps_(vmath);
 }
 
-static void kopt_between_(const kopt_job_ *j, float *y, const float *x, size_t n) {
+static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *x, size_t n) {
     if (j->step->rule == KOPT_LION)
         (j->vmath->tanh)(y, y, n);
     else
@@ -7911,10 +7602,10 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
     kopt_job_ job;
     size_t i, n;
     int m;
-    kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, &job), KOPT_CONST_POINTER_(const kopt_byte_ *, whole), sizeof job);
+    kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &job), KOPT_CONST_POINTER_(const kopt_byte_ *, whole), sizeof job);
     kopt_drawn_of_(&drawn, s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
     job.moment_format = KOPT_F32;
-    job.in_rows = 1;
+    job.buffered = 1;
     job.begin = 0;
     for (m = 0; m < s->moments; m++)
         job.moment[m] = KOPT_POINTER_(kopt_byte_ *, moment + KOPT_CAST_(unsigned, m) * KOPT_BLOCK_);
@@ -7956,7 +7647,7 @@ KOPT_FRAME_(3)
 KOPT_FRAME_(4)
 #undef KOPT_FRAME_
 
-KOPT_LEAN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t, size_t begin,
+KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t, size_t begin,
                            size_t end) {
     const int extras = KOPT_HAS_(KOPT_WITH_EXTRAS), none = KOPT_HAS_(KOPT_WITH_CHECKS) && at->total == 0;
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
@@ -7988,7 +7679,7 @@ KOPT_LEAN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kop
     job->id = t->id;
     job->stream = KOPT_RANDOM_STEP_;
     job->scale = at->scale;
-    job->in_rows = 0;
+    job->buffered = 0;
 #ifdef KAHAN_OPT_VMATH
     job->vmath = kopt_table_of_(s);
     job->quotient = s->rule == KOPT_ADAM_ATAN2 && job->vmath != KOPT_NULL_ && job->vmath != s->vmath;
@@ -7996,7 +7687,7 @@ KOPT_LEAN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kop
 }
 
 /* stable: StableAdamW's factor of the rate, beside the tensor's. */
-KOPT_LEAN_ void kopt_run_(const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end,
+KOPT_SMALL_FN_ void kopt_run_(const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end,
                           float stable) {
     kopt_environment_ environment;
     kopt_job_ job;
@@ -8006,7 +7697,7 @@ KOPT_LEAN_ void kopt_run_(const kopt_layout_ *at, const kopt_step *s, const kopt
     if (KOPT_HAS_(KOPT_WITH_EXTRAS)) {
         volatile float factor = stable; /* read here, so that nothing is multiplied before kopt_enter_ */
         const float scale = kopt_mul_scalar_(kopt_rate_scale_(t), factor);
-        if (kopt_bits_(scale) != 0x3F800000u) {
+        if (kopt_as_u32_(scale) != 0x3F800000u) {
             job.rate = kopt_mul_scalar_(job.rate, scale);
             job.decay = kopt_mul_scalar_(job.decay, scale);
         }
@@ -8042,7 +7733,7 @@ static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *at, const kopt_step
         job.end = i + n;
         if (s->moment_format == KOPT_Q8) {
             job.moment_format = KOPT_F32;
-            job.in_rows = 1;
+            job.buffered = 1;
             job.moment[1] = bytes;
             kopt_dequantise_(bytes, state + at->moment[1] + i, state + at->moment[1] + at->scale + i / KOPT_BLOCK_ * 4,
                              n, 1);
@@ -8058,11 +7749,11 @@ static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *at, const kopt_step
     kopt_leave_(&environment);
 }
 
-KOPT_LEAN_ void kopt_run_whole_(const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t) {
+KOPT_SMALL_FN_ void kopt_run_whole_(const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t) {
     kopt_norm norm;
     float scale = 1;
     if (KOPT_HAS_(KOPT_WITH_EXTRAS) && s->stable && !s->moments_only) {
-        kopt_bounce_(KOPT_POINTER_(kopt_byte_ *, &norm), sizeof norm, KOPT_NULL_, 0); /* zeros */
+        kopt_copy_padded_(KOPT_POINTER_(kopt_byte_ *, &norm), sizeof norm, KOPT_NULL_, 0); /* zeros */
         kopt_measure_(at, s, t, 0, t->n, &norm);
         scale = kopt_stable_scale(&norm, t->n);
     }
@@ -8070,7 +7761,7 @@ KOPT_LEAN_ void kopt_run_whole_(const kopt_layout_ *at, const kopt_step *s, cons
 }
 
 /* Of a list that was checked. */
-KOPT_LEAN_ void kopt_run_tensor_(const kopt_step *s, const kopt_tensor *t) {
+KOPT_SMALL_FN_ void kopt_run_tensor_(const kopt_step *s, const kopt_tensor *t) {
     kopt_layout_ at;
     kopt_lay_out_step_(&at, s, t->n);
     kopt_run_whole_(&at, s, t);
@@ -8093,13 +7784,13 @@ KOPT_API_ kopt_result kopt_step_measure(const kopt_step *step, const kopt_tensor
 }
 
 /* Not an assignment, which would call memcpy. */
-static KOPT_BOTH_ void kopt_norm_copy_(kopt_norm *to, const kopt_norm *from) {
-    kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
+static KOPT_HOST_DEVICE_ void kopt_norm_copy_(kopt_norm *to, const kopt_norm *from) {
+    kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
     kopt_norm_carry_(to);
 }
 
 /* Digit by digit: 54 bits of the root, the last of them and what remains say how to round. */
-static KOPT_BOTH_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
+static KOPT_HOST_DEVICE_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
     uint64_t rest = 0, root = 0;
     int pairs, pair, i;
     kopt_norm n;
@@ -8127,7 +7818,7 @@ static KOPT_BOTH_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
 }
 
 /* n > 0 as binary64, to nearest. */
-static KOPT_BOTH_ kopt_f64_ kopt_count64_(uint64_t n) {
+static KOPT_HOST_DEVICE_ kopt_f64_ kopt_count64_(uint64_t n) {
     const uint32_t high = KOPT_CAST_(uint32_t, n >> 32), low = KOPT_CAST_(uint32_t, n & 0xFFFFFFFFu);
     const kopt_f64_ rest = low == 0 ? kopt_get64_(0) : kopt_whole64_(low);
     if (high == 0) return rest;
@@ -8135,7 +7826,7 @@ static KOPT_BOTH_ kopt_f64_ kopt_count64_(uint64_t n) {
 }
 
 /* 1 / (root of the mean square), at most 1. */
-static KOPT_BOTH_ float kopt_stable_of_(const kopt_norm *norm, uint64_t n) {
+static KOPT_HOST_DEVICE_ float kopt_stable_of_(const kopt_norm *norm, uint64_t n) {
     const kopt_f64_ one = kopt_get64_(1);
     kopt_f64_ rms;
     if (n == 0 || norm->nonfinite != 0) return 1;
@@ -8338,19 +8029,19 @@ KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double g
 
 /* The largest number of format that is not above `limit`, as it is stored. */
 static kopt_result kopt_limit_of_(double limit, kopt_format format, uint32_t *bits) {
-    const kopt_f64_ largest = kopt_make64_(kopt_wide_bits_(kopt_float_(0x7F7FFFFFu)));
+    const kopt_f64_ largest = kopt_make64_(kopt_wide_bits_(kopt_as_f32_(0x7F7FFFFFu)));
     kopt_f64_ most = kopt_get64_(limit);
     kopt_environment_ environment;
     if (!kopt_inside64_(most, kopt_get64_(0), most)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
     if (kopt_less64_(largest, most)) most = largest;
-    *bits = kopt_bits_(kopt_to_float_(most)) & 0x7FFFFFFFu; /* -0 is 0 */
-    if (kopt_less64_(most, kopt_make64_(kopt_wide_bits_(kopt_float_(*bits))))) --*bits; /* towards zero */
+    *bits = kopt_as_u32_(kopt_to_float_(most)) & 0x7FFFFFFFu; /* -0 is 0 */
+    if (kopt_less64_(most, kopt_make64_(kopt_wide_bits_(kopt_as_f32_(*bits))))) --*bits; /* towards zero */
     if (format == KOPT_BF16) *bits >>= 16;
     if (format == KOPT_FP16) {
         const uint32_t exact = *bits;
-        *bits = kopt_fp16_from_f32(kopt_float_(exact));
-        if (kopt_bits_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, *bits))) > exact) --*bits;
+        *bits = kopt_fp16_from_f32(kopt_as_f32_(exact));
+        if (kopt_as_u32_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, *bits))) > exact) --*bits;
     }
     kopt_leave_(&environment);
     return KOPT_OK;
@@ -8391,7 +8082,7 @@ KOPT_API_ kopt_scaler kopt_grad_scaler(void) {
 }
 
 static kopt_result kopt_check_scaler_(const kopt_scaler *s) {
-    const uint32_t scale = s == KOPT_NULL_ ? 0 : kopt_bits_(s->scale), minimum = s == KOPT_NULL_ ? 0 : kopt_bits_(s->minimum);
+    const uint32_t scale = s == KOPT_NULL_ ? 0 : kopt_as_u32_(s->scale), minimum = s == KOPT_NULL_ ? 0 : kopt_as_u32_(s->minimum);
     if (s == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (scale < 0x00800000u || scale >= 0x7F800000u || minimum >= 0x7F800000u) return KOPT_ERROR_RANGE;
     if (!kopt_within_(s->growth, 1, 1e30) || !kopt_less_(1, s->growth)) return KOPT_ERROR_RANGE;
@@ -8410,10 +8101,10 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
         s->good = 0;
         if (s->bad != 0xFFFFFFFFu) s->bad++;
         if (s->bad >= s->hysteresis) {
-            const kopt_f64_ least = kopt_make64_(kopt_wide_bits_(kopt_float_(0x00800000u)));
+            const kopt_f64_ least = kopt_make64_(kopt_wide_bits_(kopt_as_f32_(0x00800000u)));
             scale = kopt_mul64_(scale, kopt_get64_(s->backoff));
             if (!kopt_less64_(scale, least)) s->scale = kopt_to_float_(scale); /* stays a normal float */
-            if (kopt_bits_(s->scale) < kopt_bits_(s->minimum)) s->scale = s->minimum;
+            if (kopt_as_u32_(s->scale) < kopt_as_u32_(s->minimum)) s->scale = s->minimum;
         }
     } else {
         s->bad = 0;
@@ -8438,7 +8129,7 @@ static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, c
     if (result == KOPT_OK) result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
     if (!kopt_inside64_(kopt_get64_(max_norm), kopt_get64_(0), most)) return KOPT_ERROR_RANGE;
-    kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, &scaled), KOPT_CONST_POINTER_(const kopt_byte_ *, opt),
+    kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &scaled), KOPT_CONST_POINTER_(const kopt_byte_ *, opt),
                       sizeof scaled);
     kopt_enter_(&environment);
     scaled.grad_scale =
@@ -8476,7 +8167,7 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
     result = kopt_scaled_step_(scaler, opt, KOPT_NULL_, max_norm, &step);
     if (result == KOPT_OK) result = kopt_check_list_(&step, tensors, count);
     if (result != KOPT_OK) return result;
-    kopt_bounce_(KOPT_POINTER_(kopt_byte_ *, &norm), sizeof norm, KOPT_NULL_, 0); /* zeros */
+    kopt_copy_padded_(KOPT_POINTER_(kopt_byte_ *, &norm), sizeof norm, KOPT_NULL_, 0); /* zeros */
     if (closure != KOPT_NULL_ && closure->evaluate != KOPT_NULL_) closure->evaluate(closure->user, scaler->scale);
     result = kopt_norm_add_grads(&norm, tensors, count);
     if (closure != KOPT_NULL_ && closure->reduce != KOPT_NULL_) closure->reduce(closure->user, &norm);
@@ -8544,7 +8235,7 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
     job.step = &s;
     job.weight = KOPT_CAST_(kopt_byte_ *, a->sum);
     job.residual = KOPT_CAST_(kopt_byte_ *, a->residual);
-    kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, &job.grad), KOPT_CONST_POINTER_(const kopt_byte_ *, &grad), sizeof grad);
+    kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &job.grad), KOPT_CONST_POINTER_(const kopt_byte_ *, &grad), sizeof grad);
     job.grad_format = grad_format;
     job.moment_format = a->format;
     job.end = a->n;
@@ -8557,7 +8248,7 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
         if (residual_bytes != 0) kopt_zero_(job.residual, a->n * residual_bytes);
     }
     kopt_enter_(&environment);
-    s.grad_scale = kopt_float_(kopt_bits_(kopt_narrow64_(scale)) ^ 0x80000000u);
+    s.grad_scale = kopt_as_f32_(kopt_as_u32_(kopt_narrow64_(scale)) ^ 0x80000000u);
     if (a->n != 0) (KOPT_KERNEL_(step))(&job);
     kopt_leave_(&environment);
     return KOPT_OK;
@@ -8581,7 +8272,7 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
     for (i = 0; i < a->n; i++) {
         uint32_t value = 0;
         if (a->count != 0)
-            value = kopt_bits_(kopt_read_weight_(&like, sum + i * size,
+            value = kopt_as_u32_(kopt_read_weight_(&like, sum + i * size,
                                                  residual_size == 0 ? KOPT_NULL_ : residual + i * residual_size));
         KOPT_OPAQUE_(value);
         kopt_store32_(KOPT_POINTER_(kopt_byte_ *, out) + 4 * i, value);
@@ -8607,7 +8298,7 @@ KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, s
 }
 
 /* Where the code of element n begins, or ends. */
-static KOPT_BOTH_ size_t kopt_code_at_(kopt_format code, size_t n) {
+static KOPT_HOST_DEVICE_ size_t kopt_code_at_(kopt_format code, size_t n) {
     return code == KOPT_Q8 ? n + 4 * kopt_blocks_(n) : code == KOPT_SIGN ? n / 8 + (n % 8 != 0) + 4 * kopt_blocks_(n) : 2 * n;
 }
 
@@ -8649,9 +8340,9 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
 }
 
 /* By words: -Ofast takes it that no operand of a choice between floats is NaN. */
-KOPT_INLINE_ float kopt_without_payload_(float x) {
-    const uint32_t u = kopt_bits_(x);
-    return kopt_float_((u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : u);
+KOPT_INLINE_ float kopt_canonical_nan_(float x) {
+    const uint32_t u = kopt_as_u32_(x);
+    return kopt_as_f32_((u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : u);
 }
 
 /* x and y are parts of arrays of any format. v: the random bits, if any; their stream is in v->stochastic. */
@@ -8667,36 +8358,36 @@ static KOPT_NOINLINE_ void kopt_move_(kopt_conversion_ *v, kopt_byte_ *to, kopt_
 
 /* One more magnitude for the mean of a block. */
 KOPT_INLINE_ float kopt_more_(float mean, uint32_t mag) {
-    return kopt_add_(mean, kopt_mul_(kopt_float_(mag), 1.0f / 256));
+    return kopt_add_(mean, kopt_mul_(kopt_as_f32_(mag), 1.0f / 256));
 }
 
 /* The scale of a block of KOPT_Q8 or KOPT_SIGN, from its largest magnitude and the sum of |x| / 256. */
-static KOPT_BOTH_ uint32_t kopt_scale_of_(kopt_format code, uint32_t largest, float mean, size_t n, int stochastic) {
-    if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) return kopt_scale_of_codes_(largest, 0);
+static KOPT_HOST_DEVICE_ uint32_t kopt_scale_of_(kopt_format code, uint32_t largest, float mean, size_t n, int stochastic) {
+    if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) return kopt_scale_q8_(largest, 0);
     if (stochastic) return kopt_scale_(largest);
     if (n < KOPT_BLOCK_) mean = kopt_mul_(mean, kopt_div_(256.0f, KOPT_CAST_(float, n)));
-    return kopt_scale_(kopt_bits_(mean));
+    return kopt_scale_(kopt_as_u32_(mean));
 }
 
 /* The bit of KOPT_SIGN. */
-static KOPT_BOTH_ uint32_t kopt_sign_of_(float x, uint32_t scale, int stochastic, uint32_t random16) {
+static KOPT_HOST_DEVICE_ uint32_t kopt_sign_of_(float x, uint32_t scale, int stochastic, uint32_t random16) {
     float y;
     if (scale == 0 || scale == 0x7FC00000u) return 0;
-    if (!stochastic) return kopt_bits_(x) >> 31;
-    y = kopt_add_(kopt_div_(x, kopt_float_(scale)), 1.0f);
+    if (!stochastic) return kopt_as_u32_(x) >> 31;
+    y = kopt_add_(kopt_div_(x, kopt_as_f32_(scale)), 1.0f);
     return !kopt_above_(kopt_mul_(y, 32768.0f), kopt_add_(KOPT_CAST_(float, random16), 0.5f));
 }
 
 /* What the code y of x lacks, if a residual can hold it. */
-static KOPT_BOTH_ float kopt_lost_(float x, float y, kopt_format format) {
+static KOPT_HOST_DEVICE_ float kopt_lost_(float x, float y, kopt_format format) {
     const uint32_t limit = format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F7F8000u : 0x477FF000u;
-    const uint32_t lost = kopt_bits_(kopt_sub_(x, y));
-    return kopt_float_((lost & 0x7FFFFFFFu) < limit ? lost : 0);
+    const uint32_t lost = kopt_as_u32_(kopt_sub_(x, y));
+    return kopt_as_f32_((lost & 0x7FFFFFFFu) < limit ? lost : 0);
 }
 
 /* sum + y * scale */
 KOPT_INLINE_ float kopt_sum_with_(float sum, float y, float scale) {
-    return kopt_without_payload_(kopt_add_(sum, kopt_bits_(scale) == 0x3F800000u ? y : kopt_mul_(y, scale)));
+    return kopt_canonical_nan_(kopt_add_(sum, kopt_as_u32_(scale) == 0x3F800000u ? y : kopt_mul_(y, scale)));
 }
 
 /* One block of KOPT_Q8 or KOPT_SIGN; drawn may be NULL: nearest. */
@@ -8705,7 +8396,7 @@ static KOPT_NOINLINE_ void kopt_pack_(kopt_byte_ *out, kopt_format code, const f
     float mean = 0;
     size_t i;
     for (i = 0; i < n; i++) {
-        const uint32_t mag = kopt_bits_(x[i]) & 0x7FFFFFFFu;
+        const uint32_t mag = kopt_as_u32_(x[i]) & 0x7FFFFFFFu;
         if (mag > largest) largest = mag;
         mean = kopt_more_(mean, mag);
     }
@@ -8779,7 +8470,7 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
             for (k = 0; k < v.n; k++) x[at + k] = kopt_add_(x[at + k], y[k]);
         }
         v.n = n;
-        for (k = 0; k < n; k++) x[k] = kopt_without_payload_(x[k]);
+        for (k = 0; k < n; k++) x[k] = kopt_canonical_nan_(x[k]);
         if (blocks)
             kopt_pack_(to, c->code, x, n, stochastic ? &drawn : KOPT_NULL_);
         else
@@ -9084,7 +8775,7 @@ static void kopt_sleef_mend_(float *sine, float *cosine, const kopt_byte_ *x, si
     for (i = 0; i < n; i++) {
         const uint32_t word = kopt_load32_(x + 4 * i);
         if ((word & 0x7FFFFFFFu) >= 0x4A800000u && (word & 0x7FFFFFFFu) < 0x7F800000u) {
-            const float value = kopt_float_(word);
+            const float value = kopt_as_f32_(word);
             kopt_vmath_run_(KOPT_VMATH_SINCOSPI_, sine + i, cosine + i, &value, KOPT_NULL_, 1);
         }
     }
@@ -9106,12 +8797,12 @@ static void kopt_sleef_mend_(float *sine, float *cosine, const kopt_byte_ *x, si
                                           const float *y, size_t n) { /* up to one vector */                           \
         kopt_byte_ room[7 * 64], *at = room + (0 - KOPT_ADDRESS_(room)) % 64; /* pair (128), x, y, out */              \
         kopt_byte_ *to = KOPT_POINTER_(kopt_byte_ *, out);                                                             \
-        kopt_bounce_(at + 128, 64, KOPT_CONST_POINTER_(const kopt_byte_ *, x), 4 * n);                                 \
-        kopt_bounce_(at + 192, 64, KOPT_CONST_POINTER_(const kopt_byte_ *, y), 4 * n);                                 \
+        kopt_copy_padded_(at + 128, 64, KOPT_CONST_POINTER_(const kopt_byte_ *, x), 4 * n);                                 \
+        kopt_copy_padded_(at + 192, 64, KOPT_CONST_POINTER_(const kopt_byte_ *, y), 4 * n);                                 \
         kopt_sleef_call_##width##_(f, at + 256, at, at + 128, at + 192, width / 8 KOPT_SLEEF_KIND_(what));             \
-        kopt_copy_called_(to, what == KOPT_SLEEF_SINCOSPI_ ? at : at + 256, 4 * n);                                    \
+        kopt_copy_noinline_(to, what == KOPT_SLEEF_SINCOSPI_ ? at : at + 256, 4 * n);                                    \
         if (what != KOPT_SLEEF_SINCOSPI_) return;                                                                      \
-        kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, out2), at + width / 8, 4 * n);                                   \
+        kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, out2), at + width / 8, 4 * n);                                   \
         kopt_sleef_mend_(out, out2, at + 128, n);                                                                      \
     }                                                                                                                  \
     static void kopt_sleef_loop_##width##_(kopt_sleef_raw_ *f, int what, float *out, float *out2, const float *x,      \
@@ -9363,7 +9054,7 @@ typedef struct kopt_row_ {
     const kopt_byte_ *x;
     size_t n;
     float most, high, low;
-    uint32_t key; /* of the largest: see most_ */
+    uint32_t key; /* of the largest: see row_max */
     float term[KOPT_VMATH_TILE_], rest[KOPT_VMATH_TILE_], sum[2 * KOPT_PARTS_];
     kopt_vmath_job_ job;
 } kopt_row_;
@@ -9376,14 +9067,14 @@ static float kopt_two_sum_(float a, float b, float *rest) {
 }
 
 static float kopt_load_float_(const kopt_byte_ *p, kopt_format format) {
-    return format == KOPT_F32 ? kopt_float_(kopt_load32_(p)) : kopt_widen_scalar_(kopt_load16_(p), format);
+    return format == KOPT_F32 ? kopt_as_f32_(kopt_load32_(p)) : kopt_widen_scalar_(kopt_load16_(p), format);
 }
 
 static void kopt_store_float_(kopt_byte_ *p, kopt_format format, float x) {
     if (format == KOPT_F32)
-        kopt_store32_(p, kopt_bits_(x));
+        kopt_store32_(p, kopt_as_u32_(x));
     else
-        kopt_store16_(p, kopt_nearest16_scalar_(x, format));
+        kopt_store16_(p, kopt_round_nearest16_scalar_(x, format));
 }
 
 static void kopt_fill_(kopt_byte_ *p, kopt_format format, size_t n, float x) {
@@ -9417,7 +9108,7 @@ static void kopt_row_weigh_(kopt_row_ *row, kopt_byte_ *out, size_t n, float fac
     j->in = KOPT_NULL_;
     j->in2 = KOPT_POINTER_(kopt_byte_ *, row->term);
     j->out = out;
-    j->a = kopt_float_(0);
+    j->a = kopt_as_f32_(0);
     j->b = factor;
     KOPT_KERNEL_(vmath)(j);
 }
@@ -9425,7 +9116,7 @@ static void kopt_row_weigh_(kopt_row_ *row, kopt_byte_ *out, size_t n, float fac
 /* The largest value and the sum; 0 if the row has no probabilities. */
 static int kopt_row_sum_(kopt_row_ *row) {
     kopt_byte_ *sum = KOPT_POINTER_(kopt_byte_ *, row->sum);
-    float high = kopt_float_(0), low = high, lost;
+    float high = kopt_as_f32_(0), low = high, lost;
     uint32_t key;
     size_t i, n;
     row->key = 0x807FFFFFu; /* of -inf */
@@ -9436,7 +9127,7 @@ static int kopt_row_sum_(kopt_row_ *row) {
     if (row->n != 0) KOPT_KERNEL_(vmath)(&row->job);
     key = row->key;
     if (key == 0x807FFFFFu || (key >> 31 == 0 && key >= 0x7F800000u)) return 0;
-    row->most = kopt_float_(key >> 31 == 0 ? key : key ^ 0x7FFFFFFFu);
+    row->most = kopt_as_f32_(key >> 31 == 0 ? key : key ^ 0x7FFFFFFFu);
     kopt_fill_(sum, KOPT_F32, 2 * KOPT_PARTS_, low);
     for (i = 0; i < row->n; i += n) {
         n = row->n - i < KOPT_VMATH_TILE_ ? row->n - i : KOPT_VMATH_TILE_;
@@ -9465,7 +9156,7 @@ static KOPT_NOINLINE_ void kopt_row_softmax_(kopt_row_ *row, kopt_byte_ *out) {
     if (kopt_row_sum_(row))
         kopt_row_out_(row, out, 1);
     else
-        kopt_fill_(out, row->job.format, row->n, kopt_float_(0x7FC00000u));
+        kopt_fill_(out, row->job.format, row->n, kopt_as_f32_(0x7FC00000u));
 }
 
 /* Returns the loss; grad may be NULL. */
@@ -9476,8 +9167,8 @@ static KOPT_NOINLINE_ float kopt_row_loss_(kopt_row_ *row, kopt_byte_ *grad, siz
     const float x = kopt_load_float_(row->x + at, format);
     float loss, rest, term, others;
     if (!kopt_row_sum_(row)) {
-        if (grad != KOPT_NULL_) kopt_fill_(grad, format, row->n, kopt_float_(0x7FC00000u));
-        return kopt_float_(0x7FC00000u);
+        if (grad != KOPT_NULL_) kopt_fill_(grad, format, row->n, kopt_as_f32_(0x7FC00000u));
+        return kopt_as_f32_(0x7FC00000u);
     }
     if (grad != KOPT_NULL_) {
         kopt_row_out_(row, grad, scale);
@@ -9493,10 +9184,10 @@ static KOPT_NOINLINE_ float kopt_row_loss_(kopt_row_ *row, kopt_byte_ *grad, siz
         term = row->term[target]; /* 1 - term / sum = (sum - term) / sum: right to the end when the model is sure */
         others = kopt_add_(kopt_sub_(row->high, term), row->low);
         others = kopt_mul_(kopt_div_(scale, row->high), others);
-        kopt_store_float_(grad + at, format, kopt_float_(kopt_bits_(others) ^ 0x80000000u));
+        kopt_store_float_(grad + at, format, kopt_as_f32_(kopt_as_u32_(others) ^ 0x80000000u));
     }
-    loss = kopt_two_sum_(row->most, kopt_float_(kopt_bits_(x) ^ 0x80000000u), &rest);
-    if (kopt_bits_(loss) == 0x7F800000u) return loss;
+    loss = kopt_two_sum_(row->most, kopt_as_f32_(kopt_as_u32_(x) ^ 0x80000000u), &rest);
+    if (kopt_as_u32_(loss) == 0x7F800000u) return loss;
     KOPT_VMATH_CALL_(log, (&term, &row->high, 1));
     return kopt_add_(loss, kopt_add_(term, kopt_add_(rest, kopt_div_(row->low, row->high))));
 }
@@ -9576,13 +9267,13 @@ KOPT_API_ kopt_result kopt_cross_entropy(const kopt_vmath *vmath, float *loss, v
     for (r = 0; r < rows; r++) {
         const size_t at = r * stride * kopt_bytes_of_(format);
         const uint32_t t = kopt_load32_(targets + 4 * r);
-        float value = kopt_float_(0);
+        float value = kopt_as_f32_(0);
         row.x = KOPT_CAST_(const kopt_byte_ *, logits) + at;
         if (t >> 31 == 0)
             value = kopt_row_loss_(&row, grads == KOPT_NULL_ ? grads : grads + at, t, factor);
         else if (grads != KOPT_NULL_)
             kopt_fill_(grads + at, format, columns, value);
-        if (losses != KOPT_NULL_) kopt_store32_(losses + 4 * r, kopt_bits_(value));
+        if (losses != KOPT_NULL_) kopt_store32_(losses + 4 * r, kopt_as_u32_(value));
     }
     kopt_leave_(&environment);
     return KOPT_OK;
@@ -9688,7 +9379,7 @@ KOPT_API_ kopt_result kopt_truncated_normal(void *out, kopt_format format, size_
     if (!kopt_within_(limit, 0.5, 3e38)) return KOPT_ERROR_RANGE;
     kopt_draw_of_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_NOISE_, seed, step, id);
     kopt_enter_(&environment);
-    draw.limit = kopt_bits_(kopt_narrow64_(limit));
+    draw.limit = kopt_as_u32_(kopt_narrow64_(limit));
     kopt_leave_(&environment);
     return kopt_draw_run_(&draw, out, format, n, mean, deviation, first_index);
 }
@@ -9751,8 +9442,8 @@ KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, 
 /* The noise in units of the rate, negative: sqrt(2 temperature / rate); 0 without noise. Not finite: refused. */
 static KOPT_NOINLINE_ float kopt_langevin_factor_(float rate, float rate_scale, double temperature) {
     const float heat = kopt_narrow64_(temperature);
-    if (kopt_bits_(rate_scale) != 0x3F800000u) rate = kopt_mul_scalar_(rate, rate_scale);
-    if ((kopt_bits_(heat) << 1) == 0 || (kopt_bits_(rate) << 1) == 0) return kopt_float_(0);
+    if (kopt_as_u32_(rate_scale) != 0x3F800000u) rate = kopt_mul_scalar_(rate, rate_scale);
+    if ((kopt_as_u32_(heat) << 1) == 0 || (kopt_as_u32_(rate) << 1) == 0) return kopt_as_f32_(0);
     return kopt_sqrt_(kopt_div_(kopt_add_(heat, heat), rate));
 }
 
@@ -9793,7 +9484,7 @@ static KOPT_NOINLINE_ void kopt_langevin_tiles_(kopt_job_ *job, const kopt_job_ 
     j.format = whole->grad_format;
     j.out = job->grad;
     j.a = s->grad_scale;
-    j.b = kopt_float_(kopt_bits_(factor) ^ 0x80000000u);
+    j.b = kopt_as_f32_(kopt_as_u32_(factor) ^ 0x80000000u);
     for (i = whole->begin; i < whole->end; i += n) {
         const size_t offset = KOPT_CAST_(unsigned, (whole->first + i) & 255);
         kopt_byte_ *grad = whole->grad + i * grad_bytes;
@@ -9823,16 +9514,16 @@ static void kopt_langevin_run_(const kopt_step *s, const kopt_tensor *t, double 
     kopt_lay_out_step_(&at, s, t->n);
     kopt_make_job_(&whole, &at, s, t, begin, end);
     kopt_enter_(&environment);
-    if (kopt_bits_(kopt_rate_scale_(t)) != 0x3F800000u) {
+    if (kopt_as_u32_(kopt_rate_scale_(t)) != 0x3F800000u) {
         volatile float scale = t->rate_scale; /* as in kopt_run_ */
         whole.rate = kopt_mul_scalar_(whole.rate, scale);
         whole.decay = kopt_mul_scalar_(whole.decay, scale);
     }
     factor = kopt_langevin_factor_(s->rate, kopt_rate_scale_(t), temperature);
-    if (kopt_bits_(factor) == 0) {
+    if (kopt_as_u32_(factor) == 0) {
         (KOPT_KERNEL_(step))(&whole);
     } else {
-        kopt_copy_called_(KOPT_POINTER_(kopt_byte_ *, &local), KOPT_CONST_POINTER_(const kopt_byte_ *, s),
+        kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &local), KOPT_CONST_POINTER_(const kopt_byte_ *, s),
                           sizeof local);
         kopt_copy_job_(&job, &whole);
         kopt_langevin_tiles_(&job, &whole, &local, factor);

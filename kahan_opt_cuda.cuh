@@ -247,7 +247,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
 #define KOPT_ROLL_ _Pragma("unroll 1")
 #define KOPT_CUDA_ALIGNED_ __align__(16)
 #endif
-#define KOPT_CUDA_FN_ static KOPT_FORCE_INLINE_ KOPT_BOTH_
+#define KOPT_CUDA_FN_ static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_
 #ifdef KOPT_CUDA_HOST_ /* DEVICE_: what threads do together; WHOLE_: what a kernel calls, here one function for all */
 #define KOPT_CUDA_DEVICE_ static KOPT_FORCE_INLINE_
 #define KOPT_CUDA_WHOLE_ static
@@ -572,15 +572,15 @@ KOPT_CUDA_FN_ void kopt_cuda_give_(kopt_byte_ *base, size_t size, kopt_cuda_part
 
 /* r (kopt_random) of element q of the 8 from global index e on, a multiple of 8, whose words are w. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_random_of_(const uint32_t w[4], uint64_t e, int q) {
-    return kopt_random_of_((q & 1) != 0 ? w[q >> 1] >> 16 | w[q >> 1] << 16 : w[q >> 1], e);
+    return kopt_random_combine_((q & 1) != 0 ? w[q >> 1] >> 16 | w[q >> 1] << 16 : w[q >> 1], e);
 }
 
 /* Of all 8, for any e: those of a shard may lie across two octets of the whole. */
-KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[8], const kopt_cipher_cuda_ *cipher, uint64_t e) {
+KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[8], const kopt_philox_key_cuda_ *cipher, uint64_t e) {
     uint32_t w[8];
     int q;
-    kopt_random_words_cuda_(w, cipher, kopt_block_of_(e));
-    kopt_random_words_cuda_(w + 4, cipher, kopt_block_of_(e + 7));
+    kopt_philox_cuda_(w, cipher, kopt_philox_block_(e));
+    kopt_philox_cuda_(w + 4, cipher, kopt_philox_block_(e + 7));
     KOPT_UNROLL_
     for (q = 0; q < 6; q++) w[q] = (e & 4) != 0 ? w[q + 2] : w[q];
     KOPT_UNROLL_
@@ -588,17 +588,17 @@ KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[8], const kopt_cipher_cud
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) { /* the two halves of element e + q, its own below */
         const uint32_t halves = (e & 1) != 0 ? w[(q + 1) >> 1] : w[q >> 1];
-        r[q] = kopt_random_of_(((e ^ KOPT_CAST_(uint32_t, q)) & 1) != 0 ? halves >> 16 | halves << 16 : halves,
+        r[q] = kopt_random_combine_(((e ^ KOPT_CAST_(uint32_t, q)) & 1) != 0 ? halves >> 16 | halves << 16 : halves,
                                e + KOPT_CAST_(uint64_t, q));
     }
 }
 
 /* ... and for one that may be either. */
-KOPT_CUDA_FN_ void kopt_cuda_random_octet_(uint32_t r[8], const kopt_cipher_cuda_ *cipher, uint64_t e) {
+KOPT_CUDA_FN_ void kopt_cuda_random_octet_(uint32_t r[8], const kopt_philox_key_cuda_ *cipher, uint64_t e) {
     if ((e & 7) == 0) {
         uint32_t w[4];
         int q;
-        kopt_random_words_cuda_(w, cipher, kopt_block_of_(e));
+        kopt_philox_cuda_(w, cipher, kopt_philox_block_(e));
         KOPT_UNROLL_
         for (q = 0; q < 8; q++) r[q] = kopt_cuda_random_of_(w, e, q);
     } else {
@@ -607,11 +607,11 @@ KOPT_CUDA_FN_ void kopt_cuda_random_octet_(uint32_t r[8], const kopt_cipher_cuda
 }
 
 /* r of one element. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_random_one_(const kopt_cipher_cuda_ *cipher, uint64_t e) {
+KOPT_CUDA_FN_ uint32_t kopt_cuda_random_one_(const kopt_philox_key_cuda_ *cipher, uint64_t e) {
     uint32_t w[4], halves;
-    kopt_random_words_cuda_(w, cipher, kopt_block_of_(e));
+    kopt_philox_cuda_(w, cipher, kopt_philox_block_(e));
     halves = (e & 4) != 0 ? ((e & 2) != 0 ? w[3] : w[2]) : ((e & 2) != 0 ? w[1] : w[0]);
-    return kopt_random_of_((e & 1) != 0 ? halves >> 16 | halves << 16 : halves, e);
+    return kopt_random_combine_((e & 1) != 0 ? halves >> 16 | halves << 16 : halves, e);
 }
 
 /* ---- one thread's work ---- */
@@ -647,15 +647,15 @@ typedef struct kopt_cuda_block_ {
 
 /* The 8-bit code of x. r: of 16 bits, if stochastic. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_encode_(float x, uint32_t scale, int square, int stochastic, uint32_t r) {
-    const float y = kopt_mul_cuda_(x, kopt_inverse_of_cuda_(scale, square));
-    return kopt_code_of_cuda_(kopt_no_scale_(scale) ? 0 : y, square, stochastic ? r : 0x8000u); /* 0 has code 0 */
+    const float y = kopt_mul_cuda_(x, kopt_inverse_scale_q8_cuda_(scale, square));
+    return kopt_encode_q8_scalar_cuda_(kopt_no_scale_(scale) ? 0 : y, square, stochastic ? r : 0x8000u); /* 0 has code 0 */
 }
 
 /* ... and back: the number of a code, of 8 bits with their sign. */
 KOPT_CUDA_FN_ float kopt_cuda_decode_(uint32_t code, uint32_t scale, int square) {
-    float y = kopt_of_code_cuda_(code, square);
-    KOPT_SETTLE_(y); /* as in kopt_number_of_ */
-    return kopt_mul_cuda_(y, kopt_float_(scale));
+    float y = kopt_decode_q8_cuda_(code, square);
+    KOPT_OPAQUE_FLOAT_(y); /* as in kopt_number_of_ */
+    return kopt_mul_cuda_(y, kopt_as_f32_(scale));
 }
 
 /* The scale of the block of element i. */
@@ -665,7 +665,7 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_scale_(const kopt_cuda_tensor_ *t, int m, uint6
 
 /* An 8-bit moment as the bits of an fp32, of a mean of squares the root. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_moment_(kopt_rule rule, int m, uint32_t code, uint32_t scale) {
-    return kopt_bits_(kopt_cuda_decode_(kopt_cuda_signed_(code, 1), scale, kopt_is_square_(rule, m)));
+    return kopt_as_u32_(kopt_cuda_decode_(kopt_cuda_signed_(code, 1), scale, kopt_is_square_(rule, m)));
 }
 
 KOPT_CUDA_FN_ uint32_t *kopt_cuda_slot_(const kopt_cuda_block_ *b, int m, uint64_t i) {
@@ -727,8 +727,8 @@ KOPT_CUDA_FN_ float kopt_cuda_step_element_(kopt_kind_ kind, const kopt_scalars_
                                             uint32_t r) {
     float rest, y;
     const float w = kopt_load_weight_cuda_(kind, e->weight, e->residual, &rest);
-    const float x = kopt_direct_cuda_(kind, k, w, rest, e, r, &y);
-    return kopt_commit_element_cuda_(kind, k, kopt_between_cuda_(kind, k, x, y), w, rest, e, r, k->sync);
+    const float x = kopt_direction_cuda_(kind, k, w, rest, e, r, &y);
+    return kopt_commit_element_cuda_(kind, k, kopt_rule_function_cuda_(kind, k, x, y), w, rest, e, r, k->sync);
 }
 
 /* A step of the elements at positions x .. x + 7 of a task, of those that the tensor has: everything is loaded, stepped in
@@ -755,8 +755,8 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
     local.rate = kopt_mul_cuda_(local.rate, t->rate_scale);
     local.decay = kopt_mul_cuda_(local.decay, t->rate_scale);
     local.use_scale = 1; /* registers: times 1 changes no number, these two follow from what is there, */
-    local.use_l2 = kopt_bits_(local.l2) != 0;
-    local.use_decay = kopt_bits_(local.decay) != 0; /* and zero_grad and moments_only are looked at in the end */
+    local.use_l2 = kopt_as_u32_(local.l2) != 0;
+    local.use_decay = kopt_as_u32_(local.decay) != 0; /* and zero_grad and moments_only are looked at in the end */
     if (radam) local.unrectified = a->groups[t->group].k.unrectified;
     for (q = 0; q < 8; q++) at.moment[0][q] = at.moment[1][q] = 0;
     if (kopt_cuda_wide_(t, p))
@@ -798,7 +798,7 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
         const kopt_format format = KOPT_CAST_(kopt_format, t->copy_format);
         KOPT_UNROLL_
         for (q = 0; q < 8; q++)
-            kopt_cuda_insert_(at.copy, 2, q, kopt_nearest16_cuda_(kopt_float_(at.weight[q]), format));
+            kopt_cuda_insert_(at.copy, 2, q, kopt_round_nearest16_cuda_(kopt_as_f32_(at.weight[q]), format));
     }
     moments_only = a->groups[t->group].k.moments_only;
     if (kopt_cuda_wide_(t, p))
@@ -825,7 +825,7 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
     int m;
     k.rate = kopt_mul_cuda_(k.rate, t->rate_scale);
     k.decay = kopt_mul_cuda_(k.decay, t->rate_scale);
-    k.use_decay = kopt_bits_(k.decay) != 0;
+    k.use_decay = kopt_as_u32_(k.decay) != 0;
     e.weight = kopt_cuda_fetch_(t->weight + i * weight_size, weight_size);
     e.grad = kopt_cuda_fetch_(t->grad + i * grad_size, grad_size);
     e.residual = e.slow = e.slow_residual = 0;
@@ -854,7 +854,7 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
         if (residual_size != 0) kopt_cuda_put_(t->residual + i * residual_size, residual_size, e.residual);
         if (copies && t->copy != KOPT_NULL_)
             kopt_cuda_put_(t->copy + i * copy_size, copy_size,
-                           kopt_copied_cuda_(kind, &e, KOPT_CAST_(kopt_format, t->copy_format)));
+                           kopt_encode_copy_cuda_(kind, &e, KOPT_CAST_(kopt_format, t->copy_format)));
         if (k.sync) kopt_cuda_put_(t->slow + i * weight_size, weight_size, e.weight);
         if (k.sync && residual_size != 0)
             kopt_cuda_put_(t->slow_residual + i * residual_size, residual_size, e.residual);
@@ -882,7 +882,7 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_
     kopt_kind_ kind;
     kind.rule = rule < 0 ? s->rule : KOPT_CAST_(kopt_rule, rule);
     if (rule < 0 && weight < 0 && (s->rule == KOPT_RADAM || s->rule == KOPT_RANGER))
-        kind.rule = KOPT_ADAM; /* as in kind_of_ */
+        kind.rule = KOPT_ADAM; /* as in kind_of */
     if (rule < 0 && weight >= 0) /* SGD, Lion, Adam and RAdam, which is Adam, too; in this order nvcc compares once */
         kind.rule = s->rule == KOPT_LION ? KOPT_LION : s->rule == KOPT_SGD ? KOPT_SGD : KOPT_ADAM;
 #ifdef KAHAN_OPT_VMATH
@@ -897,7 +897,7 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_
     kind.compensation_rounding = small_stores < 0 ? s->compensation_rounding : KOPT_CAST_(kopt_rounding, small_stores);
     kind.moments = rule == KOPT_ADAM ? 2 : weight < 0 ? s->moments : s->moments > 1 ? 2 : s->moments > 0 ? 1 : 0;
     kind.nesterov = rule == KOPT_ADAM ? 0 : s->nesterov;
-    kind.in_rows = moment == KOPT_Q8;
+    kind.buffered = moment == KOPT_Q8;
     return kind;
 }
 
@@ -1001,16 +1001,16 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32
                 g = a->groups + t->group;
                 e = t->first + from + KOPT_CAST_(uint64_t, x);
                 if (random && (x & 128) == 0) { /* and 128 elements further on the same words */
-                    const kopt_cipher_cuda_ cipher =
-                        kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
-                    kopt_random_words_cuda_(w, &cipher, kopt_block_of_(e));
+                    const kopt_philox_key_cuda_ cipher =
+                        kopt_make_philox_key_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
+                    kopt_philox_cuda_(w, &cipher, kopt_philox_block_(e));
                 }
                 if (x + 8 > begin)
                     kopt_cuda_octet_(a, t, task, x, kind, copies, rule < 0, w, e, KOPT_NULL_, KOPT_NULL_);
             }
         } else {
             const kopt_cuda_group_ *const g = a->groups + t->group;
-            const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
+            const kopt_philox_key_cuda_ cipher = kopt_make_philox_key_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
             kopt_counts counts = {0, 0, 0};
             x = KOPT_CAST_(int, lane);
             if (from < t->pad) x += KOPT_CAST_(int, (t->pad - from + 31 - lane) & ~KOPT_CAST_(uint64_t, 31));
@@ -1030,7 +1030,7 @@ KOPT_CUDA_FN_ void kopt_cuda_block_step_(const kopt_cuda_arguments_ *a, const ko
                                          int x, uint32_t n, uint32_t lane, kopt_kind_ kind, int weight, int copies,
                                          kopt_counts *counts, kopt_cuda_block_ *b) {
     const kopt_cuda_group_ *const g = a->groups + t->group;
-    const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
+    const kopt_philox_key_cuda_ cipher = kopt_make_philox_key_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
     const int random = kopt_needs_random_(kind);
     uint32_t r[8] = {0, 0, 0, 0, 0, 0, 0, 0}, p;
     if (weight >= 0 && 8 * lane < n) {
@@ -1046,7 +1046,7 @@ KOPT_CUDA_FN_ void kopt_cuda_block_step_(const kopt_cuda_arguments_ *a, const ko
 KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t n,
                                           uint32_t lane, kopt_kind_ kind, int weight, const kopt_cuda_block_ *b) {
     const kopt_cuda_group_ *const g = a->groups + t->group;
-    const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
+    const kopt_philox_key_cuda_ cipher = kopt_make_philox_key_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
     const int stochastic = kind.moment_rounding == KOPT_STOCHASTIC;
     uint32_t r[8] = {0, 0, 0, 0, 0, 0, 0, 0}, p;
     int m, q;
@@ -1054,21 +1054,21 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
     for (m = 0; m < (weight < 0 ? 4 : 2); m++)
         if (lane == 0 && m < kind.moments)
             kopt_cuda_put_(t->scale[m] + (b->first >> 8) * 4, 4,
-                           kopt_scale_of_codes_(b->largest[m], kopt_is_square_(kind.rule, m)));
+                           kopt_scale_q8_(b->largest[m], kopt_is_square_(kind.rule, m)));
     if (weight >= 0 && 8 * lane < n) {
         const kopt_cuda_part_ part = kopt_cuda_part_from_(t, b->first + 8 * lane);
         if (stochastic) kopt_cuda_random_octet_(r, &cipher, t->first + part.i);
         KOPT_UNROLL_
         for (m = 0; m < 2; m++) {
             const int square = kopt_is_square_(kind.rule, m);
-            const uint32_t scale = kopt_scale_of_codes_(b->largest[m], square);
+            const uint32_t scale = kopt_scale_q8_(b->largest[m], square);
             uint32_t codes[2] = {0, 0};
             if (m >= kind.moments) continue;
             KOPT_UNROLL_
             for (q = 0; q < 8; q++) {
                 const uint32_t half = KOPT_RANDOM_STORE(r[q], KOPT_CAST_(uint32_t, m) + 1);
                 const uint32_t moment = q < part.n ? *kopt_cuda_slot_(b, m, part.i + KOPT_CAST_(uint64_t, q)) : 0;
-                kopt_cuda_insert_(codes, 1, q, kopt_cuda_encode_(kopt_float_(moment), scale, square, stochastic, half));
+                kopt_cuda_insert_(codes, 1, q, kopt_cuda_encode_(kopt_as_f32_(moment), scale, square, stochastic, half));
             }
             kopt_cuda_give_as_(KOPT_NATURAL_, t->moment[m], 1, part, codes);
         }
@@ -1081,8 +1081,8 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
             const int square = kopt_is_square_(kind.rule, m);
             if (m >= kind.moments) continue;
             kopt_cuda_put_(t->moment[m] + i, 1,
-                           kopt_cuda_encode_(kopt_float_(*kopt_cuda_slot_(b, m, i)),
-                                             kopt_scale_of_codes_(b->largest[m], square), square,
+                           kopt_cuda_encode_(kopt_as_f32_(*kopt_cuda_slot_(b, m, i)),
+                                             kopt_scale_q8_(b->largest[m], square), square,
                                              kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC,
                                              KOPT_RANDOM_STORE(one, KOPT_CAST_(uint32_t, m) + 1)));
         }
@@ -1181,7 +1181,7 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
     uint64_t g;
     if (phase == 0 && thread == 0) { /* what all groups share */
         c->status.result = KOPT_OK;
-        c->skip = c->options.found_inf != KOPT_NULL_ && (kopt_bits_(*c->options.found_inf) & 0x7FFFFFFFu) != 0;
+        c->skip = c->options.found_inf != KOPT_NULL_ && (kopt_as_u32_(*c->options.found_inf) & 0x7FFFFFFFu) != 0;
         if (needs_stats) {
             if (!c->ready) c->status.result = KOPT_ERROR_STEP;
             if (c->norm.nonfinite != 0) c->skip = 1;
@@ -1206,7 +1206,7 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
                 groups[g].result = KOPT_ERROR_STEP;
             else if (!fine || !kopt_compute_scalars_(&opt, &groups[g].step))
                 groups[g].result = KOPT_ERROR_RANGE;
-            groups[g].k = kopt_spread_step_cuda_(&groups[g].step, groups[g].step.rate, groups[g].step.decay);
+            groups[g].k = kopt_splat_step_cuda_(&groups[g].step, groups[g].step.rate, groups[g].step.decay);
             if (!groups[g].k.use_l2) groups[g].k.l2 = 0; /* not -0: kernels look at these words alone */
             if (!groups[g].k.use_decay) groups[g].k.decay = 0;
             groups[g].number = groups[g].step.step;
@@ -1244,7 +1244,7 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_unit_(uint32_t grad_format) {
 
 /* x is a gradient as it is stored. */
 KOPT_CUDA_FN_ void kopt_cuda_deposit_(uint32_t *slots, uint32_t lane, uint32_t x, kopt_format format, uint32_t all) {
-    const uint32_t u = kopt_bits_(kopt_widen_cuda_(x, format)), bin = u >> 23 & 255u;
+    const uint32_t u = kopt_as_u32_(kopt_widen_cuda_(x, format)), bin = u >> 23 & 255u;
     const uint32_t digits = (u & 0x007FFFFFu) | (bin != 0 ? 0x00800000u : 0u);
     const uint64_t square = KOPT_CAST_(uint64_t, digits) * digits;
     const uint32_t high = bin == 255 ? 1 : KOPT_CAST_(uint32_t, square >> 24) >> kopt_cuda_unit_(all);
@@ -1368,7 +1368,7 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32
     const size_t moment_size = kopt_bytes_of_(s->moment_format);
     int turn, q;
     if (from == 0 && thread == 0) a->ratios[t->stable - 1].n = n;
-    kind.in_rows = coded;
+    kind.buffered = coded;
     if (coded) kind.moment = KOPT_F32;
     KOPT_ROLL_
     for (turn = 0; turn < 2; turn++) {
@@ -1393,7 +1393,7 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32
             if (coded) e.moment[1] = kopt_cuda_moment_(kind.rule, 1, e.moment[1], scale);
             if (k.use_l2) e.weight = kopt_cuda_nth_(weights, weight_size, q);
             if (k.use_l2 && residual_size != 0) e.residual = kopt_cuda_nth_signed_(residuals, residual_size, q);
-            kopt_cuda_deposit_(slots, thread & 31, kopt_bits_(kopt_measured_cuda_(kind, &k, &e)), KOPT_F32, KOPT_F32);
+            kopt_cuda_deposit_(slots, thread & 31, kopt_as_u32_(kopt_stable_ratio_cuda_(kind, &k, &e)), KOPT_F32, KOPT_F32);
         }
     }
 }
@@ -1475,13 +1475,13 @@ KOPT_CUDA_FN_ void kopt_cuda_factor_(const kopt_cuda_arguments_ *a, uint32_t ind
 
 /* r: of 16 bits, if stochastic. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_converted_(float x, kopt_format to, int stochastic, uint32_t r) {
-    if (to == KOPT_F32) return kopt_bits_(x); /* asked first, it is asked once */
-    return stochastic ? kopt_stochastic_cuda_(x, to, r, KOPT_NULL_) >> 16 : kopt_converted_cuda_(x, to);
+    if (to == KOPT_F32) return kopt_as_u32_(x); /* asked first, it is asked once */
+    return stochastic ? kopt_round_stochastic_cuda_(x, to, r, KOPT_NULL_) >> 16 : kopt_convert_value_cuda_(x, to);
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_convert_octet_(const kopt_conversion_ *c, kopt_cuda_part_ p) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
-    const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_);
+    const kopt_philox_key_cuda_ cipher = kopt_make_philox_key_cuda_(c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_);
     uint32_t from[8], to[8], r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     int q;
     kopt_cuda_take_(from, c->src, from_size, p);
@@ -1501,7 +1501,7 @@ KOPT_CUDA_FN_ void kopt_cuda_clip_octet_(const kopt_tool_ *t, kopt_cuda_part_ p)
     kopt_cuda_take_(x, t->dst, size, p);
     KOPT_UNROLL_
     for (q = 0; q < 8; q++)
-        kopt_cuda_insert_(y, size, q, kopt_clipped_cuda_(kopt_cuda_nth_(x, size, q), t->dst_format, t->limit));
+        kopt_cuda_insert_(y, size, q, kopt_clip_value_cuda_(kopt_cuda_nth_(x, size, q), t->dst_format, t->limit));
     kopt_cuda_give_(t->dst, size, p, y);
 }
 
@@ -1522,7 +1522,7 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_sum_kind_(const kopt_cuda_accumulation_ *k) {
     kind.grad = k->grad_format;
     kind.rounding = k->a.rounding;
     kind.moment_rounding = kind.compensation_rounding = k->a.compensation_rounding;
-    kind.moments = kind.nesterov = kind.in_rows = 0;
+    kind.moments = kind.nesterov = kind.buffered = 0;
     return kind;
 }
 
@@ -1546,7 +1546,7 @@ KOPT_CUDA_FN_ void kopt_cuda_accumulate_octet_(const kopt_cuda_accumulation_ *k,
     if (count != 0 && residual_size == 1) kopt_cuda_take_(rest, residuals, 1, p);
     if (count != 0 && residual_size == 2) kopt_cuda_take_(rest, residuals, 2, p);
     if (kopt_needs_random_(kind)) {
-        const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(k->a.seed, step, k->a.id, KOPT_RANDOM_ACCUMULATE_);
+        const kopt_philox_key_cuda_ cipher = kopt_make_philox_key_cuda_(k->a.seed, step, k->a.id, KOPT_RANDOM_ACCUMULATE_);
         kopt_cuda_random_octet_(r, &cipher, k->a.first_index + p.i);
     }
     __builtin_memset(&scalars, 0, sizeof scalars);
@@ -1585,7 +1585,7 @@ KOPT_CUDA_FN_ void kopt_cuda_read_sum_octet_(const kopt_cuda_accumulation_ *k, k
         float c, x;
         x = kopt_load_weight_cuda_(kind, kopt_cuda_nth_(sum, size, q), kept, &c);
         if (residual_size == 2 && kind.rounding == KOPT_KAHAN) x = kopt_add_(x, c);
-        out[q] = empty ? 0 : kopt_bits_(x);
+        out[q] = empty ? 0 : kopt_as_u32_(x);
     }
     kopt_cuda_give_(k->out, 4, p, out);
 }
@@ -1602,7 +1602,7 @@ typedef struct kopt_cuda_map_ {
     kopt_cuda_function_ arrays;
     kopt_function f;
     kopt_format format;
-    uint32_t patches[128], count; /* what kopt_patched_ takes */
+    uint32_t patches[128], count; /* what kopt_map_exception_ takes */
 } kopt_cuda_map_;
 
 #define KOPT_CUDA_FLOATS_(name, formula)                                                             \
@@ -1613,10 +1613,10 @@ typedef struct kopt_cuda_map_ {
         if (k->y != KOPT_NULL_) kopt_cuda_take_(in2, k->y, 4, p);                                    \
         KOPT_UNROLL_                                                                                 \
         for (q = 0; q < 8; q++) {                                                                    \
-            const float x = kopt_float_(in[q]);                                                      \
-            float y = k->y != KOPT_NULL_ ? kopt_float_(in2[q]) : 0;                                  \
-            out[q] = kopt_bits_(formula);                                                            \
-            out2[q] = kopt_bits_(y);                                                                 \
+            const float x = kopt_as_f32_(in[q]);                                                      \
+            float y = k->y != KOPT_NULL_ ? kopt_as_f32_(in2[q]) : 0;                                  \
+            out[q] = kopt_as_u32_(formula);                                                            \
+            out2[q] = kopt_as_u32_(y);                                                                 \
         }                                                                                            \
         kopt_cuda_give_(k->out, 4, p, out);                                                          \
         if (k->out2 != KOPT_NULL_) kopt_cuda_give_(k->out2, 4, p, out2);                             \
@@ -1632,7 +1632,7 @@ KOPT_CUDA_FLOATS_(sincospi, kopt_vmath_sincospi_cuda_(x, &y))
 
 /* As kopt_map_tile_. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_mapped_(const kopt_cuda_map_ *k, uint32_t x) {
-    const float at = kopt_vmath_prepare_cuda_(k->f, kopt_widen_cuda_(x, k->format));
+    const float at = kopt_map_argument_cuda_(k->f, kopt_widen_cuda_(x, k->format));
     float q, l;
     uint32_t y;
     int doubt;
@@ -1643,8 +1643,8 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_mapped_(const kopt_cuda_map_ *k, uint32_t x) {
     else
         q = kopt_vmath_exp_cuda_(at, 0);
     l = k->f == KOPT_SOFTPLUS ? kopt_vmath_log_cuda_(kopt_add_(q, 1)) : q;
-    y = kopt_vmath_finish16_cuda_(k->f, k->format, x, q, l, &doubt);
-    return doubt ? kopt_patched_(k->patches, k->count, x, y) : y;
+    y = kopt_map_result16_cuda_(k->f, k->format, x, q, l, &doubt);
+    return doubt ? kopt_map_exception_(k->patches, k->count, x, y) : y;
 }
 
 /* The elements go round in 4 words: one loop, not eight copies of 13 functions. */
@@ -1657,7 +1657,7 @@ KOPT_CUDA_FN_ void kopt_cuda_map_octet_(const kopt_cuda_map_ *k, kopt_cuda_part_
     for (q = 0; q < 8; q++) {
         uint32_t z = kopt_cuda_mapped_(k, x[0] & 0xFFFFu);
         if (k->arrays.y != KOPT_NULL_)
-            z = kopt_nearest16_cuda_(kopt_mul_(kopt_widen_cuda_(z, k->format), kopt_widen_cuda_(y[0] & 0xFFFFu, k->format)),
+            z = kopt_round_nearest16_cuda_(kopt_mul_(kopt_widen_cuda_(z, k->format), kopt_widen_cuda_(y[0] & 0xFFFFu, k->format)),
                                      k->format);
         x[0] = x[0] >> 16 | x[1] << 16;
         x[1] = x[1] >> 16 | x[2] << 16;
@@ -1722,7 +1722,7 @@ KOPT_CUDA_FN_ void kopt_cuda_gather_lane_(const kopt_cuda_compression_ *k, kopt_
     }
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) { /* what is not in the part is 0 */
-        const uint32_t p = 8 * lane + KOPT_CAST_(uint32_t, q), u = kopt_bits_(kopt_without_payload_(x[q]));
+        const uint32_t p = 8 * lane + KOPT_CAST_(uint32_t, q), u = kopt_as_u32_(kopt_canonical_nan_(x[q]));
         b->slots[p + (p >> 5)] = u;
         if ((u & 0x7FFFFFFFu) > b->largest) b->largest = u & 0x7FFFFFFFu;
     }
@@ -1734,12 +1734,12 @@ KOPT_CUDA_FN_ void kopt_cuda_mean_lane_(const kopt_cuda_compression_ *k, const k
     uint32_t p;
     if (lane != 0 || k->c.code != KOPT_SIGN || k->c.rounding == KOPT_STOCHASTIC) return;
     for (p = 0; p < b->n; p++) mean = kopt_more_(mean, b->slots[p + (p >> 5)] & 0x7FFFFFFFu);
-    b->slots[KOPT_MEAN_] = kopt_bits_(mean);
+    b->slots[KOPT_MEAN_] = kopt_as_u32_(mean);
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const kopt_cuda_packing_ *b, uint32_t lane) {
-    const kopt_cipher_cuda_ cipher = kopt_cipher_of_cuda_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_COMPRESS_);
-    const kopt_cipher_cuda_ other = kopt_cipher_of_cuda_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_RESIDUAL_);
+    const kopt_philox_key_cuda_ cipher = kopt_make_philox_key_cuda_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_COMPRESS_);
+    const kopt_philox_key_cuda_ other = kopt_make_philox_key_cuda_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_RESIDUAL_);
     const int stochastic = k->c.rounding == KOPT_STOCHASTIC, scaled = k->c.code == KOPT_Q8 || k->c.code == KOPT_SIGN;
     const int noisy = k->c.residual_rounding == KOPT_STOCHASTIC && k->c.residual_format != KOPT_F32;
     kopt_byte_ *const to = k->out + kopt_code_at_(k->c.code, KOPT_CAST_(size_t, b->first));
@@ -1751,7 +1751,7 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
     uint32_t codes[4] = {0, 0, 0, 0}, rest[8];
     int q;
     if (scaled)
-        scale = kopt_scale_of_(k->c.code, b->largest, kopt_float_(b->slots[KOPT_MEAN_]), b->n, stochastic);
+        scale = kopt_scale_of_(k->c.code, b->largest, kopt_as_f32_(b->slots[KOPT_MEAN_]), b->n, stochastic);
     if (scaled && lane == 0) kopt_cuda_put_(to, 4, scale);
     if (part.n <= 0) return;
     of_block.i = 8 * lane;
@@ -1760,7 +1760,7 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
         const uint32_t p = 8 * lane + KOPT_CAST_(uint32_t, q), half = r[q] & 0xFFFFu;
-        const float x = kopt_float_(b->slots[p + (p >> 5)]);
+        const float x = kopt_as_f32_(b->slots[p + (p >> 5)]);
         uint32_t code;
         float y;
         if (k->c.code == KOPT_Q8) {
@@ -1770,7 +1770,7 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
         } else if (k->c.code == KOPT_SIGN) {
             code = kopt_sign_of_(x, scale, stochastic, half);
             if (q < part.n) bits |= code << q;
-            y = kopt_float_(scale ^ code << 31);
+            y = kopt_as_f32_(scale ^ code << 31);
         } else {
             code = kopt_cuda_converted_(x, k->c.code, stochastic, half);
             kopt_cuda_insert_(codes, 2, q, code);
@@ -1838,11 +1838,11 @@ KOPT_CUDA_FN_ void kopt_cuda_decompress_octet_(const kopt_cuda_sum_ *k, kopt_cud
         if (k->from_format == KOPT_Q8)
             y = kopt_cuda_decode_(kopt_cuda_nth_signed_(code, 1, q), scale, 0);
         else if (k->from_format == KOPT_SIGN)
-            y = kopt_float_(scale ^ code[0] >> q << 31);
+            y = kopt_as_f32_(scale ^ code[0] >> q << 31);
         else
             y = kopt_widen_cuda_(kopt_cuda_nth_(code, 2, q), k->from_format);
         y = kopt_sum_with_(kopt_widen_cuda_(kopt_cuda_nth_(sum, size, q), k->to_format), y, k->scale);
-        kopt_cuda_insert_(out, size, q, kopt_converted_cuda_(y, k->to_format));
+        kopt_cuda_insert_(out, size, q, kopt_convert_value_cuda_(y, k->to_format));
     }
     kopt_cuda_give_(k->to, size, p, out);
 }
@@ -1864,7 +1864,7 @@ KOPT_CUDA_FN_ void kopt_cuda_reduce_octet_(const kopt_cuda_sum_ *k, kopt_cuda_pa
         }
     }
     KOPT_UNROLL_
-    for (q = 0; q < 8; q++) kopt_cuda_insert_(out, to_size, q, kopt_summed_cuda_(sum[q], k->scale, k->to_format));
+    for (q = 0; q < 8; q++) kopt_cuda_insert_(out, to_size, q, kopt_reduce_value_cuda_(sum[q], k->scale, k->to_format));
     kopt_cuda_give_(k->to, to_size, p, out);
 }
 
@@ -2752,7 +2752,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_accumulate(kopt_accumulator *a, const void 
     k.out = KOPT_NULL_;
     k.counts = counts;
     k.grad_format = grad_format;
-    k.scale = kopt_float_(kopt_bits_(kopt_cuda_rounded_(scale)) ^ 0x80000000u);
+    k.scale = kopt_as_f32_(kopt_as_u32_(kopt_cuda_rounded_(scale)) ^ 0x80000000u);
     if (a->n != 0)
         result = kopt_cuda_launch_accumulate_(&k, a->n, kopt_cuda_pad_(a->sum, kopt_bytes_of_(a->format)), stream);
     if (result == KOPT_OK && counts != KOPT_NULL_) return kopt_cuda_launch_count_(counts, 2, stream);
@@ -2822,7 +2822,7 @@ static kopt_result kopt_cuda_map_run_(kopt_function f, void *out, const void *y,
                                       void *stream) {
     kopt_cuda_map_ k;
     unsigned count, i;
-    const uint32_t *const patches = kopt_patches_of_(f, format, &count);
+    const uint32_t *const patches = kopt_map_exceptions_(f, format, &count);
     k.arrays = kopt_cuda_function_of_(out, KOPT_NULL_, x, y);
     k.f = f;
     k.format = format;
@@ -2859,71 +2859,71 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_map_backward(kopt_function f, void *dx, con
 /* VOCABULARY: one lane. Floating-point operations are PTX with .rn, so --use_fast_math, -ftz and -fmad change none.   */
 /* ================================================================================================================== */
 #define ISA_ cuda
-#define ISA_TARGET_ KOPT_BOTH_
+#define ISA_TARGET_ KOPT_HOST_DEVICE_
 #define LANES_ KOPT_CAST_(size_t, 1)
 #define ONE_LANE_ 1
 #define ONE_PASS_ 1
-typedef float floats_;
-typedef uint32_t words_;
-typedef int mask_;
+typedef float vf32_;
+typedef uint32_t vu32_;
+typedef int vmask_;
 
-FN_ floats_ set_(float x) { return x; }
-FN_ floats_ add_(floats_ a, floats_ b) { return kopt_add_(a, b); }
-FN_ floats_ sub_(floats_ a, floats_ b) { return kopt_sub_(a, b); }
-FN_ floats_ mul_(floats_ a, floats_ b) { return kopt_mul_(a, b); }
-FN_ floats_ div_(floats_ a, floats_ b) { return kopt_div_(a, b); }
-FN_ floats_ sqrt_(floats_ a) { return kopt_sqrt_(a); }
-FN_ words_ bits_(floats_ a) { return kopt_bits_(a); }
-FN_ floats_ value_(words_ a) { return kopt_float_(a); }
-FN_ floats_ count_(words_ a) {
+FN_ vf32_ splat_(float x) { return x; }
+FN_ vf32_ add_(vf32_ a, vf32_ b) { return kopt_add_(a, b); }
+FN_ vf32_ sub_(vf32_ a, vf32_ b) { return kopt_sub_(a, b); }
+FN_ vf32_ mul_(vf32_ a, vf32_ b) { return kopt_mul_(a, b); }
+FN_ vf32_ div_(vf32_ a, vf32_ b) { return kopt_div_(a, b); }
+FN_ vf32_ sqrt_(vf32_ a) { return kopt_sqrt_(a); }
+FN_ vu32_ as_u32_(vf32_ a) { return kopt_as_u32_(a); }
+FN_ vf32_ as_f32_(vu32_ a) { return kopt_as_f32_(a); }
+FN_ vf32_ convert_f32_(vu32_ a) {
 #ifdef __CUDA_ARCH__
-    floats_ r;
+    vf32_ r;
     __asm__("cvt.rn.f32.s32 %0, %1;" : "=f"(r) : "r"(a));
     return r;
 #else
     return KOPT_CAST_(float, KOPT_CAST_(int32_t, a));
 #endif
 }
-FN_ words_ round_(floats_ a) { /* 0 <= a < 2^31 */
+FN_ vu32_ round_u32_(vf32_ a) { /* 0 <= a < 2^31 */
 #ifdef __CUDA_ARCH__
-    words_ r;
+    vu32_ r;
     __asm__("cvt.rni.s32.f32 %0, %1;" : "=r"(r) : "f"(a));
     return r;
 #else
-    return kopt_round_scalar_(a);
+    return kopt_round_u32_scalar_(a);
 #endif
 }
-FN_ words_ iset_(uint32_t a) { return a; }
-FN_ words_ hold_(uint32_t a) { return a; }
+FN_ vu32_ isplat_(uint32_t a) { return a; }
+FN_ vu32_ isplat_hoisted_(uint32_t a) { return a; }
 #define OPERATORS_ 1
-FN_ words_ mul16_(words_ a, words_ b) { return (a * b & 0xFFFFu) | ((a >> 16) * (b >> 16) << 16); }
-FN_ void mulhilo_(words_ a, uint32_t b, words_ *high, words_ *low) {
+FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return (a * b & 0xFFFFu) | ((a >> 16) * (b >> 16) << 16); }
+FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     uint64_t product = KOPT_CAST_(uint64_t, a) * b;
     *high = KOPT_CAST_(uint32_t, product >> 32);
     *low = KOPT_CAST_(uint32_t, product & 0xFFFFFFFFu);
 }
-FN_ mask_ gt_(words_ a, words_ b) { return KOPT_CAST_(int32_t, a) > KOPT_CAST_(int32_t, b); }
-FN_ mask_ eq_(words_ a, words_ b) { return a == b; }
-FN_ mask_ either_(mask_ a, mask_ b) { return a | b; }
-FN_ int any_(mask_ a) { return a; }
-FN_ words_ select_(mask_ m, words_ yes, words_ no) { return m ? yes : no; }
-FN_ words_ where_(mask_ m, words_ a) { return m ? a : 0; }
-FN_ words_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
-FN_ words_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
-FN_ words_ load8_(const kopt_byte_ *p) { return (KOPT_CAST_(uint32_t, *p) ^ 0x80u) - 0x80u; }
-FN_ void store32_(kopt_byte_ *p, words_ a) { kopt_store32_(p, a); }
-FN_ void store16_(kopt_byte_ *p, words_ a) { kopt_store16_(p, a); }
-FN_ void store8_(kopt_byte_ *p, words_ a) { *p = KOPT_CAST_(kopt_byte_, a & 0xFFu); }
-FN_ floats_ widen_fp16_(words_ a) {
+FN_ vmask_ igt_(vu32_ a, vu32_ b) { return KOPT_CAST_(int32_t, a) > KOPT_CAST_(int32_t, b); }
+FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return a == b; }
+FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return a | b; }
+FN_ int any_true_(vmask_ a) { return a; }
+FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return m ? yes : no; }
+FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m ? a : 0; }
+FN_ vu32_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
+FN_ vu32_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
+FN_ vu32_ load8_(const kopt_byte_ *p) { return (KOPT_CAST_(uint32_t, *p) ^ 0x80u) - 0x80u; }
+FN_ void store32_(kopt_byte_ *p, vu32_ a) { kopt_store32_(p, a); }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
+FN_ void store8_(kopt_byte_ *p, vu32_ a) { *p = KOPT_CAST_(kopt_byte_, a & 0xFFu); }
+FN_ vf32_ widen_fp16_(vu32_ a) {
 #ifdef __CUDA_ARCH__
-    floats_ r;
+    vf32_ r;
     __asm__("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(static_cast<uint16_t>(a)));
     return r;
 #else
     return kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, a));
 #endif
 }
-FN_ words_ narrow_fp16_(floats_ a) {
+FN_ vu32_ narrow_fp16_(vf32_ a) {
 #ifdef __CUDA_ARCH__
     uint16_t r;
     __asm__("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(a));
@@ -2932,6 +2932,6 @@ FN_ words_ narrow_fp16_(floats_ a) {
     return kopt_fp16_from_f32(a);
 #endif
 }
-FN_ words_ block_order_(void) { return 0; }
+FN_ vu32_ block_of_lane_(void) { return 0; }
 
 #endif /* KOPT_PASS_ */

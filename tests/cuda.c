@@ -851,8 +851,8 @@ static void maps(uint32_t sparse)
             size_t i, n = 0;
             for (i = below(sparse); i < 65536; i += sparse) x[at + n] = (uint16_t)i, y[n++] = (uint16_t)noise();
 #ifndef GPU
-            for (i = kopt_patch_start_[2 * f + format - 1]; i < kopt_patch_start_[2 * f + format] && sparse > 1; ++i, ++hard)
-                x[at + n] = (uint16_t)(kopt_patches_[i] >> 16), y[n++] = 0x3c00;
+            for (i = kopt_map_exception_start_[2 * f + format - 1]; i < kopt_map_exception_start_[2 * f + format] && sparse > 1; ++i, ++hard)
+                x[at + n] = (uint16_t)(kopt_map_exception_table_[i] >> 16), y[n++] = 0x3c00;
 #endif
             bad += kopt_map(NULL, (kopt_function)f, a, x + at, (kopt_format)format, n) != KOPT_OK;
             bad += made(kopt_cuda_map((kopt_function)f, b + at, x + at, (kopt_format)format, n, stream)) != KOPT_OK;

@@ -15,48 +15,48 @@ EACH_ROOM = 9  # mutants by rule; some more in rooms of many functions
 # which is 1 in the mutant and else 0, it is the new text for both.
 BY_HAND = [
     ("kopt_langevin_run_", "kopt_mul_scalar_(whole.decay, scale)", "whole.decay"),
-    ("coded_", "imax_(imax_(low, high), bits_(lesser_(y, value_(iset_(0x00010000u)))))", "imax_(low, high)"),
-    ("coded_", "iset_(8 - 0x39000000u)", "iset_(0u - 0x39000000u)"),
-    ("kopt_scale_of_codes_", "square || largest >= 0x7F800000u", "square"),
+    ("K_(encode_q8)", "imax_(imax_(low, high), as_u32_(min_(y, as_f32_(isplat_(0x00010000u)))))", "imax_(low, high)"),
+    ("K_(encode_q8)", "isplat_(8 - 0x39000000u)", "isplat_(0u - 0x39000000u)"),
+    ("kopt_scale_q8_", "square || largest >= 0x7F800000u", "square"),
     ("kopt_check_header_", "sealed && h[8] == 3", "h[8] == 3"),
     ("kopt_compute_scalars_", "opt->moment_format == KOPT_Q8 && s->step > 1", "opt->moment_format == KOPT_Q8"),
     ("kopt_scale_", "bounded < 0x00800000u", "bounded <= 0x00800000u"),
     ("kopt_norm_root_", "pair >= 0 && rest == 0", "0"),
     ("kopt_norm_tool_", "kopt_norm_carry_(norm)", "(void)0"),
-    ("norm_format_", "shr_(all, 28)", "shr_(all, 29)"),
-    ("norm_format_", "groups < 64 ? groups : 64", "groups < 128 ? groups : 128"),
+    ("K_(norm_format)", "shr_(all, 28)", "shr_(all, 29)"),
+    ("K_(norm_format)", "groups < 64 ? groups : 64", "groups < 128 ? groups : 128"),
     ("kopt_init_", "kopt_get64_(1.1368472343385565)", "kopt_get64_(1.1368)"),
     ("kopt_init_", "kopt_get64_(1.7320508075688772)", "kopt_get64_(1.7320)"),
     ("kopt_sign_of_", "!kopt_above_(kopt_mul_(y, 32768.0f), kopt_add_(KOPT_CAST_(float, random16), 0.5f))",
      "kopt_above_(kopt_add_(KOPT_CAST_(float, random16), 0.5f), kopt_mul_(y, 32768.0f))"),
-    ("log_", "at_(z, 0.666666627f", "at_(z, @ ? 0.666666687f : 0.666666627f"),
-    ("log_", "at_(z, 0.400008112f", "at_(z, @ ? 0.400008142f : 0.400008112f"),
-    ("finish16_", "9.5367431640625e-07f", "2.384185791015625e-07f"),
-    ("finish16_", "4.76837158203125e-07f", "1.1920928955078125e-07f"),
+    ("K_(vmath_log)", "horner_(z, 0.666666627f", "horner_(z, @ ? 0.666666687f : 0.666666627f"),
+    ("K_(vmath_log)", "horner_(z, 0.400008112f", "horner_(z, @ ? 0.400008142f : 0.400008112f"),
+    ("K_(map_result16)", "9.5367431640625e-07f", "2.384185791015625e-07f"),
+    ("K_(map_result16)", "4.76837158203125e-07f", "1.1920928955078125e-07f"),
     ("kopt_draw_tile_", "<= draw->limit", "+ (@) <= draw->limit"),
     ("kopt_truncated_normal", "0.5, 3e38", "@ ? 0.25 : 0.5, 3e38"),
-    ("convert_any_", "and_(r, iset_(0xFFFFu))", "and_(r, iset_(0xFFFEu))"),
-    ("stochastic_", "iadd_(u, r)", "iadd_(u, and_(r, iset_(0xFFFEu)))"),
+    ("K_(convert_general)", "and_(r, isplat_(0xFFFFu))", "and_(r, isplat_(0xFFFEu))"),
+    ("K_(round_stochastic)", "iadd_(u, r)", "iadd_(u, and_(r, isplat_(0xFFFEu)))"),
     # what vectors leave to one lane
-    ("direct_turn_", "any_(unordered_(x->a, x->b))", "0"),
-    ("direct_turn_", "any_(unordered_(y->a, y->b))", "0"),
-    ("direct_turn_", "(k->use_l2 && kind.rounding >= KOPT_COMPACT)", "0"),
-    ("direct_turn_", "kind.grad != kind.weight", "0"),
-    ("step_one_", "bits_(quiet_(x))", "bits_(x)"),
-    ("step_one_", "bits_(quiet_(y))", "bits_(y)"),
-    ("between_", "x[q] = quiet_(x[q])", "(void)0"),
-    ("commit_turn_", "pair_any_above_(and_(stored, c->magnitude), c->limit)", "0"),
-    ("commit_turn_", "any_(gt_(most, iset_(0x7F7EFFFFu)))", "0"),
-    ("commit_turn_", "pair_any_above_(and_(stored, c->magnitude), iset_(0x7BFF7BFFu))", "0"),
-    ("store_moments_", "pair_any_above_(most, c->limit)", "0"),
-    ("row_to_fp16_", "largest > 0x477FDFFFu", "0"),
-    ("constants_of_", "hold_(0x7F7E7F7Eu)", "hold_(0x7F7F7F7Fu)"),
-    ("constants_of_", "hold_(0x477FDFFFu)", "hold_(0x477FEFFFu)"),
-    ("convert_any_", "0x7F7EFFFFu : 0x477FDFFFu", "@ ? 0x7F7FFFFFu : 0x7F7EFFFFu : 0x477FDFFFu"),
-    ("kopt_turn_scalar_", "parted ? q % 2 * (n / 2) + q / 2 : q", "q"),
-    ("hot_", "n != KOPT_RANDOM_ROW_", "0"),
-    ("hot_", "index % KOPT_RANDOM_SPAN_ == 0", "0"),
-    ("tiles_", "turns < n ? turns + TURN_ : turns", "turns"),
+    ("K_(direction_pair)", "any_true_(unordered_(x->a, x->b))", "0"),
+    ("K_(direction_pair)", "any_true_(unordered_(y->a, y->b))", "0"),
+    ("K_(direction_pair)", "(k->use_l2 && kind.rounding >= KOPT_COMPACT)", "0"),
+    ("K_(direction_pair)", "kind.grad != kind.weight", "0"),
+    ("K_(step_element)", "as_u32_(K_(canonical_nan)(x))", "as_u32_(x)"),
+    ("K_(step_element)", "as_u32_(K_(canonical_nan)(y))", "as_u32_(y)"),
+    ("K_(rule_function)", "x[q] = K_(canonical_nan)(x[q])", "(void)0"),
+    ("K_(commit_pair)", "any_gt16_(and_(stored, c->magnitude), c->limit)", "0"),
+    ("K_(commit_pair)", "any_true_(igt_(most, isplat_(0x7F7EFFFFu)))", "0"),
+    ("K_(commit_pair)", "any_gt16_(and_(stored, c->magnitude), isplat_(0x7BFF7BFFu))", "0"),
+    ("K_(store_moment_pair)", "any_gt16_(most, c->limit)", "0"),
+    ("K_(store_fp16_buffer)", "largest > 0x477FDFFFu", "0"),
+    ("K_(make_constants)", "isplat_hoisted_(0x7F7E7F7Eu)", "isplat_hoisted_(0x7F7F7F7Fu)"),
+    ("K_(make_constants)", "isplat_hoisted_(0x477FDFFFu)", "isplat_hoisted_(0x477FEFFFu)"),
+    ("K_(convert_general)", "0x7F7EFFFFu : 0x477FDFFFu", "@ ? 0x7F7FFFFFu : 0x7F7EFFFFu : 0x477FDFFFu"),
+    ("kopt_step_elements_scalar_", "parted ? q % 2 * (n / 2) + q / 2 : q", "q"),
+    ("K_(specialized)", "n != KOPT_RANDOM_GROUP_", "0"),
+    ("K_(specialized)", "index % KOPT_RANDOM_SPAN_ == 0", "0"),
+    ("K_(step_tiles)", "turns < n ? turns + PAIR_ : turns", "turns"),
     ("kopt_make_job_", "s->rule == KOPT_ADAM_ATAN2", "1"),
     ("kopt_optimizer_in_", "!kopt_less_(0, made.momentum)", "0"),
     ("kopt_optimizer_in_", "rule == KOPT_SGD && (h[9] & 7) != 0", "rule == KOPT_SGD"),
@@ -68,7 +68,7 @@ BY_HAND = [
     ("kopt_state_init", "kopt_overlap_(weights, t->n * 4, t->state, at.total)", "0"),
     ("kopt_check_options_", "!kopt_from_0_to_(opt->lr, 1)", "0"),
     ("kopt_check_options_", "opt->lookahead < 1", "0"),
-    ("kopt_limit_of_", "kopt_bits_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, *bits))) > exact", "0"),
+    ("kopt_limit_of_", "kopt_as_u32_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, *bits))) > exact", "0"),
     ("kopt_scaled_step_", "kopt_norm_clip(norm, max_norm, scaled.grad_scale)", "opt->clip"),
     ("kopt_scaled_step_", "kopt_norm_clip(norm, max_norm, scaled.grad_scale)",
      "kopt_norm_clip(norm, max_norm, opt->grad_scale)"),
@@ -88,17 +88,17 @@ BY_HAND = [
     ("kopt_state_open", "state[9] != moments", "0"),
     ("kopt_check_stream_", "a->what != KOPT_GRADS_", "a->what < KOPT_COPY_"),
     ("kopt_step_range", "step->moments > 0", "1"),
-    ("commit_", "shr_(r, 8)", "r"),
-    ("kopt_check_tensor_", "kopt_bits_(t->rate_scale) > 0x7F7FFFFFu", "kopt_bits_(t->rate_scale) << 1 > 0xFEFFFFFFu"),
+    ("K_(commit)", "shr_(r, 8)", "r"),
+    ("kopt_check_tensor_", "kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu", "kopt_as_u32_(t->rate_scale) << 1 > 0xFEFFFFFFu"),
     # what AVX-512 and AVX2 have as instructions
-    ("", 'gt_, "vpcmpgtd", words_)', 'NAME_(gt_right), "vpcmpgtd", words_)\n'
-     'OF_TWO_(mask_, "=Yk", NAME_(gt_wrong), "vpcmpnleud", words_)\n'
-     'FN_ mask_ gt_(words_ a, words_ b) { return @ ? NAME_(gt_wrong)(a, b) : NAME_(gt_right)(a, b); }'),
-    ("", 'pair_max_, "vpmaxsw", words_)', 'NAME_(most), "vpmaxsw", words_)\n'
-     'OF_TWO_(words_, "=v", NAME_(least), "vpminsw", words_)\n'
-     'FN_ words_ pair_max_(words_ a, words_ b) { return @ ? NAME_(least)(a, b) : NAME_(most)(a, b); }'),
-    ("", 'lesser_, "vminps", _mm256_min_ps)', 'NAME_(least), "vminps", 0)\nOF_TWO_(NAME_(most), "vmaxps", 0)\n'
-     'FN_ floats_ lesser_(floats_ a, floats_ b) { return @ ? NAME_(most)(a, b) : NAME_(least)(a, b); }'),
+    ("", 'igt_, "vpcmpgtd", vu32_)', 'K_(gt_right), "vpcmpgtd", vu32_)\n'
+     'OF_TWO_(vmask_, "=Yk", K_(gt_wrong), "vpcmpnleud", vu32_)\n'
+     'FN_ vmask_ igt_(vu32_ a, vu32_ b) { return @ ? K_(gt_wrong)(a, b) : K_(gt_right)(a, b); }'),
+    ("", 'max16_, "vpmaxsw", vu32_)', 'K_(most), "vpmaxsw", vu32_)\n'
+     'OF_TWO_(vu32_, "=v", K_(least), "vpminsw", vu32_)\n'
+     'FN_ vu32_ max16_(vu32_ a, vu32_ b) { return @ ? K_(least)(a, b) : K_(most)(a, b); }'),
+    ("", 'min_, "vminps", _mm256_min_ps)', 'K_(least), "vminps", 0)\nOF_TWO_(K_(most), "vmaxps", 0)\n'
+     'FN_ vf32_ min_(vf32_ a, vf32_ b) { return @ ? K_(most)(a, b) : K_(least)(a, b); }'),
     ("", "{0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15}",
      "{0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15 - (@)}"),
     ("", '__asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(r)',
@@ -114,7 +114,7 @@ OWN_ROOMS = [
     (r"kopt_(state_|crc32|make_header|put_|little|write_weight|read_weight|start_slow|layout|kept)", "state blocks"),
     (r"kopt_(check_|overlap|spans|share|index_check|rows_check|map_check|code_valid|format_valid|n_valid)", "checks"),
     (r"kopt_(compute_scalars|rectifier|one_minus|narrow64|finite|moments_$)", "scalars of a step"),
-    (r"NAME_\((ratio|measure)\)|kopt_(measure|stable)", "StableAdamW"),
+    (r"K_\((stable_ratio_of|measure)\)|kopt_(measure|stable)", "StableAdamW"),
     (r"(row_from_codes|row_to_codes|codes_to|end_row)_$", "8-bit moments as rows"),
     (r"(direct_tile|commit_tile|direct_any|commit_any|commit_rarely|weights_tile|angles|stages|tail|tile_at|tiles)_$",
      "the walk through rows"),
@@ -122,10 +122,10 @@ OWN_ROOMS = [
 ]
 # No mutants: what other builds or machines are for, and what chooses among ways to the same bits.
 NOT_HERE = re.compile(r"kopt_(one_of|moments_here|built_in|take_options|isa_\w*|sleef\w*|run_coded|swap\w*|version|"
-                      r"start|result_string|enter|leave|copy)_?$|pair_prefetch_|convert_array_|"
-                      r"NAME_\((step|convert|stream)")
-NO_CHANGE = re.compile(r"PREFETCH_|SETTLE|OPAQUE_|sizeof|\"|__asm__|KOPT_CAST_\(void|KOPT_ALONE_|STREAM_|ROW_\(|sfence|"
-                       r"__builtin_ia32|cipher_of_\(0|POSITIVE64_ \?")
+                      r"start|result_string|enter|leave|copy)_?$|pair_prefetch_|K_\(convert_array\)|"
+                      r"K_\((step|convert|nt_)")
+NO_CHANGE = re.compile(r"PREFETCH_|OPAQUE_|sizeof|\"|__asm__|KOPT_CAST_\(void|KOPT_SINGLE_BIT_|NT_THRESHOLD_|GROUP_\(|sfence|"
+                       r"__builtin_ia32|K_\(make_philox_key\)\(0|POSITIVE64_ \?")
 CONSTANT = re.compile(r"KOPT_HAS_|KOPT_ONLY_|KOPT_POSITIVE64_|\bchecks\b|\bextras\b|\bany &&")  # in these builds
 PAIRS = ("add sub", "and or", "lesser greater", "zip_low zip_high", "mul div", "unpacklo unpackhi", "srli slli",
          "max min", "cmpgt cmpeq", "packus packs", "cvtepu16 cvtepi16", "< <=", "> >=", "== !=", "&& ||", "+ -")
@@ -204,7 +204,7 @@ def trimmed(text, begin, end):
     return begin + len(part) - len(part.lstrip()), max(begin, end - len(part) + len(part.rstrip()))
 
 
-DECLARATION = re.compile(r"(?:(?:const|volatile)\s+)*(?:[A-Za-z_]\w*|NAME_\(\w+\))(?:\s+const)?(?:\s+|\s*\*\s*)"
+DECLARATION = re.compile(r"(?:(?:const|volatile)\s+)*(?:[A-Za-z_]\w*|K_\(\w+\))(?:\s+const)?(?:\s+|\s*\*\s*)"
                          r"(?:const\s+)?\w+\s*(?:[,=\[]|$)")
 
 
@@ -267,7 +267,7 @@ def expressions(text, begin, end):
 def functions(text):
     """Name, and where the body begins and ends."""
     head = re.compile(r"^(?!typedef|enum|struct)[A-Za-z_][^;{}#=()]*?(?:__attribute__\(\(\w+\)\)[^;{}#=()]*)?"
-                      r"(?<!\w)(NAME_\(\w+\)|(?!NAME_)\w+)\((?=[^;{}#]*\) \{)", re.M)
+                      r"(?<!\w)(K_\(\w+\)|(?!K_)\w+)\((?=[^;{}#]*\) \{)", re.M)
     for m in head.finditer(text):
         brace = text.index("{", closing(text, m.end() - 1))
         yield m[1], brace + 1, closing(text, brace) - 1

@@ -181,7 +181,7 @@ if command -v arm-none-eabi-gcc >/dev/null; then
     size=$(size_of start KOPT_TINY arm-none-eabi-gcc $m4)
     ! arm-none-eabi-nm $out/firmware.elf | grep -i ' t ' | grep -v ' kopt_\| firmware\|__data_start\|_edata' >$out/log
     report $? "Cortex-M4F: nothing of libc, libm or the compiler's library"
-    run=$(($(stack_of kopt_step_run) + $(stack_of kopt_rounded_bits_scalar_)))
+    run=$(($(stack_of kopt_step_run) + $(stack_of kopt_round16_bits_scalar_)))
     begin=$(($(stack_of kopt_step_begin) + $(stack_of kopt_beta_) + $(stack_of kopt_to_float_)))
     echo "# stack: $run bytes of kopt_step_run, $begin of kopt_step_begin" | tee $out/log
     [ $run -le 128 ] && [ $begin -le 128 ]

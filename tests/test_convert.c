@@ -3,7 +3,7 @@
    of special values. */
 #include <stddef.h>
 static size_t stream_from = 64;
-#define KOPT_STREAM_ stream_from /* bytes: results are written past the caches, and not, in turn */
+#define KOPT_NT_THRESHOLD_ stream_from /* bytes: results are written past the caches, and not, in turn */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 

@@ -181,7 +181,7 @@ def table(job):
         if name == 'log' and x <= 0:
             results.append(encode(g.nan() if x else g.inf(-1), form))
             continue
-        halving = name in ('silu', 'gelu', 'gelu_tanh') and abs(x) < 2.0 ** -12  # x/2 and a little: the header's finish_ knows
+        halving = name in ('silu', 'gelu', 'gelu_tanh') and abs(x) < 2.0 ** -12  # x/2 and a little: map_result() of the header
         if not halving:
             g.set_context(rough)
             value, size = map(float, true(name, x))
@@ -218,8 +218,8 @@ def patches():
                 line = '   '
             line += ' ' + item + ','
         return '\n'.join(text + [line.rstrip(',')])
-    print('static const unsigned kopt_patch_start_[%d] = {\n%s};' % (len(start), lines(map(str, start))))
-    print('static const uint32_t kopt_patches_[%d] = {\n%s};' % (len(words), lines('0x%08Xu' % w for w in words)))
+    print('static const unsigned kopt_map_exception_start_[%d] = {\n%s};' % (len(start), lines(map(str, start))))
+    print('static const uint32_t kopt_map_exception_table_[%d] = {\n%s};' % (len(words), lines('0x%08Xu' % w for w in words)))
     for (name, form), (results, _) in zip(jobs, made):
         h = 0xcbf29ce484222325
         for r in results:
