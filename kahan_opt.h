@@ -143,7 +143,7 @@
 #define KOPT_WITH_EXACT 0x00000200u
 #define KOPT_WITH_NEAREST_STATE 0x00000400u    /* opt.moment_rounding and opt.compensation_rounding               */
 #define KOPT_WITH_STOCHASTIC_STATE 0x00000800u
-#define KOPT_WITH_L2 0x00001000u               /* opt.decay                                                       */
+#define KOPT_WITH_L2 0x00001000u               /* opt.decay_mode                                                       */
 #define KOPT_WITH_DECOUPLED 0x00002000u
 #define KOPT_WITH_FULLY_DECOUPLED 0x00004000u
 #define KOPT_WITH_MOMENTUM 0x00008000u         /* SGD: opt.momentum, dampening, nesterov                          */
@@ -246,7 +246,7 @@ typedef enum kopt_rounding {
 
 typedef enum kopt_rule {
     KOPT_SGD = 0,
-    KOPT_ADAM = 1,   /* Adam and AdamW: they differ in opt.decay. AMSGrad: opt.amsgrad                       */
+    KOPT_ADAM = 1,   /* Adam and AdamW: they differ in opt.decay_mode. AMSGrad: opt.amsgrad                       */
     KOPT_LION = 2,   /* Chen et al. 2023                                                                     */
     KOPT_ADAN = 3,   /* Xie et al. 2022                                                                      */
     KOPT_RADAM = 4,  /* Liu et al. 2020                                                                      */
@@ -255,11 +255,11 @@ typedef enum kopt_rule {
     KOPT_ADAM_ATAN2 = 7 /* Everett et al. 2024: Adam without eps. Only with KAHAN_OPT_VMATH                  */
 } kopt_rule;
 
-typedef enum kopt_decay {
+typedef enum kopt_decay_mode {
     KOPT_L2 = 0,             /* g += weight_decay * w                                  (PyTorch Adam, SGD)   */
     KOPT_DECOUPLED = 1,      /* w -= lr * weight_decay * w                             (Loshchilov & Hutter) */
     KOPT_FULLY_DECOUPLED = 2 /* w -= (lr / max_lr) * weight_decay * w                  (optimi, FlashOptim)  */
-} kopt_decay;
+} kopt_decay_mode;
 
 typedef enum kopt_result {
     KOPT_OK = 0,
@@ -377,11 +377,20 @@ KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32_stochastic(float x, uint32_t random16)
 
 /* ---- RANDOM BITS ------------------------------------------------------------------------------------------------- */
 
-/* The random bits r of one element, from Philox4x32-7 (Salmon et al. 2011): see docs/numerics.md section 7. stream is
+/* Which random numbers: element i of an array has those of global index first_index + i. A struct of zeros will do; what
+   is to be independent differs in one of the four. */
+typedef struct kopt_random_key {
+    uint64_t seed;
+    uint32_t step;
+    uint32_t id;          /* of the tensor or array                      */
+    uint64_t first_index; /* global index of element 0; below 2^63       */
+} kopt_random_key;
+
+/* The random bits r of element i, from Philox4x32-7 (Salmon et al. 2011): see docs/numerics.md section 7. stream is
    in [0, 16); 0 to 7 are the library's, 8 to 15 are yours. KOPT_RANDOM_STORE(r, k) is the 16-bit number of its store k,
    0 to 4: 0 is the weight or its compensation, k the k-th moment. Number 0 is the lower half of r, which is all that
    the functions of one value take of their random16. */
-KOPT_API_ uint32_t kopt_random(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index);
+KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i);
 #define KOPT_RANDOM_STORE(r, k) (((r) + (k) * ((r) >> 16)) & 0xFFFFu)
 
 /* ---- ONE-ELEMENT UPDATES for code that never holds a gradient buffer: `*w -= lr * dw` becomes
@@ -473,7 +482,7 @@ typedef struct kopt_optimizer {
                                             below 1e-6, with a loss scale, too                                    */
     kopt_rounding moment_rounding;       /* of 16- and 8-bit moments: KOPT_STOCHASTIC (default) or KOPT_NEAREST   */
     kopt_rounding compensation_rounding; /* in KAHAN and COMPACT: KOPT_STOCHASTIC (default) or KOPT_NEAREST       */
-    kopt_decay decay;                    /* default L2 for SGD and Adam, decoupled for AdamW                      */
+    kopt_decay_mode decay_mode;               /* default L2 for SGD and Adam, decoupled for AdamW                      */
     int nesterov;                        /* SGD: needs momentum > 0 and dampening == 0                            */
     int maximize;                        /* 1: ascend                                                             */
     int zero_grad;                       /* 1: a step sets the gradient to zero after it was read                 */
@@ -483,7 +492,7 @@ typedef struct kopt_optimizer {
     double weight_decay;                 /* >= 0; default 0, AdamW 0.01                                           */
     int amsgrad;                         /* Adam: 1: divide by the largest second moment so far                   */
     int stable;                          /* Adam: 1: StableAdamW: divide the rate by the RMS of g / sqrt(v) over the
-                                            tensor, if that is above 1 (see kopt_step_measure)                    */
+                                            tensor, if that is above 1 (see kopt_stable_measure)                    */
     int moments_only;                    /* 1: a step leaves weights and copy alone (optimizer accumulation)      */
     int lookahead;                       /* Ranger: every how many steps, >= 1; default 6                         */
     double lookahead_rate;               /* Ranger: in [0, 1]; default 0.5                                        */
@@ -551,6 +560,8 @@ typedef struct kopt_tensor {
                                 With 8-bit moments a shard gives the bits of the whole if it is a multiple of 256 */
     float rate_scale;        /* this tensor's learning rate, decay included, is this times the optimizer's; 0 (the
                                 default) is 1. To freeze a tensor, leave it out of the list                       */
+    float stable_scale;      /* StableAdamW in ranges or shards: kopt_stable_scale() of the whole tensor in this step;
+                                0 (the default): a step over all n elements measures it by itself               */
     struct kopt_counts *counts; /* NULL, or what a step adds its counts to (slower; one per thread)               */
 } kopt_tensor;
 
@@ -583,30 +594,30 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n);
    COMPACT, EXACT) to what did not fit; if it is NULL, t->weight stays and the residual is zero. Then t->copy, if there
    is one, is filled from t->weight. weights must not overlap the tensor's memory, but may be t->copy itself, in
    fp32. */
-KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t, const float *weights);
+KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights);
 
 /* Reads the weights (with their residual), the first or the second moment as n fp32 values, or writes them: the way
    from and to fp32 checkpoints and other libraries' state. out and in overlap nothing of the tensor. Writing rounds to
    nearest; written weights are also where Ranger's slow weights start, and t->copy is refreshed from them. Set weights
    with it in the middle of a run, too (pruning, averaging): stored past it they keep the residual of the value that was
    there before, and with COMPACT or EXACT a zero with such a residual is a NaN. */
-typedef enum kopt_stream {
+typedef enum kopt_slot {
     KOPT_WEIGHT = 0, KOPT_FIRST_MOMENT = 1, KOPT_SECOND_MOMENT = 2,
     KOPT_THIRD_MOMENT = 3, /* AMSGrad's largest second moment; Adan's average of gradient differences */
     KOPT_FOURTH_MOMENT = 4 /* Adan's previous gradient                                                */
-} kopt_stream;
-KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_stream what, float *out);
-KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t, kopt_stream what, const float *in);
+} kopt_slot;
+KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out);
+KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, const float *in);
 
 /* Writes a moment of any format from the 8-bit states of bitsandbytes: n codes of its dynamic map, that without signs
    for a mean of squares, and the largest magnitude of each 256 values. Nothing overlaps the tensor. KOPT_WEIGHT:
    KOPT_ERROR_OPTION. */
-KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, kopt_tensor *t, kopt_stream what,
+KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                              const unsigned char *codes, const float *scales);
 
 /* Before a block is saved: stores opt->step and opt->seed in it, turns it to little-endian and adds a checksum
    (CRC-32). The bytes can then go to a file; a step on a sealed block is refused. The weights are saved by you. */
-KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, kopt_tensor *t);
+KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, const kopt_tensor *t);
 
 /* After it was loaded, or right after saving: checks a sealed block against opt and t, makes it ready for steps, sets
    opt->step and opt->seed from it, and refreshes t->copy: load the weights first. A block that is truncated, damaged,
@@ -614,7 +625,7 @@ KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, kopt_tensor *t)
    rounding is refused. Numbers (rates, betas, weight decay) may differ: see kopt_state_inspect(). Where there is no
    block (n == 0, or kopt_state_size() == 0) seal and open save and check nothing: save opt->step and opt->seed
    yourself. */
-KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, kopt_tensor *t);
+KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t);
 
 /* What a block, sealed or open, says of itself: n, id, first_index, and of its optimizer the rule, formats, roundings,
    decay mode, seed, step, and as fp32 numbers lr, weight_decay, beta1 and beta2 (SGD: momentum and dampening) of the
@@ -631,7 +642,7 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
    may read one gradient: a weight that the model uses twice is listed once, with the sum of its gradients. Refused
    where O(1) per tensor can show it: neighbours in the list that overlap, and one state block for two tensors. Tensors
    without elements do not count. */
-KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, kopt_tensor *tensors, size_t count);
+KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count);
 
 /* The same in pieces, for threads, frames and shards. kopt_step_begin() counts the step and computes its scalars into
    a plain value; after that, each element of each tensor must be stepped exactly once, in any order and slicing, by
@@ -640,25 +651,27 @@ typedef struct kopt_step {
     kopt_rule rule;
     kopt_format weight_format, moment_format;
     kopt_rounding rounding, moment_rounding, compensation_rounding;
-    int nesterov, zero_grad, moments;    /* moments: arrays kept per weight (0 to 4)                              */
+    int nesterov, zero_grad;
+    int moment_count;                    /* arrays of moments, 0 to 4                                             */
     int moments_only;
     int unrectified;                     /* RAdam, Ranger: too few steps for the variance; the update is rate * m */
     int sync;                            /* Ranger: this step ends in Lookahead                                   */
     int stable;                          /* StableAdamW                                                           */
     float grad_scale;                    /* grad_scale * clip, negative to maximize                               */
-    float l2, decay;                     /* coefficients of the weight in the gradient, in the update             */
-    float beta1, one_minus_beta1;        /* SGD: momentum, 1 - dampening (first step: 0, 1)                       */
-    float beta2, one_minus_beta2;        /* of the second moment (Adan: its beta3)                                */
-    float beta3, one_minus_beta3;        /* of Adan's third moment (its beta2)                                    */
-    float momentum;                      /* SGD with Nesterov, in every step; Adan: beta2                         */
-    float mix;                           /* Adan: weight of the third moment; Ranger: 1 - lookahead_rate          */
-    float rate;                          /* lr / (1 - beta1^t); SGD: lr                                           */
+    float l2, weight_decay;              /* coefficients of the weight in the gradient, in the update             */
+    float beta1, gain1;                  /* an average becomes beta * average + gain * x, with the betas as the   */
+    float beta2, gain2;                  /* rule's paper numbers them, and gain = 1 - beta. SGD: beta1 is the     */
+    float beta3, gain3;                  /* momentum, gain1 1 - dampening; in the first step 0 and 1              */
+    float extrapolation;                 /* Nesterov's: times the first moment (SGD) or the change of the gradient
+                                            (Adan), added to the gradient                                         */
+    float third_scale;                   /* Adan: of the third moment in the direction                            */
+    float rate;                          /* of the direction: lr, with the corrections that the rule has          */
     float root_scale;                    /* 1 / sqrt(1 - beta2^t); 8-bit moments after the first step: times 1.003 */
     float eps;
     uint32_t step;
     uint64_t seed;
     float sharpness;                     /* Lion: 0: sign. Adam-atan2: its rate is lr * a, its root_scale times b */
-    uint32_t zero_;                      /* no hole: a step is copied and compared as bytes                       */
+    float slow_scale;                    /* Ranger: 1 - lookahead_rate: of the slow weight in a sync              */
     const struct kopt_vmath *vmath;
 } kopt_step;
 KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step);
@@ -690,12 +703,12 @@ KOPT_API_ double kopt_norm_value(const kopt_norm *norm);
 /* The coefficient of torch.nn.utils.clip_grad_norm_ for opt.clip, so that the clipping costs no pass of its own:
    min(1, max_norm / (norm * |grad_scale| + 1e-6)), with grad_scale that of the optimizer. 0 if nonfinite is not 0: skip
    that step. 1, no clipping, unless max_norm is a positive number. */
-KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double grad_scale);
+KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, double grad_scale);
 
 /* StableAdamW over ranges, threads or ranks (kopt_step_run and kopt_optimizer_step do this by themselves;
    kopt_step_range does not): before any element of the tensor is stepped, add all its ranges to a kopt_norm, merge, and
    set t->rate_scale = kopt_stable_scale(&norm, n of the whole tensor). Exact, so the same for any slicing. */
-KOPT_API_ kopt_result kopt_step_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
+KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
                                         kopt_norm *norm);
 KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n);
 
@@ -743,7 +756,7 @@ typedef struct kopt_closure {
    skipped step changes nothing but the scaler: no weight, no state, no gradient, no step count; *skipped, which may be
    NULL, tells. closure may be NULL: the gradients are there and there is one rank. Its functions may leave by longjmp
    or an exception: then opt and the scaler are as before. */
-KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, kopt_tensor *tensors, size_t count,
+KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                        double max_norm, const kopt_closure *closure, int *skipped);
 
 /* GRADIENT ACCUMULATION over micro-batches, with the five roundings of weights: with KAHAN a bf16 sum of thousands, its
@@ -818,14 +831,6 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
 KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void *const *shards, size_t count,
                                   kopt_format format, size_t n, double scale);
 
-/* inout[i] += in[i], in fp32, rounded to nearest even: the sum that MPI lacks for 16-bit numbers. Of the shape of an
-   MPI_User_function, but without its header: wrap it, or cast it in
-   MPI_Op_create((MPI_User_function *)kopt_mpi_sum_bf16, 1, &op), and reduce *len numbers of MPI_UINT16_T. NULL, overlap
-   or a negative length: nothing is done. The bits depend on the tree in which MPI adds; those of kopt_reduce on
-   nothing. */
-KOPT_API_ void kopt_mpi_sum_bf16(void *in, void *inout, int *len, void *datatype);
-KOPT_API_ void kopt_mpi_sum_fp16(void *in, void *inout, int *len, void *datatype);
-
 /* ---- BULK: conversion and checks of arrays; any format to any format, any alignment, no overlap ----------------- */
 
 /* Round to nearest even, right for every input: NaN stays NaN, subnormals are kept, overflow goes to infinity. */
@@ -834,8 +839,7 @@ KOPT_API_ kopt_result kopt_convert(void *dst, kopt_format dst_format, const void
 
 /* Stochastic rounding with the random bits of (seed, step, id, stream 1, first_index + i). */
 KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
-                                              kopt_format src_format, size_t n, uint64_t seed, uint32_t step,
-                                              uint32_t id, uint64_t first_index);
+                                              kopt_format src_format, size_t n, kopt_random_key key);
 
 /* 1 if all n values are finite (neither NaN nor infinite), else 0; also 0 for bad input. The check before a step that
    may be skipped. */
@@ -939,17 +943,14 @@ KOPT_API_ kopt_result kopt_cross_entropy(const kopt_vmath *vmath, float *loss, v
    stream 5 (of kopt_langevin_step: 6). Rounded to nearest even. first_index + n is at most 2^54. */
 
 /* mean + deviation * N(0, 1), up to 6.7 deviations (Box and Muller 1958, of all 32 bits of each word). */
-KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation, uint64_t seed,
-                                  uint32_t step, uint32_t id, uint64_t first_index);
+KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation, kopt_random_key key);
 
 /* The same, drawn again until it is at most limit (>= 0.5) deviations from the mean; 2 is usual. */
 KOPT_API_ kopt_result kopt_truncated_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
-                                            double limit, uint64_t seed, uint32_t step, uint32_t id,
-                                            uint64_t first_index);
+                                            double limit, kopt_random_key key);
 
 /* Between low and high: the middle + the half * (2^24 numbers, symmetric about 0, none of them 0 or +-1). */
-KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high, uint64_t seed,
-                                   uint32_t step, uint32_t id, uint64_t first_index);
+KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high, kopt_random_key key);
 
 /* Initial weights with mean 0 and variance 2 / fan_in (He et al. 2015, for ReLU and its kin) or 2 / (fan_in + fan_out)
    (Glorot & Bengio 2010). Step 0. With a residual, draw KOPT_F32 for kopt_state_init(). */
@@ -959,16 +960,16 @@ typedef enum kopt_distribution {
     KOPT_TRUNCATED_NORMAL = 2 /* at 2 deviations, which are widened so that the variance is that */
 } kopt_distribution;
 KOPT_API_ kopt_result kopt_init_he(void *out, kopt_format format, size_t n, kopt_distribution distribution,
-                                   size_t fan_in, uint64_t seed, uint32_t id, uint64_t first_index);
+                                   size_t fan_in, kopt_random_key key);
 KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, kopt_distribution distribution,
-                                       size_t fan_in, size_t fan_out, uint64_t seed, uint32_t id, uint64_t first_index);
+                                       size_t fan_in, size_t fan_out, kopt_random_key key);
 
 /* STOCHASTIC GRADIENT LANGEVIN DYNAMICS (Welling & Teh 2011): w -= lr * g, by SGD without momentum, with its decay and
    roundings, and w += sqrt(2 * lr * temperature) * N(0, 1). With g the gradient of -log of the posterior, whole, not a
    mean (grad_scale = the number of data), lr = epsilon / 2 and temperature 1 it is theirs. Temperature 0 is SGD, bit
    for bit. In bf16, fp16 use KAHAN or EXACT, or a small noise is lost. No claim of differential privacy. Like
    kopt_optimizer_step and kopt_step_range; the bits are the same for any slicing. Momentum and other rules: refused. */
-KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, kopt_tensor *tensors, size_t count, double temperature);
+KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, double temperature);
 KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tensor *t, double temperature, size_t begin,
                                           size_t end);
 #endif
@@ -1138,7 +1139,7 @@ typedef struct kopt_job_ {
     size_t begin, end, scale; /* scale: from a moment of 8 bits to its scales, in bytes */
     uint64_t first;
     uint32_t id, stream;
-    float rate, decay;
+    float rate, weight_decay;
     int buffered; /* the moments are rows of fp32, of mean squares the roots; what stores them rounds */
 #ifdef KAHAN_OPT_VMATH
     const kopt_vmath *vmath; /* whose function runs between the stages; NULL: none, or the built-in of Adam-atan2 */
@@ -1249,7 +1250,7 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int v
 #define KOPT_STATE_ROUNDING_(value) KOPT_ENABLED_VALUE_(kopt_rounding, KOPT_STATE_ROUNDINGS_, value)
 #define KOPT_ROUND_MODE_(value) /* nearest or stochastic, of weights or of the state; AMSGrad's maximum is rounded to nearest */ \
     KOPT_ENABLED_VALUE_(kopt_rounding, (KOPT_ROUNDINGS_ | KOPT_STATE_ROUNDINGS_ | (KOPT_ONLY_ >> 30 & 1u)) & 3u, value)
-#define KOPT_DECAY_(value) KOPT_ENABLED_VALUE_(kopt_decay, KOPT_DECAYS_, value)
+#define KOPT_DECAY_(value) KOPT_ENABLED_VALUE_(kopt_decay_mode, KOPT_DECAYS_, value)
 
 /* A global index of an element. */
 #if KOPT_ONLY_ & KOPT_WITH_EXTRAS
@@ -1828,8 +1829,8 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_betas_(const kopt_optimizer *opt, k
     uint32_t step = s->step;
     s->beta1 = kopt_narrow64_(opt->beta1);
     s->beta2 = kopt_narrow64_(opt->beta2);
-    s->one_minus_beta1 = rest1;
-    s->one_minus_beta2 = rest2;
+    s->gain1 = rest1;
+    s->gain2 = rest2;
     for (;;) {
         if ((step & 1u) != 0) all = kopt_either4_(all, rest);
         step >>= 1;
@@ -3126,7 +3127,7 @@ typedef struct kopt_kind_ {
     kopt_rule rule;
     kopt_format weight, grad, moment;
     kopt_rounding rounding, moment_rounding, compensation_rounding;
-    int moments, nesterov, buffered; /* buffered: new moments go to rows of fp32, which the store to memory rounds */
+    int moment_count, nesterov, buffered; /* buffered: new moments go to rows of fp32, which the store to memory rounds */
 } kopt_kind_;
 
 /* Is a moment kept as the root of the mean of squares that it is? */
@@ -3135,7 +3136,7 @@ KOPT_INLINE_ int kopt_stores_root_(kopt_kind_ kind, int moment) {
 }
 
 KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
-    if (kind.moments != 0 && kind.moment != KOPT_F32 && kind.moment_rounding == KOPT_STOCHASTIC) return 1;
+    if (kind.moment_count != 0 && kind.moment != KOPT_F32 && kind.moment_rounding == KOPT_STOCHASTIC) return 1;
     if (kind.weight == KOPT_F32) return 0;
     if (kind.rounding == KOPT_STOCHASTIC) return 1;
     return (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_COMPACT) &&
@@ -3144,7 +3145,8 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
 #endif
 
 typedef struct K_(scalars) {
-    vf32_ grad_scale, l2, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, beta3, one_minus_beta3, momentum, mix;
+    vf32_ grad_scale, l2, weight_decay, beta1, gain1, beta2, gain2, beta3, gain3;
+    vf32_ extrapolation, third_scale, slow_scale;
     vf32_ rate, root_scale, eps;
 #ifdef KAHAN_OPT_VMATH
     vf32_ sharpness;
@@ -3157,15 +3159,16 @@ FN_ K_(scalars) K_(splat_step)(const kopt_step *s, float rate, float decay) {
     K_(scalars) k;
     k.grad_scale = splat_(s->grad_scale);
     k.l2 = splat_(s->l2);
-    k.decay = splat_(decay);
+    k.weight_decay = splat_(decay);
     k.beta1 = splat_(s->beta1);
-    k.one_minus_beta1 = splat_(s->one_minus_beta1);
+    k.gain1 = splat_(s->gain1);
     k.beta2 = splat_(s->beta2);
-    k.one_minus_beta2 = splat_(s->one_minus_beta2);
+    k.gain2 = splat_(s->gain2);
     k.beta3 = splat_(s->beta3);
-    k.one_minus_beta3 = splat_(s->one_minus_beta3);
-    k.momentum = splat_(s->momentum);
-    k.mix = splat_(s->mix);
+    k.gain3 = splat_(s->gain3);
+    k.extrapolation = splat_(s->extrapolation);
+    k.third_scale = splat_(s->third_scale);
+    k.slow_scale = splat_(s->slow_scale);
     k.rate = splat_(rate);
     k.root_scale = splat_(s->root_scale);
     k.eps = splat_(s->eps);
@@ -3184,7 +3187,7 @@ FN_ K_(scalars) K_(splat_step)(const kopt_step *s, float rate, float decay) {
     return k;
 }
 
-FN_ K_(scalars) K_(splat_job)(const kopt_job_ *j) { return K_(splat_step)(j->step, j->rate, j->decay); }
+FN_ K_(scalars) K_(splat_job)(const kopt_job_ *j) { return K_(splat_step)(j->step, j->rate, j->weight_decay); }
 
 /* ---- memory: n lanes, zeros in the others ---- */
 
@@ -3610,12 +3613,12 @@ typedef struct K_(moments) {
     vf32_ m, v, third, fourth, root, third_root;
 } K_(moments);
 
-FN_ vf32_ K_(moving_average)(vf32_ beta, vf32_ one_minus_beta, vf32_ old, vf32_ x) {
-    return add_(mul_(beta, old), mul_(one_minus_beta, x));
+FN_ vf32_ K_(moving_average)(vf32_ beta, vf32_ gain, vf32_ old, vf32_ x) {
+    return add_(mul_(beta, old), mul_(gain, x));
 }
 
-FN_ vf32_ K_(moving_average_of_squares)(vf32_ beta, vf32_ one_minus_beta, vf32_ old, vf32_ x) {
-    return add_(mul_(beta, old), mul_(mul_(one_minus_beta, x), x));
+FN_ vf32_ K_(moving_average_of_squares)(vf32_ beta, vf32_ gain, vf32_ old, vf32_ x) {
+    return add_(mul_(beta, old), mul_(mul_(gain, x), x));
 }
 
 /* -1, 0 or 1; NaN stays. */
@@ -3664,7 +3667,7 @@ FN_ vf32_ K_(atan2_positive)(vf32_ y, vf32_ x) {
 }
 #endif
 
-#define MOMENTS_ kopt_moments_here_(kind.rule, kind.moments)
+#define MOMENTS_ kopt_moments_here_(kind.rule, kind.moment_count)
 
 /* w is the weight that decay sees, rest what it does not see of the weight, g the gradient; of w and rest only what L2
    and KOPT_EMA read. Moves the moments. What it returns the rate multiplies, but of Adam-atan2 and of a smooth Lion:
@@ -3677,12 +3680,12 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const K_(scalars) *k, vf32_ w, vf32_ rest, v
 
     if (kind.rule == KOPT_SGD) {
         if (MOMENTS_ == 0) return g;
-        p->m = K_(moving_average)(k->beta1, k->one_minus_beta1, p->m, g);
-        return kind.nesterov ? add_(g, mul_(k->momentum, p->m)) : p->m;
+        p->m = K_(moving_average)(k->beta1, k->gain1, p->m, g);
+        return kind.nesterov ? add_(g, mul_(k->extrapolation, p->m)) : p->m;
     }
     if (kind.rule == KOPT_LION) {
-        x = K_(moving_average)(k->beta1, k->one_minus_beta1, p->m, g);
-        p->m = K_(moving_average)(k->beta2, k->one_minus_beta2, p->m, g);
+        x = K_(moving_average)(k->beta1, k->gain1, p->m, g);
+        p->m = K_(moving_average)(k->beta2, k->gain2, p->m, g);
 #ifdef KAHAN_OPT_VMATH
         if (k->smooth) return mul_(k->sharpness, x);
 #endif
@@ -3692,17 +3695,17 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const K_(scalars) *k, vf32_ w, vf32_ rest, v
 
     if (kind.rule == KOPT_ADAN) {
         const vf32_ change = k->first_step ? splat_(0) : sub_(g, p->fourth);
-        p->m = K_(moving_average)(k->beta1, k->one_minus_beta1, p->m, g);
-        p->third = K_(moving_average)(k->beta3, k->one_minus_beta3, p->third, change);
-        p->v = K_(moving_average_of_squares)(k->beta2, k->one_minus_beta2, p->v, add_(g, mul_(k->momentum, change)));
+        p->m = K_(moving_average)(k->beta1, k->gain1, p->m, g);
+        p->third = K_(moving_average)(k->beta2, k->gain2, p->third, change);
+        p->v = K_(moving_average_of_squares)(k->beta3, k->gain3, p->v, add_(g, mul_(k->extrapolation, change)));
         p->fourth = g;
         p->root = sqrt_(p->v);
-        return div_(add_(p->m, mul_(k->mix, p->third)), add_(mul_(p->root, k->root_scale), k->eps));
+        return div_(add_(p->m, mul_(k->third_scale, p->third)), add_(mul_(p->root, k->root_scale), k->eps));
     }
 
     if (kind.rule != KOPT_ADAM && !KOPT_IS_ATAN2_(kind.rule)) return as_f32_(isplat_(0x7FC00000u)); /* none's formula */
-    p->m = K_(moving_average)(k->beta1, k->one_minus_beta1, p->m, g);
-    p->v = K_(moving_average_of_squares)(k->beta2, k->one_minus_beta2, p->v, g);
+    p->m = K_(moving_average)(k->beta1, k->gain1, p->m, g);
+    p->v = K_(moving_average_of_squares)(k->beta2, k->gain2, p->v, g);
     denominator = p->root = sqrt_(p->v);
     if (MOMENTS_ > 2) {
         p->third = K_(max_abs)(p->third, p->v);
@@ -3716,13 +3719,13 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const K_(scalars) *k, vf32_ w, vf32_ rest, v
 /* What is subtracted from a weight w: the rate times x, and its decay. */
 FN_ vf32_ K_(update)(const K_(scalars) *k, vf32_ x, vf32_ w) {
     vf32_ update = mul_(k->rate, x);
-    if (k->use_decay) update = add_(update, mul_(k->decay, w));
+    if (k->use_decay) update = add_(update, mul_(k->weight_decay, w));
     return update;
 }
 
 /* Lookahead: the update that leads from w to lookahead_rate of the way from the slow weight to w - update. */
-FN_ vf32_ K_(lookahead)(vf32_ mix, vf32_ w, vf32_ c, vf32_ update, vf32_ slow, vf32_ slow_c) {
-    return add_(update, mul_(mix, sub_(add_(sub_(w, slow), sub_(c, slow_c)), update)));
+FN_ vf32_ K_(lookahead)(vf32_ slow_scale, vf32_ w, vf32_ c, vf32_ update, vf32_ slow, vf32_ slow_c) {
+    return add_(update, mul_(slow_scale, sub_(add_(sub_(w, slow), sub_(c, slow_c)), update)));
 }
 
 /* ---- weights and moments, to and from what memory has of them ---- */
@@ -3816,7 +3819,7 @@ FN_ kopt_kind_ K_(kind_of)(const kopt_job_ *j) {
     kind.rounding = KOPT_ROUNDING_(s->rounding);
     kind.moment_rounding = KOPT_STATE_ROUNDING_(s->moment_rounding);
     kind.compensation_rounding = KOPT_STATE_ROUNDING_(s->compensation_rounding);
-    kind.moments = kopt_moments_here_(kind.rule, s->moments);
+    kind.moment_count = kopt_moments_here_(kind.rule, s->moment_count);
     kind.nesterov = KOPT_HAS_(KOPT_WITH_MOMENTUM) && s->nesterov;
     kind.buffered = KOPT_BUFFERED_MOMENTS_ && j->buffered;
     if (kind.buffered) kind.moment = KOPT_F32;
@@ -3893,7 +3896,7 @@ FN_ vf32_ K_(commit_element)(kopt_kind_ kind, const K_(scalars) *k, vf32_ x, vf3
     vf32_ slow_rest, update = K_(update)(k, x, w);
     if (sync) {
         const vf32_ slow = K_(load_weight)(kind, e->slow, e->slow_residual, &slow_rest);
-        update = K_(lookahead)(k->mix, w, rest, update, slow, slow_rest);
+        update = K_(lookahead)(k->slow_scale, w, rest, update, slow, slow_rest);
     }
     if (!k->moments_only) K_(encode_weight)(kind, w, rest, update, e, K_(random16)(r, 0));
     return update;
@@ -4471,7 +4474,7 @@ FN_ kopt_kind_ K_(copy_kind)(const kopt_kind_ *p) {
     kind.rounding = p->rounding;
     kind.moment_rounding = p->moment_rounding;
     kind.compensation_rounding = p->compensation_rounding;
-    kind.moments = p->moments;
+    kind.moment_count = p->moment_count;
     kind.nesterov = p->nesterov;
     kind.buffered = p->buffered;
     return kind;
@@ -4594,7 +4597,7 @@ FN_ int K_(commit_has_line)(kopt_kind_ kind) {
     NOINLINE_FN_ void K_(direction_##name)(const kopt_job_ *tile, const kopt_kind_ *any, K_(buffers) *rows) {                      \
         kopt_kind_ kind = K_(copy_kind)(any);                                                                              \
         kind.rule = KOPT_CAST_(kopt_rule, FIXED_OR_(its_rule, kind.rule));                                                \
-        if ((its_moments) != ANY_) kind.moments = its_moments;                                                         \
+        if ((its_moments) != ANY_) kind.moment_count = its_moments;                                                         \
         kind.moment = (its_format) == KOPT_BF16 ? KOPT_BF16 : (its_format) == KOPT_FP16 ? KOPT_FP16 : KOPT_F32;        \
         UNREACHABLE_IF_((its_rule) == ANY_ && K_(direction_has_line)(kind))                                                           \
         if ((its_format) != ANY_) kind.buffered = (its_format) == KOPT_Q8;                                              \
@@ -4704,7 +4707,7 @@ NOINLINE_FN_ void K_(commit_general)(const kopt_job_ *tile, const kopt_kind_ *an
         for (q = 0; q < 2; q++) {
             const size_t at = i / LANES_ + q;
             vf32_ update = K_(update)(&k, rows->x[at], rows->w[at]);
-            if (k.sync) update = K_(lookahead)(k.mix, rows->w[at], rows->rest[at], update, slow[q], slow_rest[q]);
+            if (k.sync) update = K_(lookahead)(k.slow_scale, rows->w[at], rows->rest[at], update, slow[q], slow_rest[q]);
             rows->x[at] = update;
         }
     }
@@ -4713,7 +4716,7 @@ NOINLINE_FN_ void K_(commit_general)(const kopt_job_ *tile, const kopt_kind_ *an
     if (!k.moments_only) {
         kopt_copy_job_(&as_is, tile);
         as_is.rate = 1;
-        as_is.decay = 0;
+        as_is.weight_decay = 0;
         K_(commit_dispatch)(&as_is, any, rows);
     }
     if (tile->counts != KOPT_NULL_) kopt_tally_(tile, AS_BYTES_(rows->x), before, kept_before, size, residual_size);
@@ -4770,7 +4773,7 @@ NOINLINE_FN_ void K_(step_tail)(const kopt_job_ *tile, const kopt_kind_ *any, K_
     PAD_(0, weight, size)
     PAD_(1, grad, grad_size)
     if (residual_size != 0) { PAD_(2, residual, residual_size) }
-    for (m = 0; m < kind.moments && !kind.buffered; m++) { PAD_(3 + m, moment[m], moment_size) }
+    for (m = 0; m < kind.moment_count && !kind.buffered; m++) { PAD_(3 + m, moment[m], moment_size) }
     if (s->sync) { PAD_(7, slow, size) }
     if (s->sync && residual_size != 0) { PAD_(8, slow_residual, residual_size) }
 #undef PAD_
@@ -4784,7 +4787,7 @@ NOINLINE_FN_ void K_(step_tail)(const kopt_job_ *tile, const kopt_kind_ *any, K_
             kopt_copy_noinline_(tile->slow_residual, padded.slow_residual, n * residual_size);
         if (tile->copy != KOPT_NULL_) kopt_copy_noinline_(tile->copy, padded.copy, n * kopt_bytes_of_(tile->copy_format));
     }
-    for (m = 0; m < kind.moments && !kind.buffered; m++)
+    for (m = 0; m < kind.moment_count && !kind.buffered; m++)
         kopt_copy_noinline_(tile->moment[m], padded.moment[m], n * moment_size);
     if (s->zero_grad) kopt_copy_noinline_(tile->grad, padded.grad, n * grad_size);
 }
@@ -4797,7 +4800,7 @@ FN_ void K_(tile_at)(kopt_job_ *tile, const kopt_job_ *whole, kopt_kind_ kind, s
     tile->weight = whole->weight + i * size;
     tile->grad = whole->grad + i * kopt_bytes_of_(kind.grad);
     if (residual_size != 0) tile->residual = whole->residual + i * residual_size; /* NULL + 0 is undefined */
-    for (m = 0; m < kind.moments && !kind.buffered; m++) tile->moment[m] = whole->moment[m] + i * moment_size;
+    for (m = 0; m < kind.moment_count && !kind.buffered; m++) tile->moment[m] = whole->moment[m] + i * moment_size;
     if (whole->step->sync) tile->slow = whole->slow + i * size;
     if (whole->step->sync && residual_size != 0) tile->slow_residual = whole->slow_residual + i * residual_size;
     if (whole->copy != KOPT_NULL_) tile->copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
@@ -4876,7 +4879,7 @@ NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t en
         }
         if (random) K_(fill_random_tile)(&rows.r, &cipher, index, turns < n ? turns + PAIR_ : turns, !drawn, !drawn && n == end - i);
         drawn = 1;
-        for (m = 0; buffered && m < kind.moments; m++) {
+        for (m = 0; buffered && m < kind.moment_count; m++) {
             rows.moment[m] = moment + KOPT_CAST_(size_t, m) * (tile_size / LANES_);
             rows.largest[m] = isplat_(0);
             if (coded)
@@ -4891,13 +4894,13 @@ NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t en
         if (turns < n) {
             rows.r.number += 2 * turns;
             rows.r.twice += 2 * turns;
-            for (m = 0; buffered && m < kind.moments; m++) rows.moment[m] += turns / LANES_;
+            for (m = 0; buffered && m < kind.moment_count; m++) rows.moment[m] += turns / LANES_;
             K_(tile_at)(&tile, whole, kind, i + turns, n - turns);
             K_(step_tail)(&tile, &kind, &rows);
             rows.r.number -= 2 * turns;
             rows.r.twice -= 2 * turns;
         }
-        for (m = 0; buffered && m < kind.moments; m++) {
+        for (m = 0; buffered && m < kind.moment_count; m++) {
             const vf32_ *const row = moment + KOPT_CAST_(size_t, m) * (tile_size / LANES_);
             const int square = kopt_is_square_(kind.rule, m);
             const kopt_rounding how = kopt_moment_rounding_(kind, m);
@@ -5097,7 +5100,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int parted, 
         kopt_kind_ kind;                                                        \
         kind.nesterov = j->step->nesterov;                                      \
         kind.rule = its_rule;                                                   \
-        kind.moments = its_moments;                                             \
+        kind.moment_count = its_moments;                                             \
         kind.weight = kind.grad = kind.moment = format;                         \
         kind.buffered = 0;                                                       \
         kind.rounding = its_rounding;                                           \
@@ -5149,7 +5152,7 @@ NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
 #ifndef TOOLS_ISA_
 /* StableAdamW: g / larger(root of the new second moment, eps), g scaled and with L2 in it. */
 FN_ vf32_ K_(stable_ratio_of)(const K_(scalars) *k, vf32_ g, vf32_ v) {
-    v = K_(moving_average_of_squares)(k->beta2, k->one_minus_beta2, v, g);
+    v = K_(moving_average_of_squares)(k->beta2, k->gain2, v, g);
     return div_(g, K_(max_abs)(mul_(sqrt_(v), k->root_scale), k->eps));
 }
 
@@ -6414,15 +6417,15 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
 
 KOPT_API_ int kopt_version(void) { return KOPT_VERSION; }
 
-KOPT_API_ uint32_t kopt_random(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
-    return kopt_random_scalar_(seed, step, id, stream, index);
+KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i) {
+    return kopt_random_scalar_(key.seed, key.step, key.id, stream, key.first_index + i);
 }
 
 /* What the constructors set made_ to. */
 #define KOPT_MADE_ 0x4D414445u
 
 /* Not inline: of a struct that is copied, gcc -O2 makes a call of memcpy. */
-static KOPT_NOINLINE_ kopt_optimizer kopt_start_(kopt_rule rule, double lr, kopt_decay decay, double weight_decay) {
+static KOPT_NOINLINE_ kopt_optimizer kopt_start_(kopt_rule rule, double lr, kopt_decay_mode decay, double weight_decay) {
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
     kopt_optimizer opt;
     opt.rule = rule;
@@ -6431,7 +6434,7 @@ static KOPT_NOINLINE_ kopt_optimizer kopt_start_(kopt_rule rule, double lr, kopt
     opt.moment_format = KOPT_BF16;
     opt.moment_rounding = KOPT_STOCHASTIC;
     opt.compensation_rounding = KOPT_STOCHASTIC;
-    opt.decay = decay;
+    opt.decay_mode = decay;
     opt.maximize = 0;
     opt.zero_grad = 0;
     opt.lr = lr;
@@ -6574,6 +6577,7 @@ KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_
     t.id = 0;
     t.first_index = 0;
     t.rate_scale = 1;
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS)) t.stable_scale = 0;
     t.counts = KOPT_NULL_;
     return t;
 }
@@ -6632,7 +6636,7 @@ static int kopt_built_in_(const kopt_optimizer *opt) {
     if (opt->rule == KOPT_LION && kopt_less_(0, opt->sharpness) && (KOPT_ONLY_ & KOPT_SECOND_PASS_) != KOPT_SECOND_PASS_)
         return 0;
 #endif
-    if (kopt_bits64_(opt->weight_decay) << 1 != 0 && opt->decay != KOPT_DECAY_(opt->decay)) return 0;
+    if (kopt_bits64_(opt->weight_decay) << 1 != 0 && opt->decay_mode != KOPT_DECAY_(opt->decay_mode)) return 0;
     if (KOPT_HAS_(KOPT_WITH_EXTRAS)) return 1;
     return (opt->maximize | opt->zero_grad | opt->moments_only | opt->amsgrad | opt->stable) == 0 &&
            kopt_bits64_(opt->clip) == KOPT_CAST_(uint64_t, 0x3FF00000u) << 32; /* 1 */
@@ -6651,11 +6655,11 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     if (KOPT_CAST_(unsigned, opt->rounding) > KOPT_CAST_(unsigned, KOPT_EXACT)) return KOPT_ERROR_OPTION;
     if ((KOPT_CAST_(unsigned, opt->moment_rounding) | KOPT_CAST_(unsigned, opt->compensation_rounding)) > 1u)
         return KOPT_ERROR_OPTION;
-    if (KOPT_CAST_(unsigned, opt->decay) > KOPT_CAST_(unsigned, KOPT_FULLY_DECOUPLED)) return KOPT_ERROR_OPTION;
+    if (KOPT_CAST_(unsigned, opt->decay_mode) > KOPT_CAST_(unsigned, KOPT_FULLY_DECOUPLED)) return KOPT_ERROR_OPTION;
     if (!kopt_built_in_(opt)) return KOPT_ERROR_OPTION;
     if (!kopt_from_0_to_(opt->lr, most) || !kopt_from_0_to_(opt->weight_decay, most)) return KOPT_ERROR_RANGE;
     if (!kopt_magnitude_to_(opt->grad_scale, most) || !kopt_magnitude_to_(opt->clip, most)) return KOPT_ERROR_RANGE;
-    if (opt->decay == KOPT_FULLY_DECOUPLED && (!kopt_from_0_to_(opt->max_lr, most) || kopt_is_zero_(opt->max_lr)))
+    if (opt->decay_mode == KOPT_FULLY_DECOUPLED && (!kopt_from_0_to_(opt->max_lr, most) || kopt_is_zero_(opt->max_lr)))
         return KOPT_ERROR_RANGE;
     if (opt->rule == KOPT_EMA) {
         if (!kopt_from_0_to_(opt->lr, 1)) return KOPT_ERROR_RANGE;
@@ -6690,7 +6694,7 @@ typedef struct kopt_kept_ {
     kopt_rule rule;
     kopt_format weight, moment;
     kopt_rounding rounding;
-    int moments;
+    int moment_count;
 } kopt_kept_;
 
 /* Where the arrays of a state block begin, in bytes from its start; total is 0 if there is nothing to keep. */
@@ -6704,8 +6708,8 @@ KOPT_SMALL_FN_ kopt_kept_ kopt_kept_of_(const kopt_optimizer *opt) {
     kept.weight = KOPT_FORMAT_(opt->weight_format);
     kept.moment = KOPT_MOMENT_FORMAT_(opt->moment_format);
     kept.rounding = kept.weight == KOPT_F32 ? KOPT_NEAREST : KOPT_ROUNDING_(opt->rounding);
-    kept.moments = kopt_moments_(opt);
-    if (KOPT_HAS_(KOPT_WITH_CHECKS) && kept.moments == 0) kept.moment = opt->moment_format; /* unused: as it is */
+    kept.moment_count = kopt_moments_(opt);
+    if (KOPT_HAS_(KOPT_WITH_CHECKS) && kept.moment_count == 0) kept.moment = opt->moment_format; /* unused: as it is */
     return kept;
 }
 
@@ -6715,10 +6719,10 @@ KOPT_SMALL_FN_ kopt_kept_ kopt_kept_in_(const kopt_step *s) {
     kept.weight = KOPT_FORMAT_(s->weight_format);
     kept.moment = KOPT_MOMENT_FORMAT_(s->moment_format);
     kept.rounding = kept.weight == KOPT_F32 ? KOPT_NEAREST : KOPT_ROUNDING_(s->rounding);
-    kept.moments = kopt_moments_here_(kept.rule, s->moments);
-    if (KOPT_HAS_(KOPT_WITH_CHECKS) && kept.moments == 0) kept.moment = s->moment_format;
+    kept.moment_count = kopt_moments_here_(kept.rule, s->moment_count);
+    if (KOPT_HAS_(KOPT_WITH_CHECKS) && kept.moment_count == 0) kept.moment = s->moment_format;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_EXTRAS | KOPT_WITH_RANGER | KOPT_WITH_ADAN | KOPT_WITH_Q8))
-        kept.moments = 2; /* the place of a moment does not depend on it, and a rule leaves alone those that it lacks */
+        kept.moment_count = 2; /* the place of a moment does not depend on it, and a rule leaves alone those that it lacks */
     return kept;
 }
 
@@ -6733,14 +6737,14 @@ KOPT_SMALL_FN_ void kopt_lay_out_(kopt_layout_ *at, const kopt_kept_ *kept, size
     const size_t stride = moment + (kept->moment == KOPT_Q8 ? 4 * kopt_blocks_(n) : 0);
     at->residual = KOPT_HEADER_;
     at->moment[0] = at->residual + residual; /* no loop, so that a compiler sees through it */
-    at->moment[1] = at->moment[0] + (kept->moments > 0 ? stride : 0);
-    at->moment[2] = at->moment[1] + (kept->moments > 1 ? stride : 0);
-    at->moment[3] = at->moment[2] + (kept->moments > 2 ? stride : 0);
-    at->total = at->slow = at->moment[3] + (kept->moments > 3 ? stride : 0);
+    at->moment[1] = at->moment[0] + (kept->moment_count > 0 ? stride : 0);
+    at->moment[2] = at->moment[1] + (kept->moment_count > 1 ? stride : 0);
+    at->moment[3] = at->moment[2] + (kept->moment_count > 2 ? stride : 0);
+    at->total = at->slow = at->moment[3] + (kept->moment_count > 3 ? stride : 0);
     at->scale = moment;
     at->slow_residual = at->slow + slow;
     if (slow != 0) at->total = at->slow_residual + residual;
-    if ((residual_size == 0 && kept->moments == 0) || (KOPT_HAS_(KOPT_WITH_CHECKS) && n == 0)) at->total = 0;
+    if ((residual_size == 0 && kept->moment_count == 0) || (KOPT_HAS_(KOPT_WITH_CHECKS) && n == 0)) at->total = 0;
 }
 
 KOPT_SMALL_FN_ kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n) {
@@ -6808,7 +6812,7 @@ static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *moments, const 
     if ((a & 15u) == KOPT_KAHAN || (a & 15u) == KOPT_COMPACT)
         a |= KOPT_CAST_(uint32_t, opt->compensation_rounding) << 5;
     if (opt->rule == KOPT_SGD && opt->nesterov) b |= 8u;
-    if (opt->rule != KOPT_EMA) b |= KOPT_CAST_(uint32_t, opt->decay) << 4;
+    if (opt->rule != KOPT_EMA) b |= KOPT_CAST_(uint32_t, opt->decay_mode) << 4;
     if (adam && opt->stable) b |= 64u;
     if (opt->rule == KOPT_ADAM_ATAN2 && opt->atan2_outside) b |= 128u;
     *rounding = KOPT_CAST_(kopt_byte_, a);
@@ -6859,7 +6863,7 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_check_header_(const kopt_byte_ *h, co
     if ((h[7] & 0xCFu) != KOPT_CAST_(kopt_byte_, kept->rounding)) return KOPT_ERROR_MISMATCH;
     if (h[8] != kopt_format_byte_(kept->moment) && !(sealed && h[8] == 3 && kept->moment == KOPT_Q8))
         return KOPT_ERROR_MISMATCH;
-    if ((h[9] & 7u) != KOPT_CAST_(kopt_byte_, kept->moments)) return KOPT_ERROR_MISMATCH;
+    if ((h[9] & 7u) != KOPT_CAST_(kopt_byte_, kept->moment_count)) return KOPT_ERROR_MISMATCH;
     if (kopt_little32_(h + 12) != t->id || kopt_little64_(h + 16) != t->n) return KOPT_ERROR_MISMATCH;
     if (kopt_little64_(h + 24) != t->first_index) return KOPT_ERROR_MISMATCH;
     if (sealed != h[10]) return sealed ? KOPT_ERROR_STATE : KOPT_ERROR_SEALED;
@@ -6943,7 +6947,8 @@ static kopt_result kopt_check_tensor_(const kopt_tensor *t) {
         return KOPT_ERROR_OPTION;
     if (!checks) return KOPT_OK;
     if (!kopt_n_valid_(t->n) || t->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
-    if (kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu) return KOPT_ERROR_RANGE; /* negative, infinite or NaN */
+    if (kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu || kopt_as_u32_(t->stable_scale) > 0x7F7FFFFFu)
+        return KOPT_ERROR_RANGE; /* negative, infinite or NaN */
     return KOPT_OK;
 }
 
@@ -7025,7 +7030,7 @@ static void kopt_start_slow_(const kopt_optimizer *opt, const kopt_tensor *t) {
                       t->n * kopt_bytes_of_residual_(opt->weight_format, opt->rounding));
 }
 
-KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t, const float *weights) {
+KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights) {
     kopt_result result = kopt_check_options_(opt);
     kopt_environment_ environment;
     kopt_layout_ at;
@@ -7071,19 +7076,19 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, kopt_tensor *t,
 }
 
 /* Is a stream kept as the roots of what it is? */
-static int kopt_keeps_root_(const kopt_optimizer *opt, kopt_stream what) {
-    return (opt->moment_format == KOPT_FP16 || opt->moment_format == KOPT_Q8) && what != KOPT_WEIGHT &&
-           kopt_is_square_(opt->rule, KOPT_CAST_(int, what) - 1);
+static int kopt_keeps_root_(const kopt_optimizer *opt, kopt_slot slot) {
+    return (opt->moment_format == KOPT_FP16 || opt->moment_format == KOPT_Q8) && slot != KOPT_WEIGHT &&
+           kopt_is_square_(opt->rule, KOPT_CAST_(int, slot) - 1);
 }
 
 /* values: an array of the caller; scales: it has one for each block. */
-static kopt_result kopt_check_stream_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_stream what,
+static kopt_result kopt_check_slot_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                       const void *values, size_t bytes, int scales) {
     kopt_result result = kopt_check_state_(opt, t, 0);
     kopt_span_ span[KOPT_SPANS_], *a, *end;
     size_t n;
     if (result != KOPT_OK) return result;
-    if (KOPT_CAST_(unsigned, what) > KOPT_CAST_(unsigned, kopt_moments_(opt))) return KOPT_ERROR_OPTION;
+    if (KOPT_CAST_(unsigned, slot) > KOPT_CAST_(unsigned, kopt_moments_(opt))) return KOPT_ERROR_OPTION;
     if (t->n != 0 && values == KOPT_NULL_) return KOPT_ERROR_NULL;
     n = scales ? kopt_blocks_(t->n) : t->n;
     end = kopt_spans_(span, t, kopt_bytes_of_(opt->weight_format), kopt_layout_for_(opt, t->n).total);
@@ -7092,15 +7097,15 @@ static kopt_result kopt_check_stream_(const kopt_optimizer *opt, const kopt_tens
     return KOPT_OK;
 }
 
-KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_stream what, float *out) {
-    kopt_result result = kopt_check_stream_(opt, t, what, out, 4, 0);
+KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out) {
+    kopt_result result = kopt_check_slot_(opt, t, slot, out, 4, 0);
     kopt_environment_ environment;
     const kopt_byte_ *weight, *state, *moment;
     kopt_layout_ at;
     size_t i, weight_bytes, residual_bytes, moment_bytes;
     int rooted;
     if (result != KOPT_OK || t->n == 0) return result;
-    rooted = kopt_keeps_root_(opt, what);
+    rooted = kopt_keeps_root_(opt, slot);
     at = kopt_layout_for_(opt, t->n);
     weight = KOPT_CAST_(const kopt_byte_ *, t->weight);
     state = KOPT_CAST_(const kopt_byte_ *, t->state);
@@ -7110,15 +7115,15 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
     kopt_enter_(&environment);
     for (i = 0; i < t->n; i++) {
         float x;
-        if (what == KOPT_WEIGHT) {
+        if (slot == KOPT_WEIGHT) {
             x = kopt_read_weight_(opt, weight + i * weight_bytes,
                                   residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes);
         } else if (KOPT_HAS_(KOPT_WITH_Q8) && opt->moment_format == KOPT_Q8) {
-            moment = state + at.moment[what - KOPT_FIRST_MOMENT];
+            moment = state + at.moment[slot - KOPT_FIRST_MOMENT];
             x = kopt_number_of_(moment[i], kopt_as_f32_(kopt_load32_(moment + at.scale + i / KOPT_BLOCK_ * 4)), rooted);
             if (rooted) x = kopt_mul_scalar_(x, x);
         } else {
-            moment = state + at.moment[what - KOPT_FIRST_MOMENT] + i * moment_bytes;
+            moment = state + at.moment[slot - KOPT_FIRST_MOMENT] + i * moment_bytes;
             x = kopt_widen_scalar_(moment_bytes == 4 ? kopt_load32_(moment) : kopt_load16_(moment),
                                    opt->moment_format);
             if (rooted) x = kopt_mul_scalar_(x, x);
@@ -7142,15 +7147,15 @@ static void kopt_code_block_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byt
 }
 
 /* Values of elements [begin, end) of a stream; begin is at a block. */
-static void kopt_write_stream_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_stream what, const kopt_byte_ *in,
+static void kopt_write_slot_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, const kopt_byte_ *in,
                                size_t begin, size_t end) {
     const kopt_layout_ at = kopt_layout_for_(opt, t->n);
     const size_t residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
     const size_t weight_bytes = kopt_bytes_of_(opt->weight_format);
-    const size_t moment_bytes = what == KOPT_WEIGHT ? 0 : kopt_bytes_of_(opt->moment_format);
-    const int rooted = kopt_keeps_root_(opt, what);
+    const size_t moment_bytes = slot == KOPT_WEIGHT ? 0 : kopt_bytes_of_(opt->moment_format);
+    const int rooted = kopt_keeps_root_(opt, slot);
     kopt_byte_ *const weight = KOPT_CAST_(kopt_byte_ *, t->weight), *const state = KOPT_CAST_(kopt_byte_ *, t->state);
-    kopt_byte_ *const moments = what == KOPT_WEIGHT ? weight : state + at.moment[what - KOPT_FIRST_MOMENT];
+    kopt_byte_ *const moments = slot == KOPT_WEIGHT ? weight : state + at.moment[slot - KOPT_FIRST_MOMENT];
     size_t i, n;
     for (i = begin; i < end; i += n, in += 4 * n) {
         const uint32_t bits = kopt_load32_(in);
@@ -7158,7 +7163,7 @@ static void kopt_write_stream_(const kopt_optimizer *opt, const kopt_tensor *t, 
         float x = kopt_as_f32_(bits);
         uint32_t rounded;
         n = 1;
-        if (what == KOPT_WEIGHT) {
+        if (slot == KOPT_WEIGHT) {
             kopt_write_weight_(opt, weight + i * weight_bytes,
                                residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes, bits);
             continue;
@@ -7179,14 +7184,14 @@ static void kopt_write_stream_(const kopt_optimizer *opt, const kopt_tensor *t, 
     }
 }
 
-KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, kopt_tensor *t, kopt_stream what, const float *in) {
-    const kopt_result result = kopt_check_stream_(opt, t, what, in, 4, 0);
+KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, const float *in) {
+    const kopt_result result = kopt_check_slot_(opt, t, slot, in, 4, 0);
     kopt_environment_ environment;
     if (result != KOPT_OK || t->n == 0) return result;
     kopt_enter_(&environment);
-    kopt_write_stream_(opt, t, what, KOPT_CONST_POINTER_(const kopt_byte_ *, in), 0, t->n);
+    kopt_write_slot_(opt, t, slot, KOPT_CONST_POINTER_(const kopt_byte_ *, in), 0, t->n);
     kopt_leave_(&environment);
-    if (what == KOPT_WEIGHT) {
+    if (slot == KOPT_WEIGHT) {
         kopt_start_slow_(opt, t);
         kopt_refresh_copy_(opt, t);
     }
@@ -7216,9 +7221,9 @@ static float kopt_dynamic_value_(uint32_t code, int square) {
 }
 
 /* A moment from codes of the dynamic map, which may be where the moment is going to be. */
-static void kopt_write_dynamic_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_stream what,
+static void kopt_write_dynamic_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                 const kopt_byte_ *codes, const kopt_byte_ *scales) {
-    const int square = kopt_is_square_(opt->rule, KOPT_CAST_(int, what) - 1);
+    const int square = kopt_is_square_(opt->rule, KOPT_CAST_(int, slot) - 1);
     kopt_environment_ environment;
     float row[KOPT_BLOCK_];
     size_t i, k, n;
@@ -7231,18 +7236,18 @@ static void kopt_write_dynamic_(const kopt_optimizer *opt, const kopt_tensor *t,
             KOPT_OPAQUE_FLOAT_(row[k]); /* or -Ofast sees 0 * NaN and makes it 0 */
             row[k] = kopt_mul_scalar_(row[k], scale);
         }
-        kopt_write_stream_(opt, t, what, KOPT_CONST_POINTER_(const kopt_byte_ *, row), i, i + n);
+        kopt_write_slot_(opt, t, slot, KOPT_CONST_POINTER_(const kopt_byte_ *, row), i, i + n);
     }
     kopt_leave_(&environment);
 }
 
-KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, kopt_tensor *t, kopt_stream what,
+KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                              const unsigned char *codes, const float *scales) {
-    kopt_result result = kopt_check_stream_(opt, t, what, codes, 1, 0);
-    if (result == KOPT_OK) result = kopt_check_stream_(opt, t, what, scales, 4, 1);
-    if (result == KOPT_OK && what == KOPT_WEIGHT) return KOPT_ERROR_OPTION;
+    kopt_result result = kopt_check_slot_(opt, t, slot, codes, 1, 0);
+    if (result == KOPT_OK) result = kopt_check_slot_(opt, t, slot, scales, 4, 1);
+    if (result == KOPT_OK && slot == KOPT_WEIGHT) return KOPT_ERROR_OPTION;
     if (result == KOPT_OK && t->n != 0)
-        kopt_write_dynamic_(opt, t, what, codes, KOPT_CONST_POINTER_(const kopt_byte_ *, scales));
+        kopt_write_dynamic_(opt, t, slot, codes, KOPT_CONST_POINTER_(const kopt_byte_ *, scales));
     return result;
 }
 
@@ -7291,7 +7296,7 @@ static void kopt_swap_arrays_(const kopt_optimizer *opt, const kopt_tensor *t) {
     }
 }
 
-KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, kopt_tensor *t) {
+KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, const kopt_tensor *t) {
     kopt_result result = kopt_check_state_(opt, t, 0);
     kopt_byte_ *state;
     size_t total;
@@ -7306,7 +7311,7 @@ KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, kopt_tensor *t)
     return KOPT_OK;
 }
 
-KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, kopt_tensor *t) {
+KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t) {
     kopt_result result = kopt_check_state_(opt, t, 1);
     kopt_byte_ *state, rounding, moments;
     kopt_layout_ at;
@@ -7326,7 +7331,7 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, kopt_tensor *t) {
         kopt_make_header_(state, opt, t);
         kopt_swap_arrays_(opt, t);
         for (i = 0; KOPT_HAS_(KOPT_WITH_Q8) && dynamic && i < kopt_moments_(opt); i++)
-            kopt_write_dynamic_(opt, t, KOPT_CAST_(kopt_stream, i + 1), state + at.moment[i],
+            kopt_write_dynamic_(opt, t, KOPT_CAST_(kopt_slot, i + 1), state + at.moment[i],
                                 state + at.moment[i] + at.scale);
     }
     kopt_refresh_copy_(opt, t);
@@ -7336,7 +7341,7 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, kopt_tensor *t) {
 /* The optimizer that a header tells of. */
 static void kopt_optimizer_in_(kopt_optimizer *opt, const kopt_byte_ *h) {
     const kopt_rule rule = KOPT_CAST_(kopt_rule, h[5]);
-    const kopt_decay decay = KOPT_CAST_(kopt_decay, h[9] >> 4 & 3);
+    const kopt_decay_mode decay = KOPT_CAST_(kopt_decay_mode, h[9] >> 4 & 3);
     kopt_optimizer made = kopt_start_(rule, kopt_number_in_(h + 48), decay, kopt_number_in_(h + 52));
     made.weight_format = KOPT_CAST_(kopt_format, h[6]);
     made.rounding = KOPT_CAST_(kopt_rounding, h[7] & 15);
@@ -7415,7 +7420,7 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_take_options_(const kopt_optimizer *o
         s->compensation_rounding = opt->compensation_rounding;
     }
     if (checks != 0 || extras != 0 || momentum != 0 || (KOPT_RULES_ & ~3u) != 0) {
-        s->moments = kopt_moments_(opt);
+        s->moment_count = kopt_moments_(opt);
         s->nesterov = momentum && opt->rule == KOPT_SGD && opt->nesterov;
         s->zero_grad = extras ? opt->zero_grad : 0;
         s->moments_only = extras ? opt->moments_only : 0;
@@ -7428,7 +7433,7 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_take_options_(const kopt_optimizer *o
 #else
     if (checks) s->vmath = KOPT_NULL_;
 #endif
-    if (checks) s->zero_ = 0;
+    if (checks) s->slow_scale = 0;
 }
 
 /* 1 - x of other hyper-parameters. */
@@ -7439,7 +7444,7 @@ static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0
 /* The step after opt->step. Returns 0 if a scalar is beyond the range of a float. */
 KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
     const kopt_rule rule = KOPT_RULE_(opt->rule);
-    const kopt_decay how = KOPT_DECAY_(opt->decay);
+    const kopt_decay_mode how = KOPT_DECAY_(opt->decay_mode);
     const float weight_decay = kopt_narrow64_(opt->weight_decay);
     float rest1, rest2;
     s->step = opt->step + 1;
@@ -7448,12 +7453,12 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
     if (KOPT_HAS_(KOPT_WITH_EXTRAS) && opt->maximize) s->grad_scale = kopt_as_f32_(kopt_as_u32_(s->grad_scale) ^ 0x80000000u);
     if (KOPT_HAS_(KOPT_WITH_L2)) s->l2 = how == KOPT_L2 ? weight_decay : 0;
     s->rate = kopt_narrow64_(opt->lr);
-    s->decay = 0;
-    if (how == KOPT_DECOUPLED) s->decay = kopt_mul_(s->rate, weight_decay);
+    s->weight_decay = 0;
+    if (how == KOPT_DECOUPLED) s->weight_decay = kopt_mul_(s->rate, weight_decay);
     if (how == KOPT_FULLY_DECOUPLED)
-        s->decay = kopt_mul_(kopt_div_(s->rate, kopt_narrow64_(opt->max_lr)), weight_decay);
-    if (KOPT_HAS_(KOPT_WITH_ADAN | KOPT_WITH_RANGER)) s->beta3 = s->one_minus_beta3 = s->mix = 0;
-    if (KOPT_HAS_(KOPT_WITH_MOMENTUM)) s->momentum = kopt_narrow64_(opt->momentum);
+        s->weight_decay = kopt_mul_(kopt_div_(s->rate, kopt_narrow64_(opt->max_lr)), weight_decay);
+    if (KOPT_HAS_(KOPT_WITH_ADAN | KOPT_WITH_RANGER)) s->beta3 = s->gain3 = s->third_scale = 0;
+    if (KOPT_HAS_(KOPT_WITH_MOMENTUM)) s->extrapolation = kopt_narrow64_(opt->momentum);
     s->eps = kopt_narrow64_(opt->eps);
 #ifdef KAHAN_OPT_VMATH
     s->sharpness = rule == KOPT_LION ? kopt_narrow64_(opt->sharpness) : 0;
@@ -7462,26 +7467,25 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
 #endif
     if (KOPT_HAS_(KOPT_WITH_CHECKS) || rule != KOPT_ADAM) s->root_scale = 1;
     if (rule == KOPT_SGD || rule == KOPT_EMA) {
-        if (KOPT_HAS_(KOPT_WITH_CHECKS)) s->beta1 = s->one_minus_beta1 = s->beta2 = s->one_minus_beta2 = 0;
+        if (KOPT_HAS_(KOPT_WITH_CHECKS)) s->beta1 = s->gain1 = s->beta2 = s->gain2 = 0;
         if (KOPT_HAS_(KOPT_WITH_MOMENTUM) && rule == KOPT_SGD) {
-            s->beta1 = s->step == 1 ? 0 : s->momentum;
-            s->one_minus_beta1 = s->step == 1 ? 1 : kopt_one_minus_(opt->dampening);
+            s->beta1 = s->step == 1 ? 0 : s->extrapolation;
+            s->gain1 = s->step == 1 ? 1 : kopt_one_minus_(opt->dampening);
         }
     } else {
 #ifdef KOPT_VECTORS16_
         kopt_betas_(opt, s, &rest1, &rest2);
 #else
-        rest1 = kopt_beta_(opt->beta1, s->step, &s->beta1, &s->one_minus_beta1);
-        rest2 = kopt_beta_(opt->beta2, s->step, &s->beta2, &s->one_minus_beta2);
+        rest1 = kopt_beta_(opt->beta1, s->step, &s->beta1, &s->gain1);
+        rest2 = kopt_beta_(opt->beta2, s->step, &s->beta2, &s->gain2);
 #endif
         if (rule == KOPT_ADAN) {
-            const float shrink = how == KOPT_L2 ? 1 : kopt_add_(1, s->decay); /* the weight is divided by this */
-            s->momentum = s->beta3 = s->beta2;
-            s->one_minus_beta3 = s->one_minus_beta2;
-            s->mix = kopt_div_(kopt_mul_(s->beta2, rest1), rest2);
-            rest2 = kopt_beta_(opt->beta3, s->step, &s->beta2, &s->one_minus_beta2);
+            const float shrink = how == KOPT_L2 ? 1 : kopt_add_(1, s->weight_decay); /* the weight is divided by this */
+            s->extrapolation = s->beta2;
+            s->third_scale = kopt_div_(kopt_mul_(s->beta2, rest1), rest2);
+            rest2 = kopt_beta_(opt->beta3, s->step, &s->beta3, &s->gain3);
             s->rate = kopt_div_(s->rate, shrink);
-            s->decay = kopt_div_(s->decay, shrink);
+            s->weight_decay = kopt_div_(s->weight_decay, shrink);
         }
         if (rule != KOPT_LION) {
 #ifdef KAHAN_OPT_VMATH
@@ -7511,13 +7515,13 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
         }
         if (rule == KOPT_RANGER) {
             s->sync = s->step % KOPT_CAST_(uint32_t, opt->lookahead) == 0;
-            s->mix = kopt_one_minus_(opt->lookahead_rate);
+            s->slow_scale = kopt_one_minus_(opt->lookahead_rate);
         }
     }
 #ifdef KAHAN_OPT_VMATH
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && !kopt_finite_(s->root_scale)) return 0; /* b */
 #endif
-    return !KOPT_HAS_(KOPT_WITH_CHECKS) || (kopt_finite_(s->grad_scale) && kopt_finite_(s->rate) && kopt_finite_(s->decay));
+    return !KOPT_HAS_(KOPT_WITH_CHECKS) || (kopt_finite_(s->grad_scale) && kopt_finite_(s->rate) && kopt_finite_(s->weight_decay));
 }
 
 KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
@@ -7543,7 +7547,7 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
 /* No memory that never was a step gets to the kernels: they trust its formats, arrays and rules. */
 static int kopt_step_valid_(const kopt_step *s) {
     static const kopt_byte_ kopt_fewest_[] = {0, 2, 1, 4, 2, 2, 0, 2}, kopt_more_[] = {1, 1, 0, 0, 0, 0, 0, 0}; /* moments */
-    const unsigned rule = KOPT_CAST_(unsigned, s->rule), moments = KOPT_CAST_(unsigned, s->moments);
+    const unsigned rule = KOPT_CAST_(unsigned, s->rule), moments = KOPT_CAST_(unsigned, s->moment_count);
     return rule <= KOPT_CAST_(unsigned, KOPT_LAST_RULE_) && moments - kopt_fewest_[rule] <= kopt_more_[rule] &&
            kopt_format_valid_(s->weight_format) &&
            (kopt_format_valid_(s->moment_format) || s->moment_format == KOPT_Q8) &&
@@ -7607,12 +7611,12 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
     job.moment_format = KOPT_F32;
     job.buffered = 1;
     job.begin = 0;
-    for (m = 0; m < s->moments; m++)
+    for (m = 0; m < s->moment_count; m++)
         job.moment[m] = KOPT_POINTER_(kopt_byte_ *, moment + KOPT_CAST_(unsigned, m) * KOPT_BLOCK_);
     for (i = whole->begin; i < whole->end; i += n) {
         const size_t scale = i / KOPT_BLOCK_ * 4;
         n = whole->end - i < KOPT_BLOCK_ ? whole->end - i : KOPT_BLOCK_;
-        for (m = 0; m < s->moments; m++)
+        for (m = 0; m < s->moment_count; m++)
             kopt_dequantise_(job.moment[m], state + at->moment[m] + i, state + at->moment[m] + at->scale + scale, n,
                              kopt_is_square_(s->rule, m));
         job.weight = whole->weight + i * weight_bytes;
@@ -7624,7 +7628,7 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
         job.first = whole->first + i;
         job.end = n;
         (KOPT_KERNEL_(step))(&job);
-        for (m = 0; m < s->moments; m++) {
+        for (m = 0; m < s->moment_count; m++) {
             const int nearest = s->moment_rounding == KOPT_NEAREST || (m == 2 && s->rule == KOPT_ADAM);
             drawn.first = job.first;
             drawn.store = KOPT_CAST_(uint32_t, m) + 1;
@@ -7668,7 +7672,7 @@ KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const
     }
     job->counts = extras ? t->counts : KOPT_NULL_;
     job->rate = s->rate;
-    job->decay = s->decay;
+    job->weight_decay = s->weight_decay;
     job->copy = extras ? KOPT_CAST_(kopt_byte_ *, t->copy) : KOPT_NULL_;
     job->grad_format = t->grad_format;
     job->copy_format = t->copy_format;
@@ -7699,14 +7703,14 @@ KOPT_SMALL_FN_ void kopt_run_(const kopt_layout_ *at, const kopt_step *s, const 
         const float scale = kopt_mul_scalar_(kopt_rate_scale_(t), factor);
         if (kopt_as_u32_(scale) != 0x3F800000u) {
             job.rate = kopt_mul_scalar_(job.rate, scale);
-            job.decay = kopt_mul_scalar_(job.decay, scale);
+            job.weight_decay = kopt_mul_scalar_(job.weight_decay, scale);
         }
     }
-    if (KOPT_HAS_(KOPT_WITH_Q8) && s->moment_format == KOPT_Q8 && s->moments > 0 &&
+    if (KOPT_HAS_(KOPT_WITH_Q8) && s->moment_format == KOPT_Q8 && s->moment_count > 0 &&
         kopt_isa_current() == KOPT_ISA_SCALAR)
-        (s->moments == 1   ? kopt_run_blocks1_
-         : s->moments == 2 ? kopt_run_blocks2_
-         : s->moments == 3 ? kopt_run_blocks3_
+        (s->moment_count == 1   ? kopt_run_blocks1_
+         : s->moment_count == 2 ? kopt_run_blocks2_
+         : s->moment_count == 3 ? kopt_run_blocks3_
                            : kopt_run_blocks4_)(&job, KOPT_CAST_(kopt_byte_ *, t->state), at);
     else
         (KOPT_KERNEL_(step))(&job);
@@ -7749,10 +7753,20 @@ static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *at, const kopt_step
     kopt_leave_(&environment);
 }
 
+/* Must StableAdamW measure the tensor before the step? */
+KOPT_SMALL_FN_ int kopt_unmeasured_(const kopt_step *s, const kopt_tensor *t) {
+    return KOPT_HAS_(KOPT_WITH_EXTRAS) && s->stable && !s->moments_only && kopt_as_u32_(t->stable_scale) == 0;
+}
+
+/* StableAdamW's factor of the rate, as far as the tensor has it. */
+KOPT_SMALL_FN_ float kopt_known_scale_(const kopt_step *s, const kopt_tensor *t) {
+    return KOPT_HAS_(KOPT_WITH_EXTRAS) && s->stable && kopt_as_u32_(t->stable_scale) != 0 ? t->stable_scale : 1;
+}
+
 KOPT_SMALL_FN_ void kopt_run_whole_(const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t) {
     kopt_norm norm;
-    float scale = 1;
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && s->stable && !s->moments_only) {
+    float scale = kopt_known_scale_(s, t);
+    if (kopt_unmeasured_(s, t)) {
         kopt_copy_padded_(KOPT_POINTER_(kopt_byte_ *, &norm), sizeof norm, KOPT_NULL_, 0); /* zeros */
         kopt_measure_(at, s, t, 0, t->n, &norm);
         scale = kopt_stable_scale(&norm, t->n);
@@ -7767,7 +7781,7 @@ KOPT_SMALL_FN_ void kopt_run_tensor_(const kopt_step *s, const kopt_tensor *t) {
     kopt_run_whole_(&at, s, t);
 }
 
-KOPT_API_ kopt_result kopt_step_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
+KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
                                         kopt_norm *norm) {
     kopt_layout_ at;
     kopt_result result = kopt_check_step_(&at, step, t);
@@ -7849,10 +7863,15 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
     kopt_result result = kopt_check_step_(&at, step, t);
     if (result != KOPT_OK) return result;
     if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
-    if (step->moment_format == KOPT_Q8 && step->moments > 0 && begin != end && /* whole blocks */
+    if (step->moment_format == KOPT_Q8 && step->moment_count > 0 && begin != end && /* whole blocks */
         (begin % KOPT_BLOCK_ != 0 || (end % KOPT_BLOCK_ != 0 && end != t->n)))
         return KOPT_ERROR_BOUNDS;
-    kopt_run_(&at, step, t, begin, end, 1);
+    if (kopt_unmeasured_(step, t) && begin != end) {
+        if (end - begin != t->n) return KOPT_ERROR_STEP;
+        kopt_run_whole_(&at, step, t);
+    } else {
+        kopt_run_(&at, step, t, begin, end, kopt_known_scale_(step, t));
+    }
     return KOPT_OK;
 }
 
@@ -7904,7 +7923,7 @@ static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tenso
     return KOPT_OK;
 }
 
-KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, kopt_tensor *tensors, size_t count) {
+KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
     kopt_result result;
     kopt_step s;
     uint32_t before;
@@ -8012,7 +8031,7 @@ KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
     return norm == KOPT_NULL_ ? 0 : kopt_put64_(kopt_norm_root_(norm));
 }
 
-KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double grad_scale) {
+KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, double grad_scale) {
     const kopt_f64_ zero = kopt_get64_(0), one = kopt_get64_(1), most = kopt_get64_(max_norm);
     const kopt_f64_ huge = kopt_make64_((KOPT_CAST_(uint64_t, 0x54B249ADu) << 32) + 0x2594C37Du); /* 1e100 */
     const kopt_f64_ scale = kopt_make64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63)); /* without sign */
@@ -8135,7 +8154,7 @@ static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, c
     scaled.grad_scale =
         kopt_put64_(kopt_div64_(kopt_get64_(opt->grad_scale), kopt_make64_(kopt_wide_bits_(scaler->scale))));
     kopt_leave_(&environment);
-    scaled.clip = norm == KOPT_NULL_ ? 1 : kopt_norm_clip(norm, max_norm, scaled.grad_scale);
+    scaled.clip = norm == KOPT_NULL_ ? 1 : kopt_clip_coefficient(norm, max_norm, scaled.grad_scale);
     return kopt_step_begin(&scaled, step);
 }
 
@@ -8156,7 +8175,7 @@ KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt
     return kopt_scaler_update(scaler, norm->nonfinite != 0);
 }
 
-KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, kopt_tensor *tensors, size_t count,
+KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                        double max_norm, const kopt_closure *closure, int *skipped) {
     kopt_result result;
     kopt_norm norm;
@@ -8566,23 +8585,6 @@ KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void 
     return KOPT_OK;
 }
 
-static void kopt_mpi_sum_(void *in, void *inout, const int *len, kopt_format format) {
-    const void *shards[2];
-    shards[0] = inout;
-    shards[1] = in;
-    if (len != KOPT_NULL_ && *len > 0) kopt_reduce(inout, format, shards, 2, format, KOPT_CAST_(size_t, *len), 1);
-}
-
-KOPT_API_ void kopt_mpi_sum_bf16(void *in, void *inout, int *len, void *datatype) {
-    KOPT_CAST_(void, datatype);
-    kopt_mpi_sum_(in, inout, len, KOPT_BF16);
-}
-
-KOPT_API_ void kopt_mpi_sum_fp16(void *in, void *inout, int *len, void *datatype) {
-    KOPT_CAST_(void, datatype);
-    kopt_mpi_sum_(in, inout, len, KOPT_FP16);
-}
-
 /* ---- bulk ---- */
 
 static kopt_result kopt_convert_run_(const kopt_conversion_ *c) {
@@ -8614,8 +8616,7 @@ KOPT_API_ kopt_result kopt_convert(void *dst, kopt_format dst_format, const void
 }
 
 KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
-                                              kopt_format src_format, size_t n, uint64_t seed, uint32_t step,
-                                              uint32_t id, uint64_t first_index) {
+                                              kopt_format src_format, size_t n, kopt_random_key key) {
     kopt_conversion_ c;
     c.dst = KOPT_CAST_(kopt_byte_ *, dst);
     c.src = KOPT_CAST_(const kopt_byte_ *, src);
@@ -8623,10 +8624,10 @@ KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format,
     c.src_format = src_format;
     c.n = n;
     c.stochastic = KOPT_RANDOM_CONVERT_;
-    c.seed = seed;
-    c.first = first_index;
-    c.step = step;
-    c.id = id;
+    c.seed = key.seed;
+    c.first = key.first_index;
+    c.step = key.step;
+    c.id = key.id;
     return kopt_convert_run_(&c);
 }
 
@@ -9364,46 +9365,43 @@ static void kopt_draw_of_(kopt_draw_ *draw, kopt_vmath_kind_ kind, uint32_t stre
     draw->limit = 0x7FFFFFFFu;
 }
 
-KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation, uint64_t seed,
-                                  uint32_t step, uint32_t id, uint64_t first_index) {
+KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation, kopt_random_key key) {
     kopt_draw_ draw;
-    kopt_draw_of_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_NOISE_, seed, step, id);
-    return kopt_draw_run_(&draw, out, format, n, mean, deviation, first_index);
+    kopt_draw_of_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
+    return kopt_draw_run_(&draw, out, format, n, mean, deviation, key.first_index);
 }
 
 KOPT_API_ kopt_result kopt_truncated_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
-                                            double limit, uint64_t seed, uint32_t step, uint32_t id,
-                                            uint64_t first_index) {
+                                            double limit, kopt_random_key key) {
     kopt_environment_ environment;
     kopt_draw_ draw;
     if (!kopt_within_(limit, 0.5, 3e38)) return KOPT_ERROR_RANGE;
-    kopt_draw_of_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_NOISE_, seed, step, id);
+    kopt_draw_of_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
     kopt_enter_(&environment);
     draw.limit = kopt_as_u32_(kopt_narrow64_(limit));
     kopt_leave_(&environment);
-    return kopt_draw_run_(&draw, out, format, n, mean, deviation, first_index);
+    return kopt_draw_run_(&draw, out, format, n, mean, deviation, key.first_index);
 }
 
-KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high, uint64_t seed,
-                                   uint32_t step, uint32_t id, uint64_t first_index) {
+KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high, kopt_random_key key) {
     kopt_environment_ environment;
     kopt_f64_ a, b;
     double middle, width;
     kopt_draw_ draw;
     if (!kopt_within_(low, -3e38, 3e38) || !kopt_within_(high, low, 3e38)) return KOPT_ERROR_RANGE;
-    kopt_draw_of_(&draw, KOPT_VMATH_UNIFORM_, KOPT_RANDOM_NOISE_, seed, step, id);
+    kopt_draw_of_(&draw, KOPT_VMATH_UNIFORM_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
     kopt_enter_(&environment);
     a = kopt_mul64_(kopt_get64_(low), kopt_get64_(0.5));
     b = kopt_mul64_(kopt_get64_(high), kopt_get64_(0.5));
     middle = kopt_put64_(kopt_add64_(b, a));
     width = kopt_put64_(kopt_sub64_(b, a));
     kopt_leave_(&environment);
-    return kopt_draw_run_(&draw, out, format, n, middle, width, first_index);
+    return kopt_draw_run_(&draw, out, format, n, middle, width, key.first_index);
 }
 
 /* Mean 0 and variance 2 / fan. */
 static kopt_result kopt_init_(void *out, kopt_format format, size_t n, kopt_distribution distribution, uint64_t fan,
-                              uint64_t seed, uint32_t id, uint64_t first_index) {
+                              kopt_random_key key) {
     kopt_environment_ environment;
     double deviation;
     kopt_f64_ root;
@@ -9417,24 +9415,23 @@ static kopt_result kopt_init_(void *out, kopt_format format, size_t n, kopt_dist
     deviation = kopt_put64_(root);
     kopt_leave_(&environment);
     if (distribution == KOPT_TRUNCATED_NORMAL)
-        return kopt_truncated_normal(out, format, n, 0, deviation, 2, seed, 0, id, first_index);
+        return kopt_truncated_normal(out, format, n, 0, deviation, 2, key);
     if (distribution == KOPT_UNIFORM)
-        return kopt_uniform(out, format, n, -deviation, deviation, seed, 0, id, first_index);
-    return kopt_normal(out, format, n, 0, deviation, seed, 0, id, first_index);
+        return kopt_uniform(out, format, n, -deviation, deviation, key);
+    return kopt_normal(out, format, n, 0, deviation, key);
 }
 
 KOPT_API_ kopt_result kopt_init_he(void *out, kopt_format format, size_t n, kopt_distribution distribution,
-                                   size_t fan_in, uint64_t seed, uint32_t id, uint64_t first_index) {
+                                   size_t fan_in, kopt_random_key key) {
     if (fan_in == 0) return KOPT_ERROR_RANGE;
-    return kopt_init_(out, format, n, distribution, fan_in, seed, id, first_index);
+    return kopt_init_(out, format, n, distribution, fan_in, key);
 }
 
 KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, kopt_distribution distribution,
-                                       size_t fan_in, size_t fan_out, uint64_t seed, uint32_t id,
-                                       uint64_t first_index) {
+                                       size_t fan_in, size_t fan_out, kopt_random_key key) {
     if (fan_in == 0 || fan_out == 0) return KOPT_ERROR_RANGE;
     if (!kopt_n_valid_(fan_in) || !kopt_n_valid_(fan_out)) return KOPT_ERROR_BOUNDS;
-    return kopt_init_(out, format, n, distribution, fan_in + fan_out, seed, id, first_index);
+    return kopt_init_(out, format, n, distribution, fan_in + fan_out, key);
 }
 
 /* ---- Langevin dynamics: SGD with a gradient of tiles, grad_scale * g + noise / rate ---- */
@@ -9448,7 +9445,7 @@ static KOPT_NOINLINE_ float kopt_langevin_factor_(float rate, float rate_scale, 
 }
 
 static kopt_result kopt_langevin_rule_(const kopt_step *s, double temperature) {
-    if (s->rule != KOPT_SGD || s->moments != 0) return KOPT_ERROR_OPTION;
+    if (s->rule != KOPT_SGD || s->moment_count != 0) return KOPT_ERROR_OPTION;
     return kopt_within_(temperature, 0, 1e38) ? KOPT_OK : KOPT_ERROR_RANGE;
 }
 
@@ -9517,7 +9514,7 @@ static void kopt_langevin_run_(const kopt_step *s, const kopt_tensor *t, double 
     if (kopt_as_u32_(kopt_rate_scale_(t)) != 0x3F800000u) {
         volatile float scale = t->rate_scale; /* as in kopt_run_ */
         whole.rate = kopt_mul_scalar_(whole.rate, scale);
-        whole.decay = kopt_mul_scalar_(whole.decay, scale);
+        whole.weight_decay = kopt_mul_scalar_(whole.weight_decay, scale);
     }
     factor = kopt_langevin_factor_(s->rate, kopt_rate_scale_(t), temperature);
     if (kopt_as_u32_(factor) == 0) {
@@ -9543,7 +9540,7 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
     return KOPT_OK;
 }
 
-KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, kopt_tensor *tensors, size_t count, double temperature) {
+KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, double temperature) {
     kopt_result result;
     kopt_step s;
     uint32_t before;

@@ -740,7 +740,7 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    const int codes = b == KOPT_NULL_ ? 0 : kind.moments, moments = kind.moments - codes; /* of 8 bits, others */
+    const int codes = b == KOPT_NULL_ ? 0 : kind.moment_count, moments = kind.moment_count - codes; /* of 8 bits, others */
     size_t copy_size = 0;
     int moments_only;
     kopt_cuda_arrays_ at;
@@ -753,10 +753,10 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
     for (q = 16; q < KOPT_CAST_(int, sizeof words / 4); q++) words[q] = 0;
     __builtin_memcpy(&local, words, sizeof local);
     local.rate = kopt_mul_cuda_(local.rate, t->rate_scale);
-    local.decay = kopt_mul_cuda_(local.decay, t->rate_scale);
+    local.weight_decay = kopt_mul_cuda_(local.weight_decay, t->rate_scale);
     local.use_scale = 1; /* registers: times 1 changes no number, these two follow from what is there, */
     local.use_l2 = kopt_as_u32_(local.l2) != 0;
-    local.use_decay = kopt_as_u32_(local.decay) != 0; /* and zero_grad and moments_only are looked at in the end */
+    local.use_decay = kopt_as_u32_(local.weight_decay) != 0; /* and zero_grad and moments_only are looked at in the end */
     if (radam) local.unrectified = a->groups[t->group].k.unrectified;
     for (q = 0; q < 8; q++) at.moment[0][q] = at.moment[1][q] = 0;
     if (kopt_cuda_wide_(t, p))
@@ -824,8 +824,8 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
     float update;
     int m;
     k.rate = kopt_mul_cuda_(k.rate, t->rate_scale);
-    k.decay = kopt_mul_cuda_(k.decay, t->rate_scale);
-    k.use_decay = kopt_as_u32_(k.decay) != 0;
+    k.weight_decay = kopt_mul_cuda_(k.weight_decay, t->rate_scale);
+    k.use_decay = kopt_as_u32_(k.weight_decay) != 0;
     e.weight = kopt_cuda_fetch_(t->weight + i * weight_size, weight_size);
     e.grad = kopt_cuda_fetch_(t->grad + i * grad_size, grad_size);
     e.residual = e.slow = e.slow_residual = 0;
@@ -834,9 +834,9 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
     KOPT_UNROLL_
     for (m = 0; m < 4; m++) {
         e.moment[m] = 0;
-        if (m < kind.moments && b == KOPT_NULL_)
+        if (m < kind.moment_count && b == KOPT_NULL_)
             e.moment[m] = kopt_cuda_fetch_(t->moment[m] + i * moment_size, moment_size);
-        if (m < kind.moments && b != KOPT_NULL_)
+        if (m < kind.moment_count && b != KOPT_NULL_)
             e.moment[m] = kopt_cuda_moment_(kind.rule, m, kopt_cuda_fetch_(t->moment[m] + i, 1),
                                             kopt_cuda_scale_(t, m, i));
     }
@@ -861,7 +861,7 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
     }
     KOPT_UNROLL_
     for (m = 0; m < 4; m++)
-        if (m < kind.moments) {
+        if (m < kind.moment_count) {
             if (b == KOPT_NULL_)
                 kopt_cuda_put_(t->moment[m] + i * moment_size, moment_size, e.moment[m]);
             else
@@ -895,7 +895,7 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_
     if (rounding == KOPT_STOCHASTIC && s->rounding != KOPT_STOCHASTIC) kind.rounding = KOPT_NEAREST;
     kind.moment_rounding = small_stores < 0 ? s->moment_rounding : KOPT_CAST_(kopt_rounding, small_stores);
     kind.compensation_rounding = small_stores < 0 ? s->compensation_rounding : KOPT_CAST_(kopt_rounding, small_stores);
-    kind.moments = rule == KOPT_ADAM ? 2 : weight < 0 ? s->moments : s->moments > 1 ? 2 : s->moments > 0 ? 1 : 0;
+    kind.moment_count = rule == KOPT_ADAM ? 2 : weight < 0 ? s->moment_count : s->moment_count > 1 ? 2 : s->moment_count > 0 ? 1 : 0;
     kind.nesterov = rule == KOPT_ADAM ? 0 : s->nesterov;
     kind.buffered = moment == KOPT_Q8;
     return kind;
@@ -1052,7 +1052,7 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
     int m, q;
     KOPT_UNROLL_
     for (m = 0; m < (weight < 0 ? 4 : 2); m++)
-        if (lane == 0 && m < kind.moments)
+        if (lane == 0 && m < kind.moment_count)
             kopt_cuda_put_(t->scale[m] + (b->first >> 8) * 4, 4,
                            kopt_scale_q8_(b->largest[m], kopt_is_square_(kind.rule, m)));
     if (weight >= 0 && 8 * lane < n) {
@@ -1063,7 +1063,7 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
             const int square = kopt_is_square_(kind.rule, m);
             const uint32_t scale = kopt_scale_q8_(b->largest[m], square);
             uint32_t codes[2] = {0, 0};
-            if (m >= kind.moments) continue;
+            if (m >= kind.moment_count) continue;
             KOPT_UNROLL_
             for (q = 0; q < 8; q++) {
                 const uint32_t half = KOPT_RANDOM_STORE(r[q], KOPT_CAST_(uint32_t, m) + 1);
@@ -1079,7 +1079,7 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
         KOPT_UNROLL_
         for (m = 0; m < 4; m++) {
             const int square = kopt_is_square_(kind.rule, m);
-            if (m >= kind.moments) continue;
+            if (m >= kind.moment_count) continue;
             kopt_cuda_put_(t->moment[m] + i, 1,
                            kopt_cuda_encode_(kopt_as_f32_(*kopt_cuda_slot_(b, m, i)),
                                              kopt_scale_q8_(b->largest[m], square), square,
@@ -1158,7 +1158,7 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint
 
 enum { KOPT_PROLOGUE_THREADS_ = 128 };
 
-/* kopt_norm_clip(), the norm being known: max_norm / (norm * |grad_scale| + 1e-6), at most 1. */
+/* kopt_clip_coefficient(), the norm being known: max_norm / (norm * |grad_scale| + 1e-6), at most 1. */
 KOPT_CUDA_FN_ double kopt_cuda_clip_(double norm, double max_norm, double grad_scale) {
     const double scale = kopt_make64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63));
     const double clip = kopt_div64_(max_norm, kopt_add64_(kopt_mul64_(norm, scale), 1e-6));
@@ -1206,9 +1206,9 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
                 groups[g].result = KOPT_ERROR_STEP;
             else if (!fine || !kopt_compute_scalars_(&opt, &groups[g].step))
                 groups[g].result = KOPT_ERROR_RANGE;
-            groups[g].k = kopt_splat_step_cuda_(&groups[g].step, groups[g].step.rate, groups[g].step.decay);
+            groups[g].k = kopt_splat_step_cuda_(&groups[g].step, groups[g].step.rate, groups[g].step.weight_decay);
             if (!groups[g].k.use_l2) groups[g].k.l2 = 0; /* not -0: kernels look at these words alone */
-            if (!groups[g].k.use_decay) groups[g].k.decay = 0;
+            if (!groups[g].k.use_decay) groups[g].k.weight_decay = 0;
             groups[g].number = groups[g].step.step;
         }
     } else if (phase == 2 && thread == 0) { /* is it made? */
@@ -1522,7 +1522,7 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_sum_kind_(const kopt_cuda_accumulation_ *k) {
     kind.grad = k->grad_format;
     kind.rounding = k->a.rounding;
     kind.moment_rounding = kind.compensation_rounding = k->a.compensation_rounding;
-    kind.moments = kind.nesterov = kind.buffered = 0;
+    kind.moment_count = kind.nesterov = kind.buffered = 0;
     return kind;
 }
 
@@ -2317,7 +2317,7 @@ static kopt_result kopt_cuda_check_(const kopt_cuda_group *groups, size_t count,
                                             kopt_layout_for_(groups[g].opt, t->n).total, 1);
             if (result != KOPT_OK) return result;
             if (t->n >> (kopt_cuda_stable_(groups[g].opt) ? 36 : 40) != 0) return KOPT_ERROR_BOUNDS;
-            if ((KOPT_ADDRESS_(t->counts) & 7) != 0) return KOPT_ERROR_OPTION;
+            if ((KOPT_ADDRESS_(t->counts) & 7) != 0 || kopt_as_u32_(t->stable_scale) != 0) return KOPT_ERROR_OPTION;
             if (t->n == 0) continue;
             if (last != KOPT_NULL_ && !kopt_follows_(last, t)) return KOPT_ERROR_ID;
             last = t;

@@ -48,7 +48,7 @@ static inline kopt_optimizer optimizer_of(const combination *c) {
     case MOMENTUM: o = kopt_sgd(1e-3, 0.9); break;
     case LION: o = kopt_lion(1e-3); break;
     case ADAM_L2: o = kopt_adam(1e-3), o.weight_decay = 0.01; break;
-    case FULLY_DECOUPLED: o.decay = KOPT_FULLY_DECOUPLED, o.weight_decay = 1e-5; break;
+    case FULLY_DECOUPLED: o.decay_mode = KOPT_FULLY_DECOUPLED, o.weight_decay = 1e-5; break;
     case AMSGRAD: o.amsgrad = 1; break;
     case STABLE_ADAMW: o = kopt_stable_adamw(1e-3); break;
     case ADAN: o = kopt_adan(1e-3); break;

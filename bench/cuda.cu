@@ -236,7 +236,7 @@ static bool bits_equal(const mode &m)
     if (m.stats) {
         kopt_norm norm = {};
         kopt_norm_add(&norm, grad.data(), m.grad, n);
-        o.clip = kopt_norm_clip(&norm, 1.0, 1);
+        o.clip = kopt_clip_coefficient(&norm, 1.0, 1);
     }
     for (int k = 0; k < 2; ++k) {
         equal = equal && kopt_optimizer_step(&o, &t, 1) == KOPT_OK;

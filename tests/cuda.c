@@ -140,7 +140,7 @@ static kopt_optimizer any_optimizer(void)
     o.rounding = (kopt_rounding)below(5);
     o.moment_rounding = below(3) ? KOPT_STOCHASTIC : KOPT_NEAREST;
     o.compensation_rounding = below(3) ? o.moment_rounding : KOPT_NEAREST;
-    o.decay = (kopt_decay)below(3);
+    o.decay_mode = (kopt_decay_mode)below(3);
     o.grad_scale = below(2) ? 1 : 0.25;
     if (o.rule != KOPT_EMA) {
         o.weight_decay = below(2) ? 0 : 0.1;
@@ -495,7 +495,7 @@ static void options(void)
         if (k & 8) {
             options.max_norm = 0.01;
             for (g = 0; g < 2; ++g) {
-                l.opt[g].clip = kopt_norm_clip(&norm, 0.01, l.opt[g].grad_scale);
+                l.opt[g].clip = kopt_clip_coefficient(&norm, 0.01, l.opt[g].grad_scale);
                 clips += l.opt[g].clip < 1;
             }
         }
@@ -654,7 +654,7 @@ static void conversions(void)
                 bad += kopt_convert(a + shift, g, src + shift, f, N) != KOPT_OK;
                 bad += made(kopt_cuda_convert(b + shift, g, src + shift, f, N, stream)) != KOPT_OK;
                 bad += !same(a + shift, b + shift, g, N);
-                bad += kopt_convert_stochastic(a + shift, g, src + shift, f, N, 7, 8, 9, first) != KOPT_OK;
+                bad += kopt_convert_stochastic(a + shift, g, src + shift, f, N, (kopt_random_key){7, 8, 9, first}) != KOPT_OK;
                 bad += made(kopt_cuda_convert_stochastic(b + shift, g, src + shift, f, N, 7, 8, 9, first, stream)) != KOPT_OK;
                 bad += !same(a + shift, b + shift, g, N);
             }
@@ -954,7 +954,7 @@ static void graphs(void)
             for (g = 0; g < 2; ++g) {
                 l.opt[g].lr *= 0.75;
                 bad += kopt_cuda_set_optimizer(&l.plan, g, &l.opt[g], stream) != KOPT_OK;
-                l.opt[g].clip = kopt_norm_clip(&norm, 0.05, l.opt[g].grad_scale);
+                l.opt[g].clip = kopt_clip_coefficient(&norm, 0.05, l.opt[g].grad_scale);
             }
             cpu_step(&l);
             for (g = 0; g < 2; ++g) l.opt[g].clip = 1;
@@ -1016,7 +1016,7 @@ static void exhaustive(void)
                     kopt_convert(cpu, (kopt_format)format, src, KOPT_F32, N);
                     made(kopt_cuda_convert(dst, (kopt_format)format, src, KOPT_F32, N, stream));
                 } else {
-                    kopt_convert_stochastic(cpu, (kopt_format)format, src, KOPT_F32, N, 1, 2, 3, 4);
+                    kopt_convert_stochastic(cpu, (kopt_format)format, src, KOPT_F32, N, (kopt_random_key){1, 2, 3, 4});
                     made(kopt_cuda_convert_stochastic(dst, (kopt_format)format, src, KOPT_F32, N, 1, 2, 3, 4, stream));
                 }
                 for (i = 0; i < N; ++i) /* of a NaN only that it is one */

@@ -223,7 +223,7 @@ static void make_optimizer(void)
     o->moment_rounding = (kopt_rounding)(1 - below(2));
     o->compensation_rounding = (kopt_rounding)(1 - below(2));
     if (byte() & 1) {
-        o->decay = (kopt_decay)below(3);
+        o->decay_mode = (kopt_decay_mode)below(3);
         o->lr = lr[below(6)], o->max_lr = below(3) ? 1 : 1e-3, o->weight_decay = decay[below(5)];
         o->beta1 = beta[below(5)], o->beta2 = beta[below(5)], o->beta3 = beta[below(5)], o->eps = eps[below(4)];
         o->grad_scale = scale[below(6)], o->clip = scale[below(6)];
@@ -268,7 +268,7 @@ static void change_optimizer(void)
     if (k == 13) o->moment_format = (kopt_format)any_enum();
     if (k == 14) o->moment_rounding = (kopt_rounding)any_enum();
     if (k == 15) o->compensation_rounding = (kopt_rounding)any_enum();
-    if (k == 16) o->decay = (kopt_decay)any_enum();
+    if (k == 16) o->decay_mode = (kopt_decay_mode)any_enum();
     if (k == 17) o->nesterov = any_enum();
     if (k == 18) o->maximize = any_enum();
     if (k == 19) o->zero_grad = any_enum();
@@ -306,6 +306,7 @@ static void make_tensor(kopt_tensor *t)
     if (below(3) == 2) t->copy_format = (kopt_format)below(3), t->copy = take(n * ref_width(t->copy_format));
     t->id = 3 * (uint32_t)(t - w.t) + below(4), t->first_index = an_index(); /* mostly increasing */
     if (below(4) == 3) t->rate_scale = below(2) ? 0.5f : 2;
+    if (below(4) == 3) t->stable_scale = below(2) ? 0.5f : 0.75f;
     if (below(4) == 3) t->counts = &w.counts[t - w.t];
     fit_tensor(t);
 }
@@ -338,6 +339,7 @@ static void change_tensor(kopt_tensor *t)
         if (what == 3) t->weight = from->weight;
     }
     if (k == 14) t->rate_scale = below(2) ? ref_float(word()) : 0;
+    if (k == 14) t->stable_scale = below(2) ? ref_float(word()) : 0;
     if (k == 15) t->counts = t->counts ? NULL : &w.counts[below(TENSORS)];
     if (k == 15 && below(4) == 3)
         t->counts = (kopt_counts *)(void *)(w.memory + below(ROOM / 8 - 3) * 8 + first_aligned());
@@ -347,12 +349,13 @@ static void change_tensor(kopt_tensor *t)
 static void change_step(void)
 {
     kopt_step *s = &w.step;
-    float *const number[] = {&s->grad_scale, &s->l2, &s->decay, &s->beta1, &s->one_minus_beta1, &s->beta2,
-                             &s->one_minus_beta2, &s->momentum, &s->rate, &s->root_scale, &s->eps,
-                             &s->beta3, &s->one_minus_beta3, &s->mix};
-    uint32_t k = below(31);
+    float *const number[] = {&s->grad_scale, &s->l2, &s->weight_decay, &s->beta1, &s->gain1, &s->beta2,
+                             &s->gain2, &s->extrapolation, &s->rate, &s->root_scale, &s->eps,
+                             &s->beta3, &s->gain3, &s->third_scale, &s->slow_scale};
+    uint32_t k = below(32);
     step_is_pure = 0;
     if (k >= 24 && k < 27) k -= 13, *number[k] = ref_float(word()), k = 99;
+    if (k == 31) *number[14] = ref_float(word());
     if (k == 27) s->moments_only = any_enum();
     if (k == 28) s->unrectified = any_enum();
     if (k == 29) s->sync = any_enum();
@@ -369,7 +372,7 @@ static void change_step(void)
     if (k == 16) s->compensation_rounding = (kopt_rounding)any_enum();
     if (k == 17) s->nesterov = any_enum();
     if (k == 18) s->zero_grad = any_enum();
-    if (k == 19) s->moments = any_enum();
+    if (k == 19) s->moment_count = any_enum();
     if (k == 20) s->step = below(2) ? 0 : word();
     if (k == 21) s->seed = word();
     if (k == 22) memset(s, (int)byte(), sizeof *s);
@@ -415,10 +418,10 @@ static int optimizer_good(const kopt_optimizer *o)
     if (!in_enum((int)o->moment_format, KOPT_Q8) || !in_enum((int)o->rounding, KOPT_EXACT)) return 0;
     if (!in_enum((int)o->moment_rounding, KOPT_STOCHASTIC)) return 0;
     if (!in_enum((int)o->compensation_rounding, KOPT_STOCHASTIC)) return 0;
-    if (!in_enum((int)o->decay, KOPT_FULLY_DECOUPLED)) return 0;
+    if (!in_enum((int)o->decay_mode, KOPT_FULLY_DECOUPLED)) return 0;
     if (!within(o->lr, 0, most) || !within(o->weight_decay, 0, most)) return 0;
     if (!within(o->grad_scale, -most, most) || !within(o->clip, -most, most)) return 0;
-    if (o->decay == KOPT_FULLY_DECOUPLED && !(within(o->max_lr, 0, most) && o->max_lr > 0)) return 0;
+    if (o->decay_mode == KOPT_FULLY_DECOUPLED && !(within(o->max_lr, 0, most) && o->max_lr > 0)) return 0;
     if (o->rule == KOPT_EMA)
         return within(o->lr, 0, 1) && within(o->weight_decay, 0, 0) && !o->moments_only && !o->zero_grad &&
                !o->maximize;
@@ -472,6 +475,7 @@ static int tensor_good(const kopt_optimizer *o, const kopt_tensor *t, int with_g
     if (!in_enum((int)t->grad_format, KOPT_FP16)) return 0;
     if (t->copy != NULL && !in_enum((int)t->copy_format, KOPT_FP16)) return 0;
     if (is_long(t->n) || t->first_index >> 63) return 0;
+    if (ref_bits(t->stable_scale) > 0x7f7fffff) return 0;
     if (ref_bits(t->rate_scale) > 0x7f7fffff) return 0; /* negative, infinite, NaN */
     if (t->n == 0) return 1;
     spans(o, t, s);
@@ -536,7 +540,7 @@ static int variant_good(const kopt_optimizer *o, const kopt_tensor *t)
     if (t->n == 0 || ref_layout_of(o, t->n).size == 0 || h[4] == 1) return 1;
     if (o->moment_format != KOPT_F32 && moments > 0) rounding += (int)o->moment_rounding;
     if (o->weight_format != KOPT_F32 && compensated) rounding += 2 * (int)o->compensation_rounding;
-    if (o->rule != KOPT_EMA) rest += 2 * (int)o->decay;
+    if (o->rule != KOPT_EMA) rest += 2 * (int)o->decay_mode;
     if (o->rule == KOPT_SGD && o->nesterov) rest += 1;
     if (o->rule == KOPT_ADAM && o->stable) rest += 8;
     if (o->rule == KOPT_ADAM_ATAN2 && o->atan2_outside) rest += 16;
@@ -571,9 +575,9 @@ static uint32_t checksum(const unsigned char *block, size_t size)
 /* What a step knows of its optimizer. */
 static kopt_optimizer formats_of(const kopt_step *s)
 {
-    kopt_optimizer o = kopt_sgd(1, s->moments == 1 ? 0.9 : 0);
+    kopt_optimizer o = kopt_sgd(1, s->moment_count == 1 ? 0.9 : 0);
     o.rule = s->rule, o.weight_format = s->weight_format, o.rounding = s->rounding, o.moment_format = s->moment_format;
-    o.zero_grad = s->zero_grad, o.moments_only = s->moments_only, o.amsgrad = s->moments == 3;
+    o.zero_grad = s->zero_grad, o.moments_only = s->moments_only, o.amsgrad = s->moment_count == 3;
     return o;
 }
 
@@ -587,13 +591,14 @@ static int step_good(const kopt_step *s)
     if ((s->stable && s->rule != KOPT_ADAM) || (s->sync && s->rule != KOPT_RANGER)) return 0;
     if (s->unrectified && s->rule != KOPT_RADAM && s->rule != KOPT_RANGER) return 0;
     o = formats_of(s);
-    return s->moments == ref_moments(&o);
+    return s->moment_count == ref_moments(&o);
 }
 
 static int range_good(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end)
 {
     if (begin > end || end > t->n) return 0;
-    return s->moment_format != KOPT_Q8 || s->moments == 0 || begin == end ||
+    if (s->stable && !s->moments_only && ref_bits(t->stable_scale) == 0 && begin != end && end - begin != t->n) return 0;
+    return s->moment_format != KOPT_Q8 || s->moment_count == 0 || begin == end ||
            (begin % 256 == 0 && (end % 256 == 0 || end == t->n));
 }
 
@@ -712,13 +717,13 @@ static void step_sliced(const kopt_step *s, const kopt_tensor *t, size_t low, si
 {
     kopt_tensor scaled = *t;
     size_t a = low + below((uint32_t)(high - low + 1)), b = a + below((uint32_t)(high - a + 1));
-    if (whole && s->stable && !s->moments_only) {
+    if (whole && s->stable && !s->moments_only && ref_bits(t->stable_scale) == 0) {
         kopt_norm first, second;
         memset(&first, 0, sizeof first), memset(&second, 0, sizeof second);
-        REQUIRE(kopt_step_measure(s, t, b, high, &second) == KOPT_OK &&
-                    kopt_step_measure(s, t, low, b, &first) == KOPT_OK &&
+        REQUIRE(kopt_stable_measure(s, t, b, high, &second) == KOPT_OK &&
+                    kopt_stable_measure(s, t, low, b, &first) == KOPT_OK &&
                     kopt_norm_merge(&first, &second) == KOPT_OK, "a slice is not measured");
-        scaled.rate_scale = ref_mul(ref_rate_scale(t), kopt_stable_scale(&first, high - low));
+        scaled.stable_scale = kopt_stable_scale(&first, high - low);
     }
     if (s->moment_format == KOPT_Q8) {
         a = a % 256 ? a - (a - low) % 256 : a, b = b % 256 ? b - (b - low) % 256 : b;
@@ -849,7 +854,7 @@ static void call_step(int whole)
     good = took(whole ? kopt_step_run(no == 1 ? NULL : &w.step, no == 2 ? NULL : t)
                       : kopt_step_range(no == 1 ? NULL : &w.step, no == 2 ? NULL : t, begin, end));
     finish(whole ? 2 : 3, whole ? "kopt_step_run" : "kopt_step_range", good, expected);
-    if (good) step_again(&w.step, step_is_pure ? &step_opt : NULL, t, 1, begin, end, whole);
+    if (good) step_again(&w.step, step_is_pure ? &step_opt : NULL, t, 1, begin, end, whole || end - begin == t->n);
 }
 
 static int same_nan(uint32_t a, uint32_t b)
@@ -980,7 +985,7 @@ static void call_read_write(int reading)
 {
     kopt_tensor *t = &w.t[below(TENSORS)];
     const ref_layout l = ref_layout_of(&w.opt, t->n);
-    const kopt_stream what = (kopt_stream)(byte() & 31 ? (int)below(3) : any_enum());
+    const kopt_slot what = (kopt_slot)(byte() & 31 ? (int)below(3) : any_enum());
     const size_t size = is_long(t->n) ? 0 : 4 * t->n, weight = ref_width(w.opt.weight_format);
     const int k = in_enum((int)what, KOPT_FOURTH_MOMENT) ? (int)what - KOPT_FIRST_MOMENT : 0;
     unsigned char *fp32 = fit(w.memory + below(ROOM), size), *state = t->state;
@@ -1047,7 +1052,7 @@ static void call_write_codes(void)
     static unsigned char fp32[4 * LONGEST];
     kopt_tensor *t = &w.t[below(TENSORS)];
     const ref_layout l = ref_layout_of(&w.opt, t->n);
-    const kopt_stream what = (kopt_stream)(byte() & 31 ? 1 + (int)below(3) : any_enum());
+    const kopt_slot what = (kopt_slot)(byte() & 31 ? 1 + (int)below(3) : any_enum());
     const size_t n = is_long(t->n) ? 0 : t->n, size = (n + 255) / 256 * 4;
     const int k = in_enum((int)what, KOPT_FOURTH_MOMENT) && what != KOPT_WEIGHT ? (int)what - KOPT_FIRST_MOMENT : 0;
     unsigned char *codes = fit(w.memory + below(ROOM), n), *scales = fit(w.memory + below(ROOM), size);
@@ -1237,7 +1242,7 @@ static void call_convert(void)
     prepare();
     reads(src, from_size), writes(dst, to_size);
     hostile_control();
-    good = took(stochastic ? kopt_convert_stochastic(dst, to, src, from, n, seed, step, id, first)
+    good = took(stochastic ? kopt_convert_stochastic(dst, to, src, from, n, (kopt_random_key){seed, step, id, first})
                            : kopt_convert(dst, to, src, from, n));
     finish(10, "kopt_convert", good, expected);
     for (i = 0; i < n && good; ++i) {
@@ -1342,7 +1347,7 @@ static void call_norms(void)
         prepare();
         reads(norm, sizeof *norm);
         if (i == 1) hostile_control();
-        value[i] = kopt_norm_value(norm), clip[i] = kopt_norm_clip(norm, limit, scale);
+        value[i] = kopt_norm_value(norm), clip[i] = kopt_clip_coefficient(norm, limit, scale);
         stable[i] = kopt_stable_scale(norm, (uint64_t)count << (8 * count));
         finish(16, "kopt_norm_value and its like", 1, -1);
     }
@@ -1380,8 +1385,8 @@ static void call_measure(void)
     }
     writes(norm, sizeof *norm);
     hostile_control();
-    good = took(kopt_step_measure(&w.step, t, begin, end, norm));
-    finish(17, "kopt_step_measure", good, expected);
+    good = took(kopt_stable_measure(&w.step, t, begin, end, norm));
+    finish(17, "kopt_stable_measure", good, expected);
 }
 
 /* No magnitude above the largest number of the format that is not above the limit; nothing else changes. */
@@ -1645,7 +1650,7 @@ static void call_scaler(void)
     memcpy(w.memory, start.memory, ROOM), memcpy(w.counts, start.counts, sizeof w.counts), w.scaler = start.scaler;
     if (finite) {
         kopt_norm_add_grads(&norm, w.list, count);
-        o.clip = kopt_norm_clip(&norm, max_norm, o.grad_scale);
+        o.clip = kopt_clip_coefficient(&norm, max_norm, o.grad_scale);
         REQUIRE(kopt_optimizer_step(&o, w.list, count) == KOPT_OK, "a step is refused, but not when scaled");
     }
     hostile_control();
@@ -1770,6 +1775,13 @@ static void call_reduce(void)
         REQUIRE(ref_get(out, ref_width(to), i) == ref_reduce(to, from, count, f, i, scale), "a reduction");
 }
 
+static void mpi_sum(kopt_format format, void *in, void *inout, const int *len)
+{
+    const void *shards[2];
+    shards[0] = inout, shards[1] = in;
+    if (len != NULL && *len > 0) kopt_reduce(inout, format, shards, 2, format, (size_t)*len, 1);
+}
+
 static void call_mpi_sum(void)
 {
     const int bf16 = (int)below(2), n = (int)a_length();
@@ -1783,11 +1795,8 @@ static void call_mpi_sum(void)
     prepare();
     reads(in, size), writes(inout, size);
     hostile_control();
-    if (bf16)
-        kopt_mpi_sum_bf16(in, inout, len, &w);
-    else
-        kopt_mpi_sum_fp16(in, inout, len, &w);
-    finish(25, "kopt_mpi_sum_bf16 and its like", expected, -1);
+    mpi_sum(f, in, inout, len);
+    finish(25, "a sum for MPI", expected, -1);
     if (!expected) {
         REQUIRE(!memcmp(start.memory, w.memory, ROOM), "a refused sum was done");
         return;
@@ -1816,7 +1825,7 @@ static void call_the_rest(void)
     REQUIRE(size == want, "another size of the state");
     if ((unsigned)isa >= (unsigned)KOPT_ISA_COUNT) REQUIRE(!usable, "an instruction set that does not exist is usable");
     if (isa != KOPT_ISA_COUNT) REQUIRE(took(kopt_isa_force(isa)) == usable, "force and usable disagree");
-    REQUIRE(kopt_random(seed, step, id, stream, index) == ref_random(seed, step, id, stream, index), "another random");
+    REQUIRE(kopt_random((kopt_random_key){seed, step, id, 0}, stream, index) == ref_random(seed, step, id, stream, index), "another random");
 }
 
 /* ---- Vector mathematics: who computes is the built-in; its results are test_vmath.c's affair, here they are its own at
@@ -1949,11 +1958,11 @@ static kopt_result draw(uint32_t kind, void *out, kopt_format format, size_t n, 
                         kopt_distribution distribution, uint64_t seed, uint32_t step, uint32_t id, uint64_t first)
 {
     switch (kind) {
-    case 0: return kopt_normal(out, format, n, a, b, seed, step, id, first);
-    case 1: return kopt_truncated_normal(out, format, n, a, b, limit, seed, step, id, first);
-    case 2: return kopt_uniform(out, format, n, a, b, seed, step, id, first);
-    case 3: return kopt_init_he(out, format, n, distribution, fan_in, seed, id, first);
-    default: return kopt_init_xavier(out, format, n, distribution, fan_in, fan_out, seed, id, first);
+    case 0: return kopt_normal(out, format, n, a, b, (kopt_random_key){seed, step, id, first});
+    case 1: return kopt_truncated_normal(out, format, n, a, b, limit, (kopt_random_key){seed, step, id, first});
+    case 2: return kopt_uniform(out, format, n, a, b, (kopt_random_key){seed, step, id, first});
+    case 3: return kopt_init_he(out, format, n, distribution, fan_in, (kopt_random_key){seed, 0, id, first});
+    default: return kopt_init_xavier(out, format, n, distribution, fan_in, fan_out, (kopt_random_key){seed, 0, id, first});
     }
 }
 
@@ -2038,7 +2047,7 @@ static void call_langevin_range(void)
         step_is_pure = 0;
     }
     o = formats_of(&w.step);
-    expected = step_good(&w.step) && w.step.rule == KOPT_SGD && w.step.moments == 0 && within(temperature, 0, 1e38) && tensor_good(&o, t, 1) &&
+    expected = step_good(&w.step) && w.step.rule == KOPT_SGD && w.step.moment_count == 0 && within(temperature, 0, 1e38) && tensor_good(&o, t, 1) &&
                block_good(&o, t, 0) && begin <= end && end <= t->n && langevin_good(w.step.rate, t, temperature);
     if (no == 1 || no == 2) expected = 0;
     memcpy(&start, &w, sizeof w);

@@ -14,7 +14,7 @@ EACH_ROOM = 9  # mutants by rule; some more in rooms of many functions
 # By hand: function ('': anywhere), what is there once, what it becomes. Both are expressions; but if the latter has @,
 # which is 1 in the mutant and else 0, it is the new text for both.
 BY_HAND = [
-    ("kopt_langevin_run_", "kopt_mul_scalar_(whole.decay, scale)", "whole.decay"),
+    ("kopt_langevin_run_", "kopt_mul_scalar_(whole.weight_decay, scale)", "whole.weight_decay"),
     ("K_(encode_q8)", "imax_(imax_(low, high), as_u32_(min_(y, as_f32_(isplat_(0x00010000u)))))", "imax_(low, high)"),
     ("K_(encode_q8)", "isplat_(8 - 0x39000000u)", "isplat_(0u - 0x39000000u)"),
     ("kopt_scale_q8_", "square || largest >= 0x7F800000u", "square"),
@@ -69,9 +69,9 @@ BY_HAND = [
     ("kopt_check_options_", "!kopt_from_0_to_(opt->lr, 1)", "0"),
     ("kopt_check_options_", "opt->lookahead < 1", "0"),
     ("kopt_limit_of_", "kopt_as_u32_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, *bits))) > exact", "0"),
-    ("kopt_scaled_step_", "kopt_norm_clip(norm, max_norm, scaled.grad_scale)", "opt->clip"),
-    ("kopt_scaled_step_", "kopt_norm_clip(norm, max_norm, scaled.grad_scale)",
-     "kopt_norm_clip(norm, max_norm, opt->grad_scale)"),
+    ("kopt_scaled_step_", "kopt_clip_coefficient(norm, max_norm, scaled.grad_scale)", "opt->clip"),
+    ("kopt_scaled_step_", "kopt_clip_coefficient(norm, max_norm, scaled.grad_scale)",
+     "kopt_clip_coefficient(norm, max_norm, opt->grad_scale)"),
     ("kopt_scaler_begin", "kopt_zero_(KOPT_POINTER_(kopt_byte_ *, step), sizeof *step)", "(void)0"),
     ("kopt_scaler_begin", "opt->step = step->step", "(void)0"),
     # careless use

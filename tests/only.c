@@ -64,7 +64,7 @@ static uint32_t needs(const kopt_optimizer *o, kopt_format grad_format, const ko
         need |= states[o->compensation_rounding];
     if (moments) need |= formats[o->moment_format];
     if (moments && o->moment_format != KOPT_F32) need |= states[o->moment_rounding];
-    if (o->weight_decay > 0) need |= decays[o->decay];
+    if (o->weight_decay > 0) need |= decays[o->decay_mode];
     if (o->rule == KOPT_SGD && o->momentum > 0) need |= KOPT_WITH_MOMENTUM;
     if (o->zero_grad || o->maximize || t->copy || t->first_index || o->clip < 1 || o->clip > 1 || o->amsgrad)
         need |= KOPT_WITH_EXTRAS;
@@ -102,7 +102,7 @@ static void run(kopt_optimizer o, kopt_format grad_format, int extras)
         hash = hash_of(hash, grad, sizeof grad);
     }
     printf("%d %d/%d/%d %d %d%d %d%d%d %d ", (int)o.rule, (int)o.weight_format, (int)grad_format, (int)o.moment_format,
-           (int)o.rounding, (int)o.moment_rounding, (int)o.compensation_rounding, (int)o.decay, o.weight_decay > 0,
+           (int)o.rounding, (int)o.moment_rounding, (int)o.compensation_rounding, (int)o.decay_mode, o.weight_decay > 0,
            o.momentum > 0, extras);
     if (result == KOPT_OK) { /* the block without its header: a build without checks writes none */
         hash = hash_of(hash_of(hash, weight, sizeof weight), state + 64, sizeof state - 64);
@@ -163,7 +163,7 @@ int main(void)
                         if (rule == KOPT_RANGER) o.lookahead = 2;
                         if (rule != KOPT_EMA) {
                             o.weight_decay = count % 5 ? 0.01 : 0;
-                            o.decay = plain ? KOPT_DECOUPLED : (kopt_decay)(count % 3);
+                            o.decay_mode = plain ? KOPT_DECOUPLED : (kopt_decay_mode)(count % 3);
                             o.zero_grad = !plain && count % 7 == 0;
                         }
                         if (rule == KOPT_SGD && !plain) o.momentum = 0.9;
@@ -174,7 +174,7 @@ int main(void)
         o.beta1 = count % 3 ? 0.8 + 0.01 * (count % 7) : 2; /* which SGD does not read */
         o.beta2 = count % 2 ? 0.999 : 0.95;
         o.eps = count % 5 ? 1e-8 : 1e-3;
-        o.decay = KOPT_DECOUPLED;
+        o.decay_mode = KOPT_DECOUPLED;
         o.weight_decay = count % 4 ? 0.01 * count : 0;
         o.grad_scale = count % 6 ? 1 : 0.125;
         o.step = (uint32_t)count * (uint32_t)count * 1000u;

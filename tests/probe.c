@@ -32,7 +32,7 @@ void probe(void (*put)(const char *line));
 typedef struct rule_row {
     const char *name;
     kopt_rule rule;
-    kopt_decay decay;
+    kopt_decay_mode decay;
     int nesterov, amsgrad, stable;
     double lr, weight_decay, momentum, dampening;
     uint32_t before; /* steps that are done before those of the probe */
@@ -301,8 +301,7 @@ static void probe_convert(int stochastic) { /* every format to every other, odd 
                 fill(from, formats[f], n, k & 1 ? 0 : 90, k & 1 ? 255 : 60);
                 if (stochastic) {
                     const uint32_t high = draw() & 0x7FFFFFFFu, low = draw(), step = draw(), id = draw();
-                    kopt_convert_stochastic(to, formats[g], from, formats[f], (size_t)n, wide(step, high), step, id,
-                                            wide(k & 2 ? high : 0, low));
+                    kopt_convert_stochastic(to, formats[g], from, formats[f], (size_t)n, (kopt_random_key){wide(step, high), step, id, wide(k & 2 ? high : 0, low)});
                 } else {
                     kopt_convert(to, formats[g], from, formats[f], (size_t)n);
                 }
@@ -336,9 +335,9 @@ static void probe_random(void) {
     for (i = 0; i < 32; i++) {
         const uint32_t a = draw(), b = draw(), step = draw(), id = draw(), high = draw() & 0x7FFFFFFFu, low = draw();
         for (k = 0; k < 40; k++)
-            hash_number(kopt_random(wide(a, b), step, id, (uint32_t)i & 15u, wide(i & 1 ? high : 0, low) + k), 4);
+            hash_number(kopt_random((kopt_random_key){wide(a, b), step, id, 0}, (uint32_t)i & 15u, wide(i & 1 ? high : 0, low) + k), 4);
         for (k = 0; k < 256; k++)
-            hash_number(kopt_random(0, (uint32_t)i, 0, 0, wide((uint32_t)i >> 4, 0xFFFFFF00u + k)), 4);
+            hash_number(kopt_random((kopt_random_key){0, (uint32_t)i, 0, 0}, 0, wide((uint32_t)i >> 4, 0xFFFFFF00u + k)), 4);
     }
     end_group();
 }
@@ -468,7 +467,7 @@ static void set_optimizer(const rule_row *rule, const store_row *store, const mo
     o->compensation_rounding = store->compensation;
     o->moment_format = moment->format;
     o->moment_rounding = moment->rounding;
-    o->decay = rule->decay;
+    o->decay_mode = rule->decay;
     o->nesterov = rule->nesterov;
     o->amsgrad = rule->amsgrad;
     o->stable = rule->stable;
@@ -559,17 +558,16 @@ static void step(int how) {
     kopt_step s;
     hash_number((uint32_t)kopt_step_begin(&w.opt, &s), 1);
     if (how == 1) {
-        const float rate_scale = w.t.rate_scale;
         if (w.opt.stable) { /* a range cannot measure the whole */
             clear(&norm);
-            hash_number((uint32_t)kopt_step_measure(&s, &w.t, (size_t)first, (size_t)n, &norm), 1);
-            hash_number((uint32_t)kopt_step_measure(&s, &w.t, 0, (size_t)first, &norm), 1);
-            w.t.rate_scale *= kopt_stable_scale(&norm, (uint64_t)n); /* 1 or 1 / 2 times it: exact */
+            hash_number((uint32_t)kopt_stable_measure(&s, &w.t, (size_t)first, (size_t)n, &norm), 1);
+            hash_number((uint32_t)kopt_stable_measure(&s, &w.t, 0, (size_t)first, &norm), 1);
+            w.t.stable_scale = kopt_stable_scale(&norm, (uint64_t)n);
         }
         hash_number((uint32_t)kopt_step_range(&s, &w.t, (size_t)cut, (size_t)n), 1);
         hash_number((uint32_t)kopt_step_range(&s, &w.t, 0, (size_t)first), 1);
         hash_number((uint32_t)kopt_step_range(&s, &w.t, (size_t)first, (size_t)cut), 1);
-        w.t.rate_scale = rate_scale;
+        w.t.stable_scale = 0;
     } else if (how == 0) {
         w.opt.step--;
         hash_number((uint32_t)kopt_optimizer_step(&w.opt, &w.t, 1), 1);
@@ -694,7 +692,7 @@ static void add_norms(int how) {
                 hash_numbers(array, formats[f], n);
             } else {
                 hash_double(kopt_norm_value(&norm));
-                hash_double(kopt_norm_clip(&norm, 1.25, k & 4 ? -0.125 : 1));
+                hash_double(kopt_clip_coefficient(&norm, 1.25, k & 4 ? -0.125 : 1));
             }
         }
 }
@@ -771,7 +769,8 @@ static void probe_reduce(void) {
                 if (f == 0) continue;
                 i = n;
                 fill(at, formats[f], n, 110, 20);
-                (f == 1 ? kopt_mpi_sum_bf16 : kopt_mpi_sum_fp16)(at, (byte *)pool_words + k % 4, &i, NULL);
+                shards[0] = (byte *)pool_words + k % 4, shards[1] = at;
+                kopt_reduce((byte *)pool_words + k % 4, formats[f], shards, 2, formats[f], (size_t)i, 1);
                 hash_array((byte *)pool_words + k % 4, width_of(formats[f]), n);
             }
     end_group();
@@ -792,7 +791,7 @@ static int hash_streams(void) {
     byte *array = (byte *)numbers;
     int i, k, found = 0;
     for (k = 0; k < 5; k++) {
-        const kopt_result result = kopt_state_read(&w.opt, &w.t, (kopt_stream)k, numbers);
+        const kopt_result result = kopt_state_read(&w.opt, &w.t, (kopt_slot)k, numbers);
         hash_number((uint32_t)result, 1);
         if (result != KOPT_OK) continue; /* KOPT_ERROR_OPTION */
         for (i = 0; i < SMALL; i++) {
@@ -825,7 +824,7 @@ static void probe_state(void) {
             found = hash_streams();
             for (k = 0; k <= found; k++) {
                 fill_numbers(~m & 1);
-                hash_number((uint32_t)kopt_state_write(&w.opt, &w.t, (kopt_stream)k, numbers), 1);
+                hash_number((uint32_t)kopt_state_write(&w.opt, &w.t, (kopt_slot)k, numbers), 1);
             }
             hash_array(w.weight, width_of(stores[s].format), SMALL);
             hash_streams();
@@ -862,18 +861,19 @@ static void hash_scalars(kopt_optimizer *o) {
         o->step = steps[i] - 1;
         hash_number((uint32_t)kopt_step_begin(o, &s), 1);
         hash_number(s.step, 4);
-        hash_float(s.grad_scale), hash_float(s.l2), hash_float(s.decay), hash_float(s.rate);
+        hash_float(s.grad_scale), hash_float(s.l2), hash_float(s.weight_decay), hash_float(s.rate);
         if (o->rule == KOPT_EMA) continue; /* and from here on what the rule reads */
-        hash_float(s.beta1), hash_float(s.one_minus_beta1);
-        if (o->rule == KOPT_SGD || o->rule == KOPT_ADAN) hash_float(s.momentum);
+        hash_float(s.beta1), hash_float(s.gain1);
+        if (o->rule == KOPT_SGD || o->rule == KOPT_ADAN) hash_float(s.extrapolation);
         if (o->rule == KOPT_SGD) continue;
-        hash_float(s.beta2), hash_float(s.one_minus_beta2);
+        if (o->rule == KOPT_ADAN) hash_float(s.beta3), hash_float(s.gain3); /* of the second moment first */
+        else hash_float(s.beta2), hash_float(s.gain2);
         if (o->rule == KOPT_LION) continue;
         hash_number((uint32_t)s.unrectified, 1), hash_number((uint32_t)s.sync, 1);
         if (!s.unrectified) hash_float(s.root_scale);
         hash_float(s.eps);
-        if (o->rule == KOPT_ADAN) hash_float(s.beta3), hash_float(s.one_minus_beta3);
-        if (o->rule == KOPT_ADAN || o->rule == KOPT_RANGER) hash_float(s.mix);
+        if (o->rule == KOPT_ADAN) hash_float(s.beta2), hash_float(s.gain2), hash_float(s.third_scale);
+        if (o->rule == KOPT_RANGER) hash_float(s.slow_scale);
     }
 }
 
@@ -885,7 +885,7 @@ static void probe_exact_scalars(void) { /* all of these are exact in binary32 */
     for (i = 0; i < 32; i++) {
         w.opt = kopt_adamw(0);
         w.opt.rule = i & 1 ? KOPT_ADAN : i & 2 ? KOPT_RANGER : KOPT_ADAM;
-        w.opt.decay = i & 4 ? KOPT_DECOUPLED : KOPT_FULLY_DECOUPLED;
+        w.opt.decay_mode = i & 4 ? KOPT_DECOUPLED : KOPT_FULLY_DECOUPLED;
         w.opt.lr = fraction();
         w.opt.max_lr = fraction() + 1;
         w.opt.weight_decay = fraction();
@@ -915,7 +915,7 @@ static void probe_scalars(void) { /* from ordinary decimal numbers */
     w.opt.maximize = 1;
     hash_scalars(&w.opt);
     w.opt.dampening = 0.1;
-    w.opt.decay = KOPT_DECOUPLED;
+    w.opt.decay_mode = KOPT_DECOUPLED;
     hash_scalars(&w.opt);
     w.opt = kopt_adam(1e-3);
     hash_scalars(&w.opt);
@@ -923,7 +923,7 @@ static void probe_scalars(void) { /* from ordinary decimal numbers */
     w.opt.beta2 = 0.95;
     hash_scalars(&w.opt);
     w.opt = kopt_adamw(1e-3);
-    w.opt.decay = KOPT_FULLY_DECOUPLED;
+    w.opt.decay_mode = KOPT_FULLY_DECOUPLED;
     w.opt.max_lr = 0.007;
     hash_scalars(&w.opt);
     w.opt = kopt_lion(1e-4);

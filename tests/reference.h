@@ -310,15 +310,15 @@ static inline ref_scalars ref_scalars_of(const kopt_optimizer *o, uint32_t t)
     const float wd = (float)o->weight_decay;
     s.grad_scale = ref_mul((float)o->grad_scale, (float)o->clip);
     if (o->maximize) s.grad_scale = -s.grad_scale;
-    if (o->decay == KOPT_L2) s.l2 = wd;
+    if (o->decay_mode == KOPT_L2) s.l2 = wd;
     s.first = t == 1;
     s.eps = (float)o->eps;
     s.beta1 = (float)o->beta1, s.one_minus_beta1 = ref_one_minus(o->beta1);
     s.beta2 = (float)o->beta2, s.one_minus_beta2 = ref_one_minus(o->beta2);
     s.beta3 = (float)o->beta3, s.one_minus_beta3 = ref_one_minus(o->beta3);
     s.rate = (float)o->lr;
-    if (o->decay == KOPT_DECOUPLED) s.decay = ref_mul(s.rate, wd);
-    if (o->decay == KOPT_FULLY_DECOUPLED) s.decay = ref_mul(ref_div(s.rate, (float)o->max_lr), wd);
+    if (o->decay_mode == KOPT_DECOUPLED) s.decay = ref_mul(s.rate, wd);
+    if (o->decay_mode == KOPT_FULLY_DECOUPLED) s.decay = ref_mul(ref_div(s.rate, (float)o->max_lr), wd);
     if (o->rule == KOPT_SGD) {
         s.momentum = (float)o->momentum;
         s.beta1 = t > 1 ? s.momentum : 0, s.one_minus_beta1 = t > 1 ? (float)(1 - o->dampening) : 1;
@@ -335,7 +335,7 @@ static inline ref_scalars ref_scalars_of(const kopt_optimizer *o, uint32_t t)
         s.eps = ref_float(0x00800000);
 #endif
     } else if (o->rule == KOPT_ADAN) {
-        float shrink = o->decay == KOPT_L2 ? 1 : ref_add(1, s.decay);
+        float shrink = o->decay_mode == KOPT_L2 ? 1 : ref_add(1, s.decay);
         s.third_scale = ref_div(ref_mul(s.beta2, c1), c2);
         s.root_scale = ref_div(1, ref_sqrt(c3));
         s.rate = ref_div(ref_div(s.rate, shrink), c1);
@@ -911,7 +911,8 @@ static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t
 {
     ref_scalars s = ref_scalars_of(o, o->step + 1);
     float scale = ref_rate_scale(t);
-    if (o->rule == KOPT_ADAM && o->stable && !o->moments_only) scale = ref_mul(scale, ref_stable_scale(o, t, &s));
+    if (o->rule == KOPT_ADAM && o->stable && ref_bits(t->stable_scale) != 0) scale = ref_mul(scale, t->stable_scale);
+    else if (o->rule == KOPT_ADAM && o->stable && !o->moments_only) scale = ref_mul(scale, ref_stable_scale(o, t, &s));
     if (scale < 1 || scale > 1) {
         s.rate = ref_mul(s.rate, scale);
         s.decay = ref_mul(s.decay, scale);

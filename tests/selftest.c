@@ -144,7 +144,7 @@ static uint32_t need_of_rule(const kopt_optimizer *o) {
     static const uint32_t bits[] = {KOPT_WITH_SGD, KOPT_WITH_ADAM, KOPT_WITH_LION, KOPT_WITH_ADAN, KOPT_WITH_RADAM,
                                     KOPT_WITH_RANGER, KOPT_WITH_EMA};
     static const uint32_t decays[] = {KOPT_WITH_L2, KOPT_WITH_DECOUPLED, KOPT_WITH_FULLY_DECOUPLED};
-    return bits[o->rule] | (o->weight_decay > 0 ? decays[o->decay] : 0) |
+    return bits[o->rule] | (o->weight_decay > 0 ? decays[o->decay_mode] : 0) |
            (o->rule == KOPT_SGD && o->momentum > 0 ? KOPT_WITH_MOMENTUM : 0) |
            (o->amsgrad || o->stable ? KOPT_WITH_EXTRAS : 0);
 }
@@ -231,7 +231,7 @@ static uint32_t step_case(int rule, int store, int moment, kopt_format grad_form
     uint32_t need;
     begin_group("selftest", "");
     set_optimizer(&rules[rule == COUNT(rules) ? 0 : rule], s, m);
-    if (rule == COUNT(rules)) w.opt.decay = KOPT_DECOUPLED;
+    if (rule == COUNT(rules)) w.opt.decay_mode = KOPT_DECOUPLED;
     need = need_of_rule(&w.opt) | need_of_store(s) | format_bits[s->format] | format_bits[grad_format];
     has_moments = w.opt.rule != KOPT_EMA && !(w.opt.rule == KOPT_SGD && w.opt.momentum <= 0);
     if (has_moments) need |= format_bits[m->format];
@@ -338,13 +338,13 @@ static void check_layout(void) {
            (unsigned long)sizeof(kopt_rule), (unsigned long)sizeof(size_t), (unsigned long)sizeof(void *),
            (unsigned long)sizeof(double), *(const byte *)&one ? "little" : "big");
     printf("kopt_optimizer %lu bytes:", (unsigned long)sizeof(kopt_optimizer));
-    SHOW(kopt_optimizer, decay), SHOW(kopt_optimizer, lr), SHOW(kopt_optimizer, beta1), SHOW(kopt_optimizer, seed);
+    SHOW(kopt_optimizer, decay_mode), SHOW(kopt_optimizer, lr), SHOW(kopt_optimizer, beta1), SHOW(kopt_optimizer, seed);
     SHOW(kopt_optimizer, step);
     printf("\nkopt_tensor %lu bytes:", (unsigned long)sizeof(kopt_tensor));
     SHOW(kopt_tensor, n), SHOW(kopt_tensor, state_size), SHOW(kopt_tensor, id), SHOW(kopt_tensor, first_index);
     SHOW(kopt_tensor, counts);
     printf("\nkopt_step %lu bytes:", (unsigned long)sizeof(kopt_step));
-    SHOW(kopt_step, moments), SHOW(kopt_step, rate), SHOW(kopt_step, eps), SHOW(kopt_step, step), SHOW(kopt_step, seed);
+    SHOW(kopt_step, moment_count), SHOW(kopt_step, rate), SHOW(kopt_step, eps), SHOW(kopt_step, step), SHOW(kopt_step, seed);
     printf("\n");
     if (sizeof(kopt_rule) != sizeof(int))
         puts("note: enums are not int here (-fshort-enums?): every file that includes kahan_opt.h must be compiled so");
@@ -370,7 +370,7 @@ static void check_layout(void) {
         for (k = 0; k < ROOM; k++)
             if (drawn[0].bytes[k] != 0x00 || drawn[1].bytes[k] != 0xFF) end = k + 1;
         if (result != KOPT_OK || w.opt.step != 0x01020305u || drawn[0].step.step != 0x01020305u ||
-            drawn[0].step.seed != w.opt.seed || drawn[0].step.rule != KOPT_ADAM || drawn[0].step.moments != 2 ||
+            drawn[0].step.seed != w.opt.seed || drawn[0].step.rule != KOPT_ADAM || drawn[0].step.moment_count != 2 ||
             end > (int)sizeof(kopt_step)) {
             laid_out_otherwise("kopt_optimizer or kopt_step", result);
             return;

@@ -110,7 +110,7 @@ static kopt_counts counts;
 static kopt_norm norm, other_norm;
 static kopt_result result;
 static size_t range_begin, range_end;
-static kopt_stream stream;
+static kopt_slot stream;
 static int wrong;
 
 static uint32_t noise_state = 1;
@@ -154,7 +154,7 @@ static void take(int class, const char *name, void (*f)(void), const char *optio
 static void run_begin(void) { result = kopt_step_begin(&opt, &step); }
 static void run_step(void) { result = kopt_step_run(&step, &t); }
 static void run_range(void) { result = kopt_step_range(&step, &t, range_begin, range_end); }
-static void run_measure(void) { result = kopt_step_measure(&step, &t, range_begin, range_end, &norm); }
+static void run_measure(void) { result = kopt_stable_measure(&step, &t, range_begin, range_end, &norm); }
 static void run_list(void) { result = kopt_optimizer_step(&opt, &t, 1); }
 static void run_init(void) { result = kopt_state_init(&opt, &t, (const float *)(const void *)float_room); }
 static void run_read(void) { result = kopt_state_read(&opt, &t, stream, (float *)(void *)float_room); }
@@ -172,7 +172,7 @@ static void refill(int special)
 static int moments_of(kopt_optimizer o)
 {
     kopt_step s;
-    return kopt_step_begin(&o, &s) == KOPT_OK ? s.moments : 0;
+    return kopt_step_begin(&o, &s) == KOPT_OK ? s.moment_count : 0;
 }
 
 static void run_all(int class, const char *options, int states)
@@ -183,7 +183,7 @@ static void run_all(int class, const char *options, int states)
     if (states) take(class, "kopt_state_init", run_init, options);
     else run_init();
     if (states) {
-        for (stream = KOPT_WEIGHT; (int)stream <= moments; stream = (kopt_stream)(stream + 1)) {
+        for (stream = KOPT_WEIGHT; (int)stream <= moments; stream = (kopt_slot)(stream + 1)) {
             take(class, "kopt_state_read", run_read, options);
             if (opt.moment_format != KOPT_FP16 || stream == KOPT_WEIGHT) fill(float_room, KOPT_F32, t.n, 0);
             take(class, "kopt_state_write", run_write, options);
@@ -203,7 +203,7 @@ static void run_all(int class, const char *options, int states)
     take(class, "kopt_step_begin", run_begin, options);
     refill(1);
     take(class, "kopt_step_range", run_range, options);
-    if (opt.rule == KOPT_ADAM && opt.stable) take(class, "kopt_step_measure", run_measure, options);
+    if (opt.rule == KOPT_ADAM && opt.stable) take(class, "kopt_stable_measure", run_measure, options);
     run_init();
 }
 
@@ -308,14 +308,14 @@ static const void *shards[3];
 static void run_convert(void) { result = kopt_convert(bulk.dst, bulk.to, bulk.src, bulk.from, bulk.n); }
 static void run_stochastic(void)
 {
-    result = kopt_convert_stochastic(bulk.dst, bulk.to, bulk.src, bulk.from, bulk.n, 7, 3, 1, 5);
+    result = kopt_convert_stochastic(bulk.dst, bulk.to, bulk.src, bulk.from, bulk.n, (kopt_random_key){7, 3, 1, 5});
 }
 static void run_all_finite(void) { number = kopt_all_finite(bulk.src, bulk.from, bulk.n); }
 static void run_norm(void) { result = kopt_norm_add(&norm, bulk.src, bulk.from, bulk.n); }
 static void run_norm_grads(void) { result = kopt_norm_add_grads(&norm, &t, 1); }
 static void run_merge(void) { result = kopt_norm_merge(&norm, &other_norm); }
 static void run_value(void) { number = kopt_norm_value(&norm); }
-static void run_norm_clip(void) { number = kopt_norm_clip(&norm, 1, 1); }
+static void run_norm_clip(void) { number = kopt_clip_coefficient(&norm, 1, 1); }
 static void run_stable_scale(void) { number = (double)kopt_stable_scale(&norm, N); }
 static void run_clip(void) { result = kopt_clip_value(bulk.dst, bulk.to, bulk.n, 0.25); }
 static void run_scaler(void) { result = kopt_scaler_step(&scaler, &opt, &t, 1, 1.0, NULL, NULL); }
@@ -328,13 +328,7 @@ static void run_decompress(void)
     result = kopt_decompress_add(bulk.dst, bulk.to, code_room, sizeof code_room, codec.code, bulk.n, 0.5);
 }
 static void run_reduce(void) { result = kopt_reduce(bulk.dst, bulk.to, shards, 3, bulk.from, bulk.n, 0.5); }
-static void run_mpi(void)
-{
-    int length = (int)bulk.n;
-    kopt_mpi_sum_bf16(weight_room, grad_room, &length, NULL);
-    kopt_mpi_sum_fp16(weight_room, grad_room, &length, NULL);
-}
-static void run_random(void) { random_number = kopt_random(7, 3, 1, 0, 12345); }
+static void run_random(void) { random_number = kopt_random((kopt_random_key){7, 3, 1, 0}, 0, 12345); }
 static void run_small(void)
 {
     kopt_optimizer o = kopt_ranger(0.01);
@@ -369,7 +363,7 @@ static void tools(void)
             memset(&norm, 0, sizeof norm);
             take(PLAIN, "kopt_norm_add", run_norm, options);
             take(PLAIN, "kopt_norm_value", run_value, options);
-            take(PLAIN, "kopt_norm_clip", run_norm_clip, options);
+            take(PLAIN, "kopt_clip_coefficient", run_norm_clip, options);
             take(PLAIN, "kopt_stable_scale", run_stable_scale, options);
             bulk.to = bulk.from;
             bulk.dst = slow_room;
@@ -425,7 +419,6 @@ static void tools(void)
             take(PLAIN, "kopt_scaler_update", run_update, options);
         }
     bulk.n = N;
-    take(PLAIN, "kopt_mpi_sum", run_mpi, "");
 }
 
 /* ---- vector mathematics ----------------------------------------------------------------------------------------- */
@@ -466,11 +459,11 @@ static void run_cross_entropy(void)
     result = kopt_cross_entropy(table, floats(float_room), bulk.dst, bulk.src, bulk.from, target, bulk.n / 300, 300,
                                 300, 0.5);
 }
-static void run_normal(void) { result = kopt_normal(bulk.dst, bulk.to, bulk.n, 0, 1, 7, 3, 1, 5); }
-static void run_truncated(void) { result = kopt_truncated_normal(bulk.dst, bulk.to, bulk.n, 0, 1, 1, 7, 3, 1, 5); }
-static void run_uniform(void) { result = kopt_uniform(bulk.dst, bulk.to, bulk.n, -1, 1, 7, 3, 1, 5); }
-static void run_he(void) { result = kopt_init_he(bulk.dst, bulk.to, bulk.n, distribution, 100, 7, 3, 1); }
-static void run_xavier(void) { result = kopt_init_xavier(bulk.dst, bulk.to, bulk.n, distribution, 100, 50, 7, 3, 1); }
+static void run_normal(void) { result = kopt_normal(bulk.dst, bulk.to, bulk.n, 0, 1, (kopt_random_key){7, 3, 1, 5}); }
+static void run_truncated(void) { result = kopt_truncated_normal(bulk.dst, bulk.to, bulk.n, 0, 1, 1, (kopt_random_key){7, 3, 1, 5}); }
+static void run_uniform(void) { result = kopt_uniform(bulk.dst, bulk.to, bulk.n, -1, 1, (kopt_random_key){7, 3, 1, 5}); }
+static void run_he(void) { result = kopt_init_he(bulk.dst, bulk.to, bulk.n, distribution, 100, (kopt_random_key){7, 0, 3, 1}); }
+static void run_xavier(void) { result = kopt_init_xavier(bulk.dst, bulk.to, bulk.n, distribution, 100, 50, (kopt_random_key){7, 0, 3, 1}); }
 static void run_langevin(void) { result = kopt_langevin_step(&opt, &t, 1, 1.0); }
 static void run_langevin_range(void) { result = kopt_langevin_range(&step, &t, 1.0, range_begin, range_end); }
 

@@ -100,7 +100,7 @@ static void check_options(void)
     REFUSED(KOPT_ERROR_OPTION, moment_rounding, KOPT_KAHAN);
     REFUSED(KOPT_ERROR_OPTION, moment_rounding, (kopt_rounding)99);
     REFUSED(KOPT_ERROR_OPTION, compensation_rounding, KOPT_EXACT);
-    REFUSED(KOPT_ERROR_OPTION, decay, (kopt_decay)3);
+    REFUSED(KOPT_ERROR_OPTION, decay_mode, (kopt_decay_mode)3);
     for (k = 0; k < 3; ++k) { /* Nesterov with neither, without momentum, with dampening */
         static const char *const what[] = {"Nesterov without momentum", "Nesterov with dampening",
                                            "Nesterov with negative dampening"};
@@ -132,7 +132,7 @@ static void check_ranges(void)
             build();
             at[0] = &w.opt.lr, at[1] = &w.opt.weight_decay, at[2] = &w.opt.beta1, at[3] = &w.opt.beta2;
             at[4] = &w.opt.eps, at[5] = &w.opt.max_lr;
-            if (field == 5) w.opt.decay = KOPT_FULLY_DECOUPLED;
+            if (field == 5) w.opt.decay_mode = KOPT_FULLY_DECOUPLED;
             *at[field] = bad[k];
             snprintf(what, sizeof what, "%s = %s", name[field], text[k]);
             refuses_optimizer(KOPT_ERROR_RANGE, what);
@@ -144,7 +144,7 @@ static void check_ranges(void)
     REFUSED(KOPT_ERROR_RANGE, eps, 1e39);
     REFUSED(KOPT_ERROR_RANGE, grad_scale, nan);
     REFUSED(KOPT_ERROR_RANGE, clip, infinity);
-    w.opt.decay = KOPT_FULLY_DECOUPLED;
+    w.opt.decay_mode = KOPT_FULLY_DECOUPLED;
     REFUSED(KOPT_ERROR_RANGE, max_lr, 0);
     for (k = 0; k < 5; ++k) {
         static const char *const sgd[] = {"momentum = -0.1", "momentum = NaN", "momentum = infinity", "dampening = NaN",
@@ -200,7 +200,7 @@ static void check_limits(void)
             const int inside = k < 2 || (k == 2 && least <= 0);
             w.opt = field[i].rule == KOPT_SGD ? kopt_sgd(0.1, 0.9) : kopt_adamw(0.1);
             w.opt.rule = field[i].rule;
-            w.opt.decay = KOPT_FULLY_DECOUPLED;
+            w.opt.decay_mode = KOPT_FULLY_DECOUPLED;
             *field[i].at = value[k];
             bad += (kopt_state_size(&w.opt, 3) != 0) != inside;
         }
@@ -281,7 +281,7 @@ static void check_pointers_and_bounds(void)
     refuses(kopt_state_open(&w.opt, NULL), KOPT_ERROR_NULL, "open without tensor");
     refuses(kopt_convert(NULL, KOPT_BF16, w.initial, KOPT_F32, N), KOPT_ERROR_NULL, "convert to nothing");
     refuses(kopt_convert(w.copy, KOPT_BF16, NULL, KOPT_F32, N), KOPT_ERROR_NULL, "convert from nothing");
-    refuses(kopt_convert_stochastic(NULL, KOPT_BF16, w.initial, KOPT_F32, N, 0, 1, 0, 0), KOPT_ERROR_NULL,
+    refuses(kopt_convert_stochastic(NULL, KOPT_BF16, w.initial, KOPT_F32, N, (kopt_random_key){0, 1, 0, 0}), KOPT_ERROR_NULL,
             "convert_stochastic to nothing");
 #define REFUSED_TENSOR(code, field, value, what)                                                                       \
     do {                                                                                                               \
@@ -322,11 +322,11 @@ static void check_pointers_and_bounds(void)
     refuses(kopt_step_range(&w.step, &w.t, 0, N + 1), KOPT_ERROR_BOUNDS, "end > n");
     refuses(kopt_step_range(&w.step, &w.t, N + 1, N + 1), KOPT_ERROR_BOUNDS, "begin and end > n");
     refuses(kopt_convert(w.copy, KOPT_BF16, w.initial, KOPT_F32, SIZE_MAX / 2), KOPT_ERROR_BOUNDS, "convert, too many");
-    refuses(kopt_convert_stochastic(w.copy, KOPT_BF16, w.initial, KOPT_F32, N, 0, 1, 0, (uint64_t)1 << 63),
+    refuses(kopt_convert_stochastic(w.copy, KOPT_BF16, w.initial, KOPT_F32, N, (kopt_random_key){0, 1, 0, (uint64_t)1 << 63}),
             KOPT_ERROR_BOUNDS, "convert_stochastic, first_index 2^63");
     refuses(kopt_convert(w.copy, (kopt_format)3, w.initial, KOPT_F32, N), KOPT_ERROR_OPTION, "convert to format 3");
     refuses(kopt_convert(w.copy, KOPT_BF16, w.initial, (kopt_format)9, N), KOPT_ERROR_OPTION, "convert from format 9");
-    refuses(kopt_state_read(&w.opt, &w.t, (kopt_stream)3, w.out), KOPT_ERROR_OPTION, "read stream 3");
+    refuses(kopt_state_read(&w.opt, &w.t, (kopt_slot)3, w.out), KOPT_ERROR_OPTION, "read stream 3");
     ok(!kopt_state_size(&w.opt, SIZE_MAX / 2) && !kopt_state_size(NULL, 1), "state_size is 0 for what cannot be");
 
     refuses(kopt_state_read(&plain, &none, KOPT_FIRST_MOMENT, w.out), KOPT_ERROR_OPTION, "read what is not kept");
@@ -334,7 +334,7 @@ static void check_pointers_and_bounds(void)
     ok(kopt_state_init(&plain, &none, NULL) == KOPT_OK, "NULL with n = 0 is fine: init");
     ok(kopt_state_read(&plain, &none, KOPT_WEIGHT, NULL) == KOPT_OK, "NULL with n = 0 is fine: read");
     ok(kopt_convert(NULL, KOPT_BF16, NULL, KOPT_F32, 0) == KOPT_OK, "NULL with n = 0 is fine: convert");
-    ok(kopt_convert_stochastic(NULL, KOPT_BF16, NULL, KOPT_F32, 0, 0, 0, 0, 0) == KOPT_OK, "... convert_stochastic");
+    ok(kopt_convert_stochastic(NULL, KOPT_BF16, NULL, KOPT_F32, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_OK, "... convert_stochastic");
     ok(kopt_all_finite(NULL, KOPT_F32, 0) == 1, "NULL with n = 0 is fine: all_finite");
     ok(kopt_optimizer_step(&plain, NULL, 0) == KOPT_OK && plain.step == 2, "a step of no tensors counts");
 }
@@ -574,12 +574,12 @@ static void check_read_write(void)
                 double error = ldexp(1, -digits - (carries ? 7 : 0) + (what == KOPT_SECOND_MOMENT));
                 if (format == KOPT_F32 || (carries && rounding == KOPT_EXACT)) error = 0;
                 for (i = 0; i < N; ++i) in[i] = (float)(i + 1) / (what == KOPT_WEIGHT ? -91.0f : 91.0f);
-                bad += kopt_state_write(&w.opt, &w.t, (kopt_stream)what, in) != KOPT_OK;
-                bad += kopt_state_read(&w.opt, &w.t, (kopt_stream)what, out) != KOPT_OK;
+                bad += kopt_state_write(&w.opt, &w.t, (kopt_slot)what, in) != KOPT_OK;
+                bad += kopt_state_read(&w.opt, &w.t, (kopt_slot)what, out) != KOPT_OK;
                 for (i = 0; i < N; ++i) bad += fabs((double)out[i] - (double)in[i]) > error * fabs((double)in[i]);
-                bad += kopt_state_write(&w.opt, &w.t, (kopt_stream)what, out) != KOPT_OK;
+                bad += kopt_state_write(&w.opt, &w.t, (kopt_slot)what, out) != KOPT_OK;
                 memcpy(in, out, sizeof in);
-                bad += kopt_state_read(&w.opt, &w.t, (kopt_stream)what, out) != KOPT_OK;
+                bad += kopt_state_read(&w.opt, &w.t, (kopt_slot)what, out) != KOPT_OK;
                 bad += memcmp(in, out, sizeof in) != 0;
             }
         }
@@ -626,7 +626,7 @@ static void compute_everything(int rule)
     kopt_state_read(&w.opt, &w.t, KOPT_WEIGHT, w.out);
     kopt_state_write(&w.opt, &w.t, KOPT_WEIGHT, w.out);
     kopt_convert(w.copy, KOPT_FP16, w.initial, KOPT_F32, N);
-    kopt_convert_stochastic(w.copy + 2 * N, KOPT_BF16, w.initial, KOPT_F32, N, 1, 2, 3, 4);
+    kopt_convert_stochastic(w.copy + 2 * N, KOPT_BF16, w.initial, KOPT_F32, N, (kopt_random_key){1, 2, 3, 4});
 }
 
 static void check_environment(void)
@@ -675,9 +675,9 @@ static void check_environment(void)
         memcpy((unsigned char *)&o.momentum + last, &one_bit, 1); /* 4.9e-324 */
         differ += kopt_state_size(&o, 100) != 64 + 400;           /* residual and one moment */
         o.nesterov = 1;
-        differ += kopt_step_begin(&o, &w.step) != KOPT_OK || w.step.moments != 1;
+        differ += kopt_step_begin(&o, &w.step) != KOPT_OK || w.step.moment_count != 1;
         o = kopt_adamw(0);
-        o.decay = KOPT_FULLY_DECOUPLED;
+        o.decay_mode = KOPT_FULLY_DECOUPLED;
         o.max_lr = 0;
         differ += kopt_step_begin(&o, &w.step) != KOPT_ERROR_RANGE;
         memcpy((unsigned char *)&o.max_lr + last, &one_bit, 1); /* 0 as a float */
@@ -754,7 +754,7 @@ static void check_one_element(void)
         memcpy(state + 64, before, sizeof before);
         kopt_optimizer_step(&o, &t, 1);
         for (i = 0; i < MANY; ++i) {
-            uint32_t r = kopt_random(5, 1, 6, 0, 7 + (uint64_t)i); /* number 0 is its lower half */
+            uint32_t r = kopt_random((kopt_random_key){5, 1, 6, 0}, 0, 7 + (uint64_t)i); /* number 0 is its lower half */
             kopt_bf16 one = start[i], c = before[i];
             if (format == KOPT_BF16)
                 kopt_kahan_add_bf16(&one, &c, -ref_float(grad[i]), r);
@@ -848,7 +848,7 @@ static void check_decay_of_two(void)
                 float weight[37], grad[37] = {0};
                 kopt_optimizer o = kopt_sgd(decay == KOPT_L2 ? 1 / two : 1, 0);
                 kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_F32, 37, NULL, 0);
-                o.weight_format = KOPT_F32, o.decay = (kopt_decay)decay, o.weight_decay = two;
+                o.weight_format = KOPT_F32, o.decay_mode = (kopt_decay_mode)decay, o.weight_decay = two;
                 for (i = 0; i < 37; ++i) weight[i] = 1;
                 bad += kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
                 for (i = 0; i < 37; ++i)
@@ -859,14 +859,14 @@ static void check_decay_of_two(void)
 }
 
 /* What the papers, torch.optim and optimi have as defaults; all other fields are as the manual says. */
-static int is_default(kopt_optimizer o, kopt_rule rule, kopt_decay decay, double weight_decay, double beta1,
+static int is_default(kopt_optimizer o, kopt_rule rule, kopt_decay_mode decay, double weight_decay, double beta1,
                       double beta2, double eps)
 {
     const int formats = o.weight_format == KOPT_BF16 && o.rounding == KOPT_KAHAN && o.moment_format == KOPT_BF16 &&
                         o.moment_rounding == KOPT_STOCHASTIC && o.compensation_rounding == KOPT_STOCHASTIC;
     const int rates = o.lr == 0.125 && o.max_lr == 0.125 && o.grad_scale == 1 && o.clip == 1 && o.dampening == 0;
     const int off = !o.nesterov && !o.maximize && !o.zero_grad && !o.amsgrad && !o.moments_only;
-    return formats && rates && off && o.seed == 0 && o.step == 0 && o.rule == rule && o.decay == decay &&
+    return formats && rates && off && o.seed == 0 && o.step == 0 && o.rule == rule && o.decay_mode == decay &&
            o.weight_decay == weight_decay && o.beta1 == beta1 && o.beta2 == beta2 && o.beta3 == 0.99 && o.eps == eps &&
            o.lookahead == 6 && o.lookahead_rate == 0.5;
 }

@@ -218,7 +218,7 @@ static void check_formulas(int quick)
         p.atan2_outside = 1;
         error = follow(o), p.atan2_outside = 0, other = follow(p);
         ok(error < 2e-5 && other < 2e-5, "defaults: a = 1.27, b = 1, beta 0.9, 0.99");
-        ok(o.atan2_a > 1.269 && o.atan2_a < 1.271 && o.decay == KOPT_DECOUPLED, "... decay is decoupled");
+        ok(o.atan2_a > 1.269 && o.atan2_a < 1.271 && o.decay_mode == KOPT_DECOUPLED, "... decay is decoupled");
     }
 }
 
@@ -329,9 +329,9 @@ static void check_options(void)
 
     o = kopt_adam_atan2(1e-3), p = kopt_smooth_lion(1e-3, 50);
     ok(o.atan2_a == 1.27 && o.atan2_b == 1 && !o.atan2_outside && o.beta1 == 0.9 && o.beta2 == 0.99 && o.lr == 1e-3 &&
-           o.weight_decay == 0 && o.decay == KOPT_DECOUPLED && o.sharpness == 0 && o.vmath == NULL, "all fields of it");
+           o.weight_decay == 0 && o.decay_mode == KOPT_DECOUPLED && o.sharpness == 0 && o.vmath == NULL, "all fields of it");
     ok(p.rule == KOPT_LION && p.sharpness == 50 && p.beta1 == 0.9 && p.beta2 == 0.99 && p.weight_decay == 0 &&
-           p.decay == KOPT_DECOUPLED && p.vmath == NULL, "... and of smooth Lion");
+           p.decay_mode == KOPT_DECOUPLED && p.vmath == NULL, "... and of smooth Lion");
     kopt_state_init(&o, &t, NULL);
     ok(state[5] == 7 && (state[9] & 7) == 2 && kopt_state_size(&o, 100) == 64 + 600,
        "the state block: rule 7, two moments");

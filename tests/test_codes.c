@@ -180,7 +180,7 @@ static void check_own_codes(void)
            bad);
     }
     for (way = SIGNED; way <= SQUARE; ++way) { /* read and written: to nearest, any scale of a block */
-        const kopt_stream what = way == SQUARE ? KOPT_SECOND_MOMENT : KOPT_FIRST_MOMENT;
+        const kopt_slot what = way == SQUARE ? KOPT_SECOND_MOMENT : KOPT_FIRST_MOMENT;
         int bad = 0, first;
         for (turn = 0; turn < 500; ++turn) {
             kopt_optimizer o = kopt_adam(0);
@@ -288,7 +288,7 @@ static void check_largest_root(void)
 /* One value to each of four blocks of zeros, written as a moment; the scales it should have, and the codes. */
 static int written(int square, const uint32_t word[4], const uint32_t scales[4], const int codes[4])
 {
-    const kopt_stream what = square ? KOPT_SECOND_MOMENT : KOPT_FIRST_MOMENT;
+    const kopt_slot what = square ? KOPT_SECOND_MOMENT : KOPT_FIRST_MOMENT;
     kopt_optimizer o = kopt_adam(0);
     kopt_tensor t;
     int i, k, bad = !fresh(&o, &t, 4 * B, square);
@@ -486,9 +486,9 @@ static void check_write_codes(void)
             for (what = KOPT_FIRST_MOMENT; what <= ref_moments(&o); ++what) {
                 const int square = ref_square(&o, what - KOPT_FIRST_MOMENT);
                 for (i = 0; i < N; ++i) value[i] = ref_mul(ref_dynamic(codes[1 + i], square), scales[i / B]);
-                bad += kopt_state_write_codes(&o, &t, (kopt_stream)what, codes + 1, scales) != KOPT_OK;
+                bad += kopt_state_write_codes(&o, &t, (kopt_slot)what, codes + 1, scales) != KOPT_OK;
                 t.state = block[0];
-                bad += kopt_state_write(&o, &t, (kopt_stream)what, value) != KOPT_OK;
+                bad += kopt_state_write(&o, &t, (kopt_slot)what, value) != KOPT_OK;
                 t.state = block[1];
             }
             if (format == KOPT_F32) /* one NaN of them all */
@@ -506,7 +506,7 @@ static void check_write_codes(void)
     memcpy(block[1], block[0], sizeof block[0]);
     bad += kopt_state_write_codes(&o, &t, KOPT_WEIGHT, codes, scales) != KOPT_ERROR_OPTION;
     bad += kopt_state_write_codes(&o, &t, KOPT_THIRD_MOMENT, codes, scales) != KOPT_ERROR_OPTION;
-    bad += kopt_state_write_codes(&o, &t, (kopt_stream)5, codes, scales) != KOPT_ERROR_OPTION;
+    bad += kopt_state_write_codes(&o, &t, (kopt_slot)5, codes, scales) != KOPT_ERROR_OPTION;
     bad += kopt_state_write_codes(NULL, &t, KOPT_FIRST_MOMENT, codes, scales) != KOPT_ERROR_NULL;
     bad += kopt_state_write_codes(&o, NULL, KOPT_FIRST_MOMENT, codes, scales) != KOPT_ERROR_NULL;
     bad += kopt_state_write_codes(&o, &t, KOPT_FIRST_MOMENT, NULL, scales) != KOPT_ERROR_NULL;
@@ -579,7 +579,7 @@ static void check_older_blocks(void)
             bad += kopt_state_open(&o, &t) != KOPT_OK || block[4] != 2 || block[8] != 4 || block[10] != 0;
             for (k = 0; k < ref_moments(&o); ++k) {
                 const int square = ref_square(&o, k);
-                bad += kopt_state_read(&o, &t, (kopt_stream)(k + 1), weight) == KOPT_OK ? 0 : 1;
+                bad += kopt_state_read(&o, &t, (kopt_slot)(k + 1), weight) == KOPT_OK ? 0 : 1;
                 for (i = 0; i < N; i += B) {
                     uint32_t x[B], want_scale;
                     unsigned char want[B];
@@ -634,7 +634,7 @@ static void check_sealed_before(void)
     memcpy(block, sealed_before, sizeof block);
     bad += kopt_state_open(&o, &t) != KOPT_OK || o.step != 77 || o.seed != UINT64_C(0x1122334455667788);
     for (k = 0; k < 2; ++k) {
-        bad += kopt_state_read(&o, &t, (kopt_stream)(k + 1), x) != KOPT_OK;
+        bad += kopt_state_read(&o, &t, (kopt_slot)(k + 1), x) != KOPT_OK;
         for (i = 0; i < 5; ++i) bad += !(fabs((double)x[i] - want[k][i]) <= 0.16 * fabs(want[k][i]) + (k ? 0 : 4e-6));
     }
     bad += kopt_state_seal(&o, &t) != KOPT_OK || block[8] != 4 || kopt_state_open(&o, &t) != KOPT_OK;

@@ -178,7 +178,7 @@ static void check_lowest_bit(void)
                     from[i] |= (i & 1) << 31;
                 }
                 if (isa < KOPT_ISA_COUNT)
-                    bad += kopt_convert_stochastic(to, (kopt_format)f, from, KOPT_F32, MANY, seed, 5, 6, first) !=
+                    bad += kopt_convert_stochastic(to, (kopt_format)f, from, KOPT_F32, MANY, (kopt_random_key){seed, 5, 6, first}) !=
                            KOPT_OK;
                 for (i = 0; i < MANY && isa == KOPT_ISA_COUNT; ++i)
                     to[i] = f == KOPT_BF16 ? kopt_bf16_from_f32_stochastic(ref_float(from[i]), random16[i] | 0x10000)

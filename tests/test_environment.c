@@ -225,7 +225,7 @@ CASE(conversions_of_one_value)
         const float y = i < 0 ? v.f : source[0][i];
         u[0] = kopt_bf16_from_f32(y), u[1] = kopt_fp16_from_f32(y);
         u[2] = kopt_bf16_from_f32_stochastic(y, 0x1234), u[3] = kopt_fp16_from_f32_stochastic(y, 0x9876);
-        u[4] = kopt_random(1, 2, 3, 4, (uint64_t)(i + 1)), u[5] = KOPT_RANDOM_STORE(u[4], 3);
+        u[4] = kopt_random((kopt_random_key){1, 2, 3, 0}, 4, (uint64_t)(i + 1)), u[5] = KOPT_RANDOM_STORE(u[4], 3);
         x[0] = kopt_f32_from_bf16(half[KOPT_BF16][0][i < 0 ? 0 : i]);
         x[1] = kopt_f32_from_fp16(half[KOPT_FP16][0][i < 0 ? 0 : i]);
         RECORD(u), RECORD(x);
@@ -241,9 +241,9 @@ static void record_options(const kopt_optimizer *o)
 
 static void record_step(const kopt_step *s)
 {
-    RECORD(s->grad_scale), RECORD(s->l2), RECORD(s->decay), RECORD(s->beta1), RECORD(s->one_minus_beta1);
-    RECORD(s->beta2), RECORD(s->one_minus_beta2), RECORD(s->beta3), RECORD(s->one_minus_beta3), RECORD(s->momentum);
-    RECORD(s->mix), RECORD(s->rate), RECORD(s->root_scale), RECORD(s->eps), RECORD(s->sharpness);
+    RECORD(s->grad_scale), RECORD(s->l2), RECORD(s->weight_decay), RECORD(s->beta1), RECORD(s->gain1);
+    RECORD(s->beta2), RECORD(s->gain2), RECORD(s->beta3), RECORD(s->gain3), RECORD(s->extrapolation);
+    RECORD(s->third_scale), RECORD(s->slow_scale), RECORD(s->rate), RECORD(s->root_scale), RECORD(s->eps), RECORD(s->sharpness);
 }
 
 typedef struct mixture {
@@ -282,14 +282,14 @@ static NOINLINE void record_steps(const kopt_optimizer *options, float rate_scal
         record_result(kopt_step_begin(&o, &s));
         if (o.stable) {
             memset(&norm, 0, sizeof norm);
-            record_result(kopt_step_measure(&s, &t, 0, N, &norm));
+            record_result(kopt_stable_measure(&s, &t, 0, N, &norm));
             RECORD(norm);
-            t.rate_scale = kopt_stable_scale(&norm, N);
-            RECORD(t.rate_scale);
+            t.stable_scale = kopt_stable_scale(&norm, N);
+            RECORD(t.stable_scale);
         }
         record_result(kopt_step_range(&s, &t, 0, 256));
         record_result(kopt_step_range(&s, &t, 256, N));
-        t.rate_scale = rate_scale;
+        t.stable_scale = 0;
         if (langevin) {
             record_result(kopt_langevin_step(&o, &t, 1, temperature));
             record_result(kopt_step_begin(&o, &s));
@@ -301,13 +301,13 @@ static NOINLINE void record_steps(const kopt_optimizer *options, float rate_scal
         record(state, size);
         record_result(kopt_state_open(&o, &t));
         for (k = KOPT_WEIGHT; k <= KOPT_FOURTH_MOMENT; ++k) {
-            const kopt_result result = kopt_state_read(&o, &t, (kopt_stream)k, out);
+            const kopt_result result = kopt_state_read(&o, &t, (kopt_slot)k, out);
             if (result != KOPT_OK) break;
             record(out, sizeof source[0]);
-            record_result(kopt_state_write(&o, &t, (kopt_stream)k, k == KOPT_WEIGHT ? small[1] : small[0]));
+            record_result(kopt_state_write(&o, &t, (kopt_slot)k, k == KOPT_WEIGHT ? small[1] : small[0]));
             record(weight, N * width(o.weight_format)), record(state, size);
             if (k == KOPT_WEIGHT) continue;
-            record_result(kopt_state_write_codes(&o, &t, (kopt_stream)k, (const unsigned char *)small[1], small[0]));
+            record_result(kopt_state_write_codes(&o, &t, (kopt_slot)k, (const unsigned char *)small[1], small[0]));
             record(state, size);
         }
     }
@@ -329,7 +329,7 @@ static void set_common(kopt_optimizer *o, values v)
     }
 RULE(sgd, kopt_sgd(v.b, 0), o.weight_decay = v.b)
 RULE(momentum, kopt_sgd(v.b, v.a), o.dampening = v.c)
-RULE(nesterov, kopt_sgd(v.b, v.c), o.nesterov = 1, o.decay = KOPT_FULLY_DECOUPLED)
+RULE(nesterov, kopt_sgd(v.b, v.c), o.nesterov = 1, o.decay_mode = KOPT_FULLY_DECOUPLED)
 RULE(adam, kopt_adam(v.b), o.amsgrad = 1)
 RULE(adamw, kopt_adamw(v.b), o.beta1 = v.a, o.eps = v.b, o.maximize = 1)
 RULE(stable_adamw, kopt_stable_adamw(v.b), o.eps = 1e-6)
@@ -364,8 +364,8 @@ CASE(norm)
     for (format = 0; format < 3; ++format) {
         const kopt_norm norm = norm_of(format);
         x = kopt_norm_value(&norm), RECORD(x);
-        x = kopt_norm_clip(&norm, v.a, v.c), RECORD(x);
-        x = kopt_norm_clip(&norm, v.d, v.b), RECORD(x);
+        x = kopt_clip_coefficient(&norm, v.a, v.c), RECORD(x);
+        x = kopt_clip_coefficient(&norm, v.d, v.b), RECORD(x);
         y = kopt_stable_scale(&norm, 77), RECORD(y);
         y = kopt_stable_scale(&norm, UINT64_C(0x123456789abcdef)), RECORD(y);
     }
@@ -490,7 +490,7 @@ CASE(compress)
 CASE(reduce)
 {
     const void *shards[2];
-    int format, to, n = N;
+    int format, to;
     for (format = 0; format < 3; ++format)
         for (to = 0; to < 3; ++to) {
             shards[0] = data((kopt_format)format, 0), shards[1] = data((kopt_format)format, 1);
@@ -500,8 +500,8 @@ CASE(reduce)
     for (format = KOPT_BF16; format <= KOPT_FP16; ++format) {
         memcpy(weight, half[format][0], 2 * N);
         memcpy(grad, half[format][1], 2 * N);
-        if (format == KOPT_BF16) kopt_mpi_sum_bf16(grad, weight, &n, NULL);
-        else kopt_mpi_sum_fp16(grad, weight, &n, NULL);
+        shards[0] = weight, shards[1] = grad;
+        record_result(kopt_reduce(weight, (kopt_format)format, shards, 2, (kopt_format)format, N, 1));
         record(weight, 2 * N);
     }
 }
@@ -515,7 +515,7 @@ CASE(bulk)
             record_result(kopt_convert(weight, (kopt_format)to, data((kopt_format)format, 0), (kopt_format)format, N));
             record(weight, N * width((kopt_format)to));
             record_result(kopt_convert_stochastic(weight, (kopt_format)to, data((kopt_format)format, 0),
-                                                  (kopt_format)format, N, 1, 2, 3, 4));
+                                                  (kopt_format)format, N, (kopt_random_key){1, 2, 3, 4}));
             record(weight, N * width((kopt_format)to));
             finite = kopt_all_finite(weight, (kopt_format)to, N), RECORD(finite);
         }
@@ -578,14 +578,14 @@ CASE(random_numbers)
     for (format = 0; format < 3; ++format) {
         const kopt_format to = (kopt_format)format;
         const size_t size = N * width(to);
-        record_result(kopt_normal(weight, to, N, v.a, v.c, 1, 2, 3, 4)), record(weight, size);
-        record_result(kopt_truncated_normal(weight, to, N, v.b, v.a, v.d, 1, 2, 3, 4)), record(weight, size);
-        record_result(kopt_truncated_normal(weight, to, N, v.c, v.d, 1.3, 1, 2, 3, 4)), record(weight, size);
-        record_result(kopt_uniform(weight, to, N, v.b, v.a, 1, 2, 3, 4)), record(weight, size);
-        record_result(kopt_uniform(weight, to, N, v.c, v.d, 1, 2, 3, 4)), record(weight, size);
+        record_result(kopt_normal(weight, to, N, v.a, v.c, (kopt_random_key){1, 2, 3, 4})), record(weight, size);
+        record_result(kopt_truncated_normal(weight, to, N, v.b, v.a, v.d, (kopt_random_key){1, 2, 3, 4})), record(weight, size);
+        record_result(kopt_truncated_normal(weight, to, N, v.c, v.d, 1.3, (kopt_random_key){1, 2, 3, 4})), record(weight, size);
+        record_result(kopt_uniform(weight, to, N, v.b, v.a, (kopt_random_key){1, 2, 3, 4})), record(weight, size);
+        record_result(kopt_uniform(weight, to, N, v.c, v.d, (kopt_random_key){1, 2, 3, 4})), record(weight, size);
         for (d = KOPT_NORMAL; d <= KOPT_TRUNCATED_NORMAL; ++d) {
-            record_result(kopt_init_he(weight, to, N, (kopt_distribution)d, 77, 1, 2, 3)), record(weight, size);
-            record_result(kopt_init_xavier(weight, to, N, (kopt_distribution)d, 5, 8, 1, 2, 3)), record(weight, size);
+            record_result(kopt_init_he(weight, to, N, (kopt_distribution)d, 77, (kopt_random_key){1, 0, 2, 3})), record(weight, size);
+            record_result(kopt_init_xavier(weight, to, N, (kopt_distribution)d, 5, 8, (kopt_random_key){1, 0, 2, 3})), record(weight, size);
         }
     }
 }

@@ -45,7 +45,7 @@ static void train(training *r, long steps)
         if (kopt_optimizer_step(&r->opt, &r->t, 1) != KOPT_OK) exit(printf("Bail out! kopt_optimizer_step\n"));
 }
 
-static const float *values(const training *r, kopt_stream what)
+static const float *values(const training *r, kopt_slot what)
 {
     static float out[2][MOST];
     static int turn;
@@ -281,9 +281,9 @@ static double torch_step(const kopt_optimizer *o, long t, double w, double g, do
 {
     double wd = o->weight_decay;
     if (o->maximize) g = -g;
-    if (o->decay == KOPT_L2) g += wd * w;
-    if (o->decay == KOPT_DECOUPLED) w -= o->lr * wd * w;
-    if (o->decay == KOPT_FULLY_DECOUPLED) w -= o->lr / o->max_lr * wd * w;
+    if (o->decay_mode == KOPT_L2) g += wd * w;
+    if (o->decay_mode == KOPT_DECOUPLED) w -= o->lr * wd * w;
+    if (o->decay_mode == KOPT_FULLY_DECOUPLED) w -= o->lr / o->max_lr * wd * w;
     if (o->rule == KOPT_SGD) {
         if (o->momentum > 0) {
             state[0] = t > 1 ? o->momentum * state[0] + (1 - o->dampening) * g : g;
@@ -329,7 +329,7 @@ static void check_trajectories(void)
     dampened.dampening = 0.3, dampened.maximize = 1;
     nesterov.nesterov = 1, nesterov.weight_decay = 1e-3;
     l2.weight_decay = 0.1, adamw.weight_decay = 0.1;
-    fully.decay = KOPT_FULLY_DECOUPLED, fully.weight_decay = 1e-4;
+    fully.decay_mode = KOPT_FULLY_DECOUPLED, fully.weight_decay = 1e-4;
     check_trajectory("SGD", sgd, 0);
     check_trajectory("SGD with momentum", momentum, 0);
     check_trajectory("SGD with dampening, maximize", dampened, 0);
@@ -346,11 +346,11 @@ static void check_defaults(void)
     ok(s.rule == KOPT_SGD && a.rule == KOPT_ADAM && w.rule == KOPT_ADAM, "rules");
     ok(!(s.lr < 0.5 || s.lr > 0.5 || a.lr < 0.5 || a.lr > 0.5 || w.lr < 0.5 || w.lr > 0.5), "learning rate as given");
     ok(within(s.momentum, 0.25, 0) && within(s.dampening, 0, 0) && !s.nesterov && within(s.weight_decay, 0, 0) &&
-           s.decay == KOPT_L2 && !s.maximize, "SGD has PyTorch's defaults");
+           s.decay_mode == KOPT_L2 && !s.maximize, "SGD has PyTorch's defaults");
     ok(within(a.beta1, 0.9, 0) && within(a.beta2, 0.999, 0) && within(a.eps, 1e-8, 0) && within(a.weight_decay, 0, 0) &&
-           a.decay == KOPT_L2 && !a.maximize, "Adam has PyTorch's defaults");
+           a.decay_mode == KOPT_L2 && !a.maximize, "Adam has PyTorch's defaults");
     ok(within(w.beta1, 0.9, 0) && within(w.beta2, 0.999, 0) && within(w.eps, 1e-8, 0) &&
-           within(w.weight_decay, 0.01, 0) && w.decay == KOPT_DECOUPLED && !w.maximize, "AdamW has PyTorch's defaults");
+           within(w.weight_decay, 0.01, 0) && w.decay_mode == KOPT_DECOUPLED && !w.maximize, "AdamW has PyTorch's defaults");
     ok(w.weight_format == KOPT_BF16 && w.rounding == KOPT_KAHAN && w.moment_format == KOPT_BF16 &&
            w.moment_rounding == KOPT_STOCHASTIC && w.compensation_rounding == KOPT_STOCHASTIC && !w.zero_grad &&
            within(w.grad_scale, 1, 0) && within(w.clip, 1, 0) && within(w.max_lr, 0.5, 0) && !w.seed && !w.step,

@@ -92,7 +92,7 @@ static kopt_step step;
 static kopt_result result;
 static size_t range_begin, range_end;
 static struct { void *dst; const void *src; kopt_format to, from; size_t n; } bulk;
-static kopt_stream stream;
+static kopt_slot stream;
 static float *floats;
 static kopt_norm norm;
 
@@ -101,7 +101,7 @@ static void run_range(void) { result = kopt_step_range(&step, &t, range_begin, r
 static void run_convert(void) { result = kopt_convert(bulk.dst, bulk.to, bulk.src, bulk.from, bulk.n); }
 static void run_stochastic(void)
 {
-    result = kopt_convert_stochastic(bulk.dst, bulk.to, bulk.src, bulk.from, bulk.n, 7, 3, 1, bulk.n % 50);
+    result = kopt_convert_stochastic(bulk.dst, bulk.to, bulk.src, bulk.from, bulk.n, (kopt_random_key){7, 3, 1, bulk.n % 50});
 }
 static void run_all_finite(void) { result = kopt_all_finite(bulk.src, bulk.from, bulk.n) ? KOPT_OK : KOPT_ERROR_RANGE; }
 static void run_init(void) { result = kopt_state_init(&opt, &t, floats); }
@@ -111,7 +111,7 @@ static void run_seal(void) { result = kopt_state_seal(&opt, &t); }
 static void run_open(void) { result = kopt_state_open(&opt, &t); }
 static void run_norm(void) { result = kopt_norm_add(&norm, bulk.src, bulk.from, bulk.n); }
 static void run_clip(void) { result = kopt_clip_value(bulk.dst, bulk.to, bulk.n, 0.25); }
-static void run_measure(void) { result = kopt_step_measure(&step, &t, range_begin, range_end, &norm); }
+static void run_measure(void) { result = kopt_stable_measure(&step, &t, range_begin, range_end, &norm); }
 static void run_list(void) { result = kopt_optimizer_step(&opt, &t, 1); }
 
 /* ---- Cases ------------------------------------------------------------------------------------------------------ */
@@ -343,7 +343,7 @@ static void check_state(int quick)
         fill(floats, KOPT_F32, t.n);
         moments = ref_moments(&opt);
         bad += state_faults("init", run_init, FLOATS, -1);
-        for (stream = KOPT_WEIGHT; (int)stream <= moments; stream = (kopt_stream)(stream + 1)) {
+        for (stream = KOPT_WEIGHT; (int)stream <= moments; stream = (kopt_slot)(stream + 1)) {
             bad += state_faults("write", run_write, FLOATS, stream == KOPT_WEIGHT ? -1 : WEIGHT);
             bad += state_faults("read", run_read, WEIGHT, STATE);
             runs += 2;

@@ -108,6 +108,17 @@ static void check_zero_structs(void)
     photograph();
     ok(kopt_step_begin(&opt, &began) == KOPT_OK, "begun");
     refuses(kopt_step_run(&began, &t), KOPT_ERROR_RANGE, "a rate_scale of -0");
+    t.rate_scale = 0, t.stable_scale = -0.0f;
+    photograph();
+    refuses(kopt_step_run(&began, &t), KOPT_ERROR_RANGE, "a stable_scale of -0");
+
+    build(kopt_stable_adamw(1e-2));
+    kopt_state_init(&opt, &t, initial());
+    ok(kopt_step_begin(&opt, &began) == KOPT_OK, "StableAdamW begins");
+    photograph();
+    refuses(kopt_step_range(&began, &t, 0, N / 2), KOPT_ERROR_STEP, "a part of a tensor that nothing has measured");
+    ok(kopt_step_range(&began, &t, N, N) == KOPT_OK, "... but an empty part is stepped");
+    ok(kopt_step_range(&began, &t, 0, N) == KOPT_OK, "... and the whole, which measures itself");
 }
 
 /* ---- memory that overlaps ---------------------------------------------------------------------------------------- */
@@ -243,7 +254,7 @@ static void check_identity(void)
     OTHER(kopt_adamw(1e-3), o = kopt_stable_adamw(1e-3));
     OTHER(kopt_stable_adamw(1e-3), o.stable = 0);
     OTHER(kopt_adamw(1e-3), o = kopt_adam(1e-3));
-    OTHER(kopt_adamw(1e-3), o.decay = KOPT_FULLY_DECOUPLED);
+    OTHER(kopt_adamw(1e-3), o.decay_mode = KOPT_FULLY_DECOUPLED);
     OTHER(kopt_adamw(1e-3), o.amsgrad = 1);
     OTHER(kopt_adamw(1e-3), o.moment_rounding = KOPT_NEAREST);
     OTHER(kopt_adamw(1e-3), o.compensation_rounding = KOPT_NEAREST);
@@ -272,7 +283,7 @@ static void check_identity(void)
     memcpy(sealed, state.byte, size);
     was = kopt_sgd(0, 0);
     ok(kopt_state_inspect(sealed, size, &was, &shape) == KOPT_OK, "inspect: a sealed block");
-    ok(was.rule == KOPT_ADAM && was.decay == KOPT_DECOUPLED && !was.stable && !was.amsgrad &&
+    ok(was.rule == KOPT_ADAM && was.decay_mode == KOPT_DECOUPLED && !was.stable && !was.amsgrad &&
            was.rounding == KOPT_KAHAN && was.weight_format == KOPT_BF16 && was.moment_format == KOPT_BF16 &&
            was.moment_rounding == KOPT_STOCHASTIC && was.compensation_rounding == KOPT_STOCHASTIC,
        "inspect: rule, formats and roundings");
@@ -361,7 +372,7 @@ static void check_version_1(void)
     ok(kopt_state_open(&o, &three) == KOPT_OK && o.step == 77 && o.seed == UINT64_C(0x1122334455667788),
        "a block of version 0.1 opens");
     for (what = 0; what < 3; ++what) {
-        bad += kopt_state_read(&o, &three, (kopt_stream)what, x) != KOPT_OK;
+        bad += kopt_state_read(&o, &three, (kopt_slot)what, x) != KOPT_OK;
         for (i = 0; i < 3; ++i) bad += ref_bits(x[i]) != ref_bits(want[what][i]);
     }
     ok(!bad, "... with its weights and moments: %d differ", bad);

@@ -71,7 +71,7 @@ static void check_words(void)
         const size_t n = k == 4 ? count / 4 : 4000;
         kopt_optimizer opt = kopt_sgd(1, 0);
         kopt_tensor t;
-        kopt_normal(z, KOPT_F32, n, 0, 1, seed, step, id, first[k]);
+        kopt_normal(z, KOPT_F32, n, 0, 1, (kopt_random_key){seed, step, id, first[k]});
         for (i = 0; i < n; ++i) {
             double off = off_by(z[i], normal_of(seed, step, id, NOISE, 0, first[k] + i));
             if (!(off <= worst)) worst = off;
@@ -86,7 +86,7 @@ static void check_words(void)
             double off = off_by(y[i], normal_of(seed, step + 1, id, LANGEVIN, 0, first[k] + i));
             if (!(off <= worst_noise)) worst_noise = off;
         }
-        kopt_uniform(z, KOPT_F32, n, -1, 1, seed, step, id, first[k]);
+        kopt_uniform(z, KOPT_F32, n, -1, 1, (kopt_random_key){seed, step, id, first[k]});
         for (i = 0; i < n; ++i) {
             uint32_t x[4];
             words_of(x, seed, step, id, NOISE, 0, first[k] + i);
@@ -110,19 +110,19 @@ static uint64_t hash_of(uint64_t hash, const void *x, size_t size, size_t n)
 static kopt_result fill(int kind, void *out, size_t n, uint64_t first)
 {
     switch (kind) {
-    case 0: return kopt_normal(out, KOPT_F32, n, 0, 1, 1, 2, 3, first);
-    case 1: return kopt_normal(out, KOPT_BF16, n, 0.5, 2, 1, 2, 4, first);
-    case 2: return kopt_normal(out, KOPT_FP16, n, -1, 1e-3, 1, 2, 5, first);
-    case 3: return kopt_uniform(out, KOPT_F32, n, -3, 7, 1, 2, 6, first);
-    case 4: return kopt_uniform(out, KOPT_BF16, n, -0.1, 0.1, 1, 2, 7, first);
-    case 5: return kopt_truncated_normal(out, KOPT_F32, n, 1, 3, 2, 1, 2, 8, first);
-    case 6: return kopt_truncated_normal(out, KOPT_FP16, n, 0, 1, 0.5, 1, 2, 9, first);
-    case 7: return kopt_init_he(out, KOPT_F32, n, KOPT_NORMAL, 300, 1, 10, first);
-    case 8: return kopt_init_he(out, KOPT_BF16, n, KOPT_UNIFORM, 1, 1, 11, first);
-    case 9: return kopt_init_he(out, KOPT_F32, n, KOPT_TRUNCATED_NORMAL, 17, 1, 12, first);
-    case 10: return kopt_init_xavier(out, KOPT_F32, n, KOPT_NORMAL, 1, 1, 1, 13, first);
-    case 11: return kopt_init_xavier(out, KOPT_FP16, n, KOPT_UNIFORM, 4096, 1000, 1, 14, first);
-    default: return kopt_init_xavier(out, KOPT_F32, n, KOPT_TRUNCATED_NORMAL, 3, 5, 1, 15, first);
+    case 0: return kopt_normal(out, KOPT_F32, n, 0, 1, (kopt_random_key){1, 2, 3, first});
+    case 1: return kopt_normal(out, KOPT_BF16, n, 0.5, 2, (kopt_random_key){1, 2, 4, first});
+    case 2: return kopt_normal(out, KOPT_FP16, n, -1, 1e-3, (kopt_random_key){1, 2, 5, first});
+    case 3: return kopt_uniform(out, KOPT_F32, n, -3, 7, (kopt_random_key){1, 2, 6, first});
+    case 4: return kopt_uniform(out, KOPT_BF16, n, -0.1, 0.1, (kopt_random_key){1, 2, 7, first});
+    case 5: return kopt_truncated_normal(out, KOPT_F32, n, 1, 3, 2, (kopt_random_key){1, 2, 8, first});
+    case 6: return kopt_truncated_normal(out, KOPT_FP16, n, 0, 1, 0.5, (kopt_random_key){1, 2, 9, first});
+    case 7: return kopt_init_he(out, KOPT_F32, n, KOPT_NORMAL, 300, (kopt_random_key){1, 0, 10, first});
+    case 8: return kopt_init_he(out, KOPT_BF16, n, KOPT_UNIFORM, 1, (kopt_random_key){1, 0, 11, first});
+    case 9: return kopt_init_he(out, KOPT_F32, n, KOPT_TRUNCATED_NORMAL, 17, (kopt_random_key){1, 0, 12, first});
+    case 10: return kopt_init_xavier(out, KOPT_F32, n, KOPT_NORMAL, 1, 1, (kopt_random_key){1, 0, 13, first});
+    case 11: return kopt_init_xavier(out, KOPT_FP16, n, KOPT_UNIFORM, 4096, 1000, (kopt_random_key){1, 0, 14, first});
+    default: return kopt_init_xavier(out, KOPT_F32, n, KOPT_TRUNCATED_NORMAL, 3, 5, (kopt_random_key){1, 0, 15, first});
     }
 }
 
@@ -164,17 +164,17 @@ static void check_formats(void)
     static uint16_t half[10000];
     size_t i;
     int format, wrong = 0;
-    kopt_normal(z, KOPT_F32, 10000, 0, 1, 5, 6, 7, 8);
+    kopt_normal(z, KOPT_F32, 10000, 0, 1, (kopt_random_key){5, 6, 7, 8});
     for (format = 0; format <= KOPT_FP16; ++format) {
         const double mean = format == KOPT_BF16 ? 0 : 0.3, deviation = format == KOPT_BF16 ? 1 : 1e-6;
         void *out = format == KOPT_F32 ? (void *)y : (void *)half;
-        wrong += kopt_normal(out, (kopt_format)format, 10000, mean, deviation, 5, 6, 7, 8) != KOPT_OK;
+        wrong += kopt_normal(out, (kopt_format)format, 10000, mean, deviation, (kopt_random_key){5, 6, 7, 8}) != KOPT_OK;
         for (i = 0; i < 10000; ++i)
             wrong += ref_get(out, ref_width((kopt_format)format), i) !=
                      ref_narrow((kopt_format)format, ref_bits(ref_add((float)mean, ref_mul((float)deviation, z[i]))));
     }
     ok(!wrong, "mean + deviation * number, rounded once: %d wrong", wrong);
-    wrong = kopt_truncated_normal(y, KOPT_F32, 10000, 0, 1, 1, 5, 6, 7, 8) != KOPT_OK;
+    wrong = kopt_truncated_normal(y, KOPT_F32, 10000, 0, 1, 1, (kopt_random_key){5, 6, 7, 8}) != KOPT_OK;
     for (i = 0; i < 10000 && REFERENCE; ++i) {
         const uint32_t limit = ref_bits(1);
         uint32_t attempt = 0;
@@ -195,21 +195,21 @@ static void check_limit(void)
     const double least = 0.5 - 0x1p-54;
     float x = 7;
     int k, i, off, tried = 0, wrong = 0;
-    kopt_normal(z, KOPT_F32, BLOCK, 0, 1, 1, 2, 3, 0);
+    kopt_normal(z, KOPT_F32, BLOCK, 0, 1, (kopt_random_key){1, 2, 3, 0});
     for (k = 0; k < BLOCK; ++k)
         for (off = -1; off <= 1; ++off) {
             const uint32_t limit = (ref_bits(z[k]) & 0x7fffffff) + (uint32_t)off;
             if (limit < 0x3f000000 || limit > 0x40000000) continue;
             ++tried;
-            wrong += kopt_truncated_normal(y, KOPT_F32, BLOCK, 0, 1, (double)ref_float(limit), 1, 2, 3, 0) != KOPT_OK;
+            wrong += kopt_truncated_normal(y, KOPT_F32, BLOCK, 0, 1, (double)ref_float(limit), (kopt_random_key){1, 2, 3, 0}) != KOPT_OK;
             for (i = 0; i < BLOCK; ++i) {
                 wrong += ((ref_bits(z[i]) & 0x7fffffff) <= limit) != (ref_bits(z[i]) == ref_bits(y[i]));
                 wrong += (ref_bits(y[i]) & 0x7fffffff) > limit;
             }
         }
     ok(!wrong && tried > 300, "numbers at %d limits stay, those beyond are drawn again: %d wrong", tried, wrong);
-    wrong = kopt_truncated_normal(&x, KOPT_F32, 1, 0, 1, least, 1, 2, 3, 0) != KOPT_ERROR_RANGE;
-    wrong += ref_bits(x) != ref_bits(7) || kopt_truncated_normal(&x, KOPT_F32, 1, 0, 1, 0.5, 1, 2, 3, 0) != KOPT_OK;
+    wrong = kopt_truncated_normal(&x, KOPT_F32, 1, 0, 1, least, (kopt_random_key){1, 2, 3, 0}) != KOPT_ERROR_RANGE;
+    wrong += ref_bits(x) != ref_bits(7) || kopt_truncated_normal(&x, KOPT_F32, 1, 0, 1, 0.5, (kopt_random_key){1, 2, 3, 0}) != KOPT_OK;
     ok(!wrong, "the lowest limit is 1/2");
 }
 
@@ -270,14 +270,14 @@ static void check_normal(void)
     size_t k, i;
     int good = 1, tries;
     moments m;
-    kopt_normal(z, KOPT_F32, count, 0, 1, 0, 0, 0, 0);
+    kopt_normal(z, KOPT_F32, count, 0, 1, (kopt_random_key){0, 0, 0, 0});
     m = moments_of(z, count);
     for (k = 1; k < 5; ++k) good &= fabs(m.m[k]) < 4;
     ok(good, "mean, variance, skewness, kurtosis of %zu: %.2f, %.2f, %.2f, %.2f deviations off", count, m.m[1], m.m[2], m.m[3], m.m[4]);
     worst = distance(z, count, normal_below);
     ok(worst < 2.2, "Kolmogorov and Smirnov: %.2f", worst);
     for (tries = 0; tries < 16; ++tries) { /* the tails, of 16 seeds */
-        kopt_normal(z, KOPT_F32, count, 0, 1, (uint64_t)tries + 100, 1, 1, 0);
+        kopt_normal(z, KOPT_F32, count, 0, 1, (kopt_random_key){(uint64_t)tries + 100, 1, 1, 0});
         for (i = 0; i < count; ++i)
             for (k = 0; k < 6; ++k) tail[k] += fabs((double)z[i]) > edges[k];
         all += (double)count;
@@ -288,7 +288,7 @@ static void check_normal(void)
         note("beyond %.1f deviations: %.0f of %.0f, expected %.1f (%+.2f)", edges[k], tail[k], all, want, off);
     }
     ok(good, "the tails have as many as they should");
-    kopt_normal(z, KOPT_F32, 1, 0, 1, 0, 0, 0, UINT64_C(7433237650)); /* the largest of the first 2^34: "tail 34" */
+    kopt_normal(z, KOPT_F32, 1, 0, 1, (kopt_random_key){0, 0, 0, UINT64_C(7433237650)}); /* the largest of the first 2^34: "tail 34" */
     ok((double)z[0] < -6.58 && off_by(z[0], normal_of(0, 0, 0, NOISE, 0, UINT64_C(7433237650))) <= normal_bound, "far out: %.9g", (double)z[0]);
 }
 
@@ -313,7 +313,7 @@ static void check_independence(void)
     const size_t n = count / 2;
     double worst = 0, x;
     size_t k;
-    kopt_normal(z, KOPT_F32, n + 1024, 0, 1, 7, 7, 7, 0);
+    kopt_normal(z, KOPT_F32, n + 1024, 0, 1, (kopt_random_key){7, 7, 7, 0});
     for (k = 0; k < sizeof lags / sizeof *lags; ++k) {
         x = related(z, z + lags[k], n);
         if (x > worst) worst = x;
@@ -323,11 +323,11 @@ static void check_independence(void)
         const uint64_t seed = k < 3 ? 7 + (UINT64_C(1) << 31 * k) : 7;
         const uint32_t step = k >= 3 && k < 6 ? 7 ^ (1u << 15 * (k - 3)) : 7, id = k >= 6 && k < 9 ? 7 ^ (1u << 15 * (k - 6)) : 7;
         const uint64_t first = k >= 9 ? UINT64_C(1) << (k == 9 ? 20 : k == 10 ? 34 : 53) : 0;
-        kopt_normal(y, KOPT_F32, n, 0, 1, seed, step, id, first);
+        kopt_normal(y, KOPT_F32, n, 0, 1, (kopt_random_key){seed, step, id, first});
         x = related(z, y, n);
         if (x > worst) worst = x;
     }
-    kopt_truncated_normal(y, KOPT_F32, n, 0, 1, 0.5, 7, 7, 7, 0); /* other draws: 1 and more */
+    kopt_truncated_normal(y, KOPT_F32, n, 0, 1, 0.5, (kopt_random_key){7, 7, 7, 0}); /* other draws: 1 and more */
     for (x = 0, k = 0; k < n; ++k)
         if (fabs((double)z[k]) > 0.5) x += (double)z[k] * (double)y[k];
     x = fabs(x) / sqrt((double)n);
@@ -340,14 +340,14 @@ static void check_uniform(void)
     double mean = 0, square = 0, d;
     size_t i;
     int wrong = 0;
-    kopt_uniform(z, KOPT_F32, count, -1, 1, 3, 0, 0, 0);
+    kopt_uniform(z, KOPT_F32, count, -1, 1, (kopt_random_key){3, 0, 0, 0});
     for (i = 0; i < count; ++i) mean += (double)z[i], square += (double)z[i] * (double)z[i], wrong += !(fabs((double)z[i]) < 1 && fabs((double)z[i]) > 0);
     mean *= sqrt(3 / (double)count), square = (square / (double)count - 1.0 / 3) / sqrt(4.0 / 45 / (double)count);
     d = distance(z, count, uniform_below);
     ok(!wrong && fabs(mean) < 4 && fabs(square) < 4 && d < 2.2, "uniform: mean %.2f, variance %.2f deviations off, distance %.2f, %d outside", mean, square, d, wrong);
-    wrong = kopt_uniform(y, KOPT_BF16, 1000, 5, 5, 3, 0, 0, 0) != KOPT_OK;
+    wrong = kopt_uniform(y, KOPT_BF16, 1000, 5, 5, (kopt_random_key){3, 0, 0, 0}) != KOPT_OK;
     for (i = 0; i < 1000; ++i) wrong += ref_get(y, 2, i) != 0x40a0;
-    wrong += kopt_uniform(y, KOPT_F32, 1000, -3e38, 3e38, 3, 0, 0, 0) != KOPT_OK;
+    wrong += kopt_uniform(y, KOPT_F32, 1000, -3e38, 3e38, (kopt_random_key){3, 0, 0, 0}) != KOPT_OK;
     for (i = 0; i < 1000; ++i) wrong += !ref_is_finite(KOPT_F32, ref_bits(y[i]));
     ok(!wrong, "uniform on a point, on all floats: %d wrong", wrong);
 }
@@ -359,7 +359,7 @@ static void check_truncated(void)
     for (k = 0; k < 5; ++k) {
         int outside = 0;
         double d;
-        kopt_truncated_normal(z, KOPT_F32, count / 4, 0, 1, limits[k], 11, 0, (uint32_t)k, 0);
+        kopt_truncated_normal(z, KOPT_F32, count / 4, 0, 1, limits[k], (kopt_random_key){11, 0, (uint32_t)k, 0});
         for (i = 0; i < count / 4; ++i) outside += fabs((double)z[i]) > limits[k];
         limit_of_cdf = limits[k];
         d = distance(z, count / 4, truncated_below);
@@ -377,8 +377,8 @@ static void check_init(void)
             const double want = xavier ? 2.0 / (77 + 513) : 2.0 / 77;
             double mean = 0, variance = 0, largest = 0;
             size_t i;
-            if (xavier) kopt_init_xavier(z, KOPT_F32, count, (kopt_distribution)kind, 77, 513, 1, 2, 0);
-            else kopt_init_he(z, KOPT_F32, count, (kopt_distribution)kind, 77, 1, 2, 0);
+            if (xavier) kopt_init_xavier(z, KOPT_F32, count, (kopt_distribution)kind, 77, 513, (kopt_random_key){1, 0, 2, 0});
+            else kopt_init_he(z, KOPT_F32, count, (kopt_distribution)kind, 77, (kopt_random_key){1, 0, 2, 0});
             for (i = 0; i < count; ++i) {
                 const double x = (double)z[i];
                 mean += x, variance += x * x;
@@ -390,8 +390,8 @@ static void check_init(void)
             ok(fabs(mean) < 4 && fabs(variance) < 4 && (kind != KOPT_UNIFORM || largest <= 1.7320509) && (kind != KOPT_TRUNCATED_NORMAL || largest <= 2.2737),
                "%s, %s: mean %.2f, variance %.2f deviations off, largest %.4f", xavier ? "Xavier" : "He", names[kind], mean, variance, largest);
         }
-    kopt_init_he(z, KOPT_F32, 1000, KOPT_NORMAL, 8, 3, 4, 5);
-    kopt_normal(y, KOPT_F32, 1000, 0, 0.5, 3, 0, 4, 5);
+    kopt_init_he(z, KOPT_F32, 1000, KOPT_NORMAL, 8, (kopt_random_key){3, 0, 4, 5});
+    kopt_normal(y, KOPT_F32, 1000, 0, 0.5, (kopt_random_key){3, 0, 4, 5});
     ok(!memcmp(z, y, 4000), "He of 8 inputs is the normal distribution with deviation 1/2, step 0");
 }
 
@@ -412,9 +412,9 @@ static void check_init_factors(void)
     }
     for (k = 0; k < 4; ++k) {
         const double width = (double)ref_float(c[k].word);
-        wrong += kopt_init_he(z, KOPT_F32, 256, c[k].kind, (size_t)c[k].fan, 1, 2, 3) != KOPT_OK;
-        if (c[k].kind == KOPT_UNIFORM) wrong += kopt_uniform(y, KOPT_F32, 256, -width, width, 1, 0, 2, 3) != KOPT_OK;
-        else wrong += kopt_truncated_normal(y, KOPT_F32, 256, 0, width, 2, 1, 0, 2, 3) != KOPT_OK;
+        wrong += kopt_init_he(z, KOPT_F32, 256, c[k].kind, (size_t)c[k].fan, (kopt_random_key){1, 0, 2, 3}) != KOPT_OK;
+        if (c[k].kind == KOPT_UNIFORM) wrong += kopt_uniform(y, KOPT_F32, 256, -width, width, (kopt_random_key){1, 0, 2, 3}) != KOPT_OK;
+        else wrong += kopt_truncated_normal(y, KOPT_F32, 256, 0, width, 2, (kopt_random_key){1, 0, 2, 3}) != KOPT_OK;
         wrong += memcmp(z, y, 4 * 256) != 0;
     }
     ok(!wrong, "the factors of truncated and uniform initial weights to the last bit: %d wrong", wrong);
@@ -441,7 +441,7 @@ static void make_sampler(sampler *s, int setup)
     s->opt.rounding = (kopt_rounding)(setup % 5);
     s->opt.seed = UINT64_C(0x123456789) + (unsigned)setup, s->opt.step = 5;
     s->opt.weight_decay = setup % 3 == 1 ? 0.01 : 0;
-    s->opt.decay = setup % 2 ? KOPT_L2 : KOPT_DECOUPLED;
+    s->opt.decay_mode = setup % 2 ? KOPT_L2 : KOPT_DECOUPLED;
     s->opt.grad_scale = setup % 3 == 2 ? 0.25 : 1;
     s->opt.maximize = setup % 4 == 3;
     s->opt.zero_grad = setup % 5 == 4;
@@ -449,10 +449,10 @@ static void make_sampler(sampler *s, int setup)
     s->t.id = 9, s->t.first_index = 300 + (uint64_t)setup;
     s->t.rate_scale = setup % 4 == 1 ? 0.5f : 1;
     if (setup & 1) s->t.copy = s->copy, s->t.copy_format = KOPT_BF16;
-    kopt_normal(initial, KOPT_F32, N, 0, 1, 1, 0, 0, 0);
+    kopt_normal(initial, KOPT_F32, N, 0, 1, (kopt_random_key){1, 0, 0, 0});
     for (i = 0; i < N; i += 100) initial[i] = 0;
     kopt_state_init(&s->opt, &s->t, initial);
-    kopt_normal(s->t.grad, s->t.grad_format, N, 0.2, 3, 2, 0, 0, 0);
+    kopt_normal(s->t.grad, s->t.grad_format, N, 0.2, 3, (kopt_random_key){2, 0, 0, 0});
 }
 
 static void move_sampler(sampler *to, const sampler *from)
@@ -548,7 +548,7 @@ static void check_langevin_decay(void)
         for (k = 0; k < 2; ++k) {
             kopt_optimizer opt = kopt_sgd(0.5, 0);
             kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_F32, 300, NULL, 0);
-            opt.weight_format = KOPT_F32, opt.decay = (kopt_decay)decay, opt.weight_decay = 0.25, opt.max_lr = 2;
+            opt.weight_format = KOPT_F32, opt.decay_mode = (kopt_decay_mode)decay, opt.weight_decay = 0.25, opt.max_lr = 2;
             t.rate_scale = 0.5f;
             for (i = 0; i < 300; ++i) weight[i] = 2, grad[i] = (float)(i % 3 - 1);
             wrong += kopt_langevin_step(&opt, &t, 1, heat[k]) != KOPT_OK;
@@ -603,29 +603,29 @@ static void check_refusals(void)
     const uint64_t end = UINT64_C(1) << 54;
     kopt_step step;
     float x[4] = {7, 7, 7, 7};
-    ok(kopt_normal(NULL, KOPT_F32, 1, 0, 1, 0, 0, 0, 0) == KOPT_ERROR_NULL && kopt_normal(NULL, KOPT_F32, 0, 0, 1, 0, 0, 0, 0) == KOPT_OK &&
-           kopt_normal(x, KOPT_Q8, 1, 0, 1, 0, 0, 0, 0) == KOPT_ERROR_OPTION && kopt_normal(x, (kopt_format)-1, 1, 0, 1, 0, 0, 0, 0) == KOPT_ERROR_OPTION &&
-           kopt_normal(x, KOPT_F32, 1, nan_value, 1, 0, 0, 0, 0) == KOPT_ERROR_RANGE && kopt_normal(x, KOPT_F32, 1, 0, -1, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
-           kopt_normal(x, KOPT_F32, 1, 0, 1e39, 0, 0, 0, 0) == KOPT_ERROR_RANGE && kopt_normal(x, KOPT_F32, 1, 0, 1, 0, 0, 0, end) == KOPT_ERROR_BOUNDS &&
-           kopt_normal(x, KOPT_F32, 2, 0, 1, 0, 0, 0, end - 1) == KOPT_ERROR_BOUNDS && kopt_normal(x, KOPT_F32, ~(size_t)0, 0, 1, 0, 0, 0, 0) == KOPT_ERROR_BOUNDS,
+    ok(kopt_normal(NULL, KOPT_F32, 1, 0, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_NULL && kopt_normal(NULL, KOPT_F32, 0, 0, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_OK &&
+           kopt_normal(x, KOPT_Q8, 1, 0, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_OPTION && kopt_normal(x, (kopt_format)-1, 1, 0, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_OPTION &&
+           kopt_normal(x, KOPT_F32, 1, nan_value, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE && kopt_normal(x, KOPT_F32, 1, 0, -1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+           kopt_normal(x, KOPT_F32, 1, 0, 1e39, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE && kopt_normal(x, KOPT_F32, 1, 0, 1, (kopt_random_key){0, 0, 0, end}) == KOPT_ERROR_BOUNDS &&
+           kopt_normal(x, KOPT_F32, 2, 0, 1, (kopt_random_key){0, 0, 0, end - 1}) == KOPT_ERROR_BOUNDS && kopt_normal(x, KOPT_F32, ~(size_t)0, 0, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_BOUNDS,
        "normal: NULL, formats, ranges, indices");
-    ok(kopt_normal(x, KOPT_F32, 1, 3.1e38, 0, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
-           kopt_normal(x, KOPT_F32, 1, -3.1e38, 0, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
-           kopt_normal(x, KOPT_F32, 1, 0, 3.1e38, 0, 0, 0, 0) == KOPT_ERROR_RANGE,
+    ok(kopt_normal(x, KOPT_F32, 1, 3.1e38, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+           kopt_normal(x, KOPT_F32, 1, -3.1e38, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+           kopt_normal(x, KOPT_F32, 1, 0, 3.1e38, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE,
        "normal: no means and deviations beyond 3e38");
-    ok(kopt_normal(x + 2, KOPT_F32, 1, -3e38, 0, 0, 0, 0, end - 1) == KOPT_OK &&
+    ok(kopt_normal(x + 2, KOPT_F32, 1, -3e38, 0, (kopt_random_key){0, 0, 0, end - 1}) == KOPT_OK &&
            ref_bits(x[2]) == ref_bits((float)-3e38) &&
-           kopt_normal(x + 2, KOPT_F32, 2, 3e38, 0, 0, 0, 0, end - 2) == KOPT_OK &&
+           kopt_normal(x + 2, KOPT_F32, 2, 3e38, 0, (kopt_random_key){0, 0, 0, end - 2}) == KOPT_OK &&
            ref_bits(x[3]) == ref_bits((float)3e38),
        "normal: these, and the last indices below 2^54");
-    ok(kopt_truncated_normal(x, KOPT_F32, 1, 0, 1, 0.4, 0, 0, 0, 0) == KOPT_ERROR_RANGE && kopt_truncated_normal(x, KOPT_F32, 1, 0, 1, nan_value, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
-           kopt_truncated_normal(x, KOPT_F32, 1, 0, -1, 2, 0, 0, 0, 0) == KOPT_ERROR_RANGE && kopt_uniform(x, KOPT_F32, 1, 1, 0, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
-           kopt_uniform(x, KOPT_F32, 1, 0, nan_value, 0, 0, 0, 0) == KOPT_ERROR_RANGE && kopt_uniform(x, KOPT_F32, 1, -1e39, 0, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
-           kopt_uniform(x, KOPT_F32, 1, -3.1e38, 1e38, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
-           kopt_uniform(x, KOPT_F32, 1, -1e38, 3.1e38, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
-           kopt_uniform(NULL, KOPT_F32, 1, 0, 1, 0, 0, 0, 0) == KOPT_ERROR_NULL && kopt_init_he(x, KOPT_F32, 1, KOPT_NORMAL, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
-           kopt_init_he(x, KOPT_F32, 1, (kopt_distribution)3, 1, 0, 0, 0) == KOPT_ERROR_OPTION && kopt_init_xavier(x, KOPT_F32, 1, KOPT_NORMAL, 1, 0, 0, 0, 0) == KOPT_ERROR_RANGE &&
-           kopt_init_xavier(x, KOPT_F32, 1, KOPT_NORMAL, ~(size_t)0, 2, 0, 0, 0) == KOPT_ERROR_BOUNDS, "the others: limits, ranges, fans");
+    ok(kopt_truncated_normal(x, KOPT_F32, 1, 0, 1, 0.4, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE && kopt_truncated_normal(x, KOPT_F32, 1, 0, 1, nan_value, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+           kopt_truncated_normal(x, KOPT_F32, 1, 0, -1, 2, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE && kopt_uniform(x, KOPT_F32, 1, 1, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+           kopt_uniform(x, KOPT_F32, 1, 0, nan_value, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE && kopt_uniform(x, KOPT_F32, 1, -1e39, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+           kopt_uniform(x, KOPT_F32, 1, -3.1e38, 1e38, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+           kopt_uniform(x, KOPT_F32, 1, -1e38, 3.1e38, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+           kopt_uniform(NULL, KOPT_F32, 1, 0, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_NULL && kopt_init_he(x, KOPT_F32, 1, KOPT_NORMAL, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+           kopt_init_he(x, KOPT_F32, 1, (kopt_distribution)3, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_OPTION && kopt_init_xavier(x, KOPT_F32, 1, KOPT_NORMAL, 1, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+           kopt_init_xavier(x, KOPT_F32, 1, KOPT_NORMAL, ~(size_t)0, 2, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_BOUNDS, "the others: limits, ranges, fans");
     ok(ref_bits(x[0]) == ref_bits(7) && ref_bits(x[1]) == ref_bits(7), "and nothing was written");
     make_sampler(&start, 3);
     move_sampler(&a, &start);
@@ -684,7 +684,7 @@ int main(int arguments, char **argument)
         uint64_t first, end = UINT64_C(1) << atoi(argument[2]);
         size_t i;
         for (first = 0; first < end; first += 16384) {
-            kopt_normal(z, KOPT_F32, 16384, 0, 1, 0, 0, 0, first);
+            kopt_normal(z, KOPT_F32, 16384, 0, 1, (kopt_random_key){0, 0, 0, first});
             for (i = 0; i < 16384; ++i)
                 if (fabs((double)z[i]) > 6.4) printf("%llu %.9g\n", (unsigned long long)(first + i), (double)z[i]);
         }

@@ -21,8 +21,8 @@ static void check_known_answers(void)
     ok(!memcmp(out, ten, sizeof out), "reference: Philox4x32-10 gives the published answer");
     ref_philox(7, zero, zero, out);
     ok(!memcmp(out, seven, sizeof out), "reference: Philox4x32-7 gives the published answer");
-    ok(kopt_random(0, 0, 0, 0, 0) == 0xbedeb709 && kopt_random(0, 0, 0, 0, 1) == 0x6e125f6f &&
-           kopt_random(0, 0, 0, 0, 7) == 0x14904f73,
+    ok(kopt_random((kopt_random_key){0, 0, 0, 0}, 0, 0) == 0xbedeb709 && kopt_random((kopt_random_key){0, 0, 0, 0}, 0, 1) == 0x6e125f6f &&
+           kopt_random((kopt_random_key){0, 0, 0, 0}, 0, 7) == 0x14904f73,
        "kopt_random: the halves of the published answer, low half first, and twice the other half");
 }
 
@@ -34,7 +34,7 @@ static void check_kopt_random(void)
         uint32_t step = (uint32_t)(seed >> 7), id = (uint32_t)(seed >> 23), stream = k % 16;
         seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
         e = (seed >> k % 64 ^ k) >> 1;
-        bad += kopt_random(seed, step, id, stream, e) != ref_random(seed, step, id, stream, e);
+        bad += kopt_random((kopt_random_key){seed, step, id, 0}, stream, e) != ref_random(seed, step, id, stream, e);
     }
     ok(!bad, "kopt_random, 16 streams, indices below 2^63: %u of %u differ", (unsigned)bad, (unsigned)k);
     for (bad = 0, k = 0; k < 65536; ++k) {
@@ -87,8 +87,7 @@ static void check_documented_bits(void)
                         if (i % 3) from[i] = (from[i] & 0x8fffffff) + 0x30000000; /* where fp16 has numbers */
                         if (i % 5 == 0) from[i] = at_the_edge((kopt_format)target, r, from[i]);
                     }
-                    kopt_convert_stochastic(to, (kopt_format)target, from, (kopt_format)source, n, seed, step, id,
-                                            base);
+                    kopt_convert_stochastic(to, (kopt_format)target, from, (kopt_format)source, n, (kopt_random_key){seed, step, id, base});
                     for (i = 0; i < n; ++i) {
                         uint32_t r = ref_number(ref_random(seed, step, id, 1, base + i), 0);
                         uint32_t x = ref_widen((kopt_format)source, ref_get(from, ref_width((kopt_format)source), i));
@@ -117,7 +116,7 @@ static double bias_score(kopt_format f, uint32_t x, uint32_t step)
     double p = (u & 0xffff) / 65536.0, up = 0, deviation = sqrt(DRAWS * p * (1 - p));
     int i;
     for (i = 0; i < DRAWS; ++i) sample[i] = ref_float(x);
-    kopt_convert_stochastic(rounded, f, sample, KOPT_F32, DRAWS, 42, step, (uint32_t)f, 0);
+    kopt_convert_stochastic(rounded, f, sample, KOPT_F32, DRAWS, (kopt_random_key){42, step, (uint32_t)f, 0});
     for (i = 0; i < DRAWS; ++i) up += rounded[i] == down + 1, stray += rounded[i] != down + 1 && rounded[i] != down;
     if (stray) return 1e9;
     return p == 0 ? up : fabs(up - DRAWS * p) / deviation;
@@ -163,8 +162,7 @@ static void check_specials(void)
             for (k = 0; k < 256; ++k) { /* all 2^24 words with exponent 255, two of them infinities */
                 for (i = 0; i < BLOCK; ++i) from[i] = (k & 128) << 24 | 0x7f800000 | (k & 127) << 16 | i;
                 for (word = 0; word < 3; ++word) {
-                    kopt_convert_stochastic(rounded, (kopt_format)f, from, KOPT_F32, BLOCK, (uint64_t)word << 33, k, 5,
-                                            (uint64_t)word * 11);
+                    kopt_convert_stochastic(rounded, (kopt_format)f, from, KOPT_F32, BLOCK, (kopt_random_key){(uint64_t)word << 33, k, 5, (uint64_t)word * 11});
                     for (i = 0; i < BLOCK; ++i)
                         lost += i == 0 && !(k & 127) ? rounded[i] != ref_narrow((kopt_format)f, from[i])
                                                      : !ref_is_nan((kopt_format)f, rounded[i]);
@@ -172,7 +170,7 @@ static void check_specials(void)
             }
             for (k = 0; k < 2; ++k) { /* from the largest finite number on, both signs: round to nearest */
                 for (i = 0; i < BLOCK; ++i) from[i] = (f == KOPT_BF16 ? 0x7f7f0000 + i : 0x477fe000 + i) | k << 31;
-                kopt_convert_stochastic(rounded, (kopt_format)f, from, KOPT_F32, BLOCK, 9, 1, 2, 3);
+                kopt_convert_stochastic(rounded, (kopt_format)f, from, KOPT_F32, BLOCK, (kopt_random_key){9, 1, 2, 3});
                 for (i = 0; i < BLOCK; ++i) {
                     uint32_t u = ref_extended((kopt_format)f, from[i]); /* ties away: 7bff8000 is infinity too */
                     moved += rounded[i] != (u + 0x8000) >> 16;
@@ -418,7 +416,7 @@ static void check_variance(void)
     size_t e;
     int i;
     for (step = 0; step < STEPS; ++step)
-        for (e = 0; e < NUMBERS; ++e) drawn[step][e] = kopt_random(5, step, 9, 0, e);
+        for (e = 0; e < NUMBERS; ++e) drawn[step][e] = kopt_random((kopt_random_key){5, step, 9, 0}, 0, e);
     for (e = 0; e < 65536; ++e) state = state * 1664525 + 1013904223, unrelated[e] = (uint16_t)(state >> 16);
     for (s.fraction = 0; s.fraction < 3; ++s.fraction) {
         double worst[GROUPS] = {0}, ratio[GROUPS];
@@ -571,7 +569,7 @@ static void coin(signed char *out, uint64_t seed, uint32_t step, uint32_t id, ui
 {
     int i;
     for (i = 0; i < DRAWS; ++i) sample[i] = 1.00390625f;
-    kopt_convert_stochastic(rounded, KOPT_BF16, sample, KOPT_F32, DRAWS, seed, step, id, first);
+    kopt_convert_stochastic(rounded, KOPT_BF16, sample, KOPT_F32, DRAWS, (kopt_random_key){seed, step, id, first});
     for (i = 0; i < DRAWS; ++i) out[i] = rounded[i] == 0x3f81 ? 1 : -1;
 }
 

@@ -59,10 +59,10 @@ static double calm(const kopt_optimizer *o, long t, const float *g, const scalar
 static void paper(const kopt_optimizer *o, long t, double g, double scale, scalar *s)
 {
     double lr = o->lr * scale, wd = o->weight_decay, c1 = 1 - pow(o->beta1, (double)t), c2 = 1 - pow(o->beta2, (double)t);
-    double rate = o->decay == KOPT_FULLY_DECOUPLED ? lr / o->max_lr : lr, change, r; /* of the decay */
+    double rate = o->decay_mode == KOPT_FULLY_DECOUPLED ? lr / o->max_lr : lr, change, r; /* of the decay */
     if (o->maximize) g = -g;
-    if (o->decay == KOPT_L2) g += wd * s->w;
-    if (o->decay != KOPT_L2 && o->rule != KOPT_ADAN) s->w -= rate * wd * s->w;
+    if (o->decay_mode == KOPT_L2) g += wd * s->w;
+    if (o->decay_mode != KOPT_L2 && o->rule != KOPT_ADAN) s->w -= rate * wd * s->w;
     switch (o->rule) {
     case KOPT_LION:
         r = o->beta1 * s->m + (1 - o->beta1) * g;
@@ -75,7 +75,7 @@ static void paper(const kopt_optimizer *o, long t, double g, double scale, scala
         s->a += (1 - o->beta2) * (change - s->a);
         s->v += (1 - o->beta3) * ((g + o->beta2 * change) * (g + o->beta2 * change) - s->v);
         s->w -= lr * (s->m / c1 + o->beta2 * s->a / c2) / (sqrt(s->v / (1 - pow(o->beta3, (double)t))) + o->eps);
-        if (o->decay != KOPT_L2) s->w /= 1 + rate * wd;
+        if (o->decay_mode != KOPT_L2) s->w /= 1 + rate * wd;
         s->g = g;
         break;
     case KOPT_RADAM:
@@ -148,7 +148,7 @@ static void check_papers(void)
             double worst, rms, nearest;
             int f, r;
             o.amsgrad = k == 4;
-            o.decay = (kopt_decay)d, o.weight_decay = d == KOPT_FULLY_DECOUPLED ? 1e-4 : 0.1;
+            o.decay_mode = (kopt_decay_mode)d, o.weight_decay = d == KOPT_FULLY_DECOUPLED ? 1e-4 : 0.1;
             o.maximize = d == 1;
             if (o.stable && d == KOPT_L2) continue; /* calm() is without it */
             o.weight_format = o.moment_format = KOPT_F32;

@@ -110,19 +110,19 @@ static int scalars_differ(kopt_optimizer *o, uint32_t step)
     o->step = step - 1;
     r = ref_scalars_of(o, step);
     if (kopt_step_begin(o, &s) != KOPT_OK) return 1;
-    if (!same(s.grad_scale, r.grad_scale) || !same(s.l2, r.l2) || !same(s.decay, r.decay) || !same(s.rate, r.rate)) return 1;
+    if (!same(s.grad_scale, r.grad_scale) || !same(s.l2, r.l2) || !same(s.weight_decay, r.decay) || !same(s.rate, r.rate)) return 1;
     if (o->rule == KOPT_EMA) return 0;
-    if (!same(s.beta1, r.beta1) || !same(s.one_minus_beta1, r.one_minus_beta1)) return 1;
-    if (o->rule == KOPT_SGD) return !same(s.momentum, r.momentum);
+    if (!same(s.beta1, r.beta1) || !same(s.gain1, r.one_minus_beta1)) return 1;
+    if (o->rule == KOPT_SGD) return !same(s.extrapolation, r.momentum);
     if (o->rule != KOPT_LION && !same(s.eps, r.eps)) return 1;
-    if (o->rule == KOPT_ADAN) /* its beta3 is the second moment's */
-        return !(same(s.beta2, r.beta3) && same(s.one_minus_beta2, r.one_minus_beta3) && same(s.beta3, r.beta2) &&
-                 same(s.one_minus_beta3, r.one_minus_beta2) && same(s.mix, r.third_scale) &&
-                 same(s.root_scale, r.root_scale));
-    if (!same(s.beta2, r.beta2) || !same(s.one_minus_beta2, r.one_minus_beta2)) return 1;
+    if (o->rule == KOPT_ADAN)
+        return !(same(s.beta3, r.beta3) && same(s.gain3, r.one_minus_beta3) && same(s.beta2, r.beta2) &&
+                 same(s.gain2, r.one_minus_beta2) && same(s.extrapolation, r.beta2) &&
+                 same(s.third_scale, r.third_scale) && same(s.root_scale, r.root_scale));
+    if (!same(s.beta2, r.beta2) || !same(s.gain2, r.one_minus_beta2)) return 1;
     if (o->rule == KOPT_RADAM || o->rule == KOPT_RANGER) {
         if (s.unrectified != !r.rectified) return 1;
-        if (o->rule == KOPT_RANGER && (!same(s.mix, r.back) || s.sync != r.lookahead)) return 1;
+        if (o->rule == KOPT_RANGER && (!same(s.slow_scale, r.back) || s.sync != r.lookahead)) return 1;
         if (s.unrectified) return 0;
     }
     return o->rule != KOPT_LION && !same(s.root_scale, r.root_scale);
@@ -166,7 +166,7 @@ static void test_scalars(long count)
         o.beta3 = number(with_exponent(any64() >> 1, 1022 - any64() % 20));
         o.lookahead = 1 + (int)(any64() % 10);
         o.lookahead_rate = number(with_exponent(any64() >> 1, 1022 - any64() % 5));
-        o.decay = (kopt_decay)(k % 3);
+        o.decay_mode = (kopt_decay_mode)(k % 3);
         o.maximize = o.rule != KOPT_EMA && k & 8;
         bad += scalars_differ(&o, (uint32_t)any64() >> any64() % 32 | 1);
     }

@@ -38,8 +38,8 @@ static int writing_differs(int what)
     size_t i, moment = ref_width(opt.moment_format), width = ref_width(opt.weight_format);
     int bad = 0, k = what - KOPT_FIRST_MOMENT;
     for (i = 0; i < N; ++i) ref_set(values + 1, 4, i, what == KOPT_SECOND_MOMENT ? input(i) & 0x7fffffff : input(i));
-    bad += kopt_state_write(&opt, &t, (kopt_stream)what, (const float *)(const void *)(values + 1)) != KOPT_OK;
-    bad += kopt_state_read(&opt, &t, (kopt_stream)what, (float *)(void *)(result + 1)) != KOPT_OK;
+    bad += kopt_state_write(&opt, &t, (kopt_slot)what, (const float *)(const void *)(values + 1)) != KOPT_OK;
+    bad += kopt_state_read(&opt, &t, (kopt_slot)what, (float *)(void *)(result + 1)) != KOPT_OK;
     for (i = 0; i < N; ++i) {
         float x = ref_float(ref_get(values + 1, 4, i)), y = ref_float(ref_get(result + 1, 4, i)), read;
         if (what == KOPT_WEIGHT) {
@@ -102,8 +102,8 @@ static void check_least_scale(void)
         const uint32_t read[2] = {first ? 0x00f00000 : 0x00800000, first ? 0 : 0x00000001};
         const unsigned char *code = block + 64 + (what - KOPT_FIRST_MOMENT) * (512 + 8);
         for (i = 0; i < 512; ++i) in[i] = ref_float(i % 2 ? 0 : word[i / 256]);
-        bad += kopt_state_write(&opt, &t, (kopt_stream)what, in) != KOPT_OK;
-        bad += kopt_state_read(&opt, &t, (kopt_stream)what, out) != KOPT_OK;
+        bad += kopt_state_write(&opt, &t, (kopt_slot)what, in) != KOPT_OK;
+        bad += kopt_state_read(&opt, &t, (kopt_slot)what, out) != KOPT_OK;
         bad += ref_get(code + 512, 4, 0) != (first ? 0x00800000 : 0x20000000); /* 2^-63 */
         bad += ref_get(code + 512, 4, 1) != (first ? 0 : 0x1a3504f3);          /* 2^-74.5 */
         for (i = 0; i < 512; ++i) bad += code[i] != (i % 2 ? 0 : !first ? 255 : i < 256 ? 119 : 0);
@@ -316,7 +316,7 @@ static void check_negative_zero(void)
             uint32_t minus = 0x80000000;
             if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) break;
             build(KOPT_KAHAN, 2);
-            m.opt.decay = (kopt_decay)decay, m.opt.weight_decay = (double)ref_float(minus), m.weight[0][3] = 0x7f80;
+            m.opt.decay_mode = (kopt_decay_mode)decay, m.opt.weight_decay = (double)ref_float(minus), m.weight[0][3] = 0x7f80;
             bad += kopt_optimizer_step(&m.opt, m.list, LIST) != KOPT_OK || m.weight[0][3] != 0x7f80;
         }
     kopt_isa_force(KOPT_ISA_COUNT);

@@ -164,7 +164,7 @@ static const char *describe(const kopt_optimizer *o, const kopt_tensor *t)
     snprintf(text, sizeof text,
              "%s momentum %g dampening %g nesterov %d, decay %d of %g, lr %g, weights %s %s, moments %s %s, "
              "compensation %s, gradient %s * %g * %g, copy %s, maximize %d, zero_grad %d, step %u, n %lu, first %lu",
-             kind_name[o->rule], o->momentum, o->dampening, o->nesterov, (int)o->decay,
+             kind_name[o->rule], o->momentum, o->dampening, o->nesterov, (int)o->decay_mode,
              o->weight_decay, o->lr, format_name[o->weight_format], rounding_name[o->rounding],
              format_name[o->moment_format], rounding_name[o->moment_rounding], rounding_name[o->compensation_rounding],
              format_name[t->grad_format], o->grad_scale, o->clip, t->copy ? format_name[t->copy_format] : "none",
@@ -213,24 +213,23 @@ static int steps_agree(kopt_optimizer o, const kopt_tensor *t, int steps, const 
         size_t i, pass, begin, count = slice ? t->n / slice + 1 : 1;
         if (slice) {
             int good = kopt_step_begin(&o, &step) == KOPT_OK;
-            const float given = placed.rate_scale, scale = ref_rate_scale(&placed);
             if (step.stable && !step.moments_only) {
                 kopt_norm part, sum;
                 memset(&sum, 0, sizeof sum);
                 for (i = count; i-- > 0;) {
                     memset(&part, 0, sizeof part);
                     begin = i * slice;
-                    good &= kopt_step_measure(&step, &placed, begin, i + 1 == count ? t->n : begin + slice, &part) == KOPT_OK;
+                    good &= kopt_stable_measure(&step, &placed, begin, i + 1 == count ? t->n : begin + slice, &part) == KOPT_OK;
                     kopt_norm_merge(&sum, &part);
                 }
-                placed.rate_scale = ref_mul(scale, kopt_stable_scale(&sum, t->n));
+                placed.stable_scale = kopt_stable_scale(&sum, t->n);
             }
             for (pass = 0; pass < 3; ++pass)
                 for (i = pass; i < count; i += 3) {
                     begin = i * slice;
                     good &= kopt_step_range(&step, &placed, begin, i + 1 == count ? t->n : begin + slice) == KOPT_OK;
                 }
-            placed.rate_scale = given;
+            placed.stable_scale = 0;
             if (!good) return 0;
         } else if (kopt_optimizer_step(&o, &placed, 1) != KOPT_OK) {
             return 0;
@@ -361,7 +360,7 @@ static void check_combinations(uint32_t every)
                                     o.moment_format = (kopt_format)moment;
                                     o.moment_rounding = (kopt_rounding)moment_rounding;
                                     o.compensation_rounding = (kopt_rounding)compensation;
-                                    o.decay = decay == 3 ? KOPT_L2 : (kopt_decay)decay, o.weight_decay = decay < 3;
+                                    o.decay_mode = decay == 3 ? KOPT_L2 : (kopt_decay_mode)decay, o.weight_decay = decay < 3;
                                     vary(&o, &t);
                                     t.n = 100 + below(300);
                                     if (moment == KOPT_Q8) t.n += below(300);
@@ -381,7 +380,7 @@ static kopt_optimizer common(rule r, kopt_format f, int rounding, int decay)
     kopt_optimizer o = make(r);
     o.weight_format = o.moment_format = f;
     o.rounding = (kopt_rounding)rounding;
-    o.decay = (kopt_decay)decay, o.weight_decay = 0.01;
+    o.decay_mode = (kopt_decay_mode)decay, o.weight_decay = 0.01;
     o.seed = noise();
     return o;
 }
@@ -658,14 +657,14 @@ static void check_sharp(int quick)
                             o.rounding = (kopt_rounding)rounding;
                             o.moment_rounding = (kopt_rounding)below(2);
                             o.compensation_rounding = (kopt_rounding)below(2);
-                            o.decay = below(2) ? KOPT_L2 : (kopt_decay)below(3), o.weight_decay = below(4) != 0;
+                            o.decay_mode = below(2) ? KOPT_L2 : (kopt_decay_mode)below(3), o.weight_decay = below(4) != 0;
                             vary(&o, &t);
                             t.n = 1 + below(lengths[below(4)]);
                             t.first_index += below(2);
                             if (below(4) == 0) t.counts = &counts;
                             if (below(4) == 0) { /* what has a kernel of its own */
                                 t.copy = NULL, t.counts = NULL, o.moments_only = 0, t.n += 64;
-                                o.decay = o.rule == KOPT_EMA ? o.decay : KOPT_DECOUPLED;
+                                o.decay_mode = o.rule == KOPT_EMA ? o.decay_mode : KOPT_DECOUPLED;
                                 o.moment_rounding = o.compensation_rounding;
                             }
                             bad += !prepare(&o, &t, TAME);

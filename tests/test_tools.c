@@ -320,7 +320,7 @@ static void check_norm_ranks(void)
         ref_set(x, 4, (size_t)k, word);
         big_add(&more, m * m, 8 * POINT + 2 * (exponent - 1));
     }
-    bad += !is_root(kopt_norm_value(&ranks), &all) || fabs(kopt_norm_clip(&ranks, 1, ldexp(1, -154)) - 0.5) > 1e-6;
+    bad += !is_root(kopt_norm_value(&ranks), &all) || fabs(kopt_clip_coefficient(&ranks, 1, ldexp(1, -154)) - 0.5) > 1e-6;
     bad += ref_bits(kopt_stable_scale(&ranks, UINT64_C(1) << 62)) != (127 - 124) << 23; /* 2^155 * 2^-31 */
     for (k = 0; k < isa_count; ++k) {
         kopt_isa_force(isas[k]);
@@ -349,21 +349,21 @@ static void check_clipping(void)
     for (k = 0; k < 7; ++k) {
         volatile double sum = 5 + 1e-6, quotient = max_norm[k] / sum, scaled = 5 * 0.25, eps = scaled + 1e-6;
         volatile double second = max_norm[k] / eps;
-        bad += kopt_norm_clip(&norm, max_norm[k], 1) != (quotient < 1 ? quotient : 1);
-        bad += kopt_norm_clip(&norm, max_norm[k], -0.25) != (second < 1 ? second : 1);
+        bad += kopt_clip_coefficient(&norm, max_norm[k], 1) != (quotient < 1 ? quotient : 1);
+        bad += kopt_clip_coefficient(&norm, max_norm[k], -0.25) != (second < 1 ? second : 1);
     }
     ok(!bad, "the clip coefficient is min(1, max_norm / (norm * |grad_scale| + 1e-6))");
-    ok(kopt_norm_clip(&norm, 0, 1) == 1 && kopt_norm_clip(&norm, -1, 1) == 1 && kopt_norm_clip(NULL, 1, 1) == 1,
+    ok(kopt_clip_coefficient(&norm, 0, 1) == 1 && kopt_clip_coefficient(&norm, -1, 1) == 1 && kopt_clip_coefficient(NULL, 1, 1) == 1,
        "no max_norm, no clipping");
     norm.nonfinite = 1;
-    ok(kopt_norm_clip(&norm, 1, 1) == 0, "the clip coefficient of what is not finite is 0");
+    ok(kopt_clip_coefficient(&norm, 1, 1) == 0, "the clip coefficient of what is not finite is 0");
 
     /* Loss scale 256: the clipped step is the step with the clipped gradient. */
     memset(&norm, 0, sizeof norm);
     opt.weight_format = KOPT_F32, opt.grad_scale = 1.0 / 256;
     t = kopt_tensor_of(weights, grad, KOPT_F32, 2, NULL, 0);
     kopt_norm_add_grads(&norm, &t, 1);
-    opt.clip = kopt_norm_clip(&norm, 1, opt.grad_scale);
+    opt.clip = kopt_clip_coefficient(&norm, 1, opt.grad_scale);
     kopt_optimizer_step(&opt, &t, 1);
     for (i = 0; i < 2; ++i) small[i] = (float)(1 - 0.5 * (i ? -4 : 3) / (5 + 1e-6));
     ok(fabs((double)(weights[0] - small[0])) < 1e-6 && fabs((double)(weights[1] - small[1])) < 1e-6,
@@ -660,7 +660,7 @@ static void check_scaler_step(void)
     model_evaluate(&plain, 65536);
     kopt_norm_add_grads(&norm, plain.t, 2);
     plain.opt.grad_scale = 1 / 65536.0;
-    plain.opt.clip = kopt_norm_clip(&norm, 1e-6, plain.opt.grad_scale);
+    plain.opt.clip = kopt_clip_coefficient(&norm, 1e-6, plain.opt.grad_scale);
     bad_norm = !(plain.opt.clip < 0.5);
     kopt_optimizer_step(&plain.opt, plain.t, 2);
     s = kopt_grad_scaler();

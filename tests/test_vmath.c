@@ -366,14 +366,14 @@ static uint64_t hash_more(void)
                 float loss[3] = {0, 0, 0};
                 kopt_optimizer opt = kopt_sgd(0.01, 0);
                 kopt_tensor t = kopt_tensor_of(words, copy, (kopt_format)format, n, state, sizeof state);
-                int good = kopt_normal(words, (kopt_format)format, n, 0, 4, 1, 2, (uint32_t)k, 100) == KOPT_OK;
+                int good = kopt_normal(words, (kopt_format)format, n, 0, 4, (kopt_random_key){1, 2, (uint32_t)k, 100}) == KOPT_OK;
                 if (kind == 0) good &= kopt_softmax(kopt_vmath_builtin(), words, words, (kopt_format)format, 3, columns[k], columns[k]) == KOPT_OK;
                 if (kind == 1) good &= kopt_cross_entropy(kopt_vmath_builtin(), loss, words, words, (kopt_format)format, target, 3, columns[k], columns[k], 0.3) == KOPT_OK;
-                if (kind == 2) good &= kopt_truncated_normal(words, (kopt_format)format, n, 0, 1, 1, 1, 2, 3, 1000) == KOPT_OK;
-                if (kind == 3) good &= kopt_init_xavier(words, (kopt_format)format, n, KOPT_UNIFORM, 77, 100, 1, 2, 3) == KOPT_OK;
+                if (kind == 2) good &= kopt_truncated_normal(words, (kopt_format)format, n, 0, 1, 1, (kopt_random_key){1, 2, 3, 1000}) == KOPT_OK;
+                if (kind == 3) good &= kopt_init_xavier(words, (kopt_format)format, n, KOPT_UNIFORM, 77, 100, (kopt_random_key){1, 0, 2, 3}) == KOPT_OK;
                 if (kind == 4) { /* a step with bf16 weights (words), whatever the gradient's format */
-                    good &= kopt_normal(copy, (kopt_format)format, n, 0, 1, 1, 2, 9, 100) == KOPT_OK;
-                    good &= kopt_normal(words, KOPT_BF16, n, 0, 1, 1, 2, 8, 100) == KOPT_OK;
+                    good &= kopt_normal(copy, (kopt_format)format, n, 0, 1, (kopt_random_key){1, 2, 9, 100}) == KOPT_OK;
+                    good &= kopt_normal(words, KOPT_BF16, n, 0, 1, (kopt_random_key){1, 2, 8, 100}) == KOPT_OK;
                     good &= kopt_state_init(&opt, &t, NULL) == KOPT_OK && kopt_langevin_step(&opt, &t, 1, 0.5) == KOPT_OK;
                 }
                 for (i = 0; i < n; ++i) { /* as little-endian bytes */
