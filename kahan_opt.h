@@ -2169,6 +2169,23 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 #define KOPT_GLUE2_(name, isa) name##isa##_
 #define FN_ static KOPT_FORCE_INLINE_ ISA_TARGET_
 
+/* Types of the kernels. */
+#define scalars_ K_(scalars)
+#define philox_key_ K_(philox_key)
+#define random_buffer_ K_(random_buffer)
+#define constants_ K_(constants)
+#define moments_ K_(moments)
+#define atan2_reduced_ K_(atan2_reduced)
+#define element_ K_(element)
+#define pair_ K_(pair)
+#define arrays_ K_(arrays)
+#define half_pair_ K_(half_pair)
+#define random_pair_ K_(random_pair)
+#define random_tile_ K_(random_tile)
+#define buffers_ K_(buffers)
+#define random_counter_ K_(random_counter)
+#define norm_sums_ K_(norm_sums)
+/* The vocabulary. */
 #define vf32_ K_(vf32)
 #define vu32_ K_(vu32)
 #define vmask_ K_(vmask)
@@ -3144,7 +3161,7 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
 }
 #endif
 
-typedef struct K_(scalars) {
+typedef struct scalars_ {
     vf32_ grad_scale, l2, weight_decay, beta1, gain1, beta2, gain2, beta3, gain3;
     vf32_ extrapolation, third_scale, slow_scale;
     vf32_ rate, root_scale, eps;
@@ -3153,10 +3170,10 @@ typedef struct K_(scalars) {
     int smooth;
 #endif
     int use_scale, use_l2, use_decay, zero_grad, moments_only, unrectified, sync, first_step;
-} K_(scalars);
+} scalars_;
 
-FN_ K_(scalars) K_(splat_step)(const kopt_step *s, float rate, float decay) {
-    K_(scalars) k;
+FN_ scalars_ K_(splat_step)(const kopt_step *s, float rate, float decay) {
+    scalars_ k;
     k.grad_scale = splat_(s->grad_scale);
     k.l2 = splat_(s->l2);
     k.weight_decay = splat_(decay);
@@ -3187,7 +3204,7 @@ FN_ K_(scalars) K_(splat_step)(const kopt_step *s, float rate, float decay) {
     return k;
 }
 
-FN_ K_(scalars) K_(splat_job)(const kopt_job_ *j) { return K_(splat_step)(j->step, j->rate, j->weight_decay); }
+FN_ scalars_ K_(splat_job)(const kopt_job_ *j) { return K_(splat_step)(j->step, j->rate, j->weight_decay); }
 
 /* ---- memory: n lanes, zeros in the others ---- */
 
@@ -3255,12 +3272,12 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_combine_(uint32
 #endif
 
 /* The key of one seed and the counter words that are the same for all elements of a tensor. */
-typedef struct K_(philox_key) {
+typedef struct philox_key_ {
     uint32_t key[2], stream, step, id;
-} K_(philox_key);
+} philox_key_;
 
-FN_ K_(philox_key) K_(make_philox_key)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream) {
-    K_(philox_key) c;
+FN_ philox_key_ K_(make_philox_key)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream) {
+    philox_key_ c;
     c.key[0] = KOPT_CAST_(uint32_t, seed & 0xFFFFFFFFu);
     c.key[1] = KOPT_CAST_(uint32_t, seed >> 32);
     c.stream = stream << 28;
@@ -3270,7 +3287,7 @@ FN_ K_(philox_key) K_(make_philox_key)(uint64_t seed, uint32_t step, uint32_t id
 }
 
 #ifdef ONE_LANE_
-FN_ void K_(philox)(vu32_ x[4], const K_(philox_key) *c, kopt_index_ block) {
+FN_ void K_(philox)(vu32_ x[4], const philox_key_ *c, kopt_index_ block) {
     vu32_ key0 = c->key[0], key1 = c->key[1], x0 = KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu);
     const uint64_t wide = block;
     vu32_ x1 = KOPT_CAST_(uint32_t, wide >> 32) + c->stream, x2 = c->step, x3 = c->id;
@@ -3294,7 +3311,7 @@ FN_ void K_(philox)(vu32_ x[4], const K_(philox_key) *c, kopt_index_ block) {
 #else
 /* The words x of LANES_ Philox blocks, of which `block`, a multiple of LANES_, is the first: one block per lane. Called
    once for 16 * LANES_ elements: inlined it is no faster, in every kernel again. */
-NOINLINE_FN_ void K_(philox)(vu32_ x[4], const K_(philox_key) *c, uint64_t block) {
+NOINLINE_FN_ void K_(philox)(vu32_ x[4], const philox_key_ *c, uint64_t block) {
     vu32_ x0 = iadd_(isplat_(KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu)), block_of_lane_());
     vu32_ x1 = isplat_(KOPT_CAST_(uint32_t, block >> 32) + c->stream), x2 = isplat_(c->step), x3 = isplat_(c->id);
     vu32_ key0 = isplat_(c->key[0]), key1 = isplat_(c->key[1]), high0, low0, high1, low1;
@@ -3319,7 +3336,7 @@ NOINLINE_FN_ void K_(philox)(vu32_ x[4], const K_(philox_key) *c, uint64_t block
 #ifdef ONE_LANE_
 /* r of the element with this global index. x: the words of its block, made anew for a block's first element, or if
    `first`. */
-FN_ vu32_ K_(random_at)(vu32_ x[4], const K_(philox_key) *cipher, kopt_index_ index, int first) {
+FN_ vu32_ K_(random_at)(vu32_ x[4], const philox_key_ *cipher, kopt_index_ index, int first) {
     const unsigned at = KOPT_CAST_(unsigned, index & 7);
     uint32_t halves;
     if (at == 0 || first) K_(philox)(x, cipher, kopt_philox_block_(index));
@@ -3331,12 +3348,12 @@ FN_ vu32_ K_(random_at)(vu32_ x[4], const K_(philox_key) *cipher, kopt_index_ in
 /* The number of store k, and something above its 16 bits. */
 FN_ vu32_ K_(random16)(vu32_ r, uint32_t k) { return r + k * (r >> 16); }
 
-typedef struct K_(random_buffer) {
+typedef struct random_buffer_ {
     vu32_ x[4];
-} K_(random_buffer);
+} random_buffer_;
 
 /* Number 0 of the *n elements from this index on. The first call says so. */
-FN_ vu32_ K_(random_next)(K_(random_buffer) *draws, const K_(philox_key) *cipher, kopt_index_ index, int first, size_t *n) {
+FN_ vu32_ K_(random_next)(random_buffer_ *draws, const philox_key_ *cipher, kopt_index_ index, int first, size_t *n) {
     *n = 1;
     return K_(random_at)(draws->x, cipher, index, first);
 }
@@ -3361,7 +3378,7 @@ FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
 
 /* The words of the span that holds this global index, in the order of memory: what the elements [from, to) of its rows
    need. */
-NOINLINE_FN_ void K_(random_span)(uint32_t *words, const K_(philox_key) *cipher, kopt_index_ index, size_t from, size_t to) {
+NOINLINE_FN_ void K_(random_span)(uint32_t *words, const philox_key_ *cipher, kopt_index_ index, size_t from, size_t to) {
     size_t block, i;
     index -= KOPT_CAST_(unsigned, index % KOPT_RANDOM_SPAN_);
     for (block = from / 8 / LANES_ * LANES_; 8 * block < to; block += LANES_) {
@@ -3385,12 +3402,12 @@ FN_ void K_(random_group)(uint32_t *lower, uint32_t *upper, const uint32_t *word
     }
 }
 
-typedef struct K_(random_buffer) {
+typedef struct random_buffer_ {
     uint32_t words[KOPT_RANDOM_GROUP_ / 2], lower[KOPT_RANDOM_GROUP_ / 2 + LANES_], upper[KOPT_RANDOM_GROUP_ / 2];
-} K_(random_buffer);
+} random_buffer_;
 
 /* The same for vectors, of LANES_ elements or fewer at the end of a row. */
-FN_ vu32_ K_(random_next)(K_(random_buffer) *draws, const K_(philox_key) *cipher, kopt_index_ index, int first, size_t *n) {
+FN_ vu32_ K_(random_next)(random_buffer_ *draws, const philox_key_ *cipher, kopt_index_ index, int first, size_t *n) {
     const size_t at = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
     if (index % KOPT_RANDOM_SPAN_ == 0 || first) K_(random_span)(draws->words, cipher, index, 0, KOPT_RANDOM_GROUP_);
     if (at == 0 || first) K_(random_group)(draws->lower, draws->upper, draws->words, index, 0, KOPT_RANDOM_GROUP_);
@@ -3447,14 +3464,14 @@ FN_ vf32_ K_(decode_q8)(vu32_ code, int square) {
         with an infinity, a NaN or a value of the last interval before infinity goes through the code of one lane ---- */
 
 /* Constants of the loops. Held: made anew by the compiler they cost up to eight operations a turn. */
-typedef struct K_(constants) {
+typedef struct constants_ {
     vu32_ one, bias, half_ulp, upper, lower, exponent, magnitude, limit;
     vu32_ of_sign, subnormal, limit16;
     vf32_ tiny, scale;
-} K_(constants);
+} constants_;
 
-FN_ K_(constants) K_(make_constants)(void) {
-    K_(constants) c;
+FN_ constants_ K_(make_constants)(void) {
+    constants_ c;
     c.one = isplat_hoisted_(1);
     c.bias = isplat_hoisted_(0x7FFFu);
     c.half_ulp = isplat_hoisted_(0x8000u);
@@ -3474,7 +3491,7 @@ FN_ K_(constants) K_(make_constants)(void) {
 FN_ vu32_ K_(abs_u32)(vf32_ x) { return and_(as_u32_(x), isplat_(0x7FFFFFFFu)); }
 
 #ifdef ONE_LANE_
-FN_ vu32_ K_(extended)(vf32_ x, kopt_format format, const K_(constants) *c) {
+FN_ vu32_ K_(extended)(vf32_ x, kopt_format format, const constants_ *c) {
     const vu32_ u = as_u32_(x);
     vu32_ mag = and_(u, isplat_(0x7FFFFFFFu)), low;
     const vu32_ sign = xor_(u, mag);
@@ -3499,12 +3516,12 @@ FN_ vf32_ K_(from_extended)(vu32_ u, kopt_format format) {
 }
 #else
 /* Of a magnitude in fp16, below infinity. */
-FN_ vu32_ K_(extended_fp16)(vu32_ mag, const K_(constants) *c) {
+FN_ vu32_ K_(extended_fp16)(vu32_ mag, const constants_ *c) {
     const vf32_ low = min_(as_f32_(mag), c->tiny);
     return iadd_(shl_(isub_(mag, as_u32_(low)), 3), round_u32_(mul_(low, c->scale)));
 }
 
-FN_ vu32_ K_(extended)(vf32_ x, kopt_format format, const K_(constants) *c) {
+FN_ vu32_ K_(extended)(vf32_ x, kopt_format format, const constants_ *c) {
     const vu32_ u = as_u32_(x), mag = and_(u, c->of_sign);
     return format == KOPT_BF16 ? u : or_(K_(extended_fp16)(mag, c), xor_(u, mag));
 }
@@ -3551,7 +3568,7 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
 #endif
 
 /* x as 16 bits, in the upper half. r: 16 random bits; for vectors there is nothing above them. */
-FN_ vu32_ K_(round_stochastic)(vf32_ x, kopt_format format, vu32_ r, const K_(constants) *c) {
+FN_ vu32_ K_(round_stochastic)(vf32_ x, kopt_format format, vu32_ r, const constants_ *c) {
     const vu32_ u = K_(extended)(x, format, c);
 #ifdef ONE_LANE_
     r = (u & 0x7FFFFFFFu) > (format == KOPT_BF16 ? 0x7F7EFFFFu : 0x7BFEFFFFu) ? 0x8000u : r & 0xFFFFu;
@@ -3560,7 +3577,7 @@ FN_ vu32_ K_(round_stochastic)(vf32_ x, kopt_format format, vu32_ r, const K_(co
 }
 
 #ifndef ONE_LANE_
-FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, const K_(constants) *c) {
+FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, const constants_ *c) {
     const vu32_ u = as_u32_(x);
     if (how == KOPT_STOCHASTIC) return K_(round_stochastic)(x, format, r, c);
     if (format == KOPT_FP16) return shl_(narrow_fp16_(x), 16);
@@ -3584,7 +3601,7 @@ ROUND_ vu32_ K_(round16_bits)(vu32_ x, kopt_format format, kopt_rounding how, vu
     return K_(flush_bf16)(u, format);
 }
 #undef ROUND_
-FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, const K_(constants) *c) {
+FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, const constants_ *c) {
     KOPT_CAST_(void, c);
     return K_(round16_bits)(as_u32_(x), format, how, r);
 }
@@ -3609,9 +3626,9 @@ FN_ vf32_ K_(widen)(vu32_ a, kopt_format format) {
 /* ---- rules, sections 4 to 6: what the rate multiplies ---- */
 
 /* The moments of a weight, before and after the rule, and the roots of the new means of squares. */
-typedef struct K_(moments) {
+typedef struct moments_ {
     vf32_ m, v, third, fourth, root, third_root;
-} K_(moments);
+} moments_;
 
 FN_ vf32_ K_(moving_average)(vf32_ beta, vf32_ gain, vf32_ old, vf32_ x) {
     return add_(mul_(beta, old), mul_(gain, x));
@@ -3638,21 +3655,21 @@ FN_ vf32_ K_(max_abs)(vf32_ a, vf32_ b) {
 /* atan2(y, x) for x > 0, within 2^-17 of it: of the smaller over the larger a polynomial by its roots (an operation
    less, and two of its factors at a time), or pi/2 less that. Infinity over infinity is NaN. Coefficients:
    `tests/vmath.py coefficients`. In two parts, the division and what comes after it: see atan2_tile. */
-typedef struct K_(atan2_reduced) {
+typedef struct atan2_reduced_ {
     vf32_ y, q; /* q: the smaller over the larger */
     vmask_ steep;
-} K_(atan2_reduced);
+} atan2_reduced_;
 
-FN_ K_(atan2_reduced) K_(atan2_reduce)(vf32_ y, vf32_ x) {
+FN_ atan2_reduced_ K_(atan2_reduce)(vf32_ y, vf32_ x) {
     const vu32_ height = and_(as_u32_(y), isplat_(0x7FFFFFFFu));
-    K_(atan2_reduced) o;
+    atan2_reduced_ o;
     o.y = y;
     o.q = div_(min_(as_f32_(height), x), max_(x, as_f32_(height))); /* NaN if one of them is */
     o.steep = igt_(height, as_u32_(x));
     return o;
 }
 
-FN_ vf32_ K_(atan2_polynomial)(const K_(atan2_reduced) *o) {
+FN_ vf32_ K_(atan2_polynomial)(const atan2_reduced_ *o) {
     const vf32_ z = mul_(o->q, o->q);
     const vf32_ a = add_(mul_(add_(z, splat_(1.75760663f)), z), splat_(3.77875996f));
     const vf32_ b = add_(mul_(sub_(z, splat_(3.12811708f)), z), splat_(6.84485292f));
@@ -3662,7 +3679,7 @@ FN_ vf32_ K_(atan2_polynomial)(const K_(atan2_reduced) *o) {
 }
 
 FN_ vf32_ K_(atan2_positive)(vf32_ y, vf32_ x) {
-    const K_(atan2_reduced) o = K_(atan2_reduce)(y, x);
+    const atan2_reduced_ o = K_(atan2_reduce)(y, x);
     return K_(atan2_polynomial)(&o);
 }
 #endif
@@ -3672,7 +3689,7 @@ FN_ vf32_ K_(atan2_positive)(vf32_ y, vf32_ x) {
 /* w is the weight that decay sees, rest what it does not see of the weight, g the gradient; of w and rest only what L2
    and KOPT_EMA read. Moves the moments. What it returns the rate multiplies, but of Adam-atan2 and of a smooth Lion:
    there it is the first argument of atan2, *y being the second, or that of tanh. */
-FN_ vf32_ K_(rule)(kopt_kind_ kind, const K_(scalars) *k, vf32_ w, vf32_ rest, vf32_ g, K_(moments) *p, vf32_ *y) {
+FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ rest, vf32_ g, moments_ *p, vf32_ *y) {
     vf32_ x, denominator;
     *y = p->root = p->third_root = g;
     if (k->use_scale) g = mul_(g, k->grad_scale);
@@ -3717,7 +3734,7 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const K_(scalars) *k, vf32_ w, vf32_ rest, v
 }
 
 /* What is subtracted from a weight w: the rate times x, and its decay. */
-FN_ vf32_ K_(update)(const K_(scalars) *k, vf32_ x, vf32_ w) {
+FN_ vf32_ K_(update)(const scalars_ *k, vf32_ x, vf32_ w) {
     vf32_ update = mul_(k->rate, x);
     if (k->use_decay) update = add_(update, mul_(k->weight_decay, w));
     return update;
@@ -3739,7 +3756,7 @@ FN_ vu32_ K_(join_residual)(kopt_kind_ kind, vu32_ stored, vu32_ kept) {
 
 /* A 16-bit weight w less the update, in the upper half; rest is the compensation of KOPT_KAHAN. *kept: its new residual
    in an upper half. *most: the largest magnitude of numbers that are rounded with 32 bits. */
-FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ rest, vf32_ update, vu32_ r, const K_(constants) *c,
+FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ rest, vf32_ update, vu32_ r, const constants_ *c,
                    vu32_ *kept, vu32_ *most) {
     const int kahan = kind.rounding == KOPT_KAHAN;
     vf32_ y, shown;
@@ -3783,7 +3800,7 @@ FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ rest, vf32_ update, vu32_ r
 
 /* A moment as 16 bits in the upper half; root: of a mean of squares, which fp16 keeps so. No root becomes 0. */
 FN_ vu32_ K_(round_moment)(vf32_ x, kopt_format format, int square, vf32_ root, kopt_rounding how, vu32_ r,
-                           const K_(constants) *c) {
+                           const constants_ *c) {
     vu32_ u;
     if (format != KOPT_FP16 || !square) return K_(round16)(x, format, how, r, c);
 #ifndef ONE_LANE_
@@ -3829,9 +3846,9 @@ FN_ kopt_kind_ K_(kind_of)(const kopt_job_ *j) {
 #ifdef ONE_LANE_
 /* ---- one lane: any kind, any value. An element is in registers, as memory has it ---- */
 
-typedef struct K_(element) {
+typedef struct element_ {
     vu32_ weight, residual, grad, moment[4], slow, slow_residual;
-} K_(element);
+} element_;
 
 /* A weight as stored, with its residual: what decay sees, and what KAHAN keeps beside it. */
 FN_ vf32_ K_(load_weight)(kopt_kind_ kind, vu32_ stored, vu32_ kept, vf32_ *rest) {
@@ -3845,13 +3862,13 @@ FN_ vf32_ K_(load_weight)(kopt_kind_ kind, vu32_ stored, vu32_ kept, vf32_ *rest
     return K_(widen)(stored, kind.weight);
 }
 
-FN_ vf32_ K_(load_moment)(kopt_kind_ kind, const K_(element) *e, int moment) {
+FN_ vf32_ K_(load_moment)(kopt_kind_ kind, const element_ *e, int moment) {
     return K_(square_if)(K_(widen)(e->moment[moment], kind.moment), kopt_stores_root_(kind, moment));
 }
 
 VECTOR_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_ root, vu32_ r) {
     const int square = kopt_is_square_(kind.rule, moment);
-    const K_(constants) c = K_(make_constants)();
+    const constants_ c = K_(make_constants)();
     if (kind.buffered) return as_u32_(square ? root : x);
     if (kind.moment == KOPT_F32) return K_(flush_f32)(x);
     return K_(round_moment)(x, kind.moment, square, root, kopt_moment_rounding_(kind, moment),
@@ -3860,8 +3877,8 @@ VECTOR_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_ r
 }
 
 /* The first stage: the moments. */
-FN_ vf32_ K_(direction)(kopt_kind_ kind, const K_(scalars) *k, vf32_ w, vf32_ rest, K_(element) *e, vu32_ r, vf32_ *y) {
-    K_(moments) p;
+FN_ vf32_ K_(direction)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ rest, element_ *e, vu32_ r, vf32_ *y) {
+    moments_ p;
     vf32_ x;
     p.m = p.v = p.third = p.fourth = p.third_root = w; /* anything: a rule reads the moments that it has */
     if (MOMENTS_ > 0) p.m = K_(load_moment)(kind, e, 0);
@@ -3877,9 +3894,9 @@ FN_ vf32_ K_(direction)(kopt_kind_ kind, const K_(scalars) *k, vf32_ w, vf32_ re
 }
 
 /* A weight w less the update, with its residual. */
-FN_ void K_(encode_weight)(kopt_kind_ kind, vf32_ w, vf32_ rest, vf32_ update, K_(element) *e, vu32_ r) {
+FN_ void K_(encode_weight)(kopt_kind_ kind, vf32_ w, vf32_ rest, vf32_ update, element_ *e, vu32_ r) {
     const vu32_ infinity = kind.weight == KOPT_BF16 ? 0x7F80u : 0x7C00u;
-    const K_(constants) c = K_(make_constants)();
+    const constants_ c = K_(make_constants)();
     vu32_ kept = 0, most = 0;
     if (kind.weight == KOPT_F32) {
         e->weight = K_(flush_f32)(sub_(w, update));
@@ -3891,7 +3908,7 @@ FN_ void K_(encode_weight)(kopt_kind_ kind, vf32_ w, vf32_ rest, vf32_ update, K
 }
 
 /* The second stage: the weight. x: what the rate multiplies. Returns what is subtracted. */
-FN_ vf32_ K_(commit_element)(kopt_kind_ kind, const K_(scalars) *k, vf32_ x, vf32_ w, vf32_ rest, K_(element) *e,
+FN_ vf32_ K_(commit_element)(kopt_kind_ kind, const scalars_ *k, vf32_ x, vf32_ w, vf32_ rest, element_ *e,
                             vu32_ r, int sync) {
     vf32_ slow_rest, update = K_(update)(k, x, w);
     if (sync) {
@@ -3903,7 +3920,7 @@ FN_ vf32_ K_(commit_element)(kopt_kind_ kind, const K_(scalars) *k, vf32_ x, vf3
 }
 
 /* The weight in another format. */
-FN_ vu32_ K_(encode_copy)(kopt_kind_ kind, const K_(element) *e, kopt_format format) {
+FN_ vu32_ K_(encode_copy)(kopt_kind_ kind, const element_ *e, kopt_format format) {
     const vf32_ seen = K_(widen)(e->weight, kind.weight);
     return format == KOPT_F32 ? as_u32_(seen) : K_(round_nearest16)(seen, format);
 }
@@ -3917,7 +3934,7 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void K_(tally)(kopt_counts *counts, vu32_ updat
 }
 
 /* ... of an element that was *before. */
-FN_ void K_(count_element)(kopt_kind_ kind, kopt_counts *counts, const K_(element) *before, const K_(element) *e,
+FN_ void K_(count_element)(kopt_kind_ kind, kopt_counts *counts, const element_ *before, const element_ *e,
                         vf32_ update) {
     const size_t size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     K_(tally)(counts, as_u32_(update), e->weight != before->weight,
@@ -3929,7 +3946,7 @@ FN_ vf32_ K_(vmath_tanh)(vf32_ x); /* below, with vector mathematics */
 #endif
 
 /* What comes between the stages: of a table only in rows. */
-FN_ vf32_ K_(rule_function)(kopt_kind_ kind, const K_(scalars) *k, vf32_ x, vf32_ y) {
+FN_ vf32_ K_(rule_function)(kopt_kind_ kind, const scalars_ *k, vf32_ x, vf32_ y) {
 #ifdef KAHAN_OPT_VMATH
     if (kind.rule == KOPT_ADAM_ATAN2) return K_(atan2_positive)(x, y);
 #ifdef ONE_PASS_
@@ -3962,13 +3979,13 @@ FN_ vu32_ K_(load_at)(const kopt_byte_ *p, size_t i, size_t size) { return K_(lo
 FN_ void K_(store_at)(kopt_byte_ *p, size_t i, size_t size, vu32_ a) { K_(store_n)(p + i * size, size, 1, a); }
 
 /* Of the element at i. r: its random number. x_row and y_row: where x and y of it are, if it is not both stages. */
-FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const K_(scalars) *k, size_t i, vu32_ r, int stages,
+FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t i, vu32_ r, int stages,
                    kopt_byte_ *x_row, kopt_byte_ *y_row) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding),
                  moment_size = kopt_bytes_of_(kind.moment);
     vf32_ w, rest, x, y, update;
-    K_(element) e, before;
+    element_ e, before;
     e.moment[0] = e.moment[1] = e.moment[2] = e.moment[3] = e.slow = e.slow_residual = e.grad = 0;
     before.moment[0] = before.moment[1] = before.moment[2] = before.moment[3] = 0;
     before.slow = before.slow_residual = before.grad = 0;
@@ -4023,9 +4040,9 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const K_(scalars)
 /* One stage of the n elements at i, x and y in rows. parted: first the even elements, then the odd ones. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages,
                                                           kopt_byte_ *x, kopt_byte_ *y, int parted) {
-    const K_(scalars) k = K_(splat_job)(j);
+    const scalars_ k = K_(splat_job)(j);
     const kopt_kind_ kind = K_(kind_of)(j);
-    const K_(philox_key) cipher = K_(make_philox_key)(j->step->seed, j->step->step, j->id, j->stream);
+    const philox_key_ cipher = K_(make_philox_key)(j->step->seed, j->step->step, j->id, j->stream);
     vu32_ numbers[4];
     size_t q;
     for (q = 0; q < n; q++) {
@@ -4043,7 +4060,7 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_store_fp16_buffer_scalar_(kopt_byte
                                                                  int moment, kopt_rounding how,
                                                                  const kopt_byte_ *number, const kopt_byte_ *twice,
                                                                  size_t n) {
-    const K_(constants) c = K_(make_constants)();
+    const constants_ c = K_(make_constants)();
     size_t i;
     for (i = 0; i < n; i++) {
         const vf32_ x = as_f32_(load32_(row + 4 * i));
@@ -4072,9 +4089,9 @@ static KOPT_NOINLINE_ void K_(walk_tiled)(const kopt_job_ *j, size_t begin, size
 /* Elements [begin, end), both stages of each at once; with a table of functions, stage by stage. */
 NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
 #if !defined(KOPT_X86_) && !defined(KOPT_NEON_) /* where nothing gives a turn back, there is one copy of step_element */
-    const K_(scalars) k = K_(splat_job)(j);
+    const scalars_ k = K_(splat_job)(j);
     const kopt_kind_ kind = K_(kind_of)(j);
-    const K_(philox_key) cipher = K_(make_philox_key)(j->step->seed, j->step->step, j->id, j->stream);
+    const philox_key_ cipher = K_(make_philox_key)(j->step->seed, j->step->step, j->id, j->stream);
     const int random = kopt_needs_random_(kind);
     vu32_ numbers[4];
     size_t i;
@@ -4098,17 +4115,17 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
         ones, the halves of words. So nothing crosses lanes where everything is bf16 ---- */
 
 #define PAIR_ (2 * LANES_)
-typedef struct K_(pair) {
+typedef struct pair_ {
     vf32_ a, b;
-} K_(pair);
+} pair_;
 
 /* The arrays of a job, where no store of a stage can change them. */
-typedef struct K_(arrays) {
+typedef struct arrays_ {
     kopt_byte_ *weight, *residual, *grad, *moment[4];
-} K_(arrays);
+} arrays_;
 
-FN_ K_(arrays) K_(arrays_of)(const kopt_job_ *j) {
-    K_(arrays) a;
+FN_ arrays_ K_(arrays_of)(const kopt_job_ *j) {
+    arrays_ a;
     a.weight = j->weight;
     a.residual = j->residual;
     a.grad = j->grad;
@@ -4124,7 +4141,7 @@ FN_ K_(arrays) K_(arrays_of)(const kopt_job_ *j) {
 #define RANDOM_ZERO_EXTENDED_ 2
 
 /* Those of either vector, zero-extended. */
-FN_ vu32_ K_(first16)(vu32_ both, int lie, const K_(constants) *c) {
+FN_ vu32_ K_(first16)(vu32_ both, int lie, const constants_ *c) {
     return (lie & RANDOM_ZERO_EXTENDED_) != 0 ? both : (lie & EVEN_ODD_) != 0 ? and_(both, c->lower) : unpack_low16_(both);
 }
 FN_ vu32_ K_(second16)(vu32_ both, int lie) {
@@ -4133,12 +4150,12 @@ FN_ vu32_ K_(second16)(vu32_ both, int lie) {
 
 /* The random numbers of a turn: number 0, and what each store adds. Both vectors hold the same, if they are not
    apart. */
-typedef struct K_(random_pair) {
+typedef struct random_pair_ {
     vu32_ own[2], twice[2];
-} K_(random_pair);
+} random_pair_;
 
-FN_ K_(pair) K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int lie, const K_(constants) *c) {
-    K_(pair) x;
+FN_ pair_ K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int lie, const constants_ *c) {
+    pair_ x;
     if (format == KOPT_F32) {
         x.a = as_f32_(load32_(p + 4 * i));
         x.b = as_f32_(load32_(p + 4 * (i + LANES_)));
@@ -4166,9 +4183,9 @@ FN_ vu32_ K_(pack_pair)(vu32_ a, vu32_ b, int lie) {
 }
 
 /* Weights, and the compensation of KOPT_KAHAN. most: see from_extended. */
-FN_ K_(pair) K_(load_weight_pair)(const K_(arrays) *j, kopt_kind_ kind, size_t i, int lie, const K_(constants) *c, K_(pair) *rest,
+FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int lie, const constants_ *c, pair_ *rest,
                        vu32_ *most) {
-    K_(pair) w;
+    pair_ w;
     rest->a = rest->b = splat_(0);
     if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT) {
         const int exact = kind.rounding == KOPT_EXACT;
@@ -4191,10 +4208,10 @@ FN_ K_(pair) K_(load_weight_pair)(const K_(arrays) *j, kopt_kind_ kind, size_t i
 
 /* The second stage of a turn, x being what the rate multiplies: weights and residuals. Returns 0, with nothing stored,
    if it wants the code of one lane. */
-FN_ int K_(commit_pair)(const K_(arrays) *j, kopt_kind_ kind, const K_(scalars) *k, const K_(constants) *c, size_t i, K_(pair) x,
+FN_ int K_(commit_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i, pair_ x,
                      const vu32_ own[2], int lie) {
     vu32_ most = isplat_(0), stored, kept, a, b, kept_a = most, kept_b = most;
-    K_(pair) rest, w = K_(load_weight_pair)(j, kind, i, lie, c, &rest, &most);
+    pair_ rest, w = K_(load_weight_pair)(j, kind, i, lie, c, &rest, &most);
     if (kind.weight == KOPT_F32) {
         store32_(j->weight + 4 * i, K_(flush_f32)(sub_(w.a, K_(update)(k, x.a, w.a))));
         store32_(j->weight + 4 * (i + LANES_), K_(flush_f32)(sub_(w.b, K_(update)(k, x.b, w.b))));
@@ -4228,20 +4245,20 @@ FN_ int K_(commit_pair)(const K_(arrays) *j, kopt_kind_ kind, const K_(scalars) 
 #define EACH_MOMENT_ for (m = 0; m < 4 && m < MOMENTS_; m++)
 #endif
 
-FN_ vf32_ K_(moment_at)(const K_(moments) *p, int m) {
+FN_ vf32_ K_(moment_at)(const moments_ *p, int m) {
     return m == 0 ? p->m : m == 1 ? p->v : m == 2 ? p->third : p->fourth;
 }
-FN_ vf32_ K_(root_at)(const K_(moments) *p, int m) { return m == 2 ? p->third_root : p->root; }
+FN_ vf32_ K_(root_at)(const moments_ *p, int m) { return m == 2 ? p->third_root : p->root; }
 
 /* One vector of a turn, its moments rounded. */
-typedef struct K_(half_pair) {
-    K_(moments) p;
+typedef struct half_pair_ {
+    moments_ p;
     vu32_ u[4], most; /* moments in the upper halves; the largest magnitude of what fp16 has rounded */
-} K_(half_pair);
+} half_pair_;
 
 /* The rule and its moments, of the first or the second vector. */
-FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const K_(scalars) *k, const K_(constants) *c, vf32_ w, vf32_ rest, vf32_ g,
-                          vu32_ number, vu32_ twice, int second, int lie, K_(half_pair) *h, vf32_ *y) {
+FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants_ *c, vf32_ w, vf32_ rest, vf32_ g,
+                          vu32_ number, vu32_ twice, int second, int lie, half_pair_ *h, vf32_ *y) {
     const vf32_ x = K_(rule)(kind, k, w, rest, g, &h->p, y);
     int m;
     h->u[0] = h->u[1] = h->u[2] = h->u[3] = number; /* anything */
@@ -4259,8 +4276,8 @@ FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const K_(scalars) *k, const K_(con
 }
 
 /* Stores the moments, or returns 0. largest: of those that go to rows. */
-FN_ int K_(store_moment_pair)(const K_(arrays) *j, kopt_kind_ kind, const K_(constants) *c, size_t i, const K_(half_pair) *a,
-                       const K_(half_pair) *b, int lie, vu32_ *largest) {
+FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants_ *c, size_t i, const half_pair_ *a,
+                       const half_pair_ *b, int lie, vu32_ *largest) {
     vu32_ joint[4], most = isplat_(0);
     int m;
     if (kind.moment == KOPT_F32) {
@@ -4290,12 +4307,12 @@ FN_ int K_(store_moment_pair)(const K_(arrays) *j, kopt_kind_ kind, const K_(con
 /* The first stage of a turn: gradients and moments, x and of Adam-atan2 y. w_row and rest_row: the turn's weights in
    fp32, if the rule wants them and they are in rows. Returns 0, with nothing stored, if it wants the code of
    one lane. */
-FN_ int K_(direction_pair)(const K_(arrays) *j, kopt_kind_ kind, const K_(scalars) *k, const K_(constants) *c, size_t i,
-                     const vf32_ *w_row, const vf32_ *rest_row, const K_(random_pair) *r, int lie, K_(pair) *x, K_(pair) *y,
+FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
+                     const vf32_ *w_row, const vf32_ *rest_row, const random_pair_ *r, int lie, pair_ *x, pair_ *y,
                      vu32_ *largest) {
-    const K_(pair) g = K_(load_pair)(j->grad, i, kind.grad, lie, c);
-    K_(pair) w = g, rest = g, kept[4];
-    K_(half_pair) p, q;
+    const pair_ g = K_(load_pair)(j->grad, i, kind.grad, lie, c);
+    pair_ w = g, rest = g, kept[4];
+    half_pair_ p, q;
     int m;
     if (k->use_l2 || kind.rule == KOPT_EMA) {
         if (w_row == KOPT_NULL_) {
@@ -4334,21 +4351,21 @@ FN_ int K_(direction_pair)(const K_(arrays) *j, kopt_kind_ kind, const K_(scalar
 
 /* ---- the random numbers of a tile, in the order of memory ---- */
 
-typedef struct K_(random_tile) {
+typedef struct random_tile_ {
     uint32_t words[KOPT_RANDOM_GROUP_ / 2]; /* of the span */
     uint32_t lower[3 * KOPT_RANDOM_GROUP_ / 2], upper[3 * KOPT_RANDOM_GROUP_ / 2]; /* of up to 3 rows: random_group */
     const kopt_byte_ *number, *twice;     /* of the tile's first element */
-} K_(random_tile);
+} random_tile_;
 
-FN_ K_(random_pair) K_(load_random_pair)(const kopt_byte_ *number, const kopt_byte_ *twice, size_t i) {
-    K_(random_pair) r;
+FN_ random_pair_ K_(load_random_pair)(const kopt_byte_ *number, const kopt_byte_ *twice, size_t i) {
+    random_pair_ r;
     r.own[0] = r.own[1] = load32_(number + 2 * i);
     r.twice[0] = r.twice[1] = load32_(twice + 2 * i);
     return r;
 }
 
 /* Of the n elements from this index on. fresh: there was no tile before; alone: nor is there one behind it. */
-NOINLINE_FN_ void K_(fill_random_tile)(K_(random_tile) *r, const K_(philox_key) *cipher, kopt_index_ index, size_t n, int fresh, int alone) {
+NOINLINE_FN_ void K_(fill_random_tile)(random_tile_ *r, const philox_key_ *cipher, kopt_index_ index, size_t n, int fresh, int alone) {
     const size_t offset = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
     const int part = alone && offset + n <= KOPT_RANDOM_GROUP_;
     const size_t from = part ? offset : 0, to = part ? offset + n : KOPT_RANDOM_GROUP_;
@@ -4365,13 +4382,13 @@ NOINLINE_FN_ void K_(fill_random_tile)(K_(random_tile) *r, const K_(philox_key) 
 /* ---- the walk through a row: a tile goes stage by stage. Each stage is a function with constants for what it asks at
    each turn; it runs over whole turns, of a tail over padded copies. Takes any kind ---- */
 
-typedef struct K_(buffers) { /* x: what the rate multiplies. w, rest: weights, if a stage but the last wants them */
+typedef struct buffers_ { /* x: what the rate multiplies. w, rest: weights, if a stage but the last wants them */
     vf32_ x[KOPT_TILE_ / LANES_], w[KOPT_TILE_ / LANES_], rest[KOPT_TILE_ / LANES_];
     vu32_ largest[4];  /* of new moments in rows the largest magnitudes, of each lane, */
     uint32_t most[4];   /* and of all */
     vf32_ *moment[4]; /* moments as they are kept, if they are in rows */
-    K_(random_tile) r;
-} K_(buffers);
+    random_tile_ r;
+} buffers_;
 
 #define AS_BYTES_(row) KOPT_POINTER_(kopt_byte_ *, row)
 #define Y_BUFFER_(rows) ((rows)->rest) /* of Adam-atan2, which does not read what it takes the place of */
@@ -4398,16 +4415,16 @@ NOINLINE_FN_ void K_(decode_block)(vf32_ *row, const kopt_byte_ *code, const kop
 }
 
 FN_ void K_(encode_pair)(kopt_byte_ *code, const vf32_ *x, vf32_ inverse, int square, vu32_ number,
-                     const K_(constants) *c) {
+                     const constants_ *c) {
     number = pack_high16_(K_(encode_q8)(mul_(x[0], inverse), square, K_(first16)(number, 0, c)),
                          K_(encode_q8)(mul_(x[1], inverse), square, K_(second16)(number, 0)));
     store8_from16_(code, square ? number : or_(number, shr_(number, 8)));
 }
 
 /* r: NULL, or the random numbers. */
-FN_ void K_(encode_elements)(kopt_byte_ *code, const vf32_ *row, vf32_ inverse, int square, int moment, const K_(random_tile) *r,
+FN_ void K_(encode_elements)(kopt_byte_ *code, const vf32_ *row, vf32_ inverse, int square, int moment, const random_tile_ *r,
                    size_t n) {
-    const K_(constants) c = K_(make_constants)();
+    const constants_ c = K_(make_constants)();
     const vu32_ store = isplat_hoisted_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u), half = isplat_hoisted_(0x80008000u);
     const kopt_byte_ *const number = r == KOPT_NULL_ ? KOPT_NULL_ : r->number;
     const kopt_byte_ *const twice = r == KOPT_NULL_ ? KOPT_NULL_ : r->twice;
@@ -4423,7 +4440,7 @@ FN_ void K_(encode_elements)(kopt_byte_ *code, const vf32_ *row, vf32_ inverse, 
 }
 
 NOINLINE_FN_ void K_(encode_block)(kopt_byte_ *code, kopt_byte_ *scale, const vf32_ *row, uint32_t largest, int square,
-                          int moment, kopt_rounding how, const K_(random_tile) *r, size_t n) {
+                          int moment, kopt_rounding how, const random_tile_ *r, size_t n) {
     const uint32_t its_scale = kopt_scale_q8_(largest, square);
     kopt_store32_(scale, its_scale);
     if (kopt_no_scale_(its_scale)) {
@@ -4445,7 +4462,7 @@ FN_ uint32_t K_(reduce_max)(vu32_ a) {
 
 /* The first stage of a turn in the code of one lane. buffered: so many moments are. A kind would be in memory here, and
    its constants lost to who calls. */
-NOINLINE_FN_ void K_(direction_in_scalar)(const kopt_job_ *tile, K_(buffers) *rows, size_t i, int buffered, int with_y) {
+NOINLINE_FN_ void K_(direction_in_scalar)(const kopt_job_ *tile, buffers_ *rows, size_t i, int buffered, int with_y) {
     const size_t q = i / LANES_, n = tile->end - i < PAIR_ ? tile->end - i : PAIR_;
     kopt_job_ job;
     int m;
@@ -4480,10 +4497,10 @@ FN_ kopt_kind_ K_(copy_kind)(const kopt_kind_ *p) {
     return kind;
 }
 
-FN_ void K_(direction_tile)(const kopt_job_ *tile, kopt_kind_ kind, K_(buffers) *rows) {
-    K_(arrays) a = K_(arrays_of)(tile);
-    const K_(scalars) k = K_(splat_job)(tile);
-    const K_(constants) c = K_(make_constants)();
+FN_ void K_(direction_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *rows) {
+    arrays_ a = K_(arrays_of)(tile);
+    const scalars_ k = K_(splat_job)(tile);
+    const constants_ c = K_(make_constants)();
     const kopt_byte_ *const number = rows->r.number, *const twice = rows->r.twice;
     const size_t n = tile->end;
     vu32_ largest[4];
@@ -4494,8 +4511,8 @@ FN_ void K_(direction_tile)(const kopt_job_ *tile, kopt_kind_ kind, K_(buffers) 
     }
     for (i = 0; i < n; i += PAIR_) {
         const size_t q = i / LANES_;
-        const K_(random_pair) r = K_(load_random_pair)(number, twice, i);
-        K_(pair) x, y;
+        const random_pair_ r = K_(load_random_pair)(number, twice, i);
+        pair_ x, y;
         if (!K_(direction_pair)(&a, kind, &k, &c, i, rows->w + q, rows->rest + q, &r, 0, &x, &y, largest)) {
             K_(direction_in_scalar)(tile, rows, i, kind.buffered ? MOMENTS_ : 0, kind.rule == KOPT_ADAM_ATAN2);
             continue;
@@ -4515,17 +4532,17 @@ FN_ void K_(direction_tile)(const kopt_job_ *tile, kopt_kind_ kind, K_(buffers) 
     }
 }
 
-FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, K_(buffers) *rows) {
-    const K_(arrays) a = K_(arrays_of)(tile);
-    const K_(scalars) k = K_(splat_job)(tile);
-    const K_(constants) c = K_(make_constants)();
+FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *rows) {
+    const arrays_ a = K_(arrays_of)(tile);
+    const scalars_ k = K_(splat_job)(tile);
+    const constants_ c = K_(make_constants)();
     const kopt_byte_ *const number = rows->r.number;
     const size_t n = tile->end;
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
         const size_t q = i / LANES_;
         vu32_ own[2];
-        K_(pair) x;
+        pair_ x;
         own[0] = own[1] = load32_(number + 2 * i);
         x.a = rows->x[q];
         x.b = rows->x[q + 1];
@@ -4594,7 +4611,7 @@ FN_ int K_(commit_has_line)(kopt_kind_ kind) {
 #endif
 
 #define LINE_(name, its_rule, its_moments, its_format)                                                                 \
-    NOINLINE_FN_ void K_(direction_##name)(const kopt_job_ *tile, const kopt_kind_ *any, K_(buffers) *rows) {                      \
+    NOINLINE_FN_ void K_(direction_##name)(const kopt_job_ *tile, const kopt_kind_ *any, buffers_ *rows) {                      \
         kopt_kind_ kind = K_(copy_kind)(any);                                                                              \
         kind.rule = KOPT_CAST_(kopt_rule, FIXED_OR_(its_rule, kind.rule));                                                \
         if ((its_moments) != ANY_) kind.moment_count = its_moments;                                                         \
@@ -4606,7 +4623,7 @@ FN_ int K_(commit_has_line)(kopt_kind_ kind) {
 DIRECTIONS_(LINE_)
 #undef LINE_
 #define LINE_(name, its_format, its_rounding)                                                                          \
-    NOINLINE_FN_ void K_(commit_##name)(const kopt_job_ *tile, const kopt_kind_ *any, K_(buffers) *rows) {                      \
+    NOINLINE_FN_ void K_(commit_##name)(const kopt_job_ *tile, const kopt_kind_ *any, buffers_ *rows) {                      \
         kopt_kind_ kind = K_(copy_kind)(any);                                                                              \
         kind.weight = its_format;                                                                                      \
         kind.rounding = KOPT_CAST_(kopt_rounding, FIXED_OR_(its_rounding, kind.rounding));                                \
@@ -4616,7 +4633,7 @@ DIRECTIONS_(LINE_)
 COMMITS_(LINE_)
 #undef LINE_
 
-NOINLINE_FN_ void K_(direction_dispatch)(const kopt_job_ *tile, const kopt_kind_ *any, K_(buffers) *rows) {
+NOINLINE_FN_ void K_(direction_dispatch)(const kopt_job_ *tile, const kopt_kind_ *any, buffers_ *rows) {
     const kopt_kind_ kind = K_(copy_kind)(any);
     const kopt_format format = kind.buffered ? KOPT_Q8 : kind.moment;
 #define LINE_(name, its_rule, its_moments, its_format)                                                                 \
@@ -4628,7 +4645,7 @@ NOINLINE_FN_ void K_(direction_dispatch)(const kopt_job_ *tile, const kopt_kind_
 #undef LINE_
 }
 
-NOINLINE_FN_ void K_(commit_dispatch)(const kopt_job_ *tile, const kopt_kind_ *any, K_(buffers) *rows) {
+NOINLINE_FN_ void K_(commit_dispatch)(const kopt_job_ *tile, const kopt_kind_ *any, buffers_ *rows) {
     const kopt_kind_ kind = K_(copy_kind)(any);
 #define LINE_(name, its_format, its_rounding)                                                                          \
     if (kind.weight == (its_format) && MATCHES_(kind.rounding, its_rounding)) {                                             \
@@ -4643,14 +4660,14 @@ NOINLINE_FN_ void K_(commit_dispatch)(const kopt_job_ *tile, const kopt_kind_ *a
 NOINLINE_FN_ void K_(load_weight_tile)(kopt_byte_ *weight, kopt_byte_ *residual, const kopt_kind_ *any, size_t n, vf32_ *w,
                           vf32_ *rest) {
     const kopt_kind_ kind = K_(copy_kind)(any);
-    const K_(constants) c = K_(make_constants)();
-    K_(arrays) a;
+    const constants_ c = K_(make_constants)();
+    arrays_ a;
     size_t i;
     a.weight = weight;
     a.residual = residual;
     for (i = 0; i < n; i += PAIR_) {
-        K_(pair) r;
-        const K_(pair) x = K_(load_weight_pair)(&a, kind, i, 0, &c, &r, KOPT_NULL_);
+        pair_ r;
+        const pair_ x = K_(load_weight_pair)(&a, kind, i, 0, &c, &r, KOPT_NULL_);
         w[i / LANES_] = x.a;
         w[i / LANES_ + 1] = x.b;
         rest[i / LANES_] = r.a;
@@ -4660,7 +4677,7 @@ NOINLINE_FN_ void K_(load_weight_tile)(kopt_byte_ *weight, kopt_byte_ *residual,
 
 #ifdef KAHAN_OPT_VMATH
 FN_ void K_(atan2_tile)(vf32_ *x, const vf32_ *y, size_t n) {
-    K_(atan2_reduced) first = K_(atan2_reduce)(x[0], y[0]), second = K_(atan2_reduce)(x[1], y[1]), next;
+    atan2_reduced_ first = K_(atan2_reduce)(x[0], y[0]), second = K_(atan2_reduce)(x[1], y[1]), next;
     size_t q;
     for (q = 2; q < n; q += 2) { /* divisions are under way while the polynomials of the turn before are computed */
         next = K_(atan2_reduce)(x[q], y[q]);
@@ -4689,13 +4706,13 @@ NOINLINE_FN_ void K_(rule_function)(const kopt_job_ *j, vf32_ *x, vf32_ *y, size
 #endif
 
 /* The second stage of the steps that count what moves, or look back: x becomes the update itself. */
-NOINLINE_FN_ void K_(commit_general)(const kopt_job_ *tile, const kopt_kind_ *any, K_(buffers) *rows) {
+NOINLINE_FN_ void K_(commit_general)(const kopt_job_ *tile, const kopt_kind_ *any, buffers_ *rows) {
     const kopt_kind_ kind = K_(copy_kind)(any);
     const size_t n = tile->end, size = kopt_bytes_of_(kind.weight);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     kopt_byte_ *const before = AS_BYTES_(rows->w); /* when the updates are there */
     kopt_byte_ *const kept_before = AS_BYTES_(rows->rest);
-    const K_(scalars) k = K_(splat_job)(tile);
+    const scalars_ k = K_(splat_job)(tile);
     kopt_job_ as_is;
     size_t i, q;
     for (i = 0; i < n; i += PAIR_) {
@@ -4729,7 +4746,7 @@ NOINLINE_FN_ void K_(commit_general)(const kopt_job_ *tile, const kopt_kind_ *an
 static void K_(convert)(const kopt_conversion_ *c);
 
 /* All stages of a tile of tile->end elements; its arrays are as long as its turns are. */
-NOINLINE_FN_ void K_(step_tile)(const kopt_job_ *tile, const kopt_kind_ *kind, K_(buffers) *rows) {
+NOINLINE_FN_ void K_(step_tile)(const kopt_job_ *tile, const kopt_kind_ *kind, buffers_ *rows) {
     const kopt_step *s = tile->step;
     const size_t n = tile->end;
     const int rarely =
@@ -4757,7 +4774,7 @@ NOINLINE_FN_ void K_(step_tile)(const kopt_job_ *tile, const kopt_kind_ *kind, K
 }
 
 /* The same for less than a turn, over copies with zeros behind. */
-NOINLINE_FN_ void K_(step_tail)(const kopt_job_ *tile, const kopt_kind_ *any, K_(buffers) *rows) {
+NOINLINE_FN_ void K_(step_tail)(const kopt_job_ *tile, const kopt_kind_ *any, buffers_ *rows) {
     const kopt_kind_ kind = K_(copy_kind)(any);
     const size_t n = tile->end, size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding),
@@ -4821,9 +4838,9 @@ NOINLINE_FN_ void K_(load_fp16_buffer)(vf32_ *row, const kopt_byte_ *from, size_
     }
 }
 
-FN_ void K_(store_fp16_elements)(kopt_byte_ *to, const vf32_ *row, int square, int moment, kopt_rounding how, const K_(random_tile) *r,
+FN_ void K_(store_fp16_elements)(kopt_byte_ *to, const vf32_ *row, int square, int moment, kopt_rounding how, const random_tile_ *r,
                   size_t n) {
-    const K_(constants) c = K_(make_constants)();
+    const constants_ c = K_(make_constants)();
     const vu32_ store = isplat_hoisted_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u);
     const kopt_byte_ *const number = r->number, *const twice = r->twice;
     size_t i;
@@ -4839,7 +4856,7 @@ FN_ void K_(store_fp16_elements)(kopt_byte_ *to, const vf32_ *row, int square, i
 }
 
 NOINLINE_FN_ void K_(store_fp16_buffer)(kopt_byte_ *to, const vf32_ *row, uint32_t largest, int square, int moment,
-                         kopt_rounding how, const K_(random_tile) *r, size_t n) {
+                         kopt_rounding how, const random_tile_ *r, size_t n) {
     if (largest > 0x477FDFFFu) /* some will be infinite or are NaN */
         kopt_store_fp16_buffer_scalar_(to, KOPT_CONST_POINTER_(const kopt_byte_ *, row), square, moment, how, r->number,
                                  r->twice, n);
@@ -4853,13 +4870,13 @@ NOINLINE_FN_ void K_(store_fp16_buffer)(kopt_byte_ *to, const vf32_ *row, uint32
 /* Elements [begin, end). moment: rows for those that are not stepped in place, or NULL. */
 NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t end, vf32_ *moment) {
     const kopt_step *s = whole->step;
-    const K_(philox_key) cipher = K_(make_philox_key)(s->seed, s->step, whole->id, whole->stream);
+    const philox_key_ cipher = K_(make_philox_key)(s->seed, s->step, whole->id, whole->stream);
     kopt_kind_ kind = K_(kind_of)(whole);
     const int buffered = moment != KOPT_NULL_, random = kopt_needs_random_(kind);
     const int coded = buffered && kind.moment == KOPT_Q8;
     const size_t tile_size = buffered && !coded && MOMENTS_ > 1 ? FP16_BUFFER_ / KOPT_CAST_(size_t, MOMENTS_) : KOPT_TILE_;
     kopt_job_ tile;
-    K_(buffers) rows;
+    buffers_ rows;
     size_t i, n, turns, q;
     int m, drawn = 0;
     kopt_copy_job_(&tile, whole);
@@ -4945,16 +4962,16 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
 
 /* The numbers of a turn's place in a row of 128 elements; `row` makes them those of the next row. So they count up
    through the 16 rows of a span, from one run of Philox. */
-typedef struct K_(random_counter) {
-    K_(random_pair) r;
+typedef struct random_counter_ {
+    random_pair_ r;
     vu32_ row[2];
-} K_(random_counter);
+} random_counter_;
 
-FN_ void K_(start_random_counters)(K_(random_counter) *r, const K_(random_tile) *drawn, size_t from, size_t to, const K_(constants) *c) {
+FN_ void K_(start_random_counters)(random_counter_ *r, const random_tile_ *drawn, size_t from, size_t to, const constants_ *c) {
     const vu32_ rows = isplat_(KOPT_RANDOM_STORES_);
     size_t q;
     for (q = from / PAIR_; q < to / PAIR_; q++) {
-        const K_(random_pair) d = K_(load_random_pair)(KOPT_CONST_POINTER_(const kopt_byte_ *, drawn->lower),
+        const random_pair_ d = K_(load_random_pair)(KOPT_CONST_POINTER_(const kopt_byte_ *, drawn->lower),
                                    KOPT_CONST_POINTER_(const kopt_byte_ *, drawn->upper), q * PAIR_);
         const int lie = LANES_ > 4 ? EVEN_ODD_ : 0;
         r[q].r.own[0] = K_(first16)(d.own[0], lie, c);
@@ -4967,8 +4984,8 @@ FN_ void K_(start_random_counters)(K_(random_counter) *r, const K_(random_tile) 
 }
 
 /* The second stage of a turn, with what one lane does if it has to. */
-FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const K_(arrays) *a, kopt_kind_ kind, const K_(scalars) *k, const K_(constants) *c,
-                      size_t i, K_(pair) x, const vu32_ own[2], int lie) {
+FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const arrays_ *a, kopt_kind_ kind, const scalars_ *k, const constants_ *c,
+                      size_t i, pair_ x, const vu32_ own[2], int lie) {
     vf32_ row[2];
     if (K_(commit_pair)(a, kind, k, c, i, x, own, lie)) return;
     row[0] = x.a;
@@ -4985,20 +5002,20 @@ FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const K_(arrays) *a, 
 
 /* Whole turns from `begin` on, which is at a turn of the random numbers. Returns where they end. */
 FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int parted, kopt_schedule_ order, size_t begin) {
-    const K_(arrays) a = K_(arrays_of)(whole);
+    const arrays_ a = K_(arrays_of)(whole);
     const kopt_step *s = whole->step;
-    const K_(philox_key) cipher = K_(make_philox_key)(s->seed, s->step, whole->id, whole->stream);
-    const K_(constants) c = K_(make_constants)();
+    const philox_key_ cipher = K_(make_philox_key)(s->seed, s->step, whole->id, whole->stream);
+    const constants_ c = K_(make_constants)();
     const size_t end = whole->end;
     const int random = kopt_needs_random_(kind);
-    K_(scalars) k = K_(splat_job)(whole);
+    scalars_ k = K_(splat_job)(whole);
     const int in_a_row = SPECIALIZE_TILED_ && order == KOPT_TILED_;
     const int in_turns = LANES_ == 16 && order == KOPT_PIPELINED_; /* other orders are left out before specialized is inlined */
     const int lie = parted | (in_a_row ? 0 : RANDOM_ZERO_EXTENDED_);
-    K_(random_counter) counted[KOPT_RANDOM_GROUP_ / PAIR_];
-    K_(buffers) rows;
-    K_(random_pair) none;
-    K_(pair) waiting;
+    random_counter_ counted[KOPT_RANDOM_GROUP_ / PAIR_];
+    buffers_ rows;
+    random_pair_ none;
+    pair_ waiting;
     vu32_ its_own[2];
     size_t i = begin, n, q;
     int waits = 0;
@@ -5021,12 +5038,12 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int parted, 
         }
         for (q = 0; q < n; q += PAIR_) {
             const size_t at = in_a_row ? q / LANES_ : 0;
-            K_(random_pair) r = none;
-            K_(pair) x, y;
+            random_pair_ r = none;
+            pair_ x, y;
             if (in_a_row && random) {
                 r = K_(load_random_pair)(rows.r.number, rows.r.twice, q);
             } else if (random) {
-                K_(random_counter) *const place = counted + (in_row + q) / PAIR_;
+                random_counter_ *const place = counted + (in_row + q) / PAIR_;
                 r = place->r;
                 place->r.own[0] = add16_(r.own[0], place->row[0]);
                 place->r.own[1] = add16_(r.own[1], place->row[1]);
@@ -5066,7 +5083,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int parted, 
 #endif
             for (q = 0; q < n; q += PAIR_) {
                 vu32_ own[2];
-                K_(pair) x;
+                pair_ x;
                 own[0] = own[1] = random ? load32_(rows.r.number + 2 * q) : isplat_(0);
                 x.a = rows.x[q / LANES_];
                 x.b = rows.x[q / LANES_ + 1];
@@ -5151,13 +5168,13 @@ NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
 
 #ifndef TOOLS_ISA_
 /* StableAdamW: g / larger(root of the new second moment, eps), g scaled and with L2 in it. */
-FN_ vf32_ K_(stable_ratio_of)(const K_(scalars) *k, vf32_ g, vf32_ v) {
+FN_ vf32_ K_(stable_ratio_of)(const scalars_ *k, vf32_ g, vf32_ v) {
     v = K_(moving_average_of_squares)(k->beta2, k->gain2, v, g);
     return div_(g, K_(max_abs)(mul_(sqrt_(v), k->root_scale), k->eps));
 }
 
 #ifdef ONE_LANE_
-FN_ vf32_ K_(stable_ratio)(kopt_kind_ kind, const K_(scalars) *k, const K_(element) *e) {
+FN_ vf32_ K_(stable_ratio)(kopt_kind_ kind, const scalars_ *k, const element_ *e) {
     vf32_ g = K_(widen)(e->grad, kind.grad), rest;
     if (k->use_scale) g = mul_(g, k->grad_scale);
     if (k->use_l2) g = add_(g, mul_(k->l2, K_(load_weight)(kind, e->weight, e->residual, &rest)));
@@ -5167,13 +5184,13 @@ FN_ vf32_ K_(stable_ratio)(kopt_kind_ kind, const K_(scalars) *k, const K_(eleme
 
 /* Of elements [begin, end) to out. */
 NOINLINE_FN_ void K_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ *out) {
-    const K_(scalars) k = K_(splat_job)(j);
+    const scalars_ k = K_(splat_job)(j);
     const kopt_kind_ kind = K_(kind_of)(j);
     size_t i = begin;
 #ifdef ONE_LANE_
     for (; i < j->end; i++) {
         const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-        K_(element) e;
+        element_ e;
         e.weight = e.residual = e.moment[0] = e.moment[2] = e.moment[3] = e.slow = e.slow_residual = 0;
         e.grad = K_(load_at)(j->grad, i, kopt_bytes_of_(kind.grad));
         e.moment[1] = K_(load_at)(j->moment[1], i, kopt_bytes_of_(kind.moment));
@@ -5182,10 +5199,10 @@ NOINLINE_FN_ void K_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ 
         K_(store_at)(out, i - begin, 4, as_u32_(K_(stable_ratio)(kind, &k, &e)));
     }
 #else
-    const K_(constants) c = K_(make_constants)();
+    const constants_ c = K_(make_constants)();
     for (; j->end - i >= PAIR_ && !k.use_l2; i += PAIR_) {
-        K_(pair) g = K_(load_pair)(j->grad, i, kind.grad, 0, &c);
-        const K_(pair) v = K_(load_pair)(j->moment[1], i, kind.moment, 0, &c);
+        pair_ g = K_(load_pair)(j->grad, i, kind.grad, 0, &c);
+        const pair_ v = K_(load_pair)(j->moment[1], i, kind.moment, 0, &c);
         if (k.use_scale) {
             g.a = mul_(g.a, k.grad_scale);
             g.b = mul_(g.b, k.grad_scale);
@@ -5220,10 +5237,10 @@ FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, size_t end
 NOINLINE_FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, size_t end) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
     const uint32_t stream = KOPT_CAST_(uint32_t, c->stochastic);
-    const K_(philox_key) cipher = stream == 0 ? K_(make_philox_key)(0, 0, 0, 0) : K_(make_philox_key)(c->seed, c->step, c->id, stream);
+    const philox_key_ cipher = stream == 0 ? K_(make_philox_key)(0, 0, 0, 0) : K_(make_philox_key)(c->seed, c->step, c->id, stream);
     const int stochastic = stream != 0 && c->dst_format != KOPT_F32;
-    const K_(constants) constants = K_(make_constants)();
-    K_(random_buffer) draws;
+    const constants_ constants = K_(make_constants)();
+    random_buffer_ draws;
     size_t i, n;
     for (i = begin; i < end; i += n) {
         vu32_ r = isplat_(0);
@@ -5349,9 +5366,9 @@ FN_ vu32_ K_(norm_to_integer)(vf32_ x, vf32_ unit, vu32_ *bad, vu32_ *all) {
     return whole;
 }
 
-typedef struct K_(norm_sums) {
+typedef struct norm_sums_ {
     vu32_ high[2], cross[2], low[2];
-} K_(norm_sums);
+} norm_sums_;
 
 /* Vector i of a group: whole, and of fp32 its lower 12 bits. */
 FN_ vu32_ K_(norm_split)(const kopt_byte_ *p, kopt_format format, size_t i, vf32_ unit, vf32_ fine, vu32_ *rest,
@@ -5364,7 +5381,7 @@ FN_ vu32_ K_(norm_split)(const kopt_byte_ *p, kopt_format format, size_t i, vf32
     return K_(norm_to_integer)(as_f32_(cut), unit, bad, all);
 }
 
-FN_ void K_(norm_dot)(K_(norm_sums) *s, kopt_format format, vu32_ whole, vu32_ rest) {
+FN_ void K_(norm_dot)(norm_sums_ *s, kopt_format format, vu32_ whole, vu32_ rest) {
     dot_(s->high, whole, whole);
     if (format == KOPT_F32) {
         dot_(s->cross, whole, rest);
@@ -5378,7 +5395,7 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
     uint32_t scale = 0; /* the unit of the window is 2^(127 - scale); 0: to be chosen */
     while (groups > 0) {
         size_t todo = groups < 64 ? groups : 64; /* 256 vectors: as many squares as 64 bits hold */
-        K_(norm_sums) s;
+        norm_sums_ s;
         vf32_ unit, fine;
         int strange = 0;
         groups -= todo;
@@ -5843,7 +5860,7 @@ FN_ void K_(box_muller)(vu32_ *x, vu32_ *y) {
    first of the block, and what is not asked for may be written, too. Four words of one Philox block, four numbers. */
 FN_ void K_(random_numbers)(const kopt_vmath_job_ *j) {
     const size_t offset = KOPT_CAST_(unsigned, j->first & 255), chunk = 4 * LANES_;
-    K_(philox_key) cipher = K_(make_philox_key)(j->seed, j->step, j->id, j->stream);
+    philox_key_ cipher = K_(make_philox_key)(j->seed, j->step, j->id, j->stream);
     size_t i, k;
     cipher.stream += j->attempt << 20;
     for (i = offset / chunk * chunk; i < offset + j->n; i += chunk) {
@@ -5953,7 +5970,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(vmath)(const kopt_vmath_job_ *j) {
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
-    const K_(philox_key) cipher = K_(make_philox_key)(seed, step, id, stream);
+    const philox_key_ cipher = K_(make_philox_key)(seed, step, id, stream);
     vu32_ x[4];
     return K_(random_at)(x, &cipher, index, 1);
 }
@@ -5966,6 +5983,21 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef KOPT_GLUE_
 #undef K_
 #undef FN_
+#undef scalars_
+#undef philox_key_
+#undef random_buffer_
+#undef constants_
+#undef moments_
+#undef atan2_reduced_
+#undef element_
+#undef pair_
+#undef arrays_
+#undef half_pair_
+#undef random_pair_
+#undef random_tile_
+#undef buffers_
+#undef random_counter_
+#undef norm_sums_
 #undef vf32_
 #undef vu32_
 #undef vmask_
