@@ -28,6 +28,8 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench q8 [check | ...] which 8-bit code serves the moments of AdamW? (docs/q8.md)
        ./build.sh bench theorem1         how far from the solution SGD ends with 16-bit weights (docs/theorem1.md)
        ./build.sh cuda [bench]           the GPU part: its kernels on the CPU, its PTX, and its tests if there is a GPU
+       ./build.sh figures                what README.md and docs show of demo and theorem1: a minute
+       ./build.sh figures bench          ... of bench cliffs and --sizes, on an idle machine: ten minutes, 10 GB
        ./build.sh mutants [all|share K/N] change the header in some 400 ways: does each change make a test fail?
        ./build.sh setup                  install the tools that the full test uses (apt, as root)
 TEXT
@@ -479,6 +481,7 @@ fast_tests() {
     part selftest sh tests/selftest.sh build/tests/plain.o
     part setup sh tests/setup.sh
     part usage sh tests/usage.sh
+    part figures sh tests/figures.sh
     run_jobs
     prove_all
     cat <<'TEXT'
@@ -594,6 +597,7 @@ run_tests() {
     part selftest sh tests/selftest.sh
     part setup sh tests/setup.sh
     part usage sh tests/usage.sh
+    part figures sh tests/figures.sh
     build theorem1 $CC -O2 bench/theorem1.c -lm
     part theorem1 build/tests/theorem1 test
     if [ -d build/python/optimi ] && /usr/bin/python3 -c 'import torch, packaging' 2>/dev/null; then # the system's own
@@ -613,12 +617,18 @@ mutants() {
     esac
 }
 
+figures() {
+    knows figures bench "$@"
+    exec sh docs/figures.sh "$@"
+}
+
 case "${1:-}" in
 demo) shift; demo "$@" ;;
 test) shift; run_tests "$@" ;;
 bench) shift; bench "$@" ;;
 cuda) shift; cuda "$@" ;;
 mutants) shift; mutants "$@" ;;
+figures) shift; figures "$@" ;;
 setup) shift; setup "$@" ;;
 -h | --help | help) usage ;;
 '') usage >&2; exit 2 ;;

@@ -95,7 +95,8 @@ report $? "the object needs no C++ library"
 nm -g --defined-only $out/plain.o $out/vmath.o | awk 'NF == 3 { print $3 }' | grep -v '^kopt_cuda_' >$out/log
 ! test -s $out/log
 report $? "every exported symbol begins with kopt_cuda_"
-linked ${CC:-cc} -std=c99 -Wall -Wextra -Wpedantic -Werror -O2 -o $out/use_c tests/cuda_use.c $out/plain.o >$out/log 2>&1
+linked ${CC:-cc} -std=c99 -Wall -Wextra -Wpedantic -Werror -O2 -o $out/use_c tests/cuda_use.c $out/plain.o \
+    >$out/log 2>&1
 report $? "C links with it"
 $out/use_c >$out/log 2>&1
 report $? "C: codes, and the program's own CUDA error stays: $(head -1 $out/log)"

@@ -4,8 +4,9 @@
 out=build/tests/usage
 rm -rf $out
 copy="$out/a b's"
-mkdir -p "$copy/bench"
+mkdir -p "$copy/bench" "$copy/docs/examples"
 cp build.sh "$copy"
+cp docs/figures.sh "$copy/docs"
 cp bench/compare.sh bench/calls.sh "$copy/bench"
 count=0
 report() { # report STATUS DESCRIPTION
@@ -40,6 +41,8 @@ refused '`demo` does not know `--bf16`' demo --bf16
 refused '`demo` does not know `--all`' demo --precision all --all
 refused '`cuda` does not know `--bench`' cuda --bench
 refused '`cuda` does not know `more`' cuda bench more
+refused '`figures` does not know `demo`' figures demo
+refused '`figures` does not know `--bench`' figures bench --bench
 refused '`setup` does not know `everything`' setup everything
 wrong_compare() { # wrong_compare WORDS ARGUMENT...: bench/compare.sh says what, and its own usage
     words=$1
@@ -62,7 +65,8 @@ for words in missing.h 'build.sh build.sh' --help; do
     report $? "./build.sh bench calls $words: the usage"
 done
 for words in 'demo --precision all FILE' 'bench --sizes --gb 0.5' 'bench atan2 100' 'bench flags' 'cuda' \
-    'bench compare build.sh build.sh 64 --isa avx2' 'bench cliffs quick avx2 --markdown'; do
+    'bench compare build.sh build.sh 64 --isa avx2' 'bench cliffs quick avx2 --markdown' figures \
+    'figures bench'; do
     ask $words # no compiler: it fails, but later
     [ $status != 2 ] && [ -d "$copy/build" ] && ! grep -q '^usage' $out/errors
     report $? "./build.sh $words is understood"
@@ -81,7 +85,9 @@ done
 mkdir "$copy/tests"
 echo 'enum { ONE = 1 };' >"$copy/kahan_opt.h"
 echo 'int main(void) { return 0; }' >"$copy/tests/probe.c"
-for name in golden selftest setup usage; do printf 'echo "ok 1 - $*"\necho 1..1\n' >"$copy/tests/$name.sh"; done
+for name in golden selftest setup usage figures; do
+    printf 'echo "ok 1 - $*"\necho 1..1\n' >"$copy/tests/$name.sh"
+done
 try() { # try LINE...: `test --fast` where tests/test_one.c prints this TAP, with a CC of three words
     { printf '#include <stdio.h>\n#include "../kahan_opt.h"\nint main(void) {\n'
         printf '    puts(%s);\n' "$@"
