@@ -1,6 +1,9 @@
 #!/bin/sh
-# kahan_opt: ./build.sh demo | test | bench | cuda | setup.  Each needs a C compiler (CC, default cc) and nothing else; what
-# more there is to test with is used if it is installed, and `./build.sh setup` installs it (Debian, Ubuntu).
+# kahan_opt: ./build.sh demo | test | bench | cuda | setup.  Each needs a C compiler (CC, default cc) and nothing else;
+# what more there is to test with is used if it is installed, and `./build.sh setup` installs it (Debian, Ubuntu).
+#
+# Unquoted are only lists of words: CC and NVCC ("gcc -m32", "ccache gcc"), flags, sources, objects and packages.
+# shellcheck disable=SC2086
 set -eu
 cd "$(dirname "$0")"
 CC=${CC:-cc}
@@ -13,7 +16,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh demo --precision P     ... in fp32 and P: amp_bf16, amp_fp16 (mixed precision), bf16, fp16, or all
        ./build.sh demo --rule adam_atan2 ... in fp32 and bf16 by AdamW, and in bf16 by Adam-atan2
        ./build.sh test [--no-skip]       all tests that can run here; names what it skips (--no-skip: as a failure)
-       ./build.sh test --fast            half a minute, for each change: the native tests and hashes; says what it leaves out
+       ./build.sh test --fast            half a minute, for each change: native tests, hashes; says what it leaves out
        ./build.sh bench [--gb SIZE]      check the bits, then measure against the memory roofline
        ./build.sh bench --sizes | --all  how cost grows with n, and a model of it; every combination there is
        ./build.sh bench atan2            the rules of KAHAN_OPT_VMATH beside AdamW, with SLEEF if it is there
@@ -24,7 +27,9 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench calls [HEADER]   instructions of a call, by callgrind: what small tensors pay
        ./build.sh bench q8 [check | ...] which 8-bit code serves the moments of AdamW? (docs/q8.md)
        ./build.sh bench theorem1         how far from the solution SGD ends with 16-bit weights (docs/theorem1.md)
-       ./build.sh cuda [bench]           the GPU part: its kernels on the CPU, its PTX, and on a GPU, if there is one, its tests
+       ./build.sh cuda [bench]           the GPU part: its kernels on the CPU, its PTX, and its tests if there is a GPU
+       ./build.sh figures                what README.md and docs show of demo and theorem1: a minute
+       ./build.sh figures bench          ... of bench cliffs and --sizes, on an idle machine: ten minutes, 10 GB
        ./build.sh mutants [all|share K/N] change the header in some 400 ways: does each change make a test fail?
        ./build.sh setup                  install the tools that the full test uses (apt, as root)
 TEXT
@@ -54,42 +59,46 @@ demo() {
     exec build/demo/demo "$@"
 }
 
-# PyTorch, optimi, torchao and bitsandbytes into build/peers, once: remove it to try again. PyTorch comes with 5 GB of CUDA
-# that stay unused.
+# PyTorch, optimi, torchao and bitsandbytes into build/peers, once: remove it to try again. PyTorch comes with 5 GB of
+# CUDA that stay unused.
 install_peers() {
     if [ -e build/peers/tried ] || ! python3 -m pip --version >/dev/null 2>&1; then return; fi
     echo "installing PyTorch, optimi, torchao and bitsandbytes into build/peers ..."
     mkdir -p build/peers
-    limit= && have timeout && limit='timeout 360' # seconds for each
-    pip="env PIP_ROOT_USER_ACTION=ignore $limit python3 -m pip install -q --retries 1 --target build/peers"
-    $pip torch || echo "peers: PyTorch could not be installed" >&2
-    for package in numpy packaging; do $pip --no-deps $package || true; done
+    pip_peers torch || echo "peers: PyTorch could not be installed" >&2
+    for package in numpy packaging; do pip_peers --no-deps "$package" || true; done
     for package in torch-optimi torchao bitsandbytes; do
-        $pip --no-deps $package || echo "peers: $package could not be installed" >&2
+        pip_peers --no-deps "$package" || echo "peers: $package could not be installed" >&2
     done
     : >build/peers/tried
 }
+pip_peers() {
+    set -- env PIP_ROOT_USER_ACTION=ignore python3 -m pip install -q --retries 1 --target build/peers "$@"
+    ! have timeout || set -- timeout 360 "$@" # seconds for each
+    "$@"
+}
 
 # Each part with flags of its own: see bench/peers.c. Linked without -Ofast, or the process would flush denormals.
+peer() { # peer NAME FLAG...
+    name=$1
+    shift
+    $CC "$@" -fPIC -c -o "build/bench/peers_$name.o" bench/peers.c
+    objects="$objects build/bench/peers_$name.o"
+}
 bench_peers() {
     mkdir -p build/bench
-    objects=
-    while read -r part flags; do
-        $CC $flags -fPIC -c -o build/bench/peers_$part.o bench/peers.c
-        objects="$objects build/bench/peers_$part.o"
-    done <<'PARTS'
-ours -DOURS -std=c99 -O2
-naive -DNAIVE=naive_step -O3 -march=native
-vector -DNAIVE=naive_vector_step -O3 -march=native -fno-math-errno
-llmc -DLLMC -Ofast -march=native
-ggml -DGGML -O3 -march=native
-PARTS
+    objects=''
+    peer ours -DOURS -std=c99 -O2
+    peer naive -DNAIVE=naive_step -O3 -march=native
+    peer vector -DNAIVE=naive_vector_step -O3 -march=native -fno-math-errno
+    peer llmc -DLLMC -Ofast -march=native
+    peer ggml -DGGML -O3 -march=native
     $CC -shared -o build/bench/peers.so $objects -lm
     install_peers
     for peers in build/peers ''; do # ours, or Debian's python3-torch
         for python in python3 /usr/bin/python3; do
-            if PYTHONPATH=$peers $python -c 'import torch' 2>/dev/null; then
-                exec env PYTHONPATH=$peers $python bench/peers.py "$@"
+            if PYTHONPATH=$peers "$python" -c 'import torch' 2>/dev/null; then
+                exec env "PYTHONPATH=$peers" "$python" bench/peers.py "$@"
             fi
         done
     done
@@ -98,19 +107,20 @@ PARTS
 }
 
 # One program of several builds of the header: see bench/flags.c.
+flags_build() { # flags_build NAME COMPILER FLAG...: if it is there
+    name=$1
+    shift
+    have "$1" || return 0
+    "$@" -c -DSTEP="step_$name" -o "build/bench/flags_$name.o" bench/flags.c
+    objects="$objects build/bench/flags_$name.o" builds="$builds BUILD($name)"
+}
 bench_flags() {
     mkdir -p build/bench
-    objects= builds=
-    while read -r name compile; do
-        have "${compile%% *}" || continue
-        $compile -c -DSTEP=step_$name -o build/bench/flags_$name.o bench/flags.c
-        objects="$objects build/bench/flags_$name.o" builds="$builds BUILD($name)"
-    done <<BUILDS
-O2 $CC -O2
-O0 $CC -O0
-O3_native $CC -O3 -march=native
-clang_O2 clang -O2
-BUILDS
+    objects='' builds=''
+    flags_build O2 $CC -O2
+    flags_build O0 $CC -O0
+    flags_build O3_native $CC -O3 -march=native
+    flags_build clang_O2 clang -O2
     $CC -std=c99 -O2 "-DBUILDS=$builds" -o build/bench/flags bench/flags.c $objects
     exec build/bench/flags "$@"
 }
@@ -140,33 +150,41 @@ bench() {
         theorem1 | atan2 | cliffs) program=$1; shift ;;
     esac
     mkdir -p build/bench
-    $CC -std=c99 -O2 -DKAHAN_OPT_SLEEF -o build/bench/$program bench/$program.c -lsleef -lm -lpthread 2>/dev/null ||
-        $CC -std=c99 -O2 -o build/bench/$program bench/$program.c -lm -lpthread
-    exec build/bench/$program "$@"
+    set -- "build/bench/$program" "$@"
+    $CC -std=c99 -O2 -DKAHAN_OPT_SLEEF -o "$1" "bench/$program.c" -lsleef -lm -lpthread 2>/dev/null ||
+        $CC -std=c99 -O2 -o "$1" "bench/$program.c" -lm -lpthread
+    exec "$@"
 }
 
 # nvcc: in the path, in its usual place, or where setup puts it.
 NVCC=${NVCC:-}
 for nvcc in nvcc /usr/local/cuda/bin/nvcc build/cuda/nvidia/cu13/bin/nvcc; do
-    if [ -z "$NVCC" ] && have $nvcc; then NVCC=$nvcc; fi
+    if [ -z "$NVCC" ] && have "$nvcc"; then NVCC=$nvcc; fi
 done
 export NVCC CC
 
-# How the kernels of the GPU are compiled for the CPU, with vector mathematics: under sanitizers, if the compiler has them.
-cuda_host() {
+runs_with() { # runs_with FLAG...: does CC build a program with them, and does it run?
+    echo 'int main(void) { return 0; }' >build/tests/empty.c
+    $CC "$@" -o build/tests/empty build/tests/empty.c 2>/dev/null && build/tests/empty 2>/dev/null
+}
+
+# The kernels of the GPU, compiled for the CPU, with vector mathematics: under sanitizers, if the compiler has them.
+cuda_host() { # cuda_host [job NAME]: now, or as a job
+    set -- "$@" $CC -std=c99 $C_WARNINGS -O0 -g -DKAHAN_OPT_VMATH -o build/tests/cuda.host tests/cuda.c
     sanitize='-fsanitize=address,undefined -fno-sanitize-recover=all'
-    echo 'int main(void) { return 0; }' >build/tests/sanitize.c
-    { $CC $sanitize -o build/tests/sanitize build/tests/sanitize.c 2>/dev/null && build/tests/sanitize; } || sanitize=
-    echo "$CC -std=c99 $C_WARNINGS -O0 -g $sanitize -DKAHAN_OPT_VMATH -o build/tests/cuda.host tests/cuda.c"
+    ! runs_with $sanitize || set -- "$@" $sanitize
+    "$@"
 }
 
 # The same with the threads of a block at the same time, and without vector mathematics, which makes structs larger.
-# Needs the thread sanitizer, which some systems let run only now and then (where their addresses are too random).
-cuda_threads() {
-    echo 'int main(void) { return 0; }' >build/tests/sanitize.c
-    $CC -fsanitize=thread -o build/tests/sanitize build/tests/sanitize.c 2>/dev/null || return 0
-    for try in 1 2 3 4 5 6; do build/tests/sanitize 2>/dev/null || return 0; done
-    echo "$CC -std=gnu99 -I. $C_WARNINGS -Wno-maybe-uninitialized -O1 -g -fsanitize=thread -DTHREADS -o build/tests/cuda.threads tests/cuda.c -lpthread"
+cuda_threads() { # cuda_threads [job NAME]
+    "$@" $CC -std=gnu99 -I. $C_WARNINGS -Wno-maybe-uninitialized -O1 -g -fsanitize=thread -DTHREADS \
+        -o build/tests/cuda.threads tests/cuda.c -lpthread
+}
+# Some systems let the thread sanitizer run only now and then (where their addresses are too random).
+thread_sanitizer() {
+    runs_with -fsanitize=thread || return 1
+    for try in 1 2 3 4 5; do build/tests/empty 2>/dev/null || return 1; done
 }
 
 cuda() {
@@ -175,7 +193,8 @@ cuda() {
     if [ "${1:-}" = bench ]; then
         [ -n "$NVCC" ] || { echo "SKIPPED: the GPU bench (no nvcc; ./build.sh setup installs it)"; exit 0; }
         rm -f build/bench/cuda.csv
-        $NVCC -I. -O3 -arch=native -o build/bench/cuda bench/cuda.cu 2>/dev/null || $NVCC -I. -O3 -o build/bench/cuda bench/cuda.cu
+        $NVCC -I. -O3 -arch=native -o build/bench/cuda bench/cuda.cu 2>/dev/null ||
+            $NVCC -I. -O3 -o build/bench/cuda bench/cuda.cu
         build/bench/cuda # says so and writes no table where there is no GPU
         [ -s build/bench/cuda.csv ] || exit 0
         if ! python3 -c 'import torch' 2>/dev/null; then
@@ -185,9 +204,12 @@ cuda() {
         fi
         exec python3 bench/cuda_peers.py build/bench/cuda.csv # says what is missing
     fi
-    $(cuda_host)
+    cuda_host
     build/tests/cuda.host 1000
-    if [ -n "$(cuda_threads)" ]; then $(cuda_threads) && build/tests/cuda.threads 60; fi
+    if thread_sanitizer; then
+        cuda_threads
+        build/tests/cuda.threads 60
+    fi
     [ -n "$NVCC" ] || { echo "SKIPPED: what nvcc makes of it (no nvcc; ./build.sh setup installs it)"; exit 0; }
     sh tests/cuda.sh | tee build/tests/cuda.log
     sed -n 's/^ok [0-9]* # SKIP/SKIPPED: the tests on a GPU:/p' build/tests/cuda.log
@@ -196,7 +218,7 @@ cuda() {
 
 # ---- setup: the status of every step counts; what failed is said at once and once more at the end --------------------
 
-failures= absences= # a line each
+failures='' absences='' # a line each
 setup_log=build/setup.log
 setup_failed() { echo "setup: FAILED: $1" >&2 && failures="$failures    $1
 "; }
@@ -228,7 +250,7 @@ install_packages() {
     apt_install "$@" && return
     why=$(reason)
     locked && { setup_failed "apt-get install: $why"; return; }
-    there= missing=
+    there='' missing=''
     for package; do
         if LC_ALL=C apt-get -qq -s install --no-install-recommends "$package" >/dev/null 2>&1; then
             there="$there $package"
@@ -241,6 +263,12 @@ install_packages() {
     [ -z "$there" ] || apt_install $there || setup_failed "apt-get install of the others: $(reason)"
 }
 
+arm64_apt() {
+    env LC_ALL=C apt-get -qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root \
+        -o "Dir::Cache=$PWD" -o "Dir::State::lists=$PWD/lists" -o "Dir::State::status=$PWD/status" \
+        -o "Dir::Etc::sourcelist=$sources" -o "Dir::Etc::sourceparts=$PWD/none" "$@"
+}
+
 # Debian's SLEEF for AArch64 into build/sleef-arm64, with package lists of its own: the system keeps one architecture.
 sleef_arm64() {
     if [ -e build/sleef-arm64/usr ] || [ "$(dpkg --print-architecture)" = arm64 ]; then return; fi
@@ -249,15 +277,17 @@ sleef_arm64() {
         cd build/sleef-arm64
         : >status
         for sources in /etc/apt/sources.list.d/debian.sources /etc/apt/sources.list; do [ -f $sources ] && break; done
-        apt="env LC_ALL=C apt-get -qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root -o Dir::Cache=$PWD \
-            -o Dir::State::lists=$PWD/lists -o Dir::State::status=$PWD/status -o Dir::Etc::sourcelist=$sources -o Dir::Etc::sourceparts=$PWD/none"
-        $apt update && $apt download libsleef3 && dpkg -x libsleef3_*_arm64.deb . && rm -rf lists
+        arm64_apt update && arm64_apt download libsleef3 && dpkg -x libsleef3_*_arm64.deb . && rm -rf lists
     ) >$setup_log 2>&1 || optional "SLEEF for AArch64" "its test stays out"
 }
 
 setup() {
     knows setup '' "$@"
-    have apt-get || { echo "setup: this needs apt (Debian or Ubuntu); install clang, tcc, perl, qemu-user and the cross compilers in this file by hand" >&2; exit 2; }
+    if ! have apt-get; then
+        { printf 'setup: this needs apt (Debian or Ubuntu); install clang, tcc, perl, qemu-user and the '
+            echo 'cross compilers in this file by hand'; } >&2
+        exit 2
+    fi
     mkdir -p build
     if ! apt update; then
         setup_failed "apt-get update: $(reason)"
@@ -298,68 +328,114 @@ skip() { # skip PART TOOL [them]
     skipped=$((skipped + 1))
 }
 
-part() { # part NAME COMMAND...: the command prints TAP
+quote() ( # quote WORD...: each as the shell reads it back
+    for word; do
+        quoted=
+        while :; do
+            case $word in *\'*) ;; *) break ;; esac
+            quoted="$quoted${word%%\'*}'\''" word=${word#*\'}
+        done
+        printf " '%s'" "$quoted$word"
+    done
+)
+
+script() ( # script FILE COMMAND...: a program that runs the command
+    file=$1
+    shift
+    printf '#!/bin/sh\nexec%s\n' "$(quote "$@")" >"$file"
+    chmod +x "$file"
+)
+
+part() ( # part NAME COMMAND...: the command prints TAP
     name=$1
     shift
-    printf '#!/bin/sh\nexec %s\n' "$*" >"build/tests/$name.t"
-    chmod +x "build/tests/$name.t"
+    script "build/tests/$name.t" "$@"
+)
+
+job() ( # job NAME COMMAND...: for run_jobs; build/tests/NAME.job does it again
+    name=$1
+    shift
+    script "build/tests/$name.job" "$@"
+    echo "build/tests/$name.job" >>build/tests/jobs
+)
+
+run_jobs() { # two at a time; a failure ends the run when the others are done
+    xargs -n 1 -P 2 sh <build/tests/jobs
+    rm build/tests/jobs
 }
+
+build() ( # build FILE COMPILER WORD...: a job that makes build/tests/FILE, in C99 and without a warning
+    file=$1
+    shift
+    job "$file" "$@" -std=c99 $C_WARNINGS -o "build/tests/$file"
+)
 
 sanitizes() { # sanitizes COMPILER MORE: does it have the libraries?
     echo 'int LLVMFuzzerTestOneInput(void); int LLVMFuzzerTestOneInput(void) { return 0; }' >build/tests/sanitizes.c
     [ -n "$2" ] || echo 'int main(void) { return 0; }' >>build/tests/sanitizes.c
-    $1 -fsanitize=address,undefined$2 -o build/tests/sanitizes build/tests/sanitizes.c >/dev/null 2>&1
+    "$1" "-fsanitize=address,undefined$2" -o build/tests/sanitizes build/tests/sanitizes.c >/dev/null 2>&1
 }
 
 all=$(echo tests/test_*.c)
 bits='tests/test_tools.c tests/test_step_bits.c tests/test_api.c tests/test_convert.c tests/test_vmath.c'
 # where bits are equal, so is what they are good for
 more_bits="$bits tests/test_state.c tests/test_compress.c tests/test_soft64.c tests/test_environment.c"
-program() { # program SOURCES SUFFIX RUNNER ARGUMENT COMPILER FLAGS...: build the tests with it, one part each
-    sources=$1 suffix=$2 runner=$3 argument=$4
+program() { # program SOURCES SUFFIX EMULATOR ARGUMENT COMPILER FLAG...: build the tests with it, one part each
+    sources=$1 suffix=$2 emulator=$3 argument=$4
     shift 4
     for source in $sources; do
-        name=$(basename "$source" .c)
-        echo "$* -std=c99 $C_WARNINGS -o build/tests/$name.$suffix $source -lm" >>build/tests/builds
-        part "$name.$suffix" "$runner" "build/tests/$name.$suffix" "$argument"
+        name=$(basename "$source" .c).$suffix
+        build "$name" "$@" "$source" -lm
+        part "$name" ${emulator:+"$emulator"} "build/tests/$name" ${argument:+"$argument"}
     done
+}
+
+sleef() { # sleef SOURCE SUFFIX COMPILER FLAG...: a test with SLEEF
+    source=$1 name=$(basename "$1" .c).$2
+    shift 2
+    build "$name" "$@" -DKAHAN_OPT_SLEEF "$source" -lsleef -lm
+    part "$name" "build/tests/$name" quick
 }
 
 # Vector mathematics with SLEEF, from plain translation units (no -m flags), and all of it beside MPFR.
 vmath_parts() {
     beside=build/tests/test_vmath.native
-    echo 'int main(void) { return 0; }' >build/tests/sleef.c
-    if $CC -o build/tests/sleef.probe build/tests/sleef.c -lsleef 2>/dev/null; then
-        for options in sleef:"$CC -O2" sleef_debug:"$CC -O0" sleef_clang:'clang -O0' sleef_clang_ofast:'clang -Ofast'; do
-            name=test_vmath.${options%%:*}
-            case $options in *clang*) have clang || { skip "SLEEF from $options" clang; continue; } ;; esac
-            echo "${options#*:} -std=c99 $C_WARNINGS -DKAHAN_OPT_SLEEF -o build/tests/$name tests/test_vmath.c -lsleef -lm" >>build/tests/builds
-            part "$name" "build/tests/$name" quick
+    if runs_with -lsleef; then
+        sleef tests/test_vmath.c sleef $CC -O2
+        sleef tests/test_vmath.c sleef_debug $CC -O0
+        for options in sleef_clang:-O0 sleef_clang_ofast:-Ofast; do
+            if have clang; then
+                sleef tests/test_vmath.c "${options%:*}" clang "${options#*:}"
+            else
+                skip "SLEEF from ${options%:*}:clang ${options#*:}" clang
+            fi
         done
-        echo "$CC -O2 -std=c99 $C_WARNINGS -DKAHAN_OPT_SLEEF -o build/tests/test_loss.sleef tests/test_loss.c -lsleef -lm" >>build/tests/builds
-        part test_loss.sleef build/tests/test_loss.sleef quick
-        # link-time optimization
-        for options in lto:'gcc -O2 -flto' lto_clang:'clang -O2 -flto -fuse-ld=lld'; do
-            tool=${options#*:} tool=${tool%% *}
-            have $tool && { [ $tool = gcc ] || have ld.lld; } || { skip "SLEEF with link-time optimization by $tool" "$tool or lld"; continue; }
-            echo "${options#*:} -std=c99 $C_WARNINGS -DKAHAN_OPT_SLEEF -o build/tests/test_vmath.${options%%:*} tests/test_vmath.c -lsleef -lm" >>build/tests/builds
-            part "test_vmath.${options%%:*}" "build/tests/test_vmath.${options%%:*}" quick
-        done
+        sleef tests/test_loss.c sleef $CC -O2
+        if have gcc; then
+            sleef tests/test_vmath.c lto gcc -O2 -flto
+        else
+            skip "SLEEF with link-time optimization by gcc" "gcc or lld"
+        fi
+        if have clang && have ld.lld; then
+            sleef tests/test_vmath.c lto_clang clang -O2 -flto -fuse-ld=lld
+        else
+            skip "SLEEF with link-time optimization by clang" "clang or lld"
+        fi
         beside="$beside build/tests/test_vmath.sleef"
-        echo "$CC -O2 -std=c99 $C_WARNINGS -DKAHAN_OPT_SLEEF -o build/tests/test_atan.sleef tests/test_atan.c -lsleef -lm" >>build/tests/builds
-        part test_atan.sleef build/tests/test_atan.sleef quick
+        sleef tests/test_atan.c sleef $CC -O2
     else
         skip "SLEEF" libsleef-dev
     fi
     library=build/sleef-arm64/usr/lib/aarch64-linux-gnu
     if have aarch64-linux-gnu-gcc && have qemu-aarch64 && [ -e $library/libsleef.so.3 ]; then
-        echo "aarch64-linux-gnu-gcc -O2 -std=c99 $C_WARNINGS -DKAHAN_OPT_SLEEF -o build/tests/test_vmath.sleef_neon tests/test_vmath.c $library/libsleef.so.3 -lm" >>build/tests/builds
-        echo "aarch64-linux-gnu-gcc -O2 -std=c99 $C_WARNINGS -DKAHAN_OPT_SLEEF -o build/tests/test_atan.sleef_neon tests/test_atan.c $library/libsleef.so.3 -lm" >>build/tests/builds
         for name in test_vmath test_atan; do
-            part $name.sleef_neon qemu-aarch64 -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH=$library build/tests/$name.sleef_neon quick
+            build $name.sleef_neon aarch64-linux-gnu-gcc -O2 -DKAHAN_OPT_SLEEF tests/$name.c $library/libsleef.so.3 -lm
+            part $name.sleef_neon qemu-aarch64 -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH=$library \
+                build/tests/$name.sleef_neon quick
         done
     else
-        echo "NOTE: SLEEF on AArch64 is not tested (no build/sleef-arm64 or qemu-aarch64; a foreign package, which not every mirror has)"
+        printf 'NOTE: SLEEF on AArch64 is not tested (no build/sleef-arm64 or qemu-aarch64; '
+        echo 'a foreign package, which not every mirror has)'
     fi
     for candidate in python3 /usr/bin/python3; do
         if $candidate -c 'import gmpy2' 2>/dev/null; then
@@ -368,10 +444,6 @@ vmath_parts() {
         fi
     done
     skip "vector mathematics beside MPFR" python3-gmpy2
-}
-
-build_all() { # build_all FILE: its lines are commands, run two at a time; a failure ends the run
-    xargs -P 2 -I '{}' sh -c '{}' <"build/tests/$1"
 }
 
 prove_all() {
@@ -388,32 +460,38 @@ prove_all() {
 # What finds most mistakes in the least time: the implementation is compiled three times, not once for each test.
 fast_tests() {
     printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >build/tests/plain.c
-    for options in vmath:'-O2 -DKAHAN_OPT_VMATH' ofast:'-Ofast -ffp-contract=fast' plain:-O2; do
-        echo "$CC -std=c99 $C_WARNINGS ${options#*:} -I. -c -o build/tests/${options%%:*}.o build/tests/plain.c"
-    done >build/tests/objects
-    for compiler in 'clang -std=c99' 'g++ -std=c++98 -x c++' 'g++ -std=c++17 -x c++' 'clang++ -std=c++98 -x c++'; do
-        have "${compiler%% *}" || { skip "warnings of $compiler" "${compiler%% *}"; continue; }
-        echo "$compiler $WARNINGS -Werror -DKAHAN_OPT_VMATH -I. -fsyntax-only build/tests/plain.c" >>build/tests/builds
-    done
+    build vmath.o $CC -O2 -DKAHAN_OPT_VMATH -I. -c build/tests/plain.c
+    build ofast.o $CC -Ofast -ffp-contract=fast -I. -c build/tests/plain.c
+    build plain.o $CC -O2 -I. -c build/tests/plain.c
+    run_jobs
+    warnings clang -std=c99
+    warnings g++ -std=c++98 -x c++
+    warnings g++ -std=c++17 -x c++
+    warnings clang++ -std=c++98 -x c++
     for source in $all tests/probe.c; do
-        name=$(basename "$source" .c)
-        object=build/tests/plain.o
-        ! grep -q 'define KAHAN_OPT_VMATH' "$source" || object=build/tests/vmath.o
-        implemented="-DKOPT_IMPLEMENTED_ $object"
-        ! grep -q 'define KAHAN_OPT_STATIC' "$source" || implemented= # one of its own
-        echo "$CC -std=c99 $C_WARNINGS -O2 -o build/tests/$name.native $source $implemented -lm" >>build/tests/builds
-        [ "$name" = probe ] || part "$name.native" build/tests/$name.native quick
+        name=$(basename "$source" .c).native
+        set -- "$source" -DKOPT_IMPLEMENTED_ build/tests/plain.o
+        ! grep -q 'define KAHAN_OPT_VMATH' "$source" || set -- "$source" -DKOPT_IMPLEMENTED_ build/tests/vmath.o
+        ! grep -q 'define KAHAN_OPT_STATIC' "$source" || set -- "$source" # one of its own
+        build "$name" $CC -O2 "$@" -lm
+        [ "$source" = tests/probe.c ] || part "$name" "build/tests/$name" quick
     done
-    echo "$CC -std=c99 $C_WARNINGS -O2 -DKOPT_IMPLEMENTED_ -o build/tests/probe.ofast tests/probe.c build/tests/ofast.o" >>build/tests/builds
+    build probe.ofast $CC -O2 -DKOPT_IMPLEMENTED_ tests/probe.c build/tests/ofast.o
     part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast
     part selftest sh tests/selftest.sh build/tests/plain.o
     part setup sh tests/setup.sh
     part usage sh tests/usage.sh
-    build_all objects
-    build_all builds
+    part figures sh tests/figures.sh
+    run_jobs
     prove_all
-    echo "left out by --fast: other compilers, machines and flags, C++ beyond its warnings, sanitizers, fuzzing, static analysis,"
-    echo "    NumPy, MPFR, PyTorch, SLEEF, the GPU part, vendoring, sizes, examples, demo; ./build.sh test has them"
+    cat <<'TEXT'
+left out by --fast: other compilers, machines and flags, C++ beyond its warnings, sanitizers, fuzzing, static analysis,
+    NumPy, MPFR, PyTorch, SLEEF, the GPU part, vendoring, sizes, examples, demo; ./build.sh test has them
+TEXT
+}
+warnings() { # warnings COMPILER STANDARD FLAG...: none on the implementation
+    have "$1" || { skip "warnings of $*" "$1"; return; }
+    job "warnings.$1$2" "$@" $WARNINGS -Werror -DKAHAN_OPT_VMATH -I. -fsyntax-only build/tests/plain.c
 }
 
 run_tests() {
@@ -433,21 +511,28 @@ run_tests() {
     else
         skip "the caller's environment with clang-19" clang-19
     fi
-    program tests/test_noise.c soft64 '' quick $CC -O2 -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1 # as where there are no doubles
-    if have clang; then program "$more_bits tests/test_atan.c" clang '' quick clang -Ofast -march=native; else skip "clang -Ofast -march=native" clang; fi
+    # as where there are no doubles
+    program tests/test_noise.c soft64 '' quick $CC -O2 -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1
+    if have clang; then
+        program "$more_bits tests/test_atan.c" clang '' quick clang -Ofast -march=native
+    else
+        skip "clang -Ofast -march=native" clang
+    fi
     if have aarch64-linux-gnu-gcc && have qemu-aarch64; then
         program "$more_bits tests/test_atan.c" neon qemu-aarch64 quick aarch64-linux-gnu-gcc -O2 -static
         program tests/test_environment.c neon_ofast qemu-aarch64 quick aarch64-linux-gnu-gcc -Ofast -static
-        part neon_exhaustive sh tests/exhaustive.sh "'qemu-aarch64 build/tests/test_convert.neon'" build/tests/test_convert.native
+        part neon_exhaustive sh tests/exhaustive.sh build/tests/test_convert.native \
+            qemu-aarch64 build/tests/test_convert.neon
     else
         skip "NEON under qemu" "aarch64-linux-gnu-gcc or qemu-aarch64"
     fi
     for target in s390x:s390x-linux-gnu riscv64:riscv64-linux-gnu arm:arm-linux-gnueabihf; do # big-endian; 32-bit
         compiler=${target#*:}-gcc emulator=qemu-${target%%:*}
-        if have $compiler && have $emulator; then
-            programs=$bits && [ $compiler = s390x-linux-gnu-gcc ] || programs='tests/test_convert.c tests/test_vmath.c'
-            program "$programs" ${target%%:*} $emulator quick $compiler -O2 -static
-            program tests/test_environment.c ${target%%:*}_ofast $emulator quick $compiler -Ofast -static
+        if have "$compiler" && have "$emulator"; then
+            programs='tests/test_convert.c tests/test_vmath.c'
+            [ "$compiler" != s390x-linux-gnu-gcc ] || programs=$bits
+            program "$programs" "${target%%:*}" "$emulator" quick "$compiler" -O2 -static
+            program tests/test_environment.c "${target%%:*}_ofast" "$emulator" quick "$compiler" -Ofast -static
         else
             skip "the bits on ${target%%:*}" "$compiler or $emulator"
         fi
@@ -455,16 +540,16 @@ run_tests() {
     for tool in gcc g++ clang tcc objcopy; do have $tool || skip "vendoring: what needs $tool" $tool; done
     part vendor sh tests/vendor.sh warnings leaks
     part vendor_more sh tests/vendor.sh pragmas windows targets names pairs versions
-    for options in native:'-O2 -DKOPT_CODED_FROM_=1' ofast:-Ofast soft64:'-O2 -DKOPT_SOFT64_=1'; do # soft64: as where there are no doubles
-        echo "$CC -std=c99 $C_WARNINGS ${options#*:} -o build/tests/probe.${options%%:*} tests/probe.c" >>build/tests/builds
-    done
+    build probe.native $CC -O2 -DKOPT_CODED_FROM_=1 tests/probe.c
+    build probe.ofast $CC -Ofast tests/probe.c
+    build probe.soft64 $CC -O2 -DKOPT_SOFT64_=1 tests/probe.c # as where there are no doubles
     part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast build/tests/probe.soft64
     python=
     for candidate in python3 /usr/bin/python3; do
         if $candidate -c 'import numpy' 2>/dev/null; then python=$candidate && break; fi
     done
     if [ -n "$python" ]; then
-        part numpy sh tests/golden.sh "'$python tests/probe.py'"
+        part numpy sh tests/golden.sh $python tests/probe.py
     else
         skip "the NumPy reference" python3-numpy
     fi
@@ -479,14 +564,27 @@ run_tests() {
         skip "$(echo "$cells" | grep -c .) of the cells" "$tools" them
     fi
     part cells sh tests/cells.sh quick
-    cuda_host >>build/tests/builds
+    cuda_host job cuda.host
     part cuda_host build/tests/cuda.host 600
-    if [ -n "$(cuda_threads)" ]; then cuda_threads >>build/tests/builds && part cuda_threads build/tests/cuda.threads 20; else skip "the GPU's blocks as threads" "ThreadSanitizer"; fi
+    if thread_sanitizer; then
+        cuda_threads job cuda.threads
+        part cuda_threads build/tests/cuda.threads 20
+    else
+        skip "the GPU's blocks as threads" "ThreadSanitizer"
+    fi
     if [ -n "$NVCC" ]; then part cuda sh tests/cuda.sh quick; else skip "what nvcc makes of the GPU part" nvcc; fi
     for tool in gcc clang; do
-        if have $tool && sanitizes $tool ''; then part hostile_$tool sh tests/hostile.sh $tool; else skip "the tests under $tool's sanitizers" "$tool with AddressSanitizer"; fi
+        if have $tool && sanitizes $tool ''; then
+            part hostile_$tool sh tests/hostile.sh $tool
+        else
+            skip "the tests under $tool's sanitizers" "$tool with AddressSanitizer"
+        fi
     done
-    if have clang && sanitizes clang ,fuzzer; then part hostile_fuzz sh tests/hostile.sh fuzz; else skip "libFuzzer" libclang-rt-14-dev; fi
+    if have clang && sanitizes clang ,fuzzer; then
+        part hostile_fuzz sh tests/hostile.sh fuzz
+    else
+        skip "libFuzzer" libclang-rt-14-dev
+    fi
     if have valgrind && [ -f /usr/include/valgrind/memcheck.h ]; then
         part hostile_valgrind sh tests/hostile.sh valgrind
     else
@@ -499,14 +597,15 @@ run_tests() {
     part selftest sh tests/selftest.sh
     part setup sh tests/setup.sh
     part usage sh tests/usage.sh
-    echo "$CC -std=c99 -O2 $C_WARNINGS -o build/tests/theorem1 bench/theorem1.c -lm" >>build/tests/builds
+    part figures sh tests/figures.sh
+    build theorem1 $CC -O2 bench/theorem1.c -lm
     part theorem1 build/tests/theorem1 test
     if [ -d build/python/optimi ] && /usr/bin/python3 -c 'import torch, packaging' 2>/dev/null; then # the system's own
-        part peers /usr/bin/python3 tests/peers.py "'$CC'"
+        part peers /usr/bin/python3 tests/peers.py $CC
     else
         skip "the rules beside PyTorch and optimi" "python3-torch or torch-optimi"
     fi
-    build_all builds
+    run_jobs
     prove_all
 }
 
@@ -518,12 +617,18 @@ mutants() {
     esac
 }
 
+figures() {
+    knows figures bench "$@"
+    exec sh docs/figures.sh "$@"
+}
+
 case "${1:-}" in
 demo) shift; demo "$@" ;;
 test) shift; run_tests "$@" ;;
 bench) shift; bench "$@" ;;
 cuda) shift; cuda "$@" ;;
 mutants) shift; mutants "$@" ;;
+figures) shift; figures "$@" ;;
 setup) shift; setup "$@" ;;
 -h | --help | help) usage ;;
 '') usage >&2; exit 2 ;;

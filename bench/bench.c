@@ -1,7 +1,7 @@
 /* The speed of kahan_opt.h against the memory system of this machine, in one process.
 
      ./build.sh bench              the tables of docs/benchmarks.md: four minutes, 1.8 GB of memory
-     ./build.sh bench --sizes      how cost grows with n, and a model of it; writes docs/cost.svg: two minutes, 10 GB
+     ./build.sh bench --sizes      how cost grows with n, and a model of it: two minutes, 10 GB
      ./build.sh bench --all        every rule x rounding x moment format x instruction set x size, and two threads from
                                    10^6 weights on: twenty minutes, 4.5 GB
      ... --gb 0.1                  with smaller DRAM buffers (default 1: the arrays of the bf16 Kahan line take 1 GB)
@@ -620,8 +620,8 @@ static void sizes(kopt_isa best, double gigabytes) {
                     bytes[p] / measured[c][p], predicted[c][p] / measured[c][p]);
         }
     }
-    plot("docs/cost.svg", n, measured, predicted, points, lines);
-    printf("\nlargest error of the model: %.0f %%; written: docs/cost.svg\n", 100 * worst);
+    plot("build/bench/cost.svg", n, measured, predicted, points, lines);
+    printf("\nlargest error of the model: %.0f %%; written: build/bench/cost.svg\n", 100 * worst);
 }
 
 /* ---- everything ---- */

@@ -63,7 +63,7 @@ compile_time() {
             for round in 1 2 3 4 5; do
                 for side in old new; do
                     file=$out/$side/implementation
-                    echo "$side $("$out/compare" --cpu "$compiler -std=c99 $options -c -o '$file.o' '$file.c'")"
+                    echo "$side $("$out/compare" --cpu "$compiler" -std=c99 $options -c -o "$file.o" "$file.c")"
                 done
             done >"$out/times"
             table_line "$compiler $options" "$(least old)" "$(least new)"

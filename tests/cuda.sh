@@ -88,21 +88,22 @@ report $? "PTX: the loads at the ends of a tensor are predicated"
 # 3. C links with the object and needs no C++ library; without a GPU everything is a code.
 root=$(dirname "$(dirname "$(command -v $nvcc)")")
 root=$(readlink -f "$root")
-libraries="-L$root/lib64 -L$root/lib -lcudart_static -ldl -lrt -lpthread -lm"
+linked() { "$@" "-L$root/lib64" "-L$root/lib" -lcudart_static -ldl -lrt -lpthread -lm; } # linked COMPILER WORD...
 nm -u $out/plain.o | grep -E '__cxa|_ZSt|_Znw|_Zdl|__gxx' >$out/log
 ! test -s $out/log
 report $? "the object needs no C++ library"
 nm -g --defined-only $out/plain.o $out/vmath.o | awk 'NF == 3 { print $3 }' | grep -v '^kopt_cuda_' >$out/log
 ! test -s $out/log
 report $? "every exported symbol begins with kopt_cuda_"
-${CC:-cc} -std=c99 -Wall -Wextra -Wpedantic -Werror -O2 -o $out/use_c tests/cuda_use.c $out/plain.o $libraries >$out/log 2>&1
+linked ${CC:-cc} -std=c99 -Wall -Wextra -Wpedantic -Werror -O2 -o $out/use_c tests/cuda_use.c $out/plain.o \
+    >$out/log 2>&1
 report $? "C links with it"
 $out/use_c >$out/log 2>&1
 report $? "C: codes, and the program's own CUDA error stays: $(head -1 $out/log)"
 
 sed -n '/^#include "kahan_opt.h"/,/^```/p' docs/gpu.md | sed '/^```/d' >$out/gpu_md.c
 grep -q 'kopt_cuda_plan_upload' $out/gpu_md.c && {
-    ${CC:-cc} -std=c99 -Wall -Wextra -Werror -I. -isystem $root/include -c -o $out/gpu_md.o $out/gpu_md.c
+    ${CC:-cc} -std=c99 -Wall -Wextra -Werror -I. -isystem "$root/include" -c -o $out/gpu_md.o $out/gpu_md.c
 } >$out/log 2>&1
 report $? "the example in docs/gpu.md compiles"
 
@@ -112,7 +113,8 @@ ${CXX:-c++} -std=c++11 -I. -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversi
 report $? "the kernels compile for the host as C++, too"
 
 # 4. The GPU's tests and the bench compile; the tests run where there is a GPU.
-${CC:-cc} -std=c99 -O2 -DGPU -DKAHAN_OPT_VMATH -isystem $root/include -o $out/gpu tests/cuda.c $out/vmath.o $libraries >$out/log 2>&1
+linked ${CC:-cc} -std=c99 -O2 -DGPU -DKAHAN_OPT_VMATH -isystem "$root/include" -o $out/gpu tests/cuda.c $out/vmath.o \
+    >$out/log 2>&1
 report $? "the tests for a GPU compile"
 $nvcc -I. -O3 -Werror all-warnings -arch=sm_90 -DLINKED -DKAHAN_OPT_VMATH -o $out/bench bench/cuda.cu $out/vmath.o >$out/log 2>&1
 report $? "the bench for a GPU compiles"

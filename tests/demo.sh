@@ -15,6 +15,27 @@ refused() { # refused DESCRIPTION ARGUMENT: one line on stderr, exit code not 0
 ./build.sh demo >$out/log 2>&1
 report $? "the demo on the header itself: Kahan and exact match fp32, nearest does not"
 sed 's/^/# /' $out/log | grep -v '^# *$' | head -40
+awk '$1 ~ /^(fp32|kahan|exact|nearest)$/ && NF == 6 && $2 + 0 > 0 { minus[$1] = $4; loss[$1] = $3; rows++ }
+    function near(arm) { return minus[arm] <= 0.01 && minus[arm] >= -0.01 && loss[arm] - loss["fp32"] <= 0.0101 }
+    END { exit !(rows == 4 && near("kahan") && near("exact") && minus["nearest"] >= 0.1) }' $out/log
+report $? "its table says so, too: Kahan and exact within 0.01, nearest worse by at least 0.1"
+sed -n '/^<!-- figures: demo -->$/,/^<!-- end -->$/p' README.md >$out/quoted
+awk 'function check(what, x) { # what README.md quotes, and then what this run prints
+        if (NR == FNR) quoted[what] = x
+        else if (!(what in quoted) || x - quoted[what] > 0.1 || quoted[what] - x > 0.1) print what, x, quoted[what]
+        numbers++
+    }
+    $1 ~ /^(fp32|nearest|stochastic|kahan|exact)$/ && $2 + 0 > 0 && NF >= 5 {
+        for (i = 2; i <= 5; i++) check($1 " " i, $i)
+    }
+    $1 == "PASS:" {
+        sub(/kahan ends/, "kahan")
+        for (i = 1; i < NF; i++) if ($i ~ /^(kahan|exact|nearest)$/) check("PASS " $i, $(i + 1) + 0)
+    }
+    END { if (numbers != 46) print numbers + 0, "numbers instead of 46" }' $out/quoted $out/log >$out/differences
+cat $out/differences >>$out/log
+test ! -s $out/differences
+report $? "README.md quotes what this run prints, within 0.1"
 grep -q 'loss and tanh by builtin' $out/log
 report $? "it says who computes loss and tanh"
 [ "$(head -1 build/demo/loss.csv)" = arm,step,train_loss,val_loss ]

@@ -1,7 +1,8 @@
-# exhaustive.sh PROGRAM REFERENCE: all 2^32 conversions to bf16 and fp16 on an emulated machine have the hash of the
-# integer reference computed on this one. Both are builds of test_convert.c. Prints TAP.
-expected=$($2 reference)
-actual=$($1 hash)
+# exhaustive.sh REFERENCE COMMAND...: all 2^32 conversions to bf16 and fp16 on an emulated machine, by COMMAND, have the
+# hash of the integer reference computed on this one. Both are builds of test_convert.c. Prints TAP.
+expected=$("$1" reference)
+shift
+actual=$("$@" hash)
 if [ -n "$actual" ] && [ "$actual" = "$expected" ]; then printf 'ok'; else printf 'not ok'; fi
 echo " 1 - all 2^32 fp32 to bf16 and fp16: hash $actual, reference $expected"
 echo "1..1"

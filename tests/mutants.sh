@@ -29,35 +29,46 @@ one() { # one N: "N PROGRAM", the first that fails, or "N -"
     rm -f $out/log.$1
 }
 
+compile() { # compile NAME: a program, or an object of the implementation
+    unset=-ftrivial-auto-var-init # what a mutant does not set is not what happens to be there
+    pattern=pattern
+    [ $1 != probe ] || pattern=zero # as a pattern it may be a NaN, which vectors leave to one lane
+    set -- $1 gcc -std=c99 -O1 -w
+    ! gcc $unset=$pattern -E -x c /dev/null >/dev/null 2>&1 || set -- "$@" $unset=$pattern
+    name=$1 source=$out/tests/$1.c
+    shift
+    case $name in
+    plain) "$@" -c -o $out/plain.o $out/plain.c; return ;;
+    vmath) "$@" -DKAHAN_OPT_VMATH -c -o $out/vmath.o $out/plain.c; return ;;
+    probe) ;;
+    test_soft) # structs stay whole: gcc fills in what a mutant does not set of their parts (for all: too slow)
+        source=$out/tests/test_tools.c
+        set -- "$@" -fno-tree-sra -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1
+        ;;
+    *)
+        object=plain
+        ! grep -q 'define KAHAN_OPT_VMATH' $source || object=vmath
+        grep -q 'define KAHAN_OPT_STATIC\|define KOPT_' $source || # it has no implementation of its own
+            set -- "$@" -DKOPT_IMPLEMENTED_ $out/$object.o
+        ;;
+    esac
+    "$@" -DFUZZ_STANDALONE -o $out/$name $source -lm
+}
+
 build() { # everything once, and what each program comes by
     rm -rf $out
     mkdir -p $out
     python3 tests/mutants.py kahan_opt.h $out tests/mutants.txt || exit 1
     cp -r tests $out
-    compile="gcc -std=c99 -O1 -w"
-    unset=-ftrivial-auto-var-init= # what a mutant does not set is not what happens to be there
-    $compile ${unset}pattern -E -x c /dev/null >/dev/null 2>&1 || unset=
-    zero=$compile${unset:+ ${unset}zero} # as a pattern it may be a NaN, which vectors leave to one lane
-    compile=$compile${unset:+ ${unset}pattern}
     printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >$out/plain.c
-    for options in plain: vmath:-DKAHAN_OPT_VMATH; do
-        echo "$compile ${options#*:} -c -o $out/${options%%:*}.o $out/plain.c"
-    done >$out/objects
+    printf '%s\n' plain vmath >$out/objects
     for source in tests/test_*.c tests/fuzz.c; do # without the slowest two, which nothing needs that the others see
-        case $source in */test_random.c | */test_rules.c) continue ;; esac
-        object=plain
-        ! grep -q 'define KAHAN_OPT_VMATH' $source || object=vmath
-        implemented="-DKOPT_IMPLEMENTED_ $out/$object.o"
-        ! grep -q 'define KAHAN_OPT_STATIC\|define KOPT_' $source || implemented= # one of its own
-        echo "$compile -DFUZZ_STANDALONE -o $out/$(basename $source .c) $out/$source $implemented -lm"
-    done >$out/builds
-    echo "$zero -o $out/probe $out/tests/probe.c -lm" >>$out/builds
-    # structs stay whole: of their parts gcc fills in what a mutant does not set (for all programs it would take too long)
-    echo "$compile -fno-tree-sra -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1 -o $out/test_soft $out/tests/test_tools.c -lm" >>$out/builds
-    for commands in objects builds; do
-        xargs -P ${JOBS:-2} -I '{}' sh -c '{}' <$out/$commands || exit 1
+        case $source in */test_random.c | */test_rules.c) ;; *) basename $source .c ;; esac
+    done >$out/programs
+    printf '%s\n' probe test_soft >>$out/programs
+    for names in objects programs; do
+        xargs -P ${JOBS:-2} -n 1 sh tests/mutants.sh compile <$out/$names || exit 1
     done
-    sed 's/.* -o [^ ]*\/\([a-z0-9_]*\) .*/\1/' $out/builds >$out/programs
 }
 
 order() { # the programs, cheapest first; each must pass without a mutant
@@ -74,6 +85,7 @@ order() { # the programs, cheapest first; each must pass without a mutant
 }
 
 case "${1:-all}" in
+compile) compile $2; exit ;;
 one) one $2; exit ;;
 show) sed -n "$2p" $out/mutants; one $2; exit ;;
 all) k=1 n=1 ;;

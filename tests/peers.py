@@ -50,7 +50,7 @@ def import_optimi():
 class Header:
     """The compiled header: functions as attributes, `enum` and `struct` from its text."""
 
-    def __init__(self, compiler):
+    def __init__(self, compiler):  # its words
         with open("kahan_opt.h", encoding="utf-8") as file:
             text = re.sub(r"/\*.*?\*/", "", file.read(), flags=re.S)
         self.enum = {}
@@ -65,7 +65,7 @@ class Header:
         path = "./" + BUILD + ".so"
         source = ('#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n'
                   "unsigned long size_of[] = {sizeof(kopt_optimizer), sizeof(kopt_tensor)};\n")
-        subprocess.run([compiler, "-std=c99", "-O2", "-shared", "-fPIC", "-I.", "-x", "c", "-", "-o", path],
+        subprocess.run([*compiler, "-std=c99", "-O2", "-shared", "-fPIC", "-I.", "-x", "c", "-", "-o", path],
                        input=source.encode(), check=True)
         self.library = ctypes.CDLL(path)
         sizes = (ctypes.c_ulong * 2).in_dll(self.library, "size_of")
@@ -311,7 +311,7 @@ def compare_bf16(name, ours, peer, reference, lr, gradients, noisier):
 def main():
     torch.set_num_threads(1)
     optimi = import_optimi()
-    header = Header(sys.argv[1] if len(sys.argv) > 1 else "cc")
+    header = Header(sys.argv[1:] or ["cc"])
     print("# PyTorch %s, optimi %s" % (torch.__version__, optimi.__version__))
     initial, gradients = make_task()
     for name, make, peer_options, rule, options in cases(optimi):

@@ -2,8 +2,8 @@
 # paths. Prints TAP.
 out=$PWD/build/tests/setup
 rm -rf "$out"
-mkdir -p "$out/bin" "$out/etc"
-sed "s,/usr/bin/python3,python3,g; s,/usr/local/,$out/none/,g; s,/etc/,$out/etc/,g" build.sh >"$out/build.sh"
+mkdir -p "$out/bin"
+sed 's,/usr/bin/python3,python3,g; s,/usr/local/,none/,g; s,/etc/,none/,g' build.sh >"$out/build.sh"
 for tool in cat dirname env grep mkdir rm sed tail; do ln -s "$(command -v $tool)" "$out/bin/$tool"; done
 pretend() { # pretend NAME: a program of the lines on stdin
     { echo '#!/bin/sh' && cat; } >"$out/bin/$1"

@@ -1,11 +1,13 @@
 # build.sh refuses what it does not know before it does anything: says what, then the usage, on stderr, exit status 2.
-# In a copy of its own, or a mistake would run all tests from within the tests. Prints TAP.
+# It runs in a folder of any name. In a copy of its own, or a mistake would run all tests from within the tests. Prints
+# TAP.
 out=build/tests/usage
 rm -rf $out
-mkdir -p $out/copy
-cp build.sh $out/copy
-mkdir -p $out/copy/bench
-cp bench/compare.sh bench/calls.sh $out/copy/bench
+copy="$out/a b's"
+mkdir -p "$copy/bench" "$copy/docs/examples"
+cp build.sh "$copy"
+cp docs/figures.sh "$copy/docs"
+cp bench/compare.sh bench/calls.sh "$copy/bench"
 count=0
 report() { # report STATUS DESCRIPTION
     count=$((count + 1))
@@ -14,14 +16,14 @@ report() { # report STATUS DESCRIPTION
     head -n 3 $out/said $out/errors | sed 's/^/# /'
 }
 ask() { # ask ARGUMENT...
-    CC=false /bin/sh $out/copy/build.sh "$@" >$out/said 2>$out/errors </dev/null
+    CC=false /bin/sh "$copy/build.sh" "$@" >$out/said 2>$out/errors </dev/null
     status=$?
 }
 refused() { # refused WORDS ARGUMENT...: with these words in the first line
     words=$1
     shift
     ask "$@"
-    [ $status = 2 ] && [ ! -s $out/said ] && [ ! -e $out/copy/build ] &&
+    [ $status = 2 ] && [ ! -s $out/said ] && [ ! -e "$copy/build" ] &&
         [ "$(head -n 1 $out/errors)" = "build.sh: $words" ] && grep -q '^usage: ./build.sh demo' $out/errors
     report $? "./build.sh $*: $words"
 }
@@ -39,12 +41,14 @@ refused '`demo` does not know `--bf16`' demo --bf16
 refused '`demo` does not know `--all`' demo --precision all --all
 refused '`cuda` does not know `--bench`' cuda --bench
 refused '`cuda` does not know `more`' cuda bench more
+refused '`figures` does not know `demo`' figures demo
+refused '`figures` does not know `--bench`' figures bench --bench
 refused '`setup` does not know `everything`' setup everything
 wrong_compare() { # wrong_compare WORDS ARGUMENT...: bench/compare.sh says what, and its own usage
     words=$1
     shift
     ask bench compare "$@"
-    [ $status = 2 ] && [ ! -s $out/said ] && [ ! -e $out/copy/build ] &&
+    [ $status = 2 ] && [ ! -s $out/said ] && [ ! -e "$copy/build" ] &&
         [ "$(head -n 1 $out/errors)" = "compare.sh: $words" ] && grep -q '^usage: bench/compare.sh OLD.h' $out/errors
     report $? "./build.sh bench compare $*: $words"
 }
@@ -56,16 +60,17 @@ wrong_compare '`--isa` needs a value' build.sh build.sh --isa
 wrong_compare 'there is no file `missing.h`' build.sh missing.h
 for words in missing.h 'build.sh build.sh' --help; do
     ask bench calls $words
-    [ $status = 2 ] && [ ! -s $out/said ] && [ ! -e $out/copy/build ] &&
+    [ $status = 2 ] && [ ! -s $out/said ] && [ ! -e "$copy/build" ] &&
         [ "$(head -n 1 $out/errors)" = 'usage: bench/calls.sh [HEADER]' ]
     report $? "./build.sh bench calls $words: the usage"
 done
 for words in 'demo --precision all FILE' 'bench --sizes --gb 0.5' 'bench atan2 100' 'bench flags' 'cuda' \
-    'bench compare build.sh build.sh 64 --isa avx2' 'bench cliffs quick avx2 --markdown'; do
+    'bench compare build.sh build.sh 64 --isa avx2' 'bench cliffs quick avx2 --markdown' figures \
+    'figures bench'; do
     ask $words # no compiler: it fails, but later
-    [ $status != 2 ] && [ -d $out/copy/build ] && ! grep -q '^usage' $out/errors
+    [ $status != 2 ] && [ -d "$copy/build" ] && ! grep -q '^usage' $out/errors
     report $? "./build.sh $words is understood"
-    rm -rf $out/copy/build
+    rm -rf "$copy/build"
 done
 ask
 [ $status = 2 ] && [ "$(head -n 1 $out/errors | cut -c 1-6)" = usage: ]
@@ -75,4 +80,37 @@ for words in help --help -h; do
     [ $status = 0 ] && [ ! -s $out/errors ] && [ "$(head -n 1 $out/said | cut -c 1-6)" = usage: ]
     report $? "./build.sh $words: the usage, on stdout, is no error"
 done
+
+# A header of one line with a test of one line: what a build and a part hand on are words, whatever is in them.
+mkdir "$copy/tests"
+echo 'enum { ONE = 1 };' >"$copy/kahan_opt.h"
+echo 'int main(void) { return 0; }' >"$copy/tests/probe.c"
+for name in golden selftest setup usage figures; do
+    printf 'echo "ok 1 - $*"\necho 1..1\n' >"$copy/tests/$name.sh"
+done
+try() { # try LINE...: `test --fast` where tests/test_one.c prints this TAP, with a CC of three words
+    { printf '#include <stdio.h>\n#include "../kahan_opt.h"\nint main(void) {\n'
+        printf '    puts(%s);\n' "$@"
+        printf '    return 0;\n}\n'; } >"$copy/tests/test_one.c"
+    CC="env ${CC:-cc} -DTWO=2" /bin/sh "$copy/build.sh" test --fast >$out/said 2>$out/errors </dev/null
+    status=$?
+}
+try nowhere
+[ $status != 0 ] && grep -q nowhere $out/errors && ! grep -qv '^building\|^SKIPPED' $out/said
+report $? "./build.sh test --fast in a folder \`a b's\`: what does not compile is said and ends it"
+try '"not ok 1"' '"1..1"'
+[ $status != 0 ] && grep -q FAIL $out/said $out/errors && ! grep -q 'left out by --fast' $out/said
+report $? "... a test that fails is a failure"
+try '"ok 1"' '"1..1"' '"###" + TWO'
+[ $status = 0 ] && [ ! -s $out/errors ] && grep -q 'parts skipped$' $out/said
+report $? "... else all is well"
+[ "$(cd "$copy" && build/tests/golden.t | head -n 1)" = 'ok 1 - build/tests/probe.native build/tests/probe.ofast' ]
+report $? "... a part has its arguments"
+sed -n '/^quote() (/,/^)/p; /^script() (/,/^)/p; /^part() (/,/^)/p' build.sh >"$copy/words.sh"
+echo 'part words printf "<%s>" "$@"' >>"$copy/words.sh"
+(cd "$copy" && sh -eu words.sh "it's 'quoted'" '' '$HOME `pwd` \' "two
+lines" '*' && build/tests/words.t) >$out/said
+[ "$(cat $out/said)" = "<it's 'quoted'><><\$HOME \`pwd\` \\><two
+lines><*>" ]
+report $? "... quotes, spaces, dollars, stars, an empty word and a line end reach a part as they are"
 echo "1..$count"

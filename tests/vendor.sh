@@ -117,8 +117,9 @@ if section warnings; then
         printf '#ifdef __cplusplus\nextern "C"\n#endif\nvoid train(const float *initial_weights, int steps);\n'
         sed -n '/^       enum { N/,/^       }$/p' kahan_opt.h
     } >$out/quick_start.c
-    check "the quick start is where it should be" sh -c "grep -q kopt_optimizer_step $out/quick_start.c"
-    check "the quick start is in the first 40 lines" sh -c "head -40 kahan_opt.h | grep -q kopt_optimizer_step"
+    check "the quick start is where it should be" grep -q kopt_optimizer_step $out/quick_start.c
+    head -40 kahan_opt.h >$out/beginning
+    check "the quick start is in the first 40 lines" grep -q kopt_optimizer_step $out/beginning
     check "the quick start compiles as shown in C99" ${CC:-cc} -std=c99 -Wall -Wextra -Wpedantic -Wconversion -Werror -I. \
         -fsyntax-only $out/quick_start.c
     if have g++; then
@@ -207,7 +208,8 @@ if section names; then
     cp kahan_opt.h "$folder/kahan_opt.h"
     printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "third party/optimizers/kahan_opt.h"\n' >$out/folder.c
     check "in a folder with a space in its name" $cc $out/folder.c
-    check "the same, from another folder" sh -c "cd / && $cc $root/$out/folder.c"
+    elsewhere() ( cd / && "$@" )
+    check "the same, from another folder" elsewhere $cc "$root/$out/folder.c"
     printf '#define KAHAN_OPT_IMPLEMENTATION\n#include <kahan_opt.h>\n' >$out/angle.c
     check "in angle brackets, through -I" $cc "-I$folder" $out/angle.c
     check "in angle brackets, through -isystem" $cc -isystem "$folder" $out/angle.c
@@ -340,7 +342,10 @@ version() { # version NUMBER: the header as that version
 
 if section versions; then
     version 100 && version 201 && version 302
-    check "the version is written twice in the header, once below and once above" sh -c "[ \$(grep -c KOPT_VERSION\ 200 kahan_opt.h) = 1 ] && [ \$(grep -c KOPT_VERSION\ !=\ 200 kahan_opt.h) = 1 ]"
+    written_twice() {
+        [ "$(grep -c 'KOPT_VERSION 200' kahan_opt.h)" = 1 ] && [ "$(grep -c 'KOPT_VERSION != 200' kahan_opt.h)" = 1 ]
+    }
+    check "the version is written twice in the header, once below and once above" written_twice
     user() { # user VERSION LINES...: a file of the program that trains with one version
         v=$1
         shift
@@ -670,9 +675,10 @@ TEXT
         [ "$(sort -u $out/warn.log | wc -l)" = 4 ] && diff $out/warn.log $out/warn_after.log >$out/log
         report $? "$flags: code after the header has its four warnings"
     done
-    check "every push has its pop" sh -c 'for what in push pop; do
-            grep -c "^#pragma GCC diagnostic $what\|^#pragma GCC ${what}_options\|^#pragma float_control(.*$what)" kahan_opt.h
-        done | uniq | wc -l | grep -qx 1'
+    pragmas() { # pragmas push | pop: how many
+        grep -c "^#pragma GCC diagnostic $1\|^#pragma GCC ${1}_options\|^#pragma float_control(.*$1)" kahan_opt.h
+    }
+    check "every push has its pop" test "$(pragmas push)" = "$(pragmas pop)"
 fi
 echo "1..$count"
 [ $failed = 0 ]

@@ -1,0 +1,86 @@
+#!/bin/sh
+# docs/figures.sh [bench]: the figures of README.md and of docs, from the programs that measure them. A table stands
+# between the lines `<!-- figures: NAME -->` and `<!-- end -->`; what is around it is written by hand. `bench`: times
+# instead, on an idle machine. The text beside those names the machine and counts what is over a limit: change it, too.
+set -eu
+cd "$(dirname "$0")/.."
+out=build/figures
+mkdir -p $out
+
+fail() {
+    echo "figures: $1" >&2
+    exit 1
+}
+
+fill() { # fill FILE NAME: its block becomes the lines of stdin
+    cat >$out/block
+    [ -s $out/block ] || fail "nothing for the block \`$2\` of $1"
+    awk -v name="<!-- figures: $2 -->" -v block=$out/block '
+        $0 == name {
+            print $0 "\n"
+            while ((getline line <block) > 0) { # without empty lines at its end
+                if (line == "") { empty = empty "\n"; continue }
+                print empty line
+                empty = ""
+            }
+            print ""
+            found++
+            inside = 1
+        }
+        inside && $0 == "<!-- end -->" { inside = 0 }
+        !inside
+        END { exit found != 1 || inside }' "$1" >$out/file || fail "$1 has no block \`$2\`, or no end of it"
+    cat $out/file >"$1"
+    echo "figures: $1, $2"
+}
+
+copy() { # copy FROM TO
+    cp "$1" "$2"
+    echo "figures: $2"
+}
+
+demo_table() { # the demo's table and verdict: two decimals, and no seconds
+    awk '
+        function rounded(x) {
+            x = sprintf(x ~ /^[+-]/ ? "%+.2f" : "%.2f", x)
+            return x ~ /^[+-]0\.00$/ ? "0.00" : x
+        }
+        function round_all(line, aligned,    done, x) {
+            while (match(line, /[+-]?[0-9]+\.[0-9][0-9][0-9][0-9]/)) {
+                x = rounded(substr(line, RSTART, RLENGTH))
+                while (aligned && length(x) < RLENGTH) x = " " x
+                done = done substr(line, 1, RSTART - 1) x
+                line = substr(line, RSTART + RLENGTH)
+            }
+            return done line
+        }
+        /^arm / { table = 1 }
+        !NF { table = 0 }
+        table { sub(/ +[^ ]+$/, ""); print "    " round_all($0, 1) }
+        /^PASS/ { print ""; print "    " round_all($0, 0) }' "$1"
+}
+
+table_of() { # table_of TITLE FILE: the lines of the table below it
+    awk -v title="$1" 'index($0, title) == 1 { here = 1 } here && /^\|/ { print; rows++ } rows && !NF { exit }' "$2"
+}
+
+case "${1:-}" in
+'')
+    ./build.sh demo >$out/demo || { tail -n 1 $out/demo >&2 && fail "the demo fails"; }
+    demo_table $out/demo | fill README.md demo
+    copy build/demo/loss.svg docs/loss.svg
+    ./build.sh bench theorem1 >$out/theorem1
+    sed '/^|/,$!d; /^Bold/,$d' $out/theorem1 | fill docs/theorem1.md theorem1
+    copy build/bench/theorem1.svg docs/theorem1.svg
+    ;;
+bench)
+    ./build.sh bench cliffs --markdown >$out/cliffs
+    best=$(sed -n 's/^AdamW on \([a-z0-9]*\), DRAM:.*/\1/p' $out/cliffs)
+    sed -n '/^AdamW on .*, in cache/,$p' $out/cliffs | sed '/, DRAM:/,$d' |
+        awk '/^AdamW on / && ++sets > 2 { exit } { print }' | fill docs/benchmarks.md 'cliffs in cache'
+    table_of "AdamW on $best, DRAM:" $out/cliffs | fill docs/benchmarks.md 'cliffs in DRAM'
+    copy build/bench/cliffs.svg docs/cliffs.svg
+    ./build.sh bench --sizes >$out/sizes
+    copy build/bench/cost.svg docs/cost.svg
+    ;;
+esac
