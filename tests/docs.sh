@@ -180,6 +180,7 @@ context() { # of bodies: tensor t of N bf16 weights under opt, and room for what
 #define KAHAN_OPT_VMATH
 #include "kahan_opt.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 enum { N = 1000, M = 10 };
 kopt_bf16 weight[N], grad[N], bias[M], bias_grad[M];
@@ -190,7 +191,7 @@ kopt_tensor t;
 kopt_bf16 activation[N], x[N], dx[N], dy[N], logits[N];
 float loss[N];
 int32_t target[N];
-size_t n, rows, columns;
+enum { n = 10, rows = 10, columns = 20 };
 void backward(void);
 void backward(void)
 {
@@ -201,7 +202,6 @@ static void fresh(void)
 {
     size_t i;
     for (i = 0; i < N; ++i) initial[i] = 1;
-    n = rows = 10, columns = 20;
     opt = kopt_adamw(1e-3);
     t = kopt_tensor_of(weight, grad, KOPT_BF16, N, state, sizeof state);
     if (kopt_state_init(&opt, &t, initial) != KOPT_OK) puts("no state");
@@ -285,8 +285,8 @@ one_file() { # one_file: the block of $page, $line, as it stands
                 "$source" >"$line.sketch.cpp"
             $CXX -std=c++11 -Wall -Wextra -Werror -O1 -I. "-I$root" "-I$out/stubs" -o "$line" "$line.sketch.cpp" >"$out/log" 2>&1
             report $? "$where: compiles"
-            "./$line" >"$line.output" 2>"$out/log" && [ -s "$line.output" ]
-            report $? "$where: runs, and prints"
+            "./$line" >"$line.output" 2>"$out/log" && awk 'END { exit !($1 > 0.49 && $1 < 0.51) }' "$line.output"
+            report $? "$where: runs, and learns the slope of the stub"
             ;;
         *)
             if is_program "$source"; then
@@ -367,10 +367,10 @@ while IFS="$tab" read -r page name line language mark <&3; do
     last_page=$page
     case "$language $mark" in
     *.sh)
-        # Each line of it is there, or its page is read there.
-        { grep -q "$page" "tests/$mark" || ! grep -v '^ *\(/\*.*\)\{0,1\}$' "$block" | while read -r text; do
+        grep -v '^ *\(/\*.*\)\{0,1\}$' "$block" | while read -r text; do
             grep -q -F -e "$text" "tests/$mark" || echo "tests/$mark does not have: $text"
-        done | grep .; } >"$out/log"
+        done >"$out/log"
+        [ ! -s "$out/log" ]
         report $? "$page:$line: tests/$mark tests it"
         ;;
     'c page'*)
@@ -398,7 +398,7 @@ while IFS="$tab" read -r page name line language mark <&3; do
         ;;
     'sh run')
         [ -e "$out/$name/kahan_opt.h" ] || cp kahan_opt.h "$out/$name"
-        { printf 'cc() { %s -DKAHAN_OPT_NO_SIMD "$@"; }\nset -e\n' "$CC"; cat "$block"; } >"$out/$name/$line.run"
+        { printf 'cc() { command %s -DKAHAN_OPT_NO_SIMD "$@"; }\nset -e\n' "$CC"; cat "$block"; } >"$out/$name/$line.run"
         (cd "$out/$name" && sh "./$line.run") >"$out/$name/$line.output" 2>"$out/log"
         report $? "$page:$line: the commands run"
         last=$out/$name/$line.output
