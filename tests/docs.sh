@@ -342,7 +342,15 @@ shell_command() { # shell_command WORDS...: silent if it can be
     done
 }
 shell_block() {
-    sed -e ':more' -e '/\\$/{N;s/\\\n//;b more' -e '}' "$1" | sed -e 's/[ \t]#.*//' -e 's/^#.*//' -e 's/&&/\n/g; s/;/\n/g; s/|/\n/g' |
+    awk '{ # a command on each line: continuations joined, no comments
+        text = text $0
+        if (sub(/\\$/, "", text)) next
+        sub(/^#.*/, "", text)
+        sub(/[ \t]#.*/, "", text)
+        gsub(/&&|;|\|/, "\n", text)
+        print text
+        text = ""
+    }' "$1" |
         while read -r words; do
             set -f
             set -- $words
@@ -437,6 +445,7 @@ done 3<"$out/blocks"
 # Blocks that are one program: each function is called and says that all is well. training-loop.md: and the weights moved.
 for page in README.md docs/*.md; do
     name=$(echo "${page%.md}" | tr / _)
+    : >"$out/said"
     if [ -e "$out/$name/page.c" ]; then
         after= before=0
         [ $name != docs_training-loop ] ||
@@ -456,6 +465,7 @@ for page in README.md docs/*.md; do
             report $? "$page:$at: $function runs${after:+, and the weights move towards their goal}"
         done <"$out/$name/page.functions"
     fi
+    : >"$out/said"
     if [ -e "$out/$name/body.c" ]; then
         { context && cat "$out/$name/body.c" && say_main 'fresh()' <"$out/$name/body.functions"; } >"$out/$name/body_program.c"
         # a block may have its own opt or t; a fragment need not use everything
@@ -485,7 +495,7 @@ for page in README.md docs/*.md; do
         for (i = 2; i <= parts; i += 2) print part[i]
     }' >"$out/spans"
     awk '/^```/ { inside = !inside; next } !inside && /^    \.\/build\.sh / { sub(/^ */, ""); print }' "$page" >>"$out/spans"
-    while read -r span; do
+    tr -d '[]' <"$out/spans" | while read -r span; do
         set -f
         set -- $span
         set +f
@@ -496,7 +506,7 @@ for page in README.md docs/*.md; do
             tests/* | docs/* | bench/*) ls $word* >/dev/null 2>&1 || echo "$page: there is no $word" ;;
             esac
         done
-    done <"$out/spans"
+    done
 done >"$out/log"
 [ ! -s "$out/log" ]
 report $? "commands of build.sh and files that the text names are there"
