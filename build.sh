@@ -593,6 +593,7 @@ run_tests() {
     for tool in cppcheck clang-tidy; do have $tool || skip "static analysis by $tool" $tool; done
     part hostile_static sh tests/hostile.sh static
     part examples sh tests/examples.sh
+    part docs sh tests/docs.sh
     part demo sh tests/demo.sh
     part selftest sh tests/selftest.sh
     part setup sh tests/setup.sh

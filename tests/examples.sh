@@ -37,24 +37,6 @@ else
     report 0 "# SKIP openmp: the compiler has no OpenMP"
 fi
 
-# docs/training-loop.md: all its blocks in one file, each function called from the same weights, which must move.
-{
-    printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n#include <stdio.h>\n#include <string.h>\n'
-    awk '/^```c$/ { inside = 1; next } /^```$/ { inside = 0 } inside' docs/training-loop.md
-    printf 'static int count;\nstatic void check(int failed, const char *name)\n{\n'
-    printf '    printf("%%s %%d - training-loop.md, %%s: runs, and the weights move towards their goal\\n",\n'
-    printf '           failed || w[N - 1] == 0 || w[N - 1] >= 0x8000 ? "not ok" : "ok", ++count, name);\n'
-    printf '    memset(w, 0, sizeof w), memset(bias, 0, sizeof bias);\n}\nint main(void)\n{\n    count = %d;\n' $count
-    sed -n 's/^static int \([a-z_]*\)(void)$/    check(\1(), "\1");/p' docs/training-loop.md
-    printf '    return 0;\n}\n'
-} >$out/training_loop.c
-${CC:-cc} $warnings -O2 -I. -o $out/training_loop $out/training_loop.c >$out/log 2>&1 && $out/training_loop >$out/results
-status=$?
-[ -s $out/results ] && cat $out/results
-count=$((count + $(grep -c ok $out/results)))
-report $status "the blocks of docs/training-loop.md compile as shown and run"
-[ "$(grep -c '^ok' $out/results)" = 8 ]
-report $? "there are eight of them"
 for program in bench atan2 theorem1; do # measured elsewhere; here they are only to compile
     ${CC:-cc} -std=c99 -O1 -Wall -Wextra -c -o $out/bench_$program.o bench/$program.c >$out/log 2>&1
     report $? "bench/$program.c compiles"

@@ -1,0 +1,555 @@
+# What README.md and docs/*.md show is true: each fenced block compiles and runs, or a file is named that tests it; commands
+# and files that are named exist; links lead somewhere. Prints TAP.
+#
+# A block is what its language says, unless a comment on the line before it says more:
+#     <!-- test: file NAME -->   it is the file NAME of the page's folder, which the blocks behind it can use
+#     <!-- test: body -->        the inside of a function (c), with the variables of context() below; it runs
+#     <!-- test: main CODE -->   a file (c), and CODE the body of a main() that calls it; it runs
+#     <!-- test: page -->        one of several blocks (c) that are one program: it has a `static int NAME(void)`, which
+#                                runs and returns 0;  page shared: it has none
+#     <!-- test: cuda -->        the inside of a function (c) that calls the GPU part; it compiles
+#     <!-- test: run -->         commands (sh) that run in the page's folder
+#     <!-- test: output -->      what the block before it has printed (text)
+#     <!-- test: FILE.sh -->     tests/FILE.sh tests it
+# A block without one: c, cpp and ino are files, and run if they have a main() or a setup(); sh are commands that are looked
+# at; cmake and meson build the page's folder and run what they build.
+root=$PWD
+out=$root/build/tests/docs
+rm -rf "$out"
+mkdir -p "$out"
+CC=${CC:-cc} CXX=${CXX:-c++}
+warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-qual -Werror'
+c_flags="-std=c99 $warnings -O1"
+cxx_flags="-std=c++11 $warnings -O1"
+count=0
+report() { # report STATUS DESCRIPTION: what was said is in the log
+    count=$((count + 1))
+    if [ "$1" = 0 ]; then echo "ok $count - $2"; else
+        echo "not ok $count - $2"
+        head -12 "$out/log" | sed 's/^/# /'
+    fi
+}
+skip() { # skip DESCRIPTION REASON
+    count=$((count + 1))
+    echo "ok $count - $1 # SKIP $2"
+}
+have() { command -v "$1" >/dev/null 2>&1; }
+tab=$(printf '\t')
+
+# ---- blocks: each a file OUT/PAGE/LINE.LANGUAGE and a line of OUT/blocks --------------------------------------------------
+
+: >"$out/blocks"
+: >"$out/wrong"
+for page in README.md docs/*.md; do
+    name=$(echo "${page%.md}" | tr / _)
+    mkdir -p "$out/$name"
+    awk -v page="$page" -v name="$name" -v out="$out" '
+        function wrong(text) { print page ":" NR ": " text >>(out "/wrong") }
+        inside && /^```$/ { inside = 0; close(file); next }
+        inside { print >file; next }
+        /^[ \t>*-]*(```|~~~)/ {
+            language = substr($0, 4)
+            if ($0 !~ /^```/) wrong("a fence that is indented or of tildes")
+            else if (language !~ /^(c|cpp|ino|sh|cmake|meson|text)$/) wrong("a block of the language \"" language "\"")
+            inside = 1
+            file = out "/" name "/" NR "." language
+            printf "" >file
+            print page "\t" name "\t" NR "\t" language "\t" (marker == "" ? "-" : marker) >>(out "/blocks")
+            marker = ""
+            next
+        }
+        marker != "" { wrong("no block behind `test: " marker "`"); marker = "" }
+        /<!-- *test/ {
+            if ($0 ~ /^<!-- test: [^ ].* -->$/) marker = substr($0, 12, length($0) - 15)
+            else wrong("a mark that is not on a line of its own, or ends elsewhere")
+        }
+        END { if (inside) wrong("a block that does not end"); if (marker != "") wrong("no block behind `test: " marker "`") }
+    ' "$page"
+done
+marked() { # marked LANGUAGE MARK: do they go together?
+    case "$1 $2" in
+    'c -' | 'cpp -' | 'ino -' | 'sh -' | 'cmake -' | 'meson -') ;;
+    c\ file\ ?* | cpp\ file\ ?* | ino\ file\ ?* | c\ main\ ?* | 'c body' | 'c page' | 'c page shared' | 'c cuda') ;;
+    'sh run' | 'text output') ;;
+    [a-z]*\ *.sh) [ -f "tests/$2" ] ;;
+    *) false ;;
+    esac
+}
+while IFS="$tab" read -r page name line language mark; do
+    marked "$language" "$mark" || echo "$page:$line: a block of $language cannot have the mark \"$mark\"" >>"$out/wrong"
+done <"$out/blocks"
+cp "$out/wrong" "$out/log"
+[ ! -s "$out/wrong" ]
+report $? "each of the $(grep -c . "$out/blocks") blocks has a language and a mark that are known"
+
+# ---- what the blocks are compiled with ------------------------------------------------------------------------------------
+
+# The implementation, once: blocks that define KAHAN_OPT_IMPLEMENTATION are linked to it, but for those with macros of their
+# own. The system's other headers are stubs: what is called of them, and no more.
+implementation=$out/kahan_opt.o
+printf '#define KAHAN_OPT_VMATH\n#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >"$out/kahan_opt.c"
+$CC -std=c99 -O1 -DKAHAN_OPT_NO_SIMD -I. -c -o "$implementation" "$out/kahan_opt.c" >"$out/log" 2>&1
+report $? "the implementation compiles"
+
+mkdir -p "$out/stubs/torch" "$out/stubs/ATen/cuda"
+cat >"$out/stubs/cuda_runtime_api.h" <<'TEXT'
+#ifndef CUDA_STUB_H
+#define CUDA_STUB_H
+#include <stddef.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+typedef struct cuda_stream *cudaStream_t;
+typedef struct cuda_graph *cudaGraph_t;
+typedef struct cuda_replay *cudaGraphExec_t;
+enum { cudaMemcpyHostToDevice = 1, cudaStreamCaptureModeGlobal = 0 };
+int cudaMalloc(void **p, size_t size);
+int cudaMemcpy(void *to, const void *from, size_t size, int kind);
+int cudaMemsetAsync(void *p, int value, size_t size, cudaStream_t stream);
+int cudaDeviceSynchronize(void);
+int cudaStreamBeginCapture(cudaStream_t stream, int mode);
+int cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
+int cudaGraphInstantiate(cudaGraphExec_t *replay, cudaGraph_t graph, unsigned long long flags);
+int cudaGraphLaunch(cudaGraphExec_t replay, cudaStream_t stream);
+#ifdef __cplusplus
+}
+#endif
+#endif
+TEXT
+cat >"$out/stubs/nccl.h" <<'TEXT'
+#include "cuda_runtime_api.h"
+typedef struct nccl_comm *ncclComm_t;
+enum { ncclUint64, ncclBfloat16, ncclSum = 0, ncclAvg };
+int ncclGroupStart(void);
+int ncclGroupEnd(void);
+int ncclReduceScatter(const void *from, void *to, size_t n, int type, int what, ncclComm_t comm, cudaStream_t stream);
+int ncclAllReduce(const void *from, void *to, size_t n, int type, int what, ncclComm_t comm, cudaStream_t stream);
+int ncclAllGather(const void *from, void *to, size_t n, int type, ncclComm_t comm, cudaStream_t stream);
+int ncclSend(const void *from, size_t n, int type, int peer, ncclComm_t comm, cudaStream_t stream);
+int ncclRecv(void *to, size_t n, int type, int peer, ncclComm_t comm, cudaStream_t stream);
+TEXT
+cat >"$out/stubs/torch/extension.h" <<'TEXT'
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <vector>
+#define TORCH_CHECK(condition, ...) ((void)(condition))
+namespace torch {
+struct TensorOptions {};
+enum Dtype { kUInt8 };
+struct Tensor {
+    void *data_ptr() const;
+    int64_t numel() const;
+    Tensor grad() const;
+    Tensor cuda() const;
+};
+TensorOptions dtype(Dtype);
+Tensor zeros(std::initializer_list<int64_t>, TensorOptions);
+Tensor empty(std::initializer_list<int64_t>, TensorOptions);
+}
+TEXT
+cat >"$out/stubs/ATen/cuda/CUDAContext.h" <<'TEXT'
+#include <cuda_runtime_api.h>
+namespace at { namespace cuda {
+struct CUDAStream { operator cudaStream_t() const; };
+CUDAStream getCurrentCUDAStream();
+} }
+TEXT
+# Serial prints to stdout; analogRead is a line with the slope 1/2 over pins 0 and 1.
+cat >"$out/stubs/Arduino.h" <<'TEXT'
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+enum { A0 = 0, A1 = 1 };
+struct Stub {
+    void begin(long) {}
+    void print(const char *s) { std::printf("%s", s); }
+    void println(const char *s) { std::printf("%s\n", s); }
+    void println(double x, int digits = 2) { std::printf("%.*f\n", digits, x); }
+};
+static Stub Serial;
+static inline int analogRead(int pin) { static int x; return pin == A0 ? (x = (x + 389) % 1024) : x / 2; }
+static inline void delay(unsigned long) {}
+void setup();
+void loop();
+TEXT
+
+context() { # of bodies: tensor t of N bf16 weights under opt, and room for what else a page calls
+    cat <<'TEXT'
+#define KAHAN_OPT_VMATH
+#include "kahan_opt.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+enum { N = 1000, M = 10 };
+kopt_bf16 weight[N], grad[N], bias[M], bias_grad[M];
+float initial[N];
+unsigned char state[KOPT_STATE_BYTES(N, 8)], bias_state[KOPT_STATE_BYTES(M, 8)];
+kopt_optimizer opt;
+kopt_tensor t;
+kopt_bf16 activation[N], x[N], dx[N], dy[N], logits[N];
+float loss[N];
+int32_t target[N];
+enum { n = 10, rows = 10, columns = 20 };
+void backward(void);
+void backward(void)
+{
+    int i;
+    for (i = 0; i < N; ++i) grad[i] = kopt_bf16_from_f32(kopt_f32_from_bf16(weight[i]) - 0.5f);
+}
+static void fresh(void)
+{
+    size_t i;
+    for (i = 0; i < N; ++i) initial[i] = 1;
+    opt = kopt_adamw(1e-3);
+    t = kopt_tensor_of(weight, grad, KOPT_BF16, N, state, sizeof state);
+    if (kopt_state_init(&opt, &t, initial) != KOPT_OK) puts("no state");
+    backward();
+}
+TEXT
+}
+cuda_context() {
+    cat <<'TEXT'
+#define KAHAN_OPT_VMATH
+#include "kahan_opt.h"
+#include "kahan_opt_cuda.cuh"
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+extern kopt_cuda_plan plan;
+extern kopt_optimizer opt;
+extern cudaStream_t stream;
+extern cudaGraph_t graph;
+extern cudaGraphExec_t replay;
+extern ncclComm_t comm;
+extern kopt_compressor compressor[8];
+extern kopt_bf16 *grads, *my_grads, *weights, *my_weights, *pieces, *residual, *grad[8], *x16, *y16, *dx16, *dy16;
+extern unsigned char *codes, *received;
+extern float *scale_on_gpu, *x, *y, *sum;
+extern uint64_t *ratios;
+extern size_t n, shard, size, words;
+extern int i, k, r, steps, ranks;
+double schedule(int step);
+void forward_and_backward(cudaStream_t s);
+TEXT
+}
+
+# ---- c, cpp, ino ----------------------------------------------------------------------------------------------------------
+
+is_program() { grep -q '^int main(' "$1"; }
+compile_c() { # compile_c FILE PROGRAM INCLUDES...: a program if it has a main, else an object
+    file=$1 program=$2
+    shift 2
+    implemented="-DKOPT_IMPLEMENTED_ $implementation"
+    ! grep -q 'define KAHAN_OPT_\(STATIC\|ONLY\|API\|SELF\|NO_SIMD\)' "$file" || implemented=
+    if is_program "$file"; then
+        $CC $c_flags "$@" -o "$program" "$file" $implemented -lm
+    else
+        $CC $c_flags "$@" ${implemented:+-DKOPT_IMPLEMENTED_} -c -o "$program.o" "$file"
+    fi
+}
+one_file() { # one_file: the block of $page, $line, as it stands
+    source=$line.$language
+    cd "$out/$name"
+    case $mark in file\ *)
+        mkdir -p "$(dirname "${mark#file }")"
+        cp "$source" "${mark#file }"
+        source=${mark#file }
+        ;;
+    main\ *)
+        printf '\nint main(void)\n{\n    %s\n}\n' "${mark#main }" >>"$source"
+        ;;
+    esac
+    where="$page:$line"
+    : >"$out/log"
+    case $source in
+    *.c)
+        compile_c "$source" "$line" -I. "-I$root" "-I$out/stubs" >"$out/log" 2>&1
+        report $? "$where: compiles"
+        if is_program "$source"; then
+            "./$line" >"$line.output" 2>"$out/log"
+            report $? "$where: runs"
+        fi
+        ;;
+    *.h)
+        printf '#include "%s"\n' "$source" >"$line.include.c" # what it needs of others is included with it
+        $CC -std=c99 -Wall -Wextra -I. "-I$root" "-I$out/stubs" -fsyntax-only "$line.include.c" >"$out/log" 2>&1
+        report $? "$where: is a header"
+        ;;
+    *.cpp | *.ino)
+        if ! have "$CXX"; then skip "$where" "no C++ compiler"; cd "$root"; return; fi
+        case $source in
+        *.ino)
+            # The tool chain of the sketch includes Arduino.h and calls setup() once and loop() forever.
+            printf '#include "Arduino.h"\n#include "%s"\nint main() {\n    setup();\n    for (int i = 0; i < 20000; i++) loop();\n}\n' \
+                "$source" >"$line.sketch.cpp"
+            $CXX -std=c++11 -Wall -Wextra -Werror -O1 -I. "-I$root" "-I$out/stubs" -o "$line" "$line.sketch.cpp" >"$out/log" 2>&1
+            report $? "$where: compiles"
+            "./$line" >"$line.output" 2>"$out/log" && awk 'END { exit !($1 > 0.49 && $1 < 0.51) }' "$line.output"
+            report $? "$where: runs, and learns the slope of the stub"
+            ;;
+        *)
+            if is_program "$source"; then
+                $CXX $cxx_flags -I. "-I$root" "-I$out/stubs" -DKOPT_IMPLEMENTED_ -o "$line" "$source" "$implementation" >"$out/log" 2>&1
+                report $? "$where: compiles"
+                "./$line" >"$line.output" 2>"$out/log"
+                report $? "$where: runs"
+            else
+                $CXX -std=c++11 -Wall -I. "-I$root" "-I$out/stubs" -DKOPT_IMPLEMENTED_ -c -o "$line.o" "$source" >"$out/log" 2>&1
+                report $? "$where: compiles"
+            fi
+            ;;
+        esac
+        ;;
+    esac
+    cd "$root"
+}
+
+# ---- sh -------------------------------------------------------------------------------------------------------------------
+
+usage=$(sh build.sh help)
+in_usage() { # in_usage COMMAND WORD: does a line of the usage about it have the word?
+    echo "$usage" | grep -e "\./build\.sh $1" | grep -q -e "\(^\|[^a-z0-9-]\)$2\([^a-z0-9-]\|\$\)"
+}
+build_command() { # build_command WORDS...: of ./build.sh; silent if the usage knows them
+    [ $# -gt 0 ] || return 0
+    command=$1
+    case $command in help | --help | -h) return ;; esac
+    echo "$usage" | grep -q "\./build\.sh $command\([^a-z0-9-]\|\$\)" || { echo "./build.sh has no $command"; return; }
+    shift
+    first=yes
+    for word; do
+        case $word in
+        --*) in_usage "$command" "$word" || grep -q -w -e "$word" build.sh || echo "./build.sh $command has no $word" ;;
+        *[!a-z0-9_]* | '' | [0-9]*) ;;
+        *) # a word of its own, or the value of an option
+            [ -z "$first" ] || in_usage "$command" "$word" || echo "./build.sh $command has no $word" ;;
+        esac
+        first=
+    done
+}
+shell_command() { # shell_command WORDS...: silent if it can be
+    case $1 in
+    ./build.sh) shift; build_command "$@"; return ;;
+    sh) [ -f "$2" ] || echo "there is no $2" ;;
+    cc | nvcc | cmake | meson | cp | mkdir | ./*) ;;
+    *) echo "the command $1 is not known here" ;;
+    esac
+    for word; do
+        case $word in tests/*.* | docs/*.* | bench/*.* | kahan_opt*.h | kahan_opt*.cuh)
+            [ -e "$word" ] || [ -e "$out/$name/$word" ] || echo "there is no $word" ;;
+        esac
+    done
+}
+shell_block() {
+    awk '{ # a command on each line: continuations joined, no comments
+        text = text $0
+        if (sub(/\\$/, "", text)) next
+        sub(/^#.*/, "", text)
+        sub(/[ \t]#.*/, "", text)
+        gsub(/&&|;|\|/, "\n", text)
+        print text
+        text = ""
+    }' "$1" |
+        while read -r words; do
+            set -f
+            set -- $words
+            set +f
+            [ $# = 0 ] || shell_command "$@"
+        done
+}
+
+# ---- every block ----------------------------------------------------------------------------------------------------------
+
+say_main() { # the end of a program of bodies: LINE is printed if the body there returns
+    printf 'int main(void)\n{\n    setvbuf(stdout, NULL, _IONBF, 0);\n'
+    while read -r at function; do printf '    %s;\n    if (%s() == 0) fputs("%s\\n", stderr);\n' "$1" "$function" "$at"; done
+    printf '    return 0;\n}\n'
+}
+: >"$out/functions"
+last= last_page=
+while IFS="$tab" read -r page name line language mark <&3; do
+    marked "$language" "$mark" || continue
+    block=$out/$name/$line.$language
+    [ "$page" = "$last_page" ] || last=
+    last_page=$page
+    case "$language $mark" in
+    *.sh)
+        grep -v '^ *\(/\*.*\)\{0,1\}$' "$block" | while read -r text; do
+            grep -q -F -e "$text" "tests/$mark" || echo "tests/$mark does not have: $text"
+        done >"$out/log"
+        [ ! -s "$out/log" ]
+        report $? "$page:$line: tests/$mark tests it"
+        ;;
+    'c page'*)
+        { echo "#line $((line + 1)) \"$page\""; cat "$block"; } >>"$out/$name/page.c"
+        [ "$mark" = 'page shared' ] || {
+            function=$(sed -n 's/^static int \([a-z_0-9]*\)(void)$/\1/p' "$block" | head -1)
+            [ -n "$function" ] || { echo "no static int NAME(void)" >"$out/log"; report 1 "$page:$line: has a function to call"; }
+            echo "$line $function" >>"$out/$name/page.functions"
+        }
+        ;;
+    'c body')
+        { printf 'int body_%s(void);\nint body_%s(void)\n{\n#line %s "%s"\n' "$line" "$line" $((line + 1)) "$page"
+            cat "$block"
+            printf '    return 0;\n}\n'; } >>"$out/$name/body.c"
+        echo "$line body_$line" >>"$out/$name/body.functions"
+        ;;
+    'c cuda')
+        { printf 'void cuda_%s(void);\nvoid cuda_%s(void)\n{\n#line %s "%s"\n' "$line" "$line" $((line + 1)) "$page"
+            cat "$block"
+            printf '}\n'; } >>"$out/$name/cuda.c"
+        ;;
+    c\ * | cpp\ * | ino\ *)
+        one_file
+        last=$out/$name/$line.output
+        ;;
+    'sh run')
+        [ -e "$out/$name/kahan_opt.h" ] || cp kahan_opt.h "$out/$name"
+        { printf 'cc() { command %s -DKAHAN_OPT_NO_SIMD "$@"; }\nset -e\n' "$CC"; cat "$block"; } >"$out/$name/$line.run"
+        (cd "$out/$name" && sh "./$line.run") >"$out/$name/$line.output" 2>"$out/log"
+        report $? "$page:$line: the commands run"
+        last=$out/$name/$line.output
+        ;;
+    'text output')
+        diff "$block" "$last" >"$out/log" 2>&1
+        report $? "$page:$line: is what was printed"
+        ;;
+    sh\ *)
+        shell_block "$block" >"$out/log"
+        [ ! -s "$out/log" ]
+        report $? "$page:$line: the commands are known"
+        ;;
+    cmake\ * | meson\ *)
+        if ! have "$language" || { [ "$language" = meson ] && ! have ninja; }; then
+            skip "$page:$line: $language builds the folder" "no $language"
+            continue
+        fi
+        project=$out/$name/$language.$line
+        mkdir -p "$project/third_party/kahan_opt"
+        cp -r "$out/$name/src" "$project"
+        cp kahan_opt.h "$project/third_party/kahan_opt"
+        if [ $language = cmake ]; then
+            cp "$block" "$project/CMakeLists.txt"
+            (cd "$project" && CC=$CC CFLAGS=-DKAHAN_OPT_NO_SIMD cmake -B build && cmake --build build) >"$out/log" 2>&1
+        else
+            cp "$block" "$project/meson.build"
+            (cd "$project" && CC=$CC CFLAGS=-DKAHAN_OPT_NO_SIMD meson setup build && ninja -C build) >"$out/log" 2>&1
+        fi && "$project/build/my_program" >>"$out/log" 2>&1
+        report $? "$page:$line: $language builds the folder, and the program runs"
+        ;;
+    *) echo "nothing tests it" >"$out/log"; report 1 "$page:$line: $language, $mark" ;;
+    esac
+done 3<"$out/blocks"
+
+# Blocks that are one program: each function is called and says that all is well. training-loop.md: and the weights moved.
+for page in README.md docs/*.md; do
+    name=$(echo "${page%.md}" | tr / _)
+    : >"$out/said"
+    if [ -e "$out/$name/page.c" ]; then
+        after= before=0
+        [ $name != docs_training-loop ] ||
+            before='memset(w, 0, sizeof w), memset(bias, 0, sizeof bias)' after=' || w[N - 1] == 0 || w[N - 1] >= 0x8000'
+        {
+            printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n#include <stdio.h>\n#include <string.h>\n'
+            cat "$out/$name/page.c"
+            sed "s/\$/()$after/; s/()()/()/" "$out/$name/page.functions" | while read -r at call; do
+                printf 'static int check_%s(void) { return %s; }\n' "$at" "$call"
+            done
+            sed 's/ .*//; s/.*/& check_&/' "$out/$name/page.functions" | say_main "$before"
+        } >"$out/$name/page_program.c"
+        compile_c "$out/$name/page_program.c" "$out/$name/page" -I. >"$out/log" 2>&1 && "$out/$name/page" 2>"$out/said" >/dev/null
+        report $? "$page: the blocks that are one program compile as shown, and run"
+        while read -r at function; do
+            grep -q "^$at\$" "$out/said"
+            report $? "$page:$at: $function runs${after:+, and the weights move towards their goal}"
+        done <"$out/$name/page.functions"
+    fi
+    : >"$out/said"
+    if [ -e "$out/$name/body.c" ]; then
+        { context && cat "$out/$name/body.c" && say_main 'fresh()' <"$out/$name/body.functions"; } >"$out/$name/body_program.c"
+        # a block may have its own opt or t; a fragment need not use everything
+        $CC $c_flags -Wno-shadow -Wno-unused -I. -o "$out/$name/body" "$out/$name/body_program.c" "$implementation" -lm >"$out/log" 2>&1 &&
+            (cd "$out/$name" && ./body 2>"$out/said" >"$out/$name/body.output")
+        report $? "$page: the insides of functions compile as shown, and run"
+        while read -r at function; do
+            grep -q "^$at\$" "$out/said"
+            report $? "$page:$at: runs to its end"
+        done <"$out/$name/body.functions"
+    fi
+    if [ -e "$out/$name/cuda.c" ]; then
+        { cuda_context && cat "$out/$name/cuda.c"; } >"$out/$name/cuda_all.c"
+        $CC -std=c99 -Wall -Wextra -Werror -Wno-unused -Wno-shadow -I. "-I$out/stubs" -fsyntax-only "$out/$name/cuda_all.c" >"$out/log" 2>&1
+        report $? "$page: the insides of functions for a GPU compile as shown"
+    fi
+done
+
+# ---- commands and files in the text ---------------------------------------------------------------------------------------
+
+for page in README.md docs/*.md; do
+    name=$(echo "${page%.md}" | tr / _)
+    # spans of code, which may go from one line to the next
+    awk '/^```/ { inside = !inside; next } !inside' "$page" | awk 'BEGIN { RS = "" } {
+        gsub(/\n/, " ")
+        parts = split($0, part, "`")
+        for (i = 2; i <= parts; i += 2) print part[i]
+    }' >"$out/spans"
+    awk '/^```/ { inside = !inside; next } !inside && /^    \.\/build\.sh / { sub(/^ */, ""); print }' "$page" >>"$out/spans"
+    tr -d '[]' <"$out/spans" | while read -r span; do
+        set -f
+        set -- $span
+        set +f
+        case $span in './build.sh '*) shift; build_command "$@" | sed "s,^,$page: ," ;; esac
+        for word in $span; do
+            case $word in
+            tests/*[!a-zA-Z0-9_./*-]* | docs/*[!a-zA-Z0-9_./*-]* | bench/*[!a-zA-Z0-9_./*-]*) ;;
+            tests/* | docs/* | bench/*) ls $word* >/dev/null 2>&1 || echo "$page: there is no $word" ;;
+            esac
+        done
+    done
+done >"$out/log"
+[ ! -s "$out/log" ]
+report $? "commands of build.sh and files that the text names are there"
+
+# ---- links ----------------------------------------------------------------------------------------------------------------
+
+# The anchors of a page, as GitHub makes them: headings in small letters, without what is neither letter, digit, _ nor -.
+anchors() {
+    awk '/^```/ { inside = !inside; next } !inside && /^#+ / {
+        sub(/^#+ +/, "")
+        gsub(/\]\([^)]*\)/, "")
+        $0 = tolower($0)
+        gsub(/[^a-z0-9 _-]/, "")
+        gsub(/ /, "-")
+        print $0 (seen[$0]++ ? "-" (seen[$0] - 1) : "")
+    }' "$1"
+}
+links=0
+for page in README.md docs/*.md; do
+    awk '/^```/ { inside = !inside; next } inside { next } {
+        gsub(/`[^`]*`/, "")
+        while (match($0, /\]\([^)]*\)/)) {
+            print substr($0, RSTART + 2, RLENGTH - 3)
+            $0 = substr($0, RSTART + RLENGTH)
+        }
+    }
+    /^\[[^]]*\]: / { print $2 }' "$page" >"$out/links"
+    while read -r link; do
+        case $link in *://* | mailto:*) continue ;; esac
+        file=${link%%#*} anchor=
+        case $link in *'#'*) anchor=${link#*#} ;; esac
+        file=$(dirname "$page")/$file
+        [ -n "${link%%#*}" ] || file=$page
+        if [ ! -e "$file" ]; then echo "$page: there is no $link"; continue; fi
+        [ -z "$anchor" ] || anchors "$file" | grep -q -x -F -e "$anchor" || echo "$page: $link: there is no such heading"
+    done <"$out/links"
+done >"$out/log"
+links=$(cat README.md docs/*.md | grep -o '](' | grep -c .)
+[ ! -s "$out/log" ] && [ "$links" -gt 20 ]
+report $? "links lead to files and headings that are there"
+for page in docs/*.md; do
+    [ $page = docs/README.md ] || grep -q -F "($(basename $page))" docs/README.md || echo "docs/README.md does not name $page"
+done >"$out/log" 2>&1
+[ ! -s "$out/log" ]
+report $? "the index names every page"
+echo "1..$count"
