@@ -2,6 +2,7 @@
 `python3 tests/api.py --check` compares docs/api.md with what it would write now (TAP). A comment directly before a
 declaration, or before several without a blank line between them, is their contract; a public declaration without one
 is an error. Names that end in _ are private."""
+import bisect
 import difflib
 import os
 import re
@@ -15,6 +16,7 @@ OPTION = "KAHAN_OPT_VMATH"
 WIDTH = 116
 BANNER = re.compile(r"/\* (?:----|====)")
 CAPITALS = re.compile(r"[A-Z0-9](?:[A-Z0-9/&-]|(?: (?=[A-Z0-9&/][A-Z0-9&/-]*(?![\w-]))))*(?![\w-])")
+QUOTED = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.S)
 NAME = re.compile(r"\b(?:kopt|KOPT|KAHAN_OPT)_\w+\b")
 
 
@@ -91,9 +93,10 @@ def end_of_code(text, i):
 def scan(text, first_line=1):
     """The items of a C text, at file scope."""
     items, i = [], 0
+    ends = [m.start() for m in re.finditer("\n", text)]
 
     def line_of(at):
-        return first_line + text.count("\n", 0, at)
+        return first_line + bisect.bisect_left(ends, at)
 
     while i < len(text):
         if text[i].isspace():
@@ -126,20 +129,11 @@ def public_part(text, guard):
     return text[begin.end():end.start()], text.count("\n", 0, begin.end()) + 1
 
 
-# ---- what is declared --------------------------------------------------------------------------------------------------
+# ---- what is declared ------------------------------------------------------------------------------------------------
 
 
 def without_comments(code):
-    out, i = [], 0
-    while i < len(code):
-        j = skip_quoted(code, i)
-        if j > i and code[i] == "/":
-            out.append(" ")
-        else:
-            j = max(j, i + 1)
-            out.append(code[i:j])
-        i = j
-    return "".join(out)
+    return QUOTED.sub(lambda m: " " if m.group(0).startswith("/") else m.group(0), code)
 
 
 def squeezed(code):
@@ -159,7 +153,7 @@ def split_outside(text, separator):
 
 def declared_name(declarator):
     """float (*f)(int) -> f; *x[3] -> x; unsigned a : 3 -> a"""
-    pointer = re.search(r"\(\s*\*+\s*(\w+)", declarator)
+    pointer = re.search(r"\(\s*\*+\s*(?:const\b\s*)?(\w+)", declarator)
     if pointer:
         return pointer.group(1)
     names = re.findall(r"[A-Za-z_]\w*", re.sub(r"\[.*|[:=(].*", "", declarator, flags=re.S))
@@ -332,6 +326,7 @@ def words_of(comment):
         indents = [len(line) - len(line.lstrip()) for line in piece[1:] if line.strip()]
         least = min(indents) if indents else 0
         lines += [piece[0]] + [line[least:] for line in piece[1:]]
+    lines = [re.sub(r" *\\$", "", line) for line in lines]  # of a macro
     while lines and not lines[-1].strip():
         lines.pop()
     while lines and not lines[0].strip():
@@ -452,7 +447,7 @@ def read(text, guard):
     return sections, errors
 
 
-# ---- Markdown ----------------------------------------------------------------------------------------------------------
+# ---- Markdown --------------------------------------------------------------------------------------------------------
 
 SPAN = "\x00"  # a blank that no line is broken at
 
@@ -474,7 +469,8 @@ class Writer:
         pattern = re.compile(
             r"(?P<code>`[^`]+`)|(?P<page>\bdocs/(?P<file>[\w-]+\.md)(?P<anchor>#[\w-]+)?)"
             r"|(?P<name>\b(?:kopt|KOPT|KAHAN_OPT)_\w+\b)(?P<call>\((?:[^()]{0,60})\))?(?P<field>\.[a-z]\w+)?(?![\w(])"
-            r"|(?P<other>(?<![\w*)\].])\*?\b[A-Za-z]\w*(?:(?:->|\.)[A-Za-z_]\w*|\[[^\]\s]*\])*(?:\((?:[A-Za-z]\w*\[[^\]\s]*\])?\))?)")
+            r"|(?P<other>(?<![\w*)\].])\*?\b[A-Za-z]\w*(?:(?:->|\.)[A-Za-z_]\w*|\[[^\]\s]*\])*"
+            r"(?:\((?:[A-Za-z]\w*\[[^\]\s]*\])?\))?)")
 
         def escaped(plain):
             plain = re.sub(r"([\\`*_<])", r"\\\1", plain)
@@ -512,8 +508,8 @@ class Writer:
         return [(indent + line).replace(SPAN, " ") for line in lines]
 
     def text(self, lines, seen):
-        """Lines of a comment: paragraphs, lists (- and 1.), lists of names with their meaning at one column, and tables,
-        which stay as they are."""
+        """Lines of a comment: paragraphs, lists (- and 1.), lists of names with their meaning at one column, and
+        tables, which stay as they are."""
         out, i = [], 0
 
         def indent_of(line):
@@ -588,7 +584,7 @@ class Writer:
 
     @staticmethod
     def hanging(lines, i):
-        """NAME  text, whose next lines begin where its text does: the columns of the meaning in this block; else None."""
+        """NAME  text, whose next lines begin where its text does: the columns of the meaning in this block, or None."""
         columns = set()
         base = len(lines[i]) - len(lines[i].lstrip())
         if not re.search(r"\S {2,}\S", lines[i]):
@@ -750,12 +746,16 @@ def slug(prefix, title):
     return prefix + re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
-def page(root=ROOT):
-    """The page's text, and the errors of the headers."""
+def text_of(path):
+    with open(os.path.join(ROOT, path), encoding="utf-8") as f:
+        return f.read()
+
+
+def page(texts=None):
+    """The page's text, and the errors of the headers. texts: path -> what takes the place of what the file has."""
     headers, errors = [], []
     for path, guard, prefix in HEADERS:
-        with open(os.path.join(root, path), encoding="utf-8") as f:
-            sections, wrong = read(f.read(), guard)
+        sections, wrong = read(texts[path] if texts else text_of(path), guard)
         headers.append((path, prefix, sections))
         errors += ["%s, %s" % (path, e) for e in wrong]
     known = lookup(headers)
@@ -798,14 +798,9 @@ def page(root=ROOT):
     return text, errors
 
 
-def differences(root=ROOT):
-    """Lines that say how docs/api.md differs from what the headers say; none: it is current."""
-    text, _ = page(root)
-    try:
-        with open(os.path.join(root, PAGE), encoding="utf-8") as f:
-            there = f.read()
-    except FileNotFoundError:
-        return ["there is no " + PAGE]
+def differences(text):
+    """Lines that say how docs/api.md differs from what it should be; none: it is current."""
+    there = text_of(PAGE) if os.path.exists(os.path.join(ROOT, PAGE)) else ""
     return list(difflib.unified_diff(there.splitlines(), text.splitlines(), PAGE, "the headers", lineterm="", n=0))
 
 
@@ -820,7 +815,7 @@ def main(arguments):
         if not errors:
             sys.stdout.write(text)
         return 1 if errors else 0
-    old = differences()
+    old = differences(text)
     for number, wrong, what in ((1, errors, "each public declaration has a contract"),
                                 (2, old, PAGE + " is what the headers say (python3 tests/api.py >%s)" % PAGE)):
         print("%s %d - %s" % ("not ok" if wrong else "ok", number, what))
