@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 
+sys.dont_write_bytecode = True  # no tests/__pycache__
 import api
 
 MAKER = "NAME_"  # the macro of the kernels that makes kopt_<name>_<isa>_ of a name
@@ -262,7 +263,7 @@ def declared_at_file_scope(code):
         pointer = re.match(r"\(\s*\*+\s*(?:const\b\s*)?(\w+)", code[opening.end() - 1:])
         if pointer:
             return [pointer.group(1)]
-        if not re.fullmatch(r"[A-Z][A-Z0-9_]*_|__attribute__|__declspec|__asm__|_Pragma", name):
+        if name != MAKER and not re.fullmatch(r"[A-Z][A-Z0-9_]*_|__attribute__|__declspec|__asm__|_Pragma", name):
             return [name]
         depth, i = 0, opening.end() - 1  # a macro with arguments
         while i < len(code):
@@ -306,7 +307,7 @@ def check_names(tree):
             public(name, line, "the macro")
         elif undefined.get(name, 0) < line:
             wrong.append("line %d: the macro %s is not undefined after it" % (line, name))
-        elif not name.endswith("_") and not re.match(r"_[A-Z]", name):
+        elif not name.endswith("_") and not re.match(r"_[A-Z]", name) and name != MAKER:
             wrong.append("line %d: the macro %s neither begins with KOPT_ nor ends with _" % (line, name))
     for item in items:
         for name in declared_at_file_scope(item.text) if item.kind == "code" else []:
@@ -472,6 +473,8 @@ def main(arguments):
         except Skip as reason:
             print("ok %d # SKIP %s" % (count, reason))
             continue
+        except (subprocess.SubprocessError, OSError) as error:
+            wrong = [str(error)]
         print("%s %d - %s" % ("not ok" if wrong else "ok", count, what), flush=True)
         for line in wrong:
             print("# " + line)
