@@ -52,8 +52,9 @@ build() { # everything once, and what each program comes by
         echo "$compile -DFUZZ_STANDALONE -o $out/$(basename $source .c) $out/$source $implemented -lm"
     done >$out/builds
     echo "$zero -o $out/probe $out/tests/probe.c -lm" >>$out/builds
-    # structs stay whole: of their parts gcc fills in what a mutant does not set (for all programs it would take too long)
-    echo "$compile -fno-tree-sra -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1 -o $out/test_soft $out/tests/test_tools.c -lm" >>$out/builds
+    # structs stay whole: of their parts gcc fills in what a mutant does not set (for all programs it takes too long)
+    echo "$compile -fno-tree-sra -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1" \
+        "-o $out/test_soft $out/tests/test_tools.c -lm" >>$out/builds
     for commands in objects builds; do
         xargs -P ${JOBS:-2} -I '{}' sh -c '{}' <$out/$commands || exit 1
     done
