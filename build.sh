@@ -306,6 +306,9 @@ setup() {
     # PyTorch and optimi, which tests/peers.py compares with
     { apt_install python3-torch python3-packaging python3-pip && pip_install build/python torch-optimi==0.3.3; } ||
         optional "PyTorch and optimi" "the comparison with them stays out"
+    # clang-format for tests/signs.py: of the same settings other versions make other lines
+    { apt_install python3-pip && pip_install build/python clang-format==19.1.7; } ||
+        optional "clang-format" "the check of the format stays out"
     # nvcc for the GPU part: what compiles and links of NVIDIA's toolkit, without a driver (280 MB)
     if ! have nvcc && ! have /usr/local/cuda/bin/nvcc; then
         if [ "$(uname -m)" != x86_64 ]; then
@@ -594,6 +597,9 @@ run_tests() {
     part hostile_static sh tests/hostile.sh static
     part examples sh tests/examples.sh
     part docs sh tests/docs.sh
+    if have python3; then part api python3 tests/api.py --check; else skip "the API reference" python3; fi
+    [ -d build/python/clang_format ] || have clang-format-19 || skip "the format of the C files" clang-format-19
+    if have python3; then part signs python3 tests/signs.py; else skip "signs and doors" python3; fi
     part demo sh tests/demo.sh
     part selftest sh tests/selftest.sh
     part setup sh tests/setup.sh

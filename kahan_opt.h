@@ -370,6 +370,7 @@ KOPT_INLINE_ kopt_bf16 kopt_bf16_from_f32_stochastic(float x, uint32_t random16)
     return KOPT_CAST_(kopt_bf16, (u + ((u & 0x7FFFFFFFu) >= 0x7F7F0000u ? 0x8000u : random16 & 0xFFFFu)) >> 16);
 }
 
+/* The same in fp16. */
 KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32_stochastic(float x, uint32_t random16) {
     uint32_t u = kopt_extended_fp16_(x);
     return KOPT_CAST_(kopt_fp16, (u + ((u & 0x7FFFFFFFu) >= 0x7BFF0000u ? 0x8000u : random16 & 0xFFFFu)) >> 16);
@@ -976,6 +977,7 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 
 /* ---- ISA -------------------------------------------------------------------------------------------------------- */
 
+/* The instruction sets, and which of them is in use: the best that this machine has, unless another is forced. */
 typedef enum kopt_isa {
     KOPT_ISA_SCALAR = 0, KOPT_ISA_SSE2 = 1, KOPT_ISA_AVX2 = 2, KOPT_ISA_AVX512 = 3, KOPT_ISA_NEON = 4,
     KOPT_ISA_COUNT = 5

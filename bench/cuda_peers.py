@@ -71,7 +71,8 @@ def contenders():
 def main(path):
     rows = list(csv.DictReader(open(path)))
     ours = {(r["who"], r["what"]): min(float(r[k]) for k in ("eager_us", "graph_us") if float(r[k]) > 0) for r in rows}
-    copy = next(float(r["elements"]) * float(r["bytes"]) / float(r["eager_us"]) for r in rows if r["who"].startswith("device"))
+    copy = next(float(r["elements"]) * float(r["bytes"]) / float(r["eager_us"]) for r in rows
+                if r["who"].startswith("device"))
     peers = {}
     with open(path, "a", newline="") as out:
         table = csv.writer(out)
@@ -88,14 +89,16 @@ def main(path):
                     print(f"{name:34} {what:16} does not fit into memory")
                     continue
                 except Exception as error:  # a version without Triton, without capturable ...: the others still count
-                    print(f"{name:34} not measured: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+                    reason = str(error).splitlines()[0] if str(error) else ""
+                    print(f"{name:34} not measured: {type(error).__name__}: {reason}")
                     break
                 finally:
                     params = optimizer = None
                     torch.cuda.empty_cache()
                 peers[name, what] = time
                 part = sum(sizes) * width / time / copy
-                print(f"{name:34} {what:16} {time:12.1f} us {sum(sizes) / time / 1e3:8.2f} Gel/s {100 * part:5.1f} % of copy")
+                print(f"{name:34} {what:16} {time:12.1f} us {sum(sizes) / time / 1e3:8.2f} Gel/s "
+                      f"{100 * part:5.1f} % of copy")
                 table.writerow([name, what, sum(sizes), width, f"{time:.2f}", 0, 0, f"{part:.4f}"])
     print()
     for mine, theirs, what, goal in (("AdamW bf16 KAHAN", "torch AdamW fused fp32", "1e8", 1.45),

@@ -1,6 +1,6 @@
-# What nvcc makes of kahan_opt_cuda.cuh, without a GPU: every architecture compiles within its limits, no flag changes the
-# PTX, C links with the object, and everything returns a code where there is no GPU. With one, its tests run. Prints TAP.
-# Argument: "quick" compiles for three architectures instead of all.
+# What nvcc makes of kahan_opt_cuda.cuh, without a GPU: every architecture compiles within its limits, no flag changes
+# the PTX, C links with the object, and everything returns a code where there is no GPU. With one, its tests run.
+# Prints TAP. Argument: "quick" compiles for three architectures instead of all.
 out=build/tests/cuda_nvcc
 mkdir -p $out
 nvcc=${NVCC:-nvcc}
@@ -17,11 +17,13 @@ done
 quick=
 [ "${1:-}" = quick ] && quick=yes && all="80 90 120"
 all=$(echo $all)
-printf '#define KAHAN_OPT_CUDA_IMPLEMENTATION\n#include "kahan_opt_cuda.cuh"\n#include "kahan_opt_cuda.cuh"\n' >$out/plain.cu
+printf '#define KAHAN_OPT_CUDA_IMPLEMENTATION\n#include "kahan_opt_cuda.cuh"\n#include "kahan_opt_cuda.cuh"\n' \
+    >$out/plain.cu
 printf '#define KAHAN_OPT_VMATH\n#include "plain.cu"\n' >$out/vmath.cu
 
-# 1. One object for all architectures; registers, stack and spills of every kernel that steps. Quick: one PTX for all but
-# the last, as nothing here is written for one architecture; the last one's own is the one that needs most registers.
+# 1. One object for all architectures; registers, stack and spills of every kernel that steps. Quick: one PTX for all
+# but the last, as nothing here is written for one architecture; the last one's own is the one that needs most
+# registers.
 object() { # object NAME ARCHITECTURES
     name=$1 archs=$2 codes=
     for arch in $archs; do
@@ -29,7 +31,8 @@ object() { # object NAME ARCHITECTURES
         [ -z "$quick" ] || [ $arch = 120 ] || virtual=75
         codes="$codes -gencode arch=compute_$virtual,code=sm_$arch"
     done
-    $nvcc -I. -O3 -Werror all-warnings --threads 2 -Xptxas -v -Xcompiler -fno-threadsafe-statics $codes -c $out/$name.cu \
+    $nvcc -I. -O3 -Werror all-warnings --threads 2 -Xptxas -v -Xcompiler -fno-threadsafe-statics $codes \
+        -c $out/$name.cu \
         -o $out/$name.o >$out/log 2>&1
     report $? "$name: compiles without a warning for sm_$(echo $archs | sed 's/ /, sm_/g')"
     cp $out/log $out/$name.ptxas
@@ -47,7 +50,9 @@ object() { # object NAME ARCHITECTURES
         }
         END { print seen + 0, hot + 0 >"/dev/stderr" }' $out/$name.ptxas >$out/log 2>$out/seen
     test ! -s $out/log && [ "$(awk '{print $2}' $out/seen)" = "$(echo $archs | wc -w)" ]
-    report $? "$name: no kernel spills or has a stack frame; AdamW with Kahan in bf16 has at most 64 registers ($(awk '{print $1}' $out/seen) kernels looked at)"
+    status=$? kernels=$(awk '{print $1}' $out/seen)
+    what="$name: no kernel spills or has a stack frame; AdamW with Kahan in bf16 has at most 64 registers"
+    report $status "$what ($kernels kernels looked at)"
 }
 object plain "$all"
 if [ -n "$quick" ]; then object vmath "120"; else object vmath "$all"; fi
@@ -63,7 +68,8 @@ for source in plain vmath; do
     ptx $source $source
     report $? "$source: PTX"
     for flags in "--use_fast_math" "-fmad=false" "-ftz=true -prec-div=false -prec-sqrt=false -fmad=true"; do
-        case "$quick$flags$source" in yes-ftz* | yes-*plain) continue ;; esac # the first says what the last does; vmath has all of plain
+        # the first says what the last does; vmath has all of plain
+        case "$quick$flags$source" in yes-ftz* | yes-*plain) continue ;; esac
         ptx $source other $flags && cmp $out/$source.ptx $out/other.ptx >$out/log 2>&1
         report $? "$source: the same PTX with $flags"
     done
@@ -74,13 +80,15 @@ for source in plain vmath; do
     ! test -s $out/log
     report $? "$source: PTX: every + - * / and square root names its rounding"
 done
-for operation in add.rn.f32 sub.rn.f32 mul.rn.f32 div.rn.f32 sqrt.rn.f32 div.rn.f64 ld.global.v4.u32 st.global.v4.u32; do
+for operation in add.rn.f32 sub.rn.f32 mul.rn.f32 div.rn.f32 sqrt.rn.f32 div.rn.f64 \
+    ld.global.v4.u32 st.global.v4.u32; do
     grep -q "$operation" $out/plain.ptx || echo "$operation is missing" >>$out/log
 done
 ! test -s $out/log
 report $? "PTX: the operations that are looked for are there"
 sed -n '/entry.*adam_kahan_bf16/,/^}/p' $out/plain.ptx >$out/hot.ptx
-awk '/^\$L|bra|\.f32/ { run = 0 } /ld.global.v4.u32/ { if (++run > most) most = run } END { exit most != 5 }' $out/hot.ptx
+awk '/^\$L|bra|\.f32/ { run = 0 } /ld.global.v4.u32/ { if (++run > most) most = run } END { exit most != 5 }' \
+    $out/hot.ptx
 report $? "PTX: an octet's loads, of five arrays, are issued one behind the other"
 grep -q '@p ld.global.u16' $out/hot.ptx
 report $? "PTX: the loads at the ends of a tensor are predicated"
@@ -107,8 +115,10 @@ grep -q 'kopt_cuda_plan_upload' $out/gpu_md.c && {
 } >$out/log 2>&1
 report $? "the example in docs/gpu.md compiles"
 
-printf '#define KOPT_CUDA_HOST_\n#include "vmath.cu"\nint main() { return kopt_cuda_plan_size(0, 0) == 0; }\n' >$out/host.cpp
-${CXX:-c++} -std=c++11 -I. -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wold-style-cast -Werror -Wno-unused-function \
+printf '#define KOPT_CUDA_HOST_\n#include "vmath.cu"\nint main() { return kopt_cuda_plan_size(0, 0) == 0; }\n' \
+    >$out/host.cpp
+${CXX:-c++} -std=c++11 -I. -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wold-style-cast \
+    -Werror -Wno-unused-function \
     -o $out/host $out/host.cpp >$out/log 2>&1 && $out/host
 report $? "the kernels compile for the host as C++, too"
 
@@ -116,7 +126,8 @@ report $? "the kernels compile for the host as C++, too"
 linked ${CC:-cc} -std=c99 -O2 -DGPU -DKAHAN_OPT_VMATH -isystem "$root/include" -o $out/gpu tests/cuda.c $out/vmath.o \
     >$out/log 2>&1
 report $? "the tests for a GPU compile"
-$nvcc -I. -O3 -Werror all-warnings -arch=sm_90 -DLINKED -DKAHAN_OPT_VMATH -o $out/bench bench/cuda.cu $out/vmath.o >$out/log 2>&1
+$nvcc -I. -O3 -Werror all-warnings -arch=sm_90 -DLINKED -DKAHAN_OPT_VMATH -o $out/bench bench/cuda.cu $out/vmath.o \
+    >$out/log 2>&1
 report $? "the bench for a GPU compiles"
 $out/gpu >$out/gpu.log 2>&1
 status=$?

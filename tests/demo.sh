@@ -75,12 +75,14 @@ report $? "--precision all: the loss scale of the fp16 arms grows, overflows, an
 report $? "--precision amp_bf16: that one beside fp32"
 # --rule, with 1000 steps
 sed -e 's/STEPS = 10000/STEPS = 1000/' -e 's,"../../kahan_opt.h","kahan_opt.h",' docs/examples/demo.c >$out/rule.c
-${CC:-cc} -std=c99 -O3 -I. -o $out/rule $out/rule.c -lm >$out/log 2>&1 && (cd $out && ./rule --rule adam_atan2) >$out/log 2>&1
+${CC:-cc} -std=c99 -O3 -I. -o $out/rule $out/rule.c -lm >$out/log 2>&1 &&
+    (cd $out && ./rule --rule adam_atan2) >$out/log 2>&1
 report $? "--rule adam_atan2: within 0.02 of AdamW"
 sed 's/^/# /' $out/log | grep -A 4 '^# arm'
 [ "$(cut -d, -f1 $out/build/demo/loss.csv | sort -u | tr '\n' ' ')" = 'adam_atan2 arm bf16 fp32 ' ]
 report $? "--rule adam_atan2: beside fp32 and bf16"
-for arguments in '--rule' '--rule adam' '--fp16 --rule adam_atan2' '--precision' '--precision fp8' '--fp16 --precision all'; do
+for arguments in '--rule' '--rule adam' '--fp16 --rule adam_atan2' '--precision' '--precision fp8' \
+    '--fp16 --precision all'; do
     $out/quick $arguments >/dev/null 2>$out/log
     [ $? = 2 ] && grep -q '^usage' $out/log
     report $? "refused: $arguments"

@@ -17,7 +17,8 @@ report $? "underflow: with, none is zero, some steps overflow and are skipped, t
 sed 's/^/# /' $out/log
 
 ${CC:-cc} $warnings -O2 -o $out/compress docs/examples/compress.c -lm >$out/log 2>&1 && $out/compress >$out/log
-report $? "compress: SGD with 16, 8 and 1 bit and error feedback reaches the loss of fp32, with biased signs it does not"
+report $? \
+    "compress: SGD with 16, 8 and 1 bit and error feedback reaches the loss of fp32, with biased signs it does not"
 sed 's/^/# /' $out/log
 
 ${CC:-cc} $warnings -O2 -pthread -o $out/threads docs/examples/threads.c >$out/log 2>&1 &&

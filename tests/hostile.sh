@@ -13,7 +13,10 @@ export ASAN_OPTIONS=abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1
 count=0
 report() { # report STATUS DESCRIPTION: the log of a failure follows
     count=$((count + 1))
-    if [ "$1" = 0 ]; then echo "ok $count - $2"; else echo "not ok $count - $2"; grep -v '^ok' $out/log | head -n 40 | sed 's/^/# /'; fi
+    if [ "$1" = 0 ]; then echo "ok $count - $2"; else
+        echo "not ok $count - $2"
+        grep -v '^ok' $out/log | head -n 40 | sed 's/^/# /'
+    fi
 }
 silent() { # silent DESCRIPTION COMMAND...: succeeds and prints nothing
     description=$1
@@ -35,7 +38,8 @@ gcc | clang)
         name=$(basename $source .c) object=$out/implementation.o argument=quick
         implemented="-DKOPT_IMPLEMENTED_"
         [ $name = fuzz ] && argument=6000
-        if grep -q 'define KOPT_SOFT64_\|define KAHAN_OPT_ONLY\|define KAHAN_OPT_NO_SIMD\|define KAHAN_OPT_VMATH' $source; then
+        own='define KOPT_SOFT64_\|define KAHAN_OPT_ONLY\|define KAHAN_OPT_NO_SIMD\|define KAHAN_OPT_VMATH'
+        if grep -q "$own" $source; then
             implemented= object= # an implementation of its own
         fi
         $part $sanitizers $implemented -DFUZZ_STANDALONE -o $out/$name $source $object -lm >$out/log 2>&1 &&
@@ -85,10 +89,12 @@ static)
         done
     fi
     # gcc's analyser takes C only, knows no intrinsics and is slow: the scalar build, whose kernels are the same text.
-    command -v gcc >/dev/null && silent "gcc -fanalyzer" gcc -std=c99 -fanalyzer -DKAHAN_OPT_NO_SIMD -I. -c $out/plain.c -o $out/plain.o
+    command -v gcc >/dev/null &&
+        silent "gcc -fanalyzer" gcc -std=c99 -fanalyzer -DKAHAN_OPT_NO_SIMD -I. -c $out/plain.c -o $out/plain.o
     if command -v clang >/dev/null; then
         silent "clang --analyze" clang --analyze --analyzer-output text -std=c99 -I. $out/plain.c
-        silent "clang --analyze, scalar" clang --analyze --analyzer-output text -std=c99 -DKAHAN_OPT_NO_SIMD -I. $out/plain.c
+        silent "clang --analyze, scalar" clang --analyze --analyzer-output text -std=c99 -DKAHAN_OPT_NO_SIMD \
+            -I. $out/plain.c
     fi
     ;;
 *)

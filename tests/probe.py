@@ -316,7 +316,8 @@ def scalars(o):
     f, one, rule, t = np.float32, np.float32(1), o.rule, o.step
     lr, weight_decay, scale = f(rule.lr), f(rule.weight_decay), f(o.grad_scale) * f(o.clip)
     decay = {L2: f(0), DECOUPLED: lr * weight_decay, FULLY_DECOUPLED: lr / f(o.max_lr) * weight_decay}[rule.decay]
-    s = dict(grad_scale=-scale if o.maximize else scale, l2=weight_decay if rule.decay == L2 else f(0), decay=decay, rate=lr)
+    s = dict(grad_scale=-scale if o.maximize else scale, l2=weight_decay if rule.decay == L2 else f(0),
+             decay=decay, rate=lr)
     unrectified = False
     if rule.rule == SGD:
         s.update(beta1=f(0 if t == 1 else rule.momentum), one_minus_beta1=f(1 if t == 1 else 1 - rule.dampening),

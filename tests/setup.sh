@@ -74,7 +74,8 @@ system none
 [ $status = 0 ] && [ "$(cat "$out/said")" = 'setup: done' ]
 report $? "where all is well it ends with: setup: done"
 asked 'install .* clang .* python3-mpmath$' && asked 'install .* python3-torch' && asked 'pip .*optimi' &&
-    asked 'pip .*nvcc' && asked 'download libsleef3' && [ -d "$out/build/sleef-arm64/usr" ]
+    asked 'pip .*clang-format==' && asked 'pip .*nvcc' && asked 'download libsleef3' &&
+    [ -d "$out/build/sleef-arm64/usr" ]
 report $? "... and has asked for everything"
 ! grep '^apt-get.* \(install\|update\)' "$out/log" | grep -v 'arm64 .*update' | grep -v 'DPkg::Lock::Timeout=[1-9]'
 report $? "... each time ready to wait for dpkg's lock"
@@ -125,10 +126,11 @@ system no_arm64
 report $? "no SLEEF for AArch64: the same"
 system pip
 [ $status = 0 ] && says '^setup: optional, left out: PyTorch and optimi; .*No matching' &&
+    says '^setup: optional, left out: clang-format; .*No matching' &&
     says '^setup: optional, left out: nvcc; .*No matching'
-report $? "pip finds nothing: the same for optimi and nvcc"
-[ "$(grep -c 'left out: ' "$out/said")" = 2 ] && [ "$(sed -n '/left out:$/,/^setup: done/p' "$out/said" | wc -l)" = 4 ]
-report $? "... two lines, and two in the summary"
+report $? "pip finds nothing: the same for optimi, clang-format and nvcc"
+[ "$(grep -c 'left out: ' "$out/said")" = 3 ] && [ "$(sed -n '/left out:$/,/^setup: done/p' "$out/said" | wc -l)" = 5 ]
+report $? "... three lines, and three in the summary"
 
 rm "$out/bin/apt-get"
 system none

@@ -49,14 +49,16 @@ printf "#define KAHAN_OPT_NO_SIMD\n$implement" >$out/no_simd.c
 printf '#include "kahan_opt.h"\n' >$out/declare.c
 printf "#define KAHAN_OPT_VMATH\n$implement" >$out/vmath.c
 # Included twice before, with the macro left defined, and twice after.
-printf "#include \"kahan_opt.h\"\n#include \"kahan_opt.h\"\n$implement#include \"kahan_opt.h\"\n$implement" >$out/often.c
+printf "#include \"kahan_opt.h\"\n#include \"kahan_opt.h\"\n$implement#include \"kahan_opt.h\"\n$implement" \
+    >$out/often.c
 printf "#define KAHAN_OPT_STATIC\n#include \"kahan_opt.h\"\n$implement#include \"kahan_opt.h\"\n" >$out/often_static.c
 
-# ---- warnings ---------------------------------------------------------------------------------------------------------
+# ---- warnings --------------------------------------------------------------------------------------------------------
 
-gcc_list='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-align=strict
-    -Wcast-qual -Wfloat-equal -Wformat=2 -Wswitch-default -Wswitch-enum -Wlogical-op -Wduplicated-cond
-    -Wduplicated-branches -Wnull-dereference -Wunused-macros -Wredundant-decls -Wmissing-declarations -Wvla -Werror'
+gcc_list='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef
+    -Wcast-align=strict -Wcast-qual -Wfloat-equal -Wformat=2 -Wswitch-default -Wswitch-enum -Wlogical-op
+    -Wduplicated-cond -Wduplicated-branches -Wnull-dereference -Wunused-macros -Wredundant-decls
+    -Wmissing-declarations -Wvla -Werror'
 gcc_c="$gcc_list -Wmissing-prototypes -Wstrict-prototypes -Wold-style-definition -Wc++-compat"
 gcc_cpp="$gcc_list -Wold-style-cast -Wuseless-cast -Wzero-as-null-pointer-constant -Wextra-semi"
 # clang's everything without three: the fields stay in the order a reader wants; C has pointers; from C++11 on there is
@@ -76,13 +78,15 @@ if section warnings; then
         languages gcc "$gcc_c" 'gnu89 c99 c11 gnu17' 'plain'
         languages gcc "$gcc_c" 'c2x' 'plain static no_simd often often_static declare vmath'
         languages gcc '-Wall -Wextra -Werror' 'c89' 'plain'
-        check "gcc -O3: no warning that needs the optimizer" gcc -std=c99 $gcc_c -O3 -I. -c $out/plain.c -o $out/gcc_O3.o
+        check "gcc -O3: no warning that needs the optimizer" gcc -std=c99 $gcc_c -O3 -I. \
+            -c $out/plain.c -o $out/gcc_O3.o
     else skip "no gcc: warnings in C"; fi
     if have g++; then
         languages 'g++ -x c++' "$gcc_cpp -Wno-long-long" 'c++98' 'plain vmath'
         languages 'g++ -x c++' "$gcc_cpp" 'c++11 c++14 c++17' 'plain'
         languages 'g++ -x c++' "$gcc_cpp" 'c++20' 'plain static no_simd often often_static declare vmath'
-        check "g++ -O2: no warning that needs the optimizer" g++ -x c++ -std=c++17 $gcc_cpp -O2 -I. -c $out/plain.c -o $out/g++_O2.o
+        check "g++ -O2: no warning that needs the optimizer" g++ -x c++ -std=c++17 $gcc_cpp -O2 -I. \
+            -c $out/plain.c -o $out/g++_O2.o
     else skip "no g++: warnings in C++"; fi
     for c in $clangs; do
         languages $c "$everything" 'gnu89 c99' 'plain'
@@ -90,7 +94,8 @@ if section warnings; then
         languages "$c -x c++" "$everything" 'c++98' 'plain vmath'
         languages "$c -x c++" "$everything -Wno-c++98-compat" 'c++11 c++17' 'plain'
         languages "$c -x c++" "$everything -Wno-c++98-compat" 'c++20' 'plain static no_simd often_static declare'
-        check "$c: a machine without doubles" $c -std=c99 $everything -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1 -I. -fsyntax-only \
+        check "$c: a machine without doubles" $c -std=c99 $everything -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1 \
+            -I. -fsyntax-only \
             $out/plain.c
         check "$c -O2" $c -std=c99 $everything -O2 -I. -c $out/plain.c -o $out/clang_O2.o
     done
@@ -100,14 +105,16 @@ if section warnings; then
     done
     have tcc || skip "no tcc"
     if have gcc; then
-        for flags in -DNDEBUG '-O1 -D_FORTIFY_SOURCE=2' '-fshort-enums -funsigned-char' -march=x86-64-v4 -pedantic-errors; do
+        for flags in -DNDEBUG '-O1 -D_FORTIFY_SOURCE=2' '-fshort-enums -funsigned-char' -march=x86-64-v4 \
+            -pedantic-errors; do
             case "$flags" in -march*) [ "$(uname -m)" = x86_64 ] || continue ;; esac
             source=plain
             case "$flags" in -O*) source=no_simd ;; esac
             check "gcc $flags" gcc -std=c99 $gcc_c $flags -I. -c -fsyntax-only $out/$source.c
         done
         # Bare metal has the compiler's own headers and no others.
-        check "gcc -ffreestanding -nostdinc" gcc -ffreestanding -nostdinc -isystem "$(gcc -print-file-name=include)" $gcc_c \
+        check "gcc -ffreestanding -nostdinc" gcc -ffreestanding -nostdinc -isystem "$(gcc -print-file-name=include)" \
+            $gcc_c \
             -I. -fsyntax-only $out/plain.c
     fi
 
@@ -144,9 +151,11 @@ void draw(uint32_t r) {
 }
 TEXT
     have gcc && check "the macros in the user's code: gcc" gcc -std=c99 $gcc_c -I. -fsyntax-only $out/macros.c
-    have g++ && check "the macros in the user's code: g++" g++ -x c++ -std=c++17 $gcc_cpp -I. -fsyntax-only $out/macros.c
+    have g++ && check "the macros in the user's code: g++" g++ -x c++ -std=c++17 $gcc_cpp -I. \
+        -fsyntax-only $out/macros.c
     for c in $clangs; do
-        check "the macros in the user's code: $c" $c -x c++ -std=c++17 $everything -Wno-c++98-compat -I. -fsyntax-only $out/macros.c
+        check "the macros in the user's code: $c" $c -x c++ -std=c++17 $everything -Wno-c++98-compat -I. \
+            -fsyntax-only $out/macros.c
     done
 fi
 
@@ -157,17 +166,20 @@ if section windows; then
     for c in $clangs; do
         for language in C P; do
             for source in plain static no_simd often_static; do
-                check "$c as clang-cl /W4 /WX /T$language: $source" $c --driver-mode=cl --target=x86_64-pc-windows-msvc /W4 /WX \
+                check "$c as clang-cl /W4 /WX /T$language: $source" $c --driver-mode=cl \
+                    --target=x86_64-pc-windows-msvc /W4 /WX \
                     -Xclang -ffreestanding -I. /Zs /T$language $out/$source.c
             done
         done
-        check "$c as clang-cl /O2: code for every instruction set" $c --driver-mode=cl --target=x86_64-pc-windows-msvc /W4 /WX \
+        check "$c as clang-cl /O2: code for every instruction set" $c --driver-mode=cl --target=x86_64-pc-windows-msvc \
+            /W4 /WX \
             -Xclang -ffreestanding -I. /O2 /c /Fo$out/windows.obj /TC $out/plain.c
     done
     [ -n "$clangs" ] || skip "no clang: clang-cl"
     # The lines for the compiler of Microsoft, which differ: intrinsics instead of assembly, other pragmas.
     case $clang in clang-19 | clang-2*)
-        check "$clang as clang-cl that denies to be clang" $clang --driver-mode=cl --target=x86_64-pc-windows-msvc /U__clang__ \
+        check "$clang as clang-cl that denies to be clang" $clang --driver-mode=cl --target=x86_64-pc-windows-msvc \
+            /U__clang__ \
             /W4 /WX -Wno-unknown-pragmas -Xclang -ffreestanding -I. /Zs /TC $out/plain.c ;;
     esac
 fi
@@ -179,14 +191,16 @@ if section targets; then
             x86_64-linux-gnux32 i686-pc-windows-msvc aarch64-pc-windows-msvc msp430 avr hexagon riscv32-none-elf \
             riscv64-none-elf mips-none-elf powerpc64-none-elf s390x-none-elf m68k bpf; do
             # -Wno-...-quirks: the driver's own, avr has no C library here
-            flags="--target=$target -ffreestanding -Wall -Wextra -Wpedantic -Wconversion -Werror -Wno-avr-rtlib-linking-quirks"
+            flags="--target=$target -ffreestanding -Wall -Wextra -Wpedantic -Wconversion -Werror"
+            flags="$flags -Wno-avr-rtlib-linking-quirks"
             work=-c
             case $target in
             *86* | aarch64-* | arm64-*) work=-fsyntax-only ;; # their code is seen elsewhere
             avr | m68k | bpf) work=-fsyntax-only ;;           # clang has no float in their registers, or none at all
             esac
             check "$target" $clang $flags -O1 $work -I. $out/plain.c -o $out/target.o
-            if [ $work = -c ] && have llvm-nm; then # from the compiler's own run-time library there is soft float, never atomics
+            # from the compiler's own run-time library there is soft float, never atomics
+            if [ $work = -c ] && have llvm-nm; then
                 llvm-nm -u $out/target.o >$out/log 2>&1
                 ! grep -q 'atomic\|sqrt\|fma' $out/log
                 report $? "$target: neither a library of atomics nor a libm"
@@ -195,11 +209,12 @@ if section targets; then
         # A console's intrinsics are another file than a PC's.
         check "code for a console" ${clangs%% *} --target=x86_64-scei-ps4 -ffreestanding -Wall -Wextra -Werror -I. \
             -c $out/plain.c -o $out/target.o
-        check "x87" $clang --target=i386-none-elf -mno-sse -ffreestanding -Wall -Wextra -Werror -I. -fsyntax-only $out/plain.c
+        check "x87" $clang --target=i386-none-elf -mno-sse -ffreestanding -Wall -Wextra -Werror -I. \
+            -fsyntax-only $out/plain.c
     else skip "no clang: other targets"; fi
 fi
 
-# ---- folders and names ------------------------------------------------------------------------------------------------
+# ---- folders and names -----------------------------------------------------------------------------------------------
 
 if section names; then
     cc="${CC:-cc} -Wall -Wextra -Werror -fsyntax-only"
@@ -331,12 +346,13 @@ TEXT
     done
 fi
 
-# ---- two versions -----------------------------------------------------------------------------------------------------
+# ---- two versions ----------------------------------------------------------------------------------------------------
 
 # Three versions that can be told apart, each with a struct of another size.
 version() { # version NUMBER: the header as that version
     mkdir -p $out/v$1
-    sed "s/KOPT_VERSION 200/KOPT_VERSION $1/; s/KOPT_VERSION != 200/KOPT_VERSION != $1/; s/return \"success\"/return \"success $1\"/
+    sed "s/KOPT_VERSION 200/KOPT_VERSION $1/; s/KOPT_VERSION != 200/KOPT_VERSION != $1/
+        s/return \"success\"/return \"success $1\"/
         s/^typedef struct kopt_optimizer {/&\n    char padding_[$1];/" kahan_opt.h >$out/v$1/kahan_opt.h
 }
 
@@ -408,25 +424,31 @@ TEXT
 
     # As plugins: what a library loads must not bind to the functions of the program.
     pic="${CC:-cc} $fast -fPIC -I$out"
-    $pic -shared $out/user100.c -o $out/libuser100.so >$out/log 2>&1 && $pic -shared $out/user201.c -o $out/libuser201.so >>$out/log 2>&1
-    run "two private versions in shared libraries, a public one in the program" ${CC:-cc} $fast -rdynamic $out/main.c $out/user302.c \
+    $pic -shared $out/user100.c -o $out/libuser100.so >$out/log 2>&1 &&
+        $pic -shared $out/user201.c -o $out/libuser201.so >>$out/log 2>&1
+    run "two private versions in shared libraries, a public one in the program" ${CC:-cc} $fast -rdynamic \
+        $out/main.c $out/user302.c \
         $out/library302.c -L$out -luser100 -luser201 "-Wl,-rpath,$root/$out"
 
     # A library that shows the functions, built as C, called from C++.
-    printf '#define KAHAN_OPT_API __attribute__((visibility("default")))\n#define KAHAN_OPT_IMPLEMENTATION\n#include "v302/kahan_opt.h"\n' >$out/shown.c
+    printf '#define KAHAN_OPT_API __attribute__((visibility("default")))\n' >$out/shown.c
+    printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "v302/kahan_opt.h"\n' >>$out/shown.c
     printf '#define KAHAN_OPT_API __attribute__((visibility("default")))\n' | cat - $out/user302.c >$out/caller.c
     $pic -fvisibility=hidden -shared $out/shown.c -o $out/libshown.so >$out/log 2>&1
-    printf '#ifdef __cplusplus\nextern "C"\n#endif\nint user302(void);\nint main(void) { return user302(); }\n' >$out/main302.c
-    have g++ && run "KAHAN_OPT_API: a shared library in C, called from C++" g++ -x c++ $fast $out/caller.c $out/main302.c -x none -L$out -lshown \
+    printf '#ifdef __cplusplus\nextern "C"\n#endif\nint user302(void);\nint main(void) { return user302(); }\n' \
+        >$out/main302.c
+    have g++ && run "KAHAN_OPT_API: a shared library in C, called from C++" g++ -x c++ $fast \
+        $out/caller.c $out/main302.c -x none -L$out -lshown \
         "-Wl,-rpath,$root/$out"
 
-    # Two public versions: objcopy gives one of them other names; it needs nothing from outside that would be renamed too.
+    # Two public versions: objcopy gives one of them other names; it needs nothing from outside that would be renamed.
     if have objcopy; then
         ${CC:-cc} $fast -I$out -c $out/library302.c -o $out/library302.o >$out/log 2>&1
         printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "v201/kahan_opt.h"\n' >$out/library201.c
         ${CC:-cc} $fast -fno-pic -I$out -c $out/library201.c -o $out/library201.o >>$out/log 2>&1
         objcopy --prefix-symbols=old_ $out/library201.o $out/old201.o >>$out/log 2>&1
-        printf 'int kopt_version(void);\nint old_kopt_version(void);\nint main(void) { return kopt_version() != 302 || old_kopt_version() != 201; }\n' >$out/both.c
+        printf 'int kopt_version(void);\nint old_kopt_version(void);\n' >$out/both.c
+        printf 'int main(void) { return kopt_version() != 302 || old_kopt_version() != 201; }\n' >>$out/both.c
         run "two public versions, one renamed by objcopy" ${CC:-cc} -no-pie $out/both.c $out/library302.o $out/old201.o
     else skip "no objcopy"; fi
 
@@ -434,16 +456,20 @@ TEXT
     printf '#include "v100/kahan_opt.h"\n#include "v201/kahan_opt.h"\n' >$out/mixed.c
     refuse "two versions in one file are an error" 'two versions of kahan_opt.h' $cc $out/mixed.c
     printf '#include "v100/kahan_opt.h"\n#define KAHAN_OPT_IMPLEMENTATION\n#include "v201/kahan_opt.h"\n' >$out/mixed.c
-    refuse "the declarations of one version, the implementation of another" 'two versions of kahan_opt.h' $cc $out/mixed.c
-    printf '#define KAHAN_OPT_SELF "../v201/kahan_opt.h"\n#define KAHAN_OPT_IMPLEMENTATION\n#include "v100/kahan_opt.h"\n' >$out/mixed.c
+    refuse "the declarations of one version, the implementation of another" \
+        'two versions of kahan_opt.h' $cc $out/mixed.c
+    printf '#define KAHAN_OPT_SELF "../v201/kahan_opt.h"\n#define KAHAN_OPT_IMPLEMENTATION\n' >$out/mixed.c
+    printf '#include "v100/kahan_opt.h"\n' >>$out/mixed.c
     refuse "KAHAN_OPT_SELF that names another version" 'two versions of kahan_opt.h' $cc $out/mixed.c
     printf '#define KAHAN_OPT_STATIC\n#define KAHAN_OPT_API\n#include "kahan_opt.h"\n' >$out/mixed.c
     refuse "KAHAN_OPT_STATIC with KAHAN_OPT_API" 'contradict each other' ${CC:-cc} -I. -fsyntax-only $out/mixed.c
-    printf '#include "v100/kahan_opt.h"\n#include "v100/../v100/kahan_opt.h"\n#include "%s/v100/kahan_opt.h"\n' "$root/$out" >$out/copies.c
-    check "two copies of one version in one file are one" ${CC:-cc} -Wall -Wextra -Werror -I$out -fsyntax-only $out/copies.c
+    printf '#include "v100/kahan_opt.h"\n#include "v100/../v100/kahan_opt.h"\n#include "%s/v100/kahan_opt.h"\n' \
+        "$root/$out" >$out/copies.c
+    check "two copies of one version in one file are one" ${CC:-cc} \
+        -Wall -Wextra -Werror -I$out -fsyntax-only $out/copies.c
 fi
 
-# ---- what leaks ---------------------------------------------------------------------------------------------------------
+# ---- what leaks ------------------------------------------------------------------------------------------------------
 
 if section leaks; then
     # Names that others define, with what they define them as, or with something that does not compile.
@@ -538,12 +564,16 @@ if section leaks; then
 #define AVX2 poison poison
 #define NEON poison poison
 TEXT
-    standard='#include <stddef.h>\n#include <stdint.h>\n#include <stdlib.h>\n#include <string.h>\n#include <stdbool.h>\n#include <assert.h>\n'
-    standard="$standard#ifdef __TINYC__\n#elif !defined(__cplusplus)\n#include <iso646.h>\n#include <complex.h>\n#include <tgmath.h>\n#else\n#include <cmath>\n#endif\n"
-    isa='#ifdef __TINYC__\n#elif defined(__x86_64__) || defined(__i386__)\n#include <immintrin.h>\n#elif defined(__aarch64__)\n#include <arm_neon.h>\n#endif\n'
+    standard='#include <stddef.h>\n#include <stdint.h>\n#include <stdlib.h>\n#include <string.h>\n'
+    standard="$standard#include <stdbool.h>\n#include <assert.h>\n"
+    standard="$standard#ifdef __TINYC__\n#elif !defined(__cplusplus)\n#include <iso646.h>\n#include <complex.h>\n"
+    standard="$standard#include <tgmath.h>\n#else\n#include <cmath>\n#endif\n"
+    isa='#ifdef __TINYC__\n#elif defined(__x86_64__) || defined(__i386__)\n#include <immintrin.h>\n'
+    isa="$isa#elif defined(__aarch64__)\n#include <arm_neon.h>\n#endif\n"
     printf "$standard$isa#include \"macros.h\"\n" >$out/before.c
     printf "$standard$isa#include \"macros.h\"\n$implement" >$out/after.c
-    for c in 'gcc -std=gnu99' 'g++ -x c++ -std=gnu++17' "${clang:-clang} -std=gnu99" "${clang:-clang} -x c++ -std=gnu++17" 'tcc'; do
+    for c in 'gcc -std=gnu99' 'g++ -x c++ -std=gnu++17' "${clang:-clang} -std=gnu99" \
+        "${clang:-clang} -x c++ -std=gnu++17" 'tcc'; do
         have ${c%% *} || continue
         check "users' macros do no harm: $c" $c -w -I. -I$out -c $out/after.c -o $out/macros.o
         [ "${c%% *}" = tcc ] && continue # its -dM shows nothing
@@ -569,7 +599,8 @@ TEXT
     done
     if have g++; then
         printf 'extern "C" {\n#include "kahan_opt.h"\n}\n' >$out/wrapped.c
-        check "the declarations inside the user's extern \"C\"" g++ -x c++ -Wall -Wextra -Werror -I. -fsyntax-only $out/wrapped.c
+        check "the declarations inside the user's extern \"C\"" g++ -x c++ -Wall -Wextra -Werror -I. \
+            -fsyntax-only $out/wrapped.c
     fi
 
     # Symbols. The objects of the section "warnings" if it has run.
@@ -577,7 +608,8 @@ TEXT
     have g++ && [ ! -f $out/g++_O2.o ] && g++ -x c++ -O2 -I. -c $out/plain.c -o $out/g++_O2.o 2>$out/log
     [ -n "$clang" ] && [ ! -f $out/clang_O2.o ] && $clang -O2 -I. -c $out/plain.c -o $out/clang_O2.o 2>$out/log
     symbols() { # symbols OBJECT DESCRIPTION: whose names, what it needs, what it can write
-        nm $out/$1 | awk '$2 ~ /[a-zA-Z]/ && NF == 3 {print $3}' | grep -v '^_*\(Z[A-Z]*[0-9]*\)\?kopt_\|^\.L\|^_ZZ*L*[0-9]*[a-z_]*kopt_' >$out/log
+        nm $out/$1 | awk '$2 ~ /[a-zA-Z]/ && NF == 3 {print $3}' |
+            grep -v '^_*\(Z[A-Z]*[0-9]*\)\?kopt_\|^\.L\|^_ZZ*L*[0-9]*[a-z_]*kopt_' >$out/log
         ! grep -q . $out/log
         report $? "$2: every symbol begins with kopt_"
         nm -u $out/$1 | grep -v '_GLOBAL_OFFSET_TABLE_\|__stack_chk_fail' >$out/log
@@ -601,7 +633,8 @@ TEXT
             report $? "no_simd, $flags: not even that"
         done
         for flags in 'gcc -O1' 'g++ -x c++ -O1'; do
-            $flags -DKAHAN_OPT_NO_SIMD -I. -c $out/static.c -o $out/static.o && nm -g --defined-only $out/static.o >$out/log
+            $flags -DKAHAN_OPT_NO_SIMD -I. -c $out/static.c -o $out/static.o &&
+                nm -g --defined-only $out/static.o >$out/log
             ! grep -q . $out/log
             report $? "KAHAN_OPT_STATIC, $flags: no symbol is seen from outside"
         done
@@ -611,14 +644,15 @@ TEXT
         sed '/^#ifdef KAHAN_OPT_VMATH/,/^#endif/d' $out/declarations | declared
         diff $out/declared $out/exported >$out/log
         report $? "what is exported is what is declared"
-        gcc -O1 -I. -c $out/vmath.c -o $out/vmath.o && nm -g --defined-only $out/vmath.o | awk '{print $3}' | sort >$out/exported
+        gcc -O1 -I. -c $out/vmath.c -o $out/vmath.o &&
+            nm -g --defined-only $out/vmath.o | awk '{print $3}' | sort >$out/exported
         declared <$out/declarations
         diff $out/declared $out/exported >$out/log && ! nm -u $out/vmath.o | grep -v _GLOBAL_OFFSET_TABLE_ >>$out/log
         report $? "... and with KAHAN_OPT_VMATH, which needs nothing from outside either"
     else skip "no nm, objdump or gcc"; fi
 fi
 
-# ---- pragmas: what comes after the header is compiled as if it were not there ------------------------------------------
+# ---- pragmas: what comes after the header is compiled as if it were not there ----------------------------------------
 
 if section pragmas; then
     cat >$out/user.c <<'TEXT'
@@ -643,7 +677,8 @@ TEXT
         "${clang:-gcc} -O2 $x86 -ffp-contract=off" "${clang:-gcc} -Ofast $x86"; do
         have ${flags%% *} && have objcopy || continue
         for source in user user_after; do
-            $flags -I. -w -c $out/$source.c -o $out/$source.o && for n in 1 2 3 4; do # not where they are: gcc -O0 aligns
+            # in sections, but not where they are: gcc -O0 aligns
+            $flags -I. -w -c $out/$source.c -o $out/$source.o && for n in 1 2 3 4; do
                 objcopy -O binary -j user_text$n $out/$source.o $out/part && cat $out/part
             done >$out/$source.bin
         done 2>$out/log
@@ -667,7 +702,8 @@ TEXT
     printf "$implement" | cat - $out/warn.c >$out/warn_after.c
     for flags in 'gcc -O1' "${clang:-gcc} -O0"; do
         have ${flags%% *} || continue
-        set -- -Wmaybe-uninitialized -Wsometimes-uninitialized -Wuninitialized -Wsign-conversion -Wfloat-equal -Wunused-function
+        set -- -Wmaybe-uninitialized -Wsometimes-uninitialized -Wuninitialized -Wsign-conversion \
+            -Wfloat-equal -Wunused-function
         case $flags in gcc*) set -- -Wmaybe-uninitialized -Wsign-conversion -Wfloat-equal -Wunused-function ;; esac
         for source in warn warn_after; do
             $flags "$@" -I. -c $out/$source.c -o $out/warn.o 2>&1 | grep -o '\[-W.*\]' | sort >$out/$source.log

@@ -11,12 +11,12 @@ import struct
 import sys
 
 
-# ---- coefficients ------------------------------------------------------------------------------------------------------
+# ---- coefficients ----------------------------------------------------------------------------------------------------
 
 def coefficients():
-    """Least squares at 60 Chebyshev nodes (which is close to minimax) with 60 digits; the coefficients are rounded to fp32
-    one by one, from the lowest, each time fitting the rest anew. The error that is printed is that of the rounded polynomial, exactly
-    evaluated, times `weight`."""
+    """Least squares at 60 Chebyshev nodes (which is close to minimax) with 60 digits; the coefficients are rounded to
+    fp32 one by one, from the lowest, each time fitting the rest anew. The error that is printed is that of the rounded
+    polynomial, exactly evaluated, times `weight`."""
     from mpmath import mp, mpf, cos, pi, lu_solve, matrix, polyroots, exp, log, atanh, tanh, erf, erfc, atan, sin, sqrt
 
     mp.dps = 60
@@ -36,14 +36,16 @@ def coefficients():
         print('%s, on [%s, %s], error 2^%.1f:' % (name, mp.nstr(low, 4), mp.nstr(high, 4), float(log(error, 2))))
         print('    ' + ', '.join('%.9gf' % float(c) for c in known))
 
-    fit('exp: (e^r - 1 - r) / r^2', lambda r: (exp(r) - 1 - r) / r ** 2, -log(2) / 2 - mpf(1) / 1000, log(2) / 2 + mpf(1) / 1000, 5,
-        lambda r: r ** 2)
+    fit('exp: (e^r - 1 - r) / r^2', lambda r: (exp(r) - 1 - r) / r ** 2, -log(2) / 2 - mpf(1) / 1000,
+        log(2) / 2 + mpf(1) / 1000, 5, lambda r: r ** 2)
     fit('log: (2 atanh(s) / s - 2) / z, z = s^2', lambda z: (2 * atanh(sqrt(z)) / sqrt(z) - 2) / z, 0, mpf(3) / 100, 3,
         lambda z: z * sqrt(z) / 2)
-    fit('tanh: (tanh(x) / x - 1) / z, z = x^2', lambda z: (tanh(sqrt(z)) / sqrt(z) - 1) / z, 0, mpf(65) / 100, 6, lambda z: z)
+    fit('tanh: (tanh(x) / x - 1) / z, z = x^2', lambda z: (tanh(sqrt(z)) / sqrt(z) - 1) / z, 0, mpf(65) / 100, 6,
+        lambda z: z)
     fit('erf: erf(x) / x - 1, z = x^2', lambda z: erf(sqrt(z)) / sqrt(z) - 1, 0, 1, 7, lambda z: 1)
     fit('erfcx: e^(y^2) erfc(y) (1 + 2 y), t = (y - 2) / (y + 2)',
-        lambda t: (lambda y: exp(y * y) * erfc(y) * (1 + 2 * y))(2 * (1 + t) / (1 - t)), -1, mpf(69) / 100, 11, lambda t: 1)
+        lambda t: (lambda y: exp(y * y) * erfc(y) * (1 + 2 * y))(2 * (1 + t) / (1 - t)), -1, mpf(69) / 100, 11,
+        lambda t: 1)
     fit('atan: (atan(q) / q - 1) / z, z = q^2', lambda z: (atan(sqrt(z)) / sqrt(z) - 1) / z, 0, 1, 10, lambda z: z)
     fit('sinpi: 4 - sin(pi f) / f, z = f^2', lambda z: 4 - sin(pi * sqrt(z)) / sqrt(z), 0, mpf(1) / 16, 4, lambda z: 1)
     fit('cospi: (cos(pi f) - 1) / z, z = f^2', lambda z: (cos(pi * sqrt(z)) - 1) / z, 0, mpf(1) / 16, 4, lambda z: z)
@@ -59,11 +61,12 @@ def coefficients():
     ratios = [product(z) / f(z) for z in [(i + mpf(1) / 2) / 1000 for i in range(1000)]]
     factor = fp32(2 / (max(ratios) + min(ratios)))
     error = max(abs(factor * r - 1) for r in ratios)
-    print('atan of a step: %.9gf (%.9gf - z)' % (float(factor), float(root)) + ''.join(' ((z + %.9gf) z + %.9gf)' % tuple(map(float, p)) for p in pairs)
+    print('atan of a step: %.9gf (%.9gf - z)' % (float(factor), float(root))
+          + ''.join(' ((z + %.9gf) z + %.9gf)' % tuple(map(float, p)) for p in pairs)
           + ', error 2^%.1f' % float(log(error, 2)))
 
 
-# ---- the reference: 200 digits of MPFR, then one rounding -----------------------------------------------------------------
+# ---- the reference: 200 digits of MPFR, then one rounding ------------------------------------------------------------
 
 NAMES = ['exp', 'log', 'tanh', 'sigmoid', 'silu', 'gelu', 'gelu_tanh', 'softplus', 'tanh_slope', 'sigmoid_slope',
          'silu_slope', 'gelu_slope', 'gelu_tanh_slope']
@@ -181,7 +184,8 @@ def table(job):
         if name == 'log' and x <= 0:
             results.append(encode(g.nan() if x else g.inf(-1), form))
             continue
-        halving = name in ('silu', 'gelu', 'gelu_tanh') and abs(x) < 2.0 ** -12  # x/2 and a little: map_result() of the header
+        # x/2 and a little: map_result() of the header
+        halving = name in ('silu', 'gelu', 'gelu_tanh') and abs(x) < 2.0 ** -12
         if not halving:
             g.set_context(rough)
             value, size = map(float, true(name, x))
@@ -225,10 +229,11 @@ def patches():
         for r in results:
             h = ((h ^ (r & 255)) * 0x100000001b3) & (2 ** 64 - 1)
             h = ((h ^ (r >> 8)) * 0x100000001b3) & (2 ** 64 - 1)
-        sys.stderr.write('%s0x%016xu%s' % ('    {' if form == 'bf16' else ', ', h, '' if form == 'bf16' else '}, /* %s */\n' % name))
+        before, after = ('    {', '') if form == 'bf16' else (', ', '}, /* %s */\n' % name)
+        sys.stderr.write('%s0x%016xu%s' % (before, h, after))
 
 
-# ---- tests -------------------------------------------------------------------------------------------------------------
+# ---- tests -----------------------------------------------------------------------------------------------------------
 
 def test(programs):
     import array
@@ -237,29 +242,31 @@ def test(programs):
     count = 0
     for program in programs:
         for arguments in (['dump'], ['dump', 'builtin']):
-            got = array.array('H', subprocess.run(program.split() + arguments, stdout=subprocess.PIPE, check=True).stdout)
+            run = subprocess.run(program.split() + arguments, stdout=subprocess.PIPE, check=True)
+            got = array.array('H', run.stdout)
             wrong = 0
             for k, ((name, form), (results, _)) in enumerate(zip(jobs, made)):
                 for word in range(65536):
                     if got[k * 65536 + word] != results[word]:
                         if wrong < 20:
-                            print('# %s of %04x in %s is %04x, not %04x' % (name, word, form, got[k * 65536 + word], results[word]))
+                            print('# %s of %04x in %s is %04x, not %04x' %
+                                  (name, word, form, got[k * 65536 + word], results[word]))
                         wrong += 1
             count += 1
-            print('%s %d - %s %s: 26 tables of 65,536 results as MPFR has them, %d wrong' % ('not ok' if wrong else 'ok', count, program,
-                                                                                          ' '.join(arguments), wrong))
+            print('%s %d - %s %s: 26 tables of 65,536 results as MPFR has them, %d wrong' %
+                  ('not ok' if wrong else 'ok', count, program, ' '.join(arguments), wrong))
     for number, (name, bound) in enumerate(BOUNDS):
         for arguments in ([], ['builtin']):
             worst, x, y = accuracy(programs[-1], number, 1, arguments)
             limit = bound[0 if arguments or not programs[-1].endswith('sleef') else 1]
             count += 1
-            print('%s %d - %s of 2^14 numbers, %s: %.4f ulp at most' % ('not ok' if worst > limit else 'ok', count, name,
-                                                                     ' '.join(arguments) or 'default', worst))
+            print('%s %d - %s of 2^14 numbers, %s: %.4f ulp at most' %
+                  ('not ok' if worst > limit else 'ok', count, name, ' '.join(arguments) or 'default', worst))
     print('1..%d' % count)
 
 
-BOUNDS = [('exp', (1, 1)), ('log', (1, 1)), ('tanh', (1, 1.01)), ('erf', (1.5, 1.1)), ('erfc', (4, 1.5)), ('atan2', (2, 1)),
-          ('sinpi', (1.5, 1)), ('cospi', (1.5, .51))]  # built-in, SLEEF
+BOUNDS = [('exp', (1, 1)), ('log', (1, 1)), ('tanh', (1, 1.01)), ('erf', (1.5, 1.1)), ('erfc', (4, 1.5)),
+          ('atan2', (2, 1)), ('sinpi', (1.5, 1)), ('cospi', (1.5, .51))]  # built-in, SLEEF
 
 
 def accuracy(program, number, chunks, arguments):
@@ -275,7 +282,8 @@ def accuracy(program, number, chunks, arguments):
         n = math.floor(2 * f + 0.5)
         k, f = (int(n) + shift) & 3, pi * gmpy2.mpfr(f - n / 2)
         return (-1 if k & 2 else 1) * (gmpy2.cos(f) if k & 1 else gmpy2.sin(f))
-    functions = [gmpy2.exp, gmpy2.log, gmpy2.tanh, gmpy2.erf, gmpy2.erfc, None, lambda x: sine(x, 0), lambda x: sine(x, 1)]
+    functions = [gmpy2.exp, gmpy2.log, gmpy2.tanh, gmpy2.erf, gmpy2.erfc, None, lambda x: sine(x, 0),
+                 lambda x: sine(x, 1)]
     pipe = subprocess.Popen(program.split() + ['values', str(number), str(chunks)] + arguments, stdout=subprocess.PIPE)
     worst = (0.0, 0.0, 0.0)
     for _ in range(chunks):
@@ -283,13 +291,18 @@ def accuracy(program, number, chunks, arguments):
         for i in range(1 << 14):
             if number >= 6 and math.isinf(x[i]):
                 continue
-            want = gmpy2.atan2(gmpy2.mpfr(y[i]), gmpy2.mpfr(x[i])) if number == 5 else functions[number](x[i] if number > 5 else gmpy2.mpfr(x[i]))
+            if number == 5:
+                want = gmpy2.atan2(gmpy2.mpfr(y[i]), gmpy2.mpfr(x[i]))
+            else:
+                want = functions[number](x[i] if number > 5 else gmpy2.mpfr(x[i]))
             if gmpy2.is_nan(want) or gmpy2.is_infinite(want) or math.isinf(out[i]) or math.isnan(out[i]):
-                if gmpy2.is_nan(want) and math.isnan(out[i]) or want == out[i] or abs(want) >= (2 - 2.0 ** -24) * 2.0 ** 127 and math.isinf(out[i]):
+                if gmpy2.is_nan(want) and math.isnan(out[i]) or want == out[i] or \
+                        abs(want) >= (2 - 2.0 ** -24) * 2.0 ** 127 and math.isinf(out[i]):
                     continue
                 return (math.inf, x[i], y[i])
             exponent = max(gmpy2.get_exp(want) - 1, -126) if want else -126
-            off = float(abs(want - out[i])) * 2.0 ** (23 - exponent) if exponent > -100 else float(gmpy2.mul_2exp(abs(want - out[i]), 23 - exponent))
+            off = abs(want - out[i])
+            off = float(off) * 2.0 ** (23 - exponent) if exponent > -100 else float(gmpy2.mul_2exp(off, 23 - exponent))
             if off > worst[0]:
                 worst = (off, x[i], y[i])
     pipe.wait()
@@ -299,7 +312,8 @@ def accuracy(program, number, chunks, arguments):
 def full(program, chunks=1024):
     for number, (name, _) in enumerate(BOUNDS):
         worst, x, y = accuracy(program, number, chunks, [])
-        print('%s: %.4f ulp at %s (%s), %d inputs' % (name, worst, float(x).hex(), float(y).hex(), chunks << 14), flush=True)
+        print('%s: %.4f ulp at %s (%s), %d inputs' % (name, worst, float(x).hex(), float(y).hex(), chunks << 14),
+              flush=True)
 
 
 if __name__ == '__main__':
