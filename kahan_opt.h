@@ -34,12 +34,19 @@
    clang-cl, not run). No flags are needed: the best of SSE2, AVX2, AVX-512 and NEON is chosen at run time,
    and the result bits are the same on all of them.
 
-   CONTENTS (search for the words)
-       WHAT IT DOES / DOES NOT     CONFIGURATION      CONTRACT         BYTES PER PARAMETER
-       FORMATS AND RESULTS         CONVERSIONS        RANDOM BITS      ONE-ELEMENT UPDATES
-       OPTIMIZER                   TENSOR AND STATE   STEP             TRAINING-LOOP TOOLS
-       BULK                        VECTOR MATHEMATICS ISA
-       (implementation)  SCALARS   VOCABULARIES   KERNELS   DISPATCH   PUBLIC FUNCTIONS   LICENCE
+   CONTENTS (each entry is a banner: search for it)
+       WHAT IT DOES               WHAT IT DOES NOT        CONFIGURATION               CONTRACT
+       BYTES PER PARAMETER        VERSION HISTORY
+       FORMATS AND RESULTS        INSTRUCTION SETS        CONVERSIONS OF ONE VALUE    RANDOM BITS
+       ONE-ELEMENT UPDATES        OPTIMIZER               TENSOR AND STATE            STEP
+       NORM AND CLIPPING          LOSS SCALING            GRADIENT ACCUMULATION       GRADIENT COMPRESSION
+       REDUCTION                  CONVERSIONS OF ARRAYS   VECTOR MATHEMATICS          SOFTMAX AND CROSS ENTROPY
+       RANDOM NUMBERS             LANGEVIN DYNAMICS
+       IMPLEMENTATION             COMPILER AND TARGET     INTERNAL TYPES              CONTENTS OF THIS BUILD
+       MEMORY                     FP32 ARITHMETIC         BINARY64 ARITHMETIC         EXACT NORM
+       ONE PASS PER INSTRUCTION SET                       VOCABULARIES                KERNELS
+       DISPATCH                   FLOATING-POINT ENVIRONMENT                          8-BIT MOMENTS IN SCALAR CODE
+       PUBLIC FUNCTIONS           LICENCE
 */
 #if defined(KOPT_VERSION) && KOPT_VERSION != 200
 #error "two versions of kahan_opt.h in one file: give each a file of its own (KAHAN_OPT_STATIC), see KAHAN_OPT_SELF"
@@ -286,7 +293,21 @@ KOPT_API_ const char *kopt_result_string(kopt_result result);
 /* KOPT_VERSION of the implementation that was linked. */
 KOPT_API_ int kopt_version(void);
 
-/* ---- CONVERSIONS of one value: integer arithmetic only, right for every input, in any FP environment ------------- */
+/* ---- INSTRUCTION SETS -------------------------------------------------------------------------------------------- */
+
+/* The instruction sets, and which of them is in use: the best that this machine has, unless another is forced. */
+typedef enum kopt_isa {
+    KOPT_ISA_SCALAR = 0, KOPT_ISA_SSE2 = 1, KOPT_ISA_AVX2 = 2, KOPT_ISA_AVX512 = 3, KOPT_ISA_NEON = 4,
+    KOPT_ISA_COUNT = 5
+} kopt_isa;
+KOPT_API_ int kopt_isa_usable(kopt_isa isa);            /* 1 if compiled in and present on this machine           */
+KOPT_API_ kopt_isa kopt_isa_current(void);
+KOPT_API_ kopt_result kopt_isa_force(kopt_isa isa);     /* for tests and measurements; KOPT_ISA_COUNT: automatic  */
+KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
+
+/* ---- CONVERSIONS OF ONE VALUE ------------------------------------------------------------------------------------ */
+
+/* Integer arithmetic only: right for every input, in any floating-point environment. */
 
 typedef union kopt_bitcast_ {
     float f;
@@ -394,8 +415,10 @@ typedef struct kopt_random_key {
 KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i);
 #define KOPT_RANDOM_STORE(r, k) (((r) + (k) * ((r) >> 16)) & 0xFFFFu)
 
-/* ---- ONE-ELEMENT UPDATES for code that never holds a gradient buffer: `*w -= lr * dw` becomes
-        kopt_kahan_add_bf16(w, c, -lr * dw, random16)                                                                 */
+/* ---- ONE-ELEMENT UPDATES ----------------------------------------------------------------------------------------- */
+
+/* For code that never holds a gradient buffer: `*w -= lr * dw` becomes
+   kopt_kahan_add_bf16(w, c, -lr * dw, random16). */
 
 /* Makes x an opaque register value: nothing is fused, reassociated or kept in excess precision across it. */
 #if defined(__AVX512F__) && defined(__x86_64__)
@@ -681,10 +704,12 @@ KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t)
    too or n. */
 KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end);
 
-/* ---- TRAINING-LOOP TOOLS: what stands between the backward pass and the step. docs/training-loop.md has examples of
-        ten lines, docs/numerics.md (sections 9 to 13) the formulas ------------------------------------------------ */
+/* ---- NORM AND CLIPPING ------------------------------------------------------------------------------------------- */
 
-/* NORM AND CLIPPING. One pass over the gradients finds what is not finite and adds up the squares, exactly: as one long
+/* What stands between the backward pass and the step. docs/training-loop.md has examples of ten lines each,
+   docs/numerics.md (sections 9 to 13) the formulas. */
+
+/* One pass over the gradients finds what is not finite and adds up the squares, exactly: as one long
    integer that is never rounded. So the order does not matter, nor the slicing, the threads, the ranks, the machine.
    Begin with all words zero; give each thread its own and merge them. Over ranks, add the 21 words of all kopt_norm as
    uint64_t (MPI_SUM, ncclSum): up to 2^32 of them may be summed before a kopt_norm_merge() or a reading. */
@@ -717,7 +742,9 @@ KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n);
    the limit, NaN stays. With a loss scale, limit is in units of the scaled gradient. */
 KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit);
 
-/* LOSS SCALING. torch.amp.GradScaler: multiply the loss by scale before the backward pass, so that small gradients do
+/* ---- LOSS SCALING ------------------------------------------------------------------------------------------------ */
+
+/* torch.amp.GradScaler: multiply the loss by scale before the backward pass, so that small gradients do
    not underflow in fp16; a step whose gradients overflow is skipped and the scale halved. Set any field. The gradient
    is divided by the scale before it enters the moments: fp16 moments lose what the scale has saved. In 1000 steps they
    move a weight by 0.81 of its way under |g| = 1e-7, by 0.18 under 1e-8. Keep moments in bf16 (the default) or fp32. */
@@ -760,7 +787,9 @@ typedef struct kopt_closure {
 KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                        double max_norm, const kopt_closure *closure, int *skipped);
 
-/* GRADIENT ACCUMULATION over micro-batches, with the five roundings of weights: with KAHAN a bf16 sum of thousands, its
+/* ---- GRADIENT ACCUMULATION --------------------------------------------------------------------------------------- */
+
+/* Sums of gradients over micro-batches, with the five roundings of weights: with KAHAN a bf16 sum of thousands, its
    residual included, is right to 1e-4, and what a step reads of it is that rounded to bf16; plain bf16 stalls. All
    memory is the caller's. When the sum is complete, it is the gradient of a step: t.grad = a.sum, t.grad_format =
    a.format (and opt.grad_scale = 1.0 / a.count for the mean); then set a.count to 0. Slices: one accumulator each, with
@@ -788,7 +817,9 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
 /* The sum with its residual, as n fp32 values. */
 KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *out);
 
-/* GRADIENT COMPRESSION for the way from rank to rank: 2 bytes a value (BF16, FP16), 1.016 (Q8) or 0.141 (SIGN). With a
+/* ---- GRADIENT COMPRESSION ---------------------------------------------------------------------------------------- */
+
+/* Compressed gradients for the way from rank to rank: 2 bytes a value (BF16, FP16), 1.016 (Q8) or 0.141 (SIGN). With a
    residual, what the code loses is kept beside the gradient and added to the next one (error feedback: Seide et al.
    2014, Karimireddy et al. 2019), so that all of every gradient arrives, and one bit trains as well as 32. Without one,
    use STOCHASTIC, which is right in the mean and noisy; NEAREST without a residual is biased and may not train at all.
@@ -826,13 +857,17 @@ KOPT_API_ kopt_result kopt_compress(kopt_compressor *c, void *out, size_t out_si
 KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size, kopt_format code,
                                           size_t n, double scale);
 
-/* REDUCTION in a fixed order: out[i] = (shards[0][i] + shards[1][i] + ... ) * scale, each + and * in fp32, rounded to
+/* ---- REDUCTION --------------------------------------------------------------------------------------------------- */
+
+/* Sums over shards in a fixed order: out[i] = (shards[0][i] + shards[1][i] + ... ) * scale, each + and * in fp32, rounded to
    nearest even once at the end; scale 1 / count for the mean. The same bits for any slicing. count is at least 1; out
    may be one of the shards, if the formats are equal. */
 KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void *const *shards, size_t count,
                                   kopt_format format, size_t n, double scale);
 
-/* ---- BULK: conversion and checks of arrays; any format to any format, any alignment, no overlap ----------------- */
+/* ---- CONVERSIONS OF ARRAYS --------------------------------------------------------------------------------------- */
+
+/* Any format to any format, any alignment, no overlap. */
 
 /* Round to nearest even, right for every input: NaN stays NaN, subnormals are kept, overflow goes to infinity. */
 KOPT_API_ kopt_result kopt_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
@@ -847,8 +882,10 @@ KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format,
 KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
 
 #ifdef KAHAN_OPT_VMATH
-/* ---- VECTOR MATHEMATICS (with KAHAN_OPT_VMATH): what a forward and backward pass needs besides + - * /. docs/vmath.md
-        has the formulas, the measured errors and where the coefficients come from ---------------------------------- */
+/* ---- VECTOR MATHEMATICS ------------------------------------------------------------------------------------------ */
+
+/* With KAHAN_OPT_VMATH: what a forward and a backward pass need besides + - * /. docs/vmath.md has the formulas, the
+   measured errors and the origin of the coefficients. */
 
 /* Functions of arrays of fp32, by whoever computes them best. Any n, any alignment of 4; out may be an input (in
    place). They are called in the IEEE environment of contract 1 and have to return: a longjmp or an exception would
@@ -922,7 +959,9 @@ KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *o
 KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy, const void *x,
                                         kopt_format format, size_t n);
 
-/* ROWS. Row r is the `columns` values from element r * stride on, stride >= columns; what is between rows is neither
+/* ---- SOFTMAX AND CROSS ENTROPY ----------------------------------------------------------------------------------- */
+
+/* Row r is the `columns` values from element r * stride on, stride >= columns; what is between rows is neither
    read nor written. out may be x; otherwise they are apart, from the first row to the last. Any format; arithmetic is
    fp32, sums are compensated in a fixed order, so that the length of a row costs no accuracy, and with the built-in the
    bits are the same everywhere. -inf has probability 0. A row with +inf or NaN, or all -inf, has no probabilities: all
@@ -940,7 +979,9 @@ KOPT_API_ kopt_result kopt_cross_entropy(const kopt_vmath *vmath, float *loss, v
                                          kopt_format format, const int32_t *target, size_t rows, size_t columns,
                                          size_t stride, double scale);
 
-/* RANDOM NUMBERS: a pure function of (seed, step, id, first_index + i), for any slicing and whatever table is in use;
+/* ---- RANDOM NUMBERS ---------------------------------------------------------------------------------------------- */
+
+/* Each is a pure function of (seed, step, id, first_index + i), for any slicing and whatever table is in use;
    stream 5 (of kopt_langevin_step: 6). Rounded to nearest even. first_index + n is at most 2^54. */
 
 /* mean + deviation * N(0, 1), up to 6.7 deviations (Box and Muller 1958, of all 32 bits of each word). */
@@ -965,7 +1006,9 @@ KOPT_API_ kopt_result kopt_init_he(void *out, kopt_format format, size_t n, kopt
 KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, kopt_distribution distribution,
                                        size_t fan_in, size_t fan_out, kopt_random_key key);
 
-/* STOCHASTIC GRADIENT LANGEVIN DYNAMICS (Welling & Teh 2011): w -= lr * g, by SGD without momentum, with its decay and
+/* ---- LANGEVIN DYNAMICS ------------------------------------------------------------------------------------------- */
+
+/* Stochastic gradient Langevin DYNAMICS (Welling & Teh 2011): w -= lr * g, by SGD without momentum, with its decay and
    roundings, and w += sqrt(2 * lr * temperature) * N(0, 1). With g the gradient of -log of the posterior, whole, not a
    mean (grad_scale = the number of data), lr = epsilon / 2 and temperature 1 it is theirs. Temperature 0 is SGD, bit
    for bit. In bf16, fp16 use KAHAN or EXACT, or a small noise is lost. No claim of differential privacy. Like
@@ -974,18 +1017,6 @@ KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor 
 KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tensor *t, double temperature, size_t begin,
                                           size_t end);
 #endif
-
-/* ---- ISA -------------------------------------------------------------------------------------------------------- */
-
-/* The instruction sets, and which of them is in use: the best that this machine has, unless another is forced. */
-typedef enum kopt_isa {
-    KOPT_ISA_SCALAR = 0, KOPT_ISA_SSE2 = 1, KOPT_ISA_AVX2 = 2, KOPT_ISA_AVX512 = 3, KOPT_ISA_NEON = 4,
-    KOPT_ISA_COUNT = 5
-} kopt_isa;
-KOPT_API_ kopt_isa kopt_isa_current(void);
-KOPT_API_ int kopt_isa_usable(kopt_isa isa);            /* 1 if compiled in and present on this machine           */
-KOPT_API_ kopt_result kopt_isa_force(kopt_isa isa);     /* for tests and measurements; KOPT_ISA_COUNT: automatic  */
-KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 
 #endif /* KAHAN_OPT_H */
 
@@ -1008,6 +1039,8 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 #define KAHAN_OPT_SELF "kahan_opt.h"
 #endif
 #endif
+
+/* ---- COMPILER AND TARGET ----------------------------------------------------------------------------------------- */
 
 /* Which vocabularies this build can hold. tcc and unknown compilers get the scalar one. */
 #if defined(KAHAN_OPT_NO_SIMD) || defined(__TINYC__) || defined(__CUDACC__)
@@ -1100,7 +1133,7 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 #pragma fp_contract(off)
 #endif
 
-/* ---- SCALARS ----------------------------------------------------------------------------------------------------- */
+/* ---- INTERNAL TYPES ---------------------------------------------------------------------------------------------- */
 
 typedef unsigned char kopt_byte_;
 
@@ -1175,7 +1208,7 @@ typedef struct kopt_tool_ {
     float scale;
 } kopt_tool_;
 
-/* ---- what is left in this build ---- */
+/* ---- CONTENTS OF THIS BUILD -------------------------------------------------------------------------------------- */
 
 #ifdef KAHAN_OPT_ONLY
 #define KOPT_ONLY_ ((KAHAN_OPT_ONLY) & KOPT_WITH_ALL)
@@ -1284,6 +1317,8 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_residual_(kopt_
     return rounding == KOPT_COMPACT ? 1 : 2;
 }
 
+/* ---- MEMORY ------------------------------------------------------------------------------------------------------ */
+
 /* Makes an integer opaque: a loop over it is not turned into a call of memcpy or memset. */
 #ifdef KOPT_GNU_
 #define KOPT_OPAQUE_(x) __asm__("" : "+r"(x))
@@ -1391,6 +1426,8 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_copy_padded_(kopt_byte
     return part;
 }
 
+/* ---- FP32 ARITHMETIC --------------------------------------------------------------------------------------------- */
+
 KOPT_INLINE_ float kopt_mul_(float a, float b) {
     float product;
 #ifdef __CUDA_ARCH__
@@ -1484,9 +1521,11 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
 #endif
 }
 
-/* ---- binary64: norms, loss scales, RAdam, checks. A kopt_f64_ is a double where the machine computes with doubles;
-        elsewhere (an FPU for fp32 alone, none at all, 32-bit doubles) it is the 64 bits of one, and the operations below
-        are integer code that gives the same bits and calls nothing of the compiler's library. ---- */
+/* ---- BINARY64 ARITHMETIC ----------------------------------------------------------------------------------------- */
+
+/* For norms, loss scales, RAdam, checks. A kopt_f64_ is a double where the machine computes with doubles;
+   elsewhere (an FPU for fp32 alone, none at all, 32-bit doubles) it is the 64 bits of one, and the operations below
+   are integer code that gives the same bits and calls nothing of the compiler's library. */
 
 #ifndef KOPT_SOFT64_ /* the tests define it */
 #if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ != 8
@@ -1742,6 +1781,8 @@ KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
 
 #endif
 
+/* ---- comparisons and ranges of hyper-parameters ---- */
+
 /* a < b, by integers: -Ofast takes it that no NaN exists, and a caller's DAZ that no subnormal does. NaN is above all
    or below all. */
 static KOPT_HOST_DEVICE_ int kopt_less64_(kopt_f64_ a, kopt_f64_ b) {
@@ -1757,7 +1798,6 @@ static KOPT_HOST_DEVICE_ int kopt_less64_(kopt_f64_ a, kopt_f64_ b) {
 static KOPT_HOST_DEVICE_ int kopt_inside64_(kopt_f64_ x, kopt_f64_ least, kopt_f64_ most) {
     return (kopt_word64_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, least) && !kopt_less64_(most, x);
 }
-
 
 static KOPT_HOST_DEVICE_ int kopt_less_(double a, double b) { return kopt_less64_(kopt_get64_(a), kopt_get64_(b)); }
 
@@ -1854,6 +1894,16 @@ static KOPT_HOST_DEVICE_ kopt_f64_ kopt_sqrt64_(kopt_f64_ a) {
     }
 }
 
+/* n > 0 as binary64, to nearest. */
+static KOPT_HOST_DEVICE_ kopt_f64_ kopt_count64_(uint64_t n) {
+    const uint32_t high = KOPT_CAST_(uint32_t, n >> 32), low = KOPT_CAST_(uint32_t, n & 0xFFFFFFFFu);
+    const kopt_f64_ rest = low == 0 ? kopt_get64_(0) : kopt_whole64_(low);
+    if (high == 0) return rest;
+    return kopt_add64_(kopt_mul64_(kopt_whole64_(high), kopt_get64_(4294967296.0)), rest);
+}
+
+/* ---- EXACT NORM -------------------------------------------------------------------------------------------------- */
+
 /* value * 2^(p - 298) into the digits of a norm, without carry: each grows by less than 2^33. */
 KOPT_INLINE_ void kopt_norm_put_(kopt_norm *norm, uint64_t value, uint32_t p) {
     const uint64_t low = (value & 0xFFFFFFFFu) << (p & 31u), high = (value >> 32) << (p & 31u);
@@ -1893,8 +1943,42 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_each_(kopt_n
     }
 }
 
+/* Not an assignment, which would call memcpy. */
+static KOPT_HOST_DEVICE_ void kopt_norm_copy_(kopt_norm *to, const kopt_norm *from) {
+    kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
+    kopt_norm_carry_(to);
+}
+
+/* Digit by digit: 54 bits of the root, the last of them and what remains say how to round. */
+static KOPT_HOST_DEVICE_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
+    uint64_t rest = 0, root = 0;
+    int pairs, pair, i;
+    kopt_norm n;
+    kopt_norm_copy_(&n, norm);
+    if (n.nonfinite != 0) return kopt_make64_(KOPT_CAST_(uint64_t, 0x7FF) << 52);
+    for (i = 19; i >= 0 && n.digit[i] == 0; i--) {}
+    if (i < 0) return kopt_make64_(0);
+    pairs = 16 * i; /* as many pairs of bits has the sum */
+    for (rest = n.digit[i]; rest != 0; rest >>= 2) pairs++;
+    for (pair = pairs - 1; pair >= pairs - 54; pair--) {
+        const int at = pair >= 320 ? 19 : pair >> 4;
+        uint64_t bit;
+        rest <<= 2;
+        if (pair >= 0) rest |= n.digit[at] >> (2 * (pair - 16 * at)) & 3u;
+        bit = (root << 2) | 1u;
+        root <<= 1;
+        if (rest >= bit) {
+            rest -= bit;
+            root |= 1u;
+        }
+    }
+    for (; pair >= 0 && rest == 0; pair--) rest = n.digit[pair >> 4] >> (2 * (pair & 15)) & 3u;
+    root = (root >> 1) + ((root & 1u) != 0 && (rest != 0 || (root & 2u) != 0)); /* times 2^(pairs - 53 - 149) */
+    return kopt_make64_((KOPT_CAST_(uint64_t, pairs + 872) << 52) + root);
+}
+
 #ifdef KAHAN_OPT_VMATH
-/* ---- vector mathematics: one run of one kernel, and the inputs that are hard to round ---- */
+/* ---- jobs of vector mathematics, and inputs that are hard to round ---- */
 
 typedef enum kopt_vmath_kind_ {
     KOPT_VMATH_EXP_, KOPT_VMATH_LOG_, KOPT_VMATH_TANH_, KOPT_VMATH_ERF_, KOPT_VMATH_ERFC_, KOPT_VMATH_ATAN2_,
@@ -2080,7 +2164,9 @@ static void kopt_zero_(kopt_byte_ *p, size_t size);
 static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *x, size_t n);
 #endif
 
-/* ---- this file reads itself once per ISA, each time only the vocabulary and the kernels --------------------------- */
+/* ---- ONE PASS PER INSTRUCTION SET -------------------------------------------------------------------------------- */
+
+/* The file includes itself once per instruction set, each time only for the vocabulary and the kernels. */
 
 #define KOPT_PASS_SCALAR_ 1
 #define KOPT_PASS_SSE2_ 2
@@ -2245,7 +2331,9 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 #define max16_ K_(max16)
 #define any_gt16_ K_(any_gt16)
 
-/* ---- scalar: one lane. It is also the reference that every other vocabulary must equal --------------------------- */
+/* ---- scalar: one lane ---- */
+
+/* The reference that every other vocabulary must equal. */
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 #define ISA_ scalar
 #define ISA_TARGET_
@@ -2294,7 +2382,9 @@ static KOPT_NOINLINE_ vf32_ widen_fp16_(vu32_ a) { return kopt_f32_from_fp16(KOP
 static KOPT_NOINLINE_ vu32_ narrow_fp16_(vf32_ a) { return kopt_fp16_from_f32(a); }
 FN_ vu32_ block_of_lane_(void) { return 0; }
 
-/* ---- SSE2: 4 lanes. For machines before 2013: small rather than fast, it has no pairs ----------------------------- */
+/* ---- SSE2: 4 lanes ---- */
+
+/* For machines before 2013: small rather than fast. */
 #elif KOPT_PASS_ == KOPT_PASS_SSE2_
 #define ISA_ sse2
 #define TOOLS_ISA_ scalar /* whose measure and tools it takes */
@@ -2422,7 +2512,7 @@ FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
 FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm_max_epi16(a, b); }
 FN_ int any_gt16_(vu32_ a, vu32_ limit) { return _mm_movemask_epi8(_mm_cmpgt_epi16(a, limit)) != 0; }
 
-/* ---- AVX2 and F16C: 8 lanes -------------------------------------------------------------------------------------- */
+/* ---- AVX2 and F16C: 8 lanes ---- */
 #elif KOPT_PASS_ == KOPT_PASS_AVX2_
 #define ISA_ avx2
 #define ISA_TARGET_ KOPT_TARGET_("avx2,f16c")
@@ -2581,7 +2671,7 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
     return _mm256_cvtph_ps(half);
 }
 
-/* ---- AVX-512 F, BW, DQ, VL: 16 lanes ----------------------------------------------------------------------------- */
+/* ---- AVX-512 F, BW, DQ, VL: 16 lanes ---- */
 #elif KOPT_PASS_ == KOPT_PASS_AVX512_
 #define ISA_ avx512
 #define TOOLS_ISA_ avx2
@@ -2935,7 +3025,7 @@ FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return KOPT_CAST_(vmask_, a | b); }
 FN_ int any_true_(vmask_ a) { return a != 0; }
 FN_ void K_(nt_fence)(void) { _mm_sfence(); }
 
-/* ---- NEON of AArch64: 4 lanes ------------------------------------------------------------------------------------ */
+/* ---- NEON of AArch64: 4 lanes ---- */
 #elif KOPT_PASS_ == KOPT_PASS_NEON_
 #define ISA_ neon
 #define ISA_TARGET_
@@ -3208,7 +3298,7 @@ FN_ scalars_ K_(splat_step)(const kopt_step *s, float rate, float decay) {
 
 FN_ scalars_ K_(splat_job)(const kopt_job_ *j) { return K_(splat_step)(j->step, j->rate, j->weight_decay); }
 
-/* ---- memory: n lanes, zeros in the others ---- */
+/* ---- loads and stores of n lanes ---- */
 
 FN_ size_t K_(lanes_left)(size_t n, size_t i) { return n - i < LANES_ ? n - i : LANES_; }
 
@@ -3253,7 +3343,9 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
 #define VECTOR_FN_ KOPT_SMALL_FN_
 #endif
 
-/* ---- random bits, section 7: Philox4x32-7 over 8 * LANES_ elements ---- */
+/* ---- random bits ---- */
+
+/* Section 7: Philox4x32-7 over 8 * LANES_ elements. */
 
 #ifndef KOPT_RANDOM_GROUP_
 #define KOPT_RANDOM_GROUP_ 128 /* elements: 16 Philox blocks, which serve the 16 rows of a span */
@@ -3418,7 +3510,9 @@ FN_ vu32_ K_(random_next)(random_buffer_ *draws, const philox_key_ *cipher, kopt
 }
 #endif
 
-/* ---- 8-bit codes, section 6b: signed, or square: of the roots of mean squares ---- */
+/* ---- 8-bit codes ---- */
+
+/* Section 6b. Signed, or square: of the roots of mean squares. */
 
 /* What numbers are multiplied by to be coded: roots 1 / scale, others 2 / scale. */
 FN_ vf32_ K_(inverse_scale_q8)(uint32_t scale, int square) {
@@ -3461,9 +3555,11 @@ FN_ vf32_ K_(decode_q8)(vu32_ code, int square) {
     return as_f32_(or_(as_u32_(y), and_(code, isplat_(0x80000000u))));
 }
 
-/* ---- rounding, section 2. In a word of 32 bits a 16-bit number is the upper half, and what rounds off is the lower
-        one: of a bf16 the word is that of fp32, of an fp16 its extended form. Vectors know ordinary numbers: a turn
-        with an infinity, a NaN or a value of the last interval before infinity goes through the code of one lane ---- */
+/* ---- rounding ---- */
+
+/* Section 2. In a word of 32 bits a 16-bit number is the upper half, and what rounds off is the lower
+   one: of a bf16 the word is that of fp32, of an fp16 its extended form. Vectors know ordinary numbers: a turn
+   with an infinity, a NaN or a value of the last interval before infinity goes through the code of one lane. */
 
 /* Constants of the loops. Held: made anew by the compiler they cost up to eight operations a turn. */
 typedef struct constants_ {
@@ -3625,7 +3721,9 @@ FN_ vf32_ K_(widen)(vu32_ a, kopt_format format) {
     return format == KOPT_BF16 ? as_f32_(shl_(a, 16)) : widen_fp16_(a);
 }
 
-/* ---- rules, sections 4 to 6: what the rate multiplies ---- */
+/* ---- rules ---- */
+
+/* Sections 4 to 6: the direction, which the rate multiplies. */
 
 /* The moments of a weight, before and after the rule, and the roots of the new means of squares. */
 typedef struct moments_ {
@@ -3747,7 +3845,7 @@ FN_ vf32_ K_(lookahead)(vf32_ slow_scale, vf32_ w, vf32_ c, vf32_ update, vf32_ 
     return add_(update, mul_(slow_scale, sub_(add_(sub_(w, slow), sub_(c, slow_c)), update)));
 }
 
-/* ---- weights and moments, to and from what memory has of them ---- */
+/* ---- weights and moments, from and to memory ---- */
 
 /* The word of a weight of KOPT_COMPACT or KOPT_EXACT. Both words in their low halves, the residual with its sign. */
 FN_ vu32_ K_(join_residual)(kopt_kind_ kind, vu32_ stored, vu32_ kept) {
@@ -3846,7 +3944,9 @@ FN_ kopt_kind_ K_(kind_of)(const kopt_job_ *j) {
 }
 
 #ifdef ONE_LANE_
-/* ---- one lane: any kind, any value. An element is in registers, as memory has it ---- */
+/* ---- scalar code ---- */
+
+/* Takes any kind and any value. An element is in registers, as memory has it. */
 
 typedef struct element_ {
     vu32_ weight, residual, grad, moment[4], slow, slow_residual;
@@ -4113,8 +4213,10 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
 #endif
 }
 #else /* vectors */
-/* ---- a turn: two vectors. They are in the order of memory, or parted: one has the even elements, the other the odd
-        ones, the halves of words. So nothing crosses lanes where everything is bf16 ---- */
+/* ---- pairs of vectors ---- */
+
+/* The loops step two vectors at a time: a pair. Its elements lie in the order of memory, or one vector has the even
+   elements and the other the odd ones, the halves of 32-bit words: so nothing crosses lanes where everything is bf16. */
 
 #define PAIR_ (2 * LANES_)
 typedef struct pair_ {
@@ -4351,7 +4453,7 @@ FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k,
     return MOMENTS_ == 0 || K_(store_moment_pair)(j, kind, c, i, &p, &q, lie, largest);
 }
 
-/* ---- the random numbers of a tile, in the order of memory ---- */
+/* ---- random numbers of a tile, in the order of memory ---- */
 
 typedef struct random_tile_ {
     uint32_t words[KOPT_RANDOM_GROUP_ / 2]; /* of the span */
@@ -4381,8 +4483,10 @@ NOINLINE_FN_ void K_(fill_random_tile)(random_tile_ *r, const philox_key_ *ciphe
     r->twice = KOPT_CONST_POINTER_(const kopt_byte_ *, r->upper) + 2 * offset;
 }
 
-/* ---- the walk through a row: a tile goes stage by stage. Each stage is a function with constants for what it asks at
-   each turn; it runs over whole turns, of a tail over padded copies. Takes any kind ---- */
+/* ---- tiles ---- */
+
+/* A tile goes stage by stage. Each stage is a function with constants for what it asks at each pair; it runs over whole
+   pairs, and over a padded copy of the tail. Takes any kind. */
 
 typedef struct buffers_ { /* x: what the rate multiplies. w, rest: weights, if a stage but the last wants them */
     vf32_ x[KOPT_TILE_ / LANES_], w[KOPT_TILE_ / LANES_], rest[KOPT_TILE_ / LANES_];
@@ -4395,7 +4499,9 @@ typedef struct buffers_ { /* x: what the rate multiplies. w, rest: weights, if a
 #define AS_BYTES_(row) KOPT_POINTER_(kopt_byte_ *, row)
 #define Y_BUFFER_(rows) ((rows)->rest) /* of Adam-atan2, which does not read what it takes the place of */
 
-/* ---- moments of 8 bits, section 6b, in rows of fp32 ---- */
+/* ---- 8-bit moments in fp32 buffers ---- */
+
+/* Section 6b. */
 
 FN_ void K_(decode_elements)(vf32_ *row, const kopt_byte_ *code, vf32_ scale, int square, size_t n) {
     kopt_byte_ part[PAIR_];
@@ -4453,6 +4559,8 @@ NOINLINE_FN_ void K_(encode_block)(kopt_byte_ *code, kopt_byte_ *scale, const vf
     if (square) K_(encode_elements)(code, row, K_(inverse_scale_q8)(its_scale, 1), 1, moment, r, n);
     else K_(encode_elements)(code, row, K_(inverse_scale_q8)(its_scale, 0), 0, moment, r, n);
 }
+
+/* ---- stages of a tile ---- */
 
 FN_ uint32_t K_(reduce_max)(vu32_ a) {
     uint32_t lane[LANES_], largest = 0;
@@ -4553,6 +4661,8 @@ FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *rows)
                               KOPT_NULL_, 0);
     }
 }
+
+/* ---- which function steps a tile ---- */
 
 /* The stages that there are, with what is constant in each; the first line that matches is taken. KOPT_Q8 are moments
    in rows: of 8 bits, or of fp16 if it has no line. ANY_ format is fp32, in memory or in rows. */
@@ -4657,6 +4767,8 @@ NOINLINE_FN_ void K_(commit_dispatch)(const kopt_job_ *tile, const kopt_kind_ *a
     COMMITS_(LINE_)
 #undef LINE_
 }
+
+/* ---- a tile and its tail ---- */
 
 /* Rows of weights, and of the compensation of KOPT_KAHAN. */
 NOINLINE_FN_ void K_(load_weight_tile)(kopt_byte_ *weight, kopt_byte_ *residual, const kopt_kind_ *any, size_t n, vf32_ *w,
@@ -4828,6 +4940,8 @@ FN_ void K_(tile_at)(kopt_job_ *tile, const kopt_job_ *whole, kopt_kind_ kind, s
     tile->end = n;
 }
 
+/* ---- fp16 moments in fp32 buffers, and the loop over tiles ---- */
+
 /* A moment in fp16 to a row of fp32 and back, any values. */
 NOINLINE_FN_ void K_(load_fp16_buffer)(vf32_ *row, const kopt_byte_ *from, size_t n) {
     kopt_byte_ part[2 * PAIR_];
@@ -4960,7 +5074,9 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
 }
 
 #ifdef SPECIALIZED_
-/* ---- the same with constants for all of it, for what is used most ---- */
+/* ---- specialized loops ---- */
+
+/* The same with constants for everything, for what is used most. */
 
 /* The numbers of a turn's place in a row of 128 elements; `row` makes them those of the next row. So they count up
    through the 16 rows of a span, from one run of Philox. */
@@ -5219,7 +5335,7 @@ NOINLINE_FN_ void K_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ 
 NOINLINE_FN_ void K_(measure)(const kopt_job_ *j, kopt_byte_ *out) { K_(measure_from)(j, j->begin, out); }
 #endif
 
-/* ---- bulk ---- */
+/* ---- conversions of arrays ---- */
 
 /* To the nearest, any value; a NaN keeps its payload. */
 FN_ vu32_ K_(convert_value)(vf32_ x, kopt_format to) {
@@ -5317,8 +5433,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_f
 }
 #endif
 
-/* ---- training-loop tools ----------------------------------------------------------------------------------------- */
-
+/* ---- norm, clipping and reduction ---- */
 
 #if !defined(ONE_LANE_) && !defined(TOOLS_ISA_)
 /* Section 9. A window of magnitudes is counted in units of 2^-scale as integers below 2^28, whose squares add up in 64
@@ -5517,9 +5632,10 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(tool)(const kopt_tool_ *t) {
 }
 #endif
 
-
 #ifdef KAHAN_OPT_VMATH
-/* ---- vector mathematics: docs/vmath.md. The coefficients are those of `tests/vmath.py coefficients` ---------------- */
+/* ---- vector mathematics ---- */
+
+/* docs/vmath.md. The coefficients are those of `tests/vmath.py coefficients`. */
 
 #define blend_ K_(blend)
 #define horner_ K_(horner)
@@ -5677,7 +5793,9 @@ FN_ vf32_ K_(vmath_sincospi)(vf32_ x, vf32_ *cosine) {
     return as_f32_(select_(special, isplat_(0x7FC00000u), sw));
 }
 
-/* ---- functions of 16 bits: map_argument the argument of the table's function, map_result with its result ---- */
+/* ---- functions from 16 bits to 16 bits ---- */
+
+/* map_argument() makes the argument of the table's function, map_result() the result from what that returns. */
 
 /* g(|x|) = |x| (c1 + c3 x^2) of the tanh form of GELU, and what it lost; |x| <= 12. */
 FN_ vf32_ K_(gelu_tanh_argument)(vf32_ x, vf32_ *rest) {
@@ -5783,7 +5901,7 @@ FN_ vu32_ K_(map_result16)(kopt_function f, kopt_format format, vu32_ x, vf32_ q
 }
 
 #if KOPT_PASS_ != KOPT_PASS_CUDA_ /* from here on arrays, by jobs */
-/* ---- rows and random numbers ---- */
+/* ---- rows of softmax, and random numbers ---- */
 
 /* The largest of n > 0 values, as a word that grows with them; NaN is above all. */
 FN_ void K_(row_max)(const kopt_vmath_job_ *j) {
@@ -5978,7 +6096,7 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 }
 #endif
 
-/* ---- the end of one reading: nothing stays but its functions ---- */
+/* ---- the end of a pass: only its functions stay ---- */
 #undef KOPT_READ_
 #define KOPT_READ_ 1
 #undef KOPT_GLUE2_
@@ -6155,6 +6273,32 @@ static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
 #define KOPT_KERNEL_(name) kopt_##name##_scalar_
 #endif
 
+KOPT_API_ const char *kopt_result_string(kopt_result result) {
+    switch (KOPT_CAST_(int, result)) {
+    case KOPT_OK: return "success";
+    case KOPT_ERROR_NULL: return "a required pointer is NULL";
+    case KOPT_ERROR_OPTION: return "an option has a value that does not exist, does not apply or is not in this build";
+    case KOPT_ERROR_RANGE: return "a hyper-parameter is out of range or not a number";
+    case KOPT_ERROR_BOUNDS: return "the range of elements is not inside the tensor, or the tensor is too large";
+    case KOPT_ERROR_SIZE: return "the state block is smaller than kopt_state_size() says";
+    case KOPT_ERROR_STATE: return "the state block was not made by kopt_state_init(), or by another version";
+    case KOPT_ERROR_MISMATCH: return "the state block belongs to another optimizer, tensor or shard";
+    case KOPT_ERROR_SEALED: return "the state block is sealed: open it with kopt_state_open() first";
+    case KOPT_ERROR_CHECKSUM: return "the state block is damaged: its checksum is wrong";
+    case KOPT_ERROR_OVERLAP: return "two of the buffers overlap";
+    case KOPT_ERROR_STEP: return "the step was not begun, or all 2^32 - 1 steps are used up";
+    case KOPT_ERROR_ISA: return "this instruction set, or a GPU, is not in this build or not on this machine";
+    case KOPT_ERROR_DEVICE: return "a CUDA call failed: cudaPeekAtLastError() says why";
+    case KOPT_ERROR_UNINITIALIZED:
+        return "no constructor made this struct: start from kopt_adamw(), kopt_accumulator_of() or another one";
+    case KOPT_ERROR_ID:
+        return "the ids of a list of tensors do not increase: call kopt_number_tensors() before kopt_state_init()";
+    default: return "unknown result";
+    }
+}
+
+KOPT_API_ int kopt_version(void) { return KOPT_VERSION; }
+
 #ifdef KOPT_X86_
 static void kopt_cpuid_(uint32_t leaf, uint32_t out[4]) {
 #ifndef KOPT_GNU_
@@ -6240,6 +6384,8 @@ KOPT_API_ kopt_result kopt_isa_force(kopt_isa isa) {
 KOPT_API_ const char *kopt_isa_name(kopt_isa isa) {
     return KOPT_CAST_(unsigned, isa) < KOPT_CAST_(unsigned, KOPT_ISA_COUNT) ? kopt_table_[isa].name : "unknown";
 }
+
+/* ---- FLOATING-POINT ENVIRONMENT ---------------------------------------------------------------------------------- */
 
 /* The FP environment of a call is the IEEE default (nearest even, gradual underflow, no traps); the caller's is put
    back. Flags that are raised stay raised where that costs nothing. */
@@ -6350,7 +6496,9 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 #endif
 }
 
-/* ---- 8-BIT MOMENTS, section 6b -------------------------------------------------------------------------------- */
+/* ---- 8-BIT MOMENTS IN SCALAR CODE -------------------------------------------------------------------------------- */
+
+/* Section 6b. */
 
 #define KOPT_BLOCK_ KOPT_CAST_(size_t, 256) /* elements that share a scale */
 /* How many of them are on the stack where a part of a block will do, and how many ratios of StableAdamW are. */
@@ -6423,37 +6571,15 @@ static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_
     kopt_encode_(code, largest, x, n, square, drawn);
 }
 
-/* ---- PUBLIC FUNCTIONS: check the arguments, then run ------------------------------------------------------------- */
+/* ---- PUBLIC FUNCTIONS -------------------------------------------------------------------------------------------- */
 
-KOPT_API_ const char *kopt_result_string(kopt_result result) {
-    switch (KOPT_CAST_(int, result)) {
-    case KOPT_OK: return "success";
-    case KOPT_ERROR_NULL: return "a required pointer is NULL";
-    case KOPT_ERROR_OPTION: return "an option has a value that does not exist, does not apply or is not in this build";
-    case KOPT_ERROR_RANGE: return "a hyper-parameter is out of range or not a number";
-    case KOPT_ERROR_BOUNDS: return "the range of elements is not inside the tensor, or the tensor is too large";
-    case KOPT_ERROR_SIZE: return "the state block is smaller than kopt_state_size() says";
-    case KOPT_ERROR_STATE: return "the state block was not made by kopt_state_init(), or by another version";
-    case KOPT_ERROR_MISMATCH: return "the state block belongs to another optimizer, tensor or shard";
-    case KOPT_ERROR_SEALED: return "the state block is sealed: open it with kopt_state_open() first";
-    case KOPT_ERROR_CHECKSUM: return "the state block is damaged: its checksum is wrong";
-    case KOPT_ERROR_OVERLAP: return "two of the buffers overlap";
-    case KOPT_ERROR_STEP: return "the step was not begun, or all 2^32 - 1 steps are used up";
-    case KOPT_ERROR_ISA: return "this instruction set, or a GPU, is not in this build or not on this machine";
-    case KOPT_ERROR_DEVICE: return "a CUDA call failed: cudaPeekAtLastError() says why";
-    case KOPT_ERROR_UNINITIALIZED:
-        return "no constructor made this struct: start from kopt_adamw(), kopt_accumulator_of() or another one";
-    case KOPT_ERROR_ID:
-        return "the ids of a list of tensors do not increase: call kopt_number_tensors() before kopt_state_init()";
-    default: return "unknown result";
-    }
-}
-
-KOPT_API_ int kopt_version(void) { return KOPT_VERSION; }
+/* Each checks its arguments, then runs. */
 
 KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i) {
     return kopt_random_scalar_(key.seed, key.step, key.id, stream, key.first_index + i);
 }
+
+/* ---- constructors ---- */
 
 /* What the constructors set made_ to. */
 #define KOPT_MADE_ 0x4D414445u
@@ -6630,6 +6756,8 @@ static KOPT_HOST_DEVICE_ float kopt_rate_scale_(const kopt_tensor *t) {
     return kopt_as_f32_(bits == 0 ? 0x3F800000u : bits);
 }
 
+/* ---- checks of an optimizer ---- */
+
 static int kopt_format_valid_(kopt_format f) { return KOPT_CAST_(unsigned, f) <= KOPT_CAST_(unsigned, KOPT_FP16); }
 
 KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
@@ -6722,6 +6850,8 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     }
     return KOPT_OK;
 }
+
+/* ---- layout of a state block ---- */
 
 /* What is kept of each weight: the part of an optimizer that decides what a state block looks like. */
 typedef struct kopt_kept_ {
@@ -6912,6 +7042,8 @@ static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_kept_ *kep
     return kopt_check_header_(KOPT_CAST_(const kopt_byte_ *, t->state), kept, t, sealed);
 }
 
+/* ---- checks of memory ---- */
+
 static int kopt_overlap_(const void *a, size_t a_size, const void *b, size_t b_size) {
     const uintptr_t x = KOPT_ADDRESS_(a), y = KOPT_ADDRESS_(b);
     if (a == KOPT_NULL_ || b == KOPT_NULL_ || a_size == 0 || b_size == 0) return 0;
@@ -6999,6 +7131,8 @@ static kopt_result kopt_check_state_(const kopt_optimizer *opt, const kopt_tenso
     if (result != KOPT_OK) return result;
     return kopt_check_memory_(t, kopt_bytes_of_(opt->weight_format), at.total, 0);
 }
+
+/* ---- state: init, read and write ---- */
 
 /* One weight and its residual from an fp32 value, rounded to nearest. */
 static void kopt_write_weight_(const kopt_optimizer *opt, kopt_byte_ *weight, kopt_byte_ *residual, uint32_t bits) {
@@ -7285,6 +7419,8 @@ KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, const ko
     return result;
 }
 
+/* ---- state: seal, open and inspect ---- */
+
 /* CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time, of a block with zeros in the checksum's own place. */
 static uint32_t kopt_crc32_(const kopt_byte_ *block, size_t n) {
     static const uint32_t kopt_nibbles_[16] = {
@@ -7419,6 +7555,8 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
     }
     return KOPT_OK;
 }
+
+/* ---- scalars of a step ---- */
 
 /* RAdam's rectification term, in (0, 1); 0 while the approximated moving average is 5 steps or shorter. In binary64:
    that length is a difference of numbers near 2 / (1 - beta). */
@@ -7558,25 +7696,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
     return !KOPT_HAS_(KOPT_WITH_CHECKS) || (kopt_finite_(s->grad_scale) && kopt_finite_(s->rate) && kopt_finite_(s->weight_decay));
 }
 
-KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
-    kopt_result result = kopt_check_options_(opt);
-    int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
-    kopt_environment_ environment;
-    kopt_step local, *s = step;
-    int finite;
-    if (checks) s = &local; /* if it fails, *step is as before */
-    if (result != KOPT_OK) return result;
-    if (checks && step == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (checks && opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
-    kopt_take_options_(opt, s);
-    kopt_enter_(&environment);
-    finite = kopt_compute_scalars_(opt, s);
-    kopt_leave_(&environment);
-    if (!finite) return KOPT_ERROR_RANGE;
-    if (checks) kopt_copy_(KOPT_POINTER_(kopt_byte_ *, step), KOPT_CONST_POINTER_(const kopt_byte_ *, s), sizeof *s);
-    opt->step = s->step;
-    return KOPT_OK;
-}
+/* ---- running a step ---- */
 
 /* No memory that never was a step gets to the kernels: they trust its formats, arrays and rules. */
 static int kopt_step_valid_(const kopt_step *s) {
@@ -7815,107 +7935,6 @@ KOPT_SMALL_FN_ void kopt_run_tensor_(const kopt_step *s, const kopt_tensor *t) {
     kopt_run_whole_(&at, s, t);
 }
 
-KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
-                                        kopt_norm *norm) {
-    kopt_layout_ at;
-    kopt_result result = kopt_check_step_(&at, step, t);
-    kopt_span_ span[KOPT_SPANS_], *a, *spans;
-    if (result != KOPT_OK) return result;
-    if (norm == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (!step->stable) return KOPT_ERROR_OPTION;
-    if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
-    spans = kopt_spans_(span, t, kopt_bytes_of_(step->weight_format), at.total);
-    for (a = span; a != spans; a++)
-        if (kopt_overlap_(norm, sizeof *norm, a->at, a->size)) return KOPT_ERROR_OVERLAP;
-    kopt_measure_(&at, step, t, begin, end, norm);
-    return KOPT_OK;
-}
-
-/* Not an assignment, which would call memcpy. */
-static KOPT_HOST_DEVICE_ void kopt_norm_copy_(kopt_norm *to, const kopt_norm *from) {
-    kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
-    kopt_norm_carry_(to);
-}
-
-/* Digit by digit: 54 bits of the root, the last of them and what remains say how to round. */
-static KOPT_HOST_DEVICE_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
-    uint64_t rest = 0, root = 0;
-    int pairs, pair, i;
-    kopt_norm n;
-    kopt_norm_copy_(&n, norm);
-    if (n.nonfinite != 0) return kopt_make64_(KOPT_CAST_(uint64_t, 0x7FF) << 52);
-    for (i = 19; i >= 0 && n.digit[i] == 0; i--) {}
-    if (i < 0) return kopt_make64_(0);
-    pairs = 16 * i; /* as many pairs of bits has the sum */
-    for (rest = n.digit[i]; rest != 0; rest >>= 2) pairs++;
-    for (pair = pairs - 1; pair >= pairs - 54; pair--) {
-        const int at = pair >= 320 ? 19 : pair >> 4;
-        uint64_t bit;
-        rest <<= 2;
-        if (pair >= 0) rest |= n.digit[at] >> (2 * (pair - 16 * at)) & 3u;
-        bit = (root << 2) | 1u;
-        root <<= 1;
-        if (rest >= bit) {
-            rest -= bit;
-            root |= 1u;
-        }
-    }
-    for (; pair >= 0 && rest == 0; pair--) rest = n.digit[pair >> 4] >> (2 * (pair & 15)) & 3u;
-    root = (root >> 1) + ((root & 1u) != 0 && (rest != 0 || (root & 2u) != 0)); /* times 2^(pairs - 53 - 149) */
-    return kopt_make64_((KOPT_CAST_(uint64_t, pairs + 872) << 52) + root);
-}
-
-/* n > 0 as binary64, to nearest. */
-static KOPT_HOST_DEVICE_ kopt_f64_ kopt_count64_(uint64_t n) {
-    const uint32_t high = KOPT_CAST_(uint32_t, n >> 32), low = KOPT_CAST_(uint32_t, n & 0xFFFFFFFFu);
-    const kopt_f64_ rest = low == 0 ? kopt_get64_(0) : kopt_whole64_(low);
-    if (high == 0) return rest;
-    return kopt_add64_(kopt_mul64_(kopt_whole64_(high), kopt_get64_(4294967296.0)), rest);
-}
-
-/* 1 / (root of the mean square), at most 1. */
-static KOPT_HOST_DEVICE_ float kopt_stable_of_(const kopt_norm *norm, uint64_t n) {
-    const kopt_f64_ one = kopt_get64_(1);
-    kopt_f64_ rms;
-    if (n == 0 || norm->nonfinite != 0) return 1;
-    rms = kopt_mul64_(kopt_norm_root_(norm), kopt_sqrt64_(kopt_div64_(one, kopt_count64_(n))));
-    return kopt_less64_(one, rms) ? kopt_to_float_(kopt_div64_(one, rms)) : 1;
-}
-
-KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
-    kopt_environment_ environment;
-    float scale = 1;
-    if (norm == KOPT_NULL_) return scale;
-    kopt_enter_(&environment);
-    scale = kopt_stable_of_(norm, n);
-    kopt_leave_(&environment);
-    return scale;
-}
-
-KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end) {
-    kopt_layout_ at;
-    kopt_result result = kopt_check_step_(&at, step, t);
-    if (result != KOPT_OK) return result;
-    if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
-    if (step->moment_format == KOPT_Q8 && step->moment_count > 0 && begin != end && /* whole blocks */
-        (begin % KOPT_BLOCK_ != 0 || (end % KOPT_BLOCK_ != 0 && end != t->n)))
-        return KOPT_ERROR_BOUNDS;
-    if (kopt_unmeasured_(step, t) && begin != end) {
-        if (end - begin != t->n) return KOPT_ERROR_STEP;
-        kopt_run_whole_(&at, step, t);
-    } else {
-        kopt_run_(&at, step, t, begin, end, kopt_known_scale_(step, t));
-    }
-    return KOPT_OK;
-}
-
-KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t) {
-    kopt_layout_ at;
-    const kopt_result result = kopt_check_step_(&at, step, t);
-    if (result == KOPT_OK) kopt_run_whole_(&at, step, t);
-    return result;
-}
-
 /* Do two tensors share memory that a step would write? Counts may be those of the whole list. */
 static int kopt_share_(const kopt_step *s, const kopt_span_ *x, const kopt_span_ *x_end, const kopt_span_ *y,
                        const kopt_span_ *y_end) {
@@ -7975,7 +7994,51 @@ KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor
     return KOPT_OK;
 }
 
-/* ---- TRAINING-LOOP TOOLS ----------------------------------------------------------------------------------------- */
+KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
+    kopt_result result = kopt_check_options_(opt);
+    int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
+    kopt_environment_ environment;
+    kopt_step local, *s = step;
+    int finite;
+    if (checks) s = &local; /* if it fails, *step is as before */
+    if (result != KOPT_OK) return result;
+    if (checks && step == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (checks && opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
+    kopt_take_options_(opt, s);
+    kopt_enter_(&environment);
+    finite = kopt_compute_scalars_(opt, s);
+    kopt_leave_(&environment);
+    if (!finite) return KOPT_ERROR_RANGE;
+    if (checks) kopt_copy_(KOPT_POINTER_(kopt_byte_ *, step), KOPT_CONST_POINTER_(const kopt_byte_ *, s), sizeof *s);
+    opt->step = s->step;
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t) {
+    kopt_layout_ at;
+    const kopt_result result = kopt_check_step_(&at, step, t);
+    if (result == KOPT_OK) kopt_run_whole_(&at, step, t);
+    return result;
+}
+
+KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end) {
+    kopt_layout_ at;
+    kopt_result result = kopt_check_step_(&at, step, t);
+    if (result != KOPT_OK) return result;
+    if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
+    if (step->moment_format == KOPT_Q8 && step->moment_count > 0 && begin != end && /* whole blocks */
+        (begin % KOPT_BLOCK_ != 0 || (end % KOPT_BLOCK_ != 0 && end != t->n)))
+        return KOPT_ERROR_BOUNDS;
+    if (kopt_unmeasured_(step, t) && begin != end) {
+        if (end - begin != t->n) return KOPT_ERROR_STEP;
+        kopt_run_whole_(&at, step, t);
+    } else {
+        kopt_run_(&at, step, t, begin, end, kopt_known_scale_(step, t));
+    }
+    return KOPT_OK;
+}
+
+/* ---- tools of a training loop ---- */
 
 /* A table of its own: a program that uses no tool does not link them. An ISA that is not in it uses the scalar ones. */
 static void (*const kopt_tools_[KOPT_ISA_COUNT])(const kopt_tool_ *) = {
@@ -8078,6 +8141,41 @@ KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, d
     value = kopt_div64_(most, kopt_add64_(value, kopt_get64_(1e-6)));
     kopt_leave_(&environment);
     return kopt_put64_(kopt_less64_(value, one) ? value : one);
+}
+
+KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
+                                        kopt_norm *norm) {
+    kopt_layout_ at;
+    kopt_result result = kopt_check_step_(&at, step, t);
+    kopt_span_ span[KOPT_SPANS_], *a, *spans;
+    if (result != KOPT_OK) return result;
+    if (norm == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (!step->stable) return KOPT_ERROR_OPTION;
+    if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
+    spans = kopt_spans_(span, t, kopt_bytes_of_(step->weight_format), at.total);
+    for (a = span; a != spans; a++)
+        if (kopt_overlap_(norm, sizeof *norm, a->at, a->size)) return KOPT_ERROR_OVERLAP;
+    kopt_measure_(&at, step, t, begin, end, norm);
+    return KOPT_OK;
+}
+
+/* 1 / (root of the mean square), at most 1. */
+static KOPT_HOST_DEVICE_ float kopt_stable_of_(const kopt_norm *norm, uint64_t n) {
+    const kopt_f64_ one = kopt_get64_(1);
+    kopt_f64_ rms;
+    if (n == 0 || norm->nonfinite != 0) return 1;
+    rms = kopt_mul64_(kopt_norm_root_(norm), kopt_sqrt64_(kopt_div64_(one, kopt_count64_(n))));
+    return kopt_less64_(one, rms) ? kopt_to_float_(kopt_div64_(one, rms)) : 1;
+}
+
+KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
+    kopt_environment_ environment;
+    float scale = 1;
+    if (norm == KOPT_NULL_) return scale;
+    kopt_enter_(&environment);
+    scale = kopt_stable_of_(norm, n);
+    kopt_leave_(&environment);
+    return scale;
 }
 
 /* The largest number of format that is not above `limit`, as it is stored. */
@@ -8334,7 +8432,9 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
     return KOPT_OK;
 }
 
-/* ---- compression: in blocks of 256, with the conversions of the kernels between them ---- */
+/* ---- gradient compression ---- */
+
+/* In blocks of 256, with the conversions of the kernels between them. */
 
 KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, size_t n) {
     kopt_compressor c;
@@ -8619,7 +8719,7 @@ KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void 
     return KOPT_OK;
 }
 
-/* ---- bulk ---- */
+/* ---- conversions of arrays ---- */
 
 static kopt_result kopt_convert_run_(const kopt_conversion_ *c) {
     kopt_environment_ environment;
@@ -8671,7 +8771,7 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
 }
 
 #ifdef KAHAN_OPT_VMATH
-/* ---- VECTOR MATHEMATICS ---- */
+/* ---- vector mathematics: the built-in table ---- */
 
 #define KOPT_VMATH_TILE_ 256
 
@@ -8718,9 +8818,11 @@ static const kopt_vmath kopt_builtin_table_[KOPT_ISA_COUNT] = {KOPT_BUILTIN_(sca
 
 KOPT_API_ const kopt_vmath *kopt_vmath_builtin(void) { return &kopt_builtin_table_[kopt_isa_current()]; }
 
-/* ---- SLEEF: only names that 3.5.1, 3.9 and 4.0 have, and that give the same bits in each of them on each machine. They are
+/* ---- vector mathematics by SLEEF ---- */
+
+/* Only names that 3.5.1, 3.9 and 4.0 have, and that give the same bits in each of them on each machine. They are
    declared under names of our own, without vector types: clang passes vectors wrongly, without a word, from a file that
-   is compiled without -mavx512f (LLVM issue 64706), function attributes or not. Lines of assembly call them. ---- */
+   is compiled without -mavx512f (LLVM issue 64706), function attributes or not. Lines of assembly call them. */
 
 #if defined(KAHAN_OPT_SLEEF) && defined(KOPT_GNU_) && \
     ((defined(KOPT_X86_) && defined(__x86_64__) && !defined(_WIN32) && !defined(__ILP32__)) || defined(KOPT_NEON_))
@@ -8925,7 +9027,7 @@ KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void) { return KOPT_NULL_; }
 static const kopt_vmath *kopt_vmath_of_steps_(const kopt_vmath *vmath) { return vmath; }
 #endif
 
-/* ---- the checked functions ---- */
+/* ---- functions of arrays ---- */
 
 /* The table, or the default if it is NULL. */
 static const kopt_vmath *kopt_vmath_of_(const kopt_vmath *vmath) {
@@ -9081,7 +9183,7 @@ KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f
     return KOPT_OK;
 }
 
-/* ---- rows ---- */
+/* ---- softmax and cross entropy ---- */
 
 /* One row; sum of e^(x - most) = high + low. */
 typedef struct kopt_row_ {
@@ -9468,7 +9570,9 @@ KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, 
     return kopt_init_(out, format, n, distribution, fan_in + fan_out, key);
 }
 
-/* ---- Langevin dynamics: SGD with a gradient of tiles, grad_scale * g + noise / rate ---- */
+/* ---- Langevin dynamics ---- */
+
+/* SGD with a gradient of tiles: grad_scale * g + noise / rate. */
 
 /* The noise in units of the rate, negative: sqrt(2 temperature / rate); 0 without noise. Not finite: refused. */
 static KOPT_NOINLINE_ float kopt_langevin_factor_(float rate, float rate_scale, double temperature) {
@@ -9562,18 +9666,6 @@ static void kopt_langevin_run_(const kopt_step *s, const kopt_tensor *t, double 
     kopt_leave_(&environment);
 }
 
-KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tensor *t, double temperature, size_t begin,
-                                          size_t end) {
-    kopt_layout_ at;
-    kopt_result result = kopt_check_step_(&at, step, t);
-    if (result == KOPT_OK) result = kopt_langevin_rule_(step, temperature);
-    if (result == KOPT_OK) result = kopt_langevin_check_(step, t, temperature);
-    if (result != KOPT_OK) return result;
-    if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
-    kopt_langevin_run_(step, t, temperature, begin, end);
-    return KOPT_OK;
-}
-
 KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, double temperature) {
     kopt_result result;
     kopt_step s;
@@ -9593,9 +9685,22 @@ KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor 
     for (i = 0; i < count; i++) kopt_langevin_run_(&s, &tensors[i], temperature, 0, tensors[i].n);
     return KOPT_OK;
 }
+
+KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tensor *t, double temperature, size_t begin,
+                                          size_t end) {
+    kopt_layout_ at;
+    kopt_result result = kopt_check_step_(&at, step, t);
+    if (result == KOPT_OK) result = kopt_langevin_rule_(step, temperature);
+    if (result == KOPT_OK) result = kopt_langevin_check_(step, t, temperature);
+    if (result != KOPT_OK) return result;
+    if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
+    kopt_langevin_run_(step, t, temperature, begin, end);
+    return KOPT_OK;
+}
+
 #endif
 
-/* ---- leave nothing behind ---- */
+/* ---- the end of the implementation ---- */
 #ifdef KOPT_GCC_
 #ifdef KOPT_COLD_HERE_
 #pragma GCC pop_options

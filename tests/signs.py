@@ -13,7 +13,7 @@ import tempfile
 sys.dont_write_bytecode = True  # no tests/__pycache__
 import api
 
-MAKER = "NAME_"  # the macro of the kernels that makes kopt_<name>_<isa>_ of a name
+MAKER = "K_"  # the macro of the kernels that makes kopt_<name>_<isa>_ of a name
 ISAS = ("scalar", "sse2", "avx2", "avx512", "neon", "cuda")
 PROPER = ("SSE2", "AVX2", "AVX-512", "NEON", "SLEEF", "CUDA")  # capitals that are no banner's, but a name's
 STRETCH = 400  # lines without a banner
