@@ -137,40 +137,44 @@
 
 #define KOPT_VERSION 200 /* 10000 * major + 100 * minor + patch; also above the first #endif */
 
+/* clang-format off: the declarations are tables, aligned by hand */
+
 /* What KAHAN_OPT_ONLY is made of: see CONFIGURATION. */
-#define KOPT_WITH_F32 0x00000001u              /* formats of weights, gradients, moments and copies               */
+#define KOPT_WITH_F32 0x00000001u /* formats of weights, gradients, moments and copies               */
 #define KOPT_WITH_BF16 0x00000002u
 #define KOPT_WITH_FP16 0x00000004u
 #define KOPT_WITH_Q8 0x00000008u
-#define KOPT_WITH_COMPRESSION 0x00000010u      /* kopt_compress, kopt_decompress_add (kopt_reduce is always there)*/
-#define KOPT_WITH_NEAREST 0x00000020u          /* opt.rounding                                                    */
+#define KOPT_WITH_COMPRESSION 0x00000010u /* kopt_compress, kopt_decompress_add (kopt_reduce is always there)*/
+#define KOPT_WITH_NEAREST 0x00000020u     /* opt.rounding                                                    */
 #define KOPT_WITH_STOCHASTIC 0x00000040u
 #define KOPT_WITH_KAHAN 0x00000080u
 #define KOPT_WITH_COMPACT 0x00000100u
 #define KOPT_WITH_EXACT 0x00000200u
-#define KOPT_WITH_NEAREST_STATE 0x00000400u    /* opt.moment_rounding and opt.compensation_rounding               */
+#define KOPT_WITH_NEAREST_STATE 0x00000400u /* opt.moment_rounding and opt.compensation_rounding               */
 #define KOPT_WITH_STOCHASTIC_STATE 0x00000800u
-#define KOPT_WITH_L2 0x00001000u               /* opt.decay_mode                                                       */
+#define KOPT_WITH_L2 0x00001000u /* opt.decay_mode                                                       */
 #define KOPT_WITH_DECOUPLED 0x00002000u
 #define KOPT_WITH_FULLY_DECOUPLED 0x00004000u
-#define KOPT_WITH_MOMENTUM 0x00008000u         /* SGD: opt.momentum, dampening, nesterov                          */
-#define KOPT_WITH_SGD 0x00010000u              /* rules                                                           */
-#define KOPT_WITH_ADAM 0x00020000u             /* with SGD and F32 also Adam-atan2                                */
+#define KOPT_WITH_MOMENTUM 0x00008000u /* SGD: opt.momentum, dampening, nesterov                          */
+#define KOPT_WITH_SGD 0x00010000u      /* rules                                                           */
+#define KOPT_WITH_ADAM 0x00020000u     /* with SGD and F32 also Adam-atan2                                */
 #define KOPT_WITH_LION 0x00040000u
 #define KOPT_WITH_ADAN 0x00080000u
 #define KOPT_WITH_RADAM 0x00100000u
 #define KOPT_WITH_RANGER 0x00200000u
 #define KOPT_WITH_EMA 0x00400000u
-#define KOPT_WITH_GUARDS 0x20000000u           /* of a build without KOPT_WITH_CHECKS: see KOPT_TINY              */
-#define KOPT_WITH_EXTRAS 0x40000000u           /* opt.maximize, zero_grad, clip, amsgrad, moments_only; tensor.copy,
+#define KOPT_WITH_GUARDS 0x20000000u /* of a build without KOPT_WITH_CHECKS: see KOPT_TINY              */
+#define KOPT_WITH_EXTRAS \
+    0x40000000u                      /* opt.maximize, zero_grad, clip, amsgrad, moments_only; tensor.copy,
                                                   rate_scale, counts, first_index; fp32 weights to kopt_state_init */
-#define KOPT_WITH_CHECKS 0x80000000u           /* arguments, buffers, state blocks; the caller's FP environment   */
+#define KOPT_WITH_CHECKS 0x80000000u /* arguments, buffers, state blocks; the caller's FP environment   */
 #define KOPT_WITH_ALL 0xFFFFFFFFu
 /* SGD without momentum and AdamW, all in bf16 with KAHAN: see docs/size.md. Its guards refuse what would go wrong in
    silence: kopt_step_begin() an optimizer that no constructor made or that wants what is left out, kopt_state_init()
    that and fp32 weights, a gradient in another format, a state block that is too small. KOPT_BARE has no guards. */
-#define KOPT_BARE (KOPT_WITH_BF16 | KOPT_WITH_KAHAN | KOPT_WITH_STOCHASTIC_STATE | KOPT_WITH_DECOUPLED | \
-                   KOPT_WITH_SGD | KOPT_WITH_ADAM)
+#define KOPT_BARE                                                                                          \
+    (KOPT_WITH_BF16 | KOPT_WITH_KAHAN | KOPT_WITH_STOCHASTIC_STATE | KOPT_WITH_DECOUPLED | KOPT_WITH_SGD | \
+     KOPT_WITH_ADAM)
 #define KOPT_TINY (KOPT_BARE | KOPT_WITH_GUARDS)
 
 #include <stddef.h>
@@ -209,7 +213,8 @@
 #endif
 #if defined(KOPT_GCC_) && !defined(__OPTIMIZE__) && !defined(__CUDACC__) && \
     (defined(__x86_64__) || defined(__i386__) || defined(__aarch64__))
-#define KOPT_INLINE_ static KOPT_INLINED_ __attribute__((__always_inline__)) /* at -O0, too, where the kernels are optimized */
+#define KOPT_INLINE_ \
+    static KOPT_INLINED_ __attribute__((__always_inline__)) /* at -O0, too, where the kernels are optimized */
 #else
 #define KOPT_INLINE_ static KOPT_HOST_DEVICE_ KOPT_INLINED_
 #endif
@@ -237,7 +242,9 @@ typedef uint16_t kopt_bf16; /* 1 sign, 8 exponent, 7 fraction bits: the upper ha
 typedef uint16_t kopt_fp16; /* 1 sign, 5 exponent, 10 fraction bits: IEEE binary16            */
 
 typedef enum kopt_format {
-    KOPT_F32 = 0, KOPT_BF16 = 1, KOPT_FP16 = 2,
+    KOPT_F32 = 0,
+    KOPT_BF16 = 1,
+    KOPT_FP16 = 2,
     KOPT_Q8 = 3,  /* of moments, compressed gradients: 8-bit codes, one fp32 scale per 256 values (docs/numerics.md 6b).
                      As moments the length of a step is within 2 % of fp32's in the mean, its noise 5 to 17 % */
     KOPT_SIGN = 4 /* of compressed gradients only: signs, and one fp32 scale per 256 values                       */
@@ -253,12 +260,12 @@ typedef enum kopt_rounding {
 
 typedef enum kopt_rule {
     KOPT_SGD = 0,
-    KOPT_ADAM = 1,   /* Adam and AdamW: they differ in opt.decay_mode. AMSGrad: opt.amsgrad                       */
-    KOPT_LION = 2,   /* Chen et al. 2023                                                                     */
-    KOPT_ADAN = 3,   /* Xie et al. 2022                                                                      */
-    KOPT_RADAM = 4,  /* Liu et al. 2020                                                                      */
-    KOPT_RANGER = 5, /* RAdam with Lookahead (Zhang et al. 2019)                                             */
-    KOPT_EMA = 6,    /* the average of other weights: the "gradient" is those weights                        */
+    KOPT_ADAM = 1,      /* Adam and AdamW: they differ in opt.decay_mode. AMSGrad: opt.amsgrad                       */
+    KOPT_LION = 2,      /* Chen et al. 2023                                                                     */
+    KOPT_ADAN = 3,      /* Xie et al. 2022                                                                      */
+    KOPT_RADAM = 4,     /* Liu et al. 2020                                                                      */
+    KOPT_RANGER = 5,    /* RAdam with Lookahead (Zhang et al. 2019)                                             */
+    KOPT_EMA = 6,       /* the average of other weights: the "gradient" is those weights                        */
     KOPT_ADAM_ATAN2 = 7 /* Everett et al. 2024: Adam without eps. Only with KAHAN_OPT_VMATH                  */
 } kopt_rule;
 
@@ -270,21 +277,21 @@ typedef enum kopt_decay_mode {
 
 typedef enum kopt_result {
     KOPT_OK = 0,
-    KOPT_ERROR_NULL,      /* a required pointer is NULL                                            */
-    KOPT_ERROR_OPTION,    /* an enum field holds no value of its enum, or one that does not apply  */
-    KOPT_ERROR_RANGE,     /* a hyper-parameter is out of its range, or not a number                */
-    KOPT_ERROR_BOUNDS,    /* begin > end, end > n, or n too large for the address space            */
-    KOPT_ERROR_SIZE,      /* the state block is smaller than kopt_state_size() says                */
-    KOPT_ERROR_STATE,     /* the block is no state block, or not one of this version               */
-    KOPT_ERROR_MISMATCH,  /* the block belongs to another optimizer, tensor or shard               */
-    KOPT_ERROR_SEALED,    /* the block is sealed: kopt_state_open() it first                       */
-    KOPT_ERROR_CHECKSUM,  /* the block was damaged                                                 */
-    KOPT_ERROR_OVERLAP,   /* two buffers overlap                                                   */
-    KOPT_ERROR_STEP,      /* the step was not begun, or 2^32 - 1 steps are used up                 */
-    KOPT_ERROR_ISA,       /* this machine or this build has no such instruction set, or no GPU     */
-    KOPT_ERROR_DEVICE,    /* a CUDA call failed: cudaPeekAtLastError() says why                    */
+    KOPT_ERROR_NULL,          /* a required pointer is NULL                                            */
+    KOPT_ERROR_OPTION,        /* an enum field holds no value of its enum, or one that does not apply  */
+    KOPT_ERROR_RANGE,         /* a hyper-parameter is out of its range, or not a number                */
+    KOPT_ERROR_BOUNDS,        /* begin > end, end > n, or n too large for the address space            */
+    KOPT_ERROR_SIZE,          /* the state block is smaller than kopt_state_size() says                */
+    KOPT_ERROR_STATE,         /* the block is no state block, or not one of this version               */
+    KOPT_ERROR_MISMATCH,      /* the block belongs to another optimizer, tensor or shard               */
+    KOPT_ERROR_SEALED,        /* the block is sealed: kopt_state_open() it first                       */
+    KOPT_ERROR_CHECKSUM,      /* the block was damaged                                                 */
+    KOPT_ERROR_OVERLAP,       /* two buffers overlap                                                   */
+    KOPT_ERROR_STEP,          /* the step was not begun, or 2^32 - 1 steps are used up                 */
+    KOPT_ERROR_ISA,           /* this machine or this build has no such instruction set, or no GPU     */
+    KOPT_ERROR_DEVICE,        /* a CUDA call failed: cudaPeekAtLastError() says why                    */
     KOPT_ERROR_UNINITIALIZED, /* an optimizer, accumulator or compressor that no constructor made  */
-    KOPT_ERROR_ID         /* the ids of a list of tensors do not increase: kopt_number_tensors()   */
+    KOPT_ERROR_ID             /* the ids of a list of tensors do not increase: kopt_number_tensors()   */
 } kopt_result;
 
 /* One English sentence for each result, never NULL. */
@@ -297,12 +304,16 @@ KOPT_API_ int kopt_version(void);
 
 /* The instruction sets, and which of them is in use: the best that this machine has, unless another is forced. */
 typedef enum kopt_isa {
-    KOPT_ISA_SCALAR = 0, KOPT_ISA_SSE2 = 1, KOPT_ISA_AVX2 = 2, KOPT_ISA_AVX512 = 3, KOPT_ISA_NEON = 4,
+    KOPT_ISA_SCALAR = 0,
+    KOPT_ISA_SSE2 = 1,
+    KOPT_ISA_AVX2 = 2,
+    KOPT_ISA_AVX512 = 3,
+    KOPT_ISA_NEON = 4,
     KOPT_ISA_COUNT = 5
 } kopt_isa;
-KOPT_API_ int kopt_isa_usable(kopt_isa isa);            /* 1 if compiled in and present on this machine           */
+KOPT_API_ int kopt_isa_usable(kopt_isa isa); /* 1 if compiled in and present on this machine           */
 KOPT_API_ kopt_isa kopt_isa_current(void);
-KOPT_API_ kopt_result kopt_isa_force(kopt_isa isa);     /* for tests and measurements; KOPT_ISA_COUNT: automatic  */
+KOPT_API_ kopt_result kopt_isa_force(kopt_isa isa); /* for tests and measurements; KOPT_ISA_COUNT: automatic  */
 KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 
 /* ---- CONVERSIONS OF ONE VALUE ------------------------------------------------------------------------------------ */
@@ -318,7 +329,9 @@ KOPT_INLINE_ uint32_t kopt_as_u32_(float x) {
     kopt_bitcast_ w;
     w.f = x;
 #if defined(KOPT_GNU_) && !defined(__CUDA_ARCH__)
-    __asm__("" : "+r"(w.u)); /* or clang 19 -Ofast makes a question about the bits one about the number, and no NaN exists */
+    __asm__(
+        ""
+        : "+r"(w.u)); /* or clang 19 -Ofast makes a question about the bits one about the number, and no NaN exists */
 #endif
     return w.u;
 }
@@ -342,11 +355,11 @@ KOPT_INLINE_ kopt_bf16 kopt_bf16_from_f32(float x) {
 /* fp16:  s eeeee ffffffffff, exponent bias 15;  fp32:  s eeeeeeee ffffffffff fffffffffffff, bias 127 */
 KOPT_INLINE_ float kopt_f32_from_fp16(kopt_fp16 x) {
     uint32_t u = x, sign = (u & 0x8000u) << 16, mag = u & 0x7FFFu, exponent = 113;
-    if (mag > 0x7C00u) return kopt_as_f32_(sign | 0x7FC00000u | (mag << 13));         /* NaN, quiet          */
-    if (mag == 0x7C00u) return kopt_as_f32_(sign | 0x7F800000u);                      /* infinity            */
-    if (mag >= 0x0400u) return kopt_as_f32_(sign | ((mag << 13) + 0x38000000u));      /* normal: 112 << 23   */
+    if (mag > 0x7C00u) return kopt_as_f32_(sign | 0x7FC00000u | (mag << 13));    /* NaN, quiet          */
+    if (mag == 0x7C00u) return kopt_as_f32_(sign | 0x7F800000u);                 /* infinity            */
+    if (mag >= 0x0400u) return kopt_as_f32_(sign | ((mag << 13) + 0x38000000u)); /* normal: 112 << 23   */
     if (mag == 0) return kopt_as_f32_(sign);
-    for (; mag < 0x0400u; mag <<= 1) exponent--;                                     /* subnormal: mag 2^-24 */
+    for (; mag < 0x0400u; mag <<= 1) exponent--; /* subnormal: mag 2^-24 */
     return kopt_as_f32_(sign | (exponent << 23) | ((mag & 0x03FFu) << 13));
 }
 
@@ -354,12 +367,12 @@ KOPT_INLINE_ float kopt_f32_from_fp16(kopt_fp16 x) {
 KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32(float x) {
     uint32_t u = kopt_as_u32_(x), sign = (u >> 16) & 0x8000u, mag = u & 0x7FFFFFFFu, shift = 13, half;
     if (mag > 0x7F800000u) return KOPT_CAST_(kopt_fp16, sign | 0x7E00u | ((mag >> 13) & 0x03FFu)); /* NaN */
-    if (mag >= 0x477FF000u) return KOPT_CAST_(kopt_fp16, sign | 0x7C00u);          /* from 65520 on: infinity */
+    if (mag >= 0x477FF000u) return KOPT_CAST_(kopt_fp16, sign | 0x7C00u); /* from 65520 on: infinity */
     if (mag >= 0x38800000u) {
-        half = mag - 0x38000000u;                                                  /* normal                  */
+        half = mag - 0x38000000u; /* normal                  */
     } else {
-        if (mag < 0x33000000u) return KOPT_CAST_(kopt_fp16, sign);                 /* below 2^-25: zero       */
-        shift = 126 - (mag >> 23);                                                 /* subnormal: units 2^-24  */
+        if (mag < 0x33000000u) return KOPT_CAST_(kopt_fp16, sign); /* below 2^-25: zero       */
+        shift = 126 - (mag >> 23);                                 /* subnormal: units 2^-24  */
         half = (mag & 0x007FFFFFu) | 0x00800000u;
     }
     half = (half + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((half >> shift) & 1u)) >> shift;
@@ -378,9 +391,9 @@ KOPT_INLINE_ uint32_t kopt_extended_fp16_(float x) {
     if (mag > 0x7F800000u) return 0x7E000000u;
     if (mag >= 0x47800000u) return sign | 0x7C000000u;
     if (mag >= 0x38800000u) return sign | ((mag - 0x38000000u) << 3);
-    if (mag < 0x2B000000u) return sign;                                           /* below 2^-41: no 2^-40    */
-    digits = (mag & 0x007FFFFFu) | 0x00800000u;                                   /* digits * 2^(exp - 150)   */
-    if (mag >= 0x37000000u) return sign | (digits << ((mag >> 23) - 110));        /* in units of 2^-40        */
+    if (mag < 0x2B000000u) return sign;                                    /* below 2^-41: no 2^-40    */
+    digits = (mag & 0x007FFFFFu) | 0x00800000u;                            /* digits * 2^(exp - 150)   */
+    if (mag >= 0x37000000u) return sign | (digits << ((mag >> 23) - 110)); /* in units of 2^-40        */
     shift = 110 - (mag >> 23);
     return sign | ((digits + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((digits >> shift) & 1u)) >> shift);
 }
@@ -506,36 +519,36 @@ typedef struct kopt_optimizer {
                                             below 1e-6, with a loss scale, too                                    */
     kopt_rounding moment_rounding;       /* of 16- and 8-bit moments: KOPT_STOCHASTIC (default) or KOPT_NEAREST   */
     kopt_rounding compensation_rounding; /* in KAHAN and COMPACT: KOPT_STOCHASTIC (default) or KOPT_NEAREST       */
-    kopt_decay_mode decay_mode;               /* default L2 for SGD and Adam, decoupled for AdamW                      */
+    kopt_decay_mode decay_mode;          /* default L2 for SGD and Adam, decoupled for AdamW                      */
     int nesterov;                        /* SGD: needs momentum > 0 and dampening == 0                            */
     int maximize;                        /* 1: ascend                                                             */
     int zero_grad;                       /* 1: a step sets the gradient to zero after it was read                 */
     /* A step rounds these to float; 1 - beta and 1 - dampening are formed before, as 1 - 0.999f is off by 1.3e-5 */
-    double lr;                           /* >= 0                                                                  */
-    double max_lr;                       /* > 0; only KOPT_FULLY_DECOUPLED reads it. Default: the first lr        */
-    double weight_decay;                 /* >= 0; default 0, AdamW 0.01                                           */
-    int amsgrad;                         /* Adam: 1: divide by the largest second moment so far                   */
-    int stable;                          /* Adam: 1: StableAdamW: divide the rate by the RMS of g / sqrt(v) over the
+    double lr;                  /* >= 0                                                                  */
+    double max_lr;              /* > 0; only KOPT_FULLY_DECOUPLED reads it. Default: the first lr        */
+    double weight_decay;        /* >= 0; default 0, AdamW 0.01                                           */
+    int amsgrad;                /* Adam: 1: divide by the largest second moment so far                   */
+    int stable;                 /* Adam: 1: StableAdamW: divide the rate by the RMS of g / sqrt(v) over the
                                             tensor, if that is above 1 (see kopt_stable_measure)                    */
-    int moments_only;                    /* 1: a step leaves weights and copy alone (optimizer accumulation)      */
-    int lookahead;                       /* Ranger: every how many steps, >= 1; default 6                         */
-    double lookahead_rate;               /* Ranger: in [0, 1]; default 0.5                                        */
-    double beta1, beta2, beta3;          /* in [0, 1); Adam 0.9, 0.999; beta3 is Adan's                           */
-    double eps;                          /* all but SGD, Lion: a normal positive float; default 1e-8; added in fp32 */
-    double momentum, dampening;          /* SGD: finite, momentum >= 0; default 0, 0                              */
-    double grad_scale;                   /* gradients are multiplied by grad_scale * clip, e.g. 1 / loss scale    */
-    double clip;                         /* ... and the coefficient of gradient clipping; both default 1          */
-    uint64_t seed;                       /* of the random bits; default 0                                         */
-    uint32_t step;                       /* steps begun so far; kopt_step_begin() counts it. 0 for a new run      */
-    uint32_t made_;                      /* set by the functions below, and read by the library alone             */
+    int moments_only;           /* 1: a step leaves weights and copy alone (optimizer accumulation)      */
+    int lookahead;              /* Ranger: every how many steps, >= 1; default 6                         */
+    double lookahead_rate;      /* Ranger: in [0, 1]; default 0.5                                        */
+    double beta1, beta2, beta3; /* in [0, 1); Adam 0.9, 0.999; beta3 is Adan's                           */
+    double eps;                 /* all but SGD, Lion: a normal positive float; default 1e-8; added in fp32 */
+    double momentum, dampening; /* SGD: finite, momentum >= 0; default 0, 0                              */
+    double grad_scale;          /* gradients are multiplied by grad_scale * clip, e.g. 1 / loss scale    */
+    double clip;                /* ... and the coefficient of gradient clipping; both default 1          */
+    uint64_t seed;              /* of the random bits; default 0                                         */
+    uint32_t step;              /* steps begun so far; kopt_step_begin() counts it. 0 for a new run      */
+    uint32_t made_;             /* set by the functions below, and read by the library alone             */
     /* Of the rules of KAHAN_OPT_VMATH; a build without it refuses them. */
-    double atan2_a, atan2_b;             /* Adam-atan2: w -= lr * a * atan2(m / (1 - beta1^t), b * sqrt(v / (1 - beta2^t)));
+    double atan2_a, atan2_b;        /* Adam-atan2: w -= lr * a * atan2(m / (1 - beta1^t), b * sqrt(v / (1 - beta2^t)));
                                             a >= 0, b a normal positive float; default 1.27, 1                    */
-    int atan2_outside;                   /* ... 1: lr * a / (1 - beta1^t) * atan2(m, b * sqrt(v / (1 - beta2^t))): with
+    int atan2_outside;              /* ... 1: lr * a / (1 - beta1^t) * atan2(m, b * sqrt(v / (1 - beta2^t))): with
                                             a = b = 1 the adam-atan2 package that HRM uses; default 0             */
-    double sharpness;                    /* Lion: >= 0. 0 (default): sign(c); above, smooth: tanh(sharpness * c), which
+    double sharpness;               /* Lion: >= 0. 0 (default): sign(c); above, smooth: tanh(sharpness * c), which
                                             tends to sign(c) (smooth_beta of optax.scale_by_lion)                 */
-    const struct kopt_vmath *vmath;      /* whose atan2 (Adam-atan2) and tanh (smooth Lion); NULL (default): the built-in,
+    const struct kopt_vmath *vmath; /* whose atan2 (Adam-atan2) and tanh (smooth Lion); NULL (default): the built-in,
                                             the same bits everywhere. See VECTOR MATHEMATICS                      */
 } kopt_optimizer;
 
@@ -574,7 +587,7 @@ typedef struct kopt_tensor {
     void *grad;              /* n values of grad_format; only read, unless opt.zero_grad                          */
     kopt_format grad_format; /* independent of the weights' format                                                */
     size_t n;
-    void *state;             /* kopt_state_size() bytes, any alignment; may be NULL if that is 0                  */
+    void *state; /* kopt_state_size() bytes, any alignment; may be NULL if that is 0                  */
     size_t state_size;
     void *copy;              /* NULL, or n values of copy_format, refreshed with the new weights by every step    */
     kopt_format copy_format; /* fp32 weights + 16-bit copy = classic mixed precision                              */
@@ -626,12 +639,15 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tens
    with it in the middle of a run, too (pruning, averaging): stored past it they keep the residual of the value that was
    there before, and with COMPACT or EXACT a zero with such a residual is a NaN. */
 typedef enum kopt_slot {
-    KOPT_WEIGHT = 0, KOPT_FIRST_MOMENT = 1, KOPT_SECOND_MOMENT = 2,
+    KOPT_WEIGHT = 0,
+    KOPT_FIRST_MOMENT = 1,
+    KOPT_SECOND_MOMENT = 2,
     KOPT_THIRD_MOMENT = 3, /* AMSGrad's largest second moment; Adan's average of gradient differences */
     KOPT_FOURTH_MOMENT = 4 /* Adan's previous gradient                                                */
 } kopt_slot;
 KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out);
-KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, const float *in);
+KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
+                                       const float *in);
 
 /* Writes a moment of any format from the 8-bit states of bitsandbytes: n codes of its dynamic map, that without signs
    for a mean of squares, and the largest magnitude of each 256 values. Nothing overlaps the tensor. KOPT_WEIGHT:
@@ -676,26 +692,26 @@ typedef struct kopt_step {
     kopt_format weight_format, moment_format;
     kopt_rounding rounding, moment_rounding, compensation_rounding;
     int nesterov, zero_grad;
-    int moment_count;                    /* arrays of moments, 0 to 4                                             */
+    int moment_count; /* arrays of moments, 0 to 4                                             */
     int moments_only;
-    int unrectified;                     /* RAdam, Ranger: too few steps for the variance; the update is rate * m */
-    int sync;                            /* Ranger: this step ends in Lookahead                                   */
-    int stable;                          /* StableAdamW                                                           */
-    float grad_scale;                    /* grad_scale * clip, negative to maximize                               */
-    float l2, weight_decay;              /* coefficients of the weight in the gradient, in the update             */
-    float beta1, gain1;                  /* an average becomes beta * average + gain * x, with the betas as the   */
-    float beta2, gain2;                  /* rule's paper numbers them, and gain = 1 - beta. SGD: beta1 is the     */
-    float beta3, gain3;                  /* momentum, gain1 1 - dampening; in the first step 0 and 1              */
-    float extrapolation;                 /* Nesterov's: times the first moment (SGD) or the change of the gradient
+    int unrectified;        /* RAdam, Ranger: too few steps for the variance; the update is rate * m */
+    int sync;               /* Ranger: this step ends in Lookahead                                   */
+    int stable;             /* StableAdamW                                                           */
+    float grad_scale;       /* grad_scale * clip, negative to maximize                               */
+    float l2, weight_decay; /* coefficients of the weight in the gradient, in the update             */
+    float beta1, gain1;     /* an average becomes beta * average + gain * x, with the betas as the   */
+    float beta2, gain2;     /* rule's paper numbers them, and gain = 1 - beta. SGD: beta1 is the     */
+    float beta3, gain3;     /* momentum, gain1 1 - dampening; in the first step 0 and 1              */
+    float extrapolation;    /* Nesterov's: times the first moment (SGD) or the change of the gradient
                                             (Adan), added to the gradient                                         */
-    float third_scale;                   /* Adan: of the third moment in the direction                            */
-    float rate;                          /* of the direction: lr, with the corrections that the rule has          */
-    float root_scale;                    /* 1 / sqrt(1 - beta2^t); 8-bit moments after the first step: times 1.003 */
+    float third_scale;      /* Adan: of the third moment in the direction                            */
+    float rate;             /* of the direction: lr, with the corrections that the rule has          */
+    float root_scale;       /* 1 / sqrt(1 - beta2^t); 8-bit moments after the first step: times 1.003 */
     float eps;
     uint32_t step;
     uint64_t seed;
-    float sharpness;                     /* Lion: 0: sign. Adam-atan2: its rate is lr * a, its root_scale times b */
-    float slow_scale;                    /* Ranger: 1 - lookahead_rate: of the slow weight in a sync              */
+    float sharpness;  /* Lion: 0: sign. Adam-atan2: its rate is lr * a, its root_scale times b */
+    float slow_scale; /* Ranger: 1 - lookahead_rate: of the slow weight in a sync              */
     const struct kopt_vmath *vmath;
 } kopt_step;
 KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step);
@@ -735,7 +751,7 @@ KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, d
    kopt_step_range does not): before any element of the tensor is stepped, add all its ranges to a kopt_norm, merge, and
    set t->rate_scale = kopt_stable_scale(&norm, n of the whole tensor). Exact, so the same for any slicing. */
 KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
-                                        kopt_norm *norm);
+                                          kopt_norm *norm);
 KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n);
 
 /* torch.nn.utils.clip_grad_value_: no |x| above limit, which is rounded towards zero to the format; infinity becomes
@@ -774,8 +790,8 @@ KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt
 
 /* What kopt_scaler_step() calls, each with user; either may be NULL. */
 typedef struct kopt_closure {
-    void (*evaluate)(void *user, float scale);    /* forward, and backward of scale * loss, into the gradients    */
-    void (*reduce)(void *user, kopt_norm *norm);  /* sums the 21 words of norm over all ranks                     */
+    void (*evaluate)(void *user, float scale);   /* forward, and backward of scale * loss, into the gradients    */
+    void (*reduce)(void *user, kopt_norm *norm); /* sums the 21 words of norm over all ranks                     */
     void *user;
 } kopt_closure;
 
@@ -784,8 +800,8 @@ typedef struct kopt_closure {
    skipped step changes nothing but the scaler: no weight, no state, no gradient, no step count; *skipped, which may be
    NULL, tells. closure may be NULL: the gradients are there and there is one rank. Its functions may leave by longjmp
    or an exception: then opt and the scaler are as before. */
-KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
-                                       double max_norm, const kopt_closure *closure, int *skipped);
+KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors,
+                                       size_t count, double max_norm, const kopt_closure *closure, int *skipped);
 
 /* ---- GRADIENT ACCUMULATION --------------------------------------------------------------------------------------- */
 
@@ -795,17 +811,17 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
    a.format (and opt.grad_scale = 1.0 / a.count for the mean); then set a.count to 0. Slices: one accumulator each, with
    first_index. */
 typedef struct kopt_accumulator {
-    void *sum;           /* n values of format; what was in it before the first addition is not read              */
-    void *residual;      /* KAHAN and EXACT: 2 bytes each, COMPACT: 1 (KOPT_F32: not used); otherwise NULL        */
+    void *sum;      /* n values of format; what was in it before the first addition is not read              */
+    void *residual; /* KAHAN and EXACT: 2 bytes each, COMPACT: 1 (KOPT_F32: not used); otherwise NULL        */
     kopt_format format;
     kopt_rounding rounding;              /* of the sum                                                            */
     kopt_rounding compensation_rounding; /* KOPT_STOCHASTIC (default) or KOPT_NEAREST, as for weights             */
     size_t n;
-    uint32_t count;      /* micro-batches in the sum; set it to 0 to begin a new one                              */
-    uint32_t step;       /* additions so far, never set back: its random bits are (seed, step, id, stream 2)      */
+    uint32_t count; /* micro-batches in the sum; set it to 0 to begin a new one                              */
+    uint32_t step;  /* additions so far, never set back: its random bits are (seed, step, id, stream 2)      */
     uint32_t id;
     uint64_t seed, first_index;
-    uint32_t made_;      /* set by kopt_accumulator_of(); one that it did not make is refused                     */
+    uint32_t made_; /* set by kopt_accumulator_of(); one that it did not make is refused                     */
 } kopt_accumulator;
 
 /* In format, with KAHAN if there is a residual (2 bytes for each value), else STOCHASTIC; seed, id, first_index 0. */
@@ -826,19 +842,19 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
    A gradient that is not finite (kopt_norm tells) is better skipped than compressed: its value or, in Q8 and SIGN, its
    block of 256 arrives as NaN, or as infinity in BF16 and FP16, and its residuals become zero. */
 typedef struct kopt_compressor {
-    kopt_format code;        /* KOPT_BF16, KOPT_FP16, KOPT_Q8 or KOPT_SIGN                                        */
-    kopt_rounding rounding;  /* KOPT_NEAREST or KOPT_STOCHASTIC; SIGN: the signs with the mean of |x|, or unbiased
+    kopt_format code;            /* KOPT_BF16, KOPT_FP16, KOPT_Q8 or KOPT_SIGN                                        */
+    kopt_rounding rounding;      /* KOPT_NEAREST or KOPT_STOCHASTIC; SIGN: the signs with the mean of |x|, or unbiased
                                 random signs with the largest |x|, which no residual can catch up with: refused   */
-    void *residual;          /* NULL: no error feedback. n values of residual_format, not read before step is 1   */
-    kopt_format residual_format;      /* KOPT_F32, KOPT_BF16 or KOPT_FP16                                         */
-    kopt_rounding residual_rounding;  /* of 16-bit residuals: KOPT_STOCHASTIC (default) or KOPT_NEAREST           */
+    void *residual;              /* NULL: no error feedback. n values of residual_format, not read before step is 1   */
+    kopt_format residual_format; /* KOPT_F32, KOPT_BF16 or KOPT_FP16                                         */
+    kopt_rounding residual_rounding; /* of 16-bit residuals: KOPT_STOCHASTIC (default) or KOPT_NEAREST           */
     size_t n;
-    uint32_t step;           /* gradients compressed so far; its random bits are (seed, step, id, streams 3, 4)   */
+    uint32_t step; /* gradients compressed so far; its random bits are (seed, step, id, streams 3, 4)   */
     uint32_t id;
     uint64_t seed;
-    uint64_t first_index;    /* of a slice. In Q8 and SIGN a multiple of 256: so the code of the slices, each with
+    uint64_t first_index; /* of a slice. In Q8 and SIGN a multiple of 256: so the code of the slices, each with
                                 a compressor of its own, is the code of the whole                                 */
-    uint32_t made_;          /* set by kopt_compressor_of(); one that it did not make is refused                  */
+    uint32_t made_;       /* set by kopt_compressor_of(); one that it did not make is refused                  */
 } kopt_compressor;
 
 /* With a bf16 residual NEAREST, with none STOCHASTIC; seed, id, first_index 0. */
@@ -854,8 +870,8 @@ KOPT_API_ kopt_result kopt_compress(kopt_compressor *c, void *out, size_t out_si
                                     kopt_format grad_format);
 
 /* sum += decoded * scale, rounded to nearest even. Of one rank after the other, into fp32 zeros: the sum over ranks. */
-KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size, kopt_format code,
-                                          size_t n, double scale);
+KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
+                                          kopt_format code, size_t n, double scale);
 
 /* ---- REDUCTION --------------------------------------------------------------------------------------------------- */
 
@@ -927,7 +943,8 @@ KOPT_API_ kopt_result kopt_vmath_tanh(const kopt_vmath *vmath, float *out, const
 KOPT_API_ kopt_result kopt_vmath_erf(const kopt_vmath *vmath, float *out, const float *x, size_t n);
 KOPT_API_ kopt_result kopt_vmath_erfc(const kopt_vmath *vmath, float *out, const float *x, size_t n);
 KOPT_API_ kopt_result kopt_vmath_atan2(const kopt_vmath *vmath, float *out, const float *y, const float *x, size_t n);
-KOPT_API_ kopt_result kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, float *cosine, const float *x, size_t n);
+KOPT_API_ kopt_result kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, float *cosine, const float *x,
+                                          size_t n);
 
 /* Functions from 16 bits to the same 16 bits, with s(x) = 1 / (1 + e^-x), P the normal distribution function and
    g(x) = 2 sqrt(2 / pi) (x + 0.044715 x^3). */
@@ -956,8 +973,8 @@ KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *o
 
 /* dx[i] = dy[i] * f'(x[i]) for f up to KOPT_SOFTPLUS, but for KOPT_LOG: the slope as of kopt_map(), times dy exactly,
    rounded to nearest even. dx may be dy or x. */
-KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy, const void *x,
-                                        kopt_format format, size_t n);
+KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy,
+                                        const void *x, kopt_format format, size_t n);
 
 /* ---- SOFTMAX AND CROSS ENTROPY ----------------------------------------------------------------------------------- */
 
@@ -985,14 +1002,16 @@ KOPT_API_ kopt_result kopt_cross_entropy(const kopt_vmath *vmath, float *loss, v
    stream 5 (of kopt_langevin_step: 6). Rounded to nearest even. first_index + n is at most 2^54. */
 
 /* mean + deviation * N(0, 1), up to 6.7 deviations (Box and Muller 1958, of all 32 bits of each word). */
-KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation, kopt_random_key key);
+KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
+                                  kopt_random_key key);
 
 /* The same, drawn again until it is at most limit (>= 0.5) deviations from the mean; 2 is usual. */
 KOPT_API_ kopt_result kopt_truncated_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
                                             double limit, kopt_random_key key);
 
 /* Between low and high: the middle + the half * (2^24 numbers, symmetric about 0, none of them 0 or +-1). */
-KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high, kopt_random_key key);
+KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high,
+                                   kopt_random_key key);
 
 /* Initial weights with mean 0 and variance 2 / fan_in (He et al. 2015, for ReLU and its kin) or 2 / (fan_in + fan_out)
    (Glorot & Bengio 2010). Step 0. With a residual, draw KOPT_F32 for kopt_state_init(). */
@@ -1013,10 +1032,13 @@ KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, 
    mean (grad_scale = the number of data), lr = epsilon / 2 and temperature 1 it is theirs. Temperature 0 is SGD, bit
    for bit. In bf16, fp16 use KAHAN or EXACT, or a small noise is lost. No claim of differential privacy. Like
    kopt_optimizer_step and kopt_step_range; the bits are the same for any slicing. Momentum and other rules: refused. */
-KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, double temperature);
+KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                         double temperature);
 KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tensor *t, double temperature, size_t begin,
                                           size_t end);
 #endif
+
+/* clang-format on */
 
 #endif /* KAHAN_OPT_H */
 
@@ -1138,9 +1160,9 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 typedef unsigned char kopt_byte_;
 
 enum {
-    KOPT_HEADER_ = 64,        /* bytes before the arrays of a state block */
-    KOPT_BLOCK_VERSION_ = 2,  /* of its layout */
-    KOPT_RANDOM_STEP_ = 0,    /* streams of random bits */
+    KOPT_HEADER_ = 64,       /* bytes before the arrays of a state block */
+    KOPT_BLOCK_VERSION_ = 2, /* of its layout */
+    KOPT_RANDOM_STEP_ = 0,   /* streams of random bits */
     KOPT_RANDOM_CONVERT_ = 1,
     KOPT_RANDOM_ACCUMULATE_ = 2,
     KOPT_RANDOM_COMPRESS_ = 3,
@@ -1170,7 +1192,7 @@ typedef struct kopt_job_ {
     const kopt_step *step;
     kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy; /* copy may be NULL */
     kopt_counts *counts;                                                            /* may be NULL */
-    kopt_format grad_format, copy_format, moment_format; /* of the moments in memory */
+    kopt_format grad_format, copy_format, moment_format;                            /* of the moments in memory */
     size_t begin, end, scale; /* scale: from a moment of 8 bits to its scales, in bytes */
     uint64_t first;
     uint32_t id, stream;
@@ -1243,7 +1265,13 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int v
     const int low = last == 1 ? 0 : last == 2 ? 1 : last == 4 ? 2 : last == 8 ? 3 : last == 16 ? 4 : last == 32 ? 5 : 6;
     if (rest == 0) return low;
     if ((rest & (rest - 1)) == 0) {
-        const int high = rest == 2 ? 1 : rest == 4 ? 2 : rest == 8 ? 3 : rest == 16 ? 4 : rest == 32 ? 5 : rest == 64 ? 6 : 7;
+        const int high = rest == 2    ? 1
+                         : rest == 4  ? 2
+                         : rest == 8  ? 3
+                         : rest == 16 ? 4
+                         : rest == 32 ? 5
+                         : rest == 64 ? 6
+                                      : 7;
         return value == high ? high : low;
     }
     if ((set & 1u) == 0 && value == 0) value = low;
@@ -1263,8 +1291,9 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int v
 #ifdef KAHAN_OPT_VMATH
 /* Adam-atan2 is there if Adam is, and what its second pass is: SGD with fp32 gradients. */
 #define KOPT_SECOND_PASS_ (KOPT_WITH_SGD | KOPT_WITH_F32)
-#define KOPT_RULES_ \
-    ((KOPT_ONLY_ >> 16 & 0x7Fu) | ((KOPT_ONLY_ & KOPT_SECOND_PASS_) == KOPT_SECOND_PASS_ ? KOPT_ONLY_ >> 10 & 0x80u : 0u))
+#define KOPT_RULES_               \
+    ((KOPT_ONLY_ >> 16 & 0x7Fu) | \
+     ((KOPT_ONLY_ & KOPT_SECOND_PASS_) == KOPT_SECOND_PASS_ ? KOPT_ONLY_ >> 10 & 0x80u : 0u))
 #define KOPT_LAST_RULE_ KOPT_ADAM_ATAN2
 #define KOPT_IS_ATAN2_(rule) ((rule) == KOPT_ADAM_ATAN2)
 #define KOPT_VMATH_HERE_ 1
@@ -1277,13 +1306,14 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int v
 #define KOPT_SINGLE_BIT_(set) (((set) & ((set) - 1u)) == 0)
 #define KOPT_ENABLED_VALUE_(type, set, value) KOPT_CAST_(type, kopt_one_of_(set, KOPT_CAST_(int, value)))
 #define KOPT_RULE_(value) KOPT_ENABLED_VALUE_(kopt_rule, KOPT_RULES_, value)
-#define KOPT_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, KOPT_FORMATS_ & 7u, value)       /* weight, gradient, copy */
+#define KOPT_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, KOPT_FORMATS_ & 7u, value) /* weight, gradient, copy */
 #define KOPT_MOMENT_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, KOPT_FORMATS_, value)
 #define KOPT_STEP_FORMAT_(value) /* of the moments a kernel sees: fp32 in the place of 8 bits */ \
     KOPT_ENABLED_VALUE_(kopt_format, (KOPT_FORMATS_ | KOPT_FORMATS_ >> 3) & 7u, value)
 #define KOPT_ROUNDING_(value) KOPT_ENABLED_VALUE_(kopt_rounding, KOPT_ROUNDINGS_, value)
 #define KOPT_STATE_ROUNDING_(value) KOPT_ENABLED_VALUE_(kopt_rounding, KOPT_STATE_ROUNDINGS_, value)
-#define KOPT_ROUND_MODE_(value) /* nearest or stochastic, of weights or of the state; AMSGrad's maximum is rounded to nearest */ \
+#define KOPT_ROUND_MODE_(                                                                                   \
+    value) /* nearest or stochastic, of weights or of the state; AMSGrad's maximum is rounded to nearest */ \
     KOPT_ENABLED_VALUE_(kopt_rounding, (KOPT_ROUNDINGS_ | KOPT_STATE_ROUNDINGS_ | (KOPT_ONLY_ >> 30 & 1u)) & 3u, value)
 #define KOPT_DECAY_(value) KOPT_ENABLED_VALUE_(kopt_decay_mode, KOPT_DECAYS_, value)
 
@@ -1305,7 +1335,9 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_moments_here_(kopt_rule rul
     return moments;
 }
 
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_(kopt_format format) { return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2; }
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_(kopt_format format) {
+    return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2;
+}
 
 /* Is this moment a mean of squares? fp16 keeps the root of those. */
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
@@ -1380,7 +1412,9 @@ static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ void kopt_copy_(kopt_byte_ *to, cons
 #ifdef KOPT_GNU_
 KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_unaligned16_ *, p); }
 KOPT_INLINE_ uint32_t kopt_load32_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_unaligned32_ *, p); }
-KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t x) { *KOPT_POINTER_(kopt_unaligned16_ *, p) = KOPT_CAST_(uint16_t, x); }
+KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t x) {
+    *KOPT_POINTER_(kopt_unaligned16_ *, p) = KOPT_CAST_(uint16_t, x);
+}
 KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { *KOPT_POINTER_(kopt_unaligned32_ *, p) = x; }
 #else
 KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) {
@@ -1402,7 +1436,8 @@ KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) {
 }
 #endif
 
-static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_copy_noinline_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
+static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_copy_noinline_(kopt_byte_ *to, const kopt_byte_ *from,
+                                                                              size_t size) {
     kopt_copy_(to, from, size);
 }
 
@@ -1414,8 +1449,8 @@ KOPT_INLINE_ const kopt_job_ *kopt_copy_job_(kopt_job_ *to, const kopt_job_ *fro
 }
 
 /* The first `size` bytes of p, and zeros. Returns part. */
-static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_copy_padded_(kopt_byte_ *part, size_t room, const kopt_byte_ *p,
-                                                                  size_t size) {
+static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_copy_padded_(kopt_byte_ *part, size_t room,
+                                                                       const kopt_byte_ *p, size_t size) {
     size_t i;
     for (i = 0; i < room; i += 4) {
         uint32_t zero = 0;
@@ -1502,11 +1537,11 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
     } else {
         digits |= 0x00800000u;
     }
-    exponent += 127;                       /* root of digits * 2^(exponent - 277): make that exponent's half whole */
+    exponent += 127; /* root of digits * 2^(exponent - 277): make that exponent's half whole */
     if ((exponent & 1u) != 0) digits <<= 1;
     exponent >>= 1;
-    digits <<= 7;                          /* 31 or 32 bits; two enter per root bit */
-    for (i = 0; i < 25; i++) {             /* 24 bits and one to round */
+    digits <<= 7;              /* 31 or 32 bits; two enter per root bit */
+    for (i = 0; i < 25; i++) { /* 24 bits and one to round */
         rest = (rest << 2) | (digits >> 30);
         digits <<= 2;
         bit = (root << 2) | 1u;
@@ -1516,7 +1551,7 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
             root |= 1u;
         }
     }
-    root = (root + 1u) >> 1;               /* never a tie: a root of 25 bits squared has 50 */
+    root = (root + 1u) >> 1; /* never a tie: a root of 25 bits squared has 50 */
     return kopt_as_f32_((exponent << 23) + (root - 0x00800000u));
 #endif
 }
@@ -1749,11 +1784,11 @@ KOPT_INLINE_ kopt_f64_ kopt_get64_(double x) { return x; }
 KOPT_INLINE_ kopt_f64_ kopt_whole64_(uint32_t n) { return n; }
 KOPT_INLINE_ uint64_t kopt_word64_(kopt_f64_ x) { return kopt_bits64_(x); }
 #ifdef __CUDA_ARCH__
-#define KOPT_OPERATION64_(name, ptx, operation)                \
-    KOPT_INLINE_ kopt_f64_ name(kopt_f64_ a, kopt_f64_ b) {    \
-        kopt_f64_ r;                                           \
-        KOPT_PTX_(ptx, "d", r, a, b);                          \
-        return r;                                              \
+#define KOPT_OPERATION64_(name, ptx, operation)             \
+    KOPT_INLINE_ kopt_f64_ name(kopt_f64_ a, kopt_f64_ b) { \
+        kopt_f64_ r;                                        \
+        KOPT_PTX_(ptx, "d", r, a, b);                       \
+        return r;                                           \
     }
 #else
 #define KOPT_OPERATION64_(name, ptx, operation) \
@@ -1825,8 +1860,8 @@ static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_rest_(uint64_t beta) {
     uint64_t q = beta << 11 | KOPT_CAST_(uint64_t, 1) << 63;
     int shift = 1022 - KOPT_CAST_(int, beta >> 52 & (KOPT_POSITIVE64_ ? 4095 : 2047)), e = 1022; /* beta may be -0 */
     for (; shift > 0; shift--) q >>= 1;
-    q = ~q; /* too small by 2^-64 */
-#ifdef KOPT_VECTORS16_ /* a machine that counts zeros at once */
+    q = ~q;                  /* too small by 2^-64 */
+#ifdef KOPT_VECTORS16_       /* a machine that counts zeros at once */
     e -= __builtin_clzll(q); /* q is not 0 */
     q <<= __builtin_clzll(q);
 #else
@@ -1930,8 +1965,8 @@ KOPT_INLINE_ uint32_t kopt_magnitude_(const kopt_byte_ *p, kopt_format format) {
 }
 
 /* One value at a time: for any value, and at most 2^30 of them until the next carry. */
-static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_each_(kopt_norm *norm, const kopt_byte_ *p, kopt_format format,
-                                                        size_t n) {
+static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_each_(kopt_norm *norm, const kopt_byte_ *p,
+                                                                          kopt_format format, size_t n) {
     const size_t size = kopt_bytes_of_(format);
     for (; n > 0; n--, p += size) {
         const uint32_t mag = kopt_magnitude_(p, format), exponent = mag >> 23;
@@ -1956,7 +1991,8 @@ static KOPT_HOST_DEVICE_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
     kopt_norm n;
     kopt_norm_copy_(&n, norm);
     if (n.nonfinite != 0) return kopt_make64_(KOPT_CAST_(uint64_t, 0x7FF) << 52);
-    for (i = 19; i >= 0 && n.digit[i] == 0; i--) {}
+    for (i = 19; i >= 0 && n.digit[i] == 0; i--) {
+    }
     if (i < 0) return kopt_make64_(0);
     pairs = 16 * i; /* as many pairs of bits has the sum */
     for (rest = n.digit[i]; rest != 0; rest >>= 2) pairs++;
@@ -1980,13 +2016,27 @@ static KOPT_HOST_DEVICE_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
 #ifdef KAHAN_OPT_VMATH
 /* ---- jobs of vector mathematics, and inputs that are hard to round ---- */
 
+/* clang-format off: a table */
 typedef enum kopt_vmath_kind_ {
-    KOPT_VMATH_EXP_, KOPT_VMATH_LOG_, KOPT_VMATH_TANH_, KOPT_VMATH_ERF_, KOPT_VMATH_ERFC_, KOPT_VMATH_ATAN2_,
-    KOPT_VMATH_SINCOSPI_, KOPT_VMATH_ADD_ONE_,                      /* of fp32 */
-    KOPT_VMATH_PREPARE_, KOPT_VMATH_FINISH_, KOPT_VMATH_MULTIPLY_,  /* parts of kopt_map */
-    KOPT_VMATH_MOST_, KOPT_VMATH_BELOW_, KOPT_VMATH_TERMS_,         /* parts of kopt_softmax */
-    KOPT_VMATH_NORMAL_, KOPT_VMATH_UNIFORM_, KOPT_VMATH_LINE_       /* random numbers; products and sums */
+    KOPT_VMATH_EXP_,
+    KOPT_VMATH_LOG_,
+    KOPT_VMATH_TANH_,
+    KOPT_VMATH_ERF_,
+    KOPT_VMATH_ERFC_,
+    KOPT_VMATH_ATAN2_,
+    KOPT_VMATH_SINCOSPI_,
+    KOPT_VMATH_ADD_ONE_, /* of fp32 */
+    KOPT_VMATH_PREPARE_,
+    KOPT_VMATH_FINISH_,
+    KOPT_VMATH_MULTIPLY_, /* parts of kopt_map */
+    KOPT_VMATH_MOST_,
+    KOPT_VMATH_BELOW_,
+    KOPT_VMATH_TERMS_, /* parts of kopt_softmax */
+    KOPT_VMATH_NORMAL_,
+    KOPT_VMATH_UNIFORM_,
+    KOPT_VMATH_LINE_ /* random numbers; products and sums */
 } kopt_vmath_kind_;
+/* clang-format on */
 
 typedef struct kopt_vmath_job_ {
     kopt_vmath_kind_ kind;
@@ -2005,112 +2055,103 @@ typedef struct kopt_vmath_job_ {
 /* By function and format, `input << 16 | output`, ascending: all inputs whose true result is so close to the middle of
    two 16-bit numbers that an fp32 result cannot tell (relative 2^-20 with bf16, 2^-21 with fp16).
    `tests/vmath.py patches`. */
-static const unsigned kopt_map_exception_start_[27] = {
-    0, 4, 42, 50, 107, 107, 139, 146, 211, 219, 261, 262, 312, 313, 364, 369, 427, 427, 467, 467, 507, 516, 641,
-    643, 737, 739, 816};
+/* clang-format off: tables */
+static const unsigned kopt_map_exception_start_[27] = {0,   4,   42,  50,  107, 107, 139, 146, 211,
+                                                       219, 261, 262, 312, 313, 364, 369, 427, 427,
+                                                       467, 467, 507, 516, 641, 643, 737, 739, 816};
 static const uint32_t kopt_map_exception_table_[816] = {
-    0x3CDD3F84u, 0x40DB446Bu, 0x41F955F0u, 0xBE663F4Du, 0x0FFE3C00u, 0x0FFF3C00u, 0x10003C01u, 0x15FF3C02u,
-    0x1AFD3C04u, 0x1F793C07u, 0x23333C0Fu, 0x25CF3C17u, 0x264C3C19u, 0x2ED73C73u, 0x32373CDCu, 0x3F0345C6u,
-    0x3F85468Eu, 0x4758660Bu, 0x497C7B16u, 0x8BFD3C00u, 0x8BFE3C00u, 0x8BFF3C00u, 0x8C003C00u, 0x8C013BFFu,
-    0x8C023BFFu, 0x92003BFFu, 0x92013BFEu, 0x95013BFDu, 0x97023BFCu, 0x99823BFAu, 0x9E453BF3u, 0xA0E63BECu,
-    0xA1A83BE9u, 0xA51D3BD7u, 0xA57F3BD4u, 0xA9223BAFu, 0xA9543BACu, 0xAA0C3BA1u, 0xAC953B73u, 0xC13B2CAFu,
-    0xC1EF2A97u, 0xC64E177Du, 0x0E99C288u, 0x1069C282u, 0x233CC21Cu, 0x23C7C219u, 0x256CC210u, 0x35E5C155u,
-    0x6C1A4278u, 0x6CA3427Au, 0x01A3C94Du, 0x0385C8EAu, 0x0BE3C82Au, 0x0E5DC7DBu, 0x11ACC747u, 0x12FAC711u,
-    0x1308C710u, 0x160DC685u, 0x18F3C606u, 0x1935C5F9u, 0x1D78C53Bu, 0x24CEC3F3u, 0x253FC3C6u, 0x261CC379u,
-    0x2780C310u, 0x297DC24Du, 0x2DBBC0D3u, 0x2EEDC072u, 0x2FDDC031u, 0x3025C017u, 0x305FBFF6u, 0x30ADBFB1u,
-    0x32DDBE28u, 0x355EBC5Eu, 0x3575BC4Eu, 0x358BBC3Du, 0x391CB72Du, 0x396FB630u, 0x3BFE9401u, 0x40F63B45u,
-    0x41313BA2u, 0x423E3C8Du, 0x43A43D5Du, 0x449E3E1Fu, 0x453E3EA1u, 0x45B53EF7u, 0x46353F4Du, 0x47493FF1u,
-    0x4B284153u, 0x4BB9417Au, 0x52A943F3u, 0x5A284549u, 0x5D3245CEu, 0x602F4648u, 0x60514651u, 0x653D4733u,
-    0x65D84750u, 0x66D54778u, 0x697047EFu, 0x699147F4u, 0x69C447FEu, 0x6E964869u, 0x6F1F4873u, 0x71BC48B0u,
-    0x779D492Du, 0x790B4951u, 0x7995495Du, 0x27442744u, 0x27452744u, 0x27462745u, 0x28942894u, 0x2A9B2A9Au,
-    0x2D862D82u, 0x319B318Du, 0x34E334BEu, 0x36543605u, 0x36B23654u, 0x397A38C2u, 0x3D613AFCu, 0x3E773B65u,
-    0x3EC43B79u, 0x402F3BC2u, 0x42D03BFBu, 0xA744A744u, 0xA745A744u, 0xA746A745u, 0xA894A894u, 0xAA9BAA9Au,
-    0xAD86AD82u, 0xB19BB18Du, 0xB4E3B4BEu, 0xB654B605u, 0xB6B2B654u, 0xB97AB8C2u, 0xBD61BAFCu, 0xBE77BB65u,
-    0xBEC4BB79u, 0xC02FBBC2u, 0xC2D0BBFBu, 0x3C003F00u, 0x3CC03F01u, 0x3E693F0Eu, 0xBB803F00u, 0xBC403EFFu,
-    0xBCA03EFEu, 0xBCE03EFDu, 0x13FE3800u, 0x13FF3800u, 0x14003800u, 0x14013801u, 0x1A003801u, 0x1D003802u,
-    0x1F003803u, 0x20803804u, 0x21803805u, 0x22803806u, 0x23803807u, 0x24403808u, 0x24C03809u, 0x2540380Au,
-    0x25C0380Bu, 0x3B8939C1u, 0x40C93B54u, 0x42AB3BBAu, 0x457B3BF8u, 0x46B53BFDu, 0x47383BFFu, 0x8FFC3800u,
-    0x8FFD3800u, 0x8FFE3800u, 0x8FFF3800u, 0x90003800u, 0x900137FFu, 0x900237FFu, 0x95FF37FFu, 0x960037FFu,
-    0x960137FEu, 0x990037FEu, 0x9B0037FDu, 0x9C8037FCu, 0x9D8037FBu, 0x9E8037FAu, 0x9F8037F9u, 0xA04037F8u,
-    0xA0C037F7u, 0xA14037F6u, 0xA1C037F5u, 0xA24037F4u, 0xA2C037F3u, 0xA34037F2u, 0xA3C037F1u, 0xA42037F0u,
-    0xA46037EFu, 0xA4A037EEu, 0xA4E037EDu, 0xA52037ECu, 0xA56037EBu, 0xA5A037EAu, 0xADC937A4u, 0xAF4A378Cu,
-    0xB096376Eu, 0xB13F3758u, 0xB239373Au, 0xBC8B33C7u, 0xBF3C3082u, 0xBFF82FAEu, 0xC0E32D1Du, 0xC1CC2AB0u,
-    0xC318272Cu, 0xC7371206u, 0xC8770856u, 0x3BB53B35u, 0x3C003B80u, 0x3E653DFEu, 0x4081407Du, 0x40BE40BDu,
-    0xBB80BB00u, 0xBBB5BB35u, 0xC043BE0Eu, 0x0FFE0BFEu, 0x0FFF0BFFu, 0x11A80DA8u, 0x11A90DAAu, 0x14001000u,
-    0x16EE12F0u, 0x18E614E7u, 0x1A531655u, 0x1E001A04u, 0x1EA21AA7u, 0x1F361B3Cu, 0x1FBF1BC7u, 0x2500210Cu,
-    0x2ABF26ECu, 0x2BB727F3u, 0x344730D8u, 0x3728345Du, 0x43E143BBu, 0x8FFE8BFEu, 0x8FFF8BFFu, 0x90008C00u,
-    0x91A88DA8u, 0x91A98DA8u, 0x96EE92ECu, 0x98E694E5u, 0x9A539651u, 0x9E0099FCu, 0x9EA29A9Du, 0x9F369B30u,
-    0x9FBF9BB7u, 0xA500A0F4u, 0xA7F0A3D1u, 0xA808A3F0u, 0xAABFA692u, 0xABB7A77Bu, 0xAFA3AB2Eu, 0xB6D9B167u,
-    0xB6E5B16Fu, 0xB9B6B383u, 0xC173B15Du, 0xC4ECA88Fu, 0xC7A59B7Du, 0xBEACBDFDu, 0x0E540A54u, 0x0E550A55u,
-    0x0E560A57u, 0x107A0C7Au, 0x107B0C7Cu, 0x13C10FC2u, 0x13C20FC4u, 0x157C117Du, 0x1B6D1772u, 0x1CC018C5u,
-    0x20561C5Eu, 0x21991DA6u, 0x25DF21FBu, 0x27202348u, 0x29E6261Du, 0x2B7327CCu, 0x2D5429AEu, 0x2DF12A62u,
-    0x2E4D2ACBu, 0x2E9E2B29u, 0x3330303Bu, 0x36F234A4u, 0x3B623A12u, 0x3C143AE6u, 0x3FA83F72u, 0x408A407Cu,
-    0x42E542E5u, 0x8E548A54u, 0x8E558A55u, 0x8E568A55u, 0x907A8C7Au, 0x907B8C7Au, 0x93C18FC0u, 0x93C28FC0u,
-    0x957C917Bu, 0x9B6D9768u, 0x9CC098BBu, 0xA0569C4Eu, 0xA1999D8Cu, 0xA5DFA1C3u, 0xA720A2F8u, 0xA9E6A5AFu,
-    0xAB73A71Au, 0xAD54A8FAu, 0xADF1A980u, 0xAE9EAA13u, 0xB3ADAE38u, 0xBBB1B12Cu, 0xBCF1B049u, 0xBDF1AE89u,
-    0x3F063EBBu, 0x0E540A54u, 0x0E550A55u, 0x0E560A57u, 0x107A0C7Au, 0x107B0C7Cu, 0x13C10FC2u, 0x13C20FC4u,
-    0x157C117Du, 0x1B6D1772u, 0x1CC018C5u, 0x20561C5Eu, 0x21991DA6u, 0x25DF21FBu, 0x27202348u, 0x29E6261Du,
-    0x2B7327CCu, 0x2DF12A61u, 0x30832D05u, 0x31DE2EB8u, 0x32112EFAu, 0x334F3051u, 0x35A73337u, 0x3C2C3B1Bu,
-    0x3FE93FB8u, 0x8E548A54u, 0x8E558A55u, 0x8E568A55u, 0x907A8C7Au, 0x907B8C7Au, 0x93C18FC0u, 0x93C28FC0u,
-    0x957C917Bu, 0x9B6D9768u, 0x9CC098BBu, 0xA0569C4Eu, 0xA1999D8Cu, 0xA5DFA1C3u, 0xA720A2F8u, 0xA9E6A5AFu,
-    0xAB73A71Au, 0xADF1A981u, 0xB083AC01u, 0xB1DEAD04u, 0xB3FEAE6Bu, 0xB5A7B017u, 0xB750B0BCu, 0xB89FB135u,
-    0xBC36B0EEu, 0xBDC7AEE3u, 0xBFFFA9D2u, 0xC01EA930u, 0x39DE3F31u, 0x39DF3F32u, 0x3F923FB5u, 0xBC7A3F30u,
-    0xBF4C3EBFu, 0x1379398Cu, 0x137A398Du, 0x17BC398Du, 0x1DED3991u, 0x253539A0u, 0x25F339A4u, 0x276E39A9u,
-    0x287439B0u, 0x2C1E39CEu, 0x2C3D39D1u, 0x2DBE39EAu, 0x2F593A05u, 0x2FF03A0Fu, 0x31DB3A50u, 0x3D223E1Du,
-    0x42084221u, 0x45234525u, 0x463D463Du, 0x8425398Cu, 0x8426398Cu, 0x8427398Cu, 0x8428398Cu, 0x8429398Cu,
-    0x842A398Cu, 0x842B398Cu, 0x842C398Cu, 0x842D398Cu, 0x842E398Cu, 0x842F398Cu, 0x8430398Bu, 0x8431398Bu,
-    0x8432398Bu, 0x8433398Bu, 0x8434398Bu, 0x8435398Bu, 0x8436398Bu, 0x8437398Bu, 0x8438398Bu, 0x8439398Bu,
-    0x843A398Bu, 0x843B398Bu, 0x9443398Bu, 0x9822398Au, 0x9A233988u, 0x9E133986u, 0x9F143984u, 0xA08B3982u,
-    0xA20D397Fu, 0xAA773958u, 0xAF24391Du, 0xB6F837FBu, 0xB7AA37B7u, 0xB8DD36F4u, 0xB9923678u, 0xBAC835B5u,
-    0xBB893544u, 0xBEA53191u, 0xC3032792u, 0x23FF3C00u, 0x24003C00u, 0x24013BFFu, 0x26EE3BFFu, 0x2A013BFCu,
-    0x2B383BF9u, 0x2C213BF7u, 0x2CCE3BF5u, 0x2D953BF0u, 0x31043BCEu, 0x312B3BCBu, 0x35883B1Du, 0x37723A7Du,
-    0x39D538E7u, 0x3A673878u, 0x3ACC382Eu, 0x3D643396u, 0x3DDD3226u, 0x3F602E1Au, 0x4173245Eu, 0xA3FF3C00u,
-    0xA4003C00u, 0xA4013BFFu, 0xA6EE3BFFu, 0xAA013BFCu, 0xAB383BF9u, 0xAC213BF7u, 0xACCE3BF5u, 0xAD953BF0u,
-    0xB1043BCEu, 0xB12B3BCBu, 0xB5883B1Du, 0xB7723A7Du, 0xB9D538E7u, 0xBA673878u, 0xBACC382Eu, 0xBD643396u,
-    0xBDDD3226u, 0xBF602E1Au, 0xC173245Eu, 0x27FF3400u, 0x28003400u, 0x280133FFu, 0x2AEE33FFu, 0x2E0133FCu,
-    0x2F3833F9u, 0x302133F7u, 0x30CE33F5u, 0x319533F0u, 0x350433CEu, 0x352B33CBu, 0x3988331Du, 0x3B72327Du,
-    0x3DD530E7u, 0x3E673078u, 0x3ECC302Eu, 0x41642B96u, 0x41DD2A26u, 0x4360261Au, 0x45731C5Eu, 0xA7FF3400u,
-    0xA8003400u, 0xA80133FFu, 0xAAEE33FFu, 0xAE0133FCu, 0xAF3833F9u, 0xB02133F7u, 0xB0CE33F5u, 0xB19533F0u,
-    0xB50433CEu, 0xB52B33CBu, 0xB988331Du, 0xBB72327Du, 0xBDD530E7u, 0xBE673078u, 0xBECC302Eu, 0xC1642B96u,
-    0xC1DD2A26u, 0xC360261Au, 0xC5731C5Eu, 0x3B803F00u, 0x3C403F01u, 0xBB003F00u, 0xBBC03EFFu, 0xBC203EFEu,
-    0xBC603EFDu, 0xBC903EFCu, 0xBF253E4Cu, 0xC02BBDC7u, 0x0FFE3800u, 0x0FFF3800u, 0x10003800u, 0x10013801u,
-    0x16003801u, 0x19003802u, 0x1B003803u, 0x1C803804u, 0x1D803805u, 0x1E803806u, 0x1F803807u, 0x20403808u,
-    0x20C03809u, 0x2140380Au, 0x21C0380Bu, 0x2240380Cu, 0x22C0380Du, 0x2340380Eu, 0x2E9B386Au, 0x369D399Cu,
-    0x374439C1u, 0x376C39CAu, 0x393D3A72u, 0x3CE93BE8u, 0x3D1C3BFFu, 0x410F3C65u, 0x48463C01u, 0x8BFC3800u,
-    0x8BFD3800u, 0x8BFE3800u, 0x8BFF3800u, 0x8C003800u, 0x8C0137FFu, 0x8C0237FFu, 0x91FF37FFu, 0x920037FFu,
-    0x920137FEu, 0x950037FEu, 0x970037FDu, 0x988037FCu, 0x998037FBu, 0x9A8037FAu, 0x9B8037F9u, 0x9C4037F8u,
-    0x9CC037F7u, 0x9D4037F6u, 0x9DC037F5u, 0x9E4037F4u, 0x9EC037F3u, 0x9F4037F2u, 0x9FC037F1u, 0xA02037F0u,
-    0xA06037EFu, 0xA0A037EEu, 0xA0E037EDu, 0xA12037ECu, 0xA16037EBu, 0xA1A037EAu, 0xA1E037E9u, 0xA22037E8u,
-    0xA26037E7u, 0xA2A037E6u, 0xA2E037E5u, 0xA32037E4u, 0xAB49378Cu, 0xAC95376Eu, 0xADC63748u, 0xB2F83646u,
-    0xB49935BBu, 0xB64334F2u, 0xB9113282u, 0xB96931F3u, 0xBA503093u, 0xBA713062u, 0xBAB72FFDu, 0xBB5B2E40u,
-    0xBB902DB7u, 0xBC082C7Au, 0xBC112C4Fu, 0xBCA826E0u, 0xBCEB21A4u, 0xBCFE1EECu, 0xBCFF1EB2u, 0xBD001E79u,
-    0xBD041D91u, 0xBD0F1A38u, 0xBD111956u, 0xBD161642u, 0xBD171561u, 0xBD19133Fu, 0xBD1B0F7Fu, 0xBD1C0C01u,
-    0xBD1D020Fu, 0xBD1E89F0u, 0xBD1F8E73u, 0xBD2192B2u, 0xBD2495F1u, 0xBD2596CEu, 0xBD29991Fu, 0xBD2D9AD5u,
-    0xBD2E9B43u, 0xBD2F9BB0u, 0xBD319C45u, 0xBD46A055u, 0xBD54A1C3u, 0xBD59A244u, 0xBD5CA291u, 0xBD62A329u,
-    0xBD65A375u, 0xBD6AA3F3u, 0xBDB0A73Du, 0xBDBEA7DAu, 0xBDCDA840u, 0xBDD2A85Bu, 0xBE3AAA5Eu, 0xBE8DABBBu,
-    0xBE95ABDBu, 0xBF83AD56u, 0xBFA2AD79u, 0xC14AAE3Du, 0xC154AE37u, 0xC372ABF5u, 0xC3E8AAF0u, 0xC563A516u,
-    0xC8A49252u, 0x3DBA3F12u, 0x3F693F87u, 0x0D033800u, 0x0D043801u, 0x13853801u, 0x16443802u, 0x18633804u,
-    0x1DF43809u, 0x21CC3813u, 0x244F381Bu, 0x25903824u, 0x27EA3832u, 0x28FA383Fu, 0x2AA03855u, 0x2B55385Du,
-    0x2BF63865u, 0x2C883874u, 0x307C38E4u, 0x33583970u, 0x33E2398Bu, 0x36623A6Au, 0x3EA23C7Au, 0x3EAF3C78u,
-    0x3F713C67u, 0x42943C05u, 0x89013800u, 0x89023800u, 0x89033800u, 0x890437FFu, 0x890537FFu, 0x8F8437FFu,
-    0x8F8537FFu, 0x8F8637FEu, 0x924437FEu, 0x946337FCu, 0x95A437FBu, 0x99F437F7u, 0x9B3537F4u, 0x9DCC37EDu,
-    0x9F5D37E9u, 0xA44537C9u, 0xA6C737A9u, 0xAC443726u, 0xACC7370Cu, 0xADA036E1u, 0xAE5136BFu, 0xB20A359Eu,
-    0xB2313590u, 0xB3DE34ECu, 0xB3FE34E0u, 0xB5933374u, 0xB5AE334Fu, 0xB5E832FEu, 0xB697320Fu, 0xB7D23077u,
-    0xB9292A76u, 0xB99B25E8u, 0xB9A72534u, 0xB9B82437u, 0xB9ED1CF1u, 0xB9F81910u, 0xB9FA1831u, 0xB9FB1783u,
-    0xB9FD15C6u, 0xB9FE14E8u, 0xB9FF140Au, 0xBA001258u, 0xBA01109Du, 0xBA020DC4u, 0xBA03089Fu, 0xBA048492u,
-    0xBA058C97u, 0xBA069005u, 0xBA0791BEu, 0xBA0B964Eu, 0xBA0D9802u, 0xBA0F98DDu, 0xBA169BD9u, 0xBA1C9D31u,
-    0xBA1D9D67u, 0xBA1E9D9Du, 0xBA269F4Cu, 0xBA289FB7u, 0xBA3AA1B9u, 0xBA3EA222u, 0xBA5BA488u, 0xBA6EA577u,
-    0xBA70A590u, 0xBA7CA626u, 0xBAB0A84Bu, 0xBB26AAD4u, 0xBB91AC6Du, 0xBB95AC76u, 0xBD97B01Fu, 0xC2AD9CC3u,
-    0xC4068F8Fu, 0x3EFB3F5Cu, 0xC07DB9D8u, 0x0D033800u, 0x0D043801u, 0x13853801u, 0x16443802u, 0x18633804u,
-    0x1DF43809u, 0x21CC3813u, 0x25903824u, 0x27EA3832u, 0x29D7384Bu, 0x2AA03854u, 0x2D013880u, 0x2E26389Cu,
-    0x2E7738A4u, 0x36833A76u, 0x3F333C6Eu, 0x41A93C13u, 0x89013800u, 0x89023800u, 0x89033800u, 0x890437FFu,
-    0x890537FFu, 0x8F8437FFu, 0x8F8537FFu, 0x8F8637FEu, 0x924437FEu, 0x946337FCu, 0x95A437FBu, 0x99F437F7u,
-    0x9B3537F4u, 0x9DCC37EDu, 0x9F5D37E9u, 0xA44537C9u, 0xA6C737A9u, 0xA8F53781u, 0xAE9D36B0u, 0xB1D135B4u,
-    0xB43234BBu, 0xB6CF31C4u, 0xB77D30E3u, 0xB7B2309Fu, 0xB80B3024u, 0xB82A2FB0u, 0xB9372A0Au, 0xB9882718u,
-    0xB9992616u, 0xB9C722DBu, 0xB9CA2284u, 0xB9CB2268u, 0xB9F31BD4u, 0xB9FA18C6u, 0xB9FE1614u, 0xBA001459u,
-    0xBA0112F8u, 0xBA02113Eu, 0xBA030F09u, 0xBA040B2Cu, 0xBA050091u, 0xBA068A9Au, 0xBA078EBDu, 0xBA089116u,
-    0xBA0992CEu, 0xBA0A9442u, 0xBA0B951Eu, 0xBA0E97AEu, 0xBA0F9845u, 0xBA1399F9u, 0xBA39A177u, 0xBA55A427u,
-    0xBA87A697u, 0xBAA1A7D1u, 0xBB6AAC0Du, 0xBD02AFD9u, 0xBEA8AF9Au, 0xC0D8A9A8u, 0xC34795FDu, 0xC39D9236u};
+    0x3CDD3F84u, 0x40DB446Bu, 0x41F955F0u, 0xBE663F4Du, 0x0FFE3C00u, 0x0FFF3C00u, 0x10003C01u, 0x15FF3C02u, 0x1AFD3C04u,
+    0x1F793C07u, 0x23333C0Fu, 0x25CF3C17u, 0x264C3C19u, 0x2ED73C73u, 0x32373CDCu, 0x3F0345C6u, 0x3F85468Eu, 0x4758660Bu,
+    0x497C7B16u, 0x8BFD3C00u, 0x8BFE3C00u, 0x8BFF3C00u, 0x8C003C00u, 0x8C013BFFu, 0x8C023BFFu, 0x92003BFFu, 0x92013BFEu,
+    0x95013BFDu, 0x97023BFCu, 0x99823BFAu, 0x9E453BF3u, 0xA0E63BECu, 0xA1A83BE9u, 0xA51D3BD7u, 0xA57F3BD4u, 0xA9223BAFu,
+    0xA9543BACu, 0xAA0C3BA1u, 0xAC953B73u, 0xC13B2CAFu, 0xC1EF2A97u, 0xC64E177Du, 0x0E99C288u, 0x1069C282u, 0x233CC21Cu,
+    0x23C7C219u, 0x256CC210u, 0x35E5C155u, 0x6C1A4278u, 0x6CA3427Au, 0x01A3C94Du, 0x0385C8EAu, 0x0BE3C82Au, 0x0E5DC7DBu,
+    0x11ACC747u, 0x12FAC711u, 0x1308C710u, 0x160DC685u, 0x18F3C606u, 0x1935C5F9u, 0x1D78C53Bu, 0x24CEC3F3u, 0x253FC3C6u,
+    0x261CC379u, 0x2780C310u, 0x297DC24Du, 0x2DBBC0D3u, 0x2EEDC072u, 0x2FDDC031u, 0x3025C017u, 0x305FBFF6u, 0x30ADBFB1u,
+    0x32DDBE28u, 0x355EBC5Eu, 0x3575BC4Eu, 0x358BBC3Du, 0x391CB72Du, 0x396FB630u, 0x3BFE9401u, 0x40F63B45u, 0x41313BA2u,
+    0x423E3C8Du, 0x43A43D5Du, 0x449E3E1Fu, 0x453E3EA1u, 0x45B53EF7u, 0x46353F4Du, 0x47493FF1u, 0x4B284153u, 0x4BB9417Au,
+    0x52A943F3u, 0x5A284549u, 0x5D3245CEu, 0x602F4648u, 0x60514651u, 0x653D4733u, 0x65D84750u, 0x66D54778u, 0x697047EFu,
+    0x699147F4u, 0x69C447FEu, 0x6E964869u, 0x6F1F4873u, 0x71BC48B0u, 0x779D492Du, 0x790B4951u, 0x7995495Du, 0x27442744u,
+    0x27452744u, 0x27462745u, 0x28942894u, 0x2A9B2A9Au, 0x2D862D82u, 0x319B318Du, 0x34E334BEu, 0x36543605u, 0x36B23654u,
+    0x397A38C2u, 0x3D613AFCu, 0x3E773B65u, 0x3EC43B79u, 0x402F3BC2u, 0x42D03BFBu, 0xA744A744u, 0xA745A744u, 0xA746A745u,
+    0xA894A894u, 0xAA9BAA9Au, 0xAD86AD82u, 0xB19BB18Du, 0xB4E3B4BEu, 0xB654B605u, 0xB6B2B654u, 0xB97AB8C2u, 0xBD61BAFCu,
+    0xBE77BB65u, 0xBEC4BB79u, 0xC02FBBC2u, 0xC2D0BBFBu, 0x3C003F00u, 0x3CC03F01u, 0x3E693F0Eu, 0xBB803F00u, 0xBC403EFFu,
+    0xBCA03EFEu, 0xBCE03EFDu, 0x13FE3800u, 0x13FF3800u, 0x14003800u, 0x14013801u, 0x1A003801u, 0x1D003802u, 0x1F003803u,
+    0x20803804u, 0x21803805u, 0x22803806u, 0x23803807u, 0x24403808u, 0x24C03809u, 0x2540380Au, 0x25C0380Bu, 0x3B8939C1u,
+    0x40C93B54u, 0x42AB3BBAu, 0x457B3BF8u, 0x46B53BFDu, 0x47383BFFu, 0x8FFC3800u, 0x8FFD3800u, 0x8FFE3800u, 0x8FFF3800u,
+    0x90003800u, 0x900137FFu, 0x900237FFu, 0x95FF37FFu, 0x960037FFu, 0x960137FEu, 0x990037FEu, 0x9B0037FDu, 0x9C8037FCu,
+    0x9D8037FBu, 0x9E8037FAu, 0x9F8037F9u, 0xA04037F8u, 0xA0C037F7u, 0xA14037F6u, 0xA1C037F5u, 0xA24037F4u, 0xA2C037F3u,
+    0xA34037F2u, 0xA3C037F1u, 0xA42037F0u, 0xA46037EFu, 0xA4A037EEu, 0xA4E037EDu, 0xA52037ECu, 0xA56037EBu, 0xA5A037EAu,
+    0xADC937A4u, 0xAF4A378Cu, 0xB096376Eu, 0xB13F3758u, 0xB239373Au, 0xBC8B33C7u, 0xBF3C3082u, 0xBFF82FAEu, 0xC0E32D1Du,
+    0xC1CC2AB0u, 0xC318272Cu, 0xC7371206u, 0xC8770856u, 0x3BB53B35u, 0x3C003B80u, 0x3E653DFEu, 0x4081407Du, 0x40BE40BDu,
+    0xBB80BB00u, 0xBBB5BB35u, 0xC043BE0Eu, 0x0FFE0BFEu, 0x0FFF0BFFu, 0x11A80DA8u, 0x11A90DAAu, 0x14001000u, 0x16EE12F0u,
+    0x18E614E7u, 0x1A531655u, 0x1E001A04u, 0x1EA21AA7u, 0x1F361B3Cu, 0x1FBF1BC7u, 0x2500210Cu, 0x2ABF26ECu, 0x2BB727F3u,
+    0x344730D8u, 0x3728345Du, 0x43E143BBu, 0x8FFE8BFEu, 0x8FFF8BFFu, 0x90008C00u, 0x91A88DA8u, 0x91A98DA8u, 0x96EE92ECu,
+    0x98E694E5u, 0x9A539651u, 0x9E0099FCu, 0x9EA29A9Du, 0x9F369B30u, 0x9FBF9BB7u, 0xA500A0F4u, 0xA7F0A3D1u, 0xA808A3F0u,
+    0xAABFA692u, 0xABB7A77Bu, 0xAFA3AB2Eu, 0xB6D9B167u, 0xB6E5B16Fu, 0xB9B6B383u, 0xC173B15Du, 0xC4ECA88Fu, 0xC7A59B7Du,
+    0xBEACBDFDu, 0x0E540A54u, 0x0E550A55u, 0x0E560A57u, 0x107A0C7Au, 0x107B0C7Cu, 0x13C10FC2u, 0x13C20FC4u, 0x157C117Du,
+    0x1B6D1772u, 0x1CC018C5u, 0x20561C5Eu, 0x21991DA6u, 0x25DF21FBu, 0x27202348u, 0x29E6261Du, 0x2B7327CCu, 0x2D5429AEu,
+    0x2DF12A62u, 0x2E4D2ACBu, 0x2E9E2B29u, 0x3330303Bu, 0x36F234A4u, 0x3B623A12u, 0x3C143AE6u, 0x3FA83F72u, 0x408A407Cu,
+    0x42E542E5u, 0x8E548A54u, 0x8E558A55u, 0x8E568A55u, 0x907A8C7Au, 0x907B8C7Au, 0x93C18FC0u, 0x93C28FC0u, 0x957C917Bu,
+    0x9B6D9768u, 0x9CC098BBu, 0xA0569C4Eu, 0xA1999D8Cu, 0xA5DFA1C3u, 0xA720A2F8u, 0xA9E6A5AFu, 0xAB73A71Au, 0xAD54A8FAu,
+    0xADF1A980u, 0xAE9EAA13u, 0xB3ADAE38u, 0xBBB1B12Cu, 0xBCF1B049u, 0xBDF1AE89u, 0x3F063EBBu, 0x0E540A54u, 0x0E550A55u,
+    0x0E560A57u, 0x107A0C7Au, 0x107B0C7Cu, 0x13C10FC2u, 0x13C20FC4u, 0x157C117Du, 0x1B6D1772u, 0x1CC018C5u, 0x20561C5Eu,
+    0x21991DA6u, 0x25DF21FBu, 0x27202348u, 0x29E6261Du, 0x2B7327CCu, 0x2DF12A61u, 0x30832D05u, 0x31DE2EB8u, 0x32112EFAu,
+    0x334F3051u, 0x35A73337u, 0x3C2C3B1Bu, 0x3FE93FB8u, 0x8E548A54u, 0x8E558A55u, 0x8E568A55u, 0x907A8C7Au, 0x907B8C7Au,
+    0x93C18FC0u, 0x93C28FC0u, 0x957C917Bu, 0x9B6D9768u, 0x9CC098BBu, 0xA0569C4Eu, 0xA1999D8Cu, 0xA5DFA1C3u, 0xA720A2F8u,
+    0xA9E6A5AFu, 0xAB73A71Au, 0xADF1A981u, 0xB083AC01u, 0xB1DEAD04u, 0xB3FEAE6Bu, 0xB5A7B017u, 0xB750B0BCu, 0xB89FB135u,
+    0xBC36B0EEu, 0xBDC7AEE3u, 0xBFFFA9D2u, 0xC01EA930u, 0x39DE3F31u, 0x39DF3F32u, 0x3F923FB5u, 0xBC7A3F30u, 0xBF4C3EBFu,
+    0x1379398Cu, 0x137A398Du, 0x17BC398Du, 0x1DED3991u, 0x253539A0u, 0x25F339A4u, 0x276E39A9u, 0x287439B0u, 0x2C1E39CEu,
+    0x2C3D39D1u, 0x2DBE39EAu, 0x2F593A05u, 0x2FF03A0Fu, 0x31DB3A50u, 0x3D223E1Du, 0x42084221u, 0x45234525u, 0x463D463Du,
+    0x8425398Cu, 0x8426398Cu, 0x8427398Cu, 0x8428398Cu, 0x8429398Cu, 0x842A398Cu, 0x842B398Cu, 0x842C398Cu, 0x842D398Cu,
+    0x842E398Cu, 0x842F398Cu, 0x8430398Bu, 0x8431398Bu, 0x8432398Bu, 0x8433398Bu, 0x8434398Bu, 0x8435398Bu, 0x8436398Bu,
+    0x8437398Bu, 0x8438398Bu, 0x8439398Bu, 0x843A398Bu, 0x843B398Bu, 0x9443398Bu, 0x9822398Au, 0x9A233988u, 0x9E133986u,
+    0x9F143984u, 0xA08B3982u, 0xA20D397Fu, 0xAA773958u, 0xAF24391Du, 0xB6F837FBu, 0xB7AA37B7u, 0xB8DD36F4u, 0xB9923678u,
+    0xBAC835B5u, 0xBB893544u, 0xBEA53191u, 0xC3032792u, 0x23FF3C00u, 0x24003C00u, 0x24013BFFu, 0x26EE3BFFu, 0x2A013BFCu,
+    0x2B383BF9u, 0x2C213BF7u, 0x2CCE3BF5u, 0x2D953BF0u, 0x31043BCEu, 0x312B3BCBu, 0x35883B1Du, 0x37723A7Du, 0x39D538E7u,
+    0x3A673878u, 0x3ACC382Eu, 0x3D643396u, 0x3DDD3226u, 0x3F602E1Au, 0x4173245Eu, 0xA3FF3C00u, 0xA4003C00u, 0xA4013BFFu,
+    0xA6EE3BFFu, 0xAA013BFCu, 0xAB383BF9u, 0xAC213BF7u, 0xACCE3BF5u, 0xAD953BF0u, 0xB1043BCEu, 0xB12B3BCBu, 0xB5883B1Du,
+    0xB7723A7Du, 0xB9D538E7u, 0xBA673878u, 0xBACC382Eu, 0xBD643396u, 0xBDDD3226u, 0xBF602E1Au, 0xC173245Eu, 0x27FF3400u,
+    0x28003400u, 0x280133FFu, 0x2AEE33FFu, 0x2E0133FCu, 0x2F3833F9u, 0x302133F7u, 0x30CE33F5u, 0x319533F0u, 0x350433CEu,
+    0x352B33CBu, 0x3988331Du, 0x3B72327Du, 0x3DD530E7u, 0x3E673078u, 0x3ECC302Eu, 0x41642B96u, 0x41DD2A26u, 0x4360261Au,
+    0x45731C5Eu, 0xA7FF3400u, 0xA8003400u, 0xA80133FFu, 0xAAEE33FFu, 0xAE0133FCu, 0xAF3833F9u, 0xB02133F7u, 0xB0CE33F5u,
+    0xB19533F0u, 0xB50433CEu, 0xB52B33CBu, 0xB988331Du, 0xBB72327Du, 0xBDD530E7u, 0xBE673078u, 0xBECC302Eu, 0xC1642B96u,
+    0xC1DD2A26u, 0xC360261Au, 0xC5731C5Eu, 0x3B803F00u, 0x3C403F01u, 0xBB003F00u, 0xBBC03EFFu, 0xBC203EFEu, 0xBC603EFDu,
+    0xBC903EFCu, 0xBF253E4Cu, 0xC02BBDC7u, 0x0FFE3800u, 0x0FFF3800u, 0x10003800u, 0x10013801u, 0x16003801u, 0x19003802u,
+    0x1B003803u, 0x1C803804u, 0x1D803805u, 0x1E803806u, 0x1F803807u, 0x20403808u, 0x20C03809u, 0x2140380Au, 0x21C0380Bu,
+    0x2240380Cu, 0x22C0380Du, 0x2340380Eu, 0x2E9B386Au, 0x369D399Cu, 0x374439C1u, 0x376C39CAu, 0x393D3A72u, 0x3CE93BE8u,
+    0x3D1C3BFFu, 0x410F3C65u, 0x48463C01u, 0x8BFC3800u, 0x8BFD3800u, 0x8BFE3800u, 0x8BFF3800u, 0x8C003800u, 0x8C0137FFu,
+    0x8C0237FFu, 0x91FF37FFu, 0x920037FFu, 0x920137FEu, 0x950037FEu, 0x970037FDu, 0x988037FCu, 0x998037FBu, 0x9A8037FAu,
+    0x9B8037F9u, 0x9C4037F8u, 0x9CC037F7u, 0x9D4037F6u, 0x9DC037F5u, 0x9E4037F4u, 0x9EC037F3u, 0x9F4037F2u, 0x9FC037F1u,
+    0xA02037F0u, 0xA06037EFu, 0xA0A037EEu, 0xA0E037EDu, 0xA12037ECu, 0xA16037EBu, 0xA1A037EAu, 0xA1E037E9u, 0xA22037E8u,
+    0xA26037E7u, 0xA2A037E6u, 0xA2E037E5u, 0xA32037E4u, 0xAB49378Cu, 0xAC95376Eu, 0xADC63748u, 0xB2F83646u, 0xB49935BBu,
+    0xB64334F2u, 0xB9113282u, 0xB96931F3u, 0xBA503093u, 0xBA713062u, 0xBAB72FFDu, 0xBB5B2E40u, 0xBB902DB7u, 0xBC082C7Au,
+    0xBC112C4Fu, 0xBCA826E0u, 0xBCEB21A4u, 0xBCFE1EECu, 0xBCFF1EB2u, 0xBD001E79u, 0xBD041D91u, 0xBD0F1A38u, 0xBD111956u,
+    0xBD161642u, 0xBD171561u, 0xBD19133Fu, 0xBD1B0F7Fu, 0xBD1C0C01u, 0xBD1D020Fu, 0xBD1E89F0u, 0xBD1F8E73u, 0xBD2192B2u,
+    0xBD2495F1u, 0xBD2596CEu, 0xBD29991Fu, 0xBD2D9AD5u, 0xBD2E9B43u, 0xBD2F9BB0u, 0xBD319C45u, 0xBD46A055u, 0xBD54A1C3u,
+    0xBD59A244u, 0xBD5CA291u, 0xBD62A329u, 0xBD65A375u, 0xBD6AA3F3u, 0xBDB0A73Du, 0xBDBEA7DAu, 0xBDCDA840u, 0xBDD2A85Bu,
+    0xBE3AAA5Eu, 0xBE8DABBBu, 0xBE95ABDBu, 0xBF83AD56u, 0xBFA2AD79u, 0xC14AAE3Du, 0xC154AE37u, 0xC372ABF5u, 0xC3E8AAF0u,
+    0xC563A516u, 0xC8A49252u, 0x3DBA3F12u, 0x3F693F87u, 0x0D033800u, 0x0D043801u, 0x13853801u, 0x16443802u, 0x18633804u,
+    0x1DF43809u, 0x21CC3813u, 0x244F381Bu, 0x25903824u, 0x27EA3832u, 0x28FA383Fu, 0x2AA03855u, 0x2B55385Du, 0x2BF63865u,
+    0x2C883874u, 0x307C38E4u, 0x33583970u, 0x33E2398Bu, 0x36623A6Au, 0x3EA23C7Au, 0x3EAF3C78u, 0x3F713C67u, 0x42943C05u,
+    0x89013800u, 0x89023800u, 0x89033800u, 0x890437FFu, 0x890537FFu, 0x8F8437FFu, 0x8F8537FFu, 0x8F8637FEu, 0x924437FEu,
+    0x946337FCu, 0x95A437FBu, 0x99F437F7u, 0x9B3537F4u, 0x9DCC37EDu, 0x9F5D37E9u, 0xA44537C9u, 0xA6C737A9u, 0xAC443726u,
+    0xACC7370Cu, 0xADA036E1u, 0xAE5136BFu, 0xB20A359Eu, 0xB2313590u, 0xB3DE34ECu, 0xB3FE34E0u, 0xB5933374u, 0xB5AE334Fu,
+    0xB5E832FEu, 0xB697320Fu, 0xB7D23077u, 0xB9292A76u, 0xB99B25E8u, 0xB9A72534u, 0xB9B82437u, 0xB9ED1CF1u, 0xB9F81910u,
+    0xB9FA1831u, 0xB9FB1783u, 0xB9FD15C6u, 0xB9FE14E8u, 0xB9FF140Au, 0xBA001258u, 0xBA01109Du, 0xBA020DC4u, 0xBA03089Fu,
+    0xBA048492u, 0xBA058C97u, 0xBA069005u, 0xBA0791BEu, 0xBA0B964Eu, 0xBA0D9802u, 0xBA0F98DDu, 0xBA169BD9u, 0xBA1C9D31u,
+    0xBA1D9D67u, 0xBA1E9D9Du, 0xBA269F4Cu, 0xBA289FB7u, 0xBA3AA1B9u, 0xBA3EA222u, 0xBA5BA488u, 0xBA6EA577u, 0xBA70A590u,
+    0xBA7CA626u, 0xBAB0A84Bu, 0xBB26AAD4u, 0xBB91AC6Du, 0xBB95AC76u, 0xBD97B01Fu, 0xC2AD9CC3u, 0xC4068F8Fu, 0x3EFB3F5Cu,
+    0xC07DB9D8u, 0x0D033800u, 0x0D043801u, 0x13853801u, 0x16443802u, 0x18633804u, 0x1DF43809u, 0x21CC3813u, 0x25903824u,
+    0x27EA3832u, 0x29D7384Bu, 0x2AA03854u, 0x2D013880u, 0x2E26389Cu, 0x2E7738A4u, 0x36833A76u, 0x3F333C6Eu, 0x41A93C13u,
+    0x89013800u, 0x89023800u, 0x89033800u, 0x890437FFu, 0x890537FFu, 0x8F8437FFu, 0x8F8537FFu, 0x8F8637FEu, 0x924437FEu,
+    0x946337FCu, 0x95A437FBu, 0x99F437F7u, 0x9B3537F4u, 0x9DCC37EDu, 0x9F5D37E9u, 0xA44537C9u, 0xA6C737A9u, 0xA8F53781u,
+    0xAE9D36B0u, 0xB1D135B4u, 0xB43234BBu, 0xB6CF31C4u, 0xB77D30E3u, 0xB7B2309Fu, 0xB80B3024u, 0xB82A2FB0u, 0xB9372A0Au,
+    0xB9882718u, 0xB9992616u, 0xB9C722DBu, 0xB9CA2284u, 0xB9CB2268u, 0xB9F31BD4u, 0xB9FA18C6u, 0xB9FE1614u, 0xBA001459u,
+    0xBA0112F8u, 0xBA02113Eu, 0xBA030F09u, 0xBA040B2Cu, 0xBA050091u, 0xBA068A9Au, 0xBA078EBDu, 0xBA089116u, 0xBA0992CEu,
+    0xBA0A9442u, 0xBA0B951Eu, 0xBA0E97AEu, 0xBA0F9845u, 0xBA1399F9u, 0xBA39A177u, 0xBA55A427u, 0xBA87A697u, 0xBAA1A7D1u,
+    0xBB6AAC0Du, 0xBD02AFD9u, 0xBEA8AF9Au, 0xC0D8A9A8u, 0xC34795FDu, 0xC39D9236u};
+/* clang-format on */
 
 /* The list of a function and format. */
 static const uint32_t *kopt_map_exceptions_(kopt_function f, kopt_format format, unsigned *count) {
@@ -2140,7 +2181,7 @@ enum { KOPT_DIRECTION_STAGE_ = 1, KOPT_COMMIT_STAGE_ = 2, KOPT_FINAL_STAGE_ = 4,
 #ifndef KOPT_NT_THRESHOLD_
 #define KOPT_NT_THRESHOLD_ (KOPT_CAST_(size_t, 1) << 25) /* bytes of a result that are written past the caches */
 #endif
-#define KOPT_TILE_ 256                             /* elements; a block of 8-bit moments */
+#define KOPT_TILE_ 256 /* elements; a block of 8-bit moments */
 
 /* How a kernel of its own goes over its turns. Through a row: stage by stage, over a tile. Fused: the second stage of a
    turn right behind its first. In turns: behind the first stage of the next one, so that a processor has two divisions
@@ -2150,10 +2191,10 @@ typedef enum kopt_schedule_ { KOPT_TILED_, KOPT_FUSED_, KOPT_PIPELINED_ } kopt_s
 /* One lane, for what is too little or too special for the others. */
 static void kopt_walk_scalar_(const kopt_job_ *j, size_t begin, size_t end);
 static KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages, kopt_byte_ *x,
-                                           kopt_byte_ *y, int parted);
+                                                    kopt_byte_ *y, int parted);
 static KOPT_UNUSED_ void kopt_store_fp16_buffer_scalar_(kopt_byte_ *to, const kopt_byte_ *row, int square, int moment,
-                                                  kopt_rounding how, const kopt_byte_ *number, const kopt_byte_ *twice,
-                                                  size_t n);
+                                                        kopt_rounding how, const kopt_byte_ *number,
+                                                        const kopt_byte_ *twice, size_t n);
 static void kopt_measure_from_scalar_(const kopt_job_ *j, size_t begin, kopt_byte_ *out);
 static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin, size_t end);
 static KOPT_UNUSED_ void kopt_tally_(const kopt_job_ *tile, const kopt_byte_ *update, const kopt_byte_ *before,
@@ -2191,8 +2232,8 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 #undef KOPT_PASS_
 #endif
 
-#if defined(KOPT_GCC_) && !defined(__OPTIMIZE_SIZE__) && !defined(__CUDACC__) && \
-    !defined(KOPT_OPTIMIZED_HERE_) && !defined(__FAST_MATH__) && (defined(KOPT_X86_) || defined(KOPT_NEON_))
+#if defined(KOPT_GCC_) && !defined(__OPTIMIZE_SIZE__) && !defined(__CUDACC__) && !defined(KOPT_OPTIMIZED_HERE_) && \
+    !defined(__FAST_MATH__) && (defined(KOPT_X86_) || defined(KOPT_NEON_))
 #define KOPT_COLD_HERE_ /* after the kernels of vectors: the rest takes a third less time to compile so.
                             Not with -Ofast, whose macro __FAST_MATH__ pop_options forgets */
 #pragma GCC push_options
@@ -2546,13 +2587,14 @@ FN_ vf32_ mul_(vf32_ a, vf32_ b) {
 }
 #ifdef KOPT_GNU_ /* -Ofast would estimate a quotient, and swap what is compared */
 #define OF_TWO_(name, operation, intrinsic)                                       \
-    FN_ vf32_ name(vf32_ a, vf32_ b) {                                      \
-        vf32_ r;                                                                \
+    FN_ vf32_ name(vf32_ a, vf32_ b) {                                            \
+        vf32_ r;                                                                  \
         __asm__(operation " {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b)); \
         return r;                                                                 \
     }
 #else
-#define OF_TWO_(name, operation, intrinsic) FN_ vf32_ name(vf32_ a, vf32_ b) { return intrinsic(a, b); }
+#define OF_TWO_(name, operation, intrinsic) \
+    FN_ vf32_ name(vf32_ a, vf32_ b) { return intrinsic(a, b); }
 #endif
 #define MIN_MAX_ 1 /* instead of two selections: see atan2_positive */
 OF_TWO_(div_, "vdivps", _mm256_div_ps)
@@ -2646,14 +2688,14 @@ FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
     a = _mm256_permute4x64_epi64(_mm256_packus_epi16(a, a), 0x08);
     _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm256_castsi256_si128(a));
 }
-FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) { return _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xAA); }
+FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) {
+    return _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xAA);
+}
 FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
     return _mm256_andnot_si256(_mm256_cmpeq_epi16(_mm256_and_si256(a, exponent), _mm256_setzero_si256()), a);
 }
 FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm256_max_epi16(a, b); }
-FN_ int any_gt16_(vu32_ a, vu32_ limit) {
-    return _mm256_movemask_epi8(_mm256_cmpgt_epi16(a, limit)) != 0;
-}
+FN_ int any_gt16_(vu32_ a, vu32_ limit) { return _mm256_movemask_epi8(_mm256_cmpgt_epi16(a, limit)) != 0; }
 FN_ vu32_ unpack_low16_(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a)); }
 FN_ vu32_ unpack_high16_(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)); }
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
@@ -2713,8 +2755,8 @@ typedef uint32_t K_(any16) __attribute__((__vector_size__(16), __aligned__(1), _
         return r;                                                                 \
     }
 #define OF_MEMORY_(name, operation, type)                                      \
-    FN_ vu32_ name(const kopt_byte_ *p) {                                     \
-        vu32_ r;                                                              \
+    FN_ vu32_ name(const kopt_byte_ *p) {                                      \
+        vu32_ r;                                                               \
         __asm__(operation " {%1, %0|%0, %1}" : "=v"(r) : "m"(FROM_(type, p))); \
         return r;                                                              \
     }
@@ -2774,9 +2816,10 @@ FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
 }
 OF_TWO_(vmask_, "=Yk", igt_, "vpcmpgtd", vu32_)
 OF_TWO_(vmask_, "=Yk", ieq_, "vpcmpeqd", vu32_)
-FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { /* gcc makes masked operations of it: to bf16 in 0.8 to 0.9 of the time */
-    return KOPT_SAME_BITS_(vu32_, __builtin_ia32_blendmd_512_mask(KOPT_SAME_BITS_(K_(ints), no),
-                                                                   KOPT_SAME_BITS_(K_(ints), yes), m));
+FN_ vu32_ select_(vmask_ m, vu32_ yes,
+                  vu32_ no) { /* gcc makes masked operations of it: to bf16 in 0.8 to 0.9 of the time */
+    return KOPT_SAME_BITS_(
+        vu32_, __builtin_ia32_blendmd_512_mask(KOPT_SAME_BITS_(K_(ints), no), KOPT_SAME_BITS_(K_(ints), yes), m));
 }
 FN_ vf32_ masked_sub_(vmask_ m, vf32_ a, vf32_ b) {
     vf32_ r = b;
@@ -2821,9 +2864,10 @@ FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) {
 FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) {
     __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(TO_(any32, p)) : "v"(K_(low16)(a)));
 }
-FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) { /* bytes 2 and 3 of even into bytes 0 and 1 of odd: one operation */
+FN_ vu32_ interleave_high16_(vu32_ even,
+                             vu32_ odd) { /* bytes 2 and 3 of even into bytes 0 and 1 of odd: one operation */
     const vu32_ bytes = {0x0302, 0x0706, 0x0B0A, 0x0F0E, 0x0302, 0x0706, 0x0B0A, 0x0F0E,
-                          0x0302, 0x0706, 0x0B0A, 0x0F0E, 0x0302, 0x0706, 0x0B0A, 0x0F0E};
+                         0x0302, 0x0706, 0x0B0A, 0x0F0E, 0x0302, 0x0706, 0x0B0A, 0x0F0E};
     const uint64_t low = KOPT_CAST_(uint64_t, 0x33333333u) << 32 | 0x33333333u;
     __asm__("vpshufb {%3, %2, %0%{%1%}|%0%{%1%}, %2, %3}" : "+v"(odd) : "Yk"(low), "v"(even), "v"(bytes));
     return odd;
@@ -2854,7 +2898,7 @@ FN_ vu32_ unpack_high16_(vu32_ a) {
 }
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
     const vu32_ odd = {0x00030001, 0x00070005, 0x000B0009, 0x000F000D, 0x00130011, 0x00170015, 0x001B0019, 0x001F001D,
-                        0x00230021, 0x00270025, 0x002B0029, 0x002F002D, 0x00330031, 0x00370035, 0x003B0039, 0x003F003D};
+                       0x00230021, 0x00270025, 0x002B0029, 0x002F002D, 0x00330031, 0x00370035, 0x003B0039, 0x003F003D};
     __asm__("vpermt2w {%2, %1, %0|%0, %1, %2}" : "+v"(a) : "v"(odd), "v"(b));
     return a;
 }
@@ -2980,13 +3024,12 @@ FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) {
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
     _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi16_epi8(a));
 }
-FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) { /* bytes 2 and 3 of even into bytes 0 and 1 of odd: one operation */
+FN_ vu32_ interleave_high16_(vu32_ even,
+                             vu32_ odd) { /* bytes 2 and 3 of even into bytes 0 and 1 of odd: one operation */
     const __mmask64 low = KOPT_CAST_(uint64_t, 0x33333333u) << 32 | 0x33333333u;
     return _mm512_mask_shuffle_epi8(odd, low, even, _mm512_set4_epi32(0x0F0E, 0x0B0A, 0x0706, 0x0302));
 }
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
-    return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(a, exponent), a);
-}
+FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(a, exponent), a); }
 FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm512_max_epi16(a, b); }
 FN_ int any_gt16_(vu32_ a, vu32_ limit) {
     uint32_t above = _mm512_cmpgt_epi16_mask(a, limit);
@@ -2999,8 +3042,8 @@ FN_ vu32_ unpack_low16_(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_castsi512
 FN_ vu32_ unpack_high16_(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(a, 1)); }
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
     const vu32_ odd = _mm512_set_epi32(0x003F003D, 0x003B0039, 0x00370035, 0x00330031, 0x002F002D, 0x002B0029,
-                                        0x00270025, 0x00230021, 0x001F001D, 0x001B0019, 0x00170015, 0x00130011,
-                                        0x000F000D, 0x000B0009, 0x00070005, 0x00030001);
+                                       0x00270025, 0x00230021, 0x001F001D, 0x001B0019, 0x00170015, 0x00130011,
+                                       0x000F000D, 0x000B0009, 0x00070005, 0x00030001);
     return _mm512_permutex2var_epi16(a, odd, b);
 }
 #define IMAX_ 1
@@ -3211,8 +3254,9 @@ FN_ vmask_ unordered_(vf32_ a, vf32_ b) {
 #ifdef GENERIC_FP16_ /* functions: inlined they cost more time to compile than to run */
 static KOPT_NOINLINE_ ISA_TARGET_ vf32_ widen_fp16_(vu32_ a) {
     vu32_ sign = shl_(and_(a, isplat_(0x8000u)), 16), mag = and_(a, isplat_(0x7FFFu)), u = shl_(mag, 13);
-    vu32_ normal = iadd_(u, isplat_(0x38000000u));                                     /* exponent + 112        */
-    vu32_ tiny = as_u32_(sub_(as_f32_(iadd_(u, isplat_(0x38800000u))), splat_(6.103515625e-05f))); /* (2^-14 + x) - 2^-14  */
+    vu32_ normal = iadd_(u, isplat_(0x38000000u)); /* exponent + 112        */
+    vu32_ tiny =
+        as_u32_(sub_(as_f32_(iadd_(u, isplat_(0x38800000u))), splat_(6.103515625e-05f))); /* (2^-14 + x) - 2^-14  */
     vu32_ special = select_(igt_(mag, isplat_(0x7C00u)), or_(u, isplat_(0x7FC00000u)), isplat_(0x7F800000u));
     u = select_(igt_(isplat_(0x0400u), mag), tiny, normal);
     return as_f32_(or_(sign, select_(igt_(mag, isplat_(0x7BFFu)), special, u)));
@@ -3236,7 +3280,8 @@ typedef struct kopt_kind_ {
     kopt_rule rule;
     kopt_format weight, grad, moment;
     kopt_rounding rounding, moment_rounding, compensation_rounding;
-    int moment_count, nesterov, buffered; /* buffered: new moments go to rows of fp32, which the store to memory rounds */
+    int moment_count, nesterov,
+        buffered; /* buffered: new moments go to rows of fp32, which the store to memory rounds */
 } kopt_kind_;
 
 /* Is a moment kept as the root of the mean of squares that it is? */
@@ -3286,7 +3331,7 @@ FN_ scalars_ K_(splat_step)(const kopt_step *s, float rate, float decay) {
     k.smooth = kopt_as_u32_(s->sharpness) << 1 != 0;
 #endif
     k.use_scale = LANES_ == 1 || kopt_as_u32_(s->grad_scale) != 0x3F800000u; /* times 1 changes no number */
-    k.use_l2 = KOPT_HAS_(KOPT_WITH_L2) && kopt_as_u32_(s->l2) << 1 != 0; /* neither 0 nor -0 */
+    k.use_l2 = KOPT_HAS_(KOPT_WITH_L2) && kopt_as_u32_(s->l2) << 1 != 0;     /* neither 0 nor -0 */
     k.use_decay = KOPT_HAS_(KOPT_WITH_DECOUPLED | KOPT_WITH_FULLY_DECOUPLED) && kopt_as_u32_(decay) << 1 != 0;
     k.zero_grad = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->zero_grad;
     k.moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->moments_only;
@@ -3350,7 +3395,9 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
 #ifndef KOPT_RANDOM_GROUP_
 #define KOPT_RANDOM_GROUP_ 128 /* elements: 16 Philox blocks, which serve the 16 rows of a span */
 #define KOPT_RANDOM_SPAN_ 2048
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_index_ kopt_philox_block_(kopt_index_ index) { return (index >> 11 << 4) | (index >> 3 & 15); }
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_index_ kopt_philox_block_(kopt_index_ index) {
+    return (index >> 11 << 4) | (index >> 3 & 15);
+}
 
 /* Number k of an element is own + (t + k) * 2 * other. This is t: 8 to a row, of which 5 are in use. */
 enum { KOPT_RANDOM_STORES_ = 8 };
@@ -3409,18 +3456,18 @@ NOINLINE_FN_ void K_(philox)(vu32_ x[4], const philox_key_ *c, uint64_t block) {
     vu32_ x0 = iadd_(isplat_(KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu)), block_of_lane_());
     vu32_ x1 = isplat_(KOPT_CAST_(uint32_t, block >> 32) + c->stream), x2 = isplat_(c->step), x3 = isplat_(c->id);
     vu32_ key0 = isplat_(c->key[0]), key1 = isplat_(c->key[1]), high0, low0, high1, low1;
-#define ROUND_                                 \
-    mulhilo_(x0, 0xD2511F53u, &high0, &low0);  \
-    mulhilo_(x2, 0xCD9E8D57u, &high1, &low1);  \
-    x0 = xor_(xor_(high1, x1), key0);          \
-    x1 = low1;                                 \
-    x2 = xor_(xor_(high0, x3), key1);          \
-    x3 = low0;                                 \
-    key0 = iadd_(key0, isplat_(0x9E3779B9u));    \
+#define ROUND_                                \
+    mulhilo_(x0, 0xD2511F53u, &high0, &low0); \
+    mulhilo_(x2, 0xCD9E8D57u, &high1, &low1); \
+    x0 = xor_(xor_(high1, x1), key0);         \
+    x1 = low1;                                \
+    x2 = xor_(xor_(high0, x3), key1);         \
+    x3 = low0;                                \
+    key0 = iadd_(key0, isplat_(0x9E3779B9u)); \
     key1 = iadd_(key1, isplat_(0xBB67AE85u));
     ROUND_ ROUND_ ROUND_ ROUND_ ROUND_ ROUND_ ROUND_
 #undef ROUND_
-    x[0] = x0;
+        x[0] = x0;
     x[1] = x1;
     x[2] = x2;
     x[3] = x3;
@@ -3472,7 +3519,8 @@ FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
 
 /* The words of the span that holds this global index, in the order of memory: what the elements [from, to) of its rows
    need. */
-NOINLINE_FN_ void K_(random_span)(uint32_t *words, const philox_key_ *cipher, kopt_index_ index, size_t from, size_t to) {
+NOINLINE_FN_ void K_(random_span)(uint32_t *words, const philox_key_ *cipher, kopt_index_ index, size_t from,
+                                  size_t to) {
     size_t block, i;
     index -= KOPT_CAST_(unsigned, index % KOPT_RANDOM_SPAN_);
     for (block = from / 8 / LANES_ * LANES_; 8 * block < to; block += LANES_) {
@@ -3485,11 +3533,12 @@ NOINLINE_FN_ void K_(random_span)(uint32_t *words, const philox_key_ *cipher, ko
 
 /* kopt_random_combine_ of the row of this index: lower and upper half of r, each packed two to a word. */
 FN_ void K_(random_group)(uint32_t *lower, uint32_t *upper, const uint32_t *words, kopt_index_ index, size_t from,
-                     size_t to) {
+                          size_t to) {
     const vu32_ times = isplat_(kopt_random_multiplier_(index) * 0x00010001u);
     size_t i;
     for (i = from / (2 * LANES_) * LANES_; 2 * i < to; i += LANES_) {
-        const vu32_ own = load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, words + i)), other = or_(shl_(own, 16), shr_(own, 16));
+        const vu32_ own = load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, words + i)),
+                    other = or_(shl_(own, 16), shr_(own, 16));
         const vu32_ twice = add16_(other, other);
         store32_(KOPT_POINTER_(kopt_byte_ *, lower + i), add16_(own, mul16_(twice, times)));
         store32_(KOPT_POINTER_(kopt_byte_ *, upper + i), twice);
@@ -3575,12 +3624,12 @@ FN_ constants_ K_(make_constants)(void) {
     c.half_ulp = isplat_hoisted_(0x8000u);
     c.upper = isplat_hoisted_(0xFFFF0000u);
     c.lower = isplat_hoisted_(0xFFFFu);
-    c.exponent = isplat_hoisted_(0x7F807F80u);  /* two bf16 to a word: their exponents, magnitudes, */
+    c.exponent = isplat_hoisted_(0x7F807F80u); /* two bf16 to a word: their exponents, magnitudes, */
     c.magnitude = isplat_hoisted_(0x7FFF7FFFu);
-    c.limit = isplat_hoisted_(0x7F7E7F7Eu);     /* and the largest below the last interval */
-    c.of_sign = isplat_hoisted_(0x7FFFFFFFu);   /* all but the sign of an fp32, the largest that is subnormal, */
+    c.limit = isplat_hoisted_(0x7F7E7F7Eu);   /* and the largest below the last interval */
+    c.of_sign = isplat_hoisted_(0x7FFFFFFFu); /* all but the sign of an fp32, the largest that is subnormal, */
     c.subnormal = isplat_hoisted_(0x007FFFFFu);
-    c.limit16 = isplat_hoisted_(0x477FDFFFu);   /* and below the last interval of fp16 */
+    c.limit16 = isplat_hoisted_(0x477FDFFFu);        /* and below the last interval of fp16 */
     c.tiny = as_f32_(isplat_hoisted_(0x38800000u));  /* 2^-14, where fp16 begins to have equal steps, */
     c.scale = as_f32_(isplat_hoisted_(0x53800000u)); /* and 2^40 */
     return c;
@@ -3694,8 +3743,8 @@ ROUND_ vu32_ K_(round16_bits)(vu32_ x, kopt_format format, kopt_rounding how, vu
     vu32_ u = K_(extended)(as_f32_(x), KOPT_BF16, KOPT_NULL_); /* as in round_stochastic: once for both */
     format = KOPT_STEP_FORMAT_(format);
     u = KOPT_ROUND_MODE_(how) == KOPT_STOCHASTIC ? K_(round_stochastic)(as_f32_(x), format, r, KOPT_NULL_)
-        : format == KOPT_FP16                  ? shl_(K_(round_nearest16)(as_f32_(x), format), 16)
-                                               : u + 0x7FFFu + ((u >> 16) & 1u);
+        : format == KOPT_FP16                    ? shl_(K_(round_nearest16)(as_f32_(x), format), 16)
+                                                 : u + 0x7FFFu + ((u >> 16) & 1u);
     return K_(flush_bf16)(u, format);
 }
 #undef ROUND_
@@ -3713,7 +3762,8 @@ FN_ vu32_ K_(flush_f32)(vf32_ x) {
 
 /* A NaN without a payload, which could carry in the rounding of vectors. */
 FN_ vf32_ K_(canonical_nan)(vf32_ x) {
-    return as_f32_(select_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), isplat_(0x7FC00000u), as_u32_(x)));
+    return as_f32_(
+        select_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), isplat_(0x7FC00000u), as_u32_(x)));
 }
 
 FN_ vf32_ K_(widen)(vu32_ a, kopt_format format) {
@@ -3856,8 +3906,8 @@ FN_ vu32_ K_(join_residual)(kopt_kind_ kind, vu32_ stored, vu32_ kept) {
 
 /* A 16-bit weight w less the update, in the upper half; rest is the compensation of KOPT_KAHAN. *kept: its new residual
    in an upper half. *most: the largest magnitude of numbers that are rounded with 32 bits. */
-FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ rest, vf32_ update, vu32_ r, const constants_ *c,
-                   vu32_ *kept, vu32_ *most) {
+FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ rest, vf32_ update, vu32_ r, const constants_ *c, vu32_ *kept,
+                     vu32_ *most) {
     const int kahan = kind.rounding == KOPT_KAHAN;
     vf32_ y, shown;
     vu32_ u = r;
@@ -3904,7 +3954,8 @@ FN_ vu32_ K_(round_moment)(vf32_ x, kopt_format format, int square, vf32_ root, 
     vu32_ u;
     if (format != KOPT_FP16 || !square) return K_(round16)(x, format, how, r, c);
 #ifndef ONE_LANE_
-    if (how == KOPT_STOCHASTIC) u = iadd_(K_(extended_fp16)(as_u32_(root), c), r);
+    if (how == KOPT_STOCHASTIC)
+        u = iadd_(K_(extended_fp16)(as_u32_(root), c), r);
     else
 #endif
         u = K_(round16)(root, KOPT_FP16, how, r, c);
@@ -3974,7 +4025,7 @@ VECTOR_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_ r
     if (kind.buffered) return as_u32_(square ? root : x);
     if (kind.moment == KOPT_F32) return K_(flush_f32)(x);
     return K_(round_moment)(x, kind.moment, square, root, kopt_moment_rounding_(kind, moment),
-                           K_(random16)(r, KOPT_CAST_(uint32_t, moment) + 1), &c) >>
+                            K_(random16)(r, KOPT_CAST_(uint32_t, moment) + 1), &c) >>
            16;
 }
 
@@ -4010,8 +4061,8 @@ FN_ void K_(encode_weight)(kopt_kind_ kind, vf32_ w, vf32_ rest, vf32_ update, e
 }
 
 /* The second stage: the weight. x: what the rate multiplies. Returns what is subtracted. */
-FN_ vf32_ K_(commit_element)(kopt_kind_ kind, const scalars_ *k, vf32_ x, vf32_ w, vf32_ rest, element_ *e,
-                            vu32_ r, int sync) {
+FN_ vf32_ K_(commit_element)(kopt_kind_ kind, const scalars_ *k, vf32_ x, vf32_ w, vf32_ rest, element_ *e, vu32_ r,
+                             int sync) {
     vf32_ slow_rest, update = K_(update)(k, x, w);
     if (sync) {
         const vf32_ slow = K_(load_weight)(kind, e->slow, e->slow_residual, &slow_rest);
@@ -4037,10 +4088,10 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void K_(tally)(kopt_counts *counts, vu32_ updat
 
 /* ... of an element that was *before. */
 FN_ void K_(count_element)(kopt_kind_ kind, kopt_counts *counts, const element_ *before, const element_ *e,
-                        vf32_ update) {
+                           vf32_ update) {
     const size_t size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     K_(tally)(counts, as_u32_(update), e->weight != before->weight,
-                 size != 0 && ((e->residual ^ before->residual) & (size == 1 ? 0xFFu : 0xFFFFu)) != 0);
+              size != 0 && ((e->residual ^ before->residual) & (size == 1 ? 0xFFu : 0xFFFFu)) != 0);
 }
 
 #if defined(KAHAN_OPT_VMATH) && defined(ONE_PASS_)
@@ -4082,7 +4133,7 @@ FN_ void K_(store_at)(kopt_byte_ *p, size_t i, size_t size, vu32_ a) { K_(store_
 
 /* Of the element at i. r: its random number. x_row and y_row: where x and y of it are, if it is not both stages. */
 FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t i, vu32_ r, int stages,
-                   kopt_byte_ *x_row, kopt_byte_ *y_row) {
+                          kopt_byte_ *x_row, kopt_byte_ *y_row) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding),
                  moment_size = kopt_bytes_of_(kind.moment);
@@ -4141,7 +4192,7 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 /* One stage of the n elements at i, x and y in rows. parted: first the even elements, then the odd ones. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages,
-                                                          kopt_byte_ *x, kopt_byte_ *y, int parted) {
+                                                                   kopt_byte_ *x, kopt_byte_ *y, int parted) {
     const scalars_ k = K_(splat_job)(j);
     const kopt_kind_ kind = K_(kind_of)(j);
     const philox_key_ cipher = K_(make_philox_key)(j->step->seed, j->step->step, j->id, j->stream);
@@ -4158,10 +4209,10 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_jo
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 /* A moment from a row of fp32, of a mean of squares its root, to fp16. number, twice: 16 bits of each element. */
-static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_store_fp16_buffer_scalar_(kopt_byte_ *to, const kopt_byte_ *row, int square,
-                                                                 int moment, kopt_rounding how,
-                                                                 const kopt_byte_ *number, const kopt_byte_ *twice,
-                                                                 size_t n) {
+static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_store_fp16_buffer_scalar_(kopt_byte_ *to, const kopt_byte_ *row,
+                                                                       int square, int moment, kopt_rounding how,
+                                                                       const kopt_byte_ *number,
+                                                                       const kopt_byte_ *twice, size_t n) {
     const constants_ c = K_(make_constants)();
     size_t i;
     for (i = 0; i < n; i++) {
@@ -4208,8 +4259,9 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
     kopt_step_elements_scalar_(j, begin, end - begin, KOPT_ALL_STAGES_, KOPT_NULL_, KOPT_NULL_, 0);
 #else
     for (i = begin; i < end; i++)
-        K_(step_element)(j, kind, &k, i, random ? K_(random_at)(numbers, &cipher, KOPT_INDEX_(j->first + i), i == begin) : 0,
-                  KOPT_ALL_STAGES_, KOPT_NULL_, KOPT_NULL_);
+        K_(step_element)(j, kind, &k, i,
+                         random ? K_(random_at)(numbers, &cipher, KOPT_INDEX_(j->first + i), i == begin) : 0,
+                         KOPT_ALL_STAGES_, KOPT_NULL_, KOPT_NULL_);
 #endif
 }
 #else /* vectors */
@@ -4246,7 +4298,9 @@ FN_ arrays_ K_(arrays_of)(const kopt_job_ *j) {
 
 /* Those of either vector, zero-extended. */
 FN_ vu32_ K_(first16)(vu32_ both, int lie, const constants_ *c) {
-    return (lie & RANDOM_ZERO_EXTENDED_) != 0 ? both : (lie & EVEN_ODD_) != 0 ? and_(both, c->lower) : unpack_low16_(both);
+    return (lie & RANDOM_ZERO_EXTENDED_) != 0 ? both
+           : (lie & EVEN_ODD_) != 0           ? and_(both, c->lower)
+                                              : unpack_low16_(both);
 }
 FN_ vu32_ K_(second16)(vu32_ both, int lie) {
     return (lie & RANDOM_ZERO_EXTENDED_) != 0 ? both : (lie & EVEN_ODD_) != 0 ? shr_(both, 16) : unpack_high16_(both);
@@ -4288,7 +4342,7 @@ FN_ vu32_ K_(pack_pair)(vu32_ a, vu32_ b, int lie) {
 
 /* Weights, and the compensation of KOPT_KAHAN. most: see from_extended. */
 FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int lie, const constants_ *c, pair_ *rest,
-                       vu32_ *most) {
+                               vu32_ *most) {
     pair_ w;
     rest->a = rest->b = splat_(0);
     if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT) {
@@ -4313,7 +4367,7 @@ FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int 
 /* The second stage of a turn, x being what the rate multiplies: weights and residuals. Returns 0, with nothing stored,
    if it wants the code of one lane. */
 FN_ int K_(commit_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i, pair_ x,
-                     const vu32_ own[2], int lie) {
+                        const vu32_ own[2], int lie) {
     vu32_ most = isplat_(0), stored, kept, a, b, kept_a = most, kept_b = most;
     pair_ rest, w = K_(load_weight_pair)(j, kind, i, lie, c, &rest, &most);
     if (kind.weight == KOPT_F32) {
@@ -4326,10 +4380,10 @@ FN_ int K_(commit_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, co
     stored = K_(pack_pair)(a, b, lie);
     kept = K_(pack_pair)(kept_a, kept_b, lie);
     if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT) stored = flush16_(stored, c->exponent);
-    if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT &&
-        any_gt16_(and_(stored, c->magnitude), c->limit))
+    if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT && any_gt16_(and_(stored, c->magnitude), c->limit))
         return 0;
-    if (kind.weight == KOPT_BF16 && kind.rounding >= KOPT_COMPACT && any_true_(igt_(most, isplat_(0x7F7EFFFFu)))) return 0;
+    if (kind.weight == KOPT_BF16 && kind.rounding >= KOPT_COMPACT && any_true_(igt_(most, isplat_(0x7F7EFFFFu))))
+        return 0;
     if (kind.weight == KOPT_FP16 && kind.rounding == KOPT_KAHAN &&
         any_gt16_(and_(stored, c->magnitude), isplat_(0x7BFF7BFFu)))
         return 0;
@@ -4362,7 +4416,7 @@ typedef struct half_pair_ {
 
 /* The rule and its moments, of the first or the second vector. */
 FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants_ *c, vf32_ w, vf32_ rest, vf32_ g,
-                          vu32_ number, vu32_ twice, int second, int lie, half_pair_ *h, vf32_ *y) {
+                             vu32_ number, vu32_ twice, int second, int lie, half_pair_ *h, vf32_ *y) {
     const vf32_ x = K_(rule)(kind, k, w, rest, g, &h->p, y);
     int m;
     h->u[0] = h->u[1] = h->u[2] = h->u[3] = number; /* anything */
@@ -4373,7 +4427,7 @@ FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants
         const vf32_ moment = K_(moment_at)(&h->p, m), root = K_(root_at)(&h->p, m);
         number = add16_(number, twice);
         h->u[m] = K_(round_moment)(moment, kind.moment, square, root, kopt_moment_rounding_(kind, m),
-                                  second ? K_(second16)(number, lie) : K_(first16)(number, lie, c), c);
+                                   second ? K_(second16)(number, lie) : K_(first16)(number, lie, c), c);
         if (kind.moment == KOPT_FP16) h->most = imax_(h->most, and_(as_u32_(square ? root : moment), c->of_sign));
     }
     return x;
@@ -4381,7 +4435,7 @@ FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants
 
 /* Stores the moments, or returns 0. largest: of those that go to rows. */
 FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants_ *c, size_t i, const half_pair_ *a,
-                       const half_pair_ *b, int lie, vu32_ *largest) {
+                              const half_pair_ *b, int lie, vu32_ *largest) {
     vu32_ joint[4], most = isplat_(0);
     int m;
     if (kind.moment == KOPT_F32) {
@@ -4412,8 +4466,8 @@ FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants
    fp32, if the rule wants them and they are in rows. Returns 0, with nothing stored, if it wants the code of
    one lane. */
 FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
-                     const vf32_ *w_row, const vf32_ *rest_row, const random_pair_ *r, int lie, pair_ *x, pair_ *y,
-                     vu32_ *largest) {
+                           const vf32_ *w_row, const vf32_ *rest_row, const random_pair_ *r, int lie, pair_ *x,
+                           pair_ *y, vu32_ *largest) {
     const pair_ g = K_(load_pair)(j->grad, i, kind.grad, lie, c);
     pair_ w = g, rest = g, kept[4];
     half_pair_ p, q;
@@ -4456,9 +4510,9 @@ FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k,
 /* ---- random numbers of a tile, in the order of memory ---- */
 
 typedef struct random_tile_ {
-    uint32_t words[KOPT_RANDOM_GROUP_ / 2]; /* of the span */
+    uint32_t words[KOPT_RANDOM_GROUP_ / 2];                                        /* of the span */
     uint32_t lower[3 * KOPT_RANDOM_GROUP_ / 2], upper[3 * KOPT_RANDOM_GROUP_ / 2]; /* of up to 3 rows: random_group */
-    const kopt_byte_ *number, *twice;     /* of the tile's first element */
+    const kopt_byte_ *number, *twice;                                              /* of the tile's first element */
 } random_tile_;
 
 FN_ random_pair_ K_(load_random_pair)(const kopt_byte_ *number, const kopt_byte_ *twice, size_t i) {
@@ -4469,7 +4523,8 @@ FN_ random_pair_ K_(load_random_pair)(const kopt_byte_ *number, const kopt_byte_
 }
 
 /* Of the n elements from this index on. fresh: there was no tile before; alone: nor is there one behind it. */
-NOINLINE_FN_ void K_(fill_random_tile)(random_tile_ *r, const philox_key_ *cipher, kopt_index_ index, size_t n, int fresh, int alone) {
+NOINLINE_FN_ void K_(fill_random_tile)(random_tile_ *r, const philox_key_ *cipher, kopt_index_ index, size_t n,
+                                       int fresh, int alone) {
     const size_t offset = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
     const int part = alone && offset + n <= KOPT_RANDOM_GROUP_;
     const size_t from = part ? offset : 0, to = part ? offset + n : KOPT_RANDOM_GROUP_;
@@ -4490,8 +4545,8 @@ NOINLINE_FN_ void K_(fill_random_tile)(random_tile_ *r, const philox_key_ *ciphe
 
 typedef struct buffers_ { /* x: what the rate multiplies. w, rest: weights, if a stage but the last wants them */
     vf32_ x[KOPT_TILE_ / LANES_], w[KOPT_TILE_ / LANES_], rest[KOPT_TILE_ / LANES_];
-    vu32_ largest[4];  /* of new moments in rows the largest magnitudes, of each lane, */
-    uint32_t most[4];   /* and of all */
+    vu32_ largest[4]; /* of new moments in rows the largest magnitudes, of each lane, */
+    uint32_t most[4]; /* and of all */
     vf32_ *moment[4]; /* moments as they are kept, if they are in rows */
     random_tile_ r;
 } buffers_;
@@ -4518,22 +4573,25 @@ FN_ void K_(decode_elements)(vf32_ *row, const kopt_byte_ *code, vf32_ scale, in
 /* n elements of a moment in 8 bits, of one block. */
 NOINLINE_FN_ void K_(decode_block)(vf32_ *row, const kopt_byte_ *code, const kopt_byte_ *scale, int square, size_t n) {
     const vf32_ its_scale = as_f32_(isplat_(kopt_load32_(scale)));
-    if (square) K_(decode_elements)(row, code, its_scale, 1, n);
-    else K_(decode_elements)(row, code, its_scale, 0, n);
+    if (square)
+        K_(decode_elements)(row, code, its_scale, 1, n);
+    else
+        K_(decode_elements)(row, code, its_scale, 0, n);
 }
 
 FN_ void K_(encode_pair)(kopt_byte_ *code, const vf32_ *x, vf32_ inverse, int square, vu32_ number,
-                     const constants_ *c) {
+                         const constants_ *c) {
     number = pack_high16_(K_(encode_q8)(mul_(x[0], inverse), square, K_(first16)(number, 0, c)),
-                         K_(encode_q8)(mul_(x[1], inverse), square, K_(second16)(number, 0)));
+                          K_(encode_q8)(mul_(x[1], inverse), square, K_(second16)(number, 0)));
     store8_from16_(code, square ? number : or_(number, shr_(number, 8)));
 }
 
 /* r: NULL, or the random numbers. */
-FN_ void K_(encode_elements)(kopt_byte_ *code, const vf32_ *row, vf32_ inverse, int square, int moment, const random_tile_ *r,
-                   size_t n) {
+FN_ void K_(encode_elements)(kopt_byte_ *code, const vf32_ *row, vf32_ inverse, int square, int moment,
+                             const random_tile_ *r, size_t n) {
     const constants_ c = K_(make_constants)();
-    const vu32_ store = isplat_hoisted_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u), half = isplat_hoisted_(0x80008000u);
+    const vu32_ store = isplat_hoisted_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u),
+                half = isplat_hoisted_(0x80008000u);
     const kopt_byte_ *const number = r == KOPT_NULL_ ? KOPT_NULL_ : r->number;
     const kopt_byte_ *const twice = r == KOPT_NULL_ ? KOPT_NULL_ : r->twice;
     kopt_byte_ part[PAIR_];
@@ -4548,7 +4606,7 @@ FN_ void K_(encode_elements)(kopt_byte_ *code, const vf32_ *row, vf32_ inverse, 
 }
 
 NOINLINE_FN_ void K_(encode_block)(kopt_byte_ *code, kopt_byte_ *scale, const vf32_ *row, uint32_t largest, int square,
-                          int moment, kopt_rounding how, const random_tile_ *r, size_t n) {
+                                   int moment, kopt_rounding how, const random_tile_ *r, size_t n) {
     const uint32_t its_scale = kopt_scale_q8_(largest, square);
     kopt_store32_(scale, its_scale);
     if (kopt_no_scale_(its_scale)) {
@@ -4556,8 +4614,10 @@ NOINLINE_FN_ void K_(encode_block)(kopt_byte_ *code, kopt_byte_ *scale, const vf
         return;
     }
     if (how == KOPT_NEAREST) r = KOPT_NULL_;
-    if (square) K_(encode_elements)(code, row, K_(inverse_scale_q8)(its_scale, 1), 1, moment, r, n);
-    else K_(encode_elements)(code, row, K_(inverse_scale_q8)(its_scale, 0), 0, moment, r, n);
+    if (square)
+        K_(encode_elements)(code, row, K_(inverse_scale_q8)(its_scale, 1), 1, moment, r, n);
+    else
+        K_(encode_elements)(code, row, K_(inverse_scale_q8)(its_scale, 0), 0, moment, r, n);
 }
 
 /* ---- stages of a tile ---- */
@@ -4582,7 +4642,8 @@ NOINLINE_FN_ void K_(direction_in_scalar)(const kopt_job_ *tile, buffers_ *rows,
     job.buffered = buffered > 0;
     rows->x[q] = rows->x[q + 1] = splat_(1); /* behind the end of a tail */
     if (with_y) Y_BUFFER_(rows)[q] = Y_BUFFER_(rows)[q + 1] = splat_(1);
-    kopt_step_elements_scalar_(&job, i, n, KOPT_DIRECTION_STAGE_, AS_BYTES_(rows->x + q), AS_BYTES_(Y_BUFFER_(rows) + q), 0);
+    kopt_step_elements_scalar_(&job, i, n, KOPT_DIRECTION_STAGE_, AS_BYTES_(rows->x + q),
+                               AS_BYTES_(Y_BUFFER_(rows) + q), 0);
     for (m = 0; m < buffered; m++) {
         const kopt_byte_ *const row = job.moment[m] + 4 * i;
         const vu32_ first = K_(load_n)(row, 4, K_(lanes_left)(n, 0));
@@ -4657,8 +4718,8 @@ FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *rows)
         x.a = rows->x[q];
         x.b = rows->x[q + 1];
         if (!K_(commit_pair)(&a, kind, &k, &c, i, x, own, 0))
-            kopt_step_elements_scalar_(tile, i, n - i < PAIR_ ? n - i : PAIR_, KOPT_COMMIT_STAGE_, AS_BYTES_(rows->x + q),
-                              KOPT_NULL_, 0);
+            kopt_step_elements_scalar_(tile, i, n - i < PAIR_ ? n - i : PAIR_, KOPT_COMMIT_STAGE_,
+                                       AS_BYTES_(rows->x + q), KOPT_NULL_, 0);
     }
 }
 
@@ -4672,16 +4733,26 @@ FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *rows)
 #else /* small rather than fast */
 #define FULL_ONLY_(line)
 #endif
-#define DIRECTIONS_(LINE_)                                                                                             \
-    LINE_(adam_bf16, KOPT_ADAM, 2, KOPT_BF16) FULL_ONLY_(LINE_(amsgrad_bf16, KOPT_ADAM, 3, KOPT_BF16))                       \
-    LINE_(any_bf16, ANY_, ANY_, KOPT_BF16) FULL_ONLY_(LINE_(adam_fp16, KOPT_ADAM, 2, KOPT_FP16))                             \
-    LINE_(adam_f32, KOPT_ADAM, 2, KOPT_F32) FULL_ONLY_(LINE_(adam_rows, KOPT_ADAM, 2, KOPT_Q8))                              \
-    FULL_ONLY_(LINE_(ema, KOPT_EMA, 0, KOPT_F32)) LINE_(rest, ANY_, ANY_, ANY_)
-#define COMMITS_(LINE_)                                                                                                \
-    FULL_ONLY_(LINE_(bf16_kahan, KOPT_BF16, KOPT_KAHAN)) FULL_ONLY_(LINE_(bf16_stochastic, KOPT_BF16, KOPT_STOCHASTIC))            \
-    LINE_(bf16, KOPT_BF16, ANY_) FULL_ONLY_(LINE_(fp16_kahan, KOPT_FP16, KOPT_KAHAN))                                        \
-    FULL_ONLY_(LINE_(fp16_compact, KOPT_FP16, KOPT_COMPACT)) FULL_ONLY_(LINE_(fp16_exact, KOPT_FP16, KOPT_EXACT))                  \
-    LINE_(fp16, KOPT_FP16, ANY_) LINE_(f32, KOPT_F32, ANY_)
+/* clang-format off: tables */
+#define DIRECTIONS_(LINE_) \
+    LINE_(adam_bf16, KOPT_ADAM, 2, KOPT_BF16) \
+    FULL_ONLY_(LINE_(amsgrad_bf16, KOPT_ADAM, 3, KOPT_BF16)) \
+    LINE_(any_bf16, ANY_, ANY_, KOPT_BF16) \
+    FULL_ONLY_(LINE_(adam_fp16, KOPT_ADAM, 2, KOPT_FP16)) \
+    LINE_(adam_f32, KOPT_ADAM, 2, KOPT_F32) \
+    FULL_ONLY_(LINE_(adam_buffered, KOPT_ADAM, 2, KOPT_Q8)) \
+    FULL_ONLY_(LINE_(ema, KOPT_EMA, 0, KOPT_F32)) \
+    LINE_(rest, ANY_, ANY_, ANY_)
+#define COMMITS_(LINE_) \
+    FULL_ONLY_(LINE_(bf16_kahan, KOPT_BF16, KOPT_KAHAN)) \
+    FULL_ONLY_(LINE_(bf16_stochastic, KOPT_BF16, KOPT_STOCHASTIC)) \
+    LINE_(bf16, KOPT_BF16, ANY_) \
+    FULL_ONLY_(LINE_(fp16_kahan, KOPT_FP16, KOPT_KAHAN)) \
+    FULL_ONLY_(LINE_(fp16_compact, KOPT_FP16, KOPT_COMPACT)) \
+    FULL_ONLY_(LINE_(fp16_exact, KOPT_FP16, KOPT_EXACT)) \
+    LINE_(fp16, KOPT_FP16, ANY_) \
+    LINE_(f32, KOPT_F32, ANY_)
+/* clang-format on */
 
 #define MATCHES_(value, its) ((its) == ANY_ || KOPT_CAST_(int, value) == (its))
 #define COUNT_MATCHES_(its_moments) ((its_moments) == ANY_ || MOMENTS_ == (its_moments))
@@ -4693,8 +4764,9 @@ FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *rows)
 FN_ int K_(direction_has_line)(kopt_kind_ kind) {
     const kopt_format format = kind.buffered ? KOPT_Q8 : kind.moment;
     if (kind.rule == KOPT_ADAM && (MOMENTS_ < 2 || MOMENTS_ > 3)) return 1; /* nor can this come */
-#define LINE_(name, its_rule, its_moments, its_format)                                                                 \
-    if ((its_rule) != ANY_ && MATCHES_(kind.rule, its_rule) && MOMENTS_ == (its_moments) && FORMAT_MATCHES_(its_format, format))     \
+#define LINE_(name, its_rule, its_moments, its_format)                                      \
+    if ((its_rule) != ANY_ && MATCHES_(kind.rule, its_rule) && MOMENTS_ == (its_moments) && \
+        FORMAT_MATCHES_(its_format, format))                                                \
         return 1;
     DIRECTIONS_(LINE_)
 #undef LINE_
@@ -4702,14 +4774,17 @@ FN_ int K_(direction_has_line)(kopt_kind_ kind) {
 }
 /* Are the moments stepped as memory has them? */
 FN_ int K_(direction_in_place)(kopt_kind_ kind) {
-#define LINE_(name, its_rule, its_moments, its_format)                                                                 \
-    if (MATCHES_(kind.rule, its_rule) && COUNT_MATCHES_(its_moments) && FORMAT_MATCHES_(its_format, kind.moment)) return 1;
-    if (kind.moment != KOPT_Q8) { DIRECTIONS_(LINE_) }
+#define LINE_(name, its_rule, its_moments, its_format)                                                            \
+    if (MATCHES_(kind.rule, its_rule) && COUNT_MATCHES_(its_moments) && FORMAT_MATCHES_(its_format, kind.moment)) \
+        return 1;
+    if (kind.moment != KOPT_Q8) {
+        DIRECTIONS_(LINE_)
+    }
 #undef LINE_
     return MOMENTS_ == 0;
 }
 FN_ int K_(commit_has_line)(kopt_kind_ kind) {
-#define LINE_(name, its_format, its_rounding)                                                                          \
+#define LINE_(name, its_format, its_rounding) \
     if ((its_rounding) != ANY_ && kind.weight == (its_format) && MATCHES_(kind.rounding, its_rounding)) return 1;
     COMMITS_(LINE_)
 #undef LINE_
@@ -4722,25 +4797,25 @@ FN_ int K_(commit_has_line)(kopt_kind_ kind) {
 #define UNREACHABLE_IF_(condition)
 #endif
 
-#define LINE_(name, its_rule, its_moments, its_format)                                                                 \
-    NOINLINE_FN_ void K_(direction_##name)(const kopt_job_ *tile, const kopt_kind_ *any, buffers_ *rows) {                      \
-        kopt_kind_ kind = K_(copy_kind)(any);                                                                              \
-        kind.rule = KOPT_CAST_(kopt_rule, FIXED_OR_(its_rule, kind.rule));                                                \
-        if ((its_moments) != ANY_) kind.moment_count = its_moments;                                                         \
-        kind.moment = (its_format) == KOPT_BF16 ? KOPT_BF16 : (its_format) == KOPT_FP16 ? KOPT_FP16 : KOPT_F32;        \
-        UNREACHABLE_IF_((its_rule) == ANY_ && K_(direction_has_line)(kind))                                                           \
-        if ((its_format) != ANY_) kind.buffered = (its_format) == KOPT_Q8;                                              \
-        K_(direction_tile)(tile, kind, rows);                                                                                \
+#define LINE_(name, its_rule, its_moments, its_format)                                                          \
+    NOINLINE_FN_ void K_(direction_##name)(const kopt_job_ *tile, const kopt_kind_ *any, buffers_ *rows) {      \
+        kopt_kind_ kind = K_(copy_kind)(any);                                                                   \
+        kind.rule = KOPT_CAST_(kopt_rule, FIXED_OR_(its_rule, kind.rule));                                      \
+        if ((its_moments) != ANY_) kind.moment_count = its_moments;                                             \
+        kind.moment = (its_format) == KOPT_BF16 ? KOPT_BF16 : (its_format) == KOPT_FP16 ? KOPT_FP16 : KOPT_F32; \
+        UNREACHABLE_IF_((its_rule) == ANY_ && K_(direction_has_line)(kind))                                     \
+        if ((its_format) != ANY_) kind.buffered = (its_format) == KOPT_Q8;                                      \
+        K_(direction_tile)(tile, kind, rows);                                                                   \
     }
 DIRECTIONS_(LINE_)
 #undef LINE_
-#define LINE_(name, its_format, its_rounding)                                                                          \
-    NOINLINE_FN_ void K_(commit_##name)(const kopt_job_ *tile, const kopt_kind_ *any, buffers_ *rows) {                      \
-        kopt_kind_ kind = K_(copy_kind)(any);                                                                              \
-        kind.weight = its_format;                                                                                      \
-        kind.rounding = KOPT_CAST_(kopt_rounding, FIXED_OR_(its_rounding, kind.rounding));                                \
-        UNREACHABLE_IF_((its_rounding) == ANY_ && K_(commit_has_line)(kind))                                                       \
-        K_(commit_tile)(tile, kind, rows);                                                                                \
+#define LINE_(name, its_format, its_rounding)                                                           \
+    NOINLINE_FN_ void K_(commit_##name)(const kopt_job_ *tile, const kopt_kind_ *any, buffers_ *rows) { \
+        kopt_kind_ kind = K_(copy_kind)(any);                                                           \
+        kind.weight = its_format;                                                                       \
+        kind.rounding = KOPT_CAST_(kopt_rounding, FIXED_OR_(its_rounding, kind.rounding));              \
+        UNREACHABLE_IF_((its_rounding) == ANY_ && K_(commit_has_line)(kind))                            \
+        K_(commit_tile)(tile, kind, rows);                                                              \
     }
 COMMITS_(LINE_)
 #undef LINE_
@@ -4748,10 +4823,10 @@ COMMITS_(LINE_)
 NOINLINE_FN_ void K_(direction_dispatch)(const kopt_job_ *tile, const kopt_kind_ *any, buffers_ *rows) {
     const kopt_kind_ kind = K_(copy_kind)(any);
     const kopt_format format = kind.buffered ? KOPT_Q8 : kind.moment;
-#define LINE_(name, its_rule, its_moments, its_format)                                                                 \
-    if (MATCHES_(kind.rule, its_rule) && COUNT_MATCHES_(its_moments) && FORMAT_MATCHES_(its_format, format)) {                        \
-        K_(direction_##name)(tile, any, rows);                                                                         \
-        return;                                                                                                        \
+#define LINE_(name, its_rule, its_moments, its_format)                                                         \
+    if (MATCHES_(kind.rule, its_rule) && COUNT_MATCHES_(its_moments) && FORMAT_MATCHES_(its_format, format)) { \
+        K_(direction_##name)(tile, any, rows);                                                                 \
+        return;                                                                                                \
     }
     DIRECTIONS_(LINE_)
 #undef LINE_
@@ -4759,10 +4834,10 @@ NOINLINE_FN_ void K_(direction_dispatch)(const kopt_job_ *tile, const kopt_kind_
 
 NOINLINE_FN_ void K_(commit_dispatch)(const kopt_job_ *tile, const kopt_kind_ *any, buffers_ *rows) {
     const kopt_kind_ kind = K_(copy_kind)(any);
-#define LINE_(name, its_format, its_rounding)                                                                          \
-    if (kind.weight == (its_format) && MATCHES_(kind.rounding, its_rounding)) {                                             \
-        K_(commit_##name)(tile, any, rows);                                                                         \
-        return;                                                                                                        \
+#define LINE_(name, its_format, its_rounding)                                   \
+    if (kind.weight == (its_format) && MATCHES_(kind.rounding, its_rounding)) { \
+        K_(commit_##name)(tile, any, rows);                                     \
+        return;                                                                 \
     }
     COMMITS_(LINE_)
 #undef LINE_
@@ -4771,8 +4846,8 @@ NOINLINE_FN_ void K_(commit_dispatch)(const kopt_job_ *tile, const kopt_kind_ *a
 /* ---- a tile and its tail ---- */
 
 /* Rows of weights, and of the compensation of KOPT_KAHAN. */
-NOINLINE_FN_ void K_(load_weight_tile)(kopt_byte_ *weight, kopt_byte_ *residual, const kopt_kind_ *any, size_t n, vf32_ *w,
-                          vf32_ *rest) {
+NOINLINE_FN_ void K_(load_weight_tile)(kopt_byte_ *weight, kopt_byte_ *residual, const kopt_kind_ *any, size_t n,
+                                       vf32_ *w, vf32_ *rest) {
     const kopt_kind_ kind = K_(copy_kind)(any);
     const constants_ c = K_(make_constants)();
     arrays_ a;
@@ -4833,12 +4908,13 @@ NOINLINE_FN_ void K_(commit_general)(const kopt_job_ *tile, const kopt_kind_ *an
         vf32_ slow[2], slow_rest[2];
         if (k.sync)
             K_(load_weight_tile)(tile->slow + i * size,
-                          residual_size == 0 ? KOPT_NULL_ : tile->slow_residual + i * residual_size, any, PAIR_, slow,
-                          slow_rest);
+                                 residual_size == 0 ? KOPT_NULL_ : tile->slow_residual + i * residual_size, any, PAIR_,
+                                 slow, slow_rest);
         for (q = 0; q < 2; q++) {
             const size_t at = i / LANES_ + q;
             vf32_ update = K_(update)(&k, rows->x[at], rows->w[at]);
-            if (k.sync) update = K_(lookahead)(k.slow_scale, rows->w[at], rows->rest[at], update, slow[q], slow_rest[q]);
+            if (k.sync)
+                update = K_(lookahead)(k.slow_scale, rows->w[at], rows->rest[at], update, slow[q], slow_rest[q]);
             rows->x[at] = update;
         }
     }
@@ -4870,10 +4946,13 @@ NOINLINE_FN_ void K_(step_tile)(const kopt_job_ *tile, const kopt_kind_ *kind, b
         K_(load_weight_tile)(tile->weight, tile->residual, kind, n, rows->w, rows->rest);
     K_(direction_dispatch)(tile, kind, rows);
 #ifdef KAHAN_OPT_VMATH
-    if (kind->rule == KOPT_ADAM_ATAN2 || tile->vmath != KOPT_NULL_) K_(rule_function)(tile, rows->x, Y_BUFFER_(rows), n);
+    if (kind->rule == KOPT_ADAM_ATAN2 || tile->vmath != KOPT_NULL_)
+        K_(rule_function)(tile, rows->x, Y_BUFFER_(rows), n);
 #endif
-    if (rarely) K_(commit_general)(tile, kind, rows);
-    else if (!moments_only) K_(commit_dispatch)(tile, kind, rows);
+    if (rarely)
+        K_(commit_general)(tile, kind, rows);
+    else if (!moments_only)
+        K_(commit_dispatch)(tile, kind, rows);
     if (KOPT_HAS_(KOPT_WITH_EXTRAS) && tile->copy != KOPT_NULL_ && !moments_only) {
         kopt_conversion_ copy;
         copy.dst = tile->copy;
@@ -4900,13 +4979,21 @@ NOINLINE_FN_ void K_(step_tail)(const kopt_job_ *tile, const kopt_kind_ *any, bu
     kopt_copy_job_(&padded, tile);
 #define PAD_(place, array, bytes) \
     padded.array = room[place];   \
-    kopt_copy_padded_(room[place], sizeof room[place], tile->array, n * (bytes));
+    kopt_copy_padded_(room[place], sizeof room[place], tile->array, n *(bytes));
     PAD_(0, weight, size)
     PAD_(1, grad, grad_size)
-    if (residual_size != 0) { PAD_(2, residual, residual_size) }
-    for (m = 0; m < kind.moment_count && !kind.buffered; m++) { PAD_(3 + m, moment[m], moment_size) }
-    if (s->sync) { PAD_(7, slow, size) }
-    if (s->sync && residual_size != 0) { PAD_(8, slow_residual, residual_size) }
+    if (residual_size != 0) {
+        PAD_(2, residual, residual_size)
+    }
+    for (m = 0; m < kind.moment_count && !kind.buffered; m++) {
+        PAD_(3 + m, moment[m], moment_size)
+    }
+    if (s->sync) {
+        PAD_(7, slow, size)
+    }
+    if (s->sync && residual_size != 0) {
+        PAD_(8, slow_residual, residual_size)
+    }
 #undef PAD_
     if (tile->copy != KOPT_NULL_) padded.copy = room[9];
     K_(step_tile)(&padded, any, rows);
@@ -4916,7 +5003,8 @@ NOINLINE_FN_ void K_(step_tail)(const kopt_job_ *tile, const kopt_kind_ *any, bu
         if (s->sync) kopt_copy_noinline_(tile->slow, padded.slow, n * size);
         if (s->sync && residual_size != 0)
             kopt_copy_noinline_(tile->slow_residual, padded.slow_residual, n * residual_size);
-        if (tile->copy != KOPT_NULL_) kopt_copy_noinline_(tile->copy, padded.copy, n * kopt_bytes_of_(tile->copy_format));
+        if (tile->copy != KOPT_NULL_)
+            kopt_copy_noinline_(tile->copy, padded.copy, n * kopt_bytes_of_(tile->copy_format));
     }
     for (m = 0; m < kind.moment_count && !kind.buffered; m++)
         kopt_copy_noinline_(tile->moment[m], padded.moment[m], n * moment_size);
@@ -4954,8 +5042,8 @@ NOINLINE_FN_ void K_(load_fp16_buffer)(vf32_ *row, const kopt_byte_ *from, size_
     }
 }
 
-FN_ void K_(store_fp16_elements)(kopt_byte_ *to, const vf32_ *row, int square, int moment, kopt_rounding how, const random_tile_ *r,
-                  size_t n) {
+FN_ void K_(store_fp16_elements)(kopt_byte_ *to, const vf32_ *row, int square, int moment, kopt_rounding how,
+                                 const random_tile_ *r, size_t n) {
     const constants_ c = K_(make_constants)();
     const vu32_ store = isplat_hoisted_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u);
     const kopt_byte_ *const number = r->number, *const twice = r->twice;
@@ -4972,13 +5060,16 @@ FN_ void K_(store_fp16_elements)(kopt_byte_ *to, const vf32_ *row, int square, i
 }
 
 NOINLINE_FN_ void K_(store_fp16_buffer)(kopt_byte_ *to, const vf32_ *row, uint32_t largest, int square, int moment,
-                         kopt_rounding how, const random_tile_ *r, size_t n) {
+                                        kopt_rounding how, const random_tile_ *r, size_t n) {
     if (largest > 0x477FDFFFu) /* some will be infinite or are NaN */
         kopt_store_fp16_buffer_scalar_(to, KOPT_CONST_POINTER_(const kopt_byte_ *, row), square, moment, how, r->number,
-                                 r->twice, n);
-    else if (how != KOPT_STOCHASTIC) K_(store_fp16_elements)(to, row, square, moment, KOPT_NEAREST, r, n);
-    else if (square) K_(store_fp16_elements)(to, row, 1, moment, KOPT_STOCHASTIC, r, n);
-    else K_(store_fp16_elements)(to, row, 0, moment, KOPT_STOCHASTIC, r, n);
+                                       r->twice, n);
+    else if (how != KOPT_STOCHASTIC)
+        K_(store_fp16_elements)(to, row, square, moment, KOPT_NEAREST, r, n);
+    else if (square)
+        K_(store_fp16_elements)(to, row, 1, moment, KOPT_STOCHASTIC, r, n);
+    else
+        K_(store_fp16_elements)(to, row, 0, moment, KOPT_STOCHASTIC, r, n);
 }
 
 #define FP16_BUFFER_ (KOPT_TILE_ + KOPT_TILE_ / 2) /* elements of all moments together: fewer of each */
@@ -4990,7 +5081,8 @@ NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t en
     kopt_kind_ kind = K_(kind_of)(whole);
     const int buffered = moment != KOPT_NULL_, random = kopt_needs_random_(kind);
     const int coded = buffered && kind.moment == KOPT_Q8;
-    const size_t tile_size = buffered && !coded && MOMENTS_ > 1 ? FP16_BUFFER_ / KOPT_CAST_(size_t, MOMENTS_) : KOPT_TILE_;
+    const size_t tile_size =
+        buffered && !coded && MOMENTS_ > 1 ? FP16_BUFFER_ / KOPT_CAST_(size_t, MOMENTS_) : KOPT_TILE_;
     kopt_job_ tile;
     buffers_ rows;
     size_t i, n, turns, q;
@@ -5010,15 +5102,19 @@ NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t en
             kopt_walk_scalar_(whole, i, i + n);
             continue;
         }
-        if (random) K_(fill_random_tile)(&rows.r, &cipher, index, turns < n ? turns + PAIR_ : turns, !drawn, !drawn && n == end - i);
+        if (random)
+            K_(fill_random_tile)(&rows.r, &cipher, index, turns < n ? turns + PAIR_ : turns, !drawn,
+                                 !drawn && n == end - i);
         drawn = 1;
         for (m = 0; buffered && m < kind.moment_count; m++) {
             rows.moment[m] = moment + KOPT_CAST_(size_t, m) * (tile_size / LANES_);
             rows.largest[m] = isplat_(0);
             if (coded)
                 K_(decode_block)(rows.moment[m], whole->moment[m] + i,
-                                whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4, kopt_is_square_(kind.rule, m), n);
-            else K_(load_fp16_buffer)(rows.moment[m], whole->moment[m] + 2 * i, n);
+                                 whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4, kopt_is_square_(kind.rule, m),
+                                 n);
+            else
+                K_(load_fp16_buffer)(rows.moment[m], whole->moment[m] + 2 * i, n);
         }
         if (turns > 0) {
             K_(tile_at)(&tile, whole, kind, i, turns);
@@ -5039,17 +5135,18 @@ NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t en
             const kopt_rounding how = kopt_moment_rounding_(kind, m);
             if (coded)
                 K_(encode_block)(whole->moment[m] + i, whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4, row,
-                              rows.most[m], square, m, how, &rows.r, n);
-            else K_(store_fp16_buffer)(whole->moment[m] + 2 * i, row, rows.most[m], square, m, how, &rows.r, n);
+                                 rows.most[m], square, m, how, &rows.r, n);
+            else
+                K_(store_fp16_buffer)(whole->moment[m] + 2 * i, row, rows.most[m], square, m, how, &rows.r, n);
         }
     }
 }
 
 /* The frames of that: only as large as need be. Rows of fp16 moments take 1.5 KB at most, and are whole turns. */
 #define BUFFERED_(moments)                                                                  \
-    NOINLINE_FN_ void K_(buffered##moments)(const kopt_job_ *j, size_t begin, size_t end) {    \
-        vf32_ moment[(moments) * (KOPT_TILE_ / LANES_)];                                 \
-        K_(step_tiles)(j, begin, end, moment);                                                     \
+    NOINLINE_FN_ void K_(buffered##moments)(const kopt_job_ *j, size_t begin, size_t end) { \
+        vf32_ moment[(moments) * (KOPT_TILE_ / LANES_)];                                    \
+        K_(step_tiles)(j, begin, end, moment);                                              \
     }
 BUFFERED_(1)
 BUFFERED_(2)
@@ -5085,12 +5182,13 @@ typedef struct random_counter_ {
     vu32_ row[2];
 } random_counter_;
 
-FN_ void K_(start_random_counters)(random_counter_ *r, const random_tile_ *drawn, size_t from, size_t to, const constants_ *c) {
+FN_ void K_(start_random_counters)(random_counter_ *r, const random_tile_ *drawn, size_t from, size_t to,
+                                   const constants_ *c) {
     const vu32_ rows = isplat_(KOPT_RANDOM_STORES_);
     size_t q;
     for (q = from / PAIR_; q < to / PAIR_; q++) {
         const random_pair_ d = K_(load_random_pair)(KOPT_CONST_POINTER_(const kopt_byte_ *, drawn->lower),
-                                   KOPT_CONST_POINTER_(const kopt_byte_ *, drawn->upper), q * PAIR_);
+                                                    KOPT_CONST_POINTER_(const kopt_byte_ *, drawn->upper), q * PAIR_);
         const int lie = LANES_ > 4 ? EVEN_ODD_ : 0;
         r[q].r.own[0] = K_(first16)(d.own[0], lie, c);
         r[q].r.own[1] = K_(second16)(d.own[0], lie);
@@ -5102,8 +5200,8 @@ FN_ void K_(start_random_counters)(random_counter_ *r, const random_tile_ *drawn
 }
 
 /* The second stage of a turn, with what one lane does if it has to. */
-FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const arrays_ *a, kopt_kind_ kind, const scalars_ *k, const constants_ *c,
-                      size_t i, pair_ x, const vu32_ own[2], int lie) {
+FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const arrays_ *a, kopt_kind_ kind, const scalars_ *k,
+                                   const constants_ *c, size_t i, pair_ x, const vu32_ own[2], int lie) {
     vf32_ row[2];
     if (K_(commit_pair)(a, kind, k, c, i, x, own, lie)) return;
     row[0] = x.a;
@@ -5128,7 +5226,8 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int parted, 
     const int random = kopt_needs_random_(kind);
     scalars_ k = K_(splat_job)(whole);
     const int in_a_row = SPECIALIZE_TILED_ && order == KOPT_TILED_;
-    const int in_turns = LANES_ == 16 && order == KOPT_PIPELINED_; /* other orders are left out before specialized is inlined */
+    const int in_turns =
+        LANES_ == 16 && order == KOPT_PIPELINED_; /* other orders are left out before specialized is inlined */
     const int lie = parted | (in_a_row ? 0 : RANDOM_ZERO_EXTENDED_);
     random_counter_ counted[KOPT_RANDOM_GROUP_ / PAIR_];
     buffers_ rows;
@@ -5144,12 +5243,11 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int parted, 
     for (n = 0; end - i >= PAIR_; i += n) {
         const kopt_index_ index = KOPT_INDEX_(whole->first + i);
         const size_t in_row = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
-        const int fresh = n != KOPT_RANDOM_GROUP_ || index % KOPT_RANDOM_SPAN_ == 0; /* the numbers are not counted on */
-        n = in_a_row ? KOPT_TILE_ - KOPT_CAST_(unsigned, index % KOPT_TILE_)
-                                         : KOPT_RANDOM_GROUP_ - in_row;
+        const int fresh =
+            n != KOPT_RANDOM_GROUP_ || index % KOPT_RANDOM_SPAN_ == 0; /* the numbers are not counted on */
+        n = in_a_row ? KOPT_TILE_ - KOPT_CAST_(unsigned, index % KOPT_TILE_) : KOPT_RANDOM_GROUP_ - in_row;
         if (end - i < n) n = (end - i) / PAIR_ * PAIR_;
-        if (in_a_row && random)
-            K_(fill_random_tile)(&rows.r, &cipher, index, n, i == begin, n + PAIR_ > end - begin);
+        if (in_a_row && random) K_(fill_random_tile)(&rows.r, &cipher, index, n, i == begin, n + PAIR_ > end - begin);
         if (!in_a_row && random && fresh) {
             K_(fill_random_tile)(&rows.r, &cipher, index, n, 1, n < KOPT_RANDOM_GROUP_);
             K_(start_random_counters)(counted, &rows.r, in_row, in_row + n, &c);
@@ -5168,7 +5266,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int parted, 
             }
             if (!K_(direction_pair)(&a, kind, &k, &c, i + q, KOPT_NULL_, KOPT_NULL_, &r, lie, &x, &y, KOPT_NULL_)) {
                 kopt_step_elements_scalar_(whole, i + q, PAIR_, KOPT_DIRECTION_STAGE_, AS_BYTES_(rows.x + at),
-                                  AS_BYTES_(Y_BUFFER_(&rows) + at), parted);
+                                           AS_BYTES_(Y_BUFFER_(&rows) + at), parted);
                 x.a = rows.x[at];
                 x.b = rows.x[at + 1];
                 y.a = Y_BUFFER_(&rows)[at];
@@ -5185,8 +5283,8 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int parted, 
 #endif
             } else { /* this turn, or the one before, while this one's divisions are under way */
                 if (!in_turns || waits)
-                    K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, in_turns ? i + q - PAIR_ : i + q, in_turns ? waiting : x,
-                                 in_turns ? its_own : r.own, lie);
+                    K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, in_turns ? i + q - PAIR_ : i + q,
+                                              in_turns ? waiting : x, in_turns ? its_own : r.own, lie);
                 if (in_turns) {
                     waiting = x;
                     its_own[0] = r.own[0];
@@ -5216,30 +5314,32 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int parted, 
 
 /* What has a kernel of its own; the first line that matches is taken. */
 #define SCHEDULE_(on_avx512) (LANES_ == 16 ? (on_avx512) : LANES_ == 8 ? KOPT_TILED_ : KOPT_FUSED_)
+/* clang-format off: tables */
 #ifdef KAHAN_OPT_VMATH
-#define SPECIALIZATIONS_VMATH_(LINE_)                                                                                       \
-    LINE_(atan2_kahan, KOPT_ADAM_ATAN2, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_TILED_)         \
+#define SPECIALIZATIONS_VMATH_(LINE_)                                                           \
+    LINE_(atan2_kahan, KOPT_ADAM_ATAN2, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_TILED_) \
     LINE_(atan2_f32, KOPT_ADAM_ATAN2, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_TILED_)
 #else
 #define SPECIALIZATIONS_VMATH_(LINE_)
 #endif
-#define SPECIALIZATIONS_(LINE_)                                                                                             \
-    LINE_(adam_kahan, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, SCHEDULE_(KOPT_PIPELINED_))          \
-    LINE_(adam_stochastic, KOPT_ADAM, 2, KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC, SCHEDULE_(KOPT_FUSED_))   \
-    LINE_(momentum_kahan, KOPT_SGD, 1, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_FUSED_)                     \
-    LINE_(adam_f32, KOPT_ADAM, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_FUSED_)                            \
+#define SPECIALIZATIONS_(LINE_)                                                                               \
+    LINE_(adam_kahan, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, SCHEDULE_(KOPT_PIPELINED_))       \
+    LINE_(adam_stochastic, KOPT_ADAM, 2, KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC, SCHEDULE_(KOPT_FUSED_)) \
+    LINE_(momentum_kahan, KOPT_SGD, 1, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_FUSED_)                   \
+    LINE_(adam_f32, KOPT_ADAM, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_FUSED_)                          \
     SPECIALIZATIONS_VMATH_(LINE_)
+/* clang-format on */
 
-#define LINE_(name, its_rule, its_moments, format, its_rounding, small, order)  \
-    NOINLINE_FN_ size_t K_(specialized_##name)(const kopt_job_ *j, size_t begin) {         \
-        kopt_kind_ kind;                                                        \
-        kind.nesterov = j->step->nesterov;                                      \
-        kind.rule = its_rule;                                                   \
-        kind.moment_count = its_moments;                                             \
-        kind.weight = kind.grad = kind.moment = format;                         \
-        kind.buffered = 0;                                                       \
-        kind.rounding = its_rounding;                                           \
-        kind.moment_rounding = kind.compensation_rounding = small;              \
+#define LINE_(name, its_rule, its_moments, format, its_rounding, small, order)                              \
+    NOINLINE_FN_ size_t K_(specialized_##name)(const kopt_job_ *j, size_t begin) {                          \
+        kopt_kind_ kind;                                                                                    \
+        kind.nesterov = j->step->nesterov;                                                                  \
+        kind.rule = its_rule;                                                                               \
+        kind.moment_count = its_moments;                                                                    \
+        kind.weight = kind.grad = kind.moment = format;                                                     \
+        kind.buffered = 0;                                                                                  \
+        kind.rounding = its_rounding;                                                                       \
+        kind.moment_rounding = kind.compensation_rounding = small;                                          \
         return K_(specialized)(j, kind, (format) == KOPT_BF16 && LANES_ > 4 ? EVEN_ODD_ : 0, order, begin); \
     }
 SPECIALIZATIONS_(LINE_)
@@ -5254,12 +5354,12 @@ FN_ size_t K_(specialized_step)(const kopt_job_ *j, kopt_kind_ kind, size_t begi
 #ifdef KAHAN_OPT_VMATH
     if (j->vmath != KOPT_NULL_) return begin;
 #endif
-#define LINE_(name, its_rule, its_moments, format, its_rounding, small, order)                                         \
-    if (kind.rule == (its_rule) && MOMENTS_ == (its_moments) && kind.weight == (format) && kind.grad == (format) &&    \
-        kind.moment == (format) &&                                                                                     \
-        ((format) == KOPT_F32 || (kind.rounding == (its_rounding) && kind.moment_rounding == (small) &&                \
-                                  ((its_rounding) != KOPT_KAHAN || kind.compensation_rounding == (small))))) {         \
-        return K_(specialized_##name)(j, begin);                                                                            \
+#define LINE_(name, its_rule, its_moments, format, its_rounding, small, order)                                      \
+    if (kind.rule == (its_rule) && MOMENTS_ == (its_moments) && kind.weight == (format) && kind.grad == (format) && \
+        kind.moment == (format) &&                                                                                  \
+        ((format) == KOPT_F32 || (kind.rounding == (its_rounding) && kind.moment_rounding == (small) &&             \
+                                  ((its_rounding) != KOPT_KAHAN || kind.compensation_rounding == (small))))) {      \
+        return K_(specialized_##name)(j, begin);                                                                    \
     }
     SPECIALIZATIONS_(LINE_)
 #undef LINE_
@@ -5325,8 +5425,10 @@ NOINLINE_FN_ void K_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ 
             g.a = mul_(g.a, k.grad_scale);
             g.b = mul_(g.b, k.grad_scale);
         }
-        store32_(out + 4 * (i - begin), as_u32_(K_(stable_ratio_of)(&k, g.a, K_(square_if)(v.a, kopt_stores_root_(kind, 1)))));
-        store32_(out + 4 * (i - begin + LANES_), as_u32_(K_(stable_ratio_of)(&k, g.b, K_(square_if)(v.b, kopt_stores_root_(kind, 1)))));
+        store32_(out + 4 * (i - begin),
+                 as_u32_(K_(stable_ratio_of)(&k, g.a, K_(square_if)(v.a, kopt_stores_root_(kind, 1)))));
+        store32_(out + 4 * (i - begin + LANES_),
+                 as_u32_(K_(stable_ratio_of)(&k, g.b, K_(square_if)(v.b, kopt_stores_root_(kind, 1)))));
     }
     kopt_measure_from_scalar_(j, i, out + 4 * (i - begin));
 #endif
@@ -5355,7 +5457,8 @@ FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, size_t end
 NOINLINE_FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, size_t end) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
     const uint32_t stream = KOPT_CAST_(uint32_t, c->stochastic);
-    const philox_key_ cipher = stream == 0 ? K_(make_philox_key)(0, 0, 0, 0) : K_(make_philox_key)(c->seed, c->step, c->id, stream);
+    const philox_key_ cipher =
+        stream == 0 ? K_(make_philox_key)(0, 0, 0, 0) : K_(make_philox_key)(c->seed, c->step, c->id, stream);
     const int stochastic = stream != 0 && c->dst_format != KOPT_F32;
     const constants_ constants = K_(make_constants)();
     random_buffer_ draws;
@@ -5370,7 +5473,8 @@ NOINLINE_FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, s
         r = stochastic ? shr_(K_(round_stochastic)(x, c->dst_format, and_(r, isplat_(0xFFFFu)), &constants), 16)
                        : K_(convert_value)(x, c->dst_format);
 #ifndef ONE_LANE_
-        if (stochastic && any_true_(igt_(K_(abs_u32)(x), isplat_(c->dst_format == KOPT_BF16 ? 0x7F7EFFFFu : 0x477FDFFFu)))) {
+        if (stochastic &&
+            any_true_(igt_(K_(abs_u32)(x), isplat_(c->dst_format == KOPT_BF16 ? 0x7F7EFFFFu : 0x477FDFFFu)))) {
             kopt_convert_general_scalar_(c, i, i + n);
             continue;
         }
@@ -5398,22 +5502,29 @@ FN_ void K_(convert_array)(const kopt_conversion_ *c, kopt_format to, kopt_forma
         K_(convert_general)(c, 0, i);
         for (; n - i >= LANES_; i += LANES_) {
             const vu32_ a = K_(convert_vector)(src + i * from_size, to, from);
-            if (size == 4) nt_store32_(dst + 4 * i, a);
-            else nt_store16_(dst + 2 * i, a);
+            if (size == 4)
+                nt_store32_(dst + 4 * i, a);
+            else
+                nt_store16_(dst + 2 * i, a);
         }
         nt_fence_();
     }
-    for (; n - i >= LANES_; i += LANES_) K_(store_n)(dst + i * size, size, LANES_, K_(convert_vector)(src + i * from_size, to, from));
+    for (; n - i >= LANES_; i += LANES_)
+        K_(store_n)(dst + i * size, size, LANES_, K_(convert_vector)(src + i * from_size, to, from));
     K_(convert_general)(c, i, n);
 }
 #endif
 
 static KOPT_NOINLINE_ ISA_TARGET_ void K_(convert)(const kopt_conversion_ *c) {
 #ifdef SPECIALIZED_ /* elsewhere one instance for all formats */
-    if (!c->stochastic && c->src_format == KOPT_F32 && c->dst_format == KOPT_BF16) K_(convert_array)(c, KOPT_BF16, KOPT_F32);
-    else if (!c->stochastic && c->src_format == KOPT_BF16 && c->dst_format == KOPT_F32) K_(convert_array)(c, KOPT_F32, KOPT_BF16);
-    else if (!c->stochastic && c->src_format == KOPT_F32 && c->dst_format == KOPT_FP16) K_(convert_array)(c, KOPT_FP16, KOPT_F32);
-    else if (!c->stochastic && c->src_format == KOPT_FP16 && c->dst_format == KOPT_F32) K_(convert_array)(c, KOPT_F32, KOPT_FP16);
+    if (!c->stochastic && c->src_format == KOPT_F32 && c->dst_format == KOPT_BF16)
+        K_(convert_array)(c, KOPT_BF16, KOPT_F32);
+    else if (!c->stochastic && c->src_format == KOPT_BF16 && c->dst_format == KOPT_F32)
+        K_(convert_array)(c, KOPT_F32, KOPT_BF16);
+    else if (!c->stochastic && c->src_format == KOPT_F32 && c->dst_format == KOPT_FP16)
+        K_(convert_array)(c, KOPT_FP16, KOPT_F32);
+    else if (!c->stochastic && c->src_format == KOPT_FP16 && c->dst_format == KOPT_F32)
+        K_(convert_array)(c, KOPT_F32, KOPT_FP16);
     else
 #endif
         K_(convert_general)(c, 0, c->n);
@@ -5489,7 +5600,7 @@ typedef struct norm_sums_ {
 
 /* Vector i of a group: whole, and of fp32 its lower 12 bits. */
 FN_ vu32_ K_(norm_split)(const kopt_byte_ *p, kopt_format format, size_t i, vf32_ unit, vf32_ fine, vu32_ *rest,
-                      vu32_ *bad, vu32_ *all) {
+                         vu32_ *bad, vu32_ *all) {
     vu32_ x = K_(norm_load)(p, format, i), cut = x;
     if (format == KOPT_F32) {
         cut = and_(x, isplat_(0xFFFFF000u));
@@ -5531,7 +5642,8 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
         fine = splat_(kopt_as_f32_((scale + 12) << 23));
         s.high[0] = s.high[1] = s.cross[0] = s.cross[1] = s.low[0] = s.low[1] = isplat_(0);
         for (; todo > 0; todo--, p += bytes) {
-            vu32_ bad = isplat_(0), all = isplat_(0), a, b, c, d, rest_a = all, rest_b = all, rest_c = all, rest_d = all;
+            vu32_ bad = isplat_(0), all = isplat_(0), a, b, c, d, rest_a = all, rest_b = all, rest_c = all,
+                  rest_d = all;
             KOPT_PREFETCH_(p + 2048);
             if (format == KOPT_F32) KOPT_PREFETCH_(p + 2048 + 8 * LANES_);
             a = K_(norm_split)(p, format, 0, unit, fine, &rest_a, &bad, &all);
@@ -5667,8 +5779,13 @@ FN_ vf32_ K_(vmath_exp)(vf32_ x, vf32_ d) {
     const vf32_ t = add_(mul_(a, splat_(1.44269504f)), magic), k = sub_(t, magic);
     const vf32_ r0 = sub_(a, mul_(k, splat_(0.693359375f))), c = sub_(d, mul_(k, splat_(-0.000212194440f)));
     const vf32_ r = add_(r0, c), lost = add_(sub_(r0, r), c), high = add_(one, r), low = sub_(r, sub_(high, one));
-    const vf32_ p = add_(mul_(mul_(r, r), horner_(r, 0.5f, horner_(r, 0.166666672f, horner_(r, 0.0416664518f, horner_(r,
-          0.00833319779f, horner_(r, 0.00139361445f, splat_(0.000199533533f))))))), lost);
+    const vf32_ p =
+        add_(mul_(mul_(r, r), horner_(r, 0.5f,
+                                      horner_(r, 0.166666672f,
+                                              horner_(r, 0.0416664518f,
+                                                      horner_(r, 0.00833319779f,
+                                                              horner_(r, 0.00139361445f, splat_(0.000199533533f))))))),
+             lost);
     const vu32_ i = iadd_(isub_(as_u32_(t), as_u32_(magic)), isplat_(512)), i1 = shr_(i, 1), i2 = isub_(i, i1);
     vf32_ y = mul_(add_(high, add_(low, p)), as_f32_(shl_(isub_(i1, isplat_(256 - 127)), 23))); /* 2^k in two factors */
     y = mul_(y, as_f32_(shl_(isub_(i2, isplat_(256 - 127)), 23)));
@@ -5679,57 +5796,91 @@ FN_ vf32_ K_(vmath_exp)(vf32_ x, vf32_ d) {
 FN_ vf32_ K_(vmath_log)(vf32_ x) {
     const vu32_ given = as_u32_(x);
     const vmask_ tiny = igt_(isplat_(0x00800000u), given);
-    const vu32_ u = iadd_(select_(tiny, as_u32_(mul_(x, splat_(8388608.0f))), given), isplat_(0x3F800000u - 0x3F3504F3u));
+    const vu32_ u =
+        iadd_(select_(tiny, as_u32_(mul_(x, splat_(8388608.0f))), given), isplat_(0x3F800000u - 0x3F3504F3u));
     const vf32_ f = sub_(as_f32_(iadd_(and_(u, isplat_(0x007FFFFFu)), isplat_(0x3F3504F3u))), splat_(1.0f));
     const vf32_ k = convert_f32_(isub_(shr_(u, 23), select_(tiny, isplat_(127 + 23), isplat_(127))));
     const vf32_ s = div_(f, add_(splat_(2.0f), f)), z = mul_(s, s), half = mul_(mul_(f, f), splat_(0.5f));
-    const vf32_ r = sub_(mul_(s, add_(half, mul_(z, horner_(z, 0.666666627f, horner_(z, 0.400008112f, horner_(z, 0.285134971f,
-          splat_(0.239589244f))))))), half);
+    const vf32_ r = sub_(
+        mul_(s, add_(half, mul_(z, horner_(z, 0.666666627f,
+                                           horner_(z, 0.400008112f, horner_(z, 0.285134971f, splat_(0.239589244f))))))),
+        half);
     const vf32_ a = mul_(k, splat_(0.693359375f)), high = add_(a, f), low = sub_(f, sub_(high, a));
     vf32_ y = add_(high, add_(low, add_(mul_(k, splat_(-0.000212194440f)), r)));
-    y = blend_(igt_(given, isplat_(0x7F7FFFFFu)), x, y);                                                /* inf, NaN */
-    y = blend_(igt_(isplat_(0), given), as_f32_(isplat_(0x7FC00000u)), y);                                 /* negative */
+    y = blend_(igt_(given, isplat_(0x7F7FFFFFu)), x, y);                   /* inf, NaN */
+    y = blend_(igt_(isplat_(0), given), as_f32_(isplat_(0x7FC00000u)), y); /* negative */
     return blend_(ieq_(and_(given, isplat_(0x7FFFFFFFu)), isplat_(0)), as_f32_(isplat_(0xFF800000u)), y);
 }
 
 /* x + x^3 P(x^2) below 0.8, else 1 - 2 q / (1 + q) with q = e^(-2 |x|). */
 FN_ vf32_ K_(vmath_tanh)(vf32_ x) {
-    const vf32_ a = abs_(x), z = mul_(a, a), one = splat_(1.0f), q = K_(vmath_exp)(mul_(a, splat_(-2.0f)), splat_(0.0f));
-    const vf32_ below = add_(a, mul_(mul_(a, z), horner_(z, -0.333333313f, horner_(z, 0.133332387f, horner_(z, -0.0539542474f,
-          horner_(z, 0.0217733867f, horner_(z, -0.00850884989f, horner_(z, 0.0028497458f, splat_(-0.000569574651f)))))))));
-    const vf32_ d = add_(one, q), rest = sub_(q, sub_(d, one)), w = div_(mul_(q, splat_(2.0f)), d); /* 1 + q = d + rest */
-    const vf32_ high = sub_(one, w), lost = mul_(mul_(w, rest), sub_(one, mul_(w, splat_(0.5f)))); /* 1 / d = 1 - w / 2 */
+    const vf32_ a = abs_(x), z = mul_(a, a), one = splat_(1.0f),
+                q = K_(vmath_exp)(mul_(a, splat_(-2.0f)), splat_(0.0f));
+    const vf32_ below =
+        add_(a, mul_(mul_(a, z),
+                     horner_(z, -0.333333313f,
+                             horner_(z, 0.133332387f,
+                                     horner_(z, -0.0539542474f,
+                                             horner_(z, 0.0217733867f,
+                                                     horner_(z, -0.00850884989f,
+                                                             horner_(z, 0.0028497458f, splat_(-0.000569574651f)))))))));
+    const vf32_ d = add_(one, q), rest = sub_(q, sub_(d, one)),
+                w = div_(mul_(q, splat_(2.0f)), d); /* 1 + q = d + rest */
+    const vf32_ high = sub_(one, w),
+                lost = mul_(mul_(w, rest), sub_(one, mul_(w, splat_(0.5f)))); /* 1 / d = 1 - w / 2 */
     const vf32_ above = add_(high, add_(sub_(sub_(one, high), w), lost));
-    return as_f32_(or_(xor_(as_u32_(x), as_u32_(a)), as_u32_(blend_(igt_(as_u32_(splat_(0.8f)), as_u32_(a)), below, above))));
+    return as_f32_(
+        or_(xor_(as_u32_(x), as_u32_(a)), as_u32_(blend_(igt_(as_u32_(splat_(0.8f)), as_u32_(a)), below, above))));
 }
 
 /* For 0 <= x < 1: x + x P(x^2) */
 FN_ vf32_ K_(vmath_erf_below_1)(vf32_ x) {
     const vf32_ z = mul_(x, x);
-    return add_(x, mul_(x, horner_(z, 0.128379166f, horner_(z, -0.376126349f, horner_(z, 0.112837434f, horner_(z, -0.0268635508f,
-          horner_(z, 0.00521640619f, horner_(z, -0.000842323236f, horner_(z, 0.000108587818f, splat_(-8.57798841e-06f))))))))));
+    return add_(x, mul_(x, horner_(z, 0.128379166f,
+                                   horner_(z, -0.376126349f,
+                                           horner_(z, 0.112837434f,
+                                                   horner_(z, -0.0268635508f,
+                                                           horner_(z, 0.00521640619f,
+                                                                   horner_(z, -0.000842323236f,
+                                                                           horner_(z, 0.000108587818f,
+                                                                                   splat_(-8.57798841e-06f))))))))));
 }
 
 /* e^(y^2) erfc(y) for 0 <= y < 10.9: P(t) / (1 + 2 y), t = (y - 2) / (y + 2) */
 FN_ vf32_ K_(vmath_erfcx)(vf32_ y) {
     const vf32_ two = splat_(2.0f), t = div_(sub_(y, two), add_(y, two));
-    return div_(horner_(t, 1.27697837f, horner_(t, -0.0927638113f, horner_(t, -0.166030198f, horner_(t, 0.164050832f, horner_(t,
-          -0.0542211086f, horner_(t, -0.00802993868f, horner_(t, 0.00872326922f, horner_(t, 0.00125348219f, horner_(t,
-          -0.00144877564f, horner_(t, -0.000410605775f, horner_(t, 0.000190243765f, splat_(9.18475271e-05f)))))))))))),
-          add_(splat_(1.0f), mul_(two, y)));
+    return div_(
+        horner_(
+            t, 1.27697837f,
+            horner_(
+                t, -0.0927638113f,
+                horner_(
+                    t, -0.166030198f,
+                    horner_(t, 0.164050832f,
+                            horner_(t, -0.0542211086f,
+                                    horner_(t, -0.00802993868f,
+                                            horner_(t, 0.00872326922f,
+                                                    horner_(t, 0.00125348219f,
+                                                            horner_(t, -0.00144877564f,
+                                                                    horner_(t, -0.000410605775f,
+                                                                            horner_(t, 0.000190243765f,
+                                                                                    splat_(9.18475271e-05f)))))))))))),
+        add_(splat_(1.0f), mul_(two, y)));
 }
 
 /* erfc(y) for y >= 0 */
 FN_ vf32_ K_(vmath_erfc_positive)(vf32_ y) {
     vf32_ low, high, a = K_(clamp_abs)(y, 10.5f);
     high = K_(two_product)(a, a, &low);
-    return mul_(K_(vmath_exp)(as_f32_(xor_(as_u32_(high), isplat_(0x80000000u))), as_f32_(xor_(as_u32_(low), isplat_(0x80000000u)))),
-          K_(vmath_erfcx)(a));
+    return mul_(K_(vmath_exp)(as_f32_(xor_(as_u32_(high), isplat_(0x80000000u))),
+                              as_f32_(xor_(as_u32_(low), isplat_(0x80000000u)))),
+                K_(vmath_erfcx)(a));
 }
 
 FN_ vf32_ K_(vmath_erf)(vf32_ x) {
-    const vf32_ a = abs_(x), one = splat_(1.0f), y = blend_(igt_(as_u32_(one), as_u32_(a)), K_(vmath_erf_below_1)(a), sub_(one,
-          K_(vmath_erfc_positive)(a)));
+    const vf32_ a = abs_(x), one = splat_(1.0f),
+                y = blend_(igt_(as_u32_(one), as_u32_(a)), K_(vmath_erf_below_1)(a),
+                           sub_(one, K_(vmath_erfc_positive)(a)));
     return blend_(igt_(as_u32_(a), isplat_(0x7F800000u)), x, as_f32_(or_(xor_(as_u32_(x), as_u32_(a)), as_u32_(y))));
 }
 
@@ -5750,15 +5901,30 @@ FN_ vf32_ K_(vmath_atan2)(vf32_ y, vf32_ x) {
     const vu32_ most = select_(swap, v, u), turn = xor_(flip, select_(swap, isplat_(0x80000000u), zero));
     vf32_ q = div_(blend_(swap, ax, ay), as_f32_(most)), z, high, low;
     z = mul_(q, q);
-    q = add_(q, mul_(mul_(q, z), horner_(z, -0.333333313f, horner_(z, 0.199998975f, horner_(z, -0.14283745f, horner_(z, 0.110914007f,
-          horner_(z, -0.0897195861f, horner_(z, 0.0722251087f, horner_(z, -0.0538603701f, horner_(z, 0.0337226987f, horner_(z,
-          -0.0157589912f, horner_(z, 0.004706142f, splat_(-0.000659056939f)))))))))))));
+    q = add_(
+        q,
+        mul_(mul_(q, z),
+             horner_(
+                 z, -0.333333313f,
+                 horner_(
+                     z, 0.199998975f,
+                     horner_(
+                         z, -0.14283745f,
+                         horner_(z, 0.110914007f,
+                                 horner_(z, -0.0897195861f,
+                                         horner_(z, 0.0722251087f,
+                                                 horner_(z, -0.0538603701f,
+                                                         horner_(z, 0.0337226987f,
+                                                                 horner_(z, -0.0157589912f,
+                                                                         horner_(z, 0.004706142f,
+                                                                                 splat_(-0.000659056939f)))))))))))));
     q = blend_(ieq_(v, u), as_f32_(isplat_(0x3F490FDBu)), q); /* pi/4, infinite or not */
     q = blend_(ieq_(most, zero), as_f32_(zero), q);
-    high = as_f32_(select_(swap, isplat_(0x3FC90FDBu), select_(ieq_(flip, zero), zero, isplat_(0x40490FDBu)))); /* pi/2, 0,
+    high =
+        as_f32_(select_(swap, isplat_(0x3FC90FDBu), select_(ieq_(flip, zero), zero, isplat_(0x40490FDBu)))); /* pi/2, 0,
           pi */
-    low = as_f32_(select_(swap, isplat_(0xB33BBD2Eu), select_(ieq_(flip, zero), zero,
-          isplat_(0xB3BBBD2Eu))));  /* the rest    */
+    low = as_f32_(
+        select_(swap, isplat_(0xB33BBD2Eu), select_(ieq_(flip, zero), zero, isplat_(0xB3BBBD2Eu)))); /* the rest    */
     z = add_(high, add_(low, as_f32_(xor_(as_u32_(q), turn))));
     z = as_f32_(or_(and_(as_u32_(z), isplat_(0x7FFFFFFFu)), xor_(v, as_u32_(y))));
     return blend_(nan, as_f32_(isplat_(0x7FC00000u)), z);
@@ -5767,16 +5933,21 @@ FN_ vf32_ K_(vmath_atan2)(vf32_ y, vf32_ x) {
 /* For |f| <= 1/4: sin(pi f) = 4 f - f P(f^2), cos(pi f) = 1 + f^2 Q(f^2). */
 FN_ vf32_ K_(sincospi_quarter)(vf32_ f, vf32_ *cosine) {
     const vf32_ z = mul_(f, f);
-    *cosine = add_(splat_(1.0f), mul_(z, horner_(z, -4.93480206f, horner_(z, 4.05869341f, horner_(z, -1.33446038f, horner_(z,
-          0.221272752f, splat_(0.0610933602f)))))));
-    return sub_(mul_(f, splat_(4.0f)), mul_(f, horner_(z, 0.858407319f, horner_(z, 5.16771889f, horner_(z, -2.55051947f, horner_(z,
-          0.606866181f, splat_(-0.135735944f)))))));
+    *cosine =
+        add_(splat_(1.0f),
+             mul_(z, horner_(z, -4.93480206f,
+                             horner_(z, 4.05869341f,
+                                     horner_(z, -1.33446038f, horner_(z, 0.221272752f, splat_(0.0610933602f)))))));
+    return sub_(mul_(f, splat_(4.0f)),
+                mul_(f, horner_(z, 0.858407319f,
+                                horner_(z, 5.16771889f,
+                                        horner_(z, -2.55051947f, horner_(z, 0.606866181f, splat_(-0.135735944f)))))));
 }
 
 /* x = n/2 + f, |f| <= 1/4, exactly. */
 FN_ vf32_ K_(vmath_sincospi)(vf32_ x, vf32_ *cosine) {
     const vf32_ magic = splat_(12582912.0f),
-          far_away = splat_(12884901888.0f); /* 1.5 * 2^33: rounds to multiples of 2^10 */
+                far_away = splat_(12884901888.0f); /* 1.5 * 2^33: rounds to multiples of 2^10 */
     const vu32_ mag = and_(as_u32_(x), isplat_(0x7FFFFFFFu)), sign = xor_(as_u32_(x), mag), zero = isplat_(0);
     const vf32_ a = as_f32_(select_(igt_(mag, isplat_(0x4B7FFFFFu)), zero, mag)); /* from 2^24 on they are even */
     const vf32_ b = sub_(a, sub_(add_(a, far_away), far_away)), t = add_(add_(b, b), magic);
@@ -5815,11 +5986,16 @@ FN_ vf32_ K_(map_argument)(kopt_function f, vf32_ x) {
     const vu32_ minus = isplat_(0x80000000u);
     vf32_ rest;
     switch (KOPT_CAST_(int, f)) {
-    case KOPT_SIGMOID: case KOPT_SILU: case KOPT_SOFTPLUS: case KOPT_SIGMOID_SLOPE: case KOPT_SILU_SLOPE:
-        return as_f32_(or_(as_u32_(x), minus));
+    case KOPT_SIGMOID:
+    case KOPT_SILU:
+    case KOPT_SOFTPLUS:
+    case KOPT_SIGMOID_SLOPE:
+    case KOPT_SILU_SLOPE: return as_f32_(or_(as_u32_(x), minus));
     case KOPT_TANH_SLOPE: return mul_(as_f32_(or_(as_u32_(x), minus)), splat_(2.0f));
-    case KOPT_GELU: case KOPT_GELU_SLOPE: return mul_(mul_(x, x), splat_(-0.5f));
-    case KOPT_GELU_TANH: case KOPT_GELU_TANH_SLOPE:
+    case KOPT_GELU:
+    case KOPT_GELU_SLOPE: return mul_(mul_(x, x), splat_(-0.5f));
+    case KOPT_GELU_TANH:
+    case KOPT_GELU_TANH_SLOPE:
         rest = K_(gelu_tanh_argument)(x, &rest);
         x = blend_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), x, rest);
         return as_f32_(or_(as_u32_(x), minus));
@@ -5867,7 +6043,8 @@ FN_ vf32_ K_(map_result)(kopt_function f, vf32_ x, vf32_ q, vf32_ l, vf32_ *size
         if (steep) {
             v = mul_(mul_(s, v), K_(clamp_abs)(x, 12.0f));
             rest = K_(clamp_abs)(x, 12.0f);
-            v = mul_(v, add_(splat_(1.59576917f), mul_(mul_(rest, rest), splat_(0.214064449f)))); /* g' = c1 + 3 c3 x^2 */
+            v = mul_(v,
+                     add_(splat_(1.59576917f), mul_(mul_(rest, rest), splat_(0.214064449f)))); /* g' = c1 + 3 c3 x^2 */
         } else {
             v = mul_(mul_(s, v), least);
         }
@@ -5884,7 +6061,7 @@ FN_ vf32_ K_(map_result)(kopt_function f, vf32_ x, vf32_ q, vf32_ l, vf32_ *size
         r = add_(s, v);
         *size = add_(s, abs_(v));
         r = as_f32_(or_(as_u32_(r), select_(ieq_(as_u32_(r), isplat_(0)), and_(as_u32_(x), isplat_(0x80000000u)),
-              isplat_(0)))); /* -0 */
+                                            isplat_(0)))); /* -0 */
     }
     return blend_(igt_(mag, isplat_(0x7F800000u)), x, r);
 }
@@ -5964,7 +6141,7 @@ FN_ void K_(row_sum)(const kopt_vmath_job_ *j) {
    the others, symmetric about 0, or small results would be. */
 FN_ void K_(box_muller)(vu32_ *x, vu32_ *y) {
     const vf32_ high = mul_(convert_f32_(shr_(*x, 16)), splat_(1.52587890625e-05f)); /* 2^-16 */
-    const vf32_ least = splat_(2.3283064365386963e-10f);                               /* 2^-32 */
+    const vf32_ least = splat_(2.3283064365386963e-10f);                             /* 2^-32 */
     const vf32_ low = mul_(add_(convert_f32_(and_(*x, isplat_(0xFFFFu))), splat_(0.5f)), least);
     const vf32_ u = add_(high, low), rest = sub_(low, sub_(u, high)); /* log(u + rest) is log(u) + rest near 1 */
     const vf32_ r = sqrt_(mul_(add_(K_(vmath_log)(u), rest), splat_(-2.0f)));
@@ -5991,7 +6168,7 @@ FN_ void K_(random_numbers)(const kopt_vmath_job_ *j) {
         } else {
             for (k = 0; k < 4; k++) /* odd numbers in (-2^24, 2^24) */
                 x[k] = as_u32_(mul_(convert_f32_(isub_(or_(shl_(shr_(x[k], 8), 1), isplat_(1)), isplat_(0x01000000u))),
-                                  splat_(5.9604644775390625e-08f)));
+                                    splat_(5.9604644775390625e-08f)));
         }
         K_(philox_transpose)(w, x);
         for (k = 0; k < 4; k++) store32_(j->out + 4 * (i + k * LANES_), w[k]);
@@ -6017,7 +6194,9 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
         K_(store_n)(j->out2 + 4 * i, 4, n, as_u32_(y));
         break;
     case KOPT_VMATH_ADD_ONE_: x = add_(x, splat_(1.0f)); break;
-    case KOPT_VMATH_PREPARE_: x = K_(map_argument)(j->f, K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format)); break;
+    case KOPT_VMATH_PREPARE_:
+        x = K_(map_argument)(j->f, K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format));
+        break;
     case KOPT_VMATH_MULTIPLY_:
         x = K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format);
         y = K_(widen)(K_(load_n)(j->in2 + i * size, size, n), j->format);
@@ -6054,7 +6233,8 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
             store16_(part, old);
             for (lane = 0; lane < n; lane++) {
                 kopt_byte_ *const out = j->out + (i + lane) * size;
-                kopt_store16_(out, kopt_map_exception_(patches, count, kopt_load16_(part + 2 * lane), kopt_load16_(out)));
+                kopt_store16_(out,
+                              kopt_map_exception_(patches, count, kopt_load16_(part + 2 * lane), kopt_load16_(out)));
             }
         }
         return;
@@ -6247,20 +6427,22 @@ typedef struct kopt_kernels_ {
 #define KOPT_AND_VMATH_(kernel)
 #endif
 
-#define KOPT_KERNELS_(isa, tools) \
-    {#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, kopt_measure_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)}
+#define KOPT_KERNELS_(isa, tools)                                                 \
+    {#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, \
+     kopt_measure_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)}
 #define KOPT_NO_KERNELS_(isa) {#isa, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_ KOPT_AND_VMATH_(KOPT_NULL_)}
-static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
-    KOPT_KERNELS_(scalar, scalar),
+static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {KOPT_KERNELS_(scalar, scalar),
 #ifdef KOPT_X86_
-    KOPT_KERNELS_(sse2, scalar), KOPT_KERNELS_(avx2, avx2), KOPT_KERNELS_(avx512, avx2),
+                                                          KOPT_KERNELS_(sse2, scalar), KOPT_KERNELS_(avx2, avx2),
+                                                          KOPT_KERNELS_(avx512, avx2),
 #else
-    KOPT_NO_KERNELS_(sse2), KOPT_NO_KERNELS_(avx2), KOPT_NO_KERNELS_(avx512),
+                                                          KOPT_NO_KERNELS_(sse2), KOPT_NO_KERNELS_(avx2),
+                                                          KOPT_NO_KERNELS_(avx512),
 #endif
 #ifdef KOPT_NEON_
-    KOPT_KERNELS_(neon, neon)
+                                                          KOPT_KERNELS_(neon, neon)
 #else
-    KOPT_NO_KERNELS_(neon)
+                                                          KOPT_NO_KERNELS_(neon)
 #endif
 };
 #undef KOPT_KERNELS_
@@ -6365,7 +6547,8 @@ static int kopt_chosen_;
 KOPT_API_ kopt_isa kopt_isa_current(void) {
     int chosen = KOPT_GET_CHOSEN_();
     if (chosen == 0) {
-        for (chosen = KOPT_ISA_COUNT; !kopt_isa_usable(KOPT_CAST_(kopt_isa, chosen - 1)); chosen--) {}
+        for (chosen = KOPT_ISA_COUNT; !kopt_isa_usable(KOPT_CAST_(kopt_isa, chosen - 1)); chosen--) {
+        }
         KOPT_SET_CHOSEN_(chosen);
     }
     return KOPT_CAST_(kopt_isa, chosen - 1);
@@ -6449,7 +6632,8 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
     e->control = KOPT_CAST_(uint32_t, old);
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
     __asm__ __volatile__("vmrs %0, fpscr" : "=r"(e->control));
-#if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M' /* keeps the flags, and LTPSIZE, or loops of a Cortex-M55 fault */
+#if defined(__ARM_ARCH_PROFILE) && \
+    __ARM_ARCH_PROFILE == 'M' /* keeps the flags, and LTPSIZE, or loops of a Cortex-M55 fault */
     __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF807009Fu));
 #else
     __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF800009Fu));
@@ -6521,8 +6705,7 @@ static KOPT_INLINED_ float kopt_number_of_(uint32_t code, float scale, int squar
 static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, const kopt_byte_ *scale, size_t n, int square) {
     const float its_scale = kopt_as_f32_(kopt_load32_(scale));
     size_t i;
-    for (i = 0; i < n; i++)
-        kopt_store32_(x + 4 * i, kopt_as_u32_(kopt_number_of_(code[i], its_scale, square)));
+    for (i = 0; i < n; i++) kopt_store32_(x + 4 * i, kopt_as_u32_(kopt_number_of_(code[i], its_scale, square)));
 }
 
 /* The random numbers of one store, from element `first` on. */
@@ -6585,7 +6768,8 @@ KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i)
 #define KOPT_MADE_ 0x4D414445u
 
 /* Not inline: of a struct that is copied, gcc -O2 makes a call of memcpy. */
-static KOPT_NOINLINE_ kopt_optimizer kopt_start_(kopt_rule rule, double lr, kopt_decay_mode decay, double weight_decay) {
+static KOPT_NOINLINE_ kopt_optimizer kopt_start_(kopt_rule rule, double lr, kopt_decay_mode decay,
+                                                 double weight_decay) {
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
     kopt_optimizer opt;
     opt.rule = rule;
@@ -6795,7 +6979,8 @@ static int kopt_built_in_(const kopt_optimizer *opt) {
         if (moment != KOPT_F32 && opt->moment_rounding != KOPT_STATE_ROUNDING_(opt->moment_rounding)) return 0;
     }
 #ifdef KAHAN_OPT_VMATH
-    if (opt->rule == KOPT_LION && kopt_less_(0, opt->sharpness) && (KOPT_ONLY_ & KOPT_SECOND_PASS_) != KOPT_SECOND_PASS_)
+    if (opt->rule == KOPT_LION && kopt_less_(0, opt->sharpness) &&
+        (KOPT_ONLY_ & KOPT_SECOND_PASS_) != KOPT_SECOND_PASS_)
         return 0;
 #endif
     if (kopt_bits64_(opt->weight_decay) << 1 != 0 && opt->decay_mode != KOPT_DECAY_(opt->decay_mode)) return 0;
@@ -6886,7 +7071,8 @@ KOPT_SMALL_FN_ kopt_kept_ kopt_kept_in_(const kopt_step *s) {
     kept.moment_count = kopt_moments_here_(kept.rule, s->moment_count);
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && kept.moment_count == 0) kept.moment = s->moment_format;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_EXTRAS | KOPT_WITH_RANGER | KOPT_WITH_ADAN | KOPT_WITH_Q8))
-        kept.moment_count = 2; /* the place of a moment does not depend on it, and a rule leaves alone those that it lacks */
+        kept.moment_count =
+            2; /* the place of a moment does not depend on it, and a rule leaves alone those that it lacks */
     return kept;
 }
 
@@ -6958,7 +7144,9 @@ static uint32_t kopt_little32_(const kopt_byte_ *p) {
            KOPT_CAST_(uint32_t, p[3]) << 24;
 }
 
-static uint64_t kopt_little64_(const kopt_byte_ *p) { return kopt_little32_(p) | KOPT_CAST_(uint64_t, kopt_little32_(p + 4)) << 32; }
+static uint64_t kopt_little64_(const kopt_byte_ *p) {
+    return kopt_little32_(p) | KOPT_CAST_(uint64_t, kopt_little32_(p + 4)) << 32;
+}
 #endif
 
 /* As fp32. */
@@ -7108,8 +7296,9 @@ static kopt_result kopt_check_tensor_(const kopt_tensor *t) {
     if (checks && t->copy != KOPT_NULL_ && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
     if (!kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, t->grad_format))) return KOPT_ERROR_OPTION;
     if (t->copy != KOPT_NULL_ && !kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, t->copy_format))) return KOPT_ERROR_OPTION;
-    if (!KOPT_HAS_(KOPT_WITH_EXTRAS) && (t->copy != KOPT_NULL_ || t->counts != KOPT_NULL_ || t->first_index != 0 ||
-                                         (kopt_as_u32_(t->rate_scale) != 0 && kopt_as_u32_(t->rate_scale) != 0x3F800000u)))
+    if (!KOPT_HAS_(KOPT_WITH_EXTRAS) &&
+        (t->copy != KOPT_NULL_ || t->counts != KOPT_NULL_ || t->first_index != 0 ||
+         (kopt_as_u32_(t->rate_scale) != 0 && kopt_as_u32_(t->rate_scale) != 0x3F800000u)))
         return KOPT_ERROR_OPTION;
     if (!checks) return KOPT_OK;
     if (!kopt_n_valid_(t->n) || t->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
@@ -7170,8 +7359,8 @@ static float kopt_read_weight_(const kopt_optimizer *opt, const kopt_byte_ *weig
     float rest;
     if (format == KOPT_F32) return kopt_as_f32_(kopt_load32_(weight));
     if (opt->rounding == KOPT_EXACT)
-        return kopt_from_extended_scalar_(
-            (kopt_load16_(weight) << 16) + ((kopt_load16_(residual) ^ 0x8000u) - 0x8000u), format);
+        return kopt_from_extended_scalar_((kopt_load16_(weight) << 16) + ((kopt_load16_(residual) ^ 0x8000u) - 0x8000u),
+                                          format);
     if (opt->rounding == KOPT_COMPACT)
         return kopt_from_extended_scalar_(
             (kopt_load16_(weight) << 16) + (((KOPT_CAST_(uint32_t, *residual) ^ 0x80u) - 0x80u) << 8), format);
@@ -7193,9 +7382,9 @@ static void kopt_start_slow_(const kopt_optimizer *opt, const kopt_tensor *t) {
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     if (KOPT_RULE_(opt->rule) != KOPT_RANGER) return;
     kopt_copy_noinline_(state + at.slow, KOPT_CAST_(const kopt_byte_ *, t->weight),
-                      t->n * kopt_bytes_of_(opt->weight_format));
+                        t->n * kopt_bytes_of_(opt->weight_format));
     kopt_copy_noinline_(state + at.slow_residual, state + at.residual,
-                      t->n * kopt_bytes_of_residual_(opt->weight_format, opt->rounding));
+                        t->n * kopt_bytes_of_residual_(opt->weight_format, opt->rounding));
 }
 
 KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights) {
@@ -7224,7 +7413,8 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tens
         return KOPT_ERROR_OPTION;
     if (at.total != 0) {
         if (KOPT_HAS_(KOPT_WITH_CHECKS)) kopt_make_header_(state, opt, t);
-        for (i = KOPT_HAS_(KOPT_WITH_CHECKS) ? KOPT_HEADER_ : 0; i < at.total; i += 4) { /* every array is a multiple of 4 bytes */
+        for (i = KOPT_HAS_(KOPT_WITH_CHECKS) ? KOPT_HEADER_ : 0; i < at.total;
+             i += 4) { /* every array is a multiple of 4 bytes */
             uint32_t zero = 0;
             KOPT_OPAQUE_(zero);
             kopt_store32_(state + i, zero);
@@ -7250,8 +7440,8 @@ static int kopt_keeps_root_(const kopt_optimizer *opt, kopt_slot slot) {
 }
 
 /* values: an array of the caller; scales: it has one for each block. */
-static kopt_result kopt_check_slot_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
-                                      const void *values, size_t bytes, int scales) {
+static kopt_result kopt_check_slot_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, const void *values,
+                                    size_t bytes, int scales) {
     kopt_result result = kopt_check_state_(opt, t, 0);
     kopt_span_ span[KOPT_SPANS_], *a, *end;
     size_t n;
@@ -7292,8 +7482,7 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
             if (rooted) x = kopt_mul_scalar_(x, x);
         } else {
             moment = state + at.moment[slot - KOPT_FIRST_MOMENT] + i * moment_bytes;
-            x = kopt_widen_scalar_(moment_bytes == 4 ? kopt_load32_(moment) : kopt_load16_(moment),
-                                   opt->moment_format);
+            x = kopt_widen_scalar_(moment_bytes == 4 ? kopt_load32_(moment) : kopt_load16_(moment), opt->moment_format);
             if (rooted) x = kopt_mul_scalar_(x, x);
         }
         kopt_store32_(KOPT_POINTER_(kopt_byte_ *, out) + 4 * i, kopt_as_u32_(x));
@@ -7316,7 +7505,7 @@ static void kopt_code_block_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byt
 
 /* Values of elements [begin, end) of a stream; begin is at a block. */
 static void kopt_write_slot_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, const kopt_byte_ *in,
-                               size_t begin, size_t end) {
+                             size_t begin, size_t end) {
     const kopt_layout_ at = kopt_layout_for_(opt, t->n);
     const size_t residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
     const size_t weight_bytes = kopt_bytes_of_(opt->weight_format);
@@ -7352,7 +7541,8 @@ static void kopt_write_slot_(const kopt_optimizer *opt, const kopt_tensor *t, ko
     }
 }
 
-KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, const float *in) {
+KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
+                                       const float *in) {
     const kopt_result result = kopt_check_slot_(opt, t, slot, in, 4, 0);
     kopt_environment_ environment;
     if (result != KOPT_OK || t->n == 0) return result;
@@ -7609,7 +7799,9 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_take_options_(const kopt_optimizer *o
 }
 
 /* 1 - x of other hyper-parameters. */
-KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) { return kopt_to_float_(kopt_sub64_(kopt_get64_(1), kopt_get64_(x))); }
+KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) {
+    return kopt_to_float_(kopt_sub64_(kopt_get64_(1), kopt_get64_(x)));
+}
 
 static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0x7F800000u) != 0x7F800000u; }
 
@@ -7622,7 +7814,8 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
     s->step = opt->step + 1;
     s->grad_scale = kopt_narrow64_(opt->grad_scale);
     if (KOPT_HAS_(KOPT_WITH_EXTRAS)) s->grad_scale = kopt_mul_(s->grad_scale, kopt_narrow64_(opt->clip));
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && opt->maximize) s->grad_scale = kopt_as_f32_(kopt_as_u32_(s->grad_scale) ^ 0x80000000u);
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && opt->maximize)
+        s->grad_scale = kopt_as_f32_(kopt_as_u32_(s->grad_scale) ^ 0x80000000u);
     if (KOPT_HAS_(KOPT_WITH_L2)) s->l2 = how == KOPT_L2 ? weight_decay : 0;
     s->rate = kopt_narrow64_(opt->lr);
     s->weight_decay = 0;
@@ -7683,7 +7876,8 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
                 }
             }
             if (KOPT_HAS_(KOPT_WITH_Q8) && opt->moment_format == KOPT_Q8 && s->step > 1)
-                s->root_scale = kopt_mul_(s->root_scale, 1.003f); /* what noise in a root adds to the mean of 1 / root */
+                s->root_scale =
+                    kopt_mul_(s->root_scale, 1.003f); /* what noise in a root adds to the mean of 1 / root */
         }
         if (rule == KOPT_RANGER) {
             s->sync = s->step % KOPT_CAST_(uint32_t, opt->lookahead) == 0;
@@ -7693,14 +7887,16 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
 #ifdef KAHAN_OPT_VMATH
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && !kopt_finite_(s->root_scale)) return 0; /* b */
 #endif
-    return !KOPT_HAS_(KOPT_WITH_CHECKS) || (kopt_finite_(s->grad_scale) && kopt_finite_(s->rate) && kopt_finite_(s->weight_decay));
+    return !KOPT_HAS_(KOPT_WITH_CHECKS) ||
+           (kopt_finite_(s->grad_scale) && kopt_finite_(s->rate) && kopt_finite_(s->weight_decay));
 }
 
 /* ---- running a step ---- */
 
 /* No memory that never was a step gets to the kernels: they trust its formats, arrays and rules. */
 static int kopt_step_valid_(const kopt_step *s) {
-    static const kopt_byte_ kopt_fewest_[] = {0, 2, 1, 4, 2, 2, 0, 2}, kopt_more_[] = {1, 1, 0, 0, 0, 0, 0, 0}; /* moments */
+    static const kopt_byte_ kopt_fewest_[] = {0, 2, 1, 4, 2, 2, 0, 2},
+                            kopt_more_[] = {1, 1, 0, 0, 0, 0, 0, 0}; /* moments */
     const unsigned rule = KOPT_CAST_(unsigned, s->rule), moments = KOPT_CAST_(unsigned, s->moment_count);
     return rule <= KOPT_CAST_(unsigned, KOPT_LAST_RULE_) && moments - kopt_fewest_[rule] <= kopt_more_[rule] &&
            kopt_format_valid_(s->weight_format) &&
@@ -7793,11 +7989,11 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
 }
 
 /* The frames of that: a row for each moment. */
-#define KOPT_FRAME_(moments)                                                                                       \
-    static KOPT_NOINLINE_ void kopt_run_blocks##moments##_(const kopt_job_ *whole, kopt_byte_ *state,                 \
-                                                           const kopt_layout_ *at) {                               \
-        float moment[(moments) * KOPT_BLOCK_];                                                                     \
-        kopt_run_blocks_(whole, state, at, moment);                                                                \
+#define KOPT_FRAME_(moments)                                                                          \
+    static KOPT_NOINLINE_ void kopt_run_blocks##moments##_(const kopt_job_ *whole, kopt_byte_ *state, \
+                                                           const kopt_layout_ *at) {                  \
+        float moment[(moments) * KOPT_BLOCK_];                                                        \
+        kopt_run_blocks_(whole, state, at, moment);                                                   \
     }
 KOPT_FRAME_(1)
 KOPT_FRAME_(2)
@@ -7805,8 +8001,8 @@ KOPT_FRAME_(3)
 KOPT_FRAME_(4)
 #undef KOPT_FRAME_
 
-KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t, size_t begin,
-                           size_t end) {
+KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t,
+                                   size_t begin, size_t end) {
     const int extras = KOPT_HAS_(KOPT_WITH_EXTRAS), none = KOPT_HAS_(KOPT_WITH_CHECKS) && at->total == 0;
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     job->step = s;
@@ -7845,8 +8041,8 @@ KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const
 }
 
 /* stable: StableAdamW's factor of the rate, beside the tensor's. */
-KOPT_SMALL_FN_ void kopt_run_(const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end,
-                          float stable) {
+KOPT_SMALL_FN_ void kopt_run_(const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t, size_t begin,
+                              size_t end, float stable) {
     kopt_environment_ environment;
     kopt_job_ job;
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && begin == end) return;
@@ -7865,7 +8061,7 @@ KOPT_SMALL_FN_ void kopt_run_(const kopt_layout_ *at, const kopt_step *s, const 
         (s->moment_count == 1   ? kopt_run_blocks1_
          : s->moment_count == 2 ? kopt_run_blocks2_
          : s->moment_count == 3 ? kopt_run_blocks3_
-                           : kopt_run_blocks4_)(&job, KOPT_CAST_(kopt_byte_ *, t->state), at);
+                                : kopt_run_blocks4_)(&job, KOPT_CAST_(kopt_byte_ *, t->state), at);
     else
         (KOPT_KERNEL_(step))(&job);
     kopt_leave_(&environment);
@@ -8041,17 +8237,17 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
 /* ---- tools of a training loop ---- */
 
 /* A table of its own: a program that uses no tool does not link them. An ISA that is not in it uses the scalar ones. */
-static void (*const kopt_tools_[KOPT_ISA_COUNT])(const kopt_tool_ *) = {
-    kopt_tool_scalar_,
+static void (*const kopt_tools_[KOPT_ISA_COUNT])(const kopt_tool_ *) = {kopt_tool_scalar_,
 #ifdef KOPT_X86_
-    kopt_tool_scalar_, kopt_tool_avx2_, kopt_tool_avx2_,
+                                                                        kopt_tool_scalar_, kopt_tool_avx2_,
+                                                                        kopt_tool_avx2_,
 #else
-    KOPT_NULL_, KOPT_NULL_, KOPT_NULL_,
+                                                                        KOPT_NULL_, KOPT_NULL_, KOPT_NULL_,
 #endif
 #ifdef KOPT_NEON_
-    kopt_tool_neon_
+                                                                        kopt_tool_neon_
 #else
-    KOPT_NULL_
+                                                                        KOPT_NULL_
 #endif
 };
 
@@ -8131,7 +8327,8 @@ KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
 KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, double grad_scale) {
     const kopt_f64_ zero = kopt_get64_(0), one = kopt_get64_(1), most = kopt_get64_(max_norm);
     const kopt_f64_ huge = kopt_make64_((KOPT_CAST_(uint64_t, 0x54B249ADu) << 32) + 0x2594C37Du); /* 1e100 */
-    const kopt_f64_ scale = kopt_make64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63)); /* without sign */
+    const kopt_f64_ scale =
+        kopt_make64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63)); /* without sign */
     kopt_f64_ value;
     kopt_environment_ environment;
     if (norm == KOPT_NULL_ || !kopt_less64_(zero, most) || !kopt_inside64_(most, zero, most)) return 1;
@@ -8144,7 +8341,7 @@ KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, d
 }
 
 KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
-                                        kopt_norm *norm) {
+                                          kopt_norm *norm) {
     kopt_layout_ at;
     kopt_result result = kopt_check_step_(&at, step, t);
     kopt_span_ span[KOPT_SPANS_], *a, *spans;
@@ -8186,7 +8383,7 @@ static kopt_result kopt_limit_of_(double limit, kopt_format format, uint32_t *bi
     if (!kopt_inside64_(most, kopt_get64_(0), most)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
     if (kopt_less64_(largest, most)) most = largest;
-    *bits = kopt_as_u32_(kopt_to_float_(most)) & 0x7FFFFFFFu; /* -0 is 0 */
+    *bits = kopt_as_u32_(kopt_to_float_(most)) & 0x7FFFFFFFu;                            /* -0 is 0 */
     if (kopt_less64_(most, kopt_make64_(kopt_wide_bits_(kopt_as_f32_(*bits))))) --*bits; /* towards zero */
     if (format == KOPT_BF16) *bits >>= 16;
     if (format == KOPT_FP16) {
@@ -8233,7 +8430,8 @@ KOPT_API_ kopt_scaler kopt_grad_scaler(void) {
 }
 
 static kopt_result kopt_check_scaler_(const kopt_scaler *s) {
-    const uint32_t scale = s == KOPT_NULL_ ? 0 : kopt_as_u32_(s->scale), minimum = s == KOPT_NULL_ ? 0 : kopt_as_u32_(s->minimum);
+    const uint32_t scale = s == KOPT_NULL_ ? 0 : kopt_as_u32_(s->scale),
+                   minimum = s == KOPT_NULL_ ? 0 : kopt_as_u32_(s->minimum);
     if (s == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (scale < 0x00800000u || scale >= 0x7F800000u || minimum >= 0x7F800000u) return KOPT_ERROR_RANGE;
     if (!kopt_within_(s->growth, 1, 1e30) || !kopt_less_(1, s->growth)) return KOPT_ERROR_RANGE;
@@ -8260,7 +8458,8 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
     } else {
         s->bad = 0;
         if (++s->good >= s->interval) {
-            const kopt_f64_ most = kopt_make64_((KOPT_CAST_(uint64_t, 0x47EFFFFFu) << 32) + 0xF0000000u); /* 2^128 - 2^103 */
+            const kopt_f64_ most =
+                kopt_make64_((KOPT_CAST_(uint64_t, 0x47EFFFFFu) << 32) + 0xF0000000u); /* 2^128 - 2^103 */
             scale = kopt_mul64_(scale, kopt_get64_(s->growth));
             if (kopt_less64_(scale, most)) s->scale = kopt_to_float_(scale); /* stays finite */
             s->good = 0;
@@ -8281,7 +8480,7 @@ static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, c
     if (result != KOPT_OK) return result;
     if (!kopt_inside64_(kopt_get64_(max_norm), kopt_get64_(0), most)) return KOPT_ERROR_RANGE;
     kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &scaled), KOPT_CONST_POINTER_(const kopt_byte_ *, opt),
-                      sizeof scaled);
+                        sizeof scaled);
     kopt_enter_(&environment);
     scaled.grad_scale =
         kopt_put64_(kopt_div64_(kopt_get64_(opt->grad_scale), kopt_make64_(kopt_wide_bits_(scaler->scale))));
@@ -8307,8 +8506,8 @@ KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt
     return kopt_scaler_update(scaler, norm->nonfinite != 0);
 }
 
-KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
-                                       double max_norm, const kopt_closure *closure, int *skipped) {
+KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors,
+                                       size_t count, double max_norm, const kopt_closure *closure, int *skipped) {
     kopt_result result;
     kopt_norm norm;
     kopt_step step;
@@ -8386,7 +8585,8 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
     job.step = &s;
     job.weight = KOPT_CAST_(kopt_byte_ *, a->sum);
     job.residual = KOPT_CAST_(kopt_byte_ *, a->residual);
-    kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &job.grad), KOPT_CONST_POINTER_(const kopt_byte_ *, &grad), sizeof grad);
+    kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &job.grad), KOPT_CONST_POINTER_(const kopt_byte_ *, &grad),
+                        sizeof grad);
     job.grad_format = grad_format;
     job.moment_format = a->format;
     job.end = a->n;
@@ -8424,7 +8624,7 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
         uint32_t value = 0;
         if (a->count != 0)
             value = kopt_as_u32_(kopt_read_weight_(&like, sum + i * size,
-                                                 residual_size == 0 ? KOPT_NULL_ : residual + i * residual_size));
+                                                   residual_size == 0 ? KOPT_NULL_ : residual + i * residual_size));
         KOPT_OPAQUE_(value);
         kopt_store32_(KOPT_POINTER_(kopt_byte_ *, out) + 4 * i, value);
     }
@@ -8452,7 +8652,9 @@ KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, s
 
 /* Where the code of element n begins, or ends. */
 static KOPT_HOST_DEVICE_ size_t kopt_code_at_(kopt_format code, size_t n) {
-    return code == KOPT_Q8 ? n + 4 * kopt_blocks_(n) : code == KOPT_SIGN ? n / 8 + (n % 8 != 0) + 4 * kopt_blocks_(n) : 2 * n;
+    return code == KOPT_Q8     ? n + 4 * kopt_blocks_(n)
+           : code == KOPT_SIGN ? n / 8 + (n % 8 != 0) + 4 * kopt_blocks_(n)
+                               : 2 * n;
 }
 
 static int kopt_code_valid_(kopt_format code) {
@@ -8499,8 +8701,8 @@ KOPT_INLINE_ float kopt_canonical_nan_(float x) {
 }
 
 /* x and y are parts of arrays of any format. v: the random bits, if any; their stream is in v->stochastic. */
-static KOPT_NOINLINE_ void kopt_move_(kopt_conversion_ *v, kopt_byte_ *to, kopt_format to_format, const kopt_byte_ *from,
-                       kopt_format from_format, int stream) {
+static KOPT_NOINLINE_ void kopt_move_(kopt_conversion_ *v, kopt_byte_ *to, kopt_format to_format,
+                                      const kopt_byte_ *from, kopt_format from_format, int stream) {
     v->dst = to;
     v->src = from;
     v->dst_format = to_format;
@@ -8515,7 +8717,8 @@ KOPT_INLINE_ float kopt_more_(float mean, uint32_t mag) {
 }
 
 /* The scale of a block of KOPT_Q8 or KOPT_SIGN, from its largest magnitude and the sum of |x| / 256. */
-static KOPT_HOST_DEVICE_ uint32_t kopt_scale_of_(kopt_format code, uint32_t largest, float mean, size_t n, int stochastic) {
+static KOPT_HOST_DEVICE_ uint32_t kopt_scale_of_(kopt_format code, uint32_t largest, float mean, size_t n,
+                                                 int stochastic) {
     if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) return kopt_scale_q8_(largest, 0);
     if (stochastic) return kopt_scale_(largest);
     if (n < KOPT_BLOCK_) mean = kopt_mul_(mean, kopt_div_(256.0f, KOPT_CAST_(float, n)));
@@ -8654,8 +8857,8 @@ KOPT_API_ kopt_result kopt_compress(kopt_compressor *c, void *out, size_t out_si
     return KOPT_OK;
 }
 
-KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size, kopt_format code,
-                                          size_t n, double scale) {
+KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
+                                          kopt_format code, size_t n, double scale) {
     const kopt_result result = kopt_check_array_(sum, format, n);
     const size_t size = kopt_bytes_of_(format);
     kopt_environment_ environment;
@@ -8775,7 +8978,8 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
 
 #define KOPT_VMATH_TILE_ 256
 
-static void kopt_vmath_run_(kopt_vmath_kind_ kind, float *out, float *out2, const float *in, const float *in2, size_t n) {
+static void kopt_vmath_run_(kopt_vmath_kind_ kind, float *out, float *out2, const float *in, const float *in2,
+                            size_t n) {
     kopt_vmath_job_ j;
     kopt_environment_ environment;
     kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
@@ -8792,9 +8996,9 @@ static void kopt_vmath_run_(kopt_vmath_kind_ kind, float *out, float *out2, cons
     kopt_leave_(&environment);
 }
 
-#define KOPT_BUILTIN_(name, kind)                                                  \
-    static void kopt_builtin_##name##_(float *out, const float *x, size_t n) {     \
-        kopt_vmath_run_(kind, out, KOPT_NULL_, x, KOPT_NULL_, n);                  \
+#define KOPT_BUILTIN_(name, kind)                                              \
+    static void kopt_builtin_##name##_(float *out, const float *x, size_t n) { \
+        kopt_vmath_run_(kind, out, KOPT_NULL_, x, KOPT_NULL_, n);              \
     }
 KOPT_BUILTIN_(exp, KOPT_VMATH_EXP_)
 KOPT_BUILTIN_(log, KOPT_VMATH_LOG_)
@@ -8809,11 +9013,11 @@ static void kopt_builtin_sincospi_(float *sine, float *cosine, const float *x, s
     kopt_vmath_run_(KOPT_VMATH_SINCOSPI_, sine, cosine, x, KOPT_NULL_, n);
 }
 
-#define KOPT_BUILTIN_(isa)                                                                                           \
-    {"builtin " #isa, kopt_builtin_exp_, kopt_builtin_log_, kopt_builtin_tanh_, kopt_builtin_erf_, kopt_builtin_erfc_, \
-     kopt_builtin_atan2_, kopt_builtin_sincospi_}
-static const kopt_vmath kopt_builtin_table_[KOPT_ISA_COUNT] = {KOPT_BUILTIN_(scalar), KOPT_BUILTIN_(sse2), KOPT_BUILTIN_(avx2),
-                                                               KOPT_BUILTIN_(avx512), KOPT_BUILTIN_(neon)};
+#define KOPT_BUILTIN_(isa)                                                           \
+    {"builtin " #isa,   kopt_builtin_exp_,  kopt_builtin_log_,   kopt_builtin_tanh_, \
+     kopt_builtin_erf_, kopt_builtin_erfc_, kopt_builtin_atan2_, kopt_builtin_sincospi_}
+static const kopt_vmath kopt_builtin_table_[KOPT_ISA_COUNT] = {
+    KOPT_BUILTIN_(scalar), KOPT_BUILTIN_(sse2), KOPT_BUILTIN_(avx2), KOPT_BUILTIN_(avx512), KOPT_BUILTIN_(neon)};
 #undef KOPT_BUILTIN_
 
 KOPT_API_ const kopt_vmath *kopt_vmath_builtin(void) { return &kopt_builtin_table_[kopt_isa_current()]; }
@@ -8827,7 +9031,15 @@ KOPT_API_ const kopt_vmath *kopt_vmath_builtin(void) { return &kopt_builtin_tabl
 #if defined(KAHAN_OPT_SLEEF) && defined(KOPT_GNU_) && \
     ((defined(KOPT_X86_) && defined(__x86_64__) && !defined(_WIN32) && !defined(__ILP32__)) || defined(KOPT_NEON_))
 typedef void kopt_sleef_raw_(void); /* not their type: nothing calls them by it */
-enum { KOPT_SLEEF_EXP_, KOPT_SLEEF_LOG_, KOPT_SLEEF_TANH_, KOPT_SLEEF_ERF_, KOPT_SLEEF_ERFC_, KOPT_SLEEF_ATAN2_, KOPT_SLEEF_SINCOSPI_ };
+enum {
+    KOPT_SLEEF_EXP_,
+    KOPT_SLEEF_LOG_,
+    KOPT_SLEEF_TANH_,
+    KOPT_SLEEF_ERF_,
+    KOPT_SLEEF_ERFC_,
+    KOPT_SLEEF_ATAN2_,
+    KOPT_SLEEF_SINCOSPI_
+};
 
 #ifdef __cplusplus
 #define KOPT_SLEEF_AS_(type, f) reinterpret_cast<type>(f)
@@ -8839,38 +9051,39 @@ enum { KOPT_SLEEF_EXP_, KOPT_SLEEF_LOG_, KOPT_SLEEF_TANH_, KOPT_SLEEF_ERF_, KOPT
 /* out[i] = f(a[i], b[i]), whole vectors, so many bytes of each; or one vector, *pair = f(*a): a structure of two comes
    back through its address. The loop is in here, in registers that a function keeps: with a call of ours for each
    vector a step by Adam-atan2 is 6 % slower. */
-#define KOPT_SLEEF_CALL_(width, target, r, more)                                                                         \
-    static KOPT_NOINLINE_ KOPT_TARGET_(target) void kopt_sleef_call_##width##_(                                          \
-        kopt_sleef_raw_ *f, kopt_byte_ *out, kopt_byte_ *pair, const kopt_byte_ *a, const kopt_byte_ *b, size_t bytes) { \
-        __asm__ __volatile__("mov{q %%rax, %%r15| r15, rax}\n\t"                                                         \
-                             "mov{q %%rcx, %%r13| r13, rcx}\n\t"                                                         \
-                             "mov{q %%rdx, %%r14| r14, rdx}\n\t"                                                         \
-                             "xor{l %%r12d, %%r12d| r12d, r12d}\n\t"                                                     \
-                             "mov{q %%rsp, %%rax| rax, rsp}\n\t"                                                         \
-                             "sub{q $256, %%rsp| rsp, 256}\n\t" /* below the red zone */                                 \
-                             "and{q $-64, %%rsp| rsp, -64}\n\t"                                                          \
-                             "mov{q %%rax, (%%rsp)| [rsp], rax}\n\t"                                                     \
-                             "mov{q %%rsi, 8(%%rsp)| [rsp + 8], rsi}\n\t"                                                \
-                             "2:\n\t"                                                                                    \
-                             "vmovups {(%%r13,%%r12), %%" r "0|" r "0, [r13 + r12]}\n\t"                                 \
-                             "vmovups {(%%r14,%%r12), %%" r "1|" r "1, [r14 + r12]}\n\t"                                 \
-                             "call {*%%r15|r15}\n\t"                                                                     \
-                             "vmovups {%%" r "0, (%%rbx,%%r12)|[rbx + r12], " r "0}\n\t"                                 \
-                             "add{q $" #width "/8, %%r12| r12, " #width "/8}\n\t"                                        \
-                             "cmp{q 8(%%rsp), %%r12| r12, [rsp + 8]}\n\t"                                                \
-                             "jb 2b\n\t"                                                                                 \
-                             "mov{q (%%rsp), %%rsp| rsp, [rsp]}\n\t"                                                     \
-                             "vzeroupper"                                                                                \
-                             : "+a"(f), "+D"(pair), "+c"(a), "+d"(b), "+S"(bytes)                                        \
-                             : "b"(out)                                                                                  \
-                             : "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "cc", "memory", "xmm0", "xmm1", "xmm2",\
-                               "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13",\
-                               "xmm14", "xmm15" more);                                                                   \
+#define KOPT_SLEEF_CALL_(width, target, r, more)                                                                      \
+    static KOPT_NOINLINE_ KOPT_TARGET_(target) void kopt_sleef_call_##width##_(kopt_sleef_raw_ *f, kopt_byte_ *out,   \
+                                                                               kopt_byte_ *pair, const kopt_byte_ *a, \
+                                                                               const kopt_byte_ *b, size_t bytes) {   \
+        __asm__ __volatile__("mov{q %%rax, %%r15| r15, rax}\n\t"                                                      \
+                             "mov{q %%rcx, %%r13| r13, rcx}\n\t"                                                      \
+                             "mov{q %%rdx, %%r14| r14, rdx}\n\t"                                                      \
+                             "xor{l %%r12d, %%r12d| r12d, r12d}\n\t"                                                  \
+                             "mov{q %%rsp, %%rax| rax, rsp}\n\t"                                                      \
+                             "sub{q $256, %%rsp| rsp, 256}\n\t" /* below the red zone */                              \
+                             "and{q $-64, %%rsp| rsp, -64}\n\t"                                                       \
+                             "mov{q %%rax, (%%rsp)| [rsp], rax}\n\t"                                                  \
+                             "mov{q %%rsi, 8(%%rsp)| [rsp + 8], rsi}\n\t"                                             \
+                             "2:\n\t"                                                                                 \
+                             "vmovups {(%%r13,%%r12), %%" r "0|" r "0, [r13 + r12]}\n\t"                              \
+                             "vmovups {(%%r14,%%r12), %%" r "1|" r "1, [r14 + r12]}\n\t"                              \
+                             "call {*%%r15|r15}\n\t"                                                                  \
+                             "vmovups {%%" r "0, (%%rbx,%%r12)|[rbx + r12], " r "0}\n\t"                              \
+                             "add{q $" #width "/8, %%r12| r12, " #width "/8}\n\t"                                     \
+                             "cmp{q 8(%%rsp), %%r12| r12, [rsp + 8]}\n\t"                                             \
+                             "jb 2b\n\t"                                                                              \
+                             "mov{q (%%rsp), %%rsp| rsp, [rsp]}\n\t"                                                  \
+                             "vzeroupper"                                                                             \
+                             : "+a"(f), "+D"(pair), "+c"(a), "+d"(b), "+S"(bytes)                                     \
+                             : "b"(out)                                                                               \
+                             : "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "cc", "memory", "xmm0", "xmm1",  \
+                               "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",      \
+                               "xmm12", "xmm13", "xmm14", "xmm15" more);                                              \
     }
 #define KOPT_SLEEF_LOW_
-#define KOPT_SLEEF_ALL_                                                                                               \
-    , "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27", "xmm28", \
-        "xmm29", "xmm30", "xmm31", "k1", "k2", "k3", "k4", "k5", "k6", "k7"
+#define KOPT_SLEEF_ALL_                                                                                           \
+    , "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27", \
+        "xmm28", "xmm29", "xmm30", "xmm31", "k1", "k2", "k3", "k4", "k5", "k6", "k7"
 KOPT_SLEEF_CALL_(512, "avx512f", "zmm", KOPT_SLEEF_ALL_)
 KOPT_SLEEF_CALL_(256, "avx2", "ymm", KOPT_SLEEF_LOW_)
 KOPT_SLEEF_CALL_(128, "avx2", "xmm", KOPT_SLEEF_LOW_)
@@ -8879,20 +9092,22 @@ KOPT_SLEEF_CALL_(128, "avx2", "xmm", KOPT_SLEEF_LOW_)
 #undef KOPT_SLEEF_ALL_
 #define KOPT_SLEEF_KIND_(what) /* the three kinds are called alike */
 #else
-typedef struct kopt_sleef_two_ { float32x4_t first, second; } kopt_sleef_two_;
-static KOPT_NOINLINE_ void kopt_sleef_call_128_(kopt_sleef_raw_ *f, kopt_byte_ *out, kopt_byte_ *pair, const kopt_byte_ *a,
-                                                const kopt_byte_ *b, size_t bytes, int what) {
+typedef struct kopt_sleef_two_ {
+    float32x4_t first, second;
+} kopt_sleef_two_;
+static KOPT_NOINLINE_ void kopt_sleef_call_128_(kopt_sleef_raw_ *f, kopt_byte_ *out, kopt_byte_ *pair,
+                                                const kopt_byte_ *a, const kopt_byte_ *b, size_t bytes, int what) {
     size_t i;
     for (i = 0; i < bytes; i += 16) {
         const float32x4_t x = vreinterpretq_f32_u8(vld1q_u8(a + i)), y = vreinterpretq_f32_u8(vld1q_u8(b + i));
         if (what == KOPT_SLEEF_SINCOSPI_) {
-            const kopt_sleef_two_ two = KOPT_SLEEF_AS_(kopt_sleef_two_ (*)(float32x4_t), f)(x);
+            const kopt_sleef_two_ two = KOPT_SLEEF_AS_(kopt_sleef_two_(*)(float32x4_t), f)(x);
             vst1q_u8(pair, vreinterpretq_u8_f32(two.first));
             vst1q_u8(pair + 16, vreinterpretq_u8_f32(two.second));
         } else if (what == KOPT_SLEEF_ATAN2_) {
-            vst1q_u8(out + i, vreinterpretq_u8_f32(KOPT_SLEEF_AS_(float32x4_t (*)(float32x4_t, float32x4_t), f)(x, y)));
+            vst1q_u8(out + i, vreinterpretq_u8_f32(KOPT_SLEEF_AS_(float32x4_t(*)(float32x4_t, float32x4_t), f)(x, y)));
         } else {
-            vst1q_u8(out + i, vreinterpretq_u8_f32(KOPT_SLEEF_AS_(float32x4_t (*)(float32x4_t), f)(x)));
+            vst1q_u8(out + i, vreinterpretq_u8_f32(KOPT_SLEEF_AS_(float32x4_t(*)(float32x4_t), f)(x)));
         }
     }
 }
@@ -8901,10 +9116,8 @@ static KOPT_NOINLINE_ void kopt_sleef_call_128_(kopt_sleef_raw_ *f, kopt_byte_ *
 
 #define KOPT_SLEEF_TEXT2_(x) #x
 #define KOPT_SLEEF_TEXT_(x) KOPT_SLEEF_TEXT2_(x)
-#define KOPT_SLEEF_NAME_(own, name) \
-    KOPT_EXTERN_ void own(void) __asm__(KOPT_SLEEF_TEXT_(__USER_LABEL_PREFIX__) name)
-#define KOPT_SLEEF_UNARY_(width, name) \
-    static void kopt_sleef_##name##_##width##_(float *out, const float *x, size_t n)
+#define KOPT_SLEEF_NAME_(own, name) KOPT_EXTERN_ void own(void) __asm__(KOPT_SLEEF_TEXT_(__USER_LABEL_PREFIX__) name)
+#define KOPT_SLEEF_UNARY_(width, name) static void kopt_sleef_##name##_##width##_(float *out, const float *x, size_t n)
 
 /* SLEEF's cospi is 0 from some |x| on that differs between versions: from 2^22 on the built-in takes over. */
 static void kopt_sleef_mend_(float *sine, float *cosine, const kopt_byte_ *x, size_t n) {
@@ -8920,70 +9133,81 @@ static void kopt_sleef_mend_(float *sine, float *cosine, const kopt_byte_ *x, si
 
 /* One width: the declarations, the loop, the seven functions and their table. A tail is padded to a whole vector. A
    step, which is in the environment already, calls the loop itself. */
-#define KOPT_SLEEF_FORM_(width, lanes, suffix, title)                                                                  \
-    KOPT_SLEEF_NAME_(kopt_sleef_exp_raw_##width##_, "Sleef_expf" lanes "_u10" suffix);                                 \
-    KOPT_SLEEF_NAME_(kopt_sleef_log_raw_##width##_, "Sleef_logf" lanes "_u10" suffix);                                 \
-    KOPT_SLEEF_NAME_(kopt_sleef_tanh_raw_##width##_, "Sleef_tanhf" lanes "_u10" suffix);                               \
-    KOPT_SLEEF_NAME_(kopt_sleef_erf_raw_##width##_, "Sleef_erff" lanes "_u10" suffix);                                 \
-    KOPT_SLEEF_NAME_(kopt_sleef_erfc_raw_##width##_, "Sleef_erfcf" lanes "_u15" suffix);                               \
-    KOPT_SLEEF_NAME_(kopt_sleef_atan2_raw_##width##_, "Sleef_atan2f" lanes "_u10" suffix);                             \
-    KOPT_SLEEF_NAME_(kopt_sleef_sincospi_raw_##width##_, "Sleef_sincospif" lanes "_u05" suffix);                       \
-    KOPT_SLEEF_NAME_(kopt_sleef_tanh_fast_##width##_, "Sleef_tanhf" lanes "_u35" suffix);                              \
-    KOPT_SLEEF_NAME_(kopt_sleef_atan_fast_##width##_, "Sleef_atanf" lanes "_u35" suffix);                              \
-    static void kopt_sleef_one_##width##_(kopt_sleef_raw_ *f, int what, float *out, float *out2, const float *x,       \
-                                          const float *y, size_t n) { /* up to one vector */                           \
-        kopt_byte_ room[7 * 64], *at = room + (0 - KOPT_ADDRESS_(room)) % 64; /* pair (128), x, y, out */              \
-        kopt_byte_ *to = KOPT_POINTER_(kopt_byte_ *, out);                                                             \
-        kopt_copy_padded_(at + 128, 64, KOPT_CONST_POINTER_(const kopt_byte_ *, x), 4 * n);                                 \
-        kopt_copy_padded_(at + 192, 64, KOPT_CONST_POINTER_(const kopt_byte_ *, y), 4 * n);                                 \
-        kopt_sleef_call_##width##_(f, at + 256, at, at + 128, at + 192, width / 8 KOPT_SLEEF_KIND_(what));             \
-        kopt_copy_noinline_(to, what == KOPT_SLEEF_SINCOSPI_ ? at : at + 256, 4 * n);                                    \
-        if (what != KOPT_SLEEF_SINCOSPI_) return;                                                                      \
-        kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, out2), at + width / 8, 4 * n);                                   \
-        kopt_sleef_mend_(out, out2, at + 128, n);                                                                      \
-    }                                                                                                                  \
-    static void kopt_sleef_loop_##width##_(kopt_sleef_raw_ *f, int what, float *out, float *out2, const float *x,      \
-                                           const float *y, size_t n) {                                                 \
-        const size_t count = width / 32, whole = what == KOPT_SLEEF_SINCOSPI_ ? 0 : n / count * count;                 \
-        size_t i, m;                                                                                                   \
-        if (whole != 0)                                                                                                \
-            kopt_sleef_call_##width##_(f, KOPT_POINTER_(kopt_byte_ *, out), KOPT_NULL_,                                \
-                                       KOPT_CONST_POINTER_(const kopt_byte_ *, x),                                     \
-                                       KOPT_CONST_POINTER_(const kopt_byte_ *, y), 4 * whole KOPT_SLEEF_KIND_(what));  \
-        for (i = whole; i < n; i += m) {                                                                               \
-            m = n - i < count ? n - i : count;                                                                         \
-            kopt_sleef_one_##width##_(f, what, out + i, out2 + i, x + i, y + i, m);                                    \
-        }                                                                                                              \
-    }                                                                                                                  \
-    static void kopt_sleef_run_##width##_(kopt_sleef_raw_ *f, int what, float *out, float *out2, const float *x,       \
-                                          const float *y, size_t n) {                                                  \
-        kopt_environment_ environment;                                                                                 \
-        kopt_enter_(&environment);                                                                                     \
-        kopt_sleef_loop_##width##_(f, what, out, out2, x, y, n);                                                       \
-        kopt_leave_(&environment);                                                                                     \
-    }                                                                                                                  \
-    KOPT_SLEEF_UNARY_(width, exp) { kopt_sleef_run_##width##_(kopt_sleef_exp_raw_##width##_, 0, out, out, x, x, n); }  \
-    KOPT_SLEEF_UNARY_(width, log) { kopt_sleef_run_##width##_(kopt_sleef_log_raw_##width##_, 0, out, out, x, x, n); }  \
-    KOPT_SLEEF_UNARY_(width, tanh) { kopt_sleef_run_##width##_(kopt_sleef_tanh_raw_##width##_, 0, out, out, x, x, n); } \
-    KOPT_SLEEF_UNARY_(width, erf) { kopt_sleef_run_##width##_(kopt_sleef_erf_raw_##width##_, 0, out, out, x, x, n); }  \
-    KOPT_SLEEF_UNARY_(width, erfc) { kopt_sleef_run_##width##_(kopt_sleef_erfc_raw_##width##_, 0, out, out, x, x, n); } \
-    static void kopt_sleef_atan2_##width##_(float *out, const float *y, const float *x, size_t n) {                    \
-        kopt_sleef_run_##width##_(kopt_sleef_atan2_raw_##width##_, KOPT_SLEEF_ATAN2_, out, out, y, x, n);              \
-    }                                                                                                                  \
-    static void kopt_sleef_sincospi_##width##_(float *sine, float *cosine, const float *x, size_t n) {                 \
-        kopt_sleef_run_##width##_(kopt_sleef_sincospi_raw_##width##_, KOPT_SLEEF_SINCOSPI_, sine, cosine, x, x, n);    \
-    }                                                                                                                  \
-    KOPT_SLEEF_UNARY_(width, steps_tanh) { kopt_sleef_loop_##width##_(kopt_sleef_tanh_fast_##width##_, 0, out, out, x, x, n); } \
-    static void kopt_sleef_steps_atan_##width##_(float *out, const float *quotient, const float *x, size_t n) {        \
-        (void)x;                                                                                                       \
-        kopt_sleef_loop_##width##_(kopt_sleef_atan_fast_##width##_, 0, out, out, quotient, quotient, n);               \
-    }                                                                                                                  \
-    static const kopt_vmath kopt_sleef_steps_##width##_ = {                                                            \
-        "sleef " title ", 3.5 ulp", KOPT_NULL_, KOPT_NULL_, kopt_sleef_steps_tanh_##width##_, KOPT_NULL_, KOPT_NULL_,  \
-        kopt_sleef_steps_atan_##width##_, KOPT_NULL_};                                                                 \
-    static const kopt_vmath kopt_sleef_table_##width##_ = {                                                            \
-        "sleef " title, kopt_sleef_exp_##width##_, kopt_sleef_log_##width##_, kopt_sleef_tanh_##width##_,              \
-        kopt_sleef_erf_##width##_, kopt_sleef_erfc_##width##_, kopt_sleef_atan2_##width##_, kopt_sleef_sincospi_##width##_};
+#define KOPT_SLEEF_FORM_(width, lanes, suffix, title)                                                                 \
+    KOPT_SLEEF_NAME_(kopt_sleef_exp_raw_##width##_, "Sleef_expf" lanes "_u10" suffix);                                \
+    KOPT_SLEEF_NAME_(kopt_sleef_log_raw_##width##_, "Sleef_logf" lanes "_u10" suffix);                                \
+    KOPT_SLEEF_NAME_(kopt_sleef_tanh_raw_##width##_, "Sleef_tanhf" lanes "_u10" suffix);                              \
+    KOPT_SLEEF_NAME_(kopt_sleef_erf_raw_##width##_, "Sleef_erff" lanes "_u10" suffix);                                \
+    KOPT_SLEEF_NAME_(kopt_sleef_erfc_raw_##width##_, "Sleef_erfcf" lanes "_u15" suffix);                              \
+    KOPT_SLEEF_NAME_(kopt_sleef_atan2_raw_##width##_, "Sleef_atan2f" lanes "_u10" suffix);                            \
+    KOPT_SLEEF_NAME_(kopt_sleef_sincospi_raw_##width##_, "Sleef_sincospif" lanes "_u05" suffix);                      \
+    KOPT_SLEEF_NAME_(kopt_sleef_tanh_fast_##width##_, "Sleef_tanhf" lanes "_u35" suffix);                             \
+    KOPT_SLEEF_NAME_(kopt_sleef_atan_fast_##width##_, "Sleef_atanf" lanes "_u35" suffix);                             \
+    static void kopt_sleef_one_##width##_(kopt_sleef_raw_ *f, int what, float *out, float *out2, const float *x,      \
+                                          const float *y, size_t n) {         /* up to one vector */                  \
+        kopt_byte_ room[7 * 64], *at = room + (0 - KOPT_ADDRESS_(room)) % 64; /* pair (128), x, y, out */             \
+        kopt_byte_ *to = KOPT_POINTER_(kopt_byte_ *, out);                                                            \
+        kopt_copy_padded_(at + 128, 64, KOPT_CONST_POINTER_(const kopt_byte_ *, x), 4 * n);                           \
+        kopt_copy_padded_(at + 192, 64, KOPT_CONST_POINTER_(const kopt_byte_ *, y), 4 * n);                           \
+        kopt_sleef_call_##width##_(f, at + 256, at, at + 128, at + 192, width / 8 KOPT_SLEEF_KIND_(what));            \
+        kopt_copy_noinline_(to, what == KOPT_SLEEF_SINCOSPI_ ? at : at + 256, 4 * n);                                 \
+        if (what != KOPT_SLEEF_SINCOSPI_) return;                                                                     \
+        kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, out2), at + width / 8, 4 * n);                                \
+        kopt_sleef_mend_(out, out2, at + 128, n);                                                                     \
+    }                                                                                                                 \
+    static void kopt_sleef_loop_##width##_(kopt_sleef_raw_ *f, int what, float *out, float *out2, const float *x,     \
+                                           const float *y, size_t n) {                                                \
+        const size_t count = width / 32, whole = what == KOPT_SLEEF_SINCOSPI_ ? 0 : n / count * count;                \
+        size_t i, m;                                                                                                  \
+        if (whole != 0)                                                                                               \
+            kopt_sleef_call_##width##_(f, KOPT_POINTER_(kopt_byte_ *, out), KOPT_NULL_,                               \
+                                       KOPT_CONST_POINTER_(const kopt_byte_ *, x),                                    \
+                                       KOPT_CONST_POINTER_(const kopt_byte_ *, y), 4 * whole KOPT_SLEEF_KIND_(what)); \
+        for (i = whole; i < n; i += m) {                                                                              \
+            m = n - i < count ? n - i : count;                                                                        \
+            kopt_sleef_one_##width##_(f, what, out + i, out2 + i, x + i, y + i, m);                                   \
+        }                                                                                                             \
+    }                                                                                                                 \
+    static void kopt_sleef_run_##width##_(kopt_sleef_raw_ *f, int what, float *out, float *out2, const float *x,      \
+                                          const float *y, size_t n) {                                                 \
+        kopt_environment_ environment;                                                                                \
+        kopt_enter_(&environment);                                                                                    \
+        kopt_sleef_loop_##width##_(f, what, out, out2, x, y, n);                                                      \
+        kopt_leave_(&environment);                                                                                    \
+    }                                                                                                                 \
+    KOPT_SLEEF_UNARY_(width, exp) { kopt_sleef_run_##width##_(kopt_sleef_exp_raw_##width##_, 0, out, out, x, x, n); } \
+    KOPT_SLEEF_UNARY_(width, log) { kopt_sleef_run_##width##_(kopt_sleef_log_raw_##width##_, 0, out, out, x, x, n); } \
+    KOPT_SLEEF_UNARY_(width, tanh) {                                                                                  \
+        kopt_sleef_run_##width##_(kopt_sleef_tanh_raw_##width##_, 0, out, out, x, x, n);                              \
+    }                                                                                                                 \
+    KOPT_SLEEF_UNARY_(width, erf) { kopt_sleef_run_##width##_(kopt_sleef_erf_raw_##width##_, 0, out, out, x, x, n); } \
+    KOPT_SLEEF_UNARY_(width, erfc) {                                                                                  \
+        kopt_sleef_run_##width##_(kopt_sleef_erfc_raw_##width##_, 0, out, out, x, x, n);                              \
+    }                                                                                                                 \
+    static void kopt_sleef_atan2_##width##_(float *out, const float *y, const float *x, size_t n) {                   \
+        kopt_sleef_run_##width##_(kopt_sleef_atan2_raw_##width##_, KOPT_SLEEF_ATAN2_, out, out, y, x, n);             \
+    }                                                                                                                 \
+    static void kopt_sleef_sincospi_##width##_(float *sine, float *cosine, const float *x, size_t n) {                \
+        kopt_sleef_run_##width##_(kopt_sleef_sincospi_raw_##width##_, KOPT_SLEEF_SINCOSPI_, sine, cosine, x, x, n);   \
+    }                                                                                                                 \
+    KOPT_SLEEF_UNARY_(width, steps_tanh) {                                                                            \
+        kopt_sleef_loop_##width##_(kopt_sleef_tanh_fast_##width##_, 0, out, out, x, x, n);                            \
+    }                                                                                                                 \
+    static void kopt_sleef_steps_atan_##width##_(float *out, const float *quotient, const float *x, size_t n) {       \
+        (void)x;                                                                                                      \
+        kopt_sleef_loop_##width##_(kopt_sleef_atan_fast_##width##_, 0, out, out, quotient, quotient, n);              \
+    }                                                                                                                 \
+    static const kopt_vmath kopt_sleef_steps_##width##_ = {"sleef " title ", 3.5 ulp",       KOPT_NULL_, KOPT_NULL_,  \
+                                                           kopt_sleef_steps_tanh_##width##_, KOPT_NULL_, KOPT_NULL_,  \
+                                                           kopt_sleef_steps_atan_##width##_, KOPT_NULL_};             \
+    static const kopt_vmath kopt_sleef_table_##width##_ = {"sleef " title,                                            \
+                                                           kopt_sleef_exp_##width##_,                                 \
+                                                           kopt_sleef_log_##width##_,                                 \
+                                                           kopt_sleef_tanh_##width##_,                                \
+                                                           kopt_sleef_erf_##width##_,                                 \
+                                                           kopt_sleef_erfc_##width##_,                                \
+                                                           kopt_sleef_atan2_##width##_,                               \
+                                                           kopt_sleef_sincospi_##width##_};
 
 #ifdef KOPT_X86_
 KOPT_SLEEF_FORM_(512, "16", "avx512f", "avx512")
@@ -9052,20 +9276,20 @@ static kopt_result kopt_vmath_check_(const void *out, const void *x, const void 
 
 /* In the IEEE environment; the tables' functions have the names of libm's, which may be macros: hence the
    parentheses. */
-#define KOPT_VMATH_CALL_(function, arguments)                                     \
-    do {                                                                          \
-        const kopt_vmath *table = kopt_vmath_of_(vmath);                          \
-        kopt_environment_ environment;                                            \
-        if (table->function == KOPT_NULL_) table = kopt_vmath_builtin();          \
-        kopt_enter_(&environment);                                                \
-        (table->function) arguments;                                              \
-        kopt_leave_(&environment);                                                \
+#define KOPT_VMATH_CALL_(function, arguments)                            \
+    do {                                                                 \
+        const kopt_vmath *table = kopt_vmath_of_(vmath);                 \
+        kopt_environment_ environment;                                   \
+        if (table->function == KOPT_NULL_) table = kopt_vmath_builtin(); \
+        kopt_enter_(&environment);                                       \
+        (table->function) arguments;                                     \
+        kopt_leave_(&environment);                                       \
     } while (0)
-#define KOPT_VMATH_UNARY_(name)                                                                                         \
-    KOPT_API_ kopt_result kopt_vmath_##name(const kopt_vmath *vmath, float *out, const float *x, size_t n) {            \
-        const kopt_result result = kopt_vmath_check_(out, x, x, n, 4);                                                  \
-        if (result == KOPT_OK && n != 0) KOPT_VMATH_CALL_(name, (out, x, n));                                           \
-        return result;                                                                                                  \
+#define KOPT_VMATH_UNARY_(name)                                                                              \
+    KOPT_API_ kopt_result kopt_vmath_##name(const kopt_vmath *vmath, float *out, const float *x, size_t n) { \
+        const kopt_result result = kopt_vmath_check_(out, x, x, n, 4);                                       \
+        if (result == KOPT_OK && n != 0) KOPT_VMATH_CALL_(name, (out, x, n));                                \
+        return result;                                                                                       \
     }
 KOPT_VMATH_UNARY_(exp)
 KOPT_VMATH_UNARY_(log)
@@ -9080,7 +9304,8 @@ KOPT_API_ kopt_result kopt_vmath_atan2(const kopt_vmath *vmath, float *out, cons
     return result;
 }
 
-KOPT_API_ kopt_result kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, float *cosine, const float *x, size_t n) {
+KOPT_API_ kopt_result kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, float *cosine, const float *x,
+                                          size_t n) {
     kopt_result result = kopt_vmath_check_(sine, x, x, n, 4);
     if (result == KOPT_OK) result = kopt_vmath_check_(cosine, x, x, n, 4);
     if (result == KOPT_OK && n != 0 && kopt_overlap_(sine, n * 4, cosine, n * 4)) result = KOPT_ERROR_OVERLAP;
@@ -9089,8 +9314,8 @@ KOPT_API_ kopt_result kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, 
 }
 
 /* n <= KOPT_VMATH_TILE_ elements of a kopt_map */
-static void kopt_map_tile_(const kopt_vmath *vmath, kopt_function f, kopt_byte_ *out, const kopt_byte_ *x, kopt_format format,
-                           size_t n) {
+static void kopt_map_tile_(const kopt_vmath *vmath, kopt_function f, kopt_byte_ *out, const kopt_byte_ *x,
+                           kopt_format format, size_t n) {
     float a[KOPT_VMATH_TILE_], b[KOPT_VMATH_TILE_];
     kopt_vmath_job_ j;
     kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
@@ -9141,20 +9366,22 @@ KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *o
     kopt_enter_(&environment);
     for (i = 0; i < n; i += m) {
         m = n - i < KOPT_VMATH_TILE_ ? n - i : KOPT_VMATH_TILE_;
-        kopt_map_tile_(vmath, f, KOPT_CAST_(kopt_byte_ *, out) + 2 * i, KOPT_CAST_(const kopt_byte_ *, x) + 2 * i, format, m);
+        kopt_map_tile_(vmath, f, KOPT_CAST_(kopt_byte_ *, out) + 2 * i, KOPT_CAST_(const kopt_byte_ *, x) + 2 * i,
+                       format, m);
     }
     kopt_leave_(&environment);
     return KOPT_OK;
 }
 
 static kopt_function kopt_slope_of_(kopt_function f) {
-    static const kopt_function kopt_slope_[] = {KOPT_EXP,        KOPT_LOG,        KOPT_TANH_SLOPE,      KOPT_SIGMOID_SLOPE,
-                                                KOPT_SILU_SLOPE, KOPT_GELU_SLOPE, KOPT_GELU_TANH_SLOPE, KOPT_SIGMOID};
+    static const kopt_function kopt_slope_[] = {
+        KOPT_EXP,        KOPT_LOG,        KOPT_TANH_SLOPE,      KOPT_SIGMOID_SLOPE,
+        KOPT_SILU_SLOPE, KOPT_GELU_SLOPE, KOPT_GELU_TANH_SLOPE, KOPT_SIGMOID};
     return kopt_slope_[f];
 }
 
-KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy, const void *x,
-                                        kopt_format format, size_t n) {
+KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy,
+                                        const void *x, kopt_format format, size_t n) {
     const kopt_result result = kopt_map_check_(f, KOPT_SOFTPLUS, dx, dy, x, format, n);
     uint16_t slope[KOPT_VMATH_TILE_];
     kopt_environment_ environment;
@@ -9172,8 +9399,8 @@ KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f
     kopt_enter_(&environment);
     for (i = 0; i < n; i += m) {
         m = n - i < KOPT_VMATH_TILE_ ? n - i : KOPT_VMATH_TILE_;
-        kopt_map_tile_(vmath, kopt_slope_of_(f), KOPT_POINTER_(kopt_byte_ *, slope), KOPT_CAST_(const kopt_byte_ *, x) + 2 * i,
-                       format, m);
+        kopt_map_tile_(vmath, kopt_slope_of_(f), KOPT_POINTER_(kopt_byte_ *, slope),
+                       KOPT_CAST_(const kopt_byte_ *, x) + 2 * i, format, m);
         j.in2 = KOPT_CAST_(const kopt_byte_ *, dy) + 2 * i;
         j.out = KOPT_CAST_(kopt_byte_ *, dx) + 2 * i;
         j.n = m;
@@ -9501,7 +9728,8 @@ static void kopt_draw_of_(kopt_draw_ *draw, kopt_vmath_kind_ kind, uint32_t stre
     draw->limit = 0x7FFFFFFFu;
 }
 
-KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation, kopt_random_key key) {
+KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
+                                  kopt_random_key key) {
     kopt_draw_ draw;
     kopt_draw_of_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
     return kopt_draw_run_(&draw, out, format, n, mean, deviation, key.first_index);
@@ -9519,7 +9747,8 @@ KOPT_API_ kopt_result kopt_truncated_normal(void *out, kopt_format format, size_
     return kopt_draw_run_(&draw, out, format, n, mean, deviation, key.first_index);
 }
 
-KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high, kopt_random_key key) {
+KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high,
+                                   kopt_random_key key) {
     kopt_environment_ environment;
     kopt_f64_ a, b;
     double middle, width;
@@ -9550,10 +9779,8 @@ static kopt_result kopt_init_(void *out, kopt_format format, size_t n, kopt_dist
         root = kopt_mul64_(root, kopt_get64_(1.1368472343385565));
     deviation = kopt_put64_(root);
     kopt_leave_(&environment);
-    if (distribution == KOPT_TRUNCATED_NORMAL)
-        return kopt_truncated_normal(out, format, n, 0, deviation, 2, key);
-    if (distribution == KOPT_UNIFORM)
-        return kopt_uniform(out, format, n, -deviation, deviation, key);
+    if (distribution == KOPT_TRUNCATED_NORMAL) return kopt_truncated_normal(out, format, n, 0, deviation, 2, key);
+    if (distribution == KOPT_UNIFORM) return kopt_uniform(out, format, n, -deviation, deviation, key);
     return kopt_normal(out, format, n, 0, deviation, key);
 }
 
@@ -9659,14 +9886,15 @@ static void kopt_langevin_run_(const kopt_step *s, const kopt_tensor *t, double 
         (KOPT_KERNEL_(step))(&whole);
     } else {
         kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &local), KOPT_CONST_POINTER_(const kopt_byte_ *, s),
-                          sizeof local);
+                            sizeof local);
         kopt_copy_job_(&job, &whole);
         kopt_langevin_tiles_(&job, &whole, &local, factor);
     }
     kopt_leave_(&environment);
 }
 
-KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, double temperature) {
+KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                         double temperature) {
     kopt_result result;
     kopt_step s;
     uint32_t before;

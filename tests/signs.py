@@ -150,6 +150,7 @@ def check_order(tree):
     declared = declared_functions(tree)
     number = {name: k for k, name in enumerate(declared)}
     defined = [(line, name) for line, name in defined_functions(tree.read(HEADER)) if name in number]
+    defined = [d for k, d in enumerate(defined) if k == 0 or defined[k - 1][1] != d[1]]  # one of two by #if
     wrong = ["%s is declared, and its definition is not found" % name for name in declared
              if name not in {n for _, n in defined}]
     ends, tails, before = [], [], {}  # the longest run in order stays; what is not in it is out of order
