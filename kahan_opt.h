@@ -140,41 +140,39 @@
 /* clang-format off: the declarations are tables, aligned by hand */
 
 /* What KAHAN_OPT_ONLY is made of: see CONFIGURATION. */
-#define KOPT_WITH_F32 0x00000001u /* formats of weights, gradients, moments and copies               */
+#define KOPT_WITH_F32 0x00000001u              /* formats of weights, gradients, moments and copies               */
 #define KOPT_WITH_BF16 0x00000002u
 #define KOPT_WITH_FP16 0x00000004u
 #define KOPT_WITH_Q8 0x00000008u
-#define KOPT_WITH_COMPRESSION 0x00000010u /* kopt_compress, kopt_decompress_add (kopt_reduce is always there)*/
-#define KOPT_WITH_NEAREST 0x00000020u     /* opt.rounding                                                    */
+#define KOPT_WITH_COMPRESSION 0x00000010u      /* kopt_compress, kopt_decompress_add (kopt_reduce is always there)*/
+#define KOPT_WITH_NEAREST 0x00000020u          /* opt.rounding                                                    */
 #define KOPT_WITH_STOCHASTIC 0x00000040u
 #define KOPT_WITH_KAHAN 0x00000080u
 #define KOPT_WITH_COMPACT 0x00000100u
 #define KOPT_WITH_EXACT 0x00000200u
-#define KOPT_WITH_NEAREST_STATE 0x00000400u /* opt.moment_rounding and opt.compensation_rounding               */
+#define KOPT_WITH_NEAREST_STATE 0x00000400u    /* opt.moment_rounding and opt.compensation_rounding               */
 #define KOPT_WITH_STOCHASTIC_STATE 0x00000800u
-#define KOPT_WITH_L2 0x00001000u /* opt.decay_mode                                                       */
+#define KOPT_WITH_L2 0x00001000u               /* opt.decay_mode                                                       */
 #define KOPT_WITH_DECOUPLED 0x00002000u
 #define KOPT_WITH_FULLY_DECOUPLED 0x00004000u
-#define KOPT_WITH_MOMENTUM 0x00008000u /* SGD: opt.momentum, dampening, nesterov                          */
-#define KOPT_WITH_SGD 0x00010000u      /* rules                                                           */
-#define KOPT_WITH_ADAM 0x00020000u     /* with SGD and F32 also Adam-atan2                                */
+#define KOPT_WITH_MOMENTUM 0x00008000u         /* SGD: opt.momentum, dampening, nesterov                          */
+#define KOPT_WITH_SGD 0x00010000u              /* rules                                                           */
+#define KOPT_WITH_ADAM 0x00020000u             /* with SGD and F32 also Adam-atan2                                */
 #define KOPT_WITH_LION 0x00040000u
 #define KOPT_WITH_ADAN 0x00080000u
 #define KOPT_WITH_RADAM 0x00100000u
 #define KOPT_WITH_RANGER 0x00200000u
 #define KOPT_WITH_EMA 0x00400000u
-#define KOPT_WITH_GUARDS 0x20000000u /* of a build without KOPT_WITH_CHECKS: see KOPT_TINY              */
-#define KOPT_WITH_EXTRAS \
-    0x40000000u                      /* opt.maximize, zero_grad, clip, amsgrad, moments_only; tensor.copy,
+#define KOPT_WITH_GUARDS 0x20000000u           /* of a build without KOPT_WITH_CHECKS: see KOPT_TINY              */
+#define KOPT_WITH_EXTRAS 0x40000000u           /* opt.maximize, zero_grad, clip, amsgrad, moments_only; tensor.copy,
                                                   rate_scale, counts, first_index; fp32 weights to kopt_state_init */
-#define KOPT_WITH_CHECKS 0x80000000u /* arguments, buffers, state blocks; the caller's FP environment   */
+#define KOPT_WITH_CHECKS 0x80000000u           /* arguments, buffers, state blocks; the caller's FP environment   */
 #define KOPT_WITH_ALL 0xFFFFFFFFu
 /* SGD without momentum and AdamW, all in bf16 with KAHAN: see docs/size.md. Its guards refuse what would go wrong in
    silence: kopt_step_begin() an optimizer that no constructor made or that wants what is left out, kopt_state_init()
    that and fp32 weights, a gradient in another format, a state block that is too small. KOPT_BARE has no guards. */
-#define KOPT_BARE                                                                                          \
-    (KOPT_WITH_BF16 | KOPT_WITH_KAHAN | KOPT_WITH_STOCHASTIC_STATE | KOPT_WITH_DECOUPLED | KOPT_WITH_SGD | \
-     KOPT_WITH_ADAM)
+#define KOPT_BARE (KOPT_WITH_BF16 | KOPT_WITH_KAHAN | KOPT_WITH_STOCHASTIC_STATE | KOPT_WITH_DECOUPLED | \
+                   KOPT_WITH_SGD | KOPT_WITH_ADAM)
 #define KOPT_TINY (KOPT_BARE | KOPT_WITH_GUARDS)
 
 #include <stddef.h>
@@ -213,8 +211,7 @@
 #endif
 #if defined(KOPT_GCC_) && !defined(__OPTIMIZE__) && !defined(__CUDACC__) && \
     (defined(__x86_64__) || defined(__i386__) || defined(__aarch64__))
-#define KOPT_INLINE_ \
-    static KOPT_INLINED_ __attribute__((__always_inline__)) /* at -O0, too, where the kernels are optimized */
+#define KOPT_INLINE_ static KOPT_INLINED_ __attribute__((__always_inline__)) /* at -O0, too, where the kernels are optimized */
 #else
 #define KOPT_INLINE_ static KOPT_HOST_DEVICE_ KOPT_INLINED_
 #endif
@@ -242,9 +239,7 @@ typedef uint16_t kopt_bf16; /* 1 sign, 8 exponent, 7 fraction bits: the upper ha
 typedef uint16_t kopt_fp16; /* 1 sign, 5 exponent, 10 fraction bits: IEEE binary16            */
 
 typedef enum kopt_format {
-    KOPT_F32 = 0,
-    KOPT_BF16 = 1,
-    KOPT_FP16 = 2,
+    KOPT_F32 = 0, KOPT_BF16 = 1, KOPT_FP16 = 2,
     KOPT_Q8 = 3,  /* of moments, compressed gradients: 8-bit codes, one fp32 scale per 256 values (docs/numerics.md 6b).
                      As moments the length of a step is within 2 % of fp32's in the mean, its noise 5 to 17 % */
     KOPT_SIGN = 4 /* of compressed gradients only: signs, and one fp32 scale per 256 values                       */
@@ -260,12 +255,12 @@ typedef enum kopt_rounding {
 
 typedef enum kopt_rule {
     KOPT_SGD = 0,
-    KOPT_ADAM = 1,      /* Adam and AdamW: they differ in opt.decay_mode. AMSGrad: opt.amsgrad                       */
-    KOPT_LION = 2,      /* Chen et al. 2023                                                                     */
-    KOPT_ADAN = 3,      /* Xie et al. 2022                                                                      */
-    KOPT_RADAM = 4,     /* Liu et al. 2020                                                                      */
-    KOPT_RANGER = 5,    /* RAdam with Lookahead (Zhang et al. 2019)                                             */
-    KOPT_EMA = 6,       /* the average of other weights: the "gradient" is those weights                        */
+    KOPT_ADAM = 1,   /* Adam and AdamW: they differ in opt.decay_mode. AMSGrad: opt.amsgrad                       */
+    KOPT_LION = 2,   /* Chen et al. 2023                                                                     */
+    KOPT_ADAN = 3,   /* Xie et al. 2022                                                                      */
+    KOPT_RADAM = 4,  /* Liu et al. 2020                                                                      */
+    KOPT_RANGER = 5, /* RAdam with Lookahead (Zhang et al. 2019)                                             */
+    KOPT_EMA = 6,    /* the average of other weights: the "gradient" is those weights                        */
     KOPT_ADAM_ATAN2 = 7 /* Everett et al. 2024: Adam without eps. Only with KAHAN_OPT_VMATH                  */
 } kopt_rule;
 
@@ -277,21 +272,21 @@ typedef enum kopt_decay_mode {
 
 typedef enum kopt_result {
     KOPT_OK = 0,
-    KOPT_ERROR_NULL,          /* a required pointer is NULL                                            */
-    KOPT_ERROR_OPTION,        /* an enum field holds no value of its enum, or one that does not apply  */
-    KOPT_ERROR_RANGE,         /* a hyper-parameter is out of its range, or not a number                */
-    KOPT_ERROR_BOUNDS,        /* begin > end, end > n, or n too large for the address space            */
-    KOPT_ERROR_SIZE,          /* the state block is smaller than kopt_state_size() says                */
-    KOPT_ERROR_STATE,         /* the block is no state block, or not one of this version               */
-    KOPT_ERROR_MISMATCH,      /* the block belongs to another optimizer, tensor or shard               */
-    KOPT_ERROR_SEALED,        /* the block is sealed: kopt_state_open() it first                       */
-    KOPT_ERROR_CHECKSUM,      /* the block was damaged                                                 */
-    KOPT_ERROR_OVERLAP,       /* two buffers overlap                                                   */
-    KOPT_ERROR_STEP,          /* the step was not begun, or 2^32 - 1 steps are used up                 */
-    KOPT_ERROR_ISA,           /* this machine or this build has no such instruction set, or no GPU     */
-    KOPT_ERROR_DEVICE,        /* a CUDA call failed: cudaPeekAtLastError() says why                    */
+    KOPT_ERROR_NULL,      /* a required pointer is NULL                                            */
+    KOPT_ERROR_OPTION,    /* an enum field holds no value of its enum, or one that does not apply  */
+    KOPT_ERROR_RANGE,     /* a hyper-parameter is out of its range, or not a number                */
+    KOPT_ERROR_BOUNDS,    /* begin > end, end > n, or n too large for the address space            */
+    KOPT_ERROR_SIZE,      /* the state block is smaller than kopt_state_size() says                */
+    KOPT_ERROR_STATE,     /* the block is no state block, or not one of this version               */
+    KOPT_ERROR_MISMATCH,  /* the block belongs to another optimizer, tensor or shard               */
+    KOPT_ERROR_SEALED,    /* the block is sealed: kopt_state_open() it first                       */
+    KOPT_ERROR_CHECKSUM,  /* the block was damaged                                                 */
+    KOPT_ERROR_OVERLAP,   /* two buffers overlap                                                   */
+    KOPT_ERROR_STEP,      /* the step was not begun, or 2^32 - 1 steps are used up                 */
+    KOPT_ERROR_ISA,       /* this machine or this build has no such instruction set, or no GPU     */
+    KOPT_ERROR_DEVICE,    /* a CUDA call failed: cudaPeekAtLastError() says why                    */
     KOPT_ERROR_UNINITIALIZED, /* an optimizer, accumulator or compressor that no constructor made  */
-    KOPT_ERROR_ID             /* the ids of a list of tensors do not increase: kopt_number_tensors()   */
+    KOPT_ERROR_ID         /* the ids of a list of tensors do not increase: kopt_number_tensors()   */
 } kopt_result;
 
 /* One English sentence for each result, never NULL. */
@@ -304,16 +299,12 @@ KOPT_API_ int kopt_version(void);
 
 /* The instruction sets, and which of them is in use: the best that this machine has, unless another is forced. */
 typedef enum kopt_isa {
-    KOPT_ISA_SCALAR = 0,
-    KOPT_ISA_SSE2 = 1,
-    KOPT_ISA_AVX2 = 2,
-    KOPT_ISA_AVX512 = 3,
-    KOPT_ISA_NEON = 4,
+    KOPT_ISA_SCALAR = 0, KOPT_ISA_SSE2 = 1, KOPT_ISA_AVX2 = 2, KOPT_ISA_AVX512 = 3, KOPT_ISA_NEON = 4,
     KOPT_ISA_COUNT = 5
 } kopt_isa;
-KOPT_API_ int kopt_isa_usable(kopt_isa isa); /* 1 if compiled in and present on this machine           */
+KOPT_API_ int kopt_isa_usable(kopt_isa isa);            /* 1 if compiled in and present on this machine           */
 KOPT_API_ kopt_isa kopt_isa_current(void);
-KOPT_API_ kopt_result kopt_isa_force(kopt_isa isa); /* for tests and measurements; KOPT_ISA_COUNT: automatic  */
+KOPT_API_ kopt_result kopt_isa_force(kopt_isa isa);     /* for tests and measurements; KOPT_ISA_COUNT: automatic  */
 KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 
 /* ---- CONVERSIONS OF ONE VALUE ------------------------------------------------------------------------------------ */
@@ -329,9 +320,7 @@ KOPT_INLINE_ uint32_t kopt_as_u32_(float x) {
     kopt_bitcast_ w;
     w.f = x;
 #if defined(KOPT_GNU_) && !defined(__CUDA_ARCH__)
-    __asm__(
-        ""
-        : "+r"(w.u)); /* or clang 19 -Ofast makes a question about the bits one about the number, and no NaN exists */
+    __asm__("" : "+r"(w.u)); /* or clang 19 -Ofast makes a question about the bits one about the number, and no NaN exists */
 #endif
     return w.u;
 }
@@ -355,11 +344,11 @@ KOPT_INLINE_ kopt_bf16 kopt_bf16_from_f32(float x) {
 /* fp16:  s eeeee ffffffffff, exponent bias 15;  fp32:  s eeeeeeee ffffffffff fffffffffffff, bias 127 */
 KOPT_INLINE_ float kopt_f32_from_fp16(kopt_fp16 x) {
     uint32_t u = x, sign = (u & 0x8000u) << 16, mag = u & 0x7FFFu, exponent = 113;
-    if (mag > 0x7C00u) return kopt_as_f32_(sign | 0x7FC00000u | (mag << 13));    /* NaN, quiet          */
-    if (mag == 0x7C00u) return kopt_as_f32_(sign | 0x7F800000u);                 /* infinity            */
-    if (mag >= 0x0400u) return kopt_as_f32_(sign | ((mag << 13) + 0x38000000u)); /* normal: 112 << 23   */
+    if (mag > 0x7C00u) return kopt_as_f32_(sign | 0x7FC00000u | (mag << 13));         /* NaN, quiet          */
+    if (mag == 0x7C00u) return kopt_as_f32_(sign | 0x7F800000u);                      /* infinity            */
+    if (mag >= 0x0400u) return kopt_as_f32_(sign | ((mag << 13) + 0x38000000u));      /* normal: 112 << 23   */
     if (mag == 0) return kopt_as_f32_(sign);
-    for (; mag < 0x0400u; mag <<= 1) exponent--; /* subnormal: mag 2^-24 */
+    for (; mag < 0x0400u; mag <<= 1) exponent--;                                     /* subnormal: mag 2^-24 */
     return kopt_as_f32_(sign | (exponent << 23) | ((mag & 0x03FFu) << 13));
 }
 
@@ -367,12 +356,12 @@ KOPT_INLINE_ float kopt_f32_from_fp16(kopt_fp16 x) {
 KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32(float x) {
     uint32_t u = kopt_as_u32_(x), sign = (u >> 16) & 0x8000u, mag = u & 0x7FFFFFFFu, shift = 13, half;
     if (mag > 0x7F800000u) return KOPT_CAST_(kopt_fp16, sign | 0x7E00u | ((mag >> 13) & 0x03FFu)); /* NaN */
-    if (mag >= 0x477FF000u) return KOPT_CAST_(kopt_fp16, sign | 0x7C00u); /* from 65520 on: infinity */
+    if (mag >= 0x477FF000u) return KOPT_CAST_(kopt_fp16, sign | 0x7C00u);          /* from 65520 on: infinity */
     if (mag >= 0x38800000u) {
-        half = mag - 0x38000000u; /* normal                  */
+        half = mag - 0x38000000u;                                                  /* normal                  */
     } else {
-        if (mag < 0x33000000u) return KOPT_CAST_(kopt_fp16, sign); /* below 2^-25: zero       */
-        shift = 126 - (mag >> 23);                                 /* subnormal: units 2^-24  */
+        if (mag < 0x33000000u) return KOPT_CAST_(kopt_fp16, sign);                 /* below 2^-25: zero       */
+        shift = 126 - (mag >> 23);                                                 /* subnormal: units 2^-24  */
         half = (mag & 0x007FFFFFu) | 0x00800000u;
     }
     half = (half + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((half >> shift) & 1u)) >> shift;
@@ -391,9 +380,9 @@ KOPT_INLINE_ uint32_t kopt_extended_fp16_(float x) {
     if (mag > 0x7F800000u) return 0x7E000000u;
     if (mag >= 0x47800000u) return sign | 0x7C000000u;
     if (mag >= 0x38800000u) return sign | ((mag - 0x38000000u) << 3);
-    if (mag < 0x2B000000u) return sign;                                    /* below 2^-41: no 2^-40    */
-    digits = (mag & 0x007FFFFFu) | 0x00800000u;                            /* digits * 2^(exp - 150)   */
-    if (mag >= 0x37000000u) return sign | (digits << ((mag >> 23) - 110)); /* in units of 2^-40        */
+    if (mag < 0x2B000000u) return sign;                                           /* below 2^-41: no 2^-40    */
+    digits = (mag & 0x007FFFFFu) | 0x00800000u;                                   /* digits * 2^(exp - 150)   */
+    if (mag >= 0x37000000u) return sign | (digits << ((mag >> 23) - 110));        /* in units of 2^-40        */
     shift = 110 - (mag >> 23);
     return sign | ((digits + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((digits >> shift) & 1u)) >> shift);
 }
@@ -519,36 +508,36 @@ typedef struct kopt_optimizer {
                                             below 1e-6, with a loss scale, too                                    */
     kopt_rounding moment_rounding;       /* of 16- and 8-bit moments: KOPT_STOCHASTIC (default) or KOPT_NEAREST   */
     kopt_rounding compensation_rounding; /* in KAHAN and COMPACT: KOPT_STOCHASTIC (default) or KOPT_NEAREST       */
-    kopt_decay_mode decay_mode;          /* default L2 for SGD and Adam, decoupled for AdamW                      */
+    kopt_decay_mode decay_mode;               /* default L2 for SGD and Adam, decoupled for AdamW                      */
     int nesterov;                        /* SGD: needs momentum > 0 and dampening == 0                            */
     int maximize;                        /* 1: ascend                                                             */
     int zero_grad;                       /* 1: a step sets the gradient to zero after it was read                 */
     /* A step rounds these to float; 1 - beta and 1 - dampening are formed before, as 1 - 0.999f is off by 1.3e-5 */
-    double lr;                  /* >= 0                                                                  */
-    double max_lr;              /* > 0; only KOPT_FULLY_DECOUPLED reads it. Default: the first lr        */
-    double weight_decay;        /* >= 0; default 0, AdamW 0.01                                           */
-    int amsgrad;                /* Adam: 1: divide by the largest second moment so far                   */
-    int stable;                 /* Adam: 1: StableAdamW: divide the rate by the RMS of g / sqrt(v) over the
+    double lr;                           /* >= 0                                                                  */
+    double max_lr;                       /* > 0; only KOPT_FULLY_DECOUPLED reads it. Default: the first lr        */
+    double weight_decay;                 /* >= 0; default 0, AdamW 0.01                                           */
+    int amsgrad;                         /* Adam: 1: divide by the largest second moment so far                   */
+    int stable;                          /* Adam: 1: StableAdamW: divide the rate by the RMS of g / sqrt(v) over the
                                             tensor, if that is above 1 (see kopt_stable_measure)                    */
-    int moments_only;           /* 1: a step leaves weights and copy alone (optimizer accumulation)      */
-    int lookahead;              /* Ranger: every how many steps, >= 1; default 6                         */
-    double lookahead_rate;      /* Ranger: in [0, 1]; default 0.5                                        */
-    double beta1, beta2, beta3; /* in [0, 1); Adam 0.9, 0.999; beta3 is Adan's                           */
-    double eps;                 /* all but SGD, Lion: a normal positive float; default 1e-8; added in fp32 */
-    double momentum, dampening; /* SGD: finite, momentum >= 0; default 0, 0                              */
-    double grad_scale;          /* gradients are multiplied by grad_scale * clip, e.g. 1 / loss scale    */
-    double clip;                /* ... and the coefficient of gradient clipping; both default 1          */
-    uint64_t seed;              /* of the random bits; default 0                                         */
-    uint32_t step;              /* steps begun so far; kopt_step_begin() counts it. 0 for a new run      */
-    uint32_t made_;             /* set by the functions below, and read by the library alone             */
+    int moments_only;                    /* 1: a step leaves weights and copy alone (optimizer accumulation)      */
+    int lookahead;                       /* Ranger: every how many steps, >= 1; default 6                         */
+    double lookahead_rate;               /* Ranger: in [0, 1]; default 0.5                                        */
+    double beta1, beta2, beta3;          /* in [0, 1); Adam 0.9, 0.999; beta3 is Adan's                           */
+    double eps;                          /* all but SGD, Lion: a normal positive float; default 1e-8; added in fp32 */
+    double momentum, dampening;          /* SGD: finite, momentum >= 0; default 0, 0                              */
+    double grad_scale;                   /* gradients are multiplied by grad_scale * clip, e.g. 1 / loss scale    */
+    double clip;                         /* ... and the coefficient of gradient clipping; both default 1          */
+    uint64_t seed;                       /* of the random bits; default 0                                         */
+    uint32_t step;                       /* steps begun so far; kopt_step_begin() counts it. 0 for a new run      */
+    uint32_t made_;                      /* set by the functions below, and read by the library alone             */
     /* Of the rules of KAHAN_OPT_VMATH; a build without it refuses them. */
-    double atan2_a, atan2_b;        /* Adam-atan2: w -= lr * a * atan2(m / (1 - beta1^t), b * sqrt(v / (1 - beta2^t)));
+    double atan2_a, atan2_b;             /* Adam-atan2: w -= lr * a * atan2(m / (1 - beta1^t), b * sqrt(v / (1 - beta2^t)));
                                             a >= 0, b a normal positive float; default 1.27, 1                    */
-    int atan2_outside;              /* ... 1: lr * a / (1 - beta1^t) * atan2(m, b * sqrt(v / (1 - beta2^t))): with
+    int atan2_outside;                   /* ... 1: lr * a / (1 - beta1^t) * atan2(m, b * sqrt(v / (1 - beta2^t))): with
                                             a = b = 1 the adam-atan2 package that HRM uses; default 0             */
-    double sharpness;               /* Lion: >= 0. 0 (default): sign(c); above, smooth: tanh(sharpness * c), which
+    double sharpness;                    /* Lion: >= 0. 0 (default): sign(c); above, smooth: tanh(sharpness * c), which
                                             tends to sign(c) (smooth_beta of optax.scale_by_lion)                 */
-    const struct kopt_vmath *vmath; /* whose atan2 (Adam-atan2) and tanh (smooth Lion); NULL (default): the built-in,
+    const struct kopt_vmath *vmath;      /* whose atan2 (Adam-atan2) and tanh (smooth Lion); NULL (default): the built-in,
                                             the same bits everywhere. See VECTOR MATHEMATICS                      */
 } kopt_optimizer;
 
@@ -587,7 +576,7 @@ typedef struct kopt_tensor {
     void *grad;              /* n values of grad_format; only read, unless opt.zero_grad                          */
     kopt_format grad_format; /* independent of the weights' format                                                */
     size_t n;
-    void *state; /* kopt_state_size() bytes, any alignment; may be NULL if that is 0                  */
+    void *state;             /* kopt_state_size() bytes, any alignment; may be NULL if that is 0                  */
     size_t state_size;
     void *copy;              /* NULL, or n values of copy_format, refreshed with the new weights by every step    */
     kopt_format copy_format; /* fp32 weights + 16-bit copy = classic mixed precision                              */
@@ -639,9 +628,7 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tens
    with it in the middle of a run, too (pruning, averaging): stored past it they keep the residual of the value that was
    there before, and with COMPACT or EXACT a zero with such a residual is a NaN. */
 typedef enum kopt_slot {
-    KOPT_WEIGHT = 0,
-    KOPT_FIRST_MOMENT = 1,
-    KOPT_SECOND_MOMENT = 2,
+    KOPT_WEIGHT = 0, KOPT_FIRST_MOMENT = 1, KOPT_SECOND_MOMENT = 2,
     KOPT_THIRD_MOMENT = 3, /* AMSGrad's largest second moment; Adan's average of gradient differences */
     KOPT_FOURTH_MOMENT = 4 /* Adan's previous gradient                                                */
 } kopt_slot;
@@ -692,26 +679,26 @@ typedef struct kopt_step {
     kopt_format weight_format, moment_format;
     kopt_rounding rounding, moment_rounding, compensation_rounding;
     int nesterov, zero_grad;
-    int moment_count; /* arrays of moments, 0 to 4                                             */
+    int moment_count;                    /* arrays of moments, 0 to 4                                             */
     int moments_only;
-    int unrectified;        /* RAdam, Ranger: too few steps for the variance; the update is rate * m */
-    int sync;               /* Ranger: this step ends in Lookahead                                   */
-    int stable;             /* StableAdamW                                                           */
-    float grad_scale;       /* grad_scale * clip, negative to maximize                               */
-    float l2, weight_decay; /* coefficients of the weight in the gradient, in the update             */
-    float beta1, gain1;     /* an average becomes beta * average + gain * x, with the betas as the   */
-    float beta2, gain2;     /* rule's paper numbers them, and gain = 1 - beta. SGD: beta1 is the     */
-    float beta3, gain3;     /* momentum, gain1 1 - dampening; in the first step 0 and 1              */
-    float extrapolation;    /* Nesterov's: times the first moment (SGD) or the change of the gradient
+    int unrectified;                     /* RAdam, Ranger: too few steps for the variance; the update is rate * m */
+    int sync;                            /* Ranger: this step ends in Lookahead                                   */
+    int stable;                          /* StableAdamW                                                           */
+    float grad_scale;                    /* grad_scale * clip, negative to maximize                               */
+    float l2, weight_decay;              /* coefficients of the weight in the gradient, in the update             */
+    float beta1, gain1;                  /* an average becomes beta * average + gain * x, with the betas as the   */
+    float beta2, gain2;                  /* rule's paper numbers them, and gain = 1 - beta. SGD: beta1 is the     */
+    float beta3, gain3;                  /* momentum, gain1 1 - dampening; in the first step 0 and 1              */
+    float extrapolation;                 /* Nesterov's: times the first moment (SGD) or the change of the gradient
                                             (Adan), added to the gradient                                         */
-    float third_scale;      /* Adan: of the third moment in the direction                            */
-    float rate;             /* of the direction: lr, with the corrections that the rule has          */
-    float root_scale;       /* 1 / sqrt(1 - beta2^t); 8-bit moments after the first step: times 1.003 */
+    float third_scale;                   /* Adan: of the third moment in the direction                            */
+    float rate;                          /* of the direction: lr, with the corrections that the rule has          */
+    float root_scale;                    /* 1 / sqrt(1 - beta2^t); 8-bit moments after the first step: times 1.003 */
     float eps;
     uint32_t step;
     uint64_t seed;
-    float sharpness;  /* Lion: 0: sign. Adam-atan2: its rate is lr * a, its root_scale times b */
-    float slow_scale; /* Ranger: 1 - lookahead_rate: of the slow weight in a sync              */
+    float sharpness;                     /* Lion: 0: sign. Adam-atan2: its rate is lr * a, its root_scale times b */
+    float slow_scale;                    /* Ranger: 1 - lookahead_rate: of the slow weight in a sync              */
     const struct kopt_vmath *vmath;
 } kopt_step;
 KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step);
@@ -751,7 +738,7 @@ KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, d
    kopt_step_range does not): before any element of the tensor is stepped, add all its ranges to a kopt_norm, merge, and
    set t->rate_scale = kopt_stable_scale(&norm, n of the whole tensor). Exact, so the same for any slicing. */
 KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
-                                          kopt_norm *norm);
+                                        kopt_norm *norm);
 KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n);
 
 /* torch.nn.utils.clip_grad_value_: no |x| above limit, which is rounded towards zero to the format; infinity becomes
@@ -790,8 +777,8 @@ KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt
 
 /* What kopt_scaler_step() calls, each with user; either may be NULL. */
 typedef struct kopt_closure {
-    void (*evaluate)(void *user, float scale);   /* forward, and backward of scale * loss, into the gradients    */
-    void (*reduce)(void *user, kopt_norm *norm); /* sums the 21 words of norm over all ranks                     */
+    void (*evaluate)(void *user, float scale);    /* forward, and backward of scale * loss, into the gradients    */
+    void (*reduce)(void *user, kopt_norm *norm);  /* sums the 21 words of norm over all ranks                     */
     void *user;
 } kopt_closure;
 
@@ -800,8 +787,8 @@ typedef struct kopt_closure {
    skipped step changes nothing but the scaler: no weight, no state, no gradient, no step count; *skipped, which may be
    NULL, tells. closure may be NULL: the gradients are there and there is one rank. Its functions may leave by longjmp
    or an exception: then opt and the scaler are as before. */
-KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors,
-                                       size_t count, double max_norm, const kopt_closure *closure, int *skipped);
+KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                       double max_norm, const kopt_closure *closure, int *skipped);
 
 /* ---- GRADIENT ACCUMULATION --------------------------------------------------------------------------------------- */
 
@@ -811,17 +798,17 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
    a.format (and opt.grad_scale = 1.0 / a.count for the mean); then set a.count to 0. Slices: one accumulator each, with
    first_index. */
 typedef struct kopt_accumulator {
-    void *sum;      /* n values of format; what was in it before the first addition is not read              */
-    void *residual; /* KAHAN and EXACT: 2 bytes each, COMPACT: 1 (KOPT_F32: not used); otherwise NULL        */
+    void *sum;           /* n values of format; what was in it before the first addition is not read              */
+    void *residual;      /* KAHAN and EXACT: 2 bytes each, COMPACT: 1 (KOPT_F32: not used); otherwise NULL        */
     kopt_format format;
     kopt_rounding rounding;              /* of the sum                                                            */
     kopt_rounding compensation_rounding; /* KOPT_STOCHASTIC (default) or KOPT_NEAREST, as for weights             */
     size_t n;
-    uint32_t count; /* micro-batches in the sum; set it to 0 to begin a new one                              */
-    uint32_t step;  /* additions so far, never set back: its random bits are (seed, step, id, stream 2)      */
+    uint32_t count;      /* micro-batches in the sum; set it to 0 to begin a new one                              */
+    uint32_t step;       /* additions so far, never set back: its random bits are (seed, step, id, stream 2)      */
     uint32_t id;
     uint64_t seed, first_index;
-    uint32_t made_; /* set by kopt_accumulator_of(); one that it did not make is refused                     */
+    uint32_t made_;      /* set by kopt_accumulator_of(); one that it did not make is refused                     */
 } kopt_accumulator;
 
 /* In format, with KAHAN if there is a residual (2 bytes for each value), else STOCHASTIC; seed, id, first_index 0. */
@@ -842,19 +829,19 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
    A gradient that is not finite (kopt_norm tells) is better skipped than compressed: its value or, in Q8 and SIGN, its
    block of 256 arrives as NaN, or as infinity in BF16 and FP16, and its residuals become zero. */
 typedef struct kopt_compressor {
-    kopt_format code;            /* KOPT_BF16, KOPT_FP16, KOPT_Q8 or KOPT_SIGN                                        */
-    kopt_rounding rounding;      /* KOPT_NEAREST or KOPT_STOCHASTIC; SIGN: the signs with the mean of |x|, or unbiased
+    kopt_format code;        /* KOPT_BF16, KOPT_FP16, KOPT_Q8 or KOPT_SIGN                                        */
+    kopt_rounding rounding;  /* KOPT_NEAREST or KOPT_STOCHASTIC; SIGN: the signs with the mean of |x|, or unbiased
                                 random signs with the largest |x|, which no residual can catch up with: refused   */
-    void *residual;              /* NULL: no error feedback. n values of residual_format, not read before step is 1   */
-    kopt_format residual_format; /* KOPT_F32, KOPT_BF16 or KOPT_FP16                                         */
-    kopt_rounding residual_rounding; /* of 16-bit residuals: KOPT_STOCHASTIC (default) or KOPT_NEAREST           */
+    void *residual;          /* NULL: no error feedback. n values of residual_format, not read before step is 1   */
+    kopt_format residual_format;      /* KOPT_F32, KOPT_BF16 or KOPT_FP16                                         */
+    kopt_rounding residual_rounding;  /* of 16-bit residuals: KOPT_STOCHASTIC (default) or KOPT_NEAREST           */
     size_t n;
-    uint32_t step; /* gradients compressed so far; its random bits are (seed, step, id, streams 3, 4)   */
+    uint32_t step;           /* gradients compressed so far; its random bits are (seed, step, id, streams 3, 4)   */
     uint32_t id;
     uint64_t seed;
-    uint64_t first_index; /* of a slice. In Q8 and SIGN a multiple of 256: so the code of the slices, each with
+    uint64_t first_index;    /* of a slice. In Q8 and SIGN a multiple of 256: so the code of the slices, each with
                                 a compressor of its own, is the code of the whole                                 */
-    uint32_t made_;       /* set by kopt_compressor_of(); one that it did not make is refused                  */
+    uint32_t made_;          /* set by kopt_compressor_of(); one that it did not make is refused                  */
 } kopt_compressor;
 
 /* With a bf16 residual NEAREST, with none STOCHASTIC; seed, id, first_index 0. */
@@ -870,8 +857,8 @@ KOPT_API_ kopt_result kopt_compress(kopt_compressor *c, void *out, size_t out_si
                                     kopt_format grad_format);
 
 /* sum += decoded * scale, rounded to nearest even. Of one rank after the other, into fp32 zeros: the sum over ranks. */
-KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
-                                          kopt_format code, size_t n, double scale);
+KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size, kopt_format code,
+                                          size_t n, double scale);
 
 /* ---- REDUCTION --------------------------------------------------------------------------------------------------- */
 
@@ -943,8 +930,7 @@ KOPT_API_ kopt_result kopt_vmath_tanh(const kopt_vmath *vmath, float *out, const
 KOPT_API_ kopt_result kopt_vmath_erf(const kopt_vmath *vmath, float *out, const float *x, size_t n);
 KOPT_API_ kopt_result kopt_vmath_erfc(const kopt_vmath *vmath, float *out, const float *x, size_t n);
 KOPT_API_ kopt_result kopt_vmath_atan2(const kopt_vmath *vmath, float *out, const float *y, const float *x, size_t n);
-KOPT_API_ kopt_result kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, float *cosine, const float *x,
-                                          size_t n);
+KOPT_API_ kopt_result kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, float *cosine, const float *x, size_t n);
 
 /* Functions from 16 bits to the same 16 bits, with s(x) = 1 / (1 + e^-x), P the normal distribution function and
    g(x) = 2 sqrt(2 / pi) (x + 0.044715 x^3). */
@@ -973,8 +959,8 @@ KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *o
 
 /* dx[i] = dy[i] * f'(x[i]) for f up to KOPT_SOFTPLUS, but for KOPT_LOG: the slope as of kopt_map(), times dy exactly,
    rounded to nearest even. dx may be dy or x. */
-KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy,
-                                        const void *x, kopt_format format, size_t n);
+KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy, const void *x,
+                                        kopt_format format, size_t n);
 
 /* ---- SOFTMAX AND CROSS ENTROPY ----------------------------------------------------------------------------------- */
 
@@ -1002,16 +988,14 @@ KOPT_API_ kopt_result kopt_cross_entropy(const kopt_vmath *vmath, float *loss, v
    stream 5 (of kopt_langevin_step: 6). Rounded to nearest even. first_index + n is at most 2^54. */
 
 /* mean + deviation * N(0, 1), up to 6.7 deviations (Box and Muller 1958, of all 32 bits of each word). */
-KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
-                                  kopt_random_key key);
+KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation, kopt_random_key key);
 
 /* The same, drawn again until it is at most limit (>= 0.5) deviations from the mean; 2 is usual. */
 KOPT_API_ kopt_result kopt_truncated_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
                                             double limit, kopt_random_key key);
 
 /* Between low and high: the middle + the half * (2^24 numbers, symmetric about 0, none of them 0 or +-1). */
-KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high,
-                                   kopt_random_key key);
+KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high, kopt_random_key key);
 
 /* Initial weights with mean 0 and variance 2 / fan_in (He et al. 2015, for ReLU and its kin) or 2 / (fan_in + fan_out)
    (Glorot & Bengio 2010). Step 0. With a residual, draw KOPT_F32 for kopt_state_init(). */
@@ -1032,8 +1016,7 @@ KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, 
    mean (grad_scale = the number of data), lr = epsilon / 2 and temperature 1 it is theirs. Temperature 0 is SGD, bit
    for bit. In bf16, fp16 use KAHAN or EXACT, or a small noise is lost. No claim of differential privacy. Like
    kopt_optimizer_step and kopt_step_range; the bits are the same for any slicing. Momentum and other rules: refused. */
-KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
-                                         double temperature);
+KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, double temperature);
 KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tensor *t, double temperature, size_t begin,
                                           size_t end);
 #endif
@@ -4734,23 +4717,23 @@ FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *rows)
 #define FULL_ONLY_(line)
 #endif
 /* clang-format off: tables */
-#define DIRECTIONS_(LINE_) \
-    LINE_(adam_bf16, KOPT_ADAM, 2, KOPT_BF16) \
+#define DIRECTIONS_(LINE_)                                   \
+    LINE_(adam_bf16, KOPT_ADAM, 2, KOPT_BF16)                \
     FULL_ONLY_(LINE_(amsgrad_bf16, KOPT_ADAM, 3, KOPT_BF16)) \
-    LINE_(any_bf16, ANY_, ANY_, KOPT_BF16) \
-    FULL_ONLY_(LINE_(adam_fp16, KOPT_ADAM, 2, KOPT_FP16)) \
-    LINE_(adam_f32, KOPT_ADAM, 2, KOPT_F32) \
-    FULL_ONLY_(LINE_(adam_buffered, KOPT_ADAM, 2, KOPT_Q8)) \
-    FULL_ONLY_(LINE_(ema, KOPT_EMA, 0, KOPT_F32)) \
+    LINE_(any_bf16, ANY_, ANY_, KOPT_BF16)                   \
+    FULL_ONLY_(LINE_(adam_fp16, KOPT_ADAM, 2, KOPT_FP16))    \
+    LINE_(adam_f32, KOPT_ADAM, 2, KOPT_F32)                  \
+    FULL_ONLY_(LINE_(adam_buffered, KOPT_ADAM, 2, KOPT_Q8))  \
+    FULL_ONLY_(LINE_(ema, KOPT_EMA, 0, KOPT_F32))            \
     LINE_(rest, ANY_, ANY_, ANY_)
-#define COMMITS_(LINE_) \
-    FULL_ONLY_(LINE_(bf16_kahan, KOPT_BF16, KOPT_KAHAN)) \
+#define COMMITS_(LINE_)                                            \
+    FULL_ONLY_(LINE_(bf16_kahan, KOPT_BF16, KOPT_KAHAN))           \
     FULL_ONLY_(LINE_(bf16_stochastic, KOPT_BF16, KOPT_STOCHASTIC)) \
-    LINE_(bf16, KOPT_BF16, ANY_) \
-    FULL_ONLY_(LINE_(fp16_kahan, KOPT_FP16, KOPT_KAHAN)) \
-    FULL_ONLY_(LINE_(fp16_compact, KOPT_FP16, KOPT_COMPACT)) \
-    FULL_ONLY_(LINE_(fp16_exact, KOPT_FP16, KOPT_EXACT)) \
-    LINE_(fp16, KOPT_FP16, ANY_) \
+    LINE_(bf16, KOPT_BF16, ANY_)                                   \
+    FULL_ONLY_(LINE_(fp16_kahan, KOPT_FP16, KOPT_KAHAN))           \
+    FULL_ONLY_(LINE_(fp16_compact, KOPT_FP16, KOPT_COMPACT))       \
+    FULL_ONLY_(LINE_(fp16_exact, KOPT_FP16, KOPT_EXACT))           \
+    LINE_(fp16, KOPT_FP16, ANY_)                                   \
     LINE_(f32, KOPT_F32, ANY_)
 /* clang-format on */
 
