@@ -22,6 +22,7 @@
 #endif
 
 #include "tap.h"
+#include "inputs.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -59,14 +60,8 @@ static kopt_result made(kopt_result result)
 }
 
 static uint64_t noise_state = 1;
-
-static uint32_t noise(void)
-{
-    noise_state = noise_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)(noise_state >> 32) ^ (uint32_t)(noise_state >> 59);
-}
-
-static uint32_t below(uint32_t n) { return (uint32_t)((uint64_t)noise() * n >> 32); }
+static uint32_t noise(void) { return upper64(&noise_state); }
+static uint32_t below(uint32_t n) { return scaled_to(noise(), n); }
 
 /* A number of format f: one in `rare` of any bits, the others with magnitudes from 2^low on. */
 static uint32_t draw(kopt_format f, int low, int high, int positive, uint32_t rare)

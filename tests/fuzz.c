@@ -16,6 +16,7 @@
 
 #include "tap.h"
 #include "reference.h"
+#include "inputs.h"
 
 #include <stdlib.h>
 
@@ -79,25 +80,18 @@ static uint32_t word(void)
     return x << 8 | byte();
 }
 
-static double from_bits(uint64_t u)
-{
-    double x;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
-
 static double any_double(void)
 {
     static const double table[] = {0,     1,    -1,   1e-3, 0.5,   0.9,  0.999999, 1 - 1.1102230246251565e-16, 1e-8,
                                    1e-45, 1e38, 3e38, 4e38, 1e308, -1e9, 1e-300,   1.1754943508222875e-38,    1e-38};
     uint32_t k = below(24);
     if (k < sizeof table / sizeof *table) return table[k];
-    if (k == 18) return from_bits(UINT64_C(0x8000) << 48);            /* -0 */
-    if (k == 19) return from_bits(UINT64_C(0x7ff8) << 48);            /* NaN */
-    if (k == 20) return from_bits((UINT64_C(0x7ff0) << 48) | word()); /* infinity, signalling NaN */
-    if (k == 21) return from_bits(UINT64_C(0xfff0) << 48);
-    if (k == 22) return from_bits(word()); /* a subnormal */
-    return from_bits((uint64_t)word() << 32 | word());
+    if (k == 18) return double_of(UINT64_C(0x8000) << 48);            /* -0 */
+    if (k == 19) return double_of(UINT64_C(0x7ff8) << 48);            /* NaN */
+    if (k == 20) return double_of((UINT64_C(0x7ff0) << 48) | word()); /* infinity, signalling NaN */
+    if (k == 21) return double_of(UINT64_C(0xfff0) << 48);
+    if (k == 22) return double_of(word()); /* a subnormal */
+    return double_of((uint64_t)word() << 32 | word());
 }
 
 static int any_enum(void)
@@ -171,25 +165,10 @@ static void fit_tensor(kopt_tensor *t)
 /* A caller's table: atan2 by the reference, NULL for all but tanh, which is no function that anybody knows. */
 static float odd_tanh(float x) { return ref_mul(x, 0.5f); }
 
-static void table_atan2(float *out, const float *y, const float *x, size_t n)
-{
-    size_t i;
-    for (i = 0; i < n; ++i) out[i] = ref_angle(y[i], x[i]);
-}
-
-static void table_tanh(float *out, const float *x, size_t n)
-{
-    size_t i;
-    for (i = 0; i < n; ++i) out[i] = odd_tanh(x[i]);
-}
+PAIRS_BY(table_atan2, ref_angle)
+ARRAYS_BY(table_tanh, odd_tanh)
 
 static const kopt_vmath own_table = {"own", NULL, NULL, table_tanh, NULL, NULL, table_atan2, NULL}, empty_table;
-
-static float builtin_tanh(float x)
-{
-    kopt_vmath_tanh(kopt_vmath_builtin(), &x, &x, 1);
-    return x;
-}
 
 static kopt_optimizer any_rule(void)
 {
@@ -376,7 +355,7 @@ static void change_step(void)
     if (k == 23) {
         size_t i;
         uint32_t x = word();
-        for (i = 0; i < sizeof *s; ++i) ((unsigned char *)s)[i] = (unsigned char)((x = x * 69069 + 1) >> 24);
+        for (i = 0; i < sizeof *s; ++i) ((unsigned char *)s)[i] = (unsigned char)(lcg32(&x) >> 24);
     }
 }
 
@@ -385,7 +364,7 @@ static void fill_memory(void)
 {
     uint32_t x = word(), mode = below(3), i;
     for (i = 0; i + 1 < ROOM; i += 2) {
-        x = x * 69069 + 12345;
+        lcg32(&x);
         ref_set(w.memory, 2, i / 2, mode == 0 ? 0x3c00 | (x >> 16 & 0x83ff) : mode == 1 && x >> 26 ? 0x3d80 : x >> 16);
     }
 }
@@ -554,18 +533,6 @@ static void require_numbers(const kopt_optimizer *o, const kopt_tensor *t)
     for (i = 0; i < 4; ++i)
         if (in_float_range(number[i]))
             REQUIRE(little(h + 48 + 4 * i, 4) == ref_bits((float)number[i]), "other numbers in the header");
-}
-
-static uint32_t checksum(const unsigned char *block, size_t size)
-{
-    uint32_t crc = 0xffffffff;
-    size_t i;
-    int k;
-    for (i = 0; i < size; ++i) {
-        crc ^= i / 4 == 11 ? 0 : block[i];
-        for (k = 0; k < 8; ++k) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320 : 0);
-    }
-    return ~crc;
 }
 
 /* What a step knows of its optimizer. */
@@ -1080,7 +1047,7 @@ static int open_expected(const kopt_optimizer *o, const kopt_tensor *t)
     size_t total;
     if (!optimizer_good(o) || !tensor_good(o, t, 0) || !block_good(o, t, 1) || !variant_good(o, t)) return 0;
     total = t->n ? ref_layout_of(o, t->n).size : 0;
-    return total == 0 || checksum(t->state, total) == little((unsigned char *)t->state + 44, 4);
+    return total == 0 || block_checksum(t->state, total) == little((unsigned char *)t->state + 44, 4);
 }
 
 static void call_seal_open(int opening)
@@ -1096,7 +1063,7 @@ static void call_seal_open(int opening)
         open_expected(&w.opt, t)) {
         const ref_layout l = ref_layout_of(&w.opt, t->n);
         uint32_t crc;
-        dynamic = 1, h[8] = 3, crc = checksum(h, total);
+        dynamic = 1, h[8] = 3, crc = block_checksum(h, total);
         for (k = 0; k < 4; ++k) h[44 + k] = (unsigned char)(crc >> 8 * k);
         for (k = 0; k < ref_moments(&w.opt); ++k)
             from_dynamic(older[k], h + l.moment[k], h + l.scale[k], t->n, ref_square(&w.opt, k));
@@ -1125,7 +1092,7 @@ static void call_seal_open(int opening)
         REQUIRE(w.opt.step == little(h + 40, 4) && w.opt.seed == little(h + 32, 8), "step and seed are not restored");
     } else {
         REQUIRE(little(h + 40, 4) == o.step && little(h + 32, 8) == o.seed, "step and seed are not sealed");
-        REQUIRE(checksum(h, total) == little(h + 44, 4), "the checksum is not the documented one");
+        REQUIRE(block_checksum(h, total) == little(h + 44, 4), "the checksum is not the documented one");
     }
     REQUIRE(block_good(&w.opt, t, !opening) && variant_good(&w.opt, t), "the header is not the documented one");
     require_numbers(&w.opt, t);
@@ -2176,12 +2143,8 @@ int main(int count, char **arguments)
     }
     for (run = 0; run < runs; ++run) {
         size_t size, k;
-        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        size = 40 + (size_t)(seed >> 40) % 600;
-        for (k = 0; k < size; ++k) {
-            seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-            bytes[k] = (uint8_t)(seed >> 56);
-        }
+        size = 40 + (size_t)(lcg64(&seed) >> 40) % 600;
+        for (k = 0; k < size; ++k) bytes[k] = (uint8_t)(lcg64(&seed) >> 56);
         if (run >= first) LLVMFuzzerTestOneInput(bytes, size);
     }
     ok(1, "%ld hostile inputs", runs);

@@ -15,47 +15,16 @@ static double (*volatile double_tanh)(double) = tanh;
 static float libm_atan2(float y, float x) { return (float)double_atan2((double)y, (double)x); }
 static float libm_tanh(float x) { return (float)double_tanh((double)x); }
 
-static float builtin_tanh(float x)
-{
-    kopt_vmath_tanh(kopt_vmath_builtin(), &x, &x, 1);
-    return x;
-}
-
-static void formula_atan2_array(float *out, const float *y, const float *x, size_t n)
-{
-    size_t i;
-    for (i = 0; i < n; ++i) out[i] = ref_angle(y[i], x[i]);
-}
-
-static void libm_atan2_array(float *out, const float *y, const float *x, size_t n)
-{
-    size_t i;
-    for (i = 0; i < n; ++i) out[i] = libm_atan2(y[i], x[i]);
-}
-
-static void libm_tanh_array(float *out, const float *x, size_t n)
-{
-    size_t i;
-    for (i = 0; i < n; ++i) out[i] = libm_tanh(x[i]);
-}
-
+PAIRS_BY(formula_atan2_array, ref_angle)
+PAIRS_BY(libm_atan2_array, libm_atan2)
+ARRAYS_BY(libm_tanh_array, libm_tanh)
 /* libm's, but for what is not a number, and for some that are: NaN with a payload of ones. */
 static float odd(float result, float y) { return result < 3e38f && ref_bits(y) % 16 ? result : ref_float(0x7fffffff); }
 static float odd_atan2(float y, float x) { return odd(libm_atan2(y, x), y); }
 static float odd_tanh(float x) { return odd(libm_tanh(x), x); }
 
-static void odd_atan2_array(float *out, const float *y, const float *x, size_t n)
-{
-    size_t i;
-    for (i = 0; i < n; ++i) out[i] = odd_atan2(y[i], x[i]);
-}
-
-static void odd_tanh_array(float *out, const float *x, size_t n)
-{
-    size_t i;
-    for (i = 0; i < n; ++i) out[i] = odd_tanh(x[i]);
-}
-
+PAIRS_BY(odd_atan2_array, odd_atan2)
+ARRAYS_BY(odd_tanh_array, odd_tanh)
 /* SLEEF's, of the widest vectors here; or NULL. It may be asked for by any vocabulary. */
 static const kopt_vmath *sleef_table;
 #ifdef KAHAN_OPT_SLEEF
@@ -138,6 +107,7 @@ static void check_angle(int quick)
 
 /* ---- Both published formulas in binary64 ---------------------------------------------------------------------------- */
 
+/* In [-1/2, 1/2). */
 static float uniform(void) { return (float)(noise() >> 8) / 16777216.0f - 0.5f; }
 
 /* 500 steps; the largest error relative to the way of the weights. */
@@ -234,8 +204,7 @@ static void run(kopt_optimizer o, int power, uint16_t *words, const float *start
     kopt_state_init(&o, &t, start);
     for (k = 0; k < 20; ++k) {
         for (i = 0; i < N; ++i) {
-            seed = seed * 1664525 + 1013904223;
-            gradient[i] = ldexpf((float)(int)(seed >> 8) - 8388608, power - 20);
+            gradient[i] = ldexpf((float)(int)(lcg32(&seed) >> 8) - 8388608, power - 20);
             if (i % 5 == 0) gradient[i] = 0;
         }
         kopt_optimizer_step(&o, &t, 1);
@@ -248,17 +217,15 @@ static void check_traits(void)
     static const int powers[] = {-30, -7, 1, 13, 40};
     int rounding, p, i, bad = 0, moved = 0, isa, vmath;
     for (i = 0; i < N; ++i) first[i] = 0.01f * (float)(i % 100 - 50);
-    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
+    FOR_EACH_ISA(isa)
         for (vmath = 0; vmath < 2; ++vmath)
             for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
                 kopt_optimizer o = kopt_adam_atan2(1e-2);
-                if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
                 o.rounding = (kopt_rounding)rounding, o.vmath = vmath ? &libm_table : NULL;
                 run(o, 0, a, first);
                 for (p = 0; p < 5; ++p) run(o, powers[p], b, first), bad += memcmp(a, b, sizeof a) != 0;
                 for (i = 0; i < N; ++i) moved += a[i] != ref_narrow(KOPT_BF16, ref_bits(first[i]));
             }
-    kopt_isa_force(KOPT_ISA_COUNT);
     ok(!bad && moved > 1000, "gradients times 2^-30 to 2^40: the same weights, bit for bit");
 
     { /* no gradient since the beginning: nothing moves but by decay, and decay is that of AdamW */
@@ -384,8 +351,8 @@ static void check_sleef(void)
 #ifdef KAHAN_OPT_SLEEF
     static float a[300];
     int isa, which;
-    for (isa = KOPT_ISA_SSE2; isa < KOPT_ISA_COUNT; ++isa) {
-        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK || kopt_vmath_sleef() == NULL) continue;
+    FOR_EACH_ISA(isa) {
+        if (isa < KOPT_ISA_SSE2 || kopt_vmath_sleef() == NULL) continue;
         for (which = 0; which < 2; ++which) {
             kopt_optimizer o = which ? kopt_smooth_lion(1e-3, 100) : kopt_adam_atan2(1e-3);
             kopt_tensor t = kopt_tensor_of(weight, gradient, KOPT_F32, 300, state, sizeof state);
@@ -399,8 +366,7 @@ static void check_sleef(void)
                 kopt_state_init(&o, &t, NULL);
                 for (k = 0; k < 100; ++k) {
                     for (i = 0; i < 300; ++i) {
-                        seed = seed * 1664525 + 1013904223;
-                        gradient[i] = (float)(seed >> 8) / 1e9f - 0.005f;
+                        gradient[i] = (float)(lcg32(&seed) >> 8) / 1e9f - 0.005f;
                     }
                     if (kopt_optimizer_step(&o, &t, 1) != KOPT_OK) worst = 1;
                 }
@@ -411,7 +377,6 @@ static void check_sleef(void)
                kopt_vmath_name(kopt_vmath_sleef()), worst);
         }
     }
-    kopt_isa_force(KOPT_ISA_COUNT);
 #endif
 }
 

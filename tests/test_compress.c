@@ -5,6 +5,7 @@
 
 #include "tap.h"
 #include "reference.h"
+#include "inputs.h"
 
 #include <fenv.h>
 #include <stdlib.h>
@@ -16,20 +17,9 @@ static int quick;
 /* ---- Inputs ----------------------------------------------------------------------------------------------------- */
 
 static uint64_t dice_state = 1;
+static uint32_t dice(void) { return (uint32_t)(splitmix64(&dice_state) >> 32); }
+static double normal(void) { return normal64(&dice_state); }
 
-static uint32_t dice(void) /* splitmix64, upper half */
-{
-    uint64_t z = dice_state += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return (uint32_t)((z ^ z >> 31) >> 32);
-}
-
-static double uniform(void) { return (dice() + 0.5) / 4294967296.0; }
-
-static double normal(void) { return sqrt(-2 * log(uniform())) * cos(6.283185307179586 * uniform()); }
-
-static const char *const format_name[] = {"fp32", "bf16", "fp16", "8 bit", "1 bit"};
 static const kopt_format codes[] = {KOPT_BF16, KOPT_FP16, KOPT_Q8, KOPT_SIGN};
 
 static kopt_isa isas[KOPT_ISA_COUNT];
@@ -115,7 +105,7 @@ static void check_bits(void)
 
 static void check_slices(void)
 {
-    static const int modes[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+    static const int modes[] = ROUNDING_DIRECTIONS;
     int w, how, trial;
     for (w = 0; w < 4; ++w) {
         const int block = codes[w] == KOPT_Q8 || codes[w] == KOPT_SIGN;
@@ -571,11 +561,9 @@ static void check_refusals(void)
 
 int main(int argc, char **argv)
 {
-    int k;
     quick = argc > 1 && !strcmp(argv[1], "quick");
     fesetenv(FE_DFL_ENV); /* -Ofast would start with subnormals flushed: the reference needs them */
-    for (k = 0; k < (int)KOPT_ISA_COUNT; ++k)
-        if (kopt_isa_usable((kopt_isa)k)) isas[isa_count++] = (kopt_isa)k;
+    isa_count = usable_isas(isas);
     check_bits();
     check_slices();
     check_decompress();

@@ -11,6 +11,7 @@
 
 #include "tap.h"
 #include "reference.h"
+#include "inputs.h"
 
 #ifdef __FAST_MATH__ /* see test_vmath.c */
 #define REFERENCE 0
@@ -102,7 +103,7 @@ static void check_words(void)
 static uint64_t hash_of(uint64_t hash, const void *x, size_t size, size_t n)
 {
     size_t i;
-    for (i = 0; i < n; ++i) hash = (hash ^ ref_get(x, size, i)) * 0x100000001b3u;
+    for (i = 0; i < n; ++i) hash = fnv(hash, ref_get(x, size, i));
     return hash;
 }
 
@@ -132,10 +133,9 @@ static const size_t fill_size[FILLS] = {4, 2, 2, 4, 2, 4, 2, 4, 2, 4, 4, 2, 4};
 static void check_bits(void)
 {
     int isa, kind;
-    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
-        uint64_t hash = 0xcbf29ce484222325u;
+    FOR_EACH_ISA(isa) {
+        uint64_t hash = FNV_START;
         int wrong = 0;
-        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
         for (kind = 0; kind < FILLS; ++kind) {
             const size_t size = fill_size[kind];
             unsigned char *part = (unsigned char *)y + 3; /* no alignment */
@@ -155,7 +155,6 @@ static void check_bits(void)
         ok(!wrong && hash == golden, "%s: fills of every kind, in any slicing: %016llx, %d wrong", kopt_isa_name((kopt_isa)isa),
            (unsigned long long)hash, wrong);
     }
-    kopt_isa_force(KOPT_ISA_COUNT);
 }
 
 /* mean + deviation * z in fp32, then rounded once. */
@@ -516,9 +515,8 @@ static void check_langevin(void)
         wrong += !same(&b, &c);
         hash = hash_of(hash, b.t.weight, ref_width(b.opt.weight_format), N);
         /* any slices, any shards, any instruction set */
-        for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
+        FOR_EACH_ISA(isa) {
             size_t at = 0, n;
-            if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
             ++machines;
             move_sampler(&a, &start);
             sliced += kopt_step_begin(&a.opt, &step) != KOPT_OK;
@@ -530,7 +528,6 @@ static void check_langevin(void)
             sliced += kopt_langevin_range(&step, &a.t, 1.5, 7, 7) != KOPT_OK;
             sliced += !same(&a, &b);
         }
-        kopt_isa_force(KOPT_ISA_COUNT);
     }
     ok(!cold, "temperature 0 is SGD, bit for bit: %d wrong", cold);
     ok(!wrong, "the step is SGD with the noise in an fp32 gradient: %d of %d setups wrong", wrong, SETUPS);

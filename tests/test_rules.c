@@ -5,26 +5,15 @@
 
 #include "tap.h"
 #include "reference.h"
+#include "inputs.h"
 
 #include <stdlib.h>
 
 enum { N = 256, STEPS = 1000, POOL = STEPS * 31 + N };
 static float pool[POOL];
-static const char *const format_name[] = {"fp32", "bf16", "fp16", "8-bit"};
-static const char *const rounding_name[] = {"nearest", "stochastic", "Kahan", "compact", "exact"};
 
-static float uniform(void)
-{
-    static uint32_t state = 1;
-    state = state * 1664525 + 1013904223;
-    return (float)(state >> 8) / 16777216.0f;
-}
-
-static float gaussian(void)
-{
-    double radius = sqrt(-2 * log(1 - (double)uniform()));
-    return (float)(radius * cos(6.283185307179586 * (double)uniform()));
-}
+static uint32_t noise_state = 1;
+static float gaussian(void) { return normal32(&noise_state); }
 
 static unsigned char weight[4 * N], state[64 + 24 * N + 64], copy[4 * N];
 

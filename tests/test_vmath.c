@@ -14,6 +14,8 @@
 #endif
 
 #include "tap.h"
+#include "reference.h"
+#include "inputs.h"
 
 #ifdef __FAST_MATH__ /* then only the library computes as IEEE wants it: the bits are compared, with what other builds prove */
 #define REFERENCE 0
@@ -52,41 +54,15 @@ static const uint64_t golden_more = 0x2b50a70835b1e9c7u; /* and those of rows, r
 /* The longest way off, in ulp, that docs/vmath.md promises: built-in, SLEEF. */
 static const double bound[FLOATS + 1][2] = {{1, 1}, {1, 1}, {1, 1.01}, {1.5, 1.1}, {4, 1.5}, {2, 1}, {1.5, 1}, {1.5, 0.51}};
 
-static uint64_t hash_words(const void *words, size_t size)
-{
-    const unsigned char *p = (const unsigned char *)words;
-    uint64_t hash = 0xcbf29ce484222325u;
-    size_t i;
-    for (i = 0; i < size; ++i) hash = (hash ^ p[i]) * 0x100000001b3u;
-    return hash;
-}
-
 static uint64_t hash16(const uint16_t *x) /* the same on big-endian machines */
 {
-    uint64_t hash = 0xcbf29ce484222325u;
+    uint64_t hash = FNV_START;
     int i;
-    for (i = 0; i < ALL; ++i) {
-        hash = (hash ^ (x[i] & 0xff)) * 0x100000001b3u;
-        hash = (hash ^ (x[i] >> 8)) * 0x100000001b3u;
-    }
+    for (i = 0; i < ALL; ++i) hash = fnv(fnv(hash, x[i] & 0xff), x[i] >> 8);
     return hash;
 }
 
-static float of_bits(uint32_t u)
-{
-    float x;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
-
-static uint32_t to_bits(float x)
-{
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    return u;
-}
-
-static int is_nan_word(uint32_t u) { return (u & 0x7fffffffu) > 0x7f800000u; } /* -Ofast has no isnan */
+static int is_nan_word(uint32_t u) { return ref_is_nan(KOPT_F32, u); } /* -Ofast has no isnan */
 
 /* ---- 16 bits ---------------------------------------------------------------------------------------------------- */
 
@@ -135,23 +111,19 @@ static void check_backward(const kopt_vmath *vmath)
 /* ---- fp32 ------------------------------------------------------------------------------------------------------- */
 
 static uint32_t noise = 1;
-static uint32_t draw(void)
-{
-    noise = noise * 1664525u + 1013904223u;
-    return noise ^ noise >> 15;
-}
+static uint32_t draw(void) { return mixed32(&noise); }
 
 /* Half any bits at all, half of ordinary size; for atan2 both, and pairs like those of an optimizer. */
 static void make_inputs(float *x, float *y, int n)
 {
     int i;
     for (i = 0; i < n; ++i) {
-        x[i] = of_bits(draw()), y[i] = of_bits(draw());
+        x[i] = ref_float(draw()), y[i] = ref_float(draw());
         if (i & 1) x[i] = ((float)(int32_t)draw()) * (1.0f / (float)(1u << (26 + (i >> 1 & 3)))), y[i] = ((float)(int32_t)draw()) * 0x1p-27f;
-        if ((i & 7) == 3) x[i] = of_bits((to_bits(x[i]) & 0x807fffffu) | (0x78u + (draw() & 15)) << 23);
+        if ((i & 7) == 3) x[i] = ref_float((ref_bits(x[i]) & 0x807fffffu) | (0x78u + (draw() & 15)) << 23);
         if ((i & 7) == 5) y[i] = x[i] * ((float)(int32_t)draw() * 0x1p-31f);
-        if (is_nan_word(to_bits(x[i]))) x[i] = 1;
-        if (is_nan_word(to_bits(y[i]))) y[i] = 1;
+        if (is_nan_word(ref_bits(x[i]))) x[i] = 1;
+        if (is_nan_word(ref_bits(y[i]))) y[i] = 1;
     }
 }
 
@@ -200,7 +172,7 @@ static double truth(int f, float x, float y)
 /* |got - want| in units of the last place of want as fp32; infinite and NaN by their words alone. */
 static double ulps(float got, double want)
 {
-    uint32_t u = to_bits(got);
+    uint32_t u = ref_bits(got);
     uint64_t w;
     int exponent, top;
     memcpy(&w, &want, sizeof w);
@@ -228,7 +200,7 @@ static void check_accuracy(const kopt_vmath *vmath, int sleef, long count)
             run_float(vmath, f, out, x, y, CHUNK);
             for (i = 0; i < CHUNK; ++i) {
                 double off;
-                if (f >= 6 && (to_bits(x[i]) & 0x7f800000u) == 0x7f800000u) continue;
+                if (f >= 6 && (ref_bits(x[i]) & 0x7f800000u) == 0x7f800000u) continue;
                 off = ulps(out[i], truth(f, x[i], y[i]));
                 if (off > worst[f]) worst[f] = off, where[f] = x[i], beside[f] = y[i];
             }
@@ -247,10 +219,10 @@ static void check_every(int f)
     uint32_t word = 0, where = 0;
     do {
         int i;
-        for (i = 0; i < CHUNK; ++i) x[i] = of_bits(word + (uint32_t)i);
+        for (i = 0; i < CHUNK; ++i) x[i] = ref_float(word + (uint32_t)i);
         run_float(kopt_vmath_builtin(), f, out, x, x, CHUNK);
         for (i = 0; i < CHUNK; ++i) {
-            double off = is_nan_word(to_bits(x[i])) ? 0 : ulps(out[i], truth(f, x[i], x[i]));
+            double off = is_nan_word(ref_bits(x[i])) ? 0 : ulps(out[i], truth(f, x[i], x[i]));
             if (off > worst) worst = off, where = word + (uint32_t)i;
         }
     } while ((word += CHUNK) != 0);
@@ -284,10 +256,10 @@ static void check_specials(const kopt_vmath *vmath, int sleef)
     (void)inf, (void)zero, (void)top, (void)one;
     for (i = 0; i < 7; ++i) given[i].x = given[i].want = nan;
     for (i = 0; i < sizeof given / sizeof given[0]; ++i) {
-        float x = of_bits(given[i].x), y = of_bits(given[i].y), got;
+        float x = ref_float(given[i].x), y = ref_float(given[i].y), got;
         uint32_t word;
         run_float(vmath, given[i].f, &got, &x, &y, 1);
-        word = to_bits(got);
+        word = ref_bits(got);
         if (word == given[i].want || (is_nan_word(word) && is_nan_word(given[i].want))) continue;
         if (sleef && ((word | given[i].want) << 1) == 0) continue; /* a zero of the other sign */
         if (sleef && abs((int)(word - given[i].want)) <= 1) continue;
@@ -316,11 +288,11 @@ static void check_coefficients(const kopt_vmath *vmath)
     size_t i;
     int wrong = 0;
     for (i = 0; i < sizeof c / sizeof *c; ++i) {
-        const float x = of_bits(c[i].x), one = 1;
+        const float x = ref_float(c[i].x), one = 1;
         float got = 0;
         run_float(vmath, c[i].f, &got, c[i].f == 5 ? &one : &x, &x, 1);
-        if (to_bits(got) == c[i].want) continue;
-        note("%s(%08x) is %08x", float_name[c[i].f], (unsigned)c[i].x, (unsigned)to_bits(got));
+        if (ref_bits(got) == c[i].want) continue;
+        note("%s(%08x) is %08x", float_name[c[i].f], (unsigned)c[i].x, (unsigned)ref_bits(got));
         ++wrong;
     }
     ok(!wrong, "results that hang on the last place of a coefficient: %d of %d wrong", wrong, (int)i);
@@ -338,11 +310,11 @@ static uint64_t hash_floats(const kopt_vmath *vmath)
         for (f = 0; f <= FLOATS; ++f) {
             run_float(vmath, f, out, x, y, CHUNK);
             for (i = 0; i < CHUNK; ++i) {
-                uint32_t u = to_bits(out[i]);
+                uint32_t u = ref_bits(out[i]);
                 if (is_nan_word(u)) u = 0x7fc00000u;
                 for (k = 0; k < 4; ++k) bytes[4 * i + k] = (unsigned char)(u >> 8 * k);
             }
-            hash = hash * 31 + hash_words(bytes, sizeof bytes);
+            hash = hash * 31 + fnv_bytes(FNV_START, bytes, sizeof bytes);
         }
     }
     return hash;
@@ -385,7 +357,7 @@ static uint64_t hash_more(void)
                     bytes[4 * i] = (unsigned char)u, bytes[4 * i + 1] = (unsigned char)(u >> 8);
                     bytes[4 * i + 2] = (unsigned char)(u >> 16), bytes[4 * i + 3] = (unsigned char)(u >> 24);
                 }
-                hash = hash * 31 + hash_words(bytes, 4 * n) + to_bits(loss[0]) + 7 * to_bits(loss[2]) + (uint64_t)!good;
+                hash = hash * 31 + fnv_bytes(FNV_START, bytes, 4 * n) + ref_bits(loss[0]) + 7 * ref_bits(loss[2]) + (uint64_t)!good;
             }
     return hash;
 }
@@ -407,11 +379,11 @@ static void check_edges(const kopt_vmath *vmath)
             for (i = 0; i < ROOM; ++i) out[i] = 12345.0f;
             run_float(vmath, f, out + at, x, y, n);
             for (i = 0; i < ROOM; ++i)
-                wrong += i < at || i >= at + n ? to_bits(out[i]) != to_bits(12345.0f)
-                                              : to_bits(out[i]) != to_bits(want[i - at]) && !is_nan_word(to_bits(want[i - at]));
+                wrong += i < at || i >= at + n ? ref_bits(out[i]) != ref_bits(12345.0f)
+                                              : ref_bits(out[i]) != ref_bits(want[i - at]) && !is_nan_word(ref_bits(want[i - at]));
             memcpy(out, x, sizeof out); /* in place */
             run_float(vmath, f, out, out, y, n);
-            for (i = 0; i < n; ++i) wrong += to_bits(out[i]) != to_bits(want[i]) && !is_nan_word(to_bits(want[i]));
+            for (i = 0; i < n; ++i) wrong += ref_bits(out[i]) != ref_bits(want[i]) && !is_nan_word(ref_bits(want[i]));
         }
     }
     memcpy(out, y, sizeof out);
@@ -422,7 +394,7 @@ static void check_edges(const kopt_vmath *vmath)
     run_float(vmath, 7, more, x, y, MOST);
     memcpy(other, x, sizeof other);
     kopt_vmath_sincospi(vmath, out, other, other, MOST);
-    for (i = 0; i < MOST; ++i) wrong += !is_nan_word(to_bits(want[i])) && (to_bits(out[i]) != to_bits(want[i]) || to_bits(other[i]) != to_bits(more[i]));
+    for (i = 0; i < MOST; ++i) wrong += !is_nan_word(ref_bits(want[i])) && (ref_bits(out[i]) != ref_bits(want[i]) || ref_bits(other[i]) != ref_bits(more[i]));
     ok(!wrong, "any n, in place, nothing outside: %s, %d wrong", kopt_vmath_name(vmath), wrong);
     for (wrong = 0, i = 0; i < 600 + 32; ++i) in16[i] = (uint16_t)(i * 1103);
     for (f = 0; f < FUNCTIONS; ++f) {
@@ -497,10 +469,10 @@ static void check_refusals(void)
            kopt_map_backward(NULL, KOPT_TANH_SLOPE, h, h, h, KOPT_BF16, 8) == KOPT_ERROR_OPTION, "functions and formats that are none");
     ok(kopt_vmath_exp(NULL, a, a, huge) == KOPT_ERROR_BOUNDS && kopt_map(NULL, KOPT_EXP, h, h, KOPT_BF16, huge) == KOPT_ERROR_BOUNDS, "n too large");
     for (i = 0; i < 64; ++i) h[i] = 0;
-    ok(to_bits(a[0]) == to_bits(3.0f) && a[1] == 0, "and nothing was written");
+    ok(ref_bits(a[0]) == ref_bits(3.0f) && a[1] == 0, "and nothing was written");
     kopt_vmath_exp(&own, b, a, 2);
     kopt_vmath_log(&own, a, a, 1);
-    ok(b[0] == 4 && b[1] == 1 && to_bits(a[0]) == 0x3f8c9f54u && !strcmp(kopt_vmath_name(&own), "unnamed"),
+    ok(b[0] == 4 && b[1] == 1 && ref_bits(a[0]) == 0x3f8c9f54u && !strcmp(kopt_vmath_name(&own), "unnamed"),
        "a table of one's own; what it lacks is served by the built-in");
 }
 
@@ -523,15 +495,14 @@ static void check_doubt(void)
     kopt_vmath table = {"wrong", NULL, NULL, NULL, NULL, NULL, NULL, NULL};
     int isa, k, i, wrong = 0;
     table.exp = answer_all;
-    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
-        for (k = 0; k < 4 && kopt_isa_force((kopt_isa)isa) == KOPT_OK; ++k) {
+    FOR_EACH_ISA(isa)
+        for (k = 0; k < 4; ++k) {
             uint16_t x[37], y[37];
             for (i = 0; i < 37; ++i) x[i] = c[k].x;
-            answer = of_bits(c[k].answer);
+            answer = ref_float(c[k].answer);
             wrong += kopt_map(&table, KOPT_EXP, y, x, c[k].format, 37) != KOPT_OK;
             for (i = 0; i < 37; ++i) wrong += y[i] != c[k].want;
         }
-    kopt_isa_force(KOPT_ISA_COUNT);
     ok(!wrong, "the list of hard inputs decides within 2^-20 (bf16) and 2^-21 (fp16) of a middle: %d wrong", wrong);
 }
 
@@ -540,10 +511,9 @@ static void check_doubt(void)
 static void check_all(long count)
 {
     int isa;
-    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
+    FOR_EACH_ISA(isa) {
         char name[40];
         uint64_t hash;
-        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
         snprintf(name, sizeof name, "builtin %s", kopt_isa_name((kopt_isa)isa));
         ok(!strcmp(kopt_vmath_name(kopt_vmath_builtin()), name), "%s is its name", name);
         check_tables(kopt_vmath_builtin(), name);
@@ -555,18 +525,16 @@ static void check_all(long count)
         check_specials(kopt_vmath_builtin(), 0);
         check_edges(kopt_vmath_builtin());
     }
-    kopt_isa_force(KOPT_ISA_COUNT);
     check_backward(NULL);
     check_accuracy(kopt_vmath_builtin(), 0, count);
 #ifdef KAHAN_OPT_SLEEF
     {
         uint64_t first = 0;
         int forms = 0;
-        for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
+        FOR_EACH_ISA(isa) {
             static const char *const names[] = {"", "sleef avx2, 128 bits", "sleef avx2", "sleef avx512", "sleef neon"};
             const kopt_vmath *sleef;
             uint64_t hash;
-            if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
             sleef = kopt_vmath_sleef();
             if (sleef == NULL) {
                 ok(isa == KOPT_ISA_SCALAR && strstr(kopt_vmath_name(NULL), "builtin") != NULL, "no SLEEF for %s", kopt_isa_name((kopt_isa)isa));
@@ -580,7 +548,6 @@ static void check_all(long count)
             check_specials(sleef, 1);
             check_edges(sleef);
         }
-        kopt_isa_force(KOPT_ISA_COUNT);
         ok(forms > 0, "%d forms of SLEEF here", forms);
         if (forms > 0) check_accuracy(kopt_vmath_sleef(), 1, count);
     }
