@@ -785,7 +785,8 @@ static void check_all_finite(void)
 static void check_names(void)
 {
     static char sentence[KOPT_ERROR_ISA + 1][200];
-    int a, b, bad = 0, usable = 0;
+    kopt_isa isas[KOPT_ISA_COUNT];
+    int a, b, bad = 0, usable = 0, visited = 0;
     for (a = KOPT_OK; a <= KOPT_ERROR_ISA; ++a) {
         bad += snprintf(sentence[a], sizeof sentence[a], "%s", kopt_result_string((kopt_result)a)) < 2;
         for (b = KOPT_OK; b < a; ++b) bad += !strcmp(sentence[a], sentence[b]);
@@ -802,6 +803,8 @@ static void check_names(void)
         else
             bad += r != KOPT_ERROR_ISA || kopt_isa_current() != before;
     }
+    FOR_EACH_ISA(a) ++visited, bad += kopt_isa_current() != (kopt_isa)a; /* as the tests go through them */
+    bad += visited != usable || usable_isas(isas) != usable;
     ok(!bad && kopt_isa_usable(KOPT_ISA_SCALAR), "%d instruction sets usable, the others refused (ISA)", usable);
     ok(kopt_isa_force((kopt_isa)99) == KOPT_ERROR_ISA && !kopt_isa_usable((kopt_isa)99) && kopt_isa_name((kopt_isa)99),
        "ISA: number 99");
