@@ -1,6 +1,7 @@
-/* only.c - what a build with KAHAN_OPT_ONLY does: one line for each optimizer of a list and each code of a gradient, with a
-   hash of all that 3 steps leave, or "refused". tests/size.sh compares the lines of builds. Built with the set of bits as ONLY (default: all);
-   without checks nothing is refused, so what is left out is not tried. Exit 1: refused or accepted against that set. */
+/* only.c - what a build with KAHAN_OPT_ONLY does: one line for each optimizer of a list and each code of a gradient,
+   with a hash of all that 3 steps leave, or "refused". tests/size.sh compares the lines of builds. Built with the set
+   of bits as ONLY (default: all); without checks nothing is refused, so what is left out is not tried. Exit 1: refused
+   or accepted against that set. */
 #ifndef ONLY
 #define ONLY KOPT_WITH_ALL
 #else

@@ -194,8 +194,8 @@ static int flat(uint32_t start, uint32_t factor, int bits)
     return 1;
 }
 
-/* The largest |P(r < p, r' < q) - pq|, over all p and q, of two numbers whose difference is any multiple of 2^v: within a
-   class of p and q modulo 2^v the count is off by min(x, y) - x y / 2^v. */
+/* The largest |P(r < p, r' < q) - pq|, over all p and q, of two numbers whose difference is any multiple of 2^v: within
+   a class of p and q modulo 2^v the count is off by min(x, y) - x y / 2^v. */
 static double discrepancy(int v)
 {
     const uint32_t n = 1u << v;
@@ -220,9 +220,11 @@ static void check_words(void)
             bad += !flat(r, 2 * t, 16 - (int)v);
         }
     ok(!bad && worst == 7,
-       "two numbers of one element, or of elements whole rows apart: given one, the upper %u bits of the other are uniform",
+       "two numbers of one element, or of elements whole rows apart: given one, the upper %u bits of the other are "
+       "uniform",
        16 - (unsigned)worst);
-    ok(discrepancy((int)worst) < 1e-6, "... and joint probabilities are products but for %.1e", discrepancy((int)worst));
+    ok(discrepancy((int)worst) < 1e-6, "... and joint probabilities are products but for %.1e",
+       discrepancy((int)worst));
     for (bad = 0, t = 0; t < 125; ++t) /* r = a + 2 t b, so b + 2 u a = 2 u r + (1 - 4 t u) b */
         for (u = 0; u < 125; ++u) bad += !flat(2 * u * 12345, 1 - 4 * t * u, 16);
     ok(!bad, "a number of an even and one of its odd element: independent");

@@ -91,7 +91,8 @@ static int scalars_differ(kopt_optimizer *o, uint32_t step)
     o->step = step - 1;
     r = ref_scalars_of(o, step);
     if (kopt_step_begin(o, &s) != KOPT_OK) return 1;
-    if (!same(s.grad_scale, r.grad_scale) || !same(s.l2, r.l2) || !same(s.decay, r.decay) || !same(s.rate, r.rate)) return 1;
+    if (!same(s.grad_scale, r.grad_scale) || !same(s.l2, r.l2) || !same(s.decay, r.decay) || !same(s.rate, r.rate))
+        return 1;
     if (o->rule == KOPT_EMA) return 0;
     if (!same(s.beta1, r.beta1) || !same(s.one_minus_beta1, r.one_minus_beta1)) return 1;
     if (o->rule == KOPT_SGD) return !same(s.momentum, r.momentum);

@@ -295,7 +295,8 @@ static void check_stable_environment(void)
         bad += kopt_optimizer_step(&m.opt, m.list, LIST) != KOPT_OK;
         fesetround(FE_TONEAREST);
         if (turn % 4 == 0) memcpy(weights, m.weight, sizeof weights);
-        bad += memcmp(weights, m.weight, sizeof weights) || memcmp(m.state, before.state, turn % 4 ? sizeof m.state : 0);
+        bad +=
+            memcmp(weights, m.weight, sizeof weights) || memcmp(m.state, before.state, turn % 4 ? sizeof m.state : 0);
         if (turn % 4 == 0) memcpy(&before, &m, sizeof m);
     }
     ok(!bad, "StableAdamW with a rate_scale, 200 steps in four rounding directions: %d differ", bad);

@@ -1,7 +1,7 @@
 /* test_step_bits.c - every step is the one of docs/numerics.md, bit for bit: every rule, decay, format and rounding, on
    every instruction set, for any length, alignment, slicing and sharding, with NaN, infinities and subnormals in every
-   array, and nothing written around the arrays. Argument "quick": a tenth of the combinations. tests/test_atan.c includes
-   this file for the rules of KAHAN_OPT_VMATH. */
+   array, and nothing written around the arrays. Argument "quick": a tenth of the combinations. tests/test_atan.c
+   includes this file for the rules of KAHAN_OPT_VMATH. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
@@ -113,8 +113,8 @@ static int prepare(const kopt_optimizer *o, kopt_tensor *t, profile p)
     for (k = 0; k < 4 && o->moment_format != KOPT_Q8; ++k) {
         int square = ref_square(o, k);
         if (l.moment_width[k])
-            randomise(initial[STATE] + l.moment[k], l.moment_width[k], t->n, p, o->moment_format, square ? -20 : -14, -1,
-                      !square);
+            randomise(initial[STATE] + l.moment[k], l.moment_width[k], t->n, p, o->moment_format, square ? -20 : -14,
+                      -1, !square);
     }
     if (l.slow_width) randomise(initial[STATE] + l.slow, l.slow_width, t->n, p, o->weight_format, -8, 1, 1);
     for (i = 0; i < t->n * l.slow_residual_width; ++i) initial[STATE][l.slow_residual + i] = (unsigned char)below(64);
@@ -205,7 +205,8 @@ static int steps_agree(kopt_optimizer o, const kopt_tensor *t, int steps, const 
                 for (i = count; i-- > 0;) {
                     memset(&part, 0, sizeof part);
                     begin = i * slice;
-                    good &= kopt_step_measure(&step, &placed, begin, i + 1 == count ? t->n : begin + slice, &part) == KOPT_OK;
+                    good &= kopt_step_measure(&step, &placed, begin, i + 1 == count ? t->n : begin + slice, &part) ==
+                            KOPT_OK;
                     kopt_norm_merge(&sum, &part);
                 }
                 placed.rate_scale = ref_mul(scale, kopt_stable_scale(&sum, t->n));
@@ -267,10 +268,10 @@ typedef enum rule {
     RULES, FIRST = PLAIN
 #endif
 } rule;
-static const char *const rule_name[] = {"SGD", "SGD with momentum", "SGD with dampening", "Nesterov", "Adam",
-                                        "AMSGrad", "StableAdamW", "Lion", "Adan", "RAdam", "Ranger", "EMA", "Adam-atan2",
-                                        "Adam-atan2, corrected outside", "Adam-atan2 by a caller's table", "smooth Lion",
-                                        "smooth Lion by a caller's table"};
+static const char *const rule_name[] = {
+    "SGD", "SGD with momentum", "SGD with dampening", "Nesterov", "Adam", "AMSGrad", "StableAdamW", "Lion", "Adan",
+    "RAdam", "Ranger", "EMA", "Adam-atan2", "Adam-atan2, corrected outside", "Adam-atan2 by a caller's table",
+    "smooth Lion", "smooth Lion by a caller's table"};
 
 #ifdef KAHAN_OPT_VMATH
 static kopt_optimizer make(rule r);
@@ -400,8 +401,8 @@ static void check_lengths(int quick)
 }
 
 #ifndef KAHAN_OPT_VMATH
-/* AdamW with 8-bit moments, whole blocks and what is left of one; a block without gradients, or whose numbers are too small for a
-   scale; a special element. */
+/* AdamW with 8-bit moments, whole blocks and what is left of one; a block without gradients, or whose numbers are too
+   small for a scale; a special element. */
 static void check_codes(int quick)
 {
     static const size_t lengths[] = {256, 257, 511, 512, 1000, 2048, 2304, 4099};
@@ -421,10 +422,13 @@ static void check_codes(int quick)
                 if (!prepare(&o, &t, (profile)p)) ++bad;
                 if (below(2) && block < t.n) { /* nearly nothing */
                     for (i = block; i < block + 256 && i < t.n; ++i) ref_set(initial[GRAD], 2, i, 0);
-                    ref_set(initial[STATE] + l.scale[0], 4, block / 256, below(2) ? 0 : 0x00800000u + below(0x02000000u));
-                    ref_set(initial[STATE] + l.scale[1], 4, block / 256, below(2) ? 0 : 0x00800000u + below(0x02000000u));
+                    ref_set(initial[STATE] + l.scale[0], 4, block / 256,
+                            below(2) ? 0 : 0x00800000u + below(0x02000000u));
+                    ref_set(initial[STATE] + l.scale[1], 4, block / 256,
+                            below(2) ? 0 : 0x00800000u + below(0x02000000u));
                 }
-                if (below(2)) ref_set(below(2) ? initial[WEIGHT] : initial[GRAD], 2, below((uint32_t)t.n), special(KOPT_BF16));
+                if (below(2))
+                    ref_set(below(2) ? initial[WEIGHT] : initial[GRAD], 2, below((uint32_t)t.n), special(KOPT_BF16));
                 if (below(2)) ref_set(initial[STATE] + l.residual, 2, below((uint32_t)t.n), special(KOPT_BF16));
                 expect(o, &t, 3);
                 FOR_EACH_ISA(isa) bad += !steps_agree(o, &t, 3, offset, 0);
@@ -575,8 +579,8 @@ static uint32_t largest(kopt_format f)
     return (f == KOPT_F32 ? 0x7f7fffff : f == KOPT_BF16 ? 0x7f7f : 0x7bff) - below(2);
 }
 
-/* At an element one of the arrays is sharp, or all; or numbers are so large that results come to lie between the largest
-   finite one and infinity. */
+/* At an element one of the arrays is sharp, or all; or numbers are so large that results come to lie between the
+   largest finite one and infinity. */
 static void sharpen(const kopt_optimizer *o, const kopt_tensor *t, size_t at)
 {
     const ref_layout l = ref_layout_of(o, t->n);
@@ -591,7 +595,8 @@ static void sharpen(const kopt_optimizer *o, const kopt_tensor *t, size_t at)
         ref_set(initial[GRAD], ref_width(f), at, ordinary(f, half ? 8 : 118, half ? 16 : 128, 1));
         if (l.residual_width) ref_set(s + l.residual, l.residual_width, at, 0);
         for (k = 0; k < 4 && o->moment_format != KOPT_Q8; ++k)
-            if (l.moment_width[k] && below(2)) ref_set(s + l.moment[k], l.moment_width[k], at, largest(o->moment_format));
+            if (l.moment_width[k] && below(2))
+                ref_set(s + l.moment[k], l.moment_width[k], at, largest(o->moment_format));
         return;
     }
     if (only < 2) ref_set(initial[WEIGHT], weight, at, sharp(o->weight_format));
