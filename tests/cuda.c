@@ -22,6 +22,7 @@
 #endif
 
 #include "tap.h"
+#include "inputs.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -59,21 +60,16 @@ static kopt_result made(kopt_result result)
 }
 
 static uint64_t noise_state = 1;
-
-static uint32_t noise(void)
-{
-    noise_state = noise_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)(noise_state >> 32) ^ (uint32_t)(noise_state >> 59);
-}
-
-static uint32_t below(uint32_t n) { return (uint32_t)((uint64_t)noise() * n >> 32); }
+static uint32_t noise(void) { return upper64(&noise_state); }
+static uint32_t below(uint32_t n) { return scaled_to(noise(), n); }
 
 /* A number of format f: one in `rare` of any bits, the others with magnitudes from 2^low on. */
 static uint32_t draw(kopt_format f, int low, int high, int positive, uint32_t rare)
 {
     uint32_t exponent = below((uint32_t)(high - low)), bits = noise(), sign = positive ? 0 : bits & 0x80000000u;
     if (below(rare) == 0) return f == KOPT_F32 ? (positive ? bits & 0x7fffffff : bits) : bits >> (positive ? 17 : 16);
-    if (f == KOPT_FP16) return sign >> 16 | (uint32_t)(15 + (low < -14 ? -14 : low) + (int)exponent % 14) << 10 | (bits & 0x3ff);
+    if (f == KOPT_FP16)
+        return sign >> 16 | (uint32_t)(15 + (low < -14 ? -14 : low) + (int)exponent % 14) << 10 | (bits & 0x3ff);
     bits = sign | (uint32_t)(127 + low + (int)exponent) << 23 | (bits & 0x7fffff);
     return f == KOPT_F32 ? bits : bits >> 16;
 }
@@ -115,8 +111,13 @@ static kopt_optimizer any_optimizer(void)
     kopt_optimizer o;
     switch (below(VARIETY)) {
 #ifdef KAHAN_OPT_VMATH
-    case 16: case 17: o = kopt_adam_atan2(0.01), o.atan2_outside = (int)below(2), o.atan2_a = below(2) ? 1.27 : 1, o.atan2_b = below(2) ? 1 : 0.5; break;
-    case 18: o = kopt_smooth_lion(0.01, below(2) ? 100 : 1e-3); break; /* gradients from 2^-14 to 1: both forms of tanh */
+    case 16: case 17:
+        o = kopt_adam_atan2(0.01), o.atan2_outside = (int)below(2);
+        o.atan2_a = below(2) ? 1.27 : 1, o.atan2_b = below(2) ? 1 : 0.5;
+        break;
+    case 18: /* gradients from 2^-14 to 1: both forms of tanh */
+        o = kopt_smooth_lion(0.01, below(2) ? 100 : 1e-3);
+        break;
 #endif
     case 0: o = kopt_lion(0.01); break;
     case 1: o = kopt_adan(0.01); break;
@@ -157,7 +158,8 @@ static kopt_optimizer any_optimizer(void)
 /* An array of exactly `size` bytes, `shift` bytes from an aligned address. */
 static unsigned char *array(list *l, size_t g, size_t i, int a, int side, size_t size, size_t shift)
 {
-    unsigned char *p = side ? device_new(size + shift + (size + shift == 0)) : malloc(size + shift + (size + shift == 0));
+    unsigned char *p =
+        side ? device_new(size + shift + (size + shift == 0)) : malloc(size + shift + (size + shift == 0));
     l->blocks[side][g][i][a] = p;
     l->sizes[g][i][a] = size + shift;
     memset(p, 0x5a, size + shift);
@@ -215,7 +217,7 @@ static void make(list *l, size_t groups, size_t tensors, size_t longest, uint32_
     if (made(kopt_cuda_plan_upload(&l->plan, l->device, l->bytes, stream)) != KOPT_OK) abort();
 }
 
-/* Equal, where every NaN is equal to every other: payloads are outside of what is promised of copies and conversions. */
+/* Equal, where every NaN is equal to every other: nothing is promised of payloads in copies and conversions. */
 static int same(const unsigned char *a, const unsigned char *b, kopt_format f, size_t n)
 {
     const uint32_t infinity = f == KOPT_F32 ? 0x7f800000 : f == KOPT_BF16 ? 0x7f80 : 0x7c00;
@@ -351,8 +353,8 @@ static void shards_equal(void)
     ok(bad == 0, "ten shards, each with its own state, equal the whole");
 }
 
-/* 8-bit moments and StableAdamW: shards that are cut at multiples of 256, each a plan of its own as on a GPU of its own,
-   with the ratios summed between begin and end; one shard is empty. */
+/* 8-bit moments and StableAdamW: shards that are cut at multiples of 256, each a plan of its own as on a GPU of its
+   own, with the ratios summed between begin and end; one shard is empty. */
 static void stable_shards(void)
 {
     enum { N = 13001, SHARDS = 4 };
@@ -401,7 +403,8 @@ static void stable_shards(void)
             bad += made(kopt_cuda_step_end(&plans[k], stream)) != KOPT_OK;
         }
         bad += kopt_optimizer_step(&whole_opt, &t, 1) != KOPT_OK || memcmp(whole, part, 2 * N) != 0;
-        for (i = 0; i < N; ++i) grad[i] = (uint16_t)draw(KOPT_BF16, -8, 2, 0, 1u << 31); /* more than the moment expects */
+        for (i = 0; i < N; ++i)
+            grad[i] = (uint16_t)draw(KOPT_BF16, -8, 2, 0, 1u << 31); /* more than the moment expects */
     }
     o[0].stable = 0;
     bad += made(kopt_cuda_set_optimizer(&plans[0], 0, &o[0], stream)) != KOPT_OK;
@@ -411,7 +414,7 @@ static void stable_shards(void)
     ok(bad == 0, "StableAdamW with 8-bit moments in shards, each a plan, their ratios summed: equal the whole");
 }
 
-/* ---- Statistics (the norm itself is tested with the training-loop tools) ------------------------------------------ */
+/* ---- Statistics (the norm itself is tested with the training-loop tools) ---------------------------------------- */
 
 static void statistics(int lists)
 {
@@ -431,10 +434,13 @@ static void statistics(int lists)
         for (g = 0; g < l.group_count; ++g) kopt_norm_add_grads(&norm, l.tensors[1][g], l.counts[g]);
         infinite += norm.nonfinite != 0;
         l.plan.blocks = below(4);
-        bad += made(kopt_cuda_stats(&l.plan, stream)) != KOPT_OK || memcmp(&norm, kopt_cuda_norm(&l.plan), sizeof norm) != 0;
+        bad += made(kopt_cuda_stats(&l.plan, stream)) != KOPT_OK ||
+               memcmp(&norm, kopt_cuda_norm(&l.plan), sizeof norm) != 0;
         discard(&l);
     }
-    ok(bad == 0 && infinite > 0, "the norm is that of kopt_norm_add, word for word, in any number of blocks (%d with values that are not finite)", infinite);
+    ok(bad == 0 && infinite > 0,
+       "the norm is that of kopt_norm_add, word for word, in any number of blocks (%d with values that are not finite)",
+       infinite);
 }
 
 /* As much as fits into one slot, many times: the largest significands, all in one bin, in whole blocks. */
@@ -470,7 +476,7 @@ static void full_slots(void)
     ok(bad == 0, "no counter overflows: %d elements with the largest significand in one block", N);
 }
 
-/* ---- Options, setters --------------------------------------------------------------------------------------------- */
+/* ---- Options, setters ------------------------------------------------------------------------------------------- */
 
 static void options(void)
 {
@@ -512,7 +518,8 @@ static void options(void)
         /* now steps that must change nothing: not even their number */
         if (k & 4) {
             *found = 1;
-            bad += (k & 24 && made(kopt_cuda_stats(&l.plan, stream)) != KOPT_OK) || made(kopt_cuda_step(&l.plan, stream)) != KOPT_OK;
+            bad += (k & 24 && made(kopt_cuda_stats(&l.plan, stream)) != KOPT_OK) ||
+                   made(kopt_cuda_step(&l.plan, stream)) != KOPT_OK;
             bad += differences(&l, 1) != 0 || kopt_cuda_status_of(&l.plan)->skipped != 1;
             *found = 0, ++skips;
         } else if (k & 24) {
@@ -529,11 +536,13 @@ static void options(void)
                 infinity16 = half == KOPT_FP16 ? 0xfc00 : 0x7fc1; /* infinite, NaN */
                 memcpy(&kept, grad, half ? 2 : 4), memcpy(&kept16, grad, 2);
                 memcpy(grad, half ? (void *)&infinity16 : (void *)&infinity, half ? 2 : 4);
-                bad += made(kopt_cuda_stats(&l.plan, stream)) != KOPT_OK || made(kopt_cuda_step(&l.plan, stream)) != KOPT_OK;
+                bad += made(kopt_cuda_stats(&l.plan, stream)) != KOPT_OK ||
+                       made(kopt_cuda_step(&l.plan, stream)) != KOPT_OK;
                 memcpy(grad, half ? (void *)&kept16 : (void *)&kept, half ? 2 : 4);
                 bad += differences(&l, 1) != 0 || kopt_cuda_status_of(&l.plan)->skipped != 1, ++skips;
             }
-            bad += made(kopt_cuda_step(&l.plan, stream)) != KOPT_OK || differences(&l, 1) != 0; /* no new statistics: refused */
+            bad += made(kopt_cuda_step(&l.plan, stream)) != KOPT_OK ||
+                   differences(&l, 1) != 0; /* no new statistics: refused */
             bad += kopt_cuda_status_of(&l.plan)->result != KOPT_ERROR_STEP, ++skips;
         }
         /* a schedule, and a step back in time */
@@ -547,25 +556,29 @@ static void options(void)
         }
         cpu_step(&l);
         bad += made(kopt_cuda_step(&l.plan, stream)) != KOPT_OK || differences(&l, 1) != 0;
-        bad += kopt_cuda_status_of(&l.plan)->steps != 2 || kopt_cuda_status_of(&l.plan)->skips != (uint64_t)(skips - before);
+        bad += kopt_cuda_status_of(&l.plan)->steps != 2 ||
+               kopt_cuda_status_of(&l.plan)->skips != (uint64_t)(skips - before);
         discard(&l);
         device_free(lr);
     }
-    ok(bad == 0, "learning rate, loss scale, clipping (%d groups), skipped steps (%d), new hyper-parameters: as on the CPU", clips, skips);
+    ok(bad == 0,
+       "learning rate, loss scale, clipping (%d groups), skipped steps (%d), new hyper-parameters: as on the CPU",
+       clips, skips);
 
     make(&l, 1, 2, 100, 100);
     l.opt[0].rounding = (kopt_rounding)((l.opt[0].rounding + 1) % 5);
     bad = made(kopt_cuda_set_optimizer(&l.plan, 0, &l.opt[0], stream)) != KOPT_OK;
     bad += kopt_cuda_status_of(&l.plan)->result != KOPT_ERROR_MISMATCH;
     bad += kopt_cuda_set_optimizer(&l.plan, 1, &l.opt[0], NULL) != KOPT_ERROR_BOUNDS;
-    bad += made(kopt_cuda_set_step(&l.plan, 0xfffffffe, stream)) != KOPT_OK || made(kopt_cuda_step(&l.plan, stream)) != KOPT_OK;
+    bad += made(kopt_cuda_set_step(&l.plan, 0xfffffffe, stream)) != KOPT_OK ||
+           made(kopt_cuda_step(&l.plan, stream)) != KOPT_OK;
     bad += kopt_cuda_status_of(&l.plan)->result != KOPT_OK || made(kopt_cuda_step(&l.plan, stream)) != KOPT_OK;
     bad += kopt_cuda_status_of(&l.plan)->result != KOPT_ERROR_STEP || kopt_cuda_status_of(&l.plan)->steps != 1;
     discard(&l);
     ok(bad == 0, "another rounding is a mismatch; the last step number is the last");
 }
 
-/* ---- Refusals, conversions ---------------------------------------------------------------------------------------- */
+/* ---- Refusals, conversions -------------------------------------------------------------------------------------- */
 
 static void refusals(void)
 {
@@ -603,7 +616,8 @@ static void refusals(void)
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_SIZE;
 #ifdef KAHAN_OPT_VMATH /* a table of functions, where the rule calls one */
     wrong = kopt_adam_atan2(0.01), wrong.vmath = kopt_vmath_builtin(), bad_tensor = t, bad.opt = &wrong;
-    fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION || kopt_cuda_plan_size(&bad, 1) != 0;
+    fails +=
+        kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION || kopt_cuda_plan_size(&bad, 1) != 0;
     wrong = kopt_smooth_lion(0.01, 10), wrong.vmath = kopt_vmath_builtin();
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
     wrong.sharpness = 0;
@@ -623,7 +637,8 @@ static void refusals(void)
     fails += kopt_cuda_step_begin(&plan, NULL) != KOPT_ERROR_NULL || kopt_cuda_step_end(&plan, NULL) != KOPT_ERROR_NULL;
     fails += kopt_cuda_ratios(&plan, &i) != NULL || i != 0;
     fails += kopt_cuda_step(&plan, NULL) != KOPT_ERROR_NULL || kopt_cuda_stats(&plan, NULL) != KOPT_ERROR_NULL;
-    fails += kopt_cuda_norm(&plan) != NULL || kopt_cuda_status_of(&plan) != NULL || kopt_cuda_step(NULL, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_norm(&plan) != NULL || kopt_cuda_status_of(&plan) != NULL ||
+             kopt_cuda_step(NULL, NULL) != KOPT_ERROR_NULL;
     fails += kopt_cuda_plan_upload(&plan, NULL, bytes, NULL) != KOPT_ERROR_NULL;
     fails += kopt_cuda_plan_upload(&plan, copy + 1, bytes, NULL) != KOPT_ERROR_OPTION || plan.device != NULL;
     ok(fails == 0, "a plan writes its bytes and no others, and nothing runs before it is on the device");
@@ -655,7 +670,8 @@ static void conversions(void)
                 bad += made(kopt_cuda_convert(b + shift, g, src + shift, f, N, stream)) != KOPT_OK;
                 bad += !same(a + shift, b + shift, g, N);
                 bad += kopt_convert_stochastic(a + shift, g, src + shift, f, N, (kopt_random_key){7, 8, 9, first}) != KOPT_OK;
-                bad += made(kopt_cuda_convert_stochastic(b + shift, g, src + shift, f, N, 7, 8, 9, first, stream)) != KOPT_OK;
+                bad += made(kopt_cuda_convert_stochastic(b + shift, g, src + shift, f, N, 7, 8, 9, first, stream)) !=
+                       KOPT_OK;
                 bad += !same(a + shift, b + shift, g, N);
             }
     bad += kopt_cuda_convert(a, KOPT_F32, NULL, KOPT_F32, 1, NULL) != KOPT_ERROR_NULL;
@@ -665,7 +681,7 @@ static void conversions(void)
     ok(bad == 0, "conversions, nearest and stochastic, are kopt_convert's");
 }
 
-/* Every code, rounding, format and residual, several gradients one after the other, at any alignment; then what arrives. */
+/* Every code, rounding, format and residual, several gradients in a row, at any alignment; then what arrives. */
 static void compressions(int lists)
 {
     enum { N = 1500 };
@@ -673,11 +689,13 @@ static void compressions(int lists)
     for (k = 0; k < lists; ++k) {
         static const kopt_format codes[] = {KOPT_BF16, KOPT_FP16, KOPT_Q8, KOPT_SIGN};
         const kopt_format code = codes[k % 4], f = (kopt_format)below(3), sums = (kopt_format)below(3);
-        const size_t n = below(8) ? below(N) : below(3), size = kopt_compressed_size(code, n), shift = below(2) ? 0 : below(16);
+        const size_t n = below(8) ? below(N) : below(3), size = kopt_compressed_size(code, n),
+                     shift = below(2) ? 0 : below(16);
         const size_t sum_size = n * width(sums);
         const uint32_t rare = below(3) ? 1u << 31 : 50;
         unsigned char *const grad = device_new(n * width(f) + shift + 1), *const out = malloc(size + 1);
-        unsigned char *const out2 = device_new(size + shift + 1), *const sum = malloc(sum_size + 1), *const sum2 = device_new(sum_size + 1);
+        unsigned char *const out2 = device_new(size + shift + 1), *const sum = malloc(sum_size + 1),
+                             *const sum2 = device_new(sum_size + 1);
         uint32_t *const steps = device_new(4);
         kopt_compressor c = kopt_compressor_of(code, NULL, n), d;
         size_t rest = 0;
@@ -699,8 +717,10 @@ static void compressions(int lists)
             fill(grad + shift, f, n, -30, 6, 0, rare);
             if (!below(6)) memset(grad + shift, 0, n * width(f));
             bad += kopt_compress(&c, out, size, grad + shift, f) != KOPT_OK;
-            bad += made(kopt_cuda_compress(&d, out2 + shift, size, grad + shift, f, k % 3 ? NULL : steps, stream)) != KOPT_OK;
-            bad += code == KOPT_BF16 || code == KOPT_FP16 ? !same(out, out2 + shift, code, n) : memcmp(out, out2 + shift, size) != 0;
+            bad += made(kopt_cuda_compress(&d, out2 + shift, size, grad + shift, f, k % 3 ? NULL : steps, stream)) !=
+                   KOPT_OK;
+            bad += code == KOPT_BF16 || code == KOPT_FP16 ? !same(out, out2 + shift, code, n)
+                                                          : memcmp(out, out2 + shift, size) != 0;
             bad += (k % 3 ? d.step : *steps) != c.step;
             if (rest) bad += memcmp(c.residual, d.residual, rest) != 0;
             bad += kopt_decompress_add(sum, sums, out, size, code, n, scale) != KOPT_OK;
@@ -711,7 +731,8 @@ static void compressions(int lists)
         if (c.residual) free(c.residual), device_free(d.residual);
         device_free(grad), free(out), device_free(out2), free(sum), device_free(sum2), device_free(steps);
     }
-    ok(bad == 0 && (infinite > 0 || lists < 50), "%d compressors, three gradients each: codes, residuals and sums are the CPU's", lists);
+    ok(bad == 0 && (infinite > 0 || lists < 50),
+       "%d compressors, three gradients each: codes, residuals and sums are the CPU's", lists);
 }
 
 static void reductions(int lists)
@@ -722,7 +743,8 @@ static void reductions(int lists)
         const size_t n = below(700), count = 1 + below(5), stride = n + below(9), shift = below(2) ? 0 : below(8);
         const size_t size = (stride * (count - 1) + n) * width(from);
         const double scale = below(2) ? 1 : 1.0 / (double)count;
-        unsigned char *const shards = device_new(size + shift + 1), *const out = malloc(n * width(to) + 1), *const out2 = device_new(n * width(to) + 1);
+        unsigned char *const shards = device_new(size + shift + 1), *const out = malloc(n * width(to) + 1),
+                             *const out2 = device_new(n * width(to) + 1);
         const void *parts[5];
         size_t i;
         fill(shards + shift, from, size / width(from), -10, 5, 0, below(3) ? 1u << 31 : 20);
@@ -746,10 +768,12 @@ static void accumulations(int lists)
     int k, step, bad = 0;
     for (k = 0; k < lists; ++k) {
         const kopt_format f = (kopt_format)below(3), g = (kopt_format)below(3);
-        const size_t n = below(8) ? below(900) : below(9), shift = below(2) ? 0 : below(16), grad_shift = below(3) ? shift : below(16);
+        const size_t n = below(8) ? below(900) : below(9), shift = below(2) ? 0 : below(16),
+                     grad_shift = below(3) ? shift : below(16);
         const size_t size = n * width(f);
         const uint32_t rare = below(3) ? 1000 : 20;
-        unsigned char *const sum = malloc(size + 1), *const sum2 = device_new(size + shift + 1), *const grad = device_new(n * width(g) + grad_shift + 1);
+        unsigned char *const sum = malloc(size + 1), *const sum2 = device_new(size + shift + 1),
+                             *const grad = device_new(n * width(g) + grad_shift + 1);
         unsigned char *const rest = malloc(2 * n + 1), *const rest2 = device_new(2 * n + shift + 1);
         float *const out = malloc(4 * n + 1), *const out2 = device_new(4 * n + 4);
         uint32_t *const counts = device_new(8), *const there = below(2) ? counts : NULL;
@@ -765,21 +789,25 @@ static void accumulations(int lists)
         for (step = 0; step < 6; ++step) {
             const double scale = below(2) ? 1 : 0.3;
             if (step == 3) a.count = b.count = counts[0] = 0;
-            bad += kopt_accumulator_read(&a, out) != KOPT_OK || made(kopt_cuda_accumulator_read(&b, out2, there, stream)) != KOPT_OK;
+            bad += kopt_accumulator_read(&a, out) != KOPT_OK ||
+                   made(kopt_cuda_accumulator_read(&b, out2, there, stream)) != KOPT_OK;
             bad += !same((void *)out, (void *)out2, KOPT_F32, n);
             fill(grad + grad_shift, g, n, -10, 2, 0, rare);
             bad += kopt_accumulate(&a, grad + grad_shift, g, scale) != KOPT_OK;
             bad += made(kopt_cuda_accumulate(&b, grad + grad_shift, g, scale, there, stream)) != KOPT_OK;
             bad += memcmp(sum, sum2 + shift, size) != 0;
             if (a.residual) bad += memcmp(rest, rest2 + shift, 2 * n) != 0;
-            bad += there ? counts[0] != a.count || counts[1] != a.step || b.count != 0 || b.step != 0 : a.count != b.count || a.step != b.step;
+            bad += there ? counts[0] != a.count || counts[1] != a.step || b.count != 0 || b.step != 0
+                         : a.count != b.count || a.step != b.step;
         }
         counts[0] = 1, counts[1] = 0xffffffff; /* the end of a count: nothing moves */
         bad += made(kopt_cuda_accumulate(&b, grad + grad_shift, g, 1, counts, stream)) != KOPT_OK;
         bad += memcmp(sum, sum2 + shift, size) != 0 || counts[0] != 1 || counts[1] != 0xffffffff;
-        free(sum), free(rest), free(out), device_free(sum2), device_free(rest2), device_free(grad), device_free(out2), device_free(counts);
+        free(sum), free(rest), free(out), device_free(sum2), device_free(rest2), device_free(grad), device_free(out2),
+            device_free(counts);
     }
-    ok(bad == 0, "%d accumulators, two sums of three gradients each: sums, residuals and what is read are the CPU's", lists);
+    ok(bad == 0, "%d accumulators, two sums of three gradients each: sums, residuals and what is read are the CPU's",
+       lists);
 }
 
 static void clips(void)
@@ -804,25 +832,30 @@ static void clips(void)
 #ifdef KAHAN_OPT_VMATH
 typedef kopt_result device_function(float *, const float *, size_t, void *);
 typedef kopt_result host_function(const kopt_vmath *, float *, const float *, size_t);
-static device_function *const device_functions[] = {kopt_cuda_vmath_exp, kopt_cuda_vmath_log, kopt_cuda_vmath_tanh, kopt_cuda_vmath_erf, kopt_cuda_vmath_erfc};
-static host_function *const host_functions[] = {kopt_vmath_exp, kopt_vmath_log, kopt_vmath_tanh, kopt_vmath_erf, kopt_vmath_erfc};
+static device_function *const device_functions[] = {kopt_cuda_vmath_exp, kopt_cuda_vmath_log, kopt_cuda_vmath_tanh,
+                                                    kopt_cuda_vmath_erf, kopt_cuda_vmath_erfc};
+static host_function *const host_functions[] = {kopt_vmath_exp, kopt_vmath_log, kopt_vmath_tanh, kopt_vmath_erf,
+                                                kopt_vmath_erfc};
 
 /* Half any bits at all, half of ordinary size; in place and not, at any multiple of 4. */
 static void functions(int lists)
 {
     enum { N = 600 };
     const kopt_vmath *const builtin = kopt_vmath_builtin();
-    float *const x = device_new(4 * N + 16), *const y = device_new(4 * N + 16), *const a = malloc(4 * N), *const a2 = malloc(4 * N);
+    float *const x = device_new(4 * N + 16), *const y = device_new(4 * N + 16), *const a = malloc(4 * N),
+                 *const a2 = malloc(4 * N);
     float *const b = device_new(4 * N + 16), *const b2 = device_new(4 * N + 16);
     int k, bad = 0;
     for (k = 0; k < lists; ++k) {
         const size_t n = below(4) ? below(N) : below(9), at = below(2) ? 0 : below(4), out = below(2) ? at : below(4);
         const uint32_t rare = below(2) ? 1 : 1u << 31;
         const int f = k % 7, in_place = !below(4);
-        fill((unsigned char *)x, KOPT_F32, N + 4, -8, 6, 0, rare), fill((unsigned char *)y, KOPT_F32, N + 4, -8, 6, 0, rare);
+        fill((unsigned char *)x, KOPT_F32, N + 4, -8, 6, 0, rare),
+            fill((unsigned char *)y, KOPT_F32, N + 4, -8, 6, 0, rare);
         if (f < 5) {
             float *const to = in_place ? x + at : b + out;
-            bad += host_functions[f](builtin, a, x + at, n) != KOPT_OK || made(device_functions[f](to, x + at, n, stream)) != KOPT_OK;
+            bad += host_functions[f](builtin, a, x + at, n) != KOPT_OK ||
+                   made(device_functions[f](to, x + at, n, stream)) != KOPT_OK;
             bad += !same((void *)a, (void *)to, KOPT_F32, n);
         } else if (f == 5) {
             float *const to = in_place ? y + at : b + out;
@@ -843,7 +876,8 @@ static void functions(int lists)
 /* Inputs of 16 bits: all, or one of `sparse` and those that are hard to round. */
 static void maps(uint32_t sparse)
 {
-    uint16_t *const x = device_new(2 * 65536 + 2), *const y = device_new(2 * 65536), *const a = malloc(2 * 65536), *const b = device_new(2 * 65536 + 2);
+    uint16_t *const x = device_new(2 * 65536 + 2), *const y = device_new(2 * 65536), *const a = malloc(2 * 65536),
+                    *const b = device_new(2 * 65536 + 2);
     int f, format, bad = 0, hard = 0;
     for (format = KOPT_BF16; format <= KOPT_FP16; ++format)
         for (f = KOPT_EXP; f <= KOPT_GELU_TANH_SLOPE; ++f) {
@@ -851,7 +885,8 @@ static void maps(uint32_t sparse)
             size_t i, n = 0;
             for (i = below(sparse); i < 65536; i += sparse) x[at + n] = (uint16_t)i, y[n++] = (uint16_t)noise();
 #ifndef GPU
-            for (i = kopt_map_exception_start_[2 * f + format - 1]; i < kopt_map_exception_start_[2 * f + format] && sparse > 1; ++i, ++hard)
+            for (i = kopt_map_exception_start_[2 * f + format - 1]; i < kopt_map_exception_start_[2 * f + format] && sparse > 1;
+                 ++i, ++hard)
                 x[at + n] = (uint16_t)(kopt_map_exception_table_[i] >> 16), y[n++] = 0x3c00;
 #endif
             bad += kopt_map(NULL, (kopt_function)f, a, x + at, (kopt_format)format, n) != KOPT_OK;
@@ -859,11 +894,13 @@ static void maps(uint32_t sparse)
             bad += memcmp(a, b + at, 2 * n) != 0;
             if (f > KOPT_SOFTPLUS || f == KOPT_LOG) continue;
             bad += kopt_map_backward(NULL, (kopt_function)f, a, y, x + at, (kopt_format)format, n) != KOPT_OK;
-            bad += made(kopt_cuda_map_backward((kopt_function)f, y, y, x + at, (kopt_format)format, n, stream)) != KOPT_OK;
+            bad +=
+                made(kopt_cuda_map_backward((kopt_function)f, y, y, x + at, (kopt_format)format, n, stream)) != KOPT_OK;
             bad += memcmp(a, y, 2 * n) != 0;
         }
     device_free(x), device_free(y), free(a), device_free(b);
-    ok(bad == 0, "kopt_map and kopt_map_backward, 13 functions of both formats, %s (%d of them hard): equal", sparse > 1 ? "some inputs" : "all inputs", hard);
+    ok(bad == 0, "kopt_map and kopt_map_backward, 13 functions of both formats, %s (%d of them hard): equal",
+       sparse > 1 ? "some inputs" : "all inputs", hard);
 }
 
 static void function_refusals(void)
@@ -871,14 +908,20 @@ static void function_refusals(void)
     static float a[40], b[40];
     static uint16_t h[40];
     int fails = 0;
-    fails += kopt_cuda_vmath_exp(NULL, a, 4, NULL) != KOPT_ERROR_NULL || kopt_cuda_vmath_erf(a, NULL, 4, NULL) != KOPT_ERROR_NULL;
-    fails += kopt_cuda_vmath_log(a, a + 1, 4, NULL) != KOPT_ERROR_OVERLAP || kopt_cuda_vmath_tanh(a + 1, a, 4, NULL) != KOPT_ERROR_OVERLAP;
+    fails += kopt_cuda_vmath_exp(NULL, a, 4, NULL) != KOPT_ERROR_NULL ||
+             kopt_cuda_vmath_erf(a, NULL, 4, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_vmath_log(a, a + 1, 4, NULL) != KOPT_ERROR_OVERLAP ||
+             kopt_cuda_vmath_tanh(a + 1, a, 4, NULL) != KOPT_ERROR_OVERLAP;
     fails += kopt_cuda_vmath_erfc(a, b, (size_t)-1, NULL) != KOPT_ERROR_BOUNDS;
-    fails += kopt_cuda_vmath_atan2(a, b, a + 3, 4, NULL) != KOPT_ERROR_OVERLAP || kopt_cuda_vmath_atan2(a, b, NULL, 4, NULL) != KOPT_ERROR_NULL;
-    fails += kopt_cuda_vmath_sincospi(a, a, b, 4, NULL) != KOPT_ERROR_OVERLAP || kopt_cuda_vmath_sincospi(a, NULL, b, 4, NULL) != KOPT_ERROR_NULL;
-    fails += made(kopt_cuda_vmath_exp(NULL, NULL, 0, stream)) != KOPT_OK || made(kopt_cuda_vmath_sincospi(NULL, NULL, NULL, 0, stream)) != KOPT_OK;
+    fails += kopt_cuda_vmath_atan2(a, b, a + 3, 4, NULL) != KOPT_ERROR_OVERLAP ||
+             kopt_cuda_vmath_atan2(a, b, NULL, 4, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_vmath_sincospi(a, a, b, 4, NULL) != KOPT_ERROR_OVERLAP ||
+             kopt_cuda_vmath_sincospi(a, NULL, b, 4, NULL) != KOPT_ERROR_NULL;
+    fails += made(kopt_cuda_vmath_exp(NULL, NULL, 0, stream)) != KOPT_OK ||
+             made(kopt_cuda_vmath_sincospi(NULL, NULL, NULL, 0, stream)) != KOPT_OK;
     fails += kopt_cuda_map((kopt_function)13, h, h + 20, KOPT_BF16, 4, NULL) != KOPT_ERROR_OPTION;
-    fails += kopt_cuda_map(KOPT_EXP, h, h + 20, KOPT_F32, 4, NULL) != KOPT_ERROR_OPTION || kopt_cuda_map(KOPT_EXP, h, h + 1, KOPT_BF16, 4, NULL) != KOPT_ERROR_OVERLAP;
+    fails += kopt_cuda_map(KOPT_EXP, h, h + 20, KOPT_F32, 4, NULL) != KOPT_ERROR_OPTION ||
+             kopt_cuda_map(KOPT_EXP, h, h + 1, KOPT_BF16, 4, NULL) != KOPT_ERROR_OVERLAP;
     fails += kopt_cuda_map(KOPT_EXP, NULL, h, KOPT_BF16, 4, NULL) != KOPT_ERROR_NULL;
     fails += kopt_cuda_map_backward(KOPT_LOG, h, h, h, KOPT_BF16, 4, NULL) != KOPT_ERROR_OPTION;
     fails += kopt_cuda_map_backward(KOPT_SILU_SLOPE, h, h, h, KOPT_BF16, 4, NULL) != KOPT_ERROR_OPTION;
@@ -894,18 +937,25 @@ static void tool_refusals(void)
     kopt_accumulator s = kopt_accumulator_of(a, KOPT_BF16, a + 512, 100);
     uint32_t counts[2] = {0, 0};
     int fails = 0;
-    fails += kopt_cuda_accumulate(NULL, b, KOPT_F32, 1, NULL, NULL) != KOPT_ERROR_NULL || kopt_cuda_accumulate(&s, NULL, KOPT_F32, 1, NULL, NULL) != KOPT_ERROR_NULL;
-    fails += kopt_cuda_accumulate(&s, b, KOPT_Q8, 1, NULL, NULL) != KOPT_ERROR_OPTION || kopt_cuda_accumulate(&s, b, KOPT_F32, 1e39, counts, NULL) != KOPT_ERROR_RANGE;
-    fails += kopt_cuda_accumulate(&s, a + 150, KOPT_F32, 1, NULL, NULL) != KOPT_ERROR_OVERLAP || kopt_cuda_accumulate(&s, a + 600, KOPT_BF16, 1, counts, NULL) != KOPT_ERROR_OVERLAP;
-    fails += kopt_cuda_accumulator_read(&s, (float *)(void *)a, NULL, NULL) != KOPT_ERROR_OVERLAP || kopt_cuda_accumulator_read(&s, NULL, NULL, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_accumulate(NULL, b, KOPT_F32, 1, NULL, NULL) != KOPT_ERROR_NULL ||
+             kopt_cuda_accumulate(&s, NULL, KOPT_F32, 1, NULL, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_accumulate(&s, b, KOPT_Q8, 1, NULL, NULL) != KOPT_ERROR_OPTION ||
+             kopt_cuda_accumulate(&s, b, KOPT_F32, 1e39, counts, NULL) != KOPT_ERROR_RANGE;
+    fails += kopt_cuda_accumulate(&s, a + 150, KOPT_F32, 1, NULL, NULL) != KOPT_ERROR_OVERLAP ||
+             kopt_cuda_accumulate(&s, a + 600, KOPT_BF16, 1, counts, NULL) != KOPT_ERROR_OVERLAP;
+    fails += kopt_cuda_accumulator_read(&s, (float *)(void *)a, NULL, NULL) != KOPT_ERROR_OVERLAP ||
+             kopt_cuda_accumulator_read(&s, NULL, NULL, NULL) != KOPT_ERROR_NULL;
     s.residual = NULL;
     fails += kopt_cuda_accumulate(&s, b, KOPT_F32, 1, NULL, NULL) != KOPT_ERROR_NULL;
     s.rounding = KOPT_NEAREST, s.step = 0xffffffff;
     fails += kopt_cuda_accumulate(&s, b, KOPT_F32, 1, NULL, NULL) != KOPT_ERROR_STEP;
     s.step = 7, s.rounding = (kopt_rounding)5;
-    fails += kopt_cuda_accumulate(&s, b, KOPT_F32, 1, counts, NULL) != KOPT_ERROR_OPTION || s.count != 0 || s.step != 7 || counts[1] != 0;
-    fails += kopt_cuda_clip_value(NULL, KOPT_F32, 1, 1, NULL) != KOPT_ERROR_NULL || kopt_cuda_clip_value(a, KOPT_Q8, 1, 1, NULL) != KOPT_ERROR_OPTION;
-    fails += kopt_cuda_clip_value(a, KOPT_F32, 1, -1, NULL) != KOPT_ERROR_RANGE || made(kopt_cuda_clip_value(NULL, KOPT_F32, 0, 1, stream)) != KOPT_OK;
+    fails += kopt_cuda_accumulate(&s, b, KOPT_F32, 1, counts, NULL) != KOPT_ERROR_OPTION || s.count != 0 ||
+             s.step != 7 || counts[1] != 0;
+    fails += kopt_cuda_clip_value(NULL, KOPT_F32, 1, 1, NULL) != KOPT_ERROR_NULL ||
+             kopt_cuda_clip_value(a, KOPT_Q8, 1, 1, NULL) != KOPT_ERROR_OPTION;
+    fails += kopt_cuda_clip_value(a, KOPT_F32, 1, -1, NULL) != KOPT_ERROR_RANGE ||
+             made(kopt_cuda_clip_value(NULL, KOPT_F32, 0, 1, stream)) != KOPT_OK;
     fails += kopt_cuda_compress(NULL, a, 260, b, KOPT_F32, NULL, NULL) != KOPT_ERROR_NULL;
     fails += kopt_cuda_compress(&c, a, 259, b, KOPT_F32, NULL, NULL) != KOPT_ERROR_SIZE || c.step != 0;
     fails += kopt_cuda_compress(&c, a, 260, a + 100, KOPT_F32, NULL, NULL) != KOPT_ERROR_OVERLAP;
@@ -929,7 +979,7 @@ static void tool_refusals(void)
 }
 
 #ifdef GPU
-/* ---- What only a GPU can show ------------------------------------------------------------------------------------- */
+/* ---- What only a GPU can show ----------------------------------------------------------------------------------- */
 
 /* Statistics and steps that are replayed from a graph, with a schedule between them. */
 static void graphs(void)
@@ -1003,7 +1053,8 @@ static void compression_graph(void)
 static void exhaustive(void)
 {
     enum { N = 1 << 26 };
-    uint32_t *const src = device_new(4 * (size_t)N), *const dst = device_new(4 * (size_t)N), *const cpu = malloc(4 * (size_t)N);
+    uint32_t *const src = device_new(4 * (size_t)N), *const dst = device_new(4 * (size_t)N),
+                    *const cpu = malloc(4 * (size_t)N);
     int format, pass;
     size_t i, bad = 0, part;
     for (pass = 0; pass < 2; ++pass)
@@ -1038,13 +1089,15 @@ static void exhaustive(void)
 static void every_number(void)
 {
     enum { N = 1 << 26 };
-    float *const x = device_new(4 * (size_t)N), *const y = device_new(4 * (size_t)N), *const cpu = malloc(4 * (size_t)N);
+    float *const x = device_new(4 * (size_t)N), *const y = device_new(4 * (size_t)N),
+                 *const cpu = malloc(4 * (size_t)N);
     const kopt_vmath *const builtin = kopt_vmath_builtin();
     size_t i, bad = 0, part, f;
     for (part = 0; part < 64; ++part) {
         for (i = 0; i < N; ++i) ((uint32_t *)x)[i] = (uint32_t)(part * N + i);
         for (f = 0; f < 5; ++f) {
-            bad += host_functions[f](builtin, cpu, x, N) != KOPT_OK || made(device_functions[f](y, x, N, stream)) != KOPT_OK;
+            bad += host_functions[f](builtin, cpu, x, N) != KOPT_OK ||
+                   made(device_functions[f](y, x, N, stream)) != KOPT_OK;
             bad += !same((void *)cpu, (void *)y, KOPT_F32, N);
         }
     }
@@ -1075,7 +1128,8 @@ static void accumulation_graph(void)
         bad += kopt_accumulate(&a, grad, KOPT_BF16, 0.5) != KOPT_OK;
         bad += cudaGraphLaunch(replay, stream) != cudaSuccess;
         finish();
-        bad += memcmp(a.sum, sum, 2 * N) != 0 || memcmp(a.residual, rest, 2 * N) != 0 || counts[0] != a.count || counts[1] != a.step;
+        bad += memcmp(a.sum, sum, 2 * N) != 0 || memcmp(a.residual, rest, 2 * N) != 0 || counts[0] != a.count ||
+               counts[1] != a.step;
     }
     cudaGraphExecDestroy(replay), cudaGraphDestroy(graph);
     free(a.sum), free(a.residual), device_free(grad), device_free(sum), device_free(rest), device_free(counts);
@@ -1096,7 +1150,8 @@ static void large(void)
     cudaMemGetInfo(&free_bytes, &all);
     if (free_bytes < 24ull << 30) { skip("more than 2^31 elements need 24 GB of GPU memory"); return; }
     cudaMalloc((void **)&memory, n * 4 + 64 + state_size);
-    t.weight = memory, t.grad = memory + ((n * 2 + 31) & ~(uint64_t)31), t.state = (unsigned char *)t.grad + ((n * 2 + 31) & ~(uint64_t)31);
+    t.weight = memory, t.grad = memory + ((n * 2 + 31) & ~(uint64_t)31),
+    t.state = (unsigned char *)t.grad + ((n * 2 + 31) & ~(uint64_t)31);
     cudaMemset(memory, 0x3c, n * 2), cudaMemset(t.grad, 0x3d, n * 2), cudaMemset(t.state, 0, state_size);
     size = kopt_cuda_plan_size(&g, 1);
     bytes = malloc(size);
@@ -1117,7 +1172,8 @@ static void large(void)
         cudaMemcpy(seen, (uint16_t *)t.weight + windows[k], sizeof seen, cudaMemcpyDeviceToHost);
         bad += memcmp(seen, weight, sizeof seen) != 0;
         for (a = 0; a < 3; ++a) { /* compensation, moments */
-            cudaMemcpy(seen, (unsigned char *)t.state + 64 + a * moment + windows[k] * 2, sizeof seen, cudaMemcpyDeviceToHost);
+            cudaMemcpy(seen, (unsigned char *)t.state + 64 + a * moment + windows[k] * 2, sizeof seen,
+                       cudaMemcpyDeviceToHost);
             bad += memcmp(seen, state + 64 + a * 8192, sizeof seen) != 0;
         }
     }

@@ -16,6 +16,7 @@
 
 #include "tap.h"
 #include "reference.h"
+#include "inputs.h"
 
 #include <stdlib.h>
 
@@ -79,25 +80,18 @@ static uint32_t word(void)
     return x << 8 | byte();
 }
 
-static double from_bits(uint64_t u)
-{
-    double x;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
-
 static double any_double(void)
 {
     static const double table[] = {0,     1,    -1,   1e-3, 0.5,   0.9,  0.999999, 1 - 1.1102230246251565e-16, 1e-8,
                                    1e-45, 1e38, 3e38, 4e38, 1e308, -1e9, 1e-300,   1.1754943508222875e-38,    1e-38};
     uint32_t k = below(24);
     if (k < sizeof table / sizeof *table) return table[k];
-    if (k == 18) return from_bits(UINT64_C(0x8000) << 48);            /* -0 */
-    if (k == 19) return from_bits(UINT64_C(0x7ff8) << 48);            /* NaN */
-    if (k == 20) return from_bits((UINT64_C(0x7ff0) << 48) | word()); /* infinity, signalling NaN */
-    if (k == 21) return from_bits(UINT64_C(0xfff0) << 48);
-    if (k == 22) return from_bits(word()); /* a subnormal */
-    return from_bits((uint64_t)word() << 32 | word());
+    if (k == 18) return double_of(UINT64_C(0x8000) << 48);            /* -0 */
+    if (k == 19) return double_of(UINT64_C(0x7ff8) << 48);            /* NaN */
+    if (k == 20) return double_of((UINT64_C(0x7ff0) << 48) | word()); /* infinity, signalling NaN */
+    if (k == 21) return double_of(UINT64_C(0xfff0) << 48);
+    if (k == 22) return double_of(word()); /* a subnormal */
+    return double_of((uint64_t)word() << 32 | word());
 }
 
 static int any_enum(void)
@@ -171,25 +165,10 @@ static void fit_tensor(kopt_tensor *t)
 /* A caller's table: atan2 by the reference, NULL for all but tanh, which is no function that anybody knows. */
 static float odd_tanh(float x) { return ref_mul(x, 0.5f); }
 
-static void table_atan2(float *out, const float *y, const float *x, size_t n)
-{
-    size_t i;
-    for (i = 0; i < n; ++i) out[i] = ref_angle(y[i], x[i]);
-}
-
-static void table_tanh(float *out, const float *x, size_t n)
-{
-    size_t i;
-    for (i = 0; i < n; ++i) out[i] = odd_tanh(x[i]);
-}
+PAIRS_BY(table_atan2, ref_angle)
+ARRAYS_BY(table_tanh, odd_tanh)
 
 static const kopt_vmath own_table = {"own", NULL, NULL, table_tanh, NULL, NULL, table_atan2, NULL}, empty_table;
-
-static float builtin_tanh(float x)
-{
-    kopt_vmath_tanh(kopt_vmath_builtin(), &x, &x, 1);
-    return x;
-}
 
 static kopt_optimizer any_rule(void)
 {
@@ -235,7 +214,10 @@ static void make_optimizer(void)
         o->step = step[below(8)];
         o->atan2_a = below(2) ? 1 : 0.3, o->atan2_b = below(2) ? 1 : 4, o->atan2_outside = (int)below(2);
         if (o->rule == KOPT_LION) o->sharpness = below(2) ? 1000 : 0;
-        o->vmath = below(4) == 3 ? &own_table : below(4) == 3 ? &empty_table : below(4) == 3 ? kopt_vmath_builtin() : NULL;
+        o->vmath = NULL;
+        if (below(4) == 3) o->vmath = &own_table;
+        else if (below(4) == 3) o->vmath = &empty_table;
+        else if (below(4) == 3) o->vmath = kopt_vmath_builtin();
     }
     o->zero_grad = (int)below(2);
     if (o->rule == KOPT_EMA && byte() & 15) { /* which takes no options */
@@ -379,7 +361,7 @@ static void change_step(void)
     if (k == 23) {
         size_t i;
         uint32_t x = word();
-        for (i = 0; i < sizeof *s; ++i) ((unsigned char *)s)[i] = (unsigned char)((x = x * 69069 + 1) >> 24);
+        for (i = 0; i < sizeof *s; ++i) ((unsigned char *)s)[i] = (unsigned char)(lcg32(&x) >> 24);
     }
 }
 
@@ -388,7 +370,7 @@ static void fill_memory(void)
 {
     uint32_t x = word(), mode = below(3), i;
     for (i = 0; i + 1 < ROOM; i += 2) {
-        x = x * 69069 + 12345;
+        lcg32(&x);
         ref_set(w.memory, 2, i / 2, mode == 0 ? 0x3c00 | (x >> 16 & 0x83ff) : mode == 1 && x >> 26 ? 0x3d80 : x >> 16);
     }
 }
@@ -429,7 +411,8 @@ static int optimizer_good(const kopt_optimizer *o)
         if (!is_beta(o->beta1) || !is_beta(o->beta2) || (o->rule == KOPT_ADAN && !is_beta(o->beta3))) return 0;
         if (o->rule == KOPT_LION) return within(o->sharpness, 0, most);
         if (o->rule == KOPT_ADAM_ATAN2)
-            return within(o->atan2_a, 0, most) && within(o->atan2_b, 1.1754943508222875e-38, most) && !o->amsgrad && !o->stable;
+            return within(o->atan2_a, 0, most) && within(o->atan2_b, 1.1754943508222875e-38, most) && !o->amsgrad &&
+                   !o->stable;
         if (!within(o->eps, 1.1754943508222875e-38, most)) return 0;
         return o->rule != KOPT_RANGER || (o->lookahead >= 1 && within(o->lookahead_rate, 0, 1));
     }
@@ -558,18 +541,6 @@ static void require_numbers(const kopt_optimizer *o, const kopt_tensor *t)
     for (i = 0; i < 4; ++i)
         if (in_float_range(number[i]))
             REQUIRE(little(h + 48 + 4 * i, 4) == ref_bits((float)number[i]), "other numbers in the header");
-}
-
-static uint32_t checksum(const unsigned char *block, size_t size)
-{
-    uint32_t crc = 0xffffffff;
-    size_t i;
-    int k;
-    for (i = 0; i < size; ++i) {
-        crc ^= i / 4 == 11 ? 0 : block[i];
-        for (k = 0; k < 8; ++k) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320 : 0);
-    }
-    return ~crc;
 }
 
 /* What a step knows of its optimizer. */
@@ -1085,7 +1056,7 @@ static int open_expected(const kopt_optimizer *o, const kopt_tensor *t)
     size_t total;
     if (!optimizer_good(o) || !tensor_good(o, t, 0) || !block_good(o, t, 1) || !variant_good(o, t)) return 0;
     total = t->n ? ref_layout_of(o, t->n).size : 0;
-    return total == 0 || checksum(t->state, total) == little((unsigned char *)t->state + 44, 4);
+    return total == 0 || block_checksum(t->state, total) == little((unsigned char *)t->state + 44, 4);
 }
 
 static void call_seal_open(int opening)
@@ -1101,7 +1072,7 @@ static void call_seal_open(int opening)
         open_expected(&w.opt, t)) {
         const ref_layout l = ref_layout_of(&w.opt, t->n);
         uint32_t crc;
-        dynamic = 1, h[8] = 3, crc = checksum(h, total);
+        dynamic = 1, h[8] = 3, crc = block_checksum(h, total);
         for (k = 0; k < 4; ++k) h[44 + k] = (unsigned char)(crc >> 8 * k);
         for (k = 0; k < ref_moments(&w.opt); ++k)
             from_dynamic(older[k], h + l.moment[k], h + l.scale[k], t->n, ref_square(&w.opt, k));
@@ -1130,7 +1101,7 @@ static void call_seal_open(int opening)
         REQUIRE(w.opt.step == little(h + 40, 4) && w.opt.seed == little(h + 32, 8), "step and seed are not restored");
     } else {
         REQUIRE(little(h + 40, 4) == o.step && little(h + 32, 8) == o.seed, "step and seed are not sealed");
-        REQUIRE(checksum(h, total) == little(h + 44, 4), "the checksum is not the documented one");
+        REQUIRE(block_checksum(h, total) == little(h + 44, 4), "the checksum is not the documented one");
     }
     REQUIRE(block_good(&w.opt, t, !opening) && variant_good(&w.opt, t), "the header is not the documented one");
     require_numbers(&w.opt, t);
@@ -1248,7 +1219,8 @@ static void call_convert(void)
     for (i = 0; i < n && good; ++i) {
         uint32_t x = ref_widen(from, ref_get(src, ref_width(from), i)), y = ref_get(dst, ref_width(to), i), want;
         want = ref_narrow(to, x);
-        if (stochastic && to != KOPT_F32) want = ref_stochastic(to, x, ref_number(ref_random(seed, step, id, 1, first + i), 0));
+        if (stochastic && to != KOPT_F32)
+            want = ref_stochastic(to, x, ref_number(ref_random(seed, step, id, 1, first + i), 0));
         if (y != want && !(ref_is_nan(to, y) && ref_is_nan(to, want))) fail("a conversion is not the reference's");
     }
 }
@@ -1724,7 +1696,8 @@ static void call_compress(void)
 static void call_decompress(void)
 {
     const kopt_format f = any_format(), code = (kopt_format)(byte() & 31 ? 1 + (int)below(4) : any_enum());
-    const size_t length = any_length(), n = is_long(length) ? 0 : length, width = ref_width(f), size = ref_code_size(code, n);
+    const size_t length = any_length(), n = is_long(length) ? 0 : length, width = ref_width(f),
+                 size = ref_code_size(code, n);
     const size_t room = byte() & 15 ? size : size - below(9);
     const double scale = byte() & 1 ? 1 : any_double();
     unsigned char *sum = any_array(n), *in = any_array(n);
@@ -1748,7 +1721,8 @@ static void call_reduce(void)
 {
     enum { SHARDS = 4 };
     const kopt_format f = any_format(), to = below(3) ? f : any_format();
-    const size_t length = any_length(), n = is_long(length) ? 0 : length, size = n * ref_width(f), count = below(SHARDS + 1);
+    const size_t length = any_length(), n = is_long(length) ? 0 : length, size = n * ref_width(f),
+                 count = below(SHARDS + 1);
     const size_t out_size = n * ref_width(to);
     const double scale = byte() & 1 ? 1 : any_double();
     const void *shards[SHARDS], *from[SHARDS];
@@ -1828,8 +1802,8 @@ static void call_the_rest(void)
     REQUIRE(kopt_random((kopt_random_key){seed, step, id, 0}, stream, index) == ref_random(seed, step, id, stream, index), "another random");
 }
 
-/* ---- Vector mathematics: who computes is the built-in; its results are test_vmath.c's affair, here they are its own at
-        another place, one by one ---- */
+/* ---- Vector mathematics, by the built-in: test_vmath.c tests its results, which here are its own at another place,
+        one by one -------------------------------------------------------------------------------------------------- */
 
 static int apart(const void *a, const void *b, size_t size) { return a == b || !share(a, size, b, size); }
 
@@ -1845,11 +1819,13 @@ static void call_map(void)
     kopt_function f = byte() & 31 ? (kopt_function)below(13) : (kopt_function)any_enum();
     const kopt_vmath *vmath = byte() & 1 ? NULL : kopt_vmath_builtin();
     size_t n = any_length(), size = is_long(n) ? 0 : 2 * n, i;
-    unsigned char *x = any_array(n), *dy = byte() & 3 ? any_array(n) : x, *out = byte() & 3 ? any_array(n) : byte() & 1 ? x : dy;
+    unsigned char *x = any_array(n), *dy = byte() & 3 ? any_array(n) : x, *out;
     static uint16_t in[2][LONGEST + 1], want[LONGEST + 1];
+    out = byte() & 3 ? any_array(n) : byte() & 1 ? x : dy;
     if (!backward) dy = x;
-    expected = (unsigned)f <= (unsigned)last && !(backward && f == KOPT_LOG) && (format == KOPT_BF16 || format == KOPT_FP16) &&
-               !is_long(n) && (n == 0 || (x != NULL && dy != NULL && out != NULL && apart(out, x, size) && apart(out, dy, size)));
+    expected = (unsigned)f <= (unsigned)last && !(backward && f == KOPT_LOG) &&
+               (format == KOPT_BF16 || format == KOPT_FP16) && !is_long(n) &&
+               (n == 0 || (x != NULL && dy != NULL && out != NULL && apart(out, x, size) && apart(out, dy, size)));
     if (expected && n != 0) {
         memcpy(in[0], x, size), memcpy(in[1], dy, size);
         for (i = 0; i < n; ++i)
@@ -1898,19 +1874,22 @@ static void call_rows(void)
     int loss_too = (int)below(2), good, expected;
     size_t columns = byte() & 31 ? below(60) : any_length(), rows = byte() & 31 ? below(8) : any_length(), r;
     size_t stride = columns + (byte() & 7 ? below(9) : 0) - (byte() & 31 ? 0 : 1), width, bytes_of_x;
-    const int wrong_shape = stride < columns || is_long(columns) || is_long(rows) || is_long(stride) || rows * stride >= LONGEST;
+    const int wrong_shape =
+        stride < columns || is_long(columns) || is_long(rows) || is_long(stride) || rows * stride >= LONGEST;
     unsigned char *x, *out;
     float *loss;
     int32_t *target, kept_target[8];
     double scale = byte() & 3 ? 1.0 / 3 : any_double();
     static unsigned char in[4 * LONGEST], want[4 * LONGEST];
     static float losses[8];
-    if (wrong_shape && stride >= columns && !is_long(columns) && !is_long(rows) && stride <= LONGEST + 8) return; /* no such room */
+    if (wrong_shape && stride >= columns && !is_long(columns) && !is_long(rows) && stride <= LONGEST + 8)
+        return; /* no such room */
     if (!wrong_shape && rows > 8) return;
     width = in_enum((int)format, KOPT_FP16) ? ref_width(format) : 4;
     bytes_of_x = wrong_shape || rows == 0 || columns == 0 ? 0 : ((rows - 1) * stride + columns) * width;
     x = any_array(bytes_of_x / 4 + 1), out = byte() & 3 ? any_array(bytes_of_x / 4 + 1) : x;
-    loss = byte() & 15 ? any_floats(wrong_shape ? 0 : rows) : NULL, target = (int32_t *)(void *)any_floats(wrong_shape ? 0 : rows);
+    loss = byte() & 15 ? any_floats(wrong_shape ? 0 : rows) : NULL,
+    target = (int32_t *)(void *)any_floats(wrong_shape ? 0 : rows);
     if (loss_too && byte() % 16 == 0) out = NULL;
     for (r = 0; r < rows && !wrong_shape && target != NULL; ++r) {
         target[r] = byte() & 31 ? (int32_t)below((uint32_t)columns + 1) - 1 : (int32_t)word();
@@ -1920,7 +1899,8 @@ static void call_rows(void)
     if (loss_too) {
         expected = expected && within(scale, -most, most);
         if (expected && rows != 0) {
-            expected = target != NULL && (loss != NULL || out != NULL) && (bytes_of_x == 0 || (x != NULL && (out == NULL || apart(out, x, bytes_of_x)))) &&
+            expected = target != NULL && (loss != NULL || out != NULL) &&
+                       (bytes_of_x == 0 || (x != NULL && (out == NULL || apart(out, x, bytes_of_x)))) &&
                        !share(out, bytes_of_x, target, 4 * rows) && !share(loss, 4 * rows, target, 4 * rows) &&
                        !share(loss, 4 * rows, x, bytes_of_x) && !share(loss, 4 * rows, out, bytes_of_x);
             for (r = 0; r < rows && expected; ++r) /* x may lie on the targets, they are as written last */
@@ -1942,7 +1922,8 @@ static void call_rows(void)
         force_other(isa);
         for (r = 0; r < rows; ++r) {
             const size_t at = r * stride * width;
-            if (loss_too) kopt_cross_entropy(NULL, losses, want, in + at, format, kept_target + r, 1, columns, columns, scale);
+            if (loss_too)
+                kopt_cross_entropy(NULL, losses, want, in + at, format, kept_target + r, 1, columns, columns, scale);
             else kopt_softmax(NULL, want, in + at, format, 1, columns, columns);
             if (loss_too && loss) REQUIRE(memcmp(losses, loss + r, 4) == 0, "another loss");
             if (out) REQUIRE(memcmp(want, out + at, columns * width) == 0, "another row");
@@ -1951,11 +1932,15 @@ static void call_rows(void)
     }
 }
 
-static int index_good(uint64_t first, size_t n) { return !is_long(n) && first < UINT64_C(1) << 54 && first + n <= UINT64_C(1) << 54; }
+static int index_good(uint64_t first, size_t n)
+{
+    return !is_long(n) && first < UINT64_C(1) << 54 && first + n <= UINT64_C(1) << 54;
+}
 
 /* Random numbers: test_noise.c's affair; here, the same in slices by another instruction set. */
-static kopt_result draw(uint32_t kind, void *out, kopt_format format, size_t n, double a, double b, double limit, size_t fan_in, size_t fan_out,
-                        kopt_distribution distribution, uint64_t seed, uint32_t step, uint32_t id, uint64_t first)
+static kopt_result draw(uint32_t kind, void *out, kopt_format format, size_t n, double a, double b, double limit,
+                        size_t fan_in, size_t fan_out, kopt_distribution distribution, uint64_t seed, uint32_t step,
+                        uint32_t id, uint64_t first)
 {
     switch (kind) {
     case 0: return kopt_normal(out, format, n, a, b, (kopt_random_key){seed, step, id, first});
@@ -1968,13 +1953,17 @@ static kopt_result draw(uint32_t kind, void *out, kopt_format format, size_t n, 
 
 static void call_draw(void)
 {
-    static const char *const names[] = {"kopt_normal", "kopt_truncated_normal", "kopt_uniform", "kopt_init_he", "kopt_init_xavier"};
+    static const char *const names[] = {"kopt_normal", "kopt_truncated_normal", "kopt_uniform", "kopt_init_he",
+                                        "kopt_init_xavier"};
     const uint32_t kind = below(5), step = word(), id = word();
-    const uint64_t seed = (uint64_t)word() << 32 | word(), first = below(8) ? an_index() : (UINT64_C(1) << 54) - below(LONGEST);
+    const uint64_t seed = (uint64_t)word() << 32 | word(),
+                   first = below(8) ? an_index() : (UINT64_C(1) << 54) - below(LONGEST);
     kopt_format format = any_format();
     kopt_distribution distribution = byte() & 15 ? (kopt_distribution)below(3) : (kopt_distribution)any_enum();
-    double a = byte() & 3 ? -1.25 : any_double(), b = byte() & 3 ? 3.5 : any_double(), limit = byte() & 3 ? 2 : any_double();
-    size_t n = any_length(), fan_in = byte() & 7 ? 1 + below(9000) : any_length(), fan_out = byte() & 7 ? 1 + below(9000) : any_length();
+    double a = byte() & 3 ? -1.25 : any_double(), b = byte() & 3 ? 3.5 : any_double(),
+           limit = byte() & 3 ? 2 : any_double();
+    size_t n = any_length(), fan_in = byte() & 7 ? 1 + below(9000) : any_length(),
+           fan_out = byte() & 7 ? 1 + below(9000) : any_length();
     size_t width, size;
     unsigned char *out = any_array(n);
     static unsigned char kept[4 * LONGEST];
@@ -1983,7 +1972,9 @@ static void call_draw(void)
     if (kind == 1) expected = expected && within(limit, 0.5, most);
     if (kind == 2) expected = expected && within(a, -most, most) && within(b, a, most);
     if (kind > 2) expected = expected && in_enum((int)distribution, KOPT_TRUNCATED_NORMAL) && fan_in != 0;
-    if (kind == 4) expected = expected && fan_out != 0 && !is_long(fan_in > 9000 ? fan_in : 0) && !is_long(fan_out > 9000 ? fan_out : 0);
+    if (kind == 4)
+        expected =
+            expected && fan_out != 0 && !is_long(fan_in > 9000 ? fan_in : 0) && !is_long(fan_out > 9000 ? fan_out : 0);
     if (n != 0 && out == NULL) expected = 0;
     width = in_enum((int)format, KOPT_FP16) ? ref_width(format) : 4, size = is_long(n) ? 0 : n * width;
     prepare();
@@ -1996,8 +1987,11 @@ static void call_draw(void)
         size_t at = below((uint32_t)n);
         memcpy(kept, out, size), memset(out, 0, size);
         force_other(isa);
-        REQUIRE(draw(kind, out + at * width, format, n - at, a, b, limit, fan_in, fan_out, distribution, seed, step, id, first + at) == KOPT_OK &&
-                    draw(kind, out, format, at, a, b, limit, fan_in, fan_out, distribution, seed, step, id, first) == KOPT_OK, "a slice is refused");
+        REQUIRE(draw(kind, out + at * width, format, n - at, a, b, limit, fan_in, fan_out, distribution, seed, step, id,
+                     first + at) == KOPT_OK &&
+                    draw(kind, out, format, at, a, b, limit, fan_in, fan_out, distribution, seed, step, id, first) ==
+                        KOPT_OK,
+                "a slice is refused");
         kopt_isa_force(isa);
         REQUIRE(memcmp(kept, out, size) == 0, "other numbers in slices");
     }
@@ -2013,7 +2007,8 @@ static int langevin_good(float rate, const kopt_tensor *t, double temperature)
     return ref_bits(ref_div(ref_add(heat, heat), rate)) < 0x7f800000;
 }
 
-static void langevin_again(const kopt_step *s, const kopt_tensor *t, size_t count, double temperature, size_t begin, size_t end)
+static void langevin_again(const kopt_step *s, const kopt_tensor *t, size_t count, double temperature, size_t begin,
+                           size_t end)
 {
     const kopt_isa isa = kopt_isa_current();
     size_t i;
@@ -2021,8 +2016,10 @@ static void langevin_again(const kopt_step *s, const kopt_tensor *t, size_t coun
     memcpy(w.memory, start.memory, ROOM), memcpy(w.counts, start.counts, sizeof w.counts);
     force_other(isa);
     for (i = 0; i < count; ++i) {
-        const size_t low = count == 1 ? begin : 0, high = count == 1 ? end : t[i].n, a = low + below((uint32_t)(high - low + 1));
-        REQUIRE(kopt_langevin_range(s, &t[i], temperature, a, high) == KOPT_OK && kopt_langevin_range(s, &t[i], temperature, low, a) == KOPT_OK,
+        const size_t low = count == 1 ? begin : 0, high = count == 1 ? end : t[i].n,
+                     a = low + below((uint32_t)(high - low + 1));
+        REQUIRE(kopt_langevin_range(s, &t[i], temperature, a, high) == KOPT_OK &&
+                    kopt_langevin_range(s, &t[i], temperature, low, a) == KOPT_OK,
                 "a slice is refused, but not the whole");
     }
     kopt_isa_force(isa);
@@ -2047,8 +2044,9 @@ static void call_langevin_range(void)
         step_is_pure = 0;
     }
     o = formats_of(&w.step);
-    expected = step_good(&w.step) && w.step.rule == KOPT_SGD && w.step.moment_count == 0 && within(temperature, 0, 1e38) && tensor_good(&o, t, 1) &&
-               block_good(&o, t, 0) && begin <= end && end <= t->n && langevin_good(w.step.rate, t, temperature);
+    expected = step_good(&w.step) && w.step.rule == KOPT_SGD && w.step.moment_count == 0 && within(temperature, 0, 1e38) &&
+               tensor_good(&o, t, 1) && block_good(&o, t, 0) && begin <= end && end <= t->n &&
+               langevin_good(w.step.rate, t, temperature);
     if (no == 1 || no == 2) expected = 0;
     memcpy(&start, &w, sizeof w);
     prepare();
@@ -2077,7 +2075,8 @@ static void call_langevin_step(void)
     if (optimizer_good(&o) && o.step != UINT32_MAX && scalars_good(&o))
         expected = o.rule == KOPT_SGD && ref_moments(&o) == 0 && within(temperature, 0, 1e38);
     for (i = 0; i < count && expected; ++i) {
-        expected = tensor_good(&o, &w.list[i], 1) && block_good(&o, &w.list[i], 0) && langevin_good((float)o.lr, &w.list[i], temperature);
+        expected = tensor_good(&o, &w.list[i], 1) && block_good(&o, &w.list[i], 0) &&
+                   langevin_good((float)o.lr, &w.list[i], temperature);
         for (j = 0; j < i && expected; ++j) { /* what lies on what is call_optimizer_step()'s affair */
             if (neighbours_share(&o, &w.list[j], &w.list[i])) return;
             if (w.list[i].n && w.list[j].n && j == before_in_list(w.list, i) && !follows(&w.list[j], &w.list[i]))
@@ -2101,8 +2100,9 @@ static void call_langevin_step(void)
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 {
-    static const unsigned char calls[] = {0, 0, 0, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 17, 18,
-                                          19, 19, 20, 21, 22, 22, 23, 24, 25, 26, 26, 27, 28, 28, 29, 30, 31, 32, 15, 16};
+    static const unsigned char calls[] = {0,  0,  0,  1,  2,  2,  3,  3,  4,  5,  6,  7,  8,  9,
+                                          10, 11, 12, 13, 14, 17, 18, 19, 19, 20, 21, 22, 22, 23,
+                                          24, 25, 26, 26, 27, 28, 28, 29, 30, 31, 32, 15, 16};
     int i, turn, k;
     input = bytes, input_left = size;
     control = get_control();
@@ -2185,12 +2185,8 @@ int main(int count, char **arguments)
     }
     for (run = 0; run < runs; ++run) {
         size_t size, k;
-        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        size = 40 + (size_t)(seed >> 40) % 600;
-        for (k = 0; k < size; ++k) {
-            seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-            bytes[k] = (uint8_t)(seed >> 56);
-        }
+        size = 40 + (size_t)(lcg64(&seed) >> 40) % 600;
+        for (k = 0; k < size; ++k) bytes[k] = (uint8_t)(lcg64(&seed) >> 56);
         if (run >= first) LLVMFuzzerTestOneInput(bytes, size);
     }
     ok(1, "%ld hostile inputs", runs);

@@ -1,6 +1,7 @@
-/* only.c - what a build with KAHAN_OPT_ONLY does: one line for each optimizer of a list and each code of a gradient, with a
-   hash of all that 3 steps leave, or "refused". tests/size.sh compares the lines of builds. Built with the set of bits as ONLY (default: all);
-   without checks nothing is refused, so what is left out is not tried. Exit 1: refused or accepted against that set. */
+/* only.c - what a build with KAHAN_OPT_ONLY does: one line for each optimizer of a list and each code of a gradient,
+   with a hash of all that 3 steps leave, or "refused". tests/size.sh compares the lines of builds. Built with the set
+   of bits as ONLY (default: all); without checks nothing is refused, so what is left out is not tried. Exit 1: refused
+   or accepted against that set. */
 #ifndef ONLY
 #define ONLY KOPT_WITH_ALL
 #else
@@ -9,6 +10,9 @@
 #define KAHAN_OPT_STATIC
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
+
+#include "inputs.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,11 +23,7 @@ static unsigned char weight[4 * N], grad[4 * N], copy[4 * N], state[ROOM];
 static uint32_t noise_state;
 static int wrong;
 
-static uint32_t noise(void)
-{
-    noise_state = noise_state * 1664525u + 1013904223u;
-    return noise_state >> 8;
-}
+static uint32_t noise(void) { return lcg32(&noise_state) >> 8; }
 
 /* The bits of format f of a number around 1, rarely of 0, infinity or NaN; written as bytes of this machine. */
 static void put(unsigned char *array, kopt_format f, size_t i)
@@ -39,12 +39,6 @@ static void put(unsigned char *array, kopt_format f, size_t i)
         memcpy(array + 4 * i, &u, 4);
     else
         memcpy(array + 2 * i, &half, 2);
-}
-
-static uint64_t hash_of(uint64_t hash, const unsigned char *p, size_t n)
-{
-    for (; n > 0; --n) hash = (hash ^ *p++) * 0x100000001b3u;
-    return hash;
 }
 
 /* The bits of KAHAN_OPT_ONLY that these need. */
@@ -76,7 +70,7 @@ static void run(kopt_optimizer o, kopt_format grad_format, int extras)
 {
     kopt_tensor t = kopt_tensor_of(weight, grad, grad_format, N, state, sizeof state);
     kopt_result result = KOPT_OK;
-    uint64_t hash = 0xcbf29ce484222325u;
+    uint64_t hash = FNV_START;
     uint32_t need, without = ~(uint32_t)(ONLY);
     kopt_step s;
     size_t i;
@@ -99,13 +93,13 @@ static void run(kopt_optimizer o, kopt_format grad_format, int extras)
         result = kopt_step_begin(&o, &s);
         if (result == KOPT_OK) result = kopt_step_range(&s, &t, 0, k == 1 ? 256 : N);
         if (result == KOPT_OK && k == 1) result = kopt_step_range(&s, &t, 256, N);
-        hash = hash_of(hash, grad, sizeof grad);
+        hash = fnv_bytes(hash, grad, sizeof grad);
     }
     printf("%d %d/%d/%d %d %d%d %d%d%d %d ", (int)o.rule, (int)o.weight_format, (int)grad_format, (int)o.moment_format,
            (int)o.rounding, (int)o.moment_rounding, (int)o.compensation_rounding, (int)o.decay_mode, o.weight_decay > 0,
            o.momentum > 0, extras);
     if (result == KOPT_OK) { /* the block without its header: a build without checks writes none */
-        hash = hash_of(hash_of(hash, weight, sizeof weight), state + 64, sizeof state - 64);
+        hash = fnv_bytes(fnv_bytes(hash, weight, sizeof weight), state + 64, sizeof state - 64);
         printf("%08lx%08lx\n", (unsigned long)(hash >> 32), (unsigned long)(hash & 0xffffffffu));
     } else {
         printf("refused: %s\n", kopt_result_string(result));
@@ -119,7 +113,7 @@ static void compress(kopt_format code, kopt_rounding rounding)
     static const uint32_t formats[] = {0, KOPT_WITH_BF16, KOPT_WITH_FP16, KOPT_WITH_Q8, 0};
     const uint32_t without = ~(uint32_t)(ONLY), need = KOPT_WITH_COMPRESSION | formats[code];
     kopt_compressor c = kopt_compressor_of(code, rounding == KOPT_NEAREST ? weight : NULL, N);
-    uint64_t hash = 0xcbf29ce484222325u;
+    uint64_t hash = FNV_START;
     kopt_result result = KOPT_OK;
     size_t i;
     int k;
@@ -131,8 +125,8 @@ static void compress(kopt_format code, kopt_rounding rounding)
         for (i = 0; i < N; ++i) put(grad, KOPT_F32, i);
         result = kopt_compress(&c, state, sizeof state, grad, KOPT_F32);
         if (result == KOPT_OK) result = kopt_decompress_add(copy, KOPT_F32, state, sizeof state, code, N, 1);
-        hash = hash_of(hash, copy, sizeof copy);
-        hash = hash_of(hash, state, kopt_compressed_size(code, N));
+        hash = fnv_bytes(hash, copy, sizeof copy);
+        hash = fnv_bytes(hash, state, kopt_compressed_size(code, N));
     }
     if (result == KOPT_OK)
         printf("code %d/%d %08lx%08lx\n", (int)code, (int)rounding, (unsigned long)(hash >> 32),

@@ -7,6 +7,7 @@
 #include "../kahan_opt.h"
 
 #include "tap.h"
+#include "inputs.h"
 
 #ifdef __linux__
 #include <stdlib.h>
@@ -114,11 +115,7 @@ static kopt_slot stream;
 static int wrong;
 
 static uint32_t noise_state = 1;
-static uint32_t below(uint32_t n)
-{
-    noise_state = noise_state * 69069 + 12345;
-    return (uint32_t)((uint64_t)noise_state * n >> 32);
-}
+static uint32_t below(uint32_t n) { return scaled_to(lcg32(&noise_state), n); }
 
 /* n numbers around 1, with a few that no fast kernel takes. */
 static void fill(void *array, kopt_format format, size_t n, int special)
@@ -252,16 +249,10 @@ static void formats(int rule, const char *name)
 
 #ifdef KAHAN_OPT_VMATH
 /* A table of a user's: what it needs of the stack is his, so nothing. */
-static void own_tanh(float *out, const float *x, size_t n)
-{
-    size_t i;
-    for (i = 0; i < n; ++i) out[i] = x[i];
-}
-static void own_atan2(float *out, const float *y, const float *x, size_t n)
-{
-    size_t i;
-    for (i = 0; i < n; ++i) out[i] = y[i] - x[i];
-}
+#define ITSELF(x) (x)
+#define DIFFERENCE(y, x) ((y) - (x))
+ARRAYS_BY(own_tanh, ITSELF)
+PAIRS_BY(own_atan2, DIFFERENCE)
 static const kopt_vmath own = {"own", NULL, NULL, own_tanh, NULL, NULL, own_atan2, NULL};
 #endif
 
@@ -550,8 +541,7 @@ int main(void)
         return done();
     }
     depth(nothing);
-    for (isa = KOPT_ISA_SCALAR; isa < KOPT_ISA_COUNT; ++isa) {
-        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+    FOR_EACH_ISA(isa) {
         memset(most, 0, sizeof most);
         memset(who, 0, sizeof who);
         wrong = 0;

@@ -5,6 +5,7 @@
 
 #include "tap.h"
 #include "reference.h"
+#include "inputs.h"
 
 #include <fenv.h>
 #include <stddef.h>
@@ -110,18 +111,10 @@ static void check_options(void)
     }
 }
 
-/* Written as bits: with -Ofast a compiler knows no NaN. */
-static double from_bits(uint64_t u)
-{
-    double x;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
-
 static void check_ranges(void)
 {
-    const double nan = from_bits(UINT64_C(0x7ff8) << 48), infinity = from_bits(UINT64_C(0x7ff0) << 48);
-    const double bad[] = {-1e-3, nan, infinity, from_bits(UINT64_C(0xfff0) << 48)};
+    const double nan = double_of(UINT64_C(0x7ff8) << 48), infinity = double_of(UINT64_C(0x7ff0) << 48);
+    const double bad[] = {-1e-3, nan, infinity, double_of(UINT64_C(0xfff0) << 48)};
     static const char *const name[] = {"lr", "weight_decay", "beta1", "beta2", "eps", "max_lr"};
     static const char *const text[] = {"-0.001", "NaN", "infinity", "-infinity"};
     char what[100];
@@ -162,16 +155,15 @@ static void check_ranges(void)
 static double beside(double x, int above)
 {
     const uint64_t top = UINT64_C(1) << 63;
-    uint64_t bits;
-    memcpy(&bits, &x, 8);
-    if (x == 0) return from_bits(above ? 1 : top + 1);
-    return from_bits((x > 0) == above ? bits + 1 : bits - 1);
+    const uint64_t bits = bits_of(x);
+    if (x == 0) return double_of(above ? 1 : top + 1);
+    return double_of((x > 0) == above ? bits + 1 : bits - 1);
 }
 
 /* Each number at both ends of its range, and right beyond them. */
 static void check_limits(void)
 {
-    const double smallest = from_bits(1), normal = from_bits(UINT64_C(0x3810) << 48); /* 2^-126 */
+    const double smallest = double_of(1), normal = double_of(UINT64_C(0x3810) << 48); /* 2^-126 */
     const double largest = 3e38, below_one = beside(1, 0);
     const struct {
         const char *name;
@@ -211,8 +203,8 @@ static void check_limits(void)
 /* Fields of single rules, at the ends of their ranges. */
 static void check_ends(void)
 {
-    const double above = from_bits((UINT64_C(0x3ff0) << 48) + 1); /* 1 + 2^-52 */
-    const double nan = from_bits(UINT64_C(0x7ff8) << 48);
+    const double above = double_of((UINT64_C(0x3ff0) << 48) + 1); /* 1 + 2^-52 */
+    const double nan = double_of(UINT64_C(0x7ff8) << 48);
     int k, bad = 0;
     build();
     for (k = 0; k < 5; ++k) {
@@ -633,10 +625,10 @@ static void check_environment(void)
 {
     static world plain;
     const size_t arrays = offsetof(world, initial);
-    static const int direction[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+    static const int direction[] = ROUNDING_DIRECTIONS;
     int isa, k, rule, flush, differ = 0, changed = 0, cases = 0;
-    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
-        for (rule = 0; rule < 6 && kopt_isa_force((kopt_isa)isa) == KOPT_OK; ++rule) {
+    FOR_EACH_ISA(isa)
+        for (rule = 0; rule < 6; ++rule) {
             compute_everything(rule);
             plain = w;
             for (k = 0; k < 4; ++k)
@@ -687,7 +679,6 @@ static void check_environment(void)
         fesetenv(FE_DFL_ENV);
     }
     ok(!differ, "subnormal hyper-parameters under the caller's flushing: %d wrong", differ);
-    kopt_isa_force(KOPT_ISA_COUNT);
 }
 #else
 static void check_environment(void) { skip("no control register known on this machine"); }
@@ -740,12 +731,11 @@ static void check_one_element(void)
         kopt_state_init(&o, &t, NULL);
         for (i = 0; i < MANY; ++i) {
             uint32_t exponent, fine = (uint32_t)i % 4;
-            noise = noise * 1664525 + 1013904223;
-            weight[i] = (uint16_t)(noise >> 16);
+            weight[i] = (uint16_t)(lcg32(&noise) >> 16);
             exponent = ref_widen((kopt_format)format, weight[i]) & 0x7f800000;
-            noise = noise * 1664525 + 1013904223;
-            before[i] = fine ? 0 : (uint16_t)(noise >> 16);
-            noise = noise * 1664525 + 1013904223;
+            before[i] = (uint16_t)(lcg32(&noise) >> 16);
+            if (fine) before[i] = 0;
+            lcg32(&noise);
             grad[i] = noise ^ noise << 13;
             if (fine && exponent > 0x0c000000) /* 2^-6, 2^-12 or 2^-18 of the weight */
                 grad[i] = (grad[i] & 0x807fffff) | (exponent - fine * 0x03000000);
@@ -772,8 +762,8 @@ static void check_all_finite(void)
     static unsigned char x[4 * 300 + 8];
     int isa, format, bad = 0;
     size_t n, at;
-    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
-        for (format = KOPT_F32; format <= KOPT_FP16 && kopt_isa_force((kopt_isa)isa) == KOPT_OK; ++format) {
+    FOR_EACH_ISA(isa)
+        for (format = KOPT_F32; format <= KOPT_FP16; ++format) {
             static const uint32_t largest[] = {0x7f7fffff, 0x7f7f, 0x7bff}, infinite[] = {0x7f800000, 0x7f80, 0x7c00};
             size_t width = ref_width((kopt_format)format);
             for (n = 0; n < 300; n += 7) {
@@ -790,13 +780,13 @@ static void check_all_finite(void)
             }
         }
     ok(!bad, "all_finite finds one infinity or NaN at any place: %d wrong", bad);
-    kopt_isa_force(KOPT_ISA_COUNT);
 }
 
 static void check_names(void)
 {
     static char sentence[KOPT_ERROR_ISA + 1][200];
-    int a, b, bad = 0, usable = 0;
+    kopt_isa isas[KOPT_ISA_COUNT];
+    int a, b, bad = 0, usable = 0, visited = 0;
     for (a = KOPT_OK; a <= KOPT_ERROR_ISA; ++a) {
         bad += snprintf(sentence[a], sizeof sentence[a], "%s", kopt_result_string((kopt_result)a)) < 2;
         for (b = KOPT_OK; b < a; ++b) bad += !strcmp(sentence[a], sentence[b]);
@@ -813,6 +803,8 @@ static void check_names(void)
         else
             bad += r != KOPT_ERROR_ISA || kopt_isa_current() != before;
     }
+    FOR_EACH_ISA(a) ++visited, bad += kopt_isa_current() != (kopt_isa)a; /* as the tests go through them */
+    bad += visited != usable || usable_isas(isas) != usable;
     ok(!bad && kopt_isa_usable(KOPT_ISA_SCALAR), "%d instruction sets usable, the others refused (ISA)", usable);
     ok(kopt_isa_force((kopt_isa)99) == KOPT_ERROR_ISA && !kopt_isa_usable((kopt_isa)99) && kopt_isa_name((kopt_isa)99),
        "ISA: number 99");
@@ -841,8 +833,8 @@ static void check_one_element_overlap(void)
 static void check_decay_of_two(void)
 {
     int isa, decay, power, i, bad = 0;
-    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
-        for (decay = KOPT_L2; decay <= KOPT_DECOUPLED && kopt_isa_force((kopt_isa)isa) == KOPT_OK; ++decay)
+    FOR_EACH_ISA(isa)
+        for (decay = KOPT_L2; decay <= KOPT_DECOUPLED; ++decay)
             for (power = -20; power <= 20; ++power) { /* 2^power in the place of 2 */
                 const double two = ldexp(1, power);
                 float weight[37], grad[37] = {0};
@@ -854,7 +846,6 @@ static void check_decay_of_two(void)
                 for (i = 0; i < 37; ++i)
                     bad += ref_bits(weight[i]) != ref_bits(decay == KOPT_L2 ? 0 : (float)(1 - two));
             }
-    kopt_isa_force(KOPT_ISA_COUNT);
     ok(!bad, "decay by powers of two: %d wrong", bad);
 }
 

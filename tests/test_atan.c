@@ -1,13 +1,14 @@
-/* test_atan.c - the rules of KAHAN_OPT_VMATH: Adam-atan2 and smooth Lion, by the built-in and by a caller's functions. Bit for
-   bit as docs/numerics.md has them, in all the ways of tests/test_step_bits.c; the atan2 of a step against libm's in binary64;
-   both published formulas over 500 steps; what the rules promise. Argument "quick": a part of it. With KAHAN_OPT_SLEEF all of
-   it by SLEEF as well, whose vectors are to have the bits of SLEEF's functions of one number. */
+/* test_atan.c - the rules of KAHAN_OPT_VMATH: Adam-atan2 and smooth Lion, by the built-in and by a caller's functions.
+   Bit for bit as docs/numerics.md has them, in all the ways of tests/test_step_bits.c; the atan2 of a step against
+   libm's in binary64; both published formulas over 500 steps; what the rules promise. Argument "quick": a part of it.
+   With KAHAN_OPT_SLEEF all of it by SLEEF as well, whose vectors are to have the bits of SLEEF's functions of one
+   number. */
 #define KAHAN_OPT_VMATH
 #include "test_step_bits.c"
 
 #include <stdlib.h>
 
-/* ---- Functions of a caller: the formula of the built-in, and libm's ------------------------------------------------- */
+/* ---- Functions of a caller: the formula of the built-in, and libm's --------------------------------------------- */
 
 /* Through a pointer: -Ofast takes others in a loop. */
 static double (*volatile double_atan2)(double, double) = atan2;
@@ -15,47 +16,16 @@ static double (*volatile double_tanh)(double) = tanh;
 static float libm_atan2(float y, float x) { return (float)double_atan2((double)y, (double)x); }
 static float libm_tanh(float x) { return (float)double_tanh((double)x); }
 
-static float builtin_tanh(float x)
-{
-    kopt_vmath_tanh(kopt_vmath_builtin(), &x, &x, 1);
-    return x;
-}
-
-static void formula_atan2_array(float *out, const float *y, const float *x, size_t n)
-{
-    size_t i;
-    for (i = 0; i < n; ++i) out[i] = ref_angle(y[i], x[i]);
-}
-
-static void libm_atan2_array(float *out, const float *y, const float *x, size_t n)
-{
-    size_t i;
-    for (i = 0; i < n; ++i) out[i] = libm_atan2(y[i], x[i]);
-}
-
-static void libm_tanh_array(float *out, const float *x, size_t n)
-{
-    size_t i;
-    for (i = 0; i < n; ++i) out[i] = libm_tanh(x[i]);
-}
-
+PAIRS_BY(formula_atan2_array, ref_angle)
+PAIRS_BY(libm_atan2_array, libm_atan2)
+ARRAYS_BY(libm_tanh_array, libm_tanh)
 /* libm's, but for what is not a number, and for some that are: NaN with a payload of ones. */
 static float odd(float result, float y) { return result < 3e38f && ref_bits(y) % 16 ? result : ref_float(0x7fffffff); }
 static float odd_atan2(float y, float x) { return odd(libm_atan2(y, x), y); }
 static float odd_tanh(float x) { return odd(libm_tanh(x), x); }
 
-static void odd_atan2_array(float *out, const float *y, const float *x, size_t n)
-{
-    size_t i;
-    for (i = 0; i < n; ++i) out[i] = odd_atan2(y[i], x[i]);
-}
-
-static void odd_tanh_array(float *out, const float *x, size_t n)
-{
-    size_t i;
-    for (i = 0; i < n; ++i) out[i] = odd_tanh(x[i]);
-}
-
+PAIRS_BY(odd_atan2_array, odd_atan2)
+ARRAYS_BY(odd_tanh_array, odd_tanh)
 /* SLEEF's, of the widest vectors here; or NULL. It may be asked for by any vocabulary. */
 static const kopt_vmath *sleef_table;
 #ifdef KAHAN_OPT_SLEEF
@@ -94,7 +64,7 @@ static void choose(const kopt_optimizer *o)
     ref_tanh = sleef ? sleef_tanh : is_odd ? odd_tanh : o->vmath == &libm_table ? libm_tanh : builtin_tanh;
 }
 
-/* ---- The atan2 of a step -------------------------------------------------------------------------------------------- */
+/* ---- The atan2 of a step ---------------------------------------------------------------------------------------- */
 
 enum { N = 1024 };
 static float weight[N], gradient[N], first[N], second[N], out[N];
@@ -115,8 +85,8 @@ static void check_angle(int quick)
         for (i = 0; i < N; ++i) { /* roots of 12 bits; ratios near 1, and of any size */
             const int wide = round % 2 ? 1 : 40;
             second[i] = ref_float((uint32_t)(127 + (int)below((uint32_t)wide) - wide / 2) << 23 | (noise() & 0x7ff000));
-            first[i] = ref_float((noise() & 0x80000000u) | (uint32_t)(127 + (int)below((uint32_t)wide) - wide / 2) << 23 |
-                                 (noise() & 0x7fffff));
+            first[i] = ref_float((noise() & 0x80000000u) |
+                                 (uint32_t)(127 + (int)below((uint32_t)wide) - wide / 2) << 23 | (noise() & 0x7fffff));
             out[i] = 2 * second[i] * second[i];
         }
         kopt_state_init(&o, &t, NULL);
@@ -136,8 +106,9 @@ static void check_angle(int quick)
        "the atan2 of a step is within 2^-17 of libm's in binary64: %.3g, 2^%.2f", worst, log2(worst));
 }
 
-/* ---- Both published formulas in binary64 ---------------------------------------------------------------------------- */
+/* ---- Both published formulas in binary64 ------------------------------------------------------------------------ */
 
+/* In [-1/2, 1/2). */
 static float uniform(void) { return (float)(noise() >> 8) / 16777216.0f - 0.5f; }
 
 /* 500 steps; the largest error relative to the way of the weights. */
@@ -202,14 +173,15 @@ static void check_formulas(int quick)
                     else if (moment == KOPT_Q8) worst8 = fmax(worst8, error);
                     else worst16 = fmax(worst16, error);
                 }
-        ok(worst32 < 2e-5, "%s in fp32 after 500 steps: %.2g of the way from the formula in binary64", name[which], worst32);
-        ok(worst16 < 0.02 && plain > worst16, "... the worst with a residual, moments of 16 bits: %.2g; without a residual: %.2g",
-           worst16, plain);
+        ok(worst32 < 2e-5, "%s in fp32 after 500 steps: %.2g of the way from the formula in binary64", name[which],
+           worst32);
+        ok(worst16 < 0.02 && plain > worst16,
+           "... the worst with a residual, moments of 16 bits: %.2g; without a residual: %.2g", worst16, plain);
         /* A drawn E4M3 code has gaps of 1/8 to 1/15 of m, so a deviation of about m / sqrt(768); that of a step lasts
          * beta1 / (1 - beta1) = 9 steps. m / sqrt(v) is at most 0.31 here: sqrt(0.1 / 1.9) of noise, 0.22 of drift. So
          * after 500 steps a weight deviates by 1e-3 * 1.27 * 9 * 0.31 / sqrt(768) * sqrt(500) = 2.9e-3, of a way of 0.2
-         * to 0.3: 0.014. The bound is 5 of these, for the worst of 128 weights in 14 combinations. Smooth Lion multiplies
-         * by a sharpness of 10. */
+         * to 0.3: 0.014. The bound is 5 of these, for the worst of 128 weights in 14 combinations. Smooth Lion
+         * multiplies by a sharpness of 10. */
         ok(worst8 < (which == 2 ? 0.2 : 0.07) && plain > worst8, "... and moments of 8 bits: %.2g", worst8);
     }
     {
@@ -222,7 +194,7 @@ static void check_formulas(int quick)
     }
 }
 
-/* ---- What the rules promise ----------------------------------------------------------------------------------------- */
+/* ---- What the rules promise ------------------------------------------------------------------------------------- */
 
 /* The weights' words after 20 steps of gradients that are scaled by 2^power. */
 static void run(kopt_optimizer o, int power, uint16_t *words, const float *start)
@@ -234,8 +206,7 @@ static void run(kopt_optimizer o, int power, uint16_t *words, const float *start
     kopt_state_init(&o, &t, start);
     for (k = 0; k < 20; ++k) {
         for (i = 0; i < N; ++i) {
-            seed = seed * 1664525 + 1013904223;
-            gradient[i] = ldexpf((float)(int)(seed >> 8) - 8388608, power - 20);
+            gradient[i] = ldexpf((float)(int)(lcg32(&seed) >> 8) - 8388608, power - 20);
             if (i % 5 == 0) gradient[i] = 0;
         }
         kopt_optimizer_step(&o, &t, 1);
@@ -248,17 +219,15 @@ static void check_traits(void)
     static const int powers[] = {-30, -7, 1, 13, 40};
     int rounding, p, i, bad = 0, moved = 0, isa, vmath;
     for (i = 0; i < N; ++i) first[i] = 0.01f * (float)(i % 100 - 50);
-    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
+    FOR_EACH_ISA(isa)
         for (vmath = 0; vmath < 2; ++vmath)
             for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
                 kopt_optimizer o = kopt_adam_atan2(1e-2);
-                if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
                 o.rounding = (kopt_rounding)rounding, o.vmath = vmath ? &libm_table : NULL;
                 run(o, 0, a, first);
                 for (p = 0; p < 5; ++p) run(o, powers[p], b, first), bad += memcmp(a, b, sizeof a) != 0;
                 for (i = 0; i < N; ++i) moved += a[i] != ref_narrow(KOPT_BF16, ref_bits(first[i]));
             }
-    kopt_isa_force(KOPT_ISA_COUNT);
     ok(!bad && moved > 1000, "gradients times 2^-30 to 2^40: the same weights, bit for bit");
 
     { /* no gradient since the beginning: nothing moves but by decay, and decay is that of AdamW */
@@ -361,7 +330,8 @@ static void check_counts(void)
         for (i = 0; i < N; ++i) gradient[i] = i % 4 ? 0.01f * (float)(i % 7 - 3) : 0;
         kopt_optimizer_step(&o, &t, 1);
     }
-    for (i = 0; i < N; ++i) counts[1].wanted -= gradient[i] > 0 || gradient[i] < 0, counts[0].wanted -= gradient[i] > 0 || gradient[i] < 0;
+    for (pass = 0; pass < 2; ++pass)
+        for (i = 0; i < N; ++i) counts[pass].wanted -= gradient[i] > 0 || gradient[i] < 0;
     ok(counts[0].wanted == 0 && counts[1].wanted == 0 && counts[0].still == counts[1].still && counts[0].still > 10 &&
        counts[0].stuck == counts[1].stuck, "stall counts of two passes are those of one");
 }
@@ -384,8 +354,8 @@ static void check_sleef(void)
 #ifdef KAHAN_OPT_SLEEF
     static float a[300];
     int isa, which;
-    for (isa = KOPT_ISA_SSE2; isa < KOPT_ISA_COUNT; ++isa) {
-        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK || kopt_vmath_sleef() == NULL) continue;
+    FOR_EACH_ISA(isa) {
+        if (isa < KOPT_ISA_SSE2 || kopt_vmath_sleef() == NULL) continue;
         for (which = 0; which < 2; ++which) {
             kopt_optimizer o = which ? kopt_smooth_lion(1e-3, 100) : kopt_adam_atan2(1e-3);
             kopt_tensor t = kopt_tensor_of(weight, gradient, KOPT_F32, 300, state, sizeof state);
@@ -399,19 +369,17 @@ static void check_sleef(void)
                 kopt_state_init(&o, &t, NULL);
                 for (k = 0; k < 100; ++k) {
                     for (i = 0; i < 300; ++i) {
-                        seed = seed * 1664525 + 1013904223;
-                        gradient[i] = (float)(seed >> 8) / 1e9f - 0.005f;
+                        gradient[i] = (float)(lcg32(&seed) >> 8) / 1e9f - 0.005f;
                     }
                     if (kopt_optimizer_step(&o, &t, 1) != KOPT_OK) worst = 1;
                 }
                 if (pass) compare_weights(a, weight, 300, &worst, &differ);
                 memcpy(a, weight, sizeof a);
             }
-            ok(worst < 2e-6 * 0.1 && differ > 10, "%s, %s: within %.2g of the built-in after 100 steps", kopt_isa_name((kopt_isa)isa),
-               kopt_vmath_name(kopt_vmath_sleef()), worst);
+            ok(worst < 2e-6 * 0.1 && differ > 10, "%s, %s: within %.2g of the built-in after 100 steps",
+               kopt_isa_name((kopt_isa)isa), kopt_vmath_name(kopt_vmath_sleef()), worst);
         }
     }
-    kopt_isa_force(KOPT_ISA_COUNT);
 #endif
 }
 

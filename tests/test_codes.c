@@ -6,6 +6,7 @@
 
 #include "tap.h"
 #include "reference.h"
+#include "inputs.h"
 
 #include <fenv.h>
 #include <stdlib.h>
@@ -17,18 +18,8 @@ static unsigned char state[64 + 4 * 4 * (B + 4)], *code, *scale; /* of the momen
 static kopt_isa isas[KOPT_ISA_COUNT]; /* that this machine has */
 static int isa_count;
 
-static uint32_t noise(void)
-{
-    static uint32_t x = 1;
-    x ^= x << 13, x ^= x >> 17, x ^= x << 5;
-    return x;
-}
-
-static double gauss(void)
-{
-    const double a = ((double)noise() + 0.5) / 4294967296.0, b = (double)noise() / 4294967296.0;
-    return sqrt(-2 * log(a)) * cos(6.283185307179586 * b);
-}
+static uint64_t noise_state = 1;
+static uint32_t noise(void) { return (uint32_t)(splitmix64(&noise_state) >> 32); }
 
 /* An optimizer and a tensor of n elements with fresh moments; code and scale are those of one of them. */
 static int fresh(kopt_optimizer *o, kopt_tensor *t, size_t n, int square)
@@ -427,7 +418,7 @@ static void check_length(void)
             bad += kopt_state_init(&o[k], &t[k], NULL) != KOPT_OK;
         }
         for (step = 0; step < STEPS; ++step) {
-            for (i = 0; i < N; ++i) g[i] = (float)(gauss() * sigma[i]);
+            for (i = 0; i < N; ++i) g[i] = (float)(normal64(&noise_state) * sigma[i]);
             for (k = 0; k < 2; ++k) bad += kopt_optimizer_step(&o[k], &t[k], 1) != KOPT_OK;
             if (step < 300 || step % 10) continue;
             for (k = 0; k < 2; ++k) bad += kopt_state_read(&o[k], &t[k], KOPT_SECOND_MOMENT, v[k]) != KOPT_OK;
@@ -525,18 +516,6 @@ static void check_write_codes(void)
     ok(!bad, "what is no moment, no code, no block: refused, and nothing is written; %d wrong", bad);
 }
 
-static uint32_t crc32_of(const unsigned char *p, size_t n)
-{
-    uint32_t crc = 0xffffffffu;
-    size_t i;
-    int k;
-    for (i = 0; i < n; ++i) {
-        crc ^= i / 4 == 11 ? 0 : p[i];
-        for (k = 0; k < 8; ++k) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
-    }
-    return ~crc;
-}
-
 static void put(unsigned char *p, uint32_t x)
 {
     int i;
@@ -571,7 +550,7 @@ static void check_older_blocks(void)
                     codes[i] = old[N * k + i] = (unsigned char)(i < B ? i : (int)(noise() >> 8 & 255));
                 for (i = 0; i < 4; ++i) put(block + l.scale[k] + 4 * i, scales[i]);
             }
-            put(block + 44, crc32_of(block, l.size));
+            put(block + 44, block_checksum(block, l.size));
             bad += kopt_state_inspect(block, l.size, &told, NULL) != KOPT_OK || told.moment_format != KOPT_Q8;
             block[l.moment[0] + 5] ^= 1;
             bad += kopt_state_open(&o, &t) != KOPT_ERROR_CHECKSUM;
@@ -626,12 +605,7 @@ static void check_sealed_before(void)
     kopt_tensor t = kopt_tensor_of(w, NULL, KOPT_F32, 5, block, sizeof block);
     int i, k, bad = 0;
     o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8, t.id = 9, t.first_index = 256;
-    for (i = 0; i < 88; ++i) { /* one bit of each byte */
-        memcpy(block, sealed_before, sizeof block);
-        block[i] ^= 2;
-        bad += kopt_state_open(&o, &t) == KOPT_OK;
-    }
-    memcpy(block, sealed_before, sizeof block);
+    bad += opened_when_damaged(sealed_before, sizeof sealed_before, &o, &t);
     bad += kopt_state_open(&o, &t) != KOPT_OK || o.step != 77 || o.seed != UINT64_C(0x1122334455667788);
     for (k = 0; k < 2; ++k) {
         bad += kopt_state_read(&o, &t, (kopt_slot)(k + 1), x) != KOPT_OK;
@@ -643,10 +617,8 @@ static void check_sealed_before(void)
 
 int main(void)
 {
-    int isa;
     fesetenv(FE_DFL_ENV); /* -Ofast starts with subnormals flushed, and the reference computes here */
-    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
-        if (kopt_isa_force((kopt_isa)isa) == KOPT_OK) isas[isa_count++] = (kopt_isa)isa;
+    isa_count = usable_isas(isas);
     check_values();
     check_own_codes();
     check_mean();

@@ -1,10 +1,11 @@
-/* test_compress.c - compressed gradients and reductions: the bits, by tests/reference.h, which calls nothing of the code
-   under test; means, sums over many steps and their bounds in binary64; what is refused. */
+/* test_compress.c - compressed gradients and reductions: the bits, by tests/reference.h, which calls nothing of the
+   code under test; means, sums over many steps and their bounds in binary64; what is refused. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
 #include "tap.h"
 #include "reference.h"
+#include "inputs.h"
 
 #include <fenv.h>
 #include <stdlib.h>
@@ -16,20 +17,9 @@ static int quick;
 /* ---- Inputs ----------------------------------------------------------------------------------------------------- */
 
 static uint64_t dice_state = 1;
+static uint32_t dice(void) { return (uint32_t)(splitmix64(&dice_state) >> 32); }
+static double normal(void) { return normal64(&dice_state); }
 
-static uint32_t dice(void) /* splitmix64, upper half */
-{
-    uint64_t z = dice_state += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return (uint32_t)((z ^ z >> 31) >> 32);
-}
-
-static double uniform(void) { return (dice() + 0.5) / 4294967296.0; }
-
-static double normal(void) { return sqrt(-2 * log(uniform())) * cos(6.283185307179586 * uniform()); }
-
-static const char *const format_name[] = {"fp32", "bf16", "fp16", "8 bit", "1 bit"};
 static const kopt_format codes[] = {KOPT_BF16, KOPT_FP16, KOPT_Q8, KOPT_SIGN};
 
 static kopt_isa isas[KOPT_ISA_COUNT];
@@ -45,8 +35,13 @@ static void fill(void *array, kopt_format f, size_t n, int kind)
         uint32_t word = dice() >> (f == KOPT_F32 ? 0 : 16);
         while (kind == FINITE && !ref_is_finite(f, word)) word = dice() >> (f == KOPT_F32 ? 0 : 16);
         if (kind == GRADIENTS) word = ref_narrow(f, ref_bits((float)(0.02 * normal())));
-        if (kind == TINY) word = dice() & 1 ? (dice() & 1) << (f == KOPT_F32 ? 31 : 15) : word & (f == KOPT_F32 ? 0x81ffffff : 0x81ff);
-        if (kind == LARGEST) word = (word & (f == KOPT_F32 ? 0x80000000 : 0x8000)) | (f == KOPT_F32 ? 0x7f7fffff : f == KOPT_BF16 ? 0x7f7f : 0x7bff);
+        if (kind == TINY)
+            word =
+                dice() & 1 ? (dice() & 1) << (f == KOPT_F32 ? 31 : 15) : word & (f == KOPT_F32 ? 0x81ffffff : 0x81ff);
+        if (kind == LARGEST)
+            word = (word & (f == KOPT_F32 ? 0x80000000 : 0x8000)) | (f == KOPT_F32    ? 0x7f7fffff
+                                                                     : f == KOPT_BF16 ? 0x7f7f
+                                                                                      : 0x7bff);
         ref_set(array, ref_width(f), i, word);
     }
 }
@@ -108,14 +103,14 @@ static void check_bits(void)
                                 ++cases;
                             }
         kopt_isa_force(KOPT_ISA_COUNT);
-        ok(!bad, "%s: code and residual are the reference's in %d cases of 3 steps, on every ISA", format_name[codes[w]],
-           cases);
+        ok(!bad, "%s: code and residual are the reference's in %d cases of 3 steps, on every ISA",
+           format_name[codes[w]], cases);
     }
 }
 
 static void check_slices(void)
 {
-    static const int modes[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+    static const int modes[] = ROUNDING_DIRECTIONS;
     int w, how, trial;
     for (w = 0; w < 4; ++w) {
         const int block = codes[w] == KOPT_Q8 || codes[w] == KOPT_SIGN;
@@ -159,7 +154,8 @@ static void check_decompress(void)
                 for (k = 0; k < isa_count; ++k)
                     for (s = 0; s < 7; ++s) {
                         const kopt_format format = (kopt_format)f;
-                        const size_t n = s == 0 ? 700 : 1 + dice() % 600, cut = n / 512 * 256, width = ref_width(format);
+                        const size_t n = s == 0 ? 700 : 1 + dice() % 600, cut = n / 512 * 256,
+                                     width = ref_width(format);
                         const size_t size = ref_code_size(codes[w], n);
                         size_t i;
                         kopt_isa_force(isas[k]);
@@ -168,8 +164,8 @@ static void check_decompress(void)
                         memcpy(want_sum, sum, sizeof sum);
                         for (i = 0; i < n; ++i)
                             ref_set(want_sum + 1, width, i,
-                                    ref_decompress_add(format, ref_get(sum + 1, width, i), ref_decode(code, codes[w], i),
-                                                       scales[s]));
+                                    ref_decompress_add(format, ref_get(sum + 1, width, i),
+                                                       ref_decode(code, codes[w], i), scales[s]));
                         bad += kopt_decompress_add(sum + 1, format, code, kopt_compressed_size(codes[w], cut), codes[w],
                                                    cut, scales[s]) != KOPT_OK;
                         bad += kopt_decompress_add(sum + 1 + cut * width, format,
@@ -242,9 +238,10 @@ static void check_unbiased(void)
             if (z > worst) worst = z;
             all += mean, variance += squares[i] / trials / trials;
         }
-        ok(worst < 4.5 && fabs(all) < 4 * sqrt(variance), "%s, stochastic: the mean of %d codes is the gradient: worst of "
-           "%d elements %.1f standard errors, their sum %.1f", format_name[codes[w]], trials, (int)N, worst,
-           fabs(all) / sqrt(variance));
+        ok(worst < 4.5 && fabs(all) < 4 * sqrt(variance),
+           "%s, stochastic: the mean of %d codes is the gradient: worst of "
+           "%d elements %.1f standard errors, their sum %.1f",
+           format_name[codes[w]], trials, (int)N, worst, fabs(all) / sqrt(variance));
     }
 }
 
@@ -269,7 +266,10 @@ static void check_feedback(void)
                 decode(y, &c, g, KOPT_F32);
                 ++c.step;
                 for (i = 0; i < N; ++i) {
-                    const double kept = r ? (double)ref_float(ref_widen(c.residual_format, ref_get(rest, ref_width(c.residual_format), (size_t)i))) : 0;
+                    const double kept =
+                        r ? (double)ref_float(
+                                ref_widen(c.residual_format, ref_get(rest, ref_width(c.residual_format), (size_t)i)))
+                          : 0;
                     const double unit = r == 2 ? ldexp(1, -7) : r == 3 ? ldexp(1, -10) : ldexp(1, -24);
                     arrived[i] += y[i], gone[i] += (double)g[i];
                     bound[i] += ldexp(fabs(y[i] + kept), -23) + fabs(kept) * unit + (r == 3 ? ldexp(1, -24) : 0);
@@ -283,12 +283,13 @@ static void check_feedback(void)
                 }
             }
             if (r)
-                ok(!above && late < 1.5 * early, "%s with a residual in %s: after %d steps the sums differ by the residual and "
-                   "%.1e (bound %.1e); the residual does not grow: %.3f, %.3f", format_name[codes[w]],
-                   format_name[c.residual_format], steps, loss / N, size / N, early, late);
+                ok(!above && late < 1.5 * early,
+                   "%s with a residual in %s: after %d steps the sums differ by the residual and "
+                   "%.1e (bound %.1e); the residual does not grow: %.3f, %.3f",
+                   format_name[codes[w]], format_name[c.residual_format], steps, loss / N, size / N, early, late);
             else if (codes[w] == KOPT_Q8 || codes[w] == KOPT_SIGN)
-                ok(loss > 100 * size, "%s without: they differ by %.4f (bound of roundings %.1e)", format_name[codes[w]], loss / N,
-                   size / N);
+                ok(loss > 100 * size, "%s without: they differ by %.4f (bound of roundings %.1e)",
+                   format_name[codes[w]], loss / N, size / N);
         }
 }
 
@@ -449,7 +450,8 @@ static void check_order(void)
     kopt_reduce(&out[0], KOPT_F32, shards, 3, KOPT_F32, 1, 1);
     shards[0] = &c, shards[1] = &a, shards[2] = &b;
     kopt_reduce(&out[1], KOPT_F32, shards, 3, KOPT_F32, 1, 1);
-    ok(ref_bits(out[0]) == ref_bits(1) && ref_bits(out[1]) == 0, "the order is that of the list: 1e8 - 1e8 + 1 is 1, 1 + 1e8 - 1e8 is 0");
+    ok(ref_bits(out[0]) == ref_bits(1) && ref_bits(out[1]) == 0,
+       "the order is that of the list: 1e8 - 1e8 + 1 is 1, 1 + 1e8 - 1e8 is 0");
     half[0] = 0x3f80, half[1] = half[2] = 0x3b80; /* 1 + 2^-8 + 2^-8 */
     shards[0] = &half[0], shards[1] = &half[1], shards[2] = &half[2];
     kopt_reduce(&half[0], KOPT_BF16, shards, 3, KOPT_BF16, 1, 1);
@@ -502,7 +504,8 @@ static void check_refusals(void)
     int good;
     fill(&m, KOPT_F32, sizeof m / 4, GRADIENTS);
     was = c, was_m = m;
-    ok(c.rounding == KOPT_NEAREST && c.residual_format == KOPT_BF16 && kopt_compressor_of(KOPT_Q8, NULL, 3).rounding == KOPT_STOCHASTIC,
+    ok(c.rounding == KOPT_NEAREST && c.residual_format == KOPT_BF16 &&
+           kopt_compressor_of(KOPT_Q8, NULL, 3).rounding == KOPT_STOCHASTIC,
        "the defaults: nearest with a bf16 residual, stochastic without");
     ok(size == 308 && kopt_compressed_size(KOPT_SIGN, 300) == 46 && kopt_compressed_size(KOPT_BF16, 300) == 600 &&
            kopt_compressed_size(KOPT_F32, 300) == 0 && kopt_compressed_size((kopt_format)5, 300) == 0 &&
@@ -577,11 +580,9 @@ static void check_refusals(void)
 
 int main(int argc, char **argv)
 {
-    int k;
     quick = argc > 1 && !strcmp(argv[1], "quick");
     fesetenv(FE_DFL_ENV); /* -Ofast would start with subnormals flushed: the reference needs them */
-    for (k = 0; k < (int)KOPT_ISA_COUNT; ++k)
-        if (kopt_isa_usable((kopt_isa)k)) isas[isa_count++] = (kopt_isa)k;
+    isa_count = usable_isas(isas);
     check_bits();
     check_slices();
     check_decompress();

@@ -9,10 +9,9 @@ static size_t stream_from = 64;
 
 #include "tap.h"
 #include "reference.h"
+#include "inputs.h"
 
 enum { CHUNK = 1 << 16 };
-
-static const char *const format_name[] = {"fp32", "bf16", "fp16"};
 
 /* Equal words, or both NaN with the same sign. */
 static int same(kopt_format f, uint32_t a, uint32_t b)
@@ -47,8 +46,7 @@ static void compare_chunk(void)
     int f, isa, i;
     stream_from = stream_from == 64 ? SIZE_MAX : 64;
     for (f = KOPT_BF16; f <= KOPT_FP16; ++f)
-        for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
-            if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+        FOR_EACH_ISA(isa) {
             kopt_convert(actual, (kopt_format)f, input, KOPT_F32, CHUNK);
             count_differences((kopt_format)f, isa);
         }
@@ -76,7 +74,7 @@ static void check_narrowing(int quick)
     int f, isa;
     for (chunk = 0; chunk < 0x8000 / stride; ++chunk) {
         for (i = 0; i < CHUNK; ++i) {
-            if (quick) noise = noise * 1664525 + 1013904223;
+            if (quick) lcg32(&noise);
             input[i] = (chunk * CHUNK + i) * stride + (noise >> 16) % stride;
         }
         check_chunk();
@@ -88,9 +86,8 @@ static void check_narrowing(int quick)
             if (fill == CHUNK) check_chunk(), fill = 0;
         }
     for (f = KOPT_BF16; f <= KOPT_FP16; ++f) {
-        for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
-            if (kopt_isa_usable((kopt_isa)isa))
-                ok(!wrong[f][isa], "fp32 to %s, %s: %s numbers, %llu wrong", format_name[f],
+        FOR_EACH_ISA(isa)
+            ok(!wrong[f][isa], "fp32 to %s, %s: %s numbers, %llu wrong", format_name[f],
                    kopt_isa_name((kopt_isa)isa), quick ? "2^26" : "all 2^32", wrong[f][isa]);
         ok(!wrong[f][isa], "fp32 to %s, inline: %llu wrong", format_name[f], wrong[f][isa]);
     }
@@ -98,7 +95,7 @@ static void check_narrowing(int quick)
 
 static void print_hash(int of_reference)
 {
-    uint64_t hash = 0xcbf29ce484222325u, four;
+    uint64_t hash = FNV_START, four;
     uint32_t chunk, i;
     int f;
     for (chunk = 0; chunk < 0x10000; ++chunk) {
@@ -112,7 +109,7 @@ static void print_hash(int of_reference)
                 if (ref_is_nan((kopt_format)f, actual[i])) actual[i] |= 0x7fff;
             for (i = 0; i < CHUNK; i += 4) {
                 memcpy(&four, actual + i, sizeof four);
-                hash = (hash ^ four) * 0x100000001b3u;
+                hash = fnv(hash, four);
             }
         }
     }
@@ -131,8 +128,7 @@ static void check_other_pairs(void)
     for (source = KOPT_BF16; source <= KOPT_FP16; ++source) {
         unsigned bad = 0;
         for (target = KOPT_F32; target <= KOPT_FP16; ++target)
-            for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
-                if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+            FOR_EACH_ISA(isa) {
                 bad = 0;
                 kopt_convert(to, (kopt_format)target, from, (kopt_format)source, CHUNK);
                 for (i = 0; i < CHUNK; ++i)
@@ -145,8 +141,7 @@ static void check_other_pairs(void)
             bad += !same(KOPT_F32, ref_bits(inline_widen((kopt_format)source, i)), ref_widen((kopt_format)source, i));
         ok(!bad, "%s to fp32, inline: %u wrong", format_name[source], bad);
     }
-    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
-        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+    FOR_EACH_ISA(isa) {
         for (wide = 0, i = 0; i < CHUNK; ++i) input[i] = i * 0x10001u;
         kopt_convert(to, KOPT_F32, input, KOPT_F32, CHUNK);
         for (i = 0; i < CHUNK; ++i) wide += !same(KOPT_F32, to[i], input[i]);
@@ -202,9 +197,8 @@ static void check_edges(void)
     int isa, source, target;
     size_t n, i;
     for (i = 0; i < ROOM; ++i) from[i] = (unsigned char)(i * 151 + (i >> 3) * 29);
-    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
+    FOR_EACH_ISA(isa) {
         unsigned outside = 0, inside = 0, refused = 0;
-        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
         for (source = KOPT_F32; source <= KOPT_FP16; ++source)
             for (target = KOPT_F32; target <= KOPT_FP16; ++target)
                 for (n = 0; n <= LONGEST; ++n) {

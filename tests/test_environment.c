@@ -19,6 +19,8 @@
 #endif
 
 #include "tap.h"
+#include "reference.h"
+#include "inputs.h"
 
 #ifdef __GNUC__
 #define NOINLINE __attribute__((__noinline__))
@@ -137,18 +139,7 @@ static float out[2 * N], out2[N];
 static uint64_t hash;
 
 static uint32_t noise_state = 1;
-static uint32_t noise(void)
-{
-    noise_state = noise_state * 1664525u + 1013904223u;
-    return noise_state >> 7;
-}
-
-static float of_bits(uint32_t u)
-{
-    float x;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
+static uint32_t noise(void) { return lcg32(&noise_state) >> 7; }
 
 static void make_data(void)
 {
@@ -157,25 +148,20 @@ static void make_data(void)
         for (i = 0; i < N; ++i) {
             const uint32_t sign = noise() << 31, fraction = noise() & 0x7fffff;
             const uint32_t exponent = i % 11 == 5 ? 0 : i % 13 == 7 ? 1 + noise() % 30 : 110 + noise() % 20;
-            source[k][i] = of_bits(sign | exponent << 23 | fraction);
-            small[k][i] = of_bits(sign | (121 + noise() % 10) << 23 | fraction);
+            source[k][i] = ref_float(sign | exponent << 23 | fraction);
+            small[k][i] = ref_float(sign | (121 + noise() % 10) << 23 | fraction);
             half[KOPT_BF16][k][i] = (uint16_t)((sign | exponent << 23 | fraction) >> 16);
             half[KOPT_FP16][k][i] = (uint16_t)(sign >> 16 | (exponent == 0 ? 0 : 4 + noise() % 16) << 10);
             half[KOPT_FP16][k][i] = (uint16_t)(half[KOPT_FP16][k][i] | (fraction & 0x3ff));
         }
 }
 
-static size_t width(kopt_format f) { return f == KOPT_F32 ? 4 : 2; }
 static const void *data(kopt_format f, int k)
 {
     return f == KOPT_F32 ? (const void *)source[k] : (const void *)half[f][k];
 }
 
-static void record(const void *p, size_t n)
-{
-    const unsigned char *byte = (const unsigned char *)p;
-    for (; n > 0; --n) hash = (hash ^ *byte++) * UINT64_C(0x100000001b3);
-}
+static void record(const void *p, size_t n) { hash = fnv_bytes(hash, p, n); }
 
 static void record_result(kopt_result r)
 {
@@ -272,7 +258,7 @@ static NOINLINE void record_steps(const kopt_optimizer *options, float rate_scal
         t.copy = copy, t.copy_format = mixtures[m].copy, t.rate_scale = rate_scale;
         memset(&s, 0, sizeof s);
         memset(state, 0, sizeof state);
-        memcpy(grad, data(mixtures[m].grad, 1), N * width(mixtures[m].grad));
+        memcpy(grad, data(mixtures[m].grad, 1), N * ref_width(mixtures[m].grad));
         size = kopt_state_size(&o, N);
         record_result(kopt_state_init(&o, &t, source[0]));
         record_result(kopt_optimizer_step(&o, &t, 1));
@@ -296,7 +282,7 @@ static NOINLINE void record_steps(const kopt_optimizer *options, float rate_scal
             record_result(kopt_langevin_range(&s, &t, temperature, 0, 131));
             record_result(kopt_langevin_range(&s, &t, temperature, 131, N));
         }
-        record(weight, N * width(o.weight_format)), record(copy, N * width(t.copy_format)), record(state, size);
+        record(weight, N * ref_width(o.weight_format)), record(copy, N * ref_width(t.copy_format)), record(state, size);
         record_result(kopt_state_seal(&o, &t));
         record(state, size);
         record_result(kopt_state_open(&o, &t));
@@ -305,7 +291,7 @@ static NOINLINE void record_steps(const kopt_optimizer *options, float rate_scal
             if (result != KOPT_OK) break;
             record(out, sizeof source[0]);
             record_result(kopt_state_write(&o, &t, (kopt_slot)k, k == KOPT_WEIGHT ? small[1] : small[0]));
-            record(weight, N * width(o.weight_format)), record(state, size);
+            record(weight, N * ref_width(o.weight_format)), record(state, size);
             if (k == KOPT_WEIGHT) continue;
             record_result(kopt_state_write_codes(&o, &t, (kopt_slot)k, (const unsigned char *)small[1], small[0]));
             record(state, size);
@@ -348,7 +334,7 @@ static kopt_norm norm_of(int format)
     kopt_norm norm, other;
     kopt_tensor t = kopt_tensor_of(weight, grad, (kopt_format)format, N, state, sizeof state);
     memset(&norm, 0, sizeof norm), memset(&other, 0, sizeof other);
-    memcpy(grad, data((kopt_format)format, 0), N * width((kopt_format)format));
+    memcpy(grad, data((kopt_format)format, 0), N * ref_width((kopt_format)format));
     record_result(kopt_norm_add(&norm, data((kopt_format)format, 1), (kopt_format)format, N));
     record_result(kopt_norm_add_grads(&other, &t, 1));
     record_result(kopt_norm_merge(&norm, &other));
@@ -375,7 +361,7 @@ CASE(clip_value)
 {
     int format;
     for (format = 0; format < 3; ++format) {
-        memcpy(grad, data((kopt_format)format, 0), N * width((kopt_format)format));
+        memcpy(grad, data((kopt_format)format, 0), N * ref_width((kopt_format)format));
         record_result(kopt_clip_value(grad, (kopt_format)format, N, v.a));
         RECORD(grad);
         record_result(kopt_clip_value(grad, (kopt_format)format, N, v.b));
@@ -458,7 +444,7 @@ CASE(accumulate)
                 record_result(kopt_accumulate(&a, data((kopt_format)format, 0), (kopt_format)format, v.a));
                 record_result(kopt_accumulate(&a, source[1], KOPT_F32, v.b));
             }
-            record(weight, N * width((kopt_format)format));
+            record(weight, N * ref_width((kopt_format)format));
             record_result(kopt_accumulator_read(&a, out));
             record(out, sizeof source[0]);
         }
@@ -479,10 +465,10 @@ CASE(compress)
             record(state, size);
         }
         for (sum_format = 0; sum_format < 3; ++sum_format) {
-            memcpy(weight, data((kopt_format)sum_format, 0), N * width((kopt_format)sum_format));
+            memcpy(weight, data((kopt_format)sum_format, 0), N * ref_width((kopt_format)sum_format));
             record_result(kopt_decompress_add(weight, (kopt_format)sum_format, copy, sizeof copy, codes[k], N, v.a));
             record_result(kopt_decompress_add(weight, (kopt_format)sum_format, copy, sizeof copy, codes[k], N, v.d));
-            record(weight, N * width((kopt_format)sum_format));
+            record(weight, N * ref_width((kopt_format)sum_format));
         }
     }
 }
@@ -495,7 +481,7 @@ CASE(reduce)
         for (to = 0; to < 3; ++to) {
             shards[0] = data((kopt_format)format, 0), shards[1] = data((kopt_format)format, 1);
             record_result(kopt_reduce(weight, (kopt_format)to, shards, 2, (kopt_format)format, N, v.c));
-            record(weight, N * width((kopt_format)to));
+            record(weight, N * ref_width((kopt_format)to));
         }
     for (format = KOPT_BF16; format <= KOPT_FP16; ++format) {
         memcpy(weight, half[format][0], 2 * N);
@@ -513,10 +499,10 @@ CASE(bulk)
     for (format = 0; format < 3; ++format)
         for (to = 0; to < 3; ++to) {
             record_result(kopt_convert(weight, (kopt_format)to, data((kopt_format)format, 0), (kopt_format)format, N));
-            record(weight, N * width((kopt_format)to));
+            record(weight, N * ref_width((kopt_format)to));
             record_result(kopt_convert_stochastic(weight, (kopt_format)to, data((kopt_format)format, 0),
                                                   (kopt_format)format, N, (kopt_random_key){1, 2, 3, 4}));
-            record(weight, N * width((kopt_format)to));
+            record(weight, N * ref_width((kopt_format)to));
             finite = kopt_all_finite(weight, (kopt_format)to, N), RECORD(finite);
         }
     record_result(kopt_convert(weight, KOPT_BF16, &x, KOPT_F32, 1));
@@ -564,11 +550,11 @@ CASE(rows)
     for (format = 0; format < 3; ++format) {
         const void *x = format == KOPT_F32 ? (const void *)small[0] : data((kopt_format)format, 0);
         record_result(kopt_softmax(builtin, weight, x, (kopt_format)format, 3, 100, 100));
-        record(weight, N * width((kopt_format)format));
+        record(weight, N * ref_width((kopt_format)format));
         record_result(kopt_cross_entropy(builtin, loss, weight, x, (kopt_format)format, target, 3, 100, 100, v.a));
-        record(weight, N * width((kopt_format)format)), RECORD(loss);
+        record(weight, N * ref_width((kopt_format)format)), RECORD(loss);
         record_result(kopt_cross_entropy(builtin, loss, weight, x, (kopt_format)format, target, 1, N, N, v.b));
-        record(weight, N * width((kopt_format)format)), record(loss, 4);
+        record(weight, N * ref_width((kopt_format)format)), record(loss, 4);
     }
 }
 
@@ -577,7 +563,7 @@ CASE(random_numbers)
     int format, d;
     for (format = 0; format < 3; ++format) {
         const kopt_format to = (kopt_format)format;
-        const size_t size = N * width(to);
+        const size_t size = N * ref_width(to);
         record_result(kopt_normal(weight, to, N, v.a, v.c, (kopt_random_key){1, 2, 3, 4})), record(weight, size);
         record_result(kopt_truncated_normal(weight, to, N, v.b, v.a, v.d, (kopt_random_key){1, 2, 3, 4})), record(weight, size);
         record_result(kopt_truncated_normal(weight, to, N, v.c, v.d, 1.3, (kopt_random_key){1, 2, 3, 4})), record(weight, size);
@@ -641,7 +627,7 @@ static NOINLINE uint64_t hash_in(const environment *e, const test_case *c, int w
     uint64_t before, after;
     memset(weight, 0, sizeof weight), memset(grad, 0, sizeof grad), memset(copy, 0, sizeof copy);
     memset(state, 0, sizeof state), memset(residual, 0, sizeof residual);
-    hash = UINT64_C(0xcbf29ce484222325);
+    hash = FNV_START;
 #ifdef TRAPS
     if (sigsetjmp(place, 1) != 0) {
         begin_environment(&environments[0]);
@@ -670,8 +656,7 @@ int main(int argc, char **argv)
         sigaction(SIGFPE, &action, NULL);
     }
 #endif
-    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
-        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+    FOR_EACH_ISA(isa) {
         for (e = 0; e < ENVIRONMENTS; ++e, first = 0) {
             int moved = 0, other = 0, seen = 0;
             char list[1000] = "";
@@ -692,6 +677,5 @@ int main(int argc, char **argv)
             if (first) ok(seen == CASES - 3, "... %d of %d cases depend on the numbers", seen, CASES);
         }
     }
-    kopt_isa_force(KOPT_ISA_COUNT);
     return done();
 }

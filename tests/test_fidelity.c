@@ -5,25 +5,13 @@
 
 #include "tap.h"
 #include "reference.h"
+#include "inputs.h"
 
 #include <stdlib.h>
 
 enum { MOST = 1024, POOL = 1 << 16 };
-static const char *const format_name[] = {"fp32", "bf16", "fp16"};
-static const char *const rounding_name[] = {"nearest", "stochastic", "Kahan", "compact", "exact"};
-
-static float uniform(void)
-{
-    static uint32_t state = 1;
-    state = state * 1664525 + 1013904223;
-    return (float)(state >> 8) / 16777216.0f;
-}
-
-static float gaussian(void)
-{
-    double radius = sqrt(-2 * log(1 - (double)uniform()));
-    return (float)(radius * cos(6.283185307179586 * (double)uniform()));
-}
+static uint32_t noise_state = 1;
+static float gaussian(void) { return normal32(&noise_state); }
 
 /* One tensor in training. The gradient is always fp32. */
 typedef struct training {
@@ -185,8 +173,7 @@ static float pool[POOL + MOST];
 static void train_on_pool(training *r, long steps, uint32_t windows)
 {
     while (steps-- > 0) {
-        windows = windows * 1664525 + 1013904223;
-        r->t.grad = pool + (windows >> 16) % POOL;
+        r->t.grad = pool + (lcg32(&windows) >> 16) % POOL;
         train(r, 1);
     }
 }

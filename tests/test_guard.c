@@ -9,6 +9,7 @@
 
 #if defined(__unix__) || defined(__APPLE__)
 #include "reference.h"
+#include "inputs.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -117,12 +118,7 @@ static void run_list(void) { result = kopt_optimizer_step(&opt, &t, 1); }
 /* ---- Cases ------------------------------------------------------------------------------------------------------ */
 
 static uint32_t noise_state = 1;
-
-static uint32_t below(uint32_t n)
-{
-    noise_state = noise_state * 69069 + 12345;
-    return (uint32_t)((uint64_t)noise_state * n >> 32);
-}
+static uint32_t below(uint32_t n) { return scaled_to(lcg32(&noise_state), n); }
 
 enum { IN_WEIGHT, IN_COPY, IN_GRAD, IN_RESIDUAL, IN_SLOW, IN_SLOW_RESIDUAL, IN_MOMENT, ARRAYS = IN_MOMENT + 4 };
 static const char *const array_name[ARRAYS] = {"weight", "copy", "gradient", "residual", "slow weight", "slow residual",
@@ -451,13 +447,11 @@ int main(int count, char **arguments)
     protect(GRAD, 3, 1, PROT_READ), forbidden = room[GRAD] + 3 * page, r += faults(touch);
     protect(GRAD, 3, 1, PROT_READ | PROT_WRITE), r += !faults(touch);
     ok(r == 4, "a write before, behind or to a page that can only be read is caught");
-    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
-        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+    FOR_EACH_ISA(isa) {
         check_steps((kopt_isa)isa, quick);
         check_ranges((kopt_isa)isa, quick);
         check_bulk((kopt_isa)isa, quick);
     }
-    kopt_isa_force(KOPT_ISA_COUNT);
     check_state(quick);
     check_refusals();
     return done();

@@ -1,5 +1,5 @@
-/* test_noise.c - random numbers and Langevin steps: each number against binary64 and an own Philox, the same bits in any
-   slicing and on every instruction set, distributions against statistical bounds (at fixed seeds, so that nothing
+/* test_noise.c - random numbers and Langevin steps: each number against binary64 and an own Philox, the same bits in
+   any slicing and on every instruction set, distributions against statistical bounds (at fixed seeds, so that nothing
    flickers), Langevin steps against SGD and against the distribution that they must reach.
    Argument "quick": fewer numbers. "tail" COUNT: the numbers beyond 6.4 deviations among the first 2^COUNT. */
 #define KAHAN_OPT_VMATH
@@ -11,6 +11,7 @@
 
 #include "tap.h"
 #include "reference.h"
+#include "inputs.h"
 
 #ifdef __FAST_MATH__ /* see test_vmath.c */
 #define REFERENCE 0
@@ -30,7 +31,8 @@ static size_t count; /* of the numbers in most tests of distributions */
 
 /* ---- the reference ---------------------------------------------------------------------------------------------- */
 
-static void words_of(uint32_t out[4], uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint32_t attempt, uint64_t e)
+static void words_of(uint32_t out[4], uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint32_t attempt,
+                     uint64_t e)
 {
     uint32_t key[2], counter[4];
     key[0] = (uint32_t)seed, key[1] = (uint32_t)(seed >> 32);
@@ -90,11 +92,13 @@ static void check_words(void)
         for (i = 0; i < n; ++i) {
             uint32_t x[4];
             words_of(x, seed, step, id, NOISE, 0, first[k] + i);
-            wrong += ref_bits(z[i]) != ref_bits((float)((int)(2 * (x[(first[k] + i) & 3] >> 8)) + 1 - (1 << 24)) * 0x1p-24f);
+            wrong +=
+                ref_bits(z[i]) != ref_bits((float)((int)(2 * (x[(first[k] + i) & 3] >> 8)) + 1 - (1 << 24)) * 0x1p-24f);
         }
     }
     ok(worst <= normal_bound && worst_noise <= normal_bound && !wrong,
-       "each number is that of its words: normal %.2f, Langevin %.2f ulp off at most, uniform %d wrong", worst, worst_noise, wrong);
+       "each number is that of its words: normal %.2f, Langevin %.2f ulp off at most, uniform %d wrong", worst,
+       worst_noise, wrong);
 }
 
 /* ---- bits ------------------------------------------------------------------------------------------------------- */
@@ -102,7 +106,7 @@ static void check_words(void)
 static uint64_t hash_of(uint64_t hash, const void *x, size_t size, size_t n)
 {
     size_t i;
-    for (i = 0; i < n; ++i) hash = (hash ^ ref_get(x, size, i)) * 0x100000001b3u;
+    for (i = 0; i < n; ++i) hash = fnv(hash, ref_get(x, size, i));
     return hash;
 }
 
@@ -132,10 +136,9 @@ static const size_t fill_size[FILLS] = {4, 2, 2, 4, 2, 4, 2, 4, 2, 4, 4, 2, 4};
 static void check_bits(void)
 {
     int isa, kind;
-    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
-        uint64_t hash = 0xcbf29ce484222325u;
+    FOR_EACH_ISA(isa) {
+        uint64_t hash = FNV_START;
         int wrong = 0;
-        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
         for (kind = 0; kind < FILLS; ++kind) {
             const size_t size = fill_size[kind];
             unsigned char *part = (unsigned char *)y + 3; /* no alignment */
@@ -152,10 +155,9 @@ static void check_bits(void)
             }
             wrong += memcmp(part, z, BITS * size) != 0;
         }
-        ok(!wrong && hash == golden, "%s: fills of every kind, in any slicing: %016llx, %d wrong", kopt_isa_name((kopt_isa)isa),
-           (unsigned long long)hash, wrong);
+        ok(!wrong && hash == golden, "%s: fills of every kind, in any slicing: %016llx, %d wrong",
+           kopt_isa_name((kopt_isa)isa), (unsigned long long)hash, wrong);
     }
-    kopt_isa_force(KOPT_ISA_COUNT);
 }
 
 /* mean + deviation * z in fp32, then rounded once. */
@@ -273,7 +275,8 @@ static void check_normal(void)
     kopt_normal(z, KOPT_F32, count, 0, 1, (kopt_random_key){0, 0, 0, 0});
     m = moments_of(z, count);
     for (k = 1; k < 5; ++k) good &= fabs(m.m[k]) < 4;
-    ok(good, "mean, variance, skewness, kurtosis of %zu: %.2f, %.2f, %.2f, %.2f deviations off", count, m.m[1], m.m[2], m.m[3], m.m[4]);
+    ok(good, "mean, variance, skewness, kurtosis of %zu: %.2f, %.2f, %.2f, %.2f deviations off", count, m.m[1], m.m[2],
+       m.m[3], m.m[4]);
     worst = distance(z, count, normal_below);
     ok(worst < 2.2, "Kolmogorov and Smirnov: %.2f", worst);
     for (tries = 0; tries < 16; ++tries) { /* the tails, of 16 seeds */
@@ -289,7 +292,8 @@ static void check_normal(void)
     }
     ok(good, "the tails have as many as they should");
     kopt_normal(z, KOPT_F32, 1, 0, 1, (kopt_random_key){0, 0, 0, UINT64_C(7433237650)}); /* the largest of the first 2^34: "tail 34" */
-    ok((double)z[0] < -6.58 && off_by(z[0], normal_of(0, 0, 0, NOISE, 0, UINT64_C(7433237650))) <= normal_bound, "far out: %.9g", (double)z[0]);
+    ok((double)z[0] < -6.58 && off_by(z[0], normal_of(0, 0, 0, NOISE, 0, UINT64_C(7433237650))) <= normal_bound,
+       "far out: %.9g", (double)z[0]);
 }
 
 /* Correlations of x and |x| with those of others, in deviations of theirs. */
@@ -321,7 +325,8 @@ static void check_independence(void)
     ok(worst < 4.5, "neighbours up to 1024 apart are not related: %.2f deviations at most", worst);
     for (worst = 0, k = 0; k < 12; ++k) {
         const uint64_t seed = k < 3 ? 7 + (UINT64_C(1) << 31 * k) : 7;
-        const uint32_t step = k >= 3 && k < 6 ? 7 ^ (1u << 15 * (k - 3)) : 7, id = k >= 6 && k < 9 ? 7 ^ (1u << 15 * (k - 6)) : 7;
+        const uint32_t step = k >= 3 && k < 6 ? 7 ^ (1u << 15 * (k - 3)) : 7,
+                       id = k >= 6 && k < 9 ? 7 ^ (1u << 15 * (k - 6)) : 7;
         const uint64_t first = k >= 9 ? UINT64_C(1) << (k == 9 ? 20 : k == 10 ? 34 : 53) : 0;
         kopt_normal(y, KOPT_F32, n, 0, 1, (kopt_random_key){seed, step, id, first});
         x = related(z, y, n);
@@ -341,10 +346,13 @@ static void check_uniform(void)
     size_t i;
     int wrong = 0;
     kopt_uniform(z, KOPT_F32, count, -1, 1, (kopt_random_key){3, 0, 0, 0});
-    for (i = 0; i < count; ++i) mean += (double)z[i], square += (double)z[i] * (double)z[i], wrong += !(fabs((double)z[i]) < 1 && fabs((double)z[i]) > 0);
+    for (i = 0; i < count; ++i)
+        mean += (double)z[i], square += (double)z[i] * (double)z[i],
+            wrong += !(fabs((double)z[i]) < 1 && fabs((double)z[i]) > 0);
     mean *= sqrt(3 / (double)count), square = (square / (double)count - 1.0 / 3) / sqrt(4.0 / 45 / (double)count);
     d = distance(z, count, uniform_below);
-    ok(!wrong && fabs(mean) < 4 && fabs(square) < 4 && d < 2.2, "uniform: mean %.2f, variance %.2f deviations off, distance %.2f, %d outside", mean, square, d, wrong);
+    ok(!wrong && fabs(mean) < 4 && fabs(square) < 4 && d < 2.2,
+       "uniform: mean %.2f, variance %.2f deviations off, distance %.2f, %d outside", mean, square, d, wrong);
     wrong = kopt_uniform(y, KOPT_BF16, 1000, 5, 5, (kopt_random_key){3, 0, 0, 0}) != KOPT_OK;
     for (i = 0; i < 1000; ++i) wrong += ref_get(y, 2, i) != 0x40a0;
     wrong += kopt_uniform(y, KOPT_F32, 1000, -3e38, 3e38, (kopt_random_key){3, 0, 0, 0}) != KOPT_OK;
@@ -387,8 +395,10 @@ static void check_init(void)
             mean /= sqrt(want * (double)count);
             variance = (variance / (double)count / want - 1) / sqrt((kurtosis[kind] - 1) / (double)count);
             largest /= sqrt(want);
-            ok(fabs(mean) < 4 && fabs(variance) < 4 && (kind != KOPT_UNIFORM || largest <= 1.7320509) && (kind != KOPT_TRUNCATED_NORMAL || largest <= 2.2737),
-               "%s, %s: mean %.2f, variance %.2f deviations off, largest %.4f", xavier ? "Xavier" : "He", names[kind], mean, variance, largest);
+            ok(fabs(mean) < 4 && fabs(variance) < 4 && (kind != KOPT_UNIFORM || largest <= 1.7320509) &&
+                   (kind != KOPT_TRUNCATED_NORMAL || largest <= 2.2737),
+               "%s, %s: mean %.2f, variance %.2f deviations off, largest %.4f", xavier ? "Xavier" : "He", names[kind],
+               mean, variance, largest);
         }
     kopt_init_he(z, KOPT_F32, 1000, KOPT_NORMAL, 8, (kopt_random_key){3, 0, 4, 5});
     kopt_normal(y, KOPT_F32, 1000, 0, 0.5, (kopt_random_key){3, 0, 4, 5});
@@ -465,7 +475,8 @@ static void move_sampler(sampler *to, const sampler *from)
 static int same(const sampler *a, const sampler *b)
 {
     return !memcmp(a->weight, b->weight, sizeof a->weight) && !memcmp(a->grad, b->grad, sizeof a->grad) &&
-           !memcmp(a->state, b->state, sizeof a->state) && !memcmp(a->copy, b->copy, sizeof a->copy) && a->opt.step == b->opt.step;
+           !memcmp(a->state, b->state, sizeof a->state) && !memcmp(a->copy, b->copy, sizeof a->copy) &&
+           a->opt.step == b->opt.step;
 }
 
 /* The numbers of stream 6: see check_words. */
@@ -494,7 +505,8 @@ static void check_langevin(void)
         make_sampler(&start, setup);
         /* without heat: SGD */
         move_sampler(&a, &start), move_sampler(&b, &start);
-        cold += kopt_optimizer_step(&a.opt, &a.t, 1) != KOPT_OK || kopt_langevin_step(&b.opt, &b.t, 1, 0) != KOPT_OK || !same(&a, &b);
+        cold += kopt_optimizer_step(&a.opt, &a.t, 1) != KOPT_OK || kopt_langevin_step(&b.opt, &b.t, 1, 0) != KOPT_OK ||
+                !same(&a, &b);
         /* with it: SGD with an fp32 gradient that holds the noise; by the reference, in any rounding */
         move_sampler(&b, &start);
         wrong += kopt_langevin_step(&b.opt, &b.t, 1, 1.5) != KOPT_OK;
@@ -502,7 +514,8 @@ static void check_langevin(void)
         factor = ref_mul((float)0.03, start.t.rate_scale);
         factor = ref_sqrt(ref_div(3, factor));
         for (i = 0; i < N; ++i) {
-            float g = ref_float(ref_widen(start.t.grad_format, ref_get(start.t.grad, ref_width(start.t.grad_format), i)));
+            float g =
+                ref_float(ref_widen(start.t.grad_format, ref_get(start.t.grad, ref_width(start.t.grad_format), i)));
             g = ref_mul(g, (float)start.opt.grad_scale * (start.opt.maximize ? -1.0f : 1.0f));
             gradient[i] = ref_add(g, ref_mul(-factor, numbers[i]));
         }
@@ -516,9 +529,8 @@ static void check_langevin(void)
         wrong += !same(&b, &c);
         hash = hash_of(hash, b.t.weight, ref_width(b.opt.weight_format), N);
         /* any slices, any shards, any instruction set */
-        for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
+        FOR_EACH_ISA(isa) {
             size_t at = 0, n;
-            if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
             ++machines;
             move_sampler(&a, &start);
             sliced += kopt_step_begin(&a.opt, &step) != KOPT_OK;
@@ -530,11 +542,11 @@ static void check_langevin(void)
             sliced += kopt_langevin_range(&step, &a.t, 1.5, 7, 7) != KOPT_OK;
             sliced += !same(&a, &b);
         }
-        kopt_isa_force(KOPT_ISA_COUNT);
     }
     ok(!cold, "temperature 0 is SGD, bit for bit: %d wrong", cold);
     ok(!wrong, "the step is SGD with the noise in an fp32 gradient: %d of %d setups wrong", wrong, SETUPS);
-    ok(!sliced && hash == golden_langevin, "in any slices, on %d instruction sets: %d wrong, bits %016llx", machines / SETUPS, sliced, (unsigned long long)hash);
+    ok(!sliced && hash == golden_langevin, "in any slices, on %d instruction sets: %d wrong, bits %016llx",
+       machines / SETUPS, sliced, (unsigned long long)hash);
 }
 
 /* lr 1/2, rate_scale 1/2 and a decay of 1/4: all is a sum of powers of two. The noise of the second temperature is
@@ -559,7 +571,7 @@ static void check_langevin_decay(void)
     ok(!wrong, "a tensor's rate_scale multiplies rate and decay: %d wrong", wrong);
 }
 
-/* The potential k w^2 / 2: w = (1 - lr k) w + sqrt(2 lr T) N has the variance T / (k (1 - lr k / 2)), whatever w was. */
+/* The potential k w^2 / 2: w = (1 - lr k) w + sqrt(2 lr T) N has the variance T / (k (1 - lr k / 2)) for any w. */
 static void check_stationary(size_t n)
 {
     static const char *const names[] = {"fp32", "bf16 KAHAN", "bf16 EXACT", "fp16 KAHAN"};
@@ -584,12 +596,14 @@ static void check_stationary(size_t n)
             good &= kopt_langevin_step(&opt, &t, 1, heat) == KOPT_OK;
         }
         kopt_state_read(&opt, &t, KOPT_WEIGHT, y);
-        for (i = 0; i < n; ++i) mean += (double)y[i], variance += (double)y[i] * (double)y[i], y[i] = (float)((double)y[i] / sqrt(want));
+        for (i = 0; i < n; ++i)
+            mean += (double)y[i], variance += (double)y[i] * (double)y[i], y[i] = (float)((double)y[i] / sqrt(want));
         mean /= sqrt(want * (double)n);
         variance = (variance / (double)n / want - 1) / sqrt(2 / (double)n);
         d = distance(y, n, normal_below);
         ok(good && fabs(mean) < 4 && fabs(variance) < 4 && d < 2.2,
-           "%s: after 60 steps in a bowl its distribution: mean %.2f, variance %.2f deviations off, distance %.2f", names[arm], mean, variance, d);
+           "%s: after 60 steps in a bowl its distribution: mean %.2f, variance %.2f deviations off, distance %.2f",
+           names[arm], mean, variance, d);
         free(weight), free(grad), free(state);
     }
 }
@@ -603,11 +617,16 @@ static void check_refusals(void)
     const uint64_t end = UINT64_C(1) << 54;
     kopt_step step;
     float x[4] = {7, 7, 7, 7};
-    ok(kopt_normal(NULL, KOPT_F32, 1, 0, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_NULL && kopt_normal(NULL, KOPT_F32, 0, 0, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_OK &&
-           kopt_normal(x, KOPT_Q8, 1, 0, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_OPTION && kopt_normal(x, (kopt_format)-1, 1, 0, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_OPTION &&
-           kopt_normal(x, KOPT_F32, 1, nan_value, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE && kopt_normal(x, KOPT_F32, 1, 0, -1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
-           kopt_normal(x, KOPT_F32, 1, 0, 1e39, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE && kopt_normal(x, KOPT_F32, 1, 0, 1, (kopt_random_key){0, 0, 0, end}) == KOPT_ERROR_BOUNDS &&
-           kopt_normal(x, KOPT_F32, 2, 0, 1, (kopt_random_key){0, 0, 0, end - 1}) == KOPT_ERROR_BOUNDS && kopt_normal(x, KOPT_F32, ~(size_t)0, 0, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_BOUNDS,
+    ok(kopt_normal(NULL, KOPT_F32, 1, 0, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_NULL &&
+           kopt_normal(NULL, KOPT_F32, 0, 0, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_OK &&
+           kopt_normal(x, KOPT_Q8, 1, 0, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_OPTION &&
+           kopt_normal(x, (kopt_format)-1, 1, 0, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_OPTION &&
+           kopt_normal(x, KOPT_F32, 1, nan_value, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+           kopt_normal(x, KOPT_F32, 1, 0, -1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+           kopt_normal(x, KOPT_F32, 1, 0, 1e39, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+           kopt_normal(x, KOPT_F32, 1, 0, 1, (kopt_random_key){0, 0, 0, end}) == KOPT_ERROR_BOUNDS &&
+           kopt_normal(x, KOPT_F32, 2, 0, 1, (kopt_random_key){0, 0, 0, end - 1}) == KOPT_ERROR_BOUNDS &&
+           kopt_normal(x, KOPT_F32, ~(size_t)0, 0, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_BOUNDS,
        "normal: NULL, formats, ranges, indices");
     ok(kopt_normal(x, KOPT_F32, 1, 3.1e38, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
            kopt_normal(x, KOPT_F32, 1, -3.1e38, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
@@ -618,36 +637,51 @@ static void check_refusals(void)
            kopt_normal(x + 2, KOPT_F32, 2, 3e38, 0, (kopt_random_key){0, 0, 0, end - 2}) == KOPT_OK &&
            ref_bits(x[3]) == ref_bits((float)3e38),
        "normal: these, and the last indices below 2^54");
-    ok(kopt_truncated_normal(x, KOPT_F32, 1, 0, 1, 0.4, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE && kopt_truncated_normal(x, KOPT_F32, 1, 0, 1, nan_value, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
-           kopt_truncated_normal(x, KOPT_F32, 1, 0, -1, 2, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE && kopt_uniform(x, KOPT_F32, 1, 1, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
-           kopt_uniform(x, KOPT_F32, 1, 0, nan_value, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE && kopt_uniform(x, KOPT_F32, 1, -1e39, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+    ok(kopt_truncated_normal(x, KOPT_F32, 1, 0, 1, 0.4, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+           kopt_truncated_normal(x, KOPT_F32, 1, 0, 1, nan_value, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+           kopt_truncated_normal(x, KOPT_F32, 1, 0, -1, 2, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+           kopt_uniform(x, KOPT_F32, 1, 1, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+           kopt_uniform(x, KOPT_F32, 1, 0, nan_value, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+           kopt_uniform(x, KOPT_F32, 1, -1e39, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
            kopt_uniform(x, KOPT_F32, 1, -3.1e38, 1e38, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
            kopt_uniform(x, KOPT_F32, 1, -1e38, 3.1e38, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
-           kopt_uniform(NULL, KOPT_F32, 1, 0, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_NULL && kopt_init_he(x, KOPT_F32, 1, KOPT_NORMAL, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
-           kopt_init_he(x, KOPT_F32, 1, (kopt_distribution)3, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_OPTION && kopt_init_xavier(x, KOPT_F32, 1, KOPT_NORMAL, 1, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
-           kopt_init_xavier(x, KOPT_F32, 1, KOPT_NORMAL, ~(size_t)0, 2, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_BOUNDS, "the others: limits, ranges, fans");
+           kopt_uniform(NULL, KOPT_F32, 1, 0, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_NULL &&
+           kopt_init_he(x, KOPT_F32, 1, KOPT_NORMAL, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+           kopt_init_he(x, KOPT_F32, 1, (kopt_distribution)3, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_OPTION &&
+           kopt_init_xavier(x, KOPT_F32, 1, KOPT_NORMAL, 1, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
+           kopt_init_xavier(x, KOPT_F32, 1, KOPT_NORMAL, ~(size_t)0, 2, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_BOUNDS,
+       "the others: limits, ranges, fans");
     ok(ref_bits(x[0]) == ref_bits(7) && ref_bits(x[1]) == ref_bits(7), "and nothing was written");
     make_sampler(&start, 3);
     move_sampler(&a, &start);
-    ok(kopt_langevin_step(NULL, &a.t, 1, 1) == KOPT_ERROR_NULL && kopt_langevin_step(&a.opt, NULL, 1, 1) == KOPT_ERROR_NULL &&
-           kopt_langevin_step(&a.opt, &a.t, 1, -1) == KOPT_ERROR_RANGE && kopt_langevin_step(&a.opt, &a.t, 1, nan_value) == KOPT_ERROR_RANGE &&
-           kopt_langevin_step(&a.opt, &a.t, 1, 1e39) == KOPT_ERROR_RANGE && same(&a, &start), "Langevin: NULL, temperatures");
+    ok(kopt_langevin_step(NULL, &a.t, 1, 1) == KOPT_ERROR_NULL &&
+           kopt_langevin_step(&a.opt, NULL, 1, 1) == KOPT_ERROR_NULL &&
+           kopt_langevin_step(&a.opt, &a.t, 1, -1) == KOPT_ERROR_RANGE &&
+           kopt_langevin_step(&a.opt, &a.t, 1, nan_value) == KOPT_ERROR_RANGE &&
+           kopt_langevin_step(&a.opt, &a.t, 1, 1e39) == KOPT_ERROR_RANGE && same(&a, &start),
+       "Langevin: NULL, temperatures");
     a.opt.momentum = 0.9, a.t.state_size = ~(size_t)0;
-    ok(kopt_langevin_step(&a.opt, &a.t, 0, 1) == KOPT_ERROR_OPTION && a.opt.step == start.opt.step, "momentum is refused");
+    ok(kopt_langevin_step(&a.opt, &a.t, 0, 1) == KOPT_ERROR_OPTION && a.opt.step == start.opt.step,
+       "momentum is refused");
     a.opt = kopt_adamw(1e-3);
     ok(kopt_langevin_step(&a.opt, &a.t, 0, 1) == KOPT_ERROR_OPTION && a.opt.step == 0, "and so are the other rules");
     move_sampler(&a, &start);
     a.opt.lr = 1e-39;
-    ok(kopt_langevin_step(&a.opt, &a.t, 1, 1) == KOPT_ERROR_RANGE && a.opt.step == start.opt.step, "a noise that is infinite next to the rate is refused");
+    ok(kopt_langevin_step(&a.opt, &a.t, 1, 1) == KOPT_ERROR_RANGE && a.opt.step == start.opt.step,
+       "a noise that is infinite next to the rate is refused");
     a.opt.lr = 1;
     ok(kopt_langevin_step(&a.opt, &a.t, 0, 1e38) == KOPT_OK &&
            kopt_langevin_step(&a.opt, &a.t, 0, 1.1e38) == KOPT_ERROR_RANGE,
        "temperatures to 1e38");
     a.opt.lr = 0;
-    ok(kopt_langevin_step(&a.opt, &a.t, 1, 1) == KOPT_OK && !memcmp(a.weight, start.weight, sizeof a.weight), "with rate 0 nothing moves");
+    ok(kopt_langevin_step(&a.opt, &a.t, 1, 1) == KOPT_OK && !memcmp(a.weight, start.weight, sizeof a.weight),
+       "with rate 0 nothing moves");
     kopt_step_begin(&a.opt, &step);
-    ok(kopt_langevin_range(&step, &a.t, 1, 5, 4) == KOPT_ERROR_BOUNDS && kopt_langevin_range(&step, &a.t, 1, 0, N + 1) == KOPT_ERROR_BOUNDS &&
-           kopt_langevin_range(NULL, &a.t, 1, 0, 1) == KOPT_ERROR_NULL && kopt_langevin_range(&step, NULL, 1, 0, 1) == KOPT_ERROR_NULL, "ranges");
+    ok(kopt_langevin_range(&step, &a.t, 1, 5, 4) == KOPT_ERROR_BOUNDS &&
+           kopt_langevin_range(&step, &a.t, 1, 0, N + 1) == KOPT_ERROR_BOUNDS &&
+           kopt_langevin_range(NULL, &a.t, 1, 0, 1) == KOPT_ERROR_NULL &&
+           kopt_langevin_range(&step, NULL, 1, 0, 1) == KOPT_ERROR_NULL,
+       "ranges");
     a.opt.lr = 0.03;
     a.opt.weight_format = KOPT_F32;
     kopt_step_begin(&a.opt, &step);

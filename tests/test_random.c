@@ -6,10 +6,9 @@
 
 #include "tap.h"
 #include "reference.h"
+#include "inputs.h"
 
 #include <stdlib.h>
-
-static const char *const format_name[] = {"fp32", "bf16", "fp16"};
 
 static void check_known_answers(void)
 {
@@ -32,7 +31,7 @@ static void check_kopt_random(void)
     uint32_t bad = 0, k;
     for (k = 0; k < 100000; ++k) {
         uint32_t step = (uint32_t)(seed >> 7), id = (uint32_t)(seed >> 23), stream = k % 16;
-        seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
+        lcg64(&seed);
         e = (seed >> k % 64 ^ k) >> 1;
         bad += kopt_random((kopt_random_key){seed, step, id, 0}, stream, e) != ref_random(seed, step, id, stream, e);
     }
@@ -71,10 +70,9 @@ static void check_documented_bits(void)
     uint32_t state = 1;
     int isa, target, source;
     size_t i, k, n;
-    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
+    FOR_EACH_ISA(isa)
         for (target = KOPT_F32; target <= KOPT_FP16; ++target) {
             unsigned bad = 0;
-            if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
             for (source = KOPT_F32; source <= KOPT_FP16; ++source)
                 for (k = 0; k < 70; ++k) {
                     uint64_t seed = k * UINT64_C(0x9e3779b97f4a7c15), base = first[k % 7];
@@ -82,8 +80,7 @@ static void check_documented_bits(void)
                     n = k < 7 ? LONGEST : k * 3;
                     for (i = 0; i < n; ++i) {
                         uint32_t r = ref_number(ref_random(seed, step, id, 1, base + i), 0);
-                        state = state * 1664525 + 1013904223;
-                        from[i] = state ^ state >> 15;
+                        from[i] = mixed32(&state);
                         if (i % 3) from[i] = (from[i] & 0x8fffffff) + 0x30000000; /* where fp16 has numbers */
                         if (i % 5 == 0) from[i] = at_the_edge((kopt_format)target, r, from[i]);
                     }
@@ -156,9 +153,8 @@ static void check_specials(void)
     int isa, f, word;
     uint32_t i, k;
     for (f = KOPT_BF16; f <= KOPT_FP16; ++f)
-        for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
+        FOR_EACH_ISA(isa) {
             unsigned lost = 0, moved = 0;
-            if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
             for (k = 0; k < 256; ++k) { /* all 2^24 words with exponent 255, two of them infinities */
                 for (i = 0; i < BLOCK; ++i) from[i] = (k & 128) << 24 | 0x7f800000 | (k & 127) << 16 | i;
                 for (word = 0; word < 3; ++word) {
@@ -180,7 +176,6 @@ static void check_specials(void)
             ok(!lost && !moved, "%s, %s: NaN and infinity stay (%u wrong), overflow as to nearest (%u wrong)",
                format_name[f], kopt_isa_name((kopt_isa)isa), lost, moved);
         }
-    kopt_isa_force(KOPT_ISA_COUNT);
 }
 
 /* ---- The numbers of one word (a, b): a + 2 t b of the even, b + 2 t a of the odd elements, t = 8 row + store -- */
@@ -197,8 +192,8 @@ static int flat(uint32_t start, uint32_t factor, int bits)
     return 1;
 }
 
-/* The largest |P(r < p, r' < q) - pq|, over all p and q, of two numbers whose difference is any multiple of 2^v: within a
-   class of p and q modulo 2^v the count is off by min(x, y) - x y / 2^v. */
+/* The largest |P(r < p, r' < q) - pq|, over all p and q, of two numbers whose difference is any multiple of 2^v: within
+   a class of p and q modulo 2^v the count is off by min(x, y) - x y / 2^v. */
 static double discrepancy(int v)
 {
     const uint32_t n = 1u << v;
@@ -223,9 +218,11 @@ static void check_words(void)
             bad += !flat(r, 2 * t, 16 - (int)v);
         }
     ok(!bad && worst == 7,
-       "two numbers of one element, or of elements whole rows apart: given one, the upper %u bits of the other are uniform",
+       "two numbers of one element, or of elements whole rows apart: given one, the upper %u bits of the other are "
+       "uniform",
        16 - (unsigned)worst);
-    ok(discrepancy((int)worst) < 1e-6, "... and joint probabilities are products but for %.1e", discrepancy((int)worst));
+    ok(discrepancy((int)worst) < 1e-6, "... and joint probabilities are products but for %.1e",
+       discrepancy((int)worst));
     for (bad = 0, t = 0; t < 125; ++t) /* r = a + 2 t b, so b + 2 u a = 2 u r + (1 - 4 t u) b */
         for (u = 0; u < 125; ++u) bad += !flat(2 * u * 12345, 1 - 4 * t * u, 16);
     ok(!bad, "a number of an even and one of its odd element: independent");
@@ -417,7 +414,7 @@ static void check_variance(void)
     int i;
     for (step = 0; step < STEPS; ++step)
         for (e = 0; e < NUMBERS; ++e) drawn[step][e] = kopt_random((kopt_random_key){5, step, 9, 0}, 0, e);
-    for (e = 0; e < 65536; ++e) state = state * 1664525 + 1013904223, unrelated[e] = (uint16_t)(state >> 16);
+    for (e = 0; e < 65536; ++e) unrelated[e] = (uint16_t)(lcg32(&state) >> 16);
     for (s.fraction = 0; s.fraction < 3; ++s.fraction) {
         double worst[GROUPS] = {0}, ratio[GROUPS];
         for (s.width = 1; s.width <= 16; ++s.width) {

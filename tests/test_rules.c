@@ -5,26 +5,15 @@
 
 #include "tap.h"
 #include "reference.h"
+#include "inputs.h"
 
 #include <stdlib.h>
 
 enum { N = 256, STEPS = 1000, POOL = STEPS * 31 + N };
 static float pool[POOL];
-static const char *const format_name[] = {"fp32", "bf16", "fp16", "8-bit"};
-static const char *const rounding_name[] = {"nearest", "stochastic", "Kahan", "compact", "exact"};
 
-static float uniform(void)
-{
-    static uint32_t state = 1;
-    state = state * 1664525 + 1013904223;
-    return (float)(state >> 8) / 16777216.0f;
-}
-
-static float gaussian(void)
-{
-    double radius = sqrt(-2 * log(1 - (double)uniform()));
-    return (float)(radius * cos(6.283185307179586 * (double)uniform()));
-}
+static uint32_t noise_state = 1;
+static float gaussian(void) { return normal32(&noise_state); }
 
 static unsigned char weight[4 * N], state[64 + 24 * N + 64], copy[4 * N];
 
@@ -58,7 +47,8 @@ static double calm(const kopt_optimizer *o, long t, const float *g, const scalar
 
 static void paper(const kopt_optimizer *o, long t, double g, double scale, scalar *s)
 {
-    double lr = o->lr * scale, wd = o->weight_decay, c1 = 1 - pow(o->beta1, (double)t), c2 = 1 - pow(o->beta2, (double)t);
+    double lr = o->lr * scale, wd = o->weight_decay, c1 = 1 - pow(o->beta1, (double)t),
+           c2 = 1 - pow(o->beta2, (double)t);
     double rate = o->decay_mode == KOPT_FULLY_DECOUPLED ? lr / o->max_lr : lr, change, r; /* of the decay */
     if (o->maximize) g = -g;
     if (o->decay_mode == KOPT_L2) g += wd * s->w;
@@ -193,7 +183,8 @@ static void check_ema(void)
             run(kopt_state_read(&o, &t, KOPT_WEIGHT, out));
             for (i = 0; i < N; ++i) mean += (double)out[i] / N;
             if (f != KOPT_F32 && r == KOPT_NEAREST)
-                ok(mean < 1.01, "EMA, %s nearest, stalls as nearest does: %.4f of %.4f", format_name[f], mean, 1 + want);
+                ok(mean < 1.01, "EMA, %s nearest, stalls as nearest does: %.4f of %.4f", format_name[f], mean,
+                   1 + want);
             else
                 ok(fabs(mean - 1 - want) < 0.01, "EMA, %s %s: %.4f of %.4f", format_name[f], rounding_name[r], mean,
                    1 + want);
@@ -231,8 +222,8 @@ static void check_rest(void)
 
 /* ---- 8-bit moments ---------------------------------------------------------------------------------------------- */
 
-/* The second moment after the gradient has dropped tenfold, but for one element of each block that holds the scale up: as a
-   fraction of fp32's. */
+/* The second moment after the gradient has dropped tenfold, but for one element of each block that holds the scale up:
+   as a fraction of fp32's. */
 static void check_drop(void)
 {
     enum { BIG = 4096 };
@@ -254,7 +245,8 @@ static void check_drop(void)
             srand(1);
             for (i = 0; i < 9000; ++i) {
                 int e;
-                for (e = 0; e < BIG; ++e) grad[e] = pool[(i * 1237 + e) % POOL] * (i < 3000 || e % 256 == 0 ? 1.0f : 0.1f);
+                for (e = 0; e < BIG; ++e)
+                    grad[e] = pool[(i * 1237 + e) % POOL] * (i < 3000 || e % 256 == 0 ? 1.0f : 0.1f);
                 run(kopt_optimizer_step(&o[k], &t, 1));
             }
             run(kopt_state_read(&o[k], &t, KOPT_SECOND_MOMENT, wide[k]));
@@ -321,7 +313,8 @@ static void check_large(void)
                         for (e = 0; e < BIG; ++e) {
                             part = e / 256 % 8;
                             grad[e] = ref_code(rand() % 256, 0) * (part == 0 ? 1.0f : part == 1 ? 1e-30f : 1e6f);
-                            if (part >= 3 && rand() % 4 == 0) grad[e] = ref_float(ref_bits(grad[e]) + (uint32_t)(rand() % 3) - 1);
+                            if (part >= 3 && rand() % 4 == 0)
+                                grad[e] = ref_float(ref_bits(grad[e]) + (uint32_t)(rand() % 3) - 1);
                             if (part == 4) grad[e] *= 1e-6f * (float)(rand() % 1000);
                             if (part == 5) grad[e] = 0;
                             if (part == 6 && e % 256) { /* roots of a code, of the middle of two, and beside them */
@@ -355,8 +348,10 @@ static void check_ranges(void)
        (unsigned)kopt_state_size(&o, 1000));
     run(kopt_state_init(&o, &t, NULL));
     run(kopt_step_begin(&o, &s));
-    ok(kopt_step_range(&s, &t, 0, 100) == KOPT_ERROR_BOUNDS && kopt_step_range(&s, &t, 100, 1000) == KOPT_ERROR_BOUNDS &&
-           kopt_step_range(&s, &t, 256, 999) == KOPT_ERROR_BOUNDS, "a range of a part of a block is refused");
+    ok(kopt_step_range(&s, &t, 0, 100) == KOPT_ERROR_BOUNDS &&
+           kopt_step_range(&s, &t, 100, 1000) == KOPT_ERROR_BOUNDS &&
+           kopt_step_range(&s, &t, 256, 999) == KOPT_ERROR_BOUNDS,
+       "a range of a part of a block is refused");
     ok(kopt_step_range(&s, &t, 0, 256) == KOPT_OK && kopt_step_range(&s, &t, 768, 1000) == KOPT_OK &&
            kopt_step_range(&s, &t, 256, 768) == KOPT_OK && kopt_step_range(&s, &t, 3, 3) == KOPT_OK,
        "ranges of whole blocks, and the last one, are stepped");
@@ -414,7 +409,8 @@ static void check_counts(void)
             ok(c.wanted == 2000 && c.stuck <= c.still && c.still <= c.wanted, "%s %d: %u wanted, %u still, %u stuck",
                rounding_name[rounding], noisy, (unsigned)c.wanted, (unsigned)c.still, (unsigned)c.stuck);
             if (rounding == KOPT_NEAREST) ok(c.stuck == 2000, "nearest: all are stuck");
-            if (rounding >= KOPT_COMPACT) ok(c.stuck == 2000, "%s: 1e-8 of a weight is below fp32's grain, too", rounding_name[rounding]);
+            if (rounding >= KOPT_COMPACT)
+                ok(c.stuck == 2000, "%s: 1e-8 of a weight is below fp32's grain, too", rounding_name[rounding]);
             if (rounding == KOPT_KAHAN) ok(c.still == 2000 && c.stuck < 2000, "Kahan: still, but not stuck");
         }
 }

@@ -4,32 +4,13 @@
 #define KAHAN_OPT_STATIC
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
-#include "reference.h"
+
 #include "tap.h"
+#include "reference.h"
+#include "inputs.h"
 
-static uint64_t random_state = 88172645463325252u;
-
-static uint64_t any64(void)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return random_state * 0x2545f4914f6cdd1du;
-}
-
-static double number(uint64_t u)
-{
-    double x;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
-
-static uint64_t word(double x)
-{
-    uint64_t u;
-    memcpy(&u, &x, sizeof u);
-    return u;
-}
+static uint64_t random_state = 1;
+static uint64_t any64(void) { return splitmix64(&random_state); }
 
 static uint64_t with_exponent(uint64_t u, uint64_t e) { return (u & 0x800fffffffffffffu) | (e & 2047) << 52; }
 
@@ -61,17 +42,17 @@ static void test_operations(long count)
         volatile float f;
         operands(k, &a, &b);
         if (!finite64(a) || !finite64(b)) continue;
-        x = number(a), y = number(b);
+        x = double_of(a), y = double_of(b);
         r[0] = x * y, r[2] = x + y, r[3] = x - y;
-        bad[0] += word(r[0]) != kopt_mul64_(a, b);
-        bad[2] += word(r[2]) != kopt_add64_(a, b);
-        bad[3] += word(r[3]) != kopt_sub64_(a, b);
+        bad[0] += bits_of(r[0]) != kopt_mul64_(a, b);
+        bad[2] += bits_of(r[2]) != kopt_add64_(a, b);
+        bad[3] += bits_of(r[3]) != kopt_sub64_(a, b);
         bad[4] += (y > x) != kopt_less64_(a, b);
         ++done_of[0], ++done_of[2], ++done_of[3], ++done_of[4];
-        if (b << 1) r[1] = x / y, bad[1] += word(r[1]) != kopt_div64_(a, b), ++done_of[1];
+        if (b << 1) r[1] = x / y, bad[1] += bits_of(r[1]) != kopt_div64_(a, b), ++done_of[1];
         a = with_exponent(a, 860 + any64() % 290); /* from below the smallest fp32 to its largest */
         if (k % 4 == 1) a &= ~(uint64_t)0 << (28 + any64() % 3);
-        x = number(a), f = (float)x;
+        x = double_of(a), f = (float)x;
         if (x < 3e38 && x > -3e38) bad[5] += ref_bits(f) != ref_bits(kopt_to_float_(a)), ++done_of[5];
     }
     kopt_leave_(&environment);
@@ -81,7 +62,7 @@ static void test_operations(long count)
 static void test_infinity(void)
 {
     const uint64_t infinity = (uint64_t)2047 << 52, one = (uint64_t)1023 << 52, most = infinity - 1;
-    ok(kopt_mul64_(most, most) == infinity && kopt_div64_(most, number(1) > 0 ? 1 : 0) == infinity &&
+    ok(kopt_mul64_(most, most) == infinity && kopt_div64_(most, double_of(1) > 0 ? 1 : 0) == infinity &&
            kopt_add64_(most, most) == infinity && kopt_div64_(one, 0) == infinity,
        "overflow and division by zero give infinity");
     ok(kopt_mul64_(infinity, 0) == infinity && kopt_sub64_(infinity, infinity) == infinity &&
@@ -110,7 +91,8 @@ static int scalars_differ(kopt_optimizer *o, uint32_t step)
     o->step = step - 1;
     r = ref_scalars_of(o, step);
     if (kopt_step_begin(o, &s) != KOPT_OK) return 1;
-    if (!same(s.grad_scale, r.grad_scale) || !same(s.l2, r.l2) || !same(s.weight_decay, r.decay) || !same(s.rate, r.rate)) return 1;
+    if (!same(s.grad_scale, r.grad_scale) || !same(s.l2, r.l2) || !same(s.weight_decay, r.decay) || !same(s.rate, r.rate))
+        return 1;
     if (o->rule == KOPT_EMA) return 0;
     if (!same(s.beta1, r.beta1) || !same(s.gain1, r.one_minus_beta1)) return 1;
     if (o->rule == KOPT_SGD) return !same(s.extrapolation, r.momentum);
@@ -153,19 +135,19 @@ static void test_scalars(long count)
     for (bad = 0, k = 0; k < count; ++k) {
         kopt_optimizer o = kopt_adam(1);
         o.rule = (kopt_rule)(k % 7);
-        o.lr = number(with_exponent(any64() >> 1, 900 + any64() % (o.rule == KOPT_EMA ? 123 : 220)));
-        o.weight_decay = k % 5 && o.rule != KOPT_EMA ? number(with_exponent(any64() >> 1, 900 + any64() % 130)) : 0;
-        o.max_lr = number(with_exponent(any64() >> 1, 1000 + any64() % 30));
-        o.beta1 = number(with_exponent(any64() >> 1, 1022 - any64() % 20));
-        o.beta2 = number(with_exponent(any64() >> 1, 1022 - any64() % 3));
-        o.momentum = number(with_exponent(any64() >> 1, 1022 - any64() % 150));
-        o.dampening = number(with_exponent(any64(), 1022 - any64() % 10));
-        o.grad_scale = number(with_exponent(any64(), 1000 + any64() % 50));
-        o.clip = number(with_exponent(any64() >> 1, 870 + any64() % 153));
-        o.eps = number(with_exponent(any64() >> 1, 900 + any64() % 200));
-        o.beta3 = number(with_exponent(any64() >> 1, 1022 - any64() % 20));
+        o.lr = double_of(with_exponent(any64() >> 1, 900 + any64() % (o.rule == KOPT_EMA ? 123 : 220)));
+        o.weight_decay = k % 5 && o.rule != KOPT_EMA ? double_of(with_exponent(any64() >> 1, 900 + any64() % 130)) : 0;
+        o.max_lr = double_of(with_exponent(any64() >> 1, 1000 + any64() % 30));
+        o.beta1 = double_of(with_exponent(any64() >> 1, 1022 - any64() % 20));
+        o.beta2 = double_of(with_exponent(any64() >> 1, 1022 - any64() % 3));
+        o.momentum = double_of(with_exponent(any64() >> 1, 1022 - any64() % 150));
+        o.dampening = double_of(with_exponent(any64(), 1022 - any64() % 10));
+        o.grad_scale = double_of(with_exponent(any64(), 1000 + any64() % 50));
+        o.clip = double_of(with_exponent(any64() >> 1, 870 + any64() % 153));
+        o.eps = double_of(with_exponent(any64() >> 1, 900 + any64() % 200));
+        o.beta3 = double_of(with_exponent(any64() >> 1, 1022 - any64() % 20));
         o.lookahead = 1 + (int)(any64() % 10);
-        o.lookahead_rate = number(with_exponent(any64() >> 1, 1022 - any64() % 5));
+        o.lookahead_rate = double_of(with_exponent(any64() >> 1, 1022 - any64() % 5));
         o.decay_mode = (kopt_decay_mode)(k % 3);
         o.maximize = o.rule != KOPT_EMA && k & 8;
         bad += scalars_differ(&o, (uint32_t)any64() >> any64() % 32 | 1);

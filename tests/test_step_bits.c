@@ -1,26 +1,21 @@
 /* test_step_bits.c - every step is the one of docs/numerics.md, bit for bit: every rule, decay, format and rounding, on
    every instruction set, for any length, alignment, slicing and sharding, with NaN, infinities and subnormals in every
-   array, and nothing written around the arrays. Argument "quick": a tenth of the combinations. tests/test_atan.c includes
-   this file for the rules of KAHAN_OPT_VMATH. */
+   array, and nothing written around the arrays. Argument "quick": a tenth of the combinations. tests/test_atan.c
+   includes this file for the rules of KAHAN_OPT_VMATH. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
 #include "tap.h"
 #include "reference.h"
+#include "inputs.h"
 
 #include <fenv.h>
 
 /* ---- Inputs ----------------------------------------------------------------------------------------------------- */
 
 static uint64_t noise_state = 1;
-
-static uint32_t noise(void)
-{
-    noise_state = noise_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)(noise_state >> 32) ^ (uint32_t)(noise_state >> 59);
-}
-
-static uint32_t below(uint32_t n) { return (uint32_t)((uint64_t)noise() * n >> 32); }
+static uint32_t noise(void) { return upper64(&noise_state); }
+static uint32_t below(uint32_t n) { return scaled_to(noise(), n); }
 
 /* How often an element is special (1 in ...): none, rare in long runs, every third. */
 typedef enum profile { TAME, MIXED, WILD, PROFILES } profile;
@@ -28,17 +23,9 @@ static const uint32_t special_every[PROFILES] = {0, 150, 3};
 
 static uint32_t special(kopt_format f)
 {
-    static const uint32_t table[] = {
-        0x00000000, 0x80000000, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001, 0x7f800001, 0x00000001, /* 0 inf NaN */
-        0x80000001, 0x007fffff, 0x00800000, 0x80800000, 0x00ffffff, 0x7f7fffff, 0xff7fffff, 0x7f7f0000, /* fp32 ends */
-        0x7f7f8000, 0x7f7f7fff, 0x477fe000, 0x477fefff, 0x477ff000, 0xc77ff000, 0x47800000, 0x38800000, /* fp16 ends */
-        0x387fffff, 0x33800000, 0x33000000, 0x33000001, 0x37000000, 0x36ffffff, 0x2b800000, 0x2b000000, /* 2^-24, -40 */
-        0x20000000, 0x1f800000, 0x5f800000, 0x60000000, 0x65000000, 0x3f800000, 0xbf800000, 0x3f808000, /* sqrt, 1    */
-        0x7d800000, 0x0d000000, 0x01000000, 0x03ffffff, 0x47000000, 0x3b800000, 0xbb800000, 0x49800000,
-    };
     uint32_t k = noise();
     if (k & 1) return f == KOPT_F32 ? noise() : noise() >> 16;
-    return ref_narrow(f, table[below(sizeof table / sizeof *table)]);
+    return ref_narrow(f, special_words[below(SPECIAL_WORDS)]);
 }
 
 /* A number of format f with its magnitude in [2^low, 2^high). */
@@ -66,8 +53,6 @@ static uint32_t value(profile p, uint32_t element, kopt_format f, int low, int h
 enum { LONGEST = 8200, MARGIN = 128, STEPS = 3 };
 typedef enum buffer { WEIGHT, GRAD, STATE, COPY, BUFFERS } buffer;
 static const char *const buffer_name[BUFFERS] = {"weight", "gradient", "state", "copy"};
-static const char *const format_name[] = {"fp32", "bf16", "fp16", "8-bit"};
-static const char *const rounding_name[] = {"nearest", "stochastic", "Kahan", "compact", "exact"};
 
 typedef unsigned char memory[BUFFERS][64 + 24 * LONGEST];
 static memory initial, expected[STEPS];           /* without margins                */
@@ -128,8 +113,8 @@ static int prepare(const kopt_optimizer *o, kopt_tensor *t, profile p)
     for (k = 0; k < 4 && o->moment_format != KOPT_Q8; ++k) {
         int square = ref_square(o, k);
         if (l.moment_width[k])
-            randomise(initial[STATE] + l.moment[k], l.moment_width[k], t->n, p, o->moment_format, square ? -20 : -14, -1,
-                      !square);
+            randomise(initial[STATE] + l.moment[k], l.moment_width[k], t->n, p, o->moment_format, square ? -20 : -14,
+                      -1, !square);
     }
     if (l.slow_width) randomise(initial[STATE] + l.slow, l.slow_width, t->n, p, o->weight_format, -8, 1, 1);
     for (i = 0; i < t->n * l.slow_residual_width; ++i) initial[STATE][l.slow_residual + i] = (unsigned char)below(64);
@@ -219,7 +204,8 @@ static int steps_agree(kopt_optimizer o, const kopt_tensor *t, int steps, const 
                 for (i = count; i-- > 0;) {
                     memset(&part, 0, sizeof part);
                     begin = i * slice;
-                    good &= kopt_stable_measure(&step, &placed, begin, i + 1 == count ? t->n : begin + slice, &part) == KOPT_OK;
+                    good &= kopt_stable_measure(&step, &placed, begin, i + 1 == count ? t->n : begin + slice, &part) ==
+                            KOPT_OK;
                     kopt_norm_merge(&sum, &part);
                 }
                 placed.stable_scale = kopt_stable_scale(&sum, t->n);
@@ -246,10 +232,9 @@ static int disagreements_prepared(const kopt_optimizer *o, kopt_tensor *t, int s
     int isa, bad = 0, first = 1;
     kopt_counts counts = {0, 0, 0};
     expect(*o, t, steps);
-    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
+    FOR_EACH_ISA(isa) {
         size_t offset[BUFFERS];
         int b, agree;
-        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
         if (t->counts) t->counts->wanted = t->counts->still = t->counts->stuck = 0;
         for (b = 0; b < BUFFERS; ++b) offset[b] = MARGIN / 2 + below(64);
         if (o->moment_format == KOPT_Q8)
@@ -282,10 +267,10 @@ typedef enum rule {
     RULES, FIRST = PLAIN
 #endif
 } rule;
-static const char *const rule_name[] = {"SGD", "SGD with momentum", "SGD with dampening", "Nesterov", "Adam",
-                                        "AMSGrad", "StableAdamW", "Lion", "Adan", "RAdam", "Ranger", "EMA", "Adam-atan2",
-                                        "Adam-atan2, corrected outside", "Adam-atan2 by a caller's table", "smooth Lion",
-                                        "smooth Lion by a caller's table"};
+static const char *const rule_name[] = {
+    "SGD", "SGD with momentum", "SGD with dampening", "Nesterov", "Adam", "AMSGrad", "StableAdamW", "Lion", "Adan",
+    "RAdam", "Ranger", "EMA", "Adam-atan2", "Adam-atan2, corrected outside", "Adam-atan2 by a caller's table",
+    "smooth Lion", "smooth Lion by a caller's table"};
 
 #ifdef KAHAN_OPT_VMATH
 static kopt_optimizer make(rule r);
@@ -415,8 +400,8 @@ static void check_lengths(int quick)
 }
 
 #ifndef KAHAN_OPT_VMATH
-/* AdamW with 8-bit moments, whole blocks and what is left of one; a block without gradients, or whose numbers are too small for a
-   scale; a special element. */
+/* AdamW with 8-bit moments, whole blocks and what is left of one; a block without gradients, or whose numbers are too
+   small for a scale; a special element. */
 static void check_codes(int quick)
 {
     static const size_t lengths[] = {256, 257, 511, 512, 1000, 2048, 2304, 4099};
@@ -436,14 +421,16 @@ static void check_codes(int quick)
                 if (!prepare(&o, &t, (profile)p)) ++bad;
                 if (below(2) && block < t.n) { /* nearly nothing */
                     for (i = block; i < block + 256 && i < t.n; ++i) ref_set(initial[GRAD], 2, i, 0);
-                    ref_set(initial[STATE] + l.scale[0], 4, block / 256, below(2) ? 0 : 0x00800000u + below(0x02000000u));
-                    ref_set(initial[STATE] + l.scale[1], 4, block / 256, below(2) ? 0 : 0x00800000u + below(0x02000000u));
+                    ref_set(initial[STATE] + l.scale[0], 4, block / 256,
+                            below(2) ? 0 : 0x00800000u + below(0x02000000u));
+                    ref_set(initial[STATE] + l.scale[1], 4, block / 256,
+                            below(2) ? 0 : 0x00800000u + below(0x02000000u));
                 }
-                if (below(2)) ref_set(below(2) ? initial[WEIGHT] : initial[GRAD], 2, below((uint32_t)t.n), special(KOPT_BF16));
+                if (below(2))
+                    ref_set(below(2) ? initial[WEIGHT] : initial[GRAD], 2, below((uint32_t)t.n), special(KOPT_BF16));
                 if (below(2)) ref_set(initial[STATE] + l.residual, 2, below((uint32_t)t.n), special(KOPT_BF16));
                 expect(o, &t, 3);
-                for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
-                    if (kopt_isa_force((kopt_isa)isa) == KOPT_OK) bad += !steps_agree(o, &t, 3, offset, 0);
+                FOR_EACH_ISA(isa) bad += !steps_agree(o, &t, 3, offset, 0);
             }
     ok(!bad, "AdamW with 8-bit moments: 256 to 4099 weights, %d tensors, %d disagree", cases, bad);
 }
@@ -461,8 +448,8 @@ static void check_largest_code(void)
     uint64_t e = 0;
     while (ref_number(ref_random(7, 1, 0, 0, e), 2) < 65533 && e < 1000000) ++e;
     for (i = 0; i < BLOCK; ++i) narrow[i] = 0x5f7f, wide[i] = ref_float(0x5f7f0000);
-    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
-        for (grad = KOPT_F32; grad <= KOPT_BF16 && kopt_isa_force((kopt_isa)isa) == KOPT_OK; ++grad)
+    FOR_EACH_ISA(isa)
+        for (grad = KOPT_F32; grad <= KOPT_BF16; ++grad)
             for (weight = KOPT_F32; weight <= KOPT_BF16; ++weight) {
                 kopt_optimizer o = kopt_adam(0.125);
                 kopt_tensor t = kopt_tensor_of(weight == KOPT_F32 ? (void *)w : half,
@@ -477,7 +464,6 @@ static void check_largest_code(void)
                 for (i = 0; i < BLOCK; ++i) bad += state[l.moment[1] + i] != 255;
                 found += ref_number(ref_random(7, 1, 0, 0, e), 2) >= 65533;
             }
-    kopt_isa_force(KOPT_ISA_COUNT);
     ok(!bad && found, "the largest mean square of a block has code 255, %d times with the largest numbers: %d wrong",
        found, bad);
 }
@@ -493,16 +479,14 @@ static void check_largest_signed_code(void)
     uint64_t e = 0;
     while (ref_number(ref_random(7, 1, 0, 0, e), 1) < 65533 && e < 1000000) ++e;
     for (i = 0; i < 256; ++i) g[i] = ref_float(i % 2 ? 0xff700000 : 0x7f700000); /* 3.75 times the scale */
-    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa) {
+    FOR_EACH_ISA(isa) {
         kopt_optimizer o = kopt_sgd(0, 0.5);
         kopt_tensor t = kopt_tensor_of(w, g, KOPT_F32, 256, state, sizeof state);
-        if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
         o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8, o.seed = 7, t.first_index = e / 256 * 256;
         bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK || e == 1000000;
         bad += ref_get(state + 64 + 256, 4, 0) != 0x7e800000;
         for (i = 0; i < 256; ++i) bad += state[64 + i] != (i % 2 ? 255 : 127);
     }
-    kopt_isa_force(KOPT_ISA_COUNT);
     ok(!bad, "the largest first moment of a block has code 127, or 255 below 0: %d wrong", bad);
 }
 
@@ -515,8 +499,8 @@ static void check_least_scale(void)
     static unsigned char state[64 + 256 + 8];
     int isa, k, bad = 0;
     size_t i;
-    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
-        for (k = 0; k < 2 && kopt_isa_force((kopt_isa)isa) == KOPT_OK; ++k) {
+    FOR_EACH_ISA(isa)
+        for (k = 0; k < 2; ++k) {
             kopt_optimizer o = kopt_sgd(0.125, 0.5);
             kopt_tensor t = kopt_tensor_of(w, g, KOPT_F32, 256, state, sizeof state);
             o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8, o.moment_rounding = KOPT_NEAREST;
@@ -525,7 +509,6 @@ static void check_least_scale(void)
             bad += ref_get(state + 64 + 256, 4, 0) != (k ? 0 : 0x00800000u);
             for (i = 0; i < 256; ++i) bad += state[64 + i] != (k || i % 3 == 0 ? 0 : i % 3 == 1 ? 119 : 247);
         }
-    kopt_isa_force(KOPT_ISA_COUNT);
     ok(!bad, "8-bit first moments above 1.875 * 2^-126 have the scale 2^-126, those below it none: %d wrong", bad);
 }
 #endif
@@ -569,8 +552,7 @@ static void check_lone_specials(int quick)
                         ref_set(array[4], width[4], at, 0x7f7f - below(2));
                     }
                     expect(o, &t, 2);
-                    for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
-                        if (kopt_isa_force((kopt_isa)isa) == KOPT_OK) bad += !steps_agree(o, &t, 2, offset, 0);
+                    FOR_EACH_ISA(isa) bad += !steps_agree(o, &t, 2, offset, 0);
                 }
             }
     ok(!bad, "one special element among ordinary ones: %d cases, %d disagree", cases, bad);
@@ -596,8 +578,8 @@ static uint32_t largest(kopt_format f)
     return (f == KOPT_F32 ? 0x7f7fffff : f == KOPT_BF16 ? 0x7f7f : 0x7bff) - below(2);
 }
 
-/* At an element one of the arrays is sharp, or all; or numbers are so large that results come to lie between the largest
-   finite one and infinity. */
+/* At an element one of the arrays is sharp, or all; or numbers are so large that results come to lie between the
+   largest finite one and infinity. */
 static void sharpen(const kopt_optimizer *o, const kopt_tensor *t, size_t at)
 {
     const ref_layout l = ref_layout_of(o, t->n);
@@ -612,7 +594,8 @@ static void sharpen(const kopt_optimizer *o, const kopt_tensor *t, size_t at)
         ref_set(initial[GRAD], ref_width(f), at, ordinary(f, half ? 8 : 118, half ? 16 : 128, 1));
         if (l.residual_width) ref_set(s + l.residual, l.residual_width, at, 0);
         for (k = 0; k < 4 && o->moment_format != KOPT_Q8; ++k)
-            if (l.moment_width[k] && below(2)) ref_set(s + l.moment[k], l.moment_width[k], at, largest(o->moment_format));
+            if (l.moment_width[k] && below(2))
+                ref_set(s + l.moment[k], l.moment_width[k], at, largest(o->moment_format));
         return;
     }
     if (only < 2) ref_set(initial[WEIGHT], weight, at, sharp(o->weight_format));
@@ -724,11 +707,8 @@ static void check_last_interval(void)
                                 for (i = 0; i < t.n && (r == PLAIN || (r == ADAM && square >= brain)); ++i) /* finite */
                                     bad += ref_get(expected[0][WEIGHT], 2, i) !=
                                            (weight == KOPT_BF16 ? 0xff7fu : 0xfbffu) + (uint32_t)upper;
-                                for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
-                                    if (kopt_isa_force((kopt_isa)isa) == KOPT_OK)
-                                        bad += !steps_agree(o, &t, 1, offset, 0);
+                                FOR_EACH_ISA(isa) bad += !steps_agree(o, &t, 1, offset, 0);
                             }
-    kopt_isa_force(KOPT_ISA_COUNT);
     ok(!bad, "stores between the largest number and infinity: %d tensors, %d disagree", cases, bad);
 }
 
@@ -793,10 +773,8 @@ static void check_lowest_bits(void)
                             ref_narrow(t.grad_format, ref_bits(grad[found ? found - 1 : 0])));
                 }
                 expect(o, &t, 1);
-                for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
-                    if (kopt_isa_force((kopt_isa)isa) == KOPT_OK) bad += !steps_agree(o, &t, 1, offset, 0);
+                FOR_EACH_ISA(isa) bad += !steps_agree(o, &t, 1, offset, 0);
             }
-    kopt_isa_force(KOPT_ISA_COUNT);
     for (k = 0; k < 3; ++k) bad += edges[k][0] < 500 || edges[k][1] < 500;
     ok(!bad, "stores in which the lowest random bit decides: %d tensors, %d disagree", cases, bad);
 }
@@ -814,8 +792,8 @@ static void check_alignment(void)
             t.copy = initial[COPY], t.copy_format = KOPT_FP16, t.first_index = 5, o.zero_grad = 1;
             prepare(&o, &t, MIXED);
             expect(o, &t, 1);
-            for (isa = 0; isa < KOPT_ISA_COUNT; ++isa)
-                for (b = 0; b < BUFFERS && kopt_isa_force((kopt_isa)isa) == KOPT_OK; ++b) {
+            FOR_EACH_ISA(isa)
+                for (b = 0; b < BUFFERS; ++b) {
                     size_t offset[BUFFERS] = {64, 64, 64, 64}, shift;
                     for (shift = 0; shift < 64; ++shift)
                         offset[b] = 64 + shift, bad += !steps_agree(o, &t, 1, offset, 0);
@@ -830,7 +808,6 @@ static void check_shards(void)
     static const size_t cut[] = {0, 1, 64, 65, 200, 331, 500};
     static unsigned char weight[2000], grad[2000], state[64 + 24 * 500 + 24];
     int bad = 0, rounding, r, k, a;
-    kopt_isa_force(KOPT_ISA_COUNT);
     for (r = FIRST; r < RULES; ++r)
         for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
             kopt_optimizer o = common((rule)r, rounding % 2 ? KOPT_BF16 : KOPT_FP16, rounding, KOPT_L2), begun = o;

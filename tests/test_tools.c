@@ -5,6 +5,7 @@
 
 #include "tap.h"
 #include "reference.h"
+#include "inputs.h"
 
 #include <fenv.h>
 #include <float.h>
@@ -15,30 +16,12 @@ static int quick;
 /* ---- Random inputs ---------------------------------------------------------------------------------------------- */
 
 static uint64_t dice_state = 1;
-
-static uint32_t dice(void) /* splitmix64, upper half */
-{
-    uint64_t z = dice_state += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return (uint32_t)((z ^ z >> 31) >> 32);
-}
-
-static double uniform(void) { return (dice() + 0.5) / 4294967296.0; }
-
-static double normal(void) { return sqrt(-2 * log(uniform())) * cos(6.283185307179586 * uniform()); }
-
-static const char *const format_name[] = {"fp32", "bf16", "fp16"};
+static uint32_t dice(void) { return (uint32_t)(splitmix64(&dice_state) >> 32); }
+static double uniform(void) { return uniform64(&dice_state); }
+static double normal(void) { return normal64(&dice_state); }
 
 static kopt_isa isas[KOPT_ISA_COUNT];
 static int isa_count;
-
-static void find_isas(void)
-{
-    int k;
-    for (k = 0; k < (int)KOPT_ISA_COUNT; ++k)
-        if (kopt_isa_usable((kopt_isa)k)) isas[isa_count++] = (kopt_isa)k;
-}
 
 /* Exact for every finite word, in any FP environment (-Ofast flushes subnormals). */
 static double exact(kopt_format f, uint32_t word)
@@ -223,7 +206,7 @@ static void check_norm_edges(void)
     static const uint32_t special[] = {0, 1, 0x7fffff, 0x800000, 0x3f800000, 0x7f7fffff, 0x80000001, 0xff7fffff};
     float four[4] = {3, -4, 0, 0};
     kopt_norm norm = {{0}, 0};
-    int k, bad = 0, modes[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+    int k, bad = 0, modes[] = ROUNDING_DIRECTIONS;
     ok(kopt_norm_value(&norm) == 0 && kopt_norm_value(NULL) == 0, "the norm of nothing is 0");
     ok(ref_bits(kopt_stable_scale(NULL, 1)) == ref_bits(1), "the scale of StableAdamW from no norm is 1");
     kopt_norm_add(&norm, four, KOPT_F32, 4);
@@ -733,8 +716,6 @@ static void check_scaler_clip(void)
 
 /* ---- Gradient accumulation -------------------------------------------------------------------------------------- */
 
-static const char *const rounding_name[] = {"nearest", "stochastic", "kahan", "compact", "exact"};
-
 enum { SUM_N = 1037 };
 typedef struct sum_memory { unsigned char sum[4 * SUM_N + 1], residual[2 * SUM_N + 1]; } sum_memory;
 
@@ -920,7 +901,7 @@ int main(int argc, char **argv)
 {
     quick = argc > 1 && !strcmp(argv[1], "quick");
     fesetenv(FE_DFL_ENV); /* -Ofast would start with subnormals flushed: the references need them */
-    find_isas();
+    isa_count = usable_isas(isas);
     check_norm();
     check_norm_edges();
     check_norm_far_apart();
