@@ -3559,7 +3559,8 @@ FN_ vu32_ K_(encode_q8)(vf32_ y, int square, vu32_ r) {
     if (square) { /* 8 codes to a binade, and 32 to each of the upper 4; what is not 0 does not become 0 */
         const vu32_ low = iadd_(shr_(iadd_(u, isplat_(8)), 4), isplat_(0x007F0000u - 0x03D80000u));
         const vu32_ high = iadd_(shr_(iadd_(u, isplat_(2)), 2), isplat_(0x00FF0000u - 0x0FE00000u));
-        return iadd_(imax_(imax_(low, high), as_u32_(min_(y, as_f32_(isplat_(0x00010000u))))), r);
+        const vu32_ least = shl_(as_u32_(min_(y, as_f32_(isplat_(0x00000400u)))), 6); /* 2^-139: 0, or code 1 */
+        return iadd_(imax_(imax_(low, high), least), r);
     }
     mag = as_f32_(and_(u, isplat_(0x7FFFFFFFu)));
     mag = max_(mag, mul_(add_(mag, splat_(2.44140625e-04f)), splat_(0.5f))); /* gradual underflow below 2^-12 */

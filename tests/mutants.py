@@ -15,7 +15,7 @@ EACH_ROOM = 9  # mutants by rule; some more in rooms of many functions
 # which is 1 in the mutant and else 0, it is the new text for both.
 BY_HAND = [
     ("kopt_langevin_run_", "kopt_mul_scalar_(whole.weight_decay, scale)", "whole.weight_decay"),
-    ("K_(encode_q8)", "imax_(imax_(low, high), as_u32_(min_(y, as_f32_(isplat_(0x00010000u)))))", "imax_(low, high)"),
+    ("K_(encode_q8)", "imax_(imax_(low, high), least)", "imax_(low, high)"),
     ("K_(encode_q8)", "isplat_(8 - 0x39000000u)", "isplat_(0u - 0x39000000u)"),
     ("kopt_scale_q8_", "square || largest >= 0x7F800000u", "square"),
     ("kopt_check_header_", "sealed && h[8] == 3", "h[8] == 3"),
