@@ -3283,12 +3283,12 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
 
 typedef struct scalars_ {
     vf32_ grad_scale, l2, weight_decay, beta1, gain1, beta2, gain2, beta3, gain3;
-    vf32_ extrapolation, third_scale, slow_scale;
-    vf32_ rate, root_scale, eps;
+    vf32_ extrapolation, third_scale, rate, root_scale, eps;
 #ifdef KAHAN_OPT_VMATH
     vf32_ sharpness;
     int smooth;
 #endif
+    vf32_ slow_scale; /* after the 16 words that a GPU loads for eight elements */
     int use_scale, use_l2, use_decay, zero_grad, moments_only, unrectified, sync, first_step;
 } scalars_;
 
