@@ -88,10 +88,10 @@ enum { KOPT_CUDA_KERNELS_ = 26 };
 
 /* A plain value that owns nothing; the plan itself is a block of bytes, which you keep on the GPU. */
 typedef struct kopt_cuda_plan {
-    void *device;        /* the bytes on the GPU: set by kopt_cuda_plan_upload(), or by you if you copied them there  */
+    void *device; /* the bytes on the GPU: set by kopt_cuda_plan_upload(), or by you if you copied them there  */
     size_t size;
     size_t groups;
-    uint32_t blocks;     /* 0, or the most thread blocks of a launch. No result depends on it                         */
+    uint32_t blocks; /* 0, or the most thread blocks of a launch. No result depends on it                         */
     uint32_t width_, grad_format_, first_[KOPT_CUDA_KERNELS_ + 1]; /* private: all names that end in _                */
     uint32_t stable_, rounds_;
     size_t at_tensors_, at_tasks_, at_ratios_, at_rounds_;
@@ -287,7 +287,7 @@ typedef struct kopt_cuda_control_ {
     kopt_norm norm;
     uint64_t bins[2][256]; /* of the statistics that run; these three are cleared before */
     uint32_t arrived;
-    uint32_t ready;        /* norm is complete and not used yet */
+    uint32_t ready; /* norm is complete and not used yet */
     uint32_t skip;
     uint64_t groups;
 } kopt_cuda_control_;
@@ -301,7 +301,7 @@ typedef struct KOPT_CUDA_ALIGNED_ kopt_cuda_tensor_ {
     uint64_t pad, end; /* positions of the first element and behind the last */
     uint64_t first;    /* global index of position 0, modulo 2^64 */
     uint32_t id, first_task, group;
-    float rate_scale, own_scale; /* own: without StableAdamW's factor, which each step computes anew */
+    float rate_scale, own_scale;  /* own: without StableAdamW's factor, which each step computes anew */
     uint32_t stable, first_round; /* StableAdamW: the number of its ratio, plus 1 */
     uint8_t grad_format, copy_format, wide;
 } kopt_cuda_tensor_;
@@ -310,10 +310,10 @@ typedef struct kopt_cuda_arguments_ {
     kopt_cuda_control_ *control;
     const kopt_cuda_group_ *groups;
     kopt_cuda_tensor_ *tensors;
-    const uint32_t *tasks;            /* the tensor of each task */
-    uint32_t first, count, width;     /* tasks of this launch, positions per task */
-    uint32_t grad_format;             /* statistics: of all tensors, or 3 if they differ */
-    kopt_cuda_ratio_ *ratios;         /* StableAdamW: of its tensors; then the tensor of each round */
+    const uint32_t *tasks;        /* the tensor of each task */
+    uint32_t first, count, width; /* tasks of this launch, positions per task */
+    uint32_t grad_format;         /* statistics: of all tensors, or 3 if they differ */
+    kopt_cuda_ratio_ *ratios;     /* StableAdamW: of its tensors; then the tensor of each round */
     const uint32_t *rounds;
     uint32_t round_count;
 } kopt_cuda_arguments_;
@@ -331,9 +331,9 @@ enum { KOPT_THREADS_ = 256, KOPT_WARPS_ = 8, KOPT_ROW_ = 512 /* positions that a
 
 /* Loads and stores in PTX: of global memory, as wide as written, in the written order. The host ends where a GPU would
    complain about an address. */
-#define KOPT_CUDA_ALIGNS_(p, size)                                 \
-    do {                                                           \
-        if (KOPT_ADDRESS_(p) % (size) != 0) __builtin_trap();      \
+#define KOPT_CUDA_ALIGNS_(p, size)                            \
+    do {                                                      \
+        if (KOPT_ADDRESS_(p) % (size) != 0) __builtin_trap(); \
     } while (0)
 
 /* 8 bytes, or a multiple of 16; aligned to 8 or 16. */
@@ -421,11 +421,17 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_fetch_if_(int there, const kopt_byte_ *base, ui
     const uint64_t p = reinterpret_cast<uintptr_t>(base) + offset;
     uint32_t a = 0;
     if (size == 4)
-        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u32 %0, [%1]; }" : "+r"(a) : "l"(p), "r"(there));
+        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u32 %0, [%1]; }"
+                         : "+r"(a)
+                         : "l"(p), "r"(there));
     else if (size == 2)
-        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u16 %0, [%1]; }" : "+r"(a) : "l"(p), "r"(there));
+        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u16 %0, [%1]; }"
+                         : "+r"(a)
+                         : "l"(p), "r"(there));
     else
-        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u8 %0, [%1]; }" : "+r"(a) : "l"(p), "r"(there));
+        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u8 %0, [%1]; }"
+                         : "+r"(a)
+                         : "l"(p), "r"(there));
     return a;
 #else
     return there ? kopt_cuda_fetch_as_(1, base + offset, size) : 0;
@@ -437,13 +443,19 @@ KOPT_CUDA_FN_ void kopt_cuda_put_if_(int there, kopt_byte_ *base, uint64_t offse
     const uint64_t p = reinterpret_cast<uintptr_t>(base) + offset;
     if (size == 4)
         __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u32 [%1], %0; }"
-                         : : "r"(a), "l"(p), "r"(there) : "memory");
+                         :
+                         : "r"(a), "l"(p), "r"(there)
+                         : "memory");
     else if (size == 2)
         __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u16 [%1], %0; }"
-                         : : "r"(a), "l"(p), "r"(there) : "memory");
+                         :
+                         : "r"(a), "l"(p), "r"(there)
+                         : "memory");
     else
         __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u8 [%1], %0; }"
-                         : : "r"(a), "l"(p), "r"(there) : "memory");
+                         :
+                         : "r"(a), "l"(p), "r"(there)
+                         : "memory");
 #else
     if (there) kopt_cuda_put_as_(1, base + offset, size, a);
 #endif
@@ -512,7 +524,8 @@ KOPT_CUDA_FN_ int kopt_cuda_whole_(const kopt_byte_ *base, size_t size, kopt_cud
 
 /* A part of an array of elements of 1, 2 or 4 bytes, packed, with zeros for what is not in it. All loads are issued
    before any of them is used; those of a part that is not whole, or not aligned, are predicated, not a loop. */
-KOPT_CUDA_FN_ void kopt_cuda_take_as_(int how, uint32_t *packed, const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
+KOPT_CUDA_FN_ void kopt_cuda_take_as_(int how, uint32_t *packed, const kopt_byte_ *base, size_t size,
+                                      kopt_cuda_part_ p) {
     int q;
     if (how == KOPT_WIDE_ || kopt_cuda_whole_(base, size, p)) {
         const kopt_byte_ *const from = base + p.i * size;
@@ -537,7 +550,8 @@ KOPT_CUDA_FN_ void kopt_cuda_take_as_(int how, uint32_t *packed, const kopt_byte
     }
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_give_as_(int how, kopt_byte_ *base, size_t size, kopt_cuda_part_ p, const uint32_t *packed) {
+KOPT_CUDA_FN_ void kopt_cuda_give_as_(int how, kopt_byte_ *base, size_t size, kopt_cuda_part_ p,
+                                      const uint32_t *packed) {
     int q;
     if (how == KOPT_WIDE_ || kopt_cuda_whole_(base, size, p)) {
         kopt_byte_ *const to = base + p.i * size;
@@ -589,7 +603,7 @@ KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[8], const kopt_philox_key
     for (q = 0; q < 8; q++) { /* the two halves of element e + q, its own below */
         const uint32_t halves = (e & 1) != 0 ? w[(q + 1) >> 1] : w[q >> 1];
         r[q] = kopt_random_combine_(((e ^ KOPT_CAST_(uint32_t, q)) & 1) != 0 ? halves >> 16 | halves << 16 : halves,
-                               e + KOPT_CAST_(uint64_t, q));
+                                    e + KOPT_CAST_(uint64_t, q));
     }
 }
 
@@ -648,7 +662,8 @@ typedef struct kopt_cuda_block_ {
 /* The 8-bit code of x. r: of 16 bits, if stochastic. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_encode_(float x, uint32_t scale, int square, int stochastic, uint32_t r) {
     const float y = kopt_mul_cuda_(x, kopt_inverse_scale_q8_cuda_(scale, square));
-    return kopt_encode_q8_scalar_cuda_(kopt_no_scale_(scale) ? 0 : y, square, stochastic ? r : 0x8000u); /* 0 has code 0 */
+    return kopt_encode_q8_scalar_cuda_(kopt_no_scale_(scale) ? 0 : y, square,
+                                       stochastic ? r : 0x8000u); /* 0 has code 0 */
 }
 
 /* ... and back: the number of a code, of 8 bits with their sign. */
@@ -690,8 +705,8 @@ typedef struct kopt_cuda_arrays_ {
 } kopt_cuda_arrays_;
 
 /* All of them in turn, so that loads are issued one behind the other; not moments of 8 bits. */
-KOPT_CUDA_FN_ void kopt_cuda_take_all_(int how, kopt_cuda_arrays_ *x, const kopt_cuda_tensor_ *t, kopt_kind_ kind, int moments,
-                                       kopt_cuda_part_ p) {
+KOPT_CUDA_FN_ void kopt_cuda_take_all_(int how, kopt_cuda_arrays_ *x, const kopt_cuda_tensor_ *t, kopt_kind_ kind,
+                                       int moments, kopt_cuda_part_ p) {
     const size_t moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     kopt_cuda_take_as_(how, x->weight, t->weight, kopt_bytes_of_(kind.weight), p);
@@ -740,7 +755,8 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    const int codes = b == KOPT_NULL_ ? 0 : kind.moment_count, moments = kind.moment_count - codes; /* of 8 bits, others */
+    const int codes = b == KOPT_NULL_ ? 0 : kind.moment_count,
+              moments = kind.moment_count - codes; /* of 8 bits, others */
     size_t copy_size = 0;
     int moments_only;
     kopt_cuda_arrays_ at;
@@ -756,7 +772,8 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
     local.weight_decay = kopt_mul_cuda_(local.weight_decay, t->rate_scale);
     local.use_scale = 1; /* registers: times 1 changes no number, these two follow from what is there, */
     local.use_l2 = kopt_as_u32_(local.l2) != 0;
-    local.use_decay = kopt_as_u32_(local.weight_decay) != 0; /* and zero_grad and moments_only are looked at in the end */
+    local.use_decay =
+        kopt_as_u32_(local.weight_decay) != 0; /* and zero_grad and moments_only are looked at in the end */
     if (radam) local.unrectified = a->groups[t->group].k.unrectified;
     for (q = 0; q < 8; q++) at.moment[0][q] = at.moment[1][q] = 0;
     if (kopt_cuda_wide_(t, p))
@@ -776,10 +793,8 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
         e.grad = kopt_cuda_nth_(at.grad, grad_size, q);
         e.moment[0] = b == KOPT_NULL_ ? kopt_cuda_nth_(at.moment[0], moment_size, q) : 0;
         e.moment[1] = b == KOPT_NULL_ ? kopt_cuda_nth_(at.moment[1], moment_size, q) : 0;
-        if (codes > 0)
-            e.moment[0] = kopt_cuda_moment_(kind.rule, 0, kopt_cuda_nth_(at.moment[0], 1, q), scale[0]);
-        if (codes > 1)
-            e.moment[1] = kopt_cuda_moment_(kind.rule, 1, kopt_cuda_nth_(at.moment[1], 1, q), scale[1]);
+        if (codes > 0) e.moment[0] = kopt_cuda_moment_(kind.rule, 0, kopt_cuda_nth_(at.moment[0], 1, q), scale[0]);
+        if (codes > 1) e.moment[1] = kopt_cuda_moment_(kind.rule, 1, kopt_cuda_nth_(at.moment[1], 1, q), scale[1]);
         kopt_cuda_step_element_(kind, &local, &e, w != KOPT_NULL_ ? kopt_cuda_random_of_(w, first, q) : r[q]);
         kopt_cuda_replace_(at.weight, weight_size, q, e.weight);
         if (residual_size != 0) kopt_cuda_replace_(at.residual, residual_size, q, e.residual);
@@ -813,8 +828,9 @@ KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cu
 }
 
 /* A step of one element, of the general kernels. */
-KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kind, int copies, const kopt_scalars_cuda_ *scalars,
-                                      uint64_t i, uint32_t r, kopt_counts *counts, kopt_cuda_block_ *b) {
+KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kind, int copies,
+                                      const kopt_scalars_cuda_ *scalars, uint64_t i, uint32_t r, kopt_counts *counts,
+                                      kopt_cuda_block_ *b) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
@@ -837,8 +853,8 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
         if (m < kind.moment_count && b == KOPT_NULL_)
             e.moment[m] = kopt_cuda_fetch_(t->moment[m] + i * moment_size, moment_size);
         if (m < kind.moment_count && b != KOPT_NULL_)
-            e.moment[m] = kopt_cuda_moment_(kind.rule, m, kopt_cuda_fetch_(t->moment[m] + i, 1),
-                                            kopt_cuda_scale_(t, m, i));
+            e.moment[m] =
+                kopt_cuda_moment_(kind.rule, m, kopt_cuda_fetch_(t->moment[m] + i, 1), kopt_cuda_scale_(t, m, i));
     }
     if (k.sync) {
         e.slow = kopt_cuda_fetch_(t->slow + i * weight_size, weight_size);
@@ -882,7 +898,7 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_
     kopt_kind_ kind;
     kind.rule = rule < 0 ? s->rule : KOPT_CAST_(kopt_rule, rule);
     if (rule < 0 && weight < 0 && (s->rule == KOPT_RADAM || s->rule == KOPT_RANGER))
-        kind.rule = KOPT_ADAM; /* as in kind_of */
+        kind.rule = KOPT_ADAM;   /* as in kind_of */
     if (rule < 0 && weight >= 0) /* SGD, Lion, Adam and RAdam, which is Adam, too; in this order nvcc compares once */
         kind.rule = s->rule == KOPT_LION ? KOPT_LION : s->rule == KOPT_SGD ? KOPT_SGD : KOPT_ADAM;
 #ifdef KAHAN_OPT_VMATH
@@ -895,7 +911,11 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_
     if (rounding == KOPT_STOCHASTIC && s->rounding != KOPT_STOCHASTIC) kind.rounding = KOPT_NEAREST;
     kind.moment_rounding = small_stores < 0 ? s->moment_rounding : KOPT_CAST_(kopt_rounding, small_stores);
     kind.compensation_rounding = small_stores < 0 ? s->compensation_rounding : KOPT_CAST_(kopt_rounding, small_stores);
-    kind.moment_count = rule == KOPT_ADAM ? 2 : weight < 0 ? s->moment_count : s->moment_count > 1 ? 2 : s->moment_count > 0 ? 1 : 0;
+    kind.moment_count = rule == KOPT_ADAM     ? 2
+                        : weight < 0          ? s->moment_count
+                        : s->moment_count > 1 ? 2
+                        : s->moment_count > 0 ? 1
+                                              : 0;
     kind.nesterov = rule == KOPT_ADAM ? 0 : s->nesterov;
     kind.buffered = moment == KOPT_Q8;
     return kind;
@@ -989,7 +1009,8 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32
 
         if (weight >= 0) {
             uint32_t w[4] = {0, 0, 0, 0};
-            for (x = KOPT_CAST_(int, (lane >> 4) * 256 + (lane & 15) * 8);; x += (x & 128) == 0 ? 128 : KOPT_ROW_ - 128) {
+            for (x = KOPT_CAST_(int, (lane >> 4) * 256 + (lane & 15) * 8);;
+                 x += (x & 128) == 0 ? 128 : KOPT_ROW_ - 128) {
                 const kopt_cuda_group_ *g;
                 uint64_t e;
                 int begin;
@@ -1010,7 +1031,8 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32
             }
         } else {
             const kopt_cuda_group_ *const g = a->groups + t->group;
-            const kopt_philox_key_cuda_ cipher = kopt_make_philox_key_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
+            const kopt_philox_key_cuda_ cipher =
+                kopt_make_philox_key_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
             kopt_counts counts = {0, 0, 0};
             x = KOPT_CAST_(int, lane);
             if (from < t->pad) x += KOPT_CAST_(int, (t->pad - from + 31 - lane) & ~KOPT_CAST_(uint64_t, 31));
@@ -1068,7 +1090,8 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
             for (q = 0; q < 8; q++) {
                 const uint32_t half = KOPT_RANDOM_STORE(r[q], KOPT_CAST_(uint32_t, m) + 1);
                 const uint32_t moment = q < part.n ? *kopt_cuda_slot_(b, m, part.i + KOPT_CAST_(uint64_t, q)) : 0;
-                kopt_cuda_insert_(codes, 1, q, kopt_cuda_encode_(kopt_as_f32_(moment), scale, square, stochastic, half));
+                kopt_cuda_insert_(codes, 1, q,
+                                  kopt_cuda_encode_(kopt_as_f32_(moment), scale, square, stochastic, half));
             }
             kopt_cuda_give_as_(KOPT_NATURAL_, t->moment[m], 1, part, codes);
         }
@@ -1125,33 +1148,33 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint
 
 /* The kernels: constants for what loads, stores and stays in registers; -1: as the optimizer says; rounding STOCHASTIC
    stands for NEAREST too. The first that fits is taken; the last of each list fits all, an element per thread. */
-#define KOPT_CUDA_ALL_(KERNEL)                                                                              \
-    KERNEL(0, adam_kahan_bf16, KOPT_ADAM, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, 0)   \
-    KERNEL(1, kahan_bf16, -1, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, -1, 0)                            \
-    KERNEL(2, exact_bf16, -1, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_EXACT, -1, 0)                            \
-    KERNEL(3, compact_bf16, -1, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_COMPACT, -1, 0)                        \
-    KERNEL(4, plain_bf16, -1, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_STOCHASTIC, -1, 0)                       \
-    KERNEL(5, kahan_bf16_f32, -1, KOPT_BF16, KOPT_BF16, KOPT_F32, KOPT_KAHAN, -1, 0)                         \
-    KERNEL(6, exact_bf16_f32, -1, KOPT_BF16, KOPT_BF16, KOPT_F32, KOPT_EXACT, -1, 0)                         \
-    KERNEL(7, compact_bf16_f32, -1, KOPT_BF16, KOPT_BF16, KOPT_F32, KOPT_COMPACT, -1, 0)                     \
-    KERNEL(8, plain_bf16_f32, -1, KOPT_BF16, KOPT_BF16, KOPT_F32, KOPT_STOCHASTIC, -1, 0)                    \
-    KERNEL(9, kahan_fp16, -1, KOPT_FP16, KOPT_FP16, KOPT_FP16, KOPT_KAHAN, -1, 0)                            \
-    KERNEL(10, exact_fp16, -1, KOPT_FP16, KOPT_FP16, KOPT_FP16, KOPT_EXACT, -1, 0)                           \
-    KERNEL(11, compact_fp16, -1, KOPT_FP16, KOPT_FP16, KOPT_FP16, KOPT_COMPACT, -1, 0)                       \
-    KERNEL(12, plain_fp16, -1, KOPT_FP16, KOPT_FP16, KOPT_FP16, KOPT_STOCHASTIC, -1, 0)                      \
-    KERNEL(13, kahan_fp16_f32, -1, KOPT_FP16, KOPT_FP16, KOPT_F32, KOPT_KAHAN, -1, 0)                        \
-    KERNEL(14, exact_fp16_f32, -1, KOPT_FP16, KOPT_FP16, KOPT_F32, KOPT_EXACT, -1, 0)                        \
-    KERNEL(15, compact_fp16_f32, -1, KOPT_FP16, KOPT_FP16, KOPT_F32, KOPT_COMPACT, -1, 0)                    \
-    KERNEL(16, plain_fp16_f32, -1, KOPT_FP16, KOPT_FP16, KOPT_F32, KOPT_STOCHASTIC, -1, 0)                   \
-    KERNEL(17, f32, -1, KOPT_F32, KOPT_F32, KOPT_F32, KOPT_STOCHASTIC, -1, 1)                                \
-    KERNEL(18, f32_from_bf16, -1, KOPT_F32, KOPT_BF16, KOPT_F32, KOPT_STOCHASTIC, -1, 1)                     \
-    KERNEL(19, f32_from_fp16, -1, KOPT_F32, KOPT_FP16, KOPT_F32, KOPT_STOCHASTIC, -1, 1)                     \
+#define KOPT_CUDA_ALL_(KERNEL)                                                                             \
+    KERNEL(0, adam_kahan_bf16, KOPT_ADAM, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, 0) \
+    KERNEL(1, kahan_bf16, -1, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, -1, 0)                          \
+    KERNEL(2, exact_bf16, -1, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_EXACT, -1, 0)                          \
+    KERNEL(3, compact_bf16, -1, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_COMPACT, -1, 0)                      \
+    KERNEL(4, plain_bf16, -1, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_STOCHASTIC, -1, 0)                     \
+    KERNEL(5, kahan_bf16_f32, -1, KOPT_BF16, KOPT_BF16, KOPT_F32, KOPT_KAHAN, -1, 0)                       \
+    KERNEL(6, exact_bf16_f32, -1, KOPT_BF16, KOPT_BF16, KOPT_F32, KOPT_EXACT, -1, 0)                       \
+    KERNEL(7, compact_bf16_f32, -1, KOPT_BF16, KOPT_BF16, KOPT_F32, KOPT_COMPACT, -1, 0)                   \
+    KERNEL(8, plain_bf16_f32, -1, KOPT_BF16, KOPT_BF16, KOPT_F32, KOPT_STOCHASTIC, -1, 0)                  \
+    KERNEL(9, kahan_fp16, -1, KOPT_FP16, KOPT_FP16, KOPT_FP16, KOPT_KAHAN, -1, 0)                          \
+    KERNEL(10, exact_fp16, -1, KOPT_FP16, KOPT_FP16, KOPT_FP16, KOPT_EXACT, -1, 0)                         \
+    KERNEL(11, compact_fp16, -1, KOPT_FP16, KOPT_FP16, KOPT_FP16, KOPT_COMPACT, -1, 0)                     \
+    KERNEL(12, plain_fp16, -1, KOPT_FP16, KOPT_FP16, KOPT_FP16, KOPT_STOCHASTIC, -1, 0)                    \
+    KERNEL(13, kahan_fp16_f32, -1, KOPT_FP16, KOPT_FP16, KOPT_F32, KOPT_KAHAN, -1, 0)                      \
+    KERNEL(14, exact_fp16_f32, -1, KOPT_FP16, KOPT_FP16, KOPT_F32, KOPT_EXACT, -1, 0)                      \
+    KERNEL(15, compact_fp16_f32, -1, KOPT_FP16, KOPT_FP16, KOPT_F32, KOPT_COMPACT, -1, 0)                  \
+    KERNEL(16, plain_fp16_f32, -1, KOPT_FP16, KOPT_FP16, KOPT_F32, KOPT_STOCHASTIC, -1, 0)                 \
+    KERNEL(17, f32, -1, KOPT_F32, KOPT_F32, KOPT_F32, KOPT_STOCHASTIC, -1, 1)                              \
+    KERNEL(18, f32_from_bf16, -1, KOPT_F32, KOPT_BF16, KOPT_F32, KOPT_STOCHASTIC, -1, 1)                   \
+    KERNEL(19, f32_from_fp16, -1, KOPT_F32, KOPT_FP16, KOPT_F32, KOPT_STOCHASTIC, -1, 1)                   \
     KERNEL(20, general, -1, -1, -1, -1, -1, -1, 1)
-#define KOPT_CUDA_ALL_BLOCKS_(KERNEL)                                                                        \
-    KERNEL(21, kahan_bf16_q8, -1, KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_KAHAN, -1, 0)                          \
-    KERNEL(22, exact_bf16_q8, -1, KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_EXACT, -1, 0)                          \
-    KERNEL(23, compact_bf16_q8, -1, KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_COMPACT, -1, 0)                      \
-    KERNEL(24, plain_bf16_q8, -1, KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_STOCHASTIC, -1, 0)                     \
+#define KOPT_CUDA_ALL_BLOCKS_(KERNEL)                                                    \
+    KERNEL(21, kahan_bf16_q8, -1, KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_KAHAN, -1, 0)      \
+    KERNEL(22, exact_bf16_q8, -1, KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_EXACT, -1, 0)      \
+    KERNEL(23, compact_bf16_q8, -1, KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_COMPACT, -1, 0)  \
+    KERNEL(24, plain_bf16_q8, -1, KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_STOCHASTIC, -1, 0) \
     KERNEL(25, general_q8, -1, -1, -1, KOPT_Q8, -1, -1, 1)
 
 /* ---- the scalars of a step, and whether it is made: one block of 128 threads, group by group ---- */
@@ -1330,21 +1353,21 @@ KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks) {
 
 /* A round is 8 tasks, one per warp: at most 8 * width / 32 = 256 numbers in a slot (fp32: half the width, two lanes),
    below 2^24 each; at most 2047^2 for fp16, 255^2 for bf16. So 1, 4 or 256 rounds fit into 32 bits. */
-#define KOPT_CUDA_STATS_BLOCK_(a, block, blocks, thread, slots)                                                    \
-    do {                                                                                                           \
-        const uint32_t all = (a)->grad_format, most = all == KOPT_BF16 ? 256 : all == KOPT_FP16 ? 4 : 1;           \
-        uint32_t rounds = 0, base;                                                                                 \
-        KOPT_TOGETHER_(kopt_cuda_clear_(slots, thread));                                                           \
-        for (base = (block)*KOPT_WARPS_; base < (a)->count; base += (blocks)*KOPT_WARPS_) {                        \
-            KOPT_TOGETHER_(if (base + (thread >> 5) < (a)->count)                                                  \
-                               kopt_cuda_stats_lane_(a, base + (thread >> 5), thread & 31, slots));                \
-            if (++rounds == most) {                                                                                \
-                KOPT_TOGETHER_(kopt_cuda_flush_((a)->control, slots, thread, all));                                \
-                rounds = 0;                                                                                        \
-            }                                                                                                      \
-        }                                                                                                          \
-        KOPT_TOGETHER_(kopt_cuda_flush_((a)->control, slots, thread, all));                                        \
-        KOPT_TOGETHER_(if (thread == 0) kopt_cuda_arrive_((a)->control, blocks));                                  \
+#define KOPT_CUDA_STATS_BLOCK_(a, block, blocks, thread, slots)                                          \
+    do {                                                                                                 \
+        const uint32_t all = (a)->grad_format, most = all == KOPT_BF16 ? 256 : all == KOPT_FP16 ? 4 : 1; \
+        uint32_t rounds = 0, base;                                                                       \
+        KOPT_TOGETHER_(kopt_cuda_clear_(slots, thread));                                                 \
+        for (base = (block) * KOPT_WARPS_; base < (a)->count; base += (blocks) * KOPT_WARPS_) {          \
+            KOPT_TOGETHER_(if (base + (thread >> 5) < (a)->count)                                        \
+                               kopt_cuda_stats_lane_(a, base + (thread >> 5), thread & 31, slots));      \
+            if (++rounds == most) {                                                                      \
+                KOPT_TOGETHER_(kopt_cuda_flush_((a)->control, slots, thread, all));                      \
+                rounds = 0;                                                                              \
+            }                                                                                            \
+        }                                                                                                \
+        KOPT_TOGETHER_(kopt_cuda_flush_((a)->control, slots, thread, all));                              \
+        KOPT_TOGETHER_(if (thread == 0) kopt_cuda_arrive_((a)->control, blocks));                        \
     } while (0)
 
 /* ---- StableAdamW: the norm of each tensor's ratios, before the step. A round is 4096 elements of one tensor, 512 for
@@ -1393,7 +1416,8 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32
             if (coded) e.moment[1] = kopt_cuda_moment_(kind.rule, 1, e.moment[1], scale);
             if (k.use_l2) e.weight = kopt_cuda_nth_(weights, weight_size, q);
             if (k.use_l2 && residual_size != 0) e.residual = kopt_cuda_nth_signed_(residuals, residual_size, q);
-            kopt_cuda_deposit_(slots, thread & 31, kopt_as_u32_(kopt_stable_ratio_cuda_(kind, &k, &e)), KOPT_F32, KOPT_F32);
+            kopt_cuda_deposit_(slots, thread & 31, kopt_as_u32_(kopt_stable_ratio_cuda_(kind, &k, &e)), KOPT_F32,
+                               KOPT_F32);
         }
     }
 }
@@ -1445,21 +1469,21 @@ KOPT_CUDA_FN_ void kopt_cuda_begin_(uint64_t sums[2], uint32_t *slots, uint32_t 
     sums[0] = sums[1] = 0;
 }
 
-#define KOPT_CUDA_MEASURE_BLOCK_(a, block, blocks, thread, slots)                                                     \
-    do {                                                                                                              \
-        const uint32_t count = (a)->control->skip ? 0 : (a)->round_count;                                             \
-        uint64_t sums[KOPT_SUMS_][2];                                                                                 \
-        uint32_t round;                                                                                               \
-        KOPT_TOGETHER_(kopt_cuda_begin_(KOPT_MINE_(sums, thread), slots, thread));                                    \
-        for (round = (block); round < count; round += (blocks)) {                                                     \
-            const uint32_t tensor = (a)->rounds[round], next = round + (blocks);                                      \
-            kopt_cuda_ratio_ *const ratio = (a)->ratios + (a)->tensors[tensor].stable - 1;                            \
-            KOPT_TOGETHER_(kopt_cuda_measure_lane_(a, round, thread, slots));                                         \
-            KOPT_TOGETHER_(kopt_cuda_collect_(KOPT_MINE_(sums, thread), slots, thread));                              \
-            if (next >= count || (a)->rounds[next] != tensor) {                                                       \
-                KOPT_TOGETHER_(kopt_cuda_deliver_(ratio, KOPT_MINE_(sums, thread), thread));                          \
-            }                                                                                                         \
-        }                                                                                                             \
+#define KOPT_CUDA_MEASURE_BLOCK_(a, block, blocks, thread, slots)                            \
+    do {                                                                                     \
+        const uint32_t count = (a)->control->skip ? 0 : (a)->round_count;                    \
+        uint64_t sums[KOPT_SUMS_][2];                                                        \
+        uint32_t round;                                                                      \
+        KOPT_TOGETHER_(kopt_cuda_begin_(KOPT_MINE_(sums, thread), slots, thread));           \
+        for (round = (block); round < count; round += (blocks)) {                            \
+            const uint32_t tensor = (a)->rounds[round], next = round + (blocks);             \
+            kopt_cuda_ratio_ *const ratio = (a)->ratios + (a)->tensors[tensor].stable - 1;   \
+            KOPT_TOGETHER_(kopt_cuda_measure_lane_(a, round, thread, slots));                \
+            KOPT_TOGETHER_(kopt_cuda_collect_(KOPT_MINE_(sums, thread), slots, thread));     \
+            if (next >= count || (a)->rounds[next] != tensor) {                              \
+                KOPT_TOGETHER_(kopt_cuda_deliver_(ratio, KOPT_MINE_(sums, thread), thread)); \
+            }                                                                                \
+        }                                                                                    \
     } while (0)
 
 /* The rate of tensor `index`, if it has a factor. */
@@ -1530,7 +1554,8 @@ KOPT_CUDA_FN_ void kopt_cuda_accumulate_octet_(const kopt_cuda_accumulation_ *k,
     const kopt_kind_ kind = kopt_cuda_sum_kind_(k);
     const size_t size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    kopt_byte_ *const sums = KOPT_CAST_(kopt_byte_ *, k->a.sum), *const residuals = KOPT_CAST_(kopt_byte_ *, k->a.residual);
+    kopt_byte_ *const sums = KOPT_CAST_(kopt_byte_ *, k->a.sum), *const residuals =
+                                                                     KOPT_CAST_(kopt_byte_ *, k->a.residual);
     uint32_t sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, rest[4] = {0, 0, 0, 0}, grad[8], r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     uint32_t new_sum[8], new_rest[4];
     uint32_t count = k->a.count, step = k->a.step;
@@ -1546,7 +1571,8 @@ KOPT_CUDA_FN_ void kopt_cuda_accumulate_octet_(const kopt_cuda_accumulation_ *k,
     if (count != 0 && residual_size == 1) kopt_cuda_take_(rest, residuals, 1, p);
     if (count != 0 && residual_size == 2) kopt_cuda_take_(rest, residuals, 2, p);
     if (kopt_needs_random_(kind)) {
-        const kopt_philox_key_cuda_ cipher = kopt_make_philox_key_cuda_(k->a.seed, step, k->a.id, KOPT_RANDOM_ACCUMULATE_);
+        const kopt_philox_key_cuda_ cipher =
+            kopt_make_philox_key_cuda_(k->a.seed, step, k->a.id, KOPT_RANDOM_ACCUMULATE_);
         kopt_cuda_random_octet_(r, &cipher, k->a.first_index + p.i);
     }
     __builtin_memset(&scalars, 0, sizeof scalars);
@@ -1571,7 +1597,8 @@ KOPT_CUDA_FN_ void kopt_cuda_accumulate_octet_(const kopt_cuda_accumulation_ *k,
 
 KOPT_CUDA_FN_ void kopt_cuda_read_sum_octet_(const kopt_cuda_accumulation_ *k, kopt_cuda_part_ p) {
     const kopt_kind_ kind = kopt_cuda_sum_kind_(k);
-    const size_t size = kopt_bytes_of_(kind.weight), residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    const size_t size = kopt_bytes_of_(kind.weight),
+                 residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     const kopt_byte_ *const residuals = KOPT_CAST_(const kopt_byte_ *, k->a.residual);
     const int empty = (k->counts != KOPT_NULL_ ? k->counts[0] : k->a.count) == 0;
     uint32_t sum[8], rest[4] = {0, 0, 0, 0}, out[8];
@@ -1605,21 +1632,21 @@ typedef struct kopt_cuda_map_ {
     uint32_t patches[128], count; /* what kopt_map_exception_ takes */
 } kopt_cuda_map_;
 
-#define KOPT_CUDA_FLOATS_(name, formula)                                                             \
-    KOPT_CUDA_FN_ void kopt_cuda_##name##_octet_(const kopt_cuda_function_ *k, kopt_cuda_part_ p) {  \
-        uint32_t in[8], in2[8], out[8], out2[8];                                                     \
-        int q;                                                                                       \
-        kopt_cuda_take_(in, k->x, 4, p);                                                             \
-        if (k->y != KOPT_NULL_) kopt_cuda_take_(in2, k->y, 4, p);                                    \
-        KOPT_UNROLL_                                                                                 \
-        for (q = 0; q < 8; q++) {                                                                    \
-            const float x = kopt_as_f32_(in[q]);                                                      \
-            float y = k->y != KOPT_NULL_ ? kopt_as_f32_(in2[q]) : 0;                                  \
-            out[q] = kopt_as_u32_(formula);                                                            \
-            out2[q] = kopt_as_u32_(y);                                                                 \
-        }                                                                                            \
-        kopt_cuda_give_(k->out, 4, p, out);                                                          \
-        if (k->out2 != KOPT_NULL_) kopt_cuda_give_(k->out2, 4, p, out2);                             \
+#define KOPT_CUDA_FLOATS_(name, formula)                                                            \
+    KOPT_CUDA_FN_ void kopt_cuda_##name##_octet_(const kopt_cuda_function_ *k, kopt_cuda_part_ p) { \
+        uint32_t in[8], in2[8], out[8], out2[8];                                                    \
+        int q;                                                                                      \
+        kopt_cuda_take_(in, k->x, 4, p);                                                            \
+        if (k->y != KOPT_NULL_) kopt_cuda_take_(in2, k->y, 4, p);                                   \
+        KOPT_UNROLL_                                                                                \
+        for (q = 0; q < 8; q++) {                                                                   \
+            const float x = kopt_as_f32_(in[q]);                                                    \
+            float y = k->y != KOPT_NULL_ ? kopt_as_f32_(in2[q]) : 0;                                \
+            out[q] = kopt_as_u32_(formula);                                                         \
+            out2[q] = kopt_as_u32_(y);                                                              \
+        }                                                                                           \
+        kopt_cuda_give_(k->out, 4, p, out);                                                         \
+        if (k->out2 != KOPT_NULL_) kopt_cuda_give_(k->out2, 4, p, out2);                            \
     }
 KOPT_CUDA_FLOATS_(exp, kopt_vmath_exp_cuda_(x, 0))
 KOPT_CUDA_FLOATS_(log, kopt_vmath_log_cuda_(x))
@@ -1657,8 +1684,8 @@ KOPT_CUDA_FN_ void kopt_cuda_map_octet_(const kopt_cuda_map_ *k, kopt_cuda_part_
     for (q = 0; q < 8; q++) {
         uint32_t z = kopt_cuda_mapped_(k, x[0] & 0xFFFFu);
         if (k->arrays.y != KOPT_NULL_)
-            z = kopt_round_nearest16_cuda_(kopt_mul_(kopt_widen_cuda_(z, k->format), kopt_widen_cuda_(y[0] & 0xFFFFu, k->format)),
-                                     k->format);
+            z = kopt_round_nearest16_cuda_(
+                kopt_mul_(kopt_widen_cuda_(z, k->format), kopt_widen_cuda_(y[0] & 0xFFFFu, k->format)), k->format);
         x[0] = x[0] >> 16 | x[1] << 16;
         x[1] = x[1] >> 16 | x[2] << 16;
         x[2] = x[2] >> 16 | x[3] << 16;
@@ -1750,8 +1777,7 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
     uint32_t scale = 0, bits = 0, r[8] = {0, 0, 0, 0, 0, 0, 0, 0}, other_r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     uint32_t codes[4] = {0, 0, 0, 0}, rest[8];
     int q;
-    if (scaled)
-        scale = kopt_scale_of_(k->c.code, b->largest, kopt_as_f32_(b->slots[KOPT_MEAN_]), b->n, stochastic);
+    if (scaled) scale = kopt_scale_of_(k->c.code, b->largest, kopt_as_f32_(b->slots[KOPT_MEAN_]), b->n, stochastic);
     if (scaled && lane == 0) kopt_cuda_put_(to, 4, scale);
     if (part.n <= 0) return;
     of_block.i = 8 * lane;
@@ -1776,9 +1802,9 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
             kopt_cuda_insert_(codes, 2, q, code);
             y = kopt_widen_cuda_(code, k->c.code);
         }
-        kopt_cuda_insert_(rest, rest_size, q,
-                          kopt_cuda_converted_(kopt_lost_(x, y, k->c.residual_format), k->c.residual_format, noisy,
-                                               other_r[q]));
+        kopt_cuda_insert_(
+            rest, rest_size, q,
+            kopt_cuda_converted_(kopt_lost_(x, y, k->c.residual_format), k->c.residual_format, noisy, other_r[q]));
     }
     if (k->c.code == KOPT_SIGN)
         kopt_cuda_put_(to + 4 + lane, 1, bits);
@@ -1913,25 +1939,25 @@ KOPT_CUDA_FN_ void kopt_cuda_set_(const kopt_cuda_setting_ *s) {
 
 /* Functions of arrays: name, what they take. */
 #ifdef KAHAN_OPT_VMATH
-#define KOPT_CUDA_FUNCTIONS_(KERNEL)     \
-    KERNEL(exp, kopt_cuda_function_)     \
-    KERNEL(log, kopt_cuda_function_)     \
-    KERNEL(tanh, kopt_cuda_function_)    \
-    KERNEL(erf, kopt_cuda_function_)     \
-    KERNEL(erfc, kopt_cuda_function_)    \
-    KERNEL(atan2, kopt_cuda_function_)   \
+#define KOPT_CUDA_FUNCTIONS_(KERNEL)      \
+    KERNEL(exp, kopt_cuda_function_)      \
+    KERNEL(log, kopt_cuda_function_)      \
+    KERNEL(tanh, kopt_cuda_function_)     \
+    KERNEL(erf, kopt_cuda_function_)      \
+    KERNEL(erfc, kopt_cuda_function_)     \
+    KERNEL(atan2, kopt_cuda_function_)    \
     KERNEL(sincospi, kopt_cuda_function_) \
     KERNEL(map, kopt_cuda_map_)
 #else
 #define KOPT_CUDA_FUNCTIONS_(KERNEL)
 #endif
-#define KOPT_CUDA_ARRAYS_(KERNEL)                 \
-    KERNEL(convert, kopt_conversion_)             \
-    KERNEL(clip, kopt_tool_)                      \
-    KERNEL(accumulate, kopt_cuda_accumulation_)   \
-    KERNEL(read_sum, kopt_cuda_accumulation_)     \
-    KERNEL(reduce, kopt_cuda_sum_)                \
-    KERNEL(decompress, kopt_cuda_sum_)            \
+#define KOPT_CUDA_ARRAYS_(KERNEL)               \
+    KERNEL(convert, kopt_conversion_)           \
+    KERNEL(clip, kopt_tool_)                    \
+    KERNEL(accumulate, kopt_cuda_accumulation_) \
+    KERNEL(read_sum, kopt_cuda_accumulation_)   \
+    KERNEL(reduce, kopt_cuda_sum_)              \
+    KERNEL(decompress, kopt_cuda_sum_)          \
     KOPT_CUDA_FUNCTIONS_(KERNEL)
 
 /* Where the first part of an array is to end so that the others are aligned: at 8 elements, or less by this. */
@@ -1957,12 +1983,12 @@ enum { KOPT_CUDA_STATS_ = KOPT_CUDA_KERNELS_, KOPT_CUDA_MEASURE_ };
     }
 KOPT_CUDA_ALL_(KOPT_CUDA_KERNEL_)
 
-#define KOPT_CUDA_BLOCKS_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                 \
-    static void kopt_cuda_##name##_(const kopt_cuda_arguments_ *a, uint32_t blocks) {                                 \
-        uint32_t slots[(weight < 0 ? 4 : 2) * KOPT_SLOTS_], warp;                                                     \
-        for (warp = 0; warp < blocks * KOPT_WARPS_; warp++)                                                           \
-            kopt_cuda_step_blocks_(a, warp, blocks * KOPT_WARPS_, 0, slots, rule, weight, grad, rounding,             \
-                                   small_stores, copies);                                                             \
+#define KOPT_CUDA_BLOCKS_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                  \
+    static void kopt_cuda_##name##_(const kopt_cuda_arguments_ *a, uint32_t blocks) {                                  \
+        uint32_t slots[(weight < 0 ? 4 : 2) * KOPT_SLOTS_], warp;                                                      \
+        for (warp = 0; warp < blocks * KOPT_WARPS_; warp++)                                                            \
+            kopt_cuda_step_blocks_(a, warp, blocks *KOPT_WARPS_, 0, slots, rule, weight, grad, rounding, small_stores, \
+                                   copies);                                                                            \
     }
 KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_BLOCKS_KERNEL_)
 
@@ -1980,8 +2006,7 @@ static kopt_result kopt_cuda_launch_measure_(kopt_cuda_arguments_ *a, size_t siz
     size_t i;
     KOPT_CAST_(void, stream);
     for (i = 0; i < size; i++) KOPT_POINTER_(kopt_byte_ *, a->ratios)[i] = 0;
-    for (block = 0; block < blocks; block++)
-        KOPT_CUDA_MEASURE_BLOCK_(a, block, blocks, thread, slots);
+    for (block = 0; block < blocks; block++) KOPT_CUDA_MEASURE_BLOCK_(a, block, blocks, thread, slots);
     return KOPT_OK;
 }
 
@@ -2028,12 +2053,13 @@ static kopt_result kopt_cuda_launch_setting_(kopt_cuda_setting_ *s, void *stream
     return KOPT_OK;
 }
 
-#define KOPT_CUDA_ARRAY_KERNEL_(name, type)                                                                          \
-    static kopt_result kopt_cuda_launch_##name##_(type *job, uint64_t n, uint32_t pad, void *stream) {               \
-        uint64_t octet;                                                                                              \
-        KOPT_CAST_(void, stream);                                                                                    \
-        for (octet = 0; 8 * octet < n + pad; octet++) kopt_cuda_##name##_octet_(job, kopt_cuda_part_of_(n, pad, octet)); \
-        return KOPT_OK;                                                                                              \
+#define KOPT_CUDA_ARRAY_KERNEL_(name, type)                                                            \
+    static kopt_result kopt_cuda_launch_##name##_(type *job, uint64_t n, uint32_t pad, void *stream) { \
+        uint64_t octet;                                                                                \
+        KOPT_CAST_(void, stream);                                                                      \
+        for (octet = 0; 8 * octet < n + pad; octet++)                                                  \
+            kopt_cuda_##name##_octet_(job, kopt_cuda_part_of_(n, pad, octet));                         \
+        return KOPT_OK;                                                                                \
     }
 KOPT_CUDA_ARRAYS_(KOPT_CUDA_ARRAY_KERNEL_)
 
@@ -2053,22 +2079,23 @@ static uint32_t kopt_cuda_resident_(int kernel) { return kernel == KOPT_CUDA_STA
 
 #else
 
-#define KOPT_CUDA_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                  \
-    static __global__ void __launch_bounds__(KOPT_THREADS_, i == 0 ? 4 : weight < 0 ? 2 : 3) /* registers */    \
-        kopt_cuda_##name##_(const kopt_cuda_arguments_ a) {                                                     \
-        kopt_cuda_step_lane_(&a, blockIdx.x * KOPT_WARPS_ + (threadIdx.x >> 5), gridDim.x * KOPT_WARPS_,        \
-                             threadIdx.x & 31, rule, weight, grad, moment, rounding, small_stores, copies);     \
+#define KOPT_CUDA_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)              \
+    static __global__ void __launch_bounds__(KOPT_THREADS_, i == 0       ? 4                                \
+                                                            : weight < 0 ? 2                                \
+                                                                         : 3) /* registers */               \
+        kopt_cuda_##name##_(const kopt_cuda_arguments_ a) {                                                 \
+        kopt_cuda_step_lane_(&a, blockIdx.x *KOPT_WARPS_ + (threadIdx.x >> 5), gridDim.x * KOPT_WARPS_,     \
+                             threadIdx.x & 31, rule, weight, grad, moment, rounding, small_stores, copies); \
     }
 KOPT_CUDA_ALL_(KOPT_CUDA_KERNEL_)
 
-#define KOPT_CUDA_BLOCKS_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                 \
-    static __global__ void __launch_bounds__(KOPT_THREADS_, 2)                                                        \
-        kopt_cuda_##name##_(const kopt_cuda_arguments_ a) {                                                           \
-        enum { SLOTS = (weight < 0 ? 4 : 2) * KOPT_SLOTS_ };                                                          \
-        __shared__ uint32_t slots[KOPT_WARPS_ * SLOTS];                                                               \
-        const uint32_t warp = threadIdx.x >> 5;                                                                       \
-        kopt_cuda_step_blocks_(&a, blockIdx.x * KOPT_WARPS_ + warp, gridDim.x * KOPT_WARPS_, threadIdx.x & 31,        \
-                               slots + warp * SLOTS, rule, weight, grad, rounding, small_stores, copies);             \
+#define KOPT_CUDA_BLOCKS_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)              \
+    static __global__ void __launch_bounds__(KOPT_THREADS_, 2) kopt_cuda_##name##_(const kopt_cuda_arguments_ a) { \
+        enum { SLOTS = (weight < 0 ? 4 : 2) * KOPT_SLOTS_ };                                                       \
+        __shared__ uint32_t slots[KOPT_WARPS_ * SLOTS];                                                            \
+        const uint32_t warp = threadIdx.x >> 5;                                                                    \
+        kopt_cuda_step_blocks_(&a, blockIdx.x *KOPT_WARPS_ + warp, gridDim.x * KOPT_WARPS_, threadIdx.x & 31,      \
+                               slots + warp * SLOTS, rule, weight, grad, rounding, small_stores, copies);          \
     }
 KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_BLOCKS_KERNEL_)
 
@@ -2111,13 +2138,12 @@ static __global__ void __launch_bounds__(KOPT_THREADS_, 3) kopt_cuda_compress_ke
 
 static __global__ void kopt_cuda_setting_count_kernel_(uint32_t *counts, uint32_t n) { kopt_cuda_count_(counts, n); }
 
-#define KOPT_CUDA_ARRAY_KERNEL_(name, type)                                                                \
-    static __global__ void __launch_bounds__(KOPT_THREADS_, 3)                                             \
-        kopt_cuda_##name##_kernel_(const type job, uint64_t n, uint32_t pad) {                             \
-        const uint64_t all = static_cast<uint64_t>(gridDim.x) * KOPT_THREADS_;                             \
-        uint64_t octet = static_cast<uint64_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x;                  \
-        for (; 8 * octet < n + pad; octet += all)                                                          \
-            kopt_cuda_##name##_octet_(&job, kopt_cuda_part_of_(n, pad, octet));                            \
+#define KOPT_CUDA_ARRAY_KERNEL_(name, type)                                                                           \
+    static __global__ void __launch_bounds__(KOPT_THREADS_, 3)                                                        \
+        kopt_cuda_##name##_kernel_(const type job, uint64_t n, uint32_t pad) {                                        \
+        const uint64_t all = static_cast<uint64_t>(gridDim.x) * KOPT_THREADS_;                                        \
+        uint64_t octet = static_cast<uint64_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x;                             \
+        for (; 8 * octet < n + pad; octet += all) kopt_cuda_##name##_octet_(&job, kopt_cuda_part_of_(n, pad, octet)); \
     }
 KOPT_CUDA_ARRAYS_(KOPT_CUDA_ARRAY_KERNEL_)
 
@@ -2143,8 +2169,8 @@ static kopt_result kopt_cuda_launch_(const void *kernel, uint32_t blocks, uint32
 #define KOPT_CUDA_NAME_(i, name, rule, weight, grad, moment, rounding, small_stores, copies) \
     reinterpret_cast<const void *>(kopt_cuda_##name##_),
 static const void *kopt_cuda_entry_(int kernel) {
-    const void *const table[] = {KOPT_CUDA_ALL_(KOPT_CUDA_NAME_) KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_NAME_)
-                                     reinterpret_cast<const void *>(kopt_cuda_stats_kernel_),
+    const void *const table[] = {KOPT_CUDA_ALL_(KOPT_CUDA_NAME_) KOPT_CUDA_ALL_BLOCKS_(
+                                     KOPT_CUDA_NAME_) reinterpret_cast<const void *>(kopt_cuda_stats_kernel_),
                                  reinterpret_cast<const void *>(kopt_cuda_measure_kernel_)};
     return table[kernel];
 }
@@ -2186,8 +2212,8 @@ static kopt_result kopt_cuda_launch_prologue_(kopt_cuda_control_ *c, kopt_cuda_g
 
 static kopt_result kopt_cuda_launch_stats_(kopt_cuda_arguments_ *a, uint32_t blocks, void *stream) {
     void *arguments[] = {a};
-    const kopt_result result = kopt_cuda_result_(
-        cudaMemsetAsync(&a->control->norm, 0, KOPT_CUDA_CLEARED_, static_cast<cudaStream_t>(stream)));
+    const kopt_result result =
+        kopt_cuda_result_(cudaMemsetAsync(&a->control->norm, 0, KOPT_CUDA_CLEARED_, static_cast<cudaStream_t>(stream)));
     if (result != KOPT_OK) return result;
     return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_stats_kernel_), blocks, KOPT_THREADS_, arguments,
                              stream);
@@ -2204,11 +2230,11 @@ static uint32_t kopt_cuda_blocks_for_(uint64_t n) {
     return blocks < 0x7FFFFFFFu ? static_cast<uint32_t>(blocks) : 0x7FFFFFFFu;
 }
 
-#define KOPT_CUDA_ARRAY_LAUNCH_(name, type)                                                                \
-    static kopt_result kopt_cuda_launch_##name##_(type *job, uint64_t n, uint32_t pad, void *stream) {     \
-        void *arguments[] = {job, &n, &pad};                                                               \
-        return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_##name##_kernel_),               \
-                                 kopt_cuda_blocks_for_(n + pad), KOPT_THREADS_, arguments, stream);        \
+#define KOPT_CUDA_ARRAY_LAUNCH_(name, type)                                                            \
+    static kopt_result kopt_cuda_launch_##name##_(type *job, uint64_t n, uint32_t pad, void *stream) { \
+        void *arguments[] = {job, &n, &pad};                                                           \
+        return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_##name##_kernel_),           \
+                                 kopt_cuda_blocks_for_(n + pad), KOPT_THREADS_, arguments, stream);    \
     }
 KOPT_CUDA_ARRAYS_(KOPT_CUDA_ARRAY_LAUNCH_)
 
@@ -2259,7 +2285,8 @@ static int kopt_cuda_natural_(const kopt_optimizer *opt, const kopt_tensor *t) {
     size_t state_size = residual_size > weight_size ? residual_size : weight_size; /* and scales of 8-bit moments */
     if (kopt_moments_(opt) > 0 && (opt->moment_format == KOPT_F32 || opt->moment_format == KOPT_Q8)) state_size = 4;
     return KOPT_ADDRESS_(t->weight) % weight_size == 0 && KOPT_ADDRESS_(t->grad) % grad_size == 0 &&
-           KOPT_ADDRESS_(t->state) % state_size == 0 && (t->copy == KOPT_NULL_ || KOPT_ADDRESS_(t->copy) % copy_size == 0);
+           KOPT_ADDRESS_(t->state) % state_size == 0 &&
+           (t->copy == KOPT_NULL_ || KOPT_ADDRESS_(t->copy) % copy_size == 0);
 }
 
 /* The first kernel that fits. */
@@ -2269,17 +2296,19 @@ static int kopt_cuda_kernel_of_(const kopt_optimizer *opt, const kopt_tensor *t)
     const kopt_format moment = moments == 0 ? opt->weight_format : opt->moment_format;
     const int plain = opt->weight_format == KOPT_F32 || opt->rounding == KOPT_NEAREST;
     const kopt_rounding rounding = plain ? KOPT_STOCHASTIC : opt->rounding;
-#define KOPT_CUDA_FITS_(i, name, its_rule, its_weight, its_grad, its_moment, its_rounding, small_stores, copies)  \
-    if (kopt_cuda_is_(its_rule, opt->rule) && kopt_cuda_is_(its_weight, opt->weight_format) &&                    \
-        kopt_cuda_is_(its_grad, t->grad_format) && kopt_cuda_is_(its_moment, moment) &&                           \
-        (its_moment == KOPT_Q8) == (moment == KOPT_Q8) && (its_weight < 0 || t->counts == KOPT_NULL_) &&          \
-        kopt_cuda_is_(its_rounding, rounding) && kopt_cuda_is_(small_stores, opt->moment_rounding) &&             \
-        kopt_cuda_is_(small_stores, opt->compensation_rounding) && (common || its_weight < 0) &&                  \
-        (copies || t->copy == KOPT_NULL_))                                                                        \
+#define KOPT_CUDA_FITS_(i, name, its_rule, its_weight, its_grad, its_moment, its_rounding, small_stores, copies) \
+    if (kopt_cuda_is_(its_rule, opt->rule) && kopt_cuda_is_(its_weight, opt->weight_format) &&                   \
+        kopt_cuda_is_(its_grad, t->grad_format) && kopt_cuda_is_(its_moment, moment) &&                          \
+        (its_moment == KOPT_Q8) == (moment == KOPT_Q8) && (its_weight < 0 || t->counts == KOPT_NULL_) &&         \
+        kopt_cuda_is_(its_rounding, rounding) && kopt_cuda_is_(small_stores, opt->moment_rounding) &&            \
+        kopt_cuda_is_(small_stores, opt->compensation_rounding) && (common || its_weight < 0) &&                 \
+        (copies || t->copy == KOPT_NULL_))                                                                       \
         return i;
-    KOPT_CUDA_ALL_(KOPT_CUDA_FITS_) KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_FITS_)
+    KOPT_CUDA_ALL_(KOPT_CUDA_FITS_)
+        KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_FITS_)
 #undef KOPT_CUDA_FITS_
-    return KOPT_CUDA_KERNELS_ - 1;
+            return KOPT_CUDA_KERNELS_ -
+        1;
 }
 
 /* A rule that kahan_opt.h has and the kernels here do not is refused, and a table of functions, which are the host's. */
@@ -2511,8 +2540,8 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_step_begin(const kopt_cuda_plan *plan, void
     kopt_result result;
     uint32_t blocks, most;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
-    result = kopt_cuda_launch_prologue_(KOPT_CAST_(kopt_cuda_control_ *, plan->device), kopt_cuda_groups_(plan),
-                                        stream);
+    result =
+        kopt_cuda_launch_prologue_(KOPT_CAST_(kopt_cuda_control_ *, plan->device), kopt_cuda_groups_(plan), stream);
     if (result != KOPT_OK || plan->stable_ == 0) return result;
     a = kopt_cuda_arguments_of_(plan, 0, 0);
     most = kopt_cuda_resident_(KOPT_CUDA_MEASURE_);
@@ -2787,12 +2816,12 @@ static kopt_cuda_function_ kopt_cuda_function_of_(void *out, void *out2, const v
     return k;
 }
 
-#define KOPT_CUDA_UNARY_(name)                                                                                   \
-    KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_##name(float *out, const float *x, size_t n, void *stream) {      \
-        kopt_cuda_function_ k = kopt_cuda_function_of_(out, KOPT_NULL_, x, KOPT_NULL_);                          \
-        const kopt_result result = kopt_vmath_check_(out, x, x, n, 4);                                           \
-        return result != KOPT_OK || n == 0 ? result                                                              \
-                                           : kopt_cuda_launch_##name##_(&k, n, kopt_cuda_pad_(out, 4), stream);  \
+#define KOPT_CUDA_UNARY_(name)                                                                                  \
+    KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_##name(float *out, const float *x, size_t n, void *stream) {     \
+        kopt_cuda_function_ k = kopt_cuda_function_of_(out, KOPT_NULL_, x, KOPT_NULL_);                         \
+        const kopt_result result = kopt_vmath_check_(out, x, x, n, 4);                                          \
+        return result != KOPT_OK || n == 0 ? result                                                             \
+                                           : kopt_cuda_launch_##name##_(&k, n, kopt_cuda_pad_(out, 4), stream); \
     }
 KOPT_CUDA_UNARY_(exp)
 KOPT_CUDA_UNARY_(log)
@@ -2808,7 +2837,8 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_atan2(float *out, const float *y, con
     return kopt_cuda_launch_atan2_(&k, n, kopt_cuda_pad_(out, 4), stream);
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_sincospi(float *sine, float *cosine, const float *x, size_t n, void *stream) {
+KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_sincospi(float *sine, float *cosine, const float *x, size_t n,
+                                                    void *stream) {
     kopt_cuda_function_ k = kopt_cuda_function_of_(sine, cosine, x, KOPT_NULL_);
     kopt_result result = kopt_vmath_check_(sine, x, x, n, 4);
     if (result == KOPT_OK) result = kopt_vmath_check_(cosine, x, x, n, 4);
@@ -2818,8 +2848,8 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_sincospi(float *sine, float *cosine, 
 }
 
 /* y: NULL, or what the result is multiplied by. */
-static kopt_result kopt_cuda_map_run_(kopt_function f, void *out, const void *y, const void *x, kopt_format format, size_t n,
-                                      void *stream) {
+static kopt_result kopt_cuda_map_run_(kopt_function f, void *out, const void *y, const void *x, kopt_format format,
+                                      size_t n, void *stream) {
     kopt_cuda_map_ k;
     unsigned count, i;
     const uint32_t *const patches = kopt_map_exceptions_(f, format, &count);

@@ -36,7 +36,8 @@ int main(int count, char **arguments) {
         return 2;
     }
     for (line = 0; line < LINES; line++)
-        t[line] = kopt_tensor_of(allocate(4 * n), NULL, KOPT_F32, n, allocate(KOPT_STATE_BYTES(n, 8)), KOPT_STATE_BYTES(n, 8));
+        t[line] = kopt_tensor_of(allocate(4 * n), NULL, KOPT_F32, n, allocate(KOPT_STATE_BYTES(n, 8)),
+                                 KOPT_STATE_BYTES(n, 8));
     for (i = 0; i < n; i++) {
         const uint32_t x = (uint32_t)i * 2654435761u;
         grad[i] = ((float)(x >> 8) - 8388608) * 1e-9f;
@@ -68,7 +69,8 @@ int main(int count, char **arguments) {
             for (line = 0; line < LINES; line++)
                 if (line != 2 || opt[2].vmath != NULL)
                     printf("%-8s %s %-14s %7.3f ns   %.2f\n", kopt_isa_name((kopt_isa)isa),
-                           format[f] == KOPT_BF16 ? "bf16" : "fp32", title[line], median(time[line], REPETITIONS), median(ratio[line], REPETITIONS));
+                           format[f] == KOPT_BF16 ? "bf16" : "fp32", title[line], median(time[line], REPETITIONS),
+                           median(ratio[line], REPETITIONS));
         }
     }
     return 0;

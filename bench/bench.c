@@ -114,26 +114,30 @@ typedef struct stream {
 #ifdef __GNUC__
 typedef uint64_t wide __attribute__((vector_size(64), aligned(1), may_alias));
 #else
-typedef struct wide { uint64_t x[8]; } wide;
+typedef struct wide {
+    uint64_t x[8];
+} wide;
 #endif
 
 /* s[0] is only read. */
-#define ROOFLINE(name, target)                                                                             \
-    target static uint64_t name(const stream *s, int streams, size_t n, size_t ahead) {                    \
-        wide sum = {0};                                                                                    \
-        size_t i, k;                                                                                       \
-        int which;                                                                                         \
-        for (i = 0; i + 64 <= n; i += 64) {                                                                \
-            for (which = 0; which < streams; which++) {                                                    \
-                unsigned char *p = s[which].p + i * s[which].lines;                                        \
-                for (k = 0; k < s[which].lines; k++, p += 64) {                                            \
-                    if (ahead != 0) __builtin_prefetch(p + ahead);                                         \
-                    if (which == 0) sum ^= *(const wide *)p;                                               \
-                    else *(wide *)p ^= sum;                                                                \
-                }                                                                                          \
-            }                                                                                              \
-        }                                                                                                  \
-        return sum[0];                                                                                     \
+#define ROOFLINE(name, target)                                                          \
+    target static uint64_t name(const stream *s, int streams, size_t n, size_t ahead) { \
+        wide sum = {0};                                                                 \
+        size_t i, k;                                                                    \
+        int which;                                                                      \
+        for (i = 0; i + 64 <= n; i += 64) {                                             \
+            for (which = 0; which < streams; which++) {                                 \
+                unsigned char *p = s[which].p + i * s[which].lines;                     \
+                for (k = 0; k < s[which].lines; k++, p += 64) {                         \
+                    if (ahead != 0) __builtin_prefetch(p + ahead);                      \
+                    if (which == 0)                                                     \
+                        sum ^= *(const wide *)p;                                        \
+                    else                                                                \
+                        *(wide *)p ^= sum;                                              \
+                }                                                                       \
+            }                                                                           \
+        }                                                                               \
+        return sum[0];                                                                  \
     }
 #if defined(__x86_64__)
 ROOFLINE(roofline_avx512, __attribute__((target("avx512f"))))
@@ -177,7 +181,8 @@ static double traffic(const line *l) { /* bytes read and written per element and
 
 static FILE *csv;
 
-static double median_of(const double x[REPETITIONS]) { /* median() sorts, and a repetition belongs to those of the other lines */
+static double
+median_of(const double x[REPETITIONS]) { /* median() sorts, and a repetition belongs to those of the other lines */
     double copy[REPETITIONS];
     memcpy(copy, x, sizeof copy);
     return median(copy, REPETITIONS);
@@ -231,8 +236,10 @@ static void table(const char *title, line *lines, int count, int with_roofline) 
             fraction = median_ratio(l->roof[best], l->step);
         }
         printf("%-34s %-7s %9.3f %6.0f %9.1f ", l->name, kopt_isa_name(l->isa), ns, bytes, bytes / ns);
-        if (with_roofline) printf("%9.2f", fraction);
-        else printf("%9s", "");
+        if (with_roofline)
+            printf("%9.2f", fraction);
+        else
+            printf("%9s", "");
         printf(" %7.2fx\n", time);
         fprintf(csv, "%s,%s,%s,%zu,%.4f,%.0f,%.3f,%.3f\n", title, l->name, kopt_isa_name(l->isa), l->n, ns, bytes,
                 fraction, time);
@@ -263,8 +270,8 @@ static uint64_t hash(uint64_t h, const void *data, size_t n) { /* FNV-1a */
 }
 
 enum { RULES = 11, WEIGHTS = 11, MOMENTS = 4 };
-static const char *const rule_name[RULES] = {"SGD", "SGD momentum", "AdamW", "AMSGrad", "StableAdamW", "Lion", "Adan",
-                                             "RAdam", "Ranger", "EMA", "Adam L2"};
+static const char *const rule_name[RULES] = {"SGD",  "SGD momentum", "AdamW",  "AMSGrad", "StableAdamW", "Lion",
+                                             "Adan", "RAdam",        "Ranger", "EMA",     "Adam L2"};
 static kopt_optimizer rule_of(int rule) {
     kopt_optimizer o;
     switch (rule) {
@@ -281,15 +288,16 @@ static kopt_optimizer rule_of(int rule) {
     default: return kopt_adamw(1e-3);
     }
 }
-static const char *const weight_name[WEIGHTS] = {"fp32", "bf16 nearest", "bf16 stochastic", "bf16 Kahan", "bf16 compact",
-                                                 "bf16 exact", "fp16 nearest", "fp16 stochastic", "fp16 Kahan",
-                                                 "fp16 compact", "fp16 exact"};
+static const char *const weight_name[WEIGHTS] = {"fp32",         "bf16 nearest", "bf16 stochastic", "bf16 Kahan",
+                                                 "bf16 compact", "bf16 exact",   "fp16 nearest",    "fp16 stochastic",
+                                                 "fp16 Kahan",   "fp16 compact", "fp16 exact"};
 static const char *const moment_name[MOMENTS] = {"fp32", "bf16", "fp16", "8 bit"};
 
 /* Returns 0 if there is no such combination. */
 static int combine(line *l, int rule, int weights, int moments, size_t n, kopt_isa isa) {
     kopt_format format = weights == 0 ? KOPT_F32 : weights < 6 ? KOPT_BF16 : KOPT_FP16;
-    *l = make(rule_name[rule], rule_of(rule), format, weights == 0 ? KOPT_NEAREST : (kopt_rounding)((weights - 1) % 5), n, isa);
+    *l = make(rule_name[rule], rule_of(rule), format, weights == 0 ? KOPT_NEAREST : (kopt_rounding)((weights - 1) % 5),
+              n, isa);
     l->opt.moment_format = (kopt_format)moments;
     return moments_of(&l->opt) > 0 || moments == KOPT_BF16;
 }
@@ -312,15 +320,18 @@ static void check_bits(void) {
                     cases++;
                 }
         printf("bits %-7s %016llx (%d combinations)\n", kopt_isa_name((kopt_isa)isa), (unsigned long long)h, cases);
-        if (isa == 0) expected = h;
-        else if (h != expected) fail("the instruction sets disagree: nothing is measured");
+        if (isa == 0)
+            expected = h;
+        else if (h != expected)
+            fail("the instruction sets disagree: nothing is measured");
     }
 }
 
 /* ---- conversions: beside memcpy of as many bytes ---- */
 
 static void conversions(const char *title, size_t n) {
-    static const kopt_format from[] = {KOPT_F32, KOPT_F32, KOPT_BF16, KOPT_FP16}, to[] = {KOPT_BF16, KOPT_FP16, KOPT_F32, KOPT_F32};
+    static const kopt_format from[] = {KOPT_F32, KOPT_F32, KOPT_BF16, KOPT_FP16},
+                             to[] = {KOPT_BF16, KOPT_FP16, KOPT_F32, KOPT_F32};
     static const char *const name[] = {"fp32 to bf16", "fp32 to fp16", "bf16 to fp32", "fp16 to fp32"};
     const size_t inner = n > 4000000 ? 1 : 20000000 / n;
     double x[5][REPETITIONS];
@@ -335,15 +346,18 @@ static void conversions(const char *title, size_t n) {
             for (k = 0; k <= inner; k++) {
                 if (k == 1) t0 = cpu_seconds();
                 if (k == 0) t0 = 0;
-                if (i == 4) memcpy(weight, state, 3 * n);
-                else if (kopt_convert(weight, to[i], state, from[i], n) != KOPT_OK) fail("a conversion was refused");
+                if (i == 4)
+                    memcpy(weight, state, 3 * n);
+                else if (kopt_convert(weight, to[i], state, from[i], n) != KOPT_OK)
+                    fail("a conversion was refused");
             }
             x[i][r] = (cpu_seconds() - t0) / (double)inner / (double)n * 1e9;
         }
     for (i = 0; i < 5; i++) {
         const double ns = median(x[i], REPETITIONS), copy = median(x[4], REPETITIONS);
         printf("%-34s %9.3f %9.1f %9.2f\n", i == 4 ? "memcpy of 3 bytes" : name[i], ns, 6 / ns, copy / ns);
-        fprintf(csv, "%s,%s,%s,%zu,%.4f,6,%.3f,0\n", title, i == 4 ? "memcpy" : name[i], kopt_isa_name(kopt_isa_current()), n, ns, copy / ns);
+        fprintf(csv, "%s,%s,%s,%zu,%.4f,6,%.3f,0\n", title, i == 4 ? "memcpy" : name[i],
+                kopt_isa_name(kopt_isa_current()), n, ns, copy / ns);
     }
 }
 
@@ -380,7 +394,8 @@ static double wall_of_step(line *l, int two) {
 
 static void threads(line *lines, int count) {
     int i, r;
-    printf("\ntwo threads, %zu weights, wall time of a step\n%-34s %9s %9s %9s\n", lines[0].n, "", "1: ms", "2: ms", "faster");
+    printf("\ntwo threads, %zu weights, wall time of a step\n%-34s %9s %9s %9s\n", lines[0].n, "", "1: ms", "2: ms",
+           "faster");
     for (i = 0; i < count; i++) {
         line *l = &lines[i];
         double x[2][REPETITIONS];
@@ -389,7 +404,8 @@ static void threads(line *lines, int count) {
         printf("%-34s %9.1f %9.1f %8.2fx\n", l->name, median(x[0], REPETITIONS), median(x[1], REPETITIONS),
                median(x[0], REPETITIONS) / median(x[1], REPETITIONS));
         fprintf(csv, "two threads,%s,%s,%zu,%.4f,%.0f,0,%.3f\n", l->name, kopt_isa_name(l->isa), l->n,
-                median(x[1], REPETITIONS) * 1e6 / (double)l->n, traffic(l), median(x[0], REPETITIONS) / median(x[1], REPETITIONS));
+                median(x[1], REPETITIONS) * 1e6 / (double)l->n, traffic(l),
+                median(x[0], REPETITIONS) / median(x[1], REPETITIONS));
     }
 }
 #endif
@@ -430,8 +446,8 @@ static void count_instructions(line *lines, int count) {
             return;
         }
         printf("%-34s %-7s %9.2f\n", lines[i].name, kopt_isa_name(lines[i].isa), (many - few) / 2048);
-        fprintf(csv, "instructions,%s,%s,2560,%.3f,%.0f,0,0\n", lines[i].name, kopt_isa_name(lines[i].isa), (many - few) / 2048,
-                traffic(&lines[i]));
+        fprintf(csv, "instructions,%s,%s,2560,%.3f,%.0f,0,0\n", lines[i].name, kopt_isa_name(lines[i].isa),
+                (many - few) / 2048, traffic(&lines[i]));
     }
 }
 #endif
@@ -440,16 +456,17 @@ static void count_instructions(line *lines, int count) {
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-#define DIVIDER(name, isa, type, load)                                                                         \
-    __attribute__((target(isa))) static double name(const float *x, size_t n) {                               \
-        type a = load(x), b = a, c = a, d = a;                                                                 \
-        double t0 = cpu_seconds(), ns;                                                                         \
-        size_t i;                                                                                              \
-        for (i = 0; i < n; i++)                                                                                \
-            __asm__ volatile("vsqrtps %4, %0\n\tvdivps %4, %4, %1\n\tvsqrtps %4, %2\n\tvdivps %4, %4, %3"        \
-                             : "=v"(a), "=v"(b), "=v"(c), "=v"(d) : "v"(load(x)));                             \
-        ns = (cpu_seconds() - t0) * 1e9;                                                                       \
-        return ns / (double)n / 2 / (sizeof(type) / 4);                                                        \
+#define DIVIDER(name, isa, type, load)                                                                    \
+    __attribute__((target(isa))) static double name(const float *x, size_t n) {                           \
+        type a = load(x), b = a, c = a, d = a;                                                            \
+        double t0 = cpu_seconds(), ns;                                                                    \
+        size_t i;                                                                                         \
+        for (i = 0; i < n; i++)                                                                           \
+            __asm__ volatile("vsqrtps %4, %0\n\tvdivps %4, %4, %1\n\tvsqrtps %4, %2\n\tvdivps %4, %4, %3" \
+                             : "=v"(a), "=v"(b), "=v"(c), "=v"(d)                                         \
+                             : "v"(load(x)));                                                             \
+        ns = (cpu_seconds() - t0) * 1e9;                                                                  \
+        return ns / (double)n / 2 / (sizeof(type) / 4);                                                   \
     }
 DIVIDER(divider_avx512, "avx512f", __m512, _mm512_loadu_ps)
 DIVIDER(divider_avx2, "avx2", __m256, _mm256_loadu_ps)
@@ -545,14 +562,19 @@ static void plot(const char *path, const size_t *n, double measured[CURVES][POIN
     if (f == NULL) fail("cannot write the figure");
 #define X(v) (60 + 72 * log10(v))
 #define Y(v) (340 - 90 * log10(v))
-    fprintf(f, "<svg xmlns='http://www.w3.org/2000/svg' width='760' height='460' font-family='sans-serif' font-size='12'>\n"
-               "<rect width='760' height='460' fill='white'/>\n");
+    fprintf(
+        f, "<svg xmlns='http://www.w3.org/2000/svg' width='760' height='460' font-family='sans-serif' font-size='12'>\n"
+           "<rect width='760' height='460' fill='white'/>\n");
     for (decade = 0; decade <= 9; decade++)
-        fprintf(f, "<path d='M%d 50V405' stroke='#eee'/><text x='%d' y='422' text-anchor='middle'>1e%d</text>\n", 60 + 72 * decade,
-                60 + 72 * decade, decade);
+        fprintf(f, "<path d='M%d 50V405' stroke='#eee'/><text x='%d' y='422' text-anchor='middle'>1e%d</text>\n",
+                60 + 72 * decade, 60 + 72 * decade, decade);
     for (decade = 0; decade <= 3; decade++)
-        fprintf(f, "<path d='M60 %dH708' stroke='#eee'/><text x='52' y='%d' text-anchor='end'>%d</text>\n", 340 - 90 * decade,
-                344 - 90 * decade, decade == 0 ? 1 : decade == 1 ? 10 : decade == 2 ? 100 : 1000);
+        fprintf(f, "<path d='M60 %dH708' stroke='#eee'/><text x='52' y='%d' text-anchor='end'>%d</text>\n",
+                340 - 90 * decade, 344 - 90 * decade,
+                decade == 0   ? 1
+                : decade == 1 ? 10
+                : decade == 2 ? 100
+                              : 1000);
     fprintf(f, "<text x='384' y='442' text-anchor='middle'>weights in the tensor</text>"
                "<text x='16' y='230' transform='rotate(-90 16 230)' text-anchor='middle'>ns per weight</text>\n");
     for (c = 0; c < CURVES; c++) {
@@ -560,7 +582,8 @@ static void plot(const char *path, const size_t *n, double measured[CURVES][POIN
         for (p = 0; p < points[c]; p++) fprintf(f, "%.1f,%.1f ", X((double)n[p]), Y(measured[c][p]));
         fprintf(f, "'/>\n");
         for (p = 0; p < points[c]; p++)
-            fprintf(f, "<circle cx='%.1f' cy='%.1f' r='3' fill='none' stroke='%s'/>\n", X((double)n[p]), Y(predicted[c][p]), colour[c]);
+            fprintf(f, "<circle cx='%.1f' cy='%.1f' r='3' fill='none' stroke='%s'/>\n", X((double)n[p]),
+                    Y(predicted[c][p]), colour[c]);
         fprintf(f, "<text x='480' y='%d' fill='%s'>%s</text>\n", 70 + 18 * c, colour[c], lines[c].name);
     }
     fprintf(f, "<text x='480' y='%d' fill='#333'>circles: the model</text>\n</svg>\n", 70 + 18 * CURVES);
@@ -568,8 +591,9 @@ static void plot(const char *path, const size_t *n, double measured[CURVES][POIN
 }
 
 static void sizes(kopt_isa best, double gigabytes) {
-    const size_t n[POINTS] = {1, 3, 10, 32, 100, 316, 1000, 3162, 10240, 31623, 100000, 316228, 1000000, 3162278, 10000000,
-                              31622777, 100000000, 316227766, 1000000000};
+    const size_t n[POINTS] = {1,        3,        10,        32,        100,       316,     1000,
+                              3162,     10240,    31623,     100000,    316228,    1000000, 3162278,
+                              10000000, 31622777, 100000000, 316227766, 1000000000};
     double measured[CURVES][POINTS], predicted[CURVES][POINTS], worst = 0;
     int points[CURVES], c, p, together;
     line lines[CURVES];
@@ -604,8 +628,8 @@ static void sizes(kopt_isa best, double gigabytes) {
         cost.one = (measured[c][1] * 3 - measured[c][0]) / 2;
         cost.start = measured[c][0] - cost.call - cost.one;
         cost.general = measured[c][4] * 100 - cost.call - cost.each * 96; /* 100 weights: 96 in blocks of any set */
-        printf("\n%s: a call %.0f ns, arithmetic %.3f ns each, a rest of up to %zu %.0f ns and %.1f ns each", l->name, cost.call, cost.each,
-               cost.few, cost.start, cost.one);
+        printf("\n%s: a call %.0f ns, arithmetic %.3f ns each, a rest of up to %zu %.0f ns and %.1f ns each", l->name,
+               cost.call, cost.each, cost.few, cost.start, cost.one);
         if (c > 0) printf(", a larger one %.0f ns", cost.general);
         printf("\n");
         printf("%12s %12s %12s %12s %8s\n", "weights", "bytes alone", "measured", "model", "error");
@@ -615,9 +639,10 @@ static void sizes(kopt_isa best, double gigabytes) {
             error = predicted[c][p] / measured[c][p] - 1;
             if (error > worst) worst = error;
             if (-error > worst) worst = -error;
-            printf("%12zu %12.3f %12.3f %12.3f %+7.0f%%\n", n[p], bytes[p], measured[c][p], predicted[c][p], 100 * error);
-            fprintf(csv, "size,%s,%s,%zu,%.4f,%.0f,%.3f,%.3f\n", l->name, kopt_isa_name(best), n[p], measured[c][p], traffic(l),
-                    bytes[p] / measured[c][p], predicted[c][p] / measured[c][p]);
+            printf("%12zu %12.3f %12.3f %12.3f %+7.0f%%\n", n[p], bytes[p], measured[c][p], predicted[c][p],
+                   100 * error);
+            fprintf(csv, "size,%s,%s,%zu,%.4f,%.0f,%.3f,%.3f\n", l->name, kopt_isa_name(best), n[p], measured[c][p],
+                    traffic(l), bytes[p] / measured[c][p], predicted[c][p] / measured[c][p]);
         }
     }
     plot("build/bench/cost.svg", n, measured, predicted, points, lines);
@@ -628,7 +653,8 @@ static void sizes(kopt_isa best, double gigabytes) {
 
 /* What --all measures of one combination. fp32 is AdamW in fp32 on the best set, with arrays of its own, in the same turns. */
 typedef struct figures {
-    double ns, roofline, fp32, two; /* two: how many times as fast with two threads, by the wall clock; 0: not measured */
+    double ns, roofline, fp32,
+        two; /* two: how many times as fast with two threads, by the wall clock; 0: not measured */
 } figures;
 
 static figures measure(line *l, line *fp32, kopt_tensor *baseline, int two) {
@@ -648,7 +674,9 @@ static figures measure(line *l, line *fp32, kopt_tensor *baseline, int two) {
             t0 = cpu_seconds();
             for (k = 0; k < inner; k++) {
                 if (which == 0) step(l);
-                if (which == 1) roofline(l, 2048), roofline(l, 2048); /* twice: the second undoes what the first did to the numbers */
+                if (which == 1)
+                    roofline(l, 2048),
+                        roofline(l, 2048); /* twice: the second undoes what the first did to the numbers */
                 if (which == 2 && kopt_optimizer_step(&fp32->opt, baseline, 1) != KOPT_OK) fail("a step was refused");
             }
             x[which][r] = (cpu_seconds() - t0) / (double)inner / (double)l->n * 1e9;
@@ -688,7 +716,8 @@ static void all(kopt_isa best, size_t dram) {
     const size_t n[SIZES] = {64, 1000, 10000, 100000, 1000000, 10000000, dram};
     int size, isa, rule, weights, moments;
     char title[128];
-    fprintf(csv, "rule,weights,moments,isa,n,ns_per_element,bytes_per_element,fraction_of_roofline,ratio_to_fp32_adamw,two_threads\n");
+    fprintf(csv, "rule,weights,moments,isa,n,ns_per_element,bytes_per_element,fraction_of_roofline,ratio_to_fp32_adamw,"
+                 "two_threads\n");
     for (size = 0; size < SIZES; size++) {
         line fp32 = make("", kopt_adamw(1e-3), KOPT_F32, KOPT_NEAREST, n[size], best);
         kopt_tensor baseline;
@@ -705,19 +734,23 @@ static void all(kopt_isa best, size_t dram) {
                         line l;
                         figures f;
                         int same_format;
-                        if (!kopt_isa_usable((kopt_isa)isa) || !combine(&l, rule, weights, moments, n[size], (kopt_isa)isa)) continue;
+                        if (!kopt_isa_usable((kopt_isa)isa) ||
+                            !combine(&l, rule, weights, moments, n[size], (kopt_isa)isa))
+                            continue;
                         same_format = moments == (int)l.opt.weight_format || moments_of(&l.opt) == 0;
                         if (n[size] > 1000000 && (isa != (int)best || !same_format)) continue;
                         f = measure(&l, &fp32, &baseline, n[size] >= 1000000 && isa == (int)best && same_format);
                         if (same_format) found[size][isa][rule][weights] = f;
-                        fprintf(csv, "%s,%s,%s,%s,%zu,%.4f,%.0f,%.3f,%.3f,%.2f\n", rule_name[rule], weight_name[weights], moment_name[moments],
-                                kopt_isa_name((kopt_isa)isa), l.n, f.ns, traffic(&l), f.roofline / f.ns, f.ns / f.fp32, f.two);
+                        fprintf(csv, "%s,%s,%s,%s,%zu,%.4f,%.0f,%.3f,%.3f,%.2f\n", rule_name[rule],
+                                weight_name[weights], moment_name[moments], kopt_isa_name((kopt_isa)isa), l.n, f.ns,
+                                traffic(&l), f.roofline / f.ns, f.ns / f.fp32, f.two);
                     }
         free(baseline.weight), free(baseline.grad), free(baseline.state);
     }
     for (isa = KOPT_ISA_COUNT - 1; isa >= 0; isa--) {
         if (!kopt_isa_usable((kopt_isa)isa)) continue;
-        snprintf(title, sizeof title, "%s, 10,000 weights: time, AdamW in fp32 on %s is 1", kopt_isa_name((kopt_isa)isa), kopt_isa_name(best));
+        snprintf(title, sizeof title, "%s, 10,000 weights: time, AdamW in fp32 on %s is 1",
+                 kopt_isa_name((kopt_isa)isa), kopt_isa_name(best));
         print_rules(title, IN_CACHE, isa, TO_FP32);
     }
     snprintf(title, sizeof title, "%s, DRAM, %zu weights: time, AdamW in fp32 is 1", kopt_isa_name(best), dram);
@@ -734,10 +767,12 @@ int main(int argc, char **argv) {
     char title[128];
     const char *mode = "bench";
     int count, i, isa;
-    if (argc > 1 && (strcmp(argv[1], "--sizes") == 0 || strcmp(argv[1], "--all") == 0)) mode = argv[1] + 2, argc--, argv++;
+    if (argc > 1 && (strcmp(argv[1], "--sizes") == 0 || strcmp(argv[1], "--all") == 0))
+        mode = argv[1] + 2, argc--, argv++;
     if (argc == 3 && strcmp(argv[1], "--gb") == 0) gigabytes = atof(argv[2]);
     if (argc == 1) gigabytes = strcmp(mode, "sizes") == 0 ? 17 : 1;
-    if ((argc != 1 && argc != 3) || !(gigabytes >= 0.01 && gigabytes <= 1000)) fail("usage: bench [--sizes | --all] [--gb SIZE]");
+    if ((argc != 1 && argc != 3) || !(gigabytes >= 0.01 && gigabytes <= 1000))
+        fail("usage: bench [--sizes | --all] [--gb SIZE]");
     n = (size_t)(gigabytes * 1e9 / 10) / 1024 * 1024 + 1024; /* bf16 Kahan AdamW: 10 bytes held per weight */
     allocate(strcmp(mode, "bench") == 0 ? n : 4096, strcmp(mode, "bench") == 0 ? 10 : 20);
     snprintf(title, sizeof title, "build/bench/%s.csv", mode);
@@ -824,7 +859,8 @@ int main(int argc, char **argv) {
             for (k = 0; k < calls; k++) step(&l);
             x[r] = (cpu_seconds() - t0) / (double)calls * 1e9;
         }
-        printf("%10zu %12.0f %12.3f\n", lengths[i], median(x, REPETITIONS), median(x, REPETITIONS) / (double)lengths[i]);
+        printf("%10zu %12.0f %12.3f\n", lengths[i], median(x, REPETITIONS),
+               median(x, REPETITIONS) / (double)lengths[i]);
         fprintf(csv, "size,AdamW bf16 Kahan,%s,%zu,%.4f,18,0,0\n", kopt_isa_name(best), lengths[i],
                 median(x, REPETITIONS) / (double)lengths[i]);
     }

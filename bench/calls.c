@@ -17,9 +17,10 @@ static void *allocate(size_t bytes) {
 }
 
 int main(void) {
-    static const combination list[] = {
-        {ADAMW, BF16, NO_COPY, KAHAN, BF16, BF16, 0}, {ADAMW, BF16, NO_COPY, STOCHASTIC, BF16, BF16, 0},
-        {ADAMW, F32, NO_COPY, NEAREST, F32, F32, 0},  {MOMENTUM, BF16, NO_COPY, KAHAN, BF16, BF16, 0}};
+    static const combination list[] = {{ADAMW, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
+                                       {ADAMW, BF16, NO_COPY, STOCHASTIC, BF16, BF16, 0},
+                                       {ADAMW, F32, NO_COPY, NEAREST, F32, F32, 0},
+                                       {MOMENTUM, BF16, NO_COPY, KAHAN, BF16, BF16, 0}};
     static const char *const name[] = {"AdamW-bf16-kahan", "AdamW-bf16-stochastic", "AdamW-fp32",
                                        "momentum-bf16-kahan"};
     static const size_t n[] = {1, 32, 64, 256};

@@ -44,8 +44,10 @@ static size_t size_of(int format) { return format == F32 ? 4 : format == Q8 ? 1 
 
 static int moments_of(const combination *c) {
     switch (c->rule) {
-    case SGD: case EMA: return 0;
-    case MOMENTUM: case LION: return 1;
+    case SGD:
+    case EMA: return 0;
+    case MOMENTUM:
+    case LION: return 1;
     case AMSGRAD: return 3;
     case ADAN: return 4;
     default: return 2;
@@ -80,10 +82,13 @@ static double limit_of(const combination *c, int place) {
     const double formats = limit_of_formats(c);
     if (place == DRAM) return c->rule == SGD ? 0.75 : c->rule == ADAMW && c->moment != Q8 ? 0.45 : 0;
     switch (c->rule) {
-    case ADAMW: case ADAM_L2: case FULLY_DECOUPLED: return formats;
+    case ADAMW:
+    case ADAM_L2:
+    case FULLY_DECOUPLED: return formats;
     case EMA: return 1;
     case ADAN: return formats > 2.4 ? formats : 2.4;
-    case RANGER_SYNCS: case ADAM_ATAN2: return 0;
+    case RANGER_SYNCS:
+    case ADAM_ATAN2: return 0;
     default: return formats > 1.7 ? formats : 1.7;
     }
 }
@@ -151,26 +156,31 @@ typedef struct stream {
 #ifdef __GNUC__
 typedef uint64_t wide __attribute__((vector_size(64), aligned(1), may_alias));
 #else
-typedef struct wide { uint64_t x[8]; } wide;
+typedef struct wide {
+    uint64_t x[8];
+} wide;
 #error "the roofline needs vectors of gcc or clang"
 #endif
 
-#define ROOFLINE(name, target)                                                                             \
-    target static uint64_t name(const stream *s, int streams, size_t n, size_t ahead) {                    \
-        wide sum = {0};                                                                                    \
-        size_t i, k;                                                                                       \
-        int which;                                                                                         \
-        for (i = 0; i + 64 <= n; i += 64)                                                                  \
-            for (which = 0; which < streams; which++) {                                                    \
-                unsigned char *p = s[which].p + i * s[which].lines;                                        \
-                for (k = 0; k < s[which].lines; k++, p += 64) {                                            \
-                    if (ahead != 0) __builtin_prefetch(p + ahead);                                         \
-                    if (s[which].written == 0) sum ^= *(const wide *)p;                                    \
-                    else if (s[which].written == 1) *(wide *)p ^= sum;                                     \
-                    else *(wide *)p = sum;                                                                 \
-                }                                                                                          \
-            }                                                                                              \
-        return sum[0];                                                                                     \
+#define ROOFLINE(name, target)                                                          \
+    target static uint64_t name(const stream *s, int streams, size_t n, size_t ahead) { \
+        wide sum = {0};                                                                 \
+        size_t i, k;                                                                    \
+        int which;                                                                      \
+        for (i = 0; i + 64 <= n; i += 64)                                               \
+            for (which = 0; which < streams; which++) {                                 \
+                unsigned char *p = s[which].p + i * s[which].lines;                     \
+                for (k = 0; k < s[which].lines; k++, p += 64) {                         \
+                    if (ahead != 0) __builtin_prefetch(p + ahead);                      \
+                    if (s[which].written == 0)                                          \
+                        sum ^= *(const wide *)p;                                        \
+                    else if (s[which].written == 1)                                     \
+                        *(wide *)p ^= sum;                                              \
+                    else                                                                \
+                        *(wide *)p = sum;                                               \
+                }                                                                       \
+            }                                                                           \
+        return sum[0];                                                                  \
     }
 #if defined(__x86_64__)
 ROOFLINE(roofline_avx512, __attribute__((target("avx512f"))))
@@ -322,16 +332,21 @@ static combination cell_of(int rule, int line, int column) {
 }
 
 static void label_of(const combination *c, char *text, size_t room) {
-    if (c->copy != NO_COPY) snprintf(text, room, "fp32 + %s copy", format_name[c->copy]);
-    else if (c->weight == F32) snprintf(text, room, "fp32");
-    else snprintf(text, room, "%s %s", format_name[c->weight], rounding_name[c->rounding]);
+    if (c->copy != NO_COPY)
+        snprintf(text, room, "fp32 + %s copy", format_name[c->copy]);
+    else if (c->weight == F32)
+        snprintf(text, room, "fp32");
+    else
+        snprintf(text, room, "%s %s", format_name[c->weight], rounding_name[c->rounding]);
 }
 
 static void line_label(int rule, int line, char *text, size_t room) {
     combination c;
     weights_of(&c, line);
-    if (rule == ALL_RULES) snprintf(text, room, "%s", name_of(line));
-    else label_of(&c, text, room);
+    if (rule == ALL_RULES)
+        snprintf(text, room, "%s", name_of(line));
+    else
+        label_of(&c, text, room);
 }
 
 /* Two lines of words above a column: what is the same for its neighbours, and what is not. */
@@ -370,8 +385,10 @@ static void print_grid(int rule, int isa, int place) {
         for (column = 0; column < grid_columns(rule); column++) {
             const combination c = cell_of(rule, line, column);
             const row *r = found(&c, isa, place);
-            if (r == NULL) printf("%*s", CELL, "-");
-            else printf("%*.2f%c", CELL - 1, value_of(r), is_over(r) ? '!' : ' ');
+            if (r == NULL)
+                printf("%*s", CELL, "-");
+            else
+                printf("%*.2f%c", CELL - 1, value_of(r), is_over(r) ? '!' : ' ');
         }
         printf("\n");
     }
@@ -386,9 +403,12 @@ static void print_markdown(int rule, int isa, int place) {
     for (column = 0; column < grid_columns(rule); column++) {
         const combination c = cell_of(rule, 0, column);
         label_of(&c, text, sizeof text);
-        if (rule == ALL_RULES) printf(" %s |", text);
-        else if (moments_of(&c) == 0) printf(" %s |", format_name[c.grad]);
-        else printf(" %s / %s |", format_name[c.moment], format_name[c.grad]);
+        if (rule == ALL_RULES)
+            printf(" %s |", text);
+        else if (moments_of(&c) == 0)
+            printf(" %s |", format_name[c.grad]);
+        else
+            printf(" %s / %s |", format_name[c.moment], format_name[c.grad]);
     }
     printf("\n|---|");
     for (column = 0; column < grid_columns(rule); column++) printf("---|");
@@ -398,8 +418,10 @@ static void print_markdown(int rule, int isa, int place) {
         for (column = 0; column < grid_columns(rule); column++) {
             const combination c = cell_of(rule, line, column);
             const row *r = found(&c, isa, place);
-            if (r == NULL) printf(" |");
-            else printf(is_over(r) ? " **%.2f** |" : " %.2f |", value_of(r));
+            if (r == NULL)
+                printf(" |");
+            else
+                printf(is_over(r) ? " **%.2f** |" : " %.2f |", value_of(r));
         }
     }
     printf("\n\n");
@@ -435,8 +457,10 @@ static void write_csv(FILE *f) {
                 c->weight == F32 ? "-" : rounding_name[c->rounding], moments_of(c) == 0 ? "-" : format_name[c->moment],
                 format_name[c->grad], r->ns, r->ratio, (unsigned long)traffic(c));
         if (r->place == DRAM) fprintf(f, "%.3f", r->fraction);
-        if (r->limit > 0) fprintf(f, ",%.2f,%s\n", r->limit, is_over(r) ? "over" : "ok");
-        else fprintf(f, ",,\n");
+        if (r->limit > 0)
+            fprintf(f, ",%.2f,%s\n", r->limit, is_over(r) ? "over" : "ok");
+        else
+            fprintf(f, ",,\n");
     }
 }
 
@@ -459,8 +483,10 @@ static void draw_grid(FILE *f, int x, int y, int rule, int isa, int place) {
     fprintf(f, "<text x='%d' y='%d' class='rule'>%s</text>\n", x, y + 18,
             rule == ALL_RULES ? "Every rule" : name_of(rule));
     fprintf(f, "<text x='%d' y='%d'>%s</text><text x='%d' y='%d'>%s</text>\n", x, y + 38,
-            rule == ALL_RULES ? "weights" : rule == SGD ? "" : "moments", x, y + 52,
-            rule == ALL_RULES ? "rounding" : "gradients");
+            rule == ALL_RULES ? "weights"
+            : rule == SGD     ? ""
+                              : "moments",
+            x, y + 52, rule == ALL_RULES ? "rounding" : "gradients");
     for (column = 0; column < grid_columns(rule); column++) {
         const int left = x + LABELS + column * CELL_WIDTH;
         const char *label = upper_label(rule, column);
@@ -495,12 +521,16 @@ static void write_svg(FILE *f, int measured[PLACES][KOPT_ISA_COUNT]) {
     for (place = 0; place < PLACES; place++)
         for (isa = 0; isa < KOPT_ISA_COUNT; isa++)
             if (measured[place][isa]) height += 30 + (place == CACHE ? 3 : 1) * GRID_HEIGHT;
-    fprintf(f, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %d' width='%d' height='%d' "
-               "font-family='sans-serif' font-size='11'>\n", width, height, width, height);
-    fprintf(f, "<style>.page{fill:#fff}text{fill:#24292f}.rule{font-size:14px;font-weight:bold}\n"
-               ".isa{font-size:17px;font-weight:bold}.over{stroke:#24292f;stroke-width:2}.in{text-anchor:middle}\n"
-               "@media(prefers-color-scheme:dark){.page{fill:#0d1117}text{fill:#e6edf3}.over{stroke:#fff}}\n"
-               "text.in{fill:#111}</style>\n<rect class='page' width='%d' height='%d'/>\n", width, height);
+    fprintf(f,
+            "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %d' width='%d' height='%d' "
+            "font-family='sans-serif' font-size='11'>\n",
+            width, height, width, height);
+    fprintf(f,
+            "<style>.page{fill:#fff}text{fill:#24292f}.rule{font-size:14px;font-weight:bold}\n"
+            ".isa{font-size:17px;font-weight:bold}.over{stroke:#24292f;stroke-width:2}.in{text-anchor:middle}\n"
+            "@media(prefers-color-scheme:dark){.page{fill:#0d1117}text{fill:#e6edf3}.over{stroke:#fff}}\n"
+            "text.in{fill:#111}</style>\n<rect class='page' width='%d' height='%d'/>\n",
+            width, height);
     for (place = 0; place < PLACES; place++)
         for (isa = KOPT_ISA_COUNT - 1; isa >= 0; isa--) {
             if (!measured[place][isa]) continue;
@@ -550,8 +580,7 @@ static void summary(FILE *f, int measured[PLACES][KOPT_ISA_COUNT]) {
             }
             fprintf(f, "\n");
             if (loud > 0)
-                fprintf(f, "    the machine was busy all through %d combinations: their numbers are too small\n",
-                        loud);
+                fprintf(f, "    the machine was busy all through %d combinations: their numbers are too small\n", loud);
         }
     fprintf(f, "%d of %d within their limits\n", all_ok, all);
 }
@@ -569,12 +598,18 @@ int main(int count, char **arguments) {
         if (isa < KOPT_ISA_COUNT) {
             if (!kopt_isa_usable((kopt_isa)isa)) fail("this machine or this build has no such instruction set");
             wanted[isa] = 1, any_isa = 0;
-        } else if (strcmp(word, "quick") == 0) quick = 1;
-        else if (strcmp(word, "cache") == 0) places[CACHE] = 1;
-        else if (strcmp(word, "dram") == 0) places[DRAM] = 1;
-        else if (strcmp(word, "--markdown") == 0) markdown = 1;
-        else if (strcmp(word, "--nearest-stores") == 0) nearest_stores = 1;
-        else fail("usage: cliffs [quick] [cache] [dram] [ISA...] [--nearest-stores] [--markdown]");
+        } else if (strcmp(word, "quick") == 0)
+            quick = 1;
+        else if (strcmp(word, "cache") == 0)
+            places[CACHE] = 1;
+        else if (strcmp(word, "dram") == 0)
+            places[DRAM] = 1;
+        else if (strcmp(word, "--markdown") == 0)
+            markdown = 1;
+        else if (strcmp(word, "--nearest-stores") == 0)
+            nearest_stores = 1;
+        else
+            fail("usage: cliffs [quick] [cache] [dram] [ISA...] [--nearest-stores] [--markdown]");
     }
     if (!places[CACHE] && !places[DRAM]) places[CACHE] = places[DRAM] = 1;
     for (isa = 0; isa < KOPT_ISA_COUNT; isa++) {

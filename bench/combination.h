@@ -10,8 +10,21 @@
 enum { F32, BF16, FP16, Q8, FORMATS, NO_COPY = -1 };
 enum { NEAREST, STOCHASTIC, KAHAN, COMPACT, EXACT, ROUNDINGS };
 enum {
-    SGD, MOMENTUM, ADAMW, LION, ADAM_L2, FULLY_DECOUPLED, AMSGRAD, STABLE_ADAMW, ADAN, RADAM, RANGER, RANGER_SYNCS, EMA,
-    ADAM_ATAN2, RULES
+    SGD,
+    MOMENTUM,
+    ADAMW,
+    LION,
+    ADAM_L2,
+    FULLY_DECOUPLED,
+    AMSGRAD,
+    STABLE_ADAMW,
+    ADAN,
+    RADAM,
+    RANGER,
+    RANGER_SYNCS,
+    EMA,
+    ADAM_ATAN2,
+    RULES
 };
 
 typedef struct combination {
@@ -35,9 +48,9 @@ enum { SPARE = 4 * (4096 + 1088) + 64 }; /* what four of them take beside their 
 
 static const char *const format_name[FORMATS] = {"fp32", "bf16", "fp16", "8-bit"};
 static const char *const rounding_name[ROUNDINGS] = {"nearest", "stochastic", "kahan", "compact", "exact"};
-static const char *const rule_name[RULES] = {
-    "SGD", "momentum", "AdamW", "Lion", "Adam L2", "fully decoupled", "AMSGrad", "StableAdamW", "Adan", "RAdam",
-    "Ranger", "Ranger syncs", "EMA", "Adam-atan2"};
+static const char *const rule_name[RULES] = {"SGD",     "momentum",    "AdamW", "Lion",  "Adam L2", "fully decoupled",
+                                             "AMSGrad", "StableAdamW", "Adan",  "RAdam", "Ranger",  "Ranger syncs",
+                                             "EMA",     "Adam-atan2"};
 
 #ifdef KAHAN_OPT_H
 /* Step 1,000: the scalars of a long run; RAdam and Ranger are rectified. */

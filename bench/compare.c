@@ -17,10 +17,10 @@
 
 typedef struct library {
     const char *(*isa_name)(int isa);
-    int (*force)(int isa);                                    /* 0: not on this machine, or not in this build    */
+    int (*force)(int isa); /* 0: not on this machine, or not in this build    */
     size_t (*state_size)(const combination *c, size_t n);
-    int (*begin)(const combination *c, const arrays *a);      /* fills the arrays; 0: refused                    */
-    int (*run)(unsigned steps);                               /* more of the same; 0: refused                    */
+    int (*begin)(const combination *c, const arrays *a); /* fills the arrays; 0: refused                    */
+    int (*run)(unsigned steps);                          /* more of the same; 0: refused                    */
 } library;
 
 #ifdef HEADER
@@ -56,76 +56,75 @@ const library functions = {isa_name, force, state_size, begin_it, run};
 
 enum { ROUNDS = 41, ISAS = 5, SIDES = 2 };
 
-static const combination list[] = {
-    {ADAMW, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
-    {ADAMW, BF16, NO_COPY, KAHAN, BF16, BF16, 1},
-    {ADAMW, BF16, NO_COPY, STOCHASTIC, BF16, BF16, 0},
-    {MOMENTUM, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
-    {ADAMW, F32, NO_COPY, NEAREST, F32, F32, 0},
-    /* all in bf16 */
-    {ADAMW, BF16, NO_COPY, NEAREST, BF16, BF16, 0},
-    {ADAMW, BF16, NO_COPY, NEAREST, BF16, BF16, 1},
-    {ADAMW, BF16, NO_COPY, COMPACT, BF16, BF16, 0},
-    {ADAMW, BF16, NO_COPY, EXACT, BF16, BF16, 0},
-    {ADAM_L2, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
-    {FULLY_DECOUPLED, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
-    {SGD, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
-    {SGD, BF16, NO_COPY, STOCHASTIC, BF16, BF16, 0},
-    {MOMENTUM, BF16, NO_COPY, STOCHASTIC, BF16, BF16, 0},
-    {LION, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
-    {LION, BF16, NO_COPY, STOCHASTIC, BF16, BF16, 0},
-    {AMSGRAD, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
-    {STABLE_ADAMW, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
-    {ADAN, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
-    {RADAM, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
-    {RANGER, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
-    {RANGER_SYNCS, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
-    {EMA, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
-    {EMA, BF16, NO_COPY, STOCHASTIC, BF16, BF16, 0},
-    {ADAM_ATAN2, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
-    /* bf16 weights with other moments and gradients */
-    {ADAMW, BF16, NO_COPY, KAHAN, BF16, F32, 0},
-    {ADAMW, BF16, NO_COPY, KAHAN, BF16, FP16, 0},
-    {ADAMW, BF16, NO_COPY, KAHAN, F32, BF16, 0},
-    {ADAMW, BF16, NO_COPY, KAHAN, F32, F32, 0},
-    {ADAMW, BF16, NO_COPY, KAHAN, FP16, BF16, 0},
-    {ADAMW, BF16, NO_COPY, KAHAN, Q8, BF16, 0},
-    {ADAMW, BF16, NO_COPY, STOCHASTIC, BF16, F32, 0},
-    {ADAMW, BF16, NO_COPY, STOCHASTIC, F32, BF16, 0},
-    {ADAMW, BF16, NO_COPY, STOCHASTIC, Q8, BF16, 0},
-    {MOMENTUM, BF16, NO_COPY, KAHAN, F32, F32, 0},
-    {LION, BF16, NO_COPY, KAHAN, Q8, F32, 0},
-    {SGD, BF16, NO_COPY, KAHAN, BF16, F32, 0},
-    {EMA, BF16, NO_COPY, KAHAN, BF16, F32, 0},
-    /* fp32 weights */
-    {ADAMW, F32, BF16, NEAREST, F32, BF16, 0},
-    {ADAMW, F32, FP16, NEAREST, F32, FP16, 0},
-    {ADAMW, F32, NO_COPY, NEAREST, F32, BF16, 0},
-    {ADAMW, F32, NO_COPY, NEAREST, BF16, BF16, 0},
-    {ADAMW, F32, NO_COPY, NEAREST, Q8, F32, 0},
-    {SGD, F32, NO_COPY, NEAREST, F32, F32, 0},
-    {MOMENTUM, F32, NO_COPY, NEAREST, F32, F32, 0},
-    {LION, F32, NO_COPY, NEAREST, F32, F32, 0},
-    {AMSGRAD, F32, NO_COPY, NEAREST, F32, F32, 0},
-    {STABLE_ADAMW, F32, NO_COPY, NEAREST, F32, F32, 0},
-    {ADAN, F32, NO_COPY, NEAREST, F32, F32, 0},
-    {RADAM, F32, NO_COPY, NEAREST, F32, F32, 0},
-    {RANGER, F32, NO_COPY, NEAREST, F32, F32, 0},
-    {EMA, F32, NO_COPY, NEAREST, F32, F32, 0},
-    /* fp16 weights */
-    {ADAMW, FP16, NO_COPY, KAHAN, FP16, FP16, 0},
-    {ADAMW, FP16, NO_COPY, KAHAN, FP16, FP16, 1},
-    {ADAMW, FP16, NO_COPY, STOCHASTIC, FP16, FP16, 0},
-    {ADAMW, FP16, NO_COPY, COMPACT, FP16, FP16, 0},
-    {ADAMW, FP16, NO_COPY, EXACT, FP16, FP16, 0},
-    {ADAMW, FP16, NO_COPY, KAHAN, F32, FP16, 0},
-    {ADAMW, FP16, NO_COPY, KAHAN, BF16, F32, 0},
-    {ADAMW, FP16, NO_COPY, KAHAN, Q8, FP16, 0},
-    {SGD, FP16, NO_COPY, KAHAN, FP16, FP16, 0},
-    {MOMENTUM, FP16, NO_COPY, KAHAN, FP16, FP16, 0},
-    {LION, FP16, NO_COPY, KAHAN, FP16, FP16, 0},
-    {ADAN, FP16, NO_COPY, KAHAN, FP16, FP16, 0},
-    {EMA, FP16, NO_COPY, KAHAN, FP16, FP16, 0}};
+static const combination list[] = {{ADAMW, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
+                                   {ADAMW, BF16, NO_COPY, KAHAN, BF16, BF16, 1},
+                                   {ADAMW, BF16, NO_COPY, STOCHASTIC, BF16, BF16, 0},
+                                   {MOMENTUM, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
+                                   {ADAMW, F32, NO_COPY, NEAREST, F32, F32, 0},
+                                   /* all in bf16 */
+                                   {ADAMW, BF16, NO_COPY, NEAREST, BF16, BF16, 0},
+                                   {ADAMW, BF16, NO_COPY, NEAREST, BF16, BF16, 1},
+                                   {ADAMW, BF16, NO_COPY, COMPACT, BF16, BF16, 0},
+                                   {ADAMW, BF16, NO_COPY, EXACT, BF16, BF16, 0},
+                                   {ADAM_L2, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
+                                   {FULLY_DECOUPLED, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
+                                   {SGD, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
+                                   {SGD, BF16, NO_COPY, STOCHASTIC, BF16, BF16, 0},
+                                   {MOMENTUM, BF16, NO_COPY, STOCHASTIC, BF16, BF16, 0},
+                                   {LION, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
+                                   {LION, BF16, NO_COPY, STOCHASTIC, BF16, BF16, 0},
+                                   {AMSGRAD, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
+                                   {STABLE_ADAMW, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
+                                   {ADAN, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
+                                   {RADAM, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
+                                   {RANGER, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
+                                   {RANGER_SYNCS, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
+                                   {EMA, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
+                                   {EMA, BF16, NO_COPY, STOCHASTIC, BF16, BF16, 0},
+                                   {ADAM_ATAN2, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
+                                   /* bf16 weights with other moments and gradients */
+                                   {ADAMW, BF16, NO_COPY, KAHAN, BF16, F32, 0},
+                                   {ADAMW, BF16, NO_COPY, KAHAN, BF16, FP16, 0},
+                                   {ADAMW, BF16, NO_COPY, KAHAN, F32, BF16, 0},
+                                   {ADAMW, BF16, NO_COPY, KAHAN, F32, F32, 0},
+                                   {ADAMW, BF16, NO_COPY, KAHAN, FP16, BF16, 0},
+                                   {ADAMW, BF16, NO_COPY, KAHAN, Q8, BF16, 0},
+                                   {ADAMW, BF16, NO_COPY, STOCHASTIC, BF16, F32, 0},
+                                   {ADAMW, BF16, NO_COPY, STOCHASTIC, F32, BF16, 0},
+                                   {ADAMW, BF16, NO_COPY, STOCHASTIC, Q8, BF16, 0},
+                                   {MOMENTUM, BF16, NO_COPY, KAHAN, F32, F32, 0},
+                                   {LION, BF16, NO_COPY, KAHAN, Q8, F32, 0},
+                                   {SGD, BF16, NO_COPY, KAHAN, BF16, F32, 0},
+                                   {EMA, BF16, NO_COPY, KAHAN, BF16, F32, 0},
+                                   /* fp32 weights */
+                                   {ADAMW, F32, BF16, NEAREST, F32, BF16, 0},
+                                   {ADAMW, F32, FP16, NEAREST, F32, FP16, 0},
+                                   {ADAMW, F32, NO_COPY, NEAREST, F32, BF16, 0},
+                                   {ADAMW, F32, NO_COPY, NEAREST, BF16, BF16, 0},
+                                   {ADAMW, F32, NO_COPY, NEAREST, Q8, F32, 0},
+                                   {SGD, F32, NO_COPY, NEAREST, F32, F32, 0},
+                                   {MOMENTUM, F32, NO_COPY, NEAREST, F32, F32, 0},
+                                   {LION, F32, NO_COPY, NEAREST, F32, F32, 0},
+                                   {AMSGRAD, F32, NO_COPY, NEAREST, F32, F32, 0},
+                                   {STABLE_ADAMW, F32, NO_COPY, NEAREST, F32, F32, 0},
+                                   {ADAN, F32, NO_COPY, NEAREST, F32, F32, 0},
+                                   {RADAM, F32, NO_COPY, NEAREST, F32, F32, 0},
+                                   {RANGER, F32, NO_COPY, NEAREST, F32, F32, 0},
+                                   {EMA, F32, NO_COPY, NEAREST, F32, F32, 0},
+                                   /* fp16 weights */
+                                   {ADAMW, FP16, NO_COPY, KAHAN, FP16, FP16, 0},
+                                   {ADAMW, FP16, NO_COPY, KAHAN, FP16, FP16, 1},
+                                   {ADAMW, FP16, NO_COPY, STOCHASTIC, FP16, FP16, 0},
+                                   {ADAMW, FP16, NO_COPY, COMPACT, FP16, FP16, 0},
+                                   {ADAMW, FP16, NO_COPY, EXACT, FP16, FP16, 0},
+                                   {ADAMW, FP16, NO_COPY, KAHAN, F32, FP16, 0},
+                                   {ADAMW, FP16, NO_COPY, KAHAN, BF16, F32, 0},
+                                   {ADAMW, FP16, NO_COPY, KAHAN, Q8, FP16, 0},
+                                   {SGD, FP16, NO_COPY, KAHAN, FP16, FP16, 0},
+                                   {MOMENTUM, FP16, NO_COPY, KAHAN, FP16, FP16, 0},
+                                   {LION, FP16, NO_COPY, KAHAN, FP16, FP16, 0},
+                                   {ADAN, FP16, NO_COPY, KAHAN, FP16, FP16, 0},
+                                   {EMA, FP16, NO_COPY, KAHAN, FP16, FP16, 0}};
 enum { COUNT = sizeof list / sizeof list[0] };
 
 static void fail(const char *why) {

@@ -61,8 +61,9 @@ int main(int count, char **arguments) {
         const char *name;
         kopt_format format;
         kopt_rounding rounding;
-    } line[LINES] = {
-        {"fp32", KOPT_F32, KOPT_NEAREST}, {"bf16 Kahan", KOPT_BF16, KOPT_KAHAN}, {"bf16 stochastic", KOPT_BF16, KOPT_STOCHASTIC}};
+    } line[LINES] = {{"fp32", KOPT_F32, KOPT_NEAREST},
+                     {"bf16 Kahan", KOPT_BF16, KOPT_KAHAN},
+                     {"bf16 stochastic", KOPT_BF16, KOPT_STOCHASTIC}};
     static double time[COUNT][REPETITIONS], ratio[COUNT][REPETITIONS];
     const size_t n = count > 1 ? strtoull(arguments[1], NULL, 10) : 10240;
     const unsigned steps = (unsigned)(300000 / (n + 1)) + 1;

@@ -67,7 +67,7 @@ int ours_convert(void *dst, int dst_format, const void *src, int src_format, siz
 #include <math.h>
 
 /* What the loops are given: AdamW's hyper-parameters and the number of the step, from 1. */
-#define LOOP(name) \
+#define LOOP(name)                                                                                                   \
     void name(float *w, const float *g, float *m, float *v, size_t n, float lr, float beta1, float beta2, float eps, \
               float wd, int t)
 

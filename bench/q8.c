@@ -64,7 +64,7 @@ typedef struct {
 typedef struct {
     const char *name;
     enum { FP32, BF16, DYNAMIC, LINES } kind;
-    int root;    /* the root of a mean square is coded, not the mean square */
+    int root;     /* the root of a mean square is coded, not the mean square */
     float longer; /* from the second step on this factor of roots makes up for the mean of 1 / sqrt(v) */
     int lines;
     line of[3];
@@ -73,7 +73,8 @@ typedef struct {
 #define ONE 0x3F800000
 #define BINADE 0x00800000
 
-#define TWO_LINES 2, {{ONE, 255, 18}, {ONE - 4 * BINADE, 127, 20}}
+#define TWO_LINES \
+    2, { {ONE, 255, 18}, {ONE - 4 * BINADE, 127, 20} }
 static const store stores[] = {
     {"fp32", FP32, 0, 1, 0, {{0, 0, 0}}},
     {"bf16", BF16, 0, 1, 0, {{0, 0, 0}}},
@@ -83,8 +84,7 @@ static const store stores[] = {
     {"root 16 x 1.006", LINES, 1, 1.006f, 1, {{ONE, 255, 19}}},
     {"root 32, 8", LINES, 1, 1, TWO_LINES},
     {"root 32, 8 x 1.003", LINES, 1, 1.003f, TWO_LINES},
-    {"root 32, 16, 8", LINES, 1, 1, 3,
-     {{ONE, 255, 18}, {ONE - 2 * BINADE, 191, 19}, {ONE - 10 * BINADE, 63, 20}}},
+    {"root 32, 16, 8", LINES, 1, 1, 3, {{ONE, 255, 18}, {ONE - 2 * BINADE, 191, 19}, {ONE - 10 * BINADE, 63, 20}}},
 };
 enum { STORES = sizeof stores / sizeof stores[0], TRAINED = STORES - 1 };
 
@@ -152,8 +152,10 @@ static float dynamic_store(float y, int is_square, float random) { /* 0 <= y <= 
     if (y >= 1 || y == 0) return y;
     while (high - low > 1) {
         const int middle = (low + high) / 2;
-        if (value[middle] <= y) low = middle;
-        else high = middle;
+        if (value[middle] <= y)
+            low = middle;
+        else
+            high = middle;
     }
     below_y = low < 0 ? 0 : value[low];
     if ((y - below_y) / (value[high] - below_y) > random) return value[high];
@@ -175,12 +177,15 @@ static void store_block(const store *s, float *x, int n, int is_square, draws *d
         int32_t random;
         if (i % 4 == 0) word = draw(d);
         random = (int32_t)(word & 0xFFFF);
-        if (s->kind == BF16) x[i] = from_bits((int32_t)((uint32_t)(bits(x[i]) + random) & 0xFFFF0000u));
-        else if (scale == 0) x[i] = 0;
+        if (s->kind == BF16)
+            x[i] = from_bits((int32_t)((uint32_t)(bits(x[i]) + random) & 0xFFFF0000u));
+        else if (scale == 0)
+            x[i] = 0;
         else if (s->kind == DYNAMIC) {
             const float stored = dynamic_store(fminf(fabsf(x[i]) * inverse, 1), is_square, (float)random * 0x1p-16f);
             x[i] = copysignf(stored * scale, x[i]);
-        } else if (!is_square) x[i] = signed_value(signed_code(x[i] * inverse, random)) * scale;
+        } else if (!is_square)
+            x[i] = signed_value(signed_code(x[i] * inverse, random)) * scale;
         else if (x[i] > 0) {
             const float root = s->root ? sqrtf(x[i]) : x[i];
             const float stored = unsigned_value(s, unsigned_code(s, root * inverse, random)) * scale;
@@ -212,8 +217,10 @@ static double mean_of(const store *s, float y) {
     if (code_of(s, y, b) == low) return value_of(s, low);
     while (b - a > 1) {
         const int32_t middle = (a + b) / 2;
-        if (code_of(s, y, middle) == low) a = middle;
-        else b = middle;
+        if (code_of(s, y, middle) == low)
+            a = middle;
+        else
+            b = middle;
     }
     return value_of(s, low) + (value_of(s, low + 1) - value_of(s, low)) * (65536 - b) / 65536;
 }
@@ -253,8 +260,10 @@ static void check_code(const store *s) {
     claim(mean_ascends && worst <= 0x1.2p-17, name, "the mean of all random numbers ascends, within 2^-16.8 of a gap");
     claim(again, name,
           s ? "decoded, coded to nearest with any scale: the same code; the largest is always 255" : "signs");
-    if (s) claim(code_of(s, 0x1p-126f, 0) == 1 && code_of(s, 0x1p-126f, 65535) == 1, name, "never 0 above 0");
-    else claim(signed_code(0, 0) == 0 && signed_code(0, 65535) == 0 && value_of(s, 0) == 0.0, name, "0 stays 0");
+    if (s)
+        claim(code_of(s, 0x1p-126f, 0) == 1 && code_of(s, 0x1p-126f, 65535) == 1, name, "never 0 above 0");
+    else
+        claim(signed_code(0, 0) == 0 && signed_code(0, 65535) == 0 && value_of(s, 0) == 0.0, name, "0 stays 0");
 }
 
 static void check_signed_scales(void) {
@@ -262,7 +271,8 @@ static void check_signed_scales(void) {
     uint32_t u;
     for (u = 1; u < 0x7F800000u; u += 97) {
         const float x = from_bits((int32_t)u), scale = signed_scale(x);
-        if (scale == 0) holds &= x <= 1.875f * 0x1p-126f;
+        if (scale == 0)
+            holds &= x <= 1.875f * 0x1p-126f;
         else {
             const float y = x * signed_inverse(scale);
             holds &= y > 3.75f && y <= 7.5f && scale >= 0x1p-126f && scale <= 0x1p127f;
@@ -276,7 +286,7 @@ static void check_signed_scales(void) {
 
 static void blocks(float beta2) {
     enum { N = 1024, KINDS = 7 };
-    static const char *kinds[KINDS] = {"same sigma",  "spread 100", "spread 1000", "outlier 1e3",
+    static const char *kinds[KINDS] = {"same sigma",  "spread 100",  "spread 1000", "outlier 1e3",
                                        "outlier 1e4", "outlier 1e5", "sparse .002"};
     static float sigma[N], exact[N], stored[N];
     const int steps = beta2 > 0.995f ? 5000 : 1500;
@@ -432,12 +442,11 @@ static void read_text(const char *name) {
 
 /* Ten glyphs of 5 x 7 points, moved, scaled, sheared and covered with noise. */
 static void draw_digits(void) {
-    static const char *glyph[10] = {
-        "01110100011001110101110011000101110", "00100011000010000100001000010001110",
-        "01110100010000100010001000100011111", "11111000100010000010000011000101110",
-        "00010001100101010010111110001000010", "11111100001111000001000011000101110",
-        "00110010001000011110100011000101110", "11111000010001000100010000100001000",
-        "01110100011000101110100011000101110", "01110100011000101111000010001001100"};
+    static const char *glyph[10] = {"01110100011001110101110011000101110", "00100011000010000100001000010001110",
+                                    "01110100010000100010001000100011111", "11111000100010000010000011000101110",
+                                    "00010001100101010010111110001000010", "11111100001111000001000011000101110",
+                                    "00110010001000011110100011000101110", "11111000010001000100010000100001000",
+                                    "01110100011000101110100011000101110", "01110100011000101111000010001001100"};
     draws d = draws_of(1, 10);
     int i, x, y;
     for (i = 0; i < DIGITS; i++) {
@@ -467,8 +476,10 @@ static void read_digits(const char *name) { /* in a line 64 numbers of 0 to 16 a
     for (i = 0; i < DIGITS; i++)
         for (k = 0; k < 65; k++) {
             if (fscanf(f, "%d%*[,]", &x) != 1) refuse(name);
-            if (k < 64) digit[i][k] = (float)x / 16;
-            else digit_label[i] = x;
+            if (k < 64)
+                digit[i][k] = (float)x / 16;
+            else
+                digit_label[i] = x;
         }
     fclose(f);
 }
@@ -508,8 +519,10 @@ static void draw_batch(int task, batch *b, draws *d, int held_out) {
                 int low = 0, high = RARE - 1, c;
                 while (low < high) {
                     const int middle = (low + high) / 2;
-                    if (rank_until[middle] > u) high = middle;
-                    else low = middle + 1;
+                    if (rank_until[middle] > u)
+                        high = middle;
+                    else
+                        low = middle + 1;
                 }
                 b->token[r * 8 + k] = low;
                 for (c = 0; c < CLASSES; c++) logit[c] += teacher[low][c];
@@ -536,7 +549,8 @@ static double mlp(model *net, int task, const batch *b, int learn) {
     double loss;
     int r, k, j, i;
     memset(x, 0, sizeof x);
-    if (!first) memcpy(x[0], b->feature, sizeof(float) * (size_t)(rows * 64));
+    if (!first)
+        memcpy(x[0], b->feature, sizeof(float) * (size_t)(rows * 64));
     else
         for (r = 0; r < rows; r++)
             for (k = 0; k < 8; k++)
@@ -739,8 +753,10 @@ static double train_once(int task, const store *s, float beta2, uint64_t seed) {
     for (step = 1; step <= tasks[task].steps; step++) { /* 5 % warm-up, then half a cosine down to 0 */
         const float part = (float)step / (float)tasks[task].steps, up = fminf(part * 20, 1);
         draw_batch(task, &b, &data, 0);
-        if (task == GPT_TASK) gpt(&net, &b, 1);
-        else mlp(&net, task, &b, 1);
+        if (task == GPT_TASK)
+            gpt(&net, &b, 1);
+        else
+            mlp(&net, task, &b, 1);
         adamw(&net, s, tasks[task].lr * up * 0.5f * (1 + cosf(3.14159265f * part)), beta2, step, seed);
     }
     return evaluate(&net, task, &b);
@@ -763,8 +779,10 @@ static void train(float beta2, int last_task) {
                 sum += s == 0 ? x : change, squares += change * change;
             }
             mean = sum / SEEDS;
-            if (s == 0) printf("| %s (%.4f) |", tasks[task].name, mean);
-            else printf(" %+.2f +- %.2f |", mean, 2.262 * sqrt((squares / SEEDS - mean * mean) / (SEEDS - 1)));
+            if (s == 0)
+                printf("| %s (%.4f) |", tasks[task].name, mean);
+            else
+                printf(" %+.2f +- %.2f |", mean, 2.262 * sqrt((squares / SEEDS - mean * mean) / (SEEDS - 1)));
             fflush(stdout);
         }
         printf("\n");
@@ -787,8 +805,10 @@ int main(int argc, char **argv) {
     }
     if (strcmp(mode, "train") == 0 && argc > 2) {
         read_text(argv[2]);
-        if (argc > 4) read_digits(argv[4]);
-        else draw_digits();
+        if (argc > 4)
+            read_digits(argv[4]);
+        else
+            draw_digits();
         make_teacher();
         train(argc > 3 ? (float)atof(argv[3]) : 0.999f, argc > 4 ? DIGITS_TASK : TASKS - 1);
         return 0;

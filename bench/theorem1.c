@@ -214,11 +214,16 @@ static void write_svg(FILE *file, const Results *r) {
     double label = 0;
     fputs("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 900 510\" width=\"900\" height=\"510\"\n"
           "     font-family=\"Helvetica, Arial, sans-serif\" font-size=\"14\" fill=\"#24292f\">\n"
-          "<rect width=\"900\" height=\"510\" fill=\"#ffffff\"/>\n", file);
-    fprintf(file, "<text x=\"%g\" y=\"34\" font-size=\"19\" font-weight=\"bold\">bf16 weights, smaller and smaller "
-            "steps: where SGD ends</text>\n", LEFT);
-    fprintf(file, "<text x=\"%g\" y=\"58\" fill=\"#57606a\">Least squares by SGD: relative distance of the weights "
-            "from the solution after 400 / step steps</text>\n", LEFT);
+          "<rect width=\"900\" height=\"510\" fill=\"#ffffff\"/>\n",
+          file);
+    fprintf(file,
+            "<text x=\"%g\" y=\"34\" font-size=\"19\" font-weight=\"bold\">bf16 weights, smaller and smaller "
+            "steps: where SGD ends</text>\n",
+            LEFT);
+    fprintf(file,
+            "<text x=\"%g\" y=\"58\" fill=\"#57606a\">Least squares by SGD: relative distance of the weights "
+            "from the solution after 400 / step steps</text>\n",
+            LEFT);
     for (double error = LOW; error <= HIGH * 1.01; error *= 10) {
         fprintf(file, "<path d=\"M%g %.1fH%g\" stroke=\"#e4e7eb\"/>", LEFT, at_y(error), RIGHT);
         fprintf(file, "<text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%g</text>\n", LEFT - 10, at_y(error) + 5, error);
@@ -252,9 +257,11 @@ static void test(const Results *r, const char *format, int sizes) {
     for (int k = 0; k < sizes; k++) {
         ok(r->closest[NEAREST][k] >= 1, "%s, step %g: nearest stays on or above the bound, always (closest %.2f times)",
            format, step_size[k], r->closest[NEAREST][k]);
-        if (k > 0) ok(r->error[NEAREST][k] > r->error[NEAREST][k - 1], "%s, step %g: nearest ends farther (%.4f) than "
-                      "with %g (%.4f)", format, step_size[k], r->error[NEAREST][k], step_size[k - 1],
-                      r->error[NEAREST][k - 1]);
+        if (k > 0)
+            ok(r->error[NEAREST][k] > r->error[NEAREST][k - 1],
+               "%s, step %g: nearest ends farther (%.4f) than "
+               "with %g (%.4f)",
+               format, step_size[k], r->error[NEAREST][k], step_size[k - 1], r->error[NEAREST][k - 1]);
     }
     for (int arm = 0; arm < ARMS; arm++) {
         const double *error = r->error[arm];

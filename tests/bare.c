@@ -6,8 +6,7 @@
 #ifndef __AVR__
 /* The probe assigns structs. That the header calls neither is seen in size.sh. */
 void *memcpy(void *to, const void *from, size_t size);
-void *memcpy(void *to, const void *from, size_t size)
-{
+void *memcpy(void *to, const void *from, size_t size) {
     volatile byte *p = (byte *)to; /* or the loop becomes a call of memcpy */
     size_t i;
     for (i = 0; i < size; i++) p[i] = ((const byte *)from)[i];
@@ -23,8 +22,7 @@ void __aeabi_memcpy4(void *to, const void *from, size_t size);
 void __aeabi_memcpy4(void *to, const void *from, size_t size) { memcpy(to, from, size); }
 
 /* Semihosting: the debugger, here qemu, does the input and output. */
-static void semihost(uint32_t operation, const void *argument)
-{
+static void semihost(uint32_t operation, const void *argument) {
     register uint32_t r0 __asm__("r0") = operation;
     register const void *r1 __asm__("r1") = argument;
     __asm__ __volatile__("bkpt 0xab" : "+r"(r0) : "r"(r1) : "memory");
@@ -32,37 +30,51 @@ static void semihost(uint32_t operation, const void *argument)
 
 static void put(const char *line) { semihost(0x04, line); }
 
-__attribute__((used, noreturn)) static void run(void)
-{
-#if defined(HOSTILE) && defined(__ARM_FP) /* the caller's environment: toward plus infinity, flush to zero, default NaN */
+__attribute__((used, noreturn)) static void run(void) {
+#if defined(HOSTILE) && \
+    defined(__ARM_FP) /* the caller's environment: toward plus infinity, flush to zero, default NaN */
     uint32_t fpscr = UINT32_C(0x03400000);
     __asm__ __volatile__("vmsr fpscr, %0" : : "r"(fpscr));
 #endif
     probe(put);
     semihost(0x18, (const void *)UINT32_C(0x20026)); /* the application ended */
-    for (;;) {}
+    for (;;) {
+    }
 }
 
-__attribute__((used, noreturn)) static void fault(void)
-{
+__attribute__((used, noreturn)) static void fault(void) {
     put("fault\n");
     semihost(0x18, (const void *)UINT32_C(0x20023)); /* a run-time error: exit status 1 */
-    for (;;) {}
+    for (;;) {
+    }
 }
 
 /* Before any C: a prologue may save floating-point registers, and the unit is off (CPACR). */
-__attribute__((naked, used)) static void reset(void)
-{
+__attribute__((naked, used)) static void reset(void) {
 #ifdef __ARM_FP
-    __asm__("movw r0, #0xED88\n\tmovt r0, #0xE000\n\tldr r1, [r0]\n\torr r1, r1, #0x00F00000\n\tstr r1, [r0]\n\tdsb\n\tisb");
+    __asm__("movw r0, #0xED88\n\tmovt r0, #0xE000\n\tldr r1, [r0]\n\torr r1, r1, #0x00F00000\n\tstr r1, "
+            "[r0]\n\tdsb\n\tisb");
 #endif
     __asm__("bl run");
 }
 
 extern uint32_t stack_top[]; /* from the linker script */
-__attribute__((used, section(".vectors"))) static void (*const vectors[16])(void) = {
-    (void (*)(void))stack_top, reset, fault, fault, fault, fault, fault, fault,
-    fault, fault, fault, fault, fault, fault, fault, fault};
+__attribute__((used, section(".vectors"))) static void (*const vectors[16])(void) = {(void (*)(void))stack_top,
+                                                                                     reset,
+                                                                                     fault,
+                                                                                     fault,
+                                                                                     fault,
+                                                                                     fault,
+                                                                                     fault,
+                                                                                     fault,
+                                                                                     fault,
+                                                                                     fault,
+                                                                                     fault,
+                                                                                     fault,
+                                                                                     fault,
+                                                                                     fault,
+                                                                                     fault,
+                                                                                     fault};
 
 #elif defined(__AVR__)
 
@@ -70,19 +82,19 @@ __attribute__((used, section(".vectors"))) static void (*const vectors[16])(void
 #include <avr/io.h>
 #include <avr/sleep.h>
 
-static void put(const char *line)
-{
+static void put(const char *line) {
     for (; *line != 0; line++) {
-        while ((UCSR0A & (1 << UDRE0)) == 0) {}
+        while ((UCSR0A & (1 << UDRE0)) == 0) {
+        }
         UDR0 = (uint8_t)*line;
     }
 }
 
-int main(void)
-{
+int main(void) {
     UCSR0B = 1 << TXEN0;
     probe(put);
-    while ((UCSR0A & (1 << TXC0)) == 0) {}
+    while ((UCSR0A & (1 << TXC0)) == 0) {
+    }
     cli();
     sleep_mode(); /* asleep without interrupts: simavr ends */
     return 0;

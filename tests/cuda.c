@@ -31,8 +31,7 @@
 #ifdef GPU
 static cudaStream_t stream;
 
-static void *device_new(size_t size)
-{
+static void *device_new(size_t size) {
     void *p = NULL;
     cudaError_t error = cudaMallocManaged(&p, size, cudaMemAttachGlobal);
     if (error != cudaSuccess) printf("Bail out! cudaMallocManaged: %s\n", cudaGetErrorString(error)), exit(1);
@@ -41,8 +40,7 @@ static void *device_new(size_t size)
 
 static void device_free(void *p) { cudaFree(p); }
 
-static void finish(void)
-{
+static void finish(void) {
     cudaError_t error = cudaStreamSynchronize(stream);
     if (error != cudaSuccess) printf("Bail out! on the GPU: %s\n", cudaGetErrorString(error)), exit(1);
 }
@@ -53,8 +51,7 @@ static void device_free(void *p) { free(p); }
 static void finish(void) {}
 #endif
 
-static kopt_result made(kopt_result result)
-{
+static kopt_result made(kopt_result result) {
     finish();
     return result;
 }
@@ -64,8 +61,7 @@ static uint32_t noise(void) { return upper64(&noise_state); }
 static uint32_t below(uint32_t n) { return scaled_to(noise(), n); }
 
 /* A number of format f: one in `rare` of any bits, the others with magnitudes from 2^low on. */
-static uint32_t draw(kopt_format f, int low, int high, int positive, uint32_t rare)
-{
+static uint32_t draw(kopt_format f, int low, int high, int positive, uint32_t rare) {
     uint32_t exponent = below((uint32_t)(high - low)), bits = noise(), sign = positive ? 0 : bits & 0x80000000u;
     if (below(rare) == 0) return f == KOPT_F32 ? (positive ? bits & 0x7fffffff : bits) : bits >> (positive ? 17 : 16);
     if (f == KOPT_FP16)
@@ -76,12 +72,14 @@ static uint32_t draw(kopt_format f, int low, int high, int positive, uint32_t ra
 
 static size_t width(kopt_format f) { return f == KOPT_F32 ? 4 : 2; }
 
-static void fill(unsigned char *p, kopt_format f, size_t n, int low, int high, int positive, uint32_t rare)
-{
+static void fill(unsigned char *p, kopt_format f, size_t n, int low, int high, int positive, uint32_t rare) {
     for (; n; --n, p += width(f)) {
         uint32_t u = draw(f, low, high, positive, rare);
         uint16_t h = (uint16_t)u;
-        if (f == KOPT_F32) memcpy(p, &u, 4); else memcpy(p, &h, 2);
+        if (f == KOPT_F32)
+            memcpy(p, &u, 4);
+        else
+            memcpy(p, &h, 2);
     }
 }
 
@@ -106,12 +104,12 @@ enum { VARIETY = 19 };
 enum { VARIETY = 16 };
 #endif
 
-static kopt_optimizer any_optimizer(void)
-{
+static kopt_optimizer any_optimizer(void) {
     kopt_optimizer o;
     switch (below(VARIETY)) {
 #ifdef KAHAN_OPT_VMATH
-    case 16: case 17:
+    case 16:
+    case 17:
         o = kopt_adam_atan2(0.01), o.atan2_outside = (int)below(2);
         o.atan2_a = below(2) ? 1.27 : 1, o.atan2_b = below(2) ? 1 : 0.5;
         break;
@@ -127,8 +125,10 @@ static kopt_optimizer any_optimizer(void)
     case 5: o = kopt_ema(0.9); break;
     case 6: o = kopt_adam(0.02); break;
     case 7: o = kopt_sgd(0.05, 0); break;
-    case 8: case 9: o = kopt_sgd(0.05, 0.9); break;
-    case 10: case 11: o = kopt_stable_adamw(0.01), o.amsgrad = !below(4); break;
+    case 8:
+    case 9: o = kopt_sgd(0.05, 0.9); break;
+    case 10:
+    case 11: o = kopt_stable_adamw(0.01), o.amsgrad = !below(4); break;
     default: o = kopt_adamw(0.01);
     }
     o.weight_format = (kopt_format)below(3);
@@ -156,8 +156,7 @@ static kopt_optimizer any_optimizer(void)
 }
 
 /* An array of exactly `size` bytes, `shift` bytes from an aligned address. */
-static unsigned char *array(list *l, size_t g, size_t i, int a, int side, size_t size, size_t shift)
-{
+static unsigned char *array(list *l, size_t g, size_t i, int a, int side, size_t size, size_t shift) {
     unsigned char *p =
         side ? device_new(size + shift + (size + shift == 0)) : malloc(size + shift + (size + shift == 0));
     l->blocks[side][g][i][a] = p;
@@ -166,8 +165,7 @@ static unsigned char *array(list *l, size_t g, size_t i, int a, int side, size_t
     return p + shift;
 }
 
-static void make(list *l, size_t groups, size_t tensors, size_t longest, uint32_t rare)
-{
+static void make(list *l, size_t groups, size_t tensors, size_t longest, uint32_t rare) {
     size_t g, i, size;
     memset(l, 0, sizeof *l);
     l->group_count = groups;
@@ -218,8 +216,7 @@ static void make(list *l, size_t groups, size_t tensors, size_t longest, uint32_
 }
 
 /* Equal, where every NaN is equal to every other: nothing is promised of payloads in copies and conversions. */
-static int same(const unsigned char *a, const unsigned char *b, kopt_format f, size_t n)
-{
+static int same(const unsigned char *a, const unsigned char *b, kopt_format f, size_t n) {
     const uint32_t infinity = f == KOPT_F32 ? 0x7f800000 : f == KOPT_BF16 ? 0x7f80 : 0x7c00;
     const uint32_t magnitude = f == KOPT_F32 ? 0x7fffffff : 0x7fff;
     for (; n; --n, a += width(f), b += width(f)) {
@@ -230,8 +227,7 @@ static int same(const unsigned char *a, const unsigned char *b, kopt_format f, s
     return 1;
 }
 
-static void new_gradients(list *l, uint32_t rare)
-{
+static void new_gradients(list *l, uint32_t rare) {
     size_t g, i;
     for (g = 0; g < l->group_count; ++g)
         for (i = 0; i < l->counts[g]; ++i) {
@@ -242,8 +238,7 @@ static void new_gradients(list *l, uint32_t rare)
 }
 
 /* Arrays (with the bytes before them) that differ between the two sides. */
-static int differences(const list *l, int say)
-{
+static int differences(const list *l, int say) {
     size_t g, i;
     int a, found = 0;
     for (g = 0; g < l->group_count; ++g)
@@ -267,8 +262,7 @@ static int differences(const list *l, int say)
     return found;
 }
 
-static void discard(list *l)
-{
+static void discard(list *l) {
     size_t g, i;
     int a;
     for (g = 0; g < l->group_count; ++g)
@@ -280,8 +274,7 @@ static void discard(list *l)
     free(l->bytes), device_free(l->device), free(l->counted[0]), device_free(l->counted[1]);
 }
 
-static void cpu_step(list *l)
-{
+static void cpu_step(list *l) {
     size_t g;
     for (g = 0; g < l->group_count; ++g)
         if (kopt_optimizer_step(&l->opt[g], l->tensors[0][g], l->counts[g]) != KOPT_OK) abort();
@@ -289,8 +282,7 @@ static void cpu_step(list *l)
 
 static int used[KOPT_CUDA_KERNELS_];
 
-static void steps_equal(int lists)
-{
+static void steps_equal(int lists) {
     static list l;
     int bad = 0, k, step, kernel;
     for (k = 0; k < lists; ++k) {
@@ -312,8 +304,7 @@ static void steps_equal(int lists)
     ok(lists < 400 || k == KOPT_CUDA_KERNELS_, "%d of %d kernels ran", k, KOPT_CUDA_KERNELS_);
 }
 
-static void shards_equal(void)
-{
+static void shards_equal(void) {
     enum { N = 5000 };
     static const size_t cuts[] = {0, 1, 8, 136, 137, 1003, 1024, 1537, 3000, 4999, N};
     static uint16_t whole[N];
@@ -355,8 +346,7 @@ static void shards_equal(void)
 
 /* 8-bit moments and StableAdamW: shards that are cut at multiples of 256, each a plan of its own as on a GPU of its
    own, with the ratios summed between begin and end; one shard is empty. */
-static void stable_shards(void)
-{
+static void stable_shards(void) {
     enum { N = 13001, SHARDS = 4 };
     static const size_t cuts[] = {0, 1024, 1024, 2816, N};
     kopt_optimizer whole_opt = kopt_stable_adamw(0.01), o[SHARDS];
@@ -416,8 +406,7 @@ static void stable_shards(void)
 
 /* ---- Statistics (the norm itself is tested with the training-loop tools) ---------------------------------------- */
 
-static void statistics(int lists)
-{
+static void statistics(int lists) {
     static list l;
     int k, bad = 0, infinite = 0;
     for (k = 0; k < lists; ++k) {
@@ -444,8 +433,7 @@ static void statistics(int lists)
 }
 
 /* As much as fits into one slot, many times: the largest significands, all in one bin, in whole blocks. */
-static void full_slots(void)
-{
+static void full_slots(void) {
     enum { N = (1 << 22) + 5000 };
     static const uint32_t most[] = {0x3fffffff, 0x3fff3fff, 0x3bff3bff};
     kopt_optimizer o = kopt_sgd(0.1, 0);
@@ -478,8 +466,7 @@ static void full_slots(void)
 
 /* ---- Options, setters ------------------------------------------------------------------------------------------- */
 
-static void options(void)
-{
+static void options(void) {
     static list l;
     const kopt_cuda_options none = {0, 0, NULL, NULL, NULL};
     int k, bad = 0, clips = 0, skips = 0;
@@ -580,8 +567,7 @@ static void options(void)
 
 /* ---- Refusals, conversions -------------------------------------------------------------------------------------- */
 
-static void refusals(void)
-{
+static void refusals(void) {
     static uint16_t weight[100], grad[100];
     static unsigned char state[KOPT_STATE_BYTES(100, 6)];
     unsigned char *bytes = device_new(32000), *copy = malloc(32000);
@@ -654,8 +640,7 @@ static void refusals(void)
     free(copy), device_free(bytes);
 }
 
-static void conversions(void)
-{
+static void conversions(void) {
     enum { N = 3000 };
     static unsigned char a[4 * N + 3];
     unsigned char *const src = device_new(sizeof a), *const b = device_new(sizeof a);
@@ -669,7 +654,8 @@ static void conversions(void)
                 bad += kopt_convert(a + shift, g, src + shift, f, N) != KOPT_OK;
                 bad += made(kopt_cuda_convert(b + shift, g, src + shift, f, N, stream)) != KOPT_OK;
                 bad += !same(a + shift, b + shift, g, N);
-                bad += kopt_convert_stochastic(a + shift, g, src + shift, f, N, (kopt_random_key){7, 8, 9, first}) != KOPT_OK;
+                bad += kopt_convert_stochastic(a + shift, g, src + shift, f, N, (kopt_random_key){7, 8, 9, first}) !=
+                       KOPT_OK;
                 bad += made(kopt_cuda_convert_stochastic(b + shift, g, src + shift, f, N, 7, 8, 9, first, stream)) !=
                        KOPT_OK;
                 bad += !same(a + shift, b + shift, g, N);
@@ -682,8 +668,7 @@ static void conversions(void)
 }
 
 /* Every code, rounding, format and residual, several gradients in a row, at any alignment; then what arrives. */
-static void compressions(int lists)
-{
+static void compressions(int lists) {
     enum { N = 1500 };
     int k, step, bad = 0, infinite = 0;
     for (k = 0; k < lists; ++k) {
@@ -735,8 +720,7 @@ static void compressions(int lists)
        "%d compressors, three gradients each: codes, residuals and sums are the CPU's", lists);
 }
 
-static void reductions(int lists)
-{
+static void reductions(int lists) {
     int k, bad = 0;
     for (k = 0; k < lists; ++k) {
         const kopt_format from = (kopt_format)below(3), to = (kopt_format)below(3);
@@ -763,8 +747,7 @@ static void reductions(int lists)
 }
 
 /* Sums of several micro-batches, twice, of any format, rounding and alignment; counted on the host or on the device. */
-static void accumulations(int lists)
-{
+static void accumulations(int lists) {
     int k, step, bad = 0;
     for (k = 0; k < lists; ++k) {
         const kopt_format f = (kopt_format)below(3), g = (kopt_format)below(3);
@@ -810,8 +793,7 @@ static void accumulations(int lists)
        lists);
 }
 
-static void clips(void)
-{
+static void clips(void) {
     static const double limits[] = {0, 1e-40, 0.1, 1, 65504, 65519.99, 1e30, 3.4e38, 1e300};
     enum { N = 700 };
     unsigned char *const a = malloc(4 * N + 16), *const b = device_new(4 * N + 16);
@@ -838,8 +820,7 @@ static host_function *const host_functions[] = {kopt_vmath_exp, kopt_vmath_log, 
                                                 kopt_vmath_erfc};
 
 /* Half any bits at all, half of ordinary size; in place and not, at any multiple of 4. */
-static void functions(int lists)
-{
+static void functions(int lists) {
     enum { N = 600 };
     const kopt_vmath *const builtin = kopt_vmath_builtin();
     float *const x = device_new(4 * N + 16), *const y = device_new(4 * N + 16), *const a = malloc(4 * N),
@@ -874,8 +855,7 @@ static void functions(int lists)
 }
 
 /* Inputs of 16 bits: all, or one of `sparse` and those that are hard to round. */
-static void maps(uint32_t sparse)
-{
+static void maps(uint32_t sparse) {
     uint16_t *const x = device_new(2 * 65536 + 2), *const y = device_new(2 * 65536), *const a = malloc(2 * 65536),
                     *const b = device_new(2 * 65536 + 2);
     int f, format, bad = 0, hard = 0;
@@ -885,8 +865,8 @@ static void maps(uint32_t sparse)
             size_t i, n = 0;
             for (i = below(sparse); i < 65536; i += sparse) x[at + n] = (uint16_t)i, y[n++] = (uint16_t)noise();
 #ifndef GPU
-            for (i = kopt_map_exception_start_[2 * f + format - 1]; i < kopt_map_exception_start_[2 * f + format] && sparse > 1;
-                 ++i, ++hard)
+            for (i = kopt_map_exception_start_[2 * f + format - 1];
+                 i < kopt_map_exception_start_[2 * f + format] && sparse > 1; ++i, ++hard)
                 x[at + n] = (uint16_t)(kopt_map_exception_table_[i] >> 16), y[n++] = 0x3c00;
 #endif
             bad += kopt_map(NULL, (kopt_function)f, a, x + at, (kopt_format)format, n) != KOPT_OK;
@@ -903,8 +883,7 @@ static void maps(uint32_t sparse)
        sparse > 1 ? "some inputs" : "all inputs", hard);
 }
 
-static void function_refusals(void)
-{
+static void function_refusals(void) {
     static float a[40], b[40];
     static uint16_t h[40];
     int fails = 0;
@@ -930,8 +909,7 @@ static void function_refusals(void)
 }
 #endif
 
-static void tool_refusals(void)
-{
+static void tool_refusals(void) {
     static unsigned char a[1100], b[1100];
     kopt_compressor c = kopt_compressor_of(KOPT_Q8, NULL, 256);
     kopt_accumulator s = kopt_accumulator_of(a, KOPT_BF16, a + 512, 100);
@@ -982,8 +960,7 @@ static void tool_refusals(void)
 /* ---- What only a GPU can show ----------------------------------------------------------------------------------- */
 
 /* Statistics and steps that are replayed from a graph, with a schedule between them. */
-static void graphs(void)
-{
+static void graphs(void) {
     static list l;
     int bad = 0, k, step;
     for (k = 0; k < 20; ++k) {
@@ -1020,8 +997,7 @@ static void graphs(void)
 }
 
 /* A captured compression counts its steps on the GPU. */
-static void compression_graph(void)
-{
+static void compression_graph(void) {
     enum { N = 5000 };
     const size_t size = kopt_compressed_size(KOPT_Q8, N);
     unsigned char *const grad = device_new(2 * N), *const out = device_new(size), *const cpu = malloc(size);
@@ -1050,8 +1026,7 @@ static void compression_graph(void)
 }
 
 /* All 2^32 numbers, and all 65,536 of each 16-bit format. */
-static void exhaustive(void)
-{
+static void exhaustive(void) {
     enum { N = 1 << 26 };
     uint32_t *const src = device_new(4 * (size_t)N), *const dst = device_new(4 * (size_t)N),
                     *const cpu = malloc(4 * (size_t)N);
@@ -1086,8 +1061,7 @@ static void exhaustive(void)
 
 #ifdef KAHAN_OPT_VMATH
 /* All 2^32 inputs of the functions of one argument. */
-static void every_number(void)
-{
+static void every_number(void) {
     enum { N = 1 << 26 };
     float *const x = device_new(4 * (size_t)N), *const y = device_new(4 * (size_t)N),
                  *const cpu = malloc(4 * (size_t)N);
@@ -1107,8 +1081,7 @@ static void every_number(void)
 #endif
 
 /* A captured addition counts on the GPU, and a cleared count begins a new sum. */
-static void accumulation_graph(void)
-{
+static void accumulation_graph(void) {
     enum { N = 5000 };
     unsigned char *const grad = device_new(2 * N), *const sum = device_new(2 * N), *const rest = device_new(2 * N);
     uint32_t *const counts = device_new(8);
@@ -1137,8 +1110,7 @@ static void accumulation_graph(void)
 }
 
 /* More than 2^31 elements: windows of it are what the CPU makes of them as shards. */
-static void large(void)
-{
+static void large(void) {
     const uint64_t n = (UINT64_C(1) << 31) + 17, windows[] = {0, (UINT64_C(1) << 31) - 2048, n - 4096, 1234567890};
     kopt_optimizer o = kopt_adamw(0.01);
     const size_t state_size = kopt_state_size(&o, n), moment = (n * 2 + 3) & ~(uint64_t)3;
@@ -1148,7 +1120,10 @@ static void large(void)
     unsigned char *memory = NULL, *device = NULL, *bytes;
     size_t size, free_bytes = 0, all = 0, bad = 0, k;
     cudaMemGetInfo(&free_bytes, &all);
-    if (free_bytes < 24ull << 30) { skip("more than 2^31 elements need 24 GB of GPU memory"); return; }
+    if (free_bytes < 24ull << 30) {
+        skip("more than 2^31 elements need 24 GB of GPU memory");
+        return;
+    }
     cudaMalloc((void **)&memory, n * 4 + 64 + state_size);
     t.weight = memory, t.grad = memory + ((n * 2 + 31) & ~(uint64_t)31),
     t.state = (unsigned char *)t.grad + ((n * 2 + 31) & ~(uint64_t)31);
@@ -1182,8 +1157,7 @@ static void large(void)
 }
 
 /* An error of the program's own stays where it is. */
-static void foreign_errors(void)
-{
+static void foreign_errors(void) {
     static list l;
     int bad;
     make(&l, 1, 3, 1000, 1000);
@@ -1197,8 +1171,7 @@ static void foreign_errors(void)
 }
 #endif
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     int lists = argc > 1 ? atoi(argv[1]) : 400;
 #ifdef THREADS
     const int threads = 1;

@@ -21,8 +21,7 @@ static __thread uint32_t my_thread, my_turn, my_warp_turn;
 static void kopt_threads_barrier(void) { pthread_barrier_wait(&pool.all[my_turn++ & 1]); }
 static void kopt_threads_warp(void) { pthread_barrier_wait(&pool.warp[my_thread >> 5][my_warp_turn++ & 1]); }
 
-static uint32_t kopt_threads_exchange(uint32_t x, int distance)
-{
+static uint32_t kopt_threads_exchange(uint32_t x, int distance) {
     uint32_t other;
     pool.value[my_thread] = x;
     kopt_threads_warp();
@@ -31,8 +30,7 @@ static uint32_t kopt_threads_exchange(uint32_t x, int distance)
     return other;
 }
 
-static void *pool_thread(void *number)
-{
+static void *pool_thread(void *number) {
     my_thread = (uint32_t)(uintptr_t)number;
     for (;;) {
         pthread_barrier_wait(&pool.begin);
@@ -43,8 +41,7 @@ static void *pool_thread(void *number)
 }
 
 /* shared: words of shared memory, with any values in them at first. */
-static void launch(work_of_thread *work, void *arguments, uint32_t blocks, size_t shared)
-{
+static void launch(work_of_thread *work, void *arguments, uint32_t blocks, size_t shared) {
     uint32_t i;
     if (!pool.running) {
         pthread_attr_t small;
@@ -76,47 +73,42 @@ typedef struct {
     kopt_cuda_compression_ *k;
 } threads_arguments;
 
-#define KERNEL_LANES(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                                    \
-    static void threads_##name(void *arguments, uint32_t block, uint32_t blocks, uint32_t thread, uint32_t *shared)          \
-    {                                                                                                                        \
-        const threads_arguments *const t = arguments;                                                                        \
-        (void)shared;                                                                                                        \
-        kopt_cuda_step_lane_(t->a, block * 8 + (thread >> 5), blocks * 8, thread & 31, rule, weight, grad, moment, rounding, \
-                             small_stores, copies);                                                                          \
+#define KERNEL_LANES(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                             \
+    static void threads_##name(void *arguments, uint32_t block, uint32_t blocks, uint32_t thread, uint32_t *shared) { \
+        const threads_arguments *const t = arguments;                                                                 \
+        (void)shared;                                                                                                 \
+        kopt_cuda_step_lane_(t->a, block * 8 + (thread >> 5), blocks * 8, thread & 31, rule, weight, grad, moment,    \
+                             rounding, small_stores, copies);                                                         \
     }
 KOPT_CUDA_ALL_(KERNEL_LANES)
 
-#define KERNEL_BLOCKS(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                                   \
-    static void threads_##name(void *arguments, uint32_t block, uint32_t blocks, uint32_t thread, uint32_t *shared)          \
-    {                                                                                                                        \
-        const threads_arguments *const t = arguments;                                                                        \
-        kopt_cuda_step_blocks_(t->a, block * 8 + (thread >> 5), blocks * 8, thread & 31,                                     \
-                               shared + (thread >> 5) * (weight < 0 ? 4 : 2) * KOPT_SLOTS_, rule, weight, grad, rounding,    \
-                               small_stores, copies);                                                                        \
+#define KERNEL_BLOCKS(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                            \
+    static void threads_##name(void *arguments, uint32_t block, uint32_t blocks, uint32_t thread, uint32_t *shared) { \
+        const threads_arguments *const t = arguments;                                                                 \
+        kopt_cuda_step_blocks_(t->a, block * 8 + (thread >> 5), blocks * 8, thread & 31,                              \
+                               shared + (thread >> 5) * (weight < 0 ? 4 : 2) * KOPT_SLOTS_, rule, weight, grad,       \
+                               rounding, small_stores, copies);                                                       \
     }
 KOPT_CUDA_ALL_BLOCKS_(KERNEL_BLOCKS)
 
-static void threads_measure(void *arguments, uint32_t block, uint32_t blocks, uint32_t thread, uint32_t *shared)
-{
+static void threads_measure(void *arguments, uint32_t block, uint32_t blocks, uint32_t thread, uint32_t *shared) {
     const threads_arguments *const t = arguments;
     KOPT_CUDA_MEASURE_BLOCK_(t->a, block, blocks, thread, shared);
 }
 
-static void threads_stats(void *arguments, uint32_t block, uint32_t blocks, uint32_t thread, uint32_t *shared)
-{
+static void threads_stats(void *arguments, uint32_t block, uint32_t blocks, uint32_t thread, uint32_t *shared) {
     const threads_arguments *const t = arguments;
     KOPT_CUDA_STATS_BLOCK_(t->a, block, blocks, thread, shared);
 }
 
-static void threads_compress(void *arguments, uint32_t block, uint32_t blocks, uint32_t thread, uint32_t *shared)
-{
+static void threads_compress(void *arguments, uint32_t block, uint32_t blocks, uint32_t thread, uint32_t *shared) {
     const threads_arguments *const t = arguments;
-    kopt_cuda_compress_blocks_(t->k, block * 8 + (thread >> 5), blocks * 8, thread & 31, shared + (thread >> 5) * KOPT_WAITING_);
+    kopt_cuda_compress_blocks_(t->k, block * 8 + (thread >> 5), blocks * 8, thread & 31,
+                               shared + (thread >> 5) * KOPT_WAITING_);
 }
 
 #define KERNEL_NAME(i, name, rule, weight, grad, moment, rounding, small_stores, copies) threads_##name,
-static kopt_result kopt_cuda_launch_step_(int kernel, kopt_cuda_arguments_ *a, uint32_t blocks, void *stream)
-{
+static kopt_result kopt_cuda_launch_step_(int kernel, kopt_cuda_arguments_ *a, uint32_t blocks, void *stream) {
     static work_of_thread *const table[] = {KOPT_CUDA_ALL_(KERNEL_NAME) KOPT_CUDA_ALL_BLOCKS_(KERNEL_NAME)};
     threads_arguments t = {a, NULL};
     (void)stream;
@@ -124,8 +116,7 @@ static kopt_result kopt_cuda_launch_step_(int kernel, kopt_cuda_arguments_ *a, u
     return KOPT_OK;
 }
 
-static kopt_result kopt_cuda_launch_measure_(kopt_cuda_arguments_ *a, size_t size, uint32_t blocks, void *stream)
-{
+static kopt_result kopt_cuda_launch_measure_(kopt_cuda_arguments_ *a, size_t size, uint32_t blocks, void *stream) {
     threads_arguments t = {a, NULL};
     (void)stream;
     memset(a->ratios, 0, size);
@@ -133,8 +124,7 @@ static kopt_result kopt_cuda_launch_measure_(kopt_cuda_arguments_ *a, size_t siz
     return KOPT_OK;
 }
 
-static kopt_result kopt_cuda_launch_stats_(kopt_cuda_arguments_ *a, uint32_t blocks, void *stream)
-{
+static kopt_result kopt_cuda_launch_stats_(kopt_cuda_arguments_ *a, uint32_t blocks, void *stream) {
     threads_arguments t = {a, NULL};
     (void)stream;
     memset(&a->control->norm, 0, KOPT_CUDA_CLEARED_);
@@ -142,8 +132,7 @@ static kopt_result kopt_cuda_launch_stats_(kopt_cuda_arguments_ *a, uint32_t blo
     return KOPT_OK;
 }
 
-static kopt_result kopt_cuda_launch_compress_(kopt_cuda_compression_ *k, void *stream)
-{
+static kopt_result kopt_cuda_launch_compress_(kopt_cuda_compression_ *k, void *stream) {
     threads_arguments t = {NULL, k};
     (void)stream;
     launch(threads_compress, &t, 2, 8 * KOPT_WAITING_);

@@ -11,8 +11,7 @@ int cudaPeekAtLastError(void); /* they are C functions of the runtime, with enum
 int cudaGetLastError(void);
 int cudaGetDeviceCount(int *count);
 
-int main(void)
-{
+int main(void) {
     static uint16_t weight[100], grad[100];
     static unsigned char state[KOPT_STATE_BYTES(100, 6)];
     static float read[100];
@@ -41,10 +40,12 @@ int main(void)
     bad += kopt_cuda_set_optimizer(&plan, 0, &opt, NULL) != KOPT_ERROR_ISA;
     bad += kopt_cuda_set_step(&plan, 0, NULL) != KOPT_ERROR_ISA;
     bad += kopt_cuda_convert(weight, KOPT_BF16, grad, KOPT_BF16, 100, NULL) != KOPT_ERROR_ISA;
-    bad += kopt_cuda_accumulate(&sum, grad, KOPT_BF16, 1, NULL, NULL) != KOPT_ERROR_ISA || sum.count != 0 || sum.step != 0;
+    bad +=
+        kopt_cuda_accumulate(&sum, grad, KOPT_BF16, 1, NULL, NULL) != KOPT_ERROR_ISA || sum.count != 0 || sum.step != 0;
     bad += kopt_cuda_accumulator_read(&sum, read, NULL, NULL) != KOPT_ERROR_ISA;
     bad += kopt_cuda_clip_value(grad, KOPT_BF16, 100, 1, NULL) != KOPT_ERROR_ISA;
-    bad += kopt_cuda_compress(&packer, state, sizeof state, grad, KOPT_BF16, NULL, NULL) != KOPT_ERROR_ISA || packer.step != 0;
+    bad += kopt_cuda_compress(&packer, state, sizeof state, grad, KOPT_BF16, NULL, NULL) != KOPT_ERROR_ISA ||
+           packer.step != 0;
     bad += kopt_cuda_decompress_add(read, KOPT_F32, state, 200, KOPT_BF16, 100, 1, NULL) != KOPT_ERROR_ISA;
     bad += kopt_cuda_reduce(read, KOPT_F32, grad, 50, 2, KOPT_BF16, 50, 1, NULL) != KOPT_ERROR_ISA;
     bad += cudaGetLastError() == 0; /* still there */

@@ -58,32 +58,28 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 static const uint8_t *input;
 static size_t input_left;
 
-static uint32_t byte(void)
-{
+static uint32_t byte(void) {
     if (input_left == 0) return 0;
     --input_left;
     return *input++;
 }
 
-static uint32_t below(uint32_t n)
-{
+static uint32_t below(uint32_t n) {
     uint32_t x = byte();
     if (n > 256) x |= byte() << 8;
     return n == 0 ? 0 : x % n;
 }
 
-static uint32_t word(void)
-{
+static uint32_t word(void) {
     uint32_t x = byte();
     x = x << 8 | byte();
     x = x << 8 | byte();
     return x << 8 | byte();
 }
 
-static double any_double(void)
-{
+static double any_double(void) {
     static const double table[] = {0,     1,    -1,   1e-3, 0.5,   0.9,  0.999999, 1 - 1.1102230246251565e-16, 1e-8,
-                                   1e-45, 1e38, 3e38, 4e38, 1e308, -1e9, 1e-300,   1.1754943508222875e-38,    1e-38};
+                                   1e-45, 1e38, 3e38, 4e38, 1e308, -1e9, 1e-300,   1.1754943508222875e-38,     1e-38};
     uint32_t k = below(24);
     if (k < sizeof table / sizeof *table) return table[k];
     if (k == 18) return double_of(UINT64_C(0x8000) << 48);            /* -0 */
@@ -94,8 +90,7 @@ static double any_double(void)
     return double_of((uint64_t)word() << 32 | word());
 }
 
-static int any_enum(void)
-{
+static int any_enum(void) {
     static const int table[] = {-1, 7, 255, 256, 257, 258, 0x7fffffff, -0x7fffffff - 1};
     uint32_t k = below(16);
     return k < 8 ? (int)k : table[k - 8];
@@ -124,19 +119,17 @@ static int step_is_pure;        /* w.step is as kopt_step_begin() made it   */
 static size_t cursor;
 static long run;
 
-static void fail(const char *what)
-{
+static void fail(const char *what) {
     fprintf(stderr, "fuzz: %s (%s, input %ld)\n", what, kopt_isa_name(kopt_isa_current()), run);
     abort();
 }
 
-#define REQUIRE(x, what)       \
-    do {                       \
-        if (!(x)) fail(what);  \
+#define REQUIRE(x, what)      \
+    do {                      \
+        if (!(x)) fail(what); \
     } while (0)
 
-static unsigned char *take(size_t size)
-{
+static unsigned char *take(size_t size) {
     size_t at = cursor + below(9);
     if (at + size > ROOM) at = below((uint32_t)(ROOM - size + 1)); /* onto something else */
     cursor = at + size;
@@ -144,16 +137,14 @@ static unsigned char *take(size_t size)
 }
 
 /* No tensor is allowed to lie about the memory it has: that nobody can check. */
-static void *fit(void *p, size_t size)
-{
+static void *fit(void *p, size_t size) {
     unsigned char *last = w.memory + ROOM - size;
     return p == NULL || (unsigned char *)p <= last ? p : last;
 }
 
 static int is_long(size_t n) { return n > LONGEST; } /* those are all beyond the address space */
 
-static void fit_tensor(kopt_tensor *t)
-{
+static void fit_tensor(kopt_tensor *t) {
     size_t room;
     if (is_long(t->n)) return;
     t->weight = fit(t->weight, 4 * t->n), t->grad = fit(t->grad, 4 * t->n), t->copy = fit(t->copy, 4 * t->n);
@@ -170,8 +161,7 @@ ARRAYS_BY(table_tanh, odd_tanh)
 
 static const kopt_vmath own_table = {"own", NULL, NULL, table_tanh, NULL, NULL, table_atan2, NULL}, empty_table;
 
-static kopt_optimizer any_rule(void)
-{
+static kopt_optimizer any_rule(void) {
     switch (below(14)) {
     case 9: return kopt_adam_atan2(1e-3);
     case 10: return kopt_smooth_lion(1e-3, 30);
@@ -188,8 +178,7 @@ static kopt_optimizer any_rule(void)
     }
 }
 
-static void make_optimizer(void)
-{
+static void make_optimizer(void) {
     static const double lr[] = {1e-3, 0.1, 0, 1e-7, 30, 1e-40}, scale[] = {1, 1, 0.5, -3, 1e-30, 1e30};
     static const double decay[] = {0.01, 0, 1e-4, 100, 1e-50}, beta[] = {0.9, 0.999, 0, 0.5, 0.99999};
     static const double eps[] = {1e-8, 1e-15, 0.1, 1.2e-38};
@@ -215,9 +204,12 @@ static void make_optimizer(void)
         o->atan2_a = below(2) ? 1 : 0.3, o->atan2_b = below(2) ? 1 : 4, o->atan2_outside = (int)below(2);
         if (o->rule == KOPT_LION) o->sharpness = below(2) ? 1000 : 0;
         o->vmath = NULL;
-        if (below(4) == 3) o->vmath = &own_table;
-        else if (below(4) == 3) o->vmath = &empty_table;
-        else if (below(4) == 3) o->vmath = kopt_vmath_builtin();
+        if (below(4) == 3)
+            o->vmath = &own_table;
+        else if (below(4) == 3)
+            o->vmath = &empty_table;
+        else if (below(4) == 3)
+            o->vmath = kopt_vmath_builtin();
     }
     o->zero_grad = (int)below(2);
     if (o->rule == KOPT_EMA && byte() & 15) { /* which takes no options */
@@ -227,11 +219,10 @@ static void make_optimizer(void)
     o->seed = (uint64_t)word() << 32 | 0x9e3779b9u;
 }
 
-static void change_optimizer(void)
-{
+static void change_optimizer(void) {
     kopt_optimizer *o = &w.opt;
-    double *const number[] = {&o->lr, &o->max_lr, &o->weight_decay, &o->beta1, &o->beta2, &o->eps, &o->momentum,
-                              &o->dampening, &o->grad_scale, &o->clip, &o->beta3, &o->lookahead_rate};
+    double *const number[] = {&o->lr,       &o->max_lr,    &o->weight_decay, &o->beta1, &o->beta2, &o->eps,
+                              &o->momentum, &o->dampening, &o->grad_scale,   &o->clip,  &o->beta3, &o->lookahead_rate};
     uint32_t k = below(33);
     if (k == 32) o->made_ = word();
     if (k == 28) o->atan2_a = any_double();
@@ -258,8 +249,7 @@ static void change_optimizer(void)
     if (k == 21) o->seed = word();
 }
 
-static size_t a_length(void)
-{
+static size_t a_length(void) {
     switch (below(4)) {
     case 0: return below(4);
     case 1: return below(40);
@@ -268,16 +258,23 @@ static size_t a_length(void)
     }
 }
 
-static uint64_t an_index(void)
-{
-    static const uint64_t table[] = {0, 1, 127, 128, 256, UINT64_C(1) << 35, (UINT64_C(1) << 36) - 300,
-                                     (UINT64_C(1) << 63) - 1, (UINT64_C(1) << 63) - 333, UINT64_C(1) << 63, UINT64_MAX};
+static uint64_t an_index(void) {
+    static const uint64_t table[] = {0,
+                                     1,
+                                     127,
+                                     128,
+                                     256,
+                                     UINT64_C(1) << 35,
+                                     (UINT64_C(1) << 36) - 300,
+                                     (UINT64_C(1) << 63) - 1,
+                                     (UINT64_C(1) << 63) - 333,
+                                     UINT64_C(1) << 63,
+                                     UINT64_MAX};
     uint32_t k = below(64);
     return k < 11 ? table[k] : k < 32 ? word() : 0;
 }
 
-static void make_tensor(kopt_tensor *t)
-{
+static void make_tensor(kopt_tensor *t) {
     size_t n = a_length(), state = ref_layout_of(&w.opt, n).size;
     kopt_format grad = (kopt_format)((below(3) + 1) % 3);
     if (w.opt.weight_format == KOPT_BF16 && below(2)) grad = KOPT_BF16;
@@ -296,8 +293,7 @@ static void make_tensor(kopt_tensor *t)
 /* Where in the memory an 8-byte number may lie. */
 static size_t first_aligned(void) { return (size_t)(-(intptr_t)w.memory & 7); }
 
-static void change_tensor(kopt_tensor *t)
-{
+static void change_tensor(kopt_tensor *t) {
     uint32_t k = below(16);
     void *p = byte() & 1 ? NULL : w.memory + below(ROOM);
     if (k == 0) t->weight = p;
@@ -328,12 +324,11 @@ static void change_tensor(kopt_tensor *t)
     fit_tensor(t);
 }
 
-static void change_step(void)
-{
+static void change_step(void) {
     kopt_step *s = &w.step;
-    float *const number[] = {&s->grad_scale, &s->l2, &s->weight_decay, &s->beta1, &s->gain1, &s->beta2,
-                             &s->gain2, &s->extrapolation, &s->rate, &s->root_scale, &s->eps,
-                             &s->beta3, &s->gain3, &s->third_scale, &s->slow_scale};
+    float *const number[] = {&s->grad_scale, &s->l2,    &s->weight_decay,  &s->beta1,       &s->gain1,
+                             &s->beta2,      &s->gain2, &s->extrapolation, &s->rate,        &s->root_scale,
+                             &s->eps,        &s->beta3, &s->gain3,         &s->third_scale, &s->slow_scale};
     uint32_t k = below(32);
     step_is_pure = 0;
     if (k >= 24 && k < 27) k -= 13, *number[k] = ref_float(word()), k = 99;
@@ -366,8 +361,7 @@ static void change_step(void)
 }
 
 /* Everything small numbers, or everything of any bits: NaN, infinities, subnormals. */
-static void fill_memory(void)
-{
+static void fill_memory(void) {
     uint32_t x = word(), mode = below(3), i;
     for (i = 0; i + 1 < ROOM; i += 2) {
         lcg32(&x);
@@ -377,8 +371,7 @@ static void fill_memory(void)
 
 /* ---- What the manual says --------------------------------------------------------------------------------------- */
 
-static int within(double x, double least, double most)
-{
+static int within(double x, double least, double most) {
     uint64_t u;
     memcpy(&u, &x, sizeof u);
     return (u >> 52 & 0x7ff) != 0x7ff && x >= least && x <= most;
@@ -393,8 +386,7 @@ static int in_float_range(double x) { return within(x, -most, most); }
 
 static int is_beta(double x) { return within(x, 0, 1) && x < 1; }
 
-static int optimizer_good(const kopt_optimizer *o)
-{
+static int optimizer_good(const kopt_optimizer *o) {
     if (o->made_ != kopt_sgd(0, 0).made_) return 0;
     if (!in_enum((int)o->rule, KOPT_ADAM_ATAN2) || !in_enum((int)o->weight_format, KOPT_FP16)) return 0;
     if (!in_enum((int)o->moment_format, KOPT_Q8) || !in_enum((int)o->rounding, KOPT_EXACT)) return 0;
@@ -421,16 +413,14 @@ static int optimizer_good(const kopt_optimizer *o)
 }
 
 /* The scalars of the next step are floats. */
-static int scalars_good(const kopt_optimizer *o)
-{
+static int scalars_good(const kopt_optimizer *o) {
     const ref_scalars s = ref_scalars_of(o, o->step + 1);
     return ref_is_finite(KOPT_F32, ref_bits(s.grad_scale)) && ref_is_finite(KOPT_F32, ref_bits(s.rate)) &&
            ref_is_finite(KOPT_F32, ref_bits(s.decay)) && ref_is_finite(KOPT_F32, ref_bits(s.root_scale));
 }
 
 /* A tensor of the formats and rules of an optimizer; of a step, see formats_of. */
-static int share(const void *a, size_t a_size, const void *b, size_t b_size)
-{
+static int share(const void *a, size_t a_size, const void *b, size_t b_size) {
     uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
     return a != NULL && b != NULL && a_size != 0 && b_size != 0 && x < y + b_size && y < x + a_size;
 }
@@ -442,8 +432,7 @@ typedef struct span {
 
 /* Weight, state, copy, gradient, counts. */
 enum { GRAD_SPAN = 3, COUNTS_SPAN = 4, SPANS = 5 };
-static void spans(const kopt_optimizer *o, const kopt_tensor *t, span s[SPANS])
-{
+static void spans(const kopt_optimizer *o, const kopt_tensor *t, span s[SPANS]) {
     s[0].p = t->weight, s[0].size = t->n * ref_width(o->weight_format);
     s[1].p = t->state, s[1].size = t->n ? ref_layout_of(o, t->n).size : 0;
     s[2].p = t->copy, s[2].size = t->n * ref_width(t->copy_format);
@@ -451,8 +440,7 @@ static void spans(const kopt_optimizer *o, const kopt_tensor *t, span s[SPANS])
     s[4].p = t->counts, s[4].size = sizeof *t->counts;
 }
 
-static int tensor_good(const kopt_optimizer *o, const kopt_tensor *t, int with_grad)
-{
+static int tensor_good(const kopt_optimizer *o, const kopt_tensor *t, int with_grad) {
     span s[SPANS];
     int i, k;
     if (!in_enum((int)t->grad_format, KOPT_FP16)) return 0;
@@ -472,22 +460,19 @@ static int tensor_good(const kopt_optimizer *o, const kopt_tensor *t, int with_g
 }
 
 /* The ids of a list increase; shards of one tensor follow each other. */
-static int follows(const kopt_tensor *a, const kopt_tensor *b)
-{
+static int follows(const kopt_tensor *a, const kopt_tensor *b) {
     return a->id < b->id ||
            (a->id == b->id && a->first_index <= b->first_index && b->first_index - a->first_index >= a->n);
 }
 
 /* The tensor before i of the list that has elements, or i. */
-static size_t before_in_list(const kopt_tensor *list, size_t i)
-{
+static size_t before_in_list(const kopt_tensor *list, size_t i) {
     size_t j = i;
     while (j > 0 && list[j - 1].n == 0) --j;
     return j > 0 ? j - 1 : i;
 }
 
-static uint64_t little(const unsigned char *p, int bytes)
-{
+static uint64_t little(const unsigned char *p, int bytes) {
     uint64_t x = 0;
     int i;
     for (i = 0; i < bytes; ++i) x |= (uint64_t)p[i] << (8 * i);
@@ -495,28 +480,25 @@ static uint64_t little(const unsigned char *p, int bytes)
 }
 
 /* Of the format of moments in the header. 3 are older codes of 8 bits, which are only read sealed. */
-static unsigned moment_byte(const kopt_optimizer *o)
-{
+static unsigned moment_byte(const kopt_optimizer *o) {
     return o->moment_format == KOPT_Q8 ? 4 : (unsigned)o->moment_format;
 }
 
 /* The header of a block, by the table in the manual. In version 1, which is only read sealed, bytes 7 and 9 have less.
  */
-static int block_good(const kopt_optimizer *o, const kopt_tensor *t, int sealed)
-{
+static int block_good(const kopt_optimizer *o, const kopt_tensor *t, int sealed) {
     const unsigned char *h = t->state;
     if (t->n == 0 || ref_layout_of(o, t->n).size == 0) return 1;
     return !memcmp(h, "KOPT", 4) && (h[4] == 2 || (h[4] == 1 && sealed)) && h[5] == (unsigned)o->rule &&
            h[6] == (unsigned)o->weight_format &&
            (h[7] & 0xcf) == (o->weight_format == KOPT_F32 ? 0 : (unsigned)o->rounding) &&
            (h[8] == moment_byte(o) || (sealed && h[8] == 3 && o->moment_format == KOPT_Q8)) &&
-           h[9] % 8 == ref_moments(o) && h[10] == sealed && h[11] == 0 &&
-           little(h + 12, 4) == t->id && little(h + 16, 8) == t->n && little(h + 24, 8) == t->first_index;
+           h[9] % 8 == ref_moments(o) && h[10] == sealed && h[11] == 0 && little(h + 12, 4) == t->id &&
+           little(h + 16, 8) == t->n && little(h + 24, 8) == t->first_index;
 }
 
 /* Decay mode, roundings and what else tells apart the optimizers that fill the same arrays. */
-static int variant_good(const kopt_optimizer *o, const kopt_tensor *t)
-{
+static int variant_good(const kopt_optimizer *o, const kopt_tensor *t) {
     const unsigned char *h = t->state;
     const int moments = ref_moments(o), compensated = o->rounding == KOPT_KAHAN || o->rounding == KOPT_COMPACT;
     int rounding = 0, rest = 0;
@@ -531,8 +513,7 @@ static int variant_good(const kopt_optimizer *o, const kopt_tensor *t)
 }
 
 /* The numbers of the header. */
-static void require_numbers(const kopt_optimizer *o, const kopt_tensor *t)
-{
+static void require_numbers(const kopt_optimizer *o, const kopt_tensor *t) {
     const unsigned char *h = t->state;
     const int sgd = o->rule == KOPT_SGD;
     const double number[4] = {o->lr, o->weight_decay, sgd ? o->momentum : o->beta1, sgd ? o->dampening : o->beta2};
@@ -544,16 +525,14 @@ static void require_numbers(const kopt_optimizer *o, const kopt_tensor *t)
 }
 
 /* What a step knows of its optimizer. */
-static kopt_optimizer formats_of(const kopt_step *s)
-{
+static kopt_optimizer formats_of(const kopt_step *s) {
     kopt_optimizer o = kopt_sgd(1, s->moment_count == 1 ? 0.9 : 0);
     o.rule = s->rule, o.weight_format = s->weight_format, o.rounding = s->rounding, o.moment_format = s->moment_format;
     o.zero_grad = s->zero_grad, o.moments_only = s->moments_only, o.amsgrad = s->moment_count == 3;
     return o;
 }
 
-static int step_good(const kopt_step *s)
-{
+static int step_good(const kopt_step *s) {
     kopt_optimizer o;
     if (s->step == 0 || !in_enum((int)s->rule, KOPT_ADAM_ATAN2) || !in_enum((int)s->weight_format, KOPT_FP16)) return 0;
     if (!in_enum((int)s->moment_format, KOPT_Q8) || !in_enum((int)s->rounding, KOPT_EXACT)) return 0;
@@ -565,10 +544,10 @@ static int step_good(const kopt_step *s)
     return s->moment_count == ref_moments(&o);
 }
 
-static int range_good(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end)
-{
+static int range_good(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end) {
     if (begin > end || end > t->n) return 0;
-    if (s->stable && !s->moments_only && ref_bits(t->stable_scale) == 0 && begin != end && end - begin != t->n) return 0;
+    if (s->stable && !s->moments_only && ref_bits(t->stable_scale) == 0 && begin != end && end - begin != t->n)
+        return 0;
     return s->moment_format != KOPT_Q8 || s->moment_count == 0 || begin == end ||
            (begin % 256 == 0 && (end % 256 == 0 || end == t->n));
 }
@@ -579,11 +558,13 @@ enum { WRITTEN = 96, RESULTS = KOPT_ERROR_ID + 1, CALLS = 37 };
 static span written[WRITTEN];
 static int written_count;
 static uint32_t control, results[RESULTS];
-static struct { const char *name; uint32_t accepted, refused; } tally[CALLS];
+static struct {
+    const char *name;
+    uint32_t accepted, refused;
+} tally[CALLS];
 
 /* Between prepare() and finish() there is one call. What it may touch is announced. */
-static void prepare(void)
-{
+static void prepare(void) {
     VALGRIND_MAKE_MEM_DEFINED(&w.opt, sizeof w.opt);
     VALGRIND_MAKE_MEM_DEFINED(&w.step.step + 1, offsetof(kopt_step, seed) - offsetof(kopt_step, step) - 4);
     VALGRIND_MAKE_MEM_DEFINED(w.t, (size_t)(w.memory - (unsigned char *)w.t));
@@ -592,13 +573,11 @@ static void prepare(void)
     ASAN_POISON_MEMORY_REGION(w.memory, ROOM);
 }
 
-static void reads(const void *p, size_t size)
-{
+static void reads(const void *p, size_t size) {
     if (p != NULL && size <= ROOM) ASAN_UNPOISON_MEMORY_REGION((const unsigned char *)p, size);
 }
 
-static void writes(void *p, size_t size)
-{
+static void writes(void *p, size_t size) {
     if (p == NULL || size == 0 || size > ROOM) return;
     reads(p, size);
     REQUIRE(written_count < WRITTEN, "more places than this file has room for");
@@ -606,8 +585,7 @@ static void writes(void *p, size_t size)
 }
 
 /* From here to finish() the caller's control register is hostile: any rounding, FTZ, DAZ. */
-static void hostile_control(void)
-{
+static void hostile_control(void) {
 #if defined(__x86_64__)
     static const uint32_t table[] = {0x1f80, 0x1f80, 0x9fc0, 0x3f80, 0x5f80, 0x7f80, 0xffc0, 0x1f80};
     set_control(table[below(8)]);
@@ -615,8 +593,7 @@ static void hostile_control(void)
 #endif
 }
 
-static void finish(int call, const char *name, int accepted, int expected)
-{
+static void finish(int call, const char *name, int accepted, int expected) {
     int i;
     if ((get_control() & 0xffc0u) != (control & 0xffc0u)) fail("the control register is not restored");
     set_control(0x1f80u);
@@ -637,16 +614,14 @@ static void finish(int call, const char *name, int accepted, int expected)
     }
 }
 
-static int took(kopt_result r)
-{
+static int took(kopt_result r) {
     REQUIRE((unsigned)r < RESULTS, "no such result");
     REQUIRE(kopt_result_string(r) != NULL, "no sentence");
     ++results[r];
     return r == KOPT_OK;
 }
 
-static void announce_step(const kopt_optimizer *o, const kopt_tensor *t, size_t begin, size_t end)
-{
+static void announce_step(const kopt_optimizer *o, const kopt_tensor *t, size_t begin, size_t end) {
     const ref_layout l = ref_layout_of(o, t->n);
     const size_t weight = ref_width(o->weight_format), grad = ref_width(t->grad_format), n = end - begin;
     unsigned char *state = t->state;
@@ -675,25 +650,22 @@ static void announce_step(const kopt_optimizer *o, const kopt_tensor *t, size_t 
     writes(state + l.slow_residual + begin * l.slow_residual_width, n * l.slow_residual_width);
 }
 
-static void force_other(kopt_isa isa)
-{
+static void force_other(kopt_isa isa) {
     kopt_isa next = KOPT_ISA_SCALAR;
-    if (isa == KOPT_ISA_SCALAR || below(2))
-        next = (kopt_isa)below(KOPT_ISA_COUNT);
+    if (isa == KOPT_ISA_SCALAR || below(2)) next = (kopt_isa)below(KOPT_ISA_COUNT);
     if (kopt_isa_force(next) != KOPT_OK) kopt_isa_force(KOPT_ISA_SCALAR);
 }
 
 /* One step of one tensor, in slices; StableAdamW measured in other slices before. */
-static void step_sliced(const kopt_step *s, const kopt_tensor *t, size_t low, size_t high, int whole)
-{
+static void step_sliced(const kopt_step *s, const kopt_tensor *t, size_t low, size_t high, int whole) {
     kopt_tensor scaled = *t;
     size_t a = low + below((uint32_t)(high - low + 1)), b = a + below((uint32_t)(high - a + 1));
     if (whole && s->stable && !s->moments_only && ref_bits(t->stable_scale) == 0) {
         kopt_norm first, second;
         memset(&first, 0, sizeof first), memset(&second, 0, sizeof second);
         REQUIRE(kopt_stable_measure(s, t, b, high, &second) == KOPT_OK &&
-                    kopt_stable_measure(s, t, low, b, &first) == KOPT_OK &&
-                    kopt_norm_merge(&first, &second) == KOPT_OK, "a slice is not measured");
+                    kopt_stable_measure(s, t, low, b, &first) == KOPT_OK && kopt_norm_merge(&first, &second) == KOPT_OK,
+                "a slice is not measured");
         scaled.stable_scale = kopt_stable_scale(&first, high - low);
     }
     if (s->moment_format == KOPT_Q8) {
@@ -701,14 +673,14 @@ static void step_sliced(const kopt_step *s, const kopt_tensor *t, size_t low, si
         if (a > b) a = b;
     }
     REQUIRE(kopt_step_range(s, &scaled, b, high) == KOPT_OK && kopt_step_range(s, &scaled, low, a) == KOPT_OK &&
-                kopt_step_range(s, &scaled, a, b) == KOPT_OK, "a slice is refused, but not the whole");
+                kopt_step_range(s, &scaled, a, b) == KOPT_OK,
+            "a slice is refused, but not the whole");
 }
 
 /* w is the result of a step on `count` tensors that share nothing, in [begin, end) if there is one; `start` is how it
    began. The reference, or another instruction set in slices, must give the same. */
 static void step_again(const kopt_step *s, const kopt_optimizer *o, const kopt_tensor *t, size_t count, size_t begin,
-                       size_t end, int whole)
-{
+                       size_t end, int whole) {
     const kopt_isa isa = kopt_isa_current();
     uint32_t how = below(4);
     size_t i;
@@ -733,8 +705,7 @@ static void step_again(const kopt_step *s, const kopt_optimizer *o, const kopt_t
     REQUIRE(memcmp(other.counts, w.counts, sizeof w.counts) == 0, "another instruction set, in slices, counts others");
 }
 
-static int neighbours_share(const kopt_optimizer *o, const kopt_tensor *a, const kopt_tensor *b)
-{
+static int neighbours_share(const kopt_optimizer *o, const kopt_tensor *a, const kopt_tensor *b) {
     span x[SPANS], y[SPANS];
     int i, k;
     spans(o, a, x), spans(o, b, y);
@@ -746,8 +717,7 @@ static int neighbours_share(const kopt_optimizer *o, const kopt_tensor *a, const
     return 0;
 }
 
-static void call_optimizer_step(void)
-{
+static void call_optimizer_step(void) {
     size_t count = below(LIST + 1), i, j;
     int expected = 0, apart = 1, good, k;
     uint32_t no = below(64);
@@ -786,8 +756,7 @@ static void call_optimizer_step(void)
     }
 }
 
-static void call_step_begin(void)
-{
+static void call_step_begin(void) {
     int good, expected = 0;
     uint32_t no = below(64);
     kopt_optimizer o = w.opt;
@@ -803,8 +772,7 @@ static void call_step_begin(void)
     step_opt = o, step_is_pure = 1;
 }
 
-static void call_step(int whole)
-{
+static void call_step(int whole) {
     kopt_tensor *t = &w.t[below(TENSORS)];
     const kopt_optimizer o = formats_of(&w.step);
     size_t begin = 0, end = t->n;
@@ -828,14 +796,10 @@ static void call_step(int whole)
     if (good) step_again(&w.step, step_is_pure ? &step_opt : NULL, t, 1, begin, end, whole || end - begin == t->n);
 }
 
-static int same_nan(uint32_t a, uint32_t b)
-{
-    return a == b || (ref_is_nan(KOPT_F32, a) && ref_is_nan(KOPT_F32, b));
-}
+static int same_nan(uint32_t a, uint32_t b) { return a == b || (ref_is_nan(KOPT_F32, a) && ref_is_nan(KOPT_F32, b)); }
 
 /* The weights and residuals of t are those of the fp32 values at `from`. */
-static void require_weights(const kopt_optimizer *o, const kopt_tensor *t, const unsigned char *from)
-{
+static void require_weights(const kopt_optimizer *o, const kopt_tensor *t, const unsigned char *from) {
     ref_layout l = ref_layout_of(o, t->n);
     size_t i;
     for (i = 0; i < t->n; ++i) {
@@ -850,8 +814,7 @@ static void require_weights(const kopt_optimizer *o, const kopt_tensor *t, const
 }
 
 /* The copy, if there is one, is that of the weights. */
-static void require_copy(const kopt_optimizer *o, const kopt_tensor *t)
-{
+static void require_copy(const kopt_optimizer *o, const kopt_tensor *t) {
     size_t i;
     for (i = 0; t->copy != NULL && i < t->n; ++i) {
         const uint32_t seen = ref_widen(o->weight_format, ref_get(t->weight, ref_width(o->weight_format), i));
@@ -862,8 +825,7 @@ static void require_copy(const kopt_optimizer *o, const kopt_tensor *t)
 }
 
 /* Ranger's slow weights are the weights. */
-static void require_slow(const kopt_optimizer *o, const kopt_tensor *t)
-{
+static void require_slow(const kopt_optimizer *o, const kopt_tensor *t) {
     const ref_layout l = ref_layout_of(o, t->n);
     const unsigned char *state = t->state;
     if (o->rule != KOPT_RANGER) return;
@@ -873,8 +835,7 @@ static void require_slow(const kopt_optimizer *o, const kopt_tensor *t)
 }
 
 /* Moments, and residuals if no weights were written, are zero. */
-static void require_fresh(const kopt_optimizer *o, const kopt_tensor *t, int residual)
-{
+static void require_fresh(const kopt_optimizer *o, const kopt_tensor *t, int residual) {
     const ref_layout l = ref_layout_of(o, t->n);
     const unsigned char *state = t->state;
     size_t i;
@@ -887,8 +848,7 @@ static void require_fresh(const kopt_optimizer *o, const kopt_tensor *t, int res
     }
 }
 
-static void call_init(void)
-{
+static void call_init(void) {
     kopt_tensor *t = &w.t[below(TENSORS)];
     unsigned char *from = below(4) == 3 ? NULL : w.memory + below(ROOM);
     uint32_t no = below(64);
@@ -923,8 +883,7 @@ static void call_init(void)
 
 /* Moment k of t is that of the fp32 values at `fp32`, as it was written or read. */
 static void require_moments(const kopt_optimizer *o, const kopt_tensor *t, int k, const unsigned char *fp32,
-                            int reading)
-{
+                            int reading) {
     const ref_layout l = ref_layout_of(o, t->n);
     const unsigned char *state = t->state;
     const int square = ref_square(o, k);
@@ -952,8 +911,7 @@ static void require_moments(const kopt_optimizer *o, const kopt_tensor *t, int k
     }
 }
 
-static void call_read_write(int reading)
-{
+static void call_read_write(int reading) {
     kopt_tensor *t = &w.t[below(TENSORS)];
     const ref_layout l = ref_layout_of(&w.opt, t->n);
     const kopt_slot what = (kopt_slot)(byte() & 31 ? (int)below(3) : any_enum());
@@ -1011,15 +969,13 @@ static void call_read_write(int reading)
 
 /* The values of codes of the dynamic map, as fp32 words. */
 static void from_dynamic(unsigned char *fp32, const unsigned char *code, const unsigned char *scale, size_t n,
-                         int square)
-{
+                         int square) {
     size_t i;
     for (i = 0; i < n; ++i)
         ref_set(fp32, 4, i, ref_bits(ref_mul(ref_dynamic(code[i], square), ref_float(ref_get(scale, 4, i / 256)))));
 }
 
-static void call_write_codes(void)
-{
+static void call_write_codes(void) {
     static unsigned char fp32[4 * LONGEST];
     kopt_tensor *t = &w.t[below(TENSORS)];
     const ref_layout l = ref_layout_of(&w.opt, t->n);
@@ -1032,8 +988,8 @@ static void call_write_codes(void)
     int good, expected, i;
     span s[SPANS];
     spans(&w.opt, t, s);
-    expected = optimizer_good(&w.opt) && tensor_good(&w.opt, t, 0) && block_good(&w.opt, t, 0) &&
-               what != KOPT_WEIGHT && in_enum((int)what, ref_moments(&w.opt));
+    expected = optimizer_good(&w.opt) && tensor_good(&w.opt, t, 0) && block_good(&w.opt, t, 0) && what != KOPT_WEIGHT &&
+               in_enum((int)what, ref_moments(&w.opt));
     for (i = 0; i < SPANS && expected; ++i)
         expected = i == 3 || (!share(codes, n, s[i].p, s[i].size) && !share(scales, size, s[i].p, s[i].size));
     if (no == 1 || no == 2 || ((no == 3 || no == 4) && t->n)) expected = 0;
@@ -1051,16 +1007,14 @@ static void call_write_codes(void)
     if (good && n) require_moments(&w.opt, t, k, fp32, 0);
 }
 
-static int open_expected(const kopt_optimizer *o, const kopt_tensor *t)
-{
+static int open_expected(const kopt_optimizer *o, const kopt_tensor *t) {
     size_t total;
     if (!optimizer_good(o) || !tensor_good(o, t, 0) || !block_good(o, t, 1) || !variant_good(o, t)) return 0;
     total = t->n ? ref_layout_of(o, t->n).size : 0;
     return total == 0 || block_checksum(t->state, total) == little((unsigned char *)t->state + 44, 4);
 }
 
-static void call_seal_open(int opening)
-{
+static void call_seal_open(int opening) {
     kopt_tensor *t = &w.t[below(TENSORS)];
     uint32_t no = below(64);
     size_t total = t->n && !is_long(t->n) ? ref_layout_of(&w.opt, t->n).size : 0;
@@ -1108,8 +1062,7 @@ static void call_seal_open(int opening)
 }
 
 /* What a block says, whatever its bytes are. */
-static void call_inspect(void)
-{
+static void call_inspect(void) {
     const kopt_tensor *t = &w.t[below(TENSORS)];
     const unsigned char *h = t->state;
     const size_t size = byte() & 15 ? t->state_size : below(64);
@@ -1120,8 +1073,8 @@ static void call_inspect(void)
         reads(h, 64);
         version = h[4];
         expected = !memcmp(h, "KOPT", 4) && (version == 2 || (version == 1 && h[10] == 1)) && h[10] <= 1 &&
-                   h[11] == 0 && h[5] <= KOPT_ADAM_ATAN2 && h[6] <= KOPT_FP16 && h[7] % 16 <= KOPT_EXACT &&
-                   h[8] <= 4 && h[9] % 8 <= 4;
+                   h[11] == 0 && h[5] <= KOPT_ADAM_ATAN2 && h[6] <= KOPT_FP16 && h[7] % 16 <= KOPT_EXACT && h[8] <= 4 &&
+                   h[9] % 8 <= 4;
     }
     prepare();
     if (h != NULL && size >= 64) reads(h, 64);
@@ -1136,11 +1089,11 @@ static void call_inspect(void)
     if (version == 2 && optimizer_good(&w.opt) && tensor_good(&w.opt, t, 0) && t->n &&
         ref_layout_of(&w.opt, t->n).size && block_good(&w.opt, t, h[10]) && variant_good(&w.opt, t))
         REQUIRE(ref_layout_of(&o, t->n).size == ref_layout_of(&w.opt, t->n).size &&
-                    !o.stable == !(w.opt.rule == KOPT_ADAM && w.opt.stable), "another optimizer is told of");
+                    !o.stable == !(w.opt.rule == KOPT_ADAM && w.opt.stable),
+                "another optimizer is told of");
 }
 
-static void call_number(void)
-{
+static void call_number(void) {
     const size_t count = below(LIST + 1);
     const uint32_t first = byte() & 1 ? word() : UINT32_MAX - below(LIST + 1);
     const int expected = count == 0 || first + (uint64_t)count - 1 <= UINT32_MAX;
@@ -1156,8 +1109,7 @@ static void call_number(void)
 }
 
 /* One tensor is sealed, damaged in one bit (that must be refused), moved, opened by a new optimizer and stepped. */
-static void call_resume(void)
-{
+static void call_resume(void) {
     kopt_tensor *t = &w.t[below(TENSORS)];
     kopt_optimizer o = w.opt;
     size_t total, i;
@@ -1195,8 +1147,7 @@ static void call_resume(void)
     tally[9].name = "sealed, moved, opened, stepped", ++tally[9].accepted, ++tally[9].refused;
 }
 
-static void call_convert(void)
-{
+static void call_convert(void) {
     kopt_format to = (kopt_format)(byte() & 31 ? (int)below(3) : any_enum());
     kopt_format from = (kopt_format)(byte() & 31 ? (int)below(3) : any_enum());
     int stochastic = (int)below(2), good, expected;
@@ -1225,8 +1176,7 @@ static void call_convert(void)
     }
 }
 
-static void call_all_finite(void)
-{
+static void call_all_finite(void) {
     kopt_format f = (kopt_format)(byte() & 15 ? (int)below(3) : any_enum());
     size_t n = byte() & 31 ? a_length() : SIZE_MAX / 4, size = is_long(n) ? 0 : n * ref_width(f), i;
     const unsigned char *p = byte() & 31 ? fit(w.memory + below(ROOM), 4 * (is_long(n) ? 0 : n)) : NULL;
@@ -1243,14 +1193,12 @@ static void call_all_finite(void)
 static kopt_format any_format(void) { return (kopt_format)(byte() & 31 ? (int)below(3) : any_enum()); }
 static size_t any_length(void) { return byte() & 31 ? a_length() : SIZE_MAX / 32 + below(3) * (SIZE_MAX / 4); }
 
-static unsigned char *any_array(size_t n)
-{
+static unsigned char *any_array(size_t n) {
     return byte() & 31 ? fit(w.memory + below(ROOM), is_long(n) ? 0 : 4 * n) : NULL;
 }
 
 /* A kopt_norm: one of two, or on top of other memory, but where a struct can be. */
-static kopt_norm *any_norm(void)
-{
+static kopt_norm *any_norm(void) {
     uint32_t k = below(16);
     unsigned char *p = w.memory + below(ROOM - sizeof(kopt_norm) - 8);
     if (k == 0) return NULL;
@@ -1259,8 +1207,7 @@ static kopt_norm *any_norm(void)
 }
 
 /* The sum of what another instruction set finds in two parts is the same. */
-static void call_norm_add(void)
-{
+static void call_norm_add(void) {
     const kopt_format f = any_format();
     const size_t n = any_length(), width = ref_width(f), size = is_long(n) ? 0 : n * width;
     unsigned char *p = any_array(n);
@@ -1281,13 +1228,13 @@ static void call_norm_add(void)
     cut = below((uint32_t)n + 1);
     REQUIRE(kopt_norm_add(&sum, p + cut * width, f, n - cut) == KOPT_OK && kopt_norm_add(&part, p, f, cut) == KOPT_OK &&
                 kopt_norm_merge(&sum, &part) == KOPT_OK && kopt_norm_merge(&sum, &first) == KOPT_OK &&
-                kopt_norm_merge(norm, &zero) == KOPT_OK, "a part of an array has no norm");
+                kopt_norm_merge(norm, &zero) == KOPT_OK,
+            "a part of an array has no norm");
     REQUIRE(!memcmp(&sum, norm, sizeof sum), "the norm of two parts is another");
     kopt_isa_force(isa);
 }
 
-static void call_norms(void)
-{
+static void call_norms(void) {
     kopt_norm *norm = any_norm(), *from = any_norm();
     const double limit = any_double(), scale = any_double();
     size_t count = below(TENSORS + 1), i;
@@ -1325,12 +1272,12 @@ static void call_norms(void)
     }
     tally[16].refused++;
     REQUIRE(!memcmp(&value[0], &value[1], sizeof *value) && !memcmp(&clip[0], &clip[1], sizeof *clip) &&
-                !memcmp(&stable[0], &stable[1], sizeof *stable), "the caller's control register changes a norm");
+                !memcmp(&stable[0], &stable[1], sizeof *stable),
+            "the caller's control register changes a norm");
     REQUIRE(value[0] >= 0 && clip[0] >= 0 && clip[0] <= 1 && stable[0] >= 0 && stable[0] <= 1, "a norm is impossible");
 }
 
-static void call_measure(void)
-{
+static void call_measure(void) {
     const kopt_tensor *t = &w.t[below(TENSORS)];
     const kopt_optimizer o = formats_of(&w.step);
     const size_t begin = below((uint32_t)(is_long(t->n) ? 9 : t->n + 2));
@@ -1362,8 +1309,7 @@ static void call_measure(void)
 }
 
 /* No magnitude above the largest number of the format that is not above the limit; nothing else changes. */
-static void call_clip_value(void)
-{
+static void call_clip_value(void) {
     const kopt_format f = any_format();
     const size_t n = any_length(), width = ref_width(f), size = is_long(n) ? 0 : n * width;
     const double limit = any_double();
@@ -1391,8 +1337,7 @@ static void call_clip_value(void)
 
 /* ---- Accumulation and the loss scale ---- */
 
-static void make_sum(void)
-{
+static void make_sum(void) {
     kopt_accumulator *a = &w.sum;
     const size_t n = a_length();
     const int plain = below(3) == 2;
@@ -1403,8 +1348,7 @@ static void make_sum(void)
     a->id = byte(), a->seed = word(), a->first_index = an_index();
 }
 
-static void change_sum(void)
-{
+static void change_sum(void) {
     kopt_accumulator *a = &w.sum;
     uint32_t k = below(10);
     if (k == 9) a->made_ = word();
@@ -1421,15 +1365,13 @@ static void change_sum(void)
 }
 
 /* An optimizer whose weights are stored as the sum is. */
-static kopt_optimizer stored_like(const kopt_accumulator *a)
-{
+static kopt_optimizer stored_like(const kopt_accumulator *a) {
     kopt_optimizer o = kopt_sgd(1, 0);
     o.weight_format = a->format, o.rounding = a->rounding, o.compensation_rounding = a->compensation_rounding;
     return o;
 }
 
-static int sum_good(const kopt_accumulator *a, const void *array, size_t size)
-{
+static int sum_good(const kopt_accumulator *a, const void *array, size_t size) {
     kopt_optimizer o = stored_like(a);
     ref_layout l;
     size_t sum;
@@ -1444,8 +1386,7 @@ static int sum_good(const kopt_accumulator *a, const void *array, size_t size)
            !share(a->sum, sum, a->residual, a->n * l.residual_width);
 }
 
-static void call_accumulate(void)
-{
+static void call_accumulate(void) {
     kopt_accumulator *a = &w.sum, old;
     const kopt_format f = any_format();
     const size_t n = is_long(a->n) ? 0 : a->n, size = n * ref_width(f);
@@ -1478,8 +1419,7 @@ static void call_accumulate(void)
         e.residual = old.count && rest ? ref_get(rest, residual_width, i) : 0;
         x = ref_weight(&o, e.weight, ref_signed(&o, e.residual));
         if ((float)scale < 1 || (float)scale > 1) delta = ref_mul(delta, (float)scale);
-        ref_store_weight(&o, &e, x, -delta,
-                         ref_number(ref_random(a->seed, a->step, a->id, 2, a->first_index + i), 0));
+        ref_store_weight(&o, &e, x, -delta, ref_number(ref_random(a->seed, a->step, a->id, 2, a->first_index + i), 0));
         got = ref_get(a->sum, ref_width(a->format), i);
         REQUIRE(got == e.weight, "a sum is not the reference's");
         got = residual_width ? ref_get(a->residual, residual_width, i) : 0;
@@ -1487,8 +1427,7 @@ static void call_accumulate(void)
     }
 }
 
-static void call_accumulator_read(void)
-{
+static void call_accumulator_read(void) {
     const kopt_accumulator *a = &w.sum;
     const size_t n = is_long(a->n) ? 0 : a->n;
     unsigned char *out = any_array(n);
@@ -1511,8 +1450,7 @@ static void call_accumulator_read(void)
     }
 }
 
-static void make_scaler(void)
-{
+static void make_scaler(void) {
     uint32_t k = below(24);
     w.scaler = kopt_grad_scaler();
     w.scaler.scale = below(4) ? 1024 : 1;
@@ -1527,8 +1465,7 @@ static void make_scaler(void)
     if (k == 6) w.scaler.good = w.scaler.bad = 0xffffffffu;
 }
 
-static int scaler_good(const kopt_scaler *s)
-{
+static int scaler_good(const kopt_scaler *s) {
     const uint32_t scale = ref_bits(s->scale);
     return scale >= 0x00800000 && scale < 0x7f800000 && ref_bits(s->minimum) < 0x7f800000 && s->interval &&
            s->hysteresis && within(s->growth, 1, 1e30) && s->growth > 1 && within(s->backoff, 1e-30, 1) &&
@@ -1567,8 +1504,7 @@ static void call_scaler_begin(const kopt_optimizer *from, const kopt_scaler *sca
             "a scaled step in ranges");
 }
 
-static void call_scaler(void)
-{
+static void call_scaler(void) {
     size_t count = below(LIST), i, j, k;
     const double max_norm = byte() & 1 ? 0 : any_double();
     kopt_closure closure;
@@ -1638,8 +1574,7 @@ static void call_scaler(void)
 
 static int is_code(int code) { return code >= KOPT_BF16 && code <= KOPT_SIGN; }
 
-static void make_packer(void)
-{
+static void make_packer(void) {
     kopt_compressor *c = &w.packer;
     const size_t n = any_length();
     *c = kopt_compressor_of((kopt_format)(byte() & 31 ? 1 + (int)below(4) : any_enum()), NULL, n);
@@ -1653,8 +1588,7 @@ static void make_packer(void)
     if (c->code == KOPT_Q8 || c->code == KOPT_SIGN) c->first_index &= byte() & 31 ? ~UINT64_C(255) : UINT64_MAX;
 }
 
-static void call_compress(void)
-{
+static void call_compress(void) {
     static unsigned char want[4 * LONGEST];
     kopt_compressor *c = &w.packer, reference;
     const kopt_format f = any_format();
@@ -1693,8 +1627,7 @@ static void call_compress(void)
     REQUIRE(rest == 0 || !memcmp(reference.residual, c->residual, rest), "nor its residual");
 }
 
-static void call_decompress(void)
-{
+static void call_decompress(void) {
     const kopt_format f = any_format(), code = (kopt_format)(byte() & 31 ? 1 + (int)below(4) : any_enum());
     const size_t length = any_length(), n = is_long(length) ? 0 : length, width = ref_width(f),
                  size = ref_code_size(code, n);
@@ -1717,8 +1650,7 @@ static void call_decompress(void)
     }
 }
 
-static void call_reduce(void)
-{
+static void call_reduce(void) {
     enum { SHARDS = 4 };
     const kopt_format f = any_format(), to = below(3) ? f : any_format();
     const size_t length = any_length(), n = is_long(length) ? 0 : length, size = n * ref_width(f),
@@ -1749,15 +1681,13 @@ static void call_reduce(void)
         REQUIRE(ref_get(out, ref_width(to), i) == ref_reduce(to, from, count, f, i, scale), "a reduction");
 }
 
-static void mpi_sum(kopt_format format, void *in, void *inout, const int *len)
-{
+static void mpi_sum(kopt_format format, void *in, void *inout, const int *len) {
     const void *shards[2];
     shards[0] = inout, shards[1] = in;
     if (len != NULL && *len > 0) kopt_reduce(inout, format, shards, 2, format, (size_t)*len, 1);
 }
 
-static void call_mpi_sum(void)
-{
+static void call_mpi_sum(void) {
     const int bf16 = (int)below(2), n = (int)a_length();
     const kopt_format f = bf16 ? KOPT_BF16 : KOPT_FP16;
     unsigned char *inout = any_array((size_t)n), *in = byte() & 15 ? any_array((size_t)n) : inout;
@@ -1780,8 +1710,7 @@ static void call_mpi_sum(void)
         REQUIRE(ref_get(inout, 2, (size_t)i) == ref_reduce(f, from, 2, f, (size_t)i, 1), "a sum for MPI");
 }
 
-static void call_the_rest(void)
-{
+static void call_the_rest(void) {
     kopt_isa isa = (kopt_isa)any_enum();
     size_t n = byte() & 15 ? a_length() : SIZE_MAX / 32 + below(3) * (SIZE_MAX / 4), want = 0, size;
     uint64_t seed = word(), index = an_index();
@@ -1799,7 +1728,9 @@ static void call_the_rest(void)
     REQUIRE(size == want, "another size of the state");
     if ((unsigned)isa >= (unsigned)KOPT_ISA_COUNT) REQUIRE(!usable, "an instruction set that does not exist is usable");
     if (isa != KOPT_ISA_COUNT) REQUIRE(took(kopt_isa_force(isa)) == usable, "force and usable disagree");
-    REQUIRE(kopt_random((kopt_random_key){seed, step, id, 0}, stream, index) == ref_random(seed, step, id, stream, index), "another random");
+    REQUIRE(kopt_random((kopt_random_key){seed, step, id, 0}, stream, index) ==
+                ref_random(seed, step, id, stream, index),
+            "another random");
 }
 
 /* ---- Vector mathematics, by the built-in: test_vmath.c tests its results, which here are its own at another place,
@@ -1807,13 +1738,9 @@ static void call_the_rest(void)
 
 static int apart(const void *a, const void *b, size_t size) { return a == b || !share(a, size, b, size); }
 
-static float *any_floats(size_t n)
-{
-    return (float *)(void *)((uintptr_t)any_array(n) & ~(uintptr_t)3);
-}
+static float *any_floats(size_t n) { return (float *)(void *)((uintptr_t)any_array(n) & ~(uintptr_t)3); }
 
-static void call_map(void)
-{
+static void call_map(void) {
     kopt_format format = byte() & 15 ? (kopt_format)(1 + below(2)) : any_format();
     int backward = (int)below(2), last = backward ? KOPT_SOFTPLUS : KOPT_GELU_TANH_SLOPE, good, expected;
     kopt_function f = byte() & 31 ? (kopt_function)below(13) : (kopt_function)any_enum();
@@ -1829,8 +1756,10 @@ static void call_map(void)
     if (expected && n != 0) {
         memcpy(in[0], x, size), memcpy(in[1], dy, size);
         for (i = 0; i < n; ++i)
-            if (backward) kopt_map_backward(vmath, f, want + i, in[1] + i, in[0] + i, format, 1);
-            else kopt_map(vmath, f, want + i, in[0] + i, format, 1);
+            if (backward)
+                kopt_map_backward(vmath, f, want + i, in[1] + i, in[0] + i, format, 1);
+            else
+                kopt_map(vmath, f, want + i, in[0] + i, format, 1);
     }
     prepare();
     reads(x, size), reads(dy, size), writes(out, size);
@@ -1840,8 +1769,7 @@ static void call_map(void)
     if (good && n != 0) REQUIRE(memcmp(out, want, size) == 0, "kopt_map depends on the place");
 }
 
-static void call_vmath(void)
-{
+static void call_vmath(void) {
     const kopt_vmath *vmath = byte() & 1 ? NULL : kopt_vmath_builtin();
     int which = (int)below(7), good, expected;
     size_t n = any_length(), size = is_long(n) ? 0 : 4 * n;
@@ -1868,8 +1796,7 @@ static void call_vmath(void)
 }
 
 /* Rows: the results are test_loss.c's affair; here they are those of each row alone, by another instruction set. */
-static void call_rows(void)
-{
+static void call_rows(void) {
     kopt_format format = any_format();
     int loss_too = (int)below(2), good, expected;
     size_t columns = byte() & 31 ? below(60) : any_length(), rows = byte() & 31 ? below(8) : any_length(), r;
@@ -1924,7 +1851,8 @@ static void call_rows(void)
             const size_t at = r * stride * width;
             if (loss_too)
                 kopt_cross_entropy(NULL, losses, want, in + at, format, kept_target + r, 1, columns, columns, scale);
-            else kopt_softmax(NULL, want, in + at, format, 1, columns, columns);
+            else
+                kopt_softmax(NULL, want, in + at, format, 1, columns, columns);
             if (loss_too && loss) REQUIRE(memcmp(losses, loss + r, 4) == 0, "another loss");
             if (out) REQUIRE(memcmp(want, out + at, columns * width) == 0, "another row");
         }
@@ -1932,27 +1860,25 @@ static void call_rows(void)
     }
 }
 
-static int index_good(uint64_t first, size_t n)
-{
+static int index_good(uint64_t first, size_t n) {
     return !is_long(n) && first < UINT64_C(1) << 54 && first + n <= UINT64_C(1) << 54;
 }
 
 /* Random numbers: test_noise.c's affair; here, the same in slices by another instruction set. */
 static kopt_result draw(uint32_t kind, void *out, kopt_format format, size_t n, double a, double b, double limit,
                         size_t fan_in, size_t fan_out, kopt_distribution distribution, uint64_t seed, uint32_t step,
-                        uint32_t id, uint64_t first)
-{
+                        uint32_t id, uint64_t first) {
     switch (kind) {
     case 0: return kopt_normal(out, format, n, a, b, (kopt_random_key){seed, step, id, first});
     case 1: return kopt_truncated_normal(out, format, n, a, b, limit, (kopt_random_key){seed, step, id, first});
     case 2: return kopt_uniform(out, format, n, a, b, (kopt_random_key){seed, step, id, first});
     case 3: return kopt_init_he(out, format, n, distribution, fan_in, (kopt_random_key){seed, 0, id, first});
-    default: return kopt_init_xavier(out, format, n, distribution, fan_in, fan_out, (kopt_random_key){seed, 0, id, first});
+    default:
+        return kopt_init_xavier(out, format, n, distribution, fan_in, fan_out, (kopt_random_key){seed, 0, id, first});
     }
 }
 
-static void call_draw(void)
-{
+static void call_draw(void) {
     static const char *const names[] = {"kopt_normal", "kopt_truncated_normal", "kopt_uniform", "kopt_init_he",
                                         "kopt_init_xavier"};
     const uint32_t kind = below(5), step = word(), id = word();
@@ -1998,8 +1924,7 @@ static void call_draw(void)
 }
 
 /* Langevin: what a step of SGD needs, and a noise that is finite next to the rate. */
-static int langevin_good(float rate, const kopt_tensor *t, double temperature)
-{
+static int langevin_good(float rate, const kopt_tensor *t, double temperature) {
     const float heat = (float)temperature;
     if (!index_good(t->first_index, t->n)) return 0;
     rate = ref_mul(rate, ref_rate_scale(t));
@@ -2008,8 +1933,7 @@ static int langevin_good(float rate, const kopt_tensor *t, double temperature)
 }
 
 static void langevin_again(const kopt_step *s, const kopt_tensor *t, size_t count, double temperature, size_t begin,
-                           size_t end)
-{
+                           size_t end) {
     const kopt_isa isa = kopt_isa_current();
     size_t i;
     memcpy(other.memory, w.memory, ROOM), memcpy(other.counts, w.counts, sizeof w.counts);
@@ -2029,8 +1953,7 @@ static void langevin_again(const kopt_step *s, const kopt_tensor *t, size_t coun
 
 static double any_temperature(void) { return byte() & 7 ? below(3) : any_double(); }
 
-static void call_langevin_range(void)
-{
+static void call_langevin_range(void) {
     kopt_tensor *t = &w.t[below(TENSORS)];
     kopt_optimizer o = w.opt;
     const double temperature = any_temperature();
@@ -2044,9 +1967,9 @@ static void call_langevin_range(void)
         step_is_pure = 0;
     }
     o = formats_of(&w.step);
-    expected = step_good(&w.step) && w.step.rule == KOPT_SGD && w.step.moment_count == 0 && within(temperature, 0, 1e38) &&
-               tensor_good(&o, t, 1) && block_good(&o, t, 0) && begin <= end && end <= t->n &&
-               langevin_good(w.step.rate, t, temperature);
+    expected = step_good(&w.step) && w.step.rule == KOPT_SGD && w.step.moment_count == 0 &&
+               within(temperature, 0, 1e38) && tensor_good(&o, t, 1) && block_good(&o, t, 0) && begin <= end &&
+               end <= t->n && langevin_good(w.step.rate, t, temperature);
     if (no == 1 || no == 2) expected = 0;
     memcpy(&start, &w, sizeof w);
     prepare();
@@ -2057,8 +1980,7 @@ static void call_langevin_range(void)
     if (good) langevin_again(&w.step, t, 1, temperature, begin, end);
 }
 
-static void call_langevin_step(void)
-{
+static void call_langevin_step(void) {
     const size_t count = below(TENSORS + 1);
     const double temperature = any_temperature();
     kopt_optimizer o;
@@ -2098,8 +2020,7 @@ static void call_langevin_step(void)
 
 /* ---- One input -------------------------------------------------------------------------------------------------- */
 
-int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
-{
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     static const unsigned char calls[] = {0,  0,  0,  1,  2,  2,  3,  3,  4,  5,  6,  7,  8,  9,
                                           10, 11, 12, 13, 14, 17, 18, 19, 19, 20, 21, 22, 22, 23,
                                           24, 25, 26, 26, 27, 28, 28, 29, 30, 31, 32, 15, 16};
@@ -2169,8 +2090,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 }
 
 #ifdef FUZZ_STANDALONE
-int main(int count, char **arguments)
-{
+int main(int count, char **arguments) {
     static uint8_t bytes[4096];
     const long runs = count > 1 ? strtol(arguments[1], NULL, 10) : 20000;
     const long first = count > 3 ? strtol(arguments[3], NULL, 10) : 0;

@@ -16,28 +16,24 @@
 static inline uint32_t lcg32(uint32_t *state) { return *state = *state * 1664525u + 1013904223u; }
 
 /* The same with the upper bits mixed into the lower ones. */
-static inline uint32_t mixed32(uint32_t *state)
-{
+static inline uint32_t mixed32(uint32_t *state) {
     const uint32_t x = lcg32(state);
     return x ^ x >> 15;
 }
 
 /* Linear congruence modulo 2^64 (Knuth's MMIX): use the upper bits. */
-static inline uint64_t lcg64(uint64_t *state)
-{
+static inline uint64_t lcg64(uint64_t *state) {
     return *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
 }
 
 /* The upper half of it, the lowest bits mixed with the highest. */
-static inline uint32_t upper64(uint64_t *state)
-{
+static inline uint32_t upper64(uint64_t *state) {
     const uint64_t x = lcg64(state);
     return (uint32_t)(x >> 32) ^ (uint32_t)(x >> 59);
 }
 
 /* splitmix64 (Steele, Lea, Flood 2014): all 64 bits are good. */
-static inline uint64_t splitmix64(uint64_t *state)
-{
+static inline uint64_t splitmix64(uint64_t *state) {
     uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
     z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
@@ -51,21 +47,18 @@ static inline uint32_t scaled_to(uint32_t word, uint32_t n) { return (uint32_t)(
 static inline float uniform32(uint32_t *state) { return (float)(lcg32(state) >> 8) / 16777216.0f; }
 
 /* A float with the standard normal distribution, by Box and Muller from two of these. */
-static inline float normal32(uint32_t *state)
-{
+static inline float normal32(uint32_t *state) {
     const double radius = sqrt(-2 * log(1 - (double)uniform32(state)));
     return (float)(radius * cos(6.283185307179586 * (double)uniform32(state)));
 }
 
 /* A double in (0, 1) by splitmix64: an odd multiple of 2^-33. */
-static inline double uniform64(uint64_t *state)
-{
+static inline double uniform64(uint64_t *state) {
     return ((double)(uint32_t)(splitmix64(state) >> 32) + 0.5) / 4294967296.0;
 }
 
 /* A double with the standard normal distribution, from two of these. */
-static inline double normal64(uint64_t *state)
-{
+static inline double normal64(uint64_t *state) {
     const double radius = sqrt(-2 * log(uniform64(state)));
     return radius * cos(6.283185307179586 * uniform64(state));
 }
@@ -73,15 +66,13 @@ static inline double normal64(uint64_t *state)
 /* ---- Values ------------------------------------------------------------------------------------------------------ */
 
 /* Doubles written as bits: with -Ofast a compiler knows neither NaN nor infinity. */
-static inline double double_of(uint64_t bits)
-{
+static inline double double_of(uint64_t bits) {
     double x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
 
-static inline uint64_t bits_of(double x)
-{
+static inline uint64_t bits_of(double x) {
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
@@ -112,16 +103,14 @@ static const char *const rounding_name[] = {"nearest", "stochastic", "Kahan", "c
 #define FNV_START UINT64_C(0xcbf29ce484222325)
 static inline uint64_t fnv(uint64_t hash, uint64_t value) { return (hash ^ value) * UINT64_C(0x100000001b3); }
 
-static inline uint64_t fnv_bytes(uint64_t hash, const void *bytes, size_t size)
-{
+static inline uint64_t fnv_bytes(uint64_t hash, const void *bytes, size_t size) {
     const unsigned char *p = (const unsigned char *)bytes;
     for (; size > 0; --size) hash = fnv(hash, *p++);
     return hash;
 }
 
 /* The checksum of a sealed block: CRC-32, with its own four bytes as zeros. */
-static inline uint32_t block_checksum(const unsigned char *block, size_t size)
-{
+static inline uint32_t block_checksum(const unsigned char *block, size_t size) {
     uint32_t crc = 0xffffffffu;
     size_t i;
     int k;
@@ -135,8 +124,7 @@ static inline uint32_t block_checksum(const unsigned char *block, size_t size)
 /* ---- Instruction sets -------------------------------------------------------------------------------------------- */
 
 /* The first usable one from `isa` on, which is then in force; after the last: KOPT_ISA_COUNT, the automatic choice. */
-static inline int force_isa_from(int isa)
-{
+static inline int force_isa_from(int isa) {
     while (kopt_isa_force((kopt_isa)isa) != KOPT_OK) ++isa;
     return isa;
 }
@@ -145,8 +133,7 @@ static inline int force_isa_from(int isa)
 #define FOR_EACH_ISA(isa) for (isa = force_isa_from(0); isa < (int)KOPT_ISA_COUNT; isa = force_isa_from(isa + 1))
 
 /* A list of them, for tests that take turns; their number. */
-static inline int usable_isas(kopt_isa isas[KOPT_ISA_COUNT])
-{
+static inline int usable_isas(kopt_isa isas[KOPT_ISA_COUNT]) {
     int isa, count = 0;
     for (isa = 0; isa < (int)KOPT_ISA_COUNT; ++isa)
         if (kopt_isa_usable((kopt_isa)isa)) isas[count++] = (kopt_isa)isa;
@@ -155,23 +142,20 @@ static inline int usable_isas(kopt_isa isas[KOPT_ISA_COUNT])
 
 /* ---- Vector mathematics: entries of a kopt_vmath from functions of one number or two ----------------------------- */
 
-#define ARRAYS_BY(name, function)                                \
-    static void name(float *out, const float *x, size_t n)       \
-    {                                                            \
-        size_t i;                                                \
-        for (i = 0; i < n; ++i) out[i] = function(x[i]);         \
+#define ARRAYS_BY(name, function)                            \
+    static void name(float *out, const float *x, size_t n) { \
+        size_t i;                                            \
+        for (i = 0; i < n; ++i) out[i] = function(x[i]);     \
     }
 
-#define PAIRS_BY(name, function)                                                \
-    static void name(float *out, const float *y, const float *x, size_t n)      \
-    {                                                                           \
-        size_t i;                                                               \
-        for (i = 0; i < n; ++i) out[i] = function(y[i], x[i]);                  \
+#define PAIRS_BY(name, function)                                             \
+    static void name(float *out, const float *y, const float *x, size_t n) { \
+        size_t i;                                                            \
+        for (i = 0; i < n; ++i) out[i] = function(y[i], x[i]);               \
     }
 
 #ifdef KAHAN_OPT_VMATH
-static inline float builtin_tanh(float x)
-{
+static inline float builtin_tanh(float x) {
     kopt_vmath_tanh(kopt_vmath_builtin(), &x, &x, 1);
     return x;
 }
@@ -181,8 +165,7 @@ static inline float builtin_tanh(float x)
 
 /* How many of `size` copies of a sealed block, each with one wrong bit in another byte, t's block can be opened as; the
    sealed block is in its place then. */
-static inline int opened_when_damaged(const unsigned char *sealed, size_t size, kopt_optimizer *opt, kopt_tensor *t)
-{
+static inline int opened_when_damaged(const unsigned char *sealed, size_t size, kopt_optimizer *opt, kopt_tensor *t) {
     unsigned char *block = (unsigned char *)t->state;
     int opened = 0;
     size_t i;

@@ -26,8 +26,7 @@ static int wrong;
 static uint32_t noise(void) { return lcg32(&noise_state) >> 8; }
 
 /* The bits of format f of a number around 1, rarely of 0, infinity or NaN; written as bytes of this machine. */
-static void put(unsigned char *array, kopt_format f, size_t i)
-{
+static void put(unsigned char *array, kopt_format f, size_t i) {
     uint32_t lot = noise() % 97, sign = (noise() & 1u) << 31, u = (110u + noise() % 20u) << 23 | (noise() & 0x7fff00u);
     uint16_t half;
     if (lot == 0) u = 0;
@@ -42,15 +41,14 @@ static void put(unsigned char *array, kopt_format f, size_t i)
 }
 
 /* The bits of KAHAN_OPT_ONLY that these need. */
-static uint32_t needs(const kopt_optimizer *o, kopt_format grad_format, const kopt_tensor *t)
-{
+static uint32_t needs(const kopt_optimizer *o, kopt_format grad_format, const kopt_tensor *t) {
     static const uint32_t formats[] = {KOPT_WITH_F32, KOPT_WITH_BF16, KOPT_WITH_FP16, KOPT_WITH_Q8};
     static const uint32_t roundings[] = {KOPT_WITH_NEAREST, KOPT_WITH_STOCHASTIC, KOPT_WITH_KAHAN, KOPT_WITH_COMPACT,
                                          KOPT_WITH_EXACT};
     static const uint32_t states[] = {KOPT_WITH_NEAREST_STATE, KOPT_WITH_STOCHASTIC_STATE};
     static const uint32_t decays[] = {KOPT_WITH_L2, KOPT_WITH_DECOUPLED, KOPT_WITH_FULLY_DECOUPLED};
-    static const uint32_t rules[] = {KOPT_WITH_SGD, KOPT_WITH_ADAM, KOPT_WITH_LION, KOPT_WITH_ADAN, KOPT_WITH_RADAM,
-                                     KOPT_WITH_RANGER, KOPT_WITH_EMA};
+    static const uint32_t rules[] = {KOPT_WITH_SGD,   KOPT_WITH_ADAM,   KOPT_WITH_LION, KOPT_WITH_ADAN,
+                                     KOPT_WITH_RADAM, KOPT_WITH_RANGER, KOPT_WITH_EMA};
     uint32_t need = rules[o->rule] | formats[o->weight_format] | formats[grad_format];
     int moments = o->rule != KOPT_EMA && (o->rule != KOPT_SGD || o->momentum > 0);
     if (o->weight_format != KOPT_F32) need |= roundings[o->rounding];
@@ -66,8 +64,7 @@ static uint32_t needs(const kopt_optimizer *o, kopt_format grad_format, const ko
     return need;
 }
 
-static void run(kopt_optimizer o, kopt_format grad_format, int extras)
-{
+static void run(kopt_optimizer o, kopt_format grad_format, int extras) {
     kopt_tensor t = kopt_tensor_of(weight, grad, grad_format, N, state, sizeof state);
     kopt_result result = KOPT_OK;
     uint64_t hash = FNV_START;
@@ -108,8 +105,7 @@ static void run(kopt_optimizer o, kopt_format grad_format, int extras)
     wrong |= result != KOPT_OK && result != KOPT_ERROR_OPTION;
 }
 
-static void compress(kopt_format code, kopt_rounding rounding)
-{
+static void compress(kopt_format code, kopt_rounding rounding) {
     static const uint32_t formats[] = {0, KOPT_WITH_BF16, KOPT_WITH_FP16, KOPT_WITH_Q8, 0};
     const uint32_t without = ~(uint32_t)(ONLY), need = KOPT_WITH_COMPRESSION | formats[code];
     kopt_compressor c = kopt_compressor_of(code, rounding == KOPT_NEAREST ? weight : NULL, N);
@@ -136,18 +132,20 @@ static void compress(kopt_format code, kopt_rounding rounding)
     wrong |= (result != KOPT_OK) != ((need & without) != 0) || (result != KOPT_OK && result != KOPT_ERROR_OPTION);
 }
 
-int main(void)
-{
+int main(void) {
     int rule, format, rounding, state_rounding, moment, count = 0;
     for (rule = 0; rule <= KOPT_EMA; ++rule)
         for (format = KOPT_F32; format <= KOPT_FP16; ++format)
             for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding)
                 for (state_rounding = KOPT_NEAREST; state_rounding <= KOPT_STOCHASTIC; ++state_rounding)
                     for (moment = KOPT_F32; moment <= KOPT_Q8; ++moment, ++count) {
-                        kopt_optimizer o = rule == KOPT_SGD ? kopt_sgd(0.01, 0) : rule == KOPT_ADAM ? kopt_adamw(0.01)
-                            : rule == KOPT_LION ? kopt_lion(0.01) : rule == KOPT_ADAN ? kopt_adan(0.01)
-                            : rule == KOPT_RADAM ? kopt_radam(0.01) : rule == KOPT_RANGER ? kopt_ranger(0.01)
-                            : kopt_ema(0.99);
+                        kopt_optimizer o = rule == KOPT_SGD      ? kopt_sgd(0.01, 0)
+                                           : rule == KOPT_ADAM   ? kopt_adamw(0.01)
+                                           : rule == KOPT_LION   ? kopt_lion(0.01)
+                                           : rule == KOPT_ADAN   ? kopt_adan(0.01)
+                                           : rule == KOPT_RADAM  ? kopt_radam(0.01)
+                                           : rule == KOPT_RANGER ? kopt_ranger(0.01)
+                                                                 : kopt_ema(0.99);
                         int plain = count % 4 < 2; /* half of them without what a small build leaves out */
                         o.weight_format = (kopt_format)format;
                         o.rounding = (kopt_rounding)rounding;

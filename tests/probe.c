@@ -39,21 +39,19 @@ typedef struct rule_row {
 } rule_row;
 
 /* These, and all numbers of the steps below, are exact in binary32. */
-static const rule_row rules[] = {
-    {"sgd",      KOPT_SGD,    KOPT_L2,              0, 0, 0, 3.0 / 256,  5.0 / 512, 0,         0,    0},
-    {"momentum", KOPT_SGD,    KOPT_L2,              0, 0, 0, 3.0 / 256,  0,         13.0 / 16, 0.25, 0},
-    {"nesterov", KOPT_SGD,    KOPT_DECOUPLED,       1, 0, 0, 3.0 / 256,  5.0 / 512, 13.0 / 16, 0,    0},
-    {"adam",     KOPT_ADAM,   KOPT_L2,              0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
-    {"adamw",    KOPT_ADAM,   KOPT_DECOUPLED,       0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
-    {"fully",    KOPT_ADAM,   KOPT_FULLY_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
-    {"amsgrad",  KOPT_ADAM,   KOPT_DECOUPLED,       0, 1, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
-    {"stable",   KOPT_ADAM,   KOPT_DECOUPLED,       0, 0, 1, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
-    {"lion",     KOPT_LION,   KOPT_DECOUPLED,       0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
-    {"adan",     KOPT_ADAN,   KOPT_DECOUPLED,       0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    0},
-    {"radam",    KOPT_RADAM,  KOPT_L2,              0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    4},
-    {"ranger",   KOPT_RANGER, KOPT_DECOUPLED,       0, 0, 0, 3.0 / 4096, 5.0 / 512, 0,         0,    4},
-    {"ema",      KOPT_EMA,    KOPT_L2,              0, 0, 0, 3.0 / 256,  0,         0,         0,    0}
-};
+static const rule_row rules[] = {{"sgd", KOPT_SGD, KOPT_L2, 0, 0, 0, 3.0 / 256, 5.0 / 512, 0, 0, 0},
+                                 {"momentum", KOPT_SGD, KOPT_L2, 0, 0, 0, 3.0 / 256, 0, 13.0 / 16, 0.25, 0},
+                                 {"nesterov", KOPT_SGD, KOPT_DECOUPLED, 1, 0, 0, 3.0 / 256, 5.0 / 512, 13.0 / 16, 0, 0},
+                                 {"adam", KOPT_ADAM, KOPT_L2, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+                                 {"adamw", KOPT_ADAM, KOPT_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+                                 {"fully", KOPT_ADAM, KOPT_FULLY_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+                                 {"amsgrad", KOPT_ADAM, KOPT_DECOUPLED, 0, 1, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+                                 {"stable", KOPT_ADAM, KOPT_DECOUPLED, 0, 0, 1, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+                                 {"lion", KOPT_LION, KOPT_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+                                 {"adan", KOPT_ADAN, KOPT_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+                                 {"radam", KOPT_RADAM, KOPT_L2, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 4},
+                                 {"ranger", KOPT_RANGER, KOPT_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 4},
+                                 {"ema", KOPT_EMA, KOPT_L2, 0, 0, 0, 3.0 / 256, 0, 0, 0, 0}};
 
 typedef struct store_row {
     const char *name;
@@ -61,23 +59,21 @@ typedef struct store_row {
     kopt_rounding rounding, compensation;
 } store_row;
 
-static const store_row stores[] = {
-    {"f32",                  KOPT_F32,  KOPT_NEAREST,    KOPT_STOCHASTIC},
-    {"bf16-nearest",         KOPT_BF16, KOPT_NEAREST,    KOPT_STOCHASTIC},
-    {"bf16-stochastic",      KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC},
-    {"bf16-kahan",           KOPT_BF16, KOPT_KAHAN,      KOPT_STOCHASTIC},
-    {"bf16-kahan-nearest",   KOPT_BF16, KOPT_KAHAN,      KOPT_NEAREST},
-    {"bf16-compact",         KOPT_BF16, KOPT_COMPACT,    KOPT_STOCHASTIC},
-    {"bf16-compact-nearest", KOPT_BF16, KOPT_COMPACT,    KOPT_NEAREST},
-    {"bf16-exact",           KOPT_BF16, KOPT_EXACT,      KOPT_STOCHASTIC},
-    {"fp16-nearest",         KOPT_FP16, KOPT_NEAREST,    KOPT_STOCHASTIC},
-    {"fp16-stochastic",      KOPT_FP16, KOPT_STOCHASTIC, KOPT_STOCHASTIC},
-    {"fp16-kahan",           KOPT_FP16, KOPT_KAHAN,      KOPT_STOCHASTIC},
-    {"fp16-kahan-nearest",   KOPT_FP16, KOPT_KAHAN,      KOPT_NEAREST},
-    {"fp16-compact",         KOPT_FP16, KOPT_COMPACT,    KOPT_STOCHASTIC},
-    {"fp16-compact-nearest", KOPT_FP16, KOPT_COMPACT,    KOPT_NEAREST},
-    {"fp16-exact",           KOPT_FP16, KOPT_EXACT,      KOPT_STOCHASTIC}
-};
+static const store_row stores[] = {{"f32", KOPT_F32, KOPT_NEAREST, KOPT_STOCHASTIC},
+                                   {"bf16-nearest", KOPT_BF16, KOPT_NEAREST, KOPT_STOCHASTIC},
+                                   {"bf16-stochastic", KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC},
+                                   {"bf16-kahan", KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC},
+                                   {"bf16-kahan-nearest", KOPT_BF16, KOPT_KAHAN, KOPT_NEAREST},
+                                   {"bf16-compact", KOPT_BF16, KOPT_COMPACT, KOPT_STOCHASTIC},
+                                   {"bf16-compact-nearest", KOPT_BF16, KOPT_COMPACT, KOPT_NEAREST},
+                                   {"bf16-exact", KOPT_BF16, KOPT_EXACT, KOPT_STOCHASTIC},
+                                   {"fp16-nearest", KOPT_FP16, KOPT_NEAREST, KOPT_STOCHASTIC},
+                                   {"fp16-stochastic", KOPT_FP16, KOPT_STOCHASTIC, KOPT_STOCHASTIC},
+                                   {"fp16-kahan", KOPT_FP16, KOPT_KAHAN, KOPT_STOCHASTIC},
+                                   {"fp16-kahan-nearest", KOPT_FP16, KOPT_KAHAN, KOPT_NEAREST},
+                                   {"fp16-compact", KOPT_FP16, KOPT_COMPACT, KOPT_STOCHASTIC},
+                                   {"fp16-compact-nearest", KOPT_FP16, KOPT_COMPACT, KOPT_NEAREST},
+                                   {"fp16-exact", KOPT_FP16, KOPT_EXACT, KOPT_STOCHASTIC}};
 
 typedef struct moment_row {
     kopt_format format;
@@ -85,11 +81,8 @@ typedef struct moment_row {
 } moment_row;
 
 static const moment_row moments[] = {
-    {KOPT_F32, KOPT_STOCHASTIC},
-    {KOPT_BF16, KOPT_STOCHASTIC}, {KOPT_BF16, KOPT_NEAREST},
-    {KOPT_FP16, KOPT_STOCHASTIC}, {KOPT_FP16, KOPT_NEAREST},
-    {KOPT_Q8, KOPT_STOCHASTIC}, {KOPT_Q8, KOPT_NEAREST}
-};
+    {KOPT_F32, KOPT_STOCHASTIC}, {KOPT_BF16, KOPT_STOCHASTIC}, {KOPT_BF16, KOPT_NEAREST}, {KOPT_FP16, KOPT_STOCHASTIC},
+    {KOPT_FP16, KOPT_NEAREST},   {KOPT_Q8, KOPT_STOCHASTIC},   {KOPT_Q8, KOPT_NEAREST}};
 
 static const kopt_format formats[] = {KOPT_F32, KOPT_BF16, KOPT_FP16};
 
@@ -170,8 +163,7 @@ static const uint32_t special[] = {
     0x00000000u, 0x00000001u, 0x007FFFFFu, 0x00008000u, 0x00800000u, 0x7F800000u, 0x7FC00000u, 0x7F800001u,
     0x7FFFFFFFu, 0x7F7FFFFFu, 0x7F7F0000u, 0x7F7F7FFFu, 0x7F7F8000u, 0x7F7E8000u, 0x3F808000u, 0x3F818000u,
     0x477FE000u, 0x477FEFFFu, 0x477FF000u, 0x477FFFFFu, 0x47800000u, 0x38800000u, 0x387FFFFFu, 0x38000000u,
-    0x33800000u, 0x33000000u, 0x33000001u, 0x33C00000u, 0x2B800000u, 0x2B000000u, 0x2B000001u, 0x3F801000u
-};
+    0x33800000u, 0x33000000u, 0x33000001u, 0x33C00000u, 0x2B800000u, 0x2B000000u, 0x2B000001u, 0x3F801000u};
 
 /* An fp32 word: a special one; else exponent low + [0, span), 1 in 4 a tie of bf16, 1 in 4 a tie of fp16. */
 static uint32_t value(uint32_t low, uint32_t span) {
@@ -301,7 +293,8 @@ static void probe_convert(int stochastic) { /* every format to every other, odd 
                 fill(from, formats[f], n, k & 1 ? 0 : 90, k & 1 ? 255 : 60);
                 if (stochastic) {
                     const uint32_t high = draw() & 0x7FFFFFFFu, low = draw(), step = draw(), id = draw();
-                    kopt_convert_stochastic(to, formats[g], from, formats[f], (size_t)n, (kopt_random_key){wide(step, high), step, id, wide(k & 2 ? high : 0, low)});
+                    kopt_convert_stochastic(to, formats[g], from, formats[f], (size_t)n,
+                                            (kopt_random_key){wide(step, high), step, id, wide(k & 2 ? high : 0, low)});
                 } else {
                     kopt_convert(to, formats[g], from, formats[f], (size_t)n);
                 }
@@ -335,9 +328,12 @@ static void probe_random(void) {
     for (i = 0; i < 32; i++) {
         const uint32_t a = draw(), b = draw(), step = draw(), id = draw(), high = draw() & 0x7FFFFFFFu, low = draw();
         for (k = 0; k < 40; k++)
-            hash_number(kopt_random((kopt_random_key){wide(a, b), step, id, 0}, (uint32_t)i & 15u, wide(i & 1 ? high : 0, low) + k), 4);
+            hash_number(kopt_random((kopt_random_key){wide(a, b), step, id, 0}, (uint32_t)i & 15u,
+                                    wide(i & 1 ? high : 0, low) + k),
+                        4);
         for (k = 0; k < 256; k++)
-            hash_number(kopt_random((kopt_random_key){0, (uint32_t)i, 0, 0}, 0, wide((uint32_t)i >> 4, 0xFFFFFF00u + k)), 4);
+            hash_number(
+                kopt_random((kopt_random_key){0, (uint32_t)i, 0, 0}, 0, wide((uint32_t)i >> 4, 0xFFFFFF00u + k)), 4);
     }
     end_group();
 }
@@ -377,15 +373,16 @@ static void disturb(int on) { /* flushing: also fp16, and NaNs become the defaul
     __asm__ __volatile__("vmsr fpscr, %0" : : "r"(word));
 #endif
 }
-#elif defined(__GNUC__) && !defined(__TINYC__) && (defined(__riscv_flen) || defined(__s390x__) || \
-    defined(__mips_hard_float) || (defined(__powerpc__) && !defined(_SOFT_FLOAT)))
+#elif defined(__GNUC__) && !defined(__TINYC__) &&                                 \
+    (defined(__riscv_flen) || defined(__s390x__) || defined(__mips_hard_float) || \
+     (defined(__powerpc__) && !defined(_SOFT_FLOAT)))
 enum { can_disturb = 1 };
 static void disturb(int on) {
     const uint32_t code = !on || direction == TO_NEAREST ? 0 : direction == ZERO ? 1 : direction == UP ? 2 : 3;
     if (direction == TO_NEAREST && !flush) return;
 #if defined(__riscv_flen) /* never flushes; down is 2, up 3 */
     __asm__ __volatile__("fsrm %0" : : "r"(code > 1 ? 5 - code : code));
-#elif defined(__s390x__) /* never flushes */
+#elif defined(__s390x__)  /* never flushes */
     __asm__ __volatile__("sfpc %0" : : "d"(code));
 #elif defined(__mips_hard_float)
     __asm__ __volatile__("ctc1 %0, $31" : : "r"(code | (on && flush ? 0x01000000u : 0u)));
@@ -639,7 +636,8 @@ static void probe_long(int rule) {
             if (kopt_state_size(&w.opt, LONG) + LONG * 2 * (size_t)width_of(format) + 9 > POOL) n = LONG / 2;
             place(format, n, draw() >> 8);
             draw_options(k != 1 ? ORDINARY : s % 2 == 0 && reaches_huge() ? HUGE_ : TINY);
-            w.t.first_index = (w.t.first_index | (draw() >> 8 & 1u ? 2047u : 127u)) - 9u; /* a span, or a row, begins at 10 */
+            w.t.first_index =
+                (w.t.first_index | (draw() >> 8 & 1u ? 2047u : 127u)) - 9u; /* a span, or a row, begins at 10 */
             w.t.copy = NULL;
             w.t.counts = NULL;
             w.opt.moments_only = 0;
@@ -764,7 +762,8 @@ static void probe_reduce(void) {
                 }
                 out = f == g && k & 1 ? (byte *)pool_words + k % 4 : at; /* in place */
                 hash_number((uint32_t)kopt_reduce(out, formats[g], shards, (size_t)count, formats[f], (size_t)n,
-                                                  k & 1 ? 1 : 0.28125), 1);
+                                                  k & 1 ? 1 : 0.28125),
+                            1);
                 hash_array(out, width_of(formats[g]), n);
                 if (f == 0) continue;
                 i = n;
@@ -836,8 +835,7 @@ static void probe_state(void) {
                 array = fill_bits(array, width_of(moments[m].format), SMALL);
                 if (moments[m].format == KOPT_Q8) array = fill_bits(array, 4, 1);
             }
-            if (rule->rule == KOPT_RANGER)
-                fill_bits(fill_bits(array, width_of(stores[s].format), SMALL), kept, SMALL);
+            if (rule->rule == KOPT_RANGER) fill_bits(fill_bits(array, width_of(stores[s].format), SMALL), kept, SMALL);
             hash_streams();
             w.opt.step = rule->before;
             fill_grad(SMALL);
@@ -866,8 +864,10 @@ static void hash_scalars(kopt_optimizer *o) {
         hash_float(s.beta1), hash_float(s.gain1);
         if (o->rule == KOPT_SGD || o->rule == KOPT_ADAN) hash_float(s.extrapolation);
         if (o->rule == KOPT_SGD) continue;
-        if (o->rule == KOPT_ADAN) hash_float(s.beta3), hash_float(s.gain3); /* of the second moment first */
-        else hash_float(s.beta2), hash_float(s.gain2);
+        if (o->rule == KOPT_ADAN)
+            hash_float(s.beta3), hash_float(s.gain3); /* of the second moment first */
+        else
+            hash_float(s.beta2), hash_float(s.gain2);
         if (o->rule == KOPT_LION) continue;
         hash_number((uint32_t)s.unrectified, 1), hash_number((uint32_t)s.sync, 1);
         if (!s.unrectified) hash_float(s.root_scale);
@@ -985,10 +985,22 @@ int main(int count, char **arguments) {
                 if (kopt_isa_usable((kopt_isa)isa)) puts(kopt_isa_name((kopt_isa)isa));
             return 0;
         }
-        if (strcmp(arguments[i], "up") == 0 && can_disturb) { direction = UP; continue; }
-        if (strcmp(arguments[i], "down") == 0 && can_disturb) { direction = DOWN; continue; }
-        if (strcmp(arguments[i], "zero") == 0 && can_disturb) { direction = ZERO; continue; }
-        if (strcmp(arguments[i], "ftz") == 0 && can_disturb) { direction = ZERO, flush = 1; continue; }
+        if (strcmp(arguments[i], "up") == 0 && can_disturb) {
+            direction = UP;
+            continue;
+        }
+        if (strcmp(arguments[i], "down") == 0 && can_disturb) {
+            direction = DOWN;
+            continue;
+        }
+        if (strcmp(arguments[i], "zero") == 0 && can_disturb) {
+            direction = ZERO;
+            continue;
+        }
+        if (strcmp(arguments[i], "ftz") == 0 && can_disturb) {
+            direction = ZERO, flush = 1;
+            continue;
+        }
         for (isa = 0; isa < KOPT_ISA_COUNT; isa++)
             if (strcmp(arguments[i], kopt_isa_name((kopt_isa)isa)) == 0) break;
         if (isa == KOPT_ISA_COUNT || kopt_isa_force((kopt_isa)isa) != KOPT_OK) {

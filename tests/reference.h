@@ -16,31 +16,43 @@
 
 /* ---- Words and single operations -------------------------------------------------------------------------------- */
 
-static inline uint32_t ref_bits(float x)
-{
+static inline uint32_t ref_bits(float x) {
     uint32_t u;
     memcpy(&u, &x, sizeof u);
     return u;
 }
 
-static inline float ref_float(uint32_t u)
-{
+static inline float ref_float(uint32_t u) {
     float x;
     memcpy(&x, &u, sizeof x);
     return x;
 }
 
-static inline float ref_add(float a, float b) { volatile float x = a + b; return x; }
-static inline float ref_sub(float a, float b) { volatile float x = a - b; return x; }
-static inline float ref_mul(float a, float b) { volatile float x = a * b; return x; }
+static inline float ref_add(float a, float b) {
+    volatile float x = a + b;
+    return x;
+}
+static inline float ref_sub(float a, float b) {
+    volatile float x = a - b;
+    return x;
+}
+static inline float ref_mul(float a, float b) {
+    volatile float x = a * b;
+    return x;
+}
 /* In binary64, where the second rounding does no harm: clang -Ofast takes a float's root from an estimate nevertheless. */
-static inline float ref_div(float a, float b) { volatile double x = (double)a / (double)b; return (float)x; }
-static inline float ref_sqrt(float a) { volatile double x = sqrt((double)a); return (float)x; }
+static inline float ref_div(float a, float b) {
+    volatile double x = (double)a / (double)b;
+    return (float)x;
+}
+static inline float ref_sqrt(float a) {
+    volatile double x = sqrt((double)a);
+    return (float)x;
+}
 
 static inline size_t ref_width(kopt_format f) { return f == KOPT_F32 ? 4 : f == KOPT_Q8 ? 1 : 2; }
 
-static inline uint32_t ref_get(const void *array, size_t width, size_t i)
-{
+static inline uint32_t ref_get(const void *array, size_t width, size_t i) {
     const unsigned char *p = (const unsigned char *)array + i * width;
     uint32_t u = 0;
     uint16_t h;
@@ -53,8 +65,7 @@ static inline uint32_t ref_get(const void *array, size_t width, size_t i)
     return u;
 }
 
-static inline void ref_set(void *array, size_t width, size_t i, uint32_t u)
-{
+static inline void ref_set(void *array, size_t width, size_t i, uint32_t u) {
     unsigned char *p = (unsigned char *)array + i * width;
     uint16_t h = (uint16_t)u;
     if (width == 4)
@@ -67,19 +78,16 @@ static inline void ref_set(void *array, size_t width, size_t i, uint32_t u)
 
 /* ---- Conversions (sections 1 and 2) ----------------------------------------------------------------------------- */
 
-static inline int ref_is_nan(kopt_format f, uint32_t u)
-{
+static inline int ref_is_nan(kopt_format f, uint32_t u) {
     return f == KOPT_F32 ? (u << 1) > 0xff000000u : (u & 0x7fff) > (f == KOPT_BF16 ? 0x7f80u : 0x7c00u);
 }
 
-static inline int ref_is_finite(kopt_format f, uint32_t u)
-{
+static inline int ref_is_finite(kopt_format f, uint32_t u) {
     return f == KOPT_F32 ? (u << 1) < 0xff000000u : (u & 0x7fff) < (f == KOPT_BF16 ? 0x7f80u : 0x7c00u);
 }
 
 /* m / 2^shift, to nearest, ties to even; m < 2^24. */
-static inline uint32_t ref_shift(uint32_t m, uint32_t shift)
-{
+static inline uint32_t ref_shift(uint32_t m, uint32_t shift) {
     uint32_t whole, rest, half;
     if (shift == 0) return m;
     if (shift > 25) return 0;
@@ -88,16 +96,14 @@ static inline uint32_t ref_shift(uint32_t m, uint32_t shift)
 }
 
 /* The significand of a finite fp32 and the weight of its last bit: |x| = significand * 2^(exponent - 150). */
-static inline uint32_t ref_significand(uint32_t u, uint32_t *exponent)
-{
+static inline uint32_t ref_significand(uint32_t u, uint32_t *exponent) {
     uint32_t e = u >> 23 & 255;
     *exponent = e ? e : 1;
     return (u & 0x7fffff) | (e ? 0x800000u : 0);
 }
 
 /* fp32 word to the word of another format, to nearest even. */
-static inline uint32_t ref_narrow(kopt_format f, uint32_t u)
-{
+static inline uint32_t ref_narrow(kopt_format f, uint32_t u) {
     uint32_t sign = u >> 16 & 0x8000, mag = u & 0x7fffffff, exponent, m;
     if (f == KOPT_F32) return u;
     if (mag > 0x7f800000) return sign | (f == KOPT_BF16 ? 0x7fc0u : 0x7e00u);
@@ -108,8 +114,7 @@ static inline uint32_t ref_narrow(kopt_format f, uint32_t u)
     return sign | ref_shift(m, 126 - exponent);
 }
 
-static inline uint32_t ref_widen(kopt_format f, uint32_t h)
-{
+static inline uint32_t ref_widen(kopt_format f, uint32_t h) {
     uint32_t sign = (h & 0x8000) << 16, exponent = h >> 10 & 31, m = h & 0x3ff;
     if (f == KOPT_F32) return h;
     if (f == KOPT_BF16) return h << 16;
@@ -120,8 +125,7 @@ static inline uint32_t ref_widen(kopt_format f, uint32_t h)
     return sign | exponent << 23 | (m & 0x3ff) << 13;
 }
 
-static inline uint32_t ref_extended(kopt_format f, uint32_t u)
-{
+static inline uint32_t ref_extended(kopt_format f, uint32_t u) {
     uint32_t sign = u & 0x80000000u, mag = u & 0x7fffffff, exponent, m;
     if (mag > 0x7f800000) return f == KOPT_BF16 ? 0x7fc00000 : 0x7e000000;
     if (f == KOPT_BF16) return u;
@@ -131,8 +135,7 @@ static inline uint32_t ref_extended(kopt_format f, uint32_t u)
     return sign | (exponent >= 110 ? m << (exponent - 110) : ref_shift(m, 110 - exponent));
 }
 
-static inline uint32_t ref_from_extended(kopt_format f, uint32_t u)
-{
+static inline uint32_t ref_from_extended(kopt_format f, uint32_t u) {
     uint32_t sign = u & 0x80000000u, mag = u & 0x7fffffff;
     if (f == KOPT_BF16) return u;
     if (mag > 0x7c000000) return 0x7fc00000;
@@ -142,15 +145,13 @@ static inline uint32_t ref_from_extended(kopt_format f, uint32_t u)
 }
 
 /* fp32 word to 16 bits with the random number r; subnormals and the canonical NaN as they come. */
-static inline uint32_t ref_stochastic(kopt_format f, uint32_t x, uint32_t r)
-{
+static inline uint32_t ref_stochastic(kopt_format f, uint32_t x, uint32_t r) {
     uint32_t u = ref_extended(f, x), last = f == KOPT_BF16 ? 0x7f7f0000 : 0x7bff0000;
     return (u + ((u & 0x7fffffff) >= last ? 0x8000 : r)) >> 16;
 }
 
 /* What a step does to a finished result of format f. */
-static inline uint32_t ref_flush(kopt_format f, uint32_t u)
-{
+static inline uint32_t ref_flush(kopt_format f, uint32_t u) {
     if (ref_is_nan(f, u)) return f == KOPT_F32 ? 0x7fc00000 : f == KOPT_BF16 ? 0x7fc0 : 0x7e00;
     if (f == KOPT_F32 && !(u & 0x7f800000)) return 0;
     if (f == KOPT_BF16 && !(u & 0x7f80)) return 0;
@@ -159,8 +160,7 @@ static inline uint32_t ref_flush(kopt_format f, uint32_t u)
 
 /* ---- Random numbers (section 7) --------------------------------------------------------------------------------- */
 
-static inline void ref_philox(int rounds, const uint32_t counter[4], const uint32_t key[2], uint32_t out[4])
-{
+static inline void ref_philox(int rounds, const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3], k0 = key[0], k1 = key[1];
     for (; rounds > 0; --rounds, k0 += 0x9e3779b9, k1 += 0xbb67ae85) {
         uint64_t p0 = (uint64_t)0xd2511f53 * c0, p1 = (uint64_t)0xcd9e8d57 * c2;
@@ -171,8 +171,7 @@ static inline void ref_philox(int rounds, const uint32_t counter[4], const uint3
 }
 
 /* Number 0 of an element, and in the upper half what the number of each further store adds. */
-static inline uint32_t ref_random(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t e)
-{
+static inline uint32_t ref_random(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t e) {
     uint64_t block = e / 2048 * 16 + e % 128 / 8;
     uint32_t key[2], counter[4], out[4], own, other, row = (uint32_t)(e % 2048 / 128);
     key[0] = (uint32_t)seed, key[1] = (uint32_t)(seed >> 32);
@@ -185,10 +184,7 @@ static inline uint32_t ref_random(uint64_t seed, uint32_t step, uint32_t id, uin
 }
 
 /* The number of store k: 0 the weight or its compensation, then the moments. */
-static inline uint32_t ref_number(uint32_t r, uint32_t k)
-{
-    return (r % 65536 + k * (r / 65536)) % 65536;
-}
+static inline uint32_t ref_number(uint32_t r, uint32_t k) { return (r % 65536 + k * (r / 65536)) % 65536; }
 
 /* ---- The step (sections 3 to 6) --------------------------------------------------------------------------------- */
 
@@ -198,21 +194,18 @@ typedef struct ref_layout {
     size_t residual, moment[4], scale[4], slow, slow_residual, size;
 } ref_layout;
 
-static inline int ref_moments(const kopt_optimizer *o)
-{
+static inline int ref_moments(const kopt_optimizer *o) {
     if (o->rule == KOPT_SGD) return o->momentum > 0;
     if (o->rule == KOPT_EMA) return 0;
     return o->rule == KOPT_LION ? 1 : o->rule == KOPT_ADAN ? 4 : o->rule == KOPT_ADAM && o->amsgrad ? 3 : 2;
 }
 
 /* Is moment k a mean or a maximum of squares? Of the rules with a second moment each has one there. */
-static inline int ref_square(const kopt_optimizer *o, int k)
-{
+static inline int ref_square(const kopt_optimizer *o, int k) {
     return k < ref_moments(o) && (k == 1 || (k == 2 && o->rule == KOPT_ADAM));
 }
 
-static inline ref_layout ref_layout_of(const kopt_optimizer *o, size_t n)
-{
+static inline ref_layout ref_layout_of(const kopt_optimizer *o, size_t n) {
     ref_layout l;
     int carries = o->weight_format != KOPT_F32 && o->rounding >= KOPT_KAHAN, k;
     l.residual_width = !carries ? 0 : o->rounding == KOPT_COMPACT ? 1 : 2;
@@ -239,14 +232,13 @@ static inline ref_layout ref_layout_of(const kopt_optimizer *o, size_t n)
 typedef struct ref_scalars {
     float grad_scale, l2, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, momentum, rate, root_scale, eps;
     float beta3, one_minus_beta3, third_scale, back; /* Adan; Ranger: how far back to the slow weight */
-    int rectified, lookahead, first, coded;  /* coded: moments are left as they are, for codes of 8 bits */
-    float sharpness;                         /* smooth Lion */
+    int rectified, lookahead, first, coded;          /* coded: moments are left as they are, for codes of 8 bits */
+    float sharpness;                                 /* smooth Lion */
 } ref_scalars;
 
 #ifdef KAHAN_OPT_VMATH
 /* atan2 for x > 0 as docs/numerics.md has it, operation by operation. */
-static inline float ref_angle(float y, float x)
-{
+static inline float ref_angle(float y, float x) {
     const uint32_t sign = ref_bits(y) & 0x80000000u;
     float q, z, a, b, angle;
     y = ref_float(ref_bits(y) ^ sign);
@@ -266,15 +258,13 @@ static float (*ref_atan2)(float, float) = ref_angle;
 static float (*ref_tanh)(float);
 #endif
 
-static inline double ref_root(double a)
-{
+static inline double ref_root(double a) {
     volatile double x = 1, y = (1 + a) / 2;
     while (y < x) x = y, y = (x + a / x) / 2;
     return x;
 }
 
-static inline double ref_power(double base, uint32_t t)
-{
+static inline double ref_power(double base, uint32_t t) {
     volatile double p = 1, b = base;
     for (; t; t >>= 1, b = b * b)
         if (t & 1) p = p * b;
@@ -282,8 +272,7 @@ static inline double ref_power(double base, uint32_t t)
 }
 
 /* 1 - beta: of beta's first 64 digits, the first 53 of what all ones leave; section 6. */
-static inline float ref_one_minus(double beta)
-{
+static inline float ref_one_minus(double beta) {
     uint64_t left = UINT64_MAX - (beta > 0 && beta < 1 ? (uint64_t)ldexp(beta, 64) : 0), unit = 1;
     volatile float x;
     while (left / unit >= 9007199254740992u) unit *= 2;
@@ -292,8 +281,7 @@ static inline float ref_one_minus(double beta)
 }
 
 /* 1 - beta^t. */
-static inline float ref_correction(double beta, uint32_t t)
-{
+static inline float ref_correction(double beta, uint32_t t) {
     float rest = ref_one_minus(beta), all = 0;
     int bit;
     for (bit = 0; bit < 32 && t >> bit; ++bit) {
@@ -303,8 +291,7 @@ static inline float ref_correction(double beta, uint32_t t)
     return all;
 }
 
-static inline ref_scalars ref_scalars_of(const kopt_optimizer *o, uint32_t t)
-{
+static inline ref_scalars ref_scalars_of(const kopt_optimizer *o, uint32_t t) {
     ref_scalars s = {0, 0, 0, 0, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0};
     const float c1 = ref_correction(o->beta1, t), c2 = ref_correction(o->beta2, t), c3 = ref_correction(o->beta3, t);
     const float wd = (float)o->weight_decay;
@@ -363,11 +350,12 @@ static inline ref_scalars ref_scalars_of(const kopt_optimizer *o, uint32_t t)
 }
 
 /* One element: the words of its formats, before and after. */
-typedef struct ref_element { uint32_t weight, residual, moment[4], slow, slow_residual, grad; } ref_element;
+typedef struct ref_element {
+    uint32_t weight, residual, moment[4], slow, slow_residual, grad;
+} ref_element;
 
 /* The weight with what COMPACT and EXACT remember of it; residual is sign-extended. */
-static inline float ref_weight(const kopt_optimizer *o, uint32_t weight, uint32_t residual)
-{
+static inline float ref_weight(const kopt_optimizer *o, uint32_t weight, uint32_t residual) {
     kopt_format f = o->weight_format;
     if (f != KOPT_F32 && o->rounding == KOPT_COMPACT)
         return ref_float(ref_from_extended(f, (weight << 16) + (residual << 8)));
@@ -376,30 +364,25 @@ static inline float ref_weight(const kopt_optimizer *o, uint32_t weight, uint32_
 }
 
 /* 2^11 for the compensation of fp16 weights, 1 for bf16. */
-static inline float ref_compensation_scale(const kopt_optimizer *o)
-{
+static inline float ref_compensation_scale(const kopt_optimizer *o) {
     return o->weight_format == KOPT_FP16 ? 2048.0f : 1.0f;
 }
 
-static inline float ref_compensation(const kopt_optimizer *o, uint32_t residual)
-{
+static inline float ref_compensation(const kopt_optimizer *o, uint32_t residual) {
     return ref_div(ref_float(ref_widen(o->weight_format, residual & 0xffff)), ref_compensation_scale(o));
 }
 
 /* Mean squares are kept as their root in fp16, and never as zero. The largest of them is rounded to nearest. */
-static inline int ref_rooted(const kopt_optimizer *o, int k)
-{
+static inline int ref_rooted(const kopt_optimizer *o, int k) {
     return o->moment_format == KOPT_FP16 && ref_square(o, k);
 }
 
-static inline float ref_load_moment(const kopt_optimizer *o, const ref_element *e, int k)
-{
+static inline float ref_load_moment(const kopt_optimizer *o, const ref_element *e, int k) {
     float x = ref_float(ref_widen(o->moment_format, e->moment[k]));
     return ref_rooted(o, k) ? ref_mul(x, x) : x;
 }
 
-static inline void ref_store_moment(const kopt_optimizer *o, ref_element *e, int k, float x, uint32_t r)
-{
+static inline void ref_store_moment(const kopt_optimizer *o, ref_element *e, int k, float x, uint32_t r) {
     kopt_format f = o->moment_format;
     int nearest = f == KOPT_F32 || o->moment_rounding == KOPT_NEAREST || (o->rule == KOPT_ADAM && k == 2);
     if (ref_rooted(o, k)) x = ref_sqrt(x);
@@ -408,8 +391,7 @@ static inline void ref_store_moment(const kopt_optimizer *o, ref_element *e, int
     if (ref_rooted(o, k) && x > 0 && e->moment[k] == 0) e->moment[k] = 1;
 }
 
-static inline void ref_store_weight(const kopt_optimizer *o, ref_element *e, float w, float update, uint32_t r)
-{
+static inline void ref_store_weight(const kopt_optimizer *o, ref_element *e, float w, float update, uint32_t r) {
     kopt_format f = o->weight_format;
     kopt_rounding rounding = f == KOPT_F32 ? KOPT_NEAREST : o->rounding;
     int noisy = o->compensation_rounding == KOPT_STOCHASTIC;
@@ -440,30 +422,25 @@ static inline void ref_store_weight(const kopt_optimizer *o, ref_element *e, flo
 }
 
 /* The residual as COMPACT and EXACT add it to the word of the weight. */
-static inline uint32_t ref_signed(const kopt_optimizer *o, uint32_t residual)
-{
+static inline uint32_t ref_signed(const kopt_optimizer *o, uint32_t residual) {
     return o->rounding == KOPT_COMPACT ? (residual ^ 128) - 128 : (residual ^ 0x8000) - 0x8000;
 }
 
 /* What KAHAN keeps beside the weight; 0 otherwise. */
-static inline float ref_rest(const kopt_optimizer *o, uint32_t residual)
-{
+static inline float ref_rest(const kopt_optimizer *o, uint32_t residual) {
     return o->weight_format != KOPT_F32 && o->rounding == KOPT_KAHAN ? ref_compensation(o, residual) : 0;
 }
 
-static inline float ref_mean(float beta, float one_minus_beta, float old, float x)
-{
+static inline float ref_mean(float beta, float one_minus_beta, float old, float x) {
     return ref_add(ref_mul(beta, old), ref_mul(one_minus_beta, x));
 }
 
-static inline float ref_mean_square(float beta, float one_minus_beta, float old, float x)
-{
+static inline float ref_mean_square(float beta, float one_minus_beta, float old, float x) {
     return ref_add(ref_mul(beta, old), ref_mul(ref_mul(one_minus_beta, x), x));
 }
 
 static inline void ref_step_element(const kopt_optimizer *o, const ref_scalars *s, kopt_format grad_format, uint32_t r,
-                                    ref_element *e)
-{
+                                    ref_element *e) {
     float w = ref_weight(o, e->weight, ref_signed(o, e->residual)), update = 0, p[4] = {0, 0, 0, 0}, x, z;
     float rest = ref_rest(o, e->residual);
     float g = ref_mul(ref_float(ref_widen(grad_format, e->grad)), s->grad_scale);
@@ -476,12 +453,8 @@ static inline void ref_step_element(const kopt_optimizer *o, const ref_scalars *
         update = !moments ? g : o->nesterov ? ref_add(g, ref_mul(s->momentum, p[0])) : p[0];
         update = ref_mul(s->rate, update);
         break;
-    case KOPT_EMA:
-        update = ref_mul(s->rate, ref_add(ref_sub(w, g), rest));
-        break;
-    case KOPT_LION:
-        x = ref_mean(s->beta1, s->one_minus_beta1, p[0], g);
-        z = x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x;
+    case KOPT_EMA: update = ref_mul(s->rate, ref_add(ref_sub(w, g), rest)); break;
+    case KOPT_LION: x = ref_mean(s->beta1, s->one_minus_beta1, p[0], g); z = x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x;
 #ifdef KAHAN_OPT_VMATH
         if (s->sharpness > 0) z = ref_tanh(ref_mul(s->sharpness, x));
 #endif
@@ -522,8 +495,10 @@ static inline void ref_step_element(const kopt_optimizer *o, const ref_scalars *
         break;
     }
     for (k = 0; k < moments; ++k) {
-        if (s->coded) e->moment[k] = ref_bits(p[k]);
-        else ref_store_moment(o, e, k, p[k], r);
+        if (s->coded)
+            e->moment[k] = ref_bits(p[k]);
+        else
+            ref_store_moment(o, e, k, p[k], r);
     }
     if (s->decay > 0) update = ref_add(update, ref_mul(s->decay, w));
     if (s->lookahead) {
@@ -539,14 +514,12 @@ static inline void ref_step_element(const kopt_optimizer *o, const ref_scalars *
 /* ---- Writing and reading state (section 8b) --------------------------------------------------------------------- */
 
 /* To nearest even with one NaN. */
-static inline uint32_t ref_narrow_canonical(kopt_format f, float x)
-{
+static inline uint32_t ref_narrow_canonical(kopt_format f, float x) {
     uint32_t u = ref_narrow(f, ref_bits(x));
     return f != KOPT_F32 && ref_is_nan(f, u) ? u & 0x7fff : u;
 }
 
-static inline void ref_write_weight(const kopt_optimizer *o, float x, ref_element *e)
-{
+static inline void ref_write_weight(const kopt_optimizer *o, float x, ref_element *e) {
     kopt_format f = o->weight_format;
     uint32_t u = f == KOPT_F32 ? 0 : ref_extended(f, ref_bits(x));
     e->weight = ref_narrow_canonical(f, x), e->residual = 0;
@@ -564,21 +537,18 @@ static inline void ref_write_weight(const kopt_optimizer *o, float x, ref_elemen
     if (!ref_is_finite(f, e->weight)) e->residual = 0;
 }
 
-static inline float ref_read_weight(const kopt_optimizer *o, const ref_element *e)
-{
+static inline float ref_read_weight(const kopt_optimizer *o, const ref_element *e) {
     float w = ref_weight(o, e->weight, ref_signed(o, e->residual));
     return o->weight_format == KOPT_F32 || o->rounding != KOPT_KAHAN ? w : ref_add(w, ref_rest(o, e->residual));
 }
 
 /* Moment k of 16 or 32 bits. */
-static inline uint32_t ref_write_moment(const kopt_optimizer *o, int k, float x)
-{
+static inline uint32_t ref_write_moment(const kopt_optimizer *o, int k, float x) {
     uint32_t u = ref_narrow_canonical(o->moment_format, ref_rooted(o, k) ? ref_sqrt(x) : x);
     return ref_rooted(o, k) && u == 0 && ref_bits(x) != 0 ? 1 : u;
 }
 
-static inline float ref_read_moment(const kopt_optimizer *o, int k, uint32_t word)
-{
+static inline float ref_read_moment(const kopt_optimizer *o, int k, uint32_t word) {
     ref_element e;
     e.moment[k] = word;
     return ref_load_moment(o, &e, k);
@@ -587,25 +557,24 @@ static inline float ref_read_moment(const kopt_optimizer *o, int k, uint32_t wor
 /* ---- 8-bit codes (section 6b) ------------------------------------------------------------------------------------ */
 
 /* The number a code stands for, over the scale: signed, or the root of a mean of squares. */
-static inline float ref_code(int code, int square)
-{
+static inline float ref_code(int code, int square) {
     const int k = square ? code < 127 ? code + 1 : code - 127 : code & 127;
     double x;
-    if (square) x = code == 0 ? 0 : code < 127 ? ldexp(8 + k % 8, k / 8 - 23) : ldexp(32 + k % 32, k / 32 - 9);
-    else x = k < 8 ? ldexp(k, -16) : ldexp(8 + k % 8, k / 8 - 17);
+    if (square)
+        x = code == 0 ? 0 : code < 127 ? ldexp(8 + k % 8, k / 8 - 23) : ldexp(32 + k % 32, k / 32 - 9);
+    else
+        x = k < 8 ? ldexp(k, -16) : ldexp(8 + k % 8, k / 8 - 17);
     return (float)(!square && code > 127 ? -x : x);
 }
 
 /* The moment, or the compressed number. */
-static inline float ref_decoded(int code, uint32_t scale, int square)
-{
+static inline float ref_decoded(int code, uint32_t scale, int square) {
     const float x = ref_mul(ref_code(code, square), ref_float(scale));
     return square ? ref_mul(x, x) : x;
 }
 
 /* The word of the scale, of the largest magnitude of a block: of a root, or of a number that is not squared. */
-static inline uint32_t ref_scale(uint32_t largest, int square)
-{
+static inline uint32_t ref_scale(uint32_t largest, int square) {
     uint32_t exponent;
     if (!ref_is_finite(KOPT_F32, largest)) return 0x7fc00000;
     if (square) return largest;
@@ -615,8 +584,7 @@ static inline uint32_t ref_scale(uint32_t largest, int square)
 }
 
 /* The code of x: its place between the values of two codes, to 16 bits of fraction with ties up, and r on top. */
-static inline int ref_encode(float x, float scale, int square, uint32_t r)
-{
+static inline int ref_encode(float x, float scale, int square, uint32_t r) {
     const float size = ref_float(ref_bits(x) & 0x7fffffff);
     int low = 0, high = square ? 256 : 128;
     double y, at, gap;
@@ -631,8 +599,10 @@ static inline int ref_encode(float x, float scale, int square, uint32_t r)
     }
     while (high - low > 1) {
         const int middle = (low + high) / 2;
-        if ((double)ref_code(middle, square) <= y) low = middle;
-        else high = middle;
+        if ((double)ref_code(middle, square) <= y)
+            low = middle;
+        else
+            high = middle;
     }
     if (square && low == 0) low = 1, y = (double)ref_code(1, 1); /* what is not 0 does not become 0 */
     at = (double)ref_code(low, square);
@@ -643,8 +613,7 @@ static inline int ref_encode(float x, float scale, int square, uint32_t r)
 
 /* The codes of n numbers of one block, and its scale. */
 static inline void ref_quantise(unsigned char *code, void *scale, const uint32_t *x, size_t n, int square, int noisy,
-                                const uint32_t *r)
-{
+                                const uint32_t *r) {
     uint32_t largest = 0, word;
     size_t i;
     for (i = 0; i < n; ++i) {
@@ -660,8 +629,7 @@ static inline void ref_quantise(unsigned char *code, void *scale, const uint32_t
 }
 
 /* The value of a code of the dynamic map (Dettmers et al. 2022). 0 has code 127, of squares code 0. */
-static inline float ref_dynamic(int code, int square)
-{
+static inline float ref_dynamic(int code, int square) {
     const int place = square ? code : code < 127 ? 127 - code : code - 127; /* how many values away from 0 */
     int decade = 0, first = 1, parts = square ? 2 : 1;
     double x = 1;
@@ -673,13 +641,11 @@ static inline float ref_dynamic(int code, int square)
 
 /* ---- Compressed gradients and reductions (sections 12 and 13) --------------------------------------------------- */
 
-static inline uint32_t ref_canonical(kopt_format f, uint32_t u)
-{
+static inline uint32_t ref_canonical(kopt_format f, uint32_t u) {
     return !ref_is_nan(f, u) ? u : f == KOPT_F32 ? 0x7fc00000 : f == KOPT_BF16 ? 0x7fc0 : 0x7e00;
 }
 
-static inline size_t ref_code_size(kopt_format code, size_t n)
-{
+static inline size_t ref_code_size(kopt_format code, size_t n) {
     size_t size = 0, i;
     for (i = 0; i < n; ++i) {
         if (code == KOPT_BF16 || code == KOPT_FP16) size += 2;
@@ -689,8 +655,7 @@ static inline size_t ref_code_size(kopt_format code, size_t n)
     return size;
 }
 
-static inline float ref_decode(const unsigned char *in, kopt_format code, size_t i)
-{
+static inline float ref_decode(const unsigned char *in, kopt_format code, size_t i) {
     const unsigned char *block = in + i / 256 * (code == KOPT_Q8 ? 260 : 36);
     uint32_t scale;
     if (code == KOPT_BF16 || code == KOPT_FP16) return ref_float(ref_widen(code, ref_get(in, 2, i)));
@@ -701,8 +666,7 @@ static inline float ref_decode(const unsigned char *in, kopt_format code, size_t
 
 /* A block of KOPT_SIGN: its scale and n / 8 bytes. */
 static inline void ref_signs(unsigned char *out, uint32_t *scale, const uint32_t *x, size_t n, int noisy,
-                             const uint32_t *r)
-{
+                             const uint32_t *r) {
     float largest = 0, mean = 0;
     int finite = 1;
     size_t i;
@@ -727,8 +691,8 @@ static inline void ref_signs(unsigned char *out, uint32_t *scale, const uint32_t
 }
 
 /* Call number c->step: what kopt_compress() leaves in out and in the residual. */
-static inline void ref_compress(const kopt_compressor *c, unsigned char *out, const void *grad, kopt_format grad_format)
-{
+static inline void ref_compress(const kopt_compressor *c, unsigned char *out, const void *grad,
+                                kopt_format grad_format) {
     const size_t width = ref_width(c->residual_format);
     const int noisy = c->rounding == KOPT_STOCHASTIC;
     size_t at, i, n;
@@ -745,8 +709,9 @@ static inline void ref_compress(const kopt_compressor *c, unsigned char *out, co
             x[i] = ref_canonical(KOPT_F32, x[i]);
             r[i] = ref_number(ref_random(c->seed, c->step, c->id, 3, c->first_index + at + i), 0);
             if (c->code == KOPT_BF16 || c->code == KOPT_FP16)
-                ref_set(to, 2, i, ref_canonical(c->code, noisy ? ref_stochastic(c->code, x[i], r[i])
-                                                               : ref_narrow(c->code, x[i])));
+                ref_set(
+                    to, 2, i,
+                    ref_canonical(c->code, noisy ? ref_stochastic(c->code, x[i], r[i]) : ref_narrow(c->code, x[i])));
         }
         if (c->code == KOPT_Q8) ref_quantise(to + 4, &scale, x, n, 0, noisy, r);
         if (c->code == KOPT_SIGN) ref_signs(to + 4, &scale, x, n, noisy, r);
@@ -764,8 +729,7 @@ static inline void ref_compress(const kopt_compressor *c, unsigned char *out, co
 }
 
 /* The word of sum + decoded * scale. */
-static inline uint32_t ref_decompress_add(kopt_format format, uint32_t sum, float decoded, double scale)
-{
+static inline uint32_t ref_decompress_add(kopt_format format, uint32_t sum, float decoded, double scale) {
     const float factor = (float)scale;
     if (ref_bits(factor) != 0x3f800000) decoded = ref_mul(decoded, factor);
     sum = ref_bits(ref_add(ref_float(ref_widen(format, sum)), decoded));
@@ -773,9 +737,8 @@ static inline uint32_t ref_decompress_add(kopt_format format, uint32_t sum, floa
 }
 
 /* The word of element i of a reduction. */
-static inline uint32_t ref_reduce(kopt_format out, const void *const *shards, size_t count, kopt_format format, size_t i,
-                                  double scale)
-{
+static inline uint32_t ref_reduce(kopt_format out, const void *const *shards, size_t count, kopt_format format,
+                                  size_t i, double scale) {
     const float factor = (float)scale;
     float sum = 0;
     size_t k;
@@ -792,8 +755,7 @@ static inline float ref_rate_scale(const kopt_tensor *t) { return ref_bits(t->ra
 
 /* StableAdamW: 1 / max(1, RMS of g / max(root of the new v, eps)). The sum of squares is added in 2^-200 as integers of
    32 bits, exactly as long as no ratio is below 2^-76. */
-static inline float ref_stable_scale(const kopt_optimizer *o, const kopt_tensor *t, const ref_scalars *s)
-{
+static inline float ref_stable_scale(const kopt_optimizer *o, const kopt_tensor *t, const ref_scalars *s) {
     ref_layout l = ref_layout_of(o, t->n);
     const unsigned char *state = (const unsigned char *)t->state;
     uint64_t digit[16] = {0};
@@ -802,7 +764,8 @@ static inline float ref_stable_scale(const kopt_optimizer *o, const kopt_tensor 
     int k;
     for (i = 0; i < t->n; ++i) {
         uint32_t code, residual = l.residual_width ? ref_get(state + l.residual, l.residual_width, i) : 0;
-        float g = ref_mul(ref_float(ref_widen(t->grad_format, ref_get(t->grad, ref_width(t->grad_format), i))), s->grad_scale);
+        float g = ref_mul(ref_float(ref_widen(t->grad_format, ref_get(t->grad, ref_width(t->grad_format), i))),
+                          s->grad_scale);
         float w = ref_weight(o, ref_get(t->weight, ref_width(o->weight_format), i), ref_signed(o, residual)), v, root;
         uint64_t m;
         int e;
@@ -831,8 +794,7 @@ static inline float ref_stable_scale(const kopt_optimizer *o, const kopt_tensor 
     return x > 1 ? (float)(1 / x) : 1;
 }
 
-static inline void ref_step_elements(const kopt_optimizer *o, const kopt_tensor *t, const ref_scalars *s)
-{
+static inline void ref_step_elements(const kopt_optimizer *o, const kopt_tensor *t, const ref_scalars *s) {
     ref_layout l = ref_layout_of(o, t->n);
     size_t i, weight_width = ref_width(o->weight_format), grad_width = ref_width(t->grad_format);
     unsigned char *state = (unsigned char *)t->state;
@@ -842,7 +804,8 @@ static inline void ref_step_elements(const kopt_optimizer *o, const kopt_tensor 
         e.weight = ref_get(t->weight, weight_width, i);
         e.grad = ref_get(t->grad, grad_width, i);
         e.residual = l.residual_width ? ref_get(state + l.residual, l.residual_width, i) : 0;
-        for (k = 0; k < 4; ++k) e.moment[k] = l.moment_width[k] ? ref_get(state + l.moment[k], l.moment_width[k], i) : 0;
+        for (k = 0; k < 4; ++k)
+            e.moment[k] = l.moment_width[k] ? ref_get(state + l.moment[k], l.moment_width[k], i) : 0;
         e.slow = l.slow_width ? ref_get(state + l.slow, l.slow_width, i) : 0;
         e.slow_residual = l.slow_residual_width ? ref_get(state + l.slow_residual, l.slow_residual_width, i) : 0;
         ref_step_element(o, s, t->grad_format, ref_random(o->seed, o->step + 1, t->id, 0, t->first_index + i), &e);
@@ -860,8 +823,7 @@ static inline void ref_step_elements(const kopt_optimizer *o, const kopt_tensor 
 }
 
 /* With 8-bit moments: each block is decoded, stepped with fp32 moments as a small tensor of its own, and encoded. */
-static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t, const ref_scalars *s)
-{
+static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t, const ref_scalars *s) {
     static unsigned char state[64 + 24 * 256 + 64];
     kopt_optimizer fp32 = *o;
     ref_layout l = ref_layout_of(o, t->n), b;
@@ -907,18 +869,21 @@ static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t
 }
 
 /* Step number opt->step + 1 on a whole tensor, in place. */
-static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t)
-{
+static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t) {
     ref_scalars s = ref_scalars_of(o, o->step + 1);
     float scale = ref_rate_scale(t);
-    if (o->rule == KOPT_ADAM && o->stable && ref_bits(t->stable_scale) != 0) scale = ref_mul(scale, t->stable_scale);
-    else if (o->rule == KOPT_ADAM && o->stable && !o->moments_only) scale = ref_mul(scale, ref_stable_scale(o, t, &s));
+    if (o->rule == KOPT_ADAM && o->stable && ref_bits(t->stable_scale) != 0)
+        scale = ref_mul(scale, t->stable_scale);
+    else if (o->rule == KOPT_ADAM && o->stable && !o->moments_only)
+        scale = ref_mul(scale, ref_stable_scale(o, t, &s));
     if (scale < 1 || scale > 1) {
         s.rate = ref_mul(s.rate, scale);
         s.decay = ref_mul(s.decay, scale);
     }
-    if (s.coded) ref_step_blocks(o, t, &s);
-    else ref_step_elements(o, t, &s);
+    if (s.coded)
+        ref_step_blocks(o, t, &s);
+    else
+        ref_step_elements(o, t, &s);
 }
 
 #ifdef __clang__

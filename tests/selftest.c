@@ -55,8 +55,7 @@ static const uint32_t golden[] = {
     0xa3fe527eu, 0x5d84b310u, 0xb4bf30e1u, 0xf2f8222au, 0x8d70577du, 0x299bdb5au, 0x8eb98a76u, 0x4487bb72u, 0x04fcfc32u,
     0xf72e1b65u, 0xa89555e7u, 0xa1b5d800u, 0xe0a2c35fu, 0x4c02d22bu, 0x5b2713c2u, 0xbafa8444u, 0xe30c81d9u, 0x9eeb5e74u,
     0xa3bf2cbeu, 0x6abc21dfu, 0xb74f72bfu, 0x302135f9u, 0x7351bfe5u, 0x16a5c3f5u, 0x71e539a9u, 0x2cae1a36u, 0xe7785be5u,
-    0xb72c73b9u, 0x15d7ffefu, 0x18aaab7du, 0x7893a584u, 0x4e72a22eu, 0xa98e82c7u, 0x140ced10u, 0xea2b6afau
-};
+    0xb72c73b9u, 0x15d7ffefu, 0x18aaab7du, 0x7893a584u, 0x4e72a22eu, 0xa98e82c7u, 0x140ced10u, 0xea2b6afau};
 
 static int failures;
 
@@ -100,13 +99,17 @@ static int place_in_golden, said, compared;
 
 static const struct {
     const char *group, *words;
-} topics[] = {
-    {"widen", "16-bit numbers made fp32"}, {"narrow", "fp32 numbers rounded to 16 bits"},
-    {"convert", "conversion of arrays"}, {"finite", "the check for infinities and NaN"}, {"random", "random bits"},
-    {"kahan-add", "one-element updates"}, {"norm", "the norm of gradients, and clipping"}, {"state", "state blocks"},
-    {"scalars", "the scalars of a step, such as its rate"}, {"compress", "compressed gradients"},
-    {"reduce", "the sum of shards"}
-};
+} topics[] = {{"widen", "16-bit numbers made fp32"},
+              {"narrow", "fp32 numbers rounded to 16 bits"},
+              {"convert", "conversion of arrays"},
+              {"finite", "the check for infinities and NaN"},
+              {"random", "random bits"},
+              {"kahan-add", "one-element updates"},
+              {"norm", "the norm of gradients, and clipping"},
+              {"state", "state blocks"},
+              {"scalars", "the scalars of a step, such as its rate"},
+              {"compress", "compressed gradients"},
+              {"reduce", "the sum of shards"}};
 
 static void differs(const char *group, uint32_t got, uint32_t want) {
     const char *words = "steps of an optimizer";
@@ -141,8 +144,8 @@ static const uint32_t all_formats = KOPT_WITH_F32 | KOPT_WITH_BF16 | KOPT_WITH_F
 static const uint32_t both_states = KOPT_WITH_NEAREST_STATE | KOPT_WITH_STOCHASTIC_STATE;
 
 static uint32_t need_of_rule(const kopt_optimizer *o) {
-    static const uint32_t bits[] = {KOPT_WITH_SGD, KOPT_WITH_ADAM, KOPT_WITH_LION, KOPT_WITH_ADAN, KOPT_WITH_RADAM,
-                                    KOPT_WITH_RANGER, KOPT_WITH_EMA};
+    static const uint32_t bits[] = {KOPT_WITH_SGD,   KOPT_WITH_ADAM,   KOPT_WITH_LION, KOPT_WITH_ADAN,
+                                    KOPT_WITH_RADAM, KOPT_WITH_RANGER, KOPT_WITH_EMA};
     static const uint32_t decays[] = {KOPT_WITH_L2, KOPT_WITH_DECOUPLED, KOPT_WITH_FULLY_DECOUPLED};
     return bits[o->rule] | (o->weight_decay > 0 ? decays[o->decay_mode] : 0) |
            (o->rule == KOPT_SGD && o->momentum > 0 ? KOPT_WITH_MOMENTUM : 0) |
@@ -207,8 +210,12 @@ enum { FEW = 37 };
 static void hash_block(const kopt_optimizer *o) {
     const int width = width_of(o->weight_format), moment = width_of(o->moment_format);
     const int kept = o->weight_format == KOPT_F32 || o->rounding < KOPT_KAHAN ? 0 : o->rounding == KOPT_COMPACT ? 1 : 2;
-    int count = o->rule == KOPT_EMA ? 0 : o->rule == KOPT_SGD ? o->momentum > 0 : o->rule == KOPT_LION ? 1
-                : o->rule == KOPT_ADAN ? 4 : o->amsgrad ? 3 : 2;
+    int count = o->rule == KOPT_EMA    ? 0
+                : o->rule == KOPT_SGD  ? o->momentum > 0
+                : o->rule == KOPT_LION ? 1
+                : o->rule == KOPT_ADAN ? 4
+                : o->amsgrad           ? 3
+                                       : 2;
     const byte *p = w.block + 64;
     hash_array(w.weight, width, FEW);
     hash_array(p, kept, FEW), p += (kept * FEW + 3) / 4 * 4;
@@ -282,8 +289,7 @@ static const uint32_t cases[] = {
     0x8e1280e2u, 0x712f3dc9u, 0xf6805f52u, 0x1b1e035bu, 0x097cc03eu, 0xa395d74fu, 0x3b544dabu, 0xe0b149c3u, 0xdb4b4bc7u,
     0x1452bcd0u, 0x3dd17569u, 0x17a915cdu, 0xc9226a31u, 0xe0e8af99u, 0x733cce4cu, 0xc0d0d4e0u, 0x02c197f1u, 0x9c0cbb6au,
     0xc99f6bc2u, 0x9db4c970u, 0x9cdf1c3bu, 0xc0e27904u, 0xdba3c504u, 0x3104424eu, 0x3104424eu, 0xd6121d98u, 0x9db4c970u,
-    0x0abf9368u
-};
+    0x0abf9368u};
 
 static int next_case;
 
@@ -323,14 +329,18 @@ static void compare_cases(void) {
 
 static void laid_out_otherwise(const char *structs, kopt_result result) {
     printf("FAILED: %s is laid out otherwise in the implementation (%s)\n        Compile both files with the same "
-           "enums (-fshort-enums), packing (-fpack-struct, #pragma pack).\n", structs,
-           kopt_result_string(result));
+           "enums (-fshort-enums), packing (-fpack-struct, #pragma pack).\n",
+           structs, kopt_result_string(result));
     failures++;
 }
 
 static void check_layout(void) {
     enum { ROOM = 1024 };
-    static union { kopt_step step; byte bytes[ROOM]; uint64_t align; } drawn[2];
+    static union {
+        kopt_step step;
+        byte bytes[ROOM];
+        uint64_t align;
+    } drawn[2];
     kopt_tensor t;
     int k, end = 0;
     kopt_result result = KOPT_OK;
@@ -344,7 +354,8 @@ static void check_layout(void) {
     SHOW(kopt_tensor, n), SHOW(kopt_tensor, state_size), SHOW(kopt_tensor, id), SHOW(kopt_tensor, first_index);
     SHOW(kopt_tensor, counts);
     printf("\nkopt_step %lu bytes:", (unsigned long)sizeof(kopt_step));
-    SHOW(kopt_step, moment_count), SHOW(kopt_step, rate), SHOW(kopt_step, eps), SHOW(kopt_step, step), SHOW(kopt_step, seed);
+    SHOW(kopt_step, moment_count), SHOW(kopt_step, rate), SHOW(kopt_step, eps), SHOW(kopt_step, step),
+        SHOW(kopt_step, seed);
     printf("\n");
     if (sizeof(kopt_rule) != sizeof(int))
         puts("note: enums are not int here (-fshort-enums?): every file that includes kahan_opt.h must be compiled so");
@@ -421,7 +432,8 @@ static void paint(void) {
 static int used(void) {
     const volatile byte *const area = (const volatile byte *)painted;
     int i;
-    for (i = 0; i < PAINT && area[i] == 0xA5; i++) {}
+    for (i = 0; i < PAINT && area[i] == 0xA5; i++) {
+    }
     return PAINT - i;
 }
 

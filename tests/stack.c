@@ -25,8 +25,7 @@ static ucontext_t here, there;
 static void (*volatile call)(void);
 static uintptr_t bottom; /* of the frame of an empty call */
 
-static void nothing(void)
-{
+static void nothing(void) {
     volatile unsigned char local = 0;
     bottom = (uintptr_t)&local + local;
 }
@@ -34,8 +33,7 @@ static void nothing(void)
 static void enter(void) { call(); }
 
 /* Bytes of the stack down to the lowest word that f changes. */
-static size_t depth(void (*f)(void))
-{
+static size_t depth(void (*f)(void)) {
     size_t i;
     size_t lowest;
     call = f;
@@ -45,14 +43,14 @@ static size_t depth(void (*f)(void))
     there.uc_link = &here;
     makecontext(&there, enter, 0);
     if (swapcontext(&here, &there)) abort();
-    for (i = 0; i < ROOM / 8 && stack[i] == paint; ++i) {}
+    for (i = 0; i < ROOM / 8 && stack[i] == paint; ++i) {
+    }
     lowest = 8 * i;
     for (; i < ROOM / 8; ++i) stack[i] = paint;
     return ROOM - lowest;
 }
 
-static int reserve(void)
-{
+static int reserve(void) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     unsigned char *p = mmap(NULL, ROOM + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     size_t i;
@@ -66,12 +64,11 @@ static int reserve(void)
 
 /* Classes of calls: all but the others; steps with 1 to 4 moments in 8 bit; what only KAHAN_OPT_VMATH has. */
 enum { PLAIN, CODED = PLAIN, VECTOR_MATH = 5, CLASSES };
-static const char *const class_name[CLASSES] = {"all else", "1 moment in 8 bit", "2 moments in 8 bit",
+static const char *const class_name[CLASSES] = {"all else",           "1 moment in 8 bit",  "2 moments in 8 bit",
                                                 "3 moments in 8 bit", "4 moments in 8 bit", "vector mathematics"};
 
 /* Without vectors in the build; with them, of the scalar kernels, which no machine takes by itself, and of others. */
-static size_t limit_of(kopt_isa isa, int class)
-{
+static size_t limit_of(kopt_isa isa, int class) {
 #ifdef KAHAN_OPT_NO_SIMD
     const size_t plain = 2048, vector_math = 8192;
 #else
@@ -88,8 +85,7 @@ static size_t limit_of(kopt_isa isa, int class)
 static size_t most[CLASSES], whole_calls;
 static char who[CLASSES][200];
 
-static void measure(int class, const char *name, void (*f)(void), const char *options)
-{
+static void measure(int class, const char *name, void (*f)(void), const char *options) {
     const size_t top = (size_t)((uintptr_t)stack + ROOM - bottom), used = depth(f);
     const size_t net = used > top ? used - top : 0;
     ++whole_calls;
@@ -118,8 +114,7 @@ static uint32_t noise_state = 1;
 static uint32_t below(uint32_t n) { return scaled_to(lcg32(&noise_state), n); }
 
 /* n numbers around 1, with a few that no fast kernel takes. */
-static void fill(void *array, kopt_format format, size_t n, int special)
-{
+static void fill(void *array, kopt_format format, size_t n, int special) {
     size_t i;
     for (i = 0; i < n; ++i) {
         uint32_t u = (120u + below(10)) << 23 | below(1u << 23) | below(2) << 31;
@@ -132,15 +127,13 @@ static void fill(void *array, kopt_format format, size_t n, int special)
     }
 }
 
-static void must(int good, const char *name, const char *options)
-{
+static void must(int good, const char *name, const char *options) {
     if (good) return;
     if (wrong++ < 10) note("%s failed: %s (%s)", name, kopt_result_string(result), options);
 }
 
 /* Measures a call that has to succeed. */
-static void take(int class, const char *name, void (*f)(void), const char *options)
-{
+static void take(int class, const char *name, void (*f)(void), const char *options) {
     result = KOPT_OK;
     measure(class, name, f, options);
     must(result == KOPT_OK, name, options);
@@ -160,25 +153,24 @@ static void run_seal(void) { result = kopt_state_seal(&opt, &t); }
 static void run_open(void) { result = kopt_state_open(&opt, &t); }
 
 /* What is there before each call: the state block stays. */
-static void refill(int special)
-{
+static void refill(int special) {
     fill(weight_room, opt.weight_format, t.n, 0);
     fill(grad_room, t.grad_format, t.n, special);
 }
 
-static int moments_of(kopt_optimizer o)
-{
+static int moments_of(kopt_optimizer o) {
     kopt_step s;
     return kopt_step_begin(&o, &s) == KOPT_OK ? s.moment_count : 0;
 }
 
-static void run_all(int class, const char *options, int states)
-{
+static void run_all(int class, const char *options, int states) {
     const int moments = moments_of(opt);
     t.state_size = kopt_state_size(&opt, t.n);
     fill(float_room, KOPT_F32, t.n, 0);
-    if (states) take(class, "kopt_state_init", run_init, options);
-    else run_init();
+    if (states)
+        take(class, "kopt_state_init", run_init, options);
+    else
+        run_init();
     if (states) {
         for (stream = KOPT_WEIGHT; (int)stream <= moments; stream = (kopt_slot)(stream + 1)) {
             take(class, "kopt_state_read", run_read, options);
@@ -204,8 +196,7 @@ static void run_all(int class, const char *options, int states)
     run_init();
 }
 
-static void formats(int rule, const char *name)
-{
+static void formats(int rule, const char *name) {
     static const kopt_format copy_formats[] = {KOPT_F32, KOPT_BF16, KOPT_FP16};
     static const size_t lengths[] = {N, N - 252, 100, 3};
     char options[160];
@@ -240,8 +231,9 @@ static void formats(int rule, const char *name)
                             states = grad == 0 && way == 0 && k == 0;
                             snprintf(options, sizeof options,
                                      "%s, weights %d, rounding %d, moments %d, stochastic %d, gradient %d, n %d, "
-                                     "first %d%s%s", name, weight, rounding, moment, way, grad, (int)t.n,
-                                     (int)t.first_index, t.copy ? ", copy" : "", t.counts ? ", counts" : "");
+                                     "first %d%s%s",
+                                     name, weight, rounding, moment, way, grad, (int)t.n, (int)t.first_index,
+                                     t.copy ? ", copy" : "", t.counts ? ", counts" : "");
                             run_all(class, options, states);
                         }
                     }
@@ -256,8 +248,7 @@ PAIRS_BY(own_atan2, DIFFERENCE)
 static const kopt_vmath own = {"own", NULL, NULL, own_tanh, NULL, NULL, own_atan2, NULL};
 #endif
 
-static void steps(void)
-{
+static void steps(void) {
     memset(&t, 0, sizeof t);
     t = kopt_tensor_of(weight_room, grad_room, KOPT_BF16, N, state_room, sizeof state_room);
     opt = kopt_sgd(0.01, 0), formats(KOPT_SGD, "SGD");
@@ -288,7 +279,13 @@ static void steps(void)
 
 /* ---- tools ------------------------------------------------------------------------------------------------------ */
 
-static struct { void *dst; const void *src; kopt_format to, from; size_t n; kopt_rounding rounding; } bulk;
+static struct {
+    void *dst;
+    const void *src;
+    kopt_format to, from;
+    size_t n;
+    kopt_rounding rounding;
+} bulk;
 static kopt_accumulator sums;
 static kopt_compressor codec;
 static kopt_scaler scaler;
@@ -297,8 +294,7 @@ static volatile uint32_t random_number;
 static const void *shards[3];
 
 static void run_convert(void) { result = kopt_convert(bulk.dst, bulk.to, bulk.src, bulk.from, bulk.n); }
-static void run_stochastic(void)
-{
+static void run_stochastic(void) {
     result = kopt_convert_stochastic(bulk.dst, bulk.to, bulk.src, bulk.from, bulk.n, (kopt_random_key){7, 3, 1, 5});
 }
 static void run_all_finite(void) { number = kopt_all_finite(bulk.src, bulk.from, bulk.n); }
@@ -314,22 +310,19 @@ static void run_update(void) { result = kopt_scaler_update(&scaler, 1); }
 static void run_accumulate(void) { result = kopt_accumulate(&sums, bulk.src, bulk.from, 0.5); }
 static void run_accumulator_read(void) { result = kopt_accumulator_read(&sums, (float *)(void *)float_room); }
 static void run_compress(void) { result = kopt_compress(&codec, code_room, sizeof code_room, bulk.src, bulk.from); }
-static void run_decompress(void)
-{
+static void run_decompress(void) {
     result = kopt_decompress_add(bulk.dst, bulk.to, code_room, sizeof code_room, codec.code, bulk.n, 0.5);
 }
 static void run_reduce(void) { result = kopt_reduce(bulk.dst, bulk.to, shards, 3, bulk.from, bulk.n, 0.5); }
 static void run_random(void) { random_number = kopt_random((kopt_random_key){7, 3, 1, 0}, 0, 12345); }
-static void run_small(void)
-{
+static void run_small(void) {
     kopt_optimizer o = kopt_ranger(0.01);
     number = (double)kopt_state_size(&o, N) + kopt_version() + (kopt_result_string(KOPT_OK) != NULL);
     number = (int)kopt_isa_current() + kopt_isa_usable(KOPT_ISA_AVX2) + (kopt_isa_name(KOPT_ISA_NEON) != NULL);
     scaler = kopt_grad_scaler();
 }
 
-static void tools(void)
-{
+static void tools(void) {
     static const size_t lengths[] = {N, 3};
     char options[160];
     int from, to, k, way, code, residual;
@@ -371,8 +364,8 @@ static void tools(void)
                 shards[2] = weight_room;
                 take(PLAIN, "kopt_reduce", run_reduce, options);
                 for (way = 0; way < 10; ++way) {
-                    sums = kopt_accumulator_of(copy_room, bulk.to, to == KOPT_F32 || way < 4 ? NULL : code_room,
-                                               bulk.n);
+                    sums =
+                        kopt_accumulator_of(copy_room, bulk.to, to == KOPT_F32 || way < 4 ? NULL : code_room, bulk.n);
                     sums.rounding = (kopt_rounding)(way / 2);
                     sums.compensation_rounding = (kopt_rounding)(way % 2);
                     snprintf(options, sizeof options, "from format %d to %d, rounding %d, n %d", from, to, way,
@@ -426,40 +419,42 @@ static void run_log(void) { result = kopt_vmath_log(table, floats(float_room), f
 static void run_tanh(void) { result = kopt_vmath_tanh(table, floats(float_room), floats(grad_room), bulk.n); }
 static void run_erf(void) { result = kopt_vmath_erf(table, floats(float_room), floats(grad_room), bulk.n); }
 static void run_erfc(void) { result = kopt_vmath_erfc(table, floats(float_room), floats(grad_room), bulk.n); }
-static void run_atan2(void)
-{
+static void run_atan2(void) {
     result = kopt_vmath_atan2(table, floats(float_room), floats(grad_room), floats(slow_room), bulk.n);
 }
-static void run_sincospi(void)
-{
+static void run_sincospi(void) {
     result = kopt_vmath_sincospi(table, floats(float_room), floats(copy_room), floats(grad_room), bulk.n);
 }
 static void run_names(void) { number = kopt_vmath_name(NULL) != NULL && kopt_vmath_sleef() == NULL; }
 static void run_map(void) { result = kopt_map(table, function, bulk.dst, bulk.src, bulk.to, bulk.n); }
-static void run_map_backward(void)
-{
+static void run_map_backward(void) {
     result = kopt_map_backward(table, function, bulk.dst, slow_room, bulk.src, bulk.to, bulk.n);
 }
-static void run_softmax(void)
-{
+static void run_softmax(void) {
     const size_t columns = bulk.n < 300 ? bulk.n : 300;
     result = kopt_softmax(table, bulk.dst, bulk.src, bulk.from, bulk.n / columns, columns, columns);
 }
-static void run_cross_entropy(void)
-{
+static void run_cross_entropy(void) {
     result = kopt_cross_entropy(table, floats(float_room), bulk.dst, bulk.src, bulk.from, target, bulk.n / 300, 300,
                                 300, 0.5);
 }
 static void run_normal(void) { result = kopt_normal(bulk.dst, bulk.to, bulk.n, 0, 1, (kopt_random_key){7, 3, 1, 5}); }
-static void run_truncated(void) { result = kopt_truncated_normal(bulk.dst, bulk.to, bulk.n, 0, 1, 1, (kopt_random_key){7, 3, 1, 5}); }
-static void run_uniform(void) { result = kopt_uniform(bulk.dst, bulk.to, bulk.n, -1, 1, (kopt_random_key){7, 3, 1, 5}); }
-static void run_he(void) { result = kopt_init_he(bulk.dst, bulk.to, bulk.n, distribution, 100, (kopt_random_key){7, 0, 3, 1}); }
-static void run_xavier(void) { result = kopt_init_xavier(bulk.dst, bulk.to, bulk.n, distribution, 100, 50, (kopt_random_key){7, 0, 3, 1}); }
+static void run_truncated(void) {
+    result = kopt_truncated_normal(bulk.dst, bulk.to, bulk.n, 0, 1, 1, (kopt_random_key){7, 3, 1, 5});
+}
+static void run_uniform(void) {
+    result = kopt_uniform(bulk.dst, bulk.to, bulk.n, -1, 1, (kopt_random_key){7, 3, 1, 5});
+}
+static void run_he(void) {
+    result = kopt_init_he(bulk.dst, bulk.to, bulk.n, distribution, 100, (kopt_random_key){7, 0, 3, 1});
+}
+static void run_xavier(void) {
+    result = kopt_init_xavier(bulk.dst, bulk.to, bulk.n, distribution, 100, 50, (kopt_random_key){7, 0, 3, 1});
+}
 static void run_langevin(void) { result = kopt_langevin_step(&opt, &t, 1, 1.0); }
 static void run_langevin_range(void) { result = kopt_langevin_range(&step, &t, 1.0, range_begin, range_end); }
 
-static void vector_mathematics(void)
-{
+static void vector_mathematics(void) {
     static const size_t lengths[] = {N, 3};
     char options[160];
     int format, k, f, rounding, grad;
@@ -533,8 +528,7 @@ static void vector_mathematics(void)
 }
 #endif
 
-int main(void)
-{
+int main(void) {
     int isa, class;
     if (!reserve()) {
         skip("no memory of its own for a stack");
@@ -564,8 +558,7 @@ int main(void)
 }
 
 #else
-int main(void)
-{
+int main(void) {
     skip("a stack of its own needs ucontext");
     return done();
 }

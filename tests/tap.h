@@ -7,16 +7,14 @@
 
 static int tap_count, tap_failed;
 
-static inline void tap_line(const char *head, const char *format, va_list arguments)
-{
+static inline void tap_line(const char *head, const char *format, va_list arguments) {
     fputs(head, stdout);
     vprintf(format, arguments);
     putchar('\n');
     fflush(stdout);
 }
 
-static inline int ok(int good, const char *format, ...)
-{
+static inline int ok(int good, const char *format, ...) {
     char head[32];
     va_list arguments;
     tap_failed += !good;
@@ -29,16 +27,14 @@ static inline int ok(int good, const char *format, ...)
 
 static inline void skip(const char *reason) { printf("ok %d # SKIP %s\n", ++tap_count, reason); }
 
-static inline void note(const char *format, ...)
-{
+static inline void note(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     tap_line("# ", format, arguments);
     va_end(arguments);
 }
 
-static inline int done(void)
-{
+static inline int done(void) {
     printf("1..%d\n", tap_count);
     return tap_failed != 0;
 }

@@ -31,8 +31,7 @@ static void remember(void) { memcpy(&photograph, &w, sizeof w); }
 
 static int unchanged(void) { return !memcmp(&w, &photograph, sizeof w); }
 
-static void fill_gradient(unsigned turn)
-{
+static void fill_gradient(unsigned turn) {
     int i;
     for (i = 0; i < N; ++i) {
         uint32_t word = (uint32_t)(i + 1) * (turn + 3) * 2654435761u;
@@ -41,8 +40,7 @@ static void fill_gradient(unsigned turn)
 }
 
 /* AdamW in bf16 with Kahan, three steps done, a fourth begun. */
-static void build(void)
-{
+static void build(void) {
     int i;
     memset(&w, 0, sizeof w);
     w.opt = kopt_adamw(1e-3);
@@ -55,12 +53,11 @@ static void build(void)
     remember();
 }
 
-static const char *const result_name[] = {"OK", "NULL", "OPTION", "RANGE", "BOUNDS", "SIZE", "STATE", "MISMATCH",
-                                          "SEALED", "CHECKSUM", "OVERLAP", "STEP", "ISA"};
+static const char *const result_name[] = {"OK",       "NULL",   "OPTION",   "RANGE",   "BOUNDS", "SIZE", "STATE",
+                                          "MISMATCH", "SEALED", "CHECKSUM", "OVERLAP", "STEP",   "ISA"};
 
 /* The call must give `want` and must not have changed a byte of the world since the last photograph. */
-static void refuses(kopt_result got, kopt_result want, const char *what)
-{
+static void refuses(kopt_result got, kopt_result want, const char *what) {
     int same = unchanged();
     if (!ok(got == want && same, "%s: %s", result_name[want], what))
         note("got %s%s", result_name[got], same ? "" : ", and something was written");
@@ -68,8 +65,7 @@ static void refuses(kopt_result got, kopt_result want, const char *what)
 }
 
 /* Each way into the library that takes an optimizer must refuse this one. The optimizer is restored after it. */
-static void refuses_optimizer(kopt_result want, const char *what)
-{
+static void refuses_optimizer(kopt_result want, const char *what) {
     kopt_result r[6];
     int k, bad = 0;
     remember();
@@ -89,8 +85,7 @@ static void refuses_optimizer(kopt_result want, const char *what)
 
 /* ---- Optimizers that are refused -------------------------------------------------------------------------------- */
 
-static void check_options(void)
-{
+static void check_options(void) {
     int k;
     build();
 #define REFUSED(code, field, value) (w.opt.field = (value), refuses_optimizer(code, #field " = " #value))
@@ -111,8 +106,7 @@ static void check_options(void)
     }
 }
 
-static void check_ranges(void)
-{
+static void check_ranges(void) {
     const double nan = double_of(UINT64_C(0x7ff8) << 48), infinity = double_of(UINT64_C(0x7ff0) << 48);
     const double bad[] = {-1e-3, nan, infinity, double_of(UINT64_C(0xfff0) << 48)};
     static const char *const name[] = {"lr", "weight_decay", "beta1", "beta2", "eps", "max_lr"};
@@ -152,8 +146,7 @@ static void check_ranges(void)
 }
 
 /* The next double above x, or below it. */
-static double beside(double x, int above)
-{
+static double beside(double x, int above) {
     const uint64_t top = UINT64_C(1) << 63;
     const uint64_t bits = bits_of(x);
     if (x == 0) return double_of(above ? 1 : top + 1);
@@ -161,8 +154,7 @@ static double beside(double x, int above)
 }
 
 /* Each number at both ends of its range, and right beyond them. */
-static void check_limits(void)
-{
+static void check_limits(void) {
     const double smallest = double_of(1), normal = double_of(UINT64_C(0x3810) << 48); /* 2^-126 */
     const double largest = 3e38, below_one = beside(1, 0);
     const struct {
@@ -201,8 +193,7 @@ static void check_limits(void)
 }
 
 /* Fields of single rules, at the ends of their ranges. */
-static void check_ends(void)
-{
+static void check_ends(void) {
     const double above = double_of((UINT64_C(0x3ff0) << 48) + 1); /* 1 + 2^-52 */
     const double nan = double_of(UINT64_C(0x7ff8) << 48);
     int k, bad = 0;
@@ -224,9 +215,8 @@ static void check_ends(void)
         bad += ref_bits(average[2]) != ref_bits(k ? 3.0f : 0.125f);
     }
     ok(!bad, "EMA with decay 0 is its weights, with decay 1 what it was");
-#define REFUSED_OF(make, field, value)         \
-    (w.opt = make(1e-3), w.opt.field = (value), \
-     refuses_optimizer(KOPT_ERROR_RANGE, #make ", " #field " = " #value))
+#define REFUSED_OF(make, field, value) \
+    (w.opt = make(1e-3), w.opt.field = (value), refuses_optimizer(KOPT_ERROR_RANGE, #make ", " #field " = " #value))
     REFUSED_OF(kopt_ranger, lookahead, 0);
     REFUSED_OF(kopt_ranger, lookahead, -1);
     REFUSED_OF(kopt_ranger, lookahead, -2147483647);
@@ -248,8 +238,7 @@ static void check_ends(void)
 
 /* ---- Calls that are refused ------------------------------------------------------------------------------------- */
 
-static void check_pointers_and_bounds(void)
-{
+static void check_pointers_and_bounds(void) {
     kopt_tensor none = kopt_tensor_of(NULL, NULL, KOPT_BF16, 0, NULL, 0);
     kopt_optimizer plain = kopt_sgd(0.1, 0);
     build();
@@ -273,14 +262,14 @@ static void check_pointers_and_bounds(void)
     refuses(kopt_state_open(&w.opt, NULL), KOPT_ERROR_NULL, "open without tensor");
     refuses(kopt_convert(NULL, KOPT_BF16, w.initial, KOPT_F32, N), KOPT_ERROR_NULL, "convert to nothing");
     refuses(kopt_convert(w.copy, KOPT_BF16, NULL, KOPT_F32, N), KOPT_ERROR_NULL, "convert from nothing");
-    refuses(kopt_convert_stochastic(NULL, KOPT_BF16, w.initial, KOPT_F32, N, (kopt_random_key){0, 1, 0, 0}), KOPT_ERROR_NULL,
-            "convert_stochastic to nothing");
-#define REFUSED_TENSOR(code, field, value, what)                                                                       \
-    do {                                                                                                               \
-        w.t.field = (value), remember();                                                                               \
-        refuses(kopt_optimizer_step(&w.opt, &w.t, 1), code, "step, " what);                                            \
-        refuses(kopt_step_run(&w.step, &w.t), code, "run, " what);                                                     \
-        build();                                                                                                       \
+    refuses(kopt_convert_stochastic(NULL, KOPT_BF16, w.initial, KOPT_F32, N, (kopt_random_key){0, 1, 0, 0}),
+            KOPT_ERROR_NULL, "convert_stochastic to nothing");
+#define REFUSED_TENSOR(code, field, value, what)                            \
+    do {                                                                    \
+        w.t.field = (value), remember();                                    \
+        refuses(kopt_optimizer_step(&w.opt, &w.t, 1), code, "step, " what); \
+        refuses(kopt_step_run(&w.step, &w.t), code, "run, " what);          \
+        build();                                                            \
     } while (0)
     REFUSED_TENSOR(KOPT_ERROR_NULL, weight, NULL, "no weights");
     REFUSED_TENSOR(KOPT_ERROR_NULL, grad, NULL, "no gradient");
@@ -314,7 +303,8 @@ static void check_pointers_and_bounds(void)
     refuses(kopt_step_range(&w.step, &w.t, 0, N + 1), KOPT_ERROR_BOUNDS, "end > n");
     refuses(kopt_step_range(&w.step, &w.t, N + 1, N + 1), KOPT_ERROR_BOUNDS, "begin and end > n");
     refuses(kopt_convert(w.copy, KOPT_BF16, w.initial, KOPT_F32, SIZE_MAX / 2), KOPT_ERROR_BOUNDS, "convert, too many");
-    refuses(kopt_convert_stochastic(w.copy, KOPT_BF16, w.initial, KOPT_F32, N, (kopt_random_key){0, 1, 0, (uint64_t)1 << 63}),
+    refuses(kopt_convert_stochastic(w.copy, KOPT_BF16, w.initial, KOPT_F32, N,
+                                    (kopt_random_key){0, 1, 0, (uint64_t)1 << 63}),
             KOPT_ERROR_BOUNDS, "convert_stochastic, first_index 2^63");
     refuses(kopt_convert(w.copy, (kopt_format)3, w.initial, KOPT_F32, N), KOPT_ERROR_OPTION, "convert to format 3");
     refuses(kopt_convert(w.copy, KOPT_BF16, w.initial, (kopt_format)9, N), KOPT_ERROR_OPTION, "convert from format 9");
@@ -326,13 +316,13 @@ static void check_pointers_and_bounds(void)
     ok(kopt_state_init(&plain, &none, NULL) == KOPT_OK, "NULL with n = 0 is fine: init");
     ok(kopt_state_read(&plain, &none, KOPT_WEIGHT, NULL) == KOPT_OK, "NULL with n = 0 is fine: read");
     ok(kopt_convert(NULL, KOPT_BF16, NULL, KOPT_F32, 0) == KOPT_OK, "NULL with n = 0 is fine: convert");
-    ok(kopt_convert_stochastic(NULL, KOPT_BF16, NULL, KOPT_F32, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_OK, "... convert_stochastic");
+    ok(kopt_convert_stochastic(NULL, KOPT_BF16, NULL, KOPT_F32, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_OK,
+       "... convert_stochastic");
     ok(kopt_all_finite(NULL, KOPT_F32, 0) == 1, "NULL with n = 0 is fine: all_finite");
     ok(kopt_optimizer_step(&plain, NULL, 0) == KOPT_OK && plain.step == 2, "a step of no tensors counts");
 }
 
-static void check_overlap(void)
-{
+static void check_overlap(void) {
     unsigned char *base[4];
     static const char *const name[] = {"weight", "gradient", "state", "copy"};
     char what[64];
@@ -370,8 +360,7 @@ static void check_overlap(void)
 }
 
 /* fp32 values beside the weights and the state block, and one byte into them. */
-static void check_values_overlap(void)
-{
+static void check_values_overlap(void) {
     enum { WEIGHTS = 4 * N, STATE = WEIGHTS + 2 * N + 4 * N, ALL = STATE + ROOM + 4 * N };
     static unsigned char arena[ALL], before[ALL];
     const size_t size = kopt_state_size(&w.opt, N);
@@ -396,12 +385,13 @@ static void check_values_overlap(void)
                 bad += r != (in ? KOPT_ERROR_OVERLAP : KOPT_OK);
                 if (in) ++refused, bad += memcmp(before, arena, sizeof arena) != 0;
             }
-    ok(!bad && refused == 12, "OVERLAP: init, read, write with values on the first or last byte of weights and block: "
-       "%d wrong", bad);
+    ok(!bad && refused == 12,
+       "OVERLAP: init, read, write with values on the first or last byte of weights and block: "
+       "%d wrong",
+       bad);
 }
 
-static void check_list(void)
-{
+static void check_list(void) {
     static uint16_t weight[N], grad[N];
     static unsigned char other[ROOM];
     kopt_tensor list[2];
@@ -418,8 +408,7 @@ static void check_list(void)
 
 /* ---- State blocks ----------------------------------------------------------------------------------------------- */
 
-static void check_blocks(void)
-{
+static void check_blocks(void) {
     kopt_step zero;
     build();
     memset(&zero, 0, sizeof zero);
@@ -436,12 +425,12 @@ static void check_blocks(void)
     memset(w.state, 0xff, 64), remember();
     refuses(kopt_optimizer_step(&w.opt, &w.t, 1), KOPT_ERROR_STATE, "a header of ones");
     refuses(kopt_state_open(&w.opt, &w.t), KOPT_ERROR_STATE, "open, a header of ones");
-#define ANOTHER(change, what)                                                                                          \
-    do {                                                                                                               \
-        build(), change, remember();                                                                                   \
-        refuses(kopt_optimizer_step(&w.opt, &w.t, 1), KOPT_ERROR_MISMATCH, what);                                      \
-        refuses(kopt_state_read(&w.opt, &w.t, KOPT_WEIGHT, w.out), KOPT_ERROR_MISMATCH, "read, " what);                \
-        refuses(kopt_state_seal(&w.opt, &w.t), KOPT_ERROR_MISMATCH, "seal, " what);                                    \
+#define ANOTHER(change, what)                                                                           \
+    do {                                                                                                \
+        build(), change, remember();                                                                    \
+        refuses(kopt_optimizer_step(&w.opt, &w.t, 1), KOPT_ERROR_MISMATCH, what);                       \
+        refuses(kopt_state_read(&w.opt, &w.t, KOPT_WEIGHT, w.out), KOPT_ERROR_MISMATCH, "read, " what); \
+        refuses(kopt_state_seal(&w.opt, &w.t), KOPT_ERROR_MISMATCH, "seal, " what);                     \
     } while (0)
     ANOTHER(w.t.n = N - 1, "a block for another n");
     ANOTHER(w.t.id = 1, "a block for another tensor");
@@ -453,8 +442,7 @@ static void check_blocks(void)
 }
 
 /* Each byte of the header that says whose block it is, in blocks that are open and sealed. */
-static void check_header(void)
-{
+static void check_header(void) {
     int sealed, i, k, bad[32] = {0}, all = 0;
     for (sealed = 0; sealed < 2; ++sealed)
         for (i = 0; i < 32; ++i)
@@ -490,8 +478,7 @@ static void check_header(void)
     ok(!all, "STATE, MISMATCH: each of 32 bytes of a header changed, open and sealed: %d wrong", all);
 }
 
-static void check_seal(void)
-{
+static void check_seal(void) {
     static world whole, saved;
     size_t i, size;
     unsigned undetected = 0, wrong = 0, written = 0, tried = 0;
@@ -536,8 +523,10 @@ static void check_seal(void)
             w.state[i] ^= (unsigned char)(1 << k);
             photograph.state[i] = w.state[i];
         }
-    ok(!undetected && !wrong && !written, "CHECKSUM: each of %u bits flipped: %u undetected, %u times another error, "
-       "%u times written", tried, undetected, wrong, written);
+    ok(!undetected && !wrong && !written,
+       "CHECKSUM: each of %u bits flipped: %u undetected, %u times another error, "
+       "%u times written",
+       tried, undetected, wrong, written);
     size = w.t.state_size;
     w.t.state_size = size - 4, remember();
     refuses(kopt_state_open(&w.opt, &w.t), KOPT_ERROR_SIZE, "open a truncated block");
@@ -550,8 +539,7 @@ static void check_seal(void)
 }
 
 /* What is written as fp32 is read back rounded to nearest, for each format and rounding. */
-static void check_read_write(void)
-{
+static void check_read_write(void) {
     int format, rounding, what, i, bad = 0;
     for (format = KOPT_F32; format <= KOPT_FP16; ++format)
         for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
@@ -587,8 +575,7 @@ static void set_control(uint64_t c) { _mm_setcsr((unsigned)c); }
 enum { FLUSH = 0x8040, CONTROL = 0xffc0 }; /* FTZ and DAZ; all but the exception flags */
 #elif defined(__aarch64__)
 #define HAVE_CONTROL 1
-static uint64_t get_control(void)
-{
+static uint64_t get_control(void) {
     uint64_t c;
     __asm__ volatile("mrs %0, fpcr" : "=r"(c));
     return c;
@@ -599,8 +586,7 @@ enum { FLUSH = 0x1000000, CONTROL = 0x7ffffff };
 
 #ifdef HAVE_CONTROL
 /* Everything that computes, on inputs with subnormals. The results are in the arrays of the world. */
-static void compute_everything(int rule)
-{
+static void compute_everything(int rule) {
     int k, i;
     build();
     if (rule) w.opt = kopt_sgd(0.3, 0.9);
@@ -621,28 +607,27 @@ static void compute_everything(int rule)
     kopt_convert_stochastic(w.copy + 2 * N, KOPT_BF16, w.initial, KOPT_F32, N, (kopt_random_key){1, 2, 3, 4});
 }
 
-static void check_environment(void)
-{
+static void check_environment(void) {
     static world plain;
     const size_t arrays = offsetof(world, initial);
     static const int direction[] = ROUNDING_DIRECTIONS;
     int isa, k, rule, flush, differ = 0, changed = 0, cases = 0;
     FOR_EACH_ISA(isa)
-        for (rule = 0; rule < 6; ++rule) {
-            compute_everything(rule);
-            plain = w;
-            for (k = 0; k < 4; ++k)
-                for (flush = 0; flush < 2; ++flush, ++cases) {
-                    uint64_t control;
-                    fesetround(direction[k]);
-                    set_control(get_control() | (flush ? FLUSH : 0));
-                    control = get_control() & CONTROL;
-                    compute_everything(rule);
-                    changed += (get_control() & CONTROL) != control;
-                    fesetenv(FE_DFL_ENV);
-                    differ += memcmp(plain.initial, w.initial, offsetof(world, state) + ROOM - arrays) != 0;
-                }
-        }
+    for (rule = 0; rule < 6; ++rule) {
+        compute_everything(rule);
+        plain = w;
+        for (k = 0; k < 4; ++k)
+            for (flush = 0; flush < 2; ++flush, ++cases) {
+                uint64_t control;
+                fesetround(direction[k]);
+                set_control(get_control() | (flush ? FLUSH : 0));
+                control = get_control() & CONTROL;
+                compute_everything(rule);
+                changed += (get_control() & CONTROL) != control;
+                fesetenv(FE_DFL_ENV);
+                differ += memcmp(plain.initial, w.initial, offsetof(world, state) + ROOM - arrays) != 0;
+            }
+    }
     ok(!differ && !changed, "the caller's rounding direction and flushing: %d cases, %d of other bits, %d not restored",
        cases, differ, changed);
     fesetround(FE_UPWARD); /* a call that is refused, and one that runs, each by itself */
@@ -686,8 +671,7 @@ static void check_environment(void) { skip("no control register known on this ma
 
 /* ---- The rest --------------------------------------------------------------------------------------------------- */
 
-static void check_infinite_weight(void)
-{
+static void check_infinite_weight(void) {
     int format, rounding, bad = 0, i, k;
     for (format = KOPT_BF16; format <= KOPT_FP16; ++format)
         for (rounding = KOPT_KAHAN; rounding <= KOPT_EXACT; ++rounding) {
@@ -715,8 +699,7 @@ static void check_infinite_weight(void)
 }
 
 /* Array steps of SGD with KAHAN against the one-element functions, any bits in weight, compensation and gradient. */
-static void check_one_element(void)
-{
+static void check_one_element(void) {
     enum { MANY = 20000 };
     static uint16_t weight[MANY], start[MANY], before[MANY];
     static uint32_t grad[MANY];
@@ -744,7 +727,8 @@ static void check_one_element(void)
         memcpy(state + 64, before, sizeof before);
         kopt_optimizer_step(&o, &t, 1);
         for (i = 0; i < MANY; ++i) {
-            uint32_t r = kopt_random((kopt_random_key){5, 1, 6, 0}, 0, 7 + (uint64_t)i); /* number 0 is its lower half */
+            uint32_t r =
+                kopt_random((kopt_random_key){5, 1, 6, 0}, 0, 7 + (uint64_t)i); /* number 0 is its lower half */
             kopt_bf16 one = start[i], c = before[i];
             if (format == KOPT_BF16)
                 kopt_kahan_add_bf16(&one, &c, -ref_float(grad[i]), r);
@@ -757,33 +741,30 @@ static void check_one_element(void)
     }
 }
 
-static void check_all_finite(void)
-{
+static void check_all_finite(void) {
     static unsigned char x[4 * 300 + 8];
     int isa, format, bad = 0;
     size_t n, at;
     FOR_EACH_ISA(isa)
-        for (format = KOPT_F32; format <= KOPT_FP16; ++format) {
-            static const uint32_t largest[] = {0x7f7fffff, 0x7f7f, 0x7bff}, infinite[] = {0x7f800000, 0x7f80, 0x7c00};
-            size_t width = ref_width((kopt_format)format);
-            for (n = 0; n < 300; n += 7) {
-                unsigned char *p = x + n % 8;
-                for (at = 0; at < n; ++at)
-                    ref_set(p, width, at, largest[format] | (uint32_t)(at & 1) << (8 * width - 1));
-                bad += kopt_all_finite(p, (kopt_format)format, n) != 1;
-                for (at = 0; at < n; ++at) {
-                    uint32_t kept = ref_get(p, width, at);
-                    ref_set(p, width, at, infinite[format] + (uint32_t)at % 2);
-                    bad += kopt_all_finite(p, (kopt_format)format, n) != 0;
-                    ref_set(p, width, at, kept);
-                }
+    for (format = KOPT_F32; format <= KOPT_FP16; ++format) {
+        static const uint32_t largest[] = {0x7f7fffff, 0x7f7f, 0x7bff}, infinite[] = {0x7f800000, 0x7f80, 0x7c00};
+        size_t width = ref_width((kopt_format)format);
+        for (n = 0; n < 300; n += 7) {
+            unsigned char *p = x + n % 8;
+            for (at = 0; at < n; ++at) ref_set(p, width, at, largest[format] | (uint32_t)(at & 1) << (8 * width - 1));
+            bad += kopt_all_finite(p, (kopt_format)format, n) != 1;
+            for (at = 0; at < n; ++at) {
+                uint32_t kept = ref_get(p, width, at);
+                ref_set(p, width, at, infinite[format] + (uint32_t)at % 2);
+                bad += kopt_all_finite(p, (kopt_format)format, n) != 0;
+                ref_set(p, width, at, kept);
             }
         }
+    }
     ok(!bad, "all_finite finds one infinity or NaN at any place: %d wrong", bad);
 }
 
-static void check_names(void)
-{
+static void check_names(void) {
     static char sentence[KOPT_ERROR_ISA + 1][200];
     kopt_isa isas[KOPT_ISA_COUNT];
     int a, b, bad = 0, usable = 0, visited = 0;
@@ -803,7 +784,7 @@ static void check_names(void)
         else
             bad += r != KOPT_ERROR_ISA || kopt_isa_current() != before;
     }
-    FOR_EACH_ISA(a) ++visited, bad += kopt_isa_current() != (kopt_isa)a; /* as the tests go through them */
+    FOR_EACH_ISA(a)++ visited, bad += kopt_isa_current() != (kopt_isa)a; /* as the tests go through them */
     bad += visited != usable || usable_isas(isas) != usable;
     ok(!bad && kopt_isa_usable(KOPT_ISA_SCALAR), "%d instruction sets usable, the others refused (ISA)", usable);
     ok(kopt_isa_force((kopt_isa)99) == KOPT_ERROR_ISA && !kopt_isa_usable((kopt_isa)99) && kopt_isa_name((kopt_isa)99),
@@ -812,8 +793,7 @@ static void check_names(void)
 }
 
 /* A tensor of one element is no exception: its block on its weight, its copy on its weight. */
-static void check_one_element_overlap(void)
-{
+static void check_one_element_overlap(void) {
     unsigned char place[128] = {0}, before[128];
     kopt_optimizer o = kopt_adamw(1e-3);
     kopt_tensor t = kopt_tensor_of(place + 80, place + 100, KOPT_BF16, 1, place, kopt_state_size(&o, 1));
@@ -830,29 +810,26 @@ static void check_one_element_overlap(void)
 }
 
 /* A decay of 2 is one, although its word is a power of two: w - 1 * 2 w by decoupled decay, w - 0.5 * (2 w) by L2. */
-static void check_decay_of_two(void)
-{
+static void check_decay_of_two(void) {
     int isa, decay, power, i, bad = 0;
     FOR_EACH_ISA(isa)
-        for (decay = KOPT_L2; decay <= KOPT_DECOUPLED; ++decay)
-            for (power = -20; power <= 20; ++power) { /* 2^power in the place of 2 */
-                const double two = ldexp(1, power);
-                float weight[37], grad[37] = {0};
-                kopt_optimizer o = kopt_sgd(decay == KOPT_L2 ? 1 / two : 1, 0);
-                kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_F32, 37, NULL, 0);
-                o.weight_format = KOPT_F32, o.decay_mode = (kopt_decay_mode)decay, o.weight_decay = two;
-                for (i = 0; i < 37; ++i) weight[i] = 1;
-                bad += kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
-                for (i = 0; i < 37; ++i)
-                    bad += ref_bits(weight[i]) != ref_bits(decay == KOPT_L2 ? 0 : (float)(1 - two));
-            }
+    for (decay = KOPT_L2; decay <= KOPT_DECOUPLED; ++decay)
+        for (power = -20; power <= 20; ++power) { /* 2^power in the place of 2 */
+            const double two = ldexp(1, power);
+            float weight[37], grad[37] = {0};
+            kopt_optimizer o = kopt_sgd(decay == KOPT_L2 ? 1 / two : 1, 0);
+            kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_F32, 37, NULL, 0);
+            o.weight_format = KOPT_F32, o.decay_mode = (kopt_decay_mode)decay, o.weight_decay = two;
+            for (i = 0; i < 37; ++i) weight[i] = 1;
+            bad += kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
+            for (i = 0; i < 37; ++i) bad += ref_bits(weight[i]) != ref_bits(decay == KOPT_L2 ? 0 : (float)(1 - two));
+        }
     ok(!bad, "decay by powers of two: %d wrong", bad);
 }
 
 /* What the papers, torch.optim and optimi have as defaults; all other fields are as the manual says. */
 static int is_default(kopt_optimizer o, kopt_rule rule, kopt_decay_mode decay, double weight_decay, double beta1,
-                      double beta2, double eps)
-{
+                      double beta2, double eps) {
     const int formats = o.weight_format == KOPT_BF16 && o.rounding == KOPT_KAHAN && o.moment_format == KOPT_BF16 &&
                         o.moment_rounding == KOPT_STOCHASTIC && o.compensation_rounding == KOPT_STOCHASTIC;
     const int rates = o.lr == 0.125 && o.max_lr == 0.125 && o.grad_scale == 1 && o.clip == 1 && o.dampening == 0;
@@ -862,8 +839,7 @@ static int is_default(kopt_optimizer o, kopt_rule rule, kopt_decay_mode decay, d
            o.lookahead == 6 && o.lookahead_rate == 0.5;
 }
 
-static void check_defaults(void)
-{
+static void check_defaults(void) {
     unsigned char a[4], b[4];
     kopt_optimizer sgd = kopt_sgd(0.125, 0.75), stable = kopt_stable_adamw(0.125), ema = kopt_ema(0.875);
     kopt_optimizer lion = kopt_lion(0.125);
@@ -878,12 +854,15 @@ static void check_defaults(void)
            is_default(kopt_adan(0.125), KOPT_ADAN, KOPT_DECOUPLED, 0.02, 0.98, 0.92, 1e-6) &&
            is_default(kopt_radam(0.125), KOPT_RADAM, KOPT_L2, 0, 0.9, 0.999, 1e-8) &&
            is_default(kopt_ranger(0.125), KOPT_RANGER, KOPT_DECOUPLED, 0, 0.9, 0.99, 1e-6) &&
-           is_default(ema, KOPT_EMA, KOPT_L2, 0, 0.9, 0.999, 1e-8), "the defaults of each rule");
+           is_default(ema, KOPT_EMA, KOPT_L2, 0, 0.9, 0.999, 1e-8),
+       "the defaults of each rule");
     ok(t.weight == a && t.grad == b && t.grad_format == KOPT_FP16 && t.n == 2 && t.state == w.state &&
            t.state_size == 7 && t.copy == NULL && t.copy_format == KOPT_F32 && t.id == 0 && t.first_index == 0 &&
-           ref_bits(t.rate_scale) == 0x3f800000 && t.counts == NULL, "... of a tensor");
+           ref_bits(t.rate_scale) == 0x3f800000 && t.counts == NULL,
+       "... of a tensor");
     ok(ref_bits(s.scale) == 0x47800000 && ref_bits(s.minimum) == 0 && s.growth == 2 && s.backoff == 0.5 &&
-           s.interval == 2000 && s.hysteresis == 1 && s.good == 0 && s.bad == 0, "... of a scaler");
+           s.interval == 2000 && s.hysteresis == 1 && s.good == 0 && s.bad == 0,
+       "... of a scaler");
     for (k = 0; k < 6; ++k) {
         const kopt_format format = (kopt_format)(k / 2);
         kopt_accumulator x = kopt_accumulator_of(a, format, k % 2 ? b : NULL, 2);
@@ -899,8 +878,7 @@ static void check_defaults(void)
 }
 
 /* What falls below 2^-126 is +0, the compensation too. */
-static void check_one_element_flush(void)
-{
+static void check_one_element_flush(void) {
     kopt_bf16 w1 = 0x0080, c1 = 0, w2 = 0x8080, c2 = 0, w3 = 0x0080, c3 = 0;
     kopt_kahan_add_bf16(&w1, &c1, -0x1p-127f, 0);
     kopt_kahan_add_bf16(&w2, &c2, 0x1p-127f, 0);
@@ -909,8 +887,7 @@ static void check_one_element_flush(void)
        "one-element updates store no subnormals in bf16");
 }
 
-int main(void)
-{
+int main(void) {
     fesetenv(FE_DFL_ENV);
     check_names();
     check_options();

@@ -43,8 +43,7 @@ static const kopt_vmath libm_table = {"libm", NULL, NULL, libm_tanh_array, NULL,
 
 static const kopt_vmath odd_table = {"odd", NULL, NULL, odd_tanh_array, NULL, NULL, odd_atan2_array, NULL};
 
-static kopt_optimizer make(rule r)
-{
+static kopt_optimizer make(rule r) {
     kopt_optimizer o = r == SMOOTH || r == SMOOTH_TABLE ? kopt_smooth_lion(0.01, 300) : kopt_adam_atan2(0.01);
     o.atan2_outside = r == OUTSIDE;
     if (r == OUTSIDE) o.atan2_a = o.atan2_b = 1;
@@ -56,8 +55,7 @@ static kopt_optimizer make(rule r)
     return o;
 }
 
-static void choose(const kopt_optimizer *o)
-{
+static void choose(const kopt_optimizer *o) {
     const int sleef = sleef_table != NULL && o->vmath == sleef_table;
     const int is_odd = o->vmath == &odd_table;
     ref_atan2 = sleef ? sleef_atan2 : is_odd ? odd_atan2 : o->vmath == &libm_table ? libm_atan2 : ref_angle;
@@ -71,8 +69,7 @@ static float weight[N], gradient[N], first[N], second[N], out[N];
 static unsigned char state[64 + 8 * N + 64];
 
 /* With beta 1/2, a gradient of 0 and both corrections 1, a step subtracts atan2(m / 2, sqrt(v / 2)). */
-static void check_angle(int quick)
-{
+static void check_angle(int quick) {
     double worst = 0;
     int round, i, signs = 0;
     for (round = 0; round < (quick ? 10 : 200); ++round) {
@@ -112,8 +109,7 @@ static void check_angle(int quick)
 static float uniform(void) { return (float)(noise() >> 8) / 16777216.0f - 0.5f; }
 
 /* 500 steps; the largest error relative to the way of the weights. */
-static double follow(kopt_optimizer o)
-{
+static double follow(kopt_optimizer o) {
     enum { M = 128 };
     static double w[M], m[M], v[M];
     static uint16_t half[M];
@@ -150,8 +146,7 @@ static double follow(kopt_optimizer o)
     return worst / way;
 }
 
-static void check_formulas(int quick)
-{
+static void check_formulas(int quick) {
     static const char *const name[] = {"Adam-atan2", "Adam-atan2, corrected outside", "smooth Lion"};
     int which, weights, rounding, moment;
     double error, other;
@@ -168,10 +163,14 @@ static void check_formulas(int quick)
                     if (weights == KOPT_F32 && rounding) continue;
                     if (quick && (weights == KOPT_FP16) != (moment == KOPT_FP16)) continue;
                     error = follow(o);
-                    if (weights == KOPT_F32 && moment == KOPT_F32) worst32 = error;
-                    else if (weights != KOPT_F32 && rounding <= KOPT_STOCHASTIC) plain = fmax(plain, error);
-                    else if (moment == KOPT_Q8) worst8 = fmax(worst8, error);
-                    else worst16 = fmax(worst16, error);
+                    if (weights == KOPT_F32 && moment == KOPT_F32)
+                        worst32 = error;
+                    else if (weights != KOPT_F32 && rounding <= KOPT_STOCHASTIC)
+                        plain = fmax(plain, error);
+                    else if (moment == KOPT_Q8)
+                        worst8 = fmax(worst8, error);
+                    else
+                        worst16 = fmax(worst16, error);
                 }
         ok(worst32 < 2e-5, "%s in fp32 after 500 steps: %.2g of the way from the formula in binary64", name[which],
            worst32);
@@ -197,8 +196,7 @@ static void check_formulas(int quick)
 /* ---- What the rules promise ------------------------------------------------------------------------------------- */
 
 /* The weights' words after 20 steps of gradients that are scaled by 2^power. */
-static void run(kopt_optimizer o, int power, uint16_t *words, const float *start)
-{
+static void run(kopt_optimizer o, int power, uint16_t *words, const float *start) {
     kopt_tensor t = kopt_tensor_of(words, gradient, KOPT_F32, N, state, sizeof state);
     uint32_t seed = 7;
     int i, k;
@@ -213,21 +211,20 @@ static void run(kopt_optimizer o, int power, uint16_t *words, const float *start
     }
 }
 
-static void check_traits(void)
-{
+static void check_traits(void) {
     static uint16_t a[N], b[N];
     static const int powers[] = {-30, -7, 1, 13, 40};
     int rounding, p, i, bad = 0, moved = 0, isa, vmath;
     for (i = 0; i < N; ++i) first[i] = 0.01f * (float)(i % 100 - 50);
     FOR_EACH_ISA(isa)
-        for (vmath = 0; vmath < 2; ++vmath)
-            for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
-                kopt_optimizer o = kopt_adam_atan2(1e-2);
-                o.rounding = (kopt_rounding)rounding, o.vmath = vmath ? &libm_table : NULL;
-                run(o, 0, a, first);
-                for (p = 0; p < 5; ++p) run(o, powers[p], b, first), bad += memcmp(a, b, sizeof a) != 0;
-                for (i = 0; i < N; ++i) moved += a[i] != ref_narrow(KOPT_BF16, ref_bits(first[i]));
-            }
+    for (vmath = 0; vmath < 2; ++vmath)
+        for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
+            kopt_optimizer o = kopt_adam_atan2(1e-2);
+            o.rounding = (kopt_rounding)rounding, o.vmath = vmath ? &libm_table : NULL;
+            run(o, 0, a, first);
+            for (p = 0; p < 5; ++p) run(o, powers[p], b, first), bad += memcmp(a, b, sizeof a) != 0;
+            for (i = 0; i < N; ++i) moved += a[i] != ref_narrow(KOPT_BF16, ref_bits(first[i]));
+        }
     ok(!bad && moved > 1000, "gradients times 2^-30 to 2^40: the same weights, bit for bit");
 
     { /* no gradient since the beginning: nothing moves but by decay, and decay is that of AdamW */
@@ -270,8 +267,7 @@ static void check_traits(void)
     }
 }
 
-static void check_options(void)
-{
+static void check_options(void) {
     static const kopt_vmath empty;
     static uint16_t a[N], b[N];
     kopt_tensor t = kopt_tensor_of(a, gradient, KOPT_F32, 100, state, sizeof state);
@@ -298,9 +294,11 @@ static void check_options(void)
 
     o = kopt_adam_atan2(1e-3), p = kopt_smooth_lion(1e-3, 50);
     ok(o.atan2_a == 1.27 && o.atan2_b == 1 && !o.atan2_outside && o.beta1 == 0.9 && o.beta2 == 0.99 && o.lr == 1e-3 &&
-           o.weight_decay == 0 && o.decay_mode == KOPT_DECOUPLED && o.sharpness == 0 && o.vmath == NULL, "all fields of it");
+           o.weight_decay == 0 && o.decay_mode == KOPT_DECOUPLED && o.sharpness == 0 && o.vmath == NULL,
+       "all fields of it");
     ok(p.rule == KOPT_LION && p.sharpness == 50 && p.beta1 == 0.9 && p.beta2 == 0.99 && p.weight_decay == 0 &&
-           p.decay_mode == KOPT_DECOUPLED && p.vmath == NULL, "... and of smooth Lion");
+           p.decay_mode == KOPT_DECOUPLED && p.vmath == NULL,
+       "... and of smooth Lion");
     kopt_state_init(&o, &t, NULL);
     ok(state[5] == 7 && (state[9] & 7) == 2 && kopt_state_size(&o, 100) == 64 + 600,
        "the state block: rule 7, two moments");
@@ -316,8 +314,7 @@ static void check_options(void)
 }
 
 /* Stall counts are those of one pass, in any slices. */
-static void check_counts(void)
-{
+static void check_counts(void) {
     static uint16_t a[N];
     kopt_counts counts[2], zero = {0, 0, 0};
     kopt_optimizer o = kopt_adam_atan2(1e-4);
@@ -333,12 +330,12 @@ static void check_counts(void)
     for (pass = 0; pass < 2; ++pass)
         for (i = 0; i < N; ++i) counts[pass].wanted -= gradient[i] > 0 || gradient[i] < 0;
     ok(counts[0].wanted == 0 && counts[1].wanted == 0 && counts[0].still == counts[1].still && counts[0].still > 10 &&
-       counts[0].stuck == counts[1].stuck, "stall counts of two passes are those of one");
+           counts[0].stuck == counts[1].stuck,
+       "stall counts of two passes are those of one");
 }
 
 #ifdef KAHAN_OPT_SLEEF
-static void compare_weights(const float *a, const float *b, int n, double *worst, int *differ)
-{
+static void compare_weights(const float *a, const float *b, int n, double *worst, int *differ) {
     int i;
     for (i = 0; i < n; ++i) {
         const double off = fabs((double)a[i] - (double)b[i]);
@@ -349,8 +346,7 @@ static void compare_weights(const float *a, const float *b, int n, double *worst
 #endif
 
 /* SLEEF's forms for steps: close to the built-in, and really another. */
-static void check_sleef(void)
-{
+static void check_sleef(void) {
 #ifdef KAHAN_OPT_SLEEF
     static float a[300];
     int isa, which;
@@ -383,8 +379,7 @@ static void check_sleef(void)
 #endif
 }
 
-int main(int count, char **arguments)
-{
+int main(int count, char **arguments) {
     int quick = count > 1 && !strcmp(arguments[1], "quick");
     fesetenv(FE_DFL_ENV);
     sleef_table = kopt_vmath_sleef();

@@ -15,15 +15,14 @@ enum { B = 256, SQUARE = 1, SIGNED = 0, COMPRESSED = 2, WAYS = 3 };
 static const char *const way_name[] = {"first moments", "second moments", "compressed gradients"};
 static float weight[4 * B], grad[4 * B], in[4 * B], out[4 * B];
 static unsigned char state[64 + 4 * 4 * (B + 4)], *code, *scale; /* of the moment that is looked at */
-static kopt_isa isas[KOPT_ISA_COUNT]; /* that this machine has */
+static kopt_isa isas[KOPT_ISA_COUNT];                            /* that this machine has */
 static int isa_count;
 
 static uint64_t noise_state = 1;
 static uint32_t noise(void) { return (uint32_t)(splitmix64(&noise_state) >> 32); }
 
 /* An optimizer and a tensor of n elements with fresh moments; code and scale are those of one of them. */
-static int fresh(kopt_optimizer *o, kopt_tensor *t, size_t n, int square)
-{
+static int fresh(kopt_optimizer *o, kopt_tensor *t, size_t n, int square) {
     ref_layout l;
     o->weight_format = KOPT_F32, o->moment_format = KOPT_Q8;
     *t = kopt_tensor_of(weight, grad, KOPT_F32, n, state, sizeof state);
@@ -34,8 +33,7 @@ static int fresh(kopt_optimizer *o, kopt_tensor *t, size_t n, int square)
 }
 
 /* The value of a code of the formulas, over the scale. */
-static double value_of(int way, int k)
-{
+static double value_of(int way, int k) {
     const int size = way == SQUARE ? k : k & 127;
     double x;
     if (way == SQUARE && k >= 127) return ldexp(1 + (k - 127) % 32 / 32.0, (k - 127) / 32 - 4);
@@ -47,8 +45,7 @@ static double value_of(int way, int k)
 /* ---- Values ------------------------------------------------------------------------------------------------------ */
 
 /* What is read of all codes beside `word`. */
-static int read_all(int way, uint32_t word)
-{
+static int read_all(int way, uint32_t word) {
     int i;
     if (way == COMPRESSED) {
         unsigned char bytes[4 + B];
@@ -67,8 +64,7 @@ static int read_all(int way, uint32_t word)
     }
 }
 
-static void check_values(void)
-{
+static void check_values(void) {
     static const uint32_t exact[] = {0x3f800000, 0x40000000, 0x2f800000, 0x50000000};
     int way, k, s, bad = 0, falls = 0, nan = 0;
     for (way = 0; way < WAYS; ++way)
@@ -102,8 +98,7 @@ static void check_values(void)
 /* Codes of the n <= 256 elements of in[], which are roots or numbers: by a first step, where moments are functions of
    the gradient alone (the root of its square is itself), or by compression. Random numbers are those from element
    `first` on. */
-static int codes_by(int way, kopt_rounding how, size_t n, uint64_t first)
-{
+static int codes_by(int way, kopt_rounding how, size_t n, uint64_t first) {
     kopt_tensor t;
     int good;
     if (way == COMPRESSED) {
@@ -132,22 +127,19 @@ static int codes_by(int way, kopt_rounding how, size_t n, uint64_t first)
 }
 
 /* The random number of that element. */
-static uint32_t draw_of(int way, uint64_t e)
-{
+static uint32_t draw_of(int way, uint64_t e) {
     return ref_number(ref_random(7, 1, 0, way == COMPRESSED ? 3 : 0, e), way == COMPRESSED ? 0 : 1 + (uint32_t)way);
 }
 
 /* The scale of codes_by(). */
-static uint32_t scale_of(int way)
-{
+static uint32_t scale_of(int way) {
     if (way != COMPRESSED) return ref_get(scale, 4, 0);
     return scale[0] | (uint32_t)scale[1] << 8 | (uint32_t)scale[2] << 16 | (uint32_t)scale[3] << 24;
 }
 
 /* Values of codes keep them with every random number: those of squares beside scales that are powers of two, where
    value * scale is exact, and to nearest beside any. Elements 0 and 1 hold the scale. */
-static void check_own_codes(void)
-{
+static void check_own_codes(void) {
     int way, isa, turn, i;
     for (way = 0; way < WAYS; ++way) {
         int bad = 0, lowest = 0, highest = 0;
@@ -194,8 +186,7 @@ static void check_own_codes(void)
 /* A number a part p of the way between two values gets the upper code with those random numbers that are
    65536 * (1 - p) or more, rounded, and so is itself in the mean over all 2^16: of each element p is put just above or
    below what its number decides. A unit of 65536 * p is 4 ulp of the number or more: room for its rounding. */
-static void check_mean(void)
-{
+static void check_mean(void) {
     int way, isa, turn, i;
     for (way = 0; way < WAYS; ++way) {
         const int last = way == SQUARE ? 255 : 127;
@@ -232,8 +223,7 @@ static void check_mean(void)
 }
 
 /* To nearest: half of a gap. Not zero above zero. */
-static void check_nearest(void)
-{
+static void check_nearest(void) {
     int way, isa, turn, i;
     for (way = 0; way < WAYS; ++way) {
         const int last = way == SQUARE ? 255 : 127;
@@ -259,8 +249,7 @@ static void check_nearest(void)
 /* ---- Scales: the largest, the smallest, what is not finite ------------------------------------------------------- */
 
 /* The largest root is the scale and has code 255 whatever it is and whatever is drawn. */
-static void check_largest_root(void)
-{
+static void check_largest_root(void) {
     uint64_t e = 0;
     int isa, turn, i, bad = 0;
     while (draw_of(SQUARE, e) < 65534) ++e;
@@ -277,8 +266,7 @@ static void check_largest_root(void)
 }
 
 /* One value to each of four blocks of zeros, written as a moment; the scales it should have, and the codes. */
-static int written(int square, const uint32_t word[4], const uint32_t scales[4], const int codes[4])
-{
+static int written(int square, const uint32_t word[4], const uint32_t scales[4], const int codes[4]) {
     const kopt_slot what = square ? KOPT_SECOND_MOMENT : KOPT_FIRST_MOMENT;
     kopt_optimizer o = kopt_adam(0);
     kopt_tensor t;
@@ -297,16 +285,15 @@ static int written(int square, const uint32_t word[4], const uint32_t scales[4],
     return bad;
 }
 
-#define OF_FOUR(what, square, word, scales, codes)                                                   \
-    do {                                                                                             \
-        static const uint32_t words_[4] = word, scales_[4] = scales;                                 \
-        static const int codes_[4] = codes;                                                          \
-        ok(!written(square, words_, scales_, codes_), what);                                         \
+#define OF_FOUR(what, square, word, scales, codes)                   \
+    do {                                                             \
+        static const uint32_t words_[4] = word, scales_[4] = scales; \
+        static const int codes_[4] = codes;                          \
+        ok(!written(square, words_, scales_, codes_), what);         \
     } while (0)
 #define FOUR(a, b, c, d) {a, b, c, d}
 
-static void check_ends(void)
-{
+static void check_ends(void) {
     static const uint32_t tiny[] = {0x00000001, 0x00800000, 0x00012345, 0x2b000000};
     kopt_optimizer o = kopt_adamw(1e-3);
     kopt_tensor t;
@@ -370,10 +357,9 @@ static void check_ends(void)
 
 /* ---- The factor of roots ----------------------------------------------------------------------------------------- */
 
-static void check_factor(void)
-{
-    const kopt_optimizer made[] = {kopt_adam(1e-3),   kopt_adamw(1e-3),  kopt_stable_adamw(1e-3), kopt_adan(1e-3),
-                                   kopt_radam(1e-3),  kopt_ranger(1e-3), kopt_lion(1e-3),         kopt_sgd(1e-3, 0.9)};
+static void check_factor(void) {
+    const kopt_optimizer made[] = {kopt_adam(1e-3),  kopt_adamw(1e-3),  kopt_stable_adamw(1e-3), kopt_adan(1e-3),
+                                   kopt_radam(1e-3), kopt_ranger(1e-3), kopt_lion(1e-3),         kopt_sgd(1e-3, 0.9)};
     const float factor = 1.003f; /* as a float, where constants are wider */
     int rule, step, bad = 0;
     for (rule = 0; rule < 8; ++rule)
@@ -395,8 +381,7 @@ static void check_factor(void)
 
 /* The mean of sqrt(v / v_stored) / 1.003, the length of a step beside that with exact moments: of Gaussian gradients
    with one sigma, beside an outlier 10^4 times as large, and with sigmas spread over three decades. */
-static void check_length(void)
-{
+static void check_length(void) {
     enum { N = 2048, STEPS = 600 };
     static float w[2][N], g[N], v[2][N];
     static double sigma[N];
@@ -433,15 +418,16 @@ static void check_length(void)
 /* ---- The dynamic map --------------------------------------------------------------------------------------------- */
 
 /* Words of the tables of bitsandbytes, whose fp32 arithmetic leaves them 2 ulp off. */
-static void check_dynamic_values(void)
-{
-    static const struct { int square, code; uint32_t word; } known[] = {
-        {1, 1, 0x34ae7baa}, {1, 2, 0x35500998}, {1, 3, 0x360e9b38}, {1, 62, 0x3c218937}, {1, 63, 0x3c2f5c2a},
+static void check_dynamic_values(void) {
+    static const struct {
+        int square, code;
+        uint32_t word;
+    } known[] = {
+        {1, 1, 0x34ae7baa},   {1, 2, 0x35500998},   {1, 3, 0x360e9b38},   {1, 62, 0x3c218937},  {1, 63, 0x3c2f5c2a},
         {1, 126, 0x3dcb5c29}, {1, 127, 0x3dd40000}, {1, 254, 0x3f7f199a}, {1, 255, 0x3f800000}, {1, 0, 0},
-        {0, 0, 0xbf7e3333}, {0, 63, 0xbddb3334}, {0, 64, 0xbdc9eb85}, {0, 126, 0xb513a3b7}, {0, 127, 0},
-        {0, 128, 0x3513a3b7}, {0, 129, 0x365a1a94}, {0, 130, 0x370205ff}, {0, 190, 0x3dc9eb85},
-        {0, 191, 0x3ddb3334}, {0, 254, 0x3f7e3333},
-        {0, 255, 0x3f800000}};
+        {0, 0, 0xbf7e3333},   {0, 63, 0xbddb3334},  {0, 64, 0xbdc9eb85},  {0, 126, 0xb513a3b7}, {0, 127, 0},
+        {0, 128, 0x3513a3b7}, {0, 129, 0x365a1a94}, {0, 130, 0x370205ff}, {0, 190, 0x3dc9eb85}, {0, 191, 0x3ddb3334},
+        {0, 254, 0x3f7e3333}, {0, 255, 0x3f800000}};
     int i, bad = 0;
     for (i = 0; i < (int)(sizeof known / sizeof *known); ++i) {
         const uint32_t word = ref_bits(ref_dynamic(known[i].code, known[i].square));
@@ -451,8 +437,7 @@ static void check_dynamic_values(void)
 }
 
 /* Codes of the dynamic map as moments of each format, at any address. */
-static void check_write_codes(void)
-{
+static void check_write_codes(void) {
     enum { N = 3 * B + 17 };
     static float w[N], value[N];
     static unsigned char block[2][64 + 4 * (4 * N + 64)], codes[N + 1];
@@ -516,15 +501,13 @@ static void check_write_codes(void)
     ok(!bad, "what is no moment, no code, no block: refused, and nothing is written; %d wrong", bad);
 }
 
-static void put(unsigned char *p, uint32_t x)
-{
+static void put(unsigned char *p, uint32_t x) {
     int i;
     for (i = 0; i < 4; ++i) p[i] = (unsigned char)(x >> 8 * i);
 }
 
 /* A sealed block whose 8-bit moments have codes of the dynamic map: opened, they are coded anew to the nearest. */
-static void check_older_blocks(void)
-{
+static void check_older_blocks(void) {
     enum { N = 3 * B + 17 };
     static const uint32_t scales[4] = {0x3f800000, 0x34567891, 0, 0x7fc00000};
     static float w[N];
@@ -573,8 +556,10 @@ static void check_older_blocks(void)
                         const double was = (double)ref_float(x[j]), is = (double)weight[i + j];
                         const double gap = (square ? 0.14 : 0.0626) * fabs(was), near = square ? 2e-12 : 8e-6;
                         const uint32_t word = ref_bits(weight[i + j]);
-                        if (i < 2 * B) bad += !(fabs(is - was) <= gap + near * (double)ref_float(scales[i / B]));
-                        else bad += i < 3 * B ? word != 0 : !ref_is_nan(KOPT_F32, word);
+                        if (i < 2 * B)
+                            bad += !(fabs(is - was) <= gap + near * (double)ref_float(scales[i / B]));
+                        else
+                            bad += i < 3 * B ? word != 0 : !ref_is_nan(KOPT_F32, word);
                     }
                 }
             }
@@ -596,8 +581,7 @@ static const unsigned char sealed_before[88] = {
     0x23, 0x3c, 0x66, 0x66, 0x66, 0x3f, 0x77, 0xbe, 0x7f, 0x3f, 0xc9, 0x3e, 0xff, 0x7f, 0x7e, 0x00, 0x00, 0x00,
     0x00, 0x00, 0x00, 0x40, 0x94, 0xff, 0x43, 0x00, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x80, 0x40};
 
-static void check_sealed_before(void)
-{
+static void check_sealed_before(void) {
     static const double want[2][5] = {{0.5, -0.25, 2, 0, 0}, {1, 4, 0.0625, 0, 1e-4}};
     static float w[5], x[5];
     unsigned char block[88];
@@ -615,8 +599,7 @@ static void check_sealed_before(void)
     ok(!bad, "a block that was sealed with them opens: %d wrong", bad);
 }
 
-int main(void)
-{
+int main(void) {
     fesetenv(FE_DFL_ENV); /* -Ofast starts with subnormals flushed, and the reference computes here */
     isa_count = usable_isas(isas);
     check_values();

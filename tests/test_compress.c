@@ -28,8 +28,7 @@ static int isa_count;
 /* Gradients; any finite bits; any bits at all; nearly nothing, and zeros; the largest. */
 enum { GRADIENTS, FINITE, ANY_BITS, TINY, LARGEST, KINDS };
 
-static void fill(void *array, kopt_format f, size_t n, int kind)
-{
+static void fill(void *array, kopt_format f, size_t n, int kind) {
     size_t i;
     for (i = 0; i < n; ++i) {
         uint32_t word = dice() >> (f == KOPT_F32 ? 0 : 16);
@@ -51,8 +50,7 @@ static unsigned char sum[4 * MOST + EDGE], want_sum[4 * MOST + EDGE];
 
 /* ---- Bits ------------------------------------------------------------------------------------------------------- */
 
-static kopt_compressor any_compressor(kopt_format which, int how, size_t n)
-{
+static kopt_compressor any_compressor(kopt_format which, int how, size_t n) {
     kopt_compressor c = kopt_compressor_of(which, NULL, n);
     c.rounding = how & 1 ? KOPT_STOCHASTIC : KOPT_NEAREST;
     c.seed = (uint64_t)dice() << 32 | dice(), c.id = dice();
@@ -62,8 +60,7 @@ static kopt_compressor any_compressor(kopt_format which, int how, size_t n)
 }
 
 /* Three steps of one compressor are those of the reference, and nothing else is written. */
-static int steps_differ(kopt_compressor c, kopt_format grad_format, kopt_format rest_format, int kind)
-{
+static int steps_differ(kopt_compressor c, kopt_format grad_format, kopt_format rest_format, int kind) {
     const size_t size = ref_code_size(c.code, c.n), rest_size = c.n * ref_width(rest_format);
     kopt_compressor reference = c;
     int step, bad = kopt_compressed_size(c.code, c.n) != size;
@@ -82,8 +79,7 @@ static int steps_differ(kopt_compressor c, kopt_format grad_format, kopt_format 
     return bad;
 }
 
-static void check_bits(void)
-{
+static void check_bits(void) {
     static const size_t lengths[] = {0, 1, 7, 33, 255, 256, 257, 700};
     int w, how, f, r, kind, k, l;
     for (w = 0; w < 4; ++w) {
@@ -108,8 +104,7 @@ static void check_bits(void)
     }
 }
 
-static void check_slices(void)
-{
+static void check_slices(void) {
     static const int modes[] = ROUNDING_DIRECTIONS;
     int w, how, trial;
     for (w = 0; w < 4; ++w) {
@@ -143,8 +138,7 @@ static void check_slices(void)
     }
 }
 
-static void check_decompress(void)
-{
+static void check_decompress(void) {
     static const double scales[] = {1, 0.25, -3.7, 1e-30, 0, 3e38, 1 + 1e-12};
     int w, f, kind, k, s;
     for (w = 0; w < 4; ++w) {
@@ -168,10 +162,9 @@ static void check_decompress(void)
                                                        ref_decode(code, codes[w], i), scales[s]));
                         bad += kopt_decompress_add(sum + 1, format, code, kopt_compressed_size(codes[w], cut), codes[w],
                                                    cut, scales[s]) != KOPT_OK;
-                        bad += kopt_decompress_add(sum + 1 + cut * width, format,
-                                                   code + kopt_compressed_size(codes[w], cut),
-                                                   size - kopt_compressed_size(codes[w], cut), codes[w], n - cut,
-                                                   scales[s]) != KOPT_OK;
+                        bad += kopt_decompress_add(
+                                   sum + 1 + cut * width, format, code + kopt_compressed_size(codes[w], cut),
+                                   size - kopt_compressed_size(codes[w], cut), codes[w], n - cut, scales[s]) != KOPT_OK;
                         bad += memcmp(sum, want_sum, sizeof sum) != 0;
                     }
         kopt_isa_force(KOPT_ISA_COUNT);
@@ -180,8 +173,7 @@ static void check_decompress(void)
 }
 
 /* 1 + 3 scale, exactly, for the scales whose words are powers of two: none but 1 is 1. */
-static void check_scales(void)
-{
+static void check_scales(void) {
     int power, sign, bad = 0;
     for (power = -10; power <= 10; ++power)
         for (sign = -1; sign <= 1; sign += 2) {
@@ -199,8 +191,7 @@ static void check_scales(void)
 
 /* ---- What it is good for ---------------------------------------------------------------------------------------- */
 
-static void decode(double *out, const kopt_compressor *c, const void *array, kopt_format f)
-{
+static void decode(double *out, const kopt_compressor *c, const void *array, kopt_format f) {
     float decoded[MOST];
     size_t i;
     kopt_compressor once = *c;
@@ -211,8 +202,7 @@ static void decode(double *out, const kopt_compressor *c, const void *array, kop
 }
 
 /* Stochastic codes: the mean over many steps is the gradient, each element and all together. */
-static void check_unbiased(void)
-{
+static void check_unbiased(void) {
     enum { N = 300 };
     const int trials = quick ? 6000 : 12000;
     static float g[N];
@@ -247,8 +237,7 @@ static void check_unbiased(void)
 
 /* The sum of what arrives is the sum of the gradients less the last residual, but for roundings to fp32 and, of 16-bit
    residuals, to those. Without a residual it is not. */
-static void check_feedback(void)
-{
+static void check_feedback(void) {
     enum { N = 600 };
     const int steps = quick ? 200 : 1000;
     static float g[N];
@@ -294,8 +283,7 @@ static void check_feedback(void)
 }
 
 /* One bit: the mean of the magnitudes, in binary64. A NaN or infinity takes its block and no other. */
-static void check_blocks(void)
-{
+static void check_blocks(void) {
     enum { N = 700 };
     static float g[N], out[N];
     static unsigned char residual[4 * N];
@@ -337,8 +325,7 @@ static void check_blocks(void)
 
 /* 2^-126 is a scale, below it there is none. 8 bit: it is that of magnitudes above 1.875 times it. 1 bit: the means of
    256 such magnitudes are exact. */
-static void check_least_scale(void)
-{
+static void check_least_scale(void) {
     static float g[256], out[256];
     int w, how, k, i, bad = 0;
     for (w = 2; w < 4; ++w)
@@ -361,8 +348,7 @@ static void check_least_scale(void)
 }
 
 /* 3.75 times the scale has code 127 with any draw, and 255 below 0: not 128, or 256. */
-static void check_largest_code(void)
-{
+static void check_largest_code(void) {
     static float g[256];
     kopt_compressor c = kopt_compressor_of(KOPT_Q8, NULL, 256);
     uint64_t e = 0;
@@ -378,8 +364,7 @@ static void check_largest_code(void)
 
 /* One bit: a zero has the sign it has. Of random signs, with the largest |x| = 1, x = (2 r + 1) / 2^16 - 1 is where the
    draw r decides: there and below the bit is set, 2^-18 above it is not. */
-static void check_sign_edges(void)
-{
+static void check_sign_edges(void) {
     static float g[256];
     kopt_compressor c = kopt_compressor_of(KOPT_SIGN, NULL, 256);
     int turn, i, bad = 0;
@@ -403,8 +388,7 @@ static void check_sign_edges(void)
 
 /* ---- Reductions ------------------------------------------------------------------------------------------------- */
 
-static void check_reduce(void)
-{
+static void check_reduce(void) {
     enum { SHARDS = 9 };
     static unsigned char shard[SHARDS][4 * MOST + 8];
     static const double scales[] = {1, 1.0 / 3, -2, 1e-40};
@@ -440,8 +424,7 @@ static void check_reduce(void)
     note("%d reductions", cases);
 }
 
-static void check_order(void)
-{
+static void check_order(void) {
     const float a = 1e8f, b = -1e8f, c = 1;
     const void *shards[3];
     float out[2], sum32;
@@ -459,15 +442,13 @@ static void check_order(void)
     ok(half[0] == ref_bits(sum32) >> 16, "16-bit numbers are added in fp32 and rounded once");
 }
 
-static void mpi_sum(kopt_format format, void *in, void *inout, const int *len)
-{
+static void mpi_sum(kopt_format format, void *in, void *inout, const int *len) {
     const void *shards[2];
     shards[0] = inout, shards[1] = in;
     if (len != NULL && *len > 0) kopt_reduce(inout, format, shards, 2, format, (size_t)*len, 1);
 }
 
-static void check_mpi(void)
-{
+static void check_mpi(void) {
     int f, k, trial, bad = 0, len;
     for (f = 1; f < 3; ++f)
         for (k = 0; k < isa_count; ++k)
@@ -485,7 +466,8 @@ static void check_mpi(void)
                 mpi_sum(format, trial == 9 ? sum + 3 : grad + 1, sum + 3, &len);
                 bad += memcmp(sum, want_sum, sizeof sum) != 0;
                 len = -1, mpi_sum(format, grad, sum, &len);
-                len = 20, mpi_sum(format, NULL, sum, &len), mpi_sum(format, grad, NULL, &len), mpi_sum(format, grad, sum, NULL);
+                len = 20, mpi_sum(format, NULL, sum, &len), mpi_sum(format, grad, NULL, &len),
+                mpi_sum(format, grad, sum, NULL);
                 mpi_sum(format, sum + 1, sum, &len), mpi_sum(format, sum, sum + 38, &len);
                 bad += memcmp(sum, want_sum, sizeof sum) != 0;
             }
@@ -495,9 +477,10 @@ static void check_mpi(void)
 
 /* ---- Refusals --------------------------------------------------------------------------------------------------- */
 
-static void check_refusals(void)
-{
-    static struct { unsigned char residual[4 * 300], out[4 * 300], grad[4 * 300]; } m, was_m;
+static void check_refusals(void) {
+    static struct {
+        unsigned char residual[4 * 300], out[4 * 300], grad[4 * 300];
+    } m, was_m;
     kopt_compressor c = kopt_compressor_of(KOPT_Q8, m.residual, 300), was;
     const void *shards[3];
     const size_t size = kopt_compressed_size(KOPT_Q8, 300);
@@ -511,12 +494,12 @@ static void check_refusals(void)
            kopt_compressed_size(KOPT_F32, 300) == 0 && kopt_compressed_size((kopt_format)5, 300) == 0 &&
            kopt_compressed_size(KOPT_FP16, SIZE_MAX / 4) == 0 && kopt_compressed_size(KOPT_SIGN, 0) == 0,
        "sizes");
-#define REFUSE(result, change, call)                                                                           \
-    do {                                                                                                       \
-        kopt_compressor now;                                                                                   \
-        c = was, change, now = c;                                                                              \
-        good &= call == result && !memcmp(&now, &c, sizeof c) && !memcmp(&m, &was_m, sizeof m);                 \
-        if (!good) note("line %d", __LINE__), good = 1, ok(0, "refused");                                      \
+#define REFUSE(result, change, call)                                                            \
+    do {                                                                                        \
+        kopt_compressor now;                                                                    \
+        c = was, change, now = c;                                                               \
+        good &= call == result && !memcmp(&now, &c, sizeof c) && !memcmp(&m, &was_m, sizeof m); \
+        if (!good) note("line %d", __LINE__), good = 1, ok(0, "refused");                       \
     } while (0)
 #define COMPRESS(out, size, grad) kopt_compress(&c, out, size, grad, KOPT_F32)
     good = 1;
@@ -575,11 +558,11 @@ static void check_refusals(void)
     c = kopt_compressor_of(KOPT_SIGN, NULL, 0);
     ok(kopt_compress(&c, NULL, 0, NULL, KOPT_F32) == KOPT_OK && c.step == 1 &&
            kopt_decompress_add(NULL, KOPT_F32, NULL, 0, KOPT_SIGN, 0, 1) == KOPT_OK &&
-           kopt_reduce(NULL, KOPT_F32, NULL, 1, KOPT_F32, 0, 1) == KOPT_OK, "nothing may be NULL");
+           kopt_reduce(NULL, KOPT_F32, NULL, 1, KOPT_F32, 0, 1) == KOPT_OK,
+       "nothing may be NULL");
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     quick = argc > 1 && !strcmp(argv[1], "quick");
     fesetenv(FE_DFL_ENV); /* -Ofast would start with subnormals flushed: the reference needs them */
     isa_count = usable_isas(isas);

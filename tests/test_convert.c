@@ -14,14 +14,12 @@ static size_t stream_from = 64;
 enum { CHUNK = 1 << 16 };
 
 /* Equal words, or both NaN with the same sign. */
-static int same(kopt_format f, uint32_t a, uint32_t b)
-{
+static int same(kopt_format f, uint32_t a, uint32_t b) {
     uint32_t sign = f == KOPT_F32 ? 0x80000000u : 0x8000u;
     return a == b || (ref_is_nan(f, a) && ref_is_nan(f, b) && (a & sign) == (b & sign));
 }
 
-static float inline_widen(kopt_format f, uint32_t h)
-{
+static float inline_widen(kopt_format f, uint32_t h) {
     return f == KOPT_BF16 ? kopt_f32_from_bf16((kopt_bf16)h) : kopt_f32_from_fp16((kopt_fp16)h);
 }
 
@@ -31,8 +29,7 @@ static uint32_t input[CHUNK];
 static uint16_t expected[3][CHUNK], actual[CHUNK];
 static unsigned long long wrong[3][KOPT_ISA_COUNT + 1]; /* the last column: the inline functions */
 
-static void count_differences(kopt_format f, int column)
-{
+static void count_differences(kopt_format f, int column) {
     int i;
     if (!memcmp(actual, expected[f], sizeof actual)) return;
     for (i = 0; i < CHUNK; ++i)
@@ -41,12 +38,10 @@ static void count_differences(kopt_format f, int column)
                  (unsigned)actual[i], (unsigned)expected[f][i]);
 }
 
-static void compare_chunk(void)
-{
+static void compare_chunk(void) {
     int f, isa, i;
     stream_from = stream_from == 64 ? SIZE_MAX : 64;
-    for (f = KOPT_BF16; f <= KOPT_FP16; ++f)
-        FOR_EACH_ISA(isa) {
+    for (f = KOPT_BF16; f <= KOPT_FP16; ++f) FOR_EACH_ISA(isa) {
             kopt_convert(actual, (kopt_format)f, input, KOPT_F32, CHUNK);
             count_differences((kopt_format)f, isa);
         }
@@ -57,8 +52,7 @@ static void compare_chunk(void)
 }
 
 /* The positive words of `input`, then the same with the other sign. */
-static void check_chunk(void)
-{
+static void check_chunk(void) {
     int i;
     for (i = 0; i < CHUNK; ++i) expected[KOPT_BF16][i] = (uint16_t)ref_narrow(KOPT_BF16, input[i]);
     for (i = 0; i < CHUNK; ++i) expected[KOPT_FP16][i] = (uint16_t)ref_narrow(KOPT_FP16, input[i]);
@@ -68,8 +62,7 @@ static void check_chunk(void)
     compare_chunk();
 }
 
-static void check_narrowing(int quick)
-{
+static void check_narrowing(int quick) {
     uint32_t chunk, i, fill = 0, exponent, k, stride = quick ? 64 : 1, noise = 0;
     int f, isa;
     for (chunk = 0; chunk < 0x8000 / stride; ++chunk) {
@@ -87,14 +80,13 @@ static void check_narrowing(int quick)
         }
     for (f = KOPT_BF16; f <= KOPT_FP16; ++f) {
         FOR_EACH_ISA(isa)
-            ok(!wrong[f][isa], "fp32 to %s, %s: %s numbers, %llu wrong", format_name[f],
-                   kopt_isa_name((kopt_isa)isa), quick ? "2^26" : "all 2^32", wrong[f][isa]);
+        ok(!wrong[f][isa], "fp32 to %s, %s: %s numbers, %llu wrong", format_name[f], kopt_isa_name((kopt_isa)isa),
+           quick ? "2^26" : "all 2^32", wrong[f][isa]);
         ok(!wrong[f][isa], "fp32 to %s, inline: %llu wrong", format_name[f], wrong[f][isa]);
     }
 }
 
-static void print_hash(int of_reference)
-{
+static void print_hash(int of_reference) {
     uint64_t hash = FNV_START, four;
     uint32_t chunk, i;
     int f;
@@ -118,8 +110,7 @@ static void print_hash(int of_reference)
 
 /* ---- Between the other formats, all 2^16 ------------------------------------------------------------------------ */
 
-static void check_other_pairs(void)
-{
+static void check_other_pairs(void) {
     static uint16_t from[CHUNK];
     static uint32_t to[CHUNK];
     int source, target, isa, wide;
@@ -127,8 +118,7 @@ static void check_other_pairs(void)
     for (i = 0; i < CHUNK; ++i) from[i] = (uint16_t)i;
     for (source = KOPT_BF16; source <= KOPT_FP16; ++source) {
         unsigned bad = 0;
-        for (target = KOPT_F32; target <= KOPT_FP16; ++target)
-            FOR_EACH_ISA(isa) {
+        for (target = KOPT_F32; target <= KOPT_FP16; ++target) FOR_EACH_ISA(isa) {
                 bad = 0;
                 kopt_convert(to, (kopt_format)target, from, (kopt_format)source, CHUNK);
                 for (i = 0; i < CHUNK; ++i)
@@ -153,8 +143,7 @@ static void check_other_pairs(void)
 
 /* What is cut off and the random number add up to 2^16: one up; to 2^16 - 1: not. In fp16 below 2^-16, where all 16
    bits of what is cut off can be there: the number is a multiple of 2^-40. */
-static void check_lowest_bit(void)
-{
+static void check_lowest_bit(void) {
     enum { MANY = 4000 };
     static uint32_t from[MANY], random16[MANY];
     static uint16_t to[MANY];
@@ -173,8 +162,8 @@ static void check_lowest_bit(void)
                     from[i] |= (i & 1) << 31;
                 }
                 if (isa < KOPT_ISA_COUNT)
-                    bad += kopt_convert_stochastic(to, (kopt_format)f, from, KOPT_F32, MANY, (kopt_random_key){seed, 5, 6, first}) !=
-                           KOPT_OK;
+                    bad += kopt_convert_stochastic(to, (kopt_format)f, from, KOPT_F32, MANY,
+                                                   (kopt_random_key){seed, 5, 6, first}) != KOPT_OK;
                 for (i = 0; i < MANY && isa == KOPT_ISA_COUNT; ++i)
                     to[i] = f == KOPT_BF16 ? kopt_bf16_from_f32_stochastic(ref_float(from[i]), random16[i] | 0x10000)
                                            : kopt_fp16_from_f32_stochastic(ref_float(from[i]), random16[i] | 0x10000);
@@ -190,8 +179,7 @@ static void check_lowest_bit(void)
 
 /* ---- Lengths, alignments, and what lies around ------------------------------------------------------------------ */
 
-static void check_edges(void)
-{
+static void check_edges(void) {
     enum { LONGEST = 300, GUARD = 64, ROOM = 4 * LONGEST + 3 * GUARD };
     static unsigned char from[ROOM], to[ROOM], plain[ROOM];
     int isa, source, target;
@@ -222,8 +210,7 @@ static void check_edges(void)
     }
 }
 
-int main(int count, char **arguments)
-{
+int main(int count, char **arguments) {
     const char *mode = count > 1 ? arguments[1] : "full";
     if (!strcmp(mode, "hash") || !strcmp(mode, "reference")) {
         print_hash(!strcmp(mode, "reference"));

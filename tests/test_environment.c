@@ -40,16 +40,14 @@ enum { FLUSH = 1, TRAP = 2 };
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define CAN_FLUSH 1
-static void set_control(int flags)
-{
+static void set_control(int flags) {
     uint32_t csr;
     __asm__ __volatile__("stmxcsr %0" : "=m"(csr));
     csr = (csr & 0x6000u) | (flags & FLUSH ? 0x8040u : 0) | (flags & TRAP ? 0 : 0x1f80u);
     __asm__ __volatile__("ldmxcsr %0" : : "m"(csr));
 }
 
-static uint64_t control(void)
-{
+static uint64_t control(void) {
     uint32_t csr;
     uint16_t x87;
     __asm__ __volatile__("stmxcsr %0" : "=m"(csr));
@@ -58,32 +56,28 @@ static uint64_t control(void)
 }
 #elif defined(__aarch64__)
 #define CAN_FLUSH 1
-static void set_control(int flags)
-{
+static void set_control(int flags) {
     uint64_t fpcr;
     __asm__ __volatile__("mrs %0, fpcr" : "=r"(fpcr));
     fpcr = (fpcr & 0x00c00000u) | (flags & FLUSH ? 0x03080000u : 0); /* FZ, DN, FZ16 */
     __asm__ __volatile__("msr fpcr, %0" : : "r"(fpcr));
 }
 
-static uint64_t control(void)
-{
+static uint64_t control(void) {
     uint64_t fpcr;
     __asm__ __volatile__("mrs %0, fpcr" : "=r"(fpcr));
     return fpcr;
 }
 #elif defined(__arm__) && defined(__ARM_FP)
 #define CAN_FLUSH 1
-static void set_control(int flags)
-{
+static void set_control(int flags) {
     uint32_t fpscr;
     __asm__ __volatile__("vmrs %0, fpscr" : "=r"(fpscr));
     fpscr = (fpscr & 0x00c00000u) | (flags & FLUSH ? 0x03000000u : 0); /* FZ, DN */
     __asm__ __volatile__("vmsr fpscr, %0" : : "r"(fpscr));
 }
 
-static uint64_t control(void)
-{
+static uint64_t control(void) {
     uint32_t fpscr;
     __asm__ __volatile__("vmrs %0, fpscr" : "=r"(fpscr));
     return fpscr & 0x07f79f00u;
@@ -122,8 +116,7 @@ static const environment environments[] = {
 };
 enum { ENVIRONMENTS = sizeof environments / sizeof *environments };
 
-static uint64_t begin_environment(const environment *e)
-{
+static uint64_t begin_environment(const environment *e) {
     fesetround(e->rounding);
     set_control(e->flags);
     return control();
@@ -131,9 +124,9 @@ static uint64_t begin_environment(const environment *e)
 
 /* ---- data ------------------------------------------------------------------------------------------------------- */
 
-static float source[2][N];        /* fp32 of many magnitudes, some of them subnormal */
-static float small[2][N];         /* between 2^-6 and 2^4, for functions that overflow soon */
-static uint16_t half[3][2][N];    /* [KOPT_BF16], [KOPT_FP16]: the same kinds */
+static float source[2][N];     /* fp32 of many magnitudes, some of them subnormal */
+static float small[2][N];      /* between 2^-6 and 2^4, for functions that overflow soon */
+static uint16_t half[3][2][N]; /* [KOPT_BF16], [KOPT_FP16]: the same kinds */
 static unsigned char weight[4 * N], grad[4 * N], copy[4 * N], state[ROOM], residual[4 * N];
 static float out[2 * N], out2[N];
 static uint64_t hash;
@@ -141,8 +134,7 @@ static uint64_t hash;
 static uint32_t noise_state = 1;
 static uint32_t noise(void) { return lcg32(&noise_state) >> 7; }
 
-static void make_data(void)
-{
+static void make_data(void) {
     int k, i;
     for (k = 0; k < 2; ++k)
         for (i = 0; i < N; ++i) {
@@ -156,15 +148,13 @@ static void make_data(void)
         }
 }
 
-static const void *data(kopt_format f, int k)
-{
+static const void *data(kopt_format f, int k) {
     return f == KOPT_F32 ? (const void *)source[k] : (const void *)half[f][k];
 }
 
 static void record(const void *p, size_t n) { hash = fnv_bytes(hash, p, n); }
 
-static void record_result(kopt_result r)
-{
+static void record_result(kopt_result r) {
     const uint32_t word = (uint32_t)r;
     record(&word, sizeof word);
 }
@@ -178,32 +168,28 @@ typedef struct values {
     float f;
 } values;
 
-#define FIRST_VALUES 0.1, 1e-3, 1 / 3.0, 1.7, 0.3f     /* as floats above themselves */
-#define SECOND_VALUES 0.7, 1.1e-3, 0.45, 2.1, 1.3f     /* below */
+#define FIRST_VALUES 0.1, 1e-3, 1 / 3.0, 1.7, 0.3f /* as floats above themselves */
+#define SECOND_VALUES 0.7, 1.1e-3, 0.45, 2.1, 1.3f /* below */
 
 /* A case that takes v, and the functions that run it. */
-#define CASE(name)                                                                                 \
-    static INLINE void name##_body(values v);                                                      \
-    static NOINLINE void name##_called(double a, double b, double c, double d, float f)            \
-    {                                                                                              \
-        values v;                                                                                  \
-        v.a = a, v.b = b, v.c = c, v.d = d, v.f = f;                                               \
-        name##_body(v);                                                                            \
-    }                                                                                              \
-    static NOINLINE void name##_first(void)                                                        \
-    {                                                                                              \
-        const values v = {FIRST_VALUES};                                                           \
-        name##_body(v);                                                                            \
-    }                                                                                              \
-    static NOINLINE void name##_second(void)                                                       \
-    {                                                                                              \
-        const values v = {SECOND_VALUES};                                                          \
-        name##_body(v);                                                                            \
-    }                                                                                              \
+#define CASE(name)                                                                        \
+    static INLINE void name##_body(values v);                                             \
+    static NOINLINE void name##_called(double a, double b, double c, double d, float f) { \
+        values v;                                                                         \
+        v.a = a, v.b = b, v.c = c, v.d = d, v.f = f;                                      \
+        name##_body(v);                                                                   \
+    }                                                                                     \
+    static NOINLINE void name##_first(void) {                                             \
+        const values v = {FIRST_VALUES};                                                  \
+        name##_body(v);                                                                   \
+    }                                                                                     \
+    static NOINLINE void name##_second(void) {                                            \
+        const values v = {SECOND_VALUES};                                                 \
+        name##_body(v);                                                                   \
+    }                                                                                     \
     static INLINE void name##_body(values v)
 
-CASE(conversions_of_one_value)
-{
+CASE(conversions_of_one_value) {
     uint32_t u[6];
     float x[2];
     int i;
@@ -218,33 +204,32 @@ CASE(conversions_of_one_value)
     }
 }
 
-static void record_options(const kopt_optimizer *o)
-{
+static void record_options(const kopt_optimizer *o) {
     RECORD(o->lr), RECORD(o->max_lr), RECORD(o->weight_decay), RECORD(o->lookahead_rate), RECORD(o->beta1);
     RECORD(o->beta2), RECORD(o->beta3), RECORD(o->eps), RECORD(o->momentum), RECORD(o->dampening);
     RECORD(o->grad_scale), RECORD(o->clip), RECORD(o->atan2_a), RECORD(o->atan2_b), RECORD(o->sharpness);
 }
 
-static void record_step(const kopt_step *s)
-{
+static void record_step(const kopt_step *s) {
     RECORD(s->grad_scale), RECORD(s->l2), RECORD(s->weight_decay), RECORD(s->beta1), RECORD(s->gain1);
     RECORD(s->beta2), RECORD(s->gain2), RECORD(s->beta3), RECORD(s->gain3), RECORD(s->extrapolation);
-    RECORD(s->third_scale), RECORD(s->slow_scale), RECORD(s->rate), RECORD(s->root_scale), RECORD(s->eps), RECORD(s->sharpness);
+    RECORD(s->third_scale), RECORD(s->slow_scale), RECORD(s->rate), RECORD(s->root_scale), RECORD(s->eps),
+        RECORD(s->sharpness);
 }
 
 typedef struct mixture {
     kopt_format weight, moment, grad, copy;
     kopt_rounding rounding;
 } mixture;
-static const mixture mixtures[] = {
-    {KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_F32, KOPT_KAHAN}, {KOPT_F32, KOPT_F32, KOPT_F32, KOPT_BF16, KOPT_NEAREST},
-    {KOPT_BF16, KOPT_Q8, KOPT_BF16, KOPT_FP16, KOPT_COMPACT}, {KOPT_FP16, KOPT_FP16, KOPT_FP16, KOPT_F32, KOPT_KAHAN},
-    {KOPT_BF16, KOPT_F32, KOPT_F32, KOPT_F32, KOPT_EXACT},
-    {KOPT_FP16, KOPT_BF16, KOPT_FP16, KOPT_F32, KOPT_STOCHASTIC}};
+static const mixture mixtures[] = {{KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_F32, KOPT_KAHAN},
+                                   {KOPT_F32, KOPT_F32, KOPT_F32, KOPT_BF16, KOPT_NEAREST},
+                                   {KOPT_BF16, KOPT_Q8, KOPT_BF16, KOPT_FP16, KOPT_COMPACT},
+                                   {KOPT_FP16, KOPT_FP16, KOPT_FP16, KOPT_F32, KOPT_KAHAN},
+                                   {KOPT_BF16, KOPT_F32, KOPT_F32, KOPT_F32, KOPT_EXACT},
+                                   {KOPT_FP16, KOPT_BF16, KOPT_FP16, KOPT_F32, KOPT_STOCHASTIC}};
 
 /* Steps in each mixture of formats, by each of the functions that step, and all that is done with a state block. */
-static NOINLINE void record_steps(const kopt_optimizer *options, float rate_scale, double temperature)
-{
+static NOINLINE void record_steps(const kopt_optimizer *options, float rate_scale, double temperature) {
     const int mixtures_here = quick ? 3 : (int)(sizeof mixtures / sizeof *mixtures);
     const int langevin = options->rule == KOPT_SGD && options->momentum < 1e-9;
     int m, k;
@@ -299,19 +284,17 @@ static NOINLINE void record_steps(const kopt_optimizer *options, float rate_scal
     }
 }
 
-static void set_common(kopt_optimizer *o, values v)
-{
+static void set_common(kopt_optimizer *o, values v) {
     o->weight_decay = v.a, o->grad_scale = v.c, o->clip = v.a, o->max_lr = v.c, o->seed = 7;
 }
 
-#define RULE(name, constructed, ...)       \
-    CASE(name)                             \
-    {                                      \
-        kopt_optimizer o = constructed;    \
-        record_options(&o);                \
-        set_common(&o, v);                 \
-        __VA_ARGS__;                       \
-        record_steps(&o, v.f, v.a);        \
+#define RULE(name, constructed, ...)    \
+    CASE(name) {                        \
+        kopt_optimizer o = constructed; \
+        record_options(&o);             \
+        set_common(&o, v);              \
+        __VA_ARGS__;                    \
+        record_steps(&o, v.f, v.a);     \
     }
 RULE(sgd, kopt_sgd(v.b, 0), o.weight_decay = v.b)
 RULE(momentum, kopt_sgd(v.b, v.a), o.dampening = v.c)
@@ -329,8 +312,7 @@ RULE(adam_atan2, kopt_adam_atan2(v.b), o.atan2_a = v.d, o.atan2_b = v.a)
 RULE(adam_atan2_outside, kopt_adam_atan2(v.b), o.atan2_outside = 1, o.vmath = kopt_vmath_builtin())
 RULE(smooth_lion, kopt_smooth_lion(v.b, v.d), o.beta1 = v.c)
 
-static kopt_norm norm_of(int format)
-{
+static kopt_norm norm_of(int format) {
     kopt_norm norm, other;
     kopt_tensor t = kopt_tensor_of(weight, grad, (kopt_format)format, N, state, sizeof state);
     memset(&norm, 0, sizeof norm), memset(&other, 0, sizeof other);
@@ -342,8 +324,7 @@ static kopt_norm norm_of(int format)
     return norm;
 }
 
-CASE(norm)
-{
+CASE(norm) {
     double x;
     float y;
     int format;
@@ -357,8 +338,7 @@ CASE(norm)
     }
 }
 
-CASE(clip_value)
-{
+CASE(clip_value) {
     int format;
     for (format = 0; format < 3; ++format) {
         memcpy(grad, data((kopt_format)format, 0), N * ref_width((kopt_format)format));
@@ -369,13 +349,11 @@ CASE(clip_value)
     }
 }
 
-static void record_scaler(const kopt_scaler *s)
-{
+static void record_scaler(const kopt_scaler *s) {
     RECORD(s->scale), RECORD(s->minimum), RECORD(s->growth), RECORD(s->backoff);
 }
 
-CASE(scaler_update)
-{
+CASE(scaler_update) {
     kopt_scaler s = kopt_grad_scaler();
     int i;
     record_scaler(&s);
@@ -386,14 +364,12 @@ CASE(scaler_update)
     }
 }
 
-static void evaluate(void *user, float scale)
-{
+static void evaluate(void *user, float scale) {
     (void)user;
     RECORD(scale);
 }
 
-CASE(scaler_step)
-{
+CASE(scaler_step) {
     kopt_optimizer o = kopt_adamw(v.b);
     kopt_scaler s = kopt_grad_scaler();
     kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_BF16, N, state, sizeof state);
@@ -411,8 +387,7 @@ CASE(scaler_step)
     }
 }
 
-CASE(scaler_begin)
-{
+CASE(scaler_begin) {
     kopt_optimizer o = kopt_adamw(v.b), was = o;
     kopt_scaler s = kopt_grad_scaler();
     kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_BF16, N, state, sizeof state);
@@ -432,8 +407,7 @@ CASE(scaler_begin)
     RECORD(was.lr), RECORD(was.weight_decay), RECORD(was.beta1), RECORD(was.beta2);
 }
 
-CASE(accumulate)
-{
+CASE(accumulate) {
     static const kopt_rounding roundings[] = {KOPT_KAHAN, KOPT_COMPACT, KOPT_EXACT, KOPT_STOCHASTIC, KOPT_NEAREST};
     int format, k, i;
     for (format = 0; format < 3; ++format)
@@ -450,8 +424,7 @@ CASE(accumulate)
         }
 }
 
-CASE(compress)
-{
+CASE(compress) {
     static const kopt_format codes[] = {KOPT_BF16, KOPT_FP16, KOPT_Q8, KOPT_SIGN};
     int k, i, sum_format;
     for (k = 0; k < 4; ++k) {
@@ -473,8 +446,7 @@ CASE(compress)
     }
 }
 
-CASE(reduce)
-{
+CASE(reduce) {
     const void *shards[2];
     int format, to;
     for (format = 0; format < 3; ++format)
@@ -492,8 +464,7 @@ CASE(reduce)
     }
 }
 
-CASE(bulk)
-{
+CASE(bulk) {
     int format, to, finite;
     float x = v.f;
     for (format = 0; format < 3; ++format)
@@ -509,13 +480,12 @@ CASE(bulk)
     record(weight, 2);
 }
 
-CASE(vmath)
-{
+CASE(vmath) {
     const kopt_vmath *const builtin = kopt_vmath_builtin();
     int k;
     (void)v;
     for (k = 0; k < 2; ++k) {
-        float (*const x)[N] = k == 0 ? source : small;
+        float(*const x)[N] = k == 0 ? source : small;
         record_result(kopt_vmath_exp(builtin, out, x[0], N)), record(out, sizeof source[0]);
         record_result(kopt_vmath_log(builtin, out, x[0], N)), record(out, sizeof source[0]);
         record_result(kopt_vmath_tanh(builtin, out, x[0], N)), record(out, sizeof source[0]);
@@ -526,8 +496,7 @@ CASE(vmath)
     }
 }
 
-CASE(map)
-{
+CASE(map) {
     const kopt_vmath *const builtin = kopt_vmath_builtin();
     int f, format;
     (void)v;
@@ -541,8 +510,7 @@ CASE(map)
         }
 }
 
-CASE(rows)
-{
+CASE(rows) {
     static const int32_t target[3] = {17, -1, 99};
     const kopt_vmath *const builtin = kopt_vmath_builtin();
     float loss[3];
@@ -558,26 +526,28 @@ CASE(rows)
     }
 }
 
-CASE(random_numbers)
-{
+CASE(random_numbers) {
     int format, d;
     for (format = 0; format < 3; ++format) {
         const kopt_format to = (kopt_format)format;
         const size_t size = N * ref_width(to);
         record_result(kopt_normal(weight, to, N, v.a, v.c, (kopt_random_key){1, 2, 3, 4})), record(weight, size);
-        record_result(kopt_truncated_normal(weight, to, N, v.b, v.a, v.d, (kopt_random_key){1, 2, 3, 4})), record(weight, size);
-        record_result(kopt_truncated_normal(weight, to, N, v.c, v.d, 1.3, (kopt_random_key){1, 2, 3, 4})), record(weight, size);
+        record_result(kopt_truncated_normal(weight, to, N, v.b, v.a, v.d, (kopt_random_key){1, 2, 3, 4})),
+            record(weight, size);
+        record_result(kopt_truncated_normal(weight, to, N, v.c, v.d, 1.3, (kopt_random_key){1, 2, 3, 4})),
+            record(weight, size);
         record_result(kopt_uniform(weight, to, N, v.b, v.a, (kopt_random_key){1, 2, 3, 4})), record(weight, size);
         record_result(kopt_uniform(weight, to, N, v.c, v.d, (kopt_random_key){1, 2, 3, 4})), record(weight, size);
         for (d = KOPT_NORMAL; d <= KOPT_TRUNCATED_NORMAL; ++d) {
-            record_result(kopt_init_he(weight, to, N, (kopt_distribution)d, 77, (kopt_random_key){1, 0, 2, 3})), record(weight, size);
-            record_result(kopt_init_xavier(weight, to, N, (kopt_distribution)d, 5, 8, (kopt_random_key){1, 0, 2, 3})), record(weight, size);
+            record_result(kopt_init_he(weight, to, N, (kopt_distribution)d, 77, (kopt_random_key){1, 0, 2, 3})),
+                record(weight, size);
+            record_result(kopt_init_xavier(weight, to, N, (kopt_distribution)d, 5, 8, (kopt_random_key){1, 0, 2, 3})),
+                record(weight, size);
         }
     }
 }
 
-CASE(names)
-{
+CASE(names) {
     const uint32_t u[] = {(uint32_t)kopt_version(), (uint32_t)*kopt_result_string(KOPT_ERROR_STEP),
                           (uint32_t)*kopt_vmath_name(kopt_vmath_builtin()), kopt_isa_current() < KOPT_ISA_COUNT,
                           (uint32_t)kopt_isa_usable(KOPT_ISA_SCALAR)};
@@ -593,37 +563,62 @@ typedef struct test_case {
     void (*called)(double, double, double, double, float);
     void (*constant[2])(void);
 } test_case;
-#define ENTRY(name) {#name, name##_called, {name##_first, name##_second}}
-static const test_case cases[] = {
-    ENTRY(conversions_of_one_value), ENTRY(sgd), ENTRY(momentum), ENTRY(nesterov), ENTRY(adam), ENTRY(adamw),
-    ENTRY(stable_adamw), ENTRY(lion), ENTRY(adan), ENTRY(radam), ENTRY(ranger), ENTRY(ema),
-    ENTRY(ema_of_a_tenth), ENTRY(adam_atan2), ENTRY(adam_atan2_outside), ENTRY(smooth_lion), ENTRY(norm),
-    ENTRY(clip_value), ENTRY(scaler_update), ENTRY(scaler_step), ENTRY(scaler_begin), ENTRY(accumulate),
-    ENTRY(compress), ENTRY(reduce), ENTRY(bulk), ENTRY(vmath), ENTRY(map), ENTRY(rows), ENTRY(random_numbers),
-    ENTRY(names)};
+#define ENTRY(name)                                           \
+    {                                                         \
+        #name, name##_called, { name##_first, name##_second } \
+    }
+static const test_case cases[] = {ENTRY(conversions_of_one_value),
+                                  ENTRY(sgd),
+                                  ENTRY(momentum),
+                                  ENTRY(nesterov),
+                                  ENTRY(adam),
+                                  ENTRY(adamw),
+                                  ENTRY(stable_adamw),
+                                  ENTRY(lion),
+                                  ENTRY(adan),
+                                  ENTRY(radam),
+                                  ENTRY(ranger),
+                                  ENTRY(ema),
+                                  ENTRY(ema_of_a_tenth),
+                                  ENTRY(adam_atan2),
+                                  ENTRY(adam_atan2_outside),
+                                  ENTRY(smooth_lion),
+                                  ENTRY(norm),
+                                  ENTRY(clip_value),
+                                  ENTRY(scaler_update),
+                                  ENTRY(scaler_step),
+                                  ENTRY(scaler_begin),
+                                  ENTRY(accumulate),
+                                  ENTRY(compress),
+                                  ENTRY(reduce),
+                                  ENTRY(bulk),
+                                  ENTRY(vmath),
+                                  ENTRY(map),
+                                  ENTRY(rows),
+                                  ENTRY(random_numbers),
+                                  ENTRY(names)};
 enum { CASES = sizeof cases / sizeof *cases, WAYS = 4 };
 static const volatile double value[2][4] = {{0.1, 1e-3, 1 / 3.0, 1.7}, {0.7, 1.1e-3, 0.45, 2.1}};
 static const volatile float float_value[2] = {0.3f, 1.3f};
 
-static void run(const test_case *c, int way)
-{
+static void run(const test_case *c, int way) {
     const int k = way & 1;
-    if (way < 2) (c->called)(value[k][0], value[k][1], value[k][2], value[k][3], float_value[k]);
-    else (c->constant[k])();
+    if (way < 2)
+        (c->called)(value[k][0], value[k][1], value[k][2], value[k][3], float_value[k]);
+    else
+        (c->constant[k])();
 }
 
 #ifdef TRAPS
 static sigjmp_buf place;
-static void trapped(int signal_number)
-{
+static void trapped(int signal_number) {
     (void)signal_number;
     siglongjmp(place, 1);
 }
 #endif
 
 /* The hash of all that a case leaves. *moved: the environment is not as it was. */
-static NOINLINE uint64_t hash_in(const environment *e, const test_case *c, int way, int *moved)
-{
+static NOINLINE uint64_t hash_in(const environment *e, const test_case *c, int way, int *moved) {
     uint64_t before, after;
     memset(weight, 0, sizeof weight), memset(grad, 0, sizeof grad), memset(copy, 0, sizeof copy);
     memset(state, 0, sizeof state), memset(residual, 0, sizeof residual);
@@ -642,8 +637,7 @@ static NOINLINE uint64_t hash_in(const environment *e, const test_case *c, int w
     return hash;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     static uint64_t want[CASES][WAYS];
     int isa, e, c, way, first = 1;
     quick = argc > 1 && !strcmp(argv[1], "quick");

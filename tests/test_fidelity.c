@@ -20,21 +20,18 @@ typedef struct training {
     unsigned char weight[4 * MOST], state[KOPT_STATE_BYTES(MOST, 12)];
 } training;
 
-static void start(training *r, kopt_optimizer opt, float *grad, size_t n, const float *weights)
-{
+static void start(training *r, kopt_optimizer opt, float *grad, size_t n, const float *weights) {
     r->opt = opt;
     r->t = kopt_tensor_of(r->weight, grad, KOPT_F32, n, r->state, kopt_state_size(&opt, n));
     if (kopt_state_init(&r->opt, &r->t, weights) != KOPT_OK) exit(printf("Bail out! kopt_state_init\n"));
 }
 
-static void train(training *r, long steps)
-{
+static void train(training *r, long steps) {
     while (steps-- > 0)
         if (kopt_optimizer_step(&r->opt, &r->t, 1) != KOPT_OK) exit(printf("Bail out! kopt_optimizer_step\n"));
 }
 
-static const float *values(const training *r, kopt_slot what)
-{
+static const float *values(const training *r, kopt_slot what) {
     static float out[2][MOST];
     static int turn;
     turn = !turn;
@@ -42,8 +39,7 @@ static const float *values(const training *r, kopt_slot what)
     return out[turn];
 }
 
-static double mean(const float *x, size_t n)
-{
+static double mean(const float *x, size_t n) {
     double sum = 0;
     size_t i;
     for (i = 0; i < n; ++i) sum += (double)x[i];
@@ -55,8 +51,7 @@ static int within(double x, double target, double relative) { return fabs(x - ta
 /* ---- Weight decay alone ----------------------------------------------------------------------------------------- */
 
 /* The mean factor that 1 / (lr * weight_decay) steps of decay leave: 1 / e. */
-static double decayed(kopt_format f, kopt_rounding rounding, kopt_rounding compensation, double lr)
-{
+static double decayed(kopt_format f, kopt_rounding rounding, kopt_rounding compensation, double lr) {
     enum { N = 256 };
     static training r;
     static float grad[N], weight[N];
@@ -72,8 +67,7 @@ static double decayed(kopt_format f, kopt_rounding rounding, kopt_rounding compe
     return sum / N;
 }
 
-static void check_decay(int quick)
-{
+static void check_decay(int quick) {
     static const double lr[] = {1e-2, 1e-3, 1e-4};
     int f, k, rounding;
     for (k = 0; k < (quick ? 1 : 3); ++k)
@@ -94,8 +88,7 @@ static void check_decay(int quick)
 
 /* `steps` updates of `relative` times the initial weight: the mean displacement in units of the true one. EXACT must
    be the fp32 run at ten checkpoints. */
-static void check_constant(kopt_format f, float magnitude, float relative, long steps)
-{
+static void check_constant(kopt_format f, float magnitude, float relative, long steps) {
     enum { N = 128, RUNS = 4, FP32 = 3 };
     static training run[RUNS];
     static float grad[N], weight[N];
@@ -128,8 +121,7 @@ static void check_constant(kopt_format f, float magnitude, float relative, long 
     ok(!differ, "... exact is fp32 bit for bit at 10 checkpoints (%d differ)", differ);
 }
 
-static void check_constants(int quick)
-{
+static void check_constants(int quick) {
     static const float magnitude[] = {1, 1e-4f, 1e-2f, 10};
     static const float relative[] = {1e-4f, 1e-5f, 1e-6f, 1e-7f};
     int size, k;
@@ -141,8 +133,7 @@ static void check_constants(int quick)
 }
 
 /* EXACT splits every fp32 into weight and remainder without loss. */
-static void check_split(void)
-{
+static void check_split(void) {
     static training r;
     static float in[MOST];
     const float *out;
@@ -170,16 +161,14 @@ static void check_split(void)
 static float pool[POOL + MOST];
 
 /* Steps with a random window of the pool as the gradient; the same windows for the same `windows`. */
-static void train_on_pool(training *r, long steps, uint32_t windows)
-{
+static void train_on_pool(training *r, long steps, uint32_t windows) {
     while (steps-- > 0) {
         r->t.grad = pool + (lcg32(&windows) >> 16) % POOL;
         train(r, 1);
     }
 }
 
-static void check_second_moment(double beta2)
-{
+static void check_second_moment(double beta2) {
     enum { FP32, BF16, NEAREST, RUNS };
     static const char *const phase[] = {"settled", "gradient 100x smaller for 5 / (1 - beta2) steps",
                                         "for 15 / (1 - beta2)"};
@@ -208,8 +197,7 @@ static void check_second_moment(double beta2)
 }
 
 /* fp16 moments of gradients near the smallest fp16 number, of random and of constant sign. */
-static void check_small_gradients(void)
-{
+static void check_small_gradients(void) {
     enum { FP32, FP16, RUNS };
     static training run[RUNS];
     static float weight[MOST], constant[MOST];
@@ -237,8 +225,7 @@ static void check_small_gradients(void)
 
 /* Under a loss scale the gradient enters the moments unscaled: what fp16 has no number for is lost there, not in bf16.
  */
-static void check_moments_under_loss_scale(void)
-{
+static void check_moments_under_loss_scale(void) {
     static training r;
     static float zero[MOST], scaled[MOST];
     static const float size[] = {1e-5f, 1e-6f, 1e-7f, 1e-8f};
@@ -264,8 +251,7 @@ static void check_moments_under_loss_scale(void)
 /* ---- Trajectories against binary64 ------------------------------------------------------------------------------ */
 
 /* One step of torch.optim.SGD, Adam or AdamW on one weight, as its documentation writes it. */
-static double torch_step(const kopt_optimizer *o, long t, double w, double g, double state[2])
-{
+static double torch_step(const kopt_optimizer *o, long t, double w, double g, double state[2]) {
     double wd = o->weight_decay;
     if (o->maximize) g = -g;
     if (o->decay_mode == KOPT_L2) g += wd * w;
@@ -284,8 +270,7 @@ static double torch_step(const kopt_optimizer *o, long t, double w, double g, do
                    (sqrt(state[1]) / sqrt(1 - pow(o->beta2, (double)t)) + o->eps);
 }
 
-static void check_trajectory(const char *name, kopt_optimizer o, int schedule)
-{
+static void check_trajectory(const char *name, kopt_optimizer o, int schedule) {
     enum { N = 64, STEPS = 1000 };
     static training r;
     static float weight[N];
@@ -308,8 +293,7 @@ static void check_trajectory(const char *name, kopt_optimizer o, int schedule)
     ok(worst < 1e-5, "%s, fp32, 1000 steps: within %.1e of binary64", name, worst);
 }
 
-static void check_trajectories(void)
-{
+static void check_trajectories(void) {
     kopt_optimizer sgd = kopt_sgd(0.01, 0), momentum = kopt_sgd(0.01, 0.9), dampened = momentum, nesterov = momentum;
     kopt_optimizer l2 = kopt_adam(1e-3), adamw = kopt_adamw(1e-3), fully = adamw;
     sgd.weight_decay = momentum.weight_decay = 1e-3;
@@ -327,17 +311,19 @@ static void check_trajectories(void)
     check_trajectory("AdamW, fully decoupled, cosine schedule", fully, 1);
 }
 
-static void check_defaults(void)
-{
+static void check_defaults(void) {
     kopt_optimizer s = kopt_sgd(0.5, 0.25), a = kopt_adam(0.5), w = kopt_adamw(0.5);
     ok(s.rule == KOPT_SGD && a.rule == KOPT_ADAM && w.rule == KOPT_ADAM, "rules");
     ok(!(s.lr < 0.5 || s.lr > 0.5 || a.lr < 0.5 || a.lr > 0.5 || w.lr < 0.5 || w.lr > 0.5), "learning rate as given");
     ok(within(s.momentum, 0.25, 0) && within(s.dampening, 0, 0) && !s.nesterov && within(s.weight_decay, 0, 0) &&
-           s.decay_mode == KOPT_L2 && !s.maximize, "SGD has PyTorch's defaults");
+           s.decay_mode == KOPT_L2 && !s.maximize,
+       "SGD has PyTorch's defaults");
     ok(within(a.beta1, 0.9, 0) && within(a.beta2, 0.999, 0) && within(a.eps, 1e-8, 0) && within(a.weight_decay, 0, 0) &&
-           a.decay_mode == KOPT_L2 && !a.maximize, "Adam has PyTorch's defaults");
+           a.decay_mode == KOPT_L2 && !a.maximize,
+       "Adam has PyTorch's defaults");
     ok(within(w.beta1, 0.9, 0) && within(w.beta2, 0.999, 0) && within(w.eps, 1e-8, 0) &&
-           within(w.weight_decay, 0.01, 0) && w.decay_mode == KOPT_DECOUPLED && !w.maximize, "AdamW has PyTorch's defaults");
+           within(w.weight_decay, 0.01, 0) && w.decay_mode == KOPT_DECOUPLED && !w.maximize,
+       "AdamW has PyTorch's defaults");
     ok(w.weight_format == KOPT_BF16 && w.rounding == KOPT_KAHAN && w.moment_format == KOPT_BF16 &&
            w.moment_rounding == KOPT_STOCHASTIC && w.compensation_rounding == KOPT_STOCHASTIC && !w.zero_grad &&
            within(w.grad_scale, 1, 0) && within(w.clip, 1, 0) && within(w.max_lr, 0.5, 0) && !w.seed && !w.step,
@@ -347,8 +333,7 @@ static void check_defaults(void)
 /* ---- Rest ------------------------------------------------------------------------------------------------------- */
 
 /* Weights that need a residual keep their value; weights that need none keep their bits. */
-static void check_rest(void)
-{
+static void check_rest(void) {
     enum { N = 200 };
     static training r;
     static float grad[N], weight[N];
@@ -381,8 +366,7 @@ static void check_rest(void)
 }
 
 /* 1 - beta^t, of which the rate and the scale of the root are made, against libm. */
-static void check_corrections(int quick)
-{
+static void check_corrections(int quick) {
     static const double betas[] = {0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9995, 0.9999, 0.99999, 0.999999};
     double worst = 0;
     uint32_t t;
@@ -401,8 +385,7 @@ static void check_corrections(int quick)
     ok(worst < 4e-7, "bias corrections, 12 betas, up to step 4000000: off by at most %.2g", worst);
 }
 
-int main(int count, char **arguments)
-{
+int main(int count, char **arguments) {
     int i, quick = count > 1 && !strcmp(arguments[1], "quick");
     for (i = 0; i < POOL + MOST; ++i) pool[i] = gaussian();
     check_defaults();

@@ -25,8 +25,7 @@ enum { PAGES = 80, CANARY = 0x5a, MARGIN = 96 };
 static size_t page;
 static unsigned char *room[REGIONS]; /* PAGES pages */
 
-static int reserve(void)
-{
+static int reserve(void) {
     int r;
     page = (size_t)sysconf(_SC_PAGESIZE);
     for (r = 0; r < REGIONS; ++r) {
@@ -38,13 +37,11 @@ static int reserve(void)
     return 1;
 }
 
-static void protect(int r, size_t first, size_t pages, int access)
-{
+static void protect(int r, size_t first, size_t pages, int access) {
     if (mprotect(room[r] + first * page, pages * page, access)) abort();
 }
 
-static void protect_all(int access)
-{
+static void protect_all(int access) {
     int r;
     for (r = 0; r < REGIONS; ++r) protect(r, 0, PAGES, access);
 }
@@ -53,16 +50,15 @@ static void protect_all(int access)
 static unsigned char *flush_with(int r, int side, size_t size) { return room[r] + (side ? PAGES * page - size : 0); }
 
 /* Fills what lies on the free side of them, or tells whether it was changed. */
-static void set_margin(int r, int side, size_t size)
-{
+static void set_margin(int r, int side, size_t size) {
     memset(side ? flush_with(r, 1, size) - MARGIN : room[r] + size, CANARY, MARGIN);
 }
 
-static int margin_changed(int r, int side, size_t size)
-{
+static int margin_changed(int r, int side, size_t size) {
     const unsigned char *p = side ? flush_with(r, 1, size) - MARGIN : room[r] + size;
     int i;
-    for (i = 0; i < MARGIN && p[i] == CANARY; ++i) {}
+    for (i = 0; i < MARGIN && p[i] == CANARY; ++i) {
+    }
     return i < MARGIN;
 }
 
@@ -71,14 +67,12 @@ static int margin_changed(int r, int side, size_t size)
 static sigjmp_buf jump;
 static volatile sig_atomic_t expected;
 
-static void on_fault(int number)
-{
+static void on_fault(int number) {
     if (expected) siglongjmp(jump, 1);
     signal(number, SIG_DFL); /* the same again, and the end */
 }
 
-static int faults(void (*call)(void))
-{
+static int faults(void (*call)(void)) {
     int fault = sigsetjmp(jump, 0);
     expected = !fault;
     if (!fault) call();
@@ -92,7 +86,12 @@ static kopt_tensor t;
 static kopt_step step;
 static kopt_result result;
 static size_t range_begin, range_end;
-static struct { void *dst; const void *src; kopt_format to, from; size_t n; } bulk;
+static struct {
+    void *dst;
+    const void *src;
+    kopt_format to, from;
+    size_t n;
+} bulk;
 static kopt_slot stream;
 static float *floats;
 static kopt_norm norm;
@@ -100,9 +99,9 @@ static kopt_norm norm;
 static void run_step(void) { result = kopt_step_run(&step, &t); }
 static void run_range(void) { result = kopt_step_range(&step, &t, range_begin, range_end); }
 static void run_convert(void) { result = kopt_convert(bulk.dst, bulk.to, bulk.src, bulk.from, bulk.n); }
-static void run_stochastic(void)
-{
-    result = kopt_convert_stochastic(bulk.dst, bulk.to, bulk.src, bulk.from, bulk.n, (kopt_random_key){7, 3, 1, bulk.n % 50});
+static void run_stochastic(void) {
+    result = kopt_convert_stochastic(bulk.dst, bulk.to, bulk.src, bulk.from, bulk.n,
+                                     (kopt_random_key){7, 3, 1, bulk.n % 50});
 }
 static void run_all_finite(void) { result = kopt_all_finite(bulk.src, bulk.from, bulk.n) ? KOPT_OK : KOPT_ERROR_RANGE; }
 static void run_init(void) { result = kopt_state_init(&opt, &t, floats); }
@@ -121,12 +120,12 @@ static uint32_t noise_state = 1;
 static uint32_t below(uint32_t n) { return scaled_to(lcg32(&noise_state), n); }
 
 enum { IN_WEIGHT, IN_COPY, IN_GRAD, IN_RESIDUAL, IN_SLOW, IN_SLOW_RESIDUAL, IN_MOMENT, ARRAYS = IN_MOMENT + 4 };
-static const char *const array_name[ARRAYS] = {"weight", "copy", "gradient", "residual", "slow weight", "slow residual",
-                                               "first moment", "second moment", "third moment", "fourth moment"};
+static const char *const array_name[ARRAYS] = {"weight",       "copy",          "gradient",     "residual",
+                                               "slow weight",  "slow residual", "first moment", "second moment",
+                                               "third moment", "fourth moment"};
 static int complaints;
 
-static void complain(const char *what, int fault)
-{
+static void complain(const char *what, int fault) {
     if (complaints++ < 20)
         note("%s: %s, %s: rule %d, weights %d, rounding %d, moments %d, gradient %d, copy %d, n %lu, [%lu, %lu)",
              kopt_isa_name(kopt_isa_current()), what, fault ? "FAULT" : kopt_result_string(result), (int)opt.rule,
@@ -139,18 +138,18 @@ enum { RULES = 11, KINDS = RULES * 5 * 3 * 4 * 3 * 4 };
 static int with_copy;
 
 /* Kind number k of KINDS: rule, rounding, the three formats, copy. */
-static void set_kind(int k)
-{
+static void set_kind(int k) {
     const int rule = k % RULES;
     k /= RULES;
-    opt = rule == 0   ? kopt_sgd(1e-3, 0)
-          : rule == 1 ? kopt_sgd(1e-3, 0.9)
-          : rule == 4 ? kopt_stable_adamw(1e-3)
-          : rule == 5 ? kopt_lion(1e-3)
-          : rule == 6 ? kopt_adan(1e-3)
-          : rule == 7 ? kopt_radam(1e-3)
+    opt = rule == 0               ? kopt_sgd(1e-3, 0)
+          : rule == 1             ? kopt_sgd(1e-3, 0.9)
+          : rule == 4             ? kopt_stable_adamw(1e-3)
+          : rule == 5             ? kopt_lion(1e-3)
+          : rule == 6             ? kopt_adan(1e-3)
+          : rule == 7             ? kopt_radam(1e-3)
           : rule < 10 && rule > 7 ? kopt_ranger(1e-3)
-          : rule == 10 ? kopt_ema(0.999) : kopt_adamw(1e-3);
+          : rule == 10            ? kopt_ema(0.999)
+                                  : kopt_adamw(1e-3);
     opt.amsgrad = rule == 3;
     opt.lookahead = rule == 8 ? 1 : 1000; /* the slow weights are written, or not */
     opt.rounding = (kopt_rounding)(k % 5), k /= 5;
@@ -163,15 +162,13 @@ static void set_kind(int k)
     with_copy = k / 3 < 3;
 }
 
-static size_t a_length(void)
-{
+static size_t a_length(void) {
     static const size_t table[] = {127, 128, 129, 255, 256, 257, 259, 385};
     return below(2) ? 1 + below(80) : below(2) ? 80 + below(320) : table[below(8)];
 }
 
 /* Numbers from 2^-9 to 2^-1, now and then an infinity: vectors then hand a turn over to one lane. */
-static void fill(void *array, kopt_format f, size_t n)
-{
+static void fill(void *array, kopt_format f, size_t n) {
     size_t i;
     for (i = 0; i < n; ++i) {
         uint32_t u = (118 + below(8)) << 23 | below(1u << 23) | below(2) << 31;
@@ -180,8 +177,7 @@ static void fill(void *array, kopt_format f, size_t n)
 }
 
 /* The arrays of one tensor, each flush with its side of its region. */
-static void lay(size_t n, const int side[REGIONS], size_t size[REGIONS])
-{
+static void lay(size_t n, const int side[REGIONS], size_t size[REGIONS]) {
     int r;
     t.n = n, t.state_size = ref_layout_of(&opt, n).size;
     size[WEIGHT] = n * ref_width(opt.weight_format), size[GRAD] = n * ref_width(t.grad_format);
@@ -196,8 +192,7 @@ static void lay(size_t n, const int side[REGIONS], size_t size[REGIONS])
 
 /* ---- Steps: no access outside any array; a gradient that is not set to zero is only read ------------------------- */
 
-static void check_steps(kopt_isa isa, int quick)
-{
+static void check_steps(kopt_isa isa, int quick) {
     int k, bad = 0, runs = 0;
     for (k = 0; k < KINDS; k += quick ? 19 : 2) {
         int turn, read_only = k / RULES % 4 != 0 || k % RULES == 10; /* the average of weights reads */
@@ -227,13 +222,19 @@ static void check_steps(kopt_isa isa, int quick)
 /* ---- Ranges: what lies outside is not even rewritten with the value that it has ---------------------------------- */
 
 /* One range, with the page before its first element of an array, or after its last, read-only. */
-static int range_faults(int array, int after)
-{
+static int range_faults(int array, int after) {
     const ref_layout l = ref_layout_of(&opt, t.n);
-    const size_t width[ARRAYS] = {ref_width(opt.weight_format), ref_width(t.copy_format), ref_width(t.grad_format),
-                                  l.residual_width, l.slow_width, l.slow_residual_width,
-                                  l.moment_width[0], l.moment_width[1], l.moment_width[2], l.moment_width[3]};
-    const size_t offset[ARRAYS] = {0, 0, 0, l.residual, l.slow, l.slow_residual,
+    const size_t width[ARRAYS] = {ref_width(opt.weight_format),
+                                  ref_width(t.copy_format),
+                                  ref_width(t.grad_format),
+                                  l.residual_width,
+                                  l.slow_width,
+                                  l.slow_residual_width,
+                                  l.moment_width[0],
+                                  l.moment_width[1],
+                                  l.moment_width[2],
+                                  l.moment_width[3]};
+    const size_t offset[ARRAYS] = {0,           0,           0,           l.residual, l.slow, l.slow_residual,
                                    l.moment[0], l.moment[1], l.moment[2], l.moment[3]};
     const int region = array == IN_WEIGHT ? WEIGHT : array == IN_COPY ? COPY : array == IN_GRAD ? GRAD : STATE;
     const size_t edge = offset[array] + (after ? range_end : range_begin) * width[array], shift = page - edge % page;
@@ -254,8 +255,7 @@ static int range_faults(int array, int after)
     return fault || result != KOPT_OK;
 }
 
-static void check_ranges(kopt_isa isa, int quick)
-{
+static void check_ranges(kopt_isa isa, int quick) {
     int turn, bad = 0, runs = 0, r;
     for (r = 0; r < REGIONS; ++r) memset(room[r], 0x3c, PAGES * page); /* a small number in each format */
     for (turn = 0; turn < (quick ? 30 : 120); ++turn) {
@@ -281,8 +281,7 @@ static void check_ranges(kopt_isa isa, int quick)
 
 /* ---- Conversions and checks -------------------------------------------------------------------------------------- */
 
-static void check_bulk(kopt_isa isa, int quick)
-{
+static void check_bulk(kopt_isa isa, int quick) {
     int k, bad = 0, runs = 0;
     for (k = 0; k < 9 * 5; ++k) {
         static void (*const calls[])(void) = {run_convert, run_stochastic, run_all_finite, run_norm, run_clip};
@@ -307,14 +306,15 @@ static void check_bulk(kopt_isa isa, int quick)
             }
         }
     }
-    ok(!bad, "%s: %d conversions, checks, norms, clippings between pages without access, the source only readable: %d "
-       "fail", kopt_isa_name(isa), runs, bad);
+    ok(!bad,
+       "%s: %d conversions, checks, norms, clippings between pages without access, the source only readable: %d "
+       "fail",
+       kopt_isa_name(isa), runs, bad);
 }
 
 /* ---- State ------------------------------------------------------------------------------------------------------- */
 
-static int state_faults(const char *what, void (*call)(void), int read_only_a, int read_only_b)
-{
+static int state_faults(const char *what, void (*call)(void), int read_only_a, int read_only_b) {
     int fault;
     if (read_only_a >= 0) protect(read_only_a, 0, PAGES, PROT_READ);
     if (read_only_b >= 0) protect(read_only_b, 0, PAGES, PROT_READ);
@@ -325,8 +325,7 @@ static int state_faults(const char *what, void (*call)(void), int read_only_a, i
     return fault || result != KOPT_OK;
 }
 
-static void check_state(int quick)
-{
+static void check_state(int quick) {
     int k, bad = 0, runs = 0;
     for (k = 0; k < KINDS; k += quick ? 19 : 3) {
         size_t size[REGIONS];
@@ -361,8 +360,7 @@ static void check_state(int quick)
 
 static int refusals, refusals_bad;
 
-static void refused(const char *what, void (*call)(void), kopt_result want)
-{
+static void refused(const char *what, void (*call)(void), kopt_result want) {
     int fault;
     protect_all(PROT_READ);
     fault = faults(call);
@@ -372,8 +370,7 @@ static void refused(const char *what, void (*call)(void), kopt_result want)
     complain(what, fault), ++refusals_bad;
 }
 
-static void check_refusals(void)
-{
+static void check_refusals(void) {
     const int side[REGIONS] = {1, 1, 1, 1, 1};
     size_t size[REGIONS];
     kopt_tensor good;
@@ -431,8 +428,7 @@ static void check_refusals(void)
 static volatile unsigned char *forbidden;
 static void touch(void) { *forbidden = 1; }
 
-int main(int count, char **arguments)
-{
+int main(int count, char **arguments) {
     const int quick = count > 1 && !strcmp(arguments[1], "quick");
     struct sigaction action;
     int isa, r;
@@ -458,8 +454,7 @@ int main(int count, char **arguments)
 }
 
 #else
-int main(void)
-{
+int main(void) {
     skip("no mmap on this system");
     return done();
 }

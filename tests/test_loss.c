@@ -39,15 +39,15 @@ static int is_nan_word(uint32_t u) { return ref_is_nan(KOPT_F32, u); }
 
 static size_t width(int format) { return ref_width((kopt_format)format); }
 
-static void set(void *x, int format, size_t i, float value)
-{
+static void set(void *x, int format, size_t i, float value) {
     uint16_t half = format == KOPT_BF16 ? kopt_bf16_from_f32(value) : kopt_fp16_from_f32(value);
-    if (format == KOPT_F32) memcpy((char *)x + 4 * i, &value, 4);
-    else memcpy((char *)x + 2 * i, &half, 2);
+    if (format == KOPT_F32)
+        memcpy((char *)x + 4 * i, &value, 4);
+    else
+        memcpy((char *)x + 2 * i, &half, 2);
 }
 
-static float get(const void *x, int format, size_t i)
-{
+static float get(const void *x, int format, size_t i) {
     float value;
     uint16_t half;
     if (format == KOPT_F32) {
@@ -59,8 +59,7 @@ static float get(const void *x, int format, size_t i)
 }
 
 /* Logits about as large as `size`; some rows are sure of one value, in some values are masked. */
-static void make_row(void *x, int format, size_t n, int kind)
-{
+static void make_row(void *x, int format, size_t n, int kind) {
     static const float sizes[] = {0.01f, 1, 4, 30, 1000};
     size_t i;
     for (i = 0; i < n; ++i) {
@@ -81,8 +80,7 @@ typedef struct row {
     size_t top;
 } row;
 
-static row reference(const void *x, int format, size_t n)
-{
+static row reference(const void *x, int format, size_t n) {
     row r;
     size_t i;
     r.top = 0, r.others = 0;
@@ -98,8 +96,7 @@ static row reference(const void *x, int format, size_t n)
 }
 
 /* An ulp of a number as large as x with so many digits and this least exponent. */
-static double ulp(double x, int digits, int least)
-{
+static double ulp(double x, int digits, int least) {
     int exponent;
     frexp(x, &exponent);
     if (x == 0 || exponent < least) exponent = least;
@@ -109,8 +106,7 @@ static double ulp(double x, int digits, int least)
 static double ulp32(double x) { return ulp(x, 24, -125); }
 
 /* How far beyond half an ulp of the format `got` is from `want`, in such ulp; fp32: how far at all. */
-static double beyond(float got, double want, int format)
-{
+static double beyond(float got, double want, int format) {
     static const int digits[] = {24, 8, 11}, least[] = {-125, -125, -13};
     const double largest = format == KOPT_FP16 ? 65504 : 0x1.fep127;
     double unit = ulp(want, digits[format], least[format]);
@@ -126,13 +122,11 @@ typedef struct errors {
     double loss, softmax, gradient, half;
 } errors;
 
-static void larger(double *most, double x)
-{
+static void larger(double *most, double x) {
     if (!(x <= *most)) *most = x;
 }
 
-static void measure(const kopt_vmath *vmath, int format, size_t n, int kind, errors *e)
-{
+static void measure(const kopt_vmath *vmath, int format, size_t n, int kind, errors *e) {
     static const double scales[] = {1, 1.0 / 3, 65536.0 / 7, 1e-3};
     const double scale = scales[kind & 3];
     int32_t target = kind % 4 == 1 ? 0 : (int32_t)(draw() % n);
@@ -148,8 +142,10 @@ static void measure(const kopt_vmath *vmath, int format, size_t n, int kind, err
     good &= kopt_softmax(vmath, other, logits, (kopt_format)format, 1, n, n) == KOPT_OK;
     if (!good) e->loss = 1e9;
     want = log1p(r.others) + (r.most - (double)get(logits, format, (size_t)target));
-    if (isinf(want)) larger(&e->loss, ref_bits(loss) == 0x7f800000u ? 0 : 1e9);
-    else larger(&e->loss, fabs((double)loss - want) / ulp32(want));
+    if (isinf(want))
+        larger(&e->loss, ref_bits(loss) == 0x7f800000u ? 0 : 1e9);
+    else
+        larger(&e->loss, fabs((double)loss - want) / ulp32(want));
     for (i = 0; i < n; ++i) {
         double p = terms[i] / r.sum, g = scale * p, off = 0;
         if (i == (size_t)target) g = -scale * (i == r.top ? r.others : r.sum - terms[i]) / r.sum;
@@ -166,8 +162,7 @@ static void measure(const kopt_vmath *vmath, int format, size_t n, int kind, err
     }
 }
 
-static void check_accuracy(const kopt_vmath *vmath, const char *name, int rounds, int long_rounds, size_t longest)
-{
+static void check_accuracy(const kopt_vmath *vmath, const char *name, int rounds, int long_rounds, size_t longest) {
     static const size_t lengths[] = {1, 2, 3, 5, 16, 17, 31, 64, 100, 255, 256, 257, 300, 511, 1000, 4099};
     errors near_ones = {0, 0, 0, 0}, far_ones = {0, 0, 0, 0};
     int format, round;
@@ -193,15 +188,13 @@ static void check_accuracy(const kopt_vmath *vmath, const char *name, int rounds
 
 /* ---- the same bits ---------------------------------------------------------------------------------------------- */
 
-static uint64_t hash_of(uint64_t hash, const void *x, int format, size_t n)
-{
+static uint64_t hash_of(uint64_t hash, const void *x, int format, size_t n) {
     size_t i;
     for (i = 0; i < n; ++i) hash = fnv(hash, ref_bits(get(x, format, i)));
     return hash;
 }
 
-static uint64_t hash_rows(const kopt_vmath *vmath)
-{
+static uint64_t hash_rows(const kopt_vmath *vmath) {
     static const size_t lengths[] = {200, 256, 257, 777, 2048, 5003}; /* after 1 to 40 */
     uint64_t hash = FNV_START;
     int format, kind = 0;
@@ -224,8 +217,7 @@ static uint64_t hash_rows(const kopt_vmath *vmath)
     return hash;
 }
 
-static void check_bits(void)
-{
+static void check_bits(void) {
     int isa;
     FOR_EACH_ISA(isa) {
         uint64_t hash;
@@ -236,8 +228,7 @@ static void check_bits(void)
 
 /* ---- rows that are special -------------------------------------------------------------------------------------- */
 
-static void check_specials(void)
-{
+static void check_specials(void) {
     static const uint32_t bad[4][4] = {{0x3f800000, 0x40000000, 0x7fc00000, 0}, /* NaN; +inf, one and two; nothing */
                                        {0x3f800000, 0x7f800000, 0x40400000, 0x40800000},
                                        {0x7f800000, 0, 0x7f800000, 0xff800000},
@@ -309,8 +300,7 @@ static void check_specials(void)
 
 /* ---- places ----------------------------------------------------------------------------------------------------- */
 
-static void check_places(void)
-{
+static void check_places(void) {
     enum { ROWS = 5 };
     static const size_t columns[] = {1, 3, 16, 40, 256, 300};
     int format, wrong = 0;
@@ -362,8 +352,7 @@ static void check_places(void)
     ok(!wrong, "rows apart and in place, only loss, only gradient, nothing between them: %d wrong", wrong);
 }
 
-static void check_refusals(void)
-{
+static void check_refusals(void) {
     static float x[64], g[64], loss[8];
     static int32_t target[8] = {0, 1, 2, 3, 0, 1, 2, 3}, nowhere[3] = {-1, -1, -1};
     const size_t huge = ~(size_t)0 / 4;
@@ -383,7 +372,8 @@ static void check_refusals(void)
        "NULL is refused, but for nothing to do");
     ok(kopt_cross_entropy(NULL, loss, g, x, KOPT_Q8, target, 8, 4, 4, 1) == KOPT_ERROR_OPTION &&
            kopt_cross_entropy(NULL, loss, g, x, (kopt_format)-1, target, 8, 4, 4, 1) == KOPT_ERROR_OPTION &&
-           kopt_softmax(NULL, g, x, KOPT_SIGN, 8, 4, 4) == KOPT_ERROR_OPTION, "formats that are none");
+           kopt_softmax(NULL, g, x, KOPT_SIGN, 8, 4, 4) == KOPT_ERROR_OPTION,
+       "formats that are none");
     ok(kopt_cross_entropy(NULL, loss, g, x, KOPT_F32, target, 8, 4, 3, 1) == KOPT_ERROR_BOUNDS &&
            kopt_softmax(NULL, g, x, KOPT_F32, huge, 4, 4) == KOPT_ERROR_BOUNDS &&
            kopt_softmax(NULL, g, x, KOPT_F32, 2, 4, huge) == KOPT_ERROR_BOUNDS &&
@@ -417,8 +407,7 @@ static void check_refusals(void)
        "and nothing was written");
 }
 
-static void check_environment(void)
-{
+static void check_environment(void) {
 #if defined(__SSE2__) && !defined(__TINYC__) && !defined(KAHAN_OPT_NO_SIMD)
     static const float x[5] = {1, 1.00001f, -86.5f, -88, 0.3f};
     static const int32_t target = 2;
@@ -443,8 +432,7 @@ static void check_environment(void)
 ARRAYS_BY(own_exp, expf)
 ARRAYS_BY(own_log, logf)
 
-int main(int count, char **arguments)
-{
+int main(int count, char **arguments) {
     const int quick = count > 1 && !strcmp(arguments[1], "quick");
     kopt_vmath own = {"own", NULL, NULL, NULL, NULL, NULL, NULL, NULL};
     int isa;
@@ -461,8 +449,8 @@ int main(int count, char **arguments)
                    quick ? 100003 : LONG);
     check_accuracy(&own, "a table of one's own", quick ? 2 : 20, quick ? 1 : 4, 100003);
     FOR_EACH_ISA(isa)
-        if (kopt_vmath_sleef() != NULL) /* twice the errors of libm's */
-            check_accuracy(kopt_vmath_sleef(), kopt_vmath_sleef()->name, quick ? 2 : 20, quick ? 1 : 4, 100003);
+    if (kopt_vmath_sleef() != NULL) /* twice the errors of libm's */
+        check_accuracy(kopt_vmath_sleef(), kopt_vmath_sleef()->name, quick ? 2 : 20, quick ? 1 : 4, 100003);
     free(logits), free(gradient), free(other), free(terms);
     return done();
 }

@@ -21,21 +21,18 @@ static union room *const rooms[5] = {&weight, &grad, &copy, &state, &floats};
 static kopt_optimizer opt;
 static kopt_tensor t;
 
-static void photograph(void)
-{
+static void photograph(void) {
     int i;
     for (i = 0; i < 5; ++i) before[i] = *rooms[i];
 }
 
-static int unchanged(void)
-{
+static int unchanged(void) {
     int i, same = 1;
     for (i = 0; i < 5; ++i) same &= !memcmp(&before[i], rooms[i], sizeof before[i]);
     return same;
 }
 
-static void build(kopt_optimizer o)
-{
+static void build(kopt_optimizer o) {
     size_t i;
     opt = o;
     memset(&weight, 0, sizeof weight), memset(&state, 0, sizeof state), memset(&copy, 0x77, sizeof copy);
@@ -46,15 +43,13 @@ static void build(kopt_optimizer o)
 
 static const float *initial(void) { return (const float *)(const void *)floats.byte; }
 
-static void refuses(kopt_result got, kopt_result want, const char *what)
-{
+static void refuses(kopt_result got, kopt_result want, const char *what) {
     if (!ok(got == want && unchanged(), "%s: refused", what)) note("%s", kopt_result_string(got));
 }
 
 /* ---- structs that are zero --------------------------------------------------------------------------------------- */
 
-static void check_zero_structs(void)
-{
+static void check_zero_structs(void) {
     static const kopt_optimizer none; /* static: all zero */
     static const kopt_accumulator no_accumulator;
     static const kopt_compressor no_compressor;
@@ -124,8 +119,7 @@ static void check_zero_structs(void)
 
 /* ---- memory that overlaps ---------------------------------------------------------------------------------------- */
 
-static void check_counts_inside(void)
-{
+static void check_counts_inside(void) {
     static const char *const name[] = {"weights", "gradient", "copy", "state"};
     kopt_step step;
     kopt_tensor two[2];
@@ -165,8 +159,7 @@ static void check_counts_inside(void)
 
 /* ---- the copy ---------------------------------------------------------------------------------------------------- */
 
-static int copy_differs(void)
-{
+static int copy_differs(void) {
     size_t i;
     int bad = 0;
     for (i = 0; i < N; ++i)
@@ -176,8 +169,7 @@ static int copy_differs(void)
     return bad;
 }
 
-static void check_copies(void)
-{
+static void check_copies(void) {
     int format, to, rounding, with, bad = 0, cases = 0;
     for (format = KOPT_F32; format <= KOPT_FP16; ++format)
         for (to = KOPT_F32; to <= KOPT_FP16; ++to)
@@ -215,8 +207,7 @@ static void check_copies(void)
 
 /* ---- ranges with 8-bit moments that are not there ---------------------------------------------------------------- */
 
-static void check_ranges(void)
-{
+static void check_ranges(void) {
     const kopt_optimizer made[] = {kopt_sgd(0.01, 0), kopt_ema(0.99), kopt_adamw(0.01), kopt_sgd(0.01, 0.9)};
     int i;
     for (i = 0; i < 4; ++i) {
@@ -234,23 +225,22 @@ static void check_ranges(void)
 
 /* ---- a block under another optimizer ----------------------------------------------------------------------------- */
 
-static void check_identity(void)
-{
+static void check_identity(void) {
     unsigned char sealed[ROOM];
     kopt_optimizer o, was;
     kopt_tensor shape = kopt_tensor_of(NULL, NULL, KOPT_F32, 0, NULL, 0);
     size_t size;
-#define OTHER(make, change)                                                                           \
-    do {                                                                                              \
-        build(make);                                                                                  \
-        opt.step = 5;                                                                                 \
+#define OTHER(make, change)                                                                                            \
+    do {                                                                                                               \
+        build(make);                                                                                                   \
+        opt.step = 5;                                                                                                  \
         ok(kopt_state_init(&opt, &t, initial()) == KOPT_OK && kopt_state_seal(&opt, &t) == KOPT_OK, "sealed: " #make); \
-        o = opt;                                                                                      \
-        o.step = 0;                                                                                   \
-        change;                                                                                       \
-        photograph();                                                                                 \
-        refuses(kopt_state_open(&o, &t), KOPT_ERROR_MISMATCH, "opened after " #change);               \
-        ok(o.step == 0 && kopt_state_open(&opt, &t) == KOPT_OK, "... and opened as it was");          \
+        o = opt;                                                                                                       \
+        o.step = 0;                                                                                                    \
+        change;                                                                                                        \
+        photograph();                                                                                                  \
+        refuses(kopt_state_open(&o, &t), KOPT_ERROR_MISMATCH, "opened after " #change);                                \
+        ok(o.step == 0 && kopt_state_open(&opt, &t) == KOPT_OK, "... and opened as it was");                           \
     } while (0)
     OTHER(kopt_adamw(1e-3), o = kopt_stable_adamw(1e-3));
     OTHER(kopt_stable_adamw(1e-3), o.stable = 0);
@@ -353,8 +343,7 @@ static const unsigned char version_1[88] = {
     0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x3b, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
     0x00, 0x3f, 0x80, 0xbe, 0x00, 0x40, 0x00, 0x00, 0x80, 0x3f, 0x80, 0x40, 0x80, 0x3d, 0x00, 0x00};
 
-static void check_version_1(void)
-{
+static void check_version_1(void) {
     static const float want[3][3] = {{1.001953125f, -3, 0.125f}, {0.5f, -0.25f, 2}, {1, 4, 0.0625f}};
     kopt_bf16 w[3] = {0x3f80, 0xc040, 0x3e00};
     unsigned char block[88];
@@ -383,14 +372,12 @@ static void check_version_1(void)
  * ------------------------------------------------------------------------------------------------------ */
 
 static jmp_buf out_of_here;
-static void leave(void *user, float scale)
-{
+static void leave(void *user, float scale) {
     (void)user, (void)scale;
     longjmp(out_of_here, 1);
 }
 
-static void check_scaler_begin(void)
-{
+static void check_scaler_begin(void) {
     static union room by_list, by_ranges;
     kopt_scaler scaler, one, other;
     kopt_norm norm;
@@ -440,7 +427,8 @@ static void check_scaler_begin(void)
            k ? "skipped" : "taken");
         opt.lr = 1e-2;
         ok(kopt_scaler_begin(&scaler, &opt, &norm, -1, &step, NULL) == KOPT_ERROR_RANGE &&
-               kopt_scaler_begin(&scaler, &opt, &norm, (double)NAN, &step, NULL) == KOPT_ERROR_RANGE, "a bad max_norm");
+               kopt_scaler_begin(&scaler, &opt, &norm, (double)NAN, &step, NULL) == KOPT_ERROR_RANGE,
+           "a bad max_norm");
         opt.step = 0xffffffff;
         ok(kopt_scaler_begin(&scaler, &opt, &norm, 0, &step, NULL) == KOPT_ERROR_STEP, "no steps left");
         opt.step = same.step;
@@ -467,8 +455,7 @@ static void check_scaler_begin(void)
        "a closure that leaves by longjmp: optimizer, scaler and tensor are as before");
 }
 
-int main(void)
-{
+int main(void) {
     check_zero_structs();
     check_counts_inside();
     check_copies();

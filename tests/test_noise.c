@@ -32,8 +32,7 @@ static size_t count; /* of the numbers in most tests of distributions */
 /* ---- the reference ---------------------------------------------------------------------------------------------- */
 
 static void words_of(uint32_t out[4], uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint32_t attempt,
-                     uint64_t e)
-{
+                     uint64_t e) {
     uint32_t key[2], counter[4];
     key[0] = (uint32_t)seed, key[1] = (uint32_t)(seed >> 32);
     counter[0] = (uint32_t)(e / 4), counter[1] = (uint32_t)(e / 4 >> 32) + (stream << 28) + (attempt << 20);
@@ -41,8 +40,7 @@ static void words_of(uint32_t out[4], uint64_t seed, uint32_t step, uint32_t id,
     ref_philox(7, counter, key, out);
 }
 
-static double normal_of(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint32_t attempt, uint64_t e)
-{
+static double normal_of(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint32_t attempt, uint64_t e) {
     const double pi = 3.14159265358979323846;
     uint32_t x[4], n;
     double u, r, f;
@@ -61,8 +59,7 @@ static double off_by(float got, double want) /* in ulp of fp32 */
     return fabs((double)got - want) / ldexp(1, exponent - 24);
 }
 
-static void check_words(void)
-{
+static void check_words(void) {
     static const uint64_t first[] = {0, 1, 255, 256, 1000003, (UINT64_C(1) << 34) + 77, (UINT64_C(1) << 54) - 5000};
     double worst = 0, worst_noise = 0;
     size_t k, i;
@@ -103,16 +100,14 @@ static void check_words(void)
 
 /* ---- bits ------------------------------------------------------------------------------------------------------- */
 
-static uint64_t hash_of(uint64_t hash, const void *x, size_t size, size_t n)
-{
+static uint64_t hash_of(uint64_t hash, const void *x, size_t size, size_t n) {
     size_t i;
     for (i = 0; i < n; ++i) hash = fnv(hash, ref_get(x, size, i));
     return hash;
 }
 
 /* All kinds of fills of n numbers from index first on. */
-static kopt_result fill(int kind, void *out, size_t n, uint64_t first)
-{
+static kopt_result fill(int kind, void *out, size_t n, uint64_t first) {
     switch (kind) {
     case 0: return kopt_normal(out, KOPT_F32, n, 0, 1, (kopt_random_key){1, 2, 3, first});
     case 1: return kopt_normal(out, KOPT_BF16, n, 0.5, 2, (kopt_random_key){1, 2, 4, first});
@@ -133,8 +128,7 @@ static kopt_result fill(int kind, void *out, size_t n, uint64_t first)
 enum { FILLS = 13, BITS = 3000 };
 static const size_t fill_size[FILLS] = {4, 2, 2, 4, 2, 4, 2, 4, 2, 4, 4, 2, 4};
 
-static void check_bits(void)
-{
+static void check_bits(void) {
     int isa, kind;
     FOR_EACH_ISA(isa) {
         uint64_t hash = FNV_START;
@@ -161,8 +155,7 @@ static void check_bits(void)
 }
 
 /* mean + deviation * z in fp32, then rounded once. */
-static void check_formats(void)
-{
+static void check_formats(void) {
     static uint16_t half[10000];
     size_t i;
     int format, wrong = 0;
@@ -170,7 +163,8 @@ static void check_formats(void)
     for (format = 0; format <= KOPT_FP16; ++format) {
         const double mean = format == KOPT_BF16 ? 0 : 0.3, deviation = format == KOPT_BF16 ? 1 : 1e-6;
         void *out = format == KOPT_F32 ? (void *)y : (void *)half;
-        wrong += kopt_normal(out, (kopt_format)format, 10000, mean, deviation, (kopt_random_key){5, 6, 7, 8}) != KOPT_OK;
+        wrong +=
+            kopt_normal(out, (kopt_format)format, 10000, mean, deviation, (kopt_random_key){5, 6, 7, 8}) != KOPT_OK;
         for (i = 0; i < 10000; ++i)
             wrong += ref_get(out, ref_width((kopt_format)format), i) !=
                      ref_narrow((kopt_format)format, ref_bits(ref_add((float)mean, ref_mul((float)deviation, z[i]))));
@@ -182,8 +176,10 @@ static void check_formats(void)
         uint32_t attempt = 0;
         double want = (double)z[i];
         while (fabs(want) > 1 && ++attempt < 256) want = normal_of(5, 6, 7, NOISE, attempt, 8 + i);
-        if (attempt == 0) wrong += ref_bits(y[i]) != ref_bits(z[i]);
-        else wrong += off_by(y[i], want) > normal_bound;
+        if (attempt == 0)
+            wrong += ref_bits(y[i]) != ref_bits(z[i]);
+        else
+            wrong += off_by(y[i], want) > normal_bound;
         wrong += (ref_bits(y[i]) & 0x7fffffff) > limit;
     }
     ok(!wrong, "the truncated normal is the first draw within the limit: %d wrong", wrong);
@@ -191,8 +187,7 @@ static void check_formats(void)
 
 /* Limits that are one of the numbers, and the floats below and above it: what is at most the limit stays, beside others
    that are drawn again. 1/2 is a limit, the double below it is none. */
-static void check_limit(void)
-{
+static void check_limit(void) {
     enum { BLOCK = 256 };
     const double least = 0.5 - 0x1p-54;
     float x = 7;
@@ -203,7 +198,8 @@ static void check_limit(void)
             const uint32_t limit = (ref_bits(z[k]) & 0x7fffffff) + (uint32_t)off;
             if (limit < 0x3f000000 || limit > 0x40000000) continue;
             ++tried;
-            wrong += kopt_truncated_normal(y, KOPT_F32, BLOCK, 0, 1, (double)ref_float(limit), (kopt_random_key){1, 2, 3, 0}) != KOPT_OK;
+            wrong += kopt_truncated_normal(y, KOPT_F32, BLOCK, 0, 1, (double)ref_float(limit),
+                                           (kopt_random_key){1, 2, 3, 0}) != KOPT_OK;
             for (i = 0; i < BLOCK; ++i) {
                 wrong += ((ref_bits(z[i]) & 0x7fffffff) <= limit) != (ref_bits(z[i]) == ref_bits(y[i]));
                 wrong += (ref_bits(y[i]) & 0x7fffffff) > limit;
@@ -211,7 +207,8 @@ static void check_limit(void)
         }
     ok(!wrong && tried > 300, "numbers at %d limits stay, those beyond are drawn again: %d wrong", tried, wrong);
     wrong = kopt_truncated_normal(&x, KOPT_F32, 1, 0, 1, least, (kopt_random_key){1, 2, 3, 0}) != KOPT_ERROR_RANGE;
-    wrong += ref_bits(x) != ref_bits(7) || kopt_truncated_normal(&x, KOPT_F32, 1, 0, 1, 0.5, (kopt_random_key){1, 2, 3, 0}) != KOPT_OK;
+    wrong += ref_bits(x) != ref_bits(7) ||
+             kopt_truncated_normal(&x, KOPT_F32, 1, 0, 1, 0.5, (kopt_random_key){1, 2, 3, 0}) != KOPT_OK;
     ok(!wrong, "the lowest limit is 1/2");
 }
 
@@ -219,23 +216,20 @@ static void check_limit(void)
 
 static double normal_below(double x) { return erfc(-x * 0.70710678118654752440) / 2; }
 
-static int compare(const void *a, const void *b)
-{
+static int compare(const void *a, const void *b) {
     const float x = *(const float *)a, w = *(const float *)b;
     return (x > w) - (x < w);
 }
 
 static double limit_of_cdf;
-static double truncated_below(double x)
-{
+static double truncated_below(double x) {
     const double tail = normal_below(-limit_of_cdf);
     return (normal_below(x) - tail) / (1 - 2 * tail);
 }
 static double uniform_below(double x) { return (x + 1) / 2; }
 
 /* Kolmogorov and Smirnov: sqrt(n) times the largest distance of the distribution functions. Above 2.2 with p = 1e-4. */
-static double distance(float *x, size_t n, double (*below)(double))
-{
+static double distance(float *x, size_t n, double (*below)(double)) {
     double most = 0;
     size_t i;
     qsort(x, n, sizeof *x, compare);
@@ -251,8 +245,7 @@ typedef struct moments {
     double m[5]; /* powers 1 .. 4 of x, in deviations of their means */
 } moments;
 
-static moments moments_of(const float *x, size_t n)
-{
+static moments moments_of(const float *x, size_t n) {
     static const double mean[5] = {1, 0, 1, 0, 3}, variance[5] = {1, 1, 2, 15, 96};
     moments r = {{0, 0, 0, 0, 0}};
     size_t i;
@@ -265,8 +258,7 @@ static moments moments_of(const float *x, size_t n)
     return r;
 }
 
-static void check_normal(void)
-{
+static void check_normal(void) {
     static const double edges[] = {1, 2, 3, 4, 4.5, 5};
     double tail[6] = {0}, worst = 0, all = 0;
     size_t k, i;
@@ -291,14 +283,14 @@ static void check_normal(void)
         note("beyond %.1f deviations: %.0f of %.0f, expected %.1f (%+.2f)", edges[k], tail[k], all, want, off);
     }
     ok(good, "the tails have as many as they should");
-    kopt_normal(z, KOPT_F32, 1, 0, 1, (kopt_random_key){0, 0, 0, UINT64_C(7433237650)}); /* the largest of the first 2^34: "tail 34" */
+    kopt_normal(z, KOPT_F32, 1, 0, 1,
+                (kopt_random_key){0, 0, 0, UINT64_C(7433237650)}); /* the largest of the first 2^34: "tail 34" */
     ok((double)z[0] < -6.58 && off_by(z[0], normal_of(0, 0, 0, NOISE, 0, UINT64_C(7433237650))) <= normal_bound,
        "far out: %.9g", (double)z[0]);
 }
 
 /* Correlations of x and |x| with those of others, in deviations of theirs. */
-static double related(const float *a, const float *b, size_t n)
-{
+static double related(const float *a, const float *b, size_t n) {
     double ab = 0, size = 0;
     const double mean = 0.79788456080286535588; /* of |x| */
     size_t i;
@@ -311,8 +303,7 @@ static double related(const float *a, const float *b, size_t n)
     return ab > size ? ab : size;
 }
 
-static void check_independence(void)
-{
+static void check_independence(void) {
     static const size_t lags[] = {1, 2, 3, 4, 5, 7, 8, 16, 63, 64, 65, 128, 255, 256, 257, 1024};
     const size_t n = count / 2;
     double worst = 0, x;
@@ -340,8 +331,7 @@ static void check_independence(void)
     ok(worst < 4.5, "nor are seeds, steps, ids, places, attempts: %.2f", worst);
 }
 
-static void check_uniform(void)
-{
+static void check_uniform(void) {
     double mean = 0, square = 0, d;
     size_t i;
     int wrong = 0;
@@ -360,8 +350,7 @@ static void check_uniform(void)
     ok(!wrong, "uniform on a point, on all floats: %d wrong", wrong);
 }
 
-static void check_truncated(void)
-{
+static void check_truncated(void) {
     static const double limits[] = {0.5, 1, 2, 3, 8};
     size_t k, i;
     for (k = 0; k < 5; ++k) {
@@ -375,8 +364,7 @@ static void check_truncated(void)
     }
 }
 
-static void check_init(void)
-{
+static void check_init(void) {
     static const char *const names[] = {"normal", "uniform", "truncated normal"};
     static const double kurtosis[] = {3, 1.8, 2.37}; /* a little above, for the last */
     int kind, xavier;
@@ -385,8 +373,10 @@ static void check_init(void)
             const double want = xavier ? 2.0 / (77 + 513) : 2.0 / 77;
             double mean = 0, variance = 0, largest = 0;
             size_t i;
-            if (xavier) kopt_init_xavier(z, KOPT_F32, count, (kopt_distribution)kind, 77, 513, (kopt_random_key){1, 0, 2, 0});
-            else kopt_init_he(z, KOPT_F32, count, (kopt_distribution)kind, 77, (kopt_random_key){1, 0, 2, 0});
+            if (xavier)
+                kopt_init_xavier(z, KOPT_F32, count, (kopt_distribution)kind, 77, 513, (kopt_random_key){1, 0, 2, 0});
+            else
+                kopt_init_he(z, KOPT_F32, count, (kopt_distribution)kind, 77, (kopt_random_key){1, 0, 2, 0});
             for (i = 0; i < count; ++i) {
                 const double x = (double)z[i];
                 mean += x, variance += x * x;
@@ -408,13 +398,15 @@ static void check_init(void)
 /* Deviations sqrt(2 / fan) / sqrt(1 - 4 p(2) / (2 P(2) - 1)), p and P the normal density and distribution function, and
    half ranges sqrt(2 / fan) * sqrt(3): at fans for which they are so close to the middle of two floats that one unit in
    the last place of the binary64 factor, up or down, gives another float. The floats are mpmath's, of 200 digits. */
-static void check_init_factors(void)
-{
-    static const struct { uint64_t fan; uint32_t word; kopt_distribution kind; } c[] = {
-        {UINT64_C(11641097792859526), 0x32800000, KOPT_TRUNCATED_NORMAL},
-        {UINT64_C(11641078364707037), 0x32800008, KOPT_TRUNCATED_NORMAL},
-        {UINT64_C(27021510791345184), 0x3280000d, KOPT_UNIFORM},
-        {UINT64_C(27021485021684255), 0x32800012, KOPT_UNIFORM}};
+static void check_init_factors(void) {
+    static const struct {
+        uint64_t fan;
+        uint32_t word;
+        kopt_distribution kind;
+    } c[] = {{UINT64_C(11641097792859526), 0x32800000, KOPT_TRUNCATED_NORMAL},
+             {UINT64_C(11641078364707037), 0x32800008, KOPT_TRUNCATED_NORMAL},
+             {UINT64_C(27021510791345184), 0x3280000d, KOPT_UNIFORM},
+             {UINT64_C(27021485021684255), 0x32800012, KOPT_UNIFORM}};
     int k, wrong = 0;
     if (sizeof(size_t) < sizeof(uint64_t)) {
         skip("no such fans in 32 bits");
@@ -423,8 +415,10 @@ static void check_init_factors(void)
     for (k = 0; k < 4; ++k) {
         const double width = (double)ref_float(c[k].word);
         wrong += kopt_init_he(z, KOPT_F32, 256, c[k].kind, (size_t)c[k].fan, (kopt_random_key){1, 0, 2, 3}) != KOPT_OK;
-        if (c[k].kind == KOPT_UNIFORM) wrong += kopt_uniform(y, KOPT_F32, 256, -width, width, (kopt_random_key){1, 0, 2, 3}) != KOPT_OK;
-        else wrong += kopt_truncated_normal(y, KOPT_F32, 256, 0, width, 2, (kopt_random_key){1, 0, 2, 3}) != KOPT_OK;
+        if (c[k].kind == KOPT_UNIFORM)
+            wrong += kopt_uniform(y, KOPT_F32, 256, -width, width, (kopt_random_key){1, 0, 2, 3}) != KOPT_OK;
+        else
+            wrong += kopt_truncated_normal(y, KOPT_F32, 256, 0, width, 2, (kopt_random_key){1, 0, 2, 3}) != KOPT_OK;
         wrong += memcmp(z, y, 4 * 256) != 0;
     }
     ok(!wrong, "the factors of truncated and uniform initial weights to the last bit: %d wrong", wrong);
@@ -441,8 +435,7 @@ typedef struct sampler {
     unsigned char weight[4 * N + 4], grad[4 * N + 4], state[64 + 2 * N + 16], copy[4 * N];
 } sampler;
 
-static void make_sampler(sampler *s, int setup)
-{
+static void make_sampler(sampler *s, int setup) {
     static float initial[N];
     size_t i;
     memset(s, 0, sizeof *s);
@@ -465,23 +458,20 @@ static void make_sampler(sampler *s, int setup)
     kopt_normal(s->t.grad, s->t.grad_format, N, 0.2, 3, (kopt_random_key){2, 0, 0, 0});
 }
 
-static void move_sampler(sampler *to, const sampler *from)
-{
+static void move_sampler(sampler *to, const sampler *from) {
     *to = *from;
     to->t.weight = to->weight + 1, to->t.grad = to->grad + 1, to->t.state = to->state + 1;
     if (to->t.copy != NULL) to->t.copy = to->copy;
 }
 
-static int same(const sampler *a, const sampler *b)
-{
+static int same(const sampler *a, const sampler *b) {
     return !memcmp(a->weight, b->weight, sizeof a->weight) && !memcmp(a->grad, b->grad, sizeof a->grad) &&
            !memcmp(a->state, b->state, sizeof a->state) && !memcmp(a->copy, b->copy, sizeof a->copy) &&
            a->opt.step == b->opt.step;
 }
 
 /* The numbers of stream 6: see check_words. */
-static void noise_of(float *out, const sampler *s)
-{
+static void noise_of(float *out, const sampler *s) {
     static float zero[N];
     kopt_optimizer opt = kopt_sgd(1, 0);
     kopt_tensor t = kopt_tensor_of(out, zero, KOPT_F32, N, NULL, 0);
@@ -491,8 +481,7 @@ static void noise_of(float *out, const sampler *s)
     kopt_langevin_step(&opt, &t, 1, 0.5);
 }
 
-static void check_langevin(void)
-{
+static void check_langevin(void) {
     static sampler start, a, b, c;
     static float numbers[N], gradient[N];
     uint64_t hash = 0;
@@ -551,8 +540,7 @@ static void check_langevin(void)
 
 /* lr 1/2, rate_scale 1/2 and a decay of 1/4: all is a sum of powers of two. The noise of the second temperature is
    10^-18 of the weight. */
-static void check_langevin_decay(void)
-{
+static void check_langevin_decay(void) {
     static const double heat[] = {0, 1e-36};
     static float weight[300], grad[300];
     int decay, k, i, wrong = 0;
@@ -560,7 +548,8 @@ static void check_langevin_decay(void)
         for (k = 0; k < 2; ++k) {
             kopt_optimizer opt = kopt_sgd(0.5, 0);
             kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_F32, 300, NULL, 0);
-            opt.weight_format = KOPT_F32, opt.decay_mode = (kopt_decay_mode)decay, opt.weight_decay = 0.25, opt.max_lr = 2;
+            opt.weight_format = KOPT_F32, opt.decay_mode = (kopt_decay_mode)decay, opt.weight_decay = 0.25,
+            opt.max_lr = 2;
             t.rate_scale = 0.5f;
             for (i = 0; i < 300; ++i) weight[i] = 2, grad[i] = (float)(i % 3 - 1);
             wrong += kopt_langevin_step(&opt, &t, 1, heat[k]) != KOPT_OK;
@@ -572,8 +561,7 @@ static void check_langevin_decay(void)
 }
 
 /* The potential k w^2 / 2: w = (1 - lr k) w + sqrt(2 lr T) N has the variance T / (k (1 - lr k / 2)) for any w. */
-static void check_stationary(size_t n)
-{
+static void check_stationary(size_t n) {
     static const char *const names[] = {"fp32", "bf16 KAHAN", "bf16 EXACT", "fp16 KAHAN"};
     const double lr = 0.1, k = 2, heat = 0.7, want = heat / (k * (1 - lr * k / 2));
     int arm, step;
@@ -610,8 +598,7 @@ static void check_stationary(size_t n)
 
 /* ---- refusals --------------------------------------------------------------------------------------------------- */
 
-static void check_refusals(void)
-{
+static void check_refusals(void) {
     static sampler start, a;
     const double nan_value = (double)ref_float(0x7fc00000);
     const uint64_t end = UINT64_C(1) << 54;
@@ -649,7 +636,8 @@ static void check_refusals(void)
            kopt_init_he(x, KOPT_F32, 1, KOPT_NORMAL, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
            kopt_init_he(x, KOPT_F32, 1, (kopt_distribution)3, 1, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_OPTION &&
            kopt_init_xavier(x, KOPT_F32, 1, KOPT_NORMAL, 1, 0, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_RANGE &&
-           kopt_init_xavier(x, KOPT_F32, 1, KOPT_NORMAL, ~(size_t)0, 2, (kopt_random_key){0, 0, 0, 0}) == KOPT_ERROR_BOUNDS,
+           kopt_init_xavier(x, KOPT_F32, 1, KOPT_NORMAL, ~(size_t)0, 2, (kopt_random_key){0, 0, 0, 0}) ==
+               KOPT_ERROR_BOUNDS,
        "the others: limits, ranges, fans");
     ok(ref_bits(x[0]) == ref_bits(7) && ref_bits(x[1]) == ref_bits(7), "and nothing was written");
     make_sampler(&start, 3);
@@ -690,8 +678,7 @@ static void check_refusals(void)
 }
 
 /* From rest and without a gradient, at temperature 2 lr: each weight becomes 2 lr times its number, whatever lr is. */
-static void check_langevin_rates(void)
-{
+static void check_langevin_rates(void) {
     static float weight[300], grad[300], one[300];
     int power, i, wrong = 0;
     for (power = 0; power <= 40; ++power) { /* 1, 1/2 ... 2^-20, 2 ... 2^20 */
@@ -708,8 +695,7 @@ static void check_langevin_rates(void)
     ok(!wrong, "noise at rates that are powers of two, by themselves: %d wrong", wrong);
 }
 
-int main(int arguments, char **argument)
-{
+int main(int arguments, char **argument) {
     const int quick = arguments > 1 && !strcmp(argument[1], "quick");
     count = quick ? 1 << 16 : MOST;
     z = malloc(4 * MOST + 64), y = malloc(4 * MOST + 64);

@@ -10,8 +10,7 @@
 
 #include <stdlib.h>
 
-static void check_known_answers(void)
-{
+static void check_known_answers(void) {
     static const uint32_t zero[4] = {0, 0, 0, 0};
     static const uint32_t ten[4] = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8};
     static const uint32_t seven[4] = {0x5f6fb709, 0x0d893f64, 0x4f121f81, 0x4f730a48};
@@ -20,13 +19,13 @@ static void check_known_answers(void)
     ok(!memcmp(out, ten, sizeof out), "reference: Philox4x32-10 gives the published answer");
     ref_philox(7, zero, zero, out);
     ok(!memcmp(out, seven, sizeof out), "reference: Philox4x32-7 gives the published answer");
-    ok(kopt_random((kopt_random_key){0, 0, 0, 0}, 0, 0) == 0xbedeb709 && kopt_random((kopt_random_key){0, 0, 0, 0}, 0, 1) == 0x6e125f6f &&
+    ok(kopt_random((kopt_random_key){0, 0, 0, 0}, 0, 0) == 0xbedeb709 &&
+           kopt_random((kopt_random_key){0, 0, 0, 0}, 0, 1) == 0x6e125f6f &&
            kopt_random((kopt_random_key){0, 0, 0, 0}, 0, 7) == 0x14904f73,
        "kopt_random: the halves of the published answer, low half first, and twice the other half");
 }
 
-static void check_kopt_random(void)
-{
+static void check_kopt_random(void) {
     uint64_t e = 1, seed = 1;
     uint32_t bad = 0, k;
     for (k = 0; k < 100000; ++k) {
@@ -45,59 +44,57 @@ static void check_kopt_random(void)
 
 /* ---- Which bits are used ---------------------------------------------------------------------------------------- */
 
-static uint32_t inline_stochastic(kopt_format f, uint32_t x, uint32_t r)
-{
+static uint32_t inline_stochastic(kopt_format f, uint32_t x, uint32_t r) {
     if (f == KOPT_BF16) return kopt_bf16_from_f32_stochastic(ref_float(x), r);
     return kopt_fp16_from_f32_stochastic(ref_float(x), r);
 }
 
 /* A number whose cut-off part and r just make an ulp, or just do not; for fp16 also below 2^-18, where the extended
    word itself is rounded. */
-static uint32_t at_the_edge(kopt_format f, uint32_t r, uint32_t noise)
-{
+static uint32_t at_the_edge(kopt_format f, uint32_t r, uint32_t noise) {
     uint32_t u = (noise & 0x3fff0000) + ((0x10000 - r - (noise & 1)) & 0xffff);
     if (f != KOPT_FP16) return u;
     if (noise & 2) return ref_from_extended(f, u & ~7u);
     return ref_bits(((float)(u & 0x3fffff) + (float)(noise >> 2 & 3) / 4) * ref_float(0x2b800000)); /* 2^-40 */
 }
 
-static void check_documented_bits(void)
-{
+static void check_documented_bits(void) {
     enum { LONGEST = 4300 };
-    static const uint64_t first[] = {0, 1, 7, 12345, UINT64_C(0x7fffffff9), UINT64_C(0x1ffffffffffffffb),
-                                     UINT64_C(0x7ffffffffffff000)};
+    static const uint64_t first[] = {
+        0, 1, 7, 12345, UINT64_C(0x7fffffff9), UINT64_C(0x1ffffffffffffffb), UINT64_C(0x7ffffffffffff000)};
     static uint32_t from[LONGEST], to[LONGEST];
     uint32_t state = 1;
     int isa, target, source;
     size_t i, k, n;
     FOR_EACH_ISA(isa)
-        for (target = KOPT_F32; target <= KOPT_FP16; ++target) {
-            unsigned bad = 0;
-            for (source = KOPT_F32; source <= KOPT_FP16; ++source)
-                for (k = 0; k < 70; ++k) {
-                    uint64_t seed = k * UINT64_C(0x9e3779b97f4a7c15), base = first[k % 7];
-                    uint32_t step = (uint32_t)(k * 77777777), id = (uint32_t)(k * 1234567891);
-                    n = k < 7 ? LONGEST : k * 3;
-                    for (i = 0; i < n; ++i) {
-                        uint32_t r = ref_number(ref_random(seed, step, id, 1, base + i), 0);
-                        from[i] = mixed32(&state);
-                        if (i % 3) from[i] = (from[i] & 0x8fffffff) + 0x30000000; /* where fp16 has numbers */
-                        if (i % 5 == 0) from[i] = at_the_edge((kopt_format)target, r, from[i]);
-                    }
-                    kopt_convert_stochastic(to, (kopt_format)target, from, (kopt_format)source, n, (kopt_random_key){seed, step, id, base});
-                    for (i = 0; i < n; ++i) {
-                        uint32_t r = ref_number(ref_random(seed, step, id, 1, base + i), 0);
-                        uint32_t x = ref_widen((kopt_format)source, ref_get(from, ref_width((kopt_format)source), i));
-                        uint32_t want = target == KOPT_F32 ? x : ref_stochastic((kopt_format)target, x, r);
-                        uint32_t got = ref_get(to, ref_width((kopt_format)target), i);
-                        int nan = ref_is_nan(KOPT_F32, x);
-                        bad += nan ? !ref_is_nan((kopt_format)target, got) : got != want;
-                        if (target != KOPT_F32) bad += inline_stochastic((kopt_format)target, x, r) != want;
-                    }
+    for (target = KOPT_F32; target <= KOPT_FP16; ++target) {
+        unsigned bad = 0;
+        for (source = KOPT_F32; source <= KOPT_FP16; ++source)
+            for (k = 0; k < 70; ++k) {
+                uint64_t seed = k * UINT64_C(0x9e3779b97f4a7c15), base = first[k % 7];
+                uint32_t step = (uint32_t)(k * 77777777), id = (uint32_t)(k * 1234567891);
+                n = k < 7 ? LONGEST : k * 3;
+                for (i = 0; i < n; ++i) {
+                    uint32_t r = ref_number(ref_random(seed, step, id, 1, base + i), 0);
+                    from[i] = mixed32(&state);
+                    if (i % 3) from[i] = (from[i] & 0x8fffffff) + 0x30000000; /* where fp16 has numbers */
+                    if (i % 5 == 0) from[i] = at_the_edge((kopt_format)target, r, from[i]);
                 }
-            ok(!bad, "stochastic conversion to %s uses the documented bits, %s: %u wrong", format_name[target],
-               kopt_isa_name((kopt_isa)isa), bad);
-        }
+                kopt_convert_stochastic(to, (kopt_format)target, from, (kopt_format)source, n,
+                                        (kopt_random_key){seed, step, id, base});
+                for (i = 0; i < n; ++i) {
+                    uint32_t r = ref_number(ref_random(seed, step, id, 1, base + i), 0);
+                    uint32_t x = ref_widen((kopt_format)source, ref_get(from, ref_width((kopt_format)source), i));
+                    uint32_t want = target == KOPT_F32 ? x : ref_stochastic((kopt_format)target, x, r);
+                    uint32_t got = ref_get(to, ref_width((kopt_format)target), i);
+                    int nan = ref_is_nan(KOPT_F32, x);
+                    bad += nan ? !ref_is_nan((kopt_format)target, got) : got != want;
+                    if (target != KOPT_F32) bad += inline_stochastic((kopt_format)target, x, r) != want;
+                }
+            }
+        ok(!bad, "stochastic conversion to %s uses the documented bits, %s: %u wrong", format_name[target],
+           kopt_isa_name((kopt_isa)isa), bad);
+    }
 }
 
 /* ---- Bias ------------------------------------------------------------------------------------------------------- */
@@ -107,8 +104,7 @@ static float sample[DRAWS];
 static uint16_t rounded[DRAWS];
 
 /* The fraction of x that is rounded up in magnitude, as a z score against the fraction that is cut off. */
-static double bias_score(kopt_format f, uint32_t x, uint32_t step)
-{
+static double bias_score(kopt_format f, uint32_t x, uint32_t step) {
     uint32_t u = ref_extended(f, x), down = u >> 16, stray = 0;
     double p = (u & 0xffff) / 65536.0, up = 0, deviation = sqrt(DRAWS * p * (1 - p));
     int i;
@@ -119,10 +115,9 @@ static double bias_score(kopt_format f, uint32_t x, uint32_t step)
     return p == 0 ? up : fabs(up - DRAWS * p) / deviation;
 }
 
-static void check_bias(void)
-{
-    static const uint32_t fraction[16] = {0, 1, 2, 100, 0x1234, 0x4000, 0x7ffe, 0x7fff, 0x8000, 0x8001, 0x8002, 0xa5a5,
-                                          0xc000, 0xfff0, 0xfffe, 0xffff};
+static void check_bias(void) {
+    static const uint32_t fraction[16] = {0,      1,      2,      100,    0x1234, 0x4000, 0x7ffe, 0x7fff,
+                                          0x8000, 0x8001, 0x8002, 0xa5a5, 0xc000, 0xfff0, 0xfffe, 0xffff};
     static const uint32_t bf16_base[4] = {0x3f80, 0x3fff, 0x0001, 0x7f7e};
     static const uint32_t fp16_base[4] = {0x3c00, 0x3bff, 0x0000, 0x7bfe};
     int f, i, sign;
@@ -146,19 +141,18 @@ static void check_bias(void)
 
 /* ---- NaN, infinity, overflow ------------------------------------------------------------------------------------ */
 
-static void check_specials(void)
-{
+static void check_specials(void) {
     enum { BLOCK = 1 << 16 };
     static uint32_t from[BLOCK];
     int isa, f, word;
     uint32_t i, k;
-    for (f = KOPT_BF16; f <= KOPT_FP16; ++f)
-        FOR_EACH_ISA(isa) {
+    for (f = KOPT_BF16; f <= KOPT_FP16; ++f) FOR_EACH_ISA(isa) {
             unsigned lost = 0, moved = 0;
             for (k = 0; k < 256; ++k) { /* all 2^24 words with exponent 255, two of them infinities */
                 for (i = 0; i < BLOCK; ++i) from[i] = (k & 128) << 24 | 0x7f800000 | (k & 127) << 16 | i;
                 for (word = 0; word < 3; ++word) {
-                    kopt_convert_stochastic(rounded, (kopt_format)f, from, KOPT_F32, BLOCK, (kopt_random_key){(uint64_t)word << 33, k, 5, (uint64_t)word * 11});
+                    kopt_convert_stochastic(rounded, (kopt_format)f, from, KOPT_F32, BLOCK,
+                                            (kopt_random_key){(uint64_t)word << 33, k, 5, (uint64_t)word * 11});
                     for (i = 0; i < BLOCK; ++i)
                         lost += i == 0 && !(k & 127) ? rounded[i] != ref_narrow((kopt_format)f, from[i])
                                                      : !ref_is_nan((kopt_format)f, rounded[i]);
@@ -181,8 +175,7 @@ static void check_specials(void)
 /* ---- The numbers of one word (a, b): a + 2 t b of the even, b + 2 t a of the odd elements, t = 8 row + store -- */
 
 /* Given one number r, is another uniform over b? By its upper `bits`. */
-static int flat(uint32_t start, uint32_t factor, int bits)
-{
+static int flat(uint32_t start, uint32_t factor, int bits) {
     static uint32_t count[65536];
     uint32_t b, i;
     memset(count, 0, sizeof count);
@@ -194,8 +187,7 @@ static int flat(uint32_t start, uint32_t factor, int bits)
 
 /* The largest |P(r < p, r' < q) - pq|, over all p and q, of two numbers whose difference is any multiple of 2^v: within
    a class of p and q modulo 2^v the count is off by min(x, y) - x y / 2^v. */
-static double discrepancy(int v)
-{
+static double discrepancy(int v) {
     const uint32_t n = 1u << v;
     double worst = 0;
     uint32_t x, y;
@@ -207,8 +199,7 @@ static double discrepancy(int v)
     return worst / (65536.0 * (65536 >> v));
 }
 
-static void check_words(void)
-{
+static void check_words(void) {
     uint32_t t, u, r, bad = 0, worst = 0;
     for (t = 1; t < 125; ++t) /* r = a + 2 s b, so the other is r + 2 (t - s) b */
         for (r = 1; r < 65536; r += 21845) {
@@ -232,8 +223,7 @@ static void check_words(void)
 
 /* A number of `bits` bits rounds f / 2^bits up if it is one of the last f. Of two that are uniform and differ by any
    multiple of 2^v, each with the same probability: the covariance of their rounding errors. */
-static double covariance(uint32_t f, int bits, int v)
-{
+static double covariance(uint32_t f, int bits, int v) {
     const double n = (double)(1u << v), all = (double)(1u << bits), p = (double)f / all;
     const double each = (double)(f >> v), more = (double)(f & ((1u << v) - 1)); /* of n classes, `more` have each + 1 */
     return ((n - more) * each * each + more * (each + 1) * (each + 1)) * n / all / all - p * p;
@@ -241,8 +231,7 @@ static double covariance(uint32_t f, int bits, int v)
 
 /* The numbers a + 2 t b of n values t, rounding the same fraction f / 2^bits: the variance of the sum of their errors
    over n times that of one. */
-static double exact_ratio(const int *t, int n, uint32_t f, int bits)
-{
+static double exact_ratio(const int *t, int n, uint32_t f, int bits) {
     const double p = (double)f / (double)(1u << bits);
     double sum = n * p * (1 - p);
     int i, k;
@@ -257,8 +246,7 @@ static double exact_ratio(const int *t, int n, uint32_t f, int bits)
 
 /* The same where the fractions have nothing to do with each other: given a number r, the mean error is r / 2^bits less
    1/2, and two numbers have the covariance of their residues modulo 2^v. */
-static double unrelated_ratio(const int *t, int n, int bits)
-{
+static double unrelated_ratio(const int *t, int n, int bits) {
     double sum = 0;
     int i, k;
     for (i = 0; i < n; ++i)
@@ -271,8 +259,7 @@ static double unrelated_ratio(const int *t, int n, int bits)
 }
 
 /* The largest over the equal fractions that the `width` upper bits of `bits` tell apart. */
-static double largest_ratio(const int *t, int n, int bits, int width)
-{
+static double largest_ratio(const int *t, int n, int bits, int width) {
     double worst = 0;
     uint32_t f, step = 1u << (bits - width);
     for (f = step; f < 1u << bits; f += step) {
@@ -282,8 +269,7 @@ static double largest_ratio(const int *t, int n, int bits, int width)
     return worst;
 }
 
-static void check_exact_variance(void)
-{
+static void check_exact_variance(void) {
     static const char *const name[] = {"16 rows of 128", "rows 8 apart", "5 stores"};
     int rows[16], apart[2] = {0, 64}, stores[5], i, k, width;
     const int *group[3] = {rows, apart, stores};
@@ -298,8 +284,10 @@ static void check_exact_variance(void)
             if (width <= 9 && worst > few) few = worst;
             if (worst > all) all = worst;
         }
-        ok(few < 1e-12 && all < 0.01, "%s, any equal fraction: the variance of separate draws with up to 9 upper bits, "
-           "at most %.4f of it more with 10 to 16", name[k], all);
+        ok(few < 1e-12 && all < 0.01,
+           "%s, any equal fraction: the variance of separate draws with up to 9 upper bits, "
+           "at most %.4f of it more with 10 to 16",
+           name[k], all);
     }
     worst = largest_ratio(rows, 16, 8, 8);
     ok(unrelated_ratio(rows, 16, 16) - 1 < 1e-5, "16 rows, unrelated fractions: 1 + %.1e of it",
@@ -313,21 +301,18 @@ typedef struct spread {
     double word, sum, squares, variance, words;
 } spread;
 
-static void add_sum(spread *s, double error, double variance)
-{
+static void add_sum(spread *s, double error, double variance) {
     s->word += error * error - variance;
     s->variance += variance;
 }
 
-static void end_word(spread *s)
-{
+static void end_word(spread *s) {
     s->sum += s->word, s->squares += s->word * s->word;
     s->word = 0, ++s->words;
 }
 
 /* In standard errors of the mean, which the values themselves give. */
-static double score_of(const spread *s)
-{
+static double score_of(const spread *s) {
     const double mean = s->sum / s->words, variance = s->squares / s->words - mean * mean;
     return mean / sqrt(variance / s->words);
 }
@@ -343,8 +328,7 @@ typedef struct source {
     int fraction;     /* 0: the middle, 1: 0.3; 2: unrelated ones */
 } source;
 
-static double error_of(const source *s, size_t element, uint32_t store, uint32_t step, double *variance)
-{
+static double error_of(const source *s, size_t element, uint32_t store, uint32_t step, double *variance) {
     const uint32_t n = 1u << s->width, number = KOPT_RANDOM_STORE(drawn[step][element], store);
     const uint32_t other = unrelated[(element + 7919 * store + 104729 * step) & 65535];
     const uint32_t f = s->fraction == 0 ? n / 2 : s->fraction == 1 ? n * 3 / 10 : other >> (16 - s->width);
@@ -354,11 +338,11 @@ static double error_of(const source *s, size_t element, uint32_t store, uint32_t
 }
 
 enum { ROWS, APART, WORD, STORES, ROWS_STORES, OVER_STEPS, ROWS_STEPS, GROUPS };
-static const char *const group_name[] = {"16 rows", "rows 8 apart", "the 32 elements of a word", "5 stores",
-                                         "16 rows and 5 stores", "4 steps", "16 rows and 4 steps"};
+static const char *const group_name[] = {
+    "16 rows", "rows 8 apart",       "the 32 elements of a word", "5 stores", "16 rows and 5 stores",
+    "4 steps", "16 rows and 4 steps"};
 
-static void add_word(spread g[GROUPS], const source *s, size_t at)
-{
+static void add_word(spread g[GROUPS], const source *s, size_t at) {
     double all = 0, all_variance = 0;
     size_t parity, row;
     uint32_t k;
@@ -372,8 +356,10 @@ static void add_word(spread g[GROUPS], const source *s, size_t at)
                 e = error_of(s, element, k, 0, &v);
                 if (k == 0) {
                     sum[ROWS] += e, variance[ROWS] += v;
-                    if (row < 8) half[row] = e, half_variance[row] = v;
-                    else add_sum(&g[APART], half[row - 8] + e, half_variance[row - 8] + v);
+                    if (row < 8)
+                        half[row] = e, half_variance[row] = v;
+                    else
+                        add_sum(&g[APART], half[row - 8] + e, half_variance[row - 8] + v);
                     steps = e, steps_variance = v;
                 }
                 stores += e, stores_variance += v;
@@ -396,16 +382,14 @@ static void add_word(spread g[GROUPS], const source *s, size_t at)
     for (i = 0; i < GROUPS; ++i) end_word(&g[i]);
 }
 
-static void measure(spread g[GROUPS], const source *s)
-{
+static void measure(spread g[GROUPS], const source *s) {
     size_t at;
     memset(g, 0, GROUPS * sizeof *g);
     for (at = 0; at < NUMBERS; at += at % 128 == 126 ? 2048 - 126 : 2) add_word(g, s, at);
 }
 
 /* 5 standard errors: by chance once in 5,000 times for all 336 comparisons. */
-static void check_variance(void)
-{
+static void check_variance(void) {
     static const char *const kind[] = {"the middle", "0.3", "unrelated fractions"};
     spread g[GROUPS];
     source s = {0, 0, 0};
@@ -424,9 +408,10 @@ static void check_variance(void)
                 if (fabs(score_of(&g[i])) > worst[i]) worst[i] = fabs(score_of(&g[i])), ratio[i] = ratio_of(&g[i]);
         }
         for (i = 0; i < GROUPS; ++i)
-            ok(worst[i] < 5, "sums of rounding errors over %s, %s, 1 to 16 upper bits: the variance of separate draws "
-               "(%.3f of it, %.1f standard errors, where it is farthest)", group_name[i], kind[s.fraction], ratio[i],
-               worst[i]);
+            ok(worst[i] < 5,
+               "sums of rounding errors over %s, %s, 1 to 16 upper bits: the variance of separate draws "
+               "(%.3f of it, %.1f standard errors, where it is farthest)",
+               group_name[i], kind[s.fraction], ratio[i], worst[i]);
     }
     s.width = 8, s.lower = 1;
     for (s.fraction = 1; s.fraction < 3; ++s.fraction) {
@@ -444,8 +429,7 @@ typedef struct store_row {
     uint32_t equal, most; /* a u whose fraction is about 0.3; all are below `most` */
 } store_row;
 
-static double store_error(const store_row *s, uint32_t u, uint32_t stored, uint32_t kept, double *variance)
-{
+static double store_error(const store_row *s, uint32_t u, uint32_t stored, uint32_t kept, double *variance) {
     const uint32_t one = s->format == KOPT_BF16 ? 0x3f80 : 0x3c00;
     double whole = (double)(s->format == KOPT_BF16 ? u : 8 * u), unit = s->rounding == KOPT_STOCHASTIC ? 65536 : 256, f;
     double got = 65536 * ((double)stored - one);
@@ -462,8 +446,7 @@ static double store_error(const store_row *s, uint32_t u, uint32_t stored, uint3
     return got - whole;
 }
 
-static void check_stores(void)
-{
+static void check_stores(void) {
     static const store_row stores[] = {{"bf16 stochastic", KOPT_BF16, KOPT_STOCHASTIC, 0x4ccd, 0x10000},
                                        {"fp16 stochastic", KOPT_FP16, KOPT_STOCHASTIC, 0x0999, 0x2000},
                                        {"bf16 compact", KOPT_BF16, KOPT_COMPACT, 0x124d, 0x10000},
@@ -501,8 +484,10 @@ static void check_stores(void)
                             const uint32_t kept = s->rounding == KOPT_STOCHASTIC ? 0 : ref_get(state + 64, width, i);
                             double v, error = store_error(s, u[i], weight[i], kept, &v);
                             sum += error, variance += v;
-                            if (row < 8) half[row] = error, half_variance[row] = v;
-                            else add_sum(&apart, half[row - 8] + error, half_variance[row - 8] + v);
+                            if (row < 8)
+                                half[row] = error, half_variance[row] = v;
+                            else
+                                add_sum(&apart, half[row - 8] + error, half_variance[row - 8] + v);
                         }
                         add_sum(&rows, sum, variance);
                         all += sum, all_variance += variance;
@@ -512,9 +497,10 @@ static void check_stores(void)
                 }
                 ok(good && fabs(score_of(&rows)) < 5 && fabs(score_of(&apart)) < 5 && fabs(score_of(&word)) < 5,
                    "a step's %s store, %s, %s: over 16 rows, 8 apart, a word %.3f, %.3f, %.3f of the variance of "
-                   "separate draws (%.1f, %.1f, %.1f standard errors)", s->name,
-                   random_fractions ? "unrelated fractions" : "0.3", kopt_isa_name(kopt_isa_current()), ratio_of(&rows),
-                   ratio_of(&apart), ratio_of(&word), score_of(&rows), score_of(&apart), score_of(&word));
+                   "separate draws (%.1f, %.1f, %.1f standard errors)",
+                   s->name, random_fractions ? "unrelated fractions" : "0.3", kopt_isa_name(kopt_isa_current()),
+                   ratio_of(&rows), ratio_of(&apart), ratio_of(&word), score_of(&rows), score_of(&apart),
+                   score_of(&word));
             }
     kopt_isa_force(KOPT_ISA_COUNT);
 }
@@ -522,8 +508,7 @@ static void check_stores(void)
 /* ---- What is tied: the 16 rows of one word, all 2^32 words. The upper bit of a number decides, and the lowest 4 bits
         of `own` do not reach it: 16 rows times `other` have none. ------------------------------------------------ */
 
-static void check_ties(void)
-{
+static void check_ties(void) {
     static double p[16 * 64 + 1], next[16 * 64 + 1];
     double count[17] = {0}, fourth = 0, variance = 0, beyond[2] = {0, 0};
     uint32_t own, other;
@@ -556,14 +541,14 @@ static void check_ties(void)
     }
     ok(fabs(fourth / 16 - 3 - 7.45) < 0.01 && beyond[0] < 0.0032 && beyond[1] < 1.3e-4,
        "... with an excess kurtosis of %.2f; sums of 64 steps: %.2f, beyond 3 deviations %.4f (separate draws: "
-       "0.0024), 4: %.1e (5.4e-05)", fourth / 16 - 3, (fourth / 16 - 3) / 64, beyond[0], beyond[1]);
+       "0.0024), 4: %.1e (5.4e-05)",
+       fourth / 16 - 3, (fourth / 16 - 3) / 64, beyond[0], beyond[1]);
 }
 
 /* ---- Independence of neighbours --------------------------------------------------------------------------------- */
 
 /* +-1 for each element: whether the midpoint was rounded up. */
-static void coin(signed char *out, uint64_t seed, uint32_t step, uint32_t id, uint64_t first)
-{
+static void coin(signed char *out, uint64_t seed, uint32_t step, uint32_t id, uint64_t first) {
     int i;
     for (i = 0; i < DRAWS; ++i) sample[i] = 1.00390625f;
     kopt_convert_stochastic(rounded, KOPT_BF16, sample, KOPT_F32, DRAWS, (kopt_random_key){seed, step, id, first});
@@ -571,8 +556,7 @@ static void coin(signed char *out, uint64_t seed, uint32_t step, uint32_t id, ui
 }
 
 /* The same out of a step (stream 0): weight 1, update -2^-8, stochastic store. */
-static void step_coin(signed char *out, uint32_t step, uint32_t id)
-{
+static void step_coin(signed char *out, uint32_t step, uint32_t id) {
     static uint16_t weight[DRAWS], grad[DRAWS];
     kopt_optimizer o = kopt_sgd(1, 0);
     kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_BF16, DRAWS, NULL, 0);
@@ -583,8 +567,7 @@ static void step_coin(signed char *out, uint32_t step, uint32_t id)
     for (i = 0; i < DRAWS; ++i) out[i] = weight[i] == 0x3f81 ? 1 : -1;
 }
 
-static double score(const signed char *a, const signed char *b, int n)
-{
+static double score(const signed char *a, const signed char *b, int n) {
     long sum = 0;
     int i;
     for (i = 0; i < n; ++i) sum += a[i] * b[i];
@@ -592,8 +575,7 @@ static double score(const signed char *a, const signed char *b, int n)
 }
 
 /* Of the 32 elements that one word serves, 2 in each of 16 rows, the coins of some. */
-static double score_word(const signed char *a, const int *element, int elements)
-{
+static double score_word(const signed char *a, const int *element, int elements) {
     long sum = 0, n = 0;
     int span, pair, k;
     for (span = 0; span + 2048 <= DRAWS; span += 2048)
@@ -605,8 +587,7 @@ static double score_word(const signed char *a, const int *element, int elements)
     return fabs((double)sum) / sqrt((double)n);
 }
 
-static void check_spans(void)
-{
+static void check_spans(void) {
     static signed char a[DRAWS];
     const int progression[4] = {0, 2, 4, 6};
     int e[3];
@@ -624,8 +605,7 @@ static void check_spans(void)
     ok(z > 20, "some four elements of a word are tied, as documented: |z| = %.0f", z);
 }
 
-static void check_independence(void)
-{
+static void check_independence(void) {
     static signed char a[DRAWS], b[DRAWS];
     double z, worst = 0;
     int lag;
@@ -650,8 +630,7 @@ static void check_independence(void)
     ok(worst < 4.5, "stream 0, elements 1 to 64 apart: |z| <= %.2f", worst);
 }
 
-int main(void)
-{
+int main(void) {
     check_known_answers();
     check_kopt_random();
     check_documented_bits();

@@ -17,25 +17,24 @@ static float gaussian(void) { return normal32(&noise_state); }
 
 static unsigned char weight[4 * N], state[64 + 24 * N + 64], copy[4 * N];
 
-static void run(kopt_result result)
-{
+static void run(kopt_result result) {
     if (result != KOPT_OK) exit(printf("Bail out! %s\n", kopt_result_string(result)));
 }
 
 /* ---- The rules as the papers and their first implementations write them ----------------------------------------- */
 
-typedef struct scalar { double w, m, v, a, g, slow; } scalar;
+typedef struct scalar {
+    double w, m, v, a, g, slow;
+} scalar;
 
 /* torch.optim.RAdam, optimi.Ranger: 0 while unrectified. */
-static double rectify(double beta2, long t)
-{
+static double rectify(double beta2, long t) {
     double end = 2 / (1 - beta2) - 1, power = pow(beta2, (double)t), now = end - 2 * (double)t * power / (1 - power);
     return now > 5 ? sqrt((now - 4) * (now - 2) * end / ((end - 4) * (end - 2) * now)) : 0;
 }
 
 /* StableAdamW's 1 / max(1, RMS), from the second moments after the step. */
-static double calm(const kopt_optimizer *o, long t, const float *g, const scalar *s)
-{
+static double calm(const kopt_optimizer *o, long t, const float *g, const scalar *s) {
     double sum = 0, c2 = 1 - pow(o->beta2, (double)t);
     int i;
     for (i = 0; i < N; ++i) {
@@ -45,8 +44,7 @@ static double calm(const kopt_optimizer *o, long t, const float *g, const scalar
     return sqrt(sum / N) > 1 ? 1 / sqrt(sum / N) : 1;
 }
 
-static void paper(const kopt_optimizer *o, long t, double g, double scale, scalar *s)
-{
+static void paper(const kopt_optimizer *o, long t, double g, double scale, scalar *s) {
     double lr = o->lr * scale, wd = o->weight_decay, c1 = 1 - pow(o->beta1, (double)t),
            c2 = 1 - pow(o->beta2, (double)t);
     double rate = o->decay_mode == KOPT_FULLY_DECOUPLED ? lr / o->max_lr : lr, change, r; /* of the decay */
@@ -73,12 +71,14 @@ static void paper(const kopt_optimizer *o, long t, double g, double scale, scala
         s->m = o->beta1 * s->m + (1 - o->beta1) * g;
         s->v = o->beta2 * s->v + (1 - o->beta2) * g * g;
         r = rectify(o->beta2, t);
-        if (r > 0 && o->rule == KOPT_RADAM) r *= sqrt(c2) / (sqrt(s->v) + o->eps);
-        else if (r > 0) r /= sqrt(s->v / c2) + o->eps;
-        else r = 1;
+        if (r > 0 && o->rule == KOPT_RADAM)
+            r *= sqrt(c2) / (sqrt(s->v) + o->eps);
+        else if (r > 0)
+            r /= sqrt(s->v / c2) + o->eps;
+        else
+            r = 1;
         s->w -= lr * r * s->m / c1;
-        if (o->rule == KOPT_RANGER && t % o->lookahead == 0)
-            s->w = s->slow += o->lookahead_rate * (s->w - s->slow);
+        if (o->rule == KOPT_RANGER && t % o->lookahead == 0) s->w = s->slow += o->lookahead_rate * (s->w - s->slow);
         break;
     default: /* AMSGrad, StableAdamW */
         s->m = o->beta1 * s->m + (1 - o->beta1) * g;
@@ -90,8 +90,7 @@ static void paper(const kopt_optimizer *o, long t, double g, double scale, scala
 
 /* 1000 steps on noisy gradients with a mean, in one format; the worst and the root mean square error relative to the
    largest weight. */
-static double follow(kopt_optimizer o, double *rms)
-{
+static double follow(kopt_optimizer o, double *rms) {
     static float start[N], out[N];
     static scalar s[N];
     kopt_tensor t = kopt_tensor_of(weight, pool, KOPT_F32, N, state, sizeof state);
@@ -123,8 +122,7 @@ static double follow(kopt_optimizer o, double *rms)
     return worst / largest;
 }
 
-static void check_papers(void)
-{
+static void check_papers(void) {
     static const char *const name[] = {"Lion", "Adan", "RAdam", "Ranger", "AMSGrad", "StableAdamW"};
     int k, d;
     for (k = 0; k < 6; ++k)
@@ -151,8 +149,10 @@ static void check_papers(void)
                 follow(o, &nearest);
                 for (r = KOPT_STOCHASTIC; r <= KOPT_EXACT; ++r) {
                     /* a random walk of stochastic roundings; half an ulp of the residual; nothing */
-                    double limit = r == KOPT_STOCHASTIC ? (f == KOPT_BF16 ? 0.06 : 0.008) : r == KOPT_EXACT ? 1e-5
-                                   : f == KOPT_BF16 ? 3e-4 : 4e-5;
+                    double limit = r == KOPT_STOCHASTIC ? (f == KOPT_BF16 ? 0.06 : 0.008)
+                                   : r == KOPT_EXACT    ? 1e-5
+                                   : f == KOPT_BF16     ? 3e-4
+                                                        : 4e-5;
                     o.rounding = (kopt_rounding)r;
                     follow(o, &rms);
                     ok(rms < limit && (r == KOPT_STOCHASTIC || rms < nearest / 10),
@@ -164,8 +164,7 @@ static void check_papers(void)
 }
 
 /* The average of weights that stand still comes to them, whatever the decay; in between it is the geometric one. */
-static void check_ema(void)
-{
+static void check_ema(void) {
     int f, r;
     for (f = KOPT_F32; f <= KOPT_FP16; ++f)
         for (r = f == KOPT_F32 ? KOPT_EXACT : KOPT_NEAREST; r <= KOPT_EXACT; ++r) {
@@ -192,8 +191,7 @@ static void check_ema(void)
 }
 
 /* Zero gradients: nothing moves but by decay, whatever the moments are rounded to. */
-static void check_rest(void)
-{
+static void check_rest(void) {
     int k, f, moment, r, moved = 0, cases = 0;
     for (k = 0; k < 5; ++k)
         for (f = KOPT_F32; f <= KOPT_FP16; ++f)
@@ -224,8 +222,7 @@ static void check_rest(void)
 
 /* The second moment after the gradient has dropped tenfold, but for one element of each block that holds the scale up:
    as a fraction of fp32's. */
-static void check_drop(void)
-{
+static void check_drop(void) {
     enum { BIG = 4096 };
     static float grad[BIG], wide[2][BIG];
     static uint16_t w[BIG];
@@ -259,8 +256,7 @@ static void check_drop(void)
 }
 
 /* A block where one gradient is 10^6 times the others: the small ones may not blow up. */
-static void check_guard(void)
-{
+static void check_guard(void) {
     static float grad[N], out[N];
     kopt_optimizer o = kopt_adam(1e-3);
     kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_F32, N, state, sizeof state);
@@ -286,8 +282,7 @@ static void check_guard(void)
 
 /* Large tensors take the kernels of vectors. Same bits as the scalar path's: also where values are zero, tiny, huge,
    infinite, NaN, and equal in magnitude to a code or beside it. */
-static void check_large(void)
-{
+static void check_large(void) {
     enum { BIG = 4321 };
     static float grad[BIG], wide[2][BIG];
     static uint16_t w[2][BIG];
@@ -336,8 +331,7 @@ static void check_large(void)
     ok(!differ, "8-bit moments of a large tensor: the scalar path's bits, %d cases, %d differ", cases, differ);
 }
 
-static void check_ranges(void)
-{
+static void check_ranges(void) {
     static uint16_t w[1000], g[1000];
     static unsigned char block[4100];
     kopt_optimizer o = kopt_adamw(1e-3);
@@ -362,8 +356,7 @@ static void check_ranges(void)
 /* ---- Moments only, telemetry ------------------------------------------------------------------------------------ */
 
 /* Two gradients into the moments, then the weights: the weights move once, the moments three times. */
-static void check_moments_only(void)
-{
+static void check_moments_only(void) {
     static float m[N];
     static uint16_t before[N];
     kopt_optimizer o = kopt_adamw(1e-2);
@@ -380,8 +373,7 @@ static void check_moments_only(void)
     bad += memcmp(before, weight, sizeof before) != 0;
     for (i = 0; i < (int)sizeof copy; ++i) bad += copy[i] != 0x77;
     run(kopt_state_read(&o, &t, KOPT_FIRST_MOMENT, m));
-    for (i = 0; i < N; ++i)
-        bad += fabs((double)m[i] - 0.1 * (0.9 * (double)pool[i] + (double)pool[500 + i])) > 1e-6;
+    for (i = 0; i < N; ++i) bad += fabs((double)m[i] - 0.1 * (0.9 * (double)pool[i] + (double)pool[500 + i])) > 1e-6;
     ok(!bad, "moments_only: moments move, weights and copy do not: %d wrong", bad);
     o.moments_only = 0;
     run(kopt_optimizer_step(&o, &t, 1));
@@ -389,8 +381,7 @@ static void check_moments_only(void)
 }
 
 /* Counts for updates of 1e-5 of the weight: all still in bf16; stuck only where nothing is kept. */
-static void check_counts(void)
-{
+static void check_counts(void) {
     int rounding, noisy;
     for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding)
         for (noisy = 0; noisy < 2; ++noisy) {
@@ -415,8 +406,7 @@ static void check_counts(void)
         }
 }
 
-int main(int count, char **arguments)
-{
+int main(int count, char **arguments) {
     int i, quick = count > 1 && !strcmp(arguments[1], "quick");
     for (i = 0; i < POOL; ++i) pool[i] = gaussian() + 0.3f;
     check_papers();

@@ -15,8 +15,7 @@ static uint64_t any64(void) { return splitmix64(&random_state); }
 static uint64_t with_exponent(uint64_t u, uint64_t e) { return (u & 0x800fffffffffffffu) | (e & 2047) << 52; }
 
 /* The k-th kind of operands: any bits; exponents close together; short significands, for ties; subnormals; zeros. */
-static void operands(long k, uint64_t *a, uint64_t *b)
-{
+static void operands(long k, uint64_t *a, uint64_t *b) {
     *a = any64(), *b = any64();
     if (k % 8 < 4) *b = with_exponent(*b, (*a >> 52) + any64() % 120 - 60);
     if (k % 8 == 4) *a &= ~(uint64_t)0 << any64() % 53, *b &= ~(uint64_t)0 << any64() % 53;
@@ -29,8 +28,7 @@ static void operands(long k, uint64_t *a, uint64_t *b)
 
 static int finite64(uint64_t u) { return (u >> 52 & 2047) != 2047; }
 
-static void test_operations(long count)
-{
+static void test_operations(long count) {
     long k, bad[6] = {0, 0, 0, 0, 0, 0}, done_of[6] = {0, 0, 0, 0, 0, 0};
     static const char *const name[6] = {"product", "quotient", "sum", "difference", "order", "float"};
     kopt_environment_ environment;
@@ -59,8 +57,7 @@ static void test_operations(long count)
     for (i = 0; i < 6; ++i) ok(!bad[i] && done_of[i] > count / 2, "%s: %ld of %ld differ", name[i], bad[i], done_of[i]);
 }
 
-static void test_infinity(void)
-{
+static void test_infinity(void) {
     const uint64_t infinity = (uint64_t)2047 << 52, one = (uint64_t)1023 << 52, most = infinity - 1;
     ok(kopt_mul64_(most, most) == infinity && kopt_div64_(most, double_of(1) > 0 ? 1 : 0) == infinity &&
            kopt_add64_(most, most) == infinity && kopt_div64_(one, 0) == infinity,
@@ -84,14 +81,14 @@ static void test_infinity(void)
 static int same(float a, float b) { return ref_bits(a) == ref_bits(b); }
 
 /* kopt_step_begin() against the reference, which computes with doubles. */
-static int scalars_differ(kopt_optimizer *o, uint32_t step)
-{
+static int scalars_differ(kopt_optimizer *o, uint32_t step) {
     kopt_step s;
     ref_scalars r;
     o->step = step - 1;
     r = ref_scalars_of(o, step);
     if (kopt_step_begin(o, &s) != KOPT_OK) return 1;
-    if (!same(s.grad_scale, r.grad_scale) || !same(s.l2, r.l2) || !same(s.weight_decay, r.decay) || !same(s.rate, r.rate))
+    if (!same(s.grad_scale, r.grad_scale) || !same(s.l2, r.l2) || !same(s.weight_decay, r.decay) ||
+        !same(s.rate, r.rate))
         return 1;
     if (o->rule == KOPT_EMA) return 0;
     if (!same(s.beta1, r.beta1) || !same(s.gain1, r.one_minus_beta1)) return 1;
@@ -110,8 +107,7 @@ static int scalars_differ(kopt_optimizer *o, uint32_t step)
     return o->rule != KOPT_LION && !same(s.root_scale, r.root_scale);
 }
 
-static void test_scalars(long count)
-{
+static void test_scalars(long count) {
     static const double betas[] = {0, -0.0, 0.5, 0.9, 0.95, 0.98, 0.99, 0.999, 0.9999, 0.999999, 1e-3, 1 - 1e-12};
     const size_t many = sizeof betas / sizeof *betas;
     long k, bad = 0, t;
@@ -156,8 +152,7 @@ static void test_scalars(long count)
     kopt_leave_(&environment);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     const int quick = argc > 1 && strcmp(argv[1], "quick") == 0;
     test_operations(quick ? 100000 : 3000000);
     test_infinity();

@@ -18,16 +18,14 @@ static unsigned char values[4 * N + 1], result[4 * N + 1]; /* fp32, at an odd ad
 /* ---- Writing and reading: docs/numerics.md section 8b ----------------------------------------------------------- */
 
 /* Ends, ties and specials of all formats and everything below the normal range; then numbers of any exponent. */
-static uint32_t input(size_t i)
-{
+static uint32_t input(size_t i) {
     if (i < SPECIAL_WORDS) return special_words[i];
     return (uint32_t)(i * 2654435761u) ^ (uint32_t)(i << 7);
 }
 
 static uint32_t same_nan(uint32_t u) { return ref_is_nan(KOPT_F32, u) ? 0x7fc00000 : u; }
 
-static int writing_differs(int what)
-{
+static int writing_differs(int what) {
     ref_layout l = ref_layout_of(&opt, N);
     size_t i, moment = ref_width(opt.moment_format), width = ref_width(opt.weight_format);
     int bad = 0, k = what - KOPT_FIRST_MOMENT;
@@ -56,8 +54,7 @@ static int writing_differs(int what)
     return bad;
 }
 
-static void check_writing(void)
-{
+static void check_writing(void) {
     static const char *const name[] = {"fp32", "bf16", "fp16"};
     int format, rounding, what;
     for (format = KOPT_F32; format <= KOPT_FP16; ++format) {
@@ -82,8 +79,7 @@ static void check_writing(void)
 
 /* 8-bit moments, sections 6b and 8b: first moments up to 1.875 * 2^-126 are zero, second ones have roots down to the
    smallest subnormal. */
-static void check_least_scale(void)
-{
+static void check_least_scale(void) {
     static float in[512], out[512];
     static unsigned char block[64 + 2 * (512 + 8)];
     int what, i, bad = 0;
@@ -107,8 +103,7 @@ static void check_least_scale(void)
 }
 
 /* A step makes +0 of what was written below 2^-126, though its gradient is zero. */
-static void check_flushing(void)
-{
+static void check_flushing(void) {
     static uint16_t grad[N];
     int rounding, bad = 0, kept = 0;
     for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
@@ -136,8 +131,7 @@ typedef struct model {
 } model;
 static model m, before;
 
-static void build(kopt_rounding rounding, int moments)
-{
+static void build(kopt_rounding rounding, int moments) {
     int i, k;
     memset(&m, 0, sizeof m);
     m.opt = moments == 2 ? kopt_adamw(0.01) : kopt_sgd(0.01, 0);
@@ -150,8 +144,7 @@ static void build(kopt_rounding rounding, int moments)
     }
 }
 
-static void list_is(kopt_result want, const char *what)
-{
+static void list_is(kopt_result want, const char *what) {
     kopt_result got;
     int same;
     memcpy(&before, &m, sizeof m);
@@ -161,8 +154,7 @@ static void list_is(kopt_result want, const char *what)
         note("%s%s", kopt_result_string(got), same ? ", and nothing was written" : ", and something was written");
 }
 
-static void check_lists(void)
-{
+static void check_lists(void) {
     kopt_tensor two;
     int i;
     build(KOPT_KAHAN, 2);
@@ -225,8 +217,7 @@ static void check_lists(void)
 
 /* ---- Blocks that do not exist; bytes that are no block ----------------------------------------------------------- */
 
-static void check_nothing_kept(void)
-{
+static void check_nothing_kept(void) {
     build(KOPT_STOCHASTIC, 0);
     m.opt.step = 7, m.opt.seed = 9;
     memcpy(&before, &m, sizeof m);
@@ -237,19 +228,18 @@ static void check_nothing_kept(void)
     m.opt.step = 7, m.opt.seed = 9, m.list[0].n = 0;
     memcpy(&before, &m, sizeof m);
     ok(kopt_state_seal(&m.opt, m.list) == KOPT_OK && kopt_state_open(&m.opt, m.list) == KOPT_OK &&
-           !memcmp(&before, &m, sizeof m), "no elements: seal and open do nothing");
+           !memcmp(&before, &m, sizeof m),
+       "no elements: seal and open do nothing");
 }
 
-static void check_reserved(void)
-{
+static void check_reserved(void) {
     build(KOPT_KAHAN, 2);
     m.state[2][11] = 1;
     list_is(KOPT_ERROR_STATE, "a block with a reserved byte set");
 }
 
 /* Never a crash, whatever was in the memory of a step. */
-static void check_garbage_steps(void)
-{
+static void check_garbage_steps(void) {
     static kopt_step step;
     int turn, i, bad = 0, refused = 0;
     uint32_t x = 1;
@@ -277,8 +267,7 @@ static void check_garbage_steps(void)
 }
 
 /* StableAdamW with a rate_scale: the caller's rounding direction is in none of the products. */
-static void check_stable_environment(void)
-{
+static void check_stable_environment(void) {
     static const int direction[] = ROUNDING_DIRECTIONS;
     static uint16_t weights[LIST][SMALL];
     int turn, i, k, bad = 0;
@@ -303,21 +292,20 @@ static void check_stable_environment(void)
 }
 
 /* A coefficient of -0 is no weight decay: it does not make NaN of an infinite weight. */
-static void check_negative_zero(void)
-{
+static void check_negative_zero(void) {
     int decay, isa, bad = 0;
     FOR_EACH_ISA(isa)
-        for (decay = KOPT_L2; decay <= KOPT_FULLY_DECOUPLED; ++decay) {
-            uint32_t minus = 0x80000000;
-            build(KOPT_KAHAN, 2);
-            m.opt.decay_mode = (kopt_decay_mode)decay, m.opt.weight_decay = (double)ref_float(minus), m.weight[0][3] = 0x7f80;
-            bad += kopt_optimizer_step(&m.opt, m.list, LIST) != KOPT_OK || m.weight[0][3] != 0x7f80;
-        }
+    for (decay = KOPT_L2; decay <= KOPT_FULLY_DECOUPLED; ++decay) {
+        uint32_t minus = 0x80000000;
+        build(KOPT_KAHAN, 2);
+        m.opt.decay_mode = (kopt_decay_mode)decay, m.opt.weight_decay = (double)ref_float(minus),
+        m.weight[0][3] = 0x7f80;
+        bad += kopt_optimizer_step(&m.opt, m.list, LIST) != KOPT_OK || m.weight[0][3] != 0x7f80;
+    }
     ok(!bad, "weight_decay = -0 is none");
 }
 
-int main(void)
-{
+int main(void) {
     fesetenv(FE_DFL_ENV); /* -Ofast starts with subnormals flushed, and the reference computes here */
     check_writing();
     check_least_scale();

@@ -21,23 +21,20 @@ static uint32_t below(uint32_t n) { return scaled_to(noise(), n); }
 typedef enum profile { TAME, MIXED, WILD, PROFILES } profile;
 static const uint32_t special_every[PROFILES] = {0, 150, 3};
 
-static uint32_t special(kopt_format f)
-{
+static uint32_t special(kopt_format f) {
     uint32_t k = noise();
     if (k & 1) return f == KOPT_F32 ? noise() : noise() >> 16;
     return ref_narrow(f, special_words[below(SPECIAL_WORDS)]);
 }
 
 /* A number of format f with its magnitude in [2^low, 2^high). */
-static uint32_t ordinary(kopt_format f, int low, int high, int with_sign)
-{
+static uint32_t ordinary(kopt_format f, int low, int high, int with_sign) {
     uint32_t exponent = (uint32_t)(127 + low) + below((uint32_t)(high - low));
     return ref_narrow(f, (with_sign ? noise() & 0x80000000u : 0) | exponent << 23 | (noise() & 0x7fffff));
 }
 
 /* Special elements are so in all arrays: of any bits, near the largest number, or near the smallest. */
-static uint32_t value(profile p, uint32_t element, kopt_format f, int low, int high, int with_sign)
-{
+static uint32_t value(profile p, uint32_t element, kopt_format f, int low, int high, int with_sign) {
     uint32_t lot = element * 2654435761u >> 8;
     if (!special_every[p] || lot % special_every[p]) return ordinary(f, low, high, with_sign);
     switch (lot >> 16 & 3) {
@@ -55,11 +52,10 @@ typedef enum buffer { WEIGHT, GRAD, STATE, COPY, BUFFERS } buffer;
 static const char *const buffer_name[BUFFERS] = {"weight", "gradient", "state", "copy"};
 
 typedef unsigned char memory[BUFFERS][64 + 24 * LONGEST];
-static memory initial, expected[STEPS];           /* without margins                */
+static memory initial, expected[STEPS];                              /* without margins                */
 static unsigned char arena[BUFFERS][64 + 24 * LONGEST + 2 * MARGIN]; /* canaries on both sides */
 
-static size_t buffer_size(const kopt_optimizer *o, const kopt_tensor *t, int b)
-{
+static size_t buffer_size(const kopt_optimizer *o, const kopt_tensor *t, int b) {
     if (b == WEIGHT) return t->n * ref_width(o->weight_format);
     if (b == GRAD) return t->n * ref_width(t->grad_format);
     if (b == STATE) return t->state_size;
@@ -67,8 +63,7 @@ static size_t buffer_size(const kopt_optimizer *o, const kopt_tensor *t, int b)
 }
 
 static kopt_tensor place(const kopt_tensor *t, unsigned char *weight, unsigned char *grad, unsigned char *state,
-                         unsigned char *copy)
-{
+                         unsigned char *copy) {
     kopt_tensor placed = *t;
     placed.weight = weight, placed.grad = grad;
     placed.state = t->state_size ? state : NULL;
@@ -78,15 +73,13 @@ static kopt_tensor place(const kopt_tensor *t, unsigned char *weight, unsigned c
 
 static uint32_t salt;
 
-static void randomise(void *array, size_t width, size_t n, profile p, kopt_format f, int low, int high, int with_sign)
-{
+static void randomise(void *array, size_t width, size_t n, profile p, kopt_format f, int low, int high, int with_sign) {
     size_t i;
     for (i = 0; i < n; ++i) ref_set(array, width, i, value(p, salt + (uint32_t)i, f, low, high, with_sign));
 }
 
 /* Fills the initial memory, a state block that kopt_state_init() has begun included. 0 if that was refused. */
-static int prepare(const kopt_optimizer *o, kopt_tensor *t, profile p)
-{
+static int prepare(const kopt_optimizer *o, kopt_tensor *t, profile p) {
     ref_layout l = ref_layout_of(o, t->n);
     kopt_tensor placed;
     size_t i;
@@ -128,8 +121,7 @@ static void choose(const kopt_optimizer *o); /* the functions that the reference
 #endif
 
 /* The expected memory after each step. */
-static void expect(kopt_optimizer o, const kopt_tensor *t, int steps)
-{
+static void expect(kopt_optimizer o, const kopt_tensor *t, int steps) {
     int k;
     choose(&o);
     for (k = 0; k < steps; ++k, ++o.step) {
@@ -143,35 +135,37 @@ static void expect(kopt_optimizer o, const kopt_tensor *t, int steps)
 
 static const char *const kind_name[] = {"SGD", "Adam", "Lion", "Adan", "RAdam", "Ranger", "EMA", "Adam-atan2"};
 
-static const char *describe(const kopt_optimizer *o, const kopt_tensor *t)
-{
+static const char *describe(const kopt_optimizer *o, const kopt_tensor *t) {
     static char text[400];
     snprintf(text, sizeof text,
              "%s momentum %g dampening %g nesterov %d, decay %d of %g, lr %g, weights %s %s, moments %s %s, "
              "compensation %s, gradient %s * %g * %g, copy %s, maximize %d, zero_grad %d, step %u, n %lu, first %lu",
-             kind_name[o->rule], o->momentum, o->dampening, o->nesterov, (int)o->decay_mode,
-             o->weight_decay, o->lr, format_name[o->weight_format], rounding_name[o->rounding],
-             format_name[o->moment_format], rounding_name[o->moment_rounding], rounding_name[o->compensation_rounding],
-             format_name[t->grad_format], o->grad_scale, o->clip, t->copy ? format_name[t->copy_format] : "none",
-             o->maximize, o->zero_grad, (unsigned)o->step + 1, (unsigned long)t->n, (unsigned long)t->first_index);
+             kind_name[o->rule], o->momentum, o->dampening, o->nesterov, (int)o->decay_mode, o->weight_decay, o->lr,
+             format_name[o->weight_format], rounding_name[o->rounding], format_name[o->moment_format],
+             rounding_name[o->moment_rounding], rounding_name[o->compensation_rounding], format_name[t->grad_format],
+             o->grad_scale, o->clip, t->copy ? format_name[t->copy_format] : "none", o->maximize, o->zero_grad,
+             (unsigned)o->step + 1, (unsigned long)t->n, (unsigned long)t->first_index);
     return text;
 }
 
 static int complaints;
 
 /* 1 if each array in the arena, at offset[b], is the expected one and its surroundings are untouched. */
-static int compare(const kopt_optimizer *o, const kopt_tensor *t, const size_t offset[BUFFERS], int k, const char *how)
-{
+static int compare(const kopt_optimizer *o, const kopt_tensor *t, const size_t offset[BUFFERS], int k,
+                   const char *how) {
     int b;
     size_t i, size;
     for (b = 0; b < BUFFERS; ++b) {
         const unsigned char *p = arena[b] + offset[b];
         size = buffer_size(o, t, b);
-        for (i = 0; i < size && p[i] == expected[k][b][i]; ++i) {}
+        for (i = 0; i < size && p[i] == expected[k][b][i]; ++i) {
+        }
         if (i < size) break;
-        for (i = 0; i < MARGIN && p[size + i] == 0x5a; ++i) {}
+        for (i = 0; i < MARGIN && p[size + i] == 0x5a; ++i) {
+        }
         if (i < MARGIN) break;
-        for (i = 0; i < offset[b] && arena[b][i] == 0x5a; ++i) {}
+        for (i = 0; i < offset[b] && arena[b][i] == 0x5a; ++i) {
+        }
         if (i < offset[b]) break;
     }
     if (b == BUFFERS) return 1;
@@ -183,8 +177,7 @@ static int compare(const kopt_optimizer *o, const kopt_tensor *t, const size_t o
 
 /* The steps on one instruction set, in the arena at the given offsets, in slices of about `slice` elements in an order
    that is neither ascending nor descending. 0: in one call. */
-static int steps_agree(kopt_optimizer o, const kopt_tensor *t, int steps, const size_t offset[BUFFERS], size_t slice)
-{
+static int steps_agree(kopt_optimizer o, const kopt_tensor *t, int steps, const size_t offset[BUFFERS], size_t slice) {
     kopt_tensor placed = place(t, arena[WEIGHT] + offset[WEIGHT], arena[GRAD] + offset[GRAD],
                                arena[STATE] + offset[STATE], arena[COPY] + offset[COPY]);
     int b, k;
@@ -227,8 +220,7 @@ static int steps_agree(kopt_optimizer o, const kopt_tensor *t, int steps, const 
 
 /* All instruction sets, each at its own alignment and slicing: how many disagree with the reference, or count other
    weights that stall. */
-static int disagreements_prepared(const kopt_optimizer *o, kopt_tensor *t, int steps)
-{
+static int disagreements_prepared(const kopt_optimizer *o, kopt_tensor *t, int steps) {
     int isa, bad = 0, first = 1;
     kopt_counts counts = {0, 0, 0};
     expect(*o, t, steps);
@@ -248,8 +240,7 @@ static int disagreements_prepared(const kopt_optimizer *o, kopt_tensor *t, int s
     return bad;
 }
 
-static int disagreements(const kopt_optimizer *o, kopt_tensor *t, profile p, int steps)
-{
+static int disagreements(const kopt_optimizer *o, kopt_tensor *t, profile p, int steps) {
     if (!prepare(o, t, p)) {
         if (complaints++ < 20) note("refused, or of another size: %s", describe(o, t));
         return 1;
@@ -260,23 +251,53 @@ static int disagreements(const kopt_optimizer *o, kopt_tensor *t, profile p, int
 /* ---- Every combination ------------------------------------------------------------------------------------------ */
 
 typedef enum rule {
-    PLAIN, MOMENTUM, DAMPENED, NESTEROV, ADAM, AMSGRAD, STABLE, LION, ADAN, RADAM, RANGER, EMA,
+    PLAIN,
+    MOMENTUM,
+    DAMPENED,
+    NESTEROV,
+    ADAM,
+    AMSGRAD,
+    STABLE,
+    LION,
+    ADAN,
+    RADAM,
+    RANGER,
+    EMA,
 #ifdef KAHAN_OPT_VMATH
-    ATAN2, OUTSIDE, ATAN2_TABLE, SMOOTH, SMOOTH_TABLE, RULES, FIRST = ATAN2
+    ATAN2,
+    OUTSIDE,
+    ATAN2_TABLE,
+    SMOOTH,
+    SMOOTH_TABLE,
+    RULES,
+    FIRST = ATAN2
 #else
-    RULES, FIRST = PLAIN
+    RULES,
+    FIRST = PLAIN
 #endif
 } rule;
-static const char *const rule_name[] = {
-    "SGD", "SGD with momentum", "SGD with dampening", "Nesterov", "Adam", "AMSGrad", "StableAdamW", "Lion", "Adan",
-    "RAdam", "Ranger", "EMA", "Adam-atan2", "Adam-atan2, corrected outside", "Adam-atan2 by a caller's table",
-    "smooth Lion", "smooth Lion by a caller's table"};
+static const char *const rule_name[] = {"SGD",
+                                        "SGD with momentum",
+                                        "SGD with dampening",
+                                        "Nesterov",
+                                        "Adam",
+                                        "AMSGrad",
+                                        "StableAdamW",
+                                        "Lion",
+                                        "Adan",
+                                        "RAdam",
+                                        "Ranger",
+                                        "EMA",
+                                        "Adam-atan2",
+                                        "Adam-atan2, corrected outside",
+                                        "Adam-atan2 by a caller's table",
+                                        "smooth Lion",
+                                        "smooth Lion by a caller's table"};
 
 #ifdef KAHAN_OPT_VMATH
 static kopt_optimizer make(rule r);
 #else
-static kopt_optimizer make(rule r)
-{
+static kopt_optimizer make(rule r) {
     kopt_optimizer o = r == LION     ? kopt_lion(0.01)
                        : r == ADAN   ? kopt_adan(0.01)
                        : r == RADAM  ? kopt_radam(0.01)
@@ -294,8 +315,7 @@ static kopt_optimizer make(rule r)
 #endif
 
 /* What is not enumerated: hyper-parameters, gradient scale, copy, ids, step number. Mostly the ordinary. */
-static void vary(kopt_optimizer *o, kopt_tensor *t)
-{
+static void vary(kopt_optimizer *o, kopt_tensor *t) {
     static const uint64_t first[] = {0, 1, 129, (UINT64_C(1) << 35) - 100, (UINT64_C(1) << 63) - 64};
     static const double lr[] = {0.01, 0.001, 1, 1e-7, 3e4, 0}, wd[] = {0.01, 1e-4, 1, 1e3, 1e-50};
     static const double b1[] = {0.9, 0, 0.5, 0.95}, b2[] = {0.999, 0.95, 0, 0.99999};
@@ -324,8 +344,7 @@ static void vary(kopt_optimizer *o, kopt_tensor *t)
 }
 
 /* One combination of so many. */
-static void check_combinations(uint32_t every)
-{
+static void check_combinations(uint32_t every) {
     uint32_t count = 0;
     int r, decay, weight, rounding, moment, moment_rounding, compensation, grad, p;
     for (r = FIRST; r < RULES; ++r)
@@ -345,23 +364,23 @@ static void check_combinations(uint32_t every)
                                     o.moment_format = (kopt_format)moment;
                                     o.moment_rounding = (kopt_rounding)moment_rounding;
                                     o.compensation_rounding = (kopt_rounding)compensation;
-                                    o.decay_mode = decay == 3 ? KOPT_L2 : (kopt_decay_mode)decay, o.weight_decay = decay < 3;
+                                    o.decay_mode = decay == 3 ? KOPT_L2 : (kopt_decay_mode)decay,
+                                    o.weight_decay = decay < 3;
                                     vary(&o, &t);
                                     t.n = 100 + below(300);
                                     if (moment == KOPT_Q8) t.n += below(300);
                                     for (p = 0; p < PROFILES; ++p, ++cases)
                                         bad += disagreements(&o, &t, (profile)p, STEPS);
                                 }
-            ok(!bad, "%s, %s weights: %u runs, %d disagree with the reference", rule_name[r],
-               format_name[weight], (unsigned)cases, bad);
+            ok(!bad, "%s, %s weights: %u runs, %d disagree with the reference", rule_name[r], format_name[weight],
+               (unsigned)cases, bad);
         }
 }
 
 /* ---- Lengths ---------------------------------------------------------------------------------------------------- */
 
 /* The combinations that train models, all bf16 and all fp16. */
-static kopt_optimizer common(rule r, kopt_format f, int rounding, int decay)
-{
+static kopt_optimizer common(rule r, kopt_format f, int rounding, int decay) {
     kopt_optimizer o = make(r);
     o.weight_format = o.moment_format = f;
     o.rounding = (kopt_rounding)rounding;
@@ -370,8 +389,7 @@ static kopt_optimizer common(rule r, kopt_format f, int rounding, int decay)
     return o;
 }
 
-static void check_lengths(int quick)
-{
+static void check_lengths(int quick) {
     static const size_t large[] = {1000, 4099, 8191};
 #ifdef KAHAN_OPT_VMATH
     static const rule tried[] = {ATAN2, ATAN2_TABLE, SMOOTH_TABLE};
@@ -402,8 +420,7 @@ static void check_lengths(int quick)
 #ifndef KAHAN_OPT_VMATH
 /* AdamW with 8-bit moments, whole blocks and what is left of one; a block without gradients, or whose numbers are too
    small for a scale; a special element. */
-static void check_codes(int quick)
-{
+static void check_codes(int quick) {
     static const size_t lengths[] = {256, 257, 511, 512, 1000, 2048, 2304, 4099};
     int bad = 0, cases = 0, k, p, again, isa;
     for (k = 0; k < (int)(sizeof lengths / sizeof *lengths); ++k)
@@ -437,8 +454,7 @@ static void check_codes(int quick)
 
 /* The largest root of a block is the scale itself, so its code is 255 with any random number: not 256, which those from
    65533 on would reach from above 1. */
-static void check_largest_code(void)
-{
+static void check_largest_code(void) {
     enum { BLOCK = 256 };
     static float wide[BLOCK], w[BLOCK];
     static uint16_t narrow[BLOCK], half[BLOCK];
@@ -449,29 +465,28 @@ static void check_largest_code(void)
     while (ref_number(ref_random(7, 1, 0, 0, e), 2) < 65533 && e < 1000000) ++e;
     for (i = 0; i < BLOCK; ++i) narrow[i] = 0x5f7f, wide[i] = ref_float(0x5f7f0000);
     FOR_EACH_ISA(isa)
-        for (grad = KOPT_F32; grad <= KOPT_BF16; ++grad)
-            for (weight = KOPT_F32; weight <= KOPT_BF16; ++weight) {
-                kopt_optimizer o = kopt_adam(0.125);
-                kopt_tensor t = kopt_tensor_of(weight == KOPT_F32 ? (void *)w : half,
-                                               grad == KOPT_F32 ? (void *)wide : narrow, (kopt_format)grad, BLOCK,
-                                               state, sizeof state);
-                ref_layout l;
-                o.weight_format = (kopt_format)weight, o.moment_format = KOPT_Q8;
-                o.beta1 = o.beta2 = 0, o.seed = 7, t.first_index = e / BLOCK * BLOCK;
-                l = ref_layout_of(&o, BLOCK);
-                bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
-                bad += ref_get(state + l.scale[1], 4, 0) != 0x5f7f0000;
-                for (i = 0; i < BLOCK; ++i) bad += state[l.moment[1] + i] != 255;
-                found += ref_number(ref_random(7, 1, 0, 0, e), 2) >= 65533;
-            }
+    for (grad = KOPT_F32; grad <= KOPT_BF16; ++grad)
+        for (weight = KOPT_F32; weight <= KOPT_BF16; ++weight) {
+            kopt_optimizer o = kopt_adam(0.125);
+            kopt_tensor t =
+                kopt_tensor_of(weight == KOPT_F32 ? (void *)w : half, grad == KOPT_F32 ? (void *)wide : narrow,
+                               (kopt_format)grad, BLOCK, state, sizeof state);
+            ref_layout l;
+            o.weight_format = (kopt_format)weight, o.moment_format = KOPT_Q8;
+            o.beta1 = o.beta2 = 0, o.seed = 7, t.first_index = e / BLOCK * BLOCK;
+            l = ref_layout_of(&o, BLOCK);
+            bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
+            bad += ref_get(state + l.scale[1], 4, 0) != 0x5f7f0000;
+            for (i = 0; i < BLOCK; ++i) bad += state[l.moment[1] + i] != 255;
+            found += ref_number(ref_random(7, 1, 0, 0, e), 2) >= 65533;
+        }
     ok(!bad && found, "the largest mean square of a block has code 255, %d times with the largest numbers: %d wrong",
        found, bad);
 }
 
 /* The same of a first moment, which in the first step of SGD with momentum is the gradient: not code 128, which has the
    other sign, nor 256. */
-static void check_largest_signed_code(void)
-{
+static void check_largest_signed_code(void) {
     static float w[256], g[256];
     static unsigned char state[64 + 256 + 8];
     int isa, bad = 0;
@@ -492,31 +507,29 @@ static void check_largest_signed_code(void)
 
 /* 2^-126 is a scale, that of what is above 1.875 times it; below it there is none. Momentum of the first step is the
    gradient itself. */
-static void check_least_scale(void)
-{
+static void check_least_scale(void) {
     static const uint32_t least[] = {0x00f00001, 0x00f00000};
     static float g[256], w[256];
     static unsigned char state[64 + 256 + 8];
     int isa, k, bad = 0;
     size_t i;
     FOR_EACH_ISA(isa)
-        for (k = 0; k < 2; ++k) {
-            kopt_optimizer o = kopt_sgd(0.125, 0.5);
-            kopt_tensor t = kopt_tensor_of(w, g, KOPT_F32, 256, state, sizeof state);
-            o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8, o.moment_rounding = KOPT_NEAREST;
-            for (i = 0; i < 256; ++i) g[i] = ref_float(i % 3 == 0 ? 0 : least[k] | (i % 3 == 1 ? 0 : 0x80000000u));
-            bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
-            bad += ref_get(state + 64 + 256, 4, 0) != (k ? 0 : 0x00800000u);
-            for (i = 0; i < 256; ++i) bad += state[64 + i] != (k || i % 3 == 0 ? 0 : i % 3 == 1 ? 119 : 247);
-        }
+    for (k = 0; k < 2; ++k) {
+        kopt_optimizer o = kopt_sgd(0.125, 0.5);
+        kopt_tensor t = kopt_tensor_of(w, g, KOPT_F32, 256, state, sizeof state);
+        o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8, o.moment_rounding = KOPT_NEAREST;
+        for (i = 0; i < 256; ++i) g[i] = ref_float(i % 3 == 0 ? 0 : least[k] | (i % 3 == 1 ? 0 : 0x80000000u));
+        bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
+        bad += ref_get(state + 64 + 256, 4, 0) != (k ? 0 : 0x00800000u);
+        for (i = 0; i < 256; ++i) bad += state[64 + i] != (k || i % 3 == 0 ? 0 : i % 3 == 1 ? 119 : 247);
+    }
     ok(!bad, "8-bit first moments above 1.875 * 2^-126 have the scale 2^-126, those below it none: %d wrong", bad);
 }
 #endif
 
 /* One special element in a long run of ordinary ones, at each place of a block: any special value in one of the arrays,
    or all arrays where their results come to lie between the largest finite number and infinity. */
-static void check_lone_specials(int quick)
-{
+static void check_lone_specials(int quick) {
     enum { EDGE = 5, RESIDUAL = 2 };
     int bad = 0, cases = 0, rounding, a, r, isa;
 #ifdef KAHAN_OPT_VMATH
@@ -560,11 +573,10 @@ static void check_lone_specials(int quick)
 
 /* What a kernel of vectors hands to that of one lane, or nearly: infinity, NaN of any payload, and what is next to the
    largest number of a format. */
-static uint32_t sharp(kopt_format f)
-{
-    static const uint32_t wide[] = {0x7f800000, 0x7fffffff, 0x7f800001, 0x7fbfffff, 0x7fc00000, 0x7fff8000, 0x7fffe000,
-                                    0x7f7fffff, 0x7f7f8000, 0x7f7f0000, 0x7f7effff, 0x7f7e8000, 0x477fdfff, 0x477fe000,
-                                    0x477fefff, 0x477ff000, 0x47800000};
+static uint32_t sharp(kopt_format f) {
+    static const uint32_t wide[] = {0x7f800000, 0x7fffffff, 0x7f800001, 0x7fbfffff, 0x7fc00000, 0x7fff8000,
+                                    0x7fffe000, 0x7f7fffff, 0x7f7f8000, 0x7f7f0000, 0x7f7effff, 0x7f7e8000,
+                                    0x477fdfff, 0x477fe000, 0x477fefff, 0x477ff000, 0x47800000};
     static const uint32_t brain[] = {0x7f80, 0x7fff, 0x7f81, 0x7fbf, 0x7fc0, 0x7f7f, 0x7f7e, 0x477f, 0x4780};
     static const uint32_t half[] = {0x7c00, 0x7fff, 0x7c01, 0x7dff, 0x7e00, 0x7bff, 0x7bfe};
     if (f == KOPT_F32) return wide[below(sizeof wide / sizeof *wide)] | (noise() & 0x80000000u);
@@ -573,15 +585,13 @@ static uint32_t sharp(kopt_format f)
 }
 
 /* The largest number of format f, or the one before it. */
-static uint32_t largest(kopt_format f)
-{
+static uint32_t largest(kopt_format f) {
     return (f == KOPT_F32 ? 0x7f7fffff : f == KOPT_BF16 ? 0x7f7f : 0x7bff) - below(2);
 }
 
 /* At an element one of the arrays is sharp, or all; or numbers are so large that results come to lie between the
    largest finite one and infinity. */
-static void sharpen(const kopt_optimizer *o, const kopt_tensor *t, size_t at)
-{
+static void sharpen(const kopt_optimizer *o, const kopt_tensor *t, size_t at) {
     const ref_layout l = ref_layout_of(o, t->n);
     const uint32_t only = below(14);
     const size_t weight = ref_width(o->weight_format);
@@ -608,8 +618,10 @@ static void sharpen(const kopt_optimizer *o, const kopt_tensor *t, size_t at)
         ref_set(s + l.residual, l.residual_width, at, o->rounding == KOPT_KAHAN ? sharp(o->weight_format) : noise());
     for (k = 0; k < 4; ++k)
         if (l.moment_width[k] && (only < 1 || (only > 3 && only < 8 && only % (uint32_t)ref_moments(o) == k))) {
-            if (o->moment_format == KOPT_Q8) ref_set(s + l.scale[k], 4, at / 256, sharp(KOPT_F32));
-            else ref_set(s + l.moment[k], l.moment_width[k], at, sharp(o->moment_format));
+            if (o->moment_format == KOPT_Q8)
+                ref_set(s + l.scale[k], 4, at / 256, sharp(KOPT_F32));
+            else
+                ref_set(s + l.moment[k], l.moment_width[k], at, sharp(o->moment_format));
         }
     if (l.slow_width && (only < 1 || only == 8)) ref_set(s + l.slow, weight, at, sharp(o->weight_format));
     if (l.slow_residual_width && (only < 1 || only == 9))
@@ -619,8 +631,7 @@ static void sharpen(const kopt_optimizer *o, const kopt_tensor *t, size_t at)
 
 /* Every rule, format and rounding of weights, formats of moments and gradients: one to four sharp elements in a
    turn, or in the tail of each length. */
-static void check_sharp(int quick)
-{
+static void check_sharp(int quick) {
     static const uint32_t lengths[] = {63, 63, 63, 300};
     static kopt_counts counts;
     const int many = quick ? 2 : 40;
@@ -640,7 +651,8 @@ static void check_sharp(int quick)
                             o.rounding = (kopt_rounding)rounding;
                             o.moment_rounding = (kopt_rounding)below(2);
                             o.compensation_rounding = (kopt_rounding)below(2);
-                            o.decay_mode = below(2) ? KOPT_L2 : (kopt_decay_mode)below(3), o.weight_decay = below(4) != 0;
+                            o.decay_mode = below(2) ? KOPT_L2 : (kopt_decay_mode)below(3),
+                            o.weight_decay = below(4) != 0;
                             vary(&o, &t);
                             t.n = 1 + below(lengths[below(4)]);
                             t.first_index += below(2);
@@ -662,8 +674,7 @@ static void check_sharp(int quick)
 /* New moments and weights between the largest number and infinity, where a stochastic store is one to nearest: in the
    lower half of that interval all, or in the upper one, so that nothing else sends a turn to the code of one lane. With
    betas of 0 the moments are a gradient and its square. */
-static void check_last_interval(void)
-{
+static void check_last_interval(void) {
     static const size_t offset[BUFFERS] = {65, 66, 67, 68};
     int r, rounding, weight, moment, narrow, square, upper, isa, bad = 0, cases = 0;
     uint32_t i;
@@ -679,8 +690,8 @@ static void check_last_interval(void)
                                 const uint32_t half = brain ? 0x8000 : 0x1000;
                                 const double by = 0.25 + 0.5 * upper; /* of the interval */
                                 kopt_optimizer o = make((rule)r);
-                                kopt_tensor t = kopt_tensor_of(NULL, NULL, narrow ? (kopt_format)moment : KOPT_F32, 130,
-                                                               NULL, 0);
+                                kopt_tensor t =
+                                    kopt_tensor_of(NULL, NULL, narrow ? (kopt_format)moment : KOPT_F32, 130, NULL, 0);
                                 ref_layout l;
                                 int k;
                                 o.weight_format = (kopt_format)weight, o.moment_format = (kopt_format)moment;
@@ -696,8 +707,10 @@ static void check_last_interval(void)
                                 for (i = 0; i < t.n; ++i) {
                                     const uint32_t u = (brain ? 0x7f7f0000 : 0x477fe000) + half / 4 + below(half / 2);
                                     const float g = ref_float(u + (upper ? half : 0));
-                                    if (narrow) ref_set(initial[GRAD], 2, i, rooted ? 0x5f7f : most);
-                                    else ref_set(initial[GRAD], 4, i, ref_bits(rooted ? ref_sqrt(g) : g));
+                                    if (narrow)
+                                        ref_set(initial[GRAD], 2, i, rooted ? 0x5f7f : most);
+                                    else
+                                        ref_set(initial[GRAD], 4, i, ref_bits(rooted ? ref_sqrt(g) : g));
                                     ref_set(initial[WEIGHT], 2, i, weight == KOPT_BF16 ? 0xff7f : 0xfbff);
                                 }
                                 expect(o, &t, 1);
@@ -718,12 +731,13 @@ static void check_last_interval(void)
 /* Where a stochastic store goes up by its whole random number and not by one less, or would by one more: gradients are
    chosen so that what is cut off and the number of the weight (or its compensation), of the first or of the second
    moment add up to 2^16 or 2^16 - 1. Unrounded values are those of the reference with fp32 in all places. */
-static void check_lowest_bits(void)
-{
+static void check_lowest_bits(void) {
     enum { MANY = 8192, CHOICES = 4096 };
-    static const struct { rule r; int rounding; } tried[] = {
-        {PLAIN, KOPT_STOCHASTIC}, {PLAIN, KOPT_KAHAN}, {MOMENTUM, KOPT_STOCHASTIC}, {MOMENTUM, KOPT_KAHAN},
-        {ADAM, KOPT_STOCHASTIC}, {ADAM, KOPT_KAHAN}, {ADAM, KOPT_NEAREST}, {LION, KOPT_KAHAN}};
+    static const struct {
+        rule r;
+        int rounding;
+    } tried[] = {{PLAIN, KOPT_STOCHASTIC}, {PLAIN, KOPT_KAHAN}, {MOMENTUM, KOPT_STOCHASTIC}, {MOMENTUM, KOPT_KAHAN},
+                 {ADAM, KOPT_STOCHASTIC},  {ADAM, KOPT_KAHAN},  {ADAM, KOPT_NEAREST},        {LION, KOPT_KAHAN}};
     static int choice[3][65536]; /* + 1, of what leaves so much in that store */
     static float grad[CHOICES], weight[CHOICES];
     static unsigned char state[64 + 8 * CHOICES];
@@ -735,8 +749,8 @@ static void check_lowest_bits(void)
             for (g = KOPT_F32; g <= KOPT_BF16; ++g, ++cases) {
                 const int kahan = tried[k].rounding == KOPT_KAHAN;
                 kopt_optimizer o = common(tried[k].r, (kopt_format)f, tried[k].rounding, KOPT_L2), fp32;
-                kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_F32, g == KOPT_F32 ? CHOICES : 128, state,
-                                               sizeof state);
+                kopt_tensor t =
+                    kopt_tensor_of(weight, grad, KOPT_F32, g == KOPT_F32 ? CHOICES : 128, state, sizeof state);
                 const int stores = 1 + ref_moments(&o), scale = f == KOPT_BF16 ? -4 : kahan ? -29 : -20;
                 const float start = !kahan ? 0 : f == KOPT_BF16 ? 1.0f : 0.125f;
                 int store;
@@ -782,8 +796,7 @@ static void check_lowest_bits(void)
 
 /* ---- Alignment, shards ------------------------------------------------------------------------------------------ */
 
-static void check_alignment(void)
-{
+static void check_alignment(void) {
     int bad = 0, rounding, f, b, isa;
     for (f = KOPT_BF16; f <= KOPT_FP16; ++f)
         for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
@@ -793,18 +806,16 @@ static void check_alignment(void)
             prepare(&o, &t, MIXED);
             expect(o, &t, 1);
             FOR_EACH_ISA(isa)
-                for (b = 0; b < BUFFERS; ++b) {
-                    size_t offset[BUFFERS] = {64, 64, 64, 64}, shift;
-                    for (shift = 0; shift < 64; ++shift)
-                        offset[b] = 64 + shift, bad += !steps_agree(o, &t, 1, offset, 0);
-                }
+            for (b = 0; b < BUFFERS; ++b) {
+                size_t offset[BUFFERS] = {64, 64, 64, 64}, shift;
+                for (shift = 0; shift < 64; ++shift) offset[b] = 64 + shift, bad += !steps_agree(o, &t, 1, offset, 0);
+            }
         }
     ok(!bad, "each pointer at each of 64 alignments: %d disagree", bad);
 }
 
 /* A tensor cut into shards, each with its own state block, against the whole. */
-static void check_shards(void)
-{
+static void check_shards(void) {
     static const size_t cut[] = {0, 1, 64, 65, 200, 331, 500};
     static unsigned char weight[2000], grad[2000], state[64 + 24 * 500 + 24];
     int bad = 0, rounding, r, k, a;
@@ -846,8 +857,7 @@ static void check_shards(void)
 }
 
 #ifndef KAHAN_OPT_VMATH
-int main(int count, char **arguments)
-{
+int main(int count, char **arguments) {
     int quick = count > 1 && !strcmp(arguments[1], "quick");
     fesetenv(FE_DFL_ENV); /* -Ofast would start with subnormals flushed: the reference needs them */
     check_combinations(quick ? 11 : 1);

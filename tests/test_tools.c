@@ -24,8 +24,7 @@ static kopt_isa isas[KOPT_ISA_COUNT];
 static int isa_count;
 
 /* Exact for every finite word, in any FP environment (-Ofast flushes subnormals). */
-static double exact(kopt_format f, uint32_t word)
-{
+static double exact(kopt_format f, uint32_t word) {
     uint32_t exponent, m = ref_significand(ref_widen(f, word), &exponent);
     return (ref_widen(f, word) >> 31 ? -1 : 1) * ldexp((double)m, (int)exponent - 150);
 }
@@ -34,7 +33,9 @@ static double exact(kopt_format f, uint32_t word)
 
 /* A natural number in bytes, lowest first. */
 enum { BIG = 120, POINT = 14 }; /* the norm's digit[0] begins at byte POINT: the number is in units of 2^-(298 + 112) */
-typedef struct big { unsigned char byte[BIG]; } big;
+typedef struct big {
+    unsigned char byte[BIG];
+} big;
 
 static void big_add(big *a, uint64_t x, unsigned bit) /* a += x * 2^bit; x < 2^56 */
 {
@@ -55,8 +56,7 @@ static void big_square(big *a, uint64_t x, unsigned bit) /* a = x^2 * 2^bit */
     big_add(a, high * high, bit + 56);
 }
 
-static int big_compare(const big *a, const big *b)
-{
+static int big_compare(const big *a, const big *b) {
     int i;
     for (i = BIG - 1; i >= 0; --i)
         if (a->byte[i] != b->byte[i]) return a->byte[i] < b->byte[i] ? -1 : 1;
@@ -91,16 +91,14 @@ static void norm_of_big(kopt_norm *norm, const big *sum) /* in the carried form 
     }
 }
 
-static int same_norm(const kopt_norm *norm, const big *sum, uint64_t strange)
-{
+static int same_norm(const kopt_norm *norm, const big *sum, uint64_t strange) {
     kopt_norm want;
     norm_of_big(&want, sum);
     return !memcmp(norm->digit, want.digit, sizeof want.digit) && norm->nonfinite == strange;
 }
 
 /* value is the root of sum, rounded once: sum lies between the squares of its neighbours' middles. */
-static int is_root(double value, const big *sum)
-{
+static int is_root(double value, const big *sum) {
     uint64_t u, m;
     int exponent;
     unsigned bit;
@@ -120,8 +118,7 @@ static unsigned char data[4 * NORM_N + 8], moved[4 * NORM_N + 8];
 
 /* kind 0: normal numbers, 1: any bits that are finite, 2: any bits at all, 3: half of them zero, scales that jump;
    4 to 7: after a while 4, 8, 16 and 32 times as large, all near a power of two; 8: later 4 times. */
-static void fill(unsigned char *x, kopt_format f, size_t n, int kind)
-{
+static void fill(unsigned char *x, kopt_format f, size_t n, int kind) {
     size_t i;
     for (i = 0; i < n; ++i) {
         uint32_t word = dice() >> (f == KOPT_F32 ? 0 : 16);
@@ -138,8 +135,7 @@ static void fill(unsigned char *x, kopt_format f, size_t n, int kind)
     }
 }
 
-static kopt_norm norm_of_slices(const unsigned char *x, kopt_format f, size_t n, size_t slices, int merge)
-{
+static kopt_norm norm_of_slices(const unsigned char *x, kopt_format f, size_t n, size_t slices, int merge) {
     kopt_norm sum = {{0}, 0};
     size_t k, i;
     for (k = 0; k < slices; ++k) {
@@ -159,11 +155,10 @@ static kopt_norm norm_of_slices(const unsigned char *x, kopt_format f, size_t n,
     return sum;
 }
 
-static void check_norm(void)
-{
-    static const char *const kind_name[] = {"normal numbers", "any finite bits", "any bits",
-                                            "zeros and jumping scales", "times 4", "times 8",
-                                            "times 16", "times 32", "times 4, later"};
+static void check_norm(void) {
+    static const char *const kind_name[] = {"normal numbers", "any finite bits", "any bits", "zeros and jumping scales",
+                                            "times 4",        "times 8",         "times 16", "times 32",
+                                            "times 4, later"};
     static const size_t slices[] = {1, 2, 7, 64};
     int f, kind, k, s, merge;
     for (f = 0; f < 3; ++f)
@@ -201,8 +196,7 @@ static void check_norm(void)
         }
 }
 
-static void check_norm_edges(void)
-{
+static void check_norm_edges(void) {
     static const uint32_t special[] = {0, 1, 0x7fffff, 0x800000, 0x3f800000, 0x7f7fffff, 0x80000001, 0xff7fffff};
     float four[4] = {3, -4, 0, 0};
     kopt_norm norm = {{0}, 0};
@@ -261,8 +255,7 @@ static void check_norm_edges(void)
 }
 
 /* One number of each size, and the smallest there is beside it: nothing is lost in the unit of the large one. */
-static void check_norm_far_apart(void)
-{
+static void check_norm_far_apart(void) {
     int f, k, bad = 0;
     uint32_t word;
     for (f = 0; f < 3; ++f)
@@ -283,8 +276,7 @@ static void check_norm_far_apart(void)
 
 /* The sum of 2^32 equal norms before its carry, as an all-reduce leaves it: each word times 2^32, which is the number
    one digit higher. Here 18 digits of ones: a norm of 2^155, to 577 bits. */
-static void check_norm_ranks(void)
-{
+static void check_norm_ranks(void) {
     static unsigned char x[4 * 100];
     kopt_norm ranks, sum, grads;
     const kopt_norm zero = {{0}, 0};
@@ -303,7 +295,8 @@ static void check_norm_ranks(void)
         ref_set(x, 4, (size_t)k, word);
         big_add(&more, m * m, 8 * POINT + 2 * (exponent - 1));
     }
-    bad += !is_root(kopt_norm_value(&ranks), &all) || fabs(kopt_clip_coefficient(&ranks, 1, ldexp(1, -154)) - 0.5) > 1e-6;
+    bad +=
+        !is_root(kopt_norm_value(&ranks), &all) || fabs(kopt_clip_coefficient(&ranks, 1, ldexp(1, -154)) - 0.5) > 1e-6;
     bad += ref_bits(kopt_stable_scale(&ranks, UINT64_C(1) << 62)) != (127 - 124) << 23; /* 2^155 * 2^-31 */
     for (k = 0; k < isa_count; ++k) {
         kopt_isa_force(isas[k]);
@@ -319,8 +312,7 @@ static void check_norm_ranks(void)
     ok(!bad_add, "... added to: %d wrong", bad_add);
 }
 
-static void check_clipping(void)
-{
+static void check_clipping(void) {
     static const double max_norm[] = {1e-6, 0.5, 1, 4.999, 5, 5.1, 100};
     float g[2] = {3, -4}, weights[2] = {1, 1}, grad[2] = {768, -1024}, small[2];
     kopt_norm norm = {{0}, 0};
@@ -336,7 +328,8 @@ static void check_clipping(void)
         bad += kopt_clip_coefficient(&norm, max_norm[k], -0.25) != (second < 1 ? second : 1);
     }
     ok(!bad, "the clip coefficient is min(1, max_norm / (norm * |grad_scale| + 1e-6))");
-    ok(kopt_clip_coefficient(&norm, 0, 1) == 1 && kopt_clip_coefficient(&norm, -1, 1) == 1 && kopt_clip_coefficient(NULL, 1, 1) == 1,
+    ok(kopt_clip_coefficient(&norm, 0, 1) == 1 && kopt_clip_coefficient(&norm, -1, 1) == 1 &&
+           kopt_clip_coefficient(NULL, 1, 1) == 1,
        "no max_norm, no clipping");
     norm.nonfinite = 1;
     ok(kopt_clip_coefficient(&norm, 1, 1) == 0, "the clip coefficient of what is not finite is 0");
@@ -382,8 +375,7 @@ static void check_clipping(void)
 }
 
 /* A limit that is a number of the format, and the doubles below and above it: what is left of larger numbers. */
-static void check_clip_limits(void)
-{
+static void check_clip_limits(void) {
     static const uint32_t words[3][10] = {
         {1, 2, 0x007fffff, 0x00800000, 0x00800001, 0x3f800000, 0x3f800001, 0x3fffffff, 0x7f7ffffe, 0x7f7fffff},
         {1, 2, 0x7f, 0x80, 0x81, 0x3f80, 0x3f81, 0x3fff, 0x7f7e, 0x7f7f},
@@ -421,8 +413,7 @@ static void check_clip_limits(void)
     ok(!bad, "clipping by value: limits that are numbers of the format, a double below, a double above: %d wrong", bad);
 }
 
-static void check_norm_refusals(void)
-{
+static void check_norm_refusals(void) {
     kopt_norm norm, before, other = {{0}, 0};
     float x[4] = {1, 2, 3, 4};
     kopt_tensor t[2];
@@ -457,8 +448,7 @@ typedef struct torch_scaler {
     int growth_tracker, hysteresis_tracker;
 } torch_scaler;
 
-static void torch_update(torch_scaler *t, int found, double growth, double backoff, int interval, int hysteresis)
-{
+static void torch_update(torch_scaler *t, int found, double growth, double backoff, int interval, int hysteresis) {
     volatile double product;
     if (found) {
         t->hysteresis_tracker -= 1;
@@ -481,11 +471,15 @@ static void torch_update(torch_scaler *t, int found, double growth, double backo
     t->growth_tracker = 0;
 }
 
-static void check_scaler_trace(void)
-{
-    static const struct { double growth, backoff, overflow; uint32_t interval, hysteresis; } c[] = {
-        {2, 0.5, 0.0005, 2000, 1}, {2, 0.5, 0.02, 20, 1}, {1.7, 0.61, 0.1, 5, 1}, {2, 0.5, 0.3, 2, 3},
-        {3, 0.9, 0, 50, 1}};
+static void check_scaler_trace(void) {
+    static const struct {
+        double growth, backoff, overflow;
+        uint32_t interval, hysteresis;
+    } c[] = {{2, 0.5, 0.0005, 2000, 1},
+             {2, 0.5, 0.02, 20, 1},
+             {1.7, 0.61, 0.1, 5, 1},
+             {2, 0.5, 0.3, 2, 3},
+             {3, 0.9, 0, 50, 1}};
     int k, i;
     for (k = 0; k < 5; ++k) {
         kopt_scaler s = kopt_grad_scaler();
@@ -501,7 +495,7 @@ static void check_scaler_trace(void)
             bad += kopt_scaler_update(&s, found) != KOPT_OK;
             torch_update(&t, found, c[k].growth, c[k].backoff, (int)c[k].interval, (int)c[k].hysteresis);
             bad += ref_bits(s.scale) != ref_bits(t.scale) || s.good != (uint32_t)t.growth_tracker;
-            lowered += s.scale < was, raised += s.scale > was;
+            lowered += s.scale<was, raised += s.scale> was;
         }
         bad += raised == 0 || (c[k].overflow > 0 && lowered == 0);
         ok(!bad, "the scale of 10,000 steps is GradScaler's: growth %g, backoff %g, interval %u, hysteresis %u",
@@ -509,8 +503,7 @@ static void check_scaler_trace(void)
     }
 }
 
-static void check_scaler_limits(void)
-{
+static void check_scaler_limits(void) {
     static const uint32_t wrong[] = {0, 0x80000000, 0x7f800000, 0x7fc00000, 0xbf800000, 0x00400000};
     kopt_scaler s = kopt_grad_scaler(), was;
     int k, bad, good = 1;
@@ -542,7 +535,7 @@ static void check_scaler_limits(void)
     s.bad = 0xfffffffe;
     for (k = 0; k < 2; ++k) bad += kopt_scaler_update(&s, 1) != KOPT_OK || s.bad != 0xffffffff;
     ok(!bad && ref_bits(s.scale) == 0x46800000, "overflows in a row are counted to 2^32 - 1");
-#define WRONG(field, value) \
+#define WRONG(field, value)                              \
     (s = kopt_grad_scaler(), s.field = (value), was = s, \
      good &= kopt_scaler_update(&s, 0) == KOPT_ERROR_RANGE && !memcmp(&s, &was, sizeof s))
     WRONG(growth, 1), WRONG(growth, HUGE_VAL), WRONG(backoff, 1), WRONG(backoff, 0), WRONG(interval, 0);
@@ -561,8 +554,7 @@ typedef struct model {
     int calls, overflow_above, reduced;
 } model;
 
-static void model_build(model *m)
-{
+static void model_build(model *m) {
     int i;
     memset(m, 0, sizeof *m);
     m->opt = kopt_adamw(1e-2);
@@ -577,8 +569,7 @@ static void model_build(model *m)
     kopt_state_init(&m->opt, &m->t[1], NULL);
 }
 
-static void model_evaluate(void *user, float scale)
-{
+static void model_evaluate(void *user, float scale) {
     model *m = (model *)user;
     int i;
     ++m->calls;
@@ -594,8 +585,7 @@ static void model_reduce(void *user, kopt_norm *norm) /* another rank says: infi
     norm->nonfinite += (uint64_t)m->reduced;
 }
 
-static void check_scaler_step(void)
-{
+static void check_scaler_step(void) {
     static model m, was, plain;
     kopt_scaler s = kopt_grad_scaler(), before;
     kopt_closure closure = {model_evaluate, NULL, NULL};
@@ -683,8 +673,7 @@ static void check_scaler_step(void)
 
 /* Gradients 24 and -32, whose norm is 40, under a scale: the coefficient in binary64, the step by the reference. What
    opt.clip holds is not read, and stays, as does opt.grad_scale. */
-static void check_scaler_clip(void)
-{
+static void check_scaler_clip(void) {
     static const double max_norm[] = {0, 1, 0.1, 2.4, 2.6, 1000}, grad_scale[] = {0.5, -0.5, 3};
     static const float scales[] = {8, 3, 1024};
     int k, g, c, i, bad = 0;
@@ -717,11 +706,13 @@ static void check_scaler_clip(void)
 /* ---- Gradient accumulation -------------------------------------------------------------------------------------- */
 
 enum { SUM_N = 1037 };
-typedef struct sum_memory { unsigned char sum[4 * SUM_N + 1], residual[2 * SUM_N + 1]; } sum_memory;
+typedef struct sum_memory {
+    unsigned char sum[4 * SUM_N + 1], residual[2 * SUM_N + 1];
+} sum_memory;
 
 /* The same in the words of numerics.md: the weight store with update = -delta. */
-static void reference_accumulate(sum_memory *m, const kopt_accumulator *a, const void *grad, kopt_format f, float scale)
-{
+static void reference_accumulate(sum_memory *m, const kopt_accumulator *a, const void *grad, kopt_format f,
+                                 float scale) {
     kopt_optimizer o;
     ref_layout l;
     size_t i;
@@ -745,8 +736,7 @@ static void reference_accumulate(sum_memory *m, const kopt_accumulator *a, const
     }
 }
 
-static void check_accumulate_bits(void)
-{
+static void check_accumulate_bits(void) {
     static sum_memory got, want, sliced;
     int f, g, rounding, noisy, turn;
     for (f = 0; f < 3; ++f) {
@@ -795,8 +785,7 @@ static void check_accumulate_bits(void)
     }
 }
 
-static void check_accumulate_quality(void)
-{
+static void check_accumulate_quality(void) {
     enum { BATCHES = 4096, M = 64 };
     static double exact_sum[M];
     static float out[M];
@@ -839,8 +828,7 @@ static void check_accumulate_quality(void)
         }
 }
 
-static void check_accumulate_step(void)
-{
+static void check_accumulate_step(void) {
     static uint16_t weights[2][SUM_N], sum[SUM_N], residual[SUM_N];
     static float total[SUM_N];
     kopt_optimizer opt = kopt_sgd(0.5, 0);
@@ -862,15 +850,14 @@ static void check_accumulate_step(void)
     ok(!bad, "the sum is the gradient of a step");
 }
 
-static void check_accumulate_refusals(void)
-{
+static void check_accumulate_refusals(void) {
     static sum_memory m, before;
     kopt_accumulator a = kopt_accumulator_of(m.sum, KOPT_BF16, m.residual, 8), was;
     float grad[8] = {1, 2, 3, 4, 5, 6, 7, 8}, out[8] = {9};
     int good = a.rounding == KOPT_KAHAN && kopt_accumulator_of(m.sum, KOPT_BF16, NULL, 8).rounding == KOPT_STOCHASTIC;
     kopt_accumulate(&a, grad, KOPT_F32, 1);
     before = m, was = a;
-#define REFUSE(result, change, call) \
+#define REFUSE(result, change, call)                                                    \
     (a = was, change, good &= (call) == (result) && a.count == 1 && a.step == was.step, \
      good &= !memcmp(&m, &before, sizeof m))
     REFUSE(KOPT_ERROR_NULL, a.sum = NULL, kopt_accumulate(&a, grad, KOPT_F32, 1));
@@ -897,8 +884,7 @@ static void check_accumulate_refusals(void)
     ok(good, "accumulation: bad arguments are refused and nothing is added or counted");
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     quick = argc > 1 && !strcmp(argv[1], "quick");
     fesetenv(FE_DFL_ENV); /* -Ofast would start with subnormals flushed: the references need them */
     isa_count = usable_isas(isas);

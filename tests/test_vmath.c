@@ -27,7 +27,8 @@
 
 enum { ALL = 65536, FUNCTIONS = 13, CHUNK = 1 << 14, UNARY = 5, FLOATS = 7 };
 
-static const char *const function_name[FUNCTIONS] = {"exp", "log", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh",
+static const char *const function_name[FUNCTIONS] = {
+    "exp",      "log",        "tanh",          "sigmoid",    "silu",       "gelu",           "gelu_tanh",
     "softplus", "tanh_slope", "sigmoid_slope", "silu_slope", "gelu_slope", "gelu_tanh_slope"};
 static const char *const float_name[FLOATS + 1] = {"exp", "log", "tanh", "erf", "erfc", "atan2", "sinpi", "cospi"};
 
@@ -48,14 +49,14 @@ static const uint64_t golden[FUNCTIONS][2] = {
     {0x714fe01d79b76601u, 0x986fc15dc963f5d4u}, /* gelu_tanh_slope */
 };
 static const uint64_t golden_backward = 0x6ea12ffc7a60f721u; /* and kopt_map_backward's */
-static const uint64_t golden_floats = 0x31439485ab5c3d5du; /* the built-in's fp32 bits: what they have been */
+static const uint64_t golden_floats = 0x31439485ab5c3d5du;   /* the built-in's fp32 bits: what they have been */
 
 /* And those of rows, random numbers and Langevin steps; test_loss.c and test_noise.c say that they are right. */
 static const uint64_t golden_more = 0x2b50a70835b1e9c7u;
 
 /* The longest way off, in ulp, that docs/vmath.md promises: built-in, SLEEF. */
-static const double bound[FLOATS + 1][2] = {{1, 1}, {1, 1}, {1, 1.01}, {1.5, 1.1},
-                                            {4, 1.5}, {2, 1}, {1.5, 1}, {1.5, 0.51}};
+static const double bound[FLOATS + 1][2] = {{1, 1},   {1, 1}, {1, 1.01}, {1.5, 1.1},
+                                            {4, 1.5}, {2, 1}, {1.5, 1},  {1.5, 0.51}};
 
 static uint64_t hash16(const uint16_t *x) /* the same on big-endian machines */
 {
@@ -71,8 +72,7 @@ static int is_nan_word(uint32_t u) { return ref_is_nan(KOPT_F32, u); } /* -Ofast
 
 static uint16_t inputs[ALL], outputs[ALL], slopes[ALL], factors[ALL], products[ALL];
 
-static void check_tables(const kopt_vmath *vmath, const char *name)
-{
+static void check_tables(const kopt_vmath *vmath, const char *name) {
     int f, format, wrong = 0;
     for (f = 0; f < FUNCTIONS; ++f)
         for (format = KOPT_BF16; format <= KOPT_FP16; ++format) {
@@ -87,10 +87,10 @@ static void check_tables(const kopt_vmath *vmath, const char *name)
 }
 
 /* dy times the slope, by C's float arithmetic: such a product is exact. */
-static void check_backward(const kopt_vmath *vmath)
-{
-    static const int slope_of[] = {KOPT_EXP, -1, KOPT_TANH_SLOPE, KOPT_SIGMOID_SLOPE, KOPT_SILU_SLOPE, KOPT_GELU_SLOPE,
-                                   KOPT_GELU_TANH_SLOPE, KOPT_SIGMOID};
+static void check_backward(const kopt_vmath *vmath) {
+    static const int slope_of[] = {
+        KOPT_EXP,    -1, KOPT_TANH_SLOPE, KOPT_SIGMOID_SLOPE, KOPT_SILU_SLOPE, KOPT_GELU_SLOPE, KOPT_GELU_TANH_SLOPE,
+        KOPT_SIGMOID};
     int f, format, i, wrong = 0;
     uint64_t hash = 0;
     for (i = 0; i < ALL; ++i) factors[i] = (uint16_t)((unsigned)i * 40503u);
@@ -121,8 +121,7 @@ static uint32_t noise = 1;
 static uint32_t draw(void) { return mixed32(&noise); }
 
 /* Half any bits at all, half of ordinary size; for atan2 both, and pairs like those of an optimizer. */
-static void make_inputs(float *x, float *y, int n)
-{
+static void make_inputs(float *x, float *y, int n) {
     int i;
     for (i = 0; i < n; ++i) {
         x[i] = ref_float(draw()), y[i] = ref_float(draw());
@@ -136,8 +135,7 @@ static void make_inputs(float *x, float *y, int n)
     }
 }
 
-static void run_float(const kopt_vmath *vmath, int f, float *out, const float *x, const float *y, int count)
-{
+static void run_float(const kopt_vmath *vmath, int f, float *out, const float *x, const float *y, int count) {
     static float other[CHUNK];
     kopt_result result = KOPT_OK;
     size_t n = (size_t)count;
@@ -165,8 +163,7 @@ static double pi_reduced(double x, int cosine) /* sin or cos of pi x, x reduced 
     return (k & 2 ? -1 : 1) * (k & 1 ? cos(pi * f) : sin(pi * f));
 }
 
-static double truth(int f, float x, float y)
-{
+static double truth(int f, float x, float y) {
     switch (f) {
     case 0: return exp((double)x);
     case 1: return log((double)x);
@@ -179,8 +176,7 @@ static double truth(int f, float x, float y)
 }
 
 /* |got - want| in units of the last place of want as fp32; infinite and NaN by their words alone. */
-static double ulps(float got, double want)
-{
+static double ulps(float got, double want) {
     uint32_t u = ref_bits(got);
     uint64_t w;
     int exponent, top;
@@ -194,8 +190,7 @@ static double ulps(float got, double want)
     return ldexp(fabs((double)got - want), 23 - exponent);
 }
 
-static void check_accuracy(const kopt_vmath *vmath, int sleef, long count)
-{
+static void check_accuracy(const kopt_vmath *vmath, int sleef, long count) {
     static float x[CHUNK], y[CHUNK], out[CHUNK];
     double worst[FLOATS + 1] = {0};
     float where[FLOATS + 1] = {0}, beside[FLOATS + 1] = {0};
@@ -221,8 +216,7 @@ static void check_accuracy(const kopt_vmath *vmath, int sleef, long count)
 }
 
 /* Every fp32 number in turn; not part of the test: minutes. */
-static void check_every(int f)
-{
+static void check_every(int f) {
     static float x[CHUNK], out[CHUNK];
     double worst = 0;
     uint32_t word = 0, where = 0;
@@ -239,38 +233,73 @@ static void check_every(int f)
 }
 
 /* Special values, by their words. */
-static void check_specials(const kopt_vmath *vmath, int sleef)
-{
+static void check_specials(const kopt_vmath *vmath, int sleef) {
     static const uint32_t inf = 0x7f800000u, zero = 0, top = 0x80000000u, nan = 0x7fc00000u, one = 0x3f800000u;
-    struct { int f; uint32_t y, x, want; } given[] = {
-        {0, 0, 0, 0}, {1, 0, 0, 0}, {2, 0, 0, 0}, {3, 0, 0, 0}, {4, 0, 0, 0}, {6, 0, 0, 0}, {7, 0, 0, 0}, /* NaN */
-        {0, 0, 0, 0x3f800000u}, {0, 0, 0x7f800000u, 0x7f800000u}, {0, 0, 0xff800000u, 0},
-        {0, 0, 0x42b17218u, 0x7f800000u},
-        {0, 0, 0xc2d00000u, 0}, {0, 0, 0xc2cf0000u, 1}, {0, 0, 1, 0x3f800000u},
-        {1, 0, 0, 0xff800000u}, {1, 0, 0x80000000u, 0xff800000u}, {1, 0, 0x3f800000u, 0},
-        {1, 0, 0x7f800000u, 0x7f800000u},
-        {1, 0, 0xbf800000u, 0x7fc00000u}, {1, 0, 0xff800000u, 0x7fc00000u}, {1, 0, 1, 0xc2ce8ed0u},
-        {2, 0, 0, 0}, {2, 0, 0x80000000u, 0x80000000u}, {2, 0, 0x7f800000u, 0x3f800000u},
-        {2, 0, 0xff800000u, 0xbf800000u},
-        {2, 0, 1, 1}, {3, 0, 0x80000000u, 0x80000000u}, {3, 0, 0x7f800000u, 0x3f800000u},
-        {3, 0, 0xff800000u, 0xbf800000u},
-        {4, 0, 0, 0x3f800000u}, {4, 0, 0x7f800000u, 0}, {4, 0, 0xff800000u, 0x40000000u},
-        {5, 0, 0, 0}, {5, 0x80000000u, 0, 0x80000000u}, {5, 0, 0x80000000u, 0x40490fdbu},
-        {5, 0x80000000u, 0x80000000u, 0xc0490fdbu},
-        {5, 0, 0x3f800000u, 0}, {5, 0x3f800000u, 0, 0x3fc90fdbu}, {5, 0xbf800000u, 0, 0xbfc90fdbu},
-        {5, 0, 0xbf800000u, 0x40490fdbu},
-        {5, 0x7f800000u, 0x7f800000u, 0x3f490fdbu}, {5, 0x7f800000u, 0xff800000u, 0x4016cbe4u},
-        {5, 0xff800000u, 0xff800000u, 0xc016cbe4u},
-        {5, 0x3f800000u, 0x7f800000u, 0}, {5, 0xbf800000u, 0xff800000u, 0xc0490fdbu},
-        {5, 0x7f800000u, 0x3f800000u, 0x3fc90fdbu},
-        {5, 0x7fc00000u, 0x3f800000u, 0x7fc00000u}, {5, 0x3f800000u, 0x7fc00000u, 0x7fc00000u},
-        {6, 0, 0x3f000000u, 0x3f800000u}, {6, 0, 0x3fc00000u, 0xbf800000u}, {6, 0, 0x80000000u, 0x80000000u},
-        {6, 0, 0x3f800000u, 0},
-        {6, 0, 0xbf800000u, 0x80000000u}, {6, 0, 0x7f800000u, 0x7fc00000u}, {6, 0, 0x4b7fffffu, 0},
-        {6, 0, 0x4a800001u, 0x3f800000u},
-        {7, 0, 0x3f000000u, 0}, {7, 0, 0x3f800000u, 0xbf800000u}, {7, 0, 0x4b7fffffu, 0xbf800000u},
-        {7, 0, 0x4b800000u, 0x3f800000u},
-        {7, 0, 0xff800000u, 0x7fc00000u}, {7, 0, 0x4a800001u, 0}};
+    struct {
+        int f;
+        uint32_t y, x, want;
+    } given[] = {{0, 0, 0, 0},
+                 {1, 0, 0, 0},
+                 {2, 0, 0, 0},
+                 {3, 0, 0, 0},
+                 {4, 0, 0, 0},
+                 {6, 0, 0, 0},
+                 {7, 0, 0, 0}, /* NaN */
+                 {0, 0, 0, 0x3f800000u},
+                 {0, 0, 0x7f800000u, 0x7f800000u},
+                 {0, 0, 0xff800000u, 0},
+                 {0, 0, 0x42b17218u, 0x7f800000u},
+                 {0, 0, 0xc2d00000u, 0},
+                 {0, 0, 0xc2cf0000u, 1},
+                 {0, 0, 1, 0x3f800000u},
+                 {1, 0, 0, 0xff800000u},
+                 {1, 0, 0x80000000u, 0xff800000u},
+                 {1, 0, 0x3f800000u, 0},
+                 {1, 0, 0x7f800000u, 0x7f800000u},
+                 {1, 0, 0xbf800000u, 0x7fc00000u},
+                 {1, 0, 0xff800000u, 0x7fc00000u},
+                 {1, 0, 1, 0xc2ce8ed0u},
+                 {2, 0, 0, 0},
+                 {2, 0, 0x80000000u, 0x80000000u},
+                 {2, 0, 0x7f800000u, 0x3f800000u},
+                 {2, 0, 0xff800000u, 0xbf800000u},
+                 {2, 0, 1, 1},
+                 {3, 0, 0x80000000u, 0x80000000u},
+                 {3, 0, 0x7f800000u, 0x3f800000u},
+                 {3, 0, 0xff800000u, 0xbf800000u},
+                 {4, 0, 0, 0x3f800000u},
+                 {4, 0, 0x7f800000u, 0},
+                 {4, 0, 0xff800000u, 0x40000000u},
+                 {5, 0, 0, 0},
+                 {5, 0x80000000u, 0, 0x80000000u},
+                 {5, 0, 0x80000000u, 0x40490fdbu},
+                 {5, 0x80000000u, 0x80000000u, 0xc0490fdbu},
+                 {5, 0, 0x3f800000u, 0},
+                 {5, 0x3f800000u, 0, 0x3fc90fdbu},
+                 {5, 0xbf800000u, 0, 0xbfc90fdbu},
+                 {5, 0, 0xbf800000u, 0x40490fdbu},
+                 {5, 0x7f800000u, 0x7f800000u, 0x3f490fdbu},
+                 {5, 0x7f800000u, 0xff800000u, 0x4016cbe4u},
+                 {5, 0xff800000u, 0xff800000u, 0xc016cbe4u},
+                 {5, 0x3f800000u, 0x7f800000u, 0},
+                 {5, 0xbf800000u, 0xff800000u, 0xc0490fdbu},
+                 {5, 0x7f800000u, 0x3f800000u, 0x3fc90fdbu},
+                 {5, 0x7fc00000u, 0x3f800000u, 0x7fc00000u},
+                 {5, 0x3f800000u, 0x7fc00000u, 0x7fc00000u},
+                 {6, 0, 0x3f000000u, 0x3f800000u},
+                 {6, 0, 0x3fc00000u, 0xbf800000u},
+                 {6, 0, 0x80000000u, 0x80000000u},
+                 {6, 0, 0x3f800000u, 0},
+                 {6, 0, 0xbf800000u, 0x80000000u},
+                 {6, 0, 0x7f800000u, 0x7fc00000u},
+                 {6, 0, 0x4b7fffffu, 0},
+                 {6, 0, 0x4a800001u, 0x3f800000u},
+                 {7, 0, 0x3f000000u, 0},
+                 {7, 0, 0x3f800000u, 0xbf800000u},
+                 {7, 0, 0x4b7fffffu, 0xbf800000u},
+                 {7, 0, 0x4b800000u, 0x3f800000u},
+                 {7, 0, 0xff800000u, 0x7fc00000u},
+                 {7, 0, 0x4a800001u, 0}};
     size_t i;
     int wrong = 0;
     (void)inf, (void)zero, (void)top, (void)one;
@@ -292,19 +321,19 @@ static void check_specials(const kopt_vmath *vmath, int sleef)
 
 /* Results that change with the last place of a coefficient, up or down: for each coefficient whose last place was seen
    to change any. By the formulas of docs/vmath.md in NumPy, with what `tests/vmath.py coefficients` prints. */
-static void check_coefficients(const kopt_vmath *vmath)
-{
-    static const struct { int f; uint32_t x, want; } c[] = {
-        {0, 0x410d893e, 0x45d914bb}, {0, 0xc18d569e, 0x32b67747},
-        {1, 0x3fb09b28, 0x3ea4cef4}, {1, 0x3f34df31, 0xbeb1dcef}, {1, 0x3fb7fee3, 0x3eb9cba6},
-        {2, 0x3f406379, 0x3f22d469}, {2, 0x3f49ab1b, 0x3f283a79}, {2, 0x3f49665e, 0x3f281364},
-        {3, 0x3f7ff0de, 0x3f57b4f5}, {3, 0x3f5fc8e7, 0x3f489c35}, {3, 0x3f726c0d, 0x3f51ca81},
-        {3, 0x3f6b521d, 0x3f4e6f9f}, {4, 0x40ad3201, 0x28af2c95}, {4, 0x40f29187, 0x142239e2},
-        {4, 0x40fad8d2, 0x113a0562}, {4, 0x40b9dd71, 0x257658c2},
-        {5, 0x3f718ec8, 0x3f41a21f}, {5, 0x3f76e488, 0x3f446d23}, /* over 1 */
-        {6, 0x3e771289, 0x3f2ffe79}, {6, 0x3e7f73ce, 0x3f34b706}, {6, 0x3e7a2b05, 0x3f31c06f},
-        {7, 0x3e7fd9ac, 0x3f351a3b}, {7, 0x3e52dd21, 0x3f4c45fb}, {7, 0x3e6fcb38, 0x3f3dcacd},
-        {7, 0x3e7951b1, 0x3f38b0fd}};
+static void check_coefficients(const kopt_vmath *vmath) {
+    static const struct {
+        int f;
+        uint32_t x, want;
+    } c[] = {{0, 0x410d893e, 0x45d914bb}, {0, 0xc18d569e, 0x32b67747}, {1, 0x3fb09b28, 0x3ea4cef4},
+             {1, 0x3f34df31, 0xbeb1dcef}, {1, 0x3fb7fee3, 0x3eb9cba6}, {2, 0x3f406379, 0x3f22d469},
+             {2, 0x3f49ab1b, 0x3f283a79}, {2, 0x3f49665e, 0x3f281364}, {3, 0x3f7ff0de, 0x3f57b4f5},
+             {3, 0x3f5fc8e7, 0x3f489c35}, {3, 0x3f726c0d, 0x3f51ca81}, {3, 0x3f6b521d, 0x3f4e6f9f},
+             {4, 0x40ad3201, 0x28af2c95}, {4, 0x40f29187, 0x142239e2}, {4, 0x40fad8d2, 0x113a0562},
+             {4, 0x40b9dd71, 0x257658c2}, {5, 0x3f718ec8, 0x3f41a21f}, {5, 0x3f76e488, 0x3f446d23}, /* over 1 */
+             {6, 0x3e771289, 0x3f2ffe79}, {6, 0x3e7f73ce, 0x3f34b706}, {6, 0x3e7a2b05, 0x3f31c06f},
+             {7, 0x3e7fd9ac, 0x3f351a3b}, {7, 0x3e52dd21, 0x3f4c45fb}, {7, 0x3e6fcb38, 0x3f3dcacd},
+             {7, 0x3e7951b1, 0x3f38b0fd}};
     size_t i;
     int wrong = 0;
     for (i = 0; i < sizeof c / sizeof *c; ++i) {
@@ -318,8 +347,7 @@ static void check_coefficients(const kopt_vmath *vmath)
     ok(!wrong, "results that hang on the last place of a coefficient: %d of %d wrong", wrong, (int)i);
 }
 
-static uint64_t hash_floats(const kopt_vmath *vmath)
-{
+static uint64_t hash_floats(const kopt_vmath *vmath) {
     static float x[CHUNK], y[CHUNK], out[CHUNK];
     static unsigned char bytes[4 * CHUNK];
     uint64_t hash = 0;
@@ -341,8 +369,7 @@ static uint64_t hash_floats(const kopt_vmath *vmath)
 }
 
 /* Rows, random numbers and Langevin steps, for the machines on which test_loss.c and test_noise.c do not run. */
-static uint64_t hash_more(void)
-{
+static uint64_t hash_more(void) {
     enum { MOST = 3 * 300 };
     static const size_t columns[] = {1, 5, 16, 33, 300};
     static uint32_t words[MOST], copy[MOST];
@@ -358,7 +385,8 @@ static uint64_t hash_more(void)
                 float loss[3] = {0, 0, 0};
                 kopt_optimizer opt = kopt_sgd(0.01, 0);
                 kopt_tensor t = kopt_tensor_of(words, copy, (kopt_format)format, n, state, sizeof state);
-                int good = kopt_normal(words, (kopt_format)format, n, 0, 4, (kopt_random_key){1, 2, (uint32_t)k, 100}) == KOPT_OK;
+                int good = kopt_normal(words, (kopt_format)format, n, 0, 4,
+                                       (kopt_random_key){1, 2, (uint32_t)k, 100}) == KOPT_OK;
                 if (kind == 0)
                     good &= kopt_softmax(kopt_vmath_builtin(), words, words, (kopt_format)format, 3, columns[k],
                                          columns[k]) == KOPT_OK;
@@ -366,9 +394,11 @@ static uint64_t hash_more(void)
                     good &= kopt_cross_entropy(kopt_vmath_builtin(), loss, words, words, (kopt_format)format, target, 3,
                                                columns[k], columns[k], 0.3) == KOPT_OK;
                 if (kind == 2)
-                    good &= kopt_truncated_normal(words, (kopt_format)format, n, 0, 1, 1, (kopt_random_key){1, 2, 3, 1000}) == KOPT_OK;
+                    good &= kopt_truncated_normal(words, (kopt_format)format, n, 0, 1, 1,
+                                                  (kopt_random_key){1, 2, 3, 1000}) == KOPT_OK;
                 if (kind == 3)
-                    good &= kopt_init_xavier(words, (kopt_format)format, n, KOPT_UNIFORM, 77, 100, (kopt_random_key){1, 0, 2, 3}) == KOPT_OK;
+                    good &= kopt_init_xavier(words, (kopt_format)format, n, KOPT_UNIFORM, 77, 100,
+                                             (kopt_random_key){1, 0, 2, 3}) == KOPT_OK;
                 if (kind == 4) { /* a step with bf16 weights (words), whatever the gradient's format */
                     good &= kopt_normal(copy, (kopt_format)format, n, 0, 1, (kopt_random_key){1, 2, 9, 100}) == KOPT_OK;
                     good &= kopt_normal(words, KOPT_BF16, n, 0, 1, (kopt_random_key){1, 2, 8, 100}) == KOPT_OK;
@@ -392,8 +422,7 @@ static uint64_t hash_more(void)
 
 /* ---- lengths, places, refusals ---------------------------------------------------------------------------------- */
 
-static void check_edges(const kopt_vmath *vmath)
-{
+static void check_edges(const kopt_vmath *vmath) {
     enum { MOST = 70, ROOM = MOST + 32 };
     static float x[ROOM], y[ROOM], out[ROOM], other[ROOM], want[ROOM], more[ROOM];
     static uint16_t in16[600 + 32], out16[600 + 32], want16[600];
@@ -444,8 +473,7 @@ static void check_edges(const kopt_vmath *vmath)
 }
 
 /* The caller rounds up, flushes subnormals and takes them for zero; then nothing differs and all that is back. */
-static void check_environment(void)
-{
+static void check_environment(void) {
 #if defined(__SSE2__) && !defined(__TINYC__)
     static const float x[4] = {-95.5f, 0.3f, 1.7f, -100.25f};
     float want[2][4], got[2][4];
@@ -470,14 +498,12 @@ static void check_environment(void)
 #endif
 }
 
-static void own_exp(float *out, const float *x, size_t n)
-{
+static void own_exp(float *out, const float *x, size_t n) {
     size_t i;
     for (i = 0; i < n; ++i) out[i] = x[i] + 1;
 }
 
-static void check_refusals(void)
-{
+static void check_refusals(void) {
     static float a[64], b[64];
     static uint16_t h[64];
     kopt_vmath own = {NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL};
@@ -523,36 +549,38 @@ static void check_refusals(void)
    it in bf16, 2^-21 in fp16. A table's exp of two hard inputs lies on the wrong side of the middle, by so much or a
    unit more. e^0.0269775390625 = 1.02734473, the middle is 1.02734375; e^0.00048780441284 = 1.00048792, 1.00048828. */
 static float answer;
-static void answer_all(float *out, const float *x, size_t n)
-{
+static void answer_all(float *out, const float *x, size_t n) {
     size_t i;
     (void)x;
     for (i = 0; i < n; ++i) out[i] = answer;
 }
 
-static void check_doubt(void)
-{
-    static const struct { kopt_format format; uint16_t x, want; uint32_t answer; } c[] = {
-        {KOPT_BF16, 0x3cdd, 0x3f84, 0x3f838000 - 8}, {KOPT_BF16, 0x3cdd, 0x3f83, 0x3f838000 - 9},
-        {KOPT_FP16, 0x0ffe, 0x3c00, 0x3f801000 + 4}, {KOPT_FP16, 0x0ffe, 0x3c01, 0x3f801000 + 5}};
+static void check_doubt(void) {
+    static const struct {
+        kopt_format format;
+        uint16_t x, want;
+        uint32_t answer;
+    } c[] = {{KOPT_BF16, 0x3cdd, 0x3f84, 0x3f838000 - 8},
+             {KOPT_BF16, 0x3cdd, 0x3f83, 0x3f838000 - 9},
+             {KOPT_FP16, 0x0ffe, 0x3c00, 0x3f801000 + 4},
+             {KOPT_FP16, 0x0ffe, 0x3c01, 0x3f801000 + 5}};
     kopt_vmath table = {"wrong", NULL, NULL, NULL, NULL, NULL, NULL, NULL};
     int isa, k, i, wrong = 0;
     table.exp = answer_all;
     FOR_EACH_ISA(isa)
-        for (k = 0; k < 4; ++k) {
-            uint16_t x[37], y[37];
-            for (i = 0; i < 37; ++i) x[i] = c[k].x;
-            answer = ref_float(c[k].answer);
-            wrong += kopt_map(&table, KOPT_EXP, y, x, c[k].format, 37) != KOPT_OK;
-            for (i = 0; i < 37; ++i) wrong += y[i] != c[k].want;
-        }
+    for (k = 0; k < 4; ++k) {
+        uint16_t x[37], y[37];
+        for (i = 0; i < 37; ++i) x[i] = c[k].x;
+        answer = ref_float(c[k].answer);
+        wrong += kopt_map(&table, KOPT_EXP, y, x, c[k].format, 37) != KOPT_OK;
+        for (i = 0; i < 37; ++i) wrong += y[i] != c[k].want;
+    }
     ok(!wrong, "the list of hard inputs decides within 2^-20 (bf16) and 2^-21 (fp16) of a middle: %d wrong", wrong);
 }
 
 /* ---- the two backends on every instruction set ------------------------------------------------------------------ */
 
-static void check_all(long count)
-{
+static void check_all(long count) {
     int isa;
     FOR_EACH_ISA(isa) {
         char name[40];
@@ -602,8 +630,7 @@ static void check_all(long count)
 #endif
 }
 
-int main(int count, char **arguments)
-{
+int main(int count, char **arguments) {
     const char *mode = count > 1 ? arguments[1] : "full";
     int f, i, format;
     for (i = 0; i < ALL; ++i) inputs[i] = (uint16_t)i;

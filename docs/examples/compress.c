@@ -29,8 +29,8 @@ typedef struct {
 } Channel;
 
 static const Channel channels[] = {
-    {"fp32", KOPT_F32, KOPT_NEAREST, 0},         {"bf16", KOPT_BF16, KOPT_NEAREST, 1},
-    {"8 bit", KOPT_Q8, KOPT_NEAREST, 1},         {"1 bit", KOPT_SIGN, KOPT_NEAREST, 1},
+    {"fp32", KOPT_F32, KOPT_NEAREST, 0},           {"bf16", KOPT_BF16, KOPT_NEAREST, 1},
+    {"8 bit", KOPT_Q8, KOPT_NEAREST, 1},           {"1 bit", KOPT_SIGN, KOPT_NEAREST, 1},
     {"8 bit random", KOPT_Q8, KOPT_STOCHASTIC, 0}, {"1 bit biased", KOPT_SIGN, KOPT_NEAREST, 0}};
 enum { CHANNELS = sizeof channels / sizeof *channels };
 
@@ -107,13 +107,13 @@ int main(int argc, char **argv) {
         loss[i] = train_compressed(channel, &data, &bytes);
         const double above = loss[i] - loss[0];
         const int biased = channel->code == KOPT_SIGN && !channel->feedback;
-        printf("%-12s   %14s   %25zu   %15.4f   %+10.4f   %7.1f\n", channel->name, channel->feedback ? "yes" : "no", bytes,
-               loss[i], above, wall_clock() - start);
+        printf("%-12s   %14s   %25zu   %15.4f   %+10.4f   %7.1f\n", channel->name, channel->feedback ? "yes" : "no",
+               bytes, loss[i], above, wall_clock() - start);
         fflush(stdout);
         good &= biased ? !(above < APART) : above < CLOSE_TO;
     }
-    printf("\n%s: with error feedback or unbiased within %.2f of fp32, biased at least %.2f above\n", good ? "PASS" : "FAIL",
-           CLOSE_TO, APART);
+    printf("\n%s: with error feedback or unbiased within %.2f of fp32, biased at least %.2f above\n",
+           good ? "PASS" : "FAIL", CLOSE_TO, APART);
     free(data.bytes);
     free(data.val);
     return !good;

@@ -97,9 +97,9 @@ enum { MAX_ARMS = 5 };
 /* What is trained: a list of arms. */
 typedef struct {
     const char *name, *title; /* for the plot: "Training in NAME, TITLE" */
-    double learning_rate; /* at the start; falls to 0 along a cosine */
-    double apart;         /* nearest must end this much above fp32, in nats per byte of held-out text ... */
-    double close;         /* ... and the others this close to it */
+    double learning_rate;     /* at the start; falls to 0 along a cosine */
+    double apart;             /* nearest must end this much above fp32, in nats per byte of held-out text ... */
+    double close;             /* ... and the others this close to it */
     int arms;
     Arm arm[MAX_ARMS];
     int drawn[MAX_ARMS]; /* the order in which the curves are drawn: from wide to narrow */
@@ -115,21 +115,20 @@ enum { FP32, NEAREST, STOCHASTIC, KAHAN, EXACT };
    the stall shows at a lower learning rate, and is weaker at any rate this model learns well with. */
 static Setup setup_roundings(int fp16) {
     const kopt_format f = fp16 ? KOPT_FP16 : KOPT_BF16;
-    const Setup setup = {
-        fp16 ? "pure fp16" : "pure bf16",
-        "weights rounded in four ways",
-        fp16 ? 2.5e-4 : 1e-3,
-        fp16 ? 0.05 : 0.10,
-        CLOSE,
-        5,
-        {{"fp32", KOPT_F32, 0, KOPT_NEAREST, KOPT_NEAREST, "\033[90m", "#b9c0ca", "none", 9.0},
-         {"nearest", f, 0, KOPT_NEAREST, KOPT_NEAREST, "\033[31m", "#d1242f", "none", 2.5},
-         {"stochastic", f, 0, KOPT_STOCHASTIC, KOPT_STOCHASTIC, "\033[33m", "#f08c00", "5 4", 2.0},
-         {"kahan", f, 0, KOPT_KAHAN, KOPT_STOCHASTIC, "\033[34m", "#0b3d91", "none", 2.0},
-         {"exact", f, 0, KOPT_EXACT, KOPT_STOCHASTIC, "\033[32m", "#2ca25f", "none", 5.0}},
-        {FP32, EXACT, KAHAN, STOCHASTIC, NEAREST},
-        KAHAN,
-        0};
+    const Setup setup = {fp16 ? "pure fp16" : "pure bf16",
+                         "weights rounded in four ways",
+                         fp16 ? 2.5e-4 : 1e-3,
+                         fp16 ? 0.05 : 0.10,
+                         CLOSE,
+                         5,
+                         {{"fp32", KOPT_F32, 0, KOPT_NEAREST, KOPT_NEAREST, "\033[90m", "#b9c0ca", "none", 9.0},
+                          {"nearest", f, 0, KOPT_NEAREST, KOPT_NEAREST, "\033[31m", "#d1242f", "none", 2.5},
+                          {"stochastic", f, 0, KOPT_STOCHASTIC, KOPT_STOCHASTIC, "\033[33m", "#f08c00", "5 4", 2.0},
+                          {"kahan", f, 0, KOPT_KAHAN, KOPT_STOCHASTIC, "\033[34m", "#0b3d91", "none", 2.0},
+                          {"exact", f, 0, KOPT_EXACT, KOPT_STOCHASTIC, "\033[32m", "#2ca25f", "none", 5.0}},
+                         {FP32, EXACT, KAHAN, STOCHASTIC, NEAREST},
+                         KAHAN,
+                         0};
     return setup;
 }
 
@@ -172,7 +171,7 @@ typedef struct {
     double final_train;      /* mean of the last tenth of the steps */
     double final_val;        /* on all held-out bytes */
     double bytes_per_parameter, seconds;
-    int skipped;             /* steps that were skipped because a gradient overflowed */
+    int skipped; /* steps that were skipped because a gradient overflowed */
     unsigned char sample[SAMPLE];
 } Result;
 
@@ -214,9 +213,7 @@ static uint32_t random_bits(uint64_t *state) {
 }
 
 /* In [0, 1). */
-static float random_uniform(uint64_t *state) {
-    return (float)(random_bits(state) >> 8) * 0x1p-24f;
-}
+static float random_uniform(uint64_t *state) { return (float)(random_bits(state) >> 8) * 0x1p-24f; }
 
 /* ---- Data ------------------------------------------------------------------------------------------------------- */
 
@@ -273,9 +270,7 @@ typedef struct {
     float *value;
 } Tensor;
 
-static size_t format_bytes(kopt_format format) {
-    return format == KOPT_F32 ? 4 : 2;
-}
+static size_t format_bytes(kopt_format format) { return format == KOPT_F32 ? 4 : 2; }
 
 static Tensor tensor_make(kopt_format format, size_t n) {
     Tensor t = {format, n, NULL, NULL};
@@ -314,9 +309,7 @@ typedef struct {
     int32_t target[BATCH];                       /* ... and the ones that follow */
 } Model;
 
-static size_t parameter_size(int p) {
-    return parameter_rows[p] * parameter_columns[p];
-}
+static size_t parameter_size(int p) { return parameter_rows[p] * parameter_columns[p]; }
 
 static void model_make(Model *m, kopt_format format) {
     for (int p = 0; p < PARAMETERS; p++) {
@@ -352,8 +345,7 @@ static void parameter_init(float *initial, int p, uint64_t *random) {
 }
 
 /* c[m][n] = a[m][k] b[k][n], k a multiple of 4. The inner loop runs along rows, so compilers vectorise it. */
-static void matmul(float *restrict c, const float *restrict a, const float *restrict b, size_t m, size_t k,
-                   size_t n) {
+static void matmul(float *restrict c, const float *restrict a, const float *restrict b, size_t m, size_t k, size_t n) {
     memset(c, 0, m * n * sizeof *c);
     for (size_t i = 0; i < m; i++, c += n)
         for (size_t p = 0; p < k; p += 4, a += 4) {
@@ -375,8 +367,8 @@ static const float *transposed(const float *a, size_t rows, size_t columns) {
 static void embedding_forward(Model *m) {
     for (size_t b = 0; b < BATCH; b++)
         for (size_t c = 0; c < CONTEXT; c++)
-            memcpy(m->input.value + (b * CONTEXT + c) * EMBED,
-                   m->weight[EMBEDDING].value + m->context[b][c] * EMBED, EMBED * sizeof(float));
+            memcpy(m->input.value + (b * CONTEXT + c) * EMBED, m->weight[EMBEDDING].value + m->context[b][c] * EMBED,
+                   EMBED * sizeof(float));
 }
 
 /* dembedding[context[BATCH][CONTEXT]][EMBED] += dinput[BATCH][CONTEXT][EMBED] */
@@ -409,9 +401,7 @@ static void linear_backward(Tensor *dx, Tensor *dweight, Tensor *dbias, const Te
 }
 
 /* hidden = tanh(hidden) */
-static void tanh_forward(Tensor *hidden) {
-    check(kopt_vmath_tanh(NULL, hidden->value, hidden->value, hidden->n));
-}
+static void tanh_forward(Tensor *hidden) { check(kopt_vmath_tanh(NULL, hidden->value, hidden->value, hidden->n)); }
 
 /* dhidden = dhidden * (1 - hidden^2) */
 static void tanh_backward(Tensor *dhidden, const Tensor *hidden) {
@@ -423,8 +413,8 @@ static void tanh_backward(Tensor *dhidden, const Tensor *hidden) {
 static double cross_entropy(Model *m, size_t rows, Tensor *dlogits, float loss_scale) {
     float loss[BATCH];
     double sum = 0.0;
-    check(kopt_cross_entropy(NULL, loss, dlogits ? dlogits->stored : NULL, m->logits.stored, m->logits.format, m->target,
-                             rows, VOCAB, VOCAB, (double)loss_scale / BATCH));
+    check(kopt_cross_entropy(NULL, loss, dlogits ? dlogits->stored : NULL, m->logits.stored, m->logits.format,
+                             m->target, rows, VOCAB, VOCAB, (double)loss_scale / BATCH));
     if (dlogits) tensor_load(dlogits);
     for (size_t b = 0; b < rows; b++) sum += (double)loss[b];
     return sum;
@@ -556,8 +546,10 @@ static void train(Result *result, int index, const Setup *setup, const Data *d, 
 
         opt.lr = learning_rate * 0.5 * (1.0 + cos(3.14159265358979 * (step - 1) / STEPS));
         int skipped = 0;
-        if (format == KOPT_FP16) check(kopt_scaler_step(&scaler, &opt, tensors, PARAMETERS, 0, NULL, &skipped));
-        else check(kopt_optimizer_step(&opt, tensors, PARAMETERS));
+        if (format == KOPT_FP16)
+            check(kopt_scaler_step(&scaler, &opt, tensors, PARAMETERS, 0, NULL, &skipped));
+        else
+            check(kopt_optimizer_step(&opt, tensors, PARAMETERS));
         for (int p = 0; p < PARAMETERS; p++) tensor_load(&m.weight[p]);
         result->skipped += skipped;
 
@@ -644,14 +636,18 @@ static void plot_terminal(const Result *results, const Setup *setup) {
 
     puts("\nvalidation loss, nats per byte");
     for (int row = 0; row < ROWS; row++) {
-        if (row % 4 == 0) printf("%7.3f ", high - (row + 0.5) / ROWS * (high - low));
-        else printf("        ");
+        if (row % 4 == 0)
+            printf("%7.3f ", high - (row + 0.5) / ROWS * (high - low));
+        else
+            printf("        ");
         fputs("\xE2\x94\x82", stdout); /* U+2502, a vertical line */
         for (int column = 0; column < COLUMNS; column++) {
             int bits = dots[row][column];
             if (colours && bits) fputs(setup->arm[owner[row][column]].terminal, stdout);
-            if (bits) printf("\xE2%c%c", 0xA0 | bits >> 6, 0x80 | (bits & 0x3F)); /* U+2800 + bits */
-            else putchar(' ');
+            if (bits)
+                printf("\xE2%c%c", 0xA0 | bits >> 6, 0x80 | (bits & 0x3F)); /* U+2800 + bits */
+            else
+                putchar(' ');
             if (colours && bits) fputs("\033[0m", stdout);
         }
         for (int arm = 0; arm < setup->arms; arm++)
@@ -683,8 +679,8 @@ static void write_csv(FILE *file, const Result *results, const Setup *setup) {
     fputs("arm,step,train_loss,val_loss\n", file);
     for (int arm = 0; arm < setup->arms; arm++)
         for (int i = 0; i < LOGS; i++)
-            fprintf(file, "%s,%d,%.6f,%.6f\n", setup->arm[arm].name, (i + 1) * LOG_EVERY,
-                    results[arm].train_loss[i], results[arm].val_loss[i]);
+            fprintf(file, "%s,%d,%.6f,%.6f\n", setup->arm[arm].name, (i + 1) * LOG_EVERY, results[arm].train_loss[i],
+                    results[arm].val_loss[i]);
 }
 
 /* Curves that lie on one another are drawn from wide to narrow, so that all of them can be seen. */
@@ -698,11 +694,14 @@ static void write_svg(FILE *file, const Result *results, const Setup *setup) {
     fputs("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 860 470\" width=\"860\" height=\"470\"\n"
           "     font-family=\"Helvetica, Arial, sans-serif\" font-size=\"14\" fill=\"#24292f\">\n"
           "<rect width=\"860\" height=\"470\" fill=\"#ffffff\"/>\n"
-          "<clipPath id=\"plot\"><rect x=\"70\" y=\"80\" width=\"640\" height=\"330\"/></clipPath>\n", file);
+          "<clipPath id=\"plot\"><rect x=\"70\" y=\"80\" width=\"640\" height=\"330\"/></clipPath>\n",
+          file);
     fprintf(file, "<text x=\"%g\" y=\"34\" font-size=\"19\" font-weight=\"bold\">Training in %s, %s</text>\n", left,
             setup->name, setup->title);
-    fprintf(file, "<text x=\"%g\" y=\"58\" fill=\"#57606a\">Validation loss, nats per byte. Beside the names: bytes "
-            "per parameter with gradient and AdamW state</text>\n", left);
+    fprintf(file,
+            "<text x=\"%g\" y=\"58\" fill=\"#57606a\">Validation loss, nats per byte. Beside the names: bytes "
+            "per parameter with gradient and AdamW state</text>\n",
+            left);
 
     fprintf(file, "<path d=\"M%g %gV%gH%g\" fill=\"none\" stroke=\"#57606a\"/>\n", left, top, bottom, right);
     fprintf(file, "<text x=\"%g\" y=\"%g\" text-anchor=\"middle\">training step</text>\n", (left + right) / 2,
@@ -722,8 +721,10 @@ static void write_svg(FILE *file, const Result *results, const Setup *setup) {
     for (int i = 0; i < setup->arms; i++) {
         const Result *r = &results[setup->drawn[i]];
         const Arm *arm = &setup->arm[setup->drawn[i]];
-        fprintf(file, "<polyline clip-path=\"url(#plot)\" fill=\"none\" stroke=\"%s\" stroke-width=\"%g\" "
-                "stroke-dasharray=\"%s\" points=\"", arm->colour, arm->width, arm->dash);
+        fprintf(file,
+                "<polyline clip-path=\"url(#plot)\" fill=\"none\" stroke=\"%s\" stroke-width=\"%g\" "
+                "stroke-dasharray=\"%s\" points=\"",
+                arm->colour, arm->width, arm->dash);
         for (int point = 0; point < LOGS; point++)
             if (isfinite(r->val_loss[point]))
                 fprintf(file, "%.1f,%.1f ", left + (right - left) * (point + 1) / LOGS,
@@ -732,8 +733,8 @@ static void write_svg(FILE *file, const Result *results, const Setup *setup) {
         label = fmin(end, label - 20);
         fprintf(file, "\"/>\n<path d=\"M%g %.1fL%g %.1f\" stroke=\"%s\" stroke-width=\"1.5\"/>", right + 2, end,
                 right + 16, label, arm->colour);
-        fprintf(file, "<text x=\"%g\" y=\"%.1f\">%s, %.0f bytes</text>\n", right + 21, label + 5,
-                arm->name, r->bytes_per_parameter);
+        fprintf(file, "<text x=\"%g\" y=\"%.1f\">%s, %.0f bytes</text>\n", right + 21, label + 5, arm->name,
+                r->bytes_per_parameter);
     }
     fputs("</svg>\n", file);
 }
@@ -743,10 +744,14 @@ static void print_sample(const Result *r, const char *name) {
     printf("\nText generated by the %s arm:\n\n    ", name);
     for (int i = 0; i < SAMPLE; i++) {
         unsigned char byte = r->sample[i];
-        if (byte == '\n') fputs("\n    ", stdout);
-        else if (byte == '\t') fputs("    ", stdout);
-        else if (byte >= ' ' && byte <= '~') putchar(byte);
-        else printf("\\x%02X", byte);
+        if (byte == '\n')
+            fputs("\n    ", stdout);
+        else if (byte == '\t')
+            fputs("    ", stdout);
+        else if (byte >= ' ' && byte <= '~')
+            putchar(byte);
+        else
+            printf("\\x%02X", byte);
     }
     puts("\n");
 }
@@ -758,8 +763,8 @@ static int verdict_roundings(const Result *results, const Setup *setup) {
     double nearest = results[NEAREST].final_val - results[FP32].final_val;
     int close = fabs(kahan) <= setup->close && fabs(exact) <= setup->close, apart = !(nearest < setup->apart);
     printf("%s: next to fp32, kahan ends %+.4f and exact %+.4f nats per byte (%s %.2f), nearest %+.4f (%s %.2f).\n",
-           close && apart ? "PASS" : "FAIL", kahan, exact, close ? "both within" : "NOT both within", setup->close, nearest,
-           apart ? "worse by at least" : "NOT worse by", setup->apart);
+           close && apart ? "PASS" : "FAIL", kahan, exact, close ? "both within" : "NOT both within", setup->close,
+           nearest, apart ? "worse by at least" : "NOT worse by", setup->apart);
     return close && apart ? 0 : 1;
 }
 
@@ -786,26 +791,32 @@ static int want_precision(int *wanted, const char *name) {
 }
 
 int main(int argc, char **argv) {
-    static const char usage[] = "usage: demo [--fp16 | --precision fp32|amp_bf16|amp_fp16|bf16|fp16|all | --rule adam_atan2] [FILE]\n";
+    static const char usage[] =
+        "usage: demo [--fp16 | --precision fp32|amp_bf16|amp_fp16|bf16|fp16|all | --rule adam_atan2] [FILE]\n";
     const char *path = NULL;
     int fp16 = 0, wanted[MAX_ARMS] = {0}, by_precision = 0, atan2_rule = 0;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0) {
             printf("%sTrains a small language model on the bytes of FILE (default: kahan_opt.h), in fp32 and in pure\n"
                    "bf16 (--fp16: pure fp16) with four roundings of the weights, or in fp32 and the named precisions\n"
-                   "(one option for each, or all), or by Adam-atan2 (--rule), compares the losses, and writes build/demo/loss.csv and\n"
-                   "build/demo/loss.svg.\n", usage);
+                   "(one option for each, or all), or by Adam-atan2 (--rule), compares the losses, and writes "
+                   "build/demo/loss.csv and\n"
+                   "build/demo/loss.svg.\n",
+                   usage);
             return 0;
         }
-        if (strcmp(argv[i], "--fp16") == 0 && !by_precision && !atan2_rule) fp16 = 1;
-        else if (strcmp(argv[i], "--precision") == 0 && i + 1 < argc && !fp16 && !atan2_rule && want_precision(wanted, argv[i + 1])) {
+        if (strcmp(argv[i], "--fp16") == 0 && !by_precision && !atan2_rule)
+            fp16 = 1;
+        else if (strcmp(argv[i], "--precision") == 0 && i + 1 < argc && !fp16 && !atan2_rule &&
+                 want_precision(wanted, argv[i + 1])) {
             by_precision = 1;
             i++;
         } else if (strcmp(argv[i], "--rule") == 0 && i + 1 < argc && !fp16 && !by_precision &&
                    strcmp(argv[i + 1], "adam_atan2") == 0) {
             atan2_rule = 1;
             i++;
-        } else if (argv[i][0] != '-' && !path) path = argv[i];
+        } else if (argv[i][0] != '-' && !path)
+            path = argv[i];
         else {
             fputs(usage, stderr);
             return 2;
@@ -820,8 +831,9 @@ int main(int argc, char **argv) {
 
     size_t parameters = 0;
     for (int p = 0; p < PARAMETERS; p++) parameters += parameter_size(p);
-    printf("%s: %zu bytes%s, %zu of them held out; %zu parameters; fp32 against %s; loss and tanh by %s\n", path, data.n,
-           data.truncated ? " (the first 8 MB of it)" : "", data.vals, parameters, setup.name, kopt_vmath_name(NULL));
+    printf("%s: %zu bytes%s, %zu of them held out; %zu parameters; fp32 against %s; loss and tanh by %s\n", path,
+           data.n, data.truncated ? " (the first 8 MB of it)" : "", data.vals, parameters, setup.name,
+           kopt_vmath_name(NULL));
     fflush(stdout);
 
     static Result results[MAX_ARMS];

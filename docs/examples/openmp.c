@@ -18,8 +18,7 @@
 
 enum { WORTH_IT = 65536, CHUNK = 16384 };
 
-static int step_parallel(kopt_optimizer *opt, const kopt_tensor *t)
-{
+static int step_parallel(kopt_optimizer *opt, const kopt_tensor *t) {
     const ptrdiff_t chunks = (ptrdiff_t)((t->n + CHUNK - 1) / CHUNK); /* OpenMP 2 counts in signed integers only */
     kopt_step step;
     ptrdiff_t i;
@@ -45,8 +44,7 @@ static double now(void) /* seconds; without OpenMP there is one thread, and its 
 }
 
 /* Returns the microseconds of the quickest of ten steps. w: n weights, their state block behind them. */
-static double train(int parallel, size_t n, kopt_bf16 *w, kopt_bf16 *g)
-{
+static double train(int parallel, size_t n, kopt_bf16 *w, kopt_bf16 *g) {
     kopt_optimizer opt = kopt_adamw(1e-3);
     kopt_tensor t = kopt_tensor_of(w, g, KOPT_BF16, n, w + n, KOPT_STATE_BYTES(n, 6));
     double least = 1e9, begin, us;
@@ -62,8 +60,7 @@ static double train(int parallel, size_t n, kopt_bf16 *w, kopt_bf16 *g)
     return least;
 }
 
-int main(void)
-{
+int main(void) {
     static const size_t sizes[] = {1000, 65536, 4000001}; /* the last is no multiple of a chunk */
     int i, differ = 0;
     for (i = 0; i < 3; ++i) {

@@ -24,15 +24,13 @@ typedef struct share {
     kopt_result result;
 } share;
 
-static void *work(void *argument)
-{
+static void *work(void *argument) {
     share *s = argument;
     s->result = kopt_step_range(s->step, s->t, s->begin, s->end);
     return NULL;
 }
 
-static int step_shared(kopt_optimizer *opt, const kopt_tensor *t, size_t threads)
-{
+static int step_shared(kopt_optimizer *opt, const kopt_tensor *t, size_t threads) {
     share s[MOST];
     kopt_step step;
     size_t i, done = 0;
@@ -50,8 +48,7 @@ static int step_shared(kopt_optimizer *opt, const kopt_tensor *t, size_t threads
 }
 
 /* Returns the milliseconds of a step, on the clock. w: the weights; their state block is behind them. */
-static double train(size_t threads, kopt_bf16 *w, kopt_bf16 *g)
-{
+static double train(size_t threads, kopt_bf16 *w, kopt_bf16 *g) {
     kopt_optimizer opt = kopt_adamw(1e-3);
     kopt_tensor t = kopt_tensor_of(w, g, KOPT_BF16, N, w + N, KOPT_STATE_BYTES(N, 6));
     struct timespec a, b;
@@ -65,8 +62,7 @@ static double train(size_t threads, kopt_bf16 *w, kopt_bf16 *g)
     return ((double)(b.tv_sec - a.tv_sec) * 1e3 + (double)(b.tv_nsec - a.tv_nsec) * 1e-6) / STEPS;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     const size_t room = N * sizeof(kopt_bf16) + KOPT_STATE_BYTES(N, 6);
     int differ, threads = argc > 1 ? atoi(argv[1]) : 2;
     kopt_bf16 *one = calloc(1, room), *several = calloc(1, room), *g = malloc(N * sizeof *g);

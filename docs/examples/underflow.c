@@ -21,16 +21,14 @@ typedef struct fit {
 /* Input j of point i: small, and not the same for any two. */
 static float input(int i, int j) { return (float)((i * (5 + 8 * j) + 3 * j) % 64 - 31) * 1e-4f; }
 
-static float error(const fit *f, int i)
-{
+static float error(const fit *f, int i) {
     float sum = 0;
     int j;
     for (j = 0; j < INPUTS; ++j) sum += (kopt_f32_from_fp16(f->weight[j]) - truth[j]) * input(i, j);
     return sum;
 }
 
-static double loss(const fit *f)
-{
+static double loss(const fit *f) {
     double sum = 0;
     int i;
     for (i = 0; i < POINTS; ++i) sum += (double)error(f, i) * (double)error(f, i) / POINTS;
@@ -38,8 +36,7 @@ static double loss(const fit *f)
 }
 
 /* The backward pass of scale * loss, its results stored in fp16. */
-static void evaluate(void *user, float scale)
-{
+static void evaluate(void *user, float scale) {
     fit *f = (fit *)user;
     int i, j;
     for (j = 0; j < INPUTS; ++j) {
@@ -51,8 +48,7 @@ static void evaluate(void *user, float scale)
     }
 }
 
-static double train(float scale, int steps)
-{
+static double train(float scale, int steps) {
     static fit f; /* all weights 0 */
     kopt_optimizer opt = kopt_adam(1e-5);
     kopt_tensor t = kopt_tensor_of(f.weight, f.grad, KOPT_FP16, INPUTS, f.state, sizeof f.state);
@@ -77,8 +73,7 @@ static double train(float scale, int steps)
     return loss(&f) / before;
 }
 
-int main(void)
-{
+int main(void) {
     double without, with;
     printf("loss scale         zero gradients   skipped  scale after  loss before  loss after\n");
     without = train(1, 1000);
