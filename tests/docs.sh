@@ -1,4 +1,5 @@
-# What README.md and docs/*.md show is true: each fenced block compiles and runs, or a file is named that tests it; commands
+# What README.md and docs/*.md show is true: each fenced block compiles and runs, or a file is named that tests it;
+# commands
 # and files that are named exist; links lead somewhere. Prints TAP.
 #
 # A block is what its language says, unless a comment on the line before it says more:
@@ -11,14 +12,16 @@
 #     <!-- test: run -->         commands (sh) that run in the page's folder
 #     <!-- test: output -->      what the block before it has printed (text)
 #     <!-- test: FILE.sh -->     tests/FILE.sh tests it
-# A block without one: c, cpp and ino are files, and run if they have a main() or a setup(); sh are commands that are looked
+# A block without one: c, cpp and ino are files, and run if they have a main() or a setup(); sh are commands that are
+# looked
 # at; cmake and meson build the page's folder and run what they build.
 root=$PWD
 out=$root/build/tests/docs
 rm -rf "$out"
 mkdir -p "$out"
 CC=${CC:-cc} CXX=${CXX:-c++}
-warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-qual -Werror'
+warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef'
+warnings="$warnings -Wcast-qual -Werror"
 c_flags="-std=c99 $warnings -O1"
 cxx_flags="-std=c++11 $warnings -O1"
 count=0
@@ -36,11 +39,12 @@ skip() { # skip DESCRIPTION REASON
 have() { command -v "$1" >/dev/null 2>&1; }
 tab=$(printf '\t')
 
-# ---- blocks: each a file OUT/PAGE/LINE.LANGUAGE and a line of OUT/blocks --------------------------------------------------
+# ---- blocks: each a file OUT/PAGE/LINE.LANGUAGE and a line of OUT/blocks ---------------------------------------------
 
 : >"$out/blocks"
 : >"$out/wrong"
 for page in README.md docs/*.md; do
+    [ $page != docs/api.md ] || continue # generated, see below
     name=$(echo "${page%.md}" | tr / _)
     mkdir -p "$out/$name"
     awk -v page="$page" -v name="$name" -v out="$out" '
@@ -63,7 +67,10 @@ for page in README.md docs/*.md; do
             if ($0 ~ /^<!-- test: [^ ].* -->$/) marker = substr($0, 12, length($0) - 15)
             else wrong("a mark that is not on a line of its own, or ends elsewhere")
         }
-        END { if (inside) wrong("a block that does not end"); if (marker != "") wrong("no block behind `test: " marker "`") }
+        END {
+            if (inside) wrong("a block that does not end")
+            if (marker != "") wrong("no block behind `test: " marker "`")
+        }
     ' "$page"
 done
 marked() { # marked LANGUAGE MARK: do they go together?
@@ -82,14 +89,24 @@ cp "$out/wrong" "$out/log"
 [ ! -s "$out/wrong" ]
 report $? "each of the $(grep -c . "$out/blocks") blocks has a language and a mark that are known"
 
-# ---- what the blocks are compiled with ------------------------------------------------------------------------------------
+# ---- what the blocks are compiled with -------------------------------------------------------------------------------
 
-# The implementation, once: blocks that define KAHAN_OPT_IMPLEMENTATION are linked to it, but for those with macros of their
+# The implementation, once: blocks that define KAHAN_OPT_IMPLEMENTATION are linked to it, but for those with macros of
+# their
 # own. The system's other headers are stubs: what is called of them, and no more.
 implementation=$out/kahan_opt.o
 printf '#define KAHAN_OPT_VMATH\n#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >"$out/kahan_opt.c"
 $CC -std=c99 -O1 -DKAHAN_OPT_NO_SIMD -I. -c -o "$implementation" "$out/kahan_opt.c" >"$out/log" 2>&1
 report $? "the implementation compiles"
+
+# docs/api.md shows the header's declarations: they agree with the header, or they are errors.
+{
+    printf '#define KAHAN_OPT_VMATH\n#include "kahan_opt.h"\n#include "kahan_opt_cuda.cuh"\n'
+    awk '/^```c$/ { inside = 1; next } /^```$/ { inside = 0 } 
+        inside { if (!macro && /^#define /) macro = 1; if (!macro) print; macro = macro && /\\$/ }' docs/api.md
+} >"$out/api.c"
+$CC -std=c11 -Wall -Wextra -Werror -Wno-unused -I. "-I$out/stubs" -fsyntax-only "$out/api.c" >"$out/log" 2>&1
+report $? "docs/api.md: its declarations are the header's"
 
 mkdir -p "$out/stubs/torch" "$out/stubs/ATen/cuda"
 cat >"$out/stubs/cuda_runtime_api.h" <<'TEXT'
@@ -115,6 +132,22 @@ int cudaGraphLaunch(cudaGraphExec_t replay, cudaStream_t stream);
 }
 #endif
 #endif
+TEXT
+cat >"$out/stubs/mpi.h" <<'TEXT'
+/* Two ranks with the same numbers. */
+#include <string.h>
+typedef int MPI_Datatype;
+typedef void (*MPI_Op)(void *in, void *inout, int *n, MPI_Datatype *type);
+enum { MPI_UINT16_T, MPI_COMM_WORLD };
+#define MPI_IN_PLACE ((void *)0)
+static int MPI_Op_create(MPI_Op f, int commutes, MPI_Op *op) { return *op = f, !commutes; }
+static int MPI_Op_free(MPI_Op *op) { return *op = 0, 0; }
+static int MPI_Allreduce(const void *in, void *out, int n, MPI_Datatype type, MPI_Op op, int world) {
+    unsigned short other[64];
+    memcpy(other, out, 2 * (size_t)n);
+    op(other, out, &n, &type);
+    return world != MPI_COMM_WORLD || in != MPI_IN_PLACE;
+}
 TEXT
 cat >"$out/stubs/nccl.h" <<'TEXT'
 #include "cuda_runtime_api.h"
@@ -234,7 +267,7 @@ void forward_and_backward(cudaStream_t s);
 TEXT
 }
 
-# ---- c, cpp, ino ----------------------------------------------------------------------------------------------------------
+# ---- c, cpp, ino -----------------------------------------------------------------------------------------------------
 
 is_program() { grep -q '^int main(' "$1"; }
 compile_c() { # compile_c FILE PROGRAM INCLUDES...: a program if it has a main, else an object
@@ -281,21 +314,25 @@ one_file() { # one_file: the block of $page, $line, as it stands
         case $source in
         *.ino)
             # The tool chain of the sketch includes Arduino.h and calls setup() once and loop() forever.
-            printf '#include "Arduino.h"\n#include "%s"\nint main() {\n    setup();\n    for (int i = 0; i < 20000; i++) loop();\n}\n' \
-                "$source" >"$line.sketch.cpp"
-            $CXX -std=c++11 -Wall -Wextra -Werror -O1 -I. "-I$root" "-I$out/stubs" -o "$line" "$line.sketch.cpp" >"$out/log" 2>&1
+            printf '#include "Arduino.h"\n#include "%s"\nint main() {\n    setup();\n%s\n}\n' \
+                "$source" '    for (int i = 0; i < 20000; i++) loop();' >"$line.sketch.cpp"
+            $CXX -std=c++11 -Wall -Wextra -Werror -O1 -I. "-I$root" "-I$out/stubs" -o "$line" "$line.sketch.cpp" \
+                >"$out/log" 2>&1
             report $? "$where: compiles"
             "./$line" >"$line.output" 2>"$out/log" && awk 'END { exit !($1 > 0.49 && $1 < 0.51) }' "$line.output"
             report $? "$where: runs, and learns the slope of the stub"
             ;;
         *)
             if is_program "$source"; then
-                $CXX $cxx_flags -I. "-I$root" "-I$out/stubs" -DKOPT_IMPLEMENTED_ -o "$line" "$source" "$implementation" >"$out/log" 2>&1
+                $CXX $cxx_flags \
+                    -I. "-I$root" "-I$out/stubs" -DKOPT_IMPLEMENTED_ -o "$line" "$source" "$implementation" \
+                    >"$out/log" 2>&1
                 report $? "$where: compiles"
                 "./$line" >"$line.output" 2>"$out/log"
                 report $? "$where: runs"
             else
-                $CXX -std=c++11 -Wall -I. "-I$root" "-I$out/stubs" -DKOPT_IMPLEMENTED_ -c -o "$line.o" "$source" >"$out/log" 2>&1
+                $CXX -std=c++11 -Wall -I. "-I$root" "-I$out/stubs" -DKOPT_IMPLEMENTED_ -c -o "$line.o" "$source" \
+                    >"$out/log" 2>&1
                 report $? "$where: compiles"
             fi
             ;;
@@ -305,7 +342,7 @@ one_file() { # one_file: the block of $page, $line, as it stands
     cd "$root"
 }
 
-# ---- sh -------------------------------------------------------------------------------------------------------------------
+# ---- sh --------------------------------------------------------------------------------------------------------------
 
 usage=$(sh build.sh help)
 in_usage() { # in_usage COMMAND WORD: does a line of the usage about it have the word?
@@ -359,11 +396,13 @@ shell_block() {
         done
 }
 
-# ---- every block ----------------------------------------------------------------------------------------------------------
+# ---- every block -----------------------------------------------------------------------------------------------------
 
 say_main() { # the end of a program of bodies: LINE is printed if the body there returns
     printf 'int main(void)\n{\n    setvbuf(stdout, NULL, _IONBF, 0);\n'
-    while read -r at function; do printf '    %s;\n    if (%s() == 0) fputs("%s\\n", stderr);\n' "$1" "$function" "$at"; done
+    while read -r at function; do
+        printf '    %s;\n    if (%s() == 0) fputs("%s\\n", stderr);\n' "$1" "$function" "$at"
+    done
     printf '    return 0;\n}\n'
 }
 : >"$out/functions"
@@ -385,7 +424,8 @@ while IFS="$tab" read -r page name line language mark <&3; do
         { echo "#line $((line + 1)) \"$page\""; cat "$block"; } >>"$out/$name/page.c"
         [ "$mark" = 'page shared' ] || {
             function=$(sed -n 's/^static int \([a-z_0-9]*\)(void)$/\1/p' "$block" | head -1)
-            [ -n "$function" ] || { echo "no static int NAME(void)" >"$out/log"; report 1 "$page:$line: has a function to call"; }
+            [ -n "$function" ] || { echo "no static int NAME(void)" >"$out/log";
+                report 1 "$page:$line: has a function to call"; }
             echo "$line $function" >>"$out/$name/page.functions"
         }
         ;;
@@ -406,7 +446,10 @@ while IFS="$tab" read -r page name line language mark <&3; do
         ;;
     'sh run')
         [ -e "$out/$name/kahan_opt.h" ] || cp kahan_opt.h "$out/$name"
-        { printf 'cc() { command %s -DKAHAN_OPT_NO_SIMD "$@"; }\nset -e\n' "$CC"; cat "$block"; } >"$out/$name/$line.run"
+        {
+            printf 'cc() { command %s -DKAHAN_OPT_NO_SIMD "$@"; }\nset -e\n' "$CC"
+            cat "$block"
+        } >"$out/$name/$line.run"
         (cd "$out/$name" && sh "./$line.run") >"$out/$name/$line.output" 2>"$out/log"
         report $? "$page:$line: the commands run"
         last=$out/$name/$line.output
@@ -442,14 +485,16 @@ while IFS="$tab" read -r page name line language mark <&3; do
     esac
 done 3<"$out/blocks"
 
-# Blocks that are one program: each function is called and says that all is well. training-loop.md: and the weights moved.
+# Blocks that are one program: each function is called and says that all is well. training-loop.md: and the weights
+# moved.
 for page in README.md docs/*.md; do
     name=$(echo "${page%.md}" | tr / _)
     : >"$out/said"
     if [ -e "$out/$name/page.c" ]; then
         after= before=0
         [ $name != docs_training-loop ] ||
-            before='memset(w, 0, sizeof w), memset(bias, 0, sizeof bias)' after=' || w[N - 1] == 0 || w[N - 1] >= 0x8000'
+            before='memset(w, 0, sizeof w), memset(bias, 0, sizeof bias)'
+            after=' || w[N - 1] == 0 || w[N - 1] >= 0x8000'
         {
             printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n#include <stdio.h>\n#include <string.h>\n'
             cat "$out/$name/page.c"
@@ -458,7 +503,8 @@ for page in README.md docs/*.md; do
             done
             sed 's/ .*//; s/.*/& check_&/' "$out/$name/page.functions" | say_main "$before"
         } >"$out/$name/page_program.c"
-        compile_c "$out/$name/page_program.c" "$out/$name/page" -I. >"$out/log" 2>&1 && "$out/$name/page" 2>"$out/said" >/dev/null
+        compile_c "$out/$name/page_program.c" "$out/$name/page" -I. \
+            >"$out/log" 2>&1 && "$out/$name/page" 2>"$out/said" >/dev/null
         report $? "$page: the blocks that are one program compile as shown, and run"
         while read -r at function; do
             grep -q "^$at\$" "$out/said"
@@ -467,9 +513,12 @@ for page in README.md docs/*.md; do
     fi
     : >"$out/said"
     if [ -e "$out/$name/body.c" ]; then
-        { context && cat "$out/$name/body.c" && say_main 'fresh()' <"$out/$name/body.functions"; } >"$out/$name/body_program.c"
+        { context && cat "$out/$name/body.c" &&
+            say_main 'fresh()' <"$out/$name/body.functions"; } >"$out/$name/body_program.c"
         # a block may have its own opt or t; a fragment need not use everything
-        $CC $c_flags -Wno-shadow -Wno-unused -I. -o "$out/$name/body" "$out/$name/body_program.c" "$implementation" -lm >"$out/log" 2>&1 &&
+        $CC $c_flags -Wno-shadow -Wno-unused \
+            -I. -o "$out/$name/body" "$out/$name/body_program.c" "$implementation" -lm \
+            >"$out/log" 2>&1 &&
             (cd "$out/$name" && ./body 2>"$out/said" >"$out/$name/body.output")
         report $? "$page: the insides of functions compile as shown, and run"
         while read -r at function; do
@@ -479,12 +528,14 @@ for page in README.md docs/*.md; do
     fi
     if [ -e "$out/$name/cuda.c" ]; then
         { cuda_context && cat "$out/$name/cuda.c"; } >"$out/$name/cuda_all.c"
-        $CC -std=c99 -Wall -Wextra -Werror -Wno-unused -Wno-shadow -I. "-I$out/stubs" -fsyntax-only "$out/$name/cuda_all.c" >"$out/log" 2>&1
+        $CC -std=c99 -Wall -Wextra -Werror -Wno-unused -Wno-shadow \
+            -I. "-I$out/stubs" -fsyntax-only "$out/$name/cuda_all.c" \
+            >"$out/log" 2>&1
         report $? "$page: the insides of functions for a GPU compile as shown"
     fi
 done
 
-# ---- commands and files in the text ---------------------------------------------------------------------------------------
+# ---- commands and files in the text ----------------------------------------------------------------------------------
 
 for page in README.md docs/*.md; do
     name=$(echo "${page%.md}" | tr / _)
@@ -494,7 +545,8 @@ for page in README.md docs/*.md; do
         parts = split($0, part, "`")
         for (i = 2; i <= parts; i += 2) print part[i]
     }' >"$out/spans"
-    awk '/^```/ { inside = !inside; next } !inside && /^    \.\/build\.sh / { sub(/^ */, ""); print }' "$page" >>"$out/spans"
+    awk '/^```/ { inside = !inside; next }
+        !inside && /^    \.\/build\.sh / { sub(/^ */, ""); print }' "$page" >>"$out/spans"
     tr -d '[]' <"$out/spans" | while read -r span; do
         set -f
         set -- $span
@@ -511,10 +563,13 @@ done >"$out/log"
 [ ! -s "$out/log" ]
 report $? "commands of build.sh and files that the text names are there"
 
-# ---- links ----------------------------------------------------------------------------------------------------------------
+# ---- links -----------------------------------------------------------------------------------------------------------
 
-# The anchors of a page, as GitHub makes them: headings in small letters, without what is neither letter, digit, _ nor -.
+# The anchors of a page: those it sets, and those that GitHub makes of headings: in small letters, without what is
+# neither
+# letter, digit, _ nor -.
 anchors() {
+    grep -o '<a id="[^"]*"' "$1" | cut -d '"' -f 2
     awk '/^```/ { inside = !inside; next } !inside && /^#+ / {
         sub(/^#+ +/, "")
         gsub(/\]\([^)]*\)/, "")
@@ -533,7 +588,7 @@ for page in README.md docs/*.md; do
             $0 = substr($0, RSTART + RLENGTH)
         }
     }
-    /^\[[^]]*\]: / { print $2 }' "$page" >"$out/links"
+    /^\[[^]]*\]: / { print $2 }' "$page" | sort -u >"$out/links"
     while read -r link; do
         case $link in *://* | mailto:*) continue ;; esac
         file=${link%%#*} anchor=
@@ -541,14 +596,18 @@ for page in README.md docs/*.md; do
         file=$(dirname "$page")/$file
         [ -n "${link%%#*}" ] || file=$page
         if [ ! -e "$file" ]; then echo "$page: there is no $link"; continue; fi
-        [ -z "$anchor" ] || anchors "$file" | grep -q -x -F -e "$anchor" || echo "$page: $link: there is no such heading"
+        [ -n "$anchor" ] || continue
+        cached=$out/anchors.$(echo "$file" | tr / _)
+        [ -e "$cached" ] || anchors "$file" >"$cached"
+        grep -q -x -F -e "$anchor" "$cached" || echo "$page: $link: there is no such heading"
     done <"$out/links"
 done >"$out/log"
 links=$(cat README.md docs/*.md | grep -o '](' | grep -c .)
 [ ! -s "$out/log" ] && [ "$links" -gt 20 ]
 report $? "links lead to files and headings that are there"
 for page in docs/*.md; do
-    [ $page = docs/README.md ] || grep -q -F "($(basename $page))" docs/README.md || echo "docs/README.md does not name $page"
+    [ $page = docs/README.md ] || grep -q -F "($(basename $page))" docs/README.md ||
+        echo "docs/README.md does not name $page"
 done >"$out/log" 2>&1
 [ ! -s "$out/log" ]
 report $? "the index names every page"

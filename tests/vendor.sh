@@ -127,7 +127,8 @@ if section warnings; then
     check "the quick start is where it should be" grep -q kopt_optimizer_step $out/quick_start.c
     head -40 kahan_opt.h >$out/beginning
     check "the quick start is in the first 40 lines" grep -q kopt_optimizer_step $out/beginning
-    check "the quick start compiles as shown in C99" ${CC:-cc} -std=c99 -Wall -Wextra -Wpedantic -Wconversion -Werror -I. \
+    check "the quick start compiles as shown in C99" ${CC:-cc} -std=c99 -Wall -Wextra -Wpedantic \
+        -Wconversion -Werror -I. \
         -fsyntax-only $out/quick_start.c
     if have g++; then
         check "the quick start compiles as shown in C++" g++ -x c++ $gcc_cpp -Wno-missing-declarations -Wno-shadow -I. \

@@ -223,7 +223,8 @@ def patches():
             line += ' ' + item + ','
         return '\n'.join(text + [line.rstrip(',')])
     print('static const unsigned kopt_map_exception_start_[%d] = {\n%s};' % (len(start), lines(map(str, start))))
-    print('static const uint32_t kopt_map_exception_table_[%d] = {\n%s};' % (len(words), lines('0x%08Xu' % w for w in words)))
+    table = lines('0x%08Xu' % w for w in words)
+    print('static const uint32_t kopt_map_exception_table_[%d] = {\n%s};' % (len(words), table))
     for (name, form), (results, _) in zip(jobs, made):
         h = 0xcbf29ce484222325
         for r in results:
