@@ -5731,7 +5731,8 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(tool)(const kopt_tool_ *t) {
 #ifdef KAHAN_OPT_VMATH
 /* ---- vector mathematics ---- */
 
-/* docs/vmath.md. The coefficients are those of `tests/vmath.py coefficients`. */
+/* Functions of one vector. docs/vmath.md has the formulas; `python3 tests/vmath.py coefficients` prints the
+   coefficients. */
 
 #define blend_ K_(blend)
 #define horner_ K_(horner)
@@ -5740,48 +5741,54 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(tool)(const kopt_tool_ *t) {
 FN_ vf32_ blend_(vmask_ m, vf32_ yes, vf32_ no) { return as_f32_(select_(m, as_u32_(yes), as_u32_(no))); }
 FN_ vf32_ abs_(vf32_ x) { return as_f32_(and_(as_u32_(x), isplat_(0x7FFFFFFFu))); }
 
-/* |x|, and limit if it is above or NaN: x with its sign. */
+/* x, with its magnitude reduced to limit if it is above limit or NaN. The sign stays. */
 FN_ vf32_ K_(clamp_abs)(vf32_ x, float limit) {
     const vu32_ u = as_u32_(x), mag = and_(u, isplat_(0x7FFFFFFFu)), end = isplat_(kopt_as_u32_(limit));
     return as_f32_(or_(xor_(u, mag), select_(igt_(mag, end), end, mag)));
 }
 
-/* c + x * rest: a polynomial is horner_(x, c0, horner_(x, c1, ... splat_(c_last))) */
-FN_ vf32_ horner_(vf32_ x, float c, vf32_ rest) { return add_(mul_(rest, x), splat_(c)); }
+/* c + x * higher, one step of Horner's method. A polynomial is horner_(x, c0, horner_(x, c1, ... splat_(c_last))). */
+FN_ vf32_ horner_(vf32_ x, float c, vf32_ higher) { return add_(mul_(higher, x), splat_(c)); }
 
-/* a * b and what the product lost (Dekker 1971); magnitudes below 2^115, products above 2^-100. */
-FN_ vf32_ K_(two_product)(vf32_ a, vf32_ b, vf32_ *rest) {
+/* Returns a * b; *error becomes the rounding error of the product, exactly (Dekker 1971). Magnitudes must be below
+   2^115, products above 2^-100. */
+FN_ vf32_ K_(two_product)(vf32_ a, vf32_ b, vf32_ *error) {
     const vf32_ split = splat_(4097.0f), p = mul_(a, b), at = mul_(a, split), bt = mul_(b, split);
     const vf32_ ah = sub_(at, sub_(at, a)), al = sub_(a, ah), bh = sub_(bt, sub_(bt, b)), bl = sub_(b, bh);
-    *rest = add_(add_(add_(sub_(mul_(ah, bh), p), mul_(ah, bl)), mul_(al, bh)), mul_(al, bl));
+    *error = add_(add_(add_(sub_(mul_(ah, bh), p), mul_(ah, bl)), mul_(al, bh)), mul_(al, bl));
     return p;
 }
 
-/* e^(x + d), d a correction: x = k log 2 + r, 2^k (1 + r + r^2 P(r)). */
+/* e^(x + d), d a small correction of x. With x + d = k log 2 + r, log 2 in two parts (Cody and Waite), it is
+   2^k (1 + r + r^2 P(r)). r_error is the rounding error of r, low that of 1 + r. */
 FN_ vf32_ K_(vmath_exp)(vf32_ x, vf32_ d) {
-    const vf32_ magic = splat_(12582912.0f), one = splat_(1.0f), a = K_(clamp_abs)(x, 104.0f); /* 1.5 * 2^23 */
+    /* Adding magic = 1.5 * 2^23 rounds to an integer, which is then in the low bits. */
+    const vf32_ magic = splat_(12582912.0f), one = splat_(1.0f), a = K_(clamp_abs)(x, 104.0f);
     const vf32_ t = add_(mul_(a, splat_(1.44269504f)), magic), k = sub_(t, magic);
     const vf32_ r0 = sub_(a, mul_(k, splat_(0.693359375f))), c = sub_(d, mul_(k, splat_(-0.000212194440f)));
-    const vf32_ r = add_(r0, c), lost = add_(sub_(r0, r), c), high = add_(one, r), low = sub_(r, sub_(high, one));
+    const vf32_ r = add_(r0, c), r_error = add_(sub_(r0, r), c), high = add_(one, r), low = sub_(r, sub_(high, one));
     const vf32_ p =
         add_(mul_(mul_(r, r), horner_(r, 0.5f,
                                       horner_(r, 0.166666672f,
                                               horner_(r, 0.0416664518f,
                                                       horner_(r, 0.00833319779f,
                                                               horner_(r, 0.00139361445f, splat_(0.000199533533f))))))),
-             lost);
+             r_error);
     const vu32_ i = iadd_(isub_(as_u32_(t), as_u32_(magic)), isplat_(512)), i1 = shr_(i, 1), i2 = isub_(i, i1);
-    vf32_ y = mul_(add_(high, add_(low, p)), as_f32_(shl_(isub_(i1, isplat_(256 - 127)), 23))); /* 2^k in two factors */
+    /* 2^k as two factors, so that a subnormal result is rounded only once. */
+    vf32_ y = mul_(add_(high, add_(low, p)), as_f32_(shl_(isub_(i1, isplat_(256 - 127)), 23)));
     y = mul_(y, as_f32_(shl_(isub_(i2, isplat_(256 - 127)), 23)));
     return blend_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), as_f32_(isplat_(0x7FC00000u)), y);
 }
 
-/* x = 2^k (1 + f), sqrt(1/2) <= 1 + f < sqrt(2), s = f / (2 + f): log(1 + f) = f - f^2/2 + s (f^2/2 + R(s^2)). */
+/* log(x) = k log 2 + log(1 + f), where x = 2^k (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2).
+   With s = f / (2 + f), log(1 + f) = f - f^2/2 + s (f^2/2 + R(s^2)). */
 FN_ vf32_ K_(vmath_log)(vf32_ x) {
-    const vu32_ given = as_u32_(x);
-    const vmask_ tiny = igt_(isplat_(0x00800000u), given);
+    const vu32_ bits = as_u32_(x);
+    /* 0 and subnormals; negative numbers, too, but their result is replaced below */
+    const vmask_ tiny = igt_(isplat_(0x00800000u), bits);
     const vu32_ u =
-        iadd_(select_(tiny, as_u32_(mul_(x, splat_(8388608.0f))), given), isplat_(0x3F800000u - 0x3F3504F3u));
+        iadd_(select_(tiny, as_u32_(mul_(x, splat_(8388608.0f))), bits), isplat_(0x3F800000u - 0x3F3504F3u));
     const vf32_ f = sub_(as_f32_(iadd_(and_(u, isplat_(0x007FFFFFu)), isplat_(0x3F3504F3u))), splat_(1.0f));
     const vf32_ k = convert_f32_(isub_(shr_(u, 23), select_(tiny, isplat_(127 + 23), isplat_(127))));
     const vf32_ s = div_(f, add_(splat_(2.0f), f)), z = mul_(s, s), half = mul_(mul_(f, f), splat_(0.5f));
@@ -5791,12 +5798,12 @@ FN_ vf32_ K_(vmath_log)(vf32_ x) {
         half);
     const vf32_ a = mul_(k, splat_(0.693359375f)), high = add_(a, f), low = sub_(f, sub_(high, a));
     vf32_ y = add_(high, add_(low, add_(mul_(k, splat_(-0.000212194440f)), r)));
-    y = blend_(igt_(given, isplat_(0x7F7FFFFFu)), x, y);                   /* inf, NaN */
-    y = blend_(igt_(isplat_(0), given), as_f32_(isplat_(0x7FC00000u)), y); /* negative */
-    return blend_(ieq_(and_(given, isplat_(0x7FFFFFFFu)), isplat_(0)), as_f32_(isplat_(0xFF800000u)), y);
+    y = blend_(igt_(bits, isplat_(0x7F7FFFFFu)), x, y);                   /* +infinity, NaN */
+    y = blend_(igt_(isplat_(0), bits), as_f32_(isplat_(0x7FC00000u)), y); /* negative */
+    return blend_(ieq_(and_(bits, isplat_(0x7FFFFFFFu)), isplat_(0)), as_f32_(isplat_(0xFF800000u)), y);
 }
 
-/* x + x^3 P(x^2) below 0.8, else 1 - 2 q / (1 + q) with q = e^(-2 |x|). */
+/* tanh(x) = x + x^3 P(x^2) for |x| < 0.8, else 1 - 2 q / (1 + q) with q = e^(-2 |x|), and the sign of x. */
 FN_ vf32_ K_(vmath_tanh)(vf32_ x) {
     const vf32_ a = abs_(x), z = mul_(a, a), one = splat_(1.0f),
                 q = K_(vmath_exp)(mul_(a, splat_(-2.0f)), splat_(0.0f));
@@ -5808,16 +5815,15 @@ FN_ vf32_ K_(vmath_tanh)(vf32_ x) {
                                              horner_(z, 0.0217733867f,
                                                      horner_(z, -0.00850884989f,
                                                              horner_(z, 0.0028497458f, splat_(-0.000569574651f)))))))));
-    const vf32_ d = add_(one, q), rest = sub_(q, sub_(d, one)),
-                w = div_(mul_(q, splat_(2.0f)), d); /* 1 + q = d + rest */
-    const vf32_ high = sub_(one, w),
-                lost = mul_(mul_(w, rest), sub_(one, mul_(w, splat_(0.5f)))); /* 1 / d = 1 - w / 2 */
-    const vf32_ above = add_(high, add_(sub_(sub_(one, high), w), lost));
+    /* 1 + q = d + d_error; 2 q / (1 + q) = w - correction = w - w d_error / d, with 1 / d = 1 - w / 2. */
+    const vf32_ d = add_(one, q), d_error = sub_(q, sub_(d, one)), w = div_(mul_(q, splat_(2.0f)), d);
+    const vf32_ high = sub_(one, w), correction = mul_(mul_(w, d_error), sub_(one, mul_(w, splat_(0.5f))));
+    const vf32_ above = add_(high, add_(sub_(sub_(one, high), w), correction));
     return as_f32_(
         or_(xor_(as_u32_(x), as_u32_(a)), as_u32_(blend_(igt_(as_u32_(splat_(0.8f)), as_u32_(a)), below, above))));
 }
 
-/* For 0 <= x < 1: x + x P(x^2) */
+/* erf(x) = x + x P(x^2) for 0 <= x < 1. */
 FN_ vf32_ K_(vmath_erf_below_1)(vf32_ x) {
     const vf32_ z = mul_(x, x);
     return add_(x, mul_(x, horner_(z, 0.128379166f,
@@ -5830,7 +5836,7 @@ FN_ vf32_ K_(vmath_erf_below_1)(vf32_ x) {
                                                                                    splat_(-8.57798841e-06f))))))))));
 }
 
-/* e^(y^2) erfc(y) for 0 <= y < 10.9: P(t) / (1 + 2 y), t = (y - 2) / (y + 2) */
+/* erfcx(y) = e^(y^2) erfc(y) = P(t) / (1 + 2 y) with t = (y - 2) / (y + 2), for 0 <= y < 10.9. */
 FN_ vf32_ K_(vmath_erfcx)(vf32_ y) {
     const vf32_ two = splat_(2.0f), t = div_(sub_(y, two), add_(y, two));
     return div_(
@@ -5852,7 +5858,7 @@ FN_ vf32_ K_(vmath_erfcx)(vf32_ y) {
         add_(splat_(1.0f), mul_(two, y)));
 }
 
-/* erfc(y) for y >= 0 */
+/* erfc(y) = e^(-y^2) erfcx(y) for y >= 0, with y^2 in two parts. */
 FN_ vf32_ K_(vmath_erfc_positive)(vf32_ y) {
     vf32_ low, high, a = K_(clamp_abs)(y, 10.5f);
     high = K_(two_product)(a, a, &low);
@@ -5869,21 +5875,22 @@ FN_ vf32_ K_(vmath_erf)(vf32_ x) {
 }
 
 FN_ vf32_ K_(vmath_erfc)(vf32_ x) {
-    const vf32_ a = abs_(x), one = splat_(1.0f), tail = K_(vmath_erfc_positive)(a);
+    const vf32_ a = abs_(x), one = splat_(1.0f), positive = K_(vmath_erfc_positive)(a);
     const vu32_ sign = xor_(as_u32_(x), as_u32_(a));
     const vf32_ below = sub_(one, as_f32_(or_(as_u32_(K_(vmath_erf_below_1)(a)), sign)));
-    const vf32_ above = blend_(ieq_(sign, isplat_(0)), tail, sub_(splat_(2.0f), tail));
+    const vf32_ above = blend_(ieq_(sign, isplat_(0)), positive, sub_(splat_(2.0f), positive));
     const vf32_ y = blend_(igt_(as_u32_(splat_(0.5f)), as_u32_(a)), below, above);
     return blend_(igt_(as_u32_(a), isplat_(0x7F800000u)), x, y);
 }
 
-/* The angle of the smaller over the larger, q + q^3 P(q^2), put into its octant. */
+/* q is the smaller of |y| and |x| divided by the larger, atan(q) = q + q^3 P(q^2). The result is atan(q),
+   pi/2 -+ atan(q) or pi - atan(q), depending on the octant, with the sign of y. */
 FN_ vf32_ K_(vmath_atan2)(vf32_ y, vf32_ x) {
     const vf32_ ay = abs_(y), ax = abs_(x);
-    const vu32_ v = as_u32_(ay), u = as_u32_(ax), flip = xor_(u, as_u32_(x)), zero = isplat_(0);
+    const vu32_ v = as_u32_(ay), u = as_u32_(ax), x_sign = xor_(u, as_u32_(x)), zero = isplat_(0);
     const vmask_ swap = igt_(v, u), nan = mask_or_(igt_(v, isplat_(0x7F800000u)), igt_(u, isplat_(0x7F800000u)));
-    const vu32_ most = select_(swap, v, u), turn = xor_(flip, select_(swap, isplat_(0x80000000u), zero));
-    vf32_ q = div_(blend_(swap, ax, ay), as_f32_(most)), z, high, low;
+    const vu32_ largest = select_(swap, v, u), q_sign = xor_(x_sign, select_(swap, isplat_(0x80000000u), zero));
+    vf32_ q = div_(blend_(swap, ax, ay), as_f32_(largest)), z, high, low;
     z = mul_(q, q);
     q = add_(
         q,
@@ -5902,19 +5909,17 @@ FN_ vf32_ K_(vmath_atan2)(vf32_ y, vf32_ x) {
                                                                  horner_(z, -0.0157589912f,
                                                                          horner_(z, 0.004706142f,
                                                                                  splat_(-0.000659056939f)))))))))))));
-    q = blend_(ieq_(v, u), as_f32_(isplat_(0x3F490FDBu)), q); /* pi/4, infinite or not */
-    q = blend_(ieq_(most, zero), as_f32_(zero), q);
-    high =
-        as_f32_(select_(swap, isplat_(0x3FC90FDBu), select_(ieq_(flip, zero), zero, isplat_(0x40490FDBu)))); /* pi/2, 0,
-          pi */
-    low = as_f32_(
-        select_(swap, isplat_(0xB33BBD2Eu), select_(ieq_(flip, zero), zero, isplat_(0xB3BBBD2Eu)))); /* the rest    */
-    z = add_(high, add_(low, as_f32_(xor_(as_u32_(q), turn))));
+    q = blend_(ieq_(v, u), as_f32_(isplat_(0x3F490FDBu)), q); /* |y| = |x|: pi/4, also if both are infinite */
+    q = blend_(ieq_(largest, zero), as_f32_(zero), q);        /* both are 0 */
+    /* high + low is pi/2, 0 or pi */
+    high = as_f32_(select_(swap, isplat_(0x3FC90FDBu), select_(ieq_(x_sign, zero), zero, isplat_(0x40490FDBu))));
+    low = as_f32_(select_(swap, isplat_(0xB33BBD2Eu), select_(ieq_(x_sign, zero), zero, isplat_(0xB3BBBD2Eu))));
+    z = add_(high, add_(low, as_f32_(xor_(as_u32_(q), q_sign))));
     z = as_f32_(or_(and_(as_u32_(z), isplat_(0x7FFFFFFFu)), xor_(v, as_u32_(y))));
     return blend_(nan, as_f32_(isplat_(0x7FC00000u)), z);
 }
 
-/* For |f| <= 1/4: sin(pi f) = 4 f - f P(f^2), cos(pi f) = 1 + f^2 Q(f^2). */
+/* Returns sin(pi f) = 4 f - f P(f^2); *cosine becomes cos(pi f) = 1 + f^2 Q(f^2). |f| <= 1/4. */
 FN_ vf32_ K_(sincospi_quarter)(vf32_ f, vf32_ *cosine) {
     const vf32_ z = mul_(f, f);
     *cosine =
@@ -5928,16 +5933,17 @@ FN_ vf32_ K_(sincospi_quarter)(vf32_ f, vf32_ *cosine) {
                                         horner_(z, -2.55051947f, horner_(z, 0.606866181f, splat_(-0.135735944f)))))));
 }
 
-/* x = n/2 + f, |f| <= 1/4, exactly. */
+/* Returns sin(pi x); *cosine becomes cos(pi x). x = n/2 + f exactly, with |f| <= 1/4: n modulo 4 decides which of the
+   two functions of f is the result, and its sign. A zero sine has the sign of x, a zero cosine is +0. */
 FN_ vf32_ K_(vmath_sincospi)(vf32_ x, vf32_ *cosine) {
-    const vf32_ magic = splat_(12582912.0f),
-                far_away = splat_(12884901888.0f); /* 1.5 * 2^33: rounds to multiples of 2^10 */
+    /* Adding 1.5 * 2^23 rounds to an integer, adding 1.5 * 2^33 to a multiple of 2^10. */
+    const vf32_ magic = splat_(12582912.0f), magic_1024 = splat_(12884901888.0f);
     const vu32_ mag = and_(as_u32_(x), isplat_(0x7FFFFFFFu)), sign = xor_(as_u32_(x), mag), zero = isplat_(0);
-    const vf32_ a = as_f32_(select_(igt_(mag, isplat_(0x4B7FFFFFu)), zero, mag)); /* from 2^24 on they are even */
-    const vf32_ b = sub_(a, sub_(add_(a, far_away), far_away)), t = add_(add_(b, b), magic);
+    const vf32_ a = as_f32_(select_(igt_(mag, isplat_(0x4B7FFFFFu)), zero, mag)); /* 2^24 and above are even: like 0 */
+    const vf32_ b = sub_(a, sub_(add_(a, magic_1024), magic_1024)), t = add_(add_(b, b), magic);
     vf32_ c;
     const vf32_ s = K_(sincospi_quarter)(sub_(b, mul_(sub_(t, magic), splat_(0.5f))), &c);
-    const vu32_ n = as_u32_(t); /* of which the low bits are those of the integer */
+    const vu32_ n = as_u32_(t); /* its low bits are those of the integer n */
     const vmask_ even = ieq_(and_(n, isplat_(1)), zero), special = igt_(mag, isplat_(0x7F7FFFFFu));
     vu32_ sw = select_(even, as_u32_(s), as_u32_(c)), cw = select_(even, as_u32_(c), as_u32_(s));
     sw = xor_(sw, shl_(and_(n, isplat_(2)), 30));
@@ -5950,25 +5956,30 @@ FN_ vf32_ K_(vmath_sincospi)(vf32_ x, vf32_ *cosine) {
 
 /* ---- functions from 16 bits to 16 bits ---- */
 
-/* map_argument() makes the argument of the table's function, map_result() the result from what that returns. */
+/* The parts of kopt_map() around the call of a function of the table (exp, log or tanh): map_argument() computes its
+   argument, map_result() computes f(x) from its result, and map_result16() rounds f(x). */
 
-/* g(|x|) = |x| (c1 + c3 x^2) of the tanh form of GELU, and what it lost; |x| <= 12. */
-FN_ vf32_ K_(gelu_tanh_argument)(vf32_ x, vf32_ *rest) {
-    const vf32_ a = K_(clamp_abs)(abs_(x), 12.0f), c1 = splat_(1.59576917f), square = mul_(a, a); /* exact: 22 bits */
-    vf32_ low, tail, p = K_(two_product)(square, splat_(0.0713548139f), &low), sum = add_(c1, p);
-    /* c1 >= p up to |x| = 4.7; beyond, what is lost of c1 counts the other way round */
+/* g(|x|) = |x| (c1 + c3 x^2) of the tanh form of GELU is the returned value + *remainder. |x| above 12 and NaN count
+   as 12. */
+FN_ vf32_ K_(gelu_tanh_argument)(vf32_ x, vf32_ *remainder) {
+    /* The square is exact: x has at most 11 significant bits. */
+    const vf32_ a = K_(clamp_abs)(abs_(x), 12.0f), c1 = splat_(1.59576917f), square = mul_(a, a);
+    vf32_ low, error, p = K_(two_product)(square, splat_(0.0713548139f), &low), sum = add_(c1, p);
+    /* Dekker's fast two-sum needs the larger term first: c1 up to |x| = 4.7, p beyond. */
     const vmask_ swap = igt_(as_u32_(p), as_u32_(c1));
     const vf32_ big = blend_(swap, p, c1), little = blend_(swap, c1, p);
     low = add_(low, sub_(little, sub_(sum, big)));
+    /* the low parts of c3 and c1 */
     low = add_(low, add_(mul_(square, splat_(2.3988324e-09f)), splat_(-4.53406804e-08f)));
-    p = K_(two_product)(a, sum, &tail);
-    *rest = add_(tail, mul_(a, low));
+    p = K_(two_product)(a, sum, &error);
+    *remainder = add_(error, mul_(a, low));
     return p;
 }
 
+/* The argument of the table's function. */
 FN_ vf32_ K_(map_argument)(kopt_function f, vf32_ x) {
     const vu32_ minus = isplat_(0x80000000u);
-    vf32_ rest;
+    vf32_ g;
     switch (KOPT_CAST_(int, f)) {
     case KOPT_SIGMOID:
     case KOPT_SILU:
@@ -5980,27 +5991,28 @@ FN_ vf32_ K_(map_argument)(kopt_function f, vf32_ x) {
     case KOPT_GELU_SLOPE: return mul_(mul_(x, x), splat_(-0.5f));
     case KOPT_GELU_TANH:
     case KOPT_GELU_TANH_SLOPE:
-        rest = K_(gelu_tanh_argument)(x, &rest);
-        x = blend_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), x, rest);
+        g = K_(gelu_tanh_argument)(x, &g); /* without the remainder: map_result() uses it */
+        x = blend_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), x, g);
         return as_f32_(or_(as_u32_(x), minus));
     default: return x;
     }
 }
 
-/* The normal distribution function, given q = e^(-x^2/2). */
+/* The normal distribution function P(x), given q = e^(-x^2/2). */
 FN_ vf32_ K_(normal_cdf)(vf32_ x, vf32_ q) {
     const vf32_ y = mul_(K_(clamp_abs)(abs_(x), 15.0f), splat_(0.707106769f));
     const vf32_ p = mul_(mul_(q, splat_(0.5f)), K_(vmath_erfcx)(y));
     return blend_(igt_(isplat_(0), as_u32_(x)), p, sub_(splat_(1.0f), p));
 }
 
-/* f(x) from x, the table's q and, for SOFTPLUS, l = log(1 + q); *size is the sum of the magnitudes of its terms. */
+/* f(x), given the result q of the table's function and, for SOFTPLUS, l = log(1 + q). *size becomes the sum of the
+   magnitudes of the terms of f(x), to which its error is relative. */
 FN_ vf32_ K_(map_result)(kopt_function f, vf32_ x, vf32_ q, vf32_ l, vf32_ *size) {
-    const vf32_ one = splat_(1.0f), least = K_(clamp_abs)(x, 200.0f);
+    const vf32_ one = splat_(1.0f), bounded = K_(clamp_abs)(x, 200.0f); /* finite: bounded * 0 is 0, not NaN */
     const vu32_ mag = and_(as_u32_(x), isplat_(0x7FFFFFFFu));
     const vmask_ negative = igt_(isplat_(0), as_u32_(x));
-    const int steep = f == KOPT_GELU_TANH || f == KOPT_GELU_TANH_SLOPE;
-    vf32_ d, r = q, s, v, rest;
+    const int gelu_tanh = f == KOPT_GELU_TANH || f == KOPT_GELU_TANH_SLOPE;
+    vf32_ d, r = q, s, v, t;
     if (f == KOPT_EXP || f == KOPT_LOG || f == KOPT_TANH) {
         *size = abs_(r);
         return r;
@@ -6009,9 +6021,9 @@ FN_ vf32_ K_(map_result)(kopt_function f, vf32_ x, vf32_ q, vf32_ l, vf32_ *size
         s = K_(normal_cdf)(x, q);
         v = mul_(mul_(K_(clamp_abs)(x, 20.0f), splat_(0.398942292f)), q); /* x P'(x) */
     } else {
-        if (steep) {
-            K_(gelu_tanh_argument)(x, &rest);
-            q = sub_(q, mul_(q, rest));
+        if (gelu_tanh) {
+            K_(gelu_tanh_argument)(x, &t);
+            q = sub_(q, mul_(q, t)); /* e^-(g + t) = e^-g (1 - t) */
         }
         d = add_(one, q);
         s = div_(blend_(negative, q, one), d);
@@ -6021,124 +6033,131 @@ FN_ vf32_ K_(map_result)(kopt_function f, vf32_ x, vf32_ q, vf32_ l, vf32_ *size
         } else if (f == KOPT_SIGMOID_SLOPE) {
             r = mul_(s, v);
         } else if (f == KOPT_SOFTPLUS) {
-            r = blend_(ieq_(as_u32_(d), as_u32_(one)), q, div_(mul_(l, q), sub_(d, one))); /* log(1 + q) */
+            /* log(1 + q) = log(d) q / (d - 1), which corrects the rounding of d = 1 + q. */
+            r = blend_(ieq_(as_u32_(d), as_u32_(one)), q, div_(mul_(l, q), sub_(d, one)));
             r = add_(r, blend_(negative, splat_(0.0f), x));
         }
-        if (steep) {
+        if (gelu_tanh) {
             v = mul_(mul_(s, v), K_(clamp_abs)(x, 12.0f));
-            rest = K_(clamp_abs)(x, 12.0f);
-            v = mul_(v,
-                     add_(splat_(1.59576917f), mul_(mul_(rest, rest), splat_(0.214064449f)))); /* g' = c1 + 3 c3 x^2 */
+            t = K_(clamp_abs)(x, 12.0f);
+            v = mul_(v, add_(splat_(1.59576917f), mul_(mul_(t, t), splat_(0.214064449f)))); /* g' = c1 + 3 c3 x^2 */
         } else {
-            v = mul_(mul_(s, v), least);
+            v = mul_(mul_(s, v), bounded);
         }
     }
     if (f == KOPT_SIGMOID) r = s;
     if (f == KOPT_SILU || f == KOPT_GELU || f == KOPT_GELU_TANH) {
-        r = mul_(blend_(negative, least, x), s);
-        /* Close to 0 it is x/2 and a little above: that little decides where x/2 is a tie. */
+        r = mul_(blend_(negative, bounded, x), s);
+        /* For |x| < 2^-12, f(x) is slightly above x/2. One ulp above x/2 rounds like it, also where x/2 is a tie. */
         l = as_f32_(iadd_(as_u32_(mul_(x, splat_(0.5f))), select_(negative, isplat_(0xFFFFFFFFu), isplat_(1))));
-        r = blend_(igt_(isplat_(0x39800000u), mag), blend_(ieq_(mag, isplat_(0)), x, l), r); /* 2^-12 */
+        r = blend_(igt_(isplat_(0x39800000u), mag), blend_(ieq_(mag, isplat_(0)), x, l), r);
     }
     *size = abs_(r);
     if (f == KOPT_SILU_SLOPE || f == KOPT_GELU_SLOPE || f == KOPT_GELU_TANH_SLOPE) {
         r = add_(s, v);
         *size = add_(s, abs_(v));
-        r = as_f32_(or_(as_u32_(r), select_(ieq_(as_u32_(r), isplat_(0)), and_(as_u32_(x), isplat_(0x80000000u)),
-                                            isplat_(0)))); /* -0 */
+        /* A zero has the sign of x. */
+        r = as_f32_(
+            or_(as_u32_(r), select_(ieq_(as_u32_(r), isplat_(0)), and_(as_u32_(x), isplat_(0x80000000u)), isplat_(0))));
     }
     return blend_(igt_(mag, isplat_(0x7F800000u)), x, r);
 }
 
-/* The same in 16 bits, from 16 bits x. In doubt (Ziv's test: not all numbers near the result round alike) the table of
-   such inputs knows. */
+/* f(x) rounded to 16 bits, for a 16-bit x. *doubt marks the lanes where Ziv's test fails: the numbers within the error
+   margin of the result do not all round alike. The caller looks their inputs up with kopt_map_exception_(). */
 FN_ vu32_ K_(map_result16)(kopt_function f, kopt_format format, vu32_ x, vf32_ q, vf32_ l, vmask_ *doubt) {
-    vf32_ width, r = K_(map_result)(f, K_(widen)(x, format), q, l, &width);
+    vf32_ margin, r = K_(map_result)(f, K_(widen)(x, format), q, l, &margin);
     vu32_ differ;
-    width = mul_(width, splat_(format == KOPT_BF16 ? 9.5367431640625e-07f : 4.76837158203125e-07f)); /* 2^-20, 2^-21 */
-    differ = xor_(K_(round_nearest16)(sub_(r, width), format), K_(round_nearest16)(add_(r, width), format));
+    /* 2^-20, 2^-21 */
+    margin = mul_(margin, splat_(format == KOPT_BF16 ? 9.5367431640625e-07f : 4.76837158203125e-07f));
+    differ = xor_(K_(round_nearest16)(sub_(r, margin), format), K_(round_nearest16)(add_(r, margin), format));
     *doubt = igt_(and_(differ, isplat_(0x7FFFu)), isplat_(0));
     return K_(round_nearest16)(r, format);
 }
 
-#if KOPT_PASS_ != KOPT_PASS_CUDA_ /* from here on arrays, by jobs */
-/* ---- rows of softmax, and random numbers ---- */
+#if KOPT_PASS_ != KOPT_PASS_CUDA_ /* the rest is about arrays: CUDA has loops of its own */
+/* ---- jobs of vector mathematics: rows of softmax, random numbers, functions of arrays ---- */
 
-/* The largest of n > 0 values, as a word that grows with them; NaN is above all. */
+/* Stores at out the largest of n > 0 values, as a sort key: a signed word that compares like the value. NaN is above
+   all. */
 FN_ void K_(row_max)(const kopt_vmath_job_ *j) {
-    const size_t size = kopt_bytes_of_(j->format), whole = j->n < LANES_ ? LANES_ : j->n;
+    const size_t size = kopt_bytes_of_(j->format), padded = j->n < LANES_ ? LANES_ : j->n;
     const kopt_byte_ *p = j->in;
-    vu32_ most = isplat_(0x80000000u);
+    vu32_ largest = isplat_(0x80000000u);
     uint32_t lane[LANES_], top = 0;
     size_t i;
 #ifndef ONE_LANE_
-    kopt_byte_ part[4 * LANES_];
-    if (j->n < LANES_) { /* a vector of what is there */
-        for (i = 0; i < LANES_; i++) kopt_copy_(part + i * size, p + i % j->n * size, size);
-        p = part;
+    kopt_byte_ repeated[4 * LANES_];
+    if (j->n < LANES_) { /* repeats the values until they fill a vector */
+        for (i = 0; i < LANES_; i++) kopt_copy_(repeated + i * size, p + i % j->n * size, size);
+        p = repeated;
     }
 #endif
-    for (i = 0; i < whole; i += LANES_) { /* the last vector may begin in the one before it */
-        const size_t at = whole - i < LANES_ ? whole - LANES_ : i;
-        const vu32_ u = as_u32_(K_(widen)(K_(load_n)(p + at * size, size, LANES_), j->format));
+    for (i = 0; i < padded; i += LANES_) { /* the last vector may overlap the one before it */
+        const size_t begin = padded - i < LANES_ ? padded - LANES_ : i;
+        const vu32_ u = as_u32_(K_(widen)(K_(load_n)(p + begin * size, size, LANES_), j->format));
         const vu32_ mag = and_(u, isplat_(0x7FFFFFFFu));
         vu32_ key = select_(igt_(isplat_(0), u), xor_(u, isplat_(0x7FFFFFFFu)), u);
         key = select_(igt_(mag, isplat_(0x7F800000u)), isplat_(0x7FC00000u), key);
-        most = select_(igt_(key, most), key, most);
+        largest = select_(igt_(key, largest), key, largest);
     }
-    store32_(KOPT_POINTER_(kopt_byte_ *, lane), most);
-    for (i = 0; i < LANES_; i++)
+    store32_(KOPT_POINTER_(kopt_byte_ *, lane), largest);
+    for (i = 0; i < LANES_; i++) /* the sign bit is flipped: unsigned order */
         if ((lane[i] ^ 0x80000000u) > top) top = lane[i] ^ 0x80000000u;
     kopt_store32_(j->out, top ^ 0x80000000u);
 }
 
-/* out = in + in * in2; unless out2 is NULL, the 16 sums of that and what each has lost (Knuth's two-sum). */
+/* out = in + in * in2. Unless out2 is NULL, adds result i to sum i % KOPT_PARTS_ at out2, and the rounding error of
+   that addition (Knuth's two-sum) to error term i % KOPT_PARTS_ behind the sums. */
 FN_ void K_(row_sum)(const kopt_vmath_job_ *j) {
-    vf32_ sum[KOPT_PARTS_ / LANES_], lost[KOPT_PARTS_ / LANES_];
-    kopt_byte_ *const at = j->out2, *const at_lost = at == KOPT_NULL_ ? at : at + 4 * KOPT_PARTS_;
+    vf32_ sum[KOPT_PARTS_ / LANES_], error[KOPT_PARTS_ / LANES_];
+    kopt_byte_ *const sums = j->out2, *const errors = sums == KOPT_NULL_ ? sums : sums + 4 * KOPT_PARTS_;
     size_t i, k, n;
     for (k = 0; k < KOPT_PARTS_ / LANES_; k++) {
-        sum[k] = as_f32_(at == KOPT_NULL_ ? isplat_(0) : load32_(at + 4 * k * LANES_));
-        lost[k] = as_f32_(at == KOPT_NULL_ ? isplat_(0) : load32_(at_lost + 4 * k * LANES_));
+        sum[k] = as_f32_(sums == KOPT_NULL_ ? isplat_(0) : load32_(sums + 4 * k * LANES_));
+        error[k] = as_f32_(sums == KOPT_NULL_ ? isplat_(0) : load32_(errors + 4 * k * LANES_));
     }
     for (i = 0; i < j->n; i += KOPT_PARTS_)
         for (k = 0; k < KOPT_PARTS_ / LANES_ && i + k * LANES_ < j->n; k++) {
             const size_t begin = i + k * LANES_;
-            vf32_ x, s, more;
+            vf32_ x, s, added;
             n = j->n - begin < LANES_ ? j->n - begin : LANES_;
-            x = as_f32_(K_(load_n)(j->in + 4 * begin, 4, n)); /* beyond n: 0 */
+            x = as_f32_(K_(load_n)(j->in + 4 * begin, 4, n)); /* 0 in the lanes from n on */
             x = add_(x, mul_(x, as_f32_(K_(load_n)(j->in2 + 4 * begin, 4, n))));
             K_(store_n)(j->out + 4 * begin, 4, n, as_u32_(x));
             s = add_(sum[k], x);
-            more = sub_(s, sum[k]);
-            lost[k] = add_(lost[k], add_(sub_(sum[k], sub_(s, more)), sub_(x, more)));
+            added = sub_(s, sum[k]);
+            error[k] = add_(error[k], add_(sub_(sum[k], sub_(s, added)), sub_(x, added)));
             sum[k] = s;
         }
-    for (k = 0; k < KOPT_PARTS_ / LANES_ && at != KOPT_NULL_; k++) {
-        store32_(at + 4 * k * LANES_, as_u32_(sum[k]));
-        store32_(at_lost + 4 * k * LANES_, as_u32_(lost[k]));
+    for (k = 0; k < KOPT_PARTS_ / LANES_ && sums != KOPT_NULL_; k++) {
+        store32_(sums + 4 * k * LANES_, as_u32_(sum[k]));
+        store32_(errors + 4 * k * LANES_, as_u32_(error[k]));
     }
 }
 
-/* Two words become two independent normal numbers, r cos(pi a) and r sin(pi a): r = sqrt(-2 log u) with
-   u = (x + 1/2) / 2^32 as the sum of two floats, or small r would be coarse; a = n/2 + f, n the upper 2 bits of y, f
-   the others, symmetric about 0, or small results would be. */
+/* Replaces two random words by two independent normal numbers, r cos(pi a) and r sin(pi a) (Box and Muller 1958).
+   r = sqrt(-2 log u) with u = (x + 1/2) / 2^32; u is the sum of two floats, as a single one would make small r coarse.
+   a = n/2 + f: n is the upper 2 bits of y; f is the other bits, symmetric about 0, as otherwise small results would be
+   coarse. */
 FN_ void K_(box_muller)(vu32_ *x, vu32_ *y) {
     const vf32_ high = mul_(convert_f32_(shr_(*x, 16)), splat_(1.52587890625e-05f)); /* 2^-16 */
-    const vf32_ least = splat_(2.3283064365386963e-10f);                             /* 2^-32 */
-    const vf32_ low = mul_(add_(convert_f32_(and_(*x, isplat_(0xFFFFu))), splat_(0.5f)), least);
-    const vf32_ u = add_(high, low), rest = sub_(low, sub_(u, high)); /* log(u + rest) is log(u) + rest near 1 */
-    const vf32_ r = sqrt_(mul_(add_(K_(vmath_log)(u), rest), splat_(-2.0f)));
+    const vf32_ unit = splat_(2.3283064365386963e-10f);                              /* 2^-32 */
+    const vf32_ low = mul_(add_(convert_f32_(and_(*x, isplat_(0xFFFFu))), splat_(0.5f)), unit);
+    /* near 1, where it counts, log(u + remainder) = log(u) + remainder */
+    const vf32_ u = add_(high, low), remainder = sub_(low, sub_(u, high));
+    const vf32_ r = sqrt_(mul_(add_(K_(vmath_log)(u), remainder), splat_(-2.0f)));
     const vu32_ n = shr_(*y, 30), odd = isub_(or_(shl_(*y, 1), isplat_(0x80000001u)), isplat_(0xC0000000u));
-    vf32_ c, s = K_(sincospi_quarter)(mul_(convert_f32_(odd), least), &c);
+    vf32_ c, s = K_(sincospi_quarter)(mul_(convert_f32_(odd), unit), &c);
     const vmask_ even = ieq_(and_(n, isplat_(1)), isplat_(0));
     const vu32_ sw = select_(even, as_u32_(s), as_u32_(c)), cw = select_(even, as_u32_(c), as_u32_(s));
     *x = as_u32_(mul_(r, as_f32_(xor_(cw, shl_(and_(iadd_(n, isplat_(1)), isplat_(2)), 30)))));
     *y = as_u32_(mul_(r, as_f32_(xor_(sw, shl_(and_(n, isplat_(2)), 30)))));
 }
 
-/* The numbers of the indices first .. first + n - 1, which are within one block of 256: element 0 of out is that of the
-   first of the block, and what is not asked for may be written, too. Four words of one Philox block, four numbers. */
+/* The random numbers of the indices first .. first + n - 1, which must lie in one run of 256 indices that begins at a
+   multiple of 256. out has 256 elements, one for each index of the run; elements outside of the range may be
+   overwritten, too. The 4 words of a Philox block make 4 numbers. */
 FN_ void K_(random_numbers)(const kopt_vmath_job_ *j) {
     const size_t offset = KOPT_CAST_(unsigned, j->first & 255), chunk = 4 * LANES_;
     philox_key_ cipher = K_(make_philox_key)(j->seed, j->step, j->id, j->stream);
@@ -6159,10 +6178,10 @@ FN_ void K_(random_numbers)(const kopt_vmath_job_ *j) {
     }
 }
 
-/* Elements i .. i + n - 1 of one job. */
+/* Elements i .. i + n - 1 of a job; n <= LANES_. */
 FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
     const size_t size = kopt_bytes_of_(j->format);
-    vf32_ x = as_f32_(isplat_(0)), y, r, width;
+    vf32_ x = as_f32_(isplat_(0)), y, r, t;
     vu32_ old, next;
     vmask_ doubt;
     if (j->kind < KOPT_VMATH_PREPARE_) x = as_f32_(K_(load_n)(j->in + 4 * i, 4, n));
@@ -6186,16 +6205,17 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
         y = K_(widen)(K_(load_n)(j->in2 + i * size, size, n), j->format);
         K_(store_n)(j->out + i * size, size, n, K_(round_nearest16)(mul_(x, y), j->format));
         return;
-    case KOPT_VMATH_BELOW_: /* in - a, and what the difference lost */
+    case KOPT_VMATH_BELOW_: /* in - a; out2 gets the rounding error */
         y = K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format);
         r = splat_(j->a);
         x = sub_(y, r);
-        width = sub_(x, y);
-        width = sub_(sub_(y, sub_(x, width)), add_(r, width));
-        next = select_(igt_(as_u32_(abs_(x)), isplat_(0x42D00000u)), isplat_(0), as_u32_(width)); /* 104: e^x is 0 */
+        t = sub_(x, y);
+        t = sub_(sub_(y, sub_(x, t)), add_(r, t));
+        /* 0 below -104, where e^x is 0 */
+        next = select_(igt_(as_u32_(abs_(x)), isplat_(0x42D00000u)), isplat_(0), as_u32_(t));
         K_(store_n)(j->out2 + 4 * i, 4, n, next);
         break;
-    case KOPT_VMATH_LINE_: /* a + b * in2, or, to fp32, a * in + b * in2 */
+    case KOPT_VMATH_LINE_: /* a + b * in2 in format, or, if there is in, a * in + b * in2 in fp32 */
         y = mul_(splat_(j->b), as_f32_(K_(load_n)(j->in2 + 4 * i, 4, n)));
         x = splat_(j->a);
         if (j->in != KOPT_NULL_) x = mul_(K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format), x);
@@ -6226,6 +6246,7 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
     K_(store_n)(j->out + 4 * i, 4, n, as_u32_(x));
 }
 
+/* Runs one job. */
 static KOPT_NOINLINE_ ISA_TARGET_ void K_(vmath)(const kopt_vmath_job_ *j) {
     size_t i, n;
     if (j->kind == KOPT_VMATH_MOST_) {
@@ -6260,7 +6281,7 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 }
 #endif
 
-/* ---- the end of a pass: only its functions stay ---- */
+/* ---- end of a pass: undefines all macros of the pass ---- */
 #undef KOPT_READ_
 #define KOPT_READ_ 1
 #undef KOPT_GLUE2_
@@ -6435,7 +6456,7 @@ static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {KOPT_KERNELS_(scalar, 
 
 #if defined(KOPT_X86_) || defined(KOPT_NEON_)
 #define KOPT_KERNEL_(name) (kopt_table_[kopt_isa_current()].name)
-#else /* there is only one: the linker can drop what is not called */
+#else /* one ISA: direct calls, so that the linker can drop kernels that nothing calls */
 #define KOPT_KERNEL_(name) kopt_##name##_scalar_
 #endif
 
@@ -6474,7 +6495,7 @@ static void kopt_cpuid_(uint32_t leaf, uint32_t out[4]) {
     out[1] = KOPT_CAST_(uint32_t, r[1]);
     out[2] = KOPT_CAST_(uint32_t, r[2]);
     out[3] = KOPT_CAST_(uint32_t, r[3]);
-#elif defined(__i386__) /* ebx may hold the address of the global offset table */
+#elif defined(__i386__) /* ebx must survive: it may hold the address of the global offset table */
     __asm__("xchgl %%ebx, %1\n\tcpuid\n\txchgl %%ebx, %1"
             : "=a"(out[0]), "=&r"(out[1]), "=c"(out[2]), "=d"(out[3])
             : "0"(leaf), "2"(0));
@@ -6497,7 +6518,7 @@ KOPT_API_ int kopt_isa_usable(kopt_isa isa) {
         if (isa == KOPT_ISA_SSE2) return 1;
         features = r[2];
         if ((features >> 27 & 1u) == 0 || (features >> 28 & 1u) == 0 || (features >> 29 & 1u) == 0 || max < 7) return 0;
-#ifndef KOPT_GNU_ /* OSXSAVE, AVX, F16C are there: which registers does the system save? */
+#ifndef KOPT_GNU_ /* The CPU has OSXSAVE, AVX and F16C. XCR0: the registers that the operating system saves */
         saved = KOPT_CAST_(uint32_t, _xgetbv(0) & 0xFFFFFFFFu);
 #else
         {
@@ -6506,16 +6527,17 @@ KOPT_API_ int kopt_isa_usable(kopt_isa isa) {
         }
 #endif
         kopt_cpuid_(7, r);
-        if ((saved & 0x06u) != 0x06u || (r[1] >> 5 & 1u) == 0) return 0; /* xmm and ymm; AVX2 */
+        if ((saved & 0x06u) != 0x06u || (r[1] >> 5 & 1u) == 0) return 0; /* XMM and YMM; AVX2 */
         if (isa == KOPT_ISA_AVX2) return 1;
-        return (saved & 0xE6u) == 0xE6u && (r[1] & 0xC0030000u) == 0xC0030000u; /* zmm, masks; VL BW DQ F */
+        return (saved & 0xE6u) == 0xE6u && (r[1] & 0xC0030000u) == 0xC0030000u; /* ZMM, masks; VL BW DQ F */
     }
 #endif
     return 1;
 }
 
-/* 0: not chosen yet; else the ISA + 1. Several threads may choose at once: they choose the same. */
-#if !defined(KOPT_X86_) && !defined(KOPT_NEON_) /* no choice: nothing to keep, and small cores have no atomics */
+/* The cached choice: 0 = none yet, else the ISA + 1. Several threads may choose at the same time: all store the same
+   value. */
+#if !defined(KOPT_X86_) && !defined(KOPT_NEON_) /* one ISA: no cache, and no atomics, which small cores lack */
 #define KOPT_GET_CHOSEN_() 1
 #define KOPT_SET_CHOSEN_(x) KOPT_CAST_(void, x)
 #elif defined(KOPT_GNU_)
@@ -6554,8 +6576,9 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa) {
 
 /* ---- FLOATING-POINT ENVIRONMENT ---------------------------------------------------------------------------------- */
 
-/* The FP environment of a call is the IEEE default (nearest even, gradual underflow, no traps); the caller's is put
-   back. Flags that are raised stay raised where that costs nothing. */
+/* kopt_enter_() saves the caller's floating-point environment and sets the IEEE default: round to nearest even, gradual
+   underflow, no traps. kopt_leave_() restores the caller's. Exception flags that are raised in between stay raised
+   where that costs nothing. */
 typedef struct kopt_environment_ {
     uint32_t control; /* MXCSR, FPCR, FPSCR, ... */
     uint16_t x87;
@@ -6575,7 +6598,7 @@ typedef struct kopt_environment_ {
 #else
 #define KOPT_USES_X87_() 0
 #endif
-#ifdef __TINYC__ /* it does not know the names */
+#ifdef __TINYC__ /* its assembler does not know these instructions */
 #define KOPT_STMXCSR_(x) __asm__ __volatile__(".byte 0x0F, 0xAE, 0x18" : : "a"(&(x)) : "memory")
 #define KOPT_LDMXCSR_(x) __asm__ __volatile__(".byte 0x0F, 0xAE, 0x10" : : "a"(&(x)) : "memory")
 #else
@@ -6584,8 +6607,8 @@ typedef struct kopt_environment_ {
 #endif
 #endif
 
-/* Compilers see through functions that are not inlined, too: with it no load moves up past kopt_enter_ and no store
-   down past kopt_leave_. */
+/* Keeps loads behind kopt_enter_() and stores before kopt_leave_(). That these are not inlined is not enough: compilers
+   analyse such functions, too. */
 #if defined(KOPT_GNU_) && (KOPT_ONLY_ & KOPT_WITH_CHECKS)
 #define KOPT_FENCE_() __asm__ __volatile__("" : : : "memory")
 #else
@@ -6600,7 +6623,7 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
     _mm_setcsr(0x1F80u);
 #elif defined(KOPT_USES_X87_)
     const uint32_t sse = 0x1F80u;
-    const uint16_t x87 = 0x027Fu; /* 53-bit precision: a double operation rounds once */
+    const uint16_t x87 = 0x027Fu; /* 53-bit precision: an operation on doubles rounds only once */
     if (KOPT_USES_MXCSR_()) {
         KOPT_STMXCSR_(e->control);
         KOPT_LDMXCSR_(sse);
@@ -6616,8 +6639,8 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
     e->control = KOPT_CAST_(uint32_t, old);
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
     __asm__ __volatile__("vmrs %0, fpscr" : "=r"(e->control));
-#if defined(__ARM_ARCH_PROFILE) && \
-    __ARM_ARCH_PROFILE == 'M' /* keeps the flags, and LTPSIZE, or loops of a Cortex-M55 fault */
+/* Both keep the flags. M profile: also LTPSIZE, as low-overhead loops of a Cortex-M55 fault without it. */
+#if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M'
     __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF807009Fu));
 #else
     __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF800009Fu));
@@ -6658,7 +6681,7 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 #elif defined(KOPT_GNU_) && defined(__mips_hard_float)
     __asm__ __volatile__("ctc1 %0, $31" : : "r"(e->control));
 #elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
-    __asm__ __volatile__("mtfsf 3, %0" : : "d"(e->power)); /* the fields of traps and rounding only */
+    __asm__ __volatile__("mtfsf 3, %0" : : "d"(e->power)); /* only the fields of the traps and of the rounding mode */
 #else
     KOPT_CAST_(void, e);
 #endif
@@ -6666,10 +6689,11 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 
 /* ---- 8-BIT MOMENTS IN SCALAR CODE -------------------------------------------------------------------------------- */
 
-/* Section 6b. */
+/* Section 6b, one block after the other. */
 
 #define KOPT_BLOCK_ KOPT_CAST_(size_t, 256) /* elements that share a scale */
-/* How many of them are on the stack where a part of a block will do, and how many ratios of StableAdamW are. */
+/* Sizes of arrays on the stack: KOPT_PART_ elements for code that does not need a whole block at once, KOPT_MEASURED_
+   for the ratios of StableAdamW. */
 #if defined(KOPT_X86_) || defined(KOPT_NEON_)
 #define KOPT_PART_ KOPT_BLOCK_
 #define KOPT_MEASURED_ KOPT_CAST_(size_t, 384)
@@ -6678,21 +6702,22 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 #define KOPT_MEASURED_ KOPT_PART_
 #endif
 
-/* The number of a code of 8 bits; of a mean of squares its root. */
+/* The number that an 8-bit code stands for. With square: the root of a mean of squares. */
 static KOPT_INLINED_ float kopt_number_of_(uint32_t code, float scale, int square) {
     float y = kopt_decode_q8_scalar_((code ^ 0x80u) - 0x80u, square);
-    KOPT_OPAQUE_FLOAT_(y); /* or -Ofast sees 0 * NaN and makes it 0 */
+    KOPT_OPAQUE_FLOAT_(y); /* else -Ofast turns 0 * scale into 0, also if scale is NaN */
     return kopt_mul_scalar_(y, scale);
 }
 
-/* The n numbers of one block as fp32 at any address; of mean squares the roots. */
+/* Decodes the n codes of one block to fp32; x has any alignment. With square: to the roots of means of squares. */
 static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, const kopt_byte_ *scale, size_t n, int square) {
-    const float its_scale = kopt_as_f32_(kopt_load32_(scale));
+    const float factor = kopt_as_f32_(kopt_load32_(scale));
     size_t i;
-    for (i = 0; i < n; i++) kopt_store32_(x + 4 * i, kopt_as_u32_(kopt_number_of_(code[i], its_scale, square)));
+    for (i = 0; i < n; i++) kopt_store32_(x + 4 * i, kopt_as_u32_(kopt_number_of_(code[i], factor, square)));
 }
 
-/* The random numbers of one store, from element `first` on. */
+/* Generates the random numbers of one store. kopt_drawn_of_() sets store to 0; the caller sets first, the global index
+   of element 0. */
 typedef struct kopt_drawn_ {
     kopt_philox_key_scalar_ cipher;
     kopt_vu32_scalar_ words[4];
@@ -6705,13 +6730,15 @@ static void kopt_drawn_of_(kopt_drawn_ *d, uint64_t seed, uint32_t step, uint32_
     d->store = 0;
 }
 
-/* That of element first + i. Each i from 0 on, or none is left out. */
+/* The random number of element first + i. Call it for i = 0, 1, 2 ... without a gap: d keeps the words of the current
+   Philox block. */
 static KOPT_FORCE_INLINE_ uint32_t kopt_draw16_(kopt_drawn_ *d, size_t i) {
     const uint32_t r = kopt_random_at_scalar_(d->words, &d->cipher, KOPT_INDEX_(d->first + i), i == 0);
     return KOPT_RANDOM_STORE(r, d->store);
 }
 
-/* The codes of the n numbers of one block, of mean squares their roots; drawn may be NULL: nearest. */
+/* Encodes the n fp32 numbers of one block. scale: its bits, as from kopt_scale_q8_(); square: the numbers are roots of
+   means of squares; drawn: NULL rounds to nearest. */
 static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square,
                          kopt_drawn_ *drawn) {
     const float inverse = kopt_no_scale_(scale) ? 0 : kopt_inverse_scale_q8_scalar_(scale, square);
@@ -6719,12 +6746,13 @@ static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, 
     for (i = 0; i < n; i++) {
         const uint32_t r = drawn == KOPT_NULL_ ? 0x8000u : kopt_draw16_(drawn, i);
         const float y = kopt_mul_scalar_(kopt_as_f32_(kopt_load32_(x + 4 * i)), inverse);
-        kopt_byte_ *to = code + i;
-        KOPT_OPAQUE_(to); /* or this becomes a call of memset where the scale is 0 */
-        *to = kopt_no_scale_(scale) ? 0 : KOPT_CAST_(kopt_byte_, kopt_encode_q8_scalar_scalar_(y, square, r));
+        kopt_byte_ *c = code + i;
+        KOPT_OPAQUE_(c); /* else the loop for scale 0 becomes a call of memset */
+        *c = kopt_no_scale_(scale) ? 0 : KOPT_CAST_(kopt_byte_, kopt_encode_q8_scalar_scalar_(y, square, r));
     }
 }
 
+/* Computes the scale of one block of n fp32 numbers, and encodes them; arguments as of kopt_encode_(). */
 static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *x, size_t n, int square,
                            kopt_drawn_ *drawn) {
     uint32_t largest = 0;

@@ -1,12 +1,13 @@
 /* kahan_opt_cuda.cuh - the steps of kahan_opt.h on a GPU: the same bits, many tensors in one launch - MIT-0 or public
    domain
 
-   DO THIS ONCE: in one .cu file, compiled by nvcc. It makes its own private copy of what it needs of kahan_opt.h.
+   DO THIS ONCE: in one .cu file, compiled by nvcc. That file gets a private copy of the parts of kahan_opt.h that it
+   needs.
 
        #define KAHAN_OPT_CUDA_IMPLEMENTATION
        #include "kahan_opt_cuda.cuh"
 
-   QUICK START, from C or C++: tensors is a kopt_tensor[] as on the CPU, with device addresses.
+   QUICK START, from C or C++: tensors is an array of kopt_tensor as on the CPU, but with device addresses.
 
        int train(kopt_tensor *tensors, size_t count, int steps, void *stream) {
            kopt_optimizer  opt = kopt_adamw(1e-3);
@@ -24,23 +25,24 @@
            return 1;
        }
 
-   State blocks are those of kahan_opt.h, byte for byte: kopt_state_init() one on the host and copy it to the GPU; copy
-   it back to kopt_state_seal() and save it. docs/gpu.md shows graphs, clipping, NCCL and PyTorch.
+   State blocks are those of kahan_opt.h, byte for byte. To begin, make a block on the host with kopt_state_init() and
+   copy it to the GPU. To save it, copy it back and call kopt_state_seal(). docs/gpu.md shows graphs, clipping, NCCL and
+   PyTorch.
 
-   WHAT IT DOES NOT   It never allocates, synchronises, exits or prints, and never reads or clears the program's CUDA
-                      error. Everything that takes a stream is asynchronous and can be captured in a CUDA graph.
+   WHAT IT DOES NOT   It never allocates, synchronises, exits or prints, and it never reads or clears the program's CUDA
+                      error. Every function with a stream is asynchronous and can be captured in a CUDA graph.
 
    CONFIGURATION
-   KAHAN_OPT_CUDA_IMPLEMENTATION   create the implementation. In one .cu file, before it includes kahan_opt.h.
-   KAHAN_OPT_CUDA_SELF             the name of this file, with quotes, if you renamed it. It includes itself.
+   KAHAN_OPT_CUDA_IMPLEMENTATION   create the implementation: in one .cu file, before that file includes kahan_opt.h.
+   KAHAN_OPT_CUDA_SELF             the name of this file, with quotes, if you renamed it: the file includes itself.
 
    CONTENTS   PLAN   STEP   STATISTICS   CONVERSIONS   ACCUMULATION   VECTOR MATHEMATICS   COMPRESSION
               (implementation)   VOCABULARY   KERNELS   PUBLIC FUNCTIONS
 */
-#ifndef KOPT_PASS_ /* the whole file but the vocabulary, which is read by kahan_opt.h */
+#ifndef KOPT_PASS_ /* everything except the vocabulary, for which kahan_opt.h includes this file */
 #ifdef __CUDACC__
 #pragma nv_diagnostic push
-#pragma nv_diag_suppress 177 /* static functions that this program does not use */
+#pragma nv_diag_suppress 177 /* unused static functions */
 #endif
 #ifndef KAHAN_OPT_CUDA_CUH
 #define KAHAN_OPT_CUDA_CUH
@@ -53,7 +55,8 @@
 #define KOPT_CUDA_API_ KOPT_EXTERN_
 #endif
 
-/* The implementation needs private parts of kahan_opt.h: a static copy, so that it links with the program's own. */
+/* The implementation needs private parts of kahan_opt.h. It makes them static, so that they do not collide with the
+   program's own copy at link time. */
 #if defined(KAHAN_OPT_CUDA_IMPLEMENTATION) && !defined(KAHAN_OPT_IMPLEMENTATION)
 #ifdef KAHAN_OPT_H
 #error "in this file, include kahan_opt_cuda.cuh before kahan_opt.h, or define KAHAN_OPT_IMPLEMENTATION as well"
@@ -75,9 +78,9 @@
 #endif
 #include KAHAN_OPT_SELF
 
-/* ---- PLAN: which tensors, with which optimizers. Built once on the host, kept on the GPU, used by every step ----- */
+/* ---- PLAN: the tensors and their optimizers. Built once on the host, kept on the GPU, used by every step --------- */
 
-/* One optimizer and the tensors that it steps: a parameter group. All pointers in the tensors are device addresses. */
+/* A parameter group: one optimizer and the tensors that it steps. All pointers in the tensors are device addresses. */
 typedef struct kopt_cuda_group {
     const kopt_optimizer *opt;
     const kopt_tensor *tensors;
@@ -86,84 +89,89 @@ typedef struct kopt_cuda_group {
 
 enum { KOPT_CUDA_KERNELS_ = 26 };
 
-/* A plain value that owns nothing; the plan itself is a block of bytes, which you keep on the GPU. */
+/* A handle: a plain struct that owns no memory. The plan itself is a block of bytes that you keep in GPU memory.
+   Names that end in _ are private. */
 typedef struct kopt_cuda_plan {
-    void *device; /* the bytes on the GPU: set by kopt_cuda_plan_upload(), or by you if you copied them there  */
+    void *device; /* the plan on the GPU. kopt_cuda_plan_upload() sets it; or copy the bytes and set it yourself  */
     size_t size;
     size_t groups;
-    uint32_t blocks; /* 0, or the most thread blocks of a launch. No result depends on it                         */
-    uint32_t width_, grad_format_, first_[KOPT_CUDA_KERNELS_ + 1]; /* private: all names that end in _                */
+    uint32_t blocks; /* upper limit on the thread blocks of a launch; 0: no limit. Does not change results        */
+    uint32_t width_, grad_format_, first_[KOPT_CUDA_KERNELS_ + 1];
     uint32_t stable_, rounds_;
     size_t at_tensors_, at_tasks_, at_ratios_, at_rounds_;
 } kopt_cuda_plan;
 
-/* Bytes of a plan: about 500 per group, 200 per tensor, 4 per 512 elements. 0 if a group is invalid. */
+/* The size of a plan in bytes: about 500 per group, 200 per tensor, 4 per 512 elements. 0 if a group is invalid. */
 KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t count);
 
-/* Checks everything that can be checked without reading device memory, and writes the plan to host memory aligned to 16
-   bytes. Runs without a GPU. Nothing is kept of the arguments. Refused with KOPT_ERROR_OPTION: opt.vmath that is not
-   NULL, with Adam-atan2 or smooth Lion (a table's functions are the host's). */
+/* Checks everything that can be checked without reading device memory, and writes the plan to bytes: size bytes of host
+   memory, aligned to 16. Needs no GPU. Keeps no pointer to its arguments. Refuses Adam-atan2 and smooth Lion with
+   KOPT_ERROR_OPTION if opt.vmath is not NULL: the functions of a table are host functions. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
                                                 const kopt_cuda_group *groups, size_t count);
 
-/* Copies bytes (kopt_cuda_plan_size() of them, unchanged until it is done) to device memory aligned to 16 bytes. */
+/* Copies the plan, kopt_cuda_plan_size() bytes, to device memory aligned to 16. Do not change bytes until the copy is
+   done. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *device, const void *bytes, void *stream);
 
-/* ---- STEP. A stream is a cudaStream_t; NULL is the default stream. Results are about the launch: what the GPU finds
-        while it runs is in the status ----------------------------------------------------------------------------- */
+/* ---- STEP. A stream is a cudaStream_t; NULL is the default stream. A result code is about the launch; errors that the
+        GPU finds later are in the status -------------------------------------------------------------------------- */
 
-/* One step of every tensor of the plan: counts the steps, computes their scalars, and writes weights, state and copies.
-   The bits are those of kopt_optimizer_step() for each group. kopt_tensor.counts is a device address like the others;
-   tensors may share it. */
+/* Makes one step of every tensor of the plan: counts the step, computes its scalars, and writes weights, state and
+   copies. The bits are those of kopt_optimizer_step() for each group. kopt_tensor.counts is a device address, too;
+   several tensors may share one. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_step(const kopt_cuda_plan *plan, void *stream);
 
-/* The same in two calls, for StableAdamW over several GPUs, where a tensor's factor belongs to all its shards: between
-   them, sum the ratios as uint64 over all GPUs (ncclSum). *words is 22 for each tensor of StableAdamW, 0 without, so
-   all plans must list the same tensors (a shard may have no elements). */
+/* kopt_cuda_step() in two calls, for StableAdamW over several GPUs: there all shards of a tensor need the same factor.
+   Between the two calls, sum the words at kopt_cuda_ratios() as uint64 over all GPUs (ncclSum). *words becomes their
+   number: 22 for each tensor of StableAdamW, 0 if there is none. So all plans must list the same tensors (a shard may
+   have no elements). */
 KOPT_CUDA_API_ kopt_result kopt_cuda_step_begin(const kopt_cuda_plan *plan, void *stream);
 KOPT_CUDA_API_ uint64_t *kopt_cuda_ratios(const kopt_cuda_plan *plan, size_t *words);
 KOPT_CUDA_API_ kopt_result kopt_cuda_step_end(const kopt_cuda_plan *plan, void *stream);
 
-/* What the next steps do besides: a copy of it lies in the plan on the GPU. All zero at first. */
+/* Options of all following steps. kopt_cuda_set_options() copies them into the plan on the GPU. All zero at first. */
 typedef struct kopt_cuda_options {
     int check_finite;        /* 1: skip the step if a gradient is not finite       (needs kopt_cuda_stats())          */
-    double max_norm;         /* > 0: clip all gradients together to this norm      (needs kopt_cuda_stats())          */
-    const float *lr;         /* NULL, or a device address: the learning rate of every group is read there             */
-    const float *loss_scale; /* NULL, or a device address: gradients are divided by it                                */
-    const float *found_inf;  /* NULL, or a device address: a step that finds anything but zero there is skipped       */
+    double max_norm;         /* > 0: clip the norm of all gradients together to it (needs kopt_cuda_stats())          */
+    const float *lr;         /* NULL, or the device address of the learning rate of all groups                        */
+    const float *loss_scale; /* NULL, or the device address of a number that divides the gradients                    */
+    const float *found_inf;  /* NULL, or the device address of a flag: if it is not zero, the step is skipped         */
 } kopt_cuda_options;
 KOPT_CUDA_API_ kopt_result kopt_cuda_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
                                                  void *stream);
 
-/* New hyper-parameters of a group (a schedule). Rule, formats, roundings, stable and the number of moments must stay,
-   or the status says KOPT_ERROR_MISMATCH. opt->step is not looked at: the GPU counts. */
+/* Sets new hyper-parameters of a group, e.g. for a learning rate schedule. Rule, formats, roundings, stable and the
+   number of moments must stay the same; otherwise the status says KOPT_ERROR_MISMATCH. Ignores opt->step: the GPU
+   counts the steps. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_set_optimizer(const kopt_cuda_plan *plan, size_t group, const kopt_optimizer *opt,
                                                    void *stream);
 
-/* Sets the number of steps begun so far, of all groups. */
+/* Sets the number of steps that all groups have begun so far. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_set_step(const kopt_cuda_plan *plan, uint32_t step, void *stream);
 
-/* What the GPU found. A skipped step changes nothing: no weight, no state, no gradient, no step count. */
+/* What the GPU reports. A skipped step changes nothing: no weight, no state, no gradient, no step count. */
 typedef struct kopt_cuda_status {
-    uint32_t result;       /* a kopt_result: KOPT_OK, or why the last step was refused as a CPU step would be         */
+    uint32_t result;       /* a kopt_result: KOPT_OK, or why the last step was refused, as a CPU step would be        */
     uint32_t skipped;      /* 1 if the last step was skipped                                                          */
-    uint64_t steps, skips; /* made, skipped so far                                                                    */
-    double norm;           /* of the gradients as they are in memory, by the last kopt_cuda_stats() that a step used  */
+    uint64_t steps, skips; /* numbers of steps made and skipped so far                                                */
+    double norm;           /* of the gradients in memory, unscaled, by the last kopt_cuda_stats() that a step used    */
 } kopt_cuda_status;
 
-/* Its device address, to be copied by you when you need it. */
+/* The device address of the status. Copy it to the host when you need it. */
 KOPT_CUDA_API_ const kopt_cuda_status *kopt_cuda_status_of(const kopt_cuda_plan *plan);
 
-/* ---- STATISTICS: one pass over all gradients, exact, so in any order and any cut: the same bits ------------------ */
+/* ---- STATISTICS: one pass over all gradients. Exact: the same bits in any order and for any sharding ------------- */
 
-/* Call it before kopt_cuda_step() when the options ask for it. */
+/* Measures all gradients. Call it before each kopt_cuda_step() if the options have check_finite or max_norm; without it
+   the step is refused: the status says KOPT_ERROR_STEP. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_stats(const kopt_cuda_plan *plan, void *stream);
 
-/* The device address of what it made: the kopt_norm of all gradients, bit for bit that of kopt_norm_add(). Several
-   GPUs: sum its 21 words as uint64 over all of them (ncclSum) between kopt_cuda_stats() and kopt_cuda_step(). */
+/* The device address of the result: the kopt_norm of all gradients, bit for bit as from kopt_norm_add(). With several
+   GPUs, sum its 21 words as uint64 over all GPUs (ncclSum) between kopt_cuda_stats() and kopt_cuda_step(). */
 KOPT_CUDA_API_ kopt_norm *kopt_cuda_norm(const kopt_cuda_plan *plan);
 
-/* ---- CONVERSIONS: kopt_convert() and kopt_convert_stochastic() of device memory ---------------------------------- */
+/* ---- CONVERSIONS: kopt_convert() and kopt_convert_stochastic() on device memory ---------------------------------- */
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
                                              size_t n, void *stream);
@@ -171,28 +179,30 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_convert_stochastic(void *dst, kopt_format d
                                                         kopt_format src_format, size_t n, uint64_t seed, uint32_t step,
                                                         uint32_t id, uint64_t first_index, void *stream);
 
-/* ---- ACCUMULATION AND CLIPPING BY VALUE of device memory. Arrays have any alignment, fastest is 16 bytes --------- */
+/* ---- ACCUMULATION AND CLIPPING BY VALUE on device memory. Arrays have any alignment; 16 bytes is fastest --------- */
 
-/* kopt_accumulate(): sum += grad * scale. a itself is on the host, its sum and residual (n values as it says) on the GPU;
-   grad: n values, apart from both. counts: NULL, and a is counted by the call; or the device address, aligned to 4, of
-   two words that take the place of a->count and a->step: both begin with 0, each addition counts both when its turn has
-   come (so that a captured call can be replayed), and the first set to 0 begins a new sum (cudaMemsetAsync). An addition
-   at the end of a count, 2^32 - 1, is refused with KOPT_ERROR_STEP; with counts on the GPU, where nobody can be told, it
-   does nothing. */
+/* kopt_accumulate() on device memory: sum += grad * scale. The struct a is on the host, its arrays sum and residual are
+   on the GPU. grad has a->n values and must not overlap either of them. If counts is NULL, the call itself increments
+   a->count and a->step. Otherwise counts is the device address, aligned to 4, of two words that replace a->count and
+   a->step. Set both to 0 at first; each addition increments both when the GPU runs it, so that a captured call can be
+   replayed. To begin a new sum, set the first to 0 (cudaMemsetAsync). At a count of 2^32 - 1 the call is refused with
+   KOPT_ERROR_STEP; if the counts are on the GPU, the addition does nothing and reports no error. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format,
                                                 double scale, uint32_t *counts, void *stream);
 
-/* kopt_accumulator_read(): the sum with its residual, as n fp32 values; zeros while the count is 0. */
+/* kopt_accumulator_read() on device memory: out becomes the sum with its residual, a->n fp32 values; zeros while the
+   count is 0. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_accumulator_read(const kopt_accumulator *a, float *out, const uint32_t *counts,
                                                       void *stream);
 
-/* kopt_clip_value(): no |x| above limit >= 0; infinity becomes the limit, NaN stays. In place. */
+/* kopt_clip_value() on device memory, in place: reduces every |x| above limit >= 0 to limit; infinity becomes limit,
+   NaN stays. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_clip_value(void *x, kopt_format format, size_t n, double limit, void *stream);
 
 #ifdef KAHAN_OPT_VMATH
-/* ---- VECTOR MATHEMATICS (with KAHAN_OPT_VMATH) of device memory: the functions of kopt_vmath_builtin(), kopt_map() and
-        kopt_map_backward(), with their bits, whatever table the host uses. An array may be in place of an input or apart
-        from it, not partly over it (KOPT_ERROR_OVERLAP) ---------------------------------------------------------- */
+/* ---- VECTOR MATHEMATICS (with KAHAN_OPT_VMATH) on device memory: kopt_map(), kopt_map_backward() and the functions of
+        kopt_vmath_builtin(), with the same bits, no matter which table the host uses. An output may be the same array
+        as an input; partial overlap is refused (KOPT_ERROR_OVERLAP) ----------------------------------------------- */
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_exp(float *out, const float *x, size_t n, void *stream);
 KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_log(float *out, const float *x, size_t n, void *stream);
@@ -202,25 +212,25 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_erfc(float *out, const float *x, size
 KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_atan2(float *out, const float *y, const float *x, size_t n, void *stream);
 KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_sincospi(float *sine, float *cosine, const float *x, size_t n, void *stream);
 
-/* n values of format, KOPT_BF16 or KOPT_FP16, correctly rounded. */
+/* n values of format (KOPT_BF16 or KOPT_FP16), correctly rounded. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_map(kopt_function f, void *out, const void *x, kopt_format format, size_t n,
                                          void *stream);
 KOPT_CUDA_API_ kopt_result kopt_cuda_map_backward(kopt_function f, void *dx, const void *dy, const void *x,
                                                   kopt_format format, size_t n, void *stream);
 #endif
 
-/* ---- COMPRESSION AND REDUCTION: kopt_compress(), kopt_decompress_add() and kopt_reduce() of device memory; c itself
-        is on the host ---------------------------------------------------------------------------------------------- */
+/* ---- COMPRESSION AND REDUCTION: kopt_compress(), kopt_decompress_add() and kopt_reduce() on device memory; the
+        struct c is on the host ------------------------------------------------------------------------------------ */
 
-/* steps: NULL, or the device address of a count that takes the place of c->step: it begins with 0, and each call counts
-   it when its turn has come, so that a captured call can be replayed. At 2^32 - 1 a call does nothing. */
+/* steps is NULL, or the device address of a count that replaces c->step. Set it to 0 at first; each call increments it
+   when the GPU runs it, so that a captured call can be replayed. At a count of 2^32 - 1 a call does nothing. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
                                               kopt_format grad_format, uint32_t *steps, void *stream);
 KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
                                                     kopt_format code, size_t n, double scale, void *stream);
 
-/* The shards lie in one buffer, as an all-to-all leaves them: shard k begins at element k * stride. out may be one of
-   the shards, if the formats are equal. */
+/* The shards are in one buffer, as an all-to-all leaves them: shard k begins at element k * stride. out may be one of
+   the shards if the formats are equal. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, const void *shards, size_t stride,
                                             size_t count, kopt_format format, size_t n, double scale, void *stream);
 
