@@ -4524,23 +4524,27 @@ NOINLINE_FN_ void K_(fill_random_tile)(random_tile_ *r, const philox_key_ *ciphe
 
 /* ---- tiles ---- */
 
-/* A tile goes stage by stage. Each stage is a function with constants for what it asks at each pair; it runs over whole
-   pairs, and over a padded copy of the tail. Takes any kind. */
+/* The loop over tiles takes every kind of step. It runs one stage for the whole tile, then the next stage. A stage is a
+   function in which rule, format and rounding are constants as far as possible, so that it does not test them for each
+   pair. It steps whole pairs; a tail is stepped in a padded copy (step_tail). */
 
-typedef struct buffers_ { /* x: what the rate multiplies. w, rest: weights, if a stage but the last wants them */
+/* What the stages of a tile hand on, in fp32 and in the order of memory. */
+typedef struct buffers_ {
+    /* x: the direction. w and compensation: the weights, loaded only if a stage before the commit reads them. */
     vf32_ x[KOPT_TILE_ / LANES_], w[KOPT_TILE_ / LANES_], rest[KOPT_TILE_ / LANES_];
-    vu32_ largest[4]; /* of new moments in rows the largest magnitudes, of each lane, */
-    uint32_t most[4]; /* and of all */
-    vf32_ *moment[4]; /* moments as they are kept, if they are in rows */
+    vu32_ largest[4]; /* the largest magnitude of each new buffered moment, per lane (fp32 bits) */
+    uint32_t most[4]; /* the same over all lanes */
+    vf32_ *moment[4]; /* buffered moments; a mean of squares is held as its root */
     random_tile_ r;
 } buffers_;
 
 #define AS_BYTES_(row) KOPT_POINTER_(kopt_byte_ *, row)
-#define Y_BUFFER_(rows) ((rows)->rest) /* of Adam-atan2, which does not read what it takes the place of */
+/* y, the second argument of atan2. It takes the place of the compensation, which Adam-atan2 does not read from here. */
+#define Y_BUFFER_(rows) ((rows)->rest)
 
 /* ---- 8-bit moments in fp32 buffers ---- */
 
-/* Section 6b. */
+/* docs/numerics.md, section 6b. square: the moment is a mean of squares, and codes and buffer hold its root. */
 
 FN_ void K_(decode_elements)(vf32_ *row, const kopt_byte_ *code, vf32_ scale, int square, size_t n) {
     kopt_byte_ part[PAIR_];
@@ -4554,7 +4558,7 @@ FN_ void K_(decode_elements)(vf32_ *row, const kopt_byte_ *code, vf32_ scale, in
     }
 }
 
-/* n elements of a moment in 8 bits, of one block. */
+/* Decodes n codes of one block into an fp32 buffer. Writes whole pairs: the buffer needs room for them. */
 NOINLINE_FN_ void K_(decode_block)(vf32_ *row, const kopt_byte_ *code, const kopt_byte_ *scale, int square, size_t n) {
     const vf32_ its_scale = as_f32_(isplat_(kopt_load32_(scale)));
     if (square)
@@ -4563,14 +4567,16 @@ NOINLINE_FN_ void K_(decode_block)(vf32_ *row, const kopt_byte_ *code, const kop
         K_(decode_elements)(row, code, its_scale, 0, n);
 }
 
+/* number: the 16-bit random numbers of the pair, two to a word, in the order of memory. */
 FN_ void K_(encode_pair)(kopt_byte_ *code, const vf32_ *x, vf32_ inverse, int square, vu32_ number,
                          const constants_ *c) {
     number = pack_high16_(K_(encode_q8)(mul_(x[0], inverse), square, K_(first16)(number, 0, c)),
                           K_(encode_q8)(mul_(x[1], inverse), square, K_(second16)(number, 0)));
+    /* encode_q8 leaves the sign in bit 15: the shift brings it to bit 7, and only the low bytes are stored */
     store8_from16_(code, square ? number : or_(number, shr_(number, 8)));
 }
 
-/* r: NULL, or the random numbers. */
+/* r: the random numbers of the tile; NULL: round to nearest. */
 FN_ void K_(encode_elements)(kopt_byte_ *code, const vf32_ *row, vf32_ inverse, int square, int moment,
                              const random_tile_ *r, size_t n) {
     const constants_ c = K_(make_constants)();
@@ -4589,6 +4595,8 @@ FN_ void K_(encode_elements)(kopt_byte_ *code, const vf32_ *row, vf32_ inverse, 
     if (n % PAIR_ != 0) kopt_copy_noinline_(code + n / PAIR_ * PAIR_, part, n % PAIR_);
 }
 
+/* Encodes n elements of one block and stores its scale. largest: the largest magnitude of these elements, as fp32
+   bits. */
 NOINLINE_FN_ void K_(encode_block)(kopt_byte_ *code, kopt_byte_ *scale, const vf32_ *row, uint32_t largest, int square,
                                    int moment, kopt_rounding how, const random_tile_ *r, size_t n) {
     const uint32_t its_scale = kopt_scale_q8_(largest, square);
@@ -4614,17 +4622,18 @@ FN_ uint32_t K_(reduce_max)(vu32_ a) {
     return largest;
 }
 
-/* The first stage of a turn in the code of one lane. buffered: so many moments are. A kind would be in memory here, and
-   its constants lost to who calls. */
+/* The direction of the pair at element i, or of a tail, in scalar code. buffered: the number of buffered moments.
+   with_y: the rule is Adam-atan2. These two stand for the kind: a kopt_kind_ argument would be passed in memory, and the
+   caller would lose the constants in it. */
 NOINLINE_FN_ void K_(direction_in_scalar)(const kopt_job_ *tile, buffers_ *rows, size_t i, int buffered, int with_y) {
     const size_t q = i / LANES_, n = tile->end - i < PAIR_ ? tile->end - i : PAIR_;
     kopt_job_ job;
     int m;
     kopt_copy_job_(&job, tile);
-    for (m = 0; m < 4; m++) /* not `m < buffered`: no call of memcpy */
+    for (m = 0; m < 4; m++) /* a constant count: for `m < buffered` compilers call memcpy */
         if (m < buffered) job.moment[m] = AS_BYTES_(rows->moment[m]);
     job.buffered = buffered > 0;
-    rows->x[q] = rows->x[q + 1] = splat_(1); /* behind the end of a tail */
+    rows->x[q] = rows->x[q + 1] = splat_(1); /* also behind the end of a tail, where no result is written */
     if (with_y) Y_BUFFER_(rows)[q] = Y_BUFFER_(rows)[q + 1] = splat_(1);
     kopt_step_elements_scalar_(&job, i, n, KOPT_DIRECTION_STAGE_, AS_BYTES_(rows->x + q),
                                AS_BYTES_(Y_BUFFER_(rows) + q), 0);
@@ -4636,7 +4645,8 @@ NOINLINE_FN_ void K_(direction_in_scalar)(const kopt_job_ *tile, buffers_ *rows,
     }
 }
 
-/* Field by field: copied as a whole it stays in memory, and a wide load waits for narrow stores. */
+/* Copies field by field. A copy of the whole struct would stay in memory, where a wide load has to wait for the narrow
+   stores before it. */
 FN_ kopt_kind_ K_(copy_kind)(const kopt_kind_ *p) {
     kopt_kind_ kind;
     kind.rule = p->rule;
@@ -4652,6 +4662,7 @@ FN_ kopt_kind_ K_(copy_kind)(const kopt_kind_ *p) {
     return kind;
 }
 
+/* First stage: stores the moments (or leaves them in the buffers) and writes x and y to the buffers. */
 FN_ void K_(direction_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *rows) {
     arrays_ a = K_(arrays_of)(tile);
     const scalars_ k = K_(splat_job)(tile);
@@ -4683,10 +4694,11 @@ FN_ void K_(direction_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *ro
     }
     for (i = 0; kind.buffered && i < KOPT_CAST_(size_t, MOMENTS_); i++) {
         rows->largest[i] = imax_(rows->largest[i], largest[i]);
-        rows->most[i] = K_(reduce_max)(rows->largest[i]); /* here it is done beside the next stage */
+        rows->most[i] = K_(reduce_max)(rows->largest[i]); /* here, because it overlaps with the next stage */
     }
 }
 
+/* Second stage: steps and stores weights and residuals, from x in the buffers. */
 FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *rows) {
     const arrays_ a = K_(arrays_of)(tile);
     const scalars_ k = K_(splat_job)(tile);
@@ -4707,14 +4719,22 @@ FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *rows)
     }
 }
 
-/* ---- which function steps a tile ---- */
+/* ---- functions of the stages, and their dispatch ---- */
 
-/* The stages that there are, with what is constant in each; the first line that matches is taken. KOPT_Q8 are moments
-   in rows: of 8 bits, or of fp16 if it has no line. ANY_ format is fp32, in memory or in rows. */
+/* Each line of DIRECTIONS_ and COMMITS_ makes one function of a stage, with the values of the line as constants:
+
+       DIRECTIONS_    LINE_(name, rule, number of moments, format of the moments)    makes direction_name
+       COMMITS_       LINE_(name, format of the weights, rounding)                   makes commit_name
+
+   ANY_ matches every value, which is then tested at run time. The first line that matches a step is taken, so a special
+   line stands above the general ones. A new rule or rounding needs no line (the lines with ANY_ take it); a line of its
+   own makes it faster. A new format needs a line in each list.
+   Formats of moments: KOPT_Q8 stands for moments in fp32 buffers, which are 8-bit moments, and fp16 moments of a step
+   without a line for fp16. ANY_ stands for fp32 moments, in memory or in buffers; it does not match bf16 or fp16. */
 #define ANY_ 99
 #ifdef SPECIALIZED_
 #define FULL_ONLY_(line) line
-#else /* small rather than fast */
+#else /* SSE2: small code rather than fast code */
 #define FULL_ONLY_(line)
 #endif
 /* clang-format off: tables */
@@ -4744,10 +4764,11 @@ FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *rows)
 #define FORMAT_MATCHES_(its_format, format) \
     ((its_format) == ANY_ ? (format) == KOPT_F32 || (format) == KOPT_Q8 : KOPT_CAST_(int, format) == (its_format))
 
-/* Is this a line, and not one that takes any? The compiler leaves out of the others what cannot come. */
+/* Does a line without ANY_ as its rule match? If so, no general function is called with this kind: the compiler drops
+   the case from them (UNREACHABLE_IF_). */
 FN_ int K_(direction_has_line)(kopt_kind_ kind) {
     const kopt_format format = kind.buffered ? KOPT_Q8 : kind.moment;
-    if (kind.rule == KOPT_ADAM && (MOMENTS_ < 2 || MOMENTS_ > 3)) return 1; /* nor can this come */
+    if (kind.rule == KOPT_ADAM && (MOMENTS_ < 2 || MOMENTS_ > 3)) return 1; /* no such step: Adam has 2 or 3 moments */
 #define LINE_(name, its_rule, its_moments, its_format)                                      \
     if ((its_rule) != ANY_ && MATCHES_(kind.rule, its_rule) && MOMENTS_ == (its_moments) && \
         FORMAT_MATCHES_(its_format, format))                                                \
@@ -4756,7 +4777,7 @@ FN_ int K_(direction_has_line)(kopt_kind_ kind) {
 #undef LINE_
     return 0;
 }
-/* Are the moments stepped as memory has them? */
+/* Do the stages read and write the moments in memory? If not, the moments are stepped in fp32 buffers. */
 FN_ int K_(direction_in_place)(kopt_kind_ kind) {
 #define LINE_(name, its_rule, its_moments, its_format)                                                            \
     if (MATCHES_(kind.rule, its_rule) && COUNT_MATCHES_(its_moments) && FORMAT_MATCHES_(its_format, kind.moment)) \
@@ -4767,6 +4788,7 @@ FN_ int K_(direction_in_place)(kopt_kind_ kind) {
 #undef LINE_
     return MOMENTS_ == 0;
 }
+/* Does a line without ANY_ as its rounding match? */
 FN_ int K_(commit_has_line)(kopt_kind_ kind) {
 #define LINE_(name, its_format, its_rounding) \
     if ((its_rounding) != ANY_ && kind.weight == (its_format) && MATCHES_(kind.rounding, its_rounding)) return 1;
@@ -4829,7 +4851,8 @@ NOINLINE_FN_ void K_(commit_dispatch)(const kopt_job_ *tile, const kopt_kind_ *a
 
 /* ---- a tile and its tail ---- */
 
-/* Rows of weights, and of the compensation of KOPT_KAHAN. */
+/* Loads n weights as fp32, with their residuals (KOPT_COMPACT, KOPT_EXACT) or with the compensation beside them
+   (KOPT_KAHAN; 0 for other roundings). Reads and writes whole pairs. residual: NULL if there is none. */
 NOINLINE_FN_ void K_(load_weight_tile)(kopt_byte_ *weight, kopt_byte_ *residual, const kopt_kind_ *any, size_t n,
                                        vf32_ *w, vf32_ *rest) {
     const kopt_kind_ kind = K_(copy_kind)(any);
@@ -4849,10 +4872,12 @@ NOINLINE_FN_ void K_(load_weight_tile)(kopt_byte_ *weight, kopt_byte_ *residual,
 }
 
 #ifdef KAHAN_OPT_VMATH
+/* x[q] = atan2(x[q], y[q]) for n vectors; n is even. Software pipelining: the divisions of vector q are in flight while
+   the polynomial of vector q - 2 is computed. */
 FN_ void K_(atan2_tile)(vf32_ *x, const vf32_ *y, size_t n) {
     atan2_reduced_ first = K_(atan2_reduce)(x[0], y[0]), second = K_(atan2_reduce)(x[1], y[1]), next;
     size_t q;
-    for (q = 2; q < n; q += 2) { /* divisions are under way while the polynomials of the turn before are computed */
+    for (q = 2; q < n; q += 2) {
         next = K_(atan2_reduce)(x[q], y[q]);
         x[q - 2] = K_(atan2_polynomial)(&first);
         first = next;
@@ -4864,7 +4889,8 @@ FN_ void K_(atan2_tile)(vf32_ *x, const vf32_ *y, size_t n) {
     x[q - 1] = K_(atan2_polynomial)(&second);
 }
 
-/* The function of the rule, of a row: x from x and y. */
+/* The function between the stages, for n elements: replaces x by atan2(x, y) or by the result of the table's
+   function. */
 NOINLINE_FN_ void K_(rule_function)(const kopt_job_ *j, vf32_ *x, vf32_ *y, size_t n) {
     size_t q, vectors = (n + PAIR_ - 1) / PAIR_ * 2;
     if (j->vmath == KOPT_NULL_) {
@@ -4878,12 +4904,13 @@ NOINLINE_FN_ void K_(rule_function)(const kopt_job_ *j, vf32_ *x, vf32_ *y, size
 }
 #endif
 
-/* The second stage of the steps that count what moves, or look back: x becomes the update itself. */
+/* Second stage of a step that counts updates (tile->counts) or synchronizes the slow weights of Ranger (Lookahead). It
+   replaces x by the update itself and then runs the ordinary commit with rate 1 and decay 0. */
 NOINLINE_FN_ void K_(commit_general)(const kopt_job_ *tile, const kopt_kind_ *any, buffers_ *rows) {
     const kopt_kind_ kind = K_(copy_kind)(any);
     const size_t n = tile->end, size = kopt_bytes_of_(kind.weight);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    kopt_byte_ *const before = AS_BYTES_(rows->w); /* when the updates are there */
+    kopt_byte_ *const before = AS_BYTES_(rows->w); /* free once the updates are computed */
     kopt_byte_ *const kept_before = AS_BYTES_(rows->rest);
     const scalars_ k = K_(splat_job)(tile);
     kopt_job_ as_is;
@@ -4911,7 +4938,7 @@ NOINLINE_FN_ void K_(commit_general)(const kopt_job_ *tile, const kopt_kind_ *an
         K_(commit_dispatch)(&as_is, any, rows);
     }
     if (tile->counts != KOPT_NULL_) kopt_tally_(tile, AS_BYTES_(rows->x), before, kept_before, size, residual_size);
-    if (k.sync && !k.moments_only) { /* the next slow weights */
+    if (k.sync && !k.moments_only) { /* the slow weights become equal to the new weights */
         kopt_copy_noinline_(tile->slow, tile->weight, n * size);
         if (residual_size != 0) kopt_copy_noinline_(tile->slow_residual, tile->residual, n * residual_size);
     }
@@ -4919,7 +4946,8 @@ NOINLINE_FN_ void K_(commit_general)(const kopt_job_ *tile, const kopt_kind_ *an
 
 static void K_(convert)(const kopt_conversion_ *c);
 
-/* All stages of a tile of tile->end elements; its arrays are as long as its turns are. */
+/* All stages of a tile of tile->end elements. They read and write whole pairs: the arrays need room for the next
+   multiple of PAIR_ elements. */
 NOINLINE_FN_ void K_(step_tile)(const kopt_job_ *tile, const kopt_kind_ *kind, buffers_ *rows) {
     const kopt_step *s = tile->step;
     const size_t n = tile->end;
@@ -4950,7 +4978,8 @@ NOINLINE_FN_ void K_(step_tile)(const kopt_job_ *tile, const kopt_kind_ *kind, b
     if (KOPT_HAS_(KOPT_WITH_EXTRAS) && s->zero_grad) kopt_zero_(tile->grad, n * kopt_bytes_of_(kind->grad));
 }
 
-/* The same for less than a turn, over copies with zeros behind. */
+/* step_tile for fewer elements than a pair, in copies of the arrays that are padded with zeros. Buffered moments are
+   not copied: a buffer has room for whole pairs. */
 NOINLINE_FN_ void K_(step_tail)(const kopt_job_ *tile, const kopt_kind_ *any, buffers_ *rows) {
     const kopt_kind_ kind = K_(copy_kind)(any);
     const size_t n = tile->end, size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
@@ -4995,14 +5024,14 @@ NOINLINE_FN_ void K_(step_tail)(const kopt_job_ *tile, const kopt_kind_ *any, bu
     if (s->zero_grad) kopt_copy_noinline_(tile->grad, padded.grad, n * grad_size);
 }
 
-/* The n elements at i. */
+/* Makes *tile the n elements of *whole from element i on. Buffered moments are left to direction_tile. */
 FN_ void K_(tile_at)(kopt_job_ *tile, const kopt_job_ *whole, kopt_kind_ kind, size_t i, size_t n) {
     const size_t size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     int m;
     tile->weight = whole->weight + i * size;
     tile->grad = whole->grad + i * kopt_bytes_of_(kind.grad);
-    if (residual_size != 0) tile->residual = whole->residual + i * residual_size; /* NULL + 0 is undefined */
+    if (residual_size != 0) tile->residual = whole->residual + i * residual_size; /* NULL + 0 is undefined behaviour */
     for (m = 0; m < kind.moment_count && !kind.buffered; m++) tile->moment[m] = whole->moment[m] + i * moment_size;
     if (whole->step->sync) tile->slow = whole->slow + i * size;
     if (whole->step->sync && residual_size != 0) tile->slow_residual = whole->slow_residual + i * residual_size;
@@ -5014,7 +5043,7 @@ FN_ void K_(tile_at)(kopt_job_ *tile, const kopt_job_ *whole, kopt_kind_ kind, s
 
 /* ---- fp16 moments in fp32 buffers, and the loop over tiles ---- */
 
-/* A moment in fp16 to a row of fp32 and back, any values. */
+/* Loads n fp16 numbers of any value into an fp32 buffer. Writes whole pairs. */
 NOINLINE_FN_ void K_(load_fp16_buffer)(vf32_ *row, const kopt_byte_ *from, size_t n) {
     kopt_byte_ part[2 * PAIR_];
     size_t i;
@@ -5026,6 +5055,7 @@ NOINLINE_FN_ void K_(load_fp16_buffer)(vf32_ *row, const kopt_byte_ *from, size_
     }
 }
 
+/* Rounds n elements of a buffer to fp16. Takes magnitudes below 65504 only; a mean of squares comes as its root. */
 FN_ void K_(store_fp16_elements)(kopt_byte_ *to, const vf32_ *row, int square, int moment, kopt_rounding how,
                                  const random_tile_ *r, size_t n) {
     const constants_ c = K_(make_constants)();
@@ -5043,9 +5073,10 @@ FN_ void K_(store_fp16_elements)(kopt_byte_ *to, const vf32_ *row, int square, i
     }
 }
 
+/* The same for any values. largest: the largest magnitude of these elements, as fp32 bits. */
 NOINLINE_FN_ void K_(store_fp16_buffer)(kopt_byte_ *to, const vf32_ *row, uint32_t largest, int square, int moment,
                                         kopt_rounding how, const random_tile_ *r, size_t n) {
-    if (largest > 0x477FDFFFu) /* some will be infinite or are NaN */
+    if (largest > 0x477FDFFFu) /* from 65504 on: the last binade step before infinity, infinity, NaN */
         kopt_store_fp16_buffer_scalar_(to, KOPT_CONST_POINTER_(const kopt_byte_ *, row), square, moment, how, r->number,
                                        r->twice, n);
     else if (how != KOPT_STOCHASTIC)
@@ -5056,9 +5087,14 @@ NOINLINE_FN_ void K_(store_fp16_buffer)(kopt_byte_ *to, const vf32_ *row, uint32
         K_(store_fp16_elements)(to, row, 0, moment, KOPT_STOCHASTIC, r, n);
 }
 
-#define FP16_BUFFER_ (KOPT_TILE_ + KOPT_TILE_ / 2) /* elements of all moments together: fewer of each */
+/* Elements of the fp32 buffers (1.5 KB) that two to four fp16 moments share. So a tile has 192, 128 or 96 elements, always
+   whole pairs. */
+#define FP16_BUFFER_ (KOPT_TILE_ + KOPT_TILE_ / 2)
 
-/* Elements [begin, end). moment: rows for those that are not stepped in place, or NULL. */
+/* Steps elements [begin, end), tile by tile. moment: the buffers of all moments, one behind the other, or NULL if the
+   moments are stepped in memory. Tiles end at multiples of the tile size: with 8-bit moments at the end of a block, whose
+   scale needs all of its elements (so begin has to be the first element of a block); otherwise of the global index, from
+   which the groups of random numbers are counted. */
 NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t end, vf32_ *moment) {
     const kopt_step *s = whole->step;
     const philox_key_ cipher = K_(make_philox_key)(s->seed, s->step, whole->id, whole->stream);
@@ -5076,13 +5112,13 @@ NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t en
     if (buffered || MOMENTS_ == 0) kind.moment = KOPT_F32;
     rows.r.number = rows.r.twice = KOPT_CONST_POINTER_(const kopt_byte_ *, rows.r.lower);
     for (q = 0; !random && q < KOPT_TILE_ / 2; q += LANES_)
-        store32_(AS_BYTES_(rows.r.lower + q), isplat_hoisted_(0)); /* no memset */
+        store32_(AS_BYTES_(rows.r.lower + q), isplat_hoisted_(0)); /* isplat_hoisted_: or compilers call memset */
     for (i = begin; i < end; i += n) {
         const kopt_index_ index = KOPT_INDEX_(whole->first + i);
         n = tile_size - KOPT_CAST_(unsigned, (coded ? i : index) % tile_size);
         if (end - i < n) n = end - i;
         turns = n / PAIR_ * PAIR_;
-        if (!coded && n < 4) {
+        if (!coded && n < 4) { /* too few for vectors; kopt_walk_scalar_ does not read 8-bit codes */
             kopt_walk_scalar_(whole, i, i + n);
             continue;
         }
@@ -5126,7 +5162,8 @@ NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t en
     }
 }
 
-/* The frames of that: only as large as need be. Rows of fp16 moments take 1.5 KB at most, and are whole turns. */
+/* step_tiles with the buffers of the moments on the stack. One function per size, so that no stack frame is larger than
+   it has to be. */
 #define BUFFERED_(moments)                                                                  \
     NOINLINE_FN_ void K_(buffered##moments)(const kopt_job_ *j, size_t begin, size_t end) { \
         vf32_ moment[(moments) * (KOPT_TILE_ / LANES_)];                                    \
@@ -5142,6 +5179,7 @@ NOINLINE_FN_ void K_(buffered_fp16)(const kopt_job_ *j, size_t begin, size_t end
     K_(step_tiles)(j, begin, end, moment);
 }
 
+/* Steps elements [begin, end) of any kind. */
 NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
     const kopt_kind_ kind = K_(kind_of)(j);
     if (K_(direction_in_place)(kind))
@@ -5157,15 +5195,18 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
 #ifdef SPECIALIZED_
 /* ---- specialized loops ---- */
 
-/* The same with constants for everything, for what is used most. */
+/* The most common kinds of step have a loop of their own, in which rule, formats and roundings are all constants. It
+   steps whole pairs, and takes no step with counts, a copy or other extras (specialized_step has the list). */
 
-/* The numbers of a turn's place in a row of 128 elements; `row` makes them those of the next row. So they count up
-   through the 16 rows of a span, from one run of Philox. */
+/* The random numbers of one pair in a group of 128 elements. Adding `row` to the base turns them into the numbers of
+   the same place in the next group. So one run of Philox serves the 16 groups of a span. */
 typedef struct random_counter_ {
     random_pair_ r;
     vu32_ row[2];
 } random_counter_;
 
+/* Fills the counters of the elements [from, to) of a group, from the random numbers of a tile that begins in it. from
+   and to are multiples of PAIR_. */
 FN_ void K_(start_random_counters)(random_counter_ *r, const random_tile_ *drawn, size_t from, size_t to,
                                    const constants_ *c) {
     const vu32_ rows = isplat_(KOPT_RANDOM_STORES_);
@@ -5183,7 +5224,7 @@ FN_ void K_(start_random_counters)(random_counter_ *r, const random_tile_ *drawn
     }
 }
 
-/* The second stage of a turn, with what one lane does if it has to. */
+/* Second stage of a pair. Scalar code takes the pair if commit_pair refuses it. */
 FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const arrays_ *a, kopt_kind_ kind, const scalars_ *k,
                                    const constants_ *c, size_t i, pair_ x, const vu32_ own[2], int lie) {
     vf32_ row[2];
@@ -5196,11 +5237,13 @@ FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const arrays_ *a, kop
 #ifdef KAHAN_OPT_VMATH
 #define SPECIALIZE_TILED_ 1
 #else
-#define SPECIALIZE_TILED_ (LANES_ == 8) /* there is an order that goes through a row */
+#define SPECIALIZE_TILED_ (LANES_ == 8) /* is there a specialized loop with the schedule KOPT_TILED_? */
 #endif
-#define SPECIALIZE_L2_ (LANES_ != 8) /* with the few registers of AVX2 to ask for it takes 2 to 4 % of all steps */
+/* Do specialized loops take L2? Not with AVX2: it has few registers, and the test for L2 would slow down every step. */
+#define SPECIALIZE_L2_ (LANES_ != 8)
 
-/* Whole turns from `begin` on, which is at a turn of the random numbers. Returns where they end. */
+/* Steps whole pairs from element `begin` on, whose global index has to be a multiple of PAIR_. Returns the first element
+   behind the last pair. parted: EVEN_ODD_ or 0, the layout of the pairs. */
 FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int parted, kopt_schedule_ order, size_t begin) {
     const arrays_ a = K_(arrays_of)(whole);
     const kopt_step *s = whole->step;
@@ -5210,8 +5253,8 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int parted, 
     const int random = kopt_needs_random_(kind);
     scalars_ k = K_(splat_job)(whole);
     const int in_a_row = SPECIALIZE_TILED_ && order == KOPT_TILED_;
-    const int in_turns =
-        LANES_ == 16 && order == KOPT_PIPELINED_; /* other orders are left out before specialized is inlined */
+    /* the test of LANES_ lets compilers drop this schedule in other passes before they inline this function */
+    const int in_turns = LANES_ == 16 && order == KOPT_PIPELINED_;
     const int lie = parted | (in_a_row ? 0 : RANDOM_ZERO_EXTENDED_);
     random_counter_ counted[KOPT_RANDOM_GROUP_ / PAIR_];
     buffers_ rows;
@@ -5227,8 +5270,8 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int parted, 
     for (n = 0; end - i >= PAIR_; i += n) {
         const kopt_index_ index = KOPT_INDEX_(whole->first + i);
         const size_t in_row = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
-        const int fresh =
-            n != KOPT_RANDOM_GROUP_ || index % KOPT_RANDOM_SPAN_ == 0; /* the numbers are not counted on */
+        /* fresh: the counters do not continue from the previous group */
+        const int fresh = n != KOPT_RANDOM_GROUP_ || index % KOPT_RANDOM_SPAN_ == 0;
         n = in_a_row ? KOPT_TILE_ - KOPT_CAST_(unsigned, index % KOPT_TILE_) : KOPT_RANDOM_GROUP_ - in_row;
         if (end - i < n) n = (end - i) / PAIR_ * PAIR_;
         if (in_a_row && random) K_(fill_random_tile)(&rows.r, &cipher, index, n, i == begin, n + PAIR_ > end - begin);
@@ -5265,7 +5308,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int parted, 
                     Y_BUFFER_(&rows)[at + 1] = y.b;
                 }
 #endif
-            } else { /* this turn, or the one before, while this one's divisions are under way */
+            } else { /* commits this pair; pipelined: the previous one, while the divisions of this one are in flight */
                 if (!in_turns || waits)
                     K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, in_turns ? i + q - PAIR_ : i + q,
                                               in_turns ? waiting : x, in_turns ? its_own : r.own, lie);
@@ -5296,7 +5339,14 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int parted, 
     return i;
 }
 
-/* What has a kernel of its own; the first line that matches is taken. */
+/* Each line makes one specialized loop, with the values of the line as constants; the first line that matches a step is
+   taken. A step without a line goes through `walk`, with the same bits.
+
+       LINE_(name, rule, number of moments, format of weights, gradients and moments, rounding of the weights,
+             rounding of moments and compensation, schedule)
+
+   Roundings are ignored if the format is fp32. SCHEDULE_(s) is s for AVX-512, KOPT_TILED_ for AVX2 and KOPT_FUSED_ for
+   NEON. */
 #define SCHEDULE_(on_avx512) (LANES_ == 16 ? (on_avx512) : LANES_ == 8 ? KOPT_TILED_ : KOPT_FUSED_)
 /* clang-format off: tables */
 #ifdef KAHAN_OPT_VMATH
@@ -5329,7 +5379,8 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int parted, 
 SPECIALIZATIONS_(LINE_)
 #undef LINE_
 
-/* From `begin` on what has a kernel of its own, returns where that ends. */
+/* Runs the specialized loop of a step, if it has one, from element `begin` on. Returns the first element that it has
+   not stepped. */
 FN_ size_t K_(specialized_step)(const kopt_job_ *j, kopt_kind_ kind, size_t begin) {
     const kopt_step *s = j->step;
     if ((s->moments_only | s->sync | s->unrectified) != 0 || j->counts != KOPT_NULL_ || j->copy != KOPT_NULL_)
@@ -5355,7 +5406,9 @@ FN_ size_t K_(specialized_step)(const kopt_job_ *j, kopt_kind_ kind, size_t begi
 NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
     size_t i = j->begin;
 #ifdef SPECIALIZED_
-    /* rows of random numbers have whole turns; the frames of what steps the ends are not there beside that of the rest */
+    /* The specialized loop begins at a global index that is a multiple of PAIR_, because the random numbers of a group
+       come in whole pairs. `walk` steps the elements before and behind. It is called from here and not from the
+       specialized loop, so that the stack frames of the two do not add up. */
     const size_t head = KOPT_CAST_(unsigned, (0 - KOPT_INDEX_(j->first + i)) % PAIR_);
     if (j->end - i >= head + PAIR_) {
         const size_t end = K_(specialized_step)(j, K_(kind_of)(j), i + head);
@@ -5369,7 +5422,8 @@ NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
 }
 
 #ifndef TOOLS_ISA_
-/* StableAdamW: g / larger(root of the new second moment, eps), g scaled and with L2 in it. */
+/* The ratio of StableAdamW (section 6a): g / larger(sqrt(new second moment) * root_scale, eps). g: the gradient after
+   grad_scale and L2; v: the second moment before the step. */
 FN_ vf32_ K_(stable_ratio_of)(const scalars_ *k, vf32_ g, vf32_ v) {
     v = K_(moving_average_of_squares)(k->beta2, k->gain2, v, g);
     return div_(g, K_(max_abs)(mul_(sqrt_(v), k->root_scale), k->eps));
@@ -5384,7 +5438,7 @@ FN_ vf32_ K_(stable_ratio)(kopt_kind_ kind, const scalars_ *k, const element_ *e
 }
 #endif
 
-/* Of elements [begin, end) to out. */
+/* Writes the ratios of the elements [begin, j->end) to out, as fp32. */
 NOINLINE_FN_ void K_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ *out) {
     const scalars_ k = K_(splat_job)(j);
     const kopt_kind_ kind = K_(kind_of)(j);
@@ -5423,7 +5477,8 @@ NOINLINE_FN_ void K_(measure)(const kopt_job_ *j, kopt_byte_ *out) { K_(measure_
 
 /* ---- conversions of arrays ---- */
 
-/* To the nearest, any value; a NaN keeps its payload. */
+/* Rounds any value to nearest even; the result is in the low bits. A NaN stays a NaN and keeps the upper bits of its
+   payload. */
 FN_ vu32_ K_(convert_value)(vf32_ x, kopt_format to) {
     const vu32_ a = as_u32_(x), mag = and_(a, isplat_(0x7FFFFFFFu));
     if (to == KOPT_F32) return a;
@@ -5437,7 +5492,8 @@ FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, size_t end
     KOPT_GLUE_(kopt_convert_general_, CONVERT_ISA_)(c, begin, end);
 }
 #else
-/* Elements begin to end. */
+/* Converts elements [begin, end), any formats, to nearest or stochastically. Vectors leave a stochastic conversion of
+   values that are not ordinary to scalar code. */
 NOINLINE_FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, size_t end) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
     const uint32_t stream = KOPT_CAST_(uint32_t, c->stochastic);
@@ -5470,19 +5526,20 @@ NOINLINE_FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, s
 
 #ifdef SPECIALIZED_
 FN_ vu32_ K_(convert_vector)(const kopt_byte_ *p, kopt_format to, kopt_format from) {
-    KOPT_PREFETCH_(p + 4096); /* narrowing in DRAM: 1 KB ahead is a sixth slower */
+    KOPT_PREFETCH_(p + 4096); /* far ahead: closer is slower for arrays in DRAM */
     return K_(convert_value)(K_(widen)(K_(load_n)(p, kopt_bytes_of_(from), LANES_), from), to);
 }
 
-/* To nearest, with constant formats. An array that no cache holds is written past the caches, if the machine can: 1.9
-   times as fast to 32 bits, 1.3 times to 16. */
+/* Rounds to nearest, with constant formats. A result that is too large for the caches is written with non-temporal
+   stores, if the vocabulary has them: they do not read the destination first. Their alignment is reached only if dst is
+   aligned to its elements. */
 FN_ void K_(convert_array)(const kopt_conversion_ *c, kopt_format to, kopt_format from) {
     const size_t size = kopt_bytes_of_(to), from_size = kopt_bytes_of_(from), n = c->n;
     const kopt_byte_ *const src = c->src;
     kopt_byte_ *const dst = c->dst;
     size_t i = 0;
     if (NT_STORES_ && n >= KOPT_NT_THRESHOLD_ / size && KOPT_ADDRESS_(dst) % size == 0) {
-        i = (64 - KOPT_ADDRESS_(dst) % 64) % 64 / size; /* up to a line of the cache */
+        i = (64 - KOPT_ADDRESS_(dst) % 64) % 64 / size; /* up to the next cache line */
         K_(convert_general)(c, 0, i);
         for (; n - i >= LANES_; i += LANES_) {
             const vu32_ a = K_(convert_vector)(src + i * from_size, to, from);
@@ -5500,7 +5557,7 @@ FN_ void K_(convert_array)(const kopt_conversion_ *c, kopt_format to, kopt_forma
 #endif
 
 static KOPT_NOINLINE_ ISA_TARGET_ void K_(convert)(const kopt_conversion_ *c) {
-#ifdef SPECIALIZED_ /* elsewhere one instance for all formats */
+#ifdef SPECIALIZED_ /* other passes have one loop for all formats */
     if (!c->stochastic && c->src_format == KOPT_F32 && c->dst_format == KOPT_BF16)
         K_(convert_array)(c, KOPT_BF16, KOPT_F32);
     else if (!c->stochastic && c->src_format == KOPT_BF16 && c->dst_format == KOPT_F32)
@@ -5515,6 +5572,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(convert)(const kopt_conversion_ *c) {
 }
 
 #ifndef TOOLS_ISA_
+/* Is none of n values infinite or NaN? The zeros with which load_n pads are finite. */
 static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_format format, size_t n) {
     const size_t size = kopt_bytes_of_(format);
     const vu32_ exponent = isplat_(format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
@@ -5531,9 +5589,13 @@ static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_f
 /* ---- norm, clipping and reduction ---- */
 
 #if !defined(ONE_LANE_) && !defined(TOOLS_ISA_)
-/* Section 9. A window of magnitudes is counted in units of 2^-scale as integers below 2^28, whose squares add up in 64
-   bits; bf16 has 20 binades in it, fp16 17. A group with anything else in it goes one value at a time. fp32 values are
-   cut into 12 + 12 bits, the lower in units of 2^-(scale + 12): 16 binades. */
+/* docs/numerics.md, section 9. Vectors take the magnitudes in a window: the multiples of a unit, 2^(127 - scale), that
+   are below 2^28 units. They are integers, whose squares add up exactly in 64 bits. fp32 values are split into their
+   upper and lower 12 significant bits, the lower ones in units of 2^(127 - scale - 12). A window holds all numbers of 21
+   binades in bf16, 18 in fp16 and 17 in fp32. A group of four vectors with any other value is added one value at a
+   time. */
+
+/* Adds the 64-bit lanes of a sum to the norm, times 2^(p - 298). */
 FN_ void K_(norm_spill)(kopt_norm *norm, const vu32_ sum[2], uint32_t p) {
     uint64_t part[LANES_ / 2];
     size_t i;
@@ -5544,7 +5606,8 @@ FN_ void K_(norm_spill)(kopt_norm *norm, const vu32_ sum[2], uint32_t p) {
     }
 }
 
-/* The word of |x| as fp32 for vector i of a group; of bf16, the even or the odd elements. */
+/* |x| as fp32 bits, for vector i of a group. bf16: the even or the odd elements of two vectors; their order is of no
+   importance to a sum. */
 FN_ vu32_ K_(norm_load)(const kopt_byte_ *p, kopt_format format, size_t i) {
     if (format == KOPT_F32) return and_(load32_(p + 4 * LANES_ * i), isplat_(0x7FFFFFFFu));
     if (format == KOPT_FP16) return and_(as_u32_(widen_fp16_(load16_(p + 2 * LANES_ * i))), isplat_(0x7FFFFFFFu));
@@ -5552,7 +5615,7 @@ FN_ vu32_ K_(norm_load)(const kopt_byte_ *p, kopt_format format, size_t i) {
     return and_(i % 2 == 0 ? shl_(load32_(p), 16) : load32_(p), isplat_(0x7FFF0000u));
 }
 
-/* The exponent field of the largest value of the first groups. */
+/* The exponent field (of fp32) of the largest magnitude in the first `groups` groups. */
 FN_ uint32_t K_(norm_scan)(const kopt_byte_ *p, kopt_format format, size_t groups) {
     vu32_ most = isplat_(0);
     uint32_t lane[LANES_], top = 0;
@@ -5568,8 +5631,8 @@ FN_ uint32_t K_(norm_scan)(const kopt_byte_ *p, kopt_format format, size_t group
     return top;
 }
 
-/* x in units of the window. What is no integer leaves a bit in *bad, what is beyond the window one above the 28 in
-   *all. */
+/* x * unit as an integer; `unit` is the reciprocal of the window's unit. Sets bits in *bad if the product is no integer,
+   and a bit above the lowest 28 in *all if x is above the window. */
 FN_ vu32_ K_(norm_to_integer)(vf32_ x, vf32_ unit, vu32_ *bad, vu32_ *all) {
     vf32_ scaled = mul_(x, unit);
     vu32_ whole = round_u32_(scaled);
@@ -5582,7 +5645,8 @@ typedef struct norm_sums_ {
     vu32_ high[2], cross[2], low[2];
 } norm_sums_;
 
-/* Vector i of a group: whole, and of fp32 its lower 12 bits. */
+/* Vector i of a group as integers. fp32: returns the upper 12 significant bits and gives the lower 12 as *rest, times
+   fine instead of unit. bad, all: see norm_to_integer. */
 FN_ vu32_ K_(norm_split)(const kopt_byte_ *p, kopt_format format, size_t i, vf32_ unit, vf32_ fine, vu32_ *rest,
                          vu32_ *bad, vu32_ *all) {
     vu32_ x = K_(norm_load)(p, format, i), cut = x;
@@ -5593,6 +5657,7 @@ FN_ vu32_ K_(norm_split)(const kopt_byte_ *p, kopt_format format, size_t i, vf32
     return K_(norm_to_integer)(as_f32_(cut), unit, bad, all);
 }
 
+/* Adds the squares: (whole + rest)^2 = high + 2 cross + low. */
 FN_ void K_(norm_dot)(norm_sums_ *s, kopt_format format, vu32_ whole, vu32_ rest) {
     dot_(s->high, whole, whole);
     if (format == KOPT_F32) {
@@ -5604,18 +5669,18 @@ FN_ void K_(norm_dot)(norm_sums_ *s, kopt_format format, vu32_ whole, vu32_ rest
 FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, size_t n) {
     const size_t group = 4 * LANES_, bytes = group * kopt_bytes_of_(format);
     size_t groups = n / group;
-    uint32_t scale = 0; /* the unit of the window is 2^(127 - scale); 0: to be chosen */
+    uint32_t scale = 0; /* the unit of the window is 2^(127 - scale); 0: not chosen yet */
     while (groups > 0) {
-        size_t todo = groups < 64 ? groups : 64; /* 256 vectors: as many squares as 64 bits hold */
+        size_t todo = groups < 64 ? groups : 64; /* 256 vectors: 2^8 squares below 2^56 fit in 64 bits */
         norm_sums_ s;
         vf32_ unit, fine;
         int strange = 0;
         groups -= todo;
-        if (scale == 0) { /* two binades of room above the largest */
+        if (scale == 0) { /* leaves two binades above the largest value */
             const uint32_t top = K_(norm_scan)(p, format, todo), most = format == KOPT_F32 ? 242 : 254;
             scale = top > 279 - most ? 279 - top : most;
         }
-        if (scale < 127) { /* a unit below 1 could make 0 of the smallest numbers, and nobody would see it */
+        if (scale < 127) { /* a factor below 1 could make 0 of the smallest numbers, which `bad` would not show */
             kopt_norm_each_(norm, p, format, todo * group);
             kopt_norm_carry_(norm);
             p += todo * bytes;
@@ -5669,7 +5734,7 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
 }
 #endif
 
-/* A number of `format` as it is stored, its magnitude at most limit; NaN stays. */
+/* Limits the magnitude of a number. a, limit: bits of the format, in the low bits of a lane. NaN stays. */
 FN_ vu32_ K_(clip_value)(vu32_ a, kopt_format format, vu32_ limit) {
     const vu32_ mag = and_(a, isplat_(format == KOPT_F32 ? 0x7FFFFFFFu : 0x7FFFu));
     const vu32_ infinity = isplat_(format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
@@ -5686,7 +5751,8 @@ FN_ void K_(clip)(const kopt_tool_ *t) {
     }
 }
 
-/* Section 13. Stored without a payload of NaN, with subnormals. */
+/* docs/numerics.md, section 13. Scales the sum and rounds it to nearest. Keeps subnormals; a NaN becomes the canonical
+   NaN. */
 FN_ vu32_ K_(reduce_value)(vf32_ sum, float scale, kopt_format to) {
     vu32_ a;
     if (kopt_as_u32_(scale) != 0x3F800000u) sum = mul_(sum, splat_(scale));
@@ -5695,6 +5761,7 @@ FN_ vu32_ K_(reduce_value)(vf32_ sum, float scale, kopt_format to) {
     return select_(igt_(and_(a, isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), isplat_(0x7FC00000u), a);
 }
 
+/* Adds `count` shards in their order. */
 FN_ void K_(reduce)(const kopt_tool_ *t, kopt_format from, kopt_format to, size_t count) {
     const size_t from_size = kopt_bytes_of_(from), to_size = kopt_bytes_of_(to);
     size_t i, k, n;
