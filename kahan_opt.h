@@ -4524,84 +4524,93 @@ NOINLINE_FN_ void K_(fill_random_tile)(random_tile_ *r, const philox_key_ *ciphe
 
 /* ---- tiles ---- */
 
-/* A tile goes stage by stage. Each stage is a function with constants for what it asks at each pair; it runs over whole
-   pairs, and over a padded copy of the tail. Takes any kind. */
+/* The loop over tiles takes every kind of step. It runs one stage for the whole tile, then the next stage. A stage is a
+   function in which rule, format and rounding are constants as far as possible, so that it does not test them for each
+   pair. It steps whole pairs; a tail is stepped in a padded copy (step_tail). */
 
-typedef struct buffers_ { /* x: what the rate multiplies. w, rest: weights, if a stage but the last wants them */
-    vf32_ x[KOPT_TILE_ / LANES_], w[KOPT_TILE_ / LANES_], rest[KOPT_TILE_ / LANES_];
-    vu32_ largest[4]; /* of new moments in rows the largest magnitudes, of each lane, */
-    uint32_t most[4]; /* and of all */
-    vf32_ *moment[4]; /* moments as they are kept, if they are in rows */
-    random_tile_ r;
+/* What the stages of a tile hand on, in fp32 and in the order of memory. */
+typedef struct buffers_ {
+    /* x: the direction. w and compensation: the weights, loaded only if a stage before the commit reads them. */
+    vf32_ x[KOPT_TILE_ / LANES_], w[KOPT_TILE_ / LANES_], compensation[KOPT_TILE_ / LANES_];
+    vu32_ lane_largest[4]; /* the largest magnitude of each new buffered moment, per lane (fp32 bits) */
+    uint32_t largest[4];   /* the same over all lanes */
+    vf32_ *moment[4];      /* buffered moments; a mean of squares is held as its root */
+    random_tile_ random;
 } buffers_;
 
-#define AS_BYTES_(row) KOPT_POINTER_(kopt_byte_ *, row)
-#define Y_BUFFER_(rows) ((rows)->rest) /* of Adam-atan2, which does not read what it takes the place of */
+#define AS_BYTES_(p) KOPT_POINTER_(kopt_byte_ *, p)
+/* y, the second argument of atan2. It takes the place of the compensation, which Adam-atan2 does not read from here. */
+#define Y_BUFFER_(buffers) ((buffers)->compensation)
 
 /* ---- 8-bit moments in fp32 buffers ---- */
 
-/* Section 6b. */
+/* docs/numerics.md, section 6b. square: the moment is a mean of squares, and codes and buffer hold its root. */
 
-FN_ void K_(decode_elements)(vf32_ *row, const kopt_byte_ *code, vf32_ scale, int square, size_t n) {
+FN_ void K_(decode_elements)(vf32_ *buffer, const kopt_byte_ *code, vf32_ scale, int square, size_t n) {
     kopt_byte_ part[PAIR_];
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
         if (n - i < PAIR_) code = kopt_copy_padded_(part, sizeof part, code, n - i);
-        row[0] = mul_(K_(decode_q8)(load8_(code), square), scale);
-        row[1] = mul_(K_(decode_q8)(load8_(code + LANES_), square), scale);
-        row += 2;
+        buffer[0] = mul_(K_(decode_q8)(load8_(code), square), scale);
+        buffer[1] = mul_(K_(decode_q8)(load8_(code + LANES_), square), scale);
+        buffer += 2;
         code += PAIR_;
     }
 }
 
-/* n elements of a moment in 8 bits, of one block. */
-NOINLINE_FN_ void K_(decode_block)(vf32_ *row, const kopt_byte_ *code, const kopt_byte_ *scale, int square, size_t n) {
-    const vf32_ its_scale = as_f32_(isplat_(kopt_load32_(scale)));
+/* Decodes n codes of one block into an fp32 buffer. Writes whole pairs: the buffer needs room for them. */
+NOINLINE_FN_ void K_(decode_block)(vf32_ *buffer, const kopt_byte_ *code, const kopt_byte_ *scale, int square,
+                                   size_t n) {
+    const vf32_ factor = as_f32_(isplat_(kopt_load32_(scale)));
     if (square)
-        K_(decode_elements)(row, code, its_scale, 1, n);
+        K_(decode_elements)(buffer, code, factor, 1, n);
     else
-        K_(decode_elements)(row, code, its_scale, 0, n);
+        K_(decode_elements)(buffer, code, factor, 0, n);
 }
 
+/* number: the 16-bit random numbers of the pair, two to a word, in the order of memory. */
 FN_ void K_(encode_pair)(kopt_byte_ *code, const vf32_ *x, vf32_ inverse, int square, vu32_ number,
                          const constants_ *c) {
     number = pack_high16_(K_(encode_q8)(mul_(x[0], inverse), square, K_(first16)(number, 0, c)),
                           K_(encode_q8)(mul_(x[1], inverse), square, K_(second16)(number, 0)));
+    /* encode_q8 leaves the sign in bit 15: the shift brings it to bit 7, and only the low bytes are stored */
     store8_from16_(code, square ? number : or_(number, shr_(number, 8)));
 }
 
-/* r: NULL, or the random numbers. */
-FN_ void K_(encode_elements)(kopt_byte_ *code, const vf32_ *row, vf32_ inverse, int square, int moment,
+/* r: the random numbers of the tile; NULL: round to nearest. */
+FN_ void K_(encode_elements)(kopt_byte_ *code, const vf32_ *buffer, vf32_ inverse, int square, int moment,
                              const random_tile_ *r, size_t n) {
     const constants_ c = K_(make_constants)();
-    const vu32_ store = isplat_hoisted_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u),
+    const vu32_ store_number = isplat_hoisted_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u),
                 half = isplat_hoisted_(0x80008000u);
-    const kopt_byte_ *const number = r == KOPT_NULL_ ? KOPT_NULL_ : r->number;
-    const kopt_byte_ *const twice = r == KOPT_NULL_ ? KOPT_NULL_ : r->twice;
+    const kopt_byte_ *const base = r == KOPT_NULL_ ? KOPT_NULL_ : r->number;
+    const kopt_byte_ *const stride = r == KOPT_NULL_ ? KOPT_NULL_ : r->twice;
     kopt_byte_ part[PAIR_];
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
-        const vu32_ its_number =
-            r == KOPT_NULL_ ? half : add16_(load32_(number + 2 * i), mul16_(load32_(twice + 2 * i), store));
-        K_(encode_pair)(n - i < PAIR_ ? part : code + i, row, inverse, square, its_number, &c);
-        row += 2;
+        const vu32_ number =
+            r == KOPT_NULL_ ? half : add16_(load32_(base + 2 * i), mul16_(load32_(stride + 2 * i), store_number));
+        K_(encode_pair)(n - i < PAIR_ ? part : code + i, buffer, inverse, square, number, &c);
+        buffer += 2;
     }
     if (n % PAIR_ != 0) kopt_copy_noinline_(code + n / PAIR_ * PAIR_, part, n % PAIR_);
 }
 
-NOINLINE_FN_ void K_(encode_block)(kopt_byte_ *code, kopt_byte_ *scale, const vf32_ *row, uint32_t largest, int square,
-                                   int moment, kopt_rounding how, const random_tile_ *r, size_t n) {
-    const uint32_t its_scale = kopt_scale_q8_(largest, square);
-    kopt_store32_(scale, its_scale);
-    if (kopt_no_scale_(its_scale)) {
+/* Encodes n elements of one block and stores its scale. largest: the largest magnitude of these elements, as fp32
+   bits. */
+NOINLINE_FN_ void K_(encode_block)(kopt_byte_ *code, kopt_byte_ *scale, const vf32_ *buffer, uint32_t largest,
+                                   int square, int moment, kopt_rounding rounding, const random_tile_ *r, size_t n) {
+    const uint32_t scale_bits = kopt_scale_q8_(largest, square);
+    kopt_store32_(scale, scale_bits);
+    if (kopt_no_scale_(scale_bits)) {
         kopt_zero_(code, n);
         return;
     }
-    if (how == KOPT_NEAREST) r = KOPT_NULL_;
+    if (rounding == KOPT_NEAREST) r = KOPT_NULL_;
     if (square)
-        K_(encode_elements)(code, row, K_(inverse_scale_q8)(its_scale, 1), 1, moment, r, n);
+        K_(encode_elements)(code, buffer, K_(inverse_scale_q8)(scale_bits, 1), 1, moment, r, n);
     else
-        K_(encode_elements)(code, row, K_(inverse_scale_q8)(its_scale, 0), 0, moment, r, n);
+        K_(encode_elements)(code, buffer, K_(inverse_scale_q8)(scale_bits, 0), 0, moment, r, n);
 }
 
 /* ---- stages of a tile ---- */
@@ -4614,29 +4623,33 @@ FN_ uint32_t K_(reduce_max)(vu32_ a) {
     return largest;
 }
 
-/* The first stage of a turn in the code of one lane. buffered: so many moments are. A kind would be in memory here, and
-   its constants lost to who calls. */
-NOINLINE_FN_ void K_(direction_in_scalar)(const kopt_job_ *tile, buffers_ *rows, size_t i, int buffered, int with_y) {
+/* The direction of the pair at element i, or of a tail, in scalar code. buffered: the number of buffered moments.
+   with_y: the rule is Adam-atan2. These two stand for the kind: a kopt_kind_ argument would be passed in memory, and
+   the caller would lose the constants in it. */
+NOINLINE_FN_ void K_(direction_in_scalar)(const kopt_job_ *tile, buffers_ *buffers, size_t i, int buffered,
+                                          int with_y) {
     const size_t q = i / LANES_, n = tile->end - i < PAIR_ ? tile->end - i : PAIR_;
     kopt_job_ job;
     int m;
     kopt_copy_job_(&job, tile);
-    for (m = 0; m < 4; m++) /* not `m < buffered`: no call of memcpy */
-        if (m < buffered) job.moment[m] = AS_BYTES_(rows->moment[m]);
+    for (m = 0; m < 4; m++) /* a constant count: for `m < buffered` compilers call memcpy */
+        if (m < buffered) job.moment[m] = AS_BYTES_(buffers->moment[m]);
     job.buffered = buffered > 0;
-    rows->x[q] = rows->x[q + 1] = splat_(1); /* behind the end of a tail */
-    if (with_y) Y_BUFFER_(rows)[q] = Y_BUFFER_(rows)[q + 1] = splat_(1);
-    kopt_step_elements_scalar_(&job, i, n, KOPT_DIRECTION_STAGE_, AS_BYTES_(rows->x + q),
-                               AS_BYTES_(Y_BUFFER_(rows) + q), 0);
+    buffers->x[q] = buffers->x[q + 1] = splat_(1); /* remains behind the end of a tail */
+    if (with_y) Y_BUFFER_(buffers)[q] = Y_BUFFER_(buffers)[q + 1] = splat_(1);
+    kopt_step_elements_scalar_(&job, i, n, KOPT_DIRECTION_STAGE_, AS_BYTES_(buffers->x + q),
+                               AS_BYTES_(Y_BUFFER_(buffers) + q), 0);
     for (m = 0; m < buffered; m++) {
-        const kopt_byte_ *const row = job.moment[m] + 4 * i;
-        const vu32_ first = K_(load_n)(row, 4, K_(lanes_left)(n, 0));
-        const vu32_ second = n > LANES_ ? K_(load_n)(row + 4 * LANES_, 4, n - LANES_) : first;
-        rows->largest[m] = imax_(rows->largest[m], imax_(K_(abs_u32)(as_f32_(first)), K_(abs_u32)(as_f32_(second))));
+        const kopt_byte_ *const buffer = job.moment[m] + 4 * i;
+        const vu32_ first = K_(load_n)(buffer, 4, K_(lanes_left)(n, 0));
+        const vu32_ second = n > LANES_ ? K_(load_n)(buffer + 4 * LANES_, 4, n - LANES_) : first;
+        buffers->lane_largest[m] =
+            imax_(buffers->lane_largest[m], imax_(K_(abs_u32)(as_f32_(first)), K_(abs_u32)(as_f32_(second))));
     }
 }
 
-/* Field by field: copied as a whole it stays in memory, and a wide load waits for narrow stores. */
+/* Copies field by field. A copy of the whole struct would stay in memory, where a wide load has to wait for the narrow
+   stores before it (no store forwarding). */
 FN_ kopt_kind_ K_(copy_kind)(const kopt_kind_ *p) {
     kopt_kind_ kind;
     kind.rule = p->rule;
@@ -4652,69 +4665,81 @@ FN_ kopt_kind_ K_(copy_kind)(const kopt_kind_ *p) {
     return kind;
 }
 
-FN_ void K_(direction_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *rows) {
+/* First stage: stores the moments (or leaves them in the buffers) and writes x and y to the buffers. */
+FN_ void K_(direction_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *buffers) {
     arrays_ a = K_(arrays_of)(tile);
     const scalars_ k = K_(splat_job)(tile);
     const constants_ c = K_(make_constants)();
-    const kopt_byte_ *const number = rows->r.number, *const twice = rows->r.twice;
+    const kopt_byte_ *const base = buffers->random.number, *const stride = buffers->random.twice;
     const size_t n = tile->end;
-    vu32_ largest[4];
+    vu32_ lane_largest[4];
     size_t i;
     for (i = 0; kind.buffered && i < 4; i++) {
-        a.moment[i] = AS_BYTES_(rows->moment[i]);
-        largest[i] = isplat_(0);
+        a.moment[i] = AS_BYTES_(buffers->moment[i]);
+        lane_largest[i] = isplat_(0);
     }
     for (i = 0; i < n; i += PAIR_) {
         const size_t q = i / LANES_;
-        const random_pair_ r = K_(load_random_pair)(number, twice, i);
+        const random_pair_ r = K_(load_random_pair)(base, stride, i);
         pair_ x, y;
-        if (!K_(direction_pair)(&a, kind, &k, &c, i, rows->w + q, rows->rest + q, &r, 0, &x, &y, largest)) {
-            K_(direction_in_scalar)(tile, rows, i, kind.buffered ? MOMENTS_ : 0, kind.rule == KOPT_ADAM_ATAN2);
+        if (!K_(direction_pair)(&a, kind, &k, &c, i, buffers->w + q, buffers->compensation + q, &r, 0, &x, &y,
+                                lane_largest)) {
+            K_(direction_in_scalar)(tile, buffers, i, kind.buffered ? MOMENTS_ : 0, kind.rule == KOPT_ADAM_ATAN2);
             continue;
         }
-        rows->x[q] = x.a;
-        rows->x[q + 1] = x.b;
+        buffers->x[q] = x.a;
+        buffers->x[q + 1] = x.b;
 #ifdef KAHAN_OPT_VMATH
         if (kind.rule == KOPT_ADAM_ATAN2) {
-            Y_BUFFER_(rows)[q] = y.a;
-            Y_BUFFER_(rows)[q + 1] = y.b;
+            Y_BUFFER_(buffers)[q] = y.a;
+            Y_BUFFER_(buffers)[q + 1] = y.b;
         }
 #endif
     }
     for (i = 0; kind.buffered && i < KOPT_CAST_(size_t, MOMENTS_); i++) {
-        rows->largest[i] = imax_(rows->largest[i], largest[i]);
-        rows->most[i] = K_(reduce_max)(rows->largest[i]); /* here it is done beside the next stage */
+        buffers->lane_largest[i] = imax_(buffers->lane_largest[i], lane_largest[i]);
+        /* reduced here and not where it is used, because this overlaps with the next stage */
+        buffers->largest[i] = K_(reduce_max)(buffers->lane_largest[i]);
     }
 }
 
-FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *rows) {
+/* Second stage: steps and stores weights and residuals, from x in the buffers. */
+FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *buffers) {
     const arrays_ a = K_(arrays_of)(tile);
     const scalars_ k = K_(splat_job)(tile);
     const constants_ c = K_(make_constants)();
-    const kopt_byte_ *const number = rows->r.number;
+    const kopt_byte_ *const base = buffers->random.number;
     const size_t n = tile->end;
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
         const size_t q = i / LANES_;
-        vu32_ own[2];
+        vu32_ numbers[2];
         pair_ x;
-        own[0] = own[1] = load32_(number + 2 * i);
-        x.a = rows->x[q];
-        x.b = rows->x[q + 1];
-        if (!K_(commit_pair)(&a, kind, &k, &c, i, x, own, 0))
+        numbers[0] = numbers[1] = load32_(base + 2 * i);
+        x.a = buffers->x[q];
+        x.b = buffers->x[q + 1];
+        if (!K_(commit_pair)(&a, kind, &k, &c, i, x, numbers, 0))
             kopt_step_elements_scalar_(tile, i, n - i < PAIR_ ? n - i : PAIR_, KOPT_COMMIT_STAGE_,
-                                       AS_BYTES_(rows->x + q), KOPT_NULL_, 0);
+                                       AS_BYTES_(buffers->x + q), KOPT_NULL_, 0);
     }
 }
 
-/* ---- which function steps a tile ---- */
+/* ---- functions of the stages, and their dispatch ---- */
 
-/* The stages that there are, with what is constant in each; the first line that matches is taken. KOPT_Q8 are moments
-   in rows: of 8 bits, or of fp16 if it has no line. ANY_ format is fp32, in memory or in rows. */
+/* Each line of DIRECTIONS_ and COMMITS_ makes one function of a stage, with the values of the line as constants:
+
+       DIRECTIONS_    LINE_(name, rule, number of moments, format of the moments)    makes direction_name
+       COMMITS_       LINE_(name, format of the weights, rounding)                   makes commit_name
+
+   ANY_ matches every value, which is then tested at run time. The first line that matches a step is taken, so a special
+   line stands above the general ones. A new rule or rounding needs no line (the lines with ANY_ take it); a line of its
+   own makes it faster. A new format needs a line in each list.
+   Formats of moments: KOPT_Q8 stands for moments in fp32 buffers, which are 8-bit moments, and fp16 moments of a step
+   without a line for fp16. ANY_ stands for fp32 moments, in memory or in buffers; it does not match bf16 or fp16. */
 #define ANY_ 99
 #ifdef SPECIALIZED_
 #define FULL_ONLY_(line) line
-#else /* small rather than fast */
+#else /* SSE2: small code rather than fast code */
 #define FULL_ONLY_(line)
 #endif
 /* clang-format off: tables */
@@ -4726,7 +4751,7 @@ FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *rows)
     LINE_(adam_f32, KOPT_ADAM, 2, KOPT_F32)                  \
     FULL_ONLY_(LINE_(adam_buffered, KOPT_ADAM, 2, KOPT_Q8))  \
     FULL_ONLY_(LINE_(ema, KOPT_EMA, 0, KOPT_F32))            \
-    LINE_(rest, ANY_, ANY_, ANY_)
+    LINE_(any, ANY_, ANY_, ANY_)
 #define COMMITS_(LINE_)                                            \
     FULL_ONLY_(LINE_(bf16_kahan, KOPT_BF16, KOPT_KAHAN))           \
     FULL_ONLY_(LINE_(bf16_stochastic, KOPT_BF16, KOPT_STOCHASTIC)) \
@@ -4738,28 +4763,29 @@ FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *rows)
     LINE_(f32, KOPT_F32, ANY_)
 /* clang-format on */
 
-#define MATCHES_(value, its) ((its) == ANY_ || KOPT_CAST_(int, value) == (its))
-#define COUNT_MATCHES_(its_moments) ((its_moments) == ANY_ || MOMENTS_ == (its_moments))
-#define FIXED_OR_(its, value) ((its) == ANY_ ? KOPT_CAST_(int, value) : (its) + 0)
-#define FORMAT_MATCHES_(its_format, format) \
-    ((its_format) == ANY_ ? (format) == KOPT_F32 || (format) == KOPT_Q8 : KOPT_CAST_(int, format) == (its_format))
+#define MATCHES_(value, line_value) ((line_value) == ANY_ || KOPT_CAST_(int, value) == (line_value))
+#define COUNT_MATCHES_(line_moments) ((line_moments) == ANY_ || MOMENTS_ == (line_moments))
+#define FIXED_OR_(line_value, value) ((line_value) == ANY_ ? KOPT_CAST_(int, value) : (line_value) + 0)
+#define FORMAT_MATCHES_(line_format, format) \
+    ((line_format) == ANY_ ? (format) == KOPT_F32 || (format) == KOPT_Q8 : KOPT_CAST_(int, format) == (line_format))
 
-/* Is this a line, and not one that takes any? The compiler leaves out of the others what cannot come. */
+/* Does a line without ANY_ as its rule match? If so, no general function is called with this kind: the compiler drops
+   the case from them (UNREACHABLE_IF_). */
 FN_ int K_(direction_has_line)(kopt_kind_ kind) {
     const kopt_format format = kind.buffered ? KOPT_Q8 : kind.moment;
-    if (kind.rule == KOPT_ADAM && (MOMENTS_ < 2 || MOMENTS_ > 3)) return 1; /* nor can this come */
-#define LINE_(name, its_rule, its_moments, its_format)                                      \
-    if ((its_rule) != ANY_ && MATCHES_(kind.rule, its_rule) && MOMENTS_ == (its_moments) && \
-        FORMAT_MATCHES_(its_format, format))                                                \
+    if (kind.rule == KOPT_ADAM && (MOMENTS_ < 2 || MOMENTS_ > 3)) return 1; /* no such step: Adam has 2 or 3 moments */
+#define LINE_(name, line_rule, line_moments, line_format)                                      \
+    if ((line_rule) != ANY_ && MATCHES_(kind.rule, line_rule) && MOMENTS_ == (line_moments) && \
+        FORMAT_MATCHES_(line_format, format))                                                  \
         return 1;
     DIRECTIONS_(LINE_)
 #undef LINE_
     return 0;
 }
-/* Are the moments stepped as memory has them? */
+/* Do the stages read and write the moments in memory? If not, the moments are stepped in fp32 buffers. */
 FN_ int K_(direction_in_place)(kopt_kind_ kind) {
-#define LINE_(name, its_rule, its_moments, its_format)                                                            \
-    if (MATCHES_(kind.rule, its_rule) && COUNT_MATCHES_(its_moments) && FORMAT_MATCHES_(its_format, kind.moment)) \
+#define LINE_(name, line_rule, line_moments, line_format)                                                            \
+    if (MATCHES_(kind.rule, line_rule) && COUNT_MATCHES_(line_moments) && FORMAT_MATCHES_(line_format, kind.moment)) \
         return 1;
     if (kind.moment != KOPT_Q8) {
         DIRECTIONS_(LINE_)
@@ -4767,9 +4793,10 @@ FN_ int K_(direction_in_place)(kopt_kind_ kind) {
 #undef LINE_
     return MOMENTS_ == 0;
 }
+/* Does a line without ANY_ as its rounding match? */
 FN_ int K_(commit_has_line)(kopt_kind_ kind) {
-#define LINE_(name, its_format, its_rounding) \
-    if ((its_rounding) != ANY_ && kind.weight == (its_format) && MATCHES_(kind.rounding, its_rounding)) return 1;
+#define LINE_(name, line_format, line_rounding) \
+    if ((line_rounding) != ANY_ && kind.weight == (line_format) && MATCHES_(kind.rounding, line_rounding)) return 1;
     COMMITS_(LINE_)
 #undef LINE_
     return 0;
@@ -4781,47 +4808,47 @@ FN_ int K_(commit_has_line)(kopt_kind_ kind) {
 #define UNREACHABLE_IF_(condition)
 #endif
 
-#define LINE_(name, its_rule, its_moments, its_format)                                                          \
-    NOINLINE_FN_ void K_(direction_##name)(const kopt_job_ *tile, const kopt_kind_ *any, buffers_ *rows) {      \
-        kopt_kind_ kind = K_(copy_kind)(any);                                                                   \
-        kind.rule = KOPT_CAST_(kopt_rule, FIXED_OR_(its_rule, kind.rule));                                      \
-        if ((its_moments) != ANY_) kind.moment_count = its_moments;                                             \
-        kind.moment = (its_format) == KOPT_BF16 ? KOPT_BF16 : (its_format) == KOPT_FP16 ? KOPT_FP16 : KOPT_F32; \
-        UNREACHABLE_IF_((its_rule) == ANY_ && K_(direction_has_line)(kind))                                     \
-        if ((its_format) != ANY_) kind.buffered = (its_format) == KOPT_Q8;                                      \
-        K_(direction_tile)(tile, kind, rows);                                                                   \
+#define LINE_(name, line_rule, line_moments, line_format)                                                         \
+    NOINLINE_FN_ void K_(direction_##name)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) {  \
+        kopt_kind_ kind = K_(copy_kind)(actual);                                                                  \
+        kind.rule = KOPT_CAST_(kopt_rule, FIXED_OR_(line_rule, kind.rule));                                       \
+        if ((line_moments) != ANY_) kind.moment_count = line_moments;                                             \
+        kind.moment = (line_format) == KOPT_BF16 ? KOPT_BF16 : (line_format) == KOPT_FP16 ? KOPT_FP16 : KOPT_F32; \
+        UNREACHABLE_IF_((line_rule) == ANY_ && K_(direction_has_line)(kind))                                      \
+        if ((line_format) != ANY_) kind.buffered = (line_format) == KOPT_Q8;                                      \
+        K_(direction_tile)(tile, kind, buffers);                                                                  \
     }
 DIRECTIONS_(LINE_)
 #undef LINE_
-#define LINE_(name, its_format, its_rounding)                                                           \
-    NOINLINE_FN_ void K_(commit_##name)(const kopt_job_ *tile, const kopt_kind_ *any, buffers_ *rows) { \
-        kopt_kind_ kind = K_(copy_kind)(any);                                                           \
-        kind.weight = its_format;                                                                       \
-        kind.rounding = KOPT_CAST_(kopt_rounding, FIXED_OR_(its_rounding, kind.rounding));              \
-        UNREACHABLE_IF_((its_rounding) == ANY_ && K_(commit_has_line)(kind))                            \
-        K_(commit_tile)(tile, kind, rows);                                                              \
+#define LINE_(name, line_format, line_rounding)                                                               \
+    NOINLINE_FN_ void K_(commit_##name)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) { \
+        kopt_kind_ kind = K_(copy_kind)(actual);                                                              \
+        kind.weight = line_format;                                                                            \
+        kind.rounding = KOPT_CAST_(kopt_rounding, FIXED_OR_(line_rounding, kind.rounding));                   \
+        UNREACHABLE_IF_((line_rounding) == ANY_ && K_(commit_has_line)(kind))                                 \
+        K_(commit_tile)(tile, kind, buffers);                                                                 \
     }
 COMMITS_(LINE_)
 #undef LINE_
 
-NOINLINE_FN_ void K_(direction_dispatch)(const kopt_job_ *tile, const kopt_kind_ *any, buffers_ *rows) {
-    const kopt_kind_ kind = K_(copy_kind)(any);
+NOINLINE_FN_ void K_(direction_dispatch)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) {
+    const kopt_kind_ kind = K_(copy_kind)(actual);
     const kopt_format format = kind.buffered ? KOPT_Q8 : kind.moment;
-#define LINE_(name, its_rule, its_moments, its_format)                                                         \
-    if (MATCHES_(kind.rule, its_rule) && COUNT_MATCHES_(its_moments) && FORMAT_MATCHES_(its_format, format)) { \
-        K_(direction_##name)(tile, any, rows);                                                                 \
-        return;                                                                                                \
+#define LINE_(name, line_rule, line_moments, line_format)                                                         \
+    if (MATCHES_(kind.rule, line_rule) && COUNT_MATCHES_(line_moments) && FORMAT_MATCHES_(line_format, format)) { \
+        K_(direction_##name)(tile, actual, buffers);                                                              \
+        return;                                                                                                   \
     }
     DIRECTIONS_(LINE_)
 #undef LINE_
 }
 
-NOINLINE_FN_ void K_(commit_dispatch)(const kopt_job_ *tile, const kopt_kind_ *any, buffers_ *rows) {
-    const kopt_kind_ kind = K_(copy_kind)(any);
-#define LINE_(name, its_format, its_rounding)                                   \
-    if (kind.weight == (its_format) && MATCHES_(kind.rounding, its_rounding)) { \
-        K_(commit_##name)(tile, any, rows);                                     \
-        return;                                                                 \
+NOINLINE_FN_ void K_(commit_dispatch)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) {
+    const kopt_kind_ kind = K_(copy_kind)(actual);
+#define LINE_(name, line_format, line_rounding)                                   \
+    if (kind.weight == (line_format) && MATCHES_(kind.rounding, line_rounding)) { \
+        K_(commit_##name)(tile, actual, buffers);                                 \
+        return;                                                                   \
     }
     COMMITS_(LINE_)
 #undef LINE_
@@ -4829,10 +4856,11 @@ NOINLINE_FN_ void K_(commit_dispatch)(const kopt_job_ *tile, const kopt_kind_ *a
 
 /* ---- a tile and its tail ---- */
 
-/* Rows of weights, and of the compensation of KOPT_KAHAN. */
-NOINLINE_FN_ void K_(load_weight_tile)(kopt_byte_ *weight, kopt_byte_ *residual, const kopt_kind_ *any, size_t n,
-                                       vf32_ *w, vf32_ *rest) {
-    const kopt_kind_ kind = K_(copy_kind)(any);
+/* Loads n weights as fp32, with their residuals (KOPT_COMPACT, KOPT_EXACT) or with the compensation beside them
+   (KOPT_KAHAN; 0 for other roundings). Reads and writes whole pairs. residual: NULL if there is none. */
+NOINLINE_FN_ void K_(load_weight_tile)(kopt_byte_ *weight, kopt_byte_ *residual, const kopt_kind_ *actual, size_t n,
+                                       vf32_ *w, vf32_ *compensation) {
+    const kopt_kind_ kind = K_(copy_kind)(actual);
     const constants_ c = K_(make_constants)();
     arrays_ a;
     size_t i;
@@ -4843,16 +4871,18 @@ NOINLINE_FN_ void K_(load_weight_tile)(kopt_byte_ *weight, kopt_byte_ *residual,
         const pair_ x = K_(load_weight_pair)(&a, kind, i, 0, &c, &r, KOPT_NULL_);
         w[i / LANES_] = x.a;
         w[i / LANES_ + 1] = x.b;
-        rest[i / LANES_] = r.a;
-        rest[i / LANES_ + 1] = r.b;
+        compensation[i / LANES_] = r.a;
+        compensation[i / LANES_ + 1] = r.b;
     }
 }
 
 #ifdef KAHAN_OPT_VMATH
+/* x[q] = atan2(x[q], y[q]) for n vectors; n is even. Software pipelining: the divisions of vector q are in flight while
+   the polynomial of vector q - 2 is computed. */
 FN_ void K_(atan2_tile)(vf32_ *x, const vf32_ *y, size_t n) {
     atan2_reduced_ first = K_(atan2_reduce)(x[0], y[0]), second = K_(atan2_reduce)(x[1], y[1]), next;
     size_t q;
-    for (q = 2; q < n; q += 2) { /* divisions are under way while the polynomials of the turn before are computed */
+    for (q = 2; q < n; q += 2) {
         next = K_(atan2_reduce)(x[q], y[q]);
         x[q - 2] = K_(atan2_polynomial)(&first);
         first = next;
@@ -4864,7 +4894,8 @@ FN_ void K_(atan2_tile)(vf32_ *x, const vf32_ *y, size_t n) {
     x[q - 1] = K_(atan2_polynomial)(&second);
 }
 
-/* The function of the rule, of a row: x from x and y. */
+/* The function between the stages, for n elements: replaces x by atan2(x, y) or by the result of the table's
+   function. */
 NOINLINE_FN_ void K_(rule_function)(const kopt_job_ *j, vf32_ *x, vf32_ *y, size_t n) {
     size_t q, vectors = (n + PAIR_ - 1) / PAIR_ * 2;
     if (j->vmath == KOPT_NULL_) {
@@ -4878,40 +4909,43 @@ NOINLINE_FN_ void K_(rule_function)(const kopt_job_ *j, vf32_ *x, vf32_ *y, size
 }
 #endif
 
-/* The second stage of the steps that count what moves, or look back: x becomes the update itself. */
-NOINLINE_FN_ void K_(commit_general)(const kopt_job_ *tile, const kopt_kind_ *any, buffers_ *rows) {
-    const kopt_kind_ kind = K_(copy_kind)(any);
+/* Second stage of a step that counts updates (tile->counts) or synchronizes the slow weights of Ranger (Lookahead). It
+   replaces x by the update itself and then runs the ordinary commit with rate 1 and decay 0. */
+NOINLINE_FN_ void K_(commit_general)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) {
+    const kopt_kind_ kind = K_(copy_kind)(actual);
     const size_t n = tile->end, size = kopt_bytes_of_(kind.weight);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    kopt_byte_ *const before = AS_BYTES_(rows->w); /* when the updates are there */
-    kopt_byte_ *const kept_before = AS_BYTES_(rows->rest);
+    kopt_byte_ *const old_weight = AS_BYTES_(buffers->w); /* free once the updates are computed */
+    kopt_byte_ *const old_residual = AS_BYTES_(buffers->compensation);
     const scalars_ k = K_(splat_job)(tile);
-    kopt_job_ as_is;
+    kopt_job_ unscaled;
     size_t i, q;
     for (i = 0; i < n; i += PAIR_) {
-        vf32_ slow[2], slow_rest[2];
+        vf32_ slow[2], slow_compensation[2];
         if (k.sync)
             K_(load_weight_tile)(tile->slow + i * size,
-                                 residual_size == 0 ? KOPT_NULL_ : tile->slow_residual + i * residual_size, any, PAIR_,
-                                 slow, slow_rest);
+                                 residual_size == 0 ? KOPT_NULL_ : tile->slow_residual + i * residual_size, actual,
+                                 PAIR_, slow, slow_compensation);
         for (q = 0; q < 2; q++) {
-            const size_t at = i / LANES_ + q;
-            vf32_ update = K_(update)(&k, rows->x[at], rows->w[at]);
+            const size_t v = i / LANES_ + q;
+            vf32_ update = K_(update)(&k, buffers->x[v], buffers->w[v]);
             if (k.sync)
-                update = K_(lookahead)(k.slow_scale, rows->w[at], rows->rest[at], update, slow[q], slow_rest[q]);
-            rows->x[at] = update;
+                update = K_(lookahead)(k.slow_scale, buffers->w[v], buffers->compensation[v], update, slow[q],
+                                       slow_compensation[q]);
+            buffers->x[v] = update;
         }
     }
-    kopt_copy_noinline_(before, tile->weight, n * size);
-    if (residual_size != 0) kopt_copy_noinline_(kept_before, tile->residual, n * residual_size);
+    kopt_copy_noinline_(old_weight, tile->weight, n * size);
+    if (residual_size != 0) kopt_copy_noinline_(old_residual, tile->residual, n * residual_size);
     if (!k.moments_only) {
-        kopt_copy_job_(&as_is, tile);
-        as_is.rate = 1;
-        as_is.weight_decay = 0;
-        K_(commit_dispatch)(&as_is, any, rows);
+        kopt_copy_job_(&unscaled, tile);
+        unscaled.rate = 1;
+        unscaled.weight_decay = 0;
+        K_(commit_dispatch)(&unscaled, actual, buffers);
     }
-    if (tile->counts != KOPT_NULL_) kopt_tally_(tile, AS_BYTES_(rows->x), before, kept_before, size, residual_size);
-    if (k.sync && !k.moments_only) { /* the next slow weights */
+    if (tile->counts != KOPT_NULL_)
+        kopt_tally_(tile, AS_BYTES_(buffers->x), old_weight, old_residual, size, residual_size);
+    if (k.sync && !k.moments_only) { /* the slow weights become equal to the new weights */
         kopt_copy_noinline_(tile->slow, tile->weight, n * size);
         if (residual_size != 0) kopt_copy_noinline_(tile->slow_residual, tile->residual, n * residual_size);
     }
@@ -4919,24 +4953,25 @@ NOINLINE_FN_ void K_(commit_general)(const kopt_job_ *tile, const kopt_kind_ *an
 
 static void K_(convert)(const kopt_conversion_ *c);
 
-/* All stages of a tile of tile->end elements; its arrays are as long as its turns are. */
-NOINLINE_FN_ void K_(step_tile)(const kopt_job_ *tile, const kopt_kind_ *kind, buffers_ *rows) {
+/* All stages of a tile of tile->end elements. They read and write whole pairs: the arrays need room for the next
+   multiple of PAIR_ elements. */
+NOINLINE_FN_ void K_(step_tile)(const kopt_job_ *tile, const kopt_kind_ *kind, buffers_ *buffers) {
     const kopt_step *s = tile->step;
     const size_t n = tile->end;
-    const int rarely =
+    const int general =
         (KOPT_HAS_(KOPT_WITH_RANGER) && s->sync) || (KOPT_HAS_(KOPT_WITH_EXTRAS) && tile->counts != KOPT_NULL_);
     const int moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->moments_only;
-    if (rarely || kind->rule == KOPT_EMA || kopt_as_u32_(s->l2) << 1 != 0)
-        K_(load_weight_tile)(tile->weight, tile->residual, kind, n, rows->w, rows->rest);
-    K_(direction_dispatch)(tile, kind, rows);
+    if (general || kind->rule == KOPT_EMA || kopt_as_u32_(s->l2) << 1 != 0)
+        K_(load_weight_tile)(tile->weight, tile->residual, kind, n, buffers->w, buffers->compensation);
+    K_(direction_dispatch)(tile, kind, buffers);
 #ifdef KAHAN_OPT_VMATH
     if (kind->rule == KOPT_ADAM_ATAN2 || tile->vmath != KOPT_NULL_)
-        K_(rule_function)(tile, rows->x, Y_BUFFER_(rows), n);
+        K_(rule_function)(tile, buffers->x, Y_BUFFER_(buffers), n);
 #endif
-    if (rarely)
-        K_(commit_general)(tile, kind, rows);
+    if (general)
+        K_(commit_general)(tile, kind, buffers);
     else if (!moments_only)
-        K_(commit_dispatch)(tile, kind, rows);
+        K_(commit_dispatch)(tile, kind, buffers);
     if (KOPT_HAS_(KOPT_WITH_EXTRAS) && tile->copy != KOPT_NULL_ && !moments_only) {
         kopt_conversion_ copy;
         copy.dst = tile->copy;
@@ -4950,20 +4985,21 @@ NOINLINE_FN_ void K_(step_tile)(const kopt_job_ *tile, const kopt_kind_ *kind, b
     if (KOPT_HAS_(KOPT_WITH_EXTRAS) && s->zero_grad) kopt_zero_(tile->grad, n * kopt_bytes_of_(kind->grad));
 }
 
-/* The same for less than a turn, over copies with zeros behind. */
-NOINLINE_FN_ void K_(step_tail)(const kopt_job_ *tile, const kopt_kind_ *any, buffers_ *rows) {
-    const kopt_kind_ kind = K_(copy_kind)(any);
+/* step_tile for fewer elements than a pair, in copies of the arrays that are padded with zeros. Buffered moments are
+   not copied: a buffer has room for whole pairs. */
+NOINLINE_FN_ void K_(step_tail)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) {
+    const kopt_kind_ kind = K_(copy_kind)(actual);
     const size_t n = tile->end, size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding),
                  moment_size = kopt_bytes_of_(kind.moment);
     const kopt_step *s = tile->step;
-    kopt_byte_ room[10][4 * PAIR_];
+    kopt_byte_ copies[10][4 * PAIR_];
     kopt_job_ padded;
     int m;
     kopt_copy_job_(&padded, tile);
-#define PAD_(place, array, bytes) \
-    padded.array = room[place];   \
-    kopt_copy_padded_(room[place], sizeof room[place], tile->array, n *(bytes));
+#define PAD_(index, array, bytes) \
+    padded.array = copies[index]; \
+    kopt_copy_padded_(copies[index], sizeof copies[index], tile->array, n *(bytes));
     PAD_(0, weight, size)
     PAD_(1, grad, grad_size)
     if (residual_size != 0) {
@@ -4979,8 +5015,8 @@ NOINLINE_FN_ void K_(step_tail)(const kopt_job_ *tile, const kopt_kind_ *any, bu
         PAD_(8, slow_residual, residual_size)
     }
 #undef PAD_
-    if (tile->copy != KOPT_NULL_) padded.copy = room[9];
-    K_(step_tile)(&padded, any, rows);
+    if (tile->copy != KOPT_NULL_) padded.copy = copies[9];
+    K_(step_tile)(&padded, actual, buffers);
     if (!s->moments_only) {
         kopt_copy_noinline_(tile->weight, padded.weight, n * size);
         if (residual_size != 0) kopt_copy_noinline_(tile->residual, padded.residual, n * residual_size);
@@ -4995,14 +5031,14 @@ NOINLINE_FN_ void K_(step_tail)(const kopt_job_ *tile, const kopt_kind_ *any, bu
     if (s->zero_grad) kopt_copy_noinline_(tile->grad, padded.grad, n * grad_size);
 }
 
-/* The n elements at i. */
+/* Makes *tile the n elements of *whole from element i on. Buffered moments are left to direction_tile. */
 FN_ void K_(tile_at)(kopt_job_ *tile, const kopt_job_ *whole, kopt_kind_ kind, size_t i, size_t n) {
     const size_t size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     int m;
     tile->weight = whole->weight + i * size;
     tile->grad = whole->grad + i * kopt_bytes_of_(kind.grad);
-    if (residual_size != 0) tile->residual = whole->residual + i * residual_size; /* NULL + 0 is undefined */
+    if (residual_size != 0) tile->residual = whole->residual + i * residual_size; /* NULL + 0 is undefined behaviour */
     for (m = 0; m < kind.moment_count && !kind.buffered; m++) tile->moment[m] = whole->moment[m] + i * moment_size;
     if (whole->step->sync) tile->slow = whole->slow + i * size;
     if (whole->step->sync && residual_size != 0) tile->slow_residual = whole->slow_residual + i * residual_size;
@@ -5014,119 +5050,128 @@ FN_ void K_(tile_at)(kopt_job_ *tile, const kopt_job_ *whole, kopt_kind_ kind, s
 
 /* ---- fp16 moments in fp32 buffers, and the loop over tiles ---- */
 
-/* A moment in fp16 to a row of fp32 and back, any values. */
-NOINLINE_FN_ void K_(load_fp16_buffer)(vf32_ *row, const kopt_byte_ *from, size_t n) {
+/* Loads n fp16 numbers of any value into an fp32 buffer. Writes whole pairs. */
+NOINLINE_FN_ void K_(load_fp16_buffer)(vf32_ *buffer, const kopt_byte_ *from, size_t n) {
     kopt_byte_ part[2 * PAIR_];
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
         const kopt_byte_ *p = from + 2 * i;
         if (n - i < PAIR_) p = kopt_copy_padded_(part, sizeof part, p, 2 * (n - i));
-        row[i / LANES_] = load_fp16_(p);
-        row[i / LANES_ + 1] = load_fp16_(p + 2 * LANES_);
+        buffer[i / LANES_] = load_fp16_(p);
+        buffer[i / LANES_ + 1] = load_fp16_(p + 2 * LANES_);
     }
 }
 
-FN_ void K_(store_fp16_elements)(kopt_byte_ *to, const vf32_ *row, int square, int moment, kopt_rounding how,
+/* Rounds n elements of a buffer to fp16. Takes magnitudes below 65504 only; a mean of squares comes as its root. */
+FN_ void K_(store_fp16_elements)(kopt_byte_ *to, const vf32_ *buffer, int square, int moment, kopt_rounding rounding,
                                  const random_tile_ *r, size_t n) {
     const constants_ c = K_(make_constants)();
-    const vu32_ store = isplat_hoisted_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u);
-    const kopt_byte_ *const number = r->number, *const twice = r->twice;
+    const vu32_ store_number = isplat_hoisted_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u);
+    const kopt_byte_ *const base = r->number, *const stride = r->twice;
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
-        const vf32_ x = row[i / LANES_], y = row[i / LANES_ + 1];
-        const vu32_ its = add16_(load32_(number + 2 * i), mul16_(load32_(twice + 2 * i), store));
-        const vu32_ both = pack_high16_(K_(round_moment)(x, KOPT_FP16, square, x, how, K_(first16)(its, 0, &c), &c),
-                                        K_(round_moment)(y, KOPT_FP16, square, y, how, K_(second16)(its, 0), &c));
+        const vf32_ x = buffer[i / LANES_], y = buffer[i / LANES_ + 1];
+        const vu32_ number = add16_(load32_(base + 2 * i), mul16_(load32_(stride + 2 * i), store_number));
+        const vu32_ both =
+            pack_high16_(K_(round_moment)(x, KOPT_FP16, square, x, rounding, K_(first16)(number, 0, &c), &c),
+                         K_(round_moment)(y, KOPT_FP16, square, y, rounding, K_(second16)(number, 0), &c));
         kopt_byte_ part[2 * PAIR_];
         store32_(n - i < PAIR_ ? part : to + 2 * i, both);
         if (n - i < PAIR_) kopt_copy_noinline_(to + 2 * i, part, 2 * (n - i));
     }
 }
 
-NOINLINE_FN_ void K_(store_fp16_buffer)(kopt_byte_ *to, const vf32_ *row, uint32_t largest, int square, int moment,
-                                        kopt_rounding how, const random_tile_ *r, size_t n) {
-    if (largest > 0x477FDFFFu) /* some will be infinite or are NaN */
-        kopt_store_fp16_buffer_scalar_(to, KOPT_CONST_POINTER_(const kopt_byte_ *, row), square, moment, how, r->number,
-                                       r->twice, n);
-    else if (how != KOPT_STOCHASTIC)
-        K_(store_fp16_elements)(to, row, square, moment, KOPT_NEAREST, r, n);
+/* The same for any values. largest: the largest magnitude of these elements, as fp32 bits. */
+NOINLINE_FN_ void K_(store_fp16_buffer)(kopt_byte_ *to, const vf32_ *buffer, uint32_t largest, int square, int moment,
+                                        kopt_rounding rounding, const random_tile_ *r, size_t n) {
+    if (largest > 0x477FDFFFu) /* from 65504 on: the last binade step before infinity, infinity, NaN */
+        kopt_store_fp16_buffer_scalar_(to, KOPT_CONST_POINTER_(const kopt_byte_ *, buffer), square, moment, rounding,
+                                       r->number, r->twice, n);
+    else if (rounding != KOPT_STOCHASTIC)
+        K_(store_fp16_elements)(to, buffer, square, moment, KOPT_NEAREST, r, n);
     else if (square)
-        K_(store_fp16_elements)(to, row, 1, moment, KOPT_STOCHASTIC, r, n);
+        K_(store_fp16_elements)(to, buffer, 1, moment, KOPT_STOCHASTIC, r, n);
     else
-        K_(store_fp16_elements)(to, row, 0, moment, KOPT_STOCHASTIC, r, n);
+        K_(store_fp16_elements)(to, buffer, 0, moment, KOPT_STOCHASTIC, r, n);
 }
 
-#define FP16_BUFFER_ (KOPT_TILE_ + KOPT_TILE_ / 2) /* elements of all moments together: fewer of each */
+/* Elements of the fp32 buffers (1.5 KB) that two to four fp16 moments share. So a tile has 192, 128 or 96 elements,
+   always whole pairs. */
+#define FP16_BUFFER_ (KOPT_TILE_ + KOPT_TILE_ / 2)
 
-/* Elements [begin, end). moment: rows for those that are not stepped in place, or NULL. */
+/* Steps elements [begin, end), tile by tile. moment: the buffers of all moments, one behind the other, or NULL if the
+   moments are stepped in memory. With 8-bit moments a tile is a block, because its scale needs all of its elements (so
+   begin has to be the first element of a block). Otherwise a tile ends where the global index is a multiple of the tile
+   size: the groups of random numbers are counted from there, too. */
 NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t end, vf32_ *moment) {
     const kopt_step *s = whole->step;
     const philox_key_ cipher = K_(make_philox_key)(s->seed, s->step, whole->id, whole->stream);
     kopt_kind_ kind = K_(kind_of)(whole);
     const int buffered = moment != KOPT_NULL_, random = kopt_needs_random_(kind);
-    const int coded = buffered && kind.moment == KOPT_Q8;
-    const size_t tile_size =
-        buffered && !coded && MOMENTS_ > 1 ? FP16_BUFFER_ / KOPT_CAST_(size_t, MOMENTS_) : KOPT_TILE_;
+    const int q8 = buffered && kind.moment == KOPT_Q8;
+    const size_t tile_size = buffered && !q8 && MOMENTS_ > 1 ? FP16_BUFFER_ / KOPT_CAST_(size_t, MOMENTS_) : KOPT_TILE_;
     kopt_job_ tile;
-    buffers_ rows;
+    buffers_ buffers;
     size_t i, n, turns, q;
     int m, drawn = 0;
     kopt_copy_job_(&tile, whole);
     kind.buffered = buffered;
     if (buffered || MOMENTS_ == 0) kind.moment = KOPT_F32;
-    rows.r.number = rows.r.twice = KOPT_CONST_POINTER_(const kopt_byte_ *, rows.r.lower);
+    buffers.random.number = buffers.random.twice = KOPT_CONST_POINTER_(const kopt_byte_ *, buffers.random.lower);
     for (q = 0; !random && q < KOPT_TILE_ / 2; q += LANES_)
-        store32_(AS_BYTES_(rows.r.lower + q), isplat_hoisted_(0)); /* no memset */
+        store32_(AS_BYTES_(buffers.random.lower + q), isplat_hoisted_(0)); /* isplat_(0): a call of memset */
     for (i = begin; i < end; i += n) {
         const kopt_index_ index = KOPT_INDEX_(whole->first + i);
-        n = tile_size - KOPT_CAST_(unsigned, (coded ? i : index) % tile_size);
+        n = tile_size - KOPT_CAST_(unsigned, (q8 ? i : index) % tile_size);
         if (end - i < n) n = end - i;
         turns = n / PAIR_ * PAIR_;
-        if (!coded && n < 4) {
+        if (!q8 && n < 4) { /* too few for vectors; kopt_walk_scalar_ does not read 8-bit codes */
             kopt_walk_scalar_(whole, i, i + n);
             continue;
         }
         if (random)
-            K_(fill_random_tile)(&rows.r, &cipher, index, turns < n ? turns + PAIR_ : turns, !drawn,
+            K_(fill_random_tile)(&buffers.random, &cipher, index, turns < n ? turns + PAIR_ : turns, !drawn,
                                  !drawn && n == end - i);
         drawn = 1;
         for (m = 0; buffered && m < kind.moment_count; m++) {
-            rows.moment[m] = moment + KOPT_CAST_(size_t, m) * (tile_size / LANES_);
-            rows.largest[m] = isplat_(0);
-            if (coded)
-                K_(decode_block)(rows.moment[m], whole->moment[m] + i,
+            buffers.moment[m] = moment + KOPT_CAST_(size_t, m) * (tile_size / LANES_);
+            buffers.lane_largest[m] = isplat_(0);
+            if (q8)
+                K_(decode_block)(buffers.moment[m], whole->moment[m] + i,
                                  whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4, kopt_is_square_(kind.rule, m),
                                  n);
             else
-                K_(load_fp16_buffer)(rows.moment[m], whole->moment[m] + 2 * i, n);
+                K_(load_fp16_buffer)(buffers.moment[m], whole->moment[m] + 2 * i, n);
         }
         if (turns > 0) {
             K_(tile_at)(&tile, whole, kind, i, turns);
-            K_(step_tile)(&tile, &kind, &rows);
+            K_(step_tile)(&tile, &kind, &buffers);
         }
         if (turns < n) {
-            rows.r.number += 2 * turns;
-            rows.r.twice += 2 * turns;
-            for (m = 0; buffered && m < kind.moment_count; m++) rows.moment[m] += turns / LANES_;
+            buffers.random.number += 2 * turns;
+            buffers.random.twice += 2 * turns;
+            for (m = 0; buffered && m < kind.moment_count; m++) buffers.moment[m] += turns / LANES_;
             K_(tile_at)(&tile, whole, kind, i + turns, n - turns);
-            K_(step_tail)(&tile, &kind, &rows);
-            rows.r.number -= 2 * turns;
-            rows.r.twice -= 2 * turns;
+            K_(step_tail)(&tile, &kind, &buffers);
+            buffers.random.number -= 2 * turns;
+            buffers.random.twice -= 2 * turns;
         }
         for (m = 0; buffered && m < kind.moment_count; m++) {
-            const vf32_ *const row = moment + KOPT_CAST_(size_t, m) * (tile_size / LANES_);
+            const vf32_ *const buffer = moment + KOPT_CAST_(size_t, m) * (tile_size / LANES_);
             const int square = kopt_is_square_(kind.rule, m);
-            const kopt_rounding how = kopt_moment_rounding_(kind, m);
-            if (coded)
-                K_(encode_block)(whole->moment[m] + i, whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4, row,
-                                 rows.most[m], square, m, how, &rows.r, n);
+            const kopt_rounding rounding = kopt_moment_rounding_(kind, m);
+            if (q8)
+                K_(encode_block)(whole->moment[m] + i, whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4, buffer,
+                                 buffers.largest[m], square, m, rounding, &buffers.random, n);
             else
-                K_(store_fp16_buffer)(whole->moment[m] + 2 * i, row, rows.most[m], square, m, how, &rows.r, n);
+                K_(store_fp16_buffer)(whole->moment[m] + 2 * i, buffer, buffers.largest[m], square, m, rounding,
+                                      &buffers.random, n);
         }
     }
 }
 
-/* The frames of that: only as large as need be. Rows of fp16 moments take 1.5 KB at most, and are whole turns. */
+/* step_tiles with the buffers of the moments on the stack. One function per size, so that no stack frame is larger than
+   it has to be. */
 #define BUFFERED_(moments)                                                                  \
     NOINLINE_FN_ void K_(buffered##moments)(const kopt_job_ *j, size_t begin, size_t end) { \
         vf32_ moment[(moments) * (KOPT_TILE_ / LANES_)];                                    \
@@ -5142,6 +5187,7 @@ NOINLINE_FN_ void K_(buffered_fp16)(const kopt_job_ *j, size_t begin, size_t end
     K_(step_tiles)(j, begin, end, moment);
 }
 
+/* Steps elements [begin, end) of any kind. */
 NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
     const kopt_kind_ kind = K_(kind_of)(j);
     if (K_(direction_in_place)(kind))
@@ -5157,51 +5203,58 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
 #ifdef SPECIALIZED_
 /* ---- specialized loops ---- */
 
-/* The same with constants for everything, for what is used most. */
+/* The most common kinds of step have a loop of their own, in which rule, formats and roundings are all constants. It
+   steps whole pairs, and takes no step with counts, a copy or other extras (specialized_step has the list). */
 
-/* The numbers of a turn's place in a row of 128 elements; `row` makes them those of the next row. So they count up
-   through the 16 rows of a span, from one run of Philox. */
+/* The random numbers of one pair in a group of 128 elements. Adding `next_group` to number 0 (r.own) turns them into
+   those of the same place in the next group. So one run of Philox serves the 16 groups of a span. */
 typedef struct random_counter_ {
     random_pair_ r;
-    vu32_ row[2];
+    vu32_ next_group[2];
 } random_counter_;
 
-FN_ void K_(start_random_counters)(random_counter_ *r, const random_tile_ *drawn, size_t from, size_t to,
+/* Fills the counters of the elements [from, to) of a group, from the random numbers of a tile that begins in it. from
+   and to are multiples of PAIR_. */
+FN_ void K_(start_random_counters)(random_counter_ *r, const random_tile_ *tile, size_t from, size_t to,
                                    const constants_ *c) {
-    const vu32_ rows = isplat_(KOPT_RANDOM_STORES_);
+    const vu32_ next_group = isplat_(KOPT_RANDOM_STORES_);
     size_t q;
     for (q = from / PAIR_; q < to / PAIR_; q++) {
-        const random_pair_ d = K_(load_random_pair)(KOPT_CONST_POINTER_(const kopt_byte_ *, drawn->lower),
-                                                    KOPT_CONST_POINTER_(const kopt_byte_ *, drawn->upper), q * PAIR_);
-        const int lie = LANES_ > 4 ? EVEN_ODD_ : 0;
-        r[q].r.own[0] = K_(first16)(d.own[0], lie, c);
-        r[q].r.own[1] = K_(second16)(d.own[0], lie);
-        r[q].r.twice[0] = K_(first16)(d.twice[0], lie, c);
-        r[q].r.twice[1] = K_(second16)(d.twice[0], lie);
-        r[q].row[0] = mul16_(r[q].r.twice[0], rows);
-        r[q].row[1] = mul16_(r[q].r.twice[1], rows);
+        const random_pair_ d = K_(load_random_pair)(KOPT_CONST_POINTER_(const kopt_byte_ *, tile->lower),
+                                                    KOPT_CONST_POINTER_(const kopt_byte_ *, tile->upper), q * PAIR_);
+        const int layout = LANES_ > 4 ? EVEN_ODD_ : 0;
+        r[q].r.own[0] = K_(first16)(d.own[0], layout, c);
+        r[q].r.own[1] = K_(second16)(d.own[0], layout);
+        r[q].r.twice[0] = K_(first16)(d.twice[0], layout, c);
+        r[q].r.twice[1] = K_(second16)(d.twice[0], layout);
+        r[q].next_group[0] = mul16_(r[q].r.twice[0], next_group);
+        r[q].next_group[1] = mul16_(r[q].r.twice[1], next_group);
     }
 }
 
-/* The second stage of a turn, with what one lane does if it has to. */
+/* Second stage of a pair. Scalar code takes the pair if commit_pair refuses it. */
 FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const arrays_ *a, kopt_kind_ kind, const scalars_ *k,
-                                   const constants_ *c, size_t i, pair_ x, const vu32_ own[2], int lie) {
-    vf32_ row[2];
-    if (K_(commit_pair)(a, kind, k, c, i, x, own, lie)) return;
-    row[0] = x.a;
-    row[1] = x.b;
-    kopt_step_elements_scalar_(whole, i, PAIR_, KOPT_COMMIT_STAGE_, AS_BYTES_(row), KOPT_NULL_, lie & EVEN_ODD_);
+                                   const constants_ *c, size_t i, pair_ x, const vu32_ numbers[2], int layout) {
+    vf32_ buffer[2];
+    if (K_(commit_pair)(a, kind, k, c, i, x, numbers, layout)) return;
+    buffer[0] = x.a;
+    buffer[1] = x.b;
+    kopt_step_elements_scalar_(whole, i, PAIR_, KOPT_COMMIT_STAGE_, AS_BYTES_(buffer), KOPT_NULL_, layout & EVEN_ODD_);
 }
 
+/* Is there a specialized loop with the schedule KOPT_TILED_? */
 #ifdef KAHAN_OPT_VMATH
 #define SPECIALIZE_TILED_ 1
 #else
-#define SPECIALIZE_TILED_ (LANES_ == 8) /* there is an order that goes through a row */
+#define SPECIALIZE_TILED_ (LANES_ == 8)
 #endif
-#define SPECIALIZE_L2_ (LANES_ != 8) /* with the few registers of AVX2 to ask for it takes 2 to 4 % of all steps */
+/* Do specialized loops take L2? Not with AVX2: it has few registers, and the test for L2 would slow down every step. */
+#define SPECIALIZE_L2_ (LANES_ != 8)
 
-/* Whole turns from `begin` on, which is at a turn of the random numbers. Returns where they end. */
-FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int parted, kopt_schedule_ order, size_t begin) {
+/* Steps whole pairs from element `begin` on, whose global index has to be a multiple of PAIR_. Returns the first
+   element behind the last pair. even_odd: EVEN_ODD_ or 0, the layout of the pairs. */
+FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd, kopt_schedule_ schedule,
+                           size_t begin) {
     const arrays_ a = K_(arrays_of)(whole);
     const kopt_step *s = whole->step;
     const philox_key_ cipher = K_(make_philox_key)(s->seed, s->step, whole->id, whole->stream);
@@ -5209,94 +5262,104 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int parted, 
     const size_t end = whole->end;
     const int random = kopt_needs_random_(kind);
     scalars_ k = K_(splat_job)(whole);
-    const int in_a_row = SPECIALIZE_TILED_ && order == KOPT_TILED_;
-    const int in_turns =
-        LANES_ == 16 && order == KOPT_PIPELINED_; /* other orders are left out before specialized is inlined */
-    const int lie = parted | (in_a_row ? 0 : RANDOM_ZERO_EXTENDED_);
-    random_counter_ counted[KOPT_RANDOM_GROUP_ / PAIR_];
-    buffers_ rows;
-    random_pair_ none;
-    pair_ waiting;
-    vu32_ its_own[2];
+    const int tiled = SPECIALIZE_TILED_ && schedule == KOPT_TILED_;
+    /* the test of LANES_ lets compilers drop this schedule in other passes before they inline this function */
+    const int pipelined = LANES_ == 16 && schedule == KOPT_PIPELINED_;
+    const int layout = even_odd | (tiled ? 0 : RANDOM_ZERO_EXTENDED_);
+    random_counter_ counters[KOPT_RANDOM_GROUP_ / PAIR_];
+    buffers_ buffers;
+    random_pair_ no_random;
+    pair_ pending;
+    vu32_ pending_numbers[2];
     size_t i = begin, n, q;
-    int waits = 0;
+    int is_pending = 0;
     if (!SPECIALIZE_L2_) k.use_l2 = 0;
     k.unrectified = k.first_step = 0;
-    its_own[0] = its_own[1] = none.own[0] = none.own[1] = none.twice[0] = none.twice[1] = isplat_(0);
-    waiting.a = waiting.b = as_f32_(none.own[0]);
+    pending_numbers[0] = pending_numbers[1] = no_random.own[0] = no_random.own[1] = no_random.twice[0] =
+        no_random.twice[1] = isplat_(0);
+    pending.a = pending.b = as_f32_(no_random.own[0]);
     for (n = 0; end - i >= PAIR_; i += n) {
         const kopt_index_ index = KOPT_INDEX_(whole->first + i);
-        const size_t in_row = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
-        const int fresh =
-            n != KOPT_RANDOM_GROUP_ || index % KOPT_RANDOM_SPAN_ == 0; /* the numbers are not counted on */
-        n = in_a_row ? KOPT_TILE_ - KOPT_CAST_(unsigned, index % KOPT_TILE_) : KOPT_RANDOM_GROUP_ - in_row;
+        const size_t in_group = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
+        /* fresh: the counters do not continue from the previous group */
+        const int fresh = n != KOPT_RANDOM_GROUP_ || index % KOPT_RANDOM_SPAN_ == 0;
+        n = tiled ? KOPT_TILE_ - KOPT_CAST_(unsigned, index % KOPT_TILE_) : KOPT_RANDOM_GROUP_ - in_group;
         if (end - i < n) n = (end - i) / PAIR_ * PAIR_;
-        if (in_a_row && random) K_(fill_random_tile)(&rows.r, &cipher, index, n, i == begin, n + PAIR_ > end - begin);
-        if (!in_a_row && random && fresh) {
-            K_(fill_random_tile)(&rows.r, &cipher, index, n, 1, n < KOPT_RANDOM_GROUP_);
-            K_(start_random_counters)(counted, &rows.r, in_row, in_row + n, &c);
+        if (tiled && random)
+            K_(fill_random_tile)(&buffers.random, &cipher, index, n, i == begin, n + PAIR_ > end - begin);
+        if (!tiled && random && fresh) {
+            K_(fill_random_tile)(&buffers.random, &cipher, index, n, 1, n < KOPT_RANDOM_GROUP_);
+            K_(start_random_counters)(counters, &buffers.random, in_group, in_group + n, &c);
         }
         for (q = 0; q < n; q += PAIR_) {
-            const size_t at = in_a_row ? q / LANES_ : 0;
-            random_pair_ r = none;
+            const size_t v = tiled ? q / LANES_ : 0;
+            random_pair_ r = no_random;
             pair_ x, y;
-            if (in_a_row && random) {
-                r = K_(load_random_pair)(rows.r.number, rows.r.twice, q);
+            if (tiled && random) {
+                r = K_(load_random_pair)(buffers.random.number, buffers.random.twice, q);
             } else if (random) {
-                random_counter_ *const place = counted + (in_row + q) / PAIR_;
-                r = place->r;
-                place->r.own[0] = add16_(r.own[0], place->row[0]);
-                place->r.own[1] = add16_(r.own[1], place->row[1]);
+                random_counter_ *const counter = counters + (in_group + q) / PAIR_;
+                r = counter->r;
+                counter->r.own[0] = add16_(r.own[0], counter->next_group[0]);
+                counter->r.own[1] = add16_(r.own[1], counter->next_group[1]);
             }
-            if (!K_(direction_pair)(&a, kind, &k, &c, i + q, KOPT_NULL_, KOPT_NULL_, &r, lie, &x, &y, KOPT_NULL_)) {
-                kopt_step_elements_scalar_(whole, i + q, PAIR_, KOPT_DIRECTION_STAGE_, AS_BYTES_(rows.x + at),
-                                           AS_BYTES_(Y_BUFFER_(&rows) + at), parted);
-                x.a = rows.x[at];
-                x.b = rows.x[at + 1];
-                y.a = Y_BUFFER_(&rows)[at];
-                y.b = Y_BUFFER_(&rows)[at + 1];
+            if (!K_(direction_pair)(&a, kind, &k, &c, i + q, KOPT_NULL_, KOPT_NULL_, &r, layout, &x, &y, KOPT_NULL_)) {
+                kopt_step_elements_scalar_(whole, i + q, PAIR_, KOPT_DIRECTION_STAGE_, AS_BYTES_(buffers.x + v),
+                                           AS_BYTES_(Y_BUFFER_(&buffers) + v), even_odd);
+                x.a = buffers.x[v];
+                x.b = buffers.x[v + 1];
+                y.a = Y_BUFFER_(&buffers)[v];
+                y.b = Y_BUFFER_(&buffers)[v + 1];
             }
-            if (in_a_row) {
-                rows.x[at] = x.a;
-                rows.x[at + 1] = x.b;
+            if (tiled) {
+                buffers.x[v] = x.a;
+                buffers.x[v + 1] = x.b;
 #ifdef KAHAN_OPT_VMATH
                 if (kind.rule == KOPT_ADAM_ATAN2) {
-                    Y_BUFFER_(&rows)[at] = y.a;
-                    Y_BUFFER_(&rows)[at + 1] = y.b;
+                    Y_BUFFER_(&buffers)[v] = y.a;
+                    Y_BUFFER_(&buffers)[v + 1] = y.b;
                 }
 #endif
-            } else { /* this turn, or the one before, while this one's divisions are under way */
-                if (!in_turns || waits)
-                    K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, in_turns ? i + q - PAIR_ : i + q,
-                                              in_turns ? waiting : x, in_turns ? its_own : r.own, lie);
-                if (in_turns) {
-                    waiting = x;
-                    its_own[0] = r.own[0];
-                    its_own[1] = r.own[1];
-                    waits = 1;
+            } else { /* commits this pair; pipelined: the previous one, while the divisions of this one are in flight */
+                if (!pipelined || is_pending)
+                    K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, pipelined ? i + q - PAIR_ : i + q,
+                                              pipelined ? pending : x, pipelined ? pending_numbers : r.own, layout);
+                if (pipelined) {
+                    pending = x;
+                    pending_numbers[0] = r.own[0];
+                    pending_numbers[1] = r.own[1];
+                    is_pending = 1;
                 }
             }
         }
-        if (in_a_row) {
+        if (tiled) {
 #ifdef KAHAN_OPT_VMATH
-            if (kind.rule == KOPT_ADAM_ATAN2) K_(atan2_tile)(rows.x, Y_BUFFER_(&rows), n / LANES_);
+            if (kind.rule == KOPT_ADAM_ATAN2) K_(atan2_tile)(buffers.x, Y_BUFFER_(&buffers), n / LANES_);
 #endif
             for (q = 0; q < n; q += PAIR_) {
-                vu32_ own[2];
+                vu32_ numbers[2];
                 pair_ x;
-                own[0] = own[1] = random ? load32_(rows.r.number + 2 * q) : isplat_(0);
-                x.a = rows.x[q / LANES_];
-                x.b = rows.x[q / LANES_ + 1];
-                K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, i + q, x, own, lie);
+                numbers[0] = numbers[1] = random ? load32_(buffers.random.number + 2 * q) : isplat_(0);
+                x.a = buffers.x[q / LANES_];
+                x.b = buffers.x[q / LANES_ + 1];
+                K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, i + q, x, numbers, layout);
             }
         }
         if (k.zero_grad) kopt_zero_(a.grad + i * kopt_bytes_of_(kind.grad), n * kopt_bytes_of_(kind.grad));
     }
-    if (in_turns && waits) K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, i - PAIR_, waiting, its_own, lie);
+    if (pipelined && is_pending)
+        K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, i - PAIR_, pending, pending_numbers, layout);
     return i;
 }
 
-/* What has a kernel of its own; the first line that matches is taken. */
+/* Each line makes one specialized loop, with the values of the line as constants; the first line that matches a step is
+   taken. A step without a line goes through `walk`, with the same bits.
+
+       LINE_(name, rule, number of moments, format of weights, gradients and moments, rounding of the weights,
+             rounding of moments and compensation, schedule)
+
+   Roundings are ignored if the format is fp32. SCHEDULE_(s) is s for AVX-512, KOPT_TILED_ for AVX2 and KOPT_FUSED_ for
+   NEON. */
 #define SCHEDULE_(on_avx512) (LANES_ == 16 ? (on_avx512) : LANES_ == 8 ? KOPT_TILED_ : KOPT_FUSED_)
 /* clang-format off: tables */
 #ifdef KAHAN_OPT_VMATH
@@ -5314,22 +5377,24 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int parted, 
     SPECIALIZATIONS_VMATH_(LINE_)
 /* clang-format on */
 
-#define LINE_(name, its_rule, its_moments, format, its_rounding, small, order)                              \
-    NOINLINE_FN_ size_t K_(specialized_##name)(const kopt_job_ *j, size_t begin) {                          \
-        kopt_kind_ kind;                                                                                    \
-        kind.nesterov = j->step->nesterov;                                                                  \
-        kind.rule = its_rule;                                                                               \
-        kind.moment_count = its_moments;                                                                    \
-        kind.weight = kind.grad = kind.moment = format;                                                     \
-        kind.buffered = 0;                                                                                  \
-        kind.rounding = its_rounding;                                                                       \
-        kind.moment_rounding = kind.compensation_rounding = small;                                          \
-        return K_(specialized)(j, kind, (format) == KOPT_BF16 && LANES_ > 4 ? EVEN_ODD_ : 0, order, begin); \
+#define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding, line_schedule)     \
+    NOINLINE_FN_ size_t K_(specialized_##name)(const kopt_job_ *j, size_t begin) {                               \
+        kopt_kind_ kind;                                                                                         \
+        kind.nesterov = j->step->nesterov;                                                                       \
+        kind.rule = line_rule;                                                                                   \
+        kind.moment_count = line_moments;                                                                        \
+        kind.weight = kind.grad = kind.moment = line_format;                                                     \
+        kind.buffered = 0;                                                                                       \
+        kind.rounding = line_rounding;                                                                           \
+        kind.moment_rounding = kind.compensation_rounding = line_state_rounding;                                 \
+        return K_(specialized)(j, kind, (line_format) == KOPT_BF16 && LANES_ > 4 ? EVEN_ODD_ : 0, line_schedule, \
+                               begin);                                                                           \
     }
 SPECIALIZATIONS_(LINE_)
 #undef LINE_
 
-/* From `begin` on what has a kernel of its own, returns where that ends. */
+/* Runs the specialized loop of a step, if it has one, from element `begin` on. Returns the first element that it has
+   not stepped. */
 FN_ size_t K_(specialized_step)(const kopt_job_ *j, kopt_kind_ kind, size_t begin) {
     const kopt_step *s = j->step;
     if ((s->moments_only | s->sync | s->unrectified) != 0 || j->counts != KOPT_NULL_ || j->copy != KOPT_NULL_)
@@ -5338,12 +5403,13 @@ FN_ size_t K_(specialized_step)(const kopt_job_ *j, kopt_kind_ kind, size_t begi
 #ifdef KAHAN_OPT_VMATH
     if (j->vmath != KOPT_NULL_) return begin;
 #endif
-#define LINE_(name, its_rule, its_moments, format, its_rounding, small, order)                                      \
-    if (kind.rule == (its_rule) && MOMENTS_ == (its_moments) && kind.weight == (format) && kind.grad == (format) && \
-        kind.moment == (format) &&                                                                                  \
-        ((format) == KOPT_F32 || (kind.rounding == (its_rounding) && kind.moment_rounding == (small) &&             \
-                                  ((its_rounding) != KOPT_KAHAN || kind.compensation_rounding == (small))))) {      \
-        return K_(specialized_##name)(j, begin);                                                                    \
+#define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding, line_schedule) \
+    if (kind.rule == (line_rule) && MOMENTS_ == (line_moments) && kind.weight == (line_format) &&            \
+        kind.grad == (line_format) && kind.moment == (line_format) &&                                        \
+        ((line_format) == KOPT_F32 ||                                                                        \
+         (kind.rounding == (line_rounding) && kind.moment_rounding == (line_state_rounding) &&               \
+          ((line_rounding) != KOPT_KAHAN || kind.compensation_rounding == (line_state_rounding))))) {        \
+        return K_(specialized_##name)(j, begin);                                                             \
     }
     SPECIALIZATIONS_(LINE_)
 #undef LINE_
@@ -5355,7 +5421,9 @@ FN_ size_t K_(specialized_step)(const kopt_job_ *j, kopt_kind_ kind, size_t begi
 NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
     size_t i = j->begin;
 #ifdef SPECIALIZED_
-    /* rows of random numbers have whole turns; the frames of what steps the ends are not there beside that of the rest */
+    /* The specialized loop begins at a global index that is a multiple of PAIR_, because the random numbers of a group
+       come in whole pairs. `walk` steps the elements before and behind. It is called from here and not from the
+       specialized loop, so that the stack frames of the two do not add up. */
     const size_t head = KOPT_CAST_(unsigned, (0 - KOPT_INDEX_(j->first + i)) % PAIR_);
     if (j->end - i >= head + PAIR_) {
         const size_t end = K_(specialized_step)(j, K_(kind_of)(j), i + head);
@@ -5369,7 +5437,8 @@ NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
 }
 
 #ifndef TOOLS_ISA_
-/* StableAdamW: g / larger(root of the new second moment, eps), g scaled and with L2 in it. */
+/* The ratio of StableAdamW (section 6a): g / larger(sqrt(new second moment) * root_scale, eps). g: the gradient after
+   grad_scale and L2; v: the second moment before the step. */
 FN_ vf32_ K_(stable_ratio_of)(const scalars_ *k, vf32_ g, vf32_ v) {
     v = K_(moving_average_of_squares)(k->beta2, k->gain2, v, g);
     return div_(g, K_(max_abs)(mul_(sqrt_(v), k->root_scale), k->eps));
@@ -5377,14 +5446,14 @@ FN_ vf32_ K_(stable_ratio_of)(const scalars_ *k, vf32_ g, vf32_ v) {
 
 #ifdef ONE_LANE_
 FN_ vf32_ K_(stable_ratio)(kopt_kind_ kind, const scalars_ *k, const element_ *e) {
-    vf32_ g = K_(widen)(e->grad, kind.grad), rest;
+    vf32_ g = K_(widen)(e->grad, kind.grad), compensation;
     if (k->use_scale) g = mul_(g, k->grad_scale);
-    if (k->use_l2) g = add_(g, mul_(k->l2, K_(load_weight)(kind, e->weight, e->residual, &rest)));
+    if (k->use_l2) g = add_(g, mul_(k->l2, K_(load_weight)(kind, e->weight, e->residual, &compensation)));
     return K_(stable_ratio_of)(k, g, K_(load_moment)(kind, e, 1));
 }
 #endif
 
-/* Of elements [begin, end) to out. */
+/* Writes the ratios of the elements [begin, j->end) to out, as fp32. */
 NOINLINE_FN_ void K_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ *out) {
     const scalars_ k = K_(splat_job)(j);
     const kopt_kind_ kind = K_(kind_of)(j);
@@ -5423,7 +5492,8 @@ NOINLINE_FN_ void K_(measure)(const kopt_job_ *j, kopt_byte_ *out) { K_(measure_
 
 /* ---- conversions of arrays ---- */
 
-/* To the nearest, any value; a NaN keeps its payload. */
+/* Rounds any value to nearest even; the result is in the low bits. A NaN stays a NaN and keeps the upper bits of its
+   payload. */
 FN_ vu32_ K_(convert_value)(vf32_ x, kopt_format to) {
     const vu32_ a = as_u32_(x), mag = and_(a, isplat_(0x7FFFFFFFu));
     if (to == KOPT_F32) return a;
@@ -5437,7 +5507,8 @@ FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, size_t end
     KOPT_GLUE_(kopt_convert_general_, CONVERT_ISA_)(c, begin, end);
 }
 #else
-/* Elements begin to end. */
+/* Converts elements [begin, end) between any formats, to nearest or stochastically. In a stochastic conversion scalar
+   code takes the vectors with a value that is not ordinary. */
 NOINLINE_FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, size_t end) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
     const uint32_t stream = KOPT_CAST_(uint32_t, c->stochastic);
@@ -5470,19 +5541,20 @@ NOINLINE_FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, s
 
 #ifdef SPECIALIZED_
 FN_ vu32_ K_(convert_vector)(const kopt_byte_ *p, kopt_format to, kopt_format from) {
-    KOPT_PREFETCH_(p + 4096); /* narrowing in DRAM: 1 KB ahead is a sixth slower */
+    KOPT_PREFETCH_(p + 4096); /* far ahead: closer is slower for arrays in DRAM */
     return K_(convert_value)(K_(widen)(K_(load_n)(p, kopt_bytes_of_(from), LANES_), from), to);
 }
 
-/* To nearest, with constant formats. An array that no cache holds is written past the caches, if the machine can: 1.9
-   times as fast to 32 bits, 1.3 times to 16. */
+/* Rounds to nearest, with constant formats. A result that is too large for the caches is written with non-temporal
+   stores, if the vocabulary has them: they do not read the destination first. Their alignment is reached only if dst is
+   aligned to its elements. */
 FN_ void K_(convert_array)(const kopt_conversion_ *c, kopt_format to, kopt_format from) {
     const size_t size = kopt_bytes_of_(to), from_size = kopt_bytes_of_(from), n = c->n;
     const kopt_byte_ *const src = c->src;
     kopt_byte_ *const dst = c->dst;
     size_t i = 0;
     if (NT_STORES_ && n >= KOPT_NT_THRESHOLD_ / size && KOPT_ADDRESS_(dst) % size == 0) {
-        i = (64 - KOPT_ADDRESS_(dst) % 64) % 64 / size; /* up to a line of the cache */
+        i = (64 - KOPT_ADDRESS_(dst) % 64) % 64 / size; /* up to the next cache line */
         K_(convert_general)(c, 0, i);
         for (; n - i >= LANES_; i += LANES_) {
             const vu32_ a = K_(convert_vector)(src + i * from_size, to, from);
@@ -5500,7 +5572,7 @@ FN_ void K_(convert_array)(const kopt_conversion_ *c, kopt_format to, kopt_forma
 #endif
 
 static KOPT_NOINLINE_ ISA_TARGET_ void K_(convert)(const kopt_conversion_ *c) {
-#ifdef SPECIALIZED_ /* elsewhere one instance for all formats */
+#ifdef SPECIALIZED_ /* other passes have one loop for all formats */
     if (!c->stochastic && c->src_format == KOPT_F32 && c->dst_format == KOPT_BF16)
         K_(convert_array)(c, KOPT_BF16, KOPT_F32);
     else if (!c->stochastic && c->src_format == KOPT_BF16 && c->dst_format == KOPT_F32)
@@ -5515,6 +5587,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(convert)(const kopt_conversion_ *c) {
 }
 
 #ifndef TOOLS_ISA_
+/* Is none of n values infinite or NaN? The zeros with which load_n pads are finite. */
 static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_format format, size_t n) {
     const size_t size = kopt_bytes_of_(format);
     const vu32_ exponent = isplat_(format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
@@ -5531,9 +5604,13 @@ static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_f
 /* ---- norm, clipping and reduction ---- */
 
 #if !defined(ONE_LANE_) && !defined(TOOLS_ISA_)
-/* Section 9. A window of magnitudes is counted in units of 2^-scale as integers below 2^28, whose squares add up in 64
-   bits; bf16 has 20 binades in it, fp16 17. A group with anything else in it goes one value at a time. fp32 values are
-   cut into 12 + 12 bits, the lower in units of 2^-(scale + 12): 16 binades. */
+/* docs/numerics.md, section 9. Vectors take the magnitudes in a window: the multiples of a unit, 2^(127 - scale), that
+   are below 2^28 units. They are integers, whose squares add up exactly in 64 bits. fp32 values are split into their
+   upper and lower 12 significant bits, the lower ones in units of 2^(127 - scale - 12). A window holds all numbers of
+   21 binades in bf16, 18 in fp16 and 17 in fp32. A group of four vectors with any other value is added one value at a
+   time. */
+
+/* Adds the 64-bit lanes of a sum to the norm, times 2^(p - 298). */
 FN_ void K_(norm_spill)(kopt_norm *norm, const vu32_ sum[2], uint32_t p) {
     uint64_t part[LANES_ / 2];
     size_t i;
@@ -5544,7 +5621,8 @@ FN_ void K_(norm_spill)(kopt_norm *norm, const vu32_ sum[2], uint32_t p) {
     }
 }
 
-/* The word of |x| as fp32 for vector i of a group; of bf16, the even or the odd elements. */
+/* |x| as fp32 bits, for vector i of a group. bf16: the even or the odd elements of two vectors; their order is of no
+   importance to a sum. */
 FN_ vu32_ K_(norm_load)(const kopt_byte_ *p, kopt_format format, size_t i) {
     if (format == KOPT_F32) return and_(load32_(p + 4 * LANES_ * i), isplat_(0x7FFFFFFFu));
     if (format == KOPT_FP16) return and_(as_u32_(widen_fp16_(load16_(p + 2 * LANES_ * i))), isplat_(0x7FFFFFFFu));
@@ -5552,97 +5630,98 @@ FN_ vu32_ K_(norm_load)(const kopt_byte_ *p, kopt_format format, size_t i) {
     return and_(i % 2 == 0 ? shl_(load32_(p), 16) : load32_(p), isplat_(0x7FFF0000u));
 }
 
-/* The exponent field of the largest value of the first groups. */
+/* The exponent field (of fp32) of the largest magnitude in the first `groups` groups. */
 FN_ uint32_t K_(norm_scan)(const kopt_byte_ *p, kopt_format format, size_t groups) {
-    vu32_ most = isplat_(0);
+    vu32_ largest = isplat_(0);
     uint32_t lane[LANES_], top = 0;
     size_t i;
     for (; groups > 0; groups--, p += 4 * LANES_ * kopt_bytes_of_(format)) {
         for (i = 0; i < 4; i++) {
             vu32_ x = K_(norm_load)(p, format, i);
-            most = select_(igt_(x, most), x, most);
+            largest = select_(igt_(x, largest), x, largest);
         }
     }
-    store32_(KOPT_POINTER_(kopt_byte_ *, lane), most);
+    store32_(KOPT_POINTER_(kopt_byte_ *, lane), largest);
     for (i = 0; i < LANES_; i++) top = lane[i] >> 23 > top ? lane[i] >> 23 : top;
     return top;
 }
 
-/* x in units of the window. What is no integer leaves a bit in *bad, what is beyond the window one above the 28 in
-   *all. */
-FN_ vu32_ K_(norm_to_integer)(vf32_ x, vf32_ unit, vu32_ *bad, vu32_ *all) {
-    vf32_ scaled = mul_(x, unit);
-    vu32_ whole = round_u32_(scaled);
-    *bad = or_(*bad, xor_(as_u32_(convert_f32_(whole)), as_u32_(scaled)));
-    *all = or_(*all, whole);
-    return whole;
+/* x * factor as an integer; factor is the reciprocal of the window's unit. Sets bits in *bad if the product is no
+   integer, and a bit above the lowest 28 in *all if x is above the window. */
+FN_ vu32_ K_(norm_to_integer)(vf32_ x, vf32_ factor, vu32_ *bad, vu32_ *all) {
+    vf32_ scaled = mul_(x, factor);
+    vu32_ integer = round_u32_(scaled);
+    *bad = or_(*bad, xor_(as_u32_(convert_f32_(integer)), as_u32_(scaled)));
+    *all = or_(*all, integer);
+    return integer;
 }
 
 typedef struct norm_sums_ {
     vu32_ high[2], cross[2], low[2];
 } norm_sums_;
 
-/* Vector i of a group: whole, and of fp32 its lower 12 bits. */
-FN_ vu32_ K_(norm_split)(const kopt_byte_ *p, kopt_format format, size_t i, vf32_ unit, vf32_ fine, vu32_ *rest,
+/* Vector i of a group as integers. fp32: returns the upper 12 significant bits times factor and gives the lower 12 bits
+   times fine_factor as *low. bad, all: see norm_to_integer. */
+FN_ vu32_ K_(norm_split)(const kopt_byte_ *p, kopt_format format, size_t i, vf32_ factor, vf32_ fine_factor, vu32_ *low,
                          vu32_ *bad, vu32_ *all) {
-    vu32_ x = K_(norm_load)(p, format, i), cut = x;
+    vu32_ x = K_(norm_load)(p, format, i), high = x;
     if (format == KOPT_F32) {
-        cut = and_(x, isplat_(0xFFFFF000u));
-        *rest = K_(norm_to_integer)(sub_(as_f32_(x), as_f32_(cut)), fine, bad, all);
+        high = and_(x, isplat_(0xFFFFF000u));
+        *low = K_(norm_to_integer)(sub_(as_f32_(x), as_f32_(high)), fine_factor, bad, all);
     }
-    return K_(norm_to_integer)(as_f32_(cut), unit, bad, all);
+    return K_(norm_to_integer)(as_f32_(high), factor, bad, all);
 }
 
-FN_ void K_(norm_dot)(norm_sums_ *s, kopt_format format, vu32_ whole, vu32_ rest) {
-    dot_(s->high, whole, whole);
+/* Adds the squares: (high + low)^2 = s->high + 2 s->cross + s->low. */
+FN_ void K_(norm_dot)(norm_sums_ *s, kopt_format format, vu32_ high, vu32_ low) {
+    dot_(s->high, high, high);
     if (format == KOPT_F32) {
-        dot_(s->cross, whole, rest);
-        dot_(s->low, rest, rest);
+        dot_(s->cross, high, low);
+        dot_(s->low, low, low);
     }
 }
 
 FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, size_t n) {
     const size_t group = 4 * LANES_, bytes = group * kopt_bytes_of_(format);
     size_t groups = n / group;
-    uint32_t scale = 0; /* the unit of the window is 2^(127 - scale); 0: to be chosen */
+    uint32_t scale = 0; /* the unit of the window is 2^(127 - scale); 0: not chosen yet */
     while (groups > 0) {
-        size_t todo = groups < 64 ? groups : 64; /* 256 vectors: as many squares as 64 bits hold */
+        size_t todo = groups < 64 ? groups : 64; /* 256 vectors: 2^8 squares below 2^56 fit in 64 bits */
         norm_sums_ s;
-        vf32_ unit, fine;
-        int strange = 0;
+        vf32_ factor, fine_factor;
+        int exceptions = 0;
         groups -= todo;
-        if (scale == 0) { /* two binades of room above the largest */
-            const uint32_t top = K_(norm_scan)(p, format, todo), most = format == KOPT_F32 ? 242 : 254;
-            scale = top > 279 - most ? 279 - top : most;
+        if (scale == 0) { /* leaves two binades above the largest value */
+            const uint32_t top = K_(norm_scan)(p, format, todo), largest_scale = format == KOPT_F32 ? 242 : 254;
+            scale = top > 279 - largest_scale ? 279 - top : largest_scale;
         }
-        if (scale < 127) { /* a unit below 1 could make 0 of the smallest numbers, and nobody would see it */
+        if (scale < 127) { /* a factor below 1 could make 0 of the smallest numbers, which `bad` would not show */
             kopt_norm_each_(norm, p, format, todo * group);
             kopt_norm_carry_(norm);
             p += todo * bytes;
             scale = 0;
             continue;
         }
-        unit = splat_(kopt_as_f32_(scale << 23));
-        fine = splat_(kopt_as_f32_((scale + 12) << 23));
+        factor = splat_(kopt_as_f32_(scale << 23));
+        fine_factor = splat_(kopt_as_f32_((scale + 12) << 23));
         s.high[0] = s.high[1] = s.cross[0] = s.cross[1] = s.low[0] = s.low[1] = isplat_(0);
         for (; todo > 0; todo--, p += bytes) {
-            vu32_ bad = isplat_(0), all = isplat_(0), a, b, c, d, rest_a = all, rest_b = all, rest_c = all,
-                  rest_d = all;
+            vu32_ bad = isplat_(0), all = isplat_(0), a, b, c, d, low_a = all, low_b = all, low_c = all, low_d = all;
             KOPT_PREFETCH_(p + 2048);
             if (format == KOPT_F32) KOPT_PREFETCH_(p + 2048 + 8 * LANES_);
-            a = K_(norm_split)(p, format, 0, unit, fine, &rest_a, &bad, &all);
-            b = K_(norm_split)(p, format, 1, unit, fine, &rest_b, &bad, &all);
-            c = K_(norm_split)(p, format, 2, unit, fine, &rest_c, &bad, &all);
-            d = K_(norm_split)(p, format, 3, unit, fine, &rest_d, &bad, &all);
+            a = K_(norm_split)(p, format, 0, factor, fine_factor, &low_a, &bad, &all);
+            b = K_(norm_split)(p, format, 1, factor, fine_factor, &low_b, &bad, &all);
+            c = K_(norm_split)(p, format, 2, factor, fine_factor, &low_c, &bad, &all);
+            d = K_(norm_split)(p, format, 3, factor, fine_factor, &low_d, &bad, &all);
             bad = or_(and_(bad, isplat_(0x7FFFFFFFu)), shr_(all, 28));
             if (any_true_(igt_(bad, isplat_(0)))) {
                 kopt_norm_each_(norm, p, format, group);
-                strange++;
+                exceptions++;
             } else {
-                K_(norm_dot)(&s, format, a, rest_a);
-                K_(norm_dot)(&s, format, b, rest_b);
-                K_(norm_dot)(&s, format, c, rest_c);
-                K_(norm_dot)(&s, format, d, rest_d);
+                K_(norm_dot)(&s, format, a, low_a);
+                K_(norm_dot)(&s, format, b, low_b);
+                K_(norm_dot)(&s, format, c, low_c);
+                K_(norm_dot)(&s, format, d, low_d);
             }
         }
         K_(norm_spill)(norm, s.high, 552 - 2 * scale);
@@ -5650,7 +5729,7 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
             K_(norm_spill)(norm, s.cross, 552 + 1 - 12 - 2 * scale);
             K_(norm_spill)(norm, s.low, 552 - 24 - 2 * scale);
         }
-        if (strange > 1) scale = 0;
+        if (exceptions > 1) scale = 0;
         kopt_norm_carry_(norm);
     }
     kopt_norm_each_(norm, p, format, n % group);
@@ -5658,9 +5737,9 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
 }
 #else
 FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, size_t n) {
-    const size_t most = KOPT_CAST_(size_t, 1) << 14;
+    const size_t chunk = KOPT_CAST_(size_t, 1) << 14;
     while (n > 0) {
-        const size_t part = n < most ? n : most;
+        const size_t part = n < chunk ? n : chunk;
         kopt_norm_each_(norm, p, format, part);
         kopt_norm_carry_(norm);
         p += part * kopt_bytes_of_(format);
@@ -5669,7 +5748,7 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
 }
 #endif
 
-/* A number of `format` as it is stored, its magnitude at most limit; NaN stays. */
+/* Limits the magnitude of a number. a, limit: bits of the format, in the low bits of a lane. NaN stays. */
 FN_ vu32_ K_(clip_value)(vu32_ a, kopt_format format, vu32_ limit) {
     const vu32_ mag = and_(a, isplat_(format == KOPT_F32 ? 0x7FFFFFFFu : 0x7FFFu));
     const vu32_ infinity = isplat_(format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
@@ -5686,7 +5765,8 @@ FN_ void K_(clip)(const kopt_tool_ *t) {
     }
 }
 
-/* Section 13. Stored without a payload of NaN, with subnormals. */
+/* docs/numerics.md, section 13. Scales the sum and rounds it to nearest. Keeps subnormals; a NaN becomes the canonical
+   NaN. */
 FN_ vu32_ K_(reduce_value)(vf32_ sum, float scale, kopt_format to) {
     vu32_ a;
     if (kopt_as_u32_(scale) != 0x3F800000u) sum = mul_(sum, splat_(scale));
@@ -5695,6 +5775,7 @@ FN_ vu32_ K_(reduce_value)(vf32_ sum, float scale, kopt_format to) {
     return select_(igt_(and_(a, isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), isplat_(0x7FC00000u), a);
 }
 
+/* Adds `count` shards in their order. */
 FN_ void K_(reduce)(const kopt_tool_ *t, kopt_format from, kopt_format to, size_t count) {
     const size_t from_size = kopt_bytes_of_(from), to_size = kopt_bytes_of_(to);
     size_t i, k, n;
