@@ -6849,7 +6849,7 @@ static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_
 
 /* ---- PUBLIC FUNCTIONS -------------------------------------------------------------------------------------------- */
 
-/* Each checks its arguments, then runs. */
+/* Each function checks its arguments before it writes anything. */
 
 KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i) {
     return kopt_random_scalar_(key.seed, key.step, key.id, stream, key.first_index + i);
@@ -6857,12 +6857,13 @@ KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i)
 
 /* ---- constructors ---- */
 
-/* What the constructors set made_ to. */
+/* The constructors set made_ to this value. The checks refuse a struct without it (KOPT_ERROR_UNINITIALIZED). */
 #define KOPT_MADE_ 0x4D414445u
 
-/* Not inline: of a struct that is copied, gcc -O2 makes a call of memcpy. */
-static KOPT_NOINLINE_ kopt_optimizer kopt_start_(kopt_rule rule, double lr, kopt_decay_mode decay,
-                                                 double weight_decay) {
+/* The defaults that all rules share. Not inline: gcc -O2 would copy the result with a call of memcpy, which a
+   freestanding program may not have. */
+static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double lr, kopt_decay_mode decay,
+                                                          double weight_decay) {
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
     kopt_optimizer opt;
     opt.rule = rule;
@@ -6888,7 +6889,7 @@ static KOPT_NOINLINE_ kopt_optimizer kopt_start_(kopt_rule rule, double lr, kopt
     opt.seed = 0;
     opt.step = 0;
     opt.made_ = KOPT_MADE_;
-    /* the smallest builds leave alone what they do not read */
+    /* a build without checks skips the fields that it never reads */
     if (checks || KOPT_HAS_(KOPT_WITH_FULLY_DECOUPLED)) opt.max_lr = lr;
     if (checks || KOPT_HAS_(KOPT_WITH_ADAN)) opt.beta3 = 0.99;
     if (checks || KOPT_HAS_(KOPT_WITH_MOMENTUM)) {
@@ -6909,30 +6910,31 @@ static KOPT_NOINLINE_ kopt_optimizer kopt_start_(kopt_rule rule, double lr, kopt
     return opt;
 }
 
-/* Without checks the constructor of what is left out does not link. */
-#ifdef KAHAN_OPT_STATIC /* a function that is declared static has to be defined */
-#define KOPT_LINKED_(what) 1
+/* A build without checks cannot refuse a rule that it leaves out. So it does not define the constructor of that rule,
+   and a program that calls it does not link. */
+#ifdef KAHAN_OPT_STATIC /* a function that is declared static must be defined */
+#define KOPT_HAS_CONSTRUCTOR_(what) 1
 #else
-#define KOPT_LINKED_(what) (KOPT_ONLY_ & (KOPT_WITH_CHECKS | (what)))
+#define KOPT_HAS_CONSTRUCTOR_(what) (KOPT_ONLY_ & (KOPT_WITH_CHECKS | (what)))
 #endif
 
-#if KOPT_LINKED_(KOPT_WITH_SGD)
+#if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_SGD)
 KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum) {
-    kopt_optimizer opt = kopt_start_(KOPT_SGD, lr, KOPT_L2, 0);
+    kopt_optimizer opt = kopt_make_optimizer_(KOPT_SGD, lr, KOPT_L2, 0);
     opt.momentum = momentum;
     return opt;
 }
 #endif
 
-#if KOPT_LINKED_(KOPT_WITH_ADAM)
-KOPT_API_ kopt_optimizer kopt_adam(double lr) { return kopt_start_(KOPT_ADAM, lr, KOPT_L2, 0); }
+#if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_ADAM)
+KOPT_API_ kopt_optimizer kopt_adam(double lr) { return kopt_make_optimizer_(KOPT_ADAM, lr, KOPT_L2, 0); }
 
-KOPT_API_ kopt_optimizer kopt_adamw(double lr) { return kopt_start_(KOPT_ADAM, lr, KOPT_DECOUPLED, 0.01); }
+KOPT_API_ kopt_optimizer kopt_adamw(double lr) { return kopt_make_optimizer_(KOPT_ADAM, lr, KOPT_DECOUPLED, 0.01); }
 #endif
 
-#if KOPT_LINKED_(KOPT_WITH_EXTRAS)
+#if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_EXTRAS)
 KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr) {
-    kopt_optimizer opt = kopt_start_(KOPT_ADAM, lr, KOPT_DECOUPLED, 0.01);
+    kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAM, lr, KOPT_DECOUPLED, 0.01);
     opt.stable = 1;
     opt.beta2 = 0.99;
     opt.eps = 1e-6;
@@ -6940,17 +6942,17 @@ KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr) {
 }
 #endif
 
-#if KOPT_LINKED_(KOPT_WITH_LION)
+#if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_LION)
 KOPT_API_ kopt_optimizer kopt_lion(double lr) {
-    kopt_optimizer opt = kopt_start_(KOPT_LION, lr, KOPT_DECOUPLED, 0);
+    kopt_optimizer opt = kopt_make_optimizer_(KOPT_LION, lr, KOPT_DECOUPLED, 0);
     opt.beta2 = 0.99;
     return opt;
 }
 #endif
 
-#if KOPT_LINKED_(KOPT_WITH_ADAN)
+#if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_ADAN)
 KOPT_API_ kopt_optimizer kopt_adan(double lr) {
-    kopt_optimizer opt = kopt_start_(KOPT_ADAN, lr, KOPT_DECOUPLED, 0.02);
+    kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAN, lr, KOPT_DECOUPLED, 0.02);
     opt.beta1 = 0.98;
     opt.beta2 = 0.92;
     opt.eps = 1e-6;
@@ -6958,13 +6960,13 @@ KOPT_API_ kopt_optimizer kopt_adan(double lr) {
 }
 #endif
 
-#if KOPT_LINKED_(KOPT_WITH_RADAM)
-KOPT_API_ kopt_optimizer kopt_radam(double lr) { return kopt_start_(KOPT_RADAM, lr, KOPT_L2, 0); }
+#if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_RADAM)
+KOPT_API_ kopt_optimizer kopt_radam(double lr) { return kopt_make_optimizer_(KOPT_RADAM, lr, KOPT_L2, 0); }
 #endif
 
-#if KOPT_LINKED_(KOPT_WITH_RANGER)
+#if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_RANGER)
 KOPT_API_ kopt_optimizer kopt_ranger(double lr) {
-    kopt_optimizer opt = kopt_start_(KOPT_RANGER, lr, KOPT_DECOUPLED, 0);
+    kopt_optimizer opt = kopt_make_optimizer_(KOPT_RANGER, lr, KOPT_DECOUPLED, 0);
     opt.beta2 = 0.99;
     opt.eps = 1e-6;
     return opt;
@@ -6972,15 +6974,15 @@ KOPT_API_ kopt_optimizer kopt_ranger(double lr) {
 #endif
 
 #ifdef KAHAN_OPT_VMATH
-#if KOPT_LINKED_(KOPT_WITH_ADAM)
+#if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_ADAM)
 KOPT_API_ kopt_optimizer kopt_adam_atan2(double lr) {
-    kopt_optimizer opt = kopt_start_(KOPT_ADAM_ATAN2, lr, KOPT_DECOUPLED, 0);
+    kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAM_ATAN2, lr, KOPT_DECOUPLED, 0);
     opt.beta2 = 0.99;
     return opt;
 }
 #endif
 
-#if KOPT_LINKED_(KOPT_WITH_LION)
+#if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_LION)
 KOPT_API_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness) {
     kopt_optimizer opt = kopt_lion(lr);
     opt.sharpness = sharpness;
@@ -6989,14 +6991,14 @@ KOPT_API_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness) {
 #endif
 #endif
 
-#if KOPT_LINKED_(KOPT_WITH_EMA)
+#if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_EMA)
 KOPT_API_ kopt_optimizer kopt_ema(double decay) {
     kopt_environment_ environment;
     double rate;
     kopt_enter_(&environment);
     rate = kopt_put64_(kopt_sub64_(kopt_get64_(1), kopt_get64_(decay)));
     kopt_leave_(&environment);
-    return kopt_start_(KOPT_EMA, rate, KOPT_L2, 0);
+    return kopt_make_optimizer_(KOPT_EMA, rate, KOPT_L2, 0);
 }
 #endif
 
@@ -7027,7 +7029,8 @@ KOPT_API_ kopt_result kopt_number_tensors(kopt_tensor *tensors, size_t count, ui
     return KOPT_OK;
 }
 
-/* 0 is the default. By words: a caller's DAZ takes a subnormal for 0. */
+/* The tensor's rate_scale; 0, the default, means 1. Compares bits: under the caller's DAZ a subnormal float compares
+   equal to 0. */
 static KOPT_HOST_DEVICE_ float kopt_rate_scale_(const kopt_tensor *t) {
     const uint32_t bits = kopt_as_u32_(t->rate_scale);
     return kopt_as_f32_(bits == 0 ? 0x3F800000u : bits);
@@ -7037,6 +7040,7 @@ static KOPT_HOST_DEVICE_ float kopt_rate_scale_(const kopt_tensor *t) {
 
 static int kopt_format_valid_(kopt_format f) { return KOPT_CAST_(unsigned, f) <= KOPT_CAST_(unsigned, KOPT_FP16); }
 
+/* The number of moments of the optimizer, 0 to 4. */
 KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
     switch (KOPT_CAST_(int, KOPT_RULE_(opt->rule))) {
     case KOPT_SGD: return KOPT_HAS_(KOPT_WITH_MOMENTUM) && kopt_less_(0, opt->momentum);
@@ -7052,20 +7056,23 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
     }
 }
 
+/* Is value a member of the bit set? */
 static int kopt_in_(uint32_t set, int value) { return value >= 0 && value < 16 && (set >> value & 1u) != 0; }
 
-/* Does this build have all that opt uses? */
+/* Does this build contain everything that opt uses? */
 static int kopt_built_in_(const kopt_optimizer *opt) {
 #if KOPT_ONLY_ == KOPT_WITH_ALL
     KOPT_CAST_(void, opt);
     return 1;
 #else
-    const kopt_rule rule = KOPT_RULE_(opt->rule); /* each of these is the option, or one that is here */
+    /* KOPT_RULE_() and the macros like it return their argument if this build contains it, otherwise another value. */
+    const kopt_rule rule = KOPT_RULE_(opt->rule);
     const kopt_format weight = KOPT_FORMAT_(opt->weight_format), moment = KOPT_MOMENT_FORMAT_(opt->moment_format);
     const kopt_rounding rounding = KOPT_ROUNDING_(opt->rounding);
-    const int half = weight != KOPT_F32, compensated = rounding == KOPT_KAHAN || rounding == KOPT_COMPACT;
-    if (opt->rule != rule || opt->weight_format != weight || (half && opt->rounding != rounding)) return 0;
-    if (half && compensated && opt->compensation_rounding != KOPT_STATE_ROUNDING_(opt->compensation_rounding)) return 0;
+    const int is_16_bit = weight != KOPT_F32, compensated = rounding == KOPT_KAHAN || rounding == KOPT_COMPACT;
+    if (opt->rule != rule || opt->weight_format != weight || (is_16_bit && opt->rounding != rounding)) return 0;
+    if (is_16_bit && compensated && opt->compensation_rounding != KOPT_STATE_ROUNDING_(opt->compensation_rounding))
+        return 0;
     if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_MOMENTUM) && kopt_bits64_(opt->momentum) << 1 != 0) return 0;
     if (kopt_moments_(opt) > 0) {
         if (opt->moment_format != moment) return 0;
@@ -7079,12 +7086,14 @@ static int kopt_built_in_(const kopt_optimizer *opt) {
     if (kopt_bits64_(opt->weight_decay) << 1 != 0 && opt->decay_mode != KOPT_DECAY_(opt->decay_mode)) return 0;
     if (KOPT_HAS_(KOPT_WITH_EXTRAS)) return 1;
     return (opt->maximize | opt->zero_grad | opt->moments_only | opt->amsgrad | opt->stable) == 0 &&
-           kopt_bits64_(opt->clip) == KOPT_CAST_(uint64_t, 0x3FF00000u) << 32; /* 1 */
+           kopt_bits64_(opt->clip) == KOPT_CAST_(uint64_t, 0x3FF00000u) << 32; /* 1.0 */
 #endif
 }
 
+/* Refuses an optimizer that no constructor made, that uses what this build leaves out, or with a field that is out of
+   range or does not apply to the rule. With KOPT_WITH_GUARDS alone: only the first two. */
 static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
-    const double most = 3e38; /* what still is a finite float */
+    const double largest = 3e38; /* finite as a float, too */
     if (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS)) return KOPT_OK;
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && opt == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (opt->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
@@ -7097,9 +7106,11 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
         return KOPT_ERROR_OPTION;
     if (KOPT_CAST_(unsigned, opt->decay_mode) > KOPT_CAST_(unsigned, KOPT_FULLY_DECOUPLED)) return KOPT_ERROR_OPTION;
     if (!kopt_built_in_(opt)) return KOPT_ERROR_OPTION;
-    if (!kopt_from_0_to_(opt->lr, most) || !kopt_from_0_to_(opt->weight_decay, most)) return KOPT_ERROR_RANGE;
-    if (!kopt_magnitude_to_(opt->grad_scale, most) || !kopt_magnitude_to_(opt->clip, most)) return KOPT_ERROR_RANGE;
-    if (opt->decay_mode == KOPT_FULLY_DECOUPLED && (!kopt_from_0_to_(opt->max_lr, most) || kopt_is_zero_(opt->max_lr)))
+    if (!kopt_from_0_to_(opt->lr, largest) || !kopt_from_0_to_(opt->weight_decay, largest)) return KOPT_ERROR_RANGE;
+    if (!kopt_magnitude_to_(opt->grad_scale, largest) || !kopt_magnitude_to_(opt->clip, largest))
+        return KOPT_ERROR_RANGE;
+    if (opt->decay_mode == KOPT_FULLY_DECOUPLED &&
+        (!kopt_from_0_to_(opt->max_lr, largest) || kopt_is_zero_(opt->max_lr)))
         return KOPT_ERROR_RANGE;
     if (opt->rule == KOPT_EMA) {
         if (!kopt_from_0_to_(opt->lr, 1)) return KOPT_ERROR_RANGE;
@@ -7108,22 +7119,23 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     } else if (opt->rule != KOPT_SGD) {
         if (!kopt_from_0_below_1_(opt->beta1) || !kopt_from_0_below_1_(opt->beta2)) return KOPT_ERROR_RANGE;
         if (opt->rule == KOPT_ADAN && !kopt_from_0_below_1_(opt->beta3)) return KOPT_ERROR_RANGE;
-        if (opt->rule != KOPT_LION && opt->rule != KOPT_ADAM_ATAN2 && !kopt_normal_to_(opt->eps, most))
+        if (opt->rule != KOPT_LION && opt->rule != KOPT_ADAM_ATAN2 && !kopt_normal_to_(opt->eps, largest))
             return KOPT_ERROR_RANGE;
 #ifdef KAHAN_OPT_VMATH
         if (opt->rule == KOPT_ADAM_ATAN2) {
-            if (!kopt_from_0_to_(opt->atan2_a, most) || !kopt_normal_to_(opt->atan2_b, most)) return KOPT_ERROR_RANGE;
+            if (!kopt_from_0_to_(opt->atan2_a, largest) || !kopt_normal_to_(opt->atan2_b, largest))
+                return KOPT_ERROR_RANGE;
             if (opt->amsgrad || opt->stable) return KOPT_ERROR_OPTION;
         }
-        if (opt->rule == KOPT_LION && !kopt_from_0_to_(opt->sharpness, most)) return KOPT_ERROR_RANGE;
+        if (opt->rule == KOPT_LION && !kopt_from_0_to_(opt->sharpness, largest)) return KOPT_ERROR_RANGE;
 #else
         if (opt->rule == KOPT_LION && !kopt_is_zero_(opt->sharpness)) return KOPT_ERROR_OPTION;
 #endif
         if (opt->rule == KOPT_RANGER && (opt->lookahead < 1 || !kopt_from_0_to_(opt->lookahead_rate, 1)))
             return KOPT_ERROR_RANGE;
     } else {
-        if (!kopt_from_0_to_(opt->momentum, most)) return KOPT_ERROR_RANGE;
-        if (!kopt_magnitude_to_(opt->dampening, most)) return KOPT_ERROR_RANGE;
+        if (!kopt_from_0_to_(opt->momentum, largest)) return KOPT_ERROR_RANGE;
+        if (!kopt_magnitude_to_(opt->dampening, largest)) return KOPT_ERROR_RANGE;
         if (opt->nesterov && (kopt_is_zero_(opt->momentum) || !kopt_is_zero_(opt->dampening))) return KOPT_ERROR_OPTION;
     }
     return KOPT_OK;
@@ -7131,78 +7143,84 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
 
 /* ---- layout of a state block ---- */
 
-/* What is kept of each weight: the part of an optimizer that decides what a state block looks like. */
-typedef struct kopt_kept_ {
+/* The options that determine the layout of a state block. */
+typedef struct kopt_state_format_ {
     kopt_rule rule;
     kopt_format weight, moment;
     kopt_rounding rounding;
     int moment_count;
-} kopt_kept_;
+} kopt_state_format_;
 
-/* Where the arrays of a state block begin, in bytes from its start; total is 0 if there is nothing to keep. */
+/* Where the arrays of a state block begin, in bytes from its start. total is the size of the block, 0 if it has no
+   arrays. scale is relative: from the codes of an 8-bit moment to its scales. */
 typedef struct kopt_layout_ {
-    size_t residual, moment[4], scale, slow, slow_residual, total; /* scale: from a moment of 8 bits to its scales */
+    size_t residual, moment[4], scale, slow, slow_residual, total;
 } kopt_layout_;
 
-KOPT_SMALL_FN_ kopt_kept_ kopt_kept_of_(const kopt_optimizer *opt) {
-    kopt_kept_ kept;
-    kept.rule = KOPT_RULE_(opt->rule);
-    kept.weight = KOPT_FORMAT_(opt->weight_format);
-    kept.moment = KOPT_MOMENT_FORMAT_(opt->moment_format);
-    kept.rounding = kept.weight == KOPT_F32 ? KOPT_NEAREST : KOPT_ROUNDING_(opt->rounding);
-    kept.moment_count = kopt_moments_(opt);
-    if (KOPT_HAS_(KOPT_WITH_CHECKS) && kept.moment_count == 0) kept.moment = opt->moment_format; /* unused: as it is */
-    return kept;
+KOPT_SMALL_FN_ kopt_state_format_ kopt_state_format_of_(const kopt_optimizer *opt) {
+    kopt_state_format_ format;
+    format.rule = KOPT_RULE_(opt->rule);
+    format.weight = KOPT_FORMAT_(opt->weight_format);
+    format.moment = KOPT_MOMENT_FORMAT_(opt->moment_format);
+    format.rounding = format.weight == KOPT_F32 ? KOPT_NEAREST : KOPT_ROUNDING_(opt->rounding);
+    format.moment_count = kopt_moments_(opt);
+    /* Without moments this build may lack the format, but the header still records it unchanged. */
+    if (KOPT_HAS_(KOPT_WITH_CHECKS) && format.moment_count == 0) format.moment = opt->moment_format;
+    return format;
 }
 
-KOPT_SMALL_FN_ kopt_kept_ kopt_kept_in_(const kopt_step *s) {
-    kopt_kept_ kept;
-    kept.rule = KOPT_RULE_(s->rule);
-    kept.weight = KOPT_FORMAT_(s->weight_format);
-    kept.moment = KOPT_MOMENT_FORMAT_(s->moment_format);
-    kept.rounding = kept.weight == KOPT_F32 ? KOPT_NEAREST : KOPT_ROUNDING_(s->rounding);
-    kept.moment_count = kopt_moments_here_(kept.rule, s->moment_count);
-    if (KOPT_HAS_(KOPT_WITH_CHECKS) && kept.moment_count == 0) kept.moment = s->moment_format;
+/* The same options from a step that was begun. */
+KOPT_SMALL_FN_ kopt_state_format_ kopt_state_format_of_step_(const kopt_step *s) {
+    kopt_state_format_ format;
+    format.rule = KOPT_RULE_(s->rule);
+    format.weight = KOPT_FORMAT_(s->weight_format);
+    format.moment = KOPT_MOMENT_FORMAT_(s->moment_format);
+    format.rounding = format.weight == KOPT_F32 ? KOPT_NEAREST : KOPT_ROUNDING_(s->rounding);
+    format.moment_count = kopt_moments_here_(format.rule, s->moment_count);
+    if (KOPT_HAS_(KOPT_WITH_CHECKS) && format.moment_count == 0) format.moment = s->moment_format;
+    /* A constant saves code. In such a build no offset depends on the number of moments, no rule touches a moment that
+       it lacks, and nothing reads total. */
     if (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_EXTRAS | KOPT_WITH_RANGER | KOPT_WITH_ADAN | KOPT_WITH_Q8))
-        kept.moment_count =
-            2; /* the place of a moment does not depend on it, and a rule leaves alone those that it lacks */
-    return kept;
+        format.moment_count = 2;
+    return format;
 }
 
+/* The number of blocks of 256 elements; the last one may be shorter. */
 static KOPT_HOST_DEVICE_ size_t kopt_blocks_(size_t n) { return n / KOPT_BLOCK_ + (n % KOPT_BLOCK_ != 0); }
-KOPT_SMALL_FN_ size_t kopt_words_(size_t bytes) { return (bytes + 3) & ~KOPT_CAST_(size_t, 3); }
+KOPT_SMALL_FN_ size_t kopt_round_up4_(size_t bytes) { return (bytes + 3) & ~KOPT_CAST_(size_t, 3); }
 
-KOPT_SMALL_FN_ void kopt_lay_out_(kopt_layout_ *at, const kopt_kept_ *kept, size_t n) {
-    const size_t residual_size = kopt_bytes_of_residual_(kept->weight, kept->rounding);
-    const size_t residual = kopt_words_(n * residual_size);
-    const size_t moment = kopt_words_(n * kopt_bytes_of_(kept->moment));
-    const size_t slow = kept->rule == KOPT_RANGER ? kopt_words_(n * kopt_bytes_of_(kept->weight)) : 0;
-    const size_t stride = moment + (kept->moment == KOPT_Q8 ? 4 * kopt_blocks_(n) : 0);
-    at->residual = KOPT_HEADER_;
-    at->moment[0] = at->residual + residual; /* no loop, so that a compiler sees through it */
-    at->moment[1] = at->moment[0] + (kept->moment_count > 0 ? stride : 0);
-    at->moment[2] = at->moment[1] + (kept->moment_count > 1 ? stride : 0);
-    at->moment[3] = at->moment[2] + (kept->moment_count > 2 ? stride : 0);
-    at->total = at->slow = at->moment[3] + (kept->moment_count > 3 ? stride : 0);
-    at->scale = moment;
-    at->slow_residual = at->slow + slow;
-    if (slow != 0) at->total = at->slow_residual + residual;
-    if ((residual_size == 0 && kept->moment_count == 0) || (KOPT_HAS_(KOPT_WITH_CHECKS) && n == 0)) at->total = 0;
+KOPT_SMALL_FN_ void kopt_compute_layout_(kopt_layout_ *layout, const kopt_state_format_ *format, size_t n) {
+    const size_t residual_size = kopt_bytes_of_residual_(format->weight, format->rounding);
+    const size_t residual = kopt_round_up4_(n * residual_size);
+    const size_t moment = kopt_round_up4_(n * kopt_bytes_of_(format->moment));
+    const size_t slow = format->rule == KOPT_RANGER ? kopt_round_up4_(n * kopt_bytes_of_(format->weight)) : 0;
+    const size_t stride = moment + (format->moment == KOPT_Q8 ? 4 * kopt_blocks_(n) : 0);
+    layout->residual = KOPT_HEADER_;
+    layout->moment[0] = layout->residual + residual; /* no loop, so that compilers propagate constants */
+    layout->moment[1] = layout->moment[0] + (format->moment_count > 0 ? stride : 0);
+    layout->moment[2] = layout->moment[1] + (format->moment_count > 1 ? stride : 0);
+    layout->moment[3] = layout->moment[2] + (format->moment_count > 2 ? stride : 0);
+    layout->total = layout->slow = layout->moment[3] + (format->moment_count > 3 ? stride : 0);
+    layout->scale = moment;
+    layout->slow_residual = layout->slow + slow;
+    if (slow != 0) layout->total = layout->slow_residual + residual;
+    if ((residual_size == 0 && format->moment_count == 0) || (KOPT_HAS_(KOPT_WITH_CHECKS) && n == 0)) layout->total = 0;
 }
 
 KOPT_SMALL_FN_ kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n) {
-    const kopt_kept_ kept = kopt_kept_of_(opt);
-    kopt_layout_ at;
-    kopt_lay_out_(&at, &kept, n);
-    return at;
+    const kopt_state_format_ format = kopt_state_format_of_(opt);
+    kopt_layout_ layout;
+    kopt_compute_layout_(&layout, &format, n);
+    return layout;
 }
 
-/* Of a step. */
-KOPT_SMALL_FN_ void kopt_lay_out_step_(kopt_layout_ *at, const kopt_step *s, size_t n) {
-    const kopt_kept_ kept = kopt_kept_in_(s);
-    kopt_lay_out_(at, &kept, n);
+/* The layout of the state block that a step expects. */
+KOPT_SMALL_FN_ void kopt_lay_out_step_(kopt_layout_ *layout, const kopt_step *s, size_t n) {
+    const kopt_state_format_ format = kopt_state_format_of_step_(s);
+    kopt_compute_layout_(layout, &format, n);
 }
 
+/* The limit keeps all sizes in bytes below SIZE_MAX: a state block has fewer than 32 bytes per element. */
 static int kopt_n_valid_(size_t n) { return n <= (~KOPT_CAST_(size_t, 0) - 256) / 32; }
 
 KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
@@ -7210,25 +7228,30 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
     return kopt_layout_for_(opt, n).total;
 }
 
-/* The header of a state block, little-endian:
+/* The header of a state block. Numbers are little-endian; a field that does not apply is 0.
      0 "KOPT"     4 version 2    5 rule       6 weight format
      7 rounding + 16 * moment_rounding + 32 * compensation_rounding           8 moment format
      9 moments + 8 * nesterov + 16 * decay mode + 64 * stable + 128 * atan2_outside
     10 sealed    11 0           12 id (4)    16 n (8)     24 first_index (8)   32 seed (8)   40 step (4)
-    44 CRC-32 of the whole block with this field 0     48 lr   52 weight_decay   56 beta1   60 beta2 (fp32)
-   In version 1 bytes 7 and 9 have the rounding and the moments alone, and 48 to 63 are 0. What does not apply is 0.
-   Then residual[n], the moments[n] in their order (8-bit: each followed by its scales) and, for Ranger, slow weights[n]
-   and their residual[n], each array rounded up to 4 bytes: in the machine's byte order while the block is open, little-endian while it is sealed. */
+    44 CRC-32 of the whole block, computed with 0 in this field; 0 in an open block
+    48 lr   52 weight_decay   56 beta1   60 beta2 (fp32)
+   Version 1 has only the rounding in byte 7 and the number of moments in byte 9; its bytes 48 to 63 are 0.
+
+   The arrays follow: residual[n], then each moment[n] (an 8-bit moment: its codes, then its scales), then for Ranger
+   the slow weights[n] and their residual[n]. Zeros pad each array to a multiple of 4 bytes. The arrays have the
+   machine's byte order while the block is open; they are little-endian while it is sealed. */
+
+/* Stores the low `bytes` bytes of value in little-endian order. */
 static void kopt_put_(kopt_byte_ *p, uint64_t value, int bytes) {
     for (; bytes > 0; bytes--, value >>= 8) {
         uint32_t octet = KOPT_CAST_(uint32_t, value & 0xFFu);
-        KOPT_OPAQUE_(octet); /* or zeros become a call of memset */
+        KOPT_OPAQUE_(octet); /* otherwise a compiler may turn stores of zeros into a call of memset */
         *p++ = KOPT_CAST_(kopt_byte_, octet);
     }
 }
 
-/* Little-endian numbers at any address. */
-#ifdef KOPT_VECTORS16_ /* little-endian machines */
+/* Load little-endian numbers from any address. */
+#ifdef KOPT_VECTORS16_ /* the machine is little-endian */
 KOPT_INLINE_ uint32_t kopt_little32_(const kopt_byte_ *p) { return kopt_load32_(p); }
 KOPT_INLINE_ uint64_t kopt_little64_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_unaligned64_ *, p); }
 #else
@@ -7242,29 +7265,30 @@ static uint64_t kopt_little64_(const kopt_byte_ *p) {
 }
 #endif
 
-/* As fp32. */
-static void kopt_put_number_(kopt_byte_ *p, double x) { kopt_put_(p, kopt_as_u32_(kopt_narrow64_(x)), 4); }
-static double kopt_number_in_(const kopt_byte_ *p) {
+/* Store and load a hyper-parameter as fp32. */
+static void kopt_store_number_(kopt_byte_ *p, double x) { kopt_put_(p, kopt_as_u32_(kopt_narrow64_(x)), 4); }
+static double kopt_load_number_(const kopt_byte_ *p) {
     return kopt_put64_(kopt_make64_(kopt_wide_bits_(kopt_as_f32_(kopt_little32_(p)))));
 }
 
-/* Bytes 7 and 9. */
+/* Computes bytes 7 and 9 of the header. */
 static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *moments, const kopt_optimizer *opt) {
-    const int kept = kopt_moments_(opt), adam = opt->rule == KOPT_ADAM;
-    uint32_t a = 0, b = KOPT_CAST_(uint32_t, kept);
-    if (opt->weight_format != KOPT_F32) a = KOPT_CAST_(uint32_t, opt->rounding);
-    if (kept > 0 && opt->moment_format != KOPT_F32) a |= KOPT_CAST_(uint32_t, opt->moment_rounding) << 4;
-    if ((a & 15u) == KOPT_KAHAN || (a & 15u) == KOPT_COMPACT)
-        a |= KOPT_CAST_(uint32_t, opt->compensation_rounding) << 5;
-    if (opt->rule == KOPT_SGD && opt->nesterov) b |= 8u;
-    if (opt->rule != KOPT_EMA) b |= KOPT_CAST_(uint32_t, opt->decay_mode) << 4;
-    if (adam && opt->stable) b |= 64u;
-    if (opt->rule == KOPT_ADAM_ATAN2 && opt->atan2_outside) b |= 128u;
-    *rounding = KOPT_CAST_(kopt_byte_, a);
-    *moments = KOPT_CAST_(kopt_byte_, b);
+    const int moment_count = kopt_moments_(opt), adam = opt->rule == KOPT_ADAM;
+    uint32_t byte7 = 0, byte9 = KOPT_CAST_(uint32_t, moment_count);
+    if (opt->weight_format != KOPT_F32) byte7 = KOPT_CAST_(uint32_t, opt->rounding);
+    if (moment_count > 0 && opt->moment_format != KOPT_F32) byte7 |= KOPT_CAST_(uint32_t, opt->moment_rounding) << 4;
+    if ((byte7 & 15u) == KOPT_KAHAN || (byte7 & 15u) == KOPT_COMPACT)
+        byte7 |= KOPT_CAST_(uint32_t, opt->compensation_rounding) << 5;
+    if (opt->rule == KOPT_SGD && opt->nesterov) byte9 |= 8u;
+    if (opt->rule != KOPT_EMA) byte9 |= KOPT_CAST_(uint32_t, opt->decay_mode) << 4;
+    if (adam && opt->stable) byte9 |= 64u;
+    if (opt->rule == KOPT_ADAM_ATAN2 && opt->atan2_outside) byte9 |= 128u;
+    *rounding = KOPT_CAST_(kopt_byte_, byte7);
+    *moments = KOPT_CAST_(kopt_byte_, byte9);
 }
 
-/* Byte 8: of moments. 3 are codes of the dynamic map, which kopt_state_open() makes those of KOPT_Q8. */
+/* Byte 8 of the header, the moment format. KOPT_Q8 is written as 4: a 3 marks an older block with codes of the dynamic
+   map, which kopt_state_open() converts to KOPT_Q8. */
 static KOPT_FORCE_INLINE_ kopt_byte_ kopt_format_byte_(kopt_format format) {
     return KOPT_CAST_(kopt_byte_, format == KOPT_Q8 ? 4 : KOPT_CAST_(int, format));
 }
@@ -7272,7 +7296,7 @@ static KOPT_FORCE_INLINE_ kopt_byte_ kopt_format_byte_(kopt_format format) {
 static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const kopt_tensor *t) {
     const int sgd = opt->rule == KOPT_SGD;
     kopt_environment_ environment;
-    kopt_put_(h, 0x54504F4Bu, 4);
+    kopt_put_(h, 0x54504F4Bu, 4); /* "KOPT" */
     h[4] = KOPT_BLOCK_VERSION_;
     h[5] = KOPT_CAST_(kopt_byte_, opt->rule);
     h[6] = KOPT_CAST_(kopt_byte_, opt->weight_format);
@@ -7286,61 +7310,67 @@ static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const ko
     kopt_put_(h + 40, opt->step, 4);
     kopt_put_(h + 44, 0, 4);
     kopt_enter_(&environment);
-    kopt_put_number_(h + 48, opt->lr);
-    kopt_put_number_(h + 52, opt->weight_decay);
-    kopt_put_number_(h + 56, sgd ? opt->momentum : opt->beta1);
-    kopt_put_number_(h + 60, sgd ? opt->dampening : opt->beta2);
+    kopt_store_number_(h + 48, opt->lr);
+    kopt_store_number_(h + 52, opt->weight_decay);
+    kopt_store_number_(h + 56, sgd ? opt->momentum : opt->beta1);
+    kopt_store_number_(h + 60, sgd ? opt->dampening : opt->beta2);
     kopt_leave_(&environment);
 }
 
-/* Is it a header? A block of version 1 is read while it is sealed: kopt_state_open() makes it one of today. */
+/* Does h look like the header of a state block? Version 1 is valid only while the block is sealed: kopt_state_open()
+   converts it to version 2. */
 static KOPT_FORCE_INLINE_ int kopt_header_valid_(const kopt_byte_ *h) {
     return kopt_little32_(h) == 0x54504F4Bu && (h[4] == KOPT_BLOCK_VERSION_ || (h[4] == 1 && h[10] == 1)) &&
            h[10] <= 1 && h[11] == 0;
 }
 
-static KOPT_FORCE_INLINE_ kopt_result kopt_check_header_(const kopt_byte_ *h, const kopt_kept_ *kept,
+/* Checks that a block belongs to the optimizer and the tensor, and that it is sealed or open as expected. Of bytes 7
+   and 9 it compares only what determines the layout; kopt_state_open() compares the rest. */
+static KOPT_FORCE_INLINE_ kopt_result kopt_check_header_(const kopt_byte_ *h, const kopt_state_format_ *format,
                                                          const kopt_tensor *t, int sealed) {
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
     if (!kopt_header_valid_(h)) return KOPT_ERROR_STATE;
-    if (h[5] != KOPT_CAST_(kopt_byte_, kept->rule)) return KOPT_ERROR_MISMATCH;
-    if (h[6] != KOPT_CAST_(kopt_byte_, kept->weight)) return KOPT_ERROR_MISMATCH;
-    if ((h[7] & 0xCFu) != KOPT_CAST_(kopt_byte_, kept->rounding)) return KOPT_ERROR_MISMATCH;
-    if (h[8] != kopt_format_byte_(kept->moment) && !(sealed && h[8] == 3 && kept->moment == KOPT_Q8))
+    if (h[5] != KOPT_CAST_(kopt_byte_, format->rule)) return KOPT_ERROR_MISMATCH;
+    if (h[6] != KOPT_CAST_(kopt_byte_, format->weight)) return KOPT_ERROR_MISMATCH;
+    if ((h[7] & 0xCFu) != KOPT_CAST_(kopt_byte_, format->rounding)) return KOPT_ERROR_MISMATCH;
+    if (h[8] != kopt_format_byte_(format->moment) && !(sealed && h[8] == 3 && format->moment == KOPT_Q8))
         return KOPT_ERROR_MISMATCH;
-    if ((h[9] & 7u) != KOPT_CAST_(kopt_byte_, kept->moment_count)) return KOPT_ERROR_MISMATCH;
+    if ((h[9] & 7u) != KOPT_CAST_(kopt_byte_, format->moment_count)) return KOPT_ERROR_MISMATCH;
     if (kopt_little32_(h + 12) != t->id || kopt_little64_(h + 16) != t->n) return KOPT_ERROR_MISMATCH;
     if (kopt_little64_(h + 24) != t->first_index) return KOPT_ERROR_MISMATCH;
     if (sealed != h[10]) return sealed ? KOPT_ERROR_STATE : KOPT_ERROR_SEALED;
     return KOPT_OK;
 }
 
-/* The block, before anything that follows from it: an optimizer of other formats would see a block of another size. */
-static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_kept_ *kept, size_t total, int sealed) {
+/* Checks the header. Call it before kopt_check_memory_(): an optimizer with other formats expects another size, and
+   KOPT_ERROR_MISMATCH explains that better than KOPT_ERROR_SIZE. */
+static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_state_format_ *format, size_t total, int sealed) {
     if (!KOPT_HAS_(KOPT_WITH_CHECKS) || t->n == 0 || total == 0) return KOPT_OK;
     if (t->state == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (t->state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
-    return kopt_check_header_(KOPT_CAST_(const kopt_byte_ *, t->state), kept, t, sealed);
+    return kopt_check_header_(KOPT_CAST_(const kopt_byte_ *, t->state), format, t, sealed);
 }
 
 /* ---- checks of memory ---- */
 
+/* Do two arrays overlap? Sizes in bytes. A NULL pointer or an empty array overlaps nothing. */
 static int kopt_overlap_(const void *a, size_t a_size, const void *b, size_t b_size) {
     const uintptr_t x = KOPT_ADDRESS_(a), y = KOPT_ADDRESS_(b);
     if (a == KOPT_NULL_ || b == KOPT_NULL_ || a_size == 0 || b_size == 0) return 0;
     return x < y ? y - x < a_size : x - y < b_size;
 }
 
-/* The memory of a tensor, as far as there is some. */
-typedef enum kopt_memory_ { KOPT_WEIGHTS_, KOPT_STATE_, KOPT_COPY_, KOPT_GRADS_, KOPT_COUNTS_ } kopt_memory_;
+/* A memory range of a tensor, neither NULL nor empty. */
+typedef enum kopt_memory_kind_ { KOPT_WEIGHTS_, KOPT_STATE_, KOPT_COPY_, KOPT_GRADS_, KOPT_COUNTS_ } kopt_memory_kind_;
 enum { KOPT_SPANS_ = 5 };
 typedef struct kopt_span_ {
     const void *at;
     size_t size;
-    kopt_memory_ what;
+    kopt_memory_kind_ what;
 } kopt_span_;
 
-static KOPT_FORCE_INLINE_ kopt_span_ *kopt_add_span_(kopt_span_ *to, const void *at, size_t size, kopt_memory_ what) {
+static KOPT_FORCE_INLINE_ kopt_span_ *kopt_add_span_(kopt_span_ *to, const void *at, size_t size,
+                                                     kopt_memory_kind_ what) {
     if (at == KOPT_NULL_ || size == 0) return to;
     to->at = at;
     to->size = size;
@@ -7348,7 +7378,7 @@ static KOPT_FORCE_INLINE_ kopt_span_ *kopt_add_span_(kopt_span_ *to, const void 
     return to + 1;
 }
 
-/* Returns their end. */
+/* Lists the memory ranges of a tensor in to[], at most KOPT_SPANS_. Returns the end of the list. */
 static kopt_span_ *kopt_spans_(kopt_span_ *to, const kopt_tensor *t, size_t weight_bytes, size_t state_bytes) {
     if (t->n != 0) {
         to = kopt_add_span_(to, t->weight, t->n * weight_bytes, KOPT_WEIGHTS_);
@@ -7359,12 +7389,14 @@ static kopt_span_ *kopt_spans_(kopt_span_ *to, const kopt_tensor *t, size_t weig
     return kopt_add_span_(to, t->counts, sizeof *t->counts, KOPT_COUNTS_);
 }
 
-static KOPT_FORCE_INLINE_ int kopt_meet_(const kopt_span_ *a, const kopt_span_ *b) {
+static KOPT_FORCE_INLINE_ int kopt_spans_overlap_(const kopt_span_ *a, const kopt_span_ *b) {
     const uintptr_t x = KOPT_ADDRESS_(a->at), y = KOPT_ADDRESS_(b->at);
     return x < y ? y - x < a->size : x - y < b->size;
 }
 
-/* All pointers that are needed are there, the block is large enough, and nothing overlaps. */
+/* Checks that no required pointer is NULL, that the state block is large enough, and that no two memory ranges
+   overlap. Without needs_grad the gradient may be NULL and may overlap the others. With KOPT_WITH_GUARDS alone: only
+   the size of the block. */
 static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes, size_t state_bytes, int needs_grad) {
     kopt_span_ span[KOPT_SPANS_], *a, *b, *end;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS))
@@ -7376,11 +7408,12 @@ static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes,
     end = kopt_spans_(span, t, weight_bytes, state_bytes);
     for (a = span; a != end; a++)
         for (b = span; b != a; b++)
-            if (kopt_meet_(a, b) && (needs_grad || (a->what != KOPT_GRADS_ && b->what != KOPT_GRADS_)))
+            if (kopt_spans_overlap_(a, b) && (needs_grad || (a->what != KOPT_GRADS_ && b->what != KOPT_GRADS_)))
                 return KOPT_ERROR_OVERLAP;
     return KOPT_OK;
 }
 
+/* Checks the fields of a tensor, but not its pointers. */
 static kopt_result kopt_check_tensor_(const kopt_tensor *t) {
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
     if (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS)) return KOPT_OK;
@@ -7396,60 +7429,62 @@ static kopt_result kopt_check_tensor_(const kopt_tensor *t) {
     if (!checks) return KOPT_OK;
     if (!kopt_n_valid_(t->n) || t->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
     if (kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu || kopt_as_u32_(t->stable_scale) > 0x7F7FFFFFu)
-        return KOPT_ERROR_RANGE; /* negative, infinite or NaN */
+        return KOPT_ERROR_RANGE; /* negative, -0, infinite or NaN */
     return KOPT_OK;
 }
 
-/* opt, t and its block fit together, and the block is sealed or not. */
+/* Checks that opt, t and its state block belong together, and that the block is sealed (sealed = 1) or open (0). */
 static kopt_result kopt_check_state_(const kopt_optimizer *opt, const kopt_tensor *t, int sealed) {
     kopt_result result = kopt_check_options_(opt);
-    kopt_layout_ at;
-    kopt_kept_ kept;
+    kopt_layout_ layout;
+    kopt_state_format_ format;
     if (result == KOPT_OK) result = kopt_check_tensor_(t);
     if (result != KOPT_OK) return result;
-    kept = kopt_kept_of_(opt);
-    kopt_lay_out_(&at, &kept, t->n);
-    result = kopt_check_block_(t, &kept, at.total, sealed);
+    format = kopt_state_format_of_(opt);
+    kopt_compute_layout_(&layout, &format, t->n);
+    result = kopt_check_block_(t, &format, layout.total, sealed);
     if (result != KOPT_OK) return result;
-    return kopt_check_memory_(t, kopt_bytes_of_(opt->weight_format), at.total, 0);
+    return kopt_check_memory_(t, kopt_bytes_of_(opt->weight_format), layout.total, 0);
 }
 
 /* ---- state: init, read and write ---- */
 
-/* One weight and its residual from an fp32 value, rounded to nearest. */
+/* Stores one weight and its residual (NULL if there is none) from the bits of an fp32 value, rounded to nearest. */
 static void kopt_write_weight_(const kopt_optimizer *opt, kopt_byte_ *weight, kopt_byte_ *residual, uint32_t bits) {
     const kopt_format format = KOPT_FORMAT_(opt->weight_format);
     const kopt_rounding rounding = KOPT_ROUNDING_(opt->rounding);
     const uint32_t infinity = format == KOPT_BF16 ? 0x7F80u : 0x7C00u;
     const float x = kopt_as_f32_(bits);
-    uint32_t u, kept;
+    uint32_t u, residual_bits;
     if (format == KOPT_F32) {
-        kopt_store32_(weight, bits); /* not x: an x87 register would quiet a NaN */
+        kopt_store32_(weight, bits); /* the bits, as an x87 register makes a signaling NaN quiet */
     } else if (rounding == KOPT_EXACT || rounding == KOPT_COMPACT) {
         u = kopt_extended_scalar_(x, format, KOPT_NULL_);
         if (rounding == KOPT_COMPACT) u = (u + 0x80u) & 0xFFFFFF00u;
-        kept = rounding == KOPT_COMPACT ? u >> 8 & 0xFFu : u & 0xFFFFu;
+        residual_bits = rounding == KOPT_COMPACT ? u >> 8 & 0xFFu : u & 0xFFFFu;
         u = (u + 0x8000u) >> 16;
-        if ((u & infinity) == infinity) kept = 0;
+        if ((u & infinity) == infinity) residual_bits = 0;
         kopt_store16_(weight, u);
         if (rounding == KOPT_COMPACT)
-            *residual = KOPT_CAST_(kopt_byte_, kept);
+            *residual = KOPT_CAST_(kopt_byte_, residual_bits);
         else
-            kopt_store16_(residual, kept);
+            kopt_store16_(residual, residual_bits);
     } else {
         u = rounding == KOPT_KAHAN ? kopt_round_kahan16_scalar_(x, format) : kopt_round_nearest16_scalar_(x, format);
         kopt_store16_(weight, u);
         if (rounding == KOPT_KAHAN) {
-            float rest = kopt_sub_(x, kopt_widen_scalar_(u, format));
-            if (format == KOPT_FP16) rest *= 2048;
-            kopt_store16_(residual, (u & infinity) == infinity ? 0 : kopt_round_nearest16_scalar_(rest, format));
+            float compensation = kopt_sub_(x, kopt_widen_scalar_(u, format));
+            if (format == KOPT_FP16) compensation *= 2048;
+            kopt_store16_(residual,
+                          (u & infinity) == infinity ? 0 : kopt_round_nearest16_scalar_(compensation, format));
         }
     }
 }
 
+/* One weight, including its residual, as fp32. */
 static float kopt_read_weight_(const kopt_optimizer *opt, const kopt_byte_ *weight, const kopt_byte_ *residual) {
     const kopt_format format = opt->weight_format;
-    float rest;
+    float compensation;
     if (format == KOPT_F32) return kopt_as_f32_(kopt_load32_(weight));
     if (opt->rounding == KOPT_EXACT)
         return kopt_from_extended_scalar_((kopt_load16_(weight) << 16) + ((kopt_load16_(residual) ^ 0x8000u) - 0x8000u),
@@ -7458,43 +7493,43 @@ static float kopt_read_weight_(const kopt_optimizer *opt, const kopt_byte_ *weig
         return kopt_from_extended_scalar_(
             (kopt_load16_(weight) << 16) + (((KOPT_CAST_(uint32_t, *residual) ^ 0x80u) - 0x80u) << 8), format);
     if (opt->rounding != KOPT_KAHAN) return kopt_widen_scalar_(kopt_load16_(weight), format);
-    rest = kopt_widen_scalar_(kopt_load16_(residual), format);
-    if (format == KOPT_FP16) rest *= 1.0f / 2048;
-    return kopt_add_(kopt_widen_scalar_(kopt_load16_(weight), format), rest);
+    compensation = kopt_widen_scalar_(kopt_load16_(residual), format);
+    if (format == KOPT_FP16) compensation *= 1.0f / 2048;
+    return kopt_add_(kopt_widen_scalar_(kopt_load16_(weight), format), compensation);
 }
 
-/* t->copy, if there is one, follows the weights. */
+/* Fills t->copy, if there is one, from the weights. */
 static void kopt_refresh_copy_(const kopt_optimizer *opt, const kopt_tensor *t) {
     if (KOPT_HAS_(KOPT_WITH_EXTRAS) && t->copy != KOPT_NULL_)
         kopt_convert(t->copy, t->copy_format, t->weight, opt->weight_format, t->n);
 }
 
-/* Ranger's slow weights start at the weights. */
-static void kopt_start_slow_(const kopt_optimizer *opt, const kopt_tensor *t) {
-    const kopt_layout_ at = kopt_layout_for_(opt, t->n);
+/* Ranger: copies the weights and their residuals to the slow weights. Other rules: does nothing. */
+static void kopt_init_slow_weights_(const kopt_optimizer *opt, const kopt_tensor *t) {
+    const kopt_layout_ layout = kopt_layout_for_(opt, t->n);
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     if (KOPT_RULE_(opt->rule) != KOPT_RANGER) return;
-    kopt_copy_noinline_(state + at.slow, KOPT_CAST_(const kopt_byte_ *, t->weight),
+    kopt_copy_noinline_(state + layout.slow, KOPT_CAST_(const kopt_byte_ *, t->weight),
                         t->n * kopt_bytes_of_(opt->weight_format));
-    kopt_copy_noinline_(state + at.slow_residual, state + at.residual,
+    kopt_copy_noinline_(state + layout.slow_residual, state + layout.residual,
                         t->n * kopt_bytes_of_residual_(opt->weight_format, opt->rounding));
 }
 
 KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights) {
     kopt_result result = kopt_check_options_(opt);
     kopt_environment_ environment;
-    kopt_layout_ at;
+    kopt_layout_ layout;
     kopt_byte_ *weight, *state;
     size_t i, weight_bytes, residual_bytes;
     if (result == KOPT_OK) result = kopt_check_tensor_(t);
     if (result != KOPT_OK) return result;
-    at = kopt_layout_for_(opt, t->n);
+    layout = kopt_layout_for_(opt, t->n);
     weight_bytes = kopt_bytes_of_(KOPT_FORMAT_(opt->weight_format));
     residual_bytes = kopt_bytes_of_residual_(KOPT_FORMAT_(opt->weight_format), KOPT_ROUNDING_(opt->rounding));
-    result = kopt_check_memory_(t, weight_bytes, at.total, 0);
+    result = kopt_check_memory_(t, weight_bytes, layout.total, 0);
     if (result != KOPT_OK || (KOPT_HAS_(KOPT_WITH_CHECKS) && t->n == 0)) return result;
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && (kopt_overlap_(weights, t->n * 4, t->weight, t->n * weight_bytes) ||
-                                        kopt_overlap_(weights, t->n * 4, t->state, at.total) ||
+                                        kopt_overlap_(weights, t->n * 4, t->state, layout.total) ||
                                         kopt_overlap_(weights, t->n * 4, t->counts, sizeof *t->counts)))
         return KOPT_ERROR_OVERLAP;
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && !(weights == t->copy && t->copy_format == KOPT_F32) &&
@@ -7504,10 +7539,10 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tens
     state = KOPT_CAST_(kopt_byte_ *, t->state);
     if (KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS) && weights != KOPT_NULL_ && !KOPT_HAS_(KOPT_WITH_EXTRAS))
         return KOPT_ERROR_OPTION;
-    if (at.total != 0) {
+    if (layout.total != 0) {
         if (KOPT_HAS_(KOPT_WITH_CHECKS)) kopt_make_header_(state, opt, t);
-        for (i = KOPT_HAS_(KOPT_WITH_CHECKS) ? KOPT_HEADER_ : 0; i < at.total;
-             i += 4) { /* every array is a multiple of 4 bytes */
+        /* total is a multiple of 4. A build without checks has no header and zeroes these 64 bytes, too. */
+        for (i = KOPT_HAS_(KOPT_WITH_CHECKS) ? KOPT_HEADER_ : 0; i < layout.total; i += 4) {
             uint32_t zero = 0;
             KOPT_OPAQUE_(zero);
             kopt_store32_(state + i, zero);
@@ -7517,31 +7552,32 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tens
         kopt_enter_(&environment);
         for (i = 0; i < t->n; i++)
             kopt_write_weight_(opt, weight + i * weight_bytes,
-                               residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes,
+                               residual_bytes == 0 ? KOPT_NULL_ : state + layout.residual + i * residual_bytes,
                                kopt_load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, weights + i)));
         kopt_leave_(&environment);
     }
-    kopt_start_slow_(opt, t);
+    kopt_init_slow_weights_(opt, t);
     kopt_refresh_copy_(opt, t);
     return KOPT_OK;
 }
 
-/* Is a stream kept as the roots of what it is? */
-static int kopt_keeps_root_(const kopt_optimizer *opt, kopt_slot slot) {
+/* Does the state block hold the square roots of this slot? It does for means of squares in fp16 and 8 bits. */
+static int kopt_slot_stores_root_(const kopt_optimizer *opt, kopt_slot slot) {
     return (opt->moment_format == KOPT_FP16 || opt->moment_format == KOPT_Q8) && slot != KOPT_WEIGHT &&
            kopt_is_square_(opt->rule, KOPT_CAST_(int, slot) - 1);
 }
 
-/* values: an array of the caller; scales: it has one for each block. */
+/* Checks a call that reads or writes a slot. values is the caller's array with `bytes` bytes per element, or per block
+   of 256 elements if per_block is 1. Of the tensor's memory it may overlap only the gradient. */
 static kopt_result kopt_check_slot_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, const void *values,
-                                    size_t bytes, int scales) {
+                                    size_t bytes, int per_block) {
     kopt_result result = kopt_check_state_(opt, t, 0);
     kopt_span_ span[KOPT_SPANS_], *a, *end;
     size_t n;
     if (result != KOPT_OK) return result;
     if (KOPT_CAST_(unsigned, slot) > KOPT_CAST_(unsigned, kopt_moments_(opt))) return KOPT_ERROR_OPTION;
     if (t->n != 0 && values == KOPT_NULL_) return KOPT_ERROR_NULL;
-    n = scales ? kopt_blocks_(t->n) : t->n;
+    n = per_block ? kopt_blocks_(t->n) : t->n;
     end = kopt_spans_(span, t, kopt_bytes_of_(opt->weight_format), kopt_layout_for_(opt, t->n).total);
     for (a = span; a != end; a++)
         if (a->what != KOPT_GRADS_ && kopt_overlap_(values, n * bytes, a->at, a->size)) return KOPT_ERROR_OVERLAP;
@@ -7552,12 +7588,12 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
     kopt_result result = kopt_check_slot_(opt, t, slot, out, 4, 0);
     kopt_environment_ environment;
     const kopt_byte_ *weight, *state, *moment;
-    kopt_layout_ at;
+    kopt_layout_ layout;
     size_t i, weight_bytes, residual_bytes, moment_bytes;
-    int rooted;
+    int is_root;
     if (result != KOPT_OK || t->n == 0) return result;
-    rooted = kopt_keeps_root_(opt, slot);
-    at = kopt_layout_for_(opt, t->n);
+    is_root = kopt_slot_stores_root_(opt, slot);
+    layout = kopt_layout_for_(opt, t->n);
     weight = KOPT_CAST_(const kopt_byte_ *, t->weight);
     state = KOPT_CAST_(const kopt_byte_ *, t->state);
     weight_bytes = kopt_bytes_of_(opt->weight_format);
@@ -7568,15 +7604,16 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
         float x;
         if (slot == KOPT_WEIGHT) {
             x = kopt_read_weight_(opt, weight + i * weight_bytes,
-                                  residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes);
+                                  residual_bytes == 0 ? KOPT_NULL_ : state + layout.residual + i * residual_bytes);
         } else if (KOPT_HAS_(KOPT_WITH_Q8) && opt->moment_format == KOPT_Q8) {
-            moment = state + at.moment[slot - KOPT_FIRST_MOMENT];
-            x = kopt_number_of_(moment[i], kopt_as_f32_(kopt_load32_(moment + at.scale + i / KOPT_BLOCK_ * 4)), rooted);
-            if (rooted) x = kopt_mul_scalar_(x, x);
+            moment = state + layout.moment[slot - KOPT_FIRST_MOMENT];
+            x = kopt_number_of_(moment[i], kopt_as_f32_(kopt_load32_(moment + layout.scale + i / KOPT_BLOCK_ * 4)),
+                                is_root);
+            if (is_root) x = kopt_mul_scalar_(x, x);
         } else {
-            moment = state + at.moment[slot - KOPT_FIRST_MOMENT] + i * moment_bytes;
+            moment = state + layout.moment[slot - KOPT_FIRST_MOMENT] + i * moment_bytes;
             x = kopt_widen_scalar_(moment_bytes == 4 ? kopt_load32_(moment) : kopt_load16_(moment), opt->moment_format);
-            if (rooted) x = kopt_mul_scalar_(x, x);
+            if (is_root) x = kopt_mul_scalar_(x, x);
         }
         kopt_store32_(KOPT_POINTER_(kopt_byte_ *, out) + 4 * i, kopt_as_u32_(x));
     }
@@ -7584,28 +7621,28 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
     return KOPT_OK;
 }
 
-/* Values of a block of 8-bit moments, to the nearest codes. */
-static void kopt_code_block_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *in, size_t n, int rooted) {
-    float row[KOPT_BLOCK_];
+/* Encodes n fp32 values of one block to the nearest 8-bit codes and stores its scale. is_root: encodes square roots. */
+static void kopt_encode_block_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *in, size_t n, int is_root) {
+    float values[KOPT_BLOCK_];
     size_t i;
     for (i = 0; i < n; i++) {
         uint32_t bits = kopt_load32_(in + 4 * i);
-        KOPT_OPAQUE_(bits); /* no call of memcpy */
-        row[i] = rooted ? kopt_sqrt_(kopt_as_f32_(bits)) : kopt_as_f32_(bits);
+        KOPT_OPAQUE_(bits); /* otherwise a compiler may turn the loop into a call of memcpy */
+        values[i] = is_root ? kopt_sqrt_(kopt_as_f32_(bits)) : kopt_as_f32_(bits);
     }
-    kopt_quantise_(code, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, row), n, rooted, KOPT_NULL_);
+    kopt_quantise_(code, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, values), n, is_root, KOPT_NULL_);
 }
 
-/* Values of elements [begin, end) of a stream; begin is at a block. */
+/* Writes elements [begin, end) of a slot from the fp32 values in[0 .. end - begin). begin is a multiple of 256. */
 static void kopt_write_slot_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, const kopt_byte_ *in,
                              size_t begin, size_t end) {
-    const kopt_layout_ at = kopt_layout_for_(opt, t->n);
+    const kopt_layout_ layout = kopt_layout_for_(opt, t->n);
     const size_t residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
     const size_t weight_bytes = kopt_bytes_of_(opt->weight_format);
     const size_t moment_bytes = slot == KOPT_WEIGHT ? 0 : kopt_bytes_of_(opt->moment_format);
-    const int rooted = kopt_keeps_root_(opt, slot);
+    const int is_root = kopt_slot_stores_root_(opt, slot);
     kopt_byte_ *const weight = KOPT_CAST_(kopt_byte_ *, t->weight), *const state = KOPT_CAST_(kopt_byte_ *, t->state);
-    kopt_byte_ *const moments = slot == KOPT_WEIGHT ? weight : state + at.moment[slot - KOPT_FIRST_MOMENT];
+    kopt_byte_ *const moments = slot == KOPT_WEIGHT ? weight : state + layout.moment[slot - KOPT_FIRST_MOMENT];
     size_t i, n;
     for (i = begin; i < end; i += n, in += 4 * n) {
         const uint32_t bits = kopt_load32_(in);
@@ -7615,21 +7652,21 @@ static void kopt_write_slot_(const kopt_optimizer *opt, const kopt_tensor *t, ko
         n = 1;
         if (slot == KOPT_WEIGHT) {
             kopt_write_weight_(opt, weight + i * weight_bytes,
-                               residual_bytes == 0 ? KOPT_NULL_ : state + at.residual + i * residual_bytes, bits);
+                               residual_bytes == 0 ? KOPT_NULL_ : state + layout.residual + i * residual_bytes, bits);
             continue;
         }
         if (KOPT_HAS_(KOPT_WITH_Q8) && opt->moment_format == KOPT_Q8) {
             n = end - i < KOPT_BLOCK_ ? end - i : KOPT_BLOCK_;
-            kopt_code_block_(moment, moments + at.scale + i / KOPT_BLOCK_ * 4, in, n, rooted);
+            kopt_encode_block_(moment, moments + layout.scale + i / KOPT_BLOCK_ * 4, in, n, is_root);
             continue;
         }
         if (opt->moment_format == KOPT_F32) {
             kopt_store32_(moment, bits);
             continue;
         }
-        if (rooted) x = kopt_sqrt_(x);
+        if (is_root) x = kopt_sqrt_(x);
         rounded = kopt_round_nearest16_scalar_(x, opt->moment_format);
-        if (rooted && rounded == 0 && kopt_as_u32_(x) != 0) rounded = 1; /* positive, so never zero */
+        if (is_root && rounded == 0 && kopt_as_u32_(x) != 0) rounded = 1; /* a positive root never becomes 0 */
         kopt_store16_(moment, rounded);
     }
 }
@@ -7643,14 +7680,15 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_ten
     kopt_write_slot_(opt, t, slot, KOPT_CONST_POINTER_(const kopt_byte_ *, in), 0, t->n);
     kopt_leave_(&environment);
     if (slot == KOPT_WEIGHT) {
-        kopt_start_slow_(opt, t);
+        kopt_init_slow_weights_(opt, t);
         kopt_refresh_copy_(opt, t);
     }
     return KOPT_OK;
 }
 
-/* The value of a code of the dynamic map (Dettmers et al. 2022): the middles of 2^d equal parts of [0.1, 1], times
-   10^(d - 6), d from 0 to 6; then 1. Of the map without signs there are twice as many parts. */
+/* Decodes one code of the dynamic map (Dettmers et al. 2022; section 6b). The positive values ascend: for each d from 0
+   to 6 the midpoints of 2^d equal parts of [0.1, 1], times 10^(d - 6); at last 1. The map of squares has no signs and
+   twice as many parts. */
 static float kopt_dynamic_value_(uint32_t code, int square) {
     const uint32_t zero = square ? 0 : 127;
     uint32_t part = (code < zero ? zero - code : code - zero) - 1, parts = square ? 2 : 1;
@@ -7671,23 +7709,24 @@ static float kopt_dynamic_value_(uint32_t code, int square) {
     return code < zero ? kopt_as_f32_(kopt_as_u32_(value) | 0x80000000u) : value;
 }
 
-/* A moment from codes of the dynamic map, which may be where the moment is going to be. */
+/* Writes a moment from codes of the dynamic map. Works in place: codes and scales may be those of the moment in the
+   state block. */
 static void kopt_write_dynamic_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                 const kopt_byte_ *codes, const kopt_byte_ *scales) {
     const int square = kopt_is_square_(opt->rule, KOPT_CAST_(int, slot) - 1);
     kopt_environment_ environment;
-    float row[KOPT_BLOCK_];
+    float values[KOPT_BLOCK_];
     size_t i, k, n;
     kopt_enter_(&environment);
     for (i = 0; i < t->n; i += n) {
         const float scale = kopt_as_f32_(kopt_load32_(scales + i / KOPT_BLOCK_ * 4));
         n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
         for (k = 0; k < n; k++) {
-            row[k] = kopt_dynamic_value_(codes[i + k], square);
-            KOPT_OPAQUE_FLOAT_(row[k]); /* or -Ofast sees 0 * NaN and makes it 0 */
-            row[k] = kopt_mul_scalar_(row[k], scale);
+            values[k] = kopt_dynamic_value_(codes[i + k], square);
+            KOPT_OPAQUE_FLOAT_(values[k]); /* otherwise -Ofast folds 0 * NaN to 0 */
+            values[k] = kopt_mul_scalar_(values[k], scale);
         }
-        kopt_write_slot_(opt, t, slot, KOPT_CONST_POINTER_(const kopt_byte_ *, row), i, i + n);
+        kopt_write_slot_(opt, t, slot, KOPT_CONST_POINTER_(const kopt_byte_ *, values), i, i + n);
     }
     kopt_leave_(&environment);
 }
@@ -7704,7 +7743,7 @@ KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, const ko
 
 /* ---- state: seal, open and inspect ---- */
 
-/* CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time, of a block with zeros in the checksum's own place. */
+/* The CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time. Bytes 44 to 47, the checksum itself, count as zeros. */
 static uint32_t kopt_crc32_(const kopt_byte_ *block, size_t n) {
     static const uint32_t kopt_nibbles_[16] = {
         0x00000000u, 0x1DB71064u, 0x3B6E20C8u, 0x26D930ACu, 0x76DC4190u, 0x6B6B51F4u, 0x4DB26158u, 0x5005713Cu,
@@ -7719,9 +7758,10 @@ static uint32_t kopt_crc32_(const kopt_byte_ *block, size_t n) {
     return ~crc;
 }
 
+/* Converts n numbers from the machine's byte order to little-endian, or back. */
 static void kopt_swap_(kopt_byte_ *p, size_t n, size_t bytes) {
     const uint16_t one = 1;
-    if (*KOPT_CONST_POINTER_(const kopt_byte_ *, &one) == 1) return; /* little-endian: nothing to do */
+    if (*KOPT_CONST_POINTER_(const kopt_byte_ *, &one) == 1) return; /* the machine is little-endian */
     for (; n > 0; n--, p += bytes) {
         size_t i;
         for (i = 0; i < bytes / 2; i++) {
@@ -7732,20 +7772,21 @@ static void kopt_swap_(kopt_byte_ *p, size_t n, size_t bytes) {
     }
 }
 
+/* The same for all arrays of a state block. */
 static void kopt_swap_arrays_(const kopt_optimizer *opt, const kopt_tensor *t) {
-    const kopt_layout_ at = kopt_layout_for_(opt, t->n);
+    const kopt_layout_ layout = kopt_layout_for_(opt, t->n);
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     const size_t moment_bytes = kopt_bytes_of_(opt->moment_format);
     const size_t residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
     int i;
-    kopt_swap_(state + at.residual, t->n, residual_bytes);
+    kopt_swap_(state + layout.residual, t->n, residual_bytes);
     for (i = 0; i < kopt_moments_(opt); i++) {
-        kopt_swap_(state + at.moment[i], t->n, moment_bytes);
-        if (opt->moment_format == KOPT_Q8) kopt_swap_(state + at.moment[i] + at.scale, kopt_blocks_(t->n), 4);
+        kopt_swap_(state + layout.moment[i], t->n, moment_bytes);
+        if (opt->moment_format == KOPT_Q8) kopt_swap_(state + layout.moment[i] + layout.scale, kopt_blocks_(t->n), 4);
     }
     if (opt->rule == KOPT_RANGER) {
-        kopt_swap_(state + at.slow, t->n, kopt_bytes_of_(opt->weight_format));
-        kopt_swap_(state + at.slow_residual, t->n, residual_bytes);
+        kopt_swap_(state + layout.slow, t->n, kopt_bytes_of_(opt->weight_format));
+        kopt_swap_(state + layout.slow_residual, t->n, residual_bytes);
     }
 }
 
@@ -7767,15 +7808,16 @@ KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, const kopt_tens
 KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t) {
     kopt_result result = kopt_check_state_(opt, t, 1);
     kopt_byte_ *state, rounding, moments;
-    kopt_layout_ at;
+    kopt_layout_ layout;
     size_t total;
     int i, dynamic;
     if (result != KOPT_OK || t->n == 0) return result;
-    at = kopt_layout_for_(opt, t->n);
-    total = at.total;
+    layout = kopt_layout_for_(opt, t->n);
+    total = layout.total;
     if (total != 0) {
         state = KOPT_CAST_(kopt_byte_ *, t->state);
         kopt_make_variant_(&rounding, &moments, opt);
+        /* Version 1 records only a part of these two bytes; kopt_check_state_() has compared that part. */
         if (state[4] != 1 && (state[7] != rounding || state[9] != moments)) return KOPT_ERROR_MISMATCH;
         if (kopt_crc32_(state, total) != kopt_little32_(state + 44)) return KOPT_ERROR_CHECKSUM;
         opt->seed = kopt_little64_(state + 32);
@@ -7784,18 +7826,18 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t)
         kopt_make_header_(state, opt, t);
         kopt_swap_arrays_(opt, t);
         for (i = 0; KOPT_HAS_(KOPT_WITH_Q8) && dynamic && i < kopt_moments_(opt); i++)
-            kopt_write_dynamic_(opt, t, KOPT_CAST_(kopt_slot, i + 1), state + at.moment[i],
-                                state + at.moment[i] + at.scale);
+            kopt_write_dynamic_(opt, t, KOPT_CAST_(kopt_slot, i + 1), state + layout.moment[i],
+                                state + layout.moment[i] + layout.scale);
     }
     kopt_refresh_copy_(opt, t);
     return KOPT_OK;
 }
 
-/* The optimizer that a header tells of. */
+/* Makes the optimizer that a header describes. What the header does not record has the default of the rule. */
 static void kopt_optimizer_in_(kopt_optimizer *opt, const kopt_byte_ *h) {
     const kopt_rule rule = KOPT_CAST_(kopt_rule, h[5]);
     const kopt_decay_mode decay = KOPT_CAST_(kopt_decay_mode, h[9] >> 4 & 3);
-    kopt_optimizer made = kopt_start_(rule, kopt_number_in_(h + 48), decay, kopt_number_in_(h + 52));
+    kopt_optimizer made = kopt_make_optimizer_(rule, kopt_load_number_(h + 48), decay, kopt_load_number_(h + 52));
     made.weight_format = KOPT_CAST_(kopt_format, h[6]);
     made.rounding = KOPT_CAST_(kopt_rounding, h[7] & 15);
     made.moment_format = KOPT_CAST_(kopt_format, h[8] < 3 ? h[8] : 3);
@@ -7807,13 +7849,14 @@ static void kopt_optimizer_in_(kopt_optimizer *opt, const kopt_byte_ *h) {
     made.amsgrad = rule == KOPT_ADAM && (h[9] & 7) == 3;
     made.seed = kopt_little64_(h + 32);
     made.step = kopt_little32_(h + 40);
-    if (rule == KOPT_SGD && (h[9] & 7) != 0) { /* positive, as there is a moment: fp32 may have 0 for it */
-        made.momentum = kopt_number_in_(h + 56);
+    /* With a moment the momentum was above 0, but in fp32 it may have underflowed to 0. */
+    if (rule == KOPT_SGD && (h[9] & 7) != 0) {
+        made.momentum = kopt_load_number_(h + 56);
         if (!kopt_less_(0, made.momentum)) made.momentum = 1.4012984643248171e-45;
     }
-    made.dampening = rule == KOPT_SGD ? kopt_number_in_(h + 60) : 0;
-    if (rule != KOPT_SGD) made.beta1 = kopt_number_in_(h + 56);
-    if (rule != KOPT_SGD) made.beta2 = kopt_number_in_(h + 60);
+    made.dampening = rule == KOPT_SGD ? kopt_load_number_(h + 60) : 0;
+    if (rule != KOPT_SGD) made.beta1 = kopt_load_number_(h + 56);
+    if (rule != KOPT_SGD) made.beta2 = kopt_load_number_(h + 60);
     if (rule == KOPT_ADAN || rule == KOPT_RANGER || made.stable) made.eps = 1e-6;
     kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, opt), KOPT_CONST_POINTER_(const kopt_byte_ *, &made), sizeof made);
 }
@@ -7822,14 +7865,14 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
     const kopt_byte_ *h = KOPT_CAST_(const kopt_byte_ *, state);
     size_t n = 0;
     int i;
-    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_ERROR_OPTION; /* such a build writes no headers */
+    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_ERROR_OPTION; /* a build without checks writes no headers */
     if (h == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
     if (!kopt_header_valid_(h) || h[5] > KOPT_ADAM_ATAN2 || h[6] > KOPT_FP16 || (h[7] & 15u) > KOPT_EXACT ||
         h[8] > kopt_format_byte_(KOPT_Q8) || (h[9] & 7u) > 4u)
         return KOPT_ERROR_STATE;
     for (i = 8; i > 0; i--) n = n << 8 | h[15 + i];
-    if (n != kopt_little64_(h + 16)) return KOPT_ERROR_BOUNDS; /* of a machine with a larger address space */
+    if (n != kopt_little64_(h + 16)) return KOPT_ERROR_BOUNDS; /* too large for the size_t of this machine */
     if (opt != KOPT_NULL_) kopt_optimizer_in_(opt, h);
     if (t != KOPT_NULL_) {
         t->n = n;
@@ -7841,12 +7884,12 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
 
 /* ---- scalars of a step ---- */
 
-/* RAdam's rectification term, in (0, 1); 0 while the approximated moving average is 5 steps or shorter. In binary64:
-   that length is a difference of numbers near 2 / (1 - beta). */
+/* RAdam's rectification term, in (0, 1). It is 0 while the length of the approximated moving average is at most 5. In
+   binary64, because that length is a small difference of numbers near 2 / (1 - beta). */
 static KOPT_HOST_DEVICE_ float kopt_rectifier_(kopt_f64_ beta, uint32_t step) {
     const kopt_f64_ one = kopt_get64_(1), two = kopt_get64_(2), four = kopt_get64_(4);
     const kopt_f64_ longest = kopt_sub64_(kopt_div64_(two, kopt_sub64_(one, beta)), one);
-    kopt_f64_ power = one, square = beta, length, above, below;
+    kopt_f64_ power = one, square = beta, length, numerator, denominator;
     uint32_t bits = step;
     for (; bits != 0; bits >>= 1) { /* beta^step */
         if ((bits & 1u) != 0) power = kopt_mul64_(power, square);
@@ -7855,16 +7898,17 @@ static KOPT_HOST_DEVICE_ float kopt_rectifier_(kopt_f64_ beta, uint32_t step) {
     length = kopt_div64_(kopt_mul64_(kopt_mul64_(two, kopt_whole64_(step)), power), kopt_sub64_(one, power));
     length = kopt_sub64_(longest, length);
     if (!kopt_less64_(kopt_get64_(5), length)) return 0;
-    above = kopt_mul64_(kopt_sub64_(length, four), kopt_sub64_(length, two));
-    below = kopt_mul64_(kopt_sub64_(longest, four), kopt_sub64_(longest, two));
-    return kopt_to_float_(kopt_sqrt64_(kopt_div64_(kopt_mul64_(above, longest), kopt_mul64_(below, length))));
+    numerator = kopt_mul64_(kopt_sub64_(length, four), kopt_sub64_(length, two));
+    denominator = kopt_mul64_(kopt_sub64_(longest, four), kopt_sub64_(longest, two));
+    return kopt_to_float_(kopt_sqrt64_(kopt_div64_(kopt_mul64_(numerator, longest), kopt_mul64_(denominator, length))));
 }
 
-/* What a step takes over from the options. */
+/* Copies the options to the step. A build without checks skips fields that it never reads, such as a format if there is
+   only one. */
 KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_take_options_(const kopt_optimizer *opt, kopt_step *s) {
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS), extras = KOPT_HAS_(KOPT_WITH_EXTRAS);
     const int momentum = KOPT_HAS_(KOPT_WITH_MOMENTUM);
-    s->rule = opt->rule; /* what is the only choice of a build is not kept, but not read either */
+    s->rule = opt->rule;
     if (checks || !KOPT_SINGLE_BIT_(KOPT_FORMATS_)) {
         s->weight_format = opt->weight_format;
         s->moment_format = opt->moment_format;
@@ -7891,29 +7935,29 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_take_options_(const kopt_optimizer *o
     if (checks) s->slow_scale = 0;
 }
 
-/* 1 - x of other hyper-parameters. */
+/* 1 - x in binary64, then as fp32: for dampening and lookahead_rate. kopt_beta_() computes 1 - beta. */
 KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) {
     return kopt_to_float_(kopt_sub64_(kopt_get64_(1), kopt_get64_(x)));
 }
 
 static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0x7F800000u) != 0x7F800000u; }
 
-/* The step after opt->step. Returns 0 if a scalar is beyond the range of a float. */
+/* Computes the scalars of step opt->step + 1. Returns 0 if one of them overflows a float (never without checks). */
 KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
     const kopt_rule rule = KOPT_RULE_(opt->rule);
-    const kopt_decay_mode how = KOPT_DECAY_(opt->decay_mode);
+    const kopt_decay_mode decay_mode = KOPT_DECAY_(opt->decay_mode);
     const float weight_decay = kopt_narrow64_(opt->weight_decay);
-    float rest1, rest2;
+    float correction1, correction2; /* 1 - beta1^step; 1 - beta2^step, later 1 - beta3^step for Adan */
     s->step = opt->step + 1;
     s->grad_scale = kopt_narrow64_(opt->grad_scale);
     if (KOPT_HAS_(KOPT_WITH_EXTRAS)) s->grad_scale = kopt_mul_(s->grad_scale, kopt_narrow64_(opt->clip));
     if (KOPT_HAS_(KOPT_WITH_EXTRAS) && opt->maximize)
         s->grad_scale = kopt_as_f32_(kopt_as_u32_(s->grad_scale) ^ 0x80000000u);
-    if (KOPT_HAS_(KOPT_WITH_L2)) s->l2 = how == KOPT_L2 ? weight_decay : 0;
+    if (KOPT_HAS_(KOPT_WITH_L2)) s->l2 = decay_mode == KOPT_L2 ? weight_decay : 0;
     s->rate = kopt_narrow64_(opt->lr);
     s->weight_decay = 0;
-    if (how == KOPT_DECOUPLED) s->weight_decay = kopt_mul_(s->rate, weight_decay);
-    if (how == KOPT_FULLY_DECOUPLED)
+    if (decay_mode == KOPT_DECOUPLED) s->weight_decay = kopt_mul_(s->rate, weight_decay);
+    if (decay_mode == KOPT_FULLY_DECOUPLED)
         s->weight_decay = kopt_mul_(kopt_div_(s->rate, kopt_narrow64_(opt->max_lr)), weight_decay);
     if (KOPT_HAS_(KOPT_WITH_ADAN | KOPT_WITH_RANGER)) s->beta3 = s->gain3 = s->third_scale = 0;
     if (KOPT_HAS_(KOPT_WITH_MOMENTUM)) s->extrapolation = kopt_narrow64_(opt->momentum);
@@ -7932,45 +7976,48 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
         }
     } else {
 #ifdef KOPT_VECTORS16_
-        kopt_betas_(opt, s, &rest1, &rest2);
+        kopt_betas_(opt, s, &correction1, &correction2);
 #else
-        rest1 = kopt_beta_(opt->beta1, s->step, &s->beta1, &s->gain1);
-        rest2 = kopt_beta_(opt->beta2, s->step, &s->beta2, &s->gain2);
+        correction1 = kopt_beta_(opt->beta1, s->step, &s->beta1, &s->gain1);
+        correction2 = kopt_beta_(opt->beta2, s->step, &s->beta2, &s->gain2);
 #endif
         if (rule == KOPT_ADAN) {
-            const float shrink = how == KOPT_L2 ? 1 : kopt_add_(1, s->weight_decay); /* the weight is divided by this */
+            /* Adan divides the new weight by this. */
+            const float shrink = decay_mode == KOPT_L2 ? 1 : kopt_add_(1, s->weight_decay);
             s->extrapolation = s->beta2;
-            s->third_scale = kopt_div_(kopt_mul_(s->beta2, rest1), rest2);
-            rest2 = kopt_beta_(opt->beta3, s->step, &s->beta3, &s->gain3);
+            s->third_scale = kopt_div_(kopt_mul_(s->beta2, correction1), correction2);
+            correction2 = kopt_beta_(opt->beta3, s->step, &s->beta3, &s->gain3);
             s->rate = kopt_div_(s->rate, shrink);
             s->weight_decay = kopt_div_(s->weight_decay, shrink);
         }
         if (rule != KOPT_LION) {
 #ifdef KAHAN_OPT_VMATH
-            if (rule == KOPT_ADAM_ATAN2) { /* the correction of m, there or with what is beside it in atan2 */
+            /* The bias correction of m divides the rate if it is outside of atan2. Otherwise it multiplies the other
+               argument of atan2. */
+            if (rule == KOPT_ADAM_ATAN2) {
                 const float a = kopt_narrow64_(opt->atan2_a), b = kopt_narrow64_(opt->atan2_b);
                 s->rate = kopt_mul_(s->rate, a);
-                if (opt->atan2_outside) s->rate = kopt_div_(s->rate, rest1);
-                s->root_scale = kopt_div_(opt->atan2_outside ? b : kopt_mul_(b, rest1), kopt_sqrt_(rest2));
-                s->eps = kopt_as_f32_(0x00800000u);
+                if (opt->atan2_outside) s->rate = kopt_div_(s->rate, correction1);
+                s->root_scale = kopt_div_(opt->atan2_outside ? b : kopt_mul_(b, correction1), kopt_sqrt_(correction2));
+                s->eps = kopt_as_f32_(0x00800000u); /* 2^-126 */
             } else
 #endif
             {
-                s->rate = kopt_div_(s->rate, rest1);
-                s->root_scale = kopt_div_(1, kopt_sqrt_(rest2));
+                s->rate = kopt_div_(s->rate, correction1);
+                s->root_scale = kopt_div_(1, kopt_sqrt_(correction2));
             }
             if (rule == KOPT_RADAM || rule == KOPT_RANGER) {
                 const float rectifier = kopt_rectifier_(kopt_get64_(opt->beta2), s->step);
                 s->unrectified = kopt_as_u32_(rectifier) == 0;
                 if (!s->unrectified) s->rate = kopt_mul_(s->rate, rectifier);
-                if (!s->unrectified && rule == KOPT_RADAM) { /* eps is added to the root before its correction */
+                if (!s->unrectified && rule == KOPT_RADAM) { /* RAdam adds eps to the root before the bias correction */
                     s->rate = kopt_div_(s->rate, s->root_scale);
                     s->root_scale = 1;
                 }
             }
+            /* The rounding of the stored roots adds noise, which raises the mean of 1 / root (section 6b). */
             if (KOPT_HAS_(KOPT_WITH_Q8) && opt->moment_format == KOPT_Q8 && s->step > 1)
-                s->root_scale =
-                    kopt_mul_(s->root_scale, 1.003f); /* what noise in a root adds to the mean of 1 / root */
+                s->root_scale = kopt_mul_(s->root_scale, 1.003f);
         }
         if (rule == KOPT_RANGER) {
             s->sync = s->step % KOPT_CAST_(uint32_t, opt->lookahead) == 0;
@@ -7978,7 +8025,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
         }
     }
 #ifdef KAHAN_OPT_VMATH
-    if (KOPT_HAS_(KOPT_WITH_CHECKS) && !kopt_finite_(s->root_scale)) return 0; /* b */
+    if (KOPT_HAS_(KOPT_WITH_CHECKS) && !kopt_finite_(s->root_scale)) return 0; /* atan2_b is too large */
 #endif
     return !KOPT_HAS_(KOPT_WITH_CHECKS) ||
            (kopt_finite_(s->grad_scale) && kopt_finite_(s->rate) && kopt_finite_(s->weight_decay));
@@ -7986,12 +8033,15 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
 
 /* ---- running a step ---- */
 
-/* No memory that never was a step gets to the kernels: they trust its formats, arrays and rules. */
+/* Could kopt_step_begin() have made this step? Detects most uninitialized memory. The kernels do not check the formats,
+   roundings and moments of a step again. */
 static int kopt_step_valid_(const kopt_step *s) {
-    static const kopt_byte_ kopt_fewest_[] = {0, 2, 1, 4, 2, 2, 0, 2},
-                            kopt_more_[] = {1, 1, 0, 0, 0, 0, 0, 0}; /* moments */
+    /* Moments of each kopt_rule: those that it always has, and one that is optional. */
+    static const kopt_byte_ kopt_required_moments_[] = {0, 2, 1, 4, 2, 2, 0, 2},
+                            kopt_optional_moments_[] = {1, 1, 0, 0, 0, 0, 0, 0};
     const unsigned rule = KOPT_CAST_(unsigned, s->rule), moments = KOPT_CAST_(unsigned, s->moment_count);
-    return rule <= KOPT_CAST_(unsigned, KOPT_LAST_RULE_) && moments - kopt_fewest_[rule] <= kopt_more_[rule] &&
+    return rule <= KOPT_CAST_(unsigned, KOPT_LAST_RULE_) &&
+           moments - kopt_required_moments_[rule] <= kopt_optional_moments_[rule] &&
            kopt_format_valid_(s->weight_format) &&
            (kopt_format_valid_(s->moment_format) || s->moment_format == KOPT_Q8) &&
            KOPT_CAST_(unsigned, s->rounding) <= KOPT_CAST_(unsigned, KOPT_EXACT) &&
@@ -8000,26 +8050,27 @@ static int kopt_step_valid_(const kopt_step *s) {
            (!s->unrectified || s->rule == KOPT_RADAM || s->rule == KOPT_RANGER);
 }
 
-/* Lays the block out, too. */
-KOPT_SMALL_FN_ kopt_result kopt_check_step_(kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t) {
+/* Checks a step with one tensor, and computes the layout of the state block. */
+KOPT_SMALL_FN_ kopt_result kopt_check_step_(kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t) {
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
     kopt_result result = KOPT_OK;
-    kopt_kept_ kept;
+    kopt_state_format_ format;
     if (checks && s == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (checks && (s->step == 0 || !kopt_step_valid_(s))) return KOPT_ERROR_STEP;
-    if (checks) result = kopt_check_tensor_(t); /* NULL, too */
+    if (checks) result = kopt_check_tensor_(t); /* refuses NULL, too */
     if (result != KOPT_OK) return result;
-    kept = kopt_kept_in_(s);
-    kopt_lay_out_(at, &kept, t->n);
-    if (checks) result = kopt_check_block_(t, &kept, at->total, 0);
+    format = kopt_state_format_of_step_(s);
+    kopt_compute_layout_(layout, &format, t->n);
+    if (checks) result = kopt_check_block_(t, &format, layout->total, 0);
     if (!checks || result != KOPT_OK) return result;
-    return kopt_check_memory_(t, kopt_bytes_of_(s->weight_format), at->total, 1);
+    return kopt_check_memory_(t, kopt_bytes_of_(s->weight_format), layout->total, 1);
 }
 
 #ifdef KAHAN_OPT_VMATH
 static const kopt_vmath *kopt_vmath_of_steps_(const kopt_vmath *vmath);
 
-/* The table whose function runs between the stages; NULL: the built-in in the kernel. */
+/* The table whose tanh (smooth Lion) or atan2 (Adam-atan2) runs between the two stages of a step. NULL for all other
+   rules, and where the kernel computes the built-in atan2 by itself. */
 static const kopt_vmath *kopt_table_of_(const kopt_step *s) {
     const kopt_vmath *vmath = s->vmath;
     if ((KOPT_ONLY_ & KOPT_SECOND_PASS_) != KOPT_SECOND_PASS_) return KOPT_NULL_;
@@ -8029,6 +8080,7 @@ static const kopt_vmath *kopt_table_of_(const kopt_step *s) {
     return vmath->atan2 == kopt_vmath_builtin()->atan2 ? KOPT_NULL_ : kopt_vmath_of_steps_(vmath);
 }
 
+/* Calls that function for n elements, in place: y = tanh(y) or y = atan2(y, x). */
 static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *x, size_t n) {
     if (j->step->rule == KOPT_LION)
         (j->vmath->tanh)(y, y, n);
@@ -8038,9 +8090,9 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 
 #endif
 
-/* A range of a tensor with 8-bit moments: block by block the moments become fp32, are stepped, and become codes
-   again. */
-static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const kopt_layout_ *at,
+/* Scalar code for a range of a tensor with 8-bit moments. Block by block, it decodes the moments to fp32, steps the
+   elements, and encodes the moments again. moment has room for one block of each moment. */
+static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const kopt_layout_ *layout,
                                             float *moment) {
     const kopt_step *s = whole->step;
     const size_t weight_bytes = kopt_bytes_of_(s->weight_format), grad_bytes = kopt_bytes_of_(whole->grad_format);
@@ -8060,8 +8112,8 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
         const size_t scale = i / KOPT_BLOCK_ * 4;
         n = whole->end - i < KOPT_BLOCK_ ? whole->end - i : KOPT_BLOCK_;
         for (m = 0; m < s->moment_count; m++)
-            kopt_dequantise_(job.moment[m], state + at->moment[m] + i, state + at->moment[m] + at->scale + scale, n,
-                             kopt_is_square_(s->rule, m));
+            kopt_dequantise_(job.moment[m], state + layout->moment[m] + i,
+                             state + layout->moment[m] + layout->scale + scale, n, kopt_is_square_(s->rule, m));
         job.weight = whole->weight + i * weight_bytes;
         job.grad = whole->grad + i * grad_bytes;
         job.residual = whole->residual + i * residual_bytes;
@@ -8072,46 +8124,48 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
         job.end = n;
         (KOPT_KERNEL_(step))(&job);
         for (m = 0; m < s->moment_count; m++) {
+            /* AMSGrad's maximum is always rounded to nearest. */
             const int nearest = s->moment_rounding == KOPT_NEAREST || (m == 2 && s->rule == KOPT_ADAM);
             drawn.first = job.first;
             drawn.store = KOPT_CAST_(uint32_t, m) + 1;
-            kopt_quantise_(state + at->moment[m] + i, state + at->moment[m] + at->scale + scale, job.moment[m], n,
-                           kopt_is_square_(s->rule, m), nearest ? KOPT_NULL_ : &drawn);
+            kopt_quantise_(state + layout->moment[m] + i, state + layout->moment[m] + layout->scale + scale,
+                           job.moment[m], n, kopt_is_square_(s->rule, m), nearest ? KOPT_NULL_ : &drawn);
         }
     }
 }
 
-/* The frames of that: a row for each moment. */
-#define KOPT_FRAME_(moments)                                                                          \
+/* One function for each number of moments, so that none takes more stack than it needs. */
+#define KOPT_RUN_BLOCKS_(moments)                                                                     \
     static KOPT_NOINLINE_ void kopt_run_blocks##moments##_(const kopt_job_ *whole, kopt_byte_ *state, \
-                                                           const kopt_layout_ *at) {                  \
+                                                           const kopt_layout_ *layout) {              \
         float moment[(moments) * KOPT_BLOCK_];                                                        \
-        kopt_run_blocks_(whole, state, at, moment);                                                   \
+        kopt_run_blocks_(whole, state, layout, moment);                                               \
     }
-KOPT_FRAME_(1)
-KOPT_FRAME_(2)
-KOPT_FRAME_(3)
-KOPT_FRAME_(4)
-#undef KOPT_FRAME_
+KOPT_RUN_BLOCKS_(1)
+KOPT_RUN_BLOCKS_(2)
+KOPT_RUN_BLOCKS_(3)
+KOPT_RUN_BLOCKS_(4)
+#undef KOPT_RUN_BLOCKS_
 
-KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t,
+/* Describes the step of elements [begin, end) to the kernels. The pointers are those of element 0. */
+KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t,
                                    size_t begin, size_t end) {
-    const int extras = KOPT_HAS_(KOPT_WITH_EXTRAS), none = KOPT_HAS_(KOPT_WITH_CHECKS) && at->total == 0;
+    const int extras = KOPT_HAS_(KOPT_WITH_EXTRAS), no_state = KOPT_HAS_(KOPT_WITH_CHECKS) && layout->total == 0;
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     job->step = s;
     job->weight = KOPT_CAST_(kopt_byte_ *, t->weight);
     job->grad = KOPT_CAST_(kopt_byte_ *, t->grad);
-    if (none) {
+    if (no_state) {
         job->residual = job->slow = job->slow_residual = KOPT_NULL_;
         job->moment[0] = job->moment[1] = job->moment[2] = job->moment[3] = KOPT_NULL_;
     } else {
-        job->residual = state + at->residual;
-        job->moment[0] = state + at->moment[0];
-        job->moment[1] = state + at->moment[1];
-        job->moment[2] = state + at->moment[2];
-        job->moment[3] = state + at->moment[3];
-        job->slow = state + at->slow;
-        job->slow_residual = state + at->slow_residual;
+        job->residual = state + layout->residual;
+        job->moment[0] = state + layout->moment[0];
+        job->moment[1] = state + layout->moment[1];
+        job->moment[2] = state + layout->moment[2];
+        job->moment[3] = state + layout->moment[3];
+        job->slow = state + layout->slow;
+        job->slow_residual = state + layout->slow_residual;
     }
     job->counts = extras ? t->counts : KOPT_NULL_;
     job->rate = s->rate;
@@ -8125,24 +8179,25 @@ KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *at, const
     job->first = extras ? t->first_index : 0;
     job->id = t->id;
     job->stream = KOPT_RANDOM_STEP_;
-    job->scale = at->scale;
+    job->scale = layout->scale;
     job->buffered = 0;
 #ifdef KAHAN_OPT_VMATH
     job->vmath = kopt_table_of_(s);
+    /* A table that kopt_vmath_of_steps_() has replaced computes the arc tangent of a quotient as its atan2. */
     job->quotient = s->rule == KOPT_ADAM_ATAN2 && job->vmath != KOPT_NULL_ && job->vmath != s->vmath;
 #endif
 }
 
-/* stable: StableAdamW's factor of the rate, beside the tensor's. */
-KOPT_SMALL_FN_ void kopt_run_(const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t, size_t begin,
+/* Steps elements [begin, end). stable multiplies rate and weight decay: StableAdamW's factor, otherwise 1. */
+KOPT_SMALL_FN_ void kopt_run_(const kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t, size_t begin,
                               size_t end, float stable) {
     kopt_environment_ environment;
     kopt_job_ job;
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && begin == end) return;
-    kopt_make_job_(&job, at, s, t, begin, end);
+    kopt_make_job_(&job, layout, s, t, begin, end);
     kopt_enter_(&environment);
     if (KOPT_HAS_(KOPT_WITH_EXTRAS)) {
-        volatile float factor = stable; /* read here, so that nothing is multiplied before kopt_enter_ */
+        volatile float factor = stable; /* so that no compiler moves the product above kopt_enter_() */
         const float scale = kopt_mul_scalar_(kopt_rate_scale_(t), factor);
         if (kopt_as_u32_(scale) != 0x3F800000u) {
             job.rate = kopt_mul_scalar_(job.rate, scale);
@@ -8154,113 +8209,119 @@ KOPT_SMALL_FN_ void kopt_run_(const kopt_layout_ *at, const kopt_step *s, const 
         (s->moment_count == 1   ? kopt_run_blocks1_
          : s->moment_count == 2 ? kopt_run_blocks2_
          : s->moment_count == 3 ? kopt_run_blocks3_
-                                : kopt_run_blocks4_)(&job, KOPT_CAST_(kopt_byte_ *, t->state), at);
+                                : kopt_run_blocks4_)(&job, KOPT_CAST_(kopt_byte_ *, t->state), layout);
     else
         (KOPT_KERNEL_(step))(&job);
     kopt_leave_(&environment);
 }
 
 static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n);
-static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t, size_t begin,
-                                         size_t end, kopt_norm *norm) {
-    size_t part = KOPT_MEASURED_;
+
+/* StableAdamW: adds the squares of the ratios of elements [begin, end) to norm (section 6a). */
+static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t,
+                                         size_t begin, size_t end, kopt_norm *norm) {
+    size_t chunk = KOPT_MEASURED_;
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     kopt_environment_ environment;
     kopt_job_ job;
-    float row[KOPT_MEASURED_]; /* ratios, in the place of squares that were codes */
-    kopt_byte_ *const bytes = KOPT_POINTER_(kopt_byte_ *, row);
+    float ratios[KOPT_MEASURED_]; /* ratios; they overwrite the decoded roots of 8-bit moments */
+    kopt_byte_ *const ratio_bytes = KOPT_POINTER_(kopt_byte_ *, ratios);
     size_t i, n;
-    if (s->moment_format == KOPT_Q8) part = KOPT_PART_;
-    kopt_make_job_(&job, at, s, t, begin, end);
+    if (s->moment_format == KOPT_Q8) chunk = KOPT_PART_;
+    kopt_make_job_(&job, layout, s, t, begin, end);
     kopt_enter_(&environment);
     for (i = begin; i < end; i += n) {
-        n = part - i % part;
+        n = chunk - i % chunk;
         if (end - i < n) n = end - i;
         job.begin = i;
         job.end = i + n;
         if (s->moment_format == KOPT_Q8) {
             job.moment_format = KOPT_F32;
             job.buffered = 1;
-            job.moment[1] = bytes;
-            kopt_dequantise_(bytes, state + at->moment[1] + i, state + at->moment[1] + at->scale + i / KOPT_BLOCK_ * 4,
-                             n, 1);
+            job.moment[1] = ratio_bytes;
+            kopt_dequantise_(ratio_bytes, state + layout->moment[1] + i,
+                             state + layout->moment[1] + layout->scale + i / KOPT_BLOCK_ * 4, n, 1);
             job.weight = KOPT_CAST_(kopt_byte_ *, t->weight) + i * kopt_bytes_of_(s->weight_format);
-            job.residual = state + at->residual + i * kopt_bytes_of_residual_(s->weight_format, s->rounding);
+            job.residual = state + layout->residual + i * kopt_bytes_of_residual_(s->weight_format, s->rounding);
             job.grad = KOPT_CAST_(kopt_byte_ *, t->grad) + i * kopt_bytes_of_(t->grad_format);
             job.begin = 0;
             job.end = n;
         }
-        KOPT_KERNEL_(measure)(&job, bytes);
-        kopt_norm_tool_(norm, bytes, KOPT_F32, n);
+        KOPT_KERNEL_(measure)(&job, ratio_bytes);
+        kopt_norm_tool_(norm, ratio_bytes, KOPT_F32, n);
     }
     kopt_leave_(&environment);
 }
 
-/* Must StableAdamW measure the tensor before the step? */
-KOPT_SMALL_FN_ int kopt_unmeasured_(const kopt_step *s, const kopt_tensor *t) {
+/* Does StableAdamW have to measure the tensor before this step? Not if the caller has set t->stable_scale. */
+KOPT_SMALL_FN_ int kopt_must_measure_(const kopt_step *s, const kopt_tensor *t) {
     return KOPT_HAS_(KOPT_WITH_EXTRAS) && s->stable && !s->moments_only && kopt_as_u32_(t->stable_scale) == 0;
 }
 
-/* StableAdamW's factor of the rate, as far as the tensor has it. */
-KOPT_SMALL_FN_ float kopt_known_scale_(const kopt_step *s, const kopt_tensor *t) {
+/* StableAdamW: t->stable_scale if the caller has set it. Otherwise 1. */
+KOPT_SMALL_FN_ float kopt_given_stable_scale_(const kopt_step *s, const kopt_tensor *t) {
     return KOPT_HAS_(KOPT_WITH_EXTRAS) && s->stable && kopt_as_u32_(t->stable_scale) != 0 ? t->stable_scale : 1;
 }
 
-KOPT_SMALL_FN_ void kopt_run_whole_(const kopt_layout_ *at, const kopt_step *s, const kopt_tensor *t) {
+/* Steps all elements of a tensor. */
+KOPT_SMALL_FN_ void kopt_run_whole_(const kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t) {
     kopt_norm norm;
-    float scale = kopt_known_scale_(s, t);
-    if (kopt_unmeasured_(s, t)) {
-        kopt_copy_padded_(KOPT_POINTER_(kopt_byte_ *, &norm), sizeof norm, KOPT_NULL_, 0); /* zeros */
-        kopt_measure_(at, s, t, 0, t->n, &norm);
+    float scale = kopt_given_stable_scale_(s, t);
+    if (kopt_must_measure_(s, t)) {
+        kopt_copy_padded_(KOPT_POINTER_(kopt_byte_ *, &norm), sizeof norm, KOPT_NULL_, 0); /* all zeros */
+        kopt_measure_(layout, s, t, 0, t->n, &norm);
         scale = kopt_stable_scale(&norm, t->n);
     }
-    kopt_run_(at, s, t, 0, t->n, scale);
+    kopt_run_(layout, s, t, 0, t->n, scale);
 }
 
-/* Of a list that was checked. */
+/* The same for a tensor that kopt_check_list_() has checked. */
 KOPT_SMALL_FN_ void kopt_run_tensor_(const kopt_step *s, const kopt_tensor *t) {
-    kopt_layout_ at;
-    kopt_lay_out_step_(&at, s, t->n);
-    kopt_run_whole_(&at, s, t);
+    kopt_layout_ layout;
+    kopt_lay_out_step_(&layout, s, t->n);
+    kopt_run_whole_(&layout, s, t);
 }
 
-/* Do two tensors share memory that a step would write? Counts may be those of the whole list. */
-static int kopt_share_(const kopt_step *s, const kopt_span_ *x, const kopt_span_ *x_end, const kopt_span_ *y,
-                       const kopt_span_ *y_end) {
+/* Do the memory ranges [x, x_end) of one tensor overlap those of another one, [y, y_end), in a way that is not allowed?
+   Tensors may share counts, and gradients that the step only reads. */
+static int kopt_tensors_overlap_(const kopt_step *s, const kopt_span_ *x, const kopt_span_ *x_end, const kopt_span_ *y,
+                                 const kopt_span_ *y_end) {
     const kopt_span_ *b;
     for (; x != x_end; x++)
         for (b = y; b != y_end; b++)
-            if (kopt_meet_(x, b) &&
+            if (kopt_spans_overlap_(x, b) &&
                 (x->what != b->what || (x->what != KOPT_COUNTS_ && (x->what != KOPT_GRADS_ || s->zero_grad))))
                 return 1;
     return 0;
 }
 
-/* The ids of a list increase; those of shards of one tensor are equal, and their elements follow each other. */
+/* May b come after a in a list? Ids increase. Shards of one tensor have the same id, and each begins where the one
+   before it ends, or later. */
 static int kopt_follows_(const kopt_tensor *a, const kopt_tensor *b) {
     return a->id < b->id || (a->id == b->id && a->first_index + a->n <= b->first_index);
 }
 
-/* In O(1) per tensor: neighbours that share memory (an n in bytes, a pointer that was not moved on), and ids, so that
-   no state block serves two tensors. */
+/* Checks all tensors of a list in O(1) per tensor. Finds neighbours that overlap (the caller passed n in bytes, or
+   forgot to advance a pointer) and ids that do not increase, so that two tensors cannot use one state block. */
 static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tensors, size_t count) {
-    const kopt_tensor *last = KOPT_NULL_; /* that has elements */
-    kopt_span_ span[2][KOPT_SPANS_], *end, *last_end = KOPT_NULL_;
-    kopt_layout_ at;
+    const kopt_tensor *previous = KOPT_NULL_; /* the last tensor with elements */
+    kopt_span_ span[2][KOPT_SPANS_], *end, *previous_end = KOPT_NULL_;
+    kopt_layout_ layout;
     size_t i;
-    int turn = 0;
+    int current = 0;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
     for (i = 0; i < count; i++) {
         const kopt_tensor *t = &tensors[i];
-        const kopt_result result = kopt_check_step_(&at, s, t);
+        const kopt_result result = kopt_check_step_(&layout, s, t);
         if (result != KOPT_OK) return result;
         if (t->n == 0) continue;
-        turn = !turn;
-        end = kopt_spans_(span[turn], t, kopt_bytes_of_(s->weight_format), at.total);
-        if (last != KOPT_NULL_ && kopt_share_(s, span[!turn], last_end, span[turn], end)) return KOPT_ERROR_OVERLAP;
-        if (last != KOPT_NULL_ && !kopt_follows_(last, t)) return KOPT_ERROR_ID;
-        last = t;
-        last_end = end;
+        current = !current;
+        end = kopt_spans_(span[current], t, kopt_bytes_of_(s->weight_format), layout.total);
+        if (previous != KOPT_NULL_ && kopt_tensors_overlap_(s, span[!current], previous_end, span[current], end))
+            return KOPT_ERROR_OVERLAP;
+        if (previous != KOPT_NULL_ && !kopt_follows_(previous, t)) return KOPT_ERROR_ID;
+        previous = t;
+        previous_end = end;
     }
     return KOPT_OK;
 }
@@ -8268,15 +8329,15 @@ static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tenso
 KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
     kopt_result result;
     kopt_step s;
-    uint32_t before;
+    uint32_t old_step;
     size_t i;
     if (opt == KOPT_NULL_ || (tensors == KOPT_NULL_ && count != 0)) return KOPT_ERROR_NULL;
-    before = opt->step;
+    old_step = opt->step;
     result = kopt_step_begin(opt, &s);
     if (result != KOPT_OK) return result;
     result = kopt_check_list_(&s, tensors, count);
     if (result != KOPT_OK) {
-        opt->step = before;
+        opt->step = old_step;
         return result;
     }
     for (i = 0; i < count; i++) kopt_run_tensor_(&s, &tensors[i]);
@@ -8289,7 +8350,7 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
     kopt_environment_ environment;
     kopt_step local, *s = step;
     int finite;
-    if (checks) s = &local; /* if it fails, *step is as before */
+    if (checks) s = &local; /* *step stays unchanged if the call fails */
     if (result != KOPT_OK) return result;
     if (checks && step == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (checks && opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
@@ -8304,25 +8365,25 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
 }
 
 KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t) {
-    kopt_layout_ at;
-    const kopt_result result = kopt_check_step_(&at, step, t);
-    if (result == KOPT_OK) kopt_run_whole_(&at, step, t);
+    kopt_layout_ layout;
+    const kopt_result result = kopt_check_step_(&layout, step, t);
+    if (result == KOPT_OK) kopt_run_whole_(&layout, step, t);
     return result;
 }
 
 KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end) {
-    kopt_layout_ at;
-    kopt_result result = kopt_check_step_(&at, step, t);
+    kopt_layout_ layout;
+    kopt_result result = kopt_check_step_(&layout, step, t);
     if (result != KOPT_OK) return result;
     if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
-    if (step->moment_format == KOPT_Q8 && step->moment_count > 0 && begin != end && /* whole blocks */
+    if (step->moment_format == KOPT_Q8 && step->moment_count > 0 && begin != end && /* only whole blocks */
         (begin % KOPT_BLOCK_ != 0 || (end % KOPT_BLOCK_ != 0 && end != t->n)))
         return KOPT_ERROR_BOUNDS;
-    if (kopt_unmeasured_(step, t) && begin != end) {
-        if (end - begin != t->n) return KOPT_ERROR_STEP;
-        kopt_run_whole_(&at, step, t);
+    if (kopt_must_measure_(step, t) && begin != end) {
+        if (end - begin != t->n) return KOPT_ERROR_STEP; /* a part cannot be measured by itself */
+        kopt_run_whole_(&layout, step, t);
     } else {
-        kopt_run_(&at, step, t, begin, end, kopt_known_scale_(step, t));
+        kopt_run_(&layout, step, t, begin, end, kopt_given_stable_scale_(step, t));
     }
     return KOPT_OK;
 }
