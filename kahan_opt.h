@@ -8388,9 +8388,10 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
     return KOPT_OK;
 }
 
-/* ---- tools of a training loop ---- */
+/* ---- dispatch of the training-loop tools ---- */
 
-/* A table of its own: a program that uses no tool does not link them. An ISA that is not in it uses the scalar ones. */
+/* Separate from kopt_table_, so that the linker drops the tools from a program that uses none. An instruction set
+   without an entry uses the scalar tool; AVX-512 uses the AVX2 tool. */
 static void (*const kopt_tools_[KOPT_ISA_COUNT])(const kopt_tool_ *) = {kopt_tool_scalar_,
 #ifdef KOPT_X86_
                                                                         kopt_tool_scalar_, kopt_tool_avx2_,
@@ -8405,25 +8406,28 @@ static void (*const kopt_tools_[KOPT_ISA_COUNT])(const kopt_tool_ *) = {kopt_too
 #endif
 };
 
-static void kopt_run_tool_(const kopt_tool_ *t) { /* inside the library's environment */
+/* The caller has entered the floating-point environment (kopt_enter_). */
+static void kopt_dispatch_tool_(const kopt_tool_ *t) {
     const kopt_isa isa = kopt_isa_current();
     kopt_tools_[kopt_tools_[isa] == KOPT_NULL_ ? KOPT_ISA_SCALAR : isa](t);
 }
-static void kopt_use_tool_(const kopt_tool_ *t) {
+static void kopt_run_tool_(const kopt_tool_ *t) {
     kopt_environment_ environment;
     kopt_enter_(&environment);
-    kopt_run_tool_(t);
+    kopt_dispatch_tool_(t);
     kopt_leave_(&environment);
 }
 
 /* ---- norm and clipping ---- */
 
+/* NULL is valid for an array without elements. */
 static kopt_result kopt_check_array_(const void *x, kopt_format format, size_t n) {
     if (!kopt_format_valid_(format)) return KOPT_ERROR_OPTION;
     if (!kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS;
     return x == KOPT_NULL_ && n != 0 ? KOPT_ERROR_NULL : KOPT_OK;
 }
 
+/* Adds the squares of x to norm. The caller has entered the floating-point environment. */
 static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n) {
     kopt_tool_ t;
     kopt_norm_carry_(norm);
@@ -8432,7 +8436,7 @@ static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format fo
     t.src = x;
     t.src_format = format;
     t.n = n;
-    kopt_run_tool_(&t);
+    kopt_dispatch_tool_(&t);
 }
 
 KOPT_API_ kopt_result kopt_norm_add(kopt_norm *norm, const void *x, kopt_format format, size_t n) {
@@ -8479,38 +8483,38 @@ KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
 }
 
 KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, double grad_scale) {
-    const kopt_f64_ zero = kopt_get64_(0), one = kopt_get64_(1), most = kopt_get64_(max_norm);
+    const kopt_f64_ zero = kopt_get64_(0), one = kopt_get64_(1), limit = kopt_get64_(max_norm);
     const kopt_f64_ huge = kopt_make64_((KOPT_CAST_(uint64_t, 0x54B249ADu) << 32) + 0x2594C37Du); /* 1e100 */
     const kopt_f64_ scale =
-        kopt_make64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63)); /* without sign */
+        kopt_make64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63)); /* |grad_scale| */
     kopt_f64_ value;
     kopt_environment_ environment;
-    if (norm == KOPT_NULL_ || !kopt_less64_(zero, most) || !kopt_inside64_(most, zero, most)) return 1;
+    if (norm == KOPT_NULL_ || !kopt_less64_(zero, limit) || !kopt_inside64_(limit, zero, limit)) return 1;
     if (norm->nonfinite != 0 || !kopt_inside64_(scale, zero, huge)) return 0;
     kopt_enter_(&environment);
     value = kopt_mul64_(kopt_norm_root_(norm), scale);
-    value = kopt_div64_(most, kopt_add64_(value, kopt_get64_(1e-6)));
+    value = kopt_div64_(limit, kopt_add64_(value, kopt_get64_(1e-6)));
     kopt_leave_(&environment);
     return kopt_put64_(kopt_less64_(value, one) ? value : one);
 }
 
 KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
                                           kopt_norm *norm) {
-    kopt_layout_ at;
-    kopt_result result = kopt_check_step_(&at, step, t);
+    kopt_layout_ layout;
+    kopt_result result = kopt_check_step_(&layout, step, t);
     kopt_span_ span[KOPT_SPANS_], *a, *spans;
     if (result != KOPT_OK) return result;
     if (norm == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (!step->stable) return KOPT_ERROR_OPTION;
     if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
-    spans = kopt_spans_(span, t, kopt_bytes_of_(step->weight_format), at.total);
+    spans = kopt_spans_(span, t, kopt_bytes_of_(step->weight_format), layout.total);
     for (a = span; a != spans; a++)
         if (kopt_overlap_(norm, sizeof *norm, a->at, a->size)) return KOPT_ERROR_OVERLAP;
-    kopt_measure_(&at, step, t, begin, end, norm);
+    kopt_measure_(&layout, step, t, begin, end, norm);
     return KOPT_OK;
 }
 
-/* 1 / (root of the mean square), at most 1. */
+/* min(1, 1 / RMS), where RMS is the root of the mean square of n values; 1 if n is 0 or a value is not finite. */
 static KOPT_HOST_DEVICE_ float kopt_stable_of_(const kopt_norm *norm, uint64_t n) {
     const kopt_f64_ one = kopt_get64_(1);
     kopt_f64_ rms;
@@ -8529,16 +8533,18 @@ KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
     return scale;
 }
 
-/* The largest number of format that is not above `limit`, as it is stored. */
+/* Sets *bits to the largest number of the format that is not above limit, as the bit pattern of that format.
+   KOPT_ERROR_RANGE if limit is negative or NaN. */
 static kopt_result kopt_limit_of_(double limit, kopt_format format, uint32_t *bits) {
     const kopt_f64_ largest = kopt_make64_(kopt_wide_bits_(kopt_as_f32_(0x7F7FFFFFu)));
-    kopt_f64_ most = kopt_get64_(limit);
+    kopt_f64_ bound = kopt_get64_(limit);
     kopt_environment_ environment;
-    if (!kopt_inside64_(most, kopt_get64_(0), most)) return KOPT_ERROR_RANGE;
+    if (!kopt_inside64_(bound, kopt_get64_(0), bound)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
-    if (kopt_less64_(largest, most)) most = largest;
-    *bits = kopt_as_u32_(kopt_to_float_(most)) & 0x7FFFFFFFu;                            /* -0 is 0 */
-    if (kopt_less64_(most, kopt_make64_(kopt_wide_bits_(kopt_as_f32_(*bits))))) --*bits; /* towards zero */
+    if (kopt_less64_(largest, bound)) bound = largest;
+    *bits = kopt_as_u32_(kopt_to_float_(bound)) & 0x7FFFFFFFu; /* a limit of -0 means 0 */
+    /* kopt_to_float_ rounds to nearest; the limit is rounded towards zero */
+    if (kopt_less64_(bound, kopt_make64_(kopt_wide_bits_(kopt_as_f32_(*bits))))) --*bits;
     if (format == KOPT_BF16) *bits >>= 16;
     if (format == KOPT_FP16) {
         const uint32_t exact = *bits;
@@ -8558,7 +8564,7 @@ KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, dou
     t.dst = KOPT_CAST_(kopt_byte_ *, x);
     t.dst_format = format;
     t.n = n;
-    if (n != 0) kopt_use_tool_(&t);
+    if (n != 0) kopt_run_tool_(&t);
     return KOPT_OK;
 }
 
@@ -8566,7 +8572,7 @@ KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, dou
 
 static void kopt_zero_(kopt_byte_ *p, size_t size) {
     for (; size > 0; size--) {
-        KOPT_OPAQUE_(p); /* no call of memset */
+        KOPT_OPAQUE_(p); /* or compilers turn the loop into a call of memset */
         *p++ = 0;
     }
 }
@@ -8604,18 +8610,19 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
         s->good = 0;
         if (s->bad != 0xFFFFFFFFu) s->bad++;
         if (s->bad >= s->hysteresis) {
-            const kopt_f64_ least = kopt_make64_(kopt_wide_bits_(kopt_as_f32_(0x00800000u)));
+            const kopt_f64_ smallest_normal = kopt_make64_(kopt_wide_bits_(kopt_as_f32_(0x00800000u)));
             scale = kopt_mul64_(scale, kopt_get64_(s->backoff));
-            if (!kopt_less64_(scale, least)) s->scale = kopt_to_float_(scale); /* stays a normal float */
+            /* a scale below the smallest normal float is not stored: the old scale stays */
+            if (!kopt_less64_(scale, smallest_normal)) s->scale = kopt_to_float_(scale);
             if (kopt_as_u32_(s->scale) < kopt_as_u32_(s->minimum)) s->scale = s->minimum;
         }
     } else {
         s->bad = 0;
         if (++s->good >= s->interval) {
-            const kopt_f64_ most =
-                kopt_make64_((KOPT_CAST_(uint64_t, 0x47EFFFFFu) << 32) + 0xF0000000u); /* 2^128 - 2^103 */
+            /* 2^128 - 2^103: from here on, rounding to float gives infinity; the old scale stays */
+            const kopt_f64_ overflow = kopt_make64_((KOPT_CAST_(uint64_t, 0x47EFFFFFu) << 32) + 0xF0000000u);
             scale = kopt_mul64_(scale, kopt_get64_(s->growth));
-            if (kopt_less64_(scale, most)) s->scale = kopt_to_float_(scale); /* stays finite */
+            if (kopt_less64_(scale, overflow)) s->scale = kopt_to_float_(scale);
             s->good = 0;
         }
     }
@@ -8623,16 +8630,18 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
     return KOPT_OK;
 }
 
-/* The step of a copy of opt, so that opt is as before whatever happens; norm may be NULL: no clipping. */
+/* Begins a step with a copy of opt: its grad_scale is divided by the loss scale, and its clip is the clip coefficient
+   of norm (1 if norm is NULL). opt does not change, whatever the result is. */
 static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, const kopt_optimizer *opt,
                                                     const kopt_norm *norm, double max_norm, kopt_step *step) {
-    const kopt_f64_ most = kopt_make64_((KOPT_CAST_(uint64_t, 0x7FEFFFFFu) << 32) + 0xFFFFFFFFu); /* what is finite */
+    /* the largest finite double */
+    const kopt_f64_ largest = kopt_make64_((KOPT_CAST_(uint64_t, 0x7FEFFFFFu) << 32) + 0xFFFFFFFFu);
     kopt_result result = kopt_check_scaler_(scaler);
     kopt_environment_ environment;
     kopt_optimizer scaled;
     if (result == KOPT_OK) result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
-    if (!kopt_inside64_(kopt_get64_(max_norm), kopt_get64_(0), most)) return KOPT_ERROR_RANGE;
+    if (!kopt_inside64_(kopt_get64_(max_norm), kopt_get64_(0), largest)) return KOPT_ERROR_RANGE;
     kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &scaled), KOPT_CONST_POINTER_(const kopt_byte_ *, opt),
                         sizeof scaled);
     kopt_enter_(&environment);
@@ -8648,8 +8657,9 @@ KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt
     kopt_result result;
     if (norm == KOPT_NULL_ || step == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (norm->nonfinite != 0) {
-        kopt_step untaken; /* all that a step refuses is refused in one that is skipped, too */
-        result = kopt_scaled_step_(scaler, opt, KOPT_NULL_, max_norm, &untaken);
+        /* a skipped step makes the same checks as any step, and returns the same errors */
+        kopt_step discarded;
+        result = kopt_scaled_step_(scaler, opt, KOPT_NULL_, max_norm, &discarded);
         if (result == KOPT_OK) kopt_zero_(KOPT_POINTER_(kopt_byte_ *, step), sizeof *step);
     } else {
         result = kopt_scaled_step_(scaler, opt, norm, max_norm, step);
@@ -8667,7 +8677,7 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
     kopt_step step;
     size_t i;
     if (tensors == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
-    /* all checks before the closure writes a gradient */
+    /* makes all checks before the closure writes a gradient */
     result = kopt_scaled_step_(scaler, opt, KOPT_NULL_, max_norm, &step);
     if (result == KOPT_OK) result = kopt_check_list_(&step, tensors, count);
     if (result != KOPT_OK) return result;
@@ -8715,7 +8725,7 @@ static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void
     return KOPT_OK;
 }
 
-/* An addition is a step of SGD on the sum with rate 1 and minus the scale. */
+/* Adds with a step of SGD: the weight is the sum, the rate is 1 and grad_scale is -scale. */
 KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format, double scale) {
     kopt_result result = kopt_check_array_(grad, grad_format, a == KOPT_NULL_ ? 0 : a->n);
     kopt_environment_ environment;
@@ -8728,7 +8738,9 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
     if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
     if (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     residual_bytes = kopt_bytes_of_residual_(a->format, a->rounding);
-    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &s), sizeof s); /* 2 more than a multiple of 4 where alignment is 1 or 2 */
+    /* not kopt_copy_padded_, which writes whole words: where alignment is 1 or 2, sizeof s is 2 more than a multiple of
+       4 */
+    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &s), sizeof s);
     kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &job), sizeof job);
     s.rule = KOPT_SGD;
     s.weight_format = s.moment_format = a->format;
@@ -8748,7 +8760,8 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
     job.id = a->id;
     job.stream = KOPT_RANDOM_ACCUMULATE_;
     job.rate = 1;
-    if (a->count++ == 0 && a->n != 0) { /* the old sum is not read */
+    /* the first addition does not read the old sum */
+    if (a->count++ == 0 && a->n != 0) {
         kopt_zero_(job.weight, a->n * kopt_bytes_of_(a->format));
         if (residual_bytes != 0) kopt_zero_(job.residual, a->n * residual_bytes);
     }
@@ -8763,12 +8776,13 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
     kopt_result result = kopt_check_accumulator_(a, out, a == KOPT_NULL_ ? 0 : a->n * 4);
     const kopt_byte_ *sum, *residual;
     kopt_environment_ environment;
-    kopt_optimizer like; /* whose weights are stored like this sum; only two fields are read */
+    /* describes a weight that is stored like the sum; kopt_read_weight_ reads only the two fields that are set here */
+    kopt_optimizer opt;
     size_t i, size, residual_size;
     if (result != KOPT_OK || a->n == 0) return result;
     if (out == KOPT_NULL_) return KOPT_ERROR_NULL;
-    like.weight_format = a->format;
-    like.rounding = a->rounding;
+    opt.weight_format = a->format;
+    opt.rounding = a->rounding;
     size = kopt_bytes_of_(a->format);
     residual_size = kopt_bytes_of_residual_(a->format, a->rounding);
     sum = KOPT_CAST_(const kopt_byte_ *, a->sum);
@@ -8777,7 +8791,7 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
     for (i = 0; i < a->n; i++) {
         uint32_t value = 0;
         if (a->count != 0)
-            value = kopt_as_u32_(kopt_read_weight_(&like, sum + i * size,
+            value = kopt_as_u32_(kopt_read_weight_(&opt, sum + i * size,
                                                    residual_size == 0 ? KOPT_NULL_ : residual + i * residual_size));
         KOPT_OPAQUE_(value);
         kopt_store32_(KOPT_POINTER_(kopt_byte_ *, out) + 4 * i, value);
@@ -8788,7 +8802,7 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
 
 /* ---- gradient compression ---- */
 
-/* In blocks of 256, with the conversions of the kernels between them. */
+/* Scalar code, in blocks of 256 elements. The kernel `convert` translates between fp32 and the other formats. */
 
 KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, size_t n) {
     kopt_compressor c;
@@ -8804,7 +8818,8 @@ KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, s
     return c;
 }
 
-/* Where the code of element n begins, or ends. */
+/* Bytes of the code of n elements. This is also the offset of the code of element n; with KOPT_Q8 and KOPT_SIGN only if
+   n is a multiple of 256. */
 static KOPT_HOST_DEVICE_ size_t kopt_code_at_(kopt_format code, size_t n) {
     return code == KOPT_Q8     ? n + 4 * kopt_blocks_(n)
            : code == KOPT_SIGN ? n / 8 + (n % 8 != 0) + 4 * kopt_blocks_(n)
@@ -8848,15 +8863,16 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
     return KOPT_OK;
 }
 
-/* By words: -Ofast takes it that no operand of a choice between floats is NaN. */
+/* Compares bit patterns: with -Ofast a compiler assumes that no float is NaN. */
 KOPT_INLINE_ float kopt_canonical_nan_(float x) {
     const uint32_t u = kopt_as_u32_(x);
     return kopt_as_f32_((u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : u);
 }
 
-/* x and y are parts of arrays of any format. v: the random bits, if any; their stream is in v->stochastic. */
-static KOPT_NOINLINE_ void kopt_move_(kopt_conversion_ *v, kopt_byte_ *to, kopt_format to_format,
-                                      const kopt_byte_ *from, kopt_format from_format, int stream) {
+/* Converts v->n elements. stream: 0 rounds to nearest; otherwise the rounding is stochastic with the random numbers of
+   this stream, and the caller has set v->seed, v->step, v->id and v->first. */
+static KOPT_NOINLINE_ void kopt_convert_part_(kopt_conversion_ *v, kopt_byte_ *to, kopt_format to_format,
+                                              const kopt_byte_ *from, kopt_format from_format, int stream) {
     v->dst = to;
     v->src = from;
     v->dst_format = to_format;
@@ -8865,12 +8881,13 @@ static KOPT_NOINLINE_ void kopt_move_(kopt_conversion_ *v, kopt_byte_ *to, kopt_
     KOPT_KERNEL_(convert)(v);
 }
 
-/* One more magnitude for the mean of a block. */
+/* Adds |x| / 256 to the mean of a block; mag is the bit pattern of |x|. */
 KOPT_INLINE_ float kopt_more_(float mean, uint32_t mag) {
     return kopt_add_(mean, kopt_mul_(kopt_as_f32_(mag), 1.0f / 256));
 }
 
-/* The scale of a block of KOPT_Q8 or KOPT_SIGN, from its largest magnitude and the sum of |x| / 256. */
+/* The scale of a block of n elements: section 6b (KOPT_Q8), section 12 (KOPT_SIGN); NaN if a value is not finite.
+   largest: bit pattern of the largest magnitude; mean: the sum of |x| / 256. */
 static KOPT_HOST_DEVICE_ uint32_t kopt_scale_of_(kopt_format code, uint32_t largest, float mean, size_t n,
                                                  int stochastic) {
     if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) return kopt_scale_q8_(largest, 0);
@@ -8879,7 +8896,8 @@ static KOPT_HOST_DEVICE_ uint32_t kopt_scale_of_(kopt_format code, uint32_t larg
     return kopt_scale_(kopt_as_u32_(mean));
 }
 
-/* The bit of KOPT_SIGN. */
+/* The bit of x in KOPT_SIGN: 1 decodes to -scale, 0 to scale. 0 if the scale is 0 or NaN. The stochastic bit is
+   unbiased (section 12). */
 static KOPT_HOST_DEVICE_ uint32_t kopt_sign_of_(float x, uint32_t scale, int stochastic, uint32_t random16) {
     float y;
     if (scale == 0 || scale == 0x7FC00000u) return 0;
@@ -8888,20 +8906,23 @@ static KOPT_HOST_DEVICE_ uint32_t kopt_sign_of_(float x, uint32_t scale, int sto
     return !kopt_above_(kopt_mul_(y, 32768.0f), kopt_add_(KOPT_CAST_(float, random16), 0.5f));
 }
 
-/* What the code y of x lacks, if a residual can hold it. */
+/* The residual x - y of x, whose code decodes to y; 0 if it is not finite or would overflow in the format of the
+   residual. */
 static KOPT_HOST_DEVICE_ float kopt_lost_(float x, float y, kopt_format format) {
     const uint32_t limit = format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F7F8000u : 0x477FF000u;
     const uint32_t lost = kopt_as_u32_(kopt_sub_(x, y));
     return kopt_as_f32_((lost & 0x7FFFFFFFu) < limit ? lost : 0);
 }
 
-/* sum + y * scale */
+/* sum + y * scale; no product if scale is 1. A NaN becomes the canonical NaN. */
 KOPT_INLINE_ float kopt_sum_with_(float sum, float y, float scale) {
     return kopt_canonical_nan_(kopt_add_(sum, kopt_as_u32_(scale) == 0x3F800000u ? y : kopt_mul_(y, scale)));
 }
 
-/* One block of KOPT_Q8 or KOPT_SIGN; drawn may be NULL: nearest. */
-static KOPT_NOINLINE_ void kopt_pack_(kopt_byte_ *out, kopt_format code, const float *x, size_t n, kopt_drawn_ *drawn) {
+/* Encodes one block of n <= 256 elements: 4 bytes of scale, then the codes. KOPT_Q8 and KOPT_SIGN only. drawn: the
+   random numbers; NULL rounds to nearest. */
+static KOPT_NOINLINE_ void kopt_compress_block_(kopt_byte_ *out, kopt_format code, const float *x, size_t n,
+                                                kopt_drawn_ *drawn) {
     uint32_t largest = 0, scale, bits = 0;
     float mean = 0;
     size_t i;
@@ -8916,27 +8937,28 @@ static KOPT_NOINLINE_ void kopt_pack_(kopt_byte_ *out, kopt_format code, const f
         kopt_encode_(out + 4, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, x), n, 0, drawn);
         return;
     }
-    for (i = 0; i < n; i++) {
+    for (i = 0; i < n; i++) { /* KOPT_SIGN */
         const uint32_t minus =
             kopt_sign_of_(x[i], scale, drawn != KOPT_NULL_, drawn == KOPT_NULL_ ? 0 : kopt_draw16_(drawn, i));
         bits |= minus << (i % 8);
         if (i % 8 == 7 || i == n - 1) {
-            KOPT_OPAQUE_(bits); /* no call of memset */
+            KOPT_OPAQUE_(bits); /* or compilers turn the loop into a call of memset */
             out[4 + i / 8] = KOPT_CAST_(kopt_byte_, bits);
             bits = 0;
         }
     }
 }
 
-/* Elements i to i + n of the code, as fp32 in y; they are of one block, and i is a multiple of 8. */
-static KOPT_NOINLINE_ void kopt_decode_(kopt_byte_ *y, const kopt_byte_ *in, kopt_format code, size_t i, size_t n) {
-    const size_t at = code == KOPT_SIGN || code == KOPT_Q8 ? i % KOPT_BLOCK_ : 0;
+/* Decodes elements i .. i + n - 1 to fp32 at y. They lie in one block, and i is a multiple of 8. */
+static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_ *in, kopt_format code, size_t i,
+                                                 size_t n) {
+    const size_t offset = code == KOPT_SIGN || code == KOPT_Q8 ? i % KOPT_BLOCK_ : 0;
     kopt_conversion_ v;
     size_t k;
-    in += kopt_code_at_(code, i - at);
+    in += kopt_code_at_(code, i - offset);
     if (code == KOPT_SIGN) {
         const uint32_t scale = kopt_little32_(in);
-        const kopt_byte_ *const bits = in + 4 + at / 8;
+        const kopt_byte_ *const bits = in + 4 + offset / 8;
         for (k = 0; k < n; k++) {
             const uint32_t bit = KOPT_CAST_(uint32_t, bits[k / 8]) >> (k % 8);
             kopt_store32_(y + 4 * k, scale ^ bit << 31);
@@ -8944,15 +8966,15 @@ static KOPT_NOINLINE_ void kopt_decode_(kopt_byte_ *y, const kopt_byte_ *in, kop
     } else if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) {
         kopt_byte_ scale[4];
         kopt_store32_(scale, kopt_little32_(in));
-        kopt_dequantise_(y, in + 4 + at, scale, n, 0);
+        kopt_dequantise_(y, in + 4 + offset, scale, n, 0);
     } else {
         v.n = n;
-        kopt_move_(&v, y, KOPT_F32, in, code, 0);
+        kopt_convert_part_(&v, y, KOPT_F32, in, code, 0);
     }
 }
 
-/* Block by block: x is the gradient with its residual, and then the new residual; y, by parts, the old one, and what is
-   decoded. */
+/* Goes block by block. x holds gradient + old residual, then the new residual. y holds up to KOPT_PART_ elements: first
+   the old residual, then the decoded values. */
 static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt_byte_ *grad,
                                           kopt_format grad_format) {
     const size_t grad_size = kopt_bytes_of_(grad_format), residual_size = kopt_bytes_of_(c->residual_format);
@@ -8962,39 +8984,39 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
     kopt_drawn_ drawn;
     float x[KOPT_BLOCK_], y[KOPT_PART_];
     kopt_byte_ *const xs = KOPT_POINTER_(kopt_byte_ *, x), *const ys = KOPT_POINTER_(kopt_byte_ *, y);
-    size_t i, n, at, k;
+    size_t i, n, offset, k;
     kopt_drawn_of_(&drawn, c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
     v.seed = c->seed;
     v.step = c->step;
     v.id = c->id;
     for (i = 0; i < c->n; i += n) {
-        kopt_byte_ *const to = out + kopt_code_at_(c->code, i);
-        kopt_byte_ *const rest = residual == KOPT_NULL_ ? KOPT_NULL_ : residual + i * residual_size;
+        kopt_byte_ *const block = out + kopt_code_at_(c->code, i);
+        kopt_byte_ *const block_residual = residual == KOPT_NULL_ ? KOPT_NULL_ : residual + i * residual_size;
         n = c->n - i < KOPT_BLOCK_ ? c->n - i : KOPT_BLOCK_;
         v.n = n;
         v.first = drawn.first = c->first_index + i;
-        kopt_move_(&v, xs, KOPT_F32, grad + i * grad_size, grad_format, 0);
-        for (at = 0; residual != KOPT_NULL_ && c->step > 1 && at < n; at += v.n) {
-            v.n = n - at < KOPT_PART_ ? n - at : KOPT_PART_;
-            kopt_move_(&v, ys, KOPT_F32, rest + at * residual_size, c->residual_format, 0);
-            for (k = 0; k < v.n; k++) x[at + k] = kopt_add_(x[at + k], y[k]);
+        kopt_convert_part_(&v, xs, KOPT_F32, grad + i * grad_size, grad_format, 0);
+        for (offset = 0; residual != KOPT_NULL_ && c->step > 1 && offset < n; offset += v.n) {
+            v.n = n - offset < KOPT_PART_ ? n - offset : KOPT_PART_;
+            kopt_convert_part_(&v, ys, KOPT_F32, block_residual + offset * residual_size, c->residual_format, 0);
+            for (k = 0; k < v.n; k++) x[offset + k] = kopt_add_(x[offset + k], y[k]);
         }
         v.n = n;
         for (k = 0; k < n; k++) x[k] = kopt_canonical_nan_(x[k]);
         if (blocks)
-            kopt_pack_(to, c->code, x, n, stochastic ? &drawn : KOPT_NULL_);
+            kopt_compress_block_(block, c->code, x, n, stochastic ? &drawn : KOPT_NULL_);
         else
-            kopt_move_(&v, to, c->code, xs, KOPT_F32, stochastic ? KOPT_RANDOM_COMPRESS_ : 0);
+            kopt_convert_part_(&v, block, c->code, xs, KOPT_F32, stochastic ? KOPT_RANDOM_COMPRESS_ : 0);
         if (residual == KOPT_NULL_) continue;
-        for (at = 0; at < n; at += KOPT_PART_) {
-            const size_t part = n - at < KOPT_PART_ ? n - at : KOPT_PART_;
+        for (offset = 0; offset < n; offset += KOPT_PART_) {
+            const size_t part = n - offset < KOPT_PART_ ? n - offset : KOPT_PART_;
             const kopt_format format = c->residual_format;
-            float *const rests = x + at;
-            kopt_decode_(ys, out, c->code, i + at, part);
-            for (k = 0; k < part; k++) rests[k] = kopt_lost_(rests[k], y[k], format);
+            float *const new_residual = x + offset;
+            kopt_decompress_part_(ys, out, c->code, i + offset, part);
+            for (k = 0; k < part; k++) new_residual[k] = kopt_lost_(new_residual[k], y[k], format);
         }
-        kopt_move_(&v, rest, c->residual_format, xs, KOPT_F32,
-                   c->residual_rounding == KOPT_STOCHASTIC ? KOPT_RANDOM_RESIDUAL_ : 0);
+        kopt_convert_part_(&v, block_residual, c->residual_format, xs, KOPT_F32,
+                           c->residual_rounding == KOPT_STOCHASTIC ? KOPT_RANDOM_RESIDUAL_ : 0);
     }
 }
 
@@ -9032,10 +9054,10 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
     for (i = 0; i < n; i += v.n) {
         kopt_byte_ *const to = KOPT_CAST_(kopt_byte_ *, sum) + i * size;
         v.n = n - i < KOPT_PART_ ? n - i : KOPT_PART_;
-        kopt_decode_(KOPT_POINTER_(kopt_byte_ *, y), KOPT_CAST_(const kopt_byte_ *, in), code, i, v.n);
-        kopt_move_(&v, KOPT_POINTER_(kopt_byte_ *, x), KOPT_F32, to, format, 0);
+        kopt_decompress_part_(KOPT_POINTER_(kopt_byte_ *, y), KOPT_CAST_(const kopt_byte_ *, in), code, i, v.n);
+        kopt_convert_part_(&v, KOPT_POINTER_(kopt_byte_ *, x), KOPT_F32, to, format, 0);
         for (k = 0; k < v.n; k++) x[k] = kopt_sum_with_(x[k], y[k], factor);
-        kopt_move_(&v, to, format, KOPT_POINTER_(kopt_byte_ *, x), KOPT_F32, 0);
+        kopt_convert_part_(&v, to, format, KOPT_POINTER_(kopt_byte_ *, x), KOPT_F32, 0);
     }
     kopt_leave_(&environment);
     return KOPT_OK;
@@ -9072,7 +9094,7 @@ KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void 
     t.shards = shards;
     t.count = count;
     t.n = n;
-    kopt_use_tool_(&t);
+    kopt_run_tool_(&t);
     return KOPT_OK;
 }
 
@@ -9130,8 +9152,11 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
 #ifdef KAHAN_OPT_VMATH
 /* ---- vector mathematics: the built-in table ---- */
 
+/* Elements of a tile. Also the size of a block of random numbers: see kopt_draw_tile_. */
 #define KOPT_VMATH_TILE_ 256
 
+/* Runs one fp32 function of the kernels in the IEEE environment. in2 and out2 are NULL where the function has one input
+   or one output. */
 static void kopt_vmath_run_(kopt_vmath_kind_ kind, float *out, float *out2, const float *in, const float *in2,
                             size_t n) {
     kopt_vmath_job_ j;
@@ -9150,16 +9175,16 @@ static void kopt_vmath_run_(kopt_vmath_kind_ kind, float *out, float *out2, cons
     kopt_leave_(&environment);
 }
 
-#define KOPT_BUILTIN_(name, kind)                                              \
+#define KOPT_BUILTIN_FUNCTION_(name, kind)                                     \
     static void kopt_builtin_##name##_(float *out, const float *x, size_t n) { \
         kopt_vmath_run_(kind, out, KOPT_NULL_, x, KOPT_NULL_, n);              \
     }
-KOPT_BUILTIN_(exp, KOPT_VMATH_EXP_)
-KOPT_BUILTIN_(log, KOPT_VMATH_LOG_)
-KOPT_BUILTIN_(tanh, KOPT_VMATH_TANH_)
-KOPT_BUILTIN_(erf, KOPT_VMATH_ERF_)
-KOPT_BUILTIN_(erfc, KOPT_VMATH_ERFC_)
-#undef KOPT_BUILTIN_
+KOPT_BUILTIN_FUNCTION_(exp, KOPT_VMATH_EXP_)
+KOPT_BUILTIN_FUNCTION_(log, KOPT_VMATH_LOG_)
+KOPT_BUILTIN_FUNCTION_(tanh, KOPT_VMATH_TANH_)
+KOPT_BUILTIN_FUNCTION_(erf, KOPT_VMATH_ERF_)
+KOPT_BUILTIN_FUNCTION_(erfc, KOPT_VMATH_ERFC_)
+#undef KOPT_BUILTIN_FUNCTION_
 static void kopt_builtin_atan2_(float *out, const float *y, const float *x, size_t n) {
     kopt_vmath_run_(KOPT_VMATH_ATAN2_, out, KOPT_NULL_, y, x, n);
 }
@@ -9167,24 +9192,28 @@ static void kopt_builtin_sincospi_(float *sine, float *cosine, const float *x, s
     kopt_vmath_run_(KOPT_VMATH_SINCOSPI_, sine, cosine, x, KOPT_NULL_, n);
 }
 
-#define KOPT_BUILTIN_(isa)                                                           \
+#define KOPT_BUILTIN_TABLE_(isa)                                                     \
     {"builtin " #isa,   kopt_builtin_exp_,  kopt_builtin_log_,   kopt_builtin_tanh_, \
      kopt_builtin_erf_, kopt_builtin_erfc_, kopt_builtin_atan2_, kopt_builtin_sincospi_}
-static const kopt_vmath kopt_builtin_table_[KOPT_ISA_COUNT] = {
-    KOPT_BUILTIN_(scalar), KOPT_BUILTIN_(sse2), KOPT_BUILTIN_(avx2), KOPT_BUILTIN_(avx512), KOPT_BUILTIN_(neon)};
-#undef KOPT_BUILTIN_
+static const kopt_vmath kopt_builtin_table_[KOPT_ISA_COUNT] = {KOPT_BUILTIN_TABLE_(scalar), KOPT_BUILTIN_TABLE_(sse2),
+                                                               KOPT_BUILTIN_TABLE_(avx2), KOPT_BUILTIN_TABLE_(avx512),
+                                                               KOPT_BUILTIN_TABLE_(neon)};
+#undef KOPT_BUILTIN_TABLE_
 
 KOPT_API_ const kopt_vmath *kopt_vmath_builtin(void) { return &kopt_builtin_table_[kopt_isa_current()]; }
 
-/* ---- vector mathematics by SLEEF ---- */
+/* ---- vector mathematics: SLEEF ---- */
 
-/* Only names that 3.5.1, 3.9 and 4.0 have, and that give the same bits in each of them on each machine. They are
-   declared under names of our own, without vector types: clang passes vectors wrongly, without a word, from a file that
-   is compiled without -mavx512f (LLVM issue 64706), function attributes or not. Lines of assembly call them. */
+/* Uses only functions that SLEEF 3.5.1, 3.9 and 4.0 all have and that return the same bits in these versions on every
+   machine. They are declared as void functions under private names, which assembly labels bind to SLEEF's symbols: in a
+   file compiled without -mavx512f, clang passes vector arguments wrongly and does not warn, with or without target
+   attributes (LLVM issue 64706). On x86, inline assembly calls the functions; on AArch64, casts give them their
+   types. */
 
 #if defined(KAHAN_OPT_SLEEF) && defined(KOPT_GNU_) && \
     ((defined(KOPT_X86_) && defined(__x86_64__) && !defined(_WIN32) && !defined(__ILP32__)) || defined(KOPT_NEON_))
-typedef void kopt_sleef_raw_(void); /* not their type: nothing calls them by it */
+/* A placeholder for the real types. No call uses this type. */
+typedef void kopt_sleef_function_(void);
 enum {
     KOPT_SLEEF_EXP_,
     KOPT_SLEEF_LOG_,
@@ -9196,85 +9225,90 @@ enum {
 };
 
 #ifdef __cplusplus
-#define KOPT_SLEEF_AS_(type, f) reinterpret_cast<type>(f)
+#define KOPT_SLEEF_CAST_(type, f) reinterpret_cast<type>(f)
 #else
-#define KOPT_SLEEF_AS_(type, f) ((type)(f))
+#define KOPT_SLEEF_CAST_(type, f) ((type)(f))
 #endif
 
 #ifdef KOPT_X86_
-/* out[i] = f(a[i], b[i]), whole vectors, so many bytes of each; or one vector, *pair = f(*a): a structure of two comes
-   back through its address. The loop is in here, in registers that a function keeps: with a call of ours for each
-   vector a step by Adam-atan2 is 6 % slower. */
-#define KOPT_SLEEF_CALL_(width, target, r, more)                                                                      \
-    static KOPT_NOINLINE_ KOPT_TARGET_(target) void kopt_sleef_call_##width##_(kopt_sleef_raw_ *f, kopt_byte_ *out,   \
-                                                                               kopt_byte_ *pair, const kopt_byte_ *a, \
-                                                                               const kopt_byte_ *b, size_t bytes) {   \
-        __asm__ __volatile__("mov{q %%rax, %%r15| r15, rax}\n\t"                                                      \
-                             "mov{q %%rcx, %%r13| r13, rcx}\n\t"                                                      \
-                             "mov{q %%rdx, %%r14| r14, rdx}\n\t"                                                      \
-                             "xor{l %%r12d, %%r12d| r12d, r12d}\n\t"                                                  \
-                             "mov{q %%rsp, %%rax| rax, rsp}\n\t"                                                      \
-                             "sub{q $256, %%rsp| rsp, 256}\n\t" /* below the red zone */                              \
-                             "and{q $-64, %%rsp| rsp, -64}\n\t"                                                       \
-                             "mov{q %%rax, (%%rsp)| [rsp], rax}\n\t"                                                  \
-                             "mov{q %%rsi, 8(%%rsp)| [rsp + 8], rsi}\n\t"                                             \
-                             "2:\n\t"                                                                                 \
-                             "vmovups {(%%r13,%%r12), %%" r "0|" r "0, [r13 + r12]}\n\t"                              \
-                             "vmovups {(%%r14,%%r12), %%" r "1|" r "1, [r14 + r12]}\n\t"                              \
-                             "call {*%%r15|r15}\n\t"                                                                  \
-                             "vmovups {%%" r "0, (%%rbx,%%r12)|[rbx + r12], " r "0}\n\t"                              \
-                             "add{q $" #width "/8, %%r12| r12, " #width "/8}\n\t"                                     \
-                             "cmp{q 8(%%rsp), %%r12| r12, [rsp + 8]}\n\t"                                             \
-                             "jb 2b\n\t"                                                                              \
-                             "mov{q (%%rsp), %%rsp| rsp, [rsp]}\n\t"                                                  \
-                             "vzeroupper"                                                                             \
-                             : "+a"(f), "+D"(pair), "+c"(a), "+d"(b), "+S"(bytes)                                     \
-                             : "b"(out)                                                                               \
-                             : "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "cc", "memory", "xmm0", "xmm1",  \
-                               "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",      \
-                               "xmm12", "xmm13", "xmm14", "xmm15" more);                                              \
+/* Calls f for whole vectors: out[i] = f(a[i], b[i]), where `bytes` is the size of each array. A function of one
+   argument ignores b. With sincospi, bytes is one vector: f returns a structure of two vectors in memory at *sincos,
+   whose address the System V ABI passes in rdi; out receives garbage. The loop is part of the assembly and keeps its
+   variables in callee-saved registers: faster than one function call from C per vector. r: zmm, ymm or xmm, the name of
+   the vector registers; clobbers: more registers that f may change. */
+#define KOPT_SLEEF_CALL_(width, target, r, clobbers)                                                                 \
+    static KOPT_NOINLINE_ KOPT_TARGET_(target) void kopt_sleef_call_##width##_(                                      \
+        kopt_sleef_function_ *f, kopt_byte_ *out, kopt_byte_ *sincos, const kopt_byte_ *a, const kopt_byte_ *b,      \
+        size_t bytes) {                                                                                              \
+        __asm__ __volatile__("mov{q %%rax, %%r15| r15, rax}\n\t"                                                     \
+                             "mov{q %%rcx, %%r13| r13, rcx}\n\t"                                                     \
+                             "mov{q %%rdx, %%r14| r14, rdx}\n\t"                                                     \
+                             "xor{l %%r12d, %%r12d| r12d, r12d}\n\t"                                                 \
+                             "mov{q %%rsp, %%rax| rax, rsp}\n\t"                                                     \
+                             "sub{q $256, %%rsp| rsp, 256}\n\t" /* skips the red zone */                             \
+                             "and{q $-64, %%rsp| rsp, -64}\n\t"                                                      \
+                             "mov{q %%rax, (%%rsp)| [rsp], rax}\n\t"                                                 \
+                             "mov{q %%rsi, 8(%%rsp)| [rsp + 8], rsi}\n\t"                                            \
+                             "2:\n\t"                                                                                \
+                             "vmovups {(%%r13,%%r12), %%" r "0|" r "0, [r13 + r12]}\n\t"                             \
+                             "vmovups {(%%r14,%%r12), %%" r "1|" r "1, [r14 + r12]}\n\t"                             \
+                             "call {*%%r15|r15}\n\t"                                                                 \
+                             "vmovups {%%" r "0, (%%rbx,%%r12)|[rbx + r12], " r "0}\n\t"                             \
+                             "add{q $" #width "/8, %%r12| r12, " #width "/8}\n\t"                                    \
+                             "cmp{q 8(%%rsp), %%r12| r12, [rsp + 8]}\n\t"                                            \
+                             "jb 2b\n\t"                                                                             \
+                             "mov{q (%%rsp), %%rsp| rsp, [rsp]}\n\t"                                                 \
+                             "vzeroupper"                                                                            \
+                             : "+a"(f), "+D"(sincos), "+c"(a), "+d"(b), "+S"(bytes)                                  \
+                             : "b"(out)                                                                              \
+                             : "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "cc", "memory", "xmm0", "xmm1", \
+                               "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",     \
+                               "xmm12", "xmm13", "xmm14", "xmm15" clobbers);                                         \
     }
-#define KOPT_SLEEF_LOW_
-#define KOPT_SLEEF_ALL_                                                                                           \
+#define KOPT_SLEEF_NO_CLOBBERS_
+#define KOPT_SLEEF_AVX512_CLOBBERS_                                                                               \
     , "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27", \
         "xmm28", "xmm29", "xmm30", "xmm31", "k1", "k2", "k3", "k4", "k5", "k6", "k7"
-KOPT_SLEEF_CALL_(512, "avx512f", "zmm", KOPT_SLEEF_ALL_)
-KOPT_SLEEF_CALL_(256, "avx2", "ymm", KOPT_SLEEF_LOW_)
-KOPT_SLEEF_CALL_(128, "avx2", "xmm", KOPT_SLEEF_LOW_)
+KOPT_SLEEF_CALL_(512, "avx512f", "zmm", KOPT_SLEEF_AVX512_CLOBBERS_)
+KOPT_SLEEF_CALL_(256, "avx2", "ymm", KOPT_SLEEF_NO_CLOBBERS_)
+KOPT_SLEEF_CALL_(128, "avx2", "xmm", KOPT_SLEEF_NO_CLOBBERS_)
 #undef KOPT_SLEEF_CALL_
-#undef KOPT_SLEEF_LOW_
-#undef KOPT_SLEEF_ALL_
-#define KOPT_SLEEF_KIND_(what) /* the three kinds are called alike */
+#undef KOPT_SLEEF_NO_CLOBBERS_
+#undef KOPT_SLEEF_AVX512_CLOBBERS_
+#define KOPT_SLEEF_KIND_ARGUMENT_(kind) /* no parameter kind: one sequence of instructions calls all functions */
 #else
-typedef struct kopt_sleef_two_ {
-    float32x4_t first, second;
-} kopt_sleef_two_;
-static KOPT_NOINLINE_ void kopt_sleef_call_128_(kopt_sleef_raw_ *f, kopt_byte_ *out, kopt_byte_ *pair,
-                                                const kopt_byte_ *a, const kopt_byte_ *b, size_t bytes, int what) {
+typedef struct kopt_sleef_sincos_ {
+    float32x4_t sine, cosine;
+} kopt_sleef_sincos_;
+static KOPT_NOINLINE_ void kopt_sleef_call_128_(kopt_sleef_function_ *f, kopt_byte_ *out, kopt_byte_ *sincos,
+                                                const kopt_byte_ *a, const kopt_byte_ *b, size_t bytes, int kind) {
     size_t i;
     for (i = 0; i < bytes; i += 16) {
         const float32x4_t x = vreinterpretq_f32_u8(vld1q_u8(a + i)), y = vreinterpretq_f32_u8(vld1q_u8(b + i));
-        if (what == KOPT_SLEEF_SINCOSPI_) {
-            const kopt_sleef_two_ two = KOPT_SLEEF_AS_(kopt_sleef_two_(*)(float32x4_t), f)(x);
-            vst1q_u8(pair, vreinterpretq_u8_f32(two.first));
-            vst1q_u8(pair + 16, vreinterpretq_u8_f32(two.second));
-        } else if (what == KOPT_SLEEF_ATAN2_) {
-            vst1q_u8(out + i, vreinterpretq_u8_f32(KOPT_SLEEF_AS_(float32x4_t(*)(float32x4_t, float32x4_t), f)(x, y)));
+        if (kind == KOPT_SLEEF_SINCOSPI_) {
+            const kopt_sleef_sincos_ both = KOPT_SLEEF_CAST_(kopt_sleef_sincos_(*)(float32x4_t), f)(x);
+            vst1q_u8(sincos, vreinterpretq_u8_f32(both.sine));
+            vst1q_u8(sincos + 16, vreinterpretq_u8_f32(both.cosine));
+        } else if (kind == KOPT_SLEEF_ATAN2_) {
+            vst1q_u8(out + i,
+                     vreinterpretq_u8_f32(KOPT_SLEEF_CAST_(float32x4_t(*)(float32x4_t, float32x4_t), f)(x, y)));
         } else {
-            vst1q_u8(out + i, vreinterpretq_u8_f32(KOPT_SLEEF_AS_(float32x4_t(*)(float32x4_t), f)(x)));
+            vst1q_u8(out + i, vreinterpretq_u8_f32(KOPT_SLEEF_CAST_(float32x4_t(*)(float32x4_t), f)(x)));
         }
     }
 }
-#define KOPT_SLEEF_KIND_(what) , what
+#define KOPT_SLEEF_KIND_ARGUMENT_(kind) , kind
 #endif
 
-#define KOPT_SLEEF_TEXT2_(x) #x
-#define KOPT_SLEEF_TEXT_(x) KOPT_SLEEF_TEXT2_(x)
-#define KOPT_SLEEF_NAME_(own, name) KOPT_EXTERN_ void own(void) __asm__(KOPT_SLEEF_TEXT_(__USER_LABEL_PREFIX__) name)
+#define KOPT_SLEEF_STRING2_(x) #x
+#define KOPT_SLEEF_STRING_(x) KOPT_SLEEF_STRING2_(x)
+#define KOPT_SLEEF_DECLARE_(alias, name) \
+    KOPT_EXTERN_ void alias(void) __asm__(KOPT_SLEEF_STRING_(__USER_LABEL_PREFIX__) name)
 #define KOPT_SLEEF_UNARY_(width, name) static void kopt_sleef_##name##_##width##_(float *out, const float *x, size_t n)
 
-/* SLEEF's cospi is 0 from some |x| on that differs between versions: from 2^22 on the built-in takes over. */
-static void kopt_sleef_mend_(float *sine, float *cosine, const kopt_byte_ *x, size_t n) {
+/* SLEEF's cospi returns 0 for |x| above a threshold that depends on its version. From 2^22 on, the built-in computes
+   sine and cosine. */
+static void kopt_sleef_fix_sincospi_(float *sine, float *cosine, const kopt_byte_ *x, size_t n) {
     size_t i;
     for (i = 0; i < n; i++) {
         const uint32_t word = kopt_load32_(x + 4 * i);
@@ -9285,105 +9319,106 @@ static void kopt_sleef_mend_(float *sine, float *cosine, const kopt_byte_ *x, si
     }
 }
 
-/* One width: the declarations, the loop, the seven functions and their table. A tail is padded to a whole vector. A
-   step, which is in the environment already, calls the loop itself. */
-#define KOPT_SLEEF_FORM_(width, lanes, suffix, title)                                                                 \
-    KOPT_SLEEF_NAME_(kopt_sleef_exp_raw_##width##_, "Sleef_expf" lanes "_u10" suffix);                                \
-    KOPT_SLEEF_NAME_(kopt_sleef_log_raw_##width##_, "Sleef_logf" lanes "_u10" suffix);                                \
-    KOPT_SLEEF_NAME_(kopt_sleef_tanh_raw_##width##_, "Sleef_tanhf" lanes "_u10" suffix);                              \
-    KOPT_SLEEF_NAME_(kopt_sleef_erf_raw_##width##_, "Sleef_erff" lanes "_u10" suffix);                                \
-    KOPT_SLEEF_NAME_(kopt_sleef_erfc_raw_##width##_, "Sleef_erfcf" lanes "_u15" suffix);                              \
-    KOPT_SLEEF_NAME_(kopt_sleef_atan2_raw_##width##_, "Sleef_atan2f" lanes "_u10" suffix);                            \
-    KOPT_SLEEF_NAME_(kopt_sleef_sincospi_raw_##width##_, "Sleef_sincospif" lanes "_u05" suffix);                      \
-    KOPT_SLEEF_NAME_(kopt_sleef_tanh_fast_##width##_, "Sleef_tanhf" lanes "_u35" suffix);                             \
-    KOPT_SLEEF_NAME_(kopt_sleef_atan_fast_##width##_, "Sleef_atanf" lanes "_u35" suffix);                             \
-    static void kopt_sleef_one_##width##_(kopt_sleef_raw_ *f, int what, float *out, float *out2, const float *x,      \
-                                          const float *y, size_t n) {         /* up to one vector */                  \
-        kopt_byte_ room[7 * 64], *at = room + (0 - KOPT_ADDRESS_(room)) % 64; /* pair (128), x, y, out */             \
-        kopt_byte_ *to = KOPT_POINTER_(kopt_byte_ *, out);                                                            \
-        kopt_copy_padded_(at + 128, 64, KOPT_CONST_POINTER_(const kopt_byte_ *, x), 4 * n);                           \
-        kopt_copy_padded_(at + 192, 64, KOPT_CONST_POINTER_(const kopt_byte_ *, y), 4 * n);                           \
-        kopt_sleef_call_##width##_(f, at + 256, at, at + 128, at + 192, width / 8 KOPT_SLEEF_KIND_(what));            \
-        kopt_copy_noinline_(to, what == KOPT_SLEEF_SINCOSPI_ ? at : at + 256, 4 * n);                                 \
-        if (what != KOPT_SLEEF_SINCOSPI_) return;                                                                     \
-        kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, out2), at + width / 8, 4 * n);                                \
-        kopt_sleef_mend_(out, out2, at + 128, n);                                                                     \
-    }                                                                                                                 \
-    static void kopt_sleef_loop_##width##_(kopt_sleef_raw_ *f, int what, float *out, float *out2, const float *x,     \
-                                           const float *y, size_t n) {                                                \
-        const size_t count = width / 32, whole = what == KOPT_SLEEF_SINCOSPI_ ? 0 : n / count * count;                \
-        size_t i, m;                                                                                                  \
-        if (whole != 0)                                                                                               \
-            kopt_sleef_call_##width##_(f, KOPT_POINTER_(kopt_byte_ *, out), KOPT_NULL_,                               \
-                                       KOPT_CONST_POINTER_(const kopt_byte_ *, x),                                    \
-                                       KOPT_CONST_POINTER_(const kopt_byte_ *, y), 4 * whole KOPT_SLEEF_KIND_(what)); \
-        for (i = whole; i < n; i += m) {                                                                              \
-            m = n - i < count ? n - i : count;                                                                        \
-            kopt_sleef_one_##width##_(f, what, out + i, out2 + i, x + i, y + i, m);                                   \
-        }                                                                                                             \
-    }                                                                                                                 \
-    static void kopt_sleef_run_##width##_(kopt_sleef_raw_ *f, int what, float *out, float *out2, const float *x,      \
-                                          const float *y, size_t n) {                                                 \
-        kopt_environment_ environment;                                                                                \
-        kopt_enter_(&environment);                                                                                    \
-        kopt_sleef_loop_##width##_(f, what, out, out2, x, y, n);                                                      \
-        kopt_leave_(&environment);                                                                                    \
-    }                                                                                                                 \
-    KOPT_SLEEF_UNARY_(width, exp) { kopt_sleef_run_##width##_(kopt_sleef_exp_raw_##width##_, 0, out, out, x, x, n); } \
-    KOPT_SLEEF_UNARY_(width, log) { kopt_sleef_run_##width##_(kopt_sleef_log_raw_##width##_, 0, out, out, x, x, n); } \
-    KOPT_SLEEF_UNARY_(width, tanh) {                                                                                  \
-        kopt_sleef_run_##width##_(kopt_sleef_tanh_raw_##width##_, 0, out, out, x, x, n);                              \
-    }                                                                                                                 \
-    KOPT_SLEEF_UNARY_(width, erf) { kopt_sleef_run_##width##_(kopt_sleef_erf_raw_##width##_, 0, out, out, x, x, n); } \
-    KOPT_SLEEF_UNARY_(width, erfc) {                                                                                  \
-        kopt_sleef_run_##width##_(kopt_sleef_erfc_raw_##width##_, 0, out, out, x, x, n);                              \
-    }                                                                                                                 \
-    static void kopt_sleef_atan2_##width##_(float *out, const float *y, const float *x, size_t n) {                   \
-        kopt_sleef_run_##width##_(kopt_sleef_atan2_raw_##width##_, KOPT_SLEEF_ATAN2_, out, out, y, x, n);             \
-    }                                                                                                                 \
-    static void kopt_sleef_sincospi_##width##_(float *sine, float *cosine, const float *x, size_t n) {                \
-        kopt_sleef_run_##width##_(kopt_sleef_sincospi_raw_##width##_, KOPT_SLEEF_SINCOSPI_, sine, cosine, x, x, n);   \
-    }                                                                                                                 \
-    KOPT_SLEEF_UNARY_(width, steps_tanh) {                                                                            \
-        kopt_sleef_loop_##width##_(kopt_sleef_tanh_fast_##width##_, 0, out, out, x, x, n);                            \
-    }                                                                                                                 \
-    static void kopt_sleef_steps_atan_##width##_(float *out, const float *quotient, const float *x, size_t n) {       \
-        (void)x;                                                                                                      \
-        kopt_sleef_loop_##width##_(kopt_sleef_atan_fast_##width##_, 0, out, out, quotient, quotient, n);              \
-    }                                                                                                                 \
-    static const kopt_vmath kopt_sleef_steps_##width##_ = {"sleef " title ", 3.5 ulp",       KOPT_NULL_, KOPT_NULL_,  \
-                                                           kopt_sleef_steps_tanh_##width##_, KOPT_NULL_, KOPT_NULL_,  \
-                                                           kopt_sleef_steps_atan_##width##_, KOPT_NULL_};             \
-    static const kopt_vmath kopt_sleef_table_##width##_ = {"sleef " title,                                            \
-                                                           kopt_sleef_exp_##width##_,                                 \
-                                                           kopt_sleef_log_##width##_,                                 \
-                                                           kopt_sleef_tanh_##width##_,                                \
-                                                           kopt_sleef_erf_##width##_,                                 \
-                                                           kopt_sleef_erfc_##width##_,                                \
-                                                           kopt_sleef_atan2_##width##_,                               \
+/* Everything for one vector width: the declarations, the loop, the seven functions and their table, and the table of an
+   optimizer step. A tail is padded with zeros to a whole vector. A step has entered the floating-point environment
+   before; so its functions call the loop directly. kind is 0 for all functions of one argument but sincospi. */
+#define KOPT_SLEEF_WIDTH_(width, lanes, suffix, title)                                                                 \
+    KOPT_SLEEF_DECLARE_(kopt_sleef_exp_raw_##width##_, "Sleef_expf" lanes "_u10" suffix);                              \
+    KOPT_SLEEF_DECLARE_(kopt_sleef_log_raw_##width##_, "Sleef_logf" lanes "_u10" suffix);                              \
+    KOPT_SLEEF_DECLARE_(kopt_sleef_tanh_raw_##width##_, "Sleef_tanhf" lanes "_u10" suffix);                            \
+    KOPT_SLEEF_DECLARE_(kopt_sleef_erf_raw_##width##_, "Sleef_erff" lanes "_u10" suffix);                              \
+    KOPT_SLEEF_DECLARE_(kopt_sleef_erfc_raw_##width##_, "Sleef_erfcf" lanes "_u15" suffix);                            \
+    KOPT_SLEEF_DECLARE_(kopt_sleef_atan2_raw_##width##_, "Sleef_atan2f" lanes "_u10" suffix);                          \
+    KOPT_SLEEF_DECLARE_(kopt_sleef_sincospi_raw_##width##_, "Sleef_sincospif" lanes "_u05" suffix);                    \
+    KOPT_SLEEF_DECLARE_(kopt_sleef_tanh_fast_##width##_, "Sleef_tanhf" lanes "_u35" suffix);                           \
+    KOPT_SLEEF_DECLARE_(kopt_sleef_atan_fast_##width##_, "Sleef_atanf" lanes "_u35" suffix);                           \
+    static void kopt_sleef_vector_##width##_(kopt_sleef_function_ *f, int kind, float *out, float *out2,               \
+                                             const float *x, const float *y, size_t n) { /* n <= one vector */         \
+        kopt_byte_ room[7 * 64], *at = room + (0 - KOPT_ADDRESS_(room)) % 64;            /* sincos (128), x, y, out */ \
+        kopt_byte_ *to = KOPT_POINTER_(kopt_byte_ *, out);                                                             \
+        kopt_copy_padded_(at + 128, 64, KOPT_CONST_POINTER_(const kopt_byte_ *, x), 4 * n);                            \
+        kopt_copy_padded_(at + 192, 64, KOPT_CONST_POINTER_(const kopt_byte_ *, y), 4 * n);                            \
+        kopt_sleef_call_##width##_(f, at + 256, at, at + 128, at + 192, width / 8 KOPT_SLEEF_KIND_ARGUMENT_(kind));    \
+        kopt_copy_noinline_(to, kind == KOPT_SLEEF_SINCOSPI_ ? at : at + 256, 4 * n);                                  \
+        if (kind != KOPT_SLEEF_SINCOSPI_) return;                                                                      \
+        kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, out2), at + width / 8, 4 * n);                                 \
+        kopt_sleef_fix_sincospi_(out, out2, at + 128, n);                                                              \
+    }                                                                                                                  \
+    static void kopt_sleef_loop_##width##_(kopt_sleef_function_ *f, int kind, float *out, float *out2, const float *x, \
+                                           const float *y, size_t n) {                                                 \
+        const size_t count = width / 32, whole = kind == KOPT_SLEEF_SINCOSPI_ ? 0 : n / count * count;                 \
+        size_t i, m;                                                                                                   \
+        if (whole != 0)                                                                                                \
+            kopt_sleef_call_##width##_(                                                                                \
+                f, KOPT_POINTER_(kopt_byte_ *, out), KOPT_NULL_, KOPT_CONST_POINTER_(const kopt_byte_ *, x),           \
+                KOPT_CONST_POINTER_(const kopt_byte_ *, y), 4 * whole KOPT_SLEEF_KIND_ARGUMENT_(kind));                \
+        for (i = whole; i < n; i += m) {                                                                               \
+            m = n - i < count ? n - i : count;                                                                         \
+            kopt_sleef_vector_##width##_(f, kind, out + i, out2 + i, x + i, y + i, m);                                 \
+        }                                                                                                              \
+    }                                                                                                                  \
+    static void kopt_sleef_run_##width##_(kopt_sleef_function_ *f, int kind, float *out, float *out2, const float *x,  \
+                                          const float *y, size_t n) {                                                  \
+        kopt_environment_ environment;                                                                                 \
+        kopt_enter_(&environment);                                                                                     \
+        kopt_sleef_loop_##width##_(f, kind, out, out2, x, y, n);                                                       \
+        kopt_leave_(&environment);                                                                                     \
+    }                                                                                                                  \
+    KOPT_SLEEF_UNARY_(width, exp) { kopt_sleef_run_##width##_(kopt_sleef_exp_raw_##width##_, 0, out, out, x, x, n); }  \
+    KOPT_SLEEF_UNARY_(width, log) { kopt_sleef_run_##width##_(kopt_sleef_log_raw_##width##_, 0, out, out, x, x, n); }  \
+    KOPT_SLEEF_UNARY_(width, tanh) {                                                                                   \
+        kopt_sleef_run_##width##_(kopt_sleef_tanh_raw_##width##_, 0, out, out, x, x, n);                               \
+    }                                                                                                                  \
+    KOPT_SLEEF_UNARY_(width, erf) { kopt_sleef_run_##width##_(kopt_sleef_erf_raw_##width##_, 0, out, out, x, x, n); }  \
+    KOPT_SLEEF_UNARY_(width, erfc) {                                                                                   \
+        kopt_sleef_run_##width##_(kopt_sleef_erfc_raw_##width##_, 0, out, out, x, x, n);                               \
+    }                                                                                                                  \
+    static void kopt_sleef_atan2_##width##_(float *out, const float *y, const float *x, size_t n) {                    \
+        kopt_sleef_run_##width##_(kopt_sleef_atan2_raw_##width##_, KOPT_SLEEF_ATAN2_, out, out, y, x, n);              \
+    }                                                                                                                  \
+    static void kopt_sleef_sincospi_##width##_(float *sine, float *cosine, const float *x, size_t n) {                 \
+        kopt_sleef_run_##width##_(kopt_sleef_sincospi_raw_##width##_, KOPT_SLEEF_SINCOSPI_, sine, cosine, x, x, n);    \
+    }                                                                                                                  \
+    KOPT_SLEEF_UNARY_(width, steps_tanh) {                                                                             \
+        kopt_sleef_loop_##width##_(kopt_sleef_tanh_fast_##width##_, 0, out, out, x, x, n);                             \
+    }                                                                                                                  \
+    static void kopt_sleef_steps_atan_##width##_(float *out, const float *quotient, const float *x, size_t n) {        \
+        (void)x;                                                                                                       \
+        kopt_sleef_loop_##width##_(kopt_sleef_atan_fast_##width##_, 0, out, out, quotient, quotient, n);               \
+    }                                                                                                                  \
+    static const kopt_vmath kopt_sleef_steps_##width##_ = {"sleef " title ", 3.5 ulp",       KOPT_NULL_, KOPT_NULL_,   \
+                                                           kopt_sleef_steps_tanh_##width##_, KOPT_NULL_, KOPT_NULL_,   \
+                                                           kopt_sleef_steps_atan_##width##_, KOPT_NULL_};              \
+    static const kopt_vmath kopt_sleef_table_##width##_ = {"sleef " title,                                             \
+                                                           kopt_sleef_exp_##width##_,                                  \
+                                                           kopt_sleef_log_##width##_,                                  \
+                                                           kopt_sleef_tanh_##width##_,                                 \
+                                                           kopt_sleef_erf_##width##_,                                  \
+                                                           kopt_sleef_erfc_##width##_,                                 \
+                                                           kopt_sleef_atan2_##width##_,                                \
                                                            kopt_sleef_sincospi_##width##_};
 
 #ifdef KOPT_X86_
-KOPT_SLEEF_FORM_(512, "16", "avx512f", "avx512")
-KOPT_SLEEF_FORM_(256, "8", "avx2", "avx2")
-KOPT_SLEEF_FORM_(128, "4", "avx2128", "avx2, 128 bits")
+KOPT_SLEEF_WIDTH_(512, "16", "avx512f", "avx512")
+KOPT_SLEEF_WIDTH_(256, "8", "avx2", "avx2")
+KOPT_SLEEF_WIDTH_(128, "4", "avx2128", "avx2, 128 bits")
 #else
-KOPT_SLEEF_FORM_(128, "4", "advsimd", "neon")
+KOPT_SLEEF_WIDTH_(128, "4", "advsimd", "neon")
 #endif
-#undef KOPT_SLEEF_FORM_
+#undef KOPT_SLEEF_WIDTH_
 #undef KOPT_SLEEF_UNARY_
-#undef KOPT_SLEEF_NAME_
-#undef KOPT_SLEEF_TEXT_
-#undef KOPT_SLEEF_TEXT2_
-#undef KOPT_SLEEF_KIND_
-#undef KOPT_SLEEF_AS_
+#undef KOPT_SLEEF_DECLARE_
+#undef KOPT_SLEEF_STRING_
+#undef KOPT_SLEEF_STRING2_
+#undef KOPT_SLEEF_KIND_ARGUMENT_
+#undef KOPT_SLEEF_CAST_
 
 KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void) {
 #ifdef KOPT_X86_
     uint32_t r[4];
     if (kopt_isa_current() == KOPT_ISA_SCALAR || !kopt_isa_usable(KOPT_ISA_AVX2)) return KOPT_NULL_;
     kopt_cpuid_(1, r);
-    if ((r[2] >> 12 & 1u) == 0) return KOPT_NULL_; /* FMA */
+    if ((r[2] >> 12 & 1u) == 0) return KOPT_NULL_; /* no FMA */
     if (kopt_isa_current() == KOPT_ISA_AVX512) return &kopt_sleef_table_512_;
     return kopt_isa_current() == KOPT_ISA_AVX2 ? &kopt_sleef_table_256_ : &kopt_sleef_table_128_;
 #else
@@ -9391,8 +9426,10 @@ KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void) {
 #endif
 }
 
-/* For steps its forms with 3.5 ulp, which are twice as fast; of Adam-atan2, whose second argument is positive, the arc
-   tangent of the quotient: 31 operations instead of 55, a step takes 0.84 of the time. */
+/* The table that a step uses in place of vmath. SLEEF has a second table for steps: functions within 3.5 ulp, about
+   twice as fast. Its entry atan2 computes the arc tangent of a quotient, which takes fewer operations than atan2.
+   Adam-atan2 can use it because the second argument is positive; the kernel divides before the call (see
+   kopt_job_.quotient). */
 static const kopt_vmath *kopt_vmath_of_steps_(const kopt_vmath *vmath) {
 #ifdef KOPT_X86_
     if (vmath == &kopt_sleef_table_512_) return &kopt_sleef_steps_512_;
@@ -9407,7 +9444,7 @@ static const kopt_vmath *kopt_vmath_of_steps_(const kopt_vmath *vmath) { return 
 
 /* ---- functions of arrays ---- */
 
-/* The table, or the default if it is NULL. */
+/* Returns vmath, or the default table if vmath is NULL. */
 static const kopt_vmath *kopt_vmath_of_(const kopt_vmath *vmath) {
     if (vmath == KOPT_NULL_) vmath = kopt_vmath_sleef();
     return vmath == KOPT_NULL_ ? kopt_vmath_builtin() : vmath;
@@ -9418,18 +9455,21 @@ KOPT_API_ const char *kopt_vmath_name(const kopt_vmath *vmath) {
     return name == KOPT_NULL_ ? "unnamed" : name;
 }
 
-/* Two arrays of n elements are the same or do not overlap. */
-static int kopt_apart_(const void *a, const void *b, size_t size) { return a == b || !kopt_overlap_(a, size, b, size); }
+/* Do two arrays of `size` bytes begin at the same address or not overlap at all? */
+static int kopt_same_or_disjoint_(const void *a, const void *b, size_t size) {
+    return a == b || !kopt_overlap_(a, size, b, size);
+}
 
 static kopt_result kopt_vmath_check_(const void *out, const void *x, const void *y, size_t n, size_t size) {
     if (!kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS;
     if (n == 0) return KOPT_OK;
     if (out == KOPT_NULL_ || x == KOPT_NULL_ || y == KOPT_NULL_) return KOPT_ERROR_NULL;
-    return kopt_apart_(out, x, n * size) && kopt_apart_(out, y, n * size) ? KOPT_OK : KOPT_ERROR_OVERLAP;
+    return kopt_same_or_disjoint_(out, x, n * size) && kopt_same_or_disjoint_(out, y, n * size) ? KOPT_OK
+                                                                                                : KOPT_ERROR_OVERLAP;
 }
 
-/* In the IEEE environment; the tables' functions have the names of libm's, which may be macros: hence the
-   parentheses. */
+/* Calls `function` of the table vmath in the IEEE environment. The built-in serves an entry that is NULL. The
+   parentheses around table->function are needed: the members have the names of libm functions, which may be macros. */
 #define KOPT_VMATH_CALL_(function, arguments)                            \
     do {                                                                 \
         const kopt_vmath *table = kopt_vmath_of_(vmath);                 \
@@ -9467,7 +9507,9 @@ KOPT_API_ kopt_result kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, 
     return result;
 }
 
-/* n <= KOPT_VMATH_TILE_ elements of a kopt_map */
+/* kopt_map() of n <= KOPT_VMATH_TILE_ elements: the kernel computes the argument (PREPARE_), the table computes exp,
+   log or tanh, and the kernel computes and rounds the result (FINISH_). KOPT_SOFTPLUS also needs log(1 + exp). out may
+   be x. */
 static void kopt_map_tile_(const kopt_vmath *vmath, kopt_function f, kopt_byte_ *out, const kopt_byte_ *x,
                            kopt_format format, size_t n) {
     float a[KOPT_VMATH_TILE_], b[KOPT_VMATH_TILE_];
@@ -9516,7 +9558,7 @@ KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *o
     kopt_environment_ environment;
     size_t i, m;
     if (result != KOPT_OK || n == 0) return result;
-    vmath = kopt_vmath_of_(vmath); /* once: it asks the processor */
+    vmath = kopt_vmath_of_(vmath); /* once per call: it executes cpuid */
     kopt_enter_(&environment);
     for (i = 0; i < n; i += m) {
         m = n - i < KOPT_VMATH_TILE_ ? n - i : KOPT_VMATH_TILE_;
@@ -9527,6 +9569,7 @@ KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *o
     return KOPT_OK;
 }
 
+/* The function that is the derivative of f. The caller refuses KOPT_LOG. */
 static kopt_function kopt_slope_of_(kopt_function f) {
     static const kopt_function kopt_slope_[] = {
         KOPT_EXP,        KOPT_LOG,        KOPT_TANH_SLOPE,      KOPT_SIGMOID_SLOPE,
@@ -9566,21 +9609,23 @@ KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f
 
 /* ---- softmax and cross entropy ---- */
 
-/* One row; sum of e^(x - most) = high + low. */
+/* One row of softmax. The sum of e^(x - largest) is high + low. */
 typedef struct kopt_row_ {
     const kopt_vmath *vmath;
     const kopt_byte_ *x;
     size_t n;
-    float most, high, low;
-    uint32_t key; /* of the largest: see row_max */
-    float term[KOPT_VMATH_TILE_], rest[KOPT_VMATH_TILE_], sum[2 * KOPT_PARTS_];
+    float largest, high, low;
+    uint32_t largest_key; /* the largest value as an ordered integer: see row_max */
+    /* term, error: e^(x - largest) and the rounding errors of x - largest, for the latest tile. sum: partial sums of
+       the terms, then what each partial sum lost */
+    float term[KOPT_VMATH_TILE_], error[KOPT_VMATH_TILE_], sum[2 * KOPT_PARTS_];
     kopt_vmath_job_ job;
 } kopt_row_;
 
-/* a + b and what it lost (Knuth). */
-static float kopt_two_sum_(float a, float b, float *rest) {
-    const float sum = kopt_add_(a, b), more = kopt_sub_(sum, a);
-    *rest = kopt_add_(kopt_sub_(a, kopt_sub_(sum, more)), kopt_sub_(b, more));
+/* Returns a + b; *error is the exact rounding error (Knuth's two-sum). */
+static float kopt_two_sum_(float a, float b, float *error) {
+    const float sum = kopt_add_(a, b), b_part = kopt_sub_(sum, a);
+    *error = kopt_add_(kopt_sub_(a, kopt_sub_(sum, b_part)), kopt_sub_(b, b_part));
     return sum;
 }
 
@@ -9595,11 +9640,13 @@ static void kopt_store_float_(kopt_byte_ *p, kopt_format format, float x) {
         kopt_store16_(p, kopt_round_nearest16_scalar_(x, format));
 }
 
+/* Stores x n times. */
 static void kopt_fill_(kopt_byte_ *p, kopt_format format, size_t n, float x) {
     for (; n > 0; n--, p += kopt_bytes_of_(format)) kopt_store_float_(p, format, x);
 }
 
-/* term = e^(x - most) of the elements i .. i + n - 1, with what the difference lost; sum: adds them up. */
+/* row->term = e^(x - largest) for elements i .. i + n - 1, corrected for the rounding errors of x - largest. Adds the
+   terms to the partial sums in `sum` unless it is NULL. */
 static void kopt_row_terms_(kopt_row_ *row, size_t i, size_t n, kopt_byte_ *sum) {
     const kopt_vmath *vmath = row->vmath;
     kopt_vmath_job_ *j = &row->job;
@@ -9607,8 +9654,8 @@ static void kopt_row_terms_(kopt_row_ *row, size_t i, size_t n, kopt_byte_ *sum)
     j->n = n;
     j->in = row->x + i * kopt_bytes_of_(j->format);
     j->out = KOPT_POINTER_(kopt_byte_ *, row->term);
-    j->out2 = KOPT_POINTER_(kopt_byte_ *, row->rest);
-    j->a = row->most;
+    j->out2 = KOPT_POINTER_(kopt_byte_ *, row->error);
+    j->a = row->largest;
     KOPT_KERNEL_(vmath)(j);
     KOPT_VMATH_CALL_(exp, (row->term, row->term, n));
     j->kind = KOPT_VMATH_TERMS_;
@@ -9618,8 +9665,8 @@ static void kopt_row_terms_(kopt_row_ *row, size_t i, size_t n, kopt_byte_ *sum)
     KOPT_KERNEL_(vmath)(j);
 }
 
-/* out = 0 + term * factor, rounded. */
-static void kopt_row_weigh_(kopt_row_ *row, kopt_byte_ *out, size_t n, float factor) {
+/* out[k] = row->term[k] * factor, rounded to the format. It adds 0, so no result is -0. */
+static void kopt_row_scale_terms_(kopt_row_ *row, kopt_byte_ *out, size_t n, float factor) {
     kopt_vmath_job_ *j = &row->job;
     j->kind = KOPT_VMATH_LINE_;
     j->n = n;
@@ -9631,21 +9678,22 @@ static void kopt_row_weigh_(kopt_row_ *row, kopt_byte_ *out, size_t n, float fac
     KOPT_KERNEL_(vmath)(j);
 }
 
-/* The largest value and the sum; 0 if the row has no probabilities. */
+/* Finds the largest value and computes the sum. Returns 0 if the row has no probabilities: no columns, +inf or NaN in
+   it, or all values -inf. */
 static int kopt_row_sum_(kopt_row_ *row) {
     kopt_byte_ *sum = KOPT_POINTER_(kopt_byte_ *, row->sum);
     float high = kopt_as_f32_(0), low = high, lost;
     uint32_t key;
     size_t i, n;
-    row->key = 0x807FFFFFu; /* of -inf */
+    row->largest_key = 0x807FFFFFu; /* the key of -inf */
     row->job.kind = KOPT_VMATH_MOST_;
     row->job.in = row->x;
     row->job.n = row->n;
-    row->job.out = KOPT_POINTER_(kopt_byte_ *, &row->key);
+    row->job.out = KOPT_POINTER_(kopt_byte_ *, &row->largest_key);
     if (row->n != 0) KOPT_KERNEL_(vmath)(&row->job);
-    key = row->key;
+    key = row->largest_key;
     if (key == 0x807FFFFFu || (key >> 31 == 0 && key >= 0x7F800000u)) return 0;
-    row->most = kopt_as_f32_(key >> 31 == 0 ? key : key ^ 0x7FFFFFFFu);
+    row->largest = kopt_as_f32_(key >> 31 == 0 ? key : key ^ 0x7FFFFFFFu);
     kopt_fill_(sum, KOPT_F32, 2 * KOPT_PARTS_, low);
     for (i = 0; i < row->n; i += n) {
         n = row->n - i < KOPT_VMATH_TILE_ ? row->n - i : KOPT_VMATH_TILE_;
@@ -9659,65 +9707,68 @@ static int kopt_row_sum_(kopt_row_ *row) {
     return 1;
 }
 
-/* factor * term / sum into out; out may be the row itself. */
-static void kopt_row_out_(kopt_row_ *row, kopt_byte_ *out, float factor) {
+/* out = factor * softmax of the row. out may be the row itself: each tile is read before it is written. */
+static void kopt_row_probabilities_(kopt_row_ *row, kopt_byte_ *out, float factor) {
     const float f = kopt_div_(factor, row->high);
     size_t i, n;
     for (i = 0; i < row->n; i += n) {
         n = row->n - i < KOPT_VMATH_TILE_ ? row->n - i : KOPT_VMATH_TILE_;
-        if (row->n > KOPT_VMATH_TILE_) kopt_row_terms_(row, i, n, KOPT_NULL_); /* else they still are there */
-        kopt_row_weigh_(row, out + i * kopt_bytes_of_(row->job.format), n, f);
+        if (row->n > KOPT_VMATH_TILE_) kopt_row_terms_(row, i, n, KOPT_NULL_); /* else row->term still holds them */
+        kopt_row_scale_terms_(row, out + i * kopt_bytes_of_(row->job.format), n, f);
     }
 }
 
+/* The softmax of one row; NaN if it has no probabilities. */
 static KOPT_NOINLINE_ void kopt_row_softmax_(kopt_row_ *row, kopt_byte_ *out) {
     if (kopt_row_sum_(row))
-        kopt_row_out_(row, out, 1);
+        kopt_row_probabilities_(row, out, 1);
     else
         kopt_fill_(out, row->job.format, row->n, kopt_as_f32_(0x7FC00000u));
 }
 
-/* Returns the loss; grad may be NULL. */
+/* Returns the loss of one row and stores the gradient of its logits. grad may be NULL or the row itself. */
 static KOPT_NOINLINE_ float kopt_row_loss_(kopt_row_ *row, kopt_byte_ *grad, size_t target, float scale) {
     const kopt_format format = row->job.format;
     const kopt_vmath *vmath = row->vmath;
-    const size_t at = target * kopt_bytes_of_(format);
-    const float x = kopt_load_float_(row->x + at, format);
-    float loss, rest, term, others;
+    const size_t offset = target * kopt_bytes_of_(format);
+    const float x = kopt_load_float_(row->x + offset, format);
+    float loss, error, term, others;
     if (!kopt_row_sum_(row)) {
         if (grad != KOPT_NULL_) kopt_fill_(grad, format, row->n, kopt_as_f32_(0x7FC00000u));
         return kopt_as_f32_(0x7FC00000u);
     }
     if (grad != KOPT_NULL_) {
-        kopt_row_out_(row, grad, scale);
-        if (row->n > KOPT_VMATH_TILE_) { /* the target's term once more */
-            const kopt_byte_ *begin = row->x;
+        kopt_row_probabilities_(row, grad, scale);
+        /* row->term holds another tile, and the logit may be overwritten: computes the term of the target from x */
+        if (row->n > KOPT_VMATH_TILE_) {
+            const kopt_byte_ *logits = row->x;
             kopt_byte_ value[4];
             kopt_store_float_(value, format, x);
             row->x = value;
             kopt_row_terms_(row, 0, 1, KOPT_NULL_);
-            row->x = begin;
+            row->x = logits;
             target = 0;
         }
-        term = row->term[target]; /* 1 - term / sum = (sum - term) / sum: right to the end when the model is sure */
+        /* 1 - term / sum as (sum - term) / sum: accurate even if the probability of the target is close to 1 */
+        term = row->term[target];
         others = kopt_add_(kopt_sub_(row->high, term), row->low);
         others = kopt_mul_(kopt_div_(scale, row->high), others);
-        kopt_store_float_(grad + at, format, kopt_as_f32_(kopt_as_u32_(others) ^ 0x80000000u));
+        kopt_store_float_(grad + offset, format, kopt_as_f32_(kopt_as_u32_(others) ^ 0x80000000u));
     }
-    loss = kopt_two_sum_(row->most, kopt_as_f32_(kopt_as_u32_(x) ^ 0x80000000u), &rest);
+    loss = kopt_two_sum_(row->largest, kopt_as_f32_(kopt_as_u32_(x) ^ 0x80000000u), &error);
     if (kopt_as_u32_(loss) == 0x7F800000u) return loss;
     KOPT_VMATH_CALL_(log, (&term, &row->high, 1));
-    return kopt_add_(loss, kopt_add_(term, kopt_add_(rest, kopt_div_(row->low, row->high))));
+    return kopt_add_(loss, kopt_add_(term, kopt_add_(error, kopt_div_(row->low, row->high))));
 }
 
-/* span: bytes from the first row to the end of the last. */
+/* Checks the shape. *span: bytes from the beginning of the first row to the end of the last row. */
 static kopt_result kopt_rows_check_(kopt_format format, size_t rows, size_t columns, size_t stride, size_t *span) {
-    const size_t most = (~KOPT_CAST_(size_t, 0) - 256) / 32;
+    const size_t limit = (~KOPT_CAST_(size_t, 0) - 256) / 32;
     if (!kopt_format_valid_(format) || !kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, format))) return KOPT_ERROR_OPTION;
-    if (columns > stride || stride > most || rows > most) return KOPT_ERROR_BOUNDS;
+    if (columns > stride || stride > limit || rows > limit) return KOPT_ERROR_BOUNDS;
     *span = 0;
     if (rows == 0) return KOPT_OK;
-    if (stride != 0 && rows - 1 > (most - columns) / stride) return KOPT_ERROR_BOUNDS;
+    if (stride != 0 && rows - 1 > (limit - columns) / stride) return KOPT_ERROR_BOUNDS;
     *span = ((rows - 1) * stride + columns) * kopt_bytes_of_(format);
     if (columns == 0) *span = 0;
     return KOPT_OK;
@@ -9740,13 +9791,13 @@ KOPT_API_ kopt_result kopt_softmax(const kopt_vmath *vmath, void *out, const voi
     const kopt_result result = kopt_rows_check_(format, rows, columns, stride, &span);
     if (result != KOPT_OK || span == 0) return result;
     if (out == KOPT_NULL_ || x == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (!kopt_apart_(out, x, span)) return KOPT_ERROR_OVERLAP;
+    if (!kopt_same_or_disjoint_(out, x, span)) return KOPT_ERROR_OVERLAP;
     kopt_row_begin_(&row, vmath, format, columns);
     kopt_enter_(&environment);
     for (r = 0; r < rows; r++) {
-        const size_t at = r * stride * kopt_bytes_of_(format);
-        row.x = KOPT_CAST_(const kopt_byte_ *, x) + at;
-        kopt_row_softmax_(&row, KOPT_CAST_(kopt_byte_ *, out) + at);
+        const size_t offset = r * stride * kopt_bytes_of_(format);
+        row.x = KOPT_CAST_(const kopt_byte_ *, x) + offset;
+        kopt_row_softmax_(&row, KOPT_CAST_(kopt_byte_ *, out) + offset);
     }
     kopt_leave_(&environment);
     return KOPT_OK;
@@ -9767,7 +9818,7 @@ KOPT_API_ kopt_result kopt_cross_entropy(const kopt_vmath *vmath, float *loss, v
     if (rows == 0) return KOPT_OK;
     if (target == KOPT_NULL_ || (loss == KOPT_NULL_ && grad == KOPT_NULL_)) return KOPT_ERROR_NULL;
     if (span != 0 && logits == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (!kopt_apart_(grad, logits, span) || kopt_overlap_(grad, span, target, rows * 4) ||
+    if (!kopt_same_or_disjoint_(grad, logits, span) || kopt_overlap_(grad, span, target, rows * 4) ||
         kopt_overlap_(loss, rows * 4, target, rows * 4) || kopt_overlap_(loss, rows * 4, logits, span) ||
         kopt_overlap_(loss, rows * 4, grad, span))
         return KOPT_ERROR_OVERLAP;
@@ -9775,7 +9826,7 @@ KOPT_API_ kopt_result kopt_cross_entropy(const kopt_vmath *vmath, float *loss, v
         const uint32_t t = kopt_load32_(targets + 4 * r);
         if (t >> 31 == 0 && t >= columns) return KOPT_ERROR_BOUNDS;
     }
-    if (span == 0) { /* rows of no columns, all of them left out */
+    if (span == 0) { /* no columns: all targets are negative, so all rows are ignored */
         if (losses != KOPT_NULL_) kopt_zero_(losses, rows * 4);
         return KOPT_OK;
     }
@@ -9783,14 +9834,14 @@ KOPT_API_ kopt_result kopt_cross_entropy(const kopt_vmath *vmath, float *loss, v
     kopt_enter_(&environment);
     factor = kopt_narrow64_(scale);
     for (r = 0; r < rows; r++) {
-        const size_t at = r * stride * kopt_bytes_of_(format);
+        const size_t offset = r * stride * kopt_bytes_of_(format);
         const uint32_t t = kopt_load32_(targets + 4 * r);
         float value = kopt_as_f32_(0);
-        row.x = KOPT_CAST_(const kopt_byte_ *, logits) + at;
+        row.x = KOPT_CAST_(const kopt_byte_ *, logits) + offset;
         if (t >> 31 == 0)
-            value = kopt_row_loss_(&row, grads == KOPT_NULL_ ? grads : grads + at, t, factor);
+            value = kopt_row_loss_(&row, grads == KOPT_NULL_ ? grads : grads + offset, t, factor);
         else if (grads != KOPT_NULL_)
-            kopt_fill_(grads + at, format, columns, value);
+            kopt_fill_(grads + offset, format, columns, value);
         if (losses != KOPT_NULL_) kopt_store32_(losses + 4 * r, kopt_as_u32_(value));
     }
     kopt_leave_(&environment);
@@ -9800,19 +9851,22 @@ KOPT_API_ kopt_result kopt_cross_entropy(const kopt_vmath *vmath, float *loss, v
 
 /* ---- random numbers ---- */
 
+/* What the random numbers of one call depend on, apart from the index. */
 typedef struct kopt_draw_ {
-    kopt_vmath_kind_ kind; /* NORMAL_ or UNIFORM_ */
+    kopt_vmath_kind_ kind; /* KOPT_VMATH_NORMAL_ or KOPT_VMATH_UNIFORM_ */
     uint64_t seed;
-    uint32_t step, id, stream, limit; /* limit: the word of the largest magnitude that is taken */
+    uint32_t step, id, stream, limit; /* limit: bits of the largest accepted magnitude; 0x7FFFFFFF: all */
 } kopt_draw_;
 
-/* Number first + i in z[first % 256 + i], for n indices within one block of 256. */
+/* Stores random number first + i in z[first % 256 + i] for i < n. All n indices lie in one block of 256. z has room for
+   256 numbers, and numbers outside the n may be written, too. Draws a number again until its magnitude is at most
+   limit. */
 static void kopt_draw_tile_(const kopt_draw_ *draw, kopt_byte_ *z, uint64_t first, size_t n) {
     const size_t offset = KOPT_CAST_(unsigned, first & 255);
-    kopt_byte_ again[4 * KOPT_VMATH_TILE_];
+    kopt_byte_ redrawn[4 * KOPT_VMATH_TILE_];
     kopt_vmath_job_ j;
     size_t i;
-    int left = 1;
+    int rejected = 1;
     kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
     j.kind = draw->kind;
     j.n = n;
@@ -9822,25 +9876,28 @@ static void kopt_draw_tile_(const kopt_draw_ *draw, kopt_byte_ *z, uint64_t firs
     j.id = draw->id;
     j.stream = draw->stream;
     j.out = z;
-    for (j.attempt = 0; left && j.attempt < 256; j.attempt++) { /* one is within 1/2 deviation with probability 0.38 */
+    /* an attempt is accepted with probability 0.38 or more, as limit is at least 1/2 deviation: 256 attempts are
+       enough */
+    for (j.attempt = 0; rejected && j.attempt < 256; j.attempt++) {
         KOPT_KERNEL_(vmath)(&j);
         if (draw->limit == 0x7FFFFFFFu) return;
-        left = 0;
+        rejected = 0;
         for (i = offset; i < offset + n; i++) {
             if ((kopt_load32_(z + 4 * i) & 0x7FFFFFFFu) <= draw->limit) continue;
-            if (j.attempt != 0) kopt_store32_(z + 4 * i, kopt_load32_(again + 4 * i));
-            if ((kopt_load32_(z + 4 * i) & 0x7FFFFFFFu) > draw->limit) left = 1;
+            if (j.attempt != 0) kopt_store32_(z + 4 * i, kopt_load32_(redrawn + 4 * i));
+            if ((kopt_load32_(z + 4 * i) & 0x7FFFFFFFu) > draw->limit) rejected = 1;
         }
-        j.out = again;
+        j.out = redrawn;
     }
 }
 
+/* Indices are below 2^54. A build without KOPT_WITH_EXTRAS has only first_index 0. */
 static kopt_result kopt_index_check_(uint64_t first, size_t n) {
     if (!kopt_n_valid_(n) || first >> 54 != 0 || (first + n) > KOPT_CAST_(uint64_t, 1) << 54) return KOPT_ERROR_BOUNDS;
     return KOPT_HAS_(KOPT_WITH_EXTRAS) || first == 0 ? KOPT_OK : KOPT_ERROR_OPTION;
 }
 
-/* out = middle + width * number */
+/* out[i] = middle + width * (random number first + i), rounded to the format. */
 static kopt_result kopt_draw_run_(const kopt_draw_ *draw, void *out, kopt_format format, size_t n, double middle,
                                   double width, uint64_t first) {
     const kopt_result result = kopt_index_check_(first, n);
@@ -9872,8 +9929,9 @@ static kopt_result kopt_draw_run_(const kopt_draw_ *draw, void *out, kopt_format
     return KOPT_OK;
 }
 
-static void kopt_draw_of_(kopt_draw_ *draw, kopt_vmath_kind_ kind, uint32_t stream, uint64_t seed, uint32_t step,
-                          uint32_t id) {
+/* A draw that accepts all magnitudes. */
+static void kopt_make_draw_(kopt_draw_ *draw, kopt_vmath_kind_ kind, uint32_t stream, uint64_t seed, uint32_t step,
+                            uint32_t id) {
     draw->kind = kind;
     draw->stream = stream;
     draw->seed = seed;
@@ -9885,7 +9943,7 @@ static void kopt_draw_of_(kopt_draw_ *draw, kopt_vmath_kind_ kind, uint32_t stre
 KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
                                   kopt_random_key key) {
     kopt_draw_ draw;
-    kopt_draw_of_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
+    kopt_make_draw_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
     return kopt_draw_run_(&draw, out, format, n, mean, deviation, key.first_index);
 }
 
@@ -9894,7 +9952,7 @@ KOPT_API_ kopt_result kopt_truncated_normal(void *out, kopt_format format, size_
     kopt_environment_ environment;
     kopt_draw_ draw;
     if (!kopt_within_(limit, 0.5, 3e38)) return KOPT_ERROR_RANGE;
-    kopt_draw_of_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
+    kopt_make_draw_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
     kopt_enter_(&environment);
     draw.limit = kopt_as_u32_(kopt_narrow64_(limit));
     kopt_leave_(&environment);
@@ -9908,7 +9966,7 @@ KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, doub
     double middle, width;
     kopt_draw_ draw;
     if (!kopt_within_(low, -3e38, 3e38) || !kopt_within_(high, low, 3e38)) return KOPT_ERROR_RANGE;
-    kopt_draw_of_(&draw, KOPT_VMATH_UNIFORM_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
+    kopt_make_draw_(&draw, KOPT_VMATH_UNIFORM_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
     kopt_enter_(&environment);
     a = kopt_mul64_(kopt_get64_(low), kopt_get64_(0.5));
     b = kopt_mul64_(kopt_get64_(high), kopt_get64_(0.5));
@@ -9918,7 +9976,7 @@ KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, doub
     return kopt_draw_run_(&draw, out, format, n, middle, width, key.first_index);
 }
 
-/* Mean 0 and variance 2 / fan. */
+/* Initial weights with mean 0 and variance 2 / fan. */
 static kopt_result kopt_init_(void *out, kopt_format format, size_t n, kopt_distribution distribution, uint64_t fan,
                               kopt_random_key key) {
     kopt_environment_ environment;
@@ -9927,9 +9985,9 @@ static kopt_result kopt_init_(void *out, kopt_format format, size_t n, kopt_dist
     if (KOPT_CAST_(unsigned, distribution) > KOPT_CAST_(unsigned, KOPT_TRUNCATED_NORMAL)) return KOPT_ERROR_OPTION;
     kopt_enter_(&environment);
     root = kopt_sqrt64_(kopt_div64_(kopt_get64_(0.5), kopt_count64_(fan)));
-    root = kopt_add64_(root, root);
+    root = kopt_add64_(root, root);                                                              /* sqrt(2 / fan) */
     if (distribution == KOPT_UNIFORM) root = kopt_mul64_(root, kopt_get64_(1.7320508075688772)); /* sqrt(3) */
-    if (distribution == KOPT_TRUNCATED_NORMAL) /* cut at 2, the deviation is 1 over this */
+    if (distribution == KOPT_TRUNCATED_NORMAL) /* truncation at 2 deviations divides the deviation by this factor */
         root = kopt_mul64_(root, kopt_get64_(1.1368472343385565));
     deviation = kopt_put64_(root);
     kopt_leave_(&environment);
@@ -9953,9 +10011,11 @@ KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, 
 
 /* ---- Langevin dynamics ---- */
 
-/* SGD with a gradient of tiles: grad_scale * g + noise / rate. */
+/* A Langevin step is a step of SGD whose fp32 gradient is computed tile by tile: grad_scale * g - factor * z, where z
+   is a standard normal number. */
 
-/* The noise in units of the rate, negative: sqrt(2 temperature / rate); 0 without noise. Not finite: refused. */
+/* factor = sqrt(2 * temperature / rate), the rate with rate_scale; 0 if the temperature or the rate is 0. The caller
+   refuses a factor that is not finite. */
 static KOPT_NOINLINE_ float kopt_langevin_factor_(float rate, float rate_scale, double temperature) {
     const float heat = kopt_narrow64_(temperature);
     if (kopt_as_u32_(rate_scale) != 0x3F800000u) rate = kopt_mul_scalar_(rate, rate_scale);
@@ -9963,12 +10023,12 @@ static KOPT_NOINLINE_ float kopt_langevin_factor_(float rate, float rate_scale, 
     return kopt_sqrt_(kopt_div_(kopt_add_(heat, heat), rate));
 }
 
-static kopt_result kopt_langevin_rule_(const kopt_step *s, double temperature) {
+static kopt_result kopt_langevin_check_step_(const kopt_step *s, double temperature) {
     if (s->rule != KOPT_SGD || s->moment_count != 0) return KOPT_ERROR_OPTION;
     return kopt_within_(temperature, 0, 1e38) ? KOPT_OK : KOPT_ERROR_RANGE;
 }
 
-static kopt_result kopt_langevin_check_(const kopt_step *s, const kopt_tensor *t, double temperature) {
+static kopt_result kopt_langevin_check_tensor_(const kopt_step *s, const kopt_tensor *t, double temperature) {
     const kopt_result result = kopt_index_check_(t->first_index, t->n);
     kopt_environment_ environment;
     int finite;
@@ -9979,6 +10039,7 @@ static kopt_result kopt_langevin_check_(const kopt_step *s, const kopt_tensor *t
     return finite ? KOPT_OK : KOPT_ERROR_RANGE;
 }
 
+/* Steps the range of `whole`. job is a copy of *whole and local a copy of its step; both are changed for the tiles. */
 static KOPT_NOINLINE_ void kopt_langevin_tiles_(kopt_job_ *job, const kopt_job_ *whole, kopt_step *local,
                                                 float factor) {
     const kopt_step *s = whole->step;
@@ -9989,7 +10050,7 @@ static KOPT_NOINLINE_ void kopt_langevin_tiles_(kopt_job_ *job, const kopt_job_ 
     kopt_draw_ draw;
     size_t i, n;
     kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
-    kopt_draw_of_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_LANGEVIN_, s->seed, s->step, whole->id);
+    kopt_make_draw_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_LANGEVIN_, s->seed, s->step, whole->id);
     local->grad_scale = 1;
     local->zero_grad = 0;
     job->step = local;
@@ -10022,16 +10083,16 @@ static KOPT_NOINLINE_ void kopt_langevin_tiles_(kopt_job_ *job, const kopt_job_ 
 
 static void kopt_langevin_run_(const kopt_step *s, const kopt_tensor *t, double temperature, size_t begin, size_t end) {
     kopt_environment_ environment;
-    kopt_layout_ at;
+    kopt_layout_ layout;
     kopt_job_ whole, job;
     kopt_step local;
     float factor;
     if (begin == end) return;
-    kopt_lay_out_step_(&at, s, t->n);
-    kopt_make_job_(&whole, &at, s, t, begin, end);
+    kopt_lay_out_step_(&layout, s, t->n);
+    kopt_make_job_(&whole, &layout, s, t, begin, end);
     kopt_enter_(&environment);
     if (kopt_as_u32_(kopt_rate_scale_(t)) != 0x3F800000u) {
-        volatile float scale = t->rate_scale; /* as in kopt_run_ */
+        volatile float scale = t->rate_scale; /* volatile, so that no product moves up before kopt_enter_ */
         whole.rate = kopt_mul_scalar_(whole.rate, scale);
         whole.weight_decay = kopt_mul_scalar_(whole.weight_decay, scale);
     }
@@ -10051,17 +10112,17 @@ KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor 
                                          double temperature) {
     kopt_result result;
     kopt_step s;
-    uint32_t before;
+    uint32_t previous_step;
     size_t i;
     if (opt == KOPT_NULL_ || (tensors == KOPT_NULL_ && count != 0)) return KOPT_ERROR_NULL;
-    before = opt->step;
+    previous_step = opt->step;
     result = kopt_step_begin(opt, &s);
     if (result != KOPT_OK) return result;
-    result = kopt_langevin_rule_(&s, temperature);
+    result = kopt_langevin_check_step_(&s, temperature);
     if (result == KOPT_OK) result = kopt_check_list_(&s, tensors, count);
-    for (i = 0; i < count && result == KOPT_OK; i++) result = kopt_langevin_check_(&s, &tensors[i], temperature);
+    for (i = 0; i < count && result == KOPT_OK; i++) result = kopt_langevin_check_tensor_(&s, &tensors[i], temperature);
     if (result != KOPT_OK) {
-        opt->step = before;
+        opt->step = previous_step;
         return result;
     }
     for (i = 0; i < count; i++) kopt_langevin_run_(&s, &tensors[i], temperature, 0, tensors[i].n);
@@ -10070,10 +10131,10 @@ KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor 
 
 KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tensor *t, double temperature, size_t begin,
                                           size_t end) {
-    kopt_layout_ at;
-    kopt_result result = kopt_check_step_(&at, step, t);
-    if (result == KOPT_OK) result = kopt_langevin_rule_(step, temperature);
-    if (result == KOPT_OK) result = kopt_langevin_check_(step, t, temperature);
+    kopt_layout_ layout;
+    kopt_result result = kopt_check_step_(&layout, step, t);
+    if (result == KOPT_OK) result = kopt_langevin_check_step_(step, temperature);
+    if (result == KOPT_OK) result = kopt_langevin_check_tensor_(step, t, temperature);
     if (result != KOPT_OK) return result;
     if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
     kopt_langevin_run_(step, t, temperature, begin, end);
@@ -10082,7 +10143,7 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 
 #endif
 
-/* ---- the end of the implementation ---- */
+/* ---- end of the implementation ---- */
 #ifdef KOPT_GCC_
 #ifdef KOPT_COLD_HERE_
 #pragma GCC pop_options
