@@ -4744,23 +4744,23 @@ FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *buffe
 #endif
 /* clang-format off: tables */
 #define DIRECTIONS_(LINE_)                                   \
-    LINE_(adam_bf16, KOPT_ADAM, 2, KOPT_BF16)                \
-    FULL_ONLY_(LINE_(amsgrad_bf16, KOPT_ADAM, 3, KOPT_BF16)) \
-    LINE_(any_bf16, ANY_, ANY_, KOPT_BF16)                   \
-    FULL_ONLY_(LINE_(adam_fp16, KOPT_ADAM, 2, KOPT_FP16))    \
-    LINE_(adam_f32, KOPT_ADAM, 2, KOPT_F32)                  \
-    FULL_ONLY_(LINE_(adam_buffered, KOPT_ADAM, 2, KOPT_Q8))  \
-    FULL_ONLY_(LINE_(ema, KOPT_EMA, 0, KOPT_F32))            \
-    LINE_(any, ANY_, ANY_, ANY_)
+    LINE_(direction_adam_bf16, KOPT_ADAM, 2, KOPT_BF16)                \
+    FULL_ONLY_(LINE_(direction_amsgrad_bf16, KOPT_ADAM, 3, KOPT_BF16)) \
+    LINE_(direction_any_bf16, ANY_, ANY_, KOPT_BF16)                   \
+    FULL_ONLY_(LINE_(direction_adam_fp16, KOPT_ADAM, 2, KOPT_FP16))    \
+    LINE_(direction_adam_f32, KOPT_ADAM, 2, KOPT_F32)                  \
+    FULL_ONLY_(LINE_(direction_adam_buffered, KOPT_ADAM, 2, KOPT_Q8))  \
+    FULL_ONLY_(LINE_(direction_ema, KOPT_EMA, 0, KOPT_F32))            \
+    LINE_(direction_any, ANY_, ANY_, ANY_)
 #define COMMITS_(LINE_)                                            \
-    FULL_ONLY_(LINE_(bf16_kahan, KOPT_BF16, KOPT_KAHAN))           \
-    FULL_ONLY_(LINE_(bf16_stochastic, KOPT_BF16, KOPT_STOCHASTIC)) \
-    LINE_(bf16, KOPT_BF16, ANY_)                                   \
-    FULL_ONLY_(LINE_(fp16_kahan, KOPT_FP16, KOPT_KAHAN))           \
-    FULL_ONLY_(LINE_(fp16_compact, KOPT_FP16, KOPT_COMPACT))       \
-    FULL_ONLY_(LINE_(fp16_exact, KOPT_FP16, KOPT_EXACT))           \
-    LINE_(fp16, KOPT_FP16, ANY_)                                   \
-    LINE_(f32, KOPT_F32, ANY_)
+    FULL_ONLY_(LINE_(commit_bf16_kahan, KOPT_BF16, KOPT_KAHAN))           \
+    FULL_ONLY_(LINE_(commit_bf16_stochastic, KOPT_BF16, KOPT_STOCHASTIC)) \
+    LINE_(commit_bf16, KOPT_BF16, ANY_)                                   \
+    FULL_ONLY_(LINE_(commit_fp16_kahan, KOPT_FP16, KOPT_KAHAN))           \
+    FULL_ONLY_(LINE_(commit_fp16_compact, KOPT_FP16, KOPT_COMPACT))       \
+    FULL_ONLY_(LINE_(commit_fp16_exact, KOPT_FP16, KOPT_EXACT))           \
+    LINE_(commit_fp16, KOPT_FP16, ANY_)                                   \
+    LINE_(commit_f32, KOPT_F32, ANY_)
 /* clang-format on */
 
 #define MATCHES_(value, line_value) ((line_value) == ANY_ || KOPT_CAST_(int, value) == (line_value))
@@ -4809,7 +4809,7 @@ FN_ int K_(commit_has_line)(kopt_kind_ kind) {
 #endif
 
 #define LINE_(name, line_rule, line_moments, line_format)                                                         \
-    NOINLINE_FN_ void K_(direction_##name)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) {  \
+    NOINLINE_FN_ void K_(name)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) {  \
         kopt_kind_ kind = K_(copy_kind)(actual);                                                                  \
         kind.rule = KOPT_CAST_(kopt_rule, FIXED_OR_(line_rule, kind.rule));                                       \
         if ((line_moments) != ANY_) kind.moment_count = line_moments;                                             \
@@ -4821,7 +4821,7 @@ FN_ int K_(commit_has_line)(kopt_kind_ kind) {
 DIRECTIONS_(LINE_)
 #undef LINE_
 #define LINE_(name, line_format, line_rounding)                                                               \
-    NOINLINE_FN_ void K_(commit_##name)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) { \
+    NOINLINE_FN_ void K_(name)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) { \
         kopt_kind_ kind = K_(copy_kind)(actual);                                                              \
         kind.weight = line_format;                                                                            \
         kind.rounding = KOPT_CAST_(kopt_rounding, FIXED_OR_(line_rounding, kind.rounding));                   \
@@ -4836,7 +4836,7 @@ NOINLINE_FN_ void K_(direction_dispatch)(const kopt_job_ *tile, const kopt_kind_
     const kopt_format format = kind.buffered ? KOPT_Q8 : kind.moment;
 #define LINE_(name, line_rule, line_moments, line_format)                                                         \
     if (MATCHES_(kind.rule, line_rule) && COUNT_MATCHES_(line_moments) && FORMAT_MATCHES_(line_format, format)) { \
-        K_(direction_##name)(tile, actual, buffers);                                                              \
+        K_(name)(tile, actual, buffers);                                                              \
         return;                                                                                                   \
     }
     DIRECTIONS_(LINE_)
@@ -4847,7 +4847,7 @@ NOINLINE_FN_ void K_(commit_dispatch)(const kopt_job_ *tile, const kopt_kind_ *a
     const kopt_kind_ kind = K_(copy_kind)(actual);
 #define LINE_(name, line_format, line_rounding)                                   \
     if (kind.weight == (line_format) && MATCHES_(kind.rounding, line_rounding)) { \
-        K_(commit_##name)(tile, actual, buffers);                                 \
+        K_(name)(tile, actual, buffers);                                 \
         return;                                                                   \
     }
     COMMITS_(LINE_)
@@ -5364,21 +5364,21 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
 /* clang-format off: tables */
 #ifdef KAHAN_OPT_VMATH
 #define SPECIALIZATIONS_VMATH_(LINE_)                                                           \
-    LINE_(atan2_kahan, KOPT_ADAM_ATAN2, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_TILED_) \
-    LINE_(atan2_f32, KOPT_ADAM_ATAN2, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_TILED_)
+    LINE_(specialized_atan2_kahan, KOPT_ADAM_ATAN2, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_TILED_) \
+    LINE_(specialized_atan2_f32, KOPT_ADAM_ATAN2, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_TILED_)
 #else
 #define SPECIALIZATIONS_VMATH_(LINE_)
 #endif
 #define SPECIALIZATIONS_(LINE_)                                                                               \
-    LINE_(adam_kahan, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, SCHEDULE_(KOPT_PIPELINED_))       \
-    LINE_(adam_stochastic, KOPT_ADAM, 2, KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC, SCHEDULE_(KOPT_FUSED_)) \
-    LINE_(momentum_kahan, KOPT_SGD, 1, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_FUSED_)                   \
-    LINE_(adam_f32, KOPT_ADAM, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_FUSED_)                          \
+    LINE_(specialized_adam_kahan, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, SCHEDULE_(KOPT_PIPELINED_))       \
+    LINE_(specialized_adam_stochastic, KOPT_ADAM, 2, KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC, SCHEDULE_(KOPT_FUSED_)) \
+    LINE_(specialized_momentum_kahan, KOPT_SGD, 1, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_FUSED_)                   \
+    LINE_(specialized_adam_f32, KOPT_ADAM, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_FUSED_)                          \
     SPECIALIZATIONS_VMATH_(LINE_)
 /* clang-format on */
 
 #define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding, line_schedule)     \
-    NOINLINE_FN_ size_t K_(specialized_##name)(const kopt_job_ *j, size_t begin) {                               \
+    NOINLINE_FN_ size_t K_(name)(const kopt_job_ *j, size_t begin) {                               \
         kopt_kind_ kind;                                                                                         \
         kind.nesterov = j->step->nesterov;                                                                       \
         kind.rule = line_rule;                                                                                   \
@@ -5409,7 +5409,7 @@ FN_ size_t K_(specialized_step)(const kopt_job_ *j, kopt_kind_ kind, size_t begi
         ((line_format) == KOPT_F32 ||                                                                        \
          (kind.rounding == (line_rounding) && kind.moment_rounding == (line_state_rounding) &&               \
           ((line_rounding) != KOPT_KAHAN || kind.compensation_rounding == (line_state_rounding))))) {        \
-        return K_(specialized_##name)(j, begin);                                                             \
+        return K_(name)(j, begin);                                                             \
     }
     SPECIALIZATIONS_(LINE_)
 #undef LINE_
