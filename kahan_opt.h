@@ -498,405 +498,557 @@ KOPT_INLINE_ void kopt_kahan_add_fp16(kopt_fp16 *w, kopt_fp16 *c, float delta, u
 
 /* ---- OPTIMIZER -------------------------------------------------------------------------------------------------- */
 
-/* A plain struct: make one with the functions below, then set any field, at any time. One that none of them made, such
-   as {0}, is refused with KOPT_ERROR_UNINITIALIZED. */
+/* Conventions of this and all following sections. n counts elements, never bytes. An array may have any alignment. A
+   function that returns an error has changed nothing. The comments name the errors of each function, except those
+   that always mean the same: KOPT_ERROR_NULL (a required pointer is NULL), KOPT_ERROR_OPTION (an enum value that
+   does not exist or does not apply), KOPT_ERROR_BOUNDS (n above (SIZE_MAX - 256) / 32) and KOPT_ERROR_OVERLAP
+   (buffers overlap that must not). A double that must be finite is at most 3e38 in magnitude. */
+
+/* The hyper-parameters of an optimizer: a plain struct without pointers to memory of its own, so it may be copied.
+   Make it with one of the constructors below, then set any field at any time. A struct that no constructor made,
+   such as {0}, is refused with KOPT_ERROR_UNINITIALIZED, a number that is not finite or out of its range with
+   KOPT_ERROR_RANGE, a combination that does not exist with KOPT_ERROR_OPTION. Constructors check nothing; the
+   functions that take the optimizer do.
+
+   The rule, the formats, the rounding and the number of moments (momentum, amsgrad) decide the layout of a state
+   block. If they change after kopt_state_init(), the block is refused with KOPT_ERROR_MISMATCH. */
 typedef struct kopt_optimizer {
-    kopt_rule rule;
-    kopt_format weight_format;           /* default KOPT_BF16                                                     */
-    kopt_rounding rounding;              /* of weights, default KOPT_KAHAN; ignored for KOPT_F32 weights          */
-    kopt_format moment_format;           /* default KOPT_BF16. fp16 keeps sqrt(second moment), and loses gradients
-                                            below 1e-6, with a loss scale, too                                    */
-    kopt_rounding moment_rounding;       /* of 16- and 8-bit moments: KOPT_STOCHASTIC (default) or KOPT_NEAREST   */
-    kopt_rounding compensation_rounding; /* in KAHAN and COMPACT: KOPT_STOCHASTIC (default) or KOPT_NEAREST       */
-    kopt_decay_mode decay_mode;               /* default L2 for SGD and Adam, decoupled for AdamW                      */
-    int nesterov;                        /* SGD: needs momentum > 0 and dampening == 0                            */
-    int maximize;                        /* 1: ascend                                                             */
-    int zero_grad;                       /* 1: a step sets the gradient to zero after it was read                 */
-    /* A step rounds these to float; 1 - beta and 1 - dampening are formed before, as 1 - 0.999f is off by 1.3e-5 */
-    double lr;                           /* >= 0                                                                  */
-    double max_lr;                       /* > 0; only KOPT_FULLY_DECOUPLED reads it. Default: the first lr        */
-    double weight_decay;                 /* >= 0; default 0, AdamW 0.01                                           */
-    int amsgrad;                         /* Adam: 1: divide by the largest second moment so far                   */
-    int stable;                          /* Adam: 1: StableAdamW: divide the rate by the RMS of g / sqrt(v) over the
-                                            tensor, if that is above 1 (see kopt_stable_measure)                    */
-    int moments_only;                    /* 1: a step leaves weights and copy alone (optimizer accumulation)      */
-    int lookahead;                       /* Ranger: every how many steps, >= 1; default 6                         */
-    double lookahead_rate;               /* Ranger: in [0, 1]; default 0.5                                        */
-    double beta1, beta2, beta3;          /* in [0, 1); Adam 0.9, 0.999; beta3 is Adan's                           */
-    double eps;                          /* all but SGD, Lion: a normal positive float; default 1e-8; added in fp32 */
-    double momentum, dampening;          /* SGD: finite, momentum >= 0; default 0, 0                              */
-    double grad_scale;                   /* gradients are multiplied by grad_scale * clip, e.g. 1 / loss scale    */
-    double clip;                         /* ... and the coefficient of gradient clipping; both default 1          */
-    uint64_t seed;                       /* of the random bits; default 0                                         */
-    uint32_t step;                       /* steps begun so far; kopt_step_begin() counts it. 0 for a new run      */
-    uint32_t made_;                      /* set by the functions below, and read by the library alone             */
-    /* Of the rules of KAHAN_OPT_VMATH; a build without it refuses them. */
-    double atan2_a, atan2_b;             /* Adam-atan2: w -= lr * a * atan2(m / (1 - beta1^t), b * sqrt(v / (1 - beta2^t)));
-                                            a >= 0, b a normal positive float; default 1.27, 1                    */
-    int atan2_outside;                   /* ... 1: lr * a / (1 - beta1^t) * atan2(m, b * sqrt(v / (1 - beta2^t))): with
-                                            a = b = 1 the adam-atan2 package that HRM uses; default 0             */
-    double sharpness;                    /* Lion: >= 0. 0 (default): sign(c); above, smooth: tanh(sharpness * c), which
-                                            tends to sign(c) (smooth_beta of optax.scale_by_lion)                 */
-    const struct kopt_vmath *vmath;      /* whose atan2 (Adam-atan2) and tanh (smooth Lion); NULL (default): the built-in,
-                                            the same bits everywhere. See VECTOR MATHEMATICS                      */
+    kopt_rule rule;                      /* set by the constructor                                                    */
+    kopt_format weight_format;           /* KOPT_F32, KOPT_BF16 (default) or KOPT_FP16                                */
+    kopt_rounding rounding;              /* of weights; default KOPT_KAHAN. Ignored for KOPT_F32 weights              */
+    kopt_format moment_format;           /* KOPT_F32, KOPT_BF16 (default), KOPT_FP16 or KOPT_Q8. KOPT_FP16 stores the
+                                            root of the second moment; gradients below 1e-6 are partly lost, even
+                                            with a loss scale (see LOSS SCALING)                                      */
+    kopt_rounding moment_rounding;       /* of 16- and 8-bit moments: KOPT_STOCHASTIC (default) or KOPT_NEAREST       */
+    kopt_rounding compensation_rounding; /* of KAHAN and COMPACT: KOPT_STOCHASTIC (default) or KOPT_NEAREST           */
+    kopt_decay_mode decay_mode;          /* default KOPT_L2 for SGD, Adam and RAdam, KOPT_DECOUPLED for the others    */
+    int nesterov;                        /* SGD: 1: Nesterov momentum; needs momentum > 0 and dampening == 0          */
+    int maximize;                        /* 1: maximize the objective instead: the gradient is negated                */
+    int zero_grad;                       /* 1: a step sets the gradient to zero after it has read it                  */
+    /* kopt_step_begin() rounds all numbers below to float. It computes 1 - beta and 1 - dampening before it rounds:
+       1 - 0.999f would have a relative error of 1.3e-5. */
+    double lr;                           /* learning rate, >= 0                                                       */
+    double max_lr;                       /* > 0; only KOPT_FULLY_DECOUPLED reads it. Default: the constructor's lr    */
+    double weight_decay;                 /* >= 0; default 0, AdamW and StableAdamW 0.01, Adan 0.02                    */
+    int amsgrad;                         /* Adam: 1: AMSGrad: divide by the root of the largest second moment so far  */
+    int stable;                          /* Adam: 1: StableAdamW: divide the rate of a tensor by the RMS of
+                                            g / sqrt(v) over the tensor if this RMS is above 1 (see
+                                            kopt_stable_measure)                                                      */
+    int moments_only;                    /* 1: a step updates only the moments; weight, residual and copy stay
+                                            (optimizer accumulation)                                                  */
+    int lookahead;                       /* Ranger: synchronize with the slow weights every so many steps, >= 1;
+                                            default 6                                                                 */
+    double lookahead_rate;               /* Ranger: the part of the way that the slow weights move, in [0, 1];
+                                            default 0.5                                                               */
+    double beta1, beta2, beta3;          /* in [0, 1); Adam: 0.9, 0.999. SGD reads none of them, only Adan reads
+                                            beta3                                                                     */
+    double eps;                          /* a positive normal float, added to the root in fp32; default 1e-8. SGD,
+                                            Lion, Adam-atan2 and EMA do not read it                                   */
+    double momentum, dampening;          /* SGD: finite, momentum >= 0; default 0, 0                                  */
+    double grad_scale;                   /* finite; gradients are multiplied by grad_scale * clip. 1 / loss scale,
+                                            for example; default 1                                                    */
+    double clip;                         /* finite; the coefficient of gradient clipping (kopt_clip_coefficient);
+                                            default 1                                                                 */
+    uint64_t seed;                       /* of the random bits; default 0                                             */
+    uint32_t step;                       /* steps begun so far, counted by kopt_step_begin(), at most 2^32 - 1. 0 for
+                                            a new run                                                                 */
+    uint32_t made_;                      /* set by the constructors; only the library reads it                        */
+    /* Fields of the rules of KAHAN_OPT_VMATH. A build without it refuses these rules with KOPT_ERROR_OPTION. */
+    double atan2_a, atan2_b;             /* Adam-atan2: w -= lr * a * atan2(m / (1 - beta1^t), b *
+                                            sqrt(v / (1 - beta2^t))); a >= 0, b a positive normal float; default
+                                            1.27, 1                                                                   */
+    int atan2_outside;                   /* Adam-atan2: 1: the bias correction of m stands outside: w -= lr *
+                                            a / (1 - beta1^t) * atan2(m, b * sqrt(v / (1 - beta2^t))). With a = b = 1
+                                            this is the adam-atan2 package that HRM uses; default 0                   */
+    double sharpness;                    /* Lion: >= 0. 0 (default): sign(c), c the interpolated gradient. Above 0,
+                                            smooth Lion: tanh(sharpness * c), which tends to sign(c) (smooth_beta of
+                                            optax.scale_by_lion)                                                      */
+    const struct kopt_vmath *vmath;      /* the table that computes atan2 (Adam-atan2) and tanh (smooth Lion); NULL
+                                            (default): the built-in one, with the same bits everywhere. See VECTOR
+                                            MATHEMATICS                                                               */
 } kopt_optimizer;
 
-/* Defaults and formulas of torch.optim.SGD, Adam and AdamW (see docs/numerics.md), weights and moments in bf16. */
+/* Formulas and defaults of torch.optim.SGD, Adam and AdamW (docs/numerics.md sections 5 and 6). Weights and moments
+   are bf16. lr is the learning rate. Weight decay: SGD and Adam 0, AdamW 0.01. */
 KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum);
 KOPT_API_ kopt_optimizer kopt_adam(double lr);
 KOPT_API_ kopt_optimizer kopt_adamw(double lr);
 
-/* RAdam as torch.optim.RAdam; the others with optimi's formulas and defaults: Lion beta 0.9, 0.99; Adan beta 0.98,
-   0.92, 0.99, eps 1e-6, decay 0.02; Ranger beta 0.9, 0.99, eps 1e-6, lookahead 6, 0.5. Decay is decoupled (RAdam:
-   L2). */
-KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr); /* Wortsman et al. 2023: beta 0.9, 0.99, eps 1e-6, decay 0.01 */
-KOPT_API_ kopt_optimizer kopt_lion(double lr);
-KOPT_API_ kopt_optimizer kopt_adan(double lr);
-KOPT_API_ kopt_optimizer kopt_radam(double lr);
-KOPT_API_ kopt_optimizer kopt_ranger(double lr);
+/* The other rules (docs/numerics.md section 6a; papers: see kopt_rule, StableAdamW: Wortsman et al. 2023). RAdam has
+   the formulas and defaults of torch.optim.RAdam, the others have those of optimi. Weight decay is decoupled, with
+   RAdam KOPT_L2. */
+KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr); /* beta 0.9, 0.99; eps 1e-6; decay 0.01                        */
+KOPT_API_ kopt_optimizer kopt_lion(double lr);         /* beta 0.9, 0.99; decay 0                                     */
+KOPT_API_ kopt_optimizer kopt_adan(double lr);         /* beta 0.98, 0.92, 0.99; eps 1e-6; decay 0.02                 */
+KOPT_API_ kopt_optimizer kopt_radam(double lr);        /* beta 0.9, 0.999; eps 1e-8; decay 0                          */
+KOPT_API_ kopt_optimizer kopt_ranger(double lr);       /* beta 0.9, 0.99; eps 1e-6; decay 0; lookahead 6, 0.5         */
 
 #ifdef KAHAN_OPT_VMATH
-/* Adam-atan2 with a = 1.27, b = 1, beta 0.9, 0.99; Lion with tanh(sharpness * c) for its sign: sharpness about 1 over
-   the size of the gradients that are to count. Decay is decoupled, 0. */
+/* Adam-atan2 (Everett et al. 2024) with a = 1.27, b = 1, beta 0.9 and 0.99. Smooth Lion is Lion with
+   tanh(sharpness * c) in place of sign(c); a good sharpness is about 1 / |g|, with |g| the size of the gradients
+   that should count. Weight decay is decoupled and 0. */
 KOPT_API_ kopt_optimizer kopt_adam_atan2(double lr);
 KOPT_API_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness);
 #endif
 
-/* An exponential moving average of weights, average += (1 - decay) * (weights - average), with any rounding: the
-   tensor's `weight` is the average, its `grad` the weights it follows (only read). */
+/* An exponential moving average of weights: average += (1 - decay) * (weights - average), with any rounding. The
+   tensor's `weight` is the average; its `grad` is the array of weights to average, which a step only reads. decay is
+   in [0, 1], and opt.lr becomes 1 - decay. maximize, zero_grad, moments_only and weight_decay must be 0
+   (KOPT_ERROR_OPTION). */
 KOPT_API_ kopt_optimizer kopt_ema(double decay);
 
 /* ---- TENSOR AND STATE ------------------------------------------------------------------------------------------- */
 
-/* What a step reads and writes. All memory is the caller's; nothing is kept of this struct between calls. A field that
-   is zero has its default, so that kopt_tensor t = {0} and designated initialisers will do: fp32 gradients, no copy, no
-   counts, id and first_index 0, rate_scale 1. None of its arrays may overlap another, nor may counts lie in one. */
+/* What a step reads and writes: one tensor, or one shard of a larger tensor. The caller owns all memory; no function
+   keeps the struct or a pointer from it after it returns. A field that is zero has its default, so
+   `kopt_tensor t = {0}` and designated initializers work: fp32 gradients, no copy, no counts, id 0, first_index 0,
+   rate_scale 1. The arrays and *counts must not overlap each other. The functions of this section do not read the
+   gradient, so grad may be NULL. */
 typedef struct kopt_tensor {
-    void *weight;            /* n values of opt.weight_format                                                     */
-    void *grad;              /* n values of grad_format; only read, unless opt.zero_grad                          */
-    kopt_format grad_format; /* independent of the weights' format                                                */
-    size_t n;
-    void *state;             /* kopt_state_size() bytes, any alignment; may be NULL if that is 0                  */
-    size_t state_size;
-    void *copy;              /* NULL, or n values of copy_format, refreshed with the new weights by every step    */
-    kopt_format copy_format; /* fp32 weights + 16-bit copy = classic mixed precision                              */
-    uint32_t id;             /* tells this tensor's random bits from another's: give each tensor of a model its own,
-                                before kopt_state_init(): see kopt_number_tensors()                               */
-    uint64_t first_index;    /* global index of element 0 when this is a shard of a larger tensor; below 2^63.
-                                With 8-bit moments a shard gives the bits of the whole if it is a multiple of 256 */
-    float rate_scale;        /* this tensor's learning rate, decay included, is this times the optimizer's; 0 (the
-                                default) is 1. To freeze a tensor, leave it out of the list                       */
-    float stable_scale;      /* StableAdamW in ranges or shards: kopt_stable_scale() of the whole tensor in this step;
-                                0 (the default): a step over all n elements measures it by itself               */
-    struct kopt_counts *counts; /* NULL, or what a step adds its counts to (slower; one per thread)               */
+    void *weight;            /* n values of opt.weight_format                                                         */
+    void *grad;              /* n values of grad_format; a step only reads them, unless opt.zero_grad is set          */
+    kopt_format grad_format; /* KOPT_F32, KOPT_BF16 or KOPT_FP16, independent of the weights' format                  */
+    size_t n;                /* number of elements; 0 is valid, and then the pointers may be NULL                     */
+    void *state;             /* the state block: kopt_state_size() bytes; may be NULL if that is 0                    */
+    size_t state_size;       /* bytes at state; if there are too few: KOPT_ERROR_SIZE                                 */
+    void *copy;              /* NULL, or n values of copy_format that every step sets to the new weights              */
+    kopt_format copy_format; /* like grad_format. fp32 weights + 16-bit copy = classic mixed precision                */
+    uint32_t id;             /* selects the random bits: each tensor of a model needs an id of its own. Set it before
+                                kopt_state_init(), see kopt_number_tensors()                                          */
+    uint64_t first_index;    /* of a shard: the index of its element 0 in the whole tensor; below 2^63, otherwise
+                                KOPT_ERROR_BOUNDS. With 8-bit moments a shard has the bits of the whole only if it is
+                                a multiple of 256                                                                     */
+    float rate_scale;        /* factor of the learning rate and of the weight decay of this tensor: finite, >= 0,
+                                otherwise KOPT_ERROR_RANGE. 0 (default) means 1. To freeze a tensor, leave it out of
+                                the list                                                                              */
+    float stable_scale;      /* StableAdamW in parts: kopt_stable_scale() of the whole tensor, for one step only;
+                                finite, >= 0, otherwise KOPT_ERROR_RANGE. It multiplies rate_scale. 0 (default): not
+                                measured; a step over all n elements measures these itself. Other optimizers ignore
+                                it                                                                                    */
+    struct kopt_counts *counts; /* NULL, or where a step adds its counts; slower. Each thread needs counts of its own */
 } kopt_tensor;
 
-/* Stall telemetry: of the weights that a step wanted to move (update != 0), how many did not. */
+/* Counts of stalled weights. Set them to 0; every step with t.counts adds to them. */
 typedef struct kopt_counts {
-    uint64_t wanted; /* weights with update != 0                                                                  */
-    uint64_t still;  /* ... whose visible value did not move: normal with KAHAN, COMPACT and EXACT               */
-    uint64_t stuck;  /* ... and whose residual did not move either: nothing of the update was kept               */
+    uint64_t wanted; /* weights with update != 0                                                                      */
+    uint64_t still;  /* of these, weights whose stored value did not change: normal with KAHAN, COMPACT and EXACT     */
+    uint64_t stuck;  /* of these, weights whose residual did not change either: the whole update was lost             */
 } kopt_counts;
 
-/* The tensor with id 0, first_index 0, rate_scale 1, no copy and no counts. */
+/* A tensor with these fields, id 0, first_index 0, rate_scale 1, stable_scale 0, no copy and no counts. */
 KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_format, size_t n, void *state,
                                      size_t state_size);
 
-/* Sets the ids of a list to first_id, first_id + 1, and so on: once, before kopt_state_init(), as a state block belongs
-   to an id. With several lists (parameter groups) the next first_id is first_id + count: two tensors with one id and
-   one seed draw the same random bits. Refused if an id would be above 2^32 - 1. Shards of one tensor keep the tensor's
-   id. */
+/* Sets the ids of a list to first_id, first_id + 1, and so on. Call it once, before kopt_state_init(): a state block
+   belongs to an id. With several lists (parameter groups), the next list begins at first_id + count: two tensors
+   with the same id and seed would draw the same random bits. Shards of one tensor need the same id, so do not number
+   a list of shards. KOPT_ERROR_BOUNDS if an id would be above 2^32 - 1. */
 KOPT_API_ kopt_result kopt_number_tensors(kopt_tensor *tensors, size_t count, uint32_t first_id);
 
-/* Bytes of one tensor's state block: 64 + n * (residual + moments), each array rounded up to 4 bytes; 0 if there is
-   nothing to keep. 0 also for an invalid optimizer or an n too large for the address space. */
+/* Bytes of the state block of a tensor with n elements: a header of 64 bytes, then the residual and each moment
+   (8-bit moments: and a scale of 4 bytes per 256 elements), with Ranger also the slow weights and their residual,
+   each array rounded up to a multiple of 4 bytes. 0 if there is nothing to store, also if n is 0. 0 also for an
+   invalid optimizer or an n that is too large. */
 KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n);
 
-/* The same as a constant, for static arrays. bytes = residual + moments per weight: bf16 AdamW needs 6 with KAHAN or
-   EXACT, 5 with COMPACT, 4 with STOCHASTIC or NEAREST. */
+/* An upper bound of kopt_state_size() as a constant, for static arrays. bytes is the size of residual and moments
+   per weight: bf16 AdamW needs 6 with KAHAN or EXACT, 5 with COMPACT, 4 with STOCHASTIC or NEAREST. Not for 8-bit
+   moments: it does not include their scales. */
 #define KOPT_STATE_BYTES(n, bytes) (64 + KOPT_CAST_(size_t, n) * (bytes) + 12)
 
-/* Makes a fresh state block. If weights is not NULL, t->weight is set to those n fp32 values and the residual (KAHAN,
-   COMPACT, EXACT) to what did not fit; if it is NULL, t->weight stays and the residual is zero. Then t->copy, if there
-   is one, is filled from t->weight. weights must not overlap the tensor's memory, but may be t->copy itself, in
-   fp32. */
+/* Makes a fresh state block, with all moments 0, for this optimizer and tensor. With weights (n fp32 values),
+   t->weight is set to them, rounded, and the residual (KAHAN, COMPACT, EXACT) to what the rounding lost. If weights
+   is NULL, t->weight stays and the residual is zero. Ranger's slow weights and t->copy, if there is one, are then
+   set from t->weight. weights must not overlap t->weight, t->state, t->copy or t->counts, except that it may be
+   t->copy itself if that is KOPT_F32. */
 KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights);
 
-/* Reads the weights (with their residual), the first or the second moment as n fp32 values, or writes them: the way
-   from and to fp32 checkpoints and other libraries' state. out and in overlap nothing of the tensor. Writing rounds to
-   nearest; written weights are also where Ranger's slow weights start, and t->copy is refreshed from them. Set weights
-   with it in the middle of a run, too (pruning, averaging): stored past it they keep the residual of the value that was
-   there before, and with COMPACT or EXACT a zero with such a residual is a NaN. */
+/* Names an array that kopt_state_read() and kopt_state_write() access. A moment that the rule does not have is
+   refused with KOPT_ERROR_OPTION. */
 typedef enum kopt_slot {
-    KOPT_WEIGHT = 0, KOPT_FIRST_MOMENT = 1, KOPT_SECOND_MOMENT = 2,
-    KOPT_THIRD_MOMENT = 3, /* AMSGrad's largest second moment; Adan's average of gradient differences */
-    KOPT_FOURTH_MOMENT = 4 /* Adan's previous gradient                                                */
+    KOPT_WEIGHT = 0,        /* the weights together with their residual                                        */
+    KOPT_FIRST_MOMENT = 1,  /* average of gradients; SGD: the momentum buffer                                  */
+    KOPT_SECOND_MOMENT = 2, /* average of squared gradients, not its root                                      */
+    KOPT_THIRD_MOMENT = 3,  /* AMSGrad: the largest second moment; Adan: the average of gradient differences   */
+    KOPT_FOURTH_MOMENT = 4  /* Adan: the previous gradient                                                     */
 } kopt_slot;
+
+/* Copies the weights or a moment to out, as n fp32 values: for fp32 checkpoints and for other libraries. out must
+   not overlap t->weight, t->state, t->copy or t->counts. KOPT_ERROR_SEALED if the block is sealed. */
 KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out);
+
+/* Sets the weights or a moment from n fp32 values, rounded to nearest (docs/numerics.md section 8b). Weights also
+   set their residual, t->copy and Ranger's slow weights. Overlap and errors are those of kopt_state_read().
+
+   Use it to change weights in the middle of a run, too (pruning, averaging). Weights that are stored directly in
+   t->weight keep the residual of the old value; with COMPACT and EXACT, a zero next to a negative residual reads as
+   NaN. */
 KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                        const float *in);
 
-/* Writes a moment of any format from the 8-bit states of bitsandbytes: n codes of its dynamic map, that without signs
-   for a mean of squares, and the largest magnitude of each 256 values. Nothing overlaps the tensor. KOPT_WEIGHT:
-   KOPT_ERROR_OPTION. */
+/* Sets a moment, of any moment format, from an 8-bit state of bitsandbytes: n codes of its dynamic map (Dettmers et
+   al. 2022; for averages of squares, the map without signs) and one scale per 256 elements, the largest magnitude
+   among them. Overlap and errors are those of kopt_state_write(); KOPT_WEIGHT is refused with KOPT_ERROR_OPTION. */
 KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                              const unsigned char *codes, const float *scales);
 
-/* Before a block is saved: stores opt->step and opt->seed in it, turns it to little-endian and adds a checksum
-   (CRC-32). The bytes can then go to a file; a step on a sealed block is refused. The weights are saved by you. */
+/* Prepares a state block for saving, in place: stores opt->step and opt->seed in it, converts it to little-endian
+   and adds a checksum (CRC-32). The bytes can then go to a file. Until kopt_state_open(), steps and the functions
+   that read or write state refuse the block with KOPT_ERROR_SEALED. The block does not contain the weights: save
+   t->weight yourself. */
 KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, const kopt_tensor *t);
 
-/* After it was loaded, or right after saving: checks a sealed block against opt and t, makes it ready for steps, sets
-   opt->step and opt->seed from it, and refreshes t->copy: load the weights first. A block that is truncated, damaged,
-   another tensor's, or made with another rule (StableAdamW, Nesterov, AMSGrad are others), decay mode, format or
-   rounding is refused. Numbers (rates, betas, weight decay) may differ: see kopt_state_inspect(). Where there is no
-   block (n == 0, or kopt_state_size() == 0) seal and open save and check nothing: save opt->step and opt->seed
-   yourself. */
+/* Makes a sealed block ready for steps again, after loading or right after saving. Load the weights first: t->copy
+   is refreshed from them. Checks the block, then sets opt->step and opt->seed from it. Errors, which change nothing:
+
+   - KOPT_ERROR_SIZE or KOPT_ERROR_CHECKSUM: the block is truncated or damaged.
+   - KOPT_ERROR_STATE: it is no state block, or not sealed.
+   - KOPT_ERROR_MISMATCH: it has another n, id or first_index, or was made with another rule, decay mode, format or
+     rounding. StableAdamW, Nesterov and AMSGrad count as rules. Numbers (rates, betas, weight decay) may differ: see
+     kopt_state_inspect().
+
+   If there is no block (n == 0, or kopt_state_size() == 0), seal and open store and check nothing: save opt->step
+   and opt->seed yourself. */
 KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t);
 
-/* What a block, sealed or open, says of itself: n, id, first_index, and of its optimizer the rule, formats, roundings,
-   decay mode, seed, step, and as fp32 numbers lr, weight_decay, beta1 and beta2 (SGD: momentum and dampening) of the
-   last kopt_state_init() or kopt_state_seal(); everything else is as the rule's constructor has it. A block of version
-   0.1 holds no such numbers (they become 0) and neither decay mode nor roundings of the state. Either pointer may be
-   NULL. The checksum is not checked: kopt_state_open() does that. */
+/* Reads the header of a block, sealed or open. Either pointer may be NULL. Sets n, id and first_index of *t, and
+   nothing else of it. Sets all of *opt: rule, formats, roundings, decay mode, seed and step, and from fp32 numbers
+   lr, weight_decay, beta1 and beta2 (SGD: momentum and dampening), as of the last kopt_state_init(),
+   kopt_state_seal() or kopt_state_open(). All other fields have the defaults of the rule's constructor. A block of
+   version 0.1 contains none of these numbers, which become 0, no decay mode and no roundings of the state. The
+   checksum is not checked: kopt_state_open() does that. Errors: KOPT_ERROR_SIZE (fewer than 64 bytes),
+   KOPT_ERROR_STATE (not a state block), KOPT_ERROR_BOUNDS (n does not fit into a size_t). */
 KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, kopt_optimizer *opt, kopt_tensor *t);
 
 /* ---- STEP ------------------------------------------------------------------------------------------------------- */
 
-/* One optimizer step over a list of tensors: begin, check all, run all. If anything is refused, nothing is written and
-   the step is not counted. The ids of a list increase (shards of one tensor: the same id, and each begins where the one
-   before it ends, or later), so that no two tensors draw the same random bits. Tensors of one list share no memory, but
-   may read one gradient: a weight that the model uses twice is listed once, with the sum of its gradients. Refused
-   where O(1) per tensor can show it: neighbours in the list that overlap, and one state block for two tensors. Tensors
-   without elements do not count. */
+/* One optimizer step over a list of tensors: begins the step, checks all tensors, then steps them. If anything is
+   refused, nothing is written and the step is not counted. The errors are those of kopt_step_begin() and
+   kopt_step_run(), and
+
+   - KOPT_ERROR_ID: the ids of the list do not increase. Otherwise two tensors would draw the same random bits.
+     Shards of one tensor have the same id, and each begins at or after the end of the shard before it.
+   - KOPT_ERROR_OVERLAP: neighbours in the list share memory. Tensors must share none, wherever they are in the list;
+     only neighbours are checked, so that the check is O(1) per tensor. Two exceptions: tensors may read the same
+     gradient, unless opt.zero_grad is set, and they may share counts.
+
+   A weight that the model uses twice is listed once, with the sum of its gradients. The rules for ids and overlap do
+   not apply to tensors without elements. */
 KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count);
 
-/* The same in pieces, for threads, frames and shards. kopt_step_begin() counts the step and computes its scalars into
-   a plain value; after that, each element of each tensor must be stepped exactly once, in any order and slicing, by
-   any threads (ranges of one tensor at the same time are fine). To skip a step (overflow), do not begin it. */
+/* A step that has begun: options and scalars of docs/numerics.md, sections 4 to 6a. A plain value, which may be
+   copied to other threads; do not change it. With it, kopt_optimizer_step() can be done in parts: by several
+   threads, by shards, or spread over the frames of a game. Each element of each tensor must be stepped exactly once,
+   in any order and in any ranges. Several threads may step ranges of one tensor at the same time. To skip a step
+   (overflow), do not begin it. */
 typedef struct kopt_step {
     kopt_rule rule;
     kopt_format weight_format, moment_format;
     kopt_rounding rounding, moment_rounding, compensation_rounding;
     int nesterov, zero_grad;
-    int moment_count;                    /* arrays of moments, 0 to 4                                             */
+    int moment_count;                    /* number of moment arrays, 0 to 4                                           */
     int moments_only;
-    int unrectified;                     /* RAdam, Ranger: too few steps for the variance; the update is rate * m */
-    int sync;                            /* Ranger: this step ends in Lookahead                                   */
-    int stable;                          /* StableAdamW                                                           */
-    float grad_scale;                    /* grad_scale * clip, negative to maximize                               */
-    float l2, weight_decay;              /* coefficients of the weight in the gradient, in the update             */
-    float beta1, gain1;                  /* an average becomes beta * average + gain * x, with the betas as the   */
-    float beta2, gain2;                  /* rule's paper numbers them, and gain = 1 - beta. SGD: beta1 is the     */
-    float beta3, gain3;                  /* momentum, gain1 1 - dampening; in the first step 0 and 1              */
-    float extrapolation;                 /* Nesterov's: times the first moment (SGD) or the change of the gradient
-                                            (Adan), added to the gradient                                         */
-    float third_scale;                   /* Adan: of the third moment in the direction                            */
-    float rate;                          /* of the direction: lr, with the corrections that the rule has          */
-    float root_scale;                    /* 1 / sqrt(1 - beta2^t); 8-bit moments after the first step: times 1.003 */
-    float eps;
-    uint32_t step;
+    int unrectified;                     /* RAdam, Ranger: too few steps for the variance; the update is rate * m     */
+    int sync;                            /* Ranger: this step ends with Lookahead                                     */
+    int stable;                          /* StableAdamW                                                               */
+    float grad_scale;                    /* opt.grad_scale * opt.clip, negated to maximize                            */
+    float l2, weight_decay;              /* coefficient of the weight in the gradient, and in the update              */
+    /* An average becomes beta * average + gain * x, with gain = 1 - beta and the betas numbered as in the paper of the
+       rule. SGD: beta1 is the momentum, gain1 is 1 - dampening; in step 1 they are 0 and 1. */
+    float beta1, gain1;
+    float beta2, gain2;
+    float beta3, gain3;
+    float extrapolation;                 /* Nesterov: coefficient of the first moment (SGD) or of the change of the
+                                            gradient (Adan) that is added to the gradient                             */
+    float third_scale;                   /* Adan: coefficient of the third moment in the direction                    */
+    float rate;                          /* coefficient of the direction: lr with the corrections of the rule;
+                                            Adam-atan2: also times atan2_a                                            */
+    float root_scale;                    /* bias correction of the root: 1 / sqrt(1 - beta^t) with the beta of the
+                                            second moment; RAdam: 1; Adam-atan2: also times atan2_b. With 8-bit
+                                            moments times 1.003 from step 2 on                                        */
+    float eps;                           /* that of kopt_optimizer; Adam-atan2: 2^-126                                */
+    uint32_t step;                       /* number of the step, from 1; 0: a step that has not begun                  */
     uint64_t seed;
-    float sharpness;                     /* Lion: 0: sign. Adam-atan2: its rate is lr * a, its root_scale times b */
-    float slow_scale;                    /* Ranger: 1 - lookahead_rate: of the slow weight in a sync              */
+    float sharpness;                     /* Lion: 0: sign; above 0: smooth Lion                                       */
+    float slow_scale;                    /* Ranger: 1 - lookahead_rate, the coefficient of the slow weight in a
+                                            synchronization                                                           */
     const struct kopt_vmath *vmath;
 } kopt_step;
+
+/* Begins a step: counts it in opt->step and computes its scalars. If it fails, *opt and *step are unchanged. Errors:
+   those of the fields of kopt_optimizer; KOPT_ERROR_RANGE also if a scalar overflows a float; KOPT_ERROR_STEP after
+   2^32 - 1 steps. */
 KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step);
+
+/* Steps all elements of a tensor: kopt_step_range(step, t, 0, t->n). */
 KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t);
-/* Elements [begin, end). If the rule keeps 8-bit moments a range is of whole blocks: begin is a multiple of 256, end
-   too or n. */
+
+/* Steps elements [begin, end) of a tensor; an empty range does nothing. Errors:
+
+   - KOPT_ERROR_STEP: the step has not begun, or was skipped by kopt_scaler_begin(). StableAdamW: the range is only a
+     part of the n elements and t->stable_scale is 0 (opt.moments_only does not need it).
+   - KOPT_ERROR_BOUNDS: begin > end or end > n. With 8-bit moments a range consists of whole blocks, so also: begin
+     is no multiple of 256, or end is neither a multiple of 256 nor n.
+   - KOPT_ERROR_SIZE, KOPT_ERROR_STATE, KOPT_ERROR_MISMATCH, KOPT_ERROR_SEALED: the state block is too small, not
+     initialized, of another optimizer or tensor, or sealed.
+   - KOPT_ERROR_OPTION, KOPT_ERROR_RANGE: a field of t is invalid. */
 KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end);
 
 /* ---- NORM AND CLIPPING ------------------------------------------------------------------------------------------- */
 
-/* What stands between the backward pass and the step. docs/training-loop.md has examples of ten lines each,
-   docs/numerics.md (sections 9 to 13) the formulas. */
+/* This section and the next ones contain what a training loop does between the backward pass and the step.
+   docs/training-loop.md has short examples, docs/numerics.md (sections 9 to 13) the formulas. */
 
-/* One pass over the gradients finds what is not finite and adds up the squares, exactly: as one long
-   integer that is never rounded. So the order does not matter, nor the slicing, the threads, the ranks, the machine.
-   Begin with all words zero; give each thread its own and merge them. Over ranks, add the 21 words of all kopt_norm as
-   uint64_t (MPI_SUM, ncclSum): up to 2^32 of them may be summed before a kopt_norm_merge() or a reading. */
+/* A sum of squares, exact: a long integer that is never rounded. It does not depend on the order, the slicing, the
+   threads, the ranks or the machine. The same pass counts the values that are not finite. Begin with all words zero.
+   Each thread needs a kopt_norm of its own; merge them with kopt_norm_merge(). Over ranks, sum the 21 words as
+   uint64_t (MPI_SUM, ncclSum): the words of up to 2^32 kopt_norm may be summed before the next call of a function
+   that takes the sum. */
 typedef struct kopt_norm {
-    uint64_t digit[20]; /* sum of squares * 2^298 = the sum of digit[i] * 2^(32 * i)                              */
-    uint64_t nonfinite; /* how many values were infinite or NaN; they are not in the sum                          */
+    uint64_t digit[20]; /* sum of squares * 2^298 = the sum of digit[i] * 2^(32 * i)                                  */
+    uint64_t nonfinite; /* number of values that are infinite or NaN; the sum does not contain them                   */
 } kopt_norm;
+
+/* Adds the squares of n values to *norm. x is only read. */
 KOPT_API_ kopt_result kopt_norm_add(kopt_norm *norm, const void *x, kopt_format format, size_t n);
+
+/* Adds *other to *norm. */
 KOPT_API_ kopt_result kopt_norm_merge(kopt_norm *norm, const kopt_norm *other);
 
-/* The gradients of a list of tensors. */
+/* Adds the squares of the gradients of a list of tensors. Of each tensor it reads grad, grad_format and n. */
 KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *tensors, size_t count);
 
-/* The square root of the sum, rounded once (nearest even); infinity if nonfinite is not 0. */
+/* The square root of the sum, rounded once to nearest even. Infinity if nonfinite is not 0, 0 if norm is NULL. */
 KOPT_API_ double kopt_norm_value(const kopt_norm *norm);
 
-/* The coefficient of torch.nn.utils.clip_grad_norm_ for opt.clip, so that the clipping costs no pass of its own:
-   min(1, max_norm / (norm * |grad_scale| + 1e-6)), with grad_scale that of the optimizer. 0 if nonfinite is not 0: skip
-   that step. 1, no clipping, unless max_norm is a positive number. */
+/* The coefficient of torch.nn.utils.clip_grad_norm_, for opt.clip: clipping then needs no pass of its own. It is
+   min(1, max_norm / (norm * |grad_scale| + 1e-6)); pass opt.grad_scale as grad_scale, so max_norm is in units of the
+   gradient after this scaling. Two special values:
+
+   - 1, no clipping, if norm is NULL or max_norm is 0, negative, infinite or NaN. This comes first, even if a
+     gradient is not finite.
+   - 0 if a gradient is not finite (nonfinite is not 0) or |grad_scale| is above 1e100 or NaN: skip this step. */
 KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, double grad_scale);
 
-/* StableAdamW over ranges, threads or ranks (kopt_step_run and kopt_optimizer_step do this by themselves;
-   kopt_step_range does not): before any element of the tensor is stepped, add all its ranges to a kopt_norm, merge, and
-   set t->rate_scale = kopt_stable_scale(&norm, n of the whole tensor). Exact, so the same for any slicing. */
+/* StableAdamW (Wortsman et al. 2023) over ranges, threads, shards or ranks. Its scale depends on the whole tensor,
+   so measure all ranges before any element is stepped:
+
+       kopt_norm norm = {{0}, 0};                           one per thread or rank
+       kopt_stable_measure(&step, &t, begin, end, &norm);   each range once
+       kopt_norm_merge(&norm, &other);                      all into one
+       t.stable_scale = kopt_stable_scale(&norm, n);        n of the whole tensor
+       kopt_step_range(&step, &t, begin, end);              each range once
+
+   t.stable_scale belongs to one step: measure again, or set it to 0, before the next. While it is 0, kopt_step_run()
+   and kopt_step_range() over all n elements, and so kopt_optimizer_step() and kopt_scaler_step(), measure these n
+   elements themselves. A shard needs the scale of its whole tensor. t.rate_scale is not touched: both factors are
+   multiplied.
+
+   This function adds the squares of g / max(sqrt(v) * root_scale, eps), with v as it will be after the step
+   (docs/numerics.md section 6a), for elements begin to end - 1 to *norm. The sum is exact, so the slicing does not
+   matter. The tensor is only read. The errors are those of kopt_step_range(), but a range need not consist of whole
+   blocks; and KOPT_ERROR_OPTION if the step is not one of StableAdamW. */
 KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
-                                        kopt_norm *norm);
+                                          kopt_norm *norm);
+
+/* The factor of the learning rate: 1 / max(1, RMS) for the sum of squares of n ratios, in (0, 1]. 1 if norm is NULL,
+   n is 0 or a ratio is not finite. */
 KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n);
 
-/* torch.nn.utils.clip_grad_value_: no |x| above limit, which is rounded towards zero to the format; infinity becomes
-   the limit, NaN stays. With a loss scale, limit is in units of the scaled gradient. */
+/* torch.nn.utils.clip_grad_value_: limits each magnitude, in place. limit is >= 0 and not infinite
+   (KOPT_ERROR_RANGE) and is rounded towards zero to the format. Infinity becomes the limit, NaN stays NaN. With a
+   loss scale, limit is in units of the scaled gradient. */
 KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit);
 
 /* ---- LOSS SCALING ------------------------------------------------------------------------------------------------ */
 
-/* torch.amp.GradScaler: multiply the loss by scale before the backward pass, so that small gradients do
-   not underflow in fp16; a step whose gradients overflow is skipped and the scale halved. Set any field. The gradient
-   is divided by the scale before it enters the moments: fp16 moments lose what the scale has saved. In 1000 steps they
-   move a weight by 0.81 of its way under |g| = 1e-7, by 0.18 under 1e-8. Keep moments in bf16 (the default) or fp32. */
+/* A dynamic loss scale like torch.amp.GradScaler. The loss is multiplied by scale before the backward pass, so that
+   small gradients do not underflow in fp16. A step whose gradients overflow is skipped, and the scale is lowered.
+   Set any field at any time; one out of its range is refused with KOPT_ERROR_RANGE. Formulas: docs/numerics.md
+   section 10.
+
+   The gradient is divided by the scale before it enters the moments, so fp16 moments lose what the scale has saved:
+   in 1000 steps with |g| = 1e-7 they move a weight 0.81 times as far as fp32 moments do, with 1e-8 0.18 times. Use
+   moments in bf16 (the default) or fp32. */
 typedef struct kopt_scaler {
-    float scale;         /* of the loss; default 65536                                                            */
-    float minimum;       /* the scale is not lowered below it; default 0: none                                    */
-    double growth;       /* > 1; after `interval` steps without overflow the scale is multiplied by it; default 2 */
-    double backoff;      /* in (0, 1); after an overflow; default 0.5                                             */
-    uint32_t interval;   /* > 0; default 2000                                                                     */
-    uint32_t hysteresis; /* > 0; the scale is lowered from this many overflows in a row on (apex); default 1      */
-    uint32_t good, bad;  /* steps without overflow since the last change; overflows in a row. 0 for a new run     */
+    float scale;         /* of the loss: a positive normal float, default 65536                                       */
+    float minimum;       /* an overflow does not lower the scale below it: finite, >= 0. Default 0: no minimum        */
+    double growth;       /* in (1, 1e30], default 2: factor after `interval` steps without overflow                   */
+    double backoff;      /* in [1e-30, 1), default 0.5: factor after an overflow                                      */
+    uint32_t interval;   /* > 0, default 2000                                                                         */
+    uint32_t hysteresis; /* > 0, default 1: from this many overflows in a row on, each lowers the scale (NVIDIA apex) */
+    uint32_t good, bad;  /* steps since the last overflow or growth; overflows in a row. 0 for a new run              */
 } kopt_scaler;
+
+/* A loss scale with the defaults. */
 KOPT_API_ kopt_scaler kopt_grad_scaler(void);
 
-/* After each step, taken or skipped: found_inf is norm.nonfinite != 0, summed over all ranks. kopt_scaler_begin() and
-   kopt_scaler_step() call it themselves. */
+/* Updates the scale after a step, taken or skipped. found_inf is not 0 if a gradient of any rank was not finite:
+   norm.nonfinite != 0 after the sum over ranks. The scale does not change if it would become infinite or subnormal.
+   kopt_scaler_begin() and kopt_scaler_step() call this function themselves. */
 KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *scaler, int found_inf);
 
-/* kopt_step_begin() under a loss scale, for ranges, threads, frames and ranks: norm is that of all gradients that this
-   step reads, over all ranks. One call, so that nothing can be in the wrong order: begins *step with the gradients
-   multiplied by opt->grad_scale / scaler->scale and clipped to max_norm (0: no clipping), then updates the scale.
-   opt->clip is not read, and of opt only step is written. If a gradient is not finite, the step is skipped: opt is as
-   before, *skipped (which may be NULL) is 1, and *step is one that every function refuses with KOPT_ERROR_STEP. If
-   anything is refused, *step is as before. */
+/* kopt_step_begin() with a loss scale, for ranges, threads, frames and ranks: begins *step, then updates the scale.
+   norm is that of all gradients which this step reads, over all ranks, as they are in memory (times the loss scale).
+   The step multiplies the gradients by opt->grad_scale / scaler->scale and clips their norm after this product to
+   max_norm; 0 means no clipping. opt->clip is not read. Of *opt only step is written.
+
+   If a gradient is not finite, the step is skipped: *opt is unchanged, and every function refuses *step with
+   KOPT_ERROR_STEP. *skipped, which may be NULL, is set to 1 for a skipped step and to 0 for any other. Errors: those
+   of kopt_step_begin(); KOPT_ERROR_RANGE also for a field of the scaler, and for a max_norm that is negative,
+   infinite or NaN. */
 KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_norm *norm,
                                         double max_norm, kopt_step *step, int *skipped);
 
-/* What kopt_scaler_step() calls, each with user; either may be NULL. */
+/* The functions that kopt_scaler_step() calls; each gets user as its first argument. Either function may be NULL. */
 typedef struct kopt_closure {
-    void (*evaluate)(void *user, float scale);    /* forward, and backward of scale * loss, into the gradients    */
-    void (*reduce)(void *user, kopt_norm *norm);  /* sums the 21 words of norm over all ranks                     */
+    void (*evaluate)(void *user, float scale);    /* forward pass, and backward pass of scale * loss into the
+                                                     gradients                                                        */
+    void (*reduce)(void *user, kopt_norm *norm);  /* sums the 21 words of *norm over all ranks                        */
     void *user;
 } kopt_closure;
 
-/* One step under a loss scale: evaluate, check and norm in one pass, reduce, clip to max_norm (0: no clipping), step or
-   skip, update the scale. The gradients are multiplied by opt->grad_scale / scaler->scale; opt->clip is not read. A
-   skipped step changes nothing but the scaler: no weight, no state, no gradient, no step count; *skipped, which may be
-   NULL, tells. closure may be NULL: the gradients are there and there is one rank. Its functions may leave by longjmp
-   or an exception: then opt and the scaler are as before. */
-KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
-                                       double max_norm, const kopt_closure *closure, int *skipped);
+/* One step with a loss scale: checks all arguments, calls evaluate, computes the norm of the gradients, calls
+   reduce, then steps or skips and updates the scale like kopt_scaler_begin(). A skipped step changes only the
+   scaler: no weight, state or gradient, and no step count. *skipped, which may be NULL, is set as in
+   kopt_scaler_begin(). closure may be NULL: the gradients are complete, and there is only one rank. The functions of
+   the closure may leave by longjmp or an exception; *opt and *scaler are then unchanged. Errors: those of
+   kopt_optimizer_step() and kopt_scaler_begin(), all before evaluate. */
+KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors,
+                                       size_t count, double max_norm, const kopt_closure *closure, int *skipped);
 
 /* ---- GRADIENT ACCUMULATION --------------------------------------------------------------------------------------- */
 
-/* Sums of gradients over micro-batches, with the five roundings of weights: with KAHAN a bf16 sum of thousands, its
-   residual included, is right to 1e-4, and what a step reads of it is that rounded to bf16; plain bf16 stalls. All
-   memory is the caller's. When the sum is complete, it is the gradient of a step: t.grad = a.sum, t.grad_format =
-   a.format (and opt.grad_scale = 1.0 / a.count for the mean); then set a.count to 0. Slices: one accumulator each, with
-   first_index. */
+/* A sum of gradients over micro-batches, with any of the five roundings of weights. A bf16 sum of thousands of
+   gradients stalls with NEAREST; with KAHAN, the sum with its residual has a relative error of 1e-4. A step reads
+   the sum without the residual, so rounded to bf16. The caller owns all memory.
+
+   When the sum is complete, use it as the gradient of a step: t.grad = a.sum, t.grad_format = a.format and, for the
+   mean, opt.grad_scale = 1.0 / a.count. Then set a.count to 0. To sum slices of an array, use one accumulator per
+   slice, each with its first_index. */
 typedef struct kopt_accumulator {
-    void *sum;           /* n values of format; what was in it before the first addition is not read              */
-    void *residual;      /* KAHAN and EXACT: 2 bytes each, COMPACT: 1 (KOPT_F32: not used); otherwise NULL        */
-    kopt_format format;
-    kopt_rounding rounding;              /* of the sum                                                            */
-    kopt_rounding compensation_rounding; /* KOPT_STOCHASTIC (default) or KOPT_NEAREST, as for weights             */
+    void *sum;                           /* n values of format; the first addition does not read it                   */
+    void *residual;                      /* n times 2 bytes for KAHAN and EXACT, 1 byte for COMPACT; otherwise, and
+                                            for KOPT_F32, not used and may be NULL                                    */
+    kopt_format format;                  /* of the sum: KOPT_F32, KOPT_BF16 or KOPT_FP16                              */
+    kopt_rounding rounding;              /* of the sum                                                                */
+    kopt_rounding compensation_rounding; /* KOPT_STOCHASTIC (default) or KOPT_NEAREST, as for weights                 */
     size_t n;
-    uint32_t count;      /* micro-batches in the sum; set it to 0 to begin a new one                              */
-    uint32_t step;       /* additions so far, never set back: its random bits are (seed, step, id, stream 2)      */
-    uint32_t id;
-    uint64_t seed, first_index;
-    uint32_t made_;      /* set by kopt_accumulator_of(); one that it did not make is refused                     */
+    uint32_t count;                      /* micro-batches in the sum; set it to 0 to begin a new sum                  */
+    uint32_t step;                       /* additions so far; do not set it back: the random bits are those of (seed,
+                                            step, id, stream 2)                                                       */
+    uint32_t id;                         /* gives each sum random bits of its own; default 0                          */
+    uint64_t seed, first_index;          /* default 0; first_index is below 2^63 (KOPT_ERROR_BOUNDS)                  */
+    uint32_t made_;                      /* set by kopt_accumulator_of(); only the library reads it                   */
 } kopt_accumulator;
 
-/* In format, with KAHAN if there is a residual (2 bytes for each value), else STOCHASTIC; seed, id, first_index 0. */
+/* An accumulator in format, with KAHAN if there is a residual (2 bytes per value), otherwise with STOCHASTIC. seed,
+   id and first_index are 0. An accumulator that this function did not make is refused with KOPT_ERROR_UNINITIALIZED. */
 KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, void *residual, size_t n);
 
-/* sum += grad * scale, and counts it. */
+/* sum += grad * scale, stored like a weight (docs/numerics.md section 11), and counts it in a->count. grad has a->n
+   values and must not overlap the sum or the residual. Errors: KOPT_ERROR_RANGE if scale is not a finite number,
+   KOPT_ERROR_STEP after 2^32 - 1 additions. */
 KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format, double scale);
 
-/* The sum with its residual, as n fp32 values. */
+/* Copies the sum together with its residual to out, as n fp32 values; zeros if a->count is 0. out must not overlap
+   the sum or the residual. */
 KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *out);
 
 /* ---- GRADIENT COMPRESSION ---------------------------------------------------------------------------------------- */
 
-/* Compressed gradients for the way from rank to rank: 2 bytes a value (BF16, FP16), 1.016 (Q8) or 0.141 (SIGN). With a
-   residual, what the code loses is kept beside the gradient and added to the next one (error feedback: Seide et al.
-   2014, Karimireddy et al. 2019), so that all of every gradient arrives, and one bit trains as well as 32. Without one,
-   use STOCHASTIC, which is right in the mean and noisy; NEAREST without a residual is biased and may not train at all.
-   A gradient that is not finite (kopt_norm tells) is better skipped than compressed: its value or, in Q8 and SIGN, its
-   block of 256 arrives as NaN, or as infinity in BF16 and FP16, and its residuals become zero. */
+/* Compresses gradients that are sent from rank to rank, to 2 bytes per value (BF16, FP16), 1.016 (Q8) or 0.141
+   (SIGN); formulas: docs/numerics.md section 12. With a residual, what the code loses is stored and added to the
+   next gradient (error feedback: Seide et al. 2014, Karimireddy et al. 2019). So all of each gradient arrives in the
+   end, and one bit per value trains as well as 32. Without a residual, use STOCHASTIC, which is unbiased but noisy;
+   NEAREST is then biased, and training may fail.
+
+   Skip a gradient that is not finite (kopt_norm tells) rather than compress it. Its value, or in Q8 and SIGN its
+   block of 256, arrives as NaN (in BF16 and FP16, infinity as infinity), and the residuals there become zero. */
 typedef struct kopt_compressor {
-    kopt_format code;        /* KOPT_BF16, KOPT_FP16, KOPT_Q8 or KOPT_SIGN                                        */
-    kopt_rounding rounding;  /* KOPT_NEAREST or KOPT_STOCHASTIC; SIGN: the signs with the mean of |x|, or unbiased
-                                random signs with the largest |x|, which no residual can catch up with: refused   */
-    void *residual;          /* NULL: no error feedback. n values of residual_format, not read before step is 1   */
-    kopt_format residual_format;      /* KOPT_F32, KOPT_BF16 or KOPT_FP16                                         */
-    kopt_rounding residual_rounding;  /* of 16-bit residuals: KOPT_STOCHASTIC (default) or KOPT_NEAREST           */
+    kopt_format code;                /* KOPT_BF16, KOPT_FP16, KOPT_Q8 or KOPT_SIGN                                    */
+    kopt_rounding rounding;          /* KOPT_NEAREST or KOPT_STOCHASTIC. KOPT_SIGN: NEAREST has the mean of |x| as
+                                        its scale; STOCHASTIC draws unbiased signs with the largest |x| as their
+                                        scale. Their variance is too large for error feedback: with a residual they
+                                        are refused (KOPT_ERROR_OPTION)                                               */
+    void *residual;                  /* NULL: no error feedback. Otherwise n values of residual_format, which are not
+                                        read while step is 0                                                          */
+    kopt_format residual_format;     /* KOPT_F32, KOPT_BF16 (default) or KOPT_FP16                                    */
+    kopt_rounding residual_rounding; /* of 16-bit residuals: KOPT_STOCHASTIC (default) or KOPT_NEAREST                */
     size_t n;
-    uint32_t step;           /* gradients compressed so far; its random bits are (seed, step, id, streams 3, 4)   */
-    uint32_t id;
+    uint32_t step;                   /* gradients compressed so far; the random bits are those of (seed, step, id,
+                                        streams 3 and 4)                                                              */
+    uint32_t id;                     /* gives each gradient random bits of its own; default 0                         */
     uint64_t seed;
-    uint64_t first_index;    /* of a slice. In Q8 and SIGN a multiple of 256: so the code of the slices, each with
-                                a compressor of its own, is the code of the whole                                 */
-    uint32_t made_;          /* set by kopt_compressor_of(); one that it did not make is refused                  */
+    uint64_t first_index;            /* of a slice, below 2^63; in Q8 and SIGN a multiple of 256 (KOPT_ERROR_BOUNDS).
+                                        The codes of slices, each with a compressor of its own, are then those of the
+                                        whole                                                                         */
+    uint32_t made_;                  /* set by kopt_compressor_of(); only the library reads it                        */
 } kopt_compressor;
 
-/* With a bf16 residual NEAREST, with none STOCHASTIC; seed, id, first_index 0. */
+/* A compressor with NEAREST and a bf16 residual, or, if residual is NULL, with STOCHASTIC. seed, id and first_index
+   are 0. A compressor that this function did not make is refused with KOPT_ERROR_UNINITIALIZED. */
 KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, size_t n);
 
-/* Bytes of n compressed values, and the place of element n if that is a multiple of 256. 0: no such code, or n too
-   large. */
+/* Bytes of n compressed values. This is also the offset of element n in a longer code if n is a multiple of 256. 0
+   if the code does not exist or n is too large. */
 KOPT_API_ size_t kopt_compressed_size(kopt_format code, size_t n);
 
-/* out = the code of gradient + residual, residual = what it lacks; counts a step. BF16 and FP16 are n numbers like any
-   others; Q8 and SIGN are bytes that are the same on every machine. */
+/* Writes the code of gradient + residual to out and what the code loses to the residual; counts a step. out_size is
+   at least kopt_compressed_size(c->code, c->n), otherwise KOPT_ERROR_SIZE. grad has c->n values. out, grad and the
+   residual must not overlap. BF16 and FP16 codes are numbers in the byte order of the machine; the bytes of Q8 and
+   SIGN are the same on every machine. KOPT_ERROR_STEP after 2^32 - 1 calls. */
 KOPT_API_ kopt_result kopt_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
                                     kopt_format grad_format);
 
-/* sum += decoded * scale, rounded to nearest even. Of one rank after the other, into fp32 zeros: the sum over ranks. */
-KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size, kopt_format code,
-                                          size_t n, double scale);
+/* sum += decoded * scale, rounded to nearest even. sum has n values of format. in is the code of n values, and
+   in_size its size in bytes (KOPT_ERROR_SIZE if it is too small). They must not overlap. To sum over ranks, begin
+   with fp32 zeros and add the codes of all ranks in the same order everywhere. KOPT_ERROR_RANGE if scale is not a
+   finite number. */
+KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
+                                          kopt_format code, size_t n, double scale);
 
 /* ---- REDUCTION --------------------------------------------------------------------------------------------------- */
 
-/* Sums over shards in a fixed order: out[i] = (shards[0][i] + shards[1][i] + ... ) * scale, each + and * in fp32, rounded to
-   nearest even once at the end; scale 1 / count for the mean. The same bits for any slicing. count is at least 1; out
-   may be one of the shards, if the formats are equal. */
+/* Sums arrays of n values in a fixed order: out[i] = (shards[0][i] + shards[1][i] + ...) * scale. Each + and * is in
+   fp32; the result is rounded to nearest even once, at the end. scale is 1 / count for the mean. The bits do not
+   depend on the slicing. All shards have one format. out may be one of the shards if out_format is the same;
+   otherwise it must not overlap a shard. KOPT_ERROR_RANGE if count is 0 or scale is not a finite number. */
 KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void *const *shards, size_t count,
                                   kopt_format format, size_t n, double scale);
 
 /* ---- CONVERSIONS OF ARRAYS --------------------------------------------------------------------------------------- */
 
-/* Any format to any format, any alignment, no overlap. */
+/* Formats are KOPT_F32, KOPT_BF16 and KOPT_FP16. dst and src may have any two of them and must not overlap. */
 
-/* Round to nearest even, right for every input: NaN stays NaN, subnormals are kept, overflow goes to infinity. */
+/* Converts n values, rounded to nearest even. Right for every input: NaN stays NaN, subnormals stay, overflow
+   becomes infinity. */
 KOPT_API_ kopt_result kopt_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
                                    size_t n);
 
-/* Stochastic rounding with the random bits of (seed, step, id, stream 1, first_index + i). */
+/* The same with stochastic rounding. Element i uses the random bits of (key, stream 1) at index key.first_index + i.
+   KOPT_ERROR_BOUNDS if key.first_index is 2^63 or above. */
 KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
                                               kopt_format src_format, size_t n, kopt_random_key key);
 
-/* 1 if all n values are finite (neither NaN nor infinite), else 0; also 0 for bad input. The check before a step that
-   may be skipped. */
+/* 1 if all n values are finite (neither infinite nor NaN), otherwise 0. 0 also for invalid arguments. Use it to
+   decide whether to skip a step. */
 KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
 
 #ifdef KAHAN_OPT_VMATH
 /* ---- VECTOR MATHEMATICS ------------------------------------------------------------------------------------------ */
 
-/* With KAHAN_OPT_VMATH: what a forward and a backward pass need besides + - * /. docs/vmath.md has the formulas, the
-   measured errors and the origin of the coefficients. */
+/* With KAHAN_OPT_VMATH: the functions that forward and backward passes need besides + - * /. docs/vmath.md has the
+   formulas, the measured errors and the origin of the coefficients. */
 
-/* Functions of arrays of fp32, by whoever computes them best. Any n, any alignment of 4; out may be an input (in
-   place). They are called in the IEEE environment of contract 1 and have to return: a longjmp or an exception would
-   leave it to the caller. Make your own from SVML, vForce, libmvec ...; an entry that is NULL is served by the
-   built-in. In a step (opt.vmath) atan2 and tanh are called in place for up to 256 elements, in no particular order, on
-   the thread of the step. */
+/* A table of functions of fp32 arrays: the built-in ones, those of SLEEF, or your own from SVML, vForce, libmvec and
+   the like. The library uses the built-in function for an entry that is NULL. A function must accept any n, any
+   pointers aligned to 4 bytes, and an out that is one of its inputs. It is called in the IEEE environment of
+   contract 1 and must return: a longjmp or an exception would leave this environment to the caller. In a step
+   (opt.vmath), atan2 and tanh are called in place for up to 256 elements, in no particular order, on the thread of
+   the step. */
 typedef struct kopt_vmath {
-    const char *name;
+    const char *name; /* for kopt_vmath_name(); NULL: "unnamed" */
     void (*exp)(float *out, const float *x, size_t n);
     void (*log)(float *out, const float *x, size_t n);
     void (*tanh)(float *out, const float *x, size_t n);
@@ -906,34 +1058,42 @@ typedef struct kopt_vmath {
     void (*sincospi)(float *sine, float *cosine, const float *x, size_t n); /* of pi * x */
 } kopt_vmath;
 
-/* The built-in: plain + - * /, so the same bits on every machine. exp, log and tanh within 1 ulp, all within 4. */
+/* The built-in table for the instruction set in use. It computes with + - * / only, so the bits are the same on
+   every machine. exp, log and tanh are within 1 ulp, all functions within 4. Never NULL. */
 KOPT_API_ const kopt_vmath *kopt_vmath_builtin(void);
 
-/* SLEEF, in a build with KAHAN_OPT_SLEEF and -lsleef: within 1.1 ulp (erfc 1.5), in the width of kopt_isa_current()
-   (SSE2: its 128-bit form). NULL where it cannot be had: another build, no FMA, KOPT_ISA_SCALAR, or neither x86-64 with
-   the System V calling convention nor AArch64, by gcc or clang. fp32 results have other bits than the built-in's. */
+/* The table of SLEEF, in a build with KAHAN_OPT_SLEEF and -lsleef: within 1.1 ulp (erfc 1.5), in the vector width of
+   kopt_isa_current() (for SSE2, SLEEF's 128-bit functions). NULL if it is not available: in other builds, without
+   FMA, with KOPT_ISA_SCALAR, and on any target or compiler except gcc and clang for AArch64 or for x86-64 with the
+   System V calling convention. fp32 results differ in bits from those of the built-in table. */
 KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void);
 
-/* Who computes: "builtin avx2", "sleef avx512", or the name of your table. NULL, here and below, is the default: SLEEF
-   if kopt_vmath_sleef() has it, else the built-in. */
+/* The name of a table: "builtin avx2", "sleef avx512", or the name in your table. Here and below, NULL stands for
+   the default table: kopt_vmath_sleef() if it is available, otherwise kopt_vmath_builtin(). */
 KOPT_API_ const char *kopt_vmath_name(const kopt_vmath *vmath);
 
-/* out[i] = f(x[i]) in the IEEE environment. An array may be in place of an input, or apart from it, but not partly over
-   it. NaN gives NaN, subnormals are ordinary numbers, and
-       exp     +inf from 88.73 on, 0 below -103.98, gradual between       log     log(0) = -inf, NaN below 0
-       tanh    +-1 at infinity; the sign of zero stays                    erf     the same
-       erfc    2 at -inf, 0 from 10.06 on                                 atan2   all quadrants, zeros and infinities as C99
-       sincospi   exact at multiples of 1/2; a zero sine has the sign of x (SLEEF: any); NaN at infinity */
+/* out[i] = f(x[i]), computed in the IEEE environment. Arrays are aligned to 4 bytes. An output may be one of the
+   inputs; it must not overlap one partly, and sine and cosine must not overlap. NaN gives NaN, subnormals are
+   ordinary numbers. Special values:
+
+       exp        +inf from 88.73 on; 0 below -103.98, with gradual underflow before it
+       log        log(0) = -inf; NaN below 0
+       tanh, erf  +-1 at +-inf; a zero keeps its sign
+       erfc       2 at -inf; 0 from 10.06 on
+       atan2      all quadrants, zeros and infinities as in C99
+       sincospi   sin(pi * x) and cos(pi * x): exact at multiples of 1/2; a zero sine has the sign of x (SLEEF:
+                  either sign); NaN at +-inf */
 KOPT_API_ kopt_result kopt_vmath_exp(const kopt_vmath *vmath, float *out, const float *x, size_t n);
 KOPT_API_ kopt_result kopt_vmath_log(const kopt_vmath *vmath, float *out, const float *x, size_t n);
 KOPT_API_ kopt_result kopt_vmath_tanh(const kopt_vmath *vmath, float *out, const float *x, size_t n);
 KOPT_API_ kopt_result kopt_vmath_erf(const kopt_vmath *vmath, float *out, const float *x, size_t n);
 KOPT_API_ kopt_result kopt_vmath_erfc(const kopt_vmath *vmath, float *out, const float *x, size_t n);
 KOPT_API_ kopt_result kopt_vmath_atan2(const kopt_vmath *vmath, float *out, const float *y, const float *x, size_t n);
-KOPT_API_ kopt_result kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, float *cosine, const float *x, size_t n);
+KOPT_API_ kopt_result kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, float *cosine, const float *x,
+                                          size_t n);
 
-/* Functions from 16 bits to the same 16 bits, with s(x) = 1 / (1 + e^-x), P the normal distribution function and
-   g(x) = 2 sqrt(2 / pi) (x + 0.044715 x^3). */
+/* The functions of kopt_map(), with s(x) = 1 / (1 + e^-x), P the distribution function of the standard normal
+   distribution and g(x) = 2 sqrt(2 / pi) (x + 0.044715 x^3). */
 typedef enum kopt_function {
     KOPT_EXP = 0,
     KOPT_LOG = 1,
@@ -944,66 +1104,84 @@ typedef enum kopt_function {
     KOPT_GELU_TANH = 6,       /* x s(g(x)) = x (1 + tanh(g(x) / 2)) / 2                                          */
     KOPT_SOFTPLUS = 7,        /* log(1 + e^x)                                                                    */
     KOPT_TANH_SLOPE = 8,      /* 1 - tanh(x)^2                                                                   */
-    KOPT_SIGMOID_SLOPE = 9,   /* s(x) s(-x); the slope of KOPT_SOFTPLUS is KOPT_SIGMOID                          */
+    KOPT_SIGMOID_SLOPE = 9,   /* s(x) s(-x). The slope of KOPT_SOFTPLUS is KOPT_SIGMOID                          */
     KOPT_SILU_SLOPE = 10,     /* s(x) + x s(x) s(-x)                                                             */
     KOPT_GELU_SLOPE = 11,     /* P(x) + x P'(x)                                                                  */
     KOPT_GELU_TANH_SLOPE = 12 /* s(g(x)) + x s(g(x)) s(-g(x)) g'(x)                                              */
 } kopt_function;
 
-/* out[i] = the bf16 or fp16 (format) nearest to the true f(x[i]), ties to even, for every one of the 65,536 inputs:
-   correctly rounded, so the same bits on every machine and with any table whose exp, log and tanh are within 1 ulp.
-   Infinities give the limit (a zero keeps the sign of the side it is approached from), subnormals are kept on both
-   sides, NaN and log below 0 give the canonical NaN. out may be x; partial overlap is refused. */
+/* out[i] = f(x[i]) on bf16 or fp16 (format, for both), correctly rounded: for each of the 65,536 inputs the result
+   is nearest to the true value, ties to even. So the bits are the same on every machine, and with every table whose
+   exp, log and tanh are within 1 ulp. An infinity gives the limit (a zero has the sign of the side from which f
+   approaches it). Subnormal inputs and results stay subnormal. NaN, and log below 0, give the canonical NaN. out may
+   be x; partial overlap is refused. */
 KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *out, const void *x, kopt_format format,
                                size_t n);
 
-/* dx[i] = dy[i] * f'(x[i]) for f up to KOPT_SOFTPLUS, but for KOPT_LOG: the slope as of kopt_map(), times dy exactly,
-   rounded to nearest even. dx may be dy or x. */
-KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy, const void *x,
-                                        kopt_format format, size_t n);
+/* dx[i] = dy[i] * f'(x[i]), for f from KOPT_EXP to KOPT_SOFTPLUS except KOPT_LOG. The slope is rounded as in
+   kopt_map(), its exact product with dy is rounded to nearest even. dx may be dy or x; partial overlap is refused. */
+KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy,
+                                        const void *x, kopt_format format, size_t n);
 
 /* ---- SOFTMAX AND CROSS ENTROPY ----------------------------------------------------------------------------------- */
 
-/* Row r is the `columns` values from element r * stride on, stride >= columns; what is between rows is neither
-   read nor written. out may be x; otherwise they are apart, from the first row to the last. Any format; arithmetic is
-   fp32, sums are compensated in a fixed order, so that the length of a row costs no accuracy, and with the built-in the
-   bits are the same everywhere. -inf has probability 0. A row with +inf or NaN, or all -inf, has no probabilities: all
-   of it becomes NaN. */
+/* Row r consists of the `columns` values from element r * stride on, with stride >= columns (KOPT_ERROR_BOUNDS).
+   What lies between rows is neither read nor written. Formats are KOPT_F32, KOPT_BF16 and KOPT_FP16. Arithmetic is
+   fp32; sums are compensated and have a fixed order, so the error does not grow with the length of a row, and with
+   the built-in table the bits are the same everywhere. A value of -inf has probability 0. A row that contains +inf
+   or NaN, or consists of -inf only, has no probabilities: all its results are NaN. */
 
-/* out = e^x / sum of e^x, row by row. */
+/* Softmax of each row: out = e^x / sum of e^x. out has the layout of x. It may be x; otherwise the two must not
+   overlap anywhere from the first row to the end of the last. */
 KOPT_API_ kopt_result kopt_softmax(const kopt_vmath *vmath, void *out, const void *x, kopt_format format, size_t rows,
                                    size_t columns, size_t stride);
 
-/* Softmax and cross entropy, forward and backward: loss[r] = log(sum of e^x) - x[target[r]], and the gradient
-   scale * (softmax(x) - onehot(target)), rounded once to format; scale is for the mean and the loss scale, e.g.
-   1024.0 / rows. A negative target: the row is ignored, not read, its loss and gradient are 0. One from columns on is
-   refused. loss or grad may be NULL. grad may be logits. The loss is +inf where the target's logit is -inf. */
+/* Cross entropy of the softmax of each row, forward and backward (torch.nn.functional.cross_entropy):
+
+       loss[r] = log(sum of e^x) - x[target[r]]             fp32, one value per row, without scale
+       grad    = scale * (softmax(x) - onehot(target[r]))   rounded once to format, in the layout of logits
+
+   Put the mean and the loss scale into scale: 1024.0 / rows, for example. A row with a negative target is ignored:
+   it is not read, its loss and gradient are 0. The loss is +inf if the logit of the target is -inf. loss or grad may
+   be NULL, but not both. grad may be logits; otherwise no two arrays may overlap. Errors: KOPT_ERROR_BOUNDS also if
+   a target is >= columns, KOPT_ERROR_RANGE if scale is not a finite number. */
 KOPT_API_ kopt_result kopt_cross_entropy(const kopt_vmath *vmath, float *loss, void *grad, const void *logits,
                                          kopt_format format, const int32_t *target, size_t rows, size_t columns,
                                          size_t stride, double scale);
 
 /* ---- RANDOM NUMBERS ---------------------------------------------------------------------------------------------- */
 
-/* Each is a pure function of (seed, step, id, first_index + i), for any slicing and whatever table is in use;
-   stream 5 (of kopt_langevin_step: 6). Rounded to nearest even. first_index + n is at most 2^54. */
+/* Element i of out is a pure function of key.seed, key.step, key.id and key.first_index + i. It depends neither on
+   the slicing nor on the default table. The stream is 5 (kopt_langevin_step: 6). Results are rounded to nearest even
+   to format: KOPT_F32, KOPT_BF16 or KOPT_FP16. KOPT_ERROR_BOUNDS if key.first_index + n is above 2^54. */
 
-/* mean + deviation * N(0, 1), up to 6.7 deviations (Box and Muller 1958, of all 32 bits of each word). */
-KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation, kopt_random_key key);
+/* mean + deviation * N(0, 1) (Box and Muller 1958, from all 32 bits of two words). The largest magnitude is 6.76
+   deviations. mean and deviation are finite, deviation >= 0 (KOPT_ERROR_RANGE). */
+KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
+                                  kopt_random_key key);
 
-/* The same, drawn again until it is at most limit (>= 0.5) deviations from the mean; 2 is usual. */
+/* kopt_normal() with each number drawn again until it is at most limit deviations from the mean. limit is >= 0.5
+   (KOPT_ERROR_RANGE); 2 is usual. */
 KOPT_API_ kopt_result kopt_truncated_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
                                             double limit, kopt_random_key key);
 
-/* Between low and high: the middle + the half * (2^24 numbers, symmetric about 0, none of them 0 or +-1). */
-KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high, kopt_random_key key);
+/* Uniform between low and high: (low + high) / 2 + (high - low) / 2 * u, where u is one of 2^24 numbers that are
+   symmetric about 0 and never 0 or +-1; the rounding to format may give low or high themselves. low <= high, both
+   finite (KOPT_ERROR_RANGE). */
+KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high,
+                                   kopt_random_key key);
 
-/* Initial weights with mean 0 and variance 2 / fan_in (He et al. 2015, for ReLU and its kin) or 2 / (fan_in + fan_out)
-   (Glorot & Bengio 2010). Step 0. With a residual, draw KOPT_F32 for kopt_state_init(). */
+/* The distribution of initial weights. All three have the same variance. */
 typedef enum kopt_distribution {
-    KOPT_NORMAL = 0,
-    KOPT_UNIFORM = 1,         /* up to sqrt(3) deviations                                        */
-    KOPT_TRUNCATED_NORMAL = 2 /* at 2 deviations, which are widened so that the variance is that */
+    KOPT_NORMAL = 0,          /* N(0, variance)                                                  */
+    KOPT_UNIFORM = 1,         /* within sqrt(3) deviations                                       */
+    KOPT_TRUNCATED_NORMAL = 2 /* cut at 2 deviations, then widened to the variance               */
 } kopt_distribution;
+
+/* Initial weights with mean 0. The variance is 2 / fan_in (He et al. 2015, for ReLU and similar functions) or 2 /
+   (fan_in + fan_out) (Glorot & Bengio 2010). fan_in is the number of inputs of one output: the columns of a linear
+   layer, channels times kernel size of a convolution. A fan of 0 is refused with KOPT_ERROR_RANGE. key.step is
+   usually 0. If the weights have a residual, draw KOPT_F32 numbers and pass them to kopt_state_init(). */
 KOPT_API_ kopt_result kopt_init_he(void *out, kopt_format format, size_t n, kopt_distribution distribution,
                                    size_t fan_in, kopt_random_key key);
 KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, kopt_distribution distribution,
@@ -1011,12 +1189,19 @@ KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, 
 
 /* ---- LANGEVIN DYNAMICS ------------------------------------------------------------------------------------------- */
 
-/* Stochastic gradient Langevin DYNAMICS (Welling & Teh 2011): w -= lr * g, by SGD without momentum, with its decay and
-   roundings, and w += sqrt(2 * lr * temperature) * N(0, 1). With g the gradient of -log of the posterior, whole, not a
-   mean (grad_scale = the number of data), lr = epsilon / 2 and temperature 1 it is theirs. Temperature 0 is SGD, bit
-   for bit. In bf16, fp16 use KAHAN or EXACT, or a small noise is lost. No claim of differential privacy. Like
-   kopt_optimizer_step and kopt_step_range; the bits are the same for any slicing. Momentum and other rules: refused. */
-KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, double temperature);
+/* Stochastic gradient Langevin dynamics (Welling & Teh 2011): w -= lr * g, a step of SGD without momentum with its
+   weight decay and roundings, and w += sqrt(2 * lr * temperature) * N(0, 1). lr includes t.rate_scale. It is the
+   algorithm of the paper if g is the gradient of -log of the posterior over all data (for a mean, grad_scale = the
+   number of data), lr = epsilon / 2 and temperature is 1. Temperature 0 is SGD, bit for bit. With bf16 and fp16
+   weights use KAHAN or EXACT, or small noise is lost. It does not claim differential privacy.
+
+   kopt_langevin_step() is used like kopt_optimizer_step() and has its errors. Also: KOPT_ERROR_OPTION for momentum
+   or another rule, KOPT_ERROR_RANGE if temperature is not in [0, 1e38] or the noise overflows, KOPT_ERROR_BOUNDS if
+   first_index + n of a tensor is above 2^54. */
+KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                         double temperature);
+
+/* The same for elements [begin, end) of a tensor, like kopt_step_range(). The bits are the same for any slicing. */
 KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tensor *t, double temperature, size_t begin,
                                           size_t end);
 #endif
