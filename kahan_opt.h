@@ -7201,7 +7201,7 @@ KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_
     t.id = 0;
     t.first_index = 0;
     t.rate_scale = 1;
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS)) t.stable_scale = 0;
+    if (KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_EXTRAS)) t.stable_scale = 0;
     t.counts = KOPT_NULL_;
     return t;
 }
@@ -7613,7 +7613,8 @@ static kopt_result kopt_check_tensor_(const kopt_tensor *t) {
         return KOPT_ERROR_OPTION;
     if (!checks) return KOPT_OK;
     if (!kopt_n_valid_(t->n) || t->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
-    if (kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu || kopt_as_u32_(t->stable_scale) > 0x7F7FFFFFu)
+    if (kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu ||
+        (KOPT_HAS_(KOPT_WITH_EXTRAS) && kopt_as_u32_(t->stable_scale) > 0x7F7FFFFFu))
         return KOPT_ERROR_RANGE; /* negative, -0, infinite or NaN */
     return KOPT_OK;
 }
