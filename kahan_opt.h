@@ -146,7 +146,7 @@
         never filled, a block of another optimizer, small builds, a part of a tensor that StableAdamW has not measured.
         New: kopt_number_tensors, kopt_state_inspect, kopt_state_write_codes, kopt_scaler_begin, kopt_random_key,
         stable_scale, KOPT_BARE. Renamed: parameters and fields (docs/history.md maps old names to new ones), such as
-        opt.decay, now decay_mode, and the slots of a state block, now kopt_slot. Removed: the KOPT sums for MPI; an
+        opt.decay, now decay_mode, and the slots of a state block, now kopt_slot. Removed: 16-bit sums for MPI; an
         example in docs/training-loop.md replaces them. Bits that differ from 0.1: COMPACT with stochastic compensation
         uses the upper bits of its random number; 8-bit codes are minifloats instead of the dynamic map, and the code of
         a root below 2^-133 of the block's largest is no longer 0; rate_scale 0 means 1; blocks have layout 2 (blocks of
@@ -547,23 +547,24 @@ KOPT_INLINE_ float kopt_sub_(float a, float b) {
    nearest, ties away from zero. */
 KOPT_INLINE_ void kopt_kahan_add_bf16(kopt_bf16 *w, kopt_bf16 *c, float delta, uint32_t random16) {
     float old = kopt_f32_from_bf16(*w), y = kopt_add_(kopt_f32_from_bf16(*c), delta), sum = kopt_add_(old, y);
-    uint32_t sixteen = (kopt_extended_bf16_(sum) + 0x8000u) >> 16, rest;
-    rest = kopt_bf16_from_f32_stochastic(kopt_add_(kopt_sub_(old, kopt_as_f32_(sixteen << 16)), y), random16);
-    if ((sixteen & 0x7F80u) == 0x7F80u || (rest & 0x7F80u) == 0) rest = 0; /* infinite or NaN; below 2^-126 */
-    *w = KOPT_CAST_(kopt_bf16, (sixteen & 0x7F80u) == 0 ? 0 : sixteen);
-    *c = KOPT_CAST_(kopt_bf16, rest);
+    uint32_t rounded = (kopt_extended_bf16_(sum) + 0x8000u) >> 16, compensation;
+    compensation = kopt_bf16_from_f32_stochastic(kopt_add_(kopt_sub_(old, kopt_as_f32_(rounded << 16)), y), random16);
+    /* 0 beside a weight that is infinite or NaN; below 2^-126 both are flushed to zero */
+    if ((rounded & 0x7F80u) == 0x7F80u || (compensation & 0x7F80u) == 0) compensation = 0;
+    *w = KOPT_CAST_(kopt_bf16, (rounded & 0x7F80u) == 0 ? 0 : rounded);
+    *c = KOPT_CAST_(kopt_bf16, compensation);
 }
 
 /* The same for fp16. The compensation holds the residual * 2^11, so that it does not underflow. */
 KOPT_INLINE_ void kopt_kahan_add_fp16(kopt_fp16 *w, kopt_fp16 *c, float delta, uint32_t random16) {
     float old = kopt_f32_from_fp16(*w), y = kopt_add_(kopt_f32_from_fp16(*c) * (1.0f / 2048), delta);
     float sum = kopt_add_(old, y);
-    kopt_fp16 sixteen = kopt_fp16_from_f32(sum), rest;
-    float residual = kopt_add_(kopt_sub_(old, kopt_f32_from_fp16(sixteen)), y);
-    rest = kopt_fp16_from_f32_stochastic(residual * 2048, random16);
-    if ((sixteen & 0x7FFFu) > 0x7C00u) sixteen = 0x7E00u; /* the canonical NaN */
-    *w = sixteen;
-    *c = (sixteen & 0x7C00u) == 0x7C00u ? KOPT_CAST_(kopt_fp16, 0) : rest;
+    kopt_fp16 rounded = kopt_fp16_from_f32(sum), compensation;
+    float residual = kopt_add_(kopt_sub_(old, kopt_f32_from_fp16(rounded)), y);
+    compensation = kopt_fp16_from_f32_stochastic(residual * 2048, random16);
+    if ((rounded & 0x7FFFu) > 0x7C00u) rounded = 0x7E00u; /* the canonical NaN */
+    *w = rounded;
+    *c = (rounded & 0x7C00u) == 0x7C00u ? KOPT_CAST_(kopt_fp16, 0) : compensation;
 }
 
 /* ---- OPTIMIZER -------------------------------------------------------------------------------------------------- */
