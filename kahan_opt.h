@@ -1,6 +1,9 @@
 /* kahan_opt.h - v0.2 - train neural networks in pure 16 bit as if in fp32 - MIT-0 or public domain
 
-   DO THIS ONCE: in one C or C++ file, before the include, to create the implementation:
+   Optimizers (SGD, AdamW, Lion and others) for weights, gradients and moments in bf16 or fp16. You compute the
+   gradients, the library updates the weights. It allocates nothing: all memory is yours.
+
+   DO THIS ONCE: in exactly one C or C++ file, before the include, to create the implementation:
 
        #define KAHAN_OPT_IMPLEMENTATION
        #include "kahan_opt.h"
@@ -21,18 +24,19 @@
            }
        }
 
-   A 16-bit store loses what does not fit. Every store here says what becomes of the loss:
+   A 16-bit weight cannot hold all bits of its new value. opt.rounding says what happens to the part that is cut off
+   (bytes are those of a weight and what is kept beside it):
 
-       opt.rounding       beside the weight               bytes   what it gives
-       KOPT_KAHAN         16-bit compensation, stochastic   4     moves down to updates of 2^-33 of a weight (default)
-       KOPT_EXACT         the low 16 bits of the fp32       4     fp32 master weights, bit for bit: down to 2^-25
-       KOPT_COMPACT       8-bit compensation, stochastic    3     most of Kahan for 3 bytes: down to 2^-25 in the mean
-       KOPT_STOCHASTIC    nothing; unbiased                 2     moves in the mean, down to 2^-25; noisy
-       KOPT_NEAREST       nothing                           2     stalls below 2^-9 of a weight: the baseline
+       opt.rounding       kept beside the weight          bytes   smallest update, relative to the weight, that moves it
+       KOPT_KAHAN         16-bit compensation, stochastic   4     2^-33: the default
+       KOPT_EXACT         low 16 bits of the fp32 weight    4     2^-25: fp32 master weights, bit for bit
+       KOPT_COMPACT       8-bit compensation, stochastic    3     2^-25 on average: most of Kahan for one byte less
+       KOPT_STOCHASTIC    nothing; the weight is unbiased   2     2^-25 on average; noisy
+       KOPT_NEAREST       nothing                           2     2^-9: training stalls; the baseline to compare with
 
-   COMPILES as C99, C11, C17, C++98 and later; gcc, clang, tcc (Microsoft's compiler: its lines are compiled by
-   clang-cl, not run). No flags are needed: the best of SSE2, AVX2, AVX-512 and NEON is chosen at run time,
-   and the result bits are the same on all of them.
+   COMPILES as C99, C11, C17, C++98 and later, with gcc, clang and tcc. Microsoft's compiler has not been run; clang-cl
+   compiles the lines that it would take. No flags are needed: the library chooses the best of SSE2, AVX2, AVX-512 and
+   NEON at run time, and all of them give the same bits.
 
    CONTENTS (each entry is a banner: search for it)
        WHAT IT DOES               WHAT IT DOES NOT        CONFIGURATION               CONTRACT
@@ -52,125 +56,153 @@
 #error "two versions of kahan_opt.h in one file: give each a file of its own (KAHAN_OPT_STATIC), see KAHAN_OPT_SELF"
 #endif
 
-#ifndef KOPT_PASS_ /* the whole file but the vocabularies and kernels, which are read once per ISA */
+#ifndef KOPT_PASS_ /* defined where the file includes itself: once per instruction set, for VOCABULARIES and KERNELS */
 #ifndef KAHAN_OPT_H
+/* The declarations are tables that are aligned by hand. */
+/* clang-format off */
 #define KAHAN_OPT_H
 
 /* WHAT IT DOES
-   - Weights, gradients and moments in bf16, fp16 or fp32, in any mixture (moments also in 8 bit), stepped by SGD, Adam,
-     AdamW, AMSGrad, StableAdamW, Lion, Adan, RAdam or Ranger; averages of weights. With KAHAN_OPT_VMATH also Adam-atan2 and
-     smooth Lion.
-   - The rounding residual of a 16-bit weight is kept (Kahan, compact, exact) or rounded without bias.
-   - The rest of a training loop: exact norm and finite check, clipping, loss scale, gradient accumulation, stall counts,
-     gradients compressed to 16, 8 or 1 bit with error feedback, reduction of shards in a fixed order.
-   - Any slicing of a tensor into ranges, any thread, any shard, any machine: the same bits.
+   - Updates weights by SGD, Adam, AdamW, AMSGrad, StableAdamW, Lion, Adan, RAdam or Ranger, and averages them. Weights,
+     gradients and moments are bf16, fp16 or fp32, in any combination; moments may have 8 bits, too. KAHAN_OPT_VMATH
+     adds Adam-atan2 and smooth Lion.
+   - Keeps the rounding residual of each 16-bit weight (Kahan, compact, exact), or rounds without bias (stochastic).
+   - Does the rest of a training loop: exact gradient norm with a check for infinity and NaN, clipping, loss scaling,
+     gradient accumulation, counts of weights that stall, gradients compressed to 16, 8 or 1 bit with error feedback,
+     and reduction of shards in a fixed order.
+   - Gives the same bits however a tensor is split into ranges or shards, on any thread and any machine.
 
    WHAT IT DOES NOT
-   - No malloc, no threads, no stdio, no libm, no errno, no mutable global but one cached ISA index.
-   - No forward or backward pass: it begins where you have a gradient.
-   - No claim about NaN payloads in conversions (a NaN stays a NaN); steps store the canonical NaN.
+   - No malloc, threads, stdio, libm or errno. No mutable global state except the cached choice of the instruction set.
+   - No forward or backward pass: the library begins where you have a gradient.
+   - No promise about NaN payloads in conversions (a NaN stays a NaN). Steps store the canonical NaN.
 
-   CONFIGURATION (define before the include; 'all' = the same everywhere, 'impl' = where it is implemented)
-   KAHAN_OPT_IMPLEMENTATION   impl  create the implementation. In one file of the program.
-   KAHAN_OPT_STATIC           impl  every function is static: several private copies, of any versions, may live in
-                                    one program, each in its own file; there before the first include of this one.
-                                    Cost: a copy per file.
-   KAHAN_OPT_API              all   declaration specifier, e.g. __declspec(dllexport). Not with KAHAN_OPT_STATIC.
-   KAHAN_OPT_NO_SIMD          impl  scalar path only, 10-30x slower, a tenth of the code. Link with -Wl,--gc-sections
-                                    after -ffunction-sections: what is not called is dropped.
-   KAHAN_OPT_ONLY             impl  a set of KOPT_WITH_ bits (below): the rest is left out of the build, and refused with
-                                    KOPT_ERROR_OPTION. What is left gives the same bits. KOPT_WITH_ALL & ~KOPT_WITH_FP16
-                                    is all but fp16; KOPT_TINY is AdamW and SGD in bf16 in 1.5 KB of flash (M4F), SGD
-                                    alone in 1 KB (docs/size.md). Danger: without KOPT_WITH_CHECKS nothing is refused
-                                    but what the guards of KOPT_TINY name, state blocks have no header (all else is in
-                                    its place), and the caller's FP environment must be the default. Run the same calls
-                                    once in a build with checks.
-   KAHAN_OPT_VMATH            all   vector mathematics, softmax, loss, random numbers, Langevin steps, and the rules Adam-atan2
-                                    and smooth Lion, with the implementation: see there. Where it is not defined their
-                                    declarations are not seen; structs are the same. Cost: 3 s to compile, 100 KB.
-   KAHAN_OPT_SLEEF            impl  with the former: SLEEF 3.5.1 or later computes exp to sincospi by default, and what
-                                    is made of them; link with -lsleef. A step uses it if opt.vmath says so; no random
-                                    number does.
-   KAHAN_OPT_SELF             impl  the name of this file, with quotes, if you renamed it: it includes itself, so it has
-                                    to stay a file of its own. gcc 12, clang 9 and later know the name.
+   CONFIGURATION (define before the include; all = in every file, with the same value; impl = where it is implemented)
+   KAHAN_OPT_IMPLEMENTATION   impl  Creates the implementation. Define it in exactly one file of the program.
+   KAHAN_OPT_STATIC           impl  Makes every function static, so that one program may hold several private copies,
+                                    even of different versions, each in its own file. Define it before the first include
+                                    in that file. Costs one copy of the code per file.
+   KAHAN_OPT_API              all   Declaration specifier of the functions, e.g. __declspec(dllexport). Cannot be used
+                                    together with KAHAN_OPT_STATIC.
+   KAHAN_OPT_NO_SIMD          impl  Compiles the scalar code only: 10-30x slower, a tenth of the code. To drop functions
+                                    that you do not call, compile with -ffunction-sections and link with
+                                    -Wl,--gc-sections.
+   KAHAN_OPT_ONLY             impl  A set of KOPT_WITH_ bits (below). The build leaves out everything else and refuses
+                                    it with KOPT_ERROR_OPTION; what remains gives the same bits. KOPT_WITH_ALL &
+                                    ~KOPT_WITH_FP16 leaves out fp16. KOPT_TINY keeps AdamW and SGD in bf16, in 1.5 KB of
+                                    flash on a Cortex-M4F; SGD alone takes 1 KB (docs/size.md). Danger: a build without
+                                    KOPT_WITH_CHECKS refuses only what the guards of KOPT_TINY name, leaves the header
+                                    of state blocks zero (the arrays keep their places), and needs the default
+                                    floating-point environment. Run the same calls once in a build with checks.
+   KAHAN_OPT_VMATH            all   Adds vector mathematics, softmax, cross entropy, random numbers, Langevin steps and
+                                    the rules Adam-atan2 and smooth Lion: see their sections. Without it, their
+                                    declarations are hidden; the layout of structs is the same. Costs 3 s of compile
+                                    time and 100 KB of code.
+   KAHAN_OPT_SLEEF            impl  With KAHAN_OPT_VMATH: SLEEF 3.5.1 or later computes exp to sincospi, and the
+                                    functions made of them, by default. Link with -lsleef. A step uses SLEEF only if
+                                    opt.vmath selects it; random numbers never use it.
+   KAHAN_OPT_SELF             impl  The name of this file, with quotes, if you renamed it. The file includes itself, so
+                                    it must stay a separate file. gcc 12, clang 9 and later find the name themselves.
 
    CONTRACT
-   1. Same bits everywhere. A step's result is a pure function of its inputs: not of the ISA, the compiler, its
-      flags (-Ofast, -ffp-contract=fast), the caller's rounding mode or FTZ/DAZ, the thread, the range, the shard.
-      Every + - * / and sqrt of the formulas in docs/numerics.md is one IEEE binary32 operation in the written
-      order, never fused; per-step scalars are computed once.
-   2. Fidelity. Weight decay is part of the compensated update. Moments are computed in fp32 and the update uses
-      the unrounded moments; only the store rounds. 16-bit moments are stored stochastically by default.
-   3. NaN stays NaN, infinity stays infinity. A finite value beyond the largest 16-bit number follows
-      round-to-nearest in the last interval, stochastic or not; when a weight becomes infinite or NaN its residual
-      becomes zero.
-   4. Subnormals. bf16 and fp32 values that a step stores below 2^-126 are stored as +0. fp16 subnormals are
-      ordinary values. Conversions keep all subnormals.
+   1. Same bits everywhere. The result of a step depends on its inputs alone: not on the instruction set, the compiler
+      or its flags (-Ofast, -ffp-contract=fast), the caller's rounding mode or FTZ/DAZ, nor on threads, ranges or
+      shards. Every operation (+ - * / and sqrt) of the formulas in docs/numerics.md is one IEEE binary32 operation, in
+      the written order, never fused. Scalars such as the corrected learning rate are computed once per step.
+   2. Fidelity. Weight decay is part of the compensated update. Moments are computed in fp32, and the update uses them
+      before they are rounded: only stores round. By default, 16-bit moments are stored with stochastic rounding.
+   3. NaN stays NaN, and infinity stays infinity. In the last binade step before infinity, from the largest finite
+      16-bit number on, every rounding is to nearest, stochastic rounding included. When a weight becomes infinite or
+      NaN, its residual becomes zero.
+   4. Subnormals. A step stores bf16 and fp32 values below 2^-126 in magnitude as +0. fp16 subnormals are ordinary
+      values, and 8-bit moments are not flushed. Conversions keep all subnormals.
    5. Random bits are a pure function of (seed, step, tensor id, stream, global element index): see RANDOM BITS.
-   6. Any alignment, n up to SIZE_MAX / 32. Pointers may be NULL when n is 0. Stack: 12 KB, in a build without vectors
-      2, and 1 more for each 8-bit moment; what KAHAN_OPT_VMATH adds: 22, without vectors 8; by clang -O0 up to 48.
-   7. Bad input is refused before anything is written: every function that can fail returns a kopt_result, and
-      kopt_result_string() says it in words. Overlapping buffers of one tensor are refused; in lists see STEP.
-      A struct of zeros means the defaults (kopt_tensor, kopt_norm) or is refused.
-   8. State is bytes: kopt_state_seal() makes a block portable (little-endian, checksummed), kopt_state_open()
-      checks it and makes it ready again; a step after that continues bit for bit. A block opens under the rule,
-      decay mode, formats and roundings that made it, and no others.
-   9. Structs have one layout, whatever macros a file defines. What a build leaves out does not link or is refused.
+   6. Memory. Any alignment; n up to SIZE_MAX / 32 - 8; pointers may be NULL if n is 0. The stack use is at most 12 KB
+      (2 KB in a build without vectors) plus 1 KB per 8-bit moment, and 22 KB (8 KB) for what KAHAN_OPT_VMATH adds.
+      Compiled by clang -O0, functions use up to 48 KB.
+   7. Bad input is refused before anything is written. Every function that can fail returns a kopt_result, which
+      kopt_result_string() explains. Overlapping buffers of one tensor are refused; for lists of tensors see STEP. A
+      struct of zeros either means the defaults (kopt_tensor, kopt_norm, kopt_random_key) or is refused.
+   8. State is bytes. kopt_state_seal() makes a state block portable (little-endian, with a checksum); kopt_state_open()
+      checks it and makes it usable again. Steps after that continue bit for bit. A block opens only under the rule,
+      decay mode, formats and roundings that made it.
+   9. Every struct has the same layout, whatever macros a file defines. What a build leaves out does not link, or is
+      refused.
 
    BYTES PER PARAMETER (weight + gradient + state; AdamW)
-                                weight  grad  residual  moments  total    fp32 AdamW: 16
-   bf16 KAHAN or EXACT             2      2       2        4       10     mixed precision (fp32 master): 16
-   bf16 COMPACT                    2      2       1        4        9
-   bf16 STOCHASTIC or NEAREST      2      2       -        4        8
-   bf16 COMPACT, 8-bit moments     2      2       1        2.03     7.03
-   Other rules keep 0 (EMA), 1 (Lion, SGD with momentum), 3 (AMSGrad) or 4 (Adan) moments instead of 2; Ranger 2, and
-   a second copy of weight and residual. Without a gradient buffer (step each tensor when its gradient exists, then reuse the buffer): 2 less.
+                               weight   grad   residual   moments   total
+   fp32                           4       4        -         8        16
+   fp32 weights, bf16 copy      4 + 2     2        -         8        16    classic mixed precision
+   bf16 KAHAN or EXACT            2       2        2         4        10
+   bf16 COMPACT                   2       2        1         4         9
+   bf16 STOCHASTIC or NEAREST     2       2        -         4         8
+   bf16 COMPACT, 8-bit moments    2       2        1         2.03      7.03
+   Instead of 2 moments, EMA and SGD without momentum keep 0, SGD with momentum and Lion 1, AMSGrad 3 and Adan 4.
+   Ranger keeps 2 and a second copy of weight and residual. Without a gradient buffer (step each tensor as soon as its
+   gradient exists, then reuse the buffer), subtract 2.
 
    VERSION HISTORY
-   0.2  A careless call is right or refused: structs of zeros, ids of a list, counts inside an array, a copy that
-        nothing filled, a block under another optimizer, small builds. New: kopt_number_tensors, kopt_state_inspect,
-        kopt_scaler_begin, kopt_state_write_codes, KOPT_BARE. Other bits than 0.1: COMPACT with stochastic
-        compensation draws from the upper bits of its random number; 8-bit codes are minifloats, no longer the dynamic
-        map; rate_scale 0 is 1; and blocks have layout 2 (blocks of 0.1, and moments of the dynamic map, are read).
-   0.1  first
+   0.2  A careless call is right or refused: structs of zeros, ids of a list, counts inside an array, a copy that was
+        never filled, a block of another optimizer, small builds, a part of a tensor that StableAdamW has not measured.
+        New: kopt_number_tensors, kopt_state_inspect, kopt_state_write_codes, kopt_scaler_begin, kopt_random_key,
+        stable_scale, KOPT_BARE. Renamed: parameters and fields (docs/history.md maps old names to new ones), such as
+        opt.decay, now decay_mode, and the slots of a state block, now kopt_slot. Removed: 16-bit sums for MPI; an
+        example in docs/training-loop.md replaces them. Bits that differ from 0.1: COMPACT with stochastic compensation
+        uses the upper bits of its random number; 8-bit codes are minifloats instead of the dynamic map, and the code of
+        a root below 2^-133 of the block's largest is no longer 0; rate_scale 0 means 1; blocks have layout 2 (blocks of
+        0.1 and moments of the dynamic map can still be opened).
+   0.1  First version.
 */
 
-#define KOPT_VERSION 200 /* 10000 * major + 100 * minor + patch; also above the first #endif */
+#define KOPT_VERSION 200 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
 
-/* clang-format off: the declarations are tables, aligned by hand */
+/* The bits of KAHAN_OPT_ONLY: see CONFIGURATION. */
 
-/* What KAHAN_OPT_ONLY is made of: see CONFIGURATION. */
-#define KOPT_WITH_F32 0x00000001u              /* formats of weights, gradients, moments and copies               */
+/* Formats of weights, gradients, moments and copies. Q8: of moments and compressed gradients only. */
+#define KOPT_WITH_F32 0x00000001u
 #define KOPT_WITH_BF16 0x00000002u
 #define KOPT_WITH_FP16 0x00000004u
 #define KOPT_WITH_Q8 0x00000008u
-#define KOPT_WITH_COMPRESSION 0x00000010u      /* kopt_compress, kopt_decompress_add (kopt_reduce is always there)*/
-#define KOPT_WITH_NEAREST 0x00000020u          /* opt.rounding                                                    */
+/* kopt_compress() and kopt_decompress_add(). Every build has kopt_reduce(). */
+#define KOPT_WITH_COMPRESSION 0x00000010u
+/* Values of opt.rounding. */
+#define KOPT_WITH_NEAREST 0x00000020u
 #define KOPT_WITH_STOCHASTIC 0x00000040u
 #define KOPT_WITH_KAHAN 0x00000080u
 #define KOPT_WITH_COMPACT 0x00000100u
 #define KOPT_WITH_EXACT 0x00000200u
-#define KOPT_WITH_NEAREST_STATE 0x00000400u    /* opt.moment_rounding and opt.compensation_rounding               */
+/* Values of opt.moment_rounding and opt.compensation_rounding. */
+#define KOPT_WITH_NEAREST_STATE 0x00000400u
 #define KOPT_WITH_STOCHASTIC_STATE 0x00000800u
-#define KOPT_WITH_L2 0x00001000u               /* opt.decay_mode                                                       */
+/* Values of opt.decay_mode. */
+#define KOPT_WITH_L2 0x00001000u
 #define KOPT_WITH_DECOUPLED 0x00002000u
 #define KOPT_WITH_FULLY_DECOUPLED 0x00004000u
-#define KOPT_WITH_MOMENTUM 0x00008000u         /* SGD: opt.momentum, dampening, nesterov                          */
-#define KOPT_WITH_SGD 0x00010000u              /* rules                                                           */
-#define KOPT_WITH_ADAM 0x00020000u             /* with SGD and F32 also Adam-atan2                                */
+/* SGD with opt.momentum, opt.dampening and opt.nesterov. */
+#define KOPT_WITH_MOMENTUM 0x00008000u
+/* Rules. With KAHAN_OPT_VMATH, and if SGD and F32 are there, too, ADAM includes Adam-atan2 and LION smooth Lion. */
+#define KOPT_WITH_SGD 0x00010000u
+#define KOPT_WITH_ADAM 0x00020000u
 #define KOPT_WITH_LION 0x00040000u
 #define KOPT_WITH_ADAN 0x00080000u
 #define KOPT_WITH_RADAM 0x00100000u
 #define KOPT_WITH_RANGER 0x00200000u
 #define KOPT_WITH_EMA 0x00400000u
-#define KOPT_WITH_GUARDS 0x20000000u           /* of a build without KOPT_WITH_CHECKS: see KOPT_TINY              */
-#define KOPT_WITH_EXTRAS 0x40000000u           /* opt.maximize, zero_grad, clip, amsgrad, moments_only; tensor.copy,
-                                                  rate_scale, counts, first_index; fp32 weights to kopt_state_init */
-#define KOPT_WITH_CHECKS 0x80000000u           /* arguments, buffers, state blocks; the caller's FP environment   */
+/* Guards of a build without KOPT_WITH_CHECKS: see KOPT_TINY. */
+#define KOPT_WITH_GUARDS 0x20000000u
+/* opt.maximize, zero_grad, clip, amsgrad, stable and moments_only; kopt_tensor's copy, counts, rate_scale and
+   first_index; fp32 weights for kopt_state_init(). */
+#define KOPT_WITH_EXTRAS 0x40000000u
+/* Checks of arguments, buffers and state blocks; independence of the caller's floating-point environment. */
+#define KOPT_WITH_CHECKS 0x80000000u
+/* Everything: the build without KAHAN_OPT_ONLY. */
 #define KOPT_WITH_ALL 0xFFFFFFFFu
-/* SGD without momentum and AdamW, all in bf16 with KAHAN: see docs/size.md. Its guards refuse what would go wrong in
-   silence: kopt_step_begin() an optimizer that no constructor made or that wants what is left out, kopt_state_init()
-   that and fp32 weights, a gradient in another format, a state block that is too small. KOPT_BARE has no guards. */
+
+/* SGD without momentum and AdamW, all in bf16 with KAHAN: see docs/size.md. KOPT_TINY has guards, which refuse what
+   would otherwise go wrong silently. kopt_step_begin() refuses an optimizer that no constructor made, or that uses a
+   part that the build leaves out. kopt_state_init() refuses the same, and fp32 weights, a gradient in another format, a
+   copy, counts, a first_index, a rate_scale other than 0 and 1, and a state block that is too small. KOPT_BARE has no
+   guards. */
 #define KOPT_BARE (KOPT_WITH_BF16 | KOPT_WITH_KAHAN | KOPT_WITH_STOCHASTIC_STATE | KOPT_WITH_DECOUPLED | \
                    KOPT_WITH_SGD | KOPT_WITH_ADAM)
 #define KOPT_TINY (KOPT_BARE | KOPT_WITH_GUARDS)
@@ -193,10 +225,10 @@
 #endif
 
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
-#define KOPT_GNU_ 1 /* gcc, clang, clang-cl: they know GNU attributes, builtins and assembly */
+#define KOPT_GNU_ 1 /* gcc, clang, clang-cl: GNU attributes, builtins and assembly are available */
 #endif
 #if defined(KOPT_GNU_) && !defined(__clang__) && !defined(__INTEL_COMPILER) && !defined(__NVCOMPILER)
-#define KOPT_GCC_ 1 /* gcc itself: the others say that they are it, and know neither its pragmas nor its headers */
+#define KOPT_GCC_ 1 /* gcc itself: the others define __GNUC__, too, but have neither its pragmas nor its headers */
 #endif
 
 #if defined(__cplusplus) || (defined(__STDC_VERSION__) && __STDC_VERSION__ >= 199901L)
@@ -204,19 +236,22 @@
 #else
 #define KOPT_INLINED_ __inline
 #endif
+/* Marks the functions that kahan_opt_cuda.cuh calls on the host and on the device. */
 #ifdef __CUDACC__
-#define KOPT_HOST_DEVICE_ __host__ __device__ /* what kahan_opt_cuda.cuh needs on both sides */
+#define KOPT_HOST_DEVICE_ __host__ __device__
 #else
 #define KOPT_HOST_DEVICE_
 #endif
+/* always_inline for gcc -O0: the kernels are optimized at -O0, too, but gcc would call these functions from them. */
 #if defined(KOPT_GCC_) && !defined(__OPTIMIZE__) && !defined(__CUDACC__) && \
     (defined(__x86_64__) || defined(__i386__) || defined(__aarch64__))
-#define KOPT_INLINE_ static KOPT_INLINED_ __attribute__((__always_inline__)) /* at -O0, too, where the kernels are optimized */
+#define KOPT_INLINE_ static KOPT_INLINED_ __attribute__((__always_inline__))
 #else
 #define KOPT_INLINE_ static KOPT_HOST_DEVICE_ KOPT_INLINED_
 #endif
 
-/* A static function that may stay unused. clang warns if one that is marked so is used, but not about inline ones. */
+/* Marks a static function that may stay unused. Not the attribute for clang, which warns if a function that has it is
+   used; clang does not warn about unused inline functions. */
 #ifdef KOPT_GCC_
 #define KOPT_UNUSED_ __attribute__((__unused__))
 #else
@@ -235,61 +270,73 @@
 
 /* ---- FORMATS AND RESULTS ---------------------------------------------------------------------------------------- */
 
+/* The 16-bit numbers, as integers that hold their bits. */
 typedef uint16_t kopt_bf16; /* 1 sign, 8 exponent, 7 fraction bits: the upper half of an fp32 */
 typedef uint16_t kopt_fp16; /* 1 sign, 5 exponent, 10 fraction bits: IEEE binary16            */
 
+/* Formats of arrays. docs/numerics.md section 1 has their ranges. */
 typedef enum kopt_format {
-    KOPT_F32 = 0, KOPT_BF16 = 1, KOPT_FP16 = 2,
-    KOPT_Q8 = 3,  /* of moments, compressed gradients: 8-bit codes, one fp32 scale per 256 values (docs/numerics.md 6b).
-                     As moments the length of a step is within 2 % of fp32's in the mean, its noise 5 to 17 % */
-    KOPT_SIGN = 4 /* of compressed gradients only: signs, and one fp32 scale per 256 values                       */
+    KOPT_F32 = 0,  /* float: IEEE binary32                                                                        */
+    KOPT_BF16 = 1, /* kopt_bf16                                                                                   */
+    KOPT_FP16 = 2, /* kopt_fp16                                                                                   */
+    KOPT_Q8 = 3,   /* moments and compressed gradients only: 8-bit codes and one fp32 scale per 256 values
+                      (docs/numerics.md section 6b). With 8-bit moments the length of a step is on average within
+                      2 % of that with fp32 moments; its noise is 5 to 17 %                                       */
+    KOPT_SIGN = 4  /* compressed gradients only: signs and one fp32 scale per 256 values                          */
 } kopt_format;
 
+/* How a value is rounded to 16 bits, and what is kept of the part that is cut off. */
 typedef enum kopt_rounding {
-    KOPT_NEAREST = 0,    /* to nearest, ties to even                                                         */
-    KOPT_STOCHASTIC = 1, /* up with the probability of the fraction that is cut off: unbiased                */
-    KOPT_KAHAN = 2,      /* nearest (bf16: ties away), residual in a 16-bit compensation (fp16: times 2^11)  */
-    KOPT_COMPACT = 3,    /* ties away, and the residual in an 8-bit count of 2^-8 ulp                        */
-    KOPT_EXACT = 4       /* ties away, and the residual in a 16-bit count of 2^-16 ulp: all of the fp32      */
+    KOPT_NEAREST = 0,    /* to nearest, ties to even                                                              */
+    KOPT_STOCHASTIC = 1, /* away from zero with a probability equal to the fraction of an ulp cut off: unbiased   */
+    KOPT_KAHAN = 2,      /* to nearest (bf16: ties away); a 16-bit compensation holds the residual (fp16: * 2^11) */
+    KOPT_COMPACT = 3,    /* to nearest, ties away; an 8-bit integer holds the residual in units of 2^-8 ulp       */
+    KOPT_EXACT = 4       /* to nearest, ties away; a 16-bit integer holds the residual in units of 2^-16 ulp, so
+                            that nothing of the fp32 value is lost                                                */
 } kopt_rounding;
 
+/* Update rules. docs/numerics.md sections 5 to 6a have their formulas. */
 typedef enum kopt_rule {
-    KOPT_SGD = 0,
-    KOPT_ADAM = 1,   /* Adam and AdamW: they differ in opt.decay_mode. AMSGrad: opt.amsgrad                       */
-    KOPT_LION = 2,   /* Chen et al. 2023                                                                     */
-    KOPT_ADAN = 3,   /* Xie et al. 2022                                                                      */
-    KOPT_RADAM = 4,  /* Liu et al. 2020                                                                      */
-    KOPT_RANGER = 5, /* RAdam with Lookahead (Zhang et al. 2019)                                             */
-    KOPT_EMA = 6,    /* the average of other weights: the "gradient" is those weights                        */
-    KOPT_ADAM_ATAN2 = 7 /* Everett et al. 2024: Adam without eps. Only with KAHAN_OPT_VMATH                  */
+    KOPT_SGD = 0,       /* with or without momentum, Nesterov                                                     */
+    KOPT_ADAM = 1,      /* Adam and AdamW, which differ in opt.decay_mode; AMSGrad: opt.amsgrad                   */
+    KOPT_LION = 2,      /* Chen et al. 2023                                                                       */
+    KOPT_ADAN = 3,      /* Xie et al. 2022                                                                        */
+    KOPT_RADAM = 4,     /* Liu et al. 2020                                                                        */
+    KOPT_RANGER = 5,    /* RAdam with Lookahead (Zhang et al. 2019)                                               */
+    KOPT_EMA = 6,       /* the average of other weights, which are passed as the "gradient"                       */
+    KOPT_ADAM_ATAN2 = 7 /* Adam without eps (Everett et al. 2024); only with KAHAN_OPT_VMATH                      */
 } kopt_rule;
 
+/* How weight decay enters the update of a weight w with gradient g. */
 typedef enum kopt_decay_mode {
-    KOPT_L2 = 0,             /* g += weight_decay * w                                  (PyTorch Adam, SGD)   */
-    KOPT_DECOUPLED = 1,      /* w -= lr * weight_decay * w                             (Loshchilov & Hutter) */
-    KOPT_FULLY_DECOUPLED = 2 /* w -= (lr / max_lr) * weight_decay * w                  (optimi, FlashOptim)  */
+    KOPT_L2 = 0,             /* g += weight_decay * w                  (PyTorch's Adam and SGD)                   */
+    KOPT_DECOUPLED = 1,      /* w -= lr * weight_decay * w             (Loshchilov & Hutter)                      */
+    KOPT_FULLY_DECOUPLED = 2 /* w -= (lr / max_lr) * weight_decay * w  (optimi, FlashOptim)                       */
 } kopt_decay_mode;
 
+/* What a function that can fail returns: see CONTRACT, 7. */
 typedef enum kopt_result {
-    KOPT_OK = 0,
-    KOPT_ERROR_NULL,      /* a required pointer is NULL                                            */
-    KOPT_ERROR_OPTION,    /* an enum field holds no value of its enum, or one that does not apply  */
-    KOPT_ERROR_RANGE,     /* a hyper-parameter is out of its range, or not a number                */
-    KOPT_ERROR_BOUNDS,    /* begin > end, end > n, or n too large for the address space            */
-    KOPT_ERROR_SIZE,      /* the state block is smaller than kopt_state_size() says                */
-    KOPT_ERROR_STATE,     /* the block is no state block, or not one of this version               */
-    KOPT_ERROR_MISMATCH,  /* the block belongs to another optimizer, tensor or shard               */
-    KOPT_ERROR_SEALED,    /* the block is sealed: kopt_state_open() it first                       */
-    KOPT_ERROR_CHECKSUM,  /* the block was damaged                                                 */
-    KOPT_ERROR_OVERLAP,   /* two buffers overlap                                                   */
-    KOPT_ERROR_STEP,      /* the step was not begun, or 2^32 - 1 steps are used up                 */
-    KOPT_ERROR_ISA,       /* this machine or this build has no such instruction set, or no GPU     */
-    KOPT_ERROR_DEVICE,    /* a CUDA call failed: cudaPeekAtLastError() says why                    */
-    KOPT_ERROR_UNINITIALIZED, /* an optimizer, accumulator or compressor that no constructor made  */
-    KOPT_ERROR_ID         /* the ids of a list of tensors do not increase: kopt_number_tensors()   */
+    KOPT_OK = 0,         /* success                                                                               */
+    KOPT_ERROR_NULL,     /* a required pointer is NULL                                                            */
+    KOPT_ERROR_OPTION,   /* an option has a value that does not exist, does not apply, or is not in this build    */
+    KOPT_ERROR_RANGE,    /* a hyper-parameter or another number is out of range, or NaN                           */
+    KOPT_ERROR_BOUNDS,   /* begin > end, end > n, or a size, index or id that is too large; 8-bit moments or codes:
+                            a range that splits a block of 256                                                    */
+    KOPT_ERROR_SIZE,     /* a state block or a buffer of compressed values is too small                           */
+    KOPT_ERROR_STATE,    /* not a state block, or one of an unknown version; kopt_state_open(): or not sealed     */
+    KOPT_ERROR_MISMATCH, /* the state block belongs to another optimizer, tensor or shard                         */
+    KOPT_ERROR_SEALED,   /* the state block is sealed: call kopt_state_open() first                               */
+    KOPT_ERROR_CHECKSUM, /* the state block is damaged                                                            */
+    KOPT_ERROR_OVERLAP,  /* two buffers overlap                                                                   */
+    KOPT_ERROR_STEP,     /* the step was not begun; all 2^32 - 1 steps are used up; or a part of a tensor is stepped
+                            by StableAdamW while stable_scale is 0                                                */
+    KOPT_ERROR_ISA,      /* this build or this machine does not have the instruction set, or a GPU                */
+    KOPT_ERROR_DEVICE,   /* a CUDA call failed: cudaPeekAtLastError() says why                                    */
+    KOPT_ERROR_UNINITIALIZED, /* no constructor made the optimizer, accumulator or compressor                     */
+    KOPT_ERROR_ID        /* the ids of a list of tensors do not increase: call kopt_number_tensors()              */
 } kopt_result;
 
-/* One English sentence for each result, never NULL. */
+/* Explains a result in one English sentence. Never NULL. */
 KOPT_API_ const char *kopt_result_string(kopt_result result);
 
 /* KOPT_VERSION of the implementation that was linked. */
@@ -297,30 +344,46 @@ KOPT_API_ int kopt_version(void);
 
 /* ---- INSTRUCTION SETS -------------------------------------------------------------------------------------------- */
 
-/* The instruction sets, and which of them is in use: the best that this machine has, unless another is forced. */
+/* Instruction sets. All give the same bits. The library uses the best one that this machine has, unless
+   kopt_isa_force() chooses another. */
 typedef enum kopt_isa {
-    KOPT_ISA_SCALAR = 0, KOPT_ISA_SSE2 = 1, KOPT_ISA_AVX2 = 2, KOPT_ISA_AVX512 = 3, KOPT_ISA_NEON = 4,
-    KOPT_ISA_COUNT = 5
+    KOPT_ISA_SCALAR = 0, /* plain C: in every build                                                               */
+    KOPT_ISA_SSE2 = 1,   /* of every x86-64                                                                       */
+    KOPT_ISA_AVX2 = 2,   /* with F16C                                                                             */
+    KOPT_ISA_AVX512 = 3, /* F, BW, DQ and VL                                                                      */
+    KOPT_ISA_NEON = 4,   /* of AArch64                                                                            */
+    KOPT_ISA_COUNT = 5   /* the number of instruction sets                                                        */
 } kopt_isa;
-KOPT_API_ int kopt_isa_usable(kopt_isa isa);            /* 1 if compiled in and present on this machine           */
+
+/* 1 if this build contains the instruction set and this machine has it, else 0. */
+KOPT_API_ int kopt_isa_usable(kopt_isa isa);
+
+/* The instruction set that calls use now. */
 KOPT_API_ kopt_isa kopt_isa_current(void);
-KOPT_API_ kopt_result kopt_isa_force(kopt_isa isa);     /* for tests and measurements; KOPT_ISA_COUNT: automatic  */
+
+/* Makes all later calls use isa, for tests and measurements; KOPT_ISA_COUNT makes the choice automatic again. The
+   choice is global: it holds for all threads. Refused with KOPT_ERROR_ISA if isa is not usable. */
+KOPT_API_ kopt_result kopt_isa_force(kopt_isa isa);
+
+/* "scalar", "sse2", "avx2", "avx512" or "neon"; "unknown" for any other value. Never NULL. */
 KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 
 /* ---- CONVERSIONS OF ONE VALUE ------------------------------------------------------------------------------------ */
 
-/* Integer arithmetic only: right for every input, in any floating-point environment. */
+/* These functions use integer arithmetic only, so they are correct for every input in any floating-point environment.
+   Subnormals are kept. */
 
 typedef union kopt_bitcast_ {
     float f;
     uint32_t u;
 } kopt_bitcast_;
 
+/* Bitcasts. */
 KOPT_INLINE_ uint32_t kopt_as_u32_(float x) {
     kopt_bitcast_ w;
     w.f = x;
 #if defined(KOPT_GNU_) && !defined(__CUDA_ARCH__)
-    __asm__("" : "+r"(w.u)); /* or clang 19 -Ofast makes a question about the bits one about the number, and no NaN exists */
+    __asm__("" : "+r"(w.u)); /* clang 19 -Ofast turns tests of the bits into tests of x, and assumes it is not NaN */
 #endif
     return w.u;
 }
@@ -331,45 +394,45 @@ KOPT_INLINE_ float kopt_as_f32_(uint32_t bits) {
     return w.f;
 }
 
-/* bf16 is the upper half of the fp32 word:     s eeeeeeee fffffff | ffff ffff ffff ffff */
+/* Exact. bf16 is the upper half of the fp32 word: s eeeeeeee fffffff | ffff ffff ffff ffff */
 KOPT_INLINE_ float kopt_f32_from_bf16(kopt_bf16 x) { return kopt_as_f32_(KOPT_CAST_(uint32_t, x) << 16); }
 
-/* Nearest, ties to even. */
+/* Rounds to nearest, ties to even. Overflow gives infinity. */
 KOPT_INLINE_ kopt_bf16 kopt_bf16_from_f32(float x) {
     uint32_t u = kopt_as_u32_(x), odd = (u >> 16) & 1u;
-    if ((u & 0x7FFFFFFFu) > 0x7F800000u) return KOPT_CAST_(kopt_bf16, (u >> 16) | 0x0040u); /* NaN, quiet */
+    if ((u & 0x7FFFFFFFu) > 0x7F800000u) return KOPT_CAST_(kopt_bf16, (u >> 16) | 0x0040u); /* quiet NaN */
     return KOPT_CAST_(kopt_bf16, (u + 0x7FFFu + odd) >> 16);
 }
 
-/* fp16:  s eeeee ffffffffff, exponent bias 15;  fp32:  s eeeeeeee ffffffffff fffffffffffff, bias 127 */
+/* Exact. fp16: s eeeee ffffffffff with exponent bias 15; fp32: s eeeeeeee ffffffffff fffffffffffff with bias 127. */
 KOPT_INLINE_ float kopt_f32_from_fp16(kopt_fp16 x) {
     uint32_t u = x, sign = (u & 0x8000u) << 16, mag = u & 0x7FFFu, exponent = 113;
-    if (mag > 0x7C00u) return kopt_as_f32_(sign | 0x7FC00000u | (mag << 13));         /* NaN, quiet          */
-    if (mag == 0x7C00u) return kopt_as_f32_(sign | 0x7F800000u);                      /* infinity            */
-    if (mag >= 0x0400u) return kopt_as_f32_(sign | ((mag << 13) + 0x38000000u));      /* normal: 112 << 23   */
+    if (mag > 0x7C00u) return kopt_as_f32_(sign | 0x7FC00000u | (mag << 13));       /* quiet NaN                   */
+    if (mag == 0x7C00u) return kopt_as_f32_(sign | 0x7F800000u);                    /* infinity                    */
+    if (mag >= 0x0400u) return kopt_as_f32_(sign | ((mag << 13) + 0x38000000u));    /* normal: add 112 to exponent */
     if (mag == 0) return kopt_as_f32_(sign);
-    for (; mag < 0x0400u; mag <<= 1) exponent--;                                     /* subnormal: mag 2^-24 */
+    for (; mag < 0x0400u; mag <<= 1) exponent--;                                    /* subnormal: mag * 2^-24      */
     return kopt_as_f32_(sign | (exponent << 23) | ((mag & 0x03FFu) << 13));
 }
 
-/* Nearest, ties to even. */
+/* Rounds to nearest, ties to even. Overflow, from 65520 on, gives infinity. */
 KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32(float x) {
     uint32_t u = kopt_as_u32_(x), sign = (u >> 16) & 0x8000u, mag = u & 0x7FFFFFFFu, shift = 13, half;
     if (mag > 0x7F800000u) return KOPT_CAST_(kopt_fp16, sign | 0x7E00u | ((mag >> 13) & 0x03FFu)); /* NaN */
-    if (mag >= 0x477FF000u) return KOPT_CAST_(kopt_fp16, sign | 0x7C00u);          /* from 65520 on: infinity */
+    if (mag >= 0x477FF000u) return KOPT_CAST_(kopt_fp16, sign | 0x7C00u);           /* 65520                       */
     if (mag >= 0x38800000u) {
-        half = mag - 0x38000000u;                                                  /* normal                  */
+        half = mag - 0x38000000u;                                                   /* normal                      */
     } else {
-        if (mag < 0x33000000u) return KOPT_CAST_(kopt_fp16, sign);                 /* below 2^-25: zero       */
-        shift = 126 - (mag >> 23);                                                 /* subnormal: units 2^-24  */
+        if (mag < 0x33000000u) return KOPT_CAST_(kopt_fp16, sign);                  /* below 2^-25                 */
+        shift = 126 - (mag >> 23);                                                  /* subnormal: units of 2^-24   */
         half = (mag & 0x007FFFFFu) | 0x00800000u;
     }
     half = (half + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((half >> shift) & 1u)) >> shift;
     return KOPT_CAST_(kopt_fp16, sign | half);
 }
 
-/* The 32-bit word whose upper half is x cut off to bf16, fp16 and whose lower half is the rest in 2^-16 ulp; NaN is
-   canonical (docs/numerics.md section 1). */
+/* Extended bits (docs/numerics.md section 1): a 32-bit word whose upper half is x truncated to bf16 or fp16, and whose
+   lower half is the part cut off, in units of 2^-16 ulp. A NaN becomes the canonical NaN. */
 KOPT_INLINE_ uint32_t kopt_extended_bf16_(float x) {
     uint32_t u = kopt_as_u32_(x);
     return (u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : u;
@@ -380,20 +443,22 @@ KOPT_INLINE_ uint32_t kopt_extended_fp16_(float x) {
     if (mag > 0x7F800000u) return 0x7E000000u;
     if (mag >= 0x47800000u) return sign | 0x7C000000u;
     if (mag >= 0x38800000u) return sign | ((mag - 0x38000000u) << 3);
-    if (mag < 0x2B000000u) return sign;                                           /* below 2^-41: no 2^-40    */
-    digits = (mag & 0x007FFFFFu) | 0x00800000u;                                   /* digits * 2^(exp - 150)   */
-    if (mag >= 0x37000000u) return sign | (digits << ((mag >> 23) - 110));        /* in units of 2^-40        */
+    if (mag < 0x2B000000u) return sign;                                      /* below 2^-41: rounds to 0 * 2^-40    */
+    digits = (mag & 0x007FFFFFu) | 0x00800000u;                              /* |x| = digits * 2^(exponent - 150)   */
+    if (mag >= 0x37000000u) return sign | (digits << ((mag >> 23) - 110));   /* from 2^-17 on: a multiple of 2^-40   */
     shift = 110 - (mag >> 23);
     return sign | ((digits + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((digits >> shift) & 1u)) >> shift);
 }
 
-/* Stochastic: away from zero with the probability of the part cut off, given 16 random bits. */
+/* Stochastic rounding: away from zero with a probability equal to the fraction of an ulp that is cut off. The lower 16
+   bits of random16 decide; they should be uniform. In the last binade step before infinity, rounds to nearest instead.
+   A NaN becomes the canonical NaN. */
 KOPT_INLINE_ kopt_bf16 kopt_bf16_from_f32_stochastic(float x, uint32_t random16) {
     uint32_t u = kopt_extended_bf16_(x);
     return KOPT_CAST_(kopt_bf16, (u + ((u & 0x7FFFFFFFu) >= 0x7F7F0000u ? 0x8000u : random16 & 0xFFFFu)) >> 16);
 }
 
-/* The same in fp16. */
+/* The same for fp16. Bits of x below 2^-40 are rounded to nearest before that. */
 KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32_stochastic(float x, uint32_t random16) {
     uint32_t u = kopt_extended_fp16_(x);
     return KOPT_CAST_(kopt_fp16, (u + ((u & 0x7FFFFFFFu) >= 0x7BFF0000u ? 0x8000u : random16 & 0xFFFFu)) >> 16);
@@ -401,28 +466,30 @@ KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32_stochastic(float x, uint32_t random16)
 
 /* ---- RANDOM BITS ------------------------------------------------------------------------------------------------- */
 
-/* Which random numbers: element i of an array has those of global index first_index + i. A struct of zeros will do; what
-   is to be independent differs in one of the four. */
+/* Selects random numbers: element i of an array gets those of global index first_index + i. A struct of zeros is valid.
+   Arrays that need independent numbers must differ in seed, step or id, or have no global index in common. */
 typedef struct kopt_random_key {
-    uint64_t seed;
-    uint32_t step;
-    uint32_t id;          /* of the tensor or array                      */
-    uint64_t first_index; /* global index of element 0; below 2^63       */
+    uint64_t seed;        /* of the run                                                                           */
+    uint32_t step;        /* of the training, or 0                                                                */
+    uint32_t id;          /* of the tensor or array                                                               */
+    uint64_t first_index; /* global index of element 0; below 2^63                                                */
 } kopt_random_key;
 
-/* The random bits r of element i, from Philox4x32-7 (Salmon et al. 2011): see docs/numerics.md section 7. stream is
-   in [0, 16); 0 to 7 are the library's, 8 to 15 are yours. KOPT_RANDOM_STORE(r, k) is the 16-bit number of its store k,
-   0 to 4: 0 is the weight or its compensation, k the k-th moment. Number 0 is the lower half of r, which is all that
-   the functions of one value take of their random16. */
+/* The random bits r of element i, from Philox4x32-7 (Salmon et al. 2011): see docs/numerics.md section 7. stream is 0
+   to 15: the library uses 0 to 7, and 8 to 15 are yours. KOPT_RANDOM_STORE(r, k), which evaluates r twice, is the
+   16-bit random number of the element's store k, 0 to 4: store 0 is that of the weight or its compensation, store k
+   that of the k-th moment. Number 0 is the lower half of r, so r itself can be the random16 of a function for one
+   value. As a whole, r is not a uniform 32-bit number. */
 KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i);
 #define KOPT_RANDOM_STORE(r, k) (((r) + (k) * ((r) >> 16)) & 0xFFFFu)
 
 /* ---- ONE-ELEMENT UPDATES ----------------------------------------------------------------------------------------- */
 
-/* For code that never holds a gradient buffer: `*w -= lr * dw` becomes
+/* For code that never holds a gradient buffer: replace `*w -= lr * dw` by
    kopt_kahan_add_bf16(w, c, -lr * dw, random16). */
 
-/* Makes x an opaque register value: nothing is fused, reassociated or kept in excess precision across it. */
+/* Makes x opaque to the compiler, which then cannot fuse or reassociate operations across it or keep excess precision.
+   KOPT_REGISTER_ is the constraint of a register that holds a float on this machine, or of memory. */
 #if defined(__AVX512F__) && defined(__x86_64__)
 #define KOPT_REGISTER_ "v"
 #elif defined(__x86_64__) || (defined(__i386__) && defined(__SSE2_MATH__))
@@ -447,7 +514,8 @@ KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i)
 #define KOPT_OPAQUE_FLOATS_(x, y) __asm__("" : "+" KOPT_REGISTER_(x), "+" KOPT_REGISTER_(y))
 #endif
 
-#ifdef __CUDA_ARCH__ /* no flag of nvcc changes what is written in PTX */
+/* An instruction in PTX: no flag of nvcc changes it. */
+#ifdef __CUDA_ARCH__
 #define KOPT_PTX_(operation, letter, r, a, b) __asm__(operation " %0, %1, %2;" : "=" letter(r) : letter(a), letter(b))
 #endif
 
@@ -473,27 +541,30 @@ KOPT_INLINE_ float kopt_sub_(float a, float b) {
     return difference;
 }
 
-/* w += delta, with the compensation c (start with 0): moves down to 2^-33 of the weight. Bit for bit the KAHAN store of
-   a step with the same 16 random bits; random16 = 0x8000 rounds c to nearest. Runs in the caller's FP environment. */
+/* *w += delta. The compensation *c, 0 before the first update, keeps what does not fit into *w, so that updates down to
+   2^-33 of the weight move it. In the default floating-point environment the result is, bit for bit, that of a step's
+   KAHAN store with the same 16 random bits; this function does not set the environment. random16 = 0x8000 rounds *c to
+   nearest, ties away from zero. */
 KOPT_INLINE_ void kopt_kahan_add_bf16(kopt_bf16 *w, kopt_bf16 *c, float delta, uint32_t random16) {
     float old = kopt_f32_from_bf16(*w), y = kopt_add_(kopt_f32_from_bf16(*c), delta), sum = kopt_add_(old, y);
-    uint32_t sixteen = (kopt_extended_bf16_(sum) + 0x8000u) >> 16, rest;
-    rest = kopt_bf16_from_f32_stochastic(kopt_add_(kopt_sub_(old, kopt_as_f32_(sixteen << 16)), y), random16);
-    if ((sixteen & 0x7F80u) == 0x7F80u || (rest & 0x7F80u) == 0) rest = 0; /* not finite; below 2^-126 */
-    *w = KOPT_CAST_(kopt_bf16, (sixteen & 0x7F80u) == 0 ? 0 : sixteen);
-    *c = KOPT_CAST_(kopt_bf16, rest);
+    uint32_t rounded = (kopt_extended_bf16_(sum) + 0x8000u) >> 16, compensation;
+    compensation = kopt_bf16_from_f32_stochastic(kopt_add_(kopt_sub_(old, kopt_as_f32_(rounded << 16)), y), random16);
+    /* 0 beside a weight that is infinite or NaN; below 2^-126 both are flushed to zero */
+    if ((rounded & 0x7F80u) == 0x7F80u || (compensation & 0x7F80u) == 0) compensation = 0;
+    *w = KOPT_CAST_(kopt_bf16, (rounded & 0x7F80u) == 0 ? 0 : rounded);
+    *c = KOPT_CAST_(kopt_bf16, compensation);
 }
 
-/* The same in fp16; the compensation holds 2^11 times the residual, so that it does not underflow. */
+/* The same for fp16. The compensation holds the residual * 2^11, so that it does not underflow. */
 KOPT_INLINE_ void kopt_kahan_add_fp16(kopt_fp16 *w, kopt_fp16 *c, float delta, uint32_t random16) {
     float old = kopt_f32_from_fp16(*w), y = kopt_add_(kopt_f32_from_fp16(*c) * (1.0f / 2048), delta);
     float sum = kopt_add_(old, y);
-    kopt_fp16 sixteen = kopt_fp16_from_f32(sum), rest;
-    float residual = kopt_add_(kopt_sub_(old, kopt_f32_from_fp16(sixteen)), y);
-    rest = kopt_fp16_from_f32_stochastic(residual * 2048, random16);
-    if ((sixteen & 0x7FFFu) > 0x7C00u) sixteen = 0x7E00u; /* the canonical NaN */
-    *w = sixteen;
-    *c = (sixteen & 0x7C00u) == 0x7C00u ? KOPT_CAST_(kopt_fp16, 0) : rest;
+    kopt_fp16 rounded = kopt_fp16_from_f32(sum), compensation;
+    float residual = kopt_add_(kopt_sub_(old, kopt_f32_from_fp16(rounded)), y);
+    compensation = kopt_fp16_from_f32_stochastic(residual * 2048, random16);
+    if ((rounded & 0x7FFFu) > 0x7C00u) rounded = 0x7E00u; /* the canonical NaN */
+    *w = rounded;
+    *c = (rounded & 0x7C00u) == 0x7C00u ? KOPT_CAST_(kopt_fp16, 0) : compensation;
 }
 
 /* ---- OPTIMIZER -------------------------------------------------------------------------------------------------- */
