@@ -3448,6 +3448,7 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
 /* KERNELS: plain C over the vocabulary, written once. docs/numerics.md is their specification.                       */
 /* ================================================================================================================== */
 
+/* What a vocabulary leaves out (see VOCABULARIES: Optional) is made of its other words here. */
 #define imax_ K_(imax)
 #define unordered_ K_(unordered)
 #define load_fp16_ K_(load_fp16)
@@ -3457,7 +3458,7 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
 #define nt_store32_ K_(nt_store32)
 #define nt_fence_ K_(nt_fence)
 #else
-#define NT_STORES_ 0 /* no stores past the caches */
+#define NT_STORES_ 0 /* ordinary stores in the place of non-temporal ones */
 #define nt_store16_ store16_
 #define nt_store32_ store32_
 #define nt_fence_() ((void)0)
@@ -3490,12 +3491,12 @@ FN_ vmask_ unordered_(vf32_ a, vf32_ b) {
 }
 #endif
 
-#ifdef GENERIC_FP16_ /* functions: inlined they cost more time to compile than to run */
+#ifdef GENERIC_FP16_ /* not inlined: the gain in speed is not worth the compile time */
 static KOPT_NOINLINE_ ISA_TARGET_ vf32_ widen_fp16_(vu32_ a) {
     vu32_ sign = shl_(and_(a, isplat_(0x8000u)), 16), mag = and_(a, isplat_(0x7FFFu)), u = shl_(mag, 13);
-    vu32_ normal = iadd_(u, isplat_(0x38000000u)); /* exponent + 112        */
-    vu32_ tiny =
-        as_u32_(sub_(as_f32_(iadd_(u, isplat_(0x38800000u))), splat_(6.103515625e-05f))); /* (2^-14 + x) - 2^-14  */
+    vu32_ normal = iadd_(u, isplat_(0x38000000u)); /* adds 112 to the exponent */
+    /* subnormal: (2^-14 + x) - 2^-14 */
+    vu32_ tiny = as_u32_(sub_(as_f32_(iadd_(u, isplat_(0x38800000u))), splat_(6.103515625e-05f)));
     vu32_ special = select_(igt_(mag, isplat_(0x7C00u)), or_(u, isplat_(0x7FC00000u)), isplat_(0x7F800000u));
     u = select_(igt_(isplat_(0x0400u), mag), tiny, normal);
     return as_f32_(or_(sign, select_(igt_(mag, isplat_(0x7BFFu)), special, u)));
@@ -3504,7 +3505,8 @@ static KOPT_NOINLINE_ ISA_TARGET_ vu32_ narrow_fp16_(vf32_ a) {
     vu32_ u = as_u32_(a), mag = and_(u, isplat_(0x7FFFFFFFu)), sign = and_(shr_(u, 16), isplat_(0x8000u));
     vu32_ odd = and_(shr_(mag, 13), isplat_(1)), t = isub_(mag, isplat_(0x38000000u));
     vu32_ normal = shr_(iadd_(iadd_(t, isplat_(0x0FFFu)), odd), 13);
-    vu32_ tiny = isub_(as_u32_(add_(as_f32_(mag), splat_(0.5f))), isplat_(0x3F000000u)); /* 0.5 has the ulp 2^-24 */
+    /* subnormal: an ulp of 0.5 is 2^-24, so the addition rounds */
+    vu32_ tiny = isub_(as_u32_(add_(as_f32_(mag), splat_(0.5f))), isplat_(0x3F000000u));
     vu32_ nan = or_(isplat_(0x7E00u), and_(shr_(mag, 13), isplat_(0x03FFu)));
     u = select_(igt_(isplat_(0x38800000u), mag), tiny, normal);
     u = select_(igt_(mag, isplat_(0x477FEFFFu)), isplat_(0x7C00u), u);
@@ -3512,22 +3514,26 @@ static KOPT_NOINLINE_ ISA_TARGET_ vu32_ narrow_fp16_(vf32_ a) {
 }
 #endif
 
-/* What a kernel does: constants where a kernel has its own, the fields of kopt_step elsewhere. */
+/* The kind of a step: rule, formats and roundings. Stages and loops that are compiled for certain kinds overwrite
+   fields with constants, so that the compiler drops the code for all others. Everywhere else the fields come from
+   kopt_step. */
 #ifndef KOPT_KIND_
 #define KOPT_KIND_
 typedef struct kopt_kind_ {
     kopt_rule rule;
     kopt_format weight, grad, moment;
     kopt_rounding rounding, moment_rounding, compensation_rounding;
-    int moment_count, nesterov,
-        buffered; /* buffered: new moments go to rows of fp32, which the store to memory rounds */
+
+    /* buffered: the moments are in fp32 buffers; the store to memory rounds them */
+    int moment_count, nesterov, buffered;
 } kopt_kind_;
 
-/* Is a moment kept as the root of the mean of squares that it is? */
+/* Is this moment a mean of squares of which memory, or the fp32 buffer, holds the root? */
 KOPT_INLINE_ int kopt_stores_root_(kopt_kind_ kind, int moment) {
     return (kind.moment == KOPT_FP16 || kind.moment == KOPT_Q8 || kind.buffered) && kopt_is_square_(kind.rule, moment);
 }
 
+/* Does any store of such a step draw random bits? */
 KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
     if (kind.moment_count != 0 && kind.moment != KOPT_F32 && kind.moment_rounding == KOPT_STOCHASTIC) return 1;
     if (kind.weight == KOPT_F32) return 0;
@@ -3537,6 +3543,8 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
 }
 #endif
 
+/* The scalars of a kopt_step, broadcast. docs/numerics.md writes one_minus_beta1 for gain1 (and so on), and beta1 (SGD)
+   or beta2 (Adan) for extrapolation. */
 typedef struct scalars_ {
     vf32_ grad_scale, l2, weight_decay, beta1, gain1, beta2, gain2, beta3, gain3;
     vf32_ extrapolation, third_scale, rate, root_scale, eps;
@@ -3544,10 +3552,11 @@ typedef struct scalars_ {
     vf32_ sharpness;
     int smooth;
 #endif
-    vf32_ slow_scale; /* after the 16 words that a GPU loads for eight elements */
+    vf32_ slow_scale; /* must come after the 16 words that a GPU loads for eight elements */
     int use_scale, use_l2, use_decay, zero_grad, moments_only, unrectified, sync, first_step;
 } scalars_;
 
+/* rate, decay: those of the step, or those of a tensor, with its rate_scale. */
 FN_ scalars_ K_(splat_step)(const kopt_step *s, float rate, float decay) {
     scalars_ k;
     k.grad_scale = splat_(s->grad_scale);
@@ -3569,7 +3578,7 @@ FN_ scalars_ K_(splat_step)(const kopt_step *s, float rate, float decay) {
     k.sharpness = splat_(s->sharpness);
     k.smooth = kopt_as_u32_(s->sharpness) << 1 != 0;
 #endif
-    k.use_scale = LANES_ == 1 || kopt_as_u32_(s->grad_scale) != 0x3F800000u; /* times 1 changes no number */
+    k.use_scale = LANES_ == 1 || kopt_as_u32_(s->grad_scale) != 0x3F800000u; /* a factor of 1 changes no number */
     k.use_l2 = KOPT_HAS_(KOPT_WITH_L2) && kopt_as_u32_(s->l2) << 1 != 0;     /* neither 0 nor -0 */
     k.use_decay = KOPT_HAS_(KOPT_WITH_DECOUPLED | KOPT_WITH_FULLY_DECOUPLED) && kopt_as_u32_(decay) << 1 != 0;
     k.zero_grad = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->zero_grad;
@@ -3584,8 +3593,11 @@ FN_ scalars_ K_(splat_job)(const kopt_job_ *j) { return K_(splat_step)(j->step, 
 
 /* ---- loads and stores of n lanes ---- */
 
+/* How many of n elements, from element i on, one vector takes. */
 FN_ size_t K_(lanes_left)(size_t n, size_t i) { return n - i < LANES_ ? n - i : LANES_; }
 
+/* Loads n elements of 4, 2 (zero-extended) or 1 byte (sign-extended); the lanes after them are 0. Reads nothing past
+   the n-th element. n is 1 to LANES_; in the scalar pass always 1. */
 FN_ vu32_ K_(load_n)(const kopt_byte_ *p, size_t size, size_t n) {
 #ifndef ONE_LANE_
     kopt_byte_ part[4 * LANES_];
@@ -3596,6 +3608,7 @@ FN_ vu32_ K_(load_n)(const kopt_byte_ *p, size_t size, size_t n) {
     return size == 4 ? load32_(p) : size == 2 ? load16_(p) : load8_(p);
 }
 
+/* Stores the low `size` bytes of the first n lanes, and writes nothing past them. */
 FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
 #ifndef ONE_LANE_
     kopt_byte_ part[4 * LANES_], *to = n < LANES_ ? part : p;
@@ -3614,12 +3627,13 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
 #endif
 }
 
-/* NOINLINE_FN_: a function that is not inlined, in a pass with vectors: it would double the compile time. VECTOR_FN_: one that
-   is inlined there, where formats and roundings are constants, and not in the scalar pass. */
+/* NOINLINE_FN_: a function that is not inlined in the passes with vectors, where inlining would double the compile
+   time. VECTOR_FN_: a function that is inlined where formats and roundings are constants, but not in the scalar pass.
+   On a GPU both are inlined, so that their values stay in registers. */
 #ifndef ONE_LANE_
 #define NOINLINE_FN_ static KOPT_NOINLINE_ ISA_TARGET_
 #define VECTOR_FN_ FN_
-#elif KOPT_PASS_ == KOPT_PASS_CUDA_ /* everything in registers */
+#elif KOPT_PASS_ == KOPT_PASS_CUDA_
 #define NOINLINE_FN_ FN_
 #define VECTOR_FN_ FN_
 #else
@@ -3629,29 +3643,34 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
 
 /* ---- random bits ---- */
 
-/* Section 7: Philox4x32-7 over 8 * LANES_ elements. */
+/* Section 7. One Philox4x32-7 block is 4 words: 8 halves, which serve 8 elements in each group of a span. A group is a
+   row of 128 elements in section 7. */
 
 #ifndef KOPT_RANDOM_GROUP_
-#define KOPT_RANDOM_GROUP_ 128 /* elements: 16 Philox blocks, which serve the 16 rows of a span */
+#define KOPT_RANDOM_GROUP_ 128 /* elements; all 16 groups of a span use the same 16 Philox blocks */
 #define KOPT_RANDOM_SPAN_ 2048
+
+/* The Philox block of the element with this global index: b of section 7. */
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_index_ kopt_philox_block_(kopt_index_ index) {
     return (index >> 11 << 4) | (index >> 3 & 15);
 }
 
-/* Number k of an element is own + (t + k) * 2 * other. This is t: 8 to a row, of which 5 are in use. */
+/* Number k of an element is own + (t + k) * 2 * other, where t is 8 times the element's group within its span: a group
+   has 8 factors t + k, of which 5 are used (k = 0 to 4). Returns t. */
 enum { KOPT_RANDOM_STORES_ = 8 };
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_multiplier_(kopt_index_ index) {
     return KOPT_CAST_(uint32_t, index >> 7 & 15) * KOPT_RANDOM_STORES_;
 }
 
-/* r of an element whose own half is the lower one: number 0, and above it what each store adds. */
+/* r of an element: number 0 in the lower half, 2 * other in the upper half. Number k is number 0 + k * (2 * other). The
+   element's own half must be the lower one of `halves`. */
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_combine_(uint32_t halves, kopt_index_ index) {
     const uint32_t twice = halves >> 16 << 1;
     return twice << 16 | ((halves + twice * kopt_random_multiplier_(index)) & 0xFFFFu);
 }
 #endif
 
-/* The key of one seed and the counter words that are the same for all elements of a tensor. */
+/* The key of a seed, and the words of the counter that all elements of a tensor share. */
 typedef struct philox_key_ {
     uint32_t key[2], stream, step, id;
 } philox_key_;
@@ -3667,13 +3686,14 @@ FN_ philox_key_ K_(make_philox_key)(uint64_t seed, uint32_t step, uint32_t id, u
 }
 
 #ifdef ONE_LANE_
+/* x = the four words of this Philox block. */
 FN_ void K_(philox)(vu32_ x[4], const philox_key_ *c, kopt_index_ block) {
     vu32_ key0 = c->key[0], key1 = c->key[1], x0 = KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu);
     const uint64_t wide = block;
     vu32_ x1 = KOPT_CAST_(uint32_t, wide >> 32) + c->stream, x2 = c->step, x3 = c->id;
     vu32_ high0, low0, high1, low1, add0 = 0x9E3779B9u, add1 = 0xBB67AE85u;
     int round;
-    KOPT_OPAQUE_(add0); /* in registers, not in pieces of instructions */
+    KOPT_OPAQUE_(add0); /* keeps the constants in registers: no immediate operands in each round */
     KOPT_OPAQUE_(add1);
     for (round = 0; round < 7; round++, key0 += add0, key1 += add1) {
         mulhilo_(x0, 0xD2511F53u, &high0, &low0);
@@ -3689,8 +3709,9 @@ FN_ void K_(philox)(vu32_ x[4], const philox_key_ *c, kopt_index_ block) {
     x[3] = x3;
 }
 #else
-/* The words x of LANES_ Philox blocks, of which `block`, a multiple of LANES_, is the first: one block per lane. Called
-   once for 16 * LANES_ elements: inlined it is no faster, in every kernel again. */
+/* x[i] = word i of LANES_ Philox blocks, one block per lane: lane l has block `block` + block_of_lane_[l]. `block` is a
+   multiple of LANES_. Not inlined: a call serves up to 128 * LANES_ elements, so inlining gains no speed, and the code
+   would be repeated in every kernel. */
 NOINLINE_FN_ void K_(philox)(vu32_ x[4], const philox_key_ *c, uint64_t block) {
     vu32_ x0 = iadd_(isplat_(KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu)), block_of_lane_());
     vu32_ x1 = isplat_(KOPT_CAST_(uint32_t, block >> 32) + c->stream), x2 = isplat_(c->step), x3 = isplat_(c->id);
@@ -3714,28 +3735,30 @@ NOINLINE_FN_ void K_(philox)(vu32_ x[4], const philox_key_ *c, uint64_t block) {
 #endif
 
 #ifdef ONE_LANE_
-/* r of the element with this global index. x: the words of its block, made anew for a block's first element, or if
-   `first`. */
+/* r of the element with this global index. Takes consecutive elements, one per call; first: 1 in the first call. x
+   keeps the words of the current block from call to call. */
 FN_ vu32_ K_(random_at)(vu32_ x[4], const philox_key_ *cipher, kopt_index_ index, int first) {
-    const unsigned at = KOPT_CAST_(unsigned, index & 7);
+    const unsigned position = KOPT_CAST_(unsigned, index & 7);
     uint32_t halves;
-    if (at == 0 || first) K_(philox)(x, cipher, kopt_philox_block_(index));
-    halves = x[at >> 1];
-    if ((at & 1) != 0) halves = halves >> 16 | halves << 16;
+    if (position == 0 || first) K_(philox)(x, cipher, kopt_philox_block_(index));
+    halves = x[position >> 1];
+    if ((position & 1) != 0) halves = halves >> 16 | halves << 16;
     return kopt_random_combine_(halves, index);
 }
 
-/* The number of store k, and something above its 16 bits. */
+/* The number of store k, in the low 16 bits; the bits above are arbitrary. */
 FN_ vu32_ K_(random16)(vu32_ r, uint32_t k) { return r + k * (r >> 16); }
 
+/* What random_next keeps from call to call. */
 typedef struct random_buffer_ {
     vu32_ x[4];
 } random_buffer_;
 
-/* Number 0 of the *n elements from this index on. The first call says so. */
-FN_ vu32_ K_(random_next)(random_buffer_ *draws, const philox_key_ *cipher, kopt_index_ index, int first, size_t *n) {
+/* Number 0 of the *n elements from this global index on, in the low halves; the upper halves are arbitrary. Takes
+   consecutive elements; first: 1 in the first call. */
+FN_ vu32_ K_(random_next)(random_buffer_ *buffer, const philox_key_ *cipher, kopt_index_ index, int first, size_t *n) {
     *n = 1;
-    return K_(random_at)(draws->x, cipher, index, first);
+    return K_(random_at)(buffer->x, cipher, index, first);
 }
 
 FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
@@ -3745,8 +3768,8 @@ FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
     w[3] = x[3];
 }
 #else
-/* Into the order of memory: w[0] holds words 0 .. LANES_-1 of the sequence block by block, and so on. Lane l had block
-   block_of_lane_[l]. */
+/* Transposes the output of philox into the order of memory: w holds the 4 * LANES_ words block after block, the first
+   LANES_ of them in w[0]. block_of_lane_ is the order of blocks for which these interleavings suffice. */
 FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
     vu32_ even_low = interleave_low_(x[0], x[2]), even_high = interleave_high_(x[0], x[2]);
     vu32_ odd_low = interleave_low_(x[1], x[3]), odd_high = interleave_high_(x[1], x[3]);
@@ -3756,8 +3779,8 @@ FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
     w[3] = interleave_high_(even_high, odd_high);
 }
 
-/* The words of the span that holds this global index, in the order of memory: what the elements [from, to) of its rows
-   need. */
+/* The random words of the span that holds this global index, in the order of memory. Fills in (at least) those that the
+   elements [from, to) of each group use; `words` has room for a whole group. */
 NOINLINE_FN_ void K_(random_span)(uint32_t *words, const philox_key_ *cipher, kopt_index_ index, size_t from,
                                   size_t to) {
     size_t block, i;
@@ -3770,52 +3793,56 @@ NOINLINE_FN_ void K_(random_span)(uint32_t *words, const philox_key_ *cipher, ko
     }
 }
 
-/* kopt_random_combine_ of the row of this index: lower and upper half of r, each packed two to a word. */
+/* kopt_random_combine_() of (at least) the elements [from, to) of the group that holds this global index. lower: the
+   lower halves of r (number 0), upper: the upper halves (2 * other), packed two to a word in the order of memory. */
 FN_ void K_(random_group)(uint32_t *lower, uint32_t *upper, const uint32_t *words, kopt_index_ index, size_t from,
                           size_t to) {
-    const vu32_ times = isplat_(kopt_random_multiplier_(index) * 0x00010001u);
+    const vu32_ multiplier = isplat_(kopt_random_multiplier_(index) * 0x00010001u);
     size_t i;
     for (i = from / (2 * LANES_) * LANES_; 2 * i < to; i += LANES_) {
         const vu32_ own = load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, words + i)),
                     other = or_(shl_(own, 16), shr_(own, 16));
         const vu32_ twice = add16_(other, other);
-        store32_(KOPT_POINTER_(kopt_byte_ *, lower + i), add16_(own, mul16_(twice, times)));
+        store32_(KOPT_POINTER_(kopt_byte_ *, lower + i), add16_(own, mul16_(twice, multiplier)));
         store32_(KOPT_POINTER_(kopt_byte_ *, upper + i), twice);
     }
 }
 
+/* What random_next keeps: the words of the span, and r of the group. lower is longer, as a load may go past its end. */
 typedef struct random_buffer_ {
     uint32_t words[KOPT_RANDOM_GROUP_ / 2], lower[KOPT_RANDOM_GROUP_ / 2 + LANES_], upper[KOPT_RANDOM_GROUP_ / 2];
 } random_buffer_;
 
-/* The same for vectors, of LANES_ elements or fewer at the end of a row. */
-FN_ vu32_ K_(random_next)(random_buffer_ *draws, const philox_key_ *cipher, kopt_index_ index, int first, size_t *n) {
-    const size_t at = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
-    if (index % KOPT_RANDOM_SPAN_ == 0 || first) K_(random_span)(draws->words, cipher, index, 0, KOPT_RANDOM_GROUP_);
-    if (at == 0 || first) K_(random_group)(draws->lower, draws->upper, draws->words, index, 0, KOPT_RANDOM_GROUP_);
-    *n = KOPT_RANDOM_GROUP_ - at < LANES_ ? KOPT_RANDOM_GROUP_ - at : LANES_;
-    return load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, draws->lower) + 2 * at);
+/* The same for vectors, zero-extended. *n is LANES_, or less at the end of a group. */
+FN_ vu32_ K_(random_next)(random_buffer_ *buffer, const philox_key_ *cipher, kopt_index_ index, int first, size_t *n) {
+    const size_t position = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
+    if (index % KOPT_RANDOM_SPAN_ == 0 || first) K_(random_span)(buffer->words, cipher, index, 0, KOPT_RANDOM_GROUP_);
+    if (position == 0 || first)
+        K_(random_group)(buffer->lower, buffer->upper, buffer->words, index, 0, KOPT_RANDOM_GROUP_);
+    *n = KOPT_RANDOM_GROUP_ - position < LANES_ ? KOPT_RANDOM_GROUP_ - position : LANES_;
+    return load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, buffer->lower) + 2 * position);
 }
 #endif
 
 /* ---- 8-bit codes ---- */
 
-/* Section 6b. Signed, or square: of the roots of mean squares. */
+/* Section 6b. square: 1 for means of squares, whose roots are coded without a sign; 0 for all other numbers. */
 
-/* What numbers are multiplied by to be coded: roots 1 / scale, others 2 / scale. */
+/* What a number is multiplied by before it is encoded: 1 / scale for a root, 2 / scale for another number. */
 FN_ vf32_ K_(inverse_scale_q8)(uint32_t scale, int square) {
     return square ? div_(splat_(1), as_f32_(isplat_(scale))) : as_f32_(isplat_(0x7F800000u - scale));
 }
 
-/* The code of a number times inverse_scale_q8() in the upper half, the sign as a float has it. r: 16 random bits, or 2^15
-   for the nearest. */
+/* The code of a number in the upper half; if it is not a root, its sign is in bit 31. y: the number times
+   inverse_scale_q8(). r: 16 random bits, or 2^15 to round to nearest. */
 FN_ vu32_ K_(encode_q8)(vf32_ y, int square, vu32_ r) {
     const vu32_ u = as_u32_(y);
     vf32_ mag;
-    if (square) { /* 8 codes to a binade, and 32 to each of the upper 4; what is not 0 does not become 0 */
+    if (square) { /* 8 codes per binade, but 32 in each of the upper four; only 0 gets code 0 */
         const vu32_ low = iadd_(shr_(iadd_(u, isplat_(8)), 4), isplat_(0x007F0000u - 0x03D80000u));
         const vu32_ high = iadd_(shr_(iadd_(u, isplat_(2)), 2), isplat_(0x00FF0000u - 0x0FE00000u));
-        const vu32_ least = shl_(as_u32_(min_(y, as_f32_(isplat_(0x00000400u)))), 6); /* 2^-139: 0, or code 1 */
+        /* 0x400 is 2^-139; y is 0 or above it: code 0 or 1 */
+        const vu32_ least = shl_(as_u32_(min_(y, as_f32_(isplat_(0x00000400u)))), 6);
         return iadd_(imax_(imax_(low, high), least), r);
     }
     mag = as_f32_(and_(u, isplat_(0x7FFFFFFFu)));
@@ -3824,13 +3851,14 @@ FN_ vu32_ K_(encode_q8)(vf32_ y, int square, vu32_ r) {
 }
 
 #ifdef ONE_LANE_
+/* The code as a byte of memory, with the sign in bit 7. */
 FN_ vu32_ K_(encode_q8_scalar)(vf32_ y, int square, vu32_ r) {
     const vu32_ u = K_(encode_q8)(y, square, r);
     return square ? u >> 16 : (u >> 16 & 0x7Fu) | (u >> 24 & 0x80u);
 }
 #endif
 
-/* The number of a code, of 8 bits with their sign; over the scale. */
+/* Decodes a sign-extended byte. The result times the scale is the number, or the root. */
 FN_ vf32_ K_(decode_q8)(vu32_ code, int square) {
     vu32_ u;
     vf32_ y;
@@ -3846,15 +3874,15 @@ FN_ vf32_ K_(decode_q8)(vu32_ code, int square) {
 
 /* ---- rounding ---- */
 
-/* Section 2. In a word of 32 bits a 16-bit number is the upper half, and what rounds off is the lower
-   one: of a bf16 the word is that of fp32, of an fp16 its extended form. Vectors know ordinary numbers: a turn
-   with an infinity, a NaN or a value of the last interval before infinity goes through the code of one lane. */
+/* Section 2. Kernels round in 32-bit words whose upper half is the 16-bit number, and whose lower half is the part that
+   is cut off: for bf16 the fp32 word, for fp16 the extended bits of section 1. Vectors take ordinary numbers only: a
+   pair with an infinity, a NaN or a value in the last binade step before infinity goes to the scalar code. */
 
-/* Constants of the loops. Held: made anew by the compiler they cost up to eight operations a turn. */
+/* Constants of the vector loops. Hoisted, as compilers would otherwise make some of them again for each pair. */
 typedef struct constants_ {
-    vu32_ one, bias, half_ulp, upper, lower, exponent, magnitude, limit;
-    vu32_ of_sign, subnormal, limit16;
-    vf32_ tiny, scale;
+    vu32_ one, bias, half_ulp, upper, lower, exponent, magnitude, bf16_limit;
+    vu32_ abs_mask, subnormal, fp16_limit;
+    vf32_ two_to_minus_14, two_to_40;
 } constants_;
 
 FN_ constants_ K_(make_constants)(void) {
@@ -3864,20 +3892,21 @@ FN_ constants_ K_(make_constants)(void) {
     c.half_ulp = isplat_hoisted_(0x8000u);
     c.upper = isplat_hoisted_(0xFFFF0000u);
     c.lower = isplat_hoisted_(0xFFFFu);
-    c.exponent = isplat_hoisted_(0x7F807F80u); /* two bf16 to a word: their exponents, magnitudes, */
-    c.magnitude = isplat_hoisted_(0x7FFF7FFFu);
-    c.limit = isplat_hoisted_(0x7F7E7F7Eu);   /* and the largest below the last interval */
-    c.of_sign = isplat_hoisted_(0x7FFFFFFFu); /* all but the sign of an fp32, the largest that is subnormal, */
-    c.subnormal = isplat_hoisted_(0x007FFFFFu);
-    c.limit16 = isplat_hoisted_(0x477FDFFFu);        /* and below the last interval of fp16 */
-    c.tiny = as_f32_(isplat_hoisted_(0x38800000u));  /* 2^-14, where fp16 begins to have equal steps, */
-    c.scale = as_f32_(isplat_hoisted_(0x53800000u)); /* and 2^40 */
+    c.exponent = isplat_hoisted_(0x7F807F80u);   /* masks of two bf16 in a word: their exponents */
+    c.magnitude = isplat_hoisted_(0x7FFF7FFFu);  /* and magnitudes */
+    c.bf16_limit = isplat_hoisted_(0x7F7E7F7Eu); /* the largest two below the last binade step before infinity */
+    c.abs_mask = isplat_hoisted_(0x7FFFFFFFu);   /* mask of the magnitude of an fp32 */
+    c.subnormal = isplat_hoisted_(0x007FFFFFu);  /* the largest subnormal fp32 */
+    c.fp16_limit = isplat_hoisted_(0x477FDFFFu); /* the largest fp32 below fp16's last binade step before infinity */
+    c.two_to_minus_14 = as_f32_(isplat_hoisted_(0x38800000u)); /* 2^-14: below it fp16 is subnormal, in equal steps */
+    c.two_to_40 = as_f32_(isplat_hoisted_(0x53800000u));       /* 2^40 */
     return c;
 }
 
 FN_ vu32_ K_(abs_u32)(vf32_ x) { return and_(as_u32_(x), isplat_(0x7FFFFFFFu)); }
 
 #ifdef ONE_LANE_
+/* extended() of section 1. */
 FN_ vu32_ K_(extended)(vf32_ x, kopt_format format, const constants_ *c) {
     const vu32_ u = as_u32_(x);
     vu32_ mag = and_(u, isplat_(0x7FFFFFFFu)), low;
@@ -3886,11 +3915,12 @@ FN_ vu32_ K_(extended)(vf32_ x, kopt_format format, const constants_ *c) {
     if (format == KOPT_BF16) return select_(nan, isplat_(0x7FC00000u), u);
     KOPT_CAST_(void, c);
     mag = select_(igt_(mag, isplat_(0x47800000u)), isplat_(0x47800000u), mag); /* infinity */
-    low = as_u32_(min_(as_f32_(mag), splat_(6.103515625e-05f))); /* up to 2^-14, where the steps of fp16 are equal */
+    low = as_u32_(min_(as_f32_(mag), splat_(6.103515625e-05f))); /* the part up to 2^-14, in equal steps */
     mag = iadd_(shl_(isub_(mag, low), 3), round_u32_(mul_(as_f32_(low), splat_(1099511627776.0f)))); /* 2^40 */
     return select_(nan, isplat_(0x7E000000u), or_(mag, sign));
 }
 
+/* from_extended() of section 1: any word has a meaning. */
 FN_ vf32_ K_(from_extended)(vu32_ u, kopt_format format) {
     vu32_ mag = and_(u, isplat_(0x7FFFFFFFu)), sign = xor_(u, mag), normal, tiny;
     if (format == KOPT_BF16) return as_f32_(u);
@@ -3902,34 +3932,37 @@ FN_ vf32_ K_(from_extended)(vu32_ u, kopt_format format) {
     return as_f32_(or_(normal, sign));
 }
 #else
-/* Of a magnitude in fp16, below infinity. */
+/* extended() of section 1, for an fp16 magnitude below 2^16. */
 FN_ vu32_ K_(extended_fp16)(vu32_ mag, const constants_ *c) {
-    const vf32_ low = min_(as_f32_(mag), c->tiny);
-    return iadd_(shl_(isub_(mag, as_u32_(low)), 3), round_u32_(mul_(low, c->scale)));
+    const vf32_ low = min_(as_f32_(mag), c->two_to_minus_14);
+    return iadd_(shl_(isub_(mag, as_u32_(low)), 3), round_u32_(mul_(low, c->two_to_40)));
 }
 
+/* extended() of section 1, for ordinary numbers only. */
 FN_ vu32_ K_(extended)(vf32_ x, kopt_format format, const constants_ *c) {
-    const vu32_ u = as_u32_(x), mag = and_(u, c->of_sign);
+    const vu32_ u = as_u32_(x), mag = and_(u, c->abs_mask);
     return format == KOPT_BF16 ? u : or_(K_(extended_fp16)(mag, c), xor_(u, mag));
 }
 
-/* most: NULL, or the largest magnitude so far: infinity and NaN are numbers above limit16 there. */
-FN_ vf32_ K_(from_extended)(vu32_ u, kopt_format format, vu32_ *most) {
-    vu32_ mag = and_(u, isplat_(0x7FFFFFFFu)), low, number;
+/* from_extended() of section 1. largest: NULL, or the largest magnitude so far. If it is given, fp16 magnitudes update
+   it, and an fp16 infinity or NaN becomes a number above fp16_limit, so that the caller hands the pair to the scalar
+   code. */
+FN_ vf32_ K_(from_extended)(vu32_ u, kopt_format format, vu32_ *largest) {
+    vu32_ mag = and_(u, isplat_(0x7FFFFFFFu)), low, word;
     if (format == KOPT_BF16) return as_f32_(u);
-    low = as_u32_(min_(as_f32_(mag), as_f32_(isplat_(0x04000000u)))); /* up to 2^-14, in units of 2^-40 */
-    number = iadd_(as_u32_(mul_(convert_f32_(low), splat_(9.094947017729282e-13f))), shr_(isub_(mag, low), 3));
-    if (most != KOPT_NULL_) {
-        *most = imax_(*most, number);
+    low = as_u32_(min_(as_f32_(mag), as_f32_(isplat_(0x04000000u)))); /* the part up to 2^-14, in units of 2^-40 */
+    word = iadd_(as_u32_(mul_(convert_f32_(low), splat_(9.094947017729282e-13f))), shr_(isub_(mag, low), 3));
+    if (largest != KOPT_NULL_) {
+        *largest = imax_(*largest, word);
     } else {
-        number = select_(igt_(mag, isplat_(0x7BFFFFFFu)), isplat_(0x7F800000u), number);
-        number = select_(igt_(mag, isplat_(0x7C000000u)), isplat_(0x7FC00000u), number);
+        word = select_(igt_(mag, isplat_(0x7BFFFFFFu)), isplat_(0x7F800000u), word);
+        word = select_(igt_(mag, isplat_(0x7C000000u)), isplat_(0x7FC00000u), word);
     }
-    return as_f32_(or_(number, xor_(u, mag)));
+    return as_f32_(or_(word, xor_(u, mag)));
 }
 #endif
 
-/* The nearest 16-bit number, any value; in the lower half. */
+/* x rounded to the nearest 16-bit number, ties to even, in the lower half. Takes any value. */
 FN_ vu32_ K_(round_nearest16)(vf32_ x, kopt_format format) {
     vu32_ u = as_u32_(x);
     const vmask_ nan = igt_(and_(u, isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u));
@@ -3939,7 +3972,7 @@ FN_ vu32_ K_(round_nearest16)(vf32_ x, kopt_format format) {
 }
 
 #ifdef ONE_LANE_
-/* The weight that KAHAN shows. What it rounds off is kept, so in bf16 a tie need not go to even. */
+/* The visible weight of KAHAN: split() of section 3, in the lower half. bf16 ties go away from zero. */
 FN_ vu32_ K_(round_kahan16)(vf32_ x, kopt_format format) {
     if (format == KOPT_FP16) return K_(round_nearest16)(x, format);
     return shr_(iadd_(K_(extended)(x, format, KOPT_NULL_), isplat_(0x8000u)), 16);
@@ -3947,6 +3980,7 @@ FN_ vu32_ K_(round_kahan16)(vf32_ x, kopt_format format) {
 #endif
 
 #ifndef FP16_
+/* round_fp16_: x rounded to fp16, and *stored = its 16 bits. */
 FN_ vf32_ load_fp16_(const kopt_byte_ *p) { return widen_fp16_(load16_(p)); }
 FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
     *stored = K_(round_nearest16)(x, KOPT_FP16);
@@ -3954,7 +3988,7 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
 }
 #endif
 
-/* x as 16 bits, in the upper half. r: 16 random bits; for vectors there is nothing above them. */
+/* x rounded stochastically to 16 bits, in the upper half. r: 16 random bits; vectors need zeros above them. */
 FN_ vu32_ K_(round_stochastic)(vf32_ x, kopt_format format, vu32_ r, const constants_ *c) {
     const vu32_ u = K_(extended)(x, format, c);
 #ifdef ONE_LANE_
@@ -3964,6 +3998,9 @@ FN_ vu32_ K_(round_stochastic)(vf32_ x, kopt_format format, vu32_ r, const const
 }
 
 #ifndef ONE_LANE_
+/* x rounded to 16 bits, stochastically or to nearest, in the upper half. r as for round_stochastic. In one lane it
+   takes any value, and the result is what a step stores. Vectors take ordinary numbers only, and their caller flushes
+   bf16. */
 FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, const constants_ *c) {
     const vu32_ u = as_u32_(x);
     if (how == KOPT_STOCHASTIC) return K_(round_stochastic)(x, format, r, c);
@@ -3971,16 +4008,16 @@ FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, c
     return iadd_(iadd_(u, c->bias), and_(shr_(u, 16), c->one));
 }
 #else
-#if KOPT_PASS_ == KOPT_PASS_CUDA_ /* everything in registers */
+#if KOPT_PASS_ == KOPT_PASS_CUDA_ /* values stay in registers */
 #define ROUND_ FN_
 #else
 #define ROUND_ static KOPT_NOINLINE_
 #endif
-/* What a step stores of a bf16 below 2^-126 is +0. */
+/* A step stores a bf16 below 2^-126 as +0. u: the bf16 in the upper half. */
 FN_ vu32_ K_(flush_bf16)(vu32_ u, kopt_format format) { return format == KOPT_BF16 && (u & 0x7F800000u) == 0 ? 0 : u; }
 
 ROUND_ vu32_ K_(round16_bits)(vu32_ x, kopt_format format, kopt_rounding how, vu32_ r) {
-    vu32_ u = K_(extended)(as_f32_(x), KOPT_BF16, KOPT_NULL_); /* as in round_stochastic: once for both */
+    vu32_ u = K_(extended)(as_f32_(x), KOPT_BF16, KOPT_NULL_); /* shared with round_stochastic */
     format = KOPT_STEP_FORMAT_(format);
     u = KOPT_ROUND_MODE_(how) == KOPT_STOCHASTIC ? K_(round_stochastic)(as_f32_(x), format, r, KOPT_NULL_)
         : format == KOPT_FP16                    ? shl_(K_(round_nearest16)(as_f32_(x), format), 16)
@@ -3994,18 +4031,20 @@ FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, c
 }
 #endif
 
+/* What a step stores of an fp32: +0 below 2^-126, and the canonical NaN. */
 FN_ vu32_ K_(flush_f32)(vf32_ x) {
     vu32_ u = as_u32_(x), mag = and_(u, isplat_(0x7FFFFFFFu));
     u = select_or_zero_(igt_(mag, isplat_(0x007FFFFFu)), u);
     return select_(igt_(mag, isplat_(0x7F800000u)), isplat_(0x7FC00000u), u);
 }
 
-/* A NaN without a payload, which could carry in the rounding of vectors. */
+/* Makes a NaN canonical. With another payload the rounding of vectors could carry, and turn the NaN into a number. */
 FN_ vf32_ K_(canonical_nan)(vf32_ x) {
     return as_f32_(
         select_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), isplat_(0x7FC00000u), as_u32_(x)));
 }
 
+/* A stored number as fp32; a: its 32 or 16 bits, zero-extended. */
 FN_ vf32_ K_(widen)(vu32_ a, kopt_format format) {
     if (format == KOPT_F32) return as_f32_(a);
     return format == KOPT_BF16 ? as_f32_(shl_(a, 16)) : widen_fp16_(a);
@@ -4013,49 +4052,53 @@ FN_ vf32_ K_(widen)(vu32_ a, kopt_format format) {
 
 /* ---- rules ---- */
 
-/* Sections 4 to 6: the direction, which the rate multiplies. */
+/* Sections 4 to 6a: gradient and moments in, the direction out. */
 
-/* The moments of a weight, before and after the rule, and the roots of the new means of squares. */
+/* The moments of a weight: a rule replaces old ones by new ones. root, third_root: the roots of the new v and third, if
+   they are means of squares. */
 typedef struct moments_ {
     vf32_ m, v, third, fourth, root, third_root;
 } moments_;
 
+/* mean(beta, old, x) of section 6a. */
 FN_ vf32_ K_(moving_average)(vf32_ beta, vf32_ gain, vf32_ old, vf32_ x) {
     return add_(mul_(beta, old), mul_(gain, x));
 }
 
+/* square(beta, old, x) of section 6a. */
 FN_ vf32_ K_(moving_average_of_squares)(vf32_ beta, vf32_ gain, vf32_ old, vf32_ x) {
     return add_(mul_(beta, old), mul_(mul_(gain, x), x));
 }
 
-/* -1, 0 or 1; NaN stays. */
+/* -1, 0 or 1; NaN stays NaN. */
 FN_ vf32_ K_(sign)(vf32_ x) {
     vu32_ mag = and_(as_u32_(x), isplat_(0x7FFFFFFFu)), one = or_(xor_(as_u32_(x), mag), isplat_(0x3F800000u));
     one = select_or_zero_(igt_(mag, isplat_(0)), one);
     return as_f32_(select_(igt_(mag, isplat_(0x7F800000u)), as_u32_(x), one));
 }
 
-/* The larger of two magnitudes; NaN stays. */
+/* The larger of two magnitudes; NaN if one of them is NaN. */
 FN_ vf32_ K_(max_abs)(vf32_ a, vf32_ b) {
     vu32_ x = and_(as_u32_(a), isplat_(0x7FFFFFFFu)), y = and_(as_u32_(b), isplat_(0x7FFFFFFFu));
     return as_f32_(select_(igt_(x, y), x, y));
 }
 
 #ifdef KAHAN_OPT_VMATH
-/* atan2(y, x) for x > 0, within 2^-17 of it: of the smaller over the larger a polynomial by its roots (an operation
-   less, and two of its factors at a time), or pi/2 less that. Infinity over infinity is NaN. Coefficients:
-   `tests/vmath.py coefficients`. In two parts, the division and what comes after it: see atan2_tile. */
+/* atan2(y, x) for x > 0, within 2^-17 (relative; section 6a, where y is m): a polynomial in q, the smaller of |y| and x
+   over the larger; if |y| is the larger, pi/2 minus that. The polynomial is a product of factors, which saves an
+   operation and computes two factors at a time. Infinity over infinity gives NaN. `tests/vmath.py coefficients` finds
+   the coefficients. The division and the polynomial are separate functions, so that atan2_tile can overlap them. */
 typedef struct atan2_reduced_ {
-    vf32_ y, q; /* q: the smaller over the larger */
-    vmask_ steep;
+    vf32_ y, q;   /* q: the smaller of |y| and x over the larger */
+    vmask_ steep; /* |y| > x */
 } atan2_reduced_;
 
 FN_ atan2_reduced_ K_(atan2_reduce)(vf32_ y, vf32_ x) {
-    const vu32_ height = and_(as_u32_(y), isplat_(0x7FFFFFFFu));
+    const vu32_ mag = and_(as_u32_(y), isplat_(0x7FFFFFFFu));
     atan2_reduced_ o;
     o.y = y;
-    o.q = div_(min_(as_f32_(height), x), max_(x, as_f32_(height))); /* NaN if one of them is */
-    o.steep = igt_(height, as_u32_(x));
+    o.q = div_(min_(as_f32_(mag), x), max_(x, as_f32_(mag))); /* NaN if y or x is NaN */
+    o.steep = igt_(mag, as_u32_(x));
     return o;
 }
 
@@ -4074,23 +4117,26 @@ FN_ vf32_ K_(atan2_positive)(vf32_ y, vf32_ x) {
 }
 #endif
 
+/* The number of moments; a constant where the rule decides it. */
 #define MOMENTS_ kopt_moments_here_(kind.rule, kind.moment_count)
 
-/* w is the weight that decay sees, rest what it does not see of the weight, g the gradient; of w and rest only what L2
-   and KOPT_EMA read. Moves the moments. What it returns the rate multiplies, but of Adam-atan2 and of a smooth Lion:
-   there it is the first argument of atan2, *y being the second, or that of tanh. */
-FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ rest, vf32_ g, moments_ *p, vf32_ *y) {
+/* One step of the rule: updates the moments *p and returns the direction. g is the gradient as loaded, w the weight
+   that decay sees (section 3), compensation that of KAHAN or 0. L2 reads w, KOPT_EMA reads w and compensation;
+   otherwise both may be anything. For Adam-atan2 it returns the first argument of atan2 and sets *y to the second; for
+   a smooth Lion it returns the argument of tanh. The caller makes them the direction (rule_function). */
+FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensation, vf32_ g, moments_ *p, vf32_ *y) {
     vf32_ x, denominator;
-    *y = p->root = p->third_root = g;
+    *y = p->root = p->third_root = g; /* any value */
+    /* section 4: the gradient */
     if (k->use_scale) g = mul_(g, k->grad_scale);
     if (k->use_l2) g = add_(g, mul_(k->l2, w));
 
-    if (kind.rule == KOPT_SGD) {
+    if (kind.rule == KOPT_SGD) { /* section 5 */
         if (MOMENTS_ == 0) return g;
         p->m = K_(moving_average)(k->beta1, k->gain1, p->m, g);
         return kind.nesterov ? add_(g, mul_(k->extrapolation, p->m)) : p->m;
     }
-    if (kind.rule == KOPT_LION) {
+    if (kind.rule == KOPT_LION) { /* section 6a: Lion */
         x = K_(moving_average)(k->beta1, k->gain1, p->m, g);
         p->m = K_(moving_average)(k->beta2, k->gain2, p->m, g);
 #ifdef KAHAN_OPT_VMATH
@@ -4098,9 +4144,10 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ rest, vf32
 #endif
         return K_(sign)(x);
     }
-    if (kind.rule == KOPT_EMA) return add_(sub_(w, g), rest);
+    /* section 6a: the average w of weights g */
+    if (kind.rule == KOPT_EMA) return add_(sub_(w, g), compensation);
 
-    if (kind.rule == KOPT_ADAN) {
+    if (kind.rule == KOPT_ADAN) { /* section 6a: Adan; the fourth moment is the gradient of the step before */
         const vf32_ change = k->first_step ? splat_(0) : sub_(g, p->fourth);
         p->m = K_(moving_average)(k->beta1, k->gain1, p->m, g);
         p->third = K_(moving_average)(k->beta2, k->gain2, p->third, change);
@@ -4110,85 +4157,93 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ rest, vf32
         return div_(add_(p->m, mul_(k->third_scale, p->third)), add_(mul_(p->root, k->root_scale), k->eps));
     }
 
-    if (kind.rule != KOPT_ADAM && !KOPT_IS_ATAN2_(kind.rule)) return as_f32_(isplat_(0x7FC00000u)); /* none's formula */
+    if (kind.rule != KOPT_ADAM && !KOPT_IS_ATAN2_(kind.rule)) return as_f32_(isplat_(0x7FC00000u)); /* no such rule */
+    /* sections 6 and 6a: Adam, AMSGrad, StableAdamW, Adam-atan2; RAdam and Ranger: Adam with other scalars */
     p->m = K_(moving_average)(k->beta1, k->gain1, p->m, g);
     p->v = K_(moving_average_of_squares)(k->beta2, k->gain2, p->v, g);
     denominator = p->root = sqrt_(p->v);
-    if (MOMENTS_ > 2) {
+    if (MOMENTS_ > 2) { /* AMSGrad */
         p->third = K_(max_abs)(p->third, p->v);
         denominator = p->third_root = sqrt_(p->third);
     }
-    if (k->unrectified) return p->m; /* RAdam and Ranger, which differ from Adam in their scalars */
+    if (k->unrectified) return p->m; /* RAdam and Ranger in their first steps */
     *y = add_(mul_(denominator, k->root_scale), k->eps);
     return KOPT_IS_ATAN2_(kind.rule) ? p->m : div_(p->m, *y);
 }
 
-/* What is subtracted from a weight w: the rate times x, and its decay. */
-FN_ vf32_ K_(update)(const scalars_ *k, vf32_ x, vf32_ w) {
-    vf32_ update = mul_(k->rate, x);
+/* What is subtracted from the weight w: rate * direction + decay * w. */
+FN_ vf32_ K_(update)(const scalars_ *k, vf32_ direction, vf32_ w) {
+    vf32_ update = mul_(k->rate, direction);
     if (k->use_decay) update = add_(update, mul_(k->weight_decay, w));
     return update;
 }
 
-/* Lookahead: the update that leads from w to lookahead_rate of the way from the slow weight to w - update. */
-FN_ vf32_ K_(lookahead)(vf32_ slow_scale, vf32_ w, vf32_ c, vf32_ update, vf32_ slow, vf32_ slow_c) {
-    return add_(update, mul_(slow_scale, sub_(add_(sub_(w, slow), sub_(c, slow_c)), update)));
+/* Lookahead (section 6a, Ranger). With the update that it returns the weight becomes
+   slow + lookahead_rate * ((w - update) - slow), compensations included. slow_scale is 1 - lookahead_rate. */
+FN_ vf32_ K_(lookahead)(vf32_ slow_scale, vf32_ w, vf32_ compensation, vf32_ update, vf32_ slow,
+                        vf32_ slow_compensation) {
+    return add_(update, mul_(slow_scale, sub_(add_(sub_(w, slow), sub_(compensation, slow_compensation)), update)));
 }
 
 /* ---- weights and moments, from and to memory ---- */
 
-/* The word of a weight of KOPT_COMPACT or KOPT_EXACT. Both words in their low halves, the residual with its sign. */
-FN_ vu32_ K_(join_residual)(kopt_kind_ kind, vu32_ stored, vu32_ kept) {
-    if (kind.rounding == KOPT_COMPACT) kept = shl_(kept, 8);
-    if (kind.rounding == KOPT_EXACT) kept = isub_(xor_(kept, isplat_(0x8000u)), isplat_(0x8000u));
-    return iadd_(shl_(stored, 16), kept);
+/* The 32-bit word of a weight of COMPACT or EXACT (section 3), the argument of from_extended. stored: the 16 bits of
+   the weight. residual: 8 bits, sign-extended (COMPACT), or 16 bits, zero-extended (EXACT). */
+FN_ vu32_ K_(join_residual)(kopt_kind_ kind, vu32_ stored, vu32_ residual) {
+    if (kind.rounding == KOPT_COMPACT) residual = shl_(residual, 8);
+    if (kind.rounding == KOPT_EXACT) residual = isub_(xor_(residual, isplat_(0x8000u)), isplat_(0x8000u));
+    return iadd_(shl_(stored, 16), residual);
 }
 
-/* A 16-bit weight w less the update, in the upper half; rest is the compensation of KOPT_KAHAN. *kept: its new residual
-   in an upper half. *most: the largest magnitude of numbers that are rounded with 32 bits. */
-FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ rest, vf32_ update, vu32_ r, const constants_ *c, vu32_ *kept,
-                     vu32_ *most) {
+/* The weight store of section 3, for 16-bit weights: subtracts the update, and returns the new weight in the upper
+   half. w is the weight that decay sees, compensation that of KAHAN. *residual: the new residual, in the upper half
+   (COMPACT: its low 8 bits). *largest is updated with the magnitudes that vectors have to check before they are
+   rounded: of COMPACT and EXACT, and of fp16 with NEAREST and STOCHASTIC. The caller flushes small bf16 weights to
+   zero, and with vectors also small compensations. */
+FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ compensation, vf32_ update, vu32_ r, const constants_ *c,
+                     vu32_ *residual, vu32_ *largest) {
     const int kahan = kind.rounding == KOPT_KAHAN;
-    vf32_ y, shown;
+    vf32_ y, new_w;
     vu32_ u = r;
-    if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) {
+    if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) { /* y: x' of section 3 */
         vu32_ mag;
         y = sub_(w, update);
-        mag = and_(as_u32_(y), c->of_sign);
-        *most = imax_(*most, mag);
+        mag = and_(as_u32_(y), c->abs_mask);
+        *largest = imax_(*largest, mag);
         u = K_(extended)(as_f32_(select_or_zero_(igt_(mag, c->subnormal), as_u32_(y))), kind.weight, c);
-        if (kind.rounding == KOPT_COMPACT) { /* of the 16 bits below the weight the upper 8 are kept */
+        if (kind.rounding == KOPT_COMPACT) { /* of the 16 bits below the weight it keeps the upper 8 */
 #ifdef ONE_LANE_
             r &= 0xFFFFu;
 #endif
             u = iadd_(u, kind.compensation_rounding == KOPT_STOCHASTIC ? shr_(r, 8) : isplat_(0x80u));
-            *kept = shl_(u, 8);
+            *residual = shl_(u, 8);
         } else {
-            *kept = shl_(u, 16);
+            *residual = shl_(u, 16);
         }
         return iadd_(u, c->half_ulp);
     }
     if (kahan) {
-        y = sub_(rest, update);
-        shown = add_(w, y);
+        y = sub_(compensation, update);
+        new_w = add_(w, y); /* s of section 3, then w' */
         if (kind.weight == KOPT_FP16) {
-            shown = round_fp16_(shown, &u);
+            new_w = round_fp16_(new_w, &u);
             u = shl_(u, 16);
-        } else { /* what is rounded off is kept, so a tie need not go to even */
-            u = iadd_(K_(extended)(shown, KOPT_BF16, c), c->half_ulp);
-            shown = as_f32_(and_(u, c->upper));
+        } else { /* the compensation keeps the rounding error, so ties need not go to even */
+            u = iadd_(K_(extended)(new_w, KOPT_BF16, c), c->half_ulp);
+            new_w = as_f32_(and_(u, c->upper));
         }
-        y = add_(sub_(w, shown), y);
+        y = add_(sub_(w, new_w), y);
         if (kind.weight == KOPT_FP16) y = mul_(y, splat_(2048.0f));
     } else {
         y = sub_(w, update);
-        if (kind.weight == KOPT_FP16) *most = imax_(*most, and_(as_u32_(y), c->of_sign));
+        if (kind.weight == KOPT_FP16) *largest = imax_(*largest, and_(as_u32_(y), c->abs_mask));
     }
-    *kept = K_(round16)(y, kind.weight, kahan ? kind.compensation_rounding : kind.rounding, r, c);
-    return kahan ? u : *kept;
+    *residual = K_(round16)(y, kind.weight, kahan ? kind.compensation_rounding : kind.rounding, r, c);
+    return kahan ? u : *residual;
 }
 
-/* A moment as 16 bits in the upper half; root: of a mean of squares, which fp16 keeps so. No root becomes 0. */
+/* A moment rounded to 16 bits, in the upper half. root: the root of a mean of squares, which fp16 stores in its place;
+   a positive root never becomes 0. */
 FN_ vu32_ K_(round_moment)(vf32_ x, kopt_format format, int square, vf32_ root, kopt_rounding how, vu32_ r,
                            const constants_ *c) {
     vu32_ u;
@@ -4204,7 +4259,8 @@ FN_ vu32_ K_(round_moment)(vf32_ x, kopt_format format, int square, vf32_ root, 
 
 #ifndef KOPT_MOMENT_ROUNDING_
 #define KOPT_MOMENT_ROUNDING_
-/* Moments are rounded as opt.moment_rounding says, but AMSGrad's maximum, which does not accumulate, to nearest. */
+/* Moments are rounded as opt.moment_rounding says, except AMSGrad's maximum: it does not accumulate, and is rounded to
+   nearest. */
 KOPT_INLINE_ kopt_rounding kopt_moment_rounding_(kopt_kind_ kind, int moment) {
     return moment == 2 && kopt_is_square_(kind.rule, moment) ? KOPT_NEAREST : kind.moment_rounding;
 }
@@ -4212,14 +4268,15 @@ KOPT_INLINE_ kopt_rounding kopt_moment_rounding_(kopt_kind_ kind, int moment) {
 
 FN_ vf32_ K_(square_if)(vf32_ x, int rooted) { return rooted ? mul_(x, x) : x; }
 
+/* The kind of a job. */
 FN_ kopt_kind_ K_(kind_of)(const kopt_job_ *j) {
     const kopt_step *s = j->step;
     kopt_kind_ kind;
     kind.rule = KOPT_RULE_(s->rule);
-    if (kind.rule == KOPT_RADAM || kind.rule == KOPT_RANGER) kind.rule = KOPT_ADAM; /* they differ in their scalars */
+    if (kind.rule == KOPT_RADAM || kind.rule == KOPT_RANGER) kind.rule = KOPT_ADAM; /* they differ in scalars only */
     kind.weight = KOPT_FORMAT_(s->weight_format);
     kind.grad = KOPT_FORMAT_(j->grad_format);
-#ifdef ONE_LANE_ /* it steps 8-bit moments in rows */
+#ifdef ONE_LANE_ /* never sees 8-bit moments: it steps them in fp32 buffers */
     kind.moment = KOPT_STEP_FORMAT_(j->moment_format);
 #else
     kind.moment = KOPT_MOMENT_FORMAT_(j->moment_format);
@@ -4237,20 +4294,22 @@ FN_ kopt_kind_ K_(kind_of)(const kopt_job_ *j) {
 #ifdef ONE_LANE_
 /* ---- scalar code ---- */
 
-/* Takes any kind and any value. An element is in registers, as memory has it. */
+/* Takes any kind and any value. */
 
+/* An element in registers, as memory stores it: each number is in the low bits of its word. */
 typedef struct element_ {
     vu32_ weight, residual, grad, moment[4], slow, slow_residual;
 } element_;
 
-/* A weight as stored, with its residual: what decay sees, and what KAHAN keeps beside it. */
-FN_ vf32_ K_(load_weight)(kopt_kind_ kind, vu32_ stored, vu32_ kept, vf32_ *rest) {
-    *rest = splat_(0);
+/* Decodes a stored weight and its residual. Returns the weight that decay sees (section 3); *compensation is that of
+   KAHAN, or 0. */
+FN_ vf32_ K_(load_weight)(kopt_kind_ kind, vu32_ stored, vu32_ residual, vf32_ *compensation) {
+    *compensation = splat_(0);
     if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT)
-        return K_(from_extended)(K_(join_residual)(kind, stored, kept), kind.weight);
+        return K_(from_extended)(K_(join_residual)(kind, stored, residual), kind.weight);
     if (kind.weight != KOPT_F32 && kind.rounding == KOPT_KAHAN) {
-        *rest = K_(widen)(kept, kind.weight);
-        if (kind.weight == KOPT_FP16) *rest = mul_(*rest, splat_(1.0f / 2048));
+        *compensation = K_(widen)(residual, kind.weight);
+        if (kind.weight == KOPT_FP16) *compensation = mul_(*compensation, splat_(1.0f / 2048));
     }
     return K_(widen)(stored, kind.weight);
 }
@@ -4259,6 +4318,8 @@ FN_ vf32_ K_(load_moment)(kopt_kind_ kind, const element_ *e, int moment) {
     return K_(square_if)(K_(widen)(e->moment[moment], kind.moment), kopt_stores_root_(kind, moment));
 }
 
+/* A new moment as stored, in the low bits; in an fp32 buffer it is not rounded, and a mean of squares is its root. r:
+   the random bits of the element. */
 VECTOR_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_ root, vu32_ r) {
     const int square = kopt_is_square_(kind.rule, moment);
     const constants_ c = K_(make_constants)();
@@ -4269,16 +4330,17 @@ VECTOR_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_ r
            16;
 }
 
-/* The first stage: the moments. */
-FN_ vf32_ K_(direction)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ rest, element_ *e, vu32_ r, vf32_ *y) {
+/* The first stage of an element: updates its moments. Returns the direction, and *y, as rule does. */
+FN_ vf32_ K_(direction)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensation, element_ *e, vu32_ r,
+                        vf32_ *y) {
     moments_ p;
     vf32_ x;
-    p.m = p.v = p.third = p.fourth = p.third_root = w; /* anything: a rule reads the moments that it has */
+    p.m = p.v = p.third = p.fourth = p.third_root = w; /* any value: a rule reads only the moments that it has */
     if (MOMENTS_ > 0) p.m = K_(load_moment)(kind, e, 0);
     if (MOMENTS_ > 1) p.v = K_(load_moment)(kind, e, 1);
     if (MOMENTS_ > 2) p.third = K_(load_moment)(kind, e, 2);
     if (MOMENTS_ > 3) p.fourth = K_(load_moment)(kind, e, 3);
-    x = K_(rule)(kind, k, w, rest, K_(widen)(e->grad, kind.grad), &p, y);
+    x = K_(rule)(kind, k, w, compensation, K_(widen)(e->grad, kind.grad), &p, y);
     if (MOMENTS_ > 0) e->moment[0] = K_(encode_moment)(kind, 0, p.m, p.m, r);
     if (MOMENTS_ > 1) e->moment[1] = K_(encode_moment)(kind, 1, p.v, p.root, r);
     if (MOMENTS_ > 2) e->moment[2] = K_(encode_moment)(kind, 2, p.third, p.third_root, r);
@@ -4286,59 +4348,60 @@ FN_ vf32_ K_(direction)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ rest,
     return x;
 }
 
-/* A weight w less the update, with its residual. */
-FN_ void K_(encode_weight)(kopt_kind_ kind, vf32_ w, vf32_ rest, vf32_ update, element_ *e, vu32_ r) {
+/* Stores the weight w - update and its residual in *e. r: the random number of the store. */
+FN_ void K_(encode_weight)(kopt_kind_ kind, vf32_ w, vf32_ compensation, vf32_ update, element_ *e, vu32_ r) {
     const vu32_ infinity = kind.weight == KOPT_BF16 ? 0x7F80u : 0x7C00u;
     const constants_ c = K_(make_constants)();
-    vu32_ kept = 0, most = 0;
+    vu32_ residual = 0, largest = 0;
     if (kind.weight == KOPT_F32) {
         e->weight = K_(flush_f32)(sub_(w, update));
         return;
     }
-    e->weight = K_(flush_bf16)(K_(commit)(kind, w, rest, update, r, &c, &kept, &most), kind.weight) >> 16;
-    e->residual = kept >> 16;
-    if ((e->weight & infinity) == infinity) e->residual = 0; /* an infinite weight or NaN has none */
+    e->weight =
+        K_(flush_bf16)(K_(commit)(kind, w, compensation, update, r, &c, &residual, &largest), kind.weight) >> 16;
+    e->residual = residual >> 16;
+    if ((e->weight & infinity) == infinity) e->residual = 0; /* infinite or NaN */
 }
 
-/* The second stage: the weight. x: what the rate multiplies. Returns what is subtracted. */
-FN_ vf32_ K_(commit_element)(kopt_kind_ kind, const scalars_ *k, vf32_ x, vf32_ w, vf32_ rest, element_ *e, vu32_ r,
-                             int sync) {
-    vf32_ slow_rest, update = K_(update)(k, x, w);
+/* The second stage of an element: updates and stores its weight. sync: with Lookahead. Returns the update. */
+FN_ vf32_ K_(commit_element)(kopt_kind_ kind, const scalars_ *k, vf32_ direction, vf32_ w, vf32_ compensation,
+                             element_ *e, vu32_ r, int sync) {
+    vf32_ slow_compensation, update = K_(update)(k, direction, w);
     if (sync) {
-        const vf32_ slow = K_(load_weight)(kind, e->slow, e->slow_residual, &slow_rest);
-        update = K_(lookahead)(k->slow_scale, w, rest, update, slow, slow_rest);
+        const vf32_ slow = K_(load_weight)(kind, e->slow, e->slow_residual, &slow_compensation);
+        update = K_(lookahead)(k->slow_scale, w, compensation, update, slow, slow_compensation);
     }
-    if (!k->moments_only) K_(encode_weight)(kind, w, rest, update, e, K_(random16)(r, 0));
+    if (!k->moments_only) K_(encode_weight)(kind, w, compensation, update, e, K_(random16)(r, 0));
     return update;
 }
 
-/* The weight in another format. */
+/* The new weight for the copy (section 8). */
 FN_ vu32_ K_(encode_copy)(kopt_kind_ kind, const element_ *e, kopt_format format) {
-    const vf32_ seen = K_(widen)(e->weight, kind.weight);
-    return format == KOPT_F32 ? as_u32_(seen) : K_(round_nearest16)(seen, format);
+    const vf32_ w = K_(widen)(e->weight, kind.weight);
+    return format == KOPT_F32 ? as_u32_(w) : K_(round_nearest16)(w, format);
 }
 
-/* Telemetry: did a nonzero update move the weight, or what is kept of it? */
-KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void K_(tally)(kopt_counts *counts, vu32_ update, int moved, int kept_moved) {
+/* Counts a weight (kopt_counts): was the update not 0, did the weight move, and if not, did its residual? */
+KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void K_(tally)(kopt_counts *counts, vu32_ update, int moved, int residual_moved) {
     const int wanted = (update & 0x7FFFFFFFu) != 0, still = wanted && !moved;
     counts->wanted += wanted != 0;
     counts->still += still != 0;
-    counts->stuck += still && !kept_moved;
+    counts->stuck += still && !residual_moved;
 }
 
-/* ... of an element that was *before. */
-FN_ void K_(count_element)(kopt_kind_ kind, kopt_counts *counts, const element_ *before, const element_ *e,
-                           vf32_ update) {
+/* Counts the element *e, which was *old before the step. */
+FN_ void K_(count_element)(kopt_kind_ kind, kopt_counts *counts, const element_ *old, const element_ *e, vf32_ update) {
     const size_t size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    K_(tally)(counts, as_u32_(update), e->weight != before->weight,
-              size != 0 && ((e->residual ^ before->residual) & (size == 1 ? 0xFFu : 0xFFFFu)) != 0);
+    K_(tally)(counts, as_u32_(update), e->weight != old->weight,
+              size != 0 && ((e->residual ^ old->residual) & (size == 1 ? 0xFFu : 0xFFFFu)) != 0);
 }
 
 #if defined(KAHAN_OPT_VMATH) && defined(ONE_PASS_)
-FN_ vf32_ K_(vmath_tanh)(vf32_ x); /* below, with vector mathematics */
+FN_ vf32_ K_(vmath_tanh)(vf32_ x); /* defined below, under vector mathematics */
 #endif
 
-/* What comes between the stages: of a table only in rows. */
+/* The direction, from what the rule returns: applies the built-in atan2, and with ONE_PASS_ tanh. The functions of a
+   table (opt.vmath) run over buffers instead: see walk_tiled. */
 FN_ vf32_ K_(rule_function)(kopt_kind_ kind, const scalars_ *k, vf32_ x, vf32_ y) {
 #ifdef KAHAN_OPT_VMATH
     if (kind.rule == KOPT_ADAM_ATAN2) return K_(atan2_positive)(x, y);
@@ -4353,17 +4416,18 @@ FN_ vf32_ K_(rule_function)(kopt_kind_ kind, const scalars_ *k, vf32_ x, vf32_ y
 }
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
-/* The same of a tile, with its updates, and what its weights and residuals were. */
+/* Counts the elements of a tile. update: fp32; old_weight, old_residual: what was stored before the step. size and
+   residual_size: bytes per element. */
 static KOPT_UNUSED_ KOPT_NOINLINE_ void kopt_tally_(const kopt_job_ *tile, const kopt_byte_ *update,
-                                                    const kopt_byte_ *before, const kopt_byte_ *kept_before,
+                                                    const kopt_byte_ *old_weight, const kopt_byte_ *old_residual,
                                                     size_t size, size_t residual_size) {
     size_t i, q;
     for (i = 0; i < tile->end; i++) {
-        int moved = 0, kept_moved = 0;
-        for (q = 0; q < size; q++) moved |= before[i * size + q] != tile->weight[i * size + q];
+        int moved = 0, residual_moved = 0;
+        for (q = 0; q < size; q++) moved |= old_weight[i * size + q] != tile->weight[i * size + q];
         for (q = 0; q < residual_size; q++)
-            kept_moved |= kept_before[i * residual_size + q] != tile->residual[i * residual_size + q];
-        K_(tally)(tile->counts, kopt_load32_(update + 4 * i), moved, kept_moved);
+            residual_moved |= old_residual[i * residual_size + q] != tile->residual[i * residual_size + q];
+        K_(tally)(tile->counts, kopt_load32_(update + 4 * i), moved, residual_moved);
     }
 }
 #endif
@@ -4371,53 +4435,55 @@ static KOPT_UNUSED_ KOPT_NOINLINE_ void kopt_tally_(const kopt_job_ *tile, const
 FN_ vu32_ K_(load_at)(const kopt_byte_ *p, size_t i, size_t size) { return K_(load_n)(p + i * size, size, 1); }
 FN_ void K_(store_at)(kopt_byte_ *p, size_t i, size_t size, vu32_ a) { K_(store_n)(p + i * size, size, 1, a); }
 
-/* Of the element at i. r: its random number. x_row and y_row: where x and y of it are, if it is not both stages. */
+/* Runs these stages (KOPT_DIRECTION_STAGE_ ...) of element i. r: its random bits. If the first stage runs alone, it
+   stores what rule returns in *x_buffer, and for Adam-atan2 its y in *y_buffer. If the second stage runs without the
+   first, it takes the direction from *x_buffer. Both are fp32 at any alignment. */
 FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t i, vu32_ r, int stages,
-                          kopt_byte_ *x_row, kopt_byte_ *y_row) {
+                          kopt_byte_ *x_buffer, kopt_byte_ *y_buffer) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding),
                  moment_size = kopt_bytes_of_(kind.moment);
-    vf32_ w, rest, x, y, update;
-    element_ e, before;
+    vf32_ w, compensation, x, y, update;
+    element_ e, old;
     e.moment[0] = e.moment[1] = e.moment[2] = e.moment[3] = e.slow = e.slow_residual = e.grad = 0;
-    before.moment[0] = before.moment[1] = before.moment[2] = before.moment[3] = 0;
-    before.slow = before.slow_residual = before.grad = 0;
-    e.weight = before.weight = K_(load_at)(j->weight, i, weight_size);
-    e.residual = before.residual = residual_size != 0 ? K_(load_at)(j->residual, i, residual_size) : 0;
-    w = K_(load_weight)(kind, e.weight, e.residual, &rest);
+    old.moment[0] = old.moment[1] = old.moment[2] = old.moment[3] = 0;
+    old.slow = old.slow_residual = old.grad = 0;
+    e.weight = old.weight = K_(load_at)(j->weight, i, weight_size);
+    e.residual = old.residual = residual_size != 0 ? K_(load_at)(j->residual, i, residual_size) : 0;
+    w = K_(load_weight)(kind, e.weight, e.residual, &compensation);
     if ((stages & KOPT_DIRECTION_STAGE_) != 0) {
         e.grad = K_(load_at)(j->grad, i, grad_size);
         if (MOMENTS_ > 0) e.moment[0] = K_(load_at)(j->moment[0], i, moment_size);
         if (MOMENTS_ > 1) e.moment[1] = K_(load_at)(j->moment[1], i, moment_size);
         if (MOMENTS_ > 2) e.moment[2] = K_(load_at)(j->moment[2], i, moment_size);
         if (MOMENTS_ > 3) e.moment[3] = K_(load_at)(j->moment[3], i, moment_size);
-        x = K_(direction)(kind, k, w, rest, &e, r, &y);
+        x = K_(direction)(kind, k, w, compensation, &e, r, &y);
         if (MOMENTS_ > 0) K_(store_at)(j->moment[0], i, moment_size, e.moment[0]);
         if (MOMENTS_ > 1) K_(store_at)(j->moment[1], i, moment_size, e.moment[1]);
         if (MOMENTS_ > 2) K_(store_at)(j->moment[2], i, moment_size, e.moment[2]);
         if (MOMENTS_ > 3) K_(store_at)(j->moment[3], i, moment_size, e.moment[3]);
         if (stages == KOPT_DIRECTION_STAGE_) {
-            store32_(x_row, as_u32_(K_(canonical_nan)(x)));
+            store32_(x_buffer, as_u32_(K_(canonical_nan)(x)));
 #ifdef KAHAN_OPT_VMATH
-            if (kind.rule == KOPT_ADAM_ATAN2) store32_(y_row, as_u32_(K_(canonical_nan)(y)));
+            if (kind.rule == KOPT_ADAM_ATAN2) store32_(y_buffer, as_u32_(K_(canonical_nan)(y)));
 #else
-            KOPT_CAST_(void, y_row);
+            KOPT_CAST_(void, y_buffer);
 #endif
             return;
         }
         x = K_(rule_function)(kind, k, x, y);
     } else {
-        x = as_f32_(load32_(x_row));
+        x = as_f32_(load32_(x_buffer));
     }
     if ((stages & KOPT_FINAL_STAGE_) != 0 && k->sync) {
         e.slow = K_(load_at)(j->slow, i, weight_size);
         e.slow_residual = residual_size != 0 ? K_(load_at)(j->slow_residual, i, residual_size) : 0;
     }
-    update = K_(commit_element)(kind, k, x, w, rest, &e, r, (stages & KOPT_FINAL_STAGE_) != 0 && k->sync);
+    update = K_(commit_element)(kind, k, x, w, compensation, &e, r, (stages & KOPT_FINAL_STAGE_) != 0 && k->sync);
     if (!k->moments_only) {
         K_(store_at)(j->weight, i, weight_size, e.weight);
         if (residual_size != 0) K_(store_at)(j->residual, i, residual_size, e.residual);
-        if ((stages & KOPT_FINAL_STAGE_) != 0 && k->sync) { /* the next slow weight */
+        if ((stages & KOPT_FINAL_STAGE_) != 0 && k->sync) { /* the new slow weight */
             K_(store_at)(j->slow, i, weight_size, e.weight);
             if (residual_size != 0) K_(store_at)(j->slow_residual, i, residual_size, e.residual);
         }
@@ -4426,37 +4492,39 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
     }
     if ((stages & KOPT_FINAL_STAGE_) != 0 && k->zero_grad) K_(store_at)(j->grad, i, grad_size, 0);
     if (KOPT_HAS_(KOPT_WITH_EXTRAS) && (stages & KOPT_FINAL_STAGE_) != 0 && j->counts != KOPT_NULL_)
-        K_(count_element)(kind, j->counts, &before, &e, update);
+        K_(count_element)(kind, j->counts, &old, &e, update);
 }
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
-/* One stage of the n elements at i, x and y in rows. parted: first the even elements, then the odd ones. */
+/* Runs these stages of the elements i to i + n - 1. x, y: fp32 buffers of n elements as for step_element, or NULL.
+   even_odd: the buffers hold first the even, then the odd elements. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages,
-                                                                   kopt_byte_ *x, kopt_byte_ *y, int parted) {
+                                                                   kopt_byte_ *x, kopt_byte_ *y, int even_odd) {
     const scalars_ k = K_(splat_job)(j);
     const kopt_kind_ kind = K_(kind_of)(j);
     const philox_key_ cipher = K_(make_philox_key)(j->step->seed, j->step->step, j->id, j->stream);
-    vu32_ numbers[4];
+    vu32_ words[4];
     size_t q;
     for (q = 0; q < n; q++) {
-        const size_t at = 4 * (parted ? q % 2 * (n / 2) + q / 2 : q);
-        const vu32_ r = K_(random_at)(numbers, &cipher, KOPT_INDEX_(j->first + i + q), q == 0);
-        kopt_byte_ *const x_at = x == KOPT_NULL_ ? x : x + at, *const y_at = y == KOPT_NULL_ ? y : y + at;
+        const size_t offset = 4 * (even_odd ? q % 2 * (n / 2) + q / 2 : q);
+        const vu32_ r = K_(random_at)(words, &cipher, KOPT_INDEX_(j->first + i + q), q == 0);
+        kopt_byte_ *const x_at = x == KOPT_NULL_ ? x : x + offset, *const y_at = y == KOPT_NULL_ ? y : y + offset;
         K_(step_element)(j, kind, &k, i + q, r, stages, x_at, y_at);
     }
 }
 #endif
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
-/* A moment from a row of fp32, of a mean of squares its root, to fp16. number, twice: 16 bits of each element. */
-static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_store_fp16_buffer_scalar_(kopt_byte_ *to, const kopt_byte_ *row,
+/* Stores n elements of a moment as fp16, from an fp32 buffer that holds the root if it is a mean of squares. number,
+   twice: for each element the 16 bits of number 0, and of 2 * other. */
+static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_store_fp16_buffer_scalar_(kopt_byte_ *to, const kopt_byte_ *buffer,
                                                                        int square, int moment, kopt_rounding how,
                                                                        const kopt_byte_ *number,
                                                                        const kopt_byte_ *twice, size_t n) {
     const constants_ c = K_(make_constants)();
     size_t i;
     for (i = 0; i < n; i++) {
-        const vf32_ x = as_f32_(load32_(row + 4 * i));
+        const vf32_ x = as_f32_(load32_(buffer + 4 * i));
         const vu32_ r = load16_(number + 2 * i) + (KOPT_CAST_(uint32_t, moment) + 1) * load16_(twice + 2 * i);
         K_(store_at)(to, i, 2, K_(round_moment)(x, KOPT_FP16, square, x, how, r, &c) >> 16);
     }
@@ -4464,29 +4532,30 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_store_fp16_buffer_scalar_(kopt_byte
 #endif
 
 #if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
-/* With the function of a table between the stages. */
+/* walk, tile by tile, with a table's function between the stages. */
 static KOPT_NOINLINE_ void K_(walk_tiled)(const kopt_job_ *j, size_t begin, size_t end) {
     float x[KOPT_TILE_], y[KOPT_TILE_];
-    kopt_byte_ *const x_row = KOPT_POINTER_(kopt_byte_ *, x), *const y_row = KOPT_POINTER_(kopt_byte_ *, y);
+    kopt_byte_ *const x_buffer = KOPT_POINTER_(kopt_byte_ *, x), *const y_buffer = KOPT_POINTER_(kopt_byte_ *, y);
     size_t n, q;
     for (; begin < end; begin += n) {
         n = end - begin < KOPT_TILE_ ? end - begin : KOPT_TILE_;
-        kopt_step_elements_scalar_(j, begin, n, KOPT_DIRECTION_STAGE_, x_row, y_row, 0);
+        kopt_step_elements_scalar_(j, begin, n, KOPT_DIRECTION_STAGE_, x_buffer, y_buffer, 0);
         for (q = 0; j->quotient && q < n; q++) x[q] = div_(x[q], y[q]);
         kopt_call_rule_function_(j, x, y, n);
-        kopt_step_elements_scalar_(j, begin, n, KOPT_COMMIT_STAGE_ | KOPT_FINAL_STAGE_, x_row, y_row, 0);
+        kopt_step_elements_scalar_(j, begin, n, KOPT_COMMIT_STAGE_ | KOPT_FINAL_STAGE_, x_buffer, y_buffer, 0);
     }
 }
 #endif
 
-/* Elements [begin, end), both stages of each at once; with a table of functions, stage by stage. */
+/* Steps the elements [begin, end), all stages of one element after the other; with a table of functions, stage by
+   stage. */
 NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
-#if !defined(KOPT_X86_) && !defined(KOPT_NEON_) /* where nothing gives a turn back, there is one copy of step_element */
+#if !defined(KOPT_X86_) && !defined(KOPT_NEON_) /* no vectors hand pairs back: step_element is inlined here */
     const scalars_ k = K_(splat_job)(j);
     const kopt_kind_ kind = K_(kind_of)(j);
     const philox_key_ cipher = K_(make_philox_key)(j->step->seed, j->step->step, j->id, j->stream);
     const int random = kopt_needs_random_(kind);
-    vu32_ numbers[4];
+    vu32_ words[4];
     size_t i;
 #endif
 #if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
@@ -4500,22 +4569,23 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
 #else
     for (i = begin; i < end; i++)
         K_(step_element)(j, kind, &k, i,
-                         random ? K_(random_at)(numbers, &cipher, KOPT_INDEX_(j->first + i), i == begin) : 0,
+                         random ? K_(random_at)(words, &cipher, KOPT_INDEX_(j->first + i), i == begin) : 0,
                          KOPT_ALL_STAGES_, KOPT_NULL_, KOPT_NULL_);
 #endif
 }
 #else /* vectors */
 /* ---- pairs of vectors ---- */
 
-/* The loops step two vectors at a time: a pair. Its elements lie in the order of memory, or one vector has the even
-   elements and the other the odd ones, the halves of 32-bit words: so nothing crosses lanes where everything is bf16. */
+/* The loops step two vectors at a time: a pair. Its elements are in the order of memory, or (EVEN_ODD_) one vector has
+   the even and the other the odd elements, that is the low and the high halves of 32-bit words. If everything is bf16,
+   EVEN_ODD_ needs no operation that crosses lanes. */
 
 #define PAIR_ (2 * LANES_)
 typedef struct pair_ {
     vf32_ a, b;
 } pair_;
 
-/* The arrays of a job, where no store of a stage can change them. */
+/* The arrays of a job, in a local copy: so the compiler knows that no store of a stage changes the pointers. */
 typedef struct arrays_ {
     kopt_byte_ *weight, *residual, *grad, *moment[4];
 } arrays_;
@@ -4532,27 +4602,31 @@ FN_ arrays_ K_(arrays_of)(const kopt_job_ *j) {
     return a;
 }
 
-/* How a turn lies, in bits: are its elements parted? Has each half of its random numbers a vector, zero-extended? */
-#define EVEN_ODD_ 1
-#define RANDOM_ZERO_EXTENDED_ 2
+/* Bits of a pair's layout. Without RANDOM_ZERO_EXTENDED_ one vector holds the random numbers of the pair, two to a
+   word. */
+#define EVEN_ODD_ 1             /* the first vector has the even elements, the second the odd ones */
+#define RANDOM_ZERO_EXTENDED_ 2 /* each vector has a vector of random numbers, zero-extended */
 
-/* Those of either vector, zero-extended. */
-FN_ vu32_ K_(first16)(vu32_ both, int lie, const constants_ *c) {
-    return (lie & RANDOM_ZERO_EXTENDED_) != 0 ? both
-           : (lie & EVEN_ODD_) != 0           ? and_(both, c->lower)
-                                              : unpack_low16_(both);
+/* The random numbers of the first and of the second vector, zero-extended. */
+FN_ vu32_ K_(first16)(vu32_ both, int layout, const constants_ *c) {
+    return (layout & RANDOM_ZERO_EXTENDED_) != 0 ? both
+           : (layout & EVEN_ODD_) != 0           ? and_(both, c->lower)
+                                                 : unpack_low16_(both);
 }
-FN_ vu32_ K_(second16)(vu32_ both, int lie) {
-    return (lie & RANDOM_ZERO_EXTENDED_) != 0 ? both : (lie & EVEN_ODD_) != 0 ? shr_(both, 16) : unpack_high16_(both);
+FN_ vu32_ K_(second16)(vu32_ both, int layout) {
+    return (layout & RANDOM_ZERO_EXTENDED_) != 0 ? both
+           : (layout & EVEN_ODD_) != 0           ? shr_(both, 16)
+                                                 : unpack_high16_(both);
 }
 
-/* The random numbers of a turn: number 0, and what each store adds. Both vectors hold the same, if they are not
-   apart. */
+/* The random numbers of a pair: own is number 0 of each element, twice is 2 * other (see kopt_random_combine_). Without
+   RANDOM_ZERO_EXTENDED_ both entries are the same vector. */
 typedef struct random_pair_ {
     vu32_ own[2], twice[2];
 } random_pair_;
 
-FN_ pair_ K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int lie, const constants_ *c) {
+/* Loads the elements i to i + PAIR_ - 1 as fp32. */
+FN_ pair_ K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int layout, const constants_ *c) {
     pair_ x;
     if (format == KOPT_F32) {
         x.a = as_f32_(load32_(p + 4 * i));
@@ -4560,7 +4634,7 @@ FN_ pair_ K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int l
     } else if (format == KOPT_FP16) {
         x.a = load_fp16_(p + 2 * i);
         x.b = load_fp16_(p + 2 * (i + LANES_));
-    } else if ((lie & EVEN_ODD_) != 0) {
+    } else if ((layout & EVEN_ODD_) != 0) {
         const vu32_ both = load32_(p + 2 * i);
         x.a = as_f32_(shl_(both, 16));
         x.b = as_f32_(and_(both, c->upper));
@@ -4571,72 +4645,76 @@ FN_ pair_ K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int l
     return x;
 }
 
-/* The upper halves of a turn. */
-FN_ vu32_ K_(pack_pair)(vu32_ a, vu32_ b, int lie) {
+/* Packs the upper halves of a pair, two to a word, in the order of memory. */
+FN_ vu32_ K_(pack_pair)(vu32_ a, vu32_ b, int layout) {
 #ifdef SPECIALIZED_
-    if ((lie & EVEN_ODD_) != 0) return interleave_high16_(a, b);
+    if ((layout & EVEN_ODD_) != 0) return interleave_high16_(a, b);
 #endif
-    KOPT_CAST_(void, lie);
+    KOPT_CAST_(void, layout);
     return pack_high16_(a, b);
 }
 
-/* Weights, and the compensation of KOPT_KAHAN. most: see from_extended. */
-FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int lie, const constants_ *c, pair_ *rest,
-                               vu32_ *most) {
+/* Loads a pair of weights as decay sees them, and the compensations of KAHAN, or 0. largest: see from_extended. */
+FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int layout, const constants_ *c,
+                               pair_ *compensation, vu32_ *largest) {
     pair_ w;
-    rest->a = rest->b = splat_(0);
+    compensation->a = compensation->b = splat_(0);
     if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT) {
         const int exact = kind.rounding == KOPT_EXACT;
-        const kopt_byte_ *const kept = j->residual + (exact ? 2 * i : i);
-        const vu32_ a = exact ? load16_(kept) : load8_(kept);
-        const vu32_ b = exact ? load16_(kept + 2 * LANES_) : load8_(kept + LANES_);
-        w.a = K_(from_extended)(K_(join_residual)(kind, load16_(j->weight + 2 * i), a), kind.weight, most);
-        w.b = K_(from_extended)(K_(join_residual)(kind, load16_(j->weight + 2 * (i + LANES_)), b), kind.weight, most);
+        const kopt_byte_ *const residual = j->residual + (exact ? 2 * i : i);
+        const vu32_ a = exact ? load16_(residual) : load8_(residual);
+        const vu32_ b = exact ? load16_(residual + 2 * LANES_) : load8_(residual + LANES_);
+        w.a = K_(from_extended)(K_(join_residual)(kind, load16_(j->weight + 2 * i), a), kind.weight, largest);
+        w.b =
+            K_(from_extended)(K_(join_residual)(kind, load16_(j->weight + 2 * (i + LANES_)), b), kind.weight, largest);
         return w;
     }
     if (kind.weight != KOPT_F32 && kind.rounding == KOPT_KAHAN) {
-        *rest = K_(load_pair)(j->residual, i, kind.weight, lie, c);
+        *compensation = K_(load_pair)(j->residual, i, kind.weight, layout, c);
         if (kind.weight == KOPT_FP16) {
-            rest->a = mul_(rest->a, splat_(1.0f / 2048));
-            rest->b = mul_(rest->b, splat_(1.0f / 2048));
+            compensation->a = mul_(compensation->a, splat_(1.0f / 2048));
+            compensation->b = mul_(compensation->b, splat_(1.0f / 2048));
         }
     }
-    return K_(load_pair)(j->weight, i, kind.weight, lie, c);
+    return K_(load_pair)(j->weight, i, kind.weight, layout, c);
 }
 
-/* The second stage of a turn, x being what the rate multiplies: weights and residuals. Returns 0, with nothing stored,
-   if it wants the code of one lane. */
-FN_ int K_(commit_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i, pair_ x,
-                        const vu32_ own[2], int lie) {
-    vu32_ most = isplat_(0), stored, kept, a, b, kept_a = most, kept_b = most;
-    pair_ rest, w = K_(load_weight_pair)(j, kind, i, lie, c, &rest, &most);
+/* The second stage of a pair: updates and stores weights and residuals. number: number 0, as in random_pair_. Returns
+   0, with nothing stored, if the pair needs the scalar code. */
+FN_ int K_(commit_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
+                        pair_ direction, const vu32_ number[2], int layout) {
+    vu32_ largest = isplat_(0), stored, residual, a, b, residual_a = largest, residual_b = largest;
+    pair_ compensation, w = K_(load_weight_pair)(j, kind, i, layout, c, &compensation, &largest);
     if (kind.weight == KOPT_F32) {
-        store32_(j->weight + 4 * i, K_(flush_f32)(sub_(w.a, K_(update)(k, x.a, w.a))));
-        store32_(j->weight + 4 * (i + LANES_), K_(flush_f32)(sub_(w.b, K_(update)(k, x.b, w.b))));
+        store32_(j->weight + 4 * i, K_(flush_f32)(sub_(w.a, K_(update)(k, direction.a, w.a))));
+        store32_(j->weight + 4 * (i + LANES_), K_(flush_f32)(sub_(w.b, K_(update)(k, direction.b, w.b))));
         return 1;
     }
-    a = K_(commit)(kind, w.a, rest.a, K_(update)(k, x.a, w.a), K_(first16)(own[0], lie, c), c, &kept_a, &most);
-    b = K_(commit)(kind, w.b, rest.b, K_(update)(k, x.b, w.b), K_(second16)(own[1], lie), c, &kept_b, &most);
-    stored = K_(pack_pair)(a, b, lie);
-    kept = K_(pack_pair)(kept_a, kept_b, lie);
+    a = K_(commit)(kind, w.a, compensation.a, K_(update)(k, direction.a, w.a), K_(first16)(number[0], layout, c), c,
+                   &residual_a, &largest);
+    b = K_(commit)(kind, w.b, compensation.b, K_(update)(k, direction.b, w.b), K_(second16)(number[1], layout), c,
+                   &residual_b, &largest);
+    stored = K_(pack_pair)(a, b, layout);
+    residual = K_(pack_pair)(residual_a, residual_b, layout);
     if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT) stored = flush16_(stored, c->exponent);
-    if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT && any_gt16_(and_(stored, c->magnitude), c->limit))
+    if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT &&
+        any_gt16_(and_(stored, c->magnitude), c->bf16_limit))
         return 0;
-    if (kind.weight == KOPT_BF16 && kind.rounding >= KOPT_COMPACT && any_true_(igt_(most, isplat_(0x7F7EFFFFu))))
+    if (kind.weight == KOPT_BF16 && kind.rounding >= KOPT_COMPACT && any_true_(igt_(largest, isplat_(0x7F7EFFFFu))))
         return 0;
     if (kind.weight == KOPT_FP16 && kind.rounding == KOPT_KAHAN &&
         any_gt16_(and_(stored, c->magnitude), isplat_(0x7BFF7BFFu)))
         return 0;
-    if (kind.weight == KOPT_FP16 && kind.rounding != KOPT_KAHAN && any_true_(igt_(most, c->limit16))) return 0;
+    if (kind.weight == KOPT_FP16 && kind.rounding != KOPT_KAHAN && any_true_(igt_(largest, c->fp16_limit))) return 0;
     store32_(j->weight + 2 * i, stored);
-    if (kind.rounding == KOPT_KAHAN && kind.weight == KOPT_BF16) kept = flush16_(kept, c->exponent);
-    if (kind.rounding == KOPT_COMPACT) store8_from16_(j->residual + i, kept);
-    if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) store32_(j->residual + 2 * i, kept);
+    if (kind.rounding == KOPT_KAHAN && kind.weight == KOPT_BF16) residual = flush16_(residual, c->exponent);
+    if (kind.rounding == KOPT_COMPACT) store8_from16_(j->residual + i, residual);
+    if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) store32_(j->residual + 2 * i, residual);
     return 1;
 }
 
-/* For each moment m that a rule has. Compilers unroll it, so that m is constant; but not before they have left out what
-   cannot come, which takes them a fraction of the time that four copies in the source would. */
+/* A loop over the moments m of a rule. Compilers unroll it, so that m is constant. They do so after they have removed
+   unreachable code, so this takes a fraction of the compile time of four copies in the source. */
 #if defined(KOPT_GCC_) && __GNUC__ >= 8
 #define EACH_MOMENT_ _Pragma("GCC unroll 4") for (m = 0; m < MOMENTS_; m++)
 #else
@@ -4648,41 +4726,43 @@ FN_ vf32_ K_(moment_at)(const moments_ *p, int m) {
 }
 FN_ vf32_ K_(root_at)(const moments_ *p, int m) { return m == 2 ? p->third_root : p->root; }
 
-/* One vector of a turn, its moments rounded. */
+/* One vector of a pair: its new moments, unrounded and rounded. */
 typedef struct half_pair_ {
-    moments_ p;
-    vu32_ u[4], most; /* moments in the upper halves; the largest magnitude of what fp16 has rounded */
+    moments_ moments;
+    vu32_ u[4], largest; /* rounded moments, in the upper halves; the largest magnitude before rounding (fp16) */
 } half_pair_;
 
-/* The rule and its moments, of the first or the second vector. */
-FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants_ *c, vf32_ w, vf32_ rest, vf32_ g,
-                             vu32_ number, vu32_ twice, int second, int lie, half_pair_ *h, vf32_ *y) {
-    const vf32_ x = K_(rule)(kind, k, w, rest, g, &h->p, y);
+/* The rule, and the rounding of its moments, for the first or the second vector of a pair. */
+FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants_ *c, vf32_ w, vf32_ compensation,
+                             vf32_ g, vu32_ number, vu32_ twice, int second, int layout, half_pair_ *h, vf32_ *y) {
+    const vf32_ x = K_(rule)(kind, k, w, compensation, g, &h->moments, y);
     int m;
-    h->u[0] = h->u[1] = h->u[2] = h->u[3] = number; /* anything */
-    h->most = isplat_(0);
+    h->u[0] = h->u[1] = h->u[2] = h->u[3] = number; /* any value */
+    h->largest = isplat_(0);
     if (kind.moment == KOPT_F32) return x;
     EACH_MOMENT_ {
         const int square = kopt_is_square_(kind.rule, m);
-        const vf32_ moment = K_(moment_at)(&h->p, m), root = K_(root_at)(&h->p, m);
+        const vf32_ moment = K_(moment_at)(&h->moments, m), root = K_(root_at)(&h->moments, m);
         number = add16_(number, twice);
         h->u[m] = K_(round_moment)(moment, kind.moment, square, root, kopt_moment_rounding_(kind, m),
-                                   second ? K_(second16)(number, lie) : K_(first16)(number, lie, c), c);
-        if (kind.moment == KOPT_FP16) h->most = imax_(h->most, and_(as_u32_(square ? root : moment), c->of_sign));
+                                   second ? K_(second16)(number, layout) : K_(first16)(number, layout, c), c);
+        if (kind.moment == KOPT_FP16)
+            h->largest = imax_(h->largest, and_(as_u32_(square ? root : moment), c->abs_mask));
     }
     return x;
 }
 
-/* Stores the moments, or returns 0. largest: of those that go to rows. */
+/* Stores the moments of a pair; returns 0, with nothing stored, if it needs the scalar code. largest[m]: updated with
+   the magnitudes of moment m, if it is buffered. */
 FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants_ *c, size_t i, const half_pair_ *a,
-                              const half_pair_ *b, int lie, vu32_ *largest) {
-    vu32_ joint[4], most = isplat_(0);
+                              const half_pair_ *b, int layout, vu32_ *largest) {
+    vu32_ joint[4], largest16 = isplat_(0);
     int m;
     if (kind.moment == KOPT_F32) {
         EACH_MOMENT_ {
             const int rooted = kopt_stores_root_(kind, m);
-            const vf32_ x = rooted ? K_(root_at)(&a->p, m) : K_(moment_at)(&a->p, m);
-            const vf32_ y = rooted ? K_(root_at)(&b->p, m) : K_(moment_at)(&b->p, m);
+            const vf32_ x = rooted ? K_(root_at)(&a->moments, m) : K_(moment_at)(&a->moments, m);
+            const vf32_ y = rooted ? K_(root_at)(&b->moments, m) : K_(moment_at)(&b->moments, m);
             if (kind.buffered) largest[m] = imax_(largest[m], imax_(K_(abs_u32)(x), K_(abs_u32)(y)));
             store32_(j->moment[m] + 4 * i, kind.buffered ? as_u32_(x) : K_(flush_f32)(x));
             store32_(j->moment[m] + 4 * (i + LANES_), kind.buffered ? as_u32_(y) : K_(flush_f32)(y));
@@ -4690,71 +4770,77 @@ FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants
         return 1;
     }
     EACH_MOMENT_ {
-        joint[m] = K_(pack_pair)(a->u[m], b->u[m], lie);
+        joint[m] = K_(pack_pair)(a->u[m], b->u[m], layout);
         if (kind.moment == KOPT_BF16) {
             joint[m] = flush16_(joint[m], c->exponent);
-            most = max16_(most, and_(joint[m], c->magnitude));
+            largest16 = max16_(largest16, and_(joint[m], c->magnitude));
         }
     }
-    if (kind.moment == KOPT_BF16 ? any_gt16_(most, c->limit) : any_true_(igt_(imax_(a->most, b->most), c->limit16)))
+    if (kind.moment == KOPT_BF16 ? any_gt16_(largest16, c->bf16_limit)
+                                 : any_true_(igt_(imax_(a->largest, b->largest), c->fp16_limit)))
         return 0;
     EACH_MOMENT_ store32_(j->moment[m] + 2 * i, joint[m]);
     return 1;
 }
 
-/* The first stage of a turn: gradients and moments, x and of Adam-atan2 y. w_row and rest_row: the turn's weights in
-   fp32, if the rule wants them and they are in rows. Returns 0, with nothing stored, if it wants the code of
-   one lane. */
+/* The first stage of a pair: loads the gradient, updates the moments. *x, *y: what rule returns. w_buffer,
+   compensation_buffer: the pair's weights in fp32, if the rule reads them; NULL: they are loaded from memory. Returns
+   0, with nothing stored, if the pair needs the scalar code. */
 FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
-                           const vf32_ *w_row, const vf32_ *rest_row, const random_pair_ *r, int lie, pair_ *x,
-                           pair_ *y, vu32_ *largest) {
-    const pair_ g = K_(load_pair)(j->grad, i, kind.grad, lie, c);
-    pair_ w = g, rest = g, kept[4];
-    half_pair_ p, q;
+                           const vf32_ *w_buffer, const vf32_ *compensation_buffer, const random_pair_ *r, int layout,
+                           pair_ *x, pair_ *y, vu32_ *largest) {
+    const pair_ g = K_(load_pair)(j->grad, i, kind.grad, layout, c);
+    pair_ w = g, compensation = g, moment[4];
+    half_pair_ a, b;
     int m;
     if (k->use_l2 || kind.rule == KOPT_EMA) {
-        if (w_row == KOPT_NULL_) {
-            w = K_(load_weight_pair)(j, kind, i, lie, c, &rest, KOPT_NULL_);
+        if (w_buffer == KOPT_NULL_) {
+            w = K_(load_weight_pair)(j, kind, i, layout, c, &compensation, KOPT_NULL_);
         } else {
-            w.a = w_row[0];
-            w.b = w_row[1];
-            rest.a = rest_row[0];
-            rest.b = rest_row[1];
+            w.a = w_buffer[0];
+            w.b = w_buffer[1];
+            compensation.a = compensation_buffer[0];
+            compensation.b = compensation_buffer[1];
         }
     }
-    kept[0] = kept[1] = kept[2] = kept[3] = g; /* anything: a rule reads the moments that it has */
+    moment[0] = moment[1] = moment[2] = moment[3] = g; /* any value: a rule reads only the moments that it has */
     EACH_MOMENT_ {
-        kept[m] = K_(load_pair)(j->moment[m], i, kind.moment, lie, c);
-        kept[m].a = K_(square_if)(kept[m].a, kopt_stores_root_(kind, m));
-        kept[m].b = K_(square_if)(kept[m].b, kopt_stores_root_(kind, m));
+        moment[m] = K_(load_pair)(j->moment[m], i, kind.moment, layout, c);
+        moment[m].a = K_(square_if)(moment[m].a, kopt_stores_root_(kind, m));
+        moment[m].b = K_(square_if)(moment[m].b, kopt_stores_root_(kind, m));
     }
-    p.p.m = kept[0].a;
-    q.p.m = kept[0].b;
-    p.p.v = kept[1].a;
-    q.p.v = kept[1].b;
-    p.p.third = kept[2].a;
-    q.p.third = kept[2].b;
-    p.p.fourth = kept[3].a;
-    q.p.fourth = kept[3].b;
-    x->a = K_(direction_half)(kind, k, c, w.a, rest.a, g.a, r->own[0], r->twice[0], 0, lie, &p, &y->a);
-    x->b = K_(direction_half)(kind, k, c, w.b, rest.b, g.b, r->own[1], r->twice[1], 1, lie, &q, &y->b);
-    /* the bits of a NaN of another format, or of a weight with its residual, could carry when it becomes a bf16 */
+    a.moments.m = moment[0].a;
+    b.moments.m = moment[0].b;
+    a.moments.v = moment[1].a;
+    b.moments.v = moment[1].b;
+    a.moments.third = moment[2].a;
+    b.moments.third = moment[2].b;
+    a.moments.fourth = moment[3].a;
+    b.moments.fourth = moment[3].b;
+    x->a = K_(direction_half)(kind, k, c, w.a, compensation.a, g.a, r->own[0], r->twice[0], 0, layout, &a, &y->a);
+    x->b = K_(direction_half)(kind, k, c, w.b, compensation.b, g.b, r->own[1], r->twice[1], 1, layout, &b, &y->b);
+    /* A NaN of another format, or of a weight with its residual, can have bits below those of a bf16: its rounding
+       could carry, and turn it into a number. */
     if (kind.grad != kind.weight || (MOMENTS_ > 0 && kind.moment != kind.weight) ||
         (k->use_l2 && kind.rounding >= KOPT_COMPACT)) {
         if (any_true_(unordered_(x->a, x->b))) return 0;
         if (kind.rule == KOPT_ADAM_ATAN2 && any_true_(unordered_(y->a, y->b))) return 0;
     }
-    return MOMENTS_ == 0 || K_(store_moment_pair)(j, kind, c, i, &p, &q, lie, largest);
+    return MOMENTS_ == 0 || K_(store_moment_pair)(j, kind, c, i, &a, &b, layout, largest);
 }
 
 /* ---- random numbers of a tile, in the order of memory ---- */
 
+/* The random numbers of a tile. lower and upper hold up to 3 groups, made by random_group: a tile is as long as 2
+   groups, but may begin within one. number and twice point to the tile's first element in lower (number 0) and upper
+   (2 * other), 16 bits per element. */
 typedef struct random_tile_ {
-    uint32_t words[KOPT_RANDOM_GROUP_ / 2];                                        /* of the span */
-    uint32_t lower[3 * KOPT_RANDOM_GROUP_ / 2], upper[3 * KOPT_RANDOM_GROUP_ / 2]; /* of up to 3 rows: random_group */
-    const kopt_byte_ *number, *twice;                                              /* of the tile's first element */
+    uint32_t words[KOPT_RANDOM_GROUP_ / 2]; /* of the span */
+    uint32_t lower[3 * KOPT_RANDOM_GROUP_ / 2], upper[3 * KOPT_RANDOM_GROUP_ / 2];
+    const kopt_byte_ *number, *twice;
 } random_tile_;
 
+/* The random numbers of the pair at element i, without RANDOM_ZERO_EXTENDED_. */
 FN_ random_pair_ K_(load_random_pair)(const kopt_byte_ *number, const kopt_byte_ *twice, size_t i) {
     random_pair_ r;
     r.own[0] = r.own[1] = load32_(number + 2 * i);
@@ -4762,17 +4848,18 @@ FN_ random_pair_ K_(load_random_pair)(const kopt_byte_ *number, const kopt_byte_
     return r;
 }
 
-/* Of the n elements from this index on. fresh: there was no tile before; alone: nor is there one behind it. */
+/* Makes the random numbers of the n elements from this global index on. fresh: r does not hold the words of their span
+   yet. alone: no later tile uses these words, so within one group only those of these elements are made. */
 NOINLINE_FN_ void K_(fill_random_tile)(random_tile_ *r, const philox_key_ *cipher, kopt_index_ index, size_t n,
                                        int fresh, int alone) {
     const size_t offset = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
-    const int part = alone && offset + n <= KOPT_RANDOM_GROUP_;
-    const size_t from = part ? offset : 0, to = part ? offset + n : KOPT_RANDOM_GROUP_;
+    const int partial = alone && offset + n <= KOPT_RANDOM_GROUP_;
+    const size_t from = partial ? offset : 0, to = partial ? offset + n : KOPT_RANDOM_GROUP_;
     size_t q;
     for (q = 0; q < offset + n; q += KOPT_RANDOM_GROUP_) {
-        const kopt_index_ at = index - offset + q;
-        if (at % KOPT_RANDOM_SPAN_ == 0 || (fresh && q == 0)) K_(random_span)(r->words, cipher, at, from, to);
-        K_(random_group)(r->lower + q / 2, r->upper + q / 2, r->words, at, from, to);
+        const kopt_index_ group = index - offset + q;
+        if (group % KOPT_RANDOM_SPAN_ == 0 || (fresh && q == 0)) K_(random_span)(r->words, cipher, group, from, to);
+        K_(random_group)(r->lower + q / 2, r->upper + q / 2, r->words, group, from, to);
     }
     r->number = KOPT_CONST_POINTER_(const kopt_byte_ *, r->lower) + 2 * offset;
     r->twice = KOPT_CONST_POINTER_(const kopt_byte_ *, r->upper) + 2 * offset;
