@@ -2255,7 +2255,7 @@ static KOPT_HOST_DEVICE_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
 #ifdef KAHAN_OPT_VMATH
 /* ---- jobs of vector mathematics, and inputs that are hard to round ---- */
 
-/* clang-format off: a table */
+/* clang-format off */
 typedef enum kopt_vmath_kind_ {
     KOPT_VMATH_EXP_,
     KOPT_VMATH_LOG_,
@@ -2294,7 +2294,7 @@ typedef struct kopt_vmath_job_ {
 /* By function and format, `input << 16 | output`, ascending: all inputs whose true result is so close to the middle of
    two 16-bit numbers that an fp32 result cannot tell (relative 2^-20 with bf16, 2^-21 with fp16).
    `tests/vmath.py patches`. */
-/* clang-format off: tables */
+/* clang-format off */
 static const unsigned kopt_map_exception_start_[27] = {0,   4,   42,  50,  107, 107, 139, 146, 211,
                                                        219, 261, 262, 312, 313, 364, 369, 427, 427,
                                                        467, 467, 507, 516, 641, 643, 737, 739, 816};
@@ -5085,7 +5085,7 @@ FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *buffe
 #else /* SSE2: small code rather than fast code */
 #define FULL_ONLY_(line)
 #endif
-/* clang-format off: tables */
+/* clang-format off */
 #define DIRECTIONS_(LINE_)                                   \
     LINE_(direction_adam_bf16, KOPT_ADAM, 2, KOPT_BF16)                \
     FULL_ONLY_(LINE_(direction_amsgrad_bf16, KOPT_ADAM, 3, KOPT_BF16)) \
@@ -5704,7 +5704,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
    Roundings are ignored if the format is fp32. SCHEDULE_(s) is s for AVX-512, KOPT_TILED_ for AVX2 and KOPT_FUSED_ for
    NEON. */
 #define SCHEDULE_(on_avx512) (LANES_ == 16 ? (on_avx512) : LANES_ == 8 ? KOPT_TILED_ : KOPT_FUSED_)
-/* clang-format off: tables */
+/* clang-format off */
 #ifdef KAHAN_OPT_VMATH
 #define SPECIALIZATIONS_VMATH_(LINE_)                                                           \
     LINE_(specialized_atan2_kahan, KOPT_ADAM_ATAN2, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_TILED_) \
