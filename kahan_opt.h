@@ -1121,10 +1121,10 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 #define KOPT_CONST_POINTER_(type, p) KOPT_CAST_(type, KOPT_CAST_(const void *, p))
 #ifdef __cplusplus
 #define KOPT_ADDRESS_(p) reinterpret_cast<uintptr_t>(p)
-#define KOPT_SAME_BITS_(type, vector) reinterpret_cast<type>(vector)
+#define KOPT_VECTOR_CAST_(type, vector) reinterpret_cast<type>(vector)
 #else
 #define KOPT_ADDRESS_(p) ((uintptr_t)(p))
-#define KOPT_SAME_BITS_(type, vector) ((type)(vector))
+#define KOPT_VECTOR_CAST_(type, vector) ((type)(vector))
 #endif
 
 #ifdef KOPT_GCC_
@@ -1161,7 +1161,7 @@ KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
     return bounded < 0x00800000u ? 0 : bounded + (KOPT_CAST_(uint32_t, bounded == infinity) << 22);
 }
 /* Is each code of the block 0? */
-KOPT_INLINE_ int kopt_no_scale_(uint32_t scale) { return scale == 0 || scale == 0x7FC00000u; }
+KOPT_INLINE_ int kopt_codes_are_zero_(uint32_t scale) { return scale == 0 || scale == 0x7FC00000u; }
 
 /* Of 8-bit codes, section 6b. square: of roots of mean squares. Of other numbers the scale is a power of two. */
 KOPT_INLINE_ uint32_t kopt_scale_q8_(uint32_t largest, int square) {
@@ -1243,7 +1243,7 @@ typedef struct kopt_tool_ {
 /* A field with one of the values in `set`, a constant bit set: the compiler learns what it cannot be, and drops the
    code for that. One value is left: a constant. Two: one comparison. A value that is not in this build becomes one that
    is. */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int value) {
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_enabled_value_(uint32_t set, int value) {
     const uint32_t last = set & (0u - set), rest = set ^ last; /* the lowest bit, and the others */
     const int low = last == 1 ? 0 : last == 2 ? 1 : last == 4 ? 2 : last == 8 ? 3 : last == 16 ? 4 : last == 32 ? 5 : 6;
     if (rest == 0) return low;
@@ -1287,7 +1287,7 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int v
 #define KOPT_IS_ATAN2_(rule) 0
 #endif
 #define KOPT_SINGLE_BIT_(set) (((set) & ((set) - 1u)) == 0)
-#define KOPT_ENABLED_VALUE_(type, set, value) KOPT_CAST_(type, kopt_one_of_(set, KOPT_CAST_(int, value)))
+#define KOPT_ENABLED_VALUE_(type, set, value) KOPT_CAST_(type, kopt_enabled_value_(set, KOPT_CAST_(int, value)))
 #define KOPT_RULE_(value) KOPT_ENABLED_VALUE_(kopt_rule, KOPT_RULES_, value)
 #define KOPT_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, KOPT_FORMATS_ & 7u, value) /* weight, gradient, copy */
 #define KOPT_MOMENT_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, KOPT_FORMATS_, value)
@@ -1560,7 +1560,7 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
 #endif
 
 /* The bits of the binary64 with the value of a binary32. */
-KOPT_INLINE_ uint64_t kopt_wide_bits_(float x) {
+KOPT_INLINE_ uint64_t kopt_float_to_bits64_(float x) {
     uint32_t u = kopt_as_u32_(x), digits = u & 0x007FFFFFu, exponent = (u >> 23 & 0xFFu) + 896;
     const uint64_t sign = KOPT_CAST_(uint64_t, u >> 31) << 63;
     if (exponent == 896 && digits == 0) return sign;
@@ -1572,17 +1572,17 @@ KOPT_INLINE_ uint64_t kopt_wide_bits_(float x) {
     return sign | KOPT_CAST_(uint64_t, exponent) << 52 | KOPT_CAST_(uint64_t, digits) << 29;
 }
 
-typedef union kopt_word64_of_ {
+typedef union kopt_bitcast64_ {
     double d;
     uint64_t u;
-} kopt_word64_of_;
+} kopt_bitcast64_;
 
 /* The bits of a double; a 32-bit double is widened, exactly. */
 KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
 #if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
-    return kopt_wide_bits_(x);
+    return kopt_float_to_bits64_(x);
 #else
-    kopt_word64_of_ bits;
+    kopt_bitcast64_ bits;
     bits.d = x;
     return bits.u;
 #endif
@@ -1600,11 +1600,11 @@ KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
 
 typedef uint64_t kopt_f64_;
 
-enum { KOPT_TIMES_, KOPT_OVER_, KOPT_PLUS_ };
+enum { KOPT_SOFT_MUL_, KOPT_SOFT_DIV_, KOPT_SOFT_ADD_ };
 
 /* Significand with its leading bit at 61: 53 bits, and 9 to round with. The last bit also says whether anything
    below it was cut off. */
-KOPT_INLINE_ uint64_t kopt_digits64_(uint64_t x) {
+KOPT_INLINE_ uint64_t kopt_significand64_(uint64_t x) {
     const uint64_t lead = KOPT_CAST_(uint64_t, 1) << 61;
     return (x << 9 & (lead - 1)) | lead;
 }
@@ -1617,9 +1617,9 @@ static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int what) {
     const int any = !KOPT_POSITIVE64_;
     const uint64_t top = KOPT_CAST_(uint64_t, 1) << 63, infinity = KOPT_CAST_(uint64_t, 2047) << 52;
     uint64_t sign = (x ^ y) & top, a, b, m = 0;
-    const int differ = what == KOPT_PLUS_ && sign != 0;
+    const int differ = what == KOPT_SOFT_ADD_ && sign != 0;
     int e, e2, n;
-    if (any && what == KOPT_PLUS_) {
+    if (any && what == KOPT_SOFT_ADD_) {
         if ((x & ~top) < (y & ~top)) { /* |x| >= |y| */
             a = x;
             x = y;
@@ -1627,14 +1627,14 @@ static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int what) {
         }
         sign = x & top;
     }
-    a = kopt_digits64_(x);
-    b = kopt_digits64_(y);
+    a = kopt_significand64_(x);
+    b = kopt_significand64_(y);
     e = KOPT_CAST_(int, x >> 52 & 2047);
     e2 = KOPT_CAST_(int, y >> 52 & 2047);
     if (any) {
         if (e == 2047 || e2 == 2047) return infinity;
-        if (y << 1 == 0 && what == KOPT_PLUS_) return x << 1 == 0 ? x & y : x;
-        if (y << 1 == 0 && what == KOPT_OVER_) return infinity;
+        if (y << 1 == 0 && what == KOPT_SOFT_ADD_) return x << 1 == 0 ? x & y : x;
+        if (y << 1 == 0 && what == KOPT_SOFT_DIV_) return infinity;
         if (x << 1 == 0 || y << 1 == 0) return sign;
         if (e == 0) { /* subnormal */
             a = x << 12 >> 3;
@@ -1646,7 +1646,7 @@ static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int what) {
         }
     }
     n = e - e2;
-    if (what == KOPT_OVER_) {
+    if (what == KOPT_SOFT_DIV_) {
         e = n + 1023 + 62;
         do { /* one bit of the quotient after the other */
             m <<= 1;
@@ -1660,7 +1660,7 @@ static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int what) {
         m |= a != 0;
     } else {
         a >>= 1;
-        if (what == KOPT_PLUS_) {
+        if (what == KOPT_SOFT_ADD_) {
             m = b;
             b = 0;
             e++;
@@ -1686,16 +1686,16 @@ static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int what) {
     return sign | ((m >> 9) + (KOPT_CAST_(uint64_t, e - 1) << 52));
 }
 
-KOPT_INLINE_ kopt_f64_ kopt_get64_(double x) { return kopt_bits64_(x); }
-KOPT_INLINE_ uint64_t kopt_word64_(kopt_f64_ x) { return x; }
-KOPT_INLINE_ kopt_f64_ kopt_mul64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_TIMES_); }
-KOPT_INLINE_ kopt_f64_ kopt_div64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_OVER_); }
-KOPT_INLINE_ kopt_f64_ kopt_add64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_PLUS_); }
+KOPT_INLINE_ kopt_f64_ kopt_to_f64_(double x) { return kopt_bits64_(x); }
+KOPT_INLINE_ uint64_t kopt_f64_to_bits_(kopt_f64_ x) { return x; }
+KOPT_INLINE_ kopt_f64_ kopt_mul64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_SOFT_MUL_); }
+KOPT_INLINE_ kopt_f64_ kopt_div64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_SOFT_DIV_); }
+KOPT_INLINE_ kopt_f64_ kopt_add64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_SOFT_ADD_); }
 KOPT_INLINE_ kopt_f64_ kopt_sub64_(kopt_f64_ a, kopt_f64_ b) {
-    return kopt_soft64_(a, b ^ KOPT_CAST_(uint64_t, 1) << 63, KOPT_PLUS_);
+    return kopt_soft64_(a, b ^ KOPT_CAST_(uint64_t, 1) << 63, KOPT_SOFT_ADD_);
 }
 
-KOPT_INLINE_ kopt_f64_ kopt_whole64_(uint32_t n) { /* n > 0 */
+KOPT_INLINE_ kopt_f64_ kopt_u32_to_f64_(uint32_t n) { /* n > 0 */
     int e = 1023 + 52;
     uint64_t digits = n;
     for (; digits >> 52 == 0; digits <<= 1) e--;
@@ -1723,12 +1723,12 @@ static KOPT_NOINLINE_ float kopt_to_float_(kopt_f64_ x) {
     return kopt_as_f32_(sign | KOPT_CAST_(uint32_t, x >> 29));
 }
 
-KOPT_INLINE_ kopt_f64_ kopt_make64_(uint64_t bits) { return bits; }
-KOPT_INLINE_ double kopt_put64_(kopt_f64_ x) {
+KOPT_INLINE_ kopt_f64_ kopt_bits_to_f64_(uint64_t bits) { return bits; }
+KOPT_INLINE_ double kopt_to_double_(kopt_f64_ x) {
 #if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
     return kopt_to_float_(x);
 #else
-    kopt_word64_of_ bits;
+    kopt_bitcast64_ bits;
     bits.u = x;
     return bits.d;
 #endif
@@ -1745,7 +1745,7 @@ typedef double kopt_f64_;
 #else
 #define KOPT_REGISTER64_ "m"
 #endif
-KOPT_INLINE_ double kopt_settle64_(double x) {
+KOPT_INLINE_ double kopt_opaque64_(double x) {
 #ifdef __CUDA_ARCH__
     return x;
 #elif defined(KOPT_GNU_)
@@ -1757,15 +1757,15 @@ KOPT_INLINE_ double kopt_settle64_(double x) {
 #endif
 }
 
-KOPT_INLINE_ kopt_f64_ kopt_make64_(uint64_t bits) {
-    kopt_word64_of_ whole;
+KOPT_INLINE_ kopt_f64_ kopt_bits_to_f64_(uint64_t bits) {
+    kopt_bitcast64_ whole;
     whole.u = bits;
     return whole.d;
 }
-KOPT_INLINE_ double kopt_put64_(kopt_f64_ x) { return x; }
-KOPT_INLINE_ kopt_f64_ kopt_get64_(double x) { return x; }
-KOPT_INLINE_ kopt_f64_ kopt_whole64_(uint32_t n) { return n; }
-KOPT_INLINE_ uint64_t kopt_word64_(kopt_f64_ x) { return kopt_bits64_(x); }
+KOPT_INLINE_ double kopt_to_double_(kopt_f64_ x) { return x; }
+KOPT_INLINE_ kopt_f64_ kopt_to_f64_(double x) { return x; }
+KOPT_INLINE_ kopt_f64_ kopt_u32_to_f64_(uint32_t n) { return n; }
+KOPT_INLINE_ uint64_t kopt_f64_to_bits_(kopt_f64_ x) { return kopt_bits64_(x); }
 #ifdef __CUDA_ARCH__
 #define KOPT_OPERATION64_(name, ptx, operation)             \
     KOPT_INLINE_ kopt_f64_ name(kopt_f64_ a, kopt_f64_ b) { \
@@ -1775,7 +1775,7 @@ KOPT_INLINE_ uint64_t kopt_word64_(kopt_f64_ x) { return kopt_bits64_(x); }
     }
 #else
 #define KOPT_OPERATION64_(name, ptx, operation) \
-    KOPT_INLINE_ kopt_f64_ name(kopt_f64_ a, kopt_f64_ b) { return kopt_settle64_(a operation kopt_settle64_(b)); }
+    KOPT_INLINE_ kopt_f64_ name(kopt_f64_ a, kopt_f64_ b) { return kopt_opaque64_(a operation kopt_opaque64_(b)); }
 #endif
 KOPT_OPERATION64_(kopt_mul64_, "mul.rn.f64", *)
 KOPT_OPERATION64_(kopt_div64_, "div.rn.f64", /)
@@ -1789,10 +1789,10 @@ KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
     float y;
     __asm__("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
 #elif defined(KOPT_GNU_)
-    float y = KOPT_CAST_(float, kopt_settle64_(x));
+    float y = KOPT_CAST_(float, kopt_opaque64_(x));
     __asm__ __volatile__("" : "+" KOPT_REGISTER64_(y));
 #else
-    volatile float y = KOPT_CAST_(float, kopt_settle64_(x));
+    volatile float y = KOPT_CAST_(float, kopt_opaque64_(x));
 #endif
     return y;
 }
@@ -1805,7 +1805,7 @@ KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
    or below all. */
 static KOPT_HOST_DEVICE_ int kopt_less64_(kopt_f64_ a, kopt_f64_ b) {
     const uint64_t top = KOPT_CAST_(uint64_t, 1) << 63;
-    uint64_t x = kopt_word64_(a), y = kopt_word64_(b);
+    uint64_t x = kopt_f64_to_bits_(a), y = kopt_f64_to_bits_(b);
     if (KOPT_POSITIVE64_) return x < y;
     x = (x & top) != 0 ? top - (x & ~top) : x | top; /* -0 becomes 0 */
     y = (y & top) != 0 ? top - (y & ~top) : y | top;
@@ -1813,14 +1813,14 @@ static KOPT_HOST_DEVICE_ int kopt_less64_(kopt_f64_ a, kopt_f64_ b) {
 }
 
 /* Finite, and in [least, most]. */
-static KOPT_HOST_DEVICE_ int kopt_inside64_(kopt_f64_ x, kopt_f64_ least, kopt_f64_ most) {
-    return (kopt_word64_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, least) && !kopt_less64_(most, x);
+static KOPT_HOST_DEVICE_ int kopt_within64_(kopt_f64_ x, kopt_f64_ least, kopt_f64_ most) {
+    return (kopt_f64_to_bits_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, least) && !kopt_less64_(most, x);
 }
 
-static KOPT_HOST_DEVICE_ int kopt_less_(double a, double b) { return kopt_less64_(kopt_get64_(a), kopt_get64_(b)); }
+static KOPT_HOST_DEVICE_ int kopt_less_(double a, double b) { return kopt_less64_(kopt_to_f64_(a), kopt_to_f64_(b)); }
 
 static KOPT_HOST_DEVICE_ int kopt_within_(double x, double least, double most) {
-    return kopt_inside64_(kopt_get64_(x), kopt_get64_(least), kopt_get64_(most));
+    return kopt_within64_(kopt_to_f64_(x), kopt_to_f64_(least), kopt_to_f64_(most));
 }
 
 /* The same for what each step checks: words of numbers that are not negative have the order of the numbers. -0 is 0. */
@@ -1829,17 +1829,17 @@ KOPT_INLINE_ int kopt_from_0_to_(double x, double most) {
     return kopt_bits64_(x) <= kopt_bits64_(most) || kopt_is_zero_(x);
 }
 KOPT_INLINE_ int kopt_from_0_below_1_(double x) { return kopt_bits64_(x) < kopt_bits64_(1) || kopt_is_zero_(x); }
-KOPT_INLINE_ int kopt_magnitude_to_(double x, double most) { return kopt_bits64_(x) << 1 <= kopt_bits64_(most) << 1; }
-KOPT_INLINE_ int kopt_normal_to_(double x, double most) { /* of fp32, above 0 */
+KOPT_INLINE_ int kopt_magnitude_at_most_(double x, double most) { return kopt_bits64_(x) << 1 <= kopt_bits64_(most) << 1; }
+KOPT_INLINE_ int kopt_normal_at_most_(double x, double most) { /* of fp32, above 0 */
     return kopt_bits64_(x) >= kopt_bits64_(1.1754943508222875e-38) && kopt_bits64_(x) <= kopt_bits64_(most);
 }
 
 /* Rounded to binary32. */
-KOPT_INLINE_ float kopt_narrow64_(double x) { return kopt_to_float_(kopt_get64_(x)); }
+KOPT_INLINE_ float kopt_narrow64_(double x) { return kopt_to_float_(kopt_to_f64_(x)); }
 
 /* 1 - beta for the bits of 0 <= beta < 1: beta rounded down to 64 bits after the point, the difference cut to its first
    53 bits and rounded. Integers, so that no machine needs binary64 for it. */
-static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_rest_(uint64_t beta) {
+static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_one_minus_beta_(uint64_t beta) {
     uint64_t q = beta << 11 | KOPT_CAST_(uint64_t, 1) << 63;
     int shift = 1022 - KOPT_CAST_(int, beta >> 52 & (KOPT_POSITIVE64_ ? 4095 : 2047)), e = 1022; /* beta may be -0 */
     for (; shift > 0; shift--) q >>= 1;
@@ -1850,32 +1850,32 @@ static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_rest_(uint64_t beta) {
 #else
     for (; q >> 63 == 0; q <<= 1) e--;
 #endif
-    return kopt_to_float_(kopt_make64_((q << 1 >> 12) + (KOPT_CAST_(uint64_t, e) << 52)));
+    return kopt_to_float_(kopt_bits_to_f64_((q << 1 >> 12) + (KOPT_CAST_(uint64_t, e) << 52)));
 }
 
 /* 1 - (1 - a) * (1 - b), with no 1 that a and b could be lost beside. */
-static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_either_(float a, float b) {
+static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_combine_gains_(float a, float b) {
     return kopt_sub_(kopt_add_(a, b), kopt_mul_(a, b));
 }
 
 /* beta and 1 - beta; returns 1 - beta^step. */
 static KOPT_HOST_DEVICE_ float kopt_beta_(double beta, uint32_t step, float *beta32, float *rest32) {
-    float rest = kopt_rest_(kopt_bits64_(beta)), all = kopt_as_f32_(0);
-    *beta32 = kopt_to_float_(kopt_get64_(beta));
+    float rest = kopt_one_minus_beta_(kopt_bits64_(beta)), all = kopt_as_f32_(0);
+    *beta32 = kopt_to_float_(kopt_to_f64_(beta));
     *rest32 = rest;
     for (;;) {
-        if ((step & 1u) != 0) all = kopt_either_(all, rest);
+        if ((step & 1u) != 0) all = kopt_combine_gains_(all, rest);
         step >>= 1;
         if (step == 0) return all;
-        rest = kopt_either_(rest, rest);
+        rest = kopt_combine_gains_(rest, rest);
     }
 }
 
 #ifdef KOPT_VECTORS16_
-typedef float kopt_floats_ __attribute__((__vector_size__(16)));
+typedef float kopt_f32x4_ __attribute__((__vector_size__(16)));
 
-static KOPT_FORCE_INLINE_ kopt_floats_ kopt_either4_(kopt_floats_ a, kopt_floats_ b) {
-    kopt_floats_ sum = a + b, product = a * b, r;
+static KOPT_FORCE_INLINE_ kopt_f32x4_ kopt_combine_gains4_(kopt_f32x4_ a, kopt_f32x4_ b) {
+    kopt_f32x4_ sum = a + b, product = a * b, r;
     __asm__("" : "+" KOPT_REGISTER_(sum), "+" KOPT_REGISTER_(product));
     r = sum - product;
     KOPT_OPAQUE_FLOAT_(r);
@@ -1884,18 +1884,18 @@ static KOPT_FORCE_INLINE_ kopt_floats_ kopt_either4_(kopt_floats_ a, kopt_floats
 
 /* kopt_beta_ of beta1 and beta2, in one loop. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *all1, float *all2) {
-    const float rest1 = kopt_rest_(kopt_bits64_(opt->beta1)), rest2 = kopt_rest_(kopt_bits64_(opt->beta2));
-    kopt_floats_ rest = {rest1, rest2}, all = {0, 0};
+    const float rest1 = kopt_one_minus_beta_(kopt_bits64_(opt->beta1)), rest2 = kopt_one_minus_beta_(kopt_bits64_(opt->beta2));
+    kopt_f32x4_ rest = {rest1, rest2}, all = {0, 0};
     uint32_t step = s->step;
     s->beta1 = kopt_narrow64_(opt->beta1);
     s->beta2 = kopt_narrow64_(opt->beta2);
     s->gain1 = rest1;
     s->gain2 = rest2;
     for (;;) {
-        if ((step & 1u) != 0) all = kopt_either4_(all, rest);
+        if ((step & 1u) != 0) all = kopt_combine_gains4_(all, rest);
         step >>= 1;
         if (step == 0) break;
-        rest = kopt_either4_(rest, rest);
+        rest = kopt_combine_gains4_(rest, rest);
     }
     *all1 = all[0];
     *all2 = all[1];
@@ -1904,7 +1904,7 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_betas_(const kopt_optimizer *opt, k
 
 /* Square root of a in (0, 1] by Heron's iteration, which falls until it has converged. */
 static KOPT_HOST_DEVICE_ kopt_f64_ kopt_sqrt64_(kopt_f64_ a) {
-    kopt_f64_ x = kopt_get64_(1.0), y;
+    kopt_f64_ x = kopt_to_f64_(1.0), y;
     for (;;) {
         y = kopt_half64_(kopt_add64_(x, kopt_div64_(a, x)));
         if (!kopt_less64_(y, x)) return x;
@@ -1913,17 +1913,17 @@ static KOPT_HOST_DEVICE_ kopt_f64_ kopt_sqrt64_(kopt_f64_ a) {
 }
 
 /* n > 0 as binary64, to nearest. */
-static KOPT_HOST_DEVICE_ kopt_f64_ kopt_count64_(uint64_t n) {
+static KOPT_HOST_DEVICE_ kopt_f64_ kopt_u64_to_f64_(uint64_t n) {
     const uint32_t high = KOPT_CAST_(uint32_t, n >> 32), low = KOPT_CAST_(uint32_t, n & 0xFFFFFFFFu);
-    const kopt_f64_ rest = low == 0 ? kopt_get64_(0) : kopt_whole64_(low);
+    const kopt_f64_ rest = low == 0 ? kopt_to_f64_(0) : kopt_u32_to_f64_(low);
     if (high == 0) return rest;
-    return kopt_add64_(kopt_mul64_(kopt_whole64_(high), kopt_get64_(4294967296.0)), rest);
+    return kopt_add64_(kopt_mul64_(kopt_u32_to_f64_(high), kopt_to_f64_(4294967296.0)), rest);
 }
 
 /* ---- EXACT NORM -------------------------------------------------------------------------------------------------- */
 
 /* value * 2^(p - 298) into the digits of a norm, without carry: each grows by less than 2^33. */
-KOPT_INLINE_ void kopt_norm_put_(kopt_norm *norm, uint64_t value, uint32_t p) {
+KOPT_INLINE_ void kopt_norm_accumulate_(kopt_norm *norm, uint64_t value, uint32_t p) {
     const uint64_t low = (value & 0xFFFFFFFFu) << (p & 31u), high = (value >> 32) << (p & 31u);
     uint64_t *digit = norm->digit + (p >> 5);
     digit[0] += low & 0xFFFFFFFFu;
@@ -1941,23 +1941,23 @@ static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_carry_(kopt_norm *norm) {
 }
 
 /* The word of |x| as fp32. */
-KOPT_INLINE_ uint32_t kopt_magnitude_(const kopt_byte_ *p, kopt_format format) {
+KOPT_INLINE_ uint32_t kopt_load_magnitude_(const kopt_byte_ *p, kopt_format format) {
     if (format == KOPT_F32) return kopt_load32_(p) & 0x7FFFFFFFu;
     if (format == KOPT_BF16) return (kopt_load16_(p) & 0x7FFFu) << 16;
     return kopt_as_u32_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, kopt_load16_(p) & 0x7FFFu)));
 }
 
 /* One value at a time: for any value, and at most 2^30 of them until the next carry. */
-static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_each_(kopt_norm *norm, const kopt_byte_ *p,
+static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_add_values_(kopt_norm *norm, const kopt_byte_ *p,
                                                                           kopt_format format, size_t n) {
     const size_t size = kopt_bytes_of_(format);
     for (; n > 0; n--, p += size) {
-        const uint32_t mag = kopt_magnitude_(p, format), exponent = mag >> 23;
+        const uint32_t mag = kopt_load_magnitude_(p, format), exponent = mag >> 23;
         const uint64_t digits = (mag & 0x007FFFFFu) | (exponent == 0 ? 0 : 0x00800000u); /* x = digits 2^(exp - 150) */
         if (exponent == 255)
             norm->nonfinite++;
         else
-            kopt_norm_put_(norm, digits * digits, exponent == 0 ? 0 : 2 * exponent - 2);
+            kopt_norm_accumulate_(norm, digits * digits, exponent == 0 ? 0 : 2 * exponent - 2);
     }
 }
 
@@ -1973,10 +1973,10 @@ static KOPT_HOST_DEVICE_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
     int pairs, pair, i;
     kopt_norm n;
     kopt_norm_copy_(&n, norm);
-    if (n.nonfinite != 0) return kopt_make64_(KOPT_CAST_(uint64_t, 0x7FF) << 52);
+    if (n.nonfinite != 0) return kopt_bits_to_f64_(KOPT_CAST_(uint64_t, 0x7FF) << 52);
     for (i = 19; i >= 0 && n.digit[i] == 0; i--) {
     }
-    if (i < 0) return kopt_make64_(0);
+    if (i < 0) return kopt_bits_to_f64_(0);
     pairs = 16 * i; /* as many pairs of bits has the sum */
     for (rest = n.digit[i]; rest != 0; rest >>= 2) pairs++;
     for (pair = pairs - 1; pair >= pairs - 54; pair--) {
@@ -1993,7 +1993,7 @@ static KOPT_HOST_DEVICE_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
     }
     for (; pair >= 0 && rest == 0; pair--) rest = n.digit[pair >> 4] >> (2 * (pair & 15)) & 3u;
     root = (root >> 1) + ((root & 1u) != 0 && (rest != 0 || (root & 2u) != 0)); /* times 2^(pairs - 53 - 149) */
-    return kopt_make64_((KOPT_CAST_(uint64_t, pairs + 872) << 52) + root);
+    return kopt_bits_to_f64_((KOPT_CAST_(uint64_t, pairs + 872) << 52) + root);
 }
 
 #ifdef KAHAN_OPT_VMATH
@@ -2012,12 +2012,12 @@ typedef enum kopt_vmath_kind_ {
     KOPT_VMATH_PREPARE_,
     KOPT_VMATH_FINISH_,
     KOPT_VMATH_MULTIPLY_, /* parts of kopt_map */
-    KOPT_VMATH_MOST_,
-    KOPT_VMATH_BELOW_,
+    KOPT_VMATH_MAXIMUM_,
+    KOPT_VMATH_DIFFERENCE_,
     KOPT_VMATH_TERMS_, /* parts of kopt_softmax */
     KOPT_VMATH_NORMAL_,
     KOPT_VMATH_UNIFORM_,
-    KOPT_VMATH_LINE_ /* random numbers; products and sums */
+    KOPT_VMATH_LINEAR_ /* random numbers; products and sums */
 } kopt_vmath_kind_;
 /* clang-format on */
 
@@ -2569,21 +2569,21 @@ FN_ vf32_ mul_(vf32_ a, vf32_ b) {
     return r;
 }
 #ifdef KOPT_GNU_ /* -Ofast would estimate a quotient, and swap what is compared */
-#define OF_TWO_(name, operation, intrinsic)                                       \
+#define BINARY_OP_(name, operation, intrinsic)                                       \
     FN_ vf32_ name(vf32_ a, vf32_ b) {                                            \
         vf32_ r;                                                                  \
         __asm__(operation " {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b)); \
         return r;                                                                 \
     }
 #else
-#define OF_TWO_(name, operation, intrinsic) \
+#define BINARY_OP_(name, operation, intrinsic) \
     FN_ vf32_ name(vf32_ a, vf32_ b) { return intrinsic(a, b); }
 #endif
 #define MIN_MAX_ 1 /* instead of two selections: see atan2_positive */
-OF_TWO_(div_, "vdivps", _mm256_div_ps)
-OF_TWO_(min_, "vminps", _mm256_min_ps)
-OF_TWO_(max_, "vmaxps", _mm256_max_ps)
-#undef OF_TWO_
+BINARY_OP_(div_, "vdivps", _mm256_div_ps)
+BINARY_OP_(min_, "vminps", _mm256_min_ps)
+BINARY_OP_(max_, "vmaxps", _mm256_max_ps)
+#undef BINARY_OP_
 FN_ vf32_ sqrt_(vf32_ a) {
 #ifdef KOPT_GNU_
     vf32_ r;
@@ -2723,24 +2723,24 @@ typedef uint32_t K_(bytes16) __attribute__((__vector_size__(16)));
 typedef uint32_t K_(any64) __attribute__((__vector_size__(64), __aligned__(1), __may_alias__));
 typedef uint32_t K_(any32) __attribute__((__vector_size__(32), __aligned__(1), __may_alias__));
 typedef uint32_t K_(any16) __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
-#define TO_(type, p) (*KOPT_POINTER_(K_(type) *, p))
-#define FROM_(type, p) (*KOPT_CONST_POINTER_(const K_(type) *, p))
-#define OF_ONE_(result, name, operation, given)                   \
+#define AT_(type, p) (*KOPT_POINTER_(K_(type) *, p))
+#define CONST_AT_(type, p) (*KOPT_CONST_POINTER_(const K_(type) *, p))
+#define UNARY_OP_(result, name, operation, given)                   \
     FN_ result name(given a) {                                    \
         result r;                                                 \
         __asm__(operation " {%1, %0|%0, %1}" : "=v"(r) : "v"(a)); \
         return r;                                                 \
     }
-#define OF_TWO_(result, kind, name, operation, given)                             \
+#define BINARY_OP_(result, kind, name, operation, given)                             \
     FN_ result name(given a, given b) {                                           \
         result r;                                                                 \
         __asm__(operation " {%2, %1, %0|%0, %1, %2}" : kind(r) : "v"(a), "v"(b)); \
         return r;                                                                 \
     }
-#define OF_MEMORY_(name, operation, type)                                      \
+#define LOAD_OP_(name, operation, type)                                      \
     FN_ vu32_ name(const kopt_byte_ *p) {                                      \
         vu32_ r;                                                               \
-        __asm__(operation " {%1, %0|%0, %1}" : "=v"(r) : "m"(FROM_(type, p))); \
+        __asm__(operation " {%1, %0|%0, %1}" : "=v"(r) : "m"(CONST_AT_(type, p))); \
         return r;                                                              \
     }
 
@@ -2763,46 +2763,46 @@ FN_ vf32_ mul_(vf32_ a, vf32_ b) {
     OPAQUE_(r);
     return r;
 }
-OF_TWO_(vf32_, "=v", div_, "vdivps", vf32_)
-OF_ONE_(vf32_, sqrt_, "vsqrtps", vf32_)
-OF_TWO_(vf32_, "=v", min_, "vminps", vf32_)
-OF_TWO_(vf32_, "=v", max_, "vmaxps", vf32_)
+BINARY_OP_(vf32_, "=v", div_, "vdivps", vf32_)
+UNARY_OP_(vf32_, sqrt_, "vsqrtps", vf32_)
+BINARY_OP_(vf32_, "=v", min_, "vminps", vf32_)
+BINARY_OP_(vf32_, "=v", max_, "vmaxps", vf32_)
 FN_ vu32_ as_u32_(vf32_ a) { /* settled: see kopt_as_u32_ */
-    vu32_ r = KOPT_SAME_BITS_(vu32_, a);
+    vu32_ r = KOPT_VECTOR_CAST_(vu32_, a);
     OPAQUE_(r);
     return r;
 }
-FN_ vf32_ as_f32_(vu32_ a) { return KOPT_SAME_BITS_(vf32_, a); }
-OF_ONE_(vu32_, round_u32_, "vcvtps2dq", vf32_)
-OF_ONE_(vf32_, convert_f32_, "vcvtdq2ps", vu32_)
+FN_ vf32_ as_f32_(vu32_ a) { return KOPT_VECTOR_CAST_(vf32_, a); }
+UNARY_OP_(vu32_, round_u32_, "vcvtps2dq", vf32_)
+UNARY_OP_(vf32_, convert_f32_, "vcvtdq2ps", vu32_)
 FN_ vu32_ isplat_(uint32_t a) {
     const vu32_ r = {a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a};
     return r;
 }
 #define OPERATORS_ 1
-OF_TWO_(vu32_, "=v", add16_, "vpaddw", vu32_)
-OF_TWO_(vu32_, "=v", mul16_, "vpmullw", vu32_)
-OF_TWO_(vu32_, "=v", K_(mul64), "vpmuludq", vu32_) /* of the even words, 64 bits each */
+BINARY_OP_(vu32_, "=v", add16_, "vpaddw", vu32_)
+BINARY_OP_(vu32_, "=v", mul16_, "vpmullw", vu32_)
+BINARY_OP_(vu32_, "=v", K_(mul64), "vpmuludq", vu32_) /* of the even words, 64 bits each */
 FN_ vu32_ K_(odd_words)(vu32_ a) {                 /* the odd words in the even lanes */
     vu32_ r;
     __asm__("vpsrlq {$32, %1, %0|%0, %1, 32}" : "=v"(r) : "v"(a));
     return r;
 }
-FN_ vu32_ K_(neighbours)(vu32_ a, vmask_ m, vu32_ b) { /* a, and at m the neighbour's word of b */
+FN_ vu32_ K_(blend_swapped)(vu32_ a, vmask_ m, vu32_ b) { /* a, and at m the neighbour's word of b */
     __asm__("vpshufd {$0xB1, %2, %0%{%1%}|%0%{%1%}, %2, 0xB1}" : "+v"(a) : "Yk"(m), "v"(b));
     return a;
 }
 FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     vu32_ factor = isplat_(b), even = K_(mul64)(a, factor), odd = K_(mul64)(K_(odd_words)(a), factor);
-    *low = K_(neighbours)(even, 0xAAAA, odd);  /* odd's low words into the odd lanes    */
-    *high = K_(neighbours)(odd, 0x5555, even); /* even's high words into the even lanes */
+    *low = K_(blend_swapped)(even, 0xAAAA, odd);  /* odd's low words into the odd lanes    */
+    *high = K_(blend_swapped)(odd, 0x5555, even); /* even's high words into the even lanes */
 }
-OF_TWO_(vmask_, "=Yk", igt_, "vpcmpgtd", vu32_)
-OF_TWO_(vmask_, "=Yk", ieq_, "vpcmpeqd", vu32_)
+BINARY_OP_(vmask_, "=Yk", igt_, "vpcmpgtd", vu32_)
+BINARY_OP_(vmask_, "=Yk", ieq_, "vpcmpeqd", vu32_)
 FN_ vu32_ select_(vmask_ m, vu32_ yes,
                   vu32_ no) { /* gcc makes masked operations of it: to bf16 in 0.8 to 0.9 of the time */
-    return KOPT_SAME_BITS_(
-        vu32_, __builtin_ia32_blendmd_512_mask(KOPT_SAME_BITS_(K_(ints), no), KOPT_SAME_BITS_(K_(ints), yes), m));
+    return KOPT_VECTOR_CAST_(
+        vu32_, __builtin_ia32_blendmd_512_mask(KOPT_VECTOR_CAST_(K_(ints), no), KOPT_VECTOR_CAST_(K_(ints), yes), m));
 }
 FN_ vf32_ masked_sub_(vmask_ m, vf32_ a, vf32_ b) {
     vf32_ r = b;
@@ -2814,38 +2814,38 @@ FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) {
     __asm__("vmovdqa32 {%1, %0%{%2%}%{z%}|%0%{%2%}%{z%}, %1}" : "=v"(r) : "v"(a), "Yk"(m));
     return r;
 }
-FN_ vu32_ load32_(const kopt_byte_ *p) { return FROM_(any64, p); }
-OF_MEMORY_(load16_, "vpmovzxwd", any32)
-OF_MEMORY_(load8_, "vpmovsxbd", any16)
-OF_ONE_(K_(bytes32), K_(low16), "vpmovdw", vu32_)
-OF_ONE_(K_(bytes16), K_(low8), "vpmovdb", vu32_)
-OF_ONE_(K_(bytes32), K_(pair_low8), "vpmovwb", vu32_)
-OF_ONE_(vu32_, K_(wide16), "vpmovzxwd", K_(bytes32))
-FN_ void store32_(kopt_byte_ *p, vu32_ a) { TO_(any64, p) = a; }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { TO_(any32, p) = K_(low16)(a); }
-FN_ void store8_(kopt_byte_ *p, vu32_ a) { TO_(any16, p) = K_(low8)(a); }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { TO_(any32, p) = K_(pair_low8)(a); }
+FN_ vu32_ load32_(const kopt_byte_ *p) { return CONST_AT_(any64, p); }
+LOAD_OP_(load16_, "vpmovzxwd", any32)
+LOAD_OP_(load8_, "vpmovsxbd", any16)
+UNARY_OP_(K_(bytes32), K_(truncate_to16), "vpmovdw", vu32_)
+UNARY_OP_(K_(bytes16), K_(truncate_to8), "vpmovdb", vu32_)
+UNARY_OP_(K_(bytes32), K_(truncate16_to8), "vpmovwb", vu32_)
+UNARY_OP_(vu32_, K_(zero_extend16), "vpmovzxwd", K_(bytes32))
+FN_ void store32_(kopt_byte_ *p, vu32_ a) { AT_(any64, p) = a; }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) { AT_(any32, p) = K_(truncate_to16)(a); }
+FN_ void store8_(kopt_byte_ *p, vu32_ a) { AT_(any16, p) = K_(truncate_to8)(a); }
+FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { AT_(any32, p) = K_(truncate16_to8)(a); }
 FN_ vf32_ widen_fp16_(vu32_ a) {
     vf32_ r;
-    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "v"(K_(low16)(a)));
+    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "v"(K_(truncate_to16)(a)));
     return r;
 }
 FN_ vu32_ narrow_fp16_(vf32_ a) {
     K_(bytes32) r;
     __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(r) : "v"(a));
-    return K_(wide16)(r);
+    return K_(zero_extend16)(r);
 }
 FN_ vu32_ block_of_lane_(void) {
     const vu32_ r = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
     return r;
 }
-OF_TWO_(vu32_, "=v", interleave_low_, "vpunpckldq", vu32_)
-OF_TWO_(vu32_, "=v", interleave_high_, "vpunpckhdq", vu32_)
+BINARY_OP_(vu32_, "=v", interleave_low_, "vpunpckldq", vu32_)
+BINARY_OP_(vu32_, "=v", interleave_high_, "vpunpckhdq", vu32_)
 FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) {
-    __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(TO_(any64, p)) : "v"(a));
+    __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(AT_(any64, p)) : "v"(a));
 }
 FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) {
-    __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(TO_(any32, p)) : "v"(K_(low16)(a)));
+    __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(AT_(any32, p)) : "v"(K_(truncate_to16)(a)));
 }
 FN_ vu32_ interleave_high16_(vu32_ even,
                              vu32_ odd) { /* bytes 2 and 3 of even into bytes 0 and 1 of odd: one operation */
@@ -2862,10 +2862,10 @@ FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
     __asm__("vmovdqu16 {%1, %0%{%2%}%{z%}|%0%{%2%}%{z%}, %1}" : "=v"(r) : "v"(a), "Yk"(normal));
     return r;
 }
-OF_TWO_(vu32_, "=v", max16_, "vpmaxsw", vu32_)
-OF_TWO_(uint32_t, "=Yk", K_(pair_gt), "vpcmpgtw", vu32_)
+BINARY_OP_(vu32_, "=v", max16_, "vpmaxsw", vu32_)
+BINARY_OP_(uint32_t, "=Yk", K_(gt16), "vpcmpgtw", vu32_)
 FN_ int any_gt16_(vu32_ a, vu32_ limit) {
-    uint32_t above = K_(pair_gt)(a, limit);
+    uint32_t above = K_(gt16)(a, limit);
     __asm__("" : "+r"(above)); /* not kortest: 2 % of a step on a Zen 5 */
     return above != 0;
 }
@@ -2877,7 +2877,7 @@ FN_ vu32_ unpack_low16_(vu32_ a) {
 FN_ vu32_ unpack_high16_(vu32_ a) {
     K_(bytes32) r;
     __asm__("vextracti64x4 {$1, %1, %0|%0, %1, 1}" : "=v"(r) : "v"(a));
-    return K_(wide16)(r);
+    return K_(zero_extend16)(r);
 }
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
     const vu32_ odd = {0x00030001, 0x00070005, 0x000B0009, 0x000F000D, 0x00130011, 0x00170015, 0x001B0019, 0x001F001D,
@@ -2886,13 +2886,13 @@ FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
     return a;
 }
 #define IMAX_ 1
-OF_TWO_(vu32_, "=v", imax_, "vpmaxsd", vu32_)
+BINARY_OP_(vu32_, "=v", imax_, "vpmaxsd", vu32_)
 #define UNORDERED_ 1
-OF_TWO_(vmask_, "=Yk", unordered_, "vcmpunordps", vf32_)
+BINARY_OP_(vmask_, "=Yk", unordered_, "vcmpunordps", vf32_)
 #define FP16_ 1
 FN_ vf32_ load_fp16_(const kopt_byte_ *p) {
     vf32_ r;
-    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "m"(FROM_(any32, p)));
+    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "m"(CONST_AT_(any32, p)));
     return r;
 }
 FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
@@ -2900,14 +2900,14 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
     vf32_ r;
     __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(half) : "v"(x));
     __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "v"(half));
-    *stored = K_(wide16)(half);
+    *stored = K_(zero_extend16)(half);
     return r;
 }
-#undef OF_ONE_
-#undef OF_TWO_
-#undef OF_MEMORY_
-#undef TO_
-#undef FROM_
+#undef UNARY_OP_
+#undef BINARY_OP_
+#undef LOAD_OP_
+#undef AT_
+#undef CONST_AT_
 
 #else
 typedef __m512 vf32_;
@@ -4593,7 +4593,7 @@ NOINLINE_FN_ void K_(encode_block)(kopt_byte_ *code, kopt_byte_ *scale, const vf
                                    int moment, kopt_rounding how, const random_tile_ *r, size_t n) {
     const uint32_t its_scale = kopt_scale_q8_(largest, square);
     kopt_store32_(scale, its_scale);
-    if (kopt_no_scale_(its_scale)) {
+    if (kopt_codes_are_zero_(its_scale)) {
         kopt_zero_(code, n);
         return;
     }
@@ -5540,7 +5540,7 @@ FN_ void K_(norm_spill)(kopt_norm *norm, const vu32_ sum[2], uint32_t p) {
     int half;
     for (half = 0; half < 2; half++) {
         store32_(KOPT_POINTER_(kopt_byte_ *, part), sum[half]);
-        for (i = 0; i < LANES_ / 2; i++) kopt_norm_put_(norm, part[i], p);
+        for (i = 0; i < LANES_ / 2; i++) kopt_norm_accumulate_(norm, part[i], p);
     }
 }
 
@@ -5616,7 +5616,7 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
             scale = top > 279 - most ? 279 - top : most;
         }
         if (scale < 127) { /* a unit below 1 could make 0 of the smallest numbers, and nobody would see it */
-            kopt_norm_each_(norm, p, format, todo * group);
+            kopt_norm_add_values_(norm, p, format, todo * group);
             kopt_norm_carry_(norm);
             p += todo * bytes;
             scale = 0;
@@ -5636,7 +5636,7 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
             d = K_(norm_split)(p, format, 3, unit, fine, &rest_d, &bad, &all);
             bad = or_(and_(bad, isplat_(0x7FFFFFFFu)), shr_(all, 28));
             if (any_true_(igt_(bad, isplat_(0)))) {
-                kopt_norm_each_(norm, p, format, group);
+                kopt_norm_add_values_(norm, p, format, group);
                 strange++;
             } else {
                 K_(norm_dot)(&s, format, a, rest_a);
@@ -5653,7 +5653,7 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
         if (strange > 1) scale = 0;
         kopt_norm_carry_(norm);
     }
-    kopt_norm_each_(norm, p, format, n % group);
+    kopt_norm_add_values_(norm, p, format, n % group);
     kopt_norm_carry_(norm);
 }
 #else
@@ -5661,7 +5661,7 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
     const size_t most = KOPT_CAST_(size_t, 1) << 14;
     while (n > 0) {
         const size_t part = n < most ? n : most;
-        kopt_norm_each_(norm, p, format, part);
+        kopt_norm_add_values_(norm, p, format, part);
         kopt_norm_carry_(norm);
         p += part * kopt_bytes_of_(format);
         n -= part;
@@ -6186,7 +6186,7 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
         y = K_(widen)(K_(load_n)(j->in2 + i * size, size, n), j->format);
         K_(store_n)(j->out + i * size, size, n, K_(round_nearest16)(mul_(x, y), j->format));
         return;
-    case KOPT_VMATH_BELOW_: /* in - a, and what the difference lost */
+    case KOPT_VMATH_DIFFERENCE_: /* in - a, and what the difference lost */
         y = K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format);
         r = splat_(j->a);
         x = sub_(y, r);
@@ -6195,7 +6195,7 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
         next = select_(igt_(as_u32_(abs_(x)), isplat_(0x42D00000u)), isplat_(0), as_u32_(width)); /* 104: e^x is 0 */
         K_(store_n)(j->out2 + 4 * i, 4, n, next);
         break;
-    case KOPT_VMATH_LINE_: /* a + b * in2, or, to fp32, a * in + b * in2 */
+    case KOPT_VMATH_LINEAR_: /* a + b * in2, or, to fp32, a * in + b * in2 */
         y = mul_(splat_(j->b), as_f32_(K_(load_n)(j->in2 + 4 * i, 4, n)));
         x = splat_(j->a);
         if (j->in != KOPT_NULL_) x = mul_(K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format), x);
@@ -6228,7 +6228,7 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
 
 static KOPT_NOINLINE_ ISA_TARGET_ void K_(vmath)(const kopt_vmath_job_ *j) {
     size_t i, n;
-    if (j->kind == KOPT_VMATH_MOST_) {
+    if (j->kind == KOPT_VMATH_MAXIMUM_) {
         K_(row_max)(j);
         return;
     }
@@ -6714,14 +6714,14 @@ static KOPT_FORCE_INLINE_ uint32_t kopt_draw16_(kopt_drawn_ *d, size_t i) {
 /* The codes of the n numbers of one block, of mean squares their roots; drawn may be NULL: nearest. */
 static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square,
                          kopt_drawn_ *drawn) {
-    const float inverse = kopt_no_scale_(scale) ? 0 : kopt_inverse_scale_q8_scalar_(scale, square);
+    const float inverse = kopt_codes_are_zero_(scale) ? 0 : kopt_inverse_scale_q8_scalar_(scale, square);
     size_t i;
     for (i = 0; i < n; i++) {
         const uint32_t r = drawn == KOPT_NULL_ ? 0x8000u : kopt_draw16_(drawn, i);
         const float y = kopt_mul_scalar_(kopt_as_f32_(kopt_load32_(x + 4 * i)), inverse);
         kopt_byte_ *to = code + i;
         KOPT_OPAQUE_(to); /* or this becomes a call of memset where the scale is 0 */
-        *to = kopt_no_scale_(scale) ? 0 : KOPT_CAST_(kopt_byte_, kopt_encode_q8_scalar_scalar_(y, square, r));
+        *to = kopt_codes_are_zero_(scale) ? 0 : KOPT_CAST_(kopt_byte_, kopt_encode_q8_scalar_scalar_(y, square, r));
     }
 }
 
@@ -6885,7 +6885,7 @@ KOPT_API_ kopt_optimizer kopt_ema(double decay) {
     kopt_environment_ environment;
     double rate;
     kopt_enter_(&environment);
-    rate = kopt_put64_(kopt_sub64_(kopt_get64_(1), kopt_get64_(decay)));
+    rate = kopt_to_double_(kopt_sub64_(kopt_to_f64_(1), kopt_to_f64_(decay)));
     kopt_leave_(&environment);
     return kopt_start_(KOPT_EMA, rate, KOPT_L2, 0);
 }
@@ -6989,7 +6989,7 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     if (KOPT_CAST_(unsigned, opt->decay_mode) > KOPT_CAST_(unsigned, KOPT_FULLY_DECOUPLED)) return KOPT_ERROR_OPTION;
     if (!kopt_built_in_(opt)) return KOPT_ERROR_OPTION;
     if (!kopt_from_0_to_(opt->lr, most) || !kopt_from_0_to_(opt->weight_decay, most)) return KOPT_ERROR_RANGE;
-    if (!kopt_magnitude_to_(opt->grad_scale, most) || !kopt_magnitude_to_(opt->clip, most)) return KOPT_ERROR_RANGE;
+    if (!kopt_magnitude_at_most_(opt->grad_scale, most) || !kopt_magnitude_at_most_(opt->clip, most)) return KOPT_ERROR_RANGE;
     if (opt->decay_mode == KOPT_FULLY_DECOUPLED && (!kopt_from_0_to_(opt->max_lr, most) || kopt_is_zero_(opt->max_lr)))
         return KOPT_ERROR_RANGE;
     if (opt->rule == KOPT_EMA) {
@@ -6999,11 +6999,11 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     } else if (opt->rule != KOPT_SGD) {
         if (!kopt_from_0_below_1_(opt->beta1) || !kopt_from_0_below_1_(opt->beta2)) return KOPT_ERROR_RANGE;
         if (opt->rule == KOPT_ADAN && !kopt_from_0_below_1_(opt->beta3)) return KOPT_ERROR_RANGE;
-        if (opt->rule != KOPT_LION && opt->rule != KOPT_ADAM_ATAN2 && !kopt_normal_to_(opt->eps, most))
+        if (opt->rule != KOPT_LION && opt->rule != KOPT_ADAM_ATAN2 && !kopt_normal_at_most_(opt->eps, most))
             return KOPT_ERROR_RANGE;
 #ifdef KAHAN_OPT_VMATH
         if (opt->rule == KOPT_ADAM_ATAN2) {
-            if (!kopt_from_0_to_(opt->atan2_a, most) || !kopt_normal_to_(opt->atan2_b, most)) return KOPT_ERROR_RANGE;
+            if (!kopt_from_0_to_(opt->atan2_a, most) || !kopt_normal_at_most_(opt->atan2_b, most)) return KOPT_ERROR_RANGE;
             if (opt->amsgrad || opt->stable) return KOPT_ERROR_OPTION;
         }
         if (opt->rule == KOPT_LION && !kopt_from_0_to_(opt->sharpness, most)) return KOPT_ERROR_RANGE;
@@ -7014,7 +7014,7 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
             return KOPT_ERROR_RANGE;
     } else {
         if (!kopt_from_0_to_(opt->momentum, most)) return KOPT_ERROR_RANGE;
-        if (!kopt_magnitude_to_(opt->dampening, most)) return KOPT_ERROR_RANGE;
+        if (!kopt_magnitude_at_most_(opt->dampening, most)) return KOPT_ERROR_RANGE;
         if (opt->nesterov && (kopt_is_zero_(opt->momentum) || !kopt_is_zero_(opt->dampening))) return KOPT_ERROR_OPTION;
     }
     return KOPT_OK;
@@ -7136,7 +7136,7 @@ static uint64_t kopt_little64_(const kopt_byte_ *p) {
 /* As fp32. */
 static void kopt_put_number_(kopt_byte_ *p, double x) { kopt_put_(p, kopt_as_u32_(kopt_narrow64_(x)), 4); }
 static double kopt_number_in_(const kopt_byte_ *p) {
-    return kopt_put64_(kopt_make64_(kopt_wide_bits_(kopt_as_f32_(kopt_little32_(p)))));
+    return kopt_to_double_(kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(kopt_little32_(p)))));
 }
 
 /* Bytes 7 and 9. */
@@ -7545,18 +7545,18 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_ten
 static float kopt_dynamic_value_(uint32_t code, int square) {
     const uint32_t zero = square ? 0 : 127;
     uint32_t part = (code < zero ? zero - code : code - zero) - 1, parts = square ? 2 : 1;
-    kopt_f64_ shrink = kopt_get64_(1e6), x = kopt_get64_(1);
+    kopt_f64_ shrink = kopt_to_f64_(1e6), x = kopt_to_f64_(1);
     float value;
     int d;
     if (code == zero) return 0;
     for (d = 0; d < 7 && part >= parts; d++) {
         part -= parts;
         parts *= 2;
-        shrink = kopt_div64_(shrink, kopt_get64_(10));
+        shrink = kopt_div64_(shrink, kopt_to_f64_(10));
     }
     if (d < 7) {
-        x = kopt_div64_(kopt_whole64_(2 * part + 1), kopt_whole64_(2 * parts));
-        x = kopt_div64_(kopt_add64_(kopt_get64_(0.1), kopt_mul64_(kopt_get64_(0.9), x)), shrink);
+        x = kopt_div64_(kopt_u32_to_f64_(2 * part + 1), kopt_u32_to_f64_(2 * parts));
+        x = kopt_div64_(kopt_add64_(kopt_to_f64_(0.1), kopt_mul64_(kopt_to_f64_(0.9), x)), shrink);
     }
     value = kopt_to_float_(x);
     return code < zero ? kopt_as_f32_(kopt_as_u32_(value) | 0x80000000u) : value;
@@ -7735,7 +7735,7 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
 /* RAdam's rectification term, in (0, 1); 0 while the approximated moving average is 5 steps or shorter. In binary64:
    that length is a difference of numbers near 2 / (1 - beta). */
 static KOPT_HOST_DEVICE_ float kopt_rectifier_(kopt_f64_ beta, uint32_t step) {
-    const kopt_f64_ one = kopt_get64_(1), two = kopt_get64_(2), four = kopt_get64_(4);
+    const kopt_f64_ one = kopt_to_f64_(1), two = kopt_to_f64_(2), four = kopt_to_f64_(4);
     const kopt_f64_ longest = kopt_sub64_(kopt_div64_(two, kopt_sub64_(one, beta)), one);
     kopt_f64_ power = one, square = beta, length, above, below;
     uint32_t bits = step;
@@ -7743,9 +7743,9 @@ static KOPT_HOST_DEVICE_ float kopt_rectifier_(kopt_f64_ beta, uint32_t step) {
         if ((bits & 1u) != 0) power = kopt_mul64_(power, square);
         square = kopt_mul64_(square, square);
     }
-    length = kopt_div64_(kopt_mul64_(kopt_mul64_(two, kopt_whole64_(step)), power), kopt_sub64_(one, power));
+    length = kopt_div64_(kopt_mul64_(kopt_mul64_(two, kopt_u32_to_f64_(step)), power), kopt_sub64_(one, power));
     length = kopt_sub64_(longest, length);
-    if (!kopt_less64_(kopt_get64_(5), length)) return 0;
+    if (!kopt_less64_(kopt_to_f64_(5), length)) return 0;
     above = kopt_mul64_(kopt_sub64_(length, four), kopt_sub64_(length, two));
     below = kopt_mul64_(kopt_sub64_(longest, four), kopt_sub64_(longest, two));
     return kopt_to_float_(kopt_sqrt64_(kopt_div64_(kopt_mul64_(above, longest), kopt_mul64_(below, length))));
@@ -7784,7 +7784,7 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_take_options_(const kopt_optimizer *o
 
 /* 1 - x of other hyper-parameters. */
 KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) {
-    return kopt_to_float_(kopt_sub64_(kopt_get64_(1), kopt_get64_(x)));
+    return kopt_to_float_(kopt_sub64_(kopt_to_f64_(1), kopt_to_f64_(x)));
 }
 
 static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0x7F800000u) != 0x7F800000u; }
@@ -7851,7 +7851,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
                 s->root_scale = kopt_div_(1, kopt_sqrt_(rest2));
             }
             if (rule == KOPT_RADAM || rule == KOPT_RANGER) {
-                const float rectifier = kopt_rectifier_(kopt_get64_(opt->beta2), s->step);
+                const float rectifier = kopt_rectifier_(kopt_to_f64_(opt->beta2), s->step);
                 s->unrectified = kopt_as_u32_(rectifier) == 0;
                 if (!s->unrectified) s->rate = kopt_mul_(s->rate, rectifier);
                 if (!s->unrectified && rule == KOPT_RADAM) { /* eps is added to the root before its correction */
@@ -8305,23 +8305,23 @@ KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *te
 }
 
 KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
-    return norm == KOPT_NULL_ ? 0 : kopt_put64_(kopt_norm_root_(norm));
+    return norm == KOPT_NULL_ ? 0 : kopt_to_double_(kopt_norm_root_(norm));
 }
 
 KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, double grad_scale) {
-    const kopt_f64_ zero = kopt_get64_(0), one = kopt_get64_(1), most = kopt_get64_(max_norm);
-    const kopt_f64_ huge = kopt_make64_((KOPT_CAST_(uint64_t, 0x54B249ADu) << 32) + 0x2594C37Du); /* 1e100 */
+    const kopt_f64_ zero = kopt_to_f64_(0), one = kopt_to_f64_(1), most = kopt_to_f64_(max_norm);
+    const kopt_f64_ huge = kopt_bits_to_f64_((KOPT_CAST_(uint64_t, 0x54B249ADu) << 32) + 0x2594C37Du); /* 1e100 */
     const kopt_f64_ scale =
-        kopt_make64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63)); /* without sign */
+        kopt_bits_to_f64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63)); /* without sign */
     kopt_f64_ value;
     kopt_environment_ environment;
-    if (norm == KOPT_NULL_ || !kopt_less64_(zero, most) || !kopt_inside64_(most, zero, most)) return 1;
-    if (norm->nonfinite != 0 || !kopt_inside64_(scale, zero, huge)) return 0;
+    if (norm == KOPT_NULL_ || !kopt_less64_(zero, most) || !kopt_within64_(most, zero, most)) return 1;
+    if (norm->nonfinite != 0 || !kopt_within64_(scale, zero, huge)) return 0;
     kopt_enter_(&environment);
     value = kopt_mul64_(kopt_norm_root_(norm), scale);
-    value = kopt_div64_(most, kopt_add64_(value, kopt_get64_(1e-6)));
+    value = kopt_div64_(most, kopt_add64_(value, kopt_to_f64_(1e-6)));
     kopt_leave_(&environment);
-    return kopt_put64_(kopt_less64_(value, one) ? value : one);
+    return kopt_to_double_(kopt_less64_(value, one) ? value : one);
 }
 
 KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
@@ -8342,10 +8342,10 @@ KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tens
 
 /* 1 / (root of the mean square), at most 1. */
 static KOPT_HOST_DEVICE_ float kopt_stable_of_(const kopt_norm *norm, uint64_t n) {
-    const kopt_f64_ one = kopt_get64_(1);
+    const kopt_f64_ one = kopt_to_f64_(1);
     kopt_f64_ rms;
     if (n == 0 || norm->nonfinite != 0) return 1;
-    rms = kopt_mul64_(kopt_norm_root_(norm), kopt_sqrt64_(kopt_div64_(one, kopt_count64_(n))));
+    rms = kopt_mul64_(kopt_norm_root_(norm), kopt_sqrt64_(kopt_div64_(one, kopt_u64_to_f64_(n))));
     return kopt_less64_(one, rms) ? kopt_to_float_(kopt_div64_(one, rms)) : 1;
 }
 
@@ -8361,14 +8361,14 @@ KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
 
 /* The largest number of format that is not above `limit`, as it is stored. */
 static kopt_result kopt_limit_of_(double limit, kopt_format format, uint32_t *bits) {
-    const kopt_f64_ largest = kopt_make64_(kopt_wide_bits_(kopt_as_f32_(0x7F7FFFFFu)));
-    kopt_f64_ most = kopt_get64_(limit);
+    const kopt_f64_ largest = kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(0x7F7FFFFFu)));
+    kopt_f64_ most = kopt_to_f64_(limit);
     kopt_environment_ environment;
-    if (!kopt_inside64_(most, kopt_get64_(0), most)) return KOPT_ERROR_RANGE;
+    if (!kopt_within64_(most, kopt_to_f64_(0), most)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
     if (kopt_less64_(largest, most)) most = largest;
     *bits = kopt_as_u32_(kopt_to_float_(most)) & 0x7FFFFFFFu;                            /* -0 is 0 */
-    if (kopt_less64_(most, kopt_make64_(kopt_wide_bits_(kopt_as_f32_(*bits))))) --*bits; /* towards zero */
+    if (kopt_less64_(most, kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(*bits))))) --*bits; /* towards zero */
     if (format == KOPT_BF16) *bits >>= 16;
     if (format == KOPT_FP16) {
         const uint32_t exact = *bits;
@@ -8429,13 +8429,13 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
     kopt_f64_ scale;
     if (result != KOPT_OK) return result;
     kopt_enter_(&environment);
-    scale = kopt_make64_(kopt_wide_bits_(s->scale));
+    scale = kopt_bits_to_f64_(kopt_float_to_bits64_(s->scale));
     if (found_inf) {
         s->good = 0;
         if (s->bad != 0xFFFFFFFFu) s->bad++;
         if (s->bad >= s->hysteresis) {
-            const kopt_f64_ least = kopt_make64_(kopt_wide_bits_(kopt_as_f32_(0x00800000u)));
-            scale = kopt_mul64_(scale, kopt_get64_(s->backoff));
+            const kopt_f64_ least = kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(0x00800000u)));
+            scale = kopt_mul64_(scale, kopt_to_f64_(s->backoff));
             if (!kopt_less64_(scale, least)) s->scale = kopt_to_float_(scale); /* stays a normal float */
             if (kopt_as_u32_(s->scale) < kopt_as_u32_(s->minimum)) s->scale = s->minimum;
         }
@@ -8443,8 +8443,8 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
         s->bad = 0;
         if (++s->good >= s->interval) {
             const kopt_f64_ most =
-                kopt_make64_((KOPT_CAST_(uint64_t, 0x47EFFFFFu) << 32) + 0xF0000000u); /* 2^128 - 2^103 */
-            scale = kopt_mul64_(scale, kopt_get64_(s->growth));
+                kopt_bits_to_f64_((KOPT_CAST_(uint64_t, 0x47EFFFFFu) << 32) + 0xF0000000u); /* 2^128 - 2^103 */
+            scale = kopt_mul64_(scale, kopt_to_f64_(s->growth));
             if (kopt_less64_(scale, most)) s->scale = kopt_to_float_(scale); /* stays finite */
             s->good = 0;
         }
@@ -8456,18 +8456,18 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
 /* The step of a copy of opt, so that opt is as before whatever happens; norm may be NULL: no clipping. */
 static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, const kopt_optimizer *opt,
                                                     const kopt_norm *norm, double max_norm, kopt_step *step) {
-    const kopt_f64_ most = kopt_make64_((KOPT_CAST_(uint64_t, 0x7FEFFFFFu) << 32) + 0xFFFFFFFFu); /* what is finite */
+    const kopt_f64_ most = kopt_bits_to_f64_((KOPT_CAST_(uint64_t, 0x7FEFFFFFu) << 32) + 0xFFFFFFFFu); /* what is finite */
     kopt_result result = kopt_check_scaler_(scaler);
     kopt_environment_ environment;
     kopt_optimizer scaled;
     if (result == KOPT_OK) result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
-    if (!kopt_inside64_(kopt_get64_(max_norm), kopt_get64_(0), most)) return KOPT_ERROR_RANGE;
+    if (!kopt_within64_(kopt_to_f64_(max_norm), kopt_to_f64_(0), most)) return KOPT_ERROR_RANGE;
     kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &scaled), KOPT_CONST_POINTER_(const kopt_byte_ *, opt),
                         sizeof scaled);
     kopt_enter_(&environment);
     scaled.grad_scale =
-        kopt_put64_(kopt_div64_(kopt_get64_(opt->grad_scale), kopt_make64_(kopt_wide_bits_(scaler->scale))));
+        kopt_to_double_(kopt_div64_(kopt_to_f64_(opt->grad_scale), kopt_bits_to_f64_(kopt_float_to_bits64_(scaler->scale))));
     kopt_leave_(&environment);
     scaled.clip = norm == KOPT_NULL_ ? 1 : kopt_clip_coefficient(norm, max_norm, scaled.grad_scale);
     return kopt_step_begin(&scaled, step);
@@ -9433,7 +9433,7 @@ static void kopt_fill_(kopt_byte_ *p, kopt_format format, size_t n, float x) {
 static void kopt_row_terms_(kopt_row_ *row, size_t i, size_t n, kopt_byte_ *sum) {
     const kopt_vmath *vmath = row->vmath;
     kopt_vmath_job_ *j = &row->job;
-    j->kind = KOPT_VMATH_BELOW_;
+    j->kind = KOPT_VMATH_DIFFERENCE_;
     j->n = n;
     j->in = row->x + i * kopt_bytes_of_(j->format);
     j->out = KOPT_POINTER_(kopt_byte_ *, row->term);
@@ -9451,7 +9451,7 @@ static void kopt_row_terms_(kopt_row_ *row, size_t i, size_t n, kopt_byte_ *sum)
 /* out = 0 + term * factor, rounded. */
 static void kopt_row_weigh_(kopt_row_ *row, kopt_byte_ *out, size_t n, float factor) {
     kopt_vmath_job_ *j = &row->job;
-    j->kind = KOPT_VMATH_LINE_;
+    j->kind = KOPT_VMATH_LINEAR_;
     j->n = n;
     j->in = KOPT_NULL_;
     j->in2 = KOPT_POINTER_(kopt_byte_ *, row->term);
@@ -9468,7 +9468,7 @@ static int kopt_row_sum_(kopt_row_ *row) {
     uint32_t key;
     size_t i, n;
     row->key = 0x807FFFFFu; /* of -inf */
-    row->job.kind = KOPT_VMATH_MOST_;
+    row->job.kind = KOPT_VMATH_MAXIMUM_;
     row->job.in = row->x;
     row->job.n = row->n;
     row->job.out = KOPT_POINTER_(kopt_byte_ *, &row->key);
@@ -9685,7 +9685,7 @@ static kopt_result kopt_draw_run_(const kopt_draw_ *draw, void *out, kopt_format
     if (n == 0) return KOPT_OK;
     if (out == KOPT_NULL_) return KOPT_ERROR_NULL;
     kopt_enter_(&environment);
-    j.kind = KOPT_VMATH_LINE_;
+    j.kind = KOPT_VMATH_LINEAR_;
     j.format = format;
     j.a = kopt_narrow64_(middle);
     j.b = kopt_narrow64_(width);
@@ -9740,10 +9740,10 @@ KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, doub
     if (!kopt_within_(low, -3e38, 3e38) || !kopt_within_(high, low, 3e38)) return KOPT_ERROR_RANGE;
     kopt_draw_of_(&draw, KOPT_VMATH_UNIFORM_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
     kopt_enter_(&environment);
-    a = kopt_mul64_(kopt_get64_(low), kopt_get64_(0.5));
-    b = kopt_mul64_(kopt_get64_(high), kopt_get64_(0.5));
-    middle = kopt_put64_(kopt_add64_(b, a));
-    width = kopt_put64_(kopt_sub64_(b, a));
+    a = kopt_mul64_(kopt_to_f64_(low), kopt_to_f64_(0.5));
+    b = kopt_mul64_(kopt_to_f64_(high), kopt_to_f64_(0.5));
+    middle = kopt_to_double_(kopt_add64_(b, a));
+    width = kopt_to_double_(kopt_sub64_(b, a));
     kopt_leave_(&environment);
     return kopt_draw_run_(&draw, out, format, n, middle, width, key.first_index);
 }
@@ -9756,12 +9756,12 @@ static kopt_result kopt_init_(void *out, kopt_format format, size_t n, kopt_dist
     kopt_f64_ root;
     if (KOPT_CAST_(unsigned, distribution) > KOPT_CAST_(unsigned, KOPT_TRUNCATED_NORMAL)) return KOPT_ERROR_OPTION;
     kopt_enter_(&environment);
-    root = kopt_sqrt64_(kopt_div64_(kopt_get64_(0.5), kopt_count64_(fan)));
+    root = kopt_sqrt64_(kopt_div64_(kopt_to_f64_(0.5), kopt_u64_to_f64_(fan)));
     root = kopt_add64_(root, root);
-    if (distribution == KOPT_UNIFORM) root = kopt_mul64_(root, kopt_get64_(1.7320508075688772)); /* sqrt(3) */
+    if (distribution == KOPT_UNIFORM) root = kopt_mul64_(root, kopt_to_f64_(1.7320508075688772)); /* sqrt(3) */
     if (distribution == KOPT_TRUNCATED_NORMAL) /* cut at 2, the deviation is 1 over this */
-        root = kopt_mul64_(root, kopt_get64_(1.1368472343385565));
-    deviation = kopt_put64_(root);
+        root = kopt_mul64_(root, kopt_to_f64_(1.1368472343385565));
+    deviation = kopt_to_double_(root);
     kopt_leave_(&environment);
     if (distribution == KOPT_TRUNCATED_NORMAL) return kopt_truncated_normal(out, format, n, 0, deviation, 2, key);
     if (distribution == KOPT_UNIFORM) return kopt_uniform(out, format, n, -deviation, deviation, key);
@@ -9826,7 +9826,7 @@ static KOPT_NOINLINE_ void kopt_langevin_tiles_(kopt_job_ *job, const kopt_job_ 
     job->grad = KOPT_POINTER_(kopt_byte_ *, g);
     job->grad_format = KOPT_F32;
     job->begin = 0;
-    j.kind = KOPT_VMATH_LINE_;
+    j.kind = KOPT_VMATH_LINEAR_;
     j.format = whole->grad_format;
     j.out = job->grad;
     j.a = s->grad_scale;
