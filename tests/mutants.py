@@ -21,7 +21,7 @@ BY_HAND = [
     ("kopt_check_header_", "sealed && h[8] == 3", "h[8] == 3"),
     ("kopt_compute_scalars_", "opt->moment_format == KOPT_Q8 && s->step > 1", "opt->moment_format == KOPT_Q8"),
     ("kopt_scale_", "bounded < 0x00800000u", "bounded <= 0x00800000u"),
-    ("kopt_norm_root_", "pair >= 0 && rest == 0", "0"),
+    ("kopt_norm_root_", "pair >= 0 && remainder == 0", "0"),
     ("kopt_norm_tool_", "kopt_norm_carry_(norm)", "(void)0"),
     ("K_(norm_format)", "shr_(all, 28)", "shr_(all, 29)"),
     ("K_(norm_format)", "groups < 64 ? groups : 64", "groups < 128 ? groups : 128"),
@@ -126,7 +126,7 @@ NOT_HERE = re.compile(r"kopt_(enabled_value|moments_here|built_in|take_options|i
                       r"K_\((step|convert|nt_)")
 NO_CHANGE = re.compile(r"PREFETCH_|OPAQUE_|sizeof|\"|__asm__|KOPT_CAST_\(void|KOPT_SINGLE_BIT_|NT_THRESHOLD_|GROUP_\(|sfence|"
                        r"__builtin_ia32|K_\(make_philox_key\)\(0|POSITIVE64_ \?")
-CONSTANT = re.compile(r"KOPT_HAS_|KOPT_ONLY_|KOPT_POSITIVE64_|\bchecks\b|\bextras\b|\bany &&")  # in these builds
+CONSTANT = re.compile(r"KOPT_HAS_|KOPT_ONLY_|KOPT_POSITIVE64_|\bchecks\b|\bextras\b|\bgeneral &&")  # in these builds
 PAIRS = ("add sub", "and or", "lesser greater", "zip_low zip_high", "mul div", "unpacklo unpackhi", "srli slli",
          "max min", "cmpgt cmpeq", "packus packs", "cvtepu16 cvtepi16", "< <=", "> >=", "== !=", "&& ||", "+ -")
 OTHER = {a: b for pair in PAIRS for a, b in (pair.split(), pair.split()[::-1])}
