@@ -1292,7 +1292,7 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 #if defined(__INCLUDE_LEVEL__) && __INCLUDE_LEVEL__ == 0
 #error "kahan_opt.h is pasted into another file, or compiled by itself: include it (CONFIGURATION: KAHAN_OPT_SELF)"
 #undef KOPT_IMPLEMENTING_
-#define KOPT_READ_ 0 /* no further messages */
+#define KOPT_READ_ 0 /* suppresses the error about a file that did not read itself */
 #endif
 #ifdef __FILE_NAME__
 #define KAHAN_OPT_SELF __FILE_NAME__
@@ -1303,7 +1303,7 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 
 /* ---- COMPILER AND TARGET ----------------------------------------------------------------------------------------- */
 
-/* Which vocabularies this build can hold. tcc and unknown compilers get the scalar one. */
+/* Selects the vocabularies of this build. tcc, nvcc and unknown compilers get the scalar one only. */
 #if defined(KAHAN_OPT_NO_SIMD) || defined(__TINYC__) || defined(__CUDACC__)
 #elif (defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__i386__))) || defined(_M_X64)
 #define KOPT_X86_ 1
@@ -1313,10 +1313,11 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 
 #if defined(KOPT_X86_)
 #if defined(KOPT_GCC_) && !defined(_IMMINTRIN_H_INCLUDED)
-#define _IMMINTRIN_H_INCLUDED /* or gcc's headers refuse to be read one by one. All of them, most of which are AVX-512's, take
-                                 an eighth of what this file takes to compile */
+/* Without this macro gcc's headers refuse to be included one by one. <immintrin.h> includes them all, mostly for
+   AVX-512, which takes an eighth of the compile time of this file. */
+#define _IMMINTRIN_H_INCLUDED
 #if !__STDC_HOSTED__ && !defined(_MM_MALLOC_H_INCLUDED)
-#define _MM_MALLOC_H_INCLUDED /* or they include stdlib.h, which bare metal and UEFI do not have */
+#define _MM_MALLOC_H_INCLUDED /* keeps them from including stdlib.h, which bare metal and UEFI do not have */
 #include <smmintrin.h>
 #undef _MM_MALLOC_H_INCLUDED
 #endif
@@ -1330,7 +1331,7 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 #endif
 #ifndef KOPT_GNU_
 #include <intrin.h>
-#elif defined(__clang__) && (defined(_MSC_VER) || defined(__SCE__)) /* where the former leaves these out */
+#elif defined(__clang__) && (defined(_MSC_VER) || defined(__SCE__)) /* here <immintrin.h> leaves these out */
 #include <smmintrin.h>
 #include <avxintrin.h>
 #include <avx2intrin.h>
@@ -1348,7 +1349,8 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 
 #ifdef KOPT_GNU_
 #define KOPT_NOINLINE_ __attribute__((__noinline__))
-#if defined(__clang__) && !defined(__OPTIMIZE__) /* or each value of each inlined call has a place of its own: 1 MB */
+/* Not forced at clang -O0, which gives every value of every inlined call its own stack slot: 1 MB of stack. */
+#if defined(__clang__) && !defined(__OPTIMIZE__)
 #define KOPT_FORCE_INLINE_ KOPT_INLINED_
 #else
 #define KOPT_FORCE_INLINE_ KOPT_INLINED_ __attribute__((__always_inline__))
@@ -1372,21 +1374,22 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 #define KOPT_PREFETCH_(p) ((void)(p))
 #endif
 
-/* Through void *: a vocabulary's loads and stores need no alignment. */
+/* Pointer casts go through void *, so that no compiler warns about alignment: loads and stores of a vocabulary need
+   none. */
 #define KOPT_POINTER_(type, p) KOPT_CAST_(type, KOPT_CAST_(void *, p))
 #define KOPT_CONST_POINTER_(type, p) KOPT_CAST_(type, KOPT_CAST_(const void *, p))
 #ifdef __cplusplus
 #define KOPT_ADDRESS_(p) reinterpret_cast<uintptr_t>(p)
-#define KOPT_SAME_BITS_(type, vector) reinterpret_cast<type>(vector)
+#define KOPT_VECTOR_CAST_(type, vector) reinterpret_cast<type>(vector)
 #else
 #define KOPT_ADDRESS_(p) ((uintptr_t)(p))
-#define KOPT_SAME_BITS_(type, vector) ((type)(vector))
+#define KOPT_VECTOR_CAST_(type, vector) ((type)(vector))
 #endif
 
 #ifdef KOPT_GCC_
 #if !defined(__OPTIMIZE__) && !defined(__CUDACC__)
 #pragma GCC push_options
-#pragma GCC optimize("O2") /* vector code at -O0 is 8-15 times slower */
+#pragma GCC optimize("O2") /* at -O0 vector code is 8-15x slower */
 #define KOPT_OPTIMIZED_HERE_
 #endif
 #elif defined(_MSC_VER) && !defined(KOPT_GNU_)
@@ -1399,9 +1402,9 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 typedef unsigned char kopt_byte_;
 
 enum {
-    KOPT_HEADER_ = 64,       /* bytes before the arrays of a state block */
-    KOPT_BLOCK_VERSION_ = 2, /* of its layout */
-    KOPT_RANDOM_STEP_ = 0,   /* streams of random bits */
+    KOPT_HEADER_ = 64,       /* bytes of a state block before its arrays */
+    KOPT_BLOCK_VERSION_ = 2, /* of the layout of a state block */
+    KOPT_RANDOM_STEP_ = 0,   /* from here on: streams of random bits, section 7 */
     KOPT_RANDOM_CONVERT_ = 1,
     KOPT_RANDOM_ACCUMULATE_ = 2,
     KOPT_RANDOM_COMPRESS_ = 3,
@@ -1410,51 +1413,56 @@ enum {
     KOPT_RANDOM_LANGEVIN_ = 6
 };
 
-/* The scale of a block, from its largest magnitude. One with a value that is not finite becomes NaN as a whole. */
+/* The scale of a block of 8-bit codes, from its largest magnitude, both as fp32 words. 0 if that is subnormal, NaN
+   (7FC00000) if it is infinite or NaN: then the whole block is NaN. */
 KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
     const uint32_t infinity = 0x7F800000u, bounded = largest < infinity ? largest : infinity;
-    /* not a choice of 0x7FC00000: gcc 12 -O1 for Thumb-2 loses the upper half of such a constant */
+    /* infinity + (1 << 22) is 7FC00000. Not a conditional expression with that constant: gcc 12 -O1 for Thumb-2 loses
+       the upper half of it. */
     return bounded < 0x00800000u ? 0 : bounded + (KOPT_CAST_(uint32_t, bounded == infinity) << 22);
 }
-/* Is each code of the block 0? */
-KOPT_INLINE_ int kopt_no_scale_(uint32_t scale) { return scale == 0 || scale == 0x7FC00000u; }
+/* Are all codes of a block with this scale 0? */
+KOPT_INLINE_ int kopt_codes_are_zero_(uint32_t scale) { return scale == 0 || scale == 0x7FC00000u; }
 
-/* Of 8-bit codes, section 6b. square: of roots of mean squares. Of other numbers the scale is a power of two. */
+/* The scale of section 6b. square: the block holds roots of means of squares. For all other numbers the scale is a
+   power of two. */
 KOPT_INLINE_ uint32_t kopt_scale_q8_(uint32_t largest, int square) {
     const uint32_t power = (largest + 0x000FFFFFu) & 0x7F800000u;
     if (square || largest >= 0x7F800000u) return kopt_scale_(largest);
     return power > 0x00800000u ? power - 0x00800000u : 0;
 }
 
-/* One range of one tensor, ready to run: all arguments are checked. */
+/* A step of elements [begin, end) of one tensor, ready to run: all arguments are checked. */
 typedef struct kopt_job_ {
     const kopt_step *step;
     kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy; /* copy may be NULL */
     kopt_counts *counts;                                                            /* may be NULL */
-    kopt_format grad_format, copy_format, moment_format;                            /* of the moments in memory */
-    size_t begin, end, scale; /* scale: from a moment of 8 bits to its scales, in bytes */
-    uint64_t first;
+    kopt_format grad_format, copy_format, moment_format;                            /* formats in memory */
+    size_t begin, end, scale; /* scale: offset in bytes from the codes of an 8-bit moment to its scales */
+    uint64_t first;           /* global index of element 0 */
     uint32_t id, stream;
     float rate, weight_decay;
-    int buffered; /* the moments are rows of fp32, of mean squares the roots; what stores them rounds */
+    int buffered; /* the moments are fp32 buffers, with roots of means of squares; the caller rounds and stores them */
 #ifdef KAHAN_OPT_VMATH
-    const kopt_vmath *vmath; /* whose function runs between the stages; NULL: none, or the built-in of Adam-atan2 */
-    int quotient; /* of Adam-atan2: there is one argument, y / x, and its arc tangent is what the table has as atan2 */
+    /* The table with the function that runs between the stages; NULL: none, or the built-in one of Adam-atan2. */
+    const kopt_vmath *vmath;
+    int quotient; /* Adam-atan2: vmath->atan2 computes the arc tangent of one argument, the quotient y / x */
 #endif
 } kopt_job_;
 
-/* One bulk conversion. */
+/* The conversion of an array. */
 typedef struct kopt_conversion_ {
     kopt_byte_ *dst;
     const kopt_byte_ *src;
     kopt_format dst_format, src_format;
     size_t n;
-    int stochastic; /* 0, or the stream of its random bits */
+    int stochastic; /* 0: to nearest; else the stream of the random bits */
     uint64_t seed, first;
     uint32_t step, id;
 } kopt_conversion_;
 
-/* One run of one training-loop tool over n elements. Which fields it reads depends on the tool. */
+/* One call of a training-loop tool for n elements: the norm, the clipping of values or the sum of shards. Each tool
+   reads only some of the fields. */
 typedef enum kopt_tool_kind_ { KOPT_TOOL_NORM_, KOPT_TOOL_CLIP_, KOPT_TOOL_SUM_ } kopt_tool_kind_;
 typedef struct kopt_tool_ {
     kopt_tool_kind_ kind;
@@ -1463,7 +1471,7 @@ typedef struct kopt_tool_ {
     kopt_byte_ *dst;
     size_t n;
     kopt_norm *norm;
-    uint32_t limit; /* of the magnitude, in bits of dst_format */
+    uint32_t limit; /* largest magnitude, as bits of dst_format */
     const void *const *shards;
     size_t count;
     float scale;
@@ -1480,37 +1488,43 @@ typedef struct kopt_tool_ {
 #error "KAHAN_OPT_ONLY leaves no format or no rule"
 #endif
 #define KOPT_HAS_(what) ((KOPT_ONLY_ & (what)) != 0)
-/* Are there moments that are stepped in rows of fp32? Vectors do so with fp16, too. */
+/* Does this build step moments in fp32 buffers? 8-bit moments always are, fp16 moments in vector code only. */
 #if defined(KOPT_X86_) || defined(KOPT_NEON_)
 #define KOPT_BUFFERED_MOMENTS_ KOPT_HAS_(KOPT_WITH_Q8 | KOPT_WITH_FP16)
 #else
 #define KOPT_BUFFERED_MOMENTS_ KOPT_HAS_(KOPT_WITH_Q8)
 #endif
 
-/* Functions that are inlined in a build without checks, where each is called once or twice. */
+/* Specifiers of functions that a build without checks inlines, because it calls each of them only once or twice. */
 #if KOPT_ONLY_ & KOPT_WITH_CHECKS
 #define KOPT_SMALL_FN_ static KOPT_UNUSED_
-#define KOPT_SCALARS_ static KOPT_NOINLINE_ /* within another FP environment */
+#define KOPT_SCALARS_ static KOPT_NOINLINE_ /* no operation may move out of the FP environment of the call */
 #else
 #define KOPT_SMALL_FN_ static KOPT_FORCE_INLINE_
 #define KOPT_SCALARS_ static KOPT_FORCE_INLINE_
 #endif
 
-/* A field with one of the values in `set`, a constant bit set: the compiler learns what it cannot be, and drops the
-   code for that. One value is left: a constant. Two: one comparison. A value that is not in this build becomes one that
-   is. */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int value) {
-    const uint32_t last = set & (0u - set), rest = set ^ last; /* the lowest bit, and the others */
-    const int low = last == 1 ? 0 : last == 2 ? 1 : last == 4 ? 2 : last == 8 ? 3 : last == 16 ? 4 : last == 32 ? 5 : 6;
-    if (rest == 0) return low;
-    if ((rest & (rest - 1)) == 0) {
-        const int high = rest == 2    ? 1
-                         : rest == 4  ? 2
-                         : rest == 8  ? 3
-                         : rest == 16 ? 4
-                         : rest == 32 ? 5
-                         : rest == 64 ? 6
-                                      : 7;
+/* Returns value, which is an option of this build: bit i of the constant `set` says whether the build contains option
+   i. So the compiler knows which values are impossible and drops their code: if one option is left the result is a
+   constant, if two are left it costs one comparison. An option that the build lacks becomes one that it contains. */
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_enabled_value_(uint32_t set, int value) {
+    const uint32_t lowest_bit = set & (0u - set), others = set ^ lowest_bit;
+    const int low = lowest_bit == 1    ? 0
+                    : lowest_bit == 2  ? 1
+                    : lowest_bit == 4  ? 2
+                    : lowest_bit == 8  ? 3
+                    : lowest_bit == 16 ? 4
+                    : lowest_bit == 32 ? 5
+                                       : 6;
+    if (others == 0) return low;
+    if ((others & (others - 1)) == 0) {
+        const int high = others == 2    ? 1
+                         : others == 4  ? 2
+                         : others == 8  ? 3
+                         : others == 16 ? 4
+                         : others == 32 ? 5
+                         : others == 64 ? 6
+                                        : 7;
         return value == high ? high : low;
     }
     if ((set & 1u) == 0 && value == 0) value = low;
@@ -1528,7 +1542,7 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int v
 #define KOPT_STATE_ROUNDINGS_ (KOPT_ONLY_ >> 10 & 3u)
 #define KOPT_DECAYS_ (KOPT_ONLY_ >> 12 & 7u)
 #ifdef KAHAN_OPT_VMATH
-/* Adam-atan2 is there if Adam is, and what its second pass is: SGD with fp32 gradients. */
+/* A build contains Adam-atan2 if it contains Adam, SGD and fp32. */
 #define KOPT_SECOND_PASS_ (KOPT_WITH_SGD | KOPT_WITH_F32)
 #define KOPT_RULES_               \
     ((KOPT_ONLY_ >> 16 & 0x7Fu) | \
@@ -1543,34 +1557,34 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int v
 #define KOPT_IS_ATAN2_(rule) 0
 #endif
 #define KOPT_SINGLE_BIT_(set) (((set) & ((set) - 1u)) == 0)
-#define KOPT_ENABLED_VALUE_(type, set, value) KOPT_CAST_(type, kopt_one_of_(set, KOPT_CAST_(int, value)))
+#define KOPT_ENABLED_VALUE_(type, set, value) KOPT_CAST_(type, kopt_enabled_value_(set, KOPT_CAST_(int, value)))
 #define KOPT_RULE_(value) KOPT_ENABLED_VALUE_(kopt_rule, KOPT_RULES_, value)
 #define KOPT_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, KOPT_FORMATS_ & 7u, value) /* weight, gradient, copy */
 #define KOPT_MOMENT_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, KOPT_FORMATS_, value)
-#define KOPT_STEP_FORMAT_(value) /* of the moments a kernel sees: fp32 in the place of 8 bits */ \
-    KOPT_ENABLED_VALUE_(kopt_format, (KOPT_FORMATS_ | KOPT_FORMATS_ >> 3) & 7u, value)
+/* The format of moments as a kernel sees them: fp32 instead of 8 bits. */
+#define KOPT_STEP_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, (KOPT_FORMATS_ | KOPT_FORMATS_ >> 3) & 7u, value)
 #define KOPT_ROUNDING_(value) KOPT_ENABLED_VALUE_(kopt_rounding, KOPT_ROUNDINGS_, value)
 #define KOPT_STATE_ROUNDING_(value) KOPT_ENABLED_VALUE_(kopt_rounding, KOPT_STATE_ROUNDINGS_, value)
-#define KOPT_ROUND_MODE_(                                                                                   \
-    value) /* nearest or stochastic, of weights or of the state; AMSGrad's maximum is rounded to nearest */ \
+/* Nearest or stochastic, for weights or for the state. With extras nearest is there for AMSGrad's maximum. */
+#define KOPT_ROUND_MODE_(value) \
     KOPT_ENABLED_VALUE_(kopt_rounding, (KOPT_ROUNDINGS_ | KOPT_STATE_ROUNDINGS_ | (KOPT_ONLY_ >> 30 & 1u)) & 3u, value)
 #define KOPT_DECAY_(value) KOPT_ENABLED_VALUE_(kopt_decay_mode, KOPT_DECAYS_, value)
 
-/* A global index of an element. */
+/* The global index of an element. */
 #if KOPT_ONLY_ & KOPT_WITH_EXTRAS
 typedef uint64_t kopt_index_;
 #define KOPT_INDEX_(x) (x)
 #else
-typedef size_t kopt_index_; /* tensor.first_index is 0 */
+typedef size_t kopt_index_; /* enough, because tensor.first_index is 0 */
 #define KOPT_INDEX_(x) KOPT_CAST_(size_t, x)
 #endif
 
-/* The number of moments, where the rule alone decides it. */
+/* The number of moments: a constant where the rule alone determines it in this build. */
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_moments_here_(kopt_rule rule, int moments) {
     if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_MOMENTUM)) return 0;
     if (rule == KOPT_ADAM && !KOPT_HAS_(KOPT_WITH_EXTRAS)) return 2;
     if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_EXTRAS))
-        return moments != 0; /* so a small build has no code for more */
+        return moments != 0; /* 0 or 1: a small build drops the code for more */
     return moments;
 }
 
@@ -1578,7 +1592,7 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_(kopt_format fo
     return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2;
 }
 
-/* Is this moment a mean of squares? fp16 keeps the root of those. */
+/* Is this moment a mean of squares, or AMSGrad's maximum of them? fp16 and 8-bit moments keep its square root. */
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
     return moment == 1 || (moment == 2 && rule == KOPT_ADAM);
 }
@@ -1590,7 +1604,7 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_residual_(kopt_
 
 /* ---- MEMORY ------------------------------------------------------------------------------------------------------ */
 
-/* Makes an integer opaque: a loop over it is not turned into a call of memcpy or memset. */
+/* Hides the value of an integer from the optimizer, which then cannot replace a loop by a call of memcpy or memset. */
 #ifdef KOPT_GNU_
 #define KOPT_OPAQUE_(x) __asm__("" : "+r"(x))
 #else
@@ -1601,14 +1615,14 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_residual_(kopt_
 typedef uint16_t kopt_unaligned16_ __attribute__((__aligned__(1), __may_alias__));
 typedef uint32_t kopt_unaligned32_ __attribute__((__aligned__(1), __may_alias__));
 #if defined(KOPT_NEON_) || (defined(KOPT_X86_) && defined(__SSE2__))
-#define KOPT_VECTORS16_ 1 /* little-endian, and every machine has vectors of 16 bytes and counts leading zeros */
+#define KOPT_VECTORS16_ 1 /* little-endian, with 16-byte vectors and an instruction that counts leading zeros */
 typedef uint64_t kopt_unaligned64_ __attribute__((__aligned__(1), __may_alias__));
 typedef uint32_t kopt_unaligned128_ __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
 #endif
 #endif
 
-/* Wide where any address will do and nobody counts bytes of code: the copies of a step and a job are a part of each
-   call. */
+/* Copies size bytes, in wide pieces where the hardware allows unaligned access and code size does not matter: every
+   call copies a step and a job. */
 #ifdef KOPT_VECTORS16_
 KOPT_INLINE_ void kopt_copy64_(kopt_byte_ *to, const kopt_byte_ *from) {
     const kopt_unaligned128_ *const in = KOPT_CONST_POINTER_(const kopt_unaligned128_ *, from);
@@ -1622,7 +1636,7 @@ KOPT_INLINE_ void kopt_copy64_(kopt_byte_ *to, const kopt_byte_ *from) {
 #endif
 static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ void kopt_copy_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
 #ifdef KOPT_VECTORS16_
-    for (; size >= 128; size -= 128, to += 128, from += 128) { /* once for each of those: no loop is left */
+    for (; size >= 128; size -= 128, to += 128, from += 128) { /* for a constant size no loop is left */
         kopt_copy64_(to, from);
         kopt_copy64_(to + 64, from + 64);
     }
@@ -1647,7 +1661,7 @@ static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ void kopt_copy_(kopt_byte_ *to, cons
     }
 }
 
-/* Numbers at any address: one instruction where the machine allows it, and never a call of memcpy. */
+/* Loads and stores at any alignment: one instruction where the machine allows it, never a call of memcpy. */
 #ifdef KOPT_GNU_
 KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_unaligned16_ *, p); }
 KOPT_INLINE_ uint32_t kopt_load32_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_unaligned32_ *, p); }
@@ -1680,14 +1694,14 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_copy_noinline_(ko
     kopt_copy_(to, from, size);
 }
 
-/* A copy that no store through a job's pointers can change. Not an assignment, which some compilers make a call of
-   memcpy. */
+/* Copies a job into a local variable, which no store through the pointers of the job can change. Not an assignment:
+   some compilers turn it into a call of memcpy. */
 KOPT_INLINE_ const kopt_job_ *kopt_copy_job_(kopt_job_ *to, const kopt_job_ *from) {
     kopt_copy_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
     return to;
 }
 
-/* The first `size` bytes of p, and zeros. Returns part. */
+/* Fills the `room` bytes of part, a multiple of 4, with size bytes from p and then zeros. Returns part. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_copy_padded_(kopt_byte_ *part, size_t room,
                                                                        const kopt_byte_ *p, size_t size) {
     size_t i;
@@ -1713,7 +1727,8 @@ KOPT_INLINE_ float kopt_mul_(float a, float b) {
     return product;
 }
 
-/* The instruction where a compiler could take an estimate of the reciprocal instead (clang -Ofast on PowerPC does). */
+/* a / b, correctly rounded. In assembly where a compiler might use an estimate of the reciprocal instead (clang -Ofast
+   on PowerPC does). */
 KOPT_INLINE_ float kopt_div_(float a, float b) {
     float r;
 #ifdef __CUDA_ARCH__
@@ -1723,7 +1738,8 @@ KOPT_INLINE_ float kopt_div_(float a, float b) {
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
     __asm__("vdiv.f32 %0, %1, %2" : "=t"(r) : "t"(a), "t"(b));
 #else
-    KOPT_OPAQUE_FLOATS_(a, b); /* or -freciprocal-math multiplies by 1 / b, in a loop even by one for all a */
+    /* Against -freciprocal-math, which multiplies by 1 / b, computed once for a whole loop. */
+    KOPT_OPAQUE_FLOATS_(a, b);
     r = a / b;
     KOPT_OPAQUE_FLOAT_(r);
 #endif
@@ -1740,7 +1756,7 @@ KOPT_INLINE_ int kopt_above_(float a, float b) { /* a > b */
 #endif
 }
 
-/* Square root, correctly rounded: the instruction where there is one, else digit by digit. */
+/* Square root, correctly rounded: one instruction where the machine has it, else bit by bit. */
 KOPT_INLINE_ float kopt_sqrt_(float x) {
 #ifdef __CUDA_ARCH__
     float root;
@@ -1767,41 +1783,42 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
     __asm__("vsqrt.f32 %0, %1" : "=t"(root) : "t"(x));
     return root;
 #else
-    uint32_t u = kopt_as_u32_(x), exponent = u >> 23, digits = u & 0x007FFFFFu, root = 0, bit;
-    uint32_t rest = 0, i;
+    uint32_t u = kopt_as_u32_(x), exponent = u >> 23, significand = u & 0x007FFFFFu, root = 0, trial;
+    uint32_t remainder = 0, i;
     if ((u & 0x7FFFFFFFu) > 0x7F800000u || (u > 0x80000000u)) return kopt_as_f32_(0x7FC00000u);
     if ((u & 0x7FFFFFFFu) == 0 || u == 0x7F800000u) return x;
     if (exponent == 0) {
-        for (exponent = 1; digits < 0x00800000u; digits <<= 1) exponent--; /* wraps for deep subnormals: mod 2^32 */
+        for (exponent = 1; significand < 0x00800000u; significand <<= 1) exponent--; /* may fall below 0: modulo 2^32 */
     } else {
-        digits |= 0x00800000u;
+        significand |= 0x00800000u;
     }
-    exponent += 127; /* root of digits * 2^(exponent - 277): make that exponent's half whole */
-    if ((exponent & 1u) != 0) digits <<= 1;
+    exponent += 127; /* x = significand * 2^(exponent - 277); an even exponent, halved, is the exponent of the root */
+    if ((exponent & 1u) != 0) significand <<= 1;
     exponent >>= 1;
-    digits <<= 7;              /* 31 or 32 bits; two enter per root bit */
-    for (i = 0; i < 25; i++) { /* 24 bits and one to round */
-        rest = (rest << 2) | (digits >> 30);
-        digits <<= 2;
-        bit = (root << 2) | 1u;
+    significand <<= 7;         /* 31 or 32 bits; each bit of the root consumes two */
+    for (i = 0; i < 25; i++) { /* 24 bits and a rounding bit */
+        remainder = (remainder << 2) | (significand >> 30);
+        significand <<= 2;
+        trial = (root << 2) | 1u;
         root <<= 1;
-        if (rest >= bit) {
-            rest -= bit;
+        if (remainder >= trial) {
+            remainder -= trial;
             root |= 1u;
         }
     }
-    root = (root + 1u) >> 1; /* never a tie: a root of 25 bits squared has 50 */
+    root = (root + 1u) >> 1; /* never a tie: the square of a root of exactly 25 bits would have 49 or 50 bits */
     return kopt_as_f32_((exponent << 23) + (root - 0x00800000u));
 #endif
 }
 
 /* ---- BINARY64 ARITHMETIC ----------------------------------------------------------------------------------------- */
 
-/* For norms, loss scales, RAdam, checks. A kopt_f64_ is a double where the machine computes with doubles;
-   elsewhere (an FPU for fp32 alone, none at all, 32-bit doubles) it is the 64 bits of one, and the operations below
-   are integer code that gives the same bits and calls nothing of the compiler's library. */
+/* Norms, loss scales, RAdam and checks of arguments need binary64. kopt_f64_ is double where the hardware computes in
+   binary64. Elsewhere (an FPU for fp32 only, no FPU, a double of 32 bits) it is the 64-bit word of a binary64 number,
+   and the operations below are integer code, which gives the same bits and calls no function of the compiler's runtime
+   library. */
 
-#ifndef KOPT_SOFT64_ /* the tests define it */
+#ifndef KOPT_SOFT64_ /* 1: integer code; a test defines it to check that code on any machine */
 #if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ != 8
 #define KOPT_SOFT64_ 1
 #elif defined(__arm__) && !(defined(__ARM_FP) && (__ARM_FP & 8))
@@ -1815,36 +1832,36 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
 #endif
 #endif
 
-/* The bits of the binary64 with the value of a binary32. */
-KOPT_INLINE_ uint64_t kopt_wide_bits_(float x) {
-    uint32_t u = kopt_as_u32_(x), digits = u & 0x007FFFFFu, exponent = (u >> 23 & 0xFFu) + 896;
+/* Converts binary32 to binary64, exactly. Returns the bits. */
+KOPT_INLINE_ uint64_t kopt_float_to_bits64_(float x) {
+    uint32_t u = kopt_as_u32_(x), fraction = u & 0x007FFFFFu, exponent = (u >> 23 & 0xFFu) + 896;
     const uint64_t sign = KOPT_CAST_(uint64_t, u >> 31) << 63;
-    if (exponent == 896 && digits == 0) return sign;
+    if (exponent == 896 && fraction == 0) return sign;
     if (exponent == 896 + 255) exponent = 2047;
-    if (exponent == 896) { /* subnormal */
-        for (exponent++; digits < 0x00800000u; digits <<= 1) exponent--;
-        digits &= 0x007FFFFFu;
+    if (exponent == 896) { /* subnormal in binary32, normal in binary64 */
+        for (exponent++; fraction < 0x00800000u; fraction <<= 1) exponent--;
+        fraction &= 0x007FFFFFu;
     }
-    return sign | KOPT_CAST_(uint64_t, exponent) << 52 | KOPT_CAST_(uint64_t, digits) << 29;
+    return sign | KOPT_CAST_(uint64_t, exponent) << 52 | KOPT_CAST_(uint64_t, fraction) << 29;
 }
 
-typedef union kopt_word64_of_ {
+typedef union kopt_bitcast64_ {
     double d;
     uint64_t u;
-} kopt_word64_of_;
+} kopt_bitcast64_;
 
-/* The bits of a double; a 32-bit double is widened, exactly. */
+/* The bits of a double as binary64. A double of 32 bits is converted, exactly. */
 KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
 #if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
-    return kopt_wide_bits_(x);
+    return kopt_float_to_bits64_(x);
 #else
-    kopt_word64_of_ bits;
+    kopt_bitcast64_ bits;
     bits.d = x;
     return bits.u;
 #endif
 }
 
-/* A build without checks whose formulas have positive numbers alone. */
+/* Is this a build without checks, whose formulas compute with positive numbers only? */
 #ifdef KAHAN_OPT_VMATH
 #define KOPT_POSITIVE64_ 0
 #else
@@ -1856,41 +1873,41 @@ KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
 
 typedef uint64_t kopt_f64_;
 
-enum { KOPT_TIMES_, KOPT_OVER_, KOPT_PLUS_ };
+enum { KOPT_SOFT_MUL_, KOPT_SOFT_DIV_, KOPT_SOFT_ADD_ };
 
-/* Significand with its leading bit at 61: 53 bits, and 9 to round with. The last bit also says whether anything
-   below it was cut off. */
-KOPT_INLINE_ uint64_t kopt_digits64_(uint64_t x) {
+/* The significand of a normal number: 53 bits, the leading one in bit 61, and 9 bits for rounding. Bit 0 is sticky:
+   right shifts of a significand keep it set if they shift out a 1. */
+KOPT_INLINE_ uint64_t kopt_significand64_(uint64_t x) {
     const uint64_t lead = KOPT_CAST_(uint64_t, 1) << 61;
     return (x << 9 & (lead - 1)) | lead;
 }
 
-/* x * y, x / y, x + y to nearest even, as IEEE 754 says, but for one thing: what has an infinite or NaN operand is
-   infinite. One loop shifts right and adds, for products and sums alike: this is made to be small. With
-   KOPT_POSITIVE64_ it is for positive numbers (the second of a sum may be a smaller negative one), and 0 for what is
-   subnormal. */
-static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int what) {
-    const int any = !KOPT_POSITIVE64_;
+/* x * y, x / y or x + y, rounded to nearest even as in IEEE 754, with one difference: the result is +infinity if an
+   operand is infinite or NaN, or if the divisor is 0. The code is small rather than fast: one loop of right shifts and
+   additions serves both products and sums. With KOPT_POSITIVE64_ it takes positive numbers only (the second term of a
+   sum may be negative, if its magnitude is smaller) and returns 0 for a subnormal result. */
+static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int operation) {
+    const int general = !KOPT_POSITIVE64_;
     const uint64_t top = KOPT_CAST_(uint64_t, 1) << 63, infinity = KOPT_CAST_(uint64_t, 2047) << 52;
     uint64_t sign = (x ^ y) & top, a, b, m = 0;
-    const int differ = what == KOPT_PLUS_ && sign != 0;
+    const int subtract = operation == KOPT_SOFT_ADD_ && sign != 0;
     int e, e2, n;
-    if (any && what == KOPT_PLUS_) {
-        if ((x & ~top) < (y & ~top)) { /* |x| >= |y| */
+    if (general && operation == KOPT_SOFT_ADD_) {
+        if ((x & ~top) < (y & ~top)) { /* swap, so that |x| >= |y| */
             a = x;
             x = y;
             y = a;
         }
         sign = x & top;
     }
-    a = kopt_digits64_(x);
-    b = kopt_digits64_(y);
+    a = kopt_significand64_(x);
+    b = kopt_significand64_(y);
     e = KOPT_CAST_(int, x >> 52 & 2047);
     e2 = KOPT_CAST_(int, y >> 52 & 2047);
-    if (any) {
+    if (general) {
         if (e == 2047 || e2 == 2047) return infinity;
-        if (y << 1 == 0 && what == KOPT_PLUS_) return x << 1 == 0 ? x & y : x;
-        if (y << 1 == 0 && what == KOPT_OVER_) return infinity;
+        if (y << 1 == 0 && operation == KOPT_SOFT_ADD_) return x << 1 == 0 ? x & y : x;
+        if (y << 1 == 0 && operation == KOPT_SOFT_DIV_) return infinity;
         if (x << 1 == 0 || y << 1 == 0) return sign;
         if (e == 0) { /* subnormal */
             a = x << 12 >> 3;
@@ -1902,9 +1919,9 @@ static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int what) {
         }
     }
     n = e - e2;
-    if (what == KOPT_OVER_) {
+    if (operation == KOPT_SOFT_DIV_) {
         e = n + 1023 + 62;
-        do { /* one bit of the quotient after the other */
+        do { /* long division: one bit of the quotient in each iteration */
             m <<= 1;
             if (a >= b) {
                 a -= b;
@@ -1916,51 +1933,52 @@ static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int what) {
         m |= a != 0;
     } else {
         a >>= 1;
-        if (what == KOPT_PLUS_) {
-            m = b;
+        if (operation == KOPT_SOFT_ADD_) {
+            m = b; /* the loop shifts it right by the difference of the exponents */
             b = 0;
             e++;
         } else {
             e += e2 - 1022;
-            n = 61;
+            n = 61; /* the loop adds a for each bit of b, from the lowest */
         }
         for (;; b >>= 1) {
             m = (m >> 1) | (m & 1);
             if (n-- == 0) break;
             if ((b & 1) != 0) m += a;
         }
-        if (differ) m = 0 - m;
+        if (subtract) m = 0 - m;
         m += a;
-        if (any && m == 0) return 0;
+        if (general && m == 0) return 0;
         for (; m >> 61 == 0; m <<= 1) e--;
     }
-    if (!any) sign = 0;
-    if (!any && e <= 0) return 0;
-    for (; any && e <= 0; e++) m = (m >> 1) | (m & 1); /* subnormal */
+    if (!general) sign = 0;
+    if (!general && e <= 0) return 0;
+    for (; general && e <= 0; e++) m = (m >> 1) | (m & 1); /* subnormal */
+    /* to nearest even, at bit 9 */
     m += 255 + (m >> 9 & 1);
-    if (any && e >= 2047) return sign | infinity;
+    if (general && e >= 2047) return sign | infinity;
     return sign | ((m >> 9) + (KOPT_CAST_(uint64_t, e - 1) << 52));
 }
 
-KOPT_INLINE_ kopt_f64_ kopt_get64_(double x) { return kopt_bits64_(x); }
-KOPT_INLINE_ uint64_t kopt_word64_(kopt_f64_ x) { return x; }
-KOPT_INLINE_ kopt_f64_ kopt_mul64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_TIMES_); }
-KOPT_INLINE_ kopt_f64_ kopt_div64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_OVER_); }
-KOPT_INLINE_ kopt_f64_ kopt_add64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_PLUS_); }
+KOPT_INLINE_ kopt_f64_ kopt_to_f64_(double x) { return kopt_bits64_(x); }
+KOPT_INLINE_ uint64_t kopt_f64_to_bits_(kopt_f64_ x) { return x; }
+KOPT_INLINE_ kopt_f64_ kopt_mul64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_SOFT_MUL_); }
+KOPT_INLINE_ kopt_f64_ kopt_div64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_SOFT_DIV_); }
+KOPT_INLINE_ kopt_f64_ kopt_add64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_SOFT_ADD_); }
 KOPT_INLINE_ kopt_f64_ kopt_sub64_(kopt_f64_ a, kopt_f64_ b) {
-    return kopt_soft64_(a, b ^ KOPT_CAST_(uint64_t, 1) << 63, KOPT_PLUS_);
+    return kopt_soft64_(a, b ^ KOPT_CAST_(uint64_t, 1) << 63, KOPT_SOFT_ADD_);
 }
 
-KOPT_INLINE_ kopt_f64_ kopt_whole64_(uint32_t n) { /* n > 0 */
+KOPT_INLINE_ kopt_f64_ kopt_u32_to_f64_(uint32_t n) { /* n > 0 */
     int e = 1023 + 52;
-    uint64_t digits = n;
-    for (; digits >> 52 == 0; digits <<= 1) e--;
-    return digits + (KOPT_CAST_(uint64_t, e - 1) << 52);
+    uint64_t significand = n;
+    for (; significand >> 52 == 0; significand <<= 1) e--;
+    return significand + (KOPT_CAST_(uint64_t, e - 1) << 52);
 }
 
 KOPT_INLINE_ kopt_f64_ kopt_half64_(kopt_f64_ x) { return x - (KOPT_CAST_(uint64_t, 1) << 52); }
 
-/* Rounded to binary32. */
+/* Rounds to binary32, nearest even. A NaN becomes an infinity. With KOPT_POSITIVE64_ a subnormal result becomes 0. */
 static KOPT_NOINLINE_ float kopt_to_float_(kopt_f64_ x) {
     const uint32_t sign = !KOPT_POSITIVE64_ ? KOPT_CAST_(uint32_t, x >> 32) & 0x80000000u : 0;
     const int exponent = KOPT_CAST_(int, x >> 52 & 2047);
@@ -1975,16 +1993,16 @@ static KOPT_NOINLINE_ float kopt_to_float_(kopt_f64_ x) {
         if (shift > 0) x |= KOPT_CAST_(uint64_t, exponent != 0) << 52; /* subnormal or zero */
         for (; shift > 0 && x != 0; shift--) x = (x >> 1) | (x & 1);
     }
-    x += 0x0FFFFFFFu + (x >> 29 & 1);
+    x += 0x0FFFFFFFu + (x >> 29 & 1); /* to nearest even, at bit 29 */
     return kopt_as_f32_(sign | KOPT_CAST_(uint32_t, x >> 29));
 }
 
-KOPT_INLINE_ kopt_f64_ kopt_make64_(uint64_t bits) { return bits; }
-KOPT_INLINE_ double kopt_put64_(kopt_f64_ x) {
+KOPT_INLINE_ kopt_f64_ kopt_bits_to_f64_(uint64_t bits) { return bits; }
+KOPT_INLINE_ double kopt_to_double_(kopt_f64_ x) {
 #if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
     return kopt_to_float_(x);
 #else
-    kopt_word64_of_ bits;
+    kopt_bitcast64_ bits;
     bits.u = x;
     return bits.d;
 #endif
@@ -1994,14 +2012,15 @@ KOPT_INLINE_ double kopt_put64_(kopt_f64_ x) {
 
 typedef double kopt_f64_;
 
-/* volatile, here and below: nothing moves out from between kopt_enter_ and kopt_leave_. An operation cannot begin
-   before its operand is settled, and what it gives is settled before anything else is. */
 #if defined(__x86_64__) || (defined(__i386__) && defined(__SSE2_MATH__)) || defined(__aarch64__)
 #define KOPT_REGISTER64_ KOPT_REGISTER_
 #else
 #define KOPT_REGISTER64_ "m"
 #endif
-KOPT_INLINE_ double kopt_settle64_(double x) {
+/* An optimization barrier: hides the value of x from the optimizer. The barriers here and in kopt_to_float_() are
+   volatile, so they stay in order, and every operation is between two of them: one for its operand, one for its result.
+   So the compiler cannot move an operation out from between kopt_enter_() and kopt_leave_(). */
+KOPT_INLINE_ double kopt_opaque64_(double x) {
 #ifdef __CUDA_ARCH__
     return x;
 #elif defined(KOPT_GNU_)
@@ -2013,15 +2032,15 @@ KOPT_INLINE_ double kopt_settle64_(double x) {
 #endif
 }
 
-KOPT_INLINE_ kopt_f64_ kopt_make64_(uint64_t bits) {
-    kopt_word64_of_ whole;
+KOPT_INLINE_ kopt_f64_ kopt_bits_to_f64_(uint64_t bits) {
+    kopt_bitcast64_ whole;
     whole.u = bits;
     return whole.d;
 }
-KOPT_INLINE_ double kopt_put64_(kopt_f64_ x) { return x; }
-KOPT_INLINE_ kopt_f64_ kopt_get64_(double x) { return x; }
-KOPT_INLINE_ kopt_f64_ kopt_whole64_(uint32_t n) { return n; }
-KOPT_INLINE_ uint64_t kopt_word64_(kopt_f64_ x) { return kopt_bits64_(x); }
+KOPT_INLINE_ double kopt_to_double_(kopt_f64_ x) { return x; }
+KOPT_INLINE_ kopt_f64_ kopt_to_f64_(double x) { return x; }
+KOPT_INLINE_ kopt_f64_ kopt_u32_to_f64_(uint32_t n) { return n; }
+KOPT_INLINE_ uint64_t kopt_f64_to_bits_(kopt_f64_ x) { return kopt_bits64_(x); }
 #ifdef __CUDA_ARCH__
 #define KOPT_OPERATION64_(name, ptx, operation)             \
     KOPT_INLINE_ kopt_f64_ name(kopt_f64_ a, kopt_f64_ b) { \
@@ -2031,7 +2050,7 @@ KOPT_INLINE_ uint64_t kopt_word64_(kopt_f64_ x) { return kopt_bits64_(x); }
     }
 #else
 #define KOPT_OPERATION64_(name, ptx, operation) \
-    KOPT_INLINE_ kopt_f64_ name(kopt_f64_ a, kopt_f64_ b) { return kopt_settle64_(a operation kopt_settle64_(b)); }
+    KOPT_INLINE_ kopt_f64_ name(kopt_f64_ a, kopt_f64_ b) { return kopt_opaque64_(a operation kopt_opaque64_(b)); }
 #endif
 KOPT_OPERATION64_(kopt_mul64_, "mul.rn.f64", *)
 KOPT_OPERATION64_(kopt_div64_, "div.rn.f64", /)
@@ -2045,10 +2064,10 @@ KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
     float y;
     __asm__("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
 #elif defined(KOPT_GNU_)
-    float y = KOPT_CAST_(float, kopt_settle64_(x));
+    float y = KOPT_CAST_(float, kopt_opaque64_(x));
     __asm__ __volatile__("" : "+" KOPT_REGISTER64_(y));
 #else
-    volatile float y = KOPT_CAST_(float, kopt_settle64_(x));
+    volatile float y = KOPT_CAST_(float, kopt_opaque64_(x));
 #endif
     return y;
 }
@@ -2057,110 +2076,116 @@ KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
 
 /* ---- comparisons and ranges of hyper-parameters ---- */
 
-/* a < b, by integers: -Ofast takes it that no NaN exists, and a caller's DAZ that no subnormal does. NaN is above all
-   or below all. */
+/* a < b, compared as integers: -Ofast assumes that there are no NaNs, and with DAZ set by the caller subnormals would
+   count as 0. A NaN is above all numbers or, if its sign bit is set, below all. */
 static KOPT_HOST_DEVICE_ int kopt_less64_(kopt_f64_ a, kopt_f64_ b) {
     const uint64_t top = KOPT_CAST_(uint64_t, 1) << 63;
-    uint64_t x = kopt_word64_(a), y = kopt_word64_(b);
+    uint64_t x = kopt_f64_to_bits_(a), y = kopt_f64_to_bits_(b);
     if (KOPT_POSITIVE64_) return x < y;
-    x = (x & top) != 0 ? top - (x & ~top) : x | top; /* -0 becomes 0 */
+    x = (x & top) != 0 ? top - (x & ~top) : x | top; /* the order of the numbers; -0 becomes 0 */
     y = (y & top) != 0 ? top - (y & ~top) : y | top;
     return x < y;
 }
 
-/* Finite, and in [least, most]. */
-static KOPT_HOST_DEVICE_ int kopt_inside64_(kopt_f64_ x, kopt_f64_ least, kopt_f64_ most) {
-    return (kopt_word64_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, least) && !kopt_less64_(most, x);
+/* Is x finite and in [low, high]? */
+static KOPT_HOST_DEVICE_ int kopt_within64_(kopt_f64_ x, kopt_f64_ low, kopt_f64_ high) {
+    return (kopt_f64_to_bits_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, low) && !kopt_less64_(high, x);
 }
 
-static KOPT_HOST_DEVICE_ int kopt_less_(double a, double b) { return kopt_less64_(kopt_get64_(a), kopt_get64_(b)); }
+static KOPT_HOST_DEVICE_ int kopt_less_(double a, double b) { return kopt_less64_(kopt_to_f64_(a), kopt_to_f64_(b)); }
 
-static KOPT_HOST_DEVICE_ int kopt_within_(double x, double least, double most) {
-    return kopt_inside64_(kopt_get64_(x), kopt_get64_(least), kopt_get64_(most));
+static KOPT_HOST_DEVICE_ int kopt_within_(double x, double low, double high) {
+    return kopt_within64_(kopt_to_f64_(x), kopt_to_f64_(low), kopt_to_f64_(high));
 }
 
-/* The same for what each step checks: words of numbers that are not negative have the order of the numbers. -0 is 0. */
+/* Faster checks, for every step. The words of nonnegative numbers are in the order of the numbers, and those of
+   negative numbers and NaNs are above that of any finite bound. -0 counts as 0. */
 KOPT_INLINE_ int kopt_is_zero_(double x) { return kopt_bits64_(x) << 1 == 0; }
-KOPT_INLINE_ int kopt_from_0_to_(double x, double most) {
-    return kopt_bits64_(x) <= kopt_bits64_(most) || kopt_is_zero_(x);
+KOPT_INLINE_ int kopt_from_0_to_(double x, double largest) {
+    return kopt_bits64_(x) <= kopt_bits64_(largest) || kopt_is_zero_(x);
 }
 KOPT_INLINE_ int kopt_from_0_below_1_(double x) { return kopt_bits64_(x) < kopt_bits64_(1) || kopt_is_zero_(x); }
-KOPT_INLINE_ int kopt_magnitude_to_(double x, double most) { return kopt_bits64_(x) << 1 <= kopt_bits64_(most) << 1; }
-KOPT_INLINE_ int kopt_normal_to_(double x, double most) { /* of fp32, above 0 */
-    return kopt_bits64_(x) >= kopt_bits64_(1.1754943508222875e-38) && kopt_bits64_(x) <= kopt_bits64_(most);
+KOPT_INLINE_ int kopt_magnitude_at_most_(double x, double largest) {
+    return kopt_bits64_(x) << 1 <= kopt_bits64_(largest) << 1;
+}
+KOPT_INLINE_ int kopt_normal_at_most_(double x, double largest) { /* at least 2^-126, the smallest normal fp32 */
+    return kopt_bits64_(x) >= kopt_bits64_(1.1754943508222875e-38) && kopt_bits64_(x) <= kopt_bits64_(largest);
 }
 
-/* Rounded to binary32. */
-KOPT_INLINE_ float kopt_narrow64_(double x) { return kopt_to_float_(kopt_get64_(x)); }
+/* Rounds to binary32, nearest even. */
+KOPT_INLINE_ float kopt_narrow64_(double x) { return kopt_to_float_(kopt_to_f64_(x)); }
 
-/* 1 - beta for the bits of 0 <= beta < 1: beta rounded down to 64 bits after the point, the difference cut to its first
-   53 bits and rounded. Integers, so that no machine needs binary64 for it. */
-static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_rest_(uint64_t beta) {
+/* 1 - beta in fp32, from the bits of 0 <= beta < 1. Truncates beta to 64 bits after the binary point, truncates the
+   difference to 53 significant bits and rounds it to fp32. In integers, so that it needs no binary64 arithmetic. */
+static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_one_minus_beta_(uint64_t beta) {
     uint64_t q = beta << 11 | KOPT_CAST_(uint64_t, 1) << 63;
-    int shift = 1022 - KOPT_CAST_(int, beta >> 52 & (KOPT_POSITIVE64_ ? 4095 : 2047)), e = 1022; /* beta may be -0 */
+    /* 2047 drops the sign bit: beta may be -0 */
+    int shift = 1022 - KOPT_CAST_(int, beta >> 52 & (KOPT_POSITIVE64_ ? 4095 : 2047)), e = 1022;
     for (; shift > 0; shift--) q >>= 1;
-    q = ~q;                  /* too small by 2^-64 */
-#ifdef KOPT_VECTORS16_       /* a machine that counts zeros at once */
+    q = ~q;                  /* 1 - beta, too small by 2^-64 */
+#ifdef KOPT_VECTORS16_       /* one instruction counts the zeros */
     e -= __builtin_clzll(q); /* q is not 0 */
     q <<= __builtin_clzll(q);
 #else
     for (; q >> 63 == 0; q <<= 1) e--;
 #endif
-    return kopt_to_float_(kopt_make64_((q << 1 >> 12) + (KOPT_CAST_(uint64_t, e) << 52)));
+    return kopt_to_float_(kopt_bits_to_f64_((q << 1 >> 12) + (KOPT_CAST_(uint64_t, e) << 52)));
 }
 
-/* 1 - (1 - a) * (1 - b), with no 1 that a and b could be lost beside. */
-static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_either_(float a, float b) {
+/* 1 - (1 - a) * (1 - b), computed as a + b - a * b: a small a or b would lose its digits in 1 - a or 1 - b. */
+static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_combine_gains_(float a, float b) {
     return kopt_sub_(kopt_add_(a, b), kopt_mul_(a, b));
 }
 
-/* beta and 1 - beta; returns 1 - beta^step. */
-static KOPT_HOST_DEVICE_ float kopt_beta_(double beta, uint32_t step, float *beta32, float *rest32) {
-    float rest = kopt_rest_(kopt_bits64_(beta)), all = kopt_as_f32_(0);
-    *beta32 = kopt_to_float_(kopt_get64_(beta));
-    *rest32 = rest;
+/* Stores beta and 1 - beta in fp32. Returns the bias correction 1 - beta^step, by binary exponentiation. */
+static KOPT_HOST_DEVICE_ float kopt_beta_(double beta, uint32_t step, float *beta32, float *gain32) {
+    float gain = kopt_one_minus_beta_(kopt_bits64_(beta)), correction = kopt_as_f32_(0);
+    *beta32 = kopt_to_float_(kopt_to_f64_(beta));
+    *gain32 = gain;
     for (;;) {
-        if ((step & 1u) != 0) all = kopt_either_(all, rest);
+        if ((step & 1u) != 0) correction = kopt_combine_gains_(correction, gain);
         step >>= 1;
-        if (step == 0) return all;
-        rest = kopt_either_(rest, rest);
+        if (step == 0) return correction;
+        gain = kopt_combine_gains_(gain, gain);
     }
 }
 
 #ifdef KOPT_VECTORS16_
-typedef float kopt_floats_ __attribute__((__vector_size__(16)));
+typedef float kopt_f32x4_ __attribute__((__vector_size__(16)));
 
-static KOPT_FORCE_INLINE_ kopt_floats_ kopt_either4_(kopt_floats_ a, kopt_floats_ b) {
-    kopt_floats_ sum = a + b, product = a * b, r;
+static KOPT_FORCE_INLINE_ kopt_f32x4_ kopt_combine_gains4_(kopt_f32x4_ a, kopt_f32x4_ b) {
+    kopt_f32x4_ sum = a + b, product = a * b, r;
     __asm__("" : "+" KOPT_REGISTER_(sum), "+" KOPT_REGISTER_(product));
     r = sum - product;
     KOPT_OPAQUE_FLOAT_(r);
     return r;
 }
 
-/* kopt_beta_ of beta1 and beta2, in one loop. */
-static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *all1, float *all2) {
-    const float rest1 = kopt_rest_(kopt_bits64_(opt->beta1)), rest2 = kopt_rest_(kopt_bits64_(opt->beta2));
-    kopt_floats_ rest = {rest1, rest2}, all = {0, 0};
+/* kopt_beta_() of both beta1 and beta2 in one loop, in lanes 0 and 1. */
+static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *correction1,
+                                                    float *correction2) {
+    const float one_minus_beta1 = kopt_one_minus_beta_(kopt_bits64_(opt->beta1)),
+                one_minus_beta2 = kopt_one_minus_beta_(kopt_bits64_(opt->beta2));
+    kopt_f32x4_ gain = {one_minus_beta1, one_minus_beta2}, correction = {0, 0};
     uint32_t step = s->step;
     s->beta1 = kopt_narrow64_(opt->beta1);
     s->beta2 = kopt_narrow64_(opt->beta2);
-    s->gain1 = rest1;
-    s->gain2 = rest2;
+    s->gain1 = one_minus_beta1;
+    s->gain2 = one_minus_beta2;
     for (;;) {
-        if ((step & 1u) != 0) all = kopt_either4_(all, rest);
+        if ((step & 1u) != 0) correction = kopt_combine_gains4_(correction, gain);
         step >>= 1;
         if (step == 0) break;
-        rest = kopt_either4_(rest, rest);
+        gain = kopt_combine_gains4_(gain, gain);
     }
-    *all1 = all[0];
-    *all2 = all[1];
+    *correction1 = correction[0];
+    *correction2 = correction[1];
 }
 #endif
 
-/* Square root of a in (0, 1] by Heron's iteration, which falls until it has converged. */
+/* Square root of 0 < a <= 1 by Heron's method. The iterates decrease until they have converged. */
 static KOPT_HOST_DEVICE_ kopt_f64_ kopt_sqrt64_(kopt_f64_ a) {
-    kopt_f64_ x = kopt_get64_(1.0), y;
+    kopt_f64_ x = kopt_to_f64_(1.0), y;
     for (;;) {
         y = kopt_half64_(kopt_add64_(x, kopt_div64_(a, x)));
         if (!kopt_less64_(y, x)) return x;
@@ -2168,26 +2193,26 @@ static KOPT_HOST_DEVICE_ kopt_f64_ kopt_sqrt64_(kopt_f64_ a) {
     }
 }
 
-/* n > 0 as binary64, to nearest. */
-static KOPT_HOST_DEVICE_ kopt_f64_ kopt_count64_(uint64_t n) {
+/* Converts n > 0 to binary64, nearest even. */
+static KOPT_HOST_DEVICE_ kopt_f64_ kopt_u64_to_f64_(uint64_t n) {
     const uint32_t high = KOPT_CAST_(uint32_t, n >> 32), low = KOPT_CAST_(uint32_t, n & 0xFFFFFFFFu);
-    const kopt_f64_ rest = low == 0 ? kopt_get64_(0) : kopt_whole64_(low);
-    if (high == 0) return rest;
-    return kopt_add64_(kopt_mul64_(kopt_whole64_(high), kopt_get64_(4294967296.0)), rest);
+    const kopt_f64_ low64 = low == 0 ? kopt_to_f64_(0) : kopt_u32_to_f64_(low);
+    if (high == 0) return low64;
+    return kopt_add64_(kopt_mul64_(kopt_u32_to_f64_(high), kopt_to_f64_(4294967296.0)), low64);
 }
 
 /* ---- EXACT NORM -------------------------------------------------------------------------------------------------- */
 
-/* value * 2^(p - 298) into the digits of a norm, without carry: each grows by less than 2^33. */
-KOPT_INLINE_ void kopt_norm_put_(kopt_norm *norm, uint64_t value, uint32_t p) {
+/* Adds value * 2^(p - 298) to the exact sum. Does not propagate carries: each limb grows by less than 2^33. */
+KOPT_INLINE_ void kopt_norm_accumulate_(kopt_norm *norm, uint64_t value, uint32_t p) {
     const uint64_t low = (value & 0xFFFFFFFFu) << (p & 31u), high = (value >> 32) << (p & 31u);
-    uint64_t *digit = norm->digit + (p >> 5);
-    digit[0] += low & 0xFFFFFFFFu;
-    digit[1] += (low >> 32) + (high & 0xFFFFFFFFu);
-    digit[2] += high >> 32;
+    uint64_t *limb = norm->digit + (p >> 5);
+    limb[0] += low & 0xFFFFFFFFu;
+    limb[1] += (low >> 32) + (high & 0xFFFFFFFFu);
+    limb[2] += high >> 32;
 }
 
-/* The one form of a sum: all digits but the last below 2^32. */
+/* Propagates carries. Then all limbs but the last are below 2^32, and equal sums have equal limbs. */
 static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_carry_(kopt_norm *norm) {
     int i;
     for (i = 0; i < 19; i++) {
@@ -2196,60 +2221,63 @@ static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_carry_(kopt_norm *norm) {
     }
 }
 
-/* The word of |x| as fp32. */
-KOPT_INLINE_ uint32_t kopt_magnitude_(const kopt_byte_ *p, kopt_format format) {
+/* The fp32 word of |x|. */
+KOPT_INLINE_ uint32_t kopt_load_magnitude_(const kopt_byte_ *p, kopt_format format) {
     if (format == KOPT_F32) return kopt_load32_(p) & 0x7FFFFFFFu;
     if (format == KOPT_BF16) return (kopt_load16_(p) & 0x7FFFu) << 16;
     return kopt_as_u32_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, kopt_load16_(p) & 0x7FFFu)));
 }
 
-/* One value at a time: for any value, and at most 2^30 of them until the next carry. */
-static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_each_(kopt_norm *norm, const kopt_byte_ *p,
-                                                                          kopt_format format, size_t n) {
+/* Adds the squares of n values one by one. Takes any value. At most 2^30 values until the next kopt_norm_carry_(). */
+static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_add_values_(kopt_norm *norm, const kopt_byte_ *p,
+                                                                                kopt_format format, size_t n) {
     const size_t size = kopt_bytes_of_(format);
     for (; n > 0; n--, p += size) {
-        const uint32_t mag = kopt_magnitude_(p, format), exponent = mag >> 23;
-        const uint64_t digits = (mag & 0x007FFFFFu) | (exponent == 0 ? 0 : 0x00800000u); /* x = digits 2^(exp - 150) */
+        const uint32_t magnitude = kopt_load_magnitude_(p, format), exponent = magnitude >> 23;
+        /* |x| = significand * 2^(max(exponent, 1) - 150) */
+        const uint64_t significand = (magnitude & 0x007FFFFFu) | (exponent == 0 ? 0 : 0x00800000u);
         if (exponent == 255)
             norm->nonfinite++;
         else
-            kopt_norm_put_(norm, digits * digits, exponent == 0 ? 0 : 2 * exponent - 2);
+            kopt_norm_accumulate_(norm, significand * significand, exponent == 0 ? 0 : 2 * exponent - 2);
     }
 }
 
-/* Not an assignment, which would call memcpy. */
+/* Copies a norm and propagates the carries of the copy. Not an assignment, which would call memcpy. */
 static KOPT_HOST_DEVICE_ void kopt_norm_copy_(kopt_norm *to, const kopt_norm *from) {
     kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
     kopt_norm_carry_(to);
 }
 
-/* Digit by digit: 54 bits of the root, the last of them and what remains say how to round. */
+/* The square root, rounded to nearest even; infinity if a value was not finite. Computes 54 bits of the root one by
+   one; the last bit and the remainder decide the rounding. */
 static KOPT_HOST_DEVICE_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
-    uint64_t rest = 0, root = 0;
+    uint64_t remainder = 0, root = 0;
     int pairs, pair, i;
     kopt_norm n;
     kopt_norm_copy_(&n, norm);
-    if (n.nonfinite != 0) return kopt_make64_(KOPT_CAST_(uint64_t, 0x7FF) << 52);
+    if (n.nonfinite != 0) return kopt_bits_to_f64_(KOPT_CAST_(uint64_t, 0x7FF) << 52);
     for (i = 19; i >= 0 && n.digit[i] == 0; i--) {
     }
-    if (i < 0) return kopt_make64_(0);
-    pairs = 16 * i; /* as many pairs of bits has the sum */
-    for (rest = n.digit[i]; rest != 0; rest >>= 2) pairs++;
+    if (i < 0) return kopt_bits_to_f64_(0);
+    pairs = 16 * i; /* the number of bit pairs of the sum */
+    for (remainder = n.digit[i]; remainder != 0; remainder >>= 2) pairs++;
     for (pair = pairs - 1; pair >= pairs - 54; pair--) {
-        const int at = pair >= 320 ? 19 : pair >> 4;
-        uint64_t bit;
-        rest <<= 2;
-        if (pair >= 0) rest |= n.digit[at] >> (2 * (pair - 16 * at)) & 3u;
-        bit = (root << 2) | 1u;
+        const int limb = pair >= 320 ? 19 : pair >> 4;
+        uint64_t trial;
+        remainder <<= 2;
+        if (pair >= 0) remainder |= n.digit[limb] >> (2 * (pair - 16 * limb)) & 3u;
+        trial = (root << 2) | 1u;
         root <<= 1;
-        if (rest >= bit) {
-            rest -= bit;
+        if (remainder >= trial) {
+            remainder -= trial;
             root |= 1u;
         }
     }
-    for (; pair >= 0 && rest == 0; pair--) rest = n.digit[pair >> 4] >> (2 * (pair & 15)) & 3u;
-    root = (root >> 1) + ((root & 1u) != 0 && (rest != 0 || (root & 2u) != 0)); /* times 2^(pairs - 53 - 149) */
-    return kopt_make64_((KOPT_CAST_(uint64_t, pairs + 872) << 52) + root);
+    for (; pair >= 0 && remainder == 0; pair--) remainder = n.digit[pair >> 4] >> (2 * (pair & 15)) & 3u;
+    /* 53 bits, in units of 2^(pairs - 53 - 149) */
+    root = (root >> 1) + ((root & 1u) != 0 && (remainder != 0 || (root & 2u) != 0));
+    return kopt_bits_to_f64_((KOPT_CAST_(uint64_t, pairs + 872) << 52) + root);
 }
 
 #ifdef KAHAN_OPT_VMATH
@@ -2257,23 +2285,23 @@ static KOPT_HOST_DEVICE_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
 
 /* clang-format off */
 typedef enum kopt_vmath_kind_ {
-    KOPT_VMATH_EXP_,
+    KOPT_VMATH_EXP_, /* functions of vector mathematics */
     KOPT_VMATH_LOG_,
     KOPT_VMATH_TANH_,
     KOPT_VMATH_ERF_,
     KOPT_VMATH_ERFC_,
     KOPT_VMATH_ATAN2_,
     KOPT_VMATH_SINCOSPI_,
-    KOPT_VMATH_ADD_ONE_, /* of fp32 */
-    KOPT_VMATH_PREPARE_,
-    KOPT_VMATH_FINISH_,
-    KOPT_VMATH_MULTIPLY_, /* parts of kopt_map */
-    KOPT_VMATH_MOST_,
-    KOPT_VMATH_BELOW_,
-    KOPT_VMATH_TERMS_, /* parts of kopt_softmax */
-    KOPT_VMATH_NORMAL_,
+    KOPT_VMATH_ADD_ONE_,    /* in fp32 */
+    KOPT_VMATH_PREPARE_,    /* kopt_map: the arguments of the function */
+    KOPT_VMATH_FINISH_,     /* kopt_map: the 16-bit results */
+    KOPT_VMATH_MULTIPLY_,   /* kopt_map: 16-bit products */
+    KOPT_VMATH_MAXIMUM_,    /* kopt_softmax: the largest value of a row */
+    KOPT_VMATH_DIFFERENCE_, /* kopt_softmax: the distances from it, and their rounding errors */
+    KOPT_VMATH_TERMS_,      /* kopt_softmax: corrected terms and their sums */
+    KOPT_VMATH_NORMAL_,     /* random numbers */
     KOPT_VMATH_UNIFORM_,
-    KOPT_VMATH_LINE_ /* random numbers; products and sums */
+    KOPT_VMATH_LINEAR_ /* a + b * in2, or a * in + b * in2 */
 } kopt_vmath_kind_;
 /* clang-format on */
 
@@ -2289,11 +2317,11 @@ typedef struct kopt_vmath_job_ {
     uint32_t step, id, stream, attempt;
 } kopt_vmath_job_;
 
-#define KOPT_PARTS_ 16 /* element i of a row is in sum i mod 16, as many as the widest vector has lanes */
+#define KOPT_PARTS_ 16 /* partial sums of a row, one for each lane of the widest vector: element i is in sum i mod 16 */
 
-/* By function and format, `input << 16 | output`, ascending: all inputs whose true result is so close to the middle of
-   two 16-bit numbers that an fp32 result cannot tell (relative 2^-20 with bf16, 2^-21 with fp16).
-   `tests/vmath.py patches`. */
+/* All inputs that are hard to round: the exact result is so close to the midpoint of two 16-bit numbers (relative 2^-20
+   for bf16, 2^-21 for fp16) that an fp32 result does not show which one is nearer. By function and format; an entry is
+   `input << 16 | output`, in ascending order. `tests/vmath.py patches` prints them. */
 /* clang-format off */
 static const unsigned kopt_map_exception_start_[27] = {0,   4,   42,  50,  107, 107, 139, 146, 211,
                                                        219, 261, 262, 312, 313, 364, 369, 427, 427,
@@ -2392,14 +2420,14 @@ static const uint32_t kopt_map_exception_table_[816] = {
     0xBB6AAC0Du, 0xBD02AFD9u, 0xBEA8AF9Au, 0xC0D8A9A8u, 0xC34795FDu, 0xC39D9236u};
 /* clang-format on */
 
-/* The list of a function and format. */
+/* The entries of one function and format. */
 static const uint32_t *kopt_map_exceptions_(kopt_function f, kopt_format format, unsigned *count) {
     const unsigned *const start = kopt_map_exception_start_ + 2 * KOPT_CAST_(int, f) + (format == KOPT_FP16);
     *count = start[1] - start[0];
     return kopt_map_exception_table_ + start[0];
 }
 
-/* The right result for input x, if it is one of those, or else y. */
+/* The correct result for input x if it has an entry, else y. */
 static KOPT_HOST_DEVICE_ uint32_t kopt_map_exception_(const uint32_t *patches, unsigned count, uint32_t x, uint32_t y) {
     unsigned low = 0, high = count;
     while (low < high) {
@@ -2414,39 +2442,41 @@ static KOPT_HOST_DEVICE_ uint32_t kopt_map_exception_(const uint32_t *patches, u
 }
 #endif
 
-/* Which stages of a step: a turn that a kernel of vectors gives back runs one of the first two, with x in a row. The
-   last is what comes after the weights are stored: slow weights, copies, counts, a gradient of zeros. */
+/* The stages of a step, as bits. For a pair that a vector kernel hands to the scalar code, the scalar code runs only
+   the direction or only the commit stage, and the direction is in a buffer. The final stage comes after the weights are
+   stored: slow weights, copies, counts, zeroing the gradient. */
 enum { KOPT_DIRECTION_STAGE_ = 1, KOPT_COMMIT_STAGE_ = 2, KOPT_FINAL_STAGE_ = 4, KOPT_ALL_STAGES_ = 7 };
 #ifndef KOPT_NT_THRESHOLD_
-#define KOPT_NT_THRESHOLD_ (KOPT_CAST_(size_t, 1) << 25) /* bytes of a result that are written past the caches */
+#define KOPT_NT_THRESHOLD_ (KOPT_CAST_(size_t, 1) << 25) /* bytes of a result from which on stores are non-temporal */
 #endif
-#define KOPT_TILE_ 256 /* elements; a block of 8-bit moments */
+#define KOPT_TILE_ 256 /* elements, as in a block of 8-bit moments */
 
-/* How a kernel of its own goes over its turns. Through a row: stage by stage, over a tile. Fused: the second stage of a
-   turn right behind its first. In turns: behind the first stage of the next one, so that a processor has two divisions
-   to work at. docs/benchmarks.md has what each is worth. */
+/* The order of stages in a specialized loop. Tiled: each stage runs over a whole tile. Fused: the commit stage of a
+   pair follows its direction stage at once. Pipelined: the commit stage of a pair follows the direction stage of the
+   next pair, so that the processor can work on two divisions at a time. docs/benchmarks.md measures the gain. */
 typedef enum kopt_schedule_ { KOPT_TILED_, KOPT_FUSED_, KOPT_PIPELINED_ } kopt_schedule_;
 
-/* One lane, for what is too little or too special for the others. */
+/* Scalar code, which vector code calls for ranges that are too short and for values that are special. */
 static void kopt_walk_scalar_(const kopt_job_ *j, size_t begin, size_t end);
 static KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages, kopt_byte_ *x,
-                                                    kopt_byte_ *y, int parted);
+                                                    kopt_byte_ *y, int even_odd);
 static KOPT_UNUSED_ void kopt_store_fp16_buffer_scalar_(kopt_byte_ *to, const kopt_byte_ *row, int square, int moment,
-                                                        kopt_rounding how, const kopt_byte_ *number,
-                                                        const kopt_byte_ *twice, size_t n);
+                                                        kopt_rounding how, const kopt_byte_ *base,
+                                                        const kopt_byte_ *stride, size_t n);
 static void kopt_measure_from_scalar_(const kopt_job_ *j, size_t begin, kopt_byte_ *out);
 static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin, size_t end);
-static KOPT_UNUSED_ void kopt_tally_(const kopt_job_ *tile, const kopt_byte_ *update, const kopt_byte_ *before,
-                                     const kopt_byte_ *kept_before, size_t size, size_t residual_size);
+static KOPT_UNUSED_ void kopt_tally_(const kopt_job_ *tile, const kopt_byte_ *update, const kopt_byte_ *weight_before,
+                                     const kopt_byte_ *residual_before, size_t size, size_t residual_size);
 static void kopt_zero_(kopt_byte_ *p, size_t size);
 #ifdef KAHAN_OPT_VMATH
-/* The function of a table between the stages of a step: of y and x into y. */
+/* Calls the function of the job's table that runs between the stages: y = tanh(y) for Lion, y = atan2(y, x) for
+   Adam-atan2, or y = atan(y) if the job says quotient. */
 static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *x, size_t n);
 #endif
 
 /* ---- ONE PASS PER INSTRUCTION SET -------------------------------------------------------------------------------- */
 
-/* The file includes itself once per instruction set, each time only for the vocabulary and the kernels. */
+/* The file includes itself once per instruction set. Each inclusion compiles only the vocabulary and the kernels. */
 
 #define KOPT_PASS_SCALAR_ 1
 #define KOPT_PASS_SSE2_ 2
@@ -2473,8 +2503,9 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 
 #if defined(KOPT_GCC_) && !defined(__OPTIMIZE_SIZE__) && !defined(__CUDACC__) && !defined(KOPT_OPTIMIZED_HERE_) && \
     !defined(__FAST_MATH__) && (defined(KOPT_X86_) || defined(KOPT_NEON_))
-#define KOPT_COLD_HERE_ /* after the kernels of vectors: the rest takes a third less time to compile so.
-                            Not with -Ofast, whose macro __FAST_MATH__ pop_options forgets */
+/* -O1 for all code after the vector kernels above, which then takes a third less time to compile. Not with -Ofast:
+   gcc's pop_options does not restore its macro __FAST_MATH__. */
+#define KOPT_COLD_HERE_
 #pragma GCC push_options
 #pragma GCC optimize("O1")
 #endif
@@ -2498,46 +2529,109 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 #endif /* KAHAN_OPT_IMPLEMENTATION: to be continued after the kernels */
 #endif /* KOPT_PASS_ */
 
-#ifdef KOPT_PASS_ /* one reading for one ISA */
+#ifdef KOPT_PASS_ /* this inclusion is the pass for one ISA */
 
 /* ================================================================================================================== */
-/* VOCABULARIES: what the kernels say, in the words of one ISA. Intrinsics live here and nowhere else.
+/* VOCABULARIES: the operations from which the kernels are made, for each ISA. Intrinsics live here and nowhere else.
 
-   values   vf32_ (LANES_ fp32), vu32_ (LANES_ 32-bit integers), vmask_ (a truth value per lane)
-   floats   add_ sub_ mul_ div_ sqrt_ splat_    one IEEE operation each, its result settled: no flag can fuse it
-            as_u32_ as_f32_                      the same register as words, as floats
-            round_u32_ convert_f32_                     to integer (nearest even, below 2^31), from integer
-            masked_sub_(mask, a, b)            a - b, and b elsewhere. Optional: MASKED_SUB_
-            min_(a, b) max_(a, b)      of floats, one not negative; b if one is NaN. Optional: MIN_MAX_
-   words    isplat_ iadd_ isub_ and_ or_ xor_ shl_ shr_ mulhilo_, mul16_ add16_ (each 16-bit half by itself, low result)
-            isplat_hoisted_                             isplat_ that the compiler keeps instead of making it anew in a loop
-            OPERATORS_: vu32_ have the operators of C, by which iadd_ to shr_ are then made
-            imax_ (signed). Optional: IMAX_
-   masks    igt_ (signed) ieq_ mask_or_ any_true_ select_(mask, yes, no) select_or_zero_(mask, words): 0 elsewhere
-            unordered_(a, b): is one of the floats NaN? Optional: UNORDERED_
-   memory   load32_ load16_ (zero-extended) load8_ (sign-extended), store32_ store16_ store8_ (the low
-            bits), any alignment; table8_(array of 8 words, index)
-   sums     dot_(sum, a, b): sum[0] and sum[1] += the products of the lanes, in 64 bits; each lane in either. Not
-            scalar, nor beside TOOLS_ISA_
-   fp16     widen_fp16_ narrow_fp16_ (nearest even), between floats and the low halves of words; GENERIC_FP16_: the
-            kernels make them. load_fp16_ (from memory) round_fp16_ (both at once). Optional: FP16_
-   random   block_of_lane_ interleave_low_ interleave_high_: see philox_transpose. Not scalar, as mul16_ and add16_
-   halves   two 16-bit numbers to a word: unpack_low16_ unpack_high16_ (zero-extended, in the order of memory), pack_high16_
-            (the upper halves of two), max16_ (signed) any_gt16_, flush16_(numbers, mask): 0 where no bit
-            of the mask is set, store8_from16_ (the low bytes). Not scalar
-   rules    ONE_PASS_: functions of vector mathematics are a part of a rule, no table comes between its stages
-   streams  nt_store16_ nt_store32_ (aligned: past the caches) nt_fence_ (after the last). Optional: NT_STORES_
-   pairs    SPECIALIZED_: there are kernels of their own, with the even elements of bf16 in one vector and the odd ones in
-            another: interleave_high16_(even, odd): their upper halves, two to a word                                        */
+   The table gives the meaning of an operation for one lane: a and b are operands, m is a mask, n is a constant, p is a
+   pointer to bytes, of any alignment. An operation marked (X_) is optional: a vocabulary that has it defines X_, and
+   otherwise KERNELS makes it from other operations. "Not scalar": vocabularies with ONE_LANE_ do not need it.
+
+   Types
+   vf32_                        LANES_ lanes of float (binary32)
+   vu32_                        LANES_ lanes of uint32_t, or 2 * LANES_ halves of uint16_t in the order of memory: half
+                                2 * i is the lower half of lane i, half 2 * i + 1 the upper one
+   vmask_                       LANES_ truth values
+
+   Floats. Each operation rounds once, as in IEEE 754, to nearest even. Its result is opaque to the optimizer, so no
+   compiler flag can fuse, reorder or approximate operations.
+   splat_(x)                    x, a float: broadcast
+   add_ sub_ mul_ div_(a, b)    a + b, a - b, a * b, a / b
+   sqrt_(a)                     square root
+   masked_sub_(m, a, b)         m ? a - b : b (MASKED_SUB_)
+   min_(a, b) max_(a, b)        minimum, maximum; at most one of a and b is negative (MIN_MAX_). The result for 0 and -0
+                                depends on the ISA, and so does that for a NaN, except: min_(NaN, b) is b and
+                                max_(a, NaN) is NaN if the sign bit of the NaN is 0, and min_(a, b) or max_(b, a) is NaN
+                                if a or b is any NaN
+   unordered_(a, b)             mask: is a or b a NaN? (UNORDERED_)
+   as_u32_(a) as_f32_(a)        bitcast from float to uint32_t, from uint32_t to float
+   round_u32_(a)                float to integer, to nearest even; 0 <= a < 2^31
+   convert_f32_(a)              int32_t to float, to nearest even
+
+   Words
+   isplat_(x)                   x, a uint32_t: broadcast
+   isplat_hoisted_(x)           the same, opaque to the optimizer, so that it stays in a register throughout a loop
+   iadd_ isub_(a, b)            a + b, a - b modulo 2^32
+   and_ or_ xor_(a, b)          a & b, a | b, a ^ b
+   shl_ shr_(a, n)              a << n, a >> n (logical); macros
+   OPERATORS_                   a macro: vu32_ has the operators of C, and KERNELS defines iadd_ to shr_ with them
+   imax_(a, b)                  maximum of int32_t (IMAX_)
+   mulhilo_(a, x, &high, &low)  upper and lower word of the 64-bit product a * x; x is one uint32_t for all lanes
+   dot_(sum, a, b)              adds the 64-bit products a * b to the 64-bit lanes of the vectors sum[0] and sum[1];
+                                which product goes to which lane depends on the ISA. Not scalar, not with TOOLS_ISA_
+
+   Masks
+   igt_(a, b) ieq_(a, b)        mask: a > b as int32_t; a == b
+   mask_or_(m, m2)              m || m2
+   any_true_(m)                 int: not 0 if m is true in any lane
+   select_(m, yes, no)          m ? yes : no, of words: blend
+   select_or_zero_(m, a)        m ? a : 0
+
+   Memory: LANES_ consecutive elements
+   load32_ load16_ load8_(p)    uint32_t; uint16_t, zero-extended; int8_t, sign-extended
+   store32_ store16_ store8_(p, a)
+                                the lower 32, 16 or 8 bits of a
+   nt_store32_ nt_store16_(p, a)
+                                non-temporal stores to p, aligned to the size of the store; nt_store16_: a < 2^16
+                                (NT_STORES_; without it they are store32_ and store16_)
+   nt_fence_()                  orders non-temporal stores before later stores; follows the last one (NT_STORES_)
+
+   fp16, in the lower half of a lane; the upper half is 0
+   widen_fp16_(a)               fp16 to float
+   narrow_fp16_(a)              float to fp16, to nearest even
+   GENERIC_FP16_                a macro: KERNELS makes widen_fp16_ and narrow_fp16_ from the other operations
+   load_fp16_(p)                widen_fp16_(load16_(p)) (FP16_)
+   round_fp16_(a, &stored)      stored = narrow_fp16_(a); returns widen_fp16_(stored) (FP16_)
+
+   Halves. Not scalar
+   add16_ mul16_(a, b)          a + b, a * b modulo 2^16
+   max16_(a, b)                 maximum of int16_t
+   any_gt16_(a, b)              int: not 0 if a > b as int16_t in any half
+   flush16_(a, b)               (a & b) != 0 ? a : 0
+   unpack_low16_ unpack_high16_(a)
+                                halves 0 .. LANES_ - 1, halves LANES_ .. 2 * LANES_ - 1, zero-extended to words
+   pack_high16_(a, b)           the upper halves of all lanes of a, then those of b: narrows two vectors
+   interleave_high16_(a, b)     half 2 * i is the upper half of lane i of a, half 2 * i + 1 that of b.
+                                With SPECIALIZED_ only
+   store8_from16_(p, a)         stores the lower 8 bits of each half: 2 * LANES_ bytes
+
+   Order of random words. Not scalar
+   interleave_low_(a, b)        in each 128-bit block: a0 b0 a1 b1, of its words 0 to 3
+   interleave_high_(a, b)       in each 128-bit block: a2 b2 a3 b3
+   block_of_lane_()             which of LANES_ consecutive Philox blocks a lane computes: lane 4 * i + k has block
+                                k * (LANES_ / 4) + i. Then philox_transpose puts the words into the order of memory
+
+   Macros that describe a vocabulary
+   ISA_                         the last part of the names of its kernels; K_(step) is kopt_step_avx2_ for avx2
+   ISA_TARGET_                  the attribute of a function that enables its instructions
+   LANES_ ONE_LANE_             lanes of a vector, a size_t; ONE_LANE_ is defined for scalar code
+   OPAQUE_(r)                   hides the value of the vector r from the optimizer; only vocabularies use it
+   SPECIALIZED_                 there are specialized loops, in which one vector of a pair can hold the even bf16
+                                elements and the other the odd ones
+   ONE_PASS_                    the functions of vector mathematics are part of a rule: a step calls no function of a
+                                table between its stages
+   TOOLS_ISA_                   the ISA whose kernels it uses for StableAdamW's measure, norm, clipping and reduction
+   CONVERT_ISA_                 the ISA whose kernel it uses for general conversions                                  */
 /* ================================================================================================================== */
 
-/* The name of a kernel function or type: K_(step) is kopt_step_avx2_ in the pass for AVX2. */
+/* The name of a function or type of this pass: K_(step) is kopt_step_avx2_ in the pass for AVX2. */
 #define K_(name) KOPT_GLUE_(kopt_##name##_, ISA_)
 #define KOPT_GLUE_(name, isa) KOPT_GLUE2_(name, isa)
 #define KOPT_GLUE2_(name, isa) name##isa##_
 #define FN_ static KOPT_FORCE_INLINE_ ISA_TARGET_
 
-/* Types of the kernels. */
+/* Names of this pass: the types of the kernels, */
 #define scalars_ K_(scalars)
 #define philox_key_ K_(philox_key)
 #define random_buffer_ K_(random_buffer)
@@ -2553,7 +2647,7 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 #define buffers_ K_(buffers)
 #define random_counter_ K_(random_counter)
 #define norm_sums_ K_(norm_sums)
-/* The vocabulary. */
+/* and the vocabulary. */
 #define vf32_ K_(vf32)
 #define vu32_ K_(vu32)
 #define vmask_ K_(vmask)
@@ -2613,7 +2707,7 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 
 /* ---- scalar: one lane ---- */
 
-/* The reference that every other vocabulary must equal. */
+/* The reference: every other vocabulary gives the same bits. */
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 #define ISA_ scalar
 #define ISA_TARGET_
@@ -2633,10 +2727,12 @@ FN_ vu32_ as_u32_(vf32_ a) { return kopt_as_u32_(a); }
 FN_ vf32_ as_f32_(vu32_ a) { return kopt_as_f32_(a); }
 FN_ vf32_ convert_f32_(vu32_ a) { return KOPT_CAST_(float, KOPT_CAST_(int32_t, a)); }
 FN_ vu32_ round_u32_(vf32_ a) { /* 0 <= a < 2^31 */
-    uint32_t u = kopt_as_u32_(a), exponent = u >> 23, digits = (u & 0x007FFFFFu) | 0x00800000u, shift = 150 - exponent;
-    if (exponent < 126) return 0;
-    if (exponent >= 150) return digits << (exponent - 150);
-    return (digits + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((digits >> shift) & 1u)) >> shift;
+    uint32_t u = kopt_as_u32_(a), exponent = u >> 23, significand = (u & 0x007FFFFFu) | 0x00800000u,
+             shift = 150 - exponent;
+    if (exponent < 126) return 0; /* a < 1/2 */
+    if (exponent >= 150) return significand << (exponent - 150);
+    /* a = significand / 2^shift: add just less than a half, or a half if the integer below is odd */
+    return (significand + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((significand >> shift) & 1u)) >> shift;
 }
 FN_ vu32_ isplat_(uint32_t a) { return a; }
 FN_ vu32_ isplat_hoisted_(uint32_t a) { return a; }
@@ -2654,7 +2750,7 @@ FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return m ? yes : no; }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m ? a : 0; }
 FN_ vu32_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
-FN_ vu32_ load8_(const kopt_byte_ *p) { return (KOPT_CAST_(uint32_t, *p) ^ 0x80u) - 0x80u; }
+FN_ vu32_ load8_(const kopt_byte_ *p) { return (KOPT_CAST_(uint32_t, *p) ^ 0x80u) - 0x80u; } /* sign-extends */
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { kopt_store32_(p, a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
 FN_ void store8_(kopt_byte_ *p, vu32_ a) { *p = KOPT_CAST_(kopt_byte_, a & 0xFFu); }
@@ -2664,10 +2760,10 @@ FN_ vu32_ block_of_lane_(void) { return 0; }
 
 /* ---- SSE2: 4 lanes ---- */
 
-/* For machines before 2013: small rather than fast. */
+/* For processors without AVX2 (before 2013): small code rather than fast code. */
 #elif KOPT_PASS_ == KOPT_PASS_SSE2_
 #define ISA_ sse2
-#define TOOLS_ISA_ scalar /* whose measure and tools it takes */
+#define TOOLS_ISA_ scalar
 #define ISA_TARGET_ KOPT_TARGET_("sse2")
 #define LANES_ KOPT_CAST_(size_t, 4)
 #define GENERIC_FP16_ 1
@@ -2677,7 +2773,7 @@ typedef __m128i vmask_;
 
 #ifdef KOPT_GNU_
 #define OPAQUE_(r) __asm__("" : "+x"(r))
-#define INFIX_OR_(a, operation, b, intrinsic) ((a)operation(b)) /* gcc -m32 -Ofast refuses to inline these intrinsics */
+#define INFIX_OR_(a, operation, b, intrinsic) ((a)operation(b)) /* gcc -m32 -Ofast refuses to inline the intrinsics */
 #else
 #define OPAQUE_(r) ((void)0)
 #define INFIX_OR_(a, operation, b, intrinsic) intrinsic(a, b)
@@ -2699,8 +2795,9 @@ FN_ vf32_ mul_(vf32_ a, vf32_ b) {
     OPAQUE_(r);
     return r;
 }
-FN_ vf32_ div_(vf32_ a, vf32_ b) { /* in asm, here and below: -Ofast makes an estimate of the intrinsic */
-#if defined(KOPT_GNU_) && defined(__AVX__) /* in a build with -mavx the legacy form would stall */
+/* For gcc and clang div_ and sqrt_ are assembly in all vocabularies: -Ofast replaces the intrinsics by estimates. */
+FN_ vf32_ div_(vf32_ a, vf32_ b) {
+#if defined(KOPT_GNU_) && defined(__AVX__) /* with -mavx the legacy encoding would stall */
     __asm__("vdivps {%1, %0, %0|%0, %0, %1}" : "+x"(a) : "x"(b));
     return a;
 #elif defined(KOPT_GNU_)
@@ -2721,7 +2818,7 @@ FN_ vf32_ sqrt_(vf32_ a) {
     return _mm_sqrt_ps(a);
 #endif
 }
-FN_ vu32_ as_u32_(vf32_ a) { /* settled: see kopt_as_u32_ */
+FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
     vu32_ r = _mm_castps_si128(a);
     OPAQUE_(r);
     return r;
@@ -2746,6 +2843,7 @@ FN_ vu32_ add16_(vu32_ a, vu32_ b) { return _mm_add_epi16(a, b); }
 FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return _mm_mullo_epi16(a, b); }
 FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     vu32_ factor = isplat_(b), even = _mm_mul_epu32(a, factor), odd = _mm_mul_epu32(_mm_srli_epi64(a, 32), factor);
+    /* even: products of lanes 0 and 2, odd: of lanes 1 and 3. 0x08 takes their lower words, 0x0D their upper words. */
     *low = _mm_unpacklo_epi32(_mm_shuffle_epi32(even, 0x08), _mm_shuffle_epi32(odd, 0x08));
     *high = _mm_unpacklo_epi32(_mm_shuffle_epi32(even, 0x0D), _mm_shuffle_epi32(odd, 0x0D));
 }
@@ -2753,7 +2851,7 @@ FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm_cmpgt_epi32(a, b); }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return _mm_cmpeq_epi32(a, b); }
 FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return _mm_or_si128(a, b); }
 FN_ int any_true_(vmask_ a) { return _mm_movemask_epi8(a) != 0; }
-FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) {
+FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { /* (m & yes) | (~m & no) */
     return _mm_or_si128(_mm_and_si128(m, yes), _mm_andnot_si128(m, no));
 }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return _mm_and_si128(m, a); }
@@ -2763,12 +2861,12 @@ FN_ vu32_ load16_(const kopt_byte_ *p) {
 }
 FN_ vu32_ load8_(const kopt_byte_ *p) {
     vu32_ a = _mm_cvtsi32_si128(KOPT_CAST_(int, kopt_load32_(p)));
-    a = _mm_unpacklo_epi8(a, a);
+    a = _mm_unpacklo_epi8(a, a); /* each byte four times in its word, then an arithmetic shift: sign-extends */
     return _mm_srai_epi32(_mm_unpacklo_epi16(a, a), 24);
 }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) {
-    a = _mm_srai_epi32(_mm_slli_epi32(a, 16), 16); /* sign-extend, so that packing does not saturate */
+    a = _mm_srai_epi32(_mm_slli_epi32(a, 16), 16); /* sign-extends, so that packs does not saturate */
     _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), _mm_packs_epi32(a, a));
 }
 FN_ void store8_(kopt_byte_ *p, vu32_ a) {
@@ -2781,12 +2879,13 @@ FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return _mm_unpacklo_epi32(a, b); }
 FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return _mm_unpackhi_epi32(a, b); }
 FN_ vu32_ unpack_low16_(vu32_ a) { return _mm_unpacklo_epi16(a, _mm_setzero_si128()); }
 FN_ vu32_ unpack_high16_(vu32_ a) { return _mm_unpackhi_epi16(a, _mm_setzero_si128()); }
+/* Arithmetic shifts, so that packs does not saturate. */
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return _mm_packs_epi32(_mm_srai_epi32(a, 16), _mm_srai_epi32(b, 16)); }
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
     a = _mm_and_si128(a, isplat_(0x00FF00FF));
     _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), _mm_packus_epi16(a, a));
 }
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
+FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { /* ~((a & exponent) == 0) & a */
     return _mm_andnot_si128(_mm_cmpeq_epi16(_mm_and_si128(a, exponent), _mm_setzero_si128()), a);
 }
 FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm_max_epi16(a, b); }
@@ -2824,22 +2923,22 @@ FN_ vf32_ mul_(vf32_ a, vf32_ b) {
     OPAQUE_(r);
     return r;
 }
-#ifdef KOPT_GNU_ /* -Ofast would estimate a quotient, and swap what is compared */
-#define OF_TWO_(name, operation, intrinsic)                                       \
+#ifdef KOPT_GNU_ /* -Ofast would estimate quotients, and swap the operands of min and max */
+#define BINARY_OP_(name, operation, intrinsic)                                    \
     FN_ vf32_ name(vf32_ a, vf32_ b) {                                            \
         vf32_ r;                                                                  \
         __asm__(operation " {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b)); \
         return r;                                                                 \
     }
 #else
-#define OF_TWO_(name, operation, intrinsic) \
+#define BINARY_OP_(name, operation, intrinsic) \
     FN_ vf32_ name(vf32_ a, vf32_ b) { return intrinsic(a, b); }
 #endif
-#define MIN_MAX_ 1 /* instead of two selections: see atan2_positive */
-OF_TWO_(div_, "vdivps", _mm256_div_ps)
-OF_TWO_(min_, "vminps", _mm256_min_ps)
-OF_TWO_(max_, "vmaxps", _mm256_max_ps)
-#undef OF_TWO_
+#define MIN_MAX_ 1 /* one instruction instead of a comparison and a blend */
+BINARY_OP_(div_, "vdivps", _mm256_div_ps)
+BINARY_OP_(min_, "vminps", _mm256_min_ps)
+BINARY_OP_(max_, "vmaxps", _mm256_max_ps)
+#undef BINARY_OP_
 FN_ vf32_ sqrt_(vf32_ a) {
 #ifdef KOPT_GNU_
     vf32_ r;
@@ -2849,7 +2948,7 @@ FN_ vf32_ sqrt_(vf32_ a) {
     return _mm256_sqrt_ps(a);
 #endif
 }
-FN_ vu32_ as_u32_(vf32_ a) { /* settled: see kopt_as_u32_ */
+FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
     vu32_ r = _mm256_castps_si256(a);
     OPAQUE_(r);
     return r;
@@ -2875,11 +2974,12 @@ FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return _mm256_mullo_epi16(a, b); }
 FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     vu32_ factor = isplat_(b), even = _mm256_mul_epu32(a, factor);
     vu32_ odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), factor);
+    /* even: products of the even lanes, odd: of the odd lanes. 0xAA takes the odd words from the second operand. */
     *low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
     *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
 }
 FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) {
-    sum[0] = _mm256_add_epi64(sum[0], _mm256_mul_epu32(a, b));
+    sum[0] = _mm256_add_epi64(sum[0], _mm256_mul_epu32(a, b)); /* even lanes; next line: odd lanes */
     sum[1] = _mm256_add_epi64(sum[1], _mm256_mul_epu32(_mm256_srli_epi64(a, 32), _mm256_srli_epi64(b, 32)));
 }
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm256_cmpgt_epi32(a, b); }
@@ -2896,6 +2996,8 @@ FN_ vu32_ load8_(const kopt_byte_ *p) {
     return _mm256_cvtepi8_epi32(_mm_loadl_epi64(KOPT_CONST_POINTER_(const __m128i *, p)));
 }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), a); }
+/* packus narrows each 128-bit block by itself: the result is in 64-bit quarters 0 and 2, which permute4x64 with 0x08
+   joins. packus saturates: the words must be zero-extended. */
 FN_ void store16_(kopt_byte_ *p, vu32_ a) {
     a = _mm256_and_si256(a, isplat_(0xFFFF));
     a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
@@ -2911,7 +3013,7 @@ FN_ vf32_ widen_fp16_(vu32_ a) {
     a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
     return _mm256_cvtph_ps(_mm256_castsi256_si128(a));
 }
-FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(a, 0)); }
+FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(a, 0)); } /* 0: to nearest even */
 FN_ vu32_ block_of_lane_(void) { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7); }
 FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return _mm256_unpacklo_epi32(a, b); }
 FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return _mm256_unpackhi_epi32(a, b); }
@@ -2927,17 +3029,17 @@ FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
     a = _mm256_permute4x64_epi64(_mm256_packus_epi16(a, a), 0x08);
     _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm256_castsi256_si128(a));
 }
-FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) {
+FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) { /* even >> 16 | (odd & 0xFFFF0000) */
     return _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xAA);
 }
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
+FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { /* ~((a & exponent) == 0) & a */
     return _mm256_andnot_si256(_mm256_cmpeq_epi16(_mm256_and_si256(a, exponent), _mm256_setzero_si256()), a);
 }
 FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm256_max_epi16(a, b); }
 FN_ int any_gt16_(vu32_ a, vu32_ limit) { return _mm256_movemask_epi8(_mm256_cmpgt_epi16(a, limit)) != 0; }
 FN_ vu32_ unpack_low16_(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a)); }
 FN_ vu32_ unpack_high16_(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)); }
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* packus gives quarters a0 b0 a1 b1; 0xD8 makes them a0 a1 b0 b1 */
     return _mm256_permute4x64_epi64(_mm256_packus_epi32(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16)), 0xD8);
 }
 #define IMAX_ 1
@@ -2956,11 +3058,11 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
 #elif KOPT_PASS_ == KOPT_PASS_AVX512_
 #define ISA_ avx512
 #define TOOLS_ISA_ avx2
-#define CONVERT_ISA_ avx2 /* whose convert_general() it calls: that is not on a hot path */
+#define CONVERT_ISA_ avx2 /* saves code: general conversions are not a hot path */
 #define ISA_TARGET_ KOPT_TARGET_("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")
 #define LANES_ KOPT_CAST_(size_t, 16)
 #define SPECIALIZED_ 1
-#define MASKED_SUB_ 1 /* in one operation: 2 % of a step by Adam-atan2 */
+#define MASKED_SUB_ 1 /* one instruction */
 #define MIN_MAX_ 1
 #define NT_STORES_ 1
 #ifdef KOPT_GNU_
@@ -2969,7 +3071,10 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
 #define OPAQUE_(r) ((void)0)
 #endif
 
-#ifdef KOPT_GCC_ /* its own vectors and operators, and where it has none an instruction: gcc's headers are large */
+/* For gcc: vector extensions, and inline assembly where they lack an operation, because gcc's headers for AVX-512 take
+   long to compile. Assembly has both syntaxes, {AT&T|Intel}. "Yk" is a mask register; with {z} lanes become 0 where the
+   mask is 0. */
+#ifdef KOPT_GCC_
 typedef float vf32_ __attribute__((__vector_size__(64)));
 typedef uint32_t vu32_ __attribute__((__vector_size__(64)));
 typedef int K_(ints) __attribute__((__vector_size__(64)));
@@ -2979,25 +3084,25 @@ typedef uint32_t K_(bytes16) __attribute__((__vector_size__(16)));
 typedef uint32_t K_(any64) __attribute__((__vector_size__(64), __aligned__(1), __may_alias__));
 typedef uint32_t K_(any32) __attribute__((__vector_size__(32), __aligned__(1), __may_alias__));
 typedef uint32_t K_(any16) __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
-#define TO_(type, p) (*KOPT_POINTER_(K_(type) *, p))
-#define FROM_(type, p) (*KOPT_CONST_POINTER_(const K_(type) *, p))
-#define OF_ONE_(result, name, operation, given)                   \
+#define AT_(type, p) (*KOPT_POINTER_(K_(type) *, p))
+#define CONST_AT_(type, p) (*KOPT_CONST_POINTER_(const K_(type) *, p))
+#define UNARY_OP_(result, name, operation, given)                 \
     FN_ result name(given a) {                                    \
         result r;                                                 \
         __asm__(operation " {%1, %0|%0, %1}" : "=v"(r) : "v"(a)); \
         return r;                                                 \
     }
-#define OF_TWO_(result, kind, name, operation, given)                             \
+#define BINARY_OP_(result, kind, name, operation, given)                          \
     FN_ result name(given a, given b) {                                           \
         result r;                                                                 \
         __asm__(operation " {%2, %1, %0|%0, %1, %2}" : kind(r) : "v"(a), "v"(b)); \
         return r;                                                                 \
     }
-#define OF_MEMORY_(name, operation, type)                                      \
-    FN_ vu32_ name(const kopt_byte_ *p) {                                      \
-        vu32_ r;                                                               \
-        __asm__(operation " {%1, %0|%0, %1}" : "=v"(r) : "m"(FROM_(type, p))); \
-        return r;                                                              \
+#define LOAD_OP_(name, operation, type)                                            \
+    FN_ vu32_ name(const kopt_byte_ *p) {                                          \
+        vu32_ r;                                                                   \
+        __asm__(operation " {%1, %0|%0, %1}" : "=v"(r) : "m"(CONST_AT_(type, p))); \
+        return r;                                                                  \
     }
 
 FN_ vf32_ splat_(float x) {
@@ -3019,49 +3124,49 @@ FN_ vf32_ mul_(vf32_ a, vf32_ b) {
     OPAQUE_(r);
     return r;
 }
-OF_TWO_(vf32_, "=v", div_, "vdivps", vf32_)
-OF_ONE_(vf32_, sqrt_, "vsqrtps", vf32_)
-OF_TWO_(vf32_, "=v", min_, "vminps", vf32_)
-OF_TWO_(vf32_, "=v", max_, "vmaxps", vf32_)
-FN_ vu32_ as_u32_(vf32_ a) { /* settled: see kopt_as_u32_ */
-    vu32_ r = KOPT_SAME_BITS_(vu32_, a);
+BINARY_OP_(vf32_, "=v", div_, "vdivps", vf32_)
+UNARY_OP_(vf32_, sqrt_, "vsqrtps", vf32_)
+BINARY_OP_(vf32_, "=v", min_, "vminps", vf32_)
+BINARY_OP_(vf32_, "=v", max_, "vmaxps", vf32_)
+FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
+    vu32_ r = KOPT_VECTOR_CAST_(vu32_, a);
     OPAQUE_(r);
     return r;
 }
-FN_ vf32_ as_f32_(vu32_ a) { return KOPT_SAME_BITS_(vf32_, a); }
-OF_ONE_(vu32_, round_u32_, "vcvtps2dq", vf32_)
-OF_ONE_(vf32_, convert_f32_, "vcvtdq2ps", vu32_)
+FN_ vf32_ as_f32_(vu32_ a) { return KOPT_VECTOR_CAST_(vf32_, a); }
+UNARY_OP_(vu32_, round_u32_, "vcvtps2dq", vf32_)
+UNARY_OP_(vf32_, convert_f32_, "vcvtdq2ps", vu32_)
 FN_ vu32_ isplat_(uint32_t a) {
     const vu32_ r = {a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a};
     return r;
 }
 #define OPERATORS_ 1
-OF_TWO_(vu32_, "=v", add16_, "vpaddw", vu32_)
-OF_TWO_(vu32_, "=v", mul16_, "vpmullw", vu32_)
-OF_TWO_(vu32_, "=v", K_(mul64), "vpmuludq", vu32_) /* of the even words, 64 bits each */
-FN_ vu32_ K_(odd_words)(vu32_ a) {                 /* the odd words in the even lanes */
+BINARY_OP_(vu32_, "=v", add16_, "vpaddw", vu32_)
+BINARY_OP_(vu32_, "=v", mul16_, "vpmullw", vu32_)
+BINARY_OP_(vu32_, "=v", K_(mul64), "vpmuludq", vu32_) /* 64-bit products of the even words */
+FN_ vu32_ K_(odd_words)(vu32_ a) {                    /* each 64 bits >> 32: the odd words in the even lanes */
     vu32_ r;
     __asm__("vpsrlq {$32, %1, %0|%0, %1, 32}" : "=v"(r) : "v"(a));
     return r;
 }
-FN_ vu32_ K_(neighbours)(vu32_ a, vmask_ m, vu32_ b) { /* a, and at m the neighbour's word of b */
+FN_ vu32_ K_(blend_swapped)(vu32_ a, vmask_ m, vu32_ b) { /* lane i: m ? b[i ^ 1] : a[i] */
     __asm__("vpshufd {$0xB1, %2, %0%{%1%}|%0%{%1%}, %2, 0xB1}" : "+v"(a) : "Yk"(m), "v"(b));
     return a;
 }
 FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     vu32_ factor = isplat_(b), even = K_(mul64)(a, factor), odd = K_(mul64)(K_(odd_words)(a), factor);
-    *low = K_(neighbours)(even, 0xAAAA, odd);  /* odd's low words into the odd lanes    */
-    *high = K_(neighbours)(odd, 0x5555, even); /* even's high words into the even lanes */
+    *low = K_(blend_swapped)(even, 0xAAAA, odd);  /* lower words of odd into the odd lanes   */
+    *high = K_(blend_swapped)(odd, 0x5555, even); /* upper words of even into the even lanes */
 }
-OF_TWO_(vmask_, "=Yk", igt_, "vpcmpgtd", vu32_)
-OF_TWO_(vmask_, "=Yk", ieq_, "vpcmpeqd", vu32_)
-FN_ vu32_ select_(vmask_ m, vu32_ yes,
-                  vu32_ no) { /* gcc makes masked operations of it: to bf16 in 0.8 to 0.9 of the time */
-    return KOPT_SAME_BITS_(
-        vu32_, __builtin_ia32_blendmd_512_mask(KOPT_SAME_BITS_(K_(ints), no), KOPT_SAME_BITS_(K_(ints), yes), m));
+BINARY_OP_(vmask_, "=Yk", igt_, "vpcmpgtd", vu32_)
+BINARY_OP_(vmask_, "=Yk", ieq_, "vpcmpeqd", vu32_)
+/* A builtin, not assembly: gcc merges it with other operations into masked instructions. */
+FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) {
+    return KOPT_VECTOR_CAST_(
+        vu32_, __builtin_ia32_blendmd_512_mask(KOPT_VECTOR_CAST_(K_(ints), no), KOPT_VECTOR_CAST_(K_(ints), yes), m));
 }
 FN_ vf32_ masked_sub_(vmask_ m, vf32_ a, vf32_ b) {
-    vf32_ r = b;
+    vf32_ r = b; /* stays where m is 0 */
     __asm__("vsubps {%2, %1, %0%{%3%}|%0%{%3%}, %1, %2}" : "+v"(r) : "v"(a), "v"(b), "Yk"(m));
     return r;
 }
@@ -3070,41 +3175,42 @@ FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) {
     __asm__("vmovdqa32 {%1, %0%{%2%}%{z%}|%0%{%2%}%{z%}, %1}" : "=v"(r) : "v"(a), "Yk"(m));
     return r;
 }
-FN_ vu32_ load32_(const kopt_byte_ *p) { return FROM_(any64, p); }
-OF_MEMORY_(load16_, "vpmovzxwd", any32)
-OF_MEMORY_(load8_, "vpmovsxbd", any16)
-OF_ONE_(K_(bytes32), K_(low16), "vpmovdw", vu32_)
-OF_ONE_(K_(bytes16), K_(low8), "vpmovdb", vu32_)
-OF_ONE_(K_(bytes32), K_(pair_low8), "vpmovwb", vu32_)
-OF_ONE_(vu32_, K_(wide16), "vpmovzxwd", K_(bytes32))
-FN_ void store32_(kopt_byte_ *p, vu32_ a) { TO_(any64, p) = a; }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { TO_(any32, p) = K_(low16)(a); }
-FN_ void store8_(kopt_byte_ *p, vu32_ a) { TO_(any16, p) = K_(low8)(a); }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { TO_(any32, p) = K_(pair_low8)(a); }
+/* vpmovzx, vpmovsx: zero-extend, sign-extend. vpmovdw, vpmovdb, vpmovwb: the lower part of each element. */
+FN_ vu32_ load32_(const kopt_byte_ *p) { return CONST_AT_(any64, p); }
+LOAD_OP_(load16_, "vpmovzxwd", any32)
+LOAD_OP_(load8_, "vpmovsxbd", any16)
+UNARY_OP_(K_(bytes32), K_(truncate_to16), "vpmovdw", vu32_)
+UNARY_OP_(K_(bytes16), K_(truncate_to8), "vpmovdb", vu32_)
+UNARY_OP_(K_(bytes32), K_(truncate16_to8), "vpmovwb", vu32_)
+UNARY_OP_(vu32_, K_(zero_extend16), "vpmovzxwd", K_(bytes32))
+FN_ void store32_(kopt_byte_ *p, vu32_ a) { AT_(any64, p) = a; }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) { AT_(any32, p) = K_(truncate_to16)(a); }
+FN_ void store8_(kopt_byte_ *p, vu32_ a) { AT_(any16, p) = K_(truncate_to8)(a); }
+FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { AT_(any32, p) = K_(truncate16_to8)(a); }
 FN_ vf32_ widen_fp16_(vu32_ a) {
     vf32_ r;
-    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "v"(K_(low16)(a)));
+    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "v"(K_(truncate_to16)(a)));
     return r;
 }
 FN_ vu32_ narrow_fp16_(vf32_ a) {
     K_(bytes32) r;
     __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(r) : "v"(a));
-    return K_(wide16)(r);
+    return K_(zero_extend16)(r);
 }
 FN_ vu32_ block_of_lane_(void) {
     const vu32_ r = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
     return r;
 }
-OF_TWO_(vu32_, "=v", interleave_low_, "vpunpckldq", vu32_)
-OF_TWO_(vu32_, "=v", interleave_high_, "vpunpckhdq", vu32_)
+BINARY_OP_(vu32_, "=v", interleave_low_, "vpunpckldq", vu32_)
+BINARY_OP_(vu32_, "=v", interleave_high_, "vpunpckhdq", vu32_)
 FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) {
-    __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(TO_(any64, p)) : "v"(a));
+    __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(AT_(any64, p)) : "v"(a));
 }
 FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) {
-    __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(TO_(any32, p)) : "v"(K_(low16)(a)));
+    __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(AT_(any32, p)) : "v"(K_(truncate_to16)(a)));
 }
-FN_ vu32_ interleave_high16_(vu32_ even,
-                             vu32_ odd) { /* bytes 2 and 3 of even into bytes 0 and 1 of odd: one operation */
+/* even >> 16 | (odd & 0xFFFF0000): bytes 2 and 3 of each word of even replace bytes 0 and 1 of odd. */
+FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) {
     const vu32_ bytes = {0x0302, 0x0706, 0x0B0A, 0x0F0E, 0x0302, 0x0706, 0x0B0A, 0x0F0E,
                          0x0302, 0x0706, 0x0B0A, 0x0F0E, 0x0302, 0x0706, 0x0B0A, 0x0F0E};
     const uint64_t low = KOPT_CAST_(uint64_t, 0x33333333u) << 32 | 0x33333333u;
@@ -3112,43 +3218,43 @@ FN_ vu32_ interleave_high16_(vu32_ even,
     return odd;
 }
 FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
-    uint32_t normal;
+    uint32_t normal; /* mask: (a & exponent) != 0 */
     vu32_ r;
     __asm__("vptestmw {%2, %1, %0|%0, %1, %2}" : "=Yk"(normal) : "v"(a), "v"(exponent));
     __asm__("vmovdqu16 {%1, %0%{%2%}%{z%}|%0%{%2%}%{z%}, %1}" : "=v"(r) : "v"(a), "Yk"(normal));
     return r;
 }
-OF_TWO_(vu32_, "=v", max16_, "vpmaxsw", vu32_)
-OF_TWO_(uint32_t, "=Yk", K_(pair_gt), "vpcmpgtw", vu32_)
+BINARY_OP_(vu32_, "=v", max16_, "vpmaxsw", vu32_)
+BINARY_OP_(uint32_t, "=Yk", K_(gt16), "vpcmpgtw", vu32_)
 FN_ int any_gt16_(vu32_ a, vu32_ limit) {
-    uint32_t above = K_(pair_gt)(a, limit);
-    __asm__("" : "+r"(above)); /* not kortest: 2 % of a step on a Zen 5 */
+    uint32_t above = K_(gt16)(a, limit);
+    __asm__("" : "+r"(above)); /* tests a general register; kortest is slower on some processors */
     return above != 0;
 }
 FN_ vu32_ unpack_low16_(vu32_ a) {
     vu32_ r;
-    __asm__("vpmovzxwd {%t1, %0|%0, %t1}" : "=v"(r) : "v"(a));
+    __asm__("vpmovzxwd {%t1, %0|%0, %t1}" : "=v"(r) : "v"(a)); /* %t1: the lower 256 bits */
     return r;
 }
 FN_ vu32_ unpack_high16_(vu32_ a) {
     K_(bytes32) r;
-    __asm__("vextracti64x4 {$1, %1, %0|%0, %1, 1}" : "=v"(r) : "v"(a));
-    return K_(wide16)(r);
+    __asm__("vextracti64x4 {$1, %1, %0|%0, %1, 1}" : "=v"(r) : "v"(a)); /* the upper 256 bits */
+    return K_(zero_extend16)(r);
 }
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* indices 0x00 to 0x1F are the halves of a, 0x20 to 0x3F those of b */
     const vu32_ odd = {0x00030001, 0x00070005, 0x000B0009, 0x000F000D, 0x00130011, 0x00170015, 0x001B0019, 0x001F001D,
                        0x00230021, 0x00270025, 0x002B0029, 0x002F002D, 0x00330031, 0x00370035, 0x003B0039, 0x003F003D};
     __asm__("vpermt2w {%2, %1, %0|%0, %1, %2}" : "+v"(a) : "v"(odd), "v"(b));
     return a;
 }
 #define IMAX_ 1
-OF_TWO_(vu32_, "=v", imax_, "vpmaxsd", vu32_)
+BINARY_OP_(vu32_, "=v", imax_, "vpmaxsd", vu32_)
 #define UNORDERED_ 1
-OF_TWO_(vmask_, "=Yk", unordered_, "vcmpunordps", vf32_)
+BINARY_OP_(vmask_, "=Yk", unordered_, "vcmpunordps", vf32_)
 #define FP16_ 1
 FN_ vf32_ load_fp16_(const kopt_byte_ *p) {
     vf32_ r;
-    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "m"(FROM_(any32, p)));
+    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "m"(CONST_AT_(any32, p)));
     return r;
 }
 FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
@@ -3156,14 +3262,14 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
     vf32_ r;
     __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(half) : "v"(x));
     __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "v"(half));
-    *stored = K_(wide16)(half);
+    *stored = K_(zero_extend16)(half);
     return r;
 }
-#undef OF_ONE_
-#undef OF_TWO_
-#undef OF_MEMORY_
-#undef TO_
-#undef FROM_
+#undef UNARY_OP_
+#undef BINARY_OP_
+#undef LOAD_OP_
+#undef AT_
+#undef CONST_AT_
 
 #else
 typedef __m512 vf32_;
@@ -3206,7 +3312,7 @@ FN_ vf32_ sqrt_(vf32_ a) {
 }
 FN_ vf32_ min_(vf32_ a, vf32_ b) { return _mm512_min_ps(a, b); }
 FN_ vf32_ max_(vf32_ a, vf32_ b) { return _mm512_max_ps(a, b); }
-FN_ vu32_ as_u32_(vf32_ a) { /* settled: see kopt_as_u32_ */
+FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
     vu32_ r = _mm512_castps_si512(a);
     OPAQUE_(r);
     return r;
@@ -3227,8 +3333,8 @@ FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return _mm512_mullo_epi16(a, b); }
 FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     vu32_ factor = isplat_(b), even = _mm512_mul_epu32(a, factor);
     vu32_ odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), factor);
-    *low = _mm512_mask_shuffle_epi32(even, 0xAAAA, odd, _MM_PERM_CDAB);  /* odd's low words into the odd lanes    */
-    *high = _mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_CDAB); /* even's high words into the even lanes */
+    *low = _mm512_mask_shuffle_epi32(even, 0xAAAA, odd, _MM_PERM_CDAB);  /* lower words of odd into the odd lanes   */
+    *high = _mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_CDAB); /* upper words of even into the even lanes */
 }
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm512_cmpgt_epi32_mask(a, b); }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return _mm512_cmpeq_epi32_mask(a, b); }
@@ -3263,8 +3369,8 @@ FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) {
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
     _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi16_epi8(a));
 }
-FN_ vu32_ interleave_high16_(vu32_ even,
-                             vu32_ odd) { /* bytes 2 and 3 of even into bytes 0 and 1 of odd: one operation */
+/* even >> 16 | (odd & 0xFFFF0000): bytes 2 and 3 of each word of even replace bytes 0 and 1 of odd. */
+FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) {
     const __mmask64 low = KOPT_CAST_(uint64_t, 0x33333333u) << 32 | 0x33333333u;
     return _mm512_mask_shuffle_epi8(odd, low, even, _mm512_set4_epi32(0x0F0E, 0x0B0A, 0x0706, 0x0302));
 }
@@ -3273,13 +3379,13 @@ FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm512_max_epi16(a, b); }
 FN_ int any_gt16_(vu32_ a, vu32_ limit) {
     uint32_t above = _mm512_cmpgt_epi16_mask(a, limit);
 #ifdef KOPT_GNU_
-    __asm__("" : "+r"(above)); /* not kortest: 2 % of a step on a Zen 5 */
+    __asm__("" : "+r"(above)); /* tests a general register; kortest is slower on some processors */
 #endif
     return above != 0;
 }
 FN_ vu32_ unpack_low16_(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_castsi512_si256(a)); }
 FN_ vu32_ unpack_high16_(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(a, 1)); }
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* indices 0x00 to 0x1F are the halves of a, 0x20 to 0x3F those of b */
     const vu32_ odd = _mm512_set_epi32(0x003F003D, 0x003B0039, 0x00370035, 0x00330031, 0x002F002D, 0x002B0029,
                                        0x00270025, 0x00230021, 0x001F001D, 0x001B0019, 0x00170015, 0x00130011,
                                        0x000F000D, 0x000B0009, 0x00070005, 0x00030001);
@@ -3345,7 +3451,7 @@ FN_ vf32_ sqrt_(vf32_ a) {
     __asm__("fsqrt %0.4s, %1.4s" : "=w"(r) : "w"(a));
     return r;
 }
-FN_ vu32_ as_u32_(vf32_ a) { /* settled: see kopt_as_u32_ */
+FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
     vu32_ r = vreinterpretq_u32_f32(a);
     OPAQUE_(r);
     return r;
@@ -3375,7 +3481,7 @@ FN_ vu32_ mul16_(vu32_ a, vu32_ b) {
 FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     vu32_ first = vreinterpretq_u32_u64(vmull_n_u32(vget_low_u32(a), b));
     vu32_ second = vreinterpretq_u32_u64(vmull_n_u32(vget_high_u32(a), b));
-    *low = vuzp1q_u32(first, second);
+    *low = vuzp1q_u32(first, second); /* the even words of both; next line: the odd ones */
     *high = vuzp2q_u32(first, second);
 }
 FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) {
@@ -3410,10 +3516,11 @@ FN_ vu32_ block_of_lane_(void) {
 FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return vzip1q_u32(a, b); }
 FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return vzip2q_u32(a, b); }
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vmovn_u16(vreinterpretq_u16_u32(a))); }
-FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) {
+FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) { /* even >> 16 | (odd & 0xFFFF0000) */
     return vbslq_u32(vdupq_n_u32(0xFFFF0000u), odd, vshrq_n_u32(even, 16));
 }
 FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
+    /* normal: (a & exponent) != 0 ? 0xFFFF : 0 */
     uint16x8_t normal = vtstq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(exponent));
     return vandq_u32(a, vreinterpretq_u32_u16(normal));
 }
@@ -4945,7 +5052,7 @@ NOINLINE_FN_ void K_(encode_block)(kopt_byte_ *code, kopt_byte_ *scale, const vf
                                    int square, int moment, kopt_rounding rounding, const random_tile_ *r, size_t n) {
     const uint32_t scale_bits = kopt_scale_q8_(largest, square);
     kopt_store32_(scale, scale_bits);
-    if (kopt_no_scale_(scale_bits)) {
+    if (kopt_codes_are_zero_(scale_bits)) {
         kopt_zero_(code, n);
         return;
     }
@@ -5960,7 +6067,7 @@ FN_ void K_(norm_spill)(kopt_norm *norm, const vu32_ sum[2], uint32_t p) {
     int half;
     for (half = 0; half < 2; half++) {
         store32_(KOPT_POINTER_(kopt_byte_ *, part), sum[half]);
-        for (i = 0; i < LANES_ / 2; i++) kopt_norm_put_(norm, part[i], p);
+        for (i = 0; i < LANES_ / 2; i++) kopt_norm_accumulate_(norm, part[i], p);
     }
 }
 
@@ -6039,7 +6146,7 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
             scale = top > 279 - largest_scale ? 279 - top : largest_scale;
         }
         if (scale < 127) { /* a factor below 1 could make 0 of the smallest numbers, which `bad` would not show */
-            kopt_norm_each_(norm, p, format, todo * group);
+            kopt_norm_add_values_(norm, p, format, todo * group);
             kopt_norm_carry_(norm);
             p += todo * bytes;
             scale = 0;
@@ -6058,7 +6165,7 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
             d = K_(norm_split)(p, format, 3, factor, fine_factor, &low_d, &bad, &all);
             bad = or_(and_(bad, isplat_(0x7FFFFFFFu)), shr_(all, 28));
             if (any_true_(igt_(bad, isplat_(0)))) {
-                kopt_norm_each_(norm, p, format, group);
+                kopt_norm_add_values_(norm, p, format, group);
                 exceptions++;
             } else {
                 K_(norm_dot)(&s, format, a, low_a);
@@ -6075,7 +6182,7 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
         if (exceptions > 1) scale = 0;
         kopt_norm_carry_(norm);
     }
-    kopt_norm_each_(norm, p, format, n % group);
+    kopt_norm_add_values_(norm, p, format, n % group);
     kopt_norm_carry_(norm);
 }
 #else
@@ -6083,7 +6190,7 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
     const size_t chunk = KOPT_CAST_(size_t, 1) << 14;
     while (n > 0) {
         const size_t part = n < chunk ? n : chunk;
-        kopt_norm_each_(norm, p, format, part);
+        kopt_norm_add_values_(norm, p, format, part);
         kopt_norm_carry_(norm);
         p += part * kopt_bytes_of_(format);
         n -= part;
@@ -6629,7 +6736,7 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
         y = K_(widen)(K_(load_n)(j->in2 + i * size, size, n), j->format);
         K_(store_n)(j->out + i * size, size, n, K_(round_nearest16)(mul_(x, y), j->format));
         return;
-    case KOPT_VMATH_BELOW_: /* in - a; out2 gets the rounding error */
+    case KOPT_VMATH_DIFFERENCE_: /* in - a; out2 gets the rounding error */
         y = K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format);
         r = splat_(j->a);
         x = sub_(y, r);
@@ -6639,7 +6746,7 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
         next = select_(igt_(as_u32_(abs_(x)), isplat_(0x42D00000u)), isplat_(0), as_u32_(t));
         K_(store_n)(j->out2 + 4 * i, 4, n, next);
         break;
-    case KOPT_VMATH_LINE_: /* a + b * in2 in format, or, if there is in, a * in + b * in2 in fp32 */
+    case KOPT_VMATH_LINEAR_: /* a + b * in2 in format, or, if there is in, a * in + b * in2 in fp32 */
         y = mul_(splat_(j->b), as_f32_(K_(load_n)(j->in2 + 4 * i, 4, n)));
         x = splat_(j->a);
         if (j->in != KOPT_NULL_) x = mul_(K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format), x);
@@ -6673,7 +6780,7 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
 /* Runs one job. */
 static KOPT_NOINLINE_ ISA_TARGET_ void K_(vmath)(const kopt_vmath_job_ *j) {
     size_t i, n;
-    if (j->kind == KOPT_VMATH_MOST_) {
+    if (j->kind == KOPT_VMATH_MAXIMUM_) {
         K_(row_max)(j);
         return;
     }
@@ -7165,14 +7272,14 @@ static KOPT_FORCE_INLINE_ uint32_t kopt_draw16_(kopt_drawn_ *d, size_t i) {
    means of squares; drawn: NULL rounds to nearest. */
 static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square,
                          kopt_drawn_ *drawn) {
-    const float inverse = kopt_no_scale_(scale) ? 0 : kopt_inverse_scale_q8_scalar_(scale, square);
+    const float inverse = kopt_codes_are_zero_(scale) ? 0 : kopt_inverse_scale_q8_scalar_(scale, square);
     size_t i;
     for (i = 0; i < n; i++) {
         const uint32_t r = drawn == KOPT_NULL_ ? 0x8000u : kopt_draw16_(drawn, i);
         const float y = kopt_mul_scalar_(kopt_as_f32_(kopt_load32_(x + 4 * i)), inverse);
         kopt_byte_ *c = code + i;
         KOPT_OPAQUE_(c); /* else the loop for scale 0 becomes a call of memset */
-        *c = kopt_no_scale_(scale) ? 0 : KOPT_CAST_(kopt_byte_, kopt_encode_q8_scalar_scalar_(y, square, r));
+        *c = kopt_codes_are_zero_(scale) ? 0 : KOPT_CAST_(kopt_byte_, kopt_encode_q8_scalar_scalar_(y, square, r));
     }
 }
 
@@ -7339,7 +7446,7 @@ KOPT_API_ kopt_optimizer kopt_ema(double decay) {
     kopt_environment_ environment;
     double rate;
     kopt_enter_(&environment);
-    rate = kopt_put64_(kopt_sub64_(kopt_get64_(1), kopt_get64_(decay)));
+    rate = kopt_to_double_(kopt_sub64_(kopt_to_f64_(1), kopt_to_f64_(decay)));
     kopt_leave_(&environment);
     return kopt_make_optimizer_(KOPT_EMA, rate, KOPT_L2, 0);
 }
@@ -7450,7 +7557,7 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     if (KOPT_CAST_(unsigned, opt->decay_mode) > KOPT_CAST_(unsigned, KOPT_FULLY_DECOUPLED)) return KOPT_ERROR_OPTION;
     if (!kopt_built_in_(opt)) return KOPT_ERROR_OPTION;
     if (!kopt_from_0_to_(opt->lr, largest) || !kopt_from_0_to_(opt->weight_decay, largest)) return KOPT_ERROR_RANGE;
-    if (!kopt_magnitude_to_(opt->grad_scale, largest) || !kopt_magnitude_to_(opt->clip, largest))
+    if (!kopt_magnitude_at_most_(opt->grad_scale, largest) || !kopt_magnitude_at_most_(opt->clip, largest))
         return KOPT_ERROR_RANGE;
     if (opt->decay_mode == KOPT_FULLY_DECOUPLED &&
         (!kopt_from_0_to_(opt->max_lr, largest) || kopt_is_zero_(opt->max_lr)))
@@ -7462,11 +7569,11 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     } else if (opt->rule != KOPT_SGD) {
         if (!kopt_from_0_below_1_(opt->beta1) || !kopt_from_0_below_1_(opt->beta2)) return KOPT_ERROR_RANGE;
         if (opt->rule == KOPT_ADAN && !kopt_from_0_below_1_(opt->beta3)) return KOPT_ERROR_RANGE;
-        if (opt->rule != KOPT_LION && opt->rule != KOPT_ADAM_ATAN2 && !kopt_normal_to_(opt->eps, largest))
+        if (opt->rule != KOPT_LION && opt->rule != KOPT_ADAM_ATAN2 && !kopt_normal_at_most_(opt->eps, largest))
             return KOPT_ERROR_RANGE;
 #ifdef KAHAN_OPT_VMATH
         if (opt->rule == KOPT_ADAM_ATAN2) {
-            if (!kopt_from_0_to_(opt->atan2_a, largest) || !kopt_normal_to_(opt->atan2_b, largest))
+            if (!kopt_from_0_to_(opt->atan2_a, largest) || !kopt_normal_at_most_(opt->atan2_b, largest))
                 return KOPT_ERROR_RANGE;
             if (opt->amsgrad || opt->stable) return KOPT_ERROR_OPTION;
         }
@@ -7478,7 +7585,7 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
             return KOPT_ERROR_RANGE;
     } else {
         if (!kopt_from_0_to_(opt->momentum, largest)) return KOPT_ERROR_RANGE;
-        if (!kopt_magnitude_to_(opt->dampening, largest)) return KOPT_ERROR_RANGE;
+        if (!kopt_magnitude_at_most_(opt->dampening, largest)) return KOPT_ERROR_RANGE;
         if (opt->nesterov && (kopt_is_zero_(opt->momentum) || !kopt_is_zero_(opt->dampening))) return KOPT_ERROR_OPTION;
     }
     return KOPT_OK;
@@ -7611,7 +7718,7 @@ static uint64_t kopt_little64_(const kopt_byte_ *p) {
 /* Store and load a hyper-parameter as fp32. */
 static void kopt_store_number_(kopt_byte_ *p, double x) { kopt_put_(p, kopt_as_u32_(kopt_narrow64_(x)), 4); }
 static double kopt_load_number_(const kopt_byte_ *p) {
-    return kopt_put64_(kopt_make64_(kopt_wide_bits_(kopt_as_f32_(kopt_little32_(p)))));
+    return kopt_to_double_(kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(kopt_little32_(p)))));
 }
 
 /* Computes bytes 7 and 9 of the header. */
@@ -8036,18 +8143,18 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_ten
 static float kopt_dynamic_value_(uint32_t code, int square) {
     const uint32_t zero = square ? 0 : 127;
     uint32_t part = (code < zero ? zero - code : code - zero) - 1, parts = square ? 2 : 1;
-    kopt_f64_ shrink = kopt_get64_(1e6), x = kopt_get64_(1);
+    kopt_f64_ shrink = kopt_to_f64_(1e6), x = kopt_to_f64_(1);
     float value;
     int d;
     if (code == zero) return 0;
     for (d = 0; d < 7 && part >= parts; d++) {
         part -= parts;
         parts *= 2;
-        shrink = kopt_div64_(shrink, kopt_get64_(10));
+        shrink = kopt_div64_(shrink, kopt_to_f64_(10));
     }
     if (d < 7) {
-        x = kopt_div64_(kopt_whole64_(2 * part + 1), kopt_whole64_(2 * parts));
-        x = kopt_div64_(kopt_add64_(kopt_get64_(0.1), kopt_mul64_(kopt_get64_(0.9), x)), shrink);
+        x = kopt_div64_(kopt_u32_to_f64_(2 * part + 1), kopt_u32_to_f64_(2 * parts));
+        x = kopt_div64_(kopt_add64_(kopt_to_f64_(0.1), kopt_mul64_(kopt_to_f64_(0.9), x)), shrink);
     }
     value = kopt_to_float_(x);
     return code < zero ? kopt_as_f32_(kopt_as_u32_(value) | 0x80000000u) : value;
@@ -8231,7 +8338,7 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
 /* RAdam's rectification term, in (0, 1). It is 0 while the length of the approximated moving average is at most 5. In
    binary64, because that length is a small difference of numbers near 2 / (1 - beta). */
 static KOPT_HOST_DEVICE_ float kopt_rectifier_(kopt_f64_ beta, uint32_t step) {
-    const kopt_f64_ one = kopt_get64_(1), two = kopt_get64_(2), four = kopt_get64_(4);
+    const kopt_f64_ one = kopt_to_f64_(1), two = kopt_to_f64_(2), four = kopt_to_f64_(4);
     const kopt_f64_ longest = kopt_sub64_(kopt_div64_(two, kopt_sub64_(one, beta)), one);
     kopt_f64_ power = one, square = beta, length, numerator, denominator;
     uint32_t bits = step;
@@ -8239,9 +8346,9 @@ static KOPT_HOST_DEVICE_ float kopt_rectifier_(kopt_f64_ beta, uint32_t step) {
         if ((bits & 1u) != 0) power = kopt_mul64_(power, square);
         square = kopt_mul64_(square, square);
     }
-    length = kopt_div64_(kopt_mul64_(kopt_mul64_(two, kopt_whole64_(step)), power), kopt_sub64_(one, power));
+    length = kopt_div64_(kopt_mul64_(kopt_mul64_(two, kopt_u32_to_f64_(step)), power), kopt_sub64_(one, power));
     length = kopt_sub64_(longest, length);
-    if (!kopt_less64_(kopt_get64_(5), length)) return 0;
+    if (!kopt_less64_(kopt_to_f64_(5), length)) return 0;
     numerator = kopt_mul64_(kopt_sub64_(length, four), kopt_sub64_(length, two));
     denominator = kopt_mul64_(kopt_sub64_(longest, four), kopt_sub64_(longest, two));
     return kopt_to_float_(kopt_sqrt64_(kopt_div64_(kopt_mul64_(numerator, longest), kopt_mul64_(denominator, length))));
@@ -8281,7 +8388,7 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_take_options_(const kopt_optimizer *o
 
 /* 1 - x in binary64, then as fp32: for dampening and lookahead_rate. kopt_beta_() computes 1 - beta. */
 KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) {
-    return kopt_to_float_(kopt_sub64_(kopt_get64_(1), kopt_get64_(x)));
+    return kopt_to_float_(kopt_sub64_(kopt_to_f64_(1), kopt_to_f64_(x)));
 }
 
 static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0x7F800000u) != 0x7F800000u; }
@@ -8351,7 +8458,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
                 s->root_scale = kopt_div_(1, kopt_sqrt_(correction2));
             }
             if (rule == KOPT_RADAM || rule == KOPT_RANGER) {
-                const float rectifier = kopt_rectifier_(kopt_get64_(opt->beta2), s->step);
+                const float rectifier = kopt_rectifier_(kopt_to_f64_(opt->beta2), s->step);
                 s->unrectified = kopt_as_u32_(rectifier) == 0;
                 if (!s->unrectified) s->rate = kopt_mul_(s->rate, rectifier);
                 if (!s->unrectified && rule == KOPT_RADAM) { /* RAdam adds eps to the root before the bias correction */
@@ -8823,23 +8930,23 @@ KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *te
 }
 
 KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
-    return norm == KOPT_NULL_ ? 0 : kopt_put64_(kopt_norm_root_(norm));
+    return norm == KOPT_NULL_ ? 0 : kopt_to_double_(kopt_norm_root_(norm));
 }
 
 KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, double grad_scale) {
-    const kopt_f64_ zero = kopt_get64_(0), one = kopt_get64_(1), limit = kopt_get64_(max_norm);
-    const kopt_f64_ huge = kopt_make64_((KOPT_CAST_(uint64_t, 0x54B249ADu) << 32) + 0x2594C37Du); /* 1e100 */
+    const kopt_f64_ zero = kopt_to_f64_(0), one = kopt_to_f64_(1), limit = kopt_to_f64_(max_norm);
+    const kopt_f64_ huge = kopt_bits_to_f64_((KOPT_CAST_(uint64_t, 0x54B249ADu) << 32) + 0x2594C37Du); /* 1e100 */
     const kopt_f64_ scale =
-        kopt_make64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63)); /* |grad_scale| */
+        kopt_bits_to_f64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63)); /* |grad_scale| */
     kopt_f64_ value;
     kopt_environment_ environment;
-    if (norm == KOPT_NULL_ || !kopt_less64_(zero, limit) || !kopt_inside64_(limit, zero, limit)) return 1;
-    if (norm->nonfinite != 0 || !kopt_inside64_(scale, zero, huge)) return 0;
+    if (norm == KOPT_NULL_ || !kopt_less64_(zero, limit) || !kopt_within64_(limit, zero, limit)) return 1;
+    if (norm->nonfinite != 0 || !kopt_within64_(scale, zero, huge)) return 0;
     kopt_enter_(&environment);
     value = kopt_mul64_(kopt_norm_root_(norm), scale);
-    value = kopt_div64_(limit, kopt_add64_(value, kopt_get64_(1e-6)));
+    value = kopt_div64_(limit, kopt_add64_(value, kopt_to_f64_(1e-6)));
     kopt_leave_(&environment);
-    return kopt_put64_(kopt_less64_(value, one) ? value : one);
+    return kopt_to_double_(kopt_less64_(value, one) ? value : one);
 }
 
 KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
@@ -8860,10 +8967,10 @@ KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tens
 
 /* min(1, 1 / RMS), where RMS is the root of the mean square of n values; 1 if n is 0 or a value is not finite. */
 static KOPT_HOST_DEVICE_ float kopt_stable_of_(const kopt_norm *norm, uint64_t n) {
-    const kopt_f64_ one = kopt_get64_(1);
+    const kopt_f64_ one = kopt_to_f64_(1);
     kopt_f64_ rms;
     if (n == 0 || norm->nonfinite != 0) return 1;
-    rms = kopt_mul64_(kopt_norm_root_(norm), kopt_sqrt64_(kopt_div64_(one, kopt_count64_(n))));
+    rms = kopt_mul64_(kopt_norm_root_(norm), kopt_sqrt64_(kopt_div64_(one, kopt_u64_to_f64_(n))));
     return kopt_less64_(one, rms) ? kopt_to_float_(kopt_div64_(one, rms)) : 1;
 }
 
@@ -8880,15 +8987,15 @@ KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
 /* Sets *bits to the largest number of the format that is not above limit, as the bit pattern of that format.
    KOPT_ERROR_RANGE if limit is negative or NaN. */
 static kopt_result kopt_limit_of_(double limit, kopt_format format, uint32_t *bits) {
-    const kopt_f64_ largest = kopt_make64_(kopt_wide_bits_(kopt_as_f32_(0x7F7FFFFFu)));
-    kopt_f64_ bound = kopt_get64_(limit);
+    const kopt_f64_ largest = kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(0x7F7FFFFFu)));
+    kopt_f64_ bound = kopt_to_f64_(limit);
     kopt_environment_ environment;
-    if (!kopt_inside64_(bound, kopt_get64_(0), bound)) return KOPT_ERROR_RANGE;
+    if (!kopt_within64_(bound, kopt_to_f64_(0), bound)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
     if (kopt_less64_(largest, bound)) bound = largest;
     *bits = kopt_as_u32_(kopt_to_float_(bound)) & 0x7FFFFFFFu; /* a limit of -0 means 0 */
     /* kopt_to_float_ rounds to nearest; the limit is rounded towards zero */
-    if (kopt_less64_(bound, kopt_make64_(kopt_wide_bits_(kopt_as_f32_(*bits))))) --*bits;
+    if (kopt_less64_(bound, kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(*bits))))) --*bits;
     if (format == KOPT_BF16) *bits >>= 16;
     if (format == KOPT_FP16) {
         const uint32_t exact = *bits;
@@ -8949,13 +9056,13 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
     kopt_f64_ scale;
     if (result != KOPT_OK) return result;
     kopt_enter_(&environment);
-    scale = kopt_make64_(kopt_wide_bits_(s->scale));
+    scale = kopt_bits_to_f64_(kopt_float_to_bits64_(s->scale));
     if (found_inf) {
         s->good = 0;
         if (s->bad != 0xFFFFFFFFu) s->bad++;
         if (s->bad >= s->hysteresis) {
-            const kopt_f64_ smallest_normal = kopt_make64_(kopt_wide_bits_(kopt_as_f32_(0x00800000u)));
-            scale = kopt_mul64_(scale, kopt_get64_(s->backoff));
+            const kopt_f64_ smallest_normal = kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(0x00800000u)));
+            scale = kopt_mul64_(scale, kopt_to_f64_(s->backoff));
             /* a scale below the smallest normal float is not stored: the old scale stays */
             if (!kopt_less64_(scale, smallest_normal)) s->scale = kopt_to_float_(scale);
             if (kopt_as_u32_(s->scale) < kopt_as_u32_(s->minimum)) s->scale = s->minimum;
@@ -8964,8 +9071,8 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
         s->bad = 0;
         if (++s->good >= s->interval) {
             /* 2^128 - 2^103: from here on, rounding to float gives infinity; the old scale stays */
-            const kopt_f64_ overflow = kopt_make64_((KOPT_CAST_(uint64_t, 0x47EFFFFFu) << 32) + 0xF0000000u);
-            scale = kopt_mul64_(scale, kopt_get64_(s->growth));
+            const kopt_f64_ overflow = kopt_bits_to_f64_((KOPT_CAST_(uint64_t, 0x47EFFFFFu) << 32) + 0xF0000000u);
+            scale = kopt_mul64_(scale, kopt_to_f64_(s->growth));
             if (kopt_less64_(scale, overflow)) s->scale = kopt_to_float_(scale);
             s->good = 0;
         }
@@ -8979,18 +9086,18 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
 static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, const kopt_optimizer *opt,
                                                     const kopt_norm *norm, double max_norm, kopt_step *step) {
     /* the largest finite double */
-    const kopt_f64_ largest = kopt_make64_((KOPT_CAST_(uint64_t, 0x7FEFFFFFu) << 32) + 0xFFFFFFFFu);
+    const kopt_f64_ largest = kopt_bits_to_f64_((KOPT_CAST_(uint64_t, 0x7FEFFFFFu) << 32) + 0xFFFFFFFFu);
     kopt_result result = kopt_check_scaler_(scaler);
     kopt_environment_ environment;
     kopt_optimizer scaled;
     if (result == KOPT_OK) result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
-    if (!kopt_inside64_(kopt_get64_(max_norm), kopt_get64_(0), largest)) return KOPT_ERROR_RANGE;
+    if (!kopt_within64_(kopt_to_f64_(max_norm), kopt_to_f64_(0), largest)) return KOPT_ERROR_RANGE;
     kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &scaled), KOPT_CONST_POINTER_(const kopt_byte_ *, opt),
                         sizeof scaled);
     kopt_enter_(&environment);
     scaled.grad_scale =
-        kopt_put64_(kopt_div64_(kopt_get64_(opt->grad_scale), kopt_make64_(kopt_wide_bits_(scaler->scale))));
+        kopt_to_double_(kopt_div64_(kopt_to_f64_(opt->grad_scale), kopt_bits_to_f64_(kopt_float_to_bits64_(scaler->scale))));
     kopt_leave_(&environment);
     scaled.clip = norm == KOPT_NULL_ ? 1 : kopt_clip_coefficient(norm, max_norm, scaled.grad_scale);
     return kopt_step_begin(&scaled, step);
@@ -9994,7 +10101,7 @@ static void kopt_fill_(kopt_byte_ *p, kopt_format format, size_t n, float x) {
 static void kopt_row_terms_(kopt_row_ *row, size_t i, size_t n, kopt_byte_ *sum) {
     const kopt_vmath *vmath = row->vmath;
     kopt_vmath_job_ *j = &row->job;
-    j->kind = KOPT_VMATH_BELOW_;
+    j->kind = KOPT_VMATH_DIFFERENCE_;
     j->n = n;
     j->in = row->x + i * kopt_bytes_of_(j->format);
     j->out = KOPT_POINTER_(kopt_byte_ *, row->term);
@@ -10012,7 +10119,7 @@ static void kopt_row_terms_(kopt_row_ *row, size_t i, size_t n, kopt_byte_ *sum)
 /* out[k] = row->term[k] * factor, rounded to the format. It adds 0, so no result is -0. */
 static void kopt_row_scale_terms_(kopt_row_ *row, kopt_byte_ *out, size_t n, float factor) {
     kopt_vmath_job_ *j = &row->job;
-    j->kind = KOPT_VMATH_LINE_;
+    j->kind = KOPT_VMATH_LINEAR_;
     j->n = n;
     j->in = KOPT_NULL_;
     j->in2 = KOPT_POINTER_(kopt_byte_ *, row->term);
@@ -10030,7 +10137,7 @@ static int kopt_row_sum_(kopt_row_ *row) {
     uint32_t key;
     size_t i, n;
     row->largest_key = 0x807FFFFFu; /* the key of -inf */
-    row->job.kind = KOPT_VMATH_MOST_;
+    row->job.kind = KOPT_VMATH_MAXIMUM_;
     row->job.in = row->x;
     row->job.n = row->n;
     row->job.out = KOPT_POINTER_(kopt_byte_ *, &row->largest_key);
@@ -10256,7 +10363,7 @@ static kopt_result kopt_draw_run_(const kopt_draw_ *draw, void *out, kopt_format
     if (n == 0) return KOPT_OK;
     if (out == KOPT_NULL_) return KOPT_ERROR_NULL;
     kopt_enter_(&environment);
-    j.kind = KOPT_VMATH_LINE_;
+    j.kind = KOPT_VMATH_LINEAR_;
     j.format = format;
     j.a = kopt_narrow64_(middle);
     j.b = kopt_narrow64_(width);
@@ -10312,10 +10419,10 @@ KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, doub
     if (!kopt_within_(low, -3e38, 3e38) || !kopt_within_(high, low, 3e38)) return KOPT_ERROR_RANGE;
     kopt_make_draw_(&draw, KOPT_VMATH_UNIFORM_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
     kopt_enter_(&environment);
-    a = kopt_mul64_(kopt_get64_(low), kopt_get64_(0.5));
-    b = kopt_mul64_(kopt_get64_(high), kopt_get64_(0.5));
-    middle = kopt_put64_(kopt_add64_(b, a));
-    width = kopt_put64_(kopt_sub64_(b, a));
+    a = kopt_mul64_(kopt_to_f64_(low), kopt_to_f64_(0.5));
+    b = kopt_mul64_(kopt_to_f64_(high), kopt_to_f64_(0.5));
+    middle = kopt_to_double_(kopt_add64_(b, a));
+    width = kopt_to_double_(kopt_sub64_(b, a));
     kopt_leave_(&environment);
     return kopt_draw_run_(&draw, out, format, n, middle, width, key.first_index);
 }
@@ -10328,12 +10435,12 @@ static kopt_result kopt_init_(void *out, kopt_format format, size_t n, kopt_dist
     kopt_f64_ root;
     if (KOPT_CAST_(unsigned, distribution) > KOPT_CAST_(unsigned, KOPT_TRUNCATED_NORMAL)) return KOPT_ERROR_OPTION;
     kopt_enter_(&environment);
-    root = kopt_sqrt64_(kopt_div64_(kopt_get64_(0.5), kopt_count64_(fan)));
+    root = kopt_sqrt64_(kopt_div64_(kopt_to_f64_(0.5), kopt_u64_to_f64_(fan)));
     root = kopt_add64_(root, root);                                                              /* sqrt(2 / fan) */
-    if (distribution == KOPT_UNIFORM) root = kopt_mul64_(root, kopt_get64_(1.7320508075688772)); /* sqrt(3) */
+    if (distribution == KOPT_UNIFORM) root = kopt_mul64_(root, kopt_to_f64_(1.7320508075688772)); /* sqrt(3) */
     if (distribution == KOPT_TRUNCATED_NORMAL) /* truncation at 2 deviations divides the deviation by this factor */
-        root = kopt_mul64_(root, kopt_get64_(1.1368472343385565));
-    deviation = kopt_put64_(root);
+        root = kopt_mul64_(root, kopt_to_f64_(1.1368472343385565));
+    deviation = kopt_to_double_(root);
     kopt_leave_(&environment);
     if (distribution == KOPT_TRUNCATED_NORMAL) return kopt_truncated_normal(out, format, n, 0, deviation, 2, key);
     if (distribution == KOPT_UNIFORM) return kopt_uniform(out, format, n, -deviation, deviation, key);
@@ -10401,7 +10508,7 @@ static KOPT_NOINLINE_ void kopt_langevin_tiles_(kopt_job_ *job, const kopt_job_ 
     job->grad = KOPT_POINTER_(kopt_byte_ *, g);
     job->grad_format = KOPT_F32;
     job->begin = 0;
-    j.kind = KOPT_VMATH_LINE_;
+    j.kind = KOPT_VMATH_LINEAR_;
     j.format = whole->grad_format;
     j.out = job->grad;
     j.a = s->grad_scale;

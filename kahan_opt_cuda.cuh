@@ -672,7 +672,7 @@ typedef struct kopt_cuda_block_ {
 /* The 8-bit code of x. r: of 16 bits, if stochastic. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_encode_(float x, uint32_t scale, int square, int stochastic, uint32_t r) {
     const float y = kopt_mul_cuda_(x, kopt_inverse_scale_q8_cuda_(scale, square));
-    return kopt_encode_q8_scalar_cuda_(kopt_no_scale_(scale) ? 0 : y, square,
+    return kopt_encode_q8_scalar_cuda_(kopt_codes_are_zero_(scale) ? 0 : y, square,
                                        stochastic ? r : 0x8000u); /* 0 has code 0 */
 }
 
@@ -1193,7 +1193,7 @@ enum { KOPT_PROLOGUE_THREADS_ = 128 };
 
 /* kopt_clip_coefficient(), the norm being known: max_norm / (norm * |grad_scale| + 1e-6), at most 1. */
 KOPT_CUDA_FN_ double kopt_cuda_clip_(double norm, double max_norm, double grad_scale) {
-    const double scale = kopt_make64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63));
+    const double scale = kopt_bits_to_f64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63));
     const double clip = kopt_div64_(max_norm, kopt_add64_(kopt_mul64_(norm, scale), 1e-6));
     return kopt_less64_(clip, 1) ? clip : 1;
 }
@@ -1218,7 +1218,7 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
         if (needs_stats) {
             if (!c->ready) c->status.result = KOPT_ERROR_STEP;
             if (c->norm.nonfinite != 0) c->skip = 1;
-            c->status.norm = kopt_put64_(kopt_norm_root_(&c->norm));
+            c->status.norm = kopt_to_double_(kopt_norm_root_(&c->norm));
         }
         c->ready = 0;
     } else if (phase == 1) { /* each group's scalars */
@@ -1352,9 +1352,9 @@ KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks) {
     if (++c->arrived != blocks) return;
 #endif
     for (bin = 0; bin < 255; bin++) {
-        const uint32_t place = bin == 0 ? 0 : 2 * bin - 2; /* as in kopt_norm_each_ */
-        kopt_norm_put_(&c->norm, c->bins[1][bin], place);
-        kopt_norm_put_(&c->norm, c->bins[0][bin], place + 24);
+        const uint32_t place = bin == 0 ? 0 : 2 * bin - 2; /* as in kopt_norm_add_values_ */
+        kopt_norm_accumulate_(&c->norm, c->bins[1][bin], place);
+        kopt_norm_accumulate_(&c->norm, c->bins[0][bin], place + 24);
     }
     c->norm.nonfinite = c->bins[0][255];
     kopt_norm_carry_(&c->norm);
@@ -1446,7 +1446,7 @@ KOPT_CUDA_FN_ void kopt_cuda_collect_(uint64_t sums[2], uint32_t *slots, uint32_
 
 /* ... and to the digits of a tensor's norm, which do not overflow below 2^36 elements: a round adds less than 2^40. */
 KOPT_CUDA_FN_ void kopt_cuda_deliver_(kopt_cuda_ratio_ *ratio, uint64_t sums[2], uint32_t thread) {
-    const uint32_t place = thread == 0 ? 0 : 2 * thread - 2; /* as in kopt_norm_each_ */
+    const uint32_t place = thread == 0 ? 0 : 2 * thread - 2; /* as in kopt_norm_add_values_ */
     uint32_t part, i;
     KOPT_UNROLL_
     for (part = 0; part < 2; part++) {
@@ -1456,7 +1456,7 @@ KOPT_CUDA_FN_ void kopt_cuda_deliver_(kopt_cuda_ratio_ *ratio, uint64_t sums[2],
         if (thread == 255) {
             if (part == 0) kopt_cuda_add_(&ratio->norm.nonfinite, sums[0]);
         } else {
-            kopt_norm_put_(&digits, sums[part], at & 31);
+            kopt_norm_accumulate_(&digits, sums[part], at & 31);
             KOPT_UNROLL_
             for (i = 0; i < 3; i++)
                 if (digits.digit[i] != 0) kopt_cuda_add_(&ratio->norm.digit[(at >> 5) + i], digits.digit[i]);
@@ -2708,7 +2708,7 @@ static float kopt_cuda_rounded_(double scale) {
     kopt_environment_ environment;
     float rounded;
     kopt_enter_(&environment);
-    rounded = kopt_to_float_(kopt_get64_(scale));
+    rounded = kopt_to_float_(kopt_to_f64_(scale));
     kopt_leave_(&environment);
     return rounded;
 }
