@@ -232,9 +232,9 @@
 #endif
 
 #if defined(__cplusplus) || (defined(__STDC_VERSION__) && __STDC_VERSION__ >= 199901L)
-#define KOPT_INLINED_ inline
+#define KOPT_INLINE_KEYWORD_ inline
 #else
-#define KOPT_INLINED_ __inline
+#define KOPT_INLINE_KEYWORD_ __inline
 #endif
 /* Marks the functions that kahan_opt_cuda.cuh calls on the host and on the device. */
 #ifdef __CUDACC__
@@ -245,9 +245,9 @@
 /* always_inline for gcc -O0: the kernels are optimized at -O0, too, but gcc would call these functions from them. */
 #if defined(KOPT_GCC_) && !defined(__OPTIMIZE__) && !defined(__CUDACC__) && \
     (defined(__x86_64__) || defined(__i386__) || defined(__aarch64__))
-#define KOPT_INLINE_ static KOPT_INLINED_ __attribute__((__always_inline__))
+#define KOPT_INLINE_ static KOPT_INLINE_KEYWORD_ __attribute__((__always_inline__))
 #else
-#define KOPT_INLINE_ static KOPT_HOST_DEVICE_ KOPT_INLINED_
+#define KOPT_INLINE_ static KOPT_HOST_DEVICE_ KOPT_INLINE_KEYWORD_
 #endif
 
 /* Marks a static function that may stay unused. Not the attribute for clang, which warns if a function that has it is
@@ -255,7 +255,7 @@
 #ifdef KOPT_GCC_
 #define KOPT_UNUSED_ __attribute__((__unused__))
 #else
-#define KOPT_UNUSED_ KOPT_INLINED_
+#define KOPT_UNUSED_ KOPT_INLINE_KEYWORD_
 #endif
 
 #if defined(KAHAN_OPT_STATIC) && defined(KAHAN_OPT_API)
@@ -476,7 +476,7 @@ typedef struct kopt_random_key {
 } kopt_random_key;
 
 /* The random bits r of element i, from Philox4x32-7 (Salmon et al. 2011): see docs/numerics.md section 7. stream is 0
-   to 15: the library uses 0 to 7, and 8 to 15 are yours. KOPT_RANDOM_STORE(r, k), which evaluates r twice, is the
+   to 15: the library uses 0 to 7, and 8 to 15 are yours. KOPT_RANDOM_STORE(r, k), which evaluates r stride, is the
    16-bit random number of the element's store k, 0 to 4: store 0 is that of the weight or its compensation, store k
    that of the k-th moment. Number 0 is the lower half of r, so r itself can be the random16 of a function for one
    value. As a whole, r is not a uniform 32-bit number. */
@@ -803,7 +803,7 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
      only neighbours are checked, so that the check is O(1) per tensor. Two exceptions: tensors may read the same
      gradient, unless opt.zero_grad is set, and they may share counts.
 
-   A weight that the model uses twice is listed once, with the sum of its gradients. The rules for ids and overlap do
+   A weight that the model uses stride is listed once, with the sum of its gradients. The rules for ids and overlap do
    not apply to tensors without elements. */
 KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count);
 
@@ -1351,9 +1351,9 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 #define KOPT_NOINLINE_ __attribute__((__noinline__))
 /* Not forced at clang -O0, which gives every value of every inlined call its own stack slot: 1 MB of stack. */
 #if defined(__clang__) && !defined(__OPTIMIZE__)
-#define KOPT_FORCE_INLINE_ KOPT_INLINED_
+#define KOPT_FORCE_INLINE_ KOPT_INLINE_KEYWORD_
 #else
-#define KOPT_FORCE_INLINE_ KOPT_INLINED_ __attribute__((__always_inline__))
+#define KOPT_FORCE_INLINE_ KOPT_INLINE_KEYWORD_ __attribute__((__always_inline__))
 #endif
 #define KOPT_TARGET_(isa) __attribute__((__target__(isa)))
 #elif defined(_MSC_VER)
@@ -1362,7 +1362,7 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 #define KOPT_TARGET_(isa)
 #else
 #define KOPT_NOINLINE_
-#define KOPT_FORCE_INLINE_ KOPT_INLINED_
+#define KOPT_FORCE_INLINE_ KOPT_INLINE_KEYWORD_
 #define KOPT_TARGET_(isa)
 #endif
 
@@ -1495,7 +1495,7 @@ typedef struct kopt_tool_ {
 #define KOPT_BUFFERED_MOMENTS_ KOPT_HAS_(KOPT_WITH_Q8)
 #endif
 
-/* Specifiers of functions that a build without checks inlines, because it calls each of them only once or twice. */
+/* Specifiers of functions that a build without checks inlines, because it calls each of them only once or stride. */
 #if KOPT_ONLY_ & KOPT_WITH_CHECKS
 #define KOPT_SMALL_FN_ static KOPT_UNUSED_
 #define KOPT_SCALARS_ static KOPT_NOINLINE_ /* no operation may move out of the FP environment of the call */
@@ -1543,10 +1543,10 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_enabled_value_(uint32_t set
 #define KOPT_DECAYS_ (KOPT_ONLY_ >> 12 & 7u)
 #ifdef KAHAN_OPT_VMATH
 /* A build contains Adam-atan2 if it contains Adam, SGD and fp32. */
-#define KOPT_SECOND_PASS_ (KOPT_WITH_SGD | KOPT_WITH_F32)
+#define KOPT_WITH_VMATH_RULES_ (KOPT_WITH_SGD | KOPT_WITH_F32)
 #define KOPT_RULES_               \
     ((KOPT_ONLY_ >> 16 & 0x7Fu) | \
-     ((KOPT_ONLY_ & KOPT_SECOND_PASS_) == KOPT_SECOND_PASS_ ? KOPT_ONLY_ >> 10 & 0x80u : 0u))
+     ((KOPT_ONLY_ & KOPT_WITH_VMATH_RULES_) == KOPT_WITH_VMATH_RULES_ ? KOPT_ONLY_ >> 10 & 0x80u : 0u))
 #define KOPT_LAST_RULE_ KOPT_ADAM_ATAN2
 #define KOPT_IS_ATAN2_(rule) ((rule) == KOPT_ADAM_ATAN2)
 #define KOPT_VMATH_HERE_ 1
@@ -1580,7 +1580,7 @@ typedef size_t kopt_index_; /* enough, because tensor.first_index is 0 */
 #endif
 
 /* The number of moments: a constant where the rule alone determines it in this build. */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_moments_here_(kopt_rule rule, int moments) {
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_moment_count_in_build_(kopt_rule rule, int moments) {
     if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_MOMENTUM)) return 0;
     if (rule == KOPT_ADAM && !KOPT_HAS_(KOPT_WITH_EXTRAS)) return 2;
     if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_EXTRAS))
@@ -1746,7 +1746,7 @@ KOPT_INLINE_ float kopt_div_(float a, float b) {
     return r;
 }
 
-KOPT_INLINE_ int kopt_above_(float a, float b) { /* a > b */
+KOPT_INLINE_ int kopt_greater_(float a, float b) { /* a > b */
 #ifdef __CUDA_ARCH__
     int r;
     __asm__("{ .reg .pred above; setp.gt.f32 above, %1, %2; selp.s32 %0, 1, 0, above; }" : "=r"(r) : "f"(a), "f"(b));
@@ -2293,12 +2293,12 @@ typedef enum kopt_vmath_kind_ {
     KOPT_VMATH_ATAN2_,
     KOPT_VMATH_SINCOSPI_,
     KOPT_VMATH_ADD_ONE_,    /* in fp32 */
-    KOPT_VMATH_PREPARE_,    /* kopt_map: the arguments of the function */
-    KOPT_VMATH_FINISH_,     /* kopt_map: the 16-bit results */
+    KOPT_VMATH_ARGUMENT_,    /* kopt_map: the arguments of the function */
+    KOPT_VMATH_RESULT_,     /* kopt_map: the 16-bit results */
     KOPT_VMATH_MULTIPLY_,   /* kopt_map: 16-bit products */
     KOPT_VMATH_MAXIMUM_,    /* kopt_softmax: the largest value of a row */
     KOPT_VMATH_DIFFERENCE_, /* kopt_softmax: the distances from it, and their rounding errors */
-    KOPT_VMATH_TERMS_,      /* kopt_softmax: corrected terms and their sums */
+    KOPT_VMATH_ROW_SUM_,      /* kopt_softmax: corrected terms and their sums */
     KOPT_VMATH_NORMAL_,     /* random numbers */
     KOPT_VMATH_UNIFORM_,
     KOPT_VMATH_LINEAR_ /* a + b * in2, or a * in + b * in2 */
@@ -2317,7 +2317,8 @@ typedef struct kopt_vmath_job_ {
     uint32_t step, id, stream, attempt;
 } kopt_vmath_job_;
 
-#define KOPT_PARTS_ 16 /* partial sums of a row, one for each lane of the widest vector: element i is in sum i mod 16 */
+/* Partial sums of a row, one for each lane of the widest vector: element i is in sum i mod 16. */
+#define KOPT_ROW_SUMS_ 16
 
 /* All inputs that are hard to round: the exact result is so close to the midpoint of two 16-bit numbers (relative 2^-20
    for bf16, 2^-21 for fp16) that an fp32 result does not show which one is nearer. By function and format; an entry is
@@ -3556,10 +3557,6 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
 /* ================================================================================================================== */
 
 /* What a vocabulary leaves out (see VOCABULARIES: Optional) is made of its other words here. */
-#define imax_ K_(imax)
-#define unordered_ K_(unordered)
-#define load_fp16_ K_(load_fp16)
-#define round_fp16_ K_(round_fp16)
 #ifdef NT_STORES_
 #define nt_store16_ K_(nt_store16)
 #define nt_store32_ K_(nt_store32)
@@ -3735,17 +3732,13 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
 }
 
 /* NOINLINE_FN_: a function that is not inlined in the passes with vectors, where inlining would double the compile
-   time. VECTOR_FN_: a function that is inlined where formats and roundings are constants, but not in the scalar pass.
-   On a GPU both are inlined, so that their values stay in registers. */
+   time. On a GPU it is inlined, so that its values stay in registers. */
 #ifndef ONE_LANE_
 #define NOINLINE_FN_ static KOPT_NOINLINE_ ISA_TARGET_
-#define VECTOR_FN_ FN_
 #elif KOPT_PASS_ == KOPT_PASS_CUDA_
 #define NOINLINE_FN_ FN_
-#define VECTOR_FN_ FN_
 #else
 #define NOINLINE_FN_ KOPT_SMALL_FN_
-#define VECTOR_FN_ KOPT_SMALL_FN_
 #endif
 
 /* ---- random bits ---- */
@@ -3772,8 +3765,8 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_multiplier_(kop
 /* r of an element: number 0 in the lower half, 2 * other in the upper half. Number k is number 0 + k * (2 * other). The
    element's own half must be the lower one of `halves`. */
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_combine_(uint32_t halves, kopt_index_ index) {
-    const uint32_t twice = halves >> 16 << 1;
-    return twice << 16 | ((halves + twice * kopt_random_multiplier_(index)) & 0xFFFFu);
+    const uint32_t stride = halves >> 16 << 1;
+    return stride << 16 | ((halves + stride * kopt_random_multiplier_(index)) & 0xFFFFu);
 }
 #endif
 
@@ -3909,9 +3902,9 @@ FN_ void K_(random_group)(uint32_t *lower, uint32_t *upper, const uint32_t *word
     for (i = from / (2 * LANES_) * LANES_; 2 * i < to; i += LANES_) {
         const vu32_ own = load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, words + i)),
                     other = or_(shl_(own, 16), shr_(own, 16));
-        const vu32_ twice = add16_(other, other);
-        store32_(KOPT_POINTER_(kopt_byte_ *, lower + i), add16_(own, mul16_(twice, multiplier)));
-        store32_(KOPT_POINTER_(kopt_byte_ *, upper + i), twice);
+        const vu32_ stride = add16_(other, other);
+        store32_(KOPT_POINTER_(kopt_byte_ *, lower + i), add16_(own, mul16_(stride, multiplier)));
+        store32_(KOPT_POINTER_(kopt_byte_ *, upper + i), stride);
     }
 }
 
@@ -4055,17 +4048,17 @@ FN_ vu32_ K_(extended)(vf32_ x, kopt_format format, const constants_ *c) {
    it, and an fp16 infinity or NaN becomes a number above fp16_limit, so that the caller hands the pair to the scalar
    code. */
 FN_ vf32_ K_(from_extended)(vu32_ u, kopt_format format, vu32_ *largest) {
-    vu32_ mag = and_(u, isplat_(0x7FFFFFFFu)), low, word;
+    vu32_ mag = and_(u, isplat_(0x7FFFFFFFu)), low, bits;
     if (format == KOPT_BF16) return as_f32_(u);
     low = as_u32_(min_(as_f32_(mag), as_f32_(isplat_(0x04000000u)))); /* the part up to 2^-14, in units of 2^-40 */
-    word = iadd_(as_u32_(mul_(convert_f32_(low), splat_(9.094947017729282e-13f))), shr_(isub_(mag, low), 3));
+    bits = iadd_(as_u32_(mul_(convert_f32_(low), splat_(9.094947017729282e-13f))), shr_(isub_(mag, low), 3));
     if (largest != KOPT_NULL_) {
-        *largest = imax_(*largest, word);
+        *largest = imax_(*largest, bits);
     } else {
-        word = select_(igt_(mag, isplat_(0x7BFFFFFFu)), isplat_(0x7F800000u), word);
-        word = select_(igt_(mag, isplat_(0x7C000000u)), isplat_(0x7FC00000u), word);
+        bits = select_(igt_(mag, isplat_(0x7BFFFFFFu)), isplat_(0x7F800000u), bits);
+        bits = select_(igt_(mag, isplat_(0x7C000000u)), isplat_(0x7FC00000u), bits);
     }
-    return as_f32_(or_(word, xor_(u, mag)));
+    return as_f32_(or_(bits, xor_(u, mag)));
 }
 #endif
 
@@ -4225,7 +4218,7 @@ FN_ vf32_ K_(atan2_positive)(vf32_ y, vf32_ x) {
 #endif
 
 /* The number of moments; a constant where the rule decides it. */
-#define MOMENTS_ kopt_moments_here_(kind.rule, kind.moment_count)
+#define MOMENTS_ kopt_moment_count_in_build_(kind.rule, kind.moment_count)
 
 /* One step of the rule: updates the moments *p and returns the direction. g is the gradient as loaded, w the weight
    that decay sees (section 3), compensation that of KAHAN or 0. L2 reads w, KOPT_EMA reads w and compensation;
@@ -4391,7 +4384,7 @@ FN_ kopt_kind_ K_(kind_of)(const kopt_job_ *j) {
     kind.rounding = KOPT_ROUNDING_(s->rounding);
     kind.moment_rounding = KOPT_STATE_ROUNDING_(s->moment_rounding);
     kind.compensation_rounding = KOPT_STATE_ROUNDING_(s->compensation_rounding);
-    kind.moment_count = kopt_moments_here_(kind.rule, s->moment_count);
+    kind.moment_count = kopt_moment_count_in_build_(kind.rule, s->moment_count);
     kind.nesterov = KOPT_HAS_(KOPT_WITH_MOMENTUM) && s->nesterov;
     kind.buffered = KOPT_BUFFERED_MOMENTS_ && j->buffered;
     if (kind.buffered) kind.moment = KOPT_F32;
@@ -4427,7 +4420,7 @@ FN_ vf32_ K_(load_moment)(kopt_kind_ kind, const element_ *e, int moment) {
 
 /* A new moment as stored, in the low bits; in an fp32 buffer it is not rounded, and a mean of squares is its root. r:
    the random bits of the element. */
-VECTOR_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_ root, vu32_ r) {
+NOINLINE_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_ root, vu32_ r) {
     const int square = kopt_is_square_(kind.rule, moment);
     const constants_ c = K_(make_constants)();
     if (kind.buffered) return as_u32_(square ? root : x);
@@ -4623,16 +4616,16 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_jo
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 /* Stores n elements of a moment as fp16, from an fp32 buffer that holds the root if it is a mean of squares. number,
-   twice: for each element the 16 bits of number 0, and of 2 * other. */
+   stride: for each element the 16 bits of number 0, and of 2 * other. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_store_fp16_buffer_scalar_(kopt_byte_ *to, const kopt_byte_ *buffer,
                                                                        int square, int moment, kopt_rounding how,
                                                                        const kopt_byte_ *number,
-                                                                       const kopt_byte_ *twice, size_t n) {
+                                                                       const kopt_byte_ *stride, size_t n) {
     const constants_ c = K_(make_constants)();
     size_t i;
     for (i = 0; i < n; i++) {
         const vf32_ x = as_f32_(load32_(buffer + 4 * i));
-        const vu32_ r = load16_(number + 2 * i) + (KOPT_CAST_(uint32_t, moment) + 1) * load16_(twice + 2 * i);
+        const vu32_ r = load16_(number + 2 * i) + (KOPT_CAST_(uint32_t, moment) + 1) * load16_(stride + 2 * i);
         K_(store_at)(to, i, 2, K_(round_moment)(x, KOPT_FP16, square, x, how, r, &c) >> 16);
     }
 }
@@ -4726,10 +4719,10 @@ FN_ vu32_ K_(second16)(vu32_ both, int layout) {
                                                  : unpack_high16_(both);
 }
 
-/* The random numbers of a pair: own is number 0 of each element, twice is 2 * other (see kopt_random_combine_). Without
-   RANDOM_ZERO_EXTENDED_ both entries are the same vector. */
+/* The random numbers of a pair: number is number 0 of each element, stride is 2 * other (see kopt_random_combine_).
+   Without RANDOM_ZERO_EXTENDED_ both entries are the same vector. */
 typedef struct random_pair_ {
-    vu32_ own[2], twice[2];
+    vu32_ number[2], stride[2];
 } random_pair_;
 
 /* Loads the elements i to i + PAIR_ - 1 as fp32. */
@@ -4841,7 +4834,7 @@ typedef struct half_pair_ {
 
 /* The rule, and the rounding of its moments, for the first or the second vector of a pair. */
 FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants_ *c, vf32_ w, vf32_ compensation,
-                             vf32_ g, vu32_ number, vu32_ twice, int second, int layout, half_pair_ *h, vf32_ *y) {
+                             vf32_ g, vu32_ number, vu32_ stride, int second, int layout, half_pair_ *h, vf32_ *y) {
     const vf32_ x = K_(rule)(kind, k, w, compensation, g, &h->moments, y);
     int m;
     h->u[0] = h->u[1] = h->u[2] = h->u[3] = number; /* any value */
@@ -4850,7 +4843,7 @@ FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants
     EACH_MOMENT_ {
         const int square = kopt_is_square_(kind.rule, m);
         const vf32_ moment = K_(moment_at)(&h->moments, m), root = K_(root_at)(&h->moments, m);
-        number = add16_(number, twice);
+        number = add16_(number, stride);
         h->u[m] = K_(round_moment)(moment, kind.moment, square, root, kopt_moment_rounding_(kind, m),
                                    second ? K_(second16)(number, layout) : K_(first16)(number, layout, c), c);
         if (kind.moment == KOPT_FP16)
@@ -4924,8 +4917,8 @@ FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k,
     b.moments.third = moment[2].b;
     a.moments.fourth = moment[3].a;
     b.moments.fourth = moment[3].b;
-    x->a = K_(direction_half)(kind, k, c, w.a, compensation.a, g.a, r->own[0], r->twice[0], 0, layout, &a, &y->a);
-    x->b = K_(direction_half)(kind, k, c, w.b, compensation.b, g.b, r->own[1], r->twice[1], 1, layout, &b, &y->b);
+    x->a = K_(direction_half)(kind, k, c, w.a, compensation.a, g.a, r->number[0], r->stride[0], 0, layout, &a, &y->a);
+    x->b = K_(direction_half)(kind, k, c, w.b, compensation.b, g.b, r->number[1], r->stride[1], 1, layout, &b, &y->b);
     /* A NaN of another format, or of a weight with its residual, can have bits below those of a bf16: its rounding
        could carry, and turn it into a number. */
     if (kind.grad != kind.weight || (MOMENTS_ > 0 && kind.moment != kind.weight) ||
@@ -4939,19 +4932,19 @@ FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k,
 /* ---- random numbers of a tile, in the order of memory ---- */
 
 /* The random numbers of a tile. lower and upper hold up to 3 groups, made by random_group: a tile is as long as 2
-   groups, but may begin within one. number and twice point to the tile's first element in lower (number 0) and upper
+   groups, but may begin within one. number and stride point to the tile's first element in lower (number 0) and upper
    (2 * other), 16 bits per element. */
 typedef struct random_tile_ {
     uint32_t words[KOPT_RANDOM_GROUP_ / 2]; /* of the span */
     uint32_t lower[3 * KOPT_RANDOM_GROUP_ / 2], upper[3 * KOPT_RANDOM_GROUP_ / 2];
-    const kopt_byte_ *number, *twice;
+    const kopt_byte_ *number, *stride;
 } random_tile_;
 
 /* The random numbers of the pair at element i, without RANDOM_ZERO_EXTENDED_. */
-FN_ random_pair_ K_(load_random_pair)(const kopt_byte_ *number, const kopt_byte_ *twice, size_t i) {
+FN_ random_pair_ K_(load_random_pair)(const kopt_byte_ *number, const kopt_byte_ *stride, size_t i) {
     random_pair_ r;
-    r.own[0] = r.own[1] = load32_(number + 2 * i);
-    r.twice[0] = r.twice[1] = load32_(twice + 2 * i);
+    r.number[0] = r.number[1] = load32_(number + 2 * i);
+    r.stride[0] = r.stride[1] = load32_(stride + 2 * i);
     return r;
 }
 
@@ -4969,7 +4962,7 @@ NOINLINE_FN_ void K_(fill_random_tile)(random_tile_ *r, const philox_key_ *ciphe
         K_(random_group)(r->lower + q / 2, r->upper + q / 2, r->words, group, from, to);
     }
     r->number = KOPT_CONST_POINTER_(const kopt_byte_ *, r->lower) + 2 * offset;
-    r->twice = KOPT_CONST_POINTER_(const kopt_byte_ *, r->upper) + 2 * offset;
+    r->stride = KOPT_CONST_POINTER_(const kopt_byte_ *, r->upper) + 2 * offset;
 }
 
 /* ---- tiles ---- */
@@ -5034,7 +5027,7 @@ FN_ void K_(encode_elements)(kopt_byte_ *code, const vf32_ *buffer, vf32_ invers
     const vu32_ store_number = isplat_hoisted_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u),
                 half = isplat_hoisted_(0x80008000u);
     const kopt_byte_ *const base = r == KOPT_NULL_ ? KOPT_NULL_ : r->number;
-    const kopt_byte_ *const stride = r == KOPT_NULL_ ? KOPT_NULL_ : r->twice;
+    const kopt_byte_ *const stride = r == KOPT_NULL_ ? KOPT_NULL_ : r->stride;
     kopt_byte_ part[PAIR_];
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
@@ -5120,7 +5113,7 @@ FN_ void K_(direction_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *bu
     arrays_ a = K_(arrays_of)(tile);
     const scalars_ k = K_(splat_job)(tile);
     const constants_ c = K_(make_constants)();
-    const kopt_byte_ *const base = buffers->random.number, *const stride = buffers->random.twice;
+    const kopt_byte_ *const base = buffers->random.number, *const stride = buffers->random.stride;
     const size_t n = tile->end;
     vu32_ lane_largest[4];
     size_t i;
@@ -5193,23 +5186,23 @@ FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *buffe
 #define FULL_ONLY_(line)
 #endif
 /* clang-format off */
-#define DIRECTIONS_(LINE_)                                   \
-    LINE_(direction_adam_bf16, KOPT_ADAM, 2, KOPT_BF16)                \
+#define DIRECTIONS_(LINE_) \
+    LINE_(direction_adam_bf16, KOPT_ADAM, 2, KOPT_BF16) \
     FULL_ONLY_(LINE_(direction_amsgrad_bf16, KOPT_ADAM, 3, KOPT_BF16)) \
-    LINE_(direction_any_bf16, ANY_, ANY_, KOPT_BF16)                   \
-    FULL_ONLY_(LINE_(direction_adam_fp16, KOPT_ADAM, 2, KOPT_FP16))    \
-    LINE_(direction_adam_f32, KOPT_ADAM, 2, KOPT_F32)                  \
-    FULL_ONLY_(LINE_(direction_adam_buffered, KOPT_ADAM, 2, KOPT_Q8))  \
-    FULL_ONLY_(LINE_(direction_ema, KOPT_EMA, 0, KOPT_F32))            \
+    LINE_(direction_any_bf16, ANY_, ANY_, KOPT_BF16) \
+    FULL_ONLY_(LINE_(direction_adam_fp16, KOPT_ADAM, 2, KOPT_FP16)) \
+    LINE_(direction_adam_f32, KOPT_ADAM, 2, KOPT_F32) \
+    FULL_ONLY_(LINE_(direction_adam_buffered, KOPT_ADAM, 2, KOPT_Q8)) \
+    FULL_ONLY_(LINE_(direction_ema, KOPT_EMA, 0, KOPT_F32)) \
     LINE_(direction_any, ANY_, ANY_, ANY_)
-#define COMMITS_(LINE_)                                            \
-    FULL_ONLY_(LINE_(commit_bf16_kahan, KOPT_BF16, KOPT_KAHAN))           \
+#define COMMITS_(LINE_) \
+    FULL_ONLY_(LINE_(commit_bf16_kahan, KOPT_BF16, KOPT_KAHAN)) \
     FULL_ONLY_(LINE_(commit_bf16_stochastic, KOPT_BF16, KOPT_STOCHASTIC)) \
-    LINE_(commit_bf16, KOPT_BF16, ANY_)                                   \
-    FULL_ONLY_(LINE_(commit_fp16_kahan, KOPT_FP16, KOPT_KAHAN))           \
-    FULL_ONLY_(LINE_(commit_fp16_compact, KOPT_FP16, KOPT_COMPACT))       \
-    FULL_ONLY_(LINE_(commit_fp16_exact, KOPT_FP16, KOPT_EXACT))           \
-    LINE_(commit_fp16, KOPT_FP16, ANY_)                                   \
+    LINE_(commit_bf16, KOPT_BF16, ANY_) \
+    FULL_ONLY_(LINE_(commit_fp16_kahan, KOPT_FP16, KOPT_KAHAN)) \
+    FULL_ONLY_(LINE_(commit_fp16_compact, KOPT_FP16, KOPT_COMPACT)) \
+    FULL_ONLY_(LINE_(commit_fp16_exact, KOPT_FP16, KOPT_EXACT)) \
+    LINE_(commit_fp16, KOPT_FP16, ANY_) \
     LINE_(commit_f32, KOPT_F32, ANY_)
 /* clang-format on */
 
@@ -5259,7 +5252,7 @@ FN_ int K_(commit_has_line)(kopt_kind_ kind) {
 #endif
 
 #define LINE_(name, line_rule, line_moments, line_format)                                                         \
-    NOINLINE_FN_ void K_(name)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) {  \
+    NOINLINE_FN_ void K_(name)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) {              \
         kopt_kind_ kind = K_(copy_kind)(actual);                                                                  \
         kind.rule = KOPT_CAST_(kopt_rule, FIXED_OR_(line_rule, kind.rule));                                       \
         if ((line_moments) != ANY_) kind.moment_count = line_moments;                                             \
@@ -5270,13 +5263,13 @@ FN_ int K_(commit_has_line)(kopt_kind_ kind) {
     }
 DIRECTIONS_(LINE_)
 #undef LINE_
-#define LINE_(name, line_format, line_rounding)                                                               \
+#define LINE_(name, line_format, line_rounding)                                                      \
     NOINLINE_FN_ void K_(name)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) { \
-        kopt_kind_ kind = K_(copy_kind)(actual);                                                              \
-        kind.weight = line_format;                                                                            \
-        kind.rounding = KOPT_CAST_(kopt_rounding, FIXED_OR_(line_rounding, kind.rounding));                   \
-        UNREACHABLE_IF_((line_rounding) == ANY_ && K_(commit_has_line)(kind))                                 \
-        K_(commit_tile)(tile, kind, buffers);                                                                 \
+        kopt_kind_ kind = K_(copy_kind)(actual);                                                     \
+        kind.weight = line_format;                                                                   \
+        kind.rounding = KOPT_CAST_(kopt_rounding, FIXED_OR_(line_rounding, kind.rounding));          \
+        UNREACHABLE_IF_((line_rounding) == ANY_ && K_(commit_has_line)(kind))                        \
+        K_(commit_tile)(tile, kind, buffers);                                                        \
     }
 COMMITS_(LINE_)
 #undef LINE_
@@ -5286,7 +5279,7 @@ NOINLINE_FN_ void K_(direction_dispatch)(const kopt_job_ *tile, const kopt_kind_
     const kopt_format format = kind.buffered ? KOPT_Q8 : kind.moment;
 #define LINE_(name, line_rule, line_moments, line_format)                                                         \
     if (MATCHES_(kind.rule, line_rule) && COUNT_MATCHES_(line_moments) && FORMAT_MATCHES_(line_format, format)) { \
-        K_(name)(tile, actual, buffers);                                                              \
+        K_(name)(tile, actual, buffers);                                                                          \
         return;                                                                                                   \
     }
     DIRECTIONS_(LINE_)
@@ -5297,7 +5290,7 @@ NOINLINE_FN_ void K_(commit_dispatch)(const kopt_job_ *tile, const kopt_kind_ *a
     const kopt_kind_ kind = K_(copy_kind)(actual);
 #define LINE_(name, line_format, line_rounding)                                   \
     if (kind.weight == (line_format) && MATCHES_(kind.rounding, line_rounding)) { \
-        K_(name)(tile, actual, buffers);                                 \
+        K_(name)(tile, actual, buffers);                                          \
         return;                                                                   \
     }
     COMMITS_(LINE_)
@@ -5517,7 +5510,7 @@ FN_ void K_(store_fp16_elements)(kopt_byte_ *to, const vf32_ *buffer, int square
                                  const random_tile_ *r, size_t n) {
     const constants_ c = K_(make_constants)();
     const vu32_ store_number = isplat_hoisted_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u);
-    const kopt_byte_ *const base = r->number, *const stride = r->twice;
+    const kopt_byte_ *const base = r->number, *const stride = r->stride;
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
         const vf32_ x = buffer[i / LANES_], y = buffer[i / LANES_ + 1];
@@ -5536,7 +5529,7 @@ NOINLINE_FN_ void K_(store_fp16_buffer)(kopt_byte_ *to, const vf32_ *buffer, uin
                                         kopt_rounding rounding, const random_tile_ *r, size_t n) {
     if (largest > 0x477FDFFFu) /* from 65504 on: the last binade step before infinity, infinity, NaN */
         kopt_store_fp16_buffer_scalar_(to, KOPT_CONST_POINTER_(const kopt_byte_ *, buffer), square, moment, rounding,
-                                       r->number, r->twice, n);
+                                       r->number, r->stride, n);
     else if (rounding != KOPT_STOCHASTIC)
         K_(store_fp16_elements)(to, buffer, square, moment, KOPT_NEAREST, r, n);
     else if (square)
@@ -5567,7 +5560,7 @@ NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t en
     kopt_copy_job_(&tile, whole);
     kind.buffered = buffered;
     if (buffered || MOMENTS_ == 0) kind.moment = KOPT_F32;
-    buffers.random.number = buffers.random.twice = KOPT_CONST_POINTER_(const kopt_byte_ *, buffers.random.lower);
+    buffers.random.number = buffers.random.stride = KOPT_CONST_POINTER_(const kopt_byte_ *, buffers.random.lower);
     for (q = 0; !random && q < KOPT_TILE_ / 2; q += LANES_)
         store32_(AS_BYTES_(buffers.random.lower + q), isplat_hoisted_(0)); /* isplat_(0): a call of memset */
     for (i = begin; i < end; i += n) {
@@ -5599,12 +5592,12 @@ NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t en
         }
         if (turns < n) {
             buffers.random.number += 2 * turns;
-            buffers.random.twice += 2 * turns;
+            buffers.random.stride += 2 * turns;
             for (m = 0; buffered && m < kind.moment_count; m++) buffers.moment[m] += turns / LANES_;
             K_(tile_at)(&tile, whole, kind, i + turns, n - turns);
             K_(step_tail)(&tile, &kind, &buffers);
             buffers.random.number -= 2 * turns;
-            buffers.random.twice -= 2 * turns;
+            buffers.random.stride -= 2 * turns;
         }
         for (m = 0; buffered && m < kind.moment_count; m++) {
             const vf32_ *const buffer = moment + KOPT_CAST_(size_t, m) * (tile_size / LANES_);
@@ -5656,7 +5649,7 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
 /* The most common kinds of step have a loop of their own, in which rule, formats and roundings are all constants. It
    steps whole pairs, and takes no step with counts, a copy or other extras (specialized_step has the list). */
 
-/* The random numbers of one pair in a group of 128 elements. Adding `next_group` to number 0 (r.own) turns them into
+/* The random numbers of one pair in a group of 128 elements. Adding `next_group` to number 0 (r.number) turns them into
    those of the same place in the next group. So one run of Philox serves the 16 groups of a span. */
 typedef struct random_counter_ {
     random_pair_ r;
@@ -5673,12 +5666,12 @@ FN_ void K_(start_random_counters)(random_counter_ *r, const random_tile_ *tile,
         const random_pair_ d = K_(load_random_pair)(KOPT_CONST_POINTER_(const kopt_byte_ *, tile->lower),
                                                     KOPT_CONST_POINTER_(const kopt_byte_ *, tile->upper), q * PAIR_);
         const int layout = LANES_ > 4 ? EVEN_ODD_ : 0;
-        r[q].r.own[0] = K_(first16)(d.own[0], layout, c);
-        r[q].r.own[1] = K_(second16)(d.own[0], layout);
-        r[q].r.twice[0] = K_(first16)(d.twice[0], layout, c);
-        r[q].r.twice[1] = K_(second16)(d.twice[0], layout);
-        r[q].next_group[0] = mul16_(r[q].r.twice[0], next_group);
-        r[q].next_group[1] = mul16_(r[q].r.twice[1], next_group);
+        r[q].r.number[0] = K_(first16)(d.number[0], layout, c);
+        r[q].r.number[1] = K_(second16)(d.number[0], layout);
+        r[q].r.stride[0] = K_(first16)(d.stride[0], layout, c);
+        r[q].r.stride[1] = K_(second16)(d.stride[0], layout);
+        r[q].next_group[0] = mul16_(r[q].r.stride[0], next_group);
+        r[q].next_group[1] = mul16_(r[q].r.stride[1], next_group);
     }
 }
 
@@ -5725,9 +5718,9 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
     int is_pending = 0;
     if (!SPECIALIZE_L2_) k.use_l2 = 0;
     k.unrectified = k.first_step = 0;
-    pending_numbers[0] = pending_numbers[1] = no_random.own[0] = no_random.own[1] = no_random.twice[0] =
-        no_random.twice[1] = isplat_(0);
-    pending.a = pending.b = as_f32_(no_random.own[0]);
+    pending_numbers[0] = pending_numbers[1] = no_random.number[0] = no_random.number[1] = no_random.stride[0] =
+        no_random.stride[1] = isplat_(0);
+    pending.a = pending.b = as_f32_(no_random.number[0]);
     for (n = 0; end - i >= PAIR_; i += n) {
         const kopt_index_ index = KOPT_INDEX_(whole->first + i);
         const size_t in_group = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
@@ -5746,12 +5739,12 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
             random_pair_ r = no_random;
             pair_ x, y;
             if (tiled && random) {
-                r = K_(load_random_pair)(buffers.random.number, buffers.random.twice, q);
+                r = K_(load_random_pair)(buffers.random.number, buffers.random.stride, q);
             } else if (random) {
                 random_counter_ *const counter = counters + (in_group + q) / PAIR_;
                 r = counter->r;
-                counter->r.own[0] = add16_(r.own[0], counter->next_group[0]);
-                counter->r.own[1] = add16_(r.own[1], counter->next_group[1]);
+                counter->r.number[0] = add16_(r.number[0], counter->next_group[0]);
+                counter->r.number[1] = add16_(r.number[1], counter->next_group[1]);
             }
             if (!K_(direction_pair)(&a, kind, &k, &c, i + q, KOPT_NULL_, KOPT_NULL_, &r, layout, &x, &y, KOPT_NULL_)) {
                 kopt_step_elements_scalar_(whole, i + q, PAIR_, KOPT_DIRECTION_STAGE_, AS_BYTES_(buffers.x + v),
@@ -5773,11 +5766,11 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
             } else { /* commits this pair; pipelined: the previous one, while the divisions of this one are in flight */
                 if (!pipelined || is_pending)
                     K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, pipelined ? i + q - PAIR_ : i + q,
-                                              pipelined ? pending : x, pipelined ? pending_numbers : r.own, layout);
+                                              pipelined ? pending : x, pipelined ? pending_numbers : r.number, layout);
                 if (pipelined) {
                     pending = x;
-                    pending_numbers[0] = r.own[0];
-                    pending_numbers[1] = r.own[1];
+                    pending_numbers[0] = r.number[0];
+                    pending_numbers[1] = r.number[1];
                     is_pending = 1;
                 }
             }
@@ -5813,22 +5806,22 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
 #define SCHEDULE_(on_avx512) (LANES_ == 16 ? (on_avx512) : LANES_ == 8 ? KOPT_TILED_ : KOPT_FUSED_)
 /* clang-format off */
 #ifdef KAHAN_OPT_VMATH
-#define SPECIALIZATIONS_VMATH_(LINE_)                                                           \
+#define SPECIALIZATIONS_VMATH_(LINE_) \
     LINE_(specialized_atan2_kahan, KOPT_ADAM_ATAN2, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_TILED_) \
     LINE_(specialized_atan2_f32, KOPT_ADAM_ATAN2, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_TILED_)
 #else
 #define SPECIALIZATIONS_VMATH_(LINE_)
 #endif
-#define SPECIALIZATIONS_(LINE_)                                                                               \
-    LINE_(specialized_adam_kahan, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, SCHEDULE_(KOPT_PIPELINED_))       \
+#define SPECIALIZATIONS_(LINE_) \
+    LINE_(specialized_adam_kahan, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, SCHEDULE_(KOPT_PIPELINED_)) \
     LINE_(specialized_adam_stochastic, KOPT_ADAM, 2, KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC, SCHEDULE_(KOPT_FUSED_)) \
-    LINE_(specialized_momentum_kahan, KOPT_SGD, 1, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_FUSED_)                   \
-    LINE_(specialized_adam_f32, KOPT_ADAM, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_FUSED_)                          \
+    LINE_(specialized_momentum_kahan, KOPT_SGD, 1, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_FUSED_) \
+    LINE_(specialized_adam_f32, KOPT_ADAM, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_FUSED_) \
     SPECIALIZATIONS_VMATH_(LINE_)
 /* clang-format on */
 
 #define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding, line_schedule)     \
-    NOINLINE_FN_ size_t K_(name)(const kopt_job_ *j, size_t begin) {                               \
+    NOINLINE_FN_ size_t K_(name)(const kopt_job_ *j, size_t begin) {                                             \
         kopt_kind_ kind;                                                                                         \
         kind.nesterov = j->step->nesterov;                                                                       \
         kind.rule = line_rule;                                                                                   \
@@ -5859,7 +5852,7 @@ FN_ size_t K_(specialized_step)(const kopt_job_ *j, kopt_kind_ kind, size_t begi
         ((line_format) == KOPT_F32 ||                                                                        \
          (kind.rounding == (line_rounding) && kind.moment_rounding == (line_state_rounding) &&               \
           ((line_rounding) != KOPT_KAHAN || kind.compensation_rounding == (line_state_rounding))))) {        \
-        return K_(name)(j, begin);                                                             \
+        return K_(name)(j, begin);                                                                           \
     }
     SPECIALIZATIONS_(LINE_)
 #undef LINE_
@@ -6638,18 +6631,18 @@ FN_ void K_(row_max)(const kopt_vmath_job_ *j) {
     kopt_store32_(j->out, top ^ 0x80000000u);
 }
 
-/* out = in + in * in2. Unless out2 is NULL, adds result i to sum i % KOPT_PARTS_ at out2, and the rounding error of
-   that addition (Knuth's two-sum) to error term i % KOPT_PARTS_ behind the sums. */
+/* out = in + in * in2. Unless out2 is NULL, adds result i to sum i % KOPT_ROW_SUMS_ at out2, and the rounding error of
+   that addition (Knuth's two-sum) to error term i % KOPT_ROW_SUMS_ behind the sums. */
 FN_ void K_(row_sum)(const kopt_vmath_job_ *j) {
-    vf32_ sum[KOPT_PARTS_ / LANES_], error[KOPT_PARTS_ / LANES_];
-    kopt_byte_ *const sums = j->out2, *const errors = sums == KOPT_NULL_ ? sums : sums + 4 * KOPT_PARTS_;
+    vf32_ sum[KOPT_ROW_SUMS_ / LANES_], error[KOPT_ROW_SUMS_ / LANES_];
+    kopt_byte_ *const sums = j->out2, *const errors = sums == KOPT_NULL_ ? sums : sums + 4 * KOPT_ROW_SUMS_;
     size_t i, k, n;
-    for (k = 0; k < KOPT_PARTS_ / LANES_; k++) {
+    for (k = 0; k < KOPT_ROW_SUMS_ / LANES_; k++) {
         sum[k] = as_f32_(sums == KOPT_NULL_ ? isplat_(0) : load32_(sums + 4 * k * LANES_));
         error[k] = as_f32_(sums == KOPT_NULL_ ? isplat_(0) : load32_(errors + 4 * k * LANES_));
     }
-    for (i = 0; i < j->n; i += KOPT_PARTS_)
-        for (k = 0; k < KOPT_PARTS_ / LANES_ && i + k * LANES_ < j->n; k++) {
+    for (i = 0; i < j->n; i += KOPT_ROW_SUMS_)
+        for (k = 0; k < KOPT_ROW_SUMS_ / LANES_ && i + k * LANES_ < j->n; k++) {
             const size_t begin = i + k * LANES_;
             vf32_ x, s, added;
             n = j->n - begin < LANES_ ? j->n - begin : LANES_;
@@ -6661,7 +6654,7 @@ FN_ void K_(row_sum)(const kopt_vmath_job_ *j) {
             error[k] = add_(error[k], add_(sub_(sum[k], sub_(s, added)), sub_(x, added)));
             sum[k] = s;
         }
-    for (k = 0; k < KOPT_PARTS_ / LANES_ && sums != KOPT_NULL_; k++) {
+    for (k = 0; k < KOPT_ROW_SUMS_ / LANES_ && sums != KOPT_NULL_; k++) {
         store32_(sums + 4 * k * LANES_, as_u32_(sum[k]));
         store32_(errors + 4 * k * LANES_, as_u32_(error[k]));
     }
@@ -6715,7 +6708,7 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
     vf32_ x = as_f32_(isplat_(0)), y, r, t;
     vu32_ old, next;
     vmask_ doubt;
-    if (j->kind < KOPT_VMATH_PREPARE_) x = as_f32_(K_(load_n)(j->in + 4 * i, 4, n));
+    if (j->kind < KOPT_VMATH_ARGUMENT_) x = as_f32_(K_(load_n)(j->in + 4 * i, 4, n));
     switch (KOPT_CAST_(int, j->kind)) {
     case KOPT_VMATH_EXP_: x = K_(vmath_exp)(x, splat_(0.0f)); break;
     case KOPT_VMATH_LOG_: x = K_(vmath_log)(x); break;
@@ -6728,7 +6721,7 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
         K_(store_n)(j->out2 + 4 * i, 4, n, as_u32_(y));
         break;
     case KOPT_VMATH_ADD_ONE_: x = add_(x, splat_(1.0f)); break;
-    case KOPT_VMATH_PREPARE_:
+    case KOPT_VMATH_ARGUMENT_:
         x = K_(map_argument)(j->f, K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format));
         break;
     case KOPT_VMATH_MULTIPLY_:
@@ -6754,7 +6747,7 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
         if (j->in != KOPT_NULL_ || size == 4) break;
         K_(store_n)(j->out + i * size, size, n, K_(round_nearest16)(x, j->format));
         return;
-    default: /* KOPT_VMATH_FINISH_ */
+    default: /* KOPT_VMATH_RESULT_ */
         old = K_(load_n)(j->in + i * size, size, n);
         y = as_f32_(K_(load_n)(j->in2 + 4 * i, 4, n));
         r = j->f == KOPT_SOFTPLUS ? as_f32_(K_(load_n)(j->out2 + 4 * i, 4, n)) : y;
@@ -6784,7 +6777,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(vmath)(const kopt_vmath_job_ *j) {
         K_(row_max)(j);
         return;
     }
-    if (j->kind == KOPT_VMATH_TERMS_) {
+    if (j->kind == KOPT_VMATH_ROW_SUM_) {
         K_(row_sum)(j);
         return;
     }
@@ -6917,7 +6910,6 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef SPECIALIZED_
 #undef EVEN_ODD_
 #undef OPAQUE_
-#undef VECTOR_FN_
 #undef ROUND_
 #undef NT_STORES_
 #undef MASKED_SUB_
@@ -6930,10 +6922,6 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef nt_store16_
 #undef nt_store32_
 #undef nt_fence_
-#undef imax_
-#undef unordered_
-#undef load_fp16_
-#undef round_fp16_
 #undef FULL_ONLY_
 #undef FIXED_OR_
 #undef FORMAT_MATCHES_
@@ -7223,18 +7211,18 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 /* Section 6b, one block after the other. */
 
 #define KOPT_BLOCK_ KOPT_CAST_(size_t, 256) /* elements that share a scale */
-/* Sizes of arrays on the stack: KOPT_PART_ elements for code that does not need a whole block at once, KOPT_MEASURED_
-   for the ratios of StableAdamW. */
+/* Sizes of arrays on the stack: KOPT_BLOCK_PART_ elements for code that does not need a whole block at once,
+   KOPT_RATIOS_ for the ratios of StableAdamW. */
 #if defined(KOPT_X86_) || defined(KOPT_NEON_)
-#define KOPT_PART_ KOPT_BLOCK_
-#define KOPT_MEASURED_ KOPT_CAST_(size_t, 384)
+#define KOPT_BLOCK_PART_ KOPT_BLOCK_
+#define KOPT_RATIOS_ KOPT_CAST_(size_t, 384)
 #else
-#define KOPT_PART_ KOPT_CAST_(size_t, 64)
-#define KOPT_MEASURED_ KOPT_PART_
+#define KOPT_BLOCK_PART_ KOPT_CAST_(size_t, 64)
+#define KOPT_RATIOS_ KOPT_BLOCK_PART_
 #endif
 
 /* The number that an 8-bit code stands for. With square: the root of a mean of squares. */
-static KOPT_INLINED_ float kopt_number_of_(uint32_t code, float scale, int square) {
+static KOPT_INLINE_KEYWORD_ float kopt_decode_number_(uint32_t code, float scale, int square) {
     float y = kopt_decode_q8_scalar_((code ^ 0x80u) - 0x80u, square);
     KOPT_OPAQUE_FLOAT_(y); /* else -Ofast turns 0 * scale into 0, also if scale is NaN */
     return kopt_mul_scalar_(y, scale);
@@ -7244,26 +7232,27 @@ static KOPT_INLINED_ float kopt_number_of_(uint32_t code, float scale, int squar
 static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, const kopt_byte_ *scale, size_t n, int square) {
     const float factor = kopt_as_f32_(kopt_load32_(scale));
     size_t i;
-    for (i = 0; i < n; i++) kopt_store32_(x + 4 * i, kopt_as_u32_(kopt_number_of_(code[i], factor, square)));
+    for (i = 0; i < n; i++) kopt_store32_(x + 4 * i, kopt_as_u32_(kopt_decode_number_(code[i], factor, square)));
 }
 
-/* Generates the random numbers of one store. kopt_drawn_of_() sets store to 0; the caller sets first, the global index
-   of element 0. */
-typedef struct kopt_drawn_ {
+/* Generates the random numbers of one store. kopt_begin_random_reader_() sets store to 0; the caller sets first, the
+   global index of element 0. */
+typedef struct kopt_random_reader_ {
     kopt_philox_key_scalar_ cipher;
     kopt_vu32_scalar_ words[4];
     uint64_t first;
     uint32_t store;
-} kopt_drawn_;
+} kopt_random_reader_;
 
-static void kopt_drawn_of_(kopt_drawn_ *d, uint64_t seed, uint32_t step, uint32_t id, uint32_t stream) {
+static void kopt_begin_random_reader_(kopt_random_reader_ *d, uint64_t seed, uint32_t step, uint32_t id,
+                                      uint32_t stream) {
     d->cipher = kopt_make_philox_key_scalar_(seed, step, id, stream);
     d->store = 0;
 }
 
 /* The random number of element first + i. Call it for i = 0, 1, 2 ... without a gap: d keeps the words of the current
    Philox block. */
-static KOPT_FORCE_INLINE_ uint32_t kopt_draw16_(kopt_drawn_ *d, size_t i) {
+static KOPT_FORCE_INLINE_ uint32_t kopt_next_random16_(kopt_random_reader_ *d, size_t i) {
     const uint32_t r = kopt_random_at_scalar_(d->words, &d->cipher, KOPT_INDEX_(d->first + i), i == 0);
     return KOPT_RANDOM_STORE(r, d->store);
 }
@@ -7271,11 +7260,11 @@ static KOPT_FORCE_INLINE_ uint32_t kopt_draw16_(kopt_drawn_ *d, size_t i) {
 /* Encodes the n fp32 numbers of one block. scale: its bits, as from kopt_scale_q8_(); square: the numbers are roots of
    means of squares; drawn: NULL rounds to nearest. */
 static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square,
-                         kopt_drawn_ *drawn) {
+                         kopt_random_reader_ *drawn) {
     const float inverse = kopt_codes_are_zero_(scale) ? 0 : kopt_inverse_scale_q8_scalar_(scale, square);
     size_t i;
     for (i = 0; i < n; i++) {
-        const uint32_t r = drawn == KOPT_NULL_ ? 0x8000u : kopt_draw16_(drawn, i);
+        const uint32_t r = drawn == KOPT_NULL_ ? 0x8000u : kopt_next_random16_(drawn, i);
         const float y = kopt_mul_scalar_(kopt_as_f32_(kopt_load32_(x + 4 * i)), inverse);
         kopt_byte_ *c = code + i;
         KOPT_OPAQUE_(c); /* else the loop for scale 0 becomes a call of memset */
@@ -7285,7 +7274,7 @@ static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, 
 
 /* Computes the scale of one block of n fp32 numbers, and encodes them; arguments as of kopt_encode_(). */
 static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *x, size_t n, int square,
-                           kopt_drawn_ *drawn) {
+                           kopt_random_reader_ *drawn) {
     uint32_t largest = 0;
     size_t i;
     for (i = 0; i < n; i++) {
@@ -7507,7 +7496,7 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
 }
 
 /* Is value a member of the bit set? */
-static int kopt_in_(uint32_t set, int value) { return value >= 0 && value < 16 && (set >> value & 1u) != 0; }
+static int kopt_in_set_(uint32_t set, int value) { return value >= 0 && value < 16 && (set >> value & 1u) != 0; }
 
 /* Does this build contain everything that opt uses? */
 static int kopt_built_in_(const kopt_optimizer *opt) {
@@ -7530,7 +7519,7 @@ static int kopt_built_in_(const kopt_optimizer *opt) {
     }
 #ifdef KAHAN_OPT_VMATH
     if (opt->rule == KOPT_LION && kopt_less_(0, opt->sharpness) &&
-        (KOPT_ONLY_ & KOPT_SECOND_PASS_) != KOPT_SECOND_PASS_)
+        (KOPT_ONLY_ & KOPT_WITH_VMATH_RULES_) != KOPT_WITH_VMATH_RULES_)
         return 0;
 #endif
     if (kopt_bits64_(opt->weight_decay) << 1 != 0 && opt->decay_mode != KOPT_DECAY_(opt->decay_mode)) return 0;
@@ -7626,7 +7615,7 @@ KOPT_SMALL_FN_ kopt_state_format_ kopt_state_format_of_step_(const kopt_step *s)
     format.weight = KOPT_FORMAT_(s->weight_format);
     format.moment = KOPT_MOMENT_FORMAT_(s->moment_format);
     format.rounding = format.weight == KOPT_F32 ? KOPT_NEAREST : KOPT_ROUNDING_(s->rounding);
-    format.moment_count = kopt_moments_here_(format.rule, s->moment_count);
+    format.moment_count = kopt_moment_count_in_build_(format.rule, s->moment_count);
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && format.moment_count == 0) format.moment = s->moment_format;
     /* A constant saves code. In such a build no offset depends on the number of moments, no rule touches a moment that
        it lacks, and nothing reads total. */
@@ -7665,7 +7654,7 @@ KOPT_SMALL_FN_ kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n
 }
 
 /* The layout of the state block that a step expects. */
-KOPT_SMALL_FN_ void kopt_lay_out_step_(kopt_layout_ *layout, const kopt_step *s, size_t n) {
+KOPT_SMALL_FN_ void kopt_compute_step_layout_(kopt_layout_ *layout, const kopt_step *s, size_t n) {
     const kopt_state_format_ format = kopt_state_format_of_step_(s);
     kopt_compute_layout_(layout, &format, n);
 }
@@ -7692,7 +7681,7 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
    machine's byte order while the block is open; they are little-endian while it is sealed. */
 
 /* Stores the low `bytes` bytes of value in little-endian order. */
-static void kopt_put_(kopt_byte_ *p, uint64_t value, int bytes) {
+static void kopt_store_le_(kopt_byte_ *p, uint64_t value, int bytes) {
     for (; bytes > 0; bytes--, value >>= 8) {
         uint32_t octet = KOPT_CAST_(uint32_t, value & 0xFFu);
         KOPT_OPAQUE_(octet); /* otherwise a compiler may turn stores of zeros into a call of memset */
@@ -7702,23 +7691,25 @@ static void kopt_put_(kopt_byte_ *p, uint64_t value, int bytes) {
 
 /* Load little-endian numbers from any address. */
 #ifdef KOPT_VECTORS16_ /* the machine is little-endian */
-KOPT_INLINE_ uint32_t kopt_little32_(const kopt_byte_ *p) { return kopt_load32_(p); }
-KOPT_INLINE_ uint64_t kopt_little64_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_unaligned64_ *, p); }
+KOPT_INLINE_ uint32_t kopt_load_le32_(const kopt_byte_ *p) { return kopt_load32_(p); }
+KOPT_INLINE_ uint64_t kopt_load_le64_(const kopt_byte_ *p) {
+    return *KOPT_CONST_POINTER_(const kopt_unaligned64_ *, p);
+}
 #else
-static uint32_t kopt_little32_(const kopt_byte_ *p) {
+static uint32_t kopt_load_le32_(const kopt_byte_ *p) {
     return KOPT_CAST_(uint32_t, p[0]) | KOPT_CAST_(uint32_t, p[1]) << 8 | KOPT_CAST_(uint32_t, p[2]) << 16 |
            KOPT_CAST_(uint32_t, p[3]) << 24;
 }
 
-static uint64_t kopt_little64_(const kopt_byte_ *p) {
-    return kopt_little32_(p) | KOPT_CAST_(uint64_t, kopt_little32_(p + 4)) << 32;
+static uint64_t kopt_load_le64_(const kopt_byte_ *p) {
+    return kopt_load_le32_(p) | KOPT_CAST_(uint64_t, kopt_load_le32_(p + 4)) << 32;
 }
 #endif
 
 /* Store and load a hyper-parameter as fp32. */
-static void kopt_store_number_(kopt_byte_ *p, double x) { kopt_put_(p, kopt_as_u32_(kopt_narrow64_(x)), 4); }
+static void kopt_store_number_(kopt_byte_ *p, double x) { kopt_store_le_(p, kopt_as_u32_(kopt_narrow64_(x)), 4); }
 static double kopt_load_number_(const kopt_byte_ *p) {
-    return kopt_to_double_(kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(kopt_little32_(p)))));
+    return kopt_to_double_(kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(kopt_load_le32_(p)))));
 }
 
 /* Computes bytes 7 and 9 of the header. */
@@ -7746,19 +7737,19 @@ static KOPT_FORCE_INLINE_ kopt_byte_ kopt_format_byte_(kopt_format format) {
 static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const kopt_tensor *t) {
     const int sgd = opt->rule == KOPT_SGD;
     kopt_environment_ environment;
-    kopt_put_(h, 0x54504F4Bu, 4); /* "KOPT" */
+    kopt_store_le_(h, 0x54504F4Bu, 4); /* "KOPT" */
     h[4] = KOPT_BLOCK_VERSION_;
     h[5] = KOPT_CAST_(kopt_byte_, opt->rule);
     h[6] = KOPT_CAST_(kopt_byte_, opt->weight_format);
     kopt_make_variant_(h + 7, h + 9, opt);
     h[8] = kopt_format_byte_(opt->moment_format);
     h[10] = h[11] = 0;
-    kopt_put_(h + 12, t->id, 4);
-    kopt_put_(h + 16, t->n, 8);
-    kopt_put_(h + 24, t->first_index, 8);
-    kopt_put_(h + 32, opt->seed, 8);
-    kopt_put_(h + 40, opt->step, 4);
-    kopt_put_(h + 44, 0, 4);
+    kopt_store_le_(h + 12, t->id, 4);
+    kopt_store_le_(h + 16, t->n, 8);
+    kopt_store_le_(h + 24, t->first_index, 8);
+    kopt_store_le_(h + 32, opt->seed, 8);
+    kopt_store_le_(h + 40, opt->step, 4);
+    kopt_store_le_(h + 44, 0, 4);
     kopt_enter_(&environment);
     kopt_store_number_(h + 48, opt->lr);
     kopt_store_number_(h + 52, opt->weight_decay);
@@ -7770,7 +7761,7 @@ static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const ko
 /* Does h look like the header of a state block? Version 1 is valid only while the block is sealed: kopt_state_open()
    converts it to version 2. */
 static KOPT_FORCE_INLINE_ int kopt_header_valid_(const kopt_byte_ *h) {
-    return kopt_little32_(h) == 0x54504F4Bu && (h[4] == KOPT_BLOCK_VERSION_ || (h[4] == 1 && h[10] == 1)) &&
+    return kopt_load_le32_(h) == 0x54504F4Bu && (h[4] == KOPT_BLOCK_VERSION_ || (h[4] == 1 && h[10] == 1)) &&
            h[10] <= 1 && h[11] == 0;
 }
 
@@ -7786,8 +7777,8 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_check_header_(const kopt_byte_ *h, co
     if (h[8] != kopt_format_byte_(format->moment) && !(sealed && h[8] == 3 && format->moment == KOPT_Q8))
         return KOPT_ERROR_MISMATCH;
     if ((h[9] & 7u) != KOPT_CAST_(kopt_byte_, format->moment_count)) return KOPT_ERROR_MISMATCH;
-    if (kopt_little32_(h + 12) != t->id || kopt_little64_(h + 16) != t->n) return KOPT_ERROR_MISMATCH;
-    if (kopt_little64_(h + 24) != t->first_index) return KOPT_ERROR_MISMATCH;
+    if (kopt_load_le32_(h + 12) != t->id || kopt_load_le64_(h + 16) != t->n) return KOPT_ERROR_MISMATCH;
+    if (kopt_load_le64_(h + 24) != t->first_index) return KOPT_ERROR_MISMATCH;
     if (sealed != h[10]) return sealed ? KOPT_ERROR_STATE : KOPT_ERROR_SEALED;
     return KOPT_OK;
 }
@@ -7812,15 +7803,15 @@ static int kopt_overlap_(const void *a, size_t a_size, const void *b, size_t b_s
 
 /* A memory range of a tensor, neither NULL nor empty. */
 typedef enum kopt_memory_kind_ { KOPT_WEIGHTS_, KOPT_STATE_, KOPT_COPY_, KOPT_GRADS_, KOPT_COUNTS_ } kopt_memory_kind_;
-enum { KOPT_SPANS_ = 5 };
-typedef struct kopt_span_ {
+enum { KOPT_MEMORY_RANGES_ = 5 };
+typedef struct kopt_memory_range_ {
     const void *at;
     size_t size;
     kopt_memory_kind_ what;
-} kopt_span_;
+} kopt_memory_range_;
 
-static KOPT_FORCE_INLINE_ kopt_span_ *kopt_add_span_(kopt_span_ *to, const void *at, size_t size,
-                                                     kopt_memory_kind_ what) {
+static KOPT_FORCE_INLINE_ kopt_memory_range_ *kopt_add_memory_range_(kopt_memory_range_ *to, const void *at,
+                                                                     size_t size, kopt_memory_kind_ what) {
     if (at == KOPT_NULL_ || size == 0) return to;
     to->at = at;
     to->size = size;
@@ -7828,18 +7819,19 @@ static KOPT_FORCE_INLINE_ kopt_span_ *kopt_add_span_(kopt_span_ *to, const void 
     return to + 1;
 }
 
-/* Lists the memory ranges of a tensor in to[], at most KOPT_SPANS_. Returns the end of the list. */
-static kopt_span_ *kopt_spans_(kopt_span_ *to, const kopt_tensor *t, size_t weight_bytes, size_t state_bytes) {
+/* Lists the memory ranges of a tensor in to[], at most KOPT_MEMORY_RANGES_. Returns the end of the list. */
+static kopt_memory_range_ *kopt_memory_ranges_(kopt_memory_range_ *to, const kopt_tensor *t, size_t weight_bytes,
+                                               size_t state_bytes) {
     if (t->n != 0) {
-        to = kopt_add_span_(to, t->weight, t->n * weight_bytes, KOPT_WEIGHTS_);
-        to = kopt_add_span_(to, t->state, state_bytes, KOPT_STATE_);
-        to = kopt_add_span_(to, t->grad, t->n * kopt_bytes_of_(t->grad_format), KOPT_GRADS_);
-        to = kopt_add_span_(to, t->copy, t->n * kopt_bytes_of_(t->copy_format), KOPT_COPY_);
+        to = kopt_add_memory_range_(to, t->weight, t->n * weight_bytes, KOPT_WEIGHTS_);
+        to = kopt_add_memory_range_(to, t->state, state_bytes, KOPT_STATE_);
+        to = kopt_add_memory_range_(to, t->grad, t->n * kopt_bytes_of_(t->grad_format), KOPT_GRADS_);
+        to = kopt_add_memory_range_(to, t->copy, t->n * kopt_bytes_of_(t->copy_format), KOPT_COPY_);
     }
-    return kopt_add_span_(to, t->counts, sizeof *t->counts, KOPT_COUNTS_);
+    return kopt_add_memory_range_(to, t->counts, sizeof *t->counts, KOPT_COUNTS_);
 }
 
-static KOPT_FORCE_INLINE_ int kopt_spans_overlap_(const kopt_span_ *a, const kopt_span_ *b) {
+static KOPT_FORCE_INLINE_ int kopt_ranges_overlap_(const kopt_memory_range_ *a, const kopt_memory_range_ *b) {
     const uintptr_t x = KOPT_ADDRESS_(a->at), y = KOPT_ADDRESS_(b->at);
     return x < y ? y - x < a->size : x - y < b->size;
 }
@@ -7848,17 +7840,17 @@ static KOPT_FORCE_INLINE_ int kopt_spans_overlap_(const kopt_span_ *a, const kop
    overlap. Without needs_grad the gradient may be NULL and may overlap the others. With KOPT_WITH_GUARDS alone: only
    the size of the block. */
 static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes, size_t state_bytes, int needs_grad) {
-    kopt_span_ span[KOPT_SPANS_], *a, *b, *end;
+    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *b, *end;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS))
         return KOPT_HAS_(KOPT_WITH_GUARDS) && t->state_size < state_bytes ? KOPT_ERROR_SIZE : KOPT_OK;
     if (t->n == 0) return KOPT_OK;
     if (t->weight == KOPT_NULL_ || (needs_grad && t->grad == KOPT_NULL_)) return KOPT_ERROR_NULL;
     if (state_bytes != 0 && t->state == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (t->state_size < state_bytes) return KOPT_ERROR_SIZE;
-    end = kopt_spans_(span, t, weight_bytes, state_bytes);
+    end = kopt_memory_ranges_(span, t, weight_bytes, state_bytes);
     for (a = span; a != end; a++)
         for (b = span; b != a; b++)
-            if (kopt_spans_overlap_(a, b) && (needs_grad || (a->what != KOPT_GRADS_ && b->what != KOPT_GRADS_)))
+            if (kopt_ranges_overlap_(a, b) && (needs_grad || (a->what != KOPT_GRADS_ && b->what != KOPT_GRADS_)))
                 return KOPT_ERROR_OVERLAP;
     return KOPT_OK;
 }
@@ -7870,8 +7862,9 @@ static kopt_result kopt_check_tensor_(const kopt_tensor *t) {
     if (checks && t == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (checks && !kopt_format_valid_(t->grad_format)) return KOPT_ERROR_OPTION;
     if (checks && t->copy != KOPT_NULL_ && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
-    if (!kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, t->grad_format))) return KOPT_ERROR_OPTION;
-    if (t->copy != KOPT_NULL_ && !kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, t->copy_format))) return KOPT_ERROR_OPTION;
+    if (!kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, t->grad_format))) return KOPT_ERROR_OPTION;
+    if (t->copy != KOPT_NULL_ && !kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, t->copy_format)))
+        return KOPT_ERROR_OPTION;
     if (!KOPT_HAS_(KOPT_WITH_EXTRAS) &&
         (t->copy != KOPT_NULL_ || t->counts != KOPT_NULL_ || t->first_index != 0 ||
          (kopt_as_u32_(t->rate_scale) != 0 && kopt_as_u32_(t->rate_scale) != 0x3F800000u)))
@@ -8023,13 +8016,13 @@ static int kopt_slot_stores_root_(const kopt_optimizer *opt, kopt_slot slot) {
 static kopt_result kopt_check_slot_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, const void *values,
                                     size_t bytes, int per_block) {
     kopt_result result = kopt_check_state_(opt, t, 0);
-    kopt_span_ span[KOPT_SPANS_], *a, *end;
+    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *end;
     size_t n;
     if (result != KOPT_OK) return result;
     if (KOPT_CAST_(unsigned, slot) > KOPT_CAST_(unsigned, kopt_moments_(opt))) return KOPT_ERROR_OPTION;
     if (t->n != 0 && values == KOPT_NULL_) return KOPT_ERROR_NULL;
     n = per_block ? kopt_blocks_(t->n) : t->n;
-    end = kopt_spans_(span, t, kopt_bytes_of_(opt->weight_format), kopt_layout_for_(opt, t->n).total);
+    end = kopt_memory_ranges_(span, t, kopt_bytes_of_(opt->weight_format), kopt_layout_for_(opt, t->n).total);
     for (a = span; a != end; a++)
         if (a->what != KOPT_GRADS_ && kopt_overlap_(values, n * bytes, a->at, a->size)) return KOPT_ERROR_OVERLAP;
     return KOPT_OK;
@@ -8058,8 +8051,8 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
                                   residual_bytes == 0 ? KOPT_NULL_ : state + layout.residual + i * residual_bytes);
         } else if (KOPT_HAS_(KOPT_WITH_Q8) && opt->moment_format == KOPT_Q8) {
             moment = state + layout.moment[slot - KOPT_FIRST_MOMENT];
-            x = kopt_number_of_(moment[i], kopt_as_f32_(kopt_load32_(moment + layout.scale + i / KOPT_BLOCK_ * 4)),
-                                is_root);
+            x = kopt_decode_number_(moment[i], kopt_as_f32_(kopt_load32_(moment + layout.scale + i / KOPT_BLOCK_ * 4)),
+                                    is_root);
             if (is_root) x = kopt_mul_scalar_(x, x);
         } else {
             moment = state + layout.moment[slot - KOPT_FIRST_MOMENT] + i * moment_bytes;
@@ -8139,7 +8132,7 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_ten
 
 /* Decodes one code of the dynamic map (Dettmers et al. 2022; section 6b). The positive values ascend: for each d from 0
    to 6 the midpoints of 2^d equal parts of [0.1, 1], times 10^(d - 6); at last 1. The map of squares has no signs and
-   twice as many parts. */
+   stride as many parts. */
 static float kopt_dynamic_value_(uint32_t code, int square) {
     const uint32_t zero = square ? 0 : 127;
     uint32_t part = (code < zero ? zero - code : code - zero) - 1, parts = square ? 2 : 1;
@@ -8196,15 +8189,15 @@ KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, const ko
 
 /* The CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time. Bytes 44 to 47, the checksum itself, count as zeros. */
 static uint32_t kopt_crc32_(const kopt_byte_ *block, size_t n) {
-    static const uint32_t kopt_nibbles_[16] = {
+    static const uint32_t kopt_crc_table_[16] = {
         0x00000000u, 0x1DB71064u, 0x3B6E20C8u, 0x26D930ACu, 0x76DC4190u, 0x6B6B51F4u, 0x4DB26158u, 0x5005713Cu,
         0xEDB88320u, 0xF00F9344u, 0xD6D6A3E8u, 0xCB61B38Cu, 0x9B64C2B0u, 0x86D3D2D4u, 0xA00AE278u, 0xBDBDF21Cu};
     uint32_t crc = 0xFFFFFFFFu;
     size_t i;
     for (i = 0; i < n; i++) {
         if (i < 44 || i >= 48) crc ^= block[i];
-        crc = (crc >> 4) ^ kopt_nibbles_[crc & 15u];
-        crc = (crc >> 4) ^ kopt_nibbles_[crc & 15u];
+        crc = (crc >> 4) ^ kopt_crc_table_[crc & 15u];
+        crc = (crc >> 4) ^ kopt_crc_table_[crc & 15u];
     }
     return ~crc;
 }
@@ -8252,7 +8245,7 @@ KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, const kopt_tens
     kopt_make_header_(state, opt, t);
     state[10] = 1;
     kopt_swap_arrays_(opt, t);
-    kopt_put_(state + 44, kopt_crc32_(state, total), 4);
+    kopt_store_le_(state + 44, kopt_crc32_(state, total), 4);
     return KOPT_OK;
 }
 
@@ -8270,9 +8263,9 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t)
         kopt_make_variant_(&rounding, &moments, opt);
         /* Version 1 records only a part of these two bytes; kopt_check_state_() has compared that part. */
         if (state[4] != 1 && (state[7] != rounding || state[9] != moments)) return KOPT_ERROR_MISMATCH;
-        if (kopt_crc32_(state, total) != kopt_little32_(state + 44)) return KOPT_ERROR_CHECKSUM;
-        opt->seed = kopt_little64_(state + 32);
-        opt->step = kopt_little32_(state + 40);
+        if (kopt_crc32_(state, total) != kopt_load_le32_(state + 44)) return KOPT_ERROR_CHECKSUM;
+        opt->seed = kopt_load_le64_(state + 32);
+        opt->step = kopt_load_le32_(state + 40);
         dynamic = state[8] == 3;
         kopt_make_header_(state, opt, t);
         kopt_swap_arrays_(opt, t);
@@ -8285,7 +8278,7 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t)
 }
 
 /* Makes the optimizer that a header describes. What the header does not record has the default of the rule. */
-static void kopt_optimizer_in_(kopt_optimizer *opt, const kopt_byte_ *h) {
+static void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h) {
     const kopt_rule rule = KOPT_CAST_(kopt_rule, h[5]);
     const kopt_decay_mode decay = KOPT_CAST_(kopt_decay_mode, h[9] >> 4 & 3);
     kopt_optimizer made = kopt_make_optimizer_(rule, kopt_load_number_(h + 48), decay, kopt_load_number_(h + 52));
@@ -8298,8 +8291,8 @@ static void kopt_optimizer_in_(kopt_optimizer *opt, const kopt_byte_ *h) {
     made.stable = h[9] >> 6 & 1;
     made.atan2_outside = h[9] >> 7;
     made.amsgrad = rule == KOPT_ADAM && (h[9] & 7) == 3;
-    made.seed = kopt_little64_(h + 32);
-    made.step = kopt_little32_(h + 40);
+    made.seed = kopt_load_le64_(h + 32);
+    made.step = kopt_load_le32_(h + 40);
     /* With a moment the momentum was above 0, but in fp32 it may have underflowed to 0. */
     if (rule == KOPT_SGD && (h[9] & 7) != 0) {
         made.momentum = kopt_load_number_(h + 56);
@@ -8323,12 +8316,12 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
         h[8] > kopt_format_byte_(KOPT_Q8) || (h[9] & 7u) > 4u)
         return KOPT_ERROR_STATE;
     for (i = 8; i > 0; i--) n = n << 8 | h[15 + i];
-    if (n != kopt_little64_(h + 16)) return KOPT_ERROR_BOUNDS; /* too large for the size_t of this machine */
-    if (opt != KOPT_NULL_) kopt_optimizer_in_(opt, h);
+    if (n != kopt_load_le64_(h + 16)) return KOPT_ERROR_BOUNDS; /* too large for the size_t of this machine */
+    if (opt != KOPT_NULL_) kopt_optimizer_from_header_(opt, h);
     if (t != KOPT_NULL_) {
         t->n = n;
-        t->id = kopt_little32_(h + 12);
-        t->first_index = kopt_little64_(h + 24);
+        t->id = kopt_load_le32_(h + 12);
+        t->first_index = kopt_load_le64_(h + 24);
     }
     return KOPT_OK;
 }
@@ -8356,7 +8349,7 @@ static KOPT_HOST_DEVICE_ float kopt_rectifier_(kopt_f64_ beta, uint32_t step) {
 
 /* Copies the options to the step. A build without checks skips fields that it never reads, such as a format if there is
    only one. */
-KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_take_options_(const kopt_optimizer *opt, kopt_step *s) {
+KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimizer *opt, kopt_step *s) {
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS), extras = KOPT_HAS_(KOPT_WITH_EXTRAS);
     const int momentum = KOPT_HAS_(KOPT_WITH_MOMENTUM);
     s->rule = opt->rule;
@@ -8518,17 +8511,17 @@ KOPT_SMALL_FN_ kopt_result kopt_check_step_(kopt_layout_ *layout, const kopt_ste
 }
 
 #ifdef KAHAN_OPT_VMATH
-static const kopt_vmath *kopt_vmath_of_steps_(const kopt_vmath *vmath);
+static const kopt_vmath *kopt_step_vmath_(const kopt_vmath *vmath);
 
 /* The table whose tanh (smooth Lion) or atan2 (Adam-atan2) runs between the two stages of a step. NULL for all other
    rules, and where the kernel computes the built-in atan2 by itself. */
-static const kopt_vmath *kopt_table_of_(const kopt_step *s) {
+static const kopt_vmath *kopt_rule_table_(const kopt_step *s) {
     const kopt_vmath *vmath = s->vmath;
-    if ((KOPT_ONLY_ & KOPT_SECOND_PASS_) != KOPT_SECOND_PASS_) return KOPT_NULL_;
+    if ((KOPT_ONLY_ & KOPT_WITH_VMATH_RULES_) != KOPT_WITH_VMATH_RULES_) return KOPT_NULL_;
     if (s->rule == KOPT_LION && kopt_as_u32_(s->sharpness) << 1 != 0)
-        return vmath == KOPT_NULL_ || vmath->tanh == KOPT_NULL_ ? kopt_vmath_builtin() : kopt_vmath_of_steps_(vmath);
+        return vmath == KOPT_NULL_ || vmath->tanh == KOPT_NULL_ ? kopt_vmath_builtin() : kopt_step_vmath_(vmath);
     if (s->rule != KOPT_ADAM_ATAN2 || vmath == KOPT_NULL_ || vmath->atan2 == KOPT_NULL_) return KOPT_NULL_;
-    return vmath->atan2 == kopt_vmath_builtin()->atan2 ? KOPT_NULL_ : kopt_vmath_of_steps_(vmath);
+    return vmath->atan2 == kopt_vmath_builtin()->atan2 ? KOPT_NULL_ : kopt_step_vmath_(vmath);
 }
 
 /* Calls that function for n elements, in place: y = tanh(y) or y = atan2(y, x). */
@@ -8548,12 +8541,12 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
     const kopt_step *s = whole->step;
     const size_t weight_bytes = kopt_bytes_of_(s->weight_format), grad_bytes = kopt_bytes_of_(whole->grad_format);
     const size_t residual_bytes = kopt_bytes_of_residual_(s->weight_format, s->rounding);
-    kopt_drawn_ drawn;
+    kopt_random_reader_ drawn;
     kopt_job_ job;
     size_t i, n;
     int m;
     kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &job), KOPT_CONST_POINTER_(const kopt_byte_ *, whole), sizeof job);
-    kopt_drawn_of_(&drawn, s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
+    kopt_begin_random_reader_(&drawn, s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
     job.moment_format = KOPT_F32;
     job.buffered = 1;
     job.begin = 0;
@@ -8633,8 +8626,8 @@ KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *layout, c
     job->scale = layout->scale;
     job->buffered = 0;
 #ifdef KAHAN_OPT_VMATH
-    job->vmath = kopt_table_of_(s);
-    /* A table that kopt_vmath_of_steps_() has replaced computes the arc tangent of a quotient as its atan2. */
+    job->vmath = kopt_rule_table_(s);
+    /* A table that kopt_step_vmath_() has replaced computes the arc tangent of a quotient as its atan2. */
     job->quotient = s->rule == KOPT_ADAM_ATAN2 && job->vmath != KOPT_NULL_ && job->vmath != s->vmath;
 #endif
 }
@@ -8671,14 +8664,14 @@ static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format fo
 /* StableAdamW: adds the squares of the ratios of elements [begin, end) to norm (section 6a). */
 static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t,
                                          size_t begin, size_t end, kopt_norm *norm) {
-    size_t chunk = KOPT_MEASURED_;
+    size_t chunk = KOPT_RATIOS_;
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     kopt_environment_ environment;
     kopt_job_ job;
-    float ratios[KOPT_MEASURED_]; /* ratios; they overwrite the decoded roots of 8-bit moments */
+    float ratios[KOPT_RATIOS_]; /* ratios; they overwrite the decoded roots of 8-bit moments */
     kopt_byte_ *const ratio_bytes = KOPT_POINTER_(kopt_byte_ *, ratios);
     size_t i, n;
-    if (s->moment_format == KOPT_Q8) chunk = KOPT_PART_;
+    if (s->moment_format == KOPT_Q8) chunk = KOPT_BLOCK_PART_;
     kopt_make_job_(&job, layout, s, t, begin, end);
     kopt_enter_(&environment);
     for (i = begin; i < end; i += n) {
@@ -8729,18 +8722,18 @@ KOPT_SMALL_FN_ void kopt_run_whole_(const kopt_layout_ *layout, const kopt_step 
 /* The same for a tensor that kopt_check_list_() has checked. */
 KOPT_SMALL_FN_ void kopt_run_tensor_(const kopt_step *s, const kopt_tensor *t) {
     kopt_layout_ layout;
-    kopt_lay_out_step_(&layout, s, t->n);
+    kopt_compute_step_layout_(&layout, s, t->n);
     kopt_run_whole_(&layout, s, t);
 }
 
 /* Do the memory ranges [x, x_end) of one tensor overlap those of another one, [y, y_end), in a way that is not allowed?
    Tensors may share counts, and gradients that the step only reads. */
-static int kopt_tensors_overlap_(const kopt_step *s, const kopt_span_ *x, const kopt_span_ *x_end, const kopt_span_ *y,
-                                 const kopt_span_ *y_end) {
-    const kopt_span_ *b;
+static int kopt_tensors_overlap_(const kopt_step *s, const kopt_memory_range_ *x, const kopt_memory_range_ *x_end,
+                                 const kopt_memory_range_ *y, const kopt_memory_range_ *y_end) {
+    const kopt_memory_range_ *b;
     for (; x != x_end; x++)
         for (b = y; b != y_end; b++)
-            if (kopt_spans_overlap_(x, b) &&
+            if (kopt_ranges_overlap_(x, b) &&
                 (x->what != b->what || (x->what != KOPT_COUNTS_ && (x->what != KOPT_GRADS_ || s->zero_grad))))
                 return 1;
     return 0;
@@ -8748,7 +8741,7 @@ static int kopt_tensors_overlap_(const kopt_step *s, const kopt_span_ *x, const 
 
 /* May b come after a in a list? Ids increase. Shards of one tensor have the same id, and each begins where the one
    before it ends, or later. */
-static int kopt_follows_(const kopt_tensor *a, const kopt_tensor *b) {
+static int kopt_may_follow_(const kopt_tensor *a, const kopt_tensor *b) {
     return a->id < b->id || (a->id == b->id && a->first_index + a->n <= b->first_index);
 }
 
@@ -8756,7 +8749,7 @@ static int kopt_follows_(const kopt_tensor *a, const kopt_tensor *b) {
    forgot to advance a pointer) and ids that do not increase, so that two tensors cannot use one state block. */
 static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tensors, size_t count) {
     const kopt_tensor *previous = KOPT_NULL_; /* the last tensor with elements */
-    kopt_span_ span[2][KOPT_SPANS_], *end, *previous_end = KOPT_NULL_;
+    kopt_memory_range_ span[2][KOPT_MEMORY_RANGES_], *end, *previous_end = KOPT_NULL_;
     kopt_layout_ layout;
     size_t i;
     int current = 0;
@@ -8767,10 +8760,10 @@ static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tenso
         if (result != KOPT_OK) return result;
         if (t->n == 0) continue;
         current = !current;
-        end = kopt_spans_(span[current], t, kopt_bytes_of_(s->weight_format), layout.total);
+        end = kopt_memory_ranges_(span[current], t, kopt_bytes_of_(s->weight_format), layout.total);
         if (previous != KOPT_NULL_ && kopt_tensors_overlap_(s, span[!current], previous_end, span[current], end))
             return KOPT_ERROR_OVERLAP;
-        if (previous != KOPT_NULL_ && !kopt_follows_(previous, t)) return KOPT_ERROR_ID;
+        if (previous != KOPT_NULL_ && !kopt_may_follow_(previous, t)) return KOPT_ERROR_ID;
         previous = t;
         previous_end = end;
     }
@@ -8805,7 +8798,7 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
     if (result != KOPT_OK) return result;
     if (checks && step == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (checks && opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
-    kopt_take_options_(opt, s);
+    kopt_copy_options_(opt, s);
     kopt_enter_(&environment);
     finite = kopt_compute_scalars_(opt, s);
     kopt_leave_(&environment);
@@ -8953,12 +8946,12 @@ KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tens
                                           kopt_norm *norm) {
     kopt_layout_ layout;
     kopt_result result = kopt_check_step_(&layout, step, t);
-    kopt_span_ span[KOPT_SPANS_], *a, *spans;
+    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *spans;
     if (result != KOPT_OK) return result;
     if (norm == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (!step->stable) return KOPT_ERROR_OPTION;
     if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
-    spans = kopt_spans_(span, t, kopt_bytes_of_(step->weight_format), layout.total);
+    spans = kopt_memory_ranges_(span, t, kopt_bytes_of_(step->weight_format), layout.total);
     for (a = span; a != spans; a++)
         if (kopt_overlap_(norm, sizeof *norm, a->at, a->size)) return KOPT_ERROR_OVERLAP;
     kopt_measure_(&layout, step, t, begin, end, norm);
@@ -8966,7 +8959,7 @@ KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tens
 }
 
 /* min(1, 1 / RMS), where RMS is the root of the mean square of n values; 1 if n is 0 or a value is not finite. */
-static KOPT_HOST_DEVICE_ float kopt_stable_of_(const kopt_norm *norm, uint64_t n) {
+static KOPT_HOST_DEVICE_ float kopt_stable_from_norm_(const kopt_norm *norm, uint64_t n) {
     const kopt_f64_ one = kopt_to_f64_(1);
     kopt_f64_ rms;
     if (n == 0 || norm->nonfinite != 0) return 1;
@@ -8979,14 +8972,14 @@ KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
     float scale = 1;
     if (norm == KOPT_NULL_) return scale;
     kopt_enter_(&environment);
-    scale = kopt_stable_of_(norm, n);
+    scale = kopt_stable_from_norm_(norm, n);
     kopt_leave_(&environment);
     return scale;
 }
 
 /* Sets *bits to the largest number of the format that is not above limit, as the bit pattern of that format.
    KOPT_ERROR_RANGE if limit is negative or NaN. */
-static kopt_result kopt_limit_of_(double limit, kopt_format format, uint32_t *bits) {
+static kopt_result kopt_round_limit_(double limit, kopt_format format, uint32_t *bits) {
     const kopt_f64_ largest = kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(0x7F7FFFFFu)));
     kopt_f64_ bound = kopt_to_f64_(limit);
     kopt_environment_ environment;
@@ -9009,7 +9002,7 @@ static kopt_result kopt_limit_of_(double limit, kopt_format format, uint32_t *bi
 KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit) {
     kopt_result result = kopt_check_array_(x, format, n);
     kopt_tool_ t;
-    if (result == KOPT_OK) result = kopt_limit_of_(limit, format, &t.limit);
+    if (result == KOPT_OK) result = kopt_round_limit_(limit, format, &t.limit);
     if (result != KOPT_OK) return result;
     t.kind = KOPT_TOOL_CLIP_;
     t.dst = KOPT_CAST_(kopt_byte_ *, x);
@@ -9096,8 +9089,8 @@ static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, c
     kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &scaled), KOPT_CONST_POINTER_(const kopt_byte_ *, opt),
                         sizeof scaled);
     kopt_enter_(&environment);
-    scaled.grad_scale =
-        kopt_to_double_(kopt_div64_(kopt_to_f64_(opt->grad_scale), kopt_bits_to_f64_(kopt_float_to_bits64_(scaler->scale))));
+    scaled.grad_scale = kopt_to_double_(
+        kopt_div64_(kopt_to_f64_(opt->grad_scale), kopt_bits_to_f64_(kopt_float_to_bits64_(scaler->scale))));
     kopt_leave_(&environment);
     scaled.clip = norm == KOPT_NULL_ ? 1 : kopt_clip_coefficient(norm, max_norm, scaled.grad_scale);
     return kopt_step_begin(&scaled, step);
@@ -9271,7 +9264,7 @@ KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, s
 
 /* Bytes of the code of n elements. This is also the offset of the code of element n; with KOPT_Q8 and KOPT_SIGN only if
    n is a multiple of 256. */
-static KOPT_HOST_DEVICE_ size_t kopt_code_at_(kopt_format code, size_t n) {
+static KOPT_HOST_DEVICE_ size_t kopt_code_bytes_(kopt_format code, size_t n) {
     return code == KOPT_Q8     ? n + 4 * kopt_blocks_(n)
            : code == KOPT_SIGN ? n / 8 + (n % 8 != 0) + 4 * kopt_blocks_(n)
                                : 2 * n;
@@ -9279,11 +9272,11 @@ static KOPT_HOST_DEVICE_ size_t kopt_code_at_(kopt_format code, size_t n) {
 
 static int kopt_code_valid_(kopt_format code) {
     if (!KOPT_HAS_(KOPT_WITH_COMPRESSION)) return 0;
-    return code == KOPT_SIGN || (code != KOPT_F32 && kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, code)));
+    return code == KOPT_SIGN || (code != KOPT_F32 && kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, code)));
 }
 
 KOPT_API_ size_t kopt_compressed_size(kopt_format code, size_t n) {
-    return kopt_code_valid_(code) && kopt_n_valid_(n) ? kopt_code_at_(code, n) : 0;
+    return kopt_code_valid_(code) && kopt_n_valid_(n) ? kopt_code_bytes_(code, n) : 0;
 }
 
 static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *out, size_t out_size, const void *grad,
@@ -9304,7 +9297,7 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
     if (c->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
     if ((c->code == KOPT_Q8 || c->code == KOPT_SIGN) && c->first_index % KOPT_BLOCK_ != 0) return KOPT_ERROR_BOUNDS;
     if (c->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
-    size = kopt_code_at_(c->code, c->n);
+    size = kopt_code_bytes_(c->code, c->n);
     grad_size = c->n * kopt_bytes_of_(grad_format);
     if (out == KOPT_NULL_ && size != 0) return KOPT_ERROR_NULL;
     if (out_size < size) return KOPT_ERROR_SIZE;
@@ -9339,8 +9332,8 @@ KOPT_INLINE_ float kopt_more_(float mean, uint32_t mag) {
 
 /* The scale of a block of n elements: section 6b (KOPT_Q8), section 12 (KOPT_SIGN); NaN if a value is not finite.
    largest: bit pattern of the largest magnitude; mean: the sum of |x| / 256. */
-static KOPT_HOST_DEVICE_ uint32_t kopt_scale_of_(kopt_format code, uint32_t largest, float mean, size_t n,
-                                                 int stochastic) {
+static KOPT_HOST_DEVICE_ uint32_t kopt_block_scale_(kopt_format code, uint32_t largest, float mean, size_t n,
+                                                    int stochastic) {
     if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) return kopt_scale_q8_(largest, 0);
     if (stochastic) return kopt_scale_(largest);
     if (n < KOPT_BLOCK_) mean = kopt_mul_(mean, kopt_div_(256.0f, KOPT_CAST_(float, n)));
@@ -9349,31 +9342,31 @@ static KOPT_HOST_DEVICE_ uint32_t kopt_scale_of_(kopt_format code, uint32_t larg
 
 /* The bit of x in KOPT_SIGN: 1 decodes to -scale, 0 to scale. 0 if the scale is 0 or NaN. The stochastic bit is
    unbiased (section 12). */
-static KOPT_HOST_DEVICE_ uint32_t kopt_sign_of_(float x, uint32_t scale, int stochastic, uint32_t random16) {
+static KOPT_HOST_DEVICE_ uint32_t kopt_sign_bit_(float x, uint32_t scale, int stochastic, uint32_t random16) {
     float y;
     if (scale == 0 || scale == 0x7FC00000u) return 0;
     if (!stochastic) return kopt_as_u32_(x) >> 31;
     y = kopt_add_(kopt_div_(x, kopt_as_f32_(scale)), 1.0f);
-    return !kopt_above_(kopt_mul_(y, 32768.0f), kopt_add_(KOPT_CAST_(float, random16), 0.5f));
+    return !kopt_greater_(kopt_mul_(y, 32768.0f), kopt_add_(KOPT_CAST_(float, random16), 0.5f));
 }
 
 /* The residual x - y of x, whose code decodes to y; 0 if it is not finite or would overflow in the format of the
    residual. */
-static KOPT_HOST_DEVICE_ float kopt_lost_(float x, float y, kopt_format format) {
+static KOPT_HOST_DEVICE_ float kopt_residual_of_(float x, float y, kopt_format format) {
     const uint32_t limit = format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F7F8000u : 0x477FF000u;
     const uint32_t lost = kopt_as_u32_(kopt_sub_(x, y));
     return kopt_as_f32_((lost & 0x7FFFFFFFu) < limit ? lost : 0);
 }
 
 /* sum + y * scale; no product if scale is 1. A NaN becomes the canonical NaN. */
-KOPT_INLINE_ float kopt_sum_with_(float sum, float y, float scale) {
+KOPT_INLINE_ float kopt_add_scaled_(float sum, float y, float scale) {
     return kopt_canonical_nan_(kopt_add_(sum, kopt_as_u32_(scale) == 0x3F800000u ? y : kopt_mul_(y, scale)));
 }
 
 /* Encodes one block of n <= 256 elements: 4 bytes of scale, then the codes. KOPT_Q8 and KOPT_SIGN only. drawn: the
    random numbers; NULL rounds to nearest. */
 static KOPT_NOINLINE_ void kopt_compress_block_(kopt_byte_ *out, kopt_format code, const float *x, size_t n,
-                                                kopt_drawn_ *drawn) {
+                                                kopt_random_reader_ *drawn) {
     uint32_t largest = 0, scale, bits = 0;
     float mean = 0;
     size_t i;
@@ -9382,15 +9375,15 @@ static KOPT_NOINLINE_ void kopt_compress_block_(kopt_byte_ *out, kopt_format cod
         if (mag > largest) largest = mag;
         mean = kopt_more_(mean, mag);
     }
-    scale = kopt_scale_of_(code, largest, mean, n, drawn != KOPT_NULL_);
-    kopt_put_(out, scale, 4);
+    scale = kopt_block_scale_(code, largest, mean, n, drawn != KOPT_NULL_);
+    kopt_store_le_(out, scale, 4);
     if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) {
         kopt_encode_(out + 4, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, x), n, 0, drawn);
         return;
     }
     for (i = 0; i < n; i++) { /* KOPT_SIGN */
         const uint32_t minus =
-            kopt_sign_of_(x[i], scale, drawn != KOPT_NULL_, drawn == KOPT_NULL_ ? 0 : kopt_draw16_(drawn, i));
+            kopt_sign_bit_(x[i], scale, drawn != KOPT_NULL_, drawn == KOPT_NULL_ ? 0 : kopt_next_random16_(drawn, i));
         bits |= minus << (i % 8);
         if (i % 8 == 7 || i == n - 1) {
             KOPT_OPAQUE_(bits); /* or compilers turn the loop into a call of memset */
@@ -9406,9 +9399,9 @@ static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_
     const size_t offset = code == KOPT_SIGN || code == KOPT_Q8 ? i % KOPT_BLOCK_ : 0;
     kopt_conversion_ v;
     size_t k;
-    in += kopt_code_at_(code, i - offset);
+    in += kopt_code_bytes_(code, i - offset);
     if (code == KOPT_SIGN) {
-        const uint32_t scale = kopt_little32_(in);
+        const uint32_t scale = kopt_load_le32_(in);
         const kopt_byte_ *const bits = in + 4 + offset / 8;
         for (k = 0; k < n; k++) {
             const uint32_t bit = KOPT_CAST_(uint32_t, bits[k / 8]) >> (k % 8);
@@ -9416,7 +9409,7 @@ static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_
         }
     } else if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) {
         kopt_byte_ scale[4];
-        kopt_store32_(scale, kopt_little32_(in));
+        kopt_store32_(scale, kopt_load_le32_(in));
         kopt_dequantise_(y, in + 4 + offset, scale, n, 0);
     } else {
         v.n = n;
@@ -9424,31 +9417,31 @@ static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_
     }
 }
 
-/* Goes block by block. x holds gradient + old residual, then the new residual. y holds up to KOPT_PART_ elements: first
-   the old residual, then the decoded values. */
+/* Goes block by block. x holds gradient + old residual, then the new residual. y holds up to KOPT_BLOCK_PART_ elements:
+   first the old residual, then the decoded values. */
 static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt_byte_ *grad,
                                           kopt_format grad_format) {
     const size_t grad_size = kopt_bytes_of_(grad_format), residual_size = kopt_bytes_of_(c->residual_format);
     const int stochastic = c->rounding == KOPT_STOCHASTIC, blocks = c->code == KOPT_Q8 || c->code == KOPT_SIGN;
     kopt_byte_ *const residual = KOPT_CAST_(kopt_byte_ *, c->residual);
     kopt_conversion_ v;
-    kopt_drawn_ drawn;
-    float x[KOPT_BLOCK_], y[KOPT_PART_];
+    kopt_random_reader_ drawn;
+    float x[KOPT_BLOCK_], y[KOPT_BLOCK_PART_];
     kopt_byte_ *const xs = KOPT_POINTER_(kopt_byte_ *, x), *const ys = KOPT_POINTER_(kopt_byte_ *, y);
     size_t i, n, offset, k;
-    kopt_drawn_of_(&drawn, c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
+    kopt_begin_random_reader_(&drawn, c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
     v.seed = c->seed;
     v.step = c->step;
     v.id = c->id;
     for (i = 0; i < c->n; i += n) {
-        kopt_byte_ *const block = out + kopt_code_at_(c->code, i);
+        kopt_byte_ *const block = out + kopt_code_bytes_(c->code, i);
         kopt_byte_ *const block_residual = residual == KOPT_NULL_ ? KOPT_NULL_ : residual + i * residual_size;
         n = c->n - i < KOPT_BLOCK_ ? c->n - i : KOPT_BLOCK_;
         v.n = n;
         v.first = drawn.first = c->first_index + i;
         kopt_convert_part_(&v, xs, KOPT_F32, grad + i * grad_size, grad_format, 0);
         for (offset = 0; residual != KOPT_NULL_ && c->step > 1 && offset < n; offset += v.n) {
-            v.n = n - offset < KOPT_PART_ ? n - offset : KOPT_PART_;
+            v.n = n - offset < KOPT_BLOCK_PART_ ? n - offset : KOPT_BLOCK_PART_;
             kopt_convert_part_(&v, ys, KOPT_F32, block_residual + offset * residual_size, c->residual_format, 0);
             for (k = 0; k < v.n; k++) x[offset + k] = kopt_add_(x[offset + k], y[k]);
         }
@@ -9459,12 +9452,12 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
         else
             kopt_convert_part_(&v, block, c->code, xs, KOPT_F32, stochastic ? KOPT_RANDOM_COMPRESS_ : 0);
         if (residual == KOPT_NULL_) continue;
-        for (offset = 0; offset < n; offset += KOPT_PART_) {
-            const size_t part = n - offset < KOPT_PART_ ? n - offset : KOPT_PART_;
+        for (offset = 0; offset < n; offset += KOPT_BLOCK_PART_) {
+            const size_t part = n - offset < KOPT_BLOCK_PART_ ? n - offset : KOPT_BLOCK_PART_;
             const kopt_format format = c->residual_format;
             float *const new_residual = x + offset;
             kopt_decompress_part_(ys, out, c->code, i + offset, part);
-            for (k = 0; k < part; k++) new_residual[k] = kopt_lost_(new_residual[k], y[k], format);
+            for (k = 0; k < part; k++) new_residual[k] = kopt_residual_of_(new_residual[k], y[k], format);
         }
         kopt_convert_part_(&v, block_residual, c->residual_format, xs, KOPT_F32,
                            c->residual_rounding == KOPT_STOCHASTIC ? KOPT_RANDOM_RESIDUAL_ : 0);
@@ -9490,13 +9483,13 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
     const size_t size = kopt_bytes_of_(format);
     kopt_environment_ environment;
     kopt_conversion_ v;
-    float x[KOPT_PART_], y[KOPT_PART_], factor;
+    float x[KOPT_BLOCK_PART_], y[KOPT_BLOCK_PART_], factor;
     size_t i, k, in_bytes;
     if (!KOPT_HAS_(KOPT_WITH_COMPRESSION)) return KOPT_ERROR_OPTION;
     if (result != KOPT_OK) return result;
     if (!kopt_code_valid_(code)) return KOPT_ERROR_OPTION;
     if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
-    in_bytes = kopt_code_at_(code, n);
+    in_bytes = kopt_code_bytes_(code, n);
     if (in == KOPT_NULL_ && in_bytes != 0) return KOPT_ERROR_NULL;
     if (in_size < in_bytes) return KOPT_ERROR_SIZE;
     if (kopt_overlap_(sum, n * size, in, in_bytes)) return KOPT_ERROR_OVERLAP;
@@ -9504,10 +9497,10 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
     factor = kopt_narrow64_(scale);
     for (i = 0; i < n; i += v.n) {
         kopt_byte_ *const to = KOPT_CAST_(kopt_byte_ *, sum) + i * size;
-        v.n = n - i < KOPT_PART_ ? n - i : KOPT_PART_;
+        v.n = n - i < KOPT_BLOCK_PART_ ? n - i : KOPT_BLOCK_PART_;
         kopt_decompress_part_(KOPT_POINTER_(kopt_byte_ *, y), KOPT_CAST_(const kopt_byte_ *, in), code, i, v.n);
         kopt_convert_part_(&v, KOPT_POINTER_(kopt_byte_ *, x), KOPT_F32, to, format, 0);
-        for (k = 0; k < v.n; k++) x[k] = kopt_sum_with_(x[k], y[k], factor);
+        for (k = 0; k < v.n; k++) x[k] = kopt_add_scaled_(x[k], y[k], factor);
         kopt_convert_part_(&v, to, format, KOPT_POINTER_(kopt_byte_ *, x), KOPT_F32, 0);
     }
     kopt_leave_(&environment);
@@ -9878,10 +9871,10 @@ KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void) {
 }
 
 /* The table that a step uses in place of vmath. SLEEF has a second table for steps: functions within 3.5 ulp, about
-   twice as fast. Its entry atan2 computes the arc tangent of a quotient, which takes fewer operations than atan2.
+   stride as fast. Its entry atan2 computes the arc tangent of a quotient, which takes fewer operations than atan2.
    Adam-atan2 can use it because the second argument is positive; the kernel divides before the call (see
    kopt_job_.quotient). */
-static const kopt_vmath *kopt_vmath_of_steps_(const kopt_vmath *vmath) {
+static const kopt_vmath *kopt_step_vmath_(const kopt_vmath *vmath) {
 #ifdef KOPT_X86_
     if (vmath == &kopt_sleef_table_512_) return &kopt_sleef_steps_512_;
     if (vmath == &kopt_sleef_table_256_) return &kopt_sleef_steps_256_;
@@ -9890,7 +9883,7 @@ static const kopt_vmath *kopt_vmath_of_steps_(const kopt_vmath *vmath) {
 }
 #else
 KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void) { return KOPT_NULL_; }
-static const kopt_vmath *kopt_vmath_of_steps_(const kopt_vmath *vmath) { return vmath; }
+static const kopt_vmath *kopt_step_vmath_(const kopt_vmath *vmath) { return vmath; }
 #endif
 
 /* ---- functions of arrays ---- */
@@ -9969,7 +9962,7 @@ static void kopt_map_tile_(const kopt_vmath *vmath, kopt_function f, kopt_byte_ 
     j.f = f;
     j.format = format;
     j.n = n;
-    j.kind = KOPT_VMATH_PREPARE_;
+    j.kind = KOPT_VMATH_ARGUMENT_;
     j.in = x;
     j.in2 = KOPT_NULL_;
     j.out = KOPT_POINTER_(kopt_byte_ *, a);
@@ -9988,7 +9981,7 @@ static void kopt_map_tile_(const kopt_vmath *vmath, kopt_function f, kopt_byte_ 
         KOPT_KERNEL_(vmath)(&j);
         KOPT_VMATH_CALL_(log, (b, b, n));
     }
-    j.kind = KOPT_VMATH_FINISH_;
+    j.kind = KOPT_VMATH_RESULT_;
     j.in = x;
     j.in2 = KOPT_CONST_POINTER_(const kopt_byte_ *, a);
     j.out = out;
@@ -10069,7 +10062,7 @@ typedef struct kopt_row_ {
     uint32_t largest_key; /* the largest value as an ordered integer: see row_max */
     /* term, error: e^(x - largest) and the rounding errors of x - largest, for the latest tile. sum: partial sums of
        the terms, then what each partial sum lost */
-    float term[KOPT_VMATH_TILE_], error[KOPT_VMATH_TILE_], sum[2 * KOPT_PARTS_];
+    float term[KOPT_VMATH_TILE_], error[KOPT_VMATH_TILE_], sum[2 * KOPT_ROW_SUMS_];
     kopt_vmath_job_ job;
 } kopt_row_;
 
@@ -10109,7 +10102,7 @@ static void kopt_row_terms_(kopt_row_ *row, size_t i, size_t n, kopt_byte_ *sum)
     j->a = row->largest;
     KOPT_KERNEL_(vmath)(j);
     KOPT_VMATH_CALL_(exp, (row->term, row->term, n));
-    j->kind = KOPT_VMATH_TERMS_;
+    j->kind = KOPT_VMATH_ROW_SUM_;
     j->in = j->out;
     j->in2 = j->out2;
     j->out2 = sum;
@@ -10145,14 +10138,14 @@ static int kopt_row_sum_(kopt_row_ *row) {
     key = row->largest_key;
     if (key == 0x807FFFFFu || (key >> 31 == 0 && key >= 0x7F800000u)) return 0;
     row->largest = kopt_as_f32_(key >> 31 == 0 ? key : key ^ 0x7FFFFFFFu);
-    kopt_fill_(sum, KOPT_F32, 2 * KOPT_PARTS_, low);
+    kopt_fill_(sum, KOPT_F32, 2 * KOPT_ROW_SUMS_, low);
     for (i = 0; i < row->n; i += n) {
         n = row->n - i < KOPT_VMATH_TILE_ ? row->n - i : KOPT_VMATH_TILE_;
         kopt_row_terms_(row, i, n, sum);
     }
-    for (i = 0; i < KOPT_PARTS_; i++) {
+    for (i = 0; i < KOPT_ROW_SUMS_; i++) {
         high = kopt_two_sum_(high, row->sum[i], &lost);
-        low = kopt_add_(low, kopt_add_(lost, row->sum[KOPT_PARTS_ + i]));
+        low = kopt_add_(low, kopt_add_(lost, row->sum[KOPT_ROW_SUMS_ + i]));
     }
     row->high = kopt_two_sum_(high, low, &row->low);
     return 1;
@@ -10215,7 +10208,7 @@ static KOPT_NOINLINE_ float kopt_row_loss_(kopt_row_ *row, kopt_byte_ *grad, siz
 /* Checks the shape. *span: bytes from the beginning of the first row to the end of the last row. */
 static kopt_result kopt_rows_check_(kopt_format format, size_t rows, size_t columns, size_t stride, size_t *span) {
     const size_t limit = (~KOPT_CAST_(size_t, 0) - 256) / 32;
-    if (!kopt_format_valid_(format) || !kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, format))) return KOPT_ERROR_OPTION;
+    if (!kopt_format_valid_(format) || !kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, format))) return KOPT_ERROR_OPTION;
     if (columns > stride || stride > limit || rows > limit) return KOPT_ERROR_BOUNDS;
     *span = 0;
     if (rows == 0) return KOPT_OK;
@@ -10357,7 +10350,7 @@ static kopt_result kopt_draw_run_(const kopt_draw_ *draw, void *out, kopt_format
     kopt_vmath_job_ j;
     size_t i;
     kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
-    if (!kopt_format_valid_(format) || !kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, format))) return KOPT_ERROR_OPTION;
+    if (!kopt_format_valid_(format) || !kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, format))) return KOPT_ERROR_OPTION;
     if (result != KOPT_OK) return result;
     if (!kopt_within_(middle, -3e38, 3e38) || !kopt_within_(width, 0, 3e38)) return KOPT_ERROR_RANGE;
     if (n == 0) return KOPT_OK;
@@ -10436,7 +10429,7 @@ static kopt_result kopt_init_(void *out, kopt_format format, size_t n, kopt_dist
     if (KOPT_CAST_(unsigned, distribution) > KOPT_CAST_(unsigned, KOPT_TRUNCATED_NORMAL)) return KOPT_ERROR_OPTION;
     kopt_enter_(&environment);
     root = kopt_sqrt64_(kopt_div64_(kopt_to_f64_(0.5), kopt_u64_to_f64_(fan)));
-    root = kopt_add64_(root, root);                                                              /* sqrt(2 / fan) */
+    root = kopt_add64_(root, root);                                                               /* sqrt(2 / fan) */
     if (distribution == KOPT_UNIFORM) root = kopt_mul64_(root, kopt_to_f64_(1.7320508075688772)); /* sqrt(3) */
     if (distribution == KOPT_TRUNCATED_NORMAL) /* truncation at 2 deviations divides the deviation by this factor */
         root = kopt_mul64_(root, kopt_to_f64_(1.1368472343385565));
@@ -10539,7 +10532,7 @@ static void kopt_langevin_run_(const kopt_step *s, const kopt_tensor *t, double 
     kopt_step local;
     float factor;
     if (begin == end) return;
-    kopt_lay_out_step_(&layout, s, t->n);
+    kopt_compute_step_layout_(&layout, s, t->n);
     kopt_make_job_(&whole, &layout, s, t, begin, end);
     kopt_enter_(&environment);
     if (kopt_as_u32_(kopt_rate_scale_(t)) != 0x3F800000u) {

@@ -679,7 +679,7 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_encode_(float x, uint32_t scale, int square, in
 /* ... and back: the number of a code, of 8 bits with their sign. */
 KOPT_CUDA_FN_ float kopt_cuda_decode_(uint32_t code, uint32_t scale, int square) {
     float y = kopt_decode_q8_cuda_(code, square);
-    KOPT_OPAQUE_FLOAT_(y); /* as in kopt_number_of_ */
+    KOPT_OPAQUE_FLOAT_(y); /* as in kopt_decode_number_ */
     return kopt_mul_cuda_(y, kopt_as_f32_(scale));
 }
 
@@ -1234,7 +1234,7 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
             if (c->options.max_norm > 0)
                 opt.clip = kopt_mul64_(opt.clip, kopt_cuda_clip_(c->status.norm, c->options.max_norm, opt.grad_scale));
             groups[g].result = KOPT_OK;
-            kopt_take_options_(&opt, &groups[g].step);
+            kopt_copy_options_(&opt, &groups[g].step);
             if (opt.step == 0xFFFFFFFFu)
                 groups[g].result = KOPT_ERROR_STEP;
             else if (!fine || !kopt_compute_scalars_(&opt, &groups[g].step))
@@ -1502,7 +1502,7 @@ KOPT_CUDA_FN_ void kopt_cuda_factor_(const kopt_cuda_arguments_ *a, uint32_t ind
     const kopt_cuda_ratio_ *ratio;
     if (t->stable == 0) return;
     ratio = a->ratios + t->stable - 1;
-    t->rate_scale = kopt_mul_cuda_(t->own_scale, kopt_stable_of_(&ratio->norm, ratio->n));
+    t->rate_scale = kopt_mul_cuda_(t->own_scale, kopt_stable_from_norm_(&ratio->norm, ratio->n));
 }
 
 /* ---- arrays, 8 elements at a time: conversion, clipping, accumulation ---- */
@@ -1779,7 +1779,7 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
     const kopt_philox_key_cuda_ other = kopt_make_philox_key_cuda_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_RESIDUAL_);
     const int stochastic = k->c.rounding == KOPT_STOCHASTIC, scaled = k->c.code == KOPT_Q8 || k->c.code == KOPT_SIGN;
     const int noisy = k->c.residual_rounding == KOPT_STOCHASTIC && k->c.residual_format != KOPT_F32;
-    kopt_byte_ *const to = k->out + kopt_code_at_(k->c.code, KOPT_CAST_(size_t, b->first));
+    kopt_byte_ *const to = k->out + kopt_code_bytes_(k->c.code, KOPT_CAST_(size_t, b->first));
     kopt_byte_ *const residual = KOPT_CAST_(kopt_byte_ *, k->c.residual);
     const size_t rest_size = kopt_bytes_of_(k->c.residual_format);
     const kopt_cuda_part_ part = kopt_cuda_lane_part_(b, lane);
@@ -1787,7 +1787,7 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
     uint32_t scale = 0, bits = 0, r[8] = {0, 0, 0, 0, 0, 0, 0, 0}, other_r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     uint32_t codes[4] = {0, 0, 0, 0}, rest[8];
     int q;
-    if (scaled) scale = kopt_scale_of_(k->c.code, b->largest, kopt_as_f32_(b->slots[KOPT_MEAN_]), b->n, stochastic);
+    if (scaled) scale = kopt_block_scale_(k->c.code, b->largest, kopt_as_f32_(b->slots[KOPT_MEAN_]), b->n, stochastic);
     if (scaled && lane == 0) kopt_cuda_put_(to, 4, scale);
     if (part.n <= 0) return;
     of_block.i = 8 * lane;
@@ -1804,7 +1804,7 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
             kopt_cuda_insert_(codes, 1, q, code);
             y = kopt_cuda_decode_(kopt_cuda_signed_(code, 1), scale, 0);
         } else if (k->c.code == KOPT_SIGN) {
-            code = kopt_sign_of_(x, scale, stochastic, half);
+            code = kopt_sign_bit_(x, scale, stochastic, half);
             if (q < part.n) bits |= code << q;
             y = kopt_as_f32_(scale ^ code << 31);
         } else {
@@ -1814,7 +1814,7 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
         }
         kopt_cuda_insert_(
             rest, rest_size, q,
-            kopt_cuda_converted_(kopt_lost_(x, y, k->c.residual_format), k->c.residual_format, noisy, other_r[q]));
+            kopt_cuda_converted_(kopt_residual_of_(x, y, k->c.residual_format), k->c.residual_format, noisy, other_r[q]));
     }
     if (k->c.code == KOPT_SIGN)
         kopt_cuda_put_(to + 4 + lane, 1, bits);
@@ -1855,7 +1855,7 @@ typedef struct kopt_cuda_sum_ {
 /* sum += decoded * scale. Parts are counted from the first element, so that each lies in one block of codes. */
 KOPT_CUDA_FN_ void kopt_cuda_decompress_octet_(const kopt_cuda_sum_ *k, kopt_cuda_part_ p) {
     const size_t size = kopt_bytes_of_(k->to_format);
-    const kopt_byte_ *const from = k->from + kopt_code_at_(k->from_format, p.i - (p.i & 255));
+    const kopt_byte_ *const from = k->from + kopt_code_bytes_(k->from_format, p.i - (p.i & 255));
     kopt_cuda_part_ of_block = p;
     uint32_t sum[8], code[4] = {0, 0, 0, 0}, out[8], scale = 0;
     int q;
@@ -1877,7 +1877,7 @@ KOPT_CUDA_FN_ void kopt_cuda_decompress_octet_(const kopt_cuda_sum_ *k, kopt_cud
             y = kopt_as_f32_(scale ^ code[0] >> q << 31);
         else
             y = kopt_widen_cuda_(kopt_cuda_nth_(code, 2, q), k->from_format);
-        y = kopt_sum_with_(kopt_widen_cuda_(kopt_cuda_nth_(sum, size, q), k->to_format), y, k->scale);
+        y = kopt_add_scaled_(kopt_widen_cuda_(kopt_cuda_nth_(sum, size, q), k->to_format), y, k->scale);
         kopt_cuda_insert_(out, size, q, kopt_convert_value_cuda_(y, k->to_format));
     }
     kopt_cuda_give_(k->to, size, p, out);
@@ -2358,7 +2358,7 @@ static kopt_result kopt_cuda_check_(const kopt_cuda_group *groups, size_t count,
             if (t->n >> (kopt_cuda_stable_(groups[g].opt) ? 36 : 40) != 0) return KOPT_ERROR_BOUNDS;
             if ((KOPT_ADDRESS_(t->counts) & 7) != 0 || kopt_as_u32_(t->stable_scale) != 0) return KOPT_ERROR_OPTION;
             if (t->n == 0) continue;
-            if (last != KOPT_NULL_ && !kopt_follows_(last, t)) return KOPT_ERROR_ID;
+            if (last != KOPT_NULL_ && !kopt_may_follow_(last, t)) return KOPT_ERROR_ID;
             last = t;
             *elements += t->n;
         }
@@ -2721,7 +2721,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format forma
     if (result != KOPT_OK) return result;
     if (!kopt_code_valid_(code)) return KOPT_ERROR_OPTION;
     if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
-    in_bytes = kopt_code_at_(code, n);
+    in_bytes = kopt_code_bytes_(code, n);
     if (in == KOPT_NULL_ && in_bytes != 0) return KOPT_ERROR_NULL;
     if (in_size < in_bytes) return KOPT_ERROR_SIZE;
     if (kopt_overlap_(sum, n * kopt_bytes_of_(format), in, in_bytes)) return KOPT_ERROR_OVERLAP;
@@ -2769,7 +2769,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
 KOPT_CUDA_API_ kopt_result kopt_cuda_clip_value(void *x, kopt_format format, size_t n, double limit, void *stream) {
     kopt_result result = kopt_check_array_(x, format, n);
     kopt_tool_ t;
-    if (result == KOPT_OK) result = kopt_limit_of_(limit, format, &t.limit);
+    if (result == KOPT_OK) result = kopt_round_limit_(limit, format, &t.limit);
     if (result != KOPT_OK || n == 0) return result;
     t.dst = KOPT_CAST_(kopt_byte_ *, x);
     t.dst_format = format;
