@@ -6993,7 +6993,8 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
     case KOPT_ERROR_SEALED: return "the state block is sealed: open it with kopt_state_open() first";
     case KOPT_ERROR_CHECKSUM: return "the state block is damaged: its checksum is wrong";
     case KOPT_ERROR_OVERLAP: return "two of the buffers overlap";
-    case KOPT_ERROR_STEP: return "the step was not begun, or all 2^32 - 1 steps are used up";
+    case KOPT_ERROR_STEP:
+        return "the step was not begun, all 2^32 - 1 steps are used up, or StableAdamW has not measured the tensor";
     case KOPT_ERROR_ISA: return "this instruction set, or a GPU, is not in this build or not on this machine";
     case KOPT_ERROR_DEVICE: return "a CUDA call failed: cudaPeekAtLastError() says why";
     case KOPT_ERROR_UNINITIALIZED:
