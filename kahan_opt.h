@@ -142,15 +142,15 @@
    gradient exists, then reuse the buffer), subtract 2.
 
    VERSION HISTORY
-   0.2  A careless call is right or refused: structs of zeros, ids of a list, counts inside an array, a copy that was
-        never filled, a block of another optimizer, small builds, a part of a tensor that StableAdamW has not measured.
-        New: kopt_number_tensors, kopt_state_inspect, kopt_state_write_codes, kopt_scaler_begin, kopt_random_key,
-        stable_scale, KOPT_BARE. Renamed: parameters and fields (docs/history.md maps old names to new ones), such as
-        opt.decay, now decay_mode, and the slots of a state block, now kopt_slot. Removed: 16-bit sums for MPI; an
-        example in docs/training-loop.md replaces them. Bits that differ from 0.1: COMPACT with stochastic compensation
-        uses the upper bits of its random number; 8-bit codes are minifloats instead of the dynamic map, and the code of
-        a root below 2^-133 of the block's largest is no longer 0; rate_scale 0 means 1; blocks have layout 2 (blocks of
-        0.1 and moments of the dynamic map can still be opened).
+   0.2  Mistakes in these places are now harmless or refused: structs of zeros, ids of a list, counts inside an array, a
+        copy that was never filled, a block of another optimizer, small builds, a part of a tensor that StableAdamW has
+        not measured. New: kopt_number_tensors, kopt_state_inspect, kopt_state_write_codes, kopt_scaler_begin,
+        kopt_random_key, stable_scale, KOPT_BARE. Renamed: parameters and fields (docs/history.md maps old names to new
+        ones), such as opt.decay, now decay_mode, and the slots of a state block, now kopt_slot. Removed: 16-bit sums
+        for MPI; an example in docs/training-loop.md replaces them. Bits that differ from 0.1: COMPACT with stochastic
+        compensation uses the upper bits of its random number; 8-bit codes are minifloats instead of the dynamic map,
+        and the code of a root below 2^-133 of the block's largest is no longer 0; rate_scale 0 means 1; blocks have
+        layout 2 (blocks of 0.1 and moments of the dynamic map can still be opened).
    0.1  First version.
 */
 
@@ -476,10 +476,10 @@ typedef struct kopt_random_key {
 } kopt_random_key;
 
 /* The random bits r of element i, from Philox4x32-7 (Salmon et al. 2011): see docs/numerics.md section 7. stream is 0
-   to 15: the library uses 0 to 7, and 8 to 15 are yours. KOPT_RANDOM_STORE(r, k), which evaluates r stride, is the
-   16-bit random number of the element's store k, 0 to 4: store 0 is that of the weight or its compensation, store k
-   that of the k-th moment. Number 0 is the lower half of r, so r itself can be the random16 of a function for one
-   value. As a whole, r is not a uniform 32-bit number. */
+   to 15: the library uses 0 to 7, and 8 to 15 are yours. KOPT_RANDOM_STORE(r, k) is the 16-bit random number
+   of the element's store k, 0 to 4; it evaluates r twice. Store 0 is that of the weight or its compensation, store k
+   that of the k-th moment. Functions of one value use only the lower 16 bits of random16, which are number 0: you can
+   pass r to them. As a whole, r is not a uniform 32-bit number. */
 KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i);
 #define KOPT_RANDOM_STORE(r, k) (((r) + (k) * ((r) >> 16)) & 0xFFFFu)
 
@@ -766,17 +766,22 @@ KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, const ko
 /* Prepares a state block for saving, in place: stores opt->step and opt->seed in it, converts it to little-endian
    and adds a checksum (CRC-32). The bytes can then go to a file. Until kopt_state_open(), steps and the functions
    that read or write state refuse the block with KOPT_ERROR_SEALED. The block does not contain the weights: save
-   t->weight yourself. */
+   t->weight yourself; nothing checks or converts them.
+
+       save:    for each tensor: kopt_state_seal(), write t.weight and the kopt_state_size() bytes of t.state,
+                kopt_state_open()
+       resume:  make the optimizer and the tensors as before; for each tensor: read both, kopt_state_open(), and check
+                that all blocks give the same opt.step. No kopt_state_init(): it would erase the moments. */
 KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, const kopt_tensor *t);
 
 /* Makes a sealed block ready for steps again, after loading or right after saving. Load the weights first: t->copy
-   is refreshed from them. Checks the block, then sets opt->step and opt->seed from it. Errors, which change nothing:
+   is refreshed from them. It takes the place of kopt_state_init(). Checks the block, then sets opt->step and opt->seed
+   from it, and nothing else: set the learning rate and all other fields as before. Errors, which change nothing:
 
    - KOPT_ERROR_SIZE or KOPT_ERROR_CHECKSUM: the block is truncated or damaged.
    - KOPT_ERROR_STATE: it is no state block, or not sealed.
    - KOPT_ERROR_MISMATCH: it has another n, id or first_index, or was made with another rule, decay mode, format or
-     rounding. StableAdamW, Nesterov and AMSGrad count as rules. Numbers (rates, betas, weight decay) may differ: see
-     kopt_state_inspect().
+     rounding. StableAdamW, Nesterov and AMSGrad count as rules. kopt_state_inspect() shows what the block has.
 
    If there is no block (n == 0, or kopt_state_size() == 0), seal and open store and check nothing: save opt->step
    and opt->seed yourself. */
@@ -793,9 +798,11 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
 
 /* ---- STEP ------------------------------------------------------------------------------------------------------- */
 
-/* One optimizer step over a list of tensors: begins the step, checks all tensors, then steps them. If anything is
-   refused, nothing is written and the step is not counted. The errors are those of kopt_step_begin() and
-   kopt_step_run(), and
+/* One optimizer step over a list of tensors: begins the step, checks all tensors, then steps them. Call it once per
+   iteration, with all tensors of the model: each call counts a step. If anything is refused, nothing is written and the
+   step is not counted. A gradient that is not finite is not refused: it makes the weight and its moments NaN or
+   infinite. Check first (kopt_norm, kopt_all_finite), or use kopt_scaler_step(), which skips such a step. The errors
+   are those of kopt_step_begin() and kopt_step_run(), and
 
    - KOPT_ERROR_ID: the ids of the list do not increase. Otherwise two tensors would draw the same random bits.
      Shards of one tensor have the same id, and each begins at or after the end of the shard before it.
@@ -803,15 +810,15 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
      only neighbours are checked, so that the check is O(1) per tensor. Two exceptions: tensors may read the same
      gradient, unless opt.zero_grad is set, and they may share counts.
 
-   A weight that the model uses stride is listed once, with the sum of its gradients. The rules for ids and overlap do
+   A weight that the model uses twice is listed once, with the sum of its gradients. The rules for ids and overlap do
    not apply to tensors without elements. */
 KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count);
 
 /* A step that has begun: options and scalars of docs/numerics.md, sections 4 to 6a. A plain value, which may be
    copied to other threads; do not change it. With it, kopt_optimizer_step() can be done in parts: by several
    threads, by shards, or spread over the frames of a game. Each element of each tensor must be stepped exactly once,
-   in any order and in any ranges. Several threads may step ranges of one tensor at the same time. To skip a step
-   (overflow), do not begin it. */
+   in any order and in any ranges. Several threads may step ranges of one tensor at the same time: kopt_step_begin()
+   once, then kopt_step_range() in each thread, then join them. To skip a step (overflow), do not begin it. */
 typedef struct kopt_step {
     kopt_rule rule;
     kopt_format weight_format, moment_format;
@@ -898,7 +905,8 @@ KOPT_API_ double kopt_norm_value(const kopt_norm *norm);
 
    - 1, no clipping, if norm is NULL or max_norm is 0, negative, infinite or NaN. This comes first, even if a
      gradient is not finite.
-   - 0 if a gradient is not finite (nonfinite is not 0) or |grad_scale| is above 1e100 or NaN: skip this step. */
+   - 0 if a gradient is not finite (nonfinite is not 0) or |grad_scale| is above 1e100 or NaN. Do not step then: 0 times
+     NaN is NaN. */
 KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, double grad_scale);
 
 /* StableAdamW (Wortsman et al. 2023) over ranges, threads, shards or ranks. Its scale depends on the whole tensor,
@@ -1495,7 +1503,7 @@ typedef struct kopt_tool_ {
 #define KOPT_BUFFERED_MOMENTS_ KOPT_HAS_(KOPT_WITH_Q8)
 #endif
 
-/* Specifiers of functions that a build without checks inlines, because it calls each of them only once or stride. */
+/* Specifiers of functions that a build without checks inlines, because it calls each of them only once or twice. */
 #if KOPT_ONLY_ & KOPT_WITH_CHECKS
 #define KOPT_SMALL_FN_ static KOPT_UNUSED_
 #define KOPT_SCALARS_ static KOPT_NOINLINE_ /* no operation may move out of the FP environment of the call */
@@ -6988,8 +6996,11 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
     case KOPT_ERROR_RANGE: return "a hyper-parameter is out of range or not a number";
     case KOPT_ERROR_BOUNDS: return "the range of elements is not inside the tensor, or the tensor is too large";
     case KOPT_ERROR_SIZE: return "the state block is smaller than kopt_state_size() says";
-    case KOPT_ERROR_STATE: return "the state block was not made by kopt_state_init(), or by another version";
-    case KOPT_ERROR_MISMATCH: return "the state block belongs to another optimizer, tensor or shard";
+    case KOPT_ERROR_STATE:
+        return "not a state block in this state: not made by kopt_state_init(), not sealed before it was saved, or of "
+               "another version";
+    case KOPT_ERROR_MISMATCH:
+        return "the state block belongs to another optimizer, tensor or shard: kopt_state_inspect() shows which";
     case KOPT_ERROR_SEALED: return "the state block is sealed: open it with kopt_state_open() first";
     case KOPT_ERROR_CHECKSUM: return "the state block is damaged: its checksum is wrong";
     case KOPT_ERROR_OVERLAP: return "two of the buffers overlap";
@@ -8134,7 +8145,7 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_ten
 
 /* Decodes one code of the dynamic map (Dettmers et al. 2022; section 6b). The positive values ascend: for each d from 0
    to 6 the midpoints of 2^d equal parts of [0.1, 1], times 10^(d - 6); at last 1. The map of squares has no signs and
-   stride as many parts. */
+   twice as many parts. */
 static float kopt_dynamic_value_(uint32_t code, int square) {
     const uint32_t zero = square ? 0 : 127;
     uint32_t part = (code < zero ? zero - code : code - zero) - 1, parts = square ? 2 : 1;
@@ -9873,7 +9884,7 @@ KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void) {
 }
 
 /* The table that a step uses in place of vmath. SLEEF has a second table for steps: functions within 3.5 ulp, about
-   stride as fast. Its entry atan2 computes the arc tangent of a quotient, which takes fewer operations than atan2.
+   twice as fast. Its entry atan2 computes the arc tangent of a quotient, which takes fewer operations than atan2.
    Adam-atan2 can use it because the second argument is positive; the kernel divides before the call (see
    kopt_job_.quotient). */
 static const kopt_vmath *kopt_step_vmath_(const kopt_vmath *vmath) {
