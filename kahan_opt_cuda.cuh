@@ -106,7 +106,10 @@ KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t 
 
 /* Checks everything that can be checked without reading device memory, and writes the plan to bytes: size bytes of host
    memory, aligned to 16. Needs no GPU. Keeps no pointer to its arguments. Refuses Adam-atan2 and smooth Lion with
-   KOPT_ERROR_OPTION if opt.vmath is not NULL: the functions of a table are host functions. */
+   KOPT_ERROR_OPTION if opt.vmath is not NULL: the functions of a table are host functions. In each tensor, counts must
+   be aligned to 8 bytes and stable_scale must be 0 (the GPU measures it itself); otherwise KOPT_ERROR_OPTION. A tensor
+   must have fewer than 2^40 elements, with StableAdamW fewer than 2^36 in all its shards together, and all tensors of
+   the plan together fewer than 2^40; otherwise KOPT_ERROR_BOUNDS (elements on other GPUs are not checked). */
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
                                                 const kopt_cuda_group *groups, size_t count);
 
@@ -176,8 +179,8 @@ KOPT_CUDA_API_ kopt_norm *kopt_cuda_norm(const kopt_cuda_plan *plan);
 KOPT_CUDA_API_ kopt_result kopt_cuda_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
                                              size_t n, void *stream);
 KOPT_CUDA_API_ kopt_result kopt_cuda_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
-                                                        kopt_format src_format, size_t n, uint64_t seed, uint32_t step,
-                                                        uint32_t id, uint64_t first_index, void *stream);
+                                                        kopt_format src_format, size_t n, kopt_random_key key,
+                                                        void *stream);
 
 /* ---- ACCUMULATION AND CLIPPING BY VALUE on device memory. Arrays have any alignment; 16 bytes is fastest --------- */
 
@@ -2728,17 +2731,17 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_convert(void *dst, kopt_format dst_format, 
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
-                                                        kopt_format src_format, size_t n, uint64_t seed, uint32_t step,
-                                                        uint32_t id, uint64_t first_index, void *stream) {
+                                                        kopt_format src_format, size_t n, kopt_random_key key,
+                                                        void *stream) {
     kopt_conversion_ c;
     c.dst_format = dst_format;
     c.src_format = src_format;
     c.n = n;
     c.stochastic = 1;
-    c.seed = seed;
-    c.first = first_index;
-    c.step = step;
-    c.id = id;
+    c.seed = key.seed;
+    c.first = key.first_index;
+    c.step = key.step;
+    c.id = key.id;
     return kopt_cuda_convert_run_(&c, dst, src, stream);
 }
 
