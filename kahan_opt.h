@@ -1,6 +1,9 @@
 /* kahan_opt.h - v0.2 - train neural networks in pure 16 bit as if in fp32 - MIT-0 or public domain
 
-   DO THIS ONCE: in one C or C++ file, before the include, to create the implementation:
+   Optimizers (SGD, AdamW, Lion and others) for weights, gradients and moments in bf16 or fp16. You compute the
+   gradients, the library updates the weights. It allocates nothing: all memory is yours.
+
+   DO THIS ONCE: in exactly one C or C++ file, before the include, to create the implementation:
 
        #define KAHAN_OPT_IMPLEMENTATION
        #include "kahan_opt.h"
@@ -21,18 +24,19 @@
            }
        }
 
-   A 16-bit store loses what does not fit. Every store here says what becomes of the loss:
+   A 16-bit weight cannot hold all bits of its new value. opt.rounding says what happens to the part that is cut off
+   (bytes are those of a weight and what is kept beside it):
 
-       opt.rounding       beside the weight               bytes   what it gives
-       KOPT_KAHAN         16-bit compensation, stochastic   4     moves down to updates of 2^-33 of a weight (default)
-       KOPT_EXACT         the low 16 bits of the fp32       4     fp32 master weights, bit for bit: down to 2^-25
-       KOPT_COMPACT       8-bit compensation, stochastic    3     most of Kahan for 3 bytes: down to 2^-25 in the mean
-       KOPT_STOCHASTIC    nothing; unbiased                 2     moves in the mean, down to 2^-25; noisy
-       KOPT_NEAREST       nothing                           2     stalls below 2^-9 of a weight: the baseline
+       opt.rounding       kept beside the weight          bytes   smallest update, relative to the weight, that moves it
+       KOPT_KAHAN         16-bit compensation, stochastic   4     2^-33: the default
+       KOPT_EXACT         low 16 bits of the fp32 weight    4     2^-25: fp32 master weights, bit for bit
+       KOPT_COMPACT       8-bit compensation, stochastic    3     2^-25 on average: most of Kahan for one byte less
+       KOPT_STOCHASTIC    nothing; the weight is unbiased   2     2^-25 on average; noisy
+       KOPT_NEAREST       nothing                           2     2^-9: training stalls; the baseline to compare with
 
-   COMPILES as C99, C11, C17, C++98 and later; gcc, clang, tcc (Microsoft's compiler: its lines are compiled by
-   clang-cl, not run). No flags are needed: the best of SSE2, AVX2, AVX-512 and NEON is chosen at run time,
-   and the result bits are the same on all of them.
+   COMPILES as C99, C11, C17, C++98 and later, with gcc, clang and tcc. Microsoft's compiler has not been run; clang-cl
+   compiles the lines that it would take. No flags are needed: the library chooses the best of SSE2, AVX2, AVX-512 and
+   NEON at run time, and all of them give the same bits.
 
    CONTENTS (each entry is a banner: search for it)
        WHAT IT DOES               WHAT IT DOES NOT        CONFIGURATION               CONTRACT
@@ -52,125 +56,153 @@
 #error "two versions of kahan_opt.h in one file: give each a file of its own (KAHAN_OPT_STATIC), see KAHAN_OPT_SELF"
 #endif
 
-#ifndef KOPT_PASS_ /* the whole file but the vocabularies and kernels, which are read once per ISA */
+#ifndef KOPT_PASS_ /* defined where the file includes itself: once per instruction set, for VOCABULARIES and KERNELS */
 #ifndef KAHAN_OPT_H
+/* The declarations are tables that are aligned by hand. */
+/* clang-format off */
 #define KAHAN_OPT_H
 
 /* WHAT IT DOES
-   - Weights, gradients and moments in bf16, fp16 or fp32, in any mixture (moments also in 8 bit), stepped by SGD, Adam,
-     AdamW, AMSGrad, StableAdamW, Lion, Adan, RAdam or Ranger; averages of weights. With KAHAN_OPT_VMATH also Adam-atan2 and
-     smooth Lion.
-   - The rounding residual of a 16-bit weight is kept (Kahan, compact, exact) or rounded without bias.
-   - The rest of a training loop: exact norm and finite check, clipping, loss scale, gradient accumulation, stall counts,
-     gradients compressed to 16, 8 or 1 bit with error feedback, reduction of shards in a fixed order.
-   - Any slicing of a tensor into ranges, any thread, any shard, any machine: the same bits.
+   - Updates weights by SGD, Adam, AdamW, AMSGrad, StableAdamW, Lion, Adan, RAdam or Ranger, and averages them. Weights,
+     gradients and moments are bf16, fp16 or fp32, in any combination; moments may have 8 bits, too. KAHAN_OPT_VMATH
+     adds Adam-atan2 and smooth Lion.
+   - Keeps the rounding residual of each 16-bit weight (Kahan, compact, exact), or rounds without bias (stochastic).
+   - Does the rest of a training loop: exact gradient norm with a check for infinity and NaN, clipping, loss scaling,
+     gradient accumulation, counts of weights that stall, gradients compressed to 16, 8 or 1 bit with error feedback,
+     and reduction of shards in a fixed order.
+   - Gives the same bits however a tensor is split into ranges or shards, on any thread and any machine.
 
    WHAT IT DOES NOT
-   - No malloc, no threads, no stdio, no libm, no errno, no mutable global but one cached ISA index.
-   - No forward or backward pass: it begins where you have a gradient.
-   - No claim about NaN payloads in conversions (a NaN stays a NaN); steps store the canonical NaN.
+   - No malloc, threads, stdio, libm or errno. No mutable global state except the cached choice of the instruction set.
+   - No forward or backward pass: the library begins where you have a gradient.
+   - No promise about NaN payloads in conversions (a NaN stays a NaN). Steps store the canonical NaN.
 
-   CONFIGURATION (define before the include; 'all' = the same everywhere, 'impl' = where it is implemented)
-   KAHAN_OPT_IMPLEMENTATION   impl  create the implementation. In one file of the program.
-   KAHAN_OPT_STATIC           impl  every function is static: several private copies, of any versions, may live in
-                                    one program, each in its own file; there before the first include of this one.
-                                    Cost: a copy per file.
-   KAHAN_OPT_API              all   declaration specifier, e.g. __declspec(dllexport). Not with KAHAN_OPT_STATIC.
-   KAHAN_OPT_NO_SIMD          impl  scalar path only, 10-30x slower, a tenth of the code. Link with -Wl,--gc-sections
-                                    after -ffunction-sections: what is not called is dropped.
-   KAHAN_OPT_ONLY             impl  a set of KOPT_WITH_ bits (below): the rest is left out of the build, and refused with
-                                    KOPT_ERROR_OPTION. What is left gives the same bits. KOPT_WITH_ALL & ~KOPT_WITH_FP16
-                                    is all but fp16; KOPT_TINY is AdamW and SGD in bf16 in 1.5 KB of flash (M4F), SGD
-                                    alone in 1 KB (docs/size.md). Danger: without KOPT_WITH_CHECKS nothing is refused
-                                    but what the guards of KOPT_TINY name, state blocks have no header (all else is in
-                                    its place), and the caller's FP environment must be the default. Run the same calls
-                                    once in a build with checks.
-   KAHAN_OPT_VMATH            all   vector mathematics, softmax, loss, random numbers, Langevin steps, and the rules Adam-atan2
-                                    and smooth Lion, with the implementation: see there. Where it is not defined their
-                                    declarations are not seen; structs are the same. Cost: 3 s to compile, 100 KB.
-   KAHAN_OPT_SLEEF            impl  with the former: SLEEF 3.5.1 or later computes exp to sincospi by default, and what
-                                    is made of them; link with -lsleef. A step uses it if opt.vmath says so; no random
-                                    number does.
-   KAHAN_OPT_SELF             impl  the name of this file, with quotes, if you renamed it: it includes itself, so it has
-                                    to stay a file of its own. gcc 12, clang 9 and later know the name.
+   CONFIGURATION (define before the include; all = in every file, with the same value; impl = where it is implemented)
+   KAHAN_OPT_IMPLEMENTATION   impl  Creates the implementation. Define it in exactly one file of the program.
+   KAHAN_OPT_STATIC           impl  Makes every function static, so that one program may hold several private copies,
+                                    even of different versions, each in its own file. Define it before the first include
+                                    in that file. Costs one copy of the code per file.
+   KAHAN_OPT_API              all   Declaration specifier of the functions, e.g. __declspec(dllexport). Cannot be used
+                                    together with KAHAN_OPT_STATIC.
+   KAHAN_OPT_NO_SIMD          impl  Compiles the scalar code only: 10-30x slower, a tenth of the code. To drop functions
+                                    that you do not call, compile with -ffunction-sections and link with
+                                    -Wl,--gc-sections.
+   KAHAN_OPT_ONLY             impl  A set of KOPT_WITH_ bits (below). The build leaves out everything else and refuses
+                                    it with KOPT_ERROR_OPTION; what remains gives the same bits. KOPT_WITH_ALL &
+                                    ~KOPT_WITH_FP16 leaves out fp16. KOPT_TINY keeps AdamW and SGD in bf16, in 1.5 KB of
+                                    flash on a Cortex-M4F; SGD alone takes 1 KB (docs/size.md). Danger: a build without
+                                    KOPT_WITH_CHECKS refuses only what the guards of KOPT_TINY name, leaves the header
+                                    of state blocks zero (the arrays keep their places), and needs the default
+                                    floating-point environment. Run the same calls once in a build with checks.
+   KAHAN_OPT_VMATH            all   Adds vector mathematics, softmax, cross entropy, random numbers, Langevin steps and
+                                    the rules Adam-atan2 and smooth Lion: see their sections. Without it, their
+                                    declarations are hidden; the layout of structs is the same. Costs 3 s of compile
+                                    time and 100 KB of code.
+   KAHAN_OPT_SLEEF            impl  With KAHAN_OPT_VMATH: SLEEF 3.5.1 or later computes exp to sincospi, and the
+                                    functions made of them, by default. Link with -lsleef. A step uses SLEEF only if
+                                    opt.vmath selects it; random numbers never use it.
+   KAHAN_OPT_SELF             impl  The name of this file, with quotes, if you renamed it. The file includes itself, so
+                                    it must stay a separate file. gcc 12, clang 9 and later find the name themselves.
 
    CONTRACT
-   1. Same bits everywhere. A step's result is a pure function of its inputs: not of the ISA, the compiler, its
-      flags (-Ofast, -ffp-contract=fast), the caller's rounding mode or FTZ/DAZ, the thread, the range, the shard.
-      Every + - * / and sqrt of the formulas in docs/numerics.md is one IEEE binary32 operation in the written
-      order, never fused; per-step scalars are computed once.
-   2. Fidelity. Weight decay is part of the compensated update. Moments are computed in fp32 and the update uses
-      the unrounded moments; only the store rounds. 16-bit moments are stored stochastically by default.
-   3. NaN stays NaN, infinity stays infinity. A finite value beyond the largest 16-bit number follows
-      round-to-nearest in the last interval, stochastic or not; when a weight becomes infinite or NaN its residual
-      becomes zero.
-   4. Subnormals. bf16 and fp32 values that a step stores below 2^-126 are stored as +0. fp16 subnormals are
-      ordinary values. Conversions keep all subnormals.
+   1. Same bits everywhere. The result of a step depends on its inputs alone: not on the instruction set, the compiler
+      or its flags (-Ofast, -ffp-contract=fast), the caller's rounding mode or FTZ/DAZ, nor on threads, ranges or
+      shards. Every operation (+ - * / and sqrt) of the formulas in docs/numerics.md is one IEEE binary32 operation, in
+      the written order, never fused. Scalars such as the corrected learning rate are computed once per step.
+   2. Fidelity. Weight decay is part of the compensated update. Moments are computed in fp32, and the update uses them
+      before they are rounded: only stores round. By default, 16-bit moments are stored with stochastic rounding.
+   3. NaN stays NaN, and infinity stays infinity. In the last binade step before infinity, from the largest finite
+      16-bit number on, every rounding is to nearest, stochastic rounding included. When a weight becomes infinite or
+      NaN, its residual becomes zero.
+   4. Subnormals. A step stores bf16 and fp32 values below 2^-126 in magnitude as +0. fp16 subnormals are ordinary
+      values, and 8-bit moments are not flushed. Conversions keep all subnormals.
    5. Random bits are a pure function of (seed, step, tensor id, stream, global element index): see RANDOM BITS.
-   6. Any alignment, n up to SIZE_MAX / 32. Pointers may be NULL when n is 0. Stack: 12 KB, in a build without vectors
-      2, and 1 more for each 8-bit moment; what KAHAN_OPT_VMATH adds: 22, without vectors 8; by clang -O0 up to 48.
-   7. Bad input is refused before anything is written: every function that can fail returns a kopt_result, and
-      kopt_result_string() says it in words. Overlapping buffers of one tensor are refused; in lists see STEP.
-      A struct of zeros means the defaults (kopt_tensor, kopt_norm) or is refused.
-   8. State is bytes: kopt_state_seal() makes a block portable (little-endian, checksummed), kopt_state_open()
-      checks it and makes it ready again; a step after that continues bit for bit. A block opens under the rule,
-      decay mode, formats and roundings that made it, and no others.
-   9. Structs have one layout, whatever macros a file defines. What a build leaves out does not link or is refused.
+   6. Memory. Any alignment; n up to SIZE_MAX / 32 - 8; pointers may be NULL if n is 0. The stack use is at most 12 KB
+      (2 KB in a build without vectors) plus 1 KB per 8-bit moment, and 22 KB (8 KB) for what KAHAN_OPT_VMATH adds.
+      Compiled by clang -O0, functions use up to 48 KB.
+   7. Bad input is refused before anything is written. Every function that can fail returns a kopt_result, which
+      kopt_result_string() explains. Overlapping buffers of one tensor are refused; for lists of tensors see STEP. A
+      struct of zeros either means the defaults (kopt_tensor, kopt_norm, kopt_random_key) or is refused.
+   8. State is bytes. kopt_state_seal() makes a state block portable (little-endian, with a checksum); kopt_state_open()
+      checks it and makes it usable again. Steps after that continue bit for bit. A block opens only under the rule,
+      decay mode, formats and roundings that made it.
+   9. Every struct has the same layout, whatever macros a file defines. What a build leaves out does not link, or is
+      refused.
 
    BYTES PER PARAMETER (weight + gradient + state; AdamW)
-                                weight  grad  residual  moments  total    fp32 AdamW: 16
-   bf16 KAHAN or EXACT             2      2       2        4       10     mixed precision (fp32 master): 16
-   bf16 COMPACT                    2      2       1        4        9
-   bf16 STOCHASTIC or NEAREST      2      2       -        4        8
-   bf16 COMPACT, 8-bit moments     2      2       1        2.03     7.03
-   Other rules keep 0 (EMA), 1 (Lion, SGD with momentum), 3 (AMSGrad) or 4 (Adan) moments instead of 2; Ranger 2, and
-   a second copy of weight and residual. Without a gradient buffer (step each tensor when its gradient exists, then reuse the buffer): 2 less.
+                               weight   grad   residual   moments   total
+   fp32                           4       4        -         8        16
+   fp32 weights, bf16 copy      4 + 2     2        -         8        16    classic mixed precision
+   bf16 KAHAN or EXACT            2       2        2         4        10
+   bf16 COMPACT                   2       2        1         4         9
+   bf16 STOCHASTIC or NEAREST     2       2        -         4         8
+   bf16 COMPACT, 8-bit moments    2       2        1         2.03      7.03
+   Instead of 2 moments, EMA and SGD without momentum keep 0, SGD with momentum and Lion 1, AMSGrad 3 and Adan 4.
+   Ranger keeps 2 and a second copy of weight and residual. Without a gradient buffer (step each tensor as soon as its
+   gradient exists, then reuse the buffer), subtract 2.
 
    VERSION HISTORY
-   0.2  A careless call is right or refused: structs of zeros, ids of a list, counts inside an array, a copy that
-        nothing filled, a block under another optimizer, small builds. New: kopt_number_tensors, kopt_state_inspect,
-        kopt_scaler_begin, kopt_state_write_codes, KOPT_BARE. Other bits than 0.1: COMPACT with stochastic
-        compensation draws from the upper bits of its random number; 8-bit codes are minifloats, no longer the dynamic
-        map; rate_scale 0 is 1; and blocks have layout 2 (blocks of 0.1, and moments of the dynamic map, are read).
-   0.1  first
+   0.2  A careless call is right or refused: structs of zeros, ids of a list, counts inside an array, a copy that was
+        never filled, a block of another optimizer, small builds, a part of a tensor that StableAdamW has not measured.
+        New: kopt_number_tensors, kopt_state_inspect, kopt_state_write_codes, kopt_scaler_begin, kopt_random_key,
+        stable_scale, KOPT_BARE. Renamed: parameters and fields (docs/history.md maps old names to new ones), such as
+        opt.decay, now decay_mode, and the slots of a state block, now kopt_slot. Removed: 16-bit sums for MPI; an
+        example in docs/training-loop.md replaces them. Bits that differ from 0.1: COMPACT with stochastic compensation
+        uses the upper bits of its random number; 8-bit codes are minifloats instead of the dynamic map, and the code of
+        a root below 2^-133 of the block's largest is no longer 0; rate_scale 0 means 1; blocks have layout 2 (blocks of
+        0.1 and moments of the dynamic map can still be opened).
+   0.1  First version.
 */
 
-#define KOPT_VERSION 200 /* 10000 * major + 100 * minor + patch; also above the first #endif */
+#define KOPT_VERSION 200 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
 
-/* clang-format off: the declarations are tables, aligned by hand */
+/* The bits of KAHAN_OPT_ONLY: see CONFIGURATION. */
 
-/* What KAHAN_OPT_ONLY is made of: see CONFIGURATION. */
-#define KOPT_WITH_F32 0x00000001u              /* formats of weights, gradients, moments and copies               */
+/* Formats of weights, gradients, moments and copies. Q8: of moments and compressed gradients only. */
+#define KOPT_WITH_F32 0x00000001u
 #define KOPT_WITH_BF16 0x00000002u
 #define KOPT_WITH_FP16 0x00000004u
 #define KOPT_WITH_Q8 0x00000008u
-#define KOPT_WITH_COMPRESSION 0x00000010u      /* kopt_compress, kopt_decompress_add (kopt_reduce is always there)*/
-#define KOPT_WITH_NEAREST 0x00000020u          /* opt.rounding                                                    */
+/* kopt_compress() and kopt_decompress_add(). Every build has kopt_reduce(). */
+#define KOPT_WITH_COMPRESSION 0x00000010u
+/* Values of opt.rounding. */
+#define KOPT_WITH_NEAREST 0x00000020u
 #define KOPT_WITH_STOCHASTIC 0x00000040u
 #define KOPT_WITH_KAHAN 0x00000080u
 #define KOPT_WITH_COMPACT 0x00000100u
 #define KOPT_WITH_EXACT 0x00000200u
-#define KOPT_WITH_NEAREST_STATE 0x00000400u    /* opt.moment_rounding and opt.compensation_rounding               */
+/* Values of opt.moment_rounding and opt.compensation_rounding. */
+#define KOPT_WITH_NEAREST_STATE 0x00000400u
 #define KOPT_WITH_STOCHASTIC_STATE 0x00000800u
-#define KOPT_WITH_L2 0x00001000u               /* opt.decay_mode                                                       */
+/* Values of opt.decay_mode. */
+#define KOPT_WITH_L2 0x00001000u
 #define KOPT_WITH_DECOUPLED 0x00002000u
 #define KOPT_WITH_FULLY_DECOUPLED 0x00004000u
-#define KOPT_WITH_MOMENTUM 0x00008000u         /* SGD: opt.momentum, dampening, nesterov                          */
-#define KOPT_WITH_SGD 0x00010000u              /* rules                                                           */
-#define KOPT_WITH_ADAM 0x00020000u             /* with SGD and F32 also Adam-atan2                                */
+/* SGD with opt.momentum, opt.dampening and opt.nesterov. */
+#define KOPT_WITH_MOMENTUM 0x00008000u
+/* Rules. With KAHAN_OPT_VMATH, and if SGD and F32 are there, too, ADAM includes Adam-atan2 and LION smooth Lion. */
+#define KOPT_WITH_SGD 0x00010000u
+#define KOPT_WITH_ADAM 0x00020000u
 #define KOPT_WITH_LION 0x00040000u
 #define KOPT_WITH_ADAN 0x00080000u
 #define KOPT_WITH_RADAM 0x00100000u
 #define KOPT_WITH_RANGER 0x00200000u
 #define KOPT_WITH_EMA 0x00400000u
-#define KOPT_WITH_GUARDS 0x20000000u           /* of a build without KOPT_WITH_CHECKS: see KOPT_TINY              */
-#define KOPT_WITH_EXTRAS 0x40000000u           /* opt.maximize, zero_grad, clip, amsgrad, moments_only; tensor.copy,
-                                                  rate_scale, counts, first_index; fp32 weights to kopt_state_init */
-#define KOPT_WITH_CHECKS 0x80000000u           /* arguments, buffers, state blocks; the caller's FP environment   */
+/* Guards of a build without KOPT_WITH_CHECKS: see KOPT_TINY. */
+#define KOPT_WITH_GUARDS 0x20000000u
+/* opt.maximize, zero_grad, clip, amsgrad, stable and moments_only; kopt_tensor's copy, counts, rate_scale and
+   first_index; fp32 weights for kopt_state_init(). */
+#define KOPT_WITH_EXTRAS 0x40000000u
+/* Checks of arguments, buffers and state blocks; independence of the caller's floating-point environment. */
+#define KOPT_WITH_CHECKS 0x80000000u
+/* Everything: the build without KAHAN_OPT_ONLY. */
 #define KOPT_WITH_ALL 0xFFFFFFFFu
-/* SGD without momentum and AdamW, all in bf16 with KAHAN: see docs/size.md. Its guards refuse what would go wrong in
-   silence: kopt_step_begin() an optimizer that no constructor made or that wants what is left out, kopt_state_init()
-   that and fp32 weights, a gradient in another format, a state block that is too small. KOPT_BARE has no guards. */
+
+/* SGD without momentum and AdamW, all in bf16 with KAHAN: see docs/size.md. KOPT_TINY has guards, which refuse what
+   would otherwise go wrong silently. kopt_step_begin() refuses an optimizer that no constructor made, or that uses a
+   part that the build leaves out. kopt_state_init() refuses the same, and fp32 weights, a gradient in another format, a
+   copy, counts, a first_index, a rate_scale other than 0 and 1, and a state block that is too small. KOPT_BARE has no
+   guards. */
 #define KOPT_BARE (KOPT_WITH_BF16 | KOPT_WITH_KAHAN | KOPT_WITH_STOCHASTIC_STATE | KOPT_WITH_DECOUPLED | \
                    KOPT_WITH_SGD | KOPT_WITH_ADAM)
 #define KOPT_TINY (KOPT_BARE | KOPT_WITH_GUARDS)
@@ -193,34 +225,37 @@
 #endif
 
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
-#define KOPT_GNU_ 1 /* gcc, clang, clang-cl: they know GNU attributes, builtins and assembly */
+#define KOPT_GNU_ 1 /* gcc, clang, clang-cl: GNU attributes, builtins and assembly are available */
 #endif
 #if defined(KOPT_GNU_) && !defined(__clang__) && !defined(__INTEL_COMPILER) && !defined(__NVCOMPILER)
-#define KOPT_GCC_ 1 /* gcc itself: the others say that they are it, and know neither its pragmas nor its headers */
+#define KOPT_GCC_ 1 /* gcc itself: the others define __GNUC__, too, but have neither its pragmas nor its headers */
 #endif
 
 #if defined(__cplusplus) || (defined(__STDC_VERSION__) && __STDC_VERSION__ >= 199901L)
-#define KOPT_INLINED_ inline
+#define KOPT_INLINE_KEYWORD_ inline
 #else
-#define KOPT_INLINED_ __inline
+#define KOPT_INLINE_KEYWORD_ __inline
 #endif
+/* Marks the functions that kahan_opt_cuda.cuh calls on the host and on the device. */
 #ifdef __CUDACC__
-#define KOPT_HOST_DEVICE_ __host__ __device__ /* what kahan_opt_cuda.cuh needs on both sides */
+#define KOPT_HOST_DEVICE_ __host__ __device__
 #else
 #define KOPT_HOST_DEVICE_
 #endif
+/* always_inline for gcc -O0: the kernels are optimized at -O0, too, but gcc would call these functions from them. */
 #if defined(KOPT_GCC_) && !defined(__OPTIMIZE__) && !defined(__CUDACC__) && \
     (defined(__x86_64__) || defined(__i386__) || defined(__aarch64__))
-#define KOPT_INLINE_ static KOPT_INLINED_ __attribute__((__always_inline__)) /* at -O0, too, where the kernels are optimized */
+#define KOPT_INLINE_ static KOPT_INLINE_KEYWORD_ __attribute__((__always_inline__))
 #else
-#define KOPT_INLINE_ static KOPT_HOST_DEVICE_ KOPT_INLINED_
+#define KOPT_INLINE_ static KOPT_HOST_DEVICE_ KOPT_INLINE_KEYWORD_
 #endif
 
-/* A static function that may stay unused. clang warns if one that is marked so is used, but not about inline ones. */
+/* Marks a static function that may stay unused. Not the attribute for clang, which warns if a function that has it is
+   used; clang does not warn about unused inline functions. */
 #ifdef KOPT_GCC_
 #define KOPT_UNUSED_ __attribute__((__unused__))
 #else
-#define KOPT_UNUSED_ KOPT_INLINED_
+#define KOPT_UNUSED_ KOPT_INLINE_KEYWORD_
 #endif
 
 #if defined(KAHAN_OPT_STATIC) && defined(KAHAN_OPT_API)
@@ -235,61 +270,73 @@
 
 /* ---- FORMATS AND RESULTS ---------------------------------------------------------------------------------------- */
 
+/* The 16-bit numbers, as integers that hold their bits. */
 typedef uint16_t kopt_bf16; /* 1 sign, 8 exponent, 7 fraction bits: the upper half of an fp32 */
 typedef uint16_t kopt_fp16; /* 1 sign, 5 exponent, 10 fraction bits: IEEE binary16            */
 
+/* Formats of arrays. docs/numerics.md section 1 has their ranges. */
 typedef enum kopt_format {
-    KOPT_F32 = 0, KOPT_BF16 = 1, KOPT_FP16 = 2,
-    KOPT_Q8 = 3,  /* of moments, compressed gradients: 8-bit codes, one fp32 scale per 256 values (docs/numerics.md 6b).
-                     As moments the length of a step is within 2 % of fp32's in the mean, its noise 5 to 17 % */
-    KOPT_SIGN = 4 /* of compressed gradients only: signs, and one fp32 scale per 256 values                       */
+    KOPT_F32 = 0,  /* float: IEEE binary32                                                                        */
+    KOPT_BF16 = 1, /* kopt_bf16                                                                                   */
+    KOPT_FP16 = 2, /* kopt_fp16                                                                                   */
+    KOPT_Q8 = 3,   /* moments and compressed gradients only: 8-bit codes and one fp32 scale per 256 values
+                      (docs/numerics.md section 6b). With 8-bit moments the length of a step is on average within
+                      2 % of that with fp32 moments; its noise is 5 to 17 %                                       */
+    KOPT_SIGN = 4  /* compressed gradients only: signs and one fp32 scale per 256 values                          */
 } kopt_format;
 
+/* How a value is rounded to 16 bits, and what is kept of the part that is cut off. */
 typedef enum kopt_rounding {
-    KOPT_NEAREST = 0,    /* to nearest, ties to even                                                         */
-    KOPT_STOCHASTIC = 1, /* up with the probability of the fraction that is cut off: unbiased                */
-    KOPT_KAHAN = 2,      /* nearest (bf16: ties away), residual in a 16-bit compensation (fp16: times 2^11)  */
-    KOPT_COMPACT = 3,    /* ties away, and the residual in an 8-bit count of 2^-8 ulp                        */
-    KOPT_EXACT = 4       /* ties away, and the residual in a 16-bit count of 2^-16 ulp: all of the fp32      */
+    KOPT_NEAREST = 0,    /* to nearest, ties to even                                                              */
+    KOPT_STOCHASTIC = 1, /* away from zero with a probability equal to the fraction of an ulp cut off: unbiased   */
+    KOPT_KAHAN = 2,      /* to nearest (bf16: ties away); a 16-bit compensation holds the residual (fp16: * 2^11) */
+    KOPT_COMPACT = 3,    /* to nearest, ties away; an 8-bit integer holds the residual in units of 2^-8 ulp       */
+    KOPT_EXACT = 4       /* to nearest, ties away; a 16-bit integer holds the residual in units of 2^-16 ulp, so
+                            that nothing of the fp32 value is lost                                                */
 } kopt_rounding;
 
+/* Update rules. docs/numerics.md sections 5 to 6a have their formulas. */
 typedef enum kopt_rule {
-    KOPT_SGD = 0,
-    KOPT_ADAM = 1,   /* Adam and AdamW: they differ in opt.decay_mode. AMSGrad: opt.amsgrad                       */
-    KOPT_LION = 2,   /* Chen et al. 2023                                                                     */
-    KOPT_ADAN = 3,   /* Xie et al. 2022                                                                      */
-    KOPT_RADAM = 4,  /* Liu et al. 2020                                                                      */
-    KOPT_RANGER = 5, /* RAdam with Lookahead (Zhang et al. 2019)                                             */
-    KOPT_EMA = 6,    /* the average of other weights: the "gradient" is those weights                        */
-    KOPT_ADAM_ATAN2 = 7 /* Everett et al. 2024: Adam without eps. Only with KAHAN_OPT_VMATH                  */
+    KOPT_SGD = 0,       /* with or without momentum, Nesterov                                                     */
+    KOPT_ADAM = 1,      /* Adam and AdamW, which differ in opt.decay_mode; AMSGrad: opt.amsgrad                   */
+    KOPT_LION = 2,      /* Chen et al. 2023                                                                       */
+    KOPT_ADAN = 3,      /* Xie et al. 2022                                                                        */
+    KOPT_RADAM = 4,     /* Liu et al. 2020                                                                        */
+    KOPT_RANGER = 5,    /* RAdam with Lookahead (Zhang et al. 2019)                                               */
+    KOPT_EMA = 6,       /* the average of other weights, which are passed as the "gradient"                       */
+    KOPT_ADAM_ATAN2 = 7 /* Adam without eps (Everett et al. 2024); only with KAHAN_OPT_VMATH                      */
 } kopt_rule;
 
+/* How weight decay enters the update of a weight w with gradient g. */
 typedef enum kopt_decay_mode {
-    KOPT_L2 = 0,             /* g += weight_decay * w                                  (PyTorch Adam, SGD)   */
-    KOPT_DECOUPLED = 1,      /* w -= lr * weight_decay * w                             (Loshchilov & Hutter) */
-    KOPT_FULLY_DECOUPLED = 2 /* w -= (lr / max_lr) * weight_decay * w                  (optimi, FlashOptim)  */
+    KOPT_L2 = 0,             /* g += weight_decay * w                  (PyTorch's Adam and SGD)                   */
+    KOPT_DECOUPLED = 1,      /* w -= lr * weight_decay * w             (Loshchilov & Hutter)                      */
+    KOPT_FULLY_DECOUPLED = 2 /* w -= (lr / max_lr) * weight_decay * w  (optimi, FlashOptim)                       */
 } kopt_decay_mode;
 
+/* What a function that can fail returns: see CONTRACT, 7. */
 typedef enum kopt_result {
-    KOPT_OK = 0,
-    KOPT_ERROR_NULL,      /* a required pointer is NULL                                            */
-    KOPT_ERROR_OPTION,    /* an enum field holds no value of its enum, or one that does not apply  */
-    KOPT_ERROR_RANGE,     /* a hyper-parameter is out of its range, or not a number                */
-    KOPT_ERROR_BOUNDS,    /* begin > end, end > n, or n too large for the address space            */
-    KOPT_ERROR_SIZE,      /* the state block is smaller than kopt_state_size() says                */
-    KOPT_ERROR_STATE,     /* the block is no state block, or not one of this version               */
-    KOPT_ERROR_MISMATCH,  /* the block belongs to another optimizer, tensor or shard               */
-    KOPT_ERROR_SEALED,    /* the block is sealed: kopt_state_open() it first                       */
-    KOPT_ERROR_CHECKSUM,  /* the block was damaged                                                 */
-    KOPT_ERROR_OVERLAP,   /* two buffers overlap                                                   */
-    KOPT_ERROR_STEP,      /* the step was not begun, or 2^32 - 1 steps are used up                 */
-    KOPT_ERROR_ISA,       /* this machine or this build has no such instruction set, or no GPU     */
-    KOPT_ERROR_DEVICE,    /* a CUDA call failed: cudaPeekAtLastError() says why                    */
-    KOPT_ERROR_UNINITIALIZED, /* an optimizer, accumulator or compressor that no constructor made  */
-    KOPT_ERROR_ID         /* the ids of a list of tensors do not increase: kopt_number_tensors()   */
+    KOPT_OK = 0,         /* success                                                                               */
+    KOPT_ERROR_NULL,     /* a required pointer is NULL                                                            */
+    KOPT_ERROR_OPTION,   /* an option has a value that does not exist, does not apply, or is not in this build    */
+    KOPT_ERROR_RANGE,    /* a hyper-parameter or another number is out of range, or NaN                           */
+    KOPT_ERROR_BOUNDS,   /* begin > end, end > n, or a size, index or id that is too large; 8-bit moments or codes:
+                            a range that splits a block of 256                                                    */
+    KOPT_ERROR_SIZE,     /* a state block or a buffer of compressed values is too small                           */
+    KOPT_ERROR_STATE,    /* not a state block, or one of an unknown version; kopt_state_open(): or not sealed     */
+    KOPT_ERROR_MISMATCH, /* the state block belongs to another optimizer, tensor or shard                         */
+    KOPT_ERROR_SEALED,   /* the state block is sealed: call kopt_state_open() first                               */
+    KOPT_ERROR_CHECKSUM, /* the state block is damaged                                                            */
+    KOPT_ERROR_OVERLAP,  /* two buffers overlap                                                                   */
+    KOPT_ERROR_STEP,     /* the step was not begun; all 2^32 - 1 steps are used up; or a part of a tensor is stepped
+                            by StableAdamW while stable_scale is 0                                                */
+    KOPT_ERROR_ISA,      /* this build or this machine does not have the instruction set, or a GPU                */
+    KOPT_ERROR_DEVICE,   /* a CUDA call failed: cudaPeekAtLastError() says why                                    */
+    KOPT_ERROR_UNINITIALIZED, /* no constructor made the optimizer, accumulator or compressor                     */
+    KOPT_ERROR_ID        /* the ids of a list of tensors do not increase: call kopt_number_tensors()              */
 } kopt_result;
 
-/* One English sentence for each result, never NULL. */
+/* Explains a result in one English sentence. Never NULL. */
 KOPT_API_ const char *kopt_result_string(kopt_result result);
 
 /* KOPT_VERSION of the implementation that was linked. */
@@ -297,30 +344,46 @@ KOPT_API_ int kopt_version(void);
 
 /* ---- INSTRUCTION SETS -------------------------------------------------------------------------------------------- */
 
-/* The instruction sets, and which of them is in use: the best that this machine has, unless another is forced. */
+/* Instruction sets. All give the same bits. The library uses the best one that this machine has, unless
+   kopt_isa_force() chooses another. */
 typedef enum kopt_isa {
-    KOPT_ISA_SCALAR = 0, KOPT_ISA_SSE2 = 1, KOPT_ISA_AVX2 = 2, KOPT_ISA_AVX512 = 3, KOPT_ISA_NEON = 4,
-    KOPT_ISA_COUNT = 5
+    KOPT_ISA_SCALAR = 0, /* plain C: in every build                                                               */
+    KOPT_ISA_SSE2 = 1,   /* of every x86-64                                                                       */
+    KOPT_ISA_AVX2 = 2,   /* with F16C                                                                             */
+    KOPT_ISA_AVX512 = 3, /* F, BW, DQ and VL                                                                      */
+    KOPT_ISA_NEON = 4,   /* of AArch64                                                                            */
+    KOPT_ISA_COUNT = 5   /* the number of instruction sets                                                        */
 } kopt_isa;
-KOPT_API_ int kopt_isa_usable(kopt_isa isa);            /* 1 if compiled in and present on this machine           */
+
+/* 1 if this build contains the instruction set and this machine has it, else 0. */
+KOPT_API_ int kopt_isa_usable(kopt_isa isa);
+
+/* The instruction set that calls use now. */
 KOPT_API_ kopt_isa kopt_isa_current(void);
-KOPT_API_ kopt_result kopt_isa_force(kopt_isa isa);     /* for tests and measurements; KOPT_ISA_COUNT: automatic  */
+
+/* Makes all later calls use isa, for tests and measurements; KOPT_ISA_COUNT makes the choice automatic again. The
+   choice is global: it holds for all threads. Refused with KOPT_ERROR_ISA if isa is not usable. */
+KOPT_API_ kopt_result kopt_isa_force(kopt_isa isa);
+
+/* "scalar", "sse2", "avx2", "avx512" or "neon"; "unknown" for any other value. Never NULL. */
 KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 
 /* ---- CONVERSIONS OF ONE VALUE ------------------------------------------------------------------------------------ */
 
-/* Integer arithmetic only: right for every input, in any floating-point environment. */
+/* These functions use integer arithmetic only, so they are correct for every input in any floating-point environment.
+   Subnormals are kept. */
 
 typedef union kopt_bitcast_ {
     float f;
     uint32_t u;
 } kopt_bitcast_;
 
+/* Bitcasts. */
 KOPT_INLINE_ uint32_t kopt_as_u32_(float x) {
     kopt_bitcast_ w;
     w.f = x;
 #if defined(KOPT_GNU_) && !defined(__CUDA_ARCH__)
-    __asm__("" : "+r"(w.u)); /* or clang 19 -Ofast makes a question about the bits one about the number, and no NaN exists */
+    __asm__("" : "+r"(w.u)); /* clang 19 -Ofast turns tests of the bits into tests of x, and assumes it is not NaN */
 #endif
     return w.u;
 }
@@ -331,45 +394,45 @@ KOPT_INLINE_ float kopt_as_f32_(uint32_t bits) {
     return w.f;
 }
 
-/* bf16 is the upper half of the fp32 word:     s eeeeeeee fffffff | ffff ffff ffff ffff */
+/* Exact. bf16 is the upper half of the fp32 word: s eeeeeeee fffffff | ffff ffff ffff ffff */
 KOPT_INLINE_ float kopt_f32_from_bf16(kopt_bf16 x) { return kopt_as_f32_(KOPT_CAST_(uint32_t, x) << 16); }
 
-/* Nearest, ties to even. */
+/* Rounds to nearest, ties to even. Overflow gives infinity. */
 KOPT_INLINE_ kopt_bf16 kopt_bf16_from_f32(float x) {
     uint32_t u = kopt_as_u32_(x), odd = (u >> 16) & 1u;
-    if ((u & 0x7FFFFFFFu) > 0x7F800000u) return KOPT_CAST_(kopt_bf16, (u >> 16) | 0x0040u); /* NaN, quiet */
+    if ((u & 0x7FFFFFFFu) > 0x7F800000u) return KOPT_CAST_(kopt_bf16, (u >> 16) | 0x0040u); /* quiet NaN */
     return KOPT_CAST_(kopt_bf16, (u + 0x7FFFu + odd) >> 16);
 }
 
-/* fp16:  s eeeee ffffffffff, exponent bias 15;  fp32:  s eeeeeeee ffffffffff fffffffffffff, bias 127 */
+/* Exact. fp16: s eeeee ffffffffff with exponent bias 15; fp32: s eeeeeeee ffffffffff fffffffffffff with bias 127. */
 KOPT_INLINE_ float kopt_f32_from_fp16(kopt_fp16 x) {
     uint32_t u = x, sign = (u & 0x8000u) << 16, mag = u & 0x7FFFu, exponent = 113;
-    if (mag > 0x7C00u) return kopt_as_f32_(sign | 0x7FC00000u | (mag << 13));         /* NaN, quiet          */
-    if (mag == 0x7C00u) return kopt_as_f32_(sign | 0x7F800000u);                      /* infinity            */
-    if (mag >= 0x0400u) return kopt_as_f32_(sign | ((mag << 13) + 0x38000000u));      /* normal: 112 << 23   */
+    if (mag > 0x7C00u) return kopt_as_f32_(sign | 0x7FC00000u | (mag << 13));       /* quiet NaN                   */
+    if (mag == 0x7C00u) return kopt_as_f32_(sign | 0x7F800000u);                    /* infinity                    */
+    if (mag >= 0x0400u) return kopt_as_f32_(sign | ((mag << 13) + 0x38000000u));    /* normal: add 112 to exponent */
     if (mag == 0) return kopt_as_f32_(sign);
-    for (; mag < 0x0400u; mag <<= 1) exponent--;                                     /* subnormal: mag 2^-24 */
+    for (; mag < 0x0400u; mag <<= 1) exponent--;                                    /* subnormal: mag * 2^-24      */
     return kopt_as_f32_(sign | (exponent << 23) | ((mag & 0x03FFu) << 13));
 }
 
-/* Nearest, ties to even. */
+/* Rounds to nearest, ties to even. Overflow, from 65520 on, gives infinity. */
 KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32(float x) {
     uint32_t u = kopt_as_u32_(x), sign = (u >> 16) & 0x8000u, mag = u & 0x7FFFFFFFu, shift = 13, half;
     if (mag > 0x7F800000u) return KOPT_CAST_(kopt_fp16, sign | 0x7E00u | ((mag >> 13) & 0x03FFu)); /* NaN */
-    if (mag >= 0x477FF000u) return KOPT_CAST_(kopt_fp16, sign | 0x7C00u);          /* from 65520 on: infinity */
+    if (mag >= 0x477FF000u) return KOPT_CAST_(kopt_fp16, sign | 0x7C00u);           /* 65520                       */
     if (mag >= 0x38800000u) {
-        half = mag - 0x38000000u;                                                  /* normal                  */
+        half = mag - 0x38000000u;                                                   /* normal                      */
     } else {
-        if (mag < 0x33000000u) return KOPT_CAST_(kopt_fp16, sign);                 /* below 2^-25: zero       */
-        shift = 126 - (mag >> 23);                                                 /* subnormal: units 2^-24  */
+        if (mag < 0x33000000u) return KOPT_CAST_(kopt_fp16, sign);                  /* below 2^-25                 */
+        shift = 126 - (mag >> 23);                                                  /* subnormal: units of 2^-24   */
         half = (mag & 0x007FFFFFu) | 0x00800000u;
     }
     half = (half + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((half >> shift) & 1u)) >> shift;
     return KOPT_CAST_(kopt_fp16, sign | half);
 }
 
-/* The 32-bit word whose upper half is x cut off to bf16, fp16 and whose lower half is the rest in 2^-16 ulp; NaN is
-   canonical (docs/numerics.md section 1). */
+/* Extended bits (docs/numerics.md section 1): a 32-bit word whose upper half is x truncated to bf16 or fp16, and whose
+   lower half is the part cut off, in units of 2^-16 ulp. A NaN becomes the canonical NaN. */
 KOPT_INLINE_ uint32_t kopt_extended_bf16_(float x) {
     uint32_t u = kopt_as_u32_(x);
     return (u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : u;
@@ -380,20 +443,22 @@ KOPT_INLINE_ uint32_t kopt_extended_fp16_(float x) {
     if (mag > 0x7F800000u) return 0x7E000000u;
     if (mag >= 0x47800000u) return sign | 0x7C000000u;
     if (mag >= 0x38800000u) return sign | ((mag - 0x38000000u) << 3);
-    if (mag < 0x2B000000u) return sign;                                           /* below 2^-41: no 2^-40    */
-    digits = (mag & 0x007FFFFFu) | 0x00800000u;                                   /* digits * 2^(exp - 150)   */
-    if (mag >= 0x37000000u) return sign | (digits << ((mag >> 23) - 110));        /* in units of 2^-40        */
+    if (mag < 0x2B000000u) return sign;                                      /* below 2^-41: rounds to 0 * 2^-40    */
+    digits = (mag & 0x007FFFFFu) | 0x00800000u;                              /* |x| = digits * 2^(exponent - 150)   */
+    if (mag >= 0x37000000u) return sign | (digits << ((mag >> 23) - 110));   /* from 2^-17 on: a multiple of 2^-40   */
     shift = 110 - (mag >> 23);
     return sign | ((digits + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((digits >> shift) & 1u)) >> shift);
 }
 
-/* Stochastic: away from zero with the probability of the part cut off, given 16 random bits. */
+/* Stochastic rounding: away from zero with a probability equal to the fraction of an ulp that is cut off. The lower 16
+   bits of random16 decide; they should be uniform. In the last binade step before infinity, rounds to nearest instead.
+   A NaN becomes the canonical NaN. */
 KOPT_INLINE_ kopt_bf16 kopt_bf16_from_f32_stochastic(float x, uint32_t random16) {
     uint32_t u = kopt_extended_bf16_(x);
     return KOPT_CAST_(kopt_bf16, (u + ((u & 0x7FFFFFFFu) >= 0x7F7F0000u ? 0x8000u : random16 & 0xFFFFu)) >> 16);
 }
 
-/* The same in fp16. */
+/* The same for fp16. Bits of x below 2^-40 are rounded to nearest before that. */
 KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32_stochastic(float x, uint32_t random16) {
     uint32_t u = kopt_extended_fp16_(x);
     return KOPT_CAST_(kopt_fp16, (u + ((u & 0x7FFFFFFFu) >= 0x7BFF0000u ? 0x8000u : random16 & 0xFFFFu)) >> 16);
@@ -401,28 +466,30 @@ KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32_stochastic(float x, uint32_t random16)
 
 /* ---- RANDOM BITS ------------------------------------------------------------------------------------------------- */
 
-/* Which random numbers: element i of an array has those of global index first_index + i. A struct of zeros will do; what
-   is to be independent differs in one of the four. */
+/* Selects random numbers: element i of an array gets those of global index first_index + i. A struct of zeros is valid.
+   Arrays that need independent numbers must differ in seed, step or id, or have no global index in common. */
 typedef struct kopt_random_key {
-    uint64_t seed;
-    uint32_t step;
-    uint32_t id;          /* of the tensor or array                      */
-    uint64_t first_index; /* global index of element 0; below 2^63       */
+    uint64_t seed;        /* of the run                                                                           */
+    uint32_t step;        /* of the training, or 0                                                                */
+    uint32_t id;          /* of the tensor or array                                                               */
+    uint64_t first_index; /* global index of element 0; below 2^63                                                */
 } kopt_random_key;
 
-/* The random bits r of element i, from Philox4x32-7 (Salmon et al. 2011): see docs/numerics.md section 7. stream is
-   in [0, 16); 0 to 7 are the library's, 8 to 15 are yours. KOPT_RANDOM_STORE(r, k) is the 16-bit number of its store k,
-   0 to 4: 0 is the weight or its compensation, k the k-th moment. Number 0 is the lower half of r, which is all that
-   the functions of one value take of their random16. */
+/* The random bits r of element i, from Philox4x32-7 (Salmon et al. 2011): see docs/numerics.md section 7. stream is 0
+   to 15: the library uses 0 to 7, and 8 to 15 are yours. KOPT_RANDOM_STORE(r, k), which evaluates r stride, is the
+   16-bit random number of the element's store k, 0 to 4: store 0 is that of the weight or its compensation, store k
+   that of the k-th moment. Number 0 is the lower half of r, so r itself can be the random16 of a function for one
+   value. As a whole, r is not a uniform 32-bit number. */
 KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i);
 #define KOPT_RANDOM_STORE(r, k) (((r) + (k) * ((r) >> 16)) & 0xFFFFu)
 
 /* ---- ONE-ELEMENT UPDATES ----------------------------------------------------------------------------------------- */
 
-/* For code that never holds a gradient buffer: `*w -= lr * dw` becomes
+/* For code that never holds a gradient buffer: replace `*w -= lr * dw` by
    kopt_kahan_add_bf16(w, c, -lr * dw, random16). */
 
-/* Makes x an opaque register value: nothing is fused, reassociated or kept in excess precision across it. */
+/* Makes x opaque to the compiler, which then cannot fuse or reassociate operations across it or keep excess precision.
+   KOPT_REGISTER_ is the constraint of a register that holds a float on this machine, or of memory. */
 #if defined(__AVX512F__) && defined(__x86_64__)
 #define KOPT_REGISTER_ "v"
 #elif defined(__x86_64__) || (defined(__i386__) && defined(__SSE2_MATH__))
@@ -447,7 +514,8 @@ KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i)
 #define KOPT_OPAQUE_FLOATS_(x, y) __asm__("" : "+" KOPT_REGISTER_(x), "+" KOPT_REGISTER_(y))
 #endif
 
-#ifdef __CUDA_ARCH__ /* no flag of nvcc changes what is written in PTX */
+/* An instruction in PTX: no flag of nvcc changes it. */
+#ifdef __CUDA_ARCH__
 #define KOPT_PTX_(operation, letter, r, a, b) __asm__(operation " %0, %1, %2;" : "=" letter(r) : letter(a), letter(b))
 #endif
 
@@ -473,430 +541,585 @@ KOPT_INLINE_ float kopt_sub_(float a, float b) {
     return difference;
 }
 
-/* w += delta, with the compensation c (start with 0): moves down to 2^-33 of the weight. Bit for bit the KAHAN store of
-   a step with the same 16 random bits; random16 = 0x8000 rounds c to nearest. Runs in the caller's FP environment. */
+/* *w += delta. The compensation *c, 0 before the first update, keeps what does not fit into *w, so that updates down to
+   2^-33 of the weight move it. In the default floating-point environment the result is, bit for bit, that of a step's
+   KAHAN store with the same 16 random bits; this function does not set the environment. random16 = 0x8000 rounds *c to
+   nearest, ties away from zero. */
 KOPT_INLINE_ void kopt_kahan_add_bf16(kopt_bf16 *w, kopt_bf16 *c, float delta, uint32_t random16) {
     float old = kopt_f32_from_bf16(*w), y = kopt_add_(kopt_f32_from_bf16(*c), delta), sum = kopt_add_(old, y);
-    uint32_t sixteen = (kopt_extended_bf16_(sum) + 0x8000u) >> 16, rest;
-    rest = kopt_bf16_from_f32_stochastic(kopt_add_(kopt_sub_(old, kopt_as_f32_(sixteen << 16)), y), random16);
-    if ((sixteen & 0x7F80u) == 0x7F80u || (rest & 0x7F80u) == 0) rest = 0; /* not finite; below 2^-126 */
-    *w = KOPT_CAST_(kopt_bf16, (sixteen & 0x7F80u) == 0 ? 0 : sixteen);
-    *c = KOPT_CAST_(kopt_bf16, rest);
+    uint32_t rounded = (kopt_extended_bf16_(sum) + 0x8000u) >> 16, compensation;
+    compensation = kopt_bf16_from_f32_stochastic(kopt_add_(kopt_sub_(old, kopt_as_f32_(rounded << 16)), y), random16);
+    /* 0 beside a weight that is infinite or NaN; below 2^-126 both are flushed to zero */
+    if ((rounded & 0x7F80u) == 0x7F80u || (compensation & 0x7F80u) == 0) compensation = 0;
+    *w = KOPT_CAST_(kopt_bf16, (rounded & 0x7F80u) == 0 ? 0 : rounded);
+    *c = KOPT_CAST_(kopt_bf16, compensation);
 }
 
-/* The same in fp16; the compensation holds 2^11 times the residual, so that it does not underflow. */
+/* The same for fp16. The compensation holds the residual * 2^11, so that it does not underflow. */
 KOPT_INLINE_ void kopt_kahan_add_fp16(kopt_fp16 *w, kopt_fp16 *c, float delta, uint32_t random16) {
     float old = kopt_f32_from_fp16(*w), y = kopt_add_(kopt_f32_from_fp16(*c) * (1.0f / 2048), delta);
     float sum = kopt_add_(old, y);
-    kopt_fp16 sixteen = kopt_fp16_from_f32(sum), rest;
-    float residual = kopt_add_(kopt_sub_(old, kopt_f32_from_fp16(sixteen)), y);
-    rest = kopt_fp16_from_f32_stochastic(residual * 2048, random16);
-    if ((sixteen & 0x7FFFu) > 0x7C00u) sixteen = 0x7E00u; /* the canonical NaN */
-    *w = sixteen;
-    *c = (sixteen & 0x7C00u) == 0x7C00u ? KOPT_CAST_(kopt_fp16, 0) : rest;
+    kopt_fp16 rounded = kopt_fp16_from_f32(sum), compensation;
+    float residual = kopt_add_(kopt_sub_(old, kopt_f32_from_fp16(rounded)), y);
+    compensation = kopt_fp16_from_f32_stochastic(residual * 2048, random16);
+    if ((rounded & 0x7FFFu) > 0x7C00u) rounded = 0x7E00u; /* the canonical NaN */
+    *w = rounded;
+    *c = (rounded & 0x7C00u) == 0x7C00u ? KOPT_CAST_(kopt_fp16, 0) : compensation;
 }
 
 /* ---- OPTIMIZER -------------------------------------------------------------------------------------------------- */
 
-/* A plain struct: make one with the functions below, then set any field, at any time. One that none of them made, such
-   as {0}, is refused with KOPT_ERROR_UNINITIALIZED. */
+/* Conventions of this and all following sections. n counts elements, never bytes. An array may have any alignment. A
+   function that returns an error has changed nothing. The comments name the errors of each function, except those
+   that always mean the same: KOPT_ERROR_NULL (a required pointer is NULL), KOPT_ERROR_OPTION (an enum value that
+   does not exist or does not apply), KOPT_ERROR_BOUNDS (n above (SIZE_MAX - 256) / 32) and KOPT_ERROR_OVERLAP
+   (buffers overlap that must not). A double that must be finite is at most 3e38 in magnitude. */
+
+/* The hyper-parameters of an optimizer: a plain struct without pointers to memory of its own, so it may be copied.
+   Make it with one of the constructors below, then set any field at any time. A struct that no constructor made,
+   such as {0}, is refused with KOPT_ERROR_UNINITIALIZED, a number that is not finite or out of its range with
+   KOPT_ERROR_RANGE, a combination that does not exist with KOPT_ERROR_OPTION. Constructors check nothing; the
+   functions that take the optimizer do.
+
+   The rule, the formats, the rounding and the number of moments (momentum, amsgrad) decide the layout of a state
+   block. If they change after kopt_state_init(), the block is refused with KOPT_ERROR_MISMATCH. */
 typedef struct kopt_optimizer {
-    kopt_rule rule;
-    kopt_format weight_format;           /* default KOPT_BF16                                                     */
-    kopt_rounding rounding;              /* of weights, default KOPT_KAHAN; ignored for KOPT_F32 weights          */
-    kopt_format moment_format;           /* default KOPT_BF16. fp16 keeps sqrt(second moment), and loses gradients
-                                            below 1e-6, with a loss scale, too                                    */
-    kopt_rounding moment_rounding;       /* of 16- and 8-bit moments: KOPT_STOCHASTIC (default) or KOPT_NEAREST   */
-    kopt_rounding compensation_rounding; /* in KAHAN and COMPACT: KOPT_STOCHASTIC (default) or KOPT_NEAREST       */
-    kopt_decay_mode decay_mode;               /* default L2 for SGD and Adam, decoupled for AdamW                      */
-    int nesterov;                        /* SGD: needs momentum > 0 and dampening == 0                            */
-    int maximize;                        /* 1: ascend                                                             */
-    int zero_grad;                       /* 1: a step sets the gradient to zero after it was read                 */
-    /* A step rounds these to float; 1 - beta and 1 - dampening are formed before, as 1 - 0.999f is off by 1.3e-5 */
-    double lr;                           /* >= 0                                                                  */
-    double max_lr;                       /* > 0; only KOPT_FULLY_DECOUPLED reads it. Default: the first lr        */
-    double weight_decay;                 /* >= 0; default 0, AdamW 0.01                                           */
-    int amsgrad;                         /* Adam: 1: divide by the largest second moment so far                   */
-    int stable;                          /* Adam: 1: StableAdamW: divide the rate by the RMS of g / sqrt(v) over the
-                                            tensor, if that is above 1 (see kopt_stable_measure)                    */
-    int moments_only;                    /* 1: a step leaves weights and copy alone (optimizer accumulation)      */
-    int lookahead;                       /* Ranger: every how many steps, >= 1; default 6                         */
-    double lookahead_rate;               /* Ranger: in [0, 1]; default 0.5                                        */
-    double beta1, beta2, beta3;          /* in [0, 1); Adam 0.9, 0.999; beta3 is Adan's                           */
-    double eps;                          /* all but SGD, Lion: a normal positive float; default 1e-8; added in fp32 */
-    double momentum, dampening;          /* SGD: finite, momentum >= 0; default 0, 0                              */
-    double grad_scale;                   /* gradients are multiplied by grad_scale * clip, e.g. 1 / loss scale    */
-    double clip;                         /* ... and the coefficient of gradient clipping; both default 1          */
-    uint64_t seed;                       /* of the random bits; default 0                                         */
-    uint32_t step;                       /* steps begun so far; kopt_step_begin() counts it. 0 for a new run      */
-    uint32_t made_;                      /* set by the functions below, and read by the library alone             */
-    /* Of the rules of KAHAN_OPT_VMATH; a build without it refuses them. */
-    double atan2_a, atan2_b;             /* Adam-atan2: w -= lr * a * atan2(m / (1 - beta1^t), b * sqrt(v / (1 - beta2^t)));
-                                            a >= 0, b a normal positive float; default 1.27, 1                    */
-    int atan2_outside;                   /* ... 1: lr * a / (1 - beta1^t) * atan2(m, b * sqrt(v / (1 - beta2^t))): with
-                                            a = b = 1 the adam-atan2 package that HRM uses; default 0             */
-    double sharpness;                    /* Lion: >= 0. 0 (default): sign(c); above, smooth: tanh(sharpness * c), which
-                                            tends to sign(c) (smooth_beta of optax.scale_by_lion)                 */
-    const struct kopt_vmath *vmath;      /* whose atan2 (Adam-atan2) and tanh (smooth Lion); NULL (default): the built-in,
-                                            the same bits everywhere. See VECTOR MATHEMATICS                      */
+    kopt_rule rule;                      /* set by the constructor                                                    */
+    kopt_format weight_format;           /* KOPT_F32, KOPT_BF16 (default) or KOPT_FP16                                */
+    kopt_rounding rounding;              /* of weights; default KOPT_KAHAN. Ignored for KOPT_F32 weights              */
+    kopt_format moment_format;           /* KOPT_F32, KOPT_BF16 (default), KOPT_FP16 or KOPT_Q8. KOPT_FP16 stores the
+                                            root of the second moment; gradients below 1e-6 are partly lost, even
+                                            with a loss scale (see LOSS SCALING)                                      */
+    kopt_rounding moment_rounding;       /* of 16- and 8-bit moments: KOPT_STOCHASTIC (default) or KOPT_NEAREST       */
+    kopt_rounding compensation_rounding; /* of KAHAN and COMPACT: KOPT_STOCHASTIC (default) or KOPT_NEAREST           */
+    kopt_decay_mode decay_mode;          /* default KOPT_L2 for SGD, Adam and RAdam, KOPT_DECOUPLED for the others    */
+    int nesterov;                        /* SGD: 1: Nesterov momentum; needs momentum > 0 and dampening == 0          */
+    int maximize;                        /* 1: maximize the objective instead: the gradient is negated                */
+    int zero_grad;                       /* 1: a step sets the gradient to zero after it has read it                  */
+    /* kopt_step_begin() rounds all numbers below to float. It computes 1 - beta and 1 - dampening before it rounds:
+       1 - 0.999f would have a relative error of 1.3e-5. */
+    double lr;                           /* learning rate, >= 0                                                       */
+    double max_lr;                       /* > 0; only KOPT_FULLY_DECOUPLED reads it. Default: the constructor's lr    */
+    double weight_decay;                 /* >= 0; default 0, AdamW and StableAdamW 0.01, Adan 0.02                    */
+    int amsgrad;                         /* Adam: 1: AMSGrad: divide by the root of the largest second moment so far  */
+    int stable;                          /* Adam: 1: StableAdamW: divide the rate of a tensor by the RMS of
+                                            g / sqrt(v) over the tensor if this RMS is above 1 (see
+                                            kopt_stable_measure)                                                      */
+    int moments_only;                    /* 1: a step updates only the moments; weight, residual and copy stay
+                                            (optimizer accumulation)                                                  */
+    int lookahead;                       /* Ranger: synchronize with the slow weights every so many steps, >= 1;
+                                            default 6                                                                 */
+    double lookahead_rate;               /* Ranger: the part of the way that the slow weights move, in [0, 1];
+                                            default 0.5                                                               */
+    double beta1, beta2, beta3;          /* in [0, 1); Adam: 0.9, 0.999. SGD reads none of them, only Adan reads
+                                            beta3                                                                     */
+    double eps;                          /* a positive normal float, added to the root in fp32; default 1e-8. SGD,
+                                            Lion, Adam-atan2 and EMA do not read it                                   */
+    double momentum, dampening;          /* SGD: finite, momentum >= 0; default 0, 0                                  */
+    double grad_scale;                   /* finite; gradients are multiplied by grad_scale * clip. 1 / loss scale,
+                                            for example; default 1                                                    */
+    double clip;                         /* finite; the coefficient of gradient clipping (kopt_clip_coefficient);
+                                            default 1                                                                 */
+    uint64_t seed;                       /* of the random bits; default 0                                             */
+    uint32_t step;                       /* steps begun so far, counted by kopt_step_begin(), at most 2^32 - 1. 0 for
+                                            a new run                                                                 */
+    uint32_t made_;                      /* set by the constructors; only the library reads it                        */
+    /* Fields of the rules of KAHAN_OPT_VMATH. A build without it refuses these rules with KOPT_ERROR_OPTION. */
+    double atan2_a, atan2_b;             /* Adam-atan2: w -= lr * a * atan2(m / (1 - beta1^t), b *
+                                            sqrt(v / (1 - beta2^t))); a >= 0, b a positive normal float; default
+                                            1.27, 1                                                                   */
+    int atan2_outside;                   /* Adam-atan2: 1: the bias correction of m stands outside: w -= lr *
+                                            a / (1 - beta1^t) * atan2(m, b * sqrt(v / (1 - beta2^t))). With a = b = 1
+                                            this is the adam-atan2 package that HRM uses; default 0                   */
+    double sharpness;                    /* Lion: >= 0. 0 (default): sign(c), c the interpolated gradient. Above 0,
+                                            smooth Lion: tanh(sharpness * c), which tends to sign(c) (smooth_beta of
+                                            optax.scale_by_lion)                                                      */
+    const struct kopt_vmath *vmath;      /* the table that computes atan2 (Adam-atan2) and tanh (smooth Lion); NULL
+                                            (default): the built-in one, with the same bits everywhere. See VECTOR
+                                            MATHEMATICS                                                               */
 } kopt_optimizer;
 
-/* Defaults and formulas of torch.optim.SGD, Adam and AdamW (see docs/numerics.md), weights and moments in bf16. */
+/* Formulas and defaults of torch.optim.SGD, Adam and AdamW (docs/numerics.md sections 5 and 6). Weights and moments
+   are bf16. lr is the learning rate. Weight decay: SGD and Adam 0, AdamW 0.01. */
 KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum);
 KOPT_API_ kopt_optimizer kopt_adam(double lr);
 KOPT_API_ kopt_optimizer kopt_adamw(double lr);
 
-/* RAdam as torch.optim.RAdam; the others with optimi's formulas and defaults: Lion beta 0.9, 0.99; Adan beta 0.98,
-   0.92, 0.99, eps 1e-6, decay 0.02; Ranger beta 0.9, 0.99, eps 1e-6, lookahead 6, 0.5. Decay is decoupled (RAdam:
-   L2). */
-KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr); /* Wortsman et al. 2023: beta 0.9, 0.99, eps 1e-6, decay 0.01 */
-KOPT_API_ kopt_optimizer kopt_lion(double lr);
-KOPT_API_ kopt_optimizer kopt_adan(double lr);
-KOPT_API_ kopt_optimizer kopt_radam(double lr);
-KOPT_API_ kopt_optimizer kopt_ranger(double lr);
+/* The other rules (docs/numerics.md section 6a; papers: see kopt_rule, StableAdamW: Wortsman et al. 2023). RAdam has
+   the formulas and defaults of torch.optim.RAdam, the others have those of optimi. Weight decay is decoupled, with
+   RAdam KOPT_L2. */
+KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr); /* beta 0.9, 0.99; eps 1e-6; decay 0.01                        */
+KOPT_API_ kopt_optimizer kopt_lion(double lr);         /* beta 0.9, 0.99; decay 0                                     */
+KOPT_API_ kopt_optimizer kopt_adan(double lr);         /* beta 0.98, 0.92, 0.99; eps 1e-6; decay 0.02                 */
+KOPT_API_ kopt_optimizer kopt_radam(double lr);        /* beta 0.9, 0.999; eps 1e-8; decay 0                          */
+KOPT_API_ kopt_optimizer kopt_ranger(double lr);       /* beta 0.9, 0.99; eps 1e-6; decay 0; lookahead 6, 0.5         */
 
 #ifdef KAHAN_OPT_VMATH
-/* Adam-atan2 with a = 1.27, b = 1, beta 0.9, 0.99; Lion with tanh(sharpness * c) for its sign: sharpness about 1 over
-   the size of the gradients that are to count. Decay is decoupled, 0. */
+/* Adam-atan2 (Everett et al. 2024) with a = 1.27, b = 1, beta 0.9 and 0.99. Smooth Lion is Lion with
+   tanh(sharpness * c) in place of sign(c); a good sharpness is about 1 / |g|, with |g| the size of the gradients
+   that should count. Weight decay is decoupled and 0. */
 KOPT_API_ kopt_optimizer kopt_adam_atan2(double lr);
 KOPT_API_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness);
 #endif
 
-/* An exponential moving average of weights, average += (1 - decay) * (weights - average), with any rounding: the
-   tensor's `weight` is the average, its `grad` the weights it follows (only read). */
+/* An exponential moving average of weights: average += (1 - decay) * (weights - average), with any rounding. The
+   tensor's `weight` is the average; its `grad` is the array of weights to average, which a step only reads. decay is
+   in [0, 1], and opt.lr becomes 1 - decay. maximize, zero_grad, moments_only and weight_decay must be 0
+   (KOPT_ERROR_OPTION). */
 KOPT_API_ kopt_optimizer kopt_ema(double decay);
 
 /* ---- TENSOR AND STATE ------------------------------------------------------------------------------------------- */
 
-/* What a step reads and writes. All memory is the caller's; nothing is kept of this struct between calls. A field that
-   is zero has its default, so that kopt_tensor t = {0} and designated initialisers will do: fp32 gradients, no copy, no
-   counts, id and first_index 0, rate_scale 1. None of its arrays may overlap another, nor may counts lie in one. */
+/* What a step reads and writes: one tensor, or one shard of a larger tensor. The caller owns all memory; no function
+   keeps the struct or a pointer from it after it returns. A field that is zero has its default, so
+   `kopt_tensor t = {0}` and designated initializers work: fp32 gradients, no copy, no counts, id 0, first_index 0,
+   rate_scale 1. The arrays and *counts must not overlap each other. The functions of this section do not read the
+   gradient, so grad may be NULL. */
 typedef struct kopt_tensor {
-    void *weight;            /* n values of opt.weight_format                                                     */
-    void *grad;              /* n values of grad_format; only read, unless opt.zero_grad                          */
-    kopt_format grad_format; /* independent of the weights' format                                                */
-    size_t n;
-    void *state;             /* kopt_state_size() bytes, any alignment; may be NULL if that is 0                  */
-    size_t state_size;
-    void *copy;              /* NULL, or n values of copy_format, refreshed with the new weights by every step    */
-    kopt_format copy_format; /* fp32 weights + 16-bit copy = classic mixed precision                              */
-    uint32_t id;             /* tells this tensor's random bits from another's: give each tensor of a model its own,
-                                before kopt_state_init(): see kopt_number_tensors()                               */
-    uint64_t first_index;    /* global index of element 0 when this is a shard of a larger tensor; below 2^63.
-                                With 8-bit moments a shard gives the bits of the whole if it is a multiple of 256 */
-    float rate_scale;        /* this tensor's learning rate, decay included, is this times the optimizer's; 0 (the
-                                default) is 1. To freeze a tensor, leave it out of the list                       */
-    float stable_scale;      /* StableAdamW in ranges or shards: kopt_stable_scale() of the whole tensor in this step;
-                                0 (the default): a step over all n elements measures it by itself               */
-    struct kopt_counts *counts; /* NULL, or what a step adds its counts to (slower; one per thread)               */
+    void *weight;            /* n values of opt.weight_format                                                         */
+    void *grad;              /* n values of grad_format; a step only reads them, unless opt.zero_grad is set          */
+    kopt_format grad_format; /* KOPT_F32, KOPT_BF16 or KOPT_FP16, independent of the weights' format                  */
+    size_t n;                /* number of elements; 0 is valid, and then the pointers may be NULL                     */
+    void *state;             /* the state block: kopt_state_size() bytes; may be NULL if that is 0                    */
+    size_t state_size;       /* bytes at state; if there are too few: KOPT_ERROR_SIZE                                 */
+    void *copy;              /* NULL, or n values of copy_format that every step sets to the new weights              */
+    kopt_format copy_format; /* like grad_format. fp32 weights + 16-bit copy = classic mixed precision                */
+    uint32_t id;             /* selects the random bits: each tensor of a model needs an id of its own. Set it before
+                                kopt_state_init(), see kopt_number_tensors()                                          */
+    uint64_t first_index;    /* of a shard: the index of its element 0 in the whole tensor; below 2^63, otherwise
+                                KOPT_ERROR_BOUNDS. With 8-bit moments a shard has the bits of the whole only if it is
+                                a multiple of 256                                                                     */
+    float rate_scale;        /* factor of the learning rate and of the weight decay of this tensor: finite, >= 0,
+                                otherwise KOPT_ERROR_RANGE. 0 (default) means 1. To freeze a tensor, leave it out of
+                                the list                                                                              */
+    float stable_scale;      /* StableAdamW in parts: kopt_stable_scale() of the whole tensor, for one step only;
+                                finite, >= 0, otherwise KOPT_ERROR_RANGE. It multiplies rate_scale. 0 (default): not
+                                measured; a step over all n elements measures these itself. Other optimizers ignore
+                                it                                                                                    */
+    struct kopt_counts *counts; /* NULL, or where a step adds its counts; slower. Each thread needs counts of its own */
 } kopt_tensor;
 
-/* Stall telemetry: of the weights that a step wanted to move (update != 0), how many did not. */
+/* Counts of stalled weights. Set them to 0; every step with t.counts adds to them. */
 typedef struct kopt_counts {
-    uint64_t wanted; /* weights with update != 0                                                                  */
-    uint64_t still;  /* ... whose visible value did not move: normal with KAHAN, COMPACT and EXACT               */
-    uint64_t stuck;  /* ... and whose residual did not move either: nothing of the update was kept               */
+    uint64_t wanted; /* weights with update != 0                                                                      */
+    uint64_t still;  /* of these, weights whose stored value did not change: normal with KAHAN, COMPACT and EXACT     */
+    uint64_t stuck;  /* of these, weights whose residual did not change either: the whole update was lost             */
 } kopt_counts;
 
-/* The tensor with id 0, first_index 0, rate_scale 1, no copy and no counts. */
+/* A tensor with these fields, id 0, first_index 0, rate_scale 1, stable_scale 0, no copy and no counts. */
 KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_format, size_t n, void *state,
                                      size_t state_size);
 
-/* Sets the ids of a list to first_id, first_id + 1, and so on: once, before kopt_state_init(), as a state block belongs
-   to an id. With several lists (parameter groups) the next first_id is first_id + count: two tensors with one id and
-   one seed draw the same random bits. Refused if an id would be above 2^32 - 1. Shards of one tensor keep the tensor's
-   id. */
+/* Sets the ids of a list to first_id, first_id + 1, and so on. Call it once, before kopt_state_init(): a state block
+   belongs to an id. With several lists (parameter groups), the next list begins at first_id + count: two tensors
+   with the same id and seed would draw the same random bits. Shards of one tensor need the same id, so do not number
+   a list of shards. KOPT_ERROR_BOUNDS if an id would be above 2^32 - 1. */
 KOPT_API_ kopt_result kopt_number_tensors(kopt_tensor *tensors, size_t count, uint32_t first_id);
 
-/* Bytes of one tensor's state block: 64 + n * (residual + moments), each array rounded up to 4 bytes; 0 if there is
-   nothing to keep. 0 also for an invalid optimizer or an n too large for the address space. */
+/* Bytes of the state block of a tensor with n elements: a header of 64 bytes, then the residual and each moment
+   (8-bit moments: and a scale of 4 bytes per 256 elements), with Ranger also the slow weights and their residual,
+   each array rounded up to a multiple of 4 bytes. 0 if there is nothing to store, also if n is 0. 0 also for an
+   invalid optimizer or an n that is too large. */
 KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n);
 
-/* The same as a constant, for static arrays. bytes = residual + moments per weight: bf16 AdamW needs 6 with KAHAN or
-   EXACT, 5 with COMPACT, 4 with STOCHASTIC or NEAREST. */
+/* An upper bound of kopt_state_size() as a constant, for static arrays. bytes is the size of residual and moments
+   per weight: bf16 AdamW needs 6 with KAHAN or EXACT, 5 with COMPACT, 4 with STOCHASTIC or NEAREST. Not for 8-bit
+   moments: it does not include their scales. */
 #define KOPT_STATE_BYTES(n, bytes) (64 + KOPT_CAST_(size_t, n) * (bytes) + 12)
 
-/* Makes a fresh state block. If weights is not NULL, t->weight is set to those n fp32 values and the residual (KAHAN,
-   COMPACT, EXACT) to what did not fit; if it is NULL, t->weight stays and the residual is zero. Then t->copy, if there
-   is one, is filled from t->weight. weights must not overlap the tensor's memory, but may be t->copy itself, in
-   fp32. */
+/* Makes a fresh state block, with all moments 0, for this optimizer and tensor. With weights (n fp32 values),
+   t->weight is set to them, rounded, and the residual (KAHAN, COMPACT, EXACT) to what the rounding lost. If weights
+   is NULL, t->weight stays and the residual is zero. Ranger's slow weights and t->copy, if there is one, are then
+   set from t->weight. weights must not overlap t->weight, t->state, t->copy or t->counts, except that it may be
+   t->copy itself if that is KOPT_F32. */
 KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights);
 
-/* Reads the weights (with their residual), the first or the second moment as n fp32 values, or writes them: the way
-   from and to fp32 checkpoints and other libraries' state. out and in overlap nothing of the tensor. Writing rounds to
-   nearest; written weights are also where Ranger's slow weights start, and t->copy is refreshed from them. Set weights
-   with it in the middle of a run, too (pruning, averaging): stored past it they keep the residual of the value that was
-   there before, and with COMPACT or EXACT a zero with such a residual is a NaN. */
+/* Names an array that kopt_state_read() and kopt_state_write() access. A moment that the rule does not have is
+   refused with KOPT_ERROR_OPTION. */
 typedef enum kopt_slot {
-    KOPT_WEIGHT = 0, KOPT_FIRST_MOMENT = 1, KOPT_SECOND_MOMENT = 2,
-    KOPT_THIRD_MOMENT = 3, /* AMSGrad's largest second moment; Adan's average of gradient differences */
-    KOPT_FOURTH_MOMENT = 4 /* Adan's previous gradient                                                */
+    KOPT_WEIGHT = 0,        /* the weights together with their residual                                        */
+    KOPT_FIRST_MOMENT = 1,  /* average of gradients; SGD: the momentum buffer                                  */
+    KOPT_SECOND_MOMENT = 2, /* average of squared gradients, not its root                                      */
+    KOPT_THIRD_MOMENT = 3,  /* AMSGrad: the largest second moment; Adan: the average of gradient differences   */
+    KOPT_FOURTH_MOMENT = 4  /* Adan: the previous gradient                                                     */
 } kopt_slot;
+
+/* Copies the weights or a moment to out, as n fp32 values: for fp32 checkpoints and for other libraries. out must
+   not overlap t->weight, t->state, t->copy or t->counts. KOPT_ERROR_SEALED if the block is sealed. */
 KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out);
+
+/* Sets the weights or a moment from n fp32 values, rounded to nearest (docs/numerics.md section 8b). Weights also
+   set their residual, t->copy and Ranger's slow weights. Overlap and errors are those of kopt_state_read().
+
+   Use it to change weights in the middle of a run, too (pruning, averaging). Weights that are stored directly in
+   t->weight keep the residual of the old value; with COMPACT and EXACT, a zero next to a negative residual reads as
+   NaN. */
 KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                        const float *in);
 
-/* Writes a moment of any format from the 8-bit states of bitsandbytes: n codes of its dynamic map, that without signs
-   for a mean of squares, and the largest magnitude of each 256 values. Nothing overlaps the tensor. KOPT_WEIGHT:
-   KOPT_ERROR_OPTION. */
+/* Sets a moment, of any moment format, from an 8-bit state of bitsandbytes: n codes of its dynamic map (Dettmers et
+   al. 2022; for averages of squares, the map without signs) and one scale per 256 elements, the largest magnitude
+   among them. Overlap and errors are those of kopt_state_write(); KOPT_WEIGHT is refused with KOPT_ERROR_OPTION. */
 KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                              const unsigned char *codes, const float *scales);
 
-/* Before a block is saved: stores opt->step and opt->seed in it, turns it to little-endian and adds a checksum
-   (CRC-32). The bytes can then go to a file; a step on a sealed block is refused. The weights are saved by you. */
+/* Prepares a state block for saving, in place: stores opt->step and opt->seed in it, converts it to little-endian
+   and adds a checksum (CRC-32). The bytes can then go to a file. Until kopt_state_open(), steps and the functions
+   that read or write state refuse the block with KOPT_ERROR_SEALED. The block does not contain the weights: save
+   t->weight yourself. */
 KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, const kopt_tensor *t);
 
-/* After it was loaded, or right after saving: checks a sealed block against opt and t, makes it ready for steps, sets
-   opt->step and opt->seed from it, and refreshes t->copy: load the weights first. A block that is truncated, damaged,
-   another tensor's, or made with another rule (StableAdamW, Nesterov, AMSGrad are others), decay mode, format or
-   rounding is refused. Numbers (rates, betas, weight decay) may differ: see kopt_state_inspect(). Where there is no
-   block (n == 0, or kopt_state_size() == 0) seal and open save and check nothing: save opt->step and opt->seed
-   yourself. */
+/* Makes a sealed block ready for steps again, after loading or right after saving. Load the weights first: t->copy
+   is refreshed from them. Checks the block, then sets opt->step and opt->seed from it. Errors, which change nothing:
+
+   - KOPT_ERROR_SIZE or KOPT_ERROR_CHECKSUM: the block is truncated or damaged.
+   - KOPT_ERROR_STATE: it is no state block, or not sealed.
+   - KOPT_ERROR_MISMATCH: it has another n, id or first_index, or was made with another rule, decay mode, format or
+     rounding. StableAdamW, Nesterov and AMSGrad count as rules. Numbers (rates, betas, weight decay) may differ: see
+     kopt_state_inspect().
+
+   If there is no block (n == 0, or kopt_state_size() == 0), seal and open store and check nothing: save opt->step
+   and opt->seed yourself. */
 KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t);
 
-/* What a block, sealed or open, says of itself: n, id, first_index, and of its optimizer the rule, formats, roundings,
-   decay mode, seed, step, and as fp32 numbers lr, weight_decay, beta1 and beta2 (SGD: momentum and dampening) of the
-   last kopt_state_init() or kopt_state_seal(); everything else is as the rule's constructor has it. A block of version
-   0.1 holds no such numbers (they become 0) and neither decay mode nor roundings of the state. Either pointer may be
-   NULL. The checksum is not checked: kopt_state_open() does that. */
+/* Reads the header of a block, sealed or open. Either pointer may be NULL. Sets n, id and first_index of *t, and
+   nothing else of it. Sets all of *opt: rule, formats, roundings, decay mode, seed and step, and from fp32 numbers
+   lr, weight_decay, beta1 and beta2 (SGD: momentum and dampening), as of the last kopt_state_init(),
+   kopt_state_seal() or kopt_state_open(). All other fields have the defaults of the rule's constructor. A block of
+   version 0.1 contains none of these numbers, which become 0, no decay mode and no roundings of the state. The
+   checksum is not checked: kopt_state_open() does that. Errors: KOPT_ERROR_SIZE (fewer than 64 bytes),
+   KOPT_ERROR_STATE (not a state block), KOPT_ERROR_BOUNDS (n does not fit into a size_t). */
 KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, kopt_optimizer *opt, kopt_tensor *t);
 
 /* ---- STEP ------------------------------------------------------------------------------------------------------- */
 
-/* One optimizer step over a list of tensors: begin, check all, run all. If anything is refused, nothing is written and
-   the step is not counted. The ids of a list increase (shards of one tensor: the same id, and each begins where the one
-   before it ends, or later), so that no two tensors draw the same random bits. Tensors of one list share no memory, but
-   may read one gradient: a weight that the model uses twice is listed once, with the sum of its gradients. Refused
-   where O(1) per tensor can show it: neighbours in the list that overlap, and one state block for two tensors. Tensors
-   without elements do not count. */
+/* One optimizer step over a list of tensors: begins the step, checks all tensors, then steps them. If anything is
+   refused, nothing is written and the step is not counted. The errors are those of kopt_step_begin() and
+   kopt_step_run(), and
+
+   - KOPT_ERROR_ID: the ids of the list do not increase. Otherwise two tensors would draw the same random bits.
+     Shards of one tensor have the same id, and each begins at or after the end of the shard before it.
+   - KOPT_ERROR_OVERLAP: neighbours in the list share memory. Tensors must share none, wherever they are in the list;
+     only neighbours are checked, so that the check is O(1) per tensor. Two exceptions: tensors may read the same
+     gradient, unless opt.zero_grad is set, and they may share counts.
+
+   A weight that the model uses stride is listed once, with the sum of its gradients. The rules for ids and overlap do
+   not apply to tensors without elements. */
 KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count);
 
-/* The same in pieces, for threads, frames and shards. kopt_step_begin() counts the step and computes its scalars into
-   a plain value; after that, each element of each tensor must be stepped exactly once, in any order and slicing, by
-   any threads (ranges of one tensor at the same time are fine). To skip a step (overflow), do not begin it. */
+/* A step that has begun: options and scalars of docs/numerics.md, sections 4 to 6a. A plain value, which may be
+   copied to other threads; do not change it. With it, kopt_optimizer_step() can be done in parts: by several
+   threads, by shards, or spread over the frames of a game. Each element of each tensor must be stepped exactly once,
+   in any order and in any ranges. Several threads may step ranges of one tensor at the same time. To skip a step
+   (overflow), do not begin it. */
 typedef struct kopt_step {
     kopt_rule rule;
     kopt_format weight_format, moment_format;
     kopt_rounding rounding, moment_rounding, compensation_rounding;
     int nesterov, zero_grad;
-    int moment_count;                    /* arrays of moments, 0 to 4                                             */
+    int moment_count;                    /* number of moment arrays, 0 to 4                                           */
     int moments_only;
-    int unrectified;                     /* RAdam, Ranger: too few steps for the variance; the update is rate * m */
-    int sync;                            /* Ranger: this step ends in Lookahead                                   */
-    int stable;                          /* StableAdamW                                                           */
-    float grad_scale;                    /* grad_scale * clip, negative to maximize                               */
-    float l2, weight_decay;              /* coefficients of the weight in the gradient, in the update             */
-    float beta1, gain1;                  /* an average becomes beta * average + gain * x, with the betas as the   */
-    float beta2, gain2;                  /* rule's paper numbers them, and gain = 1 - beta. SGD: beta1 is the     */
-    float beta3, gain3;                  /* momentum, gain1 1 - dampening; in the first step 0 and 1              */
-    float extrapolation;                 /* Nesterov's: times the first moment (SGD) or the change of the gradient
-                                            (Adan), added to the gradient                                         */
-    float third_scale;                   /* Adan: of the third moment in the direction                            */
-    float rate;                          /* of the direction: lr, with the corrections that the rule has          */
-    float root_scale;                    /* 1 / sqrt(1 - beta2^t); 8-bit moments after the first step: times 1.003 */
-    float eps;
-    uint32_t step;
+    int unrectified;                     /* RAdam, Ranger: too few steps for the variance; the update is rate * m     */
+    int sync;                            /* Ranger: this step ends with Lookahead                                     */
+    int stable;                          /* StableAdamW                                                               */
+    float grad_scale;                    /* opt.grad_scale * opt.clip, negated to maximize                            */
+    float l2, weight_decay;              /* coefficient of the weight in the gradient, and in the update              */
+    /* An average becomes beta * average + gain * x, with gain = 1 - beta and the betas numbered as in the paper of the
+       rule. SGD: beta1 is the momentum, gain1 is 1 - dampening; in step 1 they are 0 and 1. */
+    float beta1, gain1;
+    float beta2, gain2;
+    float beta3, gain3;
+    float extrapolation;                 /* Nesterov: coefficient of the first moment (SGD) or of the change of the
+                                            gradient (Adan) that is added to the gradient                             */
+    float third_scale;                   /* Adan: coefficient of the third moment in the direction                    */
+    float rate;                          /* coefficient of the direction: lr with the corrections of the rule;
+                                            Adam-atan2: also times atan2_a                                            */
+    float root_scale;                    /* bias correction of the root: 1 / sqrt(1 - beta^t) with the beta of the
+                                            second moment; RAdam: 1; Adam-atan2: also times atan2_b. With 8-bit
+                                            moments times 1.003 from step 2 on                                        */
+    float eps;                           /* that of kopt_optimizer; Adam-atan2: 2^-126                                */
+    uint32_t step;                       /* number of the step, from 1; 0: a step that has not begun                  */
     uint64_t seed;
-    float sharpness;                     /* Lion: 0: sign. Adam-atan2: its rate is lr * a, its root_scale times b */
-    float slow_scale;                    /* Ranger: 1 - lookahead_rate: of the slow weight in a sync              */
+    float sharpness;                     /* Lion: 0: sign; above 0: smooth Lion                                       */
+    float slow_scale;                    /* Ranger: 1 - lookahead_rate, the coefficient of the slow weight in a
+                                            synchronization                                                           */
     const struct kopt_vmath *vmath;
 } kopt_step;
+
+/* Begins a step: counts it in opt->step and computes its scalars. If it fails, *opt and *step are unchanged. Errors:
+   those of the fields of kopt_optimizer; KOPT_ERROR_RANGE also if a scalar overflows a float; KOPT_ERROR_STEP after
+   2^32 - 1 steps. */
 KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step);
+
+/* Steps all elements of a tensor: kopt_step_range(step, t, 0, t->n). */
 KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t);
-/* Elements [begin, end). If the rule keeps 8-bit moments a range is of whole blocks: begin is a multiple of 256, end
-   too or n. */
+
+/* Steps elements [begin, end) of a tensor; an empty range does nothing. Errors:
+
+   - KOPT_ERROR_STEP: the step has not begun, or was skipped by kopt_scaler_begin(). StableAdamW: the range is only a
+     part of the n elements and t->stable_scale is 0 (opt.moments_only does not need it).
+   - KOPT_ERROR_BOUNDS: begin > end or end > n. With 8-bit moments a range consists of whole blocks, so also: begin
+     is no multiple of 256, or end is neither a multiple of 256 nor n.
+   - KOPT_ERROR_SIZE, KOPT_ERROR_STATE, KOPT_ERROR_MISMATCH, KOPT_ERROR_SEALED: the state block is too small, not
+     initialized, of another optimizer or tensor, or sealed.
+   - KOPT_ERROR_OPTION, KOPT_ERROR_RANGE: a field of t is invalid. */
 KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end);
 
 /* ---- NORM AND CLIPPING ------------------------------------------------------------------------------------------- */
 
-/* What stands between the backward pass and the step. docs/training-loop.md has examples of ten lines each,
-   docs/numerics.md (sections 9 to 13) the formulas. */
+/* This section and the next ones contain what a training loop does between the backward pass and the step.
+   docs/training-loop.md has short examples, docs/numerics.md (sections 9 to 13) the formulas. */
 
-/* One pass over the gradients finds what is not finite and adds up the squares, exactly: as one long
-   integer that is never rounded. So the order does not matter, nor the slicing, the threads, the ranks, the machine.
-   Begin with all words zero; give each thread its own and merge them. Over ranks, add the 21 words of all kopt_norm as
-   uint64_t (MPI_SUM, ncclSum): up to 2^32 of them may be summed before a kopt_norm_merge() or a reading. */
+/* A sum of squares, exact: a long integer that is never rounded. It does not depend on the order, the slicing, the
+   threads, the ranks or the machine. The same pass counts the values that are not finite. Begin with all words zero.
+   Each thread needs a kopt_norm of its own; merge them with kopt_norm_merge(). Over ranks, sum the 21 words as
+   uint64_t (MPI_SUM, ncclSum): the words of up to 2^32 kopt_norm may be summed before the next call of a function
+   that takes the sum. */
 typedef struct kopt_norm {
-    uint64_t digit[20]; /* sum of squares * 2^298 = the sum of digit[i] * 2^(32 * i)                              */
-    uint64_t nonfinite; /* how many values were infinite or NaN; they are not in the sum                          */
+    uint64_t digit[20]; /* sum of squares * 2^298 = the sum of digit[i] * 2^(32 * i)                                  */
+    uint64_t nonfinite; /* number of values that are infinite or NaN; the sum does not contain them                   */
 } kopt_norm;
+
+/* Adds the squares of n values to *norm. x is only read. */
 KOPT_API_ kopt_result kopt_norm_add(kopt_norm *norm, const void *x, kopt_format format, size_t n);
+
+/* Adds *other to *norm. */
 KOPT_API_ kopt_result kopt_norm_merge(kopt_norm *norm, const kopt_norm *other);
 
-/* The gradients of a list of tensors. */
+/* Adds the squares of the gradients of a list of tensors. Of each tensor it reads grad, grad_format and n. */
 KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *tensors, size_t count);
 
-/* The square root of the sum, rounded once (nearest even); infinity if nonfinite is not 0. */
+/* The square root of the sum, rounded once to nearest even. Infinity if nonfinite is not 0, 0 if norm is NULL. */
 KOPT_API_ double kopt_norm_value(const kopt_norm *norm);
 
-/* The coefficient of torch.nn.utils.clip_grad_norm_ for opt.clip, so that the clipping costs no pass of its own:
-   min(1, max_norm / (norm * |grad_scale| + 1e-6)), with grad_scale that of the optimizer. 0 if nonfinite is not 0: skip
-   that step. 1, no clipping, unless max_norm is a positive number. */
+/* The coefficient of torch.nn.utils.clip_grad_norm_, for opt.clip: clipping then needs no pass of its own. It is
+   min(1, max_norm / (norm * |grad_scale| + 1e-6)); pass opt.grad_scale as grad_scale, so max_norm is in units of the
+   gradient after this scaling. Two special values:
+
+   - 1, no clipping, if norm is NULL or max_norm is 0, negative, infinite or NaN. This comes first, even if a
+     gradient is not finite.
+   - 0 if a gradient is not finite (nonfinite is not 0) or |grad_scale| is above 1e100 or NaN: skip this step. */
 KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, double grad_scale);
 
-/* StableAdamW over ranges, threads or ranks (kopt_step_run and kopt_optimizer_step do this by themselves;
-   kopt_step_range does not): before any element of the tensor is stepped, add all its ranges to a kopt_norm, merge, and
-   set t->rate_scale = kopt_stable_scale(&norm, n of the whole tensor). Exact, so the same for any slicing. */
+/* StableAdamW (Wortsman et al. 2023) over ranges, threads, shards or ranks. Its scale depends on the whole tensor,
+   so measure all ranges before any element is stepped:
+
+       kopt_norm norm = {{0}, 0};                           one per thread or rank
+       kopt_stable_measure(&step, &t, begin, end, &norm);   each range once
+       kopt_norm_merge(&norm, &other);                      all into one
+       t.stable_scale = kopt_stable_scale(&norm, n);        n of the whole tensor
+       kopt_step_range(&step, &t, begin, end);              each range once
+
+   t.stable_scale belongs to one step: measure again, or set it to 0, before the next. While it is 0, kopt_step_run()
+   and kopt_step_range() over all n elements, and so kopt_optimizer_step() and kopt_scaler_step(), measure these n
+   elements themselves. A shard needs the scale of its whole tensor. t.rate_scale is not touched: both factors are
+   multiplied.
+
+   This function adds the squares of g / max(sqrt(v) * root_scale, eps), with v as it will be after the step
+   (docs/numerics.md section 6a), for elements begin to end - 1 to *norm. The sum is exact, so the slicing does not
+   matter. The tensor is only read. The errors are those of kopt_step_range(), but a range need not consist of whole
+   blocks; and KOPT_ERROR_OPTION if the step is not one of StableAdamW. */
 KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
-                                        kopt_norm *norm);
+                                          kopt_norm *norm);
+
+/* The factor of the learning rate: 1 / max(1, RMS) for the sum of squares of n ratios, in (0, 1]. 1 if norm is NULL,
+   n is 0 or a ratio is not finite. */
 KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n);
 
-/* torch.nn.utils.clip_grad_value_: no |x| above limit, which is rounded towards zero to the format; infinity becomes
-   the limit, NaN stays. With a loss scale, limit is in units of the scaled gradient. */
+/* torch.nn.utils.clip_grad_value_: limits each magnitude, in place. limit is >= 0 and not infinite
+   (KOPT_ERROR_RANGE) and is rounded towards zero to the format. Infinity becomes the limit, NaN stays NaN. With a
+   loss scale, limit is in units of the scaled gradient. */
 KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit);
 
 /* ---- LOSS SCALING ------------------------------------------------------------------------------------------------ */
 
-/* torch.amp.GradScaler: multiply the loss by scale before the backward pass, so that small gradients do
-   not underflow in fp16; a step whose gradients overflow is skipped and the scale halved. Set any field. The gradient
-   is divided by the scale before it enters the moments: fp16 moments lose what the scale has saved. In 1000 steps they
-   move a weight by 0.81 of its way under |g| = 1e-7, by 0.18 under 1e-8. Keep moments in bf16 (the default) or fp32. */
+/* A dynamic loss scale like torch.amp.GradScaler. The loss is multiplied by scale before the backward pass, so that
+   small gradients do not underflow in fp16. A step whose gradients overflow is skipped, and the scale is lowered.
+   Set any field at any time; one out of its range is refused with KOPT_ERROR_RANGE. Formulas: docs/numerics.md
+   section 10.
+
+   The gradient is divided by the scale before it enters the moments, so fp16 moments lose what the scale has saved:
+   in 1000 steps with |g| = 1e-7 they move a weight 0.81 times as far as fp32 moments do, with 1e-8 0.18 times. Use
+   moments in bf16 (the default) or fp32. */
 typedef struct kopt_scaler {
-    float scale;         /* of the loss; default 65536                                                            */
-    float minimum;       /* the scale is not lowered below it; default 0: none                                    */
-    double growth;       /* > 1; after `interval` steps without overflow the scale is multiplied by it; default 2 */
-    double backoff;      /* in (0, 1); after an overflow; default 0.5                                             */
-    uint32_t interval;   /* > 0; default 2000                                                                     */
-    uint32_t hysteresis; /* > 0; the scale is lowered from this many overflows in a row on (apex); default 1      */
-    uint32_t good, bad;  /* steps without overflow since the last change; overflows in a row. 0 for a new run     */
+    float scale;         /* of the loss: a positive normal float, default 65536                                       */
+    float minimum;       /* an overflow does not lower the scale below it: finite, >= 0. Default 0: no minimum        */
+    double growth;       /* in (1, 1e30], default 2: factor after `interval` steps without overflow                   */
+    double backoff;      /* in [1e-30, 1), default 0.5: factor after an overflow                                      */
+    uint32_t interval;   /* > 0, default 2000                                                                         */
+    uint32_t hysteresis; /* > 0, default 1: from this many overflows in a row on, each lowers the scale (NVIDIA apex) */
+    uint32_t good, bad;  /* steps since the last overflow or growth; overflows in a row. 0 for a new run              */
 } kopt_scaler;
+
+/* A loss scale with the defaults. */
 KOPT_API_ kopt_scaler kopt_grad_scaler(void);
 
-/* After each step, taken or skipped: found_inf is norm.nonfinite != 0, summed over all ranks. kopt_scaler_begin() and
-   kopt_scaler_step() call it themselves. */
+/* Updates the scale after a step, taken or skipped. found_inf is not 0 if a gradient of any rank was not finite:
+   norm.nonfinite != 0 after the sum over ranks. The scale does not change if it would become infinite or subnormal.
+   kopt_scaler_begin() and kopt_scaler_step() call this function themselves. */
 KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *scaler, int found_inf);
 
-/* kopt_step_begin() under a loss scale, for ranges, threads, frames and ranks: norm is that of all gradients that this
-   step reads, over all ranks. One call, so that nothing can be in the wrong order: begins *step with the gradients
-   multiplied by opt->grad_scale / scaler->scale and clipped to max_norm (0: no clipping), then updates the scale.
-   opt->clip is not read, and of opt only step is written. If a gradient is not finite, the step is skipped: opt is as
-   before, *skipped (which may be NULL) is 1, and *step is one that every function refuses with KOPT_ERROR_STEP. If
-   anything is refused, *step is as before. */
+/* kopt_step_begin() with a loss scale, for ranges, threads, frames and ranks: begins *step, then updates the scale.
+   norm is that of all gradients which this step reads, over all ranks, as they are in memory (times the loss scale).
+   The step multiplies the gradients by opt->grad_scale / scaler->scale and clips their norm after this product to
+   max_norm; 0 means no clipping. opt->clip is not read. Of *opt only step is written.
+
+   If a gradient is not finite, the step is skipped: *opt is unchanged, and every function refuses *step with
+   KOPT_ERROR_STEP. *skipped, which may be NULL, is set to 1 for a skipped step and to 0 for any other. Errors: those
+   of kopt_step_begin(); KOPT_ERROR_RANGE also for a field of the scaler, and for a max_norm that is negative,
+   infinite or NaN. */
 KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_norm *norm,
                                         double max_norm, kopt_step *step, int *skipped);
 
-/* What kopt_scaler_step() calls, each with user; either may be NULL. */
+/* The functions that kopt_scaler_step() calls; each gets user as its first argument. Either function may be NULL. */
 typedef struct kopt_closure {
-    void (*evaluate)(void *user, float scale);    /* forward, and backward of scale * loss, into the gradients    */
-    void (*reduce)(void *user, kopt_norm *norm);  /* sums the 21 words of norm over all ranks                     */
+    void (*evaluate)(void *user, float scale);    /* forward pass, and backward pass of scale * loss into the
+                                                     gradients                                                        */
+    void (*reduce)(void *user, kopt_norm *norm);  /* sums the 21 words of *norm over all ranks                        */
     void *user;
 } kopt_closure;
 
-/* One step under a loss scale: evaluate, check and norm in one pass, reduce, clip to max_norm (0: no clipping), step or
-   skip, update the scale. The gradients are multiplied by opt->grad_scale / scaler->scale; opt->clip is not read. A
-   skipped step changes nothing but the scaler: no weight, no state, no gradient, no step count; *skipped, which may be
-   NULL, tells. closure may be NULL: the gradients are there and there is one rank. Its functions may leave by longjmp
-   or an exception: then opt and the scaler are as before. */
-KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
-                                       double max_norm, const kopt_closure *closure, int *skipped);
+/* One step with a loss scale: checks all arguments, calls evaluate, computes the norm of the gradients, calls
+   reduce, then steps or skips and updates the scale like kopt_scaler_begin(). A skipped step changes only the
+   scaler: no weight, state or gradient, and no step count. *skipped, which may be NULL, is set as in
+   kopt_scaler_begin(). closure may be NULL: the gradients are complete, and there is only one rank. The functions of
+   the closure may leave by longjmp or an exception; *opt and *scaler are then unchanged. Errors: those of
+   kopt_optimizer_step() and kopt_scaler_begin(), all before evaluate. */
+KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors,
+                                       size_t count, double max_norm, const kopt_closure *closure, int *skipped);
 
 /* ---- GRADIENT ACCUMULATION --------------------------------------------------------------------------------------- */
 
-/* Sums of gradients over micro-batches, with the five roundings of weights: with KAHAN a bf16 sum of thousands, its
-   residual included, is right to 1e-4, and what a step reads of it is that rounded to bf16; plain bf16 stalls. All
-   memory is the caller's. When the sum is complete, it is the gradient of a step: t.grad = a.sum, t.grad_format =
-   a.format (and opt.grad_scale = 1.0 / a.count for the mean); then set a.count to 0. Slices: one accumulator each, with
-   first_index. */
+/* A sum of gradients over micro-batches, with any of the five roundings of weights. A bf16 sum of thousands of
+   gradients stalls with NEAREST; with KAHAN, the sum with its residual has a relative error of 1e-4. A step reads
+   the sum without the residual, so rounded to bf16. The caller owns all memory.
+
+   When the sum is complete, use it as the gradient of a step: t.grad = a.sum, t.grad_format = a.format and, for the
+   mean, opt.grad_scale = 1.0 / a.count. Then set a.count to 0. To sum slices of an array, use one accumulator per
+   slice, each with its first_index. */
 typedef struct kopt_accumulator {
-    void *sum;           /* n values of format; what was in it before the first addition is not read              */
-    void *residual;      /* KAHAN and EXACT: 2 bytes each, COMPACT: 1 (KOPT_F32: not used); otherwise NULL        */
-    kopt_format format;
-    kopt_rounding rounding;              /* of the sum                                                            */
-    kopt_rounding compensation_rounding; /* KOPT_STOCHASTIC (default) or KOPT_NEAREST, as for weights             */
+    void *sum;                           /* n values of format; the first addition does not read it                   */
+    void *residual;                      /* n times 2 bytes for KAHAN and EXACT, 1 byte for COMPACT; otherwise, and
+                                            for KOPT_F32, not used and may be NULL                                    */
+    kopt_format format;                  /* of the sum: KOPT_F32, KOPT_BF16 or KOPT_FP16                              */
+    kopt_rounding rounding;              /* of the sum                                                                */
+    kopt_rounding compensation_rounding; /* KOPT_STOCHASTIC (default) or KOPT_NEAREST, as for weights                 */
     size_t n;
-    uint32_t count;      /* micro-batches in the sum; set it to 0 to begin a new one                              */
-    uint32_t step;       /* additions so far, never set back: its random bits are (seed, step, id, stream 2)      */
-    uint32_t id;
-    uint64_t seed, first_index;
-    uint32_t made_;      /* set by kopt_accumulator_of(); one that it did not make is refused                     */
+    uint32_t count;                      /* micro-batches in the sum; set it to 0 to begin a new sum                  */
+    uint32_t step;                       /* additions so far; do not set it back: the random bits are those of (seed,
+                                            step, id, stream 2)                                                       */
+    uint32_t id;                         /* gives each sum random bits of its own; default 0                          */
+    uint64_t seed, first_index;          /* default 0; first_index is below 2^63 (KOPT_ERROR_BOUNDS)                  */
+    uint32_t made_;                      /* set by kopt_accumulator_of(); only the library reads it                   */
 } kopt_accumulator;
 
-/* In format, with KAHAN if there is a residual (2 bytes for each value), else STOCHASTIC; seed, id, first_index 0. */
+/* An accumulator in format, with KAHAN if there is a residual (2 bytes per value), otherwise with STOCHASTIC. seed,
+   id and first_index are 0. An accumulator that this function did not make is refused with KOPT_ERROR_UNINITIALIZED. */
 KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, void *residual, size_t n);
 
-/* sum += grad * scale, and counts it. */
+/* sum += grad * scale, stored like a weight (docs/numerics.md section 11), and counts it in a->count. grad has a->n
+   values and must not overlap the sum or the residual. Errors: KOPT_ERROR_RANGE if scale is not a finite number,
+   KOPT_ERROR_STEP after 2^32 - 1 additions. */
 KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format, double scale);
 
-/* The sum with its residual, as n fp32 values. */
+/* Copies the sum together with its residual to out, as n fp32 values; zeros if a->count is 0. out must not overlap
+   the sum or the residual. */
 KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *out);
 
 /* ---- GRADIENT COMPRESSION ---------------------------------------------------------------------------------------- */
 
-/* Compressed gradients for the way from rank to rank: 2 bytes a value (BF16, FP16), 1.016 (Q8) or 0.141 (SIGN). With a
-   residual, what the code loses is kept beside the gradient and added to the next one (error feedback: Seide et al.
-   2014, Karimireddy et al. 2019), so that all of every gradient arrives, and one bit trains as well as 32. Without one,
-   use STOCHASTIC, which is right in the mean and noisy; NEAREST without a residual is biased and may not train at all.
-   A gradient that is not finite (kopt_norm tells) is better skipped than compressed: its value or, in Q8 and SIGN, its
-   block of 256 arrives as NaN, or as infinity in BF16 and FP16, and its residuals become zero. */
+/* Compresses gradients that are sent from rank to rank, to 2 bytes per value (BF16, FP16), 1.016 (Q8) or 0.141
+   (SIGN); formulas: docs/numerics.md section 12. With a residual, what the code loses is stored and added to the
+   next gradient (error feedback: Seide et al. 2014, Karimireddy et al. 2019). So all of each gradient arrives in the
+   end, and one bit per value trains as well as 32. Without a residual, use STOCHASTIC, which is unbiased but noisy;
+   NEAREST is then biased, and training may fail.
+
+   Skip a gradient that is not finite (kopt_norm tells) rather than compress it. Its value, or in Q8 and SIGN its
+   block of 256, arrives as NaN (in BF16 and FP16, infinity as infinity), and the residuals there become zero. */
 typedef struct kopt_compressor {
-    kopt_format code;        /* KOPT_BF16, KOPT_FP16, KOPT_Q8 or KOPT_SIGN                                        */
-    kopt_rounding rounding;  /* KOPT_NEAREST or KOPT_STOCHASTIC; SIGN: the signs with the mean of |x|, or unbiased
-                                random signs with the largest |x|, which no residual can catch up with: refused   */
-    void *residual;          /* NULL: no error feedback. n values of residual_format, not read before step is 1   */
-    kopt_format residual_format;      /* KOPT_F32, KOPT_BF16 or KOPT_FP16                                         */
-    kopt_rounding residual_rounding;  /* of 16-bit residuals: KOPT_STOCHASTIC (default) or KOPT_NEAREST           */
+    kopt_format code;                /* KOPT_BF16, KOPT_FP16, KOPT_Q8 or KOPT_SIGN                                    */
+    kopt_rounding rounding;          /* KOPT_NEAREST or KOPT_STOCHASTIC. KOPT_SIGN: NEAREST has the mean of |x| as
+                                        its scale; STOCHASTIC draws unbiased signs with the largest |x| as their
+                                        scale. Their variance is too large for error feedback: with a residual they
+                                        are refused (KOPT_ERROR_OPTION)                                               */
+    void *residual;                  /* NULL: no error feedback. Otherwise n values of residual_format, which are not
+                                        read while step is 0                                                          */
+    kopt_format residual_format;     /* KOPT_F32, KOPT_BF16 (default) or KOPT_FP16                                    */
+    kopt_rounding residual_rounding; /* of 16-bit residuals: KOPT_STOCHASTIC (default) or KOPT_NEAREST                */
     size_t n;
-    uint32_t step;           /* gradients compressed so far; its random bits are (seed, step, id, streams 3, 4)   */
-    uint32_t id;
+    uint32_t step;                   /* gradients compressed so far; the random bits are those of (seed, step, id,
+                                        streams 3 and 4)                                                              */
+    uint32_t id;                     /* gives each gradient random bits of its own; default 0                         */
     uint64_t seed;
-    uint64_t first_index;    /* of a slice. In Q8 and SIGN a multiple of 256: so the code of the slices, each with
-                                a compressor of its own, is the code of the whole                                 */
-    uint32_t made_;          /* set by kopt_compressor_of(); one that it did not make is refused                  */
+    uint64_t first_index;            /* of a slice, below 2^63; in Q8 and SIGN a multiple of 256 (KOPT_ERROR_BOUNDS).
+                                        The codes of slices, each with a compressor of its own, are then those of the
+                                        whole                                                                         */
+    uint32_t made_;                  /* set by kopt_compressor_of(); only the library reads it                        */
 } kopt_compressor;
 
-/* With a bf16 residual NEAREST, with none STOCHASTIC; seed, id, first_index 0. */
+/* A compressor with NEAREST and a bf16 residual, or, if residual is NULL, with STOCHASTIC. seed, id and first_index
+   are 0. A compressor that this function did not make is refused with KOPT_ERROR_UNINITIALIZED. */
 KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, size_t n);
 
-/* Bytes of n compressed values, and the place of element n if that is a multiple of 256. 0: no such code, or n too
-   large. */
+/* Bytes of n compressed values. This is also the offset of element n in a longer code if n is a multiple of 256. 0
+   if the code does not exist or n is too large. */
 KOPT_API_ size_t kopt_compressed_size(kopt_format code, size_t n);
 
-/* out = the code of gradient + residual, residual = what it lacks; counts a step. BF16 and FP16 are n numbers like any
-   others; Q8 and SIGN are bytes that are the same on every machine. */
+/* Writes the code of gradient + residual to out and what the code loses to the residual; counts a step. out_size is
+   at least kopt_compressed_size(c->code, c->n), otherwise KOPT_ERROR_SIZE. grad has c->n values. out, grad and the
+   residual must not overlap. BF16 and FP16 codes are numbers in the byte order of the machine; the bytes of Q8 and
+   SIGN are the same on every machine. KOPT_ERROR_STEP after 2^32 - 1 calls. */
 KOPT_API_ kopt_result kopt_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
                                     kopt_format grad_format);
 
-/* sum += decoded * scale, rounded to nearest even. Of one rank after the other, into fp32 zeros: the sum over ranks. */
-KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size, kopt_format code,
-                                          size_t n, double scale);
+/* sum += decoded * scale, rounded to nearest even. sum has n values of format. in is the code of n values, and
+   in_size its size in bytes (KOPT_ERROR_SIZE if it is too small). They must not overlap. To sum over ranks, begin
+   with fp32 zeros and add the codes of all ranks in the same order everywhere. KOPT_ERROR_RANGE if scale is not a
+   finite number. */
+KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
+                                          kopt_format code, size_t n, double scale);
 
 /* ---- REDUCTION --------------------------------------------------------------------------------------------------- */
 
-/* Sums over shards in a fixed order: out[i] = (shards[0][i] + shards[1][i] + ... ) * scale, each + and * in fp32, rounded to
-   nearest even once at the end; scale 1 / count for the mean. The same bits for any slicing. count is at least 1; out
-   may be one of the shards, if the formats are equal. */
+/* Sums arrays of n values in a fixed order: out[i] = (shards[0][i] + shards[1][i] + ...) * scale. Each + and * is in
+   fp32; the result is rounded to nearest even once, at the end. scale is 1 / count for the mean. The bits do not
+   depend on the slicing. All shards have one format. out may be one of the shards if out_format is the same;
+   otherwise it must not overlap a shard. KOPT_ERROR_RANGE if count is 0 or scale is not a finite number. */
 KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void *const *shards, size_t count,
                                   kopt_format format, size_t n, double scale);
 
 /* ---- CONVERSIONS OF ARRAYS --------------------------------------------------------------------------------------- */
 
-/* Any format to any format, any alignment, no overlap. */
+/* Formats are KOPT_F32, KOPT_BF16 and KOPT_FP16. dst and src may have any two of them and must not overlap. */
 
-/* Round to nearest even, right for every input: NaN stays NaN, subnormals are kept, overflow goes to infinity. */
+/* Converts n values, rounded to nearest even. Right for every input: NaN stays NaN, subnormals stay, overflow
+   becomes infinity. */
 KOPT_API_ kopt_result kopt_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
                                    size_t n);
 
-/* Stochastic rounding with the random bits of (seed, step, id, stream 1, first_index + i). */
+/* The same with stochastic rounding. Element i uses the random bits of (key, stream 1) at index key.first_index + i.
+   KOPT_ERROR_BOUNDS if key.first_index is 2^63 or above. */
 KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
                                               kopt_format src_format, size_t n, kopt_random_key key);
 
-/* 1 if all n values are finite (neither NaN nor infinite), else 0; also 0 for bad input. The check before a step that
-   may be skipped. */
+/* 1 if all n values are finite (neither infinite nor NaN), otherwise 0. 0 also for invalid arguments. Use it to
+   decide whether to skip a step. */
 KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
 
 #ifdef KAHAN_OPT_VMATH
 /* ---- VECTOR MATHEMATICS ------------------------------------------------------------------------------------------ */
 
-/* With KAHAN_OPT_VMATH: what a forward and a backward pass need besides + - * /. docs/vmath.md has the formulas, the
-   measured errors and the origin of the coefficients. */
+/* With KAHAN_OPT_VMATH: the functions that forward and backward passes need besides + - * /. docs/vmath.md has the
+   formulas, the measured errors and the origin of the coefficients. */
 
-/* Functions of arrays of fp32, by whoever computes them best. Any n, any alignment of 4; out may be an input (in
-   place). They are called in the IEEE environment of contract 1 and have to return: a longjmp or an exception would
-   leave it to the caller. Make your own from SVML, vForce, libmvec ...; an entry that is NULL is served by the
-   built-in. In a step (opt.vmath) atan2 and tanh are called in place for up to 256 elements, in no particular order, on
-   the thread of the step. */
+/* A table of functions of fp32 arrays: the built-in ones, those of SLEEF, or your own from SVML, vForce, libmvec and
+   the like. The library uses the built-in function for an entry that is NULL. A function must accept any n, any
+   pointers aligned to 4 bytes, and an out that is one of its inputs. It is called in the IEEE environment of
+   contract 1 and must return: a longjmp or an exception would leave this environment to the caller. In a step
+   (opt.vmath), atan2 and tanh are called in place for up to 256 elements, in no particular order, on the thread of
+   the step. */
 typedef struct kopt_vmath {
-    const char *name;
+    const char *name; /* for kopt_vmath_name(); NULL: "unnamed" */
     void (*exp)(float *out, const float *x, size_t n);
     void (*log)(float *out, const float *x, size_t n);
     void (*tanh)(float *out, const float *x, size_t n);
@@ -906,34 +1129,42 @@ typedef struct kopt_vmath {
     void (*sincospi)(float *sine, float *cosine, const float *x, size_t n); /* of pi * x */
 } kopt_vmath;
 
-/* The built-in: plain + - * /, so the same bits on every machine. exp, log and tanh within 1 ulp, all within 4. */
+/* The built-in table for the instruction set in use. It computes with + - * / only, so the bits are the same on
+   every machine. exp, log and tanh are within 1 ulp, all functions within 4. Never NULL. */
 KOPT_API_ const kopt_vmath *kopt_vmath_builtin(void);
 
-/* SLEEF, in a build with KAHAN_OPT_SLEEF and -lsleef: within 1.1 ulp (erfc 1.5), in the width of kopt_isa_current()
-   (SSE2: its 128-bit form). NULL where it cannot be had: another build, no FMA, KOPT_ISA_SCALAR, or neither x86-64 with
-   the System V calling convention nor AArch64, by gcc or clang. fp32 results have other bits than the built-in's. */
+/* The table of SLEEF, in a build with KAHAN_OPT_SLEEF and -lsleef: within 1.1 ulp (erfc 1.5), in the vector width of
+   kopt_isa_current() (for SSE2, SLEEF's 128-bit functions). NULL if it is not available: in other builds, without
+   FMA, with KOPT_ISA_SCALAR, and on any target or compiler except gcc and clang for AArch64 or for x86-64 with the
+   System V calling convention. fp32 results differ in bits from those of the built-in table. */
 KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void);
 
-/* Who computes: "builtin avx2", "sleef avx512", or the name of your table. NULL, here and below, is the default: SLEEF
-   if kopt_vmath_sleef() has it, else the built-in. */
+/* The name of a table: "builtin avx2", "sleef avx512", or the name in your table. Here and below, NULL stands for
+   the default table: kopt_vmath_sleef() if it is available, otherwise kopt_vmath_builtin(). */
 KOPT_API_ const char *kopt_vmath_name(const kopt_vmath *vmath);
 
-/* out[i] = f(x[i]) in the IEEE environment. An array may be in place of an input, or apart from it, but not partly over
-   it. NaN gives NaN, subnormals are ordinary numbers, and
-       exp     +inf from 88.73 on, 0 below -103.98, gradual between       log     log(0) = -inf, NaN below 0
-       tanh    +-1 at infinity; the sign of zero stays                    erf     the same
-       erfc    2 at -inf, 0 from 10.06 on                                 atan2   all quadrants, zeros and infinities as C99
-       sincospi   exact at multiples of 1/2; a zero sine has the sign of x (SLEEF: any); NaN at infinity */
+/* out[i] = f(x[i]), computed in the IEEE environment. Arrays are aligned to 4 bytes. An output may be one of the
+   inputs; it must not overlap one partly, and sine and cosine must not overlap. NaN gives NaN, subnormals are
+   ordinary numbers. Special values:
+
+       exp        +inf from 88.73 on; 0 below -103.98, with gradual underflow before it
+       log        log(0) = -inf; NaN below 0
+       tanh, erf  +-1 at +-inf; a zero keeps its sign
+       erfc       2 at -inf; 0 from 10.06 on
+       atan2      all quadrants, zeros and infinities as in C99
+       sincospi   sin(pi * x) and cos(pi * x): exact at multiples of 1/2; a zero sine has the sign of x (SLEEF:
+                  either sign); NaN at +-inf */
 KOPT_API_ kopt_result kopt_vmath_exp(const kopt_vmath *vmath, float *out, const float *x, size_t n);
 KOPT_API_ kopt_result kopt_vmath_log(const kopt_vmath *vmath, float *out, const float *x, size_t n);
 KOPT_API_ kopt_result kopt_vmath_tanh(const kopt_vmath *vmath, float *out, const float *x, size_t n);
 KOPT_API_ kopt_result kopt_vmath_erf(const kopt_vmath *vmath, float *out, const float *x, size_t n);
 KOPT_API_ kopt_result kopt_vmath_erfc(const kopt_vmath *vmath, float *out, const float *x, size_t n);
 KOPT_API_ kopt_result kopt_vmath_atan2(const kopt_vmath *vmath, float *out, const float *y, const float *x, size_t n);
-KOPT_API_ kopt_result kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, float *cosine, const float *x, size_t n);
+KOPT_API_ kopt_result kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, float *cosine, const float *x,
+                                          size_t n);
 
-/* Functions from 16 bits to the same 16 bits, with s(x) = 1 / (1 + e^-x), P the normal distribution function and
-   g(x) = 2 sqrt(2 / pi) (x + 0.044715 x^3). */
+/* The functions of kopt_map(), with s(x) = 1 / (1 + e^-x), P the distribution function of the standard normal
+   distribution and g(x) = 2 sqrt(2 / pi) (x + 0.044715 x^3). */
 typedef enum kopt_function {
     KOPT_EXP = 0,
     KOPT_LOG = 1,
@@ -944,66 +1175,84 @@ typedef enum kopt_function {
     KOPT_GELU_TANH = 6,       /* x s(g(x)) = x (1 + tanh(g(x) / 2)) / 2                                          */
     KOPT_SOFTPLUS = 7,        /* log(1 + e^x)                                                                    */
     KOPT_TANH_SLOPE = 8,      /* 1 - tanh(x)^2                                                                   */
-    KOPT_SIGMOID_SLOPE = 9,   /* s(x) s(-x); the slope of KOPT_SOFTPLUS is KOPT_SIGMOID                          */
+    KOPT_SIGMOID_SLOPE = 9,   /* s(x) s(-x). The slope of KOPT_SOFTPLUS is KOPT_SIGMOID                          */
     KOPT_SILU_SLOPE = 10,     /* s(x) + x s(x) s(-x)                                                             */
     KOPT_GELU_SLOPE = 11,     /* P(x) + x P'(x)                                                                  */
     KOPT_GELU_TANH_SLOPE = 12 /* s(g(x)) + x s(g(x)) s(-g(x)) g'(x)                                              */
 } kopt_function;
 
-/* out[i] = the bf16 or fp16 (format) nearest to the true f(x[i]), ties to even, for every one of the 65,536 inputs:
-   correctly rounded, so the same bits on every machine and with any table whose exp, log and tanh are within 1 ulp.
-   Infinities give the limit (a zero keeps the sign of the side it is approached from), subnormals are kept on both
-   sides, NaN and log below 0 give the canonical NaN. out may be x; partial overlap is refused. */
+/* out[i] = f(x[i]) on bf16 or fp16 (format, for both), correctly rounded: for each of the 65,536 inputs the result
+   is nearest to the true value, ties to even. So the bits are the same on every machine, and with every table whose
+   exp, log and tanh are within 1 ulp. An infinity gives the limit (a zero has the sign of the side from which f
+   approaches it). Subnormal inputs and results stay subnormal. NaN, and log below 0, give the canonical NaN. out may
+   be x; partial overlap is refused. */
 KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *out, const void *x, kopt_format format,
                                size_t n);
 
-/* dx[i] = dy[i] * f'(x[i]) for f up to KOPT_SOFTPLUS, but for KOPT_LOG: the slope as of kopt_map(), times dy exactly,
-   rounded to nearest even. dx may be dy or x. */
-KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy, const void *x,
-                                        kopt_format format, size_t n);
+/* dx[i] = dy[i] * f'(x[i]), for f from KOPT_EXP to KOPT_SOFTPLUS except KOPT_LOG. The slope is rounded as in
+   kopt_map(), its exact product with dy is rounded to nearest even. dx may be dy or x; partial overlap is refused. */
+KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy,
+                                        const void *x, kopt_format format, size_t n);
 
 /* ---- SOFTMAX AND CROSS ENTROPY ----------------------------------------------------------------------------------- */
 
-/* Row r is the `columns` values from element r * stride on, stride >= columns; what is between rows is neither
-   read nor written. out may be x; otherwise they are apart, from the first row to the last. Any format; arithmetic is
-   fp32, sums are compensated in a fixed order, so that the length of a row costs no accuracy, and with the built-in the
-   bits are the same everywhere. -inf has probability 0. A row with +inf or NaN, or all -inf, has no probabilities: all
-   of it becomes NaN. */
+/* Row r consists of the `columns` values from element r * stride on, with stride >= columns (KOPT_ERROR_BOUNDS).
+   What lies between rows is neither read nor written. Formats are KOPT_F32, KOPT_BF16 and KOPT_FP16. Arithmetic is
+   fp32; sums are compensated and have a fixed order, so the error does not grow with the length of a row, and with
+   the built-in table the bits are the same everywhere. A value of -inf has probability 0. A row that contains +inf
+   or NaN, or consists of -inf only, has no probabilities: all its results are NaN. */
 
-/* out = e^x / sum of e^x, row by row. */
+/* Softmax of each row: out = e^x / sum of e^x. out has the layout of x. It may be x; otherwise the two must not
+   overlap anywhere from the first row to the end of the last. */
 KOPT_API_ kopt_result kopt_softmax(const kopt_vmath *vmath, void *out, const void *x, kopt_format format, size_t rows,
                                    size_t columns, size_t stride);
 
-/* Softmax and cross entropy, forward and backward: loss[r] = log(sum of e^x) - x[target[r]], and the gradient
-   scale * (softmax(x) - onehot(target)), rounded once to format; scale is for the mean and the loss scale, e.g.
-   1024.0 / rows. A negative target: the row is ignored, not read, its loss and gradient are 0. One from columns on is
-   refused. loss or grad may be NULL. grad may be logits. The loss is +inf where the target's logit is -inf. */
+/* Cross entropy of the softmax of each row, forward and backward (torch.nn.functional.cross_entropy):
+
+       loss[r] = log(sum of e^x) - x[target[r]]             fp32, one value per row, without scale
+       grad    = scale * (softmax(x) - onehot(target[r]))   rounded once to format, in the layout of logits
+
+   Put the mean and the loss scale into scale: 1024.0 / rows, for example. A row with a negative target is ignored:
+   it is not read, its loss and gradient are 0. The loss is +inf if the logit of the target is -inf. loss or grad may
+   be NULL, but not both. grad may be logits; otherwise no two arrays may overlap. Errors: KOPT_ERROR_BOUNDS also if
+   a target is >= columns, KOPT_ERROR_RANGE if scale is not a finite number. */
 KOPT_API_ kopt_result kopt_cross_entropy(const kopt_vmath *vmath, float *loss, void *grad, const void *logits,
                                          kopt_format format, const int32_t *target, size_t rows, size_t columns,
                                          size_t stride, double scale);
 
 /* ---- RANDOM NUMBERS ---------------------------------------------------------------------------------------------- */
 
-/* Each is a pure function of (seed, step, id, first_index + i), for any slicing and whatever table is in use;
-   stream 5 (of kopt_langevin_step: 6). Rounded to nearest even. first_index + n is at most 2^54. */
+/* Element i of out is a pure function of key.seed, key.step, key.id and key.first_index + i. It depends neither on
+   the slicing nor on the default table. The stream is 5 (kopt_langevin_step: 6). Results are rounded to nearest even
+   to format: KOPT_F32, KOPT_BF16 or KOPT_FP16. KOPT_ERROR_BOUNDS if key.first_index + n is above 2^54. */
 
-/* mean + deviation * N(0, 1), up to 6.7 deviations (Box and Muller 1958, of all 32 bits of each word). */
-KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation, kopt_random_key key);
+/* mean + deviation * N(0, 1) (Box and Muller 1958, from all 32 bits of two words). The largest magnitude is 6.76
+   deviations. mean and deviation are finite, deviation >= 0 (KOPT_ERROR_RANGE). */
+KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
+                                  kopt_random_key key);
 
-/* The same, drawn again until it is at most limit (>= 0.5) deviations from the mean; 2 is usual. */
+/* kopt_normal() with each number drawn again until it is at most limit deviations from the mean. limit is >= 0.5
+   (KOPT_ERROR_RANGE); 2 is usual. */
 KOPT_API_ kopt_result kopt_truncated_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
                                             double limit, kopt_random_key key);
 
-/* Between low and high: the middle + the half * (2^24 numbers, symmetric about 0, none of them 0 or +-1). */
-KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high, kopt_random_key key);
+/* Uniform between low and high: (low + high) / 2 + (high - low) / 2 * u, where u is one of 2^24 numbers that are
+   symmetric about 0 and never 0 or +-1; the rounding to format may give low or high themselves. low <= high, both
+   finite (KOPT_ERROR_RANGE). */
+KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high,
+                                   kopt_random_key key);
 
-/* Initial weights with mean 0 and variance 2 / fan_in (He et al. 2015, for ReLU and its kin) or 2 / (fan_in + fan_out)
-   (Glorot & Bengio 2010). Step 0. With a residual, draw KOPT_F32 for kopt_state_init(). */
+/* The distribution of initial weights. All three have the same variance. */
 typedef enum kopt_distribution {
-    KOPT_NORMAL = 0,
-    KOPT_UNIFORM = 1,         /* up to sqrt(3) deviations                                        */
-    KOPT_TRUNCATED_NORMAL = 2 /* at 2 deviations, which are widened so that the variance is that */
+    KOPT_NORMAL = 0,          /* N(0, variance)                                                  */
+    KOPT_UNIFORM = 1,         /* within sqrt(3) deviations                                       */
+    KOPT_TRUNCATED_NORMAL = 2 /* cut at 2 deviations, then widened to the variance               */
 } kopt_distribution;
+
+/* Initial weights with mean 0. The variance is 2 / fan_in (He et al. 2015, for ReLU and similar functions) or 2 /
+   (fan_in + fan_out) (Glorot & Bengio 2010). fan_in is the number of inputs of one output: the columns of a linear
+   layer, channels times kernel size of a convolution. A fan of 0 is refused with KOPT_ERROR_RANGE. key.step is
+   usually 0. If the weights have a residual, draw KOPT_F32 numbers and pass them to kopt_state_init(). */
 KOPT_API_ kopt_result kopt_init_he(void *out, kopt_format format, size_t n, kopt_distribution distribution,
                                    size_t fan_in, kopt_random_key key);
 KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, kopt_distribution distribution,
@@ -1011,12 +1260,19 @@ KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, 
 
 /* ---- LANGEVIN DYNAMICS ------------------------------------------------------------------------------------------- */
 
-/* Stochastic gradient Langevin DYNAMICS (Welling & Teh 2011): w -= lr * g, by SGD without momentum, with its decay and
-   roundings, and w += sqrt(2 * lr * temperature) * N(0, 1). With g the gradient of -log of the posterior, whole, not a
-   mean (grad_scale = the number of data), lr = epsilon / 2 and temperature 1 it is theirs. Temperature 0 is SGD, bit
-   for bit. In bf16, fp16 use KAHAN or EXACT, or a small noise is lost. No claim of differential privacy. Like
-   kopt_optimizer_step and kopt_step_range; the bits are the same for any slicing. Momentum and other rules: refused. */
-KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, double temperature);
+/* Stochastic gradient Langevin dynamics (Welling & Teh 2011): w -= lr * g, a step of SGD without momentum with its
+   weight decay and roundings, and w += sqrt(2 * lr * temperature) * N(0, 1). lr includes t.rate_scale. It is the
+   algorithm of the paper if g is the gradient of -log of the posterior over all data (for a mean, grad_scale = the
+   number of data), lr = epsilon / 2 and temperature is 1. Temperature 0 is SGD, bit for bit. With bf16 and fp16
+   weights use KAHAN or EXACT, or small noise is lost. It does not claim differential privacy.
+
+   kopt_langevin_step() is used like kopt_optimizer_step() and has its errors. Also: KOPT_ERROR_OPTION for momentum
+   or another rule, KOPT_ERROR_RANGE if temperature is not in [0, 1e38] or the noise overflows, KOPT_ERROR_BOUNDS if
+   first_index + n of a tensor is above 2^54. */
+KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                         double temperature);
+
+/* The same for elements [begin, end) of a tensor, like kopt_step_range(). The bits are the same for any slicing. */
 KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tensor *t, double temperature, size_t begin,
                                           size_t end);
 #endif
@@ -1036,7 +1292,7 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 #if defined(__INCLUDE_LEVEL__) && __INCLUDE_LEVEL__ == 0
 #error "kahan_opt.h is pasted into another file, or compiled by itself: include it (CONFIGURATION: KAHAN_OPT_SELF)"
 #undef KOPT_IMPLEMENTING_
-#define KOPT_READ_ 0 /* no further messages */
+#define KOPT_READ_ 0 /* suppresses the error about a file that did not read itself */
 #endif
 #ifdef __FILE_NAME__
 #define KAHAN_OPT_SELF __FILE_NAME__
@@ -1047,7 +1303,7 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 
 /* ---- COMPILER AND TARGET ----------------------------------------------------------------------------------------- */
 
-/* Which vocabularies this build can hold. tcc and unknown compilers get the scalar one. */
+/* Selects the vocabularies of this build. tcc, nvcc and unknown compilers get the scalar one only. */
 #if defined(KAHAN_OPT_NO_SIMD) || defined(__TINYC__) || defined(__CUDACC__)
 #elif (defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__i386__))) || defined(_M_X64)
 #define KOPT_X86_ 1
@@ -1057,10 +1313,11 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 
 #if defined(KOPT_X86_)
 #if defined(KOPT_GCC_) && !defined(_IMMINTRIN_H_INCLUDED)
-#define _IMMINTRIN_H_INCLUDED /* or gcc's headers refuse to be read one by one. All of them, most of which are AVX-512's, take
-                                 an eighth of what this file takes to compile */
+/* Without this macro gcc's headers refuse to be included one by one. <immintrin.h> includes them all, mostly for
+   AVX-512, which takes an eighth of the compile time of this file. */
+#define _IMMINTRIN_H_INCLUDED
 #if !__STDC_HOSTED__ && !defined(_MM_MALLOC_H_INCLUDED)
-#define _MM_MALLOC_H_INCLUDED /* or they include stdlib.h, which bare metal and UEFI do not have */
+#define _MM_MALLOC_H_INCLUDED /* keeps them from including stdlib.h, which bare metal and UEFI do not have */
 #include <smmintrin.h>
 #undef _MM_MALLOC_H_INCLUDED
 #endif
@@ -1074,7 +1331,7 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 #endif
 #ifndef KOPT_GNU_
 #include <intrin.h>
-#elif defined(__clang__) && (defined(_MSC_VER) || defined(__SCE__)) /* where the former leaves these out */
+#elif defined(__clang__) && (defined(_MSC_VER) || defined(__SCE__)) /* here <immintrin.h> leaves these out */
 #include <smmintrin.h>
 #include <avxintrin.h>
 #include <avx2intrin.h>
@@ -1092,10 +1349,11 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 
 #ifdef KOPT_GNU_
 #define KOPT_NOINLINE_ __attribute__((__noinline__))
-#if defined(__clang__) && !defined(__OPTIMIZE__) /* or each value of each inlined call has a place of its own: 1 MB */
-#define KOPT_FORCE_INLINE_ KOPT_INLINED_
+/* Not forced at clang -O0, which gives every value of every inlined call its own stack slot: 1 MB of stack. */
+#if defined(__clang__) && !defined(__OPTIMIZE__)
+#define KOPT_FORCE_INLINE_ KOPT_INLINE_KEYWORD_
 #else
-#define KOPT_FORCE_INLINE_ KOPT_INLINED_ __attribute__((__always_inline__))
+#define KOPT_FORCE_INLINE_ KOPT_INLINE_KEYWORD_ __attribute__((__always_inline__))
 #endif
 #define KOPT_TARGET_(isa) __attribute__((__target__(isa)))
 #elif defined(_MSC_VER)
@@ -1104,7 +1362,7 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 #define KOPT_TARGET_(isa)
 #else
 #define KOPT_NOINLINE_
-#define KOPT_FORCE_INLINE_ KOPT_INLINED_
+#define KOPT_FORCE_INLINE_ KOPT_INLINE_KEYWORD_
 #define KOPT_TARGET_(isa)
 #endif
 
@@ -1116,21 +1374,22 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 #define KOPT_PREFETCH_(p) ((void)(p))
 #endif
 
-/* Through void *: a vocabulary's loads and stores need no alignment. */
+/* Pointer casts go through void *, so that no compiler warns about alignment: loads and stores of a vocabulary need
+   none. */
 #define KOPT_POINTER_(type, p) KOPT_CAST_(type, KOPT_CAST_(void *, p))
 #define KOPT_CONST_POINTER_(type, p) KOPT_CAST_(type, KOPT_CAST_(const void *, p))
 #ifdef __cplusplus
 #define KOPT_ADDRESS_(p) reinterpret_cast<uintptr_t>(p)
-#define KOPT_SAME_BITS_(type, vector) reinterpret_cast<type>(vector)
+#define KOPT_VECTOR_CAST_(type, vector) reinterpret_cast<type>(vector)
 #else
 #define KOPT_ADDRESS_(p) ((uintptr_t)(p))
-#define KOPT_SAME_BITS_(type, vector) ((type)(vector))
+#define KOPT_VECTOR_CAST_(type, vector) ((type)(vector))
 #endif
 
 #ifdef KOPT_GCC_
 #if !defined(__OPTIMIZE__) && !defined(__CUDACC__)
 #pragma GCC push_options
-#pragma GCC optimize("O2") /* vector code at -O0 is 8-15 times slower */
+#pragma GCC optimize("O2") /* at -O0 vector code is 8-15x slower */
 #define KOPT_OPTIMIZED_HERE_
 #endif
 #elif defined(_MSC_VER) && !defined(KOPT_GNU_)
@@ -1143,9 +1402,9 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 typedef unsigned char kopt_byte_;
 
 enum {
-    KOPT_HEADER_ = 64,       /* bytes before the arrays of a state block */
-    KOPT_BLOCK_VERSION_ = 2, /* of its layout */
-    KOPT_RANDOM_STEP_ = 0,   /* streams of random bits */
+    KOPT_HEADER_ = 64,       /* bytes of a state block before its arrays */
+    KOPT_BLOCK_VERSION_ = 2, /* of the layout of a state block */
+    KOPT_RANDOM_STEP_ = 0,   /* from here on: streams of random bits, section 7 */
     KOPT_RANDOM_CONVERT_ = 1,
     KOPT_RANDOM_ACCUMULATE_ = 2,
     KOPT_RANDOM_COMPRESS_ = 3,
@@ -1154,51 +1413,56 @@ enum {
     KOPT_RANDOM_LANGEVIN_ = 6
 };
 
-/* The scale of a block, from its largest magnitude. One with a value that is not finite becomes NaN as a whole. */
+/* The scale of a block of 8-bit codes, from its largest magnitude, both as fp32 words. 0 if that is subnormal, NaN
+   (7FC00000) if it is infinite or NaN: then the whole block is NaN. */
 KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
     const uint32_t infinity = 0x7F800000u, bounded = largest < infinity ? largest : infinity;
-    /* not a choice of 0x7FC00000: gcc 12 -O1 for Thumb-2 loses the upper half of such a constant */
+    /* infinity + (1 << 22) is 7FC00000. Not a conditional expression with that constant: gcc 12 -O1 for Thumb-2 loses
+       the upper half of it. */
     return bounded < 0x00800000u ? 0 : bounded + (KOPT_CAST_(uint32_t, bounded == infinity) << 22);
 }
-/* Is each code of the block 0? */
-KOPT_INLINE_ int kopt_no_scale_(uint32_t scale) { return scale == 0 || scale == 0x7FC00000u; }
+/* Are all codes of a block with this scale 0? */
+KOPT_INLINE_ int kopt_codes_are_zero_(uint32_t scale) { return scale == 0 || scale == 0x7FC00000u; }
 
-/* Of 8-bit codes, section 6b. square: of roots of mean squares. Of other numbers the scale is a power of two. */
+/* The scale of section 6b. square: the block holds roots of means of squares. For all other numbers the scale is a
+   power of two. */
 KOPT_INLINE_ uint32_t kopt_scale_q8_(uint32_t largest, int square) {
     const uint32_t power = (largest + 0x000FFFFFu) & 0x7F800000u;
     if (square || largest >= 0x7F800000u) return kopt_scale_(largest);
     return power > 0x00800000u ? power - 0x00800000u : 0;
 }
 
-/* One range of one tensor, ready to run: all arguments are checked. */
+/* A step of elements [begin, end) of one tensor, ready to run: all arguments are checked. */
 typedef struct kopt_job_ {
     const kopt_step *step;
     kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy; /* copy may be NULL */
     kopt_counts *counts;                                                            /* may be NULL */
-    kopt_format grad_format, copy_format, moment_format;                            /* of the moments in memory */
-    size_t begin, end, scale; /* scale: from a moment of 8 bits to its scales, in bytes */
-    uint64_t first;
+    kopt_format grad_format, copy_format, moment_format;                            /* formats in memory */
+    size_t begin, end, scale; /* scale: offset in bytes from the codes of an 8-bit moment to its scales */
+    uint64_t first;           /* global index of element 0 */
     uint32_t id, stream;
     float rate, weight_decay;
-    int buffered; /* the moments are rows of fp32, of mean squares the roots; what stores them rounds */
+    int buffered; /* the moments are fp32 buffers, with roots of means of squares; the caller rounds and stores them */
 #ifdef KAHAN_OPT_VMATH
-    const kopt_vmath *vmath; /* whose function runs between the stages; NULL: none, or the built-in of Adam-atan2 */
-    int quotient; /* of Adam-atan2: there is one argument, y / x, and its arc tangent is what the table has as atan2 */
+    /* The table with the function that runs between the stages; NULL: none, or the built-in one of Adam-atan2. */
+    const kopt_vmath *vmath;
+    int quotient; /* Adam-atan2: vmath->atan2 computes the arc tangent of one argument, the quotient y / x */
 #endif
 } kopt_job_;
 
-/* One bulk conversion. */
+/* The conversion of an array. */
 typedef struct kopt_conversion_ {
     kopt_byte_ *dst;
     const kopt_byte_ *src;
     kopt_format dst_format, src_format;
     size_t n;
-    int stochastic; /* 0, or the stream of its random bits */
+    int stochastic; /* 0: to nearest; else the stream of the random bits */
     uint64_t seed, first;
     uint32_t step, id;
 } kopt_conversion_;
 
-/* One run of one training-loop tool over n elements. Which fields it reads depends on the tool. */
+/* One call of a training-loop tool for n elements: the norm, the clipping of values or the sum of shards. Each tool
+   reads only some of the fields. */
 typedef enum kopt_tool_kind_ { KOPT_TOOL_NORM_, KOPT_TOOL_CLIP_, KOPT_TOOL_SUM_ } kopt_tool_kind_;
 typedef struct kopt_tool_ {
     kopt_tool_kind_ kind;
@@ -1207,7 +1471,7 @@ typedef struct kopt_tool_ {
     kopt_byte_ *dst;
     size_t n;
     kopt_norm *norm;
-    uint32_t limit; /* of the magnitude, in bits of dst_format */
+    uint32_t limit; /* largest magnitude, as bits of dst_format */
     const void *const *shards;
     size_t count;
     float scale;
@@ -1224,37 +1488,43 @@ typedef struct kopt_tool_ {
 #error "KAHAN_OPT_ONLY leaves no format or no rule"
 #endif
 #define KOPT_HAS_(what) ((KOPT_ONLY_ & (what)) != 0)
-/* Are there moments that are stepped in rows of fp32? Vectors do so with fp16, too. */
+/* Does this build step moments in fp32 buffers? 8-bit moments always are, fp16 moments in vector code only. */
 #if defined(KOPT_X86_) || defined(KOPT_NEON_)
 #define KOPT_BUFFERED_MOMENTS_ KOPT_HAS_(KOPT_WITH_Q8 | KOPT_WITH_FP16)
 #else
 #define KOPT_BUFFERED_MOMENTS_ KOPT_HAS_(KOPT_WITH_Q8)
 #endif
 
-/* Functions that are inlined in a build without checks, where each is called once or twice. */
+/* Specifiers of functions that a build without checks inlines, because it calls each of them only once or stride. */
 #if KOPT_ONLY_ & KOPT_WITH_CHECKS
 #define KOPT_SMALL_FN_ static KOPT_UNUSED_
-#define KOPT_SCALARS_ static KOPT_NOINLINE_ /* within another FP environment */
+#define KOPT_SCALARS_ static KOPT_NOINLINE_ /* no operation may move out of the FP environment of the call */
 #else
 #define KOPT_SMALL_FN_ static KOPT_FORCE_INLINE_
 #define KOPT_SCALARS_ static KOPT_FORCE_INLINE_
 #endif
 
-/* A field with one of the values in `set`, a constant bit set: the compiler learns what it cannot be, and drops the
-   code for that. One value is left: a constant. Two: one comparison. A value that is not in this build becomes one that
-   is. */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int value) {
-    const uint32_t last = set & (0u - set), rest = set ^ last; /* the lowest bit, and the others */
-    const int low = last == 1 ? 0 : last == 2 ? 1 : last == 4 ? 2 : last == 8 ? 3 : last == 16 ? 4 : last == 32 ? 5 : 6;
-    if (rest == 0) return low;
-    if ((rest & (rest - 1)) == 0) {
-        const int high = rest == 2    ? 1
-                         : rest == 4  ? 2
-                         : rest == 8  ? 3
-                         : rest == 16 ? 4
-                         : rest == 32 ? 5
-                         : rest == 64 ? 6
-                                      : 7;
+/* Returns value, which is an option of this build: bit i of the constant `set` says whether the build contains option
+   i. So the compiler knows which values are impossible and drops their code: if one option is left the result is a
+   constant, if two are left it costs one comparison. An option that the build lacks becomes one that it contains. */
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_enabled_value_(uint32_t set, int value) {
+    const uint32_t lowest_bit = set & (0u - set), others = set ^ lowest_bit;
+    const int low = lowest_bit == 1    ? 0
+                    : lowest_bit == 2  ? 1
+                    : lowest_bit == 4  ? 2
+                    : lowest_bit == 8  ? 3
+                    : lowest_bit == 16 ? 4
+                    : lowest_bit == 32 ? 5
+                                       : 6;
+    if (others == 0) return low;
+    if ((others & (others - 1)) == 0) {
+        const int high = others == 2    ? 1
+                         : others == 4  ? 2
+                         : others == 8  ? 3
+                         : others == 16 ? 4
+                         : others == 32 ? 5
+                         : others == 64 ? 6
+                                        : 7;
         return value == high ? high : low;
     }
     if ((set & 1u) == 0 && value == 0) value = low;
@@ -1272,11 +1542,11 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int v
 #define KOPT_STATE_ROUNDINGS_ (KOPT_ONLY_ >> 10 & 3u)
 #define KOPT_DECAYS_ (KOPT_ONLY_ >> 12 & 7u)
 #ifdef KAHAN_OPT_VMATH
-/* Adam-atan2 is there if Adam is, and what its second pass is: SGD with fp32 gradients. */
-#define KOPT_SECOND_PASS_ (KOPT_WITH_SGD | KOPT_WITH_F32)
+/* A build contains Adam-atan2 if it contains Adam, SGD and fp32. */
+#define KOPT_WITH_VMATH_RULES_ (KOPT_WITH_SGD | KOPT_WITH_F32)
 #define KOPT_RULES_               \
     ((KOPT_ONLY_ >> 16 & 0x7Fu) | \
-     ((KOPT_ONLY_ & KOPT_SECOND_PASS_) == KOPT_SECOND_PASS_ ? KOPT_ONLY_ >> 10 & 0x80u : 0u))
+     ((KOPT_ONLY_ & KOPT_WITH_VMATH_RULES_) == KOPT_WITH_VMATH_RULES_ ? KOPT_ONLY_ >> 10 & 0x80u : 0u))
 #define KOPT_LAST_RULE_ KOPT_ADAM_ATAN2
 #define KOPT_IS_ATAN2_(rule) ((rule) == KOPT_ADAM_ATAN2)
 #define KOPT_VMATH_HERE_ 1
@@ -1287,34 +1557,34 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_one_of_(uint32_t set, int v
 #define KOPT_IS_ATAN2_(rule) 0
 #endif
 #define KOPT_SINGLE_BIT_(set) (((set) & ((set) - 1u)) == 0)
-#define KOPT_ENABLED_VALUE_(type, set, value) KOPT_CAST_(type, kopt_one_of_(set, KOPT_CAST_(int, value)))
+#define KOPT_ENABLED_VALUE_(type, set, value) KOPT_CAST_(type, kopt_enabled_value_(set, KOPT_CAST_(int, value)))
 #define KOPT_RULE_(value) KOPT_ENABLED_VALUE_(kopt_rule, KOPT_RULES_, value)
 #define KOPT_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, KOPT_FORMATS_ & 7u, value) /* weight, gradient, copy */
 #define KOPT_MOMENT_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, KOPT_FORMATS_, value)
-#define KOPT_STEP_FORMAT_(value) /* of the moments a kernel sees: fp32 in the place of 8 bits */ \
-    KOPT_ENABLED_VALUE_(kopt_format, (KOPT_FORMATS_ | KOPT_FORMATS_ >> 3) & 7u, value)
+/* The format of moments as a kernel sees them: fp32 instead of 8 bits. */
+#define KOPT_STEP_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, (KOPT_FORMATS_ | KOPT_FORMATS_ >> 3) & 7u, value)
 #define KOPT_ROUNDING_(value) KOPT_ENABLED_VALUE_(kopt_rounding, KOPT_ROUNDINGS_, value)
 #define KOPT_STATE_ROUNDING_(value) KOPT_ENABLED_VALUE_(kopt_rounding, KOPT_STATE_ROUNDINGS_, value)
-#define KOPT_ROUND_MODE_(                                                                                   \
-    value) /* nearest or stochastic, of weights or of the state; AMSGrad's maximum is rounded to nearest */ \
+/* Nearest or stochastic, for weights or for the state. With extras nearest is there for AMSGrad's maximum. */
+#define KOPT_ROUND_MODE_(value) \
     KOPT_ENABLED_VALUE_(kopt_rounding, (KOPT_ROUNDINGS_ | KOPT_STATE_ROUNDINGS_ | (KOPT_ONLY_ >> 30 & 1u)) & 3u, value)
 #define KOPT_DECAY_(value) KOPT_ENABLED_VALUE_(kopt_decay_mode, KOPT_DECAYS_, value)
 
-/* A global index of an element. */
+/* The global index of an element. */
 #if KOPT_ONLY_ & KOPT_WITH_EXTRAS
 typedef uint64_t kopt_index_;
 #define KOPT_INDEX_(x) (x)
 #else
-typedef size_t kopt_index_; /* tensor.first_index is 0 */
+typedef size_t kopt_index_; /* enough, because tensor.first_index is 0 */
 #define KOPT_INDEX_(x) KOPT_CAST_(size_t, x)
 #endif
 
-/* The number of moments, where the rule alone decides it. */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_moments_here_(kopt_rule rule, int moments) {
+/* The number of moments: a constant where the rule alone determines it in this build. */
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_moment_count_in_build_(kopt_rule rule, int moments) {
     if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_MOMENTUM)) return 0;
     if (rule == KOPT_ADAM && !KOPT_HAS_(KOPT_WITH_EXTRAS)) return 2;
     if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_EXTRAS))
-        return moments != 0; /* so a small build has no code for more */
+        return moments != 0; /* 0 or 1: a small build drops the code for more */
     return moments;
 }
 
@@ -1322,7 +1592,7 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_(kopt_format fo
     return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2;
 }
 
-/* Is this moment a mean of squares? fp16 keeps the root of those. */
+/* Is this moment a mean of squares, or AMSGrad's maximum of them? fp16 and 8-bit moments keep its square root. */
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
     return moment == 1 || (moment == 2 && rule == KOPT_ADAM);
 }
@@ -1334,7 +1604,7 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_residual_(kopt_
 
 /* ---- MEMORY ------------------------------------------------------------------------------------------------------ */
 
-/* Makes an integer opaque: a loop over it is not turned into a call of memcpy or memset. */
+/* Hides the value of an integer from the optimizer, which then cannot replace a loop by a call of memcpy or memset. */
 #ifdef KOPT_GNU_
 #define KOPT_OPAQUE_(x) __asm__("" : "+r"(x))
 #else
@@ -1345,14 +1615,14 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_residual_(kopt_
 typedef uint16_t kopt_unaligned16_ __attribute__((__aligned__(1), __may_alias__));
 typedef uint32_t kopt_unaligned32_ __attribute__((__aligned__(1), __may_alias__));
 #if defined(KOPT_NEON_) || (defined(KOPT_X86_) && defined(__SSE2__))
-#define KOPT_VECTORS16_ 1 /* little-endian, and every machine has vectors of 16 bytes and counts leading zeros */
+#define KOPT_VECTORS16_ 1 /* little-endian, with 16-byte vectors and an instruction that counts leading zeros */
 typedef uint64_t kopt_unaligned64_ __attribute__((__aligned__(1), __may_alias__));
 typedef uint32_t kopt_unaligned128_ __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
 #endif
 #endif
 
-/* Wide where any address will do and nobody counts bytes of code: the copies of a step and a job are a part of each
-   call. */
+/* Copies size bytes, in wide pieces where the hardware allows unaligned access and code size does not matter: every
+   call copies a step and a job. */
 #ifdef KOPT_VECTORS16_
 KOPT_INLINE_ void kopt_copy64_(kopt_byte_ *to, const kopt_byte_ *from) {
     const kopt_unaligned128_ *const in = KOPT_CONST_POINTER_(const kopt_unaligned128_ *, from);
@@ -1366,7 +1636,7 @@ KOPT_INLINE_ void kopt_copy64_(kopt_byte_ *to, const kopt_byte_ *from) {
 #endif
 static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ void kopt_copy_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
 #ifdef KOPT_VECTORS16_
-    for (; size >= 128; size -= 128, to += 128, from += 128) { /* once for each of those: no loop is left */
+    for (; size >= 128; size -= 128, to += 128, from += 128) { /* for a constant size no loop is left */
         kopt_copy64_(to, from);
         kopt_copy64_(to + 64, from + 64);
     }
@@ -1391,7 +1661,7 @@ static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ void kopt_copy_(kopt_byte_ *to, cons
     }
 }
 
-/* Numbers at any address: one instruction where the machine allows it, and never a call of memcpy. */
+/* Loads and stores at any alignment: one instruction where the machine allows it, never a call of memcpy. */
 #ifdef KOPT_GNU_
 KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_unaligned16_ *, p); }
 KOPT_INLINE_ uint32_t kopt_load32_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_unaligned32_ *, p); }
@@ -1424,14 +1694,14 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_copy_noinline_(ko
     kopt_copy_(to, from, size);
 }
 
-/* A copy that no store through a job's pointers can change. Not an assignment, which some compilers make a call of
-   memcpy. */
+/* Copies a job into a local variable, which no store through the pointers of the job can change. Not an assignment:
+   some compilers turn it into a call of memcpy. */
 KOPT_INLINE_ const kopt_job_ *kopt_copy_job_(kopt_job_ *to, const kopt_job_ *from) {
     kopt_copy_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
     return to;
 }
 
-/* The first `size` bytes of p, and zeros. Returns part. */
+/* Fills the `room` bytes of part, a multiple of 4, with size bytes from p and then zeros. Returns part. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_copy_padded_(kopt_byte_ *part, size_t room,
                                                                        const kopt_byte_ *p, size_t size) {
     size_t i;
@@ -1457,7 +1727,8 @@ KOPT_INLINE_ float kopt_mul_(float a, float b) {
     return product;
 }
 
-/* The instruction where a compiler could take an estimate of the reciprocal instead (clang -Ofast on PowerPC does). */
+/* a / b, correctly rounded. In assembly where a compiler might use an estimate of the reciprocal instead (clang -Ofast
+   on PowerPC does). */
 KOPT_INLINE_ float kopt_div_(float a, float b) {
     float r;
 #ifdef __CUDA_ARCH__
@@ -1467,14 +1738,15 @@ KOPT_INLINE_ float kopt_div_(float a, float b) {
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
     __asm__("vdiv.f32 %0, %1, %2" : "=t"(r) : "t"(a), "t"(b));
 #else
-    KOPT_OPAQUE_FLOATS_(a, b); /* or -freciprocal-math multiplies by 1 / b, in a loop even by one for all a */
+    /* Against -freciprocal-math, which multiplies by 1 / b, computed once for a whole loop. */
+    KOPT_OPAQUE_FLOATS_(a, b);
     r = a / b;
     KOPT_OPAQUE_FLOAT_(r);
 #endif
     return r;
 }
 
-KOPT_INLINE_ int kopt_above_(float a, float b) { /* a > b */
+KOPT_INLINE_ int kopt_greater_(float a, float b) { /* a > b */
 #ifdef __CUDA_ARCH__
     int r;
     __asm__("{ .reg .pred above; setp.gt.f32 above, %1, %2; selp.s32 %0, 1, 0, above; }" : "=r"(r) : "f"(a), "f"(b));
@@ -1484,7 +1756,7 @@ KOPT_INLINE_ int kopt_above_(float a, float b) { /* a > b */
 #endif
 }
 
-/* Square root, correctly rounded: the instruction where there is one, else digit by digit. */
+/* Square root, correctly rounded: one instruction where the machine has it, else bit by bit. */
 KOPT_INLINE_ float kopt_sqrt_(float x) {
 #ifdef __CUDA_ARCH__
     float root;
@@ -1511,41 +1783,42 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
     __asm__("vsqrt.f32 %0, %1" : "=t"(root) : "t"(x));
     return root;
 #else
-    uint32_t u = kopt_as_u32_(x), exponent = u >> 23, digits = u & 0x007FFFFFu, root = 0, bit;
-    uint32_t rest = 0, i;
+    uint32_t u = kopt_as_u32_(x), exponent = u >> 23, significand = u & 0x007FFFFFu, root = 0, trial;
+    uint32_t remainder = 0, i;
     if ((u & 0x7FFFFFFFu) > 0x7F800000u || (u > 0x80000000u)) return kopt_as_f32_(0x7FC00000u);
     if ((u & 0x7FFFFFFFu) == 0 || u == 0x7F800000u) return x;
     if (exponent == 0) {
-        for (exponent = 1; digits < 0x00800000u; digits <<= 1) exponent--; /* wraps for deep subnormals: mod 2^32 */
+        for (exponent = 1; significand < 0x00800000u; significand <<= 1) exponent--; /* may fall below 0: modulo 2^32 */
     } else {
-        digits |= 0x00800000u;
+        significand |= 0x00800000u;
     }
-    exponent += 127; /* root of digits * 2^(exponent - 277): make that exponent's half whole */
-    if ((exponent & 1u) != 0) digits <<= 1;
+    exponent += 127; /* x = significand * 2^(exponent - 277); an even exponent, halved, is the exponent of the root */
+    if ((exponent & 1u) != 0) significand <<= 1;
     exponent >>= 1;
-    digits <<= 7;              /* 31 or 32 bits; two enter per root bit */
-    for (i = 0; i < 25; i++) { /* 24 bits and one to round */
-        rest = (rest << 2) | (digits >> 30);
-        digits <<= 2;
-        bit = (root << 2) | 1u;
+    significand <<= 7;         /* 31 or 32 bits; each bit of the root consumes two */
+    for (i = 0; i < 25; i++) { /* 24 bits and a rounding bit */
+        remainder = (remainder << 2) | (significand >> 30);
+        significand <<= 2;
+        trial = (root << 2) | 1u;
         root <<= 1;
-        if (rest >= bit) {
-            rest -= bit;
+        if (remainder >= trial) {
+            remainder -= trial;
             root |= 1u;
         }
     }
-    root = (root + 1u) >> 1; /* never a tie: a root of 25 bits squared has 50 */
+    root = (root + 1u) >> 1; /* never a tie: the square of a root of exactly 25 bits would have 49 or 50 bits */
     return kopt_as_f32_((exponent << 23) + (root - 0x00800000u));
 #endif
 }
 
 /* ---- BINARY64 ARITHMETIC ----------------------------------------------------------------------------------------- */
 
-/* For norms, loss scales, RAdam, checks. A kopt_f64_ is a double where the machine computes with doubles;
-   elsewhere (an FPU for fp32 alone, none at all, 32-bit doubles) it is the 64 bits of one, and the operations below
-   are integer code that gives the same bits and calls nothing of the compiler's library. */
+/* Norms, loss scales, RAdam and checks of arguments need binary64. kopt_f64_ is double where the hardware computes in
+   binary64. Elsewhere (an FPU for fp32 only, no FPU, a double of 32 bits) it is the 64-bit word of a binary64 number,
+   and the operations below are integer code, which gives the same bits and calls no function of the compiler's runtime
+   library. */
 
-#ifndef KOPT_SOFT64_ /* the tests define it */
+#ifndef KOPT_SOFT64_ /* 1: integer code; a test defines it to check that code on any machine */
 #if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ != 8
 #define KOPT_SOFT64_ 1
 #elif defined(__arm__) && !(defined(__ARM_FP) && (__ARM_FP & 8))
@@ -1559,36 +1832,36 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
 #endif
 #endif
 
-/* The bits of the binary64 with the value of a binary32. */
-KOPT_INLINE_ uint64_t kopt_wide_bits_(float x) {
-    uint32_t u = kopt_as_u32_(x), digits = u & 0x007FFFFFu, exponent = (u >> 23 & 0xFFu) + 896;
+/* Converts binary32 to binary64, exactly. Returns the bits. */
+KOPT_INLINE_ uint64_t kopt_float_to_bits64_(float x) {
+    uint32_t u = kopt_as_u32_(x), fraction = u & 0x007FFFFFu, exponent = (u >> 23 & 0xFFu) + 896;
     const uint64_t sign = KOPT_CAST_(uint64_t, u >> 31) << 63;
-    if (exponent == 896 && digits == 0) return sign;
+    if (exponent == 896 && fraction == 0) return sign;
     if (exponent == 896 + 255) exponent = 2047;
-    if (exponent == 896) { /* subnormal */
-        for (exponent++; digits < 0x00800000u; digits <<= 1) exponent--;
-        digits &= 0x007FFFFFu;
+    if (exponent == 896) { /* subnormal in binary32, normal in binary64 */
+        for (exponent++; fraction < 0x00800000u; fraction <<= 1) exponent--;
+        fraction &= 0x007FFFFFu;
     }
-    return sign | KOPT_CAST_(uint64_t, exponent) << 52 | KOPT_CAST_(uint64_t, digits) << 29;
+    return sign | KOPT_CAST_(uint64_t, exponent) << 52 | KOPT_CAST_(uint64_t, fraction) << 29;
 }
 
-typedef union kopt_word64_of_ {
+typedef union kopt_bitcast64_ {
     double d;
     uint64_t u;
-} kopt_word64_of_;
+} kopt_bitcast64_;
 
-/* The bits of a double; a 32-bit double is widened, exactly. */
+/* The bits of a double as binary64. A double of 32 bits is converted, exactly. */
 KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
 #if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
-    return kopt_wide_bits_(x);
+    return kopt_float_to_bits64_(x);
 #else
-    kopt_word64_of_ bits;
+    kopt_bitcast64_ bits;
     bits.d = x;
     return bits.u;
 #endif
 }
 
-/* A build without checks whose formulas have positive numbers alone. */
+/* Is this a build without checks, whose formulas compute with positive numbers only? */
 #ifdef KAHAN_OPT_VMATH
 #define KOPT_POSITIVE64_ 0
 #else
@@ -1600,41 +1873,41 @@ KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
 
 typedef uint64_t kopt_f64_;
 
-enum { KOPT_TIMES_, KOPT_OVER_, KOPT_PLUS_ };
+enum { KOPT_SOFT_MUL_, KOPT_SOFT_DIV_, KOPT_SOFT_ADD_ };
 
-/* Significand with its leading bit at 61: 53 bits, and 9 to round with. The last bit also says whether anything
-   below it was cut off. */
-KOPT_INLINE_ uint64_t kopt_digits64_(uint64_t x) {
+/* The significand of a normal number: 53 bits, the leading one in bit 61, and 9 bits for rounding. Bit 0 is sticky:
+   right shifts of a significand keep it set if they shift out a 1. */
+KOPT_INLINE_ uint64_t kopt_significand64_(uint64_t x) {
     const uint64_t lead = KOPT_CAST_(uint64_t, 1) << 61;
     return (x << 9 & (lead - 1)) | lead;
 }
 
-/* x * y, x / y, x + y to nearest even, as IEEE 754 says, but for one thing: what has an infinite or NaN operand is
-   infinite. One loop shifts right and adds, for products and sums alike: this is made to be small. With
-   KOPT_POSITIVE64_ it is for positive numbers (the second of a sum may be a smaller negative one), and 0 for what is
-   subnormal. */
-static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int what) {
-    const int any = !KOPT_POSITIVE64_;
+/* x * y, x / y or x + y, rounded to nearest even as in IEEE 754, with one difference: the result is +infinity if an
+   operand is infinite or NaN, or if the divisor is 0. The code is small rather than fast: one loop of right shifts and
+   additions serves both products and sums. With KOPT_POSITIVE64_ it takes positive numbers only (the second term of a
+   sum may be negative, if its magnitude is smaller) and returns 0 for a subnormal result. */
+static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int operation) {
+    const int general = !KOPT_POSITIVE64_;
     const uint64_t top = KOPT_CAST_(uint64_t, 1) << 63, infinity = KOPT_CAST_(uint64_t, 2047) << 52;
     uint64_t sign = (x ^ y) & top, a, b, m = 0;
-    const int differ = what == KOPT_PLUS_ && sign != 0;
+    const int subtract = operation == KOPT_SOFT_ADD_ && sign != 0;
     int e, e2, n;
-    if (any && what == KOPT_PLUS_) {
-        if ((x & ~top) < (y & ~top)) { /* |x| >= |y| */
+    if (general && operation == KOPT_SOFT_ADD_) {
+        if ((x & ~top) < (y & ~top)) { /* swap, so that |x| >= |y| */
             a = x;
             x = y;
             y = a;
         }
         sign = x & top;
     }
-    a = kopt_digits64_(x);
-    b = kopt_digits64_(y);
+    a = kopt_significand64_(x);
+    b = kopt_significand64_(y);
     e = KOPT_CAST_(int, x >> 52 & 2047);
     e2 = KOPT_CAST_(int, y >> 52 & 2047);
-    if (any) {
+    if (general) {
         if (e == 2047 || e2 == 2047) return infinity;
-        if (y << 1 == 0 && what == KOPT_PLUS_) return x << 1 == 0 ? x & y : x;
-        if (y << 1 == 0 && what == KOPT_OVER_) return infinity;
+        if (y << 1 == 0 && operation == KOPT_SOFT_ADD_) return x << 1 == 0 ? x & y : x;
+        if (y << 1 == 0 && operation == KOPT_SOFT_DIV_) return infinity;
         if (x << 1 == 0 || y << 1 == 0) return sign;
         if (e == 0) { /* subnormal */
             a = x << 12 >> 3;
@@ -1646,9 +1919,9 @@ static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int what) {
         }
     }
     n = e - e2;
-    if (what == KOPT_OVER_) {
+    if (operation == KOPT_SOFT_DIV_) {
         e = n + 1023 + 62;
-        do { /* one bit of the quotient after the other */
+        do { /* long division: one bit of the quotient in each iteration */
             m <<= 1;
             if (a >= b) {
                 a -= b;
@@ -1660,51 +1933,52 @@ static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int what) {
         m |= a != 0;
     } else {
         a >>= 1;
-        if (what == KOPT_PLUS_) {
-            m = b;
+        if (operation == KOPT_SOFT_ADD_) {
+            m = b; /* the loop shifts it right by the difference of the exponents */
             b = 0;
             e++;
         } else {
             e += e2 - 1022;
-            n = 61;
+            n = 61; /* the loop adds a for each bit of b, from the lowest */
         }
         for (;; b >>= 1) {
             m = (m >> 1) | (m & 1);
             if (n-- == 0) break;
             if ((b & 1) != 0) m += a;
         }
-        if (differ) m = 0 - m;
+        if (subtract) m = 0 - m;
         m += a;
-        if (any && m == 0) return 0;
+        if (general && m == 0) return 0;
         for (; m >> 61 == 0; m <<= 1) e--;
     }
-    if (!any) sign = 0;
-    if (!any && e <= 0) return 0;
-    for (; any && e <= 0; e++) m = (m >> 1) | (m & 1); /* subnormal */
+    if (!general) sign = 0;
+    if (!general && e <= 0) return 0;
+    for (; general && e <= 0; e++) m = (m >> 1) | (m & 1); /* subnormal */
+    /* to nearest even, at bit 9 */
     m += 255 + (m >> 9 & 1);
-    if (any && e >= 2047) return sign | infinity;
+    if (general && e >= 2047) return sign | infinity;
     return sign | ((m >> 9) + (KOPT_CAST_(uint64_t, e - 1) << 52));
 }
 
-KOPT_INLINE_ kopt_f64_ kopt_get64_(double x) { return kopt_bits64_(x); }
-KOPT_INLINE_ uint64_t kopt_word64_(kopt_f64_ x) { return x; }
-KOPT_INLINE_ kopt_f64_ kopt_mul64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_TIMES_); }
-KOPT_INLINE_ kopt_f64_ kopt_div64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_OVER_); }
-KOPT_INLINE_ kopt_f64_ kopt_add64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_PLUS_); }
+KOPT_INLINE_ kopt_f64_ kopt_to_f64_(double x) { return kopt_bits64_(x); }
+KOPT_INLINE_ uint64_t kopt_f64_to_bits_(kopt_f64_ x) { return x; }
+KOPT_INLINE_ kopt_f64_ kopt_mul64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_SOFT_MUL_); }
+KOPT_INLINE_ kopt_f64_ kopt_div64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_SOFT_DIV_); }
+KOPT_INLINE_ kopt_f64_ kopt_add64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_SOFT_ADD_); }
 KOPT_INLINE_ kopt_f64_ kopt_sub64_(kopt_f64_ a, kopt_f64_ b) {
-    return kopt_soft64_(a, b ^ KOPT_CAST_(uint64_t, 1) << 63, KOPT_PLUS_);
+    return kopt_soft64_(a, b ^ KOPT_CAST_(uint64_t, 1) << 63, KOPT_SOFT_ADD_);
 }
 
-KOPT_INLINE_ kopt_f64_ kopt_whole64_(uint32_t n) { /* n > 0 */
+KOPT_INLINE_ kopt_f64_ kopt_u32_to_f64_(uint32_t n) { /* n > 0 */
     int e = 1023 + 52;
-    uint64_t digits = n;
-    for (; digits >> 52 == 0; digits <<= 1) e--;
-    return digits + (KOPT_CAST_(uint64_t, e - 1) << 52);
+    uint64_t significand = n;
+    for (; significand >> 52 == 0; significand <<= 1) e--;
+    return significand + (KOPT_CAST_(uint64_t, e - 1) << 52);
 }
 
 KOPT_INLINE_ kopt_f64_ kopt_half64_(kopt_f64_ x) { return x - (KOPT_CAST_(uint64_t, 1) << 52); }
 
-/* Rounded to binary32. */
+/* Rounds to binary32, nearest even. A NaN becomes an infinity. With KOPT_POSITIVE64_ a subnormal result becomes 0. */
 static KOPT_NOINLINE_ float kopt_to_float_(kopt_f64_ x) {
     const uint32_t sign = !KOPT_POSITIVE64_ ? KOPT_CAST_(uint32_t, x >> 32) & 0x80000000u : 0;
     const int exponent = KOPT_CAST_(int, x >> 52 & 2047);
@@ -1719,16 +1993,16 @@ static KOPT_NOINLINE_ float kopt_to_float_(kopt_f64_ x) {
         if (shift > 0) x |= KOPT_CAST_(uint64_t, exponent != 0) << 52; /* subnormal or zero */
         for (; shift > 0 && x != 0; shift--) x = (x >> 1) | (x & 1);
     }
-    x += 0x0FFFFFFFu + (x >> 29 & 1);
+    x += 0x0FFFFFFFu + (x >> 29 & 1); /* to nearest even, at bit 29 */
     return kopt_as_f32_(sign | KOPT_CAST_(uint32_t, x >> 29));
 }
 
-KOPT_INLINE_ kopt_f64_ kopt_make64_(uint64_t bits) { return bits; }
-KOPT_INLINE_ double kopt_put64_(kopt_f64_ x) {
+KOPT_INLINE_ kopt_f64_ kopt_bits_to_f64_(uint64_t bits) { return bits; }
+KOPT_INLINE_ double kopt_to_double_(kopt_f64_ x) {
 #if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
     return kopt_to_float_(x);
 #else
-    kopt_word64_of_ bits;
+    kopt_bitcast64_ bits;
     bits.u = x;
     return bits.d;
 #endif
@@ -1738,14 +2012,15 @@ KOPT_INLINE_ double kopt_put64_(kopt_f64_ x) {
 
 typedef double kopt_f64_;
 
-/* volatile, here and below: nothing moves out from between kopt_enter_ and kopt_leave_. An operation cannot begin
-   before its operand is settled, and what it gives is settled before anything else is. */
 #if defined(__x86_64__) || (defined(__i386__) && defined(__SSE2_MATH__)) || defined(__aarch64__)
 #define KOPT_REGISTER64_ KOPT_REGISTER_
 #else
 #define KOPT_REGISTER64_ "m"
 #endif
-KOPT_INLINE_ double kopt_settle64_(double x) {
+/* An optimization barrier: hides the value of x from the optimizer. The barriers here and in kopt_to_float_() are
+   volatile, so they stay in order, and every operation is between two of them: one for its operand, one for its result.
+   So the compiler cannot move an operation out from between kopt_enter_() and kopt_leave_(). */
+KOPT_INLINE_ double kopt_opaque64_(double x) {
 #ifdef __CUDA_ARCH__
     return x;
 #elif defined(KOPT_GNU_)
@@ -1757,15 +2032,15 @@ KOPT_INLINE_ double kopt_settle64_(double x) {
 #endif
 }
 
-KOPT_INLINE_ kopt_f64_ kopt_make64_(uint64_t bits) {
-    kopt_word64_of_ whole;
+KOPT_INLINE_ kopt_f64_ kopt_bits_to_f64_(uint64_t bits) {
+    kopt_bitcast64_ whole;
     whole.u = bits;
     return whole.d;
 }
-KOPT_INLINE_ double kopt_put64_(kopt_f64_ x) { return x; }
-KOPT_INLINE_ kopt_f64_ kopt_get64_(double x) { return x; }
-KOPT_INLINE_ kopt_f64_ kopt_whole64_(uint32_t n) { return n; }
-KOPT_INLINE_ uint64_t kopt_word64_(kopt_f64_ x) { return kopt_bits64_(x); }
+KOPT_INLINE_ double kopt_to_double_(kopt_f64_ x) { return x; }
+KOPT_INLINE_ kopt_f64_ kopt_to_f64_(double x) { return x; }
+KOPT_INLINE_ kopt_f64_ kopt_u32_to_f64_(uint32_t n) { return n; }
+KOPT_INLINE_ uint64_t kopt_f64_to_bits_(kopt_f64_ x) { return kopt_bits64_(x); }
 #ifdef __CUDA_ARCH__
 #define KOPT_OPERATION64_(name, ptx, operation)             \
     KOPT_INLINE_ kopt_f64_ name(kopt_f64_ a, kopt_f64_ b) { \
@@ -1775,7 +2050,7 @@ KOPT_INLINE_ uint64_t kopt_word64_(kopt_f64_ x) { return kopt_bits64_(x); }
     }
 #else
 #define KOPT_OPERATION64_(name, ptx, operation) \
-    KOPT_INLINE_ kopt_f64_ name(kopt_f64_ a, kopt_f64_ b) { return kopt_settle64_(a operation kopt_settle64_(b)); }
+    KOPT_INLINE_ kopt_f64_ name(kopt_f64_ a, kopt_f64_ b) { return kopt_opaque64_(a operation kopt_opaque64_(b)); }
 #endif
 KOPT_OPERATION64_(kopt_mul64_, "mul.rn.f64", *)
 KOPT_OPERATION64_(kopt_div64_, "div.rn.f64", /)
@@ -1789,10 +2064,10 @@ KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
     float y;
     __asm__("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
 #elif defined(KOPT_GNU_)
-    float y = KOPT_CAST_(float, kopt_settle64_(x));
+    float y = KOPT_CAST_(float, kopt_opaque64_(x));
     __asm__ __volatile__("" : "+" KOPT_REGISTER64_(y));
 #else
-    volatile float y = KOPT_CAST_(float, kopt_settle64_(x));
+    volatile float y = KOPT_CAST_(float, kopt_opaque64_(x));
 #endif
     return y;
 }
@@ -1801,110 +2076,116 @@ KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
 
 /* ---- comparisons and ranges of hyper-parameters ---- */
 
-/* a < b, by integers: -Ofast takes it that no NaN exists, and a caller's DAZ that no subnormal does. NaN is above all
-   or below all. */
+/* a < b, compared as integers: -Ofast assumes that there are no NaNs, and with DAZ set by the caller subnormals would
+   count as 0. A NaN is above all numbers or, if its sign bit is set, below all. */
 static KOPT_HOST_DEVICE_ int kopt_less64_(kopt_f64_ a, kopt_f64_ b) {
     const uint64_t top = KOPT_CAST_(uint64_t, 1) << 63;
-    uint64_t x = kopt_word64_(a), y = kopt_word64_(b);
+    uint64_t x = kopt_f64_to_bits_(a), y = kopt_f64_to_bits_(b);
     if (KOPT_POSITIVE64_) return x < y;
-    x = (x & top) != 0 ? top - (x & ~top) : x | top; /* -0 becomes 0 */
+    x = (x & top) != 0 ? top - (x & ~top) : x | top; /* the order of the numbers; -0 becomes 0 */
     y = (y & top) != 0 ? top - (y & ~top) : y | top;
     return x < y;
 }
 
-/* Finite, and in [least, most]. */
-static KOPT_HOST_DEVICE_ int kopt_inside64_(kopt_f64_ x, kopt_f64_ least, kopt_f64_ most) {
-    return (kopt_word64_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, least) && !kopt_less64_(most, x);
+/* Is x finite and in [low, high]? */
+static KOPT_HOST_DEVICE_ int kopt_within64_(kopt_f64_ x, kopt_f64_ low, kopt_f64_ high) {
+    return (kopt_f64_to_bits_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, low) && !kopt_less64_(high, x);
 }
 
-static KOPT_HOST_DEVICE_ int kopt_less_(double a, double b) { return kopt_less64_(kopt_get64_(a), kopt_get64_(b)); }
+static KOPT_HOST_DEVICE_ int kopt_less_(double a, double b) { return kopt_less64_(kopt_to_f64_(a), kopt_to_f64_(b)); }
 
-static KOPT_HOST_DEVICE_ int kopt_within_(double x, double least, double most) {
-    return kopt_inside64_(kopt_get64_(x), kopt_get64_(least), kopt_get64_(most));
+static KOPT_HOST_DEVICE_ int kopt_within_(double x, double low, double high) {
+    return kopt_within64_(kopt_to_f64_(x), kopt_to_f64_(low), kopt_to_f64_(high));
 }
 
-/* The same for what each step checks: words of numbers that are not negative have the order of the numbers. -0 is 0. */
+/* Faster checks, for every step. The words of nonnegative numbers are in the order of the numbers, and those of
+   negative numbers and NaNs are above that of any finite bound. -0 counts as 0. */
 KOPT_INLINE_ int kopt_is_zero_(double x) { return kopt_bits64_(x) << 1 == 0; }
-KOPT_INLINE_ int kopt_from_0_to_(double x, double most) {
-    return kopt_bits64_(x) <= kopt_bits64_(most) || kopt_is_zero_(x);
+KOPT_INLINE_ int kopt_from_0_to_(double x, double largest) {
+    return kopt_bits64_(x) <= kopt_bits64_(largest) || kopt_is_zero_(x);
 }
 KOPT_INLINE_ int kopt_from_0_below_1_(double x) { return kopt_bits64_(x) < kopt_bits64_(1) || kopt_is_zero_(x); }
-KOPT_INLINE_ int kopt_magnitude_to_(double x, double most) { return kopt_bits64_(x) << 1 <= kopt_bits64_(most) << 1; }
-KOPT_INLINE_ int kopt_normal_to_(double x, double most) { /* of fp32, above 0 */
-    return kopt_bits64_(x) >= kopt_bits64_(1.1754943508222875e-38) && kopt_bits64_(x) <= kopt_bits64_(most);
+KOPT_INLINE_ int kopt_magnitude_at_most_(double x, double largest) {
+    return kopt_bits64_(x) << 1 <= kopt_bits64_(largest) << 1;
+}
+KOPT_INLINE_ int kopt_normal_at_most_(double x, double largest) { /* at least 2^-126, the smallest normal fp32 */
+    return kopt_bits64_(x) >= kopt_bits64_(1.1754943508222875e-38) && kopt_bits64_(x) <= kopt_bits64_(largest);
 }
 
-/* Rounded to binary32. */
-KOPT_INLINE_ float kopt_narrow64_(double x) { return kopt_to_float_(kopt_get64_(x)); }
+/* Rounds to binary32, nearest even. */
+KOPT_INLINE_ float kopt_narrow64_(double x) { return kopt_to_float_(kopt_to_f64_(x)); }
 
-/* 1 - beta for the bits of 0 <= beta < 1: beta rounded down to 64 bits after the point, the difference cut to its first
-   53 bits and rounded. Integers, so that no machine needs binary64 for it. */
-static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_rest_(uint64_t beta) {
+/* 1 - beta in fp32, from the bits of 0 <= beta < 1. Truncates beta to 64 bits after the binary point, truncates the
+   difference to 53 significant bits and rounds it to fp32. In integers, so that it needs no binary64 arithmetic. */
+static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_one_minus_beta_(uint64_t beta) {
     uint64_t q = beta << 11 | KOPT_CAST_(uint64_t, 1) << 63;
-    int shift = 1022 - KOPT_CAST_(int, beta >> 52 & (KOPT_POSITIVE64_ ? 4095 : 2047)), e = 1022; /* beta may be -0 */
+    /* 2047 drops the sign bit: beta may be -0 */
+    int shift = 1022 - KOPT_CAST_(int, beta >> 52 & (KOPT_POSITIVE64_ ? 4095 : 2047)), e = 1022;
     for (; shift > 0; shift--) q >>= 1;
-    q = ~q;                  /* too small by 2^-64 */
-#ifdef KOPT_VECTORS16_       /* a machine that counts zeros at once */
+    q = ~q;                  /* 1 - beta, too small by 2^-64 */
+#ifdef KOPT_VECTORS16_       /* one instruction counts the zeros */
     e -= __builtin_clzll(q); /* q is not 0 */
     q <<= __builtin_clzll(q);
 #else
     for (; q >> 63 == 0; q <<= 1) e--;
 #endif
-    return kopt_to_float_(kopt_make64_((q << 1 >> 12) + (KOPT_CAST_(uint64_t, e) << 52)));
+    return kopt_to_float_(kopt_bits_to_f64_((q << 1 >> 12) + (KOPT_CAST_(uint64_t, e) << 52)));
 }
 
-/* 1 - (1 - a) * (1 - b), with no 1 that a and b could be lost beside. */
-static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_either_(float a, float b) {
+/* 1 - (1 - a) * (1 - b), computed as a + b - a * b: a small a or b would lose its digits in 1 - a or 1 - b. */
+static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_combine_gains_(float a, float b) {
     return kopt_sub_(kopt_add_(a, b), kopt_mul_(a, b));
 }
 
-/* beta and 1 - beta; returns 1 - beta^step. */
-static KOPT_HOST_DEVICE_ float kopt_beta_(double beta, uint32_t step, float *beta32, float *rest32) {
-    float rest = kopt_rest_(kopt_bits64_(beta)), all = kopt_as_f32_(0);
-    *beta32 = kopt_to_float_(kopt_get64_(beta));
-    *rest32 = rest;
+/* Stores beta and 1 - beta in fp32. Returns the bias correction 1 - beta^step, by binary exponentiation. */
+static KOPT_HOST_DEVICE_ float kopt_beta_(double beta, uint32_t step, float *beta32, float *gain32) {
+    float gain = kopt_one_minus_beta_(kopt_bits64_(beta)), correction = kopt_as_f32_(0);
+    *beta32 = kopt_to_float_(kopt_to_f64_(beta));
+    *gain32 = gain;
     for (;;) {
-        if ((step & 1u) != 0) all = kopt_either_(all, rest);
+        if ((step & 1u) != 0) correction = kopt_combine_gains_(correction, gain);
         step >>= 1;
-        if (step == 0) return all;
-        rest = kopt_either_(rest, rest);
+        if (step == 0) return correction;
+        gain = kopt_combine_gains_(gain, gain);
     }
 }
 
 #ifdef KOPT_VECTORS16_
-typedef float kopt_floats_ __attribute__((__vector_size__(16)));
+typedef float kopt_f32x4_ __attribute__((__vector_size__(16)));
 
-static KOPT_FORCE_INLINE_ kopt_floats_ kopt_either4_(kopt_floats_ a, kopt_floats_ b) {
-    kopt_floats_ sum = a + b, product = a * b, r;
+static KOPT_FORCE_INLINE_ kopt_f32x4_ kopt_combine_gains4_(kopt_f32x4_ a, kopt_f32x4_ b) {
+    kopt_f32x4_ sum = a + b, product = a * b, r;
     __asm__("" : "+" KOPT_REGISTER_(sum), "+" KOPT_REGISTER_(product));
     r = sum - product;
     KOPT_OPAQUE_FLOAT_(r);
     return r;
 }
 
-/* kopt_beta_ of beta1 and beta2, in one loop. */
-static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *all1, float *all2) {
-    const float rest1 = kopt_rest_(kopt_bits64_(opt->beta1)), rest2 = kopt_rest_(kopt_bits64_(opt->beta2));
-    kopt_floats_ rest = {rest1, rest2}, all = {0, 0};
+/* kopt_beta_() of both beta1 and beta2 in one loop, in lanes 0 and 1. */
+static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *correction1,
+                                                    float *correction2) {
+    const float one_minus_beta1 = kopt_one_minus_beta_(kopt_bits64_(opt->beta1)),
+                one_minus_beta2 = kopt_one_minus_beta_(kopt_bits64_(opt->beta2));
+    kopt_f32x4_ gain = {one_minus_beta1, one_minus_beta2}, correction = {0, 0};
     uint32_t step = s->step;
     s->beta1 = kopt_narrow64_(opt->beta1);
     s->beta2 = kopt_narrow64_(opt->beta2);
-    s->gain1 = rest1;
-    s->gain2 = rest2;
+    s->gain1 = one_minus_beta1;
+    s->gain2 = one_minus_beta2;
     for (;;) {
-        if ((step & 1u) != 0) all = kopt_either4_(all, rest);
+        if ((step & 1u) != 0) correction = kopt_combine_gains4_(correction, gain);
         step >>= 1;
         if (step == 0) break;
-        rest = kopt_either4_(rest, rest);
+        gain = kopt_combine_gains4_(gain, gain);
     }
-    *all1 = all[0];
-    *all2 = all[1];
+    *correction1 = correction[0];
+    *correction2 = correction[1];
 }
 #endif
 
-/* Square root of a in (0, 1] by Heron's iteration, which falls until it has converged. */
+/* Square root of 0 < a <= 1 by Heron's method. The iterates decrease until they have converged. */
 static KOPT_HOST_DEVICE_ kopt_f64_ kopt_sqrt64_(kopt_f64_ a) {
-    kopt_f64_ x = kopt_get64_(1.0), y;
+    kopt_f64_ x = kopt_to_f64_(1.0), y;
     for (;;) {
         y = kopt_half64_(kopt_add64_(x, kopt_div64_(a, x)));
         if (!kopt_less64_(y, x)) return x;
@@ -1912,26 +2193,26 @@ static KOPT_HOST_DEVICE_ kopt_f64_ kopt_sqrt64_(kopt_f64_ a) {
     }
 }
 
-/* n > 0 as binary64, to nearest. */
-static KOPT_HOST_DEVICE_ kopt_f64_ kopt_count64_(uint64_t n) {
+/* Converts n > 0 to binary64, nearest even. */
+static KOPT_HOST_DEVICE_ kopt_f64_ kopt_u64_to_f64_(uint64_t n) {
     const uint32_t high = KOPT_CAST_(uint32_t, n >> 32), low = KOPT_CAST_(uint32_t, n & 0xFFFFFFFFu);
-    const kopt_f64_ rest = low == 0 ? kopt_get64_(0) : kopt_whole64_(low);
-    if (high == 0) return rest;
-    return kopt_add64_(kopt_mul64_(kopt_whole64_(high), kopt_get64_(4294967296.0)), rest);
+    const kopt_f64_ low64 = low == 0 ? kopt_to_f64_(0) : kopt_u32_to_f64_(low);
+    if (high == 0) return low64;
+    return kopt_add64_(kopt_mul64_(kopt_u32_to_f64_(high), kopt_to_f64_(4294967296.0)), low64);
 }
 
 /* ---- EXACT NORM -------------------------------------------------------------------------------------------------- */
 
-/* value * 2^(p - 298) into the digits of a norm, without carry: each grows by less than 2^33. */
-KOPT_INLINE_ void kopt_norm_put_(kopt_norm *norm, uint64_t value, uint32_t p) {
+/* Adds value * 2^(p - 298) to the exact sum. Does not propagate carries: each limb grows by less than 2^33. */
+KOPT_INLINE_ void kopt_norm_accumulate_(kopt_norm *norm, uint64_t value, uint32_t p) {
     const uint64_t low = (value & 0xFFFFFFFFu) << (p & 31u), high = (value >> 32) << (p & 31u);
-    uint64_t *digit = norm->digit + (p >> 5);
-    digit[0] += low & 0xFFFFFFFFu;
-    digit[1] += (low >> 32) + (high & 0xFFFFFFFFu);
-    digit[2] += high >> 32;
+    uint64_t *limb = norm->digit + (p >> 5);
+    limb[0] += low & 0xFFFFFFFFu;
+    limb[1] += (low >> 32) + (high & 0xFFFFFFFFu);
+    limb[2] += high >> 32;
 }
 
-/* The one form of a sum: all digits but the last below 2^32. */
+/* Propagates carries. Then all limbs but the last are below 2^32, and equal sums have equal limbs. */
 static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_carry_(kopt_norm *norm) {
     int i;
     for (i = 0; i < 19; i++) {
@@ -1940,84 +2221,87 @@ static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_carry_(kopt_norm *norm) {
     }
 }
 
-/* The word of |x| as fp32. */
-KOPT_INLINE_ uint32_t kopt_magnitude_(const kopt_byte_ *p, kopt_format format) {
+/* The fp32 word of |x|. */
+KOPT_INLINE_ uint32_t kopt_load_magnitude_(const kopt_byte_ *p, kopt_format format) {
     if (format == KOPT_F32) return kopt_load32_(p) & 0x7FFFFFFFu;
     if (format == KOPT_BF16) return (kopt_load16_(p) & 0x7FFFu) << 16;
     return kopt_as_u32_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, kopt_load16_(p) & 0x7FFFu)));
 }
 
-/* One value at a time: for any value, and at most 2^30 of them until the next carry. */
-static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_each_(kopt_norm *norm, const kopt_byte_ *p,
-                                                                          kopt_format format, size_t n) {
+/* Adds the squares of n values one by one. Takes any value. At most 2^30 values until the next kopt_norm_carry_(). */
+static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_add_values_(kopt_norm *norm, const kopt_byte_ *p,
+                                                                                kopt_format format, size_t n) {
     const size_t size = kopt_bytes_of_(format);
     for (; n > 0; n--, p += size) {
-        const uint32_t mag = kopt_magnitude_(p, format), exponent = mag >> 23;
-        const uint64_t digits = (mag & 0x007FFFFFu) | (exponent == 0 ? 0 : 0x00800000u); /* x = digits 2^(exp - 150) */
+        const uint32_t magnitude = kopt_load_magnitude_(p, format), exponent = magnitude >> 23;
+        /* |x| = significand * 2^(max(exponent, 1) - 150) */
+        const uint64_t significand = (magnitude & 0x007FFFFFu) | (exponent == 0 ? 0 : 0x00800000u);
         if (exponent == 255)
             norm->nonfinite++;
         else
-            kopt_norm_put_(norm, digits * digits, exponent == 0 ? 0 : 2 * exponent - 2);
+            kopt_norm_accumulate_(norm, significand * significand, exponent == 0 ? 0 : 2 * exponent - 2);
     }
 }
 
-/* Not an assignment, which would call memcpy. */
+/* Copies a norm and propagates the carries of the copy. Not an assignment, which would call memcpy. */
 static KOPT_HOST_DEVICE_ void kopt_norm_copy_(kopt_norm *to, const kopt_norm *from) {
     kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
     kopt_norm_carry_(to);
 }
 
-/* Digit by digit: 54 bits of the root, the last of them and what remains say how to round. */
+/* The square root, rounded to nearest even; infinity if a value was not finite. Computes 54 bits of the root one by
+   one; the last bit and the remainder decide the rounding. */
 static KOPT_HOST_DEVICE_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
-    uint64_t rest = 0, root = 0;
+    uint64_t remainder = 0, root = 0;
     int pairs, pair, i;
     kopt_norm n;
     kopt_norm_copy_(&n, norm);
-    if (n.nonfinite != 0) return kopt_make64_(KOPT_CAST_(uint64_t, 0x7FF) << 52);
+    if (n.nonfinite != 0) return kopt_bits_to_f64_(KOPT_CAST_(uint64_t, 0x7FF) << 52);
     for (i = 19; i >= 0 && n.digit[i] == 0; i--) {
     }
-    if (i < 0) return kopt_make64_(0);
-    pairs = 16 * i; /* as many pairs of bits has the sum */
-    for (rest = n.digit[i]; rest != 0; rest >>= 2) pairs++;
+    if (i < 0) return kopt_bits_to_f64_(0);
+    pairs = 16 * i; /* the number of bit pairs of the sum */
+    for (remainder = n.digit[i]; remainder != 0; remainder >>= 2) pairs++;
     for (pair = pairs - 1; pair >= pairs - 54; pair--) {
-        const int at = pair >= 320 ? 19 : pair >> 4;
-        uint64_t bit;
-        rest <<= 2;
-        if (pair >= 0) rest |= n.digit[at] >> (2 * (pair - 16 * at)) & 3u;
-        bit = (root << 2) | 1u;
+        const int limb = pair >= 320 ? 19 : pair >> 4;
+        uint64_t trial;
+        remainder <<= 2;
+        if (pair >= 0) remainder |= n.digit[limb] >> (2 * (pair - 16 * limb)) & 3u;
+        trial = (root << 2) | 1u;
         root <<= 1;
-        if (rest >= bit) {
-            rest -= bit;
+        if (remainder >= trial) {
+            remainder -= trial;
             root |= 1u;
         }
     }
-    for (; pair >= 0 && rest == 0; pair--) rest = n.digit[pair >> 4] >> (2 * (pair & 15)) & 3u;
-    root = (root >> 1) + ((root & 1u) != 0 && (rest != 0 || (root & 2u) != 0)); /* times 2^(pairs - 53 - 149) */
-    return kopt_make64_((KOPT_CAST_(uint64_t, pairs + 872) << 52) + root);
+    for (; pair >= 0 && remainder == 0; pair--) remainder = n.digit[pair >> 4] >> (2 * (pair & 15)) & 3u;
+    /* 53 bits, in units of 2^(pairs - 53 - 149) */
+    root = (root >> 1) + ((root & 1u) != 0 && (remainder != 0 || (root & 2u) != 0));
+    return kopt_bits_to_f64_((KOPT_CAST_(uint64_t, pairs + 872) << 52) + root);
 }
 
 #ifdef KAHAN_OPT_VMATH
 /* ---- jobs of vector mathematics, and inputs that are hard to round ---- */
 
-/* clang-format off: a table */
+/* clang-format off */
 typedef enum kopt_vmath_kind_ {
-    KOPT_VMATH_EXP_,
+    KOPT_VMATH_EXP_, /* functions of vector mathematics */
     KOPT_VMATH_LOG_,
     KOPT_VMATH_TANH_,
     KOPT_VMATH_ERF_,
     KOPT_VMATH_ERFC_,
     KOPT_VMATH_ATAN2_,
     KOPT_VMATH_SINCOSPI_,
-    KOPT_VMATH_ADD_ONE_, /* of fp32 */
-    KOPT_VMATH_PREPARE_,
-    KOPT_VMATH_FINISH_,
-    KOPT_VMATH_MULTIPLY_, /* parts of kopt_map */
-    KOPT_VMATH_MOST_,
-    KOPT_VMATH_BELOW_,
-    KOPT_VMATH_TERMS_, /* parts of kopt_softmax */
-    KOPT_VMATH_NORMAL_,
+    KOPT_VMATH_ADD_ONE_,    /* in fp32 */
+    KOPT_VMATH_ARGUMENT_,    /* kopt_map: the arguments of the function */
+    KOPT_VMATH_RESULT_,     /* kopt_map: the 16-bit results */
+    KOPT_VMATH_MULTIPLY_,   /* kopt_map: 16-bit products */
+    KOPT_VMATH_MAXIMUM_,    /* kopt_softmax: the largest value of a row */
+    KOPT_VMATH_DIFFERENCE_, /* kopt_softmax: the distances from it, and their rounding errors */
+    KOPT_VMATH_ROW_SUM_,      /* kopt_softmax: corrected terms and their sums */
+    KOPT_VMATH_NORMAL_,     /* random numbers */
     KOPT_VMATH_UNIFORM_,
-    KOPT_VMATH_LINE_ /* random numbers; products and sums */
+    KOPT_VMATH_LINEAR_ /* a + b * in2, or a * in + b * in2 */
 } kopt_vmath_kind_;
 /* clang-format on */
 
@@ -2033,12 +2317,13 @@ typedef struct kopt_vmath_job_ {
     uint32_t step, id, stream, attempt;
 } kopt_vmath_job_;
 
-#define KOPT_PARTS_ 16 /* element i of a row is in sum i mod 16, as many as the widest vector has lanes */
+/* Partial sums of a row, one for each lane of the widest vector: element i is in sum i mod 16. */
+#define KOPT_ROW_SUMS_ 16
 
-/* By function and format, `input << 16 | output`, ascending: all inputs whose true result is so close to the middle of
-   two 16-bit numbers that an fp32 result cannot tell (relative 2^-20 with bf16, 2^-21 with fp16).
-   `tests/vmath.py patches`. */
-/* clang-format off: tables */
+/* All inputs that are hard to round: the exact result is so close to the midpoint of two 16-bit numbers (relative 2^-20
+   for bf16, 2^-21 for fp16) that an fp32 result does not show which one is nearer. By function and format; an entry is
+   `input << 16 | output`, in ascending order. `tests/vmath.py patches` prints them. */
+/* clang-format off */
 static const unsigned kopt_map_exception_start_[27] = {0,   4,   42,  50,  107, 107, 139, 146, 211,
                                                        219, 261, 262, 312, 313, 364, 369, 427, 427,
                                                        467, 467, 507, 516, 641, 643, 737, 739, 816};
@@ -2136,14 +2421,14 @@ static const uint32_t kopt_map_exception_table_[816] = {
     0xBB6AAC0Du, 0xBD02AFD9u, 0xBEA8AF9Au, 0xC0D8A9A8u, 0xC34795FDu, 0xC39D9236u};
 /* clang-format on */
 
-/* The list of a function and format. */
+/* The entries of one function and format. */
 static const uint32_t *kopt_map_exceptions_(kopt_function f, kopt_format format, unsigned *count) {
     const unsigned *const start = kopt_map_exception_start_ + 2 * KOPT_CAST_(int, f) + (format == KOPT_FP16);
     *count = start[1] - start[0];
     return kopt_map_exception_table_ + start[0];
 }
 
-/* The right result for input x, if it is one of those, or else y. */
+/* The correct result for input x if it has an entry, else y. */
 static KOPT_HOST_DEVICE_ uint32_t kopt_map_exception_(const uint32_t *patches, unsigned count, uint32_t x, uint32_t y) {
     unsigned low = 0, high = count;
     while (low < high) {
@@ -2158,39 +2443,41 @@ static KOPT_HOST_DEVICE_ uint32_t kopt_map_exception_(const uint32_t *patches, u
 }
 #endif
 
-/* Which stages of a step: a turn that a kernel of vectors gives back runs one of the first two, with x in a row. The
-   last is what comes after the weights are stored: slow weights, copies, counts, a gradient of zeros. */
+/* The stages of a step, as bits. For a pair that a vector kernel hands to the scalar code, the scalar code runs only
+   the direction or only the commit stage, and the direction is in a buffer. The final stage comes after the weights are
+   stored: slow weights, copies, counts, zeroing the gradient. */
 enum { KOPT_DIRECTION_STAGE_ = 1, KOPT_COMMIT_STAGE_ = 2, KOPT_FINAL_STAGE_ = 4, KOPT_ALL_STAGES_ = 7 };
 #ifndef KOPT_NT_THRESHOLD_
-#define KOPT_NT_THRESHOLD_ (KOPT_CAST_(size_t, 1) << 25) /* bytes of a result that are written past the caches */
+#define KOPT_NT_THRESHOLD_ (KOPT_CAST_(size_t, 1) << 25) /* bytes of a result from which on stores are non-temporal */
 #endif
-#define KOPT_TILE_ 256 /* elements; a block of 8-bit moments */
+#define KOPT_TILE_ 256 /* elements, as in a block of 8-bit moments */
 
-/* How a kernel of its own goes over its turns. Through a row: stage by stage, over a tile. Fused: the second stage of a
-   turn right behind its first. In turns: behind the first stage of the next one, so that a processor has two divisions
-   to work at. docs/benchmarks.md has what each is worth. */
+/* The order of stages in a specialized loop. Tiled: each stage runs over a whole tile. Fused: the commit stage of a
+   pair follows its direction stage at once. Pipelined: the commit stage of a pair follows the direction stage of the
+   next pair, so that the processor can work on two divisions at a time. docs/benchmarks.md measures the gain. */
 typedef enum kopt_schedule_ { KOPT_TILED_, KOPT_FUSED_, KOPT_PIPELINED_ } kopt_schedule_;
 
-/* One lane, for what is too little or too special for the others. */
+/* Scalar code, which vector code calls for ranges that are too short and for values that are special. */
 static void kopt_walk_scalar_(const kopt_job_ *j, size_t begin, size_t end);
 static KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages, kopt_byte_ *x,
-                                                    kopt_byte_ *y, int parted);
+                                                    kopt_byte_ *y, int even_odd);
 static KOPT_UNUSED_ void kopt_store_fp16_buffer_scalar_(kopt_byte_ *to, const kopt_byte_ *row, int square, int moment,
-                                                        kopt_rounding how, const kopt_byte_ *number,
-                                                        const kopt_byte_ *twice, size_t n);
+                                                        kopt_rounding how, const kopt_byte_ *base,
+                                                        const kopt_byte_ *stride, size_t n);
 static void kopt_measure_from_scalar_(const kopt_job_ *j, size_t begin, kopt_byte_ *out);
 static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin, size_t end);
-static KOPT_UNUSED_ void kopt_tally_(const kopt_job_ *tile, const kopt_byte_ *update, const kopt_byte_ *before,
-                                     const kopt_byte_ *kept_before, size_t size, size_t residual_size);
+static KOPT_UNUSED_ void kopt_tally_(const kopt_job_ *tile, const kopt_byte_ *update, const kopt_byte_ *weight_before,
+                                     const kopt_byte_ *residual_before, size_t size, size_t residual_size);
 static void kopt_zero_(kopt_byte_ *p, size_t size);
 #ifdef KAHAN_OPT_VMATH
-/* The function of a table between the stages of a step: of y and x into y. */
+/* Calls the function of the job's table that runs between the stages: y = tanh(y) for Lion, y = atan2(y, x) for
+   Adam-atan2, or y = atan(y) if the job says quotient. */
 static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *x, size_t n);
 #endif
 
 /* ---- ONE PASS PER INSTRUCTION SET -------------------------------------------------------------------------------- */
 
-/* The file includes itself once per instruction set, each time only for the vocabulary and the kernels. */
+/* The file includes itself once per instruction set. Each inclusion compiles only the vocabulary and the kernels. */
 
 #define KOPT_PASS_SCALAR_ 1
 #define KOPT_PASS_SSE2_ 2
@@ -2217,8 +2504,9 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 
 #if defined(KOPT_GCC_) && !defined(__OPTIMIZE_SIZE__) && !defined(__CUDACC__) && !defined(KOPT_OPTIMIZED_HERE_) && \
     !defined(__FAST_MATH__) && (defined(KOPT_X86_) || defined(KOPT_NEON_))
-#define KOPT_COLD_HERE_ /* after the kernels of vectors: the rest takes a third less time to compile so.
-                            Not with -Ofast, whose macro __FAST_MATH__ pop_options forgets */
+/* -O1 for all code after the vector kernels above, which then takes a third less time to compile. Not with -Ofast:
+   gcc's pop_options does not restore its macro __FAST_MATH__. */
+#define KOPT_COLD_HERE_
 #pragma GCC push_options
 #pragma GCC optimize("O1")
 #endif
@@ -2242,46 +2530,109 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 #endif /* KAHAN_OPT_IMPLEMENTATION: to be continued after the kernels */
 #endif /* KOPT_PASS_ */
 
-#ifdef KOPT_PASS_ /* one reading for one ISA */
+#ifdef KOPT_PASS_ /* this inclusion is the pass for one ISA */
 
 /* ================================================================================================================== */
-/* VOCABULARIES: what the kernels say, in the words of one ISA. Intrinsics live here and nowhere else.
+/* VOCABULARIES: the operations from which the kernels are made, for each ISA. Intrinsics live here and nowhere else.
 
-   values   vf32_ (LANES_ fp32), vu32_ (LANES_ 32-bit integers), vmask_ (a truth value per lane)
-   floats   add_ sub_ mul_ div_ sqrt_ splat_    one IEEE operation each, its result settled: no flag can fuse it
-            as_u32_ as_f32_                      the same register as words, as floats
-            round_u32_ convert_f32_                     to integer (nearest even, below 2^31), from integer
-            masked_sub_(mask, a, b)            a - b, and b elsewhere. Optional: MASKED_SUB_
-            min_(a, b) max_(a, b)      of floats, one not negative; b if one is NaN. Optional: MIN_MAX_
-   words    isplat_ iadd_ isub_ and_ or_ xor_ shl_ shr_ mulhilo_, mul16_ add16_ (each 16-bit half by itself, low result)
-            isplat_hoisted_                             isplat_ that the compiler keeps instead of making it anew in a loop
-            OPERATORS_: vu32_ have the operators of C, by which iadd_ to shr_ are then made
-            imax_ (signed). Optional: IMAX_
-   masks    igt_ (signed) ieq_ mask_or_ any_true_ select_(mask, yes, no) select_or_zero_(mask, words): 0 elsewhere
-            unordered_(a, b): is one of the floats NaN? Optional: UNORDERED_
-   memory   load32_ load16_ (zero-extended) load8_ (sign-extended), store32_ store16_ store8_ (the low
-            bits), any alignment; table8_(array of 8 words, index)
-   sums     dot_(sum, a, b): sum[0] and sum[1] += the products of the lanes, in 64 bits; each lane in either. Not
-            scalar, nor beside TOOLS_ISA_
-   fp16     widen_fp16_ narrow_fp16_ (nearest even), between floats and the low halves of words; GENERIC_FP16_: the
-            kernels make them. load_fp16_ (from memory) round_fp16_ (both at once). Optional: FP16_
-   random   block_of_lane_ interleave_low_ interleave_high_: see philox_transpose. Not scalar, as mul16_ and add16_
-   halves   two 16-bit numbers to a word: unpack_low16_ unpack_high16_ (zero-extended, in the order of memory), pack_high16_
-            (the upper halves of two), max16_ (signed) any_gt16_, flush16_(numbers, mask): 0 where no bit
-            of the mask is set, store8_from16_ (the low bytes). Not scalar
-   rules    ONE_PASS_: functions of vector mathematics are a part of a rule, no table comes between its stages
-   streams  nt_store16_ nt_store32_ (aligned: past the caches) nt_fence_ (after the last). Optional: NT_STORES_
-   pairs    SPECIALIZED_: there are kernels of their own, with the even elements of bf16 in one vector and the odd ones in
-            another: interleave_high16_(even, odd): their upper halves, two to a word                                        */
+   The table gives the meaning of an operation for one lane: a and b are operands, m is a mask, n is a constant, p is a
+   pointer to bytes, of any alignment. An operation marked (X_) is optional: a vocabulary that has it defines X_, and
+   otherwise KERNELS makes it from other operations. "Not scalar": vocabularies with ONE_LANE_ do not need it.
+
+   Types
+   vf32_                        LANES_ lanes of float (binary32)
+   vu32_                        LANES_ lanes of uint32_t, or 2 * LANES_ halves of uint16_t in the order of memory: half
+                                2 * i is the lower half of lane i, half 2 * i + 1 the upper one
+   vmask_                       LANES_ truth values
+
+   Floats. Each operation rounds once, as in IEEE 754, to nearest even. Its result is opaque to the optimizer, so no
+   compiler flag can fuse, reorder or approximate operations.
+   splat_(x)                    x, a float: broadcast
+   add_ sub_ mul_ div_(a, b)    a + b, a - b, a * b, a / b
+   sqrt_(a)                     square root
+   masked_sub_(m, a, b)         m ? a - b : b (MASKED_SUB_)
+   min_(a, b) max_(a, b)        minimum, maximum; at most one of a and b is negative (MIN_MAX_). The result for 0 and -0
+                                depends on the ISA, and so does that for a NaN, except: min_(NaN, b) is b and
+                                max_(a, NaN) is NaN if the sign bit of the NaN is 0, and min_(a, b) or max_(b, a) is NaN
+                                if a or b is any NaN
+   unordered_(a, b)             mask: is a or b a NaN? (UNORDERED_)
+   as_u32_(a) as_f32_(a)        bitcast from float to uint32_t, from uint32_t to float
+   round_u32_(a)                float to integer, to nearest even; 0 <= a < 2^31
+   convert_f32_(a)              int32_t to float, to nearest even
+
+   Words
+   isplat_(x)                   x, a uint32_t: broadcast
+   isplat_hoisted_(x)           the same, opaque to the optimizer, so that it stays in a register throughout a loop
+   iadd_ isub_(a, b)            a + b, a - b modulo 2^32
+   and_ or_ xor_(a, b)          a & b, a | b, a ^ b
+   shl_ shr_(a, n)              a << n, a >> n (logical); macros
+   OPERATORS_                   a macro: vu32_ has the operators of C, and KERNELS defines iadd_ to shr_ with them
+   imax_(a, b)                  maximum of int32_t (IMAX_)
+   mulhilo_(a, x, &high, &low)  upper and lower word of the 64-bit product a * x; x is one uint32_t for all lanes
+   dot_(sum, a, b)              adds the 64-bit products a * b to the 64-bit lanes of the vectors sum[0] and sum[1];
+                                which product goes to which lane depends on the ISA. Not scalar, not with TOOLS_ISA_
+
+   Masks
+   igt_(a, b) ieq_(a, b)        mask: a > b as int32_t; a == b
+   mask_or_(m, m2)              m || m2
+   any_true_(m)                 int: not 0 if m is true in any lane
+   select_(m, yes, no)          m ? yes : no, of words: blend
+   select_or_zero_(m, a)        m ? a : 0
+
+   Memory: LANES_ consecutive elements
+   load32_ load16_ load8_(p)    uint32_t; uint16_t, zero-extended; int8_t, sign-extended
+   store32_ store16_ store8_(p, a)
+                                the lower 32, 16 or 8 bits of a
+   nt_store32_ nt_store16_(p, a)
+                                non-temporal stores to p, aligned to the size of the store; nt_store16_: a < 2^16
+                                (NT_STORES_; without it they are store32_ and store16_)
+   nt_fence_()                  orders non-temporal stores before later stores; follows the last one (NT_STORES_)
+
+   fp16, in the lower half of a lane; the upper half is 0
+   widen_fp16_(a)               fp16 to float
+   narrow_fp16_(a)              float to fp16, to nearest even
+   GENERIC_FP16_                a macro: KERNELS makes widen_fp16_ and narrow_fp16_ from the other operations
+   load_fp16_(p)                widen_fp16_(load16_(p)) (FP16_)
+   round_fp16_(a, &stored)      stored = narrow_fp16_(a); returns widen_fp16_(stored) (FP16_)
+
+   Halves. Not scalar
+   add16_ mul16_(a, b)          a + b, a * b modulo 2^16
+   max16_(a, b)                 maximum of int16_t
+   any_gt16_(a, b)              int: not 0 if a > b as int16_t in any half
+   flush16_(a, b)               (a & b) != 0 ? a : 0
+   unpack_low16_ unpack_high16_(a)
+                                halves 0 .. LANES_ - 1, halves LANES_ .. 2 * LANES_ - 1, zero-extended to words
+   pack_high16_(a, b)           the upper halves of all lanes of a, then those of b: narrows two vectors
+   interleave_high16_(a, b)     half 2 * i is the upper half of lane i of a, half 2 * i + 1 that of b.
+                                With SPECIALIZED_ only
+   store8_from16_(p, a)         stores the lower 8 bits of each half: 2 * LANES_ bytes
+
+   Order of random words. Not scalar
+   interleave_low_(a, b)        in each 128-bit block: a0 b0 a1 b1, of its words 0 to 3
+   interleave_high_(a, b)       in each 128-bit block: a2 b2 a3 b3
+   block_of_lane_()             which of LANES_ consecutive Philox blocks a lane computes: lane 4 * i + k has block
+                                k * (LANES_ / 4) + i. Then philox_transpose puts the words into the order of memory
+
+   Macros that describe a vocabulary
+   ISA_                         the last part of the names of its kernels; K_(step) is kopt_step_avx2_ for avx2
+   ISA_TARGET_                  the attribute of a function that enables its instructions
+   LANES_ ONE_LANE_             lanes of a vector, a size_t; ONE_LANE_ is defined for scalar code
+   OPAQUE_(r)                   hides the value of the vector r from the optimizer; only vocabularies use it
+   SPECIALIZED_                 there are specialized loops, in which one vector of a pair can hold the even bf16
+                                elements and the other the odd ones
+   ONE_PASS_                    the functions of vector mathematics are part of a rule: a step calls no function of a
+                                table between its stages
+   TOOLS_ISA_                   the ISA whose kernels it uses for StableAdamW's measure, norm, clipping and reduction
+   CONVERT_ISA_                 the ISA whose kernel it uses for general conversions                                  */
 /* ================================================================================================================== */
 
-/* The name of a kernel function or type: K_(step) is kopt_step_avx2_ in the pass for AVX2. */
+/* The name of a function or type of this pass: K_(step) is kopt_step_avx2_ in the pass for AVX2. */
 #define K_(name) KOPT_GLUE_(kopt_##name##_, ISA_)
 #define KOPT_GLUE_(name, isa) KOPT_GLUE2_(name, isa)
 #define KOPT_GLUE2_(name, isa) name##isa##_
 #define FN_ static KOPT_FORCE_INLINE_ ISA_TARGET_
 
-/* Types of the kernels. */
+/* Names of this pass: the types of the kernels, */
 #define scalars_ K_(scalars)
 #define philox_key_ K_(philox_key)
 #define random_buffer_ K_(random_buffer)
@@ -2297,7 +2648,7 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 #define buffers_ K_(buffers)
 #define random_counter_ K_(random_counter)
 #define norm_sums_ K_(norm_sums)
-/* The vocabulary. */
+/* and the vocabulary. */
 #define vf32_ K_(vf32)
 #define vu32_ K_(vu32)
 #define vmask_ K_(vmask)
@@ -2357,7 +2708,7 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 
 /* ---- scalar: one lane ---- */
 
-/* The reference that every other vocabulary must equal. */
+/* The reference: every other vocabulary gives the same bits. */
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 #define ISA_ scalar
 #define ISA_TARGET_
@@ -2377,10 +2728,12 @@ FN_ vu32_ as_u32_(vf32_ a) { return kopt_as_u32_(a); }
 FN_ vf32_ as_f32_(vu32_ a) { return kopt_as_f32_(a); }
 FN_ vf32_ convert_f32_(vu32_ a) { return KOPT_CAST_(float, KOPT_CAST_(int32_t, a)); }
 FN_ vu32_ round_u32_(vf32_ a) { /* 0 <= a < 2^31 */
-    uint32_t u = kopt_as_u32_(a), exponent = u >> 23, digits = (u & 0x007FFFFFu) | 0x00800000u, shift = 150 - exponent;
-    if (exponent < 126) return 0;
-    if (exponent >= 150) return digits << (exponent - 150);
-    return (digits + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((digits >> shift) & 1u)) >> shift;
+    uint32_t u = kopt_as_u32_(a), exponent = u >> 23, significand = (u & 0x007FFFFFu) | 0x00800000u,
+             shift = 150 - exponent;
+    if (exponent < 126) return 0; /* a < 1/2 */
+    if (exponent >= 150) return significand << (exponent - 150);
+    /* a = significand / 2^shift: add just less than a half, or a half if the integer below is odd */
+    return (significand + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((significand >> shift) & 1u)) >> shift;
 }
 FN_ vu32_ isplat_(uint32_t a) { return a; }
 FN_ vu32_ isplat_hoisted_(uint32_t a) { return a; }
@@ -2398,7 +2751,7 @@ FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return m ? yes : no; }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m ? a : 0; }
 FN_ vu32_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
-FN_ vu32_ load8_(const kopt_byte_ *p) { return (KOPT_CAST_(uint32_t, *p) ^ 0x80u) - 0x80u; }
+FN_ vu32_ load8_(const kopt_byte_ *p) { return (KOPT_CAST_(uint32_t, *p) ^ 0x80u) - 0x80u; } /* sign-extends */
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { kopt_store32_(p, a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
 FN_ void store8_(kopt_byte_ *p, vu32_ a) { *p = KOPT_CAST_(kopt_byte_, a & 0xFFu); }
@@ -2408,10 +2761,10 @@ FN_ vu32_ block_of_lane_(void) { return 0; }
 
 /* ---- SSE2: 4 lanes ---- */
 
-/* For machines before 2013: small rather than fast. */
+/* For processors without AVX2 (before 2013): small code rather than fast code. */
 #elif KOPT_PASS_ == KOPT_PASS_SSE2_
 #define ISA_ sse2
-#define TOOLS_ISA_ scalar /* whose measure and tools it takes */
+#define TOOLS_ISA_ scalar
 #define ISA_TARGET_ KOPT_TARGET_("sse2")
 #define LANES_ KOPT_CAST_(size_t, 4)
 #define GENERIC_FP16_ 1
@@ -2421,7 +2774,7 @@ typedef __m128i vmask_;
 
 #ifdef KOPT_GNU_
 #define OPAQUE_(r) __asm__("" : "+x"(r))
-#define INFIX_OR_(a, operation, b, intrinsic) ((a)operation(b)) /* gcc -m32 -Ofast refuses to inline these intrinsics */
+#define INFIX_OR_(a, operation, b, intrinsic) ((a)operation(b)) /* gcc -m32 -Ofast refuses to inline the intrinsics */
 #else
 #define OPAQUE_(r) ((void)0)
 #define INFIX_OR_(a, operation, b, intrinsic) intrinsic(a, b)
@@ -2443,8 +2796,9 @@ FN_ vf32_ mul_(vf32_ a, vf32_ b) {
     OPAQUE_(r);
     return r;
 }
-FN_ vf32_ div_(vf32_ a, vf32_ b) { /* in asm, here and below: -Ofast makes an estimate of the intrinsic */
-#if defined(KOPT_GNU_) && defined(__AVX__) /* in a build with -mavx the legacy form would stall */
+/* For gcc and clang div_ and sqrt_ are assembly in all vocabularies: -Ofast replaces the intrinsics by estimates. */
+FN_ vf32_ div_(vf32_ a, vf32_ b) {
+#if defined(KOPT_GNU_) && defined(__AVX__) /* with -mavx the legacy encoding would stall */
     __asm__("vdivps {%1, %0, %0|%0, %0, %1}" : "+x"(a) : "x"(b));
     return a;
 #elif defined(KOPT_GNU_)
@@ -2465,7 +2819,7 @@ FN_ vf32_ sqrt_(vf32_ a) {
     return _mm_sqrt_ps(a);
 #endif
 }
-FN_ vu32_ as_u32_(vf32_ a) { /* settled: see kopt_as_u32_ */
+FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
     vu32_ r = _mm_castps_si128(a);
     OPAQUE_(r);
     return r;
@@ -2490,6 +2844,7 @@ FN_ vu32_ add16_(vu32_ a, vu32_ b) { return _mm_add_epi16(a, b); }
 FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return _mm_mullo_epi16(a, b); }
 FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     vu32_ factor = isplat_(b), even = _mm_mul_epu32(a, factor), odd = _mm_mul_epu32(_mm_srli_epi64(a, 32), factor);
+    /* even: products of lanes 0 and 2, odd: of lanes 1 and 3. 0x08 takes their lower words, 0x0D their upper words. */
     *low = _mm_unpacklo_epi32(_mm_shuffle_epi32(even, 0x08), _mm_shuffle_epi32(odd, 0x08));
     *high = _mm_unpacklo_epi32(_mm_shuffle_epi32(even, 0x0D), _mm_shuffle_epi32(odd, 0x0D));
 }
@@ -2497,7 +2852,7 @@ FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm_cmpgt_epi32(a, b); }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return _mm_cmpeq_epi32(a, b); }
 FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return _mm_or_si128(a, b); }
 FN_ int any_true_(vmask_ a) { return _mm_movemask_epi8(a) != 0; }
-FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) {
+FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { /* (m & yes) | (~m & no) */
     return _mm_or_si128(_mm_and_si128(m, yes), _mm_andnot_si128(m, no));
 }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return _mm_and_si128(m, a); }
@@ -2507,12 +2862,12 @@ FN_ vu32_ load16_(const kopt_byte_ *p) {
 }
 FN_ vu32_ load8_(const kopt_byte_ *p) {
     vu32_ a = _mm_cvtsi32_si128(KOPT_CAST_(int, kopt_load32_(p)));
-    a = _mm_unpacklo_epi8(a, a);
+    a = _mm_unpacklo_epi8(a, a); /* each byte four times in its word, then an arithmetic shift: sign-extends */
     return _mm_srai_epi32(_mm_unpacklo_epi16(a, a), 24);
 }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) {
-    a = _mm_srai_epi32(_mm_slli_epi32(a, 16), 16); /* sign-extend, so that packing does not saturate */
+    a = _mm_srai_epi32(_mm_slli_epi32(a, 16), 16); /* sign-extends, so that packs does not saturate */
     _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), _mm_packs_epi32(a, a));
 }
 FN_ void store8_(kopt_byte_ *p, vu32_ a) {
@@ -2525,12 +2880,13 @@ FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return _mm_unpacklo_epi32(a, b); }
 FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return _mm_unpackhi_epi32(a, b); }
 FN_ vu32_ unpack_low16_(vu32_ a) { return _mm_unpacklo_epi16(a, _mm_setzero_si128()); }
 FN_ vu32_ unpack_high16_(vu32_ a) { return _mm_unpackhi_epi16(a, _mm_setzero_si128()); }
+/* Arithmetic shifts, so that packs does not saturate. */
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return _mm_packs_epi32(_mm_srai_epi32(a, 16), _mm_srai_epi32(b, 16)); }
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
     a = _mm_and_si128(a, isplat_(0x00FF00FF));
     _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), _mm_packus_epi16(a, a));
 }
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
+FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { /* ~((a & exponent) == 0) & a */
     return _mm_andnot_si128(_mm_cmpeq_epi16(_mm_and_si128(a, exponent), _mm_setzero_si128()), a);
 }
 FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm_max_epi16(a, b); }
@@ -2568,22 +2924,22 @@ FN_ vf32_ mul_(vf32_ a, vf32_ b) {
     OPAQUE_(r);
     return r;
 }
-#ifdef KOPT_GNU_ /* -Ofast would estimate a quotient, and swap what is compared */
-#define OF_TWO_(name, operation, intrinsic)                                       \
+#ifdef KOPT_GNU_ /* -Ofast would estimate quotients, and swap the operands of min and max */
+#define BINARY_OP_(name, operation, intrinsic)                                    \
     FN_ vf32_ name(vf32_ a, vf32_ b) {                                            \
         vf32_ r;                                                                  \
         __asm__(operation " {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b)); \
         return r;                                                                 \
     }
 #else
-#define OF_TWO_(name, operation, intrinsic) \
+#define BINARY_OP_(name, operation, intrinsic) \
     FN_ vf32_ name(vf32_ a, vf32_ b) { return intrinsic(a, b); }
 #endif
-#define MIN_MAX_ 1 /* instead of two selections: see atan2_positive */
-OF_TWO_(div_, "vdivps", _mm256_div_ps)
-OF_TWO_(min_, "vminps", _mm256_min_ps)
-OF_TWO_(max_, "vmaxps", _mm256_max_ps)
-#undef OF_TWO_
+#define MIN_MAX_ 1 /* one instruction instead of a comparison and a blend */
+BINARY_OP_(div_, "vdivps", _mm256_div_ps)
+BINARY_OP_(min_, "vminps", _mm256_min_ps)
+BINARY_OP_(max_, "vmaxps", _mm256_max_ps)
+#undef BINARY_OP_
 FN_ vf32_ sqrt_(vf32_ a) {
 #ifdef KOPT_GNU_
     vf32_ r;
@@ -2593,7 +2949,7 @@ FN_ vf32_ sqrt_(vf32_ a) {
     return _mm256_sqrt_ps(a);
 #endif
 }
-FN_ vu32_ as_u32_(vf32_ a) { /* settled: see kopt_as_u32_ */
+FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
     vu32_ r = _mm256_castps_si256(a);
     OPAQUE_(r);
     return r;
@@ -2619,11 +2975,12 @@ FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return _mm256_mullo_epi16(a, b); }
 FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     vu32_ factor = isplat_(b), even = _mm256_mul_epu32(a, factor);
     vu32_ odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), factor);
+    /* even: products of the even lanes, odd: of the odd lanes. 0xAA takes the odd words from the second operand. */
     *low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
     *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
 }
 FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) {
-    sum[0] = _mm256_add_epi64(sum[0], _mm256_mul_epu32(a, b));
+    sum[0] = _mm256_add_epi64(sum[0], _mm256_mul_epu32(a, b)); /* even lanes; next line: odd lanes */
     sum[1] = _mm256_add_epi64(sum[1], _mm256_mul_epu32(_mm256_srli_epi64(a, 32), _mm256_srli_epi64(b, 32)));
 }
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm256_cmpgt_epi32(a, b); }
@@ -2640,6 +2997,8 @@ FN_ vu32_ load8_(const kopt_byte_ *p) {
     return _mm256_cvtepi8_epi32(_mm_loadl_epi64(KOPT_CONST_POINTER_(const __m128i *, p)));
 }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), a); }
+/* packus narrows each 128-bit block by itself: the result is in 64-bit quarters 0 and 2, which permute4x64 with 0x08
+   joins. packus saturates: the words must be zero-extended. */
 FN_ void store16_(kopt_byte_ *p, vu32_ a) {
     a = _mm256_and_si256(a, isplat_(0xFFFF));
     a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
@@ -2655,7 +3014,7 @@ FN_ vf32_ widen_fp16_(vu32_ a) {
     a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
     return _mm256_cvtph_ps(_mm256_castsi256_si128(a));
 }
-FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(a, 0)); }
+FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(a, 0)); } /* 0: to nearest even */
 FN_ vu32_ block_of_lane_(void) { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7); }
 FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return _mm256_unpacklo_epi32(a, b); }
 FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return _mm256_unpackhi_epi32(a, b); }
@@ -2671,17 +3030,17 @@ FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
     a = _mm256_permute4x64_epi64(_mm256_packus_epi16(a, a), 0x08);
     _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm256_castsi256_si128(a));
 }
-FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) {
+FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) { /* even >> 16 | (odd & 0xFFFF0000) */
     return _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xAA);
 }
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
+FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { /* ~((a & exponent) == 0) & a */
     return _mm256_andnot_si256(_mm256_cmpeq_epi16(_mm256_and_si256(a, exponent), _mm256_setzero_si256()), a);
 }
 FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm256_max_epi16(a, b); }
 FN_ int any_gt16_(vu32_ a, vu32_ limit) { return _mm256_movemask_epi8(_mm256_cmpgt_epi16(a, limit)) != 0; }
 FN_ vu32_ unpack_low16_(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a)); }
 FN_ vu32_ unpack_high16_(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)); }
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* packus gives quarters a0 b0 a1 b1; 0xD8 makes them a0 a1 b0 b1 */
     return _mm256_permute4x64_epi64(_mm256_packus_epi32(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16)), 0xD8);
 }
 #define IMAX_ 1
@@ -2700,11 +3059,11 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
 #elif KOPT_PASS_ == KOPT_PASS_AVX512_
 #define ISA_ avx512
 #define TOOLS_ISA_ avx2
-#define CONVERT_ISA_ avx2 /* whose convert_general() it calls: that is not on a hot path */
+#define CONVERT_ISA_ avx2 /* saves code: general conversions are not a hot path */
 #define ISA_TARGET_ KOPT_TARGET_("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")
 #define LANES_ KOPT_CAST_(size_t, 16)
 #define SPECIALIZED_ 1
-#define MASKED_SUB_ 1 /* in one operation: 2 % of a step by Adam-atan2 */
+#define MASKED_SUB_ 1 /* one instruction */
 #define MIN_MAX_ 1
 #define NT_STORES_ 1
 #ifdef KOPT_GNU_
@@ -2713,7 +3072,10 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
 #define OPAQUE_(r) ((void)0)
 #endif
 
-#ifdef KOPT_GCC_ /* its own vectors and operators, and where it has none an instruction: gcc's headers are large */
+/* For gcc: vector extensions, and inline assembly where they lack an operation, because gcc's headers for AVX-512 take
+   long to compile. Assembly has both syntaxes, {AT&T|Intel}. "Yk" is a mask register; with {z} lanes become 0 where the
+   mask is 0. */
+#ifdef KOPT_GCC_
 typedef float vf32_ __attribute__((__vector_size__(64)));
 typedef uint32_t vu32_ __attribute__((__vector_size__(64)));
 typedef int K_(ints) __attribute__((__vector_size__(64)));
@@ -2723,25 +3085,25 @@ typedef uint32_t K_(bytes16) __attribute__((__vector_size__(16)));
 typedef uint32_t K_(any64) __attribute__((__vector_size__(64), __aligned__(1), __may_alias__));
 typedef uint32_t K_(any32) __attribute__((__vector_size__(32), __aligned__(1), __may_alias__));
 typedef uint32_t K_(any16) __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
-#define TO_(type, p) (*KOPT_POINTER_(K_(type) *, p))
-#define FROM_(type, p) (*KOPT_CONST_POINTER_(const K_(type) *, p))
-#define OF_ONE_(result, name, operation, given)                   \
+#define AT_(type, p) (*KOPT_POINTER_(K_(type) *, p))
+#define CONST_AT_(type, p) (*KOPT_CONST_POINTER_(const K_(type) *, p))
+#define UNARY_OP_(result, name, operation, given)                 \
     FN_ result name(given a) {                                    \
         result r;                                                 \
         __asm__(operation " {%1, %0|%0, %1}" : "=v"(r) : "v"(a)); \
         return r;                                                 \
     }
-#define OF_TWO_(result, kind, name, operation, given)                             \
+#define BINARY_OP_(result, kind, name, operation, given)                          \
     FN_ result name(given a, given b) {                                           \
         result r;                                                                 \
         __asm__(operation " {%2, %1, %0|%0, %1, %2}" : kind(r) : "v"(a), "v"(b)); \
         return r;                                                                 \
     }
-#define OF_MEMORY_(name, operation, type)                                      \
-    FN_ vu32_ name(const kopt_byte_ *p) {                                      \
-        vu32_ r;                                                               \
-        __asm__(operation " {%1, %0|%0, %1}" : "=v"(r) : "m"(FROM_(type, p))); \
-        return r;                                                              \
+#define LOAD_OP_(name, operation, type)                                            \
+    FN_ vu32_ name(const kopt_byte_ *p) {                                          \
+        vu32_ r;                                                                   \
+        __asm__(operation " {%1, %0|%0, %1}" : "=v"(r) : "m"(CONST_AT_(type, p))); \
+        return r;                                                                  \
     }
 
 FN_ vf32_ splat_(float x) {
@@ -2763,49 +3125,49 @@ FN_ vf32_ mul_(vf32_ a, vf32_ b) {
     OPAQUE_(r);
     return r;
 }
-OF_TWO_(vf32_, "=v", div_, "vdivps", vf32_)
-OF_ONE_(vf32_, sqrt_, "vsqrtps", vf32_)
-OF_TWO_(vf32_, "=v", min_, "vminps", vf32_)
-OF_TWO_(vf32_, "=v", max_, "vmaxps", vf32_)
-FN_ vu32_ as_u32_(vf32_ a) { /* settled: see kopt_as_u32_ */
-    vu32_ r = KOPT_SAME_BITS_(vu32_, a);
+BINARY_OP_(vf32_, "=v", div_, "vdivps", vf32_)
+UNARY_OP_(vf32_, sqrt_, "vsqrtps", vf32_)
+BINARY_OP_(vf32_, "=v", min_, "vminps", vf32_)
+BINARY_OP_(vf32_, "=v", max_, "vmaxps", vf32_)
+FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
+    vu32_ r = KOPT_VECTOR_CAST_(vu32_, a);
     OPAQUE_(r);
     return r;
 }
-FN_ vf32_ as_f32_(vu32_ a) { return KOPT_SAME_BITS_(vf32_, a); }
-OF_ONE_(vu32_, round_u32_, "vcvtps2dq", vf32_)
-OF_ONE_(vf32_, convert_f32_, "vcvtdq2ps", vu32_)
+FN_ vf32_ as_f32_(vu32_ a) { return KOPT_VECTOR_CAST_(vf32_, a); }
+UNARY_OP_(vu32_, round_u32_, "vcvtps2dq", vf32_)
+UNARY_OP_(vf32_, convert_f32_, "vcvtdq2ps", vu32_)
 FN_ vu32_ isplat_(uint32_t a) {
     const vu32_ r = {a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a};
     return r;
 }
 #define OPERATORS_ 1
-OF_TWO_(vu32_, "=v", add16_, "vpaddw", vu32_)
-OF_TWO_(vu32_, "=v", mul16_, "vpmullw", vu32_)
-OF_TWO_(vu32_, "=v", K_(mul64), "vpmuludq", vu32_) /* of the even words, 64 bits each */
-FN_ vu32_ K_(odd_words)(vu32_ a) {                 /* the odd words in the even lanes */
+BINARY_OP_(vu32_, "=v", add16_, "vpaddw", vu32_)
+BINARY_OP_(vu32_, "=v", mul16_, "vpmullw", vu32_)
+BINARY_OP_(vu32_, "=v", K_(mul64), "vpmuludq", vu32_) /* 64-bit products of the even words */
+FN_ vu32_ K_(odd_words)(vu32_ a) {                    /* each 64 bits >> 32: the odd words in the even lanes */
     vu32_ r;
     __asm__("vpsrlq {$32, %1, %0|%0, %1, 32}" : "=v"(r) : "v"(a));
     return r;
 }
-FN_ vu32_ K_(neighbours)(vu32_ a, vmask_ m, vu32_ b) { /* a, and at m the neighbour's word of b */
+FN_ vu32_ K_(blend_swapped)(vu32_ a, vmask_ m, vu32_ b) { /* lane i: m ? b[i ^ 1] : a[i] */
     __asm__("vpshufd {$0xB1, %2, %0%{%1%}|%0%{%1%}, %2, 0xB1}" : "+v"(a) : "Yk"(m), "v"(b));
     return a;
 }
 FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     vu32_ factor = isplat_(b), even = K_(mul64)(a, factor), odd = K_(mul64)(K_(odd_words)(a), factor);
-    *low = K_(neighbours)(even, 0xAAAA, odd);  /* odd's low words into the odd lanes    */
-    *high = K_(neighbours)(odd, 0x5555, even); /* even's high words into the even lanes */
+    *low = K_(blend_swapped)(even, 0xAAAA, odd);  /* lower words of odd into the odd lanes   */
+    *high = K_(blend_swapped)(odd, 0x5555, even); /* upper words of even into the even lanes */
 }
-OF_TWO_(vmask_, "=Yk", igt_, "vpcmpgtd", vu32_)
-OF_TWO_(vmask_, "=Yk", ieq_, "vpcmpeqd", vu32_)
-FN_ vu32_ select_(vmask_ m, vu32_ yes,
-                  vu32_ no) { /* gcc makes masked operations of it: to bf16 in 0.8 to 0.9 of the time */
-    return KOPT_SAME_BITS_(
-        vu32_, __builtin_ia32_blendmd_512_mask(KOPT_SAME_BITS_(K_(ints), no), KOPT_SAME_BITS_(K_(ints), yes), m));
+BINARY_OP_(vmask_, "=Yk", igt_, "vpcmpgtd", vu32_)
+BINARY_OP_(vmask_, "=Yk", ieq_, "vpcmpeqd", vu32_)
+/* A builtin, not assembly: gcc merges it with other operations into masked instructions. */
+FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) {
+    return KOPT_VECTOR_CAST_(
+        vu32_, __builtin_ia32_blendmd_512_mask(KOPT_VECTOR_CAST_(K_(ints), no), KOPT_VECTOR_CAST_(K_(ints), yes), m));
 }
 FN_ vf32_ masked_sub_(vmask_ m, vf32_ a, vf32_ b) {
-    vf32_ r = b;
+    vf32_ r = b; /* stays where m is 0 */
     __asm__("vsubps {%2, %1, %0%{%3%}|%0%{%3%}, %1, %2}" : "+v"(r) : "v"(a), "v"(b), "Yk"(m));
     return r;
 }
@@ -2814,41 +3176,42 @@ FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) {
     __asm__("vmovdqa32 {%1, %0%{%2%}%{z%}|%0%{%2%}%{z%}, %1}" : "=v"(r) : "v"(a), "Yk"(m));
     return r;
 }
-FN_ vu32_ load32_(const kopt_byte_ *p) { return FROM_(any64, p); }
-OF_MEMORY_(load16_, "vpmovzxwd", any32)
-OF_MEMORY_(load8_, "vpmovsxbd", any16)
-OF_ONE_(K_(bytes32), K_(low16), "vpmovdw", vu32_)
-OF_ONE_(K_(bytes16), K_(low8), "vpmovdb", vu32_)
-OF_ONE_(K_(bytes32), K_(pair_low8), "vpmovwb", vu32_)
-OF_ONE_(vu32_, K_(wide16), "vpmovzxwd", K_(bytes32))
-FN_ void store32_(kopt_byte_ *p, vu32_ a) { TO_(any64, p) = a; }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { TO_(any32, p) = K_(low16)(a); }
-FN_ void store8_(kopt_byte_ *p, vu32_ a) { TO_(any16, p) = K_(low8)(a); }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { TO_(any32, p) = K_(pair_low8)(a); }
+/* vpmovzx, vpmovsx: zero-extend, sign-extend. vpmovdw, vpmovdb, vpmovwb: the lower part of each element. */
+FN_ vu32_ load32_(const kopt_byte_ *p) { return CONST_AT_(any64, p); }
+LOAD_OP_(load16_, "vpmovzxwd", any32)
+LOAD_OP_(load8_, "vpmovsxbd", any16)
+UNARY_OP_(K_(bytes32), K_(truncate_to16), "vpmovdw", vu32_)
+UNARY_OP_(K_(bytes16), K_(truncate_to8), "vpmovdb", vu32_)
+UNARY_OP_(K_(bytes32), K_(truncate16_to8), "vpmovwb", vu32_)
+UNARY_OP_(vu32_, K_(zero_extend16), "vpmovzxwd", K_(bytes32))
+FN_ void store32_(kopt_byte_ *p, vu32_ a) { AT_(any64, p) = a; }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) { AT_(any32, p) = K_(truncate_to16)(a); }
+FN_ void store8_(kopt_byte_ *p, vu32_ a) { AT_(any16, p) = K_(truncate_to8)(a); }
+FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { AT_(any32, p) = K_(truncate16_to8)(a); }
 FN_ vf32_ widen_fp16_(vu32_ a) {
     vf32_ r;
-    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "v"(K_(low16)(a)));
+    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "v"(K_(truncate_to16)(a)));
     return r;
 }
 FN_ vu32_ narrow_fp16_(vf32_ a) {
     K_(bytes32) r;
     __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(r) : "v"(a));
-    return K_(wide16)(r);
+    return K_(zero_extend16)(r);
 }
 FN_ vu32_ block_of_lane_(void) {
     const vu32_ r = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
     return r;
 }
-OF_TWO_(vu32_, "=v", interleave_low_, "vpunpckldq", vu32_)
-OF_TWO_(vu32_, "=v", interleave_high_, "vpunpckhdq", vu32_)
+BINARY_OP_(vu32_, "=v", interleave_low_, "vpunpckldq", vu32_)
+BINARY_OP_(vu32_, "=v", interleave_high_, "vpunpckhdq", vu32_)
 FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) {
-    __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(TO_(any64, p)) : "v"(a));
+    __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(AT_(any64, p)) : "v"(a));
 }
 FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) {
-    __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(TO_(any32, p)) : "v"(K_(low16)(a)));
+    __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(AT_(any32, p)) : "v"(K_(truncate_to16)(a)));
 }
-FN_ vu32_ interleave_high16_(vu32_ even,
-                             vu32_ odd) { /* bytes 2 and 3 of even into bytes 0 and 1 of odd: one operation */
+/* even >> 16 | (odd & 0xFFFF0000): bytes 2 and 3 of each word of even replace bytes 0 and 1 of odd. */
+FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) {
     const vu32_ bytes = {0x0302, 0x0706, 0x0B0A, 0x0F0E, 0x0302, 0x0706, 0x0B0A, 0x0F0E,
                          0x0302, 0x0706, 0x0B0A, 0x0F0E, 0x0302, 0x0706, 0x0B0A, 0x0F0E};
     const uint64_t low = KOPT_CAST_(uint64_t, 0x33333333u) << 32 | 0x33333333u;
@@ -2856,43 +3219,43 @@ FN_ vu32_ interleave_high16_(vu32_ even,
     return odd;
 }
 FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
-    uint32_t normal;
+    uint32_t normal; /* mask: (a & exponent) != 0 */
     vu32_ r;
     __asm__("vptestmw {%2, %1, %0|%0, %1, %2}" : "=Yk"(normal) : "v"(a), "v"(exponent));
     __asm__("vmovdqu16 {%1, %0%{%2%}%{z%}|%0%{%2%}%{z%}, %1}" : "=v"(r) : "v"(a), "Yk"(normal));
     return r;
 }
-OF_TWO_(vu32_, "=v", max16_, "vpmaxsw", vu32_)
-OF_TWO_(uint32_t, "=Yk", K_(pair_gt), "vpcmpgtw", vu32_)
+BINARY_OP_(vu32_, "=v", max16_, "vpmaxsw", vu32_)
+BINARY_OP_(uint32_t, "=Yk", K_(gt16), "vpcmpgtw", vu32_)
 FN_ int any_gt16_(vu32_ a, vu32_ limit) {
-    uint32_t above = K_(pair_gt)(a, limit);
-    __asm__("" : "+r"(above)); /* not kortest: 2 % of a step on a Zen 5 */
+    uint32_t above = K_(gt16)(a, limit);
+    __asm__("" : "+r"(above)); /* tests a general register; kortest is slower on some processors */
     return above != 0;
 }
 FN_ vu32_ unpack_low16_(vu32_ a) {
     vu32_ r;
-    __asm__("vpmovzxwd {%t1, %0|%0, %t1}" : "=v"(r) : "v"(a));
+    __asm__("vpmovzxwd {%t1, %0|%0, %t1}" : "=v"(r) : "v"(a)); /* %t1: the lower 256 bits */
     return r;
 }
 FN_ vu32_ unpack_high16_(vu32_ a) {
     K_(bytes32) r;
-    __asm__("vextracti64x4 {$1, %1, %0|%0, %1, 1}" : "=v"(r) : "v"(a));
-    return K_(wide16)(r);
+    __asm__("vextracti64x4 {$1, %1, %0|%0, %1, 1}" : "=v"(r) : "v"(a)); /* the upper 256 bits */
+    return K_(zero_extend16)(r);
 }
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* indices 0x00 to 0x1F are the halves of a, 0x20 to 0x3F those of b */
     const vu32_ odd = {0x00030001, 0x00070005, 0x000B0009, 0x000F000D, 0x00130011, 0x00170015, 0x001B0019, 0x001F001D,
                        0x00230021, 0x00270025, 0x002B0029, 0x002F002D, 0x00330031, 0x00370035, 0x003B0039, 0x003F003D};
     __asm__("vpermt2w {%2, %1, %0|%0, %1, %2}" : "+v"(a) : "v"(odd), "v"(b));
     return a;
 }
 #define IMAX_ 1
-OF_TWO_(vu32_, "=v", imax_, "vpmaxsd", vu32_)
+BINARY_OP_(vu32_, "=v", imax_, "vpmaxsd", vu32_)
 #define UNORDERED_ 1
-OF_TWO_(vmask_, "=Yk", unordered_, "vcmpunordps", vf32_)
+BINARY_OP_(vmask_, "=Yk", unordered_, "vcmpunordps", vf32_)
 #define FP16_ 1
 FN_ vf32_ load_fp16_(const kopt_byte_ *p) {
     vf32_ r;
-    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "m"(FROM_(any32, p)));
+    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "m"(CONST_AT_(any32, p)));
     return r;
 }
 FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
@@ -2900,14 +3263,14 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
     vf32_ r;
     __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(half) : "v"(x));
     __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "v"(half));
-    *stored = K_(wide16)(half);
+    *stored = K_(zero_extend16)(half);
     return r;
 }
-#undef OF_ONE_
-#undef OF_TWO_
-#undef OF_MEMORY_
-#undef TO_
-#undef FROM_
+#undef UNARY_OP_
+#undef BINARY_OP_
+#undef LOAD_OP_
+#undef AT_
+#undef CONST_AT_
 
 #else
 typedef __m512 vf32_;
@@ -2950,7 +3313,7 @@ FN_ vf32_ sqrt_(vf32_ a) {
 }
 FN_ vf32_ min_(vf32_ a, vf32_ b) { return _mm512_min_ps(a, b); }
 FN_ vf32_ max_(vf32_ a, vf32_ b) { return _mm512_max_ps(a, b); }
-FN_ vu32_ as_u32_(vf32_ a) { /* settled: see kopt_as_u32_ */
+FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
     vu32_ r = _mm512_castps_si512(a);
     OPAQUE_(r);
     return r;
@@ -2971,8 +3334,8 @@ FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return _mm512_mullo_epi16(a, b); }
 FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     vu32_ factor = isplat_(b), even = _mm512_mul_epu32(a, factor);
     vu32_ odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), factor);
-    *low = _mm512_mask_shuffle_epi32(even, 0xAAAA, odd, _MM_PERM_CDAB);  /* odd's low words into the odd lanes    */
-    *high = _mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_CDAB); /* even's high words into the even lanes */
+    *low = _mm512_mask_shuffle_epi32(even, 0xAAAA, odd, _MM_PERM_CDAB);  /* lower words of odd into the odd lanes   */
+    *high = _mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_CDAB); /* upper words of even into the even lanes */
 }
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm512_cmpgt_epi32_mask(a, b); }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return _mm512_cmpeq_epi32_mask(a, b); }
@@ -3007,8 +3370,8 @@ FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) {
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
     _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi16_epi8(a));
 }
-FN_ vu32_ interleave_high16_(vu32_ even,
-                             vu32_ odd) { /* bytes 2 and 3 of even into bytes 0 and 1 of odd: one operation */
+/* even >> 16 | (odd & 0xFFFF0000): bytes 2 and 3 of each word of even replace bytes 0 and 1 of odd. */
+FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) {
     const __mmask64 low = KOPT_CAST_(uint64_t, 0x33333333u) << 32 | 0x33333333u;
     return _mm512_mask_shuffle_epi8(odd, low, even, _mm512_set4_epi32(0x0F0E, 0x0B0A, 0x0706, 0x0302));
 }
@@ -3017,13 +3380,13 @@ FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm512_max_epi16(a, b); }
 FN_ int any_gt16_(vu32_ a, vu32_ limit) {
     uint32_t above = _mm512_cmpgt_epi16_mask(a, limit);
 #ifdef KOPT_GNU_
-    __asm__("" : "+r"(above)); /* not kortest: 2 % of a step on a Zen 5 */
+    __asm__("" : "+r"(above)); /* tests a general register; kortest is slower on some processors */
 #endif
     return above != 0;
 }
 FN_ vu32_ unpack_low16_(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_castsi512_si256(a)); }
 FN_ vu32_ unpack_high16_(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(a, 1)); }
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* indices 0x00 to 0x1F are the halves of a, 0x20 to 0x3F those of b */
     const vu32_ odd = _mm512_set_epi32(0x003F003D, 0x003B0039, 0x00370035, 0x00330031, 0x002F002D, 0x002B0029,
                                        0x00270025, 0x00230021, 0x001F001D, 0x001B0019, 0x00170015, 0x00130011,
                                        0x000F000D, 0x000B0009, 0x00070005, 0x00030001);
@@ -3089,7 +3452,7 @@ FN_ vf32_ sqrt_(vf32_ a) {
     __asm__("fsqrt %0.4s, %1.4s" : "=w"(r) : "w"(a));
     return r;
 }
-FN_ vu32_ as_u32_(vf32_ a) { /* settled: see kopt_as_u32_ */
+FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
     vu32_ r = vreinterpretq_u32_f32(a);
     OPAQUE_(r);
     return r;
@@ -3119,7 +3482,7 @@ FN_ vu32_ mul16_(vu32_ a, vu32_ b) {
 FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     vu32_ first = vreinterpretq_u32_u64(vmull_n_u32(vget_low_u32(a), b));
     vu32_ second = vreinterpretq_u32_u64(vmull_n_u32(vget_high_u32(a), b));
-    *low = vuzp1q_u32(first, second);
+    *low = vuzp1q_u32(first, second); /* the even words of both; next line: the odd ones */
     *high = vuzp2q_u32(first, second);
 }
 FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) {
@@ -3154,10 +3517,11 @@ FN_ vu32_ block_of_lane_(void) {
 FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return vzip1q_u32(a, b); }
 FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return vzip2q_u32(a, b); }
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vmovn_u16(vreinterpretq_u16_u32(a))); }
-FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) {
+FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) { /* even >> 16 | (odd & 0xFFFF0000) */
     return vbslq_u32(vdupq_n_u32(0xFFFF0000u), odd, vshrq_n_u32(even, 16));
 }
 FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
+    /* normal: (a & exponent) != 0 ? 0xFFFF : 0 */
     uint16x8_t normal = vtstq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(exponent));
     return vandq_u32(a, vreinterpretq_u32_u16(normal));
 }
@@ -3192,16 +3556,13 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
 /* KERNELS: plain C over the vocabulary, written once. docs/numerics.md is their specification.                       */
 /* ================================================================================================================== */
 
-#define imax_ K_(imax)
-#define unordered_ K_(unordered)
-#define load_fp16_ K_(load_fp16)
-#define round_fp16_ K_(round_fp16)
+/* What a vocabulary leaves out (see VOCABULARIES: Optional) is made of its other words here. */
 #ifdef NT_STORES_
 #define nt_store16_ K_(nt_store16)
 #define nt_store32_ K_(nt_store32)
 #define nt_fence_ K_(nt_fence)
 #else
-#define NT_STORES_ 0 /* no stores past the caches */
+#define NT_STORES_ 0 /* ordinary stores in the place of non-temporal ones */
 #define nt_store16_ store16_
 #define nt_store32_ store32_
 #define nt_fence_() ((void)0)
@@ -3234,12 +3595,12 @@ FN_ vmask_ unordered_(vf32_ a, vf32_ b) {
 }
 #endif
 
-#ifdef GENERIC_FP16_ /* functions: inlined they cost more time to compile than to run */
+#ifdef GENERIC_FP16_ /* not inlined: the gain in speed is not worth the compile time */
 static KOPT_NOINLINE_ ISA_TARGET_ vf32_ widen_fp16_(vu32_ a) {
     vu32_ sign = shl_(and_(a, isplat_(0x8000u)), 16), mag = and_(a, isplat_(0x7FFFu)), u = shl_(mag, 13);
-    vu32_ normal = iadd_(u, isplat_(0x38000000u)); /* exponent + 112        */
-    vu32_ tiny =
-        as_u32_(sub_(as_f32_(iadd_(u, isplat_(0x38800000u))), splat_(6.103515625e-05f))); /* (2^-14 + x) - 2^-14  */
+    vu32_ normal = iadd_(u, isplat_(0x38000000u)); /* adds 112 to the exponent */
+    /* subnormal: (2^-14 + x) - 2^-14 */
+    vu32_ tiny = as_u32_(sub_(as_f32_(iadd_(u, isplat_(0x38800000u))), splat_(6.103515625e-05f)));
     vu32_ special = select_(igt_(mag, isplat_(0x7C00u)), or_(u, isplat_(0x7FC00000u)), isplat_(0x7F800000u));
     u = select_(igt_(isplat_(0x0400u), mag), tiny, normal);
     return as_f32_(or_(sign, select_(igt_(mag, isplat_(0x7BFFu)), special, u)));
@@ -3248,7 +3609,8 @@ static KOPT_NOINLINE_ ISA_TARGET_ vu32_ narrow_fp16_(vf32_ a) {
     vu32_ u = as_u32_(a), mag = and_(u, isplat_(0x7FFFFFFFu)), sign = and_(shr_(u, 16), isplat_(0x8000u));
     vu32_ odd = and_(shr_(mag, 13), isplat_(1)), t = isub_(mag, isplat_(0x38000000u));
     vu32_ normal = shr_(iadd_(iadd_(t, isplat_(0x0FFFu)), odd), 13);
-    vu32_ tiny = isub_(as_u32_(add_(as_f32_(mag), splat_(0.5f))), isplat_(0x3F000000u)); /* 0.5 has the ulp 2^-24 */
+    /* subnormal: an ulp of 0.5 is 2^-24, so the addition rounds */
+    vu32_ tiny = isub_(as_u32_(add_(as_f32_(mag), splat_(0.5f))), isplat_(0x3F000000u));
     vu32_ nan = or_(isplat_(0x7E00u), and_(shr_(mag, 13), isplat_(0x03FFu)));
     u = select_(igt_(isplat_(0x38800000u), mag), tiny, normal);
     u = select_(igt_(mag, isplat_(0x477FEFFFu)), isplat_(0x7C00u), u);
@@ -3256,22 +3618,26 @@ static KOPT_NOINLINE_ ISA_TARGET_ vu32_ narrow_fp16_(vf32_ a) {
 }
 #endif
 
-/* What a kernel does: constants where a kernel has its own, the fields of kopt_step elsewhere. */
+/* The kind of a step: rule, formats and roundings. Stages and loops that are compiled for certain kinds overwrite
+   fields with constants, so that the compiler drops the code for all others. Everywhere else the fields come from
+   kopt_step. */
 #ifndef KOPT_KIND_
 #define KOPT_KIND_
 typedef struct kopt_kind_ {
     kopt_rule rule;
     kopt_format weight, grad, moment;
     kopt_rounding rounding, moment_rounding, compensation_rounding;
-    int moment_count, nesterov,
-        buffered; /* buffered: new moments go to rows of fp32, which the store to memory rounds */
+
+    /* buffered: the moments are in fp32 buffers; the store to memory rounds them */
+    int moment_count, nesterov, buffered;
 } kopt_kind_;
 
-/* Is a moment kept as the root of the mean of squares that it is? */
+/* Is this moment a mean of squares of which memory, or the fp32 buffer, holds the root? */
 KOPT_INLINE_ int kopt_stores_root_(kopt_kind_ kind, int moment) {
     return (kind.moment == KOPT_FP16 || kind.moment == KOPT_Q8 || kind.buffered) && kopt_is_square_(kind.rule, moment);
 }
 
+/* Does any store of such a step draw random bits? */
 KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
     if (kind.moment_count != 0 && kind.moment != KOPT_F32 && kind.moment_rounding == KOPT_STOCHASTIC) return 1;
     if (kind.weight == KOPT_F32) return 0;
@@ -3281,6 +3647,8 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
 }
 #endif
 
+/* The scalars of a kopt_step, broadcast. docs/numerics.md writes one_minus_beta1 for gain1 (and so on), and beta1 (SGD)
+   or beta2 (Adan) for extrapolation. */
 typedef struct scalars_ {
     vf32_ grad_scale, l2, weight_decay, beta1, gain1, beta2, gain2, beta3, gain3;
     vf32_ extrapolation, third_scale, rate, root_scale, eps;
@@ -3288,10 +3656,11 @@ typedef struct scalars_ {
     vf32_ sharpness;
     int smooth;
 #endif
-    vf32_ slow_scale; /* after the 16 words that a GPU loads for eight elements */
+    vf32_ slow_scale; /* must come after the 16 words that a GPU loads for eight elements */
     int use_scale, use_l2, use_decay, zero_grad, moments_only, unrectified, sync, first_step;
 } scalars_;
 
+/* rate, decay: those of the step, or those of a tensor, with its rate_scale. */
 FN_ scalars_ K_(splat_step)(const kopt_step *s, float rate, float decay) {
     scalars_ k;
     k.grad_scale = splat_(s->grad_scale);
@@ -3313,7 +3682,7 @@ FN_ scalars_ K_(splat_step)(const kopt_step *s, float rate, float decay) {
     k.sharpness = splat_(s->sharpness);
     k.smooth = kopt_as_u32_(s->sharpness) << 1 != 0;
 #endif
-    k.use_scale = LANES_ == 1 || kopt_as_u32_(s->grad_scale) != 0x3F800000u; /* times 1 changes no number */
+    k.use_scale = LANES_ == 1 || kopt_as_u32_(s->grad_scale) != 0x3F800000u; /* a factor of 1 changes no number */
     k.use_l2 = KOPT_HAS_(KOPT_WITH_L2) && kopt_as_u32_(s->l2) << 1 != 0;     /* neither 0 nor -0 */
     k.use_decay = KOPT_HAS_(KOPT_WITH_DECOUPLED | KOPT_WITH_FULLY_DECOUPLED) && kopt_as_u32_(decay) << 1 != 0;
     k.zero_grad = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->zero_grad;
@@ -3328,8 +3697,11 @@ FN_ scalars_ K_(splat_job)(const kopt_job_ *j) { return K_(splat_step)(j->step, 
 
 /* ---- loads and stores of n lanes ---- */
 
+/* How many of n elements, from element i on, one vector takes. */
 FN_ size_t K_(lanes_left)(size_t n, size_t i) { return n - i < LANES_ ? n - i : LANES_; }
 
+/* Loads n elements of 4, 2 (zero-extended) or 1 byte (sign-extended); the lanes after them are 0. Reads nothing past
+   the n-th element. n is 1 to LANES_; in the scalar pass always 1. */
 FN_ vu32_ K_(load_n)(const kopt_byte_ *p, size_t size, size_t n) {
 #ifndef ONE_LANE_
     kopt_byte_ part[4 * LANES_];
@@ -3340,6 +3712,7 @@ FN_ vu32_ K_(load_n)(const kopt_byte_ *p, size_t size, size_t n) {
     return size == 4 ? load32_(p) : size == 2 ? load16_(p) : load8_(p);
 }
 
+/* Stores the low `size` bytes of the first n lanes, and writes nothing past them. */
 FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
 #ifndef ONE_LANE_
     kopt_byte_ part[4 * LANES_], *to = n < LANES_ ? part : p;
@@ -3358,44 +3731,46 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
 #endif
 }
 
-/* NOINLINE_FN_: a function that is not inlined, in a pass with vectors: it would double the compile time. VECTOR_FN_: one that
-   is inlined there, where formats and roundings are constants, and not in the scalar pass. */
+/* NOINLINE_FN_: a function that is not inlined in the passes with vectors, where inlining would double the compile
+   time. On a GPU it is inlined, so that its values stay in registers. */
 #ifndef ONE_LANE_
 #define NOINLINE_FN_ static KOPT_NOINLINE_ ISA_TARGET_
-#define VECTOR_FN_ FN_
-#elif KOPT_PASS_ == KOPT_PASS_CUDA_ /* everything in registers */
+#elif KOPT_PASS_ == KOPT_PASS_CUDA_
 #define NOINLINE_FN_ FN_
-#define VECTOR_FN_ FN_
 #else
 #define NOINLINE_FN_ KOPT_SMALL_FN_
-#define VECTOR_FN_ KOPT_SMALL_FN_
 #endif
 
 /* ---- random bits ---- */
 
-/* Section 7: Philox4x32-7 over 8 * LANES_ elements. */
+/* Section 7. One Philox4x32-7 block is 4 words: 8 halves, which serve 8 elements in each group of a span. A group is a
+   row of 128 elements in section 7. */
 
 #ifndef KOPT_RANDOM_GROUP_
-#define KOPT_RANDOM_GROUP_ 128 /* elements: 16 Philox blocks, which serve the 16 rows of a span */
+#define KOPT_RANDOM_GROUP_ 128 /* elements; all 16 groups of a span use the same 16 Philox blocks */
 #define KOPT_RANDOM_SPAN_ 2048
+
+/* The Philox block of the element with this global index: b of section 7. */
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_index_ kopt_philox_block_(kopt_index_ index) {
     return (index >> 11 << 4) | (index >> 3 & 15);
 }
 
-/* Number k of an element is own + (t + k) * 2 * other. This is t: 8 to a row, of which 5 are in use. */
+/* Number k of an element is own + (t + k) * 2 * other, where t is 8 times the element's group within its span: a group
+   has 8 factors t + k, of which 5 are used (k = 0 to 4). Returns t. */
 enum { KOPT_RANDOM_STORES_ = 8 };
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_multiplier_(kopt_index_ index) {
     return KOPT_CAST_(uint32_t, index >> 7 & 15) * KOPT_RANDOM_STORES_;
 }
 
-/* r of an element whose own half is the lower one: number 0, and above it what each store adds. */
+/* r of an element: number 0 in the lower half, 2 * other in the upper half. Number k is number 0 + k * (2 * other). The
+   element's own half must be the lower one of `halves`. */
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_combine_(uint32_t halves, kopt_index_ index) {
-    const uint32_t twice = halves >> 16 << 1;
-    return twice << 16 | ((halves + twice * kopt_random_multiplier_(index)) & 0xFFFFu);
+    const uint32_t stride = halves >> 16 << 1;
+    return stride << 16 | ((halves + stride * kopt_random_multiplier_(index)) & 0xFFFFu);
 }
 #endif
 
-/* The key of one seed and the counter words that are the same for all elements of a tensor. */
+/* The key of a seed, and the words of the counter that all elements of a tensor share. */
 typedef struct philox_key_ {
     uint32_t key[2], stream, step, id;
 } philox_key_;
@@ -3411,13 +3786,14 @@ FN_ philox_key_ K_(make_philox_key)(uint64_t seed, uint32_t step, uint32_t id, u
 }
 
 #ifdef ONE_LANE_
+/* x = the four words of this Philox block. */
 FN_ void K_(philox)(vu32_ x[4], const philox_key_ *c, kopt_index_ block) {
     vu32_ key0 = c->key[0], key1 = c->key[1], x0 = KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu);
     const uint64_t wide = block;
     vu32_ x1 = KOPT_CAST_(uint32_t, wide >> 32) + c->stream, x2 = c->step, x3 = c->id;
     vu32_ high0, low0, high1, low1, add0 = 0x9E3779B9u, add1 = 0xBB67AE85u;
     int round;
-    KOPT_OPAQUE_(add0); /* in registers, not in pieces of instructions */
+    KOPT_OPAQUE_(add0); /* keeps the constants in registers: no immediate operands in each round */
     KOPT_OPAQUE_(add1);
     for (round = 0; round < 7; round++, key0 += add0, key1 += add1) {
         mulhilo_(x0, 0xD2511F53u, &high0, &low0);
@@ -3433,8 +3809,9 @@ FN_ void K_(philox)(vu32_ x[4], const philox_key_ *c, kopt_index_ block) {
     x[3] = x3;
 }
 #else
-/* The words x of LANES_ Philox blocks, of which `block`, a multiple of LANES_, is the first: one block per lane. Called
-   once for 16 * LANES_ elements: inlined it is no faster, in every kernel again. */
+/* x[i] = word i of LANES_ Philox blocks, one block per lane: lane l has block `block` + block_of_lane_[l]. `block` is a
+   multiple of LANES_. Not inlined: a call serves up to 128 * LANES_ elements, so inlining gains no speed, and the code
+   would be repeated in every kernel. */
 NOINLINE_FN_ void K_(philox)(vu32_ x[4], const philox_key_ *c, uint64_t block) {
     vu32_ x0 = iadd_(isplat_(KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu)), block_of_lane_());
     vu32_ x1 = isplat_(KOPT_CAST_(uint32_t, block >> 32) + c->stream), x2 = isplat_(c->step), x3 = isplat_(c->id);
@@ -3458,28 +3835,30 @@ NOINLINE_FN_ void K_(philox)(vu32_ x[4], const philox_key_ *c, uint64_t block) {
 #endif
 
 #ifdef ONE_LANE_
-/* r of the element with this global index. x: the words of its block, made anew for a block's first element, or if
-   `first`. */
+/* r of the element with this global index. Takes consecutive elements, one per call; first: 1 in the first call. x
+   keeps the words of the current block from call to call. */
 FN_ vu32_ K_(random_at)(vu32_ x[4], const philox_key_ *cipher, kopt_index_ index, int first) {
-    const unsigned at = KOPT_CAST_(unsigned, index & 7);
+    const unsigned position = KOPT_CAST_(unsigned, index & 7);
     uint32_t halves;
-    if (at == 0 || first) K_(philox)(x, cipher, kopt_philox_block_(index));
-    halves = x[at >> 1];
-    if ((at & 1) != 0) halves = halves >> 16 | halves << 16;
+    if (position == 0 || first) K_(philox)(x, cipher, kopt_philox_block_(index));
+    halves = x[position >> 1];
+    if ((position & 1) != 0) halves = halves >> 16 | halves << 16;
     return kopt_random_combine_(halves, index);
 }
 
-/* The number of store k, and something above its 16 bits. */
+/* The number of store k, in the low 16 bits; the bits above are arbitrary. */
 FN_ vu32_ K_(random16)(vu32_ r, uint32_t k) { return r + k * (r >> 16); }
 
+/* What random_next keeps from call to call. */
 typedef struct random_buffer_ {
     vu32_ x[4];
 } random_buffer_;
 
-/* Number 0 of the *n elements from this index on. The first call says so. */
-FN_ vu32_ K_(random_next)(random_buffer_ *draws, const philox_key_ *cipher, kopt_index_ index, int first, size_t *n) {
+/* Number 0 of the *n elements from this global index on, in the low halves; the upper halves are arbitrary. Takes
+   consecutive elements; first: 1 in the first call. */
+FN_ vu32_ K_(random_next)(random_buffer_ *buffer, const philox_key_ *cipher, kopt_index_ index, int first, size_t *n) {
     *n = 1;
-    return K_(random_at)(draws->x, cipher, index, first);
+    return K_(random_at)(buffer->x, cipher, index, first);
 }
 
 FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
@@ -3489,8 +3868,8 @@ FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
     w[3] = x[3];
 }
 #else
-/* Into the order of memory: w[0] holds words 0 .. LANES_-1 of the sequence block by block, and so on. Lane l had block
-   block_of_lane_[l]. */
+/* Transposes the output of philox into the order of memory: w holds the 4 * LANES_ words block after block, the first
+   LANES_ of them in w[0]. block_of_lane_ is the order of blocks for which these interleavings suffice. */
 FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
     vu32_ even_low = interleave_low_(x[0], x[2]), even_high = interleave_high_(x[0], x[2]);
     vu32_ odd_low = interleave_low_(x[1], x[3]), odd_high = interleave_high_(x[1], x[3]);
@@ -3500,8 +3879,8 @@ FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
     w[3] = interleave_high_(even_high, odd_high);
 }
 
-/* The words of the span that holds this global index, in the order of memory: what the elements [from, to) of its rows
-   need. */
+/* The random words of the span that holds this global index, in the order of memory. Fills in (at least) those that the
+   elements [from, to) of each group use; `words` has room for a whole group. */
 NOINLINE_FN_ void K_(random_span)(uint32_t *words, const philox_key_ *cipher, kopt_index_ index, size_t from,
                                   size_t to) {
     size_t block, i;
@@ -3514,52 +3893,56 @@ NOINLINE_FN_ void K_(random_span)(uint32_t *words, const philox_key_ *cipher, ko
     }
 }
 
-/* kopt_random_combine_ of the row of this index: lower and upper half of r, each packed two to a word. */
+/* kopt_random_combine_() of (at least) the elements [from, to) of the group that holds this global index. lower: the
+   lower halves of r (number 0), upper: the upper halves (2 * other), packed two to a word in the order of memory. */
 FN_ void K_(random_group)(uint32_t *lower, uint32_t *upper, const uint32_t *words, kopt_index_ index, size_t from,
                           size_t to) {
-    const vu32_ times = isplat_(kopt_random_multiplier_(index) * 0x00010001u);
+    const vu32_ multiplier = isplat_(kopt_random_multiplier_(index) * 0x00010001u);
     size_t i;
     for (i = from / (2 * LANES_) * LANES_; 2 * i < to; i += LANES_) {
         const vu32_ own = load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, words + i)),
                     other = or_(shl_(own, 16), shr_(own, 16));
-        const vu32_ twice = add16_(other, other);
-        store32_(KOPT_POINTER_(kopt_byte_ *, lower + i), add16_(own, mul16_(twice, times)));
-        store32_(KOPT_POINTER_(kopt_byte_ *, upper + i), twice);
+        const vu32_ stride = add16_(other, other);
+        store32_(KOPT_POINTER_(kopt_byte_ *, lower + i), add16_(own, mul16_(stride, multiplier)));
+        store32_(KOPT_POINTER_(kopt_byte_ *, upper + i), stride);
     }
 }
 
+/* What random_next keeps: the words of the span, and r of the group. lower is longer, as a load may go past its end. */
 typedef struct random_buffer_ {
     uint32_t words[KOPT_RANDOM_GROUP_ / 2], lower[KOPT_RANDOM_GROUP_ / 2 + LANES_], upper[KOPT_RANDOM_GROUP_ / 2];
 } random_buffer_;
 
-/* The same for vectors, of LANES_ elements or fewer at the end of a row. */
-FN_ vu32_ K_(random_next)(random_buffer_ *draws, const philox_key_ *cipher, kopt_index_ index, int first, size_t *n) {
-    const size_t at = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
-    if (index % KOPT_RANDOM_SPAN_ == 0 || first) K_(random_span)(draws->words, cipher, index, 0, KOPT_RANDOM_GROUP_);
-    if (at == 0 || first) K_(random_group)(draws->lower, draws->upper, draws->words, index, 0, KOPT_RANDOM_GROUP_);
-    *n = KOPT_RANDOM_GROUP_ - at < LANES_ ? KOPT_RANDOM_GROUP_ - at : LANES_;
-    return load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, draws->lower) + 2 * at);
+/* The same for vectors, zero-extended. *n is LANES_, or less at the end of a group. */
+FN_ vu32_ K_(random_next)(random_buffer_ *buffer, const philox_key_ *cipher, kopt_index_ index, int first, size_t *n) {
+    const size_t position = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
+    if (index % KOPT_RANDOM_SPAN_ == 0 || first) K_(random_span)(buffer->words, cipher, index, 0, KOPT_RANDOM_GROUP_);
+    if (position == 0 || first)
+        K_(random_group)(buffer->lower, buffer->upper, buffer->words, index, 0, KOPT_RANDOM_GROUP_);
+    *n = KOPT_RANDOM_GROUP_ - position < LANES_ ? KOPT_RANDOM_GROUP_ - position : LANES_;
+    return load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, buffer->lower) + 2 * position);
 }
 #endif
 
 /* ---- 8-bit codes ---- */
 
-/* Section 6b. Signed, or square: of the roots of mean squares. */
+/* Section 6b. square: 1 for means of squares, whose roots are coded without a sign; 0 for all other numbers. */
 
-/* What numbers are multiplied by to be coded: roots 1 / scale, others 2 / scale. */
+/* What a number is multiplied by before it is encoded: 1 / scale for a root, 2 / scale for another number. */
 FN_ vf32_ K_(inverse_scale_q8)(uint32_t scale, int square) {
     return square ? div_(splat_(1), as_f32_(isplat_(scale))) : as_f32_(isplat_(0x7F800000u - scale));
 }
 
-/* The code of a number times inverse_scale_q8() in the upper half, the sign as a float has it. r: 16 random bits, or 2^15
-   for the nearest. */
+/* The code of a number in the upper half; if it is not a root, its sign is in bit 31. y: the number times
+   inverse_scale_q8(). r: 16 random bits, or 2^15 to round to nearest. */
 FN_ vu32_ K_(encode_q8)(vf32_ y, int square, vu32_ r) {
     const vu32_ u = as_u32_(y);
     vf32_ mag;
-    if (square) { /* 8 codes to a binade, and 32 to each of the upper 4; what is not 0 does not become 0 */
+    if (square) { /* 8 codes per binade, but 32 in each of the upper four; only 0 gets code 0 */
         const vu32_ low = iadd_(shr_(iadd_(u, isplat_(8)), 4), isplat_(0x007F0000u - 0x03D80000u));
         const vu32_ high = iadd_(shr_(iadd_(u, isplat_(2)), 2), isplat_(0x00FF0000u - 0x0FE00000u));
-        const vu32_ least = shl_(as_u32_(min_(y, as_f32_(isplat_(0x00000400u)))), 6); /* 2^-139: 0, or code 1 */
+        /* 0x400 is 2^-139; y is 0 or above it: code 0 or 1 */
+        const vu32_ least = shl_(as_u32_(min_(y, as_f32_(isplat_(0x00000400u)))), 6);
         return iadd_(imax_(imax_(low, high), least), r);
     }
     mag = as_f32_(and_(u, isplat_(0x7FFFFFFFu)));
@@ -3568,13 +3951,14 @@ FN_ vu32_ K_(encode_q8)(vf32_ y, int square, vu32_ r) {
 }
 
 #ifdef ONE_LANE_
+/* The code as a byte of memory, with the sign in bit 7. */
 FN_ vu32_ K_(encode_q8_scalar)(vf32_ y, int square, vu32_ r) {
     const vu32_ u = K_(encode_q8)(y, square, r);
     return square ? u >> 16 : (u >> 16 & 0x7Fu) | (u >> 24 & 0x80u);
 }
 #endif
 
-/* The number of a code, of 8 bits with their sign; over the scale. */
+/* Decodes a sign-extended byte. The result times the scale is the number, or the root. */
 FN_ vf32_ K_(decode_q8)(vu32_ code, int square) {
     vu32_ u;
     vf32_ y;
@@ -3590,15 +3974,15 @@ FN_ vf32_ K_(decode_q8)(vu32_ code, int square) {
 
 /* ---- rounding ---- */
 
-/* Section 2. In a word of 32 bits a 16-bit number is the upper half, and what rounds off is the lower
-   one: of a bf16 the word is that of fp32, of an fp16 its extended form. Vectors know ordinary numbers: a turn
-   with an infinity, a NaN or a value of the last interval before infinity goes through the code of one lane. */
+/* Section 2. Kernels round in 32-bit words whose upper half is the 16-bit number, and whose lower half is the part that
+   is cut off: for bf16 the fp32 word, for fp16 the extended bits of section 1. Vectors take ordinary numbers only: a
+   pair with an infinity, a NaN or a value in the last binade step before infinity goes to the scalar code. */
 
-/* Constants of the loops. Held: made anew by the compiler they cost up to eight operations a turn. */
+/* Constants of the vector loops. Hoisted, as compilers would otherwise make some of them again for each pair. */
 typedef struct constants_ {
-    vu32_ one, bias, half_ulp, upper, lower, exponent, magnitude, limit;
-    vu32_ of_sign, subnormal, limit16;
-    vf32_ tiny, scale;
+    vu32_ one, bias, half_ulp, upper, lower, exponent, magnitude, bf16_limit;
+    vu32_ abs_mask, subnormal, fp16_limit;
+    vf32_ two_to_minus_14, two_to_40;
 } constants_;
 
 FN_ constants_ K_(make_constants)(void) {
@@ -3608,20 +3992,21 @@ FN_ constants_ K_(make_constants)(void) {
     c.half_ulp = isplat_hoisted_(0x8000u);
     c.upper = isplat_hoisted_(0xFFFF0000u);
     c.lower = isplat_hoisted_(0xFFFFu);
-    c.exponent = isplat_hoisted_(0x7F807F80u); /* two bf16 to a word: their exponents, magnitudes, */
-    c.magnitude = isplat_hoisted_(0x7FFF7FFFu);
-    c.limit = isplat_hoisted_(0x7F7E7F7Eu);   /* and the largest below the last interval */
-    c.of_sign = isplat_hoisted_(0x7FFFFFFFu); /* all but the sign of an fp32, the largest that is subnormal, */
-    c.subnormal = isplat_hoisted_(0x007FFFFFu);
-    c.limit16 = isplat_hoisted_(0x477FDFFFu);        /* and below the last interval of fp16 */
-    c.tiny = as_f32_(isplat_hoisted_(0x38800000u));  /* 2^-14, where fp16 begins to have equal steps, */
-    c.scale = as_f32_(isplat_hoisted_(0x53800000u)); /* and 2^40 */
+    c.exponent = isplat_hoisted_(0x7F807F80u);   /* masks of two bf16 in a word: their exponents */
+    c.magnitude = isplat_hoisted_(0x7FFF7FFFu);  /* and magnitudes */
+    c.bf16_limit = isplat_hoisted_(0x7F7E7F7Eu); /* the largest two below the last binade step before infinity */
+    c.abs_mask = isplat_hoisted_(0x7FFFFFFFu);   /* mask of the magnitude of an fp32 */
+    c.subnormal = isplat_hoisted_(0x007FFFFFu);  /* the largest subnormal fp32 */
+    c.fp16_limit = isplat_hoisted_(0x477FDFFFu); /* the largest fp32 below fp16's last binade step before infinity */
+    c.two_to_minus_14 = as_f32_(isplat_hoisted_(0x38800000u)); /* 2^-14: below it fp16 is subnormal, in equal steps */
+    c.two_to_40 = as_f32_(isplat_hoisted_(0x53800000u));       /* 2^40 */
     return c;
 }
 
 FN_ vu32_ K_(abs_u32)(vf32_ x) { return and_(as_u32_(x), isplat_(0x7FFFFFFFu)); }
 
 #ifdef ONE_LANE_
+/* extended() of section 1. */
 FN_ vu32_ K_(extended)(vf32_ x, kopt_format format, const constants_ *c) {
     const vu32_ u = as_u32_(x);
     vu32_ mag = and_(u, isplat_(0x7FFFFFFFu)), low;
@@ -3630,11 +4015,12 @@ FN_ vu32_ K_(extended)(vf32_ x, kopt_format format, const constants_ *c) {
     if (format == KOPT_BF16) return select_(nan, isplat_(0x7FC00000u), u);
     KOPT_CAST_(void, c);
     mag = select_(igt_(mag, isplat_(0x47800000u)), isplat_(0x47800000u), mag); /* infinity */
-    low = as_u32_(min_(as_f32_(mag), splat_(6.103515625e-05f))); /* up to 2^-14, where the steps of fp16 are equal */
+    low = as_u32_(min_(as_f32_(mag), splat_(6.103515625e-05f))); /* the part up to 2^-14, in equal steps */
     mag = iadd_(shl_(isub_(mag, low), 3), round_u32_(mul_(as_f32_(low), splat_(1099511627776.0f)))); /* 2^40 */
     return select_(nan, isplat_(0x7E000000u), or_(mag, sign));
 }
 
+/* from_extended() of section 1: any word has a meaning. */
 FN_ vf32_ K_(from_extended)(vu32_ u, kopt_format format) {
     vu32_ mag = and_(u, isplat_(0x7FFFFFFFu)), sign = xor_(u, mag), normal, tiny;
     if (format == KOPT_BF16) return as_f32_(u);
@@ -3646,34 +4032,37 @@ FN_ vf32_ K_(from_extended)(vu32_ u, kopt_format format) {
     return as_f32_(or_(normal, sign));
 }
 #else
-/* Of a magnitude in fp16, below infinity. */
+/* extended() of section 1, for an fp16 magnitude below 2^16. */
 FN_ vu32_ K_(extended_fp16)(vu32_ mag, const constants_ *c) {
-    const vf32_ low = min_(as_f32_(mag), c->tiny);
-    return iadd_(shl_(isub_(mag, as_u32_(low)), 3), round_u32_(mul_(low, c->scale)));
+    const vf32_ low = min_(as_f32_(mag), c->two_to_minus_14);
+    return iadd_(shl_(isub_(mag, as_u32_(low)), 3), round_u32_(mul_(low, c->two_to_40)));
 }
 
+/* extended() of section 1, for ordinary numbers only. */
 FN_ vu32_ K_(extended)(vf32_ x, kopt_format format, const constants_ *c) {
-    const vu32_ u = as_u32_(x), mag = and_(u, c->of_sign);
+    const vu32_ u = as_u32_(x), mag = and_(u, c->abs_mask);
     return format == KOPT_BF16 ? u : or_(K_(extended_fp16)(mag, c), xor_(u, mag));
 }
 
-/* most: NULL, or the largest magnitude so far: infinity and NaN are numbers above limit16 there. */
-FN_ vf32_ K_(from_extended)(vu32_ u, kopt_format format, vu32_ *most) {
-    vu32_ mag = and_(u, isplat_(0x7FFFFFFFu)), low, number;
+/* from_extended() of section 1. largest: NULL, or the largest magnitude so far. If it is given, fp16 magnitudes update
+   it, and an fp16 infinity or NaN becomes a number above fp16_limit, so that the caller hands the pair to the scalar
+   code. */
+FN_ vf32_ K_(from_extended)(vu32_ u, kopt_format format, vu32_ *largest) {
+    vu32_ mag = and_(u, isplat_(0x7FFFFFFFu)), low, bits;
     if (format == KOPT_BF16) return as_f32_(u);
-    low = as_u32_(min_(as_f32_(mag), as_f32_(isplat_(0x04000000u)))); /* up to 2^-14, in units of 2^-40 */
-    number = iadd_(as_u32_(mul_(convert_f32_(low), splat_(9.094947017729282e-13f))), shr_(isub_(mag, low), 3));
-    if (most != KOPT_NULL_) {
-        *most = imax_(*most, number);
+    low = as_u32_(min_(as_f32_(mag), as_f32_(isplat_(0x04000000u)))); /* the part up to 2^-14, in units of 2^-40 */
+    bits = iadd_(as_u32_(mul_(convert_f32_(low), splat_(9.094947017729282e-13f))), shr_(isub_(mag, low), 3));
+    if (largest != KOPT_NULL_) {
+        *largest = imax_(*largest, bits);
     } else {
-        number = select_(igt_(mag, isplat_(0x7BFFFFFFu)), isplat_(0x7F800000u), number);
-        number = select_(igt_(mag, isplat_(0x7C000000u)), isplat_(0x7FC00000u), number);
+        bits = select_(igt_(mag, isplat_(0x7BFFFFFFu)), isplat_(0x7F800000u), bits);
+        bits = select_(igt_(mag, isplat_(0x7C000000u)), isplat_(0x7FC00000u), bits);
     }
-    return as_f32_(or_(number, xor_(u, mag)));
+    return as_f32_(or_(bits, xor_(u, mag)));
 }
 #endif
 
-/* The nearest 16-bit number, any value; in the lower half. */
+/* x rounded to the nearest 16-bit number, ties to even, in the lower half. Takes any value. */
 FN_ vu32_ K_(round_nearest16)(vf32_ x, kopt_format format) {
     vu32_ u = as_u32_(x);
     const vmask_ nan = igt_(and_(u, isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u));
@@ -3683,7 +4072,7 @@ FN_ vu32_ K_(round_nearest16)(vf32_ x, kopt_format format) {
 }
 
 #ifdef ONE_LANE_
-/* The weight that KAHAN shows. What it rounds off is kept, so in bf16 a tie need not go to even. */
+/* The visible weight of KAHAN: split() of section 3, in the lower half. bf16 ties go away from zero. */
 FN_ vu32_ K_(round_kahan16)(vf32_ x, kopt_format format) {
     if (format == KOPT_FP16) return K_(round_nearest16)(x, format);
     return shr_(iadd_(K_(extended)(x, format, KOPT_NULL_), isplat_(0x8000u)), 16);
@@ -3691,6 +4080,7 @@ FN_ vu32_ K_(round_kahan16)(vf32_ x, kopt_format format) {
 #endif
 
 #ifndef FP16_
+/* round_fp16_: x rounded to fp16, and *stored = its 16 bits. */
 FN_ vf32_ load_fp16_(const kopt_byte_ *p) { return widen_fp16_(load16_(p)); }
 FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
     *stored = K_(round_nearest16)(x, KOPT_FP16);
@@ -3698,7 +4088,7 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
 }
 #endif
 
-/* x as 16 bits, in the upper half. r: 16 random bits; for vectors there is nothing above them. */
+/* x rounded stochastically to 16 bits, in the upper half. r: 16 random bits; vectors need zeros above them. */
 FN_ vu32_ K_(round_stochastic)(vf32_ x, kopt_format format, vu32_ r, const constants_ *c) {
     const vu32_ u = K_(extended)(x, format, c);
 #ifdef ONE_LANE_
@@ -3708,6 +4098,9 @@ FN_ vu32_ K_(round_stochastic)(vf32_ x, kopt_format format, vu32_ r, const const
 }
 
 #ifndef ONE_LANE_
+/* x rounded to 16 bits, stochastically or to nearest, in the upper half. r as for round_stochastic. In one lane it
+   takes any value, and the result is what a step stores. Vectors take ordinary numbers only, and their caller flushes
+   bf16. */
 FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, const constants_ *c) {
     const vu32_ u = as_u32_(x);
     if (how == KOPT_STOCHASTIC) return K_(round_stochastic)(x, format, r, c);
@@ -3715,16 +4108,16 @@ FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, c
     return iadd_(iadd_(u, c->bias), and_(shr_(u, 16), c->one));
 }
 #else
-#if KOPT_PASS_ == KOPT_PASS_CUDA_ /* everything in registers */
+#if KOPT_PASS_ == KOPT_PASS_CUDA_ /* values stay in registers */
 #define ROUND_ FN_
 #else
 #define ROUND_ static KOPT_NOINLINE_
 #endif
-/* What a step stores of a bf16 below 2^-126 is +0. */
+/* A step stores a bf16 below 2^-126 as +0. u: the bf16 in the upper half. */
 FN_ vu32_ K_(flush_bf16)(vu32_ u, kopt_format format) { return format == KOPT_BF16 && (u & 0x7F800000u) == 0 ? 0 : u; }
 
 ROUND_ vu32_ K_(round16_bits)(vu32_ x, kopt_format format, kopt_rounding how, vu32_ r) {
-    vu32_ u = K_(extended)(as_f32_(x), KOPT_BF16, KOPT_NULL_); /* as in round_stochastic: once for both */
+    vu32_ u = K_(extended)(as_f32_(x), KOPT_BF16, KOPT_NULL_); /* shared with round_stochastic */
     format = KOPT_STEP_FORMAT_(format);
     u = KOPT_ROUND_MODE_(how) == KOPT_STOCHASTIC ? K_(round_stochastic)(as_f32_(x), format, r, KOPT_NULL_)
         : format == KOPT_FP16                    ? shl_(K_(round_nearest16)(as_f32_(x), format), 16)
@@ -3738,18 +4131,20 @@ FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, c
 }
 #endif
 
+/* What a step stores of an fp32: +0 below 2^-126, and the canonical NaN. */
 FN_ vu32_ K_(flush_f32)(vf32_ x) {
     vu32_ u = as_u32_(x), mag = and_(u, isplat_(0x7FFFFFFFu));
     u = select_or_zero_(igt_(mag, isplat_(0x007FFFFFu)), u);
     return select_(igt_(mag, isplat_(0x7F800000u)), isplat_(0x7FC00000u), u);
 }
 
-/* A NaN without a payload, which could carry in the rounding of vectors. */
+/* Makes a NaN canonical. With another payload the rounding of vectors could carry, and turn the NaN into a number. */
 FN_ vf32_ K_(canonical_nan)(vf32_ x) {
     return as_f32_(
         select_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), isplat_(0x7FC00000u), as_u32_(x)));
 }
 
+/* A stored number as fp32; a: its 32 or 16 bits, zero-extended. */
 FN_ vf32_ K_(widen)(vu32_ a, kopt_format format) {
     if (format == KOPT_F32) return as_f32_(a);
     return format == KOPT_BF16 ? as_f32_(shl_(a, 16)) : widen_fp16_(a);
@@ -3757,49 +4152,53 @@ FN_ vf32_ K_(widen)(vu32_ a, kopt_format format) {
 
 /* ---- rules ---- */
 
-/* Sections 4 to 6: the direction, which the rate multiplies. */
+/* Sections 4 to 6a: gradient and moments in, the direction out. */
 
-/* The moments of a weight, before and after the rule, and the roots of the new means of squares. */
+/* The moments of a weight: a rule replaces old ones by new ones. root, third_root: the roots of the new v and third, if
+   they are means of squares. */
 typedef struct moments_ {
     vf32_ m, v, third, fourth, root, third_root;
 } moments_;
 
+/* mean(beta, old, x) of section 6a. */
 FN_ vf32_ K_(moving_average)(vf32_ beta, vf32_ gain, vf32_ old, vf32_ x) {
     return add_(mul_(beta, old), mul_(gain, x));
 }
 
+/* square(beta, old, x) of section 6a. */
 FN_ vf32_ K_(moving_average_of_squares)(vf32_ beta, vf32_ gain, vf32_ old, vf32_ x) {
     return add_(mul_(beta, old), mul_(mul_(gain, x), x));
 }
 
-/* -1, 0 or 1; NaN stays. */
+/* -1, 0 or 1; NaN stays NaN. */
 FN_ vf32_ K_(sign)(vf32_ x) {
     vu32_ mag = and_(as_u32_(x), isplat_(0x7FFFFFFFu)), one = or_(xor_(as_u32_(x), mag), isplat_(0x3F800000u));
     one = select_or_zero_(igt_(mag, isplat_(0)), one);
     return as_f32_(select_(igt_(mag, isplat_(0x7F800000u)), as_u32_(x), one));
 }
 
-/* The larger of two magnitudes; NaN stays. */
+/* The larger of two magnitudes; NaN if one of them is NaN. */
 FN_ vf32_ K_(max_abs)(vf32_ a, vf32_ b) {
     vu32_ x = and_(as_u32_(a), isplat_(0x7FFFFFFFu)), y = and_(as_u32_(b), isplat_(0x7FFFFFFFu));
     return as_f32_(select_(igt_(x, y), x, y));
 }
 
 #ifdef KAHAN_OPT_VMATH
-/* atan2(y, x) for x > 0, within 2^-17 of it: of the smaller over the larger a polynomial by its roots (an operation
-   less, and two of its factors at a time), or pi/2 less that. Infinity over infinity is NaN. Coefficients:
-   `tests/vmath.py coefficients`. In two parts, the division and what comes after it: see atan2_tile. */
+/* atan2(y, x) for x > 0, within 2^-17 (relative; section 6a, where y is m): a polynomial in q, the smaller of |y| and x
+   over the larger; if |y| is the larger, pi/2 minus that. The polynomial is a product of factors, which saves an
+   operation and computes two factors at a time. Infinity over infinity gives NaN. `tests/vmath.py coefficients` finds
+   the coefficients. The division and the polynomial are separate functions, so that atan2_tile can overlap them. */
 typedef struct atan2_reduced_ {
-    vf32_ y, q; /* q: the smaller over the larger */
-    vmask_ steep;
+    vf32_ y, q;   /* q: the smaller of |y| and x over the larger */
+    vmask_ steep; /* |y| > x */
 } atan2_reduced_;
 
 FN_ atan2_reduced_ K_(atan2_reduce)(vf32_ y, vf32_ x) {
-    const vu32_ height = and_(as_u32_(y), isplat_(0x7FFFFFFFu));
+    const vu32_ mag = and_(as_u32_(y), isplat_(0x7FFFFFFFu));
     atan2_reduced_ o;
     o.y = y;
-    o.q = div_(min_(as_f32_(height), x), max_(x, as_f32_(height))); /* NaN if one of them is */
-    o.steep = igt_(height, as_u32_(x));
+    o.q = div_(min_(as_f32_(mag), x), max_(x, as_f32_(mag))); /* NaN if y or x is NaN */
+    o.steep = igt_(mag, as_u32_(x));
     return o;
 }
 
@@ -3818,23 +4217,26 @@ FN_ vf32_ K_(atan2_positive)(vf32_ y, vf32_ x) {
 }
 #endif
 
-#define MOMENTS_ kopt_moments_here_(kind.rule, kind.moment_count)
+/* The number of moments; a constant where the rule decides it. */
+#define MOMENTS_ kopt_moment_count_in_build_(kind.rule, kind.moment_count)
 
-/* w is the weight that decay sees, rest what it does not see of the weight, g the gradient; of w and rest only what L2
-   and KOPT_EMA read. Moves the moments. What it returns the rate multiplies, but of Adam-atan2 and of a smooth Lion:
-   there it is the first argument of atan2, *y being the second, or that of tanh. */
-FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ rest, vf32_ g, moments_ *p, vf32_ *y) {
+/* One step of the rule: updates the moments *p and returns the direction. g is the gradient as loaded, w the weight
+   that decay sees (section 3), compensation that of KAHAN or 0. L2 reads w, KOPT_EMA reads w and compensation;
+   otherwise both may be anything. For Adam-atan2 it returns the first argument of atan2 and sets *y to the second; for
+   a smooth Lion it returns the argument of tanh. The caller makes them the direction (rule_function). */
+FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensation, vf32_ g, moments_ *p, vf32_ *y) {
     vf32_ x, denominator;
-    *y = p->root = p->third_root = g;
+    *y = p->root = p->third_root = g; /* any value */
+    /* section 4: the gradient */
     if (k->use_scale) g = mul_(g, k->grad_scale);
     if (k->use_l2) g = add_(g, mul_(k->l2, w));
 
-    if (kind.rule == KOPT_SGD) {
+    if (kind.rule == KOPT_SGD) { /* section 5 */
         if (MOMENTS_ == 0) return g;
         p->m = K_(moving_average)(k->beta1, k->gain1, p->m, g);
         return kind.nesterov ? add_(g, mul_(k->extrapolation, p->m)) : p->m;
     }
-    if (kind.rule == KOPT_LION) {
+    if (kind.rule == KOPT_LION) { /* section 6a: Lion */
         x = K_(moving_average)(k->beta1, k->gain1, p->m, g);
         p->m = K_(moving_average)(k->beta2, k->gain2, p->m, g);
 #ifdef KAHAN_OPT_VMATH
@@ -3842,9 +4244,10 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ rest, vf32
 #endif
         return K_(sign)(x);
     }
-    if (kind.rule == KOPT_EMA) return add_(sub_(w, g), rest);
+    /* section 6a: the average w of weights g */
+    if (kind.rule == KOPT_EMA) return add_(sub_(w, g), compensation);
 
-    if (kind.rule == KOPT_ADAN) {
+    if (kind.rule == KOPT_ADAN) { /* section 6a: Adan; the fourth moment is the gradient of the step before */
         const vf32_ change = k->first_step ? splat_(0) : sub_(g, p->fourth);
         p->m = K_(moving_average)(k->beta1, k->gain1, p->m, g);
         p->third = K_(moving_average)(k->beta2, k->gain2, p->third, change);
@@ -3854,85 +4257,93 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ rest, vf32
         return div_(add_(p->m, mul_(k->third_scale, p->third)), add_(mul_(p->root, k->root_scale), k->eps));
     }
 
-    if (kind.rule != KOPT_ADAM && !KOPT_IS_ATAN2_(kind.rule)) return as_f32_(isplat_(0x7FC00000u)); /* none's formula */
+    if (kind.rule != KOPT_ADAM && !KOPT_IS_ATAN2_(kind.rule)) return as_f32_(isplat_(0x7FC00000u)); /* no such rule */
+    /* sections 6 and 6a: Adam, AMSGrad, StableAdamW, Adam-atan2; RAdam and Ranger: Adam with other scalars */
     p->m = K_(moving_average)(k->beta1, k->gain1, p->m, g);
     p->v = K_(moving_average_of_squares)(k->beta2, k->gain2, p->v, g);
     denominator = p->root = sqrt_(p->v);
-    if (MOMENTS_ > 2) {
+    if (MOMENTS_ > 2) { /* AMSGrad */
         p->third = K_(max_abs)(p->third, p->v);
         denominator = p->third_root = sqrt_(p->third);
     }
-    if (k->unrectified) return p->m; /* RAdam and Ranger, which differ from Adam in their scalars */
+    if (k->unrectified) return p->m; /* RAdam and Ranger in their first steps */
     *y = add_(mul_(denominator, k->root_scale), k->eps);
     return KOPT_IS_ATAN2_(kind.rule) ? p->m : div_(p->m, *y);
 }
 
-/* What is subtracted from a weight w: the rate times x, and its decay. */
-FN_ vf32_ K_(update)(const scalars_ *k, vf32_ x, vf32_ w) {
-    vf32_ update = mul_(k->rate, x);
+/* What is subtracted from the weight w: rate * direction + decay * w. */
+FN_ vf32_ K_(update)(const scalars_ *k, vf32_ direction, vf32_ w) {
+    vf32_ update = mul_(k->rate, direction);
     if (k->use_decay) update = add_(update, mul_(k->weight_decay, w));
     return update;
 }
 
-/* Lookahead: the update that leads from w to lookahead_rate of the way from the slow weight to w - update. */
-FN_ vf32_ K_(lookahead)(vf32_ slow_scale, vf32_ w, vf32_ c, vf32_ update, vf32_ slow, vf32_ slow_c) {
-    return add_(update, mul_(slow_scale, sub_(add_(sub_(w, slow), sub_(c, slow_c)), update)));
+/* Lookahead (section 6a, Ranger). With the update that it returns the weight becomes
+   slow + lookahead_rate * ((w - update) - slow), compensations included. slow_scale is 1 - lookahead_rate. */
+FN_ vf32_ K_(lookahead)(vf32_ slow_scale, vf32_ w, vf32_ compensation, vf32_ update, vf32_ slow,
+                        vf32_ slow_compensation) {
+    return add_(update, mul_(slow_scale, sub_(add_(sub_(w, slow), sub_(compensation, slow_compensation)), update)));
 }
 
 /* ---- weights and moments, from and to memory ---- */
 
-/* The word of a weight of KOPT_COMPACT or KOPT_EXACT. Both words in their low halves, the residual with its sign. */
-FN_ vu32_ K_(join_residual)(kopt_kind_ kind, vu32_ stored, vu32_ kept) {
-    if (kind.rounding == KOPT_COMPACT) kept = shl_(kept, 8);
-    if (kind.rounding == KOPT_EXACT) kept = isub_(xor_(kept, isplat_(0x8000u)), isplat_(0x8000u));
-    return iadd_(shl_(stored, 16), kept);
+/* The 32-bit word of a weight of COMPACT or EXACT (section 3), the argument of from_extended. stored: the 16 bits of
+   the weight. residual: 8 bits, sign-extended (COMPACT), or 16 bits, zero-extended (EXACT). */
+FN_ vu32_ K_(join_residual)(kopt_kind_ kind, vu32_ stored, vu32_ residual) {
+    if (kind.rounding == KOPT_COMPACT) residual = shl_(residual, 8);
+    if (kind.rounding == KOPT_EXACT) residual = isub_(xor_(residual, isplat_(0x8000u)), isplat_(0x8000u));
+    return iadd_(shl_(stored, 16), residual);
 }
 
-/* A 16-bit weight w less the update, in the upper half; rest is the compensation of KOPT_KAHAN. *kept: its new residual
-   in an upper half. *most: the largest magnitude of numbers that are rounded with 32 bits. */
-FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ rest, vf32_ update, vu32_ r, const constants_ *c, vu32_ *kept,
-                     vu32_ *most) {
+/* The weight store of section 3, for 16-bit weights: subtracts the update, and returns the new weight in the upper
+   half. w is the weight that decay sees, compensation that of KAHAN. *residual: the new residual, in the upper half
+   (COMPACT: its low 8 bits). *largest is updated with the magnitudes that vectors have to check before they are
+   rounded: of COMPACT and EXACT, and of fp16 with NEAREST and STOCHASTIC. The caller flushes small bf16 weights to
+   zero, and with vectors also small compensations. */
+FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ compensation, vf32_ update, vu32_ r, const constants_ *c,
+                     vu32_ *residual, vu32_ *largest) {
     const int kahan = kind.rounding == KOPT_KAHAN;
-    vf32_ y, shown;
+    vf32_ y, new_w;
     vu32_ u = r;
-    if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) {
+    if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) { /* y: x' of section 3 */
         vu32_ mag;
         y = sub_(w, update);
-        mag = and_(as_u32_(y), c->of_sign);
-        *most = imax_(*most, mag);
+        mag = and_(as_u32_(y), c->abs_mask);
+        *largest = imax_(*largest, mag);
         u = K_(extended)(as_f32_(select_or_zero_(igt_(mag, c->subnormal), as_u32_(y))), kind.weight, c);
-        if (kind.rounding == KOPT_COMPACT) { /* of the 16 bits below the weight the upper 8 are kept */
+        if (kind.rounding == KOPT_COMPACT) { /* of the 16 bits below the weight it keeps the upper 8 */
 #ifdef ONE_LANE_
             r &= 0xFFFFu;
 #endif
             u = iadd_(u, kind.compensation_rounding == KOPT_STOCHASTIC ? shr_(r, 8) : isplat_(0x80u));
-            *kept = shl_(u, 8);
+            *residual = shl_(u, 8);
         } else {
-            *kept = shl_(u, 16);
+            *residual = shl_(u, 16);
         }
         return iadd_(u, c->half_ulp);
     }
     if (kahan) {
-        y = sub_(rest, update);
-        shown = add_(w, y);
+        y = sub_(compensation, update);
+        new_w = add_(w, y); /* s of section 3, then w' */
         if (kind.weight == KOPT_FP16) {
-            shown = round_fp16_(shown, &u);
+            new_w = round_fp16_(new_w, &u);
             u = shl_(u, 16);
-        } else { /* what is rounded off is kept, so a tie need not go to even */
-            u = iadd_(K_(extended)(shown, KOPT_BF16, c), c->half_ulp);
-            shown = as_f32_(and_(u, c->upper));
+        } else { /* the compensation keeps the rounding error, so ties need not go to even */
+            u = iadd_(K_(extended)(new_w, KOPT_BF16, c), c->half_ulp);
+            new_w = as_f32_(and_(u, c->upper));
         }
-        y = add_(sub_(w, shown), y);
+        y = add_(sub_(w, new_w), y);
         if (kind.weight == KOPT_FP16) y = mul_(y, splat_(2048.0f));
     } else {
         y = sub_(w, update);
-        if (kind.weight == KOPT_FP16) *most = imax_(*most, and_(as_u32_(y), c->of_sign));
+        if (kind.weight == KOPT_FP16) *largest = imax_(*largest, and_(as_u32_(y), c->abs_mask));
     }
-    *kept = K_(round16)(y, kind.weight, kahan ? kind.compensation_rounding : kind.rounding, r, c);
-    return kahan ? u : *kept;
+    *residual = K_(round16)(y, kind.weight, kahan ? kind.compensation_rounding : kind.rounding, r, c);
+    return kahan ? u : *residual;
 }
 
-/* A moment as 16 bits in the upper half; root: of a mean of squares, which fp16 keeps so. No root becomes 0. */
+/* A moment rounded to 16 bits, in the upper half. root: the root of a mean of squares, which fp16 stores in its place;
+   a positive root never becomes 0. */
 FN_ vu32_ K_(round_moment)(vf32_ x, kopt_format format, int square, vf32_ root, kopt_rounding how, vu32_ r,
                            const constants_ *c) {
     vu32_ u;
@@ -3948,7 +4359,8 @@ FN_ vu32_ K_(round_moment)(vf32_ x, kopt_format format, int square, vf32_ root, 
 
 #ifndef KOPT_MOMENT_ROUNDING_
 #define KOPT_MOMENT_ROUNDING_
-/* Moments are rounded as opt.moment_rounding says, but AMSGrad's maximum, which does not accumulate, to nearest. */
+/* Moments are rounded as opt.moment_rounding says, except AMSGrad's maximum: it does not accumulate, and is rounded to
+   nearest. */
 KOPT_INLINE_ kopt_rounding kopt_moment_rounding_(kopt_kind_ kind, int moment) {
     return moment == 2 && kopt_is_square_(kind.rule, moment) ? KOPT_NEAREST : kind.moment_rounding;
 }
@@ -3956,14 +4368,15 @@ KOPT_INLINE_ kopt_rounding kopt_moment_rounding_(kopt_kind_ kind, int moment) {
 
 FN_ vf32_ K_(square_if)(vf32_ x, int rooted) { return rooted ? mul_(x, x) : x; }
 
+/* The kind of a job. */
 FN_ kopt_kind_ K_(kind_of)(const kopt_job_ *j) {
     const kopt_step *s = j->step;
     kopt_kind_ kind;
     kind.rule = KOPT_RULE_(s->rule);
-    if (kind.rule == KOPT_RADAM || kind.rule == KOPT_RANGER) kind.rule = KOPT_ADAM; /* they differ in their scalars */
+    if (kind.rule == KOPT_RADAM || kind.rule == KOPT_RANGER) kind.rule = KOPT_ADAM; /* they differ in scalars only */
     kind.weight = KOPT_FORMAT_(s->weight_format);
     kind.grad = KOPT_FORMAT_(j->grad_format);
-#ifdef ONE_LANE_ /* it steps 8-bit moments in rows */
+#ifdef ONE_LANE_ /* never sees 8-bit moments: it steps them in fp32 buffers */
     kind.moment = KOPT_STEP_FORMAT_(j->moment_format);
 #else
     kind.moment = KOPT_MOMENT_FORMAT_(j->moment_format);
@@ -3971,7 +4384,7 @@ FN_ kopt_kind_ K_(kind_of)(const kopt_job_ *j) {
     kind.rounding = KOPT_ROUNDING_(s->rounding);
     kind.moment_rounding = KOPT_STATE_ROUNDING_(s->moment_rounding);
     kind.compensation_rounding = KOPT_STATE_ROUNDING_(s->compensation_rounding);
-    kind.moment_count = kopt_moments_here_(kind.rule, s->moment_count);
+    kind.moment_count = kopt_moment_count_in_build_(kind.rule, s->moment_count);
     kind.nesterov = KOPT_HAS_(KOPT_WITH_MOMENTUM) && s->nesterov;
     kind.buffered = KOPT_BUFFERED_MOMENTS_ && j->buffered;
     if (kind.buffered) kind.moment = KOPT_F32;
@@ -3981,20 +4394,22 @@ FN_ kopt_kind_ K_(kind_of)(const kopt_job_ *j) {
 #ifdef ONE_LANE_
 /* ---- scalar code ---- */
 
-/* Takes any kind and any value. An element is in registers, as memory has it. */
+/* Takes any kind and any value. */
 
+/* An element in registers, as memory stores it: each number is in the low bits of its word. */
 typedef struct element_ {
     vu32_ weight, residual, grad, moment[4], slow, slow_residual;
 } element_;
 
-/* A weight as stored, with its residual: what decay sees, and what KAHAN keeps beside it. */
-FN_ vf32_ K_(load_weight)(kopt_kind_ kind, vu32_ stored, vu32_ kept, vf32_ *rest) {
-    *rest = splat_(0);
+/* Decodes a stored weight and its residual. Returns the weight that decay sees (section 3); *compensation is that of
+   KAHAN, or 0. */
+FN_ vf32_ K_(load_weight)(kopt_kind_ kind, vu32_ stored, vu32_ residual, vf32_ *compensation) {
+    *compensation = splat_(0);
     if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT)
-        return K_(from_extended)(K_(join_residual)(kind, stored, kept), kind.weight);
+        return K_(from_extended)(K_(join_residual)(kind, stored, residual), kind.weight);
     if (kind.weight != KOPT_F32 && kind.rounding == KOPT_KAHAN) {
-        *rest = K_(widen)(kept, kind.weight);
-        if (kind.weight == KOPT_FP16) *rest = mul_(*rest, splat_(1.0f / 2048));
+        *compensation = K_(widen)(residual, kind.weight);
+        if (kind.weight == KOPT_FP16) *compensation = mul_(*compensation, splat_(1.0f / 2048));
     }
     return K_(widen)(stored, kind.weight);
 }
@@ -4003,7 +4418,9 @@ FN_ vf32_ K_(load_moment)(kopt_kind_ kind, const element_ *e, int moment) {
     return K_(square_if)(K_(widen)(e->moment[moment], kind.moment), kopt_stores_root_(kind, moment));
 }
 
-VECTOR_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_ root, vu32_ r) {
+/* A new moment as stored, in the low bits; in an fp32 buffer it is not rounded, and a mean of squares is its root. r:
+   the random bits of the element. */
+NOINLINE_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_ root, vu32_ r) {
     const int square = kopt_is_square_(kind.rule, moment);
     const constants_ c = K_(make_constants)();
     if (kind.buffered) return as_u32_(square ? root : x);
@@ -4013,16 +4430,17 @@ VECTOR_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_ r
            16;
 }
 
-/* The first stage: the moments. */
-FN_ vf32_ K_(direction)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ rest, element_ *e, vu32_ r, vf32_ *y) {
+/* The first stage of an element: updates its moments. Returns the direction, and *y, as rule does. */
+FN_ vf32_ K_(direction)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensation, element_ *e, vu32_ r,
+                        vf32_ *y) {
     moments_ p;
     vf32_ x;
-    p.m = p.v = p.third = p.fourth = p.third_root = w; /* anything: a rule reads the moments that it has */
+    p.m = p.v = p.third = p.fourth = p.third_root = w; /* any value: a rule reads only the moments that it has */
     if (MOMENTS_ > 0) p.m = K_(load_moment)(kind, e, 0);
     if (MOMENTS_ > 1) p.v = K_(load_moment)(kind, e, 1);
     if (MOMENTS_ > 2) p.third = K_(load_moment)(kind, e, 2);
     if (MOMENTS_ > 3) p.fourth = K_(load_moment)(kind, e, 3);
-    x = K_(rule)(kind, k, w, rest, K_(widen)(e->grad, kind.grad), &p, y);
+    x = K_(rule)(kind, k, w, compensation, K_(widen)(e->grad, kind.grad), &p, y);
     if (MOMENTS_ > 0) e->moment[0] = K_(encode_moment)(kind, 0, p.m, p.m, r);
     if (MOMENTS_ > 1) e->moment[1] = K_(encode_moment)(kind, 1, p.v, p.root, r);
     if (MOMENTS_ > 2) e->moment[2] = K_(encode_moment)(kind, 2, p.third, p.third_root, r);
@@ -4030,59 +4448,60 @@ FN_ vf32_ K_(direction)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ rest,
     return x;
 }
 
-/* A weight w less the update, with its residual. */
-FN_ void K_(encode_weight)(kopt_kind_ kind, vf32_ w, vf32_ rest, vf32_ update, element_ *e, vu32_ r) {
+/* Stores the weight w - update and its residual in *e. r: the random number of the store. */
+FN_ void K_(encode_weight)(kopt_kind_ kind, vf32_ w, vf32_ compensation, vf32_ update, element_ *e, vu32_ r) {
     const vu32_ infinity = kind.weight == KOPT_BF16 ? 0x7F80u : 0x7C00u;
     const constants_ c = K_(make_constants)();
-    vu32_ kept = 0, most = 0;
+    vu32_ residual = 0, largest = 0;
     if (kind.weight == KOPT_F32) {
         e->weight = K_(flush_f32)(sub_(w, update));
         return;
     }
-    e->weight = K_(flush_bf16)(K_(commit)(kind, w, rest, update, r, &c, &kept, &most), kind.weight) >> 16;
-    e->residual = kept >> 16;
-    if ((e->weight & infinity) == infinity) e->residual = 0; /* an infinite weight or NaN has none */
+    e->weight =
+        K_(flush_bf16)(K_(commit)(kind, w, compensation, update, r, &c, &residual, &largest), kind.weight) >> 16;
+    e->residual = residual >> 16;
+    if ((e->weight & infinity) == infinity) e->residual = 0; /* infinite or NaN */
 }
 
-/* The second stage: the weight. x: what the rate multiplies. Returns what is subtracted. */
-FN_ vf32_ K_(commit_element)(kopt_kind_ kind, const scalars_ *k, vf32_ x, vf32_ w, vf32_ rest, element_ *e, vu32_ r,
-                             int sync) {
-    vf32_ slow_rest, update = K_(update)(k, x, w);
+/* The second stage of an element: updates and stores its weight. sync: with Lookahead. Returns the update. */
+FN_ vf32_ K_(commit_element)(kopt_kind_ kind, const scalars_ *k, vf32_ direction, vf32_ w, vf32_ compensation,
+                             element_ *e, vu32_ r, int sync) {
+    vf32_ slow_compensation, update = K_(update)(k, direction, w);
     if (sync) {
-        const vf32_ slow = K_(load_weight)(kind, e->slow, e->slow_residual, &slow_rest);
-        update = K_(lookahead)(k->slow_scale, w, rest, update, slow, slow_rest);
+        const vf32_ slow = K_(load_weight)(kind, e->slow, e->slow_residual, &slow_compensation);
+        update = K_(lookahead)(k->slow_scale, w, compensation, update, slow, slow_compensation);
     }
-    if (!k->moments_only) K_(encode_weight)(kind, w, rest, update, e, K_(random16)(r, 0));
+    if (!k->moments_only) K_(encode_weight)(kind, w, compensation, update, e, K_(random16)(r, 0));
     return update;
 }
 
-/* The weight in another format. */
+/* The new weight for the copy (section 8). */
 FN_ vu32_ K_(encode_copy)(kopt_kind_ kind, const element_ *e, kopt_format format) {
-    const vf32_ seen = K_(widen)(e->weight, kind.weight);
-    return format == KOPT_F32 ? as_u32_(seen) : K_(round_nearest16)(seen, format);
+    const vf32_ w = K_(widen)(e->weight, kind.weight);
+    return format == KOPT_F32 ? as_u32_(w) : K_(round_nearest16)(w, format);
 }
 
-/* Telemetry: did a nonzero update move the weight, or what is kept of it? */
-KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void K_(tally)(kopt_counts *counts, vu32_ update, int moved, int kept_moved) {
+/* Counts a weight (kopt_counts): was the update not 0, did the weight move, and if not, did its residual? */
+KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void K_(tally)(kopt_counts *counts, vu32_ update, int moved, int residual_moved) {
     const int wanted = (update & 0x7FFFFFFFu) != 0, still = wanted && !moved;
     counts->wanted += wanted != 0;
     counts->still += still != 0;
-    counts->stuck += still && !kept_moved;
+    counts->stuck += still && !residual_moved;
 }
 
-/* ... of an element that was *before. */
-FN_ void K_(count_element)(kopt_kind_ kind, kopt_counts *counts, const element_ *before, const element_ *e,
-                           vf32_ update) {
+/* Counts the element *e, which was *old before the step. */
+FN_ void K_(count_element)(kopt_kind_ kind, kopt_counts *counts, const element_ *old, const element_ *e, vf32_ update) {
     const size_t size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    K_(tally)(counts, as_u32_(update), e->weight != before->weight,
-              size != 0 && ((e->residual ^ before->residual) & (size == 1 ? 0xFFu : 0xFFFFu)) != 0);
+    K_(tally)(counts, as_u32_(update), e->weight != old->weight,
+              size != 0 && ((e->residual ^ old->residual) & (size == 1 ? 0xFFu : 0xFFFFu)) != 0);
 }
 
 #if defined(KAHAN_OPT_VMATH) && defined(ONE_PASS_)
-FN_ vf32_ K_(vmath_tanh)(vf32_ x); /* below, with vector mathematics */
+FN_ vf32_ K_(vmath_tanh)(vf32_ x); /* defined below, under vector mathematics */
 #endif
 
-/* What comes between the stages: of a table only in rows. */
+/* The direction, from what the rule returns: applies the built-in atan2, and with ONE_PASS_ tanh. The functions of a
+   table (opt.vmath) run over buffers instead: see walk_tiled. */
 FN_ vf32_ K_(rule_function)(kopt_kind_ kind, const scalars_ *k, vf32_ x, vf32_ y) {
 #ifdef KAHAN_OPT_VMATH
     if (kind.rule == KOPT_ADAM_ATAN2) return K_(atan2_positive)(x, y);
@@ -4097,17 +4516,18 @@ FN_ vf32_ K_(rule_function)(kopt_kind_ kind, const scalars_ *k, vf32_ x, vf32_ y
 }
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
-/* The same of a tile, with its updates, and what its weights and residuals were. */
+/* Counts the elements of a tile. update: fp32; old_weight, old_residual: what was stored before the step. size and
+   residual_size: bytes per element. */
 static KOPT_UNUSED_ KOPT_NOINLINE_ void kopt_tally_(const kopt_job_ *tile, const kopt_byte_ *update,
-                                                    const kopt_byte_ *before, const kopt_byte_ *kept_before,
+                                                    const kopt_byte_ *old_weight, const kopt_byte_ *old_residual,
                                                     size_t size, size_t residual_size) {
     size_t i, q;
     for (i = 0; i < tile->end; i++) {
-        int moved = 0, kept_moved = 0;
-        for (q = 0; q < size; q++) moved |= before[i * size + q] != tile->weight[i * size + q];
+        int moved = 0, residual_moved = 0;
+        for (q = 0; q < size; q++) moved |= old_weight[i * size + q] != tile->weight[i * size + q];
         for (q = 0; q < residual_size; q++)
-            kept_moved |= kept_before[i * residual_size + q] != tile->residual[i * residual_size + q];
-        K_(tally)(tile->counts, kopt_load32_(update + 4 * i), moved, kept_moved);
+            residual_moved |= old_residual[i * residual_size + q] != tile->residual[i * residual_size + q];
+        K_(tally)(tile->counts, kopt_load32_(update + 4 * i), moved, residual_moved);
     }
 }
 #endif
@@ -4115,53 +4535,55 @@ static KOPT_UNUSED_ KOPT_NOINLINE_ void kopt_tally_(const kopt_job_ *tile, const
 FN_ vu32_ K_(load_at)(const kopt_byte_ *p, size_t i, size_t size) { return K_(load_n)(p + i * size, size, 1); }
 FN_ void K_(store_at)(kopt_byte_ *p, size_t i, size_t size, vu32_ a) { K_(store_n)(p + i * size, size, 1, a); }
 
-/* Of the element at i. r: its random number. x_row and y_row: where x and y of it are, if it is not both stages. */
+/* Runs these stages (KOPT_DIRECTION_STAGE_ ...) of element i. r: its random bits. If the first stage runs alone, it
+   stores what rule returns in *x_buffer, and for Adam-atan2 its y in *y_buffer. If the second stage runs without the
+   first, it takes the direction from *x_buffer. Both are fp32 at any alignment. */
 FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t i, vu32_ r, int stages,
-                          kopt_byte_ *x_row, kopt_byte_ *y_row) {
+                          kopt_byte_ *x_buffer, kopt_byte_ *y_buffer) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding),
                  moment_size = kopt_bytes_of_(kind.moment);
-    vf32_ w, rest, x, y, update;
-    element_ e, before;
+    vf32_ w, compensation, x, y, update;
+    element_ e, old;
     e.moment[0] = e.moment[1] = e.moment[2] = e.moment[3] = e.slow = e.slow_residual = e.grad = 0;
-    before.moment[0] = before.moment[1] = before.moment[2] = before.moment[3] = 0;
-    before.slow = before.slow_residual = before.grad = 0;
-    e.weight = before.weight = K_(load_at)(j->weight, i, weight_size);
-    e.residual = before.residual = residual_size != 0 ? K_(load_at)(j->residual, i, residual_size) : 0;
-    w = K_(load_weight)(kind, e.weight, e.residual, &rest);
+    old.moment[0] = old.moment[1] = old.moment[2] = old.moment[3] = 0;
+    old.slow = old.slow_residual = old.grad = 0;
+    e.weight = old.weight = K_(load_at)(j->weight, i, weight_size);
+    e.residual = old.residual = residual_size != 0 ? K_(load_at)(j->residual, i, residual_size) : 0;
+    w = K_(load_weight)(kind, e.weight, e.residual, &compensation);
     if ((stages & KOPT_DIRECTION_STAGE_) != 0) {
         e.grad = K_(load_at)(j->grad, i, grad_size);
         if (MOMENTS_ > 0) e.moment[0] = K_(load_at)(j->moment[0], i, moment_size);
         if (MOMENTS_ > 1) e.moment[1] = K_(load_at)(j->moment[1], i, moment_size);
         if (MOMENTS_ > 2) e.moment[2] = K_(load_at)(j->moment[2], i, moment_size);
         if (MOMENTS_ > 3) e.moment[3] = K_(load_at)(j->moment[3], i, moment_size);
-        x = K_(direction)(kind, k, w, rest, &e, r, &y);
+        x = K_(direction)(kind, k, w, compensation, &e, r, &y);
         if (MOMENTS_ > 0) K_(store_at)(j->moment[0], i, moment_size, e.moment[0]);
         if (MOMENTS_ > 1) K_(store_at)(j->moment[1], i, moment_size, e.moment[1]);
         if (MOMENTS_ > 2) K_(store_at)(j->moment[2], i, moment_size, e.moment[2]);
         if (MOMENTS_ > 3) K_(store_at)(j->moment[3], i, moment_size, e.moment[3]);
         if (stages == KOPT_DIRECTION_STAGE_) {
-            store32_(x_row, as_u32_(K_(canonical_nan)(x)));
+            store32_(x_buffer, as_u32_(K_(canonical_nan)(x)));
 #ifdef KAHAN_OPT_VMATH
-            if (kind.rule == KOPT_ADAM_ATAN2) store32_(y_row, as_u32_(K_(canonical_nan)(y)));
+            if (kind.rule == KOPT_ADAM_ATAN2) store32_(y_buffer, as_u32_(K_(canonical_nan)(y)));
 #else
-            KOPT_CAST_(void, y_row);
+            KOPT_CAST_(void, y_buffer);
 #endif
             return;
         }
         x = K_(rule_function)(kind, k, x, y);
     } else {
-        x = as_f32_(load32_(x_row));
+        x = as_f32_(load32_(x_buffer));
     }
     if ((stages & KOPT_FINAL_STAGE_) != 0 && k->sync) {
         e.slow = K_(load_at)(j->slow, i, weight_size);
         e.slow_residual = residual_size != 0 ? K_(load_at)(j->slow_residual, i, residual_size) : 0;
     }
-    update = K_(commit_element)(kind, k, x, w, rest, &e, r, (stages & KOPT_FINAL_STAGE_) != 0 && k->sync);
+    update = K_(commit_element)(kind, k, x, w, compensation, &e, r, (stages & KOPT_FINAL_STAGE_) != 0 && k->sync);
     if (!k->moments_only) {
         K_(store_at)(j->weight, i, weight_size, e.weight);
         if (residual_size != 0) K_(store_at)(j->residual, i, residual_size, e.residual);
-        if ((stages & KOPT_FINAL_STAGE_) != 0 && k->sync) { /* the next slow weight */
+        if ((stages & KOPT_FINAL_STAGE_) != 0 && k->sync) { /* the new slow weight */
             K_(store_at)(j->slow, i, weight_size, e.weight);
             if (residual_size != 0) K_(store_at)(j->slow_residual, i, residual_size, e.residual);
         }
@@ -4170,67 +4592,70 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
     }
     if ((stages & KOPT_FINAL_STAGE_) != 0 && k->zero_grad) K_(store_at)(j->grad, i, grad_size, 0);
     if (KOPT_HAS_(KOPT_WITH_EXTRAS) && (stages & KOPT_FINAL_STAGE_) != 0 && j->counts != KOPT_NULL_)
-        K_(count_element)(kind, j->counts, &before, &e, update);
+        K_(count_element)(kind, j->counts, &old, &e, update);
 }
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
-/* One stage of the n elements at i, x and y in rows. parted: first the even elements, then the odd ones. */
+/* Runs these stages of the elements i to i + n - 1. x, y: fp32 buffers of n elements as for step_element, or NULL.
+   even_odd: the buffers hold first the even, then the odd elements. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages,
-                                                                   kopt_byte_ *x, kopt_byte_ *y, int parted) {
+                                                                   kopt_byte_ *x, kopt_byte_ *y, int even_odd) {
     const scalars_ k = K_(splat_job)(j);
     const kopt_kind_ kind = K_(kind_of)(j);
     const philox_key_ cipher = K_(make_philox_key)(j->step->seed, j->step->step, j->id, j->stream);
-    vu32_ numbers[4];
+    vu32_ words[4];
     size_t q;
     for (q = 0; q < n; q++) {
-        const size_t at = 4 * (parted ? q % 2 * (n / 2) + q / 2 : q);
-        const vu32_ r = K_(random_at)(numbers, &cipher, KOPT_INDEX_(j->first + i + q), q == 0);
-        kopt_byte_ *const x_at = x == KOPT_NULL_ ? x : x + at, *const y_at = y == KOPT_NULL_ ? y : y + at;
+        const size_t offset = 4 * (even_odd ? q % 2 * (n / 2) + q / 2 : q);
+        const vu32_ r = K_(random_at)(words, &cipher, KOPT_INDEX_(j->first + i + q), q == 0);
+        kopt_byte_ *const x_at = x == KOPT_NULL_ ? x : x + offset, *const y_at = y == KOPT_NULL_ ? y : y + offset;
         K_(step_element)(j, kind, &k, i + q, r, stages, x_at, y_at);
     }
 }
 #endif
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
-/* A moment from a row of fp32, of a mean of squares its root, to fp16. number, twice: 16 bits of each element. */
-static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_store_fp16_buffer_scalar_(kopt_byte_ *to, const kopt_byte_ *row,
+/* Stores n elements of a moment as fp16, from an fp32 buffer that holds the root if it is a mean of squares. number,
+   stride: for each element the 16 bits of number 0, and of 2 * other. */
+static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_store_fp16_buffer_scalar_(kopt_byte_ *to, const kopt_byte_ *buffer,
                                                                        int square, int moment, kopt_rounding how,
                                                                        const kopt_byte_ *number,
-                                                                       const kopt_byte_ *twice, size_t n) {
+                                                                       const kopt_byte_ *stride, size_t n) {
     const constants_ c = K_(make_constants)();
     size_t i;
     for (i = 0; i < n; i++) {
-        const vf32_ x = as_f32_(load32_(row + 4 * i));
-        const vu32_ r = load16_(number + 2 * i) + (KOPT_CAST_(uint32_t, moment) + 1) * load16_(twice + 2 * i);
+        const vf32_ x = as_f32_(load32_(buffer + 4 * i));
+        const vu32_ r = load16_(number + 2 * i) + (KOPT_CAST_(uint32_t, moment) + 1) * load16_(stride + 2 * i);
         K_(store_at)(to, i, 2, K_(round_moment)(x, KOPT_FP16, square, x, how, r, &c) >> 16);
     }
 }
 #endif
 
 #if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
-/* With the function of a table between the stages. */
+/* walk, tile by tile, with a table's function between the stages. */
 static KOPT_NOINLINE_ void K_(walk_tiled)(const kopt_job_ *j, size_t begin, size_t end) {
     float x[KOPT_TILE_], y[KOPT_TILE_];
-    kopt_byte_ *const x_row = KOPT_POINTER_(kopt_byte_ *, x), *const y_row = KOPT_POINTER_(kopt_byte_ *, y);
+    kopt_byte_ *const x_buffer = KOPT_POINTER_(kopt_byte_ *, x), *const y_buffer = KOPT_POINTER_(kopt_byte_ *, y);
     size_t n, q;
     for (; begin < end; begin += n) {
         n = end - begin < KOPT_TILE_ ? end - begin : KOPT_TILE_;
-        kopt_step_elements_scalar_(j, begin, n, KOPT_DIRECTION_STAGE_, x_row, y_row, 0);
+        kopt_step_elements_scalar_(j, begin, n, KOPT_DIRECTION_STAGE_, x_buffer, y_buffer, 0);
         for (q = 0; j->quotient && q < n; q++) x[q] = div_(x[q], y[q]);
         kopt_call_rule_function_(j, x, y, n);
-        kopt_step_elements_scalar_(j, begin, n, KOPT_COMMIT_STAGE_ | KOPT_FINAL_STAGE_, x_row, y_row, 0);
+        kopt_step_elements_scalar_(j, begin, n, KOPT_COMMIT_STAGE_ | KOPT_FINAL_STAGE_, x_buffer, y_buffer, 0);
     }
 }
 #endif
 
-/* Elements [begin, end), both stages of each at once; with a table of functions, stage by stage. */
+/* Steps the elements [begin, end), all stages of one element after the other; with a table of functions, stage by
+   stage. */
 NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
-#if !defined(KOPT_X86_) && !defined(KOPT_NEON_) /* where nothing gives a turn back, there is one copy of step_element */
+#if !defined(KOPT_X86_) && !defined(KOPT_NEON_) /* no vectors hand pairs back: step_element is inlined here */
     const scalars_ k = K_(splat_job)(j);
     const kopt_kind_ kind = K_(kind_of)(j);
     const philox_key_ cipher = K_(make_philox_key)(j->step->seed, j->step->step, j->id, j->stream);
     const int random = kopt_needs_random_(kind);
-    vu32_ numbers[4];
+    vu32_ words[4];
     size_t i;
 #endif
 #if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
@@ -4244,22 +4669,23 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
 #else
     for (i = begin; i < end; i++)
         K_(step_element)(j, kind, &k, i,
-                         random ? K_(random_at)(numbers, &cipher, KOPT_INDEX_(j->first + i), i == begin) : 0,
+                         random ? K_(random_at)(words, &cipher, KOPT_INDEX_(j->first + i), i == begin) : 0,
                          KOPT_ALL_STAGES_, KOPT_NULL_, KOPT_NULL_);
 #endif
 }
 #else /* vectors */
 /* ---- pairs of vectors ---- */
 
-/* The loops step two vectors at a time: a pair. Its elements lie in the order of memory, or one vector has the even
-   elements and the other the odd ones, the halves of 32-bit words: so nothing crosses lanes where everything is bf16. */
+/* The loops step two vectors at a time: a pair. Its elements are in the order of memory, or (EVEN_ODD_) one vector has
+   the even and the other the odd elements, that is the low and the high halves of 32-bit words. If everything is bf16,
+   EVEN_ODD_ needs no operation that crosses lanes. */
 
 #define PAIR_ (2 * LANES_)
 typedef struct pair_ {
     vf32_ a, b;
 } pair_;
 
-/* The arrays of a job, where no store of a stage can change them. */
+/* The arrays of a job, in a local copy: so the compiler knows that no store of a stage changes the pointers. */
 typedef struct arrays_ {
     kopt_byte_ *weight, *residual, *grad, *moment[4];
 } arrays_;
@@ -4276,27 +4702,31 @@ FN_ arrays_ K_(arrays_of)(const kopt_job_ *j) {
     return a;
 }
 
-/* How a turn lies, in bits: are its elements parted? Has each half of its random numbers a vector, zero-extended? */
-#define EVEN_ODD_ 1
-#define RANDOM_ZERO_EXTENDED_ 2
+/* Bits of a pair's layout. Without RANDOM_ZERO_EXTENDED_ one vector holds the random numbers of the pair, two to a
+   word. */
+#define EVEN_ODD_ 1             /* the first vector has the even elements, the second the odd ones */
+#define RANDOM_ZERO_EXTENDED_ 2 /* each vector has a vector of random numbers, zero-extended */
 
-/* Those of either vector, zero-extended. */
-FN_ vu32_ K_(first16)(vu32_ both, int lie, const constants_ *c) {
-    return (lie & RANDOM_ZERO_EXTENDED_) != 0 ? both
-           : (lie & EVEN_ODD_) != 0           ? and_(both, c->lower)
-                                              : unpack_low16_(both);
+/* The random numbers of the first and of the second vector, zero-extended. */
+FN_ vu32_ K_(first16)(vu32_ both, int layout, const constants_ *c) {
+    return (layout & RANDOM_ZERO_EXTENDED_) != 0 ? both
+           : (layout & EVEN_ODD_) != 0           ? and_(both, c->lower)
+                                                 : unpack_low16_(both);
 }
-FN_ vu32_ K_(second16)(vu32_ both, int lie) {
-    return (lie & RANDOM_ZERO_EXTENDED_) != 0 ? both : (lie & EVEN_ODD_) != 0 ? shr_(both, 16) : unpack_high16_(both);
+FN_ vu32_ K_(second16)(vu32_ both, int layout) {
+    return (layout & RANDOM_ZERO_EXTENDED_) != 0 ? both
+           : (layout & EVEN_ODD_) != 0           ? shr_(both, 16)
+                                                 : unpack_high16_(both);
 }
 
-/* The random numbers of a turn: number 0, and what each store adds. Both vectors hold the same, if they are not
-   apart. */
+/* The random numbers of a pair: number is number 0 of each element, stride is 2 * other (see kopt_random_combine_).
+   Without RANDOM_ZERO_EXTENDED_ both entries are the same vector. */
 typedef struct random_pair_ {
-    vu32_ own[2], twice[2];
+    vu32_ number[2], stride[2];
 } random_pair_;
 
-FN_ pair_ K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int lie, const constants_ *c) {
+/* Loads the elements i to i + PAIR_ - 1 as fp32. */
+FN_ pair_ K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int layout, const constants_ *c) {
     pair_ x;
     if (format == KOPT_F32) {
         x.a = as_f32_(load32_(p + 4 * i));
@@ -4304,7 +4734,7 @@ FN_ pair_ K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int l
     } else if (format == KOPT_FP16) {
         x.a = load_fp16_(p + 2 * i);
         x.b = load_fp16_(p + 2 * (i + LANES_));
-    } else if ((lie & EVEN_ODD_) != 0) {
+    } else if ((layout & EVEN_ODD_) != 0) {
         const vu32_ both = load32_(p + 2 * i);
         x.a = as_f32_(shl_(both, 16));
         x.b = as_f32_(and_(both, c->upper));
@@ -4315,72 +4745,76 @@ FN_ pair_ K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int l
     return x;
 }
 
-/* The upper halves of a turn. */
-FN_ vu32_ K_(pack_pair)(vu32_ a, vu32_ b, int lie) {
+/* Packs the upper halves of a pair, two to a word, in the order of memory. */
+FN_ vu32_ K_(pack_pair)(vu32_ a, vu32_ b, int layout) {
 #ifdef SPECIALIZED_
-    if ((lie & EVEN_ODD_) != 0) return interleave_high16_(a, b);
+    if ((layout & EVEN_ODD_) != 0) return interleave_high16_(a, b);
 #endif
-    KOPT_CAST_(void, lie);
+    KOPT_CAST_(void, layout);
     return pack_high16_(a, b);
 }
 
-/* Weights, and the compensation of KOPT_KAHAN. most: see from_extended. */
-FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int lie, const constants_ *c, pair_ *rest,
-                               vu32_ *most) {
+/* Loads a pair of weights as decay sees them, and the compensations of KAHAN, or 0. largest: see from_extended. */
+FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int layout, const constants_ *c,
+                               pair_ *compensation, vu32_ *largest) {
     pair_ w;
-    rest->a = rest->b = splat_(0);
+    compensation->a = compensation->b = splat_(0);
     if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT) {
         const int exact = kind.rounding == KOPT_EXACT;
-        const kopt_byte_ *const kept = j->residual + (exact ? 2 * i : i);
-        const vu32_ a = exact ? load16_(kept) : load8_(kept);
-        const vu32_ b = exact ? load16_(kept + 2 * LANES_) : load8_(kept + LANES_);
-        w.a = K_(from_extended)(K_(join_residual)(kind, load16_(j->weight + 2 * i), a), kind.weight, most);
-        w.b = K_(from_extended)(K_(join_residual)(kind, load16_(j->weight + 2 * (i + LANES_)), b), kind.weight, most);
+        const kopt_byte_ *const residual = j->residual + (exact ? 2 * i : i);
+        const vu32_ a = exact ? load16_(residual) : load8_(residual);
+        const vu32_ b = exact ? load16_(residual + 2 * LANES_) : load8_(residual + LANES_);
+        w.a = K_(from_extended)(K_(join_residual)(kind, load16_(j->weight + 2 * i), a), kind.weight, largest);
+        w.b =
+            K_(from_extended)(K_(join_residual)(kind, load16_(j->weight + 2 * (i + LANES_)), b), kind.weight, largest);
         return w;
     }
     if (kind.weight != KOPT_F32 && kind.rounding == KOPT_KAHAN) {
-        *rest = K_(load_pair)(j->residual, i, kind.weight, lie, c);
+        *compensation = K_(load_pair)(j->residual, i, kind.weight, layout, c);
         if (kind.weight == KOPT_FP16) {
-            rest->a = mul_(rest->a, splat_(1.0f / 2048));
-            rest->b = mul_(rest->b, splat_(1.0f / 2048));
+            compensation->a = mul_(compensation->a, splat_(1.0f / 2048));
+            compensation->b = mul_(compensation->b, splat_(1.0f / 2048));
         }
     }
-    return K_(load_pair)(j->weight, i, kind.weight, lie, c);
+    return K_(load_pair)(j->weight, i, kind.weight, layout, c);
 }
 
-/* The second stage of a turn, x being what the rate multiplies: weights and residuals. Returns 0, with nothing stored,
-   if it wants the code of one lane. */
-FN_ int K_(commit_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i, pair_ x,
-                        const vu32_ own[2], int lie) {
-    vu32_ most = isplat_(0), stored, kept, a, b, kept_a = most, kept_b = most;
-    pair_ rest, w = K_(load_weight_pair)(j, kind, i, lie, c, &rest, &most);
+/* The second stage of a pair: updates and stores weights and residuals. number: number 0, as in random_pair_. Returns
+   0, with nothing stored, if the pair needs the scalar code. */
+FN_ int K_(commit_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
+                        pair_ direction, const vu32_ number[2], int layout) {
+    vu32_ largest = isplat_(0), stored, residual, a, b, residual_a = largest, residual_b = largest;
+    pair_ compensation, w = K_(load_weight_pair)(j, kind, i, layout, c, &compensation, &largest);
     if (kind.weight == KOPT_F32) {
-        store32_(j->weight + 4 * i, K_(flush_f32)(sub_(w.a, K_(update)(k, x.a, w.a))));
-        store32_(j->weight + 4 * (i + LANES_), K_(flush_f32)(sub_(w.b, K_(update)(k, x.b, w.b))));
+        store32_(j->weight + 4 * i, K_(flush_f32)(sub_(w.a, K_(update)(k, direction.a, w.a))));
+        store32_(j->weight + 4 * (i + LANES_), K_(flush_f32)(sub_(w.b, K_(update)(k, direction.b, w.b))));
         return 1;
     }
-    a = K_(commit)(kind, w.a, rest.a, K_(update)(k, x.a, w.a), K_(first16)(own[0], lie, c), c, &kept_a, &most);
-    b = K_(commit)(kind, w.b, rest.b, K_(update)(k, x.b, w.b), K_(second16)(own[1], lie), c, &kept_b, &most);
-    stored = K_(pack_pair)(a, b, lie);
-    kept = K_(pack_pair)(kept_a, kept_b, lie);
+    a = K_(commit)(kind, w.a, compensation.a, K_(update)(k, direction.a, w.a), K_(first16)(number[0], layout, c), c,
+                   &residual_a, &largest);
+    b = K_(commit)(kind, w.b, compensation.b, K_(update)(k, direction.b, w.b), K_(second16)(number[1], layout), c,
+                   &residual_b, &largest);
+    stored = K_(pack_pair)(a, b, layout);
+    residual = K_(pack_pair)(residual_a, residual_b, layout);
     if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT) stored = flush16_(stored, c->exponent);
-    if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT && any_gt16_(and_(stored, c->magnitude), c->limit))
+    if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT &&
+        any_gt16_(and_(stored, c->magnitude), c->bf16_limit))
         return 0;
-    if (kind.weight == KOPT_BF16 && kind.rounding >= KOPT_COMPACT && any_true_(igt_(most, isplat_(0x7F7EFFFFu))))
+    if (kind.weight == KOPT_BF16 && kind.rounding >= KOPT_COMPACT && any_true_(igt_(largest, isplat_(0x7F7EFFFFu))))
         return 0;
     if (kind.weight == KOPT_FP16 && kind.rounding == KOPT_KAHAN &&
         any_gt16_(and_(stored, c->magnitude), isplat_(0x7BFF7BFFu)))
         return 0;
-    if (kind.weight == KOPT_FP16 && kind.rounding != KOPT_KAHAN && any_true_(igt_(most, c->limit16))) return 0;
+    if (kind.weight == KOPT_FP16 && kind.rounding != KOPT_KAHAN && any_true_(igt_(largest, c->fp16_limit))) return 0;
     store32_(j->weight + 2 * i, stored);
-    if (kind.rounding == KOPT_KAHAN && kind.weight == KOPT_BF16) kept = flush16_(kept, c->exponent);
-    if (kind.rounding == KOPT_COMPACT) store8_from16_(j->residual + i, kept);
-    if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) store32_(j->residual + 2 * i, kept);
+    if (kind.rounding == KOPT_KAHAN && kind.weight == KOPT_BF16) residual = flush16_(residual, c->exponent);
+    if (kind.rounding == KOPT_COMPACT) store8_from16_(j->residual + i, residual);
+    if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) store32_(j->residual + 2 * i, residual);
     return 1;
 }
 
-/* For each moment m that a rule has. Compilers unroll it, so that m is constant; but not before they have left out what
-   cannot come, which takes them a fraction of the time that four copies in the source would. */
+/* A loop over the moments m of a rule. Compilers unroll it, so that m is constant. They do so after they have removed
+   unreachable code, so this takes a fraction of the compile time of four copies in the source. */
 #if defined(KOPT_GCC_) && __GNUC__ >= 8
 #define EACH_MOMENT_ _Pragma("GCC unroll 4") for (m = 0; m < MOMENTS_; m++)
 #else
@@ -4392,41 +4826,43 @@ FN_ vf32_ K_(moment_at)(const moments_ *p, int m) {
 }
 FN_ vf32_ K_(root_at)(const moments_ *p, int m) { return m == 2 ? p->third_root : p->root; }
 
-/* One vector of a turn, its moments rounded. */
+/* One vector of a pair: its new moments, unrounded and rounded. */
 typedef struct half_pair_ {
-    moments_ p;
-    vu32_ u[4], most; /* moments in the upper halves; the largest magnitude of what fp16 has rounded */
+    moments_ moments;
+    vu32_ u[4], largest; /* rounded moments, in the upper halves; the largest magnitude before rounding (fp16) */
 } half_pair_;
 
-/* The rule and its moments, of the first or the second vector. */
-FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants_ *c, vf32_ w, vf32_ rest, vf32_ g,
-                             vu32_ number, vu32_ twice, int second, int lie, half_pair_ *h, vf32_ *y) {
-    const vf32_ x = K_(rule)(kind, k, w, rest, g, &h->p, y);
+/* The rule, and the rounding of its moments, for the first or the second vector of a pair. */
+FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants_ *c, vf32_ w, vf32_ compensation,
+                             vf32_ g, vu32_ number, vu32_ stride, int second, int layout, half_pair_ *h, vf32_ *y) {
+    const vf32_ x = K_(rule)(kind, k, w, compensation, g, &h->moments, y);
     int m;
-    h->u[0] = h->u[1] = h->u[2] = h->u[3] = number; /* anything */
-    h->most = isplat_(0);
+    h->u[0] = h->u[1] = h->u[2] = h->u[3] = number; /* any value */
+    h->largest = isplat_(0);
     if (kind.moment == KOPT_F32) return x;
     EACH_MOMENT_ {
         const int square = kopt_is_square_(kind.rule, m);
-        const vf32_ moment = K_(moment_at)(&h->p, m), root = K_(root_at)(&h->p, m);
-        number = add16_(number, twice);
+        const vf32_ moment = K_(moment_at)(&h->moments, m), root = K_(root_at)(&h->moments, m);
+        number = add16_(number, stride);
         h->u[m] = K_(round_moment)(moment, kind.moment, square, root, kopt_moment_rounding_(kind, m),
-                                   second ? K_(second16)(number, lie) : K_(first16)(number, lie, c), c);
-        if (kind.moment == KOPT_FP16) h->most = imax_(h->most, and_(as_u32_(square ? root : moment), c->of_sign));
+                                   second ? K_(second16)(number, layout) : K_(first16)(number, layout, c), c);
+        if (kind.moment == KOPT_FP16)
+            h->largest = imax_(h->largest, and_(as_u32_(square ? root : moment), c->abs_mask));
     }
     return x;
 }
 
-/* Stores the moments, or returns 0. largest: of those that go to rows. */
+/* Stores the moments of a pair; returns 0, with nothing stored, if it needs the scalar code. largest[m]: updated with
+   the magnitudes of moment m, if it is buffered. */
 FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants_ *c, size_t i, const half_pair_ *a,
-                              const half_pair_ *b, int lie, vu32_ *largest) {
-    vu32_ joint[4], most = isplat_(0);
+                              const half_pair_ *b, int layout, vu32_ *largest) {
+    vu32_ joint[4], largest16 = isplat_(0);
     int m;
     if (kind.moment == KOPT_F32) {
         EACH_MOMENT_ {
             const int rooted = kopt_stores_root_(kind, m);
-            const vf32_ x = rooted ? K_(root_at)(&a->p, m) : K_(moment_at)(&a->p, m);
-            const vf32_ y = rooted ? K_(root_at)(&b->p, m) : K_(moment_at)(&b->p, m);
+            const vf32_ x = rooted ? K_(root_at)(&a->moments, m) : K_(moment_at)(&a->moments, m);
+            const vf32_ y = rooted ? K_(root_at)(&b->moments, m) : K_(moment_at)(&b->moments, m);
             if (kind.buffered) largest[m] = imax_(largest[m], imax_(K_(abs_u32)(x), K_(abs_u32)(y)));
             store32_(j->moment[m] + 4 * i, kind.buffered ? as_u32_(x) : K_(flush_f32)(x));
             store32_(j->moment[m] + 4 * (i + LANES_), kind.buffered ? as_u32_(y) : K_(flush_f32)(y));
@@ -4434,92 +4870,99 @@ FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants
         return 1;
     }
     EACH_MOMENT_ {
-        joint[m] = K_(pack_pair)(a->u[m], b->u[m], lie);
+        joint[m] = K_(pack_pair)(a->u[m], b->u[m], layout);
         if (kind.moment == KOPT_BF16) {
             joint[m] = flush16_(joint[m], c->exponent);
-            most = max16_(most, and_(joint[m], c->magnitude));
+            largest16 = max16_(largest16, and_(joint[m], c->magnitude));
         }
     }
-    if (kind.moment == KOPT_BF16 ? any_gt16_(most, c->limit) : any_true_(igt_(imax_(a->most, b->most), c->limit16)))
+    if (kind.moment == KOPT_BF16 ? any_gt16_(largest16, c->bf16_limit)
+                                 : any_true_(igt_(imax_(a->largest, b->largest), c->fp16_limit)))
         return 0;
     EACH_MOMENT_ store32_(j->moment[m] + 2 * i, joint[m]);
     return 1;
 }
 
-/* The first stage of a turn: gradients and moments, x and of Adam-atan2 y. w_row and rest_row: the turn's weights in
-   fp32, if the rule wants them and they are in rows. Returns 0, with nothing stored, if it wants the code of
-   one lane. */
+/* The first stage of a pair: loads the gradient, updates the moments. *x, *y: what rule returns. w_buffer,
+   compensation_buffer: the pair's weights in fp32, if the rule reads them; NULL: they are loaded from memory. Returns
+   0, with nothing stored, if the pair needs the scalar code. */
 FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
-                           const vf32_ *w_row, const vf32_ *rest_row, const random_pair_ *r, int lie, pair_ *x,
-                           pair_ *y, vu32_ *largest) {
-    const pair_ g = K_(load_pair)(j->grad, i, kind.grad, lie, c);
-    pair_ w = g, rest = g, kept[4];
-    half_pair_ p, q;
+                           const vf32_ *w_buffer, const vf32_ *compensation_buffer, const random_pair_ *r, int layout,
+                           pair_ *x, pair_ *y, vu32_ *largest) {
+    const pair_ g = K_(load_pair)(j->grad, i, kind.grad, layout, c);
+    pair_ w = g, compensation = g, moment[4];
+    half_pair_ a, b;
     int m;
     if (k->use_l2 || kind.rule == KOPT_EMA) {
-        if (w_row == KOPT_NULL_) {
-            w = K_(load_weight_pair)(j, kind, i, lie, c, &rest, KOPT_NULL_);
+        if (w_buffer == KOPT_NULL_) {
+            w = K_(load_weight_pair)(j, kind, i, layout, c, &compensation, KOPT_NULL_);
         } else {
-            w.a = w_row[0];
-            w.b = w_row[1];
-            rest.a = rest_row[0];
-            rest.b = rest_row[1];
+            w.a = w_buffer[0];
+            w.b = w_buffer[1];
+            compensation.a = compensation_buffer[0];
+            compensation.b = compensation_buffer[1];
         }
     }
-    kept[0] = kept[1] = kept[2] = kept[3] = g; /* anything: a rule reads the moments that it has */
+    moment[0] = moment[1] = moment[2] = moment[3] = g; /* any value: a rule reads only the moments that it has */
     EACH_MOMENT_ {
-        kept[m] = K_(load_pair)(j->moment[m], i, kind.moment, lie, c);
-        kept[m].a = K_(square_if)(kept[m].a, kopt_stores_root_(kind, m));
-        kept[m].b = K_(square_if)(kept[m].b, kopt_stores_root_(kind, m));
+        moment[m] = K_(load_pair)(j->moment[m], i, kind.moment, layout, c);
+        moment[m].a = K_(square_if)(moment[m].a, kopt_stores_root_(kind, m));
+        moment[m].b = K_(square_if)(moment[m].b, kopt_stores_root_(kind, m));
     }
-    p.p.m = kept[0].a;
-    q.p.m = kept[0].b;
-    p.p.v = kept[1].a;
-    q.p.v = kept[1].b;
-    p.p.third = kept[2].a;
-    q.p.third = kept[2].b;
-    p.p.fourth = kept[3].a;
-    q.p.fourth = kept[3].b;
-    x->a = K_(direction_half)(kind, k, c, w.a, rest.a, g.a, r->own[0], r->twice[0], 0, lie, &p, &y->a);
-    x->b = K_(direction_half)(kind, k, c, w.b, rest.b, g.b, r->own[1], r->twice[1], 1, lie, &q, &y->b);
-    /* the bits of a NaN of another format, or of a weight with its residual, could carry when it becomes a bf16 */
+    a.moments.m = moment[0].a;
+    b.moments.m = moment[0].b;
+    a.moments.v = moment[1].a;
+    b.moments.v = moment[1].b;
+    a.moments.third = moment[2].a;
+    b.moments.third = moment[2].b;
+    a.moments.fourth = moment[3].a;
+    b.moments.fourth = moment[3].b;
+    x->a = K_(direction_half)(kind, k, c, w.a, compensation.a, g.a, r->number[0], r->stride[0], 0, layout, &a, &y->a);
+    x->b = K_(direction_half)(kind, k, c, w.b, compensation.b, g.b, r->number[1], r->stride[1], 1, layout, &b, &y->b);
+    /* A NaN of another format, or of a weight with its residual, can have bits below those of a bf16: its rounding
+       could carry, and turn it into a number. */
     if (kind.grad != kind.weight || (MOMENTS_ > 0 && kind.moment != kind.weight) ||
         (k->use_l2 && kind.rounding >= KOPT_COMPACT)) {
         if (any_true_(unordered_(x->a, x->b))) return 0;
         if (kind.rule == KOPT_ADAM_ATAN2 && any_true_(unordered_(y->a, y->b))) return 0;
     }
-    return MOMENTS_ == 0 || K_(store_moment_pair)(j, kind, c, i, &p, &q, lie, largest);
+    return MOMENTS_ == 0 || K_(store_moment_pair)(j, kind, c, i, &a, &b, layout, largest);
 }
 
 /* ---- random numbers of a tile, in the order of memory ---- */
 
+/* The random numbers of a tile. lower and upper hold up to 3 groups, made by random_group: a tile is as long as 2
+   groups, but may begin within one. number and stride point to the tile's first element in lower (number 0) and upper
+   (2 * other), 16 bits per element. */
 typedef struct random_tile_ {
-    uint32_t words[KOPT_RANDOM_GROUP_ / 2];                                        /* of the span */
-    uint32_t lower[3 * KOPT_RANDOM_GROUP_ / 2], upper[3 * KOPT_RANDOM_GROUP_ / 2]; /* of up to 3 rows: random_group */
-    const kopt_byte_ *number, *twice;                                              /* of the tile's first element */
+    uint32_t words[KOPT_RANDOM_GROUP_ / 2]; /* of the span */
+    uint32_t lower[3 * KOPT_RANDOM_GROUP_ / 2], upper[3 * KOPT_RANDOM_GROUP_ / 2];
+    const kopt_byte_ *number, *stride;
 } random_tile_;
 
-FN_ random_pair_ K_(load_random_pair)(const kopt_byte_ *number, const kopt_byte_ *twice, size_t i) {
+/* The random numbers of the pair at element i, without RANDOM_ZERO_EXTENDED_. */
+FN_ random_pair_ K_(load_random_pair)(const kopt_byte_ *number, const kopt_byte_ *stride, size_t i) {
     random_pair_ r;
-    r.own[0] = r.own[1] = load32_(number + 2 * i);
-    r.twice[0] = r.twice[1] = load32_(twice + 2 * i);
+    r.number[0] = r.number[1] = load32_(number + 2 * i);
+    r.stride[0] = r.stride[1] = load32_(stride + 2 * i);
     return r;
 }
 
-/* Of the n elements from this index on. fresh: there was no tile before; alone: nor is there one behind it. */
+/* Makes the random numbers of the n elements from this global index on. fresh: r does not hold the words of their span
+   yet. alone: no later tile uses these words, so within one group only those of these elements are made. */
 NOINLINE_FN_ void K_(fill_random_tile)(random_tile_ *r, const philox_key_ *cipher, kopt_index_ index, size_t n,
                                        int fresh, int alone) {
     const size_t offset = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
-    const int part = alone && offset + n <= KOPT_RANDOM_GROUP_;
-    const size_t from = part ? offset : 0, to = part ? offset + n : KOPT_RANDOM_GROUP_;
+    const int partial = alone && offset + n <= KOPT_RANDOM_GROUP_;
+    const size_t from = partial ? offset : 0, to = partial ? offset + n : KOPT_RANDOM_GROUP_;
     size_t q;
     for (q = 0; q < offset + n; q += KOPT_RANDOM_GROUP_) {
-        const kopt_index_ at = index - offset + q;
-        if (at % KOPT_RANDOM_SPAN_ == 0 || (fresh && q == 0)) K_(random_span)(r->words, cipher, at, from, to);
-        K_(random_group)(r->lower + q / 2, r->upper + q / 2, r->words, at, from, to);
+        const kopt_index_ group = index - offset + q;
+        if (group % KOPT_RANDOM_SPAN_ == 0 || (fresh && q == 0)) K_(random_span)(r->words, cipher, group, from, to);
+        K_(random_group)(r->lower + q / 2, r->upper + q / 2, r->words, group, from, to);
     }
     r->number = KOPT_CONST_POINTER_(const kopt_byte_ *, r->lower) + 2 * offset;
-    r->twice = KOPT_CONST_POINTER_(const kopt_byte_ *, r->upper) + 2 * offset;
+    r->stride = KOPT_CONST_POINTER_(const kopt_byte_ *, r->upper) + 2 * offset;
 }
 
 /* ---- tiles ---- */
@@ -4584,7 +5027,7 @@ FN_ void K_(encode_elements)(kopt_byte_ *code, const vf32_ *buffer, vf32_ invers
     const vu32_ store_number = isplat_hoisted_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u),
                 half = isplat_hoisted_(0x80008000u);
     const kopt_byte_ *const base = r == KOPT_NULL_ ? KOPT_NULL_ : r->number;
-    const kopt_byte_ *const stride = r == KOPT_NULL_ ? KOPT_NULL_ : r->twice;
+    const kopt_byte_ *const stride = r == KOPT_NULL_ ? KOPT_NULL_ : r->stride;
     kopt_byte_ part[PAIR_];
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
@@ -4602,7 +5045,7 @@ NOINLINE_FN_ void K_(encode_block)(kopt_byte_ *code, kopt_byte_ *scale, const vf
                                    int square, int moment, kopt_rounding rounding, const random_tile_ *r, size_t n) {
     const uint32_t scale_bits = kopt_scale_q8_(largest, square);
     kopt_store32_(scale, scale_bits);
-    if (kopt_no_scale_(scale_bits)) {
+    if (kopt_codes_are_zero_(scale_bits)) {
         kopt_zero_(code, n);
         return;
     }
@@ -4670,7 +5113,7 @@ FN_ void K_(direction_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *bu
     arrays_ a = K_(arrays_of)(tile);
     const scalars_ k = K_(splat_job)(tile);
     const constants_ c = K_(make_constants)();
-    const kopt_byte_ *const base = buffers->random.number, *const stride = buffers->random.twice;
+    const kopt_byte_ *const base = buffers->random.number, *const stride = buffers->random.stride;
     const size_t n = tile->end;
     vu32_ lane_largest[4];
     size_t i;
@@ -4742,25 +5185,25 @@ FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *buffe
 #else /* SSE2: small code rather than fast code */
 #define FULL_ONLY_(line)
 #endif
-/* clang-format off: tables */
-#define DIRECTIONS_(LINE_)                                   \
-    LINE_(adam_bf16, KOPT_ADAM, 2, KOPT_BF16)                \
-    FULL_ONLY_(LINE_(amsgrad_bf16, KOPT_ADAM, 3, KOPT_BF16)) \
-    LINE_(any_bf16, ANY_, ANY_, KOPT_BF16)                   \
-    FULL_ONLY_(LINE_(adam_fp16, KOPT_ADAM, 2, KOPT_FP16))    \
-    LINE_(adam_f32, KOPT_ADAM, 2, KOPT_F32)                  \
-    FULL_ONLY_(LINE_(adam_buffered, KOPT_ADAM, 2, KOPT_Q8))  \
-    FULL_ONLY_(LINE_(ema, KOPT_EMA, 0, KOPT_F32))            \
-    LINE_(any, ANY_, ANY_, ANY_)
-#define COMMITS_(LINE_)                                            \
-    FULL_ONLY_(LINE_(bf16_kahan, KOPT_BF16, KOPT_KAHAN))           \
-    FULL_ONLY_(LINE_(bf16_stochastic, KOPT_BF16, KOPT_STOCHASTIC)) \
-    LINE_(bf16, KOPT_BF16, ANY_)                                   \
-    FULL_ONLY_(LINE_(fp16_kahan, KOPT_FP16, KOPT_KAHAN))           \
-    FULL_ONLY_(LINE_(fp16_compact, KOPT_FP16, KOPT_COMPACT))       \
-    FULL_ONLY_(LINE_(fp16_exact, KOPT_FP16, KOPT_EXACT))           \
-    LINE_(fp16, KOPT_FP16, ANY_)                                   \
-    LINE_(f32, KOPT_F32, ANY_)
+/* clang-format off */
+#define DIRECTIONS_(LINE_) \
+    LINE_(direction_adam_bf16, KOPT_ADAM, 2, KOPT_BF16) \
+    FULL_ONLY_(LINE_(direction_amsgrad_bf16, KOPT_ADAM, 3, KOPT_BF16)) \
+    LINE_(direction_any_bf16, ANY_, ANY_, KOPT_BF16) \
+    FULL_ONLY_(LINE_(direction_adam_fp16, KOPT_ADAM, 2, KOPT_FP16)) \
+    LINE_(direction_adam_f32, KOPT_ADAM, 2, KOPT_F32) \
+    FULL_ONLY_(LINE_(direction_adam_buffered, KOPT_ADAM, 2, KOPT_Q8)) \
+    FULL_ONLY_(LINE_(direction_ema, KOPT_EMA, 0, KOPT_F32)) \
+    LINE_(direction_any, ANY_, ANY_, ANY_)
+#define COMMITS_(LINE_) \
+    FULL_ONLY_(LINE_(commit_bf16_kahan, KOPT_BF16, KOPT_KAHAN)) \
+    FULL_ONLY_(LINE_(commit_bf16_stochastic, KOPT_BF16, KOPT_STOCHASTIC)) \
+    LINE_(commit_bf16, KOPT_BF16, ANY_) \
+    FULL_ONLY_(LINE_(commit_fp16_kahan, KOPT_FP16, KOPT_KAHAN)) \
+    FULL_ONLY_(LINE_(commit_fp16_compact, KOPT_FP16, KOPT_COMPACT)) \
+    FULL_ONLY_(LINE_(commit_fp16_exact, KOPT_FP16, KOPT_EXACT)) \
+    LINE_(commit_fp16, KOPT_FP16, ANY_) \
+    LINE_(commit_f32, KOPT_F32, ANY_)
 /* clang-format on */
 
 #define MATCHES_(value, line_value) ((line_value) == ANY_ || KOPT_CAST_(int, value) == (line_value))
@@ -4809,7 +5252,7 @@ FN_ int K_(commit_has_line)(kopt_kind_ kind) {
 #endif
 
 #define LINE_(name, line_rule, line_moments, line_format)                                                         \
-    NOINLINE_FN_ void K_(direction_##name)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) {  \
+    NOINLINE_FN_ void K_(name)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) {              \
         kopt_kind_ kind = K_(copy_kind)(actual);                                                                  \
         kind.rule = KOPT_CAST_(kopt_rule, FIXED_OR_(line_rule, kind.rule));                                       \
         if ((line_moments) != ANY_) kind.moment_count = line_moments;                                             \
@@ -4820,13 +5263,13 @@ FN_ int K_(commit_has_line)(kopt_kind_ kind) {
     }
 DIRECTIONS_(LINE_)
 #undef LINE_
-#define LINE_(name, line_format, line_rounding)                                                               \
-    NOINLINE_FN_ void K_(commit_##name)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) { \
-        kopt_kind_ kind = K_(copy_kind)(actual);                                                              \
-        kind.weight = line_format;                                                                            \
-        kind.rounding = KOPT_CAST_(kopt_rounding, FIXED_OR_(line_rounding, kind.rounding));                   \
-        UNREACHABLE_IF_((line_rounding) == ANY_ && K_(commit_has_line)(kind))                                 \
-        K_(commit_tile)(tile, kind, buffers);                                                                 \
+#define LINE_(name, line_format, line_rounding)                                                      \
+    NOINLINE_FN_ void K_(name)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) { \
+        kopt_kind_ kind = K_(copy_kind)(actual);                                                     \
+        kind.weight = line_format;                                                                   \
+        kind.rounding = KOPT_CAST_(kopt_rounding, FIXED_OR_(line_rounding, kind.rounding));          \
+        UNREACHABLE_IF_((line_rounding) == ANY_ && K_(commit_has_line)(kind))                        \
+        K_(commit_tile)(tile, kind, buffers);                                                        \
     }
 COMMITS_(LINE_)
 #undef LINE_
@@ -4836,7 +5279,7 @@ NOINLINE_FN_ void K_(direction_dispatch)(const kopt_job_ *tile, const kopt_kind_
     const kopt_format format = kind.buffered ? KOPT_Q8 : kind.moment;
 #define LINE_(name, line_rule, line_moments, line_format)                                                         \
     if (MATCHES_(kind.rule, line_rule) && COUNT_MATCHES_(line_moments) && FORMAT_MATCHES_(line_format, format)) { \
-        K_(direction_##name)(tile, actual, buffers);                                                              \
+        K_(name)(tile, actual, buffers);                                                                          \
         return;                                                                                                   \
     }
     DIRECTIONS_(LINE_)
@@ -4847,7 +5290,7 @@ NOINLINE_FN_ void K_(commit_dispatch)(const kopt_job_ *tile, const kopt_kind_ *a
     const kopt_kind_ kind = K_(copy_kind)(actual);
 #define LINE_(name, line_format, line_rounding)                                   \
     if (kind.weight == (line_format) && MATCHES_(kind.rounding, line_rounding)) { \
-        K_(commit_##name)(tile, actual, buffers);                                 \
+        K_(name)(tile, actual, buffers);                                          \
         return;                                                                   \
     }
     COMMITS_(LINE_)
@@ -5067,7 +5510,7 @@ FN_ void K_(store_fp16_elements)(kopt_byte_ *to, const vf32_ *buffer, int square
                                  const random_tile_ *r, size_t n) {
     const constants_ c = K_(make_constants)();
     const vu32_ store_number = isplat_hoisted_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u);
-    const kopt_byte_ *const base = r->number, *const stride = r->twice;
+    const kopt_byte_ *const base = r->number, *const stride = r->stride;
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
         const vf32_ x = buffer[i / LANES_], y = buffer[i / LANES_ + 1];
@@ -5086,7 +5529,7 @@ NOINLINE_FN_ void K_(store_fp16_buffer)(kopt_byte_ *to, const vf32_ *buffer, uin
                                         kopt_rounding rounding, const random_tile_ *r, size_t n) {
     if (largest > 0x477FDFFFu) /* from 65504 on: the last binade step before infinity, infinity, NaN */
         kopt_store_fp16_buffer_scalar_(to, KOPT_CONST_POINTER_(const kopt_byte_ *, buffer), square, moment, rounding,
-                                       r->number, r->twice, n);
+                                       r->number, r->stride, n);
     else if (rounding != KOPT_STOCHASTIC)
         K_(store_fp16_elements)(to, buffer, square, moment, KOPT_NEAREST, r, n);
     else if (square)
@@ -5117,7 +5560,7 @@ NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t en
     kopt_copy_job_(&tile, whole);
     kind.buffered = buffered;
     if (buffered || MOMENTS_ == 0) kind.moment = KOPT_F32;
-    buffers.random.number = buffers.random.twice = KOPT_CONST_POINTER_(const kopt_byte_ *, buffers.random.lower);
+    buffers.random.number = buffers.random.stride = KOPT_CONST_POINTER_(const kopt_byte_ *, buffers.random.lower);
     for (q = 0; !random && q < KOPT_TILE_ / 2; q += LANES_)
         store32_(AS_BYTES_(buffers.random.lower + q), isplat_hoisted_(0)); /* isplat_(0): a call of memset */
     for (i = begin; i < end; i += n) {
@@ -5149,12 +5592,12 @@ NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t en
         }
         if (turns < n) {
             buffers.random.number += 2 * turns;
-            buffers.random.twice += 2 * turns;
+            buffers.random.stride += 2 * turns;
             for (m = 0; buffered && m < kind.moment_count; m++) buffers.moment[m] += turns / LANES_;
             K_(tile_at)(&tile, whole, kind, i + turns, n - turns);
             K_(step_tail)(&tile, &kind, &buffers);
             buffers.random.number -= 2 * turns;
-            buffers.random.twice -= 2 * turns;
+            buffers.random.stride -= 2 * turns;
         }
         for (m = 0; buffered && m < kind.moment_count; m++) {
             const vf32_ *const buffer = moment + KOPT_CAST_(size_t, m) * (tile_size / LANES_);
@@ -5206,7 +5649,7 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
 /* The most common kinds of step have a loop of their own, in which rule, formats and roundings are all constants. It
    steps whole pairs, and takes no step with counts, a copy or other extras (specialized_step has the list). */
 
-/* The random numbers of one pair in a group of 128 elements. Adding `next_group` to number 0 (r.own) turns them into
+/* The random numbers of one pair in a group of 128 elements. Adding `next_group` to number 0 (r.number) turns them into
    those of the same place in the next group. So one run of Philox serves the 16 groups of a span. */
 typedef struct random_counter_ {
     random_pair_ r;
@@ -5223,12 +5666,12 @@ FN_ void K_(start_random_counters)(random_counter_ *r, const random_tile_ *tile,
         const random_pair_ d = K_(load_random_pair)(KOPT_CONST_POINTER_(const kopt_byte_ *, tile->lower),
                                                     KOPT_CONST_POINTER_(const kopt_byte_ *, tile->upper), q * PAIR_);
         const int layout = LANES_ > 4 ? EVEN_ODD_ : 0;
-        r[q].r.own[0] = K_(first16)(d.own[0], layout, c);
-        r[q].r.own[1] = K_(second16)(d.own[0], layout);
-        r[q].r.twice[0] = K_(first16)(d.twice[0], layout, c);
-        r[q].r.twice[1] = K_(second16)(d.twice[0], layout);
-        r[q].next_group[0] = mul16_(r[q].r.twice[0], next_group);
-        r[q].next_group[1] = mul16_(r[q].r.twice[1], next_group);
+        r[q].r.number[0] = K_(first16)(d.number[0], layout, c);
+        r[q].r.number[1] = K_(second16)(d.number[0], layout);
+        r[q].r.stride[0] = K_(first16)(d.stride[0], layout, c);
+        r[q].r.stride[1] = K_(second16)(d.stride[0], layout);
+        r[q].next_group[0] = mul16_(r[q].r.stride[0], next_group);
+        r[q].next_group[1] = mul16_(r[q].r.stride[1], next_group);
     }
 }
 
@@ -5275,9 +5718,9 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
     int is_pending = 0;
     if (!SPECIALIZE_L2_) k.use_l2 = 0;
     k.unrectified = k.first_step = 0;
-    pending_numbers[0] = pending_numbers[1] = no_random.own[0] = no_random.own[1] = no_random.twice[0] =
-        no_random.twice[1] = isplat_(0);
-    pending.a = pending.b = as_f32_(no_random.own[0]);
+    pending_numbers[0] = pending_numbers[1] = no_random.number[0] = no_random.number[1] = no_random.stride[0] =
+        no_random.stride[1] = isplat_(0);
+    pending.a = pending.b = as_f32_(no_random.number[0]);
     for (n = 0; end - i >= PAIR_; i += n) {
         const kopt_index_ index = KOPT_INDEX_(whole->first + i);
         const size_t in_group = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
@@ -5296,12 +5739,12 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
             random_pair_ r = no_random;
             pair_ x, y;
             if (tiled && random) {
-                r = K_(load_random_pair)(buffers.random.number, buffers.random.twice, q);
+                r = K_(load_random_pair)(buffers.random.number, buffers.random.stride, q);
             } else if (random) {
                 random_counter_ *const counter = counters + (in_group + q) / PAIR_;
                 r = counter->r;
-                counter->r.own[0] = add16_(r.own[0], counter->next_group[0]);
-                counter->r.own[1] = add16_(r.own[1], counter->next_group[1]);
+                counter->r.number[0] = add16_(r.number[0], counter->next_group[0]);
+                counter->r.number[1] = add16_(r.number[1], counter->next_group[1]);
             }
             if (!K_(direction_pair)(&a, kind, &k, &c, i + q, KOPT_NULL_, KOPT_NULL_, &r, layout, &x, &y, KOPT_NULL_)) {
                 kopt_step_elements_scalar_(whole, i + q, PAIR_, KOPT_DIRECTION_STAGE_, AS_BYTES_(buffers.x + v),
@@ -5323,11 +5766,11 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
             } else { /* commits this pair; pipelined: the previous one, while the divisions of this one are in flight */
                 if (!pipelined || is_pending)
                     K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, pipelined ? i + q - PAIR_ : i + q,
-                                              pipelined ? pending : x, pipelined ? pending_numbers : r.own, layout);
+                                              pipelined ? pending : x, pipelined ? pending_numbers : r.number, layout);
                 if (pipelined) {
                     pending = x;
-                    pending_numbers[0] = r.own[0];
-                    pending_numbers[1] = r.own[1];
+                    pending_numbers[0] = r.number[0];
+                    pending_numbers[1] = r.number[1];
                     is_pending = 1;
                 }
             }
@@ -5361,24 +5804,25 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
    Roundings are ignored if the format is fp32. SCHEDULE_(s) is s for AVX-512, KOPT_TILED_ for AVX2 and KOPT_FUSED_ for
    NEON. */
 #define SCHEDULE_(on_avx512) (LANES_ == 16 ? (on_avx512) : LANES_ == 8 ? KOPT_TILED_ : KOPT_FUSED_)
-/* clang-format off: tables */
+/* clang-format off */
 #ifdef KAHAN_OPT_VMATH
-#define SPECIALIZATIONS_VMATH_(LINE_)                                                           \
-    LINE_(atan2_kahan, KOPT_ADAM_ATAN2, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_TILED_) \
-    LINE_(atan2_f32, KOPT_ADAM_ATAN2, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_TILED_)
+#define SPECIALIZATIONS_VMATH_(LINE_) \
+    LINE_(specialized_atan2_kahan, KOPT_ADAM_ATAN2, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_TILED_) \
+    LINE_(specialized_atan2_f32, KOPT_ADAM_ATAN2, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_TILED_)
 #else
 #define SPECIALIZATIONS_VMATH_(LINE_)
 #endif
-#define SPECIALIZATIONS_(LINE_)                                                                               \
-    LINE_(adam_kahan, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, SCHEDULE_(KOPT_PIPELINED_))       \
-    LINE_(adam_stochastic, KOPT_ADAM, 2, KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC, SCHEDULE_(KOPT_FUSED_)) \
-    LINE_(momentum_kahan, KOPT_SGD, 1, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_FUSED_)                   \
-    LINE_(adam_f32, KOPT_ADAM, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_FUSED_)                          \
+#define SPECIALIZATIONS_(LINE_) \
+    LINE_(specialized_adam_kahan, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, SCHEDULE_(KOPT_PIPELINED_)) \
+    LINE_(specialized_adam_stochastic, KOPT_ADAM, 2, KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC, \
+          SCHEDULE_(KOPT_FUSED_)) \
+    LINE_(specialized_momentum_kahan, KOPT_SGD, 1, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_FUSED_) \
+    LINE_(specialized_adam_f32, KOPT_ADAM, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_FUSED_) \
     SPECIALIZATIONS_VMATH_(LINE_)
 /* clang-format on */
 
 #define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding, line_schedule)     \
-    NOINLINE_FN_ size_t K_(specialized_##name)(const kopt_job_ *j, size_t begin) {                               \
+    NOINLINE_FN_ size_t K_(name)(const kopt_job_ *j, size_t begin) {                                             \
         kopt_kind_ kind;                                                                                         \
         kind.nesterov = j->step->nesterov;                                                                       \
         kind.rule = line_rule;                                                                                   \
@@ -5409,7 +5853,7 @@ FN_ size_t K_(specialized_step)(const kopt_job_ *j, kopt_kind_ kind, size_t begi
         ((line_format) == KOPT_F32 ||                                                                        \
          (kind.rounding == (line_rounding) && kind.moment_rounding == (line_state_rounding) &&               \
           ((line_rounding) != KOPT_KAHAN || kind.compensation_rounding == (line_state_rounding))))) {        \
-        return K_(specialized_##name)(j, begin);                                                             \
+        return K_(name)(j, begin);                                                                           \
     }
     SPECIALIZATIONS_(LINE_)
 #undef LINE_
@@ -5617,7 +6061,7 @@ FN_ void K_(norm_spill)(kopt_norm *norm, const vu32_ sum[2], uint32_t p) {
     int half;
     for (half = 0; half < 2; half++) {
         store32_(KOPT_POINTER_(kopt_byte_ *, part), sum[half]);
-        for (i = 0; i < LANES_ / 2; i++) kopt_norm_put_(norm, part[i], p);
+        for (i = 0; i < LANES_ / 2; i++) kopt_norm_accumulate_(norm, part[i], p);
     }
 }
 
@@ -5696,7 +6140,7 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
             scale = top > 279 - largest_scale ? 279 - top : largest_scale;
         }
         if (scale < 127) { /* a factor below 1 could make 0 of the smallest numbers, which `bad` would not show */
-            kopt_norm_each_(norm, p, format, todo * group);
+            kopt_norm_add_values_(norm, p, format, todo * group);
             kopt_norm_carry_(norm);
             p += todo * bytes;
             scale = 0;
@@ -5715,7 +6159,7 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
             d = K_(norm_split)(p, format, 3, factor, fine_factor, &low_d, &bad, &all);
             bad = or_(and_(bad, isplat_(0x7FFFFFFFu)), shr_(all, 28));
             if (any_true_(igt_(bad, isplat_(0)))) {
-                kopt_norm_each_(norm, p, format, group);
+                kopt_norm_add_values_(norm, p, format, group);
                 exceptions++;
             } else {
                 K_(norm_dot)(&s, format, a, low_a);
@@ -5732,7 +6176,7 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
         if (exceptions > 1) scale = 0;
         kopt_norm_carry_(norm);
     }
-    kopt_norm_each_(norm, p, format, n % group);
+    kopt_norm_add_values_(norm, p, format, n % group);
     kopt_norm_carry_(norm);
 }
 #else
@@ -5740,7 +6184,7 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
     const size_t chunk = KOPT_CAST_(size_t, 1) << 14;
     while (n > 0) {
         const size_t part = n < chunk ? n : chunk;
-        kopt_norm_each_(norm, p, format, part);
+        kopt_norm_add_values_(norm, p, format, part);
         kopt_norm_carry_(norm);
         p += part * kopt_bytes_of_(format);
         n -= part;
@@ -6188,18 +6632,18 @@ FN_ void K_(row_max)(const kopt_vmath_job_ *j) {
     kopt_store32_(j->out, top ^ 0x80000000u);
 }
 
-/* out = in + in * in2. Unless out2 is NULL, adds result i to sum i % KOPT_PARTS_ at out2, and the rounding error of
-   that addition (Knuth's two-sum) to error term i % KOPT_PARTS_ behind the sums. */
+/* out = in + in * in2. Unless out2 is NULL, adds result i to sum i % KOPT_ROW_SUMS_ at out2, and the rounding error of
+   that addition (Knuth's two-sum) to error term i % KOPT_ROW_SUMS_ behind the sums. */
 FN_ void K_(row_sum)(const kopt_vmath_job_ *j) {
-    vf32_ sum[KOPT_PARTS_ / LANES_], error[KOPT_PARTS_ / LANES_];
-    kopt_byte_ *const sums = j->out2, *const errors = sums == KOPT_NULL_ ? sums : sums + 4 * KOPT_PARTS_;
+    vf32_ sum[KOPT_ROW_SUMS_ / LANES_], error[KOPT_ROW_SUMS_ / LANES_];
+    kopt_byte_ *const sums = j->out2, *const errors = sums == KOPT_NULL_ ? sums : sums + 4 * KOPT_ROW_SUMS_;
     size_t i, k, n;
-    for (k = 0; k < KOPT_PARTS_ / LANES_; k++) {
+    for (k = 0; k < KOPT_ROW_SUMS_ / LANES_; k++) {
         sum[k] = as_f32_(sums == KOPT_NULL_ ? isplat_(0) : load32_(sums + 4 * k * LANES_));
         error[k] = as_f32_(sums == KOPT_NULL_ ? isplat_(0) : load32_(errors + 4 * k * LANES_));
     }
-    for (i = 0; i < j->n; i += KOPT_PARTS_)
-        for (k = 0; k < KOPT_PARTS_ / LANES_ && i + k * LANES_ < j->n; k++) {
+    for (i = 0; i < j->n; i += KOPT_ROW_SUMS_)
+        for (k = 0; k < KOPT_ROW_SUMS_ / LANES_ && i + k * LANES_ < j->n; k++) {
             const size_t begin = i + k * LANES_;
             vf32_ x, s, added;
             n = j->n - begin < LANES_ ? j->n - begin : LANES_;
@@ -6211,7 +6655,7 @@ FN_ void K_(row_sum)(const kopt_vmath_job_ *j) {
             error[k] = add_(error[k], add_(sub_(sum[k], sub_(s, added)), sub_(x, added)));
             sum[k] = s;
         }
-    for (k = 0; k < KOPT_PARTS_ / LANES_ && sums != KOPT_NULL_; k++) {
+    for (k = 0; k < KOPT_ROW_SUMS_ / LANES_ && sums != KOPT_NULL_; k++) {
         store32_(sums + 4 * k * LANES_, as_u32_(sum[k]));
         store32_(errors + 4 * k * LANES_, as_u32_(error[k]));
     }
@@ -6265,7 +6709,7 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
     vf32_ x = as_f32_(isplat_(0)), y, r, t;
     vu32_ old, next;
     vmask_ doubt;
-    if (j->kind < KOPT_VMATH_PREPARE_) x = as_f32_(K_(load_n)(j->in + 4 * i, 4, n));
+    if (j->kind < KOPT_VMATH_ARGUMENT_) x = as_f32_(K_(load_n)(j->in + 4 * i, 4, n));
     switch (KOPT_CAST_(int, j->kind)) {
     case KOPT_VMATH_EXP_: x = K_(vmath_exp)(x, splat_(0.0f)); break;
     case KOPT_VMATH_LOG_: x = K_(vmath_log)(x); break;
@@ -6278,7 +6722,7 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
         K_(store_n)(j->out2 + 4 * i, 4, n, as_u32_(y));
         break;
     case KOPT_VMATH_ADD_ONE_: x = add_(x, splat_(1.0f)); break;
-    case KOPT_VMATH_PREPARE_:
+    case KOPT_VMATH_ARGUMENT_:
         x = K_(map_argument)(j->f, K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format));
         break;
     case KOPT_VMATH_MULTIPLY_:
@@ -6286,7 +6730,7 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
         y = K_(widen)(K_(load_n)(j->in2 + i * size, size, n), j->format);
         K_(store_n)(j->out + i * size, size, n, K_(round_nearest16)(mul_(x, y), j->format));
         return;
-    case KOPT_VMATH_BELOW_: /* in - a; out2 gets the rounding error */
+    case KOPT_VMATH_DIFFERENCE_: /* in - a; out2 gets the rounding error */
         y = K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format);
         r = splat_(j->a);
         x = sub_(y, r);
@@ -6296,7 +6740,7 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
         next = select_(igt_(as_u32_(abs_(x)), isplat_(0x42D00000u)), isplat_(0), as_u32_(t));
         K_(store_n)(j->out2 + 4 * i, 4, n, next);
         break;
-    case KOPT_VMATH_LINE_: /* a + b * in2 in format, or, if there is in, a * in + b * in2 in fp32 */
+    case KOPT_VMATH_LINEAR_: /* a + b * in2 in format, or, if there is in, a * in + b * in2 in fp32 */
         y = mul_(splat_(j->b), as_f32_(K_(load_n)(j->in2 + 4 * i, 4, n)));
         x = splat_(j->a);
         if (j->in != KOPT_NULL_) x = mul_(K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format), x);
@@ -6304,7 +6748,7 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
         if (j->in != KOPT_NULL_ || size == 4) break;
         K_(store_n)(j->out + i * size, size, n, K_(round_nearest16)(x, j->format));
         return;
-    default: /* KOPT_VMATH_FINISH_ */
+    default: /* KOPT_VMATH_RESULT_ */
         old = K_(load_n)(j->in + i * size, size, n);
         y = as_f32_(K_(load_n)(j->in2 + 4 * i, 4, n));
         r = j->f == KOPT_SOFTPLUS ? as_f32_(K_(load_n)(j->out2 + 4 * i, 4, n)) : y;
@@ -6330,11 +6774,11 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
 /* Runs one job. */
 static KOPT_NOINLINE_ ISA_TARGET_ void K_(vmath)(const kopt_vmath_job_ *j) {
     size_t i, n;
-    if (j->kind == KOPT_VMATH_MOST_) {
+    if (j->kind == KOPT_VMATH_MAXIMUM_) {
         K_(row_max)(j);
         return;
     }
-    if (j->kind == KOPT_VMATH_TERMS_) {
+    if (j->kind == KOPT_VMATH_ROW_SUM_) {
         K_(row_sum)(j);
         return;
     }
@@ -6467,7 +6911,6 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef SPECIALIZED_
 #undef EVEN_ODD_
 #undef OPAQUE_
-#undef VECTOR_FN_
 #undef ROUND_
 #undef NT_STORES_
 #undef MASKED_SUB_
@@ -6480,10 +6923,6 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef nt_store16_
 #undef nt_store32_
 #undef nt_fence_
-#undef imax_
-#undef unordered_
-#undef load_fp16_
-#undef round_fp16_
 #undef FULL_ONLY_
 #undef FIXED_OR_
 #undef FORMAT_MATCHES_
@@ -6554,7 +6993,8 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
     case KOPT_ERROR_SEALED: return "the state block is sealed: open it with kopt_state_open() first";
     case KOPT_ERROR_CHECKSUM: return "the state block is damaged: its checksum is wrong";
     case KOPT_ERROR_OVERLAP: return "two of the buffers overlap";
-    case KOPT_ERROR_STEP: return "the step was not begun, or all 2^32 - 1 steps are used up";
+    case KOPT_ERROR_STEP:
+        return "the step was not begun, all 2^32 - 1 steps are used up, or StableAdamW has not measured the tensor";
     case KOPT_ERROR_ISA: return "this instruction set, or a GPU, is not in this build or not on this machine";
     case KOPT_ERROR_DEVICE: return "a CUDA call failed: cudaPeekAtLastError() says why";
     case KOPT_ERROR_UNINITIALIZED:
@@ -6773,18 +7213,18 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 /* Section 6b, one block after the other. */
 
 #define KOPT_BLOCK_ KOPT_CAST_(size_t, 256) /* elements that share a scale */
-/* Sizes of arrays on the stack: KOPT_PART_ elements for code that does not need a whole block at once, KOPT_MEASURED_
-   for the ratios of StableAdamW. */
+/* Sizes of arrays on the stack: KOPT_BLOCK_PART_ elements for code that does not need a whole block at once,
+   KOPT_RATIOS_ for the ratios of StableAdamW. */
 #if defined(KOPT_X86_) || defined(KOPT_NEON_)
-#define KOPT_PART_ KOPT_BLOCK_
-#define KOPT_MEASURED_ KOPT_CAST_(size_t, 384)
+#define KOPT_BLOCK_PART_ KOPT_BLOCK_
+#define KOPT_RATIOS_ KOPT_CAST_(size_t, 384)
 #else
-#define KOPT_PART_ KOPT_CAST_(size_t, 64)
-#define KOPT_MEASURED_ KOPT_PART_
+#define KOPT_BLOCK_PART_ KOPT_CAST_(size_t, 64)
+#define KOPT_RATIOS_ KOPT_BLOCK_PART_
 #endif
 
 /* The number that an 8-bit code stands for. With square: the root of a mean of squares. */
-static KOPT_INLINED_ float kopt_number_of_(uint32_t code, float scale, int square) {
+static KOPT_INLINE_KEYWORD_ float kopt_decode_number_(uint32_t code, float scale, int square) {
     float y = kopt_decode_q8_scalar_((code ^ 0x80u) - 0x80u, square);
     KOPT_OPAQUE_FLOAT_(y); /* else -Ofast turns 0 * scale into 0, also if scale is NaN */
     return kopt_mul_scalar_(y, scale);
@@ -6794,26 +7234,27 @@ static KOPT_INLINED_ float kopt_number_of_(uint32_t code, float scale, int squar
 static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, const kopt_byte_ *scale, size_t n, int square) {
     const float factor = kopt_as_f32_(kopt_load32_(scale));
     size_t i;
-    for (i = 0; i < n; i++) kopt_store32_(x + 4 * i, kopt_as_u32_(kopt_number_of_(code[i], factor, square)));
+    for (i = 0; i < n; i++) kopt_store32_(x + 4 * i, kopt_as_u32_(kopt_decode_number_(code[i], factor, square)));
 }
 
-/* Generates the random numbers of one store. kopt_drawn_of_() sets store to 0; the caller sets first, the global index
-   of element 0. */
-typedef struct kopt_drawn_ {
+/* Generates the random numbers of one store. kopt_begin_random_reader_() sets store to 0; the caller sets first, the
+   global index of element 0. */
+typedef struct kopt_random_reader_ {
     kopt_philox_key_scalar_ cipher;
     kopt_vu32_scalar_ words[4];
     uint64_t first;
     uint32_t store;
-} kopt_drawn_;
+} kopt_random_reader_;
 
-static void kopt_drawn_of_(kopt_drawn_ *d, uint64_t seed, uint32_t step, uint32_t id, uint32_t stream) {
+static void kopt_begin_random_reader_(kopt_random_reader_ *d, uint64_t seed, uint32_t step, uint32_t id,
+                                      uint32_t stream) {
     d->cipher = kopt_make_philox_key_scalar_(seed, step, id, stream);
     d->store = 0;
 }
 
 /* The random number of element first + i. Call it for i = 0, 1, 2 ... without a gap: d keeps the words of the current
    Philox block. */
-static KOPT_FORCE_INLINE_ uint32_t kopt_draw16_(kopt_drawn_ *d, size_t i) {
+static KOPT_FORCE_INLINE_ uint32_t kopt_next_random16_(kopt_random_reader_ *d, size_t i) {
     const uint32_t r = kopt_random_at_scalar_(d->words, &d->cipher, KOPT_INDEX_(d->first + i), i == 0);
     return KOPT_RANDOM_STORE(r, d->store);
 }
@@ -6821,21 +7262,21 @@ static KOPT_FORCE_INLINE_ uint32_t kopt_draw16_(kopt_drawn_ *d, size_t i) {
 /* Encodes the n fp32 numbers of one block. scale: its bits, as from kopt_scale_q8_(); square: the numbers are roots of
    means of squares; drawn: NULL rounds to nearest. */
 static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square,
-                         kopt_drawn_ *drawn) {
-    const float inverse = kopt_no_scale_(scale) ? 0 : kopt_inverse_scale_q8_scalar_(scale, square);
+                         kopt_random_reader_ *drawn) {
+    const float inverse = kopt_codes_are_zero_(scale) ? 0 : kopt_inverse_scale_q8_scalar_(scale, square);
     size_t i;
     for (i = 0; i < n; i++) {
-        const uint32_t r = drawn == KOPT_NULL_ ? 0x8000u : kopt_draw16_(drawn, i);
+        const uint32_t r = drawn == KOPT_NULL_ ? 0x8000u : kopt_next_random16_(drawn, i);
         const float y = kopt_mul_scalar_(kopt_as_f32_(kopt_load32_(x + 4 * i)), inverse);
         kopt_byte_ *c = code + i;
         KOPT_OPAQUE_(c); /* else the loop for scale 0 becomes a call of memset */
-        *c = kopt_no_scale_(scale) ? 0 : KOPT_CAST_(kopt_byte_, kopt_encode_q8_scalar_scalar_(y, square, r));
+        *c = kopt_codes_are_zero_(scale) ? 0 : KOPT_CAST_(kopt_byte_, kopt_encode_q8_scalar_scalar_(y, square, r));
     }
 }
 
 /* Computes the scale of one block of n fp32 numbers, and encodes them; arguments as of kopt_encode_(). */
 static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *x, size_t n, int square,
-                           kopt_drawn_ *drawn) {
+                           kopt_random_reader_ *drawn) {
     uint32_t largest = 0;
     size_t i;
     for (i = 0; i < n; i++) {
@@ -6996,7 +7437,7 @@ KOPT_API_ kopt_optimizer kopt_ema(double decay) {
     kopt_environment_ environment;
     double rate;
     kopt_enter_(&environment);
-    rate = kopt_put64_(kopt_sub64_(kopt_get64_(1), kopt_get64_(decay)));
+    rate = kopt_to_double_(kopt_sub64_(kopt_to_f64_(1), kopt_to_f64_(decay)));
     kopt_leave_(&environment);
     return kopt_make_optimizer_(KOPT_EMA, rate, KOPT_L2, 0);
 }
@@ -7016,7 +7457,7 @@ KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_
     t.id = 0;
     t.first_index = 0;
     t.rate_scale = 1;
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS)) t.stable_scale = 0;
+    if (KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_EXTRAS)) t.stable_scale = 0;
     t.counts = KOPT_NULL_;
     return t;
 }
@@ -7057,7 +7498,7 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
 }
 
 /* Is value a member of the bit set? */
-static int kopt_in_(uint32_t set, int value) { return value >= 0 && value < 16 && (set >> value & 1u) != 0; }
+static int kopt_in_set_(uint32_t set, int value) { return value >= 0 && value < 16 && (set >> value & 1u) != 0; }
 
 /* Does this build contain everything that opt uses? */
 static int kopt_built_in_(const kopt_optimizer *opt) {
@@ -7080,7 +7521,7 @@ static int kopt_built_in_(const kopt_optimizer *opt) {
     }
 #ifdef KAHAN_OPT_VMATH
     if (opt->rule == KOPT_LION && kopt_less_(0, opt->sharpness) &&
-        (KOPT_ONLY_ & KOPT_SECOND_PASS_) != KOPT_SECOND_PASS_)
+        (KOPT_ONLY_ & KOPT_WITH_VMATH_RULES_) != KOPT_WITH_VMATH_RULES_)
         return 0;
 #endif
     if (kopt_bits64_(opt->weight_decay) << 1 != 0 && opt->decay_mode != KOPT_DECAY_(opt->decay_mode)) return 0;
@@ -7107,7 +7548,7 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     if (KOPT_CAST_(unsigned, opt->decay_mode) > KOPT_CAST_(unsigned, KOPT_FULLY_DECOUPLED)) return KOPT_ERROR_OPTION;
     if (!kopt_built_in_(opt)) return KOPT_ERROR_OPTION;
     if (!kopt_from_0_to_(opt->lr, largest) || !kopt_from_0_to_(opt->weight_decay, largest)) return KOPT_ERROR_RANGE;
-    if (!kopt_magnitude_to_(opt->grad_scale, largest) || !kopt_magnitude_to_(opt->clip, largest))
+    if (!kopt_magnitude_at_most_(opt->grad_scale, largest) || !kopt_magnitude_at_most_(opt->clip, largest))
         return KOPT_ERROR_RANGE;
     if (opt->decay_mode == KOPT_FULLY_DECOUPLED &&
         (!kopt_from_0_to_(opt->max_lr, largest) || kopt_is_zero_(opt->max_lr)))
@@ -7119,11 +7560,11 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     } else if (opt->rule != KOPT_SGD) {
         if (!kopt_from_0_below_1_(opt->beta1) || !kopt_from_0_below_1_(opt->beta2)) return KOPT_ERROR_RANGE;
         if (opt->rule == KOPT_ADAN && !kopt_from_0_below_1_(opt->beta3)) return KOPT_ERROR_RANGE;
-        if (opt->rule != KOPT_LION && opt->rule != KOPT_ADAM_ATAN2 && !kopt_normal_to_(opt->eps, largest))
+        if (opt->rule != KOPT_LION && opt->rule != KOPT_ADAM_ATAN2 && !kopt_normal_at_most_(opt->eps, largest))
             return KOPT_ERROR_RANGE;
 #ifdef KAHAN_OPT_VMATH
         if (opt->rule == KOPT_ADAM_ATAN2) {
-            if (!kopt_from_0_to_(opt->atan2_a, largest) || !kopt_normal_to_(opt->atan2_b, largest))
+            if (!kopt_from_0_to_(opt->atan2_a, largest) || !kopt_normal_at_most_(opt->atan2_b, largest))
                 return KOPT_ERROR_RANGE;
             if (opt->amsgrad || opt->stable) return KOPT_ERROR_OPTION;
         }
@@ -7135,7 +7576,7 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
             return KOPT_ERROR_RANGE;
     } else {
         if (!kopt_from_0_to_(opt->momentum, largest)) return KOPT_ERROR_RANGE;
-        if (!kopt_magnitude_to_(opt->dampening, largest)) return KOPT_ERROR_RANGE;
+        if (!kopt_magnitude_at_most_(opt->dampening, largest)) return KOPT_ERROR_RANGE;
         if (opt->nesterov && (kopt_is_zero_(opt->momentum) || !kopt_is_zero_(opt->dampening))) return KOPT_ERROR_OPTION;
     }
     return KOPT_OK;
@@ -7176,7 +7617,7 @@ KOPT_SMALL_FN_ kopt_state_format_ kopt_state_format_of_step_(const kopt_step *s)
     format.weight = KOPT_FORMAT_(s->weight_format);
     format.moment = KOPT_MOMENT_FORMAT_(s->moment_format);
     format.rounding = format.weight == KOPT_F32 ? KOPT_NEAREST : KOPT_ROUNDING_(s->rounding);
-    format.moment_count = kopt_moments_here_(format.rule, s->moment_count);
+    format.moment_count = kopt_moment_count_in_build_(format.rule, s->moment_count);
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && format.moment_count == 0) format.moment = s->moment_format;
     /* A constant saves code. In such a build no offset depends on the number of moments, no rule touches a moment that
        it lacks, and nothing reads total. */
@@ -7215,7 +7656,7 @@ KOPT_SMALL_FN_ kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n
 }
 
 /* The layout of the state block that a step expects. */
-KOPT_SMALL_FN_ void kopt_lay_out_step_(kopt_layout_ *layout, const kopt_step *s, size_t n) {
+KOPT_SMALL_FN_ void kopt_compute_step_layout_(kopt_layout_ *layout, const kopt_step *s, size_t n) {
     const kopt_state_format_ format = kopt_state_format_of_step_(s);
     kopt_compute_layout_(layout, &format, n);
 }
@@ -7242,7 +7683,7 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
    machine's byte order while the block is open; they are little-endian while it is sealed. */
 
 /* Stores the low `bytes` bytes of value in little-endian order. */
-static void kopt_put_(kopt_byte_ *p, uint64_t value, int bytes) {
+static void kopt_store_le_(kopt_byte_ *p, uint64_t value, int bytes) {
     for (; bytes > 0; bytes--, value >>= 8) {
         uint32_t octet = KOPT_CAST_(uint32_t, value & 0xFFu);
         KOPT_OPAQUE_(octet); /* otherwise a compiler may turn stores of zeros into a call of memset */
@@ -7252,23 +7693,25 @@ static void kopt_put_(kopt_byte_ *p, uint64_t value, int bytes) {
 
 /* Load little-endian numbers from any address. */
 #ifdef KOPT_VECTORS16_ /* the machine is little-endian */
-KOPT_INLINE_ uint32_t kopt_little32_(const kopt_byte_ *p) { return kopt_load32_(p); }
-KOPT_INLINE_ uint64_t kopt_little64_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_unaligned64_ *, p); }
+KOPT_INLINE_ uint32_t kopt_load_le32_(const kopt_byte_ *p) { return kopt_load32_(p); }
+KOPT_INLINE_ uint64_t kopt_load_le64_(const kopt_byte_ *p) {
+    return *KOPT_CONST_POINTER_(const kopt_unaligned64_ *, p);
+}
 #else
-static uint32_t kopt_little32_(const kopt_byte_ *p) {
+static uint32_t kopt_load_le32_(const kopt_byte_ *p) {
     return KOPT_CAST_(uint32_t, p[0]) | KOPT_CAST_(uint32_t, p[1]) << 8 | KOPT_CAST_(uint32_t, p[2]) << 16 |
            KOPT_CAST_(uint32_t, p[3]) << 24;
 }
 
-static uint64_t kopt_little64_(const kopt_byte_ *p) {
-    return kopt_little32_(p) | KOPT_CAST_(uint64_t, kopt_little32_(p + 4)) << 32;
+static uint64_t kopt_load_le64_(const kopt_byte_ *p) {
+    return kopt_load_le32_(p) | KOPT_CAST_(uint64_t, kopt_load_le32_(p + 4)) << 32;
 }
 #endif
 
 /* Store and load a hyper-parameter as fp32. */
-static void kopt_store_number_(kopt_byte_ *p, double x) { kopt_put_(p, kopt_as_u32_(kopt_narrow64_(x)), 4); }
+static void kopt_store_number_(kopt_byte_ *p, double x) { kopt_store_le_(p, kopt_as_u32_(kopt_narrow64_(x)), 4); }
 static double kopt_load_number_(const kopt_byte_ *p) {
-    return kopt_put64_(kopt_make64_(kopt_wide_bits_(kopt_as_f32_(kopt_little32_(p)))));
+    return kopt_to_double_(kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(kopt_load_le32_(p)))));
 }
 
 /* Computes bytes 7 and 9 of the header. */
@@ -7296,19 +7739,19 @@ static KOPT_FORCE_INLINE_ kopt_byte_ kopt_format_byte_(kopt_format format) {
 static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const kopt_tensor *t) {
     const int sgd = opt->rule == KOPT_SGD;
     kopt_environment_ environment;
-    kopt_put_(h, 0x54504F4Bu, 4); /* "KOPT" */
+    kopt_store_le_(h, 0x54504F4Bu, 4); /* "KOPT" */
     h[4] = KOPT_BLOCK_VERSION_;
     h[5] = KOPT_CAST_(kopt_byte_, opt->rule);
     h[6] = KOPT_CAST_(kopt_byte_, opt->weight_format);
     kopt_make_variant_(h + 7, h + 9, opt);
     h[8] = kopt_format_byte_(opt->moment_format);
     h[10] = h[11] = 0;
-    kopt_put_(h + 12, t->id, 4);
-    kopt_put_(h + 16, t->n, 8);
-    kopt_put_(h + 24, t->first_index, 8);
-    kopt_put_(h + 32, opt->seed, 8);
-    kopt_put_(h + 40, opt->step, 4);
-    kopt_put_(h + 44, 0, 4);
+    kopt_store_le_(h + 12, t->id, 4);
+    kopt_store_le_(h + 16, t->n, 8);
+    kopt_store_le_(h + 24, t->first_index, 8);
+    kopt_store_le_(h + 32, opt->seed, 8);
+    kopt_store_le_(h + 40, opt->step, 4);
+    kopt_store_le_(h + 44, 0, 4);
     kopt_enter_(&environment);
     kopt_store_number_(h + 48, opt->lr);
     kopt_store_number_(h + 52, opt->weight_decay);
@@ -7320,7 +7763,7 @@ static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const ko
 /* Does h look like the header of a state block? Version 1 is valid only while the block is sealed: kopt_state_open()
    converts it to version 2. */
 static KOPT_FORCE_INLINE_ int kopt_header_valid_(const kopt_byte_ *h) {
-    return kopt_little32_(h) == 0x54504F4Bu && (h[4] == KOPT_BLOCK_VERSION_ || (h[4] == 1 && h[10] == 1)) &&
+    return kopt_load_le32_(h) == 0x54504F4Bu && (h[4] == KOPT_BLOCK_VERSION_ || (h[4] == 1 && h[10] == 1)) &&
            h[10] <= 1 && h[11] == 0;
 }
 
@@ -7336,8 +7779,8 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_check_header_(const kopt_byte_ *h, co
     if (h[8] != kopt_format_byte_(format->moment) && !(sealed && h[8] == 3 && format->moment == KOPT_Q8))
         return KOPT_ERROR_MISMATCH;
     if ((h[9] & 7u) != KOPT_CAST_(kopt_byte_, format->moment_count)) return KOPT_ERROR_MISMATCH;
-    if (kopt_little32_(h + 12) != t->id || kopt_little64_(h + 16) != t->n) return KOPT_ERROR_MISMATCH;
-    if (kopt_little64_(h + 24) != t->first_index) return KOPT_ERROR_MISMATCH;
+    if (kopt_load_le32_(h + 12) != t->id || kopt_load_le64_(h + 16) != t->n) return KOPT_ERROR_MISMATCH;
+    if (kopt_load_le64_(h + 24) != t->first_index) return KOPT_ERROR_MISMATCH;
     if (sealed != h[10]) return sealed ? KOPT_ERROR_STATE : KOPT_ERROR_SEALED;
     return KOPT_OK;
 }
@@ -7362,15 +7805,15 @@ static int kopt_overlap_(const void *a, size_t a_size, const void *b, size_t b_s
 
 /* A memory range of a tensor, neither NULL nor empty. */
 typedef enum kopt_memory_kind_ { KOPT_WEIGHTS_, KOPT_STATE_, KOPT_COPY_, KOPT_GRADS_, KOPT_COUNTS_ } kopt_memory_kind_;
-enum { KOPT_SPANS_ = 5 };
-typedef struct kopt_span_ {
+enum { KOPT_MEMORY_RANGES_ = 5 };
+typedef struct kopt_memory_range_ {
     const void *at;
     size_t size;
     kopt_memory_kind_ what;
-} kopt_span_;
+} kopt_memory_range_;
 
-static KOPT_FORCE_INLINE_ kopt_span_ *kopt_add_span_(kopt_span_ *to, const void *at, size_t size,
-                                                     kopt_memory_kind_ what) {
+static KOPT_FORCE_INLINE_ kopt_memory_range_ *kopt_add_memory_range_(kopt_memory_range_ *to, const void *at,
+                                                                     size_t size, kopt_memory_kind_ what) {
     if (at == KOPT_NULL_ || size == 0) return to;
     to->at = at;
     to->size = size;
@@ -7378,18 +7821,19 @@ static KOPT_FORCE_INLINE_ kopt_span_ *kopt_add_span_(kopt_span_ *to, const void 
     return to + 1;
 }
 
-/* Lists the memory ranges of a tensor in to[], at most KOPT_SPANS_. Returns the end of the list. */
-static kopt_span_ *kopt_spans_(kopt_span_ *to, const kopt_tensor *t, size_t weight_bytes, size_t state_bytes) {
+/* Lists the memory ranges of a tensor in to[], at most KOPT_MEMORY_RANGES_. Returns the end of the list. */
+static kopt_memory_range_ *kopt_memory_ranges_(kopt_memory_range_ *to, const kopt_tensor *t, size_t weight_bytes,
+                                               size_t state_bytes) {
     if (t->n != 0) {
-        to = kopt_add_span_(to, t->weight, t->n * weight_bytes, KOPT_WEIGHTS_);
-        to = kopt_add_span_(to, t->state, state_bytes, KOPT_STATE_);
-        to = kopt_add_span_(to, t->grad, t->n * kopt_bytes_of_(t->grad_format), KOPT_GRADS_);
-        to = kopt_add_span_(to, t->copy, t->n * kopt_bytes_of_(t->copy_format), KOPT_COPY_);
+        to = kopt_add_memory_range_(to, t->weight, t->n * weight_bytes, KOPT_WEIGHTS_);
+        to = kopt_add_memory_range_(to, t->state, state_bytes, KOPT_STATE_);
+        to = kopt_add_memory_range_(to, t->grad, t->n * kopt_bytes_of_(t->grad_format), KOPT_GRADS_);
+        to = kopt_add_memory_range_(to, t->copy, t->n * kopt_bytes_of_(t->copy_format), KOPT_COPY_);
     }
-    return kopt_add_span_(to, t->counts, sizeof *t->counts, KOPT_COUNTS_);
+    return kopt_add_memory_range_(to, t->counts, sizeof *t->counts, KOPT_COUNTS_);
 }
 
-static KOPT_FORCE_INLINE_ int kopt_spans_overlap_(const kopt_span_ *a, const kopt_span_ *b) {
+static KOPT_FORCE_INLINE_ int kopt_ranges_overlap_(const kopt_memory_range_ *a, const kopt_memory_range_ *b) {
     const uintptr_t x = KOPT_ADDRESS_(a->at), y = KOPT_ADDRESS_(b->at);
     return x < y ? y - x < a->size : x - y < b->size;
 }
@@ -7398,17 +7842,17 @@ static KOPT_FORCE_INLINE_ int kopt_spans_overlap_(const kopt_span_ *a, const kop
    overlap. Without needs_grad the gradient may be NULL and may overlap the others. With KOPT_WITH_GUARDS alone: only
    the size of the block. */
 static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes, size_t state_bytes, int needs_grad) {
-    kopt_span_ span[KOPT_SPANS_], *a, *b, *end;
+    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *b, *end;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS))
         return KOPT_HAS_(KOPT_WITH_GUARDS) && t->state_size < state_bytes ? KOPT_ERROR_SIZE : KOPT_OK;
     if (t->n == 0) return KOPT_OK;
     if (t->weight == KOPT_NULL_ || (needs_grad && t->grad == KOPT_NULL_)) return KOPT_ERROR_NULL;
     if (state_bytes != 0 && t->state == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (t->state_size < state_bytes) return KOPT_ERROR_SIZE;
-    end = kopt_spans_(span, t, weight_bytes, state_bytes);
+    end = kopt_memory_ranges_(span, t, weight_bytes, state_bytes);
     for (a = span; a != end; a++)
         for (b = span; b != a; b++)
-            if (kopt_spans_overlap_(a, b) && (needs_grad || (a->what != KOPT_GRADS_ && b->what != KOPT_GRADS_)))
+            if (kopt_ranges_overlap_(a, b) && (needs_grad || (a->what != KOPT_GRADS_ && b->what != KOPT_GRADS_)))
                 return KOPT_ERROR_OVERLAP;
     return KOPT_OK;
 }
@@ -7420,15 +7864,17 @@ static kopt_result kopt_check_tensor_(const kopt_tensor *t) {
     if (checks && t == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (checks && !kopt_format_valid_(t->grad_format)) return KOPT_ERROR_OPTION;
     if (checks && t->copy != KOPT_NULL_ && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
-    if (!kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, t->grad_format))) return KOPT_ERROR_OPTION;
-    if (t->copy != KOPT_NULL_ && !kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, t->copy_format))) return KOPT_ERROR_OPTION;
+    if (!kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, t->grad_format))) return KOPT_ERROR_OPTION;
+    if (t->copy != KOPT_NULL_ && !kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, t->copy_format)))
+        return KOPT_ERROR_OPTION;
     if (!KOPT_HAS_(KOPT_WITH_EXTRAS) &&
         (t->copy != KOPT_NULL_ || t->counts != KOPT_NULL_ || t->first_index != 0 ||
          (kopt_as_u32_(t->rate_scale) != 0 && kopt_as_u32_(t->rate_scale) != 0x3F800000u)))
         return KOPT_ERROR_OPTION;
     if (!checks) return KOPT_OK;
     if (!kopt_n_valid_(t->n) || t->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
-    if (kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu || kopt_as_u32_(t->stable_scale) > 0x7F7FFFFFu)
+    if (kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu ||
+        (KOPT_HAS_(KOPT_WITH_EXTRAS) && kopt_as_u32_(t->stable_scale) > 0x7F7FFFFFu))
         return KOPT_ERROR_RANGE; /* negative, -0, infinite or NaN */
     return KOPT_OK;
 }
@@ -7572,13 +8018,13 @@ static int kopt_slot_stores_root_(const kopt_optimizer *opt, kopt_slot slot) {
 static kopt_result kopt_check_slot_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, const void *values,
                                     size_t bytes, int per_block) {
     kopt_result result = kopt_check_state_(opt, t, 0);
-    kopt_span_ span[KOPT_SPANS_], *a, *end;
+    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *end;
     size_t n;
     if (result != KOPT_OK) return result;
     if (KOPT_CAST_(unsigned, slot) > KOPT_CAST_(unsigned, kopt_moments_(opt))) return KOPT_ERROR_OPTION;
     if (t->n != 0 && values == KOPT_NULL_) return KOPT_ERROR_NULL;
     n = per_block ? kopt_blocks_(t->n) : t->n;
-    end = kopt_spans_(span, t, kopt_bytes_of_(opt->weight_format), kopt_layout_for_(opt, t->n).total);
+    end = kopt_memory_ranges_(span, t, kopt_bytes_of_(opt->weight_format), kopt_layout_for_(opt, t->n).total);
     for (a = span; a != end; a++)
         if (a->what != KOPT_GRADS_ && kopt_overlap_(values, n * bytes, a->at, a->size)) return KOPT_ERROR_OVERLAP;
     return KOPT_OK;
@@ -7607,8 +8053,8 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
                                   residual_bytes == 0 ? KOPT_NULL_ : state + layout.residual + i * residual_bytes);
         } else if (KOPT_HAS_(KOPT_WITH_Q8) && opt->moment_format == KOPT_Q8) {
             moment = state + layout.moment[slot - KOPT_FIRST_MOMENT];
-            x = kopt_number_of_(moment[i], kopt_as_f32_(kopt_load32_(moment + layout.scale + i / KOPT_BLOCK_ * 4)),
-                                is_root);
+            x = kopt_decode_number_(moment[i], kopt_as_f32_(kopt_load32_(moment + layout.scale + i / KOPT_BLOCK_ * 4)),
+                                    is_root);
             if (is_root) x = kopt_mul_scalar_(x, x);
         } else {
             moment = state + layout.moment[slot - KOPT_FIRST_MOMENT] + i * moment_bytes;
@@ -7688,22 +8134,22 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_ten
 
 /* Decodes one code of the dynamic map (Dettmers et al. 2022; section 6b). The positive values ascend: for each d from 0
    to 6 the midpoints of 2^d equal parts of [0.1, 1], times 10^(d - 6); at last 1. The map of squares has no signs and
-   twice as many parts. */
+   stride as many parts. */
 static float kopt_dynamic_value_(uint32_t code, int square) {
     const uint32_t zero = square ? 0 : 127;
     uint32_t part = (code < zero ? zero - code : code - zero) - 1, parts = square ? 2 : 1;
-    kopt_f64_ shrink = kopt_get64_(1e6), x = kopt_get64_(1);
+    kopt_f64_ shrink = kopt_to_f64_(1e6), x = kopt_to_f64_(1);
     float value;
     int d;
     if (code == zero) return 0;
     for (d = 0; d < 7 && part >= parts; d++) {
         part -= parts;
         parts *= 2;
-        shrink = kopt_div64_(shrink, kopt_get64_(10));
+        shrink = kopt_div64_(shrink, kopt_to_f64_(10));
     }
     if (d < 7) {
-        x = kopt_div64_(kopt_whole64_(2 * part + 1), kopt_whole64_(2 * parts));
-        x = kopt_div64_(kopt_add64_(kopt_get64_(0.1), kopt_mul64_(kopt_get64_(0.9), x)), shrink);
+        x = kopt_div64_(kopt_u32_to_f64_(2 * part + 1), kopt_u32_to_f64_(2 * parts));
+        x = kopt_div64_(kopt_add64_(kopt_to_f64_(0.1), kopt_mul64_(kopt_to_f64_(0.9), x)), shrink);
     }
     value = kopt_to_float_(x);
     return code < zero ? kopt_as_f32_(kopt_as_u32_(value) | 0x80000000u) : value;
@@ -7745,15 +8191,15 @@ KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, const ko
 
 /* The CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time. Bytes 44 to 47, the checksum itself, count as zeros. */
 static uint32_t kopt_crc32_(const kopt_byte_ *block, size_t n) {
-    static const uint32_t kopt_nibbles_[16] = {
+    static const uint32_t kopt_crc_table_[16] = {
         0x00000000u, 0x1DB71064u, 0x3B6E20C8u, 0x26D930ACu, 0x76DC4190u, 0x6B6B51F4u, 0x4DB26158u, 0x5005713Cu,
         0xEDB88320u, 0xF00F9344u, 0xD6D6A3E8u, 0xCB61B38Cu, 0x9B64C2B0u, 0x86D3D2D4u, 0xA00AE278u, 0xBDBDF21Cu};
     uint32_t crc = 0xFFFFFFFFu;
     size_t i;
     for (i = 0; i < n; i++) {
         if (i < 44 || i >= 48) crc ^= block[i];
-        crc = (crc >> 4) ^ kopt_nibbles_[crc & 15u];
-        crc = (crc >> 4) ^ kopt_nibbles_[crc & 15u];
+        crc = (crc >> 4) ^ kopt_crc_table_[crc & 15u];
+        crc = (crc >> 4) ^ kopt_crc_table_[crc & 15u];
     }
     return ~crc;
 }
@@ -7801,7 +8247,7 @@ KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, const kopt_tens
     kopt_make_header_(state, opt, t);
     state[10] = 1;
     kopt_swap_arrays_(opt, t);
-    kopt_put_(state + 44, kopt_crc32_(state, total), 4);
+    kopt_store_le_(state + 44, kopt_crc32_(state, total), 4);
     return KOPT_OK;
 }
 
@@ -7819,9 +8265,9 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t)
         kopt_make_variant_(&rounding, &moments, opt);
         /* Version 1 records only a part of these two bytes; kopt_check_state_() has compared that part. */
         if (state[4] != 1 && (state[7] != rounding || state[9] != moments)) return KOPT_ERROR_MISMATCH;
-        if (kopt_crc32_(state, total) != kopt_little32_(state + 44)) return KOPT_ERROR_CHECKSUM;
-        opt->seed = kopt_little64_(state + 32);
-        opt->step = kopt_little32_(state + 40);
+        if (kopt_crc32_(state, total) != kopt_load_le32_(state + 44)) return KOPT_ERROR_CHECKSUM;
+        opt->seed = kopt_load_le64_(state + 32);
+        opt->step = kopt_load_le32_(state + 40);
         dynamic = state[8] == 3;
         kopt_make_header_(state, opt, t);
         kopt_swap_arrays_(opt, t);
@@ -7834,7 +8280,7 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t)
 }
 
 /* Makes the optimizer that a header describes. What the header does not record has the default of the rule. */
-static void kopt_optimizer_in_(kopt_optimizer *opt, const kopt_byte_ *h) {
+static void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h) {
     const kopt_rule rule = KOPT_CAST_(kopt_rule, h[5]);
     const kopt_decay_mode decay = KOPT_CAST_(kopt_decay_mode, h[9] >> 4 & 3);
     kopt_optimizer made = kopt_make_optimizer_(rule, kopt_load_number_(h + 48), decay, kopt_load_number_(h + 52));
@@ -7847,8 +8293,8 @@ static void kopt_optimizer_in_(kopt_optimizer *opt, const kopt_byte_ *h) {
     made.stable = h[9] >> 6 & 1;
     made.atan2_outside = h[9] >> 7;
     made.amsgrad = rule == KOPT_ADAM && (h[9] & 7) == 3;
-    made.seed = kopt_little64_(h + 32);
-    made.step = kopt_little32_(h + 40);
+    made.seed = kopt_load_le64_(h + 32);
+    made.step = kopt_load_le32_(h + 40);
     /* With a moment the momentum was above 0, but in fp32 it may have underflowed to 0. */
     if (rule == KOPT_SGD && (h[9] & 7) != 0) {
         made.momentum = kopt_load_number_(h + 56);
@@ -7872,12 +8318,12 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
         h[8] > kopt_format_byte_(KOPT_Q8) || (h[9] & 7u) > 4u)
         return KOPT_ERROR_STATE;
     for (i = 8; i > 0; i--) n = n << 8 | h[15 + i];
-    if (n != kopt_little64_(h + 16)) return KOPT_ERROR_BOUNDS; /* too large for the size_t of this machine */
-    if (opt != KOPT_NULL_) kopt_optimizer_in_(opt, h);
+    if (n != kopt_load_le64_(h + 16)) return KOPT_ERROR_BOUNDS; /* too large for the size_t of this machine */
+    if (opt != KOPT_NULL_) kopt_optimizer_from_header_(opt, h);
     if (t != KOPT_NULL_) {
         t->n = n;
-        t->id = kopt_little32_(h + 12);
-        t->first_index = kopt_little64_(h + 24);
+        t->id = kopt_load_le32_(h + 12);
+        t->first_index = kopt_load_le64_(h + 24);
     }
     return KOPT_OK;
 }
@@ -7887,7 +8333,7 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
 /* RAdam's rectification term, in (0, 1). It is 0 while the length of the approximated moving average is at most 5. In
    binary64, because that length is a small difference of numbers near 2 / (1 - beta). */
 static KOPT_HOST_DEVICE_ float kopt_rectifier_(kopt_f64_ beta, uint32_t step) {
-    const kopt_f64_ one = kopt_get64_(1), two = kopt_get64_(2), four = kopt_get64_(4);
+    const kopt_f64_ one = kopt_to_f64_(1), two = kopt_to_f64_(2), four = kopt_to_f64_(4);
     const kopt_f64_ longest = kopt_sub64_(kopt_div64_(two, kopt_sub64_(one, beta)), one);
     kopt_f64_ power = one, square = beta, length, numerator, denominator;
     uint32_t bits = step;
@@ -7895,9 +8341,9 @@ static KOPT_HOST_DEVICE_ float kopt_rectifier_(kopt_f64_ beta, uint32_t step) {
         if ((bits & 1u) != 0) power = kopt_mul64_(power, square);
         square = kopt_mul64_(square, square);
     }
-    length = kopt_div64_(kopt_mul64_(kopt_mul64_(two, kopt_whole64_(step)), power), kopt_sub64_(one, power));
+    length = kopt_div64_(kopt_mul64_(kopt_mul64_(two, kopt_u32_to_f64_(step)), power), kopt_sub64_(one, power));
     length = kopt_sub64_(longest, length);
-    if (!kopt_less64_(kopt_get64_(5), length)) return 0;
+    if (!kopt_less64_(kopt_to_f64_(5), length)) return 0;
     numerator = kopt_mul64_(kopt_sub64_(length, four), kopt_sub64_(length, two));
     denominator = kopt_mul64_(kopt_sub64_(longest, four), kopt_sub64_(longest, two));
     return kopt_to_float_(kopt_sqrt64_(kopt_div64_(kopt_mul64_(numerator, longest), kopt_mul64_(denominator, length))));
@@ -7905,7 +8351,7 @@ static KOPT_HOST_DEVICE_ float kopt_rectifier_(kopt_f64_ beta, uint32_t step) {
 
 /* Copies the options to the step. A build without checks skips fields that it never reads, such as a format if there is
    only one. */
-KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_take_options_(const kopt_optimizer *opt, kopt_step *s) {
+KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimizer *opt, kopt_step *s) {
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS), extras = KOPT_HAS_(KOPT_WITH_EXTRAS);
     const int momentum = KOPT_HAS_(KOPT_WITH_MOMENTUM);
     s->rule = opt->rule;
@@ -7937,7 +8383,7 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_take_options_(const kopt_optimizer *o
 
 /* 1 - x in binary64, then as fp32: for dampening and lookahead_rate. kopt_beta_() computes 1 - beta. */
 KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) {
-    return kopt_to_float_(kopt_sub64_(kopt_get64_(1), kopt_get64_(x)));
+    return kopt_to_float_(kopt_sub64_(kopt_to_f64_(1), kopt_to_f64_(x)));
 }
 
 static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0x7F800000u) != 0x7F800000u; }
@@ -8007,7 +8453,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
                 s->root_scale = kopt_div_(1, kopt_sqrt_(correction2));
             }
             if (rule == KOPT_RADAM || rule == KOPT_RANGER) {
-                const float rectifier = kopt_rectifier_(kopt_get64_(opt->beta2), s->step);
+                const float rectifier = kopt_rectifier_(kopt_to_f64_(opt->beta2), s->step);
                 s->unrectified = kopt_as_u32_(rectifier) == 0;
                 if (!s->unrectified) s->rate = kopt_mul_(s->rate, rectifier);
                 if (!s->unrectified && rule == KOPT_RADAM) { /* RAdam adds eps to the root before the bias correction */
@@ -8067,17 +8513,17 @@ KOPT_SMALL_FN_ kopt_result kopt_check_step_(kopt_layout_ *layout, const kopt_ste
 }
 
 #ifdef KAHAN_OPT_VMATH
-static const kopt_vmath *kopt_vmath_of_steps_(const kopt_vmath *vmath);
+static const kopt_vmath *kopt_step_vmath_(const kopt_vmath *vmath);
 
 /* The table whose tanh (smooth Lion) or atan2 (Adam-atan2) runs between the two stages of a step. NULL for all other
    rules, and where the kernel computes the built-in atan2 by itself. */
-static const kopt_vmath *kopt_table_of_(const kopt_step *s) {
+static const kopt_vmath *kopt_rule_table_(const kopt_step *s) {
     const kopt_vmath *vmath = s->vmath;
-    if ((KOPT_ONLY_ & KOPT_SECOND_PASS_) != KOPT_SECOND_PASS_) return KOPT_NULL_;
+    if ((KOPT_ONLY_ & KOPT_WITH_VMATH_RULES_) != KOPT_WITH_VMATH_RULES_) return KOPT_NULL_;
     if (s->rule == KOPT_LION && kopt_as_u32_(s->sharpness) << 1 != 0)
-        return vmath == KOPT_NULL_ || vmath->tanh == KOPT_NULL_ ? kopt_vmath_builtin() : kopt_vmath_of_steps_(vmath);
+        return vmath == KOPT_NULL_ || vmath->tanh == KOPT_NULL_ ? kopt_vmath_builtin() : kopt_step_vmath_(vmath);
     if (s->rule != KOPT_ADAM_ATAN2 || vmath == KOPT_NULL_ || vmath->atan2 == KOPT_NULL_) return KOPT_NULL_;
-    return vmath->atan2 == kopt_vmath_builtin()->atan2 ? KOPT_NULL_ : kopt_vmath_of_steps_(vmath);
+    return vmath->atan2 == kopt_vmath_builtin()->atan2 ? KOPT_NULL_ : kopt_step_vmath_(vmath);
 }
 
 /* Calls that function for n elements, in place: y = tanh(y) or y = atan2(y, x). */
@@ -8097,12 +8543,12 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
     const kopt_step *s = whole->step;
     const size_t weight_bytes = kopt_bytes_of_(s->weight_format), grad_bytes = kopt_bytes_of_(whole->grad_format);
     const size_t residual_bytes = kopt_bytes_of_residual_(s->weight_format, s->rounding);
-    kopt_drawn_ drawn;
+    kopt_random_reader_ drawn;
     kopt_job_ job;
     size_t i, n;
     int m;
     kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &job), KOPT_CONST_POINTER_(const kopt_byte_ *, whole), sizeof job);
-    kopt_drawn_of_(&drawn, s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
+    kopt_begin_random_reader_(&drawn, s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
     job.moment_format = KOPT_F32;
     job.buffered = 1;
     job.begin = 0;
@@ -8182,8 +8628,8 @@ KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *layout, c
     job->scale = layout->scale;
     job->buffered = 0;
 #ifdef KAHAN_OPT_VMATH
-    job->vmath = kopt_table_of_(s);
-    /* A table that kopt_vmath_of_steps_() has replaced computes the arc tangent of a quotient as its atan2. */
+    job->vmath = kopt_rule_table_(s);
+    /* A table that kopt_step_vmath_() has replaced computes the arc tangent of a quotient as its atan2. */
     job->quotient = s->rule == KOPT_ADAM_ATAN2 && job->vmath != KOPT_NULL_ && job->vmath != s->vmath;
 #endif
 }
@@ -8220,14 +8666,14 @@ static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format fo
 /* StableAdamW: adds the squares of the ratios of elements [begin, end) to norm (section 6a). */
 static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t,
                                          size_t begin, size_t end, kopt_norm *norm) {
-    size_t chunk = KOPT_MEASURED_;
+    size_t chunk = KOPT_RATIOS_;
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     kopt_environment_ environment;
     kopt_job_ job;
-    float ratios[KOPT_MEASURED_]; /* ratios; they overwrite the decoded roots of 8-bit moments */
+    float ratios[KOPT_RATIOS_]; /* ratios; they overwrite the decoded roots of 8-bit moments */
     kopt_byte_ *const ratio_bytes = KOPT_POINTER_(kopt_byte_ *, ratios);
     size_t i, n;
-    if (s->moment_format == KOPT_Q8) chunk = KOPT_PART_;
+    if (s->moment_format == KOPT_Q8) chunk = KOPT_BLOCK_PART_;
     kopt_make_job_(&job, layout, s, t, begin, end);
     kopt_enter_(&environment);
     for (i = begin; i < end; i += n) {
@@ -8278,18 +8724,18 @@ KOPT_SMALL_FN_ void kopt_run_whole_(const kopt_layout_ *layout, const kopt_step 
 /* The same for a tensor that kopt_check_list_() has checked. */
 KOPT_SMALL_FN_ void kopt_run_tensor_(const kopt_step *s, const kopt_tensor *t) {
     kopt_layout_ layout;
-    kopt_lay_out_step_(&layout, s, t->n);
+    kopt_compute_step_layout_(&layout, s, t->n);
     kopt_run_whole_(&layout, s, t);
 }
 
 /* Do the memory ranges [x, x_end) of one tensor overlap those of another one, [y, y_end), in a way that is not allowed?
    Tensors may share counts, and gradients that the step only reads. */
-static int kopt_tensors_overlap_(const kopt_step *s, const kopt_span_ *x, const kopt_span_ *x_end, const kopt_span_ *y,
-                                 const kopt_span_ *y_end) {
-    const kopt_span_ *b;
+static int kopt_tensors_overlap_(const kopt_step *s, const kopt_memory_range_ *x, const kopt_memory_range_ *x_end,
+                                 const kopt_memory_range_ *y, const kopt_memory_range_ *y_end) {
+    const kopt_memory_range_ *b;
     for (; x != x_end; x++)
         for (b = y; b != y_end; b++)
-            if (kopt_spans_overlap_(x, b) &&
+            if (kopt_ranges_overlap_(x, b) &&
                 (x->what != b->what || (x->what != KOPT_COUNTS_ && (x->what != KOPT_GRADS_ || s->zero_grad))))
                 return 1;
     return 0;
@@ -8297,7 +8743,7 @@ static int kopt_tensors_overlap_(const kopt_step *s, const kopt_span_ *x, const 
 
 /* May b come after a in a list? Ids increase. Shards of one tensor have the same id, and each begins where the one
    before it ends, or later. */
-static int kopt_follows_(const kopt_tensor *a, const kopt_tensor *b) {
+static int kopt_may_follow_(const kopt_tensor *a, const kopt_tensor *b) {
     return a->id < b->id || (a->id == b->id && a->first_index + a->n <= b->first_index);
 }
 
@@ -8305,7 +8751,7 @@ static int kopt_follows_(const kopt_tensor *a, const kopt_tensor *b) {
    forgot to advance a pointer) and ids that do not increase, so that two tensors cannot use one state block. */
 static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tensors, size_t count) {
     const kopt_tensor *previous = KOPT_NULL_; /* the last tensor with elements */
-    kopt_span_ span[2][KOPT_SPANS_], *end, *previous_end = KOPT_NULL_;
+    kopt_memory_range_ span[2][KOPT_MEMORY_RANGES_], *end, *previous_end = KOPT_NULL_;
     kopt_layout_ layout;
     size_t i;
     int current = 0;
@@ -8316,10 +8762,10 @@ static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tenso
         if (result != KOPT_OK) return result;
         if (t->n == 0) continue;
         current = !current;
-        end = kopt_spans_(span[current], t, kopt_bytes_of_(s->weight_format), layout.total);
+        end = kopt_memory_ranges_(span[current], t, kopt_bytes_of_(s->weight_format), layout.total);
         if (previous != KOPT_NULL_ && kopt_tensors_overlap_(s, span[!current], previous_end, span[current], end))
             return KOPT_ERROR_OVERLAP;
-        if (previous != KOPT_NULL_ && !kopt_follows_(previous, t)) return KOPT_ERROR_ID;
+        if (previous != KOPT_NULL_ && !kopt_may_follow_(previous, t)) return KOPT_ERROR_ID;
         previous = t;
         previous_end = end;
     }
@@ -8354,7 +8800,7 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
     if (result != KOPT_OK) return result;
     if (checks && step == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (checks && opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
-    kopt_take_options_(opt, s);
+    kopt_copy_options_(opt, s);
     kopt_enter_(&environment);
     finite = kopt_compute_scalars_(opt, s);
     kopt_leave_(&environment);
@@ -8479,35 +8925,35 @@ KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *te
 }
 
 KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
-    return norm == KOPT_NULL_ ? 0 : kopt_put64_(kopt_norm_root_(norm));
+    return norm == KOPT_NULL_ ? 0 : kopt_to_double_(kopt_norm_root_(norm));
 }
 
 KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, double grad_scale) {
-    const kopt_f64_ zero = kopt_get64_(0), one = kopt_get64_(1), limit = kopt_get64_(max_norm);
-    const kopt_f64_ huge = kopt_make64_((KOPT_CAST_(uint64_t, 0x54B249ADu) << 32) + 0x2594C37Du); /* 1e100 */
+    const kopt_f64_ zero = kopt_to_f64_(0), one = kopt_to_f64_(1), limit = kopt_to_f64_(max_norm);
+    const kopt_f64_ huge = kopt_bits_to_f64_((KOPT_CAST_(uint64_t, 0x54B249ADu) << 32) + 0x2594C37Du); /* 1e100 */
     const kopt_f64_ scale =
-        kopt_make64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63)); /* |grad_scale| */
+        kopt_bits_to_f64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63)); /* |grad_scale| */
     kopt_f64_ value;
     kopt_environment_ environment;
-    if (norm == KOPT_NULL_ || !kopt_less64_(zero, limit) || !kopt_inside64_(limit, zero, limit)) return 1;
-    if (norm->nonfinite != 0 || !kopt_inside64_(scale, zero, huge)) return 0;
+    if (norm == KOPT_NULL_ || !kopt_less64_(zero, limit) || !kopt_within64_(limit, zero, limit)) return 1;
+    if (norm->nonfinite != 0 || !kopt_within64_(scale, zero, huge)) return 0;
     kopt_enter_(&environment);
     value = kopt_mul64_(kopt_norm_root_(norm), scale);
-    value = kopt_div64_(limit, kopt_add64_(value, kopt_get64_(1e-6)));
+    value = kopt_div64_(limit, kopt_add64_(value, kopt_to_f64_(1e-6)));
     kopt_leave_(&environment);
-    return kopt_put64_(kopt_less64_(value, one) ? value : one);
+    return kopt_to_double_(kopt_less64_(value, one) ? value : one);
 }
 
 KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
                                           kopt_norm *norm) {
     kopt_layout_ layout;
     kopt_result result = kopt_check_step_(&layout, step, t);
-    kopt_span_ span[KOPT_SPANS_], *a, *spans;
+    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *spans;
     if (result != KOPT_OK) return result;
     if (norm == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (!step->stable) return KOPT_ERROR_OPTION;
     if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
-    spans = kopt_spans_(span, t, kopt_bytes_of_(step->weight_format), layout.total);
+    spans = kopt_memory_ranges_(span, t, kopt_bytes_of_(step->weight_format), layout.total);
     for (a = span; a != spans; a++)
         if (kopt_overlap_(norm, sizeof *norm, a->at, a->size)) return KOPT_ERROR_OVERLAP;
     kopt_measure_(&layout, step, t, begin, end, norm);
@@ -8515,11 +8961,11 @@ KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tens
 }
 
 /* min(1, 1 / RMS), where RMS is the root of the mean square of n values; 1 if n is 0 or a value is not finite. */
-static KOPT_HOST_DEVICE_ float kopt_stable_of_(const kopt_norm *norm, uint64_t n) {
-    const kopt_f64_ one = kopt_get64_(1);
+static KOPT_HOST_DEVICE_ float kopt_stable_from_norm_(const kopt_norm *norm, uint64_t n) {
+    const kopt_f64_ one = kopt_to_f64_(1);
     kopt_f64_ rms;
     if (n == 0 || norm->nonfinite != 0) return 1;
-    rms = kopt_mul64_(kopt_norm_root_(norm), kopt_sqrt64_(kopt_div64_(one, kopt_count64_(n))));
+    rms = kopt_mul64_(kopt_norm_root_(norm), kopt_sqrt64_(kopt_div64_(one, kopt_u64_to_f64_(n))));
     return kopt_less64_(one, rms) ? kopt_to_float_(kopt_div64_(one, rms)) : 1;
 }
 
@@ -8528,23 +8974,23 @@ KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
     float scale = 1;
     if (norm == KOPT_NULL_) return scale;
     kopt_enter_(&environment);
-    scale = kopt_stable_of_(norm, n);
+    scale = kopt_stable_from_norm_(norm, n);
     kopt_leave_(&environment);
     return scale;
 }
 
 /* Sets *bits to the largest number of the format that is not above limit, as the bit pattern of that format.
    KOPT_ERROR_RANGE if limit is negative or NaN. */
-static kopt_result kopt_limit_of_(double limit, kopt_format format, uint32_t *bits) {
-    const kopt_f64_ largest = kopt_make64_(kopt_wide_bits_(kopt_as_f32_(0x7F7FFFFFu)));
-    kopt_f64_ bound = kopt_get64_(limit);
+static kopt_result kopt_round_limit_(double limit, kopt_format format, uint32_t *bits) {
+    const kopt_f64_ largest = kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(0x7F7FFFFFu)));
+    kopt_f64_ bound = kopt_to_f64_(limit);
     kopt_environment_ environment;
-    if (!kopt_inside64_(bound, kopt_get64_(0), bound)) return KOPT_ERROR_RANGE;
+    if (!kopt_within64_(bound, kopt_to_f64_(0), bound)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
     if (kopt_less64_(largest, bound)) bound = largest;
     *bits = kopt_as_u32_(kopt_to_float_(bound)) & 0x7FFFFFFFu; /* a limit of -0 means 0 */
     /* kopt_to_float_ rounds to nearest; the limit is rounded towards zero */
-    if (kopt_less64_(bound, kopt_make64_(kopt_wide_bits_(kopt_as_f32_(*bits))))) --*bits;
+    if (kopt_less64_(bound, kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(*bits))))) --*bits;
     if (format == KOPT_BF16) *bits >>= 16;
     if (format == KOPT_FP16) {
         const uint32_t exact = *bits;
@@ -8558,7 +9004,7 @@ static kopt_result kopt_limit_of_(double limit, kopt_format format, uint32_t *bi
 KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit) {
     kopt_result result = kopt_check_array_(x, format, n);
     kopt_tool_ t;
-    if (result == KOPT_OK) result = kopt_limit_of_(limit, format, &t.limit);
+    if (result == KOPT_OK) result = kopt_round_limit_(limit, format, &t.limit);
     if (result != KOPT_OK) return result;
     t.kind = KOPT_TOOL_CLIP_;
     t.dst = KOPT_CAST_(kopt_byte_ *, x);
@@ -8605,13 +9051,13 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
     kopt_f64_ scale;
     if (result != KOPT_OK) return result;
     kopt_enter_(&environment);
-    scale = kopt_make64_(kopt_wide_bits_(s->scale));
+    scale = kopt_bits_to_f64_(kopt_float_to_bits64_(s->scale));
     if (found_inf) {
         s->good = 0;
         if (s->bad != 0xFFFFFFFFu) s->bad++;
         if (s->bad >= s->hysteresis) {
-            const kopt_f64_ smallest_normal = kopt_make64_(kopt_wide_bits_(kopt_as_f32_(0x00800000u)));
-            scale = kopt_mul64_(scale, kopt_get64_(s->backoff));
+            const kopt_f64_ smallest_normal = kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(0x00800000u)));
+            scale = kopt_mul64_(scale, kopt_to_f64_(s->backoff));
             /* a scale below the smallest normal float is not stored: the old scale stays */
             if (!kopt_less64_(scale, smallest_normal)) s->scale = kopt_to_float_(scale);
             if (kopt_as_u32_(s->scale) < kopt_as_u32_(s->minimum)) s->scale = s->minimum;
@@ -8620,8 +9066,8 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
         s->bad = 0;
         if (++s->good >= s->interval) {
             /* 2^128 - 2^103: from here on, rounding to float gives infinity; the old scale stays */
-            const kopt_f64_ overflow = kopt_make64_((KOPT_CAST_(uint64_t, 0x47EFFFFFu) << 32) + 0xF0000000u);
-            scale = kopt_mul64_(scale, kopt_get64_(s->growth));
+            const kopt_f64_ overflow = kopt_bits_to_f64_((KOPT_CAST_(uint64_t, 0x47EFFFFFu) << 32) + 0xF0000000u);
+            scale = kopt_mul64_(scale, kopt_to_f64_(s->growth));
             if (kopt_less64_(scale, overflow)) s->scale = kopt_to_float_(scale);
             s->good = 0;
         }
@@ -8635,18 +9081,18 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
 static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, const kopt_optimizer *opt,
                                                     const kopt_norm *norm, double max_norm, kopt_step *step) {
     /* the largest finite double */
-    const kopt_f64_ largest = kopt_make64_((KOPT_CAST_(uint64_t, 0x7FEFFFFFu) << 32) + 0xFFFFFFFFu);
+    const kopt_f64_ largest = kopt_bits_to_f64_((KOPT_CAST_(uint64_t, 0x7FEFFFFFu) << 32) + 0xFFFFFFFFu);
     kopt_result result = kopt_check_scaler_(scaler);
     kopt_environment_ environment;
     kopt_optimizer scaled;
     if (result == KOPT_OK) result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
-    if (!kopt_inside64_(kopt_get64_(max_norm), kopt_get64_(0), largest)) return KOPT_ERROR_RANGE;
+    if (!kopt_within64_(kopt_to_f64_(max_norm), kopt_to_f64_(0), largest)) return KOPT_ERROR_RANGE;
     kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &scaled), KOPT_CONST_POINTER_(const kopt_byte_ *, opt),
                         sizeof scaled);
     kopt_enter_(&environment);
-    scaled.grad_scale =
-        kopt_put64_(kopt_div64_(kopt_get64_(opt->grad_scale), kopt_make64_(kopt_wide_bits_(scaler->scale))));
+    scaled.grad_scale = kopt_to_double_(
+        kopt_div64_(kopt_to_f64_(opt->grad_scale), kopt_bits_to_f64_(kopt_float_to_bits64_(scaler->scale))));
     kopt_leave_(&environment);
     scaled.clip = norm == KOPT_NULL_ ? 1 : kopt_clip_coefficient(norm, max_norm, scaled.grad_scale);
     return kopt_step_begin(&scaled, step);
@@ -8820,7 +9266,7 @@ KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, s
 
 /* Bytes of the code of n elements. This is also the offset of the code of element n; with KOPT_Q8 and KOPT_SIGN only if
    n is a multiple of 256. */
-static KOPT_HOST_DEVICE_ size_t kopt_code_at_(kopt_format code, size_t n) {
+static KOPT_HOST_DEVICE_ size_t kopt_code_bytes_(kopt_format code, size_t n) {
     return code == KOPT_Q8     ? n + 4 * kopt_blocks_(n)
            : code == KOPT_SIGN ? n / 8 + (n % 8 != 0) + 4 * kopt_blocks_(n)
                                : 2 * n;
@@ -8828,11 +9274,11 @@ static KOPT_HOST_DEVICE_ size_t kopt_code_at_(kopt_format code, size_t n) {
 
 static int kopt_code_valid_(kopt_format code) {
     if (!KOPT_HAS_(KOPT_WITH_COMPRESSION)) return 0;
-    return code == KOPT_SIGN || (code != KOPT_F32 && kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, code)));
+    return code == KOPT_SIGN || (code != KOPT_F32 && kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, code)));
 }
 
 KOPT_API_ size_t kopt_compressed_size(kopt_format code, size_t n) {
-    return kopt_code_valid_(code) && kopt_n_valid_(n) ? kopt_code_at_(code, n) : 0;
+    return kopt_code_valid_(code) && kopt_n_valid_(n) ? kopt_code_bytes_(code, n) : 0;
 }
 
 static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *out, size_t out_size, const void *grad,
@@ -8853,7 +9299,7 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
     if (c->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
     if ((c->code == KOPT_Q8 || c->code == KOPT_SIGN) && c->first_index % KOPT_BLOCK_ != 0) return KOPT_ERROR_BOUNDS;
     if (c->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
-    size = kopt_code_at_(c->code, c->n);
+    size = kopt_code_bytes_(c->code, c->n);
     grad_size = c->n * kopt_bytes_of_(grad_format);
     if (out == KOPT_NULL_ && size != 0) return KOPT_ERROR_NULL;
     if (out_size < size) return KOPT_ERROR_SIZE;
@@ -8888,8 +9334,8 @@ KOPT_INLINE_ float kopt_more_(float mean, uint32_t mag) {
 
 /* The scale of a block of n elements: section 6b (KOPT_Q8), section 12 (KOPT_SIGN); NaN if a value is not finite.
    largest: bit pattern of the largest magnitude; mean: the sum of |x| / 256. */
-static KOPT_HOST_DEVICE_ uint32_t kopt_scale_of_(kopt_format code, uint32_t largest, float mean, size_t n,
-                                                 int stochastic) {
+static KOPT_HOST_DEVICE_ uint32_t kopt_block_scale_(kopt_format code, uint32_t largest, float mean, size_t n,
+                                                    int stochastic) {
     if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) return kopt_scale_q8_(largest, 0);
     if (stochastic) return kopt_scale_(largest);
     if (n < KOPT_BLOCK_) mean = kopt_mul_(mean, kopt_div_(256.0f, KOPT_CAST_(float, n)));
@@ -8898,31 +9344,31 @@ static KOPT_HOST_DEVICE_ uint32_t kopt_scale_of_(kopt_format code, uint32_t larg
 
 /* The bit of x in KOPT_SIGN: 1 decodes to -scale, 0 to scale. 0 if the scale is 0 or NaN. The stochastic bit is
    unbiased (section 12). */
-static KOPT_HOST_DEVICE_ uint32_t kopt_sign_of_(float x, uint32_t scale, int stochastic, uint32_t random16) {
+static KOPT_HOST_DEVICE_ uint32_t kopt_sign_bit_(float x, uint32_t scale, int stochastic, uint32_t random16) {
     float y;
     if (scale == 0 || scale == 0x7FC00000u) return 0;
     if (!stochastic) return kopt_as_u32_(x) >> 31;
     y = kopt_add_(kopt_div_(x, kopt_as_f32_(scale)), 1.0f);
-    return !kopt_above_(kopt_mul_(y, 32768.0f), kopt_add_(KOPT_CAST_(float, random16), 0.5f));
+    return !kopt_greater_(kopt_mul_(y, 32768.0f), kopt_add_(KOPT_CAST_(float, random16), 0.5f));
 }
 
 /* The residual x - y of x, whose code decodes to y; 0 if it is not finite or would overflow in the format of the
    residual. */
-static KOPT_HOST_DEVICE_ float kopt_lost_(float x, float y, kopt_format format) {
+static KOPT_HOST_DEVICE_ float kopt_residual_of_(float x, float y, kopt_format format) {
     const uint32_t limit = format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F7F8000u : 0x477FF000u;
     const uint32_t lost = kopt_as_u32_(kopt_sub_(x, y));
     return kopt_as_f32_((lost & 0x7FFFFFFFu) < limit ? lost : 0);
 }
 
 /* sum + y * scale; no product if scale is 1. A NaN becomes the canonical NaN. */
-KOPT_INLINE_ float kopt_sum_with_(float sum, float y, float scale) {
+KOPT_INLINE_ float kopt_add_scaled_(float sum, float y, float scale) {
     return kopt_canonical_nan_(kopt_add_(sum, kopt_as_u32_(scale) == 0x3F800000u ? y : kopt_mul_(y, scale)));
 }
 
 /* Encodes one block of n <= 256 elements: 4 bytes of scale, then the codes. KOPT_Q8 and KOPT_SIGN only. drawn: the
    random numbers; NULL rounds to nearest. */
 static KOPT_NOINLINE_ void kopt_compress_block_(kopt_byte_ *out, kopt_format code, const float *x, size_t n,
-                                                kopt_drawn_ *drawn) {
+                                                kopt_random_reader_ *drawn) {
     uint32_t largest = 0, scale, bits = 0;
     float mean = 0;
     size_t i;
@@ -8931,15 +9377,15 @@ static KOPT_NOINLINE_ void kopt_compress_block_(kopt_byte_ *out, kopt_format cod
         if (mag > largest) largest = mag;
         mean = kopt_more_(mean, mag);
     }
-    scale = kopt_scale_of_(code, largest, mean, n, drawn != KOPT_NULL_);
-    kopt_put_(out, scale, 4);
+    scale = kopt_block_scale_(code, largest, mean, n, drawn != KOPT_NULL_);
+    kopt_store_le_(out, scale, 4);
     if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) {
         kopt_encode_(out + 4, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, x), n, 0, drawn);
         return;
     }
     for (i = 0; i < n; i++) { /* KOPT_SIGN */
         const uint32_t minus =
-            kopt_sign_of_(x[i], scale, drawn != KOPT_NULL_, drawn == KOPT_NULL_ ? 0 : kopt_draw16_(drawn, i));
+            kopt_sign_bit_(x[i], scale, drawn != KOPT_NULL_, drawn == KOPT_NULL_ ? 0 : kopt_next_random16_(drawn, i));
         bits |= minus << (i % 8);
         if (i % 8 == 7 || i == n - 1) {
             KOPT_OPAQUE_(bits); /* or compilers turn the loop into a call of memset */
@@ -8955,9 +9401,9 @@ static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_
     const size_t offset = code == KOPT_SIGN || code == KOPT_Q8 ? i % KOPT_BLOCK_ : 0;
     kopt_conversion_ v;
     size_t k;
-    in += kopt_code_at_(code, i - offset);
+    in += kopt_code_bytes_(code, i - offset);
     if (code == KOPT_SIGN) {
-        const uint32_t scale = kopt_little32_(in);
+        const uint32_t scale = kopt_load_le32_(in);
         const kopt_byte_ *const bits = in + 4 + offset / 8;
         for (k = 0; k < n; k++) {
             const uint32_t bit = KOPT_CAST_(uint32_t, bits[k / 8]) >> (k % 8);
@@ -8965,7 +9411,7 @@ static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_
         }
     } else if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) {
         kopt_byte_ scale[4];
-        kopt_store32_(scale, kopt_little32_(in));
+        kopt_store32_(scale, kopt_load_le32_(in));
         kopt_dequantise_(y, in + 4 + offset, scale, n, 0);
     } else {
         v.n = n;
@@ -8973,31 +9419,31 @@ static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_
     }
 }
 
-/* Goes block by block. x holds gradient + old residual, then the new residual. y holds up to KOPT_PART_ elements: first
-   the old residual, then the decoded values. */
+/* Goes block by block. x holds gradient + old residual, then the new residual. y holds up to KOPT_BLOCK_PART_ elements:
+   first the old residual, then the decoded values. */
 static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt_byte_ *grad,
                                           kopt_format grad_format) {
     const size_t grad_size = kopt_bytes_of_(grad_format), residual_size = kopt_bytes_of_(c->residual_format);
     const int stochastic = c->rounding == KOPT_STOCHASTIC, blocks = c->code == KOPT_Q8 || c->code == KOPT_SIGN;
     kopt_byte_ *const residual = KOPT_CAST_(kopt_byte_ *, c->residual);
     kopt_conversion_ v;
-    kopt_drawn_ drawn;
-    float x[KOPT_BLOCK_], y[KOPT_PART_];
+    kopt_random_reader_ drawn;
+    float x[KOPT_BLOCK_], y[KOPT_BLOCK_PART_];
     kopt_byte_ *const xs = KOPT_POINTER_(kopt_byte_ *, x), *const ys = KOPT_POINTER_(kopt_byte_ *, y);
     size_t i, n, offset, k;
-    kopt_drawn_of_(&drawn, c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
+    kopt_begin_random_reader_(&drawn, c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
     v.seed = c->seed;
     v.step = c->step;
     v.id = c->id;
     for (i = 0; i < c->n; i += n) {
-        kopt_byte_ *const block = out + kopt_code_at_(c->code, i);
+        kopt_byte_ *const block = out + kopt_code_bytes_(c->code, i);
         kopt_byte_ *const block_residual = residual == KOPT_NULL_ ? KOPT_NULL_ : residual + i * residual_size;
         n = c->n - i < KOPT_BLOCK_ ? c->n - i : KOPT_BLOCK_;
         v.n = n;
         v.first = drawn.first = c->first_index + i;
         kopt_convert_part_(&v, xs, KOPT_F32, grad + i * grad_size, grad_format, 0);
         for (offset = 0; residual != KOPT_NULL_ && c->step > 1 && offset < n; offset += v.n) {
-            v.n = n - offset < KOPT_PART_ ? n - offset : KOPT_PART_;
+            v.n = n - offset < KOPT_BLOCK_PART_ ? n - offset : KOPT_BLOCK_PART_;
             kopt_convert_part_(&v, ys, KOPT_F32, block_residual + offset * residual_size, c->residual_format, 0);
             for (k = 0; k < v.n; k++) x[offset + k] = kopt_add_(x[offset + k], y[k]);
         }
@@ -9008,12 +9454,12 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
         else
             kopt_convert_part_(&v, block, c->code, xs, KOPT_F32, stochastic ? KOPT_RANDOM_COMPRESS_ : 0);
         if (residual == KOPT_NULL_) continue;
-        for (offset = 0; offset < n; offset += KOPT_PART_) {
-            const size_t part = n - offset < KOPT_PART_ ? n - offset : KOPT_PART_;
+        for (offset = 0; offset < n; offset += KOPT_BLOCK_PART_) {
+            const size_t part = n - offset < KOPT_BLOCK_PART_ ? n - offset : KOPT_BLOCK_PART_;
             const kopt_format format = c->residual_format;
             float *const new_residual = x + offset;
             kopt_decompress_part_(ys, out, c->code, i + offset, part);
-            for (k = 0; k < part; k++) new_residual[k] = kopt_lost_(new_residual[k], y[k], format);
+            for (k = 0; k < part; k++) new_residual[k] = kopt_residual_of_(new_residual[k], y[k], format);
         }
         kopt_convert_part_(&v, block_residual, c->residual_format, xs, KOPT_F32,
                            c->residual_rounding == KOPT_STOCHASTIC ? KOPT_RANDOM_RESIDUAL_ : 0);
@@ -9039,13 +9485,13 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
     const size_t size = kopt_bytes_of_(format);
     kopt_environment_ environment;
     kopt_conversion_ v;
-    float x[KOPT_PART_], y[KOPT_PART_], factor;
+    float x[KOPT_BLOCK_PART_], y[KOPT_BLOCK_PART_], factor;
     size_t i, k, in_bytes;
     if (!KOPT_HAS_(KOPT_WITH_COMPRESSION)) return KOPT_ERROR_OPTION;
     if (result != KOPT_OK) return result;
     if (!kopt_code_valid_(code)) return KOPT_ERROR_OPTION;
     if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
-    in_bytes = kopt_code_at_(code, n);
+    in_bytes = kopt_code_bytes_(code, n);
     if (in == KOPT_NULL_ && in_bytes != 0) return KOPT_ERROR_NULL;
     if (in_size < in_bytes) return KOPT_ERROR_SIZE;
     if (kopt_overlap_(sum, n * size, in, in_bytes)) return KOPT_ERROR_OVERLAP;
@@ -9053,10 +9499,10 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
     factor = kopt_narrow64_(scale);
     for (i = 0; i < n; i += v.n) {
         kopt_byte_ *const to = KOPT_CAST_(kopt_byte_ *, sum) + i * size;
-        v.n = n - i < KOPT_PART_ ? n - i : KOPT_PART_;
+        v.n = n - i < KOPT_BLOCK_PART_ ? n - i : KOPT_BLOCK_PART_;
         kopt_decompress_part_(KOPT_POINTER_(kopt_byte_ *, y), KOPT_CAST_(const kopt_byte_ *, in), code, i, v.n);
         kopt_convert_part_(&v, KOPT_POINTER_(kopt_byte_ *, x), KOPT_F32, to, format, 0);
-        for (k = 0; k < v.n; k++) x[k] = kopt_sum_with_(x[k], y[k], factor);
+        for (k = 0; k < v.n; k++) x[k] = kopt_add_scaled_(x[k], y[k], factor);
         kopt_convert_part_(&v, to, format, KOPT_POINTER_(kopt_byte_ *, x), KOPT_F32, 0);
     }
     kopt_leave_(&environment);
@@ -9427,10 +9873,10 @@ KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void) {
 }
 
 /* The table that a step uses in place of vmath. SLEEF has a second table for steps: functions within 3.5 ulp, about
-   twice as fast. Its entry atan2 computes the arc tangent of a quotient, which takes fewer operations than atan2.
+   stride as fast. Its entry atan2 computes the arc tangent of a quotient, which takes fewer operations than atan2.
    Adam-atan2 can use it because the second argument is positive; the kernel divides before the call (see
    kopt_job_.quotient). */
-static const kopt_vmath *kopt_vmath_of_steps_(const kopt_vmath *vmath) {
+static const kopt_vmath *kopt_step_vmath_(const kopt_vmath *vmath) {
 #ifdef KOPT_X86_
     if (vmath == &kopt_sleef_table_512_) return &kopt_sleef_steps_512_;
     if (vmath == &kopt_sleef_table_256_) return &kopt_sleef_steps_256_;
@@ -9439,7 +9885,7 @@ static const kopt_vmath *kopt_vmath_of_steps_(const kopt_vmath *vmath) {
 }
 #else
 KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void) { return KOPT_NULL_; }
-static const kopt_vmath *kopt_vmath_of_steps_(const kopt_vmath *vmath) { return vmath; }
+static const kopt_vmath *kopt_step_vmath_(const kopt_vmath *vmath) { return vmath; }
 #endif
 
 /* ---- functions of arrays ---- */
@@ -9518,7 +9964,7 @@ static void kopt_map_tile_(const kopt_vmath *vmath, kopt_function f, kopt_byte_ 
     j.f = f;
     j.format = format;
     j.n = n;
-    j.kind = KOPT_VMATH_PREPARE_;
+    j.kind = KOPT_VMATH_ARGUMENT_;
     j.in = x;
     j.in2 = KOPT_NULL_;
     j.out = KOPT_POINTER_(kopt_byte_ *, a);
@@ -9537,7 +9983,7 @@ static void kopt_map_tile_(const kopt_vmath *vmath, kopt_function f, kopt_byte_ 
         KOPT_KERNEL_(vmath)(&j);
         KOPT_VMATH_CALL_(log, (b, b, n));
     }
-    j.kind = KOPT_VMATH_FINISH_;
+    j.kind = KOPT_VMATH_RESULT_;
     j.in = x;
     j.in2 = KOPT_CONST_POINTER_(const kopt_byte_ *, a);
     j.out = out;
@@ -9618,7 +10064,7 @@ typedef struct kopt_row_ {
     uint32_t largest_key; /* the largest value as an ordered integer: see row_max */
     /* term, error: e^(x - largest) and the rounding errors of x - largest, for the latest tile. sum: partial sums of
        the terms, then what each partial sum lost */
-    float term[KOPT_VMATH_TILE_], error[KOPT_VMATH_TILE_], sum[2 * KOPT_PARTS_];
+    float term[KOPT_VMATH_TILE_], error[KOPT_VMATH_TILE_], sum[2 * KOPT_ROW_SUMS_];
     kopt_vmath_job_ job;
 } kopt_row_;
 
@@ -9650,7 +10096,7 @@ static void kopt_fill_(kopt_byte_ *p, kopt_format format, size_t n, float x) {
 static void kopt_row_terms_(kopt_row_ *row, size_t i, size_t n, kopt_byte_ *sum) {
     const kopt_vmath *vmath = row->vmath;
     kopt_vmath_job_ *j = &row->job;
-    j->kind = KOPT_VMATH_BELOW_;
+    j->kind = KOPT_VMATH_DIFFERENCE_;
     j->n = n;
     j->in = row->x + i * kopt_bytes_of_(j->format);
     j->out = KOPT_POINTER_(kopt_byte_ *, row->term);
@@ -9658,7 +10104,7 @@ static void kopt_row_terms_(kopt_row_ *row, size_t i, size_t n, kopt_byte_ *sum)
     j->a = row->largest;
     KOPT_KERNEL_(vmath)(j);
     KOPT_VMATH_CALL_(exp, (row->term, row->term, n));
-    j->kind = KOPT_VMATH_TERMS_;
+    j->kind = KOPT_VMATH_ROW_SUM_;
     j->in = j->out;
     j->in2 = j->out2;
     j->out2 = sum;
@@ -9668,7 +10114,7 @@ static void kopt_row_terms_(kopt_row_ *row, size_t i, size_t n, kopt_byte_ *sum)
 /* out[k] = row->term[k] * factor, rounded to the format. It adds 0, so no result is -0. */
 static void kopt_row_scale_terms_(kopt_row_ *row, kopt_byte_ *out, size_t n, float factor) {
     kopt_vmath_job_ *j = &row->job;
-    j->kind = KOPT_VMATH_LINE_;
+    j->kind = KOPT_VMATH_LINEAR_;
     j->n = n;
     j->in = KOPT_NULL_;
     j->in2 = KOPT_POINTER_(kopt_byte_ *, row->term);
@@ -9686,7 +10132,7 @@ static int kopt_row_sum_(kopt_row_ *row) {
     uint32_t key;
     size_t i, n;
     row->largest_key = 0x807FFFFFu; /* the key of -inf */
-    row->job.kind = KOPT_VMATH_MOST_;
+    row->job.kind = KOPT_VMATH_MAXIMUM_;
     row->job.in = row->x;
     row->job.n = row->n;
     row->job.out = KOPT_POINTER_(kopt_byte_ *, &row->largest_key);
@@ -9694,14 +10140,14 @@ static int kopt_row_sum_(kopt_row_ *row) {
     key = row->largest_key;
     if (key == 0x807FFFFFu || (key >> 31 == 0 && key >= 0x7F800000u)) return 0;
     row->largest = kopt_as_f32_(key >> 31 == 0 ? key : key ^ 0x7FFFFFFFu);
-    kopt_fill_(sum, KOPT_F32, 2 * KOPT_PARTS_, low);
+    kopt_fill_(sum, KOPT_F32, 2 * KOPT_ROW_SUMS_, low);
     for (i = 0; i < row->n; i += n) {
         n = row->n - i < KOPT_VMATH_TILE_ ? row->n - i : KOPT_VMATH_TILE_;
         kopt_row_terms_(row, i, n, sum);
     }
-    for (i = 0; i < KOPT_PARTS_; i++) {
+    for (i = 0; i < KOPT_ROW_SUMS_; i++) {
         high = kopt_two_sum_(high, row->sum[i], &lost);
-        low = kopt_add_(low, kopt_add_(lost, row->sum[KOPT_PARTS_ + i]));
+        low = kopt_add_(low, kopt_add_(lost, row->sum[KOPT_ROW_SUMS_ + i]));
     }
     row->high = kopt_two_sum_(high, low, &row->low);
     return 1;
@@ -9764,7 +10210,7 @@ static KOPT_NOINLINE_ float kopt_row_loss_(kopt_row_ *row, kopt_byte_ *grad, siz
 /* Checks the shape. *span: bytes from the beginning of the first row to the end of the last row. */
 static kopt_result kopt_rows_check_(kopt_format format, size_t rows, size_t columns, size_t stride, size_t *span) {
     const size_t limit = (~KOPT_CAST_(size_t, 0) - 256) / 32;
-    if (!kopt_format_valid_(format) || !kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, format))) return KOPT_ERROR_OPTION;
+    if (!kopt_format_valid_(format) || !kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, format))) return KOPT_ERROR_OPTION;
     if (columns > stride || stride > limit || rows > limit) return KOPT_ERROR_BOUNDS;
     *span = 0;
     if (rows == 0) return KOPT_OK;
@@ -9906,13 +10352,13 @@ static kopt_result kopt_draw_run_(const kopt_draw_ *draw, void *out, kopt_format
     kopt_vmath_job_ j;
     size_t i;
     kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
-    if (!kopt_format_valid_(format) || !kopt_in_(KOPT_FORMATS_, KOPT_CAST_(int, format))) return KOPT_ERROR_OPTION;
+    if (!kopt_format_valid_(format) || !kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, format))) return KOPT_ERROR_OPTION;
     if (result != KOPT_OK) return result;
     if (!kopt_within_(middle, -3e38, 3e38) || !kopt_within_(width, 0, 3e38)) return KOPT_ERROR_RANGE;
     if (n == 0) return KOPT_OK;
     if (out == KOPT_NULL_) return KOPT_ERROR_NULL;
     kopt_enter_(&environment);
-    j.kind = KOPT_VMATH_LINE_;
+    j.kind = KOPT_VMATH_LINEAR_;
     j.format = format;
     j.a = kopt_narrow64_(middle);
     j.b = kopt_narrow64_(width);
@@ -9968,10 +10414,10 @@ KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, doub
     if (!kopt_within_(low, -3e38, 3e38) || !kopt_within_(high, low, 3e38)) return KOPT_ERROR_RANGE;
     kopt_make_draw_(&draw, KOPT_VMATH_UNIFORM_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
     kopt_enter_(&environment);
-    a = kopt_mul64_(kopt_get64_(low), kopt_get64_(0.5));
-    b = kopt_mul64_(kopt_get64_(high), kopt_get64_(0.5));
-    middle = kopt_put64_(kopt_add64_(b, a));
-    width = kopt_put64_(kopt_sub64_(b, a));
+    a = kopt_mul64_(kopt_to_f64_(low), kopt_to_f64_(0.5));
+    b = kopt_mul64_(kopt_to_f64_(high), kopt_to_f64_(0.5));
+    middle = kopt_to_double_(kopt_add64_(b, a));
+    width = kopt_to_double_(kopt_sub64_(b, a));
     kopt_leave_(&environment);
     return kopt_draw_run_(&draw, out, format, n, middle, width, key.first_index);
 }
@@ -9984,12 +10430,12 @@ static kopt_result kopt_init_(void *out, kopt_format format, size_t n, kopt_dist
     kopt_f64_ root;
     if (KOPT_CAST_(unsigned, distribution) > KOPT_CAST_(unsigned, KOPT_TRUNCATED_NORMAL)) return KOPT_ERROR_OPTION;
     kopt_enter_(&environment);
-    root = kopt_sqrt64_(kopt_div64_(kopt_get64_(0.5), kopt_count64_(fan)));
-    root = kopt_add64_(root, root);                                                              /* sqrt(2 / fan) */
-    if (distribution == KOPT_UNIFORM) root = kopt_mul64_(root, kopt_get64_(1.7320508075688772)); /* sqrt(3) */
+    root = kopt_sqrt64_(kopt_div64_(kopt_to_f64_(0.5), kopt_u64_to_f64_(fan)));
+    root = kopt_add64_(root, root);                                                               /* sqrt(2 / fan) */
+    if (distribution == KOPT_UNIFORM) root = kopt_mul64_(root, kopt_to_f64_(1.7320508075688772)); /* sqrt(3) */
     if (distribution == KOPT_TRUNCATED_NORMAL) /* truncation at 2 deviations divides the deviation by this factor */
-        root = kopt_mul64_(root, kopt_get64_(1.1368472343385565));
-    deviation = kopt_put64_(root);
+        root = kopt_mul64_(root, kopt_to_f64_(1.1368472343385565));
+    deviation = kopt_to_double_(root);
     kopt_leave_(&environment);
     if (distribution == KOPT_TRUNCATED_NORMAL) return kopt_truncated_normal(out, format, n, 0, deviation, 2, key);
     if (distribution == KOPT_UNIFORM) return kopt_uniform(out, format, n, -deviation, deviation, key);
@@ -10057,7 +10503,7 @@ static KOPT_NOINLINE_ void kopt_langevin_tiles_(kopt_job_ *job, const kopt_job_ 
     job->grad = KOPT_POINTER_(kopt_byte_ *, g);
     job->grad_format = KOPT_F32;
     job->begin = 0;
-    j.kind = KOPT_VMATH_LINE_;
+    j.kind = KOPT_VMATH_LINEAR_;
     j.format = whole->grad_format;
     j.out = job->grad;
     j.a = s->grad_scale;
@@ -10088,7 +10534,7 @@ static void kopt_langevin_run_(const kopt_step *s, const kopt_tensor *t, double 
     kopt_step local;
     float factor;
     if (begin == end) return;
-    kopt_lay_out_step_(&layout, s, t->n);
+    kopt_compute_step_layout_(&layout, s, t->n);
     kopt_make_job_(&whole, &layout, s, t, begin, end);
     kopt_enter_(&environment);
     if (kopt_as_u32_(kopt_rate_scale_(t)) != 0x3F800000u) {

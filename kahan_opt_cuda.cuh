@@ -698,14 +698,14 @@ typedef struct kopt_cuda_block_ {
 /* The 8-bit code of x. If stochastic, r is a 16-bit random number. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_encode_(float x, uint32_t scale, int square, int stochastic, uint32_t r) {
     const float y = kopt_mul_cuda_(x, kopt_inverse_scale_q8_cuda_(scale, square));
-    return kopt_encode_q8_scalar_cuda_(kopt_no_scale_(scale) ? 0 : y, square,
+    return kopt_encode_q8_scalar_cuda_(kopt_codes_are_zero_(scale) ? 0 : y, square,
                                        stochastic ? r : 0x8000u); /* code 0 if the scale is 0 */
 }
 
 /* The number that an 8-bit code stands for; the code is sign-extended. */
 KOPT_CUDA_FN_ float kopt_cuda_decode_(uint32_t code, uint32_t scale, int square) {
     float y = kopt_decode_q8_cuda_(code, square);
-    KOPT_OPAQUE_FLOAT_(y); /* see kopt_number_of_ */
+    KOPT_OPAQUE_FLOAT_(y); /* see kopt_decode_number_ */
     return kopt_mul_cuda_(y, kopt_as_f32_(scale));
 }
 
@@ -1232,7 +1232,7 @@ enum { KOPT_PROLOGUE_THREADS_ = 128 };
 
 /* As kopt_clip_coefficient(), for a known norm: max_norm / (norm * |grad_scale| + 1e-6), at most 1. */
 KOPT_CUDA_FN_ double kopt_cuda_clip_coefficient_(double norm, double max_norm, double grad_scale) {
-    const double scale = kopt_make64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63));
+    const double scale = kopt_bits_to_f64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63));
     const double clip = kopt_div64_(max_norm, kopt_add64_(kopt_mul64_(norm, scale), 1e-6));
     return kopt_less64_(clip, 1) ? clip : 1;
 }
@@ -1257,7 +1257,7 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
         if (needs_stats) {
             if (!c->ready) c->status.result = KOPT_ERROR_STEP;
             if (c->norm.nonfinite != 0) c->skip = 1;
-            c->status.norm = kopt_put64_(kopt_norm_root_(&c->norm));
+            c->status.norm = kopt_to_double_(kopt_norm_root_(&c->norm));
         }
         c->ready = 0;
     } else if (phase == 1) { /* the scalars of each group */
@@ -1274,7 +1274,7 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
                 opt.clip = kopt_mul64_(
                     opt.clip, kopt_cuda_clip_coefficient_(c->status.norm, c->options.max_norm, opt.grad_scale));
             groups[g].result = KOPT_OK;
-            kopt_take_options_(&opt, &groups[g].step);
+            kopt_copy_options_(&opt, &groups[g].step);
             if (opt.step == 0xFFFFFFFFu)
                 groups[g].result = KOPT_ERROR_STEP;
             else if (!valid || !kopt_compute_scalars_(&opt, &groups[g].step))
@@ -1397,9 +1397,9 @@ KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks) {
     if (++c->arrived != blocks) return;
 #endif
     for (bin = 0; bin < 255; bin++) {
-        const uint32_t place = bin == 0 ? 0 : 2 * bin - 2; /* as in kopt_norm_each_ */
-        kopt_norm_put_(&c->norm, c->bins[1][bin], place);
-        kopt_norm_put_(&c->norm, c->bins[0][bin], place + 24);
+        const uint32_t place = bin == 0 ? 0 : 2 * bin - 2; /* as in kopt_norm_add_values_ */
+        kopt_norm_accumulate_(&c->norm, c->bins[1][bin], place);
+        kopt_norm_accumulate_(&c->norm, c->bins[0][bin], place + 24);
     }
     c->norm.nonfinite = c->bins[0][255];
     kopt_norm_carry_(&c->norm);
@@ -1493,7 +1493,7 @@ KOPT_CUDA_FN_ void kopt_cuda_collect_(uint64_t sums[2], uint32_t *slots, uint32_
 /* Adds the two sums to the digits of a tensor's norm. The digits do not overflow if the tensor has fewer than 2^36
    elements: a round adds less than 2^40 to a digit. */
 KOPT_CUDA_FN_ void kopt_cuda_deliver_(kopt_cuda_ratio_ *ratio, uint64_t sums[2], uint32_t thread) {
-    const uint32_t place = thread == 0 ? 0 : 2 * thread - 2; /* as in kopt_norm_each_ */
+    const uint32_t place = thread == 0 ? 0 : 2 * thread - 2; /* as in kopt_norm_add_values_ */
     uint32_t part, i;
     KOPT_UNROLL_
     for (part = 0; part < 2; part++) {
@@ -1503,7 +1503,7 @@ KOPT_CUDA_FN_ void kopt_cuda_deliver_(kopt_cuda_ratio_ *ratio, uint64_t sums[2],
         if (thread == 255) {
             if (part == 0) kopt_cuda_add_(&ratio->norm.nonfinite, sums[0]);
         } else {
-            kopt_norm_put_(&digits, sums[part], bit & 31);
+            kopt_norm_accumulate_(&digits, sums[part], bit & 31);
             KOPT_UNROLL_
             for (i = 0; i < 3; i++)
                 if (digits.digit[i] != 0) kopt_cuda_add_(&ratio->norm.digit[(bit >> 5) + i], digits.digit[i]);
@@ -1549,7 +1549,7 @@ KOPT_CUDA_FN_ void kopt_cuda_factor_(const kopt_cuda_arguments_ *a, uint32_t ind
     const kopt_cuda_ratio_ *ratio;
     if (t->ratio_plus_1 == 0) return;
     ratio = a->ratios + t->ratio_plus_1 - 1;
-    t->rate_scale = kopt_mul_cuda_(t->base_scale, kopt_stable_of_(&ratio->norm, ratio->n));
+    t->rate_scale = kopt_mul_cuda_(t->base_scale, kopt_stable_from_norm_(&ratio->norm, ratio->n));
 }
 
 /* ---- arrays, 8 elements at a time: conversion, clipping, accumulation ---- */
@@ -1829,7 +1829,7 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
         kopt_make_philox_key_cuda_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_RESIDUAL_);
     const int stochastic = k->c.rounding == KOPT_STOCHASTIC, scaled = k->c.code == KOPT_Q8 || k->c.code == KOPT_SIGN;
     const int noisy = k->c.residual_rounding == KOPT_STOCHASTIC && k->c.residual_format != KOPT_F32;
-    kopt_byte_ *const to = k->out + kopt_code_at_(k->c.code, KOPT_CAST_(size_t, b->first));
+    kopt_byte_ *const to = k->out + kopt_code_bytes_(k->c.code, KOPT_CAST_(size_t, b->first));
     kopt_byte_ *const residual = KOPT_CAST_(kopt_byte_ *, k->c.residual);
     const size_t residual_size = kopt_bytes_of_(k->c.residual_format);
     const kopt_cuda_part_ part = kopt_cuda_lane_part_(b, lane);
@@ -1837,7 +1837,7 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
     uint32_t scale = 0, bits = 0, r[8] = {0, 0, 0, 0, 0, 0, 0, 0}, residual_r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     uint32_t codes[4] = {0, 0, 0, 0}, new_residual[8];
     int q;
-    if (scaled) scale = kopt_scale_of_(k->c.code, b->largest, kopt_as_f32_(b->slots[KOPT_MEAN_]), b->n, stochastic);
+    if (scaled) scale = kopt_block_scale_(k->c.code, b->largest, kopt_as_f32_(b->slots[KOPT_MEAN_]), b->n, stochastic);
     if (scaled && lane == 0) kopt_cuda_store_one_(to, 4, scale);
     if (part.n <= 0) return;
     of_block.i = 8 * lane;
@@ -1854,7 +1854,7 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
             kopt_cuda_insert_(codes, 1, q, code);
             y = kopt_cuda_decode_(kopt_cuda_sign_extend_(code, 1), scale, 0);
         } else if (k->c.code == KOPT_SIGN) {
-            code = kopt_sign_of_(x, scale, stochastic, random16);
+            code = kopt_sign_bit_(x, scale, stochastic, random16);
             if (q < part.n) bits |= code << q;
             y = kopt_as_f32_(scale ^ code << 31);
         } else {
@@ -1862,9 +1862,9 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
             kopt_cuda_insert_(codes, 2, q, code);
             y = kopt_widen_cuda_(code, k->c.code);
         }
-        kopt_cuda_insert_(
-            new_residual, residual_size, q,
-            kopt_cuda_converted_(kopt_lost_(x, y, k->c.residual_format), k->c.residual_format, noisy, residual_r[q]));
+        kopt_cuda_insert_(new_residual, residual_size, q,
+                          kopt_cuda_converted_(kopt_residual_of_(x, y, k->c.residual_format), k->c.residual_format,
+                                               noisy, residual_r[q]));
     }
     if (k->c.code == KOPT_SIGN)
         kopt_cuda_store_one_(to + 4 + lane, 1, bits);
@@ -1905,7 +1905,7 @@ typedef struct kopt_cuda_sum_ {
 /* sum += decoded * scale. Parts begin at multiples of 8 elements, so that each belongs to one block of codes. */
 KOPT_CUDA_FN_ void kopt_cuda_decompress_octet_(const kopt_cuda_sum_ *k, kopt_cuda_part_ p) {
     const size_t size = kopt_bytes_of_(k->to_format);
-    const kopt_byte_ *const from = k->from + kopt_code_at_(k->from_format, p.i - (p.i & 255));
+    const kopt_byte_ *const from = k->from + kopt_code_bytes_(k->from_format, p.i - (p.i & 255));
     kopt_cuda_part_ of_block = p;
     uint32_t sum[8], code[4] = {0, 0, 0, 0}, out[8], scale = 0;
     int q;
@@ -1927,7 +1927,7 @@ KOPT_CUDA_FN_ void kopt_cuda_decompress_octet_(const kopt_cuda_sum_ *k, kopt_cud
             y = kopt_as_f32_(scale ^ code[0] >> q << 31);
         else
             y = kopt_widen_cuda_(kopt_cuda_extract_(code, 2, q), k->from_format);
-        y = kopt_sum_with_(kopt_widen_cuda_(kopt_cuda_extract_(sum, size, q), k->to_format), y, k->scale);
+        y = kopt_add_scaled_(kopt_widen_cuda_(kopt_cuda_extract_(sum, size, q), k->to_format), y, k->scale);
         kopt_cuda_insert_(out, size, q, kopt_convert_value_cuda_(y, k->to_format));
     }
     kopt_cuda_store_part_(k->to, size, p, out);
@@ -2411,7 +2411,7 @@ static kopt_result kopt_cuda_check_(const kopt_cuda_group *groups, size_t count,
             if (t->n >> (kopt_cuda_stable_(groups[g].opt) ? 36 : 40) != 0) return KOPT_ERROR_BOUNDS;
             if ((KOPT_ADDRESS_(t->counts) & 7) != 0 || kopt_as_u32_(t->stable_scale) != 0) return KOPT_ERROR_OPTION;
             if (t->n == 0) continue;
-            if (last != KOPT_NULL_ && !kopt_follows_(last, t)) return KOPT_ERROR_ID;
+            if (last != KOPT_NULL_ && !kopt_may_follow_(last, t)) return KOPT_ERROR_ID;
             last = t;
             *elements += t->n;
         }
@@ -2765,7 +2765,7 @@ static float kopt_cuda_rounded_(double scale) {
     kopt_environment_ environment;
     float rounded;
     kopt_enter_(&environment);
-    rounded = kopt_to_float_(kopt_get64_(scale));
+    rounded = kopt_to_float_(kopt_to_f64_(scale));
     kopt_leave_(&environment);
     return rounded;
 }
@@ -2778,7 +2778,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format forma
     if (result != KOPT_OK) return result;
     if (!kopt_code_valid_(code)) return KOPT_ERROR_OPTION;
     if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
-    in_bytes = kopt_code_at_(code, n);
+    in_bytes = kopt_code_bytes_(code, n);
     if (in == KOPT_NULL_ && in_bytes != 0) return KOPT_ERROR_NULL;
     if (in_size < in_bytes) return KOPT_ERROR_SIZE;
     if (kopt_overlap_(sum, n * kopt_bytes_of_(format), in, in_bytes)) return KOPT_ERROR_OVERLAP;
@@ -2826,7 +2826,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
 KOPT_CUDA_API_ kopt_result kopt_cuda_clip_value(void *x, kopt_format format, size_t n, double limit, void *stream) {
     kopt_result result = kopt_check_array_(x, format, n);
     kopt_tool_ t;
-    if (result == KOPT_OK) result = kopt_limit_of_(limit, format, &t.limit);
+    if (result == KOPT_OK) result = kopt_round_limit_(limit, format, &t.limit);
     if (result != KOPT_OK || n == 0) return result;
     t.dst = KOPT_CAST_(kopt_byte_ *, x);
     t.dst_format = format;

@@ -111,6 +111,9 @@ def scan(text, first_line=1):
         own_line = text[begin_of_line:i].strip() == ""
         if text.startswith("/*", i) or text.startswith("//", i):
             kind, j = "comment", skip_quoted(text, i)
+            if text.startswith("/* clang-format o", i):
+                i = j
+                continue
         elif text[i] == "#" and own_line:
             kind, j = "directive", end_of_directive(text, i)
         else:

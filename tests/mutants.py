@@ -21,14 +21,14 @@ BY_HAND = [
     ("kopt_check_header_", "sealed && h[8] == 3", "h[8] == 3"),
     ("kopt_compute_scalars_", "opt->moment_format == KOPT_Q8 && s->step > 1", "opt->moment_format == KOPT_Q8"),
     ("kopt_scale_", "bounded < 0x00800000u", "bounded <= 0x00800000u"),
-    ("kopt_norm_root_", "pair >= 0 && rest == 0", "0"),
+    ("kopt_norm_root_", "pair >= 0 && remainder == 0", "0"),
     ("kopt_norm_tool_", "kopt_norm_carry_(norm)", "(void)0"),
     ("K_(norm_format)", "shr_(all, 28)", "shr_(all, 29)"),
     ("K_(norm_format)", "groups < 64 ? groups : 64", "groups < 128 ? groups : 128"),
-    ("kopt_init_", "kopt_get64_(1.1368472343385565)", "kopt_get64_(1.1368)"),
-    ("kopt_init_", "kopt_get64_(1.7320508075688772)", "kopt_get64_(1.7320)"),
-    ("kopt_sign_of_", "!kopt_above_(kopt_mul_(y, 32768.0f), kopt_add_(KOPT_CAST_(float, random16), 0.5f))",
-     "kopt_above_(kopt_add_(KOPT_CAST_(float, random16), 0.5f), kopt_mul_(y, 32768.0f))"),
+    ("kopt_init_", "kopt_to_f64_(1.1368472343385565)", "kopt_to_f64_(1.1368)"),
+    ("kopt_init_", "kopt_to_f64_(1.7320508075688772)", "kopt_to_f64_(1.7320)"),
+    ("kopt_sign_bit_", "!kopt_greater_(kopt_mul_(y, 32768.0f), kopt_add_(KOPT_CAST_(float, random16), 0.5f))",
+     "kopt_greater_(kopt_add_(KOPT_CAST_(float, random16), 0.5f), kopt_mul_(y, 32768.0f))"),
     ("K_(vmath_log)", "horner_(z, 0.666666627f", "horner_(z, @ ? 0.666666687f : 0.666666627f"),
     ("K_(vmath_log)", "horner_(z, 0.400008112f", "horner_(z, @ ? 0.400008142f : 0.400008112f"),
     ("K_(map_result16)", "9.5367431640625e-07f", "2.384185791015625e-07f"),
@@ -45,30 +45,30 @@ BY_HAND = [
     ("K_(step_element)", "as_u32_(K_(canonical_nan)(x))", "as_u32_(x)"),
     ("K_(step_element)", "as_u32_(K_(canonical_nan)(y))", "as_u32_(y)"),
     ("K_(rule_function)", "x[q] = K_(canonical_nan)(x[q])", "(void)0"),
-    ("K_(commit_pair)", "any_gt16_(and_(stored, c->magnitude), c->limit)", "0"),
-    ("K_(commit_pair)", "any_true_(igt_(most, isplat_(0x7F7EFFFFu)))", "0"),
+    ("K_(commit_pair)", "any_gt16_(and_(stored, c->magnitude), c->bf16_limit)", "0"),
+    ("K_(commit_pair)", "any_true_(igt_(largest, isplat_(0x7F7EFFFFu)))", "0"),
     ("K_(commit_pair)", "any_gt16_(and_(stored, c->magnitude), isplat_(0x7BFF7BFFu))", "0"),
-    ("K_(store_moment_pair)", "any_gt16_(most, c->limit)", "0"),
+    ("K_(store_moment_pair)", "any_gt16_(largest16, c->bf16_limit)", "0"),
     ("K_(store_fp16_buffer)", "largest > 0x477FDFFFu", "0"),
     ("K_(make_constants)", "isplat_hoisted_(0x7F7E7F7Eu)", "isplat_hoisted_(0x7F7F7F7Fu)"),
     ("K_(make_constants)", "isplat_hoisted_(0x477FDFFFu)", "isplat_hoisted_(0x477FEFFFu)"),
     ("K_(convert_general)", "0x7F7EFFFFu : 0x477FDFFFu", "@ ? 0x7F7FFFFFu : 0x7F7EFFFFu : 0x477FDFFFu"),
-    ("kopt_step_elements_scalar_", "parted ? q % 2 * (n / 2) + q / 2 : q", "q"),
+    ("kopt_step_elements_scalar_", "even_odd ? q % 2 * (n / 2) + q / 2 : q", "q"),
     ("K_(specialized)", "n != KOPT_RANDOM_GROUP_", "0"),
     ("K_(specialized)", "index % KOPT_RANDOM_SPAN_ == 0", "0"),
     ("K_(step_tiles)", "turns < n ? turns + PAIR_ : turns", "turns"),
     ("kopt_make_job_", "s->rule == KOPT_ADAM_ATAN2", "1"),
-    ("kopt_optimizer_in_", "!kopt_less_(0, made.momentum)", "0"),
-    ("kopt_optimizer_in_", "rule == KOPT_SGD && (h[9] & 7) != 0", "rule == KOPT_SGD"),
+    ("kopt_optimizer_from_header_", "!kopt_less_(0, made.momentum)", "0"),
+    ("kopt_optimizer_from_header_", "rule == KOPT_SGD && (h[9] & 7) != 0", "rule == KOPT_SGD"),
     ("kopt_header_valid_", "(h[4] == 1 && h[10] == 1)", "h[4] == 1"),
     ("kopt_header_valid_", "h[4] == KOPT_BLOCK_VERSION_", "1"),
     ("kopt_check_header_", "(h[9] & 7u) != KOPT_CAST_(kopt_byte_, kept->moments)", "0"),
-    ("kopt_check_header_", "kopt_little64_(h + 16) != t->n", "kopt_little32_(h + 16) != (uint32_t)t->n"),
+    ("kopt_check_header_", "kopt_load_le64_(h + 16) != t->n", "kopt_load_le32_(h + 16) != (uint32_t)t->n"),
     ("kopt_state_init", "kopt_overlap_(weights, t->n * 4, t->weight, t->n * weight_bytes)", "0"),
     ("kopt_state_init", "kopt_overlap_(weights, t->n * 4, t->state, at.total)", "0"),
     ("kopt_check_options_", "!kopt_from_0_to_(opt->lr, 1)", "0"),
     ("kopt_check_options_", "opt->lookahead < 1", "0"),
-    ("kopt_limit_of_", "kopt_as_u32_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, *bits))) > exact", "0"),
+    ("kopt_round_limit_", "kopt_as_u32_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, *bits))) > exact", "0"),
     ("kopt_scaled_step_", "kopt_clip_coefficient(norm, max_norm, scaled.grad_scale)", "opt->clip"),
     ("kopt_scaled_step_", "kopt_clip_coefficient(norm, max_norm, scaled.grad_scale)",
      "kopt_clip_coefficient(norm, max_norm, opt->grad_scale)"),
@@ -79,8 +79,8 @@ BY_HAND = [
     ("kopt_check_accumulator_", "a->made_ != KOPT_MADE_", "0"),
     ("kopt_check_compressor_", "c->made_ != KOPT_MADE_", "0"),
     ("kopt_rate_scale_", "bits == 0 ? 0x3F800000u : bits", "bits"),
-    ("kopt_follows_", "a->id < b->id", "a->id <= b->id"),
-    ("kopt_follows_", "a->first_index + a->n <= b->first_index", "a->first_index + a->n <= b->first_index + 1"),
+    ("kopt_may_follow_", "a->id < b->id", "a->id <= b->id"),
+    ("kopt_may_follow_", "a->first_index + a->n <= b->first_index", "a->first_index + a->n <= b->first_index + 1"),
     ("kopt_state_init", "kopt_refresh_copy_(opt, t)", "(void)0"),
     ("kopt_state_write", "kopt_refresh_copy_(opt, t)", "(void)0"),
     ("kopt_state_open", "kopt_refresh_copy_(opt, t)", "(void)0"),
@@ -92,10 +92,10 @@ BY_HAND = [
     ("kopt_check_tensor_", "kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu", "kopt_as_u32_(t->rate_scale) << 1 > 0xFEFFFFFFu"),
     # what AVX-512 and AVX2 have as instructions
     ("", 'igt_, "vpcmpgtd", vu32_)', 'K_(gt_right), "vpcmpgtd", vu32_)\n'
-     'OF_TWO_(vmask_, "=Yk", K_(gt_wrong), "vpcmpnleud", vu32_)\n'
+     'BINARY_OP_(vmask_, "=Yk", K_(gt_wrong), "vpcmpnleud", vu32_)\n'
      'FN_ vmask_ igt_(vu32_ a, vu32_ b) { return @ ? K_(gt_wrong)(a, b) : K_(gt_right)(a, b); }'),
     ("", 'max16_, "vpmaxsw", vu32_)', 'K_(most), "vpmaxsw", vu32_)\n'
-     'OF_TWO_(vu32_, "=v", K_(least), "vpminsw", vu32_)\n'
+     'BINARY_OP_(vu32_, "=v", K_(least), "vpminsw", vu32_)\n'
      'FN_ vu32_ max16_(vu32_ a, vu32_ b) { return @ ? K_(least)(a, b) : K_(most)(a, b); }'),
     ("", 'min_, "vminps", _mm256_min_ps)', 'K_(least), "vminps", 0)\nOF_TWO_(K_(most), "vmaxps", 0)\n'
      'FN_ vf32_ min_(vf32_ a, vf32_ b) { return @ ? K_(most)(a, b) : K_(least)(a, b); }'),
@@ -118,15 +118,15 @@ OWN_ROOMS = [
     (r"(row_from_codes|row_to_codes|codes_to|end_row)_$", "8-bit moments as rows"),
     (r"(direct_tile|commit_tile|direct_any|commit_any|commit_rarely|weights_tile|angles|stages|tail|tile_at|tiles)_$",
      "the walk through rows"),
-    (r"kopt_(soft64|digits64|whole64|half64|to_float)_$", "soft binary64"),
+    (r"kopt_(soft64|significand64|u32_to_f64|half64|to_float)_$", "soft binary64"),
 ]
 # No mutants: what other builds or machines are for, and what chooses among ways to the same bits.
-NOT_HERE = re.compile(r"kopt_(one_of|moments_here|built_in|take_options|isa_\w*|sleef\w*|run_coded|swap\w*|version|"
+NOT_HERE = re.compile(r"kopt_(enabled_value|moments_here|built_in|take_options|isa_\w*|sleef\w*|run_coded|swap\w*|version|"
                       r"start|result_string|enter|leave|copy)_?$|pair_prefetch_|K_\(convert_array\)|"
                       r"K_\((step|convert|nt_)")
 NO_CHANGE = re.compile(r"PREFETCH_|OPAQUE_|sizeof|\"|__asm__|KOPT_CAST_\(void|KOPT_SINGLE_BIT_|NT_THRESHOLD_|GROUP_\(|sfence|"
                        r"__builtin_ia32|K_\(make_philox_key\)\(0|POSITIVE64_ \?")
-CONSTANT = re.compile(r"KOPT_HAS_|KOPT_ONLY_|KOPT_POSITIVE64_|\bchecks\b|\bextras\b|\bany &&")  # in these builds
+CONSTANT = re.compile(r"KOPT_HAS_|KOPT_ONLY_|KOPT_POSITIVE64_|\bchecks\b|\bextras\b|\bgeneral &&")  # in these builds
 PAIRS = ("add sub", "and or", "lesser greater", "zip_low zip_high", "mul div", "unpacklo unpackhi", "srli slli",
          "max min", "cmpgt cmpeq", "packus packs", "cvtepu16 cvtepi16", "< <=", "> >=", "== !=", "&& ||", "+ -")
 OTHER = {a: b for pair in PAIRS for a, b in (pair.split(), pair.split()[::-1])}

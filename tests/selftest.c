@@ -30,6 +30,7 @@
 #endif
 
 /* The hashes of tests/golden.txt, in their order; tests/selftest.sh compares. */
+/* clang-format off */
 static const uint32_t golden[] = {
     0x53a80c85u, 0xa5b613bdu, 0xe901b2b0u, 0x2b137314u, 0xb0bf92d8u, 0x037d2c15u, 0x9852d932u, 0xb7bf971fu, 0xd591af15u,
     0x0f6c2fe0u, 0x286c71eau, 0x4ec4ae85u, 0x3a4f2798u, 0x41723228u, 0xcbba062au, 0x45e077c2u, 0x7cf1433eu, 0x30045028u,
@@ -55,7 +56,9 @@ static const uint32_t golden[] = {
     0xa3fe527eu, 0x5d84b310u, 0xb4bf30e1u, 0xf2f8222au, 0x8d70577du, 0x299bdb5au, 0x8eb98a76u, 0x4487bb72u, 0x04fcfc32u,
     0xf72e1b65u, 0xa89555e7u, 0xa1b5d800u, 0xe0a2c35fu, 0x4c02d22bu, 0x5b2713c2u, 0xbafa8444u, 0xe30c81d9u, 0x9eeb5e74u,
     0xa3bf2cbeu, 0x6abc21dfu, 0xb74f72bfu, 0x302135f9u, 0x7351bfe5u, 0x16a5c3f5u, 0x71e539a9u, 0x2cae1a36u, 0xe7785be5u,
-    0xb72c73b9u, 0x15d7ffefu, 0x18aaab7du, 0x7893a584u, 0x4e72a22eu, 0xa98e82c7u, 0x140ced10u, 0xea2b6afau};
+    0xb72c73b9u, 0x15d7ffefu, 0x18aaab7du, 0x7893a584u, 0x4e72a22eu, 0xa98e82c7u, 0x140ced10u, 0xea2b6afau
+};
+/* clang-format on */
 
 static int failures;
 
@@ -279,6 +282,7 @@ static uint32_t step_case(int rule, int store, int moment, kopt_format grad_form
 /* Each rule with each format of weights, each store by AdamW and SGD, each kind of moments, each format of gradients.
    The hashes are those of tests/reference.h: see tests/selftest.sh. */
 static const int plain_store[] = {0, 3, 10}, plain_moment[] = {0, 1, 3};
+/* clang-format off */
 static const uint32_t cases[] = {
     0x51b85b99u, 0x93914806u, 0x6c1b2738u, 0x1bde6f8cu, 0xc536919cu, 0xddfef7b9u, 0x2dbbfa10u, 0xedd7d215u, 0xb032f11au,
     0x9ede1e99u, 0xaa78641eu, 0x9a542834u, 0x5c2777b8u, 0x1b1e035bu, 0x3b544dabu, 0x834532b3u, 0xa9aea5dfu, 0x21fa0cbcu,
@@ -289,7 +293,9 @@ static const uint32_t cases[] = {
     0x8e1280e2u, 0x712f3dc9u, 0xf6805f52u, 0x1b1e035bu, 0x097cc03eu, 0xa395d74fu, 0x3b544dabu, 0xe0b149c3u, 0xdb4b4bc7u,
     0x1452bcd0u, 0x3dd17569u, 0x17a915cdu, 0xc9226a31u, 0xe0e8af99u, 0x733cce4cu, 0xc0d0d4e0u, 0x02c197f1u, 0x9c0cbb6au,
     0xc99f6bc2u, 0x9db4c970u, 0x9cdf1c3bu, 0xc0e27904u, 0xdba3c504u, 0x3104424eu, 0x3104424eu, 0xd6121d98u, 0x9db4c970u,
-    0x0abf9368u};
+    0x0abf9368u
+};
+/* clang-format on */
 
 static int next_case;
 

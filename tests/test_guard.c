@@ -249,7 +249,9 @@ static int range_faults(int array, int after) {
     if (region == COPY) t.copy = room[COPY] + shift;
     if (kopt_state_init(&opt, &t, NULL) != KOPT_OK || kopt_step_begin(&opt, &step) != KOPT_OK) return 1;
     protect(region, first, 1, PROT_READ);
+    t.stable_scale = opt.stable ? 0.5f : 0;
     fault = faults(run_range);
+    t.stable_scale = 0;
     protect(region, first, 1, PROT_READ | PROT_WRITE);
     if (fault || result != KOPT_OK) complain(array_name[array], fault);
     return fault || result != KOPT_OK;
