@@ -106,7 +106,10 @@ KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t 
 
 /* Checks everything that can be checked without reading device memory, and writes the plan to bytes: size bytes of host
    memory, aligned to 16. Needs no GPU. Keeps no pointer to its arguments. Refuses Adam-atan2 and smooth Lion with
-   KOPT_ERROR_OPTION if opt.vmath is not NULL: the functions of a table are host functions. */
+   KOPT_ERROR_OPTION if opt.vmath is not NULL: the functions of a table are host functions. In each tensor, counts must
+   be aligned to 8 bytes and stable_scale must be 0 (the GPU measures it itself); otherwise KOPT_ERROR_OPTION. A tensor
+   must have fewer than 2^40 elements, with StableAdamW fewer than 2^36 in all its shards together, and all tensors of
+   the plan together fewer than 2^40; otherwise KOPT_ERROR_BOUNDS (elements on other GPUs are not checked). */
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
                                                 const kopt_cuda_group *groups, size_t count);
 
@@ -176,8 +179,8 @@ KOPT_CUDA_API_ kopt_norm *kopt_cuda_norm(const kopt_cuda_plan *plan);
 KOPT_CUDA_API_ kopt_result kopt_cuda_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
                                              size_t n, void *stream);
 KOPT_CUDA_API_ kopt_result kopt_cuda_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
-                                                        kopt_format src_format, size_t n, uint64_t seed, uint32_t step,
-                                                        uint32_t id, uint64_t first_index, void *stream);
+                                                        kopt_format src_format, size_t n, kopt_random_key key,
+                                                        void *stream);
 
 /* ---- ACCUMULATION AND CLIPPING BY VALUE on device memory. Arrays have any alignment; 16 bytes is fastest --------- */
 
@@ -242,8 +245,9 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
 #if defined(KAHAN_OPT_CUDA_IMPLEMENTATION) && !defined(KOPT_CUDA_IMPLEMENTED_)
 #define KOPT_CUDA_IMPLEMENTED_
 
-/* KOPT_CUDA_HOST_ (for the tests): a C or C++ compiler builds the same kernels, and a launch is a loop over threads. With
-   KOPT_CUDA_THREADS_ as well, the threads of a block run at the same time, by functions that the test brings. */
+/* KOPT_CUDA_HOST_ (for the tests): a C or C++ compiler builds the same kernels for the CPU, and a launch is a loop over
+   the threads. With KOPT_CUDA_THREADS_ as well, the 256 threads of a block run concurrently: KOPT_CUDA_THREADS_ is the
+   name of a file of the test that defines the launches and the barriers. */
 #if defined(KOPT_CUDA_HOST_) && !defined(KOPT_CUDA_THREADS_)
 #define KOPT_CUDA_LOOPS_
 #endif
@@ -258,15 +262,18 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
 #define KOPT_CUDA_ALIGNED_ __align__(16)
 #endif
 #define KOPT_CUDA_FN_ static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_
-#ifdef KOPT_CUDA_HOST_ /* DEVICE_: what threads do together; WHOLE_: what a kernel calls, here one function for all */
+/* KOPT_CUDA_DEVICE_: functions with warp intrinsics. KOPT_CUDA_BODY_: the body of a kernel; on the host it is not
+   inlined. */
+#ifdef KOPT_CUDA_HOST_
 #define KOPT_CUDA_DEVICE_ static KOPT_FORCE_INLINE_
-#define KOPT_CUDA_WHOLE_ static
+#define KOPT_CUDA_BODY_ static
 #else
 #define KOPT_CUDA_DEVICE_ static KOPT_FORCE_INLINE_ __device__
-#define KOPT_CUDA_WHOLE_ KOPT_CUDA_DEVICE_
+#define KOPT_CUDA_BODY_ KOPT_CUDA_DEVICE_
 #endif
 
-/* The kernel section of kahan_opt.h in this vocabulary: one lane, everything inlined, no prefetch. */
+/* The kernel section of kahan_opt.h in the vocabulary at the end of this file: one lane, everything inlined, no
+   prefetch. */
 #undef KOPT_NOINLINE_
 #define KOPT_NOINLINE_ KOPT_FORCE_INLINE_
 #undef KOPT_PREFETCH_
@@ -275,17 +282,18 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
 #include KAHAN_OPT_SELF
 #undef KOPT_PASS_
 
-/* ---- what lies on the GPU ---- */
+/* ---- the data structures in GPU memory ---- */
 
 typedef struct KOPT_CUDA_ALIGNED_ kopt_cuda_group_ {
-    kopt_scalars_cuda_ k; /* of the step that runs: at least 22 words, read as vectors */
-    uint32_t number, unused;
+    kopt_scalars_cuda_ k; /* of the current step. Kernels load its first 16 words as vectors */
+    uint32_t step_number, unused;
     kopt_step step;
     kopt_optimizer opt;
     uint32_t result;
 } kopt_cuda_group_;
 
-/* The sum of squares of StableAdamW's ratios of one tensor, and how many they are: 22 words that may be summed. */
+/* StableAdamW: the exact sum of the squares of a tensor's ratios, and their number n. 22 words, which may be summed
+   over GPUs. */
 typedef struct kopt_cuda_ratio_ {
     kopt_norm norm;
     uint64_t n;
@@ -295,24 +303,27 @@ typedef struct kopt_cuda_control_ {
     kopt_cuda_options options;
     kopt_cuda_status status;
     kopt_norm norm;
-    uint64_t bins[2][256]; /* of the statistics that run; these three are cleared before */
+    /* The sums of a pass of the statistics. The launch clears norm, bins and arrived first. */
+    uint64_t bins[2][256];
     uint32_t arrived;
-    uint32_t ready; /* norm is complete and not used yet */
+    uint32_t ready; /* norm is complete, and no step has used it yet */
     uint32_t skip;
     uint64_t groups;
 } kopt_cuda_control_;
 
-/* Elements have the position x = i + pad: 8 elements at a multiple of 8 are an octet, which one thread steps at once.
-   Positions are global indices modulo 256, so that an octet has the words of one cipher block. */
+/* Element i of a tensor has position x = i + pad. Eight elements whose first position is a multiple of 8 are an octet;
+   one thread steps an octet at a time. Except with 8-bit moments, where pad is 0, the position of an element is
+   congruent to its global index modulo 256, so the 8 elements of an octet share one Philox block. */
 typedef struct KOPT_CUDA_ALIGNED_ kopt_cuda_tensor_ {
     kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy;
-    kopt_byte_ *scale[4]; /* of 8-bit moments; these tensors have no pad */
+    kopt_byte_ *scale[4]; /* of 8-bit moments. Tensors with 8-bit moments have pad 0 */
     kopt_counts *counts;
-    uint64_t pad, end; /* positions of the first element and behind the last */
+    uint64_t pad, end; /* position of the first element, and the position after the last */
     uint64_t first;    /* global index of position 0, modulo 2^64 */
     uint32_t id, first_task, group;
-    float rate_scale, own_scale;  /* own: without StableAdamW's factor, which each step computes anew */
-    uint32_t stable, first_round; /* StableAdamW: the number of its ratio, plus 1 */
+    /* base_scale is rate_scale without StableAdamW's factor, which changes with each step. */
+    float rate_scale, base_scale;
+    uint32_t ratio_plus_1, first_round; /* StableAdamW: index of its ratio + 1, or 0; number of its first round */
     uint8_t grad_format, copy_format, wide;
 } kopt_cuda_tensor_;
 
@@ -320,34 +331,36 @@ typedef struct kopt_cuda_arguments_ {
     kopt_cuda_control_ *control;
     const kopt_cuda_group_ *groups;
     kopt_cuda_tensor_ *tensors;
-    const uint32_t *tasks;        /* the tensor of each task */
-    uint32_t first, count, width; /* tasks of this launch, positions per task */
-    uint32_t grad_format;         /* statistics: of all tensors, or 3 if they differ */
-    kopt_cuda_ratio_ *ratios;     /* StableAdamW: of its tensors; then the tensor of each round */
+    const uint32_t *tasks;        /* the index of each task's tensor */
+    uint32_t first, count, width; /* the tasks of this launch: first, number; positions per task */
+    uint32_t grad_format;         /* statistics: the gradient format of all tensors, or 3 if they differ */
+    /* StableAdamW: one ratio for each of its tensors; for each round the index of its tensor. */
+    kopt_cuda_ratio_ *ratios;
     const uint32_t *rounds;
     uint32_t round_count;
 } kopt_cuda_arguments_;
 
-enum { KOPT_THREADS_ = 256, KOPT_WARPS_ = 8, KOPT_ROW_ = 512 /* positions that a warp takes at once */ };
+enum { KOPT_THREADS_ = 256, KOPT_WARPS_ = 8, KOPT_WARP_STRIDE_ = 512 /* positions that a warp takes per iteration */ };
 
-/* The compiler is not to know that this is the value of before: nothing computed from it is kept in registers. */
+/* Hides from the compiler that x keeps its value. So the compiler recomputes or reloads what depends on x and keeps
+   nothing of it in registers. */
 #ifdef __CUDA_ARCH__
-#define KOPT_CUDA_FORGET_(x, letter) __asm__ volatile("" : "+" letter(x))
+#define KOPT_CUDA_OPAQUE_(x, letter) __asm__ volatile("" : "+" letter(x))
 #else
-#define KOPT_CUDA_FORGET_(x, letter) ((void)0)
+#define KOPT_CUDA_OPAQUE_(x, letter) ((void)0)
 #endif
 
-/* ---- memory ---- */
+/* ---- loads and stores ---- */
 
-/* Loads and stores in PTX: of global memory, as wide as written, in the written order. The host ends where a GPU would
-   complain about an address. */
-#define KOPT_CUDA_ALIGNS_(p, size)                            \
+/* Loads and stores of global memory in PTX, with exactly this width and in exactly this order. The host code traps if
+   an address is not aligned as the GPU needs it. */
+#define KOPT_CUDA_CHECK_ALIGNMENT_(p, size)                   \
     do {                                                      \
         if (KOPT_ADDRESS_(p) % (size) != 0) __builtin_trap(); \
     } while (0)
 
-/* 8 bytes, or a multiple of 16; aligned to 8 or 16. */
-KOPT_CUDA_FN_ void kopt_cuda_load_(uint32_t *to, const kopt_byte_ *from, size_t bytes) {
+/* bytes: 8, with alignment 8; or a multiple of 16, with alignment 16. */
+KOPT_CUDA_FN_ void kopt_cuda_load_words_(uint32_t *to, const kopt_byte_ *from, size_t bytes) {
 #ifdef __CUDA_ARCH__
     if (bytes == 8) {
         __asm__ volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
@@ -359,12 +372,12 @@ KOPT_CUDA_FN_ void kopt_cuda_load_(uint32_t *to, const kopt_byte_ *from, size_t 
                              : "l"(from + 16 * i));
     }
 #else
-    KOPT_CUDA_ALIGNS_(from, bytes == 8 ? 8 : 16);
+    KOPT_CUDA_CHECK_ALIGNMENT_(from, bytes == 8 ? 8 : 16);
     __builtin_memcpy(to, from, bytes);
 #endif
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_store_(kopt_byte_ *to, const uint32_t *from, size_t bytes) {
+KOPT_CUDA_FN_ void kopt_cuda_store_words_(kopt_byte_ *to, const uint32_t *from, size_t bytes) {
 #ifdef __CUDA_ARCH__
     if (bytes == 8) {
         __asm__ volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(to), "r"(from[0]), "r"(from[1]) : "memory");
@@ -378,13 +391,14 @@ KOPT_CUDA_FN_ void kopt_cuda_store_(kopt_byte_ *to, const uint32_t *from, size_t
                              : "memory");
     }
 #else
-    KOPT_CUDA_ALIGNS_(to, bytes == 8 ? 8 : 16);
+    KOPT_CUDA_CHECK_ALIGNMENT_(to, bytes == 8 ? 8 : 16);
     __builtin_memcpy(to, from, bytes);
 #endif
 }
 
-/* One element of 1, 2 or 4 bytes, in the low bits; aligned to its size if `natural`, or anyhow. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_fetch_as_(int natural, const kopt_byte_ *p, size_t size) {
+/* Returns an element of 1, 2 or 4 bytes in the low bits. With `natural` it is aligned to its size, otherwise it may
+   have any alignment. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_load_one_as_(int natural, const kopt_byte_ *p, size_t size) {
 #ifdef __CUDA_ARCH__
     uint32_t a = 0, byte;
     if (size == 4 && (natural || (reinterpret_cast<uintptr_t>(p) & 3) == 0)) {
@@ -399,12 +413,12 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_fetch_as_(int natural, const kopt_byte_ *p, siz
     }
     return a;
 #else
-    if (natural) KOPT_CUDA_ALIGNS_(p, size);
+    if (natural) KOPT_CUDA_CHECK_ALIGNMENT_(p, size);
     return size == 4 ? kopt_load32_(p) : size == 2 ? kopt_load16_(p) : *p;
 #endif
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_put_as_(int natural, kopt_byte_ *p, size_t size, uint32_t a) {
+KOPT_CUDA_FN_ void kopt_cuda_store_one_as_(int natural, kopt_byte_ *p, size_t size, uint32_t a) {
 #ifdef __CUDA_ARCH__
     if (size == 4 && (natural || (reinterpret_cast<uintptr_t>(p) & 3) == 0)) {
         __asm__ volatile("st.global.u32 [%0], %1;" : : "l"(p), "r"(a) : "memory");
@@ -415,7 +429,7 @@ KOPT_CUDA_FN_ void kopt_cuda_put_as_(int natural, kopt_byte_ *p, size_t size, ui
             __asm__ volatile("st.global.u8 [%0], %1;" : : "l"(p + i), "r"(a >> (8 * i)) : "memory");
     }
 #else
-    if (natural) KOPT_CUDA_ALIGNS_(p, size);
+    if (natural) KOPT_CUDA_CHECK_ALIGNMENT_(p, size);
     if (size == 4)
         kopt_store32_(p, a);
     else if (size == 2)
@@ -425,75 +439,81 @@ KOPT_CUDA_FN_ void kopt_cuda_put_as_(int natural, kopt_byte_ *p, size_t size, ui
 #endif
 }
 
-/* The element at base + offset, naturally aligned, where it is `there`: predicated, without a branch. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_fetch_if_(int there, const kopt_byte_ *base, uint64_t offset, size_t size) {
+/* Returns the element at base + offset if `active`, otherwise 0. The element has natural alignment. The load is
+   predicated, not a branch. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_load_one_if_(int active, const kopt_byte_ *base, uint64_t offset, size_t size) {
 #ifdef __CUDA_ARCH__
     const uint64_t p = reinterpret_cast<uintptr_t>(base) + offset;
     uint32_t a = 0;
     if (size == 4)
         __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u32 %0, [%1]; }"
                          : "+r"(a)
-                         : "l"(p), "r"(there));
+                         : "l"(p), "r"(active));
     else if (size == 2)
         __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u16 %0, [%1]; }"
                          : "+r"(a)
-                         : "l"(p), "r"(there));
+                         : "l"(p), "r"(active));
     else
         __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u8 %0, [%1]; }"
                          : "+r"(a)
-                         : "l"(p), "r"(there));
+                         : "l"(p), "r"(active));
     return a;
 #else
-    return there ? kopt_cuda_fetch_as_(1, base + offset, size) : 0;
+    return active ? kopt_cuda_load_one_as_(1, base + offset, size) : 0;
 #endif
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_put_if_(int there, kopt_byte_ *base, uint64_t offset, size_t size, uint32_t a) {
+KOPT_CUDA_FN_ void kopt_cuda_store_one_if_(int active, kopt_byte_ *base, uint64_t offset, size_t size, uint32_t a) {
 #ifdef __CUDA_ARCH__
     const uint64_t p = reinterpret_cast<uintptr_t>(base) + offset;
     if (size == 4)
         __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u32 [%1], %0; }"
                          :
-                         : "r"(a), "l"(p), "r"(there)
+                         : "r"(a), "l"(p), "r"(active)
                          : "memory");
     else if (size == 2)
         __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u16 [%1], %0; }"
                          :
-                         : "r"(a), "l"(p), "r"(there)
+                         : "r"(a), "l"(p), "r"(active)
                          : "memory");
     else
         __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u8 [%1], %0; }"
                          :
-                         : "r"(a), "l"(p), "r"(there)
+                         : "r"(a), "l"(p), "r"(active)
                          : "memory");
 #else
-    if (there) kopt_cuda_put_as_(1, base + offset, size, a);
+    if (active) kopt_cuda_store_one_as_(1, base + offset, size, a);
 #endif
 }
 
-/* With any alignment. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_fetch_(const kopt_byte_ *p, size_t size) { return kopt_cuda_fetch_as_(0, p, size); }
-KOPT_CUDA_FN_ void kopt_cuda_put_(kopt_byte_ *p, size_t size, uint32_t a) { kopt_cuda_put_as_(0, p, size, a); }
+/* Any alignment. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_load_one_(const kopt_byte_ *p, size_t size) {
+    return kopt_cuda_load_one_as_(0, p, size);
+}
+KOPT_CUDA_FN_ void kopt_cuda_store_one_(kopt_byte_ *p, size_t size, uint32_t a) {
+    kopt_cuda_store_one_as_(0, p, size, a);
+}
 
-/* As much of an array as one thread takes: elements i + skip .. i + n - 1, 0 <= skip < n <= 8; i may be below 0, modulo
-   2^64. */
+/* The part of an array that one thread takes: elements i + skip .. i + n - 1, where 0 <= skip < n <= 8. i is modulo
+   2^64: it may be negative, at the beginning of a tensor. */
 typedef struct kopt_cuda_part_ {
     uint64_t i;
     int skip, n;
 } kopt_cuda_part_;
 
-/* Part number `octet` of n elements, of which the first is at position pad < 8. */
+/* Part number `octet` of an array of n elements whose first element has position pad < 8. */
 KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_part_of_(uint64_t n, uint32_t pad, uint64_t octet) {
-    const uint64_t left = n + pad - 8 * octet;
+    const uint64_t remaining = n + pad - 8 * octet;
     kopt_cuda_part_ p;
     p.i = 8 * octet - pad;
     p.skip = octet == 0 ? KOPT_CAST_(int, pad) : 0;
-    p.n = left < 8 ? KOPT_CAST_(int, left) : 8;
+    p.n = remaining < 8 ? KOPT_CAST_(int, remaining) : 8;
     return p;
 }
 
-/* Element q of 8, packed as in memory; into words that are 0 where it goes. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_nth_(const uint32_t *packed, size_t size, int q) {
+/* extract: element q of 8 elements that are packed as in memory. insert: sets element q; elements must be set in
+   ascending order, because the first element of a word overwrites the word and the others are or-ed into it. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_extract_(const uint32_t *packed, size_t size, int q) {
     if (size == 4) return packed[q];
     return size == 2 ? packed[q >> 1] >> 16 * (q & 1) & 0xFFFFu : packed[q >> 2] >> 8 * (q & 3) & 0xFFu;
 }
@@ -507,190 +527,196 @@ KOPT_CUDA_FN_ void kopt_cuda_insert_(uint32_t *packed, size_t size, int q, uint3
         packed[q >> 2] = (q & 3) == 0 ? a : packed[q >> 2] | a << 8 * (q & 3);
 }
 
-/* ... into words that have another element there, in place: a second array would take registers. */
+/* Replaces element q in words that have valid elements. Works in place because a second array would take more
+   registers. */
 KOPT_CUDA_FN_ void kopt_cuda_replace_(uint32_t *packed, size_t size, int q, uint32_t a) {
     const int shift = size == 4 ? 0 : size == 2 ? 16 * (q & 1) : 8 * (q & 3);
     const uint32_t mask = (size == 4 ? 0xFFFFFFFFu : size == 2 ? 0xFFFFu : 0xFFu) << shift;
     uint32_t *const word = packed + (size == 4 ? q : size == 2 ? q >> 1 : q >> 2);
     *word = (*word & ~mask) | (a << shift & mask);
-    KOPT_CUDA_FORGET_(*word, "r"); /* or its parts stay apart until it is stored */
+    /* Otherwise nvcc keeps the elements of the word in separate registers until the store. */
+    KOPT_CUDA_OPAQUE_(*word, "r");
 }
 
-/* A residual as a word: those of COMPACT have a sign. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_signed_(uint32_t a, size_t size) { return size == 1 ? (a ^ 0x80u) - 0x80u : a; }
-KOPT_CUDA_FN_ uint32_t kopt_cuda_nth_signed_(const uint32_t *packed, size_t size, int q) {
-    return kopt_cuda_signed_(kopt_cuda_nth_(packed, size, q), size);
+/* Extends a residual to 32 bits: the 1-byte residuals of COMPACT are signed. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_sign_extend_(uint32_t a, size_t size) { return size == 1 ? (a ^ 0x80u) - 0x80u : a; }
+KOPT_CUDA_FN_ uint32_t kopt_cuda_extract_signed_(const uint32_t *packed, size_t size, int q) {
+    return kopt_cuda_sign_extend_(kopt_cuda_extract_(packed, size, q), size);
 }
 
-/* What is known of where an array lies: nothing; elements are aligned to their size; the part is whole, and aligned as wide
-   loads want it. */
-enum { KOPT_ANYHOW_, KOPT_NATURAL_, KOPT_WIDE_ };
+/* What the caller knows about the alignment of a part: nothing; each element is aligned to its size; the part is
+   complete (8 elements) and aligned for vector loads. */
+enum { KOPT_UNALIGNED_, KOPT_NATURAL_, KOPT_WIDE_ };
 
-/* Is it a whole part, and does the array lie there as wide loads want it? */
-KOPT_CUDA_FN_ int kopt_cuda_whole_(const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
+/* Is the part complete, and aligned for vector loads? 1-byte elements need 4 bytes only: two words are loaded. */
+KOPT_CUDA_FN_ int kopt_cuda_wide_part_(const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
     const uint64_t address = KOPT_ADDRESS_(base) + p.i * size;
     return p.skip == 0 && p.n == 8 && (address & (size == 1 ? 3 : 8 * size < 16 ? 7 : 15)) == 0;
 }
 
-/* A part of an array of elements of 1, 2 or 4 bytes, packed, with zeros for what is not in it. All loads are issued
-   before any of them is used; those of a part that is not whole, or not aligned, are predicated, not a loop. */
-KOPT_CUDA_FN_ void kopt_cuda_take_as_(int how, uint32_t *packed, const kopt_byte_ *base, size_t size,
-                                      kopt_cuda_part_ p) {
+/* Loads a part of an array of elements of 1, 2 or 4 bytes, packed; elements outside of the part become 0. All loads are
+   issued before the first is used: if the part is incomplete or not aligned, they are 8 predicated loads, unrolled. */
+KOPT_CUDA_FN_ void kopt_cuda_load_part_as_(int how, uint32_t *packed, const kopt_byte_ *base, size_t size,
+                                           kopt_cuda_part_ p) {
     int q;
-    if (how == KOPT_WIDE_ || kopt_cuda_whole_(base, size, p)) {
+    if (how == KOPT_WIDE_ || kopt_cuda_wide_part_(base, size, p)) {
         const kopt_byte_ *const from = base + p.i * size;
         if (size == 1 && how != KOPT_WIDE_) { /* aligned to 4 */
-            packed[0] = kopt_cuda_fetch_as_(1, from, 4);
-            packed[1] = kopt_cuda_fetch_as_(1, from + 4, 4);
+            packed[0] = kopt_cuda_load_one_as_(1, from, 4);
+            packed[1] = kopt_cuda_load_one_as_(1, from + 4, 4);
         } else {
-            kopt_cuda_load_(packed, from, 8 * size);
+            kopt_cuda_load_words_(packed, from, 8 * size);
         }
         return;
     }
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
-        const int there = p.skip <= q && q < p.n;
-        const uint64_t at = (p.i + KOPT_CAST_(uint64_t, q)) * size;
+        const int active = p.skip <= q && q < p.n;
+        const uint64_t offset = (p.i + KOPT_CAST_(uint64_t, q)) * size;
         uint32_t a = 0;
         if (how == KOPT_NATURAL_)
-            a = kopt_cuda_fetch_if_(there, base, at, size);
-        else if (there)
-            a = kopt_cuda_fetch_(base + at, size);
+            a = kopt_cuda_load_one_if_(active, base, offset, size);
+        else if (active)
+            a = kopt_cuda_load_one_(base + offset, size);
         kopt_cuda_insert_(packed, size, q, a);
     }
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_give_as_(int how, kopt_byte_ *base, size_t size, kopt_cuda_part_ p,
-                                      const uint32_t *packed) {
+KOPT_CUDA_FN_ void kopt_cuda_store_part_as_(int how, kopt_byte_ *base, size_t size, kopt_cuda_part_ p,
+                                            const uint32_t *packed) {
     int q;
-    if (how == KOPT_WIDE_ || kopt_cuda_whole_(base, size, p)) {
+    if (how == KOPT_WIDE_ || kopt_cuda_wide_part_(base, size, p)) {
         kopt_byte_ *const to = base + p.i * size;
         if (size == 1 && how != KOPT_WIDE_) {
-            kopt_cuda_put_as_(1, to, 4, packed[0]);
-            kopt_cuda_put_as_(1, to + 4, 4, packed[1]);
+            kopt_cuda_store_one_as_(1, to, 4, packed[0]);
+            kopt_cuda_store_one_as_(1, to + 4, 4, packed[1]);
         } else {
-            kopt_cuda_store_(to, packed, 8 * size);
+            kopt_cuda_store_words_(to, packed, 8 * size);
         }
         return;
     }
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
-        const int there = p.skip <= q && q < p.n;
-        const uint64_t at = (p.i + KOPT_CAST_(uint64_t, q)) * size;
+        const int active = p.skip <= q && q < p.n;
+        const uint64_t offset = (p.i + KOPT_CAST_(uint64_t, q)) * size;
         if (how == KOPT_NATURAL_)
-            kopt_cuda_put_if_(there, base, at, size, kopt_cuda_nth_(packed, size, q));
-        else if (there)
-            kopt_cuda_put_(base + at, size, kopt_cuda_nth_(packed, size, q));
+            kopt_cuda_store_one_if_(active, base, offset, size, kopt_cuda_extract_(packed, size, q));
+        else if (active)
+            kopt_cuda_store_one_(base + offset, size, kopt_cuda_extract_(packed, size, q));
     }
 }
 
-/* With any alignment. */
-KOPT_CUDA_FN_ void kopt_cuda_take_(uint32_t *packed, const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
-    kopt_cuda_take_as_(KOPT_ANYHOW_, packed, base, size, p);
+/* Any alignment. */
+KOPT_CUDA_FN_ void kopt_cuda_load_part_(uint32_t *packed, const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
+    kopt_cuda_load_part_as_(KOPT_UNALIGNED_, packed, base, size, p);
 }
-KOPT_CUDA_FN_ void kopt_cuda_give_(kopt_byte_ *base, size_t size, kopt_cuda_part_ p, const uint32_t *packed) {
-    kopt_cuda_give_as_(KOPT_ANYHOW_, base, size, p, packed);
+KOPT_CUDA_FN_ void kopt_cuda_store_part_(kopt_byte_ *base, size_t size, kopt_cuda_part_ p, const uint32_t *packed) {
+    kopt_cuda_store_part_as_(KOPT_UNALIGNED_, base, size, p, packed);
 }
 
 /* ---- random bits ---- */
 
-/* r (kopt_random) of element q of the 8 from global index e on, a multiple of 8, whose words are w. */
+/* r (see kopt_random) of element q of an octet. e: global index of the octet's first element, a multiple of 8. w: the
+   words of its Philox block. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_random_of_(const uint32_t w[4], uint64_t e, int q) {
     return kopt_random_combine_((q & 1) != 0 ? w[q >> 1] >> 16 | w[q >> 1] << 16 : w[q >> 1], e);
 }
 
-/* Of all 8, for any e: those of a shard may lie across two octets of the whole. */
-KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[8], const kopt_philox_key_cuda_ *cipher, uint64_t e) {
+/* r of the 8 elements from global index e on, for any e: with 8-bit moments the 8 elements of a thread may belong to
+   two Philox blocks, because a shard may begin anywhere. */
+KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[8], const kopt_philox_key_cuda_ *key, uint64_t e) {
     uint32_t w[8];
     int q;
-    kopt_philox_cuda_(w, cipher, kopt_philox_block_(e));
-    kopt_philox_cuda_(w + 4, cipher, kopt_philox_block_(e + 7));
+    kopt_philox_cuda_(w, key, kopt_philox_block_(e));
+    kopt_philox_cuda_(w + 4, key, kopt_philox_block_(e + 7));
     KOPT_UNROLL_
     for (q = 0; q < 6; q++) w[q] = (e & 4) != 0 ? w[q + 2] : w[q];
     KOPT_UNROLL_
     for (q = 0; q < 5; q++) w[q] = (e & 2) != 0 ? w[q + 1] : w[q];
     KOPT_UNROLL_
-    for (q = 0; q < 8; q++) { /* the two halves of element e + q, its own below */
+    for (q = 0; q < 8; q++) { /* the word of element e + q; if e + q is odd, its halves change places */
         const uint32_t halves = (e & 1) != 0 ? w[(q + 1) >> 1] : w[q >> 1];
         r[q] = kopt_random_combine_(((e ^ KOPT_CAST_(uint32_t, q)) & 1) != 0 ? halves >> 16 | halves << 16 : halves,
                                     e + KOPT_CAST_(uint64_t, q));
     }
 }
 
-/* ... and for one that may be either. */
-KOPT_CUDA_FN_ void kopt_cuda_random_octet_(uint32_t r[8], const kopt_philox_key_cuda_ *cipher, uint64_t e) {
+/* r of 8 elements, for any e; faster if e is a multiple of 8. */
+KOPT_CUDA_FN_ void kopt_cuda_random_octet_(uint32_t r[8], const kopt_philox_key_cuda_ *key, uint64_t e) {
     if ((e & 7) == 0) {
         uint32_t w[4];
         int q;
-        kopt_philox_cuda_(w, cipher, kopt_philox_block_(e));
+        kopt_philox_cuda_(w, key, kopt_philox_block_(e));
         KOPT_UNROLL_
         for (q = 0; q < 8; q++) r[q] = kopt_cuda_random_of_(w, e, q);
     } else {
-        kopt_cuda_random_across_(r, cipher, e);
+        kopt_cuda_random_across_(r, key, e);
     }
 }
 
 /* r of one element. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_random_one_(const kopt_philox_key_cuda_ *cipher, uint64_t e) {
+KOPT_CUDA_FN_ uint32_t kopt_cuda_random_one_(const kopt_philox_key_cuda_ *key, uint64_t e) {
     uint32_t w[4], halves;
-    kopt_philox_cuda_(w, cipher, kopt_philox_block_(e));
+    kopt_philox_cuda_(w, key, kopt_philox_block_(e));
     halves = (e & 4) != 0 ? ((e & 2) != 0 ? w[3] : w[2]) : ((e & 2) != 0 ? w[1] : w[0]);
     return kopt_random_combine_((e & 1) != 0 ? halves >> 16 | halves << 16 : halves, e);
 }
 
-/* ---- one thread's work ---- */
+/* ---- the work of one thread ---- */
 
-/* What a tensor has of the 8 elements from i on, at least one. */
+/* The elements of a tensor among the 8 elements from i on; there must be at least one. */
 KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_part_from_(const kopt_cuda_tensor_ *t, uint64_t i) {
-    const uint64_t left = t->end - t->pad - i;
+    const uint64_t remaining = t->end - t->pad - i;
     kopt_cuda_part_ p;
     p.i = i;
     p.skip = i >> 63 != 0 ? KOPT_CAST_(int, 0 - i) : 0;
-    p.n = left < 8 ? KOPT_CAST_(int, left) : 8;
+    p.n = remaining < 8 ? KOPT_CAST_(int, remaining) : 8;
     return p;
 }
 
-/* At position x of a task. */
+/* The same for the 8 elements from position x of a task on. */
 KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_part_at_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t,
                                                  uint32_t task, int x) {
-    const uint64_t at = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width + KOPT_CAST_(uint64_t, x);
-    return kopt_cuda_part_from_(t, at - t->pad);
+    const uint64_t position =
+        KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width + KOPT_CAST_(uint64_t, x);
+    return kopt_cuda_part_from_(t, position - t->pad);
 }
 
-/* ---- 8-bit moments: a warp steps 256 elements that share a scale, in two phases. The first turns codes into numbers,
-        steps, and leaves the new moments, of mean squares the roots, in shared memory; when the largest are known, the
-        second makes their codes ---- */
+/* ---- 8-bit moments: a warp steps the 256 elements of a block, which share a scale, in two phases. Phase one decodes
+        the moments, steps, and writes the new moments (of means of squares: their roots) to shared memory. When the
+        largest magnitudes are known, phase two encodes the new moments ---- */
 
-enum { KOPT_SLOTS_ = 256 + 8 }; /* moments of a block: slot p + p / 32, so that the lanes use different memory banks */
+/* Words per moment. Element p of a block is in slot p + p / 32, so that the lanes use different memory banks. */
+enum { KOPT_SLOTS_ = 256 + 8 };
 
 typedef struct kopt_cuda_block_ {
     uint32_t *slots;     /* KOPT_SLOTS_ for each moment */
-    uint64_t first;      /* the block's first element */
-    uint32_t largest[4]; /* bits of the largest magnitudes in the slots */
+    uint64_t first;      /* index of the block's first element */
+    uint32_t largest[4]; /* of each moment: the bits of the largest magnitude in the slots */
 } kopt_cuda_block_;
 
-/* The 8-bit code of x. r: of 16 bits, if stochastic. */
+/* The 8-bit code of x. If stochastic, r is a 16-bit random number. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_encode_(float x, uint32_t scale, int square, int stochastic, uint32_t r) {
     const float y = kopt_mul_cuda_(x, kopt_inverse_scale_q8_cuda_(scale, square));
     return kopt_encode_q8_scalar_cuda_(kopt_codes_are_zero_(scale) ? 0 : y, square,
-                                       stochastic ? r : 0x8000u); /* 0 has code 0 */
+                                       stochastic ? r : 0x8000u); /* code 0 if the scale is 0 */
 }
 
-/* ... and back: the number of a code, of 8 bits with their sign. */
+/* The number that an 8-bit code stands for; the code is sign-extended. */
 KOPT_CUDA_FN_ float kopt_cuda_decode_(uint32_t code, uint32_t scale, int square) {
     float y = kopt_decode_q8_cuda_(code, square);
-    KOPT_OPAQUE_FLOAT_(y); /* as in kopt_decode_number_ */
+    KOPT_OPAQUE_FLOAT_(y); /* see kopt_decode_number_ */
     return kopt_mul_cuda_(y, kopt_as_f32_(scale));
 }
 
-/* The scale of the block of element i. */
+/* The bits of the scale of element i's block. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_scale_(const kopt_cuda_tensor_ *t, int m, uint64_t i) {
-    return kopt_cuda_fetch_(t->scale[m] + (i >> 8) * 4, 4);
+    return kopt_cuda_load_one_(t->scale[m] + (i >> 8) * 4, 4);
 }
 
-/* An 8-bit moment as the bits of an fp32, of a mean of squares the root. */
+/* The bits of an 8-bit moment as fp32; of a mean of squares: of its root. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_moment_(kopt_rule rule, int m, uint32_t code, uint32_t scale) {
-    return kopt_as_u32_(kopt_cuda_decode_(kopt_cuda_signed_(code, 1), scale, kopt_is_square_(rule, m)));
+    return kopt_as_u32_(kopt_cuda_decode_(kopt_cuda_sign_extend_(code, 1), scale, kopt_is_square_(rule, m)));
 }
 
 KOPT_CUDA_FN_ uint32_t *kopt_cuda_slot_(const kopt_cuda_block_ *b, int m, uint64_t i) {
@@ -698,146 +724,151 @@ KOPT_CUDA_FN_ uint32_t *kopt_cuda_slot_(const kopt_cuda_block_ *b, int m, uint64
     return b->slots + m * KOPT_SLOTS_ + (p + (p >> 5));
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_keep_(kopt_cuda_block_ *b, int m, uint64_t i, uint32_t moment) {
+KOPT_CUDA_FN_ void kopt_cuda_store_slot_(kopt_cuda_block_ *b, int m, uint64_t i, uint32_t moment) {
     const uint32_t magnitude = moment & 0x7FFFFFFFu;
     *kopt_cuda_slot_(b, m, i) = moment;
     b->largest[m] = magnitude > b->largest[m] ? magnitude : b->largest[m];
 }
 
-/* Do all arrays of a tensor lie as wide loads want them, and is it 8 elements? */
-KOPT_CUDA_FN_ int kopt_cuda_wide_(const kopt_cuda_tensor_ *t, kopt_cuda_part_ p) {
+/* Is the part complete, and are all arrays of the tensor aligned for vector loads there? */
+KOPT_CUDA_FN_ int kopt_cuda_wide_tensor_part_(const kopt_cuda_tensor_ *t, kopt_cuda_part_ p) {
     return t->wide && p.skip == 0 && p.n == 8;
 }
 
-/* What the arrays of a tensor have of a part, packed. */
+/* A part of each array of a tensor, packed. */
 typedef struct kopt_cuda_arrays_ {
     uint32_t weight[8], grad[8], residual[4], moment[2][8], copy[4];
 } kopt_cuda_arrays_;
 
-/* All of them in turn, so that loads are issued one behind the other; not moments of 8 bits. */
-KOPT_CUDA_FN_ void kopt_cuda_take_all_(int how, kopt_cuda_arrays_ *x, const kopt_cuda_tensor_ *t, kopt_kind_ kind,
-                                       int moments, kopt_cuda_part_ p) {
+/* Loads all arrays; the loads are issued one after the other. Does not load 8-bit moments. */
+KOPT_CUDA_FN_ void kopt_cuda_load_arrays_(int how, kopt_cuda_arrays_ *x, const kopt_cuda_tensor_ *t, kopt_kind_ kind,
+                                          int moments, kopt_cuda_part_ p) {
     const size_t moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    kopt_cuda_take_as_(how, x->weight, t->weight, kopt_bytes_of_(kind.weight), p);
-    if (residual_size != 0) kopt_cuda_take_as_(how, x->residual, t->residual, residual_size, p);
-    if (moments > 0) kopt_cuda_take_as_(how, x->moment[0], t->moment[0], moment_size, p);
-    if (moments > 1) kopt_cuda_take_as_(how, x->moment[1], t->moment[1], moment_size, p);
-    kopt_cuda_take_as_(how, x->grad, t->grad, kopt_bytes_of_(kind.grad), p);
+    kopt_cuda_load_part_as_(how, x->weight, t->weight, kopt_bytes_of_(kind.weight), p);
+    if (residual_size != 0) kopt_cuda_load_part_as_(how, x->residual, t->residual, residual_size, p);
+    if (moments > 0) kopt_cuda_load_part_as_(how, x->moment[0], t->moment[0], moment_size, p);
+    if (moments > 1) kopt_cuda_load_part_as_(how, x->moment[1], t->moment[1], moment_size, p);
+    kopt_cuda_load_part_as_(how, x->grad, t->grad, kopt_bytes_of_(kind.grad), p);
 }
 
-/* ... and back. moments_only: no weights. copy_size: 0, or there is a copy. */
-KOPT_CUDA_FN_ void kopt_cuda_give_all_(int how, const kopt_cuda_arrays_ *x, const kopt_cuda_tensor_ *t, kopt_kind_ kind,
-                                       int moments, int moments_only, size_t copy_size, kopt_cuda_part_ p) {
+/* Stores all arrays except 8-bit moments. With moments_only it does not store the weight, residual and copy. copy_size:
+   bytes per element of the copy, 0 if there is none. */
+KOPT_CUDA_FN_ void kopt_cuda_store_arrays_(int how, const kopt_cuda_arrays_ *x, const kopt_cuda_tensor_ *t,
+                                           kopt_kind_ kind, int moments, int moments_only, size_t copy_size,
+                                           kopt_cuda_part_ p) {
     const size_t moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     if (!moments_only) {
-        kopt_cuda_give_as_(how, t->weight, kopt_bytes_of_(kind.weight), p, x->weight);
-        if (residual_size != 0) kopt_cuda_give_as_(how, t->residual, residual_size, p, x->residual);
-        if (copy_size == 4) kopt_cuda_give_as_(how, t->copy, 4, p, x->weight);
-        if (copy_size == 2) kopt_cuda_give_as_(how, t->copy, 2, p, x->copy);
+        kopt_cuda_store_part_as_(how, t->weight, kopt_bytes_of_(kind.weight), p, x->weight);
+        if (residual_size != 0) kopt_cuda_store_part_as_(how, t->residual, residual_size, p, x->residual);
+        if (copy_size == 4) kopt_cuda_store_part_as_(how, t->copy, 4, p, x->weight);
+        if (copy_size == 2) kopt_cuda_store_part_as_(how, t->copy, 2, p, x->copy);
     }
-    if (moments > 0) kopt_cuda_give_as_(how, t->moment[0], moment_size, p, x->moment[0]);
-    if (moments > 1) kopt_cuda_give_as_(how, t->moment[1], moment_size, p, x->moment[1]);
+    if (moments > 0) kopt_cuda_store_part_as_(how, t->moment[0], moment_size, p, x->moment[0]);
+    if (moments > 1) kopt_cuda_store_part_as_(how, t->moment[1], moment_size, p, x->moment[1]);
 }
 
-/* Codes of a part; the bits of their scale. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_take_codes_(uint32_t *packed, const kopt_cuda_tensor_ *t, int m, kopt_cuda_part_ p) {
-    kopt_cuda_take_as_(KOPT_NATURAL_, packed, t->moment[m], 1, p);
+/* Loads the codes of a part and returns the bits of their scale. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_load_codes_(uint32_t *packed, const kopt_cuda_tensor_ *t, int m, kopt_cuda_part_ p) {
+    kopt_cuda_load_part_as_(KOPT_NATURAL_, packed, t->moment[m], 1, p);
     return kopt_cuda_scale_(t, m, p.i);
 }
 
-/* Both stages of an element. Returns what is subtracted from its weight. */
+/* Both stages for one element. Returns the update, which the weight is reduced by. */
 KOPT_CUDA_FN_ float kopt_cuda_step_element_(kopt_kind_ kind, const kopt_scalars_cuda_ *k, kopt_element_cuda_ *e,
                                             uint32_t r) {
-    float rest, y;
-    const float w = kopt_load_weight_cuda_(kind, e->weight, e->residual, &rest);
-    const float x = kopt_direction_cuda_(kind, k, w, rest, e, r, &y);
-    return kopt_commit_element_cuda_(kind, k, kopt_rule_function_cuda_(kind, k, x, y), w, rest, e, r, k->sync);
+    float compensation, y;
+    const float w = kopt_load_weight_cuda_(kind, e->weight, e->residual, &compensation);
+    const float x = kopt_direction_cuda_(kind, k, w, compensation, e, r, &y);
+    return kopt_commit_element_cuda_(kind, k, kopt_rule_function_cuda_(kind, k, x, y), w, compensation, e, r, k->sync);
 }
 
-/* A step of the elements at positions x .. x + 7 of a task, of those that the tensor has: everything is loaded, stepped in
-   registers, and stored. w: their random words, `first` being the global index of the first; or NULL, and r is that of
-   each. b: NULL, or where 8-bit moments go. */
-KOPT_CUDA_FN_ void kopt_cuda_octet_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task, int x,
-                                    kopt_kind_ kind, int copies, int radam, const uint32_t *w, uint64_t first,
-                                    const uint32_t *r, kopt_cuda_block_ *b) {
+/* Steps the elements at positions x .. x + 7 of a task, as far as the tensor has them: loads everything, steps in
+   registers, stores. w: the words of their Philox block, and `first` the global index of the first element; or NULL,
+   and then r[q] is r of element q. b: the block that receives the new 8-bit moments, or NULL. */
+KOPT_CUDA_FN_ void kopt_cuda_step_octet_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task,
+                                         int x, kopt_kind_ kind, int copies, int radam, const uint32_t *w,
+                                         uint64_t first, const uint32_t *r, kopt_cuda_block_ *b) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     const int codes = b == KOPT_NULL_ ? 0 : kind.moment_count,
-              moments = kind.moment_count - codes; /* of 8 bits, others */
+              moments = kind.moment_count - codes; /* codes: moments with 8 bits; moments: all others */
     size_t copy_size = 0;
     int moments_only;
-    kopt_cuda_arrays_ at;
+    kopt_cuda_arrays_ data;
     kopt_scalars_cuda_ local;
     kopt_cuda_part_ p = kopt_cuda_part_at_(a, t, task, x);
     uint32_t words[sizeof(kopt_scalars_cuda_) / 4], scale[2] = {0, 0};
     const kopt_byte_ *const scalars = KOPT_CONST_POINTER_(const kopt_byte_ *, &a->groups[t->group].k);
     int q;
-    kopt_cuda_load_(words, scalars, 64); /* all numbers, and a flag */
+    kopt_cuda_load_words_(words, scalars, 64); /* all floating-point scalars and one flag */
     for (q = 16; q < KOPT_CAST_(int, sizeof words / 4); q++) words[q] = 0;
     __builtin_memcpy(&local, words, sizeof local);
     local.rate = kopt_mul_cuda_(local.rate, t->rate_scale);
     local.weight_decay = kopt_mul_cuda_(local.weight_decay, t->rate_scale);
-    local.use_scale = 1; /* registers: times 1 changes no number, these two follow from what is there, */
+    /* Saves registers: the factor 1 changes no number, so use_scale is 1; use_l2 and use_decay follow from their
+       scalars; zero_grad and moments_only are read at the end. */
+    local.use_scale = 1;
     local.use_l2 = kopt_as_u32_(local.l2) != 0;
-    local.use_decay =
-        kopt_as_u32_(local.weight_decay) != 0; /* and zero_grad and moments_only are looked at in the end */
+    local.use_decay = kopt_as_u32_(local.weight_decay) != 0;
     if (radam) local.unrectified = a->groups[t->group].k.unrectified;
-    for (q = 0; q < 8; q++) at.moment[0][q] = at.moment[1][q] = 0;
-    if (kopt_cuda_wide_(t, p))
-        kopt_cuda_take_all_(KOPT_WIDE_, &at, t, kind, moments, p);
+    for (q = 0; q < 8; q++) data.moment[0][q] = data.moment[1][q] = 0;
+    if (kopt_cuda_wide_tensor_part_(t, p))
+        kopt_cuda_load_arrays_(KOPT_WIDE_, &data, t, kind, moments, p);
     else
-        kopt_cuda_take_all_(KOPT_NATURAL_, &at, t, kind, moments, p);
-    if (codes > 0) scale[0] = kopt_cuda_take_codes_(at.moment[0], t, 0, p);
-    if (codes > 1) scale[1] = kopt_cuda_take_codes_(at.moment[1], t, 1, p);
+        kopt_cuda_load_arrays_(KOPT_NATURAL_, &data, t, kind, moments, p);
+    if (codes > 0) scale[0] = kopt_cuda_load_codes_(data.moment[0], t, 0, p);
+    if (codes > 1) scale[1] = kopt_cuda_load_codes_(data.moment[1], t, 1, p);
 
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
         const size_t k = KOPT_CAST_(size_t, q);
         kopt_element_cuda_ e;
-        e.weight = kopt_cuda_nth_(at.weight, weight_size, q);
+        e.weight = kopt_cuda_extract_(data.weight, weight_size, q);
         e.residual = 0;
-        if (residual_size != 0) e.residual = kopt_cuda_nth_signed_(at.residual, residual_size, q);
-        e.grad = kopt_cuda_nth_(at.grad, grad_size, q);
-        e.moment[0] = b == KOPT_NULL_ ? kopt_cuda_nth_(at.moment[0], moment_size, q) : 0;
-        e.moment[1] = b == KOPT_NULL_ ? kopt_cuda_nth_(at.moment[1], moment_size, q) : 0;
-        if (codes > 0) e.moment[0] = kopt_cuda_moment_(kind.rule, 0, kopt_cuda_nth_(at.moment[0], 1, q), scale[0]);
-        if (codes > 1) e.moment[1] = kopt_cuda_moment_(kind.rule, 1, kopt_cuda_nth_(at.moment[1], 1, q), scale[1]);
+        if (residual_size != 0) e.residual = kopt_cuda_extract_signed_(data.residual, residual_size, q);
+        e.grad = kopt_cuda_extract_(data.grad, grad_size, q);
+        e.moment[0] = b == KOPT_NULL_ ? kopt_cuda_extract_(data.moment[0], moment_size, q) : 0;
+        e.moment[1] = b == KOPT_NULL_ ? kopt_cuda_extract_(data.moment[1], moment_size, q) : 0;
+        if (codes > 0)
+            e.moment[0] = kopt_cuda_moment_(kind.rule, 0, kopt_cuda_extract_(data.moment[0], 1, q), scale[0]);
+        if (codes > 1)
+            e.moment[1] = kopt_cuda_moment_(kind.rule, 1, kopt_cuda_extract_(data.moment[1], 1, q), scale[1]);
         kopt_cuda_step_element_(kind, &local, &e, w != KOPT_NULL_ ? kopt_cuda_random_of_(w, first, q) : r[q]);
-        kopt_cuda_replace_(at.weight, weight_size, q, e.weight);
-        if (residual_size != 0) kopt_cuda_replace_(at.residual, residual_size, q, e.residual);
-        if (b == KOPT_NULL_) { /* how many there are is not known before the run: no branch for it */
-            kopt_cuda_replace_(at.moment[0], moment_size, q, e.moment[0]);
-            kopt_cuda_replace_(at.moment[1], moment_size, q, e.moment[1]);
+        kopt_cuda_replace_(data.weight, weight_size, q, e.weight);
+        if (residual_size != 0) kopt_cuda_replace_(data.residual, residual_size, q, e.residual);
+        if (b == KOPT_NULL_) { /* moment_count is not a constant: this avoids a branch */
+            kopt_cuda_replace_(data.moment[0], moment_size, q, e.moment[0]);
+            kopt_cuda_replace_(data.moment[1], moment_size, q, e.moment[1]);
         }
-        if (codes > 0 && q < p.n) kopt_cuda_keep_(b, 0, p.i + k, e.moment[0]);
-        if (codes > 1 && q < p.n) kopt_cuda_keep_(b, 1, p.i + k, e.moment[1]);
+        if (codes > 0 && q < p.n) kopt_cuda_store_slot_(b, 0, p.i + k, e.moment[0]);
+        if (codes > 1 && q < p.n) kopt_cuda_store_slot_(b, 1, p.i + k, e.moment[1]);
     }
 
-    KOPT_CUDA_FORGET_(t, "l");
+    KOPT_CUDA_OPAQUE_(t, "l");
     p = kopt_cuda_part_at_(a, t, task, x);
     if (copies && t->copy != KOPT_NULL_) copy_size = t->copy_format == KOPT_F32 ? 4 : 2;
-    if (copy_size == 2) { /* of fp32 */
+    if (copy_size == 2) { /* fp32 weight, 16-bit copy */
         const kopt_format format = KOPT_CAST_(kopt_format, t->copy_format);
         KOPT_UNROLL_
         for (q = 0; q < 8; q++)
-            kopt_cuda_insert_(at.copy, 2, q, kopt_round_nearest16_cuda_(kopt_as_f32_(at.weight[q]), format));
+            kopt_cuda_insert_(data.copy, 2, q, kopt_round_nearest16_cuda_(kopt_as_f32_(data.weight[q]), format));
     }
     moments_only = a->groups[t->group].k.moments_only;
-    if (kopt_cuda_wide_(t, p))
-        kopt_cuda_give_all_(KOPT_WIDE_, &at, t, kind, moments, moments_only, copy_size, p);
+    if (kopt_cuda_wide_tensor_part_(t, p))
+        kopt_cuda_store_arrays_(KOPT_WIDE_, &data, t, kind, moments, moments_only, copy_size, p);
     else
-        kopt_cuda_give_all_(KOPT_NATURAL_, &at, t, kind, moments, moments_only, copy_size, p);
+        kopt_cuda_store_arrays_(KOPT_NATURAL_, &data, t, kind, moments, moments_only, copy_size, p);
     if (a->groups[t->group].k.zero_grad) {
         KOPT_UNROLL_
-        for (q = 0; q < 8; q++) at.grad[q] = 0;
-        kopt_cuda_give_as_(KOPT_NATURAL_, t->grad, grad_size, p, at.grad);
+        for (q = 0; q < 8; q++) data.grad[q] = 0;
+        kopt_cuda_store_part_as_(KOPT_NATURAL_, t->grad, grad_size, p, data.grad);
     }
 }
 
-/* A step of one element, of the general kernels. */
+/* Steps one element: for the general kernels. */
 KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kind, int copies,
                                       const kopt_scalars_cuda_ *scalars, uint64_t i, uint32_t r, kopt_counts *counts,
                                       kopt_cuda_block_ *b) {
@@ -852,64 +883,66 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
     k.rate = kopt_mul_cuda_(k.rate, t->rate_scale);
     k.weight_decay = kopt_mul_cuda_(k.weight_decay, t->rate_scale);
     k.use_decay = kopt_as_u32_(k.weight_decay) != 0;
-    e.weight = kopt_cuda_fetch_(t->weight + i * weight_size, weight_size);
-    e.grad = kopt_cuda_fetch_(t->grad + i * grad_size, grad_size);
+    e.weight = kopt_cuda_load_one_(t->weight + i * weight_size, weight_size);
+    e.grad = kopt_cuda_load_one_(t->grad + i * grad_size, grad_size);
     e.residual = e.slow = e.slow_residual = 0;
     if (residual_size != 0)
-        e.residual = kopt_cuda_signed_(kopt_cuda_fetch_(t->residual + i * residual_size, residual_size), residual_size);
+        e.residual =
+            kopt_cuda_sign_extend_(kopt_cuda_load_one_(t->residual + i * residual_size, residual_size), residual_size);
     KOPT_UNROLL_
     for (m = 0; m < 4; m++) {
         e.moment[m] = 0;
         if (m < kind.moment_count && b == KOPT_NULL_)
-            e.moment[m] = kopt_cuda_fetch_(t->moment[m] + i * moment_size, moment_size);
+            e.moment[m] = kopt_cuda_load_one_(t->moment[m] + i * moment_size, moment_size);
         if (m < kind.moment_count && b != KOPT_NULL_)
             e.moment[m] =
-                kopt_cuda_moment_(kind.rule, m, kopt_cuda_fetch_(t->moment[m] + i, 1), kopt_cuda_scale_(t, m, i));
+                kopt_cuda_moment_(kind.rule, m, kopt_cuda_load_one_(t->moment[m] + i, 1), kopt_cuda_scale_(t, m, i));
     }
     if (k.sync) {
-        e.slow = kopt_cuda_fetch_(t->slow + i * weight_size, weight_size);
+        e.slow = kopt_cuda_load_one_(t->slow + i * weight_size, weight_size);
         if (residual_size != 0)
-            e.slow_residual =
-                kopt_cuda_signed_(kopt_cuda_fetch_(t->slow_residual + i * residual_size, residual_size), residual_size);
+            e.slow_residual = kopt_cuda_sign_extend_(
+                kopt_cuda_load_one_(t->slow_residual + i * residual_size, residual_size), residual_size);
     }
     before = e;
     update = kopt_cuda_step_element_(kind, &k, &e, r);
     kopt_count_element_cuda_(kind, counts, &before, &e, update);
     if (!k.moments_only) {
-        kopt_cuda_put_(t->weight + i * weight_size, weight_size, e.weight);
-        if (residual_size != 0) kopt_cuda_put_(t->residual + i * residual_size, residual_size, e.residual);
+        kopt_cuda_store_one_(t->weight + i * weight_size, weight_size, e.weight);
+        if (residual_size != 0) kopt_cuda_store_one_(t->residual + i * residual_size, residual_size, e.residual);
         if (copies && t->copy != KOPT_NULL_)
-            kopt_cuda_put_(t->copy + i * copy_size, copy_size,
-                           kopt_encode_copy_cuda_(kind, &e, KOPT_CAST_(kopt_format, t->copy_format)));
-        if (k.sync) kopt_cuda_put_(t->slow + i * weight_size, weight_size, e.weight);
+            kopt_cuda_store_one_(t->copy + i * copy_size, copy_size,
+                                 kopt_encode_copy_cuda_(kind, &e, KOPT_CAST_(kopt_format, t->copy_format)));
+        if (k.sync) kopt_cuda_store_one_(t->slow + i * weight_size, weight_size, e.weight);
         if (k.sync && residual_size != 0)
-            kopt_cuda_put_(t->slow_residual + i * residual_size, residual_size, e.residual);
+            kopt_cuda_store_one_(t->slow_residual + i * residual_size, residual_size, e.residual);
     }
     KOPT_UNROLL_
     for (m = 0; m < 4; m++)
         if (m < kind.moment_count) {
             if (b == KOPT_NULL_)
-                kopt_cuda_put_(t->moment[m] + i * moment_size, moment_size, e.moment[m]);
+                kopt_cuda_store_one_(t->moment[m] + i * moment_size, moment_size, e.moment[m]);
             else
-                kopt_cuda_keep_(b, m, i, e.moment[m]);
+                kopt_cuda_store_slot_(b, m, i, e.moment[m]);
         }
-    if (k.zero_grad) kopt_cuda_put_(t->grad + i * grad_size, grad_size, 0);
+    if (k.zero_grad) kopt_cuda_store_one_(t->grad + i * grad_size, grad_size, 0);
 }
 
-/* A position, counted from the first one of a task. */
-KOPT_CUDA_FN_ int kopt_cuda_within_(uint64_t x, uint64_t from, int width) {
+/* Position x relative to the first position of a task, clamped to 0 .. width. */
+KOPT_CUDA_FN_ int kopt_cuda_clamp_(uint64_t x, uint64_t from, int width) {
     return x <= from ? 0 : x - from < KOPT_CAST_(uint64_t, width) ? KOPT_CAST_(int, x - from) : width;
 }
 
-/* What a kernel's constants leave open. A negative constant means: what the optimizer says. 8-bit moments are stepped
-   as rows of fp32. */
+/* The kind of a step: the constants of a kernel, and where a constant is negative, the options of the optimizer. 8-bit
+   moments count as fp32, because they are stepped in fp32 in shared memory. */
 KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_step *s, int rule, int weight, int grad,
-                                         int moment, int rounding, int small_stores) {
+                                         int moment, int rounding, int state_rounding) {
     kopt_kind_ kind;
     kind.rule = rule < 0 ? s->rule : KOPT_CAST_(kopt_rule, rule);
     if (rule < 0 && weight < 0 && (s->rule == KOPT_RADAM || s->rule == KOPT_RANGER))
-        kind.rule = KOPT_ADAM;   /* as in kind_of */
-    if (rule < 0 && weight >= 0) /* SGD, Lion, Adam and RAdam, which is Adam, too; in this order nvcc compares once */
+        kind.rule = KOPT_ADAM; /* as in K_(kind_of) */
+    /* A specialized kernel has SGD, Lion or Adam, which stands for RAdam, too. In this order nvcc compares once. */
+    if (rule < 0 && weight >= 0)
         kind.rule = s->rule == KOPT_LION ? KOPT_LION : s->rule == KOPT_SGD ? KOPT_SGD : KOPT_ADAM;
 #ifdef KAHAN_OPT_VMATH
     if (rule < 0 && weight >= 0 && s->rule == KOPT_ADAM_ATAN2) kind.rule = KOPT_ADAM_ATAN2;
@@ -919,8 +952,9 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_
     kind.moment = moment < 0 ? s->moment_format : moment == KOPT_Q8 ? KOPT_F32 : KOPT_CAST_(kopt_format, moment);
     kind.rounding = rounding < 0 ? s->rounding : KOPT_CAST_(kopt_rounding, rounding);
     if (rounding == KOPT_STOCHASTIC && s->rounding != KOPT_STOCHASTIC) kind.rounding = KOPT_NEAREST;
-    kind.moment_rounding = small_stores < 0 ? s->moment_rounding : KOPT_CAST_(kopt_rounding, small_stores);
-    kind.compensation_rounding = small_stores < 0 ? s->compensation_rounding : KOPT_CAST_(kopt_rounding, small_stores);
+    kind.moment_rounding = state_rounding < 0 ? s->moment_rounding : KOPT_CAST_(kopt_rounding, state_rounding);
+    kind.compensation_rounding =
+        state_rounding < 0 ? s->compensation_rounding : KOPT_CAST_(kopt_rounding, state_rounding);
     kind.moment_count = rule == KOPT_ADAM     ? 2
                         : weight < 0          ? s->moment_count
                         : s->moment_count > 1 ? 2
@@ -939,24 +973,25 @@ KOPT_CUDA_FN_ void kopt_cuda_add_(uint64_t *to, uint64_t x) {
 #endif
 }
 
-/* What threads do together. KOPT_TOGETHER_: all threads of a block to the end of the statement, KOPT_LANES_: all lanes of
-   a warp; on the GPU this thread is one of them. KOPT_CUDA_SHARED_: what the lanes of a warp wrote is there for all.
-   KOPT_CUDA_EXCHANGE_: the value of another lane. */
+/* What the threads of a block do together. KOPT_TOGETHER_: all threads of a block run the statement, then wait for each
+   other. KOPT_LANES_: all lanes of a warp run the statement. On the GPU each thread runs this code, with its own
+   number; on the host it is a loop. KOPT_CUDA_SYNC_WARP_: what the lanes of a warp wrote before is visible to all of
+   them after. KOPT_CUDA_EXCHANGE_: the value of the lane whose number differs in the bit `distance`. */
 #ifdef KOPT_CUDA_LOOPS_
 #define KOPT_TOGETHER_(statement) \
     for (thread = 0; thread < KOPT_THREADS_; thread++) statement
 #define KOPT_LANES_(statement) \
     for (lane = 0; lane < 32; lane++) statement
-#define KOPT_CUDA_SHARED_() ((void)0)
+#define KOPT_CUDA_SYNC_WARP_() ((void)0)
 #define KOPT_CUDA_EXCHANGE_(x, distance) ((void)(distance), x)
 #else
 #ifdef KOPT_CUDA_THREADS_
 #define KOPT_CUDA_BARRIER_ kopt_threads_barrier
-#define KOPT_CUDA_SHARED_ kopt_threads_warp
+#define KOPT_CUDA_SYNC_WARP_ kopt_threads_warp
 #define KOPT_CUDA_EXCHANGE_ kopt_threads_exchange
 #else
 #define KOPT_CUDA_BARRIER_ __syncthreads
-#define KOPT_CUDA_SHARED_ __syncwarp
+#define KOPT_CUDA_SYNC_WARP_ __syncwarp
 #define KOPT_CUDA_EXCHANGE_(x, distance) __shfl_xor_sync(0xFFFFFFFFu, x, distance)
 #endif
 #define KOPT_TOGETHER_(statement) \
@@ -965,8 +1000,8 @@ KOPT_CUDA_FN_ void kopt_cuda_add_(uint64_t *to, uint64_t x) {
 #define KOPT_LANES_(statement) statement
 #endif
 
-/* The sum and the largest of all lanes of a warp. In a loop the lanes run one after the other: the sum is taken of each,
-   the largest is kept by all of them together. */
+/* The sum and the maximum over the lanes of a warp. In a loop over the lanes they return x: the caller adds each lane's
+   counts separately, and all lanes share one maximum. */
 KOPT_CUDA_DEVICE_ uint32_t kopt_cuda_warp_sum_(uint32_t x) {
 #ifndef KOPT_CUDA_LOOPS_
     int distance;
@@ -984,9 +1019,9 @@ KOPT_CUDA_DEVICE_ uint32_t kopt_cuda_warp_largest_(uint32_t x) {
     return x;
 }
 
-/* A warp's counts into a tensor's, if it wants them. All lanes together. The general kernels count always: a pointer
-   that may be NULL would keep the counts out of registers. */
-KOPT_CUDA_DEVICE_ void kopt_cuda_tally_(const kopt_cuda_tensor_ *t, const kopt_counts *counts, uint32_t lane) {
+/* Adds a warp's counts to those of a tensor, if it has any. All lanes of the warp must call it. The general kernels
+   always count: a pointer that may be NULL would keep the counts out of registers. */
+KOPT_CUDA_DEVICE_ void kopt_cuda_add_counts_(const kopt_cuda_tensor_ *t, const kopt_counts *counts, uint32_t lane) {
     uint32_t wanted, still, stuck;
     if (t->counts == KOPT_NULL_) return;
     wanted = kopt_cuda_warp_sum_(KOPT_CAST_(uint32_t, counts->wanted));
@@ -1001,18 +1036,18 @@ KOPT_CUDA_DEVICE_ void kopt_cuda_tally_(const kopt_cuda_tensor_ *t, const kopt_c
     if (stuck != 0) kopt_cuda_add_(&t->counts->stuck, stuck);
 }
 
-/* All steps of one warp's lane. Between octets little stays in registers: task, position and random words; the rest is
-   read again, from the nearest cache. */
-KOPT_CUDA_WHOLE_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t warp, uint32_t warps, uint32_t lane,
-                                           int rule, int weight, int grad, int moment, int rounding, int small_stores,
-                                           int copies) {
+/* All steps of one lane. Between octets few values stay in registers: task, position and random words. Everything else
+   is read again from the L1 cache. */
+KOPT_CUDA_BODY_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t warp, uint32_t warps, uint32_t lane,
+                                          int rule, int weight, int grad, int moment, int rounding, int state_rounding,
+                                          int copies) {
     const int width = KOPT_CAST_(int, a->width);
     uint32_t task;
     if (a->control->skip) return;
     for (task = warp; task < a->count; task += warps) {
         const kopt_cuda_tensor_ *t = a->tensors + a->tasks[a->first + task];
         const kopt_kind_ kind =
-            kopt_cuda_kind_(t, &a->groups[t->group].step, rule, weight, grad, moment, rounding, small_stores);
+            kopt_cuda_kind_(t, &a->groups[t->group].step, rule, weight, grad, moment, rounding, state_rounding);
         uint64_t from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
         const int random = kopt_needs_random_(kind);
         int x, limit;
@@ -1020,76 +1055,78 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32
         if (weight >= 0) {
             uint32_t w[4] = {0, 0, 0, 0};
             for (x = KOPT_CAST_(int, (lane >> 4) * 256 + (lane & 15) * 8);;
-                 x += (x & 128) == 0 ? 128 : KOPT_ROW_ - 128) {
+                 x += (x & 128) == 0 ? 128 : KOPT_WARP_STRIDE_ - 128) {
                 const kopt_cuda_group_ *g;
                 uint64_t e;
                 int begin;
-                KOPT_CUDA_FORGET_(t, "l");
+                KOPT_CUDA_OPAQUE_(t, "l");
                 from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
-                begin = kopt_cuda_within_(t->pad, from, width);
-                limit = kopt_cuda_within_(t->end, from, width);
+                begin = kopt_cuda_clamp_(t->pad, from, width);
+                limit = kopt_cuda_clamp_(t->end, from, width);
                 if (x >= limit) break;
                 g = a->groups + t->group;
                 e = t->first + from + KOPT_CAST_(uint64_t, x);
-                if (random && (x & 128) == 0) { /* and 128 elements further on the same words */
-                    const kopt_philox_key_cuda_ cipher =
-                        kopt_make_philox_key_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
-                    kopt_philox_cuda_(w, &cipher, kopt_philox_block_(e));
+                if (random && (x & 128) == 0) { /* the elements at x and x + 128 share a Philox block */
+                    const kopt_philox_key_cuda_ key =
+                        kopt_make_philox_key_cuda_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
+                    kopt_philox_cuda_(w, &key, kopt_philox_block_(e));
                 }
                 if (x + 8 > begin)
-                    kopt_cuda_octet_(a, t, task, x, kind, copies, rule < 0, w, e, KOPT_NULL_, KOPT_NULL_);
+                    kopt_cuda_step_octet_(a, t, task, x, kind, copies, rule < 0, w, e, KOPT_NULL_, KOPT_NULL_);
             }
         } else {
             const kopt_cuda_group_ *const g = a->groups + t->group;
-            const kopt_philox_key_cuda_ cipher =
-                kopt_make_philox_key_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
+            const kopt_philox_key_cuda_ key =
+                kopt_make_philox_key_cuda_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
             kopt_counts counts = {0, 0, 0};
             x = KOPT_CAST_(int, lane);
             if (from < t->pad) x += KOPT_CAST_(int, (t->pad - from + 31 - lane) & ~KOPT_CAST_(uint64_t, 31));
-            limit = kopt_cuda_within_(t->end, from, width);
+            limit = kopt_cuda_clamp_(t->end, from, width);
             for (; x < limit; x += 32) {
-                const uint64_t at = from + KOPT_CAST_(uint64_t, x);
-                kopt_cuda_element_(t, kind, copies, &g->k, at - t->pad,
-                                   random ? kopt_cuda_random_one_(&cipher, t->first + at) : 0, &counts, KOPT_NULL_);
+                const uint64_t position = from + KOPT_CAST_(uint64_t, x);
+                kopt_cuda_element_(t, kind, copies, &g->k, position - t->pad,
+                                   random ? kopt_cuda_random_one_(&key, t->first + position) : 0, &counts, KOPT_NULL_);
             }
-            kopt_cuda_tally_(t, &counts, lane);
+            kopt_cuda_add_counts_(t, &counts, lane);
         }
     }
 }
 
-/* First phase: the n elements of the block at position x of a task. */
+/* Phase one, for the n elements of the block at position x of a task. */
 KOPT_CUDA_FN_ void kopt_cuda_block_step_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task,
                                          int x, uint32_t n, uint32_t lane, kopt_kind_ kind, int weight, int copies,
                                          kopt_counts *counts, kopt_cuda_block_ *b) {
     const kopt_cuda_group_ *const g = a->groups + t->group;
-    const kopt_philox_key_cuda_ cipher = kopt_make_philox_key_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
+    const kopt_philox_key_cuda_ key =
+        kopt_make_philox_key_cuda_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
     const int random = kopt_needs_random_(kind);
     uint32_t r[8] = {0, 0, 0, 0, 0, 0, 0, 0}, p;
     if (weight >= 0 && 8 * lane < n) {
-        if (random) kopt_cuda_random_octet_(r, &cipher, t->first + b->first + 8 * lane);
-        kopt_cuda_octet_(a, t, task, x + KOPT_CAST_(int, 8 * lane), kind, copies, 1, KOPT_NULL_, 0, r, b);
+        if (random) kopt_cuda_random_octet_(r, &key, t->first + b->first + 8 * lane);
+        kopt_cuda_step_octet_(a, t, task, x + KOPT_CAST_(int, 8 * lane), kind, copies, 1, KOPT_NULL_, 0, r, b);
     }
     for (p = lane; p < n && weight < 0; p += 32)
         kopt_cuda_element_(t, kind, copies, &g->k, b->first + p,
-                           random ? kopt_cuda_random_one_(&cipher, t->first + b->first + p) : 0, counts, b);
+                           random ? kopt_cuda_random_one_(&key, t->first + b->first + p) : 0, counts, b);
 }
 
-/* Second phase: the codes and scales. A lane reads the slots that it wrote for this block. */
+/* Phase two: encodes the moments and stores codes and scales. A lane reads the slots that it wrote itself. */
 KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t n,
                                           uint32_t lane, kopt_kind_ kind, int weight, const kopt_cuda_block_ *b) {
     const kopt_cuda_group_ *const g = a->groups + t->group;
-    const kopt_philox_key_cuda_ cipher = kopt_make_philox_key_cuda_(g->step.seed, g->number, t->id, KOPT_RANDOM_STEP_);
+    const kopt_philox_key_cuda_ key =
+        kopt_make_philox_key_cuda_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
     const int stochastic = kind.moment_rounding == KOPT_STOCHASTIC;
     uint32_t r[8] = {0, 0, 0, 0, 0, 0, 0, 0}, p;
     int m, q;
     KOPT_UNROLL_
     for (m = 0; m < (weight < 0 ? 4 : 2); m++)
         if (lane == 0 && m < kind.moment_count)
-            kopt_cuda_put_(t->scale[m] + (b->first >> 8) * 4, 4,
-                           kopt_scale_q8_(b->largest[m], kopt_is_square_(kind.rule, m)));
+            kopt_cuda_store_one_(t->scale[m] + (b->first >> 8) * 4, 4,
+                                 kopt_scale_q8_(b->largest[m], kopt_is_square_(kind.rule, m)));
     if (weight >= 0 && 8 * lane < n) {
         const kopt_cuda_part_ part = kopt_cuda_part_from_(t, b->first + 8 * lane);
-        if (stochastic) kopt_cuda_random_octet_(r, &cipher, t->first + part.i);
+        if (stochastic) kopt_cuda_random_octet_(r, &key, t->first + part.i);
         KOPT_UNROLL_
         for (m = 0; m < 2; m++) {
             const int square = kopt_is_square_(kind.rule, m);
@@ -1098,43 +1135,43 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const k
             if (m >= kind.moment_count) continue;
             KOPT_UNROLL_
             for (q = 0; q < 8; q++) {
-                const uint32_t half = KOPT_RANDOM_STORE(r[q], KOPT_CAST_(uint32_t, m) + 1);
+                const uint32_t random16 = KOPT_RANDOM_STORE(r[q], KOPT_CAST_(uint32_t, m) + 1);
                 const uint32_t moment = q < part.n ? *kopt_cuda_slot_(b, m, part.i + KOPT_CAST_(uint64_t, q)) : 0;
                 kopt_cuda_insert_(codes, 1, q,
-                                  kopt_cuda_encode_(kopt_as_f32_(moment), scale, square, stochastic, half));
+                                  kopt_cuda_encode_(kopt_as_f32_(moment), scale, square, stochastic, random16));
             }
-            kopt_cuda_give_as_(KOPT_NATURAL_, t->moment[m], 1, part, codes);
+            kopt_cuda_store_part_as_(KOPT_NATURAL_, t->moment[m], 1, part, codes);
         }
     }
     for (p = lane; p < n && weight < 0; p += 32) {
         const uint64_t i = b->first + p;
-        const uint32_t one = stochastic ? kopt_cuda_random_one_(&cipher, t->first + i) : 0;
+        const uint32_t one = stochastic ? kopt_cuda_random_one_(&key, t->first + i) : 0;
         KOPT_UNROLL_
         for (m = 0; m < 4; m++) {
             const int square = kopt_is_square_(kind.rule, m);
             if (m >= kind.moment_count) continue;
-            kopt_cuda_put_(t->moment[m] + i, 1,
-                           kopt_cuda_encode_(kopt_as_f32_(*kopt_cuda_slot_(b, m, i)),
-                                             kopt_scale_q8_(b->largest[m], square), square,
-                                             kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC,
-                                             KOPT_RANDOM_STORE(one, KOPT_CAST_(uint32_t, m) + 1)));
+            kopt_cuda_store_one_(t->moment[m] + i, 1,
+                                 kopt_cuda_encode_(kopt_as_f32_(*kopt_cuda_slot_(b, m, i)),
+                                                   kopt_scale_q8_(b->largest[m], square), square,
+                                                   kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC,
+                                                   KOPT_RANDOM_STORE(one, KOPT_CAST_(uint32_t, m) + 1)));
         }
     }
 }
 
-/* All steps of a warp (of its lane, on the GPU) with 8-bit moments. */
-KOPT_CUDA_WHOLE_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_t warp, uint32_t warps,
-                                             uint32_t lane, uint32_t *slots, int rule, int weight, int grad,
-                                             int rounding, int small_stores, int copies) {
+/* All steps of a warp with 8-bit moments; on the GPU, of one lane. */
+KOPT_CUDA_BODY_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_t warp, uint32_t warps, uint32_t lane,
+                                            uint32_t *slots, int rule, int weight, int grad, int rounding,
+                                            int state_rounding, int copies) {
     const int width = KOPT_CAST_(int, a->width);
     uint32_t task;
     if (a->control->skip) return;
     for (task = warp; task < a->count; task += warps) {
         const kopt_cuda_tensor_ *t = a->tensors + a->tasks[a->first + task];
         const kopt_kind_ kind =
-            kopt_cuda_kind_(t, &a->groups[t->group].step, rule, weight, grad, KOPT_Q8, rounding, small_stores);
+            kopt_cuda_kind_(t, &a->groups[t->group].step, rule, weight, grad, KOPT_Q8, rounding, state_rounding);
         const uint64_t from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
-        const int limit = kopt_cuda_within_(t->end, from, width);
+        const int limit = kopt_cuda_clamp_(t->end, from, width);
         kopt_counts counts = {0, 0, 0};
         int x, m;
         for (x = 0; x < limit; x += 256) {
@@ -1143,21 +1180,22 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint
             b.slots = slots;
             b.first = from + KOPT_CAST_(uint64_t, x);
             b.largest[0] = b.largest[1] = b.largest[2] = b.largest[3] = 0;
-            KOPT_CUDA_SHARED_(); /* the slots change hands: the last block of a tensor is shorter */
-            KOPT_CUDA_FORGET_(t, "l");
+            KOPT_CUDA_SYNC_WARP_(); /* all lanes are done with the previous block */
+            KOPT_CUDA_OPAQUE_(t, "l");
             KOPT_LANES_(kopt_cuda_block_step_(a, t, task, x, n, lane, kind, weight, copies, &counts, &b));
-            KOPT_CUDA_FORGET_(t, "l");
+            KOPT_CUDA_OPAQUE_(t, "l");
             KOPT_UNROLL_
             for (m = 0; m < (weight < 0 ? 4 : 2); m++) b.largest[m] = kopt_cuda_warp_largest_(b.largest[m]);
-            KOPT_CUDA_SHARED_(); /* all lanes have read the scales that the first lane changes now */
+            KOPT_CUDA_SYNC_WARP_(); /* all lanes have read the old scales, which lane 0 overwrites now */
             KOPT_LANES_(kopt_cuda_block_store_(a, t, n, lane, kind, weight, &b));
         }
-        if (weight < 0) kopt_cuda_tally_(t, &counts, lane);
+        if (weight < 0) kopt_cuda_add_counts_(t, &counts, lane);
     }
 }
 
-/* The kernels: constants for what loads, stores and stays in registers; -1: as the optimizer says; rounding STOCHASTIC
-   stands for NEAREST too. The first that fits is taken; the last of each list fits all, an element per thread. */
+/* The kernels. Their constants are what decides about loads, stores and registers; -1: the option of the optimizer
+   decides at run time; rounding STOCHASTIC: STOCHASTIC or NEAREST. A tensor takes the first kernel that fits. The last
+   kernel of each list fits every tensor; in it a thread steps one element at a time. */
 #define KOPT_CUDA_ALL_(KERNEL)                                                                             \
     KERNEL(0, adam_kahan_bf16, KOPT_ADAM, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, 0) \
     KERNEL(1, kahan_bf16, -1, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, -1, 0)                          \
@@ -1187,12 +1225,13 @@ KOPT_CUDA_WHOLE_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint
     KERNEL(24, plain_bf16_q8, -1, KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_STOCHASTIC, -1, 0) \
     KERNEL(25, general_q8, -1, -1, -1, KOPT_Q8, -1, -1, 1)
 
-/* ---- the scalars of a step, and whether it is made: one block of 128 threads, group by group ---- */
+/* ---- the prologue of a step: its scalars, and whether it is made. One thread block of 128 threads; a thread takes one
+        group at a time ---- */
 
 enum { KOPT_PROLOGUE_THREADS_ = 128 };
 
-/* kopt_clip_coefficient(), the norm being known: max_norm / (norm * |grad_scale| + 1e-6), at most 1. */
-KOPT_CUDA_FN_ double kopt_cuda_clip_(double norm, double max_norm, double grad_scale) {
+/* As kopt_clip_coefficient(), for a known norm: max_norm / (norm * |grad_scale| + 1e-6), at most 1. */
+KOPT_CUDA_FN_ double kopt_cuda_clip_coefficient_(double norm, double max_norm, double grad_scale) {
     const double scale = kopt_bits_to_f64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63));
     const double clip = kopt_div64_(max_norm, kopt_add64_(kopt_mul64_(norm, scale), 1e-6));
     return kopt_less64_(clip, 1) ? clip : 1;
@@ -1208,7 +1247,7 @@ KOPT_CUDA_FN_ double kopt_cuda_read_(const float *p) {
 #endif
 }
 
-/* The threads go through the phases together. */
+/* All threads run each phase, with a barrier after it. */
 KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups, int phase, uint32_t thread) {
     const int needs_stats = c->options.check_finite || c->options.max_norm > 0;
     uint64_t g;
@@ -1221,30 +1260,32 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
             c->status.norm = kopt_to_double_(kopt_norm_root_(&c->norm));
         }
         c->ready = 0;
-    } else if (phase == 1) { /* each group's scalars */
+    } else if (phase == 1) { /* the scalars of each group */
         for (g = thread; g < c->groups; g += KOPT_PROLOGUE_THREADS_) {
             kopt_optimizer opt = groups[g].opt;
-            int fine = 1;
+            int valid = 1;
             if (c->options.lr != KOPT_NULL_) {
                 opt.lr = kopt_cuda_read_(c->options.lr);
-                fine = kopt_within_(opt.lr, 0, 3e38);
+                valid = kopt_within_(opt.lr, 0, 3e38);
             }
             if (c->options.loss_scale != KOPT_NULL_)
                 opt.grad_scale = kopt_div64_(opt.grad_scale, kopt_cuda_read_(c->options.loss_scale));
             if (c->options.max_norm > 0)
-                opt.clip = kopt_mul64_(opt.clip, kopt_cuda_clip_(c->status.norm, c->options.max_norm, opt.grad_scale));
+                opt.clip = kopt_mul64_(
+                    opt.clip, kopt_cuda_clip_coefficient_(c->status.norm, c->options.max_norm, opt.grad_scale));
             groups[g].result = KOPT_OK;
             kopt_copy_options_(&opt, &groups[g].step);
             if (opt.step == 0xFFFFFFFFu)
                 groups[g].result = KOPT_ERROR_STEP;
-            else if (!fine || !kopt_compute_scalars_(&opt, &groups[g].step))
+            else if (!valid || !kopt_compute_scalars_(&opt, &groups[g].step))
                 groups[g].result = KOPT_ERROR_RANGE;
             groups[g].k = kopt_splat_step_cuda_(&groups[g].step, groups[g].step.rate, groups[g].step.weight_decay);
-            if (!groups[g].k.use_l2) groups[g].k.l2 = 0; /* not -0: kernels look at these words alone */
+            /* Not -0: the kernels test the bits of l2 and weight_decay instead of the flags. */
+            if (!groups[g].k.use_l2) groups[g].k.l2 = 0;
             if (!groups[g].k.use_decay) groups[g].k.weight_decay = 0;
-            groups[g].number = groups[g].step.step;
+            groups[g].step_number = groups[g].step.step;
         }
-    } else if (phase == 2 && thread == 0) { /* is it made? */
+    } else if (phase == 2 && thread == 0) { /* is the step made? */
         for (g = 0; g < c->groups && !c->skip; g++)
             if (groups[g].result != KOPT_OK) c->status.result = groups[g].result;
         if (c->status.result != KOPT_OK) c->skip = 1;
@@ -1258,9 +1299,10 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
     }
 }
 
-/* ---- statistics: squares, as integers, are summed by the exponent of the gradient. With 16-bit gradients each block
-        has 256 bins for each of 32 lanes in shared memory; with fp32 ones, for 16 pairs of lanes, a bin for the upper
-        24 bits of a square and one for the lower. Bin 255 counts what is not finite. ---- */
+/* ---- statistics: a gradient's square, an integer, is added to a counter (slot) in shared memory. There are 256 bins,
+        one for each exponent. If all gradients are bf16, or all are fp16, a bin has one slot for each of 32 lanes.
+        Otherwise two lanes share their slots, and each bin has two for them: for the upper and the lower 24 bits of a
+        square. Bin 255 counts infinities and NaNs ---- */
 
 KOPT_CUDA_FN_ void kopt_cuda_add32_(uint32_t *to, uint32_t x) {
 #ifdef __CUDA_ARCH__
@@ -1270,13 +1312,15 @@ KOPT_CUDA_FN_ void kopt_cuda_add32_(uint32_t *to, uint32_t x) {
 #endif
 }
 
-/* Squares of 16-bit numbers end in zeros: of the 24 upper bits, this many are left out where all gradients are such. */
+/* The square of a 16-bit number ends in zeros. If all gradients have the same 16-bit format, this many of the low bits
+   of the upper 24 bits are omitted. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_unit_(uint32_t grad_format) {
     return grad_format == KOPT_BF16 ? 8 : grad_format == KOPT_FP16 ? 2 : 0;
 }
 
-/* x is a gradient as it is stored. */
-KOPT_CUDA_FN_ void kopt_cuda_deposit_(uint32_t *slots, uint32_t lane, uint32_t x, kopt_format format, uint32_t all) {
+/* Adds the square of x, the bits of a gradient as stored, to the slots of a lane. all: the format of all gradients, or
+   3 if they differ. */
+KOPT_CUDA_FN_ void kopt_cuda_add_square_(uint32_t *slots, uint32_t lane, uint32_t x, kopt_format format, uint32_t all) {
     const uint32_t u = kopt_as_u32_(kopt_widen_cuda_(x, format)), bin = u >> 23 & 255u;
     const uint32_t digits = (u & 0x007FFFFFu) | (bin != 0 ? 0x00800000u : 0u);
     const uint64_t square = KOPT_CAST_(uint64_t, digits) * digits;
@@ -1290,7 +1334,7 @@ KOPT_CUDA_FN_ void kopt_cuda_deposit_(uint32_t *slots, uint32_t lane, uint32_t x
     }
 }
 
-/* One lane's part of a task: at most width / 32 elements. */
+/* Measures one lane's part of a task: at most width / 32 elements. */
 KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t task, uint32_t lane, uint32_t *slots) {
     const kopt_cuda_tensor_ *t = a->tensors + a->tasks[task];
     const uint64_t from = KOPT_CAST_(uint64_t, task - t->first_task) * a->width, to = from + a->width;
@@ -1298,24 +1342,24 @@ KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t
     const kopt_format format = KOPT_CAST_(kopt_format, t->grad_format);
     uint64_t x;
     int half, q;
-    for (x = from + (lane >> 4) * 256 + (lane & 15) * 8; x < limit; x += KOPT_ROW_) {
+    for (x = from + (lane >> 4) * 256 + (lane & 15) * 8; x < limit; x += KOPT_WARP_STRIDE_) {
         KOPT_UNROLL_
         for (half = 0; half < 2; half++) {
-            const uint64_t at = x + KOPT_CAST_(uint64_t, half) * 128;
-            const kopt_cuda_part_ p = kopt_cuda_part_from_(t, at - t->pad);
+            const uint64_t position = x + KOPT_CAST_(uint64_t, half) * 128;
+            const kopt_cuda_part_ p = kopt_cuda_part_from_(t, position - t->pad);
             uint32_t grad[8];
-            if (at + 8 <= t->pad || at >= limit) continue;
+            if (position + 8 <= t->pad || position >= limit) continue;
             if (format == KOPT_F32) {
-                kopt_cuda_take_(grad, t->grad, 4, p);
+                kopt_cuda_load_part_(grad, t->grad, 4, p);
                 KOPT_UNROLL_
                 for (q = 0; q < 8; q++)
-                    if (p.skip <= q && q < p.n) kopt_cuda_deposit_(slots, lane, grad[q], KOPT_F32, a->grad_format);
+                    if (p.skip <= q && q < p.n) kopt_cuda_add_square_(slots, lane, grad[q], KOPT_F32, a->grad_format);
             } else {
-                kopt_cuda_take_(grad, t->grad, 2, p);
+                kopt_cuda_load_part_(grad, t->grad, 2, p);
                 KOPT_UNROLL_
                 for (q = 0; q < 8; q++)
                     if (p.skip <= q && q < p.n)
-                        kopt_cuda_deposit_(slots, lane, kopt_cuda_nth_(grad, 2, q), format, a->grad_format);
+                        kopt_cuda_add_square_(slots, lane, kopt_cuda_extract_(grad, 2, q), format, a->grad_format);
             }
         }
     }
@@ -1326,7 +1370,8 @@ KOPT_CUDA_FN_ void kopt_cuda_clear_(uint32_t *slots, uint32_t thread) {
     for (i = thread; i < 256 * 32; i += KOPT_THREADS_) slots[i] = 0;
 }
 
-/* Slots to bins. A thread owns a bin, and begins at a column of its own so that few threads use one memory bank. */
+/* Adds the slots to the bins in global memory and clears them. Each thread has one bin. It begins at a column that
+   depends on its number, so that few threads of a warp use the same memory bank. */
 KOPT_CUDA_FN_ void kopt_cuda_flush_(kopt_cuda_control_ *c, uint32_t *slots, uint32_t thread, uint32_t all) {
     const uint32_t columns = all == KOPT_BF16 || all == KOPT_FP16 ? 32 : 16;
     uint32_t part, i;
@@ -1341,7 +1386,7 @@ KOPT_CUDA_FN_ void kopt_cuda_flush_(kopt_cuda_control_ *c, uint32_t *slots, uint
     }
 }
 
-/* The last block to arrive makes the norm of the bins. */
+/* The last thread block to finish computes the norm from the bins. */
 KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks) {
     uint32_t bin;
 #ifdef __CUDA_ARCH__
@@ -1361,30 +1406,31 @@ KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks) {
     c->ready = 1;
 }
 
-/* A round is 8 tasks, one per warp: at most 8 * width / 32 = 256 numbers in a slot (fp32: half the width, two lanes),
-   below 2^24 each; at most 2047^2 for fp16, 255^2 for bf16. So 1, 4 or 256 rounds fit into 32 bits. */
-#define KOPT_CUDA_STATS_BLOCK_(a, block, blocks, thread, slots)                                          \
-    do {                                                                                                 \
-        const uint32_t all = (a)->grad_format, most = all == KOPT_BF16 ? 256 : all == KOPT_FP16 ? 4 : 1; \
-        uint32_t rounds = 0, base;                                                                       \
-        KOPT_TOGETHER_(kopt_cuda_clear_(slots, thread));                                                 \
-        for (base = (block) * KOPT_WARPS_; base < (a)->count; base += (blocks) * KOPT_WARPS_) {          \
-            KOPT_TOGETHER_(if (base + (thread >> 5) < (a)->count)                                        \
-                               kopt_cuda_stats_lane_(a, base + (thread >> 5), thread & 31, slots));      \
-            if (++rounds == most) {                                                                      \
-                KOPT_TOGETHER_(kopt_cuda_flush_((a)->control, slots, thread, all));                      \
-                rounds = 0;                                                                              \
-            }                                                                                            \
-        }                                                                                                \
-        KOPT_TOGETHER_(kopt_cuda_flush_((a)->control, slots, thread, all));                              \
-        KOPT_TOGETHER_(if (thread == 0) kopt_cuda_arrive_((a)->control, blocks));                        \
+/* A round is 8 tasks, one for each warp. It adds at most 8 * width / 32 = 256 numbers to a slot (with fp32: half the
+   width but two lanes). Each number is below 2^24; for fp16 at most 2047^2, for bf16 at most 255^2. So the sum of 1, 4
+   or 256 rounds fits into 32 bits. */
+#define KOPT_CUDA_STATS_BLOCK_(a, block, blocks, thread, slots)                                                \
+    do {                                                                                                       \
+        const uint32_t all = (a)->grad_format, max_rounds = all == KOPT_BF16 ? 256 : all == KOPT_FP16 ? 4 : 1; \
+        uint32_t rounds = 0, base;                                                                             \
+        KOPT_TOGETHER_(kopt_cuda_clear_(slots, thread));                                                       \
+        for (base = (block) * KOPT_WARPS_; base < (a)->count; base += (blocks) * KOPT_WARPS_) {                \
+            KOPT_TOGETHER_(if (base + (thread >> 5) < (a)->count)                                              \
+                               kopt_cuda_stats_lane_(a, base + (thread >> 5), thread & 31, slots));            \
+            if (++rounds == max_rounds) {                                                                      \
+                KOPT_TOGETHER_(kopt_cuda_flush_((a)->control, slots, thread, all));                            \
+                rounds = 0;                                                                                    \
+            }                                                                                                  \
+        }                                                                                                      \
+        KOPT_TOGETHER_(kopt_cuda_flush_((a)->control, slots, thread, all));                                    \
+        KOPT_TOGETHER_(if (thread == 0) kopt_cuda_arrive_((a)->control, blocks));                              \
     } while (0)
 
-/* ---- StableAdamW: the norm of each tensor's ratios, before the step. A round is 4096 elements of one tensor, 512 for
-        each warp; the counters are those of the statistics for fp32, and a thread adds up two of them until the tensor
-        changes. ---- */
+/* ---- StableAdamW: the sum of the squares of each tensor's ratios, before the step. A round is 4096 elements of one
+        tensor, 512 for each warp. Its slots are those of the statistics for fp32. Each thread has the two sums of one
+        bin, which it keeps until the tensor changes ---- */
 
-enum { KOPT_ROUND_ = KOPT_ROW_ * KOPT_WARPS_ };
+enum { KOPT_ROUND_ = KOPT_WARP_STRIDE_ * KOPT_WARPS_ };
 
 KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32_t round, uint32_t thread,
                                            uint32_t *slots) {
@@ -1397,42 +1443,42 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     const uint64_t n = t->end - t->pad, from = KOPT_CAST_(uint64_t, round - t->first_round) * KOPT_ROUND_;
-    const uint64_t begin = from + (thread >> 5) * KOPT_CAST_(uint64_t, KOPT_ROW_);
+    const uint64_t begin = from + (thread >> 5) * KOPT_CAST_(uint64_t, KOPT_WARP_STRIDE_);
     const size_t moment_size = kopt_bytes_of_(s->moment_format);
-    int turn, q;
-    if (from == 0 && thread == 0) a->ratios[t->stable - 1].n = n;
+    int half, q;
+    if (from == 0 && thread == 0) a->ratios[t->ratio_plus_1 - 1].n = n;
     kind.buffered = coded;
     if (coded) kind.moment = KOPT_F32;
     KOPT_ROLL_
-    for (turn = 0; turn < 2; turn++) {
-        const uint64_t i = begin + KOPT_CAST_(uint64_t, 256 * turn) + 8 * (thread & 31);
+    for (half = 0; half < 2; half++) {
+        const uint64_t i = begin + KOPT_CAST_(uint64_t, 256 * half) + 8 * (thread & 31);
         const kopt_cuda_part_ p = kopt_cuda_part_from_(t, i);
         uint32_t grads[8], squares[8], weights[8], residuals[4] = {0, 0, 0, 0}, scale = 0;
         if (i >= n) return;
-        kopt_cuda_take_(grads, t->grad, grad_size, p);
-        kopt_cuda_take_(squares, t->moment[1], moment_size, p);
+        kopt_cuda_load_part_(grads, t->grad, grad_size, p);
+        kopt_cuda_load_part_(squares, t->moment[1], moment_size, p);
         if (coded) scale = kopt_cuda_scale_(t, 1, i);
         if (k.use_l2) {
-            kopt_cuda_take_(weights, t->weight, weight_size, p);
-            if (residual_size != 0) kopt_cuda_take_(residuals, t->residual, residual_size, p);
+            kopt_cuda_load_part_(weights, t->weight, weight_size, p);
+            if (residual_size != 0) kopt_cuda_load_part_(residuals, t->residual, residual_size, p);
         }
         KOPT_UNROLL_
         for (q = 0; q < 8; q++) {
             kopt_element_cuda_ e;
             if (q >= p.n) continue;
             e.weight = e.residual = 0;
-            e.grad = kopt_cuda_nth_(grads, grad_size, q);
-            e.moment[1] = kopt_cuda_nth_(squares, moment_size, q);
+            e.grad = kopt_cuda_extract_(grads, grad_size, q);
+            e.moment[1] = kopt_cuda_extract_(squares, moment_size, q);
             if (coded) e.moment[1] = kopt_cuda_moment_(kind.rule, 1, e.moment[1], scale);
-            if (k.use_l2) e.weight = kopt_cuda_nth_(weights, weight_size, q);
-            if (k.use_l2 && residual_size != 0) e.residual = kopt_cuda_nth_signed_(residuals, residual_size, q);
-            kopt_cuda_deposit_(slots, thread & 31, kopt_as_u32_(kopt_stable_ratio_cuda_(kind, &k, &e)), KOPT_F32,
-                               KOPT_F32);
+            if (k.use_l2) e.weight = kopt_cuda_extract_(weights, weight_size, q);
+            if (k.use_l2 && residual_size != 0) e.residual = kopt_cuda_extract_signed_(residuals, residual_size, q);
+            kopt_cuda_add_square_(slots, thread & 31, kopt_as_u32_(kopt_stable_ratio_cuda_(kind, &k, &e)), KOPT_F32,
+                                  KOPT_F32);
         }
     }
 }
 
-/* Slots to the two sums of a thread's bin. */
+/* Adds the slots of a thread's bin to the two sums of the thread, and clears them. */
 KOPT_CUDA_FN_ void kopt_cuda_collect_(uint64_t sums[2], uint32_t *slots, uint32_t thread) {
     uint32_t part, i;
     KOPT_UNROLL_
@@ -1444,28 +1490,29 @@ KOPT_CUDA_FN_ void kopt_cuda_collect_(uint64_t sums[2], uint32_t *slots, uint32_
         }
 }
 
-/* ... and to the digits of a tensor's norm, which do not overflow below 2^36 elements: a round adds less than 2^40. */
+/* Adds the two sums to the digits of a tensor's norm. The digits do not overflow if the tensor has fewer than 2^36
+   elements: a round adds less than 2^40 to a digit. */
 KOPT_CUDA_FN_ void kopt_cuda_deliver_(kopt_cuda_ratio_ *ratio, uint64_t sums[2], uint32_t thread) {
     const uint32_t place = thread == 0 ? 0 : 2 * thread - 2; /* as in kopt_norm_add_values_ */
     uint32_t part, i;
     KOPT_UNROLL_
     for (part = 0; part < 2; part++) {
-        const uint32_t at = place + (part == 0 ? 24 : 0);
+        const uint32_t bit = place + (part == 0 ? 24 : 0);
         kopt_norm digits;
         digits.digit[0] = digits.digit[1] = digits.digit[2] = 0;
         if (thread == 255) {
             if (part == 0) kopt_cuda_add_(&ratio->norm.nonfinite, sums[0]);
         } else {
-            kopt_norm_accumulate_(&digits, sums[part], at & 31);
+            kopt_norm_accumulate_(&digits, sums[part], bit & 31);
             KOPT_UNROLL_
             for (i = 0; i < 3; i++)
-                if (digits.digit[i] != 0) kopt_cuda_add_(&ratio->norm.digit[(at >> 5) + i], digits.digit[i]);
+                if (digits.digit[i] != 0) kopt_cuda_add_(&ratio->norm.digit[(bit >> 5) + i], digits.digit[i]);
         }
         sums[part] = 0;
     }
 }
 
-/* sums: of this thread; in a loop of all. */
+/* sums has the two sums of this thread; in a loop, those of all threads. */
 #ifdef KOPT_CUDA_LOOPS_
 #define KOPT_SUMS_ KOPT_THREADS_
 #define KOPT_MINE_(sums, thread) (sums)[thread]
@@ -1479,72 +1526,72 @@ KOPT_CUDA_FN_ void kopt_cuda_begin_(uint64_t sums[2], uint32_t *slots, uint32_t 
     sums[0] = sums[1] = 0;
 }
 
-#define KOPT_CUDA_MEASURE_BLOCK_(a, block, blocks, thread, slots)                            \
-    do {                                                                                     \
-        const uint32_t count = (a)->control->skip ? 0 : (a)->round_count;                    \
-        uint64_t sums[KOPT_SUMS_][2];                                                        \
-        uint32_t round;                                                                      \
-        KOPT_TOGETHER_(kopt_cuda_begin_(KOPT_MINE_(sums, thread), slots, thread));           \
-        for (round = (block); round < count; round += (blocks)) {                            \
-            const uint32_t tensor = (a)->rounds[round], next = round + (blocks);             \
-            kopt_cuda_ratio_ *const ratio = (a)->ratios + (a)->tensors[tensor].stable - 1;   \
-            KOPT_TOGETHER_(kopt_cuda_measure_lane_(a, round, thread, slots));                \
-            KOPT_TOGETHER_(kopt_cuda_collect_(KOPT_MINE_(sums, thread), slots, thread));     \
-            if (next >= count || (a)->rounds[next] != tensor) {                              \
-                KOPT_TOGETHER_(kopt_cuda_deliver_(ratio, KOPT_MINE_(sums, thread), thread)); \
-            }                                                                                \
-        }                                                                                    \
+#define KOPT_CUDA_MEASURE_BLOCK_(a, block, blocks, thread, slots)                                \
+    do {                                                                                         \
+        const uint32_t count = (a)->control->skip ? 0 : (a)->round_count;                        \
+        uint64_t sums[KOPT_SUMS_][2];                                                            \
+        uint32_t round;                                                                          \
+        KOPT_TOGETHER_(kopt_cuda_begin_(KOPT_MINE_(sums, thread), slots, thread));               \
+        for (round = (block); round < count; round += (blocks)) {                                \
+            const uint32_t tensor = (a)->rounds[round], next = round + (blocks);                 \
+            kopt_cuda_ratio_ *const ratio = (a)->ratios + (a)->tensors[tensor].ratio_plus_1 - 1; \
+            KOPT_TOGETHER_(kopt_cuda_measure_lane_(a, round, thread, slots));                    \
+            KOPT_TOGETHER_(kopt_cuda_collect_(KOPT_MINE_(sums, thread), slots, thread));         \
+            if (next >= count || (a)->rounds[next] != tensor) {                                  \
+                KOPT_TOGETHER_(kopt_cuda_deliver_(ratio, KOPT_MINE_(sums, thread), thread));     \
+            }                                                                                    \
+        }                                                                                        \
     } while (0)
 
-/* The rate of tensor `index`, if it has a factor. */
+/* Computes rate_scale of tensor `index` if it belongs to StableAdamW. */
 KOPT_CUDA_FN_ void kopt_cuda_factor_(const kopt_cuda_arguments_ *a, uint32_t index) {
     kopt_cuda_tensor_ *const t = a->tensors + index;
     const kopt_cuda_ratio_ *ratio;
-    if (t->stable == 0) return;
-    ratio = a->ratios + t->stable - 1;
-    t->rate_scale = kopt_mul_cuda_(t->own_scale, kopt_stable_from_norm_(&ratio->norm, ratio->n));
+    if (t->ratio_plus_1 == 0) return;
+    ratio = a->ratios + t->ratio_plus_1 - 1;
+    t->rate_scale = kopt_mul_cuda_(t->base_scale, kopt_stable_from_norm_(&ratio->norm, ratio->n));
 }
 
 /* ---- arrays, 8 elements at a time: conversion, clipping, accumulation ---- */
 
-/* r: of 16 bits, if stochastic. */
+/* Converts x. If stochastic, r is a 16-bit random number. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_converted_(float x, kopt_format to, int stochastic, uint32_t r) {
-    if (to == KOPT_F32) return kopt_as_u32_(x); /* asked first, it is asked once */
+    if (to == KOPT_F32) return kopt_as_u32_(x); /* tested first, so that nvcc tests it once for 8 elements */
     return stochastic ? kopt_round_stochastic_cuda_(x, to, r, KOPT_NULL_) >> 16 : kopt_convert_value_cuda_(x, to);
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_convert_octet_(const kopt_conversion_ *c, kopt_cuda_part_ p) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
-    const kopt_philox_key_cuda_ cipher = kopt_make_philox_key_cuda_(c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_);
+    const kopt_philox_key_cuda_ key = kopt_make_philox_key_cuda_(c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_);
     uint32_t from[8], to[8], r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     int q;
-    kopt_cuda_take_(from, c->src, from_size, p);
-    if (c->stochastic) kopt_cuda_random_octet_(r, &cipher, c->first + p.i);
+    kopt_cuda_load_part_(from, c->src, from_size, p);
+    if (c->stochastic) kopt_cuda_random_octet_(r, &key, c->first + p.i);
     KOPT_UNROLL_
     for (q = 0; q < 8; q++)
         kopt_cuda_insert_(to, to_size, q,
-                          kopt_cuda_converted_(kopt_widen_cuda_(kopt_cuda_nth_(from, from_size, q), c->src_format),
+                          kopt_cuda_converted_(kopt_widen_cuda_(kopt_cuda_extract_(from, from_size, q), c->src_format),
                                                c->dst_format, c->stochastic, r[q]));
-    kopt_cuda_give_(c->dst, to_size, p, to);
+    kopt_cuda_store_part_(c->dst, to_size, p, to);
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_clip_octet_(const kopt_tool_ *t, kopt_cuda_part_ p) {
     const size_t size = kopt_bytes_of_(t->dst_format);
     uint32_t x[8], y[8];
     int q;
-    kopt_cuda_take_(x, t->dst, size, p);
+    kopt_cuda_load_part_(x, t->dst, size, p);
     KOPT_UNROLL_
     for (q = 0; q < 8; q++)
-        kopt_cuda_insert_(y, size, q, kopt_clip_value_cuda_(kopt_cuda_nth_(x, size, q), t->dst_format, t->limit));
-    kopt_cuda_give_(t->dst, size, p, y);
+        kopt_cuda_insert_(y, size, q, kopt_clip_value_cuda_(kopt_cuda_extract_(x, size, q), t->dst_format, t->limit));
+    kopt_cuda_store_part_(t->dst, size, p, y);
 }
 
-/* An addition to a sum, or its reading into `out`. */
+/* An addition to a sum, or reading the sum into `out`. */
 typedef struct kopt_cuda_accumulation_ {
-    kopt_accumulator a; /* count before this addition, step of it */
+    kopt_accumulator a; /* its count is the one before this addition, its step that of this addition */
     const kopt_byte_ *grad;
     kopt_byte_ *out;
-    const uint32_t *counts; /* NULL, or the count and the step before, on the GPU */
+    const uint32_t *counts; /* NULL, or the count and the step before this addition, on the GPU */
     kopt_format grad_format;
     float scale; /* negated: an addition is a step of SGD with rate 1 */
 } kopt_cuda_accumulation_;
@@ -1566,8 +1613,9 @@ KOPT_CUDA_FN_ void kopt_cuda_accumulate_octet_(const kopt_cuda_accumulation_ *k,
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     kopt_byte_ *const sums = KOPT_CAST_(kopt_byte_ *, k->a.sum), *const residuals =
                                                                      KOPT_CAST_(kopt_byte_ *, k->a.residual);
-    uint32_t sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, rest[4] = {0, 0, 0, 0}, grad[8], r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    uint32_t new_sum[8], new_rest[4];
+    uint32_t sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, residual_words[4] = {0, 0, 0, 0}, grad[8],
+             r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    uint32_t new_sum[8], new_residual[4];
     uint32_t count = k->a.count, step = k->a.step;
     kopt_scalars_cuda_ scalars;
     int q;
@@ -1576,14 +1624,13 @@ KOPT_CUDA_FN_ void kopt_cuda_accumulate_octet_(const kopt_cuda_accumulation_ *k,
         step = k->counts[1] + 1;
         if (step == 0 || count == 0xFFFFFFFFu) return;
     }
-    kopt_cuda_take_(grad, k->grad, grad_size, p);
-    if (count != 0) kopt_cuda_take_(sum, sums, size, p);
-    if (count != 0 && residual_size == 1) kopt_cuda_take_(rest, residuals, 1, p);
-    if (count != 0 && residual_size == 2) kopt_cuda_take_(rest, residuals, 2, p);
+    kopt_cuda_load_part_(grad, k->grad, grad_size, p);
+    if (count != 0) kopt_cuda_load_part_(sum, sums, size, p);
+    if (count != 0 && residual_size == 1) kopt_cuda_load_part_(residual_words, residuals, 1, p);
+    if (count != 0 && residual_size == 2) kopt_cuda_load_part_(residual_words, residuals, 2, p);
     if (kopt_needs_random_(kind)) {
-        const kopt_philox_key_cuda_ cipher =
-            kopt_make_philox_key_cuda_(k->a.seed, step, k->a.id, KOPT_RANDOM_ACCUMULATE_);
-        kopt_cuda_random_octet_(r, &cipher, k->a.first_index + p.i);
+        const kopt_philox_key_cuda_ key = kopt_make_philox_key_cuda_(k->a.seed, step, k->a.id, KOPT_RANDOM_ACCUMULATE_);
+        kopt_cuda_random_octet_(r, &key, k->a.first_index + p.i);
     }
     __builtin_memset(&scalars, 0, sizeof scalars);
     scalars.grad_scale = k->scale;
@@ -1592,17 +1639,17 @@ KOPT_CUDA_FN_ void kopt_cuda_accumulate_octet_(const kopt_cuda_accumulation_ *k,
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
         kopt_element_cuda_ e;
-        e.weight = kopt_cuda_nth_(sum, size, q);
-        e.residual = kopt_cuda_nth_signed_(rest, residual_size == 1 ? 1 : 2, q);
-        e.grad = kopt_cuda_nth_(grad, grad_size, q);
+        e.weight = kopt_cuda_extract_(sum, size, q);
+        e.residual = kopt_cuda_extract_signed_(residual_words, residual_size == 1 ? 1 : 2, q);
+        e.grad = kopt_cuda_extract_(grad, grad_size, q);
         kopt_cuda_step_element_(kind, &scalars, &e, r[q]);
         kopt_cuda_insert_(new_sum, size, q, e.weight);
         if (residual_size == 1) e.residual &= 0xFFu;
-        kopt_cuda_insert_(new_rest, residual_size == 1 ? 1 : 2, q, e.residual);
+        kopt_cuda_insert_(new_residual, residual_size == 1 ? 1 : 2, q, e.residual);
     }
-    kopt_cuda_give_(sums, size, p, new_sum);
-    if (residual_size == 1) kopt_cuda_give_(residuals, 1, p, new_rest);
-    if (residual_size == 2) kopt_cuda_give_(residuals, 2, p, new_rest);
+    kopt_cuda_store_part_(sums, size, p, new_sum);
+    if (residual_size == 1) kopt_cuda_store_part_(residuals, 1, p, new_residual);
+    if (residual_size == 2) kopt_cuda_store_part_(residuals, 2, p, new_residual);
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_read_sum_octet_(const kopt_cuda_accumulation_ *k, kopt_cuda_part_ p) {
@@ -1611,43 +1658,43 @@ KOPT_CUDA_FN_ void kopt_cuda_read_sum_octet_(const kopt_cuda_accumulation_ *k, k
                  residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     const kopt_byte_ *const residuals = KOPT_CAST_(const kopt_byte_ *, k->a.residual);
     const int empty = (k->counts != KOPT_NULL_ ? k->counts[0] : k->a.count) == 0;
-    uint32_t sum[8], rest[4] = {0, 0, 0, 0}, out[8];
+    uint32_t sum[8], residual_words[4] = {0, 0, 0, 0}, out[8];
     int q;
-    kopt_cuda_take_(sum, KOPT_CAST_(const kopt_byte_ *, k->a.sum), size, p);
-    if (residual_size == 1) kopt_cuda_take_(rest, residuals, 1, p);
-    if (residual_size == 2) kopt_cuda_take_(rest, residuals, 2, p);
+    kopt_cuda_load_part_(sum, KOPT_CAST_(const kopt_byte_ *, k->a.sum), size, p);
+    if (residual_size == 1) kopt_cuda_load_part_(residual_words, residuals, 1, p);
+    if (residual_size == 2) kopt_cuda_load_part_(residual_words, residuals, 2, p);
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
-        const uint32_t kept = kopt_cuda_nth_signed_(rest, residual_size == 1 ? 1 : 2, q);
-        float c, x;
-        x = kopt_load_weight_cuda_(kind, kopt_cuda_nth_(sum, size, q), kept, &c);
-        if (residual_size == 2 && kind.rounding == KOPT_KAHAN) x = kopt_add_(x, c);
+        const uint32_t residual = kopt_cuda_extract_signed_(residual_words, residual_size == 1 ? 1 : 2, q);
+        float compensation, x;
+        x = kopt_load_weight_cuda_(kind, kopt_cuda_extract_(sum, size, q), residual, &compensation);
+        if (residual_size == 2 && kind.rounding == KOPT_KAHAN) x = kopt_add_(x, compensation);
         out[q] = empty ? 0 : kopt_as_u32_(x);
     }
-    kopt_cuda_give_(k->out, 4, p, out);
+    kopt_cuda_store_part_(k->out, 4, p, out);
 }
 
 #ifdef KAHAN_OPT_VMATH
-/* ---- vector mathematics: functions of fp32 and of 16 bits ---- */
+/* ---- vector mathematics: functions of fp32, bf16 and fp16 ---- */
 
 typedef struct kopt_cuda_function_ {
     kopt_byte_ *out, *out2;
-    const kopt_byte_ *x, *y; /* y: the second argument of atan2; what kopt_map_backward multiplies by; or NULL */
+    const kopt_byte_ *x, *y; /* y: the second argument of atan2, or the factor of kopt_map_backward, or NULL */
 } kopt_cuda_function_;
 
 typedef struct kopt_cuda_map_ {
     kopt_cuda_function_ arrays;
     kopt_function f;
     kopt_format format;
-    uint32_t patches[128], count; /* what kopt_map_exception_ takes */
+    uint32_t patches[128], count; /* arguments of kopt_map_exception_ */
 } kopt_cuda_map_;
 
 #define KOPT_CUDA_FLOATS_(name, formula)                                                            \
     KOPT_CUDA_FN_ void kopt_cuda_##name##_octet_(const kopt_cuda_function_ *k, kopt_cuda_part_ p) { \
         uint32_t in[8], in2[8], out[8], out2[8];                                                    \
         int q;                                                                                      \
-        kopt_cuda_take_(in, k->x, 4, p);                                                            \
-        if (k->y != KOPT_NULL_) kopt_cuda_take_(in2, k->y, 4, p);                                   \
+        kopt_cuda_load_part_(in, k->x, 4, p);                                                       \
+        if (k->y != KOPT_NULL_) kopt_cuda_load_part_(in2, k->y, 4, p);                              \
         KOPT_UNROLL_                                                                                \
         for (q = 0; q < 8; q++) {                                                                   \
             const float x = kopt_as_f32_(in[q]);                                                    \
@@ -1655,8 +1702,8 @@ typedef struct kopt_cuda_map_ {
             out[q] = kopt_as_u32_(formula);                                                         \
             out2[q] = kopt_as_u32_(y);                                                              \
         }                                                                                           \
-        kopt_cuda_give_(k->out, 4, p, out);                                                         \
-        if (k->out2 != KOPT_NULL_) kopt_cuda_give_(k->out2, 4, p, out2);                            \
+        kopt_cuda_store_part_(k->out, 4, p, out);                                                   \
+        if (k->out2 != KOPT_NULL_) kopt_cuda_store_part_(k->out2, 4, p, out2);                      \
     }
 KOPT_CUDA_FLOATS_(exp, kopt_vmath_exp_cuda_(x, 0))
 KOPT_CUDA_FLOATS_(log, kopt_vmath_log_cuda_(x))
@@ -1667,29 +1714,30 @@ KOPT_CUDA_FLOATS_(atan2, kopt_vmath_atan2_cuda_(x, y))
 KOPT_CUDA_FLOATS_(sincospi, kopt_vmath_sincospi_cuda_(x, &y))
 #undef KOPT_CUDA_FLOATS_
 
-/* As kopt_map_tile_. */
+/* The function f of one number x of 16 bits, as in kopt_map_tile_. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_mapped_(const kopt_cuda_map_ *k, uint32_t x) {
-    const float at = kopt_map_argument_cuda_(k->f, kopt_widen_cuda_(x, k->format));
+    const float argument = kopt_map_argument_cuda_(k->f, kopt_widen_cuda_(x, k->format));
     float q, l;
     uint32_t y;
     int doubt;
     if (k->f == KOPT_LOG)
-        q = kopt_vmath_log_cuda_(at);
+        q = kopt_vmath_log_cuda_(argument);
     else if (k->f == KOPT_TANH)
-        q = kopt_vmath_tanh_cuda_(at);
+        q = kopt_vmath_tanh_cuda_(argument);
     else
-        q = kopt_vmath_exp_cuda_(at, 0);
+        q = kopt_vmath_exp_cuda_(argument, 0);
     l = k->f == KOPT_SOFTPLUS ? kopt_vmath_log_cuda_(kopt_add_(q, 1)) : q;
     y = kopt_map_result16_cuda_(k->f, k->format, x, q, l, &doubt);
     return doubt ? kopt_map_exception_(k->patches, k->count, x, y) : y;
 }
 
-/* The elements go round in 4 words: one loop, not eight copies of 13 functions. */
+/* The 8 elements rotate through the 4 words of x: a rolled loop with constant indices, because eight copies of 13
+   functions would be too much code. */
 KOPT_CUDA_FN_ void kopt_cuda_map_octet_(const kopt_cuda_map_ *k, kopt_cuda_part_ p) {
     uint32_t x[4], y[4] = {0, 0, 0, 0};
     int q;
-    kopt_cuda_take_(x, k->arrays.x, 2, p);
-    if (k->arrays.y != KOPT_NULL_) kopt_cuda_take_(y, k->arrays.y, 2, p);
+    kopt_cuda_load_part_(x, k->arrays.x, 2, p);
+    if (k->arrays.y != KOPT_NULL_) kopt_cuda_load_part_(y, k->arrays.y, 2, p);
     KOPT_ROLL_
     for (q = 0; q < 8; q++) {
         uint32_t z = kopt_cuda_mapped_(k, x[0] & 0xFFFFu);
@@ -1705,12 +1753,12 @@ KOPT_CUDA_FN_ void kopt_cuda_map_octet_(const kopt_cuda_map_ *k, kopt_cuda_part_
         y[2] = y[2] >> 16 | y[3] << 16;
         y[3] = y[3] >> 16;
     }
-    kopt_cuda_give_(k->arrays.out, 2, p, x);
+    kopt_cuda_store_part_(k->arrays.out, 2, p, x);
 }
 #endif
 
-/* ---- compression: a warp makes the code of 256 elements, 8 of them in each lane. What is compressed waits in shared
-        memory until the block's scale is known. ---- */
+/* ---- compression: a warp compresses blocks of 256 elements, 8 elements per lane. The numbers stay in shared memory
+        until the scale of the block is known ---- */
 
 typedef struct kopt_cuda_compression_ {
     kopt_compressor c;
@@ -1720,7 +1768,7 @@ typedef struct kopt_cuda_compression_ {
     uint32_t *steps;
 } kopt_cuda_compression_;
 
-/* A warp's block: element p waits in slot p + p / 32, and the last word is the mean of KOPT_SIGN. */
+/* The shared memory of a warp, in words: element p is in slot p + p / 32; the last word is the mean for KOPT_SIGN. */
 enum { KOPT_MEAN_ = KOPT_SLOTS_, KOPT_WAITING_ };
 
 typedef struct kopt_cuda_packing_ {
@@ -1729,7 +1777,7 @@ typedef struct kopt_cuda_packing_ {
     uint32_t n, step, largest;
 } kopt_cuda_packing_;
 
-/* What a lane has of the block: up to 8 elements; n <= 0: none. */
+/* A lane's part of the block: up to 8 elements; n <= 0 if there is none. */
 KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_lane_part_(const kopt_cuda_packing_ *b, uint32_t lane) {
     kopt_cuda_part_ p;
     p.i = b->first + 8 * lane;
@@ -1740,32 +1788,33 @@ KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_lane_part_(const kopt_cuda_packing_ *b, 
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_gather_lane_(const kopt_cuda_compression_ *k, kopt_cuda_packing_ *b, uint32_t lane) {
-    const size_t size = kopt_bytes_of_(k->grad_format), rest_size = kopt_bytes_of_(k->c.residual_format);
+    const size_t size = kopt_bytes_of_(k->grad_format), residual_size = kopt_bytes_of_(k->c.residual_format);
     const kopt_byte_ *const residual = KOPT_CAST_(const kopt_byte_ *, k->c.residual);
     const kopt_cuda_part_ part = kopt_cuda_lane_part_(b, lane);
     const int feedback = residual != KOPT_NULL_ && b->step > 1;
-    uint32_t grad[8], rest[8];
+    uint32_t grad[8], residual_words[8];
     float x[8];
     int q;
     if (part.n <= 0) return;
-    kopt_cuda_take_(grad, k->grad, size, part);
-    if (feedback) kopt_cuda_take_(rest, residual, rest_size, part);
+    kopt_cuda_load_part_(grad, k->grad, size, part);
+    if (feedback) kopt_cuda_load_part_(residual_words, residual, residual_size, part);
     KOPT_UNROLL_
-    for (q = 0; q < 8; q++) x[q] = kopt_widen_cuda_(kopt_cuda_nth_(grad, size, q), k->grad_format);
+    for (q = 0; q < 8; q++) x[q] = kopt_widen_cuda_(kopt_cuda_extract_(grad, size, q), k->grad_format);
     if (feedback) {
         KOPT_UNROLL_
         for (q = 0; q < 8; q++)
-            x[q] = kopt_add_(x[q], kopt_widen_cuda_(kopt_cuda_nth_(rest, rest_size, q), k->c.residual_format));
+            x[q] = kopt_add_(
+                x[q], kopt_widen_cuda_(kopt_cuda_extract_(residual_words, residual_size, q), k->c.residual_format));
     }
     KOPT_UNROLL_
-    for (q = 0; q < 8; q++) { /* what is not in the part is 0 */
+    for (q = 0; q < 8; q++) { /* elements outside of the part are 0 */
         const uint32_t p = 8 * lane + KOPT_CAST_(uint32_t, q), u = kopt_as_u32_(kopt_canonical_nan_(x[q]));
         b->slots[p + (p >> 5)] = u;
         if ((u & 0x7FFFFFFFu) > b->largest) b->largest = u & 0x7FFFFFFFu;
     }
 }
 
-/* In the order of the elements, so by one lane. */
+/* One lane adds the magnitudes, in the order of the elements, because the sum is rounded. */
 KOPT_CUDA_FN_ void kopt_cuda_mean_lane_(const kopt_cuda_compression_ *k, const kopt_cuda_packing_ *b, uint32_t lane) {
     float mean = 0;
     uint32_t p;
@@ -1775,71 +1824,72 @@ KOPT_CUDA_FN_ void kopt_cuda_mean_lane_(const kopt_cuda_compression_ *k, const k
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const kopt_cuda_packing_ *b, uint32_t lane) {
-    const kopt_philox_key_cuda_ cipher = kopt_make_philox_key_cuda_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_COMPRESS_);
-    const kopt_philox_key_cuda_ other = kopt_make_philox_key_cuda_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_RESIDUAL_);
+    const kopt_philox_key_cuda_ key = kopt_make_philox_key_cuda_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_COMPRESS_);
+    const kopt_philox_key_cuda_ residual_key =
+        kopt_make_philox_key_cuda_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_RESIDUAL_);
     const int stochastic = k->c.rounding == KOPT_STOCHASTIC, scaled = k->c.code == KOPT_Q8 || k->c.code == KOPT_SIGN;
     const int noisy = k->c.residual_rounding == KOPT_STOCHASTIC && k->c.residual_format != KOPT_F32;
     kopt_byte_ *const to = k->out + kopt_code_bytes_(k->c.code, KOPT_CAST_(size_t, b->first));
     kopt_byte_ *const residual = KOPT_CAST_(kopt_byte_ *, k->c.residual);
-    const size_t rest_size = kopt_bytes_of_(k->c.residual_format);
+    const size_t residual_size = kopt_bytes_of_(k->c.residual_format);
     const kopt_cuda_part_ part = kopt_cuda_lane_part_(b, lane);
-    kopt_cuda_part_ of_block = part; /* the same, counted from the block's first */
-    uint32_t scale = 0, bits = 0, r[8] = {0, 0, 0, 0, 0, 0, 0, 0}, other_r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    uint32_t codes[4] = {0, 0, 0, 0}, rest[8];
+    kopt_cuda_part_ of_block = part; /* the same part; i relative to the block */
+    uint32_t scale = 0, bits = 0, r[8] = {0, 0, 0, 0, 0, 0, 0, 0}, residual_r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    uint32_t codes[4] = {0, 0, 0, 0}, new_residual[8];
     int q;
     if (scaled) scale = kopt_block_scale_(k->c.code, b->largest, kopt_as_f32_(b->slots[KOPT_MEAN_]), b->n, stochastic);
-    if (scaled && lane == 0) kopt_cuda_put_(to, 4, scale);
+    if (scaled && lane == 0) kopt_cuda_store_one_(to, 4, scale);
     if (part.n <= 0) return;
     of_block.i = 8 * lane;
-    if (stochastic) kopt_cuda_random_octet_(r, &cipher, k->c.first_index + part.i);
-    if (noisy && residual != KOPT_NULL_) kopt_cuda_random_octet_(other_r, &other, k->c.first_index + part.i);
+    if (stochastic) kopt_cuda_random_octet_(r, &key, k->c.first_index + part.i);
+    if (noisy && residual != KOPT_NULL_) kopt_cuda_random_octet_(residual_r, &residual_key, k->c.first_index + part.i);
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
-        const uint32_t p = 8 * lane + KOPT_CAST_(uint32_t, q), half = r[q] & 0xFFFFu;
+        const uint32_t p = 8 * lane + KOPT_CAST_(uint32_t, q), random16 = r[q] & 0xFFFFu;
         const float x = kopt_as_f32_(b->slots[p + (p >> 5)]);
         uint32_t code;
         float y;
         if (k->c.code == KOPT_Q8) {
-            code = kopt_cuda_encode_(x, scale, 0, stochastic, half);
+            code = kopt_cuda_encode_(x, scale, 0, stochastic, random16);
             kopt_cuda_insert_(codes, 1, q, code);
-            y = kopt_cuda_decode_(kopt_cuda_signed_(code, 1), scale, 0);
+            y = kopt_cuda_decode_(kopt_cuda_sign_extend_(code, 1), scale, 0);
         } else if (k->c.code == KOPT_SIGN) {
-            code = kopt_sign_bit_(x, scale, stochastic, half);
+            code = kopt_sign_bit_(x, scale, stochastic, random16);
             if (q < part.n) bits |= code << q;
             y = kopt_as_f32_(scale ^ code << 31);
         } else {
-            code = kopt_cuda_converted_(x, k->c.code, stochastic, half);
+            code = kopt_cuda_converted_(x, k->c.code, stochastic, random16);
             kopt_cuda_insert_(codes, 2, q, code);
             y = kopt_widen_cuda_(code, k->c.code);
         }
-        kopt_cuda_insert_(
-            rest, rest_size, q,
-            kopt_cuda_converted_(kopt_residual_of_(x, y, k->c.residual_format), k->c.residual_format, noisy, other_r[q]));
+        kopt_cuda_insert_(new_residual, residual_size, q,
+                          kopt_cuda_converted_(kopt_residual_of_(x, y, k->c.residual_format), k->c.residual_format,
+                                               noisy, residual_r[q]));
     }
     if (k->c.code == KOPT_SIGN)
-        kopt_cuda_put_(to + 4 + lane, 1, bits);
+        kopt_cuda_store_one_(to + 4 + lane, 1, bits);
     else if (k->c.code == KOPT_Q8)
-        kopt_cuda_give_(to + 4, 1, of_block, codes);
+        kopt_cuda_store_part_(to + 4, 1, of_block, codes);
     else
-        kopt_cuda_give_(to, 2, of_block, codes);
-    if (residual != KOPT_NULL_) kopt_cuda_give_(residual, rest_size, part, rest);
+        kopt_cuda_store_part_(to, 2, of_block, codes);
+    if (residual != KOPT_NULL_) kopt_cuda_store_part_(residual, residual_size, part, new_residual);
 }
 
-KOPT_CUDA_WHOLE_ void kopt_cuda_compress_blocks_(const kopt_cuda_compression_ *k, uint64_t warp, uint64_t warps,
-                                                 uint32_t lane, uint32_t *slots) {
+KOPT_CUDA_BODY_ void kopt_cuda_compress_blocks_(const kopt_cuda_compression_ *k, uint64_t warp, uint64_t warps,
+                                                uint32_t lane, uint32_t *slots) {
     kopt_cuda_packing_ b;
     b.slots = slots;
     b.step = k->steps == KOPT_NULL_ ? k->c.step : *k->steps + 1;
-    if (b.step == 0) return; /* there is no such step */
+    if (b.step == 0) return; /* the count is at its limit */
     for (b.first = warp * 256; b.first < k->c.n; b.first += warps * 256) {
         b.n = k->c.n - b.first < 256 ? KOPT_CAST_(uint32_t, k->c.n - b.first) : 256;
         b.largest = 0;
-        KOPT_CUDA_SHARED_(); /* the block before is done */
+        KOPT_CUDA_SYNC_WARP_(); /* all lanes are done with the previous block */
         KOPT_LANES_(kopt_cuda_gather_lane_(k, &b, lane));
         b.largest = kopt_cuda_warp_largest_(b.largest);
-        KOPT_CUDA_SHARED_();
+        KOPT_CUDA_SYNC_WARP_();
         KOPT_LANES_(kopt_cuda_mean_lane_(k, &b, lane));
-        KOPT_CUDA_SHARED_();
+        KOPT_CUDA_SYNC_WARP_();
         KOPT_LANES_(kopt_cuda_pack_lane_(k, &b, lane));
     }
 }
@@ -1848,11 +1898,11 @@ typedef struct kopt_cuda_sum_ {
     kopt_byte_ *to;
     const kopt_byte_ *from;
     kopt_format to_format, from_format;
-    size_t n, stride, count; /* stride in bytes */
+    size_t n, stride, count; /* count: of shards; stride: in bytes */
     float scale;
 } kopt_cuda_sum_;
 
-/* sum += decoded * scale. Parts are counted from the first element, so that each lies in one block of codes. */
+/* sum += decoded * scale. Parts begin at multiples of 8 elements, so that each belongs to one block of codes. */
 KOPT_CUDA_FN_ void kopt_cuda_decompress_octet_(const kopt_cuda_sum_ *k, kopt_cuda_part_ p) {
     const size_t size = kopt_bytes_of_(k->to_format);
     const kopt_byte_ *const from = k->from + kopt_code_bytes_(k->from_format, p.i - (p.i & 255));
@@ -1860,30 +1910,30 @@ KOPT_CUDA_FN_ void kopt_cuda_decompress_octet_(const kopt_cuda_sum_ *k, kopt_cud
     uint32_t sum[8], code[4] = {0, 0, 0, 0}, out[8], scale = 0;
     int q;
     of_block.i = p.i & 255;
-    kopt_cuda_take_(sum, k->to, size, p);
-    if (k->from_format == KOPT_Q8 || k->from_format == KOPT_SIGN) scale = kopt_cuda_fetch_(from, 4);
+    kopt_cuda_load_part_(sum, k->to, size, p);
+    if (k->from_format == KOPT_Q8 || k->from_format == KOPT_SIGN) scale = kopt_cuda_load_one_(from, 4);
     if (k->from_format == KOPT_Q8)
-        kopt_cuda_take_(code, from + 4, 1, of_block);
+        kopt_cuda_load_part_(code, from + 4, 1, of_block);
     else if (k->from_format == KOPT_SIGN)
-        code[0] = kopt_cuda_fetch_(from + 4 + (of_block.i >> 3), 1);
+        code[0] = kopt_cuda_load_one_(from + 4 + (of_block.i >> 3), 1);
     else
-        kopt_cuda_take_(code, from, 2, of_block);
+        kopt_cuda_load_part_(code, from, 2, of_block);
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
         float y;
         if (k->from_format == KOPT_Q8)
-            y = kopt_cuda_decode_(kopt_cuda_nth_signed_(code, 1, q), scale, 0);
+            y = kopt_cuda_decode_(kopt_cuda_extract_signed_(code, 1, q), scale, 0);
         else if (k->from_format == KOPT_SIGN)
             y = kopt_as_f32_(scale ^ code[0] >> q << 31);
         else
-            y = kopt_widen_cuda_(kopt_cuda_nth_(code, 2, q), k->from_format);
-        y = kopt_add_scaled_(kopt_widen_cuda_(kopt_cuda_nth_(sum, size, q), k->to_format), y, k->scale);
+            y = kopt_widen_cuda_(kopt_cuda_extract_(code, 2, q), k->from_format);
+        y = kopt_add_scaled_(kopt_widen_cuda_(kopt_cuda_extract_(sum, size, q), k->to_format), y, k->scale);
         kopt_cuda_insert_(out, size, q, kopt_convert_value_cuda_(y, k->to_format));
     }
-    kopt_cuda_give_(k->to, size, p, out);
+    kopt_cuda_store_part_(k->to, size, p, out);
 }
 
-/* The sum over all shards. */
+/* The sum of all shards, in their order. */
 KOPT_CUDA_FN_ void kopt_cuda_reduce_octet_(const kopt_cuda_sum_ *k, kopt_cuda_part_ p) {
     const size_t to_size = kopt_bytes_of_(k->to_format), size = kopt_bytes_of_(k->from_format);
     const kopt_byte_ *from = k->from;
@@ -1892,19 +1942,19 @@ KOPT_CUDA_FN_ void kopt_cuda_reduce_octet_(const kopt_cuda_sum_ *k, kopt_cuda_pa
     size_t shard;
     int q;
     for (shard = 0; shard < k->count; shard++, from += k->stride) {
-        kopt_cuda_take_(x, from, size, p);
+        kopt_cuda_load_part_(x, from, size, p);
         KOPT_UNROLL_
         for (q = 0; q < 8; q++) {
-            const float next = kopt_widen_cuda_(kopt_cuda_nth_(x, size, q), k->from_format);
+            const float next = kopt_widen_cuda_(kopt_cuda_extract_(x, size, q), k->from_format);
             sum[q] = shard == 0 ? next : kopt_add_cuda_(sum[q], next);
         }
     }
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) kopt_cuda_insert_(out, to_size, q, kopt_reduce_value_cuda_(sum[q], k->scale, k->to_format));
-    kopt_cuda_give_(k->to, to_size, p, out);
+    kopt_cuda_store_part_(k->to, to_size, p, out);
 }
 
-/* Calls that are replayed count on the GPU. A count that is at its end stays there, with the others. */
+/* Increments the counts of a call that may be replayed; but if one of them is 2^32 - 1, all stay as they are. */
 KOPT_CUDA_FN_ void kopt_cuda_count_(uint32_t *counts, uint32_t n) {
     uint32_t i;
     for (i = 0; i < n; i++)
@@ -1914,17 +1964,17 @@ KOPT_CUDA_FN_ void kopt_cuda_count_(uint32_t *counts, uint32_t n) {
 
 typedef struct kopt_cuda_setting_ {
     kopt_cuda_control_ *control;
-    kopt_cuda_group_ *group; /* the first of all groups, or the one */
+    kopt_cuda_group_ *group; /* the group of this setting, or the first of all groups */
     kopt_cuda_options options;
     kopt_optimizer opt;
     uint32_t step;
-    int what; /* 0 options, 1 optimizer, 2 step */
+    int which; /* 0: options, 1: optimizer, 2: step */
 } kopt_cuda_setting_;
 
 KOPT_CUDA_FN_ void kopt_cuda_set_(const kopt_cuda_setting_ *s) {
-    if (s->what == 0) {
+    if (s->which == 0) {
         s->control->options = s->options;
-    } else if (s->what == 1) {
+    } else if (s->which == 1) {
         kopt_optimizer *const to = &s->group->opt;
         const kopt_optimizer *const from = &s->opt;
         const uint32_t step = to->step;
@@ -1947,7 +1997,7 @@ KOPT_CUDA_FN_ void kopt_cuda_set_(const kopt_cuda_setting_ *s) {
 
 #define KOPT_CUDA_CLEARED_ (offsetof(kopt_cuda_control_, arrived) + 4 - offsetof(kopt_cuda_control_, norm))
 
-/* Functions of arrays: name, what they take. */
+/* The functions of arrays: name, type of the argument. */
 #ifdef KAHAN_OPT_VMATH
 #define KOPT_CUDA_FUNCTIONS_(KERNEL)      \
     KERNEL(exp, kopt_cuda_function_)      \
@@ -1970,39 +2020,40 @@ KOPT_CUDA_FN_ void kopt_cuda_set_(const kopt_cuda_setting_ *s) {
     KERNEL(decompress, kopt_cuda_sum_)          \
     KOPT_CUDA_FUNCTIONS_(KERNEL)
 
-/* Where the first part of an array is to end so that the others are aligned: at 8 elements, or less by this. */
+/* The pad of an array (see kopt_cuda_part_of_) with which every octet but the first begins at a multiple of 8 elements
+   in memory. 0 if the elements are not aligned to their size. */
 static uint32_t kopt_cuda_pad_(const void *p, size_t size) {
     return KOPT_ADDRESS_(p) % size != 0 ? 0 : KOPT_CAST_(uint32_t, KOPT_ADDRESS_(p) / size % 8);
 }
 
-/* Beside the kernels of steps. A launch of these has no more blocks than run at once: they begin by clearing shared
-   memory and end with atomic additions. */
+/* Numbers of the kernels that are not in the lists above. A launch of them has no more thread blocks than the GPU runs
+   at once, because each thread block clears shared memory first and ends with atomic additions. */
 enum { KOPT_CUDA_STATS_ = KOPT_CUDA_KERNELS_, KOPT_CUDA_MEASURE_ };
 
 #ifdef KOPT_CUDA_THREADS_
-#include KOPT_CUDA_THREADS_ /* launches of kopt_cuda_launch_step_, _measure_, _stats_, _compress_ */
+#include KOPT_CUDA_THREADS_ /* defines kopt_cuda_launch_step_, _measure_, _stats_ and _compress_ */
 #endif
 #ifdef KOPT_CUDA_LOOPS_
 
-#define KOPT_CUDA_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                  \
+#define KOPT_CUDA_KERNEL_(i, name, rule, weight, grad, moment, rounding, state_rounding, copies)                \
     static void kopt_cuda_##name##_(const kopt_cuda_arguments_ *a, uint32_t blocks) {                           \
         uint32_t thread;                                                                                        \
         for (thread = 0; thread < blocks * KOPT_THREADS_; thread++)                                             \
             kopt_cuda_step_lane_(a, thread >> 5, blocks * KOPT_WARPS_, thread & 31, rule, weight, grad, moment, \
-                                 rounding, small_stores, copies);                                               \
+                                 rounding, state_rounding, copies);                                             \
     }
 KOPT_CUDA_ALL_(KOPT_CUDA_KERNEL_)
 
-#define KOPT_CUDA_BLOCKS_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)                  \
-    static void kopt_cuda_##name##_(const kopt_cuda_arguments_ *a, uint32_t blocks) {                                  \
-        uint32_t slots[(weight < 0 ? 4 : 2) * KOPT_SLOTS_], warp;                                                      \
-        for (warp = 0; warp < blocks * KOPT_WARPS_; warp++)                                                            \
-            kopt_cuda_step_blocks_(a, warp, blocks *KOPT_WARPS_, 0, slots, rule, weight, grad, rounding, small_stores, \
-                                   copies);                                                                            \
+#define KOPT_CUDA_BLOCKS_KERNEL_(i, name, rule, weight, grad, moment, rounding, state_rounding, copies)  \
+    static void kopt_cuda_##name##_(const kopt_cuda_arguments_ *a, uint32_t blocks) {                    \
+        uint32_t slots[(weight < 0 ? 4 : 2) * KOPT_SLOTS_], warp;                                        \
+        for (warp = 0; warp < blocks * KOPT_WARPS_; warp++)                                              \
+            kopt_cuda_step_blocks_(a, warp, blocks *KOPT_WARPS_, 0, slots, rule, weight, grad, rounding, \
+                                   state_rounding, copies);                                              \
     }
 KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_BLOCKS_KERNEL_)
 
-#define KOPT_CUDA_NAME_(i, name, rule, weight, grad, moment, rounding, small_stores, copies) kopt_cuda_##name##_,
+#define KOPT_CUDA_NAME_(i, name, rule, weight, grad, moment, rounding, state_rounding, copies) kopt_cuda_##name##_,
 static kopt_result kopt_cuda_launch_step_(int kernel, kopt_cuda_arguments_ *a, uint32_t blocks, void *stream) {
     static void (*const table[KOPT_CUDA_KERNELS_])(const kopt_cuda_arguments_ *, uint32_t) = {
         KOPT_CUDA_ALL_(KOPT_CUDA_NAME_) KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_NAME_)};
@@ -2089,23 +2140,23 @@ static uint32_t kopt_cuda_resident_(int kernel) { return kernel == KOPT_CUDA_STA
 
 #else
 
-#define KOPT_CUDA_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)              \
-    static __global__ void __launch_bounds__(KOPT_THREADS_, i == 0       ? 4                                \
-                                                            : weight < 0 ? 2                                \
-                                                                         : 3) /* registers */               \
-        kopt_cuda_##name##_(const kopt_cuda_arguments_ a) {                                                 \
-        kopt_cuda_step_lane_(&a, blockIdx.x *KOPT_WARPS_ + (threadIdx.x >> 5), gridDim.x * KOPT_WARPS_,     \
-                             threadIdx.x & 31, rule, weight, grad, moment, rounding, small_stores, copies); \
+#define KOPT_CUDA_KERNEL_(i, name, rule, weight, grad, moment, rounding, state_rounding, copies)              \
+    static __global__ void __launch_bounds__(KOPT_THREADS_, i == 0       ? 4                                  \
+                                                            : weight < 0 ? 2                                  \
+                                                                         : 3) /* limits the registers */      \
+        kopt_cuda_##name##_(const kopt_cuda_arguments_ a) {                                                   \
+        kopt_cuda_step_lane_(&a, blockIdx.x *KOPT_WARPS_ + (threadIdx.x >> 5), gridDim.x * KOPT_WARPS_,       \
+                             threadIdx.x & 31, rule, weight, grad, moment, rounding, state_rounding, copies); \
     }
 KOPT_CUDA_ALL_(KOPT_CUDA_KERNEL_)
 
-#define KOPT_CUDA_BLOCKS_KERNEL_(i, name, rule, weight, grad, moment, rounding, small_stores, copies)              \
+#define KOPT_CUDA_BLOCKS_KERNEL_(i, name, rule, weight, grad, moment, rounding, state_rounding, copies)            \
     static __global__ void __launch_bounds__(KOPT_THREADS_, 2) kopt_cuda_##name##_(const kopt_cuda_arguments_ a) { \
         enum { SLOTS = (weight < 0 ? 4 : 2) * KOPT_SLOTS_ };                                                       \
         __shared__ uint32_t slots[KOPT_WARPS_ * SLOTS];                                                            \
         const uint32_t warp = threadIdx.x >> 5;                                                                    \
         kopt_cuda_step_blocks_(&a, blockIdx.x *KOPT_WARPS_ + warp, gridDim.x * KOPT_WARPS_, threadIdx.x & 31,      \
-                               slots + warp * SLOTS, rule, weight, grad, rounding, small_stores, copies);          \
+                               slots + warp * SLOTS, rule, weight, grad, rounding, state_rounding, copies);        \
     }
 KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_BLOCKS_KERNEL_)
 
@@ -2176,7 +2227,7 @@ static kopt_result kopt_cuda_launch_(const void *kernel, uint32_t blocks, uint32
         cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, static_cast<cudaStream_t>(stream)));
 }
 
-#define KOPT_CUDA_NAME_(i, name, rule, weight, grad, moment, rounding, small_stores, copies) \
+#define KOPT_CUDA_NAME_(i, name, rule, weight, grad, moment, rounding, state_rounding, copies) \
     reinterpret_cast<const void *>(kopt_cuda_##name##_),
 static const void *kopt_cuda_entry_(int kernel) {
     const void *const table[] = {KOPT_CUDA_ALL_(KOPT_CUDA_NAME_) KOPT_CUDA_ALL_BLOCKS_(
@@ -2185,7 +2236,7 @@ static const void *kopt_cuda_entry_(int kernel) {
     return table[kernel];
 }
 
-/* Blocks of a kernel that run at once. */
+/* The number of thread blocks of a kernel that the GPU runs at once. 1024 if CUDA does not say. */
 static uint32_t kopt_cuda_resident_(int kernel) {
     int device = 0, processors = 0, each = 0;
     if (cudaGetDevice(&device) != cudaSuccess ||
@@ -2234,7 +2285,7 @@ static kopt_result kopt_cuda_launch_setting_(kopt_cuda_setting_ *s, void *stream
     return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_setting_kernel_), 1, 1, arguments, stream);
 }
 
-/* A thread for each part. */
+/* The number of thread blocks with one thread per part. */
 static uint32_t kopt_cuda_blocks_for_(uint64_t n) {
     const uint64_t blocks = (n + 8 * KOPT_THREADS_ - 1) / (8 * KOPT_THREADS_);
     return blocks < 0x7FFFFFFFu ? static_cast<uint32_t>(blocks) : 0x7FFFFFFFu;
@@ -2272,56 +2323,58 @@ static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, void
 
 /* ---- PUBLIC FUNCTIONS -------------------------------------------------------------------------------------------- */
 
-static size_t kopt_cuda_round_(size_t x) { return (x + 15) & ~KOPT_CAST_(size_t, 15); }
+static size_t kopt_cuda_align16_(size_t x) { return (x + 15) & ~KOPT_CAST_(size_t, 15); }
 
-/* Whether a kernel's constant (-1: none) is this value. */
-static int kopt_cuda_is_(int constant, unsigned value) {
+/* Does a constant of a kernel fit this value? -1 fits every value. */
+static int kopt_cuda_matches_(int constant, unsigned value) {
     return constant < 0 || KOPT_CAST_(unsigned, constant) == value;
 }
 
-/* Does the rule have kernels of its own? */
-static int kopt_cuda_common_(kopt_rule rule) {
+/* Does the rule have specialized kernels? */
+static int kopt_cuda_has_kernels_(kopt_rule rule) {
 #ifdef KAHAN_OPT_VMATH
     if (rule == KOPT_ADAM_ATAN2) return 1;
 #endif
     return rule == KOPT_SGD || rule == KOPT_ADAM || rule == KOPT_LION || rule == KOPT_RADAM;
 }
 
-/* Is every element of a tensor's arrays aligned to its own size? Other tensors are for the general kernels. */
+/* Are the elements of all arrays of a tensor aligned to their size? Other tensors take the general kernels. */
 static int kopt_cuda_natural_(const kopt_optimizer *opt, const kopt_tensor *t) {
     const size_t weight_size = kopt_bytes_of_(opt->weight_format), grad_size = kopt_bytes_of_(t->grad_format);
     const size_t copy_size = kopt_bytes_of_(t->copy_format);
     const size_t residual_size = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
-    size_t state_size = residual_size > weight_size ? residual_size : weight_size; /* and scales of 8-bit moments */
+    /* The alignment that the state needs, with 8-bit moments that of their scales. */
+    size_t state_size = residual_size > weight_size ? residual_size : weight_size;
     if (kopt_moments_(opt) > 0 && (opt->moment_format == KOPT_F32 || opt->moment_format == KOPT_Q8)) state_size = 4;
     return KOPT_ADDRESS_(t->weight) % weight_size == 0 && KOPT_ADDRESS_(t->grad) % grad_size == 0 &&
            KOPT_ADDRESS_(t->state) % state_size == 0 &&
            (t->copy == KOPT_NULL_ || KOPT_ADDRESS_(t->copy) % copy_size == 0);
 }
 
-/* The first kernel that fits. */
+/* The number of the first kernel that fits. */
 static int kopt_cuda_kernel_of_(const kopt_optimizer *opt, const kopt_tensor *t) {
     const int moments = kopt_moments_(opt);
-    const int common = moments <= 2 && kopt_cuda_common_(opt->rule) && kopt_cuda_natural_(opt, t);
+    const int common = moments <= 2 && kopt_cuda_has_kernels_(opt->rule) && kopt_cuda_natural_(opt, t);
     const kopt_format moment = moments == 0 ? opt->weight_format : opt->moment_format;
     const int plain = opt->weight_format == KOPT_F32 || opt->rounding == KOPT_NEAREST;
     const kopt_rounding rounding = plain ? KOPT_STOCHASTIC : opt->rounding;
-#define KOPT_CUDA_FITS_(i, name, its_rule, its_weight, its_grad, its_moment, its_rounding, small_stores, copies) \
-    if (kopt_cuda_is_(its_rule, opt->rule) && kopt_cuda_is_(its_weight, opt->weight_format) &&                   \
-        kopt_cuda_is_(its_grad, t->grad_format) && kopt_cuda_is_(its_moment, moment) &&                          \
-        (its_moment == KOPT_Q8) == (moment == KOPT_Q8) && (its_weight < 0 || t->counts == KOPT_NULL_) &&         \
-        kopt_cuda_is_(its_rounding, rounding) && kopt_cuda_is_(small_stores, opt->moment_rounding) &&            \
-        kopt_cuda_is_(small_stores, opt->compensation_rounding) && (common || its_weight < 0) &&                 \
-        (copies || t->copy == KOPT_NULL_))                                                                       \
+#define KOPT_CUDA_FITS_(i, name, kernel_rule, kernel_weight, kernel_grad, kernel_moment, kernel_rounding,            \
+                        state_rounding, copies)                                                                      \
+    if (kopt_cuda_matches_(kernel_rule, opt->rule) && kopt_cuda_matches_(kernel_weight, opt->weight_format) &&       \
+        kopt_cuda_matches_(kernel_grad, t->grad_format) && kopt_cuda_matches_(kernel_moment, moment) &&              \
+        (kernel_moment == KOPT_Q8) == (moment == KOPT_Q8) && (kernel_weight < 0 || t->counts == KOPT_NULL_) &&       \
+        kopt_cuda_matches_(kernel_rounding, rounding) && kopt_cuda_matches_(state_rounding, opt->moment_rounding) && \
+        kopt_cuda_matches_(state_rounding, opt->compensation_rounding) && (common || kernel_weight < 0) &&           \
+        (copies || t->copy == KOPT_NULL_))                                                                           \
         return i;
     KOPT_CUDA_ALL_(KOPT_CUDA_FITS_)
-        KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_FITS_)
+    KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_FITS_)
 #undef KOPT_CUDA_FITS_
-            return KOPT_CUDA_KERNELS_ -
-        1;
+    return KOPT_CUDA_KERNELS_ - 1;
 }
 
-/* A rule that kahan_opt.h has and the kernels here do not is refused, and a table of functions, which are the host's. */
+/* Refuses rules that have no kernel here, and rules that would call the functions of a table: those are host
+   functions. */
 static kopt_result kopt_cuda_check_options_(const kopt_optimizer *opt) {
     const kopt_result result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
@@ -2337,14 +2390,14 @@ static kopt_result kopt_cuda_check_options_(const kopt_optimizer *opt) {
 
 static int kopt_cuda_stable_(const kopt_optimizer *opt) { return opt->rule == KOPT_ADAM && opt->stable; }
 
-/* Checks the groups and counts tensors and elements. */
+/* Checks the groups, and counts their tensors and elements. */
 static kopt_result kopt_cuda_check_(const kopt_cuda_group *groups, size_t count, size_t *tensors, uint64_t *elements) {
     size_t g, i;
     *tensors = 0;
     *elements = 0;
     if (groups == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
     for (g = 0; g < count; g++) {
-        const kopt_tensor *last = KOPT_NULL_; /* of this group that has elements */
+        const kopt_tensor *last = KOPT_NULL_; /* the last tensor of this group that has elements */
         kopt_result result = kopt_cuda_check_options_(groups[g].opt);
         if (result != KOPT_OK) return result;
         if (groups[g].tensors == KOPT_NULL_ && groups[g].count != 0) return KOPT_ERROR_NULL;
@@ -2364,42 +2417,45 @@ static kopt_result kopt_cuda_check_(const kopt_cuda_group *groups, size_t count,
         }
         *tensors += groups[g].count;
     }
-    return *tensors >> 31 != 0 || *elements >> 40 != 0 ? KOPT_ERROR_BOUNDS : KOPT_OK; /* 2^40: as a bin can count */
+    /* Fewer than 2^40 elements: each adds less than 2^24 to a bin of 64 bits. */
+    return *tensors >> 31 != 0 || *elements >> 40 != 0 ? KOPT_ERROR_BOUNDS : KOPT_OK;
 }
 
-/* Is the array aligned where its first octet begins? */
+/* Is the array aligned for vector loads where its first complete octet begins, after `lead` elements? */
 static int kopt_cuda_aligned_(const void *p, size_t lead, size_t size) {
     const size_t octet = 8 * size < 16 ? 8 * size : 16;
     return size == 0 || p == KOPT_NULL_ || (KOPT_ADDRESS_(p) + lead * size) % octet == 0;
 }
 
 static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt, const kopt_tensor *t) {
-    const kopt_layout_ at = kopt_layout_for_(opt, t->n);
+    const kopt_layout_ layout = kopt_layout_for_(opt, t->n);
     const size_t weight_size = kopt_bytes_of_(opt->weight_format), grad_size = kopt_bytes_of_(t->grad_format);
     const size_t residual_size = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
     const int moments = kopt_moments_(opt), blocks = moments > 0 && opt->moment_format == KOPT_Q8;
-    const size_t moment_size = blocks ? 0 : kopt_bytes_of_(opt->moment_format); /* codes: 4 at a time, if aligned */
+    /* Codes need no alignment here: see kopt_cuda_wide_part_. */
+    const size_t moment_size = blocks ? 0 : kopt_bytes_of_(opt->moment_format);
     int m;
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     size_t lead = KOPT_CAST_(size_t, (8 - (t->first_index & 7)) & 7);
     d->weight = KOPT_CAST_(kopt_byte_ *, t->weight);
     d->grad = KOPT_CAST_(kopt_byte_ *, t->grad);
-    d->residual = residual_size == 0 || state == KOPT_NULL_ ? KOPT_NULL_ : state + at.residual;
-    for (m = 0; m < 4; m++) d->moment[m] = m >= moments || state == KOPT_NULL_ ? KOPT_NULL_ : state + at.moment[m];
-    d->slow = state == KOPT_NULL_ ? KOPT_NULL_ : state + at.slow;
-    d->slow_residual = state == KOPT_NULL_ ? KOPT_NULL_ : state + at.slow_residual;
+    d->residual = residual_size == 0 || state == KOPT_NULL_ ? KOPT_NULL_ : state + layout.residual;
+    for (m = 0; m < 4; m++) d->moment[m] = m >= moments || state == KOPT_NULL_ ? KOPT_NULL_ : state + layout.moment[m];
+    d->slow = state == KOPT_NULL_ ? KOPT_NULL_ : state + layout.slow;
+    d->slow_residual = state == KOPT_NULL_ ? KOPT_NULL_ : state + layout.slow_residual;
     for (m = 0; m < 4; m++) d->scale[m] = KOPT_NULL_;
     if (blocks && state != KOPT_NULL_)
-        for (m = 0; m < moments; m++) d->scale[m] = state + at.moment[m] + at.scale;
+        for (m = 0; m < moments; m++) d->scale[m] = state + layout.moment[m] + layout.scale;
     d->counts = t->counts;
-    d->rate_scale = d->own_scale = kopt_rate_scale_(t);
-    d->stable = d->first_round = 0;
+    d->rate_scale = d->base_scale = kopt_rate_scale_(t);
+    d->ratio_plus_1 = d->first_round = 0;
     d->copy = KOPT_CAST_(kopt_byte_ *, t->copy);
     d->id = t->id;
     d->grad_format = KOPT_CAST_(uint8_t, t->grad_format);
     d->copy_format = KOPT_CAST_(uint8_t, t->copy == KOPT_NULL_ ? KOPT_F32 : t->copy_format);
     d->pad = t->first_index & 255;
-    if (blocks) d->pad = lead = 0; /* positions are elements: blocks begin with the first, wherever the shard does */
+    /* 8-bit moments: blocks are counted from the tensor's first element, whatever its global index is. */
+    if (blocks) d->pad = lead = 0;
     d->wide = kopt_cuda_aligned_(d->grad, lead, grad_size) && kopt_cuda_aligned_(d->weight, lead, weight_size) &&
               kopt_cuda_aligned_(d->residual, lead, residual_size) &&
               kopt_cuda_aligned_(d->moment[0], lead, moment_size) &&
@@ -2413,10 +2469,10 @@ static size_t kopt_cuda_tasks_(const kopt_cuda_tensor_ *d, uint32_t width) {
     return d->end == d->pad ? 0 : KOPT_CAST_(size_t, (d->end + width - 1) / width);
 }
 
-/* StableAdamW: the rounds of a tensor. */
+/* StableAdamW: the number of rounds of a tensor. */
 static size_t kopt_cuda_rounds_(uint64_t n) { return KOPT_CAST_(size_t, (n + KOPT_ROUND_ - 1) / KOPT_ROUND_); }
 
-/* The bytes: control, groups, tensors, tasks; of StableAdamW: ratios, rounds. */
+/* The plan in memory: control, groups, tensors, tasks; for StableAdamW ratios and rounds. */
 static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group *groups, size_t count) {
     size_t tensors, tasks = 0, stable = 0, rounds = 0, g, i;
     uint64_t elements;
@@ -2430,7 +2486,8 @@ static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group
         for (i = 0; i < groups[g].count; i++)
             if (groups[g].tensors[i].n != 0) formats |= 1 << groups[g].tensors[i].grad_format;
     plan->grad_format_ = formats == 2 ? KOPT_BF16 : formats == 4 ? KOPT_FP16 : formats == 1 ? KOPT_F32 : 3;
-    plan->width_ = elements >> 22 != 0 && (formats == 2 || formats == 4) ? 2 * KOPT_ROW_ : KOPT_ROW_; /* see rounds */
+    /* Twice the width only where the slots of the statistics allow it: see KOPT_CUDA_STATS_BLOCK_. */
+    plan->width_ = elements >> 22 != 0 && (formats == 2 || formats == 4) ? 2 * KOPT_WARP_STRIDE_ : KOPT_WARP_STRIDE_;
     for (g = 0; g < count; g++)
         for (i = 0; i < groups[g].count; i++) {
             kopt_cuda_tensor_ d;
@@ -2444,11 +2501,11 @@ static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group
     plan->stable_ = KOPT_CAST_(uint32_t, stable);
     plan->rounds_ = KOPT_CAST_(uint32_t, rounds);
     plan->at_tensors_ =
-        kopt_cuda_round_(sizeof(kopt_cuda_control_)) + kopt_cuda_round_(count * sizeof(kopt_cuda_group_));
-    plan->at_tasks_ = plan->at_tensors_ + kopt_cuda_round_(tensors * sizeof(kopt_cuda_tensor_));
-    plan->at_ratios_ = plan->at_tasks_ + kopt_cuda_round_(tasks * 4);
-    plan->at_rounds_ = plan->at_ratios_ + kopt_cuda_round_(stable * sizeof(kopt_cuda_ratio_));
-    plan->size = plan->at_rounds_ + kopt_cuda_round_(rounds * 4);
+        kopt_cuda_align16_(sizeof(kopt_cuda_control_)) + kopt_cuda_align16_(count * sizeof(kopt_cuda_group_));
+    plan->at_tasks_ = plan->at_tensors_ + kopt_cuda_align16_(tensors * sizeof(kopt_cuda_tensor_));
+    plan->at_ratios_ = plan->at_tasks_ + kopt_cuda_align16_(tasks * 4);
+    plan->at_rounds_ = plan->at_ratios_ + kopt_cuda_align16_(stable * sizeof(kopt_cuda_ratio_));
+    plan->size = plan->at_rounds_ + kopt_cuda_align16_(rounds * 4);
     return KOPT_OK;
 }
 
@@ -2464,7 +2521,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byte
     kopt_cuda_group_ *group;
     kopt_cuda_tensor_ *tensor;
     uint32_t *task, *round, tasks = 0, rounds = 0, stable = 0;
-    size_t g, i, seen, k;
+    size_t g, i, index, k;
     int kernel;
     kopt_result result = kopt_cuda_layout_(&p, groups, count);
     if (result != KOPT_OK) return result;
@@ -2472,32 +2529,32 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byte
     if (size < p.size) return KOPT_ERROR_SIZE;
     if ((KOPT_ADDRESS_(bytes) & 15) != 0) return KOPT_ERROR_OPTION;
     for (k = 0; k < p.size; k++) base[k] = 0;
-    group = KOPT_POINTER_(kopt_cuda_group_ *, base + kopt_cuda_round_(sizeof(kopt_cuda_control_)));
+    group = KOPT_POINTER_(kopt_cuda_group_ *, base + kopt_cuda_align16_(sizeof(kopt_cuda_control_)));
     tensor = KOPT_POINTER_(kopt_cuda_tensor_ *, base + p.at_tensors_);
     task = KOPT_POINTER_(uint32_t *, base + p.at_tasks_);
     round = KOPT_POINTER_(uint32_t *, base + p.at_rounds_);
     KOPT_POINTER_(kopt_cuda_control_ *, base)->groups = count;
     for (g = 0; g < count; g++) group[g].opt = *groups[g].opt;
-    for (kernel = 0; kernel < KOPT_CUDA_KERNELS_; kernel++) { /* the tasks of one kernel lie together */
+    for (kernel = 0; kernel < KOPT_CUDA_KERNELS_; kernel++) { /* the tasks of one kernel are contiguous */
         p.first_[kernel] = tasks;
-        for (g = 0, seen = 0; g < count; g++)
-            for (i = 0; i < groups[g].count; i++, seen++) {
+        for (g = 0, index = 0; g < count; g++)
+            for (i = 0; i < groups[g].count; i++, index++) {
                 if (kopt_cuda_kernel_of_(groups[g].opt, &groups[g].tensors[i]) != kernel) continue;
-                kopt_cuda_describe_(&tensor[seen], groups[g].opt, &groups[g].tensors[i]);
-                tensor[seen].group = KOPT_CAST_(uint32_t, g);
-                tensor[seen].first_task = tasks;
-                for (k = kopt_cuda_tasks_(&tensor[seen], p.width_); k > 0; k--)
-                    task[tasks++] = KOPT_CAST_(uint32_t, seen);
+                kopt_cuda_describe_(&tensor[index], groups[g].opt, &groups[g].tensors[i]);
+                tensor[index].group = KOPT_CAST_(uint32_t, g);
+                tensor[index].first_task = tasks;
+                for (k = kopt_cuda_tasks_(&tensor[index], p.width_); k > 0; k--)
+                    task[tasks++] = KOPT_CAST_(uint32_t, index);
             }
     }
     p.first_[KOPT_CUDA_KERNELS_] = tasks;
-    for (g = 0, seen = 0; g < count; g++) /* in the order of the list, which is the same for all GPUs */
-        for (i = 0; i < groups[g].count; i++, seen++) {
+    for (g = 0, index = 0; g < count; g++) /* in the order of the list, which is the same on all GPUs */
+        for (i = 0; i < groups[g].count; i++, index++) {
             if (!kopt_cuda_stable_(groups[g].opt)) continue;
-            tensor[seen].stable = ++stable;
-            tensor[seen].first_round = rounds;
+            tensor[index].ratio_plus_1 = ++stable;
+            tensor[index].first_round = rounds;
             for (k = kopt_cuda_rounds_(groups[g].tensors[i].n); k > 0; k--)
-                round[rounds++] = KOPT_CAST_(uint32_t, seen);
+                round[rounds++] = KOPT_CAST_(uint32_t, index);
         }
     *plan = p;
     return KOPT_OK;
@@ -2514,7 +2571,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *dev
 
 static kopt_cuda_group_ *kopt_cuda_groups_(const kopt_cuda_plan *plan) {
     return KOPT_POINTER_(kopt_cuda_group_ *,
-                         KOPT_CAST_(kopt_byte_ *, plan->device) + kopt_cuda_round_(sizeof(kopt_cuda_control_)));
+                         KOPT_CAST_(kopt_byte_ *, plan->device) + kopt_cuda_align16_(sizeof(kopt_cuda_control_)));
 }
 
 static kopt_cuda_arguments_ kopt_cuda_arguments_of_(const kopt_cuda_plan *plan, uint32_t first, uint32_t count) {
@@ -2538,9 +2595,9 @@ static uint32_t kopt_cuda_tensors_(const kopt_cuda_plan *plan) {
     return KOPT_CAST_(uint32_t, (plan->at_tasks_ - plan->at_tensors_) / sizeof(kopt_cuda_tensor_));
 }
 
-static uint32_t kopt_cuda_blocks_(const kopt_cuda_plan *plan, uint32_t tasks, uint32_t most) {
+static uint32_t kopt_cuda_blocks_(const kopt_cuda_plan *plan, uint32_t tasks, uint32_t limit) {
     uint32_t blocks = (tasks + KOPT_WARPS_ - 1) / KOPT_WARPS_;
-    if (most != 0 && blocks > most) blocks = most;
+    if (limit != 0 && blocks > limit) blocks = limit;
     if (plan->blocks != 0 && blocks > plan->blocks) blocks = plan->blocks;
     return blocks == 0 ? 1 : blocks;
 }
@@ -2548,14 +2605,14 @@ static uint32_t kopt_cuda_blocks_(const kopt_cuda_plan *plan, uint32_t tasks, ui
 KOPT_CUDA_API_ kopt_result kopt_cuda_step_begin(const kopt_cuda_plan *plan, void *stream) {
     kopt_cuda_arguments_ a;
     kopt_result result;
-    uint32_t blocks, most;
+    uint32_t blocks, resident;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
     result =
         kopt_cuda_launch_prologue_(KOPT_CAST_(kopt_cuda_control_ *, plan->device), kopt_cuda_groups_(plan), stream);
     if (result != KOPT_OK || plan->stable_ == 0) return result;
     a = kopt_cuda_arguments_of_(plan, 0, 0);
-    most = kopt_cuda_resident_(KOPT_CUDA_MEASURE_);
-    blocks = a.round_count == 0 ? 1 : a.round_count < most ? a.round_count : most;
+    resident = kopt_cuda_resident_(KOPT_CUDA_MEASURE_);
+    blocks = a.round_count == 0 ? 1 : a.round_count < resident ? a.round_count : resident;
     if (plan->blocks != 0 && blocks > plan->blocks) blocks = plan->blocks;
     return kopt_cuda_launch_measure_(&a, plan->stable_ * sizeof(kopt_cuda_ratio_), blocks, stream);
 }
@@ -2595,7 +2652,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_stats(const kopt_cuda_plan *plan, void *str
     return kopt_cuda_launch_stats_(&a, kopt_cuda_blocks_(plan, a.count, kopt_cuda_resident_(KOPT_CUDA_STATS_)), stream);
 }
 
-static kopt_cuda_setting_ kopt_cuda_setting_of_(const kopt_cuda_plan *plan, int what) {
+static kopt_cuda_setting_ kopt_cuda_setting_of_(const kopt_cuda_plan *plan, int which) {
     kopt_cuda_setting_ s;
     s.control = KOPT_CAST_(kopt_cuda_control_ *, plan->device);
     s.group = kopt_cuda_groups_(plan);
@@ -2604,7 +2661,7 @@ static kopt_cuda_setting_ kopt_cuda_setting_of_(const kopt_cuda_plan *plan, int 
     s.options.lr = s.options.loss_scale = s.options.found_inf = KOPT_NULL_;
     s.opt = kopt_sgd(0, 0);
     s.step = 0;
-    s.what = what;
+    s.which = which;
     return s;
 }
 
@@ -2674,17 +2731,17 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_convert(void *dst, kopt_format dst_format, 
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
-                                                        kopt_format src_format, size_t n, uint64_t seed, uint32_t step,
-                                                        uint32_t id, uint64_t first_index, void *stream) {
+                                                        kopt_format src_format, size_t n, kopt_random_key key,
+                                                        void *stream) {
     kopt_conversion_ c;
     c.dst_format = dst_format;
     c.src_format = src_format;
     c.n = n;
     c.stochastic = 1;
-    c.seed = seed;
-    c.first = first_index;
-    c.step = step;
-    c.id = id;
+    c.seed = key.seed;
+    c.first = key.first_index;
+    c.step = key.step;
+    c.id = key.id;
     return kopt_cuda_convert_run_(&c, dst, src, stream);
 }
 
@@ -2857,7 +2914,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_sincospi(float *sine, float *cosine, 
     return kopt_cuda_launch_sincospi_(&k, n, kopt_cuda_pad_(sine, 4), stream);
 }
 
-/* y: NULL, or what the result is multiplied by. */
+/* y: NULL, or the factor of each result. */
 static kopt_result kopt_cuda_map_run_(kopt_function f, void *out, const void *y, const void *x, kopt_format format,
                                       size_t n, void *stream) {
     kopt_cuda_map_ k;
@@ -2893,10 +2950,10 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_map_backward(kopt_function f, void *dx, con
 #pragma nv_diagnostic pop
 #endif
 
-#elif KOPT_PASS_ == KOPT_PASS_CUDA_ /* one reading by kahan_opt.h, which adds the kernels */
+#elif KOPT_PASS_ == KOPT_PASS_CUDA_ /* kahan_opt.h includes this part once, before the kernels */
 
 /* ================================================================================================================== */
-/* VOCABULARY: one lane. Floating-point operations are PTX with .rn, so --use_fast_math, -ftz and -fmad change none.   */
+/* VOCABULARY: one lane. Floating-point operations are PTX with .rn, so --use_fast_math, -ftz and -fmad change none.  */
 /* ================================================================================================================== */
 #define ISA_ cuda
 #define ISA_TARGET_ KOPT_HOST_DEVICE_

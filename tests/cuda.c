@@ -615,6 +615,19 @@ static void refusals(void) {
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
     bad_tensor = t, bad_tensor.grad_format = (kopt_format)7;
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
+    bad_tensor = t, bad_tensor.stable_scale = 1;
+    fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
+    for (i = 0; i < 4 && sizeof i == 8; ++i) { /* too many elements, or one less; the addresses are not read */
+        const uint64_t limit = (uint64_t)1 << (i < 2 ? 40 : 36), base = (uint64_t)1 << 44;
+        wrong = o, wrong.stable = i >= 2, bad.opt = &wrong, bad_tensor = t;
+        bad_tensor.n = (size_t)(limit - i % 2), bad_tensor.state_size = kopt_state_size(&wrong, bad_tensor.n);
+        bad_tensor.weight = (void *)(uintptr_t)base, bad_tensor.grad = (void *)(uintptr_t)(2 * base);
+        bad_tensor.state = (void *)(uintptr_t)(4 * base);
+        if (i % 2 == 0)
+            fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_BOUNDS;
+        else
+            fails += kopt_cuda_plan_size(&bad, 1) == 0;
+    }
     fails += memcmp(&plan, &before, sizeof plan) != 0 || memcmp(copy, bytes, size + 64) != 0;
     ok(fails == 0, "bad arguments are refused before anything is written");
 
@@ -656,8 +669,8 @@ static void conversions(void) {
                 bad += !same(a + shift, b + shift, g, N);
                 bad += kopt_convert_stochastic(a + shift, g, src + shift, f, N, (kopt_random_key){7, 8, 9, first}) !=
                        KOPT_OK;
-                bad += made(kopt_cuda_convert_stochastic(b + shift, g, src + shift, f, N, 7, 8, 9, first, stream)) !=
-                       KOPT_OK;
+                bad += made(kopt_cuda_convert_stochastic(b + shift, g, src + shift, f, N,
+                                                         (kopt_random_key){7, 8, 9, first}, stream)) != KOPT_OK;
                 bad += !same(a + shift, b + shift, g, N);
             }
     bad += kopt_cuda_convert(a, KOPT_F32, NULL, KOPT_F32, 1, NULL) != KOPT_ERROR_NULL;
@@ -1043,7 +1056,8 @@ static void exhaustive(void) {
                     made(kopt_cuda_convert(dst, (kopt_format)format, src, KOPT_F32, N, stream));
                 } else {
                     kopt_convert_stochastic(cpu, (kopt_format)format, src, KOPT_F32, N, (kopt_random_key){1, 2, 3, 4});
-                    made(kopt_cuda_convert_stochastic(dst, (kopt_format)format, src, KOPT_F32, N, 1, 2, 3, 4, stream));
+                    made(kopt_cuda_convert_stochastic(dst, (kopt_format)format, src, KOPT_F32, N,
+                                                      (kopt_random_key){1, 2, 3, 4}, stream));
                 }
                 for (i = 0; i < N; ++i) /* of a NaN only that it is one */
                     bad += a[i] != b[i] && !((a[i] & 0x7fff) > infinity && (b[i] & 0x7fff) > infinity);
