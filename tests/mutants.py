@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 
-EACH_ROOM = 9  # mutants by rule; some more in rooms of many functions
+EACH_ROOM = 7  # mutants by rule; some more in rooms of many functions
 
 # By hand: function ('': anywhere), what is there once, what it becomes. Both are expressions; but if the latter has @,
 # which is 1 in the mutant and else 0, it is the new text for both.
@@ -62,10 +62,10 @@ BY_HAND = [
     ("kopt_optimizer_from_header_", "rule == KOPT_SGD && (h[9] & 7) != 0", "rule == KOPT_SGD"),
     ("kopt_header_valid_", "(h[4] == 1 && h[10] == 1)", "h[4] == 1"),
     ("kopt_header_valid_", "h[4] == KOPT_BLOCK_VERSION_", "1"),
-    ("kopt_check_header_", "(h[9] & 7u) != KOPT_CAST_(kopt_byte_, kept->moments)", "0"),
+    ("kopt_check_header_", "(h[9] & 7u) != KOPT_CAST_(kopt_byte_, format->moment_count)", "0"),
     ("kopt_check_header_", "kopt_load_le64_(h + 16) != t->n", "kopt_load_le32_(h + 16) != (uint32_t)t->n"),
     ("kopt_state_init", "kopt_overlap_(weights, t->n * 4, t->weight, t->n * weight_bytes)", "0"),
-    ("kopt_state_init", "kopt_overlap_(weights, t->n * 4, t->state, at.total)", "0"),
+    ("kopt_state_init", "kopt_overlap_(weights, t->n * 4, t->state, layout.total)", "0"),
     ("kopt_check_options_", "!kopt_from_0_to_(opt->lr, 1)", "0"),
     ("kopt_check_options_", "opt->lookahead < 1", "0"),
     ("kopt_round_limit_", "kopt_as_u32_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, *bits))) > exact", "0"),
@@ -86,10 +86,11 @@ BY_HAND = [
     ("kopt_state_open", "kopt_refresh_copy_(opt, t)", "(void)0"),
     ("kopt_state_open", "state[7] != rounding", "0"),
     ("kopt_state_open", "state[9] != moments", "0"),
-    ("kopt_check_stream_", "a->what != KOPT_GRADS_", "a->what < KOPT_COPY_"),
-    ("kopt_step_range", "step->moments > 0", "1"),
+    ("kopt_check_slot_", "a->what != KOPT_GRADS_", "a->what < KOPT_COPY_"),
+    ("kopt_step_range", "step->moment_count > 0", "1"),
     ("K_(commit)", "shr_(r, 8)", "r"),
-    ("kopt_check_tensor_", "kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu", "kopt_as_u32_(t->rate_scale) << 1 > 0xFEFFFFFFu"),
+    ("kopt_check_tensor_", "kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu",
+     "kopt_as_u32_(t->rate_scale) << 1 > 0xFEFFFFFFu"),
     # what AVX-512 and AVX2 have as instructions
     ("", 'igt_, "vpcmpgtd", vu32_)', 'K_(gt_right), "vpcmpgtd", vu32_)\n'
      'BINARY_OP_(vmask_, "=Yk", K_(gt_wrong), "vpcmpnleud", vu32_)\n'
@@ -97,7 +98,7 @@ BY_HAND = [
     ("", 'max16_, "vpmaxsw", vu32_)', 'K_(most), "vpmaxsw", vu32_)\n'
      'BINARY_OP_(vu32_, "=v", K_(least), "vpminsw", vu32_)\n'
      'FN_ vu32_ max16_(vu32_ a, vu32_ b) { return @ ? K_(least)(a, b) : K_(most)(a, b); }'),
-    ("", 'min_, "vminps", _mm256_min_ps)', 'K_(least), "vminps", 0)\nOF_TWO_(K_(most), "vmaxps", 0)\n'
+    ("", 'min_, "vminps", _mm256_min_ps)', 'K_(least), "vminps", 0)\nBINARY_OP_(K_(most), "vmaxps", 0)\n'
      'FN_ vf32_ min_(vf32_ a, vf32_ b) { return @ ? K_(most)(a, b) : K_(least)(a, b); }'),
     ("", "{0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15}",
      "{0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15 - (@)}"),
@@ -109,29 +110,24 @@ BY_HAND = [
      '    else __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(half)'),
 ]
 
-# Rooms are the banners of the header; where one is large, these functions are a room of their own.
+# Rooms are the banners of the header; these functions are a room of their own.
 OWN_ROOMS = [
-    (r"kopt_(state_|crc32|make_header|put_|little|write_weight|read_weight|start_slow|layout|kept)", "state blocks"),
-    (r"kopt_(check_|overlap|spans|share|index_check|rows_check|map_check|code_valid|format_valid|n_valid)", "checks"),
-    (r"kopt_(compute_scalars|rectifier|one_minus|narrow64|finite|moments_$)", "scalars of a step"),
-    (r"K_\((stable_ratio_of|measure)\)|kopt_(measure|stable)", "StableAdamW"),
-    (r"(row_from_codes|row_to_codes|codes_to|end_row)_$", "8-bit moments as rows"),
-    (r"(direct_tile|commit_tile|direct_any|commit_any|commit_rarely|weights_tile|angles|stages|tail|tile_at|tiles)_$",
-     "the walk through rows"),
+    (r"K_\((stable_ratio_of|measure)\)|kopt_(measure|stable|must_measure|given_stable)", "StableAdamW"),
     (r"kopt_(soft64|significand64|u32_to_f64|half64|to_float)_$", "soft binary64"),
 ]
 # No mutants: what other builds or machines are for, and what chooses among ways to the same bits.
-NOT_HERE = re.compile(r"kopt_(enabled_value|moments_here|built_in|take_options|isa_\w*|sleef\w*|run_coded|swap\w*|version|"
-                      r"start|result_string|enter|leave|copy)_?$|pair_prefetch_|K_\(convert_array\)|"
-                      r"K_\((step|convert|nt_)")
-NO_CHANGE = re.compile(r"PREFETCH_|OPAQUE_|sizeof|\"|__asm__|KOPT_CAST_\(void|KOPT_SINGLE_BIT_|NT_THRESHOLD_|GROUP_\(|sfence|"
+NOT_HERE = re.compile(r"kopt_(enabled_value|moment_count_in_build|built_in|copy_options|isa_\w*|sleef\w*|swap\w*|"
+                      r"version|make_optimizer|result_string|enter|leave|copy)_?$|"
+                      r"K_\((step|convert|convert_array|nt_\w+)\)")
+NO_CHANGE = re.compile(r"PREFETCH_|OPAQUE_|sizeof|\"|__asm__|KOPT_CAST_\(void|KOPT_SINGLE_BIT_|NT_THRESHOLD_|sfence|"
                        r"__builtin_ia32|K_\(make_philox_key\)\(0|POSITIVE64_ \?")
 CONSTANT = re.compile(r"KOPT_HAS_|KOPT_ONLY_|KOPT_POSITIVE64_|\bchecks\b|\bextras\b|\bgeneral &&")  # in these builds
-PAIRS = ("add sub", "and or", "lesser greater", "zip_low zip_high", "mul div", "unpacklo unpackhi", "srli slli",
-         "max min", "cmpgt cmpeq", "packus packs", "cvtepu16 cvtepi16", "< <=", "> >=", "== !=", "&& ||", "+ -")
+PAIRS = ("add sub", "and or", "min max", "interleave_low interleave_high", "mul div", "unpacklo unpackhi", "srli slli",
+         "cmpgt cmpeq", "packus packs", "cvtepu16 cvtepi16", "< <=", "> >=", "== !=", "&& ||", "+ -")
 OTHER = {a: b for pair in PAIRS for a, b in (pair.split(), pair.split()[::-1])}
-RELATION = re.compile(r" (<=|>=|==|!=|<|>|&&|\|\||\+|-) ")
-CALL = re.compile(r"(?<![\w.>])(?:kopt_|i)?(add|sub|and|or|lesser|greater|zip_low|zip_high|mul|div)(?=(?:64)?_\()"
+RELATION = re.compile(r" (<=|>=|==|!=|<|>|&&|\|\||\+|-)\s")
+CALL = re.compile(r"(?<![\w.>])(?:kopt_|i)?(add|sub|and|or|mul|div)(?=(?:64)?_\()"
+                  r"|(?<![\w.>])(min|max|interleave_low|interleave_high)(?=_\()"
                   r"|(?<=_)(unpacklo|unpackhi|srli|slli|max|cmpgt|packus|cvtepu16)(?=_)")
 NUMBER = re.compile(r"(?<![\w.])(0x[0-9A-F]+u?|\d+\.\d*(?:e[+-]?\d+)?f?|\d+e[+-]?\d+f?|\d+u?)(?![\w.])")
 
@@ -158,7 +154,7 @@ def other_number(text, less):
 def changes(slot, loop):
     """Each way to change an expression, or the condition of a loop by steps of `loop`: begin, end, the new text."""
     for m in RELATION.finditer(slot):
-        op, left, right = m[1], slot[:m.start()], slot[m.end():]
+        op, left, right = m[1], " ".join(slot[:m.start()].split()), " ".join(slot[m.end():].split())
         choice = re.match(r"(.+?) \? (.+?) : ([^;,]+)", right)
         if op in ("&&", "||") and CONSTANT.search(slot):
             continue
@@ -212,7 +208,7 @@ def statement(text, begin, end):
     """The expressions of one statement without its semicolon: (begin, end, kind)."""
     begin, end = trimmed(text, begin, end)
     while True:
-        m = re.match(r"(?:case [^:?]*:|default:|else\b|do\b)\s*", text[begin:end])
+        m = re.match(r"(?:case [^:?]*:|default:|else\b|do\b|EACH_\w+)\s*", text[begin:end])
         if m:
             begin += m.end()
             continue
@@ -244,10 +240,10 @@ def statement(text, begin, end):
     elif re.match(r"[\w>.*\[\]() +/%-]*?[^=<>!]=(?!=)|(\+\+|--)?[\w>.*-]+(\+\+|--)?$", body):
         if not re.search(r" = -?[\d.]+$", body): # such a number is changed: what is not set is what the compiler likes
             yield begin, end, "statement"
-        m = re.match(r"[^=]*?[^=<>!]= ", body)
+        m = re.match(r"[^=]*?[^=<>!]=\s+(?!=)", body)
         if m:
             yield begin + m.end(), end, "value"
-    elif re.match(r"[\w>.()-]+\(", body) and not re.match(r"[A-Z_]+\(.*\)\s*$|KOPT_VMATH_CALL_|EACH_", body, re.S):
+    elif re.match(r"[\w>.()-]+\(", body) and not re.match(r"(?!K_)[A-Z_]+\(.*\)\s*$|KOPT_VMATH_CALL_", body, re.S):
         yield begin, end, "statement"
         yield begin, end, "value"
 
@@ -283,7 +279,7 @@ def used_lines(path):
         for line in subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\n"):
             m = re.match(r'# (\d+) "(.*?)"', line)
             if m:
-                here, number = m[2] == path, int(m[1]) - 1
+                here, number = m[2] == path, int(m[1])
             else:
                 if here and line.strip():
                     used.add(number)
@@ -305,7 +301,7 @@ def candidates(source, text, used):
     def is_used(at):
         return bisect.bisect_right(starts, at) in used
     banners = [(m.start(), m[1] or m[2])
-               for m in re.finditer(r"^/\* (?:---- (.*?)(?:[:,;.(]| -{3}| in functions)|(KERNELS):)", source, re.M)]
+               for m in re.finditer(r"^/\* (?:---- (.*?)(?::| -{3})|(KERNELS):)", source, re.M)]
     for name, begin, end in functions(text):
         if not is_used(begin) or NOT_HERE.search(name):
             continue
