@@ -506,16 +506,17 @@ static void allocate(size_t n, size_t state_bytes) {
 
 enum { POINTS = 19, SMALL = 13, CURVES = 4 }; /* SMALL: up to 10^6 weights */
 
-/* What a line costs in ns. Elements that fill no block are a rest: in fp32 part of a vector; in bf16 1 to 3 go through the
-   scalar kernel, more through the general one, which takes about as long for 4 as for 31. */
+/* What a line costs in ns. Elements that fill no block are a rest: in fp32 part of a vector; in bf16 1 to 3 go through
+   the scalar kernel, more through the general one, which takes about as long for 4 as for 31. */
 typedef struct costs {
     size_t block, few; /* a rest of up to few costs start + one * its number, a larger one general */
     double call, each, start, one, general;
 } costs;
 
 /* ns per element. An element of a whole block costs what is more of the arithmetic (measured where everything is in the
-   second cache) and the bytes (the roofline kernel at this n); where both are alike they do not quite overlap: a norm of fourth
-   powers, the power being a fit (the larger one alone is up to 22 % too small, squares are up to 31 % too large). */
+   second cache) and the bytes (the roofline kernel at this n); where both are alike they do not quite overlap: a norm
+   of fourth powers, the power being a fit (the larger one alone is up to 22 % too small, squares are up to 31 % too
+   large). */
 static double model(const costs *c, size_t n, double bytes) {
     const size_t odd = n % c->block;
     const double rest = odd == 0 ? 0 : odd <= c->few ? c->start + c->one * (double)odd : c->general;
@@ -523,7 +524,8 @@ static double model(const costs *c, size_t n, double bytes) {
     return (c->call + rest + each * (double)(n - odd)) / (double)n;
 }
 
-/* ns per element of a line at each n, and the bytes' share of it. Interleaved: a machine that changes its speed changes all. */
+/* ns per element of a line at each n, and the bytes' share of it. Interleaved: a machine that changes its speed changes
+   all. */
 static void at_sizes(line *l, const size_t *n, int count, double *ns, double *bytes) {
     const int repetitions = n[0] > 20000000 ? 3 : REPETITIONS;
     double x[POINTS][REPETITIONS], y[AHEADS][POINTS][REPETITIONS];
@@ -651,7 +653,8 @@ static void sizes(kopt_isa best, double gigabytes) {
 
 /* ---- everything ---- */
 
-/* What --all measures of one combination. fp32 is AdamW in fp32 on the best set, with arrays of its own, in the same turns. */
+/* What --all measures of one combination. fp32 is AdamW in fp32 on the best set, with arrays of its own, in the same
+   turns. */
 typedef struct figures {
     double ns, roofline, fp32,
         two; /* two: how many times as fast with two threads, by the wall clock; 0: not measured */

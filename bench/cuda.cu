@@ -1,7 +1,7 @@
-/* cuda.cu - what a step costs on a GPU, next to the device-to-device copy and to the usual fp32 step with one launch per
-   tensor. Bits first: a step that differs from the CPU is not timed. Medians of CUDA events; eager calls and replays of a
-   graph. Writes build/bench/cuda.csv (argument: another path); bench/cuda_peers.py adds PyTorch and optimi to it.
-   -DLINKED: with an object that has the implementation. */
+/* cuda.cu - what a step costs on a GPU, next to the device-to-device copy and to the usual fp32 step with one launch
+   per tensor. Bits first: a step that differs from the CPU is not timed. Medians of CUDA events; eager calls and
+   replays of a graph. Writes build/bench/cuda.csv (argument: another path); bench/cuda_peers.py adds PyTorch and optimi
+   to it. -DLINKED: with an object that has the implementation. */
 #ifndef KAHAN_OPT_VMATH
 #define KAHAN_OPT_VMATH
 #endif
@@ -284,7 +284,7 @@ static double usual_time(const std::vector<size_t> &sizes) {
     return time;
 }
 
-/* ---- The table ---------------------------------------------------------------------------------------------------- */
+/* ---- The table ------------------------------------------------------------------------------------------------ */
 
 static FILE *csv;
 static double copy_rate; /* bytes per microsecond */

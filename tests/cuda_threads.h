@@ -1,5 +1,5 @@
-/* cuda_threads.h - the launches of kahan_opt_cuda.cuh by threads: 256 of them run a block at the same time, as on a GPU, so
-   that the thread sanitizer sees where a barrier is missing. Blocks run one after the other. */
+/* cuda_threads.h - the launches of kahan_opt_cuda.cuh by threads: 256 of them run a block at the same time, as on a
+   GPU, so that the thread sanitizer sees where a barrier is missing. Blocks run one after the other. */
 #ifndef CUDA_THREADS_H
 #define CUDA_THREADS_H
 #include <pthread.h>
@@ -16,8 +16,8 @@ static struct {
 } pool;
 static __thread uint32_t my_thread, my_turn, my_warp_turn;
 
-/* One barrier for all turns would hide races: a thread that wakes up late would see what the others did before they came to
-   it again, as the thread sanitizer takes a barrier for. */
+/* One barrier for all turns would hide races: a thread that wakes up late would see what the others did before they
+   came to it again, as the thread sanitizer takes a barrier for. */
 static void kopt_threads_barrier(void) { pthread_barrier_wait(&pool.all[my_turn++ & 1]); }
 static void kopt_threads_warp(void) { pthread_barrier_wait(&pool.warp[my_thread >> 5][my_warp_turn++ & 1]); }
 

@@ -1,5 +1,5 @@
-/* cuda_use.c - a C program that uses kahan_opt_cuda.cuh without any CUDA header but the runtime's C interface. On a machine
-   without a GPU every launch must come back as a code; the program goes on. Prints one line. */
+/* cuda_use.c - a C program that uses kahan_opt_cuda.cuh without any CUDA header but the runtime's C interface. On a
+   machine without a GPU every launch must come back as a code; the program goes on. Prints one line. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 #include "../kahan_opt_cuda.cuh"

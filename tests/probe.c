@@ -702,8 +702,8 @@ static void probe_norm(void) {
     end_group();
 }
 
-/* Compressed gradients, and what is made of them: each code with each rounding, formats and residuals in turn, two steps,
-   of ordinary gradients and of any numbers; 276 are a block and a part of one. */
+/* Compressed gradients, and what is made of them: each code with each rounding, formats and residuals in turn, two
+   steps, of ordinary gradients and of any numbers; 276 are a block and a part of one. */
 static void probe_compress(int c) {
     static const char *const names[] = {"bf16", "fp16", "q8", "sign"};
     const kopt_format code = c < 2 ? formats[c + 1] : c == 2 ? KOPT_Q8 : KOPT_SIGN;

@@ -40,7 +40,8 @@ static inline float ref_mul(float a, float b) {
     volatile float x = a * b;
     return x;
 }
-/* In binary64, where the second rounding does no harm: clang -Ofast takes a float's root from an estimate nevertheless. */
+/* In binary64, where the second rounding does no harm: clang -Ofast takes a float's root from an estimate nevertheless.
+   */
 static inline float ref_div(float a, float b) {
     volatile double x = (double)a / (double)b;
     return (float)x;
