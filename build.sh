@@ -1,8 +1,8 @@
 #!/bin/sh
-# kahan_opt: ./build.sh demo | test | bench | cuda | setup.  Each needs a C compiler (CC, default cc) and nothing else;
-# what more there is to test with is used if it is installed, and `./build.sh setup` installs it (Debian, Ubuntu).
+# kahan_opt: ./build.sh demo | test | bench | cuda | figures | mutants | setup. Each command needs a C compiler (CC,
+# default cc) and uses other tools if they are installed. `./build.sh setup` installs them all (Debian, Ubuntu).
 #
-# Unquoted are only lists of words: CC and NVCC ("gcc -m32", "ccache gcc"), flags, sources, objects and packages.
+# Only lists of words are unquoted: CC and NVCC ("gcc -m32", "ccache gcc"), flags, sources, objects and packages.
 # shellcheck disable=SC2086
 set -eu
 cd "$(dirname "$0")"
@@ -12,37 +12,37 @@ C_WARNINGS="$WARNINGS -Wmissing-prototypes -Werror"
 
 usage() {
     cat <<'TEXT'
-usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (default: kahan_opt.h) in 16 bit and fp32
+usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (default: kahan_opt.h) in 16 bits and fp32
        ./build.sh demo --precision P     ... in fp32 and P: amp_bf16, amp_fp16 (mixed precision), bf16, fp16, or all
-       ./build.sh demo --rule adam_atan2 ... in fp32 and bf16 by AdamW, and in bf16 by Adam-atan2
-       ./build.sh test [--no-skip]       all tests that can run here; names what it skips (--no-skip: as a failure)
-       ./build.sh test --fast            half a minute, for each change: native tests, hashes; says what it leaves out
-       ./build.sh bench [--gb SIZE]      check the bits, then measure against the memory roofline
-       ./build.sh bench --sizes | --all  how cost grows with n, and a model of it; every combination there is
-       ./build.sh bench atan2            the rules of KAHAN_OPT_VMATH beside AdamW, with SLEEF if it is there
-       ./build.sh bench flags [N]        the header built with -O0, -O3 -march=native and clang beside -O2
-       ./build.sh bench --peers [--gb S] beside PyTorch, optimi, torchao, bitsandbytes (installs them: up to 6 GB)
-       ./build.sh bench cliffs [quick]   every combination beside bf16 Kahan AdamW: is one slow?
+       ./build.sh demo --rule adam_atan2 ... with AdamW in fp32 and bf16, and with Adam-atan2 in bf16
+       ./build.sh test [--no-skip]       all tests that can run here; names what it skips (--no-skip: a skip fails)
+       ./build.sh test --fast            half a minute, at each change: native tests, hashes; says what it leaves out
+       ./build.sh bench [--gb SIZE]      check the bits, then compare with the memory roofline
+       ./build.sh bench --sizes | --all  how cost grows with n, and a model of it; every combination
+       ./build.sh bench atan2            the rules of KAHAN_OPT_VMATH compared with AdamW, with SLEEF if installed
+       ./build.sh bench flags [N]        the header built with -O0, -O3 -march=native and clang, compared with -O2
+       ./build.sh bench --peers [--gb S] compare with PyTorch, optimi, torchao, bitsandbytes (installs them: up to 6 GB)
+       ./build.sh bench cliffs [quick]   compare every combination with bf16 Kahan AdamW: is any slow?
        ./build.sh bench compare OLD NEW  two versions of the header in one process (--help: options)
-       ./build.sh bench calls [HEADER]   instructions of a call, by callgrind: what small tensors pay
+       ./build.sh bench calls [HEADER]   instructions of a call, by callgrind: what small tensors cost
        ./build.sh bench q8 [check | ...] which 8-bit code serves the moments of AdamW? (docs/q8.md)
-       ./build.sh bench theorem1         how far from the solution SGD ends with 16-bit weights (docs/theorem1.md)
+       ./build.sh bench theorem1         how far from the solution SGD with 16-bit weights ends (docs/theorem1.md)
        ./build.sh cuda [bench]           the GPU part: its kernels on the CPU, its PTX, and its tests if there is a GPU
-       ./build.sh figures                what README.md and docs show of demo and theorem1: a minute
-       ./build.sh figures bench          ... of bench cliffs and --sizes, on an idle machine: ten minutes, 10 GB
-       ./build.sh mutants [all|share K/N] change the header in some 400 ways: does each change make a test fail?
+       ./build.sh figures                update the figures of demo and theorem1 in README.md and docs: a minute
+       ./build.sh figures bench          ... and of bench cliffs and --sizes, on an idle machine: ten minutes, 10 GB
+       ./build.sh mutants [all|share K/N] change the header in some 400 ways: does each make a test fail?
        ./build.sh setup                  install the tools that the full test uses (apt, as root)
 TEXT
 }
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
-wrong() { # wrong WHAT: in words, and then the usage
+wrong() { # wrong WHAT: prints it and the usage, and exits with status 2
     { echo "build.sh: $1" && usage; } >&2
     exit 2
 }
 
-knows() { # knows COMMAND WORDS ARGUMENT...: each argument is one of the words; N is any number, FILE what has no dash
+knows() { # knows COMMAND WORDS ARGUMENT...: are all arguments among WORDS? N: any number; FILE: any word without a dash
     command=$1 words=" $2 "
     shift 2
     for word; do
@@ -59,8 +59,8 @@ demo() {
     exec build/demo/demo "$@"
 }
 
-# PyTorch, optimi, torchao and bitsandbytes into build/peers, once: remove it to try again. PyTorch comes with 5 GB of
-# CUDA that stay unused.
+# Installs PyTorch, optimi, torchao and bitsandbytes into build/peers, once: remove that folder to try again. PyTorch
+# brings 5 GB of CUDA, which stay unused.
 install_peers() {
     if [ -e build/peers/tried ] || ! python3 -m pip --version >/dev/null 2>&1; then return; fi
     echo "installing PyTorch, optimi, torchao and bitsandbytes into build/peers ..."
@@ -74,11 +74,12 @@ install_peers() {
 }
 pip_peers() {
     set -- env PIP_ROOT_USER_ACTION=ignore python3 -m pip install -q --retries 1 --target build/peers "$@"
-    ! have timeout || set -- timeout 360 "$@" # seconds for each
+    ! have timeout || set -- timeout 360 "$@" # seconds per package
     "$@"
 }
 
-# Each part with flags of its own: see bench/peers.c. Linked without -Ofast, or the process would flush denormals.
+# Compiles one part of bench/peers.c with flags of its own. Linking is without -Ofast, which would make the process
+# flush subnormals.
 peer() { # peer NAME FLAG...
     name=$1
     shift
@@ -95,7 +96,7 @@ bench_peers() {
     peer ggml -DGGML -O3 -march=native
     $CC -shared -o build/bench/peers.so $objects -lm
     install_peers
-    for peers in build/peers ''; do # ours, or Debian's python3-torch
+    for peers in build/peers ''; do # PyTorch from build/peers, or Debian's python3-torch
         for python in python3 /usr/bin/python3; do
             if PYTHONPATH=$peers "$python" -c 'import torch' 2>/dev/null; then
                 exec env "PYTHONPATH=$peers" "$python" bench/peers.py "$@"
@@ -106,8 +107,8 @@ bench_peers() {
     exec python3 bench/peers.py "$@"
 }
 
-# One program of several builds of the header: see bench/flags.c.
-flags_build() { # flags_build NAME COMPILER FLAG...: if it is there
+# One program with several builds of the header: see bench/flags.c.
+flags_build() { # flags_build NAME COMPILER FLAG...: skipped without the compiler
     name=$1
     shift
     have "$1" || return 0
@@ -126,7 +127,7 @@ bench_flags() {
 }
 
 bench() {
-    case "${1:-}" in compare | calls) # they know their own words
+    case "${1:-}" in compare | calls) # they check their own arguments
         script=bench/$1.sh
         shift
         exec sh "$script" "$@"
@@ -156,32 +157,32 @@ bench() {
     exec "$@"
 }
 
-# nvcc: in the path, in its usual place, or where setup puts it.
+# nvcc: in PATH, in its usual folder, or where setup installs it.
 NVCC=${NVCC:-}
 for nvcc in nvcc /usr/local/cuda/bin/nvcc build/cuda/nvidia/cu13/bin/nvcc; do
     if [ -z "$NVCC" ] && have "$nvcc"; then NVCC=$nvcc; fi
 done
 export NVCC CC
 
-runs_with() { # runs_with FLAG...: does CC build a program with them, and does it run?
+runs_with() { # runs_with FLAG...: can CC build a program with these flags, and does it run?
     echo 'int main(void) { return 0; }' >build/tests/empty.c
     $CC "$@" -o build/tests/empty build/tests/empty.c 2>/dev/null && build/tests/empty 2>/dev/null
 }
 
-# The kernels of the GPU, compiled for the CPU, with vector mathematics: under sanitizers, if the compiler has them.
-cuda_host() { # cuda_host [job NAME]: now, or as a job
+# The GPU kernels, compiled for the CPU, with vector mathematics, and with sanitizers if the compiler has them.
+cuda_host() { # cuda_host [job NAME]: compiles them now, or as a job
     set -- "$@" $CC -std=c99 $C_WARNINGS -O0 -g -DKAHAN_OPT_VMATH -o build/tests/cuda.host tests/cuda.c
     sanitize='-fsanitize=address,undefined -fno-sanitize-recover=all'
     ! runs_with $sanitize || set -- "$@" $sanitize
     "$@"
 }
 
-# The same with the threads of a block at the same time, and without vector mathematics, which makes structs larger.
+# The same, but all threads of a block run at the same time; without vector mathematics, which makes structs larger.
 cuda_threads() { # cuda_threads [job NAME]
     "$@" $CC -std=gnu99 -I. $C_WARNINGS -Wno-maybe-uninitialized -O1 -g -fsanitize=thread -DTHREADS \
         -o build/tests/cuda.threads tests/cuda.c -lpthread
 }
-# Some systems let the thread sanitizer run only now and then (where their addresses are too random).
+# On some systems the thread sanitizer fails in some of its runs, because their addresses are too random.
 thread_sanitizer() {
     runs_with -fsanitize=thread || return 1
     for try in 1 2 3 4 5; do build/tests/empty 2>/dev/null || return 1; done
@@ -195,14 +196,14 @@ cuda() {
         rm -f build/bench/cuda.csv
         $NVCC -I. -O3 -arch=native -o build/bench/cuda bench/cuda.cu 2>/dev/null ||
             $NVCC -I. -O3 -o build/bench/cuda bench/cuda.cu
-        build/bench/cuda # says so and writes no table where there is no GPU
+        build/bench/cuda # without a GPU it says so and writes no table
         [ -s build/bench/cuda.csv ] || exit 0
         if ! python3 -c 'import torch' 2>/dev/null; then
             install_peers
             PYTHONPATH=$PWD/build/peers${PYTHONPATH:+:$PYTHONPATH}
             export PYTHONPATH
         fi
-        exec python3 bench/cuda_peers.py build/bench/cuda.csv # says what is missing
+        exec python3 bench/cuda_peers.py build/bench/cuda.csv # names missing packages
     fi
     cuda_host
     build/tests/cuda.host 1000
@@ -210,27 +211,27 @@ cuda() {
         cuda_threads
         build/tests/cuda.threads 60
     fi
-    [ -n "$NVCC" ] || { echo "SKIPPED: what nvcc makes of it (no nvcc; ./build.sh setup installs it)"; exit 0; }
+    [ -n "$NVCC" ] || { echo "SKIPPED: the checks with nvcc (no nvcc; ./build.sh setup installs it)"; exit 0; }
     sh tests/cuda.sh | tee build/tests/cuda.log
     sed -n 's/^ok [0-9]* # SKIP/SKIPPED: the tests on a GPU:/p' build/tests/cuda.log
     ! grep -q '^not ok' build/tests/cuda.log
 }
 
-# ---- setup: the status of every step counts; what failed is said at once and once more at the end --------------------
+# ---- setup: checks every step, reports a failure at once, and lists all failures at the end --------------------------
 
-failures='' absences='' # a line each
+failures='' absences='' # one line each
 setup_log=build/setup.log
 setup_failed() { echo "setup: FAILED: $1" >&2 && failures="$failures    $1
 "; }
 setup_absent() { echo "setup: optional, left out: $1" && absences="$absences    $1
 "; }
-reason() { # the first error of the last step, or else its last line
+reason() { # the first error of the last step, or its last line if there is none
     { grep -m 1 '^E: \|^ERROR: ' $setup_log || tail -n 1 $setup_log; } | grep . || echo "without a message"
 }
 locked() { grep -q '^E: Could not get lock\|^E: Unable to acquire the dpkg' $setup_log; }
 
-# apt-get, which waits for a lock that another program holds: DPkg::Lock::Timeout is for dpkg's own, and the loop for
-# those of the lists and archives, for which apt does not wait. About four minutes at most.
+# Runs apt-get and waits, about four minutes at most, for locks that another program holds. DPkg::Lock::Timeout is for
+# dpkg's lock. The loop is for the locks of the lists and archives, for which apt does not wait.
 apt() {
     for try in 1 2 3 4 5 6 7 8; do
         LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=15 "$@" >$setup_log 2>&1 && return 0
@@ -241,11 +242,11 @@ apt() {
 }
 apt_install() { apt install -y --no-install-recommends "$@"; }
 pip_install() { /usr/bin/python3 -m pip install -q --no-deps --upgrade --target "$@" >$setup_log 2>&1; }
-optional() { # optional WHAT CONSEQUENCE: the last step failed
+optional() { # optional WHAT CONSEQUENCE: the last step, which is optional, failed
     if locked; then setup_failed "$1: $(reason)"; else setup_absent "$1; $2 ($(reason))"; fi
 }
 
-# All at once; if that fails, those that this system has, and the others by name.
+# Installs all packages at once. If that fails, installs those that this system has and names the others.
 install_packages() {
     apt_install "$@" && return
     why=$(reason)
@@ -269,7 +270,8 @@ arm64_apt() {
         -o "Dir::Etc::sourcelist=$sources" -o "Dir::Etc::sourceparts=$PWD/none" "$@"
 }
 
-# Debian's SLEEF for AArch64 into build/sleef-arm64, with package lists of its own: the system keeps one architecture.
+# Installs Debian's SLEEF for AArch64 into build/sleef-arm64, with package lists of its own, so that the system needs no
+# second architecture.
 sleef_arm64() {
     if [ -e build/sleef-arm64/usr ] || [ "$(dpkg --print-architecture)" = arm64 ]; then return; fi
     mkdir -p build/sleef-arm64/lists/partial build/sleef-arm64/archives/partial
@@ -294,7 +296,7 @@ setup() {
     elif grep -q '^W: ' $setup_log; then
         sed -n 's/^W: /setup: apt-get update warns: /p' $setup_log >&2
     fi
-    # not gcc-multilib: it conflicts with the cross compilers
+    # without gcc-multilib, which conflicts with the cross compilers
     install_packages gcc g++ libc6-dev perl clang clang-19 llvm \
         lld lld-19 tcc musl-tools gcc-12-multilib libc6-dev-i386 python3-numpy nodejs cppcheck clang-tidy valgrind \
         libclang-rt-14-dev qemu-user qemu-system-arm gcc-arm-none-eabi gcc-avr avr-libc simavr \
@@ -303,13 +305,13 @@ setup() {
         libc6-dev-armhf-cross gcc-powerpc-linux-gnu libc6-dev-powerpc-cross gcc-powerpc64le-linux-gnu \
         libc6-dev-ppc64el-cross gcc-mips-linux-gnu libc6-dev-mips-cross libsleef-dev python3-gmpy2 python3-mpmath
     sleef_arm64
-    # PyTorch and optimi, which tests/peers.py compares with
+    # PyTorch and optimi, for tests/peers.py
     { apt_install python3-torch python3-packaging python3-pip && pip_install build/python torch-optimi==0.3.3; } ||
         optional "PyTorch and optimi" "the comparison with them stays out"
-    # clang-format for tests/signs.py: of the same settings other versions make other lines
+    # clang-format for tests/signs.py: other versions format differently with the same settings
     { apt_install python3-pip && pip_install build/python clang-format==19.1.7; } ||
         optional "clang-format" "the check of the format stays out"
-    # nvcc for the GPU part: what compiles and links of NVIDIA's toolkit, without a driver (280 MB)
+    # nvcc for the GPU part: the compiler and linker of NVIDIA's toolkit, without a driver (280 MB)
     if ! have nvcc && ! have /usr/local/cuda/bin/nvcc; then
         if [ "$(uname -m)" != x86_64 ]; then
             setup_absent "nvcc; its parts stay out (here it is installed on x86-64 only)"
@@ -323,7 +325,7 @@ setup() {
     echo "setup: done"
 }
 
-# ---- test: every part is a small script in build/tests that prints TAP; prove runs them all -------------------------
+# ---- test: every part is a small script in build/tests that prints TAP. prove runs them all -------------------------
 
 skipped=0
 skip() { # skip PART TOOL [them]
@@ -331,7 +333,7 @@ skip() { # skip PART TOOL [them]
     skipped=$((skipped + 1))
 }
 
-quote() ( # quote WORD...: each as the shell reads it back
+quote() ( # quote WORD...: quotes each word for the shell
     for word; do
         quoted=
         while :; do
@@ -342,38 +344,38 @@ quote() ( # quote WORD...: each as the shell reads it back
     done
 )
 
-script() ( # script FILE COMMAND...: a program that runs the command
+script() ( # script FILE COMMAND...: writes a script that runs the command
     file=$1
     shift
     printf '#!/bin/sh\nexec%s\n' "$(quote "$@")" >"$file"
     chmod +x "$file"
 )
 
-part() ( # part NAME COMMAND...: the command prints TAP
+part() ( # part NAME COMMAND...: adds a part, whose command prints TAP
     name=$1
     shift
     script "build/tests/$name.t" "$@"
 )
 
-job() ( # job NAME COMMAND...: for run_jobs; build/tests/NAME.job does it again
+job() ( # job NAME COMMAND...: adds a job for run_jobs; build/tests/NAME.job repeats it
     name=$1
     shift
     script "build/tests/$name.job" "$@"
     echo "build/tests/$name.job" >>build/tests/jobs
 )
 
-run_jobs() { # two at a time; a failure ends the run when the others are done
+run_jobs() { # runs the jobs, two at a time; if one fails, the run ends when all are done
     xargs -n 1 -P 2 sh <build/tests/jobs
     rm build/tests/jobs
 }
 
-build() ( # build FILE COMPILER WORD...: a job that makes build/tests/FILE, in C99 and without a warning
+build() ( # build FILE COMPILER WORD...: adds a job that builds build/tests/FILE, as C99; a warning is an error
     file=$1
     shift
     job "$file" "$@" -std=c99 $C_WARNINGS -o "build/tests/$file"
 )
 
-sanitizes() { # sanitizes COMPILER MORE: does it have the libraries?
+sanitizes() { # sanitizes COMPILER MORE: does the compiler have the libraries of AddressSanitizer and UBSan, and MORE?
     echo 'int LLVMFuzzerTestOneInput(void); int LLVMFuzzerTestOneInput(void) { return 0; }' >build/tests/sanitizes.c
     [ -n "$2" ] || echo 'int main(void) { return 0; }' >>build/tests/sanitizes.c
     "$1" "-fsanitize=address,undefined$2" -o build/tests/sanitizes build/tests/sanitizes.c >/dev/null 2>&1
@@ -381,9 +383,9 @@ sanitizes() { # sanitizes COMPILER MORE: does it have the libraries?
 
 all=$(echo tests/test_*.c)
 bits='tests/test_tools.c tests/test_step_bits.c tests/test_api.c tests/test_convert.c tests/test_vmath.c'
-# where bits are equal, so is what they are good for
+# Other builds run only these: what the other tests check follows from the bits.
 more_bits="$bits tests/test_state.c tests/test_compress.c tests/test_soft64.c tests/test_environment.c"
-program() { # program SOURCES SUFFIX EMULATOR ARGUMENT COMPILER FLAG...: build the tests with it, one part each
+program() { # program SOURCES SUFFIX EMULATOR ARGUMENT COMPILER FLAG...: builds each test and adds it as a part
     sources=$1 suffix=$2 emulator=$3 argument=$4
     shift 4
     for source in $sources; do
@@ -393,14 +395,14 @@ program() { # program SOURCES SUFFIX EMULATOR ARGUMENT COMPILER FLAG...: build t
     done
 }
 
-sleef() { # sleef SOURCE SUFFIX COMPILER FLAG...: a test with SLEEF
+sleef() { # sleef SOURCE SUFFIX COMPILER FLAG...: builds a test with SLEEF and adds it as a part
     source=$1 name=$(basename "$1" .c).$2
     shift 2
     build "$name" "$@" -DKAHAN_OPT_SLEEF "$source" -lsleef -lm
     part "$name" "build/tests/$name" quick
 }
 
-# Vector mathematics with SLEEF, from plain translation units (no -m flags), and all of it beside MPFR.
+# Vector mathematics with SLEEF, compiled without -m flags, and all functions compared with MPFR.
 vmath_parts() {
     beside=build/tests/test_vmath.native
     if runs_with -lsleef; then
@@ -446,7 +448,7 @@ vmath_parts() {
             return
         fi
     done
-    skip "vector mathematics beside MPFR" python3-gmpy2
+    skip "vector mathematics compared with MPFR" python3-gmpy2
 }
 
 prove_all() {
@@ -460,7 +462,7 @@ prove_all() {
     [ $strict = 0 ] || [ $skipped = 0 ]
 }
 
-# What finds most mistakes in the least time: the implementation is compiled three times, not once for each test.
+# Finds most mistakes in the least time: compiles the implementation three times instead of once per test.
 fast_tests() {
     printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >build/tests/plain.c
     build vmath.o $CC -O2 -DKAHAN_OPT_VMATH -I. -c build/tests/plain.c
@@ -475,7 +477,7 @@ fast_tests() {
         name=$(basename "$source" .c).native
         set -- "$source" -DKOPT_IMPLEMENTED_ build/tests/plain.o
         ! grep -q 'define KAHAN_OPT_VMATH' "$source" || set -- "$source" -DKOPT_IMPLEMENTED_ build/tests/vmath.o
-        ! grep -q 'define KAHAN_OPT_STATIC' "$source" || set -- "$source" # one of its own
+        ! grep -q 'define KAHAN_OPT_STATIC' "$source" || set -- "$source" # with its own implementation
         build "$name" $CC -O2 "$@" -lm
         [ "$source" = tests/probe.c ] || part "$name" "build/tests/$name" quick
     done
@@ -492,7 +494,7 @@ left out by --fast: other compilers, machines and flags, C++ beyond its warnings
     NumPy, MPFR, PyTorch, SLEEF, the GPU part, vendoring, sizes, examples, demo; ./build.sh test has them
 TEXT
 }
-warnings() { # warnings COMPILER STANDARD FLAG...: none on the implementation
+warnings() { # warnings COMPILER STANDARD FLAG...: the implementation must compile without a warning
     have "$1" || { skip "warnings of $*" "$1"; return; }
     job "warnings.$1$2" "$@" $WARNINGS -Werror -DKAHAN_OPT_VMATH -I. -fsyntax-only build/tests/plain.c
 }
@@ -514,7 +516,7 @@ run_tests() {
     else
         skip "the caller's environment with clang-19" clang-19
     fi
-    # as where there are no doubles
+    # as on machines without double
     program tests/test_noise.c soft64 '' quick $CC -O2 -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1
     if have clang; then
         program "$more_bits tests/test_atan.c" clang '' quick clang -Ofast -march=native
@@ -540,12 +542,12 @@ run_tests() {
             skip "the bits on ${target%%:*}" "$compiler or $emulator"
         fi
     done
-    for tool in gcc g++ clang tcc objcopy; do have $tool || skip "vendoring: what needs $tool" $tool; done
+    for tool in gcc g++ clang tcc objcopy; do have $tool || skip "vendoring: the tests that need $tool" $tool; done
     part vendor sh tests/vendor.sh warnings leaks
     part vendor_more sh tests/vendor.sh pragmas windows targets names pairs versions
     build probe.native $CC -O2 -DKOPT_CODED_FROM_=1 tests/probe.c
     build probe.ofast $CC -Ofast tests/probe.c
-    build probe.soft64 $CC -O2 -DKOPT_SOFT64_=1 tests/probe.c # as where there are no doubles
+    build probe.soft64 $CC -O2 -DKOPT_SOFT64_=1 tests/probe.c # as on machines without double
     part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast build/tests/probe.soft64
     python=
     for candidate in python3 /usr/bin/python3; do
@@ -575,7 +577,7 @@ run_tests() {
     else
         skip "the GPU's blocks as threads" "ThreadSanitizer"
     fi
-    if [ -n "$NVCC" ]; then part cuda sh tests/cuda.sh quick; else skip "what nvcc makes of the GPU part" nvcc; fi
+    if [ -n "$NVCC" ]; then part cuda sh tests/cuda.sh quick; else skip "the checks of the GPU part with nvcc" nvcc; fi
     for tool in gcc clang; do
         if have $tool && sanitizes $tool ''; then
             part hostile_$tool sh tests/hostile.sh $tool
@@ -599,7 +601,7 @@ run_tests() {
     part docs sh tests/docs.sh
     if have python3; then part api python3 tests/api.py --check; else skip "the API reference" python3; fi
     [ -d build/python/clang_format ] || have clang-format-19 || skip "the format of the C files" clang-format-19
-    if have python3; then part signs python3 tests/signs.py; else skip "signs and doors" python3; fi
+    if have python3; then part signs python3 tests/signs.py; else skip "names, banners and format" python3; fi
     part demo sh tests/demo.sh
     part selftest sh tests/selftest.sh
     part setup sh tests/setup.sh
@@ -610,7 +612,7 @@ run_tests() {
     if [ -d build/python/optimi ] && /usr/bin/python3 -c 'import torch, packaging' 2>/dev/null; then # the system's own
         part peers /usr/bin/python3 tests/peers.py $CC
     else
-        skip "the rules beside PyTorch and optimi" "python3-torch or torch-optimi"
+        skip "the rules compared with PyTorch and optimi" "python3-torch or torch-optimi"
     fi
     run_jobs
     prove_all

@@ -1,16 +1,17 @@
-# cells.sh: the probe (probe.c) in every cell (architecture, compiler, flags, instruction set) that can be built and run
-# here; each must print tests/golden.txt. Prints TAP and writes build/cells/table.md, the table of docs/same-bits.md.
-#     sh tests/cells.sh          build and run, two at a time
-#     sh tests/cells.sh quick    without those that differ least from others: the test
+# cells.sh: builds and runs the probe (probe.c) in every cell (architecture, compiler, flags, instruction set) that this
+# machine supports. Each must print tests/golden.txt. Prints TAP and writes build/cells/table.md, the table of
+# docs/same-bits.md.
+#     sh tests/cells.sh          all, two at a time
+#     sh tests/cells.sh quick    without cells that are much like others, as ./build.sh test does
 #     sh tests/cells.sh N...     only these lines of the list
 #     sh tests/cells.sh list     the builds, numbered
-#     sh tests/cells.sh missing  which of the quick ones cannot be built or run here: NUMBER TOOL..., what they lack
+#     sh tests/cells.sh missing  the quick ones that cannot be built or run here, and the missing tools: NUMBER TOOL...
 out=build/cells
 
-# cell RUNNER ARCHITECTURE PATHS COMPILER FLAG...: one build. RUNNER is native, an emulator, or one of those in run().
-# PATHS are the runs of it: `isas` (each instruction set that is usable there, forced), `ftz` (the same, called with
-# subnormals flushed and rounding toward zero), `-` (the only path), CPU=ISA (nothing forced, on that emulated
-# processor, where ISA must be the best path).
+# cell RUNNER ARCHITECTURE PATHS COMPILER FLAG...: one build. RUNNER is native, an emulator, or a name in run().
+# PATHS lists its runs: `isas` (forces each usable instruction set), `ftz` (the same, and the caller flushes subnormals
+# and rounds toward zero), `-` (the only path), CPU=ISA (forces nothing, on that emulated processor, where ISA must be
+# the best path).
 
 cells() {
     for c in gcc clang clang-19; do
@@ -42,7 +43,7 @@ cells() {
     cell wine windows 'isas ftz' x86_64-w64-mingw32-gcc -O2
     cell wine windows 'isas' x86_64-w64-mingw32-gcc -Ofast -march=native
 
-    # Dispatch: one program with all paths, on old and new processors. Nothing may crash.
+    # Dispatch: one program with all paths, on old and new processors. None may crash.
     cell qemu-x86_64 x86-64 'qemu64=sse2 Nehalem=sse2 Haswell=avx2 max=avx2' gcc -O2 -static
     cell qemu-i386 i386 'pentium2=scalar pentium3=scalar coreduo=sse2 Haswell=avx2' gcc -m32 -O2 -static -mno-sse
     cell qemu-aarch64 aarch64 'cortex-a53=neon cortex-a72=neon max=neon' aarch64-linux-gnu-gcc -O2 -static
@@ -112,7 +113,7 @@ cells() {
     cell avr avr '-' avr-gcc -mmcu=atmega1284p -O2 -ffunction-sections -Wl,--gc-sections
 }
 
-needs() { # needs RUNNER ARCHITECTURE PATHS COMPILER FLAG...: what must be installed, one a line
+needs() { # needs RUNNER ARCHITECTURE PATHS COMPILER FLAG...: the tools it needs, one per line
     case $1 in
     native) ;;
     wine) echo /usr/lib/wine/wine64 ;;
@@ -129,7 +130,7 @@ needs() { # needs RUNNER ARCHITECTURE PATHS COMPILER FLAG...: what must be insta
     esac
 }
 
-have() { # have NAME, of those that needs() prints
+have() { # have NAME, one that needs() prints: is it installed?
     case $1 in
     gcc-12-multilib) echo 'int main(void) { return 0; }' | gcc -m32 -x c -o /dev/null - 2>/dev/null ;;
     *) command -v "$1" >/dev/null 2>&1 ;;
@@ -257,7 +258,7 @@ build() { # build RUNNER ARCHITECTURE PATHS COMPILER FLAG...
 
 # ---- all -------------------------------------------------------------------------------------------------------------
 
-quick() { # the numbers of those that the test builds
+quick() { # the numbers of the quick cells
     few=' -O[13]( |$)|gcc -m32 -O(fast|2 -msse2)|g\+\+ .*98| clang(-19)? (-Os|-m32 -O(2$|fast|2 -msse2))'
     few="$few| clang (-O0|-Ofast($| -flto)|--target=(arm|riscv|s390x|powerpc)|--target=aarch64.* -O2)"
     few="$few| clang\\+\\+ .*-O2| clang\\+\\+-19 .*98"

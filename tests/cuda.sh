@@ -1,6 +1,6 @@
-# What nvcc makes of kahan_opt_cuda.cuh, without a GPU: every architecture compiles within its limits, no flag changes
-# the PTX, C links with the object, and everything returns a code where there is no GPU. With one, its tests run.
-# Prints TAP. Argument: "quick" compiles for three architectures instead of all.
+# Checks kahan_opt_cuda.cuh with nvcc. Without a GPU: it compiles for every architecture within the limits of registers,
+# no flag changes the PTX, C links with the object, and every function returns a result code. With a GPU: its tests run,
+# too. Prints TAP. With the argument "quick": three architectures instead of all.
 out=build/tests/cuda_nvcc
 mkdir -p $out
 nvcc=${NVCC:-nvcc}
@@ -21,8 +21,8 @@ printf '#define KAHAN_OPT_CUDA_IMPLEMENTATION\n#include "kahan_opt_cuda.cuh"\n#i
     >$out/plain.cu
 printf '#define KAHAN_OPT_VMATH\n#include "plain.cu"\n' >$out/vmath.cu
 
-# 1. One object for all architectures; registers, stack and spills of every kernel that steps. Quick: one PTX for all
-# but the last, as nothing here is written for one architecture; the last one's own is the one that needs most
+# 1. One object for all architectures; registers, stack and spills of every kernel that steps. Quick: one PTX for
+# all but the last architecture, because nothing here is specific to one. The code for the last one needs the most
 # registers.
 object() { # object NAME ARCHITECTURES
     name=$1 archs=$2 codes=
@@ -42,7 +42,7 @@ object() { # object NAME ARCHITECTURES
         /Used [0-9]+ registers/ {
             for (i = 1; i < NF; i++) if ($i == "Used") registers = $(i + 1)
             seen++
-            bulk = name !~ /prologue|setting|factor/ # what runs over elements
+            bulk = name !~ /prologue|setting|factor/ # kernels that process elements
             if (bulk && (stack != 0 || spill != 0)) print arch, name, "stack", stack, "spills", spill
             if (registers > (name ~ /adam_kahan_bf16/ ? 64 : name ~ /general|measure/ ? 128 : name ~ /_q8/ ? 96 : 80))
                 print arch, name, "registers", registers
@@ -57,7 +57,7 @@ object() { # object NAME ARCHITECTURES
 object plain "$all"
 if [ -n "$quick" ]; then object vmath "120"; else object vmath "$all"; fi
 
-# 2. PTX: the same whatever the flags; no flushing, no approximation, no fused or contractible operation.
+# 2. PTX: no flag changes it; no flushing, no approximation, no fused or contractible operation.
 ptx() { # ptx SOURCE NAME FLAGS...
     source=$1 name=$2
     shift 2
@@ -68,7 +68,7 @@ for source in plain vmath; do
     ptx $source $source
     report $? "$source: PTX"
     for flags in "--use_fast_math" "-fmad=false" "-ftz=true -prec-div=false -prec-sqrt=false -fmad=true"; do
-        # the first says what the last does; vmath has all of plain
+        # the first flag implies the last one; vmath contains all of plain
         case "$quick$flags$source" in yes-ftz* | yes-*plain) continue ;; esac
         ptx $source other $flags && cmp $out/$source.ptx $out/other.ptx >$out/log 2>&1
         report $? "$source: the same PTX with $flags"
@@ -85,7 +85,7 @@ for operation in add.rn.f32 sub.rn.f32 mul.rn.f32 div.rn.f32 sqrt.rn.f32 div.rn.
     grep -q "$operation" $out/plain.ptx || echo "$operation is missing" >>$out/log
 done
 ! test -s $out/log
-report $? "PTX: the operations that are looked for are there"
+report $? "PTX: has the operations that these checks look for"
 sed -n '/entry.*adam_kahan_bf16/,/^}/p' $out/plain.ptx >$out/hot.ptx
 awk '/^\$L|bra|\.f32/ { run = 0 } /ld.global.v4.u32/ { if (++run > most) most = run } END { exit most != 5 }' \
     $out/hot.ptx
@@ -93,7 +93,7 @@ report $? "PTX: an octet's loads, of five arrays, are issued one behind the othe
 grep -q '@p ld.global.u16' $out/hot.ptx
 report $? "PTX: the loads at the ends of a tensor are predicated"
 
-# 3. C links with the object and needs no C++ library; without a GPU everything is a code.
+# 3. C links with the object and needs no C++ library; without a GPU every function returns a result code.
 root=$(dirname "$(dirname "$(command -v $nvcc)")")
 root=$(readlink -f "$root")
 linked() { "$@" "-L$root/lib64" "-L$root/lib" -lcudart_static -ldl -lrt -lpthread -lm; } # linked COMPILER WORD...
@@ -122,7 +122,7 @@ ${CXX:-c++} -std=c++11 -I. -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversi
     -o $out/host $out/host.cpp >$out/log 2>&1 && $out/host
 report $? "the kernels compile for the host as C++, too"
 
-# 4. The GPU's tests and the bench compile; the tests run where there is a GPU.
+# 4. The GPU's tests and the bench compile; the tests run if there is a GPU.
 linked ${CC:-cc} -std=c99 -O2 -DGPU -DKAHAN_OPT_VMATH -isystem "$root/include" -o $out/gpu tests/cuda.c $out/vmath.o \
     >$out/log 2>&1
 report $? "the tests for a GPU compile"

@@ -1,4 +1,4 @@
-# The demo refuses bad input in one line and, on the default file, ends with success. Prints TAP.
+# The demo refuses bad input with one line, and succeeds on the default file. Prints TAP.
 out=build/tests/demo
 mkdir -p $out
 count=0
@@ -20,7 +20,7 @@ awk '$1 ~ /^(fp32|kahan|exact|nearest)$/ && NF == 6 && $2 + 0 > 0 { minus[$1] = 
     END { exit !(rows == 4 && near("kahan") && near("exact") && minus["nearest"] >= 0.1) }' $out/log
 report $? "its table says so, too: Kahan and exact within 0.01, nearest worse by at least 0.1"
 sed -n '/^<!-- figures: demo -->$/,/^<!-- end -->$/p' README.md >$out/quoted
-awk 'function check(what, x) { # what README.md quotes, and then what this run prints
+awk 'function check(what, x) { # the values that README.md quotes, then those of this run
         if (NR == FNR) quoted[what] = x
         else if (!(what in quoted) || x - quoted[what] > 0.1 || quoted[what] - x > 0.1) print what, x, quoted[what]
         numbers++
@@ -37,7 +37,7 @@ cat $out/differences >>$out/log
 test ! -s $out/differences
 report $? "README.md quotes what this run prints, within 0.1"
 grep -q 'loss and tanh by builtin' $out/log
-report $? "it says who computes loss and tanh"
+report $? "it names the functions that compute loss and tanh"
 [ "$(head -1 build/demo/loss.csv)" = arm,step,train_loss,val_loss ]
 report $? "loss.csv has its columns"
 for arm in fp32 nearest stochastic kahan exact; do
@@ -58,7 +58,7 @@ sed -e 's/STEPS = 10000/STEPS = 300/' -e 's/SCALE_GROWS = 2000/SCALE_GROWS = 40/
     -e 's,"../../kahan_opt.h","kahan_opt.h",' docs/examples/demo.c >$out/quick.c
 ${CC:-cc} -std=c99 -O3 -I. -o $out/quick $out/quick.c -lm >$out/log 2>&1
 report $? "a short demo compiles"
-cp kahan_opt.h $out # it writes to build/demo below the directory it runs in
+cp kahan_opt.h $out # it writes to build/demo in the current folder
 (cd $out && ./quick --precision all) >$out/log 2>&1
 report $? "--precision all: mixed precision and pure 16 bit match fp32"
 sed 's/^/# /' $out/log | grep -A 6 '^# arm'
@@ -72,7 +72,7 @@ grep -q 'overflowed fp16: amp_fp16 [1-9][0-9]* fp16 [1-9][0-9]*$' $out/log
 report $? "--precision all: the loss scale of the fp16 arms grows, overflows, and falls"
 (cd $out && ./quick --precision amp_bf16) >$out/log 2>&1
 [ $? = 0 ] && [ "$(cut -d, -f1 $out/build/demo/loss.csv | sort -u | tr '\n' ' ')" = 'amp_bf16 arm fp32 ' ]
-report $? "--precision amp_bf16: that one beside fp32"
+report $? "--precision amp_bf16: compared with fp32"
 # --rule, with 1000 steps
 sed -e 's/STEPS = 10000/STEPS = 1000/' -e 's,"../../kahan_opt.h","kahan_opt.h",' docs/examples/demo.c >$out/rule.c
 ${CC:-cc} -std=c99 -O3 -I. -o $out/rule $out/rule.c -lm >$out/log 2>&1 &&
@@ -80,7 +80,7 @@ ${CC:-cc} -std=c99 -O3 -I. -o $out/rule $out/rule.c -lm >$out/log 2>&1 &&
 report $? "--rule adam_atan2: within 0.02 of AdamW"
 sed 's/^/# /' $out/log | grep -A 4 '^# arm'
 [ "$(cut -d, -f1 $out/build/demo/loss.csv | sort -u | tr '\n' ' ')" = 'adam_atan2 arm bf16 fp32 ' ]
-report $? "--rule adam_atan2: beside fp32 and bf16"
+report $? "--rule adam_atan2: compared with fp32 and bf16"
 for arguments in '--rule' '--rule adam' '--fp16 --rule adam_atan2' '--precision' '--precision fp8' \
     '--fp16 --precision all'; do
     $out/quick $arguments >/dev/null 2>$out/log

@@ -1,20 +1,18 @@
-# What README.md and docs/*.md show is true: each fenced block compiles and runs, or a file is named that tests it;
-# commands
-# and files that are named exist; links lead somewhere. Prints TAP.
+# Checks README.md and docs/*.md: each fenced block compiles and runs, or names the file that tests it; commands and
+# files in the text exist; links lead somewhere. Prints TAP.
 #
-# A block is what its language says, unless a comment on the line before it says more:
-#     <!-- test: file NAME -->   it is the file NAME of the page's folder, which the blocks behind it can use
-#     <!-- test: body -->        the inside of a function (c), with the variables of context() below; it runs
-#     <!-- test: main CODE -->   a file (c), and CODE the body of a main() that calls it; it runs
-#     <!-- test: page -->        one of several blocks (c) that are one program: it has a `static int NAME(void)`, which
-#                                runs and returns 0;  page shared: it has none
-#     <!-- test: cuda -->        the inside of a function (c) that calls the GPU part; it compiles
+# The language of a block says what it is, unless a comment on the line before it says more:
+#     <!-- test: file NAME -->   the file NAME of the page's folder; later blocks can use it
+#     <!-- test: body -->        the body of a function (c), with the variables of context() below; it runs
+#     <!-- test: main CODE -->   a file (c); CODE is the body of a main() that calls it; it runs
+#     <!-- test: page -->        a block (c) of a program of several: it has a `static int NAME(void)`,
+#                                which runs and returns 0;  page shared: it has none
+#     <!-- test: cuda -->        the body of a function (c) that calls the GPU part; it compiles
 #     <!-- test: run -->         commands (sh) that run in the page's folder
-#     <!-- test: output -->      what the block before it has printed (text)
+#     <!-- test: output -->      what the previous block prints (text)
 #     <!-- test: FILE.sh -->     tests/FILE.sh tests it
-# A block without one: c, cpp and ino are files, and run if they have a main() or a setup(); sh are commands that are
-# looked
-# at; cmake and meson build the page's folder and run what they build.
+# Without a comment: c, cpp and ino are files, which run if they have a main() or a setup(); sh has commands, whose
+# words are checked; cmake and meson build the page's folder and run the result.
 root=$PWD
 out=$root/build/tests/docs
 rm -rf "$out"
@@ -25,7 +23,7 @@ warnings="$warnings -Wcast-qual -Werror"
 c_flags="-std=c99 $warnings -O1"
 cxx_flags="-std=c++11 $warnings -O1"
 count=0
-report() { # report STATUS DESCRIPTION: what was said is in the log
+report() { # report STATUS DESCRIPTION: the output is in the log
     count=$((count + 1))
     if [ "$1" = 0 ]; then echo "ok $count - $2"; else
         echo "not ok $count - $2"
@@ -39,7 +37,7 @@ skip() { # skip DESCRIPTION REASON
 have() { command -v "$1" >/dev/null 2>&1; }
 tab=$(printf '\t')
 
-# ---- blocks: each a file OUT/PAGE/LINE.LANGUAGE and a line of OUT/blocks ---------------------------------------------
+# ---- blocks: for each a file OUT/PAGE/LINE.LANGUAGE and a line of OUT/blocks -----------------------------------------
 
 : >"$out/blocks"
 : >"$out/wrong"
@@ -73,7 +71,7 @@ for page in README.md docs/*.md; do
         }
     ' "$page"
 done
-marked() { # marked LANGUAGE MARK: do they go together?
+marked() { # marked LANGUAGE MARK: may a block of this language have this mark?
     case "$1 $2" in
     'c -' | 'cpp -' | 'ino -' | 'sh -' | 'cmake -' | 'meson -') ;;
     c\ file\ ?* | cpp\ file\ ?* | ino\ file\ ?* | c\ main\ ?* | 'c body' | 'c page' | 'c page shared' | 'c cuda') ;;
@@ -87,19 +85,18 @@ while IFS="$tab" read -r page name line language mark; do
 done <"$out/blocks"
 cp "$out/wrong" "$out/log"
 [ ! -s "$out/wrong" ]
-report $? "each of the $(grep -c . "$out/blocks") blocks has a language and a mark that are known"
+report $? "each of the $(grep -c . "$out/blocks") blocks has a known language and a known mark"
 
 # ---- what the blocks are compiled with -------------------------------------------------------------------------------
 
-# The implementation, once: blocks that define KAHAN_OPT_IMPLEMENTATION are linked to it, but for those with macros of
-# their
-# own. The system's other headers are stubs: what is called of them, and no more.
+# The implementation is compiled once. Blocks that define KAHAN_OPT_IMPLEMENTATION are linked to it, except those with
+# macros of their own. Headers of other libraries are stubs, with only the functions that the blocks call.
 implementation=$out/kahan_opt.o
 printf '#define KAHAN_OPT_VMATH\n#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >"$out/kahan_opt.c"
 $CC -std=c99 -O1 -DKAHAN_OPT_NO_SIMD -I. -c -o "$implementation" "$out/kahan_opt.c" >"$out/log" 2>&1
 report $? "the implementation compiles"
 
-# docs/api.md shows the header's declarations: they agree with the header, or they are errors.
+# docs/api.md repeats the header's declarations. If they differ from the header, the compiler reports an error.
 {
     printf '#define KAHAN_OPT_VMATH\n#include "kahan_opt.h"\n#include "kahan_opt_cuda.cuh"\n'
     awk '/^```c$/ { inside = 1; next } /^```$/ { inside = 0 } 
@@ -208,7 +205,7 @@ void setup();
 void loop();
 TEXT
 
-context() { # of bodies: tensor t of N bf16 weights under opt, and room for what else a page calls
+context() { # for bodies: a tensor t of N bf16 weights with its opt, and what else pages use
     cat <<'TEXT'
 #define KAHAN_OPT_VMATH
 #include "kahan_opt.h"
@@ -270,7 +267,7 @@ TEXT
 # ---- c, cpp, ino -----------------------------------------------------------------------------------------------------
 
 is_program() { grep -q '^int main(' "$1"; }
-compile_c() { # compile_c FILE PROGRAM INCLUDES...: a program if it has a main, else an object
+compile_c() { # compile_c FILE PROGRAM INCLUDES...: makes a program if it has a main(), otherwise an object
     file=$1 program=$2
     shift 2
     implemented="-DKOPT_IMPLEMENTED_ $implementation"
@@ -281,7 +278,7 @@ compile_c() { # compile_c FILE PROGRAM INCLUDES...: a program if it has a main, 
         $CC $c_flags "$@" ${implemented:+-DKOPT_IMPLEMENTED_} -c -o "$program.o" "$file"
     fi
 }
-one_file() { # one_file: the block of $page, $line, as it stands
+one_file() { # compiles the block of $page, $line, as it is
     source=$line.$language
     cd "$out/$name"
     case $mark in file\ *)
@@ -305,7 +302,7 @@ one_file() { # one_file: the block of $page, $line, as it stands
         fi
         ;;
     *.h)
-        printf '#include "%s"\n' "$source" >"$line.include.c" # what it needs of others is included with it
+        printf '#include "%s"\n' "$source" >"$line.include.c" # together with the declarations that it needs
         $CC -std=c99 -Wall -Wextra -I. "-I$root" "-I$out/stubs" -fsyntax-only "$line.include.c" >"$out/log" 2>&1
         report $? "$where: is a header"
         ;;
@@ -313,14 +310,14 @@ one_file() { # one_file: the block of $page, $line, as it stands
         if ! have "$CXX"; then skip "$where" "no C++ compiler"; cd "$root"; return; fi
         case $source in
         *.ino)
-            # The tool chain of the sketch includes Arduino.h and calls setup() once and loop() forever.
+            # Arduino includes Arduino.h in a sketch, calls setup() once and loop() forever.
             printf '#include "Arduino.h"\n#include "%s"\nint main() {\n    setup();\n%s\n}\n' \
                 "$source" '    for (int i = 0; i < 20000; i++) loop();' >"$line.sketch.cpp"
             $CXX -std=c++11 -Wall -Wextra -Werror -O1 -I. "-I$root" "-I$out/stubs" -o "$line" "$line.sketch.cpp" \
                 >"$out/log" 2>&1
             report $? "$where: compiles"
             "./$line" >"$line.output" 2>"$out/log" && awk 'END { exit !($1 > 0.49 && $1 < 0.51) }' "$line.output"
-            report $? "$where: runs, and learns the slope of the stub"
+            report $? "$where: runs, and learns the slope of the stub's data"
             ;;
         *)
             if is_program "$source"; then
@@ -345,10 +342,10 @@ one_file() { # one_file: the block of $page, $line, as it stands
 # ---- sh --------------------------------------------------------------------------------------------------------------
 
 usage=$(sh build.sh help)
-in_usage() { # in_usage COMMAND WORD: does a line of the usage about it have the word?
+in_usage() { # in_usage COMMAND WORD: does a usage line of the command contain the word?
     echo "$usage" | grep -e "\./build\.sh $1" | grep -q -e "\(^\|[^a-z0-9-]\)$2\([^a-z0-9-]\|\$\)"
 }
-build_command() { # build_command WORDS...: of ./build.sh; silent if the usage knows them
+build_command() { # build_command WORDS...: arguments of ./build.sh; prints nothing if the usage has them
     [ $# -gt 0 ] || return 0
     command=$1
     case $command in help | --help | -h) return ;; esac
@@ -365,7 +362,7 @@ build_command() { # build_command WORDS...: of ./build.sh; silent if the usage k
         first=
     done
 }
-shell_command() { # shell_command WORDS...: silent if it can be
+shell_command() { # shell_command WORDS...: prints nothing if the command can exist
     case $1 in
     ./build.sh) shift; build_command "$@"; return ;;
     sh) [ -f "$2" ] || echo "there is no $2" ;;
@@ -398,7 +395,7 @@ shell_block() {
 
 # ---- every block -----------------------------------------------------------------------------------------------------
 
-say_main() { # the end of a program of bodies: LINE is printed if the body there returns
+say_main() { # say_main CALL: a main() that runs CALL before each body and prints the line of each that returns 0
     printf 'int main(void)\n{\n    setvbuf(stdout, NULL, _IONBF, 0);\n'
     while read -r at function; do
         printf '    %s;\n    if (%s() == 0) fputs("%s\\n", stderr);\n' "$1" "$function" "$at"
@@ -485,8 +482,8 @@ while IFS="$tab" read -r page name line language mark <&3; do
     esac
 done 3<"$out/blocks"
 
-# Blocks that are one program: each function is called and says that all is well. training-loop.md: and the weights
-# moved.
+# Blocks that form one program: each function is called and must return 0. In training-loop.md the weights must also
+# move.
 for page in README.md docs/*.md; do
     name=$(echo "${page%.md}" | tr / _)
     : >"$out/said"
@@ -505,7 +502,7 @@ for page in README.md docs/*.md; do
         } >"$out/$name/page_program.c"
         compile_c "$out/$name/page_program.c" "$out/$name/page" -I. \
             >"$out/log" 2>&1 && "$out/$name/page" 2>"$out/said" >/dev/null
-        report $? "$page: the blocks that are one program compile as shown, and run"
+        report $? "$page: the blocks that form one program compile as shown, and run"
         while read -r at function; do
             grep -q "^$at\$" "$out/said"
             report $? "$page:$at: $function runs${after:+, and the weights move towards their goal}"
@@ -515,12 +512,12 @@ for page in README.md docs/*.md; do
     if [ -e "$out/$name/body.c" ]; then
         { context && cat "$out/$name/body.c" &&
             say_main 'fresh()' <"$out/$name/body.functions"; } >"$out/$name/body_program.c"
-        # a block may have its own opt or t; a fragment need not use everything
+        # a block may declare its own opt or t, and need not use all variables
         $CC $c_flags -Wno-shadow -Wno-unused \
             -I. -o "$out/$name/body" "$out/$name/body_program.c" "$implementation" -lm \
             >"$out/log" 2>&1 &&
             (cd "$out/$name" && ./body 2>"$out/said" >"$out/$name/body.output")
-        report $? "$page: the insides of functions compile as shown, and run"
+        report $? "$page: the bodies of functions compile as shown, and run"
         while read -r at function; do
             grep -q "^$at\$" "$out/said"
             report $? "$page:$at: runs to its end"
@@ -531,7 +528,7 @@ for page in README.md docs/*.md; do
         $CC -std=c99 -Wall -Wextra -Werror -Wno-unused -Wno-shadow \
             -I. "-I$out/stubs" -fsyntax-only "$out/$name/cuda_all.c" \
             >"$out/log" 2>&1
-        report $? "$page: the insides of functions for a GPU compile as shown"
+        report $? "$page: the bodies of functions for a GPU compile as shown"
     fi
 done
 
@@ -539,7 +536,7 @@ done
 
 for page in README.md docs/*.md; do
     name=$(echo "${page%.md}" | tr / _)
-    # spans of code, which may go from one line to the next
+    # spans of code, which may continue on the next line
     awk '/^```/ { inside = !inside; next } !inside' "$page" | awk 'BEGIN { RS = "" } {
         gsub(/\n/, " ")
         parts = split($0, part, "`")
@@ -561,13 +558,12 @@ for page in README.md docs/*.md; do
     done
 done >"$out/log"
 [ ! -s "$out/log" ]
-report $? "commands of build.sh and files that the text names are there"
+report $? "the commands of build.sh and the files that the text names exist"
 
 # ---- links -----------------------------------------------------------------------------------------------------------
 
-# The anchors of a page: those it sets, and those that GitHub makes of headings: in small letters, without what is
-# neither
-# letter, digit, _ nor -.
+# The anchors of a page: those that it sets, and those that GitHub makes of headings: lower case, with letters, digits,
+# _ and - only.
 anchors() {
     grep -o '<a id="[^"]*"' "$1" | cut -d '"' -f 2
     awk '/^```/ { inside = !inside; next } !inside && /^#+ / {
@@ -604,7 +600,7 @@ for page in README.md docs/*.md; do
 done >"$out/log"
 links=$(cat README.md docs/*.md | grep -o '](' | grep -c .)
 [ ! -s "$out/log" ] && [ "$links" -gt 20 ]
-report $? "links lead to files and headings that are there"
+report $? "links lead to files and headings that exist"
 for page in docs/*.md; do
     [ $page = docs/README.md ] || grep -q -F "($(basename $page))" docs/README.md ||
         echo "docs/README.md does not name $page"

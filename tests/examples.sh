@@ -1,4 +1,4 @@
-# The examples do what they say. Prints TAP.
+# Checks that the examples do what their text says. Prints TAP.
 out=build/tests/examples
 mkdir -p $out
 warnings='-std=c99 -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror'
@@ -38,7 +38,7 @@ else
     report 0 "# SKIP openmp: the compiler has no OpenMP"
 fi
 
-for program in bench atan2 theorem1; do # measured elsewhere; here they are only to compile
+for program in bench atan2 theorem1; do # they only have to compile here
     ${CC:-cc} -std=c99 -O1 -Wall -Wextra -c -o $out/bench_$program.o bench/$program.c >$out/log 2>&1
     report $? "bench/$program.c compiles"
 done

@@ -1,5 +1,6 @@
-# exhaustive.sh REFERENCE COMMAND...: all 2^32 conversions to bf16 and fp16 on an emulated machine, by COMMAND, have the
-# hash of the integer reference computed on this one. Both are builds of test_convert.c. Prints TAP.
+# exhaustive.sh REFERENCE COMMAND...: COMMAND makes all 2^32 conversions to bf16 and fp16 on an emulated machine. Their
+# hash must be that of the integer reference, which REFERENCE computes on this machine. Both are builds of
+# test_convert.c. Prints TAP.
 expected=$("$1" reference)
 shift
 actual=$("$@" hash)

@@ -1,5 +1,5 @@
-# `./build.sh figures` writes what the programs say into the documents, and nothing of one that fails: in a copy whose
-# programs only print. Prints TAP.
+# `./build.sh figures` copies the output of programs into the documents, but not that of a program that fails. Runs in a
+# copy of the project whose programs only print. Prints TAP.
 out=build/tests/figures
 rm -rf $out
 mkdir -p $out/copy/docs/examples $out/copy/bench
@@ -12,13 +12,13 @@ report() { # report STATUS DESCRIPTION
     echo "not ok $count - $2"
     head -n 20 $out/differences $out/errors | sed 's/^/# /'
 }
-document() { # document NAME LINE...: a block of these lines, and text around it
+document() { # document NAME LINE...: prints a block of these lines, with text around it
     printf 'before\n<!-- figures: %s -->\n' "$1"
     shift
     printf '%s\n' "$@" '<!-- end -->' after '<!-- end -->'
 }
-holds() { diff - "$out/copy/$1" >$out/differences; } # holds FILE: what is on stdin
-printer() { # printer SOURCE PLOT EXIT LINE...: a program that prints the lines and writes `new` into the plot
+holds() { diff - "$out/copy/$1" >$out/differences; } # holds FILE: does it equal stdin?
+printer() { # printer SOURCE PLOT EXIT LINE...: writes a program that prints the lines and writes `new` to PLOT
     source=$out/copy/$1
     printf '#include <stdio.h>\nint main(void) {\n    FILE *plot = fopen("%s", "w");\n' "$2" >"$source"
     printf '    fputs("new", plot);\n    fclose(plot);\n' >>"$source"
@@ -27,7 +27,7 @@ printer() { # printer SOURCE PLOT EXIT LINE...: a program that prints the lines 
     printf '    puts("%s");\n' "$@" >>"$source"
     printf '    return %s;\n}\n' "$code" >>"$source"
 }
-demo() { # demo EXIT: that which is to come
+demo() { # demo EXIT: writes a demo that exits with this status
     printer docs/examples/demo.c build/demo/loss.svg "$1" 'about: 1.2345' '' \
         'arm       loss   minus fp32   bytes   seconds' \
         'fp32      1.9951      +0.0000    16.0       3.3' \
@@ -62,14 +62,14 @@ report $? "the tables of theorem1 as they are"
 demo 1
 figures
 [ $status = 1 ] && grep -q '^PASS' $out/errors && grep -q '^figures: the demo fails' $out/errors
-report $? "a demo that fails: it says so"
+report $? "a demo that fails: an error says so"
 document demo 'old 1.1' 'old 2.2' | holds README.md
 report $? "... and README.md stays as it is"
 document another old >$out/copy/docs/theorem1.md
 demo 0
 figures
 [ $status = 1 ] && grep -q '^figures: docs/theorem1.md has no block `theorem1`' $out/errors
-report $? "a block that is not there: it says so"
+report $? "a missing block: an error says so"
 document another old | holds docs/theorem1.md
 report $? "... and the document stays as it is"
 

@@ -1,5 +1,5 @@
-# golden.sh COMMAND...: it prints the lines of tests/golden.txt. Prints TAP.
-# golden.sh build/PROBE...: each probe does so with every instruction set of this machine and in any floating-point
+# golden.sh COMMAND...: the command must print the lines of tests/golden.txt. Prints TAP.
+# golden.sh build/PROBE...: each probe must do so with every instruction set of this machine and in every floating-point
 # environment of its caller.
 out=build/tests/golden
 mkdir -p $out

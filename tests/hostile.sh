@@ -1,7 +1,7 @@
 # Hostile input and bad memory, one argument per part; each prints TAP:
 #   gcc, clang   test programs (quick; clang: all) and pseudo-random fuzzing under AddressSanitizer and UBSan
 #   fuzz         libFuzzer on tests/fuzz.c, 60 seconds, under the same two
-#   valgrind     what only valgrind sees: values that were never set
+#   valgrind     uses of values that were never set, which only valgrind sees
 #   static       cppcheck, clang-tidy, gcc -fanalyzer, clang --analyze on the implementation; the fuzzer's coverage
 part=$1
 out=build/tests/hostile.$part
@@ -29,10 +29,10 @@ silent() { # silent DESCRIPTION COMMAND...: succeeds and prints nothing
 
 case $part in
 gcc | clang)
-    # The tests contain the implementation; here it is compiled once, and KOPT_IMPLEMENTED_ leaves it out of them.
+    # Each test contains the implementation. Here it is compiled once, and KOPT_IMPLEMENTED_ leaves it out of the tests.
     $part $sanitizers -I. -c $out/plain.c -o $out/implementation.o >$out/log 2>&1
     report $? "$part: the implementation compiles with sanitizers"
-    sources=$(echo tests/test_*.c) # gcc: those that reach the most code
+    sources=$(echo tests/test_*.c) # gcc: only those that reach the most code
     [ $part = gcc ] && sources='tests/test_api.c tests/test_compress.c tests/test_step_bits.c'
     for source in $sources tests/fuzz.c; do
         name=$(basename $source .c) object=$out/implementation.o argument=quick
@@ -40,7 +40,7 @@ gcc | clang)
         [ $name = fuzz ] && argument=6000
         own='define KOPT_SOFT64_\|define KAHAN_OPT_ONLY\|define KAHAN_OPT_NO_SIMD\|define KAHAN_OPT_VMATH'
         if grep -q "$own" $source; then
-            implemented= object= # an implementation of its own
+            implemented= object= # it needs its own implementation
         fi
         $part $sanitizers $implemented -DFUZZ_STANDALONE -o $out/$name $source $object -lm >$out/log 2>&1 &&
             $out/$name $argument >$out/log 2>&1
@@ -73,7 +73,7 @@ static)
         [ -z "$missing" ]
         report $? "each public function is called by ${source#*:}$missing"
     done
-    if command -v clang-tidy >/dev/null; then # which checks, and which not: .clang-tidy
+    if command -v clang-tidy >/dev/null; then # .clang-tidy selects the checks
         for options in "c -std=c99" "cpp -std=c++98" "cpp -std=c++17" "c -std=c99 -DKAHAN_OPT_NO_SIMD" \
             "c -std=c99 --target=aarch64-linux-gnu -isystem /usr/aarch64-linux-gnu/include"; do
             case $options in *aarch64*) [ -d /usr/aarch64-linux-gnu/include ] || continue ;; esac
@@ -88,7 +88,8 @@ static)
                 --suppress=toomanyconfigs --suppress=passedByValue $options -I. $out/plain.c
         done
     fi
-    # gcc's analyser takes C only, knows no intrinsics and is slow: the scalar build, whose kernels are the same text.
+    # gcc's analyzer takes C only, does not know intrinsics and is slow. So it gets the scalar build: the text of its
+    # kernels is the same.
     command -v gcc >/dev/null &&
         silent "gcc -fanalyzer" gcc -std=c99 -fanalyzer -DKAHAN_OPT_NO_SIMD -I. -c $out/plain.c -o $out/plain.o
     if command -v clang >/dev/null; then

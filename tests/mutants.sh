@@ -1,12 +1,12 @@
-# mutants.sh all | share K N | turn N: mutants of the header (tests/mutants.py), each beside the tests until one fails.
-# turn: one of N shares, another one with each commit. Prints TAP: a mutant that lives is a failure, unless
-# tests/mutants.txt says why it may (`identity TAB reason`); so is one of that list that dies. JOBS: how many at a time.
-# `mutants.sh show N` prints what mutant N is, and what fails if it is chosen.
+# mutants.sh all | share K N | turn N: makes mutants of the header (tests/mutants.py) and runs the tests on each until
+# one fails. turn: one of N shares, a different one with each commit. Prints TAP. A mutant that survives is a failure,
+# unless tests/mutants.txt says why it may (`identity TAB reason`). So is a mutant of that list that a test kills.
+# JOBS: how many run at a time. `mutants.sh show N` prints mutant N, and the program that kills it.
 set -u
 out=build/mutants
 export out
 
-run() { # run PROGRAM: its tests, in the mutant of KOPT_MUTANT
+run() { # run PROGRAM: its tests, on the mutant of KOPT_MUTANT
     case $1 in
     probe)
         for isa in $($out/probe isas); do
@@ -18,7 +18,7 @@ run() { # run PROGRAM: its tests, in the mutant of KOPT_MUTANT
     esac
 }
 
-one() { # one N: "N PROGRAM", the first that fails, or "N -"
+one() { # one N: prints "N PROGRAM", the first program that fails, or "N -"
     KOPT_MUTANT=$1
     export KOPT_MUTANT
     for program in $(cat $out/order); do
@@ -29,10 +29,10 @@ one() { # one N: "N PROGRAM", the first that fails, or "N -"
     rm -f $out/log.$1
 }
 
-compile() { # compile NAME: a program, or an object of the implementation
-    unset=-ftrivial-auto-var-init # what a mutant does not set is not what happens to be there
+compile() { # compile NAME: makes a program, or an object of the implementation
+    unset=-ftrivial-auto-var-init # a variable that a mutant does not set has a fixed value
     pattern=pattern
-    [ $1 != probe ] || pattern=zero # as a pattern it may be a NaN, which vectors leave to one lane
+    [ $1 != probe ] || pattern=zero # the pattern may be a NaN, which vectors leave to scalar code
     set -- $1 gcc -std=c99 -O1 -w
     ! gcc $unset=$pattern -E -x c /dev/null >/dev/null 2>&1 || set -- "$@" $unset=$pattern
     name=$1 source=$out/tests/$1.c
@@ -41,28 +41,28 @@ compile() { # compile NAME: a program, or an object of the implementation
     plain) "$@" -c -o $out/plain.o $out/plain.c; return ;;
     vmath) "$@" -DKAHAN_OPT_VMATH -c -o $out/vmath.o $out/plain.c; return ;;
     probe) ;;
-    test_soft) # structs stay whole: gcc fills in what a mutant does not set of their parts (for all: too slow)
+    test_soft) # with whole structs gcc initializes the fields that a mutant does not set (too slow for all programs)
         source=$out/tests/test_tools.c
         set -- "$@" -fno-tree-sra -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1
         ;;
     *)
         object=plain
         ! grep -q 'define KAHAN_OPT_VMATH' $source || object=vmath
-        grep -q 'define KAHAN_OPT_STATIC\|define KOPT_' $source || # it has no implementation of its own
+        grep -q 'define KAHAN_OPT_STATIC\|define KOPT_' $source || # without an implementation of its own
             set -- "$@" -DKOPT_IMPLEMENTED_ $out/$object.o
         ;;
     esac
     "$@" -DFUZZ_STANDALONE -o $out/$name $source -lm
 }
 
-build() { # everything once, and what each program comes by
+build() { # builds all programs once
     rm -rf $out
     mkdir -p $out
     python3 tests/mutants.py kahan_opt.h $out tests/mutants.txt || exit 1
     cp -r tests $out
     printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >$out/plain.c
     printf '%s\n' plain vmath >$out/objects
-    for source in tests/test_*.c tests/fuzz.c; do # without the slowest two, which nothing needs that the others see
+    for source in tests/test_*.c tests/fuzz.c; do # without the two slowest, which find nothing that the others miss
         case $source in */test_random.c | */test_rules.c) ;; *) basename $source .c ;; esac
     done >$out/programs
     printf '%s\n' probe test_soft >>$out/programs
@@ -71,7 +71,7 @@ build() { # everything once, and what each program comes by
     done
 }
 
-order() { # the programs, cheapest first; each must pass without a mutant
+order() { # sorts the programs by run time and records what each reaches; each must pass without a mutant
     while read -r program; do
         : >$out/$program.reached.all
         begin=$(date +%s%N)
@@ -106,7 +106,7 @@ order
 awk -v k=$k -v n=$n 'NR % n == k - 1 { print $1 }' $out/mutants |
     xargs -P ${JOBS:-2} -n 1 sh tests/mutants.sh one >$out/results ||
     { echo "not ok 1 - stopped after $(wc -l <$out/results) mutants"; echo 1..1; exit 1; }
-if ! grep -q avx512bw /proc/cpuinfo; then # what only AVX-512 comes by is not tested here
+if ! grep -q avx512bw /proc/cpuinfo; then # mutants that only AVX-512 reaches are not tested here
     sort -u $out/*.reached | awk 'NR == FNR { reached[$1]; next } $1 in reached' - $out/results >$out/here
     mv $out/here $out/results
 fi

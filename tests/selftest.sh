@@ -1,7 +1,7 @@
-# tests/selftest.c finds nothing wrong in builds as users make them, and says what is wrong in broken ones. Prints TAP.
+# tests/selftest.c finds nothing wrong in the builds that users make, and says what is wrong in broken ones. Prints TAP.
 #     sh tests/selftest.sh           all
-#     sh tests/selftest.sh OBJECT    only its tables, and the implementation in OBJECT
-#     sh tests/selftest.sh tables    prints the two tables of tests/selftest.c as they must be
+#     sh tests/selftest.sh OBJECT    only its tables, with the implementation in OBJECT
+#     sh tests/selftest.sh tables    prints what the two tables of tests/selftest.c must be
 out=build/tests/selftest
 rm -rf $out
 mkdir -p $out
@@ -15,7 +15,7 @@ report() { # report STATUS DESCRIPTION
 }
 missing() { count=$((count + 1)); echo "ok $count # SKIP $1"; }
 
-# What the tables must be: golden.txt, which NumPy computes, and steps by reference.h. Nine to a line.
+# The correct tables: golden.txt, which NumPy computes, and steps by reference.h. Nine numbers per line.
 lay_out() { sed 's/.*/0x&u,/' | paste -d ' ' - - - - - - - - - | sed 's/ *$//; s/^/    /' | sed '$s/,$//'; }
 sed '/^all /d; s/.* //' tests/golden.txt | lay_out >$out/golden
 $CC -std=c99 -O1 -DKAHAN_OPT_NO_SIMD -DSELFTEST_REFERENCE -o $out/reference tests/selftest.c -lm >$out/log 2>&1 &&
@@ -39,7 +39,7 @@ good() { # good NAME COMPILER FLAG...: exit status 0, and no FAILED
         grep -q '^All is well' $out/log && ! grep -q 'FAILED' $out/log
     report $? "all is well: $(echo "$*" | sed 's/ -W[a-z-]*//g')"
 }
-says() { # says WORDS...: the last one said these, each in one line
+says() { # says WORDS...: the last program printed each of these, in one line
     for words; do
         grep -q -e "$words" $out/log
         report $? "... says: $words"
@@ -72,7 +72,7 @@ for set in KOPT_TINY 'KOPT_TINY | KOPT_WITH_CHECKS' 'KOPT_WITH_ALL & ~KOPT_WITH_
     report $? "... after $(compared) comparisons"
 done
 
-# The implementation in a file of its own, with the same struct layout and with another.
+# The implementation in a file of its own, with the same struct layout and with a different one.
 printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >$out/implementation.c
 $CC -O1 -DKAHAN_OPT_NO_SIMD -I. -c -o $out/implementation.o $out/implementation.c >$out/log 2>&1
 good link $CC -O1 -DKAHAN_OPT_NO_SIMD -DSELFTEST_LINK $out/implementation.o
@@ -101,7 +101,7 @@ x86_64 | i?86)
     ;;
 esac
 
-# Copies of the header with one mistake each. What is replaced must be there, or nothing is tested.
+# Copies of the header with one mistake each. The replaced text must exist, or nothing is tested.
 mistake() { # mistake DESCRIPTION PATTERN REPLACEMENT FLAG...
     description=$1 pattern=$2 replacement=$3
     shift 3

@@ -1,11 +1,11 @@
-# `./build.sh setup` says what it did: beside an apt-get, dpkg and pip that only pretend, in a copy without the system's
-# paths. Prints TAP.
+# `./build.sh setup` says what it did. Runs with fake versions of apt-get, dpkg and pip, in a copy of the project and
+# without the system's paths. Prints TAP.
 out=$PWD/build/tests/setup
 rm -rf "$out"
 mkdir -p "$out/bin"
 sed 's,/usr/bin/python3,python3,g; s,/usr/local/,none/,g; s,/etc/,none/,g' build.sh >"$out/build.sh"
 for tool in cat dirname env grep mkdir rm sed tail; do ln -s "$(command -v $tool)" "$out/bin/$tool"; done
-pretend() { # pretend NAME: a program of the lines on stdin
+pretend() { # pretend NAME: makes a fake program of the lines on stdin
     { echo '#!/bin/sh' && cat; } >"$out/bin/$1"
     chmod +x "$out/bin/$1"
 }
@@ -57,14 +57,14 @@ report() { # report STATUS DESCRIPTION
     count=$((count + 1))
     if [ "$1" = 0 ]; then echo "ok $count - $2"; else echo "not ok $count - $2"; sed 's/^/# /' "$out/said"; fi
 }
-system() { # system FAULT: a clean one
+system() { # system FAULT: sets up a clean system with this fault
     rm -rf "$out/build" "$out/log" "$out/log.once"
     LOG="$out/log" FAULT="$1" PATH="$out/bin" /bin/sh "$out/build.sh" setup >"$out/said" 2>&1 </dev/null
     status=$?
 }
 says() { grep -q -e "$1" "$out/said"; }
 asked() { grep -q -e "$1" "$out/log"; }
-fails_by() { # fails_by WORDS DESCRIPTION: exit 1, FAILED with these words, the words again at the end, nowhere "done"
+fails_by() { # fails_by WORDS DESCRIPTION: exit status 1, FAILED with these words, again at the end, no "done"
     [ $status = 1 ] && says "^setup: FAILED: .*$1" && ! says done &&
         sed -n '/INCOMPLETE/,$p' "$out/said" | grep -q -e "$1"
     report $? "$2"
@@ -72,13 +72,13 @@ fails_by() { # fails_by WORDS DESCRIPTION: exit 1, FAILED with these words, the 
 
 system none
 [ $status = 0 ] && [ "$(cat "$out/said")" = 'setup: done' ]
-report $? "where all is well it ends with: setup: done"
+report $? "without a fault it ends with: setup: done"
 asked 'install .* clang .* python3-mpmath$' && asked 'install .* python3-torch' && asked 'pip .*optimi' &&
     asked 'pip .*clang-format==' && asked 'pip .*nvcc' && asked 'download libsleef3' &&
     [ -d "$out/build/sleef-arm64/usr" ]
-report $? "... and has asked for everything"
+report $? "... and has requested all packages"
 ! grep '^apt-get.* \(install\|update\)' "$out/log" | grep -v 'arm64 .*update' | grep -v 'DPkg::Lock::Timeout=[1-9]'
-report $? "... each time ready to wait for dpkg's lock"
+report $? "... and would have waited for dpkg's lock each time"
 
 system locked
 fails_by 'apt-get update: E: Could not get lock' "a lock that stays: update has failed"
@@ -86,7 +86,7 @@ fails_by 'apt-get install: E: Could not get lock' "... and so has the installati
 says 'waiting: E: Could not get lock' && [ "$(grep -c '^sleep' "$out/log")" -ge 7 ]
 report $? "... after it waited"
 ! asked ' -s '
-report $? "... and nobody looked for missing packages"
+report $? "... and did not look for missing packages"
 system locked_once
 [ $status = 0 ] && says 'setup: done' && says waiting && [ "$(grep -c '^sleep' "$out/log")" = 1 ]
 report $? "a lock that is released: waits, then all is done"
@@ -98,10 +98,10 @@ fails_by 'PyTorch and optimi: E: Unable to acquire' "a lock is a failure for opt
 system network
 fails_by 'apt-get update: E: Failed to fetch' "no network: update has failed"
 asked 'install .* clang '
-report $? "... what is in the cache is installed all the same"
+report $? "... the packages in the cache are installed"
 system stale
 [ $status = 0 ] && says 'setup: apt-get update warns: Some index files'
-report $? "what apt-get update warns of is shown"
+report $? "the warnings of apt-get update are shown"
 system broken
 fails_by 'apt-get install: E: Sub-process' "a package that cannot be unpacked: the installation has failed"
 system silent

@@ -1,6 +1,6 @@
-# What KAHAN_OPT_ONLY gives: each bit left out compiles without a warning, is refused at run time and changes no other
-# result; what KOPT_TINY's guards refuse; flash on Cortex-M4F, Cortex-M0+, RISC-V and AVR, stack on Cortex-M4F, and what
-# is called of a library. Prints TAP and, as comments, the table of docs/size.md.
+# Checks KAHAN_OPT_ONLY: a build without any one bit compiles without a warning, refuses at run time what it lacks, and
+# changes no other result. Checks what the guards of KOPT_TINY refuse. Measures flash on Cortex-M4F, Cortex-M0+, RISC-V
+# and AVR, stack on Cortex-M4F, and lists calls of libraries. Prints TAP and, as comments, the table of docs/size.md.
 out=build/tests/size
 mkdir -p $out
 warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-qual'
@@ -11,7 +11,7 @@ report() { # report STATUS DESCRIPTION
     if [ "$1" = 0 ]; then echo "ok $count - $2"; else echo "not ok $count - $2"; sed 's/^/# /' $out/log; fi
 }
 missing() { count=$((count + 1)); echo "ok $count # SKIP $1"; }
-try() { # try NAME SET FLAGS...: the lines of a build are those of the full build, or refusals where it lacks something
+try() { # try NAME SET FLAGS...: each line of a build equals that of the full build, or is a refusal
     name=$1 set=$2
     shift 2
     ${CC:-cc} -std=c99 -O1 $warnings "$@" "-DONLY=($set)" -o $out/$name tests/only.c >$out/log 2>&1 &&
@@ -24,7 +24,7 @@ ${CC:-cc} -std=c99 -O1 $warnings -DKAHAN_OPT_NO_SIMD -o $out/full tests/only.c >
     $out/full >$out/full.txt
 report $? "the full build"
 ! grep refused $out/full.txt >$out/log && [ "$(wc -l <$out/full.txt)" -gt 800 ]
-report $? "... does it all"
+report $? "... refuses nothing"
 bits='F32 BF16 FP16 Q8 NEAREST STOCHASTIC KAHAN COMPACT EXACT NEAREST_STATE STOCHASTIC_STATE L2 DECOUPLED
     FULLY_DECOUPLED MOMENTUM SGD ADAM LION ADAN RADAM RANGER EMA EXTRAS CHECKS COMPRESSION'
 printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >$out/impl.c
@@ -51,7 +51,7 @@ try simd_bf16 'KOPT_WITH_ALL & ~KOPT_WITH_F32'
 
 try bare KOPT_BARE -DKAHAN_OPT_NO_SIMD
 
-# ---- what the guards of KOPT_TINY refuse: the README's quick start and its neighbours ----
+# ---- what the guards of KOPT_TINY refuse: the README's quick start and variants of it ----
 
 cat >$out/guards.c <<'C'
 #define KAHAN_OPT_ONLY KOPT_TINY
@@ -99,7 +99,7 @@ ${CC:-cc} -std=c99 -O1 $warnings -I. -o $out/guards $out/guards.c >$out/log 2>&1
 [ "$(grep -c '^good' $out/log)" = 15 ] && ! grep -q WRONG $out/log
 report $? "KOPT_TINY refuses what it leaves out"
 
-# ---- flash: the calls of the README's quick start, and the fewest that train ----
+# ---- flash: the calls of the README's quick start, and the fewest calls that train ----
 
 cat >$out/start.c <<'C'
 #include "kahan_opt.h"
@@ -133,7 +133,7 @@ void firmware(void) {
         if (kopt_step_begin(&optimizer, &s) == KOPT_OK) kopt_step_run(&s, &tensor);
 }
 C
-size_of() { # size_of PROGRAM SET COMPILER FLAGS...: bytes that it links beside its own; nothing if it does not link
+size_of() { # size_of PROGRAM SET COMPILER FLAGS...: bytes of the library in it; prints nothing if it does not link
     program=$1 set=$2 compiler=$3
     shift 3
     tool=${compiler%gcc}
@@ -197,7 +197,7 @@ if command -v arm-none-eabi-gcc >/dev/null; then
     arithmetic='__aeabi_\(f\|i2f\|ui2f\|lmul\|llsl\|llsr\|mem\)\|__gnu_thumb1'
     ! arm-none-eabi-nm -u $out/impl.o | grep -v "$arithmetic\|memset\|memcpy" >$out/log
     report $? "Cortex-M0+: no routine for doubles"
-    for flags in -Os -O2 -Ofast; do # a struct that is copied, an array that is cleared
+    for flags in -Os -O2 -Ofast; do # compilers turn copies of structs and loops over arrays into calls
         arm-none-eabi-gcc $m4 $flags -I. -c $out/impl.c -o $out/impl.o >$out/log 2>&1 &&
             ! arm-none-eabi-nm -u $out/impl.o | grep -i 'mem' >$out/log
         report $? "Cortex-M4F $flags, all of the header: no call of memcpy, memset or memmove"

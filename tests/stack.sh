@@ -1,5 +1,5 @@
-# How much stack the public functions use, by compiler and flags: tests/stack.c with each of them, or `quick`: with a
-# few. Prints TAP and, as comments, the largest of each build.
+# Measures how much stack the public functions use, with tests/stack.c, for each compiler and its flags; `quick`: for a
+# few. Prints TAP and, as comments, the largest values of each build.
 out=build/tests/stack
 mkdir -p $out
 warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-qual'

@@ -1,6 +1,6 @@
-# build.sh refuses what it does not know before it does anything: says what, then the usage, on stderr, exit status 2.
-# It runs in a folder of any name. In a copy of its own, or a mistake would run all tests from within the tests. Prints
-# TAP.
+# build.sh refuses an unknown word before it does anything: it prints the word and the usage on stderr and exits with
+# status 2. It runs in a folder of any name. This test uses a copy of the project: otherwise a mistake could run all
+# tests from within this one. Prints TAP.
 out=build/tests/usage
 rm -rf $out
 copy="$out/a b's"
@@ -19,7 +19,7 @@ ask() { # ask ARGUMENT...
     CC=false /bin/sh "$copy/build.sh" "$@" >$out/said 2>$out/errors </dev/null
     status=$?
 }
-refused() { # refused WORDS ARGUMENT...: with these words in the first line
+refused() { # refused WORDS ARGUMENT...: is refused, with these words in the first line
     words=$1
     shift
     ask "$@"
@@ -44,7 +44,7 @@ refused '`cuda` does not know `more`' cuda bench more
 refused '`figures` does not know `demo`' figures demo
 refused '`figures` does not know `--bench`' figures bench --bench
 refused '`setup` does not know `everything`' setup everything
-wrong_compare() { # wrong_compare WORDS ARGUMENT...: bench/compare.sh says what, and its own usage
+wrong_compare() { # wrong_compare WORDS ARGUMENT...: bench/compare.sh prints these words and its own usage
     words=$1
     shift
     ask bench compare "$@"
@@ -67,7 +67,7 @@ done
 for words in 'demo --precision all FILE' 'bench --sizes --gb 0.5' 'bench atan2 100' 'bench flags' 'cuda' \
     'bench compare build.sh build.sh 64 --isa avx2' 'bench cliffs quick avx2 --markdown' figures \
     'figures bench'; do
-    ask $words # no compiler: it fails, but later
+    ask $words # it fails later, as there is no compiler
     [ $status != 2 ] && [ -d "$copy/build" ] && ! grep -q '^usage' $out/errors
     report $? "./build.sh $words is understood"
     rm -rf "$copy/build"
@@ -78,10 +78,10 @@ report $? "without a command: the usage"
 for words in help --help -h; do
     ask $words
     [ $status = 0 ] && [ ! -s $out/errors ] && [ "$(head -n 1 $out/said | cut -c 1-6)" = usage: ]
-    report $? "./build.sh $words: the usage, on stdout, is no error"
+    report $? "./build.sh $words: prints the usage on stdout and succeeds"
 done
 
-# A header of one line with a test of one line: what a build and a part hand on are words, whatever is in them.
+# A header of one line and a test of one line: builds and parts pass words on unchanged, whatever is in them.
 mkdir "$copy/tests"
 echo 'enum { ONE = 1 };' >"$copy/kahan_opt.h"
 echo 'int main(void) { return 0; }' >"$copy/tests/probe.c"
@@ -97,13 +97,13 @@ try() { # try LINE...: `test --fast` where tests/test_one.c prints this TAP, wit
 }
 try nowhere
 [ $status != 0 ] && grep -q nowhere $out/errors && ! grep -qv '^building\|^SKIPPED' $out/said
-report $? "./build.sh test --fast in a folder \`a b's\`: what does not compile is said and ends it"
+report $? "./build.sh test --fast in a folder \`a b's\`: a compiler error is shown and ends it"
 try '"not ok 1"' '"1..1"'
 [ $status != 0 ] && grep -q FAIL $out/said $out/errors && ! grep -q 'left out by --fast' $out/said
 report $? "... a test that fails is a failure"
 try '"ok 1"' '"1..1"' '"###" + TWO'
 [ $status = 0 ] && [ ! -s $out/errors ] && grep -q 'parts skipped$' $out/said
-report $? "... else all is well"
+report $? "... otherwise it succeeds"
 [ "$(cd "$copy" && build/tests/golden.t | head -n 1)" = 'ok 1 - build/tests/probe.native build/tests/probe.ofast' ]
 report $? "... a part has its arguments"
 sed -n '/^quote() (/,/^)/p; /^script() (/,/^)/p; /^part() (/,/^)/p' build.sh >"$copy/words.sh"

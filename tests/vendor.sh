@@ -1,6 +1,6 @@
-# The header in a stranger's build: any language, compiler, folder, name, order of includes and neighbours, without a
-# warning, and nothing of it leaks. Prints TAP. Arguments: the sections to run (default: all), of which are
-# warnings leaks pragmas windows targets names pairs versions
+# The header in other projects' builds: with any language, compiler, folder, file name, order of includes and other
+# headers it compiles without a warning, and nothing of it leaks. Prints TAP. Arguments: the sections to run (default:
+# all): warnings leaks pragmas windows targets names pairs versions
 wanted=" ${*:-warnings leaks pragmas windows targets names pairs versions} "
 out=build/tests/vendor/${1:-all}
 rm -rf $out
@@ -9,7 +9,7 @@ root=$(pwd)
 count=0
 failed=0
 
-report() { # report STATUS DESCRIPTION: what was said is in the log
+report() { # report STATUS DESCRIPTION: the output is in the log
     count=$((count + 1))
     if [ "$1" = 0 ]; then echo "ok $count - $2"; else
         failed=$((failed + 1))
@@ -17,13 +17,13 @@ report() { # report STATUS DESCRIPTION: what was said is in the log
         head -12 $out/log | sed 's/^/# /'
     fi
 }
-check() { # check DESCRIPTION COMMAND...: it succeeds and says nothing
+check() { # check DESCRIPTION COMMAND...: the command succeeds and prints nothing
     what=$1
     shift
     "$@" >$out/log 2>&1 && ! grep -q . $out/log
     report $? "$what"
 }
-refuse() { # refuse DESCRIPTION TEXT COMMAND...: it fails and says so
+refuse() { # refuse DESCRIPTION TEXT COMMAND...: the command fails and prints the text
     what=$1 text=$2
     shift 2
     if "$@" >$out/log 2>&1; then false; else grep -q "$text" $out/log; fi
@@ -37,7 +37,7 @@ skip() {
 section() { case "$wanted" in *" $1 "*) true ;; *) false ;; esac; }
 
 clangs=$(have clang && echo clang)
-for version in 22 21 20 19 18 17 16 15; do # the newest beside the system's
+for version in 22 21 20 19 18 17 16 15; do # the newest, in addition to the system's
     if have clang-$version; then clangs="$clangs clang-$version" && break; fi
 done
 clang=${clangs##* }
@@ -48,7 +48,7 @@ printf "#define KAHAN_OPT_STATIC\n$implement" >$out/static.c
 printf "#define KAHAN_OPT_NO_SIMD\n$implement" >$out/no_simd.c
 printf '#include "kahan_opt.h"\n' >$out/declare.c
 printf "#define KAHAN_OPT_VMATH\n$implement" >$out/vmath.c
-# Included twice before, with the macro left defined, and twice after.
+# Included twice before the implementation, and twice after it, with its macro still defined.
 printf "#include \"kahan_opt.h\"\n#include \"kahan_opt.h\"\n$implement#include \"kahan_opt.h\"\n$implement" \
     >$out/often.c
 printf "#define KAHAN_OPT_STATIC\n#include \"kahan_opt.h\"\n$implement#include \"kahan_opt.h\"\n" >$out/often_static.c
@@ -61,11 +61,11 @@ gcc_list='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdou
     -Wmissing-declarations -Wvla -Werror'
 gcc_c="$gcc_list -Wmissing-prototypes -Wstrict-prototypes -Wold-style-definition -Wc++-compat"
 gcc_cpp="$gcc_list -Wold-style-cast -Wuseless-cast -Wzero-as-null-pointer-constant -Wextra-semi"
-# clang's everything without three: the fields stay in the order a reader wants; C has pointers; from C++11 on there is
-# nullptr, which C++98 had not.
+# All warnings of clang except: padding (the fields are in a readable order), raw pointers (this is C), and from C++11
+# on incompatibility with C++98, which has no nullptr.
 everything='-Weverything -Werror -Wno-padded -Wno-unknown-warning-option -Wno-unsafe-buffer-usage'
 
-languages() { # languages COMPILER FLAGS STANDARDS SOURCES: no warning before optimisation
+languages() { # languages COMPILER FLAGS STANDARDS SOURCES: no warning without optimization
     for standard in $3; do
         for source in $4; do
             check "$1 -std=$standard: $source" $1 -std=$standard $2 -I. -fsyntax-only $out/$source.c
@@ -112,7 +112,7 @@ if section warnings; then
             case "$flags" in -O*) source=no_simd ;; esac
             check "gcc $flags" gcc -std=c99 $gcc_c $flags -I. -c -fsyntax-only $out/$source.c
         done
-        # Bare metal has the compiler's own headers and no others.
+        # Bare metal has only the compiler's own headers.
         check "gcc -ffreestanding -nostdinc" gcc -ffreestanding -nostdinc -isystem "$(gcc -print-file-name=include)" \
             $gcc_c \
             -I. -fsyntax-only $out/plain.c
@@ -134,7 +134,7 @@ if section warnings; then
         check "the quick start compiles as shown in C++" g++ -x c++ $gcc_cpp -Wno-missing-declarations -Wno-shadow -I. \
             -fsyntax-only $out/quick_start.c
     fi
-    # The macros that a program calls, with the arguments of its own.
+    # The public macros that take arguments, as a program calls them.
     cat >$out/macros.c <<'TEXT'
 #include "kahan_opt.h"
 enum { N = 1000 };
@@ -160,7 +160,7 @@ TEXT
     done
 fi
 
-# ---- tool chains that are not here: the front ends and back ends of clang know them ---------------------------------
+# ---- toolchains that are not installed: clang's front ends and back ends stand in for them ---------------------------
 
 # No software development kit, so no stdlib.h, which clang's intrinsics include unless the build is freestanding.
 if section windows; then
@@ -177,9 +177,9 @@ if section windows; then
             -Xclang -ffreestanding -I. /O2 /c /Fo$out/windows.obj /TC $out/plain.c
     done
     [ -n "$clangs" ] || skip "no clang: clang-cl"
-    # The lines for the compiler of Microsoft, which differ: intrinsics instead of assembly, other pragmas.
+    # The lines for Microsoft's compiler: intrinsics instead of assembly, and other pragmas.
     case $clang in clang-19 | clang-2*)
-        check "$clang as clang-cl that denies to be clang" $clang --driver-mode=cl --target=x86_64-pc-windows-msvc \
+        check "$clang as clang-cl without __clang__" $clang --driver-mode=cl --target=x86_64-pc-windows-msvc \
             /U__clang__ \
             /W4 /WX -Wno-unknown-pragmas -Xclang -ffreestanding -I. /Zs /TC $out/plain.c ;;
     esac
@@ -196,7 +196,7 @@ if section targets; then
             flags="$flags -Wno-avr-rtlib-linking-quirks"
             work=-c
             case $target in
-            *86* | aarch64-* | arm64-*) work=-fsyntax-only ;; # their code is seen elsewhere
+            *86* | aarch64-* | arm64-*) work=-fsyntax-only ;; # other tests compile their code
             avr | m68k | bpf) work=-fsyntax-only ;;           # clang has no float in their registers, or none at all
             esac
             check "$target" $clang $flags -O1 $work -I. $out/plain.c -o $out/target.o
@@ -207,7 +207,7 @@ if section targets; then
                 report $? "$target: neither a library of atomics nor a libm"
             fi
         done
-        # A console's intrinsics are another file than a PC's.
+        # On a console the intrinsics are in other files than on a PC.
         check "code for a console" ${clangs%% *} --target=x86_64-scei-ps4 -ffreestanding -Wall -Wextra -Werror -I. \
             -c $out/plain.c -o $out/target.o
         check "x87" $clang --target=i386-none-elf -mno-sse -ffreestanding -Wall -Wextra -Werror -I. \
@@ -246,7 +246,7 @@ if section names; then
     check "renamed, with KAHAN_OPT_SELF" $cc $out/named.c
     if have tcc; then check "renamed, with KAHAN_OPT_SELF: tcc" tcc -Wall -Werror -c $out/named.c -o $out/tcc.o; fi
 
-    # Where it cannot read itself: one error that says so, and no other.
+    # If the header cannot include itself, there is one error, which says so.
     { echo '#define KAHAN_OPT_IMPLEMENTATION'; cat kahan_opt.h; echo 'int main(void) { return 0; }'; } >$out/pasted.c
     { echo '#pragma once'; cat kahan_opt.h; } >$out/once.h
     { printf '#ifndef ALL_H\n#define ALL_H\n'; cat kahan_opt.h; echo '#endif'; } >$out/guarded.h
@@ -264,7 +264,7 @@ if section names; then
     done
 fi
 
-# ---- macros that are defined in one file and not in another ----------------------------------------------------------
+# ---- macros that are defined in one file but not in another ----------------------------------------------------------
 
 if section pairs; then
     cat >$out/pair_user.c <<'TEXT'
@@ -324,7 +324,7 @@ size_t size_of_step(void);
 size_t size_of_optimizer(void) { return sizeof(kopt_optimizer); }
 size_t size_of_step(void) { return sizeof(kopt_step); }
 TEXT
-    pair() { # pair USER-FLAG LIBRARY-FLAG COMPILER...: builds and runs; what it prints is in the log
+    pair() { # pair USER-FLAG LIBRARY-FLAG COMPILER...: builds and runs a program; its output is in the log
         user_flag=$1 library_flag=$2
         shift 2
         "$@" -DKAHAN_OPT_NO_SIMD -I. $library_flag -c $out/pair_library.c -o $out/pair_library.o >$out/log 2>&1 &&
@@ -349,8 +349,8 @@ fi
 
 # ---- two versions ----------------------------------------------------------------------------------------------------
 
-# Three versions that can be told apart, each with a struct of another size.
-version() { # version NUMBER: the header as that version
+# Three versions that can be told apart: each has a struct of a different size.
+version() { # version NUMBER: makes that version of the header
     mkdir -p $out/v$1
     sed "s/KOPT_VERSION 200/KOPT_VERSION $1/; s/KOPT_VERSION != 200/KOPT_VERSION != $1/
         s/return \"success\"/return \"success $1\"/
@@ -363,7 +363,7 @@ if section versions; then
         [ "$(grep -c 'KOPT_VERSION 200' kahan_opt.h)" = 1 ] && [ "$(grep -c 'KOPT_VERSION != 200' kahan_opt.h)" = 1 ]
     }
     check "the version is written twice in the header, once below and once above" written_twice
-    user() { # user VERSION LINES...: a file of the program that trains with one version
+    user() { # user VERSION LINES...: makes a file that trains with this version
         v=$1
         shift
         printf "$@" | cat - >$out/user$v.c
@@ -415,7 +415,7 @@ TEXT
         "$@" -I$out -o $out/program >$out/log 2>&1 && $out/program >>$out/log 2>&1
         report $? "$what"
     }
-    # Which vocabularies are in it makes no difference to names, so all but one program go without: they compile faster.
+    # Names do not depend on the vocabularies, so all programs but one are scalar builds, which compile faster.
     fast='-DKAHAN_OPT_NO_SIMD -Wall -Wextra -Werror'
     have gcc && run "two private versions and a public one: gcc" gcc $fast $files
     have gcc && run "the same with link-time optimization" gcc $fast -O1 -flto $files
@@ -423,7 +423,7 @@ TEXT
     [ -n "$clang" ] && run "the same, clang" $clang $fast $files
     have tcc && run "the same, tcc" tcc -Wall $files
 
-    # As plugins: what a library loads must not bind to the functions of the program.
+    # As plugins: a loaded library must not bind to the functions of the program.
     pic="${CC:-cc} $fast -fPIC -I$out"
     $pic -shared $out/user100.c -o $out/libuser100.so >$out/log 2>&1 &&
         $pic -shared $out/user201.c -o $out/libuser201.so >>$out/log 2>&1
@@ -431,7 +431,7 @@ TEXT
         $out/main.c $out/user302.c \
         $out/library302.c -L$out -luser100 -luser201 "-Wl,-rpath,$root/$out"
 
-    # A library that shows the functions, built as C, called from C++.
+    # A library that exports the functions, built as C, called from C++.
     printf '#define KAHAN_OPT_API __attribute__((visibility("default")))\n' >$out/shown.c
     printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "v302/kahan_opt.h"\n' >>$out/shown.c
     printf '#define KAHAN_OPT_API __attribute__((visibility("default")))\n' | cat - $out/user302.c >$out/caller.c
@@ -442,7 +442,7 @@ TEXT
         $out/caller.c $out/main302.c -x none -L$out -lshown \
         "-Wl,-rpath,$root/$out"
 
-    # Two public versions: objcopy gives one of them other names; it needs nothing from outside that would be renamed.
+    # Two public versions: objcopy renames the functions of one. It uses no outside names, which would be renamed, too.
     if have objcopy; then
         ${CC:-cc} $fast -I$out -c $out/library302.c -o $out/library302.o >$out/log 2>&1
         printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "v201/kahan_opt.h"\n' >$out/library201.c
@@ -470,10 +470,10 @@ TEXT
         -Wall -Wextra -Werror -I$out -fsyntax-only $out/copies.c
 fi
 
-# ---- what leaks ------------------------------------------------------------------------------------------------------
+# ---- leaks: names, macros, symbols -----------------------------------------------------------------------------------
 
 if section leaks; then
-    # Names that others define, with what they define them as, or with something that does not compile.
+    # Macros of other libraries, with their values or with text that does not compile.
     cat >$out/macros.h <<'TEXT'
 #define min(a, b) (((a) < (b)) ? (a) : (b)) /* windows.h */
 #define max(a, b) (((a) > (b)) ? (a) : (b))
@@ -577,7 +577,7 @@ TEXT
         "${clang:-clang} -x c++ -std=gnu++17" 'tcc'; do
         have ${c%% *} || continue
         check "users' macros do no harm: $c" $c -w -I. -I$out -c $out/after.c -o $out/macros.o
-        [ "${c%% *}" = tcc ] && continue # its -dM shows nothing
+        [ "${c%% *}" = tcc ] && continue # its -dM prints nothing
         $c -I. -I$out -dM -E $out/before.c 2>/dev/null | sort >$out/macros_before
         $c -I. -I$out -dM -E $out/after.c 2>/dev/null | sort >$out/macros_after
         comm -23 $out/macros_before $out/macros_after >$out/log
@@ -587,12 +587,12 @@ TEXT
         ! grep -q . $out/log && grep -q KOPT_VERSION $out/macros_after
         report $? "every macro that stays begins with KOPT_ or KAHAN_OPT_: $c"
     done
-    for c in gcc $clang; do # what it includes is what it needs
+    for c in gcc $clang; do # it includes only what it needs
         have $c || continue
         $c -I. -H -fsyntax-only $out/declare.c 2>&1 | grep '^\.\. ' | sed 's/.*\///' | sort | tr '\n' ' ' >$out/log
         grep -q '^stddef.h stdint.h $' $out/log
         report $? "the declarations include stddef.h and stdint.h and nothing else: $c"
-        # Its share of a compilation: no more than about 10 ms of parsing on a slow machine.
+        # Parsing the declarations takes at most about 10 ms on a slow machine.
         $c -I. -E $out/declare.c 2>/dev/null | awk '/^# /{ours = /kahan_opt\.h/; next} ours && NF' >$out/declarations
         echo "$(wc -l <$out/declarations) lines, $(wc -c <$out/declarations) bytes" >$out/log
         [ "$(wc -l <$out/declarations)" -le 500 ] && [ "$(wc -c <$out/declarations)" -le 40000 ]
@@ -604,11 +604,11 @@ TEXT
             -fsyntax-only $out/wrapped.c
     fi
 
-    # Symbols. The objects of the section "warnings" if it has run.
+    # Symbols, of the objects of the section "warnings" if it has run.
     have gcc && [ ! -f $out/gcc_O3.o ] && gcc -O3 -I. -c $out/plain.c -o $out/gcc_O3.o 2>$out/log
     have g++ && [ ! -f $out/g++_O2.o ] && g++ -x c++ -O2 -I. -c $out/plain.c -o $out/g++_O2.o 2>$out/log
     [ -n "$clang" ] && [ ! -f $out/clang_O2.o ] && $clang -O2 -I. -c $out/plain.c -o $out/clang_O2.o 2>$out/log
-    symbols() { # symbols OBJECT DESCRIPTION: whose names, what it needs, what it can write
+    symbols() { # symbols OBJECT DESCRIPTION: checks its names, the functions it needs, and its variables
         nm $out/$1 | awk '$2 ~ /[a-zA-Z]/ && NF == 3 {print $3}' |
             grep -v '^_*\(Z[A-Z]*[0-9]*\)\?kopt_\|^\.L\|^_ZZ*L*[0-9]*[a-z_]*kopt_' >$out/log
         ! grep -q . $out/log
@@ -616,7 +616,7 @@ TEXT
         nm -u $out/$1 | grep -v '_GLOBAL_OFFSET_TABLE_\|__stack_chk_fail' >$out/log
         ! grep -q . $out/log
         report $? "$2: no function or variable of any library is used, so neither errno nor a locale"
-        # what is writable: sections with the flag W that are not read-only after relocation
+        # writable: sections with the flag W that are not read-only after relocation
         objdump -t $out/$1 | awk '$4 ~ /^\.(data|bss|tdata|tbss)/ || $4 == "*COM*" || $3 ~ /^\.(data|bss|tdata|tbss)/' |
             grep -v '\.rel\.ro' | grep -v ' [.][a-z]*$' | awk '{print $NF}' | grep -v 'kopt_chosen_' >$out/log
         ! grep -q . $out/log
@@ -653,7 +653,7 @@ TEXT
     else skip "no nm, objdump or gcc"; fi
 fi
 
-# ---- pragmas: what comes after the header is compiled as if it were not there ----------------------------------------
+# ---- pragmas: code after the header is compiled as if the header were not there --------------------------------------
 
 if section pragmas; then
     cat >$out/user.c <<'TEXT'
@@ -678,7 +678,7 @@ TEXT
         "${clang:-gcc} -O2 $x86 -ffp-contract=off" "${clang:-gcc} -Ofast $x86"; do
         have ${flags%% *} && have objcopy || continue
         for source in user user_after; do
-            # in sections, but not where they are: gcc -O0 aligns
+            # compares the contents of sections, not their addresses: gcc -O0 aligns
             $flags -I. -w -c $out/$source.c -o $out/$source.o && for n in 1 2 3 4; do
                 objcopy -O binary -j user_text$n $out/$source.o $out/part && cat $out/part
             done >$out/$source.bin
@@ -686,7 +686,7 @@ TEXT
         [ -s $out/user.bin ] && cmp $out/user.bin $out/user_after.bin >>$out/log 2>&1
         report $? "$flags: the code after the header is the same as without it"
     done
-    # The header turns no warning off for what follows it.
+    # The header turns off no warning for the code after it.
     cat >$out/warn.c <<'TEXT'
 extern int user_maybe(int c);
 int user_maybe(int c) {
