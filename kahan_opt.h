@@ -3564,7 +3564,7 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
 /* KERNELS: plain C over the vocabulary, written once. docs/numerics.md is their specification.                       */
 /* ================================================================================================================== */
 
-/* What a vocabulary leaves out (see VOCABULARIES: Optional) is made of its other words here. */
+/* What a vocabulary leaves out (see VOCABULARIES: marked optional) is made of its other words here. */
 #ifdef NT_STORES_
 #define nt_store16_ K_(nt_store16)
 #define nt_store32_ K_(nt_store32)
