@@ -134,6 +134,8 @@ static uint64_t hash;
 static uint32_t noise_state = 1;
 static uint32_t noise(void) { return lcg32(&noise_state) >> 7; }
 
+static size_t width(kopt_format f) { return f == KOPT_F32 ? 4 : 2; }
+
 static void make_data(void) {
     int k, i;
     for (k = 0; k < 2; ++k)
@@ -243,7 +245,7 @@ static NOINLINE void record_steps(const kopt_optimizer *options, float rate_scal
         t.copy = copy, t.copy_format = mixtures[m].copy, t.rate_scale = rate_scale;
         memset(&s, 0, sizeof s);
         memset(state, 0, sizeof state);
-        memcpy(grad, data(mixtures[m].grad, 1), N * ref_width(mixtures[m].grad));
+        memcpy(grad, data(mixtures[m].grad, 1), N * width(mixtures[m].grad));
         size = kopt_state_size(&o, N);
         record_result(kopt_state_init(&o, &t, source[0]));
         record_result(kopt_optimizer_step(&o, &t, 1));
@@ -267,7 +269,7 @@ static NOINLINE void record_steps(const kopt_optimizer *options, float rate_scal
             record_result(kopt_langevin_range(&s, &t, temperature, 0, 131));
             record_result(kopt_langevin_range(&s, &t, temperature, 131, N));
         }
-        record(weight, N * ref_width(o.weight_format)), record(copy, N * ref_width(t.copy_format)), record(state, size);
+        record(weight, N * width(o.weight_format)), record(copy, N * width(t.copy_format)), record(state, size);
         record_result(kopt_state_seal(&o, &t));
         record(state, size);
         record_result(kopt_state_open(&o, &t));
@@ -276,7 +278,7 @@ static NOINLINE void record_steps(const kopt_optimizer *options, float rate_scal
             if (result != KOPT_OK) break;
             record(out, sizeof source[0]);
             record_result(kopt_state_write(&o, &t, (kopt_slot)k, k == KOPT_WEIGHT ? small[1] : small[0]));
-            record(weight, N * ref_width(o.weight_format)), record(state, size);
+            record(weight, N * width(o.weight_format)), record(state, size);
             if (k == KOPT_WEIGHT) continue;
             record_result(kopt_state_write_codes(&o, &t, (kopt_slot)k, (const unsigned char *)small[1], small[0]));
             record(state, size);
@@ -316,7 +318,7 @@ static kopt_norm norm_of(int format) {
     kopt_norm norm, other;
     kopt_tensor t = kopt_tensor_of(weight, grad, (kopt_format)format, N, state, sizeof state);
     memset(&norm, 0, sizeof norm), memset(&other, 0, sizeof other);
-    memcpy(grad, data((kopt_format)format, 0), N * ref_width((kopt_format)format));
+    memcpy(grad, data((kopt_format)format, 0), N * width((kopt_format)format));
     record_result(kopt_norm_add(&norm, data((kopt_format)format, 1), (kopt_format)format, N));
     record_result(kopt_norm_add_grads(&other, &t, 1));
     record_result(kopt_norm_merge(&norm, &other));
@@ -341,7 +343,7 @@ CASE(norm) {
 CASE(clip_value) {
     int format;
     for (format = 0; format < 3; ++format) {
-        memcpy(grad, data((kopt_format)format, 0), N * ref_width((kopt_format)format));
+        memcpy(grad, data((kopt_format)format, 0), N * width((kopt_format)format));
         record_result(kopt_clip_value(grad, (kopt_format)format, N, v.a));
         RECORD(grad);
         record_result(kopt_clip_value(grad, (kopt_format)format, N, v.b));
@@ -418,7 +420,7 @@ CASE(accumulate) {
                 record_result(kopt_accumulate(&a, data((kopt_format)format, 0), (kopt_format)format, v.a));
                 record_result(kopt_accumulate(&a, source[1], KOPT_F32, v.b));
             }
-            record(weight, N * ref_width((kopt_format)format));
+            record(weight, N * width((kopt_format)format));
             record_result(kopt_accumulator_read(&a, out));
             record(out, sizeof source[0]);
         }
@@ -438,10 +440,10 @@ CASE(compress) {
             record(state, size);
         }
         for (sum_format = 0; sum_format < 3; ++sum_format) {
-            memcpy(weight, data((kopt_format)sum_format, 0), N * ref_width((kopt_format)sum_format));
+            memcpy(weight, data((kopt_format)sum_format, 0), N * width((kopt_format)sum_format));
             record_result(kopt_decompress_add(weight, (kopt_format)sum_format, copy, sizeof copy, codes[k], N, v.a));
             record_result(kopt_decompress_add(weight, (kopt_format)sum_format, copy, sizeof copy, codes[k], N, v.d));
-            record(weight, N * ref_width((kopt_format)sum_format));
+            record(weight, N * width((kopt_format)sum_format));
         }
     }
 }
@@ -453,7 +455,7 @@ CASE(reduce) {
         for (to = 0; to < 3; ++to) {
             shards[0] = data((kopt_format)format, 0), shards[1] = data((kopt_format)format, 1);
             record_result(kopt_reduce(weight, (kopt_format)to, shards, 2, (kopt_format)format, N, v.c));
-            record(weight, N * ref_width((kopt_format)to));
+            record(weight, N * width((kopt_format)to));
         }
     for (format = KOPT_BF16; format <= KOPT_FP16; ++format) {
         memcpy(weight, half[format][0], 2 * N);
@@ -470,10 +472,10 @@ CASE(bulk) {
     for (format = 0; format < 3; ++format)
         for (to = 0; to < 3; ++to) {
             record_result(kopt_convert(weight, (kopt_format)to, data((kopt_format)format, 0), (kopt_format)format, N));
-            record(weight, N * ref_width((kopt_format)to));
+            record(weight, N * width((kopt_format)to));
             record_result(kopt_convert_stochastic(weight, (kopt_format)to, data((kopt_format)format, 0),
                                                   (kopt_format)format, N, (kopt_random_key){1, 2, 3, 4}));
-            record(weight, N * ref_width((kopt_format)to));
+            record(weight, N * width((kopt_format)to));
             finite = kopt_all_finite(weight, (kopt_format)to, N), RECORD(finite);
         }
     record_result(kopt_convert(weight, KOPT_BF16, &x, KOPT_F32, 1));
@@ -518,11 +520,11 @@ CASE(rows) {
     for (format = 0; format < 3; ++format) {
         const void *x = format == KOPT_F32 ? (const void *)small[0] : data((kopt_format)format, 0);
         record_result(kopt_softmax(builtin, weight, x, (kopt_format)format, 3, 100, 100));
-        record(weight, N * ref_width((kopt_format)format));
+        record(weight, N * width((kopt_format)format));
         record_result(kopt_cross_entropy(builtin, loss, weight, x, (kopt_format)format, target, 3, 100, 100, v.a));
-        record(weight, N * ref_width((kopt_format)format)), RECORD(loss);
+        record(weight, N * width((kopt_format)format)), RECORD(loss);
         record_result(kopt_cross_entropy(builtin, loss, weight, x, (kopt_format)format, target, 1, N, N, v.b));
-        record(weight, N * ref_width((kopt_format)format)), record(loss, 4);
+        record(weight, N * width((kopt_format)format)), record(loss, 4);
     }
 }
 
@@ -530,7 +532,7 @@ CASE(random_numbers) {
     int format, d;
     for (format = 0; format < 3; ++format) {
         const kopt_format to = (kopt_format)format;
-        const size_t size = N * ref_width(to);
+        const size_t size = N * width(to);
         record_result(kopt_normal(weight, to, N, v.a, v.c, (kopt_random_key){1, 2, 3, 4})), record(weight, size);
         record_result(kopt_truncated_normal(weight, to, N, v.b, v.a, v.d, (kopt_random_key){1, 2, 3, 4})),
             record(weight, size);
