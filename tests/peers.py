@@ -94,6 +94,7 @@ class Header:
         arguments = [options["lr"]] + ([0.0] if rule == "sgd" else [])
         opt = function(*map(ctypes.c_double, arguments))
         for field, value in options.items():
+            getattr(opt, field)  # ctypes would take a field that is not there
             setattr(opt, field, self.enum[value] if isinstance(value, str) else value)
         return opt
 
@@ -221,16 +222,16 @@ def cases(optimi):
          {"momentum": 0.9, "dampening": 0.9}),
         ("optimi SGD, decoupled decay", optimi.SGD,
          {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.1, "decouple_wd": True}, "sgd",
-         {"momentum": 0.9, "weight_decay": 0.1, "decay": "KOPT_DECOUPLED"}),
+         {"momentum": 0.9, "weight_decay": 0.1, "decay_mode": "KOPT_DECOUPLED"}),
         ("optimi SGD, fully decoupled decay", optimi.SGD,
          {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "decouple_lr": True}, "sgd",
-         {"momentum": 0.9, "weight_decay": 1e-4, "decay": "KOPT_FULLY_DECOUPLED"}),
+         {"momentum": 0.9, "weight_decay": 1e-4, "decay_mode": "KOPT_FULLY_DECOUPLED"}),
         ("optimi Adam", optimi.Adam, {"lr": 1e-3}, "adam", optimi_adam),
         ("optimi AdamW", optimi.AdamW, {"lr": 1e-3}, "adamw", optimi_adam),
         ("optimi AdamW, PyTorch's betas, decay 0.1", optimi.AdamW, {"lr": 1e-3, "weight_decay": 0.1, **torch_betas},
          "adamw", {"weight_decay": 0.1}),
         ("optimi AdamW, fully decoupled decay", optimi.AdamW, {"lr": 1e-3, "weight_decay": 1e-4, "decouple_lr": True},
-         "adamw", {"weight_decay": 1e-4, "decay": "KOPT_FULLY_DECOUPLED", **optimi_adam}),
+         "adamw", {"weight_decay": 1e-4, "decay_mode": "KOPT_FULLY_DECOUPLED", **optimi_adam}),
         ("optimi Lion", optimi.Lion, {"lr": 1e-4}, "lion", {}),
         ("optimi Lion, decay 0.1", optimi.Lion, {"lr": 1e-4, "weight_decay": 0.1}, "lion", {"weight_decay": 0.1}),
         ("optimi Adan", optimi.Adan, {"lr": 1e-3}, "adan", {}),

@@ -246,6 +246,15 @@ static float float_of(uint32_t word) {
 
 static uint64_t wide(uint32_t high, uint32_t low) { return (uint64_t)high << 32 | low; }
 
+static kopt_random_key random_key(uint64_t seed, uint32_t step, uint32_t id, uint64_t first_index) {
+    kopt_random_key key;
+    key.seed = seed;
+    key.step = step;
+    key.id = id;
+    key.first_index = first_index;
+    return key;
+}
+
 /* ---- Conversions, random bits ------------------------------------------------------------------------------------ */
 
 static void probe_widen(void) { /* all 65,536 of both formats, one by one and in bulk */
@@ -294,7 +303,7 @@ static void probe_convert(int stochastic) { /* every format to every other, odd 
                 if (stochastic) {
                     const uint32_t high = draw() & 0x7FFFFFFFu, low = draw(), step = draw(), id = draw();
                     kopt_convert_stochastic(to, formats[g], from, formats[f], (size_t)n,
-                                            (kopt_random_key){wide(step, high), step, id, wide(k & 2 ? high : 0, low)});
+                                            random_key(wide(step, high), step, id, wide(k & 2 ? high : 0, low)));
                 } else {
                     kopt_convert(to, formats[g], from, formats[f], (size_t)n);
                 }
@@ -328,12 +337,11 @@ static void probe_random(void) {
     for (i = 0; i < 32; i++) {
         const uint32_t a = draw(), b = draw(), step = draw(), id = draw(), high = draw() & 0x7FFFFFFFu, low = draw();
         for (k = 0; k < 40; k++)
-            hash_number(kopt_random((kopt_random_key){wide(a, b), step, id, 0}, (uint32_t)i & 15u,
-                                    wide(i & 1 ? high : 0, low) + k),
-                        4);
-        for (k = 0; k < 256; k++)
             hash_number(
-                kopt_random((kopt_random_key){0, (uint32_t)i, 0, 0}, 0, wide((uint32_t)i >> 4, 0xFFFFFF00u + k)), 4);
+                kopt_random(random_key(wide(a, b), step, id, 0), (uint32_t)i & 15u, wide(i & 1 ? high : 0, low) + k),
+                4);
+        for (k = 0; k < 256; k++)
+            hash_number(kopt_random(random_key(0, (uint32_t)i, 0, 0), 0, wide((uint32_t)i >> 4, 0xFFFFFF00u + k)), 4);
     }
     end_group();
 }

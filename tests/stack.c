@@ -191,7 +191,9 @@ static void run_all(int class, const char *options, int states) {
     range_end = t.n;
     take(class, "kopt_step_begin", run_begin, options);
     refill(1);
+    t.stable_scale = opt.stable ? 1 : 0;
     take(class, "kopt_step_range", run_range, options);
+    t.stable_scale = 0;
     if (opt.rule == KOPT_ADAM && opt.stable) take(class, "kopt_stable_measure", run_measure, options);
     run_init();
 }
