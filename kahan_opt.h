@@ -569,20 +569,22 @@ KOPT_INLINE_ void kopt_kahan_add_fp16(kopt_fp16 *w, kopt_fp16 *c, float delta, u
 
 /* ---- OPTIMIZER -------------------------------------------------------------------------------------------------- */
 
-/* Conventions of this and all following sections. n counts elements, never bytes. An array may have any alignment. A
-   function that returns an error has changed nothing. The comments name the errors of each function, except those
-   that always mean the same: KOPT_ERROR_NULL (a required pointer is NULL), KOPT_ERROR_OPTION (an enum value that
-   does not exist or does not apply), KOPT_ERROR_BOUNDS (n above (SIZE_MAX - 256) / 32) and KOPT_ERROR_OVERLAP
-   (buffers overlap that must not). A double that must be finite is at most 3e38 in magnitude. */
+/* Conventions of this section and all that follow. n counts elements, never bytes. An array may have any alignment. A
+   function that returns an error has changed nothing. The comments name the errors of each function. They do not
+   repeat four errors that any function may return: KOPT_ERROR_NULL (a required pointer is NULL), KOPT_ERROR_OPTION (an
+   enum value does not exist or does not apply), KOPT_ERROR_BOUNDS (n is above SIZE_MAX / 32 - 8) and
+   KOPT_ERROR_OVERLAP (two buffers overlap that must not). A double that must be finite is at most 3e38 in
+   magnitude. */
 
-/* The hyper-parameters of an optimizer: a plain struct without pointers to memory of its own, so it may be copied.
-   Make it with one of the constructors below, then set any field at any time. A struct that no constructor made,
-   such as {0}, is refused with KOPT_ERROR_UNINITIALIZED, a number that is not finite or out of its range with
-   KOPT_ERROR_RANGE, a combination that does not exist with KOPT_ERROR_OPTION. Constructors check nothing; the
-   functions that take the optimizer do.
+/* An optimizer: its options and its step count. It owns no memory, so it may be copied. Make it with one of the
+   constructors below, then set any field. Constructors check nothing; the functions that take the optimizer do. They
+   refuse a struct that no constructor made, such as {0}, with KOPT_ERROR_UNINITIALIZED, a number that is not finite or
+   out of its range with KOPT_ERROR_RANGE, and a combination that does not exist with KOPT_ERROR_OPTION.
 
    The rule, the formats, the rounding and the number of moments (momentum, amsgrad) decide the layout of a state
-   block. If they change after kopt_state_init(), the block is refused with KOPT_ERROR_MISMATCH. */
+   block. If one of them changes after kopt_state_init(), the block is refused with KOPT_ERROR_MISMATCH. All other
+   fields may change between steps, but kopt_state_open() compares some of them, too. A field whose comment begins with
+   a rule is read by this rule only. */
 typedef struct kopt_optimizer {
     kopt_rule rule;                      /* set by the constructor                                                    */
     kopt_format weight_format;           /* KOPT_F32, KOPT_BF16 (default) or KOPT_FP16                                */
@@ -593,61 +595,63 @@ typedef struct kopt_optimizer {
     kopt_rounding moment_rounding;       /* of 16- and 8-bit moments: KOPT_STOCHASTIC (default) or KOPT_NEAREST       */
     kopt_rounding compensation_rounding; /* of KAHAN and COMPACT: KOPT_STOCHASTIC (default) or KOPT_NEAREST           */
     kopt_decay_mode decay_mode;          /* default KOPT_L2 for SGD, Adam and RAdam, KOPT_DECOUPLED for the others    */
-    int nesterov;                        /* SGD: 1: Nesterov momentum; needs momentum > 0 and dampening == 0          */
-    int maximize;                        /* 1: maximize the objective instead: the gradient is negated                */
-    int zero_grad;                       /* 1: a step sets the gradient to zero after it has read it                  */
+    int nesterov;                        /* SGD: 1: Nesterov momentum; needs momentum > 0 and dampening 0; default 0  */
+    int maximize;                        /* 1: maximize the objective: the gradient is negated; default 0             */
+    int zero_grad;                       /* 1: a step sets the gradient to zero after it has read it; default 0       */
     /* kopt_step_begin() rounds all numbers below to float. It computes 1 - beta and 1 - dampening before it rounds:
        1 - 0.999f would have a relative error of 1.3e-5. */
     double lr;                           /* learning rate, >= 0                                                       */
     double max_lr;                       /* > 0; only KOPT_FULLY_DECOUPLED reads it. Default: the constructor's lr    */
     double weight_decay;                 /* >= 0; default 0, AdamW and StableAdamW 0.01, Adan 0.02                    */
-    int amsgrad;                         /* Adam: 1: AMSGrad: divide by the root of the largest second moment so far  */
-    int stable;                          /* Adam: 1: StableAdamW: divide the rate of a tensor by the RMS of
-                                            g / sqrt(v) over the tensor if this RMS is above 1 (see
-                                            kopt_stable_measure)                                                      */
-    int moments_only;                    /* 1: a step updates only the moments; weight, residual and copy stay
-                                            (optimizer accumulation)                                                  */
-    int lookahead;                       /* Ranger: synchronize with the slow weights every so many steps, >= 1;
-                                            default 6                                                                 */
-    double lookahead_rate;               /* Ranger: the part of the way that the slow weights move, in [0, 1];
-                                            default 0.5                                                               */
-    double beta1, beta2, beta3;          /* in [0, 1); Adam: 0.9, 0.999. SGD reads none of them, only Adan reads
-                                            beta3                                                                     */
-    double eps;                          /* a positive normal float, added to the root in fp32; default 1e-8. SGD,
-                                            Lion, Adam-atan2 and EMA do not read it                                   */
+    int amsgrad;                         /* Adam: 1: AMSGrad: divide by the root of the largest second moment so far;
+                                            default 0. Adam-atan2 refuses amsgrad and stable                          */
+    int stable;                          /* Adam: 1: StableAdamW: if the RMS of g / sqrt(v) over a tensor is above 1,
+                                            divide the tensor's rate by it (see kopt_stable_measure); default 0       */
+    int moments_only;                    /* 1: a step updates only the moments, not weight, residual and copy
+                                            (optimizer accumulation); default 0                                       */
+    int lookahead;                       /* Ranger: number of steps between synchronizations, >= 1; default 6. A
+                                            synchronization moves the slow weights, a second copy in the state block,
+                                            towards the weights, then sets the weights to them                        */
+    double lookahead_rate;               /* Ranger: how far the slow weights move: 0 not at all, 1 all the way; in
+                                            [0, 1]; default 0.5                                                       */
+    double beta1, beta2, beta3;          /* in [0, 1); Adam: 0.9, 0.999. SGD and EMA read none of them, only Adan
+                                            reads beta3                                                               */
+    double eps;                          /* a positive normal float, added to the root in fp32; default 1e-8 (other
+                                            constructors: see below). SGD, Lion, Adam-atan2 and EMA do not read it    */
     double momentum, dampening;          /* SGD: finite, momentum >= 0; default 0, 0                                  */
-    double grad_scale;                   /* finite; gradients are multiplied by grad_scale * clip. 1 / loss scale,
-                                            for example; default 1                                                    */
+    double grad_scale;                   /* finite; gradients are multiplied by grad_scale * clip; default 1. To undo
+                                            a loss scale: 1 / loss scale                                              */
     double clip;                         /* finite; the coefficient of gradient clipping (kopt_clip_coefficient);
                                             default 1                                                                 */
     uint64_t seed;                       /* of the random bits; default 0                                             */
-    uint32_t step;                       /* steps begun so far, counted by kopt_step_begin(), at most 2^32 - 1. 0 for
-                                            a new run                                                                 */
+    uint32_t step;                       /* steps begun so far, at most 2^32 - 1; 0 for a new run. kopt_step_begin()
+                                            counts them                                                               */
     uint32_t made_;                      /* set by the constructors; only the library reads it                        */
-    /* Fields of the rules of KAHAN_OPT_VMATH. A build without it refuses these rules with KOPT_ERROR_OPTION. */
+    /* Fields of the rules that KAHAN_OPT_VMATH adds. A build without it refuses these rules with KOPT_ERROR_OPTION. */
     double atan2_a, atan2_b;             /* Adam-atan2: w -= lr * a * atan2(m / (1 - beta1^t), b *
                                             sqrt(v / (1 - beta2^t))); a >= 0, b a positive normal float; default
                                             1.27, 1                                                                   */
-    int atan2_outside;                   /* Adam-atan2: 1: the bias correction of m stands outside: w -= lr *
-                                            a / (1 - beta1^t) * atan2(m, b * sqrt(v / (1 - beta2^t))). With a = b = 1
-                                            this is the adam-atan2 package that HRM uses; default 0                   */
-    double sharpness;                    /* Lion: >= 0. 0 (default): sign(c), c the interpolated gradient. Above 0,
-                                            smooth Lion: tanh(sharpness * c), which tends to sign(c) (smooth_beta of
-                                            optax.scale_by_lion)                                                      */
+    int atan2_outside;                   /* Adam-atan2: 1: the bias correction of m is outside of atan2: w -=
+                                            lr * a / (1 - beta1^t) * atan2(m, b * sqrt(v / (1 - beta2^t))). With a =
+                                            b = 1 this is the Python package adam-atan2; default 0                    */
+    double sharpness;                    /* Lion: >= 0; c is the interpolated gradient. 0 (default): sign(c). Above
+                                            0: smooth Lion, tanh(sharpness * c), which tends to sign(c) as sharpness
+                                            grows (smooth_beta of optax.scale_by_lion)                                */
     const struct kopt_vmath *vmath;      /* the table that computes atan2 (Adam-atan2) and tanh (smooth Lion); NULL
                                             (default): the built-in one, with the same bits everywhere. See VECTOR
                                             MATHEMATICS                                                               */
 } kopt_optimizer;
 
-/* Formulas and defaults of torch.optim.SGD, Adam and AdamW (docs/numerics.md sections 5 and 6). Weights and moments
-   are bf16. lr is the learning rate. Weight decay: SGD and Adam 0, AdamW 0.01. */
+/* Formulas and defaults of torch.optim.SGD, Adam and AdamW (docs/numerics.md sections 5 and 6). lr is the learning
+   rate. Weight decay is 0 for SGD and Adam, 0.01 for AdamW. These and all other constructors choose bf16 weights with
+   KOPT_KAHAN, and bf16 moments. */
 KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum);
 KOPT_API_ kopt_optimizer kopt_adam(double lr);
 KOPT_API_ kopt_optimizer kopt_adamw(double lr);
 
 /* The other rules (docs/numerics.md section 6a; papers: see kopt_rule, StableAdamW: Wortsman et al. 2023). RAdam has
-   the formulas and defaults of torch.optim.RAdam, the others have those of optimi. Weight decay is decoupled, with
-   RAdam KOPT_L2. */
+   the formulas and defaults of torch.optim.RAdam, the others have those of optimi. RAdam has L2 weight decay
+   (KOPT_L2), the others have decoupled weight decay. */
 KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr); /* beta 0.9, 0.99; eps 1e-6; decay 0.01                        */
 KOPT_API_ kopt_optimizer kopt_lion(double lr);         /* beta 0.9, 0.99; decay 0                                     */
 KOPT_API_ kopt_optimizer kopt_adan(double lr);         /* beta 0.98, 0.92, 0.99; eps 1e-6; decay 0.02                 */
@@ -656,25 +660,25 @@ KOPT_API_ kopt_optimizer kopt_ranger(double lr);       /* beta 0.9, 0.99; eps 1e
 
 #ifdef KAHAN_OPT_VMATH
 /* Adam-atan2 (Everett et al. 2024) with a = 1.27, b = 1, beta 0.9 and 0.99. Smooth Lion is Lion with
-   tanh(sharpness * c) in place of sign(c); a good sharpness is about 1 / |g|, with |g| the size of the gradients
-   that should count. Weight decay is decoupled and 0. */
+   tanh(sharpness * c) in place of sign(c). A good sharpness is about 1 / |g|, where |g| is the magnitude from which on
+   a gradient should count fully. Weight decay is decoupled, and 0 by default. */
 KOPT_API_ kopt_optimizer kopt_adam_atan2(double lr);
 KOPT_API_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness);
 #endif
 
 /* An exponential moving average of weights: average += (1 - decay) * (weights - average), with any rounding. The
    tensor's `weight` is the average; its `grad` is the array of weights to average, which a step only reads. decay is
-   in [0, 1], and opt.lr becomes 1 - decay. maximize, zero_grad, moments_only and weight_decay must be 0
-   (KOPT_ERROR_OPTION). */
+   in [0, 1]; opt.lr becomes 1 - decay, and is refused with KOPT_ERROR_RANGE if decay is out of range. maximize,
+   zero_grad, moments_only and weight_decay must be 0 (KOPT_ERROR_OPTION). */
 KOPT_API_ kopt_optimizer kopt_ema(double decay);
 
 /* ---- TENSOR AND STATE ------------------------------------------------------------------------------------------- */
 
 /* What a step reads and writes: one tensor, or one shard of a larger tensor. The caller owns all memory; no function
    keeps the struct or a pointer from it after it returns. A field that is zero has its default, so
-   `kopt_tensor t = {0}` and designated initializers work: fp32 gradients, no copy, no counts, id 0, first_index 0,
-   rate_scale 1. The arrays and *counts must not overlap each other. The functions of this section do not read the
-   gradient, so grad may be NULL. */
+   `kopt_tensor t = {0}` and designated initializers work. The defaults are fp32 gradients, no copy, no counts, id 0,
+   first_index 0, rate_scale 1 and no stable_scale. The arrays and *counts must not overlap each other. The functions
+   of this section do not read the gradient, so grad may be NULL. */
 typedef struct kopt_tensor {
     void *weight;            /* n values of opt.weight_format                                                         */
     void *grad;              /* n values of grad_format; a step only reads them, unless opt.zero_grad is set          */
@@ -682,26 +686,26 @@ typedef struct kopt_tensor {
     size_t n;                /* number of elements; 0 is valid, and then the pointers may be NULL                     */
     void *state;             /* the state block: kopt_state_size() bytes; may be NULL if that is 0                    */
     size_t state_size;       /* bytes at state; if there are too few: KOPT_ERROR_SIZE                                 */
-    void *copy;              /* NULL, or n values of copy_format that every step sets to the new weights              */
-    kopt_format copy_format; /* like grad_format. fp32 weights + 16-bit copy = classic mixed precision                */
-    uint32_t id;             /* selects the random bits: each tensor of a model needs an id of its own. Set it before
-                                kopt_state_init(), see kopt_number_tensors()                                          */
+    void *copy;              /* NULL, or n values of copy_format; every step stores the new weights there, too        */
+    kopt_format copy_format; /* like grad_format. A 16-bit copy of fp32 weights is classic mixed precision            */
+    uint32_t id;             /* selects the random bits: each tensor of a model needs its own id. Set it before
+                                kopt_state_init(): see kopt_number_tensors()                                          */
     uint64_t first_index;    /* of a shard: the index of its element 0 in the whole tensor; below 2^63, otherwise
-                                KOPT_ERROR_BOUNDS. With 8-bit moments a shard has the bits of the whole only if it is
-                                a multiple of 256                                                                     */
+                                KOPT_ERROR_BOUNDS. With 8-bit moments, make it a multiple of 256: only then does the
+                                shard get the bits of the whole tensor                                                */
     float rate_scale;        /* factor of the learning rate and of the weight decay of this tensor: finite, >= 0,
                                 otherwise KOPT_ERROR_RANGE. 0 (default) means 1. To freeze a tensor, leave it out of
                                 the list                                                                              */
     float stable_scale;      /* StableAdamW in parts: kopt_stable_scale() of the whole tensor, for one step only;
-                                finite, >= 0, otherwise KOPT_ERROR_RANGE. It multiplies rate_scale. 0 (default): not
-                                measured; a step over all n elements measures these itself. Other optimizers ignore
-                                it                                                                                    */
-    struct kopt_counts *counts; /* NULL, or where a step adds its counts; slower. Each thread needs counts of its own */
+                                finite, >= 0, otherwise KOPT_ERROR_RANGE. Rate and weight decay are multiplied by it
+                                and by rate_scale. 0 (default): not measured; a step over all n elements then
+                                measures them itself. Other optimizers ignore it                                      */
+    struct kopt_counts *counts; /* NULL, or the counts that a step adds to; this is slower. One per thread            */
 } kopt_tensor;
 
 /* Counts of stalled weights. Set them to 0; every step with t.counts adds to them. */
 typedef struct kopt_counts {
-    uint64_t wanted; /* weights with update != 0                                                                      */
+    uint64_t wanted; /* weights whose update is not 0                                                                 */
     uint64_t still;  /* of these, weights whose stored value did not change: normal with KAHAN, COMPACT and EXACT     */
     uint64_t stuck;  /* of these, weights whose residual did not change either: the whole update was lost             */
 } kopt_counts;
@@ -716,22 +720,23 @@ KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_
    a list of shards. KOPT_ERROR_BOUNDS if an id would be above 2^32 - 1. */
 KOPT_API_ kopt_result kopt_number_tensors(kopt_tensor *tensors, size_t count, uint32_t first_id);
 
-/* Bytes of the state block of a tensor with n elements: a header of 64 bytes, then the residual and each moment
-   (8-bit moments: and a scale of 4 bytes per 256 elements), with Ranger also the slow weights and their residual,
-   each array rounded up to a multiple of 4 bytes. 0 if there is nothing to store, also if n is 0. 0 also for an
-   invalid optimizer or an n that is too large. */
+/* Bytes of the state block of a tensor with n elements. The block consists of a header of 64 bytes, the residual (what
+   KAHAN, COMPACT and EXACT keep of each weight), each moment (an 8-bit moment has 4 more bytes per 256 elements, for
+   their scale) and, with Ranger, the slow weights and their residual. Each array is rounded up to a multiple of 4
+   bytes. The result is 0 if there is nothing to store or n is 0, and also if the optimizer is invalid or n is too
+   large: kopt_state_init() tells which. */
 KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n);
 
-/* An upper bound of kopt_state_size() as a constant, for static arrays. bytes is the size of residual and moments
-   per weight: bf16 AdamW needs 6 with KAHAN or EXACT, 5 with COMPACT, 4 with STOCHASTIC or NEAREST. Not for 8-bit
-   moments: it does not include their scales. */
+/* An upper bound of kopt_state_size() as a constant, for static arrays. bytes is the size per weight of the residual,
+   the moments and Ranger's slow weights with their residual: bf16 AdamW needs 6 with KAHAN or EXACT, 5 with COMPACT, 4
+   with STOCHASTIC or NEAREST. Do not use it for 8-bit moments, whose scales it does not include. */
 #define KOPT_STATE_BYTES(n, bytes) (64 + KOPT_CAST_(size_t, n) * (bytes) + 12)
 
-/* Makes a fresh state block, with all moments 0, for this optimizer and tensor. With weights (n fp32 values),
-   t->weight is set to them, rounded, and the residual (KAHAN, COMPACT, EXACT) to what the rounding lost. If weights
-   is NULL, t->weight stays and the residual is zero. Ranger's slow weights and t->copy, if there is one, are then
-   set from t->weight. weights must not overlap t->weight, t->state, t->copy or t->counts, except that it may be
-   t->copy itself if that is KOPT_F32. */
+/* Makes a fresh state block, with all moments 0, for this optimizer and tensor. If weights is not NULL, it points to n
+   fp32 values: t->weight becomes these values, rounded to nearest, and the residual what the rounding lost. If weights
+   is NULL, t->weight stays as it is and the residual is zero. Then Ranger's slow weights, and t->copy if there is one,
+   are set to the weights. weights must not overlap t->weight, t->state, t->copy or t->counts, except that it may be
+   t->copy itself if that is KOPT_F32. Errors: those of the fields of kopt_optimizer and kopt_tensor. */
 KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights);
 
 /* Names an array that kopt_state_read() and kopt_state_write() access. A moment that the rule does not have is
@@ -744,29 +749,32 @@ typedef enum kopt_slot {
     KOPT_FOURTH_MOMENT = 4  /* Adan: the previous gradient                                                     */
 } kopt_slot;
 
-/* Copies the weights or a moment to out, as n fp32 values: for fp32 checkpoints and for other libraries. out must
-   not overlap t->weight, t->state, t->copy or t->counts. KOPT_ERROR_SEALED if the block is sealed. */
+/* Copies the weights or a moment to out, as n fp32 values: for fp32 checkpoints and for other libraries. out must not
+   overlap t->weight, t->state, t->copy or t->counts. KOPT_ERROR_SIZE, KOPT_ERROR_STATE, KOPT_ERROR_MISMATCH and
+   KOPT_ERROR_SEALED are as in kopt_step_range(). */
 KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out);
 
-/* Sets the weights or a moment from n fp32 values, rounded to nearest (docs/numerics.md section 8b). Weights also
-   set their residual, t->copy and Ranger's slow weights. Overlap and errors are those of kopt_state_read().
+/* Sets the weights or a moment from n fp32 values, rounded to nearest (docs/numerics.md section 8b). KOPT_WEIGHT also
+   sets the residual, t->copy and Ranger's slow weights. in must not overlap t->weight, t->state, t->copy or t->counts.
+   The errors are those of kopt_state_read(). The values are not checked: the root of a negative second moment is NaN.
 
-   Use it to change weights in the middle of a run, too (pruning, averaging). Weights that are stored directly in
-   t->weight keep the residual of the old value; with COMPACT and EXACT, a zero next to a negative residual reads as
-   NaN. */
+   Use it also to change weights in the middle of a run (pruning, averaging). If you store a weight directly in
+   t->weight, it keeps the residual of its old value. With COMPACT and EXACT, a zero beside a negative residual is then
+   read as NaN. */
 KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                        const float *in);
 
-/* Sets a moment, of any moment format, from an 8-bit state of bitsandbytes: n codes of its dynamic map (Dettmers et
-   al. 2022; for averages of squares, the map without signs) and one scale per 256 elements, the largest magnitude
-   among them. Overlap and errors are those of kopt_state_write(); KOPT_WEIGHT is refused with KOPT_ERROR_OPTION. */
+/* Sets a moment, in any moment format, from an 8-bit state of bitsandbytes. codes are n codes of its dynamic map
+   (Dettmers et al. 2022); for averages of squares, of the map without signs. scales has one value per 256 elements:
+   their largest magnitude. For both arrays the rules of kopt_state_write() hold, and its errors; KOPT_WEIGHT is
+   refused with KOPT_ERROR_OPTION. */
 KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                              const unsigned char *codes, const float *scales);
 
-/* Prepares a state block for saving, in place: stores opt->step and opt->seed in it, converts it to little-endian
-   and adds a checksum (CRC-32). The bytes can then go to a file. Until kopt_state_open(), steps and the functions
-   that read or write state refuse the block with KOPT_ERROR_SEALED. The block does not contain the weights: save
-   t->weight yourself; nothing checks or converts them.
+/* Prepares a state block for saving, in place: stores opt->step and opt->seed in it, converts it to little-endian and
+   adds a checksum (CRC-32). The bytes can then go to a file. Until kopt_state_open(), steps and the functions that
+   read or write state refuse the block with KOPT_ERROR_SEALED. The block does not contain the weights. Save t->weight
+   yourself; nothing checks or converts it. The errors are those of kopt_state_read().
 
        save:    for each tensor: kopt_state_seal(), write t.weight and the kopt_state_size() bytes of t.state,
                 kopt_state_open()
@@ -774,24 +782,26 @@ KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, const ko
                 that all blocks give the same opt.step. No kopt_state_init(): it would erase the moments. */
 KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, const kopt_tensor *t);
 
-/* Makes a sealed block ready for steps again, after loading or right after saving. Load the weights first: t->copy
-   is refreshed from them. It takes the place of kopt_state_init(). Checks the block, then sets opt->step and opt->seed
-   from it, and nothing else: set the learning rate and all other fields as before. Errors, which change nothing:
+/* Makes a sealed block ready for steps again, after loading or right after saving. Call it in place of
+   kopt_state_init(). Load the weights first: t->copy is set to them. It checks the block, then sets opt->step and
+   opt->seed from it, but no other field: set the learning rate and the rest as before. Errors:
 
-   - KOPT_ERROR_SIZE or KOPT_ERROR_CHECKSUM: the block is truncated or damaged.
+   - KOPT_ERROR_SIZE, KOPT_ERROR_CHECKSUM: t->state_size is too small; the block is damaged.
    - KOPT_ERROR_STATE: it is no state block, or not sealed.
    - KOPT_ERROR_MISMATCH: it has another n, id or first_index, or was made with another rule, decay mode, format or
-     rounding. StableAdamW, Nesterov and AMSGrad count as rules. kopt_state_inspect() shows what the block has.
+     rounding. StableAdamW, Nesterov, AMSGrad and atan2_outside count as rules. kopt_state_inspect() shows what the
+     block has.
 
-   If there is no block (n == 0, or kopt_state_size() == 0), seal and open store and check nothing: save opt->step
-   and opt->seed yourself. */
+   If there is no block (kopt_state_size() is 0), kopt_state_seal() stores nothing, and kopt_state_open() sets neither
+   opt->step nor opt->seed: save them yourself. */
 KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t);
 
-/* Reads the header of a block, sealed or open. Either pointer may be NULL. Sets n, id and first_index of *t, and
-   nothing else of it. Sets all of *opt: rule, formats, roundings, decay mode, seed and step, and from fp32 numbers
-   lr, weight_decay, beta1 and beta2 (SGD: momentum and dampening), as of the last kopt_state_init(),
-   kopt_state_seal() or kopt_state_open(). All other fields have the defaults of the rule's constructor. A block of
-   version 0.1 contains none of these numbers, which become 0, no decay mode and no roundings of the state. The
+/* Reads the header of a block, sealed or open, into *opt and *t; either of the two may be NULL. Of *t it sets n, id
+   and first_index only. Of *opt it sets all fields. The rule, formats, roundings, decay mode, seed and step, and lr,
+   weight_decay, beta1 and beta2 (SGD: momentum and dampening), which the header has in fp32, are those of the last
+   kopt_state_init(), kopt_state_seal() or kopt_state_open(). The other fields have the defaults of the rule's
+   constructor. The header of a block of version 0.1 lacks these four numbers, the decay mode, moment_rounding and
+   compensation_rounding. They become 0, KOPT_L2 and KOPT_NEAREST; a momentum that was above 0 stays above 0. The
    checksum is not checked: kopt_state_open() does that. Errors: KOPT_ERROR_SIZE (fewer than 64 bytes),
    KOPT_ERROR_STATE (not a state block), KOPT_ERROR_BOUNDS (n does not fit into a size_t). */
 KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, kopt_optimizer *opt, kopt_tensor *t);
@@ -799,26 +809,26 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
 /* ---- STEP ------------------------------------------------------------------------------------------------------- */
 
 /* One optimizer step over a list of tensors: begins the step, checks all tensors, then steps them. Call it once per
-   iteration, with all tensors of the model: each call counts a step. If anything is refused, nothing is written and the
-   step is not counted. A gradient that is not finite is not refused: it makes the weight and its moments NaN or
-   infinite. Check first (kopt_norm, kopt_all_finite), or use kopt_scaler_step(), which skips such a step. The errors
-   are those of kopt_step_begin() and kopt_step_run(), and
+   iteration, with all tensors of the model: each call counts as one step. If anything is refused, nothing is written
+   and the step is not counted. A gradient that is not finite is not refused: it makes the weight and its moments NaN
+   or infinite. Check the gradients first (kopt_norm, kopt_all_finite), or use kopt_scaler_step(), which skips such a
+   step. The errors are those of kopt_step_begin() and kopt_step_range(), and also:
 
    - KOPT_ERROR_ID: the ids of the list do not increase. Otherwise two tensors would draw the same random bits.
      Shards of one tensor have the same id, and each begins at or after the end of the shard before it.
-   - KOPT_ERROR_OVERLAP: neighbours in the list share memory. Tensors must share none, wherever they are in the list;
-     only neighbours are checked, so that the check is O(1) per tensor. Two exceptions: tensors may read the same
+   - KOPT_ERROR_OVERLAP: two neighbours in the list share memory. No two tensors of the list may share memory, but only
+     neighbours are checked, so that the check is O(1) per tensor. There are two exceptions: tensors may read the same
      gradient, unless opt.zero_grad is set, and they may share counts.
 
    A weight that the model uses twice is listed once, with the sum of its gradients. The rules for ids and overlap do
    not apply to tensors without elements. */
 KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count);
 
-/* A step that has begun: options and scalars of docs/numerics.md, sections 4 to 6a. A plain value, which may be
-   copied to other threads; do not change it. With it, kopt_optimizer_step() can be done in parts: by several
-   threads, by shards, or spread over the frames of a game. Each element of each tensor must be stepped exactly once,
-   in any order and in any ranges. Several threads may step ranges of one tensor at the same time: kopt_step_begin()
-   once, then kopt_step_range() in each thread, then join them. To skip a step (overflow), do not begin it. */
+/* A step that has begun: the options and scalars of docs/numerics.md, sections 4 to 6a. You may copy it, also to other
+   threads, but do not change it. With it you can do the work of kopt_optimizer_step() in parts: by several threads, by
+   shards, or spread over the frames of a game. Step each element of each tensor exactly once, in any order and in any
+   ranges; nothing checks this. Several threads may step ranges of one tensor at the same time: kopt_step_begin() once,
+   then kopt_step_range() in each thread, then join them. To skip a step (overflow), do not begin it. */
 typedef struct kopt_step {
     kopt_rule rule;
     kopt_format weight_format, moment_format;
@@ -826,13 +836,15 @@ typedef struct kopt_step {
     int nesterov, zero_grad;
     int moment_count;                    /* number of moment arrays, 0 to 4                                           */
     int moments_only;
-    int unrectified;                     /* RAdam, Ranger: too few steps for the variance; the update is rate * m     */
-    int sync;                            /* Ranger: this step ends with Lookahead                                     */
-    int stable;                          /* StableAdamW                                                               */
+    int unrectified;                     /* RAdam, Ranger: 1: too few steps to estimate the variance; the update is
+                                            rate * m                                                                  */
+    int sync;                            /* Ranger: 1: this step ends with a synchronization (see opt.lookahead)      */
+    int stable;                          /* 1: StableAdamW                                                            */
     float grad_scale;                    /* opt.grad_scale * opt.clip, negated to maximize                            */
     float l2, weight_decay;              /* coefficient of the weight in the gradient, and in the update              */
-    /* An average becomes beta * average + gain * x, with gain = 1 - beta and the betas numbered as in the paper of the
-       rule. SGD: beta1 is the momentum, gain1 is 1 - dampening; in step 1 they are 0 and 1. */
+    /* An average becomes beta * average + gain * x, where gain is 1 - beta and the betas are numbered as in the paper
+       of the rule. SGD: beta1 is the momentum, gain1 is 1 - dampening; in step 1 they are 0 and 1. The direction,
+       below, is what the rate multiplies, such as m / (root + eps). */
     float beta1, gain1;
     float beta2, gain2;
     float beta3, gain3;
@@ -840,14 +852,14 @@ typedef struct kopt_step {
                                             gradient (Adan) that is added to the gradient                             */
     float third_scale;                   /* Adan: coefficient of the third moment in the direction                    */
     float rate;                          /* coefficient of the direction: lr with the corrections of the rule;
-                                            Adam-atan2: also times atan2_a                                            */
+                                            Adam-atan2: also multiplied by atan2_a                                    */
     float root_scale;                    /* bias correction of the root: 1 / sqrt(1 - beta^t) with the beta of the
-                                            second moment; RAdam: 1; Adam-atan2: also times atan2_b. With 8-bit
-                                            moments times 1.003 from step 2 on                                        */
+                                            second moment; RAdam: 1; Adam-atan2: also multiplied by atan2_b. With
+                                            8-bit moments also multiplied by 1.003, from step 2 on                    */
     float eps;                           /* that of kopt_optimizer; Adam-atan2: 2^-126                                */
     uint32_t step;                       /* number of the step, from 1; 0: a step that has not begun                  */
     uint64_t seed;
-    float sharpness;                     /* Lion: 0: sign; above 0: smooth Lion                                       */
+    float sharpness;                     /* Lion: 0: sign(c); above 0: smooth Lion                                    */
     float slow_scale;                    /* Ranger: 1 - lookahead_rate, the coefficient of the slow weight in a
                                             synchronization                                                           */
     const struct kopt_vmath *vmath;
@@ -863,10 +875,10 @@ KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t)
 
 /* Steps elements [begin, end) of a tensor; an empty range does nothing. Errors:
 
-   - KOPT_ERROR_STEP: the step has not begun, or was skipped by kopt_scaler_begin(). StableAdamW: the range is only a
-     part of the n elements and t->stable_scale is 0 (opt.moments_only does not need it).
-   - KOPT_ERROR_BOUNDS: begin > end or end > n. With 8-bit moments a range consists of whole blocks, so also: begin
-     is no multiple of 256, or end is neither a multiple of 256 nor n.
+   - KOPT_ERROR_STEP: the step has not begun, or was skipped by kopt_scaler_begin(). StableAdamW: also if the range is
+     only a part of the n elements and t->stable_scale is 0 (with opt.moments_only it may be 0).
+   - KOPT_ERROR_BOUNDS: begin > end or end > n. 8-bit moments, 256 of which share a scale: also if begin is no multiple
+     of 256, or end is neither a multiple of 256 nor n.
    - KOPT_ERROR_SIZE, KOPT_ERROR_STATE, KOPT_ERROR_MISMATCH, KOPT_ERROR_SEALED: the state block is too small, not
      initialized, of another optimizer or tensor, or sealed.
    - KOPT_ERROR_OPTION, KOPT_ERROR_RANGE: a field of t is invalid. */
@@ -877,11 +889,11 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
 /* This section and the next ones contain what a training loop does between the backward pass and the step.
    docs/training-loop.md has short examples, docs/numerics.md (sections 9 to 13) the formulas. */
 
-/* A sum of squares, exact: a long integer that is never rounded. It does not depend on the order, the slicing, the
-   threads, the ranks or the machine. The same pass counts the values that are not finite. Begin with all words zero.
-   Each thread needs a kopt_norm of its own; merge them with kopt_norm_merge(). Over ranks, sum the 21 words as
-   uint64_t (MPI_SUM, ncclSum): the words of up to 2^32 kopt_norm may be summed before the next call of a function
-   that takes the sum. */
+/* An exact sum of squares: a long integer that is never rounded. It does not depend on the order, the slicing, the
+   threads, the ranks (processes of MPI or NCCL) or the machine. The same pass counts the values that are not finite.
+   Begin with zeros: `kopt_norm norm = {{0}, 0};`. Give each thread a kopt_norm of its own, and merge them with
+   kopt_norm_merge(). Over ranks, sum the 21 words as uint64_t (MPI_SUM, ncclSum). Up to 2^32 kopt_norm may be summed
+   in this way before one of the functions below reads the sum. */
 typedef struct kopt_norm {
     uint64_t digit[20]; /* sum of squares * 2^298 = the sum of digit[i] * 2^(32 * i)                                  */
     uint64_t nonfinite; /* number of values that are infinite or NaN; the sum does not contain them                   */
@@ -899,14 +911,13 @@ KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *te
 /* The square root of the sum, rounded once to nearest even. Infinity if nonfinite is not 0, 0 if norm is NULL. */
 KOPT_API_ double kopt_norm_value(const kopt_norm *norm);
 
-/* The coefficient of torch.nn.utils.clip_grad_norm_, for opt.clip: clipping then needs no pass of its own. It is
-   min(1, max_norm / (norm * |grad_scale| + 1e-6)); pass opt.grad_scale as grad_scale, so max_norm is in units of the
-   gradient after this scaling. Two special values:
+/* The coefficient of torch.nn.utils.clip_grad_norm_. Store it in opt.clip: clipping then needs no pass of its own. It
+   is min(1, max_norm / (norm * |grad_scale| + 1e-6)). Pass opt.grad_scale as grad_scale: max_norm is then in units of
+   the scaled gradient. There are two special values:
 
-   - 1, no clipping, if norm is NULL or max_norm is 0, negative, infinite or NaN. This comes first, even if a
-     gradient is not finite.
-   - 0 if a gradient is not finite (nonfinite is not 0) or |grad_scale| is above 1e100 or NaN. Do not step then: 0 times
-     NaN is NaN. */
+   - 1 (no clipping) if norm is NULL or max_norm is 0, negative, infinite or NaN, even if a gradient is not finite.
+   - 0 otherwise, if a gradient is not finite (nonfinite is not 0), or if |grad_scale| is above 1e100 or NaN. Do not
+     step in this case: 0 times NaN is NaN. */
 KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, double grad_scale);
 
 /* StableAdamW (Wortsman et al. 2023) over ranges, threads, shards or ranks. Its scale depends on the whole tensor,
@@ -918,43 +929,43 @@ KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, d
        t.stable_scale = kopt_stable_scale(&norm, n);        n of the whole tensor
        kopt_step_range(&step, &t, begin, end);              each range once
 
-   t.stable_scale belongs to one step: measure again, or set it to 0, before the next. While it is 0, kopt_step_run()
-   and kopt_step_range() over all n elements, and so kopt_optimizer_step() and kopt_scaler_step(), measure these n
-   elements themselves. A shard needs the scale of its whole tensor. t.rate_scale is not touched: both factors are
-   multiplied.
+   t.stable_scale belongs to one step: measure again, or set it to 0, before the next. If it is 0, a step over all n
+   elements (kopt_step_run, kopt_optimizer_step, kopt_scaler_step, or kopt_step_range from 0 to n) measures these n
+   elements itself. For a shard this is wrong: it needs the scale of its whole tensor. t.rate_scale stays as it is: the
+   rate is multiplied by both.
 
    This function adds the squares of g / max(sqrt(v) * root_scale, eps), with v as it will be after the step
    (docs/numerics.md section 6a), for elements begin to end - 1 to *norm. The sum is exact, so the slicing does not
-   matter. The tensor is only read. The errors are those of kopt_step_range(), but a range need not consist of whole
-   blocks; and KOPT_ERROR_OPTION if the step is not one of StableAdamW. */
+   matter. The tensor is only read. The errors are those of kopt_step_range(), but with 8-bit moments begin and end may
+   have any value up to n; KOPT_ERROR_OPTION also if the step is not one of StableAdamW. */
 KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
                                           kopt_norm *norm);
 
-/* The factor of the learning rate: 1 / max(1, RMS) for the sum of squares of n ratios, in (0, 1]. 1 if norm is NULL,
-   n is 0 or a ratio is not finite. */
+/* The factor of the learning rate: 1 / max(1, RMS), where the RMS is that of the n ratios whose squares norm sums. It
+   is 1 if norm is NULL, n is 0 or a ratio is not finite. */
 KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n);
 
-/* torch.nn.utils.clip_grad_value_: limits each magnitude, in place. limit is >= 0 and not infinite
-   (KOPT_ERROR_RANGE) and is rounded towards zero to the format. Infinity becomes the limit, NaN stays NaN. With a
-   loss scale, limit is in units of the scaled gradient. */
+/* torch.nn.utils.clip_grad_value_: limits each magnitude, in place. limit is rounded towards zero to the format;
+   KOPT_ERROR_RANGE if it is negative, infinite or NaN. Infinity becomes the limit, NaN stays NaN. With a loss scale,
+   limit is in units of the scaled gradient. */
 KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit);
 
 /* ---- LOSS SCALING ------------------------------------------------------------------------------------------------ */
 
 /* A dynamic loss scale like torch.amp.GradScaler. The loss is multiplied by scale before the backward pass, so that
-   small gradients do not underflow in fp16. A step whose gradients overflow is skipped, and the scale is lowered.
-   Set any field at any time; one out of its range is refused with KOPT_ERROR_RANGE. Formulas: docs/numerics.md
+   small gradients do not underflow in fp16. A step whose gradients overflow is skipped, and the scale is lowered. You
+   may set any field at any time; a value out of its range is refused with KOPT_ERROR_RANGE. Formulas: docs/numerics.md
    section 10.
 
-   The gradient is divided by the scale before it enters the moments, so fp16 moments lose what the scale has saved:
-   in 1000 steps with |g| = 1e-7 they move a weight 0.81 times as far as fp32 moments do, with 1e-8 0.18 times. Use
-   moments in bf16 (the default) or fp32. */
+   The gradient is divided by the scale before it enters the moments, so fp16 moments lose what the scale has saved. In
+   1000 steps they move a weight 0.81 times as far as fp32 moments do if |g| is 1e-7, and 0.18 times as far if it is
+   1e-8. Use moments in bf16 (the default) or fp32. */
 typedef struct kopt_scaler {
     float scale;         /* of the loss: a positive normal float, default 65536                                       */
     float minimum;       /* an overflow does not lower the scale below it: finite, >= 0. Default 0: no minimum        */
     double growth;       /* in (1, 1e30], default 2: factor after `interval` steps without overflow                   */
     double backoff;      /* in [1e-30, 1), default 0.5: factor after an overflow                                      */
-    uint32_t interval;   /* > 0, default 2000                                                                         */
+    uint32_t interval;   /* > 0, default 2000: see growth                                                             */
     uint32_t hysteresis; /* > 0, default 1: from this many overflows in a row on, each lowers the scale (NVIDIA apex) */
     uint32_t good, bad;  /* steps since the last overflow or growth; overflows in a row. 0 for a new run              */
 } kopt_scaler;
@@ -962,20 +973,20 @@ typedef struct kopt_scaler {
 /* A loss scale with the defaults. */
 KOPT_API_ kopt_scaler kopt_grad_scaler(void);
 
-/* Updates the scale after a step, taken or skipped. found_inf is not 0 if a gradient of any rank was not finite:
-   norm.nonfinite != 0 after the sum over ranks. The scale does not change if it would become infinite or subnormal.
-   kopt_scaler_begin() and kopt_scaler_step() call this function themselves. */
+/* Updates the scale after a step, taken or skipped. found_inf tells whether a gradient of any rank was not finite:
+   pass norm.nonfinite != 0, after the sum over ranks. A change that would make the scale infinite or subnormal is not
+   made. kopt_scaler_begin() and kopt_scaler_step() call this function themselves. */
 KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *scaler, int found_inf);
 
 /* kopt_step_begin() with a loss scale, for ranges, threads, frames and ranks: begins *step, then updates the scale.
-   norm is that of all gradients which this step reads, over all ranks, as they are in memory (times the loss scale).
-   The step multiplies the gradients by opt->grad_scale / scaler->scale and clips their norm after this product to
-   max_norm; 0 means no clipping. opt->clip is not read. Of *opt only step is written.
+   norm is that of all gradients that this step reads, over all ranks, as they are in memory (still multiplied by the
+   loss scale). The step multiplies the gradients by opt->grad_scale / scaler->scale, then clips their norm to
+   max_norm; 0 means no clipping. opt->clip must be valid but has no effect. Only the field step of *opt is written.
 
-   If a gradient is not finite, the step is skipped: *opt is unchanged, and every function refuses *step with
+   If a gradient is not finite, the step is skipped: *opt is unchanged, and functions that take *step refuse it with
    KOPT_ERROR_STEP. *skipped, which may be NULL, is set to 1 for a skipped step and to 0 for any other. Errors: those
-   of kopt_step_begin(); KOPT_ERROR_RANGE also for a field of the scaler, and for a max_norm that is negative,
-   infinite or NaN. */
+   of kopt_step_begin(); KOPT_ERROR_RANGE also for a field of the scaler, and for a max_norm that is negative, infinite
+   or NaN. */
 KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_norm *norm,
                                         double max_norm, kopt_step *step, int *skipped);
 
@@ -987,42 +998,43 @@ typedef struct kopt_closure {
     void *user;
 } kopt_closure;
 
-/* One step with a loss scale: checks all arguments, calls evaluate, computes the norm of the gradients, calls
-   reduce, then steps or skips and updates the scale like kopt_scaler_begin(). A skipped step changes only the
-   scaler: no weight, state or gradient, and no step count. *skipped, which may be NULL, is set as in
-   kopt_scaler_begin(). closure may be NULL: the gradients are complete, and there is only one rank. The functions of
-   the closure may leave by longjmp or an exception; *opt and *scaler are then unchanged. Errors: those of
-   kopt_optimizer_step() and kopt_scaler_begin(), all before evaluate. */
+/* One step with a loss scale: checks all arguments, calls evaluate, computes the norm of the gradients, calls reduce,
+   then steps or skips and updates the scale like kopt_scaler_begin(). A skipped step changes only the scaler: no
+   weight, state or step count, and no gradient, even if opt.zero_grad is set. *skipped, which may be NULL, is set as
+   in kopt_scaler_begin(). closure may be NULL if the gradients are complete and there is only one rank. The functions
+   of the closure may leave by longjmp or an exception; *opt and *scaler are then unchanged. Errors: those of
+   kopt_optimizer_step() and kopt_scaler_begin(), all returned before evaluate is called. */
 KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors,
                                        size_t count, double max_norm, const kopt_closure *closure, int *skipped);
 
 /* ---- GRADIENT ACCUMULATION --------------------------------------------------------------------------------------- */
 
 /* A sum of gradients over micro-batches, with any of the five roundings of weights. A bf16 sum of thousands of
-   gradients stalls with NEAREST; with KAHAN, the sum with its residual has a relative error of 1e-4. A step reads
-   the sum without the residual, so rounded to bf16. The caller owns all memory.
+   gradients stalls with NEAREST. With KAHAN, sum and residual together have a relative error of 1e-4; a step reads the
+   sum alone, which is rounded to bf16. The caller owns all memory.
 
    When the sum is complete, use it as the gradient of a step: t.grad = a.sum, t.grad_format = a.format and, for the
-   mean, opt.grad_scale = 1.0 / a.count. Then set a.count to 0. To sum slices of an array, use one accumulator per
-   slice, each with its first_index. */
+   mean, opt.grad_scale = 1.0 / a.count. After the step, set a.count to 0. To sum slices of an array, use one
+   accumulator per slice, each with its own first_index. */
 typedef struct kopt_accumulator {
     void *sum;                           /* n values of format; the first addition does not read it                   */
-    void *residual;                      /* n times 2 bytes for KAHAN and EXACT, 1 byte for COMPACT; otherwise, and
-                                            for KOPT_F32, not used and may be NULL                                    */
+    void *residual;                      /* KAHAN and EXACT: 2 * n bytes; COMPACT: n bytes; otherwise, and with
+                                            KOPT_F32, it is not used and may be NULL                                  */
     kopt_format format;                  /* of the sum: KOPT_F32, KOPT_BF16 or KOPT_FP16                              */
     kopt_rounding rounding;              /* of the sum                                                                */
     kopt_rounding compensation_rounding; /* KOPT_STOCHASTIC (default) or KOPT_NEAREST, as for weights                 */
     size_t n;
     uint32_t count;                      /* micro-batches in the sum; set it to 0 to begin a new sum                  */
-    uint32_t step;                       /* additions so far; do not set it back: the random bits are those of (seed,
-                                            step, id, stream 2)                                                       */
+    uint32_t step;                       /* additions so far; do not set it back, or random bits repeat (they are
+                                            those of seed, step, id and stream 2)                                     */
     uint32_t id;                         /* gives each sum random bits of its own; default 0                          */
     uint64_t seed, first_index;          /* default 0; first_index is below 2^63 (KOPT_ERROR_BOUNDS)                  */
     uint32_t made_;                      /* set by kopt_accumulator_of(); only the library reads it                   */
 } kopt_accumulator;
 
-/* An accumulator in format, with KAHAN if there is a residual (2 bytes per value), otherwise with STOCHASTIC. seed,
-   id and first_index are 0. An accumulator that this function did not make is refused with KOPT_ERROR_UNINITIALIZED. */
+/* An accumulator of this format. Its rounding is KAHAN if residual is not NULL (2 bytes per value), otherwise
+   STOCHASTIC. seed, id and first_index are 0. The functions below refuse any other accumulator with
+   KOPT_ERROR_UNINITIALIZED. */
 KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, void *residual, size_t n);
 
 /* sum += grad * scale, stored like a weight (docs/numerics.md section 11), and counts it in a->count. grad has a->n
@@ -1036,16 +1048,17 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
 
 /* ---- GRADIENT COMPRESSION ---------------------------------------------------------------------------------------- */
 
-/* Compresses gradients that are sent from rank to rank, to 2 bytes per value (BF16, FP16), 1.016 (Q8) or 0.141
-   (SIGN); formulas: docs/numerics.md section 12. With a residual, what the code loses is stored and added to the
-   next gradient (error feedback: Seide et al. 2014, Karimireddy et al. 2019). So all of each gradient arrives in the
-   end, and one bit per value trains as well as 32. Without a residual, use STOCHASTIC, which is unbiased but noisy;
-   NEAREST is then biased, and training may fail.
+/* Compresses gradients that are sent from rank to rank. The result, called code, takes 2 bytes per value (BF16, FP16),
+   1.016 (Q8) or 0.141 (SIGN); formulas: docs/numerics.md section 12. With a residual, what a code loses is stored
+   there and added to the next gradient (error feedback: Seide et al. 2014, Karimireddy et al. 2019). So all of each
+   gradient arrives in the end, and one bit per value trains as well as 32. Without a residual, use STOCHASTIC, which
+   is unbiased but noisy: NEAREST would be biased, and training may fail.
 
-   Skip a gradient that is not finite (kopt_norm tells) rather than compress it. Its value, or in Q8 and SIGN its
-   block of 256, arrives as NaN (in BF16 and FP16, infinity as infinity), and the residuals there become zero. */
+   Skip a gradient that contains infinity or NaN (kopt_norm tells) rather than compress it. In BF16 and FP16 such a
+   value arrives as it is. In Q8 and SIGN all 256 values that share its scale arrive as NaN. The residuals of these
+   values become zero. */
 typedef struct kopt_compressor {
-    kopt_format code;                /* KOPT_BF16, KOPT_FP16, KOPT_Q8 or KOPT_SIGN                                    */
+    kopt_format code;                /* of the result: KOPT_BF16, KOPT_FP16, KOPT_Q8 or KOPT_SIGN                     */
     kopt_rounding rounding;          /* KOPT_NEAREST or KOPT_STOCHASTIC. KOPT_SIGN: NEAREST has the mean of |x| as
                                         its scale; STOCHASTIC draws unbiased signs with the largest |x| as their
                                         scale. Their variance is too large for error feedback: with a residual they
@@ -1059,31 +1072,31 @@ typedef struct kopt_compressor {
                                         streams 3 and 4)                                                              */
     uint32_t id;                     /* gives each gradient random bits of its own; default 0                         */
     uint64_t seed;
-    uint64_t first_index;            /* of a slice, below 2^63; in Q8 and SIGN a multiple of 256 (KOPT_ERROR_BOUNDS).
-                                        The codes of slices, each with a compressor of its own, are then those of the
-                                        whole                                                                         */
+    uint64_t first_index;            /* of a slice: the index of its element 0 in the whole; below 2^63, with Q8 and
+                                        SIGN a multiple of 256 (KOPT_ERROR_BOUNDS). The codes of slices, each with
+                                        its own compressor, are then those of the whole                               */
     uint32_t made_;                  /* set by kopt_compressor_of(); only the library reads it                        */
 } kopt_compressor;
 
 /* A compressor with NEAREST and a bf16 residual, or, if residual is NULL, with STOCHASTIC. seed, id and first_index
-   are 0. A compressor that this function did not make is refused with KOPT_ERROR_UNINITIALIZED. */
+   are 0. kopt_compress() refuses any other compressor with KOPT_ERROR_UNINITIALIZED. */
 KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, size_t n);
 
-/* Bytes of n compressed values. This is also the offset of element n in a longer code if n is a multiple of 256. 0
-   if the code does not exist or n is too large. */
+/* The size of the code of n values, in bytes. If n is a multiple of 256, this is also the offset of element n in a
+   longer code. The result is 0 if the format is not one of a code or n is too large. */
 KOPT_API_ size_t kopt_compressed_size(kopt_format code, size_t n);
 
-/* Writes the code of gradient + residual to out and what the code loses to the residual; counts a step. out_size is
-   at least kopt_compressed_size(c->code, c->n), otherwise KOPT_ERROR_SIZE. grad has c->n values. out, grad and the
-   residual must not overlap. BF16 and FP16 codes are numbers in the byte order of the machine; the bytes of Q8 and
-   SIGN are the same on every machine. KOPT_ERROR_STEP after 2^32 - 1 calls. */
+/* Writes the code of gradient + residual to out, stores what the code loses in the residual, and counts it in c->step.
+   out_size must be at least kopt_compressed_size(c->code, c->n), otherwise KOPT_ERROR_SIZE. grad has c->n values. out,
+   grad and the residual must not overlap. BF16 and FP16 codes are numbers in the byte order of the machine; the bytes
+   of Q8 and SIGN are the same on every machine. KOPT_ERROR_STEP after 2^32 - 1 calls. */
 KOPT_API_ kopt_result kopt_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
                                     kopt_format grad_format);
 
-/* sum += decoded * scale, rounded to nearest even. sum has n values of format. in is the code of n values, and
-   in_size its size in bytes (KOPT_ERROR_SIZE if it is too small). They must not overlap. To sum over ranks, begin
-   with fp32 zeros and add the codes of all ranks in the same order everywhere. KOPT_ERROR_RANGE if scale is not a
-   finite number. */
+/* sum += decoded * scale, rounded to nearest even. sum has n values of format. in is the code of n values, and in_size
+   its size in bytes (KOPT_ERROR_SIZE if it is too small). sum and in must not overlap. To sum over ranks, begin with
+   fp32 zeros and add the codes of all ranks in the same order everywhere. KOPT_ERROR_RANGE if scale is not a finite
+   number. */
 KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
                                           kopt_format code, size_t n, double scale);
 
@@ -1091,17 +1104,18 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
 
 /* Sums arrays of n values in a fixed order: out[i] = (shards[0][i] + shards[1][i] + ...) * scale. Each + and * is in
    fp32; the result is rounded to nearest even once, at the end. scale is 1 / count for the mean. The bits do not
-   depend on the slicing. All shards have one format. out may be one of the shards if out_format is the same;
-   otherwise it must not overlap a shard. KOPT_ERROR_RANGE if count is 0 or scale is not a finite number. */
+   depend on the slicing. All shards have one format. out may be one of the shards if out_format equals format; any
+   other overlap is refused. KOPT_ERROR_RANGE if count is 0 or scale is not a finite number. */
 KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void *const *shards, size_t count,
                                   kopt_format format, size_t n, double scale);
 
 /* ---- CONVERSIONS OF ARRAYS --------------------------------------------------------------------------------------- */
 
-/* Formats are KOPT_F32, KOPT_BF16 and KOPT_FP16. dst and src may have any two of them and must not overlap. */
+/* Formats are KOPT_F32, KOPT_BF16 and KOPT_FP16. dst and src may have different ones or the same, and must not
+   overlap. */
 
-/* Converts n values, rounded to nearest even. Right for every input: NaN stays NaN, subnormals stay, overflow
-   becomes infinity. */
+/* Converts n values, rounded to nearest even. All inputs are valid: NaN stays NaN, subnormals are not flushed to zero,
+   overflow gives infinity. */
 KOPT_API_ kopt_result kopt_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
                                    size_t n);
 
@@ -1122,10 +1136,10 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
 
 /* A table of functions of fp32 arrays: the built-in ones, those of SLEEF, or your own from SVML, vForce, libmvec and
    the like. The library uses the built-in function for an entry that is NULL. A function must accept any n, any
-   pointers aligned to 4 bytes, and an out that is one of its inputs. It is called in the IEEE environment of
-   contract 1 and must return: a longjmp or an exception would leave this environment to the caller. In a step
-   (opt.vmath), atan2 and tanh are called in place for up to 256 elements, in no particular order, on the thread of
-   the step. */
+   pointers aligned to 4 bytes, and an out that is one of its inputs. It is called in the default IEEE environment (see
+   CONTRACT, 1) and must return: after a longjmp or an exception, the program would go on in this environment instead
+   of its own. In a step (opt.vmath), atan2 and tanh are called in place for up to 256 elements, in no particular
+   order, on the thread of the step. */
 typedef struct kopt_vmath {
     const char *name; /* for kopt_vmath_name(); NULL: "unnamed" */
     void (*exp)(float *out, const float *x, size_t n);
@@ -1151,9 +1165,9 @@ KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void);
    the default table: kopt_vmath_sleef() if it is available, otherwise kopt_vmath_builtin(). */
 KOPT_API_ const char *kopt_vmath_name(const kopt_vmath *vmath);
 
-/* out[i] = f(x[i]), computed in the IEEE environment. Arrays are aligned to 4 bytes. An output may be one of the
-   inputs; it must not overlap one partly, and sine and cosine must not overlap. NaN gives NaN, subnormals are
-   ordinary numbers. Special values:
+/* out[i] = f(x[i]), computed in the default IEEE environment. Unlike elsewhere, the arrays must be aligned to 4 bytes;
+   this is not checked. An output may be one of the inputs; partial overlap is refused, and so is any overlap of sine
+   and cosine. NaN gives NaN; subnormals are not flushed to zero. Special values:
 
        exp        +inf from 88.73 on; 0 below -103.98, with gradual underflow before it
        log        log(0) = -inf; NaN below 0
@@ -1171,8 +1185,8 @@ KOPT_API_ kopt_result kopt_vmath_atan2(const kopt_vmath *vmath, float *out, cons
 KOPT_API_ kopt_result kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, float *cosine, const float *x,
                                           size_t n);
 
-/* The functions of kopt_map(), with s(x) = 1 / (1 + e^-x), P the distribution function of the standard normal
-   distribution and g(x) = 2 sqrt(2 / pi) (x + 0.044715 x^3). */
+/* The functions of kopt_map(), with s(x) = 1 / (1 + e^-x), P the cumulative distribution function of the standard
+   normal distribution, and g(x) = 2 sqrt(2 / pi) (x + 0.044715 x^3). */
 typedef enum kopt_function {
     KOPT_EXP = 0,
     KOPT_LOG = 1,
@@ -1205,10 +1219,10 @@ KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f
 /* ---- SOFTMAX AND CROSS ENTROPY ----------------------------------------------------------------------------------- */
 
 /* Row r consists of the `columns` values from element r * stride on, with stride >= columns (KOPT_ERROR_BOUNDS).
-   What lies between rows is neither read nor written. Formats are KOPT_F32, KOPT_BF16 and KOPT_FP16. Arithmetic is
-   fp32; sums are compensated and have a fixed order, so the error does not grow with the length of a row, and with
-   the built-in table the bits are the same everywhere. A value of -inf has probability 0. A row that contains +inf
-   or NaN, or consists of -inf only, has no probabilities: all its results are NaN. */
+   Elements between the rows are neither read nor written. Formats are KOPT_F32, KOPT_BF16 and KOPT_FP16. Arithmetic is
+   fp32; sums are compensated and have a fixed order, so the error does not grow with the length of a row, and with the
+   built-in table the bits are the same everywhere. A value of -inf has probability 0. A row that contains +inf or NaN,
+   or consists of -inf only, has no probabilities: all its results are NaN. */
 
 /* Softmax of each row: out = e^x / sum of e^x. out has the layout of x. It may be x; otherwise the two must not
    overlap anywhere from the first row to the end of the last. */
@@ -1220,33 +1234,33 @@ KOPT_API_ kopt_result kopt_softmax(const kopt_vmath *vmath, void *out, const voi
        loss[r] = log(sum of e^x) - x[target[r]]             fp32, one value per row, without scale
        grad    = scale * (softmax(x) - onehot(target[r]))   rounded once to format, in the layout of logits
 
-   Put the mean and the loss scale into scale: 1024.0 / rows, for example. A row with a negative target is ignored:
-   it is not read, its loss and gradient are 0. The loss is +inf if the logit of the target is -inf. loss or grad may
-   be NULL, but not both. grad may be logits; otherwise no two arrays may overlap. Errors: KOPT_ERROR_BOUNDS also if
-   a target is >= columns, KOPT_ERROR_RANGE if scale is not a finite number. */
+   Put the mean and the loss scale into scale: 1024.0 / rows, for example. A row with a negative target is ignored: it
+   is not read, and its loss and gradient are 0. The loss is +inf if the logit of the target is -inf. loss or grad may
+   be NULL, but not both. grad may be logits; otherwise no two arrays may overlap. Errors: KOPT_ERROR_BOUNDS also if a
+   target is >= columns, KOPT_ERROR_RANGE if scale is not a finite number. */
 KOPT_API_ kopt_result kopt_cross_entropy(const kopt_vmath *vmath, float *loss, void *grad, const void *logits,
                                          kopt_format format, const int32_t *target, size_t rows, size_t columns,
                                          size_t stride, double scale);
 
 /* ---- RANDOM NUMBERS ---------------------------------------------------------------------------------------------- */
 
-/* Element i of out is a pure function of key.seed, key.step, key.id and key.first_index + i. It depends neither on
-   the slicing nor on the default table. The stream is 5 (kopt_langevin_step: 6). Results are rounded to nearest even
-   to format: KOPT_F32, KOPT_BF16 or KOPT_FP16. KOPT_ERROR_BOUNDS if key.first_index + n is above 2^54. */
+/* Element i of out is a pure function of key.seed, key.step, key.id and key.first_index + i. It depends neither on the
+   slicing nor on KAHAN_OPT_SLEEF. The stream is 5 (kopt_langevin_step: 6). Results are rounded to nearest even to
+   format: KOPT_F32, KOPT_BF16 or KOPT_FP16. KOPT_ERROR_BOUNDS if key.first_index + n is above 2^54. */
 
 /* mean + deviation * N(0, 1) (Box and Muller 1958, from all 32 bits of two words). The largest magnitude is 6.76
-   deviations. mean and deviation are finite, deviation >= 0 (KOPT_ERROR_RANGE). */
+   deviations. mean and deviation must be finite, and deviation >= 0, otherwise KOPT_ERROR_RANGE. */
 KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
                                   kopt_random_key key);
 
-/* kopt_normal() with each number drawn again until it is at most limit deviations from the mean. limit is >= 0.5
-   (KOPT_ERROR_RANGE); 2 is usual. */
+/* kopt_normal() with each number drawn again until it is at most limit deviations from the mean. limit must be finite
+   and >= 0.5, otherwise KOPT_ERROR_RANGE; 2 is usual. The other errors are those of kopt_normal(). */
 KOPT_API_ kopt_result kopt_truncated_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
                                             double limit, kopt_random_key key);
 
 /* Uniform between low and high: (low + high) / 2 + (high - low) / 2 * u, where u is one of 2^24 numbers that are
-   symmetric about 0 and never 0 or +-1; the rounding to format may give low or high themselves. low <= high, both
-   finite (KOPT_ERROR_RANGE). */
+   symmetric about 0 and never 0 or +-1; the rounding to format may give low or high themselves. low and high must be
+   finite, and low <= high, otherwise KOPT_ERROR_RANGE. */
 KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high,
                                    kopt_random_key key);
 
@@ -1259,8 +1273,9 @@ typedef enum kopt_distribution {
 
 /* Initial weights with mean 0. The variance is 2 / fan_in (He et al. 2015, for ReLU and similar functions) or 2 /
    (fan_in + fan_out) (Glorot & Bengio 2010). fan_in is the number of inputs of one output: the columns of a linear
-   layer, channels times kernel size of a convolution. A fan of 0 is refused with KOPT_ERROR_RANGE. key.step is
-   usually 0. If the weights have a residual, draw KOPT_F32 numbers and pass them to kopt_state_init(). */
+   layer, channels times kernel size of a convolution. A fan of 0 is refused with KOPT_ERROR_RANGE. key.step is usually
+   0. If the weights have a residual (KAHAN, COMPACT, EXACT), draw KOPT_F32 numbers and pass them to
+   kopt_state_init(). */
 KOPT_API_ kopt_result kopt_init_he(void *out, kopt_format format, size_t n, kopt_distribution distribution,
                                    size_t fan_in, kopt_random_key key);
 KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, kopt_distribution distribution,
@@ -1270,13 +1285,14 @@ KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, 
 
 /* Stochastic gradient Langevin dynamics (Welling & Teh 2011): w -= lr * g, a step of SGD without momentum with its
    weight decay and roundings, and w += sqrt(2 * lr * temperature) * N(0, 1). lr includes t.rate_scale. It is the
-   algorithm of the paper if g is the gradient of -log of the posterior over all data (for a mean, grad_scale = the
-   number of data), lr = epsilon / 2 and temperature is 1. Temperature 0 is SGD, bit for bit. With bf16 and fp16
-   weights use KAHAN or EXACT, or small noise is lost. It does not claim differential privacy.
+   algorithm of the paper if g is the gradient of -log of the posterior over all data, lr is epsilon / 2 and
+   temperature is 1. (If the loss is a mean over N data, set opt.grad_scale to N.) Temperature 0 is SGD, bit for bit.
+   With bf16 and fp16 weights, use KAHAN or EXACT: the other roundings lose small noise. The noise gives no guarantee
+   of differential privacy.
 
-   kopt_langevin_step() is used like kopt_optimizer_step() and has its errors. Also: KOPT_ERROR_OPTION for momentum
-   or another rule, KOPT_ERROR_RANGE if temperature is not in [0, 1e38] or the noise overflows, KOPT_ERROR_BOUNDS if
-   first_index + n of a tensor is above 2^54. */
+   kopt_langevin_step() is used like kopt_optimizer_step() and has its errors. These are its own: KOPT_ERROR_OPTION for
+   momentum or another rule than SGD, KOPT_ERROR_RANGE if temperature is not in [0, 1e38] or the noise overflows,
+   KOPT_ERROR_BOUNDS if first_index + n of a tensor is above 2^54. */
 KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                          double temperature);
 
