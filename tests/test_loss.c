@@ -405,6 +405,9 @@ static void check_refusals(void) {
         if (ref_bits(g[i]) != ref_bits(7.0f) || ref_bits(x[i]) != ref_bits((float)i)) break;
     ok(i == 64 && ref_bits(loss[0]) == ref_bits(7.0f) && ref_bits(loss[7]) == ref_bits(7.0f),
        "and nothing was written");
+    memcpy(g, target, 8 * sizeof *target);
+    ok(kopt_cross_entropy(NULL, loss, g + 8, x, KOPT_F32, (const int32_t *)(const void *)g, 8, 4, 4, 1) == KOPT_OK,
+       "a gradient right behind the targets is no overlap");
 }
 
 static void check_environment(void) {

@@ -289,6 +289,8 @@ static void check_identity(void) {
     ok(kopt_state_open(&o, &t) == KOPT_OK && o.step == 9 && o.seed == 11 && fabs(o.lr - 0.2) < 1e-12,
        "other numbers may differ: opened, and they stay those of the program");
     ok(kopt_state_inspect(state.byte, size, &was, NULL) == KOPT_OK, "inspect: an open block");
+    sealed[48] = sealed[49] = 0, sealed[50] = 0x80, sealed[51] = 0x7f;
+    ok(kopt_state_inspect(sealed, size, &was, NULL) == KOPT_OK && was.lr > 1e300, "inspect: an infinite lr");
     ok(kopt_state_inspect(NULL, size, &was, NULL) == KOPT_ERROR_NULL &&
            kopt_state_inspect(sealed, 63, &was, NULL) == KOPT_ERROR_SIZE,
        "inspect: no block, half a header");

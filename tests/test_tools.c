@@ -542,6 +542,8 @@ static void check_scaler_limits(void) {
     WRONG(hysteresis, 0), WRONG(minimum, ref_float(0x7f800000)), WRONG(minimum, -1);
     good &= kopt_scaler_update(NULL, 0) == KOPT_ERROR_NULL;
     ok(good, "a scaler with a field out of range is refused and does not change");
+    s = kopt_grad_scaler(), s.backoff = 1e-30;
+    ok(kopt_scaler_update(&s, 0) == KOPT_OK, "a backoff of 1e-30 is taken");
 }
 
 /* A model of two fp16 tensors whose gradients a closure writes, 3 * scale * 2^-20 and the like. */

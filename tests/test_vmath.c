@@ -543,6 +543,8 @@ static void check_refusals(void) {
     kopt_vmath_log(&own, a, a, 1);
     ok(b[0] == 4 && b[1] == 1 && ref_bits(a[0]) == 0x3f8c9f54u && !strcmp(kopt_vmath_name(&own), "unnamed"),
        "a table of one's own; what it lacks is served by the built-in");
+    ok(kopt_vmath_sincospi(NULL, a, a + 8, b, 8) == KOPT_OK && kopt_vmath_sincospi(NULL, a + 8, a, b, 8) == KOPT_OK,
+       "an array right behind another is no overlap");
 }
 
 /* How far from the middle of two 16-bit numbers a table's result may be for the list of hard inputs to decide: 2^-20 of
