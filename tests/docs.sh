@@ -270,12 +270,13 @@ is_program() { grep -q '^int main(' "$1"; }
 compile_c() { # compile_c FILE PROGRAM INCLUDES...: makes a program if it has a main(), otherwise an object
     file=$1 program=$2
     shift 2
-    implemented="-DKOPT_IMPLEMENTED_ $implementation"
+    implemented=$implementation
     ! grep -q 'define KAHAN_OPT_\(STATIC\|ONLY\|API\|SELF\|NO_SIMD\)' "$file" || implemented=
+    [ -z "$implemented" ] || set -- "$@" -DKOPT_IMPLEMENTED_
     if is_program "$file"; then
-        $CC $c_flags "$@" -o "$program" "$file" $implemented -lm
+        $CC $c_flags "$@" -o "$program" "$file" ${implemented:+"$implemented"} -lm
     else
-        $CC $c_flags "$@" ${implemented:+-DKOPT_IMPLEMENTED_} -c -o "$program.o" "$file"
+        $CC $c_flags "$@" -c -o "$program.o" "$file"
     fi
 }
 one_file() { # compiles the block of $page, $line, as it is
