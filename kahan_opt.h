@@ -2560,8 +2560,9 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 /* VOCABULARIES: the operations from which the kernels are made, for each ISA. Intrinsics live here and nowhere else.
 
    The table gives the meaning of an operation for one lane: a and b are operands, m is a mask, n is a constant, p is a
-   pointer to bytes, of any alignment. An operation marked (X_) is optional: a vocabulary that has it defines X_, and
-   otherwise KERNELS makes it from other operations. "Not scalar": vocabularies with ONE_LANE_ do not need it.
+   pointer to bytes, of any alignment. An operation marked (X_) is optional: a vocabulary that provides it defines X_.
+   For all others, KERNELS makes the operation from other ones. "Not scalar": a vocabulary with ONE_LANE_ does not need
+   the operation.
 
    Types
    vf32_                        LANES_ lanes of float (binary32)
@@ -2569,16 +2570,17 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
                                 2 * i is the lower half of lane i, half 2 * i + 1 the upper one
    vmask_                       LANES_ truth values
 
-   Floats. Each operation rounds once, as in IEEE 754, to nearest even. Its result is opaque to the optimizer, so no
-   compiler flag can fuse, reorder or approximate operations.
+   Floats. Arithmetic (add_ to masked_sub_) rounds once per operation, as in IEEE 754, to nearest even. With gcc and
+   clang, its results and that of as_u32_ are opaque to the compiler, so no flag can make it fuse, reorder or
+   approximate operations.
    splat_(x)                    x, a float: broadcast
    add_ sub_ mul_ div_(a, b)    a + b, a - b, a * b, a / b
    sqrt_(a)                     square root
    masked_sub_(m, a, b)         m ? a - b : b (MASKED_SUB_)
-   min_(a, b) max_(a, b)        minimum, maximum; at most one of a and b is negative (MIN_MAX_). The result for 0 and -0
-                                depends on the ISA, and so does that for a NaN, except: min_(NaN, b) is b and
-                                max_(a, NaN) is NaN if the sign bit of the NaN is 0, and min_(a, b) or max_(b, a) is NaN
-                                if a or b is any NaN
+   min_(a, b) max_(a, b)        minimum, maximum; at most one of a and b is negative (MIN_MAX_). For 0 and -0, and for
+                                NaN, the result depends on the ISA. All ISAs keep these rules: if a NaN has the sign bit
+                                0, min_(NaN, b) is b and max_(a, NaN) is NaN; if a or b is a NaN of any sign, at least
+                                one of min_(a, b) and max_(b, a), with the operands swapped, is NaN
    unordered_(a, b)             mask: is a or b a NaN? (UNORDERED_)
    as_u32_(a) as_f32_(a)        bitcast from float to uint32_t, from uint32_t to float
    round_u32_(a)                float to integer, to nearest even; 0 <= a < 2^31
@@ -2586,7 +2588,7 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 
    Words
    isplat_(x)                   x, a uint32_t: broadcast
-   isplat_hoisted_(x)           the same, opaque to the optimizer, so that it stays in a register throughout a loop
+   isplat_hoisted_(x)           the same, opaque to the compiler, so that it stays in a register throughout a loop
    iadd_ isub_(a, b)            a + b, a - b modulo 2^32
    and_ or_ xor_(a, b)          a & b, a | b, a ^ b
    shl_ shr_(a, n)              a << n, a >> n (logical); macros
@@ -2632,8 +2634,8 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
    store8_from16_(p, a)         stores the lower 8 bits of each half: 2 * LANES_ bytes
 
    Order of random words. Not scalar
-   interleave_low_(a, b)        in each 128-bit block: a0 b0 a1 b1, of its words 0 to 3
-   interleave_high_(a, b)       in each 128-bit block: a2 b2 a3 b3
+   interleave_low_(a, b)        in each 128-bit part: a0 b0 a1 b1, of its words 0 to 3
+   interleave_high_(a, b)       in each 128-bit part: a2 b2 a3 b3
    block_of_lane_()             which of LANES_ consecutive Philox blocks a lane computes: lane 4 * i + k has block
                                 k * (LANES_ / 4) + i. Then philox_transpose puts the words into the order of memory
 
@@ -2641,12 +2643,12 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
    ISA_                         the last part of the names of its kernels; K_(step) is kopt_step_avx2_ for avx2
    ISA_TARGET_                  the attribute of a function that enables its instructions
    LANES_ ONE_LANE_             lanes of a vector, a size_t; ONE_LANE_ is defined for scalar code
-   OPAQUE_(r)                   hides the value of the vector r from the optimizer; only vocabularies use it
+   OPAQUE_(r)                   hides the value of the vector r from the compiler; only vocabularies use it
    SPECIALIZED_                 there are specialized loops, in which one vector of a pair can hold the even bf16
                                 elements and the other the odd ones
    ONE_PASS_                    the functions of vector mathematics are part of a rule: a step calls no function of a
-                                table between its stages
-   TOOLS_ISA_                   the ISA whose kernels it uses for StableAdamW's measure, norm, clipping and reduction
+                                table (opt.vmath) between its stages
+   TOOLS_ISA_                   the ISA whose kernels it uses for the norm, clipping, reduction and StableAdamW's ratios
    CONVERT_ISA_                 the ISA whose kernel it uses for general conversions                                  */
 /* ================================================================================================================== */
 
@@ -2656,7 +2658,7 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 #define KOPT_GLUE2_(name, isa) name##isa##_
 #define FN_ static KOPT_FORCE_INLINE_ ISA_TARGET_
 
-/* Names of this pass: the types of the kernels, */
+/* Each pass has its own names for the types of the kernels */
 #define scalars_ K_(scalars)
 #define philox_key_ K_(philox_key)
 #define random_buffer_ K_(random_buffer)
@@ -2672,7 +2674,7 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 #define buffers_ K_(buffers)
 #define random_counter_ K_(random_counter)
 #define norm_sums_ K_(norm_sums)
-/* and the vocabulary. */
+/* and for its vocabulary. */
 #define vf32_ K_(vf32)
 #define vu32_ K_(vu32)
 #define vmask_ K_(vmask)
@@ -2785,7 +2787,7 @@ FN_ vu32_ block_of_lane_(void) { return 0; }
 
 /* ---- SSE2: 4 lanes ---- */
 
-/* For processors without AVX2 (before 2013): small code rather than fast code. */
+/* For processors without AVX2 or F16C (most of them from before 2013): small code rather than fast code. */
 #elif KOPT_PASS_ == KOPT_PASS_SSE2_
 #define ISA_ sse2
 #define TOOLS_ISA_ scalar
@@ -3021,8 +3023,8 @@ FN_ vu32_ load8_(const kopt_byte_ *p) {
     return _mm256_cvtepi8_epi32(_mm_loadl_epi64(KOPT_CONST_POINTER_(const __m128i *, p)));
 }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), a); }
-/* packus narrows each 128-bit block by itself: the result is in 64-bit quarters 0 and 2, which permute4x64 with 0x08
-   joins. packus saturates: the words must be zero-extended. */
+/* packus narrows each 128-bit part by itself: the result is in 64-bit quarters 0 and 2, which permute4x64 with 0x08
+   joins. packus saturates, so the words must be below 2^16. */
 FN_ void store16_(kopt_byte_ *p, vu32_ a) {
     a = _mm256_and_si256(a, isplat_(0xFFFF));
     a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
@@ -3096,9 +3098,9 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
 #define OPAQUE_(r) ((void)0)
 #endif
 
-/* For gcc: vector extensions, and inline assembly where they lack an operation, because gcc's headers for AVX-512 take
-   long to compile. Assembly has both syntaxes, {AT&T|Intel}. "Yk" is a mask register; with {z} lanes become 0 where the
-   mask is 0. */
+/* For gcc: vector extensions, and inline assembly for operations that these lack, because gcc's headers for AVX-512
+   take a long time to compile. Each instruction is written in both syntaxes, {AT&T|Intel}. "Yk" is a mask register. {z}
+   sets a lane to 0 where the mask is 0. */
 #ifdef KOPT_GCC_
 typedef float vf32_ __attribute__((__vector_size__(64)));
 typedef uint32_t vu32_ __attribute__((__vector_size__(64)));
@@ -3580,13 +3582,13 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
 /* KERNELS: plain C over the vocabulary, written once. docs/numerics.md is their specification.                       */
 /* ================================================================================================================== */
 
-/* What a vocabulary leaves out (see VOCABULARIES: marked optional) is made of its other words here. */
+/* Optional operations (see VOCABULARIES) that the vocabulary of this pass lacks are made from its other ones. */
 #ifdef NT_STORES_
 #define nt_store16_ K_(nt_store16)
 #define nt_store32_ K_(nt_store32)
 #define nt_fence_ K_(nt_fence)
 #else
-#define NT_STORES_ 0 /* ordinary stores in the place of non-temporal ones */
+#define NT_STORES_ 0 /* plain stores instead of non-temporal ones */
 #define nt_store16_ store16_
 #define nt_store32_ store32_
 #define nt_fence_() ((void)0)
@@ -3642,9 +3644,8 @@ static KOPT_NOINLINE_ ISA_TARGET_ vu32_ narrow_fp16_(vf32_ a) {
 }
 #endif
 
-/* The kind of a step: rule, formats and roundings. Stages and loops that are compiled for certain kinds overwrite
-   fields with constants, so that the compiler drops the code for all others. Everywhere else the fields come from
-   kopt_step. */
+/* The kind of a step: rule, formats and roundings. kind_of() takes it from a job. A function that is compiled for
+   certain kinds overwrites fields with constants, so that the compiler drops the code for all other kinds. */
 #ifndef KOPT_KIND_
 #define KOPT_KIND_
 typedef struct kopt_kind_ {
@@ -3652,11 +3653,11 @@ typedef struct kopt_kind_ {
     kopt_format weight, grad, moment;
     kopt_rounding rounding, moment_rounding, compensation_rounding;
 
-    /* buffered: the moments are in fp32 buffers; the store to memory rounds them */
+    /* buffered: the moments are in fp32 buffers, and are rounded when they are stored from there to memory */
     int moment_count, nesterov, buffered;
 } kopt_kind_;
 
-/* Is this moment a mean of squares of which memory, or the fp32 buffer, holds the root? */
+/* Is this moment a mean of squares, and does its array (memory, or the fp32 buffer) hold the root instead? */
 KOPT_INLINE_ int kopt_stores_root_(kopt_kind_ kind, int moment) {
     return (kind.moment == KOPT_FP16 || kind.moment == KOPT_Q8 || kind.buffered) && kopt_is_square_(kind.rule, moment);
 }
@@ -3671,8 +3672,9 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
 }
 #endif
 
-/* The scalars of a kopt_step, broadcast. docs/numerics.md writes one_minus_beta1 for gain1 (and so on), and beta1 (SGD)
-   or beta2 (Adan) for extrapolation. */
+/* The scalars of a kopt_step, broadcast, with the names of docs/numerics.md except these: weight_decay is its decay.
+   extrapolation is the beta1 of its Nesterov line (SGD) and the beta2 of its line for v (Adan). slow_scale is its
+   1 - lookahead_rate. */
 typedef struct scalars_ {
     vf32_ grad_scale, l2, weight_decay, beta1, gain1, beta2, gain2, beta3, gain3;
     vf32_ extrapolation, third_scale, rate, root_scale, eps;
@@ -3680,11 +3682,11 @@ typedef struct scalars_ {
     vf32_ sharpness;
     int smooth;
 #endif
-    vf32_ slow_scale; /* must come after the 16 words that a GPU loads for eight elements */
+    vf32_ slow_scale; /* not above: the fields above must be in the first 16 words, which a GPU loads as vectors */
     int use_scale, use_l2, use_decay, zero_grad, moments_only, unrectified, sync, first_step;
 } scalars_;
 
-/* rate, decay: those of the step, or those of a tensor, with its rate_scale. */
+/* rate, decay: those of the step, or of a tensor (multiplied by its rate_scale and stable_scale). */
 FN_ scalars_ K_(splat_step)(const kopt_step *s, float rate, float decay) {
     scalars_ k;
     k.grad_scale = splat_(s->grad_scale);
@@ -3724,7 +3726,7 @@ FN_ scalars_ K_(splat_job)(const kopt_job_ *j) { return K_(splat_step)(j->step, 
 /* How many of n elements, from element i on, one vector takes. */
 FN_ size_t K_(lanes_left)(size_t n, size_t i) { return n - i < LANES_ ? n - i : LANES_; }
 
-/* Loads n elements of 4, 2 (zero-extended) or 1 byte (sign-extended); the lanes after them are 0. Reads nothing past
+/* Loads n elements of 4, 2 (zero-extended) or 1 byte (sign-extended); the other lanes are 0. Reads nothing past
    the n-th element. n is 1 to LANES_; in the scalar pass always 1. */
 FN_ vu32_ K_(load_n)(const kopt_byte_ *p, size_t size, size_t n) {
 #ifndef ONE_LANE_
@@ -3767,8 +3769,11 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
 
 /* ---- random bits ---- */
 
-/* Section 7. One Philox4x32-7 block is 4 words: 8 halves, which serve 8 elements in each group of a span. A group is a
-   row of 128 elements in section 7. */
+/* docs/numerics.md, section 7, which defines group, span, own, other and row. (From here on, "section" is one of that
+   page.) A block of Philox4x32-7 (Salmon et al. 2011) is 4 words, that is 8 halves, which serve 8 elements in each
+   group of a span. Number k of an element is r_k = own + (16 * row + 2 * k) * other, modulo 2^16. k is 0 for the weight
+   and 1 to 4 for the moments. In the variables below, r is both number 0 and 2 * other of an element, `number` is
+   number 0 (or number k, once stride has been added k times), and stride is 2 * other. */
 
 #ifndef KOPT_RANDOM_GROUP_
 #define KOPT_RANDOM_GROUP_ 128 /* elements; all 16 groups of a span use the same 16 Philox blocks */
@@ -3779,15 +3784,15 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_index_ kopt_philox_block_(kopt_
     return (index >> 11 << 4) | (index >> 3 & 15);
 }
 
-/* Number k of an element is own + (t + k) * 2 * other, where t is 8 times the element's group within its span: a group
-   has 8 factors t + k, of which 5 are used (k = 0 to 4). Returns t. */
+/* Returns 8 * row of the element with this global index. Number k is own + (8 * row + k) * (2 * other): a row has 8
+   factors 8 * row + k, of which 5 are used (k = 0 to 4). */
 enum { KOPT_RANDOM_STORES_ = 8 };
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_multiplier_(kopt_index_ index) {
     return KOPT_CAST_(uint32_t, index >> 7 & 15) * KOPT_RANDOM_STORES_;
 }
 
-/* r of an element: number 0 in the lower half, 2 * other in the upper half. Number k is number 0 + k * (2 * other). The
-   element's own half must be the lower one of `halves`. */
+/* r of an element: number 0 in the lower half, 2 * other in the upper half. So number k is number 0 plus k times the
+   upper half. halves: the word of the element, with its own half as the lower one. */
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_combine_(uint32_t halves, kopt_index_ index) {
     const uint32_t stride = halves >> 16 << 1;
     return stride << 16 | ((halves + stride * kopt_random_multiplier_(index)) & 0xFFFFu);
@@ -3859,8 +3864,8 @@ NOINLINE_FN_ void K_(philox)(vu32_ x[4], const philox_key_ *c, uint64_t block) {
 #endif
 
 #ifdef ONE_LANE_
-/* r of the element with this global index. Takes consecutive elements, one per call; first: 1 in the first call. x
-   keeps the words of the current block from call to call. */
+/* r of the element with this global index. Each call takes the element after that of the call before. first: this is
+   the first call. x keeps the words of the current Philox block from call to call. */
 FN_ vu32_ K_(random_at)(vu32_ x[4], const philox_key_ *cipher, kopt_index_ index, int first) {
     const unsigned position = KOPT_CAST_(unsigned, index & 7);
     uint32_t halves;
@@ -3870,7 +3875,7 @@ FN_ vu32_ K_(random_at)(vu32_ x[4], const philox_key_ *cipher, kopt_index_ index
     return kopt_random_combine_(halves, index);
 }
 
-/* The number of store k, in the low 16 bits; the bits above are arbitrary. */
+/* Number k, in the low 16 bits; the bits above are arbitrary. */
 FN_ vu32_ K_(random16)(vu32_ r, uint32_t k) { return r + k * (r >> 16); }
 
 /* What random_next keeps from call to call. */
@@ -3878,8 +3883,8 @@ typedef struct random_buffer_ {
     vu32_ x[4];
 } random_buffer_;
 
-/* Number 0 of the *n elements from this global index on, in the low halves; the upper halves are arbitrary. Takes
-   consecutive elements; first: 1 in the first call. */
+/* Number 0 of the *n elements from this global index on, in the low halves; the upper halves are arbitrary. Each call
+   takes the elements after those of the call before. first: this is the first call. */
 FN_ vu32_ K_(random_next)(random_buffer_ *buffer, const philox_key_ *cipher, kopt_index_ index, int first, size_t *n) {
     *n = 1;
     return K_(random_at)(buffer->x, cipher, index, first);
@@ -3892,8 +3897,8 @@ FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
     w[3] = x[3];
 }
 #else
-/* Transposes the output of philox into the order of memory: w holds the 4 * LANES_ words block after block, the first
-   LANES_ of them in w[0]. block_of_lane_ is the order of blocks for which these interleavings suffice. */
+/* Transposes the output of philox into the order of memory: w holds the 4 * LANES_ words, one Philox block after the
+   other, the first LANES_ words in w[0]. block_of_lane_ orders the blocks so that these interleavings suffice. */
 FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
     vu32_ even_low = interleave_low_(x[0], x[2]), even_high = interleave_high_(x[0], x[2]);
     vu32_ odd_low = interleave_low_(x[1], x[3]), odd_high = interleave_high_(x[1], x[3]);
@@ -3904,7 +3909,7 @@ FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
 }
 
 /* The random words of the span that holds this global index, in the order of memory. Fills in (at least) those that the
-   elements [from, to) of each group use; `words` has room for a whole group. */
+   elements [from, to) of each group use; `words` has room for the 64 words of a whole group. */
 NOINLINE_FN_ void K_(random_span)(uint32_t *words, const philox_key_ *cipher, kopt_index_ index, size_t from,
                                   size_t to) {
     size_t block, i;
@@ -3932,12 +3937,12 @@ FN_ void K_(random_group)(uint32_t *lower, uint32_t *upper, const uint32_t *word
     }
 }
 
-/* What random_next keeps: the words of the span, and r of the group. lower is longer, as a load may go past its end. */
+/* What random_next keeps: the words of the span, and r of the group. lower is longer: a load may go past the group. */
 typedef struct random_buffer_ {
     uint32_t words[KOPT_RANDOM_GROUP_ / 2], lower[KOPT_RANDOM_GROUP_ / 2 + LANES_], upper[KOPT_RANDOM_GROUP_ / 2];
 } random_buffer_;
 
-/* The same for vectors, zero-extended. *n is LANES_, or less at the end of a group. */
+/* As in the scalar pass, but zero-extended: the upper halves are 0. *n is LANES_, or less at the end of a group. */
 FN_ vu32_ K_(random_next)(random_buffer_ *buffer, const philox_key_ *cipher, kopt_index_ index, int first, size_t *n) {
     const size_t position = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
     if (index % KOPT_RANDOM_SPAN_ == 0 || first) K_(random_span)(buffer->words, cipher, index, 0, KOPT_RANDOM_GROUP_);
@@ -3965,7 +3970,7 @@ FN_ vu32_ K_(encode_q8)(vf32_ y, int square, vu32_ r) {
     if (square) { /* 8 codes per binade, but 32 in each of the upper four; only 0 gets code 0 */
         const vu32_ low = iadd_(shr_(iadd_(u, isplat_(8)), 4), isplat_(0x007F0000u - 0x03D80000u));
         const vu32_ high = iadd_(shr_(iadd_(u, isplat_(2)), 2), isplat_(0x00FF0000u - 0x0FE00000u));
-        /* 0x400 is 2^-139; y is 0 or above it: code 0 or 1 */
+        /* 0x400 is 2^-139, and no y above 0 is smaller: least is 0 (code 0) or 65536 (code 1) */
         const vu32_ least = shl_(as_u32_(min_(y, as_f32_(isplat_(0x00000400u)))), 6);
         return iadd_(imax_(imax_(low, high), least), r);
     }
@@ -3999,10 +4004,11 @@ FN_ vf32_ K_(decode_q8)(vu32_ code, int square) {
 /* ---- rounding ---- */
 
 /* Section 2. Kernels round in 32-bit words whose upper half is the 16-bit number, and whose lower half is the part that
-   is cut off: for bf16 the fp32 word, for fp16 the extended bits of section 1. Vectors take ordinary numbers only: a
-   pair with an infinity, a NaN or a value in the last binade step before infinity goes to the scalar code. */
+   is cut off: the extended bits of section 1 (bf16: the fp32 word itself). A number is ordinary if its magnitude is
+   below the largest finite one of the format. The others are NaN, infinity and the numbers of the last interval before
+   infinity (section 2). Vectors round ordinary numbers only; vectors with any other value go to the scalar code. */
 
-/* Constants of the vector loops. Hoisted, as compilers would otherwise make some of them again for each pair. */
+/* Constants of the vector loops. Hoisted, as compilers would otherwise rebuild some of them in each iteration. */
 typedef struct constants_ {
     vu32_ one, bias, half_ulp, upper, lower, exponent, magnitude, bf16_limit;
     vu32_ abs_mask, subnormal, fp16_limit;
@@ -4016,12 +4022,12 @@ FN_ constants_ K_(make_constants)(void) {
     c.half_ulp = isplat_hoisted_(0x8000u);
     c.upper = isplat_hoisted_(0xFFFF0000u);
     c.lower = isplat_hoisted_(0xFFFFu);
-    c.exponent = isplat_hoisted_(0x7F807F80u);   /* masks of two bf16 in a word: their exponents */
-    c.magnitude = isplat_hoisted_(0x7FFF7FFFu);  /* and magnitudes */
-    c.bf16_limit = isplat_hoisted_(0x7F7E7F7Eu); /* the largest two below the last binade step before infinity */
-    c.abs_mask = isplat_hoisted_(0x7FFFFFFFu);   /* mask of the magnitude of an fp32 */
-    c.subnormal = isplat_hoisted_(0x007FFFFFu);  /* the largest subnormal fp32 */
-    c.fp16_limit = isplat_hoisted_(0x477FDFFFu); /* the largest fp32 below fp16's last binade step before infinity */
+    c.exponent = isplat_hoisted_(0x7F807F80u);                 /* masks of two bf16 in a word: their exponents */
+    c.magnitude = isplat_hoisted_(0x7FFF7FFFu);                /* and magnitudes */
+    c.bf16_limit = isplat_hoisted_(0x7F7E7F7Eu);               /* the largest ordinary magnitude, twice */
+    c.abs_mask = isplat_hoisted_(0x7FFFFFFFu);                 /* mask of the magnitude of an fp32 */
+    c.subnormal = isplat_hoisted_(0x007FFFFFu);                /* the largest subnormal fp32 */
+    c.fp16_limit = isplat_hoisted_(0x477FDFFFu);               /* the largest fp32 that is ordinary in fp16 */
     c.two_to_minus_14 = as_f32_(isplat_hoisted_(0x38800000u)); /* 2^-14: below it fp16 is subnormal, in equal steps */
     c.two_to_40 = as_f32_(isplat_hoisted_(0x53800000u));       /* 2^40 */
     return c;
@@ -4068,9 +4074,9 @@ FN_ vu32_ K_(extended)(vf32_ x, kopt_format format, const constants_ *c) {
     return format == KOPT_BF16 ? u : or_(K_(extended_fp16)(mag, c), xor_(u, mag));
 }
 
-/* from_extended() of section 1. largest: NULL, or the largest magnitude so far. If it is given, fp16 magnitudes update
-   it, and an fp16 infinity or NaN becomes a number above fp16_limit, so that the caller hands the pair to the scalar
-   code. */
+/* from_extended() of section 1. largest: NULL, or the largest magnitudes so far, one per lane. If it is given, fp16
+   magnitudes update it, and an fp16 infinity or NaN becomes a number above fp16_limit, so that the caller hands the
+   vectors to the scalar code. */
 FN_ vf32_ K_(from_extended)(vu32_ u, kopt_format format, vu32_ *largest) {
     vu32_ mag = and_(u, isplat_(0x7FFFFFFFu)), low, bits;
     if (format == KOPT_BF16) return as_f32_(u);
@@ -4162,7 +4168,7 @@ FN_ vu32_ K_(flush_f32)(vf32_ x) {
     return select_(igt_(mag, isplat_(0x7F800000u)), isplat_(0x7FC00000u), u);
 }
 
-/* Makes a NaN canonical. With another payload the rounding of vectors could carry, and turn the NaN into a number. */
+/* Makes a NaN canonical. With another payload, rounding in vectors could carry and turn the NaN into a number. */
 FN_ vf32_ K_(canonical_nan)(vf32_ x) {
     return as_f32_(
         select_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), isplat_(0x7FC00000u), as_u32_(x)));
@@ -4176,10 +4182,10 @@ FN_ vf32_ K_(widen)(vu32_ a, kopt_format format) {
 
 /* ---- rules ---- */
 
-/* Sections 4 to 6a: gradient and moments in, the direction out. */
+/* Sections 4 to 6a: gradient and moments in, the direction out. It is what the rate multiplies in the update. */
 
-/* The moments of a weight: a rule replaces old ones by new ones. root, third_root: the roots of the new v and third, if
-   they are means of squares. */
+/* The first to fourth moment of a weight: a rule replaces the old ones by the new ones. root, third_root: the roots of
+   the new v and third, if these are means of squares. */
 typedef struct moments_ {
     vf32_ m, v, third, fourth, root, third_root;
 } moments_;
@@ -4209,11 +4215,12 @@ FN_ vf32_ K_(max_abs)(vf32_ a, vf32_ b) {
 
 #ifdef KAHAN_OPT_VMATH
 /* atan2(y, x) for x > 0, within 2^-17 (relative; section 6a, where y is m): a polynomial in q, the smaller of |y| and x
-   over the larger; if |y| is the larger, pi/2 minus that. The polynomial is a product of factors, which saves an
-   operation and computes two factors at a time. Infinity over infinity gives NaN. `tests/vmath.py coefficients` finds
-   the coefficients. The division and the polynomial are separate functions, so that atan2_tile can overlap them. */
+   divided by the larger; if |y| is the larger, pi/2 minus the polynomial. The polynomial is a product of factors, which
+   saves an operation, and two factors can be computed in parallel. Two infinities give NaN. The command `tests/vmath.py
+   coefficients` finds the coefficients. The division and the polynomial are separate functions, so that atan2_tile can
+   overlap them. */
 typedef struct atan2_reduced_ {
-    vf32_ y, q;   /* q: the smaller of |y| and x over the larger */
+    vf32_ y, q;   /* q: the smaller of |y| and x, divided by the larger */
     vmask_ steep; /* |y| > x */
 } atan2_reduced_;
 
@@ -4221,7 +4228,7 @@ FN_ atan2_reduced_ K_(atan2_reduce)(vf32_ y, vf32_ x) {
     const vu32_ mag = and_(as_u32_(y), isplat_(0x7FFFFFFFu));
     atan2_reduced_ o;
     o.y = y;
-    o.q = div_(min_(as_f32_(mag), x), max_(x, as_f32_(mag))); /* NaN if y or x is NaN */
+    o.q = div_(min_(as_f32_(mag), x), max_(x, as_f32_(mag))); /* NaN if y or x is NaN: see min_ */
     o.steep = igt_(mag, as_u32_(x));
     return o;
 }
@@ -4245,8 +4252,8 @@ FN_ vf32_ K_(atan2_positive)(vf32_ y, vf32_ x) {
 #define MOMENTS_ kopt_moment_count_in_build_(kind.rule, kind.moment_count)
 
 /* One step of the rule: updates the moments *p and returns the direction. g is the gradient as loaded, w the weight
-   that decay sees (section 3), compensation that of KAHAN or 0. L2 reads w, KOPT_EMA reads w and compensation;
-   otherwise both may be anything. For Adam-atan2 it returns the first argument of atan2 and sets *y to the second; for
+   that decay sees (section 3), compensation that of KAHAN or 0. L2 reads w, and KOPT_EMA reads both; in all other
+   cases they may be anything. For Adam-atan2 it returns the first argument of atan2 and sets *y to the second; for
    a smooth Lion it returns the argument of tanh. The caller makes them the direction (rule_function). */
 FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensation, vf32_ g, moments_ *p, vf32_ *y) {
     vf32_ x, denominator;
@@ -4268,7 +4275,7 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensati
 #endif
         return K_(sign)(x);
     }
-    /* section 6a: the average w of weights g */
+    /* section 6a: EMA, where w is the average and g are the weights */
     if (kind.rule == KOPT_EMA) return add_(sub_(w, g), compensation);
 
     if (kind.rule == KOPT_ADAN) { /* section 6a: Adan; the fourth moment is the gradient of the step before */
@@ -4321,21 +4328,21 @@ FN_ vu32_ K_(join_residual)(kopt_kind_ kind, vu32_ stored, vu32_ residual) {
 
 /* The weight store of section 3, for 16-bit weights: subtracts the update, and returns the new weight in the upper
    half. w is the weight that decay sees, compensation that of KAHAN. *residual: the new residual, in the upper half
-   (COMPACT: its low 8 bits). *largest is updated with the magnitudes that vectors have to check before they are
-   rounded: of COMPACT and EXACT, and of fp16 with NEAREST and STOCHASTIC. The caller flushes small bf16 weights to
-   zero, and with vectors also small compensations. */
+   (COMPACT: its low 8 bits). *largest is updated with the magnitude of w - update before rounding, where vectors
+   have to check it: with COMPACT and EXACT, and in fp16 with NEAREST and STOCHASTIC. The caller flushes small bf16
+   weights to zero, and the vector code also small compensations. */
 FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ compensation, vf32_ update, vu32_ r, const constants_ *c,
                      vu32_ *residual, vu32_ *largest) {
     const int kahan = kind.rounding == KOPT_KAHAN;
     vf32_ y, new_w;
     vu32_ u = r;
-    if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) { /* y: x' of section 3 */
+    if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) { /* w, y: x, x' of section 3 */
         vu32_ mag;
         y = sub_(w, update);
         mag = and_(as_u32_(y), c->abs_mask);
         *largest = imax_(*largest, mag);
         u = K_(extended)(as_f32_(select_or_zero_(igt_(mag, c->subnormal), as_u32_(y))), kind.weight, c);
-        if (kind.rounding == KOPT_COMPACT) { /* of the 16 bits below the weight it keeps the upper 8 */
+        if (kind.rounding == KOPT_COMPACT) { /* keeps the upper 8 of the 16 bits below the weight */
 #ifdef ONE_LANE_
             r &= 0xFFFFu;
 #endif
@@ -4400,7 +4407,7 @@ FN_ kopt_kind_ K_(kind_of)(const kopt_job_ *j) {
     if (kind.rule == KOPT_RADAM || kind.rule == KOPT_RANGER) kind.rule = KOPT_ADAM; /* they differ in scalars only */
     kind.weight = KOPT_FORMAT_(s->weight_format);
     kind.grad = KOPT_FORMAT_(j->grad_format);
-#ifdef ONE_LANE_ /* never sees 8-bit moments: it steps them in fp32 buffers */
+#ifdef ONE_LANE_ /* 8-bit moments reach scalar code in fp32 buffers only */
     kind.moment = KOPT_STEP_FORMAT_(j->moment_format);
 #else
     kind.moment = KOPT_MOMENT_FORMAT_(j->moment_format);
@@ -4418,7 +4425,7 @@ FN_ kopt_kind_ K_(kind_of)(const kopt_job_ *j) {
 #ifdef ONE_LANE_
 /* ---- scalar code ---- */
 
-/* Takes any kind and any value. */
+/* The scalar code of a step takes any kind and any value. For the stages see KOPT_DIRECTION_STAGE_. */
 
 /* An element in registers, as memory stores it: each number is in the low bits of its word. */
 typedef struct element_ {
@@ -4442,8 +4449,8 @@ FN_ vf32_ K_(load_moment)(kopt_kind_ kind, const element_ *e, int moment) {
     return K_(square_if)(K_(widen)(e->moment[moment], kind.moment), kopt_stores_root_(kind, moment));
 }
 
-/* A new moment as stored, in the low bits; in an fp32 buffer it is not rounded, and a mean of squares is its root. r:
-   the random bits of the element. */
+/* A new moment as stored, in the low bits. An fp32 buffer takes it unrounded, and takes the root of a mean of squares.
+   r: the random bits of the element. */
 NOINLINE_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_ root, vu32_ r) {
     const int square = kopt_is_square_(kind.rule, moment);
     const constants_ c = K_(make_constants)();
@@ -4656,7 +4663,7 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_store_fp16_buffer_scalar_(kopt_byte
 #endif
 
 #if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
-/* walk, tile by tile, with a table's function between the stages. */
+/* What `walk` does if opt.vmath is a table: tile by tile, with a function of the table between the stages. */
 static KOPT_NOINLINE_ void K_(walk_tiled)(const kopt_job_ *j, size_t begin, size_t end) {
     float x[KOPT_TILE_], y[KOPT_TILE_];
     kopt_byte_ *const x_buffer = KOPT_POINTER_(kopt_byte_ *, x), *const y_buffer = KOPT_POINTER_(kopt_byte_ *, y);
@@ -4671,10 +4678,10 @@ static KOPT_NOINLINE_ void K_(walk_tiled)(const kopt_job_ *j, size_t begin, size
 }
 #endif
 
-/* Steps the elements [begin, end), all stages of one element after the other; with a table of functions, stage by
-   stage. */
+/* Steps the elements [begin, end): all stages of an element, then the next element. With a table (opt.vmath): one stage
+   of a whole tile, then the next stage. */
 NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
-#if !defined(KOPT_X86_) && !defined(KOPT_NEON_) /* no vectors hand pairs back: step_element is inlined here */
+#if !defined(KOPT_X86_) && !defined(KOPT_NEON_) /* no vector code calls step_elements: step_element is inlined */
     const scalars_ k = K_(splat_job)(j);
     const kopt_kind_ kind = K_(kind_of)(j);
     const philox_key_ cipher = K_(make_philox_key)(j->step->seed, j->step->step, j->id, j->stream);
@@ -4709,7 +4716,7 @@ typedef struct pair_ {
     vf32_ a, b;
 } pair_;
 
-/* The arrays of a job, in a local copy: so the compiler knows that no store of a stage changes the pointers. */
+/* A local copy of a job's pointers. It tells the compiler that the stores of a stage do not change them. */
 typedef struct arrays_ {
     kopt_byte_ *weight, *residual, *grad, *moment[4];
 } arrays_;
@@ -4778,7 +4785,8 @@ FN_ vu32_ K_(pack_pair)(vu32_ a, vu32_ b, int layout) {
     return pack_high16_(a, b);
 }
 
-/* Loads a pair of weights as decay sees them, and the compensations of KAHAN, or 0. largest: see from_extended. */
+/* Loads a pair of weights as decay sees them (section 3), and the compensations: those of KAHAN, or 0. largest: see
+   from_extended. */
 FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int layout, const constants_ *c,
                                pair_ *compensation, vu32_ *largest) {
     pair_ w;
@@ -4837,8 +4845,8 @@ FN_ int K_(commit_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, co
     return 1;
 }
 
-/* A loop over the moments m of a rule. Compilers unroll it, so that m is constant. They do so after they have removed
-   unreachable code, so this takes a fraction of the compile time of four copies in the source. */
+/* A loop over the moments m of a rule. Compilers unroll it, so that m is constant. They remove unreachable code before
+   they unroll, so this takes a fraction of the compile time of four copies in the source. */
 #if defined(KOPT_GCC_) && __GNUC__ >= 8
 #define EACH_MOMENT_ _Pragma("GCC unroll 4") for (m = 0; m < MOMENTS_; m++)
 #else
@@ -4908,8 +4916,8 @@ FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants
 }
 
 /* The first stage of a pair: loads the gradient, updates the moments. *x, *y: what rule returns. w_buffer,
-   compensation_buffer: the pair's weights in fp32, if the rule reads them; NULL: they are loaded from memory. Returns
-   0, with nothing stored, if the pair needs the scalar code. */
+   compensation_buffer: the pair's weights in fp32, if the rule reads them; NULL: they are loaded from memory. largest:
+   see store_moment_pair. Returns 0, with nothing stored, if the pair needs the scalar code. */
 FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
                            const vf32_ *w_buffer, const vf32_ *compensation_buffer, const random_pair_ *r, int layout,
                            pair_ *x, pair_ *y, vu32_ *largest) {
@@ -4943,8 +4951,8 @@ FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k,
     b.moments.fourth = moment[3].b;
     x->a = K_(direction_half)(kind, k, c, w.a, compensation.a, g.a, r->number[0], r->stride[0], 0, layout, &a, &y->a);
     x->b = K_(direction_half)(kind, k, c, w.b, compensation.b, g.b, r->number[1], r->stride[1], 1, layout, &b, &y->b);
-    /* A NaN of another format, or of a weight with its residual, can have bits below those of a bf16: its rounding
-       could carry, and turn it into a number. */
+    /* A NaN of another format, or of a weight joined with its residual, can have bits below those of a bf16. Rounding
+       could carry them and turn the NaN into a number. */
     if (kind.grad != kind.weight || (MOMENTS_ > 0 && kind.moment != kind.weight) ||
         (k->use_l2 && kind.rounding >= KOPT_COMPACT)) {
         if (any_true_(unordered_(x->a, x->b))) return 0;
@@ -4955,9 +4963,9 @@ FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k,
 
 /* ---- random numbers of a tile, in the order of memory ---- */
 
-/* The random numbers of a tile. lower and upper hold up to 3 groups, made by random_group: a tile is as long as 2
-   groups, but may begin within one. number and stride point to the tile's first element in lower (number 0) and upper
-   (2 * other), 16 bits per element. */
+/* The random numbers of a tile, which is up to KOPT_TILE_ consecutive elements: as long as 2 groups. It may begin
+   within a group, so lower and upper hold up to 3 groups, made by random_group. number and stride point to the tile's
+   first element in lower (number 0) and upper (2 * other), 16 bits per element. */
 typedef struct random_tile_ {
     uint32_t words[KOPT_RANDOM_GROUP_ / 2]; /* of the span */
     uint32_t lower[3 * KOPT_RANDOM_GROUP_ / 2], upper[3 * KOPT_RANDOM_GROUP_ / 2];
@@ -4973,7 +4981,7 @@ FN_ random_pair_ K_(load_random_pair)(const kopt_byte_ *number, const kopt_byte_
 }
 
 /* Makes the random numbers of the n elements from this global index on. fresh: r does not hold the words of their span
-   yet. alone: no later tile uses these words, so within one group only those of these elements are made. */
+   yet. alone: no later tile uses these words. Then, if the n elements lie in one group, only their words are made. */
 NOINLINE_FN_ void K_(fill_random_tile)(random_tile_ *r, const philox_key_ *cipher, kopt_index_ index, size_t n,
                                        int fresh, int alone) {
     const size_t offset = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
@@ -4991,13 +4999,14 @@ NOINLINE_FN_ void K_(fill_random_tile)(random_tile_ *r, const philox_key_ *ciphe
 
 /* ---- tiles ---- */
 
-/* The loop over tiles takes every kind of step. It runs one stage for the whole tile, then the next stage. A stage is a
-   function in which rule, format and rounding are constants as far as possible, so that it does not test them for each
-   pair. It steps whole pairs; a tail is stepped in a padded copy (step_tail). */
+/* The loop over tiles takes every kind of step. It runs one stage for the whole tile, then the next stage. Each stage
+   is a function in which rule, format and rounding are constants as far as possible, so that it does not test them for
+   each pair. It steps whole pairs. The elements behind the last whole pair, the tail, are stepped in a padded copy
+   (step_tail). */
 
-/* What the stages of a tile hand on, in fp32 and in the order of memory. */
+/* What a stage of a tile passes on to the next one, in fp32 and in the order of memory. */
 typedef struct buffers_ {
-    /* x: the direction. w and compensation: the weights, loaded only if a stage before the commit reads them. */
+    /* x: what rule returns, then the direction. w, compensation: the weights, loaded only if a stage reads them. */
     vf32_ x[KOPT_TILE_ / LANES_], w[KOPT_TILE_ / LANES_], compensation[KOPT_TILE_ / LANES_];
     vu32_ lane_largest[4]; /* the largest magnitude of each new buffered moment, per lane (fp32 bits) */
     uint32_t largest[4];   /* the same over all lanes */
@@ -5102,7 +5111,7 @@ NOINLINE_FN_ void K_(direction_in_scalar)(const kopt_job_ *tile, buffers_ *buffe
     for (m = 0; m < 4; m++) /* a constant count: for `m < buffered` compilers call memcpy */
         if (m < buffered) job.moment[m] = AS_BYTES_(buffers->moment[m]);
     job.buffered = buffered > 0;
-    buffers->x[q] = buffers->x[q + 1] = splat_(1); /* remains behind the end of a tail */
+    buffers->x[q] = buffers->x[q + 1] = splat_(1); /* the values behind the end of a tail */
     if (with_y) Y_BUFFER_(buffers)[q] = Y_BUFFER_(buffers)[q + 1] = splat_(1);
     kopt_step_elements_scalar_(&job, i, n, KOPT_DIRECTION_STAGE_, AS_BYTES_(buffers->x + q),
                                AS_BYTES_(Y_BUFFER_(buffers) + q), 0);
@@ -5165,7 +5174,7 @@ FN_ void K_(direction_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *bu
     }
     for (i = 0; kind.buffered && i < KOPT_CAST_(size_t, MOMENTS_); i++) {
         buffers->lane_largest[i] = imax_(buffers->lane_largest[i], lane_largest[i]);
-        /* reduced here and not where it is used, because this overlaps with the next stage */
+        /* reduced here and not where it is used, so that the reduction overlaps with the next stage */
         buffers->largest[i] = K_(reduce_max)(buffers->lane_largest[i]);
     }
 }
@@ -5193,10 +5202,11 @@ FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *buffe
 
 /* ---- functions of the stages, and their dispatch ---- */
 
-/* Each line of DIRECTIONS_ and COMMITS_ makes one function of a stage, with the values of the line as constants:
+/* Each line of DIRECTIONS_ and COMMITS_ makes one function of a stage, K_(name), with the values of the line as
+   constants:
 
-       DIRECTIONS_    LINE_(name, rule, number of moments, format of the moments)    makes direction_name
-       COMMITS_       LINE_(name, format of the weights, rounding)                   makes commit_name
+       DIRECTIONS_    LINE_(name, rule, number of moments, format of the moments)
+       COMMITS_       LINE_(name, format of the weights, rounding)
 
    ANY_ matches every value, which is then tested at run time. The first line that matches a step is taken, so a special
    line stands above the general ones. A new rule or rounding needs no line (the lines with ANY_ take it); a line of its
@@ -5236,8 +5246,8 @@ FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *buffe
 #define FORMAT_MATCHES_(line_format, format) \
     ((line_format) == ANY_ ? (format) == KOPT_F32 || (format) == KOPT_Q8 : KOPT_CAST_(int, format) == (line_format))
 
-/* Does a line without ANY_ as its rule match? If so, no general function is called with this kind: the compiler drops
-   the case from them (UNREACHABLE_IF_). */
+/* Does a line with a rule other than ANY_ match? If so, no function of a line with the rule ANY_ is called with this
+   kind, and the compiler drops the case from those functions (UNREACHABLE_IF_). */
 FN_ int K_(direction_has_line)(kopt_kind_ kind) {
     const kopt_format format = kind.buffered ? KOPT_Q8 : kind.moment;
     if (kind.rule == KOPT_ADAM && (MOMENTS_ < 2 || MOMENTS_ > 3)) return 1; /* no such step: Adam has 2 or 3 moments */
@@ -5260,7 +5270,7 @@ FN_ int K_(direction_in_place)(kopt_kind_ kind) {
 #undef LINE_
     return MOMENTS_ == 0;
 }
-/* Does a line without ANY_ as its rounding match? */
+/* Does a line with a rounding other than ANY_ match? */
 FN_ int K_(commit_has_line)(kopt_kind_ kind) {
 #define LINE_(name, line_format, line_rounding) \
     if ((line_rounding) != ANY_ && kind.weight == (line_format) && MATCHES_(kind.rounding, line_rounding)) return 1;
@@ -5323,8 +5333,8 @@ NOINLINE_FN_ void K_(commit_dispatch)(const kopt_job_ *tile, const kopt_kind_ *a
 
 /* ---- a tile and its tail ---- */
 
-/* Loads n weights as fp32, with their residuals (KOPT_COMPACT, KOPT_EXACT) or with the compensation beside them
-   (KOPT_KAHAN; 0 for other roundings). Reads and writes whole pairs. residual: NULL if there is none. */
+/* Loads n weights into w as fp32, joined with their residuals (KOPT_COMPACT, KOPT_EXACT), and their compensations into
+   compensation (KOPT_KAHAN; 0 for other roundings). Reads and writes whole pairs. residual: NULL if there is none. */
 NOINLINE_FN_ void K_(load_weight_tile)(kopt_byte_ *weight, kopt_byte_ *residual, const kopt_kind_ *actual, size_t n,
                                        vf32_ *w, vf32_ *compensation) {
     const kopt_kind_ kind = K_(copy_kind)(actual);
@@ -5344,7 +5354,7 @@ NOINLINE_FN_ void K_(load_weight_tile)(kopt_byte_ *weight, kopt_byte_ *residual,
 }
 
 #ifdef KAHAN_OPT_VMATH
-/* x[q] = atan2(x[q], y[q]) for n vectors; n is even. Software pipelining: the divisions of vector q are in flight while
+/* x[q] = atan2(x[q], y[q]) for n vectors; n is even. Software pipelining: the division of vector q is in flight while
    the polynomial of vector q - 2 is computed. */
 FN_ void K_(atan2_tile)(vf32_ *x, const vf32_ *y, size_t n) {
     atan2_reduced_ first = K_(atan2_reduce)(x[0], y[0]), second = K_(atan2_reduce)(x[1], y[1]), next;
@@ -5551,7 +5561,7 @@ FN_ void K_(store_fp16_elements)(kopt_byte_ *to, const vf32_ *buffer, int square
 /* The same for any values. largest: the largest magnitude of these elements, as fp32 bits. */
 NOINLINE_FN_ void K_(store_fp16_buffer)(kopt_byte_ *to, const vf32_ *buffer, uint32_t largest, int square, int moment,
                                         kopt_rounding rounding, const random_tile_ *r, size_t n) {
-    if (largest > 0x477FDFFFu) /* from 65504 on: the last binade step before infinity, infinity, NaN */
+    if (largest > 0x477FDFFFu) /* from 65504 on: not ordinary */
         kopt_store_fp16_buffer_scalar_(to, KOPT_CONST_POINTER_(const kopt_byte_ *, buffer), square, moment, rounding,
                                        r->number, r->stride, n);
     else if (rounding != KOPT_STOCHASTIC)
@@ -5562,14 +5572,14 @@ NOINLINE_FN_ void K_(store_fp16_buffer)(kopt_byte_ *to, const vf32_ *buffer, uin
         K_(store_fp16_elements)(to, buffer, 0, moment, KOPT_STOCHASTIC, r, n);
 }
 
-/* Elements of the fp32 buffers (1.5 KB) that two to four fp16 moments share. So a tile has 192, 128 or 96 elements,
-   always whole pairs. */
+/* Elements of the fp32 buffer (1.5 KB) that two to four fp16 moments share. So a tile has at most 192, 128 or 96
+   elements, which are whole pairs. */
 #define FP16_BUFFER_ (KOPT_TILE_ + KOPT_TILE_ / 2)
 
 /* Steps elements [begin, end), tile by tile. moment: the buffers of all moments, one behind the other, or NULL if the
    moments are stepped in memory. With 8-bit moments a tile is a block, because its scale needs all of its elements (so
    begin has to be the first element of a block). Otherwise a tile ends where the global index is a multiple of the tile
-   size: the groups of random numbers are counted from there, too. */
+   size, because the groups of random numbers are counted by global index, too. */
 NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t end, vf32_ *moment) {
     const kopt_step *s = whole->step;
     const philox_key_ cipher = K_(make_philox_key)(s->seed, s->step, whole->id, whole->stream);
@@ -5586,7 +5596,7 @@ NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t en
     if (buffered || MOMENTS_ == 0) kind.moment = KOPT_F32;
     buffers.random.number = buffers.random.stride = KOPT_CONST_POINTER_(const kopt_byte_ *, buffers.random.lower);
     for (q = 0; !random && q < KOPT_TILE_ / 2; q += LANES_)
-        store32_(AS_BYTES_(buffers.random.lower + q), isplat_hoisted_(0)); /* isplat_(0): a call of memset */
+        store32_(AS_BYTES_(buffers.random.lower + q), isplat_hoisted_(0)); /* with isplat_(0): memset is called */
     for (i = begin; i < end; i += n) {
         const kopt_index_ index = KOPT_INDEX_(whole->first + i);
         n = tile_size - KOPT_CAST_(unsigned, (q8 ? i : index) % tile_size);
@@ -5673,8 +5683,8 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
 /* The most common kinds of step have a loop of their own, in which rule, formats and roundings are all constants. It
    steps whole pairs, and takes no step with counts, a copy or other extras (specialized_step has the list). */
 
-/* The random numbers of one pair in a group of 128 elements. Adding `next_group` to number 0 (r.number) turns them into
-   those of the same place in the next group. So one run of Philox serves the 16 groups of a span. */
+/* The random numbers of a pair at one place of a group. Adding next_group (8 * stride) to number 0 (r.number) gives
+   those at the same place of the next group. So one run of Philox serves the 16 groups of a span. */
 typedef struct random_counter_ {
     random_pair_ r;
     vu32_ next_group[2];
@@ -5975,7 +5985,7 @@ FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, size_t end
     KOPT_GLUE_(kopt_convert_general_, CONVERT_ISA_)(c, begin, end);
 }
 #else
-/* Converts elements [begin, end) between any formats, to nearest or stochastically. In a stochastic conversion scalar
+/* Converts elements [begin, end) between any formats, to nearest or stochastically. In a stochastic conversion, scalar
    code takes the vectors with a value that is not ordinary. */
 NOINLINE_FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, size_t end) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
@@ -6014,8 +6024,8 @@ FN_ vu32_ K_(convert_vector)(const kopt_byte_ *p, kopt_format to, kopt_format fr
 }
 
 /* Rounds to nearest, with constant formats. A result that is too large for the caches is written with non-temporal
-   stores, if the vocabulary has them: they do not read the destination first. Their alignment is reached only if dst is
-   aligned to its elements. */
+   stores, if the vocabulary has them: they do not read the destination first. They need an aligned address, which no
+   element has if dst is not aligned to its elements. */
 FN_ void K_(convert_array)(const kopt_conversion_ *c, kopt_format to, kopt_format from) {
     const size_t size = kopt_bytes_of_(to), from_size = kopt_bytes_of_(from), n = c->n;
     const kopt_byte_ *const src = c->src;
@@ -6055,7 +6065,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(convert)(const kopt_conversion_ *c) {
 }
 
 #ifndef TOOLS_ISA_
-/* Is none of n values infinite or NaN? The zeros with which load_n pads are finite. */
+/* Are all n values finite? load_n pads with zeros, which are finite. */
 static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_format format, size_t n) {
     const size_t size = kopt_bytes_of_(format);
     const vu32_ exponent = isplat_(format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
@@ -6073,10 +6083,10 @@ static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_f
 
 #if !defined(ONE_LANE_) && !defined(TOOLS_ISA_)
 /* docs/numerics.md, section 9. Vectors take the magnitudes in a window: the multiples of a unit, 2^(127 - scale), that
-   are below 2^28 units. They are integers, whose squares add up exactly in 64 bits. fp32 values are split into their
-   upper and lower 12 significant bits, the lower ones in units of 2^(127 - scale - 12). A window holds all numbers of
-   21 binades in bf16, 18 in fp16 and 17 in fp32. A group of four vectors with any other value is added one value at a
-   time. */
+   are below 2^28 units. In this unit they are integers, whose squares add up exactly in 64 bits. fp32 values are split
+   into their upper and lower 12 significant bits, the lower ones in units of 2^(127 - scale - 12). A window holds all
+   numbers of 21 binades in bf16, 18 in fp16 and 17 in fp32. Here a group is four vectors. If any of its values is
+   outside the window, the group is added one value at a time. */
 
 /* Adds the 64-bit lanes of a sum to the norm, times 2^(p - 298). */
 FN_ void K_(norm_spill)(kopt_norm *norm, const vu32_ sum[2], uint32_t p) {
@@ -6089,8 +6099,8 @@ FN_ void K_(norm_spill)(kopt_norm *norm, const vu32_ sum[2], uint32_t p) {
     }
 }
 
-/* |x| as fp32 bits, for vector i of a group. bf16: the even or the odd elements of two vectors; their order is of no
-   importance to a sum. */
+/* |x| as fp32 bits, for vector i of a group. bf16: the even or the odd elements of two vectors; the order does not
+   matter to a sum. */
 FN_ vu32_ K_(norm_load)(const kopt_byte_ *p, kopt_format format, size_t i) {
     if (format == KOPT_F32) return and_(load32_(p + 4 * LANES_ * i), isplat_(0x7FFFFFFFu));
     if (format == KOPT_FP16) return and_(as_u32_(widen_fp16_(load16_(p + 2 * LANES_ * i))), isplat_(0x7FFFFFFFu));
@@ -6114,8 +6124,8 @@ FN_ uint32_t K_(norm_scan)(const kopt_byte_ *p, kopt_format format, size_t group
     return top;
 }
 
-/* x * factor as an integer; factor is the reciprocal of the window's unit. Sets bits in *bad if the product is no
-   integer, and a bit above the lowest 28 in *all if x is above the window. */
+/* x * factor as an integer; factor is the reciprocal of the window's unit. Sets bits in *bad if the product is not
+   an integer, and a bit above the lowest 28 in *all if x is above the window. */
 FN_ vu32_ K_(norm_to_integer)(vf32_ x, vf32_ factor, vu32_ *bad, vu32_ *all) {
     vf32_ scaled = mul_(x, factor);
     vu32_ integer = round_u32_(scaled);
@@ -9980,8 +9990,8 @@ KOPT_API_ kopt_result kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, 
     return result;
 }
 
-/* kopt_map() of n <= KOPT_VMATH_TILE_ elements: the kernel computes the argument (PREPARE_), the table computes exp,
-   log or tanh, and the kernel computes and rounds the result (FINISH_). KOPT_SOFTPLUS also needs log(1 + exp). out may
+/* kopt_map() of n <= KOPT_VMATH_TILE_ elements: the kernel computes the argument (ARGUMENT_), the table computes exp,
+   log or tanh, and the kernel computes and rounds the result (RESULT_). KOPT_SOFTPLUS also needs log(1 + exp). out may
    be x. */
 static void kopt_map_tile_(const kopt_vmath *vmath, kopt_function f, kopt_byte_ *out, const kopt_byte_ *x,
                            kopt_format format, size_t n) {

@@ -875,6 +875,9 @@ static void check_defaults(void) {
         bad += c.step != 0 || c.id != 0 || c.seed != 0 || c.first_index != 0;
     }
     ok(!bad, "... of accumulators and compressors: %d wrong", bad);
+    lion.step = 0;
+    ok(kopt_step_begin(&lion, &w.step) == KOPT_OK && ref_bits(w.step.sharpness) == 0,
+       "the step of Lion takes the sign");
 }
 
 /* What falls below 2^-126 is +0, the compensation too. */

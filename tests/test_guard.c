@@ -427,6 +427,23 @@ static void check_refusals(void) {
     ok(!refusals_bad, "%d refusals in memory that can only be read: %d fail", refusals, refusals_bad);
 }
 
+/* NULL is no array: one at a low address does not overlap it, however large the tensor is. */
+static void check_low_address(void) {
+    enum { MANY = 1 << 20 };
+    char *const low = (char *)(uintptr_t)MANY;
+    kopt_counts *const counts = mmap(low, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    kopt_bf16 *const weight = calloc(MANY, sizeof *weight);
+    kopt_optimizer o = kopt_sgd(1, 0);
+    kopt_tensor tensor = kopt_tensor_of(weight, NULL, KOPT_BF16, MANY, NULL, 0);
+    o.rounding = KOPT_NEAREST, tensor.counts = counts;
+    if ((char *)counts != low || weight == NULL)
+        skip("no memory at a low address");
+    else
+        ok(kopt_state_init(&o, &tensor, NULL) == KOPT_OK, "counts at a low address, and no initial weights");
+    if (counts != MAP_FAILED) munmap(counts, page);
+    free(weight);
+}
+
 static volatile unsigned char *forbidden;
 static void touch(void) { *forbidden = 1; }
 
@@ -445,6 +462,7 @@ int main(int count, char **arguments) {
     protect(GRAD, 3, 1, PROT_READ), forbidden = room[GRAD] + 3 * page, r += faults(touch);
     protect(GRAD, 3, 1, PROT_READ | PROT_WRITE), r += !faults(touch);
     ok(r == 4, "a write before, behind or to a page that can only be read is caught");
+    check_low_address();
     FOR_EACH_ISA(isa) {
         check_steps((kopt_isa)isa, quick);
         check_ranges((kopt_isa)isa, quick);

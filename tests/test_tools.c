@@ -270,6 +270,15 @@ static void check_norm_far_apart(void) {
                 bad += kopt_norm_add(&norm, data, (kopt_format)f, 128) != KOPT_OK || !same_norm(&norm, &sum, 0);
             }
         }
+    for (k = 0; k < isa_count; ++k) { /* below the upper 12 bits of the window, where 1 is the largest */
+        kopt_norm norm = {{0}, 0};
+        big sum;
+        uint32_t i;
+        for (i = 0; i < 128; ++i) ref_set(data, 4, i, i == 0 ? 0x3f800000 : 0x39000000 + i * 0xf5d3);
+        big_norm(&sum, data, KOPT_F32, 128);
+        kopt_isa_force(isas[k]);
+        bad += kopt_norm_add(&norm, data, KOPT_F32, 128) != KOPT_OK || !same_norm(&norm, &sum, 0);
+    }
     kopt_isa_force(KOPT_ISA_COUNT);
     ok(!bad, "the norm of a number of any size and of the smallest subnormal beside it: %d wrong", bad);
 }
