@@ -660,8 +660,8 @@ KOPT_API_ kopt_optimizer kopt_ranger(double lr);       /* beta 0.9, 0.99; eps 1e
 
 #ifdef KAHAN_OPT_VMATH
 /* Adam-atan2 (Everett et al. 2024) with a = 1.27, b = 1, beta 0.9 and 0.99. Smooth Lion is Lion with
-   tanh(sharpness * c) in place of sign(c). A good sharpness is about 1 / |g|, where |g| is the magnitude from which on
-   a gradient should count fully. Weight decay is decoupled, and 0 by default. */
+   tanh(sharpness * c) in place of sign(c). A good sharpness is about 1 / |g|, where |g| is the magnitude of the
+   gradients that should count. Weight decay is decoupled, and 0 by default. */
 KOPT_API_ kopt_optimizer kopt_adam_atan2(double lr);
 KOPT_API_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness);
 #endif
@@ -766,8 +766,8 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_ten
 
 /* Sets a moment, in any moment format, from an 8-bit state of bitsandbytes. codes are n codes of its dynamic map
    (Dettmers et al. 2022); for averages of squares, of the map without signs. scales has one value per 256 elements:
-   their largest magnitude. For both arrays the rules of kopt_state_write() hold, and its errors; KOPT_WEIGHT is
-   refused with KOPT_ERROR_OPTION. */
+   their largest magnitude. Overlap and errors are those of kopt_state_write(), for both arrays. KOPT_WEIGHT is refused
+   with KOPT_ERROR_OPTION. */
 KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                              const unsigned char *codes, const float *scales);
 
@@ -1048,11 +1048,11 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
 
 /* ---- GRADIENT COMPRESSION ---------------------------------------------------------------------------------------- */
 
-/* Compresses gradients that are sent from rank to rank. The result, called code, takes 2 bytes per value (BF16, FP16),
-   1.016 (Q8) or 0.141 (SIGN); formulas: docs/numerics.md section 12. With a residual, what a code loses is stored
-   there and added to the next gradient (error feedback: Seide et al. 2014, Karimireddy et al. 2019). So all of each
-   gradient arrives in the end, and one bit per value trains as well as 32. Without a residual, use STOCHASTIC, which
-   is unbiased but noisy: NEAREST would be biased, and training may fail.
+/* Compresses gradients that are sent from rank to rank. The result, the code of the gradient, takes 2 bytes per value
+   (BF16, FP16), 1.016 (Q8) or 0.141 (SIGN); formulas: docs/numerics.md section 12. With a residual, what a code loses
+   is stored there and added to the next gradient (error feedback: Seide et al. 2014, Karimireddy et al. 2019). So all
+   of each gradient arrives in the end, and one bit per value trains as well as 32. Without a residual, use STOCHASTIC,
+   which is unbiased but noisy: NEAREST would be biased, and training may fail.
 
    Skip a gradient that contains infinity or NaN (kopt_norm tells) rather than compress it. In BF16 and FP16 such a
    value arrives as it is. In Q8 and SIGN all 256 values that share its scale arrive as NaN. The residuals of these
@@ -1104,8 +1104,9 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
 
 /* Sums arrays of n values in a fixed order: out[i] = (shards[0][i] + shards[1][i] + ...) * scale. Each + and * is in
    fp32; the result is rounded to nearest even once, at the end. scale is 1 / count for the mean. The bits do not
-   depend on the slicing. All shards have one format. out may be one of the shards if out_format equals format; any
-   other overlap is refused. KOPT_ERROR_RANGE if count is 0 or scale is not a finite number. */
+   depend on the slicing. All shards have one format. out may be one of the shards if out_format equals format;
+   otherwise it must overlap neither a shard nor the array shards. KOPT_ERROR_RANGE if count is 0 or scale is not a
+   finite number. */
 KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void *const *shards, size_t count,
                                   kopt_format format, size_t n, double scale);
 
@@ -1287,11 +1288,11 @@ KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, 
    weight decay and roundings, and w += sqrt(2 * lr * temperature) * N(0, 1). lr includes t.rate_scale. It is the
    algorithm of the paper if g is the gradient of -log of the posterior over all data, lr is epsilon / 2 and
    temperature is 1. (If the loss is a mean over N data, set opt.grad_scale to N.) Temperature 0 is SGD, bit for bit.
-   With bf16 and fp16 weights, use KAHAN or EXACT: the other roundings lose small noise. The noise gives no guarantee
-   of differential privacy.
+   With bf16 and fp16 weights, use KAHAN or EXACT, or small noise is lost. The noise gives no guarantee of differential
+   privacy.
 
-   kopt_langevin_step() is used like kopt_optimizer_step() and has its errors. These are its own: KOPT_ERROR_OPTION for
-   momentum or another rule than SGD, KOPT_ERROR_RANGE if temperature is not in [0, 1e38] or the noise overflows,
+   kopt_langevin_step() is used like kopt_optimizer_step() and has its errors. It also has its own: KOPT_ERROR_OPTION
+   for momentum or a rule other than SGD, KOPT_ERROR_RANGE if temperature is not in [0, 1e38] or the noise overflows,
    KOPT_ERROR_BOUNDS if first_index + n of a tensor is above 2^54. */
 KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                          double temperature);
@@ -1327,7 +1328,10 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 
 /* ---- COMPILER AND TARGET ----------------------------------------------------------------------------------------- */
 
-/* Selects the vocabularies of this build. tcc, nvcc and unknown compilers get the scalar one only. */
+/* In the comments below, "section" with a number means that section of docs/numerics.md. */
+
+/* Selects the vector code of this build: KOPT_X86_ (SSE2, AVX2, AVX-512), KOPT_NEON_, or none. tcc, nvcc and unknown
+   compilers get scalar code only. */
 #if defined(KAHAN_OPT_NO_SIMD) || defined(__TINYC__) || defined(__CUDACC__)
 #elif (defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__i386__))) || defined(_M_X64)
 #define KOPT_X86_ 1
@@ -1337,11 +1341,11 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 
 #if defined(KOPT_X86_)
 #if defined(KOPT_GCC_) && !defined(_IMMINTRIN_H_INCLUDED)
-/* Without this macro gcc's headers refuse to be included one by one. <immintrin.h> includes them all, mostly for
-   AVX-512, which takes an eighth of the compile time of this file. */
+/* Without this macro gcc's headers refuse to be included one by one. <immintrin.h> includes all of them; most are for
+   AVX-512, are not needed here, and would take an eighth of the compile time of this file. */
 #define _IMMINTRIN_H_INCLUDED
 #if !__STDC_HOSTED__ && !defined(_MM_MALLOC_H_INCLUDED)
-#define _MM_MALLOC_H_INCLUDED /* keeps them from including stdlib.h, which bare metal and UEFI do not have */
+#define _MM_MALLOC_H_INCLUDED /* keeps the headers from including stdlib.h, which bare metal and UEFI lack */
 #include <smmintrin.h>
 #undef _MM_MALLOC_H_INCLUDED
 #endif
@@ -1398,8 +1402,8 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 #define KOPT_PREFETCH_(p) ((void)(p))
 #endif
 
-/* Pointer casts go through void *, so that no compiler warns about alignment: loads and stores of a vocabulary need
-   none. */
+/* Pointer casts go through void *, so that no compiler warns about alignment: loads and stores take any address, except
+   for non-temporal stores, and their caller checks it. */
 #define KOPT_POINTER_(type, p) KOPT_CAST_(type, KOPT_CAST_(void *, p))
 #define KOPT_CONST_POINTER_(type, p) KOPT_CAST_(type, KOPT_CAST_(const void *, p))
 #ifdef __cplusplus
@@ -1428,7 +1432,7 @@ typedef unsigned char kopt_byte_;
 enum {
     KOPT_HEADER_ = 64,       /* bytes of a state block before its arrays */
     KOPT_BLOCK_VERSION_ = 2, /* of the layout of a state block */
-    KOPT_RANDOM_STEP_ = 0,   /* from here on: streams of random bits, section 7 */
+    KOPT_RANDOM_STEP_ = 0,   /* this and all that follow: streams of random bits, section 7 */
     KOPT_RANDOM_CONVERT_ = 1,
     KOPT_RANDOM_ACCUMULATE_ = 2,
     KOPT_RANDOM_COMPRESS_ = 3,
@@ -1437,8 +1441,9 @@ enum {
     KOPT_RANDOM_LANGEVIN_ = 6
 };
 
-/* The scale of a block of 8-bit codes, from its largest magnitude, both as fp32 words. 0 if that is subnormal, NaN
-   (7FC00000) if it is infinite or NaN: then the whole block is NaN. */
+/* The scale of a block of 256 codes: largest, which is the largest magnitude in the block (KOPT_SIGN to nearest: the
+   mean). Both are fp32 words, the bits of fp32 numbers. The scale is 0 if largest is 0 or subnormal, and NaN (7FC00000)
+   if largest is infinite or NaN: then the whole block decodes to NaN. */
 KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
     const uint32_t infinity = 0x7F800000u, bounded = largest < infinity ? largest : infinity;
     /* infinity + (1 << 22) is 7FC00000. Not a conditional expression with that constant: gcc 12 -O1 for Thumb-2 loses
@@ -1448,8 +1453,8 @@ KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
 /* Are all codes of a block with this scale 0? */
 KOPT_INLINE_ int kopt_codes_are_zero_(uint32_t scale) { return scale == 0 || scale == 0x7FC00000u; }
 
-/* The scale of section 6b. square: the block holds roots of means of squares. For all other numbers the scale is a
-   power of two. */
+/* The scale of a block of KOPT_Q8 codes (section 6b). square: the block holds roots of means of squares, and the scale
+   is their largest. For all other numbers the scale is a power of two. */
 KOPT_INLINE_ uint32_t kopt_scale_q8_(uint32_t largest, int square) {
     const uint32_t power = (largest + 0x000FFFFFu) & 0x7F800000u;
     if (square || largest >= 0x7F800000u) return kopt_scale_(largest);
@@ -1464,11 +1469,11 @@ typedef struct kopt_job_ {
     kopt_format grad_format, copy_format, moment_format;                            /* formats in memory */
     size_t begin, end, scale; /* scale: offset in bytes from the codes of an 8-bit moment to its scales */
     uint64_t first;           /* global index of element 0 */
-    uint32_t id, stream;
+    uint32_t id, stream;      /* of the random bits */
     float rate, weight_decay;
-    int buffered; /* the moments are fp32 buffers, with roots of means of squares; the caller rounds and stores them */
+    int buffered; /* moment[] are fp32 buffers (means of squares as roots), which the caller then rounds and stores */
 #ifdef KAHAN_OPT_VMATH
-    /* The table with the function that runs between the stages; NULL: none, or the built-in one of Adam-atan2. */
+    /* The table whose tanh or atan2 runs between two stages of the step. NULL: the kernel needs no table. */
     const kopt_vmath *vmath;
     int quotient; /* Adam-atan2: vmath->atan2 computes the arc tangent of one argument, the quotient y / x */
 #endif
@@ -1512,7 +1517,8 @@ typedef struct kopt_tool_ {
 #error "KAHAN_OPT_ONLY leaves no format or no rule"
 #endif
 #define KOPT_HAS_(what) ((KOPT_ONLY_ & (what)) != 0)
-/* Does this build step moments in fp32 buffers? 8-bit moments always are, fp16 moments in vector code only. */
+/* Does this build keep any moments in fp32 buffers during a step? It does for 8-bit moments, and in vector code also
+   for fp16 moments. */
 #if defined(KOPT_X86_) || defined(KOPT_NEON_)
 #define KOPT_BUFFERED_MOMENTS_ KOPT_HAS_(KOPT_WITH_Q8 | KOPT_WITH_FP16)
 #else
@@ -1528,9 +1534,10 @@ typedef struct kopt_tool_ {
 #define KOPT_SCALARS_ static KOPT_FORCE_INLINE_
 #endif
 
-/* Returns value, which is an option of this build: bit i of the constant `set` says whether the build contains option
-   i. So the compiler knows which values are impossible and drops their code: if one option is left the result is a
-   constant, if two are left it costs one comparison. An option that the build lacks becomes one that it contains. */
+/* Returns value if this build contains option number `value`, otherwise another option that it contains. Bit i of the
+   constant `set` says whether the build contains option i. So the compiler knows which values are impossible and drops
+   their code: if the build contains one option, the result is a constant; if it contains two, the call costs one
+   comparison. */
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_enabled_value_(uint32_t set, int value) {
     const uint32_t lowest_bit = set & (0u - set), others = set ^ lowest_bit;
     const int low = lowest_bit == 1    ? 0
@@ -1566,7 +1573,7 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_enabled_value_(uint32_t set
 #define KOPT_STATE_ROUNDINGS_ (KOPT_ONLY_ >> 10 & 3u)
 #define KOPT_DECAYS_ (KOPT_ONLY_ >> 12 & 7u)
 #ifdef KAHAN_OPT_VMATH
-/* A build contains Adam-atan2 if it contains Adam, SGD and fp32. */
+/* A build contains Adam-atan2 if it contains Adam, SGD and fp32; smooth Lion if it contains Lion, SGD and fp32. */
 #define KOPT_WITH_VMATH_RULES_ (KOPT_WITH_SGD | KOPT_WITH_F32)
 #define KOPT_RULES_               \
     ((KOPT_ONLY_ >> 16 & 0x7Fu) | \
@@ -1589,7 +1596,8 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_enabled_value_(uint32_t set
 #define KOPT_STEP_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, (KOPT_FORMATS_ | KOPT_FORMATS_ >> 3) & 7u, value)
 #define KOPT_ROUNDING_(value) KOPT_ENABLED_VALUE_(kopt_rounding, KOPT_ROUNDINGS_, value)
 #define KOPT_STATE_ROUNDING_(value) KOPT_ENABLED_VALUE_(kopt_rounding, KOPT_STATE_ROUNDINGS_, value)
-/* Nearest or stochastic, for weights or for the state. With extras nearest is there for AMSGrad's maximum. */
+/* Nearest or stochastic, for weights or for the state. With KOPT_WITH_EXTRAS a build always contains nearest, because
+   AMSGrad's maximum is rounded to nearest. */
 #define KOPT_ROUND_MODE_(value) \
     KOPT_ENABLED_VALUE_(kopt_rounding, (KOPT_ROUNDINGS_ | KOPT_STATE_ROUNDINGS_ | (KOPT_ONLY_ >> 30 & 1u)) & 3u, value)
 #define KOPT_DECAY_(value) KOPT_ENABLED_VALUE_(kopt_decay_mode, KOPT_DECAYS_, value)
@@ -1628,7 +1636,7 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_residual_(kopt_
 
 /* ---- MEMORY ------------------------------------------------------------------------------------------------------ */
 
-/* Hides the value of an integer from the optimizer, which then cannot replace a loop by a call of memcpy or memset. */
+/* Hides the value of an integer from the compiler, which then cannot replace a loop by a call of memcpy or memset. */
 #ifdef KOPT_GNU_
 #define KOPT_OPAQUE_(x) __asm__("" : "+r"(x))
 #else
@@ -1645,8 +1653,8 @@ typedef uint32_t kopt_unaligned128_ __attribute__((__vector_size__(16), __aligne
 #endif
 #endif
 
-/* Copies size bytes, in wide pieces where the hardware allows unaligned access and code size does not matter: every
-   call copies a step and a job. */
+/* Copies size bytes. On x86 and NEON, which allow unaligned access and where code size matters little, it copies wide
+   pieces, because each step copies a kopt_step, and a job for each tensor. */
 #ifdef KOPT_VECTORS16_
 KOPT_INLINE_ void kopt_copy64_(kopt_byte_ *to, const kopt_byte_ *from) {
     const kopt_unaligned128_ *const in = KOPT_CONST_POINTER_(const kopt_unaligned128_ *, from);
@@ -1725,7 +1733,8 @@ KOPT_INLINE_ const kopt_job_ *kopt_copy_job_(kopt_job_ *to, const kopt_job_ *fro
     return to;
 }
 
-/* Fills the `room` bytes of part, a multiple of 4, with size bytes from p and then zeros. Returns part. */
+/* Fills the `room` bytes of part with size bytes from p and then zeros. room is a multiple of 4, size <= room. Returns
+   part. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_copy_padded_(kopt_byte_ *part, size_t room,
                                                                        const kopt_byte_ *p, size_t size) {
     size_t i;
@@ -1830,7 +1839,7 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
             root |= 1u;
         }
     }
-    root = (root + 1u) >> 1; /* never a tie: the square of a root of exactly 25 bits would have 49 or 50 bits */
+    root = (root + 1u) >> 1; /* never a tie: a root of exactly 25 bits has a square of 49 or 50 bits, and x has 24 */
     return kopt_as_f32_((exponent << 23) + (root - 0x00800000u));
 #endif
 }
@@ -2000,6 +2009,7 @@ KOPT_INLINE_ kopt_f64_ kopt_u32_to_f64_(uint32_t n) { /* n > 0 */
     return significand + (KOPT_CAST_(uint64_t, e - 1) << 52);
 }
 
+/* x / 2; x and the result are normal. */
 KOPT_INLINE_ kopt_f64_ kopt_half64_(kopt_f64_ x) { return x - (KOPT_CAST_(uint64_t, 1) << 52); }
 
 /* Rounds to binary32, nearest even. A NaN becomes an infinity. With KOPT_POSITIVE64_ a subnormal result becomes 0. */
@@ -2041,9 +2051,10 @@ typedef double kopt_f64_;
 #else
 #define KOPT_REGISTER64_ "m"
 #endif
-/* An optimization barrier: hides the value of x from the optimizer. The barriers here and in kopt_to_float_() are
+/* An optimization barrier: hides the value of x from the compiler. The barriers here and in kopt_to_float_() are
    volatile, so they stay in order, and every operation is between two of them: one for its operand, one for its result.
-   So the compiler cannot move an operation out from between kopt_enter_() and kopt_leave_(). */
+   So the compiler cannot move an operation before kopt_enter_() or after kopt_leave_(), which set and restore the
+   floating-point environment. */
 KOPT_INLINE_ double kopt_opaque64_(double x) {
 #ifdef __CUDA_ARCH__
     return x;
@@ -2100,8 +2111,8 @@ KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
 
 /* ---- comparisons and ranges of hyper-parameters ---- */
 
-/* a < b, compared as integers: -Ofast assumes that there are no NaNs, and with DAZ set by the caller subnormals would
-   count as 0. A NaN is above all numbers or, if its sign bit is set, below all. */
+/* a < b, compared as integers: -Ofast assumes that there are no NaNs, and if the caller has set DAZ, a comparison of
+   doubles takes subnormals for 0. A NaN is above all numbers or, if its sign bit is set, below all. */
 static KOPT_HOST_DEVICE_ int kopt_less64_(kopt_f64_ a, kopt_f64_ b) {
     const uint64_t top = KOPT_CAST_(uint64_t, 1) << 63;
     uint64_t x = kopt_f64_to_bits_(a), y = kopt_f64_to_bits_(b);
@@ -2122,8 +2133,8 @@ static KOPT_HOST_DEVICE_ int kopt_within_(double x, double low, double high) {
     return kopt_within64_(kopt_to_f64_(x), kopt_to_f64_(low), kopt_to_f64_(high));
 }
 
-/* Faster checks, for every step. The words of nonnegative numbers are in the order of the numbers, and those of
-   negative numbers and NaNs are above that of any finite bound. -0 counts as 0. */
+/* Faster checks of ranges, for every step; they compare the bits. The bits of nonnegative numbers are in the order of
+   the numbers, and the bits of negative numbers and NaNs are above those of any finite bound. -0 counts as 0. */
 KOPT_INLINE_ int kopt_is_zero_(double x) { return kopt_bits64_(x) << 1 == 0; }
 KOPT_INLINE_ int kopt_from_0_to_(double x, double largest) {
     return kopt_bits64_(x) <= kopt_bits64_(largest) || kopt_is_zero_(x);
@@ -2227,7 +2238,8 @@ static KOPT_HOST_DEVICE_ kopt_f64_ kopt_u64_to_f64_(uint64_t n) {
 
 /* ---- EXACT NORM -------------------------------------------------------------------------------------------------- */
 
-/* Adds value * 2^(p - 298) to the exact sum. Does not propagate carries: each limb grows by less than 2^33. */
+/* Adds value * 2^(p - 298) to the exact sum. A limb is one of its words, norm->digit[i]. Does not propagate carries:
+   each limb grows by less than 2^33. */
 KOPT_INLINE_ void kopt_norm_accumulate_(kopt_norm *norm, uint64_t value, uint32_t p) {
     const uint64_t low = (value & 0xFFFFFFFFu) << (p & 31u), high = (value >> 32) << (p & 31u);
     uint64_t *limb = norm->digit + (p >> 5);
@@ -2245,14 +2257,15 @@ static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_carry_(kopt_norm *norm) {
     }
 }
 
-/* The fp32 word of |x|. */
+/* The fp32 word of |x|, with x the value at p. */
 KOPT_INLINE_ uint32_t kopt_load_magnitude_(const kopt_byte_ *p, kopt_format format) {
     if (format == KOPT_F32) return kopt_load32_(p) & 0x7FFFFFFFu;
     if (format == KOPT_BF16) return (kopt_load16_(p) & 0x7FFFu) << 16;
     return kopt_as_u32_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, kopt_load16_(p) & 0x7FFFu)));
 }
 
-/* Adds the squares of n values one by one. Takes any value. At most 2^30 values until the next kopt_norm_carry_(). */
+/* Adds the squares of n values one by one, and counts the values that are not finite. Between two calls of
+   kopt_norm_carry_(), at most 2^30 values may be added. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_add_values_(kopt_norm *norm, const kopt_byte_ *p,
                                                                                 kopt_format format, size_t n) {
     const size_t size = kopt_bytes_of_(format);
@@ -2309,33 +2322,34 @@ static KOPT_HOST_DEVICE_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
 
 /* clang-format off */
 typedef enum kopt_vmath_kind_ {
-    KOPT_VMATH_EXP_, /* functions of vector mathematics */
+    KOPT_VMATH_EXP_, /* this and the next six: the functions of a kopt_vmath table */
     KOPT_VMATH_LOG_,
     KOPT_VMATH_TANH_,
     KOPT_VMATH_ERF_,
     KOPT_VMATH_ERFC_,
     KOPT_VMATH_ATAN2_,
     KOPT_VMATH_SINCOSPI_,
-    KOPT_VMATH_ADD_ONE_,    /* in fp32 */
+    KOPT_VMATH_ADD_ONE_,    /* kopt_map: in + 1, in fp32 */
     KOPT_VMATH_ARGUMENT_,    /* kopt_map: the arguments of the function */
     KOPT_VMATH_RESULT_,     /* kopt_map: the 16-bit results */
     KOPT_VMATH_MULTIPLY_,   /* kopt_map: 16-bit products */
     KOPT_VMATH_MAXIMUM_,    /* kopt_softmax: the largest value of a row */
     KOPT_VMATH_DIFFERENCE_, /* kopt_softmax: the distances from it, and their rounding errors */
     KOPT_VMATH_ROW_SUM_,      /* kopt_softmax: corrected terms and their sums */
-    KOPT_VMATH_NORMAL_,     /* random numbers */
-    KOPT_VMATH_UNIFORM_,
-    KOPT_VMATH_LINEAR_ /* a + b * in2, or a * in + b * in2 */
+    KOPT_VMATH_NORMAL_,     /* standard normal random numbers */
+    KOPT_VMATH_UNIFORM_,    /* random numbers in (-1, 1) */
+    KOPT_VMATH_LINEAR_ /* a + b * in2 if in is NULL, otherwise a * in + b * in2 */
 } kopt_vmath_kind_;
 /* clang-format on */
 
+/* One call of the kernel of vector mathematics. Each kind reads only some of the fields. */
 typedef struct kopt_vmath_job_ {
     kopt_vmath_kind_ kind;
     kopt_function f;
     kopt_format format;
     size_t n;
     const kopt_byte_ *in, *in2;
-    kopt_byte_ *out, *out2; /* FINISH_ of SOFTPLUS reads out2 */
+    kopt_byte_ *out, *out2; /* KOPT_VMATH_RESULT_ of KOPT_SOFTPLUS reads out2 */
     float a, b;
     uint64_t seed, first;
     uint32_t step, id, stream, attempt;
@@ -2344,9 +2358,9 @@ typedef struct kopt_vmath_job_ {
 /* Partial sums of a row, one for each lane of the widest vector: element i is in sum i mod 16. */
 #define KOPT_ROW_SUMS_ 16
 
-/* All inputs that are hard to round: the exact result is so close to the midpoint of two 16-bit numbers (relative 2^-20
-   for bf16, 2^-21 for fp16) that an fp32 result does not show which one is nearer. By function and format; an entry is
-   `input << 16 | output`, in ascending order. `tests/vmath.py patches` prints them. */
+/* All inputs that are hard to round: the exact result is so close to the midpoint of two 16-bit numbers (relative
+   distance up to 2^-20 for bf16, 2^-21 for fp16) that an fp32 result does not show which one is nearer. The table is
+   ordered by function, format and input; an entry is `input << 16 | output`. `tests/vmath.py patches` prints it. */
 /* clang-format off */
 static const unsigned kopt_map_exception_start_[27] = {0,   4,   42,  50,  107, 107, 139, 146, 211,
                                                        219, 261, 262, 312, 313, 364, 369, 427, 427,
@@ -2445,14 +2459,14 @@ static const uint32_t kopt_map_exception_table_[816] = {
     0xBB6AAC0Du, 0xBD02AFD9u, 0xBEA8AF9Au, 0xC0D8A9A8u, 0xC34795FDu, 0xC39D9236u};
 /* clang-format on */
 
-/* The entries of one function and format. */
+/* The entries of one function and format; *count is their number. */
 static const uint32_t *kopt_map_exceptions_(kopt_function f, kopt_format format, unsigned *count) {
     const unsigned *const start = kopt_map_exception_start_ + 2 * KOPT_CAST_(int, f) + (format == KOPT_FP16);
     *count = start[1] - start[0];
     return kopt_map_exception_table_ + start[0];
 }
 
-/* The correct result for input x if it has an entry, else y. */
+/* The correct result for input x if x has an entry, otherwise y. */
 static KOPT_HOST_DEVICE_ uint32_t kopt_map_exception_(const uint32_t *patches, unsigned count, uint32_t x, uint32_t y) {
     unsigned low = 0, high = count;
     while (low < high) {
@@ -2467,21 +2481,24 @@ static KOPT_HOST_DEVICE_ uint32_t kopt_map_exception_(const uint32_t *patches, u
 }
 #endif
 
-/* The stages of a step, as bits. For a pair that a vector kernel hands to the scalar code, the scalar code runs only
-   the direction or only the commit stage, and the direction is in a buffer. The final stage comes after the weights are
-   stored: slow weights, copies, counts, zeroing the gradient. */
+/* The stages of a step, as bits. The direction stage reads the gradient, updates the moments and computes the
+   direction, which the learning rate multiplies. The commit stage updates, rounds and stores the weight. The final
+   stage comes after it: slow weights, copies, counts, zeroing the gradient. A vector kernel steps two vectors at a
+   time, a pair. It hands a pair with special values to the scalar code, which then runs only the direction or only the
+   commit stage; a buffer holds the direction in between. */
 enum { KOPT_DIRECTION_STAGE_ = 1, KOPT_COMMIT_STAGE_ = 2, KOPT_FINAL_STAGE_ = 4, KOPT_ALL_STAGES_ = 7 };
 #ifndef KOPT_NT_THRESHOLD_
-#define KOPT_NT_THRESHOLD_ (KOPT_CAST_(size_t, 1) << 25) /* bytes of a result from which on stores are non-temporal */
+#define KOPT_NT_THRESHOLD_ (KOPT_CAST_(size_t, 1) << 25) /* conversions to this many bytes use non-temporal stores */
 #endif
-#define KOPT_TILE_ 256 /* elements, as in a block of 8-bit moments */
+/* Elements of a tile, which is stepped stage by stage. A block of 8-bit moments has as many. */
+#define KOPT_TILE_ 256
 
 /* The order of stages in a specialized loop. Tiled: each stage runs over a whole tile. Fused: the commit stage of a
    pair follows its direction stage at once. Pipelined: the commit stage of a pair follows the direction stage of the
    next pair, so that the processor can work on two divisions at a time. docs/benchmarks.md measures the gain. */
 typedef enum kopt_schedule_ { KOPT_TILED_, KOPT_FUSED_, KOPT_PIPELINED_ } kopt_schedule_;
 
-/* Scalar code, which vector code calls for ranges that are too short and for values that are special. */
+/* Scalar code, which vector code calls for ranges that are too short and for special values. */
 static void kopt_walk_scalar_(const kopt_job_ *j, size_t begin, size_t end);
 static KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages, kopt_byte_ *x,
                                                     kopt_byte_ *y, int even_odd);
@@ -6969,6 +6986,7 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 
 /* ---- DISPATCH ---------------------------------------------------------------------------------------------------- */
 
+/* The kernels of one ISA. The function pointers are NULL if this build lacks the ISA. */
 typedef struct kopt_kernels_ {
     const char *name;
     void (*step)(const kopt_job_ *);
@@ -6986,6 +7004,7 @@ typedef struct kopt_kernels_ {
 #define KOPT_AND_VMATH_(kernel)
 #endif
 
+/* tools: the ISA whose all_finite and measure this ISA uses (TOOLS_ISA_ of its vocabulary). */
 #define KOPT_KERNELS_(isa, tools)                                                 \
     {#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, \
      kopt_measure_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)}
@@ -7045,6 +7064,7 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
 KOPT_API_ int kopt_version(void) { return KOPT_VERSION; }
 
 #ifdef KOPT_X86_
+/* out: eax, ebx, ecx and edx of cpuid for this leaf, with ecx = 0. */
 static void kopt_cpuid_(uint32_t leaf, uint32_t out[4]) {
 #ifndef KOPT_GNU_
     int r[4];
@@ -7076,7 +7096,7 @@ KOPT_API_ int kopt_isa_usable(kopt_isa isa) {
         if (isa == KOPT_ISA_SSE2) return 1;
         features = r[2];
         if ((features >> 27 & 1u) == 0 || (features >> 28 & 1u) == 0 || (features >> 29 & 1u) == 0 || max < 7) return 0;
-#ifndef KOPT_GNU_ /* The CPU has OSXSAVE, AVX and F16C. XCR0: the registers that the operating system saves */
+#ifndef KOPT_GNU_ /* The CPU has OSXSAVE, AVX and F16C. XCR0 says which registers the operating system saves */
         saved = KOPT_CAST_(uint32_t, _xgetbv(0) & 0xFFFFFFFFu);
 #else
         {
@@ -7165,8 +7185,8 @@ typedef struct kopt_environment_ {
 #endif
 #endif
 
-/* Keeps loads behind kopt_enter_() and stores before kopt_leave_(). That these are not inlined is not enough: compilers
-   analyse such functions, too. */
+/* Keeps loads after kopt_enter_() and stores before kopt_leave_(). It is not enough that these two functions are not
+   inlined, because compilers analyse the functions that they do not inline, too. */
 #if defined(KOPT_GNU_) && (KOPT_ONLY_ & KOPT_WITH_CHECKS)
 #define KOPT_FENCE_() __asm__ __volatile__("" : : : "memory")
 #else
@@ -7197,7 +7217,8 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
     e->control = KOPT_CAST_(uint32_t, old);
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
     __asm__ __volatile__("vmrs %0, fpscr" : "=r"(e->control));
-/* Both keep the flags. M profile: also LTPSIZE, as low-overhead loops of a Cortex-M55 fault without it. */
+/* Both masks keep the condition flags and the exception flags. On M profile the mask keeps LTPSIZE, too: without it,
+   low-overhead loops of a Cortex-M55 fault. */
 #if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M'
     __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF807009Fu));
 #else
@@ -7247,7 +7268,7 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 
 /* ---- 8-BIT MOMENTS IN SCALAR CODE -------------------------------------------------------------------------------- */
 
-/* Section 6b, one block after the other. */
+/* The 8-bit codes of section 6b. Each function takes one block, or one part of it. */
 
 #define KOPT_BLOCK_ KOPT_CAST_(size_t, 256) /* elements that share a scale */
 /* Sizes of arrays on the stack: KOPT_BLOCK_PART_ elements for code that does not need a whole block at once,
@@ -7260,22 +7281,24 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 #define KOPT_RATIOS_ KOPT_BLOCK_PART_
 #endif
 
-/* The number that an 8-bit code stands for. With square: the root of a mean of squares. */
+/* The number that an 8-bit code stands for; the root of a mean of squares if square is 1. */
 static KOPT_INLINE_KEYWORD_ float kopt_decode_number_(uint32_t code, float scale, int square) {
     float y = kopt_decode_q8_scalar_((code ^ 0x80u) - 0x80u, square);
-    KOPT_OPAQUE_FLOAT_(y); /* else -Ofast turns 0 * scale into 0, also if scale is NaN */
+    KOPT_OPAQUE_FLOAT_(y); /* otherwise -Ofast turns 0 * scale into 0, even if scale is NaN */
     return kopt_mul_scalar_(y, scale);
 }
 
-/* Decodes the n codes of one block to fp32; x has any alignment. With square: to the roots of means of squares. */
+/* Decodes n codes of one block to fp32, at x (any alignment). scale: the 4 bytes of the block's scale; square: the
+   results are roots of means of squares. */
 static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, const kopt_byte_ *scale, size_t n, int square) {
     const float factor = kopt_as_f32_(kopt_load32_(scale));
     size_t i;
     for (i = 0; i < n; i++) kopt_store32_(x + 4 * i, kopt_as_u32_(kopt_decode_number_(code[i], factor, square)));
 }
 
-/* Generates the random numbers of one store. kopt_begin_random_reader_() sets store to 0; the caller sets first, the
-   global index of element 0. */
+/* Generates 16-bit random numbers for consecutive elements: number `store` of each element (KOPT_RANDOM_STORE).
+   kopt_begin_random_reader_() sets store to 0. The caller sets first, the global index of element 0, and may set
+   store. */
 typedef struct kopt_random_reader_ {
     kopt_philox_key_scalar_ cipher;
     kopt_vu32_scalar_ words[4];
@@ -7296,8 +7319,8 @@ static KOPT_FORCE_INLINE_ uint32_t kopt_next_random16_(kopt_random_reader_ *d, s
     return KOPT_RANDOM_STORE(r, d->store);
 }
 
-/* Encodes the n fp32 numbers of one block. scale: its bits, as from kopt_scale_q8_(); square: the numbers are roots of
-   means of squares; drawn: NULL rounds to nearest. */
+/* Encodes the n fp32 numbers of one block at x. scale: the block's scale, from kopt_scale_q8_(); square: the numbers
+   are roots of means of squares; drawn: the random numbers of stochastic rounding, or NULL to round to nearest. */
 static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square,
                          kopt_random_reader_ *drawn) {
     const float inverse = kopt_codes_are_zero_(scale) ? 0 : kopt_inverse_scale_q8_scalar_(scale, square);
@@ -7306,12 +7329,12 @@ static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, 
         const uint32_t r = drawn == KOPT_NULL_ ? 0x8000u : kopt_next_random16_(drawn, i);
         const float y = kopt_mul_scalar_(kopt_as_f32_(kopt_load32_(x + 4 * i)), inverse);
         kopt_byte_ *c = code + i;
-        KOPT_OPAQUE_(c); /* else the loop for scale 0 becomes a call of memset */
+        KOPT_OPAQUE_(c); /* otherwise the loop for scale 0 becomes a call of memset */
         *c = kopt_codes_are_zero_(scale) ? 0 : KOPT_CAST_(kopt_byte_, kopt_encode_q8_scalar_scalar_(y, square, r));
     }
 }
 
-/* Computes the scale of one block of n fp32 numbers, and encodes them; arguments as of kopt_encode_(). */
+/* Computes and stores the scale of one block of n fp32 numbers, and encodes them. Arguments: see kopt_encode_(). */
 static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *x, size_t n, int square,
                            kopt_random_reader_ *drawn) {
     uint32_t largest = 0;
@@ -7568,8 +7591,8 @@ static int kopt_built_in_(const kopt_optimizer *opt) {
 #endif
 }
 
-/* Refuses an optimizer that no constructor made, that uses what this build leaves out, or with a field that is out of
-   range or does not apply to the rule. With KOPT_WITH_GUARDS alone: only the first two. */
+/* Refuses an optimizer that no constructor made, one that uses what this build leaves out, and one with a field that is
+   out of range or does not apply to the rule. A build with guards but without checks refuses only the first two. */
 static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     const double largest = 3e38; /* finite as a float, too */
     if (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS)) return KOPT_OK;
@@ -7667,6 +7690,7 @@ KOPT_SMALL_FN_ kopt_state_format_ kopt_state_format_of_step_(const kopt_step *s)
 static KOPT_HOST_DEVICE_ size_t kopt_blocks_(size_t n) { return n / KOPT_BLOCK_ + (n % KOPT_BLOCK_ != 0); }
 KOPT_SMALL_FN_ size_t kopt_round_up4_(size_t bytes) { return (bytes + 3) & ~KOPT_CAST_(size_t, 3); }
 
+/* Computes the layout for n elements. The caller has checked n: see kopt_n_valid_(). */
 KOPT_SMALL_FN_ void kopt_compute_layout_(kopt_layout_ *layout, const kopt_state_format_ *format, size_t n) {
     const size_t residual_size = kopt_bytes_of_residual_(format->weight, format->rounding);
     const size_t residual = kopt_round_up4_(n * residual_size);
@@ -7709,7 +7733,7 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
 /* The header of a state block. Numbers are little-endian; a field that does not apply is 0.
      0 "KOPT"     4 version 2    5 rule       6 weight format
      7 rounding + 16 * moment_rounding + 32 * compensation_rounding           8 moment format
-     9 moments + 8 * nesterov + 16 * decay mode + 64 * stable + 128 * atan2_outside
+     9 number of moments + 8 * nesterov + 16 * decay mode + 64 * stable + 128 * atan2_outside
     10 sealed    11 0           12 id (4)    16 n (8)     24 first_index (8)   32 seed (8)   40 step (4)
     44 CRC-32 of the whole block, computed with 0 in this field; 0 in an open block
     48 lr   52 weight_decay   56 beta1   60 beta2 (fp32)
@@ -7773,6 +7797,7 @@ static KOPT_FORCE_INLINE_ kopt_byte_ kopt_format_byte_(kopt_format format) {
     return KOPT_CAST_(kopt_byte_, format == KOPT_Q8 ? 4 : KOPT_CAST_(int, format));
 }
 
+/* Writes the 64 bytes at h: the header of an open block of this optimizer and tensor. */
 static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const kopt_tensor *t) {
     const int sgd = opt->rule == KOPT_SGD;
     kopt_environment_ environment;
@@ -7876,8 +7901,8 @@ static KOPT_FORCE_INLINE_ int kopt_ranges_overlap_(const kopt_memory_range_ *a, 
 }
 
 /* Checks that no required pointer is NULL, that the state block is large enough, and that no two memory ranges
-   overlap. Without needs_grad the gradient may be NULL and may overlap the others. With KOPT_WITH_GUARDS alone: only
-   the size of the block. */
+   overlap. Without needs_grad the gradient may be NULL and may overlap the others. A build with guards but without
+   checks tests only the size of the block. */
 static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes, size_t state_bytes, int needs_grad) {
     kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *b, *end;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS))
@@ -7932,7 +7957,7 @@ static kopt_result kopt_check_state_(const kopt_optimizer *opt, const kopt_tenso
 
 /* ---- state: init, read and write ---- */
 
-/* Stores one weight and its residual (NULL if there is none) from the bits of an fp32 value, rounded to nearest. */
+/* Stores an fp32 value, given by its bits, as a weight and its residual (NULL if there is none), rounded to nearest. */
 static void kopt_write_weight_(const kopt_optimizer *opt, kopt_byte_ *weight, kopt_byte_ *residual, uint32_t bits) {
     const kopt_format format = KOPT_FORMAT_(opt->weight_format);
     const kopt_rounding rounding = KOPT_ROUNDING_(opt->rounding);
@@ -7940,7 +7965,7 @@ static void kopt_write_weight_(const kopt_optimizer *opt, kopt_byte_ *weight, ko
     const float x = kopt_as_f32_(bits);
     uint32_t u, residual_bits;
     if (format == KOPT_F32) {
-        kopt_store32_(weight, bits); /* the bits, as an x87 register makes a signaling NaN quiet */
+        kopt_store32_(weight, bits); /* not x: an x87 register makes a signaling NaN quiet */
     } else if (rounding == KOPT_EXACT || rounding == KOPT_COMPACT) {
         u = kopt_extended_scalar_(x, format, KOPT_NULL_);
         if (rounding == KOPT_COMPACT) u = (u + 0x80u) & 0xFFFFFF00u;
@@ -8116,7 +8141,8 @@ static void kopt_encode_block_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_b
     kopt_quantise_(code, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, values), n, is_root, KOPT_NULL_);
 }
 
-/* Writes elements [begin, end) of a slot from the fp32 values in[0 .. end - begin). begin is a multiple of 256. */
+/* Writes elements [begin, end) of a slot from end - begin fp32 values at in. begin is a multiple of 256. The caller has
+   called kopt_enter_(). */
 static void kopt_write_slot_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, const kopt_byte_ *in,
                              size_t begin, size_t end) {
     const kopt_layout_ layout = kopt_layout_for_(opt, t->n);
@@ -8170,7 +8196,7 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_ten
 }
 
 /* Decodes one code of the dynamic map (Dettmers et al. 2022; section 6b). The positive values ascend: for each d from 0
-   to 6 the midpoints of 2^d equal parts of [0.1, 1], times 10^(d - 6); at last 1. The map of squares has no signs and
+   to 6 the midpoints of 2^d equal parts of [0.1, 1], times 10^(d - 6); then 1. The map of squares has no signs and
    twice as many parts. */
 static float kopt_dynamic_value_(uint32_t code, int square) {
     const uint32_t zero = square ? 0 : 127;
@@ -8226,7 +8252,7 @@ KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, const ko
 
 /* ---- state: seal, open and inspect ---- */
 
-/* The CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time. Bytes 44 to 47, the checksum itself, count as zeros. */
+/* The CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time. Bytes 44 to 47, the checksum itself, count as 0. */
 static uint32_t kopt_crc32_(const kopt_byte_ *block, size_t n) {
     static const uint32_t kopt_crc_table_[16] = {
         0x00000000u, 0x1DB71064u, 0x3B6E20C8u, 0x26D930ACu, 0x76DC4190u, 0x6B6B51F4u, 0x4DB26158u, 0x5005713Cu,
@@ -8367,8 +8393,8 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
 
 /* ---- scalars of a step ---- */
 
-/* RAdam's rectification term, in (0, 1). It is 0 while the length of the approximated moving average is at most 5. In
-   binary64, because that length is a small difference of numbers near 2 / (1 - beta). */
+/* RAdam's rectification term, in (0, 1), or 0 while the length of the approximated moving average is at most 5.
+   Computed in binary64, because that length is a small difference of numbers near 2 / (1 - beta). */
 static KOPT_HOST_DEVICE_ float kopt_rectifier_(kopt_f64_ beta, uint32_t step) {
     const kopt_f64_ one = kopt_to_f64_(1), two = kopt_to_f64_(2), four = kopt_to_f64_(4);
     const kopt_f64_ longest = kopt_sub64_(kopt_div64_(two, kopt_sub64_(one, beta)), one);
@@ -8418,7 +8444,7 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimizer *o
     if (checks) s->slow_scale = 0;
 }
 
-/* 1 - x in binary64, then as fp32: for dampening and lookahead_rate. kopt_beta_() computes 1 - beta. */
+/* 1 - x in binary64, rounded to fp32: for dampening and lookahead_rate. kopt_one_minus_beta_() computes 1 - beta. */
 KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) {
     return kopt_to_float_(kopt_sub64_(kopt_to_f64_(1), kopt_to_f64_(x)));
 }
@@ -8519,7 +8545,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
 /* Could kopt_step_begin() have made this step? Detects most uninitialized memory. The kernels do not check the formats,
    roundings and moments of a step again. */
 static int kopt_step_valid_(const kopt_step *s) {
-    /* Moments of each kopt_rule: those that it always has, and one that is optional. */
+    /* For each kopt_rule: how many moments it always has, and how many more are optional. */
     static const kopt_byte_ kopt_required_moments_[] = {0, 2, 1, 4, 2, 2, 0, 2},
                             kopt_optional_moments_[] = {1, 1, 0, 0, 0, 0, 0, 0};
     const unsigned rule = KOPT_CAST_(unsigned, s->rule), moments = KOPT_CAST_(unsigned, s->moment_count);
@@ -8563,7 +8589,7 @@ static const kopt_vmath *kopt_rule_table_(const kopt_step *s) {
     return vmath->atan2 == kopt_vmath_builtin()->atan2 ? KOPT_NULL_ : kopt_step_vmath_(vmath);
 }
 
-/* Calls that function for n elements, in place: y = tanh(y) or y = atan2(y, x). */
+/* In place: y = tanh(y) or y = atan2(y, x). If j->quotient is set, y is the quotient, and atan2 ignores x. */
 static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *x, size_t n) {
     if (j->step->rule == KOPT_LION)
         (j->vmath->tanh)(y, y, n);
@@ -8666,7 +8692,7 @@ KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *layout, c
     job->buffered = 0;
 #ifdef KAHAN_OPT_VMATH
     job->vmath = kopt_rule_table_(s);
-    /* A table that kopt_step_vmath_() has replaced computes the arc tangent of a quotient as its atan2. */
+    /* If kopt_step_vmath_() has replaced s->vmath by another table, the atan2 of that table takes a quotient. */
     job->quotient = s->rule == KOPT_ADAM_ATAN2 && job->vmath != KOPT_NULL_ && job->vmath != s->vmath;
 #endif
 }
@@ -8700,14 +8726,15 @@ KOPT_SMALL_FN_ void kopt_run_(const kopt_layout_ *layout, const kopt_step *s, co
 
 static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n);
 
-/* StableAdamW: adds the squares of the ratios of elements [begin, end) to norm (section 6a). */
+/* StableAdamW: adds the squares of the ratios g / max(sqrt(v) * root_scale, eps) of elements [begin, end) to norm
+   (section 6a). */
 static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t,
                                          size_t begin, size_t end, kopt_norm *norm) {
     size_t chunk = KOPT_RATIOS_;
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
     kopt_environment_ environment;
     kopt_job_ job;
-    float ratios[KOPT_RATIOS_]; /* ratios; they overwrite the decoded roots of 8-bit moments */
+    float ratios[KOPT_RATIOS_]; /* with 8-bit moments, first the decoded roots, which the ratios overwrite */
     kopt_byte_ *const ratio_bytes = KOPT_POINTER_(kopt_byte_ *, ratios);
     size_t i, n;
     if (s->moment_format == KOPT_Q8) chunk = KOPT_BLOCK_PART_;
@@ -8785,7 +8812,8 @@ static int kopt_may_follow_(const kopt_tensor *a, const kopt_tensor *b) {
 }
 
 /* Checks all tensors of a list in O(1) per tensor. Finds neighbours that overlap (the caller passed n in bytes, or
-   forgot to advance a pointer) and ids that do not increase, so that two tensors cannot use one state block. */
+   forgot to advance a pointer) and ids that do not increase. Ids that increase keep two tensors from using one state
+   block, because a block belongs to an id. */
 static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tensors, size_t count) {
     const kopt_tensor *previous = KOPT_NULL_; /* the last tensor with elements */
     kopt_memory_range_ span[2][KOPT_MEMORY_RANGES_], *end, *previous_end = KOPT_NULL_;
@@ -8889,7 +8917,7 @@ static void (*const kopt_tools_[KOPT_ISA_COUNT])(const kopt_tool_ *) = {kopt_too
 #endif
 };
 
-/* The caller has entered the floating-point environment (kopt_enter_). */
+/* Runs a tool. The caller has called kopt_enter_(). */
 static void kopt_dispatch_tool_(const kopt_tool_ *t) {
     const kopt_isa isa = kopt_isa_current();
     kopt_tools_[kopt_tools_[isa] == KOPT_NULL_ ? KOPT_ISA_SCALAR : isa](t);
@@ -8903,14 +8931,14 @@ static void kopt_run_tool_(const kopt_tool_ *t) {
 
 /* ---- norm and clipping ---- */
 
-/* NULL is valid for an array without elements. */
+/* Checks an array that a public function takes. NULL is valid if n is 0. */
 static kopt_result kopt_check_array_(const void *x, kopt_format format, size_t n) {
     if (!kopt_format_valid_(format)) return KOPT_ERROR_OPTION;
     if (!kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS;
     return x == KOPT_NULL_ && n != 0 ? KOPT_ERROR_NULL : KOPT_OK;
 }
 
-/* Adds the squares of x to norm. The caller has entered the floating-point environment. */
+/* Adds the squares of n values to norm. The caller has called kopt_enter_(). */
 static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n) {
     kopt_tool_ t;
     kopt_norm_carry_(norm);
@@ -9055,7 +9083,7 @@ KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, dou
 
 static void kopt_zero_(kopt_byte_ *p, size_t size) {
     for (; size > 0; size--) {
-        KOPT_OPAQUE_(p); /* or compilers turn the loop into a call of memset */
+        KOPT_OPAQUE_(p); /* otherwise a compiler may turn the loop into a call of memset */
         *p++ = 0;
     }
 }
@@ -9160,7 +9188,7 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
     kopt_step step;
     size_t i;
     if (tensors == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
-    /* makes all checks before the closure writes a gradient */
+    /* begins a step that is not run, to make all checks before the closure writes a gradient */
     result = kopt_scaled_step_(scaler, opt, KOPT_NULL_, max_norm, &step);
     if (result == KOPT_OK) result = kopt_check_list_(&step, tensors, count);
     if (result != KOPT_OK) return result;
@@ -9189,6 +9217,7 @@ KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, vo
     return a;
 }
 
+/* Checks an accumulator, and that the caller's other array (other_size bytes) overlaps neither sum nor residual. */
 static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void *other, size_t other_size) {
     size_t sum, residual;
     kopt_result result;
@@ -9221,8 +9250,8 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
     if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
     if (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     residual_bytes = kopt_bytes_of_residual_(a->format, a->rounding);
-    /* not kopt_copy_padded_, which writes whole words: where alignment is 1 or 2, sizeof s is 2 more than a multiple of
-       4 */
+    /* not kopt_copy_padded_(), which writes whole words: on a machine that aligns structs to 1 or 2 bytes, sizeof s may
+       be no multiple of 4 */
     kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &s), sizeof s);
     kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &job), sizeof job);
     s.rule = KOPT_SGD;
@@ -9318,6 +9347,7 @@ KOPT_API_ size_t kopt_compressed_size(kopt_format code, size_t n) {
     return kopt_code_valid_(code) && kopt_n_valid_(n) ? kopt_code_bytes_(code, n) : 0;
 }
 
+/* Checks the arguments of kopt_compress(). */
 static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *out, size_t out_size, const void *grad,
                                           kopt_format grad_format) {
     kopt_result result;
@@ -9346,7 +9376,8 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
     return KOPT_OK;
 }
 
-/* Compares bit patterns: with -Ofast a compiler assumes that no float is NaN. */
+/* x, or the canonical NaN if x is any NaN. Compares bit patterns: with -Ofast a compiler assumes that no float is
+   NaN. */
 KOPT_INLINE_ float kopt_canonical_nan_(float x) {
     const uint32_t u = kopt_as_u32_(x);
     return kopt_as_f32_((u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : u);
@@ -9364,13 +9395,13 @@ static KOPT_NOINLINE_ void kopt_convert_part_(kopt_conversion_ *v, kopt_byte_ *t
     KOPT_KERNEL_(convert)(v);
 }
 
-/* Adds |x| / 256 to the mean of a block; mag is the bit pattern of |x|. */
+/* mean + |x| / 256, one term of the mean of a block; mag is the bit pattern of |x|. */
 KOPT_INLINE_ float kopt_more_(float mean, uint32_t mag) {
     return kopt_add_(mean, kopt_mul_(kopt_as_f32_(mag), 1.0f / 256));
 }
 
-/* The scale of a block of n elements: section 6b (KOPT_Q8), section 12 (KOPT_SIGN); NaN if a value is not finite.
-   largest: bit pattern of the largest magnitude; mean: the sum of |x| / 256. */
+/* The scale of a block of n elements, as an fp32 word: section 6b (KOPT_Q8), section 12 (KOPT_SIGN). NaN if a value is
+   not finite. largest: the fp32 word of the largest magnitude; mean: the sum of |x| / 256. */
 static KOPT_HOST_DEVICE_ uint32_t kopt_block_scale_(kopt_format code, uint32_t largest, float mean, size_t n,
                                                     int stochastic) {
     if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) return kopt_scale_q8_(largest, 0);
@@ -9379,8 +9410,8 @@ static KOPT_HOST_DEVICE_ uint32_t kopt_block_scale_(kopt_format code, uint32_t l
     return kopt_scale_(kopt_as_u32_(mean));
 }
 
-/* The bit of x in KOPT_SIGN: 1 decodes to -scale, 0 to scale. 0 if the scale is 0 or NaN. The stochastic bit is
-   unbiased (section 12). */
+/* The bit of x in KOPT_SIGN: 1 decodes to -scale, 0 to scale. scale is an fp32 word; if it is 0 or NaN, the bit is 0.
+   The stochastic bit is unbiased (section 12). */
 static KOPT_HOST_DEVICE_ uint32_t kopt_sign_bit_(float x, uint32_t scale, int stochastic, uint32_t random16) {
     float y;
     if (scale == 0 || scale == 0x7FC00000u) return 0;
@@ -9425,14 +9456,14 @@ static KOPT_NOINLINE_ void kopt_compress_block_(kopt_byte_ *out, kopt_format cod
             kopt_sign_bit_(x[i], scale, drawn != KOPT_NULL_, drawn == KOPT_NULL_ ? 0 : kopt_next_random16_(drawn, i));
         bits |= minus << (i % 8);
         if (i % 8 == 7 || i == n - 1) {
-            KOPT_OPAQUE_(bits); /* or compilers turn the loop into a call of memset */
+            KOPT_OPAQUE_(bits); /* otherwise a compiler may turn the loop into a call of memset */
             out[4 + i / 8] = KOPT_CAST_(kopt_byte_, bits);
             bits = 0;
         }
     }
 }
 
-/* Decodes elements i .. i + n - 1 to fp32 at y. They lie in one block, and i is a multiple of 8. */
+/* Decodes elements i .. i + n - 1 of the code at in to fp32 at y. They lie in one block, and i is a multiple of 8. */
 static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_ *in, kopt_format code, size_t i,
                                                  size_t n) {
     const size_t offset = code == KOPT_SIGN || code == KOPT_Q8 ? i % KOPT_BLOCK_ : 0;
@@ -9456,8 +9487,9 @@ static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_
     }
 }
 
-/* Goes block by block. x holds gradient + old residual, then the new residual. y holds up to KOPT_BLOCK_PART_ elements:
-   first the old residual, then the decoded values. */
+/* kopt_compress() after the checks, block by block. c->step counts this gradient, too; in step 1 the old residual is
+   not read. x holds gradient + old residual, then the new residual. y holds up to KOPT_BLOCK_PART_ elements: first the
+   old residual, then the decoded values. */
 static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt_byte_ *grad,
                                           kopt_format grad_format) {
     const size_t grad_size = kopt_bytes_of_(grad_format), residual_size = kopt_bytes_of_(c->residual_format);
@@ -9635,7 +9667,7 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
 #ifdef KAHAN_OPT_VMATH
 /* ---- vector mathematics: the built-in table ---- */
 
-/* Elements of a tile. Also the size of a block of random numbers: see kopt_draw_tile_. */
+/* Elements of a tile in vector mathematics. Random numbers also come in runs of this length: see kopt_draw_tile_(). */
 #define KOPT_VMATH_TILE_ 256
 
 /* Runs one fp32 function of the kernels in the IEEE environment. in2 and out2 are NULL where the function has one input
@@ -9687,15 +9719,15 @@ KOPT_API_ const kopt_vmath *kopt_vmath_builtin(void) { return &kopt_builtin_tabl
 
 /* ---- vector mathematics: SLEEF ---- */
 
-/* Uses only functions that SLEEF 3.5.1, 3.9 and 4.0 all have and that return the same bits in these versions on every
-   machine. They are declared as void functions under private names, which assembly labels bind to SLEEF's symbols: in a
-   file compiled without -mavx512f, clang passes vector arguments wrongly and does not warn, with or without target
-   attributes (LLVM issue 64706). On x86, inline assembly calls the functions; on AArch64, casts give them their
-   types. */
+/* This part uses only functions that SLEEF 3.5.1, 3.9 and 4.0 all have and that return the same bits in these versions
+   on every machine. It declares them as void functions under private names, which assembly labels bind to SLEEF's
+   symbols. It cannot declare them with their vector types: in a file compiled without -mavx512f, clang passes vector
+   arguments wrongly and does not warn, with or without target attributes (LLVM issue 64706). On x86, inline assembly
+   calls the functions; on AArch64, casts give them their types. */
 
 #if defined(KAHAN_OPT_SLEEF) && defined(KOPT_GNU_) && \
     ((defined(KOPT_X86_) && defined(__x86_64__) && !defined(_WIN32) && !defined(__ILP32__)) || defined(KOPT_NEON_))
-/* A placeholder for the real types. No call uses this type. */
+/* The declared type of all functions of SLEEF, a placeholder for their real types. No call uses it. */
 typedef void kopt_sleef_function_(void);
 enum {
     KOPT_SLEEF_EXP_,
@@ -9763,6 +9795,7 @@ KOPT_SLEEF_CALL_(128, "avx2", "xmm", KOPT_SLEEF_NO_CLOBBERS_)
 typedef struct kopt_sleef_sincos_ {
     float32x4_t sine, cosine;
 } kopt_sleef_sincos_;
+/* The same for NEON. kind gives f its type. With sincospi, *sincos receives the result, and out is not written. */
 static KOPT_NOINLINE_ void kopt_sleef_call_128_(kopt_sleef_function_ *f, kopt_byte_ *out, kopt_byte_ *sincos,
                                                 const kopt_byte_ *a, const kopt_byte_ *b, size_t bytes, int kind) {
     size_t i;
@@ -9789,8 +9822,8 @@ static KOPT_NOINLINE_ void kopt_sleef_call_128_(kopt_sleef_function_ *f, kopt_by
     KOPT_EXTERN_ void alias(void) __asm__(KOPT_SLEEF_STRING_(__USER_LABEL_PREFIX__) name)
 #define KOPT_SLEEF_UNARY_(width, name) static void kopt_sleef_##name##_##width##_(float *out, const float *x, size_t n)
 
-/* SLEEF's cospi returns 0 for |x| above a threshold that depends on its version. From 2^22 on, the built-in computes
-   sine and cosine. */
+/* SLEEF's cospi returns 0 for |x| above a threshold that depends on its version. So the built-in table's function
+   computes sine and cosine of finite x from 2^22 on. */
 static void kopt_sleef_fix_sincospi_(float *sine, float *cosine, const kopt_byte_ *x, size_t n) {
     size_t i;
     for (i = 0; i < n; i++) {
@@ -9803,8 +9836,8 @@ static void kopt_sleef_fix_sincospi_(float *sine, float *cosine, const kopt_byte
 }
 
 /* Everything for one vector width: the declarations, the loop, the seven functions and their table, and the table of an
-   optimizer step. A tail is padded with zeros to a whole vector. A step has entered the floating-point environment
-   before; so its functions call the loop directly. kind is 0 for all functions of one argument but sincospi. */
+   optimizer step. A tail is padded with zeros to a whole vector. A step has already called kopt_enter_(), so the
+   functions of its table call the loop directly. kind is 0 for all functions of one argument but sincospi. */
 #define KOPT_SLEEF_WIDTH_(width, lanes, suffix, title)                                                                 \
     KOPT_SLEEF_DECLARE_(kopt_sleef_exp_raw_##width##_, "Sleef_expf" lanes "_u10" suffix);                              \
     KOPT_SLEEF_DECLARE_(kopt_sleef_log_raw_##width##_, "Sleef_logf" lanes "_u10" suffix);                              \
@@ -9951,7 +9984,7 @@ static kopt_result kopt_vmath_check_(const void *out, const void *x, const void 
                                                                                                 : KOPT_ERROR_OVERLAP;
 }
 
-/* Calls `function` of the table vmath in the IEEE environment. The built-in serves an entry that is NULL. The
+/* Calls `function` of the table vmath in the IEEE environment, or of the built-in table if that entry is NULL. The
    parentheses around table->function are needed: the members have the names of libm functions, which may be macros. */
 #define KOPT_VMATH_CALL_(function, arguments)                            \
     do {                                                                 \
@@ -10041,7 +10074,7 @@ KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *o
     kopt_environment_ environment;
     size_t i, m;
     if (result != KOPT_OK || n == 0) return result;
-    vmath = kopt_vmath_of_(vmath); /* once per call: it executes cpuid */
+    vmath = kopt_vmath_of_(vmath); /* once per call: the default table depends on cpuid, which is slow */
     kopt_enter_(&environment);
     for (i = 0; i < n; i += m) {
         m = n - i < KOPT_VMATH_TILE_ ? n - i : KOPT_VMATH_TILE_;
@@ -10092,15 +10125,15 @@ KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f
 
 /* ---- softmax and cross entropy ---- */
 
-/* One row of softmax. The sum of e^(x - largest) is high + low. */
+/* One row of softmax. high + low is the sum of e^(x - largest) over the row. */
 typedef struct kopt_row_ {
     const kopt_vmath *vmath;
     const kopt_byte_ *x;
     size_t n;
     float largest, high, low;
     uint32_t largest_key; /* the largest value as an ordered integer: see row_max */
-    /* term, error: e^(x - largest) and the rounding errors of x - largest, for the latest tile. sum: partial sums of
-       the terms, then what each partial sum lost */
+    /* term, error: e^(x - largest) and the rounding error of x - largest, for each element of the latest tile. sum:
+       KOPT_ROW_SUMS_ partial sums of the terms, then what the additions to each partial sum have lost. */
     float term[KOPT_VMATH_TILE_], error[KOPT_VMATH_TILE_], sum[2 * KOPT_ROW_SUMS_];
     kopt_vmath_job_ job;
 } kopt_row_;
@@ -10161,8 +10194,8 @@ static void kopt_row_scale_terms_(kopt_row_ *row, kopt_byte_ *out, size_t n, flo
     KOPT_KERNEL_(vmath)(j);
 }
 
-/* Finds the largest value and computes the sum. Returns 0 if the row has no probabilities: no columns, +inf or NaN in
-   it, or all values -inf. */
+/* Sets row->largest, and row->high and row->low to the sum of the terms. Returns 0 if the row has no probabilities: it
+   has no columns, it contains +inf or NaN, or all its values are -inf. */
 static int kopt_row_sum_(kopt_row_ *row) {
     kopt_byte_ *sum = KOPT_POINTER_(kopt_byte_ *, row->sum);
     float high = kopt_as_f32_(0), low = high, lost;
@@ -10209,7 +10242,8 @@ static KOPT_NOINLINE_ void kopt_row_softmax_(kopt_row_ *row, kopt_byte_ *out) {
         kopt_fill_(out, row->job.format, row->n, kopt_as_f32_(0x7FC00000u));
 }
 
-/* Returns the loss of one row and stores the gradient of its logits. grad may be NULL or the row itself. */
+/* Returns the loss of one row and stores the gradient of its logits times scale. Both are NaN if the row has no
+   probabilities. grad may be NULL or the row itself. */
 static KOPT_NOINLINE_ float kopt_row_loss_(kopt_row_ *row, kopt_byte_ *grad, size_t target, float scale) {
     const kopt_format format = row->job.format;
     const kopt_vmath *vmath = row->vmath;
@@ -10222,7 +10256,7 @@ static KOPT_NOINLINE_ float kopt_row_loss_(kopt_row_ *row, kopt_byte_ *grad, siz
     }
     if (grad != KOPT_NULL_) {
         kopt_row_probabilities_(row, grad, scale);
-        /* row->term holds another tile, and the logit may be overwritten: computes the term of the target from x */
+        /* row->term holds only the last tile, and the target's logit may be overwritten: recomputes its term from x */
         if (row->n > KOPT_VMATH_TILE_) {
             const kopt_byte_ *logits = row->x;
             kopt_byte_ value[4];
@@ -10341,9 +10375,9 @@ typedef struct kopt_draw_ {
     uint32_t step, id, stream, limit; /* limit: bits of the largest accepted magnitude; 0x7FFFFFFF: all */
 } kopt_draw_;
 
-/* Stores random number first + i in z[first % 256 + i] for i < n. All n indices lie in one block of 256. z has room for
-   256 numbers, and numbers outside the n may be written, too. Draws a number again until its magnitude is at most
-   limit. */
+/* Stores the random number of index first + i at z[first % 256 + i] for i < n. All n indices lie in one run of 256 that
+   begins at a multiple of 256. z has room for 256 floats, all of which may be overwritten. Draws a number again until
+   its magnitude is at most draw->limit. */
 static void kopt_draw_tile_(const kopt_draw_ *draw, kopt_byte_ *z, uint64_t first, size_t n) {
     const size_t offset = KOPT_CAST_(unsigned, first & 255);
     kopt_byte_ redrawn[4 * KOPT_VMATH_TILE_];
@@ -10374,13 +10408,13 @@ static void kopt_draw_tile_(const kopt_draw_ *draw, kopt_byte_ *z, uint64_t firs
     }
 }
 
-/* Indices are below 2^54. A build without KOPT_WITH_EXTRAS has only first_index 0. */
+/* Refuses an invalid n, indices from 2^54 on, and, in a build without KOPT_WITH_EXTRAS, a first_index other than 0. */
 static kopt_result kopt_index_check_(uint64_t first, size_t n) {
     if (!kopt_n_valid_(n) || first >> 54 != 0 || (first + n) > KOPT_CAST_(uint64_t, 1) << 54) return KOPT_ERROR_BOUNDS;
     return KOPT_HAS_(KOPT_WITH_EXTRAS) || first == 0 ? KOPT_OK : KOPT_ERROR_OPTION;
 }
 
-/* out[i] = middle + width * (random number first + i), rounded to the format. */
+/* Checks its arguments, then out[i] = middle + width * (random number of index first + i), rounded to the format. */
 static kopt_result kopt_draw_run_(const kopt_draw_ *draw, void *out, kopt_format format, size_t n, double middle,
                                   double width, uint64_t first) {
     const kopt_result result = kopt_index_check_(first, n);
@@ -10497,8 +10531,8 @@ KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, 
 /* A Langevin step is a step of SGD whose fp32 gradient is computed tile by tile: grad_scale * g - factor * z, where z
    is a standard normal number. */
 
-/* factor = sqrt(2 * temperature / rate), the rate with rate_scale; 0 if the temperature or the rate is 0. The caller
-   refuses a factor that is not finite. */
+/* factor = sqrt(2 * temperature / (rate * rate_scale)); 0 if the temperature or that product is 0. The caller refuses a
+   factor that is not finite. */
 static KOPT_NOINLINE_ float kopt_langevin_factor_(float rate, float rate_scale, double temperature) {
     const float heat = kopt_narrow64_(temperature);
     if (kopt_as_u32_(rate_scale) != 0x3F800000u) rate = kopt_mul_scalar_(rate, rate_scale);
@@ -10522,7 +10556,8 @@ static kopt_result kopt_langevin_check_tensor_(const kopt_step *s, const kopt_te
     return finite ? KOPT_OK : KOPT_ERROR_RANGE;
 }
 
-/* Steps the range of `whole`. job is a copy of *whole and local a copy of its step; both are changed for the tiles. */
+/* Steps the range of *whole. The caller passes copies of *whole and of its step, job and local, which this function
+   changes for each tile. factor is that of the formula above. */
 static KOPT_NOINLINE_ void kopt_langevin_tiles_(kopt_job_ *job, const kopt_job_ *whole, kopt_step *local,
                                                 float factor) {
     const kopt_step *s = whole->step;
@@ -10564,6 +10599,7 @@ static KOPT_NOINLINE_ void kopt_langevin_tiles_(kopt_job_ *job, const kopt_job_ 
     }
 }
 
+/* Steps elements [begin, end) of a tensor that has been checked. If the factor of z is 0, it is a plain step of SGD. */
 static void kopt_langevin_run_(const kopt_step *s, const kopt_tensor *t, double temperature, size_t begin, size_t end) {
     kopt_environment_ environment;
     kopt_layout_ layout;
@@ -10575,7 +10611,7 @@ static void kopt_langevin_run_(const kopt_step *s, const kopt_tensor *t, double 
     kopt_make_job_(&whole, &layout, s, t, begin, end);
     kopt_enter_(&environment);
     if (kopt_as_u32_(kopt_rate_scale_(t)) != 0x3F800000u) {
-        volatile float scale = t->rate_scale; /* volatile, so that no product moves up before kopt_enter_ */
+        volatile float scale = t->rate_scale; /* so that no compiler moves the products above kopt_enter_() */
         whole.rate = kopt_mul_scalar_(whole.rate, scale);
         whole.weight_decay = kopt_mul_scalar_(whole.weight_decay, scale);
     }
