@@ -333,7 +333,8 @@ typedef enum kopt_result {
     KOPT_ERROR_ISA,      /* this build or this machine does not have the instruction set, or a GPU                */
     KOPT_ERROR_DEVICE,   /* a CUDA call failed: cudaPeekAtLastError() says why                                    */
     KOPT_ERROR_UNINITIALIZED, /* no constructor made the optimizer, accumulator or compressor                     */
-    KOPT_ERROR_ID        /* the ids of a list of tensors do not increase: call kopt_number_tensors()              */
+    KOPT_ERROR_ID,       /* the ids of a list of tensors do not increase: call kopt_number_tensors()              */
+    KOPT_ERROR_CAPTURE   /* the CUDA stream is being captured in a graph, which would repeat the call             */
 } kopt_result;
 
 /* Explains a result in one English sentence. Never NULL. */
@@ -7057,6 +7058,8 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
         return "no constructor made this struct: start from kopt_adamw(), kopt_accumulator_of() or another one";
     case KOPT_ERROR_ID:
         return "the ids of a list of tensors do not increase: call kopt_number_tensors() before kopt_state_init()";
+    case KOPT_ERROR_CAPTURE:
+        return "the stream is being captured: call this function before the capture, or the graph would repeat it";
     default: return "unknown result";
     }
 }
@@ -8023,30 +8026,40 @@ static void kopt_init_slow_weights_(const kopt_optimizer *opt, const kopt_tensor
                         t->n * kopt_bytes_of_residual_(opt->weight_format, opt->rounding));
 }
 
-KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights) {
+/* The checks of kopt_state_init(), which read no memory of the tensor. Computes the layout. */
+static KOPT_FORCE_INLINE_ kopt_result kopt_check_init_(const kopt_optimizer *opt, const kopt_tensor *t,
+                                                       const float *weights, kopt_layout_ *layout) {
     kopt_result result = kopt_check_options_(opt);
-    kopt_environment_ environment;
-    kopt_layout_ layout;
-    kopt_byte_ *weight, *state;
-    size_t i, weight_bytes, residual_bytes;
+    size_t weight_bytes;
     if (result == KOPT_OK) result = kopt_check_tensor_(t);
     if (result != KOPT_OK) return result;
-    layout = kopt_layout_for_(opt, t->n);
+    *layout = kopt_layout_for_(opt, t->n);
     weight_bytes = kopt_bytes_of_(KOPT_FORMAT_(opt->weight_format));
-    residual_bytes = kopt_bytes_of_residual_(KOPT_FORMAT_(opt->weight_format), KOPT_ROUNDING_(opt->rounding));
-    result = kopt_check_memory_(t, weight_bytes, layout.total, 0);
+    result = kopt_check_memory_(t, weight_bytes, layout->total, 0);
     if (result != KOPT_OK || (KOPT_HAS_(KOPT_WITH_CHECKS) && t->n == 0)) return result;
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && (kopt_overlap_(weights, t->n * 4, t->weight, t->n * weight_bytes) ||
-                                        kopt_overlap_(weights, t->n * 4, t->state, layout.total) ||
+                                        kopt_overlap_(weights, t->n * 4, t->state, layout->total) ||
                                         kopt_overlap_(weights, t->n * 4, t->counts, sizeof *t->counts)))
         return KOPT_ERROR_OVERLAP;
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && !(weights == t->copy && t->copy_format == KOPT_F32) &&
         kopt_overlap_(weights, t->n * 4, t->copy, t->n * kopt_bytes_of_(t->copy_format)))
         return KOPT_ERROR_OVERLAP;
-    weight = KOPT_CAST_(kopt_byte_ *, t->weight);
-    state = KOPT_CAST_(kopt_byte_ *, t->state);
     if (KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS) && weights != KOPT_NULL_ && !KOPT_HAS_(KOPT_WITH_EXTRAS))
         return KOPT_ERROR_OPTION;
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights) {
+    kopt_environment_ environment;
+    kopt_layout_ layout;
+    kopt_byte_ *weight, *state;
+    size_t i, weight_bytes, residual_bytes;
+    const kopt_result result = kopt_check_init_(opt, t, weights, &layout);
+    if (result != KOPT_OK || (KOPT_HAS_(KOPT_WITH_CHECKS) && t->n == 0)) return result;
+    weight_bytes = kopt_bytes_of_(KOPT_FORMAT_(opt->weight_format));
+    residual_bytes = kopt_bytes_of_residual_(KOPT_FORMAT_(opt->weight_format), KOPT_ROUNDING_(opt->rounding));
+    weight = KOPT_CAST_(kopt_byte_ *, t->weight);
+    state = KOPT_CAST_(kopt_byte_ *, t->state);
     if (layout.total != 0) {
         if (KOPT_HAS_(KOPT_WITH_CHECKS)) kopt_make_header_(state, opt, t);
         /* total is a multiple of 4. A build without checks has no header and zeroes these 64 bytes, too. */
