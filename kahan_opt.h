@@ -517,7 +517,7 @@ KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i)
 
 /* An instruction in PTX: no flag of nvcc changes it. */
 #ifdef __CUDA_ARCH__
-#define KOPT_PTX_(operation, letter, r, a, b) __asm__(operation " %0, %1, %2;" : "=" letter(r) : letter(a), letter(b))
+#define KOPT_PTX_(operation, letter, r, a, b) asm(operation " %0, %1, %2;" : "=" letter(r) : letter(a), letter(b))
 #endif
 
 KOPT_INLINE_ float kopt_add_(float a, float b) {
@@ -1783,7 +1783,7 @@ KOPT_INLINE_ float kopt_div_(float a, float b) {
 KOPT_INLINE_ int kopt_greater_(float a, float b) { /* a > b */
 #ifdef __CUDA_ARCH__
     int r;
-    __asm__("{ .reg .pred above; setp.gt.f32 above, %1, %2; selp.s32 %0, 1, 0, above; }" : "=r"(r) : "f"(a), "f"(b));
+    asm("{ .reg .pred above; setp.gt.f32 above, %1, %2; selp.s32 %0, 1, 0, above; }" : "=r"(r) : "f"(a), "f"(b));
     return r;
 #else
     return a > b;
@@ -1794,7 +1794,7 @@ KOPT_INLINE_ int kopt_greater_(float a, float b) { /* a > b */
 KOPT_INLINE_ float kopt_sqrt_(float x) {
 #ifdef __CUDA_ARCH__
     float root;
-    __asm__("sqrt.rn.f32 %0, %1;" : "=f"(root) : "f"(x));
+    asm("sqrt.rn.f32 %0, %1;" : "=f"(root) : "f"(x));
     return root;
 #elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__SSE2_MATH__))
     float root;
@@ -2098,7 +2098,7 @@ KOPT_INLINE_ kopt_f64_ kopt_half64_(kopt_f64_ x) { return kopt_mul64_(x, 0.5); }
 KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
 #ifdef __CUDA_ARCH__
     float y;
-    __asm__("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
+    asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
 #elif defined(KOPT_GNU_)
     float y = KOPT_CAST_(float, kopt_opaque64_(x));
     __asm__ __volatile__("" : "+" KOPT_REGISTER64_(y));
