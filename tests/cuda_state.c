@@ -476,7 +476,7 @@ static void captures(void) {
     new_twins(&t, &o, 100, 0);
     size = t.host.state_size;
     sealed = malloc(size);
-    cudaMallocHost((void **)&saved, size);
+    cudaHostAlloc((void **)&saved, size, cudaHostAllocDefault);
     bad += kopt_state_init(&o, &t.host, NULL) != KOPT_OK || kopt_state_seal(&o, &t.host) != KOPT_OK;
     memcpy(sealed, t.host.state, size);
     bad += kopt_state_open(&o, &t.host) != KOPT_OK;
