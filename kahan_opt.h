@@ -333,7 +333,8 @@ typedef enum kopt_result {
     KOPT_ERROR_ISA,      /* this build or this machine does not have the instruction set, or a GPU                */
     KOPT_ERROR_DEVICE,   /* a CUDA call failed: cudaPeekAtLastError() says why                                    */
     KOPT_ERROR_UNINITIALIZED, /* no constructor made the optimizer, accumulator or compressor                     */
-    KOPT_ERROR_ID        /* the ids of a list of tensors do not increase: call kopt_number_tensors()              */
+    KOPT_ERROR_ID,       /* the ids of a list of tensors do not increase: call kopt_number_tensors()              */
+    KOPT_ERROR_CAPTURE   /* the CUDA stream is being captured in a graph, which would repeat the call             */
 } kopt_result;
 
 /* Explains a result in one English sentence. Never NULL. */
@@ -516,7 +517,7 @@ KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i)
 
 /* An instruction in PTX: no flag of nvcc changes it. */
 #ifdef __CUDA_ARCH__
-#define KOPT_PTX_(operation, letter, r, a, b) __asm__(operation " %0, %1, %2;" : "=" letter(r) : letter(a), letter(b))
+#define KOPT_PTX_(operation, letter, r, a, b) asm(operation " %0, %1, %2;" : "=" letter(r) : letter(a), letter(b))
 #endif
 
 KOPT_INLINE_ float kopt_add_(float a, float b) {
@@ -1782,7 +1783,7 @@ KOPT_INLINE_ float kopt_div_(float a, float b) {
 KOPT_INLINE_ int kopt_greater_(float a, float b) { /* a > b */
 #ifdef __CUDA_ARCH__
     int r;
-    __asm__("{ .reg .pred above; setp.gt.f32 above, %1, %2; selp.s32 %0, 1, 0, above; }" : "=r"(r) : "f"(a), "f"(b));
+    asm("{ .reg .pred above; setp.gt.f32 above, %1, %2; selp.s32 %0, 1, 0, above; }" : "=r"(r) : "f"(a), "f"(b));
     return r;
 #else
     return a > b;
@@ -1793,7 +1794,7 @@ KOPT_INLINE_ int kopt_greater_(float a, float b) { /* a > b */
 KOPT_INLINE_ float kopt_sqrt_(float x) {
 #ifdef __CUDA_ARCH__
     float root;
-    __asm__("sqrt.rn.f32 %0, %1;" : "=f"(root) : "f"(x));
+    asm("sqrt.rn.f32 %0, %1;" : "=f"(root) : "f"(x));
     return root;
 #elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__SSE2_MATH__))
     float root;
@@ -2097,7 +2098,7 @@ KOPT_INLINE_ kopt_f64_ kopt_half64_(kopt_f64_ x) { return kopt_mul64_(x, 0.5); }
 KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
 #ifdef __CUDA_ARCH__
     float y;
-    __asm__("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
+    asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
 #elif defined(KOPT_GNU_)
     float y = KOPT_CAST_(float, kopt_opaque64_(x));
     __asm__ __volatile__("" : "+" KOPT_REGISTER64_(y));
@@ -7107,6 +7108,8 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
         return "no constructor made this struct: start from kopt_adamw(), kopt_accumulator_of() or another one";
     case KOPT_ERROR_ID:
         return "the ids of a list of tensors do not increase: call kopt_number_tensors() before kopt_state_init()";
+    case KOPT_ERROR_CAPTURE:
+        return "the stream is being captured: call this function before the capture, or the graph would repeat it";
     default: return "unknown result";
     }
 }
@@ -8073,30 +8076,40 @@ static void kopt_init_slow_weights_(const kopt_optimizer *opt, const kopt_tensor
                         t->n * kopt_bytes_of_residual_(opt->weight_format, opt->rounding));
 }
 
-KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights) {
+/* The checks of kopt_state_init(), which read no memory of the tensor. Computes the layout. */
+static KOPT_FORCE_INLINE_ kopt_result kopt_check_init_(const kopt_optimizer *opt, const kopt_tensor *t,
+                                                       const float *weights, kopt_layout_ *layout) {
     kopt_result result = kopt_check_options_(opt);
-    kopt_environment_ environment;
-    kopt_layout_ layout;
-    kopt_byte_ *weight, *state;
-    size_t i, weight_bytes, residual_bytes;
+    size_t weight_bytes;
     if (result == KOPT_OK) result = kopt_check_tensor_(t);
     if (result != KOPT_OK) return result;
-    layout = kopt_layout_for_(opt, t->n);
+    *layout = kopt_layout_for_(opt, t->n);
     weight_bytes = kopt_bytes_of_(KOPT_FORMAT_(opt->weight_format));
-    residual_bytes = kopt_bytes_of_residual_(KOPT_FORMAT_(opt->weight_format), KOPT_ROUNDING_(opt->rounding));
-    result = kopt_check_memory_(t, weight_bytes, layout.total, 0);
+    result = kopt_check_memory_(t, weight_bytes, layout->total, 0);
     if (result != KOPT_OK || (KOPT_HAS_(KOPT_WITH_CHECKS) && t->n == 0)) return result;
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && (kopt_overlap_(weights, t->n * 4, t->weight, t->n * weight_bytes) ||
-                                        kopt_overlap_(weights, t->n * 4, t->state, layout.total) ||
+                                        kopt_overlap_(weights, t->n * 4, t->state, layout->total) ||
                                         kopt_overlap_(weights, t->n * 4, t->counts, sizeof *t->counts)))
         return KOPT_ERROR_OVERLAP;
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && !(weights == t->copy && t->copy_format == KOPT_F32) &&
         kopt_overlap_(weights, t->n * 4, t->copy, t->n * kopt_bytes_of_(t->copy_format)))
         return KOPT_ERROR_OVERLAP;
-    weight = KOPT_CAST_(kopt_byte_ *, t->weight);
-    state = KOPT_CAST_(kopt_byte_ *, t->state);
     if (KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS) && weights != KOPT_NULL_ && !KOPT_HAS_(KOPT_WITH_EXTRAS))
         return KOPT_ERROR_OPTION;
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights) {
+    kopt_environment_ environment;
+    kopt_layout_ layout;
+    kopt_byte_ *weight, *state;
+    size_t i, weight_bytes, residual_bytes;
+    const kopt_result result = kopt_check_init_(opt, t, weights, &layout);
+    if (result != KOPT_OK || (KOPT_HAS_(KOPT_WITH_CHECKS) && t->n == 0)) return result;
+    weight_bytes = kopt_bytes_of_(KOPT_FORMAT_(opt->weight_format));
+    residual_bytes = kopt_bytes_of_residual_(KOPT_FORMAT_(opt->weight_format), KOPT_ROUNDING_(opt->rounding));
+    weight = KOPT_CAST_(kopt_byte_ *, t->weight);
+    state = KOPT_CAST_(kopt_byte_ *, t->state);
     if (layout.total != 0) {
         if (KOPT_HAS_(KOPT_WITH_CHECKS)) kopt_make_header_(state, opt, t);
         /* total is a multiple of 4. A build without checks has no header and zeroes these 64 bytes, too. */

@@ -7,36 +7,46 @@
        #define KAHAN_OPT_CUDA_IMPLEMENTATION
        #include "kahan_opt_cuda.cuh"
 
-   QUICK START, from C or C++: tensors is an array of kopt_tensor as on the CPU, but with device addresses.
+   QUICK START, from C or C++. tensors is an array of kopt_tensor as on the CPU, but with device addresses; state has
+   kopt_state_size() bytes of GPU memory (cudaMalloc).
 
-       int train(kopt_tensor *tensors, size_t count, int steps, void *stream) {
-           kopt_optimizer  opt = kopt_adamw(1e-3);
-           kopt_cuda_group all = {&opt, tensors, count};
-           kopt_cuda_plan  plan;
-           size_t          size = kopt_cuda_plan_size(&all, 1);
-           void           *bytes = malloc(size), *device = NULL;
-           cudaMalloc(&device, size);
-           if (kopt_cuda_plan_build(&plan, bytes, size, &all, 1) != KOPT_OK) return 0;
-           if (kopt_cuda_plan_upload(&plan, device, bytes, stream) != KOPT_OK) return 0;
-           while (steps-- > 0) {
-               // ... forward and backward pass, on the same stream ...
-               if (kopt_cuda_step(&plan, stream) != KOPT_OK) return 0;
-           }
-           return 1;
+       int begin(kopt_cuda_plan *plan, const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
+           kopt_cuda_group all = {opt, tensors, count};
+           size_t size = kopt_cuda_plan_size(&all, 1), i;
+           void *bytes = malloc(size), *device = NULL;
+           for (i = 0; i < count; i++)
+               if (kopt_cuda_state_init(opt, &tensors[i], NULL, NULL) != KOPT_OK) return 0;
+           return cudaMalloc(&device, size) == cudaSuccess &&
+                  kopt_cuda_plan_build(plan, bytes, size, &all, 1) == KOPT_OK &&
+                  kopt_cuda_plan_upload(plan, device, bytes, NULL) == KOPT_OK;
        }
 
-   State blocks are those of kahan_opt.h, byte for byte. To begin, make a block on the host with kopt_state_init() and
-   copy it to the GPU. To save it, copy it back and call kopt_state_seal(). docs/gpu.md shows graphs, clipping, NCCL and
-   PyTorch.
+   After each backward pass, on the same stream: kopt_cuda_plan_step(&plan, stream). docs/gpu.md shows graphs, clipping,
+   checkpoints, NCCL and PyTorch.
+
+   NAMES              kopt_cuda_plan_X acts on a plan. Every other kopt_cuda_X does on device memory, on a stream, what
+                      kopt_X does on the CPU.
+
+   STREAMS            A stream is a cudaStream_t; NULL is the default stream. A function that takes one is asynchronous:
+                      it returns when the work is enqueued. Its result is about its arguments and the launch; errors
+                      that the GPU finds later are in the status of the plan. Each call with a plan writes the plan, so
+                      use a plan and its tensors on one stream at a time: with two, the result is undefined. To change
+                      streams, let the new one wait for an event of the old one (cudaEventRecord, cudaStreamWaitEvent).
+                      To step on several streams at once, give each a plan with tensors of its own.
+
+   CAPTURE            All of these functions can be captured in a CUDA graph, except three that would undo the training
+                      at every replay: kopt_cuda_state_init(), kopt_cuda_state_load() and kopt_cuda_plan_upload(). They
+                      refuse a stream that is being captured with KOPT_ERROR_CAPTURE. A captured call keeps its
+                      arguments: each replay passes them again, as they were.
 
    WHAT IT DOES NOT   It never allocates, synchronises, exits or prints, and it never reads or clears the program's CUDA
-                      error. Every function with a stream is asynchronous and can be captured in a CUDA graph.
+                      error.
 
    CONFIGURATION
    KAHAN_OPT_CUDA_IMPLEMENTATION   create the implementation: in one .cu file, before that file includes kahan_opt.h.
    KAHAN_OPT_CUDA_SELF             the name of this file, with quotes, if you renamed it: the file includes itself.
 
-   CONTENTS   PLAN   STEP   STATISTICS   CONVERSIONS   ACCUMULATION   VECTOR MATHEMATICS   COMPRESSION
+   CONTENTS   PLAN   STEP   STATISTICS   STATE   CONVERSIONS   ACCUMULATION   VECTOR MATHEMATICS   COMPRESSION
               (implementation)   VOCABULARY   KERNELS   PUBLIC FUNCTIONS
 */
 #ifndef KOPT_PASS_ /* everything except the vocabulary, for which kahan_opt.h includes this file */
@@ -89,90 +99,127 @@ typedef struct kopt_cuda_group {
 
 enum { KOPT_CUDA_KERNELS_ = 28 };
 
-/* A handle: a plain struct that owns no memory. The plan itself is a block of bytes that you keep in GPU memory.
-   Names that end in _ are private. */
+/* A handle: a plain struct that owns no memory. The plan itself is a block of bytes that you keep in GPU memory. */
 typedef struct kopt_cuda_plan {
-    void *device; /* the plan on the GPU. kopt_cuda_plan_upload() sets it; or copy the bytes and set it yourself  */
-    size_t size;
-    size_t groups;
-    uint32_t blocks; /* upper limit on the thread blocks of a launch; 0: no limit. Does not change results        */
-    uint32_t width_, grad_format_, first_[KOPT_CUDA_KERNELS_ + 1];
-    uint32_t stable_, rounds_;
-    size_t at_tensors_, at_tasks_, at_ratios_, at_rounds_;
+    /* Yours: set them at any time after kopt_cuda_plan_build(). */
+    void *device;    /* the plan on the GPU. kopt_cuda_plan_upload() sets it; or copy the bytes and set it yourself   */
+    uint32_t blocks; /* upper limit on the thread blocks of a launch; 0: no limit. Does not change results            */
+    /* Only read it. */
+    size_t size; /* bytes at device                                                                               */
+    /* Only the library uses these: their names end in _. */
+    size_t groups_, at_tensors_, at_tasks_, at_ratios_, at_rounds_;
+    uint32_t width_, grad_format_, first_[KOPT_CUDA_KERNELS_ + 1], stable_, rounds_;
 } kopt_cuda_plan;
 
 /* The size of a plan in bytes: about 500 per group, 200 per tensor, 4 per 512 elements. 0 if a group is invalid. */
 KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t count);
 
 /* Checks everything that can be checked without reading device memory, and writes the plan to bytes: size bytes of host
-   memory, aligned to 16. Needs no GPU. Keeps no pointer to its arguments. Refuses Adam-atan2 and smooth Lion with
-   KOPT_ERROR_OPTION if opt.vmath is not NULL: the functions of a table are host functions. In each tensor, counts must
-   be aligned to 8 bytes and stable_scale must be 0 (the GPU measures it itself); otherwise KOPT_ERROR_OPTION. A tensor
-   must have fewer than 2^40 elements, with StableAdamW fewer than 2^36 in all its shards together, and all tensors of
-   the plan together fewer than 2^40; otherwise KOPT_ERROR_BOUNDS (elements on other GPUs are not checked). */
+   memory, aligned to 16. Needs no GPU. Keeps no pointer to its arguments. Each group begins at its opt->step. Refuses
+   Adam-atan2 and smooth Lion with KOPT_ERROR_OPTION if opt.vmath is not NULL: the functions of a table are host
+   functions. In each tensor, counts must be aligned to 8 bytes and stable_scale must be 0 (the GPU measures it itself);
+   otherwise KOPT_ERROR_OPTION. A tensor must have fewer than 2^40 elements, with StableAdamW fewer than 2^36 in all its
+   shards together, and all tensors of the plan together fewer than 2^40; otherwise KOPT_ERROR_BOUNDS (elements on other
+   GPUs are not checked). */
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
                                                 const kopt_cuda_group *groups, size_t count);
 
 /* Copies the plan, kopt_cuda_plan_size() bytes, to device memory aligned to 16. Do not change bytes until the copy is
-   done. */
+   done. KOPT_ERROR_CAPTURE: each replay would set the step counts and options back. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *device, const void *bytes, void *stream);
 
-/* ---- STEP. A stream is a cudaStream_t; NULL is the default stream. A result code is about the launch; errors that the
-        GPU finds later are in the status -------------------------------------------------------------------------- */
+/* ---- STEP ------------------------------------------------------------------------------------------------------- */
 
 /* Makes one step of every tensor of the plan: counts the step, computes its scalars, and writes weights, state and
    copies. The bits are those of kopt_optimizer_step() for each group. kopt_tensor.counts is a device address, too;
    several tensors may share one. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_step(const kopt_cuda_plan *plan, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step(const kopt_cuda_plan *plan, void *stream);
 
-/* kopt_cuda_step() in two calls, for StableAdamW over several GPUs: there all shards of a tensor need the same factor.
-   Between the two calls, sum the words at kopt_cuda_ratios() as uint64 over all GPUs (ncclSum). *words becomes their
-   number: 22 for each tensor of StableAdamW, 0 if there is none. So all plans must list the same tensors (a shard may
-   have no elements). */
-KOPT_CUDA_API_ kopt_result kopt_cuda_step_begin(const kopt_cuda_plan *plan, void *stream);
-KOPT_CUDA_API_ uint64_t *kopt_cuda_ratios(const kopt_cuda_plan *plan, size_t *words);
-KOPT_CUDA_API_ kopt_result kopt_cuda_step_end(const kopt_cuda_plan *plan, void *stream);
+/* kopt_cuda_plan_step() in two calls, for StableAdamW over several GPUs: there all shards of a tensor need the same
+   factor. Between the two calls, sum the words at kopt_cuda_plan_ratios(), a device address, as uint64 over all GPUs
+   (ncclSum). *words becomes their number, 0 if no tensor has StableAdamW. It must be the same on all GPUs, so all plans
+   must list the same tensors (a shard may have no elements). */
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step_begin(const kopt_cuda_plan *plan, void *stream);
+KOPT_CUDA_API_ uint64_t *kopt_cuda_plan_ratios(const kopt_cuda_plan *plan, size_t *words);
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step_end(const kopt_cuda_plan *plan, void *stream);
 
-/* Options of all following steps. kopt_cuda_set_options() copies them into the plan on the GPU. All zero at first. */
+/* The settings below hold for all following steps on the stream. They are copied when they are called; in a graph, each
+   replay sets the captured values again. */
+
+/* Options. kopt_cuda_plan_set_options() copies them into the plan on the GPU. All zero at first. */
 typedef struct kopt_cuda_options {
-    int check_finite;        /* 1: skip the step if a gradient is not finite       (needs kopt_cuda_stats())          */
-    double max_norm;         /* > 0: clip the norm of all gradients together to it (needs kopt_cuda_stats())          */
+    int check_finite;        /* 1: skip the step if a gradient is not finite       (needs kopt_cuda_plan_measure())   */
+    double max_norm;         /* > 0: clip the norm of all gradients together to it (needs kopt_cuda_plan_measure())   */
     const float *lr;         /* NULL, or the device address of the learning rate of all groups                        */
     const float *loss_scale; /* NULL, or the device address of a number that divides the gradients                    */
     const float *found_inf;  /* NULL, or the device address of a flag: if it is not zero, the step is skipped         */
 } kopt_cuda_options;
-KOPT_CUDA_API_ kopt_result kopt_cuda_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
-                                                 void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
+                                                      void *stream);
 
 /* Sets new hyper-parameters of a group, e.g. for a learning rate schedule. Rule, formats, roundings, stable and the
    number of moments must stay the same; otherwise the status says KOPT_ERROR_MISMATCH. Ignores opt->step: the GPU
    counts the steps. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_set_optimizer(const kopt_cuda_plan *plan, size_t group, const kopt_optimizer *opt,
-                                                   void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_optimizer(const kopt_cuda_plan *plan, size_t group,
+                                                        const kopt_optimizer *opt, void *stream);
 
 /* Sets the number of steps that all groups have begun so far. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_set_step(const kopt_cuda_plan *plan, uint32_t step, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_step(const kopt_cuda_plan *plan, uint32_t step, void *stream);
+
+/* The device address of the number of steps that a group has begun so far: kopt_optimizer.step. Copy it to the host
+   when you need it; kopt_cuda_state_save() does. NULL if there is no such group. */
+KOPT_CUDA_API_ const uint32_t *kopt_cuda_plan_steps(const kopt_cuda_plan *plan, size_t group);
 
 /* What the GPU reports. A skipped step changes nothing: no weight, no state, no gradient, no step count. */
 typedef struct kopt_cuda_status {
     uint32_t result;       /* a kopt_result: KOPT_OK, or why the last step was refused, as a CPU step would be        */
     uint32_t skipped;      /* 1 if the last step was skipped                                                          */
-    uint64_t steps, skips; /* numbers of steps made and skipped so far                                                */
-    double norm;           /* of the gradients in memory, unscaled, by the last kopt_cuda_stats() that a step used    */
+    uint64_t steps, skips; /* numbers of steps made and skipped since kopt_cuda_plan_upload()                         */
+    double norm;           /* of the gradients in memory, unscaled, by the last kopt_cuda_plan_measure() that a step
+                              used                                                                                    */
 } kopt_cuda_status;
 
 /* The device address of the status. Copy it to the host when you need it. */
-KOPT_CUDA_API_ const kopt_cuda_status *kopt_cuda_status_of(const kopt_cuda_plan *plan);
+KOPT_CUDA_API_ const kopt_cuda_status *kopt_cuda_plan_status(const kopt_cuda_plan *plan);
 
 /* ---- STATISTICS: one pass over all gradients. Exact: the same bits in any order and for any sharding ------------- */
 
-/* Measures all gradients. Call it before each kopt_cuda_step() if the options have check_finite or max_norm; without it
-   the step is refused: the status says KOPT_ERROR_STEP. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_stats(const kopt_cuda_plan *plan, void *stream);
+/* Measures all gradients. Call it before each kopt_cuda_plan_step() if the options have check_finite or max_norm;
+   without it the step is refused: the status says KOPT_ERROR_STEP. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_measure(const kopt_cuda_plan *plan, void *stream);
 
 /* The device address of the result: the kopt_norm of all gradients, bit for bit as from kopt_norm_add(). With several
-   GPUs, sum its 21 words as uint64 over all GPUs (ncclSum) between kopt_cuda_stats() and kopt_cuda_step(). */
-KOPT_CUDA_API_ kopt_norm *kopt_cuda_norm(const kopt_cuda_plan *plan);
+   GPUs, sum its *words words as uint64 over all GPUs (ncclSum) between kopt_cuda_plan_measure() and
+   kopt_cuda_plan_step(). words may be NULL. */
+KOPT_CUDA_API_ kopt_norm *kopt_cuda_plan_norm(const kopt_cuda_plan *plan, size_t *words);
+
+/* ---- STATE: blocks on the GPU. They are those of kahan_opt.h, byte for byte. All pointers in a tensor are device
+        addresses -------------------------------------------------------------------------------------------------- */
+
+/* kopt_state_init() on device memory: the same block, weights and copy, and the same errors. weights is NULL or the
+   device address of n fp32 values. KOPT_ERROR_CAPTURE: each replay would erase the moments. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights,
+                                                void *stream);
+
+/* Saving takes two calls. The first writes the step and the seed of the tensor's group into the block on the GPU, and
+   copies size bytes of it, kopt_state_size(), to host memory (page-locked, if the host is not to wait for the copy).
+   When the stream has come that far (cudaStreamSynchronize), the second seals the copy, as kopt_state_seal() does: it
+   can go to a file. The second needs no GPU; opt and t are those of the tensor. Copy the weights yourself, in the same
+   place of the stream. KOPT_ERROR_BOUNDS: there is no such group. KOPT_ERROR_SIZE: size is less than 64 (but 0 is
+   valid, and does nothing) or more than t->state_size; the second: less than kopt_state_size(). */
+KOPT_CUDA_API_ kopt_result kopt_cuda_state_save(const kopt_cuda_plan *plan, size_t group, const kopt_tensor *t,
+                                                void *block, size_t size, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_state_seal(const kopt_optimizer *opt, const kopt_tensor *t, void *block,
+                                                size_t size);
+
+/* Loads a sealed block of size bytes from host memory in place of kopt_cuda_state_init(). Opens it there as
+   kopt_state_open() does, with the same errors, which also sets opt->step and opt->seed; then copies it to t->state and
+   sets t->copy to the weights. So load the weights first, on the same stream. After an error the block is still sealed
+   and opt unchanged. Do not change the block until the copy is done. Then build a plan, which begins at
+   opt->step; a plan that exists already needs kopt_cuda_plan_set_optimizer() and kopt_cuda_plan_set_step().
+   KOPT_ERROR_CAPTURE: each replay would load the block again. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_state_load(kopt_optimizer *opt, const kopt_tensor *t, void *block, size_t size,
+                                                void *stream);
 
 /* ---- CONVERSIONS: kopt_convert() and kopt_convert_stochastic() on device memory ---------------------------------- */
 
@@ -246,8 +293,13 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
 #define KOPT_CUDA_IMPLEMENTED_
 
 #include <cuda_runtime.h>
+#ifdef __CUDA_ARCH__
 #define KOPT_UNROLL_ _Pragma("unroll")
 #define KOPT_ROLL_ _Pragma("unroll 1")
+#else
+#define KOPT_UNROLL_
+#define KOPT_ROLL_
+#endif
 #define KOPT_CUDA_ALIGNED_ __align__(16)
 #define KOPT_CUDA_FN_ static KOPT_FORCE_INLINE_ __device__
 
@@ -328,7 +380,7 @@ enum { KOPT_THREADS_ = 256, KOPT_WARPS_ = 8, KOPT_WARP_STRIDE_ = 512 /* position
 
 /* Hides from the compiler that x keeps its value. So the compiler recomputes or reloads what depends on x and keeps
    nothing of it in registers. */
-#define KOPT_CUDA_OPAQUE_(x, letter) __asm__ volatile("" : "+" letter(x))
+#define KOPT_CUDA_OPAQUE_(x, letter) asm volatile("" : "+" letter(x))
 
 /* ---- loads and stores ---- */
 
@@ -337,11 +389,11 @@ enum { KOPT_THREADS_ = 256, KOPT_WARPS_ = 8, KOPT_WARP_STRIDE_ = 512 /* position
 /* bytes: 8, with alignment 8; or a multiple of 16, with alignment 16. */
 KOPT_CUDA_FN_ void kopt_cuda_load_words_(uint32_t *to, const kopt_byte_ *from, size_t bytes) {
     if (bytes == 8) {
-        __asm__ volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+        asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
     } else {
         KOPT_UNROLL_
         for (size_t i = 0; i < bytes / 16; i++)
-            __asm__ volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+            asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                              : "=r"(to[4 * i]), "=r"(to[4 * i + 1]), "=r"(to[4 * i + 2]), "=r"(to[4 * i + 3])
                              : "l"(from + 16 * i));
     }
@@ -349,11 +401,11 @@ KOPT_CUDA_FN_ void kopt_cuda_load_words_(uint32_t *to, const kopt_byte_ *from, s
 
 KOPT_CUDA_FN_ void kopt_cuda_store_words_(kopt_byte_ *to, const uint32_t *from, size_t bytes) {
     if (bytes == 8) {
-        __asm__ volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(to), "r"(from[0]), "r"(from[1]) : "memory");
+        asm volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(to), "r"(from[0]), "r"(from[1]) : "memory");
     } else {
         KOPT_UNROLL_
         for (size_t i = 0; i < bytes / 16; i++)
-            __asm__ volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+            asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
                              :
                              : "l"(to + 16 * i), "r"(from[4 * i]), "r"(from[4 * i + 1]), "r"(from[4 * i + 2]),
                                "r"(from[4 * i + 3])
@@ -366,12 +418,12 @@ KOPT_CUDA_FN_ void kopt_cuda_store_words_(kopt_byte_ *to, const uint32_t *from, 
 KOPT_CUDA_FN_ uint32_t kopt_cuda_load_one_as_(int natural, const kopt_byte_ *p, size_t size) {
     uint32_t a = 0, byte;
     if (size == 4 && (natural || (reinterpret_cast<uintptr_t>(p) & 3) == 0)) {
-        __asm__ volatile("ld.global.u32 %0, [%1];" : "=r"(a) : "l"(p));
+        asm volatile("ld.global.u32 %0, [%1];" : "=r"(a) : "l"(p));
     } else if (size == 2 && (natural || (reinterpret_cast<uintptr_t>(p) & 1) == 0)) {
-        __asm__ volatile("ld.global.u16 %0, [%1];" : "=r"(a) : "l"(p));
+        asm volatile("ld.global.u16 %0, [%1];" : "=r"(a) : "l"(p));
     } else {
         for (size_t i = 0; i < size; i++) {
-            __asm__ volatile("ld.global.u8 %0, [%1];" : "=r"(byte) : "l"(p + i));
+            asm volatile("ld.global.u8 %0, [%1];" : "=r"(byte) : "l"(p + i));
             a |= byte << (8 * i);
         }
     }
@@ -380,12 +432,12 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_load_one_as_(int natural, const kopt_byte_ *p, 
 
 KOPT_CUDA_FN_ void kopt_cuda_store_one_as_(int natural, kopt_byte_ *p, size_t size, uint32_t a) {
     if (size == 4 && (natural || (reinterpret_cast<uintptr_t>(p) & 3) == 0)) {
-        __asm__ volatile("st.global.u32 [%0], %1;" : : "l"(p), "r"(a) : "memory");
+        asm volatile("st.global.u32 [%0], %1;" : : "l"(p), "r"(a) : "memory");
     } else if (size == 2 && (natural || (reinterpret_cast<uintptr_t>(p) & 1) == 0)) {
-        __asm__ volatile("st.global.u16 [%0], %1;" : : "l"(p), "r"(a) : "memory");
+        asm volatile("st.global.u16 [%0], %1;" : : "l"(p), "r"(a) : "memory");
     } else {
         for (size_t i = 0; i < size; i++)
-            __asm__ volatile("st.global.u8 [%0], %1;" : : "l"(p + i), "r"(a >> (8 * i)) : "memory");
+            asm volatile("st.global.u8 [%0], %1;" : : "l"(p + i), "r"(a >> (8 * i)) : "memory");
     }
 }
 
@@ -1277,7 +1329,7 @@ KOPT_CUDA_FN_ double kopt_cuda_clip_coefficient_(double norm, double max_norm, d
 
 KOPT_CUDA_FN_ double kopt_cuda_read_(const float *p) {
     double x;
-    __asm__("cvt.f64.f32 %0, %1;" : "=d"(x) : "f"(*p));
+    asm("cvt.f64.f32 %0, %1;" : "=d"(x) : "f"(*p));
     return x;
 }
 
@@ -1648,10 +1700,11 @@ KOPT_CUDA_FN_ void kopt_cuda_accumulate_octet_(const kopt_cuda_accumulation_ *k,
         const kopt_philox_key_cuda_ key = kopt_make_philox_key_cuda_(k->a.seed, step, k->a.id, KOPT_RANDOM_ACCUMULATE_);
         kopt_cuda_random_octet_(r, &key, k->a.first_index + p.i);
     }
-    __builtin_memset(&scalars, 0, sizeof scalars);
     scalars.grad_scale = k->scale;
     scalars.rate = 1;
     scalars.use_scale = 1;
+    scalars.use_l2 = scalars.use_decay = scalars.moments_only = scalars.sync = scalars.zero_grad = 0;
+    scalars.unrectified = scalars.first_step = 0;
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
         kopt_element_cuda_ e;
@@ -2221,6 +2274,112 @@ static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, void
         cudaMemcpyAsync(to, from, size, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(stream)));
 }
 
+/* ---- state blocks: one thread for each element ---- */
+
+typedef struct kopt_cuda_init_ {
+    kopt_byte_ *state, *weight, *copy; /* state: NULL if the tensor has no block */
+    kopt_byte_ *residual, *slow, *slow_residual;
+    const kopt_byte_ *weights; /* fp32, or NULL: the weights stay as they are */
+    uint64_t n;
+    size_t residual_size;
+    kopt_format format, copy_format;
+    kopt_rounding rounding;
+    uint32_t header[KOPT_HEADER_ / 4];
+} kopt_cuda_init_;
+
+/* As kopt_write_weight_(): rounds the fp32 value with these bits. Returns the weight. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_init_weight_(const kopt_cuda_init_ *k, uint32_t bits, uint32_t *residual) {
+    const uint32_t infinity = k->format == KOPT_BF16 ? 0x7F80u : 0x7C00u;
+    const float x = kopt_as_f32_(bits);
+    uint32_t u;
+    *residual = 0;
+    if (k->format == KOPT_F32) return bits;
+    if (k->rounding == KOPT_EXACT || k->rounding == KOPT_COMPACT) {
+        u = kopt_extended_cuda_(x, k->format, KOPT_NULL_);
+        if (k->rounding == KOPT_COMPACT) u = (u + 0x80u) & 0xFFFFFF00u;
+        *residual = k->rounding == KOPT_COMPACT ? u >> 8 & 0xFFu : u & 0xFFFFu;
+        u = (u + 0x8000u) >> 16;
+    } else if (k->rounding == KOPT_KAHAN) {
+        float compensation;
+        u = kopt_round_kahan16_cuda_(x, k->format);
+        compensation = kopt_sub_(x, kopt_widen_cuda_(u, k->format));
+        if (k->format == KOPT_FP16) compensation = kopt_mul_(compensation, 2048);
+        *residual = kopt_round_nearest16_cuda_(compensation, k->format);
+    } else {
+        return kopt_round_nearest16_cuda_(x, k->format);
+    }
+    if ((u & infinity) == infinity) *residual = 0;
+    return u;
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_init_element_(const kopt_cuda_init_ *k, uint64_t i) {
+    const size_t size = kopt_bytes_of_(k->format);
+    uint32_t weight, residual = 0;
+    if (k->weights != KOPT_NULL_) {
+        weight = kopt_cuda_init_weight_(k, kopt_cuda_load_one_(k->weights + 4 * i, 4), &residual);
+        kopt_cuda_store_one_(k->weight + i * size, size, weight);
+    } else {
+        weight = kopt_cuda_load_one_(k->weight + i * size, size);
+    }
+    if (k->residual != KOPT_NULL_) kopt_cuda_store_one_(k->residual + i * k->residual_size, k->residual_size, residual);
+    if (k->slow != KOPT_NULL_) kopt_cuda_store_one_(k->slow + i * size, size, weight);
+    if (k->slow_residual != KOPT_NULL_)
+        kopt_cuda_store_one_(k->slow_residual + i * k->residual_size, k->residual_size, residual);
+    if (k->copy != KOPT_NULL_) {
+        const size_t copy_size = kopt_bytes_of_(k->copy_format);
+        kopt_cuda_store_one_(k->copy + i * copy_size, copy_size,
+                             k->copy_format == k->format
+                                 ? weight
+                                 : kopt_convert_value_cuda_(kopt_widen_cuda_(weight, k->format), k->copy_format));
+    }
+}
+
+static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_init_kernel_(const kopt_cuda_init_ k) {
+    const uint64_t all = static_cast<uint64_t>(gridDim.x) * KOPT_THREADS_;
+    uint64_t i = static_cast<uint64_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x;
+    if (k.state != KOPT_NULL_ && i < KOPT_HEADER_ / 4) kopt_cuda_store_one_(k.state + 4 * i, 4, k.header[i]);
+    for (; i < k.n; i += all) kopt_cuda_init_element_(&k, i);
+}
+
+/* Writes the seed and the step of a group to the header of a block: bytes 32 to 43. */
+static __global__ void kopt_cuda_save_kernel_(const kopt_cuda_group_ *group, kopt_byte_ *state) {
+    const uint64_t seed = group->opt.seed;
+    kopt_cuda_store_one_(state + 32, 4, static_cast<uint32_t>(seed & 0xFFFFFFFFu));
+    kopt_cuda_store_one_(state + 36, 4, static_cast<uint32_t>(seed >> 32));
+    kopt_cuda_store_one_(state + 40, 4, group->opt.step);
+}
+
+/* total: bytes of the block, 0 if there is none. */
+static kopt_result kopt_cuda_launch_init_(kopt_cuda_init_ *k, size_t total, void *stream) {
+    void *arguments[] = {k};
+    const uint64_t blocks = (k->n + KOPT_THREADS_ - 1) / KOPT_THREADS_;
+    if (total != 0) {
+        const kopt_result result =
+            kopt_cuda_result_(cudaMemsetAsync(k->state, 0, total, static_cast<cudaStream_t>(stream)));
+        if (result != KOPT_OK) return result;
+    }
+    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_init_kernel_),
+                             blocks < 0x7FFFFFFFu ? static_cast<uint32_t>(blocks) : 0x7FFFFFFFu, KOPT_THREADS_,
+                             arguments, stream);
+}
+
+static kopt_result kopt_cuda_launch_save_(const kopt_cuda_group_ *group, kopt_byte_ *state, void *stream) {
+    void *arguments[] = {&group, &state};
+    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_save_kernel_), 1, 1, arguments, stream);
+}
+
+static kopt_result kopt_cuda_copy_back_(void *to, const void *from, size_t size, void *stream) {
+    return kopt_cuda_result_(
+        cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToHost, static_cast<cudaStream_t>(stream)));
+}
+
+/* For calls that no graph should repeat. */
+static kopt_result kopt_cuda_refuse_capture_(void *stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    const kopt_result result = kopt_cuda_result_(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status));
+    return result == KOPT_OK && status != cudaStreamCaptureStatusNone ? KOPT_ERROR_CAPTURE : result;
+}
+
 /* ---- PUBLIC FUNCTIONS -------------------------------------------------------------------------------------------- */
 
 static size_t kopt_cuda_align16_(size_t x) { return (x + 15) & ~KOPT_CAST_(size_t, 15); }
@@ -2376,7 +2535,7 @@ static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group
     kopt_result result = kopt_cuda_check_(groups, count, &tensors, &elements);
     if (result != KOPT_OK) return result;
     plan->device = KOPT_NULL_;
-    plan->groups = count;
+    plan->groups_ = count;
     plan->blocks = 0;
     for (g = 0; g < count; g++)
         for (i = 0; i < groups[g].count; i++)
@@ -2460,7 +2619,8 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *dev
     kopt_result result;
     if (plan == KOPT_NULL_ || device == KOPT_NULL_ || bytes == KOPT_NULL_) return KOPT_ERROR_NULL;
     if ((KOPT_ADDRESS_(device) & 15) != 0) return KOPT_ERROR_OPTION;
-    result = kopt_cuda_copy_(device, bytes, plan->size, stream);
+    result = kopt_cuda_refuse_capture_(stream);
+    if (result == KOPT_OK) result = kopt_cuda_copy_(device, bytes, plan->size, stream);
     if (result == KOPT_OK) plan->device = device;
     return result;
 }
@@ -2498,7 +2658,7 @@ static uint32_t kopt_cuda_blocks_(const kopt_cuda_plan *plan, uint32_t tasks, ui
     return blocks == 0 ? 1 : blocks;
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_step_begin(const kopt_cuda_plan *plan, void *stream) {
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step_begin(const kopt_cuda_plan *plan, void *stream) {
     kopt_cuda_arguments_ a;
     kopt_result result;
     uint32_t blocks, resident;
@@ -2513,7 +2673,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_step_begin(const kopt_cuda_plan *plan, void
     return kopt_cuda_launch_measure_(&a, plan->stable_ * sizeof(kopt_cuda_ratio_), blocks, stream);
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_step_end(const kopt_cuda_plan *plan, void *stream) {
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step_end(const kopt_cuda_plan *plan, void *stream) {
     kopt_result result = KOPT_OK;
     int kernel;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
@@ -2529,19 +2689,19 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_step_end(const kopt_cuda_plan *plan, void *
     return result;
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_step(const kopt_cuda_plan *plan, void *stream) {
-    const kopt_result result = kopt_cuda_step_begin(plan, stream);
-    return result == KOPT_OK ? kopt_cuda_step_end(plan, stream) : result;
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step(const kopt_cuda_plan *plan, void *stream) {
+    const kopt_result result = kopt_cuda_plan_step_begin(plan, stream);
+    return result == KOPT_OK ? kopt_cuda_plan_step_end(plan, stream) : result;
 }
 
-KOPT_CUDA_API_ uint64_t *kopt_cuda_ratios(const kopt_cuda_plan *plan, size_t *words) {
+KOPT_CUDA_API_ uint64_t *kopt_cuda_plan_ratios(const kopt_cuda_plan *plan, size_t *words) {
     if (words != KOPT_NULL_) *words = 0;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_NULL_;
     if (words != KOPT_NULL_) *words = plan->stable_ * (sizeof(kopt_cuda_ratio_) / 8);
     return KOPT_POINTER_(uint64_t *, KOPT_CAST_(kopt_byte_ *, plan->device) + plan->at_ratios_);
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_stats(const kopt_cuda_plan *plan, void *stream) {
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_measure(const kopt_cuda_plan *plan, void *stream) {
     kopt_cuda_arguments_ a;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
     a = kopt_cuda_arguments_of_(plan, 0, plan->first_[KOPT_CUDA_KERNELS_]);
@@ -2561,8 +2721,8 @@ static kopt_cuda_setting_ kopt_cuda_setting_of_(const kopt_cuda_plan *plan, int 
     return s;
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
-                                                 void *stream) {
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
+                                                      void *stream) {
     kopt_cuda_setting_ s;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_ || options == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (!kopt_within_(options->max_norm, 0, 1e300)) return KOPT_ERROR_RANGE;
@@ -2571,20 +2731,20 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_set_options(const kopt_cuda_plan *plan, con
     return kopt_cuda_launch_setting_(&s, stream);
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_set_optimizer(const kopt_cuda_plan *plan, size_t group, const kopt_optimizer *opt,
-                                                   void *stream) {
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_optimizer(const kopt_cuda_plan *plan, size_t group,
+                                                        const kopt_optimizer *opt, void *stream) {
     kopt_cuda_setting_ s;
     kopt_result result = kopt_cuda_check_options_(opt);
     if (result != KOPT_OK) return result;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (group >= plan->groups) return KOPT_ERROR_BOUNDS;
+    if (group >= plan->groups_) return KOPT_ERROR_BOUNDS;
     s = kopt_cuda_setting_of_(plan, 1);
     s.group += group;
     s.opt = *opt;
     return kopt_cuda_launch_setting_(&s, stream);
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_set_step(const kopt_cuda_plan *plan, uint32_t step, void *stream) {
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_step(const kopt_cuda_plan *plan, uint32_t step, void *stream) {
     kopt_cuda_setting_ s;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
     s = kopt_cuda_setting_of_(plan, 2);
@@ -2592,14 +2752,115 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_set_step(const kopt_cuda_plan *plan, uint32
     return kopt_cuda_launch_setting_(&s, stream);
 }
 
-KOPT_CUDA_API_ const kopt_cuda_status *kopt_cuda_status_of(const kopt_cuda_plan *plan) {
+KOPT_CUDA_API_ const uint32_t *kopt_cuda_plan_steps(const kopt_cuda_plan *plan, size_t group) {
+    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_ || group >= plan->groups_) return KOPT_NULL_;
+    return &kopt_cuda_groups_(plan)[group].opt.step;
+}
+
+KOPT_CUDA_API_ const kopt_cuda_status *kopt_cuda_plan_status(const kopt_cuda_plan *plan) {
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_NULL_;
     return &KOPT_CAST_(const kopt_cuda_control_ *, plan->device)->status;
 }
 
-KOPT_CUDA_API_ kopt_norm *kopt_cuda_norm(const kopt_cuda_plan *plan) {
+KOPT_CUDA_API_ kopt_norm *kopt_cuda_plan_norm(const kopt_cuda_plan *plan, size_t *words) {
+    if (words != KOPT_NULL_) *words = 0;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_NULL_;
+    if (words != KOPT_NULL_) *words = sizeof(kopt_norm) / 8;
     return &KOPT_CAST_(kopt_cuda_control_ *, plan->device)->norm;
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights,
+                                                void *stream) {
+    kopt_layout_ layout;
+    kopt_cuda_init_ k;
+    kopt_byte_ header[KOPT_HEADER_];
+    size_t i;
+    kopt_result result = kopt_check_init_(opt, t, weights, &layout);
+    if (result != KOPT_OK || t->n == 0) return result;
+    result = kopt_cuda_refuse_capture_(stream);
+    if (result != KOPT_OK) return result;
+    k.state = layout.total == 0 ? KOPT_NULL_ : KOPT_CAST_(kopt_byte_ *, t->state);
+    k.weight = KOPT_CAST_(kopt_byte_ *, t->weight);
+    k.copy = KOPT_CAST_(kopt_byte_ *, t->copy);
+    k.weights = KOPT_CONST_POINTER_(const kopt_byte_ *, weights);
+    k.residual_size = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
+    k.residual = k.residual_size == 0 ? KOPT_NULL_ : k.state + layout.residual;
+    k.slow = k.slow_residual = KOPT_NULL_;
+    if (opt->rule == KOPT_RANGER && k.state != KOPT_NULL_) {
+        k.slow = k.state + layout.slow;
+        if (k.residual_size != 0) k.slow_residual = k.state + layout.slow_residual;
+    }
+    k.n = t->n;
+    k.format = opt->weight_format;
+    k.copy_format = t->copy_format;
+    k.rounding = opt->rounding;
+    if (k.state != KOPT_NULL_) {
+        kopt_make_header_(header, opt, t);
+        for (i = 0; i < KOPT_HEADER_ / 4; i++) k.header[i] = kopt_load32_(header + 4 * i);
+    }
+    return kopt_cuda_launch_init_(&k, layout.total, stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_state_save(const kopt_cuda_plan *plan, size_t group, const kopt_tensor *t,
+                                                void *block, size_t size, void *stream) {
+    kopt_result result;
+    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_ || t == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (group >= plan->groups_) return KOPT_ERROR_BOUNDS;
+    if (size == 0) return KOPT_OK;
+    if (block == KOPT_NULL_ || t->state == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (size < KOPT_HEADER_ || size > t->state_size) return KOPT_ERROR_SIZE;
+    if (kopt_overlap_(block, size, t->state, size)) return KOPT_ERROR_OVERLAP;
+    result = kopt_cuda_launch_save_(kopt_cuda_groups_(plan) + group, KOPT_CAST_(kopt_byte_ *, t->state), stream);
+    return result == KOPT_OK ? kopt_cuda_copy_back_(block, t->state, size, stream) : result;
+}
+
+/* The tensor with its block in host memory. The functions that take it read no other memory of the tensor. */
+static kopt_tensor kopt_cuda_on_host_(const kopt_tensor *t, void *block, size_t size) {
+    kopt_tensor host = *t;
+    host.state = block;
+    host.state_size = size;
+    host.copy = KOPT_NULL_;
+    return host;
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_state_seal(const kopt_optimizer *opt, const kopt_tensor *t, void *block,
+                                                size_t size) {
+    const kopt_byte_ *const h = KOPT_CAST_(const kopt_byte_ *, block);
+    kopt_optimizer saved;
+    kopt_tensor host;
+    kopt_result result;
+    if (opt == KOPT_NULL_ || t == KOPT_NULL_) return KOPT_ERROR_NULL;
+    host = kopt_cuda_on_host_(t, block, size);
+    result = kopt_check_state_(opt, &host, 0);
+    if (result != KOPT_OK || kopt_state_size(opt, t->n) == 0) return result;
+    saved = *opt;
+    saved.seed = kopt_load_le64_(h + 32);
+    saved.step = kopt_load_le32_(h + 40);
+    return kopt_state_seal(&saved, &host);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_state_load(kopt_optimizer *opt, const kopt_tensor *t, void *block, size_t size,
+                                                void *stream) {
+    kopt_optimizer opened;
+    kopt_tensor host;
+    kopt_layout_ layout;
+    kopt_result result = kopt_check_init_(opt, t, KOPT_NULL_, &layout);
+    if (result != KOPT_OK || t->n == 0) return result;
+    if (kopt_overlap_(block, size, t->state, layout.total)) return KOPT_ERROR_OVERLAP;
+    result = kopt_cuda_refuse_capture_(stream);
+    if (result != KOPT_OK) return result;
+    opened = *opt;
+    host = kopt_cuda_on_host_(t, block, size);
+    result = kopt_state_open(&opened, &host);
+    if (result != KOPT_OK) return result;
+    if (layout.total != 0) result = kopt_cuda_copy_(t->state, block, layout.total, stream);
+    if (result == KOPT_OK && t->copy != KOPT_NULL_)
+        result = kopt_cuda_convert(t->copy, t->copy_format, t->weight, opt->weight_format, t->n, stream);
+    if (result == KOPT_OK)
+        *opt = opened;
+    else if (layout.total != 0)
+        kopt_state_seal(&opened, &host);
+    return result;
 }
 
 static kopt_result kopt_cuda_convert_run_(kopt_conversion_ *c, void *dst, const void *src, void *stream) {
@@ -2876,12 +3137,12 @@ FN_ vu32_ as_u32_(vf32_ a) { return kopt_as_u32_(a); }
 FN_ vf32_ as_f32_(vu32_ a) { return kopt_as_f32_(a); }
 FN_ vf32_ convert_f32_(vu32_ a) {
     vf32_ r;
-    __asm__("cvt.rn.f32.s32 %0, %1;" : "=f"(r) : "r"(a));
+    asm("cvt.rn.f32.s32 %0, %1;" : "=f"(r) : "r"(a));
     return r;
 }
 FN_ vu32_ round_u32_(vf32_ a) { /* 0 <= a < 2^31 */
     vu32_ r;
-    __asm__("cvt.rni.s32.f32 %0, %1;" : "=r"(r) : "f"(a));
+    asm("cvt.rni.s32.f32 %0, %1;" : "=r"(r) : "f"(a));
     return r;
 }
 FN_ vu32_ isplat_(uint32_t a) { return a; }
@@ -2889,7 +3150,7 @@ FN_ vu32_ isplat_hoisted_(uint32_t a) { return a; }
 #define OPERATORS_ 1
 FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return (a * b & 0xFFFFu) | ((a >> 16) * (b >> 16) << 16); }
 FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) { /* one product of 64 bits */
-    __asm__("{ .reg .u64 product; mul.wide.u32 product, %2, %3; mov.b64 {%0, %1}, product; }"
+    asm("{ .reg .u64 product; mul.wide.u32 product, %2, %3; mov.b64 {%0, %1}, product; }"
             : "=r"(*low), "=r"(*high)
             : "r"(a), "r"(b));
 }
@@ -2907,12 +3168,12 @@ FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
 FN_ void store8_(kopt_byte_ *p, vu32_ a) { *p = KOPT_CAST_(kopt_byte_, a & 0xFFu); }
 FN_ vf32_ widen_fp16_(vu32_ a) {
     vf32_ r;
-    __asm__("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(static_cast<uint16_t>(a)));
+    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(static_cast<uint16_t>(a)));
     return r;
 }
 FN_ vu32_ narrow_fp16_(vf32_ a) {
     uint16_t r;
-    __asm__("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(a));
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(a));
     return r;
 }
 #if KOPT_PASS_ == KOPT_PASS_CUDA_OCTET_
@@ -2928,7 +3189,7 @@ FN_ vu32_ imax_(vu32_ a, vu32_ b) { return KOPT_CAST_(vu32_, max(KOPT_CAST_(int,
 FN_ vu32_ imin_(vu32_ a, vu32_ b) { return KOPT_CAST_(vu32_, min(KOPT_CAST_(int, a), KOPT_CAST_(int, b))); }
 FN_ vf32_ flush_(vf32_ a) { /* the only operation that flushes */
     vf32_ r;
-    __asm__("add.rn.ftz.f32 %0, %1, 0f00000000;" : "=f"(r) : "f"(a));
+    asm("add.rn.ftz.f32 %0, %1, 0f00000000;" : "=f"(r) : "f"(a));
     return r;
 }
 #define FP16_ 1
