@@ -360,7 +360,8 @@ typedef struct KOPT_CUDA_ALIGNED_ kopt_cuda_tensor_ {
     /* base_scale is rate_scale without StableAdamW's factor, which changes with each step. */
     float rate_scale, base_scale;
     uint32_t ratio_plus_1, first_round; /* StableAdamW: index of its ratio + 1, or 0; number of its first round */
-    uint8_t grad_format, copy_format, wide;
+    /* natural: the elements of all arrays are aligned to their size; wide: all arrays are aligned for vector loads */
+    uint8_t grad_format, copy_format, natural, wide;
 } kopt_cuda_tensor_;
 
 typedef struct kopt_cuda_arguments_ {
@@ -1051,6 +1052,13 @@ KOPT_CUDA_FN_ int kopt_cuda_step_complete_(const kopt_cuda_tensor_ *t, const kop
 /* The number of elements of a tensor. */
 KOPT_CUDA_FN_ uint64_t kopt_cuda_n_(const kopt_cuda_tensor_ *t) { return t->end - t->pad; }
 
+/* r of element i of a step. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_step_random_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, uint64_t i) {
+    const kopt_philox_key_cuda_ key =
+        kopt_make_philox_key_cuda_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
+    return kopt_cuda_random_one_(&key, t->first + t->pad + i);
+}
+
 /* Steps the elements of an octet at this position one by one, as far as the tensor has them. All that they need is
    loaded again for each, so that it takes no registers of the complete octets. */
 KOPT_CUDA_FN_ void kopt_cuda_step_octet_slowly_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, int weight,
@@ -1063,9 +1071,7 @@ KOPT_CUDA_FN_ void kopt_cuda_step_octet_slowly_(const kopt_cuda_tensor_ *t, cons
         KOPT_CUDA_OPAQUE_(g, "l");
         if (position - t->pad < kopt_cuda_n_(t)) {
             const kopt_kind_ kind = kopt_cuda_kind_(t, &g->step, weight, moment, rounding);
-            const kopt_philox_key_cuda_ key =
-                kopt_make_philox_key_cuda_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
-            const uint32_t r = kopt_needs_random_(kind) ? kopt_cuda_random_one_(&key, t->first + position) : 0;
+            const uint32_t r = kopt_needs_random_(kind) ? kopt_cuda_step_random_(t, g, position - t->pad) : 0;
             kopt_cuda_element_(t, kind, copies, &g->k, position - t->pad, r, &counts, KOPT_NULL_);
         }
     }
@@ -1131,17 +1137,19 @@ KOPT_CUDA_FN_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t 
 
 /* Elements [p, end) of a block, with this stride: steps them, and leaves their moments in the slots. */
 KOPT_CUDA_FN_ void kopt_cuda_block_step_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, kopt_kind_ kind,
-                                         const kopt_philox_key_cuda_ *key, uint32_t p, uint32_t end, uint32_t stride,
-                                         int copies, kopt_counts *counts, kopt_cuda_block_ *b) {
+                                         uint32_t p, uint32_t end, uint32_t stride, int copies, kopt_counts *counts,
+                                         kopt_cuda_block_ *b) {
     KOPT_ROLL_
-    for (; p < end; p += stride)
+    for (; p < end; p += stride) {
+        KOPT_CUDA_OPAQUE_(t, "l");
+        KOPT_CUDA_OPAQUE_(g, "l");
         kopt_cuda_element_(t, kind, copies, &g->k, b->first + p,
-                           kopt_needs_random_(kind) ? kopt_cuda_random_one_(key, t->first + b->first + p) : 0, counts,
-                           b);
+                           kopt_needs_random_(kind) ? kopt_cuda_step_random_(t, g, b->first + p) : 0, counts, b);
+    }
 }
 
 /* The same elements: encodes the moments in the slots. A lane reads the slots that it wrote itself. */
-KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_tensor_ *t, kopt_kind_ kind, const kopt_philox_key_cuda_ *key,
+KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, kopt_kind_ kind,
                                           uint32_t p, uint32_t end, uint32_t stride, int moments,
                                           const kopt_cuda_block_ *b) {
     const int stochastic = kind.moment_rounding == KOPT_STOCHASTIC;
@@ -1149,7 +1157,7 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_tensor_ *t, kopt_kind_
     KOPT_ROLL_
     for (; p < end; p += stride) {
         const uint64_t i = b->first + p;
-        const uint32_t r = stochastic ? kopt_cuda_random_one_(key, t->first + i) : 0;
+        const uint32_t r = stochastic ? kopt_cuda_step_random_(t, g, i) : 0;
         KOPT_UNROLL_
         for (m = 0; m < moments; m++) {
             const int square = kopt_is_square_(kind.rule, m);
@@ -1211,6 +1219,8 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
         const kopt_philox_key_cuda_ key =
             kopt_make_philox_key_cuda_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
         kopt_counts counts = {0, 0, 0};
+        uint32_t w[4] = {0, 0, 0, 0};
+        uint64_t block = 0; /* the Philox block of w: that of the next octet, too, unless a span of 2048 ends */
         int x, m;
         KOPT_ROLL_
         for (x = 0; x < limit; x += 256) {
@@ -1221,14 +1231,17 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
             const int octet = weight >= 0 && i < t->complete && (e & 7) == 0;
             const uint32_t p = weight < 0 ? lane : 8 * lane, stride = weight < 0 ? 32 : 1;
             const uint32_t end = weight < 0 || 8 * lane + 8 > n ? n : 8 * lane + 8;
-            uint32_t moment[2][8], codes[2], w[4] = {0, 0, 0, 0}, q;
+            uint32_t moment[2][8], codes[2], q;
+            int done = 0;
             kopt_cuda_block_ b;
             b.slots = slots;
             b.first = from + KOPT_CAST_(uint64_t, x);
             b.largest[0] = b.largest[1] = b.largest[2] = b.largest[3] = 0;
             __syncwarp(); /* all lanes are done with the previous block */
             if (octet) {
-                if (random) kopt_philox_cuda_(w, &key, kopt_philox_block_(e));
+                const uint64_t words = kopt_philox_block_(e);
+                if (random && (x == 0 || words != block)) kopt_philox_cuda_(w, &key, words);
+                block = words;
                 KOPT_UNROLL_
                 for (m = 0; m < 2; m++)
                     if (m < kind.moment_count) {
@@ -1236,25 +1249,19 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
                         kopt_cuda_decode_octet_(moment[m], codes, kopt_cuda_scale_(t, m, i),
                                                 kopt_is_square_(kind.rule, m));
                     }
-                if (!kopt_cuda_step_complete_(t, g, kind, i, w, multiplier, copies, moment)) {
-                    kopt_cuda_block_step_(t, g, kind, &key, p, end, stride, copies, &counts, &b);
-                    KOPT_UNROLL_
-                    for (m = 0; m < 2; m++) {
-                        KOPT_UNROLL_
-                        for (q = 0; q < 8; q++)
-                            if (m < kind.moment_count) moment[m][q] = *kopt_cuda_slot_(&b, m, i + q);
-                    }
-                }
+                done = kopt_cuda_step_complete_(t, g, kind, i, w, multiplier, copies, moment);
+            }
+            if (!done) kopt_cuda_block_step_(t, g, kind, p, end, stride, copies, &counts, &b);
+            if (octet) {
                 KOPT_UNROLL_
                 for (m = 0; m < 2; m++) {
                     KOPT_UNROLL_
-                    for (q = 0; q < 8; q++) {
-                        const uint32_t magnitude = moment[m][q] & 0x7FFFFFFFu;
-                        if (m < kind.moment_count) b.largest[m] = magnitude > b.largest[m] ? magnitude : b.largest[m];
-                    }
+                    for (q = 0; q < 8; q++)
+                        if (m < kind.moment_count) {
+                            if (!done) moment[m][q] = *kopt_cuda_slot_(&b, m, i + q);
+                            b.largest[m] = max(b.largest[m], moment[m][q] & 0x7FFFFFFFu);
+                        }
                 }
-            } else {
-                kopt_cuda_block_step_(t, g, kind, &key, p, end, stride, copies, &counts, &b);
             }
             KOPT_UNROLL_
             for (m = 0; m < moments; m++) b.largest[m] = kopt_cuda_warp_largest_(b.largest[m]);
@@ -1274,7 +1281,7 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
                         kopt_cuda_store_octet_(0, t->moment[m] + i, 1, codes);
                     }
             } else {
-                kopt_cuda_block_store_(t, kind, &key, p, end, stride, moments, &b);
+                kopt_cuda_block_store_(t, g, kind, p, end, stride, moments, &b);
             }
         }
         if (weight < 0) kopt_cuda_add_counts_(t, &counts, lane);
@@ -1385,63 +1392,125 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
     }
 }
 
-/* ---- statistics: a gradient's square, an integer, is added to a counter (slot) in shared memory. There are 256 bins,
-        one for each exponent. If all gradients are bf16, or all are fp16, a bin has one slot for each of 32 lanes.
-        Otherwise two lanes share their slots, and each bin has two for them: for the upper and the lower 24 bits of a
-        square. Bin 255 counts infinities and NaNs ---- */
+/* ---- statistics: a gradient's square, an integer, is added to a counter (slot) in shared memory. There is a bin for
+        each exponent, and in it a slot for each of 32 lanes; that of the largest exponent counts infinities and NaNs.
+        The exponents are those of the gradients' format if all have the same 16-bit format. Otherwise they are those of
+        fp32, two lanes share their slots, and each bin has two for them: for the upper and the lower 24 bits of a
+        square ---- */
 
-KOPT_CUDA_FN_ void kopt_cuda_add32_(uint32_t *to, uint32_t x) {
-    atomicAdd(to, x);
+KOPT_CUDA_FN_ int kopt_cuda_is16_(uint32_t all) { return all == KOPT_BF16 || all == KOPT_FP16; }
+
+/* Adds x to the slot at this byte of the slots. */
+KOPT_CUDA_FN_ void kopt_cuda_add_slot_(uint32_t *slots, uint32_t byte, uint32_t x) {
+    asm volatile("red.shared.add.u32 [%0], %1;"
+                 :
+                 : "r"(KOPT_CAST_(uint32_t, __cvta_generic_to_shared(slots)) + byte), "r"(x)
+                 : "memory");
 }
 
-/* The square of a 16-bit number ends in zeros. If all gradients have the same 16-bit format, this many of the low bits
-   of the upper 24 bits are omitted. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_unit_(uint32_t grad_format) {
-    return grad_format == KOPT_BF16 ? 8 : grad_format == KOPT_FP16 ? 2 : 0;
+/* Adds the square of a gradient to the slots of a lane. x: its bits. all: the format of all gradients, or 3 if they
+   differ. */
+KOPT_CUDA_FN_ void kopt_cuda_add_square16_(uint32_t *slots, uint32_t lane, uint32_t x, uint32_t all) {
+    const uint32_t exponent = x & (all == KOPT_BF16 ? 0x7F80u : 0x7C00u), one = all == KOPT_BF16 ? 0x80u : 0x400u;
+    const uint32_t digits = (x & (one - 1)) | min(exponent, one); /* with the leading 1 of a normal number */
+    const uint32_t square = exponent == (all == KOPT_BF16 ? 0x7F80u : 0x7C00u) ? 1 : digits * digits;
+    kopt_cuda_add_slot_(slots, (all == KOPT_BF16 ? exponent : exponent >> 3) + 4 * lane, square);
 }
 
-/* Adds the square of x, the bits of a gradient as stored, to the slots of a lane. all: the format of all gradients, or
-   3 if they differ. */
-KOPT_CUDA_FN_ void kopt_cuda_add_square_(uint32_t *slots, uint32_t lane, uint32_t x, kopt_format format, uint32_t all) {
-    const uint32_t u = kopt_as_u32_(kopt_widen_cuda_(x, format)), bin = u >> 23 & 255u;
-    const uint32_t digits = (u & 0x007FFFFFu) | (bin != 0 ? 0x00800000u : 0u);
+KOPT_CUDA_FN_ void kopt_cuda_add_square32_(uint32_t *slots, uint32_t lane, uint32_t x) {
+    const uint32_t exponent = x & 0x7F800000u, byte = (exponent >> 17) + 4 * (lane & 15);
+    const uint32_t digits = (x & 0x007FFFFFu) | min(exponent, 0x00800000u);
     const uint64_t square = KOPT_CAST_(uint64_t, digits) * digits;
-    const uint32_t high = bin == 255 ? 1 : KOPT_CAST_(uint32_t, square >> 24) >> kopt_cuda_unit_(all);
-    if (all == KOPT_BF16 || all == KOPT_FP16) {
-        kopt_cuda_add32_(slots + bin * 32 + lane, high);
-    } else {
-        kopt_cuda_add32_(slots + bin * 16 + (lane & 15), high);
-        if (format == KOPT_F32 && bin != 255)
-            kopt_cuda_add32_(slots + (256 + bin) * 16 + (lane & 15), KOPT_CAST_(uint32_t, square & 0xFFFFFFu));
+    if (exponent == 0x7F800000u) {
+        kopt_cuda_add_slot_(slots, byte, 1);
+        return;
+    }
+    kopt_cuda_add_slot_(slots, byte, KOPT_CAST_(uint32_t, square >> 24));
+    kopt_cuda_add_slot_(slots, byte + 256 * 64, KOPT_CAST_(uint32_t, square & 0xFFFFFFu));
+}
+
+/* A gradient of any format, as stored. */
+KOPT_CUDA_FN_ void kopt_cuda_add_square_(uint32_t *slots, uint32_t lane, uint32_t x, kopt_format format, uint32_t all) {
+    if (kopt_cuda_is16_(all))
+        kopt_cuda_add_square16_(slots, lane, x, all);
+    else
+        kopt_cuda_add_square32_(slots, lane, kopt_as_u32_(kopt_widen_cuda_(x, format)));
+}
+
+/* Measures an octet of 16-bit gradients, packed. Finite ones take no test for each. */
+KOPT_CUDA_FN_ void kopt_cuda_add_octet16_(uint32_t *slots, uint32_t lane, const uint32_t packed[4], uint32_t all) {
+    const uint32_t exponents = all == KOPT_BF16 ? 0x7F807F80u : 0x7C007C00u, one = all == KOPT_BF16 ? 0x80u : 0x400u;
+    uint32_t carries = 0;
+    int q;
+    KOPT_UNROLL_
+    for (q = 0; q < 4; q++) carries |= (packed[q] & exponents) + one * 0x00010001u;
+    if ((carries & 0x80008000u) != 0) { /* one more than the largest exponent */
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) kopt_cuda_add_square16_(slots, lane, kopt_cuda_extract_(packed, 2, q), all);
+        return;
+    }
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) {
+        const uint32_t x = (q & 1) != 0 ? packed[q >> 1] >> 16 : packed[q >> 1], exponent = x & (exponents & 0xFFFFu);
+        const uint32_t digits = (x & (one - 1)) | min(exponent, one);
+        kopt_cuda_add_slot_(slots, (all == KOPT_BF16 ? exponent : exponent >> 3) + 4 * lane, digits * digits);
+    }
+}
+
+/* An octet of fp32 numbers. */
+KOPT_CUDA_FN_ void kopt_cuda_add_octet32_(uint32_t *slots, uint32_t lane, const uint32_t x[8]) {
+    uint32_t largest = 0;
+    int q;
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) largest = max(largest, x[q] & 0x7F800000u);
+    if (largest == 0x7F800000u) {
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) kopt_cuda_add_square32_(slots, lane, x[q]);
+        return;
+    }
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) {
+        const uint32_t exponent = x[q] & 0x7F800000u, byte = (exponent >> 17) + 4 * (lane & 15);
+        const uint32_t digits = (x[q] & 0x007FFFFFu) | min(exponent, 0x00800000u);
+        const uint64_t square = KOPT_CAST_(uint64_t, digits) * digits;
+        kopt_cuda_add_slot_(slots, byte, KOPT_CAST_(uint32_t, square >> 24));
+        kopt_cuda_add_slot_(slots, byte + 256 * 64, KOPT_CAST_(uint32_t, square) & 0xFFFFFFu);
     }
 }
 
 /* Measures one lane's part of a task: at most width / 32 elements. */
-KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t task, uint32_t lane, uint32_t *slots) {
-    const kopt_cuda_tensor_ *t = a->tensors + a->tasks[task];
-    const uint64_t from = KOPT_CAST_(uint64_t, task - t->first_task) * a->width, to = from + a->width;
-    const uint64_t limit = to < t->end ? to : t->end;
-    const kopt_format format = KOPT_CAST_(kopt_format, t->grad_format);
-    uint64_t x;
-    int half, q;
-    for (x = from + (lane >> 4) * 256 + (lane & 15) * 8; x < limit; x += KOPT_WARP_STRIDE_) {
+KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t task, uint32_t lane, uint32_t *slots,
+                                         uint32_t all) {
+    const kopt_cuda_tensor_ *const t = a->tensors + a->tasks[task];
+    const uint64_t from = KOPT_CAST_(uint64_t, task - t->first_task) * a->width;
+    const kopt_format format = KOPT_CAST_(kopt_format, kopt_cuda_is16_(all) ? all : t->grad_format);
+    const size_t size = kopt_bytes_of_(format);
+    const uint64_t n = t->end - t->pad, complete = t->natural ? t->complete : 0;
+    uint32_t x, half, q;
+    KOPT_ROLL_
+    for (x = (lane >> 4) * 256 + (lane & 15) * 8; x < a->width; x += KOPT_WARP_STRIDE_) {
         KOPT_UNROLL_
         for (half = 0; half < 2; half++) {
-            const uint64_t position = x + KOPT_CAST_(uint64_t, half) * 128;
-            const kopt_cuda_part_ p = kopt_cuda_part_from_(t, position - t->pad);
-            uint32_t grad[8];
-            if (position + 8 <= t->pad || position >= limit) continue;
-            if (format == KOPT_F32) {
-                kopt_cuda_load_part_(grad, t->grad, 4, p);
+            const uint64_t i = from + x + 128 * half - t->pad;
+            uint32_t packed[8];
+            if (i < complete && size == 2) {
+                kopt_cuda_load_octet_(0, packed, t->grad + i * 2, 2);
+                if (kopt_cuda_is16_(all)) {
+                    kopt_cuda_add_octet16_(slots, lane, packed, all);
+                    continue;
+                }
                 KOPT_UNROLL_
                 for (q = 0; q < 8; q++)
-                    if (p.skip <= q && q < p.n) kopt_cuda_add_square_(slots, lane, grad[q], KOPT_F32, a->grad_format);
+                    kopt_cuda_add_square_(slots, lane, kopt_cuda_extract_(packed, 2, KOPT_CAST_(int, q)), format, all);
+            } else if (i < complete) {
+                kopt_cuda_load_octet_(0, packed, t->grad + i * 4, 4);
+                kopt_cuda_add_octet32_(slots, lane, packed);
             } else {
-                kopt_cuda_load_part_(grad, t->grad, 2, p);
-                KOPT_UNROLL_
+                KOPT_ROLL_
                 for (q = 0; q < 8; q++)
-                    if (p.skip <= q && q < p.n)
-                        kopt_cuda_add_square_(slots, lane, kopt_cuda_extract_(grad, 2, q), format, a->grad_format);
+                    if (i + q < n)
+                        kopt_cuda_add_square_(slots, lane, kopt_cuda_load_one_(t->grad + (i + q) * size, size), format,
+                                              all);
             }
         }
     }
@@ -1452,34 +1521,62 @@ KOPT_CUDA_FN_ void kopt_cuda_clear_(uint32_t *slots, uint32_t thread) {
     for (i = thread; i < 256 * 32; i += KOPT_THREADS_) slots[i] = 0;
 }
 
-/* Adds the slots to the bins in global memory and clears them. Each thread has one bin. It begins at a column that
-   depends on its number, so that few threads of a warp use the same memory bank. */
-KOPT_CUDA_FN_ void kopt_cuda_flush_(kopt_cuda_control_ *c, uint32_t *slots, uint32_t thread, uint32_t all) {
-    const uint32_t columns = all == KOPT_BF16 || all == KOPT_FP16 ? 32 : 16;
+/* Adds the slots of bin number `thread` to its two sums, and clears them. The thread begins at a column that depends on
+   its number, so that few threads of a warp use the same memory bank. */
+KOPT_CUDA_FN_ void kopt_cuda_collect_(uint64_t sums[2], uint32_t *slots, uint32_t thread, uint32_t all) {
+    const uint32_t columns = kopt_cuda_is16_(all) ? 32 : 16;
     uint32_t part, i;
-    for (part = 0; part < 32 / columns; part++) {
-        uint64_t sum = 0;
-        for (i = 0; i < columns; i++) {
+    KOPT_UNROLL_
+    for (part = 0; part < 2; part++)
+        for (i = 0; i < columns && part < 32 / columns; i++) {
             uint32_t *slot = slots + (256 * part + thread) * columns + ((i + thread) & (columns - 1));
-            sum += *slot;
+            sums[part] += *slot;
             *slot = 0;
         }
-        if (sum != 0) kopt_cuda_add_(&c->bins[part][thread], thread == 255 ? sum : sum << kopt_cuda_unit_(all));
+}
+
+/* Adds the two sums of a bin to the digits of a norm. The digits do not overflow with fewer than 2^36 elements in each
+   call: a round adds less than 2^40 to a digit. */
+KOPT_CUDA_FN_ void kopt_cuda_deliver_(kopt_norm *norm, uint64_t sums[2], uint32_t bin, uint32_t all) {
+    uint32_t part, i;
+    KOPT_UNROLL_
+    for (part = 0; part < 2; part++) {
+        const uint32_t place = bin == 0 ? 0 : 2 * bin - 2; /* of squares of fp32, as in kopt_norm_add_values_ */
+        const uint32_t bit = all == KOPT_BF16   ? place + 32
+                             : all == KOPT_FP16 ? 248 + 2 * (bin == 0 ? 1 : bin)
+                             : part == 0        ? place + 24
+                                                : place;
+        kopt_norm digits;
+        if (sums[part] == 0) continue;
+        digits.digit[0] = digits.digit[1] = digits.digit[2] = 0;
+        if (bin == (all == KOPT_FP16 ? 31u : 255u)) {
+            kopt_cuda_add_(&norm->nonfinite, sums[part]);
+        } else {
+            kopt_norm_accumulate_(&digits, sums[part], bit & 31);
+            KOPT_UNROLL_
+            for (i = 0; i < 3; i++)
+                if (digits.digit[i] != 0) kopt_cuda_add_(&norm->digit[(bit >> 5) + i], digits.digit[i]);
+        }
+        sums[part] = 0;
     }
 }
 
-/* The last thread block to finish computes the norm from the bins. */
-KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks) {
-    uint32_t bin;
+/* The last thread block to finish makes the norm from the bins, one bin per thread. */
+KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks, uint32_t thread, uint32_t all) {
+    __shared__ uint32_t last;
+    uint64_t sums[2];
     __threadfence();
-    if (atomicAdd(&c->arrived, 1u) != blocks - 1) return;
+    __syncthreads();
+    if (thread == 0) last = atomicAdd(&c->arrived, 1u) == blocks - 1;
+    __syncthreads();
+    if (!last) return;
     __threadfence();
-    for (bin = 0; bin < 255; bin++) {
-        const uint32_t place = bin == 0 ? 0 : 2 * bin - 2; /* as in kopt_norm_add_values_ */
-        kopt_norm_accumulate_(&c->norm, c->bins[1][bin], place);
-        kopt_norm_accumulate_(&c->norm, c->bins[0][bin], place + 24);
-    }
-    c->norm.nonfinite = c->bins[0][255];
+    sums[0] = c->bins[0][thread];
+    sums[1] = c->bins[1][thread];
+    kopt_cuda_deliver_(&c->norm, sums, thread, all);
+    __threadfence();
+    __syncthreads();
+    if (thread != 0) return;
     kopt_norm_carry_(&c->norm);
     c->ready = 1;
 }
@@ -1487,24 +1584,27 @@ KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks) {
 /* A round is 8 tasks, one for each warp. It adds at most 8 * width / 32 = 256 numbers to a slot (with fp32: half the
    width but two lanes). Each number is below 2^24; for fp16 at most 2047^2, for bf16 at most 255^2. So the sum of 1, 4
    or 256 rounds fits into 32 bits. */
-KOPT_CUDA_FN_ void kopt_cuda_stats_block_(const kopt_cuda_arguments_ *a, uint32_t block, uint32_t blocks,
+KOPT_CUDA_FN_ void kopt_cuda_stats_block_(const kopt_cuda_arguments_ *a, uint32_t all, uint32_t block, uint32_t blocks,
                                           uint32_t thread, uint32_t *slots) {
-    const uint32_t all = a->grad_format, max_rounds = all == KOPT_BF16 ? 256 : all == KOPT_FP16 ? 4 : 1;
+    const uint32_t max_rounds = all == KOPT_BF16 ? 256 : all == KOPT_FP16 ? 4 : 1;
+    uint64_t sums[2] = {0, 0}; /* of bin number `thread` */
     uint32_t rounds = 0, base;
     kopt_cuda_clear_(slots, thread);
     __syncthreads();
     for (base = block * KOPT_WARPS_; base < a->count; base += blocks * KOPT_WARPS_) {
-        if (base + (thread >> 5) < a->count) kopt_cuda_stats_lane_(a, base + (thread >> 5), thread & 31, slots);
-        __syncthreads();
+        if (base + (thread >> 5) < a->count) kopt_cuda_stats_lane_(a, base + (thread >> 5), thread & 31, slots, all);
         if (++rounds == max_rounds) {
-            kopt_cuda_flush_(a->control, slots, thread, all);
+            __syncthreads();
+            kopt_cuda_collect_(sums, slots, thread, all);
             __syncthreads();
             rounds = 0;
         }
     }
-    kopt_cuda_flush_(a->control, slots, thread, all);
     __syncthreads();
-    if (thread == 0) kopt_cuda_arrive_(a->control, blocks);
+    kopt_cuda_collect_(sums, slots, thread, all);
+    if (sums[0] != 0) kopt_cuda_add_(&a->control->bins[0][thread], sums[0]);
+    if (sums[1] != 0) kopt_cuda_add_(&a->control->bins[1][thread], sums[1]);
+    kopt_cuda_arrive_(a->control, blocks, thread, all);
 }
 
 /* ---- StableAdamW: the sum of the squares of each tensor's ratios, before the step. A round is 4096 elements of one
@@ -1513,83 +1613,80 @@ KOPT_CUDA_FN_ void kopt_cuda_stats_block_(const kopt_cuda_arguments_ *a, uint32_
 
 enum { KOPT_ROUND_ = KOPT_WARP_STRIDE_ * KOPT_WARPS_ };
 
+/* The ratios of a complete octet. scale: that of its second moments if they have 8 bits. */
+KOPT_CUDA_FN_ void kopt_cuda_measure_octet_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, uint64_t i,
+                                            uint32_t ratios[8]) {
+    const kopt_format format = g->step.moment_format;
+    kopt_scalars_octet_ k = kopt_cuda_scalars_(t, g);
+    uint32_t packed[8];
+    float grad[8], v[8];
+    int q;
+    kopt_cuda_load_grads_(0, grad, t, i);
+    if (format == KOPT_F32) {
+        kopt_cuda_load_octet_(0, packed, t->moment[1] + i * 4, 4);
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) v[q] = kopt_as_f32_(packed[q]);
+    } else if (format == KOPT_Q8) {
+        kopt_cuda_load_octet_(0, packed, t->moment[1] + i, 1);
+        kopt_cuda_decode_octet_(packed, packed, kopt_cuda_scale_(t, 1, i), 1);
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) v[q] = kopt_square_if_octet_(kopt_as_f32_(packed[q]), 1);
+    } else {
+        kopt_cuda_load_octet_(0, packed, t->moment[1] + i * 2, 2);
+        if (format == KOPT_BF16) {
+            KOPT_UNROLL_
+            for (q = 0; q < 8; q++) v[q] = kopt_widen_octet_(kopt_cuda_extract_(packed, 2, q), KOPT_BF16);
+        } else {
+            KOPT_UNROLL_
+            for (q = 0; q < 8; q++)
+                v[q] = kopt_square_if_octet_(kopt_widen_octet_(kopt_cuda_extract_(packed, 2, q), KOPT_FP16), 1);
+        }
+    }
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++)
+        ratios[q] = kopt_as_u32_(kopt_stable_ratio_of_octet_(&k, kopt_mul_octet_(grad[q], k.grad_scale), v[q]));
+}
+
+/* The ratio of one element, at any alignment and with L2. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_measure_element_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, uint64_t i) {
+    kopt_kind_ kind = kopt_cuda_kind_(t, &g->step, -1, g->step.moment_format == KOPT_Q8 ? KOPT_Q8 : -1, -1);
+    const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    kopt_element_cuda_ e;
+    e.weight = e.residual = 0;
+    e.grad = kopt_cuda_load_one_(t->grad + i * grad_size, grad_size);
+    if (kind.buffered)
+        e.moment[1] = kopt_cuda_moment_(kind.rule, 1, kopt_cuda_load_one_(t->moment[1] + i, 1), kopt_cuda_scale_(t, 1, i));
+    else
+        e.moment[1] = kopt_cuda_load_one_(t->moment[1] + i * kopt_bytes_of_(kind.moment), kopt_bytes_of_(kind.moment));
+    if (g->k.use_l2) e.weight = kopt_cuda_load_one_(t->weight + i * weight_size, weight_size);
+    if (g->k.use_l2 && residual_size != 0)
+        e.residual =
+            kopt_cuda_sign_extend_(kopt_cuda_load_one_(t->residual + i * residual_size, residual_size), residual_size);
+    return kopt_as_u32_(kopt_stable_ratio_cuda_(kind, &g->k, &e));
+}
+
 KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32_t round, uint32_t thread,
                                            uint32_t *slots) {
     const kopt_cuda_tensor_ *t = a->tensors + a->rounds[round];
-    const kopt_cuda_group_ *const g = a->groups + t->group;
-    const kopt_step *const s = &g->step;
-    const kopt_scalars_cuda_ k = g->k;
-    const int coded = s->moment_format == KOPT_Q8;
-    kopt_kind_ kind = kopt_cuda_kind_(t, s, -1, -1, -1);
-    const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
-    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    const kopt_cuda_group_ *g = a->groups + t->group;
     const uint64_t n = t->end - t->pad, from = KOPT_CAST_(uint64_t, round - t->first_round) * KOPT_ROUND_;
-    const uint64_t begin = from + (thread >> 5) * KOPT_CAST_(uint64_t, KOPT_WARP_STRIDE_);
-    const size_t moment_size = kopt_bytes_of_(s->moment_format);
-    int half, q;
+    uint64_t i = from + (thread >> 5) * KOPT_CAST_(uint64_t, KOPT_WARP_STRIDE_) + 8 * (thread & 31);
+    uint32_t half, q;
     if (from == 0 && thread == 0) a->ratios[t->ratio_plus_1 - 1].n = n;
-    kind.buffered = coded;
-    if (coded) kind.moment = KOPT_F32;
     KOPT_ROLL_
-    for (half = 0; half < 2; half++) {
-        const uint64_t i = begin + KOPT_CAST_(uint64_t, 256 * half) + 8 * (thread & 31);
-        const kopt_cuda_part_ p = kopt_cuda_part_from_(t, i);
-        uint32_t grads[8], squares[8], weights[8], residuals[4] = {0, 0, 0, 0}, scale = 0;
-        if (i >= n) return;
-        kopt_cuda_load_part_(grads, t->grad, grad_size, p);
-        kopt_cuda_load_part_(squares, t->moment[1], moment_size, p);
-        if (coded) scale = kopt_cuda_scale_(t, 1, i);
-        if (k.use_l2) {
-            kopt_cuda_load_part_(weights, t->weight, weight_size, p);
-            if (residual_size != 0) kopt_cuda_load_part_(residuals, t->residual, residual_size, p);
+    for (half = 0; half < 2; half++, i += 256) {
+        KOPT_CUDA_OPAQUE_(t, "l");
+        KOPT_CUDA_OPAQUE_(g, "l");
+        if (i < t->complete && t->natural && !g->k.use_l2) {
+            uint32_t ratios[8];
+            kopt_cuda_measure_octet_(t, g, i, ratios);
+            kopt_cuda_add_octet32_(slots, thread & 31, ratios);
+            continue;
         }
-        KOPT_UNROLL_
-        for (q = 0; q < 8; q++) {
-            kopt_element_cuda_ e;
-            if (q >= p.n) continue;
-            e.weight = e.residual = 0;
-            e.grad = kopt_cuda_extract_(grads, grad_size, q);
-            e.moment[1] = kopt_cuda_extract_(squares, moment_size, q);
-            if (coded) e.moment[1] = kopt_cuda_moment_(kind.rule, 1, e.moment[1], scale);
-            if (k.use_l2) e.weight = kopt_cuda_extract_(weights, weight_size, q);
-            if (k.use_l2 && residual_size != 0) e.residual = kopt_cuda_extract_signed_(residuals, residual_size, q);
-            kopt_cuda_add_square_(slots, thread & 31, kopt_as_u32_(kopt_stable_ratio_cuda_(kind, &k, &e)), KOPT_F32,
-                                  KOPT_F32);
-        }
-    }
-}
-
-/* Adds the slots of a thread's bin to the two sums of the thread, and clears them. */
-KOPT_CUDA_FN_ void kopt_cuda_collect_(uint64_t sums[2], uint32_t *slots, uint32_t thread) {
-    uint32_t part, i;
-    KOPT_UNROLL_
-    for (part = 0; part < 2; part++)
-        for (i = 0; i < 16; i++) {
-            uint32_t *slot = slots + (256 * part + thread) * 16 + ((i + thread) & 15);
-            sums[part] += *slot;
-            *slot = 0;
-        }
-}
-
-/* Adds the two sums to the digits of a tensor's norm. The digits do not overflow if the tensor has fewer than 2^36
-   elements: a round adds less than 2^40 to a digit. */
-KOPT_CUDA_FN_ void kopt_cuda_deliver_(kopt_cuda_ratio_ *ratio, uint64_t sums[2], uint32_t thread) {
-    const uint32_t place = thread == 0 ? 0 : 2 * thread - 2; /* as in kopt_norm_add_values_ */
-    uint32_t part, i;
-    KOPT_UNROLL_
-    for (part = 0; part < 2; part++) {
-        const uint32_t bit = place + (part == 0 ? 24 : 0);
-        kopt_norm digits;
-        digits.digit[0] = digits.digit[1] = digits.digit[2] = 0;
-        if (thread == 255) {
-            if (part == 0) kopt_cuda_add_(&ratio->norm.nonfinite, sums[0]);
-        } else {
-            kopt_norm_accumulate_(&digits, sums[part], bit & 31);
-            KOPT_UNROLL_
-            for (i = 0; i < 3; i++)
-                if (digits.digit[i] != 0) kopt_cuda_add_(&ratio->norm.digit[(bit >> 5) + i], digits.digit[i]);
-        }
-        sums[part] = 0;
+        KOPT_ROLL_
+        for (q = 0; q < 8; q++)
+            if (i + q < n) kopt_cuda_add_square32_(slots, thread & 31, kopt_cuda_measure_element_(t, g, i + q));
     }
 }
 
@@ -1604,10 +1701,10 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_block_(const kopt_cuda_arguments_ *a, uint3
         const uint32_t tensor = a->rounds[round], next = round + blocks;
         kopt_cuda_measure_lane_(a, round, thread, slots);
         __syncthreads();
-        kopt_cuda_collect_(sums, slots, thread);
+        kopt_cuda_collect_(sums, slots, thread, KOPT_F32);
         __syncthreads();
         if (next >= count || a->rounds[next] != tensor)
-            kopt_cuda_deliver_(a->ratios + a->tensors[tensor].ratio_plus_1 - 1, sums, thread);
+            kopt_cuda_deliver_(&a->ratios[a->tensors[tensor].ratio_plus_1 - 1].norm, sums, thread, KOPT_F32);
     }
 }
 
@@ -2139,7 +2236,12 @@ static __global__ void __launch_bounds__(KOPT_PROLOGUE_THREADS_)
 
 static __global__ void __launch_bounds__(KOPT_THREADS_, 4) kopt_cuda_stats_kernel_(const kopt_cuda_arguments_ a) {
     __shared__ uint32_t slots[256 * 32];
-    kopt_cuda_stats_block_(&a, blockIdx.x, gridDim.x, threadIdx.x, slots);
+    if (a.grad_format == KOPT_BF16) /* the format is a constant in each call */
+        kopt_cuda_stats_block_(&a, KOPT_BF16, blockIdx.x, gridDim.x, threadIdx.x, slots);
+    else if (a.grad_format == KOPT_FP16)
+        kopt_cuda_stats_block_(&a, KOPT_FP16, blockIdx.x, gridDim.x, threadIdx.x, slots);
+    else
+        kopt_cuda_stats_block_(&a, 3, blockIdx.x, gridDim.x, threadIdx.x, slots);
 }
 
 static __global__ void kopt_cuda_setting_kernel_(const kopt_cuda_setting_ s) { kopt_cuda_set_(&s); }
@@ -2596,6 +2698,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byte
             for (i = 0; i < groups[g].count; i++, index++) {
                 if (kopt_cuda_kernel_of_(groups[g].opt, &groups[g].tensors[i]) != kernel) continue;
                 kopt_cuda_describe_(&tensor[index], groups[g].opt, &groups[g].tensors[i]);
+                tensor[index].natural = kopt_cuda_natural_(groups[g].opt, &groups[g].tensors[i]) != 0;
                 tensor[index].group = KOPT_CAST_(uint32_t, g);
                 tensor[index].first_task = tasks;
                 for (k = kopt_cuda_tasks_(&tensor[index], p.width_); k > 0; k--)

@@ -221,13 +221,21 @@ unsigned __reduce_max_sync(unsigned, unsigned);
 void __syncthreads();
 void __syncwarp(unsigned = ~0u);
 void __threadfence();
+unsigned __byte_perm(unsigned, unsigned, unsigned);
+int min(int, int);
+int max(int, int);
+#define PTX(...)
 TEXT
+        # nvcc takes the bodies of device functions out before it hands over the rest. Here their PTX goes.
+        sed 's/asm\( volatile\)\{0,1\}(/PTX(/' kahan_opt_cuda.cuh >$out/cuda/kahan_opt_cuda.cuh
         { printf '#include "cuda_runtime.h"\n#define KAHAN_OPT_VMATH\n#define KAHAN_OPT_CUDA_IMPLEMENTATION\n'
-            printf '#include "kahan_opt_cuda.cuh"\n'; } >$out/cuda.cpp
+            printf '#define KAHAN_OPT_CUDA_SELF "cuda/kahan_opt_cuda.cuh"\n'
+            printf '#include "cuda/kahan_opt_cuda.cuh"\n'; } >$out/cuda.cpp
         set -- $clang --driver-mode=cl --target=x86_64-pc-windows-msvc /D__CUDACC__ /U__clang__ -Wno-unknown-pragmas \
-            -Xclang -ffreestanding -I. -I$out/cuda /TP
+            -Xclang -ffreestanding -I. -I$out -I$out/cuda /TP
         check "kahan_opt_cuda.cuh: $clang as clang-cl without __clang__, as nvcc's host compiler" "$@" \
-            /W4 /WX -Wpedantic -Wgnu -Wno-error=unknown-pragmas -Wno-unknown-pragmas /Zs $out/cuda.cpp
+            /W4 /WX -Wpedantic -Wgnu -Wno-error=unknown-pragmas -Wno-unknown-pragmas \
+            -Wno-uninitialized -Wno-unused-parameter /Zs $out/cuda.cpp
         "$@" /E $out/cuda.cpp >$out/cuda.i 2>/dev/null
         awk '/^#(line)? *[0-9]+ "/ { split($0, part, "\""); file = part[2]; line = $2 - 1; next }
             { line++ }
