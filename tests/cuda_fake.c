@@ -6,7 +6,7 @@
      - an access that is not aligned, or not inside one live allocation, block's shared memory, frame or parameter;
      - a barrier that some threads miss; lanes that ended, or are outside of the mask, at a warp's operation;
      - a race: two threads access the same byte, one writes, not both are atomic, and no barrier lies between. Two blocks
-       are ordered only if one has a fence and then an atomic operation, and the other an atomic operation and then
+       are ordered only if one has a fence and then an atomic operation, and the other then one at the same place and
        a fence: the pattern of the last block. At most two readers of a byte are remembered.
    New memory is full of noise: cudaMalloc's, and the shared memory of each block. Work waits in its stream until
    something synchronizes; streams that nothing orders run the newest first. During a capture, what allocates, frees,
@@ -83,10 +83,11 @@ typedef struct segment {
     uint32_t thread, block_epoch, warp_epoch; /* thread: of the whole grid */
 } segment;
 typedef struct cell { /* for one byte */
-    uint32_t write;   /* the segment, doubled, and 1 if atomic */
+    uint32_t write;   /* the segment times 4, and 1 if it was atomic, and 2 if that after a fence */
     uint32_t read[2]; /* the last segment, and one of another thread, if possible of another warp */
 } cell;
 static segment *segments; /* of this launch */
+static cell shared_cells[SHARED];
 static uint32_t segment_base = 1, segment_count, segment_room;
 
 static uint32_t segment_of(thread_ *t) {
@@ -115,7 +116,8 @@ static int concurrent(uint32_t number, const thread_ *t, int shared) {
 static void mark(cell *c, uint32_t size, thread_ *t, int what, int shared, uint64_t address) {
     const uint32_t me = segment_of(t);
     for (; size; --size, ++c, ++address) {
-        if (c->write >> 1 != me && !(what == ATOMIC_ && c->write & 1) && concurrent(c->write >> 1, t, shared))
+        const uint32_t writer = c->write >> 2;
+        if (writer != me && !(what == ATOMIC_ && c->write & 1) && concurrent(writer, t, shared))
             fail(t, shared ? "a race in shared memory" : "a race in global memory", address);
         if (what == LOAD_) {
             const segment *last = of_launch(c->read[0]), *other = of_launch(c->read[1]), *mine = of_launch(me);
@@ -128,13 +130,14 @@ static void mark(cell *c, uint32_t size, thread_ *t, int what, int shared, uint6
         } else {
             if (concurrent(c->read[0], t, shared) || concurrent(c->read[1], t, shared))
                 fail(t, shared ? "a race in shared memory" : "a race in global memory", address);
-            c->write = me << 1 | (what == ATOMIC_);
+            if (what == ATOMIC_ && c->write & 2 && of_launch(writer)) t->saw_release = 1;
+            c->write = me << 2 | (what == ATOMIC_ ? 1 | t->fenced << 1 : 0);
         }
     }
 }
 
 void fence_(thread_ *t) {
-    t->acquired |= t->had_atomic;
+    t->acquired |= t->saw_release;
     t->fenced = 1;
 }
 
@@ -219,10 +222,7 @@ unsigned char *global_(thread_ *t, uint64_t address, uint32_t size, int what) {
     allocation *a = owner(t, address, size);
     if (a->cells == NULL) a->cells = calloc(a->size, sizeof *a->cells);
     mark(a->cells + (address - (uint64_t)(uintptr_t)a->start), size, t, what, 0, address);
-    if (what == ATOMIC_) {
-        now.released[t->ctaid] |= t->fenced;
-        t->had_atomic = 1;
-    }
+    if (what == ATOMIC_) now.released[t->ctaid] |= t->fenced;
     return (unsigned char *)(uintptr_t)address;
 }
 
@@ -232,11 +232,10 @@ unsigned char *const_(thread_ *t, uint64_t address, uint32_t size, int what) {
 }
 
 unsigned char *shared_(thread_ *t, uint64_t address, uint32_t size, int what) {
-    static cell cells[SHARED];
     address = (uint32_t)address;
     aligned(t, address, size);
     if (address + size > now.k->shared) fail(t, "an access outside of shared memory", address);
-    mark(cells + address, size, t, what, 1, address);
+    mark(shared_cells + address, size, t, what, 1, address);
     return t->shared + address;
 }
 
@@ -435,9 +434,9 @@ static void launch(kernel *k, uint32_t blocks, uint32_t ntid, unsigned char **pa
     static unsigned char *frames;
     if (frames == NULL) frames = malloc((size_t)THREADS * FRAMES);
     segment_base += segment_count, segment_count = 0;
-    if (segment_base > 1u << 30) { /* begin again */
+    if (segment_base > 1u << 29) { /* begin again */
         for (size_t i = 0; i < allocation_count; ++i) free(allocations[i].cells), allocations[i].cells = NULL;
-        segment_base = 1u << 20;
+        memset(shared_cells, 0, sizeof shared_cells), segment_base = 1;
     }
     now.k = k, now.ntid = ntid, now.released = calloc(blocks, 1);
     k->longest = 0;

@@ -44,7 +44,7 @@ typedef struct thread_ {
     uint32_t local_size; /* of the frames of all functions that run */
     uint64_t instructions;
     uint32_t segment;          /* what it did since its last barrier; 0: nothing yet */
-    uint8_t fenced, had_atomic, acquired, valid;
+    uint8_t fenced, saw_release, acquired, valid;
     int state;                 /* RUNNING_, ENDED_ or what it waits for */
     uint32_t mask, b, c;       /* the operands of what it waits for, ... */
     uint64_t x, result;        /* ... the value that it gives, and the one that it gets */
