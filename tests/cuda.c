@@ -141,8 +141,7 @@ static kopt_optimizer any_optimizer(void) {
 
 /* An array of exactly `size` bytes, `shift` bytes from an aligned address. */
 static unsigned char *array(list *l, size_t g, size_t i, int a, int side, size_t size, size_t shift) {
-    unsigned char *p =
-        side ? device_new(size + shift) : malloc(size + shift + (size + shift == 0));
+    unsigned char *p = side ? device_new(size + shift) : malloc(size + shift + (size + shift == 0));
     l->blocks[side][g][i][a] = p;
     l->sizes[g][i][a] = size + shift;
     memset(p, 0x5a, size + shift);

@@ -32,7 +32,7 @@ static const mode modes[] = {
     {"... n % 8 = 5", ADAMW, B, B, B, KAHAN, NOISE, ODD, 0, 0, 1.32, 1},            /* target 1.03 */
     {"... nearest stores", ADAMW, B, B, B, KAHAN, NEAR, N, 0, 0, 149, 0},           /* target 110 */
     {"... fp32 gradients", ADAMW, B, F, B, KAHAN, NOISE, N, 0, 0, 4.53, 1},         /* target 1.1 */
-    {"... fp32 moments", ADAMW, B, B, F, KAHAN, NOISE, N, 0, 0, 1.1, 1},
+    {"... fp32 moments", ADAMW, B, B, F, KAHAN, NOISE, N, 0, 0, 1.1, 1},            /* target 1.1 */
     {"... 8-bit moments", ADAMW, B, B, Q, KAHAN, NOISE, N, 0, 0, 288, 0},           /* target 160 */
     {"... all arrays 2 bytes off", ADAMW, B, B, B, KAHAN, NOISE, N, 2, 0, 210, 0},  /* target 150 */
     {"AdamW EXACT bf16", ADAMW, B, B, B, EXACT, NOISE, N, 0, 0, 144, 0},            /* target 110 */

@@ -5,9 +5,9 @@
    It ends the program with "Bail out!" and the kernel, block and thread at:
      - an access that is not aligned, or not inside one live allocation, block's shared memory, frame or parameter;
      - a barrier that some threads miss; lanes that ended, or are outside of the mask, at a warp's operation;
-     - a race: two threads access the same byte, one writes, not both are atomic, and no barrier lies between. Two blocks
-       are ordered only if one has a fence and then an atomic operation, and the other then one at the same place and
-       a fence: the pattern of the last block. At most two readers of a byte are remembered.
+     - a race: two threads access the same byte, one writes, not both are atomic, and no barrier lies between. Two
+       blocks are ordered only if one has a fence and then an atomic operation, and the other then one at the same place
+       and a fence: the pattern of the last block. At most two readers of a byte are remembered.
    New memory is full of noise: cudaMalloc's, and the shared memory of each block. Work waits in its stream until
    something synchronizes; streams that nothing orders run the newest first. During a capture, what allocates, frees,
    copies at once or synchronizes is refused and ends the capture. Copies from pageable memory are recorded with their
@@ -16,6 +16,7 @@
    Not modelled: ptxas and what it makes of the PTX, memory order beyond the above, speed, more than one device or host
    thread, dynamic shared memory, grids of more than one dimension. Results hold for one order of threads and blocks. */
 #define _GNU_SOURCE
+#undef _FORTIFY_SOURCE /* it forbids _longjmp to another stack */
 #include "cuda_fake.h"
 
 #include <setjmp.h>
@@ -94,8 +95,7 @@ static uint32_t segment_of(thread_ *t) {
     if (t->segment == 0) {
         if (segment_count == segment_room)
             segments = realloc(segments, (segment_room = 2 * segment_room + 1024) * sizeof *segments);
-        segments[segment_count] =
-            (segment){t->ctaid * t->ntid + t->tid, now.block_epoch, now.warp_epoch[t->tid / 32]};
+        segments[segment_count] = (segment){t->ctaid * t->ntid + t->tid, now.block_epoch, now.warp_epoch[t->tid / 32]};
         t->segment = segment_base + segment_count++;
     }
     return t->segment;
@@ -401,9 +401,11 @@ static int release_warp(uint32_t w) {
         const int what = warp[i].state;
         uint32_t there = 0;
         if (what < WARP_) continue;
-        if (!(mask >> i & 1) || mask & ~all) fail(warp + i, "a mask without its own lane, or of lanes that are not", mask);
+        if (!(mask >> i & 1) || mask & ~all)
+            fail(warp + i, "a mask without its own lane, or of lanes that are not", mask);
         for (uint32_t k = 0; k < lanes; ++k) {
-            if (mask >> k & 1 && warp[k].state == ENDED_) fail(warp + k, "a lane ended before its warp's barrier", mask);
+            if (mask >> k & 1 && warp[k].state == ENDED_)
+                fail(warp + k, "a lane ended before its warp's barrier", mask);
             there |= (uint32_t)(warp[k].state == what && warp[k].mask == mask) << k;
         }
         if ((there & mask) != mask) continue;

@@ -1,4 +1,4 @@
-/* cuda_fake.h - what the C of tests/ptx.py uses: a thread, checked memory, and PTX operations that C has no word for. */
+/* cuda_fake.h - what the C of tests/ptx.py uses: a thread, checked memory, and PTX operations that C lacks. */
 #ifndef CUDA_FAKE_H
 #define CUDA_FAKE_H
 
@@ -43,11 +43,11 @@ typedef struct thread_ {
     unsigned char *shared, **param, *local;
     uint32_t local_size; /* of the frames of all functions that run */
     uint64_t instructions;
-    uint32_t segment;          /* what it did since its last barrier; 0: nothing yet */
+    uint32_t segment; /* what it did since its last barrier; 0: nothing yet */
     uint8_t fenced, saw_release, acquired, valid;
-    int state;                 /* RUNNING_, ENDED_ or what it waits for */
-    uint32_t mask, b, c;       /* the operands of what it waits for, ... */
-    uint64_t x, result;        /* ... the value that it gives, and the one that it gets */
+    int state;           /* RUNNING_, ENDED_ or what it waits for */
+    uint32_t mask, b, c; /* the operands of what it waits for, ... */
+    uint64_t x, result;  /* ... the value that it gives, and the one that it gets */
 } thread_;
 
 /* The runtime: see cuda_fake.c. */
@@ -67,12 +67,12 @@ uint64_t wait_(thread_ *t, int what, uint32_t mask, uint64_t x, uint32_t b, uint
 uint64_t ptx_instructions(void);
 uint64_t ptx_longest_thread(const char *kernel);
 
-#define ACCESS_(bits)                                                                                       \
-    static inline uint##bits##_t load##bits##_(const unsigned char *p) {                                    \
-        uint##bits##_t x;                                                                                   \
-        memcpy(&x, p, sizeof x);                                                                            \
-        return x;                                                                                           \
-    }                                                                                                       \
+#define ACCESS_(bits)                                                    \
+    static inline uint##bits##_t load##bits##_(const unsigned char *p) { \
+        uint##bits##_t x;                                                \
+        memcpy(&x, p, sizeof x);                                         \
+        return x;                                                        \
+    }                                                                    \
     static inline void store##bits##_(unsigned char *p, uint##bits##_t x) { memcpy(p, &x, sizeof x); }
 ACCESS_(8)
 ACCESS_(16)
@@ -115,11 +115,11 @@ static inline uint16_t half_(float x) {
 }
 
 /* The smaller one; -0 is below 0; a NaN only of two NaN, or (keep) of one. */
-#define LEAST_(type, name)                                                            \
-    static inline type min_##name##_(type a, type b, int keep) {                      \
+#define LEAST_(type, name)                                                                              \
+    static inline type min_##name##_(type a, type b, int keep) {                                        \
         if (isnan(a) || isnan(b)) return (isnan(a) && isnan(b)) || keep ? (type)NAN : isnan(a) ? b : a; \
-        return a < b || (a == b && signbit(a)) ? a : b;                               \
-    }                                                                                 \
+        return a < b || (a == b && signbit(a)) ? a : b;                                                 \
+    }                                                                                                   \
     static inline type max_##name##_(type a, type b, int keep) { return -min_##name##_(-a, -b, keep); }
 LEAST_(float, f32)
 LEAST_(double, f64)

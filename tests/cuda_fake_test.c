@@ -50,10 +50,10 @@ static int check(const char *what, int good) {
 /* The results of `values` in thread 7. */
 static void values(void) {
     static const uint32_t expected[32] = {
-        0x88664422, 0xe8e8e8e8, 0x23456788, 0x88000000, 0x12,       0xffffffab, 0x12345f78, 0xffffffff,
-        0,          0x00400000, 0xbf800000, 0x7fffffff, 16,         15,         0xc0000000, 0xfffffffb,
-        2,          99,         99,         7,          7,          3,          496,        0xaaaaaaaa,
-        33,         22,         77,         154,        0x3e00,     0xfffffffe, 0xffffffff, 0x3fc00001};
+        0x88664422, 0xe8e8e8e8, 0x23456788, 0x88000000, 0x12,   0xffffffab, 0x12345f78, 0xffffffff,
+        0,          0x00400000, 0xbf800000, 0x7fffffff, 16,     15,         0xc0000000, 0xfffffffb,
+        2,          99,         99,         7,          7,      3,          496,        0xaaaaaaaa,
+        33,         22,         77,         154,        0x3e00, 0xfffffffe, 0xffffffff, 0x3fc00001};
     launch("values", 1, 32, 0);
     for (int i = 0; i < 32; ++i)
         if (out[7 * 32 + i] != expected[i]) printf("wrong: %d: %08x, not %08x\n", i, out[7 * 32 + i], expected[i]);
@@ -74,7 +74,7 @@ static void streams(void) {
     cudaDeviceSynchronize(); /* in an order that one would not expect */
     CHECK(*out == 0x01010101);
     cudaMemsetAsync(out, 3, 4, stream), cudaMemcpyAsync(&word, out, 4, 2, stream);
-    CHECK(word == 0x03030303); /* to pageable memory: waits */
+    CHECK(word == 0x03030303);                                     /* to pageable memory: waits */
     word = 5, cudaMemcpyAsync(out, &word, 4, 1, stream), word = 6; /* from it: is read now */
     cudaStreamSynchronize(stream);
     CHECK(*out == 5);

@@ -386,7 +386,9 @@ class Function:
             else:
                 raise Unknown("conversion")
             result = self.set(a[0], to, result)
-            return result.replace("= ", "= flush_(", 1).replace(";", ");") if "ftz" in options and to == "f32" else result
+            if "ftz" in options and to == "f32":
+                result += f" {self.register(a[0])} = flush_({self.register(a[0])});"
+            return result
         if of in ("f32", "f64") and rounding in whole:
             return self.set(a[0], to, f"whole_({whole[rounding]}({x}), {bits(to)}, {int(to[0] == 's')})")
         if to in ("f32", "f64") and of[0] != "f" and rounding == "rn":
@@ -496,7 +498,8 @@ class Module:
     def __init__(self, text):
         text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S)
         self.functions, self.variables, self.arrays, self.rows = {}, set(), [], []
-        head = re.compile(r"\.(entry|func)\s*(?:\(\s*\.param[^)]*\s([\w$]+)\s*\))?\s*([\w$]+)\s*\(([^)]*)\)[^{;]*([{;])")
+        head = re.compile(r"\.(entry|func)\s*(?:\(\s*\.param[^)]*\s([\w$]+)\s*\))?\s*([\w$]+)\s*"
+                          r"\(([^)]*)\)[^{;]*([{;])")
         variable = re.compile(
             r"\.(?:global|const)\s+\.align\s+(\d+)\s+\.(\w+)\s+([\w$]+)(?:\[(\d*)\])?\s*(?:=\s*([^;]*?))?\s*;")
         at = 0
