@@ -277,10 +277,10 @@ static int three_steps(list *l, uint32_t rare) {
     for (step = 0; step < 3; ++step) {
         l->plan.blocks = below(3);
         cpu_step(l);
-        bad += made(kopt_cuda_step(&l->plan, stream)) != KOPT_OK || differences(l, 1) != 0;
+        bad += made(kopt_cuda_plan_step(&l->plan, stream)) != KOPT_OK || differences(l, 1) != 0;
         new_gradients(l, rare);
     }
-    bad += kopt_cuda_status_of(&l->plan)->steps != 3 || kopt_cuda_status_of(&l->plan)->result != KOPT_OK;
+    bad += kopt_cuda_plan_status(&l->plan)->steps != 3 || kopt_cuda_plan_status(&l->plan)->result != KOPT_OK;
     return bad;
 }
 
@@ -338,7 +338,7 @@ static void shards_equal(void) {
     kopt_cuda_plan_build(&plan, bytes, size, &group, 1);
     plan.device = bytes; /* a plan may be used where it is */
     for (i = 0; i < 5; ++i) {
-        bad += made(kopt_cuda_step(&plan, stream)) != KOPT_OK;
+        bad += made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK;
         bad += kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
         bad += memcmp(whole, part, sizeof whole) != 0;
     }
@@ -385,22 +385,22 @@ static void stable_shards(void) {
     for (step = 0; step < 4; ++step) {
         memset(sum, 0, sizeof sum);
         for (k = 0; k < SHARDS; ++k) {
-            const uint64_t *ratios = kopt_cuda_ratios(&plans[k], &words);
-            bad += made(kopt_cuda_step_begin(&plans[k], stream)) != KOPT_OK || words != 22;
+            const uint64_t *ratios = kopt_cuda_plan_ratios(&plans[k], &words);
+            bad += made(kopt_cuda_plan_step_begin(&plans[k], stream)) != KOPT_OK || words != 22;
             for (i = 0; i < 22; ++i) sum[i] += ratios[i];
         }
         bad += sum[21] != N;
         for (k = 0; k < SHARDS; ++k) {
-            memcpy(kopt_cuda_ratios(&plans[k], NULL), sum, sizeof sum);
-            bad += made(kopt_cuda_step_end(&plans[k], stream)) != KOPT_OK;
+            memcpy(kopt_cuda_plan_ratios(&plans[k], NULL), sum, sizeof sum);
+            bad += made(kopt_cuda_plan_step_end(&plans[k], stream)) != KOPT_OK;
         }
         bad += kopt_optimizer_step(&whole_opt, &t, 1) != KOPT_OK || memcmp(whole, part, 2 * N) != 0;
         for (i = 0; i < N; ++i)
             grad[i] = (uint16_t)draw(KOPT_BF16, -8, 2, 0, 1u << 31); /* more than the moment expects */
     }
     o[0].stable = 0;
-    bad += made(kopt_cuda_set_optimizer(&plans[0], 0, &o[0], stream)) != KOPT_OK;
-    bad += kopt_cuda_status_of(&plans[0])->result != KOPT_ERROR_MISMATCH;
+    bad += made(kopt_cuda_plan_set_optimizer(&plans[0], 0, &o[0], stream)) != KOPT_OK;
+    bad += kopt_cuda_plan_status(&plans[0])->result != KOPT_ERROR_MISMATCH;
     for (k = 0; k < SHARDS; ++k) device_free(blocks[k]), device_free(bytes[k]);
     free(whole), free(state), device_free(grad), device_free(part);
     ok(bad == 0, "StableAdamW with 8-bit moments in shards, each a plan, their ratios summed: equal the whole");
@@ -425,8 +425,8 @@ static void statistics(int lists) {
         for (g = 0; g < l.group_count; ++g) kopt_norm_add_grads(&norm, l.tensors[1][g], l.counts[g]);
         infinite += norm.nonfinite != 0;
         l.plan.blocks = below(4);
-        bad += made(kopt_cuda_stats(&l.plan, stream)) != KOPT_OK ||
-               memcmp(&norm, kopt_cuda_norm(&l.plan), sizeof norm) != 0;
+        bad += made(kopt_cuda_plan_measure(&l.plan, stream)) != KOPT_OK ||
+               memcmp(&norm, kopt_cuda_plan_norm(&l.plan, NULL), sizeof norm) != 0;
         discard(&l);
     }
     ok(bad == 0 && infinite > 0,
@@ -458,9 +458,9 @@ static void full_slots(void) {
         bad += kopt_cuda_plan_build(&plan, bytes, size, &g, 1) != KOPT_OK;
         plan.device = bytes;
         plan.blocks = 1;
-        bad += made(kopt_cuda_stats(&plan, stream)) != KOPT_OK;
+        bad += made(kopt_cuda_plan_measure(&plan, stream)) != KOPT_OK;
         kopt_norm_add(&norm, grad, (kopt_format)f, N);
-        bad += memcmp(&norm, kopt_cuda_norm(&plan), sizeof norm) != 0;
+        bad += memcmp(&norm, kopt_cuda_plan_norm(&plan, NULL), sizeof norm) != 0;
         device_free(weight), device_free(grad), device_free(bytes);
     }
     ok(bad == 0, "no counter overflows: %d elements with the largest significand in one block", N);
@@ -495,21 +495,21 @@ static void options(void) {
             }
         }
         options.check_finite = (k & 16) != 0;
-        bad += made(kopt_cuda_set_options(&l.plan, &options, stream)) != KOPT_OK;
-        if (k & 24) bad += made(kopt_cuda_stats(&l.plan, stream)) != KOPT_OK;
+        bad += made(kopt_cuda_plan_set_options(&l.plan, &options, stream)) != KOPT_OK;
+        if (k & 24) bad += made(kopt_cuda_plan_measure(&l.plan, stream)) != KOPT_OK;
         cpu_step(&l);
-        bad += made(kopt_cuda_step(&l.plan, stream)) != KOPT_OK || differences(&l, 1) != 0;
+        bad += made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK || differences(&l, 1) != 0;
         if (k & 8) {
             const double value = kopt_norm_value(&norm);
-            bad += memcmp(&kopt_cuda_status_of(&l.plan)->norm, &value, sizeof value) != 0;
+            bad += memcmp(&kopt_cuda_plan_status(&l.plan)->norm, &value, sizeof value) != 0;
         }
 
         /* now steps that must change nothing: not even their number */
         if (k & 4) {
             *found = 1;
-            bad += (k & 24 && made(kopt_cuda_stats(&l.plan, stream)) != KOPT_OK) ||
-                   made(kopt_cuda_step(&l.plan, stream)) != KOPT_OK;
-            bad += differences(&l, 1) != 0 || kopt_cuda_status_of(&l.plan)->skipped != 1;
+            bad += (k & 24 && made(kopt_cuda_plan_measure(&l.plan, stream)) != KOPT_OK) ||
+                   made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK;
+            bad += differences(&l, 1) != 0 || kopt_cuda_plan_status(&l.plan)->skipped != 1;
             *found = 0, ++skips;
         } else if (k & 24) {
             uint32_t *grad = NULL, kept, infinity = 0x7f800000, half;
@@ -525,28 +525,28 @@ static void options(void) {
                 infinity16 = half == KOPT_FP16 ? 0xfc00 : 0x7fc1; /* infinite, NaN */
                 memcpy(&kept, grad, half ? 2 : 4), memcpy(&kept16, grad, 2);
                 memcpy(grad, half ? (void *)&infinity16 : (void *)&infinity, half ? 2 : 4);
-                bad += made(kopt_cuda_stats(&l.plan, stream)) != KOPT_OK ||
-                       made(kopt_cuda_step(&l.plan, stream)) != KOPT_OK;
+                bad += made(kopt_cuda_plan_measure(&l.plan, stream)) != KOPT_OK ||
+                       made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK;
                 memcpy(grad, half ? (void *)&kept16 : (void *)&kept, half ? 2 : 4);
-                bad += differences(&l, 1) != 0 || kopt_cuda_status_of(&l.plan)->skipped != 1, ++skips;
+                bad += differences(&l, 1) != 0 || kopt_cuda_plan_status(&l.plan)->skipped != 1, ++skips;
             }
-            bad += made(kopt_cuda_step(&l.plan, stream)) != KOPT_OK ||
+            bad += made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK ||
                    differences(&l, 1) != 0; /* no new statistics: refused */
-            bad += kopt_cuda_status_of(&l.plan)->result != KOPT_ERROR_STEP, ++skips;
+            bad += kopt_cuda_plan_status(&l.plan)->result != KOPT_ERROR_STEP, ++skips;
         }
         /* a schedule, and a step back in time */
-        bad += made(kopt_cuda_set_options(&l.plan, &none, stream)) != KOPT_OK;
-        bad += made(kopt_cuda_set_step(&l.plan, 41, stream)) != KOPT_OK;
+        bad += made(kopt_cuda_plan_set_options(&l.plan, &none, stream)) != KOPT_OK;
+        bad += made(kopt_cuda_plan_set_step(&l.plan, 41, stream)) != KOPT_OK;
         for (g = 0; g < 2; ++g) {
             l.opt[g].step = 41;
             l.opt[g].lr = 0.5, l.opt[g].clip = 1;
             l.opt[g].seed ^= 12345;
-            bad += made(kopt_cuda_set_optimizer(&l.plan, g, &l.opt[g], stream)) != KOPT_OK;
+            bad += made(kopt_cuda_plan_set_optimizer(&l.plan, g, &l.opt[g], stream)) != KOPT_OK;
         }
         cpu_step(&l);
-        bad += made(kopt_cuda_step(&l.plan, stream)) != KOPT_OK || differences(&l, 1) != 0;
-        bad += kopt_cuda_status_of(&l.plan)->steps != 2 ||
-               kopt_cuda_status_of(&l.plan)->skips != (uint64_t)(skips - before);
+        bad += made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK || differences(&l, 1) != 0;
+        bad += kopt_cuda_plan_status(&l.plan)->steps != 2 ||
+               kopt_cuda_plan_status(&l.plan)->skips != (uint64_t)(skips - before);
         discard(&l);
         device_free(lr);
     }
@@ -556,13 +556,13 @@ static void options(void) {
 
     make(&l, 1, 2, 100, 100);
     l.opt[0].rounding = (kopt_rounding)((l.opt[0].rounding + 1) % 5);
-    bad = made(kopt_cuda_set_optimizer(&l.plan, 0, &l.opt[0], stream)) != KOPT_OK;
-    bad += kopt_cuda_status_of(&l.plan)->result != KOPT_ERROR_MISMATCH;
-    bad += kopt_cuda_set_optimizer(&l.plan, 1, &l.opt[0], NULL) != KOPT_ERROR_BOUNDS;
-    bad += made(kopt_cuda_set_step(&l.plan, 0xfffffffe, stream)) != KOPT_OK ||
-           made(kopt_cuda_step(&l.plan, stream)) != KOPT_OK;
-    bad += kopt_cuda_status_of(&l.plan)->result != KOPT_OK || made(kopt_cuda_step(&l.plan, stream)) != KOPT_OK;
-    bad += kopt_cuda_status_of(&l.plan)->result != KOPT_ERROR_STEP || kopt_cuda_status_of(&l.plan)->steps != 1;
+    bad = made(kopt_cuda_plan_set_optimizer(&l.plan, 0, &l.opt[0], stream)) != KOPT_OK;
+    bad += kopt_cuda_plan_status(&l.plan)->result != KOPT_ERROR_MISMATCH;
+    bad += kopt_cuda_plan_set_optimizer(&l.plan, 1, &l.opt[0], NULL) != KOPT_ERROR_BOUNDS;
+    bad += made(kopt_cuda_plan_set_step(&l.plan, 0xfffffffe, stream)) != KOPT_OK ||
+           made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK;
+    bad += kopt_cuda_plan_status(&l.plan)->result != KOPT_OK || made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK;
+    bad += kopt_cuda_plan_status(&l.plan)->result != KOPT_ERROR_STEP || kopt_cuda_plan_status(&l.plan)->steps != 1;
     discard(&l);
     ok(bad == 0, "another rounding is a mismatch; the last step number is the last");
 }
@@ -633,24 +633,24 @@ static void refusals(void) {
     fails += memcmp(&plan, &before, sizeof plan) != 0 || memcmp(copy, bytes, size + 64) != 0;
     ok(fails == 0, "bad arguments are refused before anything is written");
 
-    fails = kopt_cuda_plan_build(&plan, bytes, size, &g, 1) != KOPT_OK || plan.size != size || plan.groups != 1;
+    fails = kopt_cuda_plan_build(&plan, bytes, size, &g, 1) != KOPT_OK || plan.size != size || plan.groups_ != 1;
     for (i = size; i < size + 64; ++i) fails += bytes[i] != 0x77;
-    fails += kopt_cuda_step_begin(&plan, NULL) != KOPT_ERROR_NULL || kopt_cuda_step_end(&plan, NULL) != KOPT_ERROR_NULL;
-    fails += kopt_cuda_ratios(&plan, &i) != NULL || i != 0;
-    fails += kopt_cuda_step(&plan, NULL) != KOPT_ERROR_NULL || kopt_cuda_stats(&plan, NULL) != KOPT_ERROR_NULL;
-    fails += kopt_cuda_norm(&plan) != NULL || kopt_cuda_status_of(&plan) != NULL ||
-             kopt_cuda_step(NULL, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_plan_step_begin(&plan, NULL) != KOPT_ERROR_NULL || kopt_cuda_plan_step_end(&plan, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_plan_ratios(&plan, &i) != NULL || i != 0;
+    fails += kopt_cuda_plan_step(&plan, NULL) != KOPT_ERROR_NULL || kopt_cuda_plan_measure(&plan, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_plan_norm(&plan, NULL) != NULL || kopt_cuda_plan_status(&plan) != NULL ||
+             kopt_cuda_plan_step(NULL, NULL) != KOPT_ERROR_NULL;
     fails += kopt_cuda_plan_upload(&plan, NULL, bytes, NULL) != KOPT_ERROR_NULL;
     fails += kopt_cuda_plan_upload(&plan, copy + 1, bytes, NULL) != KOPT_ERROR_OPTION || plan.device != NULL;
     ok(fails == 0, "a plan writes its bytes and no others, and nothing runs before it is on the device");
 
     fails = kopt_cuda_plan_size(NULL, 0) == 0 || kopt_cuda_plan_build(&plan, bytes, size, NULL, 0) != KOPT_OK;
     plan.device = bytes;
-    fails += made(kopt_cuda_step(&plan, stream)) != KOPT_OK || made(kopt_cuda_stats(&plan, stream)) != KOPT_OK;
+    fails += made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK || made(kopt_cuda_plan_measure(&plan, stream)) != KOPT_OK;
     t.n = 0, t.weight = t.grad = t.state = NULL;
     fails += kopt_cuda_plan_build(&plan, bytes, size, &g, 1) != KOPT_OK;
     plan.device = bytes;
-    fails += made(kopt_cuda_step(&plan, stream)) != KOPT_OK || made(kopt_cuda_stats(&plan, stream)) != KOPT_OK;
+    fails += made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK || made(kopt_cuda_plan_measure(&plan, stream)) != KOPT_OK;
     ok(fails == 0, "no tensors, and a tensor without elements, are fine");
     free(copy), device_free(bytes);
 }
@@ -976,9 +976,9 @@ static void graphs(void) {
         cudaGraph_t graph;
         cudaGraphExec_t replay;
         make(&l, 2, 5, 3000, 1u << 31);
-        bad += made(kopt_cuda_set_options(&l.plan, &options, stream)) != KOPT_OK;
+        bad += made(kopt_cuda_plan_set_options(&l.plan, &options, stream)) != KOPT_OK;
         bad += cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess;
-        bad += kopt_cuda_stats(&l.plan, stream) != KOPT_OK || kopt_cuda_step(&l.plan, stream) != KOPT_OK;
+        bad += kopt_cuda_plan_measure(&l.plan, stream) != KOPT_OK || kopt_cuda_plan_step(&l.plan, stream) != KOPT_OK;
         bad += cudaStreamEndCapture(stream, &graph) != cudaSuccess;
         bad += cudaGraphInstantiate(&replay, graph, 0) != cudaSuccess;
         for (step = 0; step < 5; ++step) {
@@ -988,7 +988,7 @@ static void graphs(void) {
             for (g = 0; g < 2; ++g) kopt_norm_add_grads(&norm, l.tensors[0][g], l.counts[g]);
             for (g = 0; g < 2; ++g) {
                 l.opt[g].lr *= 0.75;
-                bad += kopt_cuda_set_optimizer(&l.plan, g, &l.opt[g], stream) != KOPT_OK;
+                bad += kopt_cuda_plan_set_optimizer(&l.plan, g, &l.opt[g], stream) != KOPT_OK;
                 l.opt[g].clip = kopt_clip_coefficient(&norm, 0.05, l.opt[g].grad_scale);
             }
             cpu_step(&l);
@@ -1069,7 +1069,7 @@ static void foreign_errors(void) {
     make(&l, 1, 3, 1000, 1000);
     cudaMemset(NULL, 0, (size_t)1 << 40);
     bad = cudaPeekAtLastError() == cudaSuccess;
-    bad += kopt_cuda_stats(&l.plan, stream) != KOPT_OK || kopt_cuda_step(&l.plan, stream) != KOPT_OK;
+    bad += kopt_cuda_plan_measure(&l.plan, stream) != KOPT_OK || kopt_cuda_plan_step(&l.plan, stream) != KOPT_OK;
     bad += cudaGetLastError() == cudaSuccess;
     finish();
     discard(&l);

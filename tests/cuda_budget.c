@@ -21,7 +21,7 @@ typedef struct mode {
     const char *name;
     int rule, weight, grad, moment, rounding, stores; /* stores: of moments and compensation */
     size_t n, off;                                    /* off: bytes from an aligned address, all arrays */
-    int stats;                                        /* kopt_cuda_stats instead of kopt_cuda_step */
+    int stats;                                        /* kopt_cuda_plan_measure instead of kopt_cuda_plan_step */
     double limit;                                     /* instructions for each element, ... */
     int relative;                                     /* ... or times those of the first mode */
 } mode;
@@ -96,11 +96,11 @@ static double measured(const mode *m) {
     bytes = device_new(size);
     failed += kopt_cuda_plan_build(&plan, bytes, size, &g, 1) != KOPT_OK;
     plan.device = bytes;
-    failed += kopt_cuda_step(&plan, NULL) != KOPT_OK || cudaDeviceSynchronize() != cudaSuccess;
+    failed += kopt_cuda_plan_step(&plan, NULL) != KOPT_OK || cudaDeviceSynchronize() != cudaSuccess;
     before = ptx_instructions();
-    failed += (m->stats ? kopt_cuda_stats(&plan, NULL) : kopt_cuda_step(&plan, NULL)) != KOPT_OK;
+    failed += (m->stats ? kopt_cuda_plan_measure(&plan, NULL) : kopt_cuda_plan_step(&plan, NULL)) != KOPT_OK;
     failed += cudaDeviceSynchronize() != cudaSuccess;
-    failed += kopt_cuda_status_of(&plan)->result != KOPT_OK || kopt_cuda_status_of(&plan)->steps != (m->stats ? 1 : 2);
+    failed += kopt_cuda_plan_status(&plan)->result != KOPT_OK || kopt_cuda_plan_status(&plan)->steps != (m->stats ? 1 : 2);
     before = ptx_instructions() - before;
     cudaFreeHost(weight), cudaFreeHost(grad), cudaFreeHost(state), cudaFreeHost(bytes);
     if (failed) printf("Bail out! %s: no step\n", m->name), exit(1);

@@ -692,6 +692,12 @@ int cudaStreamEndCapture(void *handle, void **result) {
     drop(g), *result = NULL;
     return error(CAPTURE_INVALIDATED);
 }
+int cudaStreamIsCapturing(void *handle, int *status) { /* 0: no; 1: yes; 2: yes, but it is invalid */
+    const stream *s = stream_of(handle);
+    for (stream *other = streams; other && s == &legacy; other = other->next)
+        if (other->blocking && other->capturing) return error(CAPTURE_IMPLICIT);
+    return *status = s->capturing ? 1 + s->invalid : 0, 0;
+}
 int cudaGraphInstantiate(void **exec, void *g, unsigned long long flags) {
     (void)flags;
     if (g == NULL) return error(INVALID_VALUE);
