@@ -635,9 +635,11 @@ static void refusals(void) {
 
     fails = kopt_cuda_plan_build(&plan, bytes, size, &g, 1) != KOPT_OK || plan.size != size || plan.groups_ != 1;
     for (i = size; i < size + 64; ++i) fails += bytes[i] != 0x77;
-    fails += kopt_cuda_plan_step_begin(&plan, NULL) != KOPT_ERROR_NULL || kopt_cuda_plan_step_end(&plan, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_plan_step_begin(&plan, NULL) != KOPT_ERROR_NULL ||
+             kopt_cuda_plan_step_end(&plan, NULL) != KOPT_ERROR_NULL;
     fails += kopt_cuda_plan_ratios(&plan, &i) != NULL || i != 0;
-    fails += kopt_cuda_plan_step(&plan, NULL) != KOPT_ERROR_NULL || kopt_cuda_plan_measure(&plan, NULL) != KOPT_ERROR_NULL;
+    fails +=
+        kopt_cuda_plan_step(&plan, NULL) != KOPT_ERROR_NULL || kopt_cuda_plan_measure(&plan, NULL) != KOPT_ERROR_NULL;
     fails += kopt_cuda_plan_norm(&plan, NULL) != NULL || kopt_cuda_plan_status(&plan) != NULL ||
              kopt_cuda_plan_step(NULL, NULL) != KOPT_ERROR_NULL;
     fails += kopt_cuda_plan_upload(&plan, NULL, bytes, NULL) != KOPT_ERROR_NULL;
@@ -646,11 +648,13 @@ static void refusals(void) {
 
     fails = kopt_cuda_plan_size(NULL, 0) == 0 || kopt_cuda_plan_build(&plan, bytes, size, NULL, 0) != KOPT_OK;
     plan.device = bytes;
-    fails += made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK || made(kopt_cuda_plan_measure(&plan, stream)) != KOPT_OK;
+    fails +=
+        made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK || made(kopt_cuda_plan_measure(&plan, stream)) != KOPT_OK;
     t.n = 0, t.weight = t.grad = t.state = NULL;
     fails += kopt_cuda_plan_build(&plan, bytes, size, &g, 1) != KOPT_OK;
     plan.device = bytes;
-    fails += made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK || made(kopt_cuda_plan_measure(&plan, stream)) != KOPT_OK;
+    fails +=
+        made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK || made(kopt_cuda_plan_measure(&plan, stream)) != KOPT_OK;
     ok(fails == 0, "no tensors, and a tensor without elements, are fine");
     free(copy), device_free(bytes);
 }

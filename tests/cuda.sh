@@ -170,6 +170,11 @@ if [ -n "$quick" ]; then many=100 some=50; else many=1000 some=400; fi
 on_cpu plain $many
 on_cpu vmath $some
 
+${CC:-cc} -std=c99 -O2 -isystem "$root/include" -c -o $out/state.o tests/cuda_state.c >$out/log 2>&1 &&
+    ${CC:-cc} -o $out/state $out/state.o $out/plain.o $out/plain.1.o $out/plain.2.o $out/fake.o -lm >>$out/log 2>&1 &&
+    $out/state $many >$out/log 2>&1 && grep -q '^1\.\.' $out/log && ! grep -q '^not ok' $out/log
+report $? "on the CPU: state blocks, $(grep -c '^ok' $out/log) tests"
+
 { # a mistake that must be seen: two registers of a load of 16 bytes, exchanged
     python3 tests/ptx.py --only adam_kahan_bf16 --swap adam_kahan_bf16 $out/plain.ptx $out/swapped.c &&
         from_c $out/swapped &&

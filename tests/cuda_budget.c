@@ -28,29 +28,29 @@ typedef struct mode {
 
 /* The limits. A limit that is above its target says so: it is what the kernels need, rounded up. */
 static const mode modes[] = {
-    {"AdamW Kahan bf16", ADAMW, B, B, B, KAHAN, NOISE, N, 0, 0, 129, 0},            /* target 110 */
-    {"... n % 8 = 5", ADAMW, B, B, B, KAHAN, NOISE, ODD, 0, 0, 1.32, 1},            /* target 1.03 */
-    {"... nearest stores", ADAMW, B, B, B, KAHAN, NEAR, N, 0, 0, 149, 0},           /* target 110 */
-    {"... fp32 gradients", ADAMW, B, F, B, KAHAN, NOISE, N, 0, 0, 4.53, 1},         /* target 1.1 */
-    {"... fp32 moments", ADAMW, B, B, F, KAHAN, NOISE, N, 0, 0, 1.1, 1},            /* target 1.1 */
-    {"... 8-bit moments", ADAMW, B, B, Q, KAHAN, NOISE, N, 0, 0, 288, 0},           /* target 160 */
-    {"... all arrays 2 bytes off", ADAMW, B, B, B, KAHAN, NOISE, N, 2, 0, 210, 0},  /* target 150 */
-    {"AdamW EXACT bf16", ADAMW, B, B, B, EXACT, NOISE, N, 0, 0, 144, 0},            /* target 110 */
-    {"AdamW COMPACT bf16", ADAMW, B, B, B, COMPACT, NOISE, N, 0, 0, 150, 0},        /* target 115 */
-    {"... 8-bit moments", ADAMW, B, B, Q, COMPACT, NOISE, N, 0, 0, 275, 0},         /* no target */
-    {"AdamW STOCHASTIC bf16", ADAMW, B, B, B, NOISE, NOISE, N, 0, 0, 143, 0},       /* target 92 */
-    {"AdamW NEAREST bf16", ADAMW, B, B, B, NEAR, NOISE, N, 0, 0, 142, 0},           /* target 92 */
-    {"AdamW Kahan fp16", ADAMW, H, H, H, KAHAN, NOISE, N, 0, 0, 194, 0},            /* target 150 */
-    {"AdamW fp32", ADAMW, F, F, F, NEAR, NOISE, N, 0, 0, 84, 0},                    /* target 70 */
-    {"... bf16 gradients", ADAMW, F, B, F, NEAR, NOISE, N, 0, 0, 85, 0},            /* no target */
-    {"StableAdamW Kahan bf16", STABLE, B, B, B, KAHAN, NOISE, N, 0, 0, 246, 0},     /* target 170 */
-    {"SGD with momentum, Kahan bf16", SGD, B, B, B, KAHAN, NOISE, N, 0, 0, 128, 0}, /* target 92 */
-    {"Lion Kahan bf16", LION, B, B, B, KAHAN, NOISE, N, 0, 0, 138, 0},              /* no target */
-    {"statistics of bf16", ADAMW, B, B, B, KAHAN, NOISE, N, 0, 1, 41, 0},           /* target 14 */
-    {"statistics of fp16", ADAMW, H, H, H, KAHAN, NOISE, N, 0, 1, 47, 0},           /* no target */
-    {"statistics of fp32", ADAMW, F, F, F, NEAR, NOISE, N, 0, 1, 63, 0},            /* no target */
+    {"AdamW Kahan bf16", ADAMW, B, B, B, KAHAN, NOISE, N, 0, 0, 110, 0},
+    {"... n % 8 = 5", ADAMW, B, B, B, KAHAN, NOISE, ODD, 0, 0, 1.09, 1}, /* target 1.03 */
+    {"... nearest stores", ADAMW, B, B, B, KAHAN, NEAR, N, 0, 0, 110, 0},
+    {"... fp32 gradients", ADAMW, B, F, B, KAHAN, NOISE, N, 0, 0, 1.1, 1},
+    {"... fp32 moments", ADAMW, B, B, F, KAHAN, NOISE, N, 0, 0, 1.1, 1},
+    {"... 8-bit moments", ADAMW, B, B, Q, KAHAN, NOISE, N, 0, 0, 176, 0}, /* target 160 */
+    {"... all arrays 2 bytes off", ADAMW, B, B, B, KAHAN, NOISE, N, 2, 0, 150, 0},
+    {"AdamW EXACT bf16", ADAMW, B, B, B, EXACT, NOISE, N, 0, 0, 110, 0},
+    {"AdamW COMPACT bf16", ADAMW, B, B, B, COMPACT, NOISE, N, 0, 0, 115, 0},
+    {"... 8-bit moments", ADAMW, B, B, Q, COMPACT, NOISE, N, 0, 0, 169, 0}, /* no target */
+    {"AdamW STOCHASTIC bf16", ADAMW, B, B, B, NOISE, NOISE, N, 0, 0, 92, 0},
+    {"AdamW NEAREST bf16", ADAMW, B, B, B, NEAR, NOISE, N, 0, 0, 92, 0},
+    {"AdamW Kahan fp16", ADAMW, H, H, H, KAHAN, NOISE, N, 0, 0, 150, 0},
+    {"AdamW fp32", ADAMW, F, F, F, NEAR, NOISE, N, 0, 0, 70, 0},
+    {"... bf16 gradients", ADAMW, F, B, F, NEAR, NOISE, N, 0, 0, 53, 0},        /* no target */
+    {"StableAdamW Kahan bf16", STABLE, B, B, B, KAHAN, NOISE, N, 0, 0, 216, 0}, /* target 170 */
+    {"SGD with momentum, Kahan bf16", SGD, B, B, B, KAHAN, NOISE, N, 0, 0, 92, 0},
+    {"Lion Kahan bf16", LION, B, B, B, KAHAN, NOISE, N, 0, 0, 98, 0},     /* no target */
+    {"statistics of bf16", ADAMW, B, B, B, KAHAN, NOISE, N, 0, 1, 41, 0}, /* target 14 */
+    {"statistics of fp16", ADAMW, H, H, H, KAHAN, NOISE, N, 0, 1, 47, 0}, /* no target */
+    {"statistics of fp32", ADAMW, F, F, F, NEAR, NOISE, N, 0, 1, 63, 0},  /* no target */
 };
-enum { PROLOGUE = 710 }; /* instructions of the prologue's longest thread, for one group; no target */
+enum { PROLOGUE = 700 }; /* instructions of the prologue's longest thread, for one group; no target */
 
 static void *device_new(size_t size) {
     void *p = NULL;
@@ -100,7 +100,8 @@ static double measured(const mode *m) {
     before = ptx_instructions();
     failed += (m->stats ? kopt_cuda_plan_measure(&plan, NULL) : kopt_cuda_plan_step(&plan, NULL)) != KOPT_OK;
     failed += cudaDeviceSynchronize() != cudaSuccess;
-    failed += kopt_cuda_plan_status(&plan)->result != KOPT_OK || kopt_cuda_plan_status(&plan)->steps != (m->stats ? 1 : 2);
+    failed +=
+        kopt_cuda_plan_status(&plan)->result != KOPT_OK || kopt_cuda_plan_status(&plan)->steps != (m->stats ? 1 : 2);
     before = ptx_instructions() - before;
     cudaFreeHost(weight), cudaFreeHost(grad), cudaFreeHost(state), cudaFreeHost(bytes);
     if (failed) printf("Bail out! %s: no step\n", m->name), exit(1);

@@ -642,6 +642,7 @@ int cudaMalloc(void **p, size_t size) {
     *p = size ? allocate(size) : NULL;
     return size && *p == NULL ? error(NO_MEMORY) : 0;
 }
+int cudaMallocHost(void **p, size_t size) { return cudaMalloc(p, size); }
 int cudaHostAlloc(void **p, size_t size, unsigned flags) { return (void)flags, cudaMalloc(p, size); }
 int cudaHostGetDevicePointer(void **p, void *host, unsigned flags) { return (void)flags, *p = host, 0; }
 int cudaFree(void *p) {
