@@ -176,7 +176,8 @@ ${CC:-cc} -std=c99 -O2 -isystem "$root/include" -c -o $out/state.o tests/cuda_st
 report $? "on the CPU: state blocks, $(grep -c '^ok' $out/log) tests"
 
 { # a mistake that must be seen: two registers of a load of 16 bytes, exchanged
-    python3 tests/ptx.py --only adam_kahan_bf16 --swap adam_kahan_bf16 $out/plain.ptx $out/swapped.c &&
+    hot=kopt_cuda_kahan_bf16_
+    python3 tests/ptx.py --only $hot --swap $hot $out/plain.ptx $out/swapped.c &&
         from_c $out/swapped &&
         ${CC:-cc} -o $out/swapped $out/plain.test.o $out/plain.o $out/plain.1.o $out/plain.2.o $out/swapped.o \
             $out/fake.o -lm

@@ -4,7 +4,7 @@
 
 Registers hold bits: uint8_t for a predicate, else an unsigned integer of their width. A statement gives its operands
 the type of its instruction. What this file does not know is an error. --swap exchanges the first two registers of the
-first 16-byte load of global memory in a kernel: a mistake that tests must notice.
+first 16-byte load of global memory in a kernel: a mistake that tests must notice. KERNEL is the name in C.
 """
 
 import re
@@ -545,16 +545,16 @@ def main(arguments):
     with open(arguments[0], encoding="ascii") as file:
         text = file.read()
     if "--swap" in options:
-        start = re.search(r"\.entry \w*" + options["--swap"], text).start()
-        swapped, count = re.subn(r"(ld\.global\.v4\.\w+\s*\{)(%\w+), (%\w+)", r"\1\3, \2", text[start:], count=1)
+        load = rf"(\.entry _Z\d+{options['--swap']}\d.*?ld\.global\.v4\.\w+\s*\{{)(%\w+), (%\w+)"
+        text, count = re.subn(load, r"\1\3, \2", text, count=1, flags=re.S)
         if not count:
-            raise Unknown("nothing to swap")
-        text = text[:start] + swapped
+            sys.exit(f"ptx.py: no kernel {options['--swap']} with a load of 16 bytes")
     try:
         module = Module(text)
     except Unknown as error:
         sys.exit(f"ptx.py: {arguments[0]}: {error}")
-    kernels = [f for f in module.functions.values() if f.kind == "entry" and options.get("--only", "") in f.name]
+    only = re.compile(rf"_Z\d+{options['--only']}\d" if "--only" in options else "")
+    kernels = [f for f in module.functions.values() if f.kind == "entry" and only.match(f.name)]
     if not kernels:
         sys.exit("ptx.py: no kernels")
     shares = [[] for _ in arguments[1:]]
