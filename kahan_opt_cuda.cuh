@@ -2248,11 +2248,19 @@ static uint32_t kopt_cuda_pad_(const void *p, size_t size) {
    at once, because each thread block clears shared memory first and ends with atomic additions. */
 enum { KOPT_CUDA_STATS_ = KOPT_CUDA_KERNELS_, KOPT_CUDA_MEASURE_ };
 
-#define KOPT_CUDA_KERNEL_(i, name, weight, moment, rounding, copies)                                                    \
-    static __global__ void __launch_bounds__(KOPT_THREADS_, weight < 0 || (weight != KOPT_F32 && moment == KOPT_F32) ? 2 : 3)                  \
-        kopt_cuda_##name##_(const kopt_cuda_arguments_ a) {                                                             \
-        kopt_cuda_step_lane_(&a, blockIdx.x *KOPT_WARPS_ + (threadIdx.x >> 5), gridDim.x * KOPT_WARPS_,                 \
-                             threadIdx.x & 31, weight, moment, rounding, copies);                                       \
+/* Thread blocks that a multiprocessor runs at once. It limits the registers: 3 to 80, 2 to 128. */
+#ifdef KAHAN_OPT_VMATH
+#define KOPT_CUDA_RESIDENT_(weight, moment, rounding) \
+    (weight < 0 || moment == KOPT_F32 || rounding == KOPT_COMPACT ? 2 : 3)
+#else
+#define KOPT_CUDA_RESIDENT_(weight, moment, rounding) (weight < 0 || (weight != KOPT_F32 && moment == KOPT_F32) ? 2 : 3)
+#endif
+
+#define KOPT_CUDA_KERNEL_(i, name, weight, moment, rounding, copies)                                               \
+    static __global__ void __launch_bounds__(KOPT_THREADS_, KOPT_CUDA_RESIDENT_(weight, moment, rounding))         \
+        kopt_cuda_##name##_(const kopt_cuda_arguments_ a) {                                                        \
+        kopt_cuda_step_lane_(&a, blockIdx.x *KOPT_WARPS_ + (threadIdx.x >> 5), gridDim.x * KOPT_WARPS_,            \
+                             threadIdx.x & 31, weight, moment, rounding, copies);                                  \
     }
 KOPT_CUDA_ALL_(KOPT_CUDA_KERNEL_)
 
