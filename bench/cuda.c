@@ -3,7 +3,7 @@
    arrays are much larger. Linked with the object that nvcc made of kahan_opt_cuda.cuh, with KAHAN_OPT_VMATH.
 
        cuda [N]          everything; N elements in the large tensors (default 2^27). Below 2^20 the other lists shrink
-                         in proportion and each call is made three times: a rehearsal
+                         to some hundred elements and each call is made once or twice: a rehearsal
        cuda modes        the names of the modes
        cuda step MODE N  one step, for a profiler
    The table goes to stdout, and to the file that CUDA_ROWS names as lines NAME,VALUE,UNIT,VERDICT, where NAME is
@@ -39,7 +39,7 @@ enum { MOST = 1000 };
 /* Median microseconds of one call: 11 calls at least, and about 0.1 s of them. */
 static double device_time(work *w, void *context, int cold) {
     static double times[MOST];
-    const size_t least = rehearsal ? 3 : 11;
+    const size_t least = rehearsal ? 1 : 11;
     size_t n = 0;
     double total = 0;
     cudaEvent_t begin, end;
@@ -66,7 +66,7 @@ static double device_time(work *w, void *context, int cold) {
 /* Median microseconds of the host for one call, the GPU being idle. */
 static double host_time(work *w, void *context) {
     double times[51];
-    const size_t n = rehearsal ? 3 : 51;
+    const size_t n = rehearsal ? 1 : 51;
     size_t i;
     for (i = 0; i < n; ++i) {
         struct timespec begin, end;
@@ -361,7 +361,7 @@ static const list lists[] = {
     {"large 2 bytes off", 1, 1, 2, 0},
 };
 
-static size_t shrunk(size_t n) { return rehearsal && n > 1000 ? n / 1000 + 1 : n; }
+static size_t shrunk(size_t n) { return rehearsal && n > 300 ? n / 10000 + 300 : n; }
 
 static size_t sizes_of(const list *l, size_t *sizes) {
     static const size_t layer[] = {768,       768, 768 * 2304, 2304, 768 * 768,  768,
@@ -371,16 +371,16 @@ static size_t sizes_of(const list *l, size_t *sizes) {
         sizes[n++] = shrunk(50257 * 768), sizes[n++] = shrunk(1024 * 768);
         for (k = 0; k < 12 * sizeof layer / sizeof layer[0]; ++k)
             sizes[n++] = shrunk(layer[k % (sizeof layer / sizeof layer[0])]);
-        sizes[n++] = 768, sizes[n++] = 768;
+        sizes[n++] = shrunk(768), sizes[n++] = shrunk(768);
         return n;
     }
-    for (n = 0; n < (rehearsal ? l->count / 100 + 1 : l->count); ++n)
+    for (n = 0; n < (rehearsal ? l->count / 300 + 1 : l->count); ++n)
         sizes[n] = l->size == 1 ? large : shrunk(l->size);
     return n;
 }
 
 static void time_mode(const mode *m) {
-    const size_t odd = rehearsal ? 2003 : 100003, whole = (size_t)1 << (rehearsal ? 13 : 17);
+    const size_t odd = rehearsal ? 1003 : 100003, whole = (size_t)1 << (rehearsal ? 11 : 17);
     static size_t sizes[LIST];
     const int equal = bits_equal(m, whole) && bits_equal(m, odd);
     size_t k;
@@ -420,20 +420,22 @@ static void time_mode(const mode *m) {
     }
 }
 
+enum { IN_ONE_GRAPH = 20 };
+
 /* What a step costs beside its elements. */
 static void time_launches(void) {
     size_t size = 64;
     run r;
     double time;
     if (!make(&r, modes, &size, 0, 0)) return;
-    time = graph_time(step, &r, 0, 20);
+    time = graph_time(step, &r, 0, IN_ONE_GRAPH);
     put("prologue", "no tensor", "graph of 20", time, "us", "");
     printf("%-32s %-14s %10.2f us of 20 in a graph\n", "prologue", "no tensor", time);
     time = graph_time(step, &r, 0, 1);
     put("prologue", "no tensor", "graph", time, "us", "");
     discard(&r);
     if (!make(&r, modes, &size, 1, 0)) return;
-    time = graph_time(step, &r, 0, 20);
+    time = graph_time(step, &r, 0, IN_ONE_GRAPH);
     put("step", "64 elements", "graph of 20", time, "us", "");
     printf("%-32s %-14s %10.2f us of 20 in a graph\n", "step", "64 elements", time);
     put("step", "64 elements", "graph", graph_time(step, &r, 0, 1), "us", "");
@@ -582,7 +584,7 @@ static int same(const unsigned char *a, const unsigned char *b, size_t size, int
 }
 
 static void time_arrays(void) {
-    const size_t check = (size_t)1 << (rehearsal ? 12 : 17), most = large > check ? large : check;
+    const size_t check = (size_t)1 << (rehearsal ? 11 : 17), most = large > check ? large : check;
     unsigned char *const seen = malloc(4 * check);
     arrays host, device;
     size_t k;
@@ -667,6 +669,7 @@ int main(int argc, char **argv) {
     if (large == 0) return 2;
     rehearsal = large < (size_t)1 << 20;
     cache = (size_t)device_attribute(cudaDevAttrL2CacheSize);
+    if (cache == 0) cache = 1024; /* a runtime that does not say */
     flush = device_new(4 * cache);
     printf("sm_%d%d, %d processors, L2 %d MB; large: %lu elements\n",
            device_attribute(cudaDevAttrComputeCapabilityMajor), device_attribute(cudaDevAttrComputeCapabilityMinor),

@@ -62,7 +62,7 @@ static inline int device_attribute(enum cudaDeviceAttr attribute) {
 /* Memory of the host that copies quickly; ordinary memory if there is none. */
 static inline void *host_new(size_t size) {
     void *p = NULL;
-    if (cudaMallocHost(&p, size) == cudaSuccess) return p;
+    if (cudaHostAlloc(&p, size, cudaHostAllocDefault) == cudaSuccess) return p;
     (void)cudaGetLastError();
     p = malloc(size);
     if (!p) printf("Bail out! out of memory\n"), exit(1);
