@@ -43,8 +43,8 @@ started=$(now)
 deadline=$((started + 490)) # three parts in 25 minutes
 
 # Numbers of lists, bits of numbers, elements: of the day, and of the rehearsal.
-lists=150 sanitized_lists=3 bits=32 many=2147483665 bench=134217728 profiled=67108864
-[ -z "$rehearse" ] || lists=2 sanitized_lists=1 bits=12 many=20017 bench=4096 profiled=4096
+lists=150 sanitized_lists=4 bits=32 many=2147483665 bench=134217728 profiled=67108864
+[ -z "$rehearse" ] || lists=2 sanitized_lists=2 bits=12 many=20017 bench=4096 profiled=4096
 
 # ---- Stubs of the rehearsal: they run the program and say what the tools would say ---------------------------------
 
@@ -173,10 +173,10 @@ fake_objects() {
     object=$!
     $NVCC -I. -O3 -DKAHAN_OPT_VMATH -arch=compute_75 -ptx -o "$work/vmath.ptx" "$work/vmath.cu" &&
         python3 tests/ptx.py "$work/vmath.ptx" "$work/kernels_1.c" "$work/kernels_2.c" || return
-    $CC -w -O1 -ffp-contract=off -Itests -c -o "$fake/kernels_1.o" "$work/kernels_1.c" &
+    $CC -std=gnu99 -w -O1 -ffp-contract=off -Itests -c -o "$fake/kernels_1.o" "$work/kernels_1.c" &
     kernels=$!
-    $CC -w -O1 -ffp-contract=off -Itests -c -o "$fake/kernels_2.o" "$work/kernels_2.c" &&
-        $CC -w -O2 -c -o "$fake/cuda_fake.o" tests/cuda_fake.c && $CC -O2 -c -o "$fake/events.o" tests/cuda_day_fake.c
+    $CC -std=gnu99 -w -O1 -ffp-contract=off -Itests -c -o "$fake/kernels_2.o" "$work/kernels_2.c" &&
+        $CC -std=gnu99 -w -O2 -c -o "$fake/cuda_fake.o" tests/cuda_fake.c && $CC -O2 -c -o "$fake/events.o" tests/cuda_day_fake.c
     status=$?
     wait $object && wait $kernels && return $status
 }
