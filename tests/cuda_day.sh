@@ -9,7 +9,7 @@
 # Only lists of words are unquoted: CC and NVCC, flags, objects.
 # shellcheck disable=SC2086
 set -u
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 CC=${CC:-cc} NVCC=${NVCC:-nvcc}
 
 part=1 rehearse=
@@ -58,7 +58,9 @@ if [ -n "$rehearse" ]; then
 case "$*" in *compute_cap*) echo 9.0 ;; *) echo 'No GPU (rehearsal), 0.0' ;; esac
 TEXT
     stub compute-sanitizer <<'TEXT'
+tool=$2
 while case $1 in --*) : ;; *) false ;; esac; do shift 2; done
+[ $tool = memcheck ] || set -- "$(dirname "$1")/golden" # shorter
 "$@"
 status=$?
 echo '========= ERROR SUMMARY: 0 errors'
@@ -164,27 +166,26 @@ object() { # object NAME FLAG...
     "$@" -arch=native >>"$work/$name.nvcc" 2>&1
 }
 
-# The object, its kernels as C, and the runtime.
+# The object, the PTX in it as C, and the runtime.
 fake_objects() {
-    printf '#define KAHAN_OPT_CUDA_IMPLEMENTATION\n#include "kahan_opt_cuda.cuh"\n' >"$work/vmath.cu"
     fake=$work/fake
+    printf '#define KAHAN_OPT_CUDA_IMPLEMENTATION\n#include "kahan_opt_cuda.cuh"\n' >"$fake/vmath.cu"
     $NVCC -I. -O3 -DKAHAN_OPT_VMATH -gencode arch=compute_75,code=compute_75 -Xcompiler -fno-threadsafe-statics \
-        -c -o "$fake/vmath.o" "$work/vmath.cu" &
-    object=$!
-    $NVCC -I. -O3 -DKAHAN_OPT_VMATH -arch=compute_75 -ptx -o "$work/vmath.ptx" "$work/vmath.cu" &&
-        python3 tests/ptx.py "$work/vmath.ptx" "$work/kernels_1.c" "$work/kernels_2.c" || return
-    $CC -std=gnu99 -w -O1 -ffp-contract=off -Itests -c -o "$fake/kernels_1.o" "$work/kernels_1.c" &
+        --keep --keep-dir "$fake" -c -o "$fake/vmath.o" "$fake/vmath.cu" &&
+        python3 tests/ptx.py "$fake/vmath.ptx" "$fake/kernels_1.c" "$fake/kernels_2.c" || return
+    set -- $CC -std=gnu99 -w -O1 -ffp-contract=off -Itests -c
+    "$@" -o "$fake/kernels_1.o" "$fake/kernels_1.c" &
     kernels=$!
-    $CC -std=gnu99 -w -O1 -ffp-contract=off -Itests -c -o "$fake/kernels_2.o" "$work/kernels_2.c" &&
-        $CC -std=gnu99 -w -O2 -c -o "$fake/cuda_fake.o" tests/cuda_fake.c && $CC -O2 -c -o "$fake/events.o" tests/cuda_day_fake.c
+    "$@" -o "$fake/kernels_2.o" "$fake/kernels_2.c" && "$@" -o "$fake/cuda_fake.o" tests/cuda_fake.c &&
+        "$@" -o "$fake/events.o" tests/cuda_day_fake.c
     status=$?
-    wait $object && wait $kernels && return $status
+    wait $kernels && return $status
 }
 
 program() { # program NAME SOURCE FLAG...: without linking, so that all compile at once
     name=$1 source=$2
     shift 2
-    $CC -std=c99 -O2 -DGPU -I"$cuda/include" "$@" -c -o "$work/$name.c.o" "$source" >"$work/$name.cc" 2>&1
+    $CC -std=c99 $optimize -DGPU -I"$cuda/include" "$@" -c -o "$work/$name.c.o" "$source" >"$work/$name.cc" 2>&1
 }
 link() { # link NAME OBJECT...
     name=$1
@@ -206,8 +207,9 @@ compile() {
     cuda=$(readlink -f "$cuda")
     rm -f "$work/stamp" "$work"/*.o
     jobs=
-    plain=$work/plain.o vmath=$work/vmath.o
+    plain=$work/plain.o vmath=$work/vmath.o optimize=-O2
     if [ -n "$rehearse" ]; then
+        optimize=-O0
         plain='' vmath="${KOPT_CUDA_FAKE:-$work/fake}/*.o"
         mkdir -p "$work/fake"
         [ -n "${KOPT_CUDA_FAKE:-}" ] || { fake_objects >"$work/fake.nvcc" 2>&1 & jobs="$jobs $!"; }
@@ -218,7 +220,7 @@ compile() {
     fi
     # kahan_opt.h is compiled once for all programs with VMATH
     printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >"$work/header.c"
-    program header "$work/header.c" -I. -DKAHAN_OPT_VMATH & jobs="$jobs $!"
+    program header "$work/header.c" -I. -O1 -DKAHAN_OPT_VMATH & jobs="$jobs $!"
     program gpu_vmath tests/cuda.c -DKAHAN_OPT_VMATH -DKOPT_IMPLEMENTED_ & jobs="$jobs $!"
     program golden tests/cuda_golden.c -DKOPT_IMPLEMENTED_ & jobs="$jobs $!"
     program day tests/cuda_day.c -DKOPT_IMPLEMENTED_ & jobs="$jobs $!"
