@@ -27,7 +27,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench calls [HEADER]   instructions of a call, by callgrind: what small tensors cost
        ./build.sh bench q8 [check | ...] which 8-bit code serves the moments of AdamW? (docs/q8.md)
        ./build.sh bench theorem1         how far from the solution SGD with 16-bit weights ends (docs/theorem1.md)
-       ./build.sh cuda [bench]           the GPU part: its kernels on the CPU, its PTX, and its tests if there is a GPU
+       ./build.sh cuda [bench]           the GPU part: its PTX, also run on the CPU, and its tests if there is a GPU
        ./build.sh figures                update the figures of demo and theorem1 in README.md and docs: a minute
        ./build.sh figures bench          ... and of bench cliffs and --sizes, on an idle machine: ten minutes, 10 GB
        ./build.sh mutants [all|share K/N] change the header in some 400 ways: does each make a test fail?
@@ -170,25 +170,6 @@ runs_with() { # runs_with FLAG...: can CC build a program with these flags, and 
     $CC "$@" -o build/tests/empty build/tests/empty.c 2>/dev/null && build/tests/empty 2>/dev/null
 }
 
-# The GPU kernels, compiled for the CPU, with vector mathematics, and with sanitizers if the compiler has them.
-cuda_host() { # cuda_host [job NAME]: compiles them now, or as a job
-    set -- "$@" $CC -std=c99 $C_WARNINGS -O0 -g -DKAHAN_OPT_VMATH -o build/tests/cuda.host tests/cuda.c
-    sanitize='-fsanitize=address,undefined -fno-sanitize-recover=all'
-    ! runs_with $sanitize || set -- "$@" $sanitize
-    "$@"
-}
-
-# The same, but all threads of a block run at the same time; without vector mathematics, which makes structs larger.
-cuda_threads() { # cuda_threads [job NAME]
-    "$@" $CC -std=gnu99 -I. $C_WARNINGS -Wno-maybe-uninitialized -O1 -g -fsanitize=thread -DTHREADS \
-        -o build/tests/cuda.threads tests/cuda.c -lpthread
-}
-# On some systems the thread sanitizer fails in some of its runs, because their addresses are too random.
-thread_sanitizer() {
-    runs_with -fsanitize=thread || return 1
-    for try in 1 2 3 4 5; do build/tests/empty 2>/dev/null || return 1; done
-}
-
 cuda() {
     case "${1:-}" in day) # it checks its own arguments
         shift
@@ -213,12 +194,6 @@ cuda() {
             export PYTHONPATH
         fi
         exec python3 bench/cuda_peers.py build/bench/cuda.csv # names missing packages
-    fi
-    cuda_host
-    build/tests/cuda.host 1000
-    if thread_sanitizer; then
-        cuda_threads
-        build/tests/cuda.threads 60
     fi
     [ -n "$NVCC" ] || { echo "SKIPPED: the checks with nvcc (no nvcc; ./build.sh setup installs it)"; exit 0; }
     sh tests/cuda.sh | tee build/tests/cuda.log
@@ -578,15 +553,8 @@ run_tests() {
         skip "$(echo "$cells" | grep -c .) of the cells" "$tools" them
     fi
     part cells sh tests/cells.sh quick
-    cuda_host job cuda.host
-    part cuda_host build/tests/cuda.host 600
-    if thread_sanitizer; then
-        cuda_threads job cuda.threads
-        part cuda_threads build/tests/cuda.threads 20
-    else
-        skip "the GPU's blocks as threads" "ThreadSanitizer"
-    fi
     if [ -n "$NVCC" ]; then part cuda sh tests/cuda.sh quick; else skip "the checks of the GPU part with nvcc" nvcc; fi
+    if have python3; then part cuda_fake sh tests/cuda_fake.sh; else skip "the CUDA runtime for the CPU" python3; fi
     for tool in gcc clang; do
         if have $tool && sanitizes $tool ''; then
             part hostile_$tool sh tests/hostile.sh $tool

@@ -333,7 +333,8 @@ typedef enum kopt_result {
     KOPT_ERROR_ISA,      /* this build or this machine does not have the instruction set, or a GPU                */
     KOPT_ERROR_DEVICE,   /* a CUDA call failed: cudaPeekAtLastError() says why                                    */
     KOPT_ERROR_UNINITIALIZED, /* no constructor made the optimizer, accumulator or compressor                     */
-    KOPT_ERROR_ID        /* the ids of a list of tensors do not increase: call kopt_number_tensors()              */
+    KOPT_ERROR_ID,       /* the ids of a list of tensors do not increase: call kopt_number_tensors()              */
+    KOPT_ERROR_CAPTURE   /* the CUDA stream is being captured in a graph, which would repeat the call             */
 } kopt_result;
 
 /* Explains a result in one English sentence. Never NULL. */
@@ -516,7 +517,7 @@ KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i)
 
 /* An instruction in PTX: no flag of nvcc changes it. */
 #ifdef __CUDA_ARCH__
-#define KOPT_PTX_(operation, letter, r, a, b) __asm__(operation " %0, %1, %2;" : "=" letter(r) : letter(a), letter(b))
+#define KOPT_PTX_(operation, letter, r, a, b) asm(operation " %0, %1, %2;" : "=" letter(r) : letter(a), letter(b))
 #endif
 
 KOPT_INLINE_ float kopt_add_(float a, float b) {
@@ -1782,7 +1783,7 @@ KOPT_INLINE_ float kopt_div_(float a, float b) {
 KOPT_INLINE_ int kopt_greater_(float a, float b) { /* a > b */
 #ifdef __CUDA_ARCH__
     int r;
-    __asm__("{ .reg .pred above; setp.gt.f32 above, %1, %2; selp.s32 %0, 1, 0, above; }" : "=r"(r) : "f"(a), "f"(b));
+    asm("{ .reg .pred above; setp.gt.f32 above, %1, %2; selp.s32 %0, 1, 0, above; }" : "=r"(r) : "f"(a), "f"(b));
     return r;
 #else
     return a > b;
@@ -1793,7 +1794,7 @@ KOPT_INLINE_ int kopt_greater_(float a, float b) { /* a > b */
 KOPT_INLINE_ float kopt_sqrt_(float x) {
 #ifdef __CUDA_ARCH__
     float root;
-    __asm__("sqrt.rn.f32 %0, %1;" : "=f"(root) : "f"(x));
+    asm("sqrt.rn.f32 %0, %1;" : "=f"(root) : "f"(x));
     return root;
 #elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__SSE2_MATH__))
     float root;
@@ -2097,7 +2098,7 @@ KOPT_INLINE_ kopt_f64_ kopt_half64_(kopt_f64_ x) { return kopt_mul64_(x, 0.5); }
 KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
 #ifdef __CUDA_ARCH__
     float y;
-    __asm__("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
+    asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
 #elif defined(KOPT_GNU_)
     float y = KOPT_CAST_(float, kopt_opaque64_(x));
     __asm__ __volatile__("" : "+" KOPT_REGISTER64_(y));
@@ -2525,7 +2526,8 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 #define KOPT_PASS_AVX2_ 3
 #define KOPT_PASS_AVX512_ 4
 #define KOPT_PASS_NEON_ 5
-#define KOPT_PASS_CUDA_ 6 /* read by kahan_opt_cuda.cuh */
+#define KOPT_PASS_CUDA_ 6       /* read by kahan_opt_cuda.cuh, for any value */
+#define KOPT_PASS_CUDA_OCTET_ 7 /* also read by it: the arithmetic of vectors, which take ordinary numbers only */
 
 #ifdef KOPT_IMPLEMENTING_
 #ifdef KOPT_X86_
@@ -2594,6 +2596,7 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
    add_ sub_ mul_ div_(a, b)    a + b, a - b, a * b, a / b
    sqrt_(a)                     square root
    masked_sub_(m, a, b)         m ? a - b : b (MASKED_SUB_)
+   flush_(a)                    a, but +0 if |a| < 2^-126, and 0x7FFFFFFF for every NaN (FLUSH_)
    min_(a, b) max_(a, b)        minimum, maximum; at most one of a and b is negative (MIN_MAX_). For 0 and -0, and for
                                 NaN, the result depends on the ISA. All ISAs keep these rules: if a NaN has the sign bit
                                 0, min_(NaN, b) is b and max_(a, NaN) is NaN; if a or b is a NaN of any sign, at least
@@ -2611,6 +2614,7 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
    shl_ shr_(a, n)              a << n, a >> n (logical); macros
    OPERATORS_                   a macro: vu32_ has the operators of C, and KERNELS defines iadd_ to shr_ with them
    imax_(a, b)                  maximum of int32_t (IMAX_)
+   imin_(a, b)                  minimum of int32_t. With FLUSH_ only
    mulhilo_(a, x, &high, &low)  upper and lower word of the 64-bit product a * x; x is one uint32_t for all lanes
    dot_(sum, a, b)              adds the 64-bit products a * b to the 64-bit lanes of the vectors sum[0] and sum[1];
                                 which product goes to which lane depends on the ISA. Not scalar, not with TOOLS_ISA_
@@ -2666,7 +2670,11 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
    ONE_PASS_                    the functions of vector mathematics are part of a rule: a step calls no function of a
                                 table (opt.vmath) between its stages
    TOOLS_ISA_                   the ISA whose kernels it uses for the norm, clipping, reduction and StableAdamW's ratios
-   CONVERT_ISA_                 the ISA whose kernel it uses for general conversions                                  */
+   CONVERT_ISA_                 the ISA whose kernel it uses for general conversions
+   CORE_ONLY_                   only the arithmetic of a step is compiled, from registers to registers: no loads, no
+                                stores, no random numbers, no loops
+   CHECK_UNROUNDED_             special values are found before they are rounded, not after: needed where the NaN of an
+                                operation has all bits set, so that rounding would carry                              */
 /* ================================================================================================================== */
 
 /* The name of a function or type of this pass: K_(step) is kopt_step_avx2_ in the pass for AVX2. */
@@ -2700,6 +2708,8 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 #define mul_ K_(mul)
 #define div_ K_(div)
 #define sqrt_ K_(sqrt)
+#define flush_ K_(flush)
+#define imin_ K_(imin)
 #define masked_sub_ K_(masked_sub)
 #define min_ K_(min)
 #define max_ K_(max)
@@ -3591,7 +3601,7 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
     return vcvt_f32_f16(half);
 }
 
-#elif KOPT_PASS_ == KOPT_PASS_CUDA_
+#elif KOPT_PASS_ >= KOPT_PASS_CUDA_
 #include KAHAN_OPT_CUDA_SELF
 #endif
 
@@ -3636,6 +3646,10 @@ FN_ vmask_ unordered_(vf32_ a, vf32_ b) {
     const vu32_ all = isplat_(0x7FFFFFFFu), infinity = isplat_(0x7F800000u);
     return mask_or_(igt_(and_(as_u32_(a), all), infinity), igt_(and_(as_u32_(b), all), infinity));
 }
+#endif
+
+#ifndef CHECK_UNROUNDED_
+#define CHECK_UNROUNDED_ 0
 #endif
 
 #ifdef GENERIC_FP16_ /* not inlined: the gain in speed is not worth the compile time */
@@ -3738,6 +3752,7 @@ FN_ scalars_ K_(splat_step)(const kopt_step *s, float rate, float decay) {
 
 FN_ scalars_ K_(splat_job)(const kopt_job_ *j) { return K_(splat_step)(j->step, j->rate, j->weight_decay); }
 
+#ifndef CORE_ONLY_
 /* ---- loads and stores of n lanes ---- */
 
 /* How many of n elements, from element i on, one vector takes. */
@@ -3773,13 +3788,14 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
     if (n < LANES_) kopt_copy_noinline_(p, part, n * size);
 #endif
 }
+#endif
 
 /* NOINLINE_FN_: a function that is not inlined in the passes with vectors, where inlining would double the compile
    time. On a GPU it is inlined, so that its values stay in registers. */
-#ifndef ONE_LANE_
-#define NOINLINE_FN_ static KOPT_NOINLINE_ ISA_TARGET_
-#elif KOPT_PASS_ == KOPT_PASS_CUDA_
+#if KOPT_PASS_ >= KOPT_PASS_CUDA_
 #define NOINLINE_FN_ FN_
+#elif !defined(ONE_LANE_)
+#define NOINLINE_FN_ static KOPT_NOINLINE_ ISA_TARGET_
 #else
 #define NOINLINE_FN_ KOPT_SMALL_FN_
 #endif
@@ -3816,6 +3832,7 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_combine_(uint32
 }
 #endif
 
+#ifndef CORE_ONLY_
 /* The key of a seed, and the words of the counter that all elements of a tensor share. */
 typedef struct philox_key_ {
     uint32_t key[2], stream, step, id;
@@ -3968,6 +3985,7 @@ FN_ vu32_ K_(random_next)(random_buffer_ *buffer, const philox_key_ *cipher, kop
     *n = KOPT_RANDOM_GROUP_ - position < LANES_ ? KOPT_RANDOM_GROUP_ - position : LANES_;
     return load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, buffer->lower) + 2 * position);
 }
+#endif
 #endif
 
 /* ---- 8-bit codes ---- */
@@ -4155,7 +4173,7 @@ FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, c
     return iadd_(iadd_(u, c->bias), and_(shr_(u, 16), c->one));
 }
 #else
-#if KOPT_PASS_ == KOPT_PASS_CUDA_ /* values stay in registers */
+#if KOPT_PASS_ >= KOPT_PASS_CUDA_ /* values stay in registers */
 #define ROUND_ FN_
 #else
 #define ROUND_ static KOPT_NOINLINE_
@@ -4180,9 +4198,13 @@ FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, c
 
 /* What a step stores of an fp32: +0 below 2^-126, and the canonical NaN. */
 FN_ vu32_ K_(flush_f32)(vf32_ x) {
+#ifdef FLUSH_
+    return imin_(as_u32_(flush_(x)), isplat_(0x7FC00000u));
+#else
     vu32_ u = as_u32_(x), mag = and_(u, isplat_(0x7FFFFFFFu));
     u = select_or_zero_(igt_(mag, isplat_(0x007FFFFFu)), u);
     return select_(igt_(mag, isplat_(0x7F800000u)), isplat_(0x7FC00000u), u);
+#endif
 }
 
 /* Makes a NaN canonical. With another payload, rounding in vectors could carry and turn the NaN into a number. */
@@ -4333,6 +4355,15 @@ FN_ vf32_ K_(lookahead)(vf32_ slow_scale, vf32_ w, vf32_ compensation, vf32_ upd
     return add_(update, mul_(slow_scale, sub_(add_(sub_(w, slow), sub_(compensation, slow_compensation)), update)));
 }
 
+#ifndef TOOLS_ISA_
+/* The ratio of StableAdamW (section 6a): g / larger(sqrt(new second moment) * root_scale, eps). g: the gradient after
+   grad_scale and L2; v: the second moment before the step. */
+FN_ vf32_ K_(stable_ratio_of)(const scalars_ *k, vf32_ g, vf32_ v) {
+    v = K_(moving_average_of_squares)(k->beta2, k->gain2, v, g);
+    return div_(g, K_(max_abs)(mul_(sqrt_(v), k->root_scale), k->eps));
+}
+#endif
+
 /* ---- weights and moments, from and to memory ---- */
 
 /* The 32-bit word of a weight of COMPACT or EXACT (section 3), the argument of from_extended. stored: the 16 bits of
@@ -4346,7 +4377,8 @@ FN_ vu32_ K_(join_residual)(kopt_kind_ kind, vu32_ stored, vu32_ residual) {
 /* The weight store of section 3, for 16-bit weights: subtracts the update, and returns the new weight in the upper
    half. w is the weight that decay sees, compensation that of KAHAN. *residual: the new residual, in the upper half
    (COMPACT: its low 8 bits). *largest is updated with the magnitude of w - update before rounding, where vectors
-   have to check it: with COMPACT and EXACT, and in fp16 with NEAREST and STOCHASTIC. The caller flushes small bf16
+   have to check it: with COMPACT and EXACT, in fp16 with NEAREST and STOCHASTIC, and with CHECK_UNROUNDED_ always. The
+   caller flushes small bf16
    weights to zero, and the vector code also small compensations. */
 FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ compensation, vf32_ update, vu32_ r, const constants_ *c,
                      vu32_ *residual, vu32_ *largest) {
@@ -4358,7 +4390,11 @@ FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ compensation, vf32_ update,
         y = sub_(w, update);
         mag = and_(as_u32_(y), c->abs_mask);
         *largest = imax_(*largest, mag);
+#ifdef FLUSH_
+        u = K_(extended)(flush_(y), kind.weight, c);
+#else
         u = K_(extended)(as_f32_(select_or_zero_(igt_(mag, c->subnormal), as_u32_(y))), kind.weight, c);
+#endif
         if (kind.rounding == KOPT_COMPACT) { /* keeps the upper 8 of the 16 bits below the weight */
 #ifdef ONE_LANE_
             r &= 0xFFFFu;
@@ -4373,6 +4409,7 @@ FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ compensation, vf32_ update,
     if (kahan) {
         y = sub_(compensation, update);
         new_w = add_(w, y); /* s of section 3, then w' */
+        if (CHECK_UNROUNDED_) *largest = imax_(*largest, and_(as_u32_(new_w), c->abs_mask));
         if (kind.weight == KOPT_FP16) {
             new_w = round_fp16_(new_w, &u);
             u = shl_(u, 16);
@@ -4384,7 +4421,7 @@ FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ compensation, vf32_ update,
         if (kind.weight == KOPT_FP16) y = mul_(y, splat_(2048.0f));
     } else {
         y = sub_(w, update);
-        if (kind.weight == KOPT_FP16) *largest = imax_(*largest, and_(as_u32_(y), c->abs_mask));
+        if (kind.weight == KOPT_FP16 || CHECK_UNROUNDED_) *largest = imax_(*largest, and_(as_u32_(y), c->abs_mask));
     }
     *residual = K_(round16)(y, kind.weight, kahan ? kind.compensation_rounding : kind.rounding, r, c);
     return kahan ? u : *residual;
@@ -4439,6 +4476,28 @@ FN_ kopt_kind_ K_(kind_of)(const kopt_job_ *j) {
     return kind;
 }
 
+#if defined(ONE_LANE_) || defined(CORE_ONLY_)
+/* Decodes a stored weight and its residual. Returns the weight that decay sees (section 3); *compensation is that of
+   KAHAN, or 0. largest: see from_extended; scalar code ignores it. */
+FN_ vf32_ K_(load_weight)(kopt_kind_ kind, vu32_ stored, vu32_ residual, vf32_ *compensation, vu32_ *largest) {
+    *compensation = splat_(0);
+    if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT) {
+        const vu32_ joined = K_(join_residual)(kind, stored, residual);
+#ifdef ONE_LANE_
+        KOPT_CAST_(void, largest);
+        return K_(from_extended)(joined, kind.weight);
+#else
+        return K_(from_extended)(joined, kind.weight, largest);
+#endif
+    }
+    if (kind.weight != KOPT_F32 && kind.rounding == KOPT_KAHAN) {
+        *compensation = K_(widen)(residual, kind.weight);
+        if (kind.weight == KOPT_FP16) *compensation = mul_(*compensation, splat_(1.0f / 2048));
+    }
+    return K_(widen)(stored, kind.weight);
+}
+#endif
+
 #ifdef ONE_LANE_
 /* ---- scalar code ---- */
 
@@ -4448,19 +4507,6 @@ FN_ kopt_kind_ K_(kind_of)(const kopt_job_ *j) {
 typedef struct element_ {
     vu32_ weight, residual, grad, moment[4], slow, slow_residual;
 } element_;
-
-/* Decodes a stored weight and its residual. Returns the weight that decay sees (section 3); *compensation is that of
-   KAHAN, or 0. */
-FN_ vf32_ K_(load_weight)(kopt_kind_ kind, vu32_ stored, vu32_ residual, vf32_ *compensation) {
-    *compensation = splat_(0);
-    if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT)
-        return K_(from_extended)(K_(join_residual)(kind, stored, residual), kind.weight);
-    if (kind.weight != KOPT_F32 && kind.rounding == KOPT_KAHAN) {
-        *compensation = K_(widen)(residual, kind.weight);
-        if (kind.weight == KOPT_FP16) *compensation = mul_(*compensation, splat_(1.0f / 2048));
-    }
-    return K_(widen)(stored, kind.weight);
-}
 
 FN_ vf32_ K_(load_moment)(kopt_kind_ kind, const element_ *e, int moment) {
     return K_(square_if)(K_(widen)(e->moment[moment], kind.moment), kopt_stores_root_(kind, moment));
@@ -4516,7 +4562,7 @@ FN_ vf32_ K_(commit_element)(kopt_kind_ kind, const scalars_ *k, vf32_ direction
                              element_ *e, vu32_ r, int sync) {
     vf32_ slow_compensation, update = K_(update)(k, direction, w);
     if (sync) {
-        const vf32_ slow = K_(load_weight)(kind, e->slow, e->slow_residual, &slow_compensation);
+        const vf32_ slow = K_(load_weight)(kind, e->slow, e->slow_residual, &slow_compensation, KOPT_NULL_);
         update = K_(lookahead)(k->slow_scale, w, compensation, update, slow, slow_compensation);
     }
     if (!k->moments_only) K_(encode_weight)(kind, w, compensation, update, e, K_(random16)(r, 0));
@@ -4598,7 +4644,7 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
     old.slow = old.slow_residual = old.grad = 0;
     e.weight = old.weight = K_(load_at)(j->weight, i, weight_size);
     e.residual = old.residual = residual_size != 0 ? K_(load_at)(j->residual, i, residual_size) : 0;
-    w = K_(load_weight)(kind, e.weight, e.residual, &compensation);
+    w = K_(load_weight)(kind, e.weight, e.residual, &compensation, KOPT_NULL_);
     if ((stages & KOPT_DIRECTION_STAGE_) != 0) {
         e.grad = K_(load_at)(j->grad, i, grad_size);
         if (MOMENTS_ > 0) e.moment[0] = K_(load_at)(j->moment[0], i, moment_size);
@@ -4728,6 +4774,63 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
    the even and the other the odd elements, that is the low and the high halves of 32-bit words. If everything is bf16,
    EVEN_ODD_ needs no operation that crosses lanes. */
 
+/* Bits of a pair's layout. Without RANDOM_ZERO_EXTENDED_ one vector holds the random numbers of the pair, two to a
+   word. */
+#define EVEN_ODD_ 1             /* the first vector has the even elements, the second the odd ones */
+#define RANDOM_ZERO_EXTENDED_ 2 /* each vector has a vector of random numbers, zero-extended */
+
+/* The random numbers of the first and of the second vector, zero-extended. */
+FN_ vu32_ K_(first16)(vu32_ both, int layout, const constants_ *c) {
+    return (layout & RANDOM_ZERO_EXTENDED_) != 0 ? both
+           : (layout & EVEN_ODD_) != 0           ? and_(both, c->lower)
+                                                 : unpack_low16_(both);
+}
+FN_ vu32_ K_(second16)(vu32_ both, int layout) {
+    return (layout & RANDOM_ZERO_EXTENDED_) != 0 ? both
+           : (layout & EVEN_ODD_) != 0           ? shr_(both, 16)
+                                                 : unpack_high16_(both);
+}
+
+/* A loop over the moments m of a rule. Compilers unroll it, so that m is constant. They remove unreachable code before
+   they unroll, so this takes a fraction of the compile time of four copies in the source. */
+#if defined(KOPT_GCC_) && __GNUC__ >= 8 && !defined(__CUDACC__)
+#define EACH_MOMENT_ _Pragma("GCC unroll 4") for (m = 0; m < MOMENTS_; m++)
+#else
+#define EACH_MOMENT_ for (m = 0; m < 4 && m < MOMENTS_; m++)
+#endif
+
+FN_ vf32_ K_(moment_at)(const moments_ *p, int m) {
+    return m == 0 ? p->m : m == 1 ? p->v : m == 2 ? p->third : p->fourth;
+}
+FN_ vf32_ K_(root_at)(const moments_ *p, int m) { return m == 2 ? p->third_root : p->root; }
+
+/* One vector of a pair: its new moments, unrounded and rounded. */
+typedef struct half_pair_ {
+    moments_ moments;
+    vu32_ u[4], largest; /* rounded moments, in the upper halves; the largest magnitude before rounding (fp16, and with CHECK_UNROUNDED_) */
+} half_pair_;
+
+/* The rule, and the rounding of its moments, for the first or the second vector of a pair. */
+FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants_ *c, vf32_ w, vf32_ compensation,
+                             vf32_ g, vu32_ number, vu32_ stride, int second, int layout, half_pair_ *h, vf32_ *y) {
+    const vf32_ x = K_(rule)(kind, k, w, compensation, g, &h->moments, y);
+    int m;
+    h->u[0] = h->u[1] = h->u[2] = h->u[3] = number; /* any value */
+    h->largest = isplat_(0);
+    if (kind.moment == KOPT_F32) return x;
+    EACH_MOMENT_ {
+        const int square = kopt_is_square_(kind.rule, m);
+        const vf32_ moment = K_(moment_at)(&h->moments, m), root = K_(root_at)(&h->moments, m);
+        number = add16_(number, stride);
+        h->u[m] = K_(round_moment)(moment, kind.moment, square, root, kopt_moment_rounding_(kind, m),
+                                   second ? K_(second16)(number, layout) : K_(first16)(number, layout, c), c);
+        if (kind.moment == KOPT_FP16 || CHECK_UNROUNDED_)
+            h->largest = imax_(h->largest, and_(as_u32_(kopt_stores_root_(kind, m) ? root : moment), c->abs_mask));
+    }
+    return x;
+}
+
+#ifndef CORE_ONLY_
 #define PAIR_ (2 * LANES_)
 typedef struct pair_ {
     vf32_ a, b;
@@ -4748,23 +4851,6 @@ FN_ arrays_ K_(arrays_of)(const kopt_job_ *j) {
     a.moment[2] = j->moment[2];
     a.moment[3] = j->moment[3];
     return a;
-}
-
-/* Bits of a pair's layout. Without RANDOM_ZERO_EXTENDED_ one vector holds the random numbers of the pair, two to a
-   word. */
-#define EVEN_ODD_ 1             /* the first vector has the even elements, the second the odd ones */
-#define RANDOM_ZERO_EXTENDED_ 2 /* each vector has a vector of random numbers, zero-extended */
-
-/* The random numbers of the first and of the second vector, zero-extended. */
-FN_ vu32_ K_(first16)(vu32_ both, int layout, const constants_ *c) {
-    return (layout & RANDOM_ZERO_EXTENDED_) != 0 ? both
-           : (layout & EVEN_ODD_) != 0           ? and_(both, c->lower)
-                                                 : unpack_low16_(both);
-}
-FN_ vu32_ K_(second16)(vu32_ both, int layout) {
-    return (layout & RANDOM_ZERO_EXTENDED_) != 0 ? both
-           : (layout & EVEN_ODD_) != 0           ? shr_(both, 16)
-                                                 : unpack_high16_(both);
 }
 
 /* The random numbers of a pair: number is number 0 of each element, stride is 2 * other (see kopt_random_combine_).
@@ -4860,45 +4946,6 @@ FN_ int K_(commit_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, co
     if (kind.rounding == KOPT_COMPACT) store8_from16_(j->residual + i, residual);
     if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) store32_(j->residual + 2 * i, residual);
     return 1;
-}
-
-/* A loop over the moments m of a rule. Compilers unroll it, so that m is constant. They remove unreachable code before
-   they unroll, so this takes a fraction of the compile time of four copies in the source. */
-#if defined(KOPT_GCC_) && __GNUC__ >= 8
-#define EACH_MOMENT_ _Pragma("GCC unroll 4") for (m = 0; m < MOMENTS_; m++)
-#else
-#define EACH_MOMENT_ for (m = 0; m < 4 && m < MOMENTS_; m++)
-#endif
-
-FN_ vf32_ K_(moment_at)(const moments_ *p, int m) {
-    return m == 0 ? p->m : m == 1 ? p->v : m == 2 ? p->third : p->fourth;
-}
-FN_ vf32_ K_(root_at)(const moments_ *p, int m) { return m == 2 ? p->third_root : p->root; }
-
-/* One vector of a pair: its new moments, unrounded and rounded. */
-typedef struct half_pair_ {
-    moments_ moments;
-    vu32_ u[4], largest; /* rounded moments, in the upper halves; the largest magnitude before rounding (fp16) */
-} half_pair_;
-
-/* The rule, and the rounding of its moments, for the first or the second vector of a pair. */
-FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants_ *c, vf32_ w, vf32_ compensation,
-                             vf32_ g, vu32_ number, vu32_ stride, int second, int layout, half_pair_ *h, vf32_ *y) {
-    const vf32_ x = K_(rule)(kind, k, w, compensation, g, &h->moments, y);
-    int m;
-    h->u[0] = h->u[1] = h->u[2] = h->u[3] = number; /* any value */
-    h->largest = isplat_(0);
-    if (kind.moment == KOPT_F32) return x;
-    EACH_MOMENT_ {
-        const int square = kopt_is_square_(kind.rule, m);
-        const vf32_ moment = K_(moment_at)(&h->moments, m), root = K_(root_at)(&h->moments, m);
-        number = add16_(number, stride);
-        h->u[m] = K_(round_moment)(moment, kind.moment, square, root, kopt_moment_rounding_(kind, m),
-                                   second ? K_(second16)(number, layout) : K_(first16)(number, layout, c), c);
-        if (kind.moment == KOPT_FP16)
-            h->largest = imax_(h->largest, and_(as_u32_(square ? root : moment), c->abs_mask));
-    }
-    return x;
 }
 
 /* Stores the moments of a pair; returns 0, with nothing stored, if it needs the scalar code. largest[m]: updated with
@@ -5911,7 +5958,10 @@ FN_ size_t K_(specialized_step)(const kopt_job_ *j, kopt_kind_ kind, size_t begi
     return begin;
 }
 #endif
+#endif /* CORE_ONLY_ */
 #endif /* vectors */
+
+#ifndef CORE_ONLY_
 
 NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
     size_t i = j->begin;
@@ -5932,18 +5982,12 @@ NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
 }
 
 #ifndef TOOLS_ISA_
-/* The ratio of StableAdamW (section 6a): g / larger(sqrt(new second moment) * root_scale, eps). g: the gradient after
-   grad_scale and L2; v: the second moment before the step. */
-FN_ vf32_ K_(stable_ratio_of)(const scalars_ *k, vf32_ g, vf32_ v) {
-    v = K_(moving_average_of_squares)(k->beta2, k->gain2, v, g);
-    return div_(g, K_(max_abs)(mul_(sqrt_(v), k->root_scale), k->eps));
-}
-
 #ifdef ONE_LANE_
+/* The same for an element as stored. */
 FN_ vf32_ K_(stable_ratio)(kopt_kind_ kind, const scalars_ *k, const element_ *e) {
     vf32_ g = K_(widen)(e->grad, kind.grad), compensation;
     if (k->use_scale) g = mul_(g, k->grad_scale);
-    if (k->use_l2) g = add_(g, mul_(k->l2, K_(load_weight)(kind, e->weight, e->residual, &compensation)));
+    if (k->use_l2) g = add_(g, mul_(k->l2, K_(load_weight)(kind, e->weight, e->residual, &compensation, KOPT_NULL_)));
     return K_(stable_ratio_of)(k, g, K_(load_moment)(kind, e, 1));
 }
 #endif
@@ -6857,6 +6901,8 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 }
 #endif
 
+#endif /* CORE_ONLY_ */
+
 /* ---- end of a pass: undefines all macros of the pass ---- */
 #undef KOPT_READ_
 #define KOPT_READ_ 1
@@ -6975,6 +7021,11 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef nt_store32_
 #undef nt_fence_
 #undef FULL_ONLY_
+#undef CORE_ONLY_
+#undef CHECK_UNROUNDED_
+#undef FLUSH_
+#undef imin_
+#undef flush_
 #undef FIXED_OR_
 #undef FORMAT_MATCHES_
 #undef UNREACHABLE_IF_
@@ -7057,6 +7108,8 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
         return "no constructor made this struct: start from kopt_adamw(), kopt_accumulator_of() or another one";
     case KOPT_ERROR_ID:
         return "the ids of a list of tensors do not increase: call kopt_number_tensors() before kopt_state_init()";
+    case KOPT_ERROR_CAPTURE:
+        return "the stream is being captured: call this function before the capture, or the graph would repeat it";
     default: return "unknown result";
     }
 }
@@ -8023,30 +8076,40 @@ static void kopt_init_slow_weights_(const kopt_optimizer *opt, const kopt_tensor
                         t->n * kopt_bytes_of_residual_(opt->weight_format, opt->rounding));
 }
 
-KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights) {
+/* The checks of kopt_state_init(), which read no memory of the tensor. Computes the layout. */
+static KOPT_FORCE_INLINE_ kopt_result kopt_check_init_(const kopt_optimizer *opt, const kopt_tensor *t,
+                                                       const float *weights, kopt_layout_ *layout) {
     kopt_result result = kopt_check_options_(opt);
-    kopt_environment_ environment;
-    kopt_layout_ layout;
-    kopt_byte_ *weight, *state;
-    size_t i, weight_bytes, residual_bytes;
+    size_t weight_bytes;
     if (result == KOPT_OK) result = kopt_check_tensor_(t);
     if (result != KOPT_OK) return result;
-    layout = kopt_layout_for_(opt, t->n);
+    *layout = kopt_layout_for_(opt, t->n);
     weight_bytes = kopt_bytes_of_(KOPT_FORMAT_(opt->weight_format));
-    residual_bytes = kopt_bytes_of_residual_(KOPT_FORMAT_(opt->weight_format), KOPT_ROUNDING_(opt->rounding));
-    result = kopt_check_memory_(t, weight_bytes, layout.total, 0);
+    result = kopt_check_memory_(t, weight_bytes, layout->total, 0);
     if (result != KOPT_OK || (KOPT_HAS_(KOPT_WITH_CHECKS) && t->n == 0)) return result;
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && (kopt_overlap_(weights, t->n * 4, t->weight, t->n * weight_bytes) ||
-                                        kopt_overlap_(weights, t->n * 4, t->state, layout.total) ||
+                                        kopt_overlap_(weights, t->n * 4, t->state, layout->total) ||
                                         kopt_overlap_(weights, t->n * 4, t->counts, sizeof *t->counts)))
         return KOPT_ERROR_OVERLAP;
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && !(weights == t->copy && t->copy_format == KOPT_F32) &&
         kopt_overlap_(weights, t->n * 4, t->copy, t->n * kopt_bytes_of_(t->copy_format)))
         return KOPT_ERROR_OVERLAP;
-    weight = KOPT_CAST_(kopt_byte_ *, t->weight);
-    state = KOPT_CAST_(kopt_byte_ *, t->state);
     if (KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS) && weights != KOPT_NULL_ && !KOPT_HAS_(KOPT_WITH_EXTRAS))
         return KOPT_ERROR_OPTION;
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights) {
+    kopt_environment_ environment;
+    kopt_layout_ layout;
+    kopt_byte_ *weight, *state;
+    size_t i, weight_bytes, residual_bytes;
+    const kopt_result result = kopt_check_init_(opt, t, weights, &layout);
+    if (result != KOPT_OK || (KOPT_HAS_(KOPT_WITH_CHECKS) && t->n == 0)) return result;
+    weight_bytes = kopt_bytes_of_(KOPT_FORMAT_(opt->weight_format));
+    residual_bytes = kopt_bytes_of_residual_(KOPT_FORMAT_(opt->weight_format), KOPT_ROUNDING_(opt->rounding));
+    weight = KOPT_CAST_(kopt_byte_ *, t->weight);
+    state = KOPT_CAST_(kopt_byte_ *, t->state);
     if (layout.total != 0) {
         if (KOPT_HAS_(KOPT_WITH_CHECKS)) kopt_make_header_(state, opt, t);
         /* total is a multiple of 4. A build without checks has no header and zeroes these 64 bytes, too. */

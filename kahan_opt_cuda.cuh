@@ -7,36 +7,46 @@
        #define KAHAN_OPT_CUDA_IMPLEMENTATION
        #include "kahan_opt_cuda.cuh"
 
-   QUICK START, from C or C++: tensors is an array of kopt_tensor as on the CPU, but with device addresses.
+   QUICK START, from C or C++. tensors is an array of kopt_tensor as on the CPU, but with device addresses; state has
+   kopt_state_size() bytes of GPU memory (cudaMalloc).
 
-       int train(kopt_tensor *tensors, size_t count, int steps, void *stream) {
-           kopt_optimizer  opt = kopt_adamw(1e-3);
-           kopt_cuda_group all = {&opt, tensors, count};
-           kopt_cuda_plan  plan;
-           size_t          size = kopt_cuda_plan_size(&all, 1);
-           void           *bytes = malloc(size), *device = NULL;
-           cudaMalloc(&device, size);
-           if (kopt_cuda_plan_build(&plan, bytes, size, &all, 1) != KOPT_OK) return 0;
-           if (kopt_cuda_plan_upload(&plan, device, bytes, stream) != KOPT_OK) return 0;
-           while (steps-- > 0) {
-               // ... forward and backward pass, on the same stream ...
-               if (kopt_cuda_step(&plan, stream) != KOPT_OK) return 0;
-           }
-           return 1;
+       int begin(kopt_cuda_plan *plan, const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
+           kopt_cuda_group all = {opt, tensors, count};
+           size_t size = kopt_cuda_plan_size(&all, 1), i;
+           void *bytes = malloc(size), *device = NULL;
+           for (i = 0; i < count; i++)
+               if (kopt_cuda_state_init(opt, &tensors[i], NULL, NULL) != KOPT_OK) return 0;
+           return cudaMalloc(&device, size) == cudaSuccess &&
+                  kopt_cuda_plan_build(plan, bytes, size, &all, 1) == KOPT_OK &&
+                  kopt_cuda_plan_upload(plan, device, bytes, NULL) == KOPT_OK;
        }
 
-   State blocks are those of kahan_opt.h, byte for byte. To begin, make a block on the host with kopt_state_init() and
-   copy it to the GPU. To save it, copy it back and call kopt_state_seal(). docs/gpu.md shows graphs, clipping, NCCL and
-   PyTorch.
+   After each backward pass, on the same stream: kopt_cuda_plan_step(&plan, stream). docs/gpu.md shows graphs, clipping,
+   checkpoints, NCCL and PyTorch.
+
+   NAMES              kopt_cuda_plan_X acts on a plan. Every other kopt_cuda_X does on device memory, on a stream, what
+                      kopt_X does on the CPU.
+
+   STREAMS            A stream is a cudaStream_t; NULL is the default stream. A function that takes one is asynchronous:
+                      it returns when the work is enqueued. Its result is about its arguments and the launch; errors
+                      that the GPU finds later are in the status of the plan. Each call with a plan writes the plan, so
+                      use a plan and its tensors on one stream at a time: with two, the result is undefined. To change
+                      streams, let the new one wait for an event of the old one (cudaEventRecord, cudaStreamWaitEvent).
+                      To step on several streams at once, give each a plan with tensors of its own.
+
+   CAPTURE            All of these functions can be captured in a CUDA graph, except three that would undo the training
+                      at every replay: kopt_cuda_state_init(), kopt_cuda_state_load() and kopt_cuda_plan_upload(). They
+                      refuse a stream that is being captured with KOPT_ERROR_CAPTURE. A captured call keeps its
+                      arguments: each replay passes them again, as they were.
 
    WHAT IT DOES NOT   It never allocates, synchronises, exits or prints, and it never reads or clears the program's CUDA
-                      error. Every function with a stream is asynchronous and can be captured in a CUDA graph.
+                      error.
 
    CONFIGURATION
    KAHAN_OPT_CUDA_IMPLEMENTATION   create the implementation: in one .cu file, before that file includes kahan_opt.h.
    KAHAN_OPT_CUDA_SELF             the name of this file, with quotes, if you renamed it: the file includes itself.
 
-   CONTENTS   PLAN   STEP   STATISTICS   CONVERSIONS   ACCUMULATION   VECTOR MATHEMATICS   COMPRESSION
+   CONTENTS   PLAN   STEP   STATISTICS   STATE   CONVERSIONS   ACCUMULATION   VECTOR MATHEMATICS   COMPRESSION
               (implementation)   VOCABULARY   KERNELS   PUBLIC FUNCTIONS
 */
 #ifndef KOPT_PASS_ /* everything except the vocabulary, for which kahan_opt.h includes this file */
@@ -87,92 +97,129 @@ typedef struct kopt_cuda_group {
     size_t count;
 } kopt_cuda_group;
 
-enum { KOPT_CUDA_KERNELS_ = 26 };
+enum { KOPT_CUDA_KERNELS_ = 28 };
 
-/* A handle: a plain struct that owns no memory. The plan itself is a block of bytes that you keep in GPU memory.
-   Names that end in _ are private. */
+/* A handle: a plain struct that owns no memory. The plan itself is a block of bytes that you keep in GPU memory. */
 typedef struct kopt_cuda_plan {
-    void *device; /* the plan on the GPU. kopt_cuda_plan_upload() sets it; or copy the bytes and set it yourself  */
-    size_t size;
-    size_t groups;
-    uint32_t blocks; /* upper limit on the thread blocks of a launch; 0: no limit. Does not change results        */
-    uint32_t width_, grad_format_, first_[KOPT_CUDA_KERNELS_ + 1];
-    uint32_t stable_, rounds_;
-    size_t at_tensors_, at_tasks_, at_ratios_, at_rounds_;
+    /* Yours: set them at any time after kopt_cuda_plan_build(). */
+    void *device;    /* the plan on the GPU. kopt_cuda_plan_upload() sets it; or copy the bytes and set it yourself   */
+    uint32_t blocks; /* upper limit on the thread blocks of a launch; 0: no limit. Does not change results            */
+    /* Only read it. */
+    size_t size; /* bytes at device                                                                               */
+    /* Only the library uses these: their names end in _. */
+    size_t groups_, at_tensors_, at_tasks_, at_ratios_, at_rounds_;
+    uint32_t width_, grad_format_, first_[KOPT_CUDA_KERNELS_ + 1], stable_, rounds_;
 } kopt_cuda_plan;
 
 /* The size of a plan in bytes: about 500 per group, 200 per tensor, 4 per 512 elements. 0 if a group is invalid. */
 KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t count);
 
 /* Checks everything that can be checked without reading device memory, and writes the plan to bytes: size bytes of host
-   memory, aligned to 16. Needs no GPU. Keeps no pointer to its arguments. Refuses Adam-atan2 and smooth Lion with
-   KOPT_ERROR_OPTION if opt.vmath is not NULL: the functions of a table are host functions. In each tensor, counts must
-   be aligned to 8 bytes and stable_scale must be 0 (the GPU measures it itself); otherwise KOPT_ERROR_OPTION. A tensor
-   must have fewer than 2^40 elements, with StableAdamW fewer than 2^36 in all its shards together, and all tensors of
-   the plan together fewer than 2^40; otherwise KOPT_ERROR_BOUNDS (elements on other GPUs are not checked). */
+   memory, aligned to 16. Needs no GPU. Keeps no pointer to its arguments. Each group begins at its opt->step. Refuses
+   Adam-atan2 and smooth Lion with KOPT_ERROR_OPTION if opt.vmath is not NULL: the functions of a table are host
+   functions. In each tensor, counts must be aligned to 8 bytes and stable_scale must be 0 (the GPU measures it itself);
+   otherwise KOPT_ERROR_OPTION. A tensor must have fewer than 2^40 elements, with StableAdamW fewer than 2^36 in all its
+   shards together, and all tensors of the plan together fewer than 2^40; otherwise KOPT_ERROR_BOUNDS (elements on other
+   GPUs are not checked). */
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
                                                 const kopt_cuda_group *groups, size_t count);
 
 /* Copies the plan, kopt_cuda_plan_size() bytes, to device memory aligned to 16. Do not change bytes until the copy is
-   done. */
+   done. KOPT_ERROR_CAPTURE: each replay would set the step counts and options back. */
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *device, const void *bytes, void *stream);
 
-/* ---- STEP. A stream is a cudaStream_t; NULL is the default stream. A result code is about the launch; errors that the
-        GPU finds later are in the status -------------------------------------------------------------------------- */
+/* ---- STEP ------------------------------------------------------------------------------------------------------- */
 
 /* Makes one step of every tensor of the plan: counts the step, computes its scalars, and writes weights, state and
    copies. The bits are those of kopt_optimizer_step() for each group. kopt_tensor.counts is a device address, too;
    several tensors may share one. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_step(const kopt_cuda_plan *plan, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step(const kopt_cuda_plan *plan, void *stream);
 
-/* kopt_cuda_step() in two calls, for StableAdamW over several GPUs: there all shards of a tensor need the same factor.
-   Between the two calls, sum the words at kopt_cuda_ratios() as uint64 over all GPUs (ncclSum). *words becomes their
-   number: 22 for each tensor of StableAdamW, 0 if there is none. So all plans must list the same tensors (a shard may
-   have no elements). */
-KOPT_CUDA_API_ kopt_result kopt_cuda_step_begin(const kopt_cuda_plan *plan, void *stream);
-KOPT_CUDA_API_ uint64_t *kopt_cuda_ratios(const kopt_cuda_plan *plan, size_t *words);
-KOPT_CUDA_API_ kopt_result kopt_cuda_step_end(const kopt_cuda_plan *plan, void *stream);
+/* kopt_cuda_plan_step() in two calls, for StableAdamW over several GPUs: there all shards of a tensor need the same
+   factor. Between the two calls, sum the words at kopt_cuda_plan_ratios(), a device address, as uint64 over all GPUs
+   (ncclSum). *words becomes their number, 0 if no tensor has StableAdamW. It must be the same on all GPUs, so all plans
+   must list the same tensors (a shard may have no elements). */
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step_begin(const kopt_cuda_plan *plan, void *stream);
+KOPT_CUDA_API_ uint64_t *kopt_cuda_plan_ratios(const kopt_cuda_plan *plan, size_t *words);
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step_end(const kopt_cuda_plan *plan, void *stream);
 
-/* Options of all following steps. kopt_cuda_set_options() copies them into the plan on the GPU. All zero at first. */
+/* The settings below hold for all following steps on the stream. They are copied when they are called; in a graph, each
+   replay sets the captured values again. */
+
+/* Options. kopt_cuda_plan_set_options() copies them into the plan on the GPU. All zero at first. */
 typedef struct kopt_cuda_options {
-    int check_finite;        /* 1: skip the step if a gradient is not finite       (needs kopt_cuda_stats())          */
-    double max_norm;         /* > 0: clip the norm of all gradients together to it (needs kopt_cuda_stats())          */
+    int check_finite;        /* 1: skip the step if a gradient is not finite       (needs kopt_cuda_plan_measure())   */
+    double max_norm;         /* > 0: clip the norm of all gradients together to it (needs kopt_cuda_plan_measure())   */
     const float *lr;         /* NULL, or the device address of the learning rate of all groups                        */
     const float *loss_scale; /* NULL, or the device address of a number that divides the gradients                    */
     const float *found_inf;  /* NULL, or the device address of a flag: if it is not zero, the step is skipped         */
 } kopt_cuda_options;
-KOPT_CUDA_API_ kopt_result kopt_cuda_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
-                                                 void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
+                                                      void *stream);
 
 /* Sets new hyper-parameters of a group, e.g. for a learning rate schedule. Rule, formats, roundings, stable and the
    number of moments must stay the same; otherwise the status says KOPT_ERROR_MISMATCH. Ignores opt->step: the GPU
    counts the steps. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_set_optimizer(const kopt_cuda_plan *plan, size_t group, const kopt_optimizer *opt,
-                                                   void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_optimizer(const kopt_cuda_plan *plan, size_t group,
+                                                        const kopt_optimizer *opt, void *stream);
 
 /* Sets the number of steps that all groups have begun so far. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_set_step(const kopt_cuda_plan *plan, uint32_t step, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_step(const kopt_cuda_plan *plan, uint32_t step, void *stream);
+
+/* The device address of the number of steps that a group has begun so far: kopt_optimizer.step. Copy it to the host
+   when you need it; kopt_cuda_state_save() does. NULL if there is no such group. */
+KOPT_CUDA_API_ const uint32_t *kopt_cuda_plan_steps(const kopt_cuda_plan *plan, size_t group);
 
 /* What the GPU reports. A skipped step changes nothing: no weight, no state, no gradient, no step count. */
 typedef struct kopt_cuda_status {
     uint32_t result;       /* a kopt_result: KOPT_OK, or why the last step was refused, as a CPU step would be        */
     uint32_t skipped;      /* 1 if the last step was skipped                                                          */
-    uint64_t steps, skips; /* numbers of steps made and skipped so far                                                */
-    double norm;           /* of the gradients in memory, unscaled, by the last kopt_cuda_stats() that a step used    */
+    uint64_t steps, skips; /* numbers of steps made and skipped since kopt_cuda_plan_upload()                         */
+    double norm;           /* of the gradients in memory, unscaled, by the last kopt_cuda_plan_measure() that a step
+                              used                                                                                    */
 } kopt_cuda_status;
 
 /* The device address of the status. Copy it to the host when you need it. */
-KOPT_CUDA_API_ const kopt_cuda_status *kopt_cuda_status_of(const kopt_cuda_plan *plan);
+KOPT_CUDA_API_ const kopt_cuda_status *kopt_cuda_plan_status(const kopt_cuda_plan *plan);
 
 /* ---- STATISTICS: one pass over all gradients. Exact: the same bits in any order and for any sharding ------------- */
 
-/* Measures all gradients. Call it before each kopt_cuda_step() if the options have check_finite or max_norm; without it
-   the step is refused: the status says KOPT_ERROR_STEP. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_stats(const kopt_cuda_plan *plan, void *stream);
+/* Measures all gradients. Call it before each kopt_cuda_plan_step() if the options have check_finite or max_norm;
+   without it the step is refused: the status says KOPT_ERROR_STEP. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_measure(const kopt_cuda_plan *plan, void *stream);
 
 /* The device address of the result: the kopt_norm of all gradients, bit for bit as from kopt_norm_add(). With several
-   GPUs, sum its 21 words as uint64 over all GPUs (ncclSum) between kopt_cuda_stats() and kopt_cuda_step(). */
-KOPT_CUDA_API_ kopt_norm *kopt_cuda_norm(const kopt_cuda_plan *plan);
+   GPUs, sum its *words words as uint64 over all GPUs (ncclSum) between kopt_cuda_plan_measure() and
+   kopt_cuda_plan_step(). words may be NULL. */
+KOPT_CUDA_API_ kopt_norm *kopt_cuda_plan_norm(const kopt_cuda_plan *plan, size_t *words);
+
+/* ---- STATE: blocks on the GPU. They are those of kahan_opt.h, byte for byte. All pointers in a tensor are device
+        addresses -------------------------------------------------------------------------------------------------- */
+
+/* kopt_state_init() on device memory: the same block, weights and copy, and the same errors. weights is NULL or the
+   device address of n fp32 values. KOPT_ERROR_CAPTURE: each replay would erase the moments. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights,
+                                                void *stream);
+
+/* Saving takes two calls. The first writes the step and the seed of the tensor's group into the block on the GPU, and
+   copies size bytes of it, kopt_state_size(), to host memory (page-locked, if the host is not to wait for the copy).
+   When the stream has come that far (cudaStreamSynchronize), the second seals the copy, as kopt_state_seal() does: it
+   can go to a file. The second needs no GPU; opt and t are those of the tensor. Copy the weights yourself, in the same
+   place of the stream. KOPT_ERROR_BOUNDS: there is no such group. KOPT_ERROR_SIZE: size is less than 64 (but 0 is
+   valid, and does nothing) or more than t->state_size; the second: less than kopt_state_size(). */
+KOPT_CUDA_API_ kopt_result kopt_cuda_state_save(const kopt_cuda_plan *plan, size_t group, const kopt_tensor *t,
+                                                void *block, size_t size, void *stream);
+KOPT_CUDA_API_ kopt_result kopt_cuda_state_seal(const kopt_optimizer *opt, const kopt_tensor *t, void *block,
+                                                size_t size);
+
+/* Loads a sealed block of size bytes from host memory in place of kopt_cuda_state_init(). Opens it there as
+   kopt_state_open() does, with the same errors, which also sets opt->step and opt->seed; then copies it to t->state and
+   sets t->copy to the weights. So load the weights first, on the same stream. After an error the block is still sealed
+   and opt unchanged. Do not change the block until the copy is done. Then build a plan, which begins at
+   opt->step; a plan that exists already needs kopt_cuda_plan_set_optimizer() and kopt_cuda_plan_set_step().
+   KOPT_ERROR_CAPTURE: each replay would load the block again. */
+KOPT_CUDA_API_ kopt_result kopt_cuda_state_load(kopt_optimizer *opt, const kopt_tensor *t, void *block, size_t size,
+                                                void *stream);
 
 /* ---- CONVERSIONS: kopt_convert() and kopt_convert_stochastic() on device memory ---------------------------------- */
 
@@ -245,40 +292,28 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
 #if defined(KAHAN_OPT_CUDA_IMPLEMENTATION) && !defined(KOPT_CUDA_IMPLEMENTED_)
 #define KOPT_CUDA_IMPLEMENTED_
 
-/* KOPT_CUDA_HOST_ (for the tests): a C or C++ compiler builds the same kernels for the CPU, and a launch is a loop over
-   the threads. With KOPT_CUDA_THREADS_ as well, the 256 threads of a block run concurrently: KOPT_CUDA_THREADS_ is the
-   name of a file of the test that defines the launches and the barriers. */
-#if defined(KOPT_CUDA_HOST_) && !defined(KOPT_CUDA_THREADS_)
-#define KOPT_CUDA_LOOPS_
-#endif
-#ifdef KOPT_CUDA_HOST_
-#define KOPT_UNROLL_
-#define KOPT_ROLL_
-#define KOPT_CUDA_ALIGNED_ __attribute__((aligned(16)))
-#else
 #include <cuda_runtime.h>
+#ifdef __CUDA_ARCH__
 #define KOPT_UNROLL_ _Pragma("unroll")
 #define KOPT_ROLL_ _Pragma("unroll 1")
-#define KOPT_CUDA_ALIGNED_ __align__(16)
-#endif
-#define KOPT_CUDA_FN_ static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_
-/* KOPT_CUDA_DEVICE_: functions with warp intrinsics. KOPT_CUDA_BODY_: the body of a kernel; on the host it is not
-   inlined. */
-#ifdef KOPT_CUDA_HOST_
-#define KOPT_CUDA_DEVICE_ static KOPT_FORCE_INLINE_
-#define KOPT_CUDA_BODY_ static
 #else
-#define KOPT_CUDA_DEVICE_ static KOPT_FORCE_INLINE_ __device__
-#define KOPT_CUDA_BODY_ KOPT_CUDA_DEVICE_
+#define KOPT_UNROLL_
+#define KOPT_ROLL_
 #endif
+#define KOPT_CUDA_ALIGNED_ __align__(16)
+#define KOPT_CUDA_FN_ static KOPT_FORCE_INLINE_ __device__
 
 /* The kernel section of kahan_opt.h in the vocabulary at the end of this file: one lane, everything inlined, no
-   prefetch. */
+   prefetch. Twice: the scalar code (kopt_..._cuda_), which takes any value, and the arithmetic of vectors
+   (kopt_..._octet_), which takes ordinary numbers only. */
 #undef KOPT_NOINLINE_
 #define KOPT_NOINLINE_ KOPT_FORCE_INLINE_
 #undef KOPT_PREFETCH_
 #define KOPT_PREFETCH_(p) ((void)0)
 #define KOPT_PASS_ KOPT_PASS_CUDA_
+#include KAHAN_OPT_SELF
+#undef KOPT_PASS_
+#define KOPT_PASS_ KOPT_PASS_CUDA_OCTET_
 #include KAHAN_OPT_SELF
 #undef KOPT_PASS_
 
@@ -319,12 +354,14 @@ typedef struct KOPT_CUDA_ALIGNED_ kopt_cuda_tensor_ {
     kopt_byte_ *scale[4]; /* of 8-bit moments. Tensors with 8-bit moments have pad 0 */
     kopt_counts *counts;
     uint64_t pad, end; /* position of the first element, and the position after the last */
+    uint64_t complete; /* an octet is complete if the index of its first element, modulo 2^64, is below this */
     uint64_t first;    /* global index of position 0, modulo 2^64 */
     uint32_t id, first_task, group;
     /* base_scale is rate_scale without StableAdamW's factor, which changes with each step. */
     float rate_scale, base_scale;
     uint32_t ratio_plus_1, first_round; /* StableAdamW: index of its ratio + 1, or 0; number of its first round */
-    uint8_t grad_format, copy_format, wide;
+    /* natural: the elements of all arrays are aligned to their size; wide: all arrays are aligned for vector loads */
+    uint8_t grad_format, copy_format, natural, wide;
 } kopt_cuda_tensor_;
 
 typedef struct kopt_cuda_arguments_ {
@@ -344,146 +381,65 @@ enum { KOPT_THREADS_ = 256, KOPT_WARPS_ = 8, KOPT_WARP_STRIDE_ = 512 /* position
 
 /* Hides from the compiler that x keeps its value. So the compiler recomputes or reloads what depends on x and keeps
    nothing of it in registers. */
-#ifdef __CUDA_ARCH__
-#define KOPT_CUDA_OPAQUE_(x, letter) __asm__ volatile("" : "+" letter(x))
-#else
-#define KOPT_CUDA_OPAQUE_(x, letter) ((void)0)
-#endif
+#define KOPT_CUDA_OPAQUE_(x, letter) asm volatile("" : "+" letter(x))
 
 /* ---- loads and stores ---- */
 
-/* Loads and stores of global memory in PTX, with exactly this width and in exactly this order. The host code traps if
-   an address is not aligned as the GPU needs it. */
-#define KOPT_CUDA_CHECK_ALIGNMENT_(p, size)                   \
-    do {                                                      \
-        if (KOPT_ADDRESS_(p) % (size) != 0) __builtin_trap(); \
-    } while (0)
+/* Loads and stores of global memory in PTX, with exactly this width and in exactly this order. */
 
 /* bytes: 8, with alignment 8; or a multiple of 16, with alignment 16. */
 KOPT_CUDA_FN_ void kopt_cuda_load_words_(uint32_t *to, const kopt_byte_ *from, size_t bytes) {
-#ifdef __CUDA_ARCH__
     if (bytes == 8) {
-        __asm__ volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+        asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
     } else {
         KOPT_UNROLL_
         for (size_t i = 0; i < bytes / 16; i++)
-            __asm__ volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+            asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                              : "=r"(to[4 * i]), "=r"(to[4 * i + 1]), "=r"(to[4 * i + 2]), "=r"(to[4 * i + 3])
                              : "l"(from + 16 * i));
     }
-#else
-    KOPT_CUDA_CHECK_ALIGNMENT_(from, bytes == 8 ? 8 : 16);
-    __builtin_memcpy(to, from, bytes);
-#endif
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_store_words_(kopt_byte_ *to, const uint32_t *from, size_t bytes) {
-#ifdef __CUDA_ARCH__
     if (bytes == 8) {
-        __asm__ volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(to), "r"(from[0]), "r"(from[1]) : "memory");
+        asm volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(to), "r"(from[0]), "r"(from[1]) : "memory");
     } else {
         KOPT_UNROLL_
         for (size_t i = 0; i < bytes / 16; i++)
-            __asm__ volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+            asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
                              :
                              : "l"(to + 16 * i), "r"(from[4 * i]), "r"(from[4 * i + 1]), "r"(from[4 * i + 2]),
                                "r"(from[4 * i + 3])
                              : "memory");
     }
-#else
-    KOPT_CUDA_CHECK_ALIGNMENT_(to, bytes == 8 ? 8 : 16);
-    __builtin_memcpy(to, from, bytes);
-#endif
 }
 
 /* Returns an element of 1, 2 or 4 bytes in the low bits. With `natural` it is aligned to its size, otherwise it may
    have any alignment. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_load_one_as_(int natural, const kopt_byte_ *p, size_t size) {
-#ifdef __CUDA_ARCH__
     uint32_t a = 0, byte;
     if (size == 4 && (natural || (reinterpret_cast<uintptr_t>(p) & 3) == 0)) {
-        __asm__ volatile("ld.global.u32 %0, [%1];" : "=r"(a) : "l"(p));
+        asm volatile("ld.global.u32 %0, [%1];" : "=r"(a) : "l"(p));
     } else if (size == 2 && (natural || (reinterpret_cast<uintptr_t>(p) & 1) == 0)) {
-        __asm__ volatile("ld.global.u16 %0, [%1];" : "=r"(a) : "l"(p));
+        asm volatile("ld.global.u16 %0, [%1];" : "=r"(a) : "l"(p));
     } else {
         for (size_t i = 0; i < size; i++) {
-            __asm__ volatile("ld.global.u8 %0, [%1];" : "=r"(byte) : "l"(p + i));
+            asm volatile("ld.global.u8 %0, [%1];" : "=r"(byte) : "l"(p + i));
             a |= byte << (8 * i);
         }
     }
     return a;
-#else
-    if (natural) KOPT_CUDA_CHECK_ALIGNMENT_(p, size);
-    return size == 4 ? kopt_load32_(p) : size == 2 ? kopt_load16_(p) : *p;
-#endif
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_store_one_as_(int natural, kopt_byte_ *p, size_t size, uint32_t a) {
-#ifdef __CUDA_ARCH__
     if (size == 4 && (natural || (reinterpret_cast<uintptr_t>(p) & 3) == 0)) {
-        __asm__ volatile("st.global.u32 [%0], %1;" : : "l"(p), "r"(a) : "memory");
+        asm volatile("st.global.u32 [%0], %1;" : : "l"(p), "r"(a) : "memory");
     } else if (size == 2 && (natural || (reinterpret_cast<uintptr_t>(p) & 1) == 0)) {
-        __asm__ volatile("st.global.u16 [%0], %1;" : : "l"(p), "r"(a) : "memory");
+        asm volatile("st.global.u16 [%0], %1;" : : "l"(p), "r"(a) : "memory");
     } else {
         for (size_t i = 0; i < size; i++)
-            __asm__ volatile("st.global.u8 [%0], %1;" : : "l"(p + i), "r"(a >> (8 * i)) : "memory");
+            asm volatile("st.global.u8 [%0], %1;" : : "l"(p + i), "r"(a >> (8 * i)) : "memory");
     }
-#else
-    if (natural) KOPT_CUDA_CHECK_ALIGNMENT_(p, size);
-    if (size == 4)
-        kopt_store32_(p, a);
-    else if (size == 2)
-        kopt_store16_(p, a);
-    else
-        *p = KOPT_CAST_(kopt_byte_, a & 0xFFu);
-#endif
-}
-
-/* Returns the element at base + offset if `active`, otherwise 0. The element has natural alignment. The load is
-   predicated, not a branch. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_load_one_if_(int active, const kopt_byte_ *base, uint64_t offset, size_t size) {
-#ifdef __CUDA_ARCH__
-    const uint64_t p = reinterpret_cast<uintptr_t>(base) + offset;
-    uint32_t a = 0;
-    if (size == 4)
-        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u32 %0, [%1]; }"
-                         : "+r"(a)
-                         : "l"(p), "r"(active));
-    else if (size == 2)
-        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u16 %0, [%1]; }"
-                         : "+r"(a)
-                         : "l"(p), "r"(active));
-    else
-        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u8 %0, [%1]; }"
-                         : "+r"(a)
-                         : "l"(p), "r"(active));
-    return a;
-#else
-    return active ? kopt_cuda_load_one_as_(1, base + offset, size) : 0;
-#endif
-}
-
-KOPT_CUDA_FN_ void kopt_cuda_store_one_if_(int active, kopt_byte_ *base, uint64_t offset, size_t size, uint32_t a) {
-#ifdef __CUDA_ARCH__
-    const uint64_t p = reinterpret_cast<uintptr_t>(base) + offset;
-    if (size == 4)
-        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u32 [%1], %0; }"
-                         :
-                         : "r"(a), "l"(p), "r"(active)
-                         : "memory");
-    else if (size == 2)
-        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u16 [%1], %0; }"
-                         :
-                         : "r"(a), "l"(p), "r"(active)
-                         : "memory");
-    else
-        __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u8 [%1], %0; }"
-                         :
-                         : "r"(a), "l"(p), "r"(active)
-                         : "memory");
-#else
-    if (active) kopt_cuda_store_one_as_(1, base + offset, size, a);
-#endif
 }
 
 /* Any alignment. */
@@ -527,41 +483,25 @@ KOPT_CUDA_FN_ void kopt_cuda_insert_(uint32_t *packed, size_t size, int q, uint3
         packed[q >> 2] = (q & 3) == 0 ? a : packed[q >> 2] | a << 8 * (q & 3);
 }
 
-/* Replaces element q in words that have valid elements. Works in place because a second array would take more
-   registers. */
-KOPT_CUDA_FN_ void kopt_cuda_replace_(uint32_t *packed, size_t size, int q, uint32_t a) {
-    const int shift = size == 4 ? 0 : size == 2 ? 16 * (q & 1) : 8 * (q & 3);
-    const uint32_t mask = (size == 4 ? 0xFFFFFFFFu : size == 2 ? 0xFFFFu : 0xFFu) << shift;
-    uint32_t *const word = packed + (size == 4 ? q : size == 2 ? q >> 1 : q >> 2);
-    *word = (*word & ~mask) | (a << shift & mask);
-    /* Otherwise nvcc keeps the elements of the word in separate registers until the store. */
-    KOPT_CUDA_OPAQUE_(*word, "r");
-}
-
 /* Extends a residual to 32 bits: the 1-byte residuals of COMPACT are signed. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_sign_extend_(uint32_t a, size_t size) { return size == 1 ? (a ^ 0x80u) - 0x80u : a; }
 KOPT_CUDA_FN_ uint32_t kopt_cuda_extract_signed_(const uint32_t *packed, size_t size, int q) {
     return kopt_cuda_sign_extend_(kopt_cuda_extract_(packed, size, q), size);
 }
 
-/* What the caller knows about the alignment of a part: nothing; each element is aligned to its size; the part is
-   complete (8 elements) and aligned for vector loads. */
-enum { KOPT_UNALIGNED_, KOPT_NATURAL_, KOPT_WIDE_ };
-
 /* Is the part complete, and aligned for vector loads? 1-byte elements need 4 bytes only: two words are loaded. */
 KOPT_CUDA_FN_ int kopt_cuda_wide_part_(const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
     const uint64_t address = KOPT_ADDRESS_(base) + p.i * size;
-    return p.skip == 0 && p.n == 8 && (address & (size == 1 ? 3 : 8 * size < 16 ? 7 : 15)) == 0;
+    return p.skip == 0 && p.n == 8 && (address & (size == 1 ? 3 : 15)) == 0;
 }
 
-/* Loads a part of an array of elements of 1, 2 or 4 bytes, packed; elements outside of the part become 0. All loads are
-   issued before the first is used: if the part is incomplete or not aligned, they are 8 predicated loads, unrolled. */
-KOPT_CUDA_FN_ void kopt_cuda_load_part_as_(int how, uint32_t *packed, const kopt_byte_ *base, size_t size,
-                                           kopt_cuda_part_ p) {
+/* Loads a part of an array of elements of 1, 2 or 4 bytes at any alignment, packed; elements outside of the part
+   become 0. */
+KOPT_CUDA_FN_ void kopt_cuda_load_part_(uint32_t *packed, const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
+    const kopt_byte_ *const from = base + p.i * size;
     int q;
-    if (how == KOPT_WIDE_ || kopt_cuda_wide_part_(base, size, p)) {
-        const kopt_byte_ *const from = base + p.i * size;
-        if (size == 1 && how != KOPT_WIDE_) { /* aligned to 4 */
+    if (kopt_cuda_wide_part_(base, size, p)) {
+        if (size == 1) {
             packed[0] = kopt_cuda_load_one_as_(1, from, 4);
             packed[1] = kopt_cuda_load_one_as_(1, from + 4, 4);
         } else {
@@ -570,24 +510,16 @@ KOPT_CUDA_FN_ void kopt_cuda_load_part_as_(int how, uint32_t *packed, const kopt
         return;
     }
     KOPT_UNROLL_
-    for (q = 0; q < 8; q++) {
-        const int active = p.skip <= q && q < p.n;
-        const uint64_t offset = (p.i + KOPT_CAST_(uint64_t, q)) * size;
-        uint32_t a = 0;
-        if (how == KOPT_NATURAL_)
-            a = kopt_cuda_load_one_if_(active, base, offset, size);
-        else if (active)
-            a = kopt_cuda_load_one_(base + offset, size);
-        kopt_cuda_insert_(packed, size, q, a);
-    }
+    for (q = 0; q < 8; q++)
+        kopt_cuda_insert_(packed, size, q,
+                          p.skip <= q && q < p.n ? kopt_cuda_load_one_(from + KOPT_CAST_(uint64_t, q) * size, size) : 0);
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_store_part_as_(int how, kopt_byte_ *base, size_t size, kopt_cuda_part_ p,
-                                            const uint32_t *packed) {
+KOPT_CUDA_FN_ void kopt_cuda_store_part_(kopt_byte_ *base, size_t size, kopt_cuda_part_ p, const uint32_t *packed) {
+    kopt_byte_ *const to = base + p.i * size;
     int q;
-    if (how == KOPT_WIDE_ || kopt_cuda_wide_part_(base, size, p)) {
-        kopt_byte_ *const to = base + p.i * size;
-        if (size == 1 && how != KOPT_WIDE_) {
+    if (kopt_cuda_wide_part_(base, size, p)) {
+        if (size == 1) {
             kopt_cuda_store_one_as_(1, to, 4, packed[0]);
             kopt_cuda_store_one_as_(1, to + 4, 4, packed[1]);
         } else {
@@ -596,34 +528,15 @@ KOPT_CUDA_FN_ void kopt_cuda_store_part_as_(int how, kopt_byte_ *base, size_t si
         return;
     }
     KOPT_UNROLL_
-    for (q = 0; q < 8; q++) {
-        const int active = p.skip <= q && q < p.n;
-        const uint64_t offset = (p.i + KOPT_CAST_(uint64_t, q)) * size;
-        if (how == KOPT_NATURAL_)
-            kopt_cuda_store_one_if_(active, base, offset, size, kopt_cuda_extract_(packed, size, q));
-        else if (active)
-            kopt_cuda_store_one_(base + offset, size, kopt_cuda_extract_(packed, size, q));
-    }
-}
-
-/* Any alignment. */
-KOPT_CUDA_FN_ void kopt_cuda_load_part_(uint32_t *packed, const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
-    kopt_cuda_load_part_as_(KOPT_UNALIGNED_, packed, base, size, p);
-}
-KOPT_CUDA_FN_ void kopt_cuda_store_part_(kopt_byte_ *base, size_t size, kopt_cuda_part_ p, const uint32_t *packed) {
-    kopt_cuda_store_part_as_(KOPT_UNALIGNED_, base, size, p, packed);
+    for (q = 0; q < 8; q++)
+        if (p.skip <= q && q < p.n)
+            kopt_cuda_store_one_(to + KOPT_CAST_(uint64_t, q) * size, size, kopt_cuda_extract_(packed, size, q));
 }
 
 /* ---- random bits ---- */
 
-/* r (see kopt_random) of element q of an octet. e: global index of the octet's first element, a multiple of 8. w: the
-   words of its Philox block. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_random_of_(const uint32_t w[4], uint64_t e, int q) {
-    return kopt_random_combine_((q & 1) != 0 ? w[q >> 1] >> 16 | w[q >> 1] << 16 : w[q >> 1], e);
-}
-
-/* r of the 8 elements from global index e on, for any e: with 8-bit moments the 8 elements of a thread may belong to
-   two Philox blocks, because a shard may begin anywhere. */
+/* r (see kopt_random) of the 8 elements from global index e on, for any e: they may belong to two Philox blocks, because
+   an array may begin anywhere. */
 KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[8], const kopt_philox_key_cuda_ *key, uint64_t e) {
     uint32_t w[8];
     int q;
@@ -648,7 +561,8 @@ KOPT_CUDA_FN_ void kopt_cuda_random_octet_(uint32_t r[8], const kopt_philox_key_
         int q;
         kopt_philox_cuda_(w, key, kopt_philox_block_(e));
         KOPT_UNROLL_
-        for (q = 0; q < 8; q++) r[q] = kopt_cuda_random_of_(w, e, q);
+        for (q = 0; q < 8; q++)
+            r[q] = kopt_random_combine_((q & 1) != 0 ? w[q >> 1] >> 16 | w[q >> 1] << 16 : w[q >> 1], e);
     } else {
         kopt_cuda_random_across_(r, key, e);
     }
@@ -672,14 +586,6 @@ KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_part_from_(const kopt_cuda_tensor_ *t, u
     p.skip = i >> 63 != 0 ? KOPT_CAST_(int, 0 - i) : 0;
     p.n = remaining < 8 ? KOPT_CAST_(int, remaining) : 8;
     return p;
-}
-
-/* The same for the 8 elements from position x of a task on. */
-KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_part_at_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t,
-                                                 uint32_t task, int x) {
-    const uint64_t position =
-        KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width + KOPT_CAST_(uint64_t, x);
-    return kopt_cuda_part_from_(t, position - t->pad);
 }
 
 /* ---- 8-bit moments: a warp steps the 256 elements of a block, which share a scale, in two phases. Phase one decodes
@@ -730,142 +636,217 @@ KOPT_CUDA_FN_ void kopt_cuda_store_slot_(kopt_cuda_block_ *b, int m, uint64_t i,
     b->largest[m] = magnitude > b->largest[m] ? magnitude : b->largest[m];
 }
 
-/* Is the part complete, and are all arrays of the tensor aligned for vector loads there? */
-KOPT_CUDA_FN_ int kopt_cuda_wide_tensor_part_(const kopt_cuda_tensor_ *t, kopt_cuda_part_ p) {
-    return t->wide && p.skip == 0 && p.n == 8;
+/* ---- complete octets: the arithmetic of vectors, in registers ---- */
+
+/* A complete octet is loaded, stepped in registers and stored. It is stepped as vectors are on the CPU: as ordinary
+   numbers. If one of its numbers is special (docs/numerics.md, section 2), nothing is stored, and the octet is stepped
+   element by element, as are the incomplete octets at both ends of a tensor. */
+
+/* Loads 8 elements of 1, 2 or 4 bytes, packed as in memory. The elements are aligned to their size. */
+KOPT_CUDA_FN_ void kopt_cuda_load_octet_(int wide, uint32_t *packed, const kopt_byte_ *p, size_t size) {
+    size_t i;
+    if (wide || (KOPT_ADDRESS_(p) & (size == 1 ? 7 : 15)) == 0) {
+        kopt_cuda_load_words_(packed, p, 8 * size);
+    } else if (size == 4 || (KOPT_ADDRESS_(p) & 3) == 0) {
+        KOPT_UNROLL_
+        for (i = 0; i < 2 * size; i++) packed[i] = kopt_cuda_load_one_as_(1, p + 4 * i, 4);
+    } else {
+        KOPT_UNROLL_
+        for (i = 0; i < 8; i++)
+            kopt_cuda_insert_(packed, size, KOPT_CAST_(int, i), kopt_cuda_load_one_as_(1, p + i * size, size));
+    }
 }
 
-/* A part of each array of a tensor, packed. */
-typedef struct kopt_cuda_arrays_ {
-    uint32_t weight[8], grad[8], residual[4], moment[2][8], copy[4];
-} kopt_cuda_arrays_;
+KOPT_CUDA_FN_ void kopt_cuda_store_octet_(int wide, kopt_byte_ *p, size_t size, const uint32_t *packed) {
+    size_t i;
+    if (wide || (KOPT_ADDRESS_(p) & (size == 1 ? 7 : 15)) == 0) {
+        kopt_cuda_store_words_(p, packed, 8 * size);
+    } else if (size == 4 || (KOPT_ADDRESS_(p) & 3) == 0) {
+        KOPT_UNROLL_
+        for (i = 0; i < 2 * size; i++) kopt_cuda_store_one_as_(1, p + 4 * i, 4, packed[i]);
+    } else {
+        KOPT_UNROLL_
+        for (i = 0; i < 8; i++)
+            kopt_cuda_store_one_as_(1, p + i * size, size, kopt_cuda_extract_(packed, size, KOPT_CAST_(int, i)));
+    }
+}
 
-/* Loads all arrays; the loads are issued one after the other. Does not load 8-bit moments. */
-KOPT_CUDA_FN_ void kopt_cuda_load_arrays_(int how, kopt_cuda_arrays_ *x, const kopt_cuda_tensor_ *t, kopt_kind_ kind,
-                                          int moments, kopt_cuda_part_ p) {
-    const size_t moment_size = kopt_bytes_of_(kind.moment);
+/* The random numbers of a pair of elements, 2 * k and 2 * k + 1 of an octet (see kopt_random_combine_): number 0, and
+   2 * other, each modulo 2^16 with any bits above. word: that of the pair. multiplier: of the octet. */
+typedef struct kopt_cuda_random_ {
+    uint32_t number[2], stride[2];
+} kopt_cuda_random_;
+
+KOPT_CUDA_FN_ kopt_cuda_random_ kopt_cuda_random_of_(uint32_t word, uint32_t multiplier) {
+    kopt_cuda_random_ r;
+    const uint32_t low = word & 0xFFFFu, high = word >> 16;
+    r.stride[0] = 2 * high;
+    r.stride[1] = 2 * low;
+    r.number[0] = low + high * (2 * multiplier);
+    r.number[1] = high + low * (2 * multiplier);
+    return r;
+}
+
+/* Stores the copy of an octet of fp32 weights. */
+KOPT_CUDA_FN_ void kopt_cuda_store_copy_(const kopt_cuda_tensor_ *t, uint64_t i, const uint32_t *weight) {
+    uint32_t copy[4];
+    int q;
+    if (t->copy_format == KOPT_F32) {
+        kopt_cuda_store_octet_(0, t->copy + i * 4, 4, weight);
+        return;
+    }
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++)
+        kopt_cuda_insert_(copy, 2, q,
+                          kopt_round_nearest16_cuda_(kopt_as_f32_(weight[q]), KOPT_CAST_(kopt_format, t->copy_format)));
+    kopt_cuda_store_octet_(0, t->copy + i * 2, 2, copy);
+}
+
+/* An octet of each array of a tensor, packed. */
+typedef struct kopt_cuda_octet_ {
+    uint32_t weight[8], grad[8], residual[4], moment[2][8];
+} kopt_cuda_octet_;
+
+/* Puts the upper halves of the results for elements 2 * k (low) and 2 * k + 1 (high) into a word. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_pack_(uint32_t low, uint32_t high) { return __byte_perm(low, high, 0x7632); }
+
+/* A bf16 in the upper half, as a step stores it: +0 below 2^-126. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_flush_bf16_(uint32_t u) {
+    return kopt_as_u32_(kopt_flush_octet_(kopt_as_f32_(u)));
+}
+
+/* Loads an octet of each array; buffered moments are not in memory. */
+KOPT_CUDA_FN_ void kopt_cuda_load_arrays_(int wide, kopt_cuda_octet_ *x, const kopt_cuda_tensor_ *t, kopt_kind_ kind,
+                                          uint64_t i) {
+    const size_t weight_size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    kopt_cuda_load_part_as_(how, x->weight, t->weight, kopt_bytes_of_(kind.weight), p);
-    if (residual_size != 0) kopt_cuda_load_part_as_(how, x->residual, t->residual, residual_size, p);
-    if (moments > 0) kopt_cuda_load_part_as_(how, x->moment[0], t->moment[0], moment_size, p);
-    if (moments > 1) kopt_cuda_load_part_as_(how, x->moment[1], t->moment[1], moment_size, p);
-    kopt_cuda_load_part_as_(how, x->grad, t->grad, kopt_bytes_of_(kind.grad), p);
+    kopt_cuda_load_octet_(wide, x->weight, t->weight + i * weight_size, weight_size);
+    if (residual_size != 0) kopt_cuda_load_octet_(wide, x->residual, t->residual + i * residual_size, residual_size);
+    if (!kind.buffered && kind.moment_count > 0)
+        kopt_cuda_load_octet_(wide, x->moment[0], t->moment[0] + i * moment_size, moment_size);
+    if (!kind.buffered && kind.moment_count > 1)
+        kopt_cuda_load_octet_(wide, x->moment[1], t->moment[1] + i * moment_size, moment_size);
 }
 
-/* Stores all arrays except 8-bit moments. With moments_only it does not store the weight, residual and copy. copy_size:
-   bytes per element of the copy, 0 if there is none. */
-KOPT_CUDA_FN_ void kopt_cuda_store_arrays_(int how, const kopt_cuda_arrays_ *x, const kopt_cuda_tensor_ *t,
-                                           kopt_kind_ kind, int moments, int moments_only, size_t copy_size,
-                                           kopt_cuda_part_ p) {
-    const size_t moment_size = kopt_bytes_of_(kind.moment);
+KOPT_CUDA_FN_ void kopt_cuda_store_arrays_(int wide, const kopt_cuda_octet_ *x, const kopt_cuda_tensor_ *t,
+                                           kopt_kind_ kind, uint64_t i, int moments_only) {
+    const size_t weight_size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     if (!moments_only) {
-        kopt_cuda_store_part_as_(how, t->weight, kopt_bytes_of_(kind.weight), p, x->weight);
-        if (residual_size != 0) kopt_cuda_store_part_as_(how, t->residual, residual_size, p, x->residual);
-        if (copy_size == 4) kopt_cuda_store_part_as_(how, t->copy, 4, p, x->weight);
-        if (copy_size == 2) kopt_cuda_store_part_as_(how, t->copy, 2, p, x->copy);
+        kopt_cuda_store_octet_(wide, t->weight + i * weight_size, weight_size, x->weight);
+        if (residual_size != 0)
+            kopt_cuda_store_octet_(wide, t->residual + i * residual_size, residual_size, x->residual);
     }
-    if (moments > 0) kopt_cuda_store_part_as_(how, t->moment[0], moment_size, p, x->moment[0]);
-    if (moments > 1) kopt_cuda_store_part_as_(how, t->moment[1], moment_size, p, x->moment[1]);
+    if (!kind.buffered && kind.moment_count > 0)
+        kopt_cuda_store_octet_(wide, t->moment[0] + i * moment_size, moment_size, x->moment[0]);
+    if (!kind.buffered && kind.moment_count > 1)
+        kopt_cuda_store_octet_(wide, t->moment[1] + i * moment_size, moment_size, x->moment[1]);
 }
 
-/* Loads the codes of a part and returns the bits of their scale. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_load_codes_(uint32_t *packed, const kopt_cuda_tensor_ *t, int m, kopt_cuda_part_ p) {
-    kopt_cuda_load_part_as_(KOPT_NATURAL_, packed, t->moment[m], 1, p);
-    return kopt_cuda_scale_(t, m, p.i);
+/* Loads the gradients of an octet as fp32. */
+KOPT_CUDA_FN_ void kopt_cuda_load_grads_(int wide, float g[8], const kopt_cuda_tensor_ *t, uint64_t i) {
+    uint32_t packed[8];
+    int q;
+    if (t->grad_format == KOPT_F32) {
+        kopt_cuda_load_octet_(wide, packed, t->grad + i * 4, 4);
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) g[q] = kopt_as_f32_(packed[q]);
+    } else {
+        kopt_cuda_load_octet_(wide, packed, t->grad + i * 2, 2);
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) g[q] = kopt_widen_octet_(kopt_cuda_extract_(packed, 2, q), KOPT_BF16);
+        if (t->grad_format == KOPT_FP16) {
+            KOPT_UNROLL_
+            for (q = 0; q < 8; q++) g[q] = kopt_widen_octet_(kopt_as_u32_(g[q]) >> 16, KOPT_FP16);
+        }
+    }
 }
+
+/* Both stages of the 8 elements of an octet, in registers. w: the words of its Philox block, with the octet's
+   multiplier. buffer: NULL, or moments in fp32 (of means of squares the roots), in which case kind.buffered is 1.
+   largest: the largest magnitudes, before rounding, of weights and of moments. */
+KOPT_CUDA_FN_ void kopt_cuda_step_octet_(kopt_cuda_octet_ *x, const float g[8], kopt_kind_ kind,
+                                         const kopt_cuda_group_ *group, const kopt_scalars_octet_ *k,
+                                         const uint32_t w[4], uint32_t multiplier, uint32_t (*buffer)[8],
+                                         uint32_t largest[2]) {
+    const size_t weight_size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.moment);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    const kopt_constants_octet_ c = kopt_make_constants_octet_();
+    uint32_t *const largest_moment = kind.moment == kind.weight ? largest : largest + 1;
+    int q, m, half;
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q += 2) {
+        const kopt_cuda_random_ r = kopt_cuda_random_of_(w[q >> 1], multiplier);
+        uint32_t weight[2], residual[2], moment[2][2];
+        KOPT_UNROLL_
+        for (half = 0; half < 2; half++) {
+            const uint32_t number = r.number[half] & 0xFFFFu;
+            const uint32_t stored_residual =
+                residual_size == 0 ? 0 : kopt_cuda_extract_signed_(x->residual, residual_size, q + half);
+            kopt_half_pair_octet_ h;
+            float compensation, y, update;
+            const float old =
+                kopt_load_weight_octet_(kind, kopt_cuda_extract_(x->weight, weight_size, q + half), stored_residual,
+                                        &compensation, largest);
+            h.moments.m = h.moments.v = 0;
+            KOPT_UNROLL_
+            for (m = 0; m < 2; m++) {
+                float value;
+                if (m >= kind.moment_count) continue;
+                value = kind.buffered
+                            ? kopt_as_f32_(buffer[m][q + half])
+                            : kopt_widen_octet_(kopt_cuda_extract_(x->moment[m], moment_size, q + half), kind.moment);
+                value = kopt_square_if_octet_(value, kopt_stores_root_(kind, m));
+                if (m == 0) h.moments.m = value;
+                if (m == 1) h.moments.v = value;
+            }
+            update = kopt_direction_half_octet_(kind, k, &c, old, compensation, g[q + half], number, r.stride[half], 0,
+                                                2 /* RANDOM_ZERO_EXTENDED_ */, &h, &y);
+            *largest_moment = kopt_imax_octet_(*largest_moment, h.largest);
+            update = kopt_update_octet_(k, kopt_rule_function_cuda_(kind, &group->k, update, y), old);
+            KOPT_UNROLL_
+            for (m = 0; m < 2; m++) {
+                const int rooted = kopt_stores_root_(kind, m);
+                const float value = rooted ? kopt_root_at_octet_(&h.moments, m) : kopt_moment_at_octet_(&h.moments, m);
+                if (m >= kind.moment_count) continue;
+                if (kind.buffered)
+                    buffer[m][q + half] = kopt_as_u32_(value);
+                else if (kind.moment == KOPT_F32)
+                    x->moment[m][q + half] = kopt_flush_f32_octet_(value);
+                else
+                    moment[m][half] = kind.moment == KOPT_BF16 ? kopt_cuda_flush_bf16_(h.u[m]) : h.u[m];
+            }
+            if (kind.weight == KOPT_F32) {
+                x->weight[q + half] = kopt_flush_f32_octet_(kopt_sub_octet_(old, update));
+            } else {
+                uint32_t rest = 0, u = kopt_commit_octet_(kind, old, compensation, update, number, &c, &rest, largest);
+                if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT) u = kopt_cuda_flush_bf16_(u);
+                if (kind.weight == KOPT_BF16 && kind.rounding == KOPT_KAHAN) rest = kopt_cuda_flush_bf16_(rest);
+                weight[half] = u;
+                residual[half] = rest;
+            }
+        }
+        KOPT_UNROLL_
+        for (m = 0; m < 2; m++)
+            if (m < kind.moment_count && !kind.buffered && kind.moment != KOPT_F32)
+                x->moment[m][q >> 1] = kopt_cuda_pack_(moment[m][0], moment[m][1]);
+        if (kind.weight != KOPT_F32) x->weight[q >> 1] = kopt_cuda_pack_(weight[0], weight[1]);
+        if (residual_size == 2) x->residual[q >> 1] = kopt_cuda_pack_(residual[0], residual[1]);
+        if (residual_size == 1) /* the residuals are bytes 0 and 2 of the packed word */
+            x->residual[q >> 2] = __byte_perm(x->residual[q >> 2], kopt_cuda_pack_(residual[0], residual[1]),
+                                              (q & 2) == 0 ? 0x3264 : 0x6410);
+    }
+}
+
+/* ---- elements: any kind, any value, any alignment ---- */
 
 /* Both stages for one element. Returns the update, which the weight is reduced by. */
 KOPT_CUDA_FN_ float kopt_cuda_step_element_(kopt_kind_ kind, const kopt_scalars_cuda_ *k, kopt_element_cuda_ *e,
                                             uint32_t r) {
     float compensation, y;
-    const float w = kopt_load_weight_cuda_(kind, e->weight, e->residual, &compensation);
+    const float w = kopt_load_weight_cuda_(kind, e->weight, e->residual, &compensation, KOPT_NULL_);
     const float x = kopt_direction_cuda_(kind, k, w, compensation, e, r, &y);
     return kopt_commit_element_cuda_(kind, k, kopt_rule_function_cuda_(kind, k, x, y), w, compensation, e, r, k->sync);
-}
-
-/* Steps the elements at positions x .. x + 7 of a task, as far as the tensor has them: loads everything, steps in
-   registers, stores. w: the words of their Philox block, and `first` the global index of the first element; or NULL,
-   and then r[q] is r of element q. b: the block that receives the new 8-bit moments, or NULL. */
-KOPT_CUDA_FN_ void kopt_cuda_step_octet_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task,
-                                         int x, kopt_kind_ kind, int copies, int radam, const uint32_t *w,
-                                         uint64_t first, const uint32_t *r, kopt_cuda_block_ *b) {
-    const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
-    const size_t moment_size = kopt_bytes_of_(kind.moment);
-    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    const int codes = b == KOPT_NULL_ ? 0 : kind.moment_count,
-              moments = kind.moment_count - codes; /* codes: moments with 8 bits; moments: all others */
-    size_t copy_size = 0;
-    int moments_only;
-    kopt_cuda_arrays_ data;
-    kopt_scalars_cuda_ local;
-    kopt_cuda_part_ p = kopt_cuda_part_at_(a, t, task, x);
-    uint32_t words[sizeof(kopt_scalars_cuda_) / 4], scale[2] = {0, 0};
-    const kopt_byte_ *const scalars = KOPT_CONST_POINTER_(const kopt_byte_ *, &a->groups[t->group].k);
-    int q;
-    kopt_cuda_load_words_(words, scalars, 64); /* all floating-point scalars and one flag */
-    for (q = 16; q < KOPT_CAST_(int, sizeof words / 4); q++) words[q] = 0;
-    __builtin_memcpy(&local, words, sizeof local);
-    local.rate = kopt_mul_cuda_(local.rate, t->rate_scale);
-    local.weight_decay = kopt_mul_cuda_(local.weight_decay, t->rate_scale);
-    /* Saves registers: the factor 1 changes no number, so use_scale is 1; use_l2 and use_decay follow from their
-       scalars; zero_grad and moments_only are read at the end. */
-    local.use_scale = 1;
-    local.use_l2 = kopt_as_u32_(local.l2) != 0;
-    local.use_decay = kopt_as_u32_(local.weight_decay) != 0;
-    if (radam) local.unrectified = a->groups[t->group].k.unrectified;
-    for (q = 0; q < 8; q++) data.moment[0][q] = data.moment[1][q] = 0;
-    if (kopt_cuda_wide_tensor_part_(t, p))
-        kopt_cuda_load_arrays_(KOPT_WIDE_, &data, t, kind, moments, p);
-    else
-        kopt_cuda_load_arrays_(KOPT_NATURAL_, &data, t, kind, moments, p);
-    if (codes > 0) scale[0] = kopt_cuda_load_codes_(data.moment[0], t, 0, p);
-    if (codes > 1) scale[1] = kopt_cuda_load_codes_(data.moment[1], t, 1, p);
-
-    KOPT_UNROLL_
-    for (q = 0; q < 8; q++) {
-        const size_t k = KOPT_CAST_(size_t, q);
-        kopt_element_cuda_ e;
-        e.weight = kopt_cuda_extract_(data.weight, weight_size, q);
-        e.residual = 0;
-        if (residual_size != 0) e.residual = kopt_cuda_extract_signed_(data.residual, residual_size, q);
-        e.grad = kopt_cuda_extract_(data.grad, grad_size, q);
-        e.moment[0] = b == KOPT_NULL_ ? kopt_cuda_extract_(data.moment[0], moment_size, q) : 0;
-        e.moment[1] = b == KOPT_NULL_ ? kopt_cuda_extract_(data.moment[1], moment_size, q) : 0;
-        if (codes > 0)
-            e.moment[0] = kopt_cuda_moment_(kind.rule, 0, kopt_cuda_extract_(data.moment[0], 1, q), scale[0]);
-        if (codes > 1)
-            e.moment[1] = kopt_cuda_moment_(kind.rule, 1, kopt_cuda_extract_(data.moment[1], 1, q), scale[1]);
-        kopt_cuda_step_element_(kind, &local, &e, w != KOPT_NULL_ ? kopt_cuda_random_of_(w, first, q) : r[q]);
-        kopt_cuda_replace_(data.weight, weight_size, q, e.weight);
-        if (residual_size != 0) kopt_cuda_replace_(data.residual, residual_size, q, e.residual);
-        if (b == KOPT_NULL_) { /* moment_count is not a constant: this avoids a branch */
-            kopt_cuda_replace_(data.moment[0], moment_size, q, e.moment[0]);
-            kopt_cuda_replace_(data.moment[1], moment_size, q, e.moment[1]);
-        }
-        if (codes > 0 && q < p.n) kopt_cuda_store_slot_(b, 0, p.i + k, e.moment[0]);
-        if (codes > 1 && q < p.n) kopt_cuda_store_slot_(b, 1, p.i + k, e.moment[1]);
-    }
-
-    KOPT_CUDA_OPAQUE_(t, "l");
-    p = kopt_cuda_part_at_(a, t, task, x);
-    if (copies && t->copy != KOPT_NULL_) copy_size = t->copy_format == KOPT_F32 ? 4 : 2;
-    if (copy_size == 2) { /* fp32 weight, 16-bit copy */
-        const kopt_format format = KOPT_CAST_(kopt_format, t->copy_format);
-        KOPT_UNROLL_
-        for (q = 0; q < 8; q++)
-            kopt_cuda_insert_(data.copy, 2, q, kopt_round_nearest16_cuda_(kopt_as_f32_(data.weight[q]), format));
-    }
-    moments_only = a->groups[t->group].k.moments_only;
-    if (kopt_cuda_wide_tensor_part_(t, p))
-        kopt_cuda_store_arrays_(KOPT_WIDE_, &data, t, kind, moments, moments_only, copy_size, p);
-    else
-        kopt_cuda_store_arrays_(KOPT_NATURAL_, &data, t, kind, moments, moments_only, copy_size, p);
-    if (a->groups[t->group].k.zero_grad) {
-        KOPT_UNROLL_
-        for (q = 0; q < 8; q++) data.grad[q] = 0;
-        kopt_cuda_store_part_as_(KOPT_NATURAL_, t->grad, grad_size, p, data.grad);
-    }
 }
 
 /* Steps one element: for the general kernels. */
@@ -934,86 +915,39 @@ KOPT_CUDA_FN_ int kopt_cuda_clamp_(uint64_t x, uint64_t from, int width) {
 }
 
 /* The kind of a step: the constants of a kernel, and where a constant is negative, the options of the optimizer. 8-bit
-   moments count as fp32, because they are stepped in fp32 in shared memory. */
-KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_step *s, int rule, int weight, int grad,
-                                         int moment, int rounding, int state_rounding) {
+   moments count as fp32, because they are stepped in fp32. */
+KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_step *s, int weight, int moment,
+                                         int rounding) {
     kopt_kind_ kind;
-    kind.rule = rule < 0 ? s->rule : KOPT_CAST_(kopt_rule, rule);
-    if (rule < 0 && weight < 0 && (s->rule == KOPT_RADAM || s->rule == KOPT_RANGER))
-        kind.rule = KOPT_ADAM; /* as in K_(kind_of) */
-    /* A specialized kernel has SGD, Lion or Adam, which stands for RAdam, too. In this order nvcc compares once. */
-    if (rule < 0 && weight >= 0)
-        kind.rule = s->rule == KOPT_LION ? KOPT_LION : s->rule == KOPT_SGD ? KOPT_SGD : KOPT_ADAM;
-#ifdef KAHAN_OPT_VMATH
-    if (rule < 0 && weight >= 0 && s->rule == KOPT_ADAM_ATAN2) kind.rule = KOPT_ADAM_ATAN2;
-#endif
+    kind.rule = s->rule == KOPT_RADAM || s->rule == KOPT_RANGER ? KOPT_ADAM : s->rule; /* as in K_(kind_of) */
     kind.weight = weight < 0 ? s->weight_format : KOPT_CAST_(kopt_format, weight);
-    kind.grad = KOPT_CAST_(kopt_format, grad < 0 ? t->grad_format : grad);
+    kind.grad = KOPT_CAST_(kopt_format, t->grad_format);
     kind.moment = moment < 0 ? s->moment_format : moment == KOPT_Q8 ? KOPT_F32 : KOPT_CAST_(kopt_format, moment);
     kind.rounding = rounding < 0 ? s->rounding : KOPT_CAST_(kopt_rounding, rounding);
-    if (rounding == KOPT_STOCHASTIC && s->rounding != KOPT_STOCHASTIC) kind.rounding = KOPT_NEAREST;
-    kind.moment_rounding = state_rounding < 0 ? s->moment_rounding : KOPT_CAST_(kopt_rounding, state_rounding);
-    kind.compensation_rounding =
-        state_rounding < 0 ? s->compensation_rounding : KOPT_CAST_(kopt_rounding, state_rounding);
-    kind.moment_count = rule == KOPT_ADAM     ? 2
-                        : weight < 0          ? s->moment_count
-                        : s->moment_count > 1 ? 2
-                        : s->moment_count > 0 ? 1
-                                              : 0;
-    kind.nesterov = rule == KOPT_ADAM ? 0 : s->nesterov;
+    kind.moment_rounding = s->moment_rounding;
+    kind.compensation_rounding = s->compensation_rounding;
+    kind.moment_count = s->moment_count;
+    kind.nesterov = s->nesterov;
     kind.buffered = moment == KOPT_Q8;
     return kind;
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_add_(uint64_t *to, uint64_t x) {
-#ifdef __CUDA_ARCH__
     atomicAdd(reinterpret_cast<unsigned long long *>(to), static_cast<unsigned long long>(x));
-#else
-    __atomic_fetch_add(to, x, __ATOMIC_RELAXED);
-#endif
 }
-
-/* What the threads of a block do together. KOPT_TOGETHER_: all threads of a block run the statement, then wait for each
-   other. KOPT_LANES_: all lanes of a warp run the statement. On the GPU each thread runs this code, with its own
-   number; on the host it is a loop. KOPT_CUDA_SYNC_WARP_: what the lanes of a warp wrote before is visible to all of
-   them after. KOPT_CUDA_EXCHANGE_: the value of the lane whose number differs in the bit `distance`. */
-#ifdef KOPT_CUDA_LOOPS_
-#define KOPT_TOGETHER_(statement) \
-    for (thread = 0; thread < KOPT_THREADS_; thread++) statement
-#define KOPT_LANES_(statement) \
-    for (lane = 0; lane < 32; lane++) statement
-#define KOPT_CUDA_SYNC_WARP_() ((void)0)
-#define KOPT_CUDA_EXCHANGE_(x, distance) ((void)(distance), x)
-#else
-#ifdef KOPT_CUDA_THREADS_
-#define KOPT_CUDA_BARRIER_ kopt_threads_barrier
-#define KOPT_CUDA_SYNC_WARP_ kopt_threads_warp
-#define KOPT_CUDA_EXCHANGE_ kopt_threads_exchange
-#else
-#define KOPT_CUDA_BARRIER_ __syncthreads
-#define KOPT_CUDA_SYNC_WARP_ __syncwarp
-#define KOPT_CUDA_EXCHANGE_(x, distance) __shfl_xor_sync(0xFFFFFFFFu, x, distance)
-#endif
-#define KOPT_TOGETHER_(statement) \
-    statement;                    \
-    KOPT_CUDA_BARRIER_()
-#define KOPT_LANES_(statement) statement
-#endif
 
 /* The sum and the maximum over the lanes of a warp. In a loop over the lanes they return x: the caller adds each lane's
    counts separately, and all lanes share one maximum. */
-KOPT_CUDA_DEVICE_ uint32_t kopt_cuda_warp_sum_(uint32_t x) {
-#ifndef KOPT_CUDA_LOOPS_
+KOPT_CUDA_FN_ uint32_t kopt_cuda_warp_sum_(uint32_t x) {
     int distance;
-    for (distance = 16; distance > 0; distance >>= 1) x += KOPT_CUDA_EXCHANGE_(x, distance);
-#endif
+    for (distance = 16; distance > 0; distance >>= 1) x += __shfl_xor_sync(0xFFFFFFFFu, x, distance);
     return x;
 }
 
-KOPT_CUDA_DEVICE_ uint32_t kopt_cuda_warp_largest_(uint32_t x) {
+KOPT_CUDA_FN_ uint32_t kopt_cuda_warp_largest_(uint32_t x) {
     int distance;
     for (distance = 16; distance > 0; distance >>= 1) {
-        const uint32_t other = KOPT_CUDA_EXCHANGE_(x, distance);
+        const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, x, distance);
         x = other > x ? other : x;
     }
     return x;
@@ -1021,69 +955,178 @@ KOPT_CUDA_DEVICE_ uint32_t kopt_cuda_warp_largest_(uint32_t x) {
 
 /* Adds a warp's counts to those of a tensor, if it has any. All lanes of the warp must call it. The general kernels
    always count: a pointer that may be NULL would keep the counts out of registers. */
-KOPT_CUDA_DEVICE_ void kopt_cuda_add_counts_(const kopt_cuda_tensor_ *t, const kopt_counts *counts, uint32_t lane) {
+KOPT_CUDA_FN_ void kopt_cuda_add_counts_(const kopt_cuda_tensor_ *t, const kopt_counts *counts, uint32_t lane) {
     uint32_t wanted, still, stuck;
     if (t->counts == KOPT_NULL_) return;
     wanted = kopt_cuda_warp_sum_(KOPT_CAST_(uint32_t, counts->wanted));
     still = kopt_cuda_warp_sum_(KOPT_CAST_(uint32_t, counts->still));
     stuck = kopt_cuda_warp_sum_(KOPT_CAST_(uint32_t, counts->stuck));
-#ifndef KOPT_CUDA_LOOPS_
     if (lane != 0) return;
-#endif
-    KOPT_CAST_(void, lane);
     if (wanted != 0) kopt_cuda_add_(&t->counts->wanted, wanted);
     if (still != 0) kopt_cuda_add_(&t->counts->still, still);
     if (stuck != 0) kopt_cuda_add_(&t->counts->stuck, stuck);
 }
 
-/* All steps of one lane. Between octets few values stay in registers: task, position and random words. Everything else
-   is read again from the L1 cache. */
-KOPT_CUDA_BODY_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t warp, uint32_t warps, uint32_t lane,
-                                          int rule, int weight, int grad, int moment, int rounding, int state_rounding,
-                                          int copies) {
-    const int width = KOPT_CAST_(int, a->width);
+/* ---- the steps of one lane ---- */
+
+/* The scalars of a step for octets, with the rates of a tensor. */
+KOPT_CUDA_FN_ kopt_scalars_octet_ kopt_cuda_scalars_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g) {
+    union {
+        uint32_t words[sizeof(kopt_scalars_octet_) / 4];
+        kopt_scalars_octet_ k;
+    } local;
+    size_t i;
+    kopt_cuda_load_words_(local.words, KOPT_CONST_POINTER_(const kopt_byte_ *, &g->k), 64); /* all that octets use */
+    KOPT_UNROLL_
+    for (i = 16; i < sizeof local.words / 4; i++) local.words[i] = 0;
+    local.k.rate = kopt_mul_cuda_(local.k.rate, t->rate_scale);
+    local.k.weight_decay = kopt_mul_cuda_(local.k.weight_decay, t->rate_scale);
+    local.k.use_scale = 1; /* the factor 1 changes no number */
+    local.k.use_l2 = kopt_as_u32_(local.k.l2) != 0;
+    local.k.use_decay = kopt_as_u32_(local.k.weight_decay) != 0;
+    local.k.unrectified = g->k.unrectified;
+    return local.k;
+}
+
+/* Steps a complete octet of a tensor from memory to memory; i: index of its first element. Returns 0, with nothing
+   stored, if a number is special. The most frequent rules and roundings of moments are constants. */
+KOPT_CUDA_FN_ int kopt_cuda_step_complete_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, kopt_kind_ kind,
+                                           uint64_t i, const uint32_t w[4], uint32_t multiplier, int copies,
+                                           uint32_t (*buffer)[8]) {
+    const kopt_scalars_octet_ k = kopt_cuda_scalars_(t, g);
+    kopt_kind_ fixed = kind;
+    uint32_t largest[2] = {0, 0};
+    kopt_cuda_octet_ x;
+    float grad[8];
+    int wide = t->wide, q;
+    if (wide) {
+        kopt_cuda_load_arrays_(1, &x, t, kind, i);
+        kopt_cuda_load_grads_(1, grad, t, i);
+    } else {
+        kopt_cuda_load_arrays_(0, &x, t, kind, i);
+        kopt_cuda_load_grads_(0, grad, t, i);
+    }
+    if (kind.rule == KOPT_ADAM && kind.moment_rounding == KOPT_STOCHASTIC &&
+        kind.compensation_rounding == KOPT_STOCHASTIC) {
+        fixed.rule = KOPT_ADAM;
+        fixed.moment_count = 2;
+        fixed.nesterov = 0;
+        fixed.moment_rounding = fixed.compensation_rounding = KOPT_STOCHASTIC;
+        kopt_cuda_step_octet_(&x, grad, fixed, g, &k, w, multiplier, buffer, largest);
+    } else {
+#define KOPT_CUDA_RULE_(constant, count)                                                   \
+    else if (kind.rule == (constant) && kind.moment_count == (count)) {                        \
+        fixed.rule = (constant);                                                               \
+        fixed.moment_count = (count);                                                          \
+        kopt_cuda_step_octet_(&x, grad, fixed, g, &k, w, multiplier, buffer, largest);         \
+    }
+        if (0) {
+        }
+        KOPT_CUDA_RULE_(KOPT_ADAM, 2)
+        KOPT_CUDA_RULE_(KOPT_SGD, 1)
+        KOPT_CUDA_RULE_(KOPT_SGD, 0)
+        KOPT_CUDA_RULE_(KOPT_LION, 1)
+#ifdef KAHAN_OPT_VMATH
+        KOPT_CUDA_RULE_(KOPT_ADAM_ATAN2, 2)
+#endif
+#undef KOPT_CUDA_RULE_
+    }
+    if (kind.weight != KOPT_F32 && largest[0] > (kind.weight == KOPT_BF16 ? 0x7F7EFFFFu : 0x477FDFFFu)) return 0;
+    if (kind.moment != KOPT_F32 && largest[1] > (kind.moment == KOPT_BF16 ? 0x7F7EFFFFu : 0x477FDFFFu)) return 0;
+    KOPT_CUDA_OPAQUE_(t, "l");
+    KOPT_CUDA_OPAQUE_(g, "l");
+    KOPT_CUDA_OPAQUE_(wide, "r");
+    if (wide)
+        kopt_cuda_store_arrays_(1, &x, t, kind, i, g->k.moments_only);
+    else
+        kopt_cuda_store_arrays_(0, &x, t, kind, i, g->k.moments_only);
+    if (copies && t->copy != KOPT_NULL_ && !g->k.moments_only) kopt_cuda_store_copy_(t, i, x.weight);
+    if (g->k.zero_grad) {
+        const size_t size = t->grad_format == KOPT_F32 ? 4 : 2;
+        KOPT_ROLL_
+        for (q = 0; q < 8; q++) kopt_cuda_store_one_as_(1, t->grad + (i + KOPT_CAST_(uint64_t, q)) * size, size, 0);
+    }
+    return 1;
+}
+
+/* The number of elements of a tensor. */
+KOPT_CUDA_FN_ uint64_t kopt_cuda_n_(const kopt_cuda_tensor_ *t) { return t->end - t->pad; }
+
+/* r of element i of a step. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_step_random_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, uint64_t i) {
+    const kopt_philox_key_cuda_ key =
+        kopt_make_philox_key_cuda_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
+    return kopt_cuda_random_one_(&key, t->first + t->pad + i);
+}
+
+/* Steps the elements of an octet at this position one by one, as far as the tensor has them. All that they need is
+   loaded again for each, so that it takes no registers of the complete octets. */
+KOPT_CUDA_FN_ void kopt_cuda_step_octet_slowly_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, int weight,
+                                                int moment, int rounding, uint64_t position, int copies) {
+    kopt_counts counts = {0, 0, 0};
+    int q;
+    KOPT_ROLL_
+    for (q = 0; q < 8; q++, position++) {
+        KOPT_CUDA_OPAQUE_(t, "l");
+        KOPT_CUDA_OPAQUE_(g, "l");
+        if (position - t->pad < kopt_cuda_n_(t)) {
+            const kopt_kind_ kind = kopt_cuda_kind_(t, &g->step, weight, moment, rounding);
+            const uint32_t r = kopt_needs_random_(kind) ? kopt_cuda_step_random_(t, g, position - t->pad) : 0;
+            kopt_cuda_element_(t, kind, copies, &g->k, position - t->pad, r, &counts, KOPT_NULL_);
+        }
+    }
+}
+
+/* All steps of one lane. An octet is at position x of a task, another one at x + 128: they share a Philox block. What
+   the two share beside it is loaded again for the second, which takes fewer registers. */
+KOPT_CUDA_FN_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t warp, uint32_t warps, uint32_t lane,
+                                        int weight, int moment, int rounding, int copies) {
     uint32_t task;
     if (a->control->skip) return;
     for (task = warp; task < a->count; task += warps) {
         const kopt_cuda_tensor_ *t = a->tensors + a->tasks[a->first + task];
-        const kopt_kind_ kind =
-            kopt_cuda_kind_(t, &a->groups[t->group].step, rule, weight, grad, moment, rounding, state_rounding);
-        uint64_t from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
+        const kopt_cuda_group_ *g = a->groups + t->group;
+        const uint64_t from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
+        const kopt_kind_ kind = kopt_cuda_kind_(t, &g->step, weight, moment, rounding);
         const int random = kopt_needs_random_(kind);
-        int x, limit;
-
+        uint32_t x;
         if (weight >= 0) {
-            uint32_t w[4] = {0, 0, 0, 0};
-            for (x = KOPT_CAST_(int, (lane >> 4) * 256 + (lane & 15) * 8);;
-                 x += (x & 128) == 0 ? 128 : KOPT_WARP_STRIDE_ - 128) {
-                const kopt_cuda_group_ *g;
-                uint64_t e;
-                int begin;
-                KOPT_CUDA_OPAQUE_(t, "l");
-                from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
-                begin = kopt_cuda_clamp_(t->pad, from, width);
-                limit = kopt_cuda_clamp_(t->end, from, width);
-                if (x >= limit) break;
-                g = a->groups + t->group;
-                e = t->first + from + KOPT_CAST_(uint64_t, x);
-                if (random && (x & 128) == 0) { /* the elements at x and x + 128 share a Philox block */
+            uint32_t left = 0, octet = 0; /* a bit for each octet that must be stepped element by element */
+            KOPT_ROLL_
+            for (x = (lane >> 4) * 256 + (lane & 15) * 8; x < a->width; x += KOPT_WARP_STRIDE_) {
+                uint64_t position = from + x;
+                uint32_t w[4] = {0, 0, 0, 0};
+                int half;
+                if (position >= t->end) break;
+                if (random) {
                     const kopt_philox_key_cuda_ key =
                         kopt_make_philox_key_cuda_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
-                    kopt_philox_cuda_(w, &key, kopt_philox_block_(e));
+                    kopt_philox_cuda_(w, &key, kopt_philox_block_(t->first + position));
                 }
-                if (x + 8 > begin)
-                    kopt_cuda_step_octet_(a, t, task, x, kind, copies, rule < 0, w, e, KOPT_NULL_, KOPT_NULL_);
+                KOPT_ROLL_
+                for (half = 0; half < 2; half++, octet++, position += 128) {
+                    KOPT_CUDA_OPAQUE_(t, "l");
+                    KOPT_CUDA_OPAQUE_(g, "l");
+                    if (position - t->pad >= t->complete ||
+                        !kopt_cuda_step_complete_(t, g, kopt_cuda_kind_(t, &g->step, weight, moment, rounding),
+                                                  position - t->pad, w, kopt_random_multiplier_(t->first + position),
+                                                  copies, KOPT_NULL_))
+                        left |= 1u << octet;
+                }
             }
+            for (octet = 0; left >> octet != 0; octet++)
+                if ((left >> octet & 1) != 0)
+                    kopt_cuda_step_octet_slowly_(t, g, weight, moment, rounding,
+                                                 from + (lane >> 4) * 256 + (lane & 15) * 8 + (octet >> 1) * KOPT_WARP_STRIDE_ + (octet & 1) * 128, copies);
         } else {
-            const kopt_cuda_group_ *const g = a->groups + t->group;
+            const int limit = kopt_cuda_clamp_(t->end, from, KOPT_CAST_(int, a->width));
             const kopt_philox_key_cuda_ key =
                 kopt_make_philox_key_cuda_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
             kopt_counts counts = {0, 0, 0};
-            x = KOPT_CAST_(int, lane);
-            if (from < t->pad) x += KOPT_CAST_(int, (t->pad - from + 31 - lane) & ~KOPT_CAST_(uint64_t, 31));
-            limit = kopt_cuda_clamp_(t->end, from, width);
-            for (; x < limit; x += 32) {
-                const uint64_t position = from + KOPT_CAST_(uint64_t, x);
+            x = lane;
+            if (from < t->pad) x += KOPT_CAST_(uint32_t, (t->pad - from + 31 - lane) & ~KOPT_CAST_(uint64_t, 31));
+            for (; KOPT_CAST_(int, x) < limit; x += 32) {
+                const uint64_t position = from + x;
                 kopt_cuda_element_(t, kind, copies, &g->k, position - t->pad,
                                    random ? kopt_cuda_random_one_(&key, t->first + position) : 0, &counts, KOPT_NULL_);
             }
@@ -1092,138 +1135,192 @@ KOPT_CUDA_BODY_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_
     }
 }
 
-/* Phase one, for the n elements of the block at position x of a task. */
-KOPT_CUDA_FN_ void kopt_cuda_block_step_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task,
-                                         int x, uint32_t n, uint32_t lane, kopt_kind_ kind, int weight, int copies,
-                                         kopt_counts *counts, kopt_cuda_block_ *b) {
-    const kopt_cuda_group_ *const g = a->groups + t->group;
-    const kopt_philox_key_cuda_ key =
-        kopt_make_philox_key_cuda_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
-    const int random = kopt_needs_random_(kind);
-    uint32_t r[8] = {0, 0, 0, 0, 0, 0, 0, 0}, p;
-    if (weight >= 0 && 8 * lane < n) {
-        if (random) kopt_cuda_random_octet_(r, &key, t->first + b->first + 8 * lane);
-        kopt_cuda_step_octet_(a, t, task, x + KOPT_CAST_(int, 8 * lane), kind, copies, 1, KOPT_NULL_, 0, r, b);
-    }
-    for (p = lane; p < n && weight < 0; p += 32)
+/* Elements [p, end) of a block, with this stride: steps them, and leaves their moments in the slots. */
+KOPT_CUDA_FN_ void kopt_cuda_block_step_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, kopt_kind_ kind,
+                                         uint32_t p, uint32_t end, uint32_t stride, int copies, kopt_counts *counts,
+                                         kopt_cuda_block_ *b) {
+    KOPT_ROLL_
+    for (; p < end; p += stride) {
+        KOPT_CUDA_OPAQUE_(t, "l");
+        KOPT_CUDA_OPAQUE_(g, "l");
         kopt_cuda_element_(t, kind, copies, &g->k, b->first + p,
-                           random ? kopt_cuda_random_one_(&key, t->first + b->first + p) : 0, counts, b);
+                           kopt_needs_random_(kind) ? kopt_cuda_step_random_(t, g, b->first + p) : 0, counts, b);
+    }
 }
 
-/* Phase two: encodes the moments and stores codes and scales. A lane reads the slots that it wrote itself. */
-KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t n,
-                                          uint32_t lane, kopt_kind_ kind, int weight, const kopt_cuda_block_ *b) {
-    const kopt_cuda_group_ *const g = a->groups + t->group;
-    const kopt_philox_key_cuda_ key =
-        kopt_make_philox_key_cuda_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
+/* The same elements: encodes the moments in the slots. A lane reads the slots that it wrote itself. */
+KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, kopt_kind_ kind,
+                                          uint32_t p, uint32_t end, uint32_t stride, int moments,
+                                          const kopt_cuda_block_ *b) {
     const int stochastic = kind.moment_rounding == KOPT_STOCHASTIC;
-    uint32_t r[8] = {0, 0, 0, 0, 0, 0, 0, 0}, p;
-    int m, q;
-    KOPT_UNROLL_
-    for (m = 0; m < (weight < 0 ? 4 : 2); m++)
-        if (lane == 0 && m < kind.moment_count)
-            kopt_cuda_store_one_(t->scale[m] + (b->first >> 8) * 4, 4,
-                                 kopt_scale_q8_(b->largest[m], kopt_is_square_(kind.rule, m)));
-    if (weight >= 0 && 8 * lane < n) {
-        const kopt_cuda_part_ part = kopt_cuda_part_from_(t, b->first + 8 * lane);
-        if (stochastic) kopt_cuda_random_octet_(r, &key, t->first + part.i);
-        KOPT_UNROLL_
-        for (m = 0; m < 2; m++) {
-            const int square = kopt_is_square_(kind.rule, m);
-            const uint32_t scale = kopt_scale_q8_(b->largest[m], square);
-            uint32_t codes[2] = {0, 0};
-            if (m >= kind.moment_count) continue;
-            KOPT_UNROLL_
-            for (q = 0; q < 8; q++) {
-                const uint32_t random16 = KOPT_RANDOM_STORE(r[q], KOPT_CAST_(uint32_t, m) + 1);
-                const uint32_t moment = q < part.n ? *kopt_cuda_slot_(b, m, part.i + KOPT_CAST_(uint64_t, q)) : 0;
-                kopt_cuda_insert_(codes, 1, q,
-                                  kopt_cuda_encode_(kopt_as_f32_(moment), scale, square, stochastic, random16));
-            }
-            kopt_cuda_store_part_as_(KOPT_NATURAL_, t->moment[m], 1, part, codes);
-        }
-    }
-    for (p = lane; p < n && weight < 0; p += 32) {
+    int m;
+    KOPT_ROLL_
+    for (; p < end; p += stride) {
         const uint64_t i = b->first + p;
-        const uint32_t one = stochastic ? kopt_cuda_random_one_(&key, t->first + i) : 0;
+        const uint32_t r = stochastic ? kopt_cuda_step_random_(t, g, i) : 0;
         KOPT_UNROLL_
-        for (m = 0; m < 4; m++) {
+        for (m = 0; m < moments; m++) {
             const int square = kopt_is_square_(kind.rule, m);
             if (m >= kind.moment_count) continue;
             kopt_cuda_store_one_(t->moment[m] + i, 1,
                                  kopt_cuda_encode_(kopt_as_f32_(*kopt_cuda_slot_(b, m, i)),
                                                    kopt_scale_q8_(b->largest[m], square), square,
                                                    kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC,
-                                                   KOPT_RANDOM_STORE(one, KOPT_CAST_(uint32_t, m) + 1)));
+                                                   KOPT_RANDOM_STORE(r, KOPT_CAST_(uint32_t, m) + 1)));
         }
     }
 }
 
-/* All steps of a warp with 8-bit moments; on the GPU, of one lane. */
-KOPT_CUDA_BODY_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_t warp, uint32_t warps, uint32_t lane,
-                                            uint32_t *slots, int rule, int weight, int grad, int rounding,
-                                            int state_rounding, int copies) {
-    const int width = KOPT_CAST_(int, a->width);
+/* Decodes an octet of codes. scale: that of their block. */
+KOPT_CUDA_FN_ void kopt_cuda_decode_octet_(uint32_t *moment, const uint32_t codes[2], uint32_t scale, int square) {
+    int q;
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++)
+        moment[q] = kopt_as_u32_(kopt_mul_octet_(kopt_decode_q8_octet_(kopt_cuda_extract_signed_(codes, 1, q), square),
+                                                 kopt_as_f32_(scale)));
+}
+
+/* Encodes an octet of moments; w and multiplier as for step_octet. The moment is number m of its rule. */
+KOPT_CUDA_FN_ void kopt_cuda_encode_octet_(uint32_t codes[2], const uint32_t *moment, uint32_t scale, int square,
+                                           int stochastic, uint32_t m, const uint32_t w[4], uint32_t multiplier) {
+    const float inverse = kopt_inverse_scale_q8_octet_(scale, square);
+    int q;
+    codes[0] = codes[1] = 0;
+    if (kopt_codes_are_zero_(scale)) return;
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q += 2) {
+        const kopt_cuda_random_ r = kopt_cuda_random_of_(w[q >> 1], multiplier);
+        uint32_t u[2], both;
+        int half;
+        KOPT_UNROLL_
+        for (half = 0; half < 2; half++)
+            u[half] = kopt_encode_q8_octet_(kopt_mul_octet_(kopt_as_f32_(moment[q + half]), inverse), square,
+                                            stochastic ? (r.number[half] + (m + 1) * r.stride[half]) & 0xFFFFu : 0x8000u);
+        both = kopt_cuda_pack_(u[0], u[1]);
+        if (!square) both |= both >> 8; /* encode_q8 leaves the sign in bit 15: it belongs into bit 7 */
+        codes[q >> 2] = (q & 2) == 0 ? __byte_perm(both, 0, 0x4420) : __byte_perm(codes[q >> 2], both, 0x6410);
+    }
+}
+
+/* All steps of one lane with 8-bit moments. An octet is stepped with its moments in registers; the elements of other
+   lanes have theirs in slots. */
+KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_t warp, uint32_t warps, uint32_t lane,
+                                          uint32_t *slots, int weight, int rounding, int copies) {
+    const int moments = weight < 0 ? 4 : 2; /* at most */
     uint32_t task;
     if (a->control->skip) return;
     for (task = warp; task < a->count; task += warps) {
-        const kopt_cuda_tensor_ *t = a->tensors + a->tasks[a->first + task];
-        const kopt_kind_ kind =
-            kopt_cuda_kind_(t, &a->groups[t->group].step, rule, weight, grad, KOPT_Q8, rounding, state_rounding);
+        const kopt_cuda_tensor_ *const t = a->tensors + a->tasks[a->first + task];
+        const kopt_cuda_group_ *const g = a->groups + t->group;
+        const kopt_kind_ kind = kopt_cuda_kind_(t, &g->step, weight, KOPT_Q8, rounding);
         const uint64_t from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
-        const int limit = kopt_cuda_clamp_(t->end, from, width);
+        const int limit = kopt_cuda_clamp_(t->end, from, KOPT_CAST_(int, a->width));
+        const int stochastic = kind.moment_rounding == KOPT_STOCHASTIC, random = stochastic || kopt_needs_random_(kind);
+        const kopt_philox_key_cuda_ key =
+            kopt_make_philox_key_cuda_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
         kopt_counts counts = {0, 0, 0};
+        uint32_t w[4] = {0, 0, 0, 0};
+        uint64_t block = 0; /* the Philox block of w: that of the next octet, too, unless a span of 2048 ends */
         int x, m;
+        KOPT_ROLL_
         for (x = 0; x < limit; x += 256) {
             const uint32_t n = KOPT_CAST_(uint32_t, limit - x < 256 ? limit - x : 256);
+            const uint64_t i = from + KOPT_CAST_(uint64_t, x) + 8 * lane, e = t->first + i;
+            const uint32_t multiplier = kopt_random_multiplier_(e);
+            /* is the lane's octet complete, and has it one Philox block? If not, lane by lane, 8 elements one by one */
+            const int octet = weight >= 0 && i < t->complete && (e & 7) == 0;
+            const uint32_t p = weight < 0 ? lane : 8 * lane, stride = weight < 0 ? 32 : 1;
+            const uint32_t end = weight < 0 || 8 * lane + 8 > n ? n : 8 * lane + 8;
+            uint32_t moment[2][8], codes[2], q;
+            int done = 0;
             kopt_cuda_block_ b;
             b.slots = slots;
             b.first = from + KOPT_CAST_(uint64_t, x);
             b.largest[0] = b.largest[1] = b.largest[2] = b.largest[3] = 0;
-            KOPT_CUDA_SYNC_WARP_(); /* all lanes are done with the previous block */
-            KOPT_CUDA_OPAQUE_(t, "l");
-            KOPT_LANES_(kopt_cuda_block_step_(a, t, task, x, n, lane, kind, weight, copies, &counts, &b));
-            KOPT_CUDA_OPAQUE_(t, "l");
+            __syncwarp(); /* all lanes are done with the previous block */
+            if (octet) {
+                const uint64_t words = kopt_philox_block_(e);
+                if (random && (x == 0 || words != block)) kopt_philox_cuda_(w, &key, words);
+                block = words;
+                KOPT_UNROLL_
+                for (m = 0; m < 2; m++)
+                    if (m < kind.moment_count) {
+                        kopt_cuda_load_octet_(0, codes, t->moment[m] + i, 1);
+                        kopt_cuda_decode_octet_(moment[m], codes, kopt_cuda_scale_(t, m, i),
+                                                kopt_is_square_(kind.rule, m));
+                    }
+                done = kopt_cuda_step_complete_(t, g, kind, i, w, multiplier, copies, moment);
+            }
+            if (!done) kopt_cuda_block_step_(t, g, kind, p, end, stride, copies, &counts, &b);
+            if (octet) {
+                KOPT_UNROLL_
+                for (m = 0; m < 2; m++) {
+                    KOPT_UNROLL_
+                    for (q = 0; q < 8; q++)
+                        if (m < kind.moment_count) {
+                            if (!done) moment[m][q] = *kopt_cuda_slot_(&b, m, i + q);
+                            b.largest[m] = max(b.largest[m], moment[m][q] & 0x7FFFFFFFu);
+                        }
+                }
+            }
             KOPT_UNROLL_
-            for (m = 0; m < (weight < 0 ? 4 : 2); m++) b.largest[m] = kopt_cuda_warp_largest_(b.largest[m]);
-            KOPT_CUDA_SYNC_WARP_(); /* all lanes have read the old scales, which lane 0 overwrites now */
-            KOPT_LANES_(kopt_cuda_block_store_(a, t, n, lane, kind, weight, &b));
+            for (m = 0; m < moments; m++) b.largest[m] = kopt_cuda_warp_largest_(b.largest[m]);
+            __syncwarp(); /* all lanes have read the old scales, which lane 0 overwrites now */
+            KOPT_UNROLL_
+            for (m = 0; m < moments; m++)
+                if (lane == 0 && m < kind.moment_count)
+                    kopt_cuda_store_one_(t->scale[m] + (b.first >> 8) * 4, 4,
+                                         kopt_scale_q8_(b.largest[m], kopt_is_square_(kind.rule, m)));
+            if (octet) {
+                KOPT_UNROLL_
+                for (m = 0; m < 2; m++)
+                    if (m < kind.moment_count) {
+                        const int square = kopt_is_square_(kind.rule, m);
+                        kopt_cuda_encode_octet_(codes, moment[m], kopt_scale_q8_(b.largest[m], square), square,
+                                                stochastic, KOPT_CAST_(uint32_t, m), w, multiplier);
+                        kopt_cuda_store_octet_(0, t->moment[m] + i, 1, codes);
+                    }
+            } else {
+                kopt_cuda_block_store_(t, g, kind, p, end, stride, moments, &b);
+            }
         }
         if (weight < 0) kopt_cuda_add_counts_(t, &counts, lane);
     }
 }
 
-/* The kernels. Their constants are what decides about loads, stores and registers; -1: the option of the optimizer
-   decides at run time; rounding STOCHASTIC: STOCHASTIC or NEAREST. A tensor takes the first kernel that fits. The last
+/* The kernels, and what is constant in each: the formats of weights and moments, the rounding, whether there are
+   copies; -1: the option of the optimizer decides at run time. A tensor takes the first kernel that fits. The last
    kernel of each list fits every tensor; in it a thread steps one element at a time. */
-#define KOPT_CUDA_ALL_(KERNEL)                                                                             \
-    KERNEL(0, adam_kahan_bf16, KOPT_ADAM, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, 0) \
-    KERNEL(1, kahan_bf16, -1, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, -1, 0)                          \
-    KERNEL(2, exact_bf16, -1, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_EXACT, -1, 0)                          \
-    KERNEL(3, compact_bf16, -1, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_COMPACT, -1, 0)                      \
-    KERNEL(4, plain_bf16, -1, KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_STOCHASTIC, -1, 0)                     \
-    KERNEL(5, kahan_bf16_f32, -1, KOPT_BF16, KOPT_BF16, KOPT_F32, KOPT_KAHAN, -1, 0)                       \
-    KERNEL(6, exact_bf16_f32, -1, KOPT_BF16, KOPT_BF16, KOPT_F32, KOPT_EXACT, -1, 0)                       \
-    KERNEL(7, compact_bf16_f32, -1, KOPT_BF16, KOPT_BF16, KOPT_F32, KOPT_COMPACT, -1, 0)                   \
-    KERNEL(8, plain_bf16_f32, -1, KOPT_BF16, KOPT_BF16, KOPT_F32, KOPT_STOCHASTIC, -1, 0)                  \
-    KERNEL(9, kahan_fp16, -1, KOPT_FP16, KOPT_FP16, KOPT_FP16, KOPT_KAHAN, -1, 0)                          \
-    KERNEL(10, exact_fp16, -1, KOPT_FP16, KOPT_FP16, KOPT_FP16, KOPT_EXACT, -1, 0)                         \
-    KERNEL(11, compact_fp16, -1, KOPT_FP16, KOPT_FP16, KOPT_FP16, KOPT_COMPACT, -1, 0)                     \
-    KERNEL(12, plain_fp16, -1, KOPT_FP16, KOPT_FP16, KOPT_FP16, KOPT_STOCHASTIC, -1, 0)                    \
-    KERNEL(13, kahan_fp16_f32, -1, KOPT_FP16, KOPT_FP16, KOPT_F32, KOPT_KAHAN, -1, 0)                      \
-    KERNEL(14, exact_fp16_f32, -1, KOPT_FP16, KOPT_FP16, KOPT_F32, KOPT_EXACT, -1, 0)                      \
-    KERNEL(15, compact_fp16_f32, -1, KOPT_FP16, KOPT_FP16, KOPT_F32, KOPT_COMPACT, -1, 0)                  \
-    KERNEL(16, plain_fp16_f32, -1, KOPT_FP16, KOPT_FP16, KOPT_F32, KOPT_STOCHASTIC, -1, 0)                 \
-    KERNEL(17, f32, -1, KOPT_F32, KOPT_F32, KOPT_F32, KOPT_STOCHASTIC, -1, 1)                              \
-    KERNEL(18, f32_from_bf16, -1, KOPT_F32, KOPT_BF16, KOPT_F32, KOPT_STOCHASTIC, -1, 1)                   \
-    KERNEL(19, f32_from_fp16, -1, KOPT_F32, KOPT_FP16, KOPT_F32, KOPT_STOCHASTIC, -1, 1)                   \
-    KERNEL(20, general, -1, -1, -1, -1, -1, -1, 1)
-#define KOPT_CUDA_ALL_BLOCKS_(KERNEL)                                                    \
-    KERNEL(21, kahan_bf16_q8, -1, KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_KAHAN, -1, 0)      \
-    KERNEL(22, exact_bf16_q8, -1, KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_EXACT, -1, 0)      \
-    KERNEL(23, compact_bf16_q8, -1, KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_COMPACT, -1, 0)  \
-    KERNEL(24, plain_bf16_q8, -1, KOPT_BF16, KOPT_BF16, KOPT_Q8, KOPT_STOCHASTIC, -1, 0) \
-    KERNEL(25, general_q8, -1, -1, -1, KOPT_Q8, -1, -1, 1)
+#define KOPT_CUDA_ALL_(KERNEL)                                              \
+    KERNEL(0, kahan_bf16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, 0)              \
+    KERNEL(1, exact_bf16, KOPT_BF16, KOPT_BF16, KOPT_EXACT, 0)              \
+    KERNEL(2, compact_bf16, KOPT_BF16, KOPT_BF16, KOPT_COMPACT, 0)          \
+    KERNEL(3, stochastic_bf16, KOPT_BF16, KOPT_BF16, KOPT_STOCHASTIC, 0)    \
+    KERNEL(4, nearest_bf16, KOPT_BF16, KOPT_BF16, KOPT_NEAREST, 0)          \
+    KERNEL(5, kahan_bf16_f32, KOPT_BF16, KOPT_F32, KOPT_KAHAN, 0)           \
+    KERNEL(6, exact_bf16_f32, KOPT_BF16, KOPT_F32, KOPT_EXACT, 0)           \
+    KERNEL(7, compact_bf16_f32, KOPT_BF16, KOPT_F32, KOPT_COMPACT, 0)       \
+    KERNEL(8, stochastic_bf16_f32, KOPT_BF16, KOPT_F32, KOPT_STOCHASTIC, 0) \
+    KERNEL(9, nearest_bf16_f32, KOPT_BF16, KOPT_F32, KOPT_NEAREST, 0)       \
+    KERNEL(10, kahan_fp16, KOPT_FP16, KOPT_FP16, KOPT_KAHAN, 0)             \
+    KERNEL(11, exact_fp16, KOPT_FP16, KOPT_FP16, KOPT_EXACT, 0)             \
+    KERNEL(12, compact_fp16, KOPT_FP16, KOPT_FP16, KOPT_COMPACT, 0)         \
+    KERNEL(13, stochastic_fp16, KOPT_FP16, KOPT_FP16, KOPT_STOCHASTIC, 0)   \
+    KERNEL(14, nearest_fp16, KOPT_FP16, KOPT_FP16, KOPT_NEAREST, 0)         \
+    KERNEL(15, kahan_fp16_f32, KOPT_FP16, KOPT_F32, KOPT_KAHAN, 0)          \
+    KERNEL(16, exact_fp16_f32, KOPT_FP16, KOPT_F32, KOPT_EXACT, 0)          \
+    KERNEL(17, compact_fp16_f32, KOPT_FP16, KOPT_F32, KOPT_COMPACT, 0)      \
+    KERNEL(18, stochastic_fp16_f32, KOPT_FP16, KOPT_F32, KOPT_STOCHASTIC, 0) \
+    KERNEL(19, nearest_fp16_f32, KOPT_FP16, KOPT_F32, KOPT_NEAREST, 0)      \
+    KERNEL(20, f32, KOPT_F32, KOPT_F32, KOPT_NEAREST, 1)                    \
+    KERNEL(21, general, -1, -1, -1, 1)
+#define KOPT_CUDA_ALL_BLOCKS_(KERNEL)                                 \
+    KERNEL(22, kahan_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_KAHAN, 0)      \
+    KERNEL(23, exact_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_EXACT, 0)      \
+    KERNEL(24, compact_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_COMPACT, 0)  \
+    KERNEL(25, stochastic_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_STOCHASTIC, 0) \
+    KERNEL(26, nearest_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_NEAREST, 0)  \
+    KERNEL(27, general_q8, -1, KOPT_Q8, -1, 1)
 
 /* ---- the prologue of a step: its scalars, and whether it is made. One thread block of 128 threads; a thread takes one
         group at a time ---- */
@@ -1238,13 +1335,9 @@ KOPT_CUDA_FN_ double kopt_cuda_clip_coefficient_(double norm, double max_norm, d
 }
 
 KOPT_CUDA_FN_ double kopt_cuda_read_(const float *p) {
-#ifdef __CUDA_ARCH__
     double x;
-    __asm__("cvt.f64.f32 %0, %1;" : "=d"(x) : "f"(*p));
+    asm("cvt.f64.f32 %0, %1;" : "=d"(x) : "f"(*p));
     return x;
-#else
-    return KOPT_CAST_(double, *p);
-#endif
 }
 
 /* All threads run each phase, with a barrier after it. */
@@ -1299,67 +1392,125 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
     }
 }
 
-/* ---- statistics: a gradient's square, an integer, is added to a counter (slot) in shared memory. There are 256 bins,
-        one for each exponent. If all gradients are bf16, or all are fp16, a bin has one slot for each of 32 lanes.
-        Otherwise two lanes share their slots, and each bin has two for them: for the upper and the lower 24 bits of a
-        square. Bin 255 counts infinities and NaNs ---- */
+/* ---- statistics: a gradient's square, an integer, is added to a counter (slot) in shared memory. There is a bin for
+        each exponent, and in it a slot for each of 32 lanes; that of the largest exponent counts infinities and NaNs.
+        The exponents are those of the gradients' format if all have the same 16-bit format. Otherwise they are those of
+        fp32, two lanes share their slots, and each bin has two for them: for the upper and the lower 24 bits of a
+        square ---- */
 
-KOPT_CUDA_FN_ void kopt_cuda_add32_(uint32_t *to, uint32_t x) {
-#ifdef __CUDA_ARCH__
-    atomicAdd(to, x);
-#else
-    __atomic_fetch_add(to, x, __ATOMIC_RELAXED);
-#endif
+KOPT_CUDA_FN_ int kopt_cuda_is16_(uint32_t all) { return all == KOPT_BF16 || all == KOPT_FP16; }
+
+/* Adds x to the slot at this byte of the slots. */
+KOPT_CUDA_FN_ void kopt_cuda_add_slot_(uint32_t *slots, uint32_t byte, uint32_t x) {
+    asm volatile("red.shared.add.u32 [%0], %1;"
+                 :
+                 : "r"(KOPT_CAST_(uint32_t, __cvta_generic_to_shared(slots)) + byte), "r"(x)
+                 : "memory");
 }
 
-/* The square of a 16-bit number ends in zeros. If all gradients have the same 16-bit format, this many of the low bits
-   of the upper 24 bits are omitted. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_unit_(uint32_t grad_format) {
-    return grad_format == KOPT_BF16 ? 8 : grad_format == KOPT_FP16 ? 2 : 0;
+/* Adds the square of a gradient to the slots of a lane. x: its bits. all: the format of all gradients, or 3 if they
+   differ. */
+KOPT_CUDA_FN_ void kopt_cuda_add_square16_(uint32_t *slots, uint32_t lane, uint32_t x, uint32_t all) {
+    const uint32_t exponent = x & (all == KOPT_BF16 ? 0x7F80u : 0x7C00u), one = all == KOPT_BF16 ? 0x80u : 0x400u;
+    const uint32_t digits = (x & (one - 1)) | min(exponent, one); /* with the leading 1 of a normal number */
+    const uint32_t square = exponent == (all == KOPT_BF16 ? 0x7F80u : 0x7C00u) ? 1 : digits * digits;
+    kopt_cuda_add_slot_(slots, (all == KOPT_BF16 ? exponent : exponent >> 3) + 4 * lane, square);
 }
 
-/* Adds the square of x, the bits of a gradient as stored, to the slots of a lane. all: the format of all gradients, or
-   3 if they differ. */
-KOPT_CUDA_FN_ void kopt_cuda_add_square_(uint32_t *slots, uint32_t lane, uint32_t x, kopt_format format, uint32_t all) {
-    const uint32_t u = kopt_as_u32_(kopt_widen_cuda_(x, format)), bin = u >> 23 & 255u;
-    const uint32_t digits = (u & 0x007FFFFFu) | (bin != 0 ? 0x00800000u : 0u);
+KOPT_CUDA_FN_ void kopt_cuda_add_square32_(uint32_t *slots, uint32_t lane, uint32_t x) {
+    const uint32_t exponent = x & 0x7F800000u, byte = (exponent >> 17) + 4 * (lane & 15);
+    const uint32_t digits = (x & 0x007FFFFFu) | min(exponent, 0x00800000u);
     const uint64_t square = KOPT_CAST_(uint64_t, digits) * digits;
-    const uint32_t high = bin == 255 ? 1 : KOPT_CAST_(uint32_t, square >> 24) >> kopt_cuda_unit_(all);
-    if (all == KOPT_BF16 || all == KOPT_FP16) {
-        kopt_cuda_add32_(slots + bin * 32 + lane, high);
-    } else {
-        kopt_cuda_add32_(slots + bin * 16 + (lane & 15), high);
-        if (format == KOPT_F32 && bin != 255)
-            kopt_cuda_add32_(slots + (256 + bin) * 16 + (lane & 15), KOPT_CAST_(uint32_t, square & 0xFFFFFFu));
+    if (exponent == 0x7F800000u) {
+        kopt_cuda_add_slot_(slots, byte, 1);
+        return;
+    }
+    kopt_cuda_add_slot_(slots, byte, KOPT_CAST_(uint32_t, square >> 24));
+    kopt_cuda_add_slot_(slots, byte + 256 * 64, KOPT_CAST_(uint32_t, square & 0xFFFFFFu));
+}
+
+/* A gradient of any format, as stored. */
+KOPT_CUDA_FN_ void kopt_cuda_add_square_(uint32_t *slots, uint32_t lane, uint32_t x, kopt_format format, uint32_t all) {
+    if (kopt_cuda_is16_(all))
+        kopt_cuda_add_square16_(slots, lane, x, all);
+    else
+        kopt_cuda_add_square32_(slots, lane, kopt_as_u32_(kopt_widen_cuda_(x, format)));
+}
+
+/* Measures an octet of 16-bit gradients, packed. Finite ones take no test for each. */
+KOPT_CUDA_FN_ void kopt_cuda_add_octet16_(uint32_t *slots, uint32_t lane, const uint32_t packed[4], uint32_t all) {
+    const uint32_t exponents = all == KOPT_BF16 ? 0x7F807F80u : 0x7C007C00u, one = all == KOPT_BF16 ? 0x80u : 0x400u;
+    uint32_t carries = 0;
+    int q;
+    KOPT_UNROLL_
+    for (q = 0; q < 4; q++) carries |= (packed[q] & exponents) + one * 0x00010001u;
+    if ((carries & 0x80008000u) != 0) { /* one more than the largest exponent */
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) kopt_cuda_add_square16_(slots, lane, kopt_cuda_extract_(packed, 2, q), all);
+        return;
+    }
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) {
+        const uint32_t x = (q & 1) != 0 ? packed[q >> 1] >> 16 : packed[q >> 1], exponent = x & (exponents & 0xFFFFu);
+        const uint32_t digits = (x & (one - 1)) | min(exponent, one);
+        kopt_cuda_add_slot_(slots, (all == KOPT_BF16 ? exponent : exponent >> 3) + 4 * lane, digits * digits);
+    }
+}
+
+/* An octet of fp32 numbers. */
+KOPT_CUDA_FN_ void kopt_cuda_add_octet32_(uint32_t *slots, uint32_t lane, const uint32_t x[8]) {
+    uint32_t largest = 0;
+    int q;
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) largest = max(largest, x[q] & 0x7F800000u);
+    if (largest == 0x7F800000u) {
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) kopt_cuda_add_square32_(slots, lane, x[q]);
+        return;
+    }
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++) {
+        const uint32_t exponent = x[q] & 0x7F800000u, byte = (exponent >> 17) + 4 * (lane & 15);
+        const uint32_t digits = (x[q] & 0x007FFFFFu) | min(exponent, 0x00800000u);
+        const uint64_t square = KOPT_CAST_(uint64_t, digits) * digits;
+        kopt_cuda_add_slot_(slots, byte, KOPT_CAST_(uint32_t, square >> 24));
+        kopt_cuda_add_slot_(slots, byte + 256 * 64, KOPT_CAST_(uint32_t, square) & 0xFFFFFFu);
     }
 }
 
 /* Measures one lane's part of a task: at most width / 32 elements. */
-KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t task, uint32_t lane, uint32_t *slots) {
-    const kopt_cuda_tensor_ *t = a->tensors + a->tasks[task];
-    const uint64_t from = KOPT_CAST_(uint64_t, task - t->first_task) * a->width, to = from + a->width;
-    const uint64_t limit = to < t->end ? to : t->end;
-    const kopt_format format = KOPT_CAST_(kopt_format, t->grad_format);
-    uint64_t x;
-    int half, q;
-    for (x = from + (lane >> 4) * 256 + (lane & 15) * 8; x < limit; x += KOPT_WARP_STRIDE_) {
+KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t task, uint32_t lane, uint32_t *slots,
+                                         uint32_t all) {
+    const kopt_cuda_tensor_ *const t = a->tensors + a->tasks[task];
+    const uint64_t from = KOPT_CAST_(uint64_t, task - t->first_task) * a->width;
+    const kopt_format format = KOPT_CAST_(kopt_format, kopt_cuda_is16_(all) ? all : t->grad_format);
+    const size_t size = kopt_bytes_of_(format);
+    const uint64_t n = t->end - t->pad, complete = t->natural ? t->complete : 0;
+    uint32_t x, half, q;
+    KOPT_ROLL_
+    for (x = (lane >> 4) * 256 + (lane & 15) * 8; x < a->width; x += KOPT_WARP_STRIDE_) {
         KOPT_UNROLL_
         for (half = 0; half < 2; half++) {
-            const uint64_t position = x + KOPT_CAST_(uint64_t, half) * 128;
-            const kopt_cuda_part_ p = kopt_cuda_part_from_(t, position - t->pad);
-            uint32_t grad[8];
-            if (position + 8 <= t->pad || position >= limit) continue;
-            if (format == KOPT_F32) {
-                kopt_cuda_load_part_(grad, t->grad, 4, p);
+            const uint64_t i = from + x + 128 * half - t->pad;
+            uint32_t packed[8];
+            if (i < complete && size == 2) {
+                kopt_cuda_load_octet_(0, packed, t->grad + i * 2, 2);
+                if (kopt_cuda_is16_(all)) {
+                    kopt_cuda_add_octet16_(slots, lane, packed, all);
+                    continue;
+                }
                 KOPT_UNROLL_
                 for (q = 0; q < 8; q++)
-                    if (p.skip <= q && q < p.n) kopt_cuda_add_square_(slots, lane, grad[q], KOPT_F32, a->grad_format);
+                    kopt_cuda_add_square_(slots, lane, kopt_cuda_extract_(packed, 2, KOPT_CAST_(int, q)), format, all);
+            } else if (i < complete) {
+                kopt_cuda_load_octet_(0, packed, t->grad + i * 4, 4);
+                kopt_cuda_add_octet32_(slots, lane, packed);
             } else {
-                kopt_cuda_load_part_(grad, t->grad, 2, p);
-                KOPT_UNROLL_
+                KOPT_ROLL_
                 for (q = 0; q < 8; q++)
-                    if (p.skip <= q && q < p.n)
-                        kopt_cuda_add_square_(slots, lane, kopt_cuda_extract_(grad, 2, q), format, a->grad_format);
+                    if (i + q < n)
+                        kopt_cuda_add_square_(slots, lane, kopt_cuda_load_one_(t->grad + (i + q) * size, size), format,
+                                              all);
             }
         }
     }
@@ -1370,38 +1521,62 @@ KOPT_CUDA_FN_ void kopt_cuda_clear_(uint32_t *slots, uint32_t thread) {
     for (i = thread; i < 256 * 32; i += KOPT_THREADS_) slots[i] = 0;
 }
 
-/* Adds the slots to the bins in global memory and clears them. Each thread has one bin. It begins at a column that
-   depends on its number, so that few threads of a warp use the same memory bank. */
-KOPT_CUDA_FN_ void kopt_cuda_flush_(kopt_cuda_control_ *c, uint32_t *slots, uint32_t thread, uint32_t all) {
-    const uint32_t columns = all == KOPT_BF16 || all == KOPT_FP16 ? 32 : 16;
+/* Adds the slots of bin number `thread` to its two sums, and clears them. The thread begins at a column that depends on
+   its number, so that few threads of a warp use the same memory bank. */
+KOPT_CUDA_FN_ void kopt_cuda_collect_(uint64_t sums[2], uint32_t *slots, uint32_t thread, uint32_t all) {
+    const uint32_t columns = kopt_cuda_is16_(all) ? 32 : 16;
     uint32_t part, i;
-    for (part = 0; part < 32 / columns; part++) {
-        uint64_t sum = 0;
-        for (i = 0; i < columns; i++) {
+    KOPT_UNROLL_
+    for (part = 0; part < 2; part++)
+        for (i = 0; i < columns && part < 32 / columns; i++) {
             uint32_t *slot = slots + (256 * part + thread) * columns + ((i + thread) & (columns - 1));
-            sum += *slot;
+            sums[part] += *slot;
             *slot = 0;
         }
-        if (sum != 0) kopt_cuda_add_(&c->bins[part][thread], thread == 255 ? sum : sum << kopt_cuda_unit_(all));
+}
+
+/* Adds the two sums of a bin to the digits of a norm. The digits do not overflow with fewer than 2^36 elements in each
+   call: a round adds less than 2^40 to a digit. */
+KOPT_CUDA_FN_ void kopt_cuda_deliver_(kopt_norm *norm, uint64_t sums[2], uint32_t bin, uint32_t all) {
+    uint32_t part, i;
+    KOPT_UNROLL_
+    for (part = 0; part < 2; part++) {
+        const uint32_t place = bin == 0 ? 0 : 2 * bin - 2; /* of squares of fp32, as in kopt_norm_add_values_ */
+        const uint32_t bit = all == KOPT_BF16   ? place + 32
+                             : all == KOPT_FP16 ? 248 + 2 * (bin == 0 ? 1 : bin)
+                             : part == 0        ? place + 24
+                                                : place;
+        kopt_norm digits;
+        if (sums[part] == 0) continue;
+        digits.digit[0] = digits.digit[1] = digits.digit[2] = 0;
+        if (bin == (all == KOPT_FP16 ? 31u : 255u)) {
+            kopt_cuda_add_(&norm->nonfinite, sums[part]);
+        } else {
+            kopt_norm_accumulate_(&digits, sums[part], bit & 31);
+            KOPT_UNROLL_
+            for (i = 0; i < 3; i++)
+                if (digits.digit[i] != 0) kopt_cuda_add_(&norm->digit[(bit >> 5) + i], digits.digit[i]);
+        }
+        sums[part] = 0;
     }
 }
 
-/* The last thread block to finish computes the norm from the bins. */
-KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks) {
-    uint32_t bin;
-#ifdef __CUDA_ARCH__
+/* The last thread block to finish makes the norm from the bins, one bin per thread. */
+KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks, uint32_t thread, uint32_t all) {
+    __shared__ uint32_t last;
+    uint64_t sums[2];
     __threadfence();
-    if (atomicAdd(&c->arrived, 1u) != blocks - 1) return;
+    __syncthreads();
+    if (thread == 0) last = atomicAdd(&c->arrived, 1u) == blocks - 1;
+    __syncthreads();
+    if (!last) return;
     __threadfence();
-#else
-    if (++c->arrived != blocks) return;
-#endif
-    for (bin = 0; bin < 255; bin++) {
-        const uint32_t place = bin == 0 ? 0 : 2 * bin - 2; /* as in kopt_norm_add_values_ */
-        kopt_norm_accumulate_(&c->norm, c->bins[1][bin], place);
-        kopt_norm_accumulate_(&c->norm, c->bins[0][bin], place + 24);
-    }
-    c->norm.nonfinite = c->bins[0][255];
+    sums[0] = c->bins[0][thread];
+    sums[1] = c->bins[1][thread];
+    kopt_cuda_deliver_(&c->norm, sums, thread, all);
+    __threadfence();
+    __syncthreads();
+    if (thread != 0) return;
     kopt_norm_carry_(&c->norm);
     c->ready = 1;
 }
@@ -1409,22 +1584,28 @@ KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks) {
 /* A round is 8 tasks, one for each warp. It adds at most 8 * width / 32 = 256 numbers to a slot (with fp32: half the
    width but two lanes). Each number is below 2^24; for fp16 at most 2047^2, for bf16 at most 255^2. So the sum of 1, 4
    or 256 rounds fits into 32 bits. */
-#define KOPT_CUDA_STATS_BLOCK_(a, block, blocks, thread, slots)                                                \
-    do {                                                                                                       \
-        const uint32_t all = (a)->grad_format, max_rounds = all == KOPT_BF16 ? 256 : all == KOPT_FP16 ? 4 : 1; \
-        uint32_t rounds = 0, base;                                                                             \
-        KOPT_TOGETHER_(kopt_cuda_clear_(slots, thread));                                                       \
-        for (base = (block) * KOPT_WARPS_; base < (a)->count; base += (blocks) * KOPT_WARPS_) {                \
-            KOPT_TOGETHER_(if (base + (thread >> 5) < (a)->count)                                              \
-                               kopt_cuda_stats_lane_(a, base + (thread >> 5), thread & 31, slots));            \
-            if (++rounds == max_rounds) {                                                                      \
-                KOPT_TOGETHER_(kopt_cuda_flush_((a)->control, slots, thread, all));                            \
-                rounds = 0;                                                                                    \
-            }                                                                                                  \
-        }                                                                                                      \
-        KOPT_TOGETHER_(kopt_cuda_flush_((a)->control, slots, thread, all));                                    \
-        KOPT_TOGETHER_(if (thread == 0) kopt_cuda_arrive_((a)->control, blocks));                              \
-    } while (0)
+KOPT_CUDA_FN_ void kopt_cuda_stats_block_(const kopt_cuda_arguments_ *a, uint32_t all, uint32_t block, uint32_t blocks,
+                                          uint32_t thread, uint32_t *slots) {
+    const uint32_t max_rounds = all == KOPT_BF16 ? 256 : all == KOPT_FP16 ? 4 : 1;
+    uint64_t sums[2] = {0, 0}; /* of bin number `thread` */
+    uint32_t rounds = 0, base;
+    kopt_cuda_clear_(slots, thread);
+    __syncthreads();
+    for (base = block * KOPT_WARPS_; base < a->count; base += blocks * KOPT_WARPS_) {
+        if (base + (thread >> 5) < a->count) kopt_cuda_stats_lane_(a, base + (thread >> 5), thread & 31, slots, all);
+        if (++rounds == max_rounds) {
+            __syncthreads();
+            kopt_cuda_collect_(sums, slots, thread, all);
+            __syncthreads();
+            rounds = 0;
+        }
+    }
+    __syncthreads();
+    kopt_cuda_collect_(sums, slots, thread, all);
+    if (sums[0] != 0) kopt_cuda_add_(&a->control->bins[0][thread], sums[0]);
+    if (sums[1] != 0) kopt_cuda_add_(&a->control->bins[1][thread], sums[1]);
+    kopt_cuda_arrive_(a->control, blocks, thread, all);
+}
 
 /* ---- StableAdamW: the sum of the squares of each tensor's ratios, before the step. A round is 4096 elements of one
         tensor, 512 for each warp. Its slots are those of the statistics for fp32. Each thread has the two sums of one
@@ -1432,116 +1613,100 @@ KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks) {
 
 enum { KOPT_ROUND_ = KOPT_WARP_STRIDE_ * KOPT_WARPS_ };
 
+/* The ratios of a complete octet. scale: that of its second moments if they have 8 bits. */
+KOPT_CUDA_FN_ void kopt_cuda_measure_octet_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, uint64_t i,
+                                            uint32_t ratios[8]) {
+    const kopt_format format = g->step.moment_format;
+    kopt_scalars_octet_ k = kopt_cuda_scalars_(t, g);
+    uint32_t packed[8];
+    float grad[8], v[8];
+    int q;
+    kopt_cuda_load_grads_(0, grad, t, i);
+    if (format == KOPT_F32) {
+        kopt_cuda_load_octet_(0, packed, t->moment[1] + i * 4, 4);
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) v[q] = kopt_as_f32_(packed[q]);
+    } else if (format == KOPT_Q8) {
+        kopt_cuda_load_octet_(0, packed, t->moment[1] + i, 1);
+        kopt_cuda_decode_octet_(packed, packed, kopt_cuda_scale_(t, 1, i), 1);
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) v[q] = kopt_square_if_octet_(kopt_as_f32_(packed[q]), 1);
+    } else {
+        kopt_cuda_load_octet_(0, packed, t->moment[1] + i * 2, 2);
+        if (format == KOPT_BF16) {
+            KOPT_UNROLL_
+            for (q = 0; q < 8; q++) v[q] = kopt_widen_octet_(kopt_cuda_extract_(packed, 2, q), KOPT_BF16);
+        } else {
+            KOPT_UNROLL_
+            for (q = 0; q < 8; q++)
+                v[q] = kopt_square_if_octet_(kopt_widen_octet_(kopt_cuda_extract_(packed, 2, q), KOPT_FP16), 1);
+        }
+    }
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++)
+        ratios[q] = kopt_as_u32_(kopt_stable_ratio_of_octet_(&k, kopt_mul_octet_(grad[q], k.grad_scale), v[q]));
+}
+
+/* The ratio of one element, at any alignment and with L2. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_measure_element_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, uint64_t i) {
+    kopt_kind_ kind = kopt_cuda_kind_(t, &g->step, -1, g->step.moment_format == KOPT_Q8 ? KOPT_Q8 : -1, -1);
+    const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    kopt_element_cuda_ e;
+    e.weight = e.residual = 0;
+    e.grad = kopt_cuda_load_one_(t->grad + i * grad_size, grad_size);
+    if (kind.buffered)
+        e.moment[1] = kopt_cuda_moment_(kind.rule, 1, kopt_cuda_load_one_(t->moment[1] + i, 1), kopt_cuda_scale_(t, 1, i));
+    else
+        e.moment[1] = kopt_cuda_load_one_(t->moment[1] + i * kopt_bytes_of_(kind.moment), kopt_bytes_of_(kind.moment));
+    if (g->k.use_l2) e.weight = kopt_cuda_load_one_(t->weight + i * weight_size, weight_size);
+    if (g->k.use_l2 && residual_size != 0)
+        e.residual =
+            kopt_cuda_sign_extend_(kopt_cuda_load_one_(t->residual + i * residual_size, residual_size), residual_size);
+    return kopt_as_u32_(kopt_stable_ratio_cuda_(kind, &g->k, &e));
+}
+
 KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32_t round, uint32_t thread,
                                            uint32_t *slots) {
     const kopt_cuda_tensor_ *t = a->tensors + a->rounds[round];
-    const kopt_cuda_group_ *const g = a->groups + t->group;
-    const kopt_step *const s = &g->step;
-    const kopt_scalars_cuda_ k = g->k;
-    const int coded = s->moment_format == KOPT_Q8;
-    kopt_kind_ kind = kopt_cuda_kind_(t, s, -1, -1, -1, -1, -1, -1);
-    const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
-    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    const kopt_cuda_group_ *g = a->groups + t->group;
     const uint64_t n = t->end - t->pad, from = KOPT_CAST_(uint64_t, round - t->first_round) * KOPT_ROUND_;
-    const uint64_t begin = from + (thread >> 5) * KOPT_CAST_(uint64_t, KOPT_WARP_STRIDE_);
-    const size_t moment_size = kopt_bytes_of_(s->moment_format);
-    int half, q;
+    uint64_t i = from + (thread >> 5) * KOPT_CAST_(uint64_t, KOPT_WARP_STRIDE_) + 8 * (thread & 31);
+    uint32_t half, q;
     if (from == 0 && thread == 0) a->ratios[t->ratio_plus_1 - 1].n = n;
-    kind.buffered = coded;
-    if (coded) kind.moment = KOPT_F32;
     KOPT_ROLL_
-    for (half = 0; half < 2; half++) {
-        const uint64_t i = begin + KOPT_CAST_(uint64_t, 256 * half) + 8 * (thread & 31);
-        const kopt_cuda_part_ p = kopt_cuda_part_from_(t, i);
-        uint32_t grads[8], squares[8], weights[8], residuals[4] = {0, 0, 0, 0}, scale = 0;
-        if (i >= n) return;
-        kopt_cuda_load_part_(grads, t->grad, grad_size, p);
-        kopt_cuda_load_part_(squares, t->moment[1], moment_size, p);
-        if (coded) scale = kopt_cuda_scale_(t, 1, i);
-        if (k.use_l2) {
-            kopt_cuda_load_part_(weights, t->weight, weight_size, p);
-            if (residual_size != 0) kopt_cuda_load_part_(residuals, t->residual, residual_size, p);
+    for (half = 0; half < 2; half++, i += 256) {
+        KOPT_CUDA_OPAQUE_(t, "l");
+        KOPT_CUDA_OPAQUE_(g, "l");
+        if (i < t->complete && t->natural && !g->k.use_l2) {
+            uint32_t ratios[8];
+            kopt_cuda_measure_octet_(t, g, i, ratios);
+            kopt_cuda_add_octet32_(slots, thread & 31, ratios);
+            continue;
         }
-        KOPT_UNROLL_
-        for (q = 0; q < 8; q++) {
-            kopt_element_cuda_ e;
-            if (q >= p.n) continue;
-            e.weight = e.residual = 0;
-            e.grad = kopt_cuda_extract_(grads, grad_size, q);
-            e.moment[1] = kopt_cuda_extract_(squares, moment_size, q);
-            if (coded) e.moment[1] = kopt_cuda_moment_(kind.rule, 1, e.moment[1], scale);
-            if (k.use_l2) e.weight = kopt_cuda_extract_(weights, weight_size, q);
-            if (k.use_l2 && residual_size != 0) e.residual = kopt_cuda_extract_signed_(residuals, residual_size, q);
-            kopt_cuda_add_square_(slots, thread & 31, kopt_as_u32_(kopt_stable_ratio_cuda_(kind, &k, &e)), KOPT_F32,
-                                  KOPT_F32);
-        }
+        KOPT_ROLL_
+        for (q = 0; q < 8; q++)
+            if (i + q < n) kopt_cuda_add_square32_(slots, thread & 31, kopt_cuda_measure_element_(t, g, i + q));
     }
 }
 
-/* Adds the slots of a thread's bin to the two sums of the thread, and clears them. */
-KOPT_CUDA_FN_ void kopt_cuda_collect_(uint64_t sums[2], uint32_t *slots, uint32_t thread) {
-    uint32_t part, i;
-    KOPT_UNROLL_
-    for (part = 0; part < 2; part++)
-        for (i = 0; i < 16; i++) {
-            uint32_t *slot = slots + (256 * part + thread) * 16 + ((i + thread) & 15);
-            sums[part] += *slot;
-            *slot = 0;
-        }
-}
-
-/* Adds the two sums to the digits of a tensor's norm. The digits do not overflow if the tensor has fewer than 2^36
-   elements: a round adds less than 2^40 to a digit. */
-KOPT_CUDA_FN_ void kopt_cuda_deliver_(kopt_cuda_ratio_ *ratio, uint64_t sums[2], uint32_t thread) {
-    const uint32_t place = thread == 0 ? 0 : 2 * thread - 2; /* as in kopt_norm_add_values_ */
-    uint32_t part, i;
-    KOPT_UNROLL_
-    for (part = 0; part < 2; part++) {
-        const uint32_t bit = place + (part == 0 ? 24 : 0);
-        kopt_norm digits;
-        digits.digit[0] = digits.digit[1] = digits.digit[2] = 0;
-        if (thread == 255) {
-            if (part == 0) kopt_cuda_add_(&ratio->norm.nonfinite, sums[0]);
-        } else {
-            kopt_norm_accumulate_(&digits, sums[part], bit & 31);
-            KOPT_UNROLL_
-            for (i = 0; i < 3; i++)
-                if (digits.digit[i] != 0) kopt_cuda_add_(&ratio->norm.digit[(bit >> 5) + i], digits.digit[i]);
-        }
-        sums[part] = 0;
-    }
-}
-
-/* sums has the two sums of this thread; in a loop, those of all threads. */
-#ifdef KOPT_CUDA_LOOPS_
-#define KOPT_SUMS_ KOPT_THREADS_
-#define KOPT_MINE_(sums, thread) (sums)[thread]
-#else
-#define KOPT_SUMS_ 1
-#define KOPT_MINE_(sums, thread) (sums)[0]
-#endif
-
-KOPT_CUDA_FN_ void kopt_cuda_begin_(uint64_t sums[2], uint32_t *slots, uint32_t thread) {
+KOPT_CUDA_FN_ void kopt_cuda_measure_block_(const kopt_cuda_arguments_ *a, uint32_t block, uint32_t blocks,
+                                            uint32_t thread, uint32_t *slots) {
+    const uint32_t count = a->control->skip ? 0 : a->round_count;
+    uint64_t sums[2] = {0, 0}; /* of this thread's bin */
+    uint32_t round;
     kopt_cuda_clear_(slots, thread);
-    sums[0] = sums[1] = 0;
+    __syncthreads();
+    for (round = block; round < count; round += blocks) {
+        const uint32_t tensor = a->rounds[round], next = round + blocks;
+        kopt_cuda_measure_lane_(a, round, thread, slots);
+        __syncthreads();
+        kopt_cuda_collect_(sums, slots, thread, KOPT_F32);
+        __syncthreads();
+        if (next >= count || a->rounds[next] != tensor)
+            kopt_cuda_deliver_(&a->ratios[a->tensors[tensor].ratio_plus_1 - 1].norm, sums, thread, KOPT_F32);
+    }
 }
-
-#define KOPT_CUDA_MEASURE_BLOCK_(a, block, blocks, thread, slots)                                \
-    do {                                                                                         \
-        const uint32_t count = (a)->control->skip ? 0 : (a)->round_count;                        \
-        uint64_t sums[KOPT_SUMS_][2];                                                            \
-        uint32_t round;                                                                          \
-        KOPT_TOGETHER_(kopt_cuda_begin_(KOPT_MINE_(sums, thread), slots, thread));               \
-        for (round = (block); round < count; round += (blocks)) {                                \
-            const uint32_t tensor = (a)->rounds[round], next = round + (blocks);                 \
-            kopt_cuda_ratio_ *const ratio = (a)->ratios + (a)->tensors[tensor].ratio_plus_1 - 1; \
-            KOPT_TOGETHER_(kopt_cuda_measure_lane_(a, round, thread, slots));                    \
-            KOPT_TOGETHER_(kopt_cuda_collect_(KOPT_MINE_(sums, thread), slots, thread));         \
-            if (next >= count || (a)->rounds[next] != tensor) {                                  \
-                KOPT_TOGETHER_(kopt_cuda_deliver_(ratio, KOPT_MINE_(sums, thread), thread));     \
-            }                                                                                    \
-        }                                                                                        \
-    } while (0)
 
 /* Computes rate_scale of tensor `index` if it belongs to StableAdamW. */
 KOPT_CUDA_FN_ void kopt_cuda_factor_(const kopt_cuda_arguments_ *a, uint32_t index) {
@@ -1632,10 +1797,11 @@ KOPT_CUDA_FN_ void kopt_cuda_accumulate_octet_(const kopt_cuda_accumulation_ *k,
         const kopt_philox_key_cuda_ key = kopt_make_philox_key_cuda_(k->a.seed, step, k->a.id, KOPT_RANDOM_ACCUMULATE_);
         kopt_cuda_random_octet_(r, &key, k->a.first_index + p.i);
     }
-    __builtin_memset(&scalars, 0, sizeof scalars);
     scalars.grad_scale = k->scale;
     scalars.rate = 1;
     scalars.use_scale = 1;
+    scalars.use_l2 = scalars.use_decay = scalars.moments_only = scalars.sync = scalars.zero_grad = 0;
+    scalars.unrectified = scalars.first_step = 0;
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
         kopt_element_cuda_ e;
@@ -1667,7 +1833,7 @@ KOPT_CUDA_FN_ void kopt_cuda_read_sum_octet_(const kopt_cuda_accumulation_ *k, k
     for (q = 0; q < 8; q++) {
         const uint32_t residual = kopt_cuda_extract_signed_(residual_words, residual_size == 1 ? 1 : 2, q);
         float compensation, x;
-        x = kopt_load_weight_cuda_(kind, kopt_cuda_extract_(sum, size, q), residual, &compensation);
+        x = kopt_load_weight_cuda_(kind, kopt_cuda_extract_(sum, size, q), residual, &compensation, KOPT_NULL_);
         if (residual_size == 2 && kind.rounding == KOPT_KAHAN) x = kopt_add_(x, compensation);
         out[q] = empty ? 0 : kopt_as_u32_(x);
     }
@@ -1875,7 +2041,7 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
     if (residual != KOPT_NULL_) kopt_cuda_store_part_(residual, residual_size, part, new_residual);
 }
 
-KOPT_CUDA_BODY_ void kopt_cuda_compress_blocks_(const kopt_cuda_compression_ *k, uint64_t warp, uint64_t warps,
+KOPT_CUDA_FN_ void kopt_cuda_compress_blocks_(const kopt_cuda_compression_ *k, uint64_t warp, uint64_t warps,
                                                 uint32_t lane, uint32_t *slots) {
     kopt_cuda_packing_ b;
     b.slots = slots;
@@ -1884,13 +2050,13 @@ KOPT_CUDA_BODY_ void kopt_cuda_compress_blocks_(const kopt_cuda_compression_ *k,
     for (b.first = warp * 256; b.first < k->c.n; b.first += warps * 256) {
         b.n = k->c.n - b.first < 256 ? KOPT_CAST_(uint32_t, k->c.n - b.first) : 256;
         b.largest = 0;
-        KOPT_CUDA_SYNC_WARP_(); /* all lanes are done with the previous block */
-        KOPT_LANES_(kopt_cuda_gather_lane_(k, &b, lane));
+        __syncwarp(); /* all lanes are done with the previous block */
+        kopt_cuda_gather_lane_(k, &b, lane);
         b.largest = kopt_cuda_warp_largest_(b.largest);
-        KOPT_CUDA_SYNC_WARP_();
-        KOPT_LANES_(kopt_cuda_mean_lane_(k, &b, lane));
-        KOPT_CUDA_SYNC_WARP_();
-        KOPT_LANES_(kopt_cuda_pack_lane_(k, &b, lane));
+        __syncwarp();
+        kopt_cuda_mean_lane_(k, &b, lane);
+        __syncwarp();
+        kopt_cuda_pack_lane_(k, &b, lane);
     }
 }
 
@@ -2030,140 +2196,27 @@ static uint32_t kopt_cuda_pad_(const void *p, size_t size) {
    at once, because each thread block clears shared memory first and ends with atomic additions. */
 enum { KOPT_CUDA_STATS_ = KOPT_CUDA_KERNELS_, KOPT_CUDA_MEASURE_ };
 
-#ifdef KOPT_CUDA_THREADS_
-#include KOPT_CUDA_THREADS_ /* defines kopt_cuda_launch_step_, _measure_, _stats_ and _compress_ */
-#endif
-#ifdef KOPT_CUDA_LOOPS_
-
-#define KOPT_CUDA_KERNEL_(i, name, rule, weight, grad, moment, rounding, state_rounding, copies)                \
-    static void kopt_cuda_##name##_(const kopt_cuda_arguments_ *a, uint32_t blocks) {                           \
-        uint32_t thread;                                                                                        \
-        for (thread = 0; thread < blocks * KOPT_THREADS_; thread++)                                             \
-            kopt_cuda_step_lane_(a, thread >> 5, blocks * KOPT_WARPS_, thread & 31, rule, weight, grad, moment, \
-                                 rounding, state_rounding, copies);                                             \
+#define KOPT_CUDA_KERNEL_(i, name, weight, moment, rounding, copies)                                                    \
+    static __global__ void __launch_bounds__(KOPT_THREADS_, weight < 0 ? 2 : 3) /* limits the registers */              \
+        kopt_cuda_##name##_(const kopt_cuda_arguments_ a) {                                                             \
+        kopt_cuda_step_lane_(&a, blockIdx.x *KOPT_WARPS_ + (threadIdx.x >> 5), gridDim.x * KOPT_WARPS_,                 \
+                             threadIdx.x & 31, weight, moment, rounding, copies);                                       \
     }
 KOPT_CUDA_ALL_(KOPT_CUDA_KERNEL_)
 
-#define KOPT_CUDA_BLOCKS_KERNEL_(i, name, rule, weight, grad, moment, rounding, state_rounding, copies)  \
-    static void kopt_cuda_##name##_(const kopt_cuda_arguments_ *a, uint32_t blocks) {                    \
-        uint32_t slots[(weight < 0 ? 4 : 2) * KOPT_SLOTS_], warp;                                        \
-        for (warp = 0; warp < blocks * KOPT_WARPS_; warp++)                                              \
-            kopt_cuda_step_blocks_(a, warp, blocks *KOPT_WARPS_, 0, slots, rule, weight, grad, rounding, \
-                                   state_rounding, copies);                                              \
-    }
-KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_BLOCKS_KERNEL_)
-
-#define KOPT_CUDA_NAME_(i, name, rule, weight, grad, moment, rounding, state_rounding, copies) kopt_cuda_##name##_,
-static kopt_result kopt_cuda_launch_step_(int kernel, kopt_cuda_arguments_ *a, uint32_t blocks, void *stream) {
-    static void (*const table[KOPT_CUDA_KERNELS_])(const kopt_cuda_arguments_ *, uint32_t) = {
-        KOPT_CUDA_ALL_(KOPT_CUDA_NAME_) KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_NAME_)};
-    KOPT_CAST_(void, stream);
-    table[kernel](a, blocks);
-    return KOPT_OK;
-}
-
-static kopt_result kopt_cuda_launch_measure_(kopt_cuda_arguments_ *a, size_t size, uint32_t blocks, void *stream) {
-    uint32_t slots[256 * 32], block, thread;
-    size_t i;
-    KOPT_CAST_(void, stream);
-    for (i = 0; i < size; i++) KOPT_POINTER_(kopt_byte_ *, a->ratios)[i] = 0;
-    for (block = 0; block < blocks; block++) KOPT_CUDA_MEASURE_BLOCK_(a, block, blocks, thread, slots);
-    return KOPT_OK;
-}
-
-static kopt_result kopt_cuda_launch_stats_(kopt_cuda_arguments_ *a, uint32_t blocks, void *stream) {
-    uint32_t slots[256 * 32], block, thread;
-    size_t i;
-    KOPT_CAST_(void, stream);
-    for (i = 0; i < KOPT_CUDA_CLEARED_; i++) KOPT_POINTER_(kopt_byte_ *, &a->control->norm)[i] = 0;
-    for (block = 0; block < blocks; block++) KOPT_CUDA_STATS_BLOCK_(a, block, blocks, thread, slots);
-    return KOPT_OK;
-}
-
-static kopt_result kopt_cuda_launch_compress_(kopt_cuda_compression_ *k, void *stream) {
-    uint32_t slots[KOPT_WAITING_], warp;
-    KOPT_CAST_(void, stream);
-    for (warp = 0; warp < 3; warp++) kopt_cuda_compress_blocks_(k, warp, 3, 0, slots);
-    if (k->steps != KOPT_NULL_) ++*k->steps;
-    return KOPT_OK;
-}
-
-#endif
-
-#ifdef KOPT_CUDA_HOST_
-
-static kopt_result kopt_cuda_launch_factors_(kopt_cuda_arguments_ *a, uint32_t tensors, void *stream) {
-    uint32_t i;
-    KOPT_CAST_(void, stream);
-    for (i = 0; i < tensors; i++) kopt_cuda_factor_(a, i);
-    return KOPT_OK;
-}
-
-static kopt_result kopt_cuda_launch_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups, void *stream) {
-    uint32_t thread;
-    int phase;
-    KOPT_CAST_(void, stream);
-    for (phase = 0; phase < 4; phase++)
-        for (thread = 0; thread < KOPT_PROLOGUE_THREADS_; thread++) kopt_cuda_prologue_(c, groups, phase, thread);
-    return KOPT_OK;
-}
-
-static kopt_result kopt_cuda_launch_setting_(kopt_cuda_setting_ *s, void *stream) {
-    KOPT_CAST_(void, stream);
-    kopt_cuda_set_(s);
-    return KOPT_OK;
-}
-
-#define KOPT_CUDA_ARRAY_KERNEL_(name, type)                                                            \
-    static kopt_result kopt_cuda_launch_##name##_(type *job, uint64_t n, uint32_t pad, void *stream) { \
-        uint64_t octet;                                                                                \
-        KOPT_CAST_(void, stream);                                                                      \
-        for (octet = 0; 8 * octet < n + pad; octet++)                                                  \
-            kopt_cuda_##name##_octet_(job, kopt_cuda_part_of_(n, pad, octet));                         \
-        return KOPT_OK;                                                                                \
-    }
-KOPT_CUDA_ARRAYS_(KOPT_CUDA_ARRAY_KERNEL_)
-
-static kopt_result kopt_cuda_launch_count_(uint32_t *counts, uint32_t n, void *stream) {
-    KOPT_CAST_(void, stream);
-    kopt_cuda_count_(counts, n);
-    return KOPT_OK;
-}
-
-static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, void *stream) {
-    KOPT_CAST_(void, stream);
-    __builtin_memcpy(to, from, size);
-    return KOPT_OK;
-}
-
-static uint32_t kopt_cuda_resident_(int kernel) { return kernel == KOPT_CUDA_STATS_ ? 3 : 2; }
-
-#else
-
-#define KOPT_CUDA_KERNEL_(i, name, rule, weight, grad, moment, rounding, state_rounding, copies)              \
-    static __global__ void __launch_bounds__(KOPT_THREADS_, i == 0       ? 4                                  \
-                                                            : weight < 0 ? 2                                  \
-                                                                         : 3) /* limits the registers */      \
-        kopt_cuda_##name##_(const kopt_cuda_arguments_ a) {                                                   \
-        kopt_cuda_step_lane_(&a, blockIdx.x *KOPT_WARPS_ + (threadIdx.x >> 5), gridDim.x * KOPT_WARPS_,       \
-                             threadIdx.x & 31, rule, weight, grad, moment, rounding, state_rounding, copies); \
-    }
-KOPT_CUDA_ALL_(KOPT_CUDA_KERNEL_)
-
-#define KOPT_CUDA_BLOCKS_KERNEL_(i, name, rule, weight, grad, moment, rounding, state_rounding, copies)            \
+#define KOPT_CUDA_BLOCKS_KERNEL_(i, name, weight, moment, rounding, copies)                                            \
     static __global__ void __launch_bounds__(KOPT_THREADS_, 2) kopt_cuda_##name##_(const kopt_cuda_arguments_ a) { \
         enum { SLOTS = (weight < 0 ? 4 : 2) * KOPT_SLOTS_ };                                                       \
         __shared__ uint32_t slots[KOPT_WARPS_ * SLOTS];                                                            \
         const uint32_t warp = threadIdx.x >> 5;                                                                    \
         kopt_cuda_step_blocks_(&a, blockIdx.x *KOPT_WARPS_ + warp, gridDim.x * KOPT_WARPS_, threadIdx.x & 31,      \
-                               slots + warp * SLOTS, rule, weight, grad, rounding, state_rounding, copies);        \
+                               slots + warp * SLOTS, weight, rounding, copies);                                    \
     }
 KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_BLOCKS_KERNEL_)
 
 static __global__ void __launch_bounds__(KOPT_THREADS_, 2) kopt_cuda_measure_kernel_(const kopt_cuda_arguments_ a) {
     __shared__ uint32_t slots[256 * 32];
-    const uint32_t thread = threadIdx.x;
-    KOPT_CUDA_MEASURE_BLOCK_(&a, blockIdx.x, gridDim.x, thread, slots);
+    kopt_cuda_measure_block_(&a, blockIdx.x, gridDim.x, threadIdx.x, slots);
 }
 
 static __global__ void __launch_bounds__(KOPT_THREADS_)
@@ -2183,8 +2236,12 @@ static __global__ void __launch_bounds__(KOPT_PROLOGUE_THREADS_)
 
 static __global__ void __launch_bounds__(KOPT_THREADS_, 4) kopt_cuda_stats_kernel_(const kopt_cuda_arguments_ a) {
     __shared__ uint32_t slots[256 * 32];
-    const uint32_t thread = threadIdx.x;
-    KOPT_CUDA_STATS_BLOCK_(&a, blockIdx.x, gridDim.x, thread, slots);
+    if (a.grad_format == KOPT_BF16) /* the format is a constant in each call */
+        kopt_cuda_stats_block_(&a, KOPT_BF16, blockIdx.x, gridDim.x, threadIdx.x, slots);
+    else if (a.grad_format == KOPT_FP16)
+        kopt_cuda_stats_block_(&a, KOPT_FP16, blockIdx.x, gridDim.x, threadIdx.x, slots);
+    else
+        kopt_cuda_stats_block_(&a, 3, blockIdx.x, gridDim.x, threadIdx.x, slots);
 }
 
 static __global__ void kopt_cuda_setting_kernel_(const kopt_cuda_setting_ s) { kopt_cuda_set_(&s); }
@@ -2227,7 +2284,7 @@ static kopt_result kopt_cuda_launch_(const void *kernel, uint32_t blocks, uint32
         cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, static_cast<cudaStream_t>(stream)));
 }
 
-#define KOPT_CUDA_NAME_(i, name, rule, weight, grad, moment, rounding, state_rounding, copies) \
+#define KOPT_CUDA_NAME_(i, name, weight, moment, rounding, copies) \
     reinterpret_cast<const void *>(kopt_cuda_##name##_),
 static const void *kopt_cuda_entry_(int kernel) {
     const void *const table[] = {KOPT_CUDA_ALL_(KOPT_CUDA_NAME_) KOPT_CUDA_ALL_BLOCKS_(
@@ -2319,7 +2376,111 @@ static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, void
         cudaMemcpyAsync(to, from, size, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(stream)));
 }
 
-#endif
+/* ---- state blocks: one thread for each element ---- */
+
+typedef struct kopt_cuda_init_ {
+    kopt_byte_ *state, *weight, *copy; /* state: NULL if the tensor has no block */
+    kopt_byte_ *residual, *slow, *slow_residual;
+    const kopt_byte_ *weights; /* fp32, or NULL: the weights stay as they are */
+    uint64_t n;
+    size_t residual_size;
+    kopt_format format, copy_format;
+    kopt_rounding rounding;
+    uint32_t header[KOPT_HEADER_ / 4];
+} kopt_cuda_init_;
+
+/* As kopt_write_weight_(): rounds the fp32 value with these bits. Returns the weight. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_init_weight_(const kopt_cuda_init_ *k, uint32_t bits, uint32_t *residual) {
+    const uint32_t infinity = k->format == KOPT_BF16 ? 0x7F80u : 0x7C00u;
+    const float x = kopt_as_f32_(bits);
+    uint32_t u;
+    *residual = 0;
+    if (k->format == KOPT_F32) return bits;
+    if (k->rounding == KOPT_EXACT || k->rounding == KOPT_COMPACT) {
+        u = kopt_extended_cuda_(x, k->format, KOPT_NULL_);
+        if (k->rounding == KOPT_COMPACT) u = (u + 0x80u) & 0xFFFFFF00u;
+        *residual = k->rounding == KOPT_COMPACT ? u >> 8 & 0xFFu : u & 0xFFFFu;
+        u = (u + 0x8000u) >> 16;
+    } else if (k->rounding == KOPT_KAHAN) {
+        float compensation;
+        u = kopt_round_kahan16_cuda_(x, k->format);
+        compensation = kopt_sub_(x, kopt_widen_cuda_(u, k->format));
+        if (k->format == KOPT_FP16) compensation = kopt_mul_(compensation, 2048);
+        *residual = kopt_round_nearest16_cuda_(compensation, k->format);
+    } else {
+        return kopt_round_nearest16_cuda_(x, k->format);
+    }
+    if ((u & infinity) == infinity) *residual = 0;
+    return u;
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_init_element_(const kopt_cuda_init_ *k, uint64_t i) {
+    const size_t size = kopt_bytes_of_(k->format);
+    uint32_t weight, residual = 0;
+    if (k->weights != KOPT_NULL_) {
+        weight = kopt_cuda_init_weight_(k, kopt_cuda_load_one_(k->weights + 4 * i, 4), &residual);
+        kopt_cuda_store_one_(k->weight + i * size, size, weight);
+    } else {
+        weight = kopt_cuda_load_one_(k->weight + i * size, size);
+    }
+    if (k->residual != KOPT_NULL_) kopt_cuda_store_one_(k->residual + i * k->residual_size, k->residual_size, residual);
+    if (k->slow != KOPT_NULL_) kopt_cuda_store_one_(k->slow + i * size, size, weight);
+    if (k->slow_residual != KOPT_NULL_)
+        kopt_cuda_store_one_(k->slow_residual + i * k->residual_size, k->residual_size, residual);
+    if (k->copy != KOPT_NULL_) {
+        const size_t copy_size = kopt_bytes_of_(k->copy_format);
+        kopt_cuda_store_one_(k->copy + i * copy_size, copy_size,
+                             k->copy_format == k->format
+                                 ? weight
+                                 : kopt_convert_value_cuda_(kopt_widen_cuda_(weight, k->format), k->copy_format));
+    }
+}
+
+static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_init_kernel_(const kopt_cuda_init_ k) {
+    const uint64_t all = static_cast<uint64_t>(gridDim.x) * KOPT_THREADS_;
+    uint64_t i = static_cast<uint64_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x;
+    if (k.state != KOPT_NULL_ && i < KOPT_HEADER_ / 4) kopt_cuda_store_one_(k.state + 4 * i, 4, k.header[i]);
+    for (; i < k.n; i += all) kopt_cuda_init_element_(&k, i);
+}
+
+/* Writes the seed and the step of a group to the header of a block: bytes 32 to 43. */
+static __global__ void kopt_cuda_save_kernel_(const kopt_cuda_group_ *group, kopt_byte_ *state) {
+    const uint64_t seed = group->opt.seed;
+    kopt_cuda_store_one_(state + 32, 4, static_cast<uint32_t>(seed & 0xFFFFFFFFu));
+    kopt_cuda_store_one_(state + 36, 4, static_cast<uint32_t>(seed >> 32));
+    kopt_cuda_store_one_(state + 40, 4, group->opt.step);
+}
+
+/* total: bytes of the block, 0 if there is none. */
+static kopt_result kopt_cuda_launch_init_(kopt_cuda_init_ *k, size_t total, void *stream) {
+    void *arguments[] = {k};
+    const uint64_t blocks = (k->n + KOPT_THREADS_ - 1) / KOPT_THREADS_;
+    if (total != 0) {
+        const kopt_result result =
+            kopt_cuda_result_(cudaMemsetAsync(k->state, 0, total, static_cast<cudaStream_t>(stream)));
+        if (result != KOPT_OK) return result;
+    }
+    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_init_kernel_),
+                             blocks < 0x7FFFFFFFu ? static_cast<uint32_t>(blocks) : 0x7FFFFFFFu, KOPT_THREADS_,
+                             arguments, stream);
+}
+
+static kopt_result kopt_cuda_launch_save_(const kopt_cuda_group_ *group, kopt_byte_ *state, void *stream) {
+    void *arguments[] = {&group, &state};
+    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_save_kernel_), 1, 1, arguments, stream);
+}
+
+static kopt_result kopt_cuda_copy_back_(void *to, const void *from, size_t size, void *stream) {
+    return kopt_cuda_result_(
+        cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToHost, static_cast<cudaStream_t>(stream)));
+}
+
+/* For calls that no graph should repeat. */
+static kopt_result kopt_cuda_refuse_capture_(void *stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    const kopt_result result = kopt_cuda_result_(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status));
+    return result == KOPT_OK && status != cudaStreamCaptureStatusNone ? KOPT_ERROR_CAPTURE : result;
+}
 
 /* ---- PUBLIC FUNCTIONS -------------------------------------------------------------------------------------------- */
 
@@ -2356,16 +2517,11 @@ static int kopt_cuda_kernel_of_(const kopt_optimizer *opt, const kopt_tensor *t)
     const int moments = kopt_moments_(opt);
     const int common = moments <= 2 && kopt_cuda_has_kernels_(opt->rule) && kopt_cuda_natural_(opt, t);
     const kopt_format moment = moments == 0 ? opt->weight_format : opt->moment_format;
-    const int plain = opt->weight_format == KOPT_F32 || opt->rounding == KOPT_NEAREST;
-    const kopt_rounding rounding = plain ? KOPT_STOCHASTIC : opt->rounding;
-#define KOPT_CUDA_FITS_(i, name, kernel_rule, kernel_weight, kernel_grad, kernel_moment, kernel_rounding,            \
-                        state_rounding, copies)                                                                      \
-    if (kopt_cuda_matches_(kernel_rule, opt->rule) && kopt_cuda_matches_(kernel_weight, opt->weight_format) &&       \
-        kopt_cuda_matches_(kernel_grad, t->grad_format) && kopt_cuda_matches_(kernel_moment, moment) &&              \
-        (kernel_moment == KOPT_Q8) == (moment == KOPT_Q8) && (kernel_weight < 0 || t->counts == KOPT_NULL_) &&       \
-        kopt_cuda_matches_(kernel_rounding, rounding) && kopt_cuda_matches_(state_rounding, opt->moment_rounding) && \
-        kopt_cuda_matches_(state_rounding, opt->compensation_rounding) && (common || kernel_weight < 0) &&           \
-        (copies || t->copy == KOPT_NULL_))                                                                           \
+    const kopt_rounding rounding = opt->weight_format == KOPT_F32 ? KOPT_NEAREST : opt->rounding;
+#define KOPT_CUDA_FITS_(i, name, kernel_weight, kernel_moment, kernel_rounding, copies)                        \
+    if (kopt_cuda_matches_(kernel_weight, opt->weight_format) && kopt_cuda_matches_(kernel_moment, moment) &&  \
+        (kernel_moment == KOPT_Q8) == (moment == KOPT_Q8) && kopt_cuda_matches_(kernel_rounding, rounding) &&  \
+        (kernel_weight < 0 || (common && t->counts == KOPT_NULL_)) && (copies || t->copy == KOPT_NULL_))       \
         return i;
     KOPT_CUDA_ALL_(KOPT_CUDA_FITS_)
     KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_FITS_)
@@ -2462,6 +2618,7 @@ static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt,
               kopt_cuda_aligned_(d->moment[1], lead, moment_size) &&
               kopt_cuda_aligned_(d->copy, lead, d->copy_format == KOPT_F32 ? 4 : 2);
     d->end = d->pad + t->n;
+    d->complete = t->n < 8 ? 0 : t->n - 7;
     d->first = t->first_index - d->pad;
 }
 
@@ -2480,7 +2637,7 @@ static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group
     kopt_result result = kopt_cuda_check_(groups, count, &tensors, &elements);
     if (result != KOPT_OK) return result;
     plan->device = KOPT_NULL_;
-    plan->groups = count;
+    plan->groups_ = count;
     plan->blocks = 0;
     for (g = 0; g < count; g++)
         for (i = 0; i < groups[g].count; i++)
@@ -2541,6 +2698,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byte
             for (i = 0; i < groups[g].count; i++, index++) {
                 if (kopt_cuda_kernel_of_(groups[g].opt, &groups[g].tensors[i]) != kernel) continue;
                 kopt_cuda_describe_(&tensor[index], groups[g].opt, &groups[g].tensors[i]);
+                tensor[index].natural = kopt_cuda_natural_(groups[g].opt, &groups[g].tensors[i]) != 0;
                 tensor[index].group = KOPT_CAST_(uint32_t, g);
                 tensor[index].first_task = tasks;
                 for (k = kopt_cuda_tasks_(&tensor[index], p.width_); k > 0; k--)
@@ -2564,7 +2722,8 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *dev
     kopt_result result;
     if (plan == KOPT_NULL_ || device == KOPT_NULL_ || bytes == KOPT_NULL_) return KOPT_ERROR_NULL;
     if ((KOPT_ADDRESS_(device) & 15) != 0) return KOPT_ERROR_OPTION;
-    result = kopt_cuda_copy_(device, bytes, plan->size, stream);
+    result = kopt_cuda_refuse_capture_(stream);
+    if (result == KOPT_OK) result = kopt_cuda_copy_(device, bytes, plan->size, stream);
     if (result == KOPT_OK) plan->device = device;
     return result;
 }
@@ -2602,7 +2761,7 @@ static uint32_t kopt_cuda_blocks_(const kopt_cuda_plan *plan, uint32_t tasks, ui
     return blocks == 0 ? 1 : blocks;
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_step_begin(const kopt_cuda_plan *plan, void *stream) {
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step_begin(const kopt_cuda_plan *plan, void *stream) {
     kopt_cuda_arguments_ a;
     kopt_result result;
     uint32_t blocks, resident;
@@ -2617,7 +2776,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_step_begin(const kopt_cuda_plan *plan, void
     return kopt_cuda_launch_measure_(&a, plan->stable_ * sizeof(kopt_cuda_ratio_), blocks, stream);
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_step_end(const kopt_cuda_plan *plan, void *stream) {
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step_end(const kopt_cuda_plan *plan, void *stream) {
     kopt_result result = KOPT_OK;
     int kernel;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
@@ -2633,19 +2792,19 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_step_end(const kopt_cuda_plan *plan, void *
     return result;
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_step(const kopt_cuda_plan *plan, void *stream) {
-    const kopt_result result = kopt_cuda_step_begin(plan, stream);
-    return result == KOPT_OK ? kopt_cuda_step_end(plan, stream) : result;
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step(const kopt_cuda_plan *plan, void *stream) {
+    const kopt_result result = kopt_cuda_plan_step_begin(plan, stream);
+    return result == KOPT_OK ? kopt_cuda_plan_step_end(plan, stream) : result;
 }
 
-KOPT_CUDA_API_ uint64_t *kopt_cuda_ratios(const kopt_cuda_plan *plan, size_t *words) {
+KOPT_CUDA_API_ uint64_t *kopt_cuda_plan_ratios(const kopt_cuda_plan *plan, size_t *words) {
     if (words != KOPT_NULL_) *words = 0;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_NULL_;
     if (words != KOPT_NULL_) *words = plan->stable_ * (sizeof(kopt_cuda_ratio_) / 8);
     return KOPT_POINTER_(uint64_t *, KOPT_CAST_(kopt_byte_ *, plan->device) + plan->at_ratios_);
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_stats(const kopt_cuda_plan *plan, void *stream) {
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_measure(const kopt_cuda_plan *plan, void *stream) {
     kopt_cuda_arguments_ a;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
     a = kopt_cuda_arguments_of_(plan, 0, plan->first_[KOPT_CUDA_KERNELS_]);
@@ -2665,8 +2824,8 @@ static kopt_cuda_setting_ kopt_cuda_setting_of_(const kopt_cuda_plan *plan, int 
     return s;
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
-                                                 void *stream) {
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
+                                                      void *stream) {
     kopt_cuda_setting_ s;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_ || options == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (!kopt_within_(options->max_norm, 0, 1e300)) return KOPT_ERROR_RANGE;
@@ -2675,20 +2834,20 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_set_options(const kopt_cuda_plan *plan, con
     return kopt_cuda_launch_setting_(&s, stream);
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_set_optimizer(const kopt_cuda_plan *plan, size_t group, const kopt_optimizer *opt,
-                                                   void *stream) {
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_optimizer(const kopt_cuda_plan *plan, size_t group,
+                                                        const kopt_optimizer *opt, void *stream) {
     kopt_cuda_setting_ s;
     kopt_result result = kopt_cuda_check_options_(opt);
     if (result != KOPT_OK) return result;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (group >= plan->groups) return KOPT_ERROR_BOUNDS;
+    if (group >= plan->groups_) return KOPT_ERROR_BOUNDS;
     s = kopt_cuda_setting_of_(plan, 1);
     s.group += group;
     s.opt = *opt;
     return kopt_cuda_launch_setting_(&s, stream);
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_set_step(const kopt_cuda_plan *plan, uint32_t step, void *stream) {
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_step(const kopt_cuda_plan *plan, uint32_t step, void *stream) {
     kopt_cuda_setting_ s;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
     s = kopt_cuda_setting_of_(plan, 2);
@@ -2696,14 +2855,115 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_set_step(const kopt_cuda_plan *plan, uint32
     return kopt_cuda_launch_setting_(&s, stream);
 }
 
-KOPT_CUDA_API_ const kopt_cuda_status *kopt_cuda_status_of(const kopt_cuda_plan *plan) {
+KOPT_CUDA_API_ const uint32_t *kopt_cuda_plan_steps(const kopt_cuda_plan *plan, size_t group) {
+    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_ || group >= plan->groups_) return KOPT_NULL_;
+    return &kopt_cuda_groups_(plan)[group].opt.step;
+}
+
+KOPT_CUDA_API_ const kopt_cuda_status *kopt_cuda_plan_status(const kopt_cuda_plan *plan) {
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_NULL_;
     return &KOPT_CAST_(const kopt_cuda_control_ *, plan->device)->status;
 }
 
-KOPT_CUDA_API_ kopt_norm *kopt_cuda_norm(const kopt_cuda_plan *plan) {
+KOPT_CUDA_API_ kopt_norm *kopt_cuda_plan_norm(const kopt_cuda_plan *plan, size_t *words) {
+    if (words != KOPT_NULL_) *words = 0;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_NULL_;
+    if (words != KOPT_NULL_) *words = sizeof(kopt_norm) / 8;
     return &KOPT_CAST_(kopt_cuda_control_ *, plan->device)->norm;
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights,
+                                                void *stream) {
+    kopt_layout_ layout;
+    kopt_cuda_init_ k;
+    kopt_byte_ header[KOPT_HEADER_];
+    size_t i;
+    kopt_result result = kopt_check_init_(opt, t, weights, &layout);
+    if (result != KOPT_OK || t->n == 0) return result;
+    result = kopt_cuda_refuse_capture_(stream);
+    if (result != KOPT_OK) return result;
+    k.state = layout.total == 0 ? KOPT_NULL_ : KOPT_CAST_(kopt_byte_ *, t->state);
+    k.weight = KOPT_CAST_(kopt_byte_ *, t->weight);
+    k.copy = KOPT_CAST_(kopt_byte_ *, t->copy);
+    k.weights = KOPT_CONST_POINTER_(const kopt_byte_ *, weights);
+    k.residual_size = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
+    k.residual = k.residual_size == 0 ? KOPT_NULL_ : k.state + layout.residual;
+    k.slow = k.slow_residual = KOPT_NULL_;
+    if (opt->rule == KOPT_RANGER && k.state != KOPT_NULL_) {
+        k.slow = k.state + layout.slow;
+        if (k.residual_size != 0) k.slow_residual = k.state + layout.slow_residual;
+    }
+    k.n = t->n;
+    k.format = opt->weight_format;
+    k.copy_format = t->copy_format;
+    k.rounding = opt->rounding;
+    if (k.state != KOPT_NULL_) {
+        kopt_make_header_(header, opt, t);
+        for (i = 0; i < KOPT_HEADER_ / 4; i++) k.header[i] = kopt_load32_(header + 4 * i);
+    }
+    return kopt_cuda_launch_init_(&k, layout.total, stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_state_save(const kopt_cuda_plan *plan, size_t group, const kopt_tensor *t,
+                                                void *block, size_t size, void *stream) {
+    kopt_result result;
+    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_ || t == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (group >= plan->groups_) return KOPT_ERROR_BOUNDS;
+    if (size == 0) return KOPT_OK;
+    if (block == KOPT_NULL_ || t->state == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (size < KOPT_HEADER_ || size > t->state_size) return KOPT_ERROR_SIZE;
+    if (kopt_overlap_(block, size, t->state, size)) return KOPT_ERROR_OVERLAP;
+    result = kopt_cuda_launch_save_(kopt_cuda_groups_(plan) + group, KOPT_CAST_(kopt_byte_ *, t->state), stream);
+    return result == KOPT_OK ? kopt_cuda_copy_back_(block, t->state, size, stream) : result;
+}
+
+/* The tensor with its block in host memory. The functions that take it read no other memory of the tensor. */
+static kopt_tensor kopt_cuda_on_host_(const kopt_tensor *t, void *block, size_t size) {
+    kopt_tensor host = *t;
+    host.state = block;
+    host.state_size = size;
+    host.copy = KOPT_NULL_;
+    return host;
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_state_seal(const kopt_optimizer *opt, const kopt_tensor *t, void *block,
+                                                size_t size) {
+    const kopt_byte_ *const h = KOPT_CAST_(const kopt_byte_ *, block);
+    kopt_optimizer saved;
+    kopt_tensor host;
+    kopt_result result;
+    if (opt == KOPT_NULL_ || t == KOPT_NULL_) return KOPT_ERROR_NULL;
+    host = kopt_cuda_on_host_(t, block, size);
+    result = kopt_check_state_(opt, &host, 0);
+    if (result != KOPT_OK || kopt_state_size(opt, t->n) == 0) return result;
+    saved = *opt;
+    saved.seed = kopt_load_le64_(h + 32);
+    saved.step = kopt_load_le32_(h + 40);
+    return kopt_state_seal(&saved, &host);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_state_load(kopt_optimizer *opt, const kopt_tensor *t, void *block, size_t size,
+                                                void *stream) {
+    kopt_optimizer opened;
+    kopt_tensor host;
+    kopt_layout_ layout;
+    kopt_result result = kopt_check_init_(opt, t, KOPT_NULL_, &layout);
+    if (result != KOPT_OK || t->n == 0) return result;
+    if (kopt_overlap_(block, size, t->state, layout.total)) return KOPT_ERROR_OVERLAP;
+    result = kopt_cuda_refuse_capture_(stream);
+    if (result != KOPT_OK) return result;
+    opened = *opt;
+    host = kopt_cuda_on_host_(t, block, size);
+    result = kopt_state_open(&opened, &host);
+    if (result != KOPT_OK) return result;
+    if (layout.total != 0) result = kopt_cuda_copy_(t->state, block, layout.total, stream);
+    if (result == KOPT_OK && t->copy != KOPT_NULL_)
+        result = kopt_cuda_convert(t->copy, t->copy_format, t->weight, opt->weight_format, t->n, stream);
+    if (result == KOPT_OK)
+        *opt = opened;
+    else if (layout.total != 0)
+        kopt_state_seal(&opened, &host);
+    return result;
 }
 
 static kopt_result kopt_cuda_convert_run_(kopt_conversion_ *c, void *dst, const void *src, void *stream) {
@@ -2950,16 +3210,22 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_map_backward(kopt_function f, void *dx, con
 #pragma nv_diagnostic pop
 #endif
 
-#elif KOPT_PASS_ == KOPT_PASS_CUDA_ /* kahan_opt.h includes this part once, before the kernels */
+#else /* kahan_opt.h includes this part twice, before the kernels */
 
 /* ================================================================================================================== */
 /* VOCABULARY: one lane. Floating-point operations are PTX with .rn, so --use_fast_math, -ftz and -fmad change none.  */
 /* ================================================================================================================== */
-#define ISA_ cuda
-#define ISA_TARGET_ KOPT_HOST_DEVICE_
+#define ISA_TARGET_ __device__
 #define LANES_ KOPT_CAST_(size_t, 1)
+#if KOPT_PASS_ == KOPT_PASS_CUDA_
+#define ISA_ cuda
 #define ONE_LANE_ 1
 #define ONE_PASS_ 1
+#else
+#define ISA_ octet
+#define CORE_ONLY_ 1
+#define CHECK_UNROUNDED_ 1 /* the NaN of an operation is 0x7FFFFFFF */
+#endif
 typedef float vf32_;
 typedef uint32_t vu32_;
 typedef int vmask_;
@@ -2973,31 +3239,23 @@ FN_ vf32_ sqrt_(vf32_ a) { return kopt_sqrt_(a); }
 FN_ vu32_ as_u32_(vf32_ a) { return kopt_as_u32_(a); }
 FN_ vf32_ as_f32_(vu32_ a) { return kopt_as_f32_(a); }
 FN_ vf32_ convert_f32_(vu32_ a) {
-#ifdef __CUDA_ARCH__
     vf32_ r;
-    __asm__("cvt.rn.f32.s32 %0, %1;" : "=f"(r) : "r"(a));
+    asm("cvt.rn.f32.s32 %0, %1;" : "=f"(r) : "r"(a));
     return r;
-#else
-    return KOPT_CAST_(float, KOPT_CAST_(int32_t, a));
-#endif
 }
 FN_ vu32_ round_u32_(vf32_ a) { /* 0 <= a < 2^31 */
-#ifdef __CUDA_ARCH__
     vu32_ r;
-    __asm__("cvt.rni.s32.f32 %0, %1;" : "=r"(r) : "f"(a));
+    asm("cvt.rni.s32.f32 %0, %1;" : "=r"(r) : "f"(a));
     return r;
-#else
-    return kopt_round_u32_scalar_(a);
-#endif
 }
 FN_ vu32_ isplat_(uint32_t a) { return a; }
 FN_ vu32_ isplat_hoisted_(uint32_t a) { return a; }
 #define OPERATORS_ 1
 FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return (a * b & 0xFFFFu) | ((a >> 16) * (b >> 16) << 16); }
-FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
-    uint64_t product = KOPT_CAST_(uint64_t, a) * b;
-    *high = KOPT_CAST_(uint32_t, product >> 32);
-    *low = KOPT_CAST_(uint32_t, product & 0xFFFFFFFFu);
+FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) { /* one product of 64 bits */
+    asm("{ .reg .u64 product; mul.wide.u32 product, %2, %3; mov.b64 {%0, %1}, product; }"
+            : "=r"(*low), "=r"(*high)
+            : "r"(a), "r"(b));
 }
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return KOPT_CAST_(int32_t, a) > KOPT_CAST_(int32_t, b); }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return a == b; }
@@ -3012,23 +3270,37 @@ FN_ void store32_(kopt_byte_ *p, vu32_ a) { kopt_store32_(p, a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
 FN_ void store8_(kopt_byte_ *p, vu32_ a) { *p = KOPT_CAST_(kopt_byte_, a & 0xFFu); }
 FN_ vf32_ widen_fp16_(vu32_ a) {
-#ifdef __CUDA_ARCH__
     vf32_ r;
-    __asm__("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(static_cast<uint16_t>(a)));
+    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(static_cast<uint16_t>(a)));
     return r;
-#else
-    return kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, a));
-#endif
 }
 FN_ vu32_ narrow_fp16_(vf32_ a) {
-#ifdef __CUDA_ARCH__
     uint16_t r;
-    __asm__("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(a));
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(a));
     return r;
-#else
-    return kopt_fp16_from_f32(a);
-#endif
 }
-FN_ vu32_ block_of_lane_(void) { return 0; }
+#if KOPT_PASS_ == KOPT_PASS_CUDA_OCTET_
+FN_ vu32_ add16_(vu32_ a, vu32_ b) { return (a + b) & 0xFFFFu; } /* the upper half stays 0 */
+FN_ vu32_ unpack_low16_(vu32_ a) { return a & 0xFFFFu; }
+FN_ vu32_ unpack_high16_(vu32_ a) { return a >> 16; }
+#define MIN_MAX_ 1
+FN_ vf32_ min_(vf32_ a, vf32_ b) { return as_f32_(KOPT_CAST_(vu32_, min(KOPT_CAST_(int, as_u32_(a)), KOPT_CAST_(int, as_u32_(b))))); }
+FN_ vf32_ max_(vf32_ a, vf32_ b) { return as_f32_(KOPT_CAST_(vu32_, max(KOPT_CAST_(int, as_u32_(a)), KOPT_CAST_(int, as_u32_(b))))); }
+#define IMAX_ 1
+FN_ vu32_ imax_(vu32_ a, vu32_ b) { return KOPT_CAST_(vu32_, max(KOPT_CAST_(int, a), KOPT_CAST_(int, b))); }
+#define FLUSH_ 1
+FN_ vu32_ imin_(vu32_ a, vu32_ b) { return KOPT_CAST_(vu32_, min(KOPT_CAST_(int, a), KOPT_CAST_(int, b))); }
+FN_ vf32_ flush_(vf32_ a) { /* the only operation that flushes */
+    vf32_ r;
+    asm("add.rn.ftz.f32 %0, %1, 0f00000000;" : "=f"(r) : "f"(a));
+    return r;
+}
+#define FP16_ 1
+FN_ vf32_ load_fp16_(const kopt_byte_ *p) { return widen_fp16_(load16_(p)); }
+FN_ vf32_ round_fp16_(vf32_ a, vu32_ *stored) {
+    *stored = narrow_fp16_(a);
+    return widen_fp16_(*stored);
+}
+#endif
 
 #endif /* KOPT_PASS_ */

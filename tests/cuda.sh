@@ -1,6 +1,7 @@
 # Checks kahan_opt_cuda.cuh with nvcc. Without a GPU: it compiles for every architecture within the limits of registers,
-# no flag changes the PTX, C links with the object, and every function returns a result code. With a GPU: its tests run,
-# too. Prints TAP. With the argument "quick": three architectures instead of all.
+# no flag changes the PTX, C links with the object, every function returns a result code, and tests/cuda.c runs the PTX
+# on the CPU. With a GPU it runs there, too. Prints TAP. With the argument "quick": three architectures instead of all,
+# fewer lists.
 out=build/tests/cuda_nvcc
 mkdir -p $out
 nvcc=${NVCC:-nvcc}
@@ -115,15 +116,8 @@ grep -q 'kopt_cuda_plan_upload' $out/gpu_md.c && {
 } >$out/log 2>&1
 report $? "the example in docs/gpu.md compiles"
 
-printf '#define KOPT_CUDA_HOST_\n#include "vmath.cu"\nint main() { return kopt_cuda_plan_size(0, 0) == 0; }\n' \
-    >$out/host.cpp
-${CXX:-c++} -std=c++11 -I. -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wold-style-cast \
-    -Werror -Wno-unused-function \
-    -o $out/host $out/host.cpp >$out/log 2>&1 && $out/host
-report $? "the kernels compile for the host as C++, too"
-
 # 4. The GPU's tests and the bench compile; the tests run if there is a GPU.
-linked ${CC:-cc} -std=c99 -O2 -DGPU -DKAHAN_OPT_VMATH -isystem "$root/include" -o $out/gpu tests/cuda.c $out/vmath.o \
+linked ${CC:-cc} -std=c99 -O2 -DKAHAN_OPT_VMATH -isystem "$root/include" -o $out/gpu tests/cuda.c $out/vmath.o \
     >$out/log 2>&1
 report $? "the tests for a GPU compile"
 $nvcc -I. -O3 -Werror all-warnings -arch=sm_90 -DLINKED -DKAHAN_OPT_VMATH -o $out/bench bench/cuda.cu $out/vmath.o \
@@ -138,9 +132,67 @@ else
     cp $out/gpu.log $out/log
     ! grep -q '^not ok\|^Bail' $out/log && [ $status = 0 ]
     report $? "on the GPU: $(grep -c '^ok' $out/gpu.log) tests"
-    if command -v compute-sanitizer >/dev/null; then
-        compute-sanitizer --error-exitcode 9 $out/gpu 20 >$out/log 2>&1
+    if command -v compute-sanitizer >/dev/null; then # one call of the tests fails on purpose
+        compute-sanitizer --error-exitcode 9 --report-api-errors no $out/gpu 20 >$out/log 2>&1
         report $? "on the GPU under compute-sanitizer"
     fi
 fi
+
+# 5. The same PTX on the CPU: see tests/ptx.py and tests/cuda_fake.c. The same tests run, on every machine with nvcc.
+echo '#include <ucontext.h>
+_Float16 half; __int128 wide; ucontext_t context;' >$out/probe.c
+if ! command -v python3 >/dev/null || ! ${CC:-cc} -c -o $out/probe.o $out/probe.c 2>$out/log; then
+    count=$((count + 1))
+    echo "ok $count # SKIP the PTX on the CPU needs Python and a compiler with _Float16, __int128 and ucontext.h"
+    echo "1..$count"
+    exit
+fi
+from_c() { ${CC:-cc} -std=gnu99 -w -O1 -ffp-contract=off -Itests -c -o "$1.o" "$1.c"; } # from_c NAME
+on_cpu() { # on_cpu SOURCE LISTS: runs the tests with the kernels of $out/SOURCE.ptx
+    on=$1 lists=$2 halves=$out/$1
+    define=
+    [ $on = plain ] || define=-DKAHAN_OPT_VMATH
+    {
+        python3 tests/ptx.py $out/$on.ptx $halves.1.c $halves.2.c &&
+            ${CC:-cc} -std=c99 -O2 $define -isystem "$root/include" -c -o $out/$on.test.o tests/cuda.c && {
+            from_c $halves.1 &
+            from_c $halves.2 && wait $!
+        } && ${CC:-cc} -o $out/$on.cpu $out/$on.test.o $out/$on.o $halves.1.o $halves.2.o $out/fake.o -lm
+    } >$out/log 2>&1
+    report $? "$on: the PTX becomes C, each instruction a statement"
+    $out/$on.cpu $lists >$out/log 2>&1
+    status=$?
+    grep -q '^1\.\.' $out/log && ! grep -q '^not ok\|^Bail' $out/log && [ $status = 0 ]
+    report $? "$on: on the CPU: $(grep -c '^ok' $out/log) tests; $(sed -n 's/^ok 2 - //p' $out/log)"
+}
+${CC:-cc} -std=gnu99 -O2 -c -o $out/fake.o tests/cuda_fake.c
+if [ -n "$quick" ]; then many=100 some=50; else many=1000 some=400; fi
+on_cpu plain $many
+on_cpu vmath $some
+
+${CC:-cc} -std=c99 -O2 -isystem "$root/include" -c -o $out/state.o tests/cuda_state.c >$out/log 2>&1 &&
+    ${CC:-cc} -o $out/state $out/state.o $out/plain.o $out/plain.1.o $out/plain.2.o $out/fake.o -lm >>$out/log 2>&1 &&
+    $out/state $many >$out/log 2>&1 && grep -q '^1\.\.' $out/log && ! grep -q '^not ok' $out/log
+report $? "on the CPU: state blocks, $(grep -c '^ok' $out/log) tests"
+
+{ # a mistake that must be seen: two registers of a load of 16 bytes, exchanged
+    hot=kopt_cuda_kahan_bf16_
+    python3 tests/ptx.py --only $hot --swap $hot $out/plain.ptx $out/swapped.c &&
+        from_c $out/swapped &&
+        ${CC:-cc} -o $out/swapped $out/plain.test.o $out/plain.o $out/plain.1.o $out/plain.2.o $out/swapped.o \
+            $out/fake.o -lm
+} >$out/log 2>&1 && ! $out/swapped $many >$out/log 2>&1 && grep -q '^not ok 1 ' $out/log
+report $? "on the CPU: two registers of one wide load exchanged are seen"
+
+# 6. Instructions for each element, within limits.
+version=$($nvcc --version | sed -n 's/.*release [^,]*, /nvcc /p')
+${CC:-cc} -std=c99 -O2 -isystem "$root/include" -c -o $out/budget.o tests/cuda_budget.c >$out/log 2>&1 &&
+    ${CC:-cc} -o $out/budget $out/budget.o $out/plain.o $out/plain.1.o $out/plain.2.o $out/fake.o -lm >>$out/log 2>&1 &&
+    $out/budget "$version" >$out/log 2>&1
+status=$?
+sed -n '/^# /p; s/^\(not ok\|ok\) [0-9]* - /#     /p' $out/log
+grep '^not ok' $out/log >$out/over
+mv $out/over $out/log
+[ $status = 0 ] && ! test -s $out/log
+report $? "PTX instructions are within the limits of tests/cuda_budget.c"
 echo "1..$count"

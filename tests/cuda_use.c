@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 int cudaPeekAtLastError(void); /* they are C functions of the runtime, with enums for results */
 int cudaGetLastError(void);
@@ -13,7 +14,7 @@ int cudaGetDeviceCount(int *count);
 
 int main(void) {
     static uint16_t weight[100], grad[100];
-    static unsigned char state[KOPT_STATE_BYTES(100, 6)];
+    static unsigned char state[KOPT_STATE_BYTES(100, 6)], block[664];
     static float read[100];
     kopt_accumulator sum = kopt_accumulator_of(weight, KOPT_BF16, NULL, 100);
     kopt_compressor packer = kopt_compressor_of(KOPT_BF16, NULL, 100);
@@ -33,12 +34,19 @@ int main(void) {
     bad += cudaPeekAtLastError() != code; /* not touched by us */
     bad += kopt_cuda_plan_upload(&plan, bytes, bytes, NULL) != KOPT_ERROR_ISA || plan.device != NULL;
     plan.device = bytes; /* nothing runs, so nothing reads it */
-    bad += kopt_cuda_step(&plan, NULL) != KOPT_ERROR_ISA;
-    bad += kopt_cuda_step_begin(&plan, NULL) != KOPT_ERROR_ISA || kopt_cuda_step_end(&plan, NULL) != KOPT_ERROR_ISA;
-    bad += kopt_cuda_stats(&plan, NULL) != KOPT_ERROR_ISA;
-    bad += kopt_cuda_set_options(&plan, &options, NULL) != KOPT_ERROR_ISA;
-    bad += kopt_cuda_set_optimizer(&plan, 0, &opt, NULL) != KOPT_ERROR_ISA;
-    bad += kopt_cuda_set_step(&plan, 0, NULL) != KOPT_ERROR_ISA;
+    bad += kopt_cuda_plan_step(&plan, NULL) != KOPT_ERROR_ISA;
+    bad += kopt_cuda_plan_step_begin(&plan, NULL) != KOPT_ERROR_ISA ||
+           kopt_cuda_plan_step_end(&plan, NULL) != KOPT_ERROR_ISA;
+    bad += kopt_cuda_plan_measure(&plan, NULL) != KOPT_ERROR_ISA;
+    bad += kopt_cuda_plan_set_options(&plan, &options, NULL) != KOPT_ERROR_ISA;
+    bad += kopt_cuda_plan_set_optimizer(&plan, 0, &opt, NULL) != KOPT_ERROR_ISA;
+    bad += kopt_cuda_plan_set_step(&plan, 0, NULL) != KOPT_ERROR_ISA;
+    bad += kopt_cuda_state_init(&opt, &t, NULL, NULL) != KOPT_ERROR_ISA;
+    bad += kopt_cuda_state_save(&plan, 0, &t, block, sizeof block, NULL) != KOPT_ERROR_ISA;
+    bad += kopt_state_init(&opt, &t, NULL) != KOPT_OK;
+    memcpy(block, state, sizeof block); /* sealing needs no GPU, and opening is undone if the copy fails */
+    bad += kopt_cuda_state_seal(&opt, &t, block, sizeof block) != KOPT_OK || block[10] != 1;
+    bad += kopt_cuda_state_load(&opt, &t, block, sizeof block, NULL) != KOPT_ERROR_ISA || block[10] != 1;
     bad += kopt_cuda_convert(weight, KOPT_BF16, grad, KOPT_BF16, 100, NULL) != KOPT_ERROR_ISA;
     bad +=
         kopt_cuda_accumulate(&sum, grad, KOPT_BF16, 1, NULL, NULL) != KOPT_ERROR_ISA || sum.count != 0 || sum.step != 0;
@@ -49,7 +57,8 @@ int main(void) {
     bad += kopt_cuda_decompress_add(read, KOPT_F32, state, 200, KOPT_BF16, 100, 1, NULL) != KOPT_ERROR_ISA;
     bad += kopt_cuda_reduce(read, KOPT_F32, grad, 50, 2, KOPT_BF16, 50, 1, NULL) != KOPT_ERROR_ISA;
     bad += cudaGetLastError() == 0; /* still there */
-    printf("%d wrong without a GPU (CUDA code %d: %s)\n", bad, code, kopt_result_string(kopt_cuda_step(&plan, NULL)));
+    printf("%d wrong without a GPU (CUDA code %d: %s)\n", bad, code,
+           kopt_result_string(kopt_cuda_plan_step(&plan, NULL)));
     free(bytes);
     return bad != 0;
 }

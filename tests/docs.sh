@@ -116,11 +116,14 @@ extern "C" {
 typedef struct cuda_stream *cudaStream_t;
 typedef struct cuda_graph *cudaGraph_t;
 typedef struct cuda_replay *cudaGraphExec_t;
-enum { cudaMemcpyHostToDevice = 1, cudaStreamCaptureModeGlobal = 0 };
+typedef struct cuda_event *cudaEvent_t;
+enum { cudaSuccess = 0, cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaStreamCaptureModeGlobal = 0 };
 int cudaMalloc(void **p, size_t size);
-int cudaMemcpy(void *to, const void *from, size_t size, int kind);
+int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, cudaStream_t stream);
 int cudaMemsetAsync(void *p, int value, size_t size, cudaStream_t stream);
-int cudaDeviceSynchronize(void);
+int cudaStreamSynchronize(cudaStream_t stream);
+int cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
+int cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 int cudaStreamBeginCapture(cudaStream_t stream, int mode);
 int cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
 int cudaGraphInstantiate(cudaGraphExec_t *replay, cudaGraph_t graph, unsigned long long flags);
@@ -165,16 +168,15 @@ cat >"$out/stubs/torch/extension.h" <<'TEXT'
 #include <vector>
 #define TORCH_CHECK(condition, ...) ((void)(condition))
 namespace torch {
-struct TensorOptions {};
 enum Dtype { kUInt8 };
+enum DeviceType { kCPU, kCUDA };
+struct TensorOptions { TensorOptions device(DeviceType) const; };
 struct Tensor {
     void *data_ptr() const;
     int64_t numel() const;
     Tensor grad() const;
-    Tensor cuda() const;
 };
 TensorOptions dtype(Dtype);
-Tensor zeros(std::initializer_list<int64_t>, TensorOptions);
 Tensor empty(std::initializer_list<int64_t>, TensorOptions);
 }
 TEXT
@@ -248,7 +250,8 @@ cuda_context() {
 #include <nccl.h>
 extern kopt_cuda_plan plan;
 extern kopt_optimizer opt;
-extern cudaStream_t stream;
+extern cudaStream_t stream, old_stream;
+extern cudaEvent_t event;
 extern cudaGraph_t graph;
 extern cudaGraphExec_t replay;
 extern ncclComm_t comm;
@@ -257,6 +260,7 @@ extern kopt_bf16 *grads, *my_grads, *weights, *my_weights, *pieces, *residual, *
 extern unsigned char *codes, *received;
 extern float *scale_on_gpu, *x, *y, *sum;
 extern uint64_t *ratios;
+extern kopt_norm *norm;
 extern size_t n, shard, size, words;
 extern int i, k, r, steps, ranks;
 double schedule(int step);
@@ -329,8 +333,10 @@ one_file() { # compiles the block of $page, $line, as it is
                 "./$line" >"$line.output" 2>"$out/log"
                 report $? "$where: runs"
             else
-                $CXX -std=c++11 -Wall -I. "-I$root" "-I$out/stubs" -DKOPT_IMPLEMENTED_ -c -o "$line.o" "$source" \
-                    >"$out/log" 2>&1
+                standard=-std=c++11
+                ! grep -q '<torch/' "$source" || standard=-std=c++2a # PyTorch's headers need C++20
+                $CXX $standard -Wall -Wextra -Werror -I. "-I$root" "-I$out/stubs" -DKOPT_IMPLEMENTED_ \
+                    -c -o "$line.o" "$source" >"$out/log" 2>&1
                 report $? "$where: compiles"
             fi
             ;;
@@ -532,6 +538,13 @@ for page in README.md docs/*.md; do
         report $? "$page: the bodies of functions for a GPU compile as shown"
     fi
 done
+
+# The quick start of kahan_opt_cuda.cuh: the indented lines of begin().
+{ cuda_context && echo '#include <stdlib.h>' && sed -n '/^   QUICK START/,/^   After each/p' kahan_opt_cuda.cuh |
+    sed -n '/^       int begin(/,/^       }$/p'; } >"$out/cuda_start.c"
+grep -q kopt_cuda_plan_upload "$out/cuda_start.c" &&
+    $CC -std=c99 -Wall -Wextra -Werror -I. "-I$out/stubs" -fsyntax-only "$out/cuda_start.c" >"$out/log" 2>&1
+report $? "kahan_opt_cuda.cuh: its quick start compiles as shown"
 
 # ---- commands and files in the text ----------------------------------------------------------------------------------
 

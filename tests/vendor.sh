@@ -181,7 +181,76 @@ if section windows; then
     case $clang in clang-19 | clang-2*)
         check "$clang as clang-cl without __clang__" $clang --driver-mode=cl --target=x86_64-pc-windows-msvc \
             /U__clang__ \
-            /W4 /WX -Wno-unknown-pragmas -Xclang -ffreestanding -I. /Zs /TC $out/plain.c ;;
+            /W4 /WX -Wno-unknown-pragmas -Xclang -ffreestanding -I. /Zs /TC $out/plain.c
+        # The same lines of the GPU part: what nvcc hands to Microsoft's compiler, with a stub for CUDA's header.
+        mkdir -p $out/cuda
+        cat >$out/cuda/cuda_runtime.h <<'TEXT'
+#pragma once
+#include <stddef.h>
+#define __global__
+#define __device__
+#define __host__
+#define __shared__ static
+#define __launch_bounds__(...)
+#define __align__(n) __declspec(align(n))
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
+};
+static const dim3 threadIdx, blockIdx, blockDim, gridDim;
+typedef struct CUstream_st *cudaStream_t;
+enum cudaError_t {
+    cudaSuccess, cudaErrorNoDevice, cudaErrorInsufficientDriver, cudaErrorSystemDriverMismatch, cudaErrorStubLibrary,
+    cudaErrorInvalidDeviceFunction, cudaErrorNoKernelImageForDevice
+};
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost };
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone };
+cudaError_t cudaGetDevice(int *);
+cudaError_t cudaDeviceGetAttribute(int *, cudaDeviceAttr, int);
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *, const void *, int, size_t);
+cudaError_t cudaMemcpyAsync(void *, const void *, size_t, cudaMemcpyKind, cudaStream_t);
+cudaError_t cudaMemsetAsync(void *, int, size_t, cudaStream_t);
+cudaError_t cudaLaunchKernel(const void *, dim3, dim3, void **, size_t, cudaStream_t);
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *);
+unsigned atomicAdd(unsigned *, unsigned);
+unsigned long long atomicAdd(unsigned long long *, unsigned long long);
+unsigned __shfl_xor_sync(unsigned, unsigned, int);
+unsigned __shfl_sync(unsigned, unsigned, int);
+unsigned __reduce_max_sync(unsigned, unsigned);
+void __syncthreads();
+void __syncwarp(unsigned = ~0u);
+void __threadfence();
+unsigned __byte_perm(unsigned, unsigned, unsigned);
+int min(int, int);
+int max(int, int);
+#define PTX(...)
+TEXT
+        # nvcc takes the bodies of device functions out before it hands over the rest. Here their PTX goes.
+        sed 's/asm\( volatile\)\{0,1\}(/PTX(/' kahan_opt_cuda.cuh >$out/cuda/kahan_opt_cuda.cuh
+        { printf '#include "cuda_runtime.h"\n#define KAHAN_OPT_VMATH\n#define KAHAN_OPT_CUDA_IMPLEMENTATION\n'
+            printf '#define KAHAN_OPT_CUDA_SELF "cuda/kahan_opt_cuda.cuh"\n'
+            printf '#include "cuda/kahan_opt_cuda.cuh"\n'; } >$out/cuda.cpp
+        set -- $clang --driver-mode=cl --target=x86_64-pc-windows-msvc /D__CUDACC__ /U__clang__ -Wno-unknown-pragmas \
+            -Xclang -ffreestanding -I. -I$out -I$out/cuda /TP
+        check "kahan_opt_cuda.cuh: $clang as clang-cl without __clang__, as nvcc's host compiler" "$@" \
+            /W4 /WX -Wpedantic -Wgnu -Wno-error=unknown-pragmas -Wno-unknown-pragmas \
+            -Wno-uninitialized -Wno-unused-parameter /Zs $out/cuda.cpp
+        "$@" /E $out/cuda.cpp >$out/cuda.i 2>/dev/null
+        awk '/^#(line)? *[0-9]+ "/ { split($0, part, "\""); file = part[2]; line = $2 - 1; next }
+            { line++ }
+            file ~ /kahan_opt/ && /__builtin_[^o]|__atomic|__sync_|__attribute__|__asm|pragma unroll/ {
+                print file ":" line ": " $0
+            }
+            file ~ /kahan_opt_cuda/ { seen++ }
+            END { if (seen < 500) print "no lines of kahan_opt_cuda.cuh" }' $out/cuda.i >$out/log
+        [ ! -s $out/log ]
+        report $? "kahan_opt_cuda.cuh: none of GNU's words reaches Microsoft's compiler"
+        # Code for the GPU uses asm, a word of C++; Microsoft's C++ does not know __asm__.
+        awk '/__CUDA_ARCH__/ && /^#if/ && !/!defined/ { inside = 1; next } /^#(else|elif|endif)/ { inside = 0 }
+            inside && /__asm__/ { print FILENAME ":" FNR ": " $0 }' kahan_opt.h kahan_opt_cuda.cuh >$out/log
+        [ ! -s $out/log ]
+        report $? "code for the GPU spells asm as C++ does" ;;
     esac
 fi
 
