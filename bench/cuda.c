@@ -272,7 +272,7 @@ static int make(run *r, const mode *m, const size_t *sizes, size_t count, size_t
     r->device = device_new(size);
     DONE(kopt_cuda_plan_build(&r->plan, bytes, size, &group, 1));
     DONE(kopt_cuda_plan_upload(&r->plan, r->device, bytes, stream));
-    if (m->stats) DONE(kopt_cuda_set_options(&r->plan, &options, stream));
+    if (m->stats) DONE(kopt_cuda_plan_set_options(&r->plan, &options, stream));
     finish();
     free(bytes);
     return 1;
@@ -280,18 +280,18 @@ static int make(run *r, const mode *m, const size_t *sizes, size_t count, size_t
 
 static void step(void *context) {
     const run *const r = context;
-    if (r->mode->stats) DONE(kopt_cuda_stats(&r->plan, stream));
-    DONE(kopt_cuda_step(&r->plan, stream));
+    if (r->mode->stats) DONE(kopt_cuda_plan_measure(&r->plan, stream));
+    DONE(kopt_cuda_plan_step(&r->plan, stream));
 }
 
 static void statistics(void *context) {
     const run *const r = context;
-    DONE(kopt_cuda_stats(&r->plan, stream));
+    DONE(kopt_cuda_plan_measure(&r->plan, stream));
 }
 
 static void discard(run *r) {
     kopt_cuda_status status;
-    from_device(&status, kopt_cuda_status_of(&r->plan), sizeof status);
+    from_device(&status, kopt_cuda_plan_status(&r->plan), sizeof status);
     if (status.result != KOPT_OK || status.skips != 0) {
         printf("Bail out! %s: a step was refused or skipped\n", r->mode->name);
         exit(1);

@@ -395,9 +395,9 @@ static void large_step(const char *name, kopt_format moment_format, uint64_t n) 
     bytes = malloc(size), device = device_new(size);
     DONE(kopt_cuda_plan_build(&plan, bytes, size, &group, 1));
     DONE(kopt_cuda_plan_upload(&plan, device, bytes, stream));
-    DONE(kopt_cuda_stats(&plan, stream));
-    from_device(&norm, kopt_cuda_norm(&plan), sizeof norm);
-    for (k = 0; k < 3; ++k) DONE(kopt_cuda_step(&plan, stream));
+    DONE(kopt_cuda_plan_measure(&plan, stream));
+    from_device(&norm, kopt_cuda_plan_norm(&plan, NULL), sizeof norm);
+    for (k = 0; k < 3; ++k) DONE(kopt_cuda_plan_step(&plan, stream));
     finish();
     for (k = 0; k < sizeof windows / sizeof windows[0]; ++k) {
         static uint16_t weight[WINDOW], grad[WINDOW], seen[WINDOW];

@@ -56,9 +56,9 @@ static kopt_result gpu_step(kopt_optimizer *opt, kopt_tensor *tensor) {
     DONE(kopt_cuda_plan_upload(&plan, device, bytes, stream));
     plan.blocks = 2;
     upload();
-    DONE(kopt_cuda_step(&plan, stream));
+    DONE(kopt_cuda_plan_step(&plan, stream));
     download();
-    from_device(&status, kopt_cuda_status_of(&plan), sizeof status);
+    from_device(&status, kopt_cuda_plan_status(&plan), sizeof status);
     if (t.counts) from_device(tensor->counts, counts, sizeof *counts);
     opt->step++;
     device_free(counts), device_free(device), free(bytes);
@@ -99,8 +99,8 @@ static kopt_result gpu_norm_add(kopt_norm *sum, const void *x, kopt_format f, si
     DONE(kopt_cuda_plan_build(&plan, bytes, size, &group, 1));
     DONE(kopt_cuda_plan_upload(&plan, device, bytes, stream));
     upload();
-    DONE(kopt_cuda_stats(&plan, stream));
-    from_device(&norm, kopt_cuda_norm(&plan), sizeof norm);
+    DONE(kopt_cuda_plan_measure(&plan, stream));
+    from_device(&norm, kopt_cuda_plan_norm(&plan, NULL), sizeof norm);
     device_free(t.weight), device_free(device), free(bytes);
     return kopt_norm_merge(sum, &norm);
 }
