@@ -616,8 +616,8 @@ KOPT_CUDA_FN_ float kopt_cuda_decode_(uint32_t code, uint32_t scale, int square)
 }
 
 /* The bits of the scale of element i's block. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_scale_(const kopt_cuda_tensor_ *t, int m, uint64_t i) {
-    return kopt_cuda_load_one_(t->scale[m] + (i >> 8) * 4, 4);
+KOPT_CUDA_FN_ uint32_t kopt_cuda_scale_(const kopt_cuda_tensor_ *t, int m, uint64_t i, int natural) {
+    return kopt_cuda_load_one_as_(natural, t->scale[m] + (i >> 8) * 4, 4);
 }
 
 /* The bits of an 8-bit moment as fp32; of a mean of squares: of its root. */
@@ -743,22 +743,23 @@ KOPT_CUDA_FN_ void kopt_cuda_store_arrays_(int wide, const kopt_cuda_octet_ *x, 
         kopt_cuda_store_octet_(wide, t->moment[1] + i * moment_size, moment_size, x->moment[1]);
 }
 
-/* Loads the gradients of an octet as fp32. */
+/* Loads the gradients of an octet as fp32. Each format has a load of its own: otherwise nvcc converts from all formats
+   and selects. */
 KOPT_CUDA_FN_ void kopt_cuda_load_grads_(int wide, float g[8], const kopt_cuda_tensor_ *t, uint64_t i) {
     uint32_t packed[8];
     int q;
-    if (t->grad_format == KOPT_F32) {
-        kopt_cuda_load_octet_(wide, packed, t->grad + i * 4, 4);
-        KOPT_UNROLL_
-        for (q = 0; q < 8; q++) g[q] = kopt_as_f32_(packed[q]);
-    } else {
+    if (t->grad_format == KOPT_BF16) {
         kopt_cuda_load_octet_(wide, packed, t->grad + i * 2, 2);
         KOPT_UNROLL_
         for (q = 0; q < 8; q++) g[q] = kopt_widen_octet_(kopt_cuda_extract_(packed, 2, q), KOPT_BF16);
-        if (t->grad_format == KOPT_FP16) {
-            KOPT_UNROLL_
-            for (q = 0; q < 8; q++) g[q] = kopt_widen_octet_(kopt_as_u32_(g[q]) >> 16, KOPT_FP16);
-        }
+    } else if (t->grad_format == KOPT_FP16) {
+        kopt_cuda_load_octet_(wide, packed, t->grad + i * 2, 2);
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) g[q] = kopt_widen_octet_(kopt_cuda_extract_(packed, 2, q), KOPT_FP16);
+    } else {
+        kopt_cuda_load_octet_(wide, packed, t->grad + i * 4, 4);
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) g[q] = kopt_as_f32_(packed[q]);
     }
 }
 
@@ -767,7 +768,7 @@ KOPT_CUDA_FN_ void kopt_cuda_load_grads_(int wide, float g[8], const kopt_cuda_t
    largest: the largest magnitudes, before rounding, of weights and of moments. */
 KOPT_CUDA_FN_ void kopt_cuda_step_octet_(kopt_cuda_octet_ *x, const float g[8], kopt_kind_ kind,
                                          const kopt_cuda_group_ *group, const kopt_scalars_octet_ *k,
-                                         const uint32_t w[4], uint32_t multiplier, uint32_t (*buffer)[8],
+                                         const uint32_t w[4], uint32_t multiplier, float (*buffer)[8],
                                          uint32_t largest[2]) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
@@ -794,7 +795,7 @@ KOPT_CUDA_FN_ void kopt_cuda_step_octet_(kopt_cuda_octet_ *x, const float g[8], 
                 float value;
                 if (m >= kind.moment_count) continue;
                 value = kind.buffered
-                            ? kopt_as_f32_(buffer[m][q + half])
+                            ? buffer[m][q + half]
                             : kopt_widen_octet_(kopt_cuda_extract_(x->moment[m], moment_size, q + half), kind.moment);
                 value = kopt_square_if_octet_(value, kopt_stores_root_(kind, m));
                 if (m == 0) h.moments.m = value;
@@ -810,7 +811,7 @@ KOPT_CUDA_FN_ void kopt_cuda_step_octet_(kopt_cuda_octet_ *x, const float g[8], 
                 const float value = rooted ? kopt_root_at_octet_(&h.moments, m) : kopt_moment_at_octet_(&h.moments, m);
                 if (m >= kind.moment_count) continue;
                 if (kind.buffered)
-                    buffer[m][q + half] = kopt_as_u32_(value);
+                    buffer[m][q + half] = value;
                 else if (kind.moment == KOPT_F32)
                     x->moment[m][q + half] = kopt_flush_f32_octet_(value);
                 else
@@ -877,7 +878,7 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
             e.moment[m] = kopt_cuda_load_one_(t->moment[m] + i * moment_size, moment_size);
         if (m < kind.moment_count && b != KOPT_NULL_)
             e.moment[m] =
-                kopt_cuda_moment_(kind.rule, m, kopt_cuda_load_one_(t->moment[m] + i, 1), kopt_cuda_scale_(t, m, i));
+                kopt_cuda_moment_(kind.rule, m, kopt_cuda_load_one_(t->moment[m] + i, 1), kopt_cuda_scale_(t, m, i, 0));
     }
     if (k.sync) {
         e.slow = kopt_cuda_load_one_(t->slow + i * weight_size, weight_size);
@@ -992,7 +993,7 @@ KOPT_CUDA_FN_ kopt_scalars_octet_ kopt_cuda_scalars_(const kopt_cuda_tensor_ *t,
    stored, if a number is special. The most frequent rules and roundings of moments are constants. */
 KOPT_CUDA_FN_ int kopt_cuda_step_complete_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, kopt_kind_ kind,
                                            uint64_t i, const uint32_t w[4], uint32_t multiplier, int copies,
-                                           uint32_t (*buffer)[8]) {
+                                           float (*buffer)[8]) {
     const kopt_scalars_octet_ k = kopt_cuda_scalars_(t, g);
     kopt_kind_ fixed = kind;
     uint32_t largest[2] = {0, 0};
@@ -1172,34 +1173,57 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_tensor_ *t, const kopt
 }
 
 /* Decodes an octet of codes. scale: that of their block. */
-KOPT_CUDA_FN_ void kopt_cuda_decode_octet_(uint32_t *moment, const uint32_t codes[2], uint32_t scale, int square) {
+KOPT_CUDA_FN_ void kopt_cuda_decode_octet_(float *moment, const uint32_t codes[2], uint32_t scale, int square) {
     int q;
     KOPT_UNROLL_
     for (q = 0; q < 8; q++)
-        moment[q] = kopt_as_u32_(kopt_mul_octet_(kopt_decode_q8_octet_(kopt_cuda_extract_signed_(codes, 1, q), square),
-                                                 kopt_as_f32_(scale)));
+        moment[q] = kopt_mul_octet_(kopt_decode_q8_octet_(kopt_cuda_extract_signed_(codes, 1, q), square),
+                                    kopt_as_f32_(scale));
 }
 
-/* Encodes an octet of moments; w and multiplier as for step_octet. The moment is number m of its rule. */
-KOPT_CUDA_FN_ void kopt_cuda_encode_octet_(uint32_t codes[2], const uint32_t *moment, uint32_t scale, int square,
-                                           int stochastic, uint32_t m, const uint32_t w[4], uint32_t multiplier) {
-    const float inverse = kopt_inverse_scale_q8_octet_(scale, square);
-    int q;
-    codes[0] = codes[1] = 0;
-    if (kopt_codes_are_zero_(scale)) return;
+/* Encodes the octets of `count` moments. scale: those of their blocks. w and multiplier as for step_octet. */
+KOPT_CUDA_FN_ void kopt_cuda_encode_octets_(uint32_t codes[2][2], const float moment[2][8], int count, kopt_rule rule,
+                                            const uint32_t scale[2], int stochastic, const uint32_t w[4],
+                                            uint32_t multiplier) {
+    float inverse[2];
+    int q, m, half;
+    KOPT_UNROLL_
+    for (m = 0; m < count; m++)
+        inverse[m] = kopt_inverse_scale_q8_octet_(scale[m], kopt_is_square_(rule, m));
     KOPT_UNROLL_
     for (q = 0; q < 8; q += 2) {
         const kopt_cuda_random_ r = kopt_cuda_random_of_(w[q >> 1], multiplier);
-        uint32_t u[2], both;
-        int half;
         KOPT_UNROLL_
-        for (half = 0; half < 2; half++)
-            u[half] = kopt_encode_q8_octet_(kopt_mul_octet_(kopt_as_f32_(moment[q + half]), inverse), square,
-                                            stochastic ? (r.number[half] + (m + 1) * r.stride[half]) & 0xFFFFu : 0x8000u);
-        both = kopt_cuda_pack_(u[0], u[1]);
-        if (!square) both |= both >> 8; /* encode_q8 leaves the sign in bit 15: it belongs into bit 7 */
-        codes[q >> 2] = (q & 2) == 0 ? __byte_perm(both, 0, 0x4420) : __byte_perm(codes[q >> 2], both, 0x6410);
+        for (m = 0; m < count; m++) {
+            const int square = kopt_is_square_(rule, m);
+            uint32_t u[2], both;
+            KOPT_UNROLL_
+            for (half = 0; half < 2; half++) {
+                const uint32_t number = r.number[half] + (KOPT_CAST_(uint32_t, m) + 1) * r.stride[half];
+                u[half] = kopt_encode_q8_octet_(kopt_mul_octet_(moment[m][q + half], inverse[m]), square,
+                                                stochastic ? number & 0xFFFFu : 0x8000u);
+            }
+            both = kopt_cuda_pack_(u[0], u[1]);
+            if (!square) both |= both >> 8; /* encode_q8 leaves the sign in bit 15: it belongs into bit 7 */
+            codes[m][q >> 2] =
+                (q & 2) == 0 ? __byte_perm(both, 0, 0x4420) : __byte_perm(codes[m][q >> 2], both, 0x6410);
+        }
     }
+    KOPT_UNROLL_
+    for (m = 0; m < count; m++)
+        if (kopt_codes_are_zero_(scale[m])) codes[m][0] = codes[m][1] = 0;
+}
+
+/* The same with constants: the rule that most use, and how it rounds. */
+KOPT_CUDA_FN_ void kopt_cuda_encode_octets_of_(uint32_t codes[2][2], const float moment[2][8], kopt_kind_ kind,
+                                               const uint32_t scale[2], const uint32_t w[4], uint32_t multiplier) {
+    const int stochastic = kind.moment_rounding == KOPT_STOCHASTIC;
+    if (kind.moment_count == 2 && stochastic)
+        kopt_cuda_encode_octets_(codes, moment, 2, KOPT_ADAM, scale, 1, w, multiplier);
+    else if (kind.moment_count == 2)
+        kopt_cuda_encode_octets_(codes, moment, 2, KOPT_ADAM, scale, 0, w, multiplier);
+    else
+        kopt_cuda_encode_octets_(codes, moment, 1, KOPT_SGD, scale, stochastic, w, multiplier);
 }
 
 /* All steps of one lane with 8-bit moments. An octet is stepped with its moments in registers; the elements of other
@@ -1215,7 +1239,7 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
         const kopt_kind_ kind = kopt_cuda_kind_(t, &g->step, weight, KOPT_Q8, rounding);
         const uint64_t from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
         const int limit = kopt_cuda_clamp_(t->end, from, KOPT_CAST_(int, a->width));
-        const int stochastic = kind.moment_rounding == KOPT_STOCHASTIC, random = stochastic || kopt_needs_random_(kind);
+        const int random = kind.moment_rounding == KOPT_STOCHASTIC || kopt_needs_random_(kind);
         const kopt_philox_key_cuda_ key =
             kopt_make_philox_key_cuda_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
         kopt_counts counts = {0, 0, 0};
@@ -1231,7 +1255,8 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
             const int octet = weight >= 0 && i < t->complete && (e & 7) == 0;
             const uint32_t p = weight < 0 ? lane : 8 * lane, stride = weight < 0 ? 32 : 1;
             const uint32_t end = weight < 0 || 8 * lane + 8 > n ? n : 8 * lane + 8;
-            uint32_t moment[2][8], codes[2], q;
+            uint32_t codes[2], q;
+            float moment[2][8];
             int done = 0;
             kopt_cuda_block_ b;
             b.slots = slots;
@@ -1246,7 +1271,7 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
                 for (m = 0; m < 2; m++)
                     if (m < kind.moment_count) {
                         kopt_cuda_load_octet_(0, codes, t->moment[m] + i, 1);
-                        kopt_cuda_decode_octet_(moment[m], codes, kopt_cuda_scale_(t, m, i),
+                        kopt_cuda_decode_octet_(moment[m], codes, kopt_cuda_scale_(t, m, i, 1),
                                                 kopt_is_square_(kind.rule, m));
                     }
                 done = kopt_cuda_step_complete_(t, g, kind, i, w, multiplier, copies, moment);
@@ -1258,8 +1283,8 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
                     KOPT_UNROLL_
                     for (q = 0; q < 8; q++)
                         if (m < kind.moment_count) {
-                            if (!done) moment[m][q] = *kopt_cuda_slot_(&b, m, i + q);
-                            b.largest[m] = max(b.largest[m], moment[m][q] & 0x7FFFFFFFu);
+                            if (!done) moment[m][q] = kopt_as_f32_(*kopt_cuda_slot_(&b, m, i + q));
+                            b.largest[m] = max(b.largest[m], kopt_as_u32_(moment[m][q]) & 0x7FFFFFFFu);
                         }
                 }
             }
@@ -1272,14 +1297,13 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
                     kopt_cuda_store_one_(t->scale[m] + (b.first >> 8) * 4, 4,
                                          kopt_scale_q8_(b.largest[m], kopt_is_square_(kind.rule, m)));
             if (octet) {
+                uint32_t codes[2][2], scale[2];
+                KOPT_UNROLL_
+                for (m = 0; m < 2; m++) scale[m] = kopt_scale_q8_(b.largest[m], kopt_is_square_(kind.rule, m));
+                if (kind.moment_count > 0) kopt_cuda_encode_octets_of_(codes, moment, kind, scale, w, multiplier);
                 KOPT_UNROLL_
                 for (m = 0; m < 2; m++)
-                    if (m < kind.moment_count) {
-                        const int square = kopt_is_square_(kind.rule, m);
-                        kopt_cuda_encode_octet_(codes, moment[m], kopt_scale_q8_(b.largest[m], square), square,
-                                                stochastic, KOPT_CAST_(uint32_t, m), w, multiplier);
-                        kopt_cuda_store_octet_(0, t->moment[m] + i, 1, codes);
-                    }
+                    if (m < kind.moment_count) kopt_cuda_store_octet_(0, t->moment[m] + i, 1, codes[m]);
             } else {
                 kopt_cuda_block_store_(t, g, kind, p, end, stride, moments, &b);
             }
@@ -1567,10 +1591,12 @@ KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks, uin
     uint64_t sums[2];
     __threadfence();
     __syncthreads();
-    if (thread == 0) last = atomicAdd(&c->arrived, 1u) == blocks - 1;
+    if (thread == 0) {
+        last = atomicAdd(&c->arrived, 1u) == blocks - 1;
+        __threadfence();
+    }
     __syncthreads();
     if (!last) return;
-    __threadfence();
     sums[0] = c->bins[0][thread];
     sums[1] = c->bins[1][thread];
     kopt_cuda_deliver_(&c->norm, sums, thread, all);
@@ -1627,10 +1653,11 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_octet_(const kopt_cuda_tensor_ *t, const ko
         KOPT_UNROLL_
         for (q = 0; q < 8; q++) v[q] = kopt_as_f32_(packed[q]);
     } else if (format == KOPT_Q8) {
+        float roots[8];
         kopt_cuda_load_octet_(0, packed, t->moment[1] + i, 1);
-        kopt_cuda_decode_octet_(packed, packed, kopt_cuda_scale_(t, 1, i), 1);
+        kopt_cuda_decode_octet_(roots, packed, kopt_cuda_scale_(t, 1, i, 1), 1);
         KOPT_UNROLL_
-        for (q = 0; q < 8; q++) v[q] = kopt_square_if_octet_(kopt_as_f32_(packed[q]), 1);
+        for (q = 0; q < 8; q++) v[q] = kopt_square_if_octet_(roots[q], 1);
     } else {
         kopt_cuda_load_octet_(0, packed, t->moment[1] + i * 2, 2);
         if (format == KOPT_BF16) {
@@ -1656,7 +1683,7 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_measure_element_(const kopt_cuda_tensor_ *t, co
     e.weight = e.residual = 0;
     e.grad = kopt_cuda_load_one_(t->grad + i * grad_size, grad_size);
     if (kind.buffered)
-        e.moment[1] = kopt_cuda_moment_(kind.rule, 1, kopt_cuda_load_one_(t->moment[1] + i, 1), kopt_cuda_scale_(t, 1, i));
+        e.moment[1] = kopt_cuda_moment_(kind.rule, 1, kopt_cuda_load_one_(t->moment[1] + i, 1), kopt_cuda_scale_(t, 1, i, 0));
     else
         e.moment[1] = kopt_cuda_load_one_(t->moment[1] + i * kopt_bytes_of_(kind.moment), kopt_bytes_of_(kind.moment));
     if (g->k.use_l2) e.weight = kopt_cuda_load_one_(t->weight + i * weight_size, weight_size);
