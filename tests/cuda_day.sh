@@ -43,8 +43,8 @@ started=$(now)
 deadline=$((started + 490)) # three parts in 25 minutes
 
 # Numbers of lists, bits of numbers, elements: of the day, and of the rehearsal.
-lists=150 sanitized_lists=4 bits=32 many=2147483665 bench=134217728 profiled=67108864
-[ -z "$rehearse" ] || lists=2 sanitized_lists=2 bits=12 many=20017 bench=4096 profiled=4096
+lists=150 sanitized_lists=20 bits=32 many=2147483665 bench=134217728 profiled=67108864
+[ -z "$rehearse" ] || lists=20 sanitized_lists=20 bits=12 many=20017 bench=4096 profiled=4096
 
 # ---- Stubs of the rehearsal: they run the program and say what the tools would say ---------------------------------
 
