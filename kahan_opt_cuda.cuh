@@ -994,7 +994,7 @@ KOPT_CUDA_FN_ kopt_scalars_octet_ kopt_cuda_scalars_(const kopt_cuda_tensor_ *t,
 KOPT_CUDA_FN_ int kopt_cuda_step_complete_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, kopt_kind_ kind,
                                            uint64_t i, const uint32_t w[4], uint32_t multiplier, int copies,
                                            float (*buffer)[8]) {
-    const kopt_scalars_octet_ k = kopt_cuda_scalars_(t, g);
+    kopt_scalars_octet_ k = kopt_cuda_scalars_(t, g);
     kopt_kind_ fixed = kind;
     uint32_t largest[2] = {0, 0};
     kopt_cuda_octet_ x;
@@ -1008,7 +1008,8 @@ KOPT_CUDA_FN_ int kopt_cuda_step_complete_(const kopt_cuda_tensor_ *t, const kop
         kopt_cuda_load_grads_(0, grad, t, i);
     }
     if (kind.rule == KOPT_ADAM && kind.moment_rounding == KOPT_STOCHASTIC &&
-        kind.compensation_rounding == KOPT_STOCHASTIC) {
+        kind.compensation_rounding == KOPT_STOCHASTIC && !k.unrectified) {
+        k.unrectified = 0;
         fixed.rule = KOPT_ADAM;
         fixed.moment_count = 2;
         fixed.nesterov = 0;
@@ -1424,87 +1425,91 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
 
 KOPT_CUDA_FN_ int kopt_cuda_is16_(uint32_t all) { return all == KOPT_BF16 || all == KOPT_FP16; }
 
-/* Adds x to the slot at this byte of the slots. */
-KOPT_CUDA_FN_ void kopt_cuda_add_slot_(uint32_t *slots, uint32_t byte, uint32_t x) {
-    asm volatile("red.shared.add.u32 [%0], %1;"
-                 :
-                 : "r"(KOPT_CAST_(uint32_t, __cvta_generic_to_shared(slots)) + byte), "r"(x)
-                 : "memory");
+/* The address in shared memory of a lane's slot in bin 0. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_column_(const uint32_t *slots, uint32_t lane, uint32_t all) {
+    return KOPT_CAST_(uint32_t, __cvta_generic_to_shared(slots)) + 4 * (kopt_cuda_is16_(all) ? lane : lane & 15);
 }
 
-/* Adds the square of a gradient to the slots of a lane. x: its bits. all: the format of all gradients, or 3 if they
-   differ. */
-KOPT_CUDA_FN_ void kopt_cuda_add_square16_(uint32_t *slots, uint32_t lane, uint32_t x, uint32_t all) {
-    const uint32_t exponent = x & (all == KOPT_BF16 ? 0x7F80u : 0x7C00u), one = all == KOPT_BF16 ? 0x80u : 0x400u;
-    const uint32_t digits = (x & (one - 1)) | min(exponent, one); /* with the leading 1 of a normal number */
-    const uint32_t square = exponent == (all == KOPT_BF16 ? 0x7F80u : 0x7C00u) ? 1 : digits * digits;
-    kopt_cuda_add_slot_(slots, (all == KOPT_BF16 ? exponent : exponent >> 3) + 4 * lane, square);
+KOPT_CUDA_FN_ void kopt_cuda_add_slot_(uint32_t address, uint32_t x) {
+    asm volatile("red.shared.add.u32 [%0], %1;" : : "r"(address), "r"(x) : "memory");
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_add_square32_(uint32_t *slots, uint32_t lane, uint32_t x) {
-    const uint32_t exponent = x & 0x7F800000u, byte = (exponent >> 17) + 4 * (lane & 15);
-    const uint32_t digits = (x & 0x007FFFFFu) | min(exponent, 0x00800000u);
+/* (x & mask) | bits */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_and_or_(uint32_t x, uint32_t mask, uint32_t bits) {
+    uint32_t r;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(x), "r"(mask), "r"(bits));
+    return r;
+}
+
+/* Adds the square of a gradient to the slots of a column. x: its bits. finite: it is known to be. */
+KOPT_CUDA_FN_ void kopt_cuda_add_square16_(uint32_t column, uint32_t x, uint32_t all, int finite) {
+    const uint32_t mask = all == KOPT_BF16 ? 0x7F80u : 0x7C00u, one = all == KOPT_BF16 ? 0x80u : 0x400u;
+    const uint32_t exponent = x & mask;
+    const uint32_t digits = kopt_cuda_and_or_(x, one - 1, min(exponent, one)); /* with the leading 1 of a normal number */
+    kopt_cuda_add_slot_(column + (all == KOPT_BF16 ? exponent : exponent >> 3), /* 128 bytes per bin */
+                        finite || exponent != mask ? digits * digits : 1);
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_add_square32_(uint32_t column, uint32_t x, int finite) {
+    const uint32_t exponent = x & 0x7F800000u, address = column + (exponent >> 17); /* 64 bytes per bin */
+    const uint32_t digits = kopt_cuda_and_or_(x, 0x007FFFFFu, min(exponent, 0x00800000u));
     const uint64_t square = KOPT_CAST_(uint64_t, digits) * digits;
-    if (exponent == 0x7F800000u) {
-        kopt_cuda_add_slot_(slots, byte, 1);
+    if (!finite && exponent == 0x7F800000u) {
+        kopt_cuda_add_slot_(address, 1);
         return;
     }
-    kopt_cuda_add_slot_(slots, byte, KOPT_CAST_(uint32_t, square >> 24));
-    kopt_cuda_add_slot_(slots, byte + 256 * 64, KOPT_CAST_(uint32_t, square & 0xFFFFFFu));
+    kopt_cuda_add_slot_(address, KOPT_CAST_(uint32_t, square >> 24));
+    kopt_cuda_add_slot_(address + 256 * 64, KOPT_CAST_(uint32_t, square) & 0xFFFFFFu);
 }
 
 /* A gradient of any format, as stored. */
-KOPT_CUDA_FN_ void kopt_cuda_add_square_(uint32_t *slots, uint32_t lane, uint32_t x, kopt_format format, uint32_t all) {
+KOPT_CUDA_FN_ void kopt_cuda_add_square_(uint32_t column, uint32_t x, kopt_format format, uint32_t all) {
     if (kopt_cuda_is16_(all))
-        kopt_cuda_add_square16_(slots, lane, x, all);
+        kopt_cuda_add_square16_(column, x, all, 0);
     else
-        kopt_cuda_add_square32_(slots, lane, kopt_as_u32_(kopt_widen_cuda_(x, format)));
+        kopt_cuda_add_square32_(column, kopt_as_u32_(kopt_widen_cuda_(x, format)), 0);
 }
 
-/* Measures an octet of 16-bit gradients, packed. Finite ones take no test for each. */
-KOPT_CUDA_FN_ void kopt_cuda_add_octet16_(uint32_t *slots, uint32_t lane, const uint32_t packed[4], uint32_t all) {
-    const uint32_t exponents = all == KOPT_BF16 ? 0x7F807F80u : 0x7C007C00u, one = all == KOPT_BF16 ? 0x80u : 0x400u;
+/* An octet of 16-bit gradients, packed. One test finds infinities and NaNs. */
+KOPT_CUDA_FN_ void kopt_cuda_add_octet16_(uint32_t column, const uint32_t packed[4], uint32_t all) {
+    const uint32_t masks = all == KOPT_BF16 ? 0x7F807F80u : 0x7C007C00u, ones = all == KOPT_BF16 ? 0x00800080u : 0x04000400u;
     uint32_t carries = 0;
     int q;
     KOPT_UNROLL_
-    for (q = 0; q < 4; q++) carries |= (packed[q] & exponents) + one * 0x00010001u;
-    if ((carries & 0x80008000u) != 0) { /* one more than the largest exponent */
+    for (q = 0; q < 4; q++) carries |= (packed[q] & masks) + ones;
+    if ((carries & 0x80008000u) != 0) { /* the largest exponent, and 1 */
         KOPT_UNROLL_
-        for (q = 0; q < 8; q++) kopt_cuda_add_square16_(slots, lane, kopt_cuda_extract_(packed, 2, q), all);
+        for (q = 0; q < 4; q++) {
+            kopt_cuda_add_square16_(column, packed[q], all, 0);
+            kopt_cuda_add_square16_(column, packed[q] >> 16, all, 0);
+        }
         return;
     }
     KOPT_UNROLL_
-    for (q = 0; q < 8; q++) {
-        const uint32_t x = (q & 1) != 0 ? packed[q >> 1] >> 16 : packed[q >> 1], exponent = x & (exponents & 0xFFFFu);
-        const uint32_t digits = (x & (one - 1)) | min(exponent, one);
-        kopt_cuda_add_slot_(slots, (all == KOPT_BF16 ? exponent : exponent >> 3) + 4 * lane, digits * digits);
+    for (q = 0; q < 4; q++) {
+        kopt_cuda_add_square16_(column, packed[q], all, 1);
+        kopt_cuda_add_square16_(column, packed[q] >> 16, all, 1);
     }
 }
 
 /* An octet of fp32 numbers. */
-KOPT_CUDA_FN_ void kopt_cuda_add_octet32_(uint32_t *slots, uint32_t lane, const uint32_t x[8]) {
+KOPT_CUDA_FN_ void kopt_cuda_add_octet32_(uint32_t column, const uint32_t x[8]) {
     uint32_t largest = 0;
     int q;
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) largest = max(largest, x[q] & 0x7F800000u);
     if (largest == 0x7F800000u) {
         KOPT_UNROLL_
-        for (q = 0; q < 8; q++) kopt_cuda_add_square32_(slots, lane, x[q]);
+        for (q = 0; q < 8; q++) kopt_cuda_add_square32_(column, x[q], 0);
         return;
     }
     KOPT_UNROLL_
-    for (q = 0; q < 8; q++) {
-        const uint32_t exponent = x[q] & 0x7F800000u, byte = (exponent >> 17) + 4 * (lane & 15);
-        const uint32_t digits = (x[q] & 0x007FFFFFu) | min(exponent, 0x00800000u);
-        const uint64_t square = KOPT_CAST_(uint64_t, digits) * digits;
-        kopt_cuda_add_slot_(slots, byte, KOPT_CAST_(uint32_t, square >> 24));
-        kopt_cuda_add_slot_(slots, byte + 256 * 64, KOPT_CAST_(uint32_t, square) & 0xFFFFFFu);
-    }
+    for (q = 0; q < 8; q++) kopt_cuda_add_square32_(column, x[q], 1);
 }
 
 /* Measures one lane's part of a task: at most width / 32 elements. */
-KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t task, uint32_t lane, uint32_t *slots,
-                                         uint32_t all) {
+KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t task, uint32_t lane,
+                                         uint32_t column, uint32_t all) {
     const kopt_cuda_tensor_ *const t = a->tensors + a->tasks[task];
     const uint64_t from = KOPT_CAST_(uint64_t, task - t->first_task) * a->width;
     const kopt_format format = KOPT_CAST_(kopt_format, kopt_cuda_is16_(all) ? all : t->grad_format);
@@ -1520,20 +1525,20 @@ KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t
             if (i < complete && size == 2) {
                 kopt_cuda_load_octet_(0, packed, t->grad + i * 2, 2);
                 if (kopt_cuda_is16_(all)) {
-                    kopt_cuda_add_octet16_(slots, lane, packed, all);
+                    kopt_cuda_add_octet16_(column, packed, all);
                     continue;
                 }
                 KOPT_UNROLL_
                 for (q = 0; q < 8; q++)
-                    kopt_cuda_add_square_(slots, lane, kopt_cuda_extract_(packed, 2, KOPT_CAST_(int, q)), format, all);
+                    kopt_cuda_add_square_(column, kopt_cuda_extract_(packed, 2, KOPT_CAST_(int, q)), format, all);
             } else if (i < complete) {
                 kopt_cuda_load_octet_(0, packed, t->grad + i * 4, 4);
-                kopt_cuda_add_octet32_(slots, lane, packed);
+                kopt_cuda_add_octet32_(column, packed);
             } else {
                 KOPT_ROLL_
                 for (q = 0; q < 8; q++)
                     if (i + q < n)
-                        kopt_cuda_add_square_(slots, lane, kopt_cuda_load_one_(t->grad + (i + q) * size, size), format,
+                        kopt_cuda_add_square_(column, kopt_cuda_load_one_(t->grad + (i + q) * size, size), format,
                                               all);
             }
         }
@@ -1541,22 +1546,28 @@ KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_clear_(uint32_t *slots, uint32_t thread) {
+    uint4 *const four = reinterpret_cast<uint4 *>(slots);
     uint32_t i;
-    for (i = thread; i < 256 * 32; i += KOPT_THREADS_) slots[i] = 0;
+    KOPT_UNROLL_
+    for (i = 0; i < 256 * 32 / 4; i += KOPT_THREADS_) four[i + thread] = make_uint4(0, 0, 0, 0);
 }
 
-/* Adds the slots of bin number `thread` to its two sums, and clears them. The thread begins at a column that depends on
-   its number, so that few threads of a warp use the same memory bank. */
+/* Adds the slots of bin number `thread` to its two sums, and clears them, four slots at a time. The thread begins at a
+   column that depends on its number, so that 8 threads use different memory banks. */
 KOPT_CUDA_FN_ void kopt_cuda_collect_(uint64_t sums[2], uint32_t *slots, uint32_t thread, uint32_t all) {
-    const uint32_t columns = kopt_cuda_is16_(all) ? 32 : 16;
+    const uint32_t fours = kopt_cuda_is16_(all) ? 8 : 4, parts = kopt_cuda_is16_(all) ? 1 : 2; /* of a bin */
     uint32_t part, i;
     KOPT_UNROLL_
-    for (part = 0; part < 2; part++)
-        for (i = 0; i < columns && part < 32 / columns; i++) {
-            uint32_t *slot = slots + (256 * part + thread) * columns + ((i + thread) & (columns - 1));
-            sums[part] += *slot;
-            *slot = 0;
+    for (part = 0; part < parts; part++) {
+        uint4 *const bin = reinterpret_cast<uint4 *>(slots) + (256 * part + thread) * fours;
+        KOPT_UNROLL_
+        for (i = 0; i < fours; i++) {
+            uint4 *const slot = bin + ((i + thread) & (fours - 1));
+            const uint4 x = *slot;
+            *slot = make_uint4(0, 0, 0, 0);
+            sums[part] += KOPT_CAST_(uint64_t, x.x) + x.y + (KOPT_CAST_(uint64_t, x.z) + x.w);
         }
+    }
 }
 
 /* Adds the two sums of a bin to the digits of a norm. The digits do not overflow with fewer than 2^36 elements in each
@@ -1613,12 +1624,13 @@ KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks, uin
 KOPT_CUDA_FN_ void kopt_cuda_stats_block_(const kopt_cuda_arguments_ *a, uint32_t all, uint32_t block, uint32_t blocks,
                                           uint32_t thread, uint32_t *slots) {
     const uint32_t max_rounds = all == KOPT_BF16 ? 256 : all == KOPT_FP16 ? 4 : 1;
+    const uint32_t column = kopt_cuda_column_(slots, thread & 31, all);
     uint64_t sums[2] = {0, 0}; /* of bin number `thread` */
     uint32_t rounds = 0, base;
     kopt_cuda_clear_(slots, thread);
     __syncthreads();
     for (base = block * KOPT_WARPS_; base < a->count; base += blocks * KOPT_WARPS_) {
-        if (base + (thread >> 5) < a->count) kopt_cuda_stats_lane_(a, base + (thread >> 5), thread & 31, slots, all);
+        if (base + (thread >> 5) < a->count) kopt_cuda_stats_lane_(a, base + (thread >> 5), thread & 31, column, all);
         if (++rounds == max_rounds) {
             __syncthreads();
             kopt_cuda_collect_(sums, slots, thread, all);
@@ -1694,7 +1706,7 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_measure_element_(const kopt_cuda_tensor_ *t, co
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32_t round, uint32_t thread,
-                                           uint32_t *slots) {
+                                           uint32_t column) {
     const kopt_cuda_tensor_ *t = a->tensors + a->rounds[round];
     const kopt_cuda_group_ *g = a->groups + t->group;
     const uint64_t n = t->end - t->pad, from = KOPT_CAST_(uint64_t, round - t->first_round) * KOPT_ROUND_;
@@ -1708,12 +1720,12 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32
         if (i < t->complete && t->natural && !g->k.use_l2) {
             uint32_t ratios[8];
             kopt_cuda_measure_octet_(t, g, i, ratios);
-            kopt_cuda_add_octet32_(slots, thread & 31, ratios);
+            kopt_cuda_add_octet32_(column, ratios);
             continue;
         }
         KOPT_ROLL_
         for (q = 0; q < 8; q++)
-            if (i + q < n) kopt_cuda_add_square32_(slots, thread & 31, kopt_cuda_measure_element_(t, g, i + q));
+            if (i + q < n) kopt_cuda_add_square32_(column, kopt_cuda_measure_element_(t, g, i + q), 0);
     }
 }
 
@@ -1726,7 +1738,7 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_block_(const kopt_cuda_arguments_ *a, uint3
     __syncthreads();
     for (round = block; round < count; round += blocks) {
         const uint32_t tensor = a->rounds[round], next = round + blocks;
-        kopt_cuda_measure_lane_(a, round, thread, slots);
+        kopt_cuda_measure_lane_(a, round, thread, kopt_cuda_column_(slots, thread & 31, KOPT_F32));
         __syncthreads();
         kopt_cuda_collect_(sums, slots, thread, KOPT_F32);
         __syncthreads();
@@ -2242,7 +2254,7 @@ KOPT_CUDA_ALL_(KOPT_CUDA_KERNEL_)
 KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_BLOCKS_KERNEL_)
 
 static __global__ void __launch_bounds__(KOPT_THREADS_, 2) kopt_cuda_measure_kernel_(const kopt_cuda_arguments_ a) {
-    __shared__ uint32_t slots[256 * 32];
+    __shared__ __align__(16) uint32_t slots[256 * 32];
     kopt_cuda_measure_block_(&a, blockIdx.x, gridDim.x, threadIdx.x, slots);
 }
 
@@ -2262,7 +2274,7 @@ static __global__ void __launch_bounds__(KOPT_PROLOGUE_THREADS_)
 }
 
 static __global__ void __launch_bounds__(KOPT_THREADS_, 4) kopt_cuda_stats_kernel_(const kopt_cuda_arguments_ a) {
-    __shared__ uint32_t slots[256 * 32];
+    __shared__ __align__(16) uint32_t slots[256 * 32];
     if (a.grad_format == KOPT_BF16) /* the format is a constant in each call */
         kopt_cuda_stats_block_(&a, KOPT_BF16, blockIdx.x, gridDim.x, threadIdx.x, slots);
     else if (a.grad_format == KOPT_FP16)

@@ -46,9 +46,9 @@ static const mode modes[] = {
     {"StableAdamW Kahan bf16", STABLE, B, B, B, KAHAN, NOISE, N, 0, 0, 216, 0}, /* target 170 */
     {"SGD with momentum, Kahan bf16", SGD, B, B, B, KAHAN, NOISE, N, 0, 0, 92, 0},
     {"Lion Kahan bf16", LION, B, B, B, KAHAN, NOISE, N, 0, 0, 98, 0},     /* no target */
-    {"statistics of bf16", ADAMW, B, B, B, KAHAN, NOISE, N, 0, 1, 41, 0}, /* target 14 */
-    {"statistics of fp16", ADAMW, H, H, H, KAHAN, NOISE, N, 0, 1, 47, 0}, /* no target */
-    {"statistics of fp32", ADAMW, F, F, F, NEAR, NOISE, N, 0, 1, 63, 0},  /* no target */
+    {"statistics of bf16", ADAMW, B, B, B, KAHAN, NOISE, 1 << 20, 0, 1, 41, 0}, /* target 14 */
+    {"statistics of fp16", ADAMW, H, H, H, KAHAN, NOISE, 1 << 20, 0, 1, 47, 0}, /* no target */
+    {"statistics of fp32", ADAMW, F, F, F, NEAR, NOISE, 1 << 20, 0, 1, 63, 0},  /* no target */
 };
 enum { PROLOGUE = 700 }; /* instructions of the prologue's longest thread, for one group; no target */
 
