@@ -72,8 +72,8 @@ static size_t width(kopt_format f) { return f == KOPT_F32 ? 4 : 2; }
 
 static const char *const format_names[] = {"fp32", "bf16", "fp16"};
 static const char *const function_names[] = {"exp", "log", "tanh", "erf", "erfc"};
-static const char *const map_names[] = {"exp",       "log",      "tanh",       "sigmoid",       "silu",
-                                        "gelu",      "gelu-tanh", "softplus",   "tanh-slope",    "sigmoid-slope",
+static const char *const map_names[] = {"exp",        "log",        "tanh",           "sigmoid",    "silu",
+                                        "gelu",       "gelu-tanh",  "softplus",       "tanh-slope", "sigmoid-slope",
                                         "silu-slope", "gelu-slope", "gelu-tanh-slope"};
 
 /* The items of a command, or all of them for "hashes"; their number. */
@@ -295,8 +295,14 @@ static void say_difference(const item *t, const unsigned char *results, uint64_t
         for (i = 0; i < m; i += 2) {
             const unsigned char *const expected = (const unsigned char *)out + i * w;
             uint32_t a[2] = {0, 0}, b[2] = {0, 0};
+            int j;
             if (memcmp(expected, seen + i * w, 2 * w) == 0) continue;
-            memcpy(a, expected, 2 * w), memcpy(b, seen + i * w, 2 * w);
+            for (j = 0; j < 2; ++j) { /* numbers of 2 bytes are printed as such */
+                uint16_t c, d;
+                memcpy(&c, expected + (size_t)j * w, 2), memcpy(&d, seen + (i + (size_t)j) * w, 2);
+                a[j] = c, b[j] = d;
+                if (w == 4) memcpy(&a[j], expected + (size_t)j * w, 4), memcpy(&b[j], seen + (i + (size_t)j) * w, 4);
+            }
             note("%s: number %llu (%08x) and its neighbour: CPU %08x %08x, GPU %08x %08x", t->name,
                  (unsigned long long)(first + k + i), (unsigned)number(t, first + k + i, count), (unsigned)a[0],
                  (unsigned)a[1], (unsigned)b[0], (unsigned)b[1]);
@@ -356,7 +362,7 @@ static void every_number(const char *command, int bits) {
     device_free(x), device_free(out), device_free(dy), free(slopes);
 }
 
-/* ---- More than 2^31 elements: windows of them are what the CPU makes of the same windows as shards ---------------- */
+/* ---- More than 2^31 elements: windows of them are what the CPU makes of the same windows as shards --------------- */
 
 enum { WINDOW = 8192 }; /* and fewer at the end */
 

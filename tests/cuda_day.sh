@@ -99,7 +99,7 @@ skip() { # skip ITEM REASON
     say skip "$1" 0 "$2"
 }
 
-# item NAME LIMIT COMMAND...: status 77, "1..0 # SKIP" and "SKIPPED:" are a skip. With `soft`, being cut off is one, too.
+# item NAME LIMIT COMMAND...: status 77, "1..0 # SKIP" and "SKIPPED:" are a skip; with `soft`, so is being cut off.
 soft='' unbuilt=''
 item() {
     name=$1 limit=$2
@@ -197,8 +197,8 @@ link() { # link NAME OBJECT...
     $CC -o "$work/$name" "$work/$name.c.o" "$@" >>"$work/$name.cc" 2>&1
 }
 
-sources='kahan_opt.h kahan_opt_cuda.cuh tests/cuda.c tests/cuda_state.c tests/cuda_day.c tests/cuda_golden.c tests/cuda_device.h
-    tests/probe.c tests/inputs.h tests/tap.h bench/cuda.c'
+sources='kahan_opt.h kahan_opt_cuda.cuh tests/cuda.c tests/cuda_state.c tests/cuda_day.c tests/cuda_golden.c
+    tests/cuda_device.h tests/probe.c tests/inputs.h tests/tap.h bench/cuda.c'
 [ -z "$rehearse" ] || sources="$sources $(ls tests/ptx.py tests/cuda_fake.* 2>/dev/null)"
 stamp="$(cat $sources | cksum) $gpu $compiler $CC ${KOPT_CUDA_FAKE:-}"
 
