@@ -110,12 +110,13 @@ report $? "the table of hashes has all 51 lines"
 
 # One program of the build after another is exchanged: the build is the same, so it stays.
 work=build/cuda-day-rehearsal
-cp "$work/day" "$out/day"
-broken() { # broken NAME LINE...: this program, where its first argument is NAME
-    name=$1
-    shift
-    { printf '#!/bin/sh\nif [ "$1" = %s ]; then\n' "$name" && printf '%s\n' "$@" 'fi' "exec '$out/day' \"\$@\""; } \
-        >"$work/day.new" && chmod +x "$work/day.new" && mv "$work/day.new" "$work/day"
+cp "$work/day" "$work/gpu_vmath" "$out"
+broken() { # broken NAME LINE...: the program `day`, where its first argument is NAME; NAME 20: `gpu_vmath`
+    program=day
+    [ "$1" != 20 ] || program=gpu_vmath
+    { printf '#!/bin/sh\nif [ "$1" = %s ]; then\n' "$1" && shift &&
+        printf '%s\n' "$@" 'fi' "exec '$out/$program' \"\$@\""; } >"$out/new"
+    chmod +x "$out/new" && mv "$out/new" "$work/$program"
 }
 others_pass() { verdicts fail "$1" && shift && verdicts pass build "$@"; }
 rest="conversions of every number"
@@ -131,16 +132,29 @@ day 3
 [ $status = 1 ] && grep -q '^fail conversions.*cut off after 2 s' "$out/said" &&
     others_pass "$rest" 'maps of every number' 'more than 2^31 elements' 'functions of every number'
 report $? "an item that hangs: it is cut off at its limit, the other items run"
+broken 20 'echo "========= COMPUTE-SANITIZER"' 'echo "ok 1"' 'exec sleep 1000'
+day 2
+[ $status = 0 ] && grep -q '^skip sanitizer memcheck.*cut off after 2 s; before: 1 tests' "$out/said" &&
+    verdicts pass 'counters AdamW bf16 KAHAN'
+report $? "a sanitizer that takes too long is left out, and says so"
+broken 20 'echo "========= Invalid __global__ read of size 4 bytes"' 'exec sleep 1000'
+day 2
+[ $status = 1 ] && others_pass 'sanitizer memcheck' 'counters AdamW bf16 KAHAN'
+report $? "... but not if it found something before"
 unset CUDA_DAY_LIMIT
 broken large 'kill -SEGV $$'
 day 3
 [ $status = 1 ] && others_pass 'more than 2^31 elements' "$rest" 'maps of every number' 'functions of every number'
 report $? "an item that crashes is a failure"
+broken large 'echo "1..0 # SKIP no usable CUDA device (code 100)"' 'exit 77'
+day 3
+[ $status = 1 ] && others_pass 'more than 2^31 elements' "$rest"
+report $? "... and so is a GPU that cannot be used"
 broken large 'echo "ok 1 # SKIP too little memory"' 'echo 1..1' 'exit 0'
 day 3
 [ $status = 0 ] && grep -q '^pass more than.*(1 skipped)' "$out/said"
 report $? "an item that leaves a part out says so"
-mv "$out/day" "$work/day"
+mv "$out/day" "$out/gpu_vmath" "$work"
 cp "$work/stubs/nvidia-smi" "$out/smi"
 (PATH=/usr/bin:/bin NVCC=false sh tests/cuda_day.sh --part 1) >"$out/said" 2>&1
 [ $? = 1 ] && grep -q 'finds no GPU\|no nvcc' "$out/said"
