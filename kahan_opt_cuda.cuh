@@ -362,6 +362,8 @@ typedef struct KOPT_CUDA_ALIGNED_ kopt_cuda_tensor_ {
     uint32_t ratio_plus_1, first_round; /* StableAdamW: index of its ratio + 1, or 0; number of its first round */
     /* natural: the elements of all arrays are aligned to their size; wide: all arrays are aligned for vector loads */
     uint8_t grad_format, copy_format, natural, wide;
+    /* The most frequent steps: 1: Adam with stochastic stores of moments and compensation; 2: with nearest ones. Else 0 */
+    uint8_t usual;
 } kopt_cuda_tensor_;
 
 typedef struct kopt_cuda_arguments_ {
@@ -989,56 +991,63 @@ KOPT_CUDA_FN_ kopt_scalars_octet_ kopt_cuda_scalars_(const kopt_cuda_tensor_ *t,
     return local.k;
 }
 
-/* Steps a complete octet of a tensor from memory to memory; i: index of its first element. Returns 0, with nothing
-   stored, if a number is special. The most frequent rules and roundings of moments are constants. */
-KOPT_CUDA_FN_ int kopt_cuda_step_complete_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, kopt_kind_ kind,
-                                           uint64_t i, const uint32_t w[4], uint32_t multiplier, int copies,
+/* Steps a complete octet from memory to memory. index: of its tensor; i: of its first element; weight, moment, rounding:
+   the constants of the kernel. Returns 0, with nothing stored, if a number is special. Rules are constants, and in the
+   most frequent steps the roundings of moments, too. */
+KOPT_CUDA_FN_ int kopt_cuda_step_complete_(const kopt_cuda_arguments_ *a, uint32_t index, int weight, int moment,
+                                           int rounding, uint64_t i, const uint32_t w[4], int copies,
                                            float (*buffer)[8]) {
+    const kopt_cuda_tensor_ *t = a->tensors + index;
+    const kopt_cuda_group_ *g = a->groups + t->group;
+    const uint32_t multiplier = kopt_random_multiplier_(t->first + t->pad + i);
     kopt_scalars_octet_ k = kopt_cuda_scalars_(t, g);
-    kopt_kind_ fixed = kind;
+    kopt_kind_ kind = kopt_cuda_kind_(t, &g->step, weight, moment, rounding), fixed;
     uint32_t largest[2] = {0, 0};
     kopt_cuda_octet_ x;
     float grad[8];
-    int wide = t->wide, q;
-    if (wide) {
+    int q;
+    if (t->usual) kind.moment_count = 2;
+    if (t->wide) {
         kopt_cuda_load_arrays_(1, &x, t, kind, i);
         kopt_cuda_load_grads_(1, grad, t, i);
     } else {
         kopt_cuda_load_arrays_(0, &x, t, kind, i);
         kopt_cuda_load_grads_(0, grad, t, i);
     }
-    if (kind.rule == KOPT_ADAM && kind.moment_rounding == KOPT_STOCHASTIC &&
-        kind.compensation_rounding == KOPT_STOCHASTIC && !k.unrectified) {
-        k.unrectified = 0;
-        fixed.rule = KOPT_ADAM;
-        fixed.moment_count = 2;
-        fixed.nesterov = 0;
+    fixed = kind;
+#define KOPT_CUDA_STEP_(constant, count)                                               \
+    fixed.rule = (constant);                                                           \
+    fixed.moment_count = (count);                                                      \
+    if ((constant) == KOPT_ADAM) fixed.nesterov = 0;                                   \
+    kopt_cuda_step_octet_(&x, grad, fixed, g, &k, w, multiplier, buffer, largest)
+    if (t->usual == 1) {
         fixed.moment_rounding = fixed.compensation_rounding = KOPT_STOCHASTIC;
-        kopt_cuda_step_octet_(&x, grad, fixed, g, &k, w, multiplier, buffer, largest);
-    } else {
-#define KOPT_CUDA_RULE_(constant, count)                                                   \
-    else if (kind.rule == (constant) && kind.moment_count == (count)) {                        \
-        fixed.rule = (constant);                                                               \
-        fixed.moment_count = (count);                                                          \
-        kopt_cuda_step_octet_(&x, grad, fixed, g, &k, w, multiplier, buffer, largest);         \
-    }
-        if (0) {
-        }
-        KOPT_CUDA_RULE_(KOPT_ADAM, 2)
-        KOPT_CUDA_RULE_(KOPT_SGD, 1)
-        KOPT_CUDA_RULE_(KOPT_SGD, 0)
-        KOPT_CUDA_RULE_(KOPT_LION, 1)
+        k.unrectified = 0;
+        KOPT_CUDA_STEP_(KOPT_ADAM, 2);
+    } else if (t->usual == 2) {
+        fixed.moment_rounding = fixed.compensation_rounding = KOPT_NEAREST;
+        k.unrectified = 0;
+        KOPT_CUDA_STEP_(KOPT_ADAM, 2);
+    } else if (kind.rule == KOPT_ADAM) {
+        KOPT_CUDA_STEP_(KOPT_ADAM, 2);
+    } else if (kind.rule == KOPT_LION) {
+        KOPT_CUDA_STEP_(KOPT_LION, 1);
 #ifdef KAHAN_OPT_VMATH
-        KOPT_CUDA_RULE_(KOPT_ADAM_ATAN2, 2)
+    } else if (kind.rule == KOPT_ADAM_ATAN2) {
+        KOPT_CUDA_STEP_(KOPT_ADAM_ATAN2, 2);
 #endif
-#undef KOPT_CUDA_RULE_
+    } else if (kind.moment_count != 0) {
+        KOPT_CUDA_STEP_(KOPT_SGD, 1);
+    } else {
+        KOPT_CUDA_STEP_(KOPT_SGD, 0);
     }
+#undef KOPT_CUDA_STEP_
     if (kind.weight != KOPT_F32 && largest[0] > (kind.weight == KOPT_BF16 ? 0x7F7EFFFFu : 0x477FDFFFu)) return 0;
     if (kind.moment != KOPT_F32 && largest[1] > (kind.moment == KOPT_BF16 ? 0x7F7EFFFFu : 0x477FDFFFu)) return 0;
-    KOPT_CUDA_OPAQUE_(t, "l");
-    KOPT_CUDA_OPAQUE_(g, "l");
-    KOPT_CUDA_OPAQUE_(wide, "r");
-    if (wide)
+    KOPT_CUDA_OPAQUE_(index, "r"); /* what is used again is loaded again */
+    t = a->tensors + index;
+    g = a->groups + t->group;
+    if (t->wide)
         kopt_cuda_store_arrays_(1, &x, t, kind, i, g->k.moments_only);
     else
         kopt_cuda_store_arrays_(0, &x, t, kind, i, g->k.moments_only);
@@ -1079,8 +1088,14 @@ KOPT_CUDA_FN_ void kopt_cuda_step_octet_slowly_(const kopt_cuda_tensor_ *t, cons
     }
 }
 
-/* All steps of one lane. An octet is at position x of a task, another one at x + 128: they share a Philox block. What
-   the two share beside it is loaded again for the second, which takes fewer registers. */
+/* The position of the first element of an octet of a lane. Octets 2 * k and 2 * k + 1 share a Philox block. */
+KOPT_CUDA_FN_ uint64_t kopt_cuda_position_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task,
+                                           uint32_t lane, uint32_t octet) {
+    return KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width +
+           ((octet >> 1) * KOPT_WARP_STRIDE_ + (octet & 1) * 128 + (lane >> 4) * 256 + (lane & 15) * 8);
+}
+
+/* All steps of one lane. What an octet needs is loaded again for each octet, which takes fewer registers. */
 KOPT_CUDA_FN_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t warp, uint32_t warps, uint32_t lane,
                                         int weight, int moment, int rounding, int copies) {
     uint32_t task;
@@ -1088,44 +1103,42 @@ KOPT_CUDA_FN_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t 
     for (task = warp; task < a->count; task += warps) {
         const kopt_cuda_tensor_ *t = a->tensors + a->tasks[a->first + task];
         const kopt_cuda_group_ *g = a->groups + t->group;
-        const uint64_t from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
         const kopt_kind_ kind = kopt_cuda_kind_(t, &g->step, weight, moment, rounding);
         const int random = kopt_needs_random_(kind);
-        uint32_t x;
         if (weight >= 0) {
-            uint32_t left = 0, octet = 0; /* a bit for each octet that must be stepped element by element */
+            uint32_t index = a->tasks[a->first + task];
+            uint32_t w[4] = {0, 0, 0, 0}, left = 0, octet; /* left: those that must be stepped element by element */
             KOPT_ROLL_
-            for (x = (lane >> 4) * 256 + (lane & 15) * 8; x < a->width; x += KOPT_WARP_STRIDE_) {
-                uint64_t position = from + x;
-                uint32_t w[4] = {0, 0, 0, 0};
-                int half;
+            for (octet = 0; octet < 2 * a->width / KOPT_WARP_STRIDE_; octet++) {
+                uint64_t position;
+                KOPT_CUDA_OPAQUE_(index, "r");
+                t = a->tensors + index;
+                g = a->groups + t->group;
+                position = kopt_cuda_position_(a, t, task, lane, octet);
                 if (position >= t->end) break;
-                if (random) {
+                if (random && (octet & 1) == 0) {
                     const kopt_philox_key_cuda_ key =
                         kopt_make_philox_key_cuda_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
                     kopt_philox_cuda_(w, &key, kopt_philox_block_(t->first + position));
                 }
-                KOPT_ROLL_
-                for (half = 0; half < 2; half++, octet++, position += 128) {
-                    KOPT_CUDA_OPAQUE_(t, "l");
-                    KOPT_CUDA_OPAQUE_(g, "l");
-                    if (position - t->pad >= t->complete ||
-                        !kopt_cuda_step_complete_(t, g, kopt_cuda_kind_(t, &g->step, weight, moment, rounding),
-                                                  position - t->pad, w, kopt_random_multiplier_(t->first + position),
-                                                  copies, KOPT_NULL_))
-                        left |= 1u << octet;
-                }
+                if (position - t->pad >= t->complete ||
+                    !kopt_cuda_step_complete_(a, index, weight, moment, rounding, position - t->pad, w, copies,
+                                              KOPT_NULL_))
+                    left |= 1u << octet;
             }
             for (octet = 0; left >> octet != 0; octet++)
-                if ((left >> octet & 1) != 0)
-                    kopt_cuda_step_octet_slowly_(t, g, weight, moment, rounding,
-                                                 from + (lane >> 4) * 256 + (lane & 15) * 8 + (octet >> 1) * KOPT_WARP_STRIDE_ + (octet & 1) * 128, copies);
+                if ((left >> octet & 1) != 0) {
+                    t = a->tensors + a->tasks[a->first + task];
+                    kopt_cuda_step_octet_slowly_(t, a->groups + t->group, weight, moment, rounding,
+                                                 kopt_cuda_position_(a, t, task, lane, octet), copies);
+                }
         } else {
+            const uint64_t from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
             const int limit = kopt_cuda_clamp_(t->end, from, KOPT_CAST_(int, a->width));
             const kopt_philox_key_cuda_ key =
                 kopt_make_philox_key_cuda_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
             kopt_counts counts = {0, 0, 0};
-            x = lane;
+            uint32_t x = lane;
             if (from < t->pad) x += KOPT_CAST_(uint32_t, (t->pad - from + 31 - lane) & ~KOPT_CAST_(uint64_t, 31));
             for (; KOPT_CAST_(int, x) < limit; x += 32) {
                 const uint64_t position = from + x;
@@ -1275,7 +1288,7 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
                         kopt_cuda_decode_octet_(moment[m], codes, kopt_cuda_scale_(t, m, i, 1),
                                                 kopt_is_square_(kind.rule, m));
                     }
-                done = kopt_cuda_step_complete_(t, g, kind, i, w, multiplier, copies, moment);
+                done = kopt_cuda_step_complete_(a, a->tasks[a->first + task], weight, KOPT_Q8, rounding, i, w, copies, moment);
             }
             if (!done) kopt_cuda_block_step_(t, g, kind, p, end, stride, copies, &counts, &b);
             if (octet) {
@@ -2236,7 +2249,7 @@ static uint32_t kopt_cuda_pad_(const void *p, size_t size) {
 enum { KOPT_CUDA_STATS_ = KOPT_CUDA_KERNELS_, KOPT_CUDA_MEASURE_ };
 
 #define KOPT_CUDA_KERNEL_(i, name, weight, moment, rounding, copies)                                                    \
-    static __global__ void __launch_bounds__(KOPT_THREADS_, weight < 0 ? 2 : 3) /* limits the registers */              \
+    static __global__ void __launch_bounds__(KOPT_THREADS_, weight < 0 || (weight != KOPT_F32 && moment == KOPT_F32) ? 2 : 3)                  \
         kopt_cuda_##name##_(const kopt_cuda_arguments_ a) {                                                             \
         kopt_cuda_step_lane_(&a, blockIdx.x *KOPT_WARPS_ + (threadIdx.x >> 5), gridDim.x * KOPT_WARPS_,                 \
                              threadIdx.x & 31, weight, moment, rounding, copies);                                       \
@@ -2656,6 +2669,9 @@ static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt,
               kopt_cuda_aligned_(d->moment[0], lead, moment_size) &&
               kopt_cuda_aligned_(d->moment[1], lead, moment_size) &&
               kopt_cuda_aligned_(d->copy, lead, d->copy_format == KOPT_F32 ? 4 : 2);
+    d->usual = opt->rule != KOPT_ADAM || moments != 2 || opt->moment_rounding != opt->compensation_rounding ? 0
+               : opt->moment_rounding == KOPT_STOCHASTIC                                                   ? 1
+                                                                                                           : 2;
     d->end = d->pad + t->n;
     d->complete = t->n < 8 ? 0 : t->n - 7;
     d->first = t->first_index - d->pad;
