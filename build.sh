@@ -28,6 +28,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench q8 [check | ...] which 8-bit code serves the moments of AdamW? (docs/q8.md)
        ./build.sh bench theorem1         how far from the solution SGD with 16-bit weights ends (docs/theorem1.md)
        ./build.sh cuda [bench]           the GPU part: its PTX, also run on the CPU, and its tests if there is a GPU
+       ./build.sh cuda day [--part N]    all on a GPU in 25 minutes, three parts (--rehearse: without; docs/gpu-day.md)
        ./build.sh figures                update the figures of demo and theorem1 in README.md and docs: a minute
        ./build.sh figures bench          ... and of bench cliffs and --sizes, on an idle machine: ten minutes, 10 GB
        ./build.sh mutants [all|share K/N] change the header in some 400 ways: does each make a test fail?
@@ -170,14 +171,22 @@ runs_with() { # runs_with FLAG...: can CC build a program with these flags, and 
 }
 
 cuda() {
+    case "${1:-}" in day) # it checks its own arguments
+        shift
+        exec sh tests/cuda_day.sh "$@"
+        ;;
+    esac
     knows cuda bench "$@"
     mkdir -p build/tests build/bench
     if [ "${1:-}" = bench ]; then
         [ -n "$NVCC" ] || { echo "SKIPPED: the GPU bench (no nvcc; ./build.sh setup installs it)"; exit 0; }
-        rm -f build/bench/cuda.csv
-        $NVCC -I. -O3 -arch=native -o build/bench/cuda bench/cuda.cu 2>/dev/null ||
-            $NVCC -I. -O3 -o build/bench/cuda bench/cuda.cu
-        build/bench/cuda # without a GPU it says so and writes no table
+        CUDA_ROWS=build/bench/cuda.csv
+        export CUDA_ROWS
+        rm -f $CUDA_ROWS
+        printf '#define KAHAN_OPT_CUDA_IMPLEMENTATION\n#include "kahan_opt_cuda.cuh"\n' >build/bench/kernels.cu
+        set -- -I. -O3 -DKAHAN_OPT_VMATH -o build/bench/cuda bench/cuda.c build/bench/kernels.cu
+        $NVCC -arch=native "$@" 2>/dev/null || $NVCC "$@"
+        build/bench/cuda || [ $? = 77 ] # without a GPU it says so and writes no table
         [ -s build/bench/cuda.csv ] || exit 0
         if ! python3 -c 'import torch' 2>/dev/null; then
             install_peers

@@ -1,8 +1,10 @@
-"""PyTorch's fused AdamW and optimi's Triton AdamW over the lists of bench/cuda.cu, added to its csv, and the ratios.
+"""PyTorch's fused AdamW and optimi's Triton AdamW over lists of bench/cuda.c, and the ratios to its figures. Adds lines
+NAME,VALUE,UNIT,VERDICT to the file that CUDA_ROWS names.
 
-usage: cuda_peers.py build/bench/cuda.csv     (needs torch with a GPU; optimi if it is installed)
+usage: cuda_peers.py TABLE     (what bench/cuda.c wrote; needs torch with a GPU; optimi if it is installed)
 """
 import csv
+import os
 import statistics
 import sys
 
@@ -12,19 +14,23 @@ except ImportError as error:
     print(f"SKIPPED: PyTorch's and optimi's side of the GPU bench ({error}; pip install torch torch-optimi)")
     sys.exit(0)
 
-LISTS = {f"1e{k}": [10 ** k] for k in range(3, 8)}
-LISTS |= {"64M": [64_000_000], "1e8": [100_000_000], "1e9": [1_000_000_000],
-          "GPT-2 124M": [50257 * 768, 1024 * 768]
-          + [768, 768, 768 * 2304, 2304, 768 * 768, 768, 768, 768, 768 * 3072, 3072, 3072 * 768, 768] * 12 + [768, 768],
-          "10,000 x 64": [64] * 10_000, "1,000 x 1,024": [1024] * 1_000}
+LARGE = 1 << 27
+LISTS = {"large": [LARGE],
+         "GPT-2 124M": [50257 * 768, 1024 * 768]
+         + [768, 768, 768 * 2304, 2304, 768 * 768, 768, 768, 768, 768 * 3072, 3072, 3072 * 768, 768] * 12 + [768, 768],
+         "10000 x 64": [64] * 10_000, "1000 x 1024": [1024] * 1_000, "1e6": [1_000_000]}
+# ours, theirs, list, how many times as fast: fp32 has 28 bytes per element and KAHAN 18, bf16 14 and STOCHASTIC 14
+GOALS = (("AdamW bf16 KAHAN", "torch AdamW fused fp32", "large", 1.45),
+         ("AdamW bf16 STOCHASTIC", "torch AdamW fused bf16", "large", 1.05))
+MOST = 1000  # calls
 
 
-def times(work, limit=0.3):
-    """Median microseconds of one call, between events."""
+def times(work, limit=0.1):
+    """Median microseconds of one call, between events: 11 calls at least, and about `limit` seconds of them."""
     for _ in range(3):
         work()
     seen, total = [], 0.0
-    while len(seen) < 11 or (total < limit * 1e6 and len(seen) < 2000):
+    while len(seen) < 11 or (total < limit * 1e6 and len(seen) < MOST):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         work()
@@ -51,14 +57,12 @@ def replayed(work):
 
 def contenders():
     """Name, dtype, bytes per element, how to make it, how to time it."""
-    yield ("torch AdamW fused fp32", torch.float32, 28,
-           lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.01, fused=True), times)
-    yield ("torch AdamW fused bf16", torch.bfloat16, 14,
-           lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.01, fused=True), times)
-    yield ("torch AdamW fused fp32, graph", torch.float32, 28,
-           lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.01, fused=True, capturable=True), replayed)
-    yield ("torch AdamW fused bf16, graph", torch.bfloat16, 14,
-           lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.01, fused=True, capturable=True), replayed)
+    def fused(parameters, **more):
+        return torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01, fused=True, **more)
+
+    for name, dtype, width in (("fp32", torch.float32, 28), ("bf16", torch.bfloat16, 14)):
+        yield f"torch AdamW fused {name}", dtype, width, fused, times
+        yield f"torch AdamW fused {name} graph", dtype, width, lambda p: fused(p, capturable=True), replayed
     try:
         import optimi
     except ImportError as error:
@@ -68,51 +72,69 @@ def contenders():
                lambda p: optimi.AdamW(p, lr=1e-3, weight_decay=0.01, kahan_sum=True, triton=True), times)
 
 
+def measure(dtype, sizes, make, clock):
+    """Microseconds of a step."""
+    parameters = [torch.randn(n, device="cuda").mul_(0.02).to(dtype).requires_grad_() for n in sizes]
+    for p in parameters:
+        p.grad = torch.randn_like(p) * 0.01
+    return clock(make(parameters).step)
+
+
+class Rows:
+    """The file that CUDA_ROWS names, or none."""
+
+    def __init__(self):
+        self.path = os.environ.get("CUDA_ROWS")
+
+    def put(self, name, value, unit, verdict=""):
+        if self.path:
+            with open(self.path, "a", encoding="utf-8") as out:
+                out.write(f"{name},{value:.6g},{unit},{verdict}\n")
+
+
 def main(path):
-    rows = list(csv.DictReader(open(path)))
-    ours = {(r["who"], r["what"]): min(float(r[k]) for k in ("eager_us", "graph_us") if float(r[k]) > 0) for r in rows}
-    copy = next(float(r["elements"]) * float(r["bytes"]) / float(r["eager_us"]) for r in rows
-                if r["who"].startswith("device"))
-    peers = {}
-    with open(path, "a", newline="") as out:
-        table = csv.writer(out)
-        for name, dtype, width, make, clock in contenders():
-            for what, sizes in LISTS.items():
-                params = optimizer = None
-                try:
-                    params = [torch.randn(n, device="cuda").mul_(0.02).to(dtype).requires_grad_() for n in sizes]
-                    for p in params:
-                        p.grad = torch.randn_like(p) * 0.01
-                    optimizer = make(params)
-                    time = clock(optimizer.step)
-                except torch.cuda.OutOfMemoryError:
-                    print(f"{name:34} {what:16} does not fit into memory")
-                    continue
-                except Exception as error:  # a version without Triton, without capturable ...: the others still count
-                    reason = str(error).splitlines()[0] if str(error) else ""
-                    print(f"{name:34} not measured: {type(error).__name__}: {reason}")
-                    break
-                finally:
-                    params = optimizer = None
-                    torch.cuda.empty_cache()
-                peers[name, what] = time
-                part = sum(sizes) * width / time / copy
-                print(f"{name:34} {what:16} {time:12.1f} us {sum(sizes) / time / 1e3:8.2f} Gel/s "
-                      f"{100 * part:5.1f} % of copy")
-                table.writerow([name, what, sum(sizes), width, f"{time:.2f}", 0, 0, f"{part:.4f}"])
+    ours = {}
+    with open(path, encoding="utf-8") as table:
+        for record in csv.reader(table):
+            if len(record) == 4:
+                ours[record[0]] = float(record[1])
+    bandwidth = ours["device-to-device copy | 16 B x large | bandwidth"] * 1e6  # bytes per microsecond
+    rows, peers = Rows(), {}
+    for name, dtype, width, make, clock in contenders():
+        for what, sizes in LISTS.items():
+            try:
+                time = measure(dtype, sizes, make, clock)
+            except torch.cuda.OutOfMemoryError:
+                print(f"{name:34} {what:16} does not fit into memory")
+                continue
+            except Exception as error:  # a version without Triton, without capturable ...: the others still count
+                reason = str(error).splitlines()[0] if str(error) else ""
+                print(f"{name:34} not measured: {type(error).__name__}: {reason}")
+                break
+            finally:
+                torch.cuda.empty_cache()
+            peers[name, what] = time
+            share = sum(sizes) * width / time / bandwidth
+            rows.put(f"{name} | {what} | time", time, "us")
+            rows.put(f"{name} | {what} | share of copy", share, "1")
+            print(f"{name:34} {what:16} {time:12.1f} us {sum(sizes) / time / 1e3:8.2f} Gel/s "
+                  f"{100 * share:5.1f} % of copy")
     print()
-    for mine, theirs, what, goal in (("AdamW bf16 KAHAN", "torch AdamW fused fp32", "1e8", 1.45),
-                                     ("AdamW bf16 STOCHASTIC", "torch AdamW fused bf16", "1e8", 1.05),
-                                     ("AdamW bf16 KAHAN", "optimi AdamW Kahan bf16", "1e8", 1.05),
-                                     ("AdamW bf16 KAHAN", "torch AdamW fused fp32", "10,000 x 64", 100)):
-        if (mine, what) in ours and (theirs, what) in peers:
-            ratio = peers[theirs, what] / ours[mine, what]
-            print(f"goal, {mine} against {theirs}, {what}: {ratio:.2f} times as fast, at least {goal}: "
-                  f"{'met' if ratio >= goal else 'MISSED'}")
+    for mine, theirs, what, goal in GOALS:
+        own = [ours[key] for kind in ("eager", "graph") if (key := f"{mine} | {what} | {kind}") in ours]
+        other = [peers[key] for suffix in ("", " graph") if (key := (theirs + suffix, what)) in peers]
+        if own and other:
+            ratio = min(other) / min(own)
+            verdict = "pass" if ratio >= goal else "miss"
+            rows.put(f"{mine} | {what} | times as fast as {theirs} (goal {goal})", ratio, "1", verdict)
+            print(f"goal: {mine} against {theirs}, {what}: {ratio:.2f} times as fast, at least {goal}: {verdict}")
+    return 0 if peers else 1
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     if not torch.cuda.is_available():
         print("SKIPPED: PyTorch's side of the GPU bench (torch finds no GPU)")
-    else:
-        main(sys.argv[1] if len(sys.argv) > 1 else "build/bench/cuda.csv")
+        sys.exit(0)
+    sys.exit(main(sys.argv[1]))

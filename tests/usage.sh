@@ -4,10 +4,11 @@
 out=build/tests/usage
 rm -rf $out
 copy="$out/a b's"
-mkdir -p "$copy/bench" "$copy/docs/examples"
+mkdir -p "$copy/bench" "$copy/docs/examples" "$copy/tests"
 cp build.sh "$copy"
 cp docs/figures.sh "$copy/docs"
 cp bench/compare.sh bench/calls.sh "$copy/bench"
+cp tests/cuda_day.sh "$copy/tests"
 count=0
 report() { # report STATUS DESCRIPTION
     count=$((count + 1))
@@ -58,6 +59,12 @@ wrong_compare 'it does not know `--cold`' build.sh build.sh --cold
 wrong_compare '`64k` is no number of weights' build.sh build.sh 64k
 wrong_compare '`--isa` needs a value' build.sh build.sh --isa
 wrong_compare 'there is no file `missing.h`' build.sh missing.h
+for words in more '--part 4' '--part' '--rehearse now'; do
+    ask cuda day $words
+    [ $status = 2 ] && [ ! -s $out/said ] && [ ! -e "$copy/build" ] &&
+        grep -q '^usage: cuda_day.sh' $out/errors
+    report $? "./build.sh cuda day $words: the usage"
+done
 for words in missing.h 'build.sh build.sh' --help; do
     ask bench calls $words
     [ $status = 2 ] && [ ! -s $out/said ] && [ ! -e "$copy/build" ] &&
@@ -82,7 +89,6 @@ for words in help --help -h; do
 done
 
 # A header of one line and a test of one line: builds and parts pass words on unchanged, whatever is in them.
-mkdir "$copy/tests"
 echo 'enum { ONE = 1 };' >"$copy/kahan_opt.h"
 echo 'int main(void) { return 0; }' >"$copy/tests/probe.c"
 for name in golden selftest setup usage figures; do
