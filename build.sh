@@ -555,6 +555,11 @@ run_tests() {
     part cells sh tests/cells.sh quick
     if [ -n "$NVCC" ]; then part cuda sh tests/cuda.sh quick; else skip "the checks of the GPU part with nvcc" nvcc; fi
     if have python3; then part cuda_fake sh tests/cuda_fake.sh; else skip "the CUDA runtime for the CPU" python3; fi
+    if [ -n "$NVCC" ] && have python3; then
+        part cuda_day sh tests/cuda_day_test.sh
+    else
+        skip "the rehearsal of the day with a GPU" "nvcc or python3"
+    fi
     for tool in gcc clang; do
         if have $tool && sanitizes $tool ''; then
             part hostile_$tool sh tests/hostile.sh $tool

@@ -4767,7 +4767,7 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
                          KOPT_ALL_STAGES_, KOPT_NULL_, KOPT_NULL_);
 #endif
 }
-#else /* vectors */
+#else                           /* vectors */
 /* ---- pairs of vectors ---- */
 
 /* The loops step two vectors at a time: a pair. Its elements are in the order of memory, or (EVEN_ODD_) one vector has
@@ -4807,7 +4807,8 @@ FN_ vf32_ K_(root_at)(const moments_ *p, int m) { return m == 2 ? p->third_root 
 /* One vector of a pair: its new moments, unrounded and rounded. */
 typedef struct half_pair_ {
     moments_ moments;
-    vu32_ u[4], largest; /* rounded moments, in the upper halves; the largest magnitude before rounding (fp16, and with CHECK_UNROUNDED_) */
+    vu32_ u[4];    /* rounded moments, in the upper halves */
+    vu32_ largest; /* the largest magnitude before rounding (fp16; with CHECK_UNROUNDED_ bf16, too) */
 } half_pair_;
 
 /* The rule, and the rounding of its moments, for the first or the second vector of a pair. */

@@ -362,7 +362,7 @@ typedef struct KOPT_CUDA_ALIGNED_ kopt_cuda_tensor_ {
     uint32_t ratio_plus_1, first_round; /* StableAdamW: index of its ratio + 1, or 0; number of its first round */
     /* natural: the elements of all arrays are aligned to their size; wide: all arrays are aligned for vector loads */
     uint8_t grad_format, copy_format, natural, wide;
-    /* The most frequent steps: 1: Adam with stochastic stores of moments and compensation; 2: with nearest ones. Else 0 */
+    /* 1: the rule is Adam, with stochastic stores of moments and compensation; 2: with nearest ones; 0: all others */
     uint8_t usual;
 } kopt_cuda_tensor_;
 
@@ -397,8 +397,8 @@ KOPT_CUDA_FN_ void kopt_cuda_load_words_(uint32_t *to, const kopt_byte_ *from, s
         KOPT_UNROLL_
         for (size_t i = 0; i < bytes / 16; i++)
             asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                             : "=r"(to[4 * i]), "=r"(to[4 * i + 1]), "=r"(to[4 * i + 2]), "=r"(to[4 * i + 3])
-                             : "l"(from + 16 * i));
+                         : "=r"(to[4 * i]), "=r"(to[4 * i + 1]), "=r"(to[4 * i + 2]), "=r"(to[4 * i + 3])
+                         : "l"(from + 16 * i));
     }
 }
 
@@ -409,10 +409,10 @@ KOPT_CUDA_FN_ void kopt_cuda_store_words_(kopt_byte_ *to, const uint32_t *from, 
         KOPT_UNROLL_
         for (size_t i = 0; i < bytes / 16; i++)
             asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-                             :
-                             : "l"(to + 16 * i), "r"(from[4 * i]), "r"(from[4 * i + 1]), "r"(from[4 * i + 2]),
-                               "r"(from[4 * i + 3])
-                             : "memory");
+                         :
+                         : "l"(to + 16 * i), "r"(from[4 * i]), "r"(from[4 * i + 1]), "r"(from[4 * i + 2]),
+                           "r"(from[4 * i + 3])
+                         : "memory");
     }
 }
 
@@ -514,7 +514,8 @@ KOPT_CUDA_FN_ void kopt_cuda_load_part_(uint32_t *packed, const kopt_byte_ *base
     KOPT_UNROLL_
     for (q = 0; q < 8; q++)
         kopt_cuda_insert_(packed, size, q,
-                          p.skip <= q && q < p.n ? kopt_cuda_load_one_(from + KOPT_CAST_(uint64_t, q) * size, size) : 0);
+                          p.skip <= q && q < p.n ? kopt_cuda_load_one_(from + KOPT_CAST_(uint64_t, q) * size, size)
+                                                 : 0);
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_store_part_(kopt_byte_ *base, size_t size, kopt_cuda_part_ p, const uint32_t *packed) {
@@ -537,8 +538,8 @@ KOPT_CUDA_FN_ void kopt_cuda_store_part_(kopt_byte_ *base, size_t size, kopt_cud
 
 /* ---- random bits ---- */
 
-/* r (see kopt_random) of the 8 elements from global index e on, for any e: they may belong to two Philox blocks, because
-   an array may begin anywhere. */
+/* r (see kopt_random_combine_) of the 8 elements from global index e on, for any e: they may belong to two Philox
+   blocks, because an array may begin anywhere. */
 KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[8], const kopt_philox_key_cuda_ *key, uint64_t e) {
     uint32_t w[8];
     int q;
@@ -713,9 +714,7 @@ typedef struct kopt_cuda_octet_ {
 KOPT_CUDA_FN_ uint32_t kopt_cuda_pack_(uint32_t low, uint32_t high) { return __byte_perm(low, high, 0x7632); }
 
 /* A bf16 in the upper half, as a step stores it: +0 below 2^-126. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_flush_bf16_(uint32_t u) {
-    return kopt_as_u32_(kopt_flush_octet_(kopt_as_f32_(u)));
-}
+KOPT_CUDA_FN_ uint32_t kopt_cuda_flush_bf16_(uint32_t u) { return kopt_as_u32_(kopt_flush_octet_(kopt_as_f32_(u))); }
 
 /* Loads an octet of each array; buffered moments are not in memory. */
 KOPT_CUDA_FN_ void kopt_cuda_load_arrays_(int wide, kopt_cuda_octet_ *x, const kopt_cuda_tensor_ *t, kopt_kind_ kind,
@@ -788,9 +787,8 @@ KOPT_CUDA_FN_ void kopt_cuda_step_octet_(kopt_cuda_octet_ *x, const float g[8], 
                 residual_size == 0 ? 0 : kopt_cuda_extract_signed_(x->residual, residual_size, q + half);
             kopt_half_pair_octet_ h;
             float compensation, y, update;
-            const float old =
-                kopt_load_weight_octet_(kind, kopt_cuda_extract_(x->weight, weight_size, q + half), stored_residual,
-                                        &compensation, largest);
+            const float old = kopt_load_weight_octet_(kind, kopt_cuda_extract_(x->weight, weight_size, q + half),
+                                                      stored_residual, &compensation, largest);
             h.moments.m = h.moments.v = 0;
             KOPT_UNROLL_
             for (m = 0; m < 2; m++) {
@@ -991,9 +989,9 @@ KOPT_CUDA_FN_ kopt_scalars_octet_ kopt_cuda_scalars_(const kopt_cuda_tensor_ *t,
     return local.k;
 }
 
-/* Steps a complete octet from memory to memory. index: of its tensor; i: of its first element; weight, moment, rounding:
-   the constants of the kernel. Returns 0, with nothing stored, if a number is special. Rules are constants, and in the
-   most frequent steps the roundings of moments, too. */
+/* Steps a complete octet from memory to memory. index: of its tensor; i: of its first element. weight, moment,
+   rounding: the constants of the kernel. Returns 0, with nothing stored, if a number is special. Rules are constants,
+   and in the usual steps so are the roundings of moments. */
 KOPT_CUDA_FN_ int kopt_cuda_step_complete_(const kopt_cuda_arguments_ *a, uint32_t index, int weight, int moment,
                                            int rounding, uint64_t i, const uint32_t w[4], int copies,
                                            float (*buffer)[8]) {
@@ -1015,10 +1013,10 @@ KOPT_CUDA_FN_ int kopt_cuda_step_complete_(const kopt_cuda_arguments_ *a, uint32
         kopt_cuda_load_grads_(0, grad, t, i);
     }
     fixed = kind;
-#define KOPT_CUDA_STEP_(constant, count)                                               \
-    fixed.rule = (constant);                                                           \
-    fixed.moment_count = (count);                                                      \
-    if ((constant) == KOPT_ADAM) fixed.nesterov = 0;                                   \
+#define KOPT_CUDA_STEP_(constant, count)             \
+    fixed.rule = (constant);                         \
+    fixed.moment_count = (count);                    \
+    if ((constant) == KOPT_ADAM) fixed.nesterov = 0; \
     kopt_cuda_step_octet_(&x, grad, fixed, g, &k, w, multiplier, buffer, largest)
     if (t->usual == 1) {
         fixed.moment_rounding = fixed.compensation_rounding = KOPT_STOCHASTIC;
@@ -1191,8 +1189,8 @@ KOPT_CUDA_FN_ void kopt_cuda_decode_octet_(float *moment, const uint32_t codes[2
     int q;
     KOPT_UNROLL_
     for (q = 0; q < 8; q++)
-        moment[q] = kopt_mul_octet_(kopt_decode_q8_octet_(kopt_cuda_extract_signed_(codes, 1, q), square),
-                                    kopt_as_f32_(scale));
+        moment[q] =
+            kopt_mul_octet_(kopt_decode_q8_octet_(kopt_cuda_extract_signed_(codes, 1, q), square), kopt_as_f32_(scale));
 }
 
 /* Encodes the octets of `count` moments. scale: those of their blocks. w and multiplier as for step_octet. */
@@ -1202,8 +1200,7 @@ KOPT_CUDA_FN_ void kopt_cuda_encode_octets_(uint32_t codes[2][2], const float mo
     float inverse[2];
     int q, m, half;
     KOPT_UNROLL_
-    for (m = 0; m < count; m++)
-        inverse[m] = kopt_inverse_scale_q8_octet_(scale[m], kopt_is_square_(rule, m));
+    for (m = 0; m < count; m++) inverse[m] = kopt_inverse_scale_q8_octet_(scale[m], kopt_is_square_(rule, m));
     KOPT_UNROLL_
     for (q = 0; q < 8; q += 2) {
         const kopt_cuda_random_ r = kopt_cuda_random_of_(w[q >> 1], multiplier);
@@ -1288,7 +1285,8 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
                         kopt_cuda_decode_octet_(moment[m], codes, kopt_cuda_scale_(t, m, i, 1),
                                                 kopt_is_square_(kind.rule, m));
                     }
-                done = kopt_cuda_step_complete_(a, a->tasks[a->first + task], weight, KOPT_Q8, rounding, i, w, copies, moment);
+                done = kopt_cuda_step_complete_(a, a->tasks[a->first + task], weight, KOPT_Q8, rounding, i, w, copies,
+                                                moment);
             }
             if (!done) kopt_cuda_block_step_(t, g, kind, p, end, stride, copies, &counts, &b);
             if (octet) {
@@ -1329,35 +1327,35 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
 /* The kernels, and what is constant in each: the formats of weights and moments, the rounding, whether there are
    copies; -1: the option of the optimizer decides at run time. A tensor takes the first kernel that fits. The last
    kernel of each list fits every tensor; in it a thread steps one element at a time. */
-#define KOPT_CUDA_ALL_(KERNEL)                                              \
-    KERNEL(0, kahan_bf16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, 0)              \
-    KERNEL(1, exact_bf16, KOPT_BF16, KOPT_BF16, KOPT_EXACT, 0)              \
-    KERNEL(2, compact_bf16, KOPT_BF16, KOPT_BF16, KOPT_COMPACT, 0)          \
-    KERNEL(3, stochastic_bf16, KOPT_BF16, KOPT_BF16, KOPT_STOCHASTIC, 0)    \
-    KERNEL(4, nearest_bf16, KOPT_BF16, KOPT_BF16, KOPT_NEAREST, 0)          \
-    KERNEL(5, kahan_bf16_f32, KOPT_BF16, KOPT_F32, KOPT_KAHAN, 0)           \
-    KERNEL(6, exact_bf16_f32, KOPT_BF16, KOPT_F32, KOPT_EXACT, 0)           \
-    KERNEL(7, compact_bf16_f32, KOPT_BF16, KOPT_F32, KOPT_COMPACT, 0)       \
-    KERNEL(8, stochastic_bf16_f32, KOPT_BF16, KOPT_F32, KOPT_STOCHASTIC, 0) \
-    KERNEL(9, nearest_bf16_f32, KOPT_BF16, KOPT_F32, KOPT_NEAREST, 0)       \
-    KERNEL(10, kahan_fp16, KOPT_FP16, KOPT_FP16, KOPT_KAHAN, 0)             \
-    KERNEL(11, exact_fp16, KOPT_FP16, KOPT_FP16, KOPT_EXACT, 0)             \
-    KERNEL(12, compact_fp16, KOPT_FP16, KOPT_FP16, KOPT_COMPACT, 0)         \
-    KERNEL(13, stochastic_fp16, KOPT_FP16, KOPT_FP16, KOPT_STOCHASTIC, 0)   \
-    KERNEL(14, nearest_fp16, KOPT_FP16, KOPT_FP16, KOPT_NEAREST, 0)         \
-    KERNEL(15, kahan_fp16_f32, KOPT_FP16, KOPT_F32, KOPT_KAHAN, 0)          \
-    KERNEL(16, exact_fp16_f32, KOPT_FP16, KOPT_F32, KOPT_EXACT, 0)          \
-    KERNEL(17, compact_fp16_f32, KOPT_FP16, KOPT_F32, KOPT_COMPACT, 0)      \
+#define KOPT_CUDA_ALL_(KERNEL)                                               \
+    KERNEL(0, kahan_bf16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, 0)               \
+    KERNEL(1, exact_bf16, KOPT_BF16, KOPT_BF16, KOPT_EXACT, 0)               \
+    KERNEL(2, compact_bf16, KOPT_BF16, KOPT_BF16, KOPT_COMPACT, 0)           \
+    KERNEL(3, stochastic_bf16, KOPT_BF16, KOPT_BF16, KOPT_STOCHASTIC, 0)     \
+    KERNEL(4, nearest_bf16, KOPT_BF16, KOPT_BF16, KOPT_NEAREST, 0)           \
+    KERNEL(5, kahan_bf16_f32, KOPT_BF16, KOPT_F32, KOPT_KAHAN, 0)            \
+    KERNEL(6, exact_bf16_f32, KOPT_BF16, KOPT_F32, KOPT_EXACT, 0)            \
+    KERNEL(7, compact_bf16_f32, KOPT_BF16, KOPT_F32, KOPT_COMPACT, 0)        \
+    KERNEL(8, stochastic_bf16_f32, KOPT_BF16, KOPT_F32, KOPT_STOCHASTIC, 0)  \
+    KERNEL(9, nearest_bf16_f32, KOPT_BF16, KOPT_F32, KOPT_NEAREST, 0)        \
+    KERNEL(10, kahan_fp16, KOPT_FP16, KOPT_FP16, KOPT_KAHAN, 0)              \
+    KERNEL(11, exact_fp16, KOPT_FP16, KOPT_FP16, KOPT_EXACT, 0)              \
+    KERNEL(12, compact_fp16, KOPT_FP16, KOPT_FP16, KOPT_COMPACT, 0)          \
+    KERNEL(13, stochastic_fp16, KOPT_FP16, KOPT_FP16, KOPT_STOCHASTIC, 0)    \
+    KERNEL(14, nearest_fp16, KOPT_FP16, KOPT_FP16, KOPT_NEAREST, 0)          \
+    KERNEL(15, kahan_fp16_f32, KOPT_FP16, KOPT_F32, KOPT_KAHAN, 0)           \
+    KERNEL(16, exact_fp16_f32, KOPT_FP16, KOPT_F32, KOPT_EXACT, 0)           \
+    KERNEL(17, compact_fp16_f32, KOPT_FP16, KOPT_F32, KOPT_COMPACT, 0)       \
     KERNEL(18, stochastic_fp16_f32, KOPT_FP16, KOPT_F32, KOPT_STOCHASTIC, 0) \
-    KERNEL(19, nearest_fp16_f32, KOPT_FP16, KOPT_F32, KOPT_NEAREST, 0)      \
-    KERNEL(20, f32, KOPT_F32, KOPT_F32, KOPT_NEAREST, 1)                    \
+    KERNEL(19, nearest_fp16_f32, KOPT_FP16, KOPT_F32, KOPT_NEAREST, 0)       \
+    KERNEL(20, f32, KOPT_F32, KOPT_F32, KOPT_NEAREST, 1)                     \
     KERNEL(21, general, -1, -1, -1, 1)
-#define KOPT_CUDA_ALL_BLOCKS_(KERNEL)                                 \
-    KERNEL(22, kahan_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_KAHAN, 0)      \
-    KERNEL(23, exact_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_EXACT, 0)      \
-    KERNEL(24, compact_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_COMPACT, 0)  \
+#define KOPT_CUDA_ALL_BLOCKS_(KERNEL)                                      \
+    KERNEL(22, kahan_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_KAHAN, 0)           \
+    KERNEL(23, exact_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_EXACT, 0)           \
+    KERNEL(24, compact_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_COMPACT, 0)       \
     KERNEL(25, stochastic_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_STOCHASTIC, 0) \
-    KERNEL(26, nearest_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_NEAREST, 0)  \
+    KERNEL(26, nearest_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_NEAREST, 0)       \
     KERNEL(27, general_q8, -1, KOPT_Q8, -1, 1)
 
 /* ---- the prologue of a step: its scalars, and whether it is made. One thread block of 128 threads; a thread takes one
@@ -1458,7 +1456,8 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_and_or_(uint32_t x, uint32_t mask, uint32_t bit
 KOPT_CUDA_FN_ void kopt_cuda_add_square16_(uint32_t column, uint32_t x, uint32_t all, int finite) {
     const uint32_t mask = all == KOPT_BF16 ? 0x7F80u : 0x7C00u, one = all == KOPT_BF16 ? 0x80u : 0x400u;
     const uint32_t exponent = x & mask;
-    const uint32_t digits = kopt_cuda_and_or_(x, one - 1, min(exponent, one)); /* with the leading 1 of a normal number */
+    const uint32_t digits =
+        kopt_cuda_and_or_(x, one - 1, min(exponent, one)); /* with the leading 1 of a normal number */
     kopt_cuda_add_slot_(column + (all == KOPT_BF16 ? exponent : exponent >> 3), /* 128 bytes per bin */
                         finite || exponent != mask ? digits * digits : 1);
 }
@@ -1485,7 +1484,8 @@ KOPT_CUDA_FN_ void kopt_cuda_add_square_(uint32_t column, uint32_t x, kopt_forma
 
 /* An octet of 16-bit gradients, packed. One test finds infinities and NaNs. */
 KOPT_CUDA_FN_ void kopt_cuda_add_octet16_(uint32_t column, const uint32_t packed[4], uint32_t all) {
-    const uint32_t masks = all == KOPT_BF16 ? 0x7F807F80u : 0x7C007C00u, ones = all == KOPT_BF16 ? 0x00800080u : 0x04000400u;
+    const uint32_t masks = all == KOPT_BF16 ? 0x7F807F80u : 0x7C007C00u,
+                   ones = all == KOPT_BF16 ? 0x00800080u : 0x04000400u;
     uint32_t carries = 0;
     int q;
     KOPT_UNROLL_
@@ -1521,8 +1521,8 @@ KOPT_CUDA_FN_ void kopt_cuda_add_octet32_(uint32_t column, const uint32_t x[8]) 
 }
 
 /* Measures one lane's part of a task: at most width / 32 elements. */
-KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t task, uint32_t lane,
-                                         uint32_t column, uint32_t all) {
+KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t task, uint32_t lane, uint32_t column,
+                                         uint32_t all) {
     const kopt_cuda_tensor_ *const t = a->tensors + a->tasks[task];
     const uint64_t from = KOPT_CAST_(uint64_t, task - t->first_task) * a->width;
     const kopt_format format = KOPT_CAST_(kopt_format, kopt_cuda_is16_(all) ? all : t->grad_format);
@@ -1551,8 +1551,7 @@ KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t
                 KOPT_ROLL_
                 for (q = 0; q < 8; q++)
                     if (i + q < n)
-                        kopt_cuda_add_square_(column, kopt_cuda_load_one_(t->grad + (i + q) * size, size), format,
-                                              all);
+                        kopt_cuda_add_square_(column, kopt_cuda_load_one_(t->grad + (i + q) * size, size), format, all);
             }
         }
     }
@@ -1708,7 +1707,8 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_measure_element_(const kopt_cuda_tensor_ *t, co
     e.weight = e.residual = 0;
     e.grad = kopt_cuda_load_one_(t->grad + i * grad_size, grad_size);
     if (kind.buffered)
-        e.moment[1] = kopt_cuda_moment_(kind.rule, 1, kopt_cuda_load_one_(t->moment[1] + i, 1), kopt_cuda_scale_(t, 1, i, 0));
+        e.moment[1] =
+            kopt_cuda_moment_(kind.rule, 1, kopt_cuda_load_one_(t->moment[1] + i, 1), kopt_cuda_scale_(t, 1, i, 0));
     else
         e.moment[1] = kopt_cuda_load_one_(t->moment[1] + i * kopt_bytes_of_(kind.moment), kopt_bytes_of_(kind.moment));
     if (g->k.use_l2) e.weight = kopt_cuda_load_one_(t->weight + i * weight_size, weight_size);
@@ -2094,7 +2094,7 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_compress_blocks_(const kopt_cuda_compression_ *k, uint64_t warp, uint64_t warps,
-                                                uint32_t lane, uint32_t *slots) {
+                                              uint32_t lane, uint32_t *slots) {
     kopt_cuda_packing_ b;
     b.slots = slots;
     b.step = k->steps == KOPT_NULL_ ? k->c.step : *k->steps + 1;
@@ -2256,15 +2256,15 @@ enum { KOPT_CUDA_STATS_ = KOPT_CUDA_KERNELS_, KOPT_CUDA_MEASURE_ };
 #define KOPT_CUDA_RESIDENT_(weight, moment, rounding) (weight < 0 || (weight != KOPT_F32 && moment == KOPT_F32) ? 2 : 3)
 #endif
 
-#define KOPT_CUDA_KERNEL_(i, name, weight, moment, rounding, copies)                                               \
-    static __global__ void __launch_bounds__(KOPT_THREADS_, KOPT_CUDA_RESIDENT_(weight, moment, rounding))         \
-        kopt_cuda_##name##_(const kopt_cuda_arguments_ a) {                                                        \
-        kopt_cuda_step_lane_(&a, blockIdx.x *KOPT_WARPS_ + (threadIdx.x >> 5), gridDim.x * KOPT_WARPS_,            \
-                             threadIdx.x & 31, weight, moment, rounding, copies);                                  \
+#define KOPT_CUDA_KERNEL_(i, name, weight, moment, rounding, copies)                                       \
+    static __global__ void __launch_bounds__(KOPT_THREADS_, KOPT_CUDA_RESIDENT_(weight, moment, rounding)) \
+        kopt_cuda_##name##_(const kopt_cuda_arguments_ a) {                                                \
+        kopt_cuda_step_lane_(&a, blockIdx.x *KOPT_WARPS_ + (threadIdx.x >> 5), gridDim.x * KOPT_WARPS_,    \
+                             threadIdx.x & 31, weight, moment, rounding, copies);                          \
     }
 KOPT_CUDA_ALL_(KOPT_CUDA_KERNEL_)
 
-#define KOPT_CUDA_BLOCKS_KERNEL_(i, name, weight, moment, rounding, copies)                                            \
+#define KOPT_CUDA_BLOCKS_KERNEL_(i, name, weight, moment, rounding, copies)                                        \
     static __global__ void __launch_bounds__(KOPT_THREADS_, 2) kopt_cuda_##name##_(const kopt_cuda_arguments_ a) { \
         enum { SLOTS = (weight < 0 ? 4 : 2) * KOPT_SLOTS_ };                                                       \
         __shared__ uint32_t slots[KOPT_WARPS_ * SLOTS];                                                            \
@@ -2344,8 +2344,7 @@ static kopt_result kopt_cuda_launch_(const void *kernel, uint32_t blocks, uint32
         cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, static_cast<cudaStream_t>(stream)));
 }
 
-#define KOPT_CUDA_NAME_(i, name, weight, moment, rounding, copies) \
-    reinterpret_cast<const void *>(kopt_cuda_##name##_),
+#define KOPT_CUDA_NAME_(i, name, weight, moment, rounding, copies) reinterpret_cast<const void *>(kopt_cuda_##name##_),
 static const void *kopt_cuda_entry_(int kernel) {
     const void *const table[] = {KOPT_CUDA_ALL_(KOPT_CUDA_NAME_) KOPT_CUDA_ALL_BLOCKS_(
                                      KOPT_CUDA_NAME_) reinterpret_cast<const void *>(kopt_cuda_stats_kernel_),
@@ -2578,10 +2577,10 @@ static int kopt_cuda_kernel_of_(const kopt_optimizer *opt, const kopt_tensor *t)
     const int common = moments <= 2 && kopt_cuda_has_kernels_(opt->rule) && kopt_cuda_natural_(opt, t);
     const kopt_format moment = moments == 0 ? opt->weight_format : opt->moment_format;
     const kopt_rounding rounding = opt->weight_format == KOPT_F32 ? KOPT_NEAREST : opt->rounding;
-#define KOPT_CUDA_FITS_(i, name, kernel_weight, kernel_moment, kernel_rounding, copies)                        \
-    if (kopt_cuda_matches_(kernel_weight, opt->weight_format) && kopt_cuda_matches_(kernel_moment, moment) &&  \
-        (kernel_moment == KOPT_Q8) == (moment == KOPT_Q8) && kopt_cuda_matches_(kernel_rounding, rounding) &&  \
-        (kernel_weight < 0 || (common && t->counts == KOPT_NULL_)) && (copies || t->copy == KOPT_NULL_))       \
+#define KOPT_CUDA_FITS_(i, name, kernel_weight, kernel_moment, kernel_rounding, copies)                       \
+    if (kopt_cuda_matches_(kernel_weight, opt->weight_format) && kopt_cuda_matches_(kernel_moment, moment) && \
+        (kernel_moment == KOPT_Q8) == (moment == KOPT_Q8) && kopt_cuda_matches_(kernel_rounding, rounding) && \
+        (kernel_weight < 0 || (common && t->counts == KOPT_NULL_)) && (copies || t->copy == KOPT_NULL_))      \
         return i;
     KOPT_CUDA_ALL_(KOPT_CUDA_FITS_)
     KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_FITS_)
@@ -2678,8 +2677,8 @@ static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt,
               kopt_cuda_aligned_(d->moment[1], lead, moment_size) &&
               kopt_cuda_aligned_(d->copy, lead, d->copy_format == KOPT_F32 ? 4 : 2);
     d->usual = opt->rule != KOPT_ADAM || moments != 2 || opt->moment_rounding != opt->compensation_rounding ? 0
-               : opt->moment_rounding == KOPT_STOCHASTIC                                                   ? 1
-                                                                                                           : 2;
+               : opt->moment_rounding == KOPT_STOCHASTIC                                                    ? 1
+                                                                                                            : 2;
     d->end = d->pad + t->n;
     d->complete = t->n < 8 ? 0 : t->n - 7;
     d->first = t->first_index - d->pad;
@@ -3317,8 +3316,8 @@ FN_ vu32_ isplat_hoisted_(uint32_t a) { return a; }
 FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return (a * b & 0xFFFFu) | ((a >> 16) * (b >> 16) << 16); }
 FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) { /* one product of 64 bits */
     asm("{ .reg .u64 product; mul.wide.u32 product, %2, %3; mov.b64 {%0, %1}, product; }"
-            : "=r"(*low), "=r"(*high)
-            : "r"(a), "r"(b));
+        : "=r"(*low), "=r"(*high)
+        : "r"(a), "r"(b));
 }
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return KOPT_CAST_(int32_t, a) > KOPT_CAST_(int32_t, b); }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return a == b; }
@@ -3347,8 +3346,12 @@ FN_ vu32_ add16_(vu32_ a, vu32_ b) { return (a + b) & 0xFFFFu; } /* the upper ha
 FN_ vu32_ unpack_low16_(vu32_ a) { return a & 0xFFFFu; }
 FN_ vu32_ unpack_high16_(vu32_ a) { return a >> 16; }
 #define MIN_MAX_ 1
-FN_ vf32_ min_(vf32_ a, vf32_ b) { return as_f32_(KOPT_CAST_(vu32_, min(KOPT_CAST_(int, as_u32_(a)), KOPT_CAST_(int, as_u32_(b))))); }
-FN_ vf32_ max_(vf32_ a, vf32_ b) { return as_f32_(KOPT_CAST_(vu32_, max(KOPT_CAST_(int, as_u32_(a)), KOPT_CAST_(int, as_u32_(b))))); }
+FN_ vf32_ min_(vf32_ a, vf32_ b) {
+    return as_f32_(KOPT_CAST_(vu32_, min(KOPT_CAST_(int, as_u32_(a)), KOPT_CAST_(int, as_u32_(b)))));
+}
+FN_ vf32_ max_(vf32_ a, vf32_ b) {
+    return as_f32_(KOPT_CAST_(vu32_, max(KOPT_CAST_(int, as_u32_(a)), KOPT_CAST_(int, as_u32_(b)))));
+}
 #define IMAX_ 1
 FN_ vu32_ imax_(vu32_ a, vu32_ b) { return KOPT_CAST_(vu32_, max(KOPT_CAST_(int, a), KOPT_CAST_(int, b))); }
 #define FLUSH_ 1
