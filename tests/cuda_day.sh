@@ -136,13 +136,17 @@ item() {
         verdict=skip
     fi
     [ $verdict != skip ] || [ $status != 0 ] || text=$(grep -m 1 'SKIP' "$work/item.log" || echo "$text")
-    if grep -q '^not ok\|^Bail out!\|no usable CUDA device' "$work/item.log" || grep -qs ',fail$' "$work/rows"; then verdict=fail; fi
+    if grep -q '^not ok\|^Bail out!\|no usable CUDA device' "$work/item.log" || grep -qs ',fail$' "$work/rows"; then
+        verdict=fail
+    fi
     [ $verdict != pass ] || ! grep -q '^ok.*# SKIP' "$work/item.log" || # a part of the item
         text="$text ($(grep -c '^ok.*# SKIP' "$work/item.log") skipped)"
     say $verdict "$name" $seconds "$text"
     [ $verdict != fail ] || {
-        { grep '^not ok\|^Bail out!\|no usable\|^=====\|^#\|WRONG\|rror' "$work/item.log" || tail -n 5 "$work/item.log"; } | head -n 8 |
-            cut -c 1-150 | sed 's/^/         /'
+        {
+            grep '^not ok\|^Bail out!\|no usable\|^=====\|^#\|WRONG\|rror' "$work/item.log" ||
+                tail -n 5 "$work/item.log"
+        } | head -n 8 | cut -c 1-150 | sed 's/^/         /'
     }
 }
 
