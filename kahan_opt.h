@@ -1529,7 +1529,11 @@ typedef struct kopt_tool_ {
 /* Specifiers of functions that a build without checks inlines, because it calls each of them only once or twice. */
 #if KOPT_ONLY_ & KOPT_WITH_CHECKS
 #define KOPT_SMALL_FN_ static KOPT_UNUSED_
+#ifdef __CUDA_ARCH__
+#define KOPT_SCALARS_ static KOPT_FORCE_INLINE_ /* so that an optimizer and a step stay in registers */
+#else
 #define KOPT_SCALARS_ static KOPT_NOINLINE_ /* no operation may move out of the FP environment of the call */
+#endif
 #else
 #define KOPT_SMALL_FN_ static KOPT_FORCE_INLINE_
 #define KOPT_SCALARS_ static KOPT_FORCE_INLINE_
@@ -2157,9 +2161,17 @@ static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_one_minus_beta_(uint64_t 
     uint64_t q = beta << 11 | KOPT_CAST_(uint64_t, 1) << 63;
     /* 2047 drops the sign bit: beta may be -0 */
     int shift = 1022 - KOPT_CAST_(int, beta >> 52 & (KOPT_POSITIVE64_ ? 4095 : 2047)), e = 1022;
+#ifdef __CUDA_ARCH__ /* q is shifted at once */
+    if (shift > 0) q = shift < 64 ? q >> shift : 0;
+#else
     for (; shift > 0; shift--) q >>= 1;
-    q = ~q;                  /* 1 - beta, too small by 2^-64 */
-#ifdef KOPT_VECTORS16_       /* one instruction counts the zeros */
+#endif
+    q = ~q; /* 1 - beta, too small by 2^-64 */
+#ifdef __CUDA_ARCH__
+    shift = __clzll(KOPT_CAST_(long long, q));
+    e -= shift;
+    q <<= shift;
+#elif defined(KOPT_VECTORS16_) /* one instruction counts the zeros */
     e -= __builtin_clzll(q); /* q is not 0 */
     q <<= __builtin_clzll(q);
 #else
@@ -2216,6 +2228,32 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_betas_(const kopt_optimizer *opt, k
     }
     *correction1 = correction[0];
     *correction2 = correction[1];
+}
+#elif defined(__CUDA_ARCH__)
+/* kopt_beta_() of beta1 in the even lane of a pair, of beta2 in the odd one. Both lanes of the pair call it. Takes four
+   bits of the step at a time, without a branch; bits above the highest one change nothing. */
+static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *correction1,
+                                                      float *correction2) {
+    const int even = KOPT_CAST_(int, threadIdx.x & 30u);
+    const uint32_t pair = 3u << even;
+    const double beta = (threadIdx.x & 1u) == 0 ? opt->beta1 : opt->beta2;
+    const float one_minus_beta = kopt_one_minus_beta_(kopt_bits64_(beta)), beta32 = kopt_narrow64_(beta);
+    float gain = one_minus_beta, correction = 0;
+    uint32_t step = s->step, bit;
+    do {
+        _Pragma("unroll") for (bit = 1; bit <= 8; bit <<= 1) {
+            const float combined = kopt_combine_gains_(correction, gain);
+            correction = (step & bit) != 0 ? combined : correction;
+            gain = kopt_combine_gains_(gain, gain);
+        }
+        step >>= 4;
+    } while (step != 0);
+    s->beta1 = __shfl_sync(pair, beta32, even);
+    s->beta2 = __shfl_sync(pair, beta32, even + 1);
+    s->gain1 = __shfl_sync(pair, one_minus_beta, even);
+    s->gain2 = __shfl_sync(pair, one_minus_beta, even + 1);
+    *correction1 = __shfl_sync(pair, correction, even);
+    *correction2 = __shfl_sync(pair, correction, even + 1);
 }
 #endif
 
@@ -8548,7 +8586,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
             s->gain1 = s->step == 1 ? 1 : kopt_one_minus_(opt->dampening);
         }
     } else {
-#ifdef KOPT_VECTORS16_
+#if defined(KOPT_VECTORS16_) || defined(__CUDA_ARCH__)
         kopt_betas_(opt, s, &correction1, &correction2);
 #else
         correction1 = kopt_beta_(opt->beta1, s->step, &s->beta1, &s->gain1);

@@ -1358,10 +1358,16 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
     KERNEL(26, nearest_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_NEAREST, 0)       \
     KERNEL(27, general_q8, -1, KOPT_Q8, -1, 1)
 
-/* ---- the prologue of a step: its scalars, and whether it is made. One thread block of 128 threads; a thread takes one
-        group at a time ---- */
+/* ---- the prologue of a step: its scalars, and whether it is made. One thread block. A pair of lanes takes one group at
+        a time; the last warp takes what all groups share ---- */
 
-enum { KOPT_PROLOGUE_THREADS_ = 128 };
+enum { KOPT_PROLOGUE_PAIRS_ = 64, KOPT_PROLOGUE_THREADS_ = 2 * KOPT_PROLOGUE_PAIRS_ + 32 };
+
+/* What all groups share, in shared memory. */
+typedef struct kopt_cuda_shared_ {
+    double norm;
+    uint32_t result, skip;
+} kopt_cuda_shared_;
 
 /* As kopt_clip_coefficient(), for a known norm: max_norm / (norm * |grad_scale| + 1e-6), at most 1. */
 KOPT_CUDA_FN_ double kopt_cuda_clip_coefficient_(double norm, double max_norm, double grad_scale) {
@@ -1376,56 +1382,152 @@ KOPT_CUDA_FN_ double kopt_cuda_read_(const float *p) {
     return x;
 }
 
-/* All threads run each phase, with a barrier after it. */
-KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups, int phase, uint32_t thread) {
-    const int needs_stats = c->options.check_finite || c->options.max_norm > 0;
-    uint64_t g;
-    if (phase == 0 && thread == 0) { /* what all groups share */
-        c->status.result = KOPT_OK;
-        c->skip = c->options.found_inf != KOPT_NULL_ && (kopt_as_u32_(*c->options.found_inf) & 0x7FFFFFFFu) != 0;
-        if (needs_stats) {
-            if (!c->ready) c->status.result = KOPT_ERROR_STEP;
-            if (c->norm.nonfinite != 0) c->skip = 1;
-            c->status.norm = kopt_to_double_(kopt_norm_root_(&c->norm));
-        }
-        c->ready = 0;
-    } else if (phase == 1) { /* the scalars of each group */
-        for (g = thread; g < c->groups; g += KOPT_PROLOGUE_THREADS_) {
-            kopt_optimizer opt = groups[g].opt;
-            int valid = 1;
-            if (c->options.lr != KOPT_NULL_) {
-                opt.lr = kopt_cuda_read_(c->options.lr);
-                valid = kopt_within_(opt.lr, 0, 3e38);
-            }
-            if (c->options.loss_scale != KOPT_NULL_)
-                opt.grad_scale = kopt_div64_(opt.grad_scale, kopt_cuda_read_(c->options.loss_scale));
-            if (c->options.max_norm > 0)
-                opt.clip = kopt_mul64_(
-                    opt.clip, kopt_cuda_clip_coefficient_(c->status.norm, c->options.max_norm, opt.grad_scale));
-            groups[g].result = KOPT_OK;
-            kopt_copy_options_(&opt, &groups[g].step);
-            if (opt.step == 0xFFFFFFFFu)
-                groups[g].result = KOPT_ERROR_STEP;
-            else if (!valid || !kopt_compute_scalars_(&opt, &groups[g].step))
-                groups[g].result = KOPT_ERROR_RANGE;
-            groups[g].k = kopt_splat_step_cuda_(&groups[g].step, groups[g].step.rate, groups[g].step.weight_decay);
-            /* Not -0: the kernels test the bits of l2 and weight_decay instead of the flags. */
-            if (!groups[g].k.use_l2) groups[g].k.l2 = 0;
-            if (!groups[g].k.use_decay) groups[g].k.weight_decay = 0;
-            groups[g].step_number = groups[g].step.step;
-        }
-    } else if (phase == 2 && thread == 0) { /* is the step made? */
-        for (g = 0; g < c->groups && !c->skip; g++)
-            if (groups[g].result != KOPT_OK) c->status.result = groups[g].result;
-        if (c->status.result != KOPT_OK) c->skip = 1;
-        c->status.skipped = c->skip;
-        if (c->skip)
-            c->status.skips++;
-        else
-            c->status.steps++;
-    } else if (phase == 3 && !c->skip) {
-        for (g = thread; g < c->groups; g += KOPT_PROLOGUE_THREADS_) groups[g].opt.step = groups[g].step.step;
+/* As kopt_norm_root_(), by all lanes of a warp. Lane i has limb i. An estimate of the first 54 bits of the root is at
+   most 4 off; their exact remainder corrects it. */
+KOPT_CUDA_FN_ double kopt_cuda_norm_root_(const kopt_norm *norm, uint32_t lane) {
+    const uint32_t all = 0xFFFFFFFFu;
+    uint64_t digit = lane < 20 ? norm->digit[lane] : 0, a, b, c, high, low, root;
+    uint32_t limbs, below[4], top, shift, i;
+    int64_t remainder;
+    double estimate;
+    if (norm->nonfinite != 0) return kopt_bits_to_f64_(KOPT_CAST_(uint64_t, 0x7FF) << 52);
+    while (__any_sync(all, lane < 19 && digit >> 32 != 0)) { /* propagate carries */
+        const uint32_t carry = lane < 19 ? KOPT_CAST_(uint32_t, digit >> 32) : 0;
+        if (lane < 19) digit &= 0xFFFFFFFFu;
+        digit += __shfl_sync(all, carry, (lane + 31) & 31);
     }
+    limbs = __ballot_sync(all, digit != 0);
+    if (limbs == 0) return 0;
+    top = 31 - KOPT_CAST_(uint32_t, __clz(KOPT_CAST_(int, limbs)));
+    a = __shfl_sync(all, KOPT_CAST_(unsigned long long, digit), KOPT_CAST_(int, top));
+    KOPT_UNROLL_
+    for (i = 0; i < 4; i++) /* lanes 28 to 31 have 0 */
+        below[i] = __shfl_sync(all, KOPT_CAST_(uint32_t, digit & 0xFFFFFFFFu), (top + 31 - i) & 31);
+    limbs &= top > 4 ? (1u << (top - 4)) - 1 : 0; /* those that follow */
+    b = KOPT_CAST_(uint64_t, below[0]) << 32 | below[1];
+    c = KOPT_CAST_(uint64_t, below[2]) << 32 | below[3];
+    /* Left-justify the pairs of bits. The first 54 pairs, 108 bits, determine 54 bits of the root. */
+    shift = KOPT_CAST_(uint32_t, __clzll(KOPT_CAST_(long long, a))) & ~1u;
+    high = a << shift | b >> 1 >> (63 - shift);
+    low = b << shift | c >> 1 >> (63 - shift);
+    asm("{ .reg .f64 x; cvt.rn.f64.u64 x, %1; sqrt.rn.f64 %0, x; }" : "=d"(estimate) : "l"(high));
+    estimate = kopt_mul64_(estimate, 4194304);
+    asm("cvt.rzi.u64.f64 %0, %1;" : "=l"(root) : "d"(estimate));
+    remainder = KOPT_CAST_(int64_t, (high << 44 | low >> 20) - root * root); /* below 2^58: the high bits cancel */
+    while (remainder < 0) remainder += KOPT_CAST_(int64_t, 2 * --root + 1);
+    while (remainder > KOPT_CAST_(int64_t, 2 * root)) remainder -= KOPT_CAST_(int64_t, 2 * root++ + 1);
+    i = remainder != 0 || (low & 0xFFFFFu) != 0 || c << shift != 0 || limbs != 0; /* is the root inexact? */
+    root = (root >> 1) + ((root & 1u) != 0 && (i != 0 || (root & 2u) != 0));
+    return kopt_bits_to_f64_((KOPT_CAST_(uint64_t, 16 * top + 32 - shift / 2 + 872) << 52) + root);
+}
+
+/* By all lanes of one warp. */
+KOPT_CUDA_FN_ void kopt_cuda_share_(kopt_cuda_control_ *c, uint32_t lane, kopt_cuda_shared_ *shared) {
+    const float *const found_inf = c->options.found_inf;
+    const int needs_stats = c->options.check_finite || c->options.max_norm > 0;
+    const int ready = lane == 0 && c->ready != 0; /* the lane that resets it */
+    const int nonfinite = c->norm.nonfinite != 0;
+    const double norm = needs_stats ? kopt_cuda_norm_root_(&c->norm, lane) : 0;
+    if (lane != 0) return;
+    shared->norm = norm;
+    shared->result = needs_stats && !ready ? KOPT_ERROR_STEP : KOPT_OK;
+    shared->skip =
+        (needs_stats && nonfinite) || (found_inf != KOPT_NULL_ && (kopt_as_u32_(*found_inf) & 0x7FFFFFFFu) != 0);
+    if (needs_stats) c->status.norm = norm;
+    c->ready = 0;
+}
+
+/* Loads all of the optimizer at once, so that the prologue waits for memory once. */
+KOPT_CUDA_FN_ kopt_optimizer kopt_cuda_load_optimizer_(const kopt_cuda_group_ *group) {
+    enum { BYTES = offsetof(kopt_cuda_group_, opt) % 16 == 0 && sizeof(kopt_optimizer) % 16 == 0 ? 16 : 8 };
+    union {
+        uint32_t words[sizeof(kopt_optimizer) / 4];
+        kopt_optimizer opt;
+    } local;
+    size_t i;
+    KOPT_UNROLL_
+    for (i = 0; i < sizeof local; i += BYTES)
+        kopt_cuda_load_words_(local.words + i / 4, KOPT_CONST_POINTER_(const kopt_byte_ *, &group->opt) + i, BYTES);
+    return local.opt;
+}
+
+/* The scalars of a group's step, by a pair of lanes. The norm is not known yet: with max_norm the clip is 0 here.
+   Returns 0 if one of the scalars overflows. */
+KOPT_CUDA_FN_ int kopt_cuda_begin_(const kopt_cuda_options *options, kopt_optimizer *opt, kopt_step *s) {
+    const double clip = opt->clip;
+    int valid = 1;
+    if (options->lr != KOPT_NULL_) {
+        opt->lr = kopt_cuda_read_(options->lr);
+        valid = kopt_within_(opt->lr, 0, 3e38);
+    }
+    if (options->loss_scale != KOPT_NULL_)
+        opt->grad_scale = kopt_div64_(opt->grad_scale, kopt_cuda_read_(options->loss_scale));
+    if (options->max_norm > 0) opt->clip = 0;
+    kopt_copy_options_(opt, s);
+    valid &= kopt_compute_scalars_(opt, s);
+    opt->clip = clip;
+    return valid;
+}
+
+/* The scale of the gradients with max_norm, as in kopt_compute_scalars_(). Returns 0 if it overflows. */
+KOPT_CUDA_FN_ int kopt_cuda_clip_(double norm, double max_norm, const kopt_optimizer *opt, kopt_step *s) {
+    const double clip = kopt_mul64_(opt->clip, kopt_cuda_clip_coefficient_(norm, max_norm, opt->grad_scale));
+    s->grad_scale = kopt_mul_(kopt_narrow64_(opt->grad_scale), kopt_narrow64_(clip));
+    if (opt->maximize) s->grad_scale = kopt_as_f32_(kopt_as_u32_(s->grad_scale) ^ 0x80000000u);
+    return kopt_finite_(s->grad_scale);
+}
+
+/* What the kernels of a step read, except for the options that never change, which kopt_cuda_plan_build() stores. */
+KOPT_CUDA_FN_ void kopt_cuda_store_step_(kopt_cuda_group_ *group, const kopt_step *s, uint32_t result) {
+    kopt_scalars_cuda_ k = kopt_splat_step_cuda_(s, s->rate, s->weight_decay);
+    /* Not -0: the kernels test the bits of l2 and weight_decay instead of the flags. */
+    if (!k.use_l2) k.l2 = 0;
+    if (!k.use_decay) k.weight_decay = 0;
+    group->k = k;
+    group->step_number = s->step;
+    group->step.nesterov = s->nesterov;
+    group->step.seed = s->seed;
+    group->result = result;
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups, uint64_t count, uint32_t thread,
+                                       kopt_cuda_shared_ *shared) {
+    const kopt_cuda_options options = c->options;
+    const int shares = thread >= 2 * KOPT_PROLOGUE_PAIRS_;
+    uint64_t first = 0, g;
+    int failed = 0, skip;
+    do {
+        kopt_optimizer opt;
+        kopt_step s;
+        int valid = 1;
+        g = first + thread / 2;
+        if (shares) {
+            if (first == 0) kopt_cuda_share_(c, thread & 31, shared);
+        } else if (g < count) {
+            opt = kopt_cuda_load_optimizer_(&groups[g]);
+            valid = kopt_cuda_begin_(&options, &opt, &s);
+        }
+        __syncthreads();
+        if (!shares && g < count) {
+            uint32_t result;
+            if (options.max_norm > 0) valid &= kopt_cuda_clip_(shared->norm, options.max_norm, &opt, &s);
+            result = opt.step == 0xFFFFFFFFu ? KOPT_ERROR_STEP : valid ? KOPT_OK : KOPT_ERROR_RANGE;
+            if ((thread & 1) == 0) kopt_cuda_store_step_(&groups[g], &s, result);
+            failed |= result != KOPT_OK;
+        }
+        first += KOPT_PROLOGUE_PAIRS_;
+    } while (first < count);
+    failed = __syncthreads_or(failed);
+    skip = failed || shared->skip != 0 || shared->result != KOPT_OK;
+    if (thread == 0) { /* is the step made? */
+        uint32_t result = shared->result;
+        for (g = 0; failed && shared->skip == 0 && g < count; g++)
+            if (groups[g].result != KOPT_OK) result = groups[g].result;
+        c->skip = c->status.skipped = KOPT_CAST_(uint32_t, skip);
+        c->status.result = result;
+        kopt_cuda_add_(skip ? &c->status.skips : &c->status.steps, 1);
+    }
+    for (g = thread; g < count && !skip; g += KOPT_PROLOGUE_THREADS_) atomicAdd(&groups[g].opt.step, 1u);
 }
 
 /* ---- statistics: a gradient's square, an integer, is added to a counter (slot) in shared memory. There is a bin for
@@ -2286,12 +2388,9 @@ static __global__ void __launch_bounds__(KOPT_THREADS_)
 }
 
 static __global__ void __launch_bounds__(KOPT_PROLOGUE_THREADS_)
-    kopt_cuda_prologue_kernel_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups) {
-    int phase;
-    for (phase = 0; phase < 4; phase++) {
-        kopt_cuda_prologue_(c, groups, phase, threadIdx.x);
-        __syncthreads();
-    }
+    kopt_cuda_prologue_kernel_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups, uint64_t count) {
+    __shared__ kopt_cuda_shared_ shared;
+    kopt_cuda_prologue_(c, groups, count, threadIdx.x, &shared);
 }
 
 static __global__ void __launch_bounds__(KOPT_THREADS_, 4) kopt_cuda_stats_kernel_(const kopt_cuda_arguments_ a) {
@@ -2381,8 +2480,9 @@ static kopt_result kopt_cuda_launch_factors_(kopt_cuda_arguments_ *a, uint32_t t
                              (tensors + KOPT_THREADS_ - 1) / KOPT_THREADS_, KOPT_THREADS_, arguments, stream);
 }
 
-static kopt_result kopt_cuda_launch_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups, void *stream) {
-    void *arguments[] = {&c, &groups};
+static kopt_result kopt_cuda_launch_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups, uint64_t count,
+                                              void *stream) {
+    void *arguments[] = {&c, &groups, &count};
     return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_prologue_kernel_), 1, KOPT_PROLOGUE_THREADS_,
                              arguments, stream);
 }
@@ -2753,7 +2853,10 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byte
     task = KOPT_POINTER_(uint32_t *, base + p.at_tasks_);
     round = KOPT_POINTER_(uint32_t *, base + p.at_rounds_);
     KOPT_POINTER_(kopt_cuda_control_ *, base)->groups = count;
-    for (g = 0; g < count; g++) group[g].opt = *groups[g].opt;
+    for (g = 0; g < count; g++) {
+        group[g].opt = *groups[g].opt;
+        kopt_copy_options_(groups[g].opt, &group[g].step);
+    }
     for (kernel = 0; kernel < KOPT_CUDA_KERNELS_; kernel++) { /* the tasks of one kernel are contiguous */
         p.first_[kernel] = tasks;
         for (g = 0, index = 0; g < count; g++)
@@ -2828,8 +2931,8 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step_begin(const kopt_cuda_plan *plan,
     kopt_result result;
     uint32_t blocks, resident;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
-    result =
-        kopt_cuda_launch_prologue_(KOPT_CAST_(kopt_cuda_control_ *, plan->device), kopt_cuda_groups_(plan), stream);
+    result = kopt_cuda_launch_prologue_(KOPT_CAST_(kopt_cuda_control_ *, plan->device), kopt_cuda_groups_(plan),
+                                        plan->groups_, stream);
     if (result != KOPT_OK || plan->stable_ == 0) return result;
     a = kopt_cuda_arguments_of_(plan, 0, 0);
     resident = kopt_cuda_resident_(KOPT_CUDA_MEASURE_);

@@ -50,7 +50,8 @@ static const mode modes[] = {
     {"statistics of fp16", ADAMW, H, H, H, KAHAN, NOISE, 1 << 20, 0, 1, 17, 0},
     {"statistics of fp32", ADAMW, F, F, F, NEAR, NOISE, 1 << 20, 0, 1, 27, 0},
 };
-enum { PROLOGUE = 700 }; /* instructions of the prologue's longest thread, for one group; no target */
+/* Instructions of the prologue's longest thread, for one group of AdamW; no target. */
+enum { PROLOGUE = 350, CLIPPED = 540 }; /* step 2; step 100,001 with check_finite and max_norm */
 
 static void *device_new(size_t size) {
     void *p = NULL;
@@ -108,6 +109,33 @@ static double measured(const mode *m) {
     return (double)before / (double)m->n;
 }
 
+/* Instructions of the prologue's longest thread after `steps` steps. */
+static unsigned long prologue(uint32_t steps, int clipped) {
+    const kopt_cuda_options options = {1, 1, NULL, NULL, NULL};
+    const kopt_optimizer o = kopt_adamw(1e-3);
+    const size_t n = 1000, state_size = kopt_state_size(&o, n);
+    unsigned char *const weight = device_new(2 * n), *const grad = device_new(2 * n),
+                         *const state = device_new(state_size);
+    kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_BF16, n, state, state_size);
+    const kopt_cuda_group g = {&o, &t, 1};
+    const size_t size = kopt_cuda_plan_size(&g, 1);
+    void *const bytes = device_new(size);
+    kopt_cuda_plan plan;
+    size_t failed;
+    fill(weight, KOPT_BF16, n), fill(grad, KOPT_BF16, n);
+    failed = kopt_state_init(&o, &t, NULL) != KOPT_OK;
+    failed += kopt_cuda_plan_build(&plan, bytes, size, &g, 1) != KOPT_OK;
+    plan.device = bytes;
+    if (clipped) failed += kopt_cuda_plan_set_options(&plan, &options, NULL) != KOPT_OK;
+    failed += kopt_cuda_plan_set_step(&plan, steps, NULL) != KOPT_OK;
+    if (clipped) failed += kopt_cuda_plan_measure(&plan, NULL) != KOPT_OK;
+    failed += kopt_cuda_plan_step(&plan, NULL) != KOPT_OK || cudaDeviceSynchronize() != cudaSuccess;
+    failed += kopt_cuda_plan_status(&plan)->steps != 1 || *kopt_cuda_plan_steps(&plan, 0) != steps + 1;
+    cudaFreeHost(weight), cudaFreeHost(grad), cudaFreeHost(state), cudaFreeHost(bytes);
+    if (failed) printf("Bail out! prologue: no step\n"), exit(1);
+    return (unsigned long)ptx_longest_thread("prologue");
+}
+
 int main(int argc, char **argv) {
     double first = 0;
     size_t i;
@@ -123,8 +151,9 @@ int main(int argc, char **argv) {
             ok(count > 1 && count <= modes[i].limit, "%s: %.1f; the limit is %.0f", modes[i].name, count,
                modes[i].limit);
     }
-    (void)measured(&modes[0]);
-    longest = (unsigned long)ptx_longest_thread("prologue");
+    longest = prologue(1, 0);
     ok(longest > 0 && longest <= PROLOGUE, "the prologue's longest thread: %lu; the limit is %d", longest, PROLOGUE);
+    longest = prologue(100000, 1);
+    ok(longest > 0 && longest <= CLIPPED, "... step 100001, clipped: %lu; the limit is %d", longest, CLIPPED);
     return done();
 }
