@@ -1358,8 +1358,8 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
     KERNEL(26, nearest_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_NEAREST, 0)       \
     KERNEL(27, general_q8, -1, KOPT_Q8, -1, 1)
 
-/* ---- the prologue of a step: its scalars, and whether it is made. One thread block. A pair of lanes takes one group at
-        a time; the last warp takes what all groups share ---- */
+/* ---- the prologue of a step: its scalars, and whether it is made. One thread block. A pair of lanes takes one group
+        at a time; the last warp takes what all groups share ---- */
 
 enum { KOPT_PROLOGUE_PAIRS_ = 64, KOPT_PROLOGUE_THREADS_ = 2 * KOPT_PROLOGUE_PAIRS_ + 32 };
 

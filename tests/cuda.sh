@@ -19,7 +19,7 @@ done
 quick=
 [ "${1:-}" = quick ] && quick=yes && all="80 90 120"
 all=$(echo $all)
-{
+{ # "#define KAHAN_OPT_CUDA_IMPLEMENTATION" and the include
     sed -n '/^#define KAHAN_OPT_CUDA_IMPL/,/^```/p' docs/gpu.md | sed '/^```/d' # the file of the documentation
     echo '#include "kahan_opt_cuda.cuh"'
 } >$out/plain.cu
@@ -154,7 +154,8 @@ if ! command -v python3 >/dev/null || ! ${CC:-cc} -c -o $out/probe.o $out/probe.
     echo "1..$count"
     exit
 fi
-from_c() { ${CC:-cc} -std=gnu99 -w -O1 -ffp-contract=off -Itests -c -o "$1.o" "$1.c"; } # from_c NAME
+from_c() { ${CC:-cc} -std=gnu99 -w $level -ffp-contract=off -Itests -c -o "$1.o" "$1.c"; } # from_c NAME
+level=-O1
 on_cpu() { # on_cpu SOURCE LISTS: runs the tests with the kernels of $out/SOURCE.ptx
     on=$1 lists=$2 halves=$out/$1
     define=
@@ -175,7 +176,9 @@ on_cpu() { # on_cpu SOURCE LISTS: runs the tests with the kernels of $out/SOURCE
 ${CC:-cc} -std=gnu99 -O2 -c -o $out/fake.o tests/cuda_fake.c
 if [ -n "$quick" ]; then many=100 some=50; else many=1000 some=400; fi
 on_cpu plain $many
+[ -z "$quick" ] || level=-O0 # compiles in less time than it costs
 on_cpu vmath $some
+level=-O1
 
 ${CC:-cc} -std=c99 -O2 -isystem "$root/include" -c -o $out/state.o tests/cuda_state.c >$out/log 2>&1 &&
     ${CC:-cc} -o $out/state $out/state.o $out/plain.o $out/plain.1.o $out/plain.2.o $out/fake.o -lm >>$out/log 2>&1 &&

@@ -222,6 +222,14 @@ void __syncthreads();
 void __syncwarp(unsigned = ~0u);
 void __threadfence();
 unsigned __byte_perm(unsigned, unsigned, unsigned);
+int __any_sync(unsigned, int);
+int __syncthreads_or(int);
+size_t __cvta_generic_to_shared(const void *);
+struct uint4 { unsigned x, y, z, w; };
+uint4 make_uint4(unsigned, unsigned, unsigned, unsigned);
+unsigned __ballot_sync(unsigned, int);
+int __clz(int);
+int __clzll(long long);
 int min(int, int);
 int max(int, int);
 #define PTX(...)
