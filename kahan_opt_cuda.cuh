@@ -714,7 +714,7 @@ typedef struct kopt_cuda_octet_ {
 KOPT_CUDA_FN_ uint32_t kopt_cuda_pack_(uint32_t low, uint32_t high) { return __byte_perm(low, high, 0x7632); }
 
 /* A bf16 in the upper half, as a step stores it: +0 below 2^-126. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_flush_bf16_(uint32_t u) { return kopt_as_u32_(kopt_flush_octet_(kopt_as_f32_(u))); }
+KOPT_CUDA_FN_ uint32_t kopt_cuda_flush_bf16_(uint32_t u) { return kopt_flush_octet_(u); }
 
 /* Loads an octet of each array; buffered moments are not in memory. */
 KOPT_CUDA_FN_ void kopt_cuda_load_arrays_(int wide, kopt_cuda_octet_ *x, const kopt_cuda_tensor_ *t, kopt_kind_ kind,
@@ -746,7 +746,7 @@ KOPT_CUDA_FN_ void kopt_cuda_store_arrays_(int wide, const kopt_cuda_octet_ *x, 
 
 /* Loads the gradients of an octet as fp32. Each format has a load of its own: otherwise nvcc converts from all formats
    and selects. */
-KOPT_CUDA_FN_ void kopt_cuda_load_grads_(int wide, float g[8], const kopt_cuda_tensor_ *t, uint64_t i) {
+KOPT_CUDA_FN_ void kopt_cuda_load_grads_(int wide, kopt_vf32_octet_ g[8], const kopt_cuda_tensor_ *t, uint64_t i) {
     uint32_t packed[8];
     int q;
     if (t->grad_format == KOPT_BF16) {
@@ -760,16 +760,22 @@ KOPT_CUDA_FN_ void kopt_cuda_load_grads_(int wide, float g[8], const kopt_cuda_t
     } else {
         kopt_cuda_load_octet_(wide, packed, t->grad + i * 4, 4);
         KOPT_UNROLL_
-        for (q = 0; q < 8; q++) g[q] = kopt_as_f32_(packed[q]);
+        for (q = 0; q < 8; q++) g[q] = packed[q];
     }
+}
+
+/* rule_function, which has scalar code only. */
+KOPT_CUDA_FN_ kopt_vf32_octet_ kopt_cuda_rule_function_(kopt_kind_ kind, const kopt_cuda_group_ *group,
+                                                        kopt_vf32_octet_ x, kopt_vf32_octet_ y) {
+    return kopt_as_u32_(kopt_rule_function_cuda_(kind, &group->k, kopt_as_f32_(x), kopt_as_f32_(y)));
 }
 
 /* Both stages of the 8 elements of an octet, in registers. w: the words of its Philox block, with the octet's
    multiplier. buffer: NULL, or moments in fp32 (of means of squares the roots), in which case kind.buffered is 1.
    largest: the largest magnitudes, before rounding, of weights and of moments. */
-KOPT_CUDA_FN_ void kopt_cuda_step_octet_(kopt_cuda_octet_ *x, const float g[8], kopt_kind_ kind,
+KOPT_CUDA_FN_ void kopt_cuda_step_octet_(kopt_cuda_octet_ *x, const kopt_vf32_octet_ g[8], kopt_kind_ kind,
                                          const kopt_cuda_group_ *group, const kopt_scalars_octet_ *k,
-                                         const uint32_t w[4], uint32_t multiplier, float (*buffer)[8],
+                                         const uint32_t w[4], uint32_t multiplier, kopt_vf32_octet_ (*buffer)[8],
                                          uint32_t largest[2]) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.moment);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
@@ -786,13 +792,13 @@ KOPT_CUDA_FN_ void kopt_cuda_step_octet_(kopt_cuda_octet_ *x, const float g[8], 
             const uint32_t stored_residual =
                 residual_size == 0 ? 0 : kopt_cuda_extract_signed_(x->residual, residual_size, q + half);
             kopt_half_pair_octet_ h;
-            float compensation, y, update;
-            const float old = kopt_load_weight_octet_(kind, kopt_cuda_extract_(x->weight, weight_size, q + half),
-                                                      stored_residual, &compensation, largest);
+            kopt_vf32_octet_ compensation, y, update;
+            const kopt_vf32_octet_ old = kopt_load_weight_octet_(
+                kind, kopt_cuda_extract_(x->weight, weight_size, q + half), stored_residual, &compensation, largest);
             h.moments.m = h.moments.v = 0;
             KOPT_UNROLL_
             for (m = 0; m < 2; m++) {
-                float value;
+                kopt_vf32_octet_ value;
                 if (m >= kind.moment_count) continue;
                 value = kind.buffered
                             ? buffer[m][q + half]
@@ -804,11 +810,12 @@ KOPT_CUDA_FN_ void kopt_cuda_step_octet_(kopt_cuda_octet_ *x, const float g[8], 
             update = kopt_direction_half_octet_(kind, k, &c, old, compensation, g[q + half], number, r.stride[half], 0,
                                                 2 /* RANDOM_ZERO_EXTENDED_ */, &h, &y);
             *largest_moment = kopt_imax_octet_(*largest_moment, h.largest);
-            update = kopt_update_octet_(k, kopt_rule_function_cuda_(kind, &group->k, update, y), old);
+            update = kopt_update_octet_(k, kopt_cuda_rule_function_(kind, group, update, y), old);
             KOPT_UNROLL_
             for (m = 0; m < 2; m++) {
                 const int rooted = kopt_stores_root_(kind, m);
-                const float value = rooted ? kopt_root_at_octet_(&h.moments, m) : kopt_moment_at_octet_(&h.moments, m);
+                const kopt_vf32_octet_ value =
+                    rooted ? kopt_root_at_octet_(&h.moments, m) : kopt_moment_at_octet_(&h.moments, m);
                 if (m >= kind.moment_count) continue;
                 if (kind.buffered)
                     buffer[m][q + half] = value;
@@ -980,11 +987,11 @@ KOPT_CUDA_FN_ kopt_scalars_octet_ kopt_cuda_scalars_(const kopt_cuda_tensor_ *t,
     kopt_cuda_load_words_(local.words, KOPT_CONST_POINTER_(const kopt_byte_ *, &g->k), 64); /* all that octets use */
     KOPT_UNROLL_
     for (i = 16; i < sizeof local.words / 4; i++) local.words[i] = 0;
-    local.k.rate = kopt_mul_cuda_(local.k.rate, t->rate_scale);
-    local.k.weight_decay = kopt_mul_cuda_(local.k.weight_decay, t->rate_scale);
+    local.k.rate = kopt_mul_octet_(local.k.rate, kopt_as_u32_(t->rate_scale));
+    local.k.weight_decay = kopt_mul_octet_(local.k.weight_decay, kopt_as_u32_(t->rate_scale));
     local.k.use_scale = 1; /* the factor 1 changes no number */
-    local.k.use_l2 = kopt_as_u32_(local.k.l2) != 0;
-    local.k.use_decay = kopt_as_u32_(local.k.weight_decay) != 0;
+    local.k.use_l2 = local.k.l2 != 0;
+    local.k.use_decay = local.k.weight_decay != 0;
     local.k.unrectified = g->k.unrectified;
     return local.k;
 }
@@ -994,7 +1001,7 @@ KOPT_CUDA_FN_ kopt_scalars_octet_ kopt_cuda_scalars_(const kopt_cuda_tensor_ *t,
    and in the usual steps so are the roundings of moments. */
 KOPT_CUDA_FN_ int kopt_cuda_step_complete_(const kopt_cuda_arguments_ *a, uint32_t index, int weight, int moment,
                                            int rounding, uint64_t i, const uint32_t w[4], int copies,
-                                           float (*buffer)[8]) {
+                                           kopt_vf32_octet_ (*buffer)[8]) {
     const kopt_cuda_tensor_ *t = a->tensors + index;
     const kopt_cuda_group_ *g = a->groups + t->group;
     const uint32_t multiplier = kopt_random_multiplier_(t->first + t->pad + i);
@@ -1002,7 +1009,7 @@ KOPT_CUDA_FN_ int kopt_cuda_step_complete_(const kopt_cuda_arguments_ *a, uint32
     kopt_kind_ kind = kopt_cuda_kind_(t, &g->step, weight, moment, rounding), fixed;
     uint32_t largest[2] = {0, 0};
     kopt_cuda_octet_ x;
-    float grad[8];
+    kopt_vf32_octet_ grad[8];
     int q;
     if (t->usual) kind.moment_count = 2;
     if (t->wide) {
@@ -1185,19 +1192,19 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_tensor_ *t, const kopt
 }
 
 /* Decodes an octet of codes. scale: that of their block. */
-KOPT_CUDA_FN_ void kopt_cuda_decode_octet_(float *moment, const uint32_t codes[2], uint32_t scale, int square) {
+KOPT_CUDA_FN_ void kopt_cuda_decode_octet_(kopt_vf32_octet_ *moment, const uint32_t codes[2], uint32_t scale,
+                                           int square) {
     int q;
     KOPT_UNROLL_
     for (q = 0; q < 8; q++)
-        moment[q] =
-            kopt_mul_octet_(kopt_decode_q8_octet_(kopt_cuda_extract_signed_(codes, 1, q), square), kopt_as_f32_(scale));
+        moment[q] = kopt_mul_octet_(kopt_decode_q8_octet_(kopt_cuda_extract_signed_(codes, 1, q), square), scale);
 }
 
 /* Encodes the octets of `count` moments. scale: those of their blocks. w and multiplier as for step_octet. */
-KOPT_CUDA_FN_ void kopt_cuda_encode_octets_(uint32_t codes[2][2], const float moment[2][8], int count, kopt_rule rule,
-                                            const uint32_t scale[2], int stochastic, const uint32_t w[4],
-                                            uint32_t multiplier) {
-    float inverse[2];
+KOPT_CUDA_FN_ void kopt_cuda_encode_octets_(uint32_t codes[2][2], const kopt_vf32_octet_ moment[2][8], int count,
+                                            kopt_rule rule, const uint32_t scale[2], int stochastic,
+                                            const uint32_t w[4], uint32_t multiplier) {
+    kopt_vf32_octet_ inverse[2];
     int q, m, half;
     KOPT_UNROLL_
     for (m = 0; m < count; m++) inverse[m] = kopt_inverse_scale_q8_octet_(scale[m], kopt_is_square_(rule, m));
@@ -1226,8 +1233,9 @@ KOPT_CUDA_FN_ void kopt_cuda_encode_octets_(uint32_t codes[2][2], const float mo
 }
 
 /* The same with constants: the rule that most use, and how it rounds. */
-KOPT_CUDA_FN_ void kopt_cuda_encode_octets_of_(uint32_t codes[2][2], const float moment[2][8], kopt_kind_ kind,
-                                               const uint32_t scale[2], const uint32_t w[4], uint32_t multiplier) {
+KOPT_CUDA_FN_ void kopt_cuda_encode_octets_of_(uint32_t codes[2][2], const kopt_vf32_octet_ moment[2][8],
+                                               kopt_kind_ kind, const uint32_t scale[2], const uint32_t w[4],
+                                               uint32_t multiplier) {
     const int stochastic = kind.moment_rounding == KOPT_STOCHASTIC;
     if (kind.moment_count == 2 && stochastic)
         kopt_cuda_encode_octets_(codes, moment, 2, KOPT_ADAM, scale, 1, w, multiplier);
@@ -1267,7 +1275,7 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
             const uint32_t p = weight < 0 ? lane : 8 * lane, stride = weight < 0 ? 32 : 1;
             const uint32_t end = weight < 0 || 8 * lane + 8 > n ? n : 8 * lane + 8;
             uint32_t codes[2], q;
-            float moment[2][8];
+            kopt_vf32_octet_ moment[2][8];
             int done = 0;
             kopt_cuda_block_ b;
             b.slots = slots;
@@ -1295,8 +1303,8 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
                     KOPT_UNROLL_
                     for (q = 0; q < 8; q++)
                         if (m < kind.moment_count) {
-                            if (!done) moment[m][q] = kopt_as_f32_(*kopt_cuda_slot_(&b, m, i + q));
-                            b.largest[m] = max(b.largest[m], kopt_as_u32_(moment[m][q]) & 0x7FFFFFFFu);
+                            if (!done) moment[m][q] = *kopt_cuda_slot_(&b, m, i + q);
+                            b.largest[m] = max(b.largest[m], moment[m][q] & 0x7FFFFFFFu);
                         }
                 }
             }
@@ -1771,15 +1779,15 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_octet_(const kopt_cuda_tensor_ *t, const ko
     const kopt_format format = g->step.moment_format;
     kopt_scalars_octet_ k = kopt_cuda_scalars_(t, g);
     uint32_t packed[8];
-    float grad[8], v[8];
+    kopt_vf32_octet_ grad[8], v[8];
     int q;
     kopt_cuda_load_grads_(0, grad, t, i);
     if (format == KOPT_F32) {
         kopt_cuda_load_octet_(0, packed, t->moment[1] + i * 4, 4);
         KOPT_UNROLL_
-        for (q = 0; q < 8; q++) v[q] = kopt_as_f32_(packed[q]);
+        for (q = 0; q < 8; q++) v[q] = packed[q];
     } else if (format == KOPT_Q8) {
-        float roots[8];
+        kopt_vf32_octet_ roots[8];
         kopt_cuda_load_octet_(0, packed, t->moment[1] + i, 1);
         kopt_cuda_decode_octet_(roots, packed, kopt_cuda_scale_(t, 1, i, 1), 1);
         KOPT_UNROLL_
@@ -1796,8 +1804,7 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_octet_(const kopt_cuda_tensor_ *t, const ko
         }
     }
     KOPT_UNROLL_
-    for (q = 0; q < 8; q++)
-        ratios[q] = kopt_as_u32_(kopt_stable_ratio_of_octet_(&k, kopt_mul_octet_(grad[q], k.grad_scale), v[q]));
+    for (q = 0; q < 8; q++) ratios[q] = kopt_stable_ratio_of_octet_(&k, kopt_mul_octet_(grad[q], k.grad_scale), v[q]);
 }
 
 /* The ratio of one element, at any alignment and with L2. */
@@ -3391,10 +3398,12 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_map_backward(kopt_function f, void *dx, con
 #define CORE_ONLY_ 1
 #define CHECK_UNROUNDED_ 1 /* the NaN of an operation is 0x7FFFFFFF */
 #endif
-typedef float vf32_;
 typedef uint32_t vu32_;
 typedef int vmask_;
 
+#if KOPT_PASS_ == KOPT_PASS_CUDA_
+#define F32_ "f" /* the letter of a vf32_ in asm */
+typedef float vf32_;
 FN_ vf32_ splat_(float x) { return x; }
 FN_ vf32_ add_(vf32_ a, vf32_ b) { return kopt_add_(a, b); }
 FN_ vf32_ sub_(vf32_ a, vf32_ b) { return kopt_sub_(a, b); }
@@ -3403,14 +3412,37 @@ FN_ vf32_ div_(vf32_ a, vf32_ b) { return kopt_div_(a, b); }
 FN_ vf32_ sqrt_(vf32_ a) { return kopt_sqrt_(a); }
 FN_ vu32_ as_u32_(vf32_ a) { return kopt_as_u32_(a); }
 FN_ vf32_ as_f32_(vu32_ a) { return kopt_as_f32_(a); }
+#else            /* a float is held as its bits, in a register without a type: a bitcast takes no instruction of PTX */
+#define F32_ "r"
+typedef uint32_t vf32_;
+FN_ vf32_ splat_(float x) { return kopt_as_u32_(x); }
+#define KOPT_BINARY_(name, operation)                                    \
+    FN_ vf32_ name(vf32_ a, vf32_ b) {                                   \
+        vf32_ r;                                                         \
+        asm(operation ".rn.f32 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); \
+        return r;                                                        \
+    }
+KOPT_BINARY_(add_, "add")
+KOPT_BINARY_(sub_, "sub")
+KOPT_BINARY_(mul_, "mul")
+KOPT_BINARY_(div_, "div")
+#undef KOPT_BINARY_
+FN_ vf32_ sqrt_(vf32_ a) {
+    vf32_ r;
+    asm("sqrt.rn.f32 %0, %1;" : "=r"(r) : "r"(a));
+    return r;
+}
+FN_ vu32_ as_u32_(vf32_ a) { return a; }
+FN_ vf32_ as_f32_(vu32_ a) { return a; }
+#endif
 FN_ vf32_ convert_f32_(vu32_ a) {
     vf32_ r;
-    asm("cvt.rn.f32.s32 %0, %1;" : "=f"(r) : "r"(a));
+    asm("cvt.rn.f32.s32 %0, %1;" : "=" F32_(r) : "r"(a));
     return r;
 }
 FN_ vu32_ round_u32_(vf32_ a) { /* 0 <= a < 2^31 */
     vu32_ r;
-    asm("cvt.rni.s32.f32 %0, %1;" : "=r"(r) : "f"(a));
+    asm("cvt.rni.s32.f32 %0, %1;" : "=r"(r) : F32_(a));
     return r;
 }
 FN_ vu32_ isplat_(uint32_t a) { return a; }
@@ -3436,12 +3468,12 @@ FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
 FN_ void store8_(kopt_byte_ *p, vu32_ a) { *p = KOPT_CAST_(kopt_byte_, a & 0xFFu); }
 FN_ vf32_ widen_fp16_(vu32_ a) {
     vf32_ r;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(static_cast<uint16_t>(a)));
+    asm("cvt.f32.f16 %0, %1;" : "=" F32_(r) : "h"(static_cast<uint16_t>(a)));
     return r;
 }
 FN_ vu32_ narrow_fp16_(vf32_ a) {
     uint16_t r;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(a));
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : F32_(a));
     return r;
 }
 #if KOPT_PASS_ == KOPT_PASS_CUDA_OCTET_
@@ -3449,19 +3481,15 @@ FN_ vu32_ add16_(vu32_ a, vu32_ b) { return (a + b) & 0xFFFFu; } /* the upper ha
 FN_ vu32_ unpack_low16_(vu32_ a) { return a & 0xFFFFu; }
 FN_ vu32_ unpack_high16_(vu32_ a) { return a >> 16; }
 #define MIN_MAX_ 1
-FN_ vf32_ min_(vf32_ a, vf32_ b) {
-    return as_f32_(KOPT_CAST_(vu32_, min(KOPT_CAST_(int, as_u32_(a)), KOPT_CAST_(int, as_u32_(b)))));
-}
-FN_ vf32_ max_(vf32_ a, vf32_ b) {
-    return as_f32_(KOPT_CAST_(vu32_, max(KOPT_CAST_(int, as_u32_(a)), KOPT_CAST_(int, as_u32_(b)))));
-}
+FN_ vf32_ min_(vf32_ a, vf32_ b) { return KOPT_CAST_(vf32_, min(KOPT_CAST_(int, a), KOPT_CAST_(int, b))); }
+FN_ vf32_ max_(vf32_ a, vf32_ b) { return KOPT_CAST_(vf32_, max(KOPT_CAST_(int, a), KOPT_CAST_(int, b))); }
 #define IMAX_ 1
 FN_ vu32_ imax_(vu32_ a, vu32_ b) { return KOPT_CAST_(vu32_, max(KOPT_CAST_(int, a), KOPT_CAST_(int, b))); }
 #define FLUSH_ 1
 FN_ vu32_ imin_(vu32_ a, vu32_ b) { return KOPT_CAST_(vu32_, min(KOPT_CAST_(int, a), KOPT_CAST_(int, b))); }
 FN_ vf32_ flush_(vf32_ a) { /* the only operation that flushes */
     vf32_ r;
-    asm("add.rn.ftz.f32 %0, %1, 0f00000000;" : "=f"(r) : "f"(a));
+    asm("add.rn.ftz.f32 %0, %1, 0f00000000;" : "=r"(r) : "r"(a));
     return r;
 }
 #define FP16_ 1
@@ -3471,5 +3499,6 @@ FN_ vf32_ round_fp16_(vf32_ a, vu32_ *stored) {
     return widen_fp16_(*stored);
 }
 #endif
+#undef F32_
 
 #endif /* KOPT_PASS_ */
