@@ -579,21 +579,9 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_random_one_(const kopt_philox_key_cuda_ *key, u
     return kopt_random_combine_((e & 1) != 0 ? halves >> 16 | halves << 16 : halves, e);
 }
 
-/* ---- the work of one thread ---- */
-
-/* The elements of a tensor among the 8 elements from i on; there must be at least one. */
-KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_part_from_(const kopt_cuda_tensor_ *t, uint64_t i) {
-    const uint64_t remaining = t->end - t->pad - i;
-    kopt_cuda_part_ p;
-    p.i = i;
-    p.skip = i >> 63 != 0 ? KOPT_CAST_(int, 0 - i) : 0;
-    p.n = remaining < 8 ? KOPT_CAST_(int, remaining) : 8;
-    return p;
-}
-
-/* ---- 8-bit moments: a warp steps the 256 elements of a block, which share a scale, in two phases. Phase one decodes
-        the moments, steps, and writes the new moments (of means of squares: their roots) to shared memory. When the
-        largest magnitudes are known, phase two encodes the new moments ---- */
+/* ---- 8-bit moments: a warp steps the 256 elements of a block, which share a scale. First its lanes decode the moments
+        and step; the new moments (of means of squares: their roots) of complete octets stay in registers, all others
+        wait in slots in shared memory. When the largest magnitudes are known, the lanes encode the new moments ---- */
 
 /* Words per moment. Element p of a block is in slot p + p / 32, so that the lanes use different memory banks. */
 enum { KOPT_SLOTS_ = 256 + 8 };
@@ -705,9 +693,9 @@ KOPT_CUDA_FN_ void kopt_cuda_store_copy_(const kopt_cuda_tensor_ *t, uint64_t i,
     kopt_cuda_store_octet_(0, t->copy + i * 2, 2, copy);
 }
 
-/* An octet of each array of a tensor, packed. */
+/* An octet of each array that a step writes, packed. */
 typedef struct kopt_cuda_octet_ {
-    uint32_t weight[8], grad[8], residual[4], moment[2][8];
+    uint32_t weight[8], residual[4], moment[2][8];
 } kopt_cuda_octet_;
 
 /* Puts the upper halves of the results for elements 2 * k (low) and 2 * k + 1 (high) into a word. */
