@@ -845,7 +845,7 @@ KOPT_CUDA_FN_ float kopt_cuda_step_element_(kopt_kind_ kind, const kopt_scalars_
     return kopt_commit_element_cuda_(kind, k, kopt_rule_function_cuda_(kind, k, x, y), w, compensation, e, r, k->sync);
 }
 
-/* Steps one element: for the general kernels. */
+/* Steps one element from memory to memory. b: the block that receives the new 8-bit moments, or NULL. */
 KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kind, int copies,
                                       const kopt_scalars_cuda_ *scalars, uint64_t i, uint32_t r, kopt_counts *counts,
                                       kopt_cuda_block_ *b) {
@@ -932,8 +932,7 @@ KOPT_CUDA_FN_ void kopt_cuda_add_(uint64_t *to, uint64_t x) {
     atomicAdd(reinterpret_cast<unsigned long long *>(to), static_cast<unsigned long long>(x));
 }
 
-/* The sum and the maximum over the lanes of a warp. In a loop over the lanes they return x: the caller adds each lane's
-   counts separately, and all lanes share one maximum. */
+/* The sum and the maximum over the lanes of a warp, which must all call it. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_warp_sum_(uint32_t x) {
     int distance;
     for (distance = 16; distance > 0; distance >>= 1) x += __shfl_xor_sync(0xFFFFFFFFu, x, distance);
@@ -1063,8 +1062,8 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_step_random_(const kopt_cuda_tensor_ *t, const 
     return kopt_cuda_random_one_(&key, t->first + t->pad + i);
 }
 
-/* Steps the elements of an octet at this position one by one, as far as the tensor has them. All that they need is
-   loaded again for each, so that it takes no registers of the complete octets. */
+/* Steps the elements of the octet at this position one by one, as far as the tensor has them. What they need is loaded
+   again for each, which takes fewer registers. */
 KOPT_CUDA_FN_ void kopt_cuda_step_octet_slowly_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, int weight,
                                                 int moment, int rounding, uint64_t position, int copies) {
     kopt_counts counts = {0, 0, 0};
