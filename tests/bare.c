@@ -59,22 +59,11 @@ __attribute__((naked, used)) static void reset(void) {
 }
 
 extern uint32_t stack_top[]; /* from the linker script */
-__attribute__((used, section(".vectors"))) static void (*const vectors[16])(void) = {(void (*)(void))stack_top,
-                                                                                     reset,
-                                                                                     fault,
-                                                                                     fault,
-                                                                                     fault,
-                                                                                     fault,
-                                                                                     fault,
-                                                                                     fault,
-                                                                                     fault,
-                                                                                     fault,
-                                                                                     fault,
-                                                                                     fault,
-                                                                                     fault,
-                                                                                     fault,
-                                                                                     fault,
-                                                                                     fault};
+/* clang-format off */
+__attribute__((used, section(".vectors"))) static void (*const vectors[16])(void) = {
+    (void (*)(void))stack_top, reset, fault, fault, fault, fault, fault, fault,
+    fault, fault, fault, fault, fault, fault, fault, fault};
+/* clang-format on */
 
 #elif defined(__AVR__)
 

@@ -39,19 +39,21 @@ typedef struct rule_row {
 } rule_row;
 
 /* These, and all numbers of the steps below, are exact in binary32. */
-static const rule_row rules[] = {{"sgd", KOPT_SGD, KOPT_L2, 0, 0, 0, 3.0 / 256, 5.0 / 512, 0, 0, 0},
-                                 {"momentum", KOPT_SGD, KOPT_L2, 0, 0, 0, 3.0 / 256, 0, 13.0 / 16, 0.25, 0},
-                                 {"nesterov", KOPT_SGD, KOPT_DECOUPLED, 1, 0, 0, 3.0 / 256, 5.0 / 512, 13.0 / 16, 0, 0},
-                                 {"adam", KOPT_ADAM, KOPT_L2, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
-                                 {"adamw", KOPT_ADAM, KOPT_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
-                                 {"fully", KOPT_ADAM, KOPT_FULLY_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
-                                 {"amsgrad", KOPT_ADAM, KOPT_DECOUPLED, 0, 1, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
-                                 {"stable", KOPT_ADAM, KOPT_DECOUPLED, 0, 0, 1, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
-                                 {"lion", KOPT_LION, KOPT_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
-                                 {"adan", KOPT_ADAN, KOPT_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
-                                 {"radam", KOPT_RADAM, KOPT_L2, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 4},
-                                 {"ranger", KOPT_RANGER, KOPT_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 4},
-                                 {"ema", KOPT_EMA, KOPT_L2, 0, 0, 0, 3.0 / 256, 0, 0, 0, 0}};
+static const rule_row rules[] = {
+    {"sgd", KOPT_SGD, KOPT_L2, 0, 0, 0, 3.0 / 256, 5.0 / 512, 0, 0, 0},
+    {"momentum", KOPT_SGD, KOPT_L2, 0, 0, 0, 3.0 / 256, 0, 13.0 / 16, 0.25, 0},
+    {"nesterov", KOPT_SGD, KOPT_DECOUPLED, 1, 0, 0, 3.0 / 256, 5.0 / 512, 13.0 / 16, 0, 0},
+    {"adam", KOPT_ADAM, KOPT_L2, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+    {"adamw", KOPT_ADAM, KOPT_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+    {"fully", KOPT_ADAM, KOPT_FULLY_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+    {"amsgrad", KOPT_ADAM, KOPT_DECOUPLED, 0, 1, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+    {"stable", KOPT_ADAM, KOPT_DECOUPLED, 0, 0, 1, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+    {"lion", KOPT_LION, KOPT_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+    {"adan", KOPT_ADAN, KOPT_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+    {"radam", KOPT_RADAM, KOPT_L2, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 4},
+    {"ranger", KOPT_RANGER, KOPT_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 4},
+    {"ema", KOPT_EMA, KOPT_L2, 0, 0, 0, 3.0 / 256, 0, 0, 0, 0},
+};
 
 typedef struct store_row {
     const char *name;
@@ -59,21 +61,23 @@ typedef struct store_row {
     kopt_rounding rounding, compensation;
 } store_row;
 
-static const store_row stores[] = {{"f32", KOPT_F32, KOPT_NEAREST, KOPT_STOCHASTIC},
-                                   {"bf16-nearest", KOPT_BF16, KOPT_NEAREST, KOPT_STOCHASTIC},
-                                   {"bf16-stochastic", KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC},
-                                   {"bf16-kahan", KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC},
-                                   {"bf16-kahan-nearest", KOPT_BF16, KOPT_KAHAN, KOPT_NEAREST},
-                                   {"bf16-compact", KOPT_BF16, KOPT_COMPACT, KOPT_STOCHASTIC},
-                                   {"bf16-compact-nearest", KOPT_BF16, KOPT_COMPACT, KOPT_NEAREST},
-                                   {"bf16-exact", KOPT_BF16, KOPT_EXACT, KOPT_STOCHASTIC},
-                                   {"fp16-nearest", KOPT_FP16, KOPT_NEAREST, KOPT_STOCHASTIC},
-                                   {"fp16-stochastic", KOPT_FP16, KOPT_STOCHASTIC, KOPT_STOCHASTIC},
-                                   {"fp16-kahan", KOPT_FP16, KOPT_KAHAN, KOPT_STOCHASTIC},
-                                   {"fp16-kahan-nearest", KOPT_FP16, KOPT_KAHAN, KOPT_NEAREST},
-                                   {"fp16-compact", KOPT_FP16, KOPT_COMPACT, KOPT_STOCHASTIC},
-                                   {"fp16-compact-nearest", KOPT_FP16, KOPT_COMPACT, KOPT_NEAREST},
-                                   {"fp16-exact", KOPT_FP16, KOPT_EXACT, KOPT_STOCHASTIC}};
+static const store_row stores[] = {
+    {"f32", KOPT_F32, KOPT_NEAREST, KOPT_STOCHASTIC},
+    {"bf16-nearest", KOPT_BF16, KOPT_NEAREST, KOPT_STOCHASTIC},
+    {"bf16-stochastic", KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC},
+    {"bf16-kahan", KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC},
+    {"bf16-kahan-nearest", KOPT_BF16, KOPT_KAHAN, KOPT_NEAREST},
+    {"bf16-compact", KOPT_BF16, KOPT_COMPACT, KOPT_STOCHASTIC},
+    {"bf16-compact-nearest", KOPT_BF16, KOPT_COMPACT, KOPT_NEAREST},
+    {"bf16-exact", KOPT_BF16, KOPT_EXACT, KOPT_STOCHASTIC},
+    {"fp16-nearest", KOPT_FP16, KOPT_NEAREST, KOPT_STOCHASTIC},
+    {"fp16-stochastic", KOPT_FP16, KOPT_STOCHASTIC, KOPT_STOCHASTIC},
+    {"fp16-kahan", KOPT_FP16, KOPT_KAHAN, KOPT_STOCHASTIC},
+    {"fp16-kahan-nearest", KOPT_FP16, KOPT_KAHAN, KOPT_NEAREST},
+    {"fp16-compact", KOPT_FP16, KOPT_COMPACT, KOPT_STOCHASTIC},
+    {"fp16-compact-nearest", KOPT_FP16, KOPT_COMPACT, KOPT_NEAREST},
+    {"fp16-exact", KOPT_FP16, KOPT_EXACT, KOPT_STOCHASTIC},
+};
 
 typedef struct moment_row {
     kopt_format format;
