@@ -1,10 +1,10 @@
 # Checks kahan_opt_cuda.cuh with nvcc. Without a GPU: it compiles for every architecture within the limits of registers,
 # no flag changes the PTX, C links with the object, every function returns a result code, and tests/cuda.c runs the PTX
-# on the CPU. With a GPU it runs there, too. Prints TAP. With the argument "quick": three architectures instead of all,
+# on the CPU. With a GPU it runs there, too. Prints TAP. With the argument "quick": two architectures instead of all,
 # fewer lists.
 out=build/tests/cuda_nvcc
 rm -rf $out/keep
-mkdir -p $out
+mkdir -p $out/keep
 nvcc=${NVCC:-nvcc}
 count=0
 report() { # report STATUS DESCRIPTION
@@ -17,7 +17,7 @@ for arch in 75 80 86 87 89 90 100 103 110 120; do
     case "$known" in *compute_$arch*) all="$all $arch" ;; esac
 done
 quick=
-[ "${1:-}" = quick ] && quick=yes && all="80 90 120"
+[ "${1:-}" = quick ] && quick=yes && all="90 120"
 all=$(echo $all)
 { # "#define KAHAN_OPT_CUDA_IMPLEMENTATION" and the include
     sed -n '/^#define KAHAN_OPT_CUDA_IMPL/,/^```/p' docs/gpu.md | sed '/^```/d' # the file of the documentation
@@ -25,14 +25,13 @@ all=$(echo $all)
 } >$out/plain.cu
 printf '#define KAHAN_OPT_VMATH\n#include "plain.cu"\n' >$out/vmath.cu
 
-# 1. One object for all architectures; registers, stack and spills of every kernel that steps. Quick: one PTX for
-# all but the last architecture, because nothing here is specific to one. The code for the last one needs the most
-# registers.
+# 1. One object for all architectures; registers, stack and spills of every kernel that steps. Quick: from one PTX,
+# because nothing here is specific to an architecture; it is kept for what follows.
 object() { # object NAME ARCHITECTURES
-    name=$1 archs=$2 codes=
+    name=$1 archs=$2 codes=${quick:+--keep --keep-dir $out/keep}
     for arch in $archs; do
         virtual=$arch
-        [ -z "$quick" ] || [ $arch = 120 ] || virtual=75
+        [ -z "$quick" ] || virtual=75
         codes="$codes -gencode arch=compute_$virtual,code=sm_$arch"
     done
     $nvcc -I. -O3 -Werror all-warnings --threads 2 -Xptxas -v -Xcompiler -fno-threadsafe-statics $codes \
@@ -61,8 +60,7 @@ object() { # object NAME ARCHITECTURES
 object plain "$all"
 if [ -z "$quick" ]; then
     object vmath "$all"
-else # quick: PTX only, which is kept for what follows
-    mkdir -p $out/keep
+else # quick: PTX only
     $nvcc -I. -O3 -Werror all-warnings -Xcompiler -fno-threadsafe-statics -gencode arch=compute_75,code=compute_75 \
         --keep --keep-dir $out/keep -c $out/vmath.cu -o $out/vmath.o >$out/log 2>&1
     report $? "vmath: compiles without a warning"
@@ -154,8 +152,9 @@ if ! command -v python3 >/dev/null || ! ${CC:-cc} -c -o $out/probe.o $out/probe.
     echo "1..$count"
     exit
 fi
-from_c() { ${CC:-cc} -std=gnu99 -w $level -ffp-contract=off -Itests -c -o "$1.o" "$1.c"; } # from_c NAME
 level=-O1
+[ -z "$quick" ] || level=-O0 # it compiles in less time than the tests then take longer
+from_c() { ${CC:-cc} -std=gnu99 -w $level -ffp-contract=off -Itests -c -o "$1.o" "$1.c"; } # from_c NAME
 on_cpu() { # on_cpu SOURCE LISTS: runs the tests with the kernels of $out/SOURCE.ptx
     on=$1 lists=$2 halves=$out/$1
     define=
@@ -176,9 +175,7 @@ on_cpu() { # on_cpu SOURCE LISTS: runs the tests with the kernels of $out/SOURCE
 ${CC:-cc} -std=gnu99 -O2 -c -o $out/fake.o tests/cuda_fake.c
 if [ -n "$quick" ]; then many=100 some=50; else many=1000 some=400; fi
 on_cpu plain $many
-[ -z "$quick" ] || level=-O0 # compiles in less time than it costs
 on_cpu vmath $some
-level=-O1
 
 ${CC:-cc} -std=c99 -O2 -isystem "$root/include" -c -o $out/state.o tests/cuda_state.c >$out/log 2>&1 &&
     ${CC:-cc} -o $out/state $out/state.o $out/plain.o $out/plain.1.o $out/plain.2.o $out/fake.o -lm >>$out/log 2>&1 &&
