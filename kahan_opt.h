@@ -43,9 +43,9 @@
        BYTES PER PARAMETER        VERSION HISTORY
        FORMATS AND RESULTS        INSTRUCTION SETS        CONVERSIONS OF ONE VALUE    RANDOM BITS
        ONE-ELEMENT UPDATES        OPTIMIZER               TENSOR AND STATE            STEP
-       NORM AND CLIPPING          LOSS SCALING            GRADIENT ACCUMULATION       GRADIENT COMPRESSION
-       REDUCTION                  CONVERSIONS OF ARRAYS   VECTOR MATHEMATICS          SOFTMAX AND CROSS ENTROPY
-       RANDOM NUMBERS             LANGEVIN DYNAMICS
+       CHECKPOINTS                NORM AND CLIPPING       LOSS SCALING                GRADIENT ACCUMULATION
+       GRADIENT COMPRESSION       REDUCTION               CONVERSIONS OF ARRAYS       VECTOR MATHEMATICS
+       SOFTMAX AND CROSS ENTROPY  RANDOM NUMBERS          LANGEVIN DYNAMICS
        IMPLEMENTATION             COMPILER AND TARGET     INTERNAL TYPES              CONTENTS OF THIS BUILD
        MEMORY                     FP32 ARITHMETIC         BINARY64 ARITHMETIC         EXACT NORM
        ONE PASS PER INSTRUCTION SET                       VOCABULARIES                KERNELS
@@ -334,7 +334,8 @@ typedef enum kopt_result {
     KOPT_ERROR_DEVICE,   /* a CUDA call failed: cudaPeekAtLastError() says why                                    */
     KOPT_ERROR_UNINITIALIZED, /* no constructor made the optimizer, accumulator or compressor                     */
     KOPT_ERROR_ID,       /* the ids of a list of tensors do not increase: call kopt_number_tensors()              */
-    KOPT_ERROR_CAPTURE   /* the CUDA stream is being captured in a graph, which would repeat the call             */
+    KOPT_ERROR_CAPTURE,  /* the CUDA stream is being captured in a graph, which would repeat the call             */
+    KOPT_ERROR_FILE      /* a function of kopt_file failed                                                        */
 } kopt_result;
 
 /* Explains a result in one English sentence. Never NULL. */
@@ -884,6 +885,77 @@ KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t)
      initialized, of another optimizer or tensor, or sealed.
    - KOPT_ERROR_OPTION, KOPT_ERROR_RANGE: a field of t is invalid. */
 KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end);
+
+/* ---- CHECKPOINTS ------------------------------------------------------------------------------------------------- */
+
+/* A checkpoint holds a whole list of tensors under one checksum (CRC-32): the options, hyper-parameters, seed and step
+   count of the optimizer, and of each tensor its id, first_index, weights and state. Its bytes are the same on every
+   machine, and every later version of the library reads them: docs/checkpoints.md has the layout. Save between two
+   steps. With several lists (parameter groups) make one checkpoint of each. A training loop has more to keep, such as
+   a kopt_scaler and the position in its data: docs/examples/checkpoint.c writes all of it to a file that survives a
+   crash at any time.
+
+       size_t size = kopt_save_size(&opt, tensors, count);
+       save:    kopt_save(&opt, tensors, count, bytes, size)
+       resume:  make the optimizer and the tensors as before, without kopt_state_init(), which kopt_load() replaces;
+                kopt_load(&opt, tensors, count, bytes, size)
+                the next step has the bits that it would have had without the interruption */
+
+/* Bytes of the checkpoint of a list. 0 if kopt_save() would refuse the list for anything but its memory (pointers and
+   state_size are not read), or if the size does not fit into a size_t. */
+KOPT_API_ size_t kopt_save_size(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count);
+
+/* Writes the checkpoint of a list to out. The tensors are only read, so training can go on. out must not overlap their
+   memory; bytes after the checkpoint stay as they are. Errors:
+
+   - KOPT_ERROR_SIZE: out_size is less than kopt_save_size(), or a state block is too small.
+   - KOPT_ERROR_STATE, KOPT_ERROR_MISMATCH, KOPT_ERROR_SEALED: a state block is not initialized, of another optimizer or
+     tensor, or sealed.
+   - KOPT_ERROR_ID, KOPT_ERROR_OVERLAP: as in kopt_optimizer_step().
+   - those of the fields of kopt_optimizer and kopt_tensor. */
+KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, void *out,
+                                size_t out_size);
+
+/* Checks all of a checkpoint, then sets the weights, states and copies of the tensors and all fields of *opt from it,
+   except opt->vmath, which stays. To resume with another learning rate, set it after this call. The state blocks need
+   no kopt_state_init(): their old contents do not matter. Not in the checkpoint, so set them as before: grad, copy,
+   rate_scale, stable_scale and counts of a tensor. If anything is refused, nothing is written. Errors:
+
+   - KOPT_ERROR_STATE: the bytes are no checkpoint, or one of a later layout.
+   - KOPT_ERROR_MISMATCH: it has another number of tensors, a tensor with another n, id or first_index, or another rule,
+     decay mode, format, rounding or number of moments. StableAdamW, Nesterov, AMSGrad and atan2_outside count as
+     rules. kopt_save_inspect() shows what it has.
+   - KOPT_ERROR_SIZE: in_size is less than the checkpoint needs: it was cut off. Or a state block is too small.
+   - KOPT_ERROR_CHECKSUM: it is damaged.
+   - KOPT_ERROR_ID, KOPT_ERROR_OVERLAP (also between `in` and the tensors), and errors of the fields: as in kopt_save(). */
+KOPT_API_ kopt_result kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, const void *in,
+                                size_t in_size);
+
+/* Where a checkpoint goes to or comes from, in pieces: for models larger than a buffer. Each function gets user as its
+   first argument and returns 0 if it has done all that it was asked for; anything else ends the call with
+   KOPT_ERROR_FILE. A function that is not needed may be NULL. */
+typedef struct kopt_file {
+    int (*write)(void *user, const void *data, size_t size);            /* appends `size` bytes                       */
+    int (*read)(void *user, uint64_t offset, void *data, size_t size);  /* reads `size` bytes from `offset` on; 0 is
+                                                                           the first byte of the checkpoint           */
+    void *user;
+} kopt_file;
+
+/* kopt_save() to a file. The pieces are at most 64 KiB. After an error the file is incomplete: remove it. */
+KOPT_API_ kopt_result kopt_save_to(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                   const kopt_file *file);
+
+/* kopt_load() from a file, which is read twice, each time from the first to the last byte: first to check all of it,
+   then to set the tensors. If the second reading fails or finds other bytes than the first, with KOPT_ERROR_FILE or
+   KOPT_ERROR_CHECKSUM, *opt is unchanged, but weights may be overwritten; the state blocks are then not initialized, so
+   that a step refuses them. Any other error means that nothing was written. */
+KOPT_API_ kopt_result kopt_load_from(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                     const kopt_file *file);
+
+/* Reads the options and the number of tensors from the first 192 bytes of a checkpoint into *opt (vmath is NULL) and
+   *count; either may be NULL. The checksum is not checked: kopt_load() does that. Errors: KOPT_ERROR_SIZE (fewer than
+   192 bytes), KOPT_ERROR_STATE (not a checkpoint, or one of a later layout). */
+KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_optimizer *opt, uint64_t *count);
 
 /* ---- NORM AND CLIPPING ------------------------------------------------------------------------------------------- */
 
@@ -7149,6 +7221,7 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
         return "the ids of a list of tensors do not increase: call kopt_number_tensors() before kopt_state_init()";
     case KOPT_ERROR_CAPTURE:
         return "the stream is being captured: call this function before the capture, or the graph would repeat it";
+    case KOPT_ERROR_FILE: return "reading or writing a checkpoint failed: the file may be too short, or the disk full";
     default: return "unknown result";
     }
 }
