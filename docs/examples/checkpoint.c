@@ -254,7 +254,7 @@ static double mean_loss(void) {
         float x[INPUTS], hidden[HIDDEN], y, error;
         get_sample(s, x, &y);
         error = forward(x, hidden) - y;
-        loss += (double)error * (double)error / SAMPLES;
+        loss += (double)error * (double)error / (double)SAMPLES;
     }
     return loss;
 }
@@ -267,7 +267,7 @@ static void backward(uint64_t batch, float scale) {
     for (s = 0; s < BATCH; ++s) {
         float x[INPUTS], hidden[HIDDEN], y, dy;
         get_sample(sample_at(batch * BATCH + s), x, &y);
-        dy = (forward(x, hidden) - y) * 2 / BATCH * scale;
+        dy = (forward(x, hidden) - y) * 2 / (float)BATCH * scale;
         for (j = 0; j < HIDDEN; ++j) {
             const float dh = hidden[j] > 0 ? dy * kopt_f32_from_bf16(weight[2][j]) : 0;
             for (i = 0; i < INPUTS; ++i) g[0][j * INPUTS + i] += dh * x[i];
@@ -283,7 +283,8 @@ static void backward(uint64_t batch, float scale) {
 static void train_batch(run *r) {
     int k;
     backward(r->batches, r->scaler.scale);
-    for (k = 0; k < TENSORS; ++k) check(kopt_accumulate(&r->sums[k], grad[k], KOPT_FP16, 1.0 / BATCHES_PER_STEP));
+    for (k = 0; k < TENSORS; ++k)
+        check(kopt_accumulate(&r->sums[k], grad[k], KOPT_FP16, 1.0 / (double)BATCHES_PER_STEP));
     if (r->sums[0].count == BATCHES_PER_STEP) {
         r->opt.lr = r->opt.step < 100 ? RATE * (r->opt.step + 1) / 100 : RATE; /* a function of the step: not saved */
         check(kopt_scaler_step(&r->scaler, &r->opt, r->tensors, TENSORS, 0, NULL, NULL));
