@@ -1,6 +1,9 @@
-/* zero1_kill.c - makes the k-th call of a function fail on one rank of MPI (LD_PRELOAD). ZERO1_KILL="RANK FUNCTION K
-   WHAT": WHAT is kill (kill -9 instead of the call), full (ENOSPC) or short (from then on, write only the first byte).
-   Functions: MPI_Ialltoallv, MPI_Iallgatherv, pwrite, fsync, link, rename. */
+/* zero1_kill.c - makes the k-th call of a function fail on a rank of MPI (LD_PRELOAD).
+
+       ZERO1_KILL="RANK FUNCTION K WHAT"
+
+   RANK -1 is every rank. WHAT is kill (kill -9 instead of the call), full (ENOSPC) or short (from then on, write only
+   the first byte). Functions: MPI_Ialltoallv, MPI_Iallgatherv, pwrite, fsync, link, rename. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -17,12 +20,11 @@ int rename(const char *from, const char *to);
 /* NULL, or what is to be done instead of this call. */
 static const char *now(const char *function) {
     static char wanted[32], what[32];
-    static int rank = -2, number, calls;
+    static int calls;
     const char *plan = getenv("ZERO1_KILL"), *me = getenv("OMPI_COMM_WORLD_RANK");
-    if (rank == -2 &&
-        (plan == NULL || me == NULL || sscanf(plan, "%d %31s %d %31s", &rank, wanted, &number, what) != 4))
-        rank = -1;
-    if (rank < 0 || me == NULL || atoi(me) != rank || strcmp(function, wanted) != 0) return NULL;
+    int rank, number;
+    if (plan == NULL || me == NULL || sscanf(plan, "%d %31s %d %31s", &rank, wanted, &number, what) != 4) return NULL;
+    if ((rank != -1 && atoi(me) != rank) || strcmp(function, wanted) != 0) return NULL;
     ++calls;
     if (strcmp(what, "short") == 0) return calls >= number ? what : NULL;
     if (calls != number) return NULL;

@@ -1,5 +1,6 @@
-/* zero1_whole.c - what docs/examples/zero1.c has to compute, in one process without MPI: whole tensors, all gradients of
-   a batch side by side, one kopt_reduce(), one kopt_optimizer_step(). It has the model of that file, and nothing else.
+/* zero1_whole.c - what docs/examples/zero1.c has to compute, in one process without MPI: whole tensors, all gradients
+   of a batch side by side, one kopt_reduce(), one kopt_optimizer_step(). It has the model of that file, and nothing
+   else.
 
        zero1_whole BATCHES FORMAT SMALL CODE [FILE]
 
@@ -142,6 +143,8 @@ int main(int argc, char **argv) {
                 r.id = (uint32_t)(m * LAYERS + k);
                 compare(&none, &r, file, &place);
             }
+        t[0].n = CHUNK; /* of the first image, for tests/zero1.sh */
+        printf("image %zu\n", kopt_save_size(&opt, t, 1));
         if (fseek(file, 0, SEEK_END) != 0 || ftell(file) != place) stop("the file is too long");
         fclose(file);
     }

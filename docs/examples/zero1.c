@@ -29,11 +29,12 @@
 /* A batch is MICRO_BATCHES micro-batches, whatever the number of ranks: so the gradient is always the same sum. Tensors
    are cut into chunks, whatever the number of ranks: a rank owns whole chunks, and the checkpoint consists of chunks.
    CHUNK is a multiple of 256, the block of 8-bit moments and codes. Make it larger for a larger model: 1 << 20. */
-enum { MICRO_BATCHES = 12, SAMPLES = 16, CHUNK = 512, SEED = 1 };
+enum { MICRO_BATCHES = 12, SAMPLES = 8, CHUNK = 512, SEED = 1 };
 static const double RATE = 0.002, MAX_NORM = 1.0;
 
 static int fp16, small;
-static kopt_format format = KOPT_BF16, code = KOPT_F32; /* of weights and gradients; of gradients on the wire */
+static kopt_format format = KOPT_BF16; /* of weights and gradients */
+static kopt_format code = KOPT_F32;    /* of gradients on the wire; F32: no --compress */
 
 static kopt_optimizer make_optimizer(void) {
     kopt_optimizer opt = kopt_adamw(RATE);
@@ -51,7 +52,9 @@ static kopt_scaler make_scaler(void) {
     return scaler;
 }
 
-/* ---- The model: three layers that learn a function of random points. Tensor k: the weights and the bias of layer k -- */
+/* ---- The model -------------------------------------------------------------------------------------------------- */
+
+/* Three layers learn a function of random points. Tensor k: the weights of layer k, with the bias as last column. */
 
 enum { LAYERS = 3, INPUTS = 40, HIDDEN = 70, OUTPUTS = 10 };
 static const size_t width[LAYERS + 1] = {INPUTS, HIDDEN, HIDDEN, OUTPUTS};
@@ -313,8 +316,8 @@ static void start_gather(int k) {
     bytes_received += (double)((tensor_size(k) - shard_size(k, rank)) * sizeof *weight[k]);
 }
 
-/* The norm needs the gradients of all tensors, so no step begins before the last exchange. It is an exact sum: its words
-   are the same in any order. Then the weights of tensor k are on their way while k + 1 is stepped. */
+/* The norm needs the gradients of all tensors, so no step begins before the last exchange. It is an exact sum: its
+   words are the same in any order. Then the weights of tensor k are on their way while k + 1 is stepped. */
 static void step_shards(void) {
     kopt_norm norm = {{0}, 0};
     kopt_step step;
@@ -568,7 +571,7 @@ int main(int argc, char **argv) {
             return usage();
     }
     format = fp16 ? KOPT_FP16 : KOPT_BF16;
-    if (code == KOPT_F32) code = format; /* no --compress: the gradient itself */
+    if (code == KOPT_F32) code = format;
     opt = make_optimizer();
     scaler = make_scaler();
     make_chunks();
