@@ -282,6 +282,7 @@ setup() {
     fi
     # without gcc-multilib, which conflicts with the cross compilers
     install_packages gcc g++ libc6-dev perl clang clang-19 llvm \
+        openmpi-bin libopenmpi-dev \
         lld lld-19 tcc musl-tools gcc-12-multilib libc6-dev-i386 python3-numpy nodejs cppcheck clang-tidy valgrind \
         libclang-rt-14-dev qemu-user qemu-system-arm gcc-arm-none-eabi gcc-avr avr-libc simavr \
         gcc-mingw-w64-x86-64-win32 wine64 gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-s390x-linux-gnu \
@@ -580,6 +581,11 @@ run_tests() {
     for tool in cppcheck clang-tidy; do have $tool || skip "static analysis by $tool" $tool; done
     part hostile_static sh tests/hostile.sh static
     part examples sh tests/examples.sh
+    if have mpicc && have mpirun; then
+        part zero1 sh tests/zero1.sh
+    else
+        skip "training on several ranks of MPI" "mpicc or mpirun"
+    fi
     part docs sh tests/docs.sh
     if have python3; then part api python3 tests/api.py --check; else skip "the API reference" python3; fi
     [ -d build/python/clang_format ] || have clang-format-19 || skip "the format of the C files" clang-format-19
