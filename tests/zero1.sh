@@ -138,11 +138,11 @@ report $? "writes that are cut short are continued"
 
 # ---- damaged and other files ----------------------------------------------------------------------------------------
 
-refused() { # refused TEXT WHAT ARGUMENT...: 2 ranks refuse $out/state with this text, and leave it as it is
-    text=$1 what=$2
-    shift 2
+refused() { # refused N TEXT WHAT ARGUMENT...: N ranks refuse $out/state with this text, and leave it as it is
+    n=$1 text=$2 what=$3
+    shift 3
     cp $out/state $out/before
-    ranks 2 --steps $((batches + 1)) --checkpoint $out/state "$@" >$out/log 2>&1
+    ranks "$n" --steps $((batches + 1)) --checkpoint $out/state "$@" >$out/log 2>&1
     [ $? = 1 ] && grep -q -e "$text" $out/log && cmp $out/state $out/before >>$out/log 2>&1
     report $? "refused: $what"
 }
@@ -157,21 +157,21 @@ set -- --fp16 --small --compress q8
 size=$(wc -c <$out/wanted)
 image=$(sed -n 's/^image //p' $out/whole.said)
 flip 70
-refused 'header is damaged' 'a bit of the header' "$@"
+refused 3 'header is damaged' 'a bit of the header' "$@"
 for place in 512 $((512 + 9 * image + image / 2)) $((size - 1)); do
     flip $place
-    refused 'image at byte [0-9]*, tensor [0-9]* from element [0-9]*: ' "a bit of an image, byte $place of $size" "$@"
+    refused 0 'image at byte [0-9]*, tensor [0-9]* from element [0-9]*: ' "a bit of an image, byte $place of $size" "$@"
 done
 cp $out/wanted $out/state
 dd if=$out/wanted bs=1 count=$((size - 1)) of=$out/state 2>/dev/null
-refused 'cannot read .*: it ends too early' 'a file that lacks its last byte' "$@"
+refused 0 'cannot read .*: it ends too early' 'a file that lacks its last byte' "$@"
 saves 2 ''
 dd if=$out/state.previous of=$out/state bs=1 skip=512 seek=512 count="$image" conv=notrunc 2>/dev/null
-refused 'image at byte 512 is of step .*another checkpoint' 'a chunk of the checkpoint before' "$@"
+refused 3 'image at byte 512 is of step .*another checkpoint' 'a chunk of the checkpoint before' "$@"
 cp $out/wanted $out/state
-refused 'was made with other options:' 'the checkpoint of another format' --compress q8
+refused 2 'was made with other options:' 'the checkpoint of another format' --compress q8
 cp docs/examples/zero1.c $out/state
-refused 'is not a checkpoint' 'a file of another kind' "$@"
+refused 0 'is not a checkpoint' 'a file of another kind' "$@"
 ranks 2 --checkpoint $out/none/state >$out/log 2>&1
 [ $? = 1 ] && grep -q 'cannot open .*/none/state.new: No such file .* (all ranks need the same folder)' $out/log
 report $? "refused at the start: a folder that does not exist"
