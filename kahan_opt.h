@@ -9195,6 +9195,7 @@ typedef struct kopt_stream_ {
     const kopt_file *file;
     uint64_t offset;    /* bytes written or read so far                       */
     kopt_result result; /* after an error nothing more is written or read     */
+    uint32_t checksum;  /* of the whole                                       */
     kopt_crc_ crc;
 #ifdef KOPT_VECTORS16_
     kopt_byte_ buffer[4096];
@@ -9313,7 +9314,6 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
     kopt_byte_ expected[KOPT_SAVE_HEADER_], found[KOPT_HEADER_];
     kopt_array_ array[1 + KOPT_ARRAYS_], *a, *end;
     kopt_result other = KOPT_OK;
-    uint32_t checksum;
     size_t i;
     s->walk = walk;
     s->offset = 0;
@@ -9337,10 +9337,10 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
             kopt_store_le_(a->at + size, 0, KOPT_CAST_(int, kopt_round_up4_(size) - size));
         }
     }
-    checksum = ~s->crc.value;
-    kopt_store_le_(found, checksum, 4);
+    s->checksum = ~s->crc.value;
+    kopt_store_le_(found, s->checksum, 4);
     kopt_walk_bytes_(s, found, 4);
-    if (s->result == KOPT_OK && kopt_load_le32_(found) != checksum) s->result = KOPT_ERROR_CHECKSUM;
+    if (s->result == KOPT_OK && kopt_load_le32_(found) != s->checksum) s->result = KOPT_ERROR_CHECKSUM;
     if (s->result == KOPT_OK) s->result = other;
 }
 
@@ -9458,14 +9458,14 @@ static kopt_result kopt_load_checked_(kopt_optimizer *opt, const kopt_tensor *te
     kopt_copy_optimizer_(&loaded, opt);
     kopt_restore_options_(&loaded, h);
     if (kopt_check_options_(&loaded) != KOPT_OK) return KOPT_ERROR_STATE;
-    checksum = s.crc.value;
+    checksum = s.checksum;
     kopt_store_le_(state_name, 0, 4);
     for (i = 0; i < count; i++) /* if the second reading ends early, no step takes the blocks */
         if (tensors[i].n != 0 && kopt_layout_for_(opt, tensors[i].n).total != 0)
             kopt_copy_noinline_(KOPT_CAST_(kopt_byte_ *, tensors[i].state), state_name, 4);
     kopt_walk_checkpoint_(&s, KOPT_LOADING_, opt, tensors, count, bytes, h);
     if (s.result != KOPT_OK) return s.result;
-    if (s.crc.value != checksum) return KOPT_ERROR_CHECKSUM;
+    if (s.checksum != checksum) return KOPT_ERROR_CHECKSUM;
     kopt_copy_optimizer_(opt, &loaded);
     for (i = 0; i < count; i++) {
         if (tensors[i].n == 0) continue;
