@@ -77,7 +77,7 @@ same 'bf16 0 none'
 have_python=
 if python3 -c '' 2>/dev/null; then
     have_python=1
-    python3 docs/distributed.py >$out/tables
+    python3 docs/distributed.py >$out/tables 2>$out/log
     sed -n '/^<!-- docs.distributed.py -->$/,/^<!-- end -->$/p' docs/distributed.md | sed '1,2d;$d' | sed '$d' |
         diff - $out/tables >$out/log
     report $? "docs/distributed.md has the tables that docs/distributed.py prints"
