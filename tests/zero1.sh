@@ -175,6 +175,8 @@ refused 0 'is not a checkpoint' 'a file of another kind' "$@"
 ranks 2 --checkpoint $out/none/state >$out/log 2>&1
 [ $? = 1 ] && grep -q 'cannot open .*/none/state.new: No such file .* (all ranks need the same folder)' $out/log
 report $? "refused at the start: a folder that does not exist"
+RANKS=2 ./build.sh examples zero1 --steps 2 >$out/log 2>&1
+report $? "./build.sh examples zero1 runs it"
 for arguments in '--steps 0' '--compress q4' 'state'; do
     ranks 0 $arguments >$out/log 2>&1
     [ $? = 2 ] && grep -q '^usage' $out/log
