@@ -90,6 +90,13 @@ examples() {
     compress | demo) flags=-O3 libraries=-lm ;;
     openmp) flags='-O2 -fopenmp' ;;
     threads) flags='-O2 -pthread' ;;
+    zero1)
+        have mpicc || { echo "build.sh: zero1 needs MPI (./build.sh setup installs it)" >&2; exit 2; }
+        compiler=mpicc runner="mpirun -n ${RANKS:-4}"
+        # Open MPI: more ranks than cores; as root in a container
+        export OMPI_CC="$CC" OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
+        export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+        ;;
     esac
     [ ! -f "docs/examples/$name.py" ] || exec python3 "docs/examples/$name.py" "$@"
     [ -f "docs/examples/$name.c" ] || wrong "there is no example \`$name\`"
@@ -320,6 +327,7 @@ setup() {
     fi
     # without gcc-multilib, which conflicts with the cross compilers
     install_packages gcc g++ libc6-dev perl clang clang-19 llvm \
+        openmpi-bin libopenmpi-dev \
         lld lld-19 tcc musl-tools gcc-12-multilib libc6-dev-i386 python3-numpy nodejs cppcheck clang-tidy valgrind \
         libclang-rt-14-dev qemu-user qemu-system-arm gcc-arm-none-eabi gcc-avr avr-libc simavr \
         gcc-mingw-w64-x86-64-win32 wine64 gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-s390x-linux-gnu \
@@ -620,6 +628,11 @@ run_tests() {
     part examples sh tests/examples.sh
     part checkpoint sh tests/checkpoint.sh crash damage
     part checkpoint_more sh tests/checkpoint.sh files machines
+    if have mpicc && have mpirun; then
+        part zero1 sh tests/zero1.sh
+    else
+        skip "training on several ranks of MPI" "mpicc or mpirun"
+    fi
     part docs sh tests/docs.sh
     if have python3; then part api python3 tests/api.py --check; else skip "the API reference" python3; fi
     [ -d build/python/clang_format ] || have clang-format-19 || skip "the format of the C files" clang-format-19
