@@ -32,6 +32,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh figures                update the figures of demo and theorem1 in README.md and docs: a minute
        ./build.sh figures bench          ... and of bench cliffs and --sizes, on an idle machine: ten minutes, 10 GB
        ./build.sh mutants [all|share K/N] change the header in some 400 ways: does each make a test fail?
+       ./build.sh python [cuda]          the library for Python, in build/python; cuda: also that for GPUs, with nvcc
        ./build.sh setup                  install the tools that the full test uses (apt, as root)
 TEXT
 }
@@ -199,6 +200,25 @@ cuda() {
     sh tests/cuda.sh | tee build/tests/cuda.log
     sed -n 's/^ok [0-9]* # SKIP/SKIPPED: the tests on a GPU:/p' build/tests/cuda.log
     ! grep -q '^not ok' build/tests/cuda.log
+}
+
+# The header as a shared library, and its bindings for Python: docs/pytorch.md.
+python_library() { # python_library FOLDER [cuda]
+    mkdir -p "$1"
+    if [ "${2:-}" = cuda ]; then
+        [ -n "$NVCC" ] || { echo "python cuda: no nvcc; ./build.sh setup installs it" >&2; exit 1; }
+        python3 docs/examples/bindings.py kahan_opt.h kahan_opt_cuda.cuh "$1"
+        $NVCC -arch=native -O3 -shared -Xcompiler -fPIC -I. -o "$1/libkahan_opt_cuda.so" "$1/kahan_opt_cuda.cu"
+    else
+        python3 docs/examples/bindings.py kahan_opt.h "$1"
+    fi
+    $CC -shared -fPIC -O2 -I. -o "$1/libkahan_opt.so" "$1/kahan_opt.c"
+}
+
+python() {
+    knows python cuda "$@"
+    python_library build/python "$@"
+    echo "build/python has the library for Python: PYTHONPATH=build/python python3 -c 'import kahan_opt'"
 }
 
 # ---- setup: checks every step, reports a failure at once, and lists all failures at the end --------------------------
@@ -620,6 +640,7 @@ bench) shift; bench "$@" ;;
 cuda) shift; cuda "$@" ;;
 mutants) shift; mutants "$@" ;;
 figures) shift; figures "$@" ;;
+python) shift; python "$@" ;;
 setup) shift; setup "$@" ;;
 -h | --help | help) usage ;;
 '') usage >&2; exit 2 ;;
