@@ -283,7 +283,7 @@ class Call:
 
     def part(self, part):
         for first, last, begin, end in part:
-            here = ctypes.byref(self.tensors, first * ctypes.sizeof(k.kopt_tensor))
+            here = k.kopt_tensor.from_buffer(self.tensors, first * ctypes.sizeof(k.kopt_tensor))
             if end is None:
                 k.check(k.kopt_optimizer_step(type(self.opt).from_buffer_copy(self.opt), here, last - first))
             else:
@@ -530,8 +530,8 @@ class KahanOptimizer(torch.optim.Optimizer):
             moments = moments_of(group)
             given = {n for n, value in s.items() if n != "step" and value is not None}
             if given - {n for _, n in moments} or any(s.get(n) is None for _, n in moments):
-                raise ValueError("the state of parameter %d has %s, but the moments of %s here are %s" % (
-                    index, ", ".join(sorted(given)) or "no moments", group["rule"], ", ".join(n for _, n in moments)))
+                raise ValueError("the state of parameter %d has %s, but should have a block, or the moments of %s: %s" % (
+                    index, ", ".join(sorted(given)) or "neither", group["rule"], ", ".join(n for _, n in moments)))
             step = int(s.get("step", 1))  # torch's SGD does not count; its buffer is there after the first step
             host = Host(dict(group, max_lr=group["max_lr"] or 1.0), index, p, step)
             host.check(k.kopt_state_init(host.opt, host.t, None))
