@@ -56,6 +56,10 @@ except ImportError as error:
     gpu, no_gpu = None, error
 
 
+def on_device(x, device):
+    return x.to(device)
+
+
 def stream_of(device):
     return torch.cuda.current_stream(device).cuda_stream
 
@@ -323,7 +327,7 @@ class GpuCall(Call):
             size = gpu.kopt_cuda_plan_size(group, 1)
             self.plan, host = gpu.kopt_cuda_plan(), torch.zeros(size, dtype=torch.uint8)
             k.check(gpu.kopt_cuda_plan_build(self.plan, host.data_ptr(), size, group, 1))
-            self.memory, self.built = host.to(self.device, copy=True), tensors
+            self.memory, self.built = on_device(host, self.device), tensors
             self.plan.device = self.memory.data_ptr()
         else:
             k.check(gpu.kopt_cuda_plan_set_optimizer(self.plan, 0, self.opt, stream))
@@ -417,12 +421,11 @@ class KahanOptimizer(torch.optim.Optimizer):
             if "block" not in s:
                 host, fresh = Host(group, index, p, 0), True
                 host.check(k.kopt_state_init(host.opt, host.t, None))
-                s["step"], s["block"] = 0, host.block.to(p.device)
+                s["step"], s["block"] = 0, on_device(host.block, p.device)
             buckets.setdefault((p.dtype, p.device, s["step"]), []).append((index, p, s))
         if fresh:
             self._refuse_shared_memory()
-        kinds = {"cpu": Call}
-        return [kinds.get(device.type, GpuCall)(group, members, self._versions)
+        return [(Call if device.type == "cpu" else GpuCall)(group, members, self._versions)
                 for (_, device, _), members in buckets.items()]
 
     def _refuse_shared_memory(self):
@@ -495,7 +498,7 @@ class KahanOptimizer(torch.optim.Optimizer):
             result = k.KOPT_ERROR_MISMATCH
         if result != k.KOPT_OK:
             raise ValueError("the state of parameter %d is refused: %s" % (index, k.kopt_result_string(result)))
-        return dict(s, step=int(s["step"]), block=host.block.to(p.device))
+        return dict(s, step=int(s["step"]), block=on_device(host.block, p.device))
 
     # ---- exchange with torch.optim, in fp32 ----
 
@@ -558,7 +561,7 @@ class KahanOptimizer(torch.optim.Optimizer):
             if not s:
                 host.check(k.kopt_state_init(host.opt, host.t, None))
             host.write(k.KOPT_WEIGHT, values).back()
-            s.update(step=host.opt.step, block=s.get("block", host.block.to(p.device)))
+            s.update(step=host.opt.step, block=s.get("block", on_device(host.block, p.device)))
         increment_version([p for _, _, p in members])
         self._plans, self._versions = {}, {}
 
