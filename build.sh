@@ -26,6 +26,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench compare OLD NEW  two versions of the header in one process (--help: options)
        ./build.sh bench calls [HEADER]   instructions of a call, by callgrind: what small tensors cost
        ./build.sh bench q8 [check | ...] which 8-bit code serves the moments of AdamW? (docs/q8.md)
+       ./build.sh bench torch [ROUNDS]   a step of KahanAdamW beside torch's AdamW, for 1, 100 and 10,000 tensors
        ./build.sh bench theorem1         how far from the solution SGD with 16-bit weights ends (docs/theorem1.md)
        ./build.sh cuda [bench]           the GPU part: its PTX, also run on the CPU, and its tests if there is a GPU
        ./build.sh cuda day [--part N]    all on a GPU in 25 minutes, three parts (--rehearse: without; docs/gpu-day.md)
@@ -140,6 +141,20 @@ bench() {
         $CC -std=c99 -O3 -o build/bench/q8 bench/q8.c -lm
         exec build/bench/q8 "$@"
         ;;
+    torch)
+        shift
+        knows 'bench torch' N "$@"
+        python_library build/python
+        for peers in build/peers ''; do # PyTorch from build/peers, or Debian's python3-torch
+            for python in python3 /usr/bin/python3; do
+                if PYTHONPATH=$peers "$python" -c 'import torch' 2>/dev/null; then
+                    exec env "PYTHONPATH=$peers" "$python" bench/torch.py "$@"
+                fi
+            done
+        done
+        echo "bench: torch needs PyTorch: ./build.sh setup, or bench --peers, installs it" >&2
+        exit 2
+        ;;
     esac
     if [ "${1:-}" = cliffs ]; then
         knows 'bench cliffs' 'cliffs quick cache dram --markdown --nearest-stores scalar sse2 avx2 avx512 neon' "$@"
@@ -212,6 +227,7 @@ python_library() { # python_library FOLDER [cuda]
     else
         python3 docs/examples/bindings.py kahan_opt.h "$1"
     fi
+    cp docs/examples/torch_kahan.py "$1"
     $CC -shared -fPIC -O2 -I. -o "$1/libkahan_opt.so" "$1/kahan_opt.c"
 }
 
@@ -615,6 +631,19 @@ run_tests() {
         part peers /usr/bin/python3 tests/peers.py $CC
     else
         skip "the rules compared with PyTorch and optimi" "python3-torch or torch-optimi"
+    fi
+    if have python3; then
+        mkdir -p build/tests/python
+        python3 docs/examples/bindings.py kahan_opt.h build/tests/python
+        job python $CC -shared -fPIC -O1 -I. -o build/tests/python/libkahan_opt.so build/tests/python/kahan_opt.c
+        part bindings "${python:-python3}" tests/bindings.py build/tests/python
+    else
+        skip "the bindings for Python" python3
+    fi
+    if /usr/bin/python3 -c 'import torch' 2>/dev/null; then
+        part torch /usr/bin/python3 tests/test_torch.py build/tests/python
+    else
+        skip "the optimizers for PyTorch" python3-torch
     fi
     run_jobs
     prove_all

@@ -7,6 +7,7 @@ import copy
 import io
 import math
 import pickle
+import re
 import sys
 import traceback
 import warnings
@@ -924,6 +925,16 @@ def small_updates():
             optimizer.step()
         moved = (optimizer.read_weights()[0] - 1) / (1000 * 2.0 ** -14)
         assert (moved - arrives).abs().max() < 0.02, (rounding, moved)
+
+
+@test
+def page():
+    """docs/pytorch.md: the examples run"""
+    with open("docs/pytorch.md", encoding="utf-8") as f:
+        blocks = re.findall(r"<!-- test: test_torch.py -->\n```python\n(.*?)```", f.read(), re.S)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(compile(block, "docs/pytorch.md", "exec"), {})
 
 
 @test

@@ -40,9 +40,7 @@ library_ = CDLL(path_)
 def function_(name, result, *arguments):
     f = getattr(library_, name, None)
     if f is None:
-        def missing(*_):
-            raise NotImplementedError("%s has no %s" % (path_, name))
-        return missing
+        raise ImportError("%s has no %s: run ./build.sh python again" % (path_, name))
     f.argtypes, f.restype = arguments, result
     if result is c_char_p:
         f.errcheck = lambda text, *_: text.decode()
@@ -252,7 +250,7 @@ def write(header, path, folder):
             elif count:
                 python += " * %d" % count
             types.append('    ("%s", %s),' % (field, python))
-            row("%s.%s: %s%s" % (struct, field, kind, "[%d]" % count if count else ""),
+            row("%s.%s: %s%s" % (struct, field, kind.strip(), "[%d]" % count if count else ""),
                 "%s.%s.offset, %s.%s.size" % (struct, field, struct, field),
                 "offsetof(%s, %s)" % (struct, field), "sizeof(((%s *)0)->%s)" % (struct, field))
         types.append("]")
