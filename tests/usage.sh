@@ -40,6 +40,7 @@ refused '`bench cliffs` does not know `avx`' bench cliffs quick avx
 refused '`bench` does not know `quick`' bench quick
 refused '`demo` does not know `--bf16`' demo --bf16
 refused '`demo` does not know `--all`' demo --precision all --all
+refused 'there is no example `nonsense`' examples nonsense
 refused '`cuda` does not know `--bench`' cuda --bench
 refused '`cuda` does not know `more`' cuda bench more
 refused '`figures` does not know `demo`' figures demo
