@@ -100,7 +100,12 @@ examples() {
         export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
         ;;
     esac
-    [ ! -f "docs/examples/$name.py" ] || exec python3 "docs/examples/$name.py" "$@"
+    if [ -f "docs/examples/$name.py" ]; then
+        [ -n "$(find build/python/libkahan_opt.so -newer kahan_opt.h 2>/dev/null)" ] || python_library build/python
+        python=python3
+        $python -c 'import torch' 2>/dev/null || [ ! -x /usr/bin/python3 ] || python=/usr/bin/python3
+        exec env "PYTHONPATH=build/python${PYTHONPATH:+:$PYTHONPATH}" $python "docs/examples/$name.py" "$@"
+    fi
     [ -f "docs/examples/$name.c" ] || wrong "there is no example \`$name\`"
     mkdir -p build/examples
     $compiler $flags -o "build/examples/$name" "docs/examples/$name.c" $libraries

@@ -59,7 +59,8 @@ def main():
     print("PyTorch %s, %s, one thread, %s, median of %d rounds; microseconds per step\n" % (
         torch.__version__, "fused" if fused([torch.nn.Parameter(torch.zeros(1))]).defaults.get("fused") else "foreach",
         k.kopt_isa_name(k.kopt_isa_current()), rounds))
-    print("| tensors | weights each | %s | in C | bf16 to torch fp32 | to torch bf16 |" % " | ".join(r[0] for r in RUNS))
+    print("| tensors | weights each | %s | in C | bf16 to torch fp32 | to torch bf16 |"
+          % " | ".join(name for name, _, _ in RUNS))
     print("|" + "---:|" * (len(RUNS) + 5))
     for count, n in SIZES:
         times = measure(count, n, rounds)

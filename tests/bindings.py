@@ -129,7 +129,8 @@ def refuses():
     attempt("another value of an enum is refused", differs + "`KOPT_KAHAN` is 5, 0 there and 2, 0 here",
             "KOPT_KAHAN = 2,", "KOPT_KAHAN = 5,")
     attempt("arguments in another order: the compiler refuses the table", "error: conflicting types",
-            "kopt_state_size(const kopt_optimizer *opt, size_t n);", "kopt_state_size(size_t n, const kopt_optimizer *opt);")
+            "kopt_state_size(const kopt_optimizer *opt, size_t n);",
+            "kopt_state_size(size_t n, const kopt_optimizer *opt);")
     attempt("also if the C file says so", differs + "lacks `size_t kopt_state_size",
             "kopt_state_size(const kopt_optimizer *opt, size_t n);",
             "kopt_state_size(size_t n, const kopt_optimizer *opt);", fresh=True)
@@ -140,9 +141,11 @@ def refuses():
         for text, make, words in (
                 ("a library that is missing", lambda f: None, "is missing: run ./build.sh python"),
                 ("a library of something else", lambda f: subprocess.run(
-                    CC + ["-shared", "-fPIC", "-x", "c", "/dev/null", "-o", f], check=True), "no table of its layouts")):
+                    CC + ["-shared", "-fPIC", "-x", "c", "/dev/null", "-o", f], check=True),
+                 "no table of its layouts")):
             make(os.path.join(folder, "libkahan_opt.so"))
-            said = subprocess.run([sys.executable, "-c", "import kahan_opt"], cwd=folder, capture_output=True, text=True)
+            said = subprocess.run([sys.executable, "-c", "import kahan_opt"], cwd=folder, capture_output=True,
+                                  text=True)
             report("ImportError" in said.stderr and words in said.stderr, text, said.stderr)
 
 

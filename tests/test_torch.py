@@ -1,5 +1,5 @@
-"""docs/examples/torch_kahan.py under PyTorch: what PyTorch's own tests check of an optimizer, case by case, the formulas
-against torch.optim and against a second implementation, and a small transformer. Prints TAP.
+"""docs/examples/torch_kahan.py under PyTorch: what PyTorch's own tests check of an optimizer, case by case, the
+formulas against torch.optim and against a second implementation, and a small transformer. Prints TAP.
 
     python3 tests/test_torch.py FOLDER [WORD]     FOLDER: what ./build.sh python made; WORD: only tests with it"""
 import collections
@@ -224,7 +224,8 @@ def late_parameters():
 @test
 def empty_tensors():
     """tensors without elements, and scalars"""
-    empty, scalar, none = Parameter(torch.zeros(0, 3, dtype=BF16)), Parameter(torch.tensor(1.0)), Parameter(torch.ones(2))
+    empty, scalar = Parameter(torch.zeros(0, 3, dtype=BF16)), Parameter(torch.tensor(1.0))
+    none = Parameter(torch.ones(2))
     for rule, make in all_rules():
         optimizer = make([empty, scalar, none])
         empty.grad, scalar.grad = torch.zeros(0, 3, dtype=BF16), torch.tensor(1.0)
@@ -292,6 +293,9 @@ def refused_tensors():
         odd = Parameter(torch.ones(2, dtype=dtype))
         odd.grad = torch.ones(2, dtype=dtype)
         refused(TypeError, "use bfloat16, float16 or float32", KahanAdamW([p, odd]).step)
+    nowhere = Parameter(torch.ones(2, dtype=BF16, device="meta"))
+    nowhere.grad = torch.ones(2, dtype=BF16, device="meta")
+    refused(TypeError, "on meta", KahanAdamW([p, nowhere]).step)
     optimizer, r = KahanAdamW([p, q]), Parameter(torch.ones(8))
     r.grad = torch.ones(8)
     r.data = torch.ones(4)
@@ -374,7 +378,8 @@ def default_dtype():
         optimizer = KahanAdamW(params)
         for t in range(1, 4):
             for i, p in enumerate(params):
-                p.grad = torch.randn(*p.shape, generator=torch.Generator().manual_seed(1000 * t + i), dtype=F32).to(BF16)
+                p.grad = torch.randn(*p.shape, generator=torch.Generator().manual_seed(1000 * t + i), dtype=F32).to(
+                    BF16)
             optimizer.step()
         optimizer.load_state_dict(optimizer.state_dict())
     finally:
@@ -849,7 +854,8 @@ def formulas():
     cases = ((torch.optim.SGD, "sgd", {}, 2), (torch.optim.SGD, "sgd", {"momentum": 0.9, "dampening": 0.1}, 20),
              (torch.optim.SGD, "sgd", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}, 25),
              (torch.optim.SGD, "sgd", {"momentum": 0.5, "maximize": True}, 4),
-             (torch.optim.Adam, "adam", {"weight_decay": 0.1}, 2), (torch.optim.AdamW, "adamw", {"weight_decay": 0.3}, 2),
+             (torch.optim.Adam, "adam", {"weight_decay": 0.1}, 2),
+             (torch.optim.AdamW, "adamw", {"weight_decay": 0.3}, 2),
              (torch.optim.AdamW, "adamw", {"amsgrad": True, "betas": (0.8, 0.9), "eps": 1e-3}, 2),
              (torch.optim.AdamW, "adamw", {"maximize": True}, 2), (torch.optim.RAdam, "radam", {}, 4))
     for kind, rule, options, direction in cases:

@@ -1,4 +1,4 @@
-"""Makes Python bindings (ctypes) from a header: types, constants and functions, with the names that they have in C.
+"""bindings.py - makes Python bindings (ctypes) from a header: types, constants and functions with their names in C.
 
     ./build.sh python                                     does both of these:
     python3 docs/examples/bindings.py kahan_opt.h build/python
@@ -284,12 +284,15 @@ def write(header, path, folder):
 
 def main(paths, folder):
     header = None
+    os.makedirs(folder, exist_ok=True)
     for path in paths:
         header = Header(path, header)
         write(header, path, folder)
+        print("bindings: %s for %s" % (folder, path))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
+    arguments = sys.argv[1:] or ["kahan_opt.h", "build/python"]
+    if len(arguments) < 2:
         sys.exit("usage: bindings.py kahan_opt.h [kahan_opt_cuda.cuh] FOLDER")
-    main(sys.argv[1:-1], sys.argv[-1])
+    main(arguments[:-1], arguments[-1])

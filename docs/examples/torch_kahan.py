@@ -1,6 +1,7 @@
-"""Optimizers for PyTorch that train weights in pure bf16 or fp16: kahan_opt.h behind torch.optim.Optimizer.
+"""torch_kahan.py - optimizers for PyTorch that train weights in pure bf16 or fp16.
 
     ./build.sh python                  then put build/python into PYTHONPATH, or copy its files to your program
+    ./build.sh examples torch_kahan    a small fit with them and with torch's own AdamW
 
     from torch_kahan import KahanAdamW
     model = model.to(torch.bfloat16)
@@ -178,7 +179,8 @@ class Host:
 
     def write(self, slot, values):
         if values.shape != self.p.shape:
-            raise ValueError("%s has the shape %s, its state %s" % (self.name, tuple(self.p.shape), tuple(values.shape)))
+            raise ValueError("%s has the shape %s, the values for it %s"
+                             % (self.name, tuple(self.p.shape), tuple(values.shape)))
         values = like(self.weight, torch.float32).copy_(values)
         return self.check(k.kopt_state_write(self.opt, self.t, slot, values.data_ptr()))
 
@@ -414,6 +416,8 @@ class KahanOptimizer(torch.optim.Optimizer):
         for index, p in enumerate(group["params"], first):
             if p.grad is None:
                 continue
+            if p.device.type not in ("cpu", "cuda"):
+                raise TypeError("parameter %d is on %s: use the CPU or a GPU with CUDA" % (index, p.device))
             if p.dtype not in FORMATS or p.grad.dtype not in FORMATS:
                 raise TypeError("parameter %d is %s, its gradient %s: use bfloat16, float16 or float32 (for complex "
                                 "numbers: torch.view_as_real)" % (index, p.dtype, p.grad.dtype))
@@ -533,8 +537,9 @@ class KahanOptimizer(torch.optim.Optimizer):
             moments = moments_of(group)
             given = {n for n, value in s.items() if n != "step" and value is not None}
             if given - {n for _, n in moments} or any(s.get(n) is None for _, n in moments):
-                raise ValueError("the state of parameter %d has %s, but should have a block, or the moments of %s: %s" % (
-                    index, ", ".join(sorted(given)) or "neither", group["rule"], ", ".join(n for _, n in moments)))
+                raise ValueError("the state of parameter %d has %s, but should have a block, or the moments of %s: %s"
+                                 % (index, ", ".join(sorted(given)) or "neither", group["rule"],
+                                    ", ".join(n for _, n in moments)))
             step = int(s.get("step", 1))  # torch's SGD does not count; its buffer is there after the first step
             host = Host(dict(group, max_lr=group["max_lr"] or 1.0), index, p, step)
             host.check(k.kopt_state_init(host.opt, host.t, None))
@@ -613,3 +618,21 @@ class KahanScaler:
     def load_state_dict(self, state):
         for name, value in state.items():
             setattr(self.scaler, name, value)
+
+
+def main():
+    """Fits 1000 numbers with small steps, in bf16: torch's AdamW stalls, the others arrive."""
+    print("mean error of 1000 bf16 weights after 2000 steps with lr 1e-4 (their rounding alone makes 0.002)")
+    for name, make in (("torch AdamW", torch.optim.AdamW), ("KahanAdamW", KahanAdamW),
+                       ("  compact, 8 bit", lambda p, **o: KahanAdamW(p, rounding="compact", moment_format="q8", **o))):
+        target = torch.linspace(1.0, 1.1, 1000)
+        w = torch.nn.Parameter(torch.ones(1000, dtype=torch.bfloat16))
+        optimizer = make([w], lr=1e-4, weight_decay=0.0)
+        for _ in range(2000):
+            w.grad = (w.detach().float() - target).to(torch.bfloat16)
+            optimizer.step()
+        print("%-18s %.4f" % (name, (w.detach().float() - target).abs().mean()))
+
+
+if __name__ == "__main__":
+    main()
