@@ -43,6 +43,10 @@ class Tensor:
     moments: dict = dataclasses.field(default_factory=dict)  # slot: fp32. Mean squares as they are, not as roots
     codes: dict = dataclasses.field(default_factory=dict)    # slot: 8-bit codes of the dynamic map, scales of blocks
 
+    def keeps(self):
+        """Is there more than the weight that the forward pass sees?"""
+        return self.master is not None or self.residual is not None
+
     def value(self):
         """The true weight in binary64."""
         if self.master is not None:
@@ -207,25 +211,23 @@ def group_from(form, name, opt):
     return group
 
 
-def differences(a, b, strict):
+def differences(a, b):
     """The fields of two optimizers that differ, among those that the rule reads."""
     fields = ["lr", "maximize", "weight_decay"] + READ[a.rule].split()
-    if strict or a.weight_decay != 0:
-        fields.append("decay_mode")
-    if a.decay_mode == FULLY and a.weight_decay != 0:
-        fields.append("max_lr")
+    if a.weight_decay != 0:
+        fields += ["decay_mode", "max_lr"] if a.decay_mode == FULLY else ["decay_mode"]
     return [field for field in fields if getattr(a, field) != getattr(b, field)]
 
 
 def choose_class(form, opt):
-    """The class of another library that computes what these options say."""
+    """The class of another library that computes what these options say: the one with the same kind of decay, if any."""
     refused = "it has no such rule"
     for strict in (True, False):
         for name in CLASSES[form]:
             back = options_from(form, name, group_from(form, name, opt))
-            if back.rule != opt.rule or opt.rule == ko.KOPT_SGD and slots_of(back) != slots_of(opt):
+            if back.rule != opt.rule or strict and CLASSES[form][name].decay != opt.decay_mode:
                 continue
-            different = differences(opt, back, strict)
+            different = differences(opt, back)
             if not different:
                 return name
             refused = "its %s cannot hold %s" % (name, ", ".join(
@@ -342,6 +344,7 @@ SCALE = {torch.bfloat16: 1.0, torch.float16: 2048.0}  # an fp16 compensation is 
 
 def read_kahan_opt(path, names=None):
     data, opt, count = read_bytes(path), ko.kopt_optimizer(), ko.c_uint64()
+    refuse_unless(data[:4] == b"KSAV", "%s is no checkpoint of kahan_opt (bytes of kopt_save())", path)
     check(ko.kopt_save_inspect(data, len(data), ko.byref(opt), ko.byref(count)), path)
     empty = ko.kopt_save_size(ko.byref(opt), None, 0)
     offset, found, names = empty - 4, [], read_names(names)
@@ -501,7 +504,7 @@ def read_peer(path, form, rule="adamw", lr=None, step=None):
                      % (PEERS[form], name))
     opt.step = count
     weights = {key[6:]: value for key, value in data.items() if key.startswith("model.")}
-    known = set(cls.moments.values()) | {COMPENSATION.get(form), REMAINDER.get(form), "la_param"}
+    known = set(cls.moments.values()) | {COMPENSATION.get(form), REMAINDER.get(form), "la_param", "eps_sq", "mean_square"}
     known |= {"absmax1", "absmax2", "qmap1", "qmap2"} if form == "bitsandbytes" else set()
     states = collections.defaultdict(dict)
     for key in data:
@@ -556,7 +559,7 @@ def read_states(path, form, cls, opt, one, state, shared, notes):
         if slot in squares_of(opt):
             refuse_unless(not bool((one.moments[slot] < 0).any()), "%s: %s of %s, a mean of squares, has a negative "
                           "number: the file is damaged", path, key, one.name)
-    if form in COMPENSATION and COMPENSATION[form] in state:
+    if one.weight.dtype != torch.float32 and COMPENSATION.get(form) in state:
         residual = state[COMPENSATION[form]]
         refuse_unless(residual.numel() == n and residual.dtype in FORMAT, "%s: %s of %s is not of the shape and type of "
                       "its weight", path, COMPENSATION[form], one.name)
@@ -606,9 +609,12 @@ def write_peer(path, ck, form, weights=None, moments=None):
         meta.update(optimizer=name + ("8bit" if form == "bitsandbytes" and moments != ko.KOPT_F32 else ""),
                     group=json.dumps(group_from(form, name, opt)))
     for one in ck.tensors:
-        dtype = {"fp32": torch.float32, "torch": torch.float32, "transformer_engine": torch.bfloat16,
-                 "apex": torch.bfloat16}.get(form) or (one.weight.dtype if weights is None else DTYPE[weights])
         weight, value = one.weight, one.value()
+        dtype = weight.dtype if weights is None else DTYPE[weights]
+        if form in ("fp32", "torch") or form == "bitsandbytes" and weights is None and one.keeps():
+            dtype = torch.float32
+        if form in REMAINDER:
+            dtype = torch.bfloat16
         if form in REMAINDER:
             weight, rest = split(value.float())
             data["optimizer.%s.%s" % (REMAINDER[form], one.name)] = (rest if form == "transformer_engine" else
@@ -625,6 +631,8 @@ def write_peer(path, ck, form, weights=None, moments=None):
             write_moments(data, form, CLASSES[form][name], opt, one, dtype, moments)
         if opt.rule == ko.KOPT_RANGER:
             data["optimizer.la_param." + one.name] = weight.reshape(one.shape).clone()
+        if name == "StableAdamW":
+            data["optimizer.eps_sq." + one.name] = torch.tensor(opt.eps ** 2, dtype=dtype)
     if form in COMPENSATION:
         group, kahan = json.loads(meta["group"]), any("." + COMPENSATION[form] + "." in key for key in data)
         if form == "optimi":
@@ -804,15 +812,18 @@ def losses(source, target, before, after):
     if source == "kahan_opt":
         stochastic = low and a.rounding in (ko.KOPT_KAHAN, ko.KOPT_COMPACT) and a.compensation_rounding
         small = after.tensors and after.tensors[0].weight.dtype != torch.float32
+        narrow = small and (target == "optimi" or a.moment_format in (ko.KOPT_BF16, ko.KOPT_FP16))
         if target in COMPENSATION and small and (stochastic or a.rounding == ko.KOPT_EXACT):
             lines.append("compensation: %s rounds it to nearest, not stochastically: from now on an update below about "
                          "2^-17 of a weight is lost" % peer)
-        if low and small and target == "bitsandbytes" and a.rounding not in (ko.KOPT_NEAREST, ko.KOPT_STOCHASTIC):
-            lines.append("residual: bitsandbytes keeps none: from now on an update below 2^-9 of a weight is lost "
-                         "(fp32 weights, --weights f32, lose nothing)")
-        if target in COMPENSATION and small and slots_of(a):
+        if small and target == "bitsandbytes":
+            lines.append("residual: bitsandbytes keeps none: from now on an update below 2^-9 of a weight is lost")
+        if target in COMPENSATION and narrow and slots_of(a):
             lines.append("moments: %s rounds 16-bit moments to nearest: a second moment with a beta above 0.99 hardly "
                          "falls" % peer)
+        if target == "bitsandbytes" and any(t.codes for t in after.tensors):
+            lines.append("moments: 8-bit codes of the dynamic map; tensors of fewer than %d elements stay fp32; "
+                         "--moments f32 loses nothing" % SMALLEST)
         if squares_of(a) and a.moment_format in (ko.KOPT_FP16, ko.KOPT_Q8) and target != "fp32":
             lines.append("second moment: kahan_opt holds its root, %s its square, which is made here" % peer)
         if low and a.rounding == ko.KOPT_STOCHASTIC:
