@@ -121,6 +121,8 @@ PEERS = {"fp32": "a file of weights", "torch": "PyTorch", "optimi": "optimi", "t
          "transformer_engine": "TransformerEngine", "apex": "apex", "bitsandbytes": "bitsandbytes"}
 COMPENSATION = {"optimi": "kahan_comp", "torchdistx": "compensation"}
 REMAINDER = {"transformer_engine": "master_param", "apex": "param"}
+RANGER = ("%s: Ranger converts only right after a synchronization, at a step that is a multiple of %d; this is step "
+          "%d")
 FIELD = {"k": "lookahead", "alpha": "lookahead_rate"}
 READ = {ko.KOPT_SGD: "momentum dampening nesterov", ko.KOPT_ADAM: "beta1 beta2 eps amsgrad stable",
         ko.KOPT_LION: "beta1 beta2 sharpness", ko.KOPT_ADAN: "beta1 beta2 beta3 eps", ko.KOPT_RADAM: "beta1 beta2 eps",
@@ -149,7 +151,7 @@ def class_of(form, name):
     short = name
     if form == "bitsandbytes":
         short = name.replace("Paged", "").replace("8bit", "").replace("32bit", "")
-    refuse_unless(short in CLASSES[form], "kahan_opt has no %s of %s; of %s it takes %s", name, PEERS[form], PEERS[form],
+    refuse_unless(short in CLASSES[form], "kahan_opt has no %s; of %s it takes %s", name, PEERS[form],
                   ", ".join(CLASSES[form]))
     return CLASSES[form][short]
 
@@ -198,8 +200,8 @@ def group_from(form, name, opt):
             value = getattr(opt, FIELD.get(key, key))
             group[key] = bool(value) if key in ("amsgrad", "maximize", "nesterov") else value
     if form == "optimi":
-        group.update(decouple_lr=opt.decay_mode == FULLY, max_lr=opt.max_lr, foreach=None, triton=None, gradient_release=False,
-                     setup=True)
+        group.update(decouple_lr=opt.decay_mode == FULLY, max_lr=opt.max_lr, foreach=None, triton=None,
+                     gradient_release=False, setup=True)
         if name in ("SGD", "Adam", "AdamW", "RAdam", "Ranger"):
             group["decouple_wd"] = opt.decay_mode != L2
         if name == "SGD":
@@ -220,7 +222,7 @@ def differences(a, b):
 
 
 def choose_class(form, opt):
-    """The class of another library that computes what these options say: the one with the same kind of decay, if any."""
+    """The class of another library that computes what these options say, with the same kind of decay if it can be."""
     refused = "it has no such rule"
     for strict in (True, False):
         for name in CLASSES[form]:
@@ -353,8 +355,8 @@ def read_kahan_opt(path, names=None):
         head = data[offset:offset + 64]
         good = len(head) == 64 and ko.kopt_state_inspect(head, 64, None, ko.byref(t)) == ko.KOPT_OK
         size = ko.kopt_save_size(ko.byref(opt), ko.byref(t), 1) - empty if good else 0
-        refuse_unless(good and 64 <= size <= len(data) - offset, "%s: tensor %d of %d is not complete: the file was cut "
-                      "off or is damaged", path, len(found) + 1, count.value)
+        refuse_unless(good and 64 <= size <= len(data) - offset, "%s: tensor %d of %d is not complete: the file was "
+                      "cut off or is damaged", path, len(found) + 1, count.value)
         offset += size
         found.append(t)
     tensors = (ko.kopt_tensor * len(found))(*found)
@@ -363,11 +365,11 @@ def read_kahan_opt(path, names=None):
     result = []
     for t, (weight, block) in zip(tensors, memory):
         name, shape = names.get(t.id, ("tensor%d" % t.id, (t.n,)))
-        refuse_unless(t.first_index == 0, "%s: tensor %d begins at element %d: it is a shard of a larger tensor. Make a "
-                      "checkpoint of whole tensors first", path, t.id, t.first_index)
+        refuse_unless(t.first_index == 0, "%s: tensor %d begins at element %d: it is a shard of a larger tensor. "
+                      "Make a checkpoint of whole tensors first", path, t.id, t.first_index)
         refuse_unless(not names or t.id in names, "%s: tensor %d has no name", path, t.id)
-        refuse_unless(math.prod(shape) == t.n, "%s: tensor %d has %d elements, but %s has the shape %s", path, t.id, t.n,
-                      name, list(shape))
+        refuse_unless(math.prod(shape) == t.n, "%s: tensor %d has %d elements, but %s has the shape %s", path, t.id,
+                      t.n, name, list(shape))
         one = Tensor(name, t.id, shape, weight)
         if opt.weight_format != ko.KOPT_F32 and opt.rounding == ko.KOPT_KAHAN:
             one.residual = compensation_of(block, weight).float() / SCALE[weight.dtype]
@@ -379,8 +381,7 @@ def read_kahan_opt(path, names=None):
             check(ko.kopt_state_read(ko.byref(opt), ko.byref(t), slot, one.moments[slot].data_ptr()), name)
         result.append(one)
     refuse_unless(len({t.id for t in result}) == len(result), "%s: two tensors have the same id: they are shards", path)
-    refuse_unless(opt.rule != ko.KOPT_RANGER or opt.step % opt.lookahead == 0, "%s: Ranger converts only right after a "
-                  "synchronization, at a step that is a multiple of %d; this is step %d", path, opt.lookahead, opt.step)
+    refuse_unless(opt.rule != ko.KOPT_RANGER or opt.step % opt.lookahead == 0, RANGER, path, opt.lookahead, opt.step)
     return Checkpoint(opt, result, [], {key: getattr(opt, key) for key in OWN})
 
 
@@ -401,8 +402,8 @@ def write_kahan_opt(path, ck):
                 compensation_of(block, weight).copy_(one.residual * SCALE[weight.dtype])
         for slot in slots_of(opt):
             if opt.moment_format == ko.KOPT_Q8 and slot in one.codes:
-                codes, scales = one.codes[slot]
-                result = ko.kopt_state_write_codes(ko.byref(opt), ko.byref(t), slot, codes.data_ptr(), scales.data_ptr())
+                codes, scales = (array.data_ptr() for array in one.codes[slot])
+                result = ko.kopt_state_write_codes(ko.byref(opt), ko.byref(t), slot, codes, scales)
             else:
                 values = one.moments[slot].contiguous()
                 result = ko.kopt_state_write(ko.byref(opt), ko.byref(t), slot, values.data_ptr())
@@ -472,8 +473,8 @@ def read_codes(one, slot, state, key, qmap, squares, notes):
     n, size = codes.numel(), BLOCK
     if scales.numel() != -(-n // BLOCK):
         sizes = [b for b in (64, 128, 512, 1024, 2048, 4096) if -(-n // b) == scales.numel()]
-        refuse_unless(sizes, "%s of %s: %d scales for %d codes: no blocks of a size that bitsandbytes has", key, one.name,
-                      scales.numel(), n)
+        refuse_unless(sizes, "%s of %s: %d scales for %d codes: no blocks of a size that bitsandbytes has", key,
+                      one.name, scales.numel(), n)
         size = sizes[0]
         notes.append("%s: %s has blocks of %d values, not %d: it is coded again" % (SLOT[slot], one.name, size, BLOCK))
     one.moments[slot] = decode(codes, scales, qmap, size)
@@ -488,7 +489,8 @@ def read_peer(path, form, rule="adamw", lr=None, step=None):
     data, metadata = open_safetensors(path)
     if form == "fp32":
         return read_fp32(path, data, metadata, rule, lr)
-    refuse_unless("format" in metadata, "%s does not tell from which optimizer it is: write it with convert.save()", path)
+    refuse_unless("format" in metadata, "%s does not say from which optimizer it is: write it with convert.save()",
+                  path)
     refuse_unless(metadata["format"] == form, "%s holds a state of %s, not of %s", path, metadata["format"], form)
     try:
         name, group, ids = metadata["optimizer"], json.loads(metadata["group"]), json.loads(metadata["ids"])
@@ -504,7 +506,7 @@ def read_peer(path, form, rule="adamw", lr=None, step=None):
                      % (PEERS[form], name))
     opt.step = count
     weights = {key[6:]: value for key, value in data.items() if key.startswith("model.")}
-    known = set(cls.moments.values()) | {COMPENSATION.get(form), REMAINDER.get(form), "la_param", "eps_sq", "mean_square"}
+    known = {COMPENSATION.get(form), REMAINDER.get(form), "la_param", "eps_sq", "mean_square", *cls.moments.values()}
     known |= {"absmax1", "absmax2", "qmap1", "qmap2"} if form == "bitsandbytes" else set()
     states = collections.defaultdict(dict)
     for key in data:
@@ -561,23 +563,22 @@ def read_states(path, form, cls, opt, one, state, shared, notes):
                           "number: the file is damaged", path, key, one.name)
     if one.weight.dtype != torch.float32 and COMPENSATION.get(form) in state:
         residual = state[COMPENSATION[form]]
-        refuse_unless(residual.numel() == n and residual.dtype in FORMAT, "%s: %s of %s is not of the shape and type of "
-                      "its weight", path, COMPENSATION[form], one.name)
+        refuse_unless(residual.numel() == n and residual.dtype in FORMAT, "%s: %s of %s has not the shape of its "
+                      "weight, or is not fp32, bf16 or fp16", path, COMPENSATION[form], one.name)
         one.residual = residual.reshape(-1).float()
     if form in REMAINDER and not fresh:
         key = REMAINDER[form]
         refuse_unless(key in state, "%s: optimizer.%s.%s is missing", path, key, one.name)
         rest = state[key].reshape(-1)
         refuse_unless(one.weight.dtype == torch.bfloat16 and rest.numel() == n and
-                      rest.dtype in (torch.int16, torch.float32), "%s: %s of %s must have the shape of a bf16 weight and "
-                      "be int16 or fp32", path, key, one.name)
+                      rest.dtype in (torch.int16, torch.float32), "%s: %s of %s must have the shape of a bf16 weight "
+                      "and be int16 or fp32", path, key, one.name)
         one.master = join(one.weight, rest) if rest.dtype == torch.int16 else rest
         stale = int((split(one.master)[0].view(torch.int16) != one.weight.view(torch.int16)).sum())
         if stale:
-            notes.append("weights: %d of %s are not their rounded master weights; the masters count" % (stale, one.name))
+            notes.append("weights: %d of %s are not their rounded masters; the masters count" % (stale, one.name))
     if "la_param" in state:
-        refuse_unless(opt.step % opt.lookahead == 0, "%s: Ranger converts only right after a synchronization, at a step "
-                      "that is a multiple of %d; this is step %d", path, opt.lookahead, opt.step)
+        refuse_unless(opt.step % opt.lookahead == 0, RANGER, path, opt.lookahead, opt.step)
 
 
 def read_fp32(path, data, metadata, rule, lr):
@@ -594,7 +595,7 @@ def read_fp32(path, data, metadata, rule, lr):
     for key in names:
         tensors.append(Tensor(key, ids[key], tuple(data[key].shape), data[key].reshape(-1)))
         tensors[-1].moments = {slot: torch.zeros(data[key].numel()) for slot in slots_of(opt)}
-    notes.append("optimizer: a file of weights has none; this one is new (%s, lr %g, step 0, moments 0)" % (rule, opt.lr))
+    notes.append("optimizer: a file of weights has none; this one is new (%s, lr %g, step 0)" % (rule, opt.lr))
     return Checkpoint(opt, tensors, notes)
 
 
@@ -686,8 +687,8 @@ def plain(value):
 
 def parameters_of(model, optimizer, group):
     groups = optimizer.param_groups
-    refuse_unless(group is not None or len(groups) == 1, "this optimizer has %d param_groups: make a file of each, with "
-                  "group=0, group=1 and so on", len(groups))
+    refuse_unless(group is not None or len(groups) == 1, "this optimizer has %d param_groups: make a file of each, "
+                  "with group=0, group=1 and so on", len(groups))
     names = {id(p): (name, i) for i, (name, p) in enumerate(model.named_parameters())}
     chosen = groups[group or 0]["params"]
     refuse_unless(all(id(p) in names for p in chosen), "the optimizer has a parameter that the model does not have")
@@ -715,8 +716,8 @@ def save(path, form, model, optimizer, group=None):
     for place in (options, saved["state"]):  # optimi, TransformerEngine; apex
         if "step" in place:
             steps.add(int(place["step"]))
-    refuse_unless(len(steps) <= 1, "the parameters are at steps %s: kahan_opt has one step count for a list. Save those "
-                  "with another count as a group of their own", ", ".join(map(str, sorted(steps))))
+    refuse_unless(len(steps) <= 1, "the parameters are at steps %s: kahan_opt has one step count for a list. Save "
+                  "those with another count as a group of their own", ", ".join(map(str, sorted(steps))))
     options = {key: plain(value) for key, value in options.items() if key not in ("params", "step")}
     if hasattr(optimizer, "adam_w_mode"):
         options["adam_w_mode"] = bool(optimizer.adam_w_mode)
@@ -739,8 +740,8 @@ def load(path, form, model, optimizer, group=None):
                   ", ".join(sorted(weights ^ {name for name, _, _ in parameters})))
     for name, _, p in parameters:
         w = data["model." + name]
-        refuse_unless(w.shape == p.shape and w.dtype == p.dtype, "%s: %s is %s %s in the file, %s %s in the model", path,
-                      name, w.dtype, list(w.shape), p.dtype, list(p.shape))
+        refuse_unless(w.shape == p.shape and w.dtype == p.dtype, "%s: %s is %s %s in the file, %s %s in the model",
+                      path, name, w.dtype, list(w.shape), p.dtype, list(p.shape))
     whole, states = {"state": {}, "param_groups": optimizer.state_dict()["param_groups"]}, {}
     step = int(meta["step"]) if "step" in meta else None
     numbers = whole["param_groups"][group or 0]["params"]
@@ -837,8 +838,8 @@ def losses(source, target, before, after):
             lines.append("%s: %s has no such option: your loop must do it" % (", ".join(odd), peer))
     elif target == "kahan_opt":
         if "seed" not in before.chosen:
-            lines.append("seed and ids: %s has none; the seed is %d, and the ids count up in the order of the parameters"
-                         % (PEERS[source], b.seed))
+            lines.append("seed and ids: %s has none; the seed is %d, and the ids are the places of the parameters in "
+                         "the model" % (PEERS[source], b.seed))
         if squares_of(b) and b.moment_format in (ko.KOPT_FP16, ko.KOPT_Q8):
             lines.append("second moment: kahan_opt holds its root in %s" % FORMAT_NAME[b.moment_format])
         if b.moment_format == ko.KOPT_Q8 and any(t.codes for t in before.tensors):
@@ -853,8 +854,8 @@ def choose_formats(ck, rounding=None, weights=None, moments=None, seed=None):
     opt, types = ck.opt, {t.weight.dtype for t in ck.tensors}
     for key, value in ck.chosen.items():
         setattr(opt, key, value)
-    refuse_unless(weights is not None or len(types) <= 1, "the weights are %s, but kahan_opt has one format for a list: "
-                  "choose it with --weights, or make a file of each", " and ".join(sorted(map(str, types))))
+    refuse_unless(weights is not None or len(types) <= 1, "the weights are %s, but kahan_opt has one format for a "
+                  "list: choose it with --weights, or make a file of each", " and ".join(sorted(map(str, types))))
     dtype = types.pop() if types else torch.bfloat16
     if weights is not None:
         opt.weight_format = weights
