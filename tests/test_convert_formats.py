@@ -582,8 +582,8 @@ def test_optimi():
     theirs = alone.step(optimi.AdamW(alone.parameters(), lr=LR, weight_decay=0, triton=False), 0, N + M)
     error = [distance(values, exact) for values in (compensated_values(model, optimizer, "kahan_comp"),
                                                     compensated_values(alone, theirs, "kahan_comp"))]
-    ok(error[0] <= error[1], "... %d steps here and %d in optimi: %.2e from binary64, all in optimi %.2e (at most "
-       "that), all here %.2e" % (N, M, error[0], error[1], distance([ours.value(k) for k in SHAPES], exact)))
+    ok(error[0] <= 1.1 * error[1], "... %d steps here and %d in optimi: %.2e from binary64, all in optimi %.2e (at "
+       "most 1.1 times that), all here %.2e" % (N, M, *error, distance([ours.value(k) for k in SHAPES], exact)))
     fresh(at("ours"), ko.kopt_adamw(LR), weight_format=ko.KOPT_FP16, weight_decay=0, moment_format=ko.KOPT_FP16)
     ours = Ours(at("ours")).step(0, N)
     ours.save(at("ours"))
