@@ -403,7 +403,7 @@ sanitizes() { # sanitizes COMPILER MORE: does the compiler have the libraries of
 all=$(echo tests/test_*.c)
 bits='tests/test_tools.c tests/test_step_bits.c tests/test_api.c tests/test_convert.c tests/test_vmath.c'
 # Other builds run only these: what the other tests check follows from the bits.
-more_bits="$bits tests/test_state.c tests/test_compress.c tests/test_soft64.c tests/test_environment.c"
+more_bits="$bits$(printf ' tests/test_%s.c' save state compress soft64 environment)"
 program() { # program SOURCES SUFFIX EMULATOR ARGUMENT COMPILER FLAG...: builds each test and adds it as a part
     sources=$1 suffix=$2 emulator=$3 argument=$4
     shift 4
@@ -561,7 +561,7 @@ run_tests() {
         compiler=${target#*:}-gcc emulator=qemu-${target%%:*}
         if have "$compiler" && have "$emulator"; then
             programs='tests/test_convert.c tests/test_vmath.c'
-            [ "$compiler" != s390x-linux-gnu-gcc ] || programs=$bits
+            [ "$compiler" != s390x-linux-gnu-gcc ] || programs="$bits tests/test_save.c"
             program "$programs" "${target%%:*}" "$emulator" quick "$compiler" -O2 -static
             program tests/test_environment.c "${target%%:*}_ofast" "$emulator" quick "$compiler" -Ofast -static
         else

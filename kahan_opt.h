@@ -123,9 +123,10 @@
    7. Bad input is refused before anything is written. Every function that can fail returns a kopt_result, which
       kopt_result_string() explains. Overlapping buffers of one tensor are refused; for lists of tensors see STEP. A
       struct of zeros either means the defaults (kopt_tensor, kopt_norm, kopt_random_key) or is refused.
-   8. State is bytes. kopt_state_seal() makes a state block portable (little-endian, with a checksum); kopt_state_open()
-      checks it and makes it usable again. Steps after that continue bit for bit. A block opens only under the rule,
-      decay mode, formats and roundings that made it.
+   8. State is bytes. kopt_save() writes a list of tensors, weights included, as one checkpoint: portable
+      (little-endian), with a checksum. kopt_load() checks all of it, then sets weights, states and optimizer. Steps
+      after that continue bit for bit. A checkpoint loads only under the rule, decay mode, formats and roundings that
+      made it. kopt_state_seal() and kopt_state_open() do the same in place for the state block of one tensor.
    9. Every struct has the same layout, whatever macros a file defines. What a build leaves out does not link, or is
       refused.
 
@@ -144,13 +145,14 @@
    VERSION HISTORY
    0.2  Mistakes in these places are now harmless or refused: structs of zeros, ids of a list, counts inside an array, a
         copy that was never filled, a block of another optimizer, small builds, a part of a tensor that StableAdamW has
-        not measured. New: kopt_number_tensors, kopt_state_inspect, kopt_state_write_codes, kopt_scaler_begin,
-        kopt_random_key, stable_scale, KOPT_BARE. Renamed: parameters and fields (docs/history.md maps old names to new
-        ones), such as opt.decay, now decay_mode, and the slots of a state block, now kopt_slot. Removed: 16-bit sums
-        for MPI; an example in docs/training-loop.md replaces them. Bits that differ from 0.1: COMPACT with stochastic
-        compensation uses the upper bits of its random number; 8-bit codes are minifloats instead of the dynamic map,
-        and the code of a root below 2^-133 of the block's largest is no longer 0; rate_scale 0 means 1; blocks have
-        layout 2 (blocks of 0.1 and moments of the dynamic map can still be opened).
+        not measured. New: kopt_save and kopt_load for lists of tensors, kopt_number_tensors, kopt_state_inspect,
+        kopt_state_write_codes, kopt_scaler_begin, kopt_random_key, stable_scale, KOPT_BARE. Renamed: parameters and
+        fields (docs/history.md maps old names to new ones), such as opt.decay, now decay_mode, and the slots of a
+        state block, now kopt_slot. Removed: 16-bit sums for MPI; an example in docs/training-loop.md replaces them.
+        Bits that differ from 0.1: COMPACT with stochastic compensation uses the upper bits of its random number; 8-bit
+        codes are minifloats instead of the dynamic map, and the code of a root below 2^-133 of the block's largest is
+        no longer 0; rate_scale 0 means 1; blocks have layout 2 (blocks of 0.1 and moments of the dynamic map can still
+        be opened).
    0.1  First version.
 */
 
@@ -774,15 +776,13 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_ten
 KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                              const unsigned char *codes, const float *scales);
 
-/* Prepares a state block for saving, in place: stores opt->step and opt->seed in it, converts it to little-endian and
-   adds a checksum (CRC-32). The bytes can then go to a file. Until kopt_state_open(), steps and the functions that
-   read or write state refuse the block with KOPT_ERROR_SEALED. The block does not contain the weights. Save t->weight
-   yourself; nothing checks or converts it. The errors are those of kopt_state_read().
+/* Prepares the state block of one tensor for saving, in place: stores opt->step and opt->seed in it, converts it to
+   little-endian and adds a checksum (CRC-32). The bytes can then go to a file. Until kopt_state_open(), steps and the
+   functions that read or write state refuse the block with KOPT_ERROR_SEALED. The errors are those of
+   kopt_state_read().
 
-       save:    for each tensor: kopt_state_seal(), write t.weight and the kopt_state_size() bytes of t.state,
-                kopt_state_open()
-       resume:  make the optimizer and the tensors as before; for each tensor: read both, kopt_state_open(), and check
-                that all blocks give the same opt.step. No kopt_state_init(): it would erase the moments. */
+   To save a model, use kopt_save() (see CHECKPOINTS). A sealed block does not contain the weights, which nothing checks
+   or converts, and blocks of different steps open side by side. */
 KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, const kopt_tensor *t);
 
 /* Makes a sealed block ready for steps again, after loading or right after saving. Call it in place of
@@ -891,9 +891,9 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
 
 /* A checkpoint holds a whole list of tensors under one checksum (CRC-32): the options, hyper-parameters, seed and step
    count of the optimizer, and of each tensor its id, first_index, weights and state. Its bytes are the same on every
-   machine, and every later version of the library reads them: docs/checkpoints.md has the layout. Save between two
-   steps. With several lists (parameter groups) make one checkpoint of each. A training loop has more to keep, such as
-   a kopt_scaler and the position in its data: docs/examples/checkpoint.c writes all of it to a file that survives a
+   machine, and every later version of the library reads them: docs/numerics.md section 8c has the layout. Save between
+   two steps. With several lists (parameter groups) make one checkpoint of each. A training loop has more to keep, such
+   as a kopt_scaler and the position in its data: docs/examples/checkpoint.c writes all of it to a file that survives a
    crash at any time.
 
        size_t size = kopt_save_size(&opt, tensors, count);
@@ -928,7 +928,7 @@ KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *te
      rules. kopt_save_inspect() shows what it has.
    - KOPT_ERROR_SIZE: in_size is less than the checkpoint needs: it was cut off. Or a state block is too small.
    - KOPT_ERROR_CHECKSUM: it is damaged.
-   - KOPT_ERROR_ID, KOPT_ERROR_OVERLAP (also between `in` and the tensors), and errors of the fields: as in kopt_save(). */
+   - KOPT_ERROR_ID, KOPT_ERROR_OVERLAP (also of `in` with the tensors), errors of the fields: as in kopt_save(). */
 KOPT_API_ kopt_result kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, const void *in,
                                 size_t in_size);
 
@@ -9195,11 +9195,12 @@ typedef struct kopt_stream_ {
     const kopt_file *file;
     uint64_t offset;    /* bytes written or read so far                       */
     kopt_result result; /* after an error nothing more is written or read     */
+    uint32_t checksum;  /* of the whole                                       */
     kopt_crc_ crc;
 #ifdef KOPT_VECTORS16_
     kopt_byte_ buffer[4096];
 #else
-    kopt_byte_ buffer[512];
+    kopt_byte_ buffer[256];
 #endif
 } kopt_stream_;
 
@@ -9313,7 +9314,6 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
     kopt_byte_ expected[KOPT_SAVE_HEADER_], found[KOPT_HEADER_];
     kopt_array_ array[1 + KOPT_ARRAYS_], *a, *end;
     kopt_result other = KOPT_OK;
-    uint32_t checksum;
     size_t i;
     s->walk = walk;
     s->offset = 0;
@@ -9337,10 +9337,10 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
             kopt_store_le_(a->at + size, 0, KOPT_CAST_(int, kopt_round_up4_(size) - size));
         }
     }
-    checksum = ~s->crc.value;
-    kopt_store_le_(found, checksum, 4);
+    s->checksum = ~s->crc.value;
+    kopt_store_le_(found, s->checksum, 4);
     kopt_walk_bytes_(s, found, 4);
-    if (s->result == KOPT_OK && kopt_load_le32_(found) != checksum) s->result = KOPT_ERROR_CHECKSUM;
+    if (s->result == KOPT_OK && kopt_load_le32_(found) != s->checksum) s->result = KOPT_ERROR_CHECKSUM;
     if (s->result == KOPT_OK) s->result = other;
 }
 
@@ -9458,14 +9458,14 @@ static kopt_result kopt_load_checked_(kopt_optimizer *opt, const kopt_tensor *te
     kopt_copy_optimizer_(&loaded, opt);
     kopt_restore_options_(&loaded, h);
     if (kopt_check_options_(&loaded) != KOPT_OK) return KOPT_ERROR_STATE;
-    checksum = s.crc.value;
+    checksum = s.checksum;
     kopt_store_le_(state_name, 0, 4);
     for (i = 0; i < count; i++) /* if the second reading ends early, no step takes the blocks */
         if (tensors[i].n != 0 && kopt_layout_for_(opt, tensors[i].n).total != 0)
             kopt_copy_noinline_(KOPT_CAST_(kopt_byte_ *, tensors[i].state), state_name, 4);
     kopt_walk_checkpoint_(&s, KOPT_LOADING_, opt, tensors, count, bytes, h);
     if (s.result != KOPT_OK) return s.result;
-    if (s.crc.value != checksum) return KOPT_ERROR_CHECKSUM;
+    if (s.checksum != checksum) return KOPT_ERROR_CHECKSUM;
     kopt_copy_optimizer_(opt, &loaded);
     for (i = 0; i < count; i++) {
         if (tensors[i].n == 0) continue;

@@ -1,12 +1,12 @@
 /* test_save.c - checkpoints of lists: kopt_save, kopt_load, both in pieces, and kopt_save_inspect. The layout is read
-   here byte by byte, by the table in docs/checkpoints.md, with a CRC-32 of its own. */
+   here byte by byte, by the tables in docs/numerics.md sections 8a and 8c, with a CRC-32 of its own. The checkpoints of
+   save_v1.h stay as they are: every version reads them. `test_save fixtures` has written them. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
 #include "tap.h"
 #include "inputs.h"
-
-#include <stdlib.h>
+#include "save_v1.h"
 
 /* ---- A model: three tensors, one of them empty, two shards of the same id --------------------------------------- */
 
@@ -87,6 +87,7 @@ typedef struct tape {
     size_t size, largest;          /* bytes written; the largest piece */
     int calls, fail_at, change_at; /* fails in this call, changes a byte before this one; 0: never */
     uint64_t next;                 /* where a reading in order goes on */
+    const unsigned char *instead;  /* how it changes then; NULL: in one bit */
     int jumps, second;             /* the call that begins the second reading */
 } tape;
 static tape file_tape;
@@ -104,7 +105,8 @@ static int tape_read(void *user, uint64_t offset, void *data, size_t size) {
     tape *f = (tape *)user;
     if (++f->calls > 1 && offset == 0) f->second = f->calls;
     if (f->calls == f->fail_at) return 5;
-    if (f->calls == f->change_at) f->at[200] ^= 4;
+    if (f->calls == f->change_at && f->instead == NULL) f->at[200] ^= 4;
+    if (f->calls == f->change_at && f->instead != NULL) memcpy(f->at, f->instead, f->size);
     if (offset != f->next && offset != 0) f->jumps++;
     f->next = offset + size;
     if (offset > f->size || size > f->size - (size_t)offset) return 1;
@@ -116,7 +118,7 @@ static kopt_file tape_file(void) {
     kopt_file file;
     file.write = tape_write, file.read = tape_read, file.user = &file_tape;
     file_tape.size = file_tape.largest = 0, file_tape.calls = file_tape.fail_at = file_tape.change_at = 0;
-    file_tape.next = 0, file_tape.jumps = file_tape.second = 0;
+    file_tape.next = 0, file_tape.instead = NULL, file_tape.jumps = file_tape.second = 0;
     return file;
 }
 
@@ -135,6 +137,7 @@ static kopt_optimizer rule_of(int rule) {
     }
 }
 
+static int quick; /* fewer combinations, fewer bits */
 static int combinations, bad_run, bad_size, bad_live, bad_pieces, bad_end;
 static void check_combination(const kopt_optimizer *opt) {
     size_t size;
@@ -170,6 +173,7 @@ static void check_combinations(void) {
             for (rounding = KOPT_NEAREST; rounding <= (format == KOPT_F32 ? KOPT_NEAREST : KOPT_EXACT); ++rounding)
                 for (moment = KOPT_F32; moment <= KOPT_Q8; ++moment) {
                     kopt_optimizer opt = rule_of(rule);
+                    if (quick && ((rule != 2 && rule != 7) || (moment != KOPT_BF16 && moment != KOPT_Q8))) continue;
                     opt.weight_format = (kopt_format)format, opt.rounding = (kopt_rounding)rounding;
                     opt.moment_format = (kopt_format)moment;
                     check_combination(&opt);
@@ -210,6 +214,34 @@ static const unsigned char *holds(const unsigned char *stored, const void *array
     return stored + i;
 }
 
+/* The tensors at p are those of the model, with 8-bit moments or moments of 2 or 4 bytes. Returns their end. */
+static const unsigned char *holds_tensors(const unsigned char *p, const unsigned char *header, const model *of,
+                                          int *bad) {
+    const size_t weight = of->opt.weight_format == KOPT_F32 ? 4 : 2, q8 = of->opt.moment_format == KOPT_Q8;
+    const size_t moment = q8 ? 1 : of->opt.moment_format == KOPT_F32 ? 4 : 2;
+    size_t residual = of->opt.rounding == KOPT_COMPACT ? 1 : of->opt.rounding >= KOPT_KAHAN ? 2 : 0;
+    int i, k;
+    if (weight == 4) residual = 0;
+    for (i = 0; i < LIST; ++i) {
+        const size_t n = of->list[i].n, blocks = (n + 255) / 256;
+        const unsigned char *state = of->state[i] + 64;
+        *bad += memcmp(p, "KOPT\2", 5) != 0 || memcmp(p + 5, header + 5, 5) != 0 || number(p + 10, 2) != 1;
+        *bad += number(p + 12, 4) != of->list[i].id || number(p + 16, 8) != n;
+        *bad += number(p + 24, 8) != of->list[i].first_index || memcmp(p + 32, header + 32, 16) != 0;
+        p = holds(p + 64, of->weight[i], n, weight, bad);
+        if (n == 0) continue;
+        p = holds(p, state, n, residual, bad), state += (n * residual + 3) / 4 * 4;
+        for (k = 0; k < (header[9] & 7); ++k) {
+            p = holds(p, state, n, moment, bad), state += (n * moment + 3) / 4 * 4;
+            if (q8) p = holds(p, state, blocks, 4, bad), state += 4 * blocks;
+        }
+        if (of->opt.rule != KOPT_RANGER) continue;
+        p = holds(p, state, n, weight, bad), state += (n * weight + 3) / 4 * 4;
+        p = holds(p, state, n, residual, bad);
+    }
+    return p;
+}
+
 static void check_layout(void) {
     static const int at[] = {48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160};
     kopt_optimizer opt = kopt_adamw(0.1), seen;
@@ -234,22 +266,7 @@ static void check_layout(void) {
     header += number(bytes + 32, 8) != UINT64_C(0x123456789abcdef0) || number(bytes + 40, 8) != 3;
     for (i = 0; i < 15; ++i) header += number(bytes + at[i], 8) != bits_of(value[i]);
     header += number(bytes + 168, 4) != 9 || number(bytes + 172, 4) != 2;
-    p = bytes + 176;
-    for (i = 0; i < LIST; ++i) {
-        const size_t n = size_of[i], blocks = (n + 255) / 256;
-        const unsigned char *state = m.state[i] + 64;
-        int k;
-        tensor += memcmp(p, "KOPT\2\1\1", 7) != 0 || memcmp(p + 7, bytes + 7, 3) != 0 || number(p + 10, 2) != 1;
-        tensor += number(p + 12, 4) != m.list[i].id || number(p + 16, 8) != n;
-        tensor += number(p + 24, 8) != m.list[i].first_index || memcmp(p + 32, bytes + 32, 16) != 0;
-        p = holds(p + 64, m.weight[i], n, 2, &tensor);
-        if (n == 0) continue;
-        p = holds(p, state, n, 1, &tensor), state += (n + 3) / 4 * 4;
-        for (k = 0; k < 2; ++k) {
-            p = holds(p, state, n, 1, &tensor), state += (n + 3) / 4 * 4;
-            p = holds(p, state, blocks, 4, &tensor), state += 4 * blocks;
-        }
-    }
+    p = holds_tensors(bytes + 176, bytes, &m, &tensor);
     ok(!bad && !header, "the header of a checkpoint: %d wrong", header);
     ok(!tensor && (size_t)(p - bytes) + 4 == size && number(p, 4) == crc32_of(bytes, size - 4),
        "its tensors, its size and its checksum: %d wrong", tensor);
@@ -292,7 +309,7 @@ static void check_damage(void) {
     steps(&other, 0, 1);
     other.list[0].n = 21, other.list[3].n = 10;
     memcpy(&before, &other, sizeof other);
-    for (i = 0; i < size; ++i)
+    for (i = 0; i < size; i += quick && i >= 64 ? 5 : 1)
         for (k = 0; k < 8; ++k, ++tried) {
             kopt_result r;
             bytes[i] ^= (unsigned char)(1 << k);
@@ -305,7 +322,7 @@ static void check_damage(void) {
     ok(!taken && !written && !plain,
        "each of %u bits flipped: %d taken, %d times written, %d times, after byte 32, not CHECKSUM", tried, taken,
        written, plain);
-    for (taken = written = plain = 0, i = 0; i < size; ++i) {
+    for (taken = written = plain = 0, i = 0; i < size; i += quick ? 7 : 1) {
         const kopt_result r = kopt_load(&other.opt, other.list, LIST, bytes, i);
         taken += r == KOPT_OK;
         plain += r != KOPT_ERROR_SIZE;
@@ -361,7 +378,15 @@ static void check_failing_files(void) {
     ok(kopt_load_from(&other.opt, other.list, LIST, &file) == KOPT_ERROR_CHECKSUM && other.opt.step == 0 &&
            kopt_optimizer_step(&other.opt, other.list, LIST) == KOPT_ERROR_STATE,
        "a file that changes between the readings: CHECKSUM, and no step");
-    file_tape.change_at = 0, file_tape.at[200] ^= 4, file_tape.size -= 1;
+    file_tape.at[200] ^= 4;
+    steps(&m, 3, 4); /* a later checkpoint takes its place */
+    bad = kopt_save(&m.opt, m.list, LIST, bytes, sizeof bytes) != KOPT_OK;
+    build(&other, &opt);
+    file_tape.calls = 0, file_tape.instead = bytes;
+    ok(!bad && kopt_load_from(&other.opt, other.list, LIST, &file) == KOPT_ERROR_CHECKSUM && other.opt.step == 0 &&
+           kopt_optimizer_step(&other.opt, other.list, LIST) == KOPT_ERROR_STATE,
+       "... or becomes another checkpoint: the same");
+    file_tape.change_at = 0, file_tape.size -= 1;
     build(&other, &opt);
     memcpy(&before, &other, sizeof other);
     ok(kopt_load_from(&other.opt, other.list, LIST, &file) == KOPT_ERROR_FILE && unchanged(), "a file cut off: FILE");
@@ -467,9 +492,65 @@ static void check_wrong_calls(void) {
     ok(kopt_save_size(&other.opt, other.list, LIST) == 0, "a size above SIZE_MAX is 0");
 }
 
-int main(void) {
+/* ---- Checkpoints of this layout, as a version of the library once wrote them ------------------------------------- */
+
+static kopt_optimizer fixture_of(int which) {
+    kopt_optimizer opt = which == 0 ? kopt_adamw(0.01) : which == 1 ? kopt_ranger(0.01) : kopt_sgd(0.01, 0.9);
+    if (which == 1) opt.weight_format = KOPT_FP16, opt.rounding = KOPT_EXACT, opt.moment_format = KOPT_Q8;
+    if (which == 2) opt.weight_format = KOPT_F32, opt.moment_format = KOPT_FP16;
+    return opt;
+}
+
+static void small(model *to) { to->list[0].n = 9, to->list[1].n = 2, to->list[3].n = 3; }
+
+static void print_fixtures(void) {
+    static const char *const name[] = {"adamw_kahan", "ranger_fp16_exact_q8", "momentum_fp32"};
+    int which, k;
+    for (which = 0; which < 3; ++which) {
+        const kopt_optimizer opt = fixture_of(which);
+        size_t size, i;
+        build(&m, &opt);
+        small(&m);
+        for (k = 0; k < LIST; ++k) kopt_state_init(&m.opt, &m.list[k], NULL);
+        steps(&m, 0, 7);
+        size = kopt_save_size(&m.opt, m.list, LIST);
+        kopt_save(&m.opt, m.list, LIST, bytes, size);
+        printf("static const unsigned char save_v1_%s[] = {", name[which]);
+        for (i = 0; i < size; ++i) printf("%s0x%02x,", i % 19 ? " " : "\n    ", bytes[i]);
+        printf("\n};\n");
+    }
+}
+
+static void check_fixtures(void) {
+    static const unsigned char *const fixture[] = {save_v1_adamw_kahan, save_v1_ranger_fp16_exact_q8,
+                                                   save_v1_momentum_fp32};
+    static const size_t size[] = {sizeof save_v1_adamw_kahan, sizeof save_v1_ranger_fp16_exact_q8,
+                                  sizeof save_v1_momentum_fp32};
+    int which;
+    for (which = 0; which < 3; ++which) {
+        const kopt_optimizer opt = fixture_of(which);
+        const unsigned char *p;
+        int bad = 0;
+        restart(&other, &opt);
+        small(&other);
+        bad += kopt_load(&other.opt, other.list, LIST, fixture[which], size[which]) != KOPT_OK;
+        bad += other.opt.step != 7 || other.opt.seed != UINT64_C(0x123456789abcdef0);
+        p = holds_tensors(fixture[which] + 176, fixture[which], &other, &bad);
+        bad += (size_t)(p - fixture[which]) + 4 != size[which];
+        bad += kopt_save_size(&other.opt, other.list, LIST) != size[which];
+        bad += kopt_save(&other.opt, other.list, LIST, bytes, sizeof bytes) != KOPT_OK;
+        ok(!bad && !memcmp(bytes, fixture[which], size[which]) && !steps(&other, 7, 9),
+           "a checkpoint of layout 1, of %u bytes, is loaded, saved again and stepped: %d wrong", (unsigned)size[which],
+           bad);
+    }
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1 && !strcmp(argv[1], "fixtures")) return print_fixtures(), 0;
+    quick = argc > 1 && !strcmp(argv[1], "quick");
     check_combinations();
     check_layout();
+    check_fixtures();
     check_damage();
     check_failing_files();
     check_wrong_calls();
