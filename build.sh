@@ -111,8 +111,8 @@ bench_peers() {
     exec python3 bench/peers.py "$@"
 }
 
-# bench/fidelity.py with a Python that has PyTorch, scikit-learn and matplotlib: in build/peers, or Debian's. `quick` and
-# `draw` install nothing.
+# bench/fidelity.py with a Python that has PyTorch, scikit-learn and matplotlib: in build/peers, or Debian's. `quick`
+# and `draw` install nothing.
 bench_fidelity() {
     knows 'bench fidelity' 'quick draw' "$@"
     mkdir -p build/bench

@@ -111,8 +111,9 @@ class Peer:
         self.param_groups, self.step, self.grad_scale = self.optimizer.param_groups, self.optimizer.step, None
 
     def state_bytes(self):  # without the step counts, and without the tables that all tensors share
+        shared = ("step", "qmap1", "qmap2")
         return sum(value.numel() * value.element_size() for state in self.optimizer.state.values()
-                   for name, value in state.items() if torch.is_tensor(value) and name not in ("step", "qmap1", "qmap2"))
+                   for name, value in state.items() if torch.is_tensor(value) and name not in shared)
 
     def weight(self):
         residual = self.optimizer.state[self.parameters[0]].get("kahan_comp")
@@ -167,7 +168,7 @@ FP32, NEAREST, STOCHASTIC, KAHAN, COMPACT, EXACT, Q8 = (
     "fp32", "NEAREST", "STOCHASTIC", "KAHAN", "COMPACT", "EXACT", "COMPACT with 8-bit moments")
 TORCH, OPTIMI, TORCHAO, BNB = "torch 16-bit", "optimi Kahan", "torchao stochastic", "bitsandbytes 8-bit"
 METHODS = {m.name: m for m in (
-    Method(FP32, "#8c959f", peer(torch_adamw), wide=True, width=9),  # torch.optim.AdamW in fp32: a reference of another library
+    Method(FP32, "#8c959f", peer(torch_adamw), wide=True, width=9),  # of PyTorch: a reference that is not ours
     Method(EXACT, "#2ca25f", ours(kopt.KOPT_EXACT), width=6),
     Method(KAHAN, "#0b3d91", ours(kopt.KOPT_KAHAN), width=2.5),
     Method(COMPACT, "#218bff", ours(kopt.KOPT_COMPACT), width=4),
@@ -532,7 +533,7 @@ def pyplot():
 
 
 def save(figure, name, title, subtitle, right=0.98):
-    title, height = textwrap.wrap(title, 92), figure.get_figheight()
+    title, height = textwrap.wrap(title, 88), figure.get_figheight()
     figure.text(0.02, 1 - 0.15 / height, "\n".join(title), va="top", fontsize=13, fontweight="bold")
     top = 0.2 + 0.22 * len(title)  # inches
     figure.text(0.02, 1 - top / height, subtitle, va="top", fontsize=10, color="#57606a")
@@ -541,10 +542,13 @@ def save(figure, name, title, subtitle, right=0.98):
     figure.savefig(path, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     with open(path, encoding="utf-8") as file:
         text = file.read()
-    # smaller: without indentation, comments and names that nothing uses, and with one digit after the point
-    text = re.sub(r'(?m)^ +| +$|<!-- .* -->\n|(?<=<g) id="[^"]*"', "", text)
+    # smaller: one digit after the point, no indentation, no comments, no names that nothing uses, and one style for all
+    # marks of a group
+    text = re.sub(r'(?m)^ +| +$|<!-- .* -->\n|(?<=<g) id="[^"]*"', "", re.sub(r"(\.\d)\d+", r"\1", text))
+    text = re.sub(r'<g([^>]*)>\n((?:<use [^>]* (style="[^"]*")/>\n)(?:<use [^>]* \3/>\n)*)</g>',
+                  lambda m: "<g%s %s>\n%s</g>" % (m[1], m[3], m[2].replace(" " + m[3], "")), text)
     with open(path, "w", encoding="utf-8") as file:
-        file.write(re.sub(r"(\.\d)\d+", r"\1", text))
+        file.write(text)
     pyplot().close(figure)
 
 
@@ -567,12 +571,13 @@ def legend(figure, axes, right):
 def table(name, head, rows):
     """A table for docs/fidelity.md."""
     with open("%s_%s.md" % (OUT, name), "w", encoding="utf-8") as file:
-        for row in (head, ["---"] * len(head), *rows):
-            file.write("| %s |\n" % " | ".join(row))
+        file.write("|%s|\n" % "|".join(" %s " % name if name else " " for name in head) + "|---" * len(head) + "|\n")
+        for row in rows:
+            file.write("|%s|\n" % "|".join(" %s " % cell if cell else " " for cell in row))
 
 
-def signed(pair, digits=4):
-    return "%+.*f ± %.*f" % (digits, pair[0], digits, pair[1])
+def signed(pair):
+    return ("%+.4f ± %.4f" % pair).replace("-0.0000", "0.0000").replace("+0.0000", "0.0000").replace("-", "−")
 
 
 SYMLOG = {"linthresh": MARGIN, "linscale": 1.2}
@@ -586,7 +591,7 @@ def ticks(axis, seen):
 
 
 def draw_loss(r):
-    title = r.claim("EXACT, KAHAN, COMPACT and STOCHASTIC end level with fp32, 8-bit moments, too; NEAREST does not",
+    title = r.claim("EXACT, KAHAN, COMPACT, STOCHASTIC and 8-bit moments: level with fp32. NEAREST is not",
                     not_level(r, KEEPS) + not_level(r, [NEAREST], level=False))
     figure, axes = pyplot().subplots(1, len(TASKS), figsize=(11, 4.8), sharey=True)
     names = [name for name in r.methods if name != FP32]
@@ -605,7 +610,8 @@ def draw_loss(r):
             else:
                 seen.append(losses.minus[0])
                 colour = METHODS[name].colour
-                panel.plot(losses.each, [y] * losses.count, ".", color=colour, markersize=3, alpha=0.4)
+                panel.plot([x for each in losses.each for x in (each, each, math.nan)],
+                           [y - 0.3, y + 0.3, math.nan] * losses.count, color=colour, linewidth=1, alpha=0.5)
                 panel.errorbar(losses.minus[0], y, xerr=losses.minus[1], fmt="o", color=colour, markersize=5,
                                capsize=4, elinewidth=2)
         ticks(panel.xaxis, max(seen))
@@ -616,7 +622,7 @@ def draw_loss(r):
     axes[0].set_ylim(len(names) - 0.5, -0.5)
     count = r.losses[next(iter(TASKS)), FP32].count
     save(figure, "loss", title, "Final training loss minus that of fp32 with the same seed: mean of %d seeds, 95 %% "
-         "interval, each run a dot. Level: in the green band" % count)
+         "interval, each run a thin line. Level: in the green band" % count)
     head, rows = ["", "bytes per parameter", "training loss", "minus fp32", "held-out loss, minus fp32"], []
     for task in TASKS.values():
         rows.append(["**%s**, %s" % (task.name, task.format)] + [""] * 4)
@@ -643,7 +649,8 @@ def draw_stall(r):
     wrong += [no(KAHAN, u) for u in UPDATES if abs(share(KAHAN, u) - 1) > 0.01]
     wrong += [no(m, u) for m in r.of(NEAREST, TORCH, BNB) for u in UPDATES if u <= 1e-3 and share(m, u) != 0]
     wrong += [no(FP32, u) for u in UPDATES if u < 1e-7 and share(FP32, u) != 0]
-    title = r.claim("Updates of 1e-3 of a weight stop NEAREST, 3e-8 stops fp32, EXACT, COMPACT; none stops KAHAN", wrong)
+    title = r.claim("Updates of 1e-3 of a weight stop NEAREST, 3e-8 stops fp32, EXACT, COMPACT; none stops KAHAN",
+                    wrong)
     if OPTIMI in r.methods:
         r.claim("the compensation of optimi, which rounds to nearest, stops, too: less than a third at 1e-6 and below",
                 [no(OPTIMI, u) for u in UPDATES if u <= 1e-6 and share(OPTIMI, u) > 1 / 3])
@@ -675,8 +682,8 @@ def draw_decay(r):
     dead = r.of(NEAREST, TORCH, OPTIMI, BNB)
     wrong = ["%s: %.4f" % (m, 1 - lost(m)) for m in r.of(FP32, *KEEPS, TORCHAO) if abs(lost(m) / right - 1) > 0.03]
     wrong += ["%s: %.4f" % (m, 1 - lost(m)) for m in dead if abs(lost(m)) > 0.01 * right]
-    title = r.claim("Weight decay alone: weights that round to nearest do not decay at all" +
-                    (", nor do those of optimi" if OPTIMI in r.methods else ""), wrong)
+    title = r.claim("Weight decay alone: weights rounded to nearest do not decay at all" +
+                    (", nor do optimi's" if OPTIMI in r.methods else ""), wrong)
     figure, axes = pyplot().subplots(figsize=(11, 4.8))
     names = [name for name in r.methods if name != Q8]
     for i, name in enumerate(names):
@@ -696,7 +703,8 @@ def draw_decay(r):
 
 def draw_moment(r):
     names = [name for name in MOMENTS if r.curve("moment", method=name)]
-    times = lambda name, drop: (r.end("moment", method=name, drop=drop)["v"] / r.end("moment", method=FP32, drop=drop)["v"])
+    last = lambda name, drop: r.end("moment", method=name, drop=drop)["v"]
+    times = lambda name, drop: last(name, drop) / last(FP32, drop)
     wrong = ["%s, %d: %.3f" % (m, d, times(m, d)) for m, limit in FOLLOW.items() for d in (10, 100)
              if abs(times(m, d) - 1) > limit]
     wrong += ["%s, %d: %.3f" % (m, d, times(m, d)) for m in STUCK if m in names for d in (10, 100) if times(m, d) < 10]
@@ -704,8 +712,8 @@ def draw_moment(r):
     figure, axes = pyplot().subplots(1, 2, figsize=(11, 4.8), sharey=True)
     for panel, drop in zip(axes, (10, 100)):
         for i, name in enumerate(names):
-            rows = r.curve("moment", method=name, drop=drop)
-            curve(panel, name, *([row[key] for row in rows] for key in ("step", "v", "half")), 5 * i, 12)
+            rows = r.curve("moment", method=name, drop=drop)[1::2]
+            curve(panel, name, *([row[key] for row in rows] for key in ("step", "v", "half")), 5 * i, 6)
         panel.set_yscale("log")
         panel.minorticks_off()
         panel.set_title("gradients %d times smaller" % drop, fontsize=10)
@@ -748,9 +756,9 @@ def draw_bytes(r):
         panel.set_xlabel("bytes per parameter")
     ticks(axes[0].yaxis, top)
     axes[0].set_ylabel("loss minus fp32, nats")
-    legend(figure, axes[0], 0.8)
+    legend(figure, axes[0], 0.78)
     save(figure, "bytes", title, "Weight, gradient and state of AdamW. Squares are other libraries. Green: level with "
-         "fp32. Runs that end in NaN are not shown", 0.8)
+         "fp32. Runs that end in NaN are not shown", 0.78)
 
 
 def draw():

@@ -1,5 +1,6 @@
-# `./build.sh bench fidelity quick`, the small settings of docs/fidelity.md: the claims hold, the pictures and tables are
-# there, and a claim that the numbers do not support makes it fail. Prints TAP.
+# `./build.sh bench fidelity quick`, the small settings of docs/fidelity.md: the claims hold, the pictures and tables
+# are there, and a claim that the numbers do not support makes it fail. Prints TAP.
+# shellcheck shell=sh
 out=build/tests/fidelity
 results=build/bench/fidelity_quick
 rm -rf $out $results*
@@ -37,14 +38,15 @@ done <$out/claims
 [ -z "$wrong" ]
 report $? "each claim is the title of a picture$wrong"
 for name in loss stall decay moment; do
-    grep -q '^| NEAREST | ' ${results}_$name.md || grep -q '^| bf16 to nearest | ' ${results}_$name.md || wrong="$wrong $name"
+    grep -q '^| NEAREST | \|^| bf16 to nearest | ' ${results}_$name.md || wrong="$wrong $name"
 done
 [ -z "$wrong" ]
 report $? "four tables$wrong"
 
 swap() { # swap FILE A B: the results of A under the name of B, and the reverse
-    awk -F, -v OFS=, -v a="$2" -v b="$3" '{ for (i = 1; i <= 2; i++) if ($i == a) $i = b; else if ($i == b) $i = a } 1' \
-        ${results}_"$1".csv >$out/swapped
+    awk -F, -v OFS=, -v a="$2" -v b="$3" '
+        { for (i = 1; i <= 2; i++) if ($i == a) $i = b; else if ($i == b) $i = a }
+        1' ${results}_"$1".csv >$out/swapped
     ! cmp -s $out/swapped ${results}_"$1".csv && cp $out/swapped ${results}_"$1".csv
 }
 cp ${results}_*.csv $out
