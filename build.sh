@@ -1,6 +1,7 @@
 #!/bin/sh
-# kahan_opt: ./build.sh demo | test | bench | cuda | figures | mutants | setup. Each command needs a C compiler (CC,
-# default cc) and uses other tools if they are installed. `./build.sh setup` installs them all (Debian, Ubuntu).
+# kahan_opt: ./build.sh demo | examples | test | bench | cuda | figures | mutants | setup. Each command needs a C
+# compiler (CC, default cc) and uses other tools if they are installed. `./build.sh setup` installs them all (Debian,
+# Ubuntu).
 #
 # Only lists of words are unquoted: CC and NVCC ("gcc -m32", "ccache gcc"), flags, sources, objects and packages.
 # shellcheck disable=SC2086
@@ -15,6 +16,8 @@ usage() {
 usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (default: kahan_opt.h) in 16 bits and fp32
        ./build.sh demo --precision P     ... in fp32 and P: amp_bf16, amp_fp16 (mixed precision), bf16, fp16, or all
        ./build.sh demo --rule adam_atan2 ... with AdamW in fp32 and bf16, and with Adam-atan2 in bf16
+       ./build.sh examples               what is in docs/examples
+       ./build.sh examples NAME [...]    build one of them in build/examples and run it, with the words that follow
        ./build.sh test [--no-skip]       all tests that can run here; names what it skips (--no-skip: a skip fails)
        ./build.sh test --fast            half a minute, at each change: native tests, hashes; says what it leaves out
        ./build.sh bench [--gb SIZE]      check the bits, then compare with the memory roofline
@@ -61,6 +64,48 @@ demo() {
     mkdir -p build/demo
     $CC -std=c99 -O3 -o build/demo/demo docs/examples/demo.c -lm
     exec build/demo/demo "$@"
+}
+
+# The examples, each with the first sentence of its first comment. docs/examples/README.md is their index.
+list_examples() {
+    echo "./build.sh examples NAME builds an example and runs it:"
+    for source in docs/examples/*.c docs/examples/*.py; do
+        [ ! -e "$source" ] || awk -v name="$(basename "${source%.*}")" '{
+            sub(/^ +/, "")
+            text = text $0 " "
+            begin = index(text, " - ")
+            rest = substr(text, begin + 3)
+            if (begin && match(rest, /\.[ "*]/)) {
+                printf "  %-12s %s\n", name, substr(rest, 1, RSTART)
+                exit
+            }
+        }' "$source"
+    done
+}
+
+examples() {
+    [ $# -gt 0 ] || { list_examples; return; }
+    name=$(basename "$1") compiler=$CC flags=-O2 libraries='' runner=''
+    name=${name%.*}
+    shift
+    case $name in # what is not built and run as most are
+    checkpoint) flags='-O2 -ffp-contract=off'; [ $# -gt 0 ] || set -- build/examples/run.checkpoint ;;
+    compress | demo) flags=-O3 libraries=-lm ;;
+    openmp) flags='-O2 -fopenmp' ;;
+    threads) flags='-O2 -pthread' ;;
+    zero1)
+        have mpicc || { echo "build.sh: zero1 needs MPI (./build.sh setup installs it)" >&2; exit 2; }
+        compiler=mpicc runner="mpirun -n ${RANKS:-4}"
+        # Open MPI: more ranks than cores; as root in a container
+        export OMPI_CC="$CC" OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
+        export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+        ;;
+    esac
+    [ ! -f "docs/examples/$name.py" ] || exec python3 "docs/examples/$name.py" "$@"
+    [ -f "docs/examples/$name.c" ] || wrong "there is no example \`$name\`"
+    mkdir -p build/examples
+    $compiler $flags -o "build/examples/$name" "docs/examples/$name.c" $libraries
+    exec $runner "build/examples/$name" "$@"
 }
 
 # Installs PyTorch, optimi, torchao and bitsandbytes into build/peers, once: remove that folder to try again. PyTorch
@@ -327,6 +372,7 @@ setup() {
     fi
     # without gcc-multilib, which conflicts with the cross compilers
     install_packages gcc g++ libc6-dev perl clang clang-19 llvm \
+        openmpi-bin libopenmpi-dev \
         lld lld-19 tcc musl-tools gcc-12-multilib libc6-dev-i386 python3-numpy nodejs cppcheck clang-tidy valgrind \
         libclang-rt-14-dev qemu-user qemu-system-arm gcc-arm-none-eabi gcc-avr avr-libc simavr \
         gcc-mingw-w64-x86-64-win32 wine64 gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-s390x-linux-gnu \
@@ -416,7 +462,7 @@ sanitizes() { # sanitizes COMPILER MORE: does the compiler have the libraries of
 all=$(echo tests/test_*.c)
 bits='tests/test_tools.c tests/test_step_bits.c tests/test_api.c tests/test_convert.c tests/test_vmath.c'
 # Other builds run only these: what the other tests check follows from the bits.
-more_bits="$bits tests/test_state.c tests/test_compress.c tests/test_soft64.c tests/test_environment.c"
+more_bits="$bits$(printf ' tests/test_%s.c' save state compress soft64 environment)"
 program() { # program SOURCES SUFFIX EMULATOR ARGUMENT COMPILER FLAG...: builds each test and adds it as a part
     sources=$1 suffix=$2 emulator=$3 argument=$4
     shift 4
@@ -567,7 +613,7 @@ run_tests() {
         compiler=${target#*:}-gcc emulator=qemu-${target%%:*}
         if have "$compiler" && have "$emulator"; then
             programs='tests/test_convert.c tests/test_vmath.c'
-            [ "$compiler" != s390x-linux-gnu-gcc ] || programs=$bits
+            [ "$compiler" != s390x-linux-gnu-gcc ] || programs="$bits tests/test_save.c"
             program "$programs" "${target%%:*}" "$emulator" quick "$compiler" -O2 -static
             program tests/test_environment.c "${target%%:*}_ofast" "$emulator" quick "$compiler" -Ofast -static
         else
@@ -628,6 +674,13 @@ run_tests() {
     for tool in cppcheck clang-tidy; do have $tool || skip "static analysis by $tool" $tool; done
     part hostile_static sh tests/hostile.sh static
     part examples sh tests/examples.sh
+    part checkpoint sh tests/checkpoint.sh crash damage
+    part checkpoint_more sh tests/checkpoint.sh files machines
+    if have mpicc && have mpirun; then
+        part zero1 sh tests/zero1.sh
+    else
+        skip "training on several ranks of MPI" "mpicc or mpirun"
+    fi
     part docs sh tests/docs.sh
     if have python3; then part api python3 tests/api.py --check; else skip "the API reference" python3; fi
     [ -d build/python/clang_format ] || have clang-format-19 || skip "the format of the C files" clang-format-19
@@ -668,6 +721,7 @@ figures() {
 
 case "${1:-}" in
 demo) shift; demo "$@" ;;
+examples) shift; examples "$@" ;;
 test) shift; run_tests "$@" ;;
 bench) shift; bench "$@" ;;
 cuda) shift; cuda "$@" ;;

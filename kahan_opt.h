@@ -123,9 +123,10 @@
    7. Bad input is refused before anything is written. Every function that can fail returns a kopt_result, which
       kopt_result_string() explains. Overlapping buffers of one tensor are refused; for lists of tensors see STEP. A
       struct of zeros either means the defaults (kopt_tensor, kopt_norm, kopt_random_key) or is refused.
-   8. State is bytes. kopt_state_seal() makes a state block portable (little-endian, with a checksum); kopt_state_open()
-      checks it and makes it usable again. Steps after that continue bit for bit. A block opens only under the rule,
-      decay mode, formats and roundings that made it.
+   8. State is bytes. kopt_save() writes a list of tensors, weights included, as one checkpoint: portable
+      (little-endian), with a checksum. kopt_load() checks all of it, then sets weights, states and optimizer. Steps
+      after that continue bit for bit. A checkpoint loads only under the rule, decay mode, formats and roundings that
+      made it. kopt_state_seal() and kopt_state_open() do the same in place for the state block of one tensor.
    9. Every struct has the same layout, whatever macros a file defines. What a build leaves out does not link, or is
       refused.
 
@@ -144,13 +145,14 @@
    VERSION HISTORY
    0.2  Mistakes in these places are now harmless or refused: structs of zeros, ids of a list, counts inside an array, a
         copy that was never filled, a block of another optimizer, small builds, a part of a tensor that StableAdamW has
-        not measured. New: kopt_number_tensors, kopt_state_inspect, kopt_state_write_codes, kopt_scaler_begin,
-        kopt_random_key, stable_scale, KOPT_BARE. Renamed: parameters and fields (docs/history.md maps old names to new
-        ones), such as opt.decay, now decay_mode, and the slots of a state block, now kopt_slot. Removed: 16-bit sums
-        for MPI; an example in docs/training-loop.md replaces them. Bits that differ from 0.1: COMPACT with stochastic
-        compensation uses the upper bits of its random number; 8-bit codes are minifloats instead of the dynamic map,
-        and the code of a root below 2^-133 of the block's largest is no longer 0; rate_scale 0 means 1; blocks have
-        layout 2 (blocks of 0.1 and moments of the dynamic map can still be opened).
+        not measured. New: kopt_save and kopt_load for lists of tensors, kopt_number_tensors, kopt_state_inspect,
+        kopt_state_write_codes, kopt_scaler_begin, kopt_random_key, stable_scale, KOPT_BARE. Renamed: parameters and
+        fields (docs/history.md maps old names to new ones), such as opt.decay, now decay_mode, and the slots of a
+        state block, now kopt_slot. Removed: 16-bit sums for MPI; an example in docs/training-loop.md replaces them.
+        Bits that differ from 0.1: COMPACT with stochastic compensation uses the upper bits of its random number; 8-bit
+        codes are minifloats instead of the dynamic map, and the code of a root below 2^-133 of the block's largest is
+        no longer 0; rate_scale 0 means 1; blocks have layout 2 (blocks of 0.1 and moments of the dynamic map can still
+        be opened).
    0.1  First version.
 */
 
@@ -322,11 +324,12 @@ typedef enum kopt_result {
     KOPT_ERROR_RANGE,    /* a hyper-parameter or another number is out of range, or NaN                           */
     KOPT_ERROR_BOUNDS,   /* begin > end, end > n, or a size, index or id that is too large; 8-bit moments or codes:
                             a range that splits a block of 256                                                    */
-    KOPT_ERROR_SIZE,     /* a state block or a buffer of compressed values is too small                           */
-    KOPT_ERROR_STATE,    /* not a state block, or one of an unknown version; kopt_state_open(): or not sealed     */
-    KOPT_ERROR_MISMATCH, /* the state block belongs to another optimizer, tensor or shard                         */
+    KOPT_ERROR_SIZE,     /* a state block or a buffer is too small, or a checkpoint was cut off                   */
+    KOPT_ERROR_STATE,    /* not a state block or checkpoint, or one of an unknown version; kopt_state_open(): or
+                            not sealed                                                                            */
+    KOPT_ERROR_MISMATCH, /* the state block or checkpoint belongs to another optimizer, tensor or shard           */
     KOPT_ERROR_SEALED,   /* the state block is sealed: call kopt_state_open() first                               */
-    KOPT_ERROR_CHECKSUM, /* the state block is damaged                                                            */
+    KOPT_ERROR_CHECKSUM, /* the state block or checkpoint is damaged                                              */
     KOPT_ERROR_OVERLAP,  /* two buffers overlap                                                                   */
     KOPT_ERROR_STEP,     /* the step was not begun; all 2^32 - 1 steps are used up; or a part of a tensor is stepped
                             by StableAdamW while stable_scale is 0                                                */
@@ -773,15 +776,13 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_ten
 KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                              const unsigned char *codes, const float *scales);
 
-/* Prepares a state block for saving, in place: stores opt->step and opt->seed in it, converts it to little-endian and
-   adds a checksum (CRC-32). The bytes can then go to a file. Until kopt_state_open(), steps and the functions that
-   read or write state refuse the block with KOPT_ERROR_SEALED. The block does not contain the weights. Save t->weight
-   yourself; nothing checks or converts it. The errors are those of kopt_state_read().
+/* Prepares the state block of one tensor for saving, in place: stores opt->step and opt->seed in it, converts it to
+   little-endian and adds a checksum (CRC-32). The bytes can then go to a file. Until kopt_state_open(), steps and the
+   functions that read or write state refuse the block with KOPT_ERROR_SEALED. The errors are those of
+   kopt_state_read().
 
-       save:    for each tensor: kopt_state_seal(), write t.weight and the kopt_state_size() bytes of t.state,
-                kopt_state_open()
-       resume:  make the optimizer and the tensors as before; for each tensor: read both, kopt_state_open(), and check
-                that all blocks give the same opt.step. No kopt_state_init(): it would erase the moments. */
+   To save a model, use kopt_save() (see CHECKPOINTS). A sealed block does not contain the weights, which nothing checks
+   or converts, and blocks of different steps open side by side. */
 KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, const kopt_tensor *t);
 
 /* Makes a sealed block ready for steps again, after loading or right after saving. Call it in place of
@@ -890,9 +891,9 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
 
 /* A checkpoint holds a whole list of tensors under one checksum (CRC-32): the options, hyper-parameters, seed and step
    count of the optimizer, and of each tensor its id, first_index, weights and state. Its bytes are the same on every
-   machine, and every later version of the library reads them: docs/checkpoints.md has the layout. Save between two
-   steps. With several lists (parameter groups) make one checkpoint of each. A training loop has more to keep, such as
-   a kopt_scaler and the position in its data: docs/examples/checkpoint.c writes all of it to a file that survives a
+   machine, and every later version of the library reads them: docs/numerics.md section 8c has the layout. Save between
+   two steps. With several lists (parameter groups) make one checkpoint of each. A training loop has more to keep, such
+   as a kopt_scaler and the position in its data: docs/examples/checkpoint.c writes all of it to a file that survives a
    crash at any time.
 
        size_t size = kopt_save_size(&opt, tensors, count);
@@ -927,7 +928,7 @@ KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *te
      rules. kopt_save_inspect() shows what it has.
    - KOPT_ERROR_SIZE: in_size is less than the checkpoint needs: it was cut off. Or a state block is too small.
    - KOPT_ERROR_CHECKSUM: it is damaged.
-   - KOPT_ERROR_ID, KOPT_ERROR_OVERLAP (also between `in` and the tensors), and errors of the fields: as in kopt_save(). */
+   - KOPT_ERROR_ID, KOPT_ERROR_OVERLAP (also of `in` with the tensors), errors of the fields: as in kopt_save(). */
 KOPT_API_ kopt_result kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, const void *in,
                                 size_t in_size);
 
@@ -941,7 +942,7 @@ typedef struct kopt_file {
     void *user;
 } kopt_file;
 
-/* kopt_save() to a file. The pieces are at most 64 KiB. After an error the file is incomplete: remove it. */
+/* kopt_save() to a file, in pieces of at most 32 KiB. After an error the file is incomplete: remove it. */
 KOPT_API_ kopt_result kopt_save_to(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                    const kopt_file *file);
 
@@ -952,9 +953,9 @@ KOPT_API_ kopt_result kopt_save_to(const kopt_optimizer *opt, const kopt_tensor 
 KOPT_API_ kopt_result kopt_load_from(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                      const kopt_file *file);
 
-/* Reads the options and the number of tensors from the first 192 bytes of a checkpoint into *opt (vmath is NULL) and
+/* Reads the options and the number of tensors from the first 176 bytes of a checkpoint into *opt (vmath is NULL) and
    *count; either may be NULL. The checksum is not checked: kopt_load() does that. Errors: KOPT_ERROR_SIZE (fewer than
-   192 bytes), KOPT_ERROR_STATE (not a checkpoint, or one of a later layout). */
+   176 bytes), KOPT_ERROR_STATE (not a checkpoint, or one of a later layout). */
 KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_optimizer *opt, uint64_t *count);
 
 /* ---- NORM AND CLIPPING ------------------------------------------------------------------------------------------- */
@@ -7202,14 +7203,15 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
     case KOPT_ERROR_OPTION: return "an option has a value that does not exist, does not apply or is not in this build";
     case KOPT_ERROR_RANGE: return "a hyper-parameter is out of range or not a number";
     case KOPT_ERROR_BOUNDS: return "the range of elements is not inside the tensor, or the tensor is too large";
-    case KOPT_ERROR_SIZE: return "the state block is smaller than kopt_state_size() says";
+    case KOPT_ERROR_SIZE: return "a state block or a buffer is too small, or a checkpoint was cut off";
     case KOPT_ERROR_STATE:
-        return "not a state block in this state: not made by kopt_state_init(), not sealed before it was saved, or of "
-               "another version";
+        return "neither a checkpoint nor a state block in this state: not made by kopt_state_init(), not sealed before "
+               "it was saved, or of another version";
     case KOPT_ERROR_MISMATCH:
-        return "the state block belongs to another optimizer, tensor or shard: kopt_state_inspect() shows which";
+        return "the state block or checkpoint belongs to another optimizer, tensor or shard: kopt_state_inspect() and "
+               "kopt_save_inspect() show which";
     case KOPT_ERROR_SEALED: return "the state block is sealed: open it with kopt_state_open() first";
-    case KOPT_ERROR_CHECKSUM: return "the state block is damaged: its checksum is wrong";
+    case KOPT_ERROR_CHECKSUM: return "the state block or checkpoint is damaged: its checksum is wrong";
     case KOPT_ERROR_OVERLAP: return "two of the buffers overlap";
     case KOPT_ERROR_STEP:
         return "the step was not begun, all 2^32 - 1 steps are used up, or StableAdamW has not measured the tensor";
@@ -8427,25 +8429,75 @@ KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, const ko
 
 /* ---- state: seal, open and inspect ---- */
 
-/* The CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time. Bytes 44 to 47, the checksum itself, count as 0. */
-static uint32_t kopt_crc32_(const kopt_byte_ *block, size_t n) {
-    static const uint32_t kopt_crc_table_[16] = {
-        0x00000000u, 0x1DB71064u, 0x3B6E20C8u, 0x26D930ACu, 0x76DC4190u, 0x6B6B51F4u, 0x4DB26158u, 0x5005713Cu,
-        0xEDB88320u, 0xF00F9344u, 0xD6D6A3E8u, 0xCB61B38Cu, 0x9B64C2B0u, 0x86D3D2D4u, 0xA00AE278u, 0xBDBDF21Cu};
-    uint32_t crc = 0xFFFFFFFFu;
-    size_t i;
-    for (i = 0; i < n; i++) {
-        if (i < 44 || i >= 48) crc ^= block[i];
-        crc = (crc >> 4) ^ kopt_crc_table_[crc & 15u];
-        crc = (crc >> 4) ^ kopt_crc_table_[crc & 15u];
+/* The CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time. In a build with vectors, eight bytes at a time:
+   table[k][x] is what the four bits x become after 4 * k more bits, so that 16 lookups do not wait for each other. */
+static const uint32_t kopt_crc_table_[16] = {
+    0x00000000u, 0x1DB71064u, 0x3B6E20C8u, 0x26D930ACu, 0x76DC4190u, 0x6B6B51F4u, 0x4DB26158u, 0x5005713Cu,
+    0xEDB88320u, 0xF00F9344u, 0xD6D6A3E8u, 0xCB61B38Cu, 0x9B64C2B0u, 0x86D3D2D4u, 0xA00AE278u, 0xBDBDF21Cu};
+
+typedef struct kopt_crc_ {
+    uint32_t value; /* begins as 0xFFFFFFFF; the checksum is its complement */
+#ifdef KOPT_VECTORS16_
+    uint32_t table[16][16];
+#endif
+} kopt_crc_;
+
+static void kopt_crc_begin_(kopt_crc_ *crc) {
+    crc->value = 0xFFFFFFFFu;
+#ifdef KOPT_VECTORS16_
+    {
+        int k, x;
+        for (x = 0; x < 16; x++) crc->table[0][x] = kopt_crc_table_[x];
+        for (k = 1; k < 16; k++)
+            for (x = 0; x < 16; x++)
+                crc->table[k][x] = (crc->table[k - 1][x] >> 4) ^ kopt_crc_table_[crc->table[k - 1][x] & 15u];
     }
-    return ~crc;
+#endif
+}
+
+static void kopt_crc_add_(kopt_crc_ *crc, const kopt_byte_ *p, size_t n) {
+    uint32_t value = crc->value;
+#ifdef KOPT_VECTORS16_
+#define KOPT_CRC_BYTE_(word, i, k) \
+    (crc->table[k][(word) >> (8 * (i)) & 15u] ^ crc->table[(k)-1][(word) >> (8 * (i) + 4) & 15u])
+#define KOPT_CRC_WORD_(word, k) \
+    (KOPT_CRC_BYTE_(word, 0, k) ^ KOPT_CRC_BYTE_(word, 1, (k)-2) ^ KOPT_CRC_BYTE_(word, 2, (k)-4) ^ \
+     KOPT_CRC_BYTE_(word, 3, (k)-6))
+    for (; n >= 8; n -= 8, p += 8) {
+        const uint32_t low = kopt_load_le32_(p) ^ value, high = kopt_load_le32_(p + 4);
+        value = KOPT_CRC_WORD_(low, 15) ^ KOPT_CRC_WORD_(high, 7);
+    }
+#undef KOPT_CRC_BYTE_
+#undef KOPT_CRC_WORD_
+#endif
+    for (; n > 0; n--) {
+        value ^= *p++;
+        value = (value >> 4) ^ kopt_crc_table_[value & 15u];
+        value = (value >> 4) ^ kopt_crc_table_[value & 15u];
+    }
+    crc->value = value;
+}
+
+/* The checksum of a state block. Bytes 44 to 47, which hold it, count as 0. */
+static uint32_t kopt_block_checksum_(const kopt_byte_ *block, size_t n) {
+    kopt_byte_ zero[4];
+    kopt_crc_ crc;
+    kopt_store_le_(zero, 0, 4);
+    kopt_crc_begin_(&crc);
+    kopt_crc_add_(&crc, block, 44);
+    kopt_crc_add_(&crc, zero, 4);
+    kopt_crc_add_(&crc, block + 48, n - 48);
+    return ~crc.value;
+}
+
+static int kopt_little_endian_(void) {
+    const uint16_t one = 1;
+    return *KOPT_CONST_POINTER_(const kopt_byte_ *, &one) == 1;
 }
 
 /* Converts n numbers from the machine's byte order to little-endian, or back. */
 static void kopt_swap_(kopt_byte_ *p, size_t n, size_t bytes) {
-    const uint16_t one = 1;
-    if (*KOPT_CONST_POINTER_(const kopt_byte_ *, &one) == 1) return; /* the machine is little-endian */
+    if (kopt_little_endian_()) return;
     for (; n > 0; n--, p += bytes) {
         size_t i;
         for (i = 0; i < bytes / 2; i++) {
@@ -8456,22 +8508,42 @@ static void kopt_swap_(kopt_byte_ *p, size_t n, size_t bytes) {
     }
 }
 
-/* The same for all arrays of a state block. */
-static void kopt_swap_arrays_(const kopt_optimizer *opt, const kopt_tensor *t) {
+/* An array of a state block, or the weights. */
+typedef struct kopt_array_ {
+    kopt_byte_ *at;
+    size_t n, bytes; /* elements, and bytes of one element */
+} kopt_array_;
+enum { KOPT_ARRAYS_ = 11 }; /* of a state block, at most */
+
+static KOPT_FORCE_INLINE_ kopt_array_ *kopt_add_array_(kopt_array_ *to, kopt_byte_ *at, size_t n, size_t bytes) {
+    to->at = at;
+    to->n = n;
+    to->bytes = bytes;
+    return bytes == 0 ? to : to + 1;
+}
+
+/* Lists the arrays of a state block in array[], in the order of their places. Returns the end of the list. */
+static kopt_array_ *kopt_state_arrays_(kopt_array_ *array, const kopt_optimizer *opt, const kopt_tensor *t) {
     const kopt_layout_ layout = kopt_layout_for_(opt, t->n);
     kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
-    const size_t moment_bytes = kopt_bytes_of_(opt->moment_format);
+    const size_t weight_bytes = kopt_bytes_of_(opt->weight_format), moment_bytes = kopt_bytes_of_(opt->moment_format);
     const size_t residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
     int i;
-    kopt_swap_(state + layout.residual, t->n, residual_bytes);
+    if (t->n == 0 || layout.total == 0) return array;
+    array = kopt_add_array_(array, state + layout.residual, t->n, residual_bytes);
     for (i = 0; i < kopt_moments_(opt); i++) {
-        kopt_swap_(state + layout.moment[i], t->n, moment_bytes);
-        if (opt->moment_format == KOPT_Q8) kopt_swap_(state + layout.moment[i] + layout.scale, kopt_blocks_(t->n), 4);
+        array = kopt_add_array_(array, state + layout.moment[i], t->n, moment_bytes);
+        if (opt->moment_format == KOPT_Q8)
+            array = kopt_add_array_(array, state + layout.moment[i] + layout.scale, kopt_blocks_(t->n), 4);
     }
-    if (opt->rule == KOPT_RANGER) {
-        kopt_swap_(state + layout.slow, t->n, kopt_bytes_of_(opt->weight_format));
-        kopt_swap_(state + layout.slow_residual, t->n, residual_bytes);
-    }
+    if (opt->rule != KOPT_RANGER) return array;
+    array = kopt_add_array_(array, state + layout.slow, t->n, weight_bytes);
+    return kopt_add_array_(array, state + layout.slow_residual, t->n, residual_bytes);
+}
+
+static void kopt_swap_arrays_(const kopt_optimizer *opt, const kopt_tensor *t) {
+    kopt_array_ array[KOPT_ARRAYS_], *a = array, *end = kopt_state_arrays_(array, opt, t);
+    for (; a != end; a++) kopt_swap_(a->at, a->n, a->bytes);
 }
 
 KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, const kopt_tensor *t) {
@@ -8485,7 +8557,7 @@ KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, const kopt_tens
     kopt_make_header_(state, opt, t);
     state[10] = 1;
     kopt_swap_arrays_(opt, t);
-    kopt_store_le_(state + 44, kopt_crc32_(state, total), 4);
+    kopt_store_le_(state + 44, kopt_block_checksum_(state, total), 4);
     return KOPT_OK;
 }
 
@@ -8503,7 +8575,7 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t)
         kopt_make_variant_(&rounding, &moments, opt);
         /* Version 1 records only a part of these two bytes; kopt_check_state_() has compared that part. */
         if (state[4] != 1 && (state[7] != rounding || state[9] != moments)) return KOPT_ERROR_MISMATCH;
-        if (kopt_crc32_(state, total) != kopt_load_le32_(state + 44)) return KOPT_ERROR_CHECKSUM;
+        if (kopt_block_checksum_(state, total) != kopt_load_le32_(state + 44)) return KOPT_ERROR_CHECKSUM;
         opt->seed = kopt_load_le64_(state + 32);
         opt->step = kopt_load_le32_(state + 40);
         dynamic = state[8] == 3;
@@ -8545,6 +8617,12 @@ static void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h
     kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, opt), KOPT_CONST_POINTER_(const kopt_byte_ *, &made), sizeof made);
 }
 
+/* Do the options in a header exist? */
+static int kopt_header_options_valid_(const kopt_byte_ *h) {
+    return h[5] <= KOPT_ADAM_ATAN2 && h[6] <= KOPT_FP16 && (h[7] & 15u) <= KOPT_EXACT &&
+           h[8] <= kopt_format_byte_(KOPT_Q8) && (h[9] & 7u) <= 4u;
+}
+
 KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, kopt_optimizer *opt, kopt_tensor *t) {
     const kopt_byte_ *h = KOPT_CAST_(const kopt_byte_ *, state);
     size_t n = 0;
@@ -8552,9 +8630,7 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_ERROR_OPTION; /* a build without checks writes no headers */
     if (h == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
-    if (!kopt_header_valid_(h) || h[5] > KOPT_ADAM_ATAN2 || h[6] > KOPT_FP16 || (h[7] & 15u) > KOPT_EXACT ||
-        h[8] > kopt_format_byte_(KOPT_Q8) || (h[9] & 7u) > 4u)
-        return KOPT_ERROR_STATE;
+    if (!kopt_header_valid_(h) || !kopt_header_options_valid_(h)) return KOPT_ERROR_STATE;
     for (i = 8; i > 0; i--) n = n << 8 | h[15 + i];
     if (n != kopt_load_le64_(h + 16)) return KOPT_ERROR_BOUNDS; /* too large for the size_t of this machine */
     if (opt != KOPT_NULL_) kopt_optimizer_from_header_(opt, h);
@@ -8969,13 +9045,13 @@ KOPT_SMALL_FN_ void kopt_run_tensor_(const kopt_step *s, const kopt_tensor *t) {
 
 /* Do the memory ranges [x, x_end) of one tensor overlap those of another one, [y, y_end), in a way that is not allowed?
    Tensors may share counts, and gradients that the step only reads. */
-static int kopt_tensors_overlap_(const kopt_step *s, const kopt_memory_range_ *x, const kopt_memory_range_ *x_end,
-                                 const kopt_memory_range_ *y, const kopt_memory_range_ *y_end) {
+static int kopt_tensors_overlap_(const kopt_memory_range_ *x, const kopt_memory_range_ *x_end,
+                                 const kopt_memory_range_ *y, const kopt_memory_range_ *y_end, int zero_grad) {
     const kopt_memory_range_ *b;
     for (; x != x_end; x++)
         for (b = y; b != y_end; b++)
             if (kopt_ranges_overlap_(x, b) &&
-                (x->what != b->what || (x->what != KOPT_COUNTS_ && (x->what != KOPT_GRADS_ || s->zero_grad))))
+                (x->what != b->what || (x->what != KOPT_COUNTS_ && (x->what != KOPT_GRADS_ || zero_grad))))
                 return 1;
     return 0;
 }
@@ -8986,28 +9062,48 @@ static int kopt_may_follow_(const kopt_tensor *a, const kopt_tensor *b) {
     return a->id < b->id || (a->id == b->id && a->first_index + a->n <= b->first_index);
 }
 
-/* Checks all tensors of a list in O(1) per tensor. Finds neighbours that overlap (the caller passed n in bytes, or
-   forgot to advance a pointer) and ids that do not increase. Ids that increase keep two tensors from using one state
-   block, because a block belongs to an id. */
+/* The last tensor of a list that has elements, and its memory: what the next one is compared with. */
+typedef struct kopt_neighbours_ {
+    const kopt_tensor *previous;
+    kopt_memory_range_ span[2][KOPT_MEMORY_RANGES_], *previous_end;
+    int current;
+} kopt_neighbours_;
+
+/* Compares a tensor with the one before it in its list, in O(1). Finds neighbours that overlap (the caller passed n in
+   bytes, or forgot to advance a pointer) and ids that do not increase. Ids that increase keep two tensors from using
+   one state block, because a block belongs to an id. */
+static KOPT_FORCE_INLINE_ kopt_result kopt_check_neighbours_(kopt_neighbours_ *list, const kopt_tensor *t,
+                                                             size_t weight_bytes, size_t state_bytes, int zero_grad) {
+    kopt_memory_range_ *end;
+    if (t->n == 0) return KOPT_OK;
+    list->current = !list->current;
+    end = kopt_memory_ranges_(list->span[list->current], t, weight_bytes, state_bytes);
+    if (list->previous != KOPT_NULL_) {
+        if (kopt_tensors_overlap_(list->span[!list->current], list->previous_end, list->span[list->current], end,
+                                  zero_grad))
+            return KOPT_ERROR_OVERLAP;
+        if (!kopt_may_follow_(list->previous, t)) return KOPT_ERROR_ID;
+    }
+    list->previous = t;
+    list->previous_end = end;
+    return KOPT_OK;
+}
+
+/* Checks all tensors of a list. */
 static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tensors, size_t count) {
-    const kopt_tensor *previous = KOPT_NULL_; /* the last tensor with elements */
-    kopt_memory_range_ span[2][KOPT_MEMORY_RANGES_], *end, *previous_end = KOPT_NULL_;
+    kopt_neighbours_ list;
     kopt_layout_ layout;
     size_t i;
-    int current = 0;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
+    list.previous = KOPT_NULL_;
+    list.previous_end = KOPT_NULL_;
+    list.current = 0;
     for (i = 0; i < count; i++) {
-        const kopt_tensor *t = &tensors[i];
-        const kopt_result result = kopt_check_step_(&layout, s, t);
+        kopt_result result = kopt_check_step_(&layout, s, &tensors[i]);
+        if (result == KOPT_OK)
+            result = kopt_check_neighbours_(&list, &tensors[i], kopt_bytes_of_(s->weight_format), layout.total,
+                                            s->zero_grad);
         if (result != KOPT_OK) return result;
-        if (t->n == 0) continue;
-        current = !current;
-        end = kopt_memory_ranges_(span[current], t, kopt_bytes_of_(s->weight_format), layout.total);
-        if (previous != KOPT_NULL_ && kopt_tensors_overlap_(s, span[!current], previous_end, span[current], end))
-            return KOPT_ERROR_OVERLAP;
-        if (previous != KOPT_NULL_ && !kopt_may_follow_(previous, t)) return KOPT_ERROR_ID;
-        previous = t;
-        previous_end = end;
     }
     return KOPT_OK;
 }
@@ -9071,6 +9167,370 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
     } else {
         kopt_run_(&layout, step, t, begin, end, kopt_given_stable_scale_(step, t));
     }
+    return KOPT_OK;
+}
+
+/* ---- checkpoints ---- */
+
+/* A checkpoint: a header of 176 bytes, then each tensor, then the CRC-32 of all bytes before it (4 bytes, the highest
+   first: otherwise all checkpoints as a whole would have the same CRC-32). The header begins like that of an open state
+   block, with these differences:
+     0 "KSAV"    4 version 1    12 0 (4)    16 number of tensors (8)    24 bytes of the checkpoint (8)    44 0 (4)
+    48 lr, max_lr, weight_decay, lookahead_rate, beta1, beta2, beta3, eps, momentum, dampening, grad_scale, clip,
+       atan2_a, atan2_b, sharpness (binary64)
+   168 lookahead (4)           172 maximize + 2 * zero_grad + 4 * moments_only (4)
+   A tensor: the header of its state block, sealed, with 0 as its checksum; the weights; the arrays of its state block.
+   Zeros pad each array to a multiple of 4 bytes. All other numbers are little-endian. */
+enum { KOPT_SAVE_VERSION_ = 1, KOPT_SAVE_HEADER_ = 176, KOPT_SAVE_NUMBERS_ = 15 };
+#define KOPT_SAVE_PIECE_ KOPT_CAST_(size_t, 32768) /* bytes per call of a function of kopt_file */
+
+/* What a walk over a checkpoint does with its bytes. */
+typedef enum kopt_walk_ {
+    KOPT_SAVING_,   /* writes them from the tensors                           */
+    KOPT_CHECKING_, /* reads them, and compares what identifies the tensors   */
+    KOPT_LOADING_   /* reads them into the tensors                            */
+} kopt_walk_;
+
+typedef struct kopt_stream_ {
+    kopt_walk_ walk;
+    const kopt_file *file;
+    uint64_t offset;    /* bytes written or read so far                       */
+    kopt_result result; /* after an error nothing more is written or read     */
+    uint32_t checksum;  /* of the whole                                       */
+    kopt_crc_ crc;
+#ifdef KOPT_VECTORS16_
+    kopt_byte_ buffer[4096];
+#else
+    kopt_byte_ buffer[256];
+#endif
+} kopt_stream_;
+
+/* Writes n bytes at p, or reads them. */
+static void kopt_walk_bytes_(kopt_stream_ *s, kopt_byte_ *p, size_t n) {
+    int failed;
+    if (s->result != KOPT_OK || n == 0) return;
+    failed = s->walk == KOPT_SAVING_ ? s->file->write(s->file->user, p, n)
+                                     : s->file->read(s->file->user, s->offset, p, n);
+    if (failed) {
+        s->result = KOPT_ERROR_FILE;
+        return;
+    }
+    kopt_crc_add_(&s->crc, p, n);
+    s->offset += n;
+}
+
+/* Writes the numbers of an array, reads them and forgets them, or reads them into the array. */
+static void kopt_walk_array_(kopt_stream_ *s, const kopt_array_ *a) {
+    const int direct = s->walk == KOPT_LOADING_ || (s->walk == KOPT_SAVING_ && kopt_little_endian_());
+    size_t left = a->n * a->bytes, piece;
+    const size_t largest = direct ? KOPT_SAVE_PIECE_ : sizeof s->buffer;
+    kopt_byte_ zero[4], *at = a->at;
+    for (; left != 0 && s->result == KOPT_OK; at += piece, left -= piece) {
+        kopt_byte_ *p = direct ? at : s->buffer;
+        piece = left < largest ? left : largest;
+        if (s->walk == KOPT_SAVING_ && !direct) {
+            kopt_copy_noinline_(p, at, piece);
+            kopt_swap_(p, piece / a->bytes, a->bytes);
+        }
+        kopt_walk_bytes_(s, p, piece);
+        if (s->walk == KOPT_LOADING_) kopt_swap_(p, piece / a->bytes, a->bytes);
+    }
+    kopt_store_le_(zero, 0, 4);
+    kopt_walk_bytes_(s, zero, kopt_round_up4_(a->n * a->bytes) - a->n * a->bytes);
+}
+
+/* Do two headers, of checkpoints or of sealed state blocks, describe the same thing? a is the one that was read. */
+static kopt_result kopt_compare_headers_(const kopt_byte_ *a, const kopt_byte_ *b) {
+    int i;
+    for (i = 0; i < 12; i++)
+        if ((i < 5 || i > 9) && a[i] != b[i]) return KOPT_ERROR_STATE; /* name, version, sealed */
+    for (i = 5; i < 32; i++)
+        if (a[i] != b[i]) return KOPT_ERROR_MISMATCH;
+    return KOPT_OK;
+}
+
+static KOPT_FORCE_INLINE_ void kopt_list_numbers_(double **number, kopt_optimizer *opt) {
+    number[0] = &opt->lr;
+    number[1] = &opt->max_lr;
+    number[2] = &opt->weight_decay;
+    number[3] = &opt->lookahead_rate;
+    number[4] = &opt->beta1;
+    number[5] = &opt->beta2;
+    number[6] = &opt->beta3;
+    number[7] = &opt->eps;
+    number[8] = &opt->momentum;
+    number[9] = &opt->dampening;
+    number[10] = &opt->grad_scale;
+    number[11] = &opt->clip;
+    number[12] = &opt->atan2_a;
+    number[13] = &opt->atan2_b;
+    number[14] = &opt->sharpness;
+}
+
+static void kopt_copy_optimizer_(kopt_optimizer *to, const kopt_optimizer *from) {
+    kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
+}
+
+static void kopt_make_save_header_(kopt_byte_ *h, const kopt_optimizer *opt, size_t count, uint64_t bytes) {
+    kopt_optimizer copy;
+    kopt_tensor none;
+    double *number[KOPT_SAVE_NUMBERS_];
+    uint32_t flags = opt->maximize != 0;
+    int i;
+    none.id = 0;
+    none.n = count;
+    none.first_index = bytes;
+    kopt_make_header_(h, opt, &none);
+    kopt_store_le_(h, 0x5641534Bu, 4); /* "KSAV" */
+    h[4] = KOPT_SAVE_VERSION_;
+    if (opt->zero_grad) flags |= 2u;
+    if (opt->moments_only) flags |= 4u;
+    kopt_store_le_(h + 168, KOPT_CAST_(uint32_t, opt->lookahead), 4);
+    kopt_store_le_(h + 172, flags, 4);
+    kopt_copy_optimizer_(&copy, opt);
+    kopt_list_numbers_(number, &copy);
+    for (i = 0; i < KOPT_SAVE_NUMBERS_; i++) kopt_store_le_(h + 48 + 8 * i, kopt_bits64_(*number[i]), 8);
+}
+
+/* Sets the fields of *opt that a load does not compare. */
+static void kopt_restore_options_(kopt_optimizer *opt, const kopt_byte_ *h) {
+    const uint32_t flags = kopt_load_le32_(h + 172);
+    double *number[KOPT_SAVE_NUMBERS_];
+    int i;
+    opt->lookahead = KOPT_CAST_(int, kopt_load_le32_(h + 168));
+    opt->seed = kopt_load_le64_(h + 32);
+    opt->step = kopt_load_le32_(h + 40);
+    opt->maximize = KOPT_CAST_(int, flags & 1u);
+    opt->zero_grad = KOPT_CAST_(int, flags >> 1 & 1u);
+    opt->moments_only = KOPT_CAST_(int, flags >> 2 & 1u);
+    kopt_list_numbers_(number, opt);
+    for (i = 0; i < KOPT_SAVE_NUMBERS_; i++)
+        *number[i] = kopt_to_double_(kopt_bits_to_f64_(kopt_load_le64_(h + 48 + 8 * i)));
+}
+
+/* Walks over a checkpoint from its first to its last byte. h receives its header, unless it is saved. The errors of a
+   tensor wait for the checksum, because damage explains them better. */
+static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_optimizer *opt,
+                                  const kopt_tensor *tensors, size_t count, uint64_t bytes, kopt_byte_ *h) {
+    kopt_byte_ expected[KOPT_SAVE_HEADER_], found[KOPT_HEADER_];
+    kopt_array_ array[1 + KOPT_ARRAYS_], *a, *end;
+    kopt_result other = KOPT_OK;
+    size_t i;
+    s->walk = walk;
+    s->offset = 0;
+    s->result = KOPT_OK;
+    kopt_crc_begin_(&s->crc);
+    kopt_make_save_header_(expected, opt, count, bytes);
+    kopt_walk_bytes_(s, walk == KOPT_SAVING_ ? expected : h, KOPT_SAVE_HEADER_);
+    if (s->result == KOPT_OK && walk != KOPT_SAVING_) s->result = kopt_compare_headers_(h, expected);
+    for (i = 0; i < count && s->result == KOPT_OK; i++) {
+        const kopt_tensor *t = &tensors[i];
+        kopt_make_header_(expected, opt, t);
+        expected[10] = 1;
+        kopt_walk_bytes_(s, walk == KOPT_SAVING_ ? expected : found, KOPT_HEADER_);
+        if (s->result == KOPT_OK && walk != KOPT_SAVING_ && other == KOPT_OK)
+            other = kopt_compare_headers_(found, expected);
+        end = kopt_add_array_(array, KOPT_CAST_(kopt_byte_ *, t->weight), t->n, kopt_bytes_of_(opt->weight_format));
+        end = kopt_state_arrays_(end, opt, t);
+        for (a = array; a != end; a++) kopt_walk_array_(s, a);
+        for (a = array + 1; walk == KOPT_LOADING_ && a < end; a++) { /* the padding of the arrays in the state block */
+            const size_t size = a->n * a->bytes;
+            kopt_store_le_(a->at + size, 0, KOPT_CAST_(int, kopt_round_up4_(size) - size));
+        }
+    }
+    s->checksum = ~s->crc.value;
+    for (i = 0; i < 4; i++) found[i] = expected[i] = KOPT_CAST_(kopt_byte_, s->checksum >> (24 - 8 * i) & 255u);
+    kopt_walk_bytes_(s, found, 4);
+    for (i = 0; i < 4; i++)
+        if (s->result == KOPT_OK && found[i] != expected[i]) s->result = KOPT_ERROR_CHECKSUM;
+    if (s->result == KOPT_OK) s->result = other;
+}
+
+/* Checks a list for kopt_save() and kopt_load(), and sums the bytes of its checkpoint. Without memory it does not look
+   at pointers and sizes; with blocks the state blocks must be initialized. */
+static kopt_result kopt_check_checkpoint_(uint64_t *bytes, const kopt_optimizer *opt, const kopt_tensor *tensors,
+                                          size_t count, int memory, int blocks) {
+    kopt_result result = kopt_check_options_(opt);
+    uint64_t sum = KOPT_SAVE_HEADER_ + 4;
+    kopt_neighbours_ list;
+    size_t i;
+    if (result != KOPT_OK) return result;
+    if (KOPT_HAS_(KOPT_WITH_CHECKS) && tensors == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
+    list.previous = KOPT_NULL_;
+    list.previous_end = KOPT_NULL_;
+    list.current = 0;
+    for (i = 0; i < count; i++) {
+        const kopt_tensor *t = &tensors[i];
+        const kopt_state_format_ format = kopt_state_format_of_(opt);
+        const size_t weight_bytes = kopt_bytes_of_(opt->weight_format);
+        kopt_layout_ layout;
+        uint64_t size = KOPT_HEADER_;
+        result = kopt_check_tensor_(t);
+        if (result != KOPT_OK) return result;
+        kopt_compute_layout_(&layout, &format, t->n);
+        if (blocks) result = kopt_check_block_(t, &format, layout.total, 0);
+        if (result == KOPT_OK && memory) result = kopt_check_memory_(t, weight_bytes, layout.total, 0);
+        if (result == KOPT_OK && KOPT_HAS_(KOPT_WITH_CHECKS) && memory)
+            result = kopt_check_neighbours_(&list, t, weight_bytes, layout.total, 0);
+        if (result == KOPT_OK && KOPT_HAS_(KOPT_WITH_CHECKS) && !memory && t->n != 0) {
+            if (list.previous != KOPT_NULL_ && !kopt_may_follow_(list.previous, t)) result = KOPT_ERROR_ID;
+            list.previous = t;
+        }
+        if (result != KOPT_OK) return result;
+        size += kopt_round_up4_(t->n * weight_bytes);
+        if (t->n != 0 && layout.total != 0) size += layout.total - KOPT_HEADER_;
+        if (sum + size < sum) return KOPT_ERROR_BOUNDS;
+        sum += size;
+    }
+    *bytes = sum;
+    return KOPT_OK;
+}
+
+/* Does a buffer overlap the memory of one of the tensors? */
+static int kopt_overlaps_list_(const void *buffer, size_t size, const kopt_optimizer *opt, const kopt_tensor *tensors,
+                               size_t count) {
+    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *end;
+    size_t i;
+    for (i = 0; KOPT_HAS_(KOPT_WITH_CHECKS) && i < count; i++) {
+        const kopt_tensor *t = &tensors[i];
+        end = kopt_memory_ranges_(span, t, kopt_bytes_of_(opt->weight_format), kopt_layout_for_(opt, t->n).total);
+        for (a = span; a != end; a++)
+            if (kopt_overlap_(buffer, size, a->at, a->size)) return 1;
+    }
+    return 0;
+}
+
+KOPT_API_ size_t kopt_save_size(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
+    uint64_t bytes;
+    if (kopt_check_checkpoint_(&bytes, opt, tensors, count, 0, 0) != KOPT_OK) return 0;
+    return bytes <= ~KOPT_CAST_(size_t, 0) ? KOPT_CAST_(size_t, bytes) : 0;
+}
+
+/* A buffer as a kopt_file. */
+typedef struct kopt_memory_file_ {
+    kopt_byte_ *to;
+    const kopt_byte_ *from;
+    size_t size; /* at from */
+} kopt_memory_file_;
+
+static int kopt_write_memory_(void *user, const void *data, size_t size) {
+    kopt_memory_file_ *file = KOPT_CAST_(kopt_memory_file_ *, user);
+    kopt_copy_noinline_(file->to, KOPT_CAST_(const kopt_byte_ *, data), size);
+    file->to += size;
+    return 0;
+}
+
+static int kopt_read_memory_(void *user, uint64_t offset, void *data, size_t size) {
+    const kopt_memory_file_ *file = KOPT_CAST_(const kopt_memory_file_ *, user);
+    if (offset > file->size || size > file->size - KOPT_CAST_(size_t, offset)) return 1;
+    kopt_copy_noinline_(KOPT_CAST_(kopt_byte_ *, data), file->from + KOPT_CAST_(size_t, offset), size);
+    return 0;
+}
+
+KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, void *out,
+                                size_t out_size) {
+    kopt_memory_file_ memory;
+    kopt_file file;
+    kopt_stream_ s;
+    uint64_t bytes;
+    const kopt_result result = kopt_check_checkpoint_(&bytes, opt, tensors, count, 1, 1);
+    if (result != KOPT_OK) return result;
+    if (out == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (out_size < bytes) return KOPT_ERROR_SIZE;
+    if (kopt_overlaps_list_(out, KOPT_CAST_(size_t, bytes), opt, tensors, count)) return KOPT_ERROR_OVERLAP;
+    memory.to = KOPT_CAST_(kopt_byte_ *, out);
+    file.write = kopt_write_memory_;
+    file.user = &memory;
+    s.file = &file;
+    kopt_walk_checkpoint_(&s, KOPT_SAVING_, opt, tensors, count, bytes, KOPT_NULL_);
+    return s.result;
+}
+
+/* Loads a list that has been checked: see kopt_load_from(). */
+static kopt_result kopt_load_checked_(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, uint64_t bytes,
+                                      const kopt_file *file) {
+    kopt_byte_ h[KOPT_SAVE_HEADER_], state_name[4];
+    kopt_optimizer loaded;
+    kopt_stream_ s;
+    uint32_t checksum;
+    size_t i;
+    s.file = file;
+    kopt_walk_checkpoint_(&s, KOPT_CHECKING_, opt, tensors, count, bytes, h);
+    if (s.result != KOPT_OK) return s.result;
+    kopt_copy_optimizer_(&loaded, opt);
+    kopt_restore_options_(&loaded, h);
+    if (kopt_check_options_(&loaded) != KOPT_OK) return KOPT_ERROR_STATE;
+    checksum = s.checksum;
+    kopt_store_le_(state_name, 0, 4);
+    for (i = 0; i < count; i++) /* if the second reading ends early, no step takes the blocks */
+        if (tensors[i].n != 0 && kopt_layout_for_(opt, tensors[i].n).total != 0)
+            kopt_copy_noinline_(KOPT_CAST_(kopt_byte_ *, tensors[i].state), state_name, 4);
+    kopt_walk_checkpoint_(&s, KOPT_LOADING_, opt, tensors, count, bytes, h);
+    if (s.result != KOPT_OK) return s.result;
+    if (s.checksum != checksum) return KOPT_ERROR_CHECKSUM;
+    kopt_copy_optimizer_(opt, &loaded);
+    for (i = 0; i < count; i++) {
+        if (tensors[i].n == 0) continue;
+        if (kopt_layout_for_(opt, tensors[i].n).total != 0)
+            kopt_make_header_(KOPT_CAST_(kopt_byte_ *, tensors[i].state), opt, &tensors[i]);
+        kopt_refresh_copy_(opt, &tensors[i]);
+    }
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, const void *in,
+                                size_t in_size) {
+    kopt_memory_file_ memory;
+    kopt_file file;
+    uint64_t bytes;
+    size_t read;
+    kopt_result result = kopt_check_checkpoint_(&bytes, opt, tensors, count, 1, 0);
+    if (result != KOPT_OK) return result;
+    if (in == KOPT_NULL_) return KOPT_ERROR_NULL;
+    read = bytes < in_size ? KOPT_CAST_(size_t, bytes) : in_size;
+    if (kopt_overlaps_list_(in, read, opt, tensors, count)) return KOPT_ERROR_OVERLAP;
+    memory.from = KOPT_CAST_(const kopt_byte_ *, in);
+    memory.size = in_size;
+    file.read = kopt_read_memory_;
+    file.user = &memory;
+    result = kopt_load_checked_(opt, tensors, count, bytes, &file);
+    return result == KOPT_ERROR_FILE ? KOPT_ERROR_SIZE : result;
+}
+
+KOPT_API_ kopt_result kopt_save_to(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                   const kopt_file *file) {
+    uint64_t bytes;
+    kopt_stream_ s;
+    const kopt_result result = kopt_check_checkpoint_(&bytes, opt, tensors, count, 1, 1);
+    if (result != KOPT_OK) return result;
+    if (file == KOPT_NULL_ || file->write == KOPT_NULL_) return KOPT_ERROR_NULL;
+    s.file = file;
+    kopt_walk_checkpoint_(&s, KOPT_SAVING_, opt, tensors, count, bytes, KOPT_NULL_);
+    return s.result;
+}
+
+KOPT_API_ kopt_result kopt_load_from(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                     const kopt_file *file) {
+    uint64_t bytes;
+    const kopt_result result = kopt_check_checkpoint_(&bytes, opt, tensors, count, 1, 0);
+    if (result != KOPT_OK) return result;
+    if (file == KOPT_NULL_ || file->read == KOPT_NULL_) return KOPT_ERROR_NULL;
+    return kopt_load_checked_(opt, tensors, count, bytes, file);
+}
+
+KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_optimizer *opt, uint64_t *count) {
+    const kopt_byte_ *h = KOPT_CAST_(const kopt_byte_ *, in);
+    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_ERROR_OPTION; /* as kopt_state_inspect() */
+    if (h == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (in_size < KOPT_SAVE_HEADER_) return KOPT_ERROR_SIZE;
+    if (kopt_load_le32_(h) != 0x5641534Bu || h[4] != KOPT_SAVE_VERSION_ || h[10] != 0 || h[11] != 0 ||
+        !kopt_header_options_valid_(h))
+        return KOPT_ERROR_STATE;
+    if (opt != KOPT_NULL_) {
+        kopt_optimizer_from_header_(opt, h);
+        kopt_restore_options_(opt, h);
+    }
+    if (count != KOPT_NULL_) *count = kopt_load_le64_(h + 16);
     return KOPT_OK;
 }
 

@@ -307,9 +307,22 @@ static void gpu_steps(twins *t, int count) {
         if (kopt_cuda_plan_step(&t->plan, stream) != KOPT_OK) printf("Bail out! a step on the GPU\n"), exit(1);
 }
 
+/* kopt_save takes the copy of a block, and gives what it gives for the host's own block. */
+static int checkpoint_differs(const twins *t, unsigned char *saved) {
+    const size_t size = kopt_save_size(&t->opt, &t->host, 1);
+    unsigned char *ours = malloc(size), *theirs = malloc(size);
+    kopt_tensor copied = t->host;
+    int bad;
+    copied.state = saved;
+    bad = kopt_save(&t->opt, &t->host, 1, ours, size) != KOPT_OK ||
+          kopt_save(&t->opt, &copied, 1, theirs, size) != KOPT_OK || memcmp(ours, theirs, size) != 0;
+    free(ours), free(theirs);
+    return bad;
+}
+
 /* Steps, save, load into other memory, steps: each time the bits of the host, which goes on without a break. */
 static void checkpoints(int count) {
-    int bad_save = 0, bad_load = 0, bad_steps = 0, blocks = 0, old = 0, k;
+    int bad_save = 0, bad_list = 0, bad_load = 0, bad_steps = 0, blocks = 0, old = 0, k;
     for (k = 0; k < count; k++) {
         const kopt_optimizer o = any_optimizer(1);
         const int steps = 1 + (int)below(4);
@@ -331,6 +344,7 @@ static void checkpoints(int count) {
         finish();
         to_host(&begun, kopt_cuda_plan_steps(&t.plan, 0), 4);
         bad_save += begun != o.step + (uint32_t)steps || begun != t.opt.step;
+        bad_list += checkpoint_differs(&t, saved);
         /* o has the old step: the block knows the new one */
         bad_save += kopt_cuda_state_seal(&o, &t.gpu, saved, size) != KOPT_OK || saved[size] != 0x5a;
         if (size != 0) {
@@ -368,6 +382,7 @@ static void checkpoints(int count) {
         free_twins(&t);
     }
     ok(bad_save == 0, "%d saved blocks are, sealed, those of the host, with the step that the GPU counted", blocks);
+    ok(bad_list == 0, "... and before that, kopt_save takes them");
     ok(bad_load == 0, "loaded into other memory they are the host's open blocks, %d of them from version 1", old);
     ok(bad_steps == 0, "and the run goes on with the same bits");
 }

@@ -352,6 +352,7 @@ usage=$(sh build.sh help)
 in_usage() { # in_usage COMMAND WORD: does a usage line of the command contain the word?
     echo "$usage" | grep -e "\./build\.sh $1" | grep -q -e "\(^\|[^a-z0-9-]\)$2\([^a-z0-9-]\|\$\)"
 }
+is_example() { [ "$1" = examples ] && { [ -f "docs/examples/$2.c" ] || [ -f "docs/examples/$2.py" ]; }; }
 build_command() { # build_command WORDS...: arguments of ./build.sh; prints nothing if the usage has them
     [ $# -gt 0 ] || return 0
     command=$1
@@ -364,7 +365,8 @@ build_command() { # build_command WORDS...: arguments of ./build.sh; prints noth
         --*) in_usage "$command" "$word" || grep -q -w -e "$word" build.sh || echo "./build.sh $command has no $word" ;;
         *[!a-z0-9_]* | '' | [0-9]*) ;;
         *) # a word of its own, or the value of an option
-            [ -z "$first" ] || in_usage "$command" "$word" || echo "./build.sh $command has no $word" ;;
+            [ -z "$first" ] || in_usage "$command" "$word" || is_example "$command" "$word" ||
+                echo "./build.sh $command has no $word" ;;
         esac
         first=
     done

@@ -554,7 +554,7 @@ static int range_good(const kopt_step *s, const kopt_tensor *t, size_t begin, si
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------ */
 
-enum { WRITTEN = 96, RESULTS = KOPT_ERROR_ID + 1, CALLS = 37 };
+enum { WRITTEN = 96, RESULTS = KOPT_ERROR_ID + 1, CALLS = 39 };
 static span written[WRITTEN];
 static int written_count;
 static uint32_t control, results[RESULTS];
@@ -1106,6 +1106,82 @@ static void call_number(void) {
     good = took(kopt_number_tensors(w.list, count, first));
     finish(16, "kopt_number_tensors", good, expected);
     for (i = 0; i < count && good; ++i) REQUIRE(w.list[i].id == first + i, "another id");
+}
+
+/* Is a list such as kopt_save takes? *apart: no two of its tensors share memory. */
+static int list_good(const kopt_tensor *list, size_t count, int *apart) {
+    kopt_optimizer o = w.opt;
+    size_t i, j;
+    int good = optimizer_good(&o);
+    o.zero_grad = 0; /* gradients do not matter */
+    *apart = 1;
+    for (i = 0; i < count && good; ++i) {
+        if (!tensor_good(&o, &list[i], 0) || !block_good(&o, &list[i], 0)) return 0;
+        for (j = 0; j < i; ++j) {
+            const int share_memory = list[i].n && list[j].n && neighbours_share(&o, &list[j], &list[i]);
+            *apart = *apart && !share_memory;
+            if (j != before_in_list(list, i) || !list[i].n || !list[j].n) continue;
+            if (share_memory || !follows(&list[j], &list[i])) return 0;
+        }
+    }
+    return good;
+}
+
+/* A list is saved; with one damaged bit, or cut off, it is not loaded; whole, it is loaded over anything, and saved
+   again it is the same bytes. */
+static void call_checkpoint(void) {
+    static unsigned char image[LIST * (64 + 4 * LONGEST + 32 * LONGEST)], again[sizeof image];
+    const size_t count = below(LIST + 1);
+    size_t i, size, at;
+    int apart, expected, good;
+    for (i = 0; i < count; ++i) w.list[i] = w.t[i < TENSORS && byte() & 15 ? i : below(TENSORS)];
+    expected = list_good(w.list, count, &apart);
+    prepare();
+    for (i = 0; i < count; ++i) {
+        const kopt_tensor *t = &w.list[i];
+        if (t->state != NULL && t->state_size >= 64) reads(t->state, 64);
+        if (expected) reads(t->weight, t->n * ref_width(w.opt.weight_format));
+        if (expected && t->n) reads(t->state, ref_layout_of(&w.opt, t->n).size);
+    }
+    hostile_control();
+    good = took(kopt_save(&w.opt, w.list, count, image, sizeof image));
+    finish(37, "kopt_save", good, expected);
+    if (!good) return;
+    size = kopt_save_size(&w.opt, w.list, count);
+    REQUIRE(size >= 180 && size <= sizeof image && little(image + 24, 8) == size, "another size");
+    at = below(2) ? below(176) : below((uint32_t)size);
+    image[at] ^= (unsigned char)(1u << below(8));
+    memcpy(again, image, sizeof image);
+    prepare();
+    hostile_control();
+    finish(38, "kopt_load", took(kopt_load(&w.opt, w.list, count, image, size)), 0);
+    REQUIRE(kopt_save(&w.opt, w.list, count, image, size) == KOPT_OK, "it is not saved twice");
+    prepare();
+    hostile_control();
+    finish(38, "kopt_load", took(kopt_load(&w.opt, w.list, count, image, below((uint32_t)size))), 0);
+    if (!apart) return;
+    for (i = 0; i < count; ++i) {
+        const kopt_tensor *t = &w.list[i];
+        if (t->n == 0) continue;
+        memset(t->weight, 0x5a, t->n * ref_width(w.opt.weight_format));
+        if (ref_layout_of(&w.opt, t->n).size) memset(t->state, 0x5a, ref_layout_of(&w.opt, t->n).size);
+    }
+    w.opt.step = word(), w.opt.seed = word(), w.opt.lr = 0.5;
+    prepare();
+    for (i = 0; i < count; ++i) {
+        const kopt_tensor *t = &w.list[i];
+        if (t->n == 0) continue;
+        writes(t->weight, t->n * ref_width(w.opt.weight_format));
+        writes(t->state, ref_layout_of(&w.opt, t->n).size);
+        if (t->copy) writes(t->copy, t->n * ref_width(t->copy_format));
+    }
+    writes(&w.opt, sizeof w.opt);
+    hostile_control();
+    good = took(kopt_load(&w.opt, w.list, count, image, size));
+    finish(38, "kopt_load", good, 1);
+    for (i = 0; i < count; ++i) require_copy(&w.opt, &w.list[i]);
+    REQUIRE(kopt_save(&w.opt, w.list, count, again, size) == KOPT_OK && memcmp(again, image, size) == 0,
+            "what was loaded is not what was saved");
 }
 
 /* One tensor is sealed, damaged in one bit (that must be refused), moved, opened by a new optimizer and stepped. */
@@ -2023,7 +2099,7 @@ static void call_langevin_step(void) {
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     static const unsigned char calls[] = {0,  0,  0,  1,  2,  2,  3,  3,  4,  5,  6,  7,  8,  9,
                                           10, 11, 12, 13, 14, 17, 18, 19, 19, 20, 21, 22, 22, 23,
-                                          24, 25, 26, 26, 27, 28, 28, 29, 30, 31, 32, 15, 16};
+                                          24, 25, 26, 26, 27, 28, 28, 29, 30, 31, 32, 15, 16, 37};
     int i, turn, k;
     input = bytes, input_left = size;
     control = get_control();
@@ -2061,6 +2137,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
         if (k == 5 || k == 6) call_read_write(k == 5);
         if (k == 7 || k == 8) call_seal_open(k == 8);
         if (k == 9) call_resume();
+        if (k == 37) call_checkpoint();
         if (k == 10) call_convert();
         if (k == 11) call_all_finite();
         if (k == 12) call_the_rest();

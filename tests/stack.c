@@ -99,7 +99,7 @@ static void measure(int class, const char *name, void (*f)(void), const char *op
 
 enum { N = 517 };
 static uint32_t weight_room[N + 16], grad_room[N + 16], copy_room[N + 16], float_room[N + 16], slow_room[N + 16];
-static unsigned char state_room[64 + 24 * N + 512], code_room[8 * N];
+static unsigned char state_room[64 + 24 * N + 512], code_room[8 * N], image[sizeof state_room + 4 * N + 256];
 static kopt_optimizer opt;
 static kopt_tensor t;
 static kopt_step step;
@@ -151,6 +151,8 @@ static void run_read(void) { result = kopt_state_read(&opt, &t, stream, (float *
 static void run_write(void) { result = kopt_state_write(&opt, &t, stream, (const float *)(const void *)float_room); }
 static void run_seal(void) { result = kopt_state_seal(&opt, &t); }
 static void run_open(void) { result = kopt_state_open(&opt, &t); }
+static void run_save(void) { result = kopt_save(&opt, &t, 1, image, sizeof image); }
+static void run_load(void) { result = kopt_load(&opt, &t, 1, image, sizeof image); }
 
 /* What is there before each call: the state block stays. */
 static void refill(int special) {
@@ -179,6 +181,8 @@ static void run_all(int class, const char *options, int states) {
         }
         take(class, "kopt_state_seal", run_seal, options);
         take(class, "kopt_state_open", run_open, options);
+        take(class, "kopt_save", run_save, options);
+        take(class, "kopt_load", run_load, options);
         run_init();
     }
     refill(1);

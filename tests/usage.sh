@@ -41,6 +41,7 @@ refused '`bench` does not know `quick`' bench quick
 refused '`bench fidelity` does not know `slow`' bench fidelity slow
 refused '`demo` does not know `--bf16`' demo --bf16
 refused '`demo` does not know `--all`' demo --precision all --all
+refused 'there is no example `nonsense`' examples nonsense
 refused '`cuda` does not know `--bench`' cuda --bench
 refused '`cuda` does not know `more`' cuda bench more
 refused '`figures` does not know `demo`' figures demo
