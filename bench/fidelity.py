@@ -10,11 +10,11 @@ explains the experiments. What could be tuned stands here. It was fixed before t
 # AdamW with the defaults of PyTorch. The learning rate falls to 0 along a cosine, from the first step on.
 HYPER = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 MARGIN = 0.01  # two losses are level if the 95 % interval of their difference lies within +-MARGIN nats
-FULL = {"seeds": 10, "digits": 1200, "language model": 1500, "transformer": 1000,  # steps
-        "stall": 2000, "decay": 20000, "settle": 4000, "drop": 8000}
-QUICK = {"seeds": 3, "digits": 400, "language model": 400, "transformer": 250,
-         "stall": 1000, "decay": 2000, "settle": 3000, "drop": 4000}
-BATCH = {"digits": 64, "language model": 32, "transformer": 8}
+FULL = {"seeds": 10, "stall": 2000, "decay": 20000, "settle": 4000, "drop": 8000,  # steps
+        "digits": (1200, 64, 2000), "language model": (1500, 32, 8192), "transformer": (1000, 8, 512)}
+QUICK = {"seeds": 3, "stall": 500, "decay": 2000, "settle": 3000, "drop": 4000,
+         "digits": (300, 64, 500), "language model": (400, 16, 1024), "transformer": (400, 4, 64)}
+# of the networks: steps, examples in a step, and at most so many examples for the final loss
 UPDATES = [1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6, 3e-7, 1e-7, 3e-8, 1e-8]  # relative to a weight of 1.5
 
 import ctypes
@@ -250,7 +250,7 @@ def model_weights(g):  # docs/examples/demo.c: 8 bytes, 16 numbers each, 96 unit
 
 def model_loss(w, batch, store):
     window, = batch
-    hidden = store(torch.tanh(w[0][window[:, :8]].flatten(1) @ w[1] + w[2]))
+    hidden = store(torch.tanh(F.embedding(window[:, :8], w[0]).flatten(1) @ w[1] + w[2]))
     return F.cross_entropy(store(hidden @ w[3] + w[4]), window[:, 8])
 
 
@@ -268,7 +268,7 @@ def transformer_loss(w, batch, store):
     window, = batch
     embedding, position, gain1, qkv, project, gain2, up, down, gain3, out = w
     norm = lambda x, gain: store(F.layer_norm(x, (WIDTH,)) * gain)
-    x = store(embedding[window[:, :-1]] + position)
+    x = store(F.embedding(window[:, :-1], embedding) + position)
     parts = store(norm(x, gain1) @ qkv).view(len(window), LENGTH, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
     scores = parts[0] @ parts[1].transpose(-1, -2) * (HEADS / WIDTH) ** 0.5
     scores = scores.masked_fill(torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1), -math.inf)
@@ -279,20 +279,20 @@ def transformer_loss(w, batch, store):
 
 
 class Task:
-    def __init__(self, name, dtype, weights, loss, data, most):
-        self.name, self.dtype, self.weights, self.loss, self.data, self.most = name, dtype, weights, loss, data, most
+    def __init__(self, name, dtype, weights, loss, data):
+        self.name, self.dtype, self.weights, self.loss, self.data = name, dtype, weights, loss, data
         self.format = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
 
 
 TASKS = {t.name: t for t in (
-    Task("digits", torch.bfloat16, digits_weights, digits_loss, digits_data, 2000),
-    Task("language model", torch.bfloat16, model_weights, model_loss, lambda: text_data(9), 8192),
-    Task("transformer", torch.float16, transformer_weights, transformer_loss, lambda: text_data(LENGTH + 1), 512))}
+    Task("digits", torch.bfloat16, digits_weights, digits_loss, digits_data),
+    Task("language model", torch.bfloat16, model_weights, model_loss, lambda: text_data(9)),
+    Task("transformer", torch.float16, transformer_weights, transformer_loss, lambda: text_data(LENGTH + 1)))}
 
 
-def train(task, method, seed, steps):
+def train(task, method, seed, size):
     """One run: (loss on training data, loss on held-out data, bytes per parameter, steps skipped by loss scaling)."""
-    task, method = TASKS[task], METHODS[method]
+    task, method, (steps, batch, most) = TASKS[task], METHODS[method], size
     dtype = torch.float32 if method.wide else task.dtype
     store, generator = storing(dtype), torch.Generator().manual_seed(seed)
     training, held_out = task.data()
@@ -301,7 +301,7 @@ def train(task, method, seed, steps):
     optimizer = method.start(weights, seed)
     scale, clean, skipped = (65536.0 if dtype == torch.float16 else 1.0), 0, 0
     for step in range(steps):
-        rows = torch.randint(len(training[0]), (BATCH[task.name],), generator=generator)
+        rows = torch.randint(len(training[0]), (batch,), generator=generator)
         loss = task.loss([w.float() for w in weights], [part[rows] for part in training], store)
         for w in weights:
             w.grad = None
@@ -329,7 +329,7 @@ def train(task, method, seed, steps):
     with torch.no_grad():
         losses = []
         for part in (training, held_out):
-            chosen = torch.linspace(0, len(part[0]) - 1, min(task.most, len(part[0]))).long()
+            chosen = torch.linspace(0, len(part[0]) - 1, min(most, len(part[0]))).long()
             losses.append(task.loss([w.float() for w in weights], [x[chosen] for x in part], store).item())
     count = sum(w.numel() for w in weights)
     memory = sum(2 * w.numel() * w.element_size() for w in weights) + optimizer.state_bytes()
