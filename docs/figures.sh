@@ -86,7 +86,7 @@ bench)
     ;;
 fidelity) # draw: from the last run
     shift
-    ./build.sh bench fidelity "$@" >$out/fidelity || { cat $out/fidelity >&2 && fail "a claim does not hold"; }
+    ./build.sh bench fidelity "$@" >$out/fidelity || { cat $out/fidelity >&2 && fail "bench fidelity fails"; }
     ! grep '^SKIPPED' $out/fidelity || fail "the figures of docs/fidelity.md are with all packages"
     for name in loss stall decay moment versions; do
         fill docs/fidelity.md "fidelity $name" <build/bench/fidelity_$name.md
