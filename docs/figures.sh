@@ -81,6 +81,7 @@ bench)
         awk '/^AdamW on / && ++sets > 2 { exit } { print }' | fill docs/benchmarks.md 'cliffs in cache'
     table_of "AdamW on $best, DRAM:" $out/cliffs | fill docs/benchmarks.md 'cliffs in DRAM'
     copy build/bench/cliffs.svg docs/cliffs.svg
+    ./build.sh bench torch >$out/torch && fill docs/pytorch.md torch <$out/torch
     ./build.sh bench --sizes >$out/sizes
     copy build/bench/cost.svg docs/cost.svg
     ;;
