@@ -1,6 +1,7 @@
 #!/bin/sh
-# kahan_opt: ./build.sh demo | test | bench | cuda | figures | mutants | setup. Each command needs a C compiler (CC,
-# default cc) and uses other tools if they are installed. `./build.sh setup` installs them all (Debian, Ubuntu).
+# kahan_opt: ./build.sh demo | examples | test | bench | cuda | figures | mutants | setup. Each command needs a C
+# compiler (CC, default cc) and uses other tools if they are installed. `./build.sh setup` installs them all (Debian,
+# Ubuntu).
 #
 # Only lists of words are unquoted: CC and NVCC ("gcc -m32", "ccache gcc"), flags, sources, objects and packages.
 # shellcheck disable=SC2086
@@ -15,6 +16,8 @@ usage() {
 usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (default: kahan_opt.h) in 16 bits and fp32
        ./build.sh demo --precision P     ... in fp32 and P: amp_bf16, amp_fp16 (mixed precision), bf16, fp16, or all
        ./build.sh demo --rule adam_atan2 ... with AdamW in fp32 and bf16, and with Adam-atan2 in bf16
+       ./build.sh examples               what is in docs/examples
+       ./build.sh examples NAME [...]    build one of them in build/examples and run it, with the words that follow
        ./build.sh test [--no-skip]       all tests that can run here; names what it skips (--no-skip: a skip fails)
        ./build.sh test --fast            half a minute, at each change: native tests, hashes; says what it leaves out
        ./build.sh bench [--gb SIZE]      check the bits, then compare with the memory roofline
@@ -26,12 +29,15 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench compare OLD NEW  two versions of the header in one process (--help: options)
        ./build.sh bench calls [HEADER]   instructions of a call, by callgrind: what small tensors cost
        ./build.sh bench q8 [check | ...] which 8-bit code serves the moments of AdamW? (docs/q8.md)
+       ./build.sh bench torch [ROUNDS]   a step of KahanAdamW beside torch's AdamW, for 1, 100 and 10,000 tensors
        ./build.sh bench converters       convert.py with the real bitsandbytes, optimi, torchao (installs them: 6 GB)
+       ./build.sh bench fidelity [quick] what 16 bit loses: losses, stalls, decay with error bars (docs/fidelity.md)
        ./build.sh bench theorem1         how far from the solution SGD with 16-bit weights ends (docs/theorem1.md)
        ./build.sh cuda [bench]           the GPU part: its PTX, also run on the CPU, and its tests if there is a GPU
        ./build.sh cuda day [--part N]    all on a GPU in 25 minutes, three parts (--rehearse: without; docs/gpu-day.md)
        ./build.sh figures                update the figures of demo and theorem1 in README.md and docs: a minute
        ./build.sh figures bench          ... and of bench cliffs and --sizes, on an idle machine: ten minutes, 10 GB
+       ./build.sh figures fidelity [draw] ... and of bench fidelity; draw: from its last run
        ./build.sh mutants [all|share K/N] change the header in some 400 ways: does each make a test fail?
        ./build.sh python [cuda]          the library for Python, in build/python; cuda: also that for GPUs, with nvcc
        ./build.sh setup                  install the tools that the full test uses (apt, as root)
@@ -60,6 +66,53 @@ demo() {
     mkdir -p build/demo
     $CC -std=c99 -O3 -o build/demo/demo docs/examples/demo.c -lm
     exec build/demo/demo "$@"
+}
+
+# The examples, each with the first sentence of its first comment. docs/examples/README.md is their index.
+list_examples() {
+    echo "./build.sh examples NAME builds an example and runs it:"
+    for source in docs/examples/*.c docs/examples/*.py; do
+        [ ! -e "$source" ] || awk -v name="$(basename "${source%.*}")" '{
+            sub(/^ +/, "")
+            text = text $0 " "
+            begin = index(text, " - ")
+            rest = substr(text, begin + 3)
+            if (begin && match(rest, /\.[ "*]/)) {
+                printf "  %-12s %s\n", name, substr(rest, 1, RSTART)
+                exit
+            }
+        }' "$source"
+    done
+}
+
+examples() {
+    [ $# -gt 0 ] || { list_examples; return; }
+    name=$(basename "$1") compiler=$CC flags=-O2 libraries='' runner=''
+    name=${name%.*}
+    shift
+    case $name in # what is not built and run as most are
+    checkpoint) flags='-O2 -ffp-contract=off'; [ $# -gt 0 ] || set -- build/examples/run.checkpoint ;;
+    compress | demo) flags=-O3 libraries=-lm ;;
+    openmp) flags='-O2 -fopenmp' ;;
+    threads) flags='-O2 -pthread' ;;
+    zero1)
+        have mpicc || { echo "build.sh: zero1 needs MPI (./build.sh setup installs it)" >&2; exit 2; }
+        compiler=mpicc runner="mpirun -n ${RANKS:-4}"
+        # Open MPI: more ranks than cores; as root in a container
+        export OMPI_CC="$CC" OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
+        export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+        ;;
+    esac
+    if [ -f "docs/examples/$name.py" ]; then
+        [ -n "$(find build/python/libkahan_opt.so -newer kahan_opt.h 2>/dev/null)" ] || python_library build/python
+        python=python3
+        $python -c 'import torch' 2>/dev/null || [ ! -x /usr/bin/python3 ] || python=/usr/bin/python3
+        exec env "PYTHONPATH=build/python${PYTHONPATH:+:$PYTHONPATH}" $python "docs/examples/$name.py" "$@"
+    fi
+    [ -f "docs/examples/$name.c" ] || wrong "there is no example \`$name\`"
+    mkdir -p build/examples
+    $compiler $flags -o "build/examples/$name" "docs/examples/$name.c" $libraries
+    exec $runner "build/examples/$name" "$@"
 }
 
 # Installs PyTorch, optimi, torchao and bitsandbytes into build/peers, once: remove that folder to try again. PyTorch
@@ -119,6 +172,28 @@ bench_converters() {
     PYTHONPATH=$PWD/build/peers exec python3 bench/converters.py build/python
 }
 
+# bench/fidelity.py with a Python that has PyTorch, scikit-learn and matplotlib: in build/peers, or Debian's. `quick`
+# and `draw` install nothing.
+bench_fidelity() {
+    knows 'bench fidelity' 'quick draw' "$@"
+    mkdir -p build/bench
+    if [ $# = 0 ]; then
+        install_peers
+        [ ! -d build/peers/torch ] || [ -d build/peers/sklearn ] || pip_peers scikit-learn matplotlib || true
+    fi
+    [ -n "$(find build/bench/python/libkahan_opt.so -newer kahan_opt.h 2>/dev/null)" ] ||
+        python_library build/bench/python
+    for peers in build/peers ''; do
+        for python in python3 /usr/bin/python3; do
+            if PYTHONPATH=$peers "$python" -c 'import torch, sklearn, matplotlib' 2>/dev/null; then
+                exec env "PYTHONPATH=$peers" PYTHONDONTWRITEBYTECODE=1 "$python" bench/fidelity.py "$@"
+            fi
+        done
+    done
+    echo "bench: fidelity needs PyTorch, scikit-learn and matplotlib; ./build.sh setup installs them" >&2
+    exit 2
+}
+
 # One program with several builds of the header: see bench/flags.c.
 flags_build() { # flags_build NAME COMPILER FLAG...: skipped without the compiler
     name=$1
@@ -144,11 +219,26 @@ bench() {
         shift
         exec sh "$script" "$@"
         ;;
+    fidelity) shift; bench_fidelity "$@" ;; # it does not return
     q8)
         shift
         mkdir -p build/bench
         $CC -std=c99 -O3 -o build/bench/q8 bench/q8.c -lm
         exec build/bench/q8 "$@"
+        ;;
+    torch)
+        shift
+        knows 'bench torch' N "$@"
+        python_library build/python
+        for peers in build/peers ''; do # PyTorch from build/peers, or Debian's python3-torch
+            for python in python3 /usr/bin/python3; do
+                if PYTHONPATH=$peers "$python" -c 'import torch' 2>/dev/null; then
+                    exec env "PYTHONPATH=$peers" "$python" bench/torch.py "$@"
+                fi
+            done
+        done
+        echo "bench: torch needs PyTorch: ./build.sh setup, or bench --peers, installs it" >&2
+        exit 2
         ;;
     converters)
         shift
@@ -226,6 +316,7 @@ python_library() { # python_library FOLDER [cuda]
     else
         python3 docs/examples/bindings.py kahan_opt.h "$1"
     fi
+    cp docs/examples/torch_kahan.py "$1"
     $CC -shared -fPIC -O2 -I. -o "$1/libkahan_opt.so" "$1/kahan_opt.c"
 }
 
@@ -316,6 +407,7 @@ setup() {
     fi
     # without gcc-multilib, which conflicts with the cross compilers
     install_packages gcc g++ libc6-dev perl clang clang-19 llvm \
+        openmpi-bin libopenmpi-dev \
         lld lld-19 tcc musl-tools gcc-12-multilib libc6-dev-i386 python3-numpy nodejs cppcheck clang-tidy valgrind \
         libclang-rt-14-dev qemu-user qemu-system-arm gcc-arm-none-eabi gcc-avr avr-libc simavr \
         gcc-mingw-w64-x86-64-win32 wine64 gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-s390x-linux-gnu \
@@ -327,6 +419,9 @@ setup() {
     { apt_install python3-torch python3-packaging python3-pip &&
         pip_install build/python torch-optimi==0.3.3 safetensors==0.8.0; } ||
         optional "PyTorch and optimi" "the comparison with them stays out"
+    # for bench fidelity
+    apt_install python3-sklearn python3-matplotlib ||
+        optional "scikit-learn and matplotlib" "the evidence with error bars stays out"
     # clang-format for tests/signs.py: other versions format differently with the same settings
     { apt_install python3-pip && pip_install build/python clang-format==19.1.7; } ||
         optional "clang-format" "the check of the format stays out"
@@ -470,8 +565,7 @@ vmath_parts() {
     skip "vector mathematics compared with MPFR" python3-gmpy2
 }
 
-python_jobs() { # adds the job that builds the library for Python in build/tests/python, once
-    [ ! -e build/tests/python/kahan_opt.c ] || return 0
+library_job() { # adds the job that builds the library for Python, in build/tests/python
     mkdir -p build/tests/python
     python3 docs/examples/bindings.py kahan_opt.h build/tests/python
     job python_library $CC -shared -fPIC -O2 -I. -o build/tests/python/libkahan_opt.so build/tests/python/kahan_opt.c
@@ -622,6 +716,13 @@ run_tests() {
     for tool in cppcheck clang-tidy; do have $tool || skip "static analysis by $tool" $tool; done
     part hostile_static sh tests/hostile.sh static
     part examples sh tests/examples.sh
+    part checkpoint sh tests/checkpoint.sh crash damage
+    part checkpoint_more sh tests/checkpoint.sh files machines
+    if have mpicc && have mpirun; then
+        part zero1 sh tests/zero1.sh
+    else
+        skip "training on several ranks of MPI" "mpicc or mpirun"
+    fi
     part docs sh tests/docs.sh
     if have python3; then part api python3 tests/api.py --check; else skip "the API reference" python3; fi
     [ -d build/python/clang_format ] || have clang-format-19 || skip "the format of the C files" clang-format-19
@@ -638,12 +739,27 @@ run_tests() {
     else
         skip "the rules compared with PyTorch and optimi" "python3-torch or torch-optimi"
     fi
+    if have python3; then
+        library_job
+        part bindings "${python:-python3}" tests/bindings.py build/tests/python
+    else
+        skip "the bindings for Python" python3
+    fi
+    if /usr/bin/python3 -c 'import torch' 2>/dev/null; then
+        part torch /usr/bin/python3 tests/test_torch.py build/tests/python
+    else
+        skip "the optimizers for PyTorch" python3-torch
+    fi
     if [ -d build/python/optimi ] && PYTHONPATH=build/python /usr/bin/python3 -c 'import torch, safetensors' 2>/dev/null
     then
-        python_jobs
         part convert_formats /usr/bin/python3 tests/test_convert_formats.py build/tests/python
     else
         skip "the converters" "python3-torch, torch-optimi or safetensors" them
+    fi
+    if /usr/bin/python3 -c 'import torch, sklearn, matplotlib' 2>/dev/null; then
+        part fidelity sh tests/fidelity.sh
+    else
+        skip "the evidence with small settings" "python3-torch, python3-sklearn or python3-matplotlib" them
     fi
     run_jobs
     prove_all
@@ -658,12 +774,13 @@ mutants() {
 }
 
 figures() {
-    knows figures bench "$@"
+    knows figures 'bench fidelity draw' "$@"
     exec sh docs/figures.sh "$@"
 }
 
 case "${1:-}" in
 demo) shift; demo "$@" ;;
+examples) shift; examples "$@" ;;
 test) shift; run_tests "$@" ;;
 bench) shift; bench "$@" ;;
 cuda) shift; cuda "$@" ;;

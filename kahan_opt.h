@@ -9172,14 +9172,15 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
 
 /* ---- checkpoints ---- */
 
-/* A checkpoint: a header of 176 bytes, then each tensor, then the CRC-32 of all bytes before it (4 bytes). The header
-   begins like that of an open state block, with these differences:
+/* A checkpoint: a header of 176 bytes, then each tensor, then the CRC-32 of all bytes before it (4 bytes, the highest
+   first: otherwise all checkpoints as a whole would have the same CRC-32). The header begins like that of an open state
+   block, with these differences:
      0 "KSAV"    4 version 1    12 0 (4)    16 number of tensors (8)    24 bytes of the checkpoint (8)    44 0 (4)
     48 lr, max_lr, weight_decay, lookahead_rate, beta1, beta2, beta3, eps, momentum, dampening, grad_scale, clip,
        atan2_a, atan2_b, sharpness (binary64)
    168 lookahead (4)           172 maximize + 2 * zero_grad + 4 * moments_only (4)
    A tensor: the header of its state block, sealed, with 0 as its checksum; the weights; the arrays of its state block.
-   Zeros pad each array to a multiple of 4 bytes. All numbers are little-endian. */
+   Zeros pad each array to a multiple of 4 bytes. All other numbers are little-endian. */
 enum { KOPT_SAVE_VERSION_ = 1, KOPT_SAVE_HEADER_ = 176, KOPT_SAVE_NUMBERS_ = 15 };
 #define KOPT_SAVE_PIECE_ KOPT_CAST_(size_t, 32768) /* bytes per call of a function of kopt_file */
 
@@ -9338,9 +9339,10 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
         }
     }
     s->checksum = ~s->crc.value;
-    kopt_store_le_(found, s->checksum, 4);
+    for (i = 0; i < 4; i++) found[i] = expected[i] = KOPT_CAST_(kopt_byte_, s->checksum >> (24 - 8 * i) & 255u);
     kopt_walk_bytes_(s, found, 4);
-    if (s->result == KOPT_OK && kopt_load_le32_(found) != s->checksum) s->result = KOPT_ERROR_CHECKSUM;
+    for (i = 0; i < 4; i++)
+        if (s->result == KOPT_OK && found[i] != expected[i]) s->result = KOPT_ERROR_CHECKSUM;
     if (s->result == KOPT_OK) s->result = other;
 }
 

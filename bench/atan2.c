@@ -1,7 +1,9 @@
-/* Adam-atan2 beside AdamW: decoupled decay, bf16 with Kahan and fp32, on each instruction set. ./build.sh bench atan2
-   [N]      N weights (default 8192: in cache); with SLEEF if the system has it The lines of a row are timed in thread
-   CPU time, interleaved: one after the other, again and again, so that what drifts, drifts for all. Printed are the
-   medians, in ns per weight, and the medians of the ratios to AdamW's. */
+/* Adam-atan2 beside AdamW: decoupled decay, bf16 with Kahan and fp32, on each instruction set.
+
+     ./build.sh bench atan2 [N]      N weights (default 8192: in cache); with SLEEF if the system has it
+
+   The lines of a row are timed in thread CPU time, interleaved: one after the other, again and again, so that what
+   drifts, drifts for all. Printed are the medians, in ns per weight, and the medians of the ratios to AdamW's. */
 #include "timing.h"
 
 #define KAHAN_OPT_VMATH

@@ -38,6 +38,24 @@ else
     report 0 "# SKIP openmp: the compiler has no OpenMP"
 fi
 
+CC="${CC:-cc} -DKAHAN_OPT_NO_SIMD" sh build.sh examples checkpoint.c $out/run 8 4 >$out/log 2>&1 &&
+    grep -q '^batch 8, ' $out/log
+report $? "build.sh examples NAME builds an example and runs it with the words behind NAME"
+sh build.sh examples >$out/list 2>$out/log
+for file in docs/examples/*; do
+    name=${file##*/}
+    case $name in README.md | __pycache__) continue ;; esac
+    grep -q "^  ${name%.*}  *[a-z].*\.\$" $out/list || echo "build.sh examples does not list $name with a sentence"
+    line=$(grep -F "[$name]($name)" docs/examples/README.md)
+    case $line in
+    *"\`./build.sh examples ${name%.*}\`"* | *"\`./build.sh examples ${name%.*} "*) ;;
+    '') echo "docs/examples/README.md does not name $name" ;;
+    *) echo "docs/examples/README.md does not say ./build.sh examples ${name%.*}" ;;
+    esac
+done >>$out/log 2>&1
+[ ! -s $out/log ]
+report $? "build.sh examples and docs/examples/README.md name every example"
+
 for program in bench atan2 theorem1; do # they only have to compile here
     ${CC:-cc} -std=c99 -O1 -Wall -Wextra -c -o $out/bench_$program.o bench/$program.c >$out/log 2>&1
     report $? "bench/$program.c compiles"

@@ -1,4 +1,4 @@
-"""Makes Python bindings (ctypes) from a header: types, constants and functions, with the names that they have in C.
+"""bindings.py - makes Python bindings (ctypes) from a header: types, constants and functions with their names in C.
 
     ./build.sh python                                     does both of these:
     python3 docs/examples/bindings.py kahan_opt.h build/python
@@ -40,9 +40,7 @@ library_ = CDLL(path_)
 def function_(name, result, *arguments):
     f = getattr(library_, name, None)
     if f is None:
-        def missing(*_):
-            raise NotImplementedError("%s has no %s" % (path_, name))
-        return missing
+        raise ImportError("%s has no %s: run ./build.sh python again" % (path_, name))
     f.argtypes, f.restype = arguments, result
     if result is c_char_p:
         f.errcheck = lambda text, *_: text.decode()
@@ -252,7 +250,7 @@ def write(header, path, folder):
             elif count:
                 python += " * %d" % count
             types.append('    ("%s", %s),' % (field, python))
-            row("%s.%s: %s%s" % (struct, field, kind, "[%d]" % count if count else ""),
+            row("%s.%s: %s%s" % (struct, field, kind.strip(), "[%d]" % count if count else ""),
                 "%s.%s.offset, %s.%s.size" % (struct, field, struct, field),
                 "offsetof(%s, %s)" % (struct, field), "sizeof(((%s *)0)->%s)" % (struct, field))
         types.append("]")
@@ -286,12 +284,15 @@ def write(header, path, folder):
 
 def main(paths, folder):
     header = None
+    os.makedirs(folder, exist_ok=True)
     for path in paths:
         header = Header(path, header)
         write(header, path, folder)
+        print("bindings: %s for %s" % (folder, path))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
+    arguments = sys.argv[1:] or ["kahan_opt.h", "build/python"]
+    if len(arguments) < 2:
         sys.exit("usage: bindings.py kahan_opt.h [kahan_opt_cuda.cuh] FOLDER")
-    main(sys.argv[1:-1], sys.argv[-1])
+    main(arguments[:-1], arguments[-1])

@@ -1,12 +1,19 @@
 /* compress.c - data-parallel training with compressed gradients: what goes from worker to worker has 32, 16, 8 or 1 bit
-   per number. The model, the text and the order of the batches are those of demo.c, which it includes. cc -O3 -o
-   compress docs/examples/compress.c -lm && ./compress [FILE] Two workers see a batch each and compress its gradients.
-   What both have sent is decoded and added in a fixed order, and one step of SGD takes the mean: with real workers all
-   of them do so, and get the same bits. The arms: fp32              gradients as they are bf16, 8 bit,      rounded to
-   nearest, with error feedback: the residual that the code loses is added 1 bit               to the next gradient 8
-   bit random      rounded stochastically, no residual: unbiased 1 bit biased      the signs with the mean magnitude, no
-   residual Exit status: 0 if those with error feedback, and the unbiased one of 8 bits, end within CLOSE_TO nats per
-   byte of fp32, and the biased one at least APART above it; 1 if not. */
+   per number. The model, the text and the order of the batches are those of demo.c, which it includes.
+
+       cc -O3 -o compress docs/examples/compress.c -lm && ./compress [FILE]
+
+   Two workers see a batch each and compress its gradients. What both have sent is decoded and added in a fixed order,
+   and one step of SGD takes the mean: with real workers all of them do so, and get the same bits. The arms:
+
+       fp32              gradients as they are
+       bf16, 8 bit,      rounded to nearest, with error feedback: the residual that the code loses is added
+       1 bit               to the next gradient
+       8 bit random      rounded stochastically, no residual: unbiased
+       1 bit biased      the signs with the mean magnitude, no residual
+
+   Exit status: 0 if those with error feedback, and the unbiased one of 8 bits, end within CLOSE_TO nats per byte of
+   fp32, and the biased one at least APART above it; 1 if not. */
 #define main demo_main
 #include "demo.c"
 #undef main

@@ -1,25 +1,46 @@
 /* demo.c - trains a small language model five times: in fp32, and in pure 16 bit with four roundings of the weights.
-   ./build.sh demo                     bf16, trains on kahan_opt.h ./build.sh demo --fp16 FILE         fp16 with a
-   dynamic loss scale, trains on FILE ./build.sh demo --precision all     fp32, mixed precision and pure 16 bit in one
-   table: see below ./build.sh demo --rule adam_atan2   AdamW in fp32 and bf16, and Adam-atan2 in bf16 or by hand, from
-   the root of the repository: cc -O3 -o demo docs/examples/demo.c -lm && ./demo [--fp16 | --precision P | --rule
-   adam_atan2] [FILE] The model reads 8 bytes of a text and predicts the next one: bytes -> embedding -> hidden layer
-   (tanh) -> logits -> softmax and cross entropy The five arms start from the same weights and see the same batches.
-   They differ in how numbers are stored: weights, gradients, activations, moments of AdamW               bytes per
-   parameter fp32         all fp32                                                                 16 nearest      all
-   16 bit, every store rounds to nearest                                 8 stochastic   all 16 bit, weights and moments
-   are rounded stochastically                8 kahan        all 16 bit, a 16-bit compensation beside each weight
-   10 exact        all 16 bit, the low 16 bits of the fp32 weight beside each weight        10 With --precision the arms
-   are fp32 and the precision that is named (several: one option for each; or all of them): fp32         all fp32
-   16 amp_bf16     mixed precision: fp32 weights and moments, and a bf16 copy of the        16 weights, with which
-   forward and backward run; bf16 gradients amp_fp16     the same with fp16 and a dynamic loss scale
-   16 bf16, fp16   all 16 bit, with kahan; fp16 with a dynamic loss scale                   10 With --rule adam_atan2
-   they are fp32 and bf16 as above, and Adam-atan2 in bf16 with AdamW's betas and decay, at 0.87 of its learning rate:
-   1.27 atan2(m, sqrt(v)) is longer than m / sqrt(v) where that is small. It must end within 0.02 of fp32. Arithmetic is
-   fp32 in all of them, as in the registers of hardware with 16-bit storage: see Tensor. Loss and tanh are the header's
-   vector mathematics, by its own code. With SLEEF: -DKAHAN_OPT_SLEEF ... -lsleef. Results: a table, a plot and a sample
-   of text on stdout; build/demo/loss.csv and build/demo/loss.svg. Exit status: 0 if the arms end as close to fp32 as
-   they should, and nearest does not (see verdict), 1 if not, 2 if something could not be read or written. */
+
+       ./build.sh demo                     bf16, trains on kahan_opt.h
+       ./build.sh demo --fp16 FILE         fp16 with a dynamic loss scale, trains on FILE
+       ./build.sh demo --precision all     fp32, mixed precision and pure 16 bit in one table: see below
+       ./build.sh demo --rule adam_atan2   AdamW in fp32 and bf16, and Adam-atan2 in bf16
+
+   or by hand, from the root of the repository:
+
+       cc -O3 -o demo docs/examples/demo.c -lm && ./demo [--fp16 | --precision P | --rule adam_atan2] [FILE]
+
+   The model reads 8 bytes of a text and predicts the next one:
+
+       bytes -> embedding -> hidden layer (tanh) -> logits -> softmax and cross entropy
+
+   The five arms start from the same weights and see the same batches. They differ in how numbers are stored:
+
+                    weights, gradients, activations, moments of AdamW               bytes per parameter
+       fp32         all fp32                                                                 16
+       nearest      all 16 bit, every store rounds to nearest                                 8
+       stochastic   all 16 bit, weights and moments are rounded stochastically                8
+       kahan        all 16 bit, a 16-bit compensation beside each weight                     10
+       exact        all 16 bit, the low 16 bits of the fp32 weight beside each weight        10
+
+   With --precision the arms are fp32 and the precision that is named (several: one option for each; or all of them):
+
+       fp32         all fp32                                                                 16
+       amp_bf16     mixed precision: fp32 weights and moments, and a bf16 copy of the        16
+                    weights, with which forward and backward run; bf16 gradients
+       amp_fp16     the same with fp16 and a dynamic loss scale                              16
+       bf16, fp16   all 16 bit, with kahan; fp16 with a dynamic loss scale                   10
+
+   With --rule adam_atan2 they are fp32 and bf16 as above, and Adam-atan2 in bf16 with AdamW's betas and decay, at 0.87
+   of its learning rate: 1.27 atan2(m, sqrt(v)) is longer than m / sqrt(v) where that is small. It must end within 0.02
+   of fp32.
+
+   Arithmetic is fp32 in all of them, as in the registers of hardware with 16-bit storage: see Tensor.
+
+   Loss and tanh are the header's vector mathematics, by its own code. With SLEEF: -DKAHAN_OPT_SLEEF ... -lsleef.
+
+   Results: a table, a plot and a sample of text on stdout; build/demo/loss.csv and build/demo/loss.svg.
+   Exit status: 0 if the arms end as close to fp32 as they should, and nearest does not (see verdict), 1 if not, 2 if
+   something could not be read or written. */
 
 #define _POSIX_C_SOURCE 200809L /* clock_gettime, isatty, mkdir */
 
