@@ -889,6 +889,9 @@ def test_refusals():
             altered(optimizer="Rprop"))
     refused("metadata that lack the groups", "metadata has no correct 'group'", t, k, altered(group=None))
     refused("a group that lacks a number", "has no 'betas'", t, k, altered(group='{"lr": 1, "weight_decay": 0}'))
+    refused("a group with a value that is no number", "has a wrong value", t, k,
+            altered(group=json.dumps({**json.loads(meta["group"]), "lr": None})))
+    refused("a step count that is too large", "step 4294967296 is not below", t, k, altered(step="4294967296"))
     refused("names that differ", "are not those of its weights: layer.bias", t, k,
             altered(ids='{"layer.weight": 0, "out.weight": 1}'))
     refused("two equal ids", "the same id", t, k, altered(ids='{"layer.weight": 0, "layer.bias": 0, "out.weight": 1}'))
@@ -940,6 +943,9 @@ def test_refusals():
         except convert.Refused as e:
             return str(e)
         return ""
+
+    text = message(lambda: convert.convert(k, t, at("ours"), at("no/such/folder")))
+    ok("cannot be written: No such file" in text, "refused: a folder that is not there")
 
     two = torch.optim.AdamW([{"params": [model.layer.weight]},
                              {"params": [model.layer.bias, model.out.weight], "lr": 1}])

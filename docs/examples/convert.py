@@ -1,6 +1,6 @@
 """Converts checkpoints of kahan_opt to and from the states of other optimizers, and says what is lost.
 
-    ./build.sh python                                              builds build/python: the library and safetensors
+    ./build.sh python                                              builds the library, in build/python
     python3 docs/examples/convert.py FROM TO IN OUT [options]      --help: the formats and the options
     python3 docs/examples/convert.py inspect FILE
 
@@ -8,7 +8,7 @@ A checkpoint of kahan_opt holds the bytes of kopt_save(). All other files are sa
 `optimizer.KEY.NAME` the state KEY of that weight, and the metadata has the rest. In Python, save() and load() write and
 read these files from a model and its optimizer. docs/converters.md has the layouts and what each format cannot hold.
 
-Needs PyTorch 1.13 or later (on the CPU) and safetensors."""
+Needs PyTorch 1.13 or later (on the CPU) and safetensors; ./build.sh setup installs both."""
 import argparse
 import collections
 import dataclasses
@@ -21,10 +21,13 @@ import zlib
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "build", "python"))
 
-import kahan_opt as ko  # noqa: E402
-import torch  # noqa: E402
-from safetensors import SafetensorError, safe_open  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
+try:
+    import kahan_opt as ko
+    import torch
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import save_file
+except ImportError as absent:
+    raise SystemExit("convert: %s. It needs ./build.sh python, PyTorch and safetensors" % absent) from None
 
 
 class Refused(Exception):
@@ -184,6 +187,8 @@ def options_from(form, name, group):
             opt.decay_mode = DECOUPLED
     except KeyError as key:
         raise Refused("the param_group of %s %s has no %s" % (PEERS[form], name, key)) from None
+    except (TypeError, ValueError, IndexError) as error:
+        raise Refused("the param_group of %s %s has a wrong value: %s" % (PEERS[form], name, error)) from None
     refuse_unless(group.get("bias_correction", True), "kahan_opt has no Adam without bias correction")
     refuse_unless(not (group.get("adam_wd") and opt.weight_decay), "kahan_opt has no Adan with adam_wd")
     return opt
@@ -504,6 +509,7 @@ def read_peer(path, form, rule="adamw", lr=None, step=None):
         count = 1
         notes.append("step: %s's %s does not count steps; kahan_opt goes on from step 1, unless --step says otherwise"
                      % (PEERS[form], name))
+    refuse_unless(0 <= count < 1 << 32, "%s: step %d is not below 2^32", path, count)
     opt.step = count
     weights = {key[6:]: value for key, value in data.items() if key.startswith("model.")}
     known = {COMPENSATION.get(form), REMAINDER.get(form), "la_param", "eps_sq", "mean_square", *cls.moments.values()}
@@ -874,6 +880,7 @@ def choose_formats(ck, rounding=None, weights=None, moments=None, seed=None):
         opt.moment_format = (ko.KOPT_Q8 if any(t.codes for t in ck.tensors) else
                              FORMAT[dtype] if narrow and dtype == torch.bfloat16 else ko.KOPT_F32)
     if seed is not None:
+        refuse_unless(0 <= seed < 1 << 64, "--seed: %d is not below 2^64", seed)
         opt.seed = seed
 
 
