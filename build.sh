@@ -233,7 +233,7 @@ bench() {
         for peers in build/peers ''; do # PyTorch from build/peers, or Debian's python3-torch
             for python in python3 /usr/bin/python3; do
                 if PYTHONPATH=$peers "$python" -c 'import torch' 2>/dev/null; then
-                    exec env "PYTHONPATH=$peers" "$python" bench/torch.py "$@"
+                    exec env "PYTHONPATH=$peers" "$python" bench/torch_steps.py "$@"
                 fi
             done
         done
