@@ -11,6 +11,7 @@
 #     <!-- test: run -->         commands (sh) that run in the page's folder
 #     <!-- test: output -->      what the previous block prints (text)
 #     <!-- test: FILE.sh -->     tests/FILE.sh tests it
+#     <!-- test: FILE.py -->     tests/FILE.py runs it (python)
 # Without a comment: c, cpp and ino are files, which run if they have a main() or a setup(); sh has commands, whose
 # words are checked; cmake and meson build the page's folder and run the result.
 root=$PWD
@@ -52,7 +53,8 @@ for page in README.md docs/*.md; do
         /^[ \t>*-]*(```|~~~)/ {
             language = substr($0, 4)
             if ($0 !~ /^```/) wrong("a fence that is indented or of tildes")
-            else if (language !~ /^(c|cpp|ino|sh|cmake|meson|text)$/) wrong("a block of the language \"" language "\"")
+            else if (language !~ /^(c|cpp|ino|sh|cmake|meson|python|text)$/)
+                wrong("a block of the language \"" language "\"")
             inside = 1
             file = out "/" name "/" NR "." language
             printf "" >file
@@ -76,7 +78,7 @@ marked() { # marked LANGUAGE MARK: may a block of this language have this mark?
     'c -' | 'cpp -' | 'ino -' | 'sh -' | 'cmake -' | 'meson -') ;;
     c\ file\ ?* | cpp\ file\ ?* | ino\ file\ ?* | c\ main\ ?* | 'c body' | 'c page' | 'c page shared' | 'c cuda') ;;
     'sh run' | 'text output') ;;
-    [a-z]*\ *.sh) [ -f "tests/$2" ] ;;
+    [a-z]*\ *.sh | python\ *.py) [ -f "tests/$2" ] ;;
     *) false ;;
     esac
 }
@@ -425,6 +427,11 @@ while IFS="$tab" read -r page name line language mark <&3; do
         done >"$out/log"
         [ ! -s "$out/log" ]
         report $? "$page:$line: tests/$mark tests it"
+        ;;
+    python\ *)
+        echo "it does not name $page" >"$out/log"
+        grep -q -F "$page" "tests/$mark"
+        report $? "$page:$line: tests/$mark runs it"
         ;;
     'c page'*)
         { echo "#line $((line + 1)) \"$page\""; cat "$block"; } >>"$out/$name/page.c"

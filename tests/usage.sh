@@ -38,6 +38,7 @@ refused '`bench` does not know `1e6`' bench flags 1e6
 refused '`bench` does not know `--gib`' bench --peers --gib 1
 refused '`bench cliffs` does not know `avx`' bench cliffs quick avx
 refused '`bench` does not know `quick`' bench quick
+refused '`bench fidelity` does not know `slow`' bench fidelity slow
 refused '`demo` does not know `--bf16`' demo --bf16
 refused '`demo` does not know `--all`' demo --precision all --all
 refused 'there is no example `nonsense`' examples nonsense
@@ -46,6 +47,8 @@ refused '`cuda` does not know `more`' cuda bench more
 refused '`figures` does not know `demo`' figures demo
 refused '`figures` does not know `--bench`' figures bench --bench
 refused '`setup` does not know `everything`' setup everything
+refused '`python` does not know `gpu`' python gpu
+refused '`bench torch` does not know `fast`' bench torch fast
 wrong_compare() { # wrong_compare WORDS ARGUMENT...: bench/compare.sh prints these words and its own usage
     words=$1
     shift

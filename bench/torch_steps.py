@@ -1,0 +1,74 @@
+"""Time of a step of KahanAdamW beside torch's own AdamW, for 1, 100 and 10,000 tensors. Prints a table in markdown.
+
+    ./build.sh bench torch [ROUNDS]
+
+In each round every optimizer makes one step on tensors of its own, one after the other. Ratios are of the same round;
+times and ratios are medians over the rounds. One thread."""
+import os
+import statistics
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path = [p for p in sys.path if os.path.abspath(p or ".") != HERE]  # this file is called torch, too
+sys.path[:0] = [os.path.join(HERE, "..", "build", "python"), os.path.join(HERE, "..", "docs", "examples")]
+
+import torch  # noqa: E402
+import kahan_opt as k  # noqa: E402
+from torch_kahan import KahanAdamW  # noqa: E402
+
+SIZES = ((1, 64), (100, 64), (10000, 64), (1, 10 ** 7), (100, 10 ** 5), (10000, 1000))
+
+
+def fused(params):
+    try:
+        return torch.optim.AdamW(params, fused=True)
+    except (RuntimeError, TypeError):  # an older PyTorch, on the CPU
+        return torch.optim.AdamW(params, foreach=True)
+
+
+RUNS = ("torch fp32", fused, torch.float32), ("torch bf16", fused, torch.bfloat16), \
+    ("KahanAdamW bf16", KahanAdamW, torch.bfloat16), ("KahanAdamW fp32", KahanAdamW, torch.float32)
+
+
+def measure(count, n, rounds):
+    """Seconds of each round: a list for each of RUNS, and one for the library's call in the step of KahanAdamW bf16."""
+    made = []
+    for _, make, dtype in RUNS:
+        params = [torch.nn.Parameter(torch.randn(n).to(dtype)) for _ in range(count)]
+        optimizer = make(params)
+        made.append((params, optimizer))
+    times = [[] for _ in range(len(RUNS) + 1)]
+    for _ in range(rounds + 2):  # two to warm up
+        for (params, optimizer), seconds in zip(made, times):
+            for p in params:
+                p.grad = torch.randn_like(p)  # new gradients, as after zero_grad()
+            begin = time.perf_counter()
+            optimizer.step()
+            seconds.append(time.perf_counter() - begin)
+        call = made[2][1]._plans[0][1][0]
+        begin = time.perf_counter()
+        k.check(k.kopt_optimizer_step(call.opt, call.tensors, count))
+        times[-1].append(time.perf_counter() - begin)
+    return [seconds[2:] for seconds in times]
+
+
+def main():
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 25
+    torch.set_num_threads(1)
+    print("PyTorch %s, %s, one thread, %s, median of %d rounds; microseconds per step\n" % (
+        torch.__version__, "fused" if fused([torch.nn.Parameter(torch.zeros(1))]).defaults.get("fused") else "foreach",
+        k.kopt_isa_name(k.kopt_isa_current()), rounds))
+    print("| tensors | weights each | %s | in C | bf16 to torch fp32 | to torch bf16 |"
+          % " | ".join(name for name, _, _ in RUNS))
+    print("|" + "---:|" * (len(RUNS) + 5))
+    for count, n in SIZES:
+        times = measure(count, n, rounds)
+        ratios = [statistics.median(a / b for a, b in zip(times[2], other)) for other in times[:2]]
+        print("| %s | %s | %s | %s |" % (format(count, ","), format(n, ","), " | ".join(
+            format(round(statistics.median(t) * 1e6), ",") for t in times),
+            " | ".join("**%.2f**" % r if i == 0 else "%.2f" % r for i, r in enumerate(ratios))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
