@@ -72,13 +72,13 @@ demo() {
 list_examples() {
     echo "./build.sh examples NAME builds an example and runs it:"
     for source in docs/examples/*.c docs/examples/*.py; do
-        [ ! -e "$source" ] || awk -v name="$(basename "${source%.*}")" '{
+        [ ! -e "$source" ] || awk -v name="$(basename "${source%.*}")" '!/^#!/ {
             sub(/^ +/, "")
             text = text $0 " "
-            begin = index(text, " - ")
-            rest = substr(text, begin + 3)
-            if (begin && match(rest, /\.[ "*]/)) {
-                printf "  %-12s %s\n", name, substr(rest, 1, RSTART)
+            if (match(text, /\.[ "*]/)) {
+                text = substr(text, 1, RSTART)
+                sub(/^("""|\/\* *)([a-z0-9_]+\.[a-z]+ - )?/, "", text)
+                printf "  %-18s %s\n", name, text
                 exit
             }
         }' "$source"

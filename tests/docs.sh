@@ -364,7 +364,8 @@ build_command() { # build_command WORDS...: arguments of ./build.sh; prints noth
     first=yes
     for word; do
         case $word in
-        --*) in_usage "$command" "$word" || grep -q -w -e "$word" build.sh || echo "./build.sh $command has no $word" ;;
+        --*) [ "$command" = examples ] || in_usage "$command" "$word" || grep -q -w -e "$word" build.sh ||
+            echo "./build.sh $command has no $word" ;;
         *[!a-z0-9_]* | '' | [0-9]*) ;;
         *) # a word of its own, or the value of an option
             [ -z "$first" ] || in_usage "$command" "$word" || is_example "$command" "$word" ||

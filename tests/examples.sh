@@ -38,6 +38,7 @@ else
     report 0 "# SKIP openmp: the compiler has no OpenMP"
 fi
 
+rm -f $out/run*
 CC="${CC:-cc} -DKAHAN_OPT_NO_SIMD" sh build.sh examples checkpoint.c $out/run 8 4 >$out/log 2>&1 &&
     grep -q '^batch 8, ' $out/log
 report $? "build.sh examples NAME builds an example and runs it with the words behind NAME"
@@ -45,7 +46,7 @@ sh build.sh examples >$out/list 2>$out/log
 for file in docs/examples/*; do
     name=${file##*/}
     case $name in README.md | __pycache__) continue ;; esac
-    grep -q "^  ${name%.*}  *[a-z].*\.\$" $out/list || echo "build.sh examples does not list $name with a sentence"
+    grep -q "^  ${name%.*}  *[A-Za-z].*\.\$" $out/list || echo "build.sh examples does not list $name with a sentence"
     line=$(grep -F "[$name]($name)" docs/examples/README.md)
     case $line in
     *"\`./build.sh examples ${name%.*}\`"* | *"\`./build.sh examples ${name%.*} "*) ;;
