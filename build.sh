@@ -30,11 +30,14 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench calls [HEADER]   instructions of a call, by callgrind: what small tensors cost
        ./build.sh bench q8 [check | ...] which 8-bit code serves the moments of AdamW? (docs/q8.md)
        ./build.sh bench torch [ROUNDS]   a step of KahanAdamW beside torch's AdamW, for 1, 100 and 10,000 tensors
+       ./build.sh bench converters       convert.py with the real bitsandbytes, optimi, torchao (installs them: 6 GB)
+       ./build.sh bench fidelity [quick] what 16 bit loses: losses, stalls, decay with error bars (docs/fidelity.md)
        ./build.sh bench theorem1         how far from the solution SGD with 16-bit weights ends (docs/theorem1.md)
        ./build.sh cuda [bench]           the GPU part: its PTX, also run on the CPU, and its tests if there is a GPU
        ./build.sh cuda day [--part N]    all on a GPU in 25 minutes, three parts (--rehearse: without; docs/gpu-day.md)
        ./build.sh figures                update the figures of demo and theorem1 in README.md and docs: a minute
        ./build.sh figures bench          ... and of bench cliffs and --sizes, on an idle machine: ten minutes, 10 GB
+       ./build.sh figures fidelity [draw] ... and of bench fidelity; draw: from its last run
        ./build.sh mutants [all|share K/N] change the header in some 400 ways: does each make a test fail?
        ./build.sh python [cuda]          the library for Python, in build/python; cuda: also that for GPUs, with nvcc
        ./build.sh setup                  install the tools that the full test uses (apt, as root)
@@ -160,6 +163,37 @@ bench_peers() {
     exec python3 bench/peers.py "$@"
 }
 
+# docs/examples/convert.py with the packages of PyPI.
+bench_converters() {
+    knows 'bench converters' '' "$@"
+    python_library build/python
+    install_peers
+    [ -d build/peers/safetensors ] || pip_peers --no-deps safetensors
+    PYTHONPATH=$PWD/build/peers exec python3 bench/converters.py build/python
+}
+
+# bench/fidelity.py with a Python that has PyTorch, scikit-learn and matplotlib: in build/peers, or Debian's. `quick`
+# and `draw` install nothing.
+bench_fidelity() {
+    knows 'bench fidelity' 'quick draw' "$@"
+    mkdir -p build/bench
+    if [ $# = 0 ]; then
+        install_peers
+        [ ! -d build/peers/torch ] || [ -d build/peers/sklearn ] || pip_peers scikit-learn matplotlib || true
+    fi
+    [ -n "$(find build/bench/python/libkahan_opt.so -newer kahan_opt.h 2>/dev/null)" ] ||
+        python_library build/bench/python
+    for peers in build/peers ''; do
+        for python in python3 /usr/bin/python3; do
+            if PYTHONPATH=$peers "$python" -c 'import torch, sklearn, matplotlib' 2>/dev/null; then
+                exec env "PYTHONPATH=$peers" PYTHONDONTWRITEBYTECODE=1 "$python" bench/fidelity.py "$@"
+            fi
+        done
+    done
+    echo "bench: fidelity needs PyTorch, scikit-learn and matplotlib; ./build.sh setup installs them" >&2
+    exit 2
+}
+
 # One program with several builds of the header: see bench/flags.c.
 flags_build() { # flags_build NAME COMPILER FLAG...: skipped without the compiler
     name=$1
@@ -185,6 +219,7 @@ bench() {
         shift
         exec sh "$script" "$@"
         ;;
+    fidelity) shift; bench_fidelity "$@" ;; # it does not return
     q8)
         shift
         mkdir -p build/bench
@@ -198,12 +233,16 @@ bench() {
         for peers in build/peers ''; do # PyTorch from build/peers, or Debian's python3-torch
             for python in python3 /usr/bin/python3; do
                 if PYTHONPATH=$peers "$python" -c 'import torch' 2>/dev/null; then
-                    exec env "PYTHONPATH=$peers" "$python" bench/torch.py "$@"
+                    exec env "PYTHONPATH=$peers" "$python" bench/torch_steps.py "$@"
                 fi
             done
         done
         echo "bench: torch needs PyTorch: ./build.sh setup, or bench --peers, installs it" >&2
         exit 2
+        ;;
+    converters)
+        shift
+        bench_converters "$@"
         ;;
     esac
     if [ "${1:-}" = cliffs ]; then
@@ -376,9 +415,13 @@ setup() {
         libc6-dev-armhf-cross gcc-powerpc-linux-gnu libc6-dev-powerpc-cross gcc-powerpc64le-linux-gnu \
         libc6-dev-ppc64el-cross gcc-mips-linux-gnu libc6-dev-mips-cross libsleef-dev python3-gmpy2 python3-mpmath
     sleef_arm64
-    # PyTorch and optimi, for tests/peers.py
-    { apt_install python3-torch python3-packaging python3-pip && pip_install build/python torch-optimi==0.3.3; } ||
+    # PyTorch and optimi, for tests/peers.py; with safetensors, for the converters
+    { apt_install python3-torch python3-packaging python3-pip &&
+        pip_install build/python torch-optimi==0.3.3 safetensors==0.8.0; } ||
         optional "PyTorch and optimi" "the comparison with them stays out"
+    # for bench fidelity
+    apt_install python3-sklearn python3-matplotlib ||
+        optional "scikit-learn and matplotlib" "the evidence with error bars stays out"
     # clang-format for tests/signs.py: other versions format differently with the same settings
     { apt_install python3-pip && pip_install build/python clang-format==19.1.7; } ||
         optional "clang-format" "the check of the format stays out"
@@ -520,6 +563,12 @@ vmath_parts() {
         fi
     done
     skip "vector mathematics compared with MPFR" python3-gmpy2
+}
+
+library_job() { # adds the job that builds the library for Python, in build/tests/python
+    mkdir -p build/tests/python
+    python3 docs/examples/bindings.py kahan_opt.h build/tests/python
+    job python_library $CC -shared -fPIC -O2 -I. -o build/tests/python/libkahan_opt.so build/tests/python/kahan_opt.c
 }
 
 prove_all() {
@@ -691,9 +740,7 @@ run_tests() {
         skip "the rules compared with PyTorch and optimi" "python3-torch or torch-optimi"
     fi
     if have python3; then
-        mkdir -p build/tests/python
-        python3 docs/examples/bindings.py kahan_opt.h build/tests/python
-        job python $CC -shared -fPIC -O1 -I. -o build/tests/python/libkahan_opt.so build/tests/python/kahan_opt.c
+        library_job
         part bindings "${python:-python3}" tests/bindings.py build/tests/python
     else
         skip "the bindings for Python" python3
@@ -702,6 +749,17 @@ run_tests() {
         part torch /usr/bin/python3 tests/test_torch.py build/tests/python
     else
         skip "the optimizers for PyTorch" python3-torch
+    fi
+    if [ -d build/python/optimi ] && PYTHONPATH=build/python /usr/bin/python3 -c 'import torch, safetensors' 2>/dev/null
+    then
+        part convert_formats /usr/bin/python3 tests/test_convert_formats.py build/tests/python
+    else
+        skip "the converters" "python3-torch, torch-optimi or safetensors" them
+    fi
+    if /usr/bin/python3 -c 'import torch, sklearn, matplotlib' 2>/dev/null; then
+        part fidelity sh tests/fidelity.sh
+    else
+        skip "the evidence with small settings" "python3-torch, python3-sklearn or python3-matplotlib" them
     fi
     run_jobs
     prove_all
@@ -716,7 +774,7 @@ mutants() {
 }
 
 figures() {
-    knows figures bench "$@"
+    knows figures 'bench fidelity draw' "$@"
     exec sh docs/figures.sh "$@"
 }
 

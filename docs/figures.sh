@@ -1,7 +1,8 @@
 #!/bin/sh
-# docs/figures.sh [bench]: the figures of README.md and of docs, from the programs that measure them. A table stands
-# between the lines `<!-- figures: NAME -->` and `<!-- end -->`; what is around it is written by hand. `bench`: times
-# instead, on an idle machine. The text beside those names the machine and counts what is over a limit: change it, too.
+# docs/figures.sh [bench | fidelity [draw]]: the figures of README.md and of docs, from the programs that measure them.
+# A table stands between the lines `<!-- figures: NAME -->` and `<!-- end -->`; what is around it is written by hand.
+# `bench`: times instead, on an idle machine. The text beside those names the machine and counts what is over a limit:
+# change it, too. `fidelity`: docs/fidelity.md.
 set -eu
 cd "$(dirname "$0")/.."
 out=build/figures
@@ -83,5 +84,16 @@ bench)
     ./build.sh bench torch >$out/torch && fill docs/pytorch.md torch <$out/torch
     ./build.sh bench --sizes >$out/sizes
     copy build/bench/cost.svg docs/cost.svg
+    ;;
+fidelity) # draw: from the last run
+    shift
+    ./build.sh bench fidelity "$@" >$out/fidelity || { cat $out/fidelity >&2 && fail "bench fidelity fails"; }
+    ! grep '^SKIPPED' $out/fidelity || fail "the figures of docs/fidelity.md are with all packages"
+    for name in loss stall decay moment versions; do
+        fill docs/fidelity.md "fidelity $name" <build/bench/fidelity_$name.md
+    done
+    for name in loss stall decay moment bytes; do
+        copy build/bench/fidelity_$name.svg docs/fidelity_$name.svg
+    done
     ;;
 esac

@@ -1,5 +1,5 @@
-# checkpoint.sh [PART...]: does docs/examples/checkpoint.c survive what its text says it survives? Prints TAP. The parts:
-#     crash      kill -9 at 200 instants; calls that fail, short writes, full disks, kill -9 and power cuts at every call
+# checkpoint.sh [PART...]: does docs/examples/checkpoint.c survive what its text says? Prints TAP. The parts:
+#     crash      kill -9 at 200 instants; calls that fail, short writes, full disks, kill -9, power cuts at every call
 #     damage     every bit of a file flipped, every length
 #     files      as its first comment says; files that it must refuse
 #     machines   a run that goes from machine to machine, one of them big-endian, one of 32 bits
@@ -16,6 +16,7 @@ rooms= # memory is faster than a disk, and thousands of files are written
 [ ! -w /dev/shm ] || rooms=/dev/shm
 room=$(mktemp -d "${rooms:-$out}/checkpoint.XXXXXX") || exit 2
 trap 'rm -rf "$room"' EXIT
+trap 'exit 1' INT TERM HUP
 count=0
 report() { # report STATUS DESCRIPTION: the output is in the log
     count=$((count + 1))
@@ -47,11 +48,11 @@ results() { # results COMMAND...: a program that prints TAP: its lines, numbered
     report 1 "$1 ends with status $status"
 }
 
-# ---- the parts; each builds what it runs from the source in $example ---------------------------------------------------
+# ---- the parts; each builds what it runs from the source in $example -------------------------------------------------
 
 example=docs/examples/checkpoint.c
-changed() { # changed SED-SCRIPT FILE: writes a changed copy of the example, which can be compiled in its place
-    sed "s,../../kahan_opt.h,$PWD/kahan_opt.h,; $1" docs/examples/checkpoint.c >"$2"
+changed() { # changed SED-SCRIPT FILE: writes a changed copy of the example
+    sed "s,../../kahan_opt.h,$PWD/kahan_opt.h,; $1" $example >"$2"
 }
 
 crash() {
@@ -98,8 +99,9 @@ batch 1000" ]
         [ "$(sed -n 's/^batch.*loss \(0\.000\)[0-9]*,.*/\1/p' $out/log)" = 0.000 ]
     report $? "without arguments: it learns, and the loss ends below 0.001"
 
-    for change in 's/HIDDEN = 16/HIDDEN = 12/:model:of a net of another size' \
-        's/kopt_adamw(/kopt_lion(/:model:of another optimizer' 's/"my net 1"/"my net 2"/:program:of another program'; do
+    for change in 's/HIDDEN = 16/HIDDEN = 12/:model.*to another optimizer, tensor:of a net of another size' \
+        's/kopt_adamw(/kopt_lion(/:model.*to another optimizer:of another optimizer' \
+        's/"my net 1"/"my net 2"/:program$:of another program'; do
         changed "${change%%:*}" $out/other.c
         words=${change#*:}
         $CC $warnings $quick -o $out/other $out/other.c >$out/log 2>&1 &&
@@ -157,7 +159,7 @@ machines() {
     rm -f "$room"/run*
 }
 
-# ---- mistakes: a part, its description, and a sed script that makes it -------------------------------------------------
+# ---- mistakes: a part, its description, and a sed script that makes it -----------------------------------------------
 
 mistake() { # mistake PART DESCRIPTION SED-SCRIPT
     changed '' $out/whole.c
@@ -187,7 +189,8 @@ broken() {
         return sync_folder(path);\
     }/'
     mistake crash 'no fsync of the folder' 's/return sync_folder(path);/return (void)sync_folder, 0;/'
-    mistake crash 'the file is written in its place' 's/strcpy(temporary, path), ".temporary"/strcpy(temporary, path), ""/'
+    mistake crash 'the file is written in its place' \
+        's/strcpy(temporary, path), ".temporary"/strcpy(temporary, path), ""/'
     mistake crash 'the previous file is copied to its name by deleting it first' \
         's/rename(path, previous) != 0 \&\& errno != ENOENT/unlink(path) != 0 \&\& errno != ENOENT/'
     mistake crash 'a short write counts as a whole one' 's/p += n, size -= (size_t)n; .*/size = 0;/'
@@ -205,17 +208,24 @@ broken() {
         's/move(s, &r->batches, 8, 1)/move(s, \&(uint64_t){r->batches}, 8, 1)/'
     mistake crash 'the sums of gradients are forgotten' \
         's/move(s, a->sum, 2, a->n) != 0/move(s, (kopt_bf16[MOST]){0}, 2, a->n) != 0/'
-    mistake crash 'their residuals are forgotten' 's/move(s, a->residual, 2, a->n)/move(s, (kopt_bf16[MOST]){0}, 2, a->n)/'
-    mistake crash 'the number of their batches is forgotten' 's/move(s, &a->count, 4, 1)/move(s, \&(uint32_t){0}, 4, 1)/'
-    mistake crash 'the count of their random bits is forgotten' 's/move(s, &a->step, 4, 1)/move(s, \&(uint32_t){0}, 4, 1)/'
-    mistake crash 'it never resumes' 's/newest = load(r, path), older/newest = ABSENT, older/; s/: load(r, previous)/: ABSENT/'
+    mistake crash 'their residuals are forgotten' \
+        's/move(s, a->residual, 2, a->n)/move(s, (kopt_bf16[MOST]){0}, 2, a->n)/'
+    mistake crash 'the number of their batches is forgotten' \
+        's/move(s, &a->count, 4, 1)/move(s, \&(uint32_t){0}, 4, 1)/'
+    mistake crash 'the count of their random bits is forgotten' \
+        's/move(s, &a->step, 4, 1)/move(s, \&(uint32_t){0}, 4, 1)/'
+    mistake crash 'it never resumes' \
+        's/newest = load(r, path), older/newest = access(path, F_OK) ? load(r, path) : ABSENT, older/
+         s/: load(r, previous)/: ABSENT/'
     mistake crash 'no lock' 's/lockf(fd, F_TLOCK, 0) != 0/0/'
+    mistake damage 'the polynomial of the checkpoint within' 's/0x82F63B78u/0xEDB88320u/'
     mistake damage 'no check of the checksum' 's/return stored == crc;/return 1;/'
     mistake damage 'a damaged file becomes the previous one' 's/\*keep = newest != DAMAGED;/*keep = 1;/'
-    mistake damage 'a damaged file and no other: it starts afresh' 's/newest == ABSENT && older == ABSENT/older != LOADED/'
+    mistake damage 'a damaged file and no other: it starts afresh' \
+        's/newest == ABSENT && older == ABSENT/older != LOADED/'
     mistake files 'the size of the net is not compared' 's/if (n != a->n) return KOPT_ERROR_MISMATCH;//'
     mistake files 'a file of another program is taken' 's/memcmp(magic, MAGIC, 8) != 0/0/'
-    mistake files 'a file of another model counts as damaged' 's/kopt_result_string(result)), STOP/kopt_result_string(result)), DAMAGED/'
+    mistake files 'a file of another model counts as damaged' 's/return damaged ? DAMAGED : STOP;/return DAMAGED;/'
     mistake machines 'the order of bytes is that of the machine' 's/== 1 ? 0 : size - 1;/== 1 ? 0 : 0;/'
 }
 

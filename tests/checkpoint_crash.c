@@ -21,7 +21,7 @@ enum { KILLS = 200, SHOWN = 5, ENOUGH = 50 }; /* failures that are shown, and af
 static const char *program, *faults, *folder;
 static char path[4096]; /* of the checkpoint */
 
-/* ---- files -------------------------------------------------------------------------------------------------------- */
+/* ---- files ------------------------------------------------------------------------------------------------------- */
 
 typedef struct bytes {
     size_t size;
@@ -59,7 +59,7 @@ static void clear(void) {
     closedir(names);
 }
 
-/* ---- a run of the program ----------------------------------------------------------------------------------------- */
+/* ---- a run of the program ---------------------------------------------------------------------------------------- */
 
 typedef struct outcome {
     int status, killed;
@@ -110,7 +110,8 @@ static const char *last_line(const char *text) {
     return line;
 }
 
-static long number_after(const char *text, const char *words) { /* behind the last of these words; -1 if there is none */
+static long number_after(const char *text,
+                         const char *words) { /* behind the last of these words; -1 if there is none */
     long number = -1;
     const char *p;
     for (p = text; (p = strstr(p, words)) != NULL; p += strlen(words)) number = strtol(p + strlen(words), NULL, 10);
@@ -129,7 +130,7 @@ static int good(int yes, const char *fault, const char *what, const outcome *o) 
     return yes;
 }
 
-/* ---- what must come out ------------------------------------------------------------------------------------------- */
+/* ---- what must come out ------------------------------------------------------------------------------------------ */
 
 typedef struct reference {
     const char *batches, *every;
@@ -202,7 +203,8 @@ static int try_one(const start *s, const reference *r, const char *fault, int de
     o = run(fault, r->batches, r->every);
     if (o->status == 77) return 0;
     saved = number_after(o->out, "saved: batch ");
-    if (deadly) good(o->killed, fault, "it was not killed", o);
+    if (deadly)
+        good(o->killed, fault, "it was not killed", o);
     else {
         const int finished = strcmp(last_line(o->out), r->final) == 0;
         const int told = count_of(o->err, words), last = o->status == 0;
@@ -245,7 +247,8 @@ static void boundaries(const start *s, const reference *r) {
         snprintf(fault, sizeof fault, "signal %d", k);
         tried += try_one(s, r, fault, 0, "", 0);
     }
-    ok(failures == before, "%s: %d runs with short reads and writes and signals: as if nothing happened", s->name, tried);
+    ok(failures == before, "%s: %d runs with short reads and writes and signals: as if nothing happened", s->name,
+       tried);
 
     before = failures, tried = 0;
     for (k = 1; k <= s->count; ++k) {
@@ -269,7 +272,7 @@ static void boundaries(const start *s, const reference *r) {
     ok(failures == before, "%s: %d power cuts: it resumes, and keeps what it said was saved", s->name, tried);
 }
 
-/* ---- kill -9 at any instant --------------------------------------------------------------------------------------- */
+/* ---- kill -9 at any instant -------------------------------------------------------------------------------------- */
 
 static uint32_t random_below(uint32_t n) { /* xorshift */
     static uint32_t x = 2463534242u;
@@ -289,7 +292,8 @@ static void kills(const reference *r) {
         snprintf(fault, sizeof fault, "timer %lu", (unsigned long)random_below(microseconds) * 1000 + 1);
         o = run(fault, r->batches, r->every);
         good(o->err[0] == 0, fault, "complaints", o);
-        good(saved == 0 || number_after(o->out, ", batch ") >= saved || o->out[0] == 0, fault, "a checkpoint is lost", o);
+        good(saved == 0 || number_after(o->out, ", batch ") >= saved || o->out[0] == 0, fault, "a checkpoint is lost",
+             o);
         resumed += strncmp(o->out, "resumed: ", 9) == 0;
         if (number_after(o->out, "saved: batch ") > saved) saved = number_after(o->out, "saved: batch ");
         kill += o->killed;
@@ -299,8 +303,10 @@ static void kills(const reference *r) {
         clear();
     }
     finish(r, "the last of the killed runs", saved);
-    ok(failures == before, "kill -9 at %d instants: it resumed %d times, and %d runs ended with the bits of one that was "
-       "never killed", kill, resumed, runs + 1);
+    ok(failures == before,
+       "kill -9 at %d instants: it resumed %d times, and %d runs ended with the bits of one that was "
+       "never killed",
+       kill, resumed, runs + 1);
     ok(resumed > KILLS / 4, "... in more than a fourth of them there was something to resume");
 }
 
@@ -324,9 +330,11 @@ int main(int argc, char **argv) {
     empty.name = "from nothing", midway.name = "from a checkpoint";
     count_calls(&empty, &few);
     count_calls(&midway, &few);
-    if (empty.count == 0) skip("no LD_PRELOAD here");
+    if (empty.count == 0)
+        skip("no LD_PRELOAD here");
     else {
-        ok(midway.count > 50, "the calls of a run that fail, one after the other: %d and %d", empty.count, midway.count);
+        ok(midway.count > 50, "the calls of a run that fail, one after the other: %d and %d", empty.count,
+           midway.count);
         boundaries(&empty, &few);
         boundaries(&midway, &few);
         make_reference(&many, "4000", "40");

@@ -9,7 +9,7 @@ int checkpoint_main(int argc, char **argv);
 
 #include "tap.h"
 
-enum { ROOM = 1 << 16 };
+enum { ROOM = 1 << 16, PARTS = 8 };
 static run r;
 static char path[NAME_SIZE];
 static unsigned char newest[ROOM], previous[ROOM], file[ROOM];
@@ -84,7 +84,8 @@ int main(int argc, char **argv) {
         file[i / 8] ^= (unsigned char)(1 << i % 8);
         wrong += !refused(file, size);
     }
-    say(wrong == 0, "each of its %d bits, flipped, is noticed, and the file before is used (%d are not)", 8 * size, wrong);
+    say(wrong == 0, "each of its %d bits, flipped, is noticed, and the file before is used (%d are not)", 8 * size,
+        wrong);
     for (wrong = 0, i = 0; i < size; ++i) wrong += !refused(newest, i);
     say(wrong == 0, "each length below %d is noticed, too (%d are not)", size, wrong);
     memset(file, 0, sizeof file);
@@ -105,6 +106,18 @@ int main(int argc, char **argv) {
     train_to(30);
     good &= write_run(&r, -1, &again) == KOPT_OK && again == crc;
     say(good, "from there it ends with the bits of a run without damage", 0, 0);
+
+    for (wrong = 0, i = 0; i < PARTS; ++i) {
+        unsigned char *const part[PARTS] = {(unsigned char *)weight[0],   (unsigned char *)&state[3][64],
+                                            (unsigned char *)&sum[1][2],  (unsigned char *)&rest[2][3],
+                                            (unsigned char *)&r.batches,  (unsigned char *)&r.scaler.bad,
+                                            (unsigned char *)&r.opt.seed, (unsigned char *)&r.opt.step};
+        *part[i] ^= 1;
+        wrong += write_run(&r, -1, &again) != KOPT_OK || again == crc;
+        *part[i] ^= 1;
+    }
+    good = write_run(&r, -1, &again) == KOPT_OK && again == crc;
+    say(good && wrong == 0, "the hash of all changes with a bit of any of %d parts (%d are not in it)", PARTS, wrong);
 
     memcpy(file, newest, size);
     file[100] ^= 1;

@@ -58,7 +58,7 @@ static void *real(const char *name) {
 
 static int is(const char *kind) { return strcmp(fault.kind, kind) == 0; }
 
-/* ---- the disk: what it surely holds, and what may have been written since ----------------------------------------- */
+/* ---- the disk: what it surely holds, and what may have been written since ---------------------------------------- */
 
 enum { FILES = 1024, NAMES = 16, CHANGES = 4096, MOST = 1 << 16 };
 typedef struct file { /* by inode */
@@ -192,7 +192,7 @@ static void power_cut(long variant) {
     die();
 }
 
-/* ---- the calls ---------------------------------------------------------------------------------------------------- */
+/* ---- the calls --------------------------------------------------------------------------------------------------- */
 
 static int signalled; /* the last call was interrupted: this is the same one again */
 
@@ -226,7 +226,7 @@ static size_t part(size_t size) { /* of a read or write */
 
 static int opened(const char *path, int flags, va_list arguments) {
     const mode_t mode = flags & O_CREAT ? va_arg(arguments, mode_t) : 0;
-    const int new = flags & O_CREAT && inode_of(path) == 0;
+    const int new = flags &O_CREAT &&inode_of(path) == 0;
     int fd;
     if (begin("open", 1)) return -1;
     fd = real_open(path, flags, mode);
@@ -280,8 +280,10 @@ int fsync(int fd) {
     length = readlink(link, path, sizeof path - 1);
     if (length < 0 || fstat(fd, &status) != 0) abort();
     path[length] = 0;
-    if (S_ISDIR(status.st_mode)) make_names_durable();
-    else make_durable(path);
+    if (S_ISDIR(status.st_mode))
+        make_names_durable();
+    else
+        make_durable(path);
     return 0;
 }
 

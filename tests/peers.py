@@ -326,4 +326,5 @@ def main():
     print("1..%d" % count)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -38,6 +38,7 @@ refused '`bench` does not know `1e6`' bench flags 1e6
 refused '`bench` does not know `--gib`' bench --peers --gib 1
 refused '`bench cliffs` does not know `avx`' bench cliffs quick avx
 refused '`bench` does not know `quick`' bench quick
+refused '`bench fidelity` does not know `slow`' bench fidelity slow
 refused '`demo` does not know `--bf16`' demo --bf16
 refused '`demo` does not know `--all`' demo --precision all --all
 refused 'there is no example `nonsense`' examples nonsense

@@ -33,7 +33,8 @@ static int write_all(int fd, const void *data, size_t size) {
     while (size > 0) {
         const ssize_t n = write(fd, p, size);
         if (n < 0 && errno == EINTR) continue; /* a signal came: try again */
-        if (n < 0) return -1;
+        if (n == 0) errno = EIO;
+        if (n <= 0) return -1;
         p += n, size -= (size_t)n; /* if not all was written, go on with the rest */
     }
     return 0;
@@ -59,7 +60,8 @@ static int open_file(const char *path, int flags) {
 }
 
 /* Returns when the bytes of the file are on the disk. Do not call it again after an error: the system may have dropped
-   what it could not write, and would then report success. macOS: fcntl(fd, F_FULLFSYNC) also empties the disk's cache. */
+   what it could not write, and would then report success. On macOS, fcntl(fd, F_FULLFSYNC) also empties the cache of
+   the disk. */
 static int sync_file(int fd) {
     int result;
     do result = fsync(fd);
@@ -74,8 +76,10 @@ static int sync_folder(const char *path) {
     int fd, result, error;
     strcpy(folder, path);
     slash = strrchr(folder, '/');
-    if (slash == NULL) strcpy(folder, ".");
-    else slash[slash == folder] = 0; /* of "/file": "/" */
+    if (slash == NULL)
+        strcpy(folder, ".");
+    else
+        slash[slash == folder] = 0; /* of "/file": "/" */
     fd = open_file(folder, O_RDONLY);
     if (fd < 0) return -1;
     result = sync_file(fd);
@@ -111,14 +115,15 @@ static int write_file_atomically(const char *path, int keep, int (*content)(void
     return -1;
 }
 
-/* CRC-32, a byte at a time: of several pieces, pass the result of one to the next, beginning with 0. */
+/* CRC-32C, a byte at a time: of several pieces, pass the result of one to the next, beginning with 0. Do not take the
+   CRC-32 of zip: kopt_save_to() ends with it, and then the CRC-32 of the whole is the same for all weights. */
 static uint32_t checksum(uint32_t crc, const void *data, size_t size) {
     static uint32_t table[256];
     const unsigned char *p = data;
     uint32_t i, bit;
     if (table[1] == 0)
         for (i = 0; i < 256; ++i)
-            for (table[i] = i, bit = 0; bit < 8; ++bit) table[i] = table[i] >> 1 ^ (table[i] & 1 ? 0xEDB88320u : 0);
+            for (table[i] = i, bit = 0; bit < 8; ++bit) table[i] = table[i] >> 1 ^ (table[i] & 1 ? 0x82F63B78u : 0);
     for (crc = ~crc; size > 0; --size) crc = crc >> 8 ^ table[(crc ^ *p++) & 255];
     return ~crc;
 }
@@ -249,7 +254,7 @@ static double mean_loss(void) {
         float x[INPUTS], hidden[HIDDEN], y, error;
         get_sample(s, x, &y);
         error = forward(x, hidden) - y;
-        loss += (double)error * (double)error / SAMPLES;
+        loss += (double)error * (double)error / (double)SAMPLES;
     }
     return loss;
 }
@@ -262,7 +267,7 @@ static void backward(uint64_t batch, float scale) {
     for (s = 0; s < BATCH; ++s) {
         float x[INPUTS], hidden[HIDDEN], y, dy;
         get_sample(sample_at(batch * BATCH + s), x, &y);
-        dy = (forward(x, hidden) - y) * 2 / BATCH * scale;
+        dy = (forward(x, hidden) - y) * 2 / (float)BATCH * scale;
         for (j = 0; j < HIDDEN; ++j) {
             const float dh = hidden[j] > 0 ? dy * kopt_f32_from_bf16(weight[2][j]) : 0;
             for (i = 0; i < INPUTS; ++i) g[0][j * INPUTS + i] += dh * x[i];
@@ -278,7 +283,8 @@ static void backward(uint64_t batch, float scale) {
 static void train_batch(run *r) {
     int k;
     backward(r->batches, r->scaler.scale);
-    for (k = 0; k < TENSORS; ++k) check(kopt_accumulate(&r->sums[k], grad[k], KOPT_FP16, 1.0 / BATCHES_PER_STEP));
+    for (k = 0; k < TENSORS; ++k)
+        check(kopt_accumulate(&r->sums[k], grad[k], KOPT_FP16, 1.0 / (double)BATCHES_PER_STEP));
     if (r->sums[0].count == BATCHES_PER_STEP) {
         r->opt.lr = r->opt.step < 100 ? RATE * (r->opt.step + 1) / 100 : RATE; /* a function of the step: not saved */
         check(kopt_scaler_step(&r->scaler, &r->opt, r->tensors, TENSORS, 0, NULL, NULL));
@@ -326,7 +332,8 @@ static kopt_result move_own(stream *s, run *r) {
     for (k = 0; k < TENSORS; ++k) {
         kopt_accumulator *a = &r->sums[k];
         uint64_t n = a->n;
-        if (move(s, &n, 8, 1) != 0 || move(s, &a->count, 4, 1) != 0 || move(s, &a->step, 4, 1) != 0) return KOPT_ERROR_FILE;
+        if (move(s, &n, 8, 1) != 0 || move(s, &a->count, 4, 1) != 0 || move(s, &a->step, 4, 1) != 0)
+            return KOPT_ERROR_FILE;
         if (n != a->n) return KOPT_ERROR_MISMATCH;
         if (move(s, a->sum, 2, a->n) != 0 || move(s, a->residual, 2, a->n) != 0) return KOPT_ERROR_FILE;
     }
@@ -366,7 +373,7 @@ static int save(run *r, const char *path, int keep) {
     return -1;
 }
 
-/* STOP: the file is good, but not for this program, or it cannot be opened. DAMAGED: another one may be better. */
+/* STOP: the file is good, but not for this program, or it cannot be opened. */
 typedef enum outcome { LOADED, ABSENT, DAMAGED, STOP } outcome;
 
 /* Is the last number of the file the checksum of all before it? -1 if the file cannot be read. */
@@ -391,7 +398,7 @@ static outcome load_from(run *r, int fd, const char *path) {
     static stream s;
     kopt_file file = {NULL, read_bytes, &s};
     char magic[8];
-    int whole;
+    int whole, damaged;
     kopt_result result = KOPT_ERROR_FILE;
     s.fd = fd, s.saving = 0, s.offset = 0;
     whole = is_whole(&s);
@@ -402,9 +409,10 @@ static outcome load_from(run *r, int fd, const char *path) {
         if (result == KOPT_OK) result = kopt_load_from(&r->opt, r->tensors, TENSORS, &file);
     }
     if (result == KOPT_OK) return LOADED;
-    if (result == KOPT_ERROR_FILE)
-        return fprintf(stderr, "%s cannot be read: %s\n", path, strerror(errno)), DAMAGED;
-    return fprintf(stderr, "%s is of another model: %s\n", path, kopt_result_string(result)), STOP;
+    damaged = result == KOPT_ERROR_FILE || result == KOPT_ERROR_CHECKSUM; /* it was good when is_whole() read it */
+    fprintf(stderr, "%s %s: %s\n", path, damaged ? "cannot be read" : "is of another model",
+            result == KOPT_ERROR_FILE ? strerror(errno) : kopt_result_string(result));
+    return damaged ? DAMAGED : STOP;
 }
 
 static outcome load(run *r, const char *path) {
@@ -453,7 +461,7 @@ int main(int argc, char **argv) {
     uint32_t crc;
     int keep, saved = 1;
     setvbuf(stdout, NULL, _IOLBF, 4096); /* so that each line is seen at once, also in a pipe */
-    if (strlen(path) > NAME_SIZE - 16 || every == 0) return fputs("a name too long, or a 0\n", stderr), 2;
+    if (strlen(path) > NAME_SIZE - 16 || every == 0) return fputs("FILE is too long, or SAVE_EVERY is 0\n", stderr), 2;
     if (!lock(path)) return 1;
     make(&r);
     if (!resume(&r, path, &keep)) return 1;
