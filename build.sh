@@ -78,7 +78,7 @@ list_examples() {
             begin = index(text, " - ")
             rest = substr(text, begin + 3)
             if (begin && match(rest, /\.[ "*]/)) {
-                printf "  %-12s %s\n", name, substr(rest, 1, RSTART)
+                printf "  %-17s %s\n", name, substr(rest, 1, RSTART)
                 exit
             }
         }' "$source"
@@ -233,7 +233,7 @@ bench() {
         for peers in build/peers ''; do # PyTorch from build/peers, or Debian's python3-torch
             for python in python3 /usr/bin/python3; do
                 if PYTHONPATH=$peers "$python" -c 'import torch' 2>/dev/null; then
-                    exec env "PYTHONPATH=$peers" "$python" bench/torch.py "$@"
+                    exec env "PYTHONPATH=$peers" "$python" bench/torch_steps.py "$@"
                 fi
             done
         done

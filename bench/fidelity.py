@@ -32,7 +32,7 @@ import time
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # torchao compiles its step; the operations are the same without
 os.environ["OMP_NUM_THREADS"] = "1"
-sys.path.append("build/bench/python")  # where build.sh puts the bindings
+sys.path[0] = "build/bench/python"  # the bindings that build.sh makes
 try:
     import torch
     import torch.nn.functional as F

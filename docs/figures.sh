@@ -81,12 +81,13 @@ bench)
         awk '/^AdamW on / && ++sets > 2 { exit } { print }' | fill docs/benchmarks.md 'cliffs in cache'
     table_of "AdamW on $best, DRAM:" $out/cliffs | fill docs/benchmarks.md 'cliffs in DRAM'
     copy build/bench/cliffs.svg docs/cliffs.svg
+    ./build.sh bench torch >$out/torch && fill docs/pytorch.md torch <$out/torch
     ./build.sh bench --sizes >$out/sizes
     copy build/bench/cost.svg docs/cost.svg
     ;;
 fidelity) # draw: from the last run
     shift
-    ./build.sh bench fidelity "$@" >$out/fidelity || { cat $out/fidelity >&2 && fail "a claim does not hold"; }
+    ./build.sh bench fidelity "$@" >$out/fidelity || { cat $out/fidelity >&2 && fail "bench fidelity fails"; }
     ! grep '^SKIPPED' $out/fidelity || fail "the figures of docs/fidelity.md are with all packages"
     for name in loss stall decay moment versions; do
         fill docs/fidelity.md "fidelity $name" <build/bench/fidelity_$name.md

@@ -102,7 +102,8 @@ def refuses():
                 f.write(changed)
             source = same_c
             if fresh:
-                subprocess.run([sys.executable, script, path("kahan_opt.h"), folder], check=True)
+                subprocess.run([sys.executable, script, path("kahan_opt.h"), folder], check=True,
+                               stdout=subprocess.DEVNULL)
                 with open(path("kahan_opt.c"), encoding="utf-8") as f:
                     source = f.read()
             with open(path("kahan_opt.c"), "w", encoding="utf-8") as f:

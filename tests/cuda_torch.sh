@@ -17,7 +17,7 @@ fi
         python3 tests/ptx.py $out/kahan_opt_cuda.ptx $out/kernels.c &&
         $cc -std=gnu99 -w -O0 -fPIC -ffp-contract=off -Itests -c -o $out/kernels.o $out/kernels.c &&
         $cc -std=gnu99 -O2 -fPIC -c -o $out/fake.o tests/cuda_fake.c &&
-        $cc -shared -o $out/libkahan_opt_cuda.so $out/host.o $out/kernels.o $out/fake.o -lm
+        $cc -shared -o $out/libkahan_opt_cuda.so $out/host.o $out/kernels.o $out/fake.o -lm -lstdc++
 } >$out/log 2>&1 || {
     sed 's/^/# /' $out/log | head -40
     echo "not ok 1 - the library of the fake GPU builds"

@@ -27,7 +27,8 @@ for name in loss stall decay moment bytes; do
     size=$(wc -c <${results}_$name.svg) || size=0
     [ "$size" -gt 5000 ] && [ "$size" -lt 60000 ] || wrong="$wrong $name"
 done
-python3 -c 'import sys, xml.dom.minidom as x; [x.parse(name) for name in sys.argv[1:]]' ${results}_*.svg && [ -z "$wrong" ]
+python3 -c 'import sys, xml.dom.minidom as x; [x.parse(name) for name in sys.argv[1:]]' ${results}_*.svg || wrong=' XML'
+[ -z "$wrong" ]
 report $? "five pictures, each below 60 KB and good XML$wrong"
 titles() { cat ${results}_*.svg | sed 's/<[^>]*>//g' | tr '\n' ' '; }
 while read -r claim; do # a long title has two lines
