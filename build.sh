@@ -78,7 +78,7 @@ list_examples() {
             if (match(text, /\.[ "*]/)) {
                 text = substr(text, 1, RSTART)
                 sub(/^("""|\/\* *)([a-z0-9_]+\.[a-z]+ - )?/, "", text)
-                printf "  %-18s %s\n", name, text
+                printf "  %-17s  %s\n", name, text
                 exit
             }
         }' "$source"

@@ -47,8 +47,9 @@ def measure(count, n, rounds):
             optimizer.step()
             seconds.append(time.perf_counter() - begin)
         call = made[2][1]._plans[0][1][0]
+        opt = k.kopt_optimizer.from_buffer_copy(call.opt)  # the optimizer itself does not count this step
         begin = time.perf_counter()
-        k.check(k.kopt_optimizer_step(call.opt, call.tensors, count))
+        k.check(k.kopt_optimizer_step(opt, call.tensors, count))
         times[-1].append(time.perf_counter() - begin)
     return [seconds[2:] for seconds in times]
 
