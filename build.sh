@@ -78,7 +78,7 @@ list_examples() {
             begin = index(text, " - ")
             rest = substr(text, begin + 3)
             if (begin && match(rest, /\.[ "*]/)) {
-                printf "  %-12s %s\n", name, substr(rest, 1, RSTART)
+                printf "  %-17s %s\n", name, substr(rest, 1, RSTART)
                 exit
             }
         }' "$source"

@@ -11,7 +11,7 @@ import sys
 import warnings
 
 warnings.simplefilter("ignore")
-sys.path.insert(0, "tests")
+sys.path[0] = "tests"  # instead of bench
 
 import test_convert_formats as t  # puts FOLDER into sys.path
 import convert

@@ -835,8 +835,8 @@ def refused(what, pattern, source, target, path, **options):
         convert.convert(source, target, path, out, **options)
     except convert.Refused as e:
         text = str(e)
-    with open(out) as f:
-        good = f.read() == "before" and sorted(os.listdir(FOLDER)) == files
+    with open(out, "rb") as f:
+        good = f.read() == b"before" and sorted(os.listdir(FOLDER)) == files
     match = re.search(pattern, text)
     ok(bool(match) and good, "refused: %s%s" % (what, "" if match else " (it says: %s)" % text))
 

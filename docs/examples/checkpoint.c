@@ -115,8 +115,8 @@ static int write_file_atomically(const char *path, int keep, int (*content)(void
     return -1;
 }
 
-/* CRC-32C, a byte at a time: of several pieces, pass the result of one to the next, beginning with 0. Do not take the
-   CRC-32 of zip: kopt_save_to() ends with it, and then the CRC-32 of the whole is the same for all weights. */
+/* CRC-32C, a byte at a time: of several pieces, pass the result of one to the next, beginning with 0. Not CRC-32, with
+   which the bytes of kopt_save_to() end: of bytes that end with their own CRC-32, the same sum says little. */
 static uint32_t checksum(uint32_t crc, const void *data, size_t size) {
     static uint32_t table[256];
     const unsigned char *p = data;
@@ -455,8 +455,8 @@ static int lock(const char *path) {
 
 int main(int argc, char **argv) {
     const char *path = argc > 1 ? argv[1] : "run.checkpoint";
-    const uint64_t batches = argc > 2 ? strtoull(argv[2], NULL, 10) : 400000;
-    const uint64_t every = argc > 3 ? strtoull(argv[3], NULL, 10) : 20000;
+    const uint64_t batches = argc > 2 ? strtoull(argv[2], NULL, 10) : 200000;
+    const uint64_t every = argc > 3 ? strtoull(argv[3], NULL, 10) : 10000;
     static run r;
     uint32_t crc;
     int keep, saved = 1;

@@ -1,4 +1,4 @@
-"""Converts checkpoints of kahan_opt to and from the states of other optimizers, and says what is lost.
+"""convert.py - converts checkpoints of kahan_opt to and from the states of other optimizers, and says what is lost.
 
     ./build.sh python                                              builds the library, in build/python
     python3 docs/examples/convert.py FROM TO IN OUT [options]      --help: the formats and the options
