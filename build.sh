@@ -311,10 +311,10 @@ python_library() { # python_library FOLDER [cuda]
     mkdir -p "$1"
     if [ "${2:-}" = cuda ]; then
         [ -n "$NVCC" ] || { echo "python cuda: no nvcc; ./build.sh setup installs it" >&2; exit 1; }
-        python3 docs/examples/bindings.py kahan_opt.h kahan_opt_cuda.cuh "$1"
+        python3 docs/examples/bindings.py kahan_opt.h kahan_opt_cuda.cuh "$1" >/dev/null
         $NVCC -arch=native -O3 -shared -Xcompiler -fPIC -I. -o "$1/libkahan_opt_cuda.so" "$1/kahan_opt_cuda.cu"
     else
-        python3 docs/examples/bindings.py kahan_opt.h "$1"
+        python3 docs/examples/bindings.py kahan_opt.h "$1" >/dev/null
     fi
     cp docs/examples/torch_kahan.py "$1"
     $CC -shared -fPIC -O2 -I. -o "$1/libkahan_opt.so" "$1/kahan_opt.c"
@@ -567,7 +567,7 @@ vmath_parts() {
 
 library_job() { # adds the job that builds the library for Python, in build/tests/python
     mkdir -p build/tests/python
-    python3 docs/examples/bindings.py kahan_opt.h build/tests/python
+    python3 docs/examples/bindings.py kahan_opt.h build/tests/python >/dev/null
     job python_library $CC -shared -fPIC -O2 -I. -o build/tests/python/libkahan_opt.so build/tests/python/kahan_opt.c
 }
 

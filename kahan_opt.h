@@ -9400,10 +9400,20 @@ static int kopt_overlaps_list_(const void *buffer, size_t size, const kopt_optim
     return 0;
 }
 
+/* The lower bits of a number, as many as a size_t has. Not a cast: compilers warn of it if the types are the same. */
+static size_t kopt_to_size_(uint64_t x) {
+    size_t size = 0;
+    int i;
+    for (i = 56; i >= 0; i -= 8) size = size << 8 | KOPT_CAST_(kopt_byte_, x >> i & 255u);
+    return size;
+}
+
 KOPT_API_ size_t kopt_save_size(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
     uint64_t bytes;
+    size_t size;
     if (kopt_check_checkpoint_(&bytes, opt, tensors, count, 0, 0) != KOPT_OK) return 0;
-    return bytes <= ~KOPT_CAST_(size_t, 0) ? KOPT_CAST_(size_t, bytes) : 0;
+    size = kopt_to_size_(bytes);
+    return size == bytes ? size : 0;
 }
 
 /* A buffer as a kopt_file. */
@@ -9422,8 +9432,8 @@ static int kopt_write_memory_(void *user, const void *data, size_t size) {
 
 static int kopt_read_memory_(void *user, uint64_t offset, void *data, size_t size) {
     const kopt_memory_file_ *file = KOPT_CAST_(const kopt_memory_file_ *, user);
-    if (offset > file->size || size > file->size - KOPT_CAST_(size_t, offset)) return 1;
-    kopt_copy_noinline_(KOPT_CAST_(kopt_byte_ *, data), file->from + KOPT_CAST_(size_t, offset), size);
+    if (offset > file->size || size > file->size - kopt_to_size_(offset)) return 1;
+    kopt_copy_noinline_(KOPT_CAST_(kopt_byte_ *, data), file->from + kopt_to_size_(offset), size);
     return 0;
 }
 
@@ -9437,7 +9447,7 @@ KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *te
     if (result != KOPT_OK) return result;
     if (out == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (out_size < bytes) return KOPT_ERROR_SIZE;
-    if (kopt_overlaps_list_(out, KOPT_CAST_(size_t, bytes), opt, tensors, count)) return KOPT_ERROR_OVERLAP;
+    if (kopt_overlaps_list_(out, kopt_to_size_(bytes), opt, tensors, count)) return KOPT_ERROR_OVERLAP;
     memory.to = KOPT_CAST_(kopt_byte_ *, out);
     file.write = kopt_write_memory_;
     file.user = &memory;
@@ -9487,7 +9497,7 @@ KOPT_API_ kopt_result kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors,
     kopt_result result = kopt_check_checkpoint_(&bytes, opt, tensors, count, 1, 0);
     if (result != KOPT_OK) return result;
     if (in == KOPT_NULL_) return KOPT_ERROR_NULL;
-    read = bytes < in_size ? KOPT_CAST_(size_t, bytes) : in_size;
+    read = bytes < in_size ? kopt_to_size_(bytes) : in_size;
     if (kopt_overlaps_list_(in, read, opt, tensors, count)) return KOPT_ERROR_OVERLAP;
     memory.from = KOPT_CAST_(const kopt_byte_ *, in);
     memory.size = in_size;

@@ -10,7 +10,6 @@ import sys
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path = [p for p in sys.path if os.path.abspath(p or ".") != HERE]  # this file is called torch, too
 sys.path[:0] = [os.path.join(HERE, "..", "build", "python"), os.path.join(HERE, "..", "docs", "examples")]
 
 import torch  # noqa: E402

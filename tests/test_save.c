@@ -276,10 +276,12 @@ static void check_layout(void) {
            crc32_of(bytes, size) != 0x2144DF1C,
        "its tensors, its size and its checksum: %d wrong", tensor);
     memset(&seen, 0, sizeof seen);
-    ok(kopt_save_inspect(bytes, 176, &seen, &count) == KOPT_OK && count == LIST && seen.beta1 == 0.95 &&
-           seen.max_lr == 0.75 && seen.lookahead == 9 && seen.zero_grad == 1 && seen.step == 3 && seen.lr == 0.1 &&
+    ok(kopt_save_inspect(bytes, 176, &seen, &count) == KOPT_OK && count == LIST &&
+           bits_of(seen.beta1) == bits_of(opt.beta1) && bits_of(seen.max_lr) == bits_of(opt.max_lr) &&
+           seen.lookahead == 9 && seen.zero_grad == 1 && seen.step == 3 && bits_of(seen.lr) == bits_of(opt.lr) &&
            seen.rounding == KOPT_COMPACT && seen.moment_format == KOPT_Q8 && seen.decay_mode == KOPT_DECOUPLED &&
-           seen.sharpness == 0 && seen.seed == m.opt.seed && seen.vmath == NULL && seen.grad_scale == 1 / 3.0 &&
+           seen.sharpness == 0 && seen.seed == m.opt.seed && seen.vmath == NULL &&
+           bits_of(seen.grad_scale) == bits_of(opt.grad_scale) &&
            kopt_save_inspect(bytes, 175, &seen, &count) == KOPT_ERROR_SIZE &&
            kopt_save_inspect(NULL, 176, &seen, &count) == KOPT_ERROR_NULL &&
            kopt_save_inspect(bytes, 176, NULL, NULL) == KOPT_OK,
