@@ -8459,10 +8459,10 @@ static void kopt_crc_add_(kopt_crc_ *crc, const kopt_byte_ *p, size_t n) {
     uint32_t value = crc->value;
 #ifdef KOPT_VECTORS16_
 #define KOPT_CRC_BYTE_(word, i, k) \
-    (crc->table[k][(word) >> (8 * (i)) & 15u] ^ crc->table[(k)-1][(word) >> (8 * (i) + 4) & 15u])
-#define KOPT_CRC_WORD_(word, k) \
-    (KOPT_CRC_BYTE_(word, 0, k) ^ KOPT_CRC_BYTE_(word, 1, (k)-2) ^ KOPT_CRC_BYTE_(word, 2, (k)-4) ^ \
-     KOPT_CRC_BYTE_(word, 3, (k)-6))
+    (crc->table[k][(word) >> (8 * (i)) & 15u] ^ crc->table[(k) - 1][(word) >> (8 * (i) + 4) & 15u])
+#define KOPT_CRC_WORD_(word, k)                                                                         \
+    (KOPT_CRC_BYTE_(word, 0, k) ^ KOPT_CRC_BYTE_(word, 1, (k) - 2) ^ KOPT_CRC_BYTE_(word, 2, (k) - 4) ^ \
+     KOPT_CRC_BYTE_(word, 3, (k) - 6))
     for (; n >= 8; n -= 8, p += 8) {
         const uint32_t low = kopt_load_le32_(p) ^ value, high = kopt_load_le32_(p + 4);
         value = KOPT_CRC_WORD_(low, 15) ^ KOPT_CRC_WORD_(high, 7);
@@ -8513,7 +8513,7 @@ typedef struct kopt_array_ {
     kopt_byte_ *at;
     size_t n, bytes; /* elements, and bytes of one element */
 } kopt_array_;
-enum { KOPT_ARRAYS_ = 11 }; /* of a state block, at most */
+enum { KOPT_ARRAYS_ = 9 }; /* of a state block, at most */
 
 static KOPT_FORCE_INLINE_ kopt_array_ *kopt_add_array_(kopt_array_ *to, kopt_byte_ *at, size_t n, size_t bytes) {
     to->at = at;
@@ -9172,16 +9172,16 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
 
 /* ---- checkpoints ---- */
 
-/* A checkpoint: a header of 176 bytes, then each tensor, then the CRC-32 of all bytes before it (4 bytes, the highest
-   first: otherwise all checkpoints as a whole would have the same CRC-32). The header begins like that of an open state
-   block, with these differences:
+/* A checkpoint: a header of 176 bytes, then each tensor, then the CRC-32 of all bytes before it and one more zero byte (4
+   bytes; without the zero byte, all checkpoints as a whole would have the same CRC-32). The header begins like that of
+   an open state block, with these differences:
      0 "KSAV"    4 version 1    12 0 (4)    16 number of tensors (8)    24 bytes of the checkpoint (8)    44 0 (4)
     48 lr, max_lr, weight_decay, lookahead_rate, beta1, beta2, beta3, eps, momentum, dampening, grad_scale, clip,
        atan2_a, atan2_b, sharpness (binary64)
    168 lookahead (4)           172 maximize + 2 * zero_grad + 4 * moments_only (4)
    A tensor: the header of its state block, sealed, with 0 as its checksum; the weights; the arrays of its state block.
-   Zeros pad each array to a multiple of 4 bytes. All other numbers are little-endian. */
-enum { KOPT_SAVE_VERSION_ = 1, KOPT_SAVE_HEADER_ = 176, KOPT_SAVE_NUMBERS_ = 15 };
+   Zeros pad each array to a multiple of 4 bytes. All numbers are little-endian. */
+enum { KOPT_SAVE_VERSION_ = 1, KOPT_SAVE_HEADER_ = 176 };
 #define KOPT_SAVE_PIECE_ KOPT_CAST_(size_t, 32768) /* bytes per call of a function of kopt_file */
 
 /* What a walk over a checkpoint does with its bytes. */
@@ -9209,8 +9209,8 @@ typedef struct kopt_stream_ {
 static void kopt_walk_bytes_(kopt_stream_ *s, kopt_byte_ *p, size_t n) {
     int failed;
     if (s->result != KOPT_OK || n == 0) return;
-    failed = s->walk == KOPT_SAVING_ ? s->file->write(s->file->user, p, n)
-                                     : s->file->read(s->file->user, s->offset, p, n);
+    failed =
+        s->walk == KOPT_SAVING_ ? s->file->write(s->file->user, p, n) : s->file->read(s->file->user, s->offset, p, n);
     if (failed) {
         s->result = KOPT_ERROR_FILE;
         return;
@@ -9249,34 +9249,20 @@ static kopt_result kopt_compare_headers_(const kopt_byte_ *a, const kopt_byte_ *
     return KOPT_OK;
 }
 
-static KOPT_FORCE_INLINE_ void kopt_list_numbers_(double **number, kopt_optimizer *opt) {
-    number[0] = &opt->lr;
-    number[1] = &opt->max_lr;
-    number[2] = &opt->weight_decay;
-    number[3] = &opt->lookahead_rate;
-    number[4] = &opt->beta1;
-    number[5] = &opt->beta2;
-    number[6] = &opt->beta3;
-    number[7] = &opt->eps;
-    number[8] = &opt->momentum;
-    number[9] = &opt->dampening;
-    number[10] = &opt->grad_scale;
-    number[11] = &opt->clip;
-    number[12] = &opt->atan2_a;
-    number[13] = &opt->atan2_b;
-    number[14] = &opt->sharpness;
-}
+/* The hyper-parameters, in the order of the header. */
+#define KOPT_SAVE_NUMBERS_(X)                                                                              \
+    X(lr)                                                                                                  \
+    X(max_lr) X(weight_decay) X(lookahead_rate) X(beta1) X(beta2) X(beta3) X(eps) X(momentum) X(dampening) \
+        X(grad_scale) X(clip) X(atan2_a) X(atan2_b) X(sharpness)
 
 static void kopt_copy_optimizer_(kopt_optimizer *to, const kopt_optimizer *from) {
     kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
 }
 
-static void kopt_make_save_header_(kopt_byte_ *h, const kopt_optimizer *opt, size_t count, uint64_t bytes) {
-    kopt_optimizer copy;
+static KOPT_NOINLINE_ void kopt_make_save_header_(kopt_byte_ *h, const kopt_optimizer *opt, size_t count,
+                                                  uint64_t bytes) {
     kopt_tensor none;
-    double *number[KOPT_SAVE_NUMBERS_];
     uint32_t flags = opt->maximize != 0;
-    int i;
     none.id = 0;
     none.n = count;
     none.first_index = bytes;
@@ -9287,32 +9273,36 @@ static void kopt_make_save_header_(kopt_byte_ *h, const kopt_optimizer *opt, siz
     if (opt->moments_only) flags |= 4u;
     kopt_store_le_(h + 168, KOPT_CAST_(uint32_t, opt->lookahead), 4);
     kopt_store_le_(h + 172, flags, 4);
-    kopt_copy_optimizer_(&copy, opt);
-    kopt_list_numbers_(number, &copy);
-    for (i = 0; i < KOPT_SAVE_NUMBERS_; i++) kopt_store_le_(h + 48 + 8 * i, kopt_bits64_(*number[i]), 8);
+    h += 48;
+#define KOPT_SAVE_NUMBER_(field)                    \
+    kopt_store_le_(h, kopt_bits64_(opt->field), 8); \
+    h += 8;
+    KOPT_SAVE_NUMBERS_(KOPT_SAVE_NUMBER_)
+#undef KOPT_SAVE_NUMBER_
 }
 
 /* Sets the fields of *opt that a load does not compare. */
-static void kopt_restore_options_(kopt_optimizer *opt, const kopt_byte_ *h) {
+static KOPT_NOINLINE_ void kopt_restore_options_(kopt_optimizer *opt, const kopt_byte_ *h) {
     const uint32_t flags = kopt_load_le32_(h + 172);
-    double *number[KOPT_SAVE_NUMBERS_];
-    int i;
     opt->lookahead = KOPT_CAST_(int, kopt_load_le32_(h + 168));
     opt->seed = kopt_load_le64_(h + 32);
     opt->step = kopt_load_le32_(h + 40);
     opt->maximize = KOPT_CAST_(int, flags & 1u);
     opt->zero_grad = KOPT_CAST_(int, flags >> 1 & 1u);
     opt->moments_only = KOPT_CAST_(int, flags >> 2 & 1u);
-    kopt_list_numbers_(number, opt);
-    for (i = 0; i < KOPT_SAVE_NUMBERS_; i++)
-        *number[i] = kopt_to_double_(kopt_bits_to_f64_(kopt_load_le64_(h + 48 + 8 * i)));
+    h += 48;
+#define KOPT_LOAD_NUMBER_(field)                                         \
+    opt->field = kopt_to_double_(kopt_bits_to_f64_(kopt_load_le64_(h))); \
+    h += 8;
+    KOPT_SAVE_NUMBERS_(KOPT_LOAD_NUMBER_)
+#undef KOPT_LOAD_NUMBER_
 }
 
 /* Walks over a checkpoint from its first to its last byte. h receives its header, unless it is saved. The errors of a
    tensor wait for the checksum, because damage explains them better. */
 static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_optimizer *opt,
                                   const kopt_tensor *tensors, size_t count, uint64_t bytes, kopt_byte_ *h) {
-    kopt_byte_ expected[KOPT_SAVE_HEADER_], found[KOPT_HEADER_];
+    kopt_byte_ *expected = s->buffer, *found = s->buffer + KOPT_SAVE_HEADER_; /* until the next array */
     kopt_array_ array[1 + KOPT_ARRAYS_], *a, *end;
     kopt_result other = KOPT_OK;
     size_t i;
@@ -9338,11 +9328,12 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
             kopt_store_le_(a->at + size, 0, KOPT_CAST_(int, kopt_round_up4_(size) - size));
         }
     }
+    kopt_store_le_(found, 0, 1);
+    kopt_crc_add_(&s->crc, found, 1);
     s->checksum = ~s->crc.value;
-    for (i = 0; i < 4; i++) found[i] = expected[i] = KOPT_CAST_(kopt_byte_, s->checksum >> (24 - 8 * i) & 255u);
+    kopt_store_le_(found, s->checksum, 4);
     kopt_walk_bytes_(s, found, 4);
-    for (i = 0; i < 4; i++)
-        if (s->result == KOPT_OK && found[i] != expected[i]) s->result = KOPT_ERROR_CHECKSUM;
+    if (s->result == KOPT_OK && kopt_load_le32_(found) != s->checksum) s->result = KOPT_ERROR_CHECKSUM;
     if (s->result == KOPT_OK) s->result = other;
 }
 

@@ -1127,6 +1127,25 @@ static int list_good(const kopt_tensor *list, size_t count, int *apart) {
     return good;
 }
 
+typedef struct image_bytes {
+    unsigned char *at;
+    size_t size;
+} image_bytes;
+
+static int append_image(void *user, const void *data, size_t size) {
+    image_bytes *f = user;
+    memcpy(f->at + f->size, data, size);
+    f->size += size;
+    return 0;
+}
+
+static int read_image(void *user, uint64_t offset, void *data, size_t size) {
+    const image_bytes *f = user;
+    if (offset > f->size || size > f->size - (size_t)offset) return 1;
+    memcpy(data, f->at + (size_t)offset, size);
+    return 0;
+}
+
 /* A list is saved; with one damaged bit, or cut off, it is not loaded; whole, it is loaded over anything, and saved
    again it is the same bytes. */
 static void call_checkpoint(void) {
@@ -1134,6 +1153,10 @@ static void call_checkpoint(void) {
     const size_t count = below(LIST + 1);
     size_t i, size, at;
     int apart, expected, good;
+    kopt_optimizer o;
+    kopt_file file;
+    image_bytes image_file;
+    uint64_t found = 0;
     for (i = 0; i < count; ++i) w.list[i] = w.t[i < TENSORS && byte() & 15 ? i : below(TENSORS)];
     expected = list_good(w.list, count, &apart);
     prepare();
@@ -1149,6 +1172,15 @@ static void call_checkpoint(void) {
     if (!good) return;
     size = kopt_save_size(&w.opt, w.list, count);
     REQUIRE(size >= 180 && size <= sizeof image && little(image + 24, 8) == size, "another size");
+    file.write = append_image, file.read = read_image, file.user = &image_file;
+    image_file.at = again, image_file.size = 0;
+    REQUIRE(kopt_save_to(&w.opt, w.list, count, &file) == KOPT_OK && image_file.size == size &&
+                memcmp(again, image, size) == 0,
+            "in pieces, it is saved in another way");
+    memset(&o, 0, sizeof o);
+    REQUIRE(kopt_save_inspect(image, size, &o, &found) == KOPT_OK && found == count && o.rule == w.opt.rule &&
+                o.step == w.opt.step && bits_of(o.lr) == bits_of(w.opt.lr),
+            "another optimizer is told of");
     at = below(2) ? below(176) : below((uint32_t)size);
     image[at] ^= (unsigned char)(1u << below(8));
     memcpy(again, image, sizeof image);
@@ -1177,7 +1209,8 @@ static void call_checkpoint(void) {
     }
     writes(&w.opt, sizeof w.opt);
     hostile_control();
-    good = took(kopt_load(&w.opt, w.list, count, image, size));
+    image_file.at = image, image_file.size = size;
+    good = took(at & 1 ? kopt_load(&w.opt, w.list, count, image, size) : kopt_load_from(&w.opt, w.list, count, &file));
     finish(38, "kopt_load", good, 1);
     for (i = 0; i < count; ++i) require_copy(&w.opt, &w.list[i]);
     REQUIRE(kopt_save(&w.opt, w.list, count, again, size) == KOPT_OK && memcmp(again, image, size) == 0,

@@ -87,7 +87,7 @@ BY_HAND = [
     ("kopt_state_open", "state[7] != rounding", "0"),
     ("kopt_state_open", "state[9] != moments", "0"),
     ("kopt_restore_options_", "flags >> 1 & 1u", "flags & 1u"),
-    ("kopt_walk_checkpoint_", "found[i] != expected[i]", "0"),
+    ("kopt_walk_checkpoint_", "kopt_load_le32_(found) != s->checksum", "0"),
     ("kopt_load_checked_", "kopt_copy_noinline_(KOPT_CAST_(kopt_byte_ *, tensors[i].state), state_name, 4)", "(void)0"),
     ("kopt_load_checked_", "kopt_refresh_copy_(opt, &tensors[i])", "(void)0"),
     ("kopt_load_checked_", "s.checksum != checksum", "0"),

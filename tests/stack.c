@@ -181,8 +181,13 @@ static void run_all(int class, const char *options, int states) {
         }
         take(class, "kopt_state_seal", run_seal, options);
         take(class, "kopt_state_open", run_open, options);
-        take(class, "kopt_save", run_save, options);
-        take(class, "kopt_load", run_load, options);
+#ifndef KAHAN_OPT_NO_SIMD
+        if (kopt_isa_current() != KOPT_ISA_SCALAR) /* in a build with vectors their buffers are larger */
+#endif
+        {
+            take(class, "kopt_save", run_save, options);
+            take(class, "kopt_load", run_load, options);
+        }
         run_init();
     }
     refill(1);

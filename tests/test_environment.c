@@ -230,6 +230,38 @@ static const mixture mixtures[] = {{KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_F32, K
                                    {KOPT_BF16, KOPT_F32, KOPT_F32, KOPT_F32, KOPT_EXACT},
                                    {KOPT_FP16, KOPT_BF16, KOPT_FP16, KOPT_F32, KOPT_STOCHASTIC}};
 
+static unsigned char image[512 + sizeof state + sizeof weight], image_again[sizeof image];
+
+static int append_image(void *user, const void *data, size_t size) {
+    size_t *at = (size_t *)user;
+    memcpy(image_again + *at, data, size);
+    *at += size;
+    return 0;
+}
+static int read_image(void *user, uint64_t offset, void *data, size_t size) {
+    (void)user;
+    memcpy(data, image_again + (size_t)offset, size);
+    return 0;
+}
+
+static NOINLINE void record_checkpoint(kopt_optimizer *o, const kopt_tensor *t) {
+    const size_t size = kopt_save_size(o, t, 1);
+    size_t at = 0;
+    kopt_optimizer inspected;
+    kopt_file file;
+    uint64_t count = 0;
+    file.write = append_image, file.read = read_image, file.user = &at;
+    record_result(kopt_save(o, t, 1, image, sizeof image));
+    record(image, size);
+    record_result(kopt_load(o, t, 1, image, size));
+    record_result(kopt_save_to(o, t, 1, &file));
+    record(image_again, at);
+    record_result(kopt_load_from(o, t, 1, &file));
+    memset(&inspected, 0, sizeof inspected);
+    record_result(kopt_save_inspect(image, size, &inspected, &count));
+    RECORD(count), RECORD(inspected.lr), RECORD(inspected.weight_decay), RECORD(inspected.clip), RECORD(o->lr);
+}
+
 /* Steps in each mixture of formats, by each of the functions that step, and all that is done with a state block. */
 static NOINLINE void record_steps(const kopt_optimizer *options, float rate_scale, double temperature) {
     const int mixtures_here = quick ? 3 : (int)(sizeof mixtures / sizeof *mixtures);
@@ -273,6 +305,7 @@ static NOINLINE void record_steps(const kopt_optimizer *options, float rate_scal
         record_result(kopt_state_seal(&o, &t));
         record(state, size);
         record_result(kopt_state_open(&o, &t));
+        record_checkpoint(&o, &t);
         for (k = KOPT_WEIGHT; k <= KOPT_FOURTH_MOMENT; ++k) {
             const kopt_result result = kopt_state_read(&o, &t, (kopt_slot)k, out);
             if (result != KOPT_OK) break;

@@ -115,8 +115,7 @@ static int write_file_atomically(const char *path, int keep, int (*content)(void
     return -1;
 }
 
-/* CRC-32C, a byte at a time: of several pieces, pass the result of one to the next, beginning with 0. Not CRC-32, with
-   which the bytes of kopt_save_to() end: of bytes that end with their own CRC-32, the same sum says little. */
+/* CRC-32C, a byte at a time: of several pieces, pass the result of one to the next, beginning with 0. */
 static uint32_t checksum(uint32_t crc, const void *data, size_t size) {
     static uint32_t table[256];
     const unsigned char *p = data;
