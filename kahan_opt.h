@@ -7964,8 +7964,10 @@ static KOPT_FORCE_INLINE_ kopt_byte_ kopt_format_byte_(kopt_format format) {
     return KOPT_CAST_(kopt_byte_, format == KOPT_Q8 ? 4 : KOPT_CAST_(int, format));
 }
 
-/* Writes the 64 bytes at h: the header of an open block of this optimizer and tensor. */
-static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const kopt_tensor *t) {
+/* Writes the 64 bytes at h: the header of an open block of this optimizer, for a tensor with this id, n and
+   first_index. */
+static void kopt_make_header_of_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, size_t n,
+                                 uint64_t first_index) {
     const int sgd = opt->rule == KOPT_SGD;
     kopt_environment_ environment;
     kopt_store_le_(h, 0x54504F4Bu, 4); /* "KOPT" */
@@ -7975,9 +7977,9 @@ static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const ko
     kopt_make_variant_(h + 7, h + 9, opt);
     h[8] = kopt_format_byte_(opt->moment_format);
     h[10] = h[11] = 0;
-    kopt_store_le_(h + 12, t->id, 4);
-    kopt_store_le_(h + 16, t->n, 8);
-    kopt_store_le_(h + 24, t->first_index, 8);
+    kopt_store_le_(h + 12, id, 4);
+    kopt_store_le_(h + 16, n, 8);
+    kopt_store_le_(h + 24, first_index, 8);
     kopt_store_le_(h + 32, opt->seed, 8);
     kopt_store_le_(h + 40, opt->step, 4);
     kopt_store_le_(h + 44, 0, 4);
@@ -7987,6 +7989,10 @@ static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const ko
     kopt_store_number_(h + 56, sgd ? opt->momentum : opt->beta1);
     kopt_store_number_(h + 60, sgd ? opt->dampening : opt->beta2);
     kopt_leave_(&environment);
+}
+
+static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const kopt_tensor *t) {
+    kopt_make_header_of_(h, opt, t->id, t->n, t->first_index);
 }
 
 /* Does h look like the header of a state block? Version 1 is valid only while the block is sealed: kopt_state_open()
@@ -9172,9 +9178,9 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
 
 /* ---- checkpoints ---- */
 
-/* A checkpoint: a header of 176 bytes, then each tensor, then the CRC-32 of all bytes before it and one more zero byte (4
-   bytes; without the zero byte, all checkpoints as a whole would have the same CRC-32). The header begins like that of
-   an open state block, with these differences:
+/* A checkpoint: a header of 176 bytes, then each tensor, then the CRC-32 of all bytes before it and one more zero byte
+   (4 bytes; without the zero byte, all checkpoints as a whole would have the same CRC-32). The header begins like that
+   of an open state block, with these differences:
      0 "KSAV"    4 version 1    12 0 (4)    16 number of tensors (8)    24 bytes of the checkpoint (8)    44 0 (4)
     48 lr, max_lr, weight_decay, lookahead_rate, beta1, beta2, beta3, eps, momentum, dampening, grad_scale, clip,
        atan2_a, atan2_b, sharpness (binary64)
@@ -9250,10 +9256,11 @@ static kopt_result kopt_compare_headers_(const kopt_byte_ *a, const kopt_byte_ *
 }
 
 /* The hyper-parameters, in the order of the header. */
-#define KOPT_SAVE_NUMBERS_(X)                                                                              \
-    X(lr)                                                                                                  \
-    X(max_lr) X(weight_decay) X(lookahead_rate) X(beta1) X(beta2) X(beta3) X(eps) X(momentum) X(dampening) \
-        X(grad_scale) X(clip) X(atan2_a) X(atan2_b) X(sharpness)
+/* clang-format off */
+#define KOPT_SAVE_NUMBERS_(X)                                                                                       \
+    X(lr) X(max_lr) X(weight_decay) X(lookahead_rate) X(beta1) X(beta2) X(beta3) X(eps) X(momentum) X(dampening)    \
+    X(grad_scale) X(clip) X(atan2_a) X(atan2_b) X(sharpness)
+/* clang-format on */
 
 static void kopt_copy_optimizer_(kopt_optimizer *to, const kopt_optimizer *from) {
     kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
@@ -9261,22 +9268,18 @@ static void kopt_copy_optimizer_(kopt_optimizer *to, const kopt_optimizer *from)
 
 static KOPT_NOINLINE_ void kopt_make_save_header_(kopt_byte_ *h, const kopt_optimizer *opt, size_t count,
                                                   uint64_t bytes) {
-    kopt_tensor none;
+    kopt_byte_ *at = h + 48;
     uint32_t flags = opt->maximize != 0;
-    none.id = 0;
-    none.n = count;
-    none.first_index = bytes;
-    kopt_make_header_(h, opt, &none);
+    kopt_make_header_of_(h, opt, 0, count, bytes);
     kopt_store_le_(h, 0x5641534Bu, 4); /* "KSAV" */
     h[4] = KOPT_SAVE_VERSION_;
     if (opt->zero_grad) flags |= 2u;
     if (opt->moments_only) flags |= 4u;
     kopt_store_le_(h + 168, KOPT_CAST_(uint32_t, opt->lookahead), 4);
     kopt_store_le_(h + 172, flags, 4);
-    h += 48;
-#define KOPT_SAVE_NUMBER_(field)                    \
-    kopt_store_le_(h, kopt_bits64_(opt->field), 8); \
-    h += 8;
+#define KOPT_SAVE_NUMBER_(field)                     \
+    kopt_store_le_(at, kopt_bits64_(opt->field), 8); \
+    at += 8;
     KOPT_SAVE_NUMBERS_(KOPT_SAVE_NUMBER_)
 #undef KOPT_SAVE_NUMBER_
 }
@@ -9284,16 +9287,16 @@ static KOPT_NOINLINE_ void kopt_make_save_header_(kopt_byte_ *h, const kopt_opti
 /* Sets the fields of *opt that a load does not compare. */
 static KOPT_NOINLINE_ void kopt_restore_options_(kopt_optimizer *opt, const kopt_byte_ *h) {
     const uint32_t flags = kopt_load_le32_(h + 172);
+    const kopt_byte_ *at = h + 48;
     opt->lookahead = KOPT_CAST_(int, kopt_load_le32_(h + 168));
     opt->seed = kopt_load_le64_(h + 32);
     opt->step = kopt_load_le32_(h + 40);
     opt->maximize = KOPT_CAST_(int, flags & 1u);
     opt->zero_grad = KOPT_CAST_(int, flags >> 1 & 1u);
     opt->moments_only = KOPT_CAST_(int, flags >> 2 & 1u);
-    h += 48;
-#define KOPT_LOAD_NUMBER_(field)                                         \
-    opt->field = kopt_to_double_(kopt_bits_to_f64_(kopt_load_le64_(h))); \
-    h += 8;
+#define KOPT_LOAD_NUMBER_(field)                                          \
+    opt->field = kopt_to_double_(kopt_bits_to_f64_(kopt_load_le64_(at))); \
+    at += 8;
     KOPT_SAVE_NUMBERS_(KOPT_LOAD_NUMBER_)
 #undef KOPT_LOAD_NUMBER_
 }
@@ -9325,7 +9328,8 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
         for (a = array; a != end; a++) kopt_walk_array_(s, a);
         for (a = array + 1; walk == KOPT_LOADING_ && a < end; a++) { /* the padding of the arrays in the state block */
             const size_t size = a->n * a->bytes;
-            kopt_store_le_(a->at + size, 0, KOPT_CAST_(int, kopt_round_up4_(size) - size));
+            kopt_store_le_(found, 0, 4);
+            kopt_copy_noinline_(a->at + size, found, kopt_round_up4_(size) - size);
         }
     }
     kopt_store_le_(found, 0, 1);
