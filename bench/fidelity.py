@@ -544,7 +544,7 @@ def save(figure, name, title, subtitle, right=0.98):
         text = file.read()
     # smaller: one digit after the point, no indentation, no comments, no names that nothing uses, and one style for all
     # marks of a group
-    text = re.sub(r'(?m)^ +| +$|<!-- .* -->\n|(?<=<g) id="[^"]*"', "", re.sub(r"(\.\d)\d+", r"\1", text))
+    text = re.sub(r'(?m)^ +| +$|<!-- .* -->\n|(?<=<g) id="[^"]*"', "", re.sub(r"(\.\d)\d+(?=[^<>]*>)", r"\1", text))
     text = re.sub(r'<g([^>]*)>\n((?:<use [^>]* (style="[^"]*")/>\n)(?:<use [^>]* \3/>\n)*)</g>',
                   lambda m: "<g%s %s>\n%s</g>" % (m[1], m[3], m[2].replace(" " + m[3], "")), text)
     with open(path, "w", encoding="utf-8") as file:
