@@ -110,7 +110,7 @@ cells() {
         cell wasm wasm32 '-' $c --target=wasm32 -Ofast -msimd128
     done
     cell wasm wasm32 '-' clang-19 --target=wasm32 -O3 -ffp-contract=fast -msimd128 -mrelaxed-simd
-    cell avr avr '-' avr-gcc -mmcu=atmega1284p -O2 -ffunction-sections -Wl,--gc-sections
+    cell avr avr '-' avr-gcc -mmcu=atmega1284p -Os -ffunction-sections -Wl,--gc-sections
 }
 
 needs() { # needs RUNNER ARCHITECTURE PATHS COMPILER FLAG...: the tools it needs, one per line

@@ -1,6 +1,6 @@
 # Hostile input and bad memory, one argument per part; each prints TAP:
 #   gcc, clang   test programs (quick; clang: all) and pseudo-random fuzzing under AddressSanitizer and UBSan
-#   fuzz         libFuzzer on tests/fuzz.c, 60 seconds, under the same two
+#   fuzz         libFuzzer on tests/fuzz.c, 30 seconds, under the same two
 #   valgrind     uses of values that were never set, which only valgrind sees
 #   static       cppcheck, clang-tidy, gcc -fanalyzer, clang --analyze on the implementation; the fuzzer's coverage
 part=$1
@@ -50,13 +50,13 @@ gcc | clang)
 fuzz)
     clang $sanitizers -fsanitize=fuzzer -o $out/fuzz tests/fuzz.c -lm >$out/log 2>&1
     report $? "the fuzzer compiles"
-    $out/fuzz -seed=1 -max_total_time=60 -len_control=0 -max_len=300 -timeout=20 -artifact_prefix=$out/ >$out/log 2>&1
+    $out/fuzz -seed=1 -max_total_time=30 -len_control=0 -max_len=300 -timeout=20 -artifact_prefix=$out/ >$out/log 2>&1
     status=$?
     grep -v 'NEW\|REDUCE\|pulse' $out/log >$out/rest
     runs=$(sed -n 's/^Done \([0-9]*\) runs.*/\1/p' $out/log)
     [ "${runs:-0}" -ge 2000 ] || status=1
     mv $out/rest $out/log
-    report $status "60 s of libFuzzer under AddressSanitizer and UBSan: ${runs:-0} inputs"
+    report $status "30 s of libFuzzer under AddressSanitizer and UBSan: ${runs:-0} inputs"
     ;;
 valgrind)
     ${CC:-cc} -std=c99 -g -O1 -DFUZZ_STANDALONE -DFUZZ_VALGRIND -o $out/fuzz tests/fuzz.c -lm >$out/log 2>&1 &&
