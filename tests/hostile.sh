@@ -54,7 +54,7 @@ fuzz)
     status=$?
     grep -v 'NEW\|REDUCE\|pulse' $out/log >$out/rest
     runs=$(sed -n 's/^Done \([0-9]*\) runs.*/\1/p' $out/log)
-    [ "${runs:-0}" -ge 2000 ] || status=1
+    [ "${runs:-0}" -ge 1000 ] || status=1
     mv $out/rest $out/log
     report $status "30 s of libFuzzer under AddressSanitizer and UBSan: ${runs:-0} inputs"
     ;;
