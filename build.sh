@@ -682,7 +682,7 @@ run_tests() {
     have arm-none-eabi-gcc || skip "flash and stack on Cortex-M" arm-none-eabi-gcc
     part size sh tests/size.sh
     part stack sh tests/stack.sh quick
-    part mutants sh tests/mutants.sh turn 12
+    part mutants sh tests/mutants.sh turn 24
     cells=$(sh tests/cells.sh missing)
     if [ -n "$cells" ]; then
         tools=$(echo "$cells" | tr ' ' '\n' | grep -v '^[0-9]*$' | sort -u | paste -s -d , - | sed 's/,/, /g')
