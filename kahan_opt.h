@@ -145,8 +145,9 @@
    VERSION HISTORY
    0.2  Mistakes in these places are now harmless or refused: structs of zeros, ids of a list, counts inside an array, a
         copy that was never filled, a block of another optimizer, small builds, a part of a tensor that StableAdamW has
-        not measured. New: kopt_save and kopt_load for lists of tensors, kopt_number_tensors, kopt_state_inspect,
-        kopt_state_write_codes, kopt_scaler_begin, kopt_random_key, stable_scale, KOPT_BARE. Renamed: parameters and
+        not measured. New: kopt_save and kopt_load for lists of tensors, kopt_step_list_range and
+        kopt_norm_add_grads_range, kopt_number_tensors, kopt_state_inspect, kopt_state_write_codes,
+        kopt_scaler_begin, kopt_random_key, stable_scale, KOPT_BARE. Renamed: parameters and
         fields (docs/history.md maps old names to new ones), such as opt.decay, now decay_mode, and the slots of a
         state block, now kopt_slot. Removed: 16-bit sums for MPI; an example in docs/training-loop.md replaces them.
         Bits that differ from 0.1: COMPACT with stochastic compensation uses the upper bits of its random number; 8-bit
@@ -887,6 +888,30 @@ KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t)
    - KOPT_ERROR_OPTION, KOPT_ERROR_RANGE: a field of t is invalid. */
 KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end);
 
+/* A list of tensors as one long row of elements: those of tensors[0] first, then those of tensors[1], and so on. Ranges
+   of the row need not end where tensors end, so a model can be stepped in parts of equal cost: by threads, or within
+   the time that each frame of a game has left (docs/examples/lockstep.c). kopt_norm_add_grads_range() does the same
+   for the norm.
+
+       size_t i, n, size = kopt_list_size(tensors, count);
+       kopt_step_begin(&opt, &step);
+       for (i = 0; i < size; i += n) {
+           n = size - i < budget ? size - i : budget;
+           kopt_step_list_range(&step, tensors, count, i, i + n);
+       }
+
+   kopt_list_size() is the sum of all n; SIZE_MAX if the sum is too large for a size_t, 0 if tensors is NULL. */
+KOPT_API_ size_t kopt_list_size(const kopt_tensor *tensors, size_t count);
+
+/* Steps elements [begin, end) of a list. Checks the tensors that the range has elements of, all of them before the first
+   element is written; finding them takes one addition per tensor. Neither begin nor end has to be the start of a block of
+   8-bit moments: both are rounded down to one, in their tensor, so that ranges that cover the list still step each
+   element once. Errors: those of kopt_step_range() and, among the tensors of the range, those of kopt_optimizer_step();
+   KOPT_ERROR_BOUNDS: begin > end, or end > kopt_list_size(). For StableAdamW each tensor of which the range has only a
+   part needs its stable_scale (KOPT_ERROR_STEP). */
+KOPT_API_ kopt_result kopt_step_list_range(const kopt_step *step, const kopt_tensor *tensors, size_t count,
+                                           size_t begin, size_t end);
+
 /* ---- CHECKPOINTS ------------------------------------------------------------------------------------------------- */
 
 /* A checkpoint holds a whole list of tensors under one checksum (CRC-32): the options, hyper-parameters, seed and step
@@ -981,6 +1006,11 @@ KOPT_API_ kopt_result kopt_norm_merge(kopt_norm *norm, const kopt_norm *other);
 
 /* Adds the squares of the gradients of a list of tensors. Of each tensor it reads grad, grad_format and n. */
 KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *tensors, size_t count);
+
+/* The same for elements [begin, end) of a list: see kopt_step_list_range(). KOPT_ERROR_BOUNDS: begin > end, or end >
+   kopt_list_size(). */
+KOPT_API_ kopt_result kopt_norm_add_grads_range(kopt_norm *norm, const kopt_tensor *tensors, size_t count, size_t begin,
+                                                size_t end);
 
 /* The square root of the sum, rounded once to nearest even. Infinity if nonfinite is not 0, 0 if norm is NULL. */
 KOPT_API_ double kopt_norm_value(const kopt_norm *norm);
@@ -8816,14 +8846,19 @@ static int kopt_step_valid_(const kopt_step *s) {
            (!s->unrectified || s->rule == KOPT_RADAM || s->rule == KOPT_RANGER);
 }
 
+/* Checks a step. */
+KOPT_SMALL_FN_ kopt_result kopt_check_began_(const kopt_step *s) {
+    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
+    if (s == KOPT_NULL_) return KOPT_ERROR_NULL;
+    return s->step == 0 || !kopt_step_valid_(s) ? KOPT_ERROR_STEP : KOPT_OK;
+}
+
 /* Checks a step with one tensor, and computes the layout of the state block. */
 KOPT_SMALL_FN_ kopt_result kopt_check_step_(kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t) {
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
-    kopt_result result = KOPT_OK;
+    kopt_result result = kopt_check_began_(s);
     kopt_state_format_ format;
-    if (checks && s == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (checks && (s->step == 0 || !kopt_step_valid_(s))) return KOPT_ERROR_STEP;
-    if (checks) result = kopt_check_tensor_(t); /* refuses NULL, too */
+    if (checks && result == KOPT_OK) result = kopt_check_tensor_(t); /* refuses NULL, too */
     if (result != KOPT_OK) return result;
     format = kopt_state_format_of_step_(s);
     kopt_compute_layout_(layout, &format, t->n);
@@ -9049,6 +9084,16 @@ KOPT_SMALL_FN_ void kopt_run_tensor_(const kopt_step *s, const kopt_tensor *t) {
     kopt_run_whole_(&layout, s, t);
 }
 
+/* Steps elements [begin, end) of such a tensor; all of them if it has to be measured. */
+static void kopt_run_part_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end) {
+    kopt_layout_ layout;
+    kopt_compute_step_layout_(&layout, s, t->n);
+    if (kopt_must_measure_(s, t))
+        kopt_run_whole_(&layout, s, t);
+    else
+        kopt_run_(&layout, s, t, begin, end, kopt_given_stable_scale_(s, t));
+}
+
 /* Do the memory ranges [x, x_end) of one tensor overlap those of another one, [y, y_end), in a way that is not allowed?
    Tensors may share counts, and gradients that the step only reads. */
 static int kopt_tensors_overlap_(const kopt_memory_range_ *x, const kopt_memory_range_ *x_end,
@@ -9172,6 +9217,76 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
         kopt_run_whole_(&layout, step, t);
     } else {
         kopt_run_(&layout, step, t, begin, end, kopt_given_stable_scale_(step, t));
+    }
+    return KOPT_OK;
+}
+
+/* ---- ranges of a list ---- */
+
+/* Elements [begin, end) of a list: its tensors from `tensors` on, `count` of them, the first one from its element
+   `begin` on and the last one up to its element `end`. */
+typedef struct kopt_part_ {
+    const kopt_tensor *tensors;
+    size_t count, begin, end;
+} kopt_part_;
+
+static kopt_result kopt_find_part_(kopt_part_ *part, const kopt_tensor *tensors, size_t count, size_t begin,
+                                   size_t end) {
+    size_t i, first = 0, before = 0; /* before: elements of the tensors before tensor i */
+    if (tensors == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
+    if (begin > end) return KOPT_ERROR_BOUNDS;
+    part->begin = part->end = 0;
+    for (i = 0; before < end; i++) {
+        if (i == count || !kopt_n_valid_(tensors[i].n) || tensors[i].n > ~before) return KOPT_ERROR_BOUNDS;
+        if (before <= begin && begin - before < tensors[i].n) {
+            first = i;
+            part->begin = begin - before;
+        }
+        part->end = end - before;
+        before += tensors[i].n;
+    }
+    part->tensors = count == 0 ? tensors : tensors + first;
+    part->count = begin == end ? 0 : i - first;
+    return KOPT_OK;
+}
+
+/* The elements [*begin, *end) of tensor i of a part. blocks: rounded down to blocks of 8-bit moments. */
+static void kopt_range_of_part_(const kopt_part_ *part, size_t i, int blocks, size_t *begin, size_t *end) {
+    const size_t n = part->tensors[i].n;
+    *begin = i == 0 ? part->begin : 0;
+    *end = i + 1 == part->count ? part->end : n;
+    if (blocks) *begin -= *begin % KOPT_BLOCK_;
+    if (blocks && *end != n) *end -= *end % KOPT_BLOCK_;
+}
+
+KOPT_API_ size_t kopt_list_size(const kopt_tensor *tensors, size_t count) {
+    size_t i, size = 0;
+    for (i = 0; tensors != KOPT_NULL_ && i < count; i++) {
+        if (tensors[i].n > ~size) return ~KOPT_CAST_(size_t, 0);
+        size += tensors[i].n;
+    }
+    return size;
+}
+
+KOPT_API_ kopt_result kopt_step_list_range(const kopt_step *step, const kopt_tensor *tensors, size_t count,
+                                           size_t begin, size_t end) {
+    kopt_result result = kopt_check_began_(step);
+    kopt_part_ part;
+    int blocks;
+    size_t i;
+    if (result == KOPT_OK) result = kopt_find_part_(&part, tensors, count, begin, end);
+    if (result == KOPT_OK) result = kopt_check_list_(step, part.tensors, part.count);
+    if (result != KOPT_OK) return result;
+    blocks = step->moment_format == KOPT_Q8 && step->moment_count > 0;
+    for (i = 0; i < part.count; i++) {
+        kopt_range_of_part_(&part, i, blocks, &begin, &end);
+        if (begin < end && end - begin != part.tensors[i].n && kopt_must_measure_(step, &part.tensors[i]))
+            return KOPT_ERROR_STEP; /* a part cannot be measured by itself */
+    }
+    for (i = 0; i < part.count; i++) {
+        const kopt_tensor *t = &part.tensors[i];
+        kopt_range_of_part_(&part, i, blocks, &begin, &end);
+        if (begin < end) kopt_run_part_(step, t, begin, end);
     }
     return KOPT_OK;
 }
@@ -9615,17 +9730,43 @@ KOPT_API_ kopt_result kopt_norm_merge(kopt_norm *norm, const kopt_norm *other) {
     return KOPT_OK;
 }
 
-KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *tensors, size_t count) {
+/* Checks the gradients of a list, whose squares are to be added to *norm. */
+static kopt_result kopt_check_grads_(const kopt_norm *norm, const kopt_tensor *tensors, size_t count) {
     size_t i;
-    if (norm == KOPT_NULL_ || (tensors == KOPT_NULL_ && count != 0)) return KOPT_ERROR_NULL;
     for (i = 0; i < count; i++) {
         const kopt_tensor *t = &tensors[i];
-        kopt_result result = kopt_check_array_(t->grad, t->grad_format, t->n);
+        const kopt_result result = kopt_check_array_(t->grad, t->grad_format, t->n);
         if (result != KOPT_OK) return result;
         if (kopt_overlap_(norm, sizeof *norm, t->grad, t->n * kopt_bytes_of_(t->grad_format)))
             return KOPT_ERROR_OVERLAP;
     }
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *tensors, size_t count) {
+    kopt_result result;
+    size_t i;
+    if (norm == KOPT_NULL_ || (tensors == KOPT_NULL_ && count != 0)) return KOPT_ERROR_NULL;
+    result = kopt_check_grads_(norm, tensors, count);
+    if (result != KOPT_OK) return result;
     for (i = 0; i < count; i++) kopt_norm_add(norm, tensors[i].grad, tensors[i].grad_format, tensors[i].n);
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_norm_add_grads_range(kopt_norm *norm, const kopt_tensor *tensors, size_t count, size_t begin,
+                                                size_t end) {
+    kopt_part_ part;
+    kopt_result result = norm == KOPT_NULL_ ? KOPT_ERROR_NULL : kopt_find_part_(&part, tensors, count, begin, end);
+    size_t i;
+    if (result == KOPT_OK) result = kopt_check_grads_(norm, part.tensors, part.count);
+    if (result != KOPT_OK) return result;
+    for (i = 0; i < part.count; i++) {
+        const kopt_tensor *t = &part.tensors[i];
+        kopt_range_of_part_(&part, i, 0, &begin, &end);
+        if (begin < end)
+            kopt_norm_add(norm, KOPT_CAST_(const kopt_byte_ *, t->grad) + begin * kopt_bytes_of_(t->grad_format),
+                          t->grad_format, end - begin);
+    }
     return KOPT_OK;
 }
 

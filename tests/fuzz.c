@@ -796,6 +796,69 @@ static void call_step(int whole) {
     if (good) step_again(&w.step, step_is_pure ? &step_opt : NULL, t, 1, begin, end, whole || end - begin == t->n);
 }
 
+/* A range of a list, and each of its parts once more by kopt_step_range(), on another instruction set. */
+static void call_list_range(void) {
+    const kopt_optimizer o = formats_of(&w.step);
+    const kopt_isa isa = kopt_isa_current();
+    const int blocks = w.step.moment_format == KOPT_Q8 && w.step.moment_count > 0;
+    const size_t count = below(TENSORS + 1);
+    size_t i, j, k, size = 0, first = count, last = 0, begin, end, from[TENSORS], to[TENSORS];
+    uint32_t no = below(64);
+    int good, apart = 1, expected = step_good(&w.step);
+    for (i = 0; i < count; ++i) {
+        w.list[i] = w.t[byte() & 15 ? i : below(TENSORS)];
+        if (is_long(w.list[i].n) && byte() & 15) w.list[i].n = 0;
+        if (!is_long(w.list[i].n)) size += w.list[i].n;
+    }
+    begin = below((uint32_t)size + 2), end = begin + below((uint32_t)size + 2);
+    if (byte() & 7 && end > size) end = size;
+    if (no == 3) end = SIZE_MAX - begin;
+    if (begin > end) expected = 0;
+    for (i = 0, size = 0; i < count && size < end; ++i) { /* from, to: of each tensor, before blocks are considered */
+        const size_t n = w.list[i].n;
+        if (is_long(n)) expected = 0; /* beyond SIZE_MAX / 32, or without memory */
+        if (!expected) break;
+        from[i] = begin > size ? begin - size : 0, to[i] = end - size < n ? end - size : n;
+        if (from[i] < to[i]) first = first < i ? first : i, last = i + 1;
+        size += n;
+    }
+    if (size < end) expected = 0;
+    for (i = first; i < last && expected; ++i) {
+        const kopt_tensor *t = &w.list[i];
+        const size_t n = t->n;
+        if (!tensor_good(&o, t, 1) || !block_good(&o, t, 0)) expected = 0;
+        for (j = first; j < i && expected; ++j) {
+            const int share_memory = n && w.list[j].n && neighbours_share(&o, &w.list[j], t);
+            for (k = j + 1; k < i && w.list[k].n == 0; ++k) {}
+            if (n && w.list[j].n && k == i && (share_memory || !follows(&w.list[j], t))) expected = 0;
+            if (share_memory) apart = 0;
+        }
+        if (from[i] > n) from[i] = n;
+        if (blocks) from[i] -= from[i] % 256, to[i] -= to[i] == n ? 0 : to[i] % 256;
+        if (from[i] < to[i] && to[i] - from[i] != n && !range_good(&w.step, t, from[i], to[i])) expected = 0;
+    }
+    if (no == 1 || (no == 2 && count)) expected = 0;
+    memcpy(&start, &w, sizeof w);
+    prepare();
+    for (i = first; i < last && expected; ++i) announce_step(&o, &w.list[i], from[i], to[i]);
+    for (i = 0; i < count; ++i)
+        if (!is_long(w.list[i].n) && w.list[i].state != NULL && w.list[i].state_size >= 64) reads(w.list[i].state, 64);
+    hostile_control();
+    good = took(kopt_step_list_range(no == 1 ? NULL : &w.step, no == 2 ? NULL : w.list, count, begin, end));
+    finish(35, "kopt_step_list_range", good, expected && !apart ? -1 : expected);
+    REQUIRE(!good || kopt_list_size(w.list, count) >= end, "a list is shorter than its range");
+    if (!good || !apart) return;
+    memcpy(other.memory, w.memory, ROOM), memcpy(other.counts, w.counts, sizeof w.counts);
+    memcpy(w.memory, start.memory, ROOM), memcpy(w.counts, start.counts, sizeof w.counts);
+    force_other(isa);
+    for (i = last; i-- > first;)
+        if (from[i] < to[i])
+            REQUIRE(kopt_step_range(&w.step, &w.list[i], from[i], to[i]) == KOPT_OK, "a part of a range is refused");
+    kopt_isa_force(isa);
+    REQUIRE(memcmp(other.memory, w.memory, ROOM) == 0, "a range of a list is not the ranges of its tensors");
+    REQUIRE(memcmp(other.counts, w.counts, sizeof w.counts) == 0, "a range of a list counts others");
+}
+
 static int same_nan(uint32_t a, uint32_t b) { return a == b || (ref_is_nan(KOPT_F32, a) && ref_is_nan(KOPT_F32, b)); }
 
 /* The weights and residuals of t are those of the fp32 values at `from`. */
@@ -1384,6 +1447,57 @@ static void call_norms(void) {
                 !memcmp(&stable[0], &stable[1], sizeof *stable),
             "the caller's control register changes a norm");
     REQUIRE(value[0] >= 0 && clip[0] >= 0 && clip[0] <= 1 && stable[0] >= 0 && stable[0] <= 1, "a norm is impossible");
+}
+
+/* The norm of a range of a list: the parts one after the other, by kopt_norm_add(). */
+static void call_norm_range(void) {
+    kopt_norm *norm = any_norm(), parts, none;
+    const size_t count = below(TENSORS + 1);
+    const uint32_t no = below(64);
+    size_t i, size = 0, begin, end;
+    int good, pass, expected = norm != NULL;
+    for (i = 0; i < count; ++i) {
+        w.list[i] = w.t[i];
+        if (is_long(w.list[i].n)) w.list[i].n = byte() & 15 ? 0 : SIZE_MAX - byte();
+        if (!is_long(w.list[i].n)) size += w.list[i].n;
+    }
+    begin = below((uint32_t)size + 2), end = begin + below((uint32_t)size + 2);
+    if (byte() & 7 && end > size) end = size;
+    if (begin > end || (no == 2 && count)) expected = 0;
+    memset(&none, 0, sizeof none), memset(&parts, 0, sizeof parts);
+    if (norm) memcpy(&parts, norm, sizeof parts);
+    for (pass = 0; pass < 2; ++pass) {
+        if (pass == 1) prepare();
+        for (i = 0, size = 0; i < count && size < end && expected; ++i) {
+            const kopt_tensor *t = &w.list[i];
+            const size_t from = begin > size ? begin - size : 0, to = end - size < t->n ? end - size : t->n;
+            if (is_long(t->n)) expected = 0;
+            if (t->n == 0 && begin < size && !in_enum((int)t->grad_format, KOPT_FP16)) expected = 0; /* between others */
+            size += t->n;
+            if (!expected || from >= to) continue;
+            if (!in_enum((int)t->grad_format, KOPT_FP16) || t->grad == NULL ||
+                share(norm, sizeof *norm, t->grad, t->n * ref_width(t->grad_format)))
+                expected = 0;
+            else if (pass == 1)
+                reads((const unsigned char *)t->grad + from * ref_width(t->grad_format),
+                      (to - from) * ref_width(t->grad_format));
+        }
+        if (size < end) expected = 0;
+    }
+    writes(norm, sizeof *norm);
+    hostile_control();
+    good = took(kopt_norm_add_grads_range(norm, no == 2 ? NULL : w.list, count, begin, end));
+    finish(36, "kopt_norm_add_grads_range", good, expected);
+    for (i = 0, size = 0; i < count && size < end && good; size += w.list[i++].n) {
+        const kopt_tensor *t = &w.list[i];
+        const size_t from = begin > size ? begin - size : 0, to = end - size < t->n ? end - size : t->n;
+        if (from < to)
+            kopt_norm_add(&parts, (const unsigned char *)t->grad + from * ref_width(t->grad_format), t->grad_format,
+                          to - from);
+    }
+    if (!good) return;
+    kopt_norm_merge(&parts, &none), kopt_norm_merge(norm, &none); /* in one form */
+    REQUIRE(!memcmp(&parts, norm, sizeof parts), "the norm of a range is not that of its parts");
 }
 
 static void call_measure(void) {
@@ -2132,7 +2246,7 @@ static void call_langevin_step(void) {
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     static const unsigned char calls[] = {0,  0,  0,  1,  2,  2,  3,  3,  4,  5,  6,  7,  8,  9,
                                           10, 11, 12, 13, 14, 17, 18, 19, 19, 20, 21, 22, 22, 23,
-                                          24, 25, 26, 26, 27, 28, 28, 29, 30, 31, 32, 15, 16, 37};
+                                          24, 25, 26, 26, 27, 28, 28, 29, 30, 31, 32, 15, 16, 37, 35, 35, 36};
     int i, turn, k;
     input = bytes, input_left = size;
     control = get_control();
@@ -2166,6 +2280,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
         if (k == 0) call_optimizer_step();
         if (k == 1) call_step_begin();
         if (k == 2 || k == 3) call_step(k == 2);
+        if (k == 35) call_list_range();
+        if (k == 36) call_norm_range();
         if (k == 4) call_init();
         if (k == 5 || k == 6) call_read_write(k == 5);
         if (k == 7 || k == 8) call_seal_open(k == 8);

@@ -144,6 +144,7 @@ static void take(int class, const char *name, void (*f)(void), const char *optio
 static void run_begin(void) { result = kopt_step_begin(&opt, &step); }
 static void run_step(void) { result = kopt_step_run(&step, &t); }
 static void run_range(void) { result = kopt_step_range(&step, &t, range_begin, range_end); }
+static void run_list_range(void) { result = kopt_step_list_range(&step, &t, 1, range_begin, kopt_list_size(&t, 1)); }
 static void run_measure(void) { result = kopt_stable_measure(&step, &t, range_begin, range_end, &norm); }
 static void run_list(void) { result = kopt_optimizer_step(&opt, &t, 1); }
 static void run_init(void) { result = kopt_state_init(&opt, &t, (const float *)(const void *)float_room); }
@@ -202,6 +203,9 @@ static void run_all(int class, const char *options, int states) {
     refill(1);
     t.stable_scale = opt.stable ? 1 : 0;
     take(class, "kopt_step_range", run_range, options);
+    take(class, "kopt_step_begin", run_begin, options);
+    refill(1);
+    take(class, "kopt_step_list_range", run_list_range, options);
     t.stable_scale = 0;
     if (opt.rule == KOPT_ADAM && opt.stable) take(class, "kopt_stable_measure", run_measure, options);
     run_init();
@@ -311,6 +315,7 @@ static void run_stochastic(void) {
 static void run_all_finite(void) { number = kopt_all_finite(bulk.src, bulk.from, bulk.n); }
 static void run_norm(void) { result = kopt_norm_add(&norm, bulk.src, bulk.from, bulk.n); }
 static void run_norm_grads(void) { result = kopt_norm_add_grads(&norm, &t, 1); }
+static void run_norm_range(void) { result = kopt_norm_add_grads_range(&norm, &t, 1, 1, t.n); }
 static void run_merge(void) { result = kopt_norm_merge(&norm, &other_norm); }
 static void run_value(void) { number = kopt_norm_value(&norm); }
 static void run_norm_clip(void) { number = kopt_clip_coefficient(&norm, 1, 1); }
@@ -353,6 +358,7 @@ static void tools(void) {
             t.grad_format = bulk.from;
             t.n = bulk.n;
             take(PLAIN, "kopt_norm_add_grads", run_norm_grads, options);
+            take(PLAIN, "kopt_norm_add_grads_range", run_norm_range, options);
             take(PLAIN, "kopt_norm_merge", run_merge, options);
             bulk.src = slow_room;
             memset(&norm, 0, sizeof norm);

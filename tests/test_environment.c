@@ -294,6 +294,9 @@ static NOINLINE void record_steps(const kopt_optimizer *options, float rate_scal
         }
         record_result(kopt_step_range(&s, &t, 0, 256));
         record_result(kopt_step_range(&s, &t, 256, N));
+        record_result(kopt_step_begin(&o, &s));
+        record_result(kopt_step_list_range(&s, &t, 1, 0, 100));
+        record_result(kopt_step_list_range(&s, &t, 1, 100, kopt_list_size(&t, 1)));
         t.stable_scale = 0;
         if (langevin) {
             record_result(kopt_langevin_step(&o, &t, 1, temperature));
@@ -354,6 +357,7 @@ static kopt_norm norm_of(int format) {
     memcpy(grad, data((kopt_format)format, 0), N * width((kopt_format)format));
     record_result(kopt_norm_add(&norm, data((kopt_format)format, 1), (kopt_format)format, N));
     record_result(kopt_norm_add_grads(&other, &t, 1));
+    record_result(kopt_norm_add_grads_range(&other, &t, 1, 3, N - 1));
     record_result(kopt_norm_merge(&norm, &other));
     RECORD(norm);
     return norm;
