@@ -93,6 +93,7 @@ examples() {
     case $name in # what is not built and run as most are
     checkpoint) flags='-O2 -ffp-contract=off'; [ $# -gt 0 ] || set -- build/examples/run.checkpoint ;;
     compress | demo) flags=-O3 libraries=-lm ;;
+    lockstep) flags='-O2 -ffp-contract=off -pthread' ;;
     openmp) flags='-O2 -fopenmp' ;;
     threads) flags='-O2 -pthread' ;;
     zero1)
@@ -718,6 +719,7 @@ run_tests() {
     part examples sh tests/examples.sh
     part checkpoint sh tests/checkpoint.sh crash damage
     part checkpoint_more sh tests/checkpoint.sh files machines
+    part lockstep sh tests/lockstep.sh
     if have mpicc && have mpirun; then
         part zero1 sh tests/zero1.sh
     else

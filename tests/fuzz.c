@@ -829,7 +829,8 @@ static void call_list_range(void) {
         if (!tensor_good(&o, t, 1) || !block_good(&o, t, 0)) expected = 0;
         for (j = first; j < i && expected; ++j) {
             const int share_memory = n && w.list[j].n && neighbours_share(&o, &w.list[j], t);
-            for (k = j + 1; k < i && w.list[k].n == 0; ++k) {}
+            k = j + 1;
+            while (k < i && w.list[k].n == 0) ++k; /* k == i: only tensors without elements are between j and i */
             if (n && w.list[j].n && k == i && (share_memory || !follows(&w.list[j], t))) expected = 0;
             if (share_memory) apart = 0;
         }
@@ -1472,7 +1473,7 @@ static void call_norm_range(void) {
             const kopt_tensor *t = &w.list[i];
             const size_t from = begin > size ? begin - size : 0, to = end - size < t->n ? end - size : t->n;
             if (is_long(t->n)) expected = 0;
-            if (t->n == 0 && begin < size && !in_enum((int)t->grad_format, KOPT_FP16)) expected = 0; /* between others */
+            if (t->n == 0 && begin < size && !in_enum((int)t->grad_format, KOPT_FP16)) expected = 0; /* in between */
             size += t->n;
             if (!expected || from >= to) continue;
             if (!in_enum((int)t->grad_format, KOPT_FP16) || t->grad == NULL ||
@@ -2244,9 +2245,9 @@ static void call_langevin_step(void) {
 /* ---- One input -------------------------------------------------------------------------------------------------- */
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
-    static const unsigned char calls[] = {0,  0,  0,  1,  2,  2,  3,  3,  4,  5,  6,  7,  8,  9,
-                                          10, 11, 12, 13, 14, 17, 18, 19, 19, 20, 21, 22, 22, 23,
-                                          24, 25, 26, 26, 27, 28, 28, 29, 30, 31, 32, 15, 16, 37, 35, 35, 36};
+    static const unsigned char calls[] = {0,  0,  0,  1,  2,  2,  3,  3,  4,  5,  6,  7,  8,  9,  10,
+                                          11, 12, 13, 14, 17, 18, 19, 19, 20, 21, 22, 22, 23, 24, 25,
+                                          26, 26, 27, 28, 28, 29, 30, 31, 32, 15, 16, 37, 35, 35, 36};
     int i, turn, k;
     input = bytes, input_left = size;
     control = get_control();

@@ -1,5 +1,5 @@
 /* test_list.c - ranges of a list of tensors: kopt_list_size, kopt_step_list_range, kopt_norm_add_grads_range. The
-   reference is one call per tensor: kopt_step_range() and kopt_norm_add(), over the parts that this file cuts itself. */
+   reference is one call per tensor: kopt_step_range() and kopt_norm_add(), over parts that this file cuts itself. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
@@ -92,7 +92,8 @@ static void slices_are_the_whole(const char *name, kopt_optimizer opt, kopt_form
             ++bad;
         }
     }
-    ok(!bad && !same(&before, &whole), "a step in slices of 1 to %d elements has the bits of the whole: %s", SIZE, name);
+    ok(!bad && !same(&before, &whole), "a step in slices of 1 to %d elements has the bits of the whole: %s", SIZE,
+       name);
 }
 
 static void rules(void) {
@@ -219,7 +220,7 @@ static void norms(void) {
     }
 }
 
-/* ---- What is refused, with nothing written ------------------------------------------------------------------------ */
+/* ---- What is refused, with nothing written ----------------------------------------------------------------------- */
 
 static void refuses(kopt_result result, kopt_result expected, const char *what) {
     ok(result == expected && same(&parts, &before), "%s: %s", what, kopt_result_string(expected));
@@ -251,7 +252,8 @@ static void refusals(void) {
     ok(i > SIZE && same(&parts, &before), "an empty range does nothing");
 
     parts.list[4].weight = NULL;
-    refuses(kopt_step_list_range(&step, parts.list, LIST, 0, 706), KOPT_ERROR_NULL, "the last tensor of a range has none");
+    refuses(kopt_step_list_range(&step, parts.list, LIST, 0, 706), KOPT_ERROR_NULL,
+            "the last tensor of a range has none");
     parts.list[4].weight = NULL;
     ok(kopt_step_list_range(&step, parts.list, LIST, 5, 705) == KOPT_OK, "what no element is of is not checked");
     copy_model(&parts, &before);
