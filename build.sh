@@ -135,6 +135,19 @@ pip_peers() {
     "$@"
 }
 
+# Goes on as a Python program, with a Python that has the modules: in build/peers, or Debian's. Returns if none has.
+exec_python() { # exec_python MODULES PROGRAM ARGUMENT...
+    modules=$1
+    shift
+    for peers in build/peers ''; do
+        for python in python3 /usr/bin/python3; do
+            if PYTHONPATH=$peers "$python" -c "import $modules" 2>/dev/null; then
+                exec env "PYTHONPATH=$peers" PYTHONDONTWRITEBYTECODE=1 "$python" "$@"
+            fi
+        done
+    done
+}
+
 # Compiles one part of bench/peers.c with flags of its own. Linking is without -Ofast, which would make the process
 # flush subnormals.
 peer() { # peer NAME FLAG...
@@ -153,13 +166,7 @@ bench_peers() {
     peer ggml -DGGML -O3 -march=native
     $CC -shared -o build/bench/peers.so $objects -lm
     install_peers
-    for peers in build/peers ''; do # PyTorch from build/peers, or Debian's python3-torch
-        for python in python3 /usr/bin/python3; do
-            if PYTHONPATH=$peers "$python" -c 'import torch' 2>/dev/null; then
-                exec env "PYTHONPATH=$peers" "$python" bench/peers.py "$@"
-            fi
-        done
-    done
+    exec_python torch bench/peers.py "$@"
     have python3 || { echo "bench: --peers needs python3" >&2; exit 2; }
     exec python3 bench/peers.py "$@"
 }
@@ -184,13 +191,7 @@ bench_fidelity() {
     fi
     [ -n "$(find build/bench/python/libkahan_opt.so -newer kahan_opt.h 2>/dev/null)" ] ||
         python_library build/bench/python
-    for peers in build/peers ''; do
-        for python in python3 /usr/bin/python3; do
-            if PYTHONPATH=$peers "$python" -c 'import torch, sklearn, matplotlib' 2>/dev/null; then
-                exec env "PYTHONPATH=$peers" PYTHONDONTWRITEBYTECODE=1 "$python" bench/fidelity.py "$@"
-            fi
-        done
-    done
+    exec_python 'torch, sklearn, matplotlib' bench/fidelity.py "$@"
     echo "bench: fidelity needs PyTorch, scikit-learn and matplotlib; ./build.sh setup installs them" >&2
     exit 2
 }
@@ -231,13 +232,7 @@ bench() {
         shift
         knows 'bench torch' N "$@"
         python_library build/python
-        for peers in build/peers ''; do # PyTorch from build/peers, or Debian's python3-torch
-            for python in python3 /usr/bin/python3; do
-                if PYTHONPATH=$peers "$python" -c 'import torch' 2>/dev/null; then
-                    exec env "PYTHONPATH=$peers" "$python" bench/torch_steps.py "$@"
-                fi
-            done
-        done
+        exec_python torch bench/torch_steps.py "$@"
         echo "bench: torch needs PyTorch: ./build.sh setup, or bench --peers, installs it" >&2
         exit 2
         ;;

@@ -237,23 +237,17 @@ static int opened(const char *path, int flags, va_list arguments) {
     return fd;
 }
 
-int open(const char *path, int flags, ...) {
-    va_list arguments;
-    int fd;
-    va_start(arguments, flags);
-    fd = opened(path, flags, arguments);
-    va_end(arguments);
-    return fd;
-}
-
-int open64(const char *path, int flags, ...) {
-    va_list arguments;
-    int fd;
-    va_start(arguments, flags);
-    fd = opened(path, flags, arguments);
-    va_end(arguments);
-    return fd;
-}
+#define OPEN(name)                               \
+    int name(const char *path, int flags, ...) { \
+        va_list arguments;                       \
+        int fd;                                  \
+        va_start(arguments, flags);              \
+        fd = opened(path, flags, arguments);     \
+        va_end(arguments);                       \
+        return fd;                               \
+    }
+OPEN(open)
+OPEN(open64)
 
 ssize_t read(int fd, void *data, size_t size) { return begin("read", 1) ? -1 : real_read(fd, data, part(size)); }
 

@@ -66,6 +66,14 @@ def steps(optimizer, params, count, first=1):
     return params
 
 
+def trained(count):
+    """Parameters and their KahanAdamW after `count` steps, and its state_dict()."""
+    params = parameters()
+    optimizer = KahanAdamW(params)
+    steps(optimizer, params, count)
+    return params, optimizer, optimizer.state_dict()
+
+
 def equal(a, b):
     """The same bits, for tensors or lists of them."""
     if isinstance(a, torch.Tensor):
@@ -603,10 +611,7 @@ def resume_without_state():
 @test
 def snapshots():
     """state_dict() is a snapshot, loading copies it, and both leave the running state as it is"""
-    params = parameters()
-    optimizer = KahanAdamW(params)
-    steps(optimizer, params, 2)
-    saved = optimizer.state_dict()
+    params, optimizer, saved = trained(2)
     kept = copy.deepcopy(saved)
     other_params = [Parameter(p.detach().clone()) for p in params]
     other = KahanAdamW(other_params)
@@ -654,10 +659,7 @@ def loaded_groups():
 @test
 def damaged_state():
     """a flipped bit, a missing block, another shape, dtype, rule, rounding, place or step are refused; all stays"""
-    params = parameters()
-    optimizer = KahanAdamW(params)
-    steps(optimizer, params, 3)
-    saved = optimizer.state_dict()
+    params, optimizer, saved = trained(3)
     later = copy.deepcopy((optimizer, params))
     steps(*later, 1)
     sizes = [s["block"].numel() for s in saved["state"].values()]
