@@ -17,14 +17,7 @@ rooms= # memory is faster than a disk, and thousands of files are written
 room=$(mktemp -d "${rooms:-$out}/checkpoint.XXXXXX") || exit 2
 trap 'rm -rf "$room"' EXIT
 trap 'exit 1' INT TERM HUP
-count=0
-report() { # report STATUS DESCRIPTION: the output is in the log
-    count=$((count + 1))
-    if [ "$1" = 0 ]; then echo "ok $count - $2"; else
-        echo "not ok $count - $2"
-        head -12 $out/log | sed 's/^/# /'
-    fi
-}
+. tests/tap.sh
 skip() { # skip WHAT REASON
     count=$((count + 1))
     echo "ok $count - $1 # SKIP $2"

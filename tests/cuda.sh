@@ -6,11 +6,7 @@ out=build/tests/cuda_nvcc
 rm -rf $out/keep
 mkdir -p $out/keep
 nvcc=${NVCC:-nvcc}
-count=0
-report() { # report STATUS DESCRIPTION
-    count=$((count + 1))
-    if [ "$1" = 0 ]; then echo "ok $count - $2"; else echo "not ok $count - $2"; sed 's/^/# /' $out/log | head -40; fi
-}
+. tests/tap.sh
 known=$($nvcc --list-gpu-arch)
 all=
 for arch in 75 80 86 87 89 90 100 103 110 120; do
@@ -131,8 +127,7 @@ report $? "the bench for a GPU compiles"
 $out/gpu >$out/gpu.log 2>&1
 status=$?
 if grep -q '^1..0 # SKIP' $out/gpu.log; then
-    count=$((count + 1))
-    echo "ok $count # SKIP $(sed -n 's/^1..0 # SKIP //p' $out/gpu.log)"
+    missing "$(sed -n 's/^1..0 # SKIP //p' $out/gpu.log)"
 else
     cp $out/gpu.log $out/log
     ! grep -q '^not ok\|^Bail' $out/log && [ $status = 0 ]
@@ -147,8 +142,7 @@ fi
 echo '#include <ucontext.h>
 _Float16 half; __int128 wide; ucontext_t context;' >$out/probe.c
 if ! command -v python3 >/dev/null || ! ${CC:-cc} -c -o $out/probe.o $out/probe.c 2>$out/log; then
-    count=$((count + 1))
-    echo "ok $count # SKIP the PTX on the CPU needs Python and a compiler with _Float16, __int128 and ucontext.h"
+    missing "the PTX on the CPU needs Python and a compiler with _Float16, __int128 and ucontext.h"
     echo "1..$count"
     exit
 fi

@@ -3,16 +3,12 @@
 out=build/tests/cuda_fake
 mkdir -p $out
 compiler=${CC:-cc}
-count=0
+. tests/tap.sh
 echo '#include <ucontext.h>
 _Float16 half; __int128 wide; ucontext_t context;' >$out/probe.c
 $compiler -c -o $out/probe.o $out/probe.c 2>$out/log || {
     echo "1..0 # SKIP the compiler has no _Float16, __int128 or ucontext.h"
     exit 0
-}
-report() { # report STATUS DESCRIPTION
-    count=$((count + 1))
-    if [ "$1" = 0 ]; then echo "ok $count - $2"; else echo "not ok $count - $2"; sed 's/^/# /' $out/log | head -40; fi
 }
 program() { # program NAME EDIT: $out/NAME, of the kernels after an edit by sed
     sed "$2" tests/cuda_fake_test.ptx >"$out/$1.ptx" &&

@@ -1,11 +1,7 @@
 # The demo refuses bad input with one line, and succeeds on the default file. Prints TAP.
 out=build/tests/demo
 mkdir -p $out
-count=0
-report() {
-    count=$((count + 1))
-    if [ "$1" = 0 ]; then echo "ok $count - $2"; else echo "not ok $count - $2"; sed 's/^/# /' $out/log; fi
-}
+. tests/tap.sh
 refused() { # refused DESCRIPTION ARGUMENT: one line on stderr, exit code not 0
     build/demo/demo "$2" >/dev/null 2>$out/log
     status=$?

@@ -23,14 +23,7 @@ warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdou
 warnings="$warnings -Wcast-qual -Werror"
 c_flags="-std=c99 $warnings -O1"
 cxx_flags="-std=c++11 $warnings -O1"
-count=0
-report() { # report STATUS DESCRIPTION: the output is in the log
-    count=$((count + 1))
-    if [ "$1" = 0 ]; then echo "ok $count - $2"; else
-        echo "not ok $count - $2"
-        head -12 "$out/log" | sed 's/^/# /'
-    fi
-}
+. tests/tap.sh
 skip() { # skip DESCRIPTION REASON
     count=$((count + 1))
     echo "ok $count - $1 # SKIP $2"

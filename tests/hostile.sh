@@ -10,14 +10,7 @@ printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >$out/plain.
 cp $out/plain.c $out/plain.cpp
 sanitizers='-std=c99 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all'
 export ASAN_OPTIONS=abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1
-count=0
-report() { # report STATUS DESCRIPTION: the log of a failure follows
-    count=$((count + 1))
-    if [ "$1" = 0 ]; then echo "ok $count - $2"; else
-        echo "not ok $count - $2"
-        grep -v '^ok' $out/log | head -n 40 | sed 's/^/# /'
-    fi
-}
+. tests/tap.sh
 silent() { # silent DESCRIPTION COMMAND...: succeeds and prints nothing
     description=$1
     shift

@@ -8,12 +8,7 @@ mkdir -p $out
 CC=${CC:-cc}
 warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-qual'
 warnings="$warnings -Werror"
-count=0
-report() { # report STATUS DESCRIPTION
-    count=$((count + 1))
-    if [ "$1" = 0 ]; then echo "ok $count - $2"; else echo "not ok $count - $2"; head -n 20 $out/log | sed 's/^/# /'; fi
-}
-missing() { count=$((count + 1)); echo "ok $count # SKIP $1"; }
+. tests/tap.sh
 
 # The correct tables: golden.txt, which NumPy computes, and steps by reference.h. Nine numbers per line.
 lay_out() { sed 's/.*/0x&u,/' | paste -d ' ' - - - - - - - - - | sed 's/ *$//; s/^/    /' | sed '$s/,$//'; }

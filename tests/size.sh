@@ -5,12 +5,7 @@ out=build/tests/size
 mkdir -p $out
 warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-qual'
 warnings="$warnings -Werror"
-count=0
-report() { # report STATUS DESCRIPTION
-    count=$((count + 1))
-    if [ "$1" = 0 ]; then echo "ok $count - $2"; else echo "not ok $count - $2"; sed 's/^/# /' $out/log; fi
-}
-missing() { count=$((count + 1)); echo "ok $count # SKIP $1"; }
+. tests/tap.sh
 try() { # try NAME SET FLAGS...: each line of a build equals that of the full build, or is a refusal
     name=$1 set=$2
     shift 2

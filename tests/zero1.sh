@@ -9,11 +9,7 @@ rm -rf $out
 mkdir -p $out
 warnings='-std=c99 -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual'
 warnings="$warnings -Wmissing-prototypes -Werror"
-count=0
-report() { # report STATUS DESCRIPTION
-    count=$((count + 1))
-    if [ "$1" = 0 ]; then echo "ok $count - $2"; else echo "not ok $count - $2"; head -n 20 $out/log | sed 's/^/# /'; fi
-}
+. tests/tap.sh
 
 # Open MPI: run as root in a container, more ranks than cores, without other machines.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
