@@ -96,6 +96,7 @@ def start_browser():
                      "--hide-scrollbars", "--no-first-run", "--disable-background-networking",
                      "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"):
         options.add_argument(argument)
+    options.ignore_local_proxy_environment_variables()
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     return webdriver.Chrome(service=Service("/usr/bin/chromedriver", log_path=os.devnull), options=options)
 
@@ -123,7 +124,7 @@ def collect():
 def wait(*states):
     def there(_):
         return script("return document.body.dataset.state ?? ''") in states
-    WebDriverWait(driver, 120, poll_frequency=0.05).until(there, "the page is not " + " or ".join(states))
+    WebDriverWait(driver, 60, poll_frequency=0.05).until(there, "the page is not " + " or ".join(states))
 
 
 def visit(variant, query="", state="ready"):
@@ -131,13 +132,18 @@ def visit(variant, query="", state="ready"):
     wait(state)
 
 
+def frames(count):
+    driver.execute_async_script("""const [count, done] = arguments;
+        const next = left => left ? requestAnimationFrame(() => next(left - 1)) : done();
+        next(count);""", count)
+
+
 def emulate(width=1000, height=2400, scheme="light", motion="no-preference"):
     features = [{"name": "prefers-color-scheme", "value": scheme}, {"name": "prefers-reduced-motion", "value": motion}]
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
                            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False})
-    # two frames: the curves have been drawn for this size
-    driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(() => arguments[0]()))")
+    frames(2)  # the curves have been drawn for this size
 
 
 def focused():
@@ -390,7 +396,13 @@ def check_buttons():
     for key, state, label in ((Keys.SPACE, "running", "Pause"), (Keys.ENTER, "paused", "Continue"),
                               (Keys.SPACE, "running", "Pause")):
         press(key)
-        equal((script("return document.body.dataset.state"), text("#start")), (state, label))
+        wait(state)
+        equal(text("#start"), label)
+        if state == "paused":
+            before = text("#status"), rows()
+            frames(10)
+            assert re.match(r"Paused at step [\d,]+$", before[0]), before[0]
+            equal((text("#status"), rows()), before)
     tab_to("reset")
     press(Keys.SPACE)
     equal((script("return document.body.dataset.state"), text("#start"), text("#status")), ("ready", "Start", "Ready"))

@@ -130,24 +130,27 @@ function run(on) {
     running = on;
     worker.postMessage({running});
     if (on) say("running", "Training");
-    else say("paused", `Paused at step ${step.toLocaleString("en")}`);
-    drawSoon();
 }
 
 function receive(data) {
     if (data.isa) $("isa").textContent = data.isa;
     if (data.error) fail(data.error);
+    if (data.paused && !running && document.body.dataset.state === "running") {
+        drawCurves();
+        say("paused", `Paused at step ${step.toLocaleString("en")}`);
+    }
     if (!data.losses) return;
     step = data.step;
     data.losses.forEach((loss, a) => losses[a].push(loss));
     $(`${code()}-speed`).textContent = `${Math.round(data.speed).toLocaleString("en")} steps/s`;
     if (data.hashes) finish(data.hashes);
-    drawSoon();
+    else drawSoon();
 }
 
 function finish(hashes) {
     const equal = hashes.map((hash, a) => hash === native.arms[a].hash);
     running = false;
+    drawCurves();
     ARMS.forEach((arm, a) => {
         $(arm).querySelector("b").textContent = !byDefault ? "other settings" : equal[a] ? "equal" : "different";
         $(arm).querySelector(".here").textContent = hashes[a];
@@ -199,7 +202,7 @@ async function begin() {
         });
     for (const name of ["scalar", "simd128"]) $(name).addEventListener("change", restart);
     $("start").addEventListener("click", () => {
-        if (step === native.steps) restart();
+        if (["done", "failed"].includes(document.body.dataset.state)) restart();
         run(!running);
     });
     $("reset").addEventListener("click", restart);

@@ -14,7 +14,10 @@ onmessage = ({data}) => {
         postMessage({isa: string(code.isa())});
     }
     if (data.settings) code.set(data.settings.lr, data.settings.weight_decay, data.settings.beta2);
-    if ("running" in data) running = data.running;
+    if ("running" in data) {
+        running = data.running;
+        if (!running) postMessage({paused: true});
+    }
     continueSoon();
 };
 
