@@ -1,5 +1,5 @@
 #!/bin/sh
-# kahan_opt: ./build.sh demo | examples | test | bench | cuda | figures | mutants | setup. Each command needs a C
+# kahan_opt: ./build.sh demo | examples | test | bench | cuda | web | figures | mutants | setup. Each command needs a C
 # compiler (CC, default cc) and uses other tools if they are installed. `./build.sh setup` installs them all (Debian,
 # Ubuntu).
 #
@@ -35,6 +35,8 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench theorem1         how far from the solution SGD with 16-bit weights ends (docs/theorem1.md)
        ./build.sh cuda [bench]           the GPU part: its PTX, also run on the CPU, and its tests if there is a GPU
        ./build.sh cuda day [--part N]    all on a GPU in 25 minutes, three parts (--rehearse: without; docs/gpu-day.md)
+       ./build.sh web [build]            the playground of docs/playground.md, in build/web, and serves it
+       ./build.sh web test | picture     ... tested in headless Chromium; its picture in docs
        ./build.sh figures                update the figures of demo and theorem1 in README.md and docs: a minute
        ./build.sh figures bench          ... and of bench cliffs and --sizes, on an idle machine: ten minutes, 10 GB
        ./build.sh figures fidelity [draw] ... and of bench fidelity; draw: from its last run
@@ -322,6 +324,42 @@ python() {
     echo "build/python has the library for Python: PYTHONPATH=build/python python3 -c 'import kahan_opt'"
 }
 
+# ---- web: docs/playground compiled to WebAssembly, in build/web ------------------------------------------------------
+
+web_build() { # web_build FLAG...: with these flags in addition
+    rm -rf build/web
+    mkdir -p build/web
+    cp docs/playground/*.html docs/playground/*.css docs/playground/*.js build/web
+    for code in scalar simd128; do
+        simd= && [ $code = scalar ] || simd=-msimd128
+        clang --target=wasm32 -std=c99 -O2 $simd "$@" -mbulk-memory -ffreestanding -nostdlib -fuse-ld=lld \
+            -Wl,--no-entry,--strip-all -o build/web/$code.wasm docs/playground/playground.c
+    done
+    $CC -std=c99 -O2 -ffp-contract=off "$@" -o build/playground docs/playground/playground.c
+    build/playground >build/web/native.json
+}
+web_lacks() { # what `web test` needs and this machine does not have
+    for tool in clang wasm-ld chromium chromedriver; do have $tool || echo $tool; done
+    for module in selenium PIL; do /usr/bin/python3 -c "import $module" 2>/dev/null || echo "$module for Python"; done
+}
+web() {
+    knows web 'build test picture' "$@"
+    case "${1:-}" in
+    test | picture)
+        lacks=$(web_lacks | paste -s -d , - | sed 's/,/, /g')
+        [ -z "$lacks" ] || { echo "1..0 # SKIP no $lacks; ./build.sh setup installs it"; exit 0; }
+        web_build $C_WARNINGS
+        exec /usr/bin/python3 tests/web.py "$1"
+        ;;
+    esac
+    for tool in clang wasm-ld; do
+        have $tool || { echo "build.sh: web needs $tool (./build.sh setup installs it)" >&2; exit 2; }
+    done
+    web_build
+    echo "build/web has the page and what it loads; any web server can serve it"
+    [ "${1:-}" = build ] || exec python3 -m http.server "${PORT:-8000}" --bind 127.0.0.1 --directory build/web
+}
+
 # ---- setup: checks every step, reports a failure at once, and lists all failures at the end --------------------------
 
 failures='' absences='' # one line each
@@ -418,6 +456,9 @@ setup() {
     # for bench fidelity
     apt_install python3-sklearn python3-matplotlib ||
         optional "scikit-learn and matplotlib" "the evidence with error bars stays out"
+    # the browser for the playground
+    apt_install chromium chromium-driver python3-selenium python3-pil fonts-dejavu-core ||
+        optional "Chromium and Selenium" "the test of the playground stays out"
     # clang-format for tests/signs.py: other versions format differently with the same settings
     { apt_install python3-pip && pip_install build/python clang-format==19.1.7; } ||
         optional "clang-format" "the check of the format stays out"
@@ -720,6 +761,8 @@ run_tests() {
     else
         skip "training on several ranks of MPI" "mpicc or mpirun"
     fi
+    lacks=$(web_lacks | paste -s -d , - | sed 's/,/, /g')
+    if [ -z "$lacks" ]; then part web sh build.sh web test; else skip "the playground in a browser" "$lacks" them; fi
     part docs sh tests/docs.sh
     if have python3; then part api python3 tests/api.py --check; else skip "the API reference" python3; fi
     [ -d build/python/clang_format ] || have clang-format-19 || skip "the format of the C files" clang-format-19
@@ -782,6 +825,7 @@ test) shift; run_tests "$@" ;;
 bench) shift; bench "$@" ;;
 cuda) shift; cuda "$@" ;;
 mutants) shift; mutants "$@" ;;
+web) shift; web "$@" ;;
 figures) shift; figures "$@" ;;
 python) shift; python "$@" ;;
 setup) shift; setup "$@" ;;

@@ -74,7 +74,7 @@ system none
 [ $status = 0 ] && [ "$(cat "$out/said")" = 'setup: done' ]
 report $? "without a fault it ends with: setup: done"
 asked 'install .* clang .* python3-mpmath$' && asked 'install .* python3-torch' && asked 'pip .*optimi' &&
-    asked 'pip .*clang-format==' && asked 'pip .*nvcc' && asked 'download libsleef3' &&
+    asked 'install .* chromium ' && asked 'pip .*clang-format==' && asked 'pip .*nvcc' && asked 'download libsleef3' &&
     [ -d "$out/build/sleef-arm64/usr" ]
 report $? "... and has requested all packages"
 ! grep '^apt-get.* \(install\|update\)' "$out/log" | grep -v 'arm64 .*update' | grep -v 'DPkg::Lock::Timeout=[1-9]'

@@ -46,6 +46,7 @@ refused '`cuda` does not know `--bench`' cuda --bench
 refused '`cuda` does not know `more`' cuda bench more
 refused '`figures` does not know `demo`' figures demo
 refused '`figures` does not know `--bench`' figures bench --bench
+refused '`web` does not know `deploy`' web deploy
 refused '`setup` does not know `everything`' setup everything
 refused '`python` does not know `gpu`' python gpu
 refused '`bench torch` does not know `fast`' bench torch fast
