@@ -5096,12 +5096,15 @@ FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants
                               const half_pair_ *b, int layout, vu32_ *largest) {
     vu32_ joint[4], largest16 = isplat_(0);
     int m;
+    if (KOPT_ONLY_ != KOPT_WITH_ALL) /* or gcc warns in small builds */
+        joint[0] = joint[1] = joint[2] = joint[3] = largest16;
     if (kind.moment == KOPT_F32) {
         EACH_MOMENT_ {
             const int rooted = kopt_stores_root_(kind, m);
             const vf32_ x = rooted ? K_(root_at)(&a->moments, m) : K_(moment_at)(&a->moments, m);
             const vf32_ y = rooted ? K_(root_at)(&b->moments, m) : K_(moment_at)(&b->moments, m);
-            if (kind.buffered) largest[m] = imax_(largest[m], imax_(K_(abs_u32)(x), K_(abs_u32)(y)));
+            const int at = KOPT_ONLY_ == KOPT_WITH_ALL ? m : m & 3; /* m < 4, but gcc warns in small builds */
+            if (kind.buffered) largest[at] = imax_(largest[at], imax_(K_(abs_u32)(x), K_(abs_u32)(y)));
             store32_(j->moment[m] + 4 * i, kind.buffered ? as_u32_(x) : K_(flush_f32)(x));
             store32_(j->moment[m] + 4 * (i + LANES_), kind.buffered ? as_u32_(y) : K_(flush_f32)(y));
         }
@@ -9186,6 +9189,8 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
     if (checks) s = &local; /* *step stays unchanged if the call fails */
     if (result != KOPT_OK) return result;
     if (checks && step == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (checks && KOPT_ONLY_ != KOPT_WITH_ALL) /* such a build leaves fields unset */
+        kopt_zero_(KOPT_POINTER_(kopt_byte_ *, s), sizeof *s);
     if (checks && opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     kopt_copy_options_(opt, s);
     kopt_enter_(&environment);

@@ -48,6 +48,10 @@ printf "#define KAHAN_OPT_STATIC\n$implement" >$out/static.c
 printf "#define KAHAN_OPT_NO_SIMD\n$implement" >$out/no_simd.c
 printf '#include "kahan_opt.h"\n' >$out/declare.c
 printf "#define KAHAN_OPT_VMATH\n$implement" >$out/vmath.c
+{
+    printf '#define KAHAN_OPT_ONLY (KOPT_WITH_F32 | KOPT_WITH_BF16 | KOPT_WITH_KAHAN | KOPT_WITH_STOCHASTIC_STATE | '
+    printf "KOPT_WITH_DECOUPLED | KOPT_WITH_ADAM | KOPT_WITH_EXTRAS | KOPT_WITH_CHECKS)\n$implement"
+} >$out/adamw.c
 # Included twice before the implementation, and twice after it, with its macro still defined.
 printf "#include \"kahan_opt.h\"\n#include \"kahan_opt.h\"\n$implement#include \"kahan_opt.h\"\n$implement" \
     >$out/often.c
@@ -80,6 +84,10 @@ if section warnings; then
         languages gcc '-Wall -Wextra -Werror' 'c89' 'plain'
         check "gcc -O3: no warning that needs the optimizer" gcc -std=c99 $gcc_c -O3 -I. \
             -c $out/plain.c -o $out/gcc_O3.o
+        for flag in -O2 -Os; do
+            check "gcc $flag: ... nor in a small build" gcc -std=c99 -Wall -Wextra -Werror $flag -I. \
+                -c $out/adamw.c -o $out/adamw.o
+        done
     else skip "no gcc: warnings in C"; fi
     if have g++; then
         languages 'g++ -x c++' "$gcc_cpp -Wno-long-long" 'c++98' 'plain vmath'
