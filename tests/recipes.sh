@@ -1,6 +1,7 @@
 # Checks docs/recipes.md. Each block of a trainer is a diff: with its `-` lines it is the loop as it was, with its `+`
 # lines the loop with this library. Both are compiled with tests/recipes.c, which has the data and the rest of the
 # network, and trained. Prints TAP. `sh tests/recipes.sh table` prints the tables of the page instead.
+# A new trainer is a block of the page, a PROJECT of tests/recipes.c and a line `trainer` below.
 page=docs/recipes.md
 out=build/tests/recipes
 rm -rf $out
@@ -8,6 +9,9 @@ mkdir -p $out
 CC=${CC:-cc}
 warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-qual'
 warnings="$warnings -Wmissing-prototypes -Werror"
+# clang warns of a float for a field of an optimizer, which is exact
+for_clang=-Wno-double-promotion
+case $($CC --version 2>/dev/null) in *clang*) warnings="$warnings $for_clang" ;; esac
 LIMIT=5 # lines that a recipe may add or change
 count=0
 report() { # report STATUS DESCRIPTION
@@ -37,13 +41,12 @@ compile() { # compile NAME KIND FLAG...: $out/NAME_KIND.c with the rest of the n
     $CC -std=c99 $warnings -O2 -ffp-contract=off "$@" -DKOPT_IMPLEMENTED_ "-DLOOP=\"../$out/${name}_$kind.c\"" \
         -I. -o "$out/${name}_$kind" tests/recipes.c $out/kahan_opt.o -lm >$out/log 2>&1
 }
-warns_nothing() { # warns_nothing NAME KIND FLAG...: the same by clang, if it is there. Its -Wdouble-promotion warns of
-    # a float for a field of an optimizer, which is exact
+warns_nothing() { # warns_nothing NAME KIND FLAG...: the same by clang, if it is there
     name=$1 kind=$2
     shift 2
     command -v clang >/dev/null || return 0
-    clang -std=c99 $warnings -Wno-double-promotion "$@" -DKOPT_IMPLEMENTED_ "-DLOOP=\"../$out/${name}_$kind.c\"" \
-        -I. -fsyntax-only tests/recipes.c >$out/log 2>&1
+    clang -std=c99 $warnings $for_clang "$@" -DKOPT_IMPLEMENTED_ "-DLOOP=\"../$out/${name}_$kind.c\"" -I. \
+        -fsyntax-only tests/recipes.c >$out/log 2>&1
 }
 run() { $out/$1 $2 $steps 2>$out/log; } # run PROGRAM ARM: prints the loss and the bytes
 holds() { # holds EXPRESSION: of numbers, for awk
