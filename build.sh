@@ -764,6 +764,7 @@ run_tests() {
     lacks=$(web_lacks | paste -s -d , - | sed 's/,/, /g')
     if [ -z "$lacks" ]; then part web sh build.sh web test; else skip "the playground in a browser" "$lacks" them; fi
     part docs sh tests/docs.sh
+    part recipes sh tests/recipes.sh
     if have python3; then part api python3 tests/api.py --check; else skip "the API reference" python3; fi
     [ -d build/python/clang_format ] || have clang-format-19 || skip "the format of the C files" clang-format-19
     if have python3; then part signs python3 tests/signs.py; else skip "names, banners and format" python3; fi

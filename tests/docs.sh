@@ -10,6 +10,7 @@
 #     <!-- test: cuda -->        the body of a function (c) that calls the GPU part; it compiles
 #     <!-- test: run -->         commands (sh) that run in the page's folder
 #     <!-- test: output -->      what the previous block prints (text)
+#     <!-- test: recipe NAME --> a change of a trainer (diff), or a part of one (c): tests/recipes.sh trains it
 #     <!-- test: FILE.sh -->     tests/FILE.sh tests it
 #     <!-- test: FILE.py -->     tests/FILE.py runs it (python)
 # Without a comment: c, cpp and ino are files, which run if they have a main() or a setup(); sh has commands, whose
@@ -46,7 +47,7 @@ for page in README.md docs/*.md; do
         /^[ \t>*-]*(```|~~~)/ {
             language = substr($0, 4)
             if ($0 !~ /^```/) wrong("a fence that is indented or of tildes")
-            else if (language !~ /^(c|cpp|ino|sh|cmake|meson|python|text)$/)
+            else if (language !~ /^(c|cpp|ino|sh|cmake|meson|python|text|diff)$/)
                 wrong("a block of the language \"" language "\"")
             inside = 1
             file = out "/" name "/" NR "." language
@@ -71,6 +72,7 @@ marked() { # marked LANGUAGE MARK: may a block of this language have this mark?
     'c -' | 'cpp -' | 'ino -' | 'sh -' | 'cmake -' | 'meson -') ;;
     c\ file\ ?* | cpp\ file\ ?* | ino\ file\ ?* | c\ main\ ?* | 'c body' | 'c page' | 'c page shared' | 'c cuda') ;;
     'sh run' | 'text output') ;;
+    diff\ recipe\ ?* | c\ recipe\ ?*) ;;
     [a-z]*\ *.sh | python\ *.py) [ -f "tests/$2" ] ;;
     *) false ;;
     esac
@@ -426,6 +428,11 @@ while IFS="$tab" read -r page name line language mark <&3; do
         echo "it does not name $page" >"$out/log"
         grep -q -F "$page" "tests/$mark"
         report $? "$page:$line: tests/$mark runs it"
+        ;;
+    *' recipe '*)
+        echo "tests/recipes.sh does not name ${mark#recipe }" >"$out/log"
+        grep -q -w -e "${mark#recipe }" tests/recipes.sh
+        report $? "$page:$line: tests/recipes.sh trains it"
         ;;
     'c page'*)
         { echo "#line $((line + 1)) \"$page\""; cat "$block"; } >>"$out/$name/page.c"
