@@ -10529,9 +10529,9 @@ static void kopt_builtin_sincospi_(float *sine, float *cosine, const float *x, s
 #define KOPT_BUILTIN_TABLE_(isa)                                                     \
     {"builtin " #isa,   kopt_builtin_exp_,  kopt_builtin_log_,   kopt_builtin_tanh_, \
      kopt_builtin_erf_, kopt_builtin_erfc_, kopt_builtin_atan2_, kopt_builtin_sincospi_}
-static const kopt_vmath kopt_builtin_table_[KOPT_ISA_COUNT] = {KOPT_BUILTIN_TABLE_(scalar), KOPT_BUILTIN_TABLE_(sse2),
-                                                               KOPT_BUILTIN_TABLE_(avx2), KOPT_BUILTIN_TABLE_(avx512),
-                                                               KOPT_BUILTIN_TABLE_(neon), KOPT_BUILTIN_TABLE_(simd128)};
+static const kopt_vmath kopt_builtin_table_[KOPT_ISA_COUNT] = {
+    KOPT_BUILTIN_TABLE_(scalar), KOPT_BUILTIN_TABLE_(sse2), KOPT_BUILTIN_TABLE_(avx2),
+    KOPT_BUILTIN_TABLE_(avx512), KOPT_BUILTIN_TABLE_(neon), KOPT_BUILTIN_TABLE_(simd128)};
 #undef KOPT_BUILTIN_TABLE_
 
 KOPT_API_ const kopt_vmath *kopt_vmath_builtin(void) { return &kopt_builtin_table_[kopt_isa_current()]; }

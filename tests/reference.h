@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#if defined(__wasm__) /* has no such pragma: without -Ofast */
+#if defined(__wasm__)    /* has no such pragma: without -Ofast */
 #elif defined(__clang__) /* as the standard has it, whatever -Ofast the implementation is compiled with */
 #pragma float_control(precise, on, push)
 #elif defined(__GNUC__)
