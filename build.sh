@@ -29,6 +29,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench compare OLD NEW  two versions of the header in one process (--help: options)
        ./build.sh bench calls [HEADER]   instructions of a call, by callgrind: what small tensors cost
        ./build.sh bench q8 [check | ...] which 8-bit code serves the moments of AdamW? (docs/q8.md)
+       ./build.sh bench wasm [ROUNDS]    WebAssembly without and with its vectors, in node
        ./build.sh bench torch [ROUNDS]   a step of KahanAdamW beside torch's AdamW, for 1, 100 and 10,000 tensors
        ./build.sh bench converters       convert.py with the real bitsandbytes, optimi, torchao (installs them: 6 GB)
        ./build.sh bench fidelity [quick] what 16 bit loses: losses, stalls, decay with error bars (docs/fidelity.md)
@@ -239,6 +240,11 @@ bench() {
         done
         echo "bench: torch needs PyTorch: ./build.sh setup, or bench --peers, installs it" >&2
         exit 2
+        ;;
+    wasm)
+        shift
+        knows 'bench wasm' N "$@"
+        exec sh bench/wasm.sh "$@"
         ;;
     converters)
         shift
