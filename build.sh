@@ -252,7 +252,8 @@ bench() {
         ;;
     esac
     if [ "${1:-}" = cliffs ]; then
-        knows 'bench cliffs' 'cliffs quick cache dram --markdown --nearest-stores scalar sse2 avx2 avx512 neon' "$@"
+        knows 'bench cliffs' \
+            'cliffs quick cache dram --markdown --nearest-stores scalar sse2 avx2 avx512 neon simd128' "$@"
     else
         knows bench '--gb --sizes --all --peers flags theorem1 atan2 N' "$@"
     fi

@@ -146,13 +146,13 @@
    0.2  Mistakes in these places are now harmless or refused: structs of zeros, ids of a list, counts inside an array, a
         copy that was never filled, a block of another optimizer, small builds, a part of a tensor that StableAdamW has
         not measured. New: kopt_save and kopt_load for lists of tensors, kopt_number_tensors, kopt_state_inspect,
-        kopt_state_write_codes, kopt_scaler_begin, kopt_random_key, stable_scale, KOPT_BARE. Renamed: parameters and
-        fields (docs/history.md maps old names to new ones), such as opt.decay, now decay_mode, and the slots of a
-        state block, now kopt_slot. Removed: 16-bit sums for MPI; an example in docs/training-loop.md replaces them.
-        Bits that differ from 0.1: COMPACT with stochastic compensation uses the upper bits of its random number; 8-bit
-        codes are minifloats instead of the dynamic map, and the code of a root below 2^-133 of the block's largest is
-        no longer 0; rate_scale 0 means 1; blocks have layout 2 (blocks of 0.1 and moments of the dynamic map can still
-        be opened).
+        kopt_state_write_codes, kopt_scaler_begin, kopt_random_key, stable_scale, KOPT_BARE, and vectors on WebAssembly
+        and POWER (KOPT_ISA_SIMD128). Renamed: parameters and fields (docs/history.md maps old names to new ones), such
+        as opt.decay, now decay_mode, and the slots of a state block, now kopt_slot. Removed: 16-bit sums for MPI; an
+        example in docs/training-loop.md replaces them. Bits that differ from 0.1: COMPACT with stochastic compensation
+        uses the upper bits of its random number; 8-bit codes are minifloats instead of the dynamic map, and the code of
+        a root below 2^-133 of the block's largest is no longer 0; rate_scale 0 means 1; blocks have layout 2 (blocks of
+        0.1 and moments of the dynamic map can still be opened).
    0.1  First version.
 */
 

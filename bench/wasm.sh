@@ -57,5 +57,5 @@ bytes() { # bytes FLAG...
 for flags in -O2 -Os; do
     echo "| $flags | $(bytes $flags) | $(bytes $flags -msimd128) |"
     only='-DKAHAN_OPT_ONLY=(KOPT_TINY|KOPT_WITH_CHECKS)'
-    echo "| $flags, KAHAN_OPT_ONLY: KOPT_TINY and checks | $(bytes $flags "$only") | $(bytes $flags "$only" -msimd128) |"
+    echo "| $flags, bf16 AdamW and SGD only | $(bytes $flags "$only") | $(bytes $flags "$only" -msimd128) |"
 done

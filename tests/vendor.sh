@@ -287,7 +287,8 @@ if section targets; then
         # Vectors that are part of the target, in each language: without a warning of clang (see everything).
         for target in 'wasm32 -msimd128' 'powerpc64le-none-elf -mcpu=power8'; do
             languages "$clang --target=$target -ffreestanding" "$everything" 'c99' 'plain vmath'
-            languages "$clang --target=$target -ffreestanding -x c++" "$everything -Wno-c++98-compat" 'c++98 c++17' plain
+            languages "$clang --target=$target -ffreestanding -x c++" "$everything -Wno-c++98-compat" \
+                'c++98 c++17' 'plain'
             check "$target: its code" $clang --target=$target -ffreestanding $everything -std=c99 -O1 -I. \
                 -c $out/plain.c -o $out/target.o
         done
