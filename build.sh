@@ -29,6 +29,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench compare OLD NEW  two versions of the header in one process (--help: options)
        ./build.sh bench calls [HEADER]   instructions of a call, by callgrind: what small tensors cost
        ./build.sh bench q8 [check | ...] which 8-bit code serves the moments of AdamW? (docs/q8.md)
+       ./build.sh bench wasm [ROUNDS]    WebAssembly without and with its vectors, in node
        ./build.sh bench torch [ROUNDS]   a step of KahanAdamW beside torch's AdamW, for 1, 100 and 10,000 tensors
        ./build.sh bench converters       convert.py with the real bitsandbytes, optimi, torchao (installs them: 6 GB)
        ./build.sh bench fidelity [quick] what 16 bit loses: losses, stalls, decay with error bars (docs/fidelity.md)
@@ -238,13 +239,19 @@ bench() {
         echo "bench: torch needs PyTorch: ./build.sh setup, or bench --peers, installs it" >&2
         exit 2
         ;;
+    wasm)
+        shift
+        knows 'bench wasm' N "$@"
+        exec sh bench/wasm.sh "$@"
+        ;;
     converters)
         shift
         bench_converters "$@"
         ;;
     esac
     if [ "${1:-}" = cliffs ]; then
-        knows 'bench cliffs' 'cliffs quick cache dram --markdown --nearest-stores scalar sse2 avx2 avx512 neon' "$@"
+        knows 'bench cliffs' \
+            'cliffs quick cache dram --markdown --nearest-stores scalar sse2 avx2 avx512 neon simd128' "$@"
     else
         knows bench '--gb --sizes --all --peers flags theorem1 atan2 N' "$@"
     fi
@@ -443,6 +450,7 @@ setup() {
     install_packages gcc g++ libc6-dev perl clang clang-19 llvm \
         openmpi-bin libopenmpi-dev \
         lld lld-19 tcc musl-tools gcc-12-multilib libc6-dev-i386 python3-numpy nodejs cppcheck clang-tidy valgrind \
+        wasi-libc libclang-rt-14-dev-wasm32 libclang-rt-19-dev-wasm32 \
         libclang-rt-14-dev qemu-user qemu-system-arm gcc-arm-none-eabi gcc-avr avr-libc simavr \
         gcc-mingw-w64-x86-64-win32 wine64 gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-s390x-linux-gnu \
         libc6-dev-s390x-cross gcc-riscv64-linux-gnu libc6-dev-riscv64-cross gcc-arm-linux-gnueabihf \
@@ -544,6 +552,12 @@ program() { # program SOURCES SUFFIX EMULATOR ARGUMENT COMPILER FLAG...: builds 
         build "$name" "$@" "$source" -lm
         part "$name" ${emulator:+"$emulator"} "build/tests/$name" ${argument:+"$argument"}
     done
+}
+
+wasi='--target=wasm32-wasi --sysroot=/usr -msimd128' # Debian's wasi-libc
+wasi() { # wasi COMPILER: does it build programs for WASI?
+    echo 'int main(void) { return 0; }' >build/tests/empty.c
+    have "$1" && "$1" $wasi -o build/tests/empty.wasm build/tests/empty.c 2>/dev/null
 }
 
 sleef() { # sleef SOURCE SUFFIX COMPILER FLAG...: builds a test with SLEEF and adds it as a part
@@ -688,15 +702,34 @@ run_tests() {
     else
         skip "NEON under qemu" "aarch64-linux-gnu-gcc or qemu-aarch64"
     fi
-    for target in s390x:s390x-linux-gnu riscv64:riscv64-linux-gnu arm:arm-linux-gnueabihf; do # big-endian; 32-bit
+    # big-endian; 32-bit; vectors of POWER
+    for target in s390x:s390x-linux-gnu riscv64:riscv64-linux-gnu arm:arm-linux-gnueabihf ppc64le:powerpc64le-linux-gnu
+    do
         compiler=${target#*:}-gcc emulator=qemu-${target%%:*}
         if have "$compiler" && have "$emulator"; then
             programs='tests/test_convert.c tests/test_vmath.c'
-            [ "$compiler" != s390x-linux-gnu-gcc ] || programs="$bits tests/test_save.c"
+            case $compiler in
+            s390x*) programs="$bits tests/test_save.c" ;;
+            powerpc64le*) programs="$programs tests/test_tools.c tests/test_step_bits.c" ;;
+            esac
             program "$programs" "${target%%:*}" "$emulator" quick "$compiler" -O2 -static
             program tests/test_environment.c "${target%%:*}_ofast" "$emulator" quick "$compiler" -Ofast -static
         else
             skip "the bits on ${target%%:*}" "$compiler or $emulator"
+        fi
+    done
+    for compiler in clang clang-19; do # vectors of WebAssembly
+        if have node && wasi $compiler; then
+            programs='tests/test_step_bits.c'
+            [ $compiler = clang ] || programs="$bits tests/test_save.c tests/test_state.c"
+            for source in $programs; do
+                [ "$source" != tests/test_api.c ] || continue # takes other rounding directions, which WebAssembly lacks
+                name=$(basename "$source" .c).wasm_$compiler
+                build "$name" $compiler $wasi -O2 "$source"
+                part "$name" node --no-warnings tests/wasi.js "build/tests/$name" quick
+            done
+        else
+            skip "the bits of WebAssembly's vectors, $compiler" "$compiler, lld, node or wasi-libc" them
         fi
     done
     for tool in gcc g++ clang tcc objcopy; do have $tool || skip "vendoring: the tests that need $tool" $tool; done

@@ -146,14 +146,14 @@
    0.2  Mistakes in these places are now harmless or refused: structs of zeros, ids of a list, counts inside an array, a
         copy that was never filled, a block of another optimizer, small builds, a part of a tensor that StableAdamW has
         not measured. New: kopt_save and kopt_load for lists of tensors, kopt_step_list_range and
-        kopt_norm_add_grads_range, kopt_number_tensors, kopt_state_inspect, kopt_state_write_codes,
-        kopt_scaler_begin, kopt_random_key, stable_scale, KOPT_BARE. Renamed: parameters and
-        fields (docs/history.md maps old names to new ones), such as opt.decay, now decay_mode, and the slots of a
-        state block, now kopt_slot. Removed: 16-bit sums for MPI; an example in docs/training-loop.md replaces them.
-        Bits that differ from 0.1: COMPACT with stochastic compensation uses the upper bits of its random number; 8-bit
-        codes are minifloats instead of the dynamic map, and the code of a root below 2^-133 of the block's largest is
-        no longer 0; rate_scale 0 means 1; blocks have layout 2 (blocks of 0.1 and moments of the dynamic map can still
-        be opened).
+        kopt_norm_add_grads_range, kopt_number_tensors, kopt_state_inspect, kopt_state_write_codes, kopt_scaler_begin,
+        kopt_random_key, stable_scale, KOPT_BARE, and vectors on WebAssembly and POWER (KOPT_ISA_SIMD128). Renamed:
+        parameters and fields (docs/history.md maps old names to new ones), such as opt.decay, now decay_mode, and the
+        slots of a state block, now kopt_slot. Removed: 16-bit sums for MPI; an example in docs/training-loop.md
+        replaces them. Bits that differ from 0.1: COMPACT with stochastic compensation uses the upper bits of its random
+        number; 8-bit codes are minifloats instead of the dynamic map, and the code of a root below 2^-133 of the
+        block's largest is no longer 0; rate_scale 0 means 1; blocks have layout 2 (blocks of 0.1 and moments of the
+        dynamic map can still be opened).
    0.1  First version.
 */
 
@@ -353,12 +353,13 @@ KOPT_API_ int kopt_version(void);
 /* Instruction sets. All give the same bits. The library uses the best one that this machine has, unless
    kopt_isa_force() chooses another. */
 typedef enum kopt_isa {
-    KOPT_ISA_SCALAR = 0, /* plain C: in every build                                                               */
-    KOPT_ISA_SSE2 = 1,   /* of every x86-64                                                                       */
-    KOPT_ISA_AVX2 = 2,   /* with F16C                                                                             */
-    KOPT_ISA_AVX512 = 3, /* F, BW, DQ and VL                                                                      */
-    KOPT_ISA_NEON = 4,   /* of AArch64                                                                            */
-    KOPT_ISA_COUNT = 5   /* the number of instruction sets                                                        */
+    KOPT_ISA_SCALAR = 0,  /* plain C: in every build                                                                  */
+    KOPT_ISA_SSE2 = 1,    /* of every x86-64                                                                          */
+    KOPT_ISA_AVX2 = 2,    /* with F16C                                                                                */
+    KOPT_ISA_AVX512 = 3,  /* F, BW, DQ and VL                                                                         */
+    KOPT_ISA_NEON = 4,    /* of AArch64                                                                               */
+    KOPT_ISA_SIMD128 = 5, /* of WebAssembly (with -msimd128), and of POWER8 and later (ppc64le)                       */
+    KOPT_ISA_COUNT = 6    /* the number of instruction sets                                                           */
 } kopt_isa;
 
 /* 1 if this build contains the instruction set and this machine has it, else 0. */
@@ -371,7 +372,7 @@ KOPT_API_ kopt_isa kopt_isa_current(void);
    choice is global: it holds for all threads. Refused with KOPT_ERROR_ISA if isa is not usable. */
 KOPT_API_ kopt_result kopt_isa_force(kopt_isa isa);
 
-/* "scalar", "sse2", "avx2", "avx512" or "neon"; "unknown" for any other value. Never NULL. */
+/* "scalar", "sse2", "avx2", "avx512", "neon" or "simd128"; "unknown" for any other value. Never NULL. */
 KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 
 /* ---- CONVERSIONS OF ONE VALUE ------------------------------------------------------------------------------------ */
@@ -1434,13 +1435,21 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 
 /* In the comments below, "section" with a number means that section of docs/numerics.md. */
 
-/* Selects the vector code of this build: KOPT_X86_ (SSE2, AVX2, AVX-512), KOPT_NEON_, or none. tcc, nvcc and unknown
-   compilers get scalar code only. */
+/* Selects the vector code of this build: KOPT_X86_ (SSE2, AVX2, AVX-512), KOPT_NEON_, KOPT_SIMD128_, or none. tcc, nvcc
+   and unknown compilers get scalar code only. The vocabulary of KOPT_SIMD128_ needs a little-endian machine and, with
+   gcc, version 12. */
 #if defined(KAHAN_OPT_NO_SIMD) || defined(__TINYC__) || defined(__CUDACC__)
 #elif (defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__i386__))) || defined(_M_X64)
 #define KOPT_X86_ 1
 #elif defined(__aarch64__) && defined(__ARM_NEON) && !defined(__AARCH64EB__)
 #define KOPT_NEON_ 1
+#elif defined(KOPT_GNU_) && !(defined(KOPT_GCC_) && __GNUC__ < 12) && \
+    (defined(__wasm_simd128__) ||                                     \
+     (defined(__powerpc64__) && defined(__POWER8_VECTOR__) && defined(__LITTLE_ENDIAN__)))
+#define KOPT_SIMD128_ 1
+#endif
+#if defined(KOPT_X86_) || defined(KOPT_NEON_) || defined(KOPT_SIMD128_)
+#define KOPT_VECTOR_CODE_ 1 /* this build has vector code */
 #endif
 
 #if defined(KOPT_X86_)
@@ -1623,7 +1632,7 @@ typedef struct kopt_tool_ {
 #define KOPT_HAS_(what) ((KOPT_ONLY_ & (what)) != 0)
 /* Does this build keep any moments in fp32 buffers during a step? It does for 8-bit moments, and in vector code also
    for fp16 moments. */
-#if defined(KOPT_X86_) || defined(KOPT_NEON_)
+#ifdef KOPT_VECTOR_CODE_
 #define KOPT_BUFFERED_MOMENTS_ KOPT_HAS_(KOPT_WITH_Q8 | KOPT_WITH_FP16)
 #else
 #define KOPT_BUFFERED_MOMENTS_ KOPT_HAS_(KOPT_WITH_Q8)
@@ -1787,7 +1796,7 @@ static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ void kopt_copy_(kopt_byte_ *to, cons
         *KOPT_POINTER_(kopt_unaligned64_ *, to) = piece;
     }
 #endif
-#if defined(KOPT_GNU_) && (defined(KOPT_X86_) || defined(KOPT_NEON_))
+#if defined(KOPT_GNU_) && defined(KOPT_VECTOR_CODE_)
     for (; size >= 4; size -= 4, to += 4, from += 4) {
         uint32_t piece = *KOPT_CONST_POINTER_(const kopt_unaligned32_ *, from);
         KOPT_OPAQUE_(piece);
@@ -2667,8 +2676,9 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 #define KOPT_PASS_AVX2_ 3
 #define KOPT_PASS_AVX512_ 4
 #define KOPT_PASS_NEON_ 5
-#define KOPT_PASS_CUDA_ 6       /* read by kahan_opt_cuda.cuh, for any value */
-#define KOPT_PASS_CUDA_OCTET_ 7 /* also read by it: the arithmetic of vectors, which take ordinary numbers only */
+#define KOPT_PASS_SIMD128_ 6
+#define KOPT_PASS_CUDA_ 7       /* read by kahan_opt_cuda.cuh, for any value */
+#define KOPT_PASS_CUDA_OCTET_ 8 /* also read by it: the arithmetic of vectors, which take ordinary numbers only */
 
 #ifdef KOPT_IMPLEMENTING_
 #ifdef KOPT_X86_
@@ -2686,8 +2696,14 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 #undef KOPT_PASS_
 #endif
 
+#ifdef KOPT_SIMD128_
+#define KOPT_PASS_ KOPT_PASS_SIMD128_
+#include KAHAN_OPT_SELF
+#undef KOPT_PASS_
+#endif
+
 #if defined(KOPT_GCC_) && !defined(__OPTIMIZE_SIZE__) && !defined(__CUDACC__) && !defined(KOPT_OPTIMIZED_HERE_) && \
-    !defined(__FAST_MATH__) && (defined(KOPT_X86_) || defined(KOPT_NEON_))
+    !defined(__FAST_MATH__) && defined(KOPT_VECTOR_CODE_)
 /* -O1 for all code after the vector kernels above, which then takes a third less time to compile. Not with -Ofast:
    gcc's pop_options does not restore its macro __FAST_MATH__. */
 #define KOPT_COLD_HERE_
@@ -3741,6 +3757,154 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
     *stored = vmovl_u16(vreinterpret_u16_f16(half));
     return vcvt_f32_f16(half);
 }
+
+/* ---- simd128, WebAssembly and POWER8: 4 lanes ---- */
+
+/* The vectors of GNU C. What differs between the two machines comes first. No branch at run time: the compiler's target
+   says whether the machine has them. */
+#elif KOPT_PASS_ == KOPT_PASS_SIMD128_
+#define ISA_ simd128
+#define ISA_TARGET_
+#define LANES_ KOPT_CAST_(size_t, 4)
+#define SPECIALIZED_ 1
+#define GENERIC_FP16_ 1
+typedef float vf32_ __attribute__((__vector_size__(16)));
+typedef uint32_t vu32_ __attribute__((__vector_size__(16)));
+typedef vu32_ vmask_;
+/* The same bits as other lanes, and values in memory at any address. */
+typedef signed char K_(i8) __attribute__((__vector_size__(16)));
+typedef int16_t K_(i16) __attribute__((__vector_size__(16)));
+typedef uint16_t K_(u16) __attribute__((__vector_size__(16)));
+typedef int32_t K_(i32) __attribute__((__vector_size__(16)));
+typedef uint64_t K_(u64) __attribute__((__vector_size__(16)));
+typedef uint32_t K_(unaligned128) __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
+typedef uint64_t K_(unaligned64) __attribute__((__aligned__(1), __may_alias__));
+#define AS_(lanes, a) KOPT_VECTOR_CAST_(K_(lanes), a)
+#define WORDS_(a) KOPT_VECTOR_CAST_(vu32_, a)
+
+FN_ vu32_ isplat_(uint32_t a) {
+    const vu32_ r = {a, a, a, a};
+    return r;
+}
+FN_ vu32_ isplat_hoisted_(uint32_t a) {
+    KOPT_OPAQUE_(a);
+    return isplat_(a);
+}
+#ifdef __wasm__
+/* No empty asm: clang 19 crashes on a vector as operand. Instead, an exclusive or with 0 that looks like a number. */
+FN_ vf32_ K_(opaque)(vf32_ r) { return KOPT_VECTOR_CAST_(vf32_, WORDS_(r) ^ isplat_hoisted_(0)); }
+FN_ vf32_ div_(vf32_ a, vf32_ b) { /* the divisor depends on a: no reciprocal serves two divisions */
+    return K_(opaque)(a / KOPT_VECTOR_CAST_(vf32_, WORDS_(b) ^ (WORDS_(a) & isplat_hoisted_(0))));
+}
+FN_ vf32_ sqrt_(vf32_ a) { return K_(opaque)(__builtin_wasm_sqrt_f32x4(a)); }
+FN_ vf32_ K_(integer)(vf32_ a) { return __builtin_wasm_nearest_f32x4(a); }
+FN_ int any_true_(vmask_ a) { return __builtin_wasm_any_true_v128(AS_(i8, a)) != 0; }
+FN_ vmask_ igt_(vu32_ a, vu32_ b) { return WORDS_(AS_(i32, a) > AS_(i32, b)); }
+FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return WORDS_(a == b); }
+FN_ vu32_ K_(gt16)(vu32_ a, vu32_ b) { return WORDS_(AS_(i16, a) > AS_(i16, b)); }
+FN_ vu32_ K_(eq16)(vu32_ a, vu32_ b) { return WORDS_(AS_(i16, a) == AS_(i16, b)); }
+#define WIDE_(a, i, j) __builtin_convertvector(__builtin_shufflevector(a, a, i, j), K_(u64))
+FN_ vu32_ K_(products)(vu32_ a, vu32_ b) { return WORDS_(WIDE_(a, 0, 1) * WIDE_(b, 0, 1)); } /* of lanes 0 and 1 */
+FN_ vu32_ K_(other_products)(vu32_ a, vu32_ b) { return WORDS_(WIDE_(a, 2, 3) * WIDE_(b, 2, 3)); }
+#define JOIN_PRODUCTS_(a, b, half) __builtin_shufflevector(a, b, 0 + (half), 2 + (half), 4 + (half), 6 + (half))
+#else
+FN_ vf32_ K_(opaque)(vf32_ r) {
+    __asm__("" : "+wa"(r));
+    return r;
+}
+FN_ vf32_ div_(vf32_ a, vf32_ b) {
+    __asm__("xvdivsp %x0, %x0, %x1" : "+wa"(a) : "wa"(b));
+    return a;
+}
+FN_ vf32_ sqrt_(vf32_ a) {
+    __asm__("xvsqrtsp %x0, %x0" : "+wa"(a));
+    return a;
+}
+FN_ vf32_ K_(integer)(vf32_ a) {
+    __asm__("xvrspic %x0, %x0" : "+wa"(a));
+    return a;
+}
+FN_ int any_true_(vmask_ a) { return (AS_(u64, a)[0] | AS_(u64, a)[1]) != 0; }
+/* Assembly also for comparisons: clang warns that it may give those of C another meaning on this machine. */
+#define OPERATION_(name, instruction)                          \
+    FN_ vu32_ name(vu32_ a, vu32_ b) {                         \
+        __asm__(instruction " %0, %0, %1" : "+v"(a) : "v"(b)); \
+        return a;                                              \
+    }
+OPERATION_(igt_, "vcmpgtsw")
+OPERATION_(ieq_, "vcmpequw")
+OPERATION_(K_(gt16), "vcmpgtsh")
+OPERATION_(K_(eq16), "vcmpequh")
+OPERATION_(K_(products), "vmulouw")       /* of lanes 0 and 2 */
+OPERATION_(K_(other_products), "vmuleuw") /* of lanes 1 and 3 */
+#define JOIN_PRODUCTS_(a, b, half) __builtin_shufflevector(a, b, 0 + (half), 4 + (half), 2 + (half), 6 + (half))
+#endif
+
+FN_ vf32_ splat_(float x) { return KOPT_VECTOR_CAST_(vf32_, isplat_(kopt_as_u32_(x))); }
+FN_ vf32_ add_(vf32_ a, vf32_ b) { return K_(opaque)(a + b); }
+FN_ vf32_ sub_(vf32_ a, vf32_ b) { return K_(opaque)(a - b); }
+FN_ vf32_ mul_(vf32_ a, vf32_ b) { return K_(opaque)(a * b); }
+FN_ vu32_ as_u32_(vf32_ a) { return WORDS_(K_(opaque)(a)); } /* opaque: see kopt_as_u32_ */
+FN_ vf32_ as_f32_(vu32_ a) { return KOPT_VECTOR_CAST_(vf32_, a); }
+FN_ vu32_ round_u32_(vf32_ a) { return WORDS_(__builtin_convertvector(K_(integer)(a), K_(i32))); }
+FN_ vf32_ convert_f32_(vu32_ a) { return __builtin_convertvector(AS_(i32, a), vf32_); }
+#define OPERATORS_ 1
+FN_ vu32_ add16_(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) + AS_(u16, b)); }
+FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) * AS_(u16, b)); }
+FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
+    const vu32_ factor = isplat_(b), x = K_(products)(a, factor), y = K_(other_products)(a, factor);
+    *low = JOIN_PRODUCTS_(x, y, 0);
+    *high = JOIN_PRODUCTS_(x, y, 1);
+}
+FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) {
+    sum[0] = WORDS_(AS_(u64, sum[0]) + AS_(u64, K_(products)(a, b)));
+    sum[1] = WORDS_(AS_(u64, sum[1]) + AS_(u64, K_(other_products)(a, b)));
+}
+FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return a | b; }
+FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return (m & yes) | (~m & no); }
+FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m & a; }
+FN_ vu32_ unpack_low16_(vu32_ a) {
+    return WORDS_(__builtin_shufflevector(AS_(u16, a), AS_(u16, isplat_(0)), 0, 8, 1, 8, 2, 8, 3, 8));
+}
+FN_ vu32_ unpack_high16_(vu32_ a) {
+    return WORDS_(__builtin_shufflevector(AS_(u16, a), AS_(u16, isplat_(0)), 4, 8, 5, 8, 6, 8, 7, 8));
+}
+FN_ vu32_ load32_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const K_(unaligned128) *, p); }
+FN_ vu32_ load16_(const kopt_byte_ *p) {
+    const K_(u64) a = {*KOPT_CONST_POINTER_(const K_(unaligned64) *, p), 0};
+    return unpack_low16_(WORDS_(a));
+}
+FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word, then an arithmetic shift: sign-extends */
+    const K_(i8) a = AS_(i8, isplat_(kopt_load32_(p)));
+    return WORDS_(AS_(i32, __builtin_shufflevector(a, a, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3)) >> 24);
+}
+FN_ void store32_(kopt_byte_ *p, vu32_ a) { *KOPT_POINTER_(K_(unaligned128) *, p) = a; }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) {
+    const K_(u16) r = __builtin_shufflevector(AS_(u16, a), AS_(u16, a), 0, 2, 4, 6, 0, 2, 4, 6);
+    *KOPT_POINTER_(K_(unaligned64) *, p) = AS_(u64, r)[0];
+}
+FN_ void store8_(kopt_byte_ *p, vu32_ a) {
+    const K_(i8) x = AS_(i8, a), r = __builtin_shufflevector(x, x, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+    kopt_store32_(p, WORDS_(r)[0]);
+}
+FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
+    const K_(i8) x = AS_(i8, a);
+    const K_(i8) r = __builtin_shufflevector(x, x, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
+    *KOPT_POINTER_(K_(unaligned64) *, p) = AS_(u64, r)[0];
+}
+FN_ vu32_ block_of_lane_(void) {
+    const vu32_ r = {0, 1, 2, 3};
+    return r;
+}
+FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
+FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
+    return WORDS_(__builtin_shufflevector(AS_(u16, a), AS_(u16, b), 1, 3, 5, 7, 9, 11, 13, 15));
+}
+FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) { return (even >> 16) | (odd & isplat_(0xFFFF0000u)); }
+FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return a & ~K_(eq16)(a & exponent, isplat_(0)); }
+FN_ vu32_ max16_(vu32_ a, vu32_ b) { return select_(K_(gt16)(a, b), a, b); }
+FN_ int any_gt16_(vu32_ a, vu32_ limit) { return any_true_(K_(gt16)(a, limit)); }
 
 #elif KOPT_PASS_ >= KOPT_PASS_CUDA_
 #include KAHAN_OPT_CUDA_SELF
@@ -4885,7 +5049,7 @@ static KOPT_NOINLINE_ void K_(walk_tiled)(const kopt_job_ *j, size_t begin, size
 /* Steps the elements [begin, end): all stages of an element, then the next element. With a table (opt.vmath): one stage
    of a whole tile, then the next stage. */
 NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
-#if !defined(KOPT_X86_) && !defined(KOPT_NEON_) /* no vector code calls step_elements: step_element is inlined */
+#ifndef KOPT_VECTOR_CODE_ /* no vector code calls step_elements: step_element is inlined */
     const scalars_ k = K_(splat_job)(j);
     const kopt_kind_ kind = K_(kind_of)(j);
     const philox_key_ cipher = K_(make_philox_key)(j->step->seed, j->step->step, j->id, j->stream);
@@ -4899,7 +5063,7 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
         return;
     }
 #endif
-#if defined(KOPT_X86_) || defined(KOPT_NEON_)
+#ifdef KOPT_VECTOR_CODE_
     kopt_step_elements_scalar_(j, begin, end - begin, KOPT_ALL_STAGES_, KOPT_NULL_, KOPT_NULL_, 0);
 #else
     for (i = begin; i < end; i++)
@@ -7153,6 +7317,11 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef SPECIALIZED_
 #undef EVEN_ODD_
 #undef OPAQUE_
+#undef AS_
+#undef WORDS_
+#undef WIDE_
+#undef JOIN_PRODUCTS_
+#undef OPERATION_
 #undef ROUND_
 #undef NT_STORES_
 #undef MASKED_SUB_
@@ -7207,23 +7376,28 @@ typedef struct kopt_kernels_ {
 #define KOPT_NO_KERNELS_(isa) {#isa, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_ KOPT_AND_VMATH_(KOPT_NULL_)}
 static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {KOPT_KERNELS_(scalar, scalar),
 #ifdef KOPT_X86_
-                                                          KOPT_KERNELS_(sse2, scalar), KOPT_KERNELS_(avx2, avx2),
+                                                          KOPT_KERNELS_(sse2, scalar),    KOPT_KERNELS_(avx2, avx2),
                                                           KOPT_KERNELS_(avx512, avx2),
 #else
-                                                          KOPT_NO_KERNELS_(sse2), KOPT_NO_KERNELS_(avx2),
+                                                          KOPT_NO_KERNELS_(sse2),        KOPT_NO_KERNELS_(avx2),
                                                           KOPT_NO_KERNELS_(avx512),
 #endif
 #ifdef KOPT_NEON_
-                                                          KOPT_KERNELS_(neon, neon)
+                                                          KOPT_KERNELS_(neon, neon),
 #else
-                                                          KOPT_NO_KERNELS_(neon)
+                                                          KOPT_NO_KERNELS_(neon),
+#endif
+#ifdef KOPT_SIMD128_
+                                                          KOPT_KERNELS_(simd128, simd128)
+#else
+                                                          KOPT_NO_KERNELS_(simd128)
 #endif
 };
 #undef KOPT_KERNELS_
 #undef KOPT_NO_KERNELS_
 #undef KOPT_AND_VMATH_
 
-#if defined(KOPT_X86_) || defined(KOPT_NEON_)
+#ifdef KOPT_VECTOR_CODE_
 #define KOPT_KERNEL_(name) (kopt_table_[kopt_isa_current()].name)
 #else /* one ISA: direct calls, so that the linker can drop kernels that nothing calls */
 #define KOPT_KERNEL_(name) kopt_##name##_scalar_
@@ -7315,7 +7489,7 @@ KOPT_API_ int kopt_isa_usable(kopt_isa isa) {
 
 /* The cached choice: 0 = none yet, else the ISA + 1. Several threads may choose at the same time: all store the same
    value. */
-#if !defined(KOPT_X86_) && !defined(KOPT_NEON_) /* one ISA: no cache, and no atomics, which small cores lack */
+#ifndef KOPT_VECTOR_CODE_ /* one ISA: no cache, and no atomics, which small cores lack */
 #define KOPT_GET_CHOSEN_() 1
 #define KOPT_SET_CHOSEN_(x) KOPT_CAST_(void, x)
 #elif defined(KOPT_GNU_)
@@ -7473,7 +7647,7 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 #define KOPT_BLOCK_ KOPT_CAST_(size_t, 256) /* elements that share a scale */
 /* Sizes of arrays on the stack: KOPT_BLOCK_PART_ elements for code that does not need a whole block at once,
    KOPT_RATIOS_ for the ratios of StableAdamW. */
-#if defined(KOPT_X86_) || defined(KOPT_NEON_)
+#ifdef KOPT_VECTOR_CODE_
 #define KOPT_BLOCK_PART_ KOPT_BLOCK_
 #define KOPT_RATIOS_ KOPT_CAST_(size_t, 384)
 #else
@@ -9668,10 +9842,15 @@ static void (*const kopt_tools_[KOPT_ISA_COUNT])(const kopt_tool_ *) = {kopt_too
                                                                         kopt_tool_scalar_, kopt_tool_avx2_,
                                                                         kopt_tool_avx2_,
 #else
-                                                                        KOPT_NULL_, KOPT_NULL_, KOPT_NULL_,
+                                                                        KOPT_NULL_,        KOPT_NULL_, KOPT_NULL_,
 #endif
 #ifdef KOPT_NEON_
-                                                                        kopt_tool_neon_
+                                                                        kopt_tool_neon_,
+#else
+                                                                        KOPT_NULL_,
+#endif
+#ifdef KOPT_SIMD128_
+                                                                        kopt_tool_simd128_
 #else
                                                                         KOPT_NULL_
 #endif
@@ -10496,9 +10675,9 @@ static void kopt_builtin_sincospi_(float *sine, float *cosine, const float *x, s
 #define KOPT_BUILTIN_TABLE_(isa)                                                     \
     {"builtin " #isa,   kopt_builtin_exp_,  kopt_builtin_log_,   kopt_builtin_tanh_, \
      kopt_builtin_erf_, kopt_builtin_erfc_, kopt_builtin_atan2_, kopt_builtin_sincospi_}
-static const kopt_vmath kopt_builtin_table_[KOPT_ISA_COUNT] = {KOPT_BUILTIN_TABLE_(scalar), KOPT_BUILTIN_TABLE_(sse2),
-                                                               KOPT_BUILTIN_TABLE_(avx2), KOPT_BUILTIN_TABLE_(avx512),
-                                                               KOPT_BUILTIN_TABLE_(neon)};
+static const kopt_vmath kopt_builtin_table_[KOPT_ISA_COUNT] = {
+    KOPT_BUILTIN_TABLE_(scalar), KOPT_BUILTIN_TABLE_(sse2), KOPT_BUILTIN_TABLE_(avx2),
+    KOPT_BUILTIN_TABLE_(avx512), KOPT_BUILTIN_TABLE_(neon), KOPT_BUILTIN_TABLE_(simd128)};
 #undef KOPT_BUILTIN_TABLE_
 
 KOPT_API_ const kopt_vmath *kopt_vmath_builtin(void) { return &kopt_builtin_table_[kopt_isa_current()]; }

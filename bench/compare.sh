@@ -8,7 +8,7 @@ usage: bench/compare.sh OLD.h NEW.h [N...] [OPTION...]     the time of a step, N
        ... --text         the size of .text
        --cc COMPILER      what compiles both headers (default: CC or cc)
        --flags FLAGS      ... and how (default: -O2)
-       --isa NAME         one instruction set: scalar, sse2, avx2, avx512, neon (default: each that is usable)
+       --isa NAME         one instruction set: scalar, sse2, avx2, avx512, neon, simd128 (default: each that is usable)
        --only TEXT        the lines that contain it, e.g. 'AdamW bf16'
 TEXT
 }

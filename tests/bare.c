@@ -92,7 +92,16 @@ int main(void) {
 #elif defined(__wasm__)
 
 __attribute__((import_module("env"), import_name("put"))) void put(const char *line);
-__attribute__((export_name("run"))) void run(void);
-void run(void) { probe(put); }
+/* The name of an instruction set of this build, an empty string for another one, and NULL after the last. */
+__attribute__((export_name("usable"))) const char *usable(int isa);
+const char *usable(int isa) {
+    if (isa >= KOPT_ISA_COUNT) return NULL;
+    return kopt_isa_usable((kopt_isa)isa) ? kopt_isa_name((kopt_isa)isa) : "";
+}
+
+__attribute__((export_name("run"))) void run(int isa);
+void run(int isa) {
+    if (kopt_isa_force((kopt_isa)isa) == KOPT_OK) probe(put);
+}
 
 #endif

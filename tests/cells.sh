@@ -68,7 +68,7 @@ cells() {
     cell qemu-ppc powerpc 'isas' powerpc-linux-gnu-gcc -static -Ofast
     cell qemu-ppc64le ppc64le 'isas ftz' powerpc64le-linux-gnu-gcc -static -O2
     cell qemu-ppc64le ppc64le 'isas' powerpc64le-linux-gnu-gcc -static -O3 -ffp-contract=fast
-    cell qemu-ppc64le ppc64le 'isas' powerpc64le-linux-gnu-gcc -static -Ofast -mcpu=power9
+    cell qemu-ppc64le ppc64le 'isas ftz' powerpc64le-linux-gnu-gcc -static -Ofast -mcpu=power9
     cell qemu-mips mips 'isas ftz' mips-linux-gnu-gcc -static -O2
     cell qemu-mips mips 'isas' mips-linux-gnu-gcc -static -Ofast
     for c in clang clang-19; do
@@ -106,10 +106,12 @@ cells() {
     cell mps2-an386 cortex-m4f '-' $clang -Ofast $m4f
     cell mps2-an386 cortex-m4f '-' $clang -Oz $m4f
     for c in clang clang-19; do
-        cell wasm wasm32 '-' $c --target=wasm32 -O2
-        cell wasm wasm32 '-' $c --target=wasm32 -Ofast -msimd128
+        cell wasm wasm32 'isas' $c --target=wasm32 -O2
+        cell wasm wasm32 'isas' $c --target=wasm32 -O2 -msimd128
+        cell wasm wasm32 'isas' $c --target=wasm32 -Ofast -msimd128
     done
-    cell wasm wasm32 '-' clang-19 --target=wasm32 -O3 -ffp-contract=fast -msimd128 -mrelaxed-simd
+    cell wasm wasm32 'isas' clang-19 --target=wasm32 -O0 -msimd128
+    cell wasm wasm32 'isas' clang-19 --target=wasm32 -O3 -ffp-contract=fast -msimd128 -mrelaxed-simd
     cell avr avr '-' avr-gcc -mmcu=atmega1284p -Os -ffunction-sections -Wl,--gc-sections
 }
 
@@ -180,14 +182,17 @@ run() { # run RUNNER PROGRAM ARGUMENT...
     avr) timeout 400 simavr -m atmega1284p -f 16000000 "$1" 2>&1 | sed -n 's/^.*32m\([a-z].*\)\.$/\1/p' ;;
     wasm)
         timeout 100 node -e 'const fs = require("fs"), code = new WebAssembly.Module(fs.readFileSync(process.argv[1]));
-            const put = start => {
+            const text = start => {
                 const bytes = new Uint8Array(program.exports.memory.buffer);
                 let end = start;
                 while (bytes[end]) end++;
-                process.stdout.write(Buffer.from(bytes.slice(start, end)));
+                return Buffer.from(bytes.slice(start, end)).toString();
             };
-            const program = new WebAssembly.Instance(code, {env: {put}});
-            program.exports.run()' "$1"
+            const put = start => process.stdout.write(text(start));
+            const program = new WebAssembly.Instance(code, {env: {put}}), names = [];
+            for (let name; name = program.exports.usable(names.length); ) names.push(text(name));
+            if (process.argv[2] === "isas") console.log(names.filter(name => name).join("\n"));
+            else program.exports.run(names.indexOf(process.argv[2]))' "$@"
         ;;
     *) timeout 100 $runner "$@" ;; # two words: an emulator and its processor
     esac
@@ -262,7 +267,8 @@ quick() { # the numbers of the quick cells
     few=' -O[13]( |$)|gcc -m32 -O(fast|2 -msse2)|g\+\+ .*98| clang(-19)? (-Os|-m32 -O(2$|fast|2 -msse2))'
     few="$few| clang (-O0|-Ofast($| -flto)|--target=(arm|riscv|s390x|powerpc)|--target=aarch64.* -O2)"
     few="$few| clang\\+\\+ .*-O2| clang\\+\\+-19 .*98"
-    few="$few| (riscv64|mips|powerpc)-linux-gnu-gcc .*-Ofast| clang --target=wasm|cortex-m(7|33) .*-Os"
+    few="$few| (riscv64|mips|powerpc)-linux-gnu-gcc .*-Ofast| clang --target=wasm32 -O2|cortex-m(7|33) .*-Os"
+    few="$few| clang-19 --target=wasm32 -O(0|2 -msimd128)"
     echo $(sh "$0" list | grep -Ev "$few" | cut -d ' ' -f 1)
 }
 

@@ -91,8 +91,12 @@ static const uint32_t special_words[] = {
 };
 enum { SPECIAL_WORDS = sizeof special_words / sizeof *special_words };
 
-/* What fesetround() takes, the default first, where <fenv.h> has all four. */
+/* What fesetround() takes, the default first, where <fenv.h> has all four. WebAssembly has only the default. */
+#ifdef __wasm__
+#define ROUNDING_DIRECTIONS {FE_TONEAREST, FE_TONEAREST, FE_TONEAREST, FE_TONEAREST}
+#else
 #define ROUNDING_DIRECTIONS {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO}
+#endif
 
 static const char *const format_name[] = {"fp32", "bf16", "fp16", "8-bit", "1-bit"};
 static const char *const rounding_name[] = {"nearest", "stochastic", "Kahan", "compact", "exact"};

@@ -7,7 +7,8 @@
 #include <math.h>
 #include <string.h>
 
-#ifdef __clang__ /* as the standard has it, whatever -Ofast the implementation is compiled with */
+#if defined(__wasm__)    /* has no such pragma: without -Ofast */
+#elif defined(__clang__) /* as the standard has it, whatever -Ofast the implementation is compiled with */
 #pragma float_control(precise, on, push)
 #elif defined(__GNUC__)
 #pragma GCC push_options
@@ -887,7 +888,8 @@ static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t
         ref_step_elements(o, t, &s);
 }
 
-#ifdef __clang__
+#if defined(__wasm__)
+#elif defined(__clang__)
 #pragma float_control(pop)
 #elif defined(__GNUC__)
 #pragma GCC pop_options

@@ -14,7 +14,7 @@ sys.dont_write_bytecode = True  # no tests/__pycache__
 import api
 
 MAKER = "K_"  # the macro of the kernels that makes kopt_<name>_<isa>_ of a name
-ISAS = ("scalar", "sse2", "avx2", "avx512", "neon", "cuda")
+ISAS = ("scalar", "sse2", "avx2", "avx512", "neon", "simd128", "cuda")
 PROPER = ("SSE2", "AVX2", "AVX-512", "NEON", "SLEEF", "CUDA")  # capitals that are no banner's, but a name's
 STRETCH = 400  # lines without a banner
 COLUMNS = 120

@@ -824,7 +824,7 @@ static void check_accumulate_quality(void) {
                 double seen = fabs(exact((kopt_format)f, ref_get(sum, 2, (size_t)i)) / exact_sum[i] - 1);
                 if (off > worst) worst = off;
                 if (seen > worst_seen) worst_seen = seen;
-                mean += off / M;
+                mean += off / (double)M;
             }
             if (rounding == KOPT_NEAREST)
                 ok(f == KOPT_BF16 ? mean > 0.8 : mean > 0.1, "4,096 micro-batches in %s, nearest: %.1f %% off",

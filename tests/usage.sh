@@ -50,6 +50,7 @@ refused '`web` does not know `deploy`' web deploy
 refused '`setup` does not know `everything`' setup everything
 refused '`python` does not know `gpu`' python gpu
 refused '`bench torch` does not know `fast`' bench torch fast
+refused '`bench wasm` does not know `fast`' bench wasm fast
 wrong_compare() { # wrong_compare WORDS ARGUMENT...: bench/compare.sh prints these words and its own usage
     words=$1
     shift

@@ -292,6 +292,14 @@ if section targets; then
                 report $? "$target: neither a library of atomics nor a libm"
             fi
         done
+        # Vectors that are part of the target, in each language: without a warning of clang (see everything).
+        for target in 'wasm32 -msimd128' 'powerpc64le-none-elf -mcpu=power8'; do
+            languages "$clang --target=$target -ffreestanding" "$everything" 'c99' 'plain vmath'
+            languages "$clang --target=$target -ffreestanding -x c++" "$everything -Wno-c++98-compat" \
+                'c++98 c++17' 'plain'
+            check "$target: its code" $clang --target=$target -ffreestanding $everything -std=c99 -O1 -I. \
+                -c $out/plain.c -o $out/target.o
+        done
         # On a console the intrinsics are in other files than on a PC.
         check "code for a console" ${clangs%% *} --target=x86_64-scei-ps4 -ffreestanding -Wall -Wextra -Werror -I. \
             -c $out/plain.c -o $out/target.o
