@@ -37,6 +37,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh cuda day [--part N]    all on a GPU in 25 minutes, three parts (--rehearse: without; docs/gpu-day.md)
        ./build.sh figures                update the figures of demo and theorem1 in README.md and docs: a minute
        ./build.sh figures bench          ... and of bench cliffs and --sizes, on an idle machine: ten minutes, 10 GB
+       ./build.sh figures firmware       ... and of docs/firmware.md, with the compilers of Debian 12
        ./build.sh figures fidelity [draw] ... and of bench fidelity; draw: from its last run
        ./build.sh mutants [all|share K/N] change the header in some 400 ways: does each make a test fail?
        ./build.sh python [cuda]          the library for Python, in build/python; cuda: also that for GPUs, with nvcc
@@ -783,7 +784,7 @@ mutants() {
 }
 
 figures() {
-    knows figures 'bench fidelity draw' "$@"
+    knows figures 'bench firmware fidelity draw' "$@"
     exec sh docs/figures.sh "$@"
 }
 

@@ -1,6 +1,7 @@
 /* chip.c - a simulated flash chip, for tests; its cells are a file, which survives a power cut. Replace it by the
    driver of your chip. It has the rules of NOR flash: a sector is erased as a whole, to ones; programming clears bits
-   and cannot set one; what is interrupted leaves garbage. */
+   and cannot set one; what is interrupted leaves garbage. It may leave worse: a word that reads as programmed today and
+   as erased tomorrow. */
 #include "chip.h"
 #include "board.h"
 
@@ -17,6 +18,7 @@ void chip_erase(uint32_t address) {
     volatile chip *const c = board_chip();
     volatile uint32_t *const cell = c->cell + address / 4;
     int i;
+    if (c->weak - 4 - address < FLASH_SECTOR) c->weak = 0;
     c->busy = 1;
     point(c);
     for (i = 0; i < FLASH_SECTOR / 4; ++i) cell[i] = garbage(c);
@@ -33,10 +35,13 @@ void chip_program(uint32_t address, const void *data, size_t size) {
     for (; size > 0; address += 4, byte += 4, size -= 4) {
         const uint32_t old = c->cell[address / 4];
         const uint32_t word = byte[0] | (uint32_t)byte[1] << 8 | (uint32_t)byte[2] << 16 | (uint32_t)byte[3] << 24;
+        c->weak_old = old, c->weak_new = word;
+        c->weak = address + 4;
         point(c);
         c->cell[address / 4] = old & (word | garbage(c)); /* some of the bits are cleared */
         point(c);
         c->cell[address / 4] = old & word;
+        c->weak = 0;
         point(c);
     }
     c->busy = 0;
@@ -45,5 +50,9 @@ void chip_program(uint32_t address, const void *data, size_t size) {
 void chip_read(uint32_t address, void *data, size_t size) {
     const volatile chip *const c = board_chip();
     unsigned char *byte = (unsigned char *)data;
-    for (; size > 0; ++address, --size) *byte++ = (unsigned char)(c->cell[address / 4] >> address % 4 * 8);
+    for (; size > 0; ++address, --size) {
+        uint32_t word = c->cell[address / 4];
+        if (c->weak == address / 4 * 4 + 4 && c->weak_good) word = c->weak_new;
+        *byte++ = (unsigned char)(word >> address % 4 * 8);
+    }
 }

@@ -1,10 +1,10 @@
 /* flash.c - saves an array of bytes in NOR flash so that the power may fail at any instruction: after it, the last save
    that was complete is loaded again.
 
-   There are two slots. A save goes to the slot after that of the newest save, which stays whole all the time. A slot has
-   a sequence number, the bytes, and the CRC-32 of both, which is programmed last. It counts only if its CRC is right:
-   what an interrupted erase or program leaves passes with a probability of 2^-32. Of the good slots, the one with the
-   largest sequence number counts. */
+   There are three slots. A save goes to the slot after that of the newest save, so that the last two saves stay whole
+   all the time. A slot has a sequence number, the bytes, and the CRC-32 of both, which is programmed last. It counts
+   only if its CRC is right: what an interrupted erase or program leaves passes with a probability of 2^-32. Of the good
+   slots, the one with the largest sequence number counts. */
 #include "flash.h"
 
 enum { PIECE = 32 }; /* bytes that are read at once */

@@ -5,8 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Saves the bytes. Returns 1 when they are safe, 0 if the chip did not take them; the save before it is then still
-   there. The size is a multiple of FLASH_UNIT, at most FLASH_SLOT - 2 * FLASH_UNIT, and always the same. */
+/* Saves the bytes. Returns 1 when they are safe, 0 if the chip did not take them; the save before it is still there.
+   The size is a multiple of FLASH_UNIT, at most FLASH_SLOT - 2 * FLASH_UNIT, and always the same. */
 int flash_save(const void *data, size_t size);
 
 /* Loads the bytes of the last save that was complete. Returns 0 and changes nothing if there is none. */
@@ -18,7 +18,7 @@ enum {
     FLASH_UNIT = 4,      /* bytes that are programmed at once, at least 4 */
     FLASH_SECTOR = 2048, /* bytes that are erased at once */
     FLASH_SLOT = 3 * FLASH_SECTOR,
-    FLASH_SLOTS = 2, /* 3 are safer: see docs/firmware.md */
+    FLASH_SLOTS = 3, /* at least 2; why 3: docs/firmware.md */
     FLASH_BYTES = FLASH_SLOTS * FLASH_SLOT
 };
 
