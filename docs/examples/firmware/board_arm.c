@@ -39,14 +39,32 @@ size_t board_stack(void) {
 #define SYSTICK ((volatile uint32_t *)0xE000E010u) /* control, reload, value */
 uint32_t board_instructions(void) { return (0xFFFFFFu - SYSTICK[2]) * 5 / 8; }
 
+/* ---- What compilers call, also without libc ---------------------------------------------------------------------- */
+
+void *memcpy(void *to, const void *from, size_t size);
+void *memcpy(void *to, const void *from, size_t size) {
+    volatile unsigned char *p = (unsigned char *)to; /* volatile: or the loop becomes a call of memcpy */
+    size_t i;
+    for (i = 0; i < size; ++i) p[i] = ((const unsigned char *)from)[i];
+    return to;
+}
+
+void *memset(void *to, int value, size_t size);
+void *memset(void *to, int value, size_t size) {
+    volatile unsigned char *p = (unsigned char *)to;
+    size_t i;
+    for (i = 0; i < size; ++i) p[i] = (unsigned char)value;
+    return to;
+}
+
 /* ---- Start ------------------------------------------------------------------------------------------------------- */
 
 __attribute__((used, noreturn)) static void start(void) {
     uint32_t *p, *here = (uint32_t *)__builtin_frame_address(0) - 16; /* paint ends a little below this function */
     const uint32_t *from = data_source;
     for (p = data_begin; p < data_end; ++p) *p = *from++;
-    for (p = bss_begin; p < bss_end; ++p) *(volatile uint32_t *)p = 0; /* volatile: no call of memset */
-    for (; p < here; ++p) *(volatile uint32_t *)p = PAINT;
+    for (p = bss_begin; p < bss_end; ++p) *p = 0;
+    for (; p < here; ++p) *p = PAINT;
     SYSTICK[1] = 0xFFFFFF;
     SYSTICK[2] = 0;
     SYSTICK[0] = 5; /* on, processor clock, no interrupt */

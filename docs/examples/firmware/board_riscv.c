@@ -46,12 +46,30 @@ uint32_t board_instructions(void) {
     return (high << 26 | low >> 6) % BOARD_WRAP;
 }
 
+/* ---- What compilers call, also without libc ---------------------------------------------------------------------- */
+
+void *memcpy(void *to, const void *from, size_t size);
+void *memcpy(void *to, const void *from, size_t size) {
+    volatile unsigned char *p = (unsigned char *)to; /* volatile: or the loop becomes a call of memcpy */
+    size_t i;
+    for (i = 0; i < size; ++i) p[i] = ((const unsigned char *)from)[i];
+    return to;
+}
+
+void *memset(void *to, int value, size_t size);
+void *memset(void *to, int value, size_t size) {
+    volatile unsigned char *p = (unsigned char *)to;
+    size_t i;
+    for (i = 0; i < size; ++i) p[i] = (unsigned char)value;
+    return to;
+}
+
 /* ---- Start ------------------------------------------------------------------------------------------------------- */
 
 __attribute__((used, noreturn)) static void start(void) {
-    uint32_t *p, *here = (uint32_t *)__builtin_frame_address(0) - 16;  /* paint ends a little below this function */
-    for (p = bss_begin; p < bss_end; ++p) *(volatile uint32_t *)p = 0; /* volatile: no call of memset */
-    for (; p < here; ++p) *(volatile uint32_t *)p = PAINT;
+    uint32_t *p, *here = (uint32_t *)__builtin_frame_address(0) - 16; /* paint ends a little below this function */
+    for (p = bss_begin; p < bss_end; ++p) *p = 0;
+    for (; p < here; ++p) *p = PAINT;
     board_end(main());
     for (;;) {
     }

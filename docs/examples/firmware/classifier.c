@@ -285,7 +285,7 @@ static void test(void) {
             if (output[o] > output[best]) best = o;
         hits += best == label;
     }
-    thousandths = (uint32_t)(sum * (1000.0f / TESTS));
+    thousandths = (uint32_t)(sum * (1000.0f / (float)TESTS));
     print_number("step ", run.step, 10);
     print_number(": loss ", thousandths / 1000, 10);
     print_number(".", thousandths / 100 % 10, 10), print_number("", thousandths / 10 % 10, 10);
