@@ -94,7 +94,7 @@ all() { # all [FLAG...]
                 }
             }
             print "\n" notes
-            print differ ? "\nDIFFERENT" : "\nthe same lines on " count " machines"
+            print differ ? "\nDIFFERENT" : "\nthe same lines on " count (count == 1 ? " machine" : " machines")
             exit differ
         }' $machines)
 }
