@@ -40,6 +40,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh web test | picture     ... tested in headless Chromium; its picture in docs
        ./build.sh figures                update the figures of demo and theorem1 in README.md and docs: a minute
        ./build.sh figures bench          ... and of bench cliffs and --sizes, on an idle machine: ten minutes, 10 GB
+       ./build.sh figures firmware       ... and of docs/firmware.md, with the compilers of Debian 12
        ./build.sh figures fidelity [draw] ... and of bench fidelity; draw: from its last run
        ./build.sh mutants [all|share K/N] change the header in some 400 ways: does each make a test fail?
        ./build.sh python [cuda]          the library for Python, in build/python; cuda: also that for GPUs, with nvcc
@@ -71,16 +72,18 @@ demo() {
     exec build/demo/demo "$@"
 }
 
-# The examples, each with the first sentence of its first comment. docs/examples/README.md is their index.
+# The examples, each with the first sentence of its first comment. docs/examples/README.md is their index. An example of
+# several files is a folder with a run.sh.
 list_examples() {
     echo "./build.sh examples NAME builds an example and runs it:"
-    for source in docs/examples/*.c docs/examples/*.py; do
-        [ ! -e "$source" ] || awk -v name="$(basename "${source%.*}")" '!/^#!/ {
-            sub(/^ +/, "")
+    for source in docs/examples/*.c docs/examples/*.py docs/examples/*/run.sh; do
+        name=${source%/run.sh}
+        [ ! -e "$source" ] || awk -v name="$(basename "${name%.*}")" '!/^#!/ {
+            sub(/^(# )? */, "")
             text = text $0 " "
             if (match(text, /\.[ "*]/)) {
                 text = substr(text, 1, RSTART)
-                sub(/^("""|\/\* *)([a-z0-9_]+\.[a-z]+ - )?/, "", text)
+                sub(/^("""|\/\* *)?([a-z0-9_]+\.[a-z]+ - )?/, "", text)
                 printf "  %-17s  %s\n", name, text
                 exit
             }
@@ -113,6 +116,7 @@ examples() {
         $python -c 'import torch' 2>/dev/null || [ ! -x /usr/bin/python3 ] || python=/usr/bin/python3
         exec env "PYTHONPATH=build/python${PYTHONPATH:+:$PYTHONPATH}" $python "docs/examples/$name.py" "$@"
     fi
+    [ ! -f "docs/examples/$name/run.sh" ] || exec env CC="$CC" sh "docs/examples/$name/run.sh" "$@"
     [ -f "docs/examples/$name.c" ] || wrong "there is no example \`$name\`"
     mkdir -p build/examples
     $compiler $flags -o "build/examples/$name" "docs/examples/$name.c" $libraries
@@ -449,6 +453,7 @@ setup() {
     # without gcc-multilib, which conflicts with the cross compilers
     install_packages gcc g++ libc6-dev perl clang clang-19 llvm \
         openmpi-bin libopenmpi-dev \
+        qemu-system-misc \
         lld lld-19 tcc musl-tools gcc-12-multilib libc6-dev-i386 python3-numpy nodejs cppcheck clang-tidy valgrind \
         wasi-libc libclang-rt-14-dev-wasm32 libclang-rt-19-dev-wasm32 \
         libclang-rt-14-dev qemu-user qemu-system-arm gcc-arm-none-eabi gcc-avr avr-libc simavr \
@@ -786,6 +791,11 @@ run_tests() {
     for tool in cppcheck clang-tidy; do have $tool || skip "static analysis by $tool" $tool; done
     part hostile_static sh tests/hostile.sh static
     part examples sh tests/examples.sh
+    for tool in arm-none-eabi-gcc qemu-system-arm riscv64-linux-gnu-gcc qemu-system-riscv32 avr-gcc simavr; do
+        have $tool || skip "the firmware that needs $tool" $tool
+    done
+    part firmware sh tests/firmware.sh bits figures
+    part firmware_power sh tests/firmware.sh power
     part checkpoint sh tests/checkpoint.sh crash damage
     part checkpoint_more sh tests/checkpoint.sh files machines
     part lockstep sh tests/lockstep.sh
@@ -848,7 +858,7 @@ mutants() {
 }
 
 figures() {
-    knows figures 'bench fidelity draw' "$@"
+    knows figures 'bench firmware fidelity draw' "$@"
     exec sh docs/figures.sh "$@"
 }
 

@@ -1,5 +1,6 @@
 #!/bin/sh
-# docs/figures.sh [bench | fidelity [draw]]: the figures of README.md and of docs, from the programs that measure them.
+# docs/figures.sh [bench | firmware | fidelity [draw]]: the figures of README.md and of docs, from the programs that
+# measure them.
 # A table stands between the lines `<!-- figures: NAME -->` and `<!-- end -->`; what is around it is written by hand.
 # `bench`: times instead, on an idle machine. The text beside those names the machine and counts what is over a limit:
 # change it, too. `fidelity`: docs/fidelity.md.
@@ -84,6 +85,10 @@ bench)
     ./build.sh bench torch >$out/torch && fill docs/pytorch.md torch <$out/torch
     ./build.sh bench --sizes >$out/sizes
     copy build/bench/cost.svg docs/cost.svg
+    ;;
+firmware) # with the compilers of Debian 12: other versions make other sizes
+    sh tests/firmware.sh table >$out/firmware
+    fill docs/firmware.md firmware <$out/firmware
     ;;
 fidelity) # draw: from the last run
     shift

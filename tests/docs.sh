@@ -349,7 +349,10 @@ usage=$(sh build.sh help)
 in_usage() { # in_usage COMMAND WORD: does a usage line of the command contain the word?
     echo "$usage" | grep -e "\./build\.sh $1" | grep -q -e "\(^\|[^a-z0-9-]\)$2\([^a-z0-9-]\|\$\)"
 }
-is_example() { [ "$1" = examples ] && { [ -f "docs/examples/$2.c" ] || [ -f "docs/examples/$2.py" ]; }; }
+is_example() {
+    [ "$1" = examples ] &&
+        { [ -f "docs/examples/$2.c" ] || [ -f "docs/examples/$2.py" ] || [ -f "docs/examples/$2/run.sh" ]; }
+}
 build_command() { # build_command WORDS...: arguments of ./build.sh; prints nothing if the usage has them
     [ $# -gt 0 ] || return 0
     command=$1

@@ -330,7 +330,8 @@ def check_names(tree):
 def files(patterns):
     found = []
     for pattern in patterns:
-        found += sorted(os.path.relpath(path, api.ROOT) for path in glob.glob(os.path.join(api.ROOT, pattern)))
+        found += sorted(os.path.relpath(path, api.ROOT) for path in glob.glob(os.path.join(api.ROOT, pattern))
+                        if os.path.isfile(path))
     return found
 
 
@@ -352,7 +353,8 @@ def long_lines(path, text):
 def check_columns(tree):
     """no line is longer than 120 columns"""
     wrong = []
-    for path in files([HEADER, CUDA, "build.sh", "README.md", "docs/*.md", "docs/examples/*", "docs/playground/*"] +
+    for path in files([HEADER, CUDA, "build.sh", "README.md", "docs/*.md", "docs/examples/*", "docs/examples/*/*",
+                       "docs/playground/*"] +
                       [d + "/*." + e for d in ("tests", "bench") for e in ("c", "h", "cu", "py", "sh")]):
         wrong += long_lines(path, tree.read(path))
     return wrong
@@ -373,7 +375,8 @@ def check_format(tree):
     """.clang-format holds"""
     program, wrong = formatter(), []
     paths = sorted(tree.broken) or files([HEADER, CUDA, "tests/*.c", "tests/*.h", "bench/*.c", "bench/*.h",
-                                          "bench/*.cu", "docs/examples/*.c", "docs/playground/*.c"])
+                                          "bench/*.cu", "docs/examples/*.c", "docs/examples/*/*.c",
+                                          "docs/examples/*/*.h", "docs/playground/*.c"])
     for path in paths:
         said = subprocess.run([program, "--dry-run", "-Werror", "--assume-filename=" + os.path.join(api.ROOT, path)],
                               input=tree.read(path), stderr=subprocess.PIPE, text=True, timeout=300)

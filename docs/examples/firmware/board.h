@@ -1,0 +1,19 @@
+/* board.h - what the programs of this folder need from a board. board_host.c, board_arm.c and board_riscv.c have it for
+   a PC and for boards that qemu emulates. On your board, board_print() writes to a UART and board_end() stays forever;
+   the rest is for tests and measurements. */
+#ifndef BOARD_H
+#define BOARD_H
+#include <stddef.h>
+#include <stdint.h>
+
+void board_print(const char *text);
+void board_end(int status); /* does not return; 0: success */
+
+/* The most bytes of stack that were in use so far; 0 if it is not known. */
+size_t board_stack(void);
+
+/* Counts executed instructions; the count wraps around at BOARD_WRAP. Always 0 where nothing counts them. */
+#define BOARD_WRAP 10485760u
+uint32_t board_instructions(void);
+
+#endif

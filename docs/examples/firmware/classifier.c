@@ -1,0 +1,338 @@
+/* classifier.c - trains a small net on the board itself: gestures from the windows of an accelerometer. Weights,
+   gradients and optimizer state are 16-bit numbers in static memory. No libc, no libm, no malloc.
+
+       cc -std=c99 -O2 -ffp-contract=off -o classifier classifier.c board_host.c && ./classifier
+
+   sh run.sh builds and runs it here and on the boards that qemu emulates: all print the same lines. docs/firmware.md
+   explains it. Macros (-D) choose one of several ways to train:
+
+       (none)        AdamW: all gradients first, then one step
+       BY_LAYER      AdamW: each layer is stepped as soon as its gradient exists, so one buffer serves all layers
+       BY_WEIGHT     SGD: each weight is updated as soon as its gradient exists, so there is no buffer
+       STOCHASTIC    with BY_WEIGHT: no residual, so that a weight takes 2 bytes instead of 4, and noisier weights
+       FP16, FP32    numbers of this format in place of bf16; FP32 is what 16 bit is compared with
+       SAVE_EVERY=n  saves all to flash every n steps and resumes from there (with flash.c)
+
+   The same bits on every machine: the sums and products below are + - * of floats in the order in which they are
+   written, without libm, and -ffp-contract=off forbids to fuse two of them. Do not use -ffast-math. kahan_opt.h itself
+   needs no flag. */
+#include "board.h"
+
+#define KAHAN_OPT_NO_SIMD
+#if defined FP32
+#define KAHAN_OPT_ONLY (KOPT_WITH_F32 | KOPT_WITH_ADAM | KOPT_WITH_DECOUPLED | KOPT_WITH_GUARDS)
+#elif defined FP16 /* fp16 weights and gradients, bf16 moments */
+#define KAHAN_OPT_ONLY ((KOPT_TINY & ~KOPT_WITH_SGD) | KOPT_WITH_FP16)
+#else
+#define KAHAN_OPT_ONLY (KOPT_TINY & ~KOPT_WITH_SGD)
+#endif
+#define KAHAN_OPT_IMPLEMENTATION
+#include "../../../kahan_opt.h"
+#ifdef SAVE_EVERY
+#include "flash.h"
+#endif
+
+#ifndef EPOCHS
+#define EPOCHS 4
+#endif
+enum { SAMPLES = 12, AXES = 3, INPUTS = SAMPLES * AXES, HIDDEN = 8, CLASSES = 4 };
+enum { N1 = (INPUTS + 1) * HIDDEN, N2 = (HIDDEN + 1) * CLASSES }; /* weights of a layer; + 1: the bias of a row */
+enum { WINDOWS = 150, TESTS = 100, STEPS = EPOCHS * WINDOWS };
+
+/* ---- Formats ----------------------------------------------------------------------------------------------------- */
+
+#if defined FP32
+typedef float number;
+#define FORMAT KOPT_F32
+enum { STATE = 8 }; /* bytes of two moments */
+static float value(number w) { return w; }
+static number rounded(float x) { return x; }
+#elif defined FP16
+typedef kopt_fp16 number;
+#define FORMAT KOPT_FP16
+enum { STATE = 6 }; /* of residual and two moments */
+static float value(number w) { return kopt_f32_from_fp16(w); }
+static number rounded(float x) { return kopt_fp16_from_f32(x); }
+#else
+typedef kopt_bf16 number;
+#define FORMAT KOPT_BF16
+enum { STATE = 6 };
+static float value(number w) { return kopt_f32_from_bf16(w); }
+static number rounded(float x) { return kopt_bf16_from_f32(x); }
+#endif
+
+#if defined BY_WEIGHT && !defined FP32 && !defined STOCHASTIC
+#define KAHAN
+#endif
+
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+
+/* All that the training has to remember, in one struct: this is what a checkpoint saves. */
+static struct {
+    uint32_t step;   /* steps done; the next window follows from it */
+    uint32_t random; /* BY_WEIGHT: the generator of the rounding */
+    number weight1[N1], weight2[N2];
+#ifdef BY_WEIGHT
+#ifdef KAHAN
+    number rest1[N1], rest2[N2]; /* residuals: what the weights cannot hold */
+#endif
+#else
+    unsigned char state1[KOPT_STATE_BYTES(N1, STATE)], state2[KOPT_STATE_BYTES(N2, STATE)];
+#endif
+} run;
+
+/* What lives for one window only. */
+static float window[INPUTS], hidden[HIDDEN], output[CLASSES];
+static float d_hidden[HIDDEN], d_output[CLASSES]; /* derivatives of the loss */
+
+/* ---- Sensor: replace this by yours ------------------------------------------------------------------------------- */
+
+static uint32_t draw(uint32_t *generator) {
+    *generator = *generator * 1664525u + 1013904223u;
+    return *generator >> 16;
+}
+
+static int32_t wave(uint32_t t) { /* a triangle: period 64, -256 to 256 */
+    t &= 63;
+    return t < 32 ? (int32_t)t * 16 - 256 : 768 - (int32_t)t * 16;
+}
+
+/* Fills window[] with the accelerations of gesture number `index`, in units of g; a motion begins with the window.
+   Returns its class: 0 at rest, 1 shaken along x, 2 turned in a circle of x and y, 3 tapped along z. */
+static int sense(uint32_t index) {
+    uint32_t generator = index * 2654435761u + 1;
+    const int gesture = (int)(draw(&generator) % CLASSES);
+    const uint32_t speed = 8 + draw(&generator) % 6, phase = draw(&generator) % 16, tap = draw(&generator) % 4;
+    const int32_t force = 3 + (int32_t)(draw(&generator) % 3);
+    uint32_t t;
+    int axis;
+    for (t = 0; t < SAMPLES; ++t) {
+        int32_t a[AXES] = {0, 0, 1024}; /* units of 1/1024 g */
+        if (gesture == 1 || gesture == 2) a[0] += force * wave(speed * t + phase);
+        if (gesture == 2) a[1] += force * wave(speed * t + phase + 16);
+        if (gesture == 3 && t >= tap && t < tap + 3) a[2] += force * 512 >> (t - tap);
+        for (axis = 0; axis < AXES; ++axis) {
+            a[axis] += (int32_t)(draw(&generator) % 512) - 256; /* noise */
+            window[t * AXES + (uint32_t)axis] = (float)a[axis] * (1.0f / 1024);
+        }
+    }
+    return gesture;
+}
+
+/* ---- Net: INPUTS, HIDDEN units (ReLU), CLASSES ------------------------------------------------------------------- */
+
+static void layer(const number *w, const float *in, int inputs, float *out, int outputs) {
+    int i, o;
+    for (o = 0; o < outputs; ++o, w += inputs + 1) {
+        float sum = value(w[inputs]);
+        for (i = 0; i < inputs; ++i) sum += value(w[i]) * in[i];
+        out[o] = sum;
+    }
+}
+
+static void forward(void) {
+    int i;
+    layer(run.weight1, window, INPUTS, hidden, HIDDEN);
+    for (i = 0; i < HIDDEN; ++i)
+        if (hidden[i] < 0) hidden[i] = 0;
+    layer(run.weight2, hidden, HIDDEN, output, CLASSES);
+}
+
+/* The squared hinge loss wants output[label] to be at least 1 and the others at most -1. It needs no exp(). */
+static float loss(int label) {
+    float sum = 0;
+    int o;
+    for (o = 0; o < CLASSES; ++o) {
+        const float sign = o == label ? 1.0f : -1.0f, missing = 1 - sign * output[o];
+        d_output[o] = missing > 0 ? -2 * sign * missing : 0;
+        if (missing > 0) sum += missing * missing;
+    }
+    return sum;
+}
+
+static void backward(void) { /* d_hidden from d_output */
+    int h, o;
+    for (h = 0; h < HIDDEN; ++h) {
+        float sum = 0;
+        for (o = 0; o < CLASSES; ++o) sum += value(run.weight2[o * (HIDDEN + 1) + h]) * d_output[o];
+        d_hidden[h] = hidden[h] > 0 ? sum : 0;
+    }
+}
+
+/* ---- Training: three ways ---------------------------------------------------------------------------------------- */
+
+#ifdef BY_WEIGHT /* no gradient buffer */
+
+static void begin(void) { run.random = 1; }
+
+/* Updates a layer's weights. d: derivatives of the loss by the layer's outputs. */
+static void update(number *w, number *rest, const float *in, int inputs, const float *d, int outputs) {
+    int i, o;
+    for (o = 0; o < outputs; ++o)
+        for (i = 0; i <= inputs; ++i, ++w) {
+            const float delta = -0.02f * d[o] * (i < inputs ? in[i] : 1);
+#if defined FP32
+            *w += delta;
+#elif defined STOCHASTIC
+            *w = kopt_bf16_from_f32_stochastic(value(*w) + delta, draw(&run.random));
+#elif defined FP16
+            kopt_kahan_add_fp16(w, rest++, delta, draw(&run.random));
+#else
+            kopt_kahan_add_bf16(w, rest++, delta, draw(&run.random));
+#endif
+        }
+    (void)rest;
+}
+
+static void train(void) {
+#ifdef KAHAN
+    number *const rest1 = run.rest1, *const rest2 = run.rest2;
+#else
+    number *const rest1 = NULL, *const rest2 = NULL;
+#endif
+    backward(); /* before layer 2 changes */
+    update(run.weight2, rest2, hidden, HIDDEN, d_output, CLASSES);
+    update(run.weight1, rest1, window, INPUTS, d_hidden, HIDDEN);
+}
+
+#else
+
+static kopt_optimizer opt;
+static kopt_tensor tensor[2];
+static number grad1[N1];
+#ifdef BY_LAYER
+static number *const grad2 = grad1; /* the same memory: layer 2 is done when layer 1 begins */
+#else
+static number grad2[N2];
+#endif
+
+static void begin(void) {
+    opt = kopt_adamw(4e-3);
+    opt.weight_format = FORMAT;
+    if (FORMAT == KOPT_F32) opt.moment_format = KOPT_F32;
+    tensor[0] = kopt_tensor_of(run.weight1, grad1, FORMAT, N1, run.state1, sizeof run.state1);
+    tensor[1] = kopt_tensor_of(run.weight2, grad2, FORMAT, N2, run.state2, sizeof run.state2);
+    tensor[1].id = 1; /* each tensor has random bits of its own */
+    if (kopt_state_init(&opt, &tensor[0], NULL) != KOPT_OK || kopt_state_init(&opt, &tensor[1], NULL) != KOPT_OK)
+        board_end(1);
+}
+
+/* Writes the gradient of a layer's weights. d: derivatives of the loss by the layer's outputs. */
+static void gradient(number *grad, const float *in, int inputs, const float *d, int outputs) {
+    int i, o;
+    for (o = 0; o < outputs; ++o) {
+        for (i = 0; i < inputs; ++i) *grad++ = rounded(d[o] * in[i]);
+        *grad++ = rounded(d[o]);
+    }
+}
+
+#ifdef BY_LAYER /* a gradient buffer for one layer */
+
+static void train(void) {
+    kopt_step step;
+    opt.step = run.step;
+    if (kopt_step_begin(&opt, &step) != KOPT_OK) board_end(1);
+    backward(); /* before layer 2 changes */
+    gradient(grad2, hidden, HIDDEN, d_output, CLASSES);
+    if (kopt_step_run(&step, &tensor[1]) != KOPT_OK) board_end(1);
+    gradient(grad1, window, INPUTS, d_hidden, HIDDEN);
+    if (kopt_step_run(&step, &tensor[0]) != KOPT_OK) board_end(1);
+}
+
+#else /* gradients of all weights, then one step */
+
+static void train(void) {
+    backward();
+    gradient(grad2, hidden, HIDDEN, d_output, CLASSES);
+    gradient(grad1, window, INPUTS, d_hidden, HIDDEN);
+    opt.step = run.step;
+    if (kopt_optimizer_step(&opt, tensor, 2) != KOPT_OK) board_end(1);
+}
+
+#endif
+#endif
+
+/* ---- Output ------------------------------------------------------------------------------------------------------ */
+
+static void print_number(const char *before, uint32_t x, uint32_t base) {
+    char digits[12], *p = digits + sizeof digits;
+    *--p = 0;
+    do *--p = "0123456789abcdef"[x % base];
+    while ((x /= base) != 0);
+    board_print(before);
+    board_print(p);
+}
+
+static uint32_t hash(const void *data, size_t size) { /* CRC-32 */
+    const unsigned char *p = (const unsigned char *)data;
+    uint32_t crc = 0xFFFFFFFFu;
+    int bit;
+    for (; size > 0; --size)
+        for (crc ^= *p++, bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
+    return ~crc;
+}
+
+/* Mean loss and hits on windows that the training never sees. */
+static void test(void) {
+    uint32_t t, thousandths, hits = 0;
+    float sum = 0;
+    int o, best;
+    for (t = 0; t < TESTS; ++t) {
+        const int label = sense(WINDOWS + t);
+        forward();
+        sum += loss(label);
+        for (best = 0, o = 1; o < CLASSES; ++o)
+            if (output[o] > output[best]) best = o;
+        hits += best == label;
+    }
+    thousandths = (uint32_t)(sum * (1000.0f / (float)TESTS));
+    print_number("step ", run.step, 10);
+    print_number(": loss ", thousandths / 1000, 10);
+    print_number(".", thousandths / 100 % 10, 10), print_number("", thousandths / 10 % 10, 10);
+    print_number("", thousandths % 10, 10);
+    print_number(", right ", hits, 10);
+    print_number(" of ", TESTS, 10);
+    print_number(", weights and state ", hash(&run, sizeof run), 16);
+    board_print("\n");
+}
+
+/* ---- Program ----------------------------------------------------------------------------------------------------- */
+
+static void initial_weights(number *w, size_t n, float scale) {
+    uint32_t generator = (uint32_t)n;
+    for (; n > 0; --n) *w++ = rounded(((float)draw(&generator) - 32768) * scale);
+}
+
+int main(void) {
+    uint32_t before, instructions = 0;
+    initial_weights(run.weight1, N1, 0.25f / 32768);
+    initial_weights(run.weight2, N2, 0.5f / 32768);
+    begin();
+#ifdef SAVE_EVERY
+    if (flash_load(&run, sizeof run)) print_number("resumed: step ", run.step, 10), board_print("\n");
+#endif
+    while (run.step < STEPS) {
+        const int label = sense(run.step % WINDOWS);
+        if (run.step % WINDOWS == 0) test(), sense(run.step % WINDOWS);
+        before = board_instructions();
+        forward();
+        loss(label);
+        train();
+        ++run.step;
+        instructions += (board_instructions() - before + BOARD_WRAP) % BOARD_WRAP;
+#ifdef SAVE_EVERY
+        if (run.step % SAVE_EVERY == 0) {
+            if (!flash_save(&run, sizeof run)) board_end(1);
+            print_number("saved: step ", run.step, 10), board_print("\n");
+        }
+#endif
+    }
+    test();
+    if (board_stack() != 0) { /* lines of one board only begin with # */
+        print_number("# stack ", (uint32_t)board_stack(), 10);
+        print_number(" bytes, instructions of a step ", instructions / STEPS, 10);
+        board_print("\n");
+    }
+    board_end(0);
+    return 0;
+}

@@ -1,0 +1,330 @@
+# firmware.sh [PART...]: does docs/examples/firmware do what docs/firmware.md says? Prints TAP. The parts:
+#     bits       every way to train gives the same lines on the host, Cortex-M4F, Cortex-M0+, RISC-V and AVR
+#     power      the power fails at 100 random instructions, and at the points of the flash chip
+#     figures    the tables of docs/firmware.md are those of `table`
+#     broken     mistakes put into the example: the other parts see each. Not one of those of ./build.sh test
+#     table      no TAP: prints the tables of docs/firmware.md
+#
+# Only lists of words are unquoted: compilers, flags and machines.
+# shellcheck disable=SC2086
+out=build/tests/firmware
+rm -rf $out
+mkdir -p $out
+example=docs/examples/firmware
+CC=${CC:-cc}
+warnings='-Wall -Wextra -Wpedantic -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-qual'
+warnings="$warnings -Wmissing-prototypes -Werror"
+boards='cortex-m4f cortex-m0plus rv32imafc'
+count=0
+report() { # report STATUS DESCRIPTION: the output is in the log
+    count=$((count + 1))
+    if [ "$1" = 0 ]; then echo "ok $count - $2"; else
+        echo "not ok $count - $2"
+        head -12 $out/log | sed 's/^/# /'
+    fi
+}
+skip() { # skip WHAT REASON
+    count=$((count + 1))
+    echo "ok $count - $1 # SKIP $2"
+}
+have() { command -v "$1" >/dev/null 2>&1; }
+lacks() { # lacks MACHINE: prints the first tool that it lacks
+    case $1 in
+    cortex-*) tools='arm-none-eabi-gcc qemu-system-arm' ;;
+    rv32imafc) tools='riscv64-linux-gnu-gcc qemu-system-riscv32' ;;
+    avr) tools='avr-gcc simavr' ;;
+    esac
+    for tool in $tools; do have $tool || { echo $tool; return; }; done
+}
+run() { sh $example/run.sh "$@"; }
+
+# ---- the same bits ---------------------------------------------------------------------------------------------------
+
+hosts() { # other compilers and flags on this machine
+    run build host $out/host $warnings -Wconversion >$out/log 2>&1 && $out/host >$out/host.txt 2>>$out/log
+    report $? "the classifier compiles without a warning and runs"
+    cp $out/host.txt $out/log
+    awk '{ loss[NR] = $4 + 0; right = $6 } END { exit !(NR == 5 && loss[5] < loss[1] / 4 && right >= 90) }' \
+        $out/host.txt
+    report $? "it learns: a loss below a quarter of the first, 90 of 100 windows right"
+    for compiler in "gcc -O0" "gcc -O3 -march=native" "gcc -m32 -msse2 -mfpmath=sse" "clang -O3"; do
+        name="the same lines with $compiler"
+        echo 'int main(void) { return 0; }' >$out/empty.c
+        $compiler -o $out/empty $out/empty.c 2>/dev/null || { skip "$name" "no $compiler"; continue; }
+        CC=$compiler run build host $out/other $warnings >$out/log 2>&1 && $out/other >$out/other.txt 2>>$out/log &&
+            cmp $out/host.txt $out/other.txt >>$out/log
+        report $? "$name"
+    done
+}
+
+ways() { # each way to train: TITLE|FORMAT|NAME|FLAGS
+    cat <<'TEXT'
+AdamW, all gradients, then a step|bf16|all.bf16|
+AdamW, all gradients, then a step|fp16|all.fp16|-DFP16
+AdamW, all gradients, then a step|fp32|all.fp32|-DFP32
+AdamW, layer by layer|bf16|layer.bf16|-DBY_LAYER
+AdamW, layer by layer|fp32|layer.fp32|-DBY_LAYER -DFP32
+SGD, weight by weight|bf16|weight.bf16|-DBY_WEIGHT
+SGD, weight by weight|bf16, stochastic|weight.stochastic|-DBY_WEIGHT -DSTOCHASTIC
+SGD, weight by weight|fp16|weight.fp16|-DBY_WEIGHT -DFP16
+SGD, weight by weight|fp32|weight.fp32|-DBY_WEIGHT -DFP32
+TEXT
+}
+
+# make_way MACHINE NAME FLAGS: builds and runs it for two epochs, once: $out/NAME.MACHINE and $out/NAME.MACHINE.txt
+make_way() {
+    program=$out/$2.$1 strict=
+    [ ! -s $program.txt ] || return 0
+    [ $1 != host ] || strict=-Wconversion # on 32-bit machines, the header has a warning in a function that is not used
+    run build $1 $program $warnings $strict -DEPOCHS=2 $3 </dev/null && run start $1 $program </dev/null >$program.txt
+}
+
+make_element() { # make_element [FLAG]: builds one_element.c for this machine, runs it, and builds it for an ATmega
+    element=$out/element$1
+    [ ! -s $element.txt ] || return 0
+    ! have avr-gcc || avr-gcc -std=c99 -mmcu=atmega328p -Os $warnings -Wconversion $1 -o $element.avr \
+        $example/one_element.c -lm || return
+    $CC -std=c99 -O2 -ffp-contract=off $warnings -Wconversion $1 -o $element $example/one_element.c &&
+        $element >$element.txt
+}
+
+bits() {
+    hosts
+    for machine in $boards; do
+        tool=$(lacks $machine)
+        [ -z "$tool" ] || skip "$machine" "no $tool"
+    done
+    run >$out/side_by_side 2>$out/log && grep -q '^the same lines on' $out/side_by_side
+    report $? "the host and the boards print the same lines"
+    sed 's/^/# /' $out/side_by_side
+    ways | while IFS='|' read -r title format name flags; do
+        for machine in host $boards; do
+            [ -z "$(lacks $machine)" ] || continue
+            make_way $machine $name "$flags" || echo "$name on $machine: it fails"
+            grep -v '^#' $out/$name.$machine.txt | diff $out/$name.host.txt - || echo "$name on $machine: other lines"
+        done
+        [ "${name%.*}" != layer ] || diff $out/all.$format.host.txt $out/$name.host.txt || echo "$name: other lines"
+    done >$out/log 2>&1
+    [ ! -s $out/log ]
+    report $? "each way to train, in each format: the same lines on all machines; layer by layer, those of all at once"
+    for flags in '' -DFP32 -DNEAREST; do
+        tool=$(lacks avr)
+        make_element $flags >$out/log 2>&1 && { [ -n "$tool" ] || timeout 100 simavr -m atmega328p -f 16000000 \
+            $element.avr 2>&1 | sed -n 's/^.*32m\([a-z0-9].*\)\.$/\1/p' | diff $element.txt - >>$out/log; }
+        report $? "one_element.c $flags: the ATmega328P prints the lines of the host${tool:+ # SKIP no $tool}"
+        error=$(awk 'END { print $1 }' $element.txt)
+        case $flags in
+        '') kahan=$error ;;
+        -DFP32) [ $((kahan * 100)) -le $((error * 101)) ]; report $? "the errors with residuals: within 1 % of fp32" ;;
+        *) [ $((error * 2)) -gt $((kahan * 3)) ]; report $? "those without: more than half larger" ;;
+        esac
+    done
+    counter
+}
+
+counter() { # do the boards count instructions as they say? A loop of two instructions, 10,000 times
+    cat >$out/loop.c <<'C'
+#include "../../../docs/examples/firmware/board.h"
+int main(void) {
+    const uint32_t before = board_instructions();
+    uint32_t n = 10000;
+#ifdef __arm__
+    __asm__ __volatile__(".syntax unified\n\t1: subs %0, #1\n\tbne 1b" : "+l"(n) : : "cc");
+#else
+    __asm__ __volatile__("1: addi %0, %0, -1\n\tbnez %0, 1b" : "+r"(n));
+#endif
+    n = (board_instructions() - before + BOARD_WRAP) % BOARD_WRAP;
+    return n < 20000 || n > 20060;
+}
+C
+    for machine in $boards; do
+        tool=$(lacks $machine)
+        [ -z "$tool" ] || { skip "$machine counts instructions" "no $tool"; continue; }
+        SOURCE=$out/loop.c run build $machine $out/loop $warnings >$out/log 2>&1 &&
+            run start $machine $out/loop >>$out/log 2>&1
+        report $? "$machine counts instructions"
+    done
+}
+
+# ---- the power fails -------------------------------------------------------------------------------------------------
+
+cut() { # cut MACHINE DESCRIPTION ARGUMENT...
+    machine=$1 name=$2
+    shift 2
+    if [ $machine != host ]; then
+        tool=$(lacks $machine)
+        [ -z "$tool" ] || { skip "$name" "no $tool"; return; }
+    fi
+    run build $machine $out/saving $warnings -DSAVE_EVERY=1 >$out/log 2>&1 &&
+        python3 tests/firmware_power.py $machine $out/saving "$@" >$out/log 2>&1
+    status=$?
+    report $status "$name"
+    [ $status != 0 ] || sed 's/^/# /' $out/log
+}
+
+power() {
+    have python3 || { skip "power cuts" "no python3"; return; }
+    cut cortex-m4f 'Cortex-M4F: 100 power cuts at random instructions' instructions 100 4
+    cut cortex-m4f 'Cortex-M4F: power cuts before, within and after erases and words' points 400
+    cut host 'host: the same at more words' points 20
+    cut host 'host: a last word that is read as good after the power cut, and as bad after the next' weak
+}
+
+mistake() { # mistake DESCRIPTION FILE SED-SCRIPT
+    rm -rf $out/broken
+    mkdir -p $out/broken
+    cp docs/examples/firmware/* $out/broken
+    sed "s,../../../kahan_opt.h,$PWD/kahan_opt.h," $example/classifier.c >$out/broken/classifier.c
+    cp $out/broken/"$2" $out/whole
+    sed "$3" $out/whole >$out/broken/"$2"
+    if cmp -s $out/whole $out/broken/"$2"; then
+        echo "no such place" >$out/log
+        report 1 "$1"
+        return
+    fi
+    before=$count
+    example=$out/broken
+    power >$out/seen 2>&1
+    example=docs/examples/firmware
+    count=$before
+    cp $out/seen $out/log
+    ! grep -q 'error:' $out/seen && grep -q '^not ok' $out/seen
+    report $? "seen: $1"
+    grep -A 1 '^not ok' $out/seen | sed 's/^/# /'
+}
+
+broken() {
+    ! run -ffp-contract=fast >$out/log 2>&1 && grep -q '^DIFFERENT' $out/log
+    report $? "seen: products and sums that are fused"
+    mistake 'one slot' flash.h 's/FLASH_SLOTS = 3,/FLASH_SLOTS = 1,/'
+    mistake 'two slots' flash.h 's/FLASH_SLOTS = 3,/FLASH_SLOTS = 2,/'
+    mistake 'the newest slot is overwritten' flash.c \
+        's/slot = (newest + 1) % FLASH_SLOTS;/slot = newest == NONE ? 0 : newest;/'
+    mistake 'a mark that is programmed first, and no check of the bytes' flash.c \
+        's/return stored == crc;/return stored != 0xFFFFFFFFu;/
+        /chip_program(address + .*tail/d
+        s/^ *chip_program(address, head, .*/chip_program(address + FLASH_UNIT + (uint32_t)size, tail, sizeof tail);\n&/'
+    mistake 'the CRC does not cover the bytes' flash.c \
+        's/size += FLASH_UNIT; size > 0;/address += FLASH_UNIT + (uint32_t)size, size = 0; size > 0;/
+        s/crc_of(crc_of(0, head, sizeof head), data, size)/0/'
+    mistake 'the older slot counts' flash.c 's/number > sequence/number < sequence/'
+    mistake 'no erase' flash.c 's/chip_erase(address + erased)/(void)erased/'
+    mistake 'only the first sector is erased' flash.c 's/erased < size + 2 \* FLASH_UNIT/erased < FLASH_SECTOR/'
+    mistake 'a save is reported before it is done' classifier.c \
+        's/if (!flash_save(&run, sizeof run)) board_end(1);//
+        s/^\( *\)print_number("saved: step.*/&\n\1if (!flash_save(\&run, sizeof run)) board_end(1);/'
+    mistake 'the step count of the optimizer is forgotten' classifier.c 's/opt.step = run.step;//'
+    mistake 'the state is not saved' classifier.c \
+        's/sizeof run))/offsetof(struct run, state1)))/; s/static struct {/static struct run {/'
+}
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+size_of() { # size_of PROGRAM: its bytes of flash and RAM
+    arm-none-eabi-size -A "$1" 2>/dev/null |
+        awk '/^\.(text|rodata|data)/ { flash += $2 } /^\.(data|bss)/ { ram += $2 } END { print flash + 0, ram + 0 }'
+}
+with_commas() { echo "$1" | sed ':a; s/\([0-9]\)\([0-9]\{3\}\)\($\|,\)/\1,\2\3/; ta'; }
+
+table() {
+    [ -s $out/side_by_side ] || run >$out/side_by_side
+    sed 's/^\(.\)/    \1/' $out/side_by_side
+    echo
+    for machine in $boards; do
+        case $machine in
+        cortex-m4f) title='Cortex-M4F' ;;
+        cortex-m0plus) title='Cortex-M0+, without FPU' ;;
+        rv32imafc) title='RISC-V rv32imafc' ;;
+        esac
+        echo "| $title | numbers | flash | static RAM | stack | instructions of a step |"
+        echo '|---|---|---|---|---|---|'
+        ways | while IFS='|' read -r way format name flags; do
+            make_way $machine $name "$flags" || exit
+            set -- $(size_of $out/$name.$machine) $(sed -n 's/^# stack \([0-9]*\) .* \([0-9]*\)$/\1 \2/p' \
+                $out/$name.$machine.txt)
+            echo "| $way | $format | $(with_commas $1) | $(with_commas $2) | $3 | $(with_commas $4) |"
+        done
+        echo
+    done
+    checkpoints
+    elements
+}
+
+added() { # added STATEMENT: bytes of flash on a Cortex-M4F that these calls of the header add to a training
+    for statement in '' "$1"; do
+        cat >$out/calls.c <<C
+#define KAHAN_OPT_NO_SIMD
+#define KAHAN_OPT_ONLY (KOPT_TINY & ~KOPT_WITH_SGD)
+#define KAHAN_OPT_IMPLEMENTATION
+#include "kahan_opt.h"
+enum { N = 332 };
+static kopt_bf16 weight[N], grad[N];
+static unsigned char state[KOPT_STATE_BYTES(N, 6)], bytes[8192];
+static kopt_optimizer opt;
+static kopt_tensor t;
+void start(void);
+void start(void) {
+    opt = kopt_adamw(1e-3);
+    t = kopt_tensor_of(weight, grad, KOPT_BF16, N, state, sizeof state);
+    if (kopt_state_init(&opt, &t, NULL) != KOPT_OK) bytes[0] = 1;
+    while (kopt_optimizer_step(&opt, &t, 1) == KOPT_OK) { $statement }
+}
+C
+        arm-none-eabi-gcc -mcpu=cortex-m4 -mthumb -mfloat-abi=hard -mfpu=fpv4-sp-d16 -Os -ffunction-sections \
+            -fdata-sections -I. -nostdlib -Wl,--gc-sections,-e,start -o $out/calls $out/calls.c -lgcc
+        size_of $out/calls
+    done | awk '{ flash[NR] = $1 } END { print flash[2] - flash[1] }'
+}
+
+checkpoints() {
+    arm-none-eabi-gcc -std=c99 -mcpu=cortex-m4 -mthumb -mfloat-abi=hard -mfpu=fpv4-sp-d16 -Os -c -o $out/flash.o \
+        $example/flash.c
+    echo '| saved by | flash on a Cortex-M4F | RAM besides |'
+    echo '|---|---|---|'
+    set -- $(size_of $out/flash.o)
+    echo "| flash.c | $(with_commas $1) | $2 |"
+    calls='if (kopt_save(\&opt, \&t, 1, bytes, sizeof bytes) == KOPT_OK) kopt_load(\&opt, \&t, 1, bytes, sizeof bytes);'
+    bytes=$(added "$(echo "$calls" | tr -d '\\')")
+    echo "| kopt_save and kopt_load | $(with_commas $bytes) | a buffer for all of it |"
+    bytes=$(added 'kopt_state_seal(&opt, &t), kopt_state_open(&opt, &t);')
+    echo "| kopt_state_seal and kopt_state_open, without the weights | $(with_commas $bytes) | 0 |"
+    echo
+}
+
+elements() {
+    echo '| weights of one_element.c | flash on an ATmega328P | static RAM | squared errors of the last 1,000 samples |'
+    echo '|---|---|---|---|'
+    for way in 'bf16 with residual|' 'bf16, rounded to nearest|-DNEAREST' 'fp32|-DFP32'; do
+        make_element ${way#*|} || return
+        set -- $(avr-size -A $element.avr | awk '/^\.(text|data)/ { flash += $2 } /^\.(data|bss)/ { ram += $2 }
+            END { print flash, ram }') $(tail -n 1 $element.txt)
+        echo "| ${way%|*} | $(with_commas $1) | $2 | $(echo "$3" | sed 's/...$/.&/') |"
+    done
+}
+
+figures() {
+    for machine in $boards avr; do
+        tool=$(lacks $machine)
+        [ -z "$tool" ] || { skip "the tables of docs/firmware.md" "no $tool"; return; }
+    done
+    for compiler in arm-none-eabi-gcc:12.2.1 riscv64-linux-gnu-gcc:12 avr-gcc:5.4.0; do
+        version=$(${compiler%:*} -dumpversion)
+        [ "$version" = ${compiler#*:} ] ||
+            { skip "the tables of docs/firmware.md" "they are of another ${compiler%:*} than $version"; return; }
+    done
+    table >$out/table 2>$out/log && sed -n '/^<!-- figures: firmware -->$/,/^<!-- end -->$/p' docs/firmware.md |
+        sed '1,2d; $d' | sed '$d' | diff - $out/table >>$out/log
+    report $? "the tables of docs/firmware.md are those of the programs (./build.sh figures firmware writes them)"
+}
+
+case "${1:-all}" in
+table) table; exit ;;
+esac
+for part in "${@:-all}"; do
+    case $part in
+    all) bits; power; figures ;;
+    bits | power | figures | broken) $part ;;
+    *) echo "firmware.sh: there is no part $part" >&2; exit 2 ;;
+    esac
+done
+echo "1..$count"
