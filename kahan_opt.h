@@ -1932,6 +1932,10 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
     float root;
     __asm__("vsqrt.f32 %0, %1" : "=t"(root) : "t"(x));
     return root;
+#elif defined(KOPT_GNU_) && defined(__wasm__)
+    float root = __builtin_sqrtf(x);
+    KOPT_OPAQUE_FLOAT_(root);
+    return root;
 #else
     uint32_t u = kopt_as_u32_(x), exponent = u >> 23, significand = u & 0x007FFFFFu, root = 0, trial;
     uint32_t remainder = 0, i;
@@ -4155,10 +4159,8 @@ FN_ philox_key_ K_(make_philox_key)(uint64_t seed, uint32_t step, uint32_t id, u
 
 #ifdef ONE_LANE_
 /* x = the four words of this Philox block. */
-FN_ void K_(philox)(vu32_ x[4], const philox_key_ *c, kopt_index_ block) {
-    vu32_ key0 = c->key[0], key1 = c->key[1], x0 = KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu);
-    const uint64_t wide = block;
-    vu32_ x1 = KOPT_CAST_(uint32_t, wide >> 32) + c->stream, x2 = c->step, x3 = c->id;
+FN_ void K_(philox_words)(vu32_ x[4], const philox_key_ *c, uint32_t block_low, uint32_t block_high) {
+    vu32_ key0 = c->key[0], key1 = c->key[1], x0 = block_low, x1 = block_high + c->stream, x2 = c->step, x3 = c->id;
     vu32_ high0, low0, high1, low1, add0 = 0x9E3779B9u, add1 = 0xBB67AE85u;
     int round;
     KOPT_OPAQUE_(add0); /* keeps the constants in registers: no immediate operands in each round */
@@ -4175,6 +4177,11 @@ FN_ void K_(philox)(vu32_ x[4], const philox_key_ *c, kopt_index_ block) {
     x[1] = x1;
     x[2] = x2;
     x[3] = x3;
+}
+
+FN_ void K_(philox)(vu32_ x[4], const philox_key_ *c, kopt_index_ block) {
+    const uint64_t wide = block;
+    K_(philox_words)(x, c, KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu), KOPT_CAST_(uint32_t, wide >> 32));
 }
 #else
 /* x[i] = word i of LANES_ Philox blocks, one block per lane: lane l has block `block` + block_of_lane_[l]. `block` is a
@@ -4203,15 +4210,19 @@ NOINLINE_FN_ void K_(philox)(vu32_ x[4], const philox_key_ *c, uint64_t block) {
 #endif
 
 #ifdef ONE_LANE_
-/* r of the element with this global index. Each call takes the element after that of the call before. first: this is
-   the first call. x keeps the words of the current Philox block from call to call. */
-FN_ vu32_ K_(random_at)(vu32_ x[4], const philox_key_ *cipher, kopt_index_ index, int first) {
+/* r of the element with this global index. x: the words of its Philox block. */
+FN_ vu32_ K_(random_of_block)(const vu32_ x[4], kopt_index_ index) {
     const unsigned position = KOPT_CAST_(unsigned, index & 7);
-    uint32_t halves;
-    if (position == 0 || first) K_(philox)(x, cipher, kopt_philox_block_(index));
-    halves = x[position >> 1];
+    uint32_t halves = x[position >> 1];
     if ((position & 1) != 0) halves = halves >> 16 | halves << 16;
     return kopt_random_combine_(halves, index);
+}
+
+/* The same, and makes the block. Each call takes the element after that of the call before. first: this is
+   the first call. x keeps the words of the current Philox block from call to call. */
+FN_ vu32_ K_(random_at)(vu32_ x[4], const philox_key_ *cipher, kopt_index_ index, int first) {
+    if ((index & 7) == 0 || first) K_(philox)(x, cipher, kopt_philox_block_(index));
+    return K_(random_of_block)(x, index);
 }
 
 /* Number k, in the low 16 bits; the bits above are arbitrary. */
@@ -7203,10 +7214,13 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(vmath)(const kopt_vmath_job_ *j) {
 #endif /* KAHAN_OPT_VMATH */
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
+/* All 64 bits of the index count, also where kopt_index_ has fewer. */
 static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
     const philox_key_ cipher = K_(make_philox_key)(seed, step, id, stream);
+    const uint64_t block = (index >> 11 << 4) | (index >> 3 & 15); /* as kopt_philox_block_ */
     vu32_ x[4];
-    return K_(random_at)(x, &cipher, index, 1);
+    K_(philox_words)(x, &cipher, KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu), KOPT_CAST_(uint32_t, block >> 32));
+    return K_(random_of_block)(x, KOPT_CAST_(kopt_index_, index & (KOPT_RANDOM_SPAN_ - 1)));
 }
 #endif
 

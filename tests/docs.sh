@@ -634,4 +634,11 @@ for page in docs/*.md; do
 done >"$out/log" 2>&1
 [ ! -s "$out/log" ]
 report $? "the index names every page"
+all=$(sed -n 's/^all //p' tests/golden.txt)
+{
+    grep -q "print the checksum .$all." README.md || echo "README.md does not have the checksum $all of tests/golden.txt"
+    sed -n '/^| architecture/,/^$/p' docs/same-bits.md | grep '^|' | sed 1,2d | grep -v "| $all |\$"
+} >"$out/log"
+[ ! -s "$out/log" ]
+report $? "README.md and the table of same-bits.md have the checksum of tests/golden.txt"
 echo "1..$count"

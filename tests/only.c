@@ -172,6 +172,10 @@ int main(void) {
         o.step = (uint32_t)count * (uint32_t)count * 1000u;
         run(o, KOPT_BF16, 0);
     }
+    for (count = 0; count < 60; ++count) { /* all 64 bits of an index count */
+        const uint64_t i = (UINT64_C(1) << count) + (uint64_t)count * 37;
+        printf("random number %d %08lx\n", count, (unsigned long)kopt_random((kopt_random_key){7, 2, 3, 5}, 8, i));
+    }
     for (count = 0; count < 8; ++count) compress((kopt_format)(1 + count / 2), (kopt_rounding)(count % 2));
     return wrong;
 }

@@ -39,6 +39,12 @@ try tiny KOPT_TINY -DKAHAN_OPT_NO_SIMD
 [ "$(wc -l <$out/tiny.txt)" -gt 20 ]
 report $? "... of more than 20 optimizers"
 try tiny_soft KOPT_TINY -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1
+echo 'int main(void) { return 0; }' >$out/empty.c
+if ${CC:-cc} -m32 -o $out/empty $out/empty.c 2>$out/log && $out/empty; then
+    try tiny_32 KOPT_TINY -DKAHAN_OPT_NO_SIMD -m32 -msse2 -mfpmath=sse
+else
+    missing "the compiler makes no programs of 32 bits: KOPT_TINY"
+fi
 try tiny_checked 'KOPT_TINY | KOPT_WITH_CHECKS' -DKAHAN_OPT_NO_SIMD
 try tiny_momentum 'KOPT_TINY | KOPT_WITH_MOMENTUM' -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1
 try simd_f32 'KOPT_WITH_ALL & ~KOPT_WITH_BF16'
