@@ -75,7 +75,8 @@ TEXT
 make_way() {
     program=$out/$2.$1
     [ ! -s $program.txt ] || return 0
-    run build $1 $program $warnings -Wconversion -DEPOCHS=2 $3 </dev/null && run start $1 $program </dev/null >$program.txt
+    run build $1 $program $warnings -Wconversion -DEPOCHS=2 $3 </dev/null &&
+        run start $1 $program </dev/null >$program.txt
 }
 
 make_element() { # make_element [FLAG]: builds one_element.c for this machine, runs it, and builds it for an ATmega
