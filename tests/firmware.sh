@@ -7,7 +7,7 @@
 #
 # Only lists of words are unquoted: compilers, flags and machines.
 # shellcheck disable=SC2086
-out=build/tests/firmware
+out=build/tests/firmware.${1:-all} # two of the parts run at the same time
 rm -rf $out
 mkdir -p $out
 example=docs/examples/firmware
@@ -15,14 +15,7 @@ CC=${CC:-cc}
 warnings='-Wall -Wextra -Wpedantic -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-qual'
 warnings="$warnings -Wmissing-prototypes -Werror"
 boards='cortex-m4f cortex-m0plus rv32imafc'
-count=0
-report() { # report STATUS DESCRIPTION: the output is in the log
-    count=$((count + 1))
-    if [ "$1" = 0 ]; then echo "ok $count - $2"; else
-        echo "not ok $count - $2"
-        head -12 $out/log | sed 's/^/# /'
-    fi
-}
+. tests/tap.sh
 skip() { # skip WHAT REASON
     count=$((count + 1))
     echo "ok $count - $1 # SKIP $2"
