@@ -99,7 +99,7 @@ BY_HAND = [
     ("kopt_find_part_", "begin == end ? 0 : i - first", "i - first"),
     ("kopt_range_of_part_", "*end != n", "1"),
     ("kopt_step_list_range", "step->moment_count > 0", "1"),
-    ("kopt_step_list_range", "begin < end && end - begin", "end - begin"),
+    ("kopt_step_list_range", "begin < end && end - begin != part.tensors[i].n", "end - begin != part.tensors[i].n"),
     ("K_(commit)", "shr_(r, 8)", "r"),
     ("kopt_check_tensor_", "kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu",
      "kopt_as_u32_(t->rate_scale) << 1 > 0xFEFFFFFFu"),

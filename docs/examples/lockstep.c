@@ -3,12 +3,14 @@
        cc -O2 -ffp-contract=off -pthread -o lockstep docs/examples/lockstep.c && ./lockstep [FRAMES [HZ]]
 
    One client uses four threads and the best instruction set, the other one thread and SSE2 (AArch64: plain C). Only the
-   players' inputs go over the network, and hashes. Inputs come up to 8 frames late: each client guesses them, and when
-   a guess was wrong it goes back to that frame and simulates again. Each frame of both clients is compared. In the
-   middle one client loses all its memory, loads a snapshot of the other and goes on.
+   players' inputs and hashes of the world go over the network, which is a pair of pipes. Inputs come up to 8 frames
+   late: each client guesses them, and when a guess was wrong it goes back to that frame and simulates again. The worlds
+   of both clients are compared frame by frame. In the middle one client loses all its memory, loads a snapshot of the
+   other and goes on; its comparisons resume a few frames later. docs/lockstep.md explains it.
 
-   HZ 0 does not wait between frames. `lockstep client ID THREADS ISA FRAMES HZ` is one client, which talks over stdin
-   and stdout; `lockstep alone FRAMES` computes the last hash without network, threads or guesses. */
+   FRAMES is 600 and HZ 60 if they are left out. With an HZ of 0 no client waits between frames. `lockstep client ID
+   THREADS ISA FRAMES HZ` is one client, which talks over stdin and stdout; `lockstep alone FRAMES` computes the last
+   hash without network, threads or guesses. */
 #define _POSIX_C_SOURCE 200809L
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../../kahan_opt.h"
@@ -88,8 +90,9 @@ static void new_world(world *w) {
 
 /* ---- Slices of a step, on a team of threads ---------------------------------------------------------------------- */
 
-/* A slice is cut into pieces, and a thread that is free takes the next one. The frame waits for no thread that has not
-   woken up yet: then the others do its work. Which thread takes which piece does not matter for the bits. */
+/* A slice is the share of the norm or of the step that one frame computes. It is cut into pieces, and a thread that is
+   free takes the next one. The frame waits for no thread that has not woken up yet: the others do its work. Which
+   thread takes which piece does not matter for the bits. */
 enum { MOST_THREADS = 16, PIECES = 8, BUDGET = 200 /* microseconds per frame */ };
 typedef struct workers {
     int threads;
@@ -252,7 +255,7 @@ static void learn(world *w, const thought *t, uint32_t move, float scale) {
 /* ---- One frame --------------------------------------------------------------------------------------------------- */
 
 /* A cycle of 16 frames is one step: 8 frames each add the gradient of one forecast, 2 compute the norm, 6 step. The
-   agent acts with weights that change only between two cycles, so it does not matter how far a step is. */
+   agent acts with weights that change only between two cycles, so it does not matter how far a step has come. */
 enum { LEARN = 8, NORM = 2, STEP = 6, CYCLE = LEARN + NORM + STEP };
 
 static void move(world *w, int who, uint32_t direction) {
@@ -407,7 +410,7 @@ static struct {
     workers team;
 } me;
 
-/* Simulates frame w.frame, with a guess if the other's input is not known: that it goes on as before. */
+/* Simulates frame w.frame. If the input of the other player is not known, the guess is that it goes on as before. */
 static void advance(void) {
     const uint32_t f = me.w.frame, known = me.received;
     const int other = !me.id;
@@ -498,7 +501,7 @@ static void receive(uint32_t now) {
     }
 }
 
-/* If an input was not as guessed: back to that frame, and forward again. */
+/* If an input was not as guessed: goes back to that frame, and simulates up to the present again. */
 static void correct(void) {
     const uint32_t now = me.w.frame, known = me.received < now ? me.received : now;
     uint32_t f = me.hashed;
@@ -568,7 +571,7 @@ static int alone(uint32_t frames) {
     return 0;
 }
 
-/* Two processes, each with the end of a pipe that the other one writes to. */
+/* Two processes; each reads the pipe that the other one writes to. */
 static int both(uint32_t frames, double hz) {
     const kopt_isa slow = kopt_isa_usable(KOPT_ISA_SSE2) ? KOPT_ISA_SSE2 : KOPT_ISA_SCALAR;
     int pipes[2][2], id, failed = 0, status;
@@ -583,7 +586,7 @@ static int both(uint32_t frames, double hz) {
     }
     close(pipes[0][0]), close(pipes[0][1]), close(pipes[1][0]), close(pipes[1][1]);
     for (id = 0; id < 2; id++) failed |= wait(&status) < 0 || status != 0;
-    printf(failed ? "FAIL: the clients differ\n" : "PASS: both clients are equal in every frame\n");
+    printf(failed ? "FAIL: the clients differ\n" : "PASS: the clients are equal in every frame that they compared\n");
     return failed;
 }
 

@@ -1,7 +1,7 @@
-/* chip.c - a simulated flash chip, for tests; its cells are a file, which survives a power cut. Replace it by the
+/* chip.c - a simulated flash chip, for tests; its cells are a file, which survives a power cut. Replace it with the
    driver of your chip. It has the rules of NOR flash: a sector is erased as a whole, to ones; programming clears bits
-   and cannot set one; what is interrupted leaves garbage. It may leave worse: a word that reads as programmed today and
-   as erased tomorrow. */
+   and cannot set one; an operation that is cut off leaves garbage. It may leave worse: a word that reads as programmed
+   today and as erased tomorrow. */
 #include "chip.h"
 #include "board.h"
 

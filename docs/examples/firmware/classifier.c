@@ -3,19 +3,20 @@
 
        cc -std=c99 -O2 -ffp-contract=off -o classifier classifier.c board_host.c && ./classifier
 
-   sh run.sh builds and runs it here and on the boards that qemu emulates: all print the same lines. docs/firmware.md
-   explains it. Macros (-D) choose one of several ways to train:
+   `sh run.sh` builds and runs it here and on the boards that qemu emulates: all print the same lines. docs/firmware.md
+   explains it. Macros (-D) choose the way to train, the format of the numbers, and the rest:
 
        (none)        AdamW: all gradients first, then one step
        BY_LAYER      AdamW: each layer is stepped as soon as its gradient exists, so one buffer serves all layers
        BY_WEIGHT     SGD: each weight is updated as soon as its gradient exists, so there is no buffer
-       STOCHASTIC    with BY_WEIGHT: no residual, so that a weight takes 2 bytes instead of 4, and noisier weights
+       STOCHASTIC    with BY_WEIGHT, for bf16 only: no residual, so that a weight takes 2 bytes instead of 4; noisier
        FP16, FP32    numbers of this format in place of bf16; FP32 is what 16 bit is compared with
-       SAVE_EVERY=n  saves all to flash every n steps and resumes from there (with flash.c)
+       SAVE_EVERY=n  saves all to flash every n steps and resumes from there (with flash.c; not for RISC-V)
+       EPOCHS=n      how often it sees each window: 4 if not set
 
    The same bits on every machine: the sums and products below are + - * of floats in the order in which they are
-   written, without libm, and -ffp-contract=off forbids to fuse two of them. Do not use -ffast-math. kahan_opt.h itself
-   needs no flag. */
+   written, without libm, and -ffp-contract=off keeps the compiler from fusing two of them. Do not use -ffast-math.
+   kahan_opt.h itself needs no flag. */
 #include "board.h"
 
 #define KAHAN_OPT_NO_SIMD
@@ -25,6 +26,9 @@
 #define KAHAN_OPT_ONLY ((KOPT_TINY & ~KOPT_WITH_SGD) | KOPT_WITH_FP16)
 #else
 #define KAHAN_OPT_ONLY (KOPT_TINY & ~KOPT_WITH_SGD)
+#endif
+#if defined STOCHASTIC && (!defined BY_WEIGHT || defined FP16 || defined FP32)
+#error "STOCHASTIC goes with BY_WEIGHT, in bf16"
 #endif
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../../../kahan_opt.h"
@@ -165,7 +169,7 @@ static void backward(void) { /* d_hidden from d_output */
 
 static void begin(void) { run.random = 1; }
 
-/* Updates a layer's weights. d: derivatives of the loss by the layer's outputs. */
+/* Updates a layer's weights. d: derivatives of the loss with respect to the layer's outputs. */
 static void update(number *w, number *rest, const float *in, int inputs, const float *d, int outputs) {
     int i, o;
     for (o = 0; o < outputs; ++o)
@@ -217,7 +221,7 @@ static void begin(void) {
         board_end(1);
 }
 
-/* Writes the gradient of a layer's weights. d: derivatives of the loss by the layer's outputs. */
+/* Writes the gradient of a layer's weights. d: derivatives of the loss with respect to the layer's outputs. */
 static void gradient(number *grad, const float *in, int inputs, const float *d, int outputs) {
     int i, o;
     for (o = 0; o < outputs; ++o) {

@@ -1,6 +1,6 @@
-/* one_element.c - learns on an ATmega without arrays of gradients, without an optimizer and without the implementation
+/* one_element.c - learns on an ATmega, without arrays of gradients, without an optimizer and without the implementation
    of kahan_opt.h: a filter of 8 weights predicts the next sample of a sensor from the last 8 (LMS). Each weight is a
-   bf16 with a bf16 residual, 4 bytes. kopt_kahan_add_bf16(), an inline function, updates it.
+   bf16 number with a bf16 residual, 4 bytes. kopt_kahan_add_bf16(), an inline function, updates both.
 
        avr-gcc -mmcu=atmega328p -Os -o one_element one_element.c -lm && simavr -m atmega328p -f 16000000 one_element
        cc -std=c99 -O2 -ffp-contract=off -o one_element one_element.c && ./one_element
@@ -43,7 +43,7 @@ static uint32_t draw(uint32_t *generator) {
     return *generator >> 16;
 }
 
-/* Replace it by your sensor: two triangles and noise, between -1 and 1. */
+/* Replace it with your sensor: two triangles and noise, between -1 and 1. */
 static float sense(uint16_t t) {
     const int16_t slow = (int16_t)(t % 50), fast = (int16_t)(t % 14);
     const int16_t a = slow < 25 ? slow : 50 - slow, b = fast < 7 ? fast : 14 - fast; /* 0 to 25, 0 to 7 */

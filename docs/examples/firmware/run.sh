@@ -71,6 +71,7 @@ all() { # all [FLAG...]
     for machine in host cortex-m4f cortex-m0plus rv32imafc; do
         lacks=$(missing $machine)
         [ -z "$lacks" ] || { echo "$machine is left out: no" $lacks; continue; }
+        case "$machine $*" in rv32*-DSAVE_EVERY=*) echo "$machine is left out: no simulated flash"; continue ;; esac
         build $machine "$out/program" "$@"
         start $machine "$out/program" >"$out/$machine"
         machines="$machines $machine"
