@@ -232,7 +232,7 @@ static void refusals(void) {
     const kopt_norm zero = {{0}, 0};
     kopt_norm norm = zero;
     kopt_step step, none;
-    kopt_tensor list[40];
+    kopt_tensor list[40], many[68];
     size_t i;
     build(&parts, &opt, KOPT_BF16);
     kopt_step_begin(&parts.opt, &step);
@@ -290,6 +290,12 @@ static void refusals(void) {
        "kopt_list_size saturates");
     ok(kopt_step_list_range(&step, list, 40, ~(size_t)0 - 1, ~(size_t)0) == KOPT_ERROR_BOUNDS,
        "... and no range of such a list is stepped");
+    for (i = 0; i < 68; ++i) { /* their sum wraps around in 64 bits, to SIZE_MAX */
+        many[i] = parts.list[1];
+        many[i].n = i == 33 ? 16 : i == 67 ? 15 : ~(size_t)0 / 33;
+    }
+    ok(sizeof(size_t) != 8 || kopt_step_list_range(&step, many, 68, 0, ~(size_t)0) == KOPT_ERROR_BOUNDS,
+       "... nor of one whose sum wraps around");
 }
 
 int main(void) {
