@@ -9275,16 +9275,6 @@ KOPT_SMALL_FN_ void kopt_run_tensor_(const kopt_step *s, const kopt_tensor *t) {
     kopt_run_whole_(&layout, s, t);
 }
 
-/* Steps elements [begin, end) of such a tensor; all of them if it has to be measured. */
-static void kopt_run_part_(const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end) {
-    kopt_layout_ layout;
-    kopt_compute_step_layout_(&layout, s, t->n);
-    if (kopt_must_measure_(s, t))
-        kopt_run_whole_(&layout, s, t);
-    else
-        kopt_run_(&layout, s, t, begin, end, kopt_given_stable_scale_(s, t));
-}
-
 /* Do the memory ranges [x, x_end) of one tensor overlap those of another one, [y, y_end), in a way that is not allowed?
    Tensors may share counts, and gradients that the step only reads. */
 static int kopt_tensors_overlap_(const kopt_memory_range_ *x, const kopt_memory_range_ *x_end,
@@ -9430,7 +9420,7 @@ static kopt_result kopt_find_part_(kopt_part_ *part, const kopt_tensor *tensors,
     if (begin > end) return KOPT_ERROR_BOUNDS;
     part->begin = part->end = 0;
     for (i = 0; before < end; i++) {
-        if (i == count || !kopt_n_valid_(tensors[i].n) || tensors[i].n > ~before) return KOPT_ERROR_BOUNDS;
+        if (i == count || tensors[i].n > ~before) return KOPT_ERROR_BOUNDS;
         if (before <= begin && begin - before < tensors[i].n) {
             first = i;
             part->begin = begin - before;
@@ -9477,9 +9467,8 @@ KOPT_API_ kopt_result kopt_step_list_range(const kopt_step *step, const kopt_ten
             return KOPT_ERROR_STEP; /* a part cannot be measured by itself */
     }
     for (i = 0; i < part.count; i++) {
-        const kopt_tensor *t = &part.tensors[i];
         kopt_range_of_part_(&part, i, blocks, &begin, &end);
-        if (begin < end) kopt_run_part_(step, t, begin, end);
+        if (begin < end) kopt_step_range(step, &part.tensors[i], begin, end); /* checks once more */
     }
     return KOPT_OK;
 }
