@@ -9420,7 +9420,7 @@ static kopt_result kopt_find_part_(kopt_part_ *part, const kopt_tensor *tensors,
     if (begin > end) return KOPT_ERROR_BOUNDS;
     part->begin = part->end = 0;
     for (i = 0; before < end; i++) {
-        if (i == count || tensors[i].n > ~before) return KOPT_ERROR_BOUNDS;
+        if (i == count || !kopt_n_valid_(tensors[i].n) || tensors[i].n > ~before) return KOPT_ERROR_BOUNDS;
         if (before <= begin && begin - before < tensors[i].n) {
             first = i;
             part->begin = begin - before;

@@ -266,6 +266,9 @@ static void refusals(void) {
     refuses(kopt_step_list_range(&step, parts.list, LIST, 700, SIZE), KOPT_ERROR_SIZE, "a block that is too small");
     parts.list[2].n = ~(size_t)0;
     refuses(kopt_step_list_range(&step, parts.list, LIST, 0, SIZE), KOPT_ERROR_BOUNDS, "an n that is too large");
+    parts.list[1].n = ~(size_t)0 / 32;
+    refuses(kopt_step_list_range(&step, parts.list, LIST, ~(size_t)0 / 32, ~(size_t)0 / 32 + 1), KOPT_ERROR_BOUNDS,
+            "an n that is too large, before the range");
     list[0] = parts.list[1];
     list[1] = parts.list[1];
     ok(kopt_step_list_range(&step, list, 2, 4, 6) == KOPT_ERROR_OVERLAP && same(&parts, &before),
