@@ -1,6 +1,6 @@
-/* board.h - what the programs of this folder need from a board. board_host.c, board_arm.c and board_riscv.c have it for
-   a PC and for boards that qemu emulates. On your board, board_print() writes to a UART and board_end() loops forever;
-   the rest is for tests and measurements. */
+/* board.h - what the programs of this folder need from a board. board_host.c has it for a PC; board_arm.c and
+   board_riscv.c, each with bare.c, for boards that qemu emulates. On your board, board_print() writes to a UART and
+   board_end() loops forever; the rest is for tests and measurements. */
 #ifndef BOARD_H
 #define BOARD_H
 #include <stddef.h>

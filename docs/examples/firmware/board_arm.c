@@ -1,70 +1,30 @@
-/* board_arm.c - start-up code and board.h for Cortex-M0 to M7, for the boards mps2 of qemu; linker script: arm.ld.
-   Output goes through semihosting: the debugger, here qemu, prints it. Your board has start-up code of its own. */
+/* board_arm.c - start-up code for Cortex-M0 to M7, for the boards mps2 of qemu; linker script: arm.ld. The rest of
+   board.h is in bare.c. Your board has start-up code of its own. */
+#include "bare.h"
 #include "board.h"
 #ifdef SAVE_EVERY
 #include "chip.h"
 #endif
 
-extern uint32_t data_begin[], data_end[], data_source[], bss_begin[], bss_end[], stack_top[]; /* from arm.ld */
-int main(void);
+extern uint32_t data_begin[], data_end[], data_source[]; /* from arm.ld */
 
-/* ---- Output ------------------------------------------------------------------------------------------------------ */
-
-static void semihost(uint32_t operation, const void *argument) {
+void semihost(uint32_t operation, const void *argument) {
     register uint32_t r0 __asm__("r0") = operation;
     register const void *r1 __asm__("r1") = argument;
     __asm__ __volatile__("bkpt 0xab" : "+r"(r0) : "r"(r1) : "memory");
-}
-
-void board_print(const char *text) { semihost(0x04, text); }
-
-void board_end(int status) {
-    semihost(0x18, (const void *)(status == 0 ? 0x20026u : 0x20023u)); /* success, or a run-time error */
-    for (;;) {
-    }
-}
-
-/* ---- Measurements ------------------------------------------------------------------------------------------------ */
-
-enum { PAINT = 0x5A5A5A5A };
-
-/* The stack grows down from stack_top to the end of .bss. What is below the deepest call still has the paint. */
-size_t board_stack(void) {
-    const uint32_t *p = bss_end;
-    while (*p == PAINT) ++p;
-    return (size_t)(stack_top - p) * sizeof *p;
 }
 
 /* SysTick counts 25 MHz down. With `qemu -icount shift=6` an instruction takes 64 ns, that is 1.6 ticks. */
 #define SYSTICK ((volatile uint32_t *)0xE000E010u) /* control, reload, value */
 uint32_t board_instructions(void) { return (0xFFFFFFu - SYSTICK[2]) * 5 / 8; }
 
-/* ---- What compilers call, also without libc ---------------------------------------------------------------------- */
-
-void *memcpy(void *to, const void *from, size_t size);
-void *memcpy(void *to, const void *from, size_t size) {
-    volatile unsigned char *p = (unsigned char *)to; /* volatile: or the loop becomes a call of memcpy */
-    size_t i;
-    for (i = 0; i < size; ++i) p[i] = ((const unsigned char *)from)[i];
-    return to;
-}
-
-void *memset(void *to, int value, size_t size);
-void *memset(void *to, int value, size_t size) {
-    volatile unsigned char *p = (unsigned char *)to;
-    size_t i;
-    for (i = 0; i < size; ++i) p[i] = (unsigned char)value;
-    return to;
-}
-
 /* ---- Start ------------------------------------------------------------------------------------------------------- */
 
 __attribute__((used, noreturn)) static void start(void) {
-    uint32_t *p, *here = (uint32_t *)__builtin_frame_address(0) - 16; /* paint ends a little below this function */
     const uint32_t *from = data_source;
+    uint32_t *p;
     for (p = data_begin; p < data_end; ++p) *p = *from++;
-    for (p = bss_begin; p < bss_end; ++p) *p = 0;
-    for (; p < here; ++p) *p = PAINT;
+    bare_clear();
     SYSTICK[1] = 0xFFFFFF;
     SYSTICK[2] = 0;
     SYSTICK[0] = 5; /* on, processor clock, no interrupt */

@@ -78,7 +78,7 @@ static struct {
     number weight1[N1], weight2[N2];
 #ifdef BY_WEIGHT
 #ifdef KAHAN
-    number rest1[N1], rest2[N2]; /* residuals: what the weights cannot hold */
+    number residual1[N1], residual2[N2]; /* residuals: what the weights cannot hold */
 #endif
 #else
     unsigned char state1[KOPT_STATE_BYTES(N1, STATE)], state2[KOPT_STATE_BYTES(N2, STATE)];
@@ -170,7 +170,7 @@ static void backward(void) { /* d_hidden from d_output */
 static void begin(void) { run.random = 1; }
 
 /* Updates a layer's weights. d: derivatives of the loss with respect to the layer's outputs. */
-static void update(number *w, number *rest, const float *in, int inputs, const float *d, int outputs) {
+static void update(number *w, number *residual, const float *in, int inputs, const float *d, int outputs) {
     int i, o;
     for (o = 0; o < outputs; ++o)
         for (i = 0; i <= inputs; ++i, ++w) {
@@ -180,23 +180,23 @@ static void update(number *w, number *rest, const float *in, int inputs, const f
 #elif defined STOCHASTIC
             *w = kopt_bf16_from_f32_stochastic(value(*w) + delta, draw(&run.random));
 #elif defined FP16
-            kopt_kahan_add_fp16(w, rest++, delta, draw(&run.random));
+            kopt_kahan_add_fp16(w, residual++, delta, draw(&run.random));
 #else
-            kopt_kahan_add_bf16(w, rest++, delta, draw(&run.random));
+            kopt_kahan_add_bf16(w, residual++, delta, draw(&run.random));
 #endif
         }
-    (void)rest;
+    (void)residual;
 }
 
 static void train(void) {
 #ifdef KAHAN
-    number *const rest1 = run.rest1, *const rest2 = run.rest2;
+    number *const residual1 = run.residual1, *const residual2 = run.residual2;
 #else
-    number *const rest1 = NULL, *const rest2 = NULL;
+    number *const residual1 = NULL, *const residual2 = NULL;
 #endif
     backward(); /* before layer 2 changes */
-    update(run.weight2, rest2, hidden, HIDDEN, d_output, CLASSES);
-    update(run.weight1, rest1, window, INPUTS, d_hidden, HIDDEN);
+    update(run.weight2, residual2, hidden, HIDDEN, d_output, CLASSES);
+    update(run.weight1, residual1, window, INPUTS, d_hidden, HIDDEN);
 }
 
 #else

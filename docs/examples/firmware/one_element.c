@@ -32,7 +32,7 @@ static float weight[TAPS];
 static kopt_bf16 weight[TAPS];
 #endif
 #if !defined FP32 && !defined NEAREST
-static kopt_bf16 rest[TAPS];
+static kopt_bf16 residual[TAPS];
 static uint32_t rounding = 1; /* a generator for the residuals */
 #endif
 static float last[TAPS]; /* samples, the newest first */
@@ -64,7 +64,7 @@ static void update(uint8_t i, float delta) {
 #elif defined NEAREST
     weight[i] = kopt_bf16_from_f32(value(i) + delta);
 #else
-    kopt_kahan_add_bf16(&weight[i], &rest[i], delta, draw(&rounding));
+    kopt_kahan_add_bf16(&weight[i], &residual[i], delta, draw(&rounding));
 #endif
 }
 
@@ -103,7 +103,7 @@ int main(void) {
 #if defined FP32 || defined NEAREST
             hash = (hash ^ kopt_bf16_from_f32(value(i))) * 16777619u;
 #else
-            hash = (hash ^ weight[i] ^ (uint32_t)rest[i] << 16) * 16777619u;
+            hash = (hash ^ weight[i] ^ (uint32_t)residual[i] << 16) * 16777619u;
 #endif
         }
         put_number((uint32_t)(sum + 0.5f), 10), put(' '), put_number(hash, 16), put('\n');

@@ -33,14 +33,15 @@ build() { # build MACHINE PROGRAM [FLAG...]
     host) set -- -O2 "$@" "$here/board_host.c" ;;
     cortex-m4f)
         set -- -mcpu=cortex-m4 -mthumb -mfloat-abi=hard -mfpu=fpv4-sp-d16 $small -T "$here/arm.ld" "$@" \
-            "$here/board_arm.c" -lgcc
+            "$here/board_arm.c" "$here/bare.c" -lgcc
         ;;
     cortex-m0plus)
-        set -- -mcpu=cortex-m0plus -mthumb $small -T "$here/arm.ld" "$@" "$here/board_arm.c" -lgcc
+        set -- -mcpu=cortex-m0plus -mthumb $small -T "$here/arm.ld" "$@" "$here/board_arm.c" \
+            "$here/bare.c" -lgcc
         ;;
     rv32imafc) # Debian's compiler for 64-bit Linux can do this, too, but has no 32-bit libgcc; none is needed
         set -- -march=rv32imafc -mabi=ilp32f $small -fno-pic -static -Wl,--no-warn-rwx-segments,--build-id=none \
-            -T "$here/riscv.ld" "$@" "$here/board_riscv.c"
+            -T "$here/riscv.ld" "$@" "$here/board_riscv.c" "$here/bare.c"
         ;;
     esac
     $(compiler_of $machine) "$@" -o "$program"
