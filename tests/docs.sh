@@ -25,10 +25,6 @@ warnings="$warnings -Wcast-qual -Werror"
 c_flags="-std=c99 $warnings -O1"
 cxx_flags="-std=c++11 $warnings -O1"
 . tests/tap.sh
-skip() { # skip DESCRIPTION REASON
-    count=$((count + 1))
-    echo "ok $count - $1 # SKIP $2"
-}
 have() { command -v "$1" >/dev/null 2>&1; }
 tab=$(printf '\t')
 

@@ -2,11 +2,7 @@
 out=build/tests/examples
 mkdir -p $out
 warnings='-std=c99 -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror'
-count=0
-report() { # report STATUS DESCRIPTION
-    count=$((count + 1))
-    if [ "$1" = 0 ]; then echo "ok $count - $2"; else echo "not ok $count - $2"; sed 's/^/# /' $out/log; fi
-}
+. tests/tap.sh
 
 ${CC:-cc} $warnings -O2 -o $out/underflow docs/examples/underflow.c >$out/log 2>&1 && $out/underflow >$out/log
 report $? "underflow: learns with a loss scale and not without"
@@ -35,16 +31,16 @@ if ${CC:-cc} -fopenmp -o $out/probe $out/probe.c 2>/dev/null; then
     report $? "openmp: in 3 threads it gives the bits of one"
     sed 's/^/# /' $out/log
 else
-    report 0 "# SKIP openmp: the compiler has no OpenMP"
+    skip openmp "the compiler has no OpenMP"
 fi
 
 rm -f $out/run*
 CC="${CC:-cc} -DKAHAN_OPT_NO_SIMD" sh build.sh examples checkpoint.c $out/run 8 4 >$out/log 2>&1 &&
     grep -q '^batch 8, ' $out/log
-report $? "build.sh examples NAME builds an example and runs it with the words behind NAME"
+report $? "build.sh examples NAME builds an example and runs it with the words after NAME"
 sh build.sh examples firmware -DEPOCHS=1 -DBY_WEIGHT >$out/log 2>&1 &&
     grep -q '^the same lines on [1-4] machine' $out/log
-report $? "build.sh examples NAME runs a folder's run.sh with the words behind NAME"
+report $? "build.sh examples NAME runs a folder's run.sh with the words after NAME"
 sh build.sh examples >$out/list 2>$out/log
 for file in docs/examples/*; do
     name=${file##*/}

@@ -16,10 +16,6 @@ warnings='-Wall -Wextra -Wpedantic -Wsign-conversion -Wshadow -Wdouble-promotion
 warnings="$warnings -Wmissing-prototypes -Werror"
 boards='cortex-m4f cortex-m0plus rv32imafc'
 . tests/tap.sh
-skip() { # skip WHAT REASON
-    count=$((count + 1))
-    echo "ok $count - $1 # SKIP $2"
-}
 have() { command -v "$1" >/dev/null 2>&1; }
 lacks() { # lacks MACHINE: prints the first tool that it lacks
     case $1 in

@@ -129,8 +129,8 @@ static void forward(const float *in, float *out) {
     }
 }
 
-static void backward(int t,
-                     float factor) { /* all_grads += factor * the gradient of half the squared error of a batch */
+/* all_grads += factor * the gradient of half the squared error of a batch. */
+static void backward(int t, float factor) {
     EACH_SAMPLE_OF_BATCH(t, s) {
         float out[OUTPUTS], d[OUTPUTS];
         forward(input[s], out);

@@ -13,17 +13,9 @@ warnings="$warnings -Wmissing-prototypes -Werror"
 for_clang=-Wno-double-promotion
 case $($CC --version 2>/dev/null) in *clang*) warnings="$warnings $for_clang" ;; esac
 LIMIT=5 # lines that a recipe may add or change
-count=0
-report() { # report STATUS DESCRIPTION
-    count=$((count + 1))
-    [ "${table:-}" = no ] || return 0
-    if [ "$1" = 0 ]; then echo "ok $count - $2"; else
-        echo "not ok $count - $2"
-        head -12 $out/log | sed 's/^/# /'
-    fi
-}
-table=no
-[ "${1:-}" != table ] || table=yes
+. tests/tap.sh
+exec 3>&1
+[ "${1:-}" != table ] || exec >/dev/null # then only the tables are printed, to 3
 
 # The blocks behind `<!-- test: recipe NAME -->`: NAME.diff, or NAME.c
 awk -v out=$out '
@@ -48,7 +40,10 @@ warns_nothing() { # warns_nothing NAME KIND FLAG...: the same by clang, if it is
     clang -std=c99 $warnings $for_clang "$@" -DKOPT_IMPLEMENTED_ "-DLOOP=\"../$out/${name}_$kind.c\"" -I. \
         -fsyntax-only tests/recipes.c >$out/log 2>&1
 }
-run() { $out/$1 $2 $steps 2>$out/log; } # run PROGRAM ARM: prints the loss and the bytes
+run() { # run PROGRAM ARM: sets loss, and held: the bytes for each weight
+    set -- $($out/$1 $2 $steps 2>$out/log) 'no loss' 0
+    loss=$1 held=$2
+}
 holds() { # holds EXPRESSION: of numbers, for awk
     echo "this does not hold: $1" >$out/log
     awk "BEGIN { exit !($1) }"
@@ -77,18 +72,14 @@ trainer() {
     compile $name after $project -DAFTER=1 && warns_nothing $name after $project -DAFTER=1
     report $? "... after it, too"
 
-    read -r before before_bytes <<EOF
-$(run ${name}_before plain)
-EOF
-    read -r kahan kahan_bytes <<EOF
-$(run ${name}_after plain)
-EOF
-    read -r stochastic stochastic_bytes <<EOF
-$(run ${name}_after stochastic)
-EOF
-    read -r nearest nearest_bytes <<EOF
-$(run ${name}_after nearest)
-EOF
+    run ${name}_before plain
+    before=$loss before_bytes=$held
+    run ${name}_after plain
+    kahan=$loss kahan_bytes=$held
+    run ${name}_after stochastic
+    stochastic=$loss stochastic_bytes=$held
+    run ${name}_after nearest
+    nearest=$loss nearest_bytes=$held
     holds "$kahan >= 0.99 * $before && $kahan <= 1.01 * $before"
     report $? "... Kahan ends within 1 % of the loop as it was"
     holds "$stochastic <= 1.05 * $before"
@@ -103,17 +94,13 @@ EOF
         $out/${name}_before plain 100 $out/weights 2>$out/log >$out/said &&
             difference=$($out/${name}_after f32 100 =$out/weights 2>$out/log) && holds "$difference <= $fp32"
         report $? "... the library in fp32: after 100 steps no weight differs by more than $fp32"
-        read -r library library_bytes <<EOF
-$(run ${name}_after f32)
-EOF
-        read -r loss rounded_bytes <<EOF
-$(run ${name}_before rounded)
-EOF
+        run ${name}_after f32
+        library=$loss
+        run ${name}_before rounded
         holds "$loss >= 0.999 * $before && $loss <= 1.001 * $before"
         report $? "... rounding its last weights to bf16 changes the error by at most 0.1 %"
-        read -r loss moments <<EOF
-$(run ${name}_after moments)
-EOF
+        run ${name}_after moments
+        moments=$held
         holds "$loss >= 0.99 * $before && $loss <= 1.01 * $before"
         report $? "... fp32 weights with 16-bit moments end within 1 %, too"
         [ $name != darknet ] || moments='' # it has none in the library
@@ -138,13 +125,10 @@ cp $out/kann_fields.c $out/kann_fields_after.c 2>$out/log
 steps=8000
 compile kann_fields after -DPROJECT=KANN_FIELDS -DAFTER=1 -DRATE=1e-3f
 report $? "kann by the fields of an optimizer: compiles without a warning"
-read -r before before_bytes <<EOF
-$(run kann_before plain)
-EOF
+run kann_before plain
+before=$loss
 for arm in f32 plain; do
-    read -r loss loss_bytes <<EOF
-$(run kann_fields_after $arm)
-EOF
+    run kann_fields_after $arm
     holds "$loss >= 0.95 * $before && $loss <= 1.05 * $before"
     report $? "... $arm: ends within 5 % of the loop as it was"
 done
@@ -158,7 +142,7 @@ tables() {
     echo '|---|---|---|---|---|---|---|'
     printf %s "$bytes"
 }
-[ $table = no ] || { tables; exit; }
+[ "${1:-}" != table ] || { tables >&3; exit; }
 tables | grep . >$out/tables
 grep -v -x -F -f $page $out/tables >$out/log 2>&1
 [ ! -s $out/log ] && [ "$(grep -c . $out/tables)" = 18 ]

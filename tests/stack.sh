@@ -4,16 +4,8 @@ out=build/tests/stack
 mkdir -p $out
 warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-qual'
 warnings="$warnings -Wmissing-prototypes -Werror"
-count=0
-failed=0
+. tests/tap.sh
 emulator=
-report() { # report STATUS DESCRIPTION
-    count=$((count + 1))
-    if [ "$1" = 0 ]; then echo "ok $count - $2"; return; fi
-    echo "not ok $count - $2"
-    failed=1
-    sed 's/^/# /' $out/log
-}
 try() { # try COMPILER FLAGS...
     "$@" -std=c99 $warnings -I. -o $out/stack tests/stack.c >$out/log 2>&1 &&
         $emulator $out/stack >$out/log 2>&1
@@ -41,8 +33,7 @@ if command -v powerpc64le-linux-gnu-gcc >/dev/null && command -v qemu-ppc64le >/
     try powerpc64le-linux-gnu-gcc -O2 -static
     try powerpc64le-linux-gnu-gcc -O2 -static -DKAHAN_OPT_VMATH
 else
-    count=$((count + 1))
-    echo "ok $count # SKIP no powerpc64le-linux-gnu-gcc or qemu-ppc64le"
+    missing "no powerpc64le-linux-gnu-gcc or qemu-ppc64le"
 fi
 echo "1..$count"
 [ $failed = 0 ]

@@ -6,17 +6,8 @@ out=build/tests/vendor/${1:-all}
 rm -rf $out
 mkdir -p $out
 root=$(pwd)
-count=0
-failed=0
+. tests/tap.sh
 
-report() { # report STATUS DESCRIPTION: the output is in the log
-    count=$((count + 1))
-    if [ "$1" = 0 ]; then echo "ok $count - $2"; else
-        failed=$((failed + 1))
-        echo "not ok $count - $2"
-        head -12 $out/log | sed 's/^/# /'
-    fi
-}
 check() { # check DESCRIPTION COMMAND...: the command succeeds and prints nothing
     what=$1
     shift
@@ -30,10 +21,6 @@ refuse() { # refuse DESCRIPTION TEXT COMMAND...: the command fails and prints th
     report $? "$what"
 }
 have() { command -v "$1" >/dev/null 2>&1; }
-skip() {
-    count=$((count + 1))
-    echo "ok $count # SKIP $1"
-}
 section() { case "$wanted" in *" $1 "*) true ;; *) false ;; esac; }
 
 clangs=$(have clang && echo clang)
@@ -88,14 +75,14 @@ if section warnings; then
             check "gcc $flag: ... nor in a small build" gcc -std=c99 -Wall -Wextra -Werror $flag -I. \
                 -c $out/adamw.c -o $out/adamw.o
         done
-    else skip "no gcc: warnings in C"; fi
+    else missing "no gcc: warnings in C"; fi
     if have g++; then
         languages 'g++ -x c++' "$gcc_cpp -Wno-long-long" 'c++98' 'plain vmath'
         languages 'g++ -x c++' "$gcc_cpp" 'c++11 c++14 c++17' 'plain'
         languages 'g++ -x c++' "$gcc_cpp" 'c++20' 'plain static no_simd often often_static declare vmath'
         check "g++ -O2: no warning that needs the optimizer" g++ -x c++ -std=c++17 $gcc_cpp -O2 -I. \
             -c $out/plain.c -o $out/g++_O2.o
-    else skip "no g++: warnings in C++"; fi
+    else missing "no g++: warnings in C++"; fi
     for c in $clangs; do
         languages $c "$everything" 'gnu89 c99' 'plain'
         languages $c "$everything" 'c2x' 'plain static no_simd often often_static declare vmath'
@@ -107,11 +94,11 @@ if section warnings; then
             $out/plain.c
         check "$c -O2" $c -std=c99 $everything -O2 -I. -c $out/plain.c -o $out/clang_O2.o
     done
-    [ -n "$clangs" ] || skip "no clang: -Weverything"
+    [ -n "$clangs" ] || missing "no clang: -Weverything"
     for source in plain static no_simd often often_static declare; do
         if have tcc; then check "tcc: $source" tcc -Wall -Werror -I. -c $out/$source.c -o $out/tcc.o; fi
     done
-    have tcc || skip "no tcc"
+    have tcc || missing "no tcc"
     if have gcc; then
         for flags in -DNDEBUG '-O1 -D_FORTIFY_SOURCE=2' '-fshort-enums -funsigned-char' -march=x86-64-v4 \
             -pedantic-errors; do
@@ -184,7 +171,7 @@ if section windows; then
             /W4 /WX \
             -Xclang -ffreestanding -I. /O2 /c /Fo$out/windows.obj /TC $out/plain.c
     done
-    [ -n "$clangs" ] || skip "no clang: clang-cl"
+    [ -n "$clangs" ] || missing "no clang: clang-cl"
     # The lines for Microsoft's compiler: intrinsics instead of assembly, and other pragmas.
     case $clang in clang-19 | clang-2*)
         check "$clang as clang-cl without __clang__" $clang --driver-mode=cl --target=x86_64-pc-windows-msvc \
@@ -305,7 +292,7 @@ if section targets; then
             -c $out/plain.c -o $out/target.o
         check "x87" $clang --target=i386-none-elf -mno-sse -ffreestanding -Wall -Wextra -Werror -I. \
             -fsyntax-only $out/plain.c
-    else skip "no clang: other targets"; fi
+    else missing "no clang: other targets"; fi
 fi
 
 # ---- folders and names -----------------------------------------------------------------------------------------------
@@ -425,7 +412,7 @@ TEXT
             "$@" -x none $out/pair_user.o $out/pair_library.o -o $out/pair >>$out/log 2>&1 && $out/pair >>$out/log 2>&1
     }
     for compiler in 'gcc -O1' 'gcc -O1 -flto' 'g++ -O1 -x c++' 'g++ -O1 -flto -x c++' 'clang -O1'; do
-        have ${compiler%% *} || { skip "no ${compiler%% *}"; continue; }
+        have ${compiler%% *} || { missing "no ${compiler%% *}"; continue; }
         for flags in -DKAHAN_OPT_VMATH: :-DKAHAN_OPT_VMATH :-DKAHAN_OPT_ONLY=0xFFFFFFF7u -DKAHAN_OPT_SLEEF: \
             '-DKAHAN_OPT_API=__attribute__((visibility("default"))):'; do
             pair "${flags%%:*}" "${flags#*:}" $compiler
@@ -544,7 +531,7 @@ TEXT
         printf 'int kopt_version(void);\nint old_kopt_version(void);\n' >$out/both.c
         printf 'int main(void) { return kopt_version() != 302 || old_kopt_version() != 201; }\n' >>$out/both.c
         run "two public versions, one renamed by objcopy" ${CC:-cc} -no-pie $out/both.c $out/library302.o $out/old201.o
-    else skip "no objcopy"; fi
+    else missing "no objcopy"; fi
 
     cc="${CC:-cc} -I$out -fsyntax-only"
     printf '#include "v100/kahan_opt.h"\n#include "v201/kahan_opt.h"\n' >$out/mixed.c
@@ -743,7 +730,7 @@ TEXT
         declared <$out/declarations
         diff $out/declared $out/exported >$out/log && ! nm -u $out/vmath.o | grep -v _GLOBAL_OFFSET_TABLE_ >>$out/log
         report $? "... and with KAHAN_OPT_VMATH, which needs nothing from outside either"
-    else skip "no nm, objdump or gcc"; fi
+    else missing "no nm, objdump or gcc"; fi
 fi
 
 # ---- pragmas: code after the header is compiled as if the header were not there --------------------------------------

@@ -79,7 +79,7 @@ if python3 -c '' 2>/dev/null; then
     report $? "docs/distributed.md has the tables that docs/distributed.py prints"
     measured 'KAHAN`' bf16
 else
-    report 0 "# SKIP no python3: the tables of docs/distributed.md"
+    skip "the tables of docs/distributed.md" "no python3"
 fi
 same 'fp16 0 none' --fp16
 ! grep -q ' 0 skipped' $out/said.3
