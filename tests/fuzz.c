@@ -796,13 +796,36 @@ static void call_step(int whole) {
     if (good) step_again(&w.step, step_is_pure ? &step_opt : NULL, t, 1, begin, end, whole || end - begin == t->n);
 }
 
+/* What of each tensor of a list is in a range of its elements; [first, last): from the first tensor with something in it
+   to the last. good: the list has these elements, and no tensor up to the last is longer than memory. */
+typedef struct {
+    size_t from[TENSORS], to[TENSORS], first, last;
+    int good;
+} list_cut;
+
+static list_cut cut_list(size_t count, size_t begin, size_t end) {
+    list_cut c = {{0}, {0}, 0, 0, 1};
+    size_t i, size = 0;
+    for (i = 0, c.first = count; i < count && size < end; ++i) {
+        const size_t n = w.list[i].n;
+        if (is_long(n)) break; /* size < end */
+        c.from[i] = begin > size ? begin - size : 0, c.to[i] = end - size < n ? end - size : n;
+        if (c.from[i] > n) c.from[i] = n;
+        if (c.from[i] < c.to[i]) c.first = c.first < i ? c.first : i, c.last = i + 1;
+        size += n;
+    }
+    if (begin > end || size < end) c.good = 0;
+    return c;
+}
+
 /* A range of a list, and each of its parts once more by kopt_step_range(), on another instruction set. */
 static void call_list_range(void) {
     const kopt_optimizer o = formats_of(&w.step);
     const kopt_isa isa = kopt_isa_current();
     const int blocks = w.step.moment_format == KOPT_Q8 && w.step.moment_count > 0;
     const size_t count = below(TENSORS + 1);
-    size_t i, j, k, size = 0, first = count, last = 0, begin, end, from[TENSORS], to[TENSORS];
+    size_t i, j, k, size = 0, begin, end;
+    list_cut c;
     uint32_t no = below(64);
     int good, apart = 1, expected = step_good(&w.step);
     for (i = 0; i < count; ++i) {
@@ -813,35 +836,27 @@ static void call_list_range(void) {
     begin = below((uint32_t)size + 2), end = begin + below((uint32_t)size + 2);
     if (byte() & 7 && end > size) end = size;
     if (no == 3) end = SIZE_MAX - begin;
-    if (begin > end) expected = 0;
-    for (i = 0, size = 0; i < count && size < end; ++i) { /* from, to: of each tensor, before blocks are considered */
-        const size_t n = w.list[i].n;
-        if (is_long(n)) expected = 0; /* beyond SIZE_MAX / 32, or without memory */
-        if (!expected) break;
-        from[i] = begin > size ? begin - size : 0, to[i] = end - size < n ? end - size : n;
-        if (from[i] < to[i]) first = first < i ? first : i, last = i + 1;
-        size += n;
-    }
-    if (size < end) expected = 0;
-    for (i = first; i < last && expected; ++i) {
+    c = cut_list(count, begin, end);
+    if (!c.good) expected = 0;
+    for (i = c.first; i < c.last && expected; ++i) {
         const kopt_tensor *t = &w.list[i];
         const size_t n = t->n;
         if (!tensor_good(&o, t, 1) || !block_good(&o, t, 0)) expected = 0;
-        for (j = first; j < i && expected; ++j) {
+        for (j = c.first; j < i && expected; ++j) {
             const int share_memory = n && w.list[j].n && neighbours_share(&o, &w.list[j], t);
             k = j + 1;
             while (k < i && w.list[k].n == 0) ++k; /* k == i: only tensors without elements are between j and i */
             if (n && w.list[j].n && k == i && (share_memory || !follows(&w.list[j], t))) expected = 0;
             if (share_memory) apart = 0;
         }
-        if (from[i] > n) from[i] = n;
-        if (blocks) from[i] -= from[i] % 256, to[i] -= to[i] == n ? 0 : to[i] % 256;
-        if (from[i] < to[i] && to[i] - from[i] != n && !range_good(&w.step, t, from[i], to[i])) expected = 0;
+        if (blocks) c.from[i] -= c.from[i] % 256, c.to[i] -= c.to[i] == n ? 0 : c.to[i] % 256;
+        if (c.from[i] < c.to[i] && c.to[i] - c.from[i] != n && !range_good(&w.step, t, c.from[i], c.to[i]))
+            expected = 0;
     }
     if (no == 1 || (no == 2 && count)) expected = 0;
     memcpy(&start, &w, sizeof w);
     prepare();
-    for (i = first; i < last && expected; ++i) announce_step(&o, &w.list[i], from[i], to[i]);
+    for (i = c.first; i < c.last && expected; ++i) announce_step(&o, &w.list[i], c.from[i], c.to[i]);
     for (i = 0; i < count; ++i)
         if (!is_long(w.list[i].n) && w.list[i].state != NULL && w.list[i].state_size >= 64) reads(w.list[i].state, 64);
     hostile_control();
@@ -852,9 +867,10 @@ static void call_list_range(void) {
     memcpy(other.memory, w.memory, ROOM), memcpy(other.counts, w.counts, sizeof w.counts);
     memcpy(w.memory, start.memory, ROOM), memcpy(w.counts, start.counts, sizeof w.counts);
     force_other(isa);
-    for (i = last; i-- > first;)
-        if (from[i] < to[i])
-            REQUIRE(kopt_step_range(&w.step, &w.list[i], from[i], to[i]) == KOPT_OK, "a part of a range is refused");
+    for (i = c.last; i-- > c.first;)
+        if (c.from[i] < c.to[i])
+            REQUIRE(kopt_step_range(&w.step, &w.list[i], c.from[i], c.to[i]) == KOPT_OK,
+                    "a part of a range is refused");
     kopt_isa_force(isa);
     REQUIRE(memcmp(other.memory, w.memory, ROOM) == 0, "a range of a list is not the ranges of its tensors");
     REQUIRE(memcmp(other.counts, w.counts, sizeof w.counts) == 0, "a range of a list counts others");
@@ -1457,6 +1473,7 @@ static void call_norm_range(void) {
     const uint32_t no = below(64);
     size_t i, size = 0, begin, end;
     int good, pass, expected = norm != NULL;
+    list_cut c;
     for (i = 0; i < count; ++i) {
         w.list[i] = w.t[i];
         if (is_long(w.list[i].n)) w.list[i].n = byte() & 15 ? 0 : SIZE_MAX - byte();
@@ -1464,37 +1481,34 @@ static void call_norm_range(void) {
     }
     begin = below((uint32_t)size + 2), end = begin + below((uint32_t)size + 2);
     if (byte() & 7 && end > size) end = size;
-    if (begin > end || (no == 2 && count)) expected = 0;
+    if (no == 2 && count) expected = 0;
     memset(&none, 0, sizeof none), memset(&parts, 0, sizeof parts);
     if (norm) memcpy(&parts, norm, sizeof parts);
+    c = cut_list(count, begin, end);
+    if (!c.good) expected = 0;
     for (pass = 0; pass < 2; ++pass) {
         if (pass == 1) prepare();
-        for (i = 0, size = 0; i < count && size < end && expected; ++i) {
+        for (i = c.first; i < c.last && expected; ++i) {
             const kopt_tensor *t = &w.list[i];
-            const size_t from = begin > size ? begin - size : 0, to = end - size < t->n ? end - size : t->n;
-            if (is_long(t->n)) expected = 0;
-            if (t->n == 0 && begin < size && !in_enum((int)t->grad_format, KOPT_FP16)) expected = 0; /* in between */
-            size += t->n;
-            if (!expected || from >= to) continue;
-            if (!in_enum((int)t->grad_format, KOPT_FP16) || t->grad == NULL ||
-                share(norm, sizeof *norm, t->grad, t->n * ref_width(t->grad_format)))
+            const size_t width = ref_width(t->grad_format);
+            if (!in_enum((int)t->grad_format, KOPT_FP16))
+                expected = 0; /* also of a tensor in between that has no elements */
+            else if (t->n && (t->grad == NULL || share(norm, sizeof *norm, t->grad, t->n * width)))
                 expected = 0;
-            else if (pass == 1)
-                reads((const unsigned char *)t->grad + from * ref_width(t->grad_format),
-                      (to - from) * ref_width(t->grad_format));
+            else if (pass == 1 && c.from[i] < c.to[i])
+                reads((const unsigned char *)t->grad + c.from[i] * width, (c.to[i] - c.from[i]) * width);
         }
-        if (size < end) expected = 0;
     }
     writes(norm, sizeof *norm);
     hostile_control();
     good = took(kopt_norm_add_grads_range(norm, no == 2 ? NULL : w.list, count, begin, end));
     finish(36, "kopt_norm_add_grads_range", good, expected);
-    for (i = 0, size = 0; i < count && size < end && good; size += w.list[i++].n) {
+    for (i = c.first; i < c.last && good; ++i) {
         const kopt_tensor *t = &w.list[i];
-        const size_t from = begin > size ? begin - size : 0, to = end - size < t->n ? end - size : t->n;
-        if (from < to)
-            kopt_norm_add(&parts, (const unsigned char *)t->grad + from * ref_width(t->grad_format), t->grad_format,
-                          to - from);
+        const size_t width = ref_width(t->grad_format);
+        if (c.from[i] < c.to[i])
+            kopt_norm_add(&parts, (const unsigned char *)t->grad + c.from[i] * width, t->grad_format,
+                          c.to[i] - c.from[i]);
     }
     if (!good) return;
     kopt_norm_merge(&parts, &none), kopt_norm_merge(norm, &none); /* in one form */

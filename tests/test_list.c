@@ -113,11 +113,25 @@ static void rules(void) {
     slices_are_the_whole("StableAdamW that updates moments only", o, KOPT_BF16);
 }
 
-/* What one call steps: elements [begin, end) of the list, cut here, tensor by tensor. */
+/* Elements [from, to) of tensor i are in [begin, end) of the list; as whole blocks of 256 if the moments are 8-bit
+   blocks. A block that the end of the range cuts belongs to the range that has the block's last element. */
+static int cut(int i, size_t begin, size_t end, int blocks, size_t *from, size_t *to) {
+    size_t first = 0;
+    int j;
+    for (j = 0; j < i; ++j) first += size_of[j];
+    *from = begin > first ? begin - first : 0, *to = end > first ? end - first : 0;
+    if (*from > size_of[i]) *from = size_of[i];
+    if (*to > size_of[i]) *to = size_of[i];
+    if (blocks && *from != size_of[i]) *from = *from / 256 * 256;
+    if (blocks && *to != size_of[i]) *to = *to / 256 * 256;
+    return *from < *to;
+}
+
+/* What one call steps, tensor by tensor. */
 static void each_range(void) {
     kopt_optimizer opt = kopt_adamw(1e-2);
     kopt_step step;
-    int cut, bad, format;
+    int pair, bad, format;
     for (format = 0; format < 3; ++format) { /* 2: without moments, so without blocks */
         static const size_t ends[] = {0, 1, 4, 5, 6, 200, 261, 262, 704, 705, 706, 900, 960, 961, 962};
         const int count = (int)(sizeof ends / sizeof *ends);
@@ -125,22 +139,17 @@ static void each_range(void) {
         if (format) opt.moment_format = KOPT_Q8;
         build(&before, &opt, KOPT_BF16);
         bad = kopt_step_begin(&before.opt, &step) != KOPT_OK;
-        for (cut = 0; cut < count * count; ++cut) {
-            const size_t begin = ends[cut / count], end = ends[cut % count];
-            size_t first = 0;
+        for (pair = 0; pair < count * count; ++pair) {
+            const size_t begin = ends[pair / count], end = ends[pair % count];
+            size_t from, to;
             int i;
             if (begin > end) continue;
             copy_model(&parts, &before);
             copy_model(&whole, &before);
             bad += kopt_step_list_range(&step, parts.list, LIST, begin, end) != KOPT_OK;
             for (i = 0; i < LIST; ++i) {
-                size_t from = begin > first ? begin - first : 0, to = end > first ? end - first : 0;
-                if (to > size_of[i]) to = size_of[i];
-                if (from > size_of[i]) from = size_of[i];
-                if (format == 1 && to != size_of[i]) to = to / 256 * 256;
-                if (format == 1 && from != size_of[i]) from = from / 256 * 256;
-                if (from < to) bad += kopt_step_range(&step, &whole.list[i], from, to) != KOPT_OK;
-                first += size_of[i];
+                if (cut(i, begin, end, format == 1, &from, &to))
+                    bad += kopt_step_range(&step, &whole.list[i], from, to) != KOPT_OK;
             }
             if (!same(&parts, &whole)) {
                 note("[%d, %d)", (int)begin, (int)end);
@@ -193,19 +202,16 @@ static void norms(void) {
     for (f = 0; f < 3; ++f) {
         const kopt_optimizer opt = kopt_adamw(1e-2);
         const size_t width = f == 0 ? 4 : 2;
-        size_t begin, end, first;
+        size_t begin, end, from, to;
         build(&parts, &opt, formats[f]);
         for (begin = 0; begin <= SIZE; begin += 37)
             for (end = begin; end <= SIZE; end += 41) {
                 kopt_norm one = {{1, 0, 7}, 0}, other = {{1, 0, 7}, 0};
                 int i;
                 bad += kopt_norm_add_grads_range(&one, parts.list, LIST, begin, end) != KOPT_OK;
-                for (i = 0, first = 0; i < LIST; first += size_of[i++]) {
-                    size_t from = begin > first ? begin - first : 0, to = end > first ? end - first : 0;
-                    if (to > size_of[i]) to = size_of[i];
-                    if (from < to)
+                for (i = 0; i < LIST; ++i)
+                    if (cut(i, begin, end, 0, &from, &to))
                         bad += kopt_norm_add(&other, parts.grad[i] + from * width, formats[f], to - from) != KOPT_OK;
-                }
                 bad += kopt_norm_value(&one) != kopt_norm_value(&other) || memcmp(&one, &other, sizeof one) != 0;
             }
     }
