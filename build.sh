@@ -350,14 +350,18 @@ web_build() { # web_build FLAG...: with these flags in addition
     build/playground >build/web/native.json
 }
 web_lacks() { # what `web test` needs and this machine does not have
-    for tool in clang wasm-ld chromium chromedriver; do have $tool || echo $tool; done
-    for module in selenium PIL; do /usr/bin/python3 -c "import $module" 2>/dev/null || echo "$module for Python"; done
+    {
+        for tool in clang wasm-ld chromium chromedriver; do have $tool || echo $tool; done
+        for module in selenium PIL; do
+            /usr/bin/python3 -c "import $module" 2>/dev/null || echo "$module for Python"
+        done
+    } | paste -s -d , - | sed 's/,/, /g'
 }
 web() {
     knows web 'build test picture' "$@"
     case "${1:-}" in
     test | picture)
-        lacks=$(web_lacks | paste -s -d , - | sed 's/,/, /g')
+        lacks=$(web_lacks)
         [ -z "$lacks" ] || { echo "1..0 # SKIP no $lacks; ./build.sh setup installs it"; exit 0; }
         web_build $C_WARNINGS
         exec /usr/bin/python3 tests/web.py "$1"
@@ -804,7 +808,7 @@ run_tests() {
     else
         skip "training on several ranks of MPI" "mpicc or mpirun"
     fi
-    lacks=$(web_lacks | paste -s -d , - | sed 's/,/, /g')
+    lacks=$(web_lacks)
     if [ -z "$lacks" ]; then part web sh build.sh web test; else skip "the playground in a browser" "$lacks" them; fi
     part docs sh tests/docs.sh
     part recipes sh tests/recipes.sh

@@ -1,6 +1,7 @@
 """Mutants of kahan_opt.h: `mutants.py HEADER OUT LISTED` writes OUT/kahan_opt.h, in which KOPT_MUTANT=N of the
-environment chooses one at run time, and OUT/mutants: lines `N TAB identity`. An identity is room, function, text and
-change: it stays when other text moves. Those in LISTED are made in any case. tests/mutants.sh runs them."""
+environment chooses one at run time, OUT/mutants: lines `N TAB identity`, and OUT/listed: the identities in LISTED. An
+identity is room, function, text and change: it stays when other text moves. Those in LISTED are made in any case.
+tests/mutants.sh runs them."""
 import bisect
 import hashlib
 import math
@@ -417,7 +418,8 @@ def main(path, out, list_of):
     with open(path) as file:
         source = file.read()
     with open(list_of) as file:
-        listed = [line.split("\t")[0] for line in file.read().split("\n") if line and line[0] != "#"]
+        lines = re.sub(r"\n +", " ", file.read()).split("\n")
+    listed = [line.split(" -- ")[0] for line in lines if line and line[0] != "#"]
     text, everything = blank(source), {}
     hand = dict(by_hand(source, text))
     for room, name, a, b, new, how in candidates(source, text, used_lines(path)):
@@ -442,6 +444,8 @@ def main(path, out, list_of):
         file.write(PRELUDE % (len(mutants) + 1, len(mutants) + 1) + render(source, 0, len(source), mutants))
     with open(out + "/mutants", "w") as file:
         file.writelines("%d\t%s\n" % line for line in enumerate(chosen, 1))
+    with open(out + "/listed", "w") as file:
+        file.writelines(identity + "\n" for identity in listed)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # mutants.sh all | share K N | turn N: makes mutants of the header (tests/mutants.py) and runs the tests on each until
 # one fails. turn: one of N shares, a different one with each commit. Prints TAP. A mutant that survives is a failure,
-# unless tests/mutants.txt says why it may (`identity TAB reason`). So is a mutant of that list that a test kills.
+# unless tests/mutants.txt says why it may. So is a mutant of that list that a test kills.
 # JOBS: how many run at a time. `mutants.sh show N` prints mutant N, and the program that kills it.
 set -u
 out=build/mutants
@@ -111,7 +111,7 @@ if ! grep -q avx512bw /proc/cpuinfo; then # mutants that only AVX-512 reaches ar
     mv $out/here $out/results
 fi
 awk -F '\t' -v share="$k of $n" '
-    FILENAME ~ /txt$/ { if ($0 !~ /^#/ && NF > 1) listed[$1]; next }
+    FILENAME ~ /listed$/ { listed[$0]; next }
     FILENAME ~ /mutants$/ { name[$1] = $2; next }
     {
         split($0, result, " ")
@@ -127,5 +127,5 @@ awk -F '\t' -v share="$k of $n" '
         verdict = count || !all ? "not ok " : "ok "
         print verdict (++count) " - share " share ": " all + 0 " mutants, " killed + 0 " killed, " may + 0 " listed"
         print "1.." count
-    }' tests/mutants.txt $out/mutants $out/results | tee $out/tap
+    }' $out/listed $out/mutants $out/results | tee $out/tap
 ! grep -q '^not ok' $out/tap
