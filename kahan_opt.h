@@ -7220,7 +7220,7 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
     const uint64_t block = (index >> 11 << 4) | (index >> 3 & 15); /* as kopt_philox_block_ */
     vu32_ x[4];
     K_(philox_words)(x, &cipher, KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu), KOPT_CAST_(uint32_t, block >> 32));
-    return K_(random_of_block)(x, KOPT_CAST_(unsigned, index & (KOPT_RANDOM_SPAN_ - 1)));
+    return K_(random_of_block)(x, KOPT_CAST_(unsigned, index % KOPT_RANDOM_SPAN_));
 }
 #endif
 
