@@ -796,7 +796,7 @@ static void call_step(int whole) {
     if (good) step_again(&w.step, step_is_pure ? &step_opt : NULL, t, 1, begin, end, whole || end - begin == t->n);
 }
 
-/* What of each tensor of a list is in a range of its elements; [first, last): from the first tensor with something in it
+/* What of each tensor of a list is in a range of its elements; [first, last): from the first tensor with part in it
    to the last. good: the list has these elements, and no tensor up to the last is longer than memory. */
 typedef struct {
     size_t from[TENSORS], to[TENSORS], first, last;
