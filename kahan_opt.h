@@ -1630,13 +1630,6 @@ typedef struct kopt_tool_ {
 #error "KAHAN_OPT_ONLY leaves no format or no rule"
 #endif
 #define KOPT_HAS_(what) ((KOPT_ONLY_ & (what)) != 0)
-/* Does this build keep any moments in fp32 buffers during a step? It does for 8-bit moments, and in vector code also
-   for fp16 moments. */
-#ifdef KOPT_VECTOR_CODE_
-#define KOPT_BUFFERED_MOMENTS_ KOPT_HAS_(KOPT_WITH_Q8 | KOPT_WITH_FP16)
-#else
-#define KOPT_BUFFERED_MOMENTS_ KOPT_HAS_(KOPT_WITH_Q8)
-#endif
 
 /* Specifiers of functions that a build without checks inlines, because it calls each of them only once or twice. */
 #if KOPT_ONLY_ & KOPT_WITH_CHECKS
@@ -1664,6 +1657,7 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_enabled_value_(uint32_t set
                     : lowest_bit == 16 ? 4
                     : lowest_bit == 32 ? 5
                                        : 6;
+    if (KOPT_ONLY_ == KOPT_WITH_ALL) return value; /* nothing to drop */
     if (others == 0) return low;
     if ((others & (others - 1)) == 0) {
         const int high = others == 2    ? 1
@@ -1710,7 +1704,8 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_enabled_value_(uint32_t set
 #define KOPT_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, KOPT_FORMATS_ & 7u, value) /* weight, gradient, copy */
 #define KOPT_MOMENT_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, KOPT_FORMATS_, value)
 /* The format of moments as a kernel sees them: fp32 instead of 8 bits. */
-#define KOPT_STEP_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, (KOPT_FORMATS_ | KOPT_FORMATS_ >> 3) & 7u, value)
+#define KOPT_STEP_FORMAT_(value) \
+    KOPT_ENABLED_VALUE_(kopt_format, (KOPT_FORMATS_ | KOPT_FORMATS_ >> 3) & 7u, (value) == KOPT_Q8 ? KOPT_F32 : (value))
 #define KOPT_ROUNDING_(value) KOPT_ENABLED_VALUE_(kopt_rounding, KOPT_ROUNDINGS_, value)
 #define KOPT_STATE_ROUNDING_(value) KOPT_ENABLED_VALUE_(kopt_rounding, KOPT_STATE_ROUNDINGS_, value)
 /* Nearest or stochastic, for weights or for the state. With KOPT_WITH_EXTRAS a build always contains nearest, because
@@ -2657,9 +2652,6 @@ typedef enum kopt_schedule_ { KOPT_TILED_, KOPT_FUSED_, KOPT_PIPELINED_ } kopt_s
 static void kopt_walk_scalar_(const kopt_job_ *j, size_t begin, size_t end);
 static KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages, kopt_byte_ *x,
                                                     kopt_byte_ *y, int even_odd);
-static KOPT_UNUSED_ void kopt_store_fp16_buffer_scalar_(kopt_byte_ *to, const kopt_byte_ *row, int square, int moment,
-                                                        kopt_rounding how, const kopt_byte_ *base,
-                                                        const kopt_byte_ *stride, size_t n);
 static void kopt_measure_from_scalar_(const kopt_job_ *j, size_t begin, kopt_byte_ *out);
 static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin, size_t end);
 static KOPT_UNUSED_ void kopt_tally_(const kopt_job_ *tile, const kopt_byte_ *update, const kopt_byte_ *weight_before,
@@ -4787,7 +4779,7 @@ FN_ kopt_kind_ K_(kind_of)(const kopt_job_ *j) {
     kind.compensation_rounding = KOPT_STATE_ROUNDING_(s->compensation_rounding);
     kind.moment_count = kopt_moment_count_in_build_(kind.rule, s->moment_count);
     kind.nesterov = KOPT_HAS_(KOPT_WITH_MOMENTUM) && s->nesterov;
-    kind.buffered = KOPT_BUFFERED_MOMENTS_ && j->buffered;
+    kind.buffered = KOPT_HAS_(KOPT_WITH_Q8) && j->buffered;
     if (kind.buffered) kind.moment = KOPT_F32;
     return kind;
 }
@@ -5024,23 +5016,6 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_jo
 }
 #endif
 
-#if KOPT_PASS_ == KOPT_PASS_SCALAR_
-/* Stores n elements of a moment as fp16, from an fp32 buffer that holds the root if it is a mean of squares. number,
-   stride: for each element the 16 bits of number 0, and of 2 * other. */
-static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_store_fp16_buffer_scalar_(kopt_byte_ *to, const kopt_byte_ *buffer,
-                                                                       int square, int moment, kopt_rounding how,
-                                                                       const kopt_byte_ *number,
-                                                                       const kopt_byte_ *stride, size_t n) {
-    const constants_ c = K_(make_constants)();
-    size_t i;
-    for (i = 0; i < n; i++) {
-        const vf32_ x = as_f32_(load32_(buffer + 4 * i));
-        const vu32_ r = load16_(number + 2 * i) + (KOPT_CAST_(uint32_t, moment) + 1) * load16_(stride + 2 * i);
-        K_(store_at)(to, i, 2, K_(round_moment)(x, KOPT_FP16, square, x, how, r, &c) >> 16);
-    }
-}
-#endif
-
 #if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
 /* What `walk` does if opt.vmath is a table: tile by tile, with a function of the table between the stages. */
 static KOPT_NOINLINE_ void K_(walk_tiled)(const kopt_job_ *j, size_t begin, size_t end) {
@@ -5271,8 +5246,7 @@ FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants
                               const half_pair_ *b, int layout, vu32_ *largest) {
     vu32_ joint[4], largest16 = isplat_(0);
     int m;
-    if (KOPT_ONLY_ != KOPT_WITH_ALL) /* or gcc warns in small builds */
-        joint[0] = joint[1] = joint[2] = joint[3] = largest16;
+    joint[0] = joint[1] = joint[2] = joint[3] = largest16; /* or gcc warns */
     if (kind.moment == KOPT_F32) {
         EACH_MOMENT_ {
             const int rooted = kopt_stores_root_(kind, m);
@@ -5595,8 +5569,8 @@ FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *buffe
    ANY_ matches every value, which is then tested at run time. The first line that matches a step is taken, so a special
    line stands above the general ones. A new rule or rounding needs no line (the lines with ANY_ take it); a line of its
    own makes it faster. A new format needs a line in each list.
-   Formats of moments: KOPT_Q8 stands for moments in fp32 buffers, which are 8-bit moments, and fp16 moments of a step
-   without a line for fp16. ANY_ stands for fp32 moments, in memory or in buffers; it does not match bf16 or fp16. */
+   Formats of moments: KOPT_Q8 stands for 8-bit moments, which are in fp32 buffers. ANY_ stands for fp32 moments, in
+   memory or in buffers; it does not match bf16 or fp16. */
 #define ANY_ 99
 #ifdef SPECIALIZED_
 #define FULL_ONLY_(line) line
@@ -5609,6 +5583,7 @@ FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *buffe
     FULL_ONLY_(LINE_(direction_amsgrad_bf16, KOPT_ADAM, 3, KOPT_BF16)) \
     LINE_(direction_any_bf16, ANY_, ANY_, KOPT_BF16) \
     FULL_ONLY_(LINE_(direction_adam_fp16, KOPT_ADAM, 2, KOPT_FP16)) \
+    LINE_(direction_any_fp16, ANY_, ANY_, KOPT_FP16) \
     LINE_(direction_adam_f32, KOPT_ADAM, 2, KOPT_F32) \
     FULL_ONLY_(LINE_(direction_adam_buffered, KOPT_ADAM, 2, KOPT_Q8)) \
     FULL_ONLY_(LINE_(direction_ema, KOPT_EMA, 0, KOPT_F32)) \
@@ -5642,17 +5617,6 @@ FN_ int K_(direction_has_line)(kopt_kind_ kind) {
     DIRECTIONS_(LINE_)
 #undef LINE_
     return 0;
-}
-/* Do the stages read and write the moments in memory? If not, the moments are stepped in fp32 buffers. */
-FN_ int K_(direction_in_place)(kopt_kind_ kind) {
-#define LINE_(name, line_rule, line_moments, line_format)                                                            \
-    if (MATCHES_(kind.rule, line_rule) && COUNT_MATCHES_(line_moments) && FORMAT_MATCHES_(line_format, kind.moment)) \
-        return 1;
-    if (kind.moment != KOPT_Q8) {
-        DIRECTIONS_(LINE_)
-    }
-#undef LINE_
-    return MOMENTS_ == 0;
 }
 /* Does a line with a rounding other than ANY_ match? */
 FN_ int K_(commit_has_line)(kopt_kind_ kind) {
@@ -5909,56 +5873,7 @@ FN_ void K_(tile_at)(kopt_job_ *tile, const kopt_job_ *whole, kopt_kind_ kind, s
     tile->end = n;
 }
 
-/* ---- fp16 moments in fp32 buffers, and the loop over tiles ---- */
-
-/* Loads n fp16 numbers of any value into an fp32 buffer. Writes whole pairs. */
-NOINLINE_FN_ void K_(load_fp16_buffer)(vf32_ *buffer, const kopt_byte_ *from, size_t n) {
-    kopt_byte_ part[2 * PAIR_];
-    size_t i;
-    for (i = 0; i < n; i += PAIR_) {
-        const kopt_byte_ *p = from + 2 * i;
-        if (n - i < PAIR_) p = kopt_copy_padded_(part, sizeof part, p, 2 * (n - i));
-        buffer[i / LANES_] = load_fp16_(p);
-        buffer[i / LANES_ + 1] = load_fp16_(p + 2 * LANES_);
-    }
-}
-
-/* Rounds n elements of a buffer to fp16. Takes magnitudes below 65504 only; a mean of squares comes as its root. */
-FN_ void K_(store_fp16_elements)(kopt_byte_ *to, const vf32_ *buffer, int square, int moment, kopt_rounding rounding,
-                                 const random_tile_ *r, size_t n) {
-    const constants_ c = K_(make_constants)();
-    const vu32_ store_number = isplat_hoisted_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u);
-    const kopt_byte_ *const base = r->number, *const stride = r->stride;
-    size_t i;
-    for (i = 0; i < n; i += PAIR_) {
-        const vf32_ x = buffer[i / LANES_], y = buffer[i / LANES_ + 1];
-        const vu32_ number = add16_(load32_(base + 2 * i), mul16_(load32_(stride + 2 * i), store_number));
-        const vu32_ both =
-            pack_high16_(K_(round_moment)(x, KOPT_FP16, square, x, rounding, K_(first16)(number, 0, &c), &c),
-                         K_(round_moment)(y, KOPT_FP16, square, y, rounding, K_(second16)(number, 0), &c));
-        kopt_byte_ part[2 * PAIR_];
-        store32_(n - i < PAIR_ ? part : to + 2 * i, both);
-        if (n - i < PAIR_) kopt_copy_noinline_(to + 2 * i, part, 2 * (n - i));
-    }
-}
-
-/* The same for any values. largest: the largest magnitude of these elements, as fp32 bits. */
-NOINLINE_FN_ void K_(store_fp16_buffer)(kopt_byte_ *to, const vf32_ *buffer, uint32_t largest, int square, int moment,
-                                        kopt_rounding rounding, const random_tile_ *r, size_t n) {
-    if (largest > 0x477FDFFFu) /* from 65504 on: not ordinary */
-        kopt_store_fp16_buffer_scalar_(to, KOPT_CONST_POINTER_(const kopt_byte_ *, buffer), square, moment, rounding,
-                                       r->number, r->stride, n);
-    else if (rounding != KOPT_STOCHASTIC)
-        K_(store_fp16_elements)(to, buffer, square, moment, KOPT_NEAREST, r, n);
-    else if (square)
-        K_(store_fp16_elements)(to, buffer, 1, moment, KOPT_STOCHASTIC, r, n);
-    else
-        K_(store_fp16_elements)(to, buffer, 0, moment, KOPT_STOCHASTIC, r, n);
-}
-
-/* Elements of the fp32 buffer (1.5 KB) that two to four fp16 moments share. So a tile has at most 192, 128 or 96
-   elements, which are whole pairs. */
-#define FP16_BUFFER_ (KOPT_TILE_ + KOPT_TILE_ / 2)
+/* ---- the loop over tiles ---- */
 
 /* Steps elements [begin, end), tile by tile. moment: the buffers of all moments, one behind the other, or NULL if the
    moments are stepped in memory. With 8-bit moments a tile is a block, because its scale needs all of its elements (so
@@ -5969,8 +5884,6 @@ NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t en
     const philox_key_ cipher = K_(make_philox_key)(s->seed, s->step, whole->id, whole->stream);
     kopt_kind_ kind = K_(kind_of)(whole);
     const int buffered = moment != KOPT_NULL_, random = kopt_needs_random_(kind);
-    const int q8 = buffered && kind.moment == KOPT_Q8;
-    const size_t tile_size = buffered && !q8 && MOMENTS_ > 1 ? FP16_BUFFER_ / KOPT_CAST_(size_t, MOMENTS_) : KOPT_TILE_;
     kopt_job_ tile;
     buffers_ buffers;
     size_t i, n, turns, q;
@@ -5983,10 +5896,10 @@ NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t en
         store32_(AS_BYTES_(buffers.random.lower + q), isplat_hoisted_(0)); /* with isplat_(0): memset is called */
     for (i = begin; i < end; i += n) {
         const kopt_index_ index = KOPT_INDEX_(whole->first + i);
-        n = tile_size - KOPT_CAST_(unsigned, (q8 ? i : index) % tile_size);
+        n = KOPT_TILE_ - KOPT_CAST_(unsigned, (buffered ? i : index) % KOPT_TILE_);
         if (end - i < n) n = end - i;
         turns = n / PAIR_ * PAIR_;
-        if (!q8 && n < 4) { /* too few for vectors; kopt_walk_scalar_ does not read 8-bit codes */
+        if (!buffered && n < 4) { /* too few for vectors; kopt_walk_scalar_ does not read 8-bit codes */
             kopt_walk_scalar_(whole, i, i + n);
             continue;
         }
@@ -5995,14 +5908,10 @@ NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t en
                                  !drawn && n == end - i);
         drawn = 1;
         for (m = 0; buffered && m < kind.moment_count; m++) {
-            buffers.moment[m] = moment + KOPT_CAST_(size_t, m) * (tile_size / LANES_);
+            buffers.moment[m] = moment + KOPT_CAST_(size_t, m) * (KOPT_TILE_ / LANES_);
             buffers.lane_largest[m] = isplat_(0);
-            if (q8)
-                K_(decode_block)(buffers.moment[m], whole->moment[m] + i,
-                                 whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4, kopt_is_square_(kind.rule, m),
-                                 n);
-            else
-                K_(load_fp16_buffer)(buffers.moment[m], whole->moment[m] + 2 * i, n);
+            K_(decode_block)(buffers.moment[m], whole->moment[m] + i,
+                             whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4, kopt_is_square_(kind.rule, m), n);
         }
         if (turns > 0) {
             K_(tile_at)(&tile, whole, kind, i, turns);
@@ -6018,15 +5927,11 @@ NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t en
             buffers.random.stride -= 2 * turns;
         }
         for (m = 0; buffered && m < kind.moment_count; m++) {
-            const vf32_ *const buffer = moment + KOPT_CAST_(size_t, m) * (tile_size / LANES_);
+            const vf32_ *const buffer = moment + KOPT_CAST_(size_t, m) * (KOPT_TILE_ / LANES_);
             const int square = kopt_is_square_(kind.rule, m);
             const kopt_rounding rounding = kopt_moment_rounding_(kind, m);
-            if (q8)
-                K_(encode_block)(whole->moment[m] + i, whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4, buffer,
-                                 buffers.largest[m], square, m, rounding, &buffers.random, n);
-            else
-                K_(store_fp16_buffer)(whole->moment[m] + 2 * i, buffer, buffers.largest[m], square, m, rounding,
-                                      &buffers.random, n);
+            K_(encode_block)(whole->moment[m] + i, whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4, buffer,
+                             buffers.largest[m], square, m, rounding, &buffers.random, n);
         }
     }
 }
@@ -6043,22 +5948,17 @@ BUFFERED_(2)
 BUFFERED_(3)
 BUFFERED_(4)
 #undef BUFFERED_
-NOINLINE_FN_ void K_(buffered_fp16)(const kopt_job_ *j, size_t begin, size_t end) {
-    vf32_ moment[FP16_BUFFER_ / LANES_];
-    K_(step_tiles)(j, begin, end, moment);
-}
 
 /* Steps elements [begin, end) of any kind. */
 NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
     const kopt_kind_ kind = K_(kind_of)(j);
-    if (K_(direction_in_place)(kind))
+    if (kind.moment != KOPT_Q8 || MOMENTS_ == 0)
         K_(step_tiles)(j, begin, end, KOPT_NULL_);
     else
-        (MOMENTS_ == 1              ? K_(buffered1)
-         : kind.moment == KOPT_FP16 ? K_(buffered_fp16)
-         : MOMENTS_ == 2            ? K_(buffered2)
-         : MOMENTS_ == 3            ? K_(buffered3)
-                                    : K_(buffered4))(j, begin, end);
+        (MOMENTS_ == 1   ? K_(buffered1)
+         : MOMENTS_ == 2 ? K_(buffered2)
+         : MOMENTS_ == 3 ? K_(buffered3)
+                         : K_(buffered4))(j, begin, end);
 }
 
 #ifdef SPECIALIZED_
@@ -7359,7 +7259,6 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef UNREACHABLE_IF_
 #undef MATCHES_
 #undef COUNT_MATCHES_
-#undef FP16_BUFFER_
 
 #elif defined(KOPT_IMPLEMENTING_) /* the implementation, continued */
 

@@ -50,7 +50,7 @@ BY_HAND = [
     ("K_(commit_pair)", "any_true_(igt_(largest, isplat_(0x7F7EFFFFu)))", "0"),
     ("K_(commit_pair)", "any_gt16_(and_(stored, c->magnitude), isplat_(0x7BFF7BFFu))", "0"),
     ("K_(store_moment_pair)", "any_gt16_(largest16, c->bf16_limit)", "0"),
-    ("K_(store_fp16_buffer)", "largest > 0x477FDFFFu", "0"),
+    ("K_(store_moment_pair)", "any_true_(igt_(imax_(a->largest, b->largest), c->fp16_limit))", "0"),
     ("K_(make_constants)", "isplat_hoisted_(0x7F7E7F7Eu)", "isplat_hoisted_(0x7F7F7F7Fu)"),
     ("K_(make_constants)", "isplat_hoisted_(0x477FDFFFu)", "isplat_hoisted_(0x477FEFFFu)"),
     ("K_(convert_general)", "0x7F7EFFFFu : 0x477FDFFFu", "@ ? 0x7F7FFFFFu : 0x7F7EFFFFu : 0x477FDFFFu"),
