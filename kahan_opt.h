@@ -9647,10 +9647,23 @@ KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *te
     return s.result;
 }
 
+/* Before and after a tensor is loaded. In between no step takes its block: the second reading may end early. Functions
+   of their own, so that what they compute is not on the stack below. */
+static KOPT_NOINLINE_ void kopt_begin_load_(const kopt_optimizer *opt, const kopt_tensor *t) {
+    kopt_byte_ no_name[4];
+    kopt_store_le_(no_name, 0, 4);
+    if (kopt_layout_for_(opt, t->n).total != 0)
+        kopt_copy_noinline_(KOPT_CAST_(kopt_byte_ *, t->state), no_name, sizeof no_name);
+}
+static KOPT_NOINLINE_ void kopt_end_load_(const kopt_optimizer *opt, const kopt_tensor *t) {
+    if (kopt_layout_for_(opt, t->n).total != 0) kopt_make_header_(KOPT_CAST_(kopt_byte_ *, t->state), opt, t);
+    kopt_refresh_copy_(opt, t);
+}
+
 /* Loads a list that has been checked: see kopt_load_from(). */
 static kopt_result kopt_load_checked_(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, uint64_t bytes,
                                       const kopt_file *file) {
-    kopt_byte_ h[KOPT_SAVE_HEADER_], state_name[4];
+    kopt_byte_ h[KOPT_SAVE_HEADER_];
     kopt_optimizer loaded;
     kopt_stream_ s;
     uint32_t checksum;
@@ -9662,20 +9675,14 @@ static kopt_result kopt_load_checked_(kopt_optimizer *opt, const kopt_tensor *te
     kopt_restore_options_(&loaded, h);
     if (kopt_check_options_(&loaded) != KOPT_OK) return KOPT_ERROR_STATE;
     checksum = s.checksum;
-    kopt_store_le_(state_name, 0, 4);
-    for (i = 0; i < count; i++) /* if the second reading ends early, no step takes the blocks */
-        if (tensors[i].n != 0 && kopt_layout_for_(opt, tensors[i].n).total != 0)
-            kopt_copy_noinline_(KOPT_CAST_(kopt_byte_ *, tensors[i].state), state_name, 4);
+    for (i = 0; i < count; i++)
+        if (tensors[i].n != 0) kopt_begin_load_(opt, &tensors[i]);
     kopt_walk_checkpoint_(&s, KOPT_LOADING_, opt, tensors, count, bytes, h);
     if (s.result != KOPT_OK) return s.result;
     if (s.checksum != checksum) return KOPT_ERROR_CHECKSUM;
     kopt_copy_optimizer_(opt, &loaded);
-    for (i = 0; i < count; i++) {
-        if (tensors[i].n == 0) continue;
-        if (kopt_layout_for_(opt, tensors[i].n).total != 0)
-            kopt_make_header_(KOPT_CAST_(kopt_byte_ *, tensors[i].state), opt, &tensors[i]);
-        kopt_refresh_copy_(opt, &tensors[i]);
-    }
+    for (i = 0; i < count; i++)
+        if (tensors[i].n != 0) kopt_end_load_(opt, &tensors[i]);
     return KOPT_OK;
 }
 
@@ -10048,23 +10055,30 @@ KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt
     return kopt_scaler_update(scaler, norm->nonfinite != 0);
 }
 
-KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors,
-                                       size_t count, double max_norm, const kopt_closure *closure, int *skipped) {
-    kopt_result result;
+/* What kopt_scaler_step() does before a tensor is stepped. A function of its own: its norm is not on the stack below. */
+static KOPT_NOINLINE_ kopt_result kopt_scaler_prepare_(kopt_scaler *scaler, kopt_optimizer *opt,
+                                                       const kopt_tensor *tensors, size_t count, double max_norm,
+                                                       const kopt_closure *closure, int *skipped, kopt_step *step) {
     kopt_norm norm;
-    kopt_step step;
-    size_t i;
-    if (tensors == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
     /* begins a step that is not run, to make all checks before the closure writes a gradient */
-    result = kopt_scaled_step_(scaler, opt, KOPT_NULL_, max_norm, &step);
-    if (result == KOPT_OK) result = kopt_check_list_(&step, tensors, count);
+    kopt_result result = kopt_scaled_step_(scaler, opt, KOPT_NULL_, max_norm, step);
+    if (result == KOPT_OK) result = kopt_check_list_(step, tensors, count);
     if (result != KOPT_OK) return result;
     kopt_copy_padded_(KOPT_POINTER_(kopt_byte_ *, &norm), sizeof norm, KOPT_NULL_, 0); /* zeros */
     if (closure != KOPT_NULL_ && closure->evaluate != KOPT_NULL_) closure->evaluate(closure->user, scaler->scale);
     result = kopt_norm_add_grads(&norm, tensors, count);
     if (closure != KOPT_NULL_ && closure->reduce != KOPT_NULL_) closure->reduce(closure->user, &norm);
-    if (result == KOPT_OK) result = kopt_scaler_begin(scaler, opt, &norm, max_norm, &step, skipped);
-    for (i = 0; i < count && result == KOPT_OK && norm.nonfinite == 0; i++) kopt_run_tensor_(&step, &tensors[i]);
+    return result == KOPT_OK ? kopt_scaler_begin(scaler, opt, &norm, max_norm, step, skipped) : result;
+}
+
+KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors,
+                                       size_t count, double max_norm, const kopt_closure *closure, int *skipped) {
+    kopt_result result;
+    kopt_step step;
+    size_t i;
+    if (tensors == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
+    result = kopt_scaler_prepare_(scaler, opt, tensors, count, max_norm, closure, skipped, &step);
+    for (i = 0; i < count && result == KOPT_OK && step.step != 0; i++) kopt_run_tensor_(&step, &tensors[i]);
     return result;
 }
 

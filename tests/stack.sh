@@ -14,17 +14,15 @@ try() { # try COMPILER FLAGS...
 }
 for tool in gcc clang; do
     if ! command -v $tool >/dev/null; then
-        count=$((count + 1))
-        echo "ok $count # SKIP no $tool"
+        missing "no $tool"
         continue
     fi
-    levels='-O0 -O1 -O2 -O3 -Os'
-    if [ "${1:-}" = quick ]; then levels=-O2; fi
-    for level in $levels; do
-        try $tool $level
-        try $tool $level -DKAHAN_OPT_VMATH
+    for level in -O0 -O1 -O2 -O3 -Os; do
         try $tool $level -DKAHAN_OPT_NO_SIMD
         try $tool $level -DKAHAN_OPT_NO_SIMD -DKAHAN_OPT_VMATH
+        if [ "${1:-}" = quick ] && [ $level != -O2 ]; then continue; fi
+        try $tool $level
+        try $tool $level -DKAHAN_OPT_VMATH
     done
 done
 # simd128 on another machine. WebAssembly's stack is in bench/wasm.sh: it has no stack of its own that a C program sees.
