@@ -10055,7 +10055,7 @@ KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt
     return kopt_scaler_update(scaler, norm->nonfinite != 0);
 }
 
-/* What kopt_scaler_step() does before a tensor is stepped. A function of its own: its norm is not on the stack below. */
+/* What kopt_scaler_step() does before it steps tensors. A function of its own: its norm is not on the stack below. */
 static KOPT_NOINLINE_ kopt_result kopt_scaler_prepare_(kopt_scaler *scaler, kopt_optimizer *opt,
                                                        const kopt_tensor *tensors, size_t count, double max_norm,
                                                        const kopt_closure *closure, int *skipped, kopt_step *step) {
