@@ -1090,8 +1090,8 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *scaler, int found_inf);
 
    If a gradient is not finite, the step is skipped: *opt is unchanged, and functions that take *step refuse it with
    KOPT_ERROR_STEP. *skipped, which may be NULL, is set to 1 for a skipped step and to 0 for any other. Errors: those
-   of kopt_step_begin(); KOPT_ERROR_RANGE also for a field of the scaler, and for a max_norm that is negative, infinite
-   or NaN. */
+   of kopt_step_begin(); KOPT_ERROR_RANGE also for a field of the scaler, for a quotient of the scales above 3e38, and
+   for a max_norm that is negative, infinite or NaN. */
 KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_norm *norm,
                                         double max_norm, kopt_step *step, int *skipped);
 
@@ -5734,18 +5734,14 @@ NOINLINE_FN_ void K_(rule_function)(const kopt_job_ *j, vf32_ *x, vf32_ *y, size
 }
 #endif
 
-/* Second stage of a step that counts updates (tile->counts) or synchronizes the slow weights of Ranger (Lookahead). It
-   replaces x by the update itself and then runs the ordinary commit with rate 1 and decay 0. */
-NOINLINE_FN_ void K_(commit_general)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) {
+/* Replaces x by the update of each weight, with Lookahead if the step synchronizes the slow weights of Ranger. */
+NOINLINE_FN_ void K_(update_tile)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) {
     const kopt_kind_ kind = K_(copy_kind)(actual);
-    const size_t n = tile->end, size = kopt_bytes_of_(kind.weight);
+    const size_t size = kopt_bytes_of_(kind.weight);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    kopt_byte_ *const old_weight = AS_BYTES_(buffers->w); /* free once the updates are computed */
-    kopt_byte_ *const old_residual = AS_BYTES_(buffers->compensation);
     const scalars_ k = K_(splat_job)(tile);
-    kopt_job_ unscaled;
     size_t i, q;
-    for (i = 0; i < n; i += PAIR_) {
+    for (i = 0; i < tile->end; i += PAIR_) {
         vf32_ slow[2], slow_compensation[2];
         if (k.sync)
             K_(load_weight_tile)(tile->slow + i * size,
@@ -5760,9 +5756,24 @@ NOINLINE_FN_ void K_(commit_general)(const kopt_job_ *tile, const kopt_kind_ *ac
             buffers->x[v] = update;
         }
     }
+}
+
+/* Second stage of a step that counts updates (tile->counts) or synchronizes the slow weights of Ranger (Lookahead). It
+   replaces x by the update itself and then runs the ordinary commit with rate 1 and decay 0. */
+NOINLINE_FN_ void K_(commit_general)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) {
+    const kopt_kind_ kind = K_(copy_kind)(actual);
+    const kopt_step *s = tile->step;
+    const size_t n = tile->end, size = kopt_bytes_of_(kind.weight);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    kopt_byte_ *const old_weight = AS_BYTES_(buffers->w); /* free once the updates are computed */
+    kopt_byte_ *const old_residual = AS_BYTES_(buffers->compensation);
+    const int moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->moments_only;
+    const int sync = KOPT_HAS_(KOPT_WITH_RANGER) && s->sync;
+    K_(update_tile)(tile, actual, buffers);
     kopt_copy_noinline_(old_weight, tile->weight, n * size);
     if (residual_size != 0) kopt_copy_noinline_(old_residual, tile->residual, n * residual_size);
-    if (!k.moments_only) {
+    if (!moments_only) {
+        kopt_job_ unscaled;
         kopt_copy_job_(&unscaled, tile);
         unscaled.rate = 1;
         unscaled.weight_decay = 0;
@@ -5770,7 +5781,7 @@ NOINLINE_FN_ void K_(commit_general)(const kopt_job_ *tile, const kopt_kind_ *ac
     }
     if (tile->counts != KOPT_NULL_)
         kopt_tally_(tile, AS_BYTES_(buffers->x), old_weight, old_residual, size, residual_size);
-    if (k.sync && !k.moments_only) { /* the slow weights become equal to the new weights */
+    if (sync && !moments_only) { /* the slow weights become equal to the new weights */
         kopt_copy_noinline_(tile->slow, tile->weight, n * size);
         if (residual_size != 0) kopt_copy_noinline_(tile->slow_residual, tile->residual, n * residual_size);
     }
@@ -9647,8 +9658,8 @@ KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *te
     return s.result;
 }
 
-/* Before and after a tensor is loaded. In between no step takes its block: the second reading may end early. Functions
-   of their own, so that what they compute is not on the stack below. */
+/* Before and after a tensor is loaded. In between no step takes its block: the second reading may end early. Separate
+   functions, so that their frames are gone while the checkpoint is read. */
 static KOPT_NOINLINE_ void kopt_begin_load_(const kopt_optimizer *opt, const kopt_tensor *t) {
     kopt_byte_ no_name[4];
     kopt_store_le_(no_name, 0, 4);
@@ -10055,7 +10066,7 @@ KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt
     return kopt_scaler_update(scaler, norm->nonfinite != 0);
 }
 
-/* What kopt_scaler_step() does before it steps tensors. A function of its own: its norm is not on the stack below. */
+/* What kopt_scaler_step() does before it steps tensors. A separate function, so that its frame is gone by then. */
 static KOPT_NOINLINE_ kopt_result kopt_scaler_prepare_(kopt_scaler *scaler, kopt_optimizer *opt,
                                                        const kopt_tensor *tensors, size_t count, double max_norm,
                                                        const kopt_closure *closure, int *skipped, kopt_step *step) {

@@ -1758,7 +1758,7 @@ static void call_scaler(void) {
     o = w.opt;
     if (scaler_good(&w.scaler) && optimizer_good(&o) && o.step != UINT32_MAX && within(max_norm, 0, 1.7e308)) {
         o.grad_scale = o.grad_scale / (double)w.scaler.scale, o.clip = 1;
-        expected = scalars_good(&o);
+        expected = optimizer_good(&o) && scalars_good(&o); /* the quotient may be out of range */
     }
     for (i = 0; i < count && expected; ++i) {
         if (!tensor_good(&o, &w.list[i], 1) || !block_good(&o, &w.list[i], 0)) expected = 0;

@@ -75,7 +75,7 @@ static size_t limit_of(kopt_isa isa, int class) {
     const size_t plain = isa == KOPT_ISA_SCALAR ? 3072 : 12288, vector_math = isa == KOPT_ISA_SCALAR ? 8192 : 22528;
 #endif
 #if defined(__clang__) && !defined(__OPTIMIZE__)
-    if (isa != KOPT_ISA_SCALAR) return class == VECTOR_MATH ? 49152 : 32768 + 1024 * (size_t)class;
+    if (isa != KOPT_ISA_SCALAR) return class == VECTOR_MATH ? 49152 : 32768;
     return 4096 + 1024 * (size_t)(class == VECTOR_MATH ? 5 : class);
 #endif
     (void)isa;

@@ -36,8 +36,7 @@ build() { # build MACHINE PROGRAM [FLAG...]
             "$here/board_arm.c" "$here/bare.c" -lgcc
         ;;
     cortex-m0plus)
-        set -- -mcpu=cortex-m0plus -mthumb $small -T "$here/arm.ld" "$@" "$here/board_arm.c" \
-            "$here/bare.c" -lgcc
+        set -- -mcpu=cortex-m0plus -mthumb $small -T "$here/arm.ld" "$@" "$here/board_arm.c" "$here/bare.c" -lgcc
         ;;
     rv32imafc) # Debian's compiler for 64-bit Linux can do this, too, but has no 32-bit libgcc; none is needed
         set -- -march=rv32imafc -mabi=ilp32f $small -fno-pic -static -Wl,--no-warn-rwx-segments,--build-id=none \
