@@ -1649,6 +1649,10 @@ typedef struct kopt_tool_ {
    their code: if the build contains one option, the result is a constant; if it contains two, the call costs one
    comparison. */
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_enabled_value_(uint32_t set, int value) {
+#if KOPT_ONLY_ == KOPT_WITH_ALL
+    (void)set;
+    return value; /* nothing to drop */
+#else
     const uint32_t lowest_bit = set & (0u - set), others = set ^ lowest_bit;
     const int low = lowest_bit == 1    ? 0
                     : lowest_bit == 2  ? 1
@@ -1657,7 +1661,6 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_enabled_value_(uint32_t set
                     : lowest_bit == 16 ? 4
                     : lowest_bit == 32 ? 5
                                        : 6;
-    if (KOPT_ONLY_ == KOPT_WITH_ALL) return value; /* nothing to drop */
     if (others == 0) return low;
     if ((others & (others - 1)) == 0) {
         const int high = others == 2    ? 1
@@ -1677,6 +1680,7 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_enabled_value_(uint32_t set
     if ((set & 32u) == 0 && value == 5) value = low;
     if ((set & 64u) == 0 && value == 6) value = low;
     return value;
+#endif
 }
 
 #define KOPT_FORMATS_ (KOPT_ONLY_ & 0xFu)
