@@ -525,23 +525,41 @@ part() ( # part NAME COMMAND...: adds a part, whose command prints TAP
     script "build/tests/$name.t" "$@"
 )
 
-job() ( # job NAME COMMAND...: adds a job for run_jobs; build/tests/NAME.job repeats it
-    name=$1
-    shift
+job() ( # job LIST NAME COMMAND...: adds a job for run_jobs to build/tests/LIST; build/tests/NAME.job repeats it
+    list=$1 name=$2
+    shift 2
     script "build/tests/$name.job" "$@"
-    echo "build/tests/$name.job" >>build/tests/jobs
+    echo "build/tests/$name.job" >>"build/tests/$list"
 )
 
-run_jobs() { # runs the jobs, two at a time; if one fails, the run ends when all are done
-    xargs -n 1 -P 2 sh <build/tests/jobs
-    rm build/tests/jobs
+run_jobs() { # runs the jobs, two at a time, first the objects; if one fails, the run ends when all of its list are done
+    for list in objects jobs; do
+        [ ! -e build/tests/$list ] || xargs -n 1 -P 2 sh <build/tests/$list
+        rm -f build/tests/$list
+    done
 }
 
 build() ( # build FILE COMPILER WORD...: adds a job that builds build/tests/FILE, as C99; a warning is an error
-    file=$1
+    file=$1 list=jobs
     shift
-    job "$file" "$@" -std=c99 $C_WARNINGS -o "build/tests/$file"
+    case $file in *.o) list=objects ;; esac
+    job $list "$file" "$@" -std=c99 $C_WARNINGS -o "build/tests/$file"
 )
+
+# build_test FILE SUFFIX SOURCE COMPILER WORD...: the same for a test. All tests of a suffix share the implementation:
+# SUFFIX.plain.o, or SUFFIX.vmath.o for tests with vector mathematics. A test that changes it has its own.
+build_test() {
+    file=$1 suffix=$2 source=$3 kind=plain define=
+    shift 3
+    if echo "$*" | cat - "$source" | grep -q '[D ]KAHAN_OPT_STATIC\|define KOPT_'; then
+        build "$file" "$@" "$source" -lm
+        return
+    fi
+    ! grep -q 'define KAHAN_OPT_VMATH' "$source" || kind=vmath define=-DKAHAN_OPT_VMATH
+    object=$suffix.$kind.o
+    [ -e "build/tests/$object.job" ] || build "$object" "$@" $define -I. -c build/tests/plain.c
+    build "$file" "$@" -DKOPT_IMPLEMENTED_ "$source" "build/tests/$object" -lm
+}
 
 sanitizes() { # sanitizes COMPILER MORE: does the compiler have the libraries of AddressSanitizer and UBSan, and MORE?
     echo 'int LLVMFuzzerTestOneInput(void); int LLVMFuzzerTestOneInput(void) { return 0; }' >build/tests/sanitizes.c
@@ -558,7 +576,7 @@ program() { # program SOURCES SUFFIX EMULATOR ARGUMENT COMPILER FLAG...: builds 
     shift 4
     for source in $sources; do
         name=$(basename "$source" .c).$suffix
-        build "$name" "$@" "$source" -lm
+        build_test "$name" "$suffix" "$source" "$@"
         part "$name" ${emulator:+"$emulator"} "build/tests/$name" ${argument:+"$argument"}
     done
 }
@@ -628,7 +646,7 @@ vmath_parts() {
 library_job() { # adds the job that builds the library for Python, in build/tests/python
     mkdir -p build/tests/python
     python3 docs/examples/bindings.py kahan_opt.h build/tests/python >/dev/null
-    job python_library $CC -shared -fPIC -O2 -I. -o build/tests/python/libkahan_opt.so build/tests/python/kahan_opt.c
+    job jobs python_library $CC -shared -fPIC -O2 -I. -o build/tests/python/libkahan_opt.so build/tests/python/kahan_opt.c
 }
 
 prove_all() {
@@ -642,28 +660,18 @@ prove_all() {
     [ $strict = 0 ] || [ $skipped = 0 ]
 }
 
-# Finds most mistakes in the least time: compiles the implementation three times instead of once per test.
+# Finds most mistakes in the least time.
 fast_tests() {
-    printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >build/tests/plain.c
-    build vmath.o $CC -O2 -DKAHAN_OPT_VMATH -I. -c build/tests/plain.c
+    program "$all" native '' quick $CC -O2
     build ofast.o $CC -Ofast -ffp-contract=fast -I. -c build/tests/plain.c
-    build plain.o $CC -O2 -I. -c build/tests/plain.c
-    run_jobs
+    build probe.native $CC -O2 -DKOPT_IMPLEMENTED_ tests/probe.c build/tests/native.plain.o
     warnings clang -std=c99
     warnings g++ -std=c++98 -x c++
     warnings g++ -std=c++17 -x c++
     warnings clang++ -std=c++98 -x c++
-    for source in $all tests/probe.c; do
-        name=$(basename "$source" .c).native
-        set -- "$source" -DKOPT_IMPLEMENTED_ build/tests/plain.o
-        ! grep -q 'define KAHAN_OPT_VMATH' "$source" || set -- "$source" -DKOPT_IMPLEMENTED_ build/tests/vmath.o
-        ! grep -q 'define KAHAN_OPT_STATIC' "$source" || set -- "$source" # with its own implementation
-        build "$name" $CC -O2 "$@" -lm
-        [ "$source" = tests/probe.c ] || part "$name" "build/tests/$name" quick
-    done
     build probe.ofast $CC -O2 -DKOPT_IMPLEMENTED_ tests/probe.c build/tests/ofast.o
     part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast
-    part selftest sh tests/selftest.sh build/tests/plain.o
+    part selftest sh tests/selftest.sh build/tests/native.plain.o
     part setup sh tests/setup.sh
     part usage sh tests/usage.sh
     part figures sh tests/figures.sh
@@ -676,7 +684,7 @@ TEXT
 }
 warnings() { # warnings COMPILER STANDARD FLAG...: the implementation must compile without a warning
     have "$1" || { skip "warnings of $*" "$1"; return; }
-    job "warnings.$1$2" "$@" $WARNINGS -Werror -DKAHAN_OPT_VMATH -I. -fsyntax-only build/tests/plain.c
+    job jobs "warnings.$1$2" "$@" $WARNINGS -Werror -DKAHAN_OPT_VMATH -I. -fsyntax-only build/tests/plain.c
 }
 
 run_tests() {
@@ -685,6 +693,7 @@ run_tests() {
     for option; do case $option in --no-skip) strict=1 ;; --fast) fast=1 ;; esac; done
     rm -rf build/tests
     mkdir -p build/tests
+    printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >build/tests/plain.c
     echo "building the tests ..."
     [ $fast = 0 ] || { fast_tests; return; }
     program "$all" native '' '' $CC -O2
@@ -734,7 +743,7 @@ run_tests() {
             for source in $programs; do
                 [ "$source" != tests/test_api.c ] || continue # takes other rounding directions, which WebAssembly lacks
                 name=$(basename "$source" .c).wasm_$compiler
-                build "$name" $compiler $wasi -O2 "$source"
+                build_test "$name" wasm_$compiler "$source" $compiler $wasi -O2
                 part "$name" node --no-warnings tests/wasi.js "build/tests/$name" quick
             done
         else

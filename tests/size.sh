@@ -134,6 +134,15 @@ void firmware(void) {
         if (kopt_step_begin(&optimizer, &s) == KOPT_OK) kopt_step_run(&s, &tensor);
 }
 C
+cat >$out/one.c <<'C'
+#include "kahan_opt.h"
+static kopt_bf16 weight, compensation;
+static volatile float update;
+void firmware(void);
+void firmware(void) { /* counted, too: the update is inlined */
+    for (;;) kopt_kahan_add_bf16(&weight, &compensation, update, 0x8000);
+}
+C
 size_of() { # size_of PROGRAM SET COMPILER FLAGS...: bytes of the library in it; prints nothing if it does not link
     program=$1 set=$2 compiler=$3
     shift 3
@@ -165,6 +174,19 @@ flash 1504 Cortex-M4F 'KOPT_TINY & ~KOPT_WITH_SGD' arm-none-eabi-gcc $m4
 flash 5120 Cortex-M0+ KOPT_TINY arm-none-eabi-gcc -mcpu=cortex-m0plus -mthumb
 library= flash 2112 'RISC-V rv32imafc' KOPT_TINY $rv32
 library='-lm -lgcc' flash 8192 'AVR atmega1284p' KOPT_TINY avr-gcc -mmcu=atmega1284p
+one() { # one LIMIT MACHINE COMPILER FLAGS...: a one-element update, without the implementation
+    limit=$1 machine=$2
+    shift 2
+    command -v $1 >/dev/null || { missing "no $1"; return; }
+    size=$(size_of one KOPT_TINY "$@")
+    echo "# $machine -Os, kopt_kahan_add_bf16: ${size:-?} bytes"
+    [ "${size:-99999}" -le $limit ]
+    report $? "$machine, kopt_kahan_add_bf16: at most $limit bytes"
+}
+one 176 Cortex-M4F arm-none-eabi-gcc $m4
+one 1920 Cortex-M0+ arm-none-eabi-gcc -mcpu=cortex-m0plus -mthumb
+library= one 192 'RISC-V rv32imafc' $rv32
+library='-lm -lgcc' one 768 'AVR atmega1284p' avr-gcc -mmcu=atmega1284p
 optimizer='kopt_sgd(1e-3,0)'
 flash 1120 Cortex-M4F 'KOPT_TINY & ~KOPT_WITH_ADAM' arm-none-eabi-gcc $m4
 flash 896 Cortex-M4F 'KOPT_BARE & ~KOPT_WITH_ADAM' arm-none-eabi-gcc $m4
