@@ -22,20 +22,26 @@ silent() { # silent DESCRIPTION COMMAND...: succeeds and prints nothing
 
 case $part in
 gcc | clang)
-    # Each test contains the implementation. Here it is compiled once, and KOPT_IMPLEMENTED_ leaves it out of the tests.
-    $part $sanitizers -I. -c $out/plain.c -o $out/implementation.o >$out/log 2>&1
-    report $? "$part: the implementation compiles with sanitizers"
+    # Each test contains the implementation. Here it is compiled once without and once with vector mathematics, and
+    # KOPT_IMPLEMENTED_ leaves it out of the tests.
+    for kind in plain vmath; do
+        define= && [ $kind = plain ] || define=-DKAHAN_OPT_VMATH
+        $part $sanitizers $define -I. -c $out/plain.c -o $out/$kind.o >$out/log 2>&1
+        report $? "$part: the implementation compiles with sanitizers: $kind"
+    done
     sources=$(echo tests/test_*.c) # gcc: only those that reach the most code
     [ $part = gcc ] && sources='tests/test_api.c tests/test_compress.c tests/test_step_bits.c'
     for source in $sources tests/fuzz.c; do
-        name=$(basename $source .c) object=$out/implementation.o argument=quick
-        implemented="-DKOPT_IMPLEMENTED_"
+        name=$(basename $source .c) argument=quick
         [ $name = fuzz ] && argument=6000
-        own='define KOPT_SOFT64_\|define KAHAN_OPT_ONLY\|define KAHAN_OPT_NO_SIMD\|define KAHAN_OPT_VMATH'
-        if grep -q "$own" $source; then
-            implemented= object= # it needs its own implementation
+        if grep -q 'define KOPT_SOFT64_' $source; then
+            set -- # it needs its own implementation
+        elif grep -q 'define KAHAN_OPT_VMATH' $source; then
+            set -- -DKOPT_IMPLEMENTED_ $out/vmath.o
+        else
+            set -- -DKOPT_IMPLEMENTED_ $out/plain.o
         fi
-        $part $sanitizers $implemented -DFUZZ_STANDALONE -o $out/$name $source $object -lm >$out/log 2>&1 &&
+        $part $sanitizers -DFUZZ_STANDALONE -o $out/$name $source "$@" -lm >$out/log 2>&1 &&
             $out/$name $argument >$out/log 2>&1
         report $? "$part: $name under AddressSanitizer and UBSan"
     done
