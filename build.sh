@@ -646,7 +646,8 @@ vmath_parts() {
 library_job() { # adds the job that builds the library for Python, in build/tests/python
     mkdir -p build/tests/python
     python3 docs/examples/bindings.py kahan_opt.h build/tests/python >/dev/null
-    job jobs python_library $CC -shared -fPIC -O2 -I. -o build/tests/python/libkahan_opt.so build/tests/python/kahan_opt.c
+    set -- -shared -fPIC -O2 -I. -o build/tests/python/libkahan_opt.so build/tests/python/kahan_opt.c
+    job jobs python_library $CC "$@"
 }
 
 prove_all() {
