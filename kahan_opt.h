@@ -49,8 +49,8 @@
        IMPLEMENTATION             COMPILER AND TARGET     INTERNAL TYPES              CONTENTS OF THIS BUILD
        MEMORY                     FP32 ARITHMETIC         BINARY64 ARITHMETIC         EXACT NORM
        ONE PASS PER INSTRUCTION SET                       VOCABULARIES                KERNELS
-       DISPATCH                   FLOATING-POINT ENVIRONMENT                          8-BIT MOMENTS IN SCALAR CODE
-       PUBLIC FUNCTIONS           LICENCE
+       DISPATCH                   FLOATING-POINT ENVIRONMENT                          TILES
+       8-BIT MOMENTS IN SCALAR CODE                       PUBLIC FUNCTIONS            LICENCE
 */
 #if defined(KOPT_VERSION) && KOPT_VERSION != 200
 #error "two versions of kahan_opt.h in one file: give each a file of its own (KAHAN_OPT_STATIC), see KAHAN_OPT_SELF"
@@ -2646,11 +2646,169 @@ enum { KOPT_DIRECTION_STAGE_ = 1, KOPT_COMMIT_STAGE_ = 2, KOPT_FINAL_STAGE_ = 4,
 #endif
 /* Elements of a tile, which is stepped stage by stage. A block of 8-bit moments has as many. */
 #define KOPT_TILE_ 256
+#define KOPT_LARGEST_PAIR_ 32 /* elements of a pair of vectors of AVX-512 */
 
 /* The order of stages in a specialized loop. Tiled: each stage runs over a whole tile. Fused: the commit stage of a
    pair follows its direction stage at once. Pipelined: the commit stage of a pair follows the direction stage of the
    next pair, so that the processor can work on two divisions at a time. docs/benchmarks.md measures the gain. */
 typedef enum kopt_schedule_ { KOPT_TILED_, KOPT_FUSED_, KOPT_PIPELINED_ } kopt_schedule_;
+
+/* ---- kinds of steps, random numbers and tiles ---- */
+
+/* The kind of a step: rule, formats and roundings. A function that is compiled for certain kinds overwrites fields with
+   constants, so that the compiler drops the code for all other kinds. */
+typedef struct kopt_kind_ {
+    kopt_rule rule;
+    kopt_format weight, grad, moment;
+    kopt_rounding rounding, moment_rounding, compensation_rounding;
+
+    /* buffered: the moments are in fp32 buffers, and are rounded when they are stored from there to memory */
+    int moment_count, nesterov, buffered;
+} kopt_kind_;
+
+/* The kind of a job. scalar: for scalar code, which gets 8-bit moments in fp32 buffers only. */
+static KOPT_FORCE_INLINE_ kopt_kind_ kopt_kind_of_(const kopt_job_ *j, int scalar) {
+    const kopt_step *s = j->step;
+    kopt_kind_ kind;
+    kind.rule = KOPT_RULE_(s->rule);
+    if (kind.rule == KOPT_RADAM || kind.rule == KOPT_RANGER) kind.rule = KOPT_ADAM; /* they differ in scalars only */
+    kind.weight = KOPT_FORMAT_(s->weight_format);
+    kind.grad = KOPT_FORMAT_(j->grad_format);
+    kind.moment = scalar ? KOPT_STEP_FORMAT_(j->moment_format) : KOPT_MOMENT_FORMAT_(j->moment_format);
+    kind.rounding = KOPT_ROUNDING_(s->rounding);
+    kind.moment_rounding = KOPT_STATE_ROUNDING_(s->moment_rounding);
+    kind.compensation_rounding = KOPT_STATE_ROUNDING_(s->compensation_rounding);
+    kind.moment_count = kopt_moment_count_in_build_(kind.rule, s->moment_count);
+    kind.nesterov = KOPT_HAS_(KOPT_WITH_MOMENTUM) && s->nesterov;
+    kind.buffered = KOPT_HAS_(KOPT_WITH_Q8) && j->buffered;
+    if (kind.buffered) kind.moment = KOPT_F32;
+    return kind;
+}
+
+/* Is this moment a mean of squares, and does its array (memory, or the fp32 buffer) hold the root instead? */
+KOPT_INLINE_ int kopt_stores_root_(kopt_kind_ kind, int moment) {
+    return (kind.moment == KOPT_FP16 || kind.moment == KOPT_Q8 || kind.buffered) && kopt_is_square_(kind.rule, moment);
+}
+
+/* Moments are rounded as opt.moment_rounding says, except AMSGrad's maximum: it does not accumulate, and is rounded to
+   nearest. */
+KOPT_INLINE_ kopt_rounding kopt_moment_rounding_(kopt_kind_ kind, int moment) {
+    return moment == 2 && kopt_is_square_(kind.rule, moment) ? KOPT_NEAREST : kind.moment_rounding;
+}
+
+/* Does any store of such a step draw random bits? */
+KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
+    if (kind.moment_count != 0 && kind.moment != KOPT_F32 && kind.moment_rounding == KOPT_STOCHASTIC) return 1;
+    if (kind.weight == KOPT_F32) return 0;
+    if (kind.rounding == KOPT_STOCHASTIC) return 1;
+    return (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_COMPACT) &&
+           kind.compensation_rounding == KOPT_STOCHASTIC;
+}
+
+/* docs/numerics.md, section 7, which defines group, span, own, other and row. (From here on, "section" is one of that
+   page.) A block of Philox4x32-7 (Salmon et al. 2011) is 4 words, that is 8 halves, which serve 8 elements in each
+   group of a span. Number k of an element is r_k = own + (16 * row + 2 * k) * other, modulo 2^16. k is 0 for the weight
+   and 1 to 4 for the moments. In the variables below, r is both number 0 and 2 * other of an element, `number` is
+   number 0 (or number k, once stride has been added k times), and stride is 2 * other. */
+
+#define KOPT_RANDOM_GROUP_ 128 /* elements; all 16 groups of a span use the same 16 Philox blocks */
+#define KOPT_RANDOM_SPAN_ 2048
+
+/* The Philox block of the element with this global index: b of section 7. */
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_index_ kopt_philox_block_(kopt_index_ index) {
+    return (index >> 11 << 4) | (index >> 3 & 15);
+}
+
+/* Returns 8 * row of the element with this global index. Number k is own + (8 * row + k) * (2 * other): a row has 8
+   factors 8 * row + k, of which 5 are used (k = 0 to 4). */
+enum { KOPT_RANDOM_STORES_ = 8 };
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_multiplier_(kopt_index_ index) {
+    return KOPT_CAST_(uint32_t, index >> 7 & 15) * KOPT_RANDOM_STORES_;
+}
+
+/* r of an element: number 0 in the lower half, 2 * other in the upper half. So number k is number 0 plus k times the
+   upper half. halves: the word of the element, with its own half as the lower one. */
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_combine_(uint32_t halves, kopt_index_ index) {
+    const uint32_t stride = halves >> 16 << 1;
+    return stride << 16 | ((halves + stride * kopt_random_multiplier_(index)) & 0xFFFFu);
+}
+
+/* The key of a seed, and the words of the counter that all elements of a tensor share. */
+typedef struct kopt_philox_key_ {
+    uint32_t key[2], stream, step, id;
+} kopt_philox_key_;
+
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_philox_key_ kopt_make_philox_key_(uint64_t seed, uint32_t step,
+                                                                                   uint32_t id, uint32_t stream) {
+    kopt_philox_key_ c;
+    c.key[0] = KOPT_CAST_(uint32_t, seed & 0xFFFFFFFFu);
+    c.key[1] = KOPT_CAST_(uint32_t, seed >> 32);
+    c.stream = stream << 28;
+    c.step = step;
+    c.id = id;
+    return c;
+}
+
+#ifdef KOPT_VECTOR_CODE_
+#ifdef KOPT_GNU_
+#define KOPT_ALIGN64_ __attribute__((__aligned__(64))) /* an array whose vectors do not cross cache lines */
+#else
+#define KOPT_ALIGN64_ __declspec(align(64))
+#endif
+#define KOPT_BYTES_(p) KOPT_POINTER_(kopt_byte_ *, p)
+
+/* The random numbers of a tile, which is up to KOPT_TILE_ consecutive elements: as long as 2 groups. It may begin
+   within a group, so lower and upper hold up to 3 groups, two elements to a word, in the order of memory. number and
+   stride point to the tile's first element in lower (number 0) and upper (2 * other), 16 bits per element. */
+typedef struct kopt_random_tile_ {
+    KOPT_ALIGN64_ uint32_t words[KOPT_RANDOM_GROUP_ / 2]; /* of the span */
+    uint32_t lower[3 * KOPT_RANDOM_GROUP_ / 2], upper[3 * KOPT_RANDOM_GROUP_ / 2];
+    const kopt_byte_ *number, *stride;
+} kopt_random_tile_;
+
+/* An array of a job: the job's pointer to it, the bytes of an element, and whether the step writes it. */
+typedef struct kopt_job_array_ {
+    kopt_byte_ **at;
+    size_t bytes;
+    int written;
+} kopt_job_array_;
+enum { KOPT_JOB_ARRAYS_ = 10 };
+
+/* A tile: consecutive elements of a tensor, for which one stage runs after the other. Stages read and write whole pairs
+   of vectors, so all arrays have room for the next multiple of a pair. */
+typedef struct kopt_tile_ {
+    /* In fp32 and in the order of memory. x: what the rule returns, then the direction. w, compensation: the weights as
+       decay sees them, if is_loaded says so. y, the second argument of atan2, is in `compensation`. */
+    KOPT_ALIGN64_ float x[KOPT_TILE_], w[KOPT_TILE_], compensation[KOPT_TILE_];
+    kopt_random_tile_ random;
+    kopt_job_ job; /* the step of its elements: 0 to job.end - 1 */
+    kopt_job_array_ arrays[KOPT_JOB_ARRAYS_], *arrays_end;
+    kopt_kind_ kind;
+    int is_loaded;
+    float *moment[4];    /* buffered moments, means of squares as their roots */
+    uint32_t largest[4]; /* their largest magnitudes after the step, as fp32 bits */
+} kopt_tile_;
+
+/* What the loop over tiles calls of an instruction set. */
+typedef struct kopt_stages_ {
+    size_t pair; /* elements of a pair of vectors */
+    void (*fill_random)(kopt_random_tile_ *, const kopt_philox_key_ *, kopt_index_, size_t, int, int);
+    void (*decode)(float *, const kopt_byte_ *, const kopt_byte_ *, int, size_t);
+    void (*encode)(kopt_byte_ *, kopt_byte_ *, const float *, uint32_t, int, int, kopt_rounding,
+                   const kopt_random_tile_ *, size_t);
+    void (*load_weights)(kopt_tile_ *);
+    void (*direction)(kopt_tile_ *);
+    void (*update)(kopt_tile_ *);
+    void (*commit)(kopt_tile_ *);
+    void (*convert)(const kopt_conversion_ *);
+#ifdef KAHAN_OPT_VMATH
+    void (*rule_function)(kopt_tile_ *);
+#endif
+} kopt_stages_;
+
+static void kopt_walk_tiles_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin, size_t end);
+static void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair);
+#endif
 
 /* Scalar code, which vector code calls for ranges that are too short and for special values. */
 static void kopt_walk_scalar_(const kopt_job_ *j, size_t begin, size_t end);
@@ -2658,8 +2816,6 @@ static KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i
                                                     kopt_byte_ *y, int even_odd);
 static void kopt_measure_from_scalar_(const kopt_job_ *j, size_t begin, kopt_byte_ *out);
 static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin, size_t end);
-static KOPT_UNUSED_ void kopt_tally_(const kopt_job_ *tile, const kopt_byte_ *update, const kopt_byte_ *weight_before,
-                                     const kopt_byte_ *residual_before, size_t size, size_t residual_size);
 static void kopt_zero_(kopt_byte_ *p, size_t size);
 #ifdef KAHAN_OPT_VMATH
 /* Calls the function of the job's table that runs between the stages: y = tanh(y) for Lion, y = atan2(y, x) for
@@ -2842,7 +2998,6 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 
 /* Each pass has its own names for the types of the kernels */
 #define scalars_ K_(scalars)
-#define philox_key_ K_(philox_key)
 #define random_buffer_ K_(random_buffer)
 #define constants_ K_(constants)
 #define moments_ K_(moments)
@@ -2852,8 +3007,6 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 #define arrays_ K_(arrays)
 #define half_pair_ K_(half_pair)
 #define random_pair_ K_(random_pair)
-#define random_tile_ K_(random_tile)
-#define buffers_ K_(buffers)
 #define random_counter_ K_(random_counter)
 #define norm_sums_ K_(norm_sums)
 /* and for its vocabulary. */
@@ -3980,34 +4133,6 @@ static KOPT_NOINLINE_ ISA_TARGET_ vu32_ narrow_fp16_(vf32_ a) {
 }
 #endif
 
-/* The kind of a step: rule, formats and roundings. kind_of() takes it from a job. A function that is compiled for
-   certain kinds overwrites fields with constants, so that the compiler drops the code for all other kinds. */
-#ifndef KOPT_KIND_
-#define KOPT_KIND_
-typedef struct kopt_kind_ {
-    kopt_rule rule;
-    kopt_format weight, grad, moment;
-    kopt_rounding rounding, moment_rounding, compensation_rounding;
-
-    /* buffered: the moments are in fp32 buffers, and are rounded when they are stored from there to memory */
-    int moment_count, nesterov, buffered;
-} kopt_kind_;
-
-/* Is this moment a mean of squares, and does its array (memory, or the fp32 buffer) hold the root instead? */
-KOPT_INLINE_ int kopt_stores_root_(kopt_kind_ kind, int moment) {
-    return (kind.moment == KOPT_FP16 || kind.moment == KOPT_Q8 || kind.buffered) && kopt_is_square_(kind.rule, moment);
-}
-
-/* Does any store of such a step draw random bits? */
-KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
-    if (kind.moment_count != 0 && kind.moment != KOPT_F32 && kind.moment_rounding == KOPT_STOCHASTIC) return 1;
-    if (kind.weight == KOPT_F32) return 0;
-    if (kind.rounding == KOPT_STOCHASTIC) return 1;
-    return (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_COMPACT) &&
-           kind.compensation_rounding == KOPT_STOCHASTIC;
-}
-#endif
-
 /* The scalars of a kopt_step, broadcast, with the names of docs/numerics.md except these: weight_decay is its decay.
    extrapolation is the beta1 of its Nesterov line (SGD) and the beta2 of its line for v (Adan). slow_scale is its
    1 - lookahead_rate. */
@@ -4107,55 +4232,10 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
 
 /* ---- random bits ---- */
 
-/* docs/numerics.md, section 7, which defines group, span, own, other and row. (From here on, "section" is one of that
-   page.) A block of Philox4x32-7 (Salmon et al. 2011) is 4 words, that is 8 halves, which serve 8 elements in each
-   group of a span. Number k of an element is r_k = own + (16 * row + 2 * k) * other, modulo 2^16. k is 0 for the weight
-   and 1 to 4 for the moments. In the variables below, r is both number 0 and 2 * other of an element, `number` is
-   number 0 (or number k, once stride has been added k times), and stride is 2 * other. */
-
-#ifndef KOPT_RANDOM_GROUP_
-#define KOPT_RANDOM_GROUP_ 128 /* elements; all 16 groups of a span use the same 16 Philox blocks */
-#define KOPT_RANDOM_SPAN_ 2048
-
-/* The Philox block of the element with this global index: b of section 7. */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_index_ kopt_philox_block_(kopt_index_ index) {
-    return (index >> 11 << 4) | (index >> 3 & 15);
-}
-
-/* Returns 8 * row of the element with this global index. Number k is own + (8 * row + k) * (2 * other): a row has 8
-   factors 8 * row + k, of which 5 are used (k = 0 to 4). */
-enum { KOPT_RANDOM_STORES_ = 8 };
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_multiplier_(kopt_index_ index) {
-    return KOPT_CAST_(uint32_t, index >> 7 & 15) * KOPT_RANDOM_STORES_;
-}
-
-/* r of an element: number 0 in the lower half, 2 * other in the upper half. So number k is number 0 plus k times the
-   upper half. halves: the word of the element, with its own half as the lower one. */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_combine_(uint32_t halves, kopt_index_ index) {
-    const uint32_t stride = halves >> 16 << 1;
-    return stride << 16 | ((halves + stride * kopt_random_multiplier_(index)) & 0xFFFFu);
-}
-#endif
-
 #ifndef CORE_ONLY_
-/* The key of a seed, and the words of the counter that all elements of a tensor share. */
-typedef struct philox_key_ {
-    uint32_t key[2], stream, step, id;
-} philox_key_;
-
-FN_ philox_key_ K_(make_philox_key)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream) {
-    philox_key_ c;
-    c.key[0] = KOPT_CAST_(uint32_t, seed & 0xFFFFFFFFu);
-    c.key[1] = KOPT_CAST_(uint32_t, seed >> 32);
-    c.stream = stream << 28;
-    c.step = step;
-    c.id = id;
-    return c;
-}
-
 #ifdef ONE_LANE_
 /* x = the four words of this Philox block. */
-FN_ void K_(philox_words)(vu32_ x[4], const philox_key_ *c, uint32_t block_low, uint32_t block_high) {
+FN_ void K_(philox_words)(vu32_ x[4], const kopt_philox_key_ *c, uint32_t block_low, uint32_t block_high) {
     vu32_ key0 = c->key[0], key1 = c->key[1], x0 = block_low, x1 = block_high + c->stream, x2 = c->step, x3 = c->id;
     vu32_ high0, low0, high1, low1, add0 = 0x9E3779B9u, add1 = 0xBB67AE85u;
     int round;
@@ -4175,7 +4255,7 @@ FN_ void K_(philox_words)(vu32_ x[4], const philox_key_ *c, uint32_t block_low, 
     x[3] = x3;
 }
 
-FN_ void K_(philox)(vu32_ x[4], const philox_key_ *c, kopt_index_ block) {
+FN_ void K_(philox)(vu32_ x[4], const kopt_philox_key_ *c, kopt_index_ block) {
     const uint64_t wide = block;
     K_(philox_words)(x, c, KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu), KOPT_CAST_(uint32_t, wide >> 32));
 }
@@ -4183,7 +4263,7 @@ FN_ void K_(philox)(vu32_ x[4], const philox_key_ *c, kopt_index_ block) {
 /* x[i] = word i of LANES_ Philox blocks, one block per lane: lane l has block `block` + block_of_lane_[l]. `block` is a
    multiple of LANES_. Not inlined: a call serves up to 128 * LANES_ elements, so inlining gains no speed, and the code
    would be repeated in every kernel. */
-NOINLINE_FN_ void K_(philox)(vu32_ x[4], const philox_key_ *c, uint64_t block) {
+NOINLINE_FN_ void K_(philox)(vu32_ x[4], const kopt_philox_key_ *c, uint64_t block) {
     vu32_ x0 = iadd_(isplat_(KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu)), block_of_lane_());
     vu32_ x1 = isplat_(KOPT_CAST_(uint32_t, block >> 32) + c->stream), x2 = isplat_(c->step), x3 = isplat_(c->id);
     vu32_ key0 = isplat_(c->key[0]), key1 = isplat_(c->key[1]), high0, low0, high1, low1;
@@ -4216,7 +4296,7 @@ FN_ vu32_ K_(random_of_block)(const vu32_ x[4], kopt_index_ index) {
 
 /* The same, and makes the block. Each call takes the element after that of the call before. first: this is
    the first call. x keeps the words of the current Philox block from call to call. */
-FN_ vu32_ K_(random_at)(vu32_ x[4], const philox_key_ *cipher, kopt_index_ index, int first) {
+FN_ vu32_ K_(random_at)(vu32_ x[4], const kopt_philox_key_ *cipher, kopt_index_ index, int first) {
     if ((index & 7) == 0 || first) K_(philox)(x, cipher, kopt_philox_block_(index));
     return K_(random_of_block)(x, index);
 }
@@ -4231,7 +4311,8 @@ typedef struct random_buffer_ {
 
 /* Number 0 of the *n elements from this global index on, in the low halves; the upper halves are arbitrary. Each call
    takes the elements after those of the call before. first: this is the first call. */
-FN_ vu32_ K_(random_next)(random_buffer_ *buffer, const philox_key_ *cipher, kopt_index_ index, int first, size_t *n) {
+FN_ vu32_ K_(random_next)(random_buffer_ *buffer, const kopt_philox_key_ *cipher, kopt_index_ index, int first,
+                          size_t *n) {
     *n = 1;
     return K_(random_at)(buffer->x, cipher, index, first);
 }
@@ -4256,7 +4337,7 @@ FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
 
 /* The random words of the span that holds this global index, in the order of memory. Fills in (at least) those that the
    elements [from, to) of each group use; `words` has room for the 64 words of a whole group. */
-NOINLINE_FN_ void K_(random_span)(uint32_t *words, const philox_key_ *cipher, kopt_index_ index, size_t from,
+NOINLINE_FN_ void K_(random_span)(uint32_t *words, const kopt_philox_key_ *cipher, kopt_index_ index, size_t from,
                                   size_t to) {
     size_t block, i;
     index -= KOPT_CAST_(unsigned, index % KOPT_RANDOM_SPAN_);
@@ -4289,7 +4370,8 @@ typedef struct random_buffer_ {
 } random_buffer_;
 
 /* As in the scalar pass, but zero-extended: the upper halves are 0. *n is LANES_, or less at the end of a group. */
-FN_ vu32_ K_(random_next)(random_buffer_ *buffer, const philox_key_ *cipher, kopt_index_ index, int first, size_t *n) {
+FN_ vu32_ K_(random_next)(random_buffer_ *buffer, const kopt_philox_key_ *cipher, kopt_index_ index, int first,
+                          size_t *n) {
     const size_t position = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
     if (index % KOPT_RANDOM_SPAN_ == 0 || first) K_(random_span)(buffer->words, cipher, index, 0, KOPT_RANDOM_GROUP_);
     if (position == 0 || first)
@@ -4754,39 +4836,7 @@ FN_ vu32_ K_(round_moment)(vf32_ x, kopt_format format, int square, vf32_ root, 
     return imax_(u, as_u32_(min_(root, as_f32_(isplat_(0x00010000u)))));
 }
 
-#ifndef KOPT_MOMENT_ROUNDING_
-#define KOPT_MOMENT_ROUNDING_
-/* Moments are rounded as opt.moment_rounding says, except AMSGrad's maximum: it does not accumulate, and is rounded to
-   nearest. */
-KOPT_INLINE_ kopt_rounding kopt_moment_rounding_(kopt_kind_ kind, int moment) {
-    return moment == 2 && kopt_is_square_(kind.rule, moment) ? KOPT_NEAREST : kind.moment_rounding;
-}
-#endif
-
 FN_ vf32_ K_(square_if)(vf32_ x, int rooted) { return rooted ? mul_(x, x) : x; }
-
-/* The kind of a job. */
-FN_ kopt_kind_ K_(kind_of)(const kopt_job_ *j) {
-    const kopt_step *s = j->step;
-    kopt_kind_ kind;
-    kind.rule = KOPT_RULE_(s->rule);
-    if (kind.rule == KOPT_RADAM || kind.rule == KOPT_RANGER) kind.rule = KOPT_ADAM; /* they differ in scalars only */
-    kind.weight = KOPT_FORMAT_(s->weight_format);
-    kind.grad = KOPT_FORMAT_(j->grad_format);
-#ifdef ONE_LANE_ /* 8-bit moments reach scalar code in fp32 buffers only */
-    kind.moment = KOPT_STEP_FORMAT_(j->moment_format);
-#else
-    kind.moment = KOPT_MOMENT_FORMAT_(j->moment_format);
-#endif
-    kind.rounding = KOPT_ROUNDING_(s->rounding);
-    kind.moment_rounding = KOPT_STATE_ROUNDING_(s->moment_rounding);
-    kind.compensation_rounding = KOPT_STATE_ROUNDING_(s->compensation_rounding);
-    kind.moment_count = kopt_moment_count_in_build_(kind.rule, s->moment_count);
-    kind.nesterov = KOPT_HAS_(KOPT_WITH_MOMENTUM) && s->nesterov;
-    kind.buffered = KOPT_HAS_(KOPT_WITH_Q8) && j->buffered;
-    if (kind.buffered) kind.moment = KOPT_F32;
-    return kind;
-}
 
 #if defined(ONE_LANE_) || defined(CORE_ONLY_)
 /* Decodes a stored weight and its residual. Returns the weight that decay sees (section 3); *compensation is that of
@@ -4921,23 +4971,6 @@ FN_ vf32_ K_(rule_function)(kopt_kind_ kind, const scalars_ *k, vf32_ x, vf32_ y
     return x;
 }
 
-#if KOPT_PASS_ == KOPT_PASS_SCALAR_
-/* Counts the elements of a tile. update: fp32; old_weight, old_residual: what was stored before the step. size and
-   residual_size: bytes per element. */
-static KOPT_UNUSED_ KOPT_NOINLINE_ void kopt_tally_(const kopt_job_ *tile, const kopt_byte_ *update,
-                                                    const kopt_byte_ *old_weight, const kopt_byte_ *old_residual,
-                                                    size_t size, size_t residual_size) {
-    size_t i, q;
-    for (i = 0; i < tile->end; i++) {
-        int moved = 0, residual_moved = 0;
-        for (q = 0; q < size; q++) moved |= old_weight[i * size + q] != tile->weight[i * size + q];
-        for (q = 0; q < residual_size; q++)
-            residual_moved |= old_residual[i * residual_size + q] != tile->residual[i * residual_size + q];
-        K_(tally)(tile->counts, kopt_load32_(update + 4 * i), moved, residual_moved);
-    }
-}
-#endif
-
 FN_ vu32_ K_(load_at)(const kopt_byte_ *p, size_t i, size_t size) { return K_(load_n)(p + i * size, size, 1); }
 FN_ void K_(store_at)(kopt_byte_ *p, size_t i, size_t size, vu32_ a) { K_(store_n)(p + i * size, size, 1, a); }
 
@@ -5007,8 +5040,8 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
 static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages,
                                                                    kopt_byte_ *x, kopt_byte_ *y, int even_odd) {
     const scalars_ k = K_(splat_job)(j);
-    const kopt_kind_ kind = K_(kind_of)(j);
-    const philox_key_ cipher = K_(make_philox_key)(j->step->seed, j->step->step, j->id, j->stream);
+    const kopt_kind_ kind = kopt_kind_of_(j, LANES_ == 1);
+    const kopt_philox_key_ cipher = kopt_make_philox_key_(j->step->seed, j->step->step, j->id, j->stream);
     vu32_ words[4];
     size_t q;
     for (q = 0; q < n; q++) {
@@ -5041,8 +5074,8 @@ static KOPT_NOINLINE_ void K_(walk_tiled)(const kopt_job_ *j, size_t begin, size
 NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
 #ifndef KOPT_VECTOR_CODE_ /* no vector code calls step_elements: step_element is inlined */
     const scalars_ k = K_(splat_job)(j);
-    const kopt_kind_ kind = K_(kind_of)(j);
-    const philox_key_ cipher = K_(make_philox_key)(j->step->seed, j->step->step, j->id, j->stream);
+    const kopt_kind_ kind = kopt_kind_of_(j, LANES_ == 1);
+    const kopt_philox_key_ cipher = kopt_make_philox_key_(j->step->seed, j->step->step, j->id, j->stream);
     const int random = kopt_needs_random_(kind);
     vu32_ words[4];
     size_t i;
@@ -5073,6 +5106,10 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
    word. */
 #define EVEN_ODD_ 1             /* the first vector has the even elements, the second the odd ones */
 #define RANDOM_ZERO_EXTENDED_ 2 /* each vector has a vector of random numbers, zero-extended */
+
+/* LANES_ numbers of an fp32 buffer. */
+FN_ vf32_ K_(load_f32)(const float *p) { return as_f32_(load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, p))); }
+FN_ void K_(store_f32)(float *p, vf32_ x) { store32_(KOPT_POINTER_(kopt_byte_ *, p), as_u32_(x)); }
 
 /* The random numbers of the first and of the second vector, zero-extended. */
 FN_ vu32_ K_(first16)(vu32_ both, int layout, const constants_ *c) {
@@ -5281,7 +5318,7 @@ FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants
    compensation_buffer: the pair's weights in fp32, if the rule reads them; NULL: they are loaded from memory. largest:
    see store_moment_pair. Returns 0, with nothing stored, if the pair needs the scalar code. */
 FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
-                           const vf32_ *w_buffer, const vf32_ *compensation_buffer, const random_pair_ *r, int layout,
+                           const float *w_buffer, const float *compensation_buffer, const random_pair_ *r, int layout,
                            pair_ *x, pair_ *y, vu32_ *largest) {
     const pair_ g = K_(load_pair)(j->grad, i, kind.grad, layout, c);
     pair_ w = g, compensation = g, moment[4];
@@ -5291,10 +5328,10 @@ FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k,
         if (w_buffer == KOPT_NULL_) {
             w = K_(load_weight_pair)(j, kind, i, layout, c, &compensation, KOPT_NULL_);
         } else {
-            w.a = w_buffer[0];
-            w.b = w_buffer[1];
-            compensation.a = compensation_buffer[0];
-            compensation.b = compensation_buffer[1];
+            w.a = K_(load_f32)(w_buffer);
+            w.b = K_(load_f32)(w_buffer + LANES_);
+            compensation.a = K_(load_f32)(compensation_buffer);
+            compensation.b = K_(load_f32)(compensation_buffer + LANES_);
         }
     }
     moment[0] = moment[1] = moment[2] = moment[3] = g; /* any value: a rule reads only the moments that it has */
@@ -5325,15 +5362,6 @@ FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k,
 
 /* ---- random numbers of a tile, in the order of memory ---- */
 
-/* The random numbers of a tile, which is up to KOPT_TILE_ consecutive elements: as long as 2 groups. It may begin
-   within a group, so lower and upper hold up to 3 groups, made by random_group. number and stride point to the tile's
-   first element in lower (number 0) and upper (2 * other), 16 bits per element. */
-typedef struct random_tile_ {
-    uint32_t words[KOPT_RANDOM_GROUP_ / 2]; /* of the span */
-    uint32_t lower[3 * KOPT_RANDOM_GROUP_ / 2], upper[3 * KOPT_RANDOM_GROUP_ / 2];
-    const kopt_byte_ *number, *stride;
-} random_tile_;
-
 /* The random numbers of the pair at element i, without RANDOM_ZERO_EXTENDED_. */
 FN_ random_pair_ K_(load_random_pair)(const kopt_byte_ *number, const kopt_byte_ *stride, size_t i) {
     random_pair_ r;
@@ -5344,8 +5372,8 @@ FN_ random_pair_ K_(load_random_pair)(const kopt_byte_ *number, const kopt_byte_
 
 /* Makes the random numbers of the n elements from this global index on. fresh: r does not hold the words of their span
    yet. alone: no later tile uses these words. Then, if the n elements lie in one group, only their words are made. */
-NOINLINE_FN_ void K_(fill_random_tile)(random_tile_ *r, const philox_key_ *cipher, kopt_index_ index, size_t n,
-                                       int fresh, int alone) {
+NOINLINE_FN_ void K_(fill_random_tile)(kopt_random_tile_ *r, const kopt_philox_key_ *cipher, kopt_index_ index,
+                                       size_t n, int fresh, int alone) {
     const size_t offset = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
     const int partial = alone && offset + n <= KOPT_RANDOM_GROUP_;
     const size_t from = partial ? offset : 0, to = partial ? offset + n : KOPT_RANDOM_GROUP_;
@@ -5359,45 +5387,24 @@ NOINLINE_FN_ void K_(fill_random_tile)(random_tile_ *r, const philox_key_ *ciphe
     r->stride = KOPT_CONST_POINTER_(const kopt_byte_ *, r->upper) + 2 * offset;
 }
 
-/* ---- tiles ---- */
-
-/* The loop over tiles takes every kind of step. It runs one stage for the whole tile, then the next stage. Each stage
-   is a function in which rule, format and rounding are constants as far as possible, so that it does not test them for
-   each pair. It steps whole pairs. The elements behind the last whole pair, the tail, are stepped in a padded copy
-   (step_tail). */
-
-/* What a stage of a tile passes on to the next one, in fp32 and in the order of memory. */
-typedef struct buffers_ {
-    /* x: what rule returns, then the direction. w, compensation: the weights, loaded only if a stage reads them. */
-    vf32_ x[KOPT_TILE_ / LANES_], w[KOPT_TILE_ / LANES_], compensation[KOPT_TILE_ / LANES_];
-    vu32_ lane_largest[4]; /* the largest magnitude of each new buffered moment, per lane (fp32 bits) */
-    uint32_t largest[4];   /* the same over all lanes */
-    vf32_ *moment[4];      /* buffered moments; a mean of squares is held as its root */
-    random_tile_ random;
-} buffers_;
-
-#define AS_BYTES_(p) KOPT_POINTER_(kopt_byte_ *, p)
-/* y, the second argument of atan2. It takes the place of the compensation, which Adam-atan2 does not read from here. */
-#define Y_BUFFER_(buffers) ((buffers)->compensation)
-
 /* ---- 8-bit moments in fp32 buffers ---- */
 
 /* docs/numerics.md, section 6b. square: the moment is a mean of squares, and codes and buffer hold its root. */
 
-FN_ void K_(decode_elements)(vf32_ *buffer, const kopt_byte_ *code, vf32_ scale, int square, size_t n) {
+FN_ void K_(decode_elements)(float *buffer, const kopt_byte_ *code, vf32_ scale, int square, size_t n) {
     kopt_byte_ part[PAIR_];
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
         if (n - i < PAIR_) code = kopt_copy_padded_(part, sizeof part, code, n - i);
-        buffer[0] = mul_(K_(decode_q8)(load8_(code), square), scale);
-        buffer[1] = mul_(K_(decode_q8)(load8_(code + LANES_), square), scale);
-        buffer += 2;
+        K_(store_f32)(buffer, mul_(K_(decode_q8)(load8_(code), square), scale));
+        K_(store_f32)(buffer + LANES_, mul_(K_(decode_q8)(load8_(code + LANES_), square), scale));
+        buffer += PAIR_;
         code += PAIR_;
     }
 }
 
 /* Decodes n codes of one block into an fp32 buffer. Writes whole pairs: the buffer needs room for them. */
-NOINLINE_FN_ void K_(decode_block)(vf32_ *buffer, const kopt_byte_ *code, const kopt_byte_ *scale, int square,
+NOINLINE_FN_ void K_(decode_block)(float *buffer, const kopt_byte_ *code, const kopt_byte_ *scale, int square,
                                    size_t n) {
     const vf32_ factor = as_f32_(isplat_(kopt_load32_(scale)));
     if (square)
@@ -5407,17 +5414,17 @@ NOINLINE_FN_ void K_(decode_block)(vf32_ *buffer, const kopt_byte_ *code, const 
 }
 
 /* number: the 16-bit random numbers of the pair, two to a word, in the order of memory. */
-FN_ void K_(encode_pair)(kopt_byte_ *code, const vf32_ *x, vf32_ inverse, int square, vu32_ number,
+FN_ void K_(encode_pair)(kopt_byte_ *code, const float *x, vf32_ inverse, int square, vu32_ number,
                          const constants_ *c) {
-    number = pack_high16_(K_(encode_q8)(mul_(x[0], inverse), square, K_(first16)(number, 0, c)),
-                          K_(encode_q8)(mul_(x[1], inverse), square, K_(second16)(number, 0)));
+    number = pack_high16_(K_(encode_q8)(mul_(K_(load_f32)(x), inverse), square, K_(first16)(number, 0, c)),
+                          K_(encode_q8)(mul_(K_(load_f32)(x + LANES_), inverse), square, K_(second16)(number, 0)));
     /* encode_q8 leaves the sign in bit 15: the shift brings it to bit 7, and only the low bytes are stored */
     store8_from16_(code, square ? number : or_(number, shr_(number, 8)));
 }
 
 /* r: the random numbers of the tile; NULL: round to nearest. */
-FN_ void K_(encode_elements)(kopt_byte_ *code, const vf32_ *buffer, vf32_ inverse, int square, int moment,
-                             const random_tile_ *r, size_t n) {
+FN_ void K_(encode_elements)(kopt_byte_ *code, const float *buffer, vf32_ inverse, int square, int moment,
+                             const kopt_random_tile_ *r, size_t n) {
     const constants_ c = K_(make_constants)();
     const vu32_ store_number = isplat_hoisted_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u),
                 half = isplat_hoisted_(0x80008000u);
@@ -5429,15 +5436,16 @@ FN_ void K_(encode_elements)(kopt_byte_ *code, const vf32_ *buffer, vf32_ invers
         const vu32_ number =
             r == KOPT_NULL_ ? half : add16_(load32_(base + 2 * i), mul16_(load32_(stride + 2 * i), store_number));
         K_(encode_pair)(n - i < PAIR_ ? part : code + i, buffer, inverse, square, number, &c);
-        buffer += 2;
+        buffer += PAIR_;
     }
     if (n % PAIR_ != 0) kopt_copy_noinline_(code + n / PAIR_ * PAIR_, part, n % PAIR_);
 }
 
 /* Encodes n elements of one block and stores its scale. largest: the largest magnitude of these elements, as fp32
    bits. */
-NOINLINE_FN_ void K_(encode_block)(kopt_byte_ *code, kopt_byte_ *scale, const vf32_ *buffer, uint32_t largest,
-                                   int square, int moment, kopt_rounding rounding, const random_tile_ *r, size_t n) {
+NOINLINE_FN_ void K_(encode_block)(kopt_byte_ *code, kopt_byte_ *scale, const float *buffer, uint32_t largest,
+                                   int square, int moment, kopt_rounding rounding, const kopt_random_tile_ *r,
+                                   size_t n) {
     const uint32_t scale_bits = kopt_scale_q8_(largest, square);
     kopt_store32_(scale, scale_bits);
     if (kopt_codes_are_zero_(scale_bits)) {
@@ -5461,31 +5469,6 @@ FN_ uint32_t K_(reduce_max)(vu32_ a) {
     return largest;
 }
 
-/* The direction of the pair at element i, or of a tail, in scalar code. buffered: the number of buffered moments.
-   with_y: the rule is Adam-atan2. These two stand for the kind: a kopt_kind_ argument would be passed in memory, and
-   the caller would lose the constants in it. */
-NOINLINE_FN_ void K_(direction_in_scalar)(const kopt_job_ *tile, buffers_ *buffers, size_t i, int buffered,
-                                          int with_y) {
-    const size_t q = i / LANES_, n = tile->end - i < PAIR_ ? tile->end - i : PAIR_;
-    kopt_job_ job;
-    int m;
-    kopt_copy_job_(&job, tile);
-    for (m = 0; m < 4; m++) /* a constant count: for `m < buffered` compilers call memcpy */
-        if (m < buffered) job.moment[m] = AS_BYTES_(buffers->moment[m]);
-    job.buffered = buffered > 0;
-    buffers->x[q] = buffers->x[q + 1] = splat_(1); /* the values behind the end of a tail */
-    if (with_y) Y_BUFFER_(buffers)[q] = Y_BUFFER_(buffers)[q + 1] = splat_(1);
-    kopt_step_elements_scalar_(&job, i, n, KOPT_DIRECTION_STAGE_, AS_BYTES_(buffers->x + q),
-                               AS_BYTES_(Y_BUFFER_(buffers) + q), 0);
-    for (m = 0; m < buffered; m++) {
-        const kopt_byte_ *const buffer = job.moment[m] + 4 * i;
-        const vu32_ first = K_(load_n)(buffer, 4, K_(lanes_left)(n, 0));
-        const vu32_ second = n > LANES_ ? K_(load_n)(buffer + 4 * LANES_, 4, n - LANES_) : first;
-        buffers->lane_largest[m] =
-            imax_(buffers->lane_largest[m], imax_(K_(abs_u32)(as_f32_(first)), K_(abs_u32)(as_f32_(second))));
-    }
-}
-
 /* Copies field by field. A copy of the whole struct would stay in memory, where a wide load has to wait for the narrow
    stores before it (no store forwarding). */
 FN_ kopt_kind_ K_(copy_kind)(const kopt_kind_ *p) {
@@ -5503,62 +5486,59 @@ FN_ kopt_kind_ K_(copy_kind)(const kopt_kind_ *p) {
     return kind;
 }
 
-/* First stage: stores the moments (or leaves them in the buffers) and writes x and y to the buffers. */
-FN_ void K_(direction_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *buffers) {
-    arrays_ a = K_(arrays_of)(tile);
-    const scalars_ k = K_(splat_job)(tile);
+/* First stage: computes x and y, and stores the moments. */
+FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind) {
+    arrays_ a = K_(arrays_of)(&t->job);
+    const scalars_ k = K_(splat_job)(&t->job);
     const constants_ c = K_(make_constants)();
-    const kopt_byte_ *const base = buffers->random.number, *const stride = buffers->random.stride;
-    const size_t n = tile->end;
-    vu32_ lane_largest[4];
+    const kopt_byte_ *const base = t->random.number, *const stride = t->random.stride;
+    const size_t n = t->job.end;
+    vu32_ largest[4];
     size_t i;
     for (i = 0; kind.buffered && i < 4; i++) {
-        a.moment[i] = AS_BYTES_(buffers->moment[i]);
-        lane_largest[i] = isplat_(0);
+        a.moment[i] = KOPT_BYTES_(t->moment[i]);
+        largest[i] = isplat_(0);
     }
     for (i = 0; i < n; i += PAIR_) {
-        const size_t q = i / LANES_;
         const random_pair_ r = K_(load_random_pair)(base, stride, i);
         pair_ x, y;
-        if (!K_(direction_pair)(&a, kind, &k, &c, i, buffers->w + q, buffers->compensation + q, &r, 0, &x, &y,
-                                lane_largest)) {
-            K_(direction_in_scalar)(tile, buffers, i, kind.buffered ? MOMENTS_ : 0, kind.rule == KOPT_ADAM_ATAN2);
+        if (!K_(direction_pair)(&a, kind, &k, &c, i, t->w + i, t->compensation + i, &r, 0, &x, &y, largest)) {
+            kopt_direction_in_scalar_(t, i, PAIR_);
             continue;
         }
-        buffers->x[q] = x.a;
-        buffers->x[q + 1] = x.b;
+        K_(store_f32)(t->x + i, x.a);
+        K_(store_f32)(t->x + i + LANES_, x.b);
 #ifdef KAHAN_OPT_VMATH
         if (kind.rule == KOPT_ADAM_ATAN2) {
-            Y_BUFFER_(buffers)[q] = y.a;
-            Y_BUFFER_(buffers)[q + 1] = y.b;
+            K_(store_f32)(t->compensation + i, y.a);
+            K_(store_f32)(t->compensation + i + LANES_, y.b);
         }
 #endif
     }
     for (i = 0; kind.buffered && i < KOPT_CAST_(size_t, MOMENTS_); i++) {
-        buffers->lane_largest[i] = imax_(buffers->lane_largest[i], lane_largest[i]);
         /* reduced here and not where it is used, so that the reduction overlaps with the next stage */
-        buffers->largest[i] = K_(reduce_max)(buffers->lane_largest[i]);
+        const uint32_t magnitude = K_(reduce_max)(largest[i]);
+        if (magnitude > t->largest[i]) t->largest[i] = magnitude;
     }
 }
 
-/* Second stage: steps and stores weights and residuals, from x in the buffers. */
-FN_ void K_(commit_tile)(const kopt_job_ *tile, kopt_kind_ kind, buffers_ *buffers) {
-    const arrays_ a = K_(arrays_of)(tile);
-    const scalars_ k = K_(splat_job)(tile);
+/* Second stage: steps and stores weights and residuals, from x. */
+FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
+    const arrays_ a = K_(arrays_of)(&t->job);
+    const scalars_ k = K_(splat_job)(&t->job);
     const constants_ c = K_(make_constants)();
-    const kopt_byte_ *const base = buffers->random.number;
-    const size_t n = tile->end;
+    const kopt_byte_ *const base = t->random.number;
+    const size_t n = t->job.end;
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
-        const size_t q = i / LANES_;
         vu32_ numbers[2];
         pair_ x;
         numbers[0] = numbers[1] = load32_(base + 2 * i);
-        x.a = buffers->x[q];
-        x.b = buffers->x[q + 1];
+        x.a = K_(load_f32)(t->x + i);
+        x.b = K_(load_f32)(t->x + i + LANES_);
         if (!K_(commit_pair)(&a, kind, &k, &c, i, x, numbers, 0))
-            kopt_step_elements_scalar_(tile, i, n - i < PAIR_ ? n - i : PAIR_, KOPT_COMMIT_STAGE_,
-                                       AS_BYTES_(buffers->x + q), KOPT_NULL_, 0);
+            kopt_step_elements_scalar_(&t->job, i, n - i < PAIR_ ? n - i : PAIR_, KOPT_COMMIT_STAGE_,
+                                       KOPT_BYTES_(t->x + i), KOPT_NULL_, 0);
     }
 }
 
@@ -5638,57 +5618,57 @@ FN_ int K_(commit_has_line)(kopt_kind_ kind) {
 #endif
 
 #define LINE_(name, line_rule, line_moments, line_format)                                                         \
-    NOINLINE_FN_ void K_(name)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) {              \
-        kopt_kind_ kind = K_(copy_kind)(actual);                                                                  \
+    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                                  \
+        kopt_kind_ kind = K_(copy_kind)(&t->kind);                                                                \
         kind.rule = KOPT_CAST_(kopt_rule, FIXED_OR_(line_rule, kind.rule));                                       \
         if ((line_moments) != ANY_) kind.moment_count = line_moments;                                             \
         kind.moment = (line_format) == KOPT_BF16 ? KOPT_BF16 : (line_format) == KOPT_FP16 ? KOPT_FP16 : KOPT_F32; \
         UNREACHABLE_IF_((line_rule) == ANY_ && K_(direction_has_line)(kind))                                      \
         if ((line_format) != ANY_) kind.buffered = (line_format) == KOPT_Q8;                                      \
-        K_(direction_tile)(tile, kind, buffers);                                                                  \
+        K_(direction_tile)(t, kind);                                                                              \
     }
 DIRECTIONS_(LINE_)
 #undef LINE_
-#define LINE_(name, line_format, line_rounding)                                                      \
-    NOINLINE_FN_ void K_(name)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) { \
-        kopt_kind_ kind = K_(copy_kind)(actual);                                                     \
-        kind.weight = line_format;                                                                   \
-        kind.rounding = KOPT_CAST_(kopt_rounding, FIXED_OR_(line_rounding, kind.rounding));          \
-        UNREACHABLE_IF_((line_rounding) == ANY_ && K_(commit_has_line)(kind))                        \
-        K_(commit_tile)(tile, kind, buffers);                                                        \
+#define LINE_(name, line_format, line_rounding)                                             \
+    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                            \
+        kopt_kind_ kind = K_(copy_kind)(&t->kind);                                          \
+        kind.weight = line_format;                                                          \
+        kind.rounding = KOPT_CAST_(kopt_rounding, FIXED_OR_(line_rounding, kind.rounding)); \
+        UNREACHABLE_IF_((line_rounding) == ANY_ && K_(commit_has_line)(kind))               \
+        K_(commit_tile)(t, kind);                                                           \
     }
 COMMITS_(LINE_)
 #undef LINE_
 
-NOINLINE_FN_ void K_(direction_dispatch)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) {
-    const kopt_kind_ kind = K_(copy_kind)(actual);
+NOINLINE_FN_ void K_(direction_dispatch)(kopt_tile_ *t) {
+    const kopt_kind_ kind = K_(copy_kind)(&t->kind);
     const kopt_format format = kind.buffered ? KOPT_Q8 : kind.moment;
 #define LINE_(name, line_rule, line_moments, line_format)                                                         \
     if (MATCHES_(kind.rule, line_rule) && COUNT_MATCHES_(line_moments) && FORMAT_MATCHES_(line_format, format)) { \
-        K_(name)(tile, actual, buffers);                                                                          \
+        K_(name)(t);                                                                                              \
         return;                                                                                                   \
     }
     DIRECTIONS_(LINE_)
 #undef LINE_
 }
 
-NOINLINE_FN_ void K_(commit_dispatch)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) {
-    const kopt_kind_ kind = K_(copy_kind)(actual);
+NOINLINE_FN_ void K_(commit_dispatch)(kopt_tile_ *t) {
+    const kopt_kind_ kind = K_(copy_kind)(&t->kind);
 #define LINE_(name, line_format, line_rounding)                                   \
     if (kind.weight == (line_format) && MATCHES_(kind.rounding, line_rounding)) { \
-        K_(name)(tile, actual, buffers);                                          \
+        K_(name)(t);                                                              \
         return;                                                                   \
     }
     COMMITS_(LINE_)
 #undef LINE_
 }
 
-/* ---- a tile and its tail ---- */
+/* ---- weights of a tile in fp32, and its updates ---- */
 
-/* Loads n weights into w as fp32, joined with their residuals (KOPT_COMPACT, KOPT_EXACT), and their compensations into
-   compensation (KOPT_KAHAN; 0 for other roundings). Reads and writes whole pairs. residual: NULL if there is none. */
-NOINLINE_FN_ void K_(load_weight_tile)(kopt_byte_ *weight, kopt_byte_ *residual, const kopt_kind_ *actual, size_t n,
-                                       vf32_ *w, vf32_ *compensation) {
+/* Loads the n weights at `weight` into w as decay sees them, and their compensations (KOPT_KAHAN; 0 for other
+   roundings). Reads and writes whole pairs. residual: NULL if there is none. */
+NOINLINE_FN_ void K_(load_weights)(kopt_byte_ *weight, kopt_byte_ *residual, const kopt_kind_ *actual, size_t n,
+                                   float *w, float *compensation) {
     const kopt_kind_ kind = K_(copy_kind)(actual);
     const constants_ c = K_(make_constants)();
     arrays_ a;
@@ -5698,283 +5678,94 @@ NOINLINE_FN_ void K_(load_weight_tile)(kopt_byte_ *weight, kopt_byte_ *residual,
     for (i = 0; i < n; i += PAIR_) {
         pair_ r;
         const pair_ x = K_(load_weight_pair)(&a, kind, i, 0, &c, &r, KOPT_NULL_);
-        w[i / LANES_] = x.a;
-        w[i / LANES_ + 1] = x.b;
-        compensation[i / LANES_] = r.a;
-        compensation[i / LANES_ + 1] = r.b;
+        K_(store_f32)(w + i, x.a);
+        K_(store_f32)(w + i + LANES_, x.b);
+        K_(store_f32)(compensation + i, r.a);
+        K_(store_f32)(compensation + i + LANES_, r.b);
     }
+}
+
+NOINLINE_FN_ void K_(load_weight_tile)(kopt_tile_ *t) {
+    K_(load_weights)(t->job.weight, t->job.residual, &t->kind, t->job.end, t->w, t->compensation);
 }
 
 #ifdef KAHAN_OPT_VMATH
-/* x[q] = atan2(x[q], y[q]) for n vectors; n is even. Software pipelining: the division of vector q is in flight while
-   the polynomial of vector q - 2 is computed. */
-FN_ void K_(atan2_tile)(vf32_ *x, const vf32_ *y, size_t n) {
-    atan2_reduced_ first = K_(atan2_reduce)(x[0], y[0]), second = K_(atan2_reduce)(x[1], y[1]), next;
-    size_t q;
-    for (q = 2; q < n; q += 2) {
-        next = K_(atan2_reduce)(x[q], y[q]);
-        x[q - 2] = K_(atan2_polynomial)(&first);
-        first = next;
-        next = K_(atan2_reduce)(x[q + 1], y[q + 1]);
-        x[q - 1] = K_(atan2_polynomial)(&second);
-        second = next;
-    }
-    x[q - 2] = K_(atan2_polynomial)(&first);
-    x[q - 1] = K_(atan2_polynomial)(&second);
+/* x = atan2(x, y) for n elements, a multiple of PAIR_. Software pipelining: the divisions of a pair are in flight while
+   the polynomials of the pair before are computed. */
+FN_ atan2_reduced_ K_(atan2_load)(const float *x, const float *y) {
+    return K_(atan2_reduce)(K_(load_f32)(x), K_(load_f32)(y));
 }
 
-/* The function between the stages, for n elements: replaces x by atan2(x, y) or by the result of the table's
-   function. */
-NOINLINE_FN_ void K_(rule_function)(const kopt_job_ *j, vf32_ *x, vf32_ *y, size_t n) {
-    size_t q, vectors = (n + PAIR_ - 1) / PAIR_ * 2;
+FN_ void K_(atan2_tile)(float *x, const float *y, size_t n) {
+    atan2_reduced_ first = K_(atan2_load)(x, y), second = K_(atan2_load)(x + LANES_, y + LANES_), next;
+    for (; n > PAIR_; n -= PAIR_, x += PAIR_, y += PAIR_) {
+        next = K_(atan2_load)(x + PAIR_, y + PAIR_);
+        K_(store_f32)(x, K_(atan2_polynomial)(&first));
+        first = next;
+        next = K_(atan2_load)(x + PAIR_ + LANES_, y + PAIR_ + LANES_);
+        K_(store_f32)(x + LANES_, K_(atan2_polynomial)(&second));
+        second = next;
+    }
+    K_(store_f32)(x, K_(atan2_polynomial)(&first));
+    K_(store_f32)(x + LANES_, K_(atan2_polynomial)(&second));
+}
+
+/* The function between the stages: replaces x by atan2(x, y) or by the result of the table's function. */
+NOINLINE_FN_ void K_(rule_function)(kopt_tile_ *t) {
+    const kopt_job_ *const j = &t->job;
+    const size_t n = (j->end + PAIR_ - 1) / PAIR_ * PAIR_;
+    float *const x = t->x, *const y = t->compensation;
+    size_t i;
     if (j->vmath == KOPT_NULL_) {
-        K_(atan2_tile)(x, y, vectors);
+        K_(atan2_tile)(x, y, n);
         return;
     }
-    if (j->quotient)
-        for (q = 0; q < vectors; q++) x[q] = div_(x[q], y[q]);
-    kopt_call_rule_function_(j, KOPT_POINTER_(float *, x), KOPT_POINTER_(float *, y), n);
-    for (q = 0; q < vectors; q++) x[q] = K_(canonical_nan)(x[q]);
+    for (i = 0; j->quotient && i < n; i += LANES_) K_(store_f32)(x + i, div_(K_(load_f32)(x + i), K_(load_f32)(y + i)));
+    kopt_call_rule_function_(j, x, y, j->end);
+    for (i = 0; i < n; i += LANES_) K_(store_f32)(x + i, K_(canonical_nan)(K_(load_f32)(x + i)));
 }
 #endif
 
 /* Replaces x by the update of each weight, with Lookahead if the step synchronizes the slow weights of Ranger. */
-NOINLINE_FN_ void K_(update_tile)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) {
-    const kopt_kind_ kind = K_(copy_kind)(actual);
+NOINLINE_FN_ void K_(update_tile)(kopt_tile_ *t) {
+    const kopt_kind_ kind = K_(copy_kind)(&t->kind);
+    const kopt_job_ *const j = &t->job;
     const size_t size = kopt_bytes_of_(kind.weight);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    const scalars_ k = K_(splat_job)(tile);
+    const scalars_ k = K_(splat_job)(j);
     size_t i, q;
-    for (i = 0; i < tile->end; i += PAIR_) {
-        vf32_ slow[2], slow_compensation[2];
+    for (i = 0; i < j->end; i += PAIR_) {
+        float slow[PAIR_], slow_compensation[PAIR_];
         if (k.sync)
-            K_(load_weight_tile)(tile->slow + i * size,
-                                 residual_size == 0 ? KOPT_NULL_ : tile->slow_residual + i * residual_size, actual,
-                                 PAIR_, slow, slow_compensation);
-        for (q = 0; q < 2; q++) {
-            const size_t v = i / LANES_ + q;
-            vf32_ update = K_(update)(&k, buffers->x[v], buffers->w[v]);
+            K_(load_weights)(j->slow + i * size, residual_size == 0 ? KOPT_NULL_ : j->slow_residual + i * residual_size,
+                             &t->kind, PAIR_, slow, slow_compensation);
+        for (q = 0; q < PAIR_; q += LANES_) {
+            const vf32_ w = K_(load_f32)(t->w + i + q);
+            vf32_ update = K_(update)(&k, K_(load_f32)(t->x + i + q), w);
             if (k.sync)
-                update = K_(lookahead)(k.slow_scale, buffers->w[v], buffers->compensation[v], update, slow[q],
-                                       slow_compensation[q]);
-            buffers->x[v] = update;
+                update = K_(lookahead)(k.slow_scale, w, K_(load_f32)(t->compensation + i + q), update,
+                                       K_(load_f32)(slow + q), K_(load_f32)(slow_compensation + q));
+            K_(store_f32)(t->x + i + q, update);
         }
-    }
-}
-
-/* Second stage of a step that counts updates (tile->counts) or synchronizes the slow weights of Ranger (Lookahead). It
-   replaces x by the update itself and then runs the ordinary commit with rate 1 and decay 0. */
-NOINLINE_FN_ void K_(commit_general)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) {
-    const kopt_kind_ kind = K_(copy_kind)(actual);
-    const kopt_step *s = tile->step;
-    const size_t n = tile->end, size = kopt_bytes_of_(kind.weight);
-    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    kopt_byte_ *const old_weight = AS_BYTES_(buffers->w); /* free once the updates are computed */
-    kopt_byte_ *const old_residual = AS_BYTES_(buffers->compensation);
-    const int moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->moments_only;
-    const int sync = KOPT_HAS_(KOPT_WITH_RANGER) && s->sync;
-    K_(update_tile)(tile, actual, buffers);
-    kopt_copy_noinline_(old_weight, tile->weight, n * size);
-    if (residual_size != 0) kopt_copy_noinline_(old_residual, tile->residual, n * residual_size);
-    if (!moments_only) {
-        kopt_job_ unscaled;
-        kopt_copy_job_(&unscaled, tile);
-        unscaled.rate = 1;
-        unscaled.weight_decay = 0;
-        K_(commit_dispatch)(&unscaled, actual, buffers);
-    }
-    if (tile->counts != KOPT_NULL_)
-        kopt_tally_(tile, AS_BYTES_(buffers->x), old_weight, old_residual, size, residual_size);
-    if (sync && !moments_only) { /* the slow weights become equal to the new weights */
-        kopt_copy_noinline_(tile->slow, tile->weight, n * size);
-        if (residual_size != 0) kopt_copy_noinline_(tile->slow_residual, tile->residual, n * residual_size);
     }
 }
 
 static void K_(convert)(const kopt_conversion_ *c);
 
-/* All stages of a tile of tile->end elements. They read and write whole pairs: the arrays need room for the next
-   multiple of PAIR_ elements. */
-NOINLINE_FN_ void K_(step_tile)(const kopt_job_ *tile, const kopt_kind_ *kind, buffers_ *buffers) {
-    const kopt_step *s = tile->step;
-    const size_t n = tile->end;
-    const int general =
-        (KOPT_HAS_(KOPT_WITH_RANGER) && s->sync) || (KOPT_HAS_(KOPT_WITH_EXTRAS) && tile->counts != KOPT_NULL_);
-    const int moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->moments_only;
-    if (general || kind->rule == KOPT_EMA || kopt_as_u32_(s->l2) << 1 != 0)
-        K_(load_weight_tile)(tile->weight, tile->residual, kind, n, buffers->w, buffers->compensation);
-    K_(direction_dispatch)(tile, kind, buffers);
+static const kopt_stages_ K_(stages) = {PAIR_,
+                                        K_(fill_random_tile),
+                                        K_(decode_block),
+                                        K_(encode_block),
+                                        K_(load_weight_tile),
+                                        K_(direction_dispatch),
+                                        K_(update_tile),
+                                        K_(commit_dispatch),
+                                        K_(convert)
 #ifdef KAHAN_OPT_VMATH
-    if (kind->rule == KOPT_ADAM_ATAN2 || tile->vmath != KOPT_NULL_)
-        K_(rule_function)(tile, buffers->x, Y_BUFFER_(buffers), n);
+                                            ,
+                                        K_(rule_function)
 #endif
-    if (general)
-        K_(commit_general)(tile, kind, buffers);
-    else if (!moments_only)
-        K_(commit_dispatch)(tile, kind, buffers);
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && tile->copy != KOPT_NULL_ && !moments_only) {
-        kopt_conversion_ copy;
-        copy.dst = tile->copy;
-        copy.src = tile->weight;
-        copy.dst_format = tile->copy_format;
-        copy.src_format = kind->weight;
-        copy.n = n;
-        copy.stochastic = 0;
-        K_(convert)(&copy);
-    }
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && s->zero_grad) kopt_zero_(tile->grad, n * kopt_bytes_of_(kind->grad));
-}
-
-/* step_tile for fewer elements than a pair, in copies of the arrays that are padded with zeros. Buffered moments are
-   not copied: a buffer has room for whole pairs. */
-NOINLINE_FN_ void K_(step_tail)(const kopt_job_ *tile, const kopt_kind_ *actual, buffers_ *buffers) {
-    const kopt_kind_ kind = K_(copy_kind)(actual);
-    const size_t n = tile->end, size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
-    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding),
-                 moment_size = kopt_bytes_of_(kind.moment);
-    const kopt_step *s = tile->step;
-    kopt_byte_ copies[10][4 * PAIR_];
-    kopt_job_ padded;
-    int m;
-    kopt_copy_job_(&padded, tile);
-#define PAD_(index, array, bytes) \
-    padded.array = copies[index]; \
-    kopt_copy_padded_(copies[index], sizeof copies[index], tile->array, n *(bytes));
-    PAD_(0, weight, size)
-    PAD_(1, grad, grad_size)
-    if (residual_size != 0) {
-        PAD_(2, residual, residual_size)
-    }
-    for (m = 0; m < kind.moment_count && !kind.buffered; m++) {
-        PAD_(3 + m, moment[m], moment_size)
-    }
-    if (s->sync) {
-        PAD_(7, slow, size)
-    }
-    if (s->sync && residual_size != 0) {
-        PAD_(8, slow_residual, residual_size)
-    }
-#undef PAD_
-    if (tile->copy != KOPT_NULL_) padded.copy = copies[9];
-    K_(step_tile)(&padded, actual, buffers);
-    if (!s->moments_only) {
-        kopt_copy_noinline_(tile->weight, padded.weight, n * size);
-        if (residual_size != 0) kopt_copy_noinline_(tile->residual, padded.residual, n * residual_size);
-        if (s->sync) kopt_copy_noinline_(tile->slow, padded.slow, n * size);
-        if (s->sync && residual_size != 0)
-            kopt_copy_noinline_(tile->slow_residual, padded.slow_residual, n * residual_size);
-        if (tile->copy != KOPT_NULL_)
-            kopt_copy_noinline_(tile->copy, padded.copy, n * kopt_bytes_of_(tile->copy_format));
-    }
-    for (m = 0; m < kind.moment_count && !kind.buffered; m++)
-        kopt_copy_noinline_(tile->moment[m], padded.moment[m], n * moment_size);
-    if (s->zero_grad) kopt_copy_noinline_(tile->grad, padded.grad, n * grad_size);
-}
-
-/* Makes *tile the n elements of *whole from element i on. Buffered moments are left to direction_tile. */
-FN_ void K_(tile_at)(kopt_job_ *tile, const kopt_job_ *whole, kopt_kind_ kind, size_t i, size_t n) {
-    const size_t size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.moment);
-    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    int m;
-    tile->weight = whole->weight + i * size;
-    tile->grad = whole->grad + i * kopt_bytes_of_(kind.grad);
-    if (residual_size != 0) tile->residual = whole->residual + i * residual_size; /* NULL + 0 is undefined behaviour */
-    for (m = 0; m < kind.moment_count && !kind.buffered; m++) tile->moment[m] = whole->moment[m] + i * moment_size;
-    if (whole->step->sync) tile->slow = whole->slow + i * size;
-    if (whole->step->sync && residual_size != 0) tile->slow_residual = whole->slow_residual + i * residual_size;
-    if (whole->copy != KOPT_NULL_) tile->copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
-    tile->first = whole->first + i;
-    tile->begin = 0;
-    tile->end = n;
-}
-
-/* ---- the loop over tiles ---- */
-
-/* Steps elements [begin, end), tile by tile. moment: the buffers of all moments, one behind the other, or NULL if the
-   moments are stepped in memory. With 8-bit moments a tile is a block, because its scale needs all of its elements (so
-   begin has to be the first element of a block). Otherwise a tile ends where the global index is a multiple of the tile
-   size, because the groups of random numbers are counted by global index, too. */
-NOINLINE_FN_ void K_(step_tiles)(const kopt_job_ *whole, size_t begin, size_t end, vf32_ *moment) {
-    const kopt_step *s = whole->step;
-    const philox_key_ cipher = K_(make_philox_key)(s->seed, s->step, whole->id, whole->stream);
-    kopt_kind_ kind = K_(kind_of)(whole);
-    const int buffered = moment != KOPT_NULL_, random = kopt_needs_random_(kind);
-    kopt_job_ tile;
-    buffers_ buffers;
-    size_t i, n, turns, q;
-    int m, drawn = 0;
-    kopt_copy_job_(&tile, whole);
-    kind.buffered = buffered;
-    if (buffered || MOMENTS_ == 0) kind.moment = KOPT_F32;
-    buffers.random.number = buffers.random.stride = KOPT_CONST_POINTER_(const kopt_byte_ *, buffers.random.lower);
-    for (q = 0; !random && q < KOPT_TILE_ / 2; q += LANES_)
-        store32_(AS_BYTES_(buffers.random.lower + q), isplat_hoisted_(0)); /* with isplat_(0): memset is called */
-    for (i = begin; i < end; i += n) {
-        const kopt_index_ index = KOPT_INDEX_(whole->first + i);
-        n = KOPT_TILE_ - KOPT_CAST_(unsigned, (buffered ? i : index) % KOPT_TILE_);
-        if (end - i < n) n = end - i;
-        turns = n / PAIR_ * PAIR_;
-        if (!buffered && n < 4) { /* too few for vectors; kopt_walk_scalar_ does not read 8-bit codes */
-            kopt_walk_scalar_(whole, i, i + n);
-            continue;
-        }
-        if (random)
-            K_(fill_random_tile)(&buffers.random, &cipher, index, turns < n ? turns + PAIR_ : turns, !drawn,
-                                 !drawn && n == end - i);
-        drawn = 1;
-        for (m = 0; buffered && m < kind.moment_count; m++) {
-            buffers.moment[m] = moment + KOPT_CAST_(size_t, m) * (KOPT_TILE_ / LANES_);
-            buffers.lane_largest[m] = isplat_(0);
-            K_(decode_block)(buffers.moment[m], whole->moment[m] + i,
-                             whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4, kopt_is_square_(kind.rule, m), n);
-        }
-        if (turns > 0) {
-            K_(tile_at)(&tile, whole, kind, i, turns);
-            K_(step_tile)(&tile, &kind, &buffers);
-        }
-        if (turns < n) {
-            buffers.random.number += 2 * turns;
-            buffers.random.stride += 2 * turns;
-            for (m = 0; buffered && m < kind.moment_count; m++) buffers.moment[m] += turns / LANES_;
-            K_(tile_at)(&tile, whole, kind, i + turns, n - turns);
-            K_(step_tail)(&tile, &kind, &buffers);
-            buffers.random.number -= 2 * turns;
-            buffers.random.stride -= 2 * turns;
-        }
-        for (m = 0; buffered && m < kind.moment_count; m++) {
-            const vf32_ *const buffer = moment + KOPT_CAST_(size_t, m) * (KOPT_TILE_ / LANES_);
-            const int square = kopt_is_square_(kind.rule, m);
-            const kopt_rounding rounding = kopt_moment_rounding_(kind, m);
-            K_(encode_block)(whole->moment[m] + i, whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4, buffer,
-                             buffers.largest[m], square, m, rounding, &buffers.random, n);
-        }
-    }
-}
-
-/* step_tiles with the buffers of the moments on the stack. One function per size, so that no stack frame is larger than
-   it has to be. */
-#define BUFFERED_(moments)                                                                  \
-    NOINLINE_FN_ void K_(buffered##moments)(const kopt_job_ *j, size_t begin, size_t end) { \
-        vf32_ moment[(moments) * (KOPT_TILE_ / LANES_)];                                    \
-        K_(step_tiles)(j, begin, end, moment);                                              \
-    }
-BUFFERED_(1)
-BUFFERED_(2)
-BUFFERED_(3)
-BUFFERED_(4)
-#undef BUFFERED_
-
-/* Steps elements [begin, end) of any kind. */
-NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
-    const kopt_kind_ kind = K_(kind_of)(j);
-    if (kind.moment != KOPT_Q8 || MOMENTS_ == 0)
-        K_(step_tiles)(j, begin, end, KOPT_NULL_);
-    else
-        (MOMENTS_ == 1   ? K_(buffered1)
-         : MOMENTS_ == 2 ? K_(buffered2)
-         : MOMENTS_ == 3 ? K_(buffered3)
-                         : K_(buffered4))(j, begin, end);
-}
+};
 
 #ifdef SPECIALIZED_
 /* ---- specialized loops ---- */
@@ -5991,7 +5782,7 @@ typedef struct random_counter_ {
 
 /* Fills the counters of the elements [from, to) of a group, from the random numbers of a tile that begins in it. from
    and to are multiples of PAIR_. */
-FN_ void K_(start_random_counters)(random_counter_ *r, const random_tile_ *tile, size_t from, size_t to,
+FN_ void K_(start_random_counters)(random_counter_ *r, const kopt_random_tile_ *tile, size_t from, size_t to,
                                    const constants_ *c) {
     const vu32_ next_group = isplat_(KOPT_RANDOM_STORES_);
     size_t q;
@@ -6011,11 +5802,12 @@ FN_ void K_(start_random_counters)(random_counter_ *r, const random_tile_ *tile,
 /* Second stage of a pair. Scalar code takes the pair if commit_pair refuses it. */
 FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const arrays_ *a, kopt_kind_ kind, const scalars_ *k,
                                    const constants_ *c, size_t i, pair_ x, const vu32_ numbers[2], int layout) {
-    vf32_ buffer[2];
+    float buffer[PAIR_];
     if (K_(commit_pair)(a, kind, k, c, i, x, numbers, layout)) return;
-    buffer[0] = x.a;
-    buffer[1] = x.b;
-    kopt_step_elements_scalar_(whole, i, PAIR_, KOPT_COMMIT_STAGE_, AS_BYTES_(buffer), KOPT_NULL_, layout & EVEN_ODD_);
+    K_(store_f32)(buffer, x.a);
+    K_(store_f32)(buffer + LANES_, x.b);
+    kopt_step_elements_scalar_(whole, i, PAIR_, KOPT_COMMIT_STAGE_, KOPT_BYTES_(buffer), KOPT_NULL_,
+                               layout & EVEN_ODD_);
 }
 
 /* Is there a specialized loop with the schedule KOPT_TILED_? */
@@ -6033,7 +5825,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
                            size_t begin) {
     const arrays_ a = K_(arrays_of)(whole);
     const kopt_step *s = whole->step;
-    const philox_key_ cipher = K_(make_philox_key)(s->seed, s->step, whole->id, whole->stream);
+    const kopt_philox_key_ cipher = kopt_make_philox_key_(s->seed, s->step, whole->id, whole->stream);
     const constants_ c = K_(make_constants)();
     const size_t end = whole->end;
     const int random = kopt_needs_random_(kind);
@@ -6043,7 +5835,8 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
     const int pipelined = LANES_ == 16 && schedule == KOPT_PIPELINED_;
     const int layout = even_odd | (tiled ? 0 : RANDOM_ZERO_EXTENDED_);
     random_counter_ counters[KOPT_RANDOM_GROUP_ / PAIR_];
-    buffers_ buffers;
+    KOPT_ALIGN64_ float x_buffer[KOPT_TILE_], y_buffer[KOPT_TILE_];
+    kopt_random_tile_ tile;
     random_pair_ no_random;
     pair_ pending;
     vu32_ pending_numbers[2];
@@ -6061,18 +5854,17 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
         const int fresh = n != KOPT_RANDOM_GROUP_ || index % KOPT_RANDOM_SPAN_ == 0;
         n = tiled ? KOPT_TILE_ - KOPT_CAST_(unsigned, index % KOPT_TILE_) : KOPT_RANDOM_GROUP_ - in_group;
         if (end - i < n) n = (end - i) / PAIR_ * PAIR_;
-        if (tiled && random)
-            K_(fill_random_tile)(&buffers.random, &cipher, index, n, i == begin, n + PAIR_ > end - begin);
+        if (tiled && random) K_(fill_random_tile)(&tile, &cipher, index, n, i == begin, n + PAIR_ > end - begin);
         if (!tiled && random && fresh) {
-            K_(fill_random_tile)(&buffers.random, &cipher, index, n, 1, n < KOPT_RANDOM_GROUP_);
-            K_(start_random_counters)(counters, &buffers.random, in_group, in_group + n, &c);
+            K_(fill_random_tile)(&tile, &cipher, index, n, 1, n < KOPT_RANDOM_GROUP_);
+            K_(start_random_counters)(counters, &tile, in_group, in_group + n, &c);
         }
         for (q = 0; q < n; q += PAIR_) {
-            const size_t v = tiled ? q / LANES_ : 0;
+            const size_t v = tiled ? q : 0;
             random_pair_ r = no_random;
             pair_ x, y;
             if (tiled && random) {
-                r = K_(load_random_pair)(buffers.random.number, buffers.random.stride, q);
+                r = K_(load_random_pair)(tile.number, tile.stride, q);
             } else if (random) {
                 random_counter_ *const counter = counters + (in_group + q) / PAIR_;
                 r = counter->r;
@@ -6080,20 +5872,20 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
                 counter->r.number[1] = add16_(r.number[1], counter->next_group[1]);
             }
             if (!K_(direction_pair)(&a, kind, &k, &c, i + q, KOPT_NULL_, KOPT_NULL_, &r, layout, &x, &y, KOPT_NULL_)) {
-                kopt_step_elements_scalar_(whole, i + q, PAIR_, KOPT_DIRECTION_STAGE_, AS_BYTES_(buffers.x + v),
-                                           AS_BYTES_(Y_BUFFER_(&buffers) + v), even_odd);
-                x.a = buffers.x[v];
-                x.b = buffers.x[v + 1];
-                y.a = Y_BUFFER_(&buffers)[v];
-                y.b = Y_BUFFER_(&buffers)[v + 1];
+                kopt_step_elements_scalar_(whole, i + q, PAIR_, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(x_buffer + v),
+                                           KOPT_BYTES_(y_buffer + v), even_odd);
+                x.a = K_(load_f32)(x_buffer + v);
+                x.b = K_(load_f32)(x_buffer + v + LANES_);
+                y.a = K_(load_f32)(y_buffer + v);
+                y.b = K_(load_f32)(y_buffer + v + LANES_);
             }
             if (tiled) {
-                buffers.x[v] = x.a;
-                buffers.x[v + 1] = x.b;
+                K_(store_f32)(x_buffer + v, x.a);
+                K_(store_f32)(x_buffer + v + LANES_, x.b);
 #ifdef KAHAN_OPT_VMATH
                 if (kind.rule == KOPT_ADAM_ATAN2) {
-                    Y_BUFFER_(&buffers)[v] = y.a;
-                    Y_BUFFER_(&buffers)[v + 1] = y.b;
+                    K_(store_f32)(y_buffer + v, y.a);
+                    K_(store_f32)(y_buffer + v + LANES_, y.b);
                 }
 #endif
             } else { /* commits this pair; pipelined: the previous one, while the divisions of this one are in flight */
@@ -6110,14 +5902,14 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
         }
         if (tiled) {
 #ifdef KAHAN_OPT_VMATH
-            if (kind.rule == KOPT_ADAM_ATAN2) K_(atan2_tile)(buffers.x, Y_BUFFER_(&buffers), n / LANES_);
+            if (kind.rule == KOPT_ADAM_ATAN2) K_(atan2_tile)(x_buffer, y_buffer, n);
 #endif
             for (q = 0; q < n; q += PAIR_) {
                 vu32_ numbers[2];
                 pair_ x;
-                numbers[0] = numbers[1] = random ? load32_(buffers.random.number + 2 * q) : isplat_(0);
-                x.a = buffers.x[q / LANES_];
-                x.b = buffers.x[q / LANES_ + 1];
+                numbers[0] = numbers[1] = random ? load32_(tile.number + 2 * q) : isplat_(0);
+                x.a = K_(load_f32)(x_buffer + q);
+                x.b = K_(load_f32)(x_buffer + q + LANES_);
                 K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, i + q, x, numbers, layout);
             }
         }
@@ -6199,21 +5991,25 @@ FN_ size_t K_(specialized_step)(const kopt_job_ *j, kopt_kind_ kind, size_t begi
 #ifndef CORE_ONLY_
 
 NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
+#ifdef ONE_LANE_
+    K_(walk)(j, j->begin, j->end);
+#else
     size_t i = j->begin;
 #ifdef SPECIALIZED_
     /* The specialized loop begins at a global index that is a multiple of PAIR_, because the random numbers of a group
-       come in whole pairs. `walk` steps the elements before and behind. It is called from here and not from the
-       specialized loop, so that the stack frames of the two do not add up. */
+       come in whole pairs. The loop over tiles steps the elements before and behind. It is called from here and not
+       from the specialized loop, so that the stack frames of the two do not add up. */
     const size_t head = KOPT_CAST_(unsigned, (0 - KOPT_INDEX_(j->first + i)) % PAIR_);
     if (j->end - i >= head + PAIR_) {
-        const size_t end = K_(specialized_step)(j, K_(kind_of)(j), i + head);
+        const size_t end = K_(specialized_step)(j, kopt_kind_of_(j, LANES_ == 1), i + head);
         if (end > i + head) {
-            if (head > 0) K_(walk)(j, i, i + head);
+            if (head > 0) kopt_walk_tiles_(&K_(stages), j, i, i + head);
             i = end;
         }
     }
 #endif
-    if (i < j->end) K_(walk)(j, i, j->end);
+    if (i < j->end) kopt_walk_tiles_(&K_(stages), j, i, j->end);
+#endif
 }
 
 #ifndef TOOLS_ISA_
@@ -6230,7 +6026,7 @@ FN_ vf32_ K_(stable_ratio)(kopt_kind_ kind, const scalars_ *k, const element_ *e
 /* Writes the ratios of the elements [begin, j->end) to out, as fp32. */
 NOINLINE_FN_ void K_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ *out) {
     const scalars_ k = K_(splat_job)(j);
-    const kopt_kind_ kind = K_(kind_of)(j);
+    const kopt_kind_ kind = kopt_kind_of_(j, LANES_ == 1);
     size_t i = begin;
 #ifdef ONE_LANE_
     for (; i < j->end; i++) {
@@ -6286,8 +6082,8 @@ FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, size_t end
 NOINLINE_FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, size_t end) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
     const uint32_t stream = KOPT_CAST_(uint32_t, c->stochastic);
-    const philox_key_ cipher =
-        stream == 0 ? K_(make_philox_key)(0, 0, 0, 0) : K_(make_philox_key)(c->seed, c->step, c->id, stream);
+    const kopt_philox_key_ cipher =
+        stream == 0 ? kopt_make_philox_key_(0, 0, 0, 0) : kopt_make_philox_key_(c->seed, c->step, c->id, stream);
     const int stochastic = stream != 0 && c->dst_format != KOPT_F32;
     const constants_ constants = K_(make_constants)();
     random_buffer_ draws;
@@ -7015,7 +6811,7 @@ FN_ void K_(box_muller)(vu32_ *x, vu32_ *y) {
    overwritten, too. The 4 words of a Philox block make 4 numbers. */
 FN_ void K_(random_numbers)(const kopt_vmath_job_ *j) {
     const size_t offset = KOPT_CAST_(unsigned, j->first & 255), chunk = 4 * LANES_;
-    philox_key_ cipher = K_(make_philox_key)(j->seed, j->step, j->id, j->stream);
+    kopt_philox_key_ cipher = kopt_make_philox_key_(j->seed, j->step, j->id, j->stream);
     size_t i, k;
     cipher.stream += j->attempt << 20;
     for (i = offset / chunk * chunk; i < offset + j->n; i += chunk) {
@@ -7131,7 +6927,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(vmath)(const kopt_vmath_job_ *j) {
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 /* All 64 bits of the index count, also where kopt_index_ has fewer. */
 static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
-    const philox_key_ cipher = K_(make_philox_key)(seed, step, id, stream);
+    const kopt_philox_key_ cipher = kopt_make_philox_key_(seed, step, id, stream);
     const uint64_t block = (index >> 11 << 4) | (index >> 3 & 15); /* as kopt_philox_block_ */
     vu32_ x[4];
     K_(philox_words)(x, &cipher, KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu), KOPT_CAST_(uint32_t, block >> 32));
@@ -7149,7 +6945,6 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef K_
 #undef FN_
 #undef scalars_
-#undef philox_key_
 #undef random_buffer_
 #undef constants_
 #undef moments_
@@ -7159,8 +6954,6 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef arrays_
 #undef half_pair_
 #undef random_pair_
-#undef random_tile_
-#undef buffers_
 #undef random_counter_
 #undef norm_sums_
 #undef vf32_
@@ -7222,7 +7015,6 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef NOINLINE_FN_
 #undef INFIX_OR_
 #undef SCHEDULE_
-#undef AS_BYTES_
 #undef ANY_
 #undef COMMITS_
 #undef DIRECTIONS_
@@ -7257,7 +7049,6 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef TOOLS_ISA_
 #undef PAIR_
 #undef UNORDERED_
-#undef Y_BUFFER_
 #undef shl_
 #undef shr_
 #undef nt_store16_
@@ -7568,6 +7359,256 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 #endif
 }
 
+/* ---- TILES ------------------------------------------------------------------------------------------------------- */
+
+/* The loop over tiles takes every kind of step. It runs one stage for the whole tile, then the next stage: the stages of
+   an instruction set (kopt_stages_), in which rule, format and rounding are constants as far as possible. They step
+   whole pairs of vectors. The elements behind the last whole pair, the tail, are stepped in copies. */
+
+#ifdef KOPT_VECTOR_CODE_
+static void kopt_add_job_array_(kopt_job_array_ **next, kopt_byte_ **at, size_t bytes, int written) {
+    if (bytes == 0) return;
+    (*next)->at = at;
+    (*next)->bytes = bytes;
+    (*next)->written = written;
+    ++*next;
+}
+
+/* The arrays that a job of this kind has in memory. Returns the end of the list. */
+static KOPT_NOINLINE_ kopt_job_array_ *kopt_list_job_arrays_(kopt_job_array_ *list, kopt_job_ *j,
+                                                             const kopt_kind_ *kind) {
+    const size_t weight = kopt_bytes_of_(kind->weight);
+    const size_t residual = kopt_bytes_of_residual_(kind->weight, kind->rounding);
+    const int commits = !(KOPT_HAS_(KOPT_WITH_EXTRAS) && j->step->moments_only);
+    int m;
+    kopt_add_job_array_(&list, &j->weight, weight, commits);
+    kopt_add_job_array_(&list, &j->residual, residual, commits);
+    kopt_add_job_array_(&list, &j->grad, kopt_bytes_of_(kind->grad), KOPT_HAS_(KOPT_WITH_EXTRAS) && j->step->zero_grad);
+    for (m = 0; m < kind->moment_count && !kind->buffered; m++)
+        kopt_add_job_array_(&list, &j->moment[m], kopt_bytes_of_(kind->moment), 1);
+    if (KOPT_HAS_(KOPT_WITH_RANGER) && j->step->sync) {
+        kopt_add_job_array_(&list, &j->slow, weight, commits);
+        kopt_add_job_array_(&list, &j->slow_residual, residual, commits);
+    }
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != KOPT_NULL_)
+        kopt_add_job_array_(&list, &j->copy, kopt_bytes_of_(j->copy_format), commits);
+    return list;
+}
+
+/* The first stage in scalar code, of the pair at element i, or of what the tile has of it. */
+static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
+    const size_t n = t->job.end - i < pair ? t->job.end - i : pair;
+    const int with_y = KOPT_IS_ATAN2_(t->kind.rule);
+    kopt_job_ job;
+    size_t q;
+    int m;
+    kopt_copy_job_(&job, &t->job);
+    for (m = 0; m < 4; m++) /* a constant count: for `m < t->kind.moment_count` compilers call memcpy */
+        if (t->kind.buffered) job.moment[m] = KOPT_BYTES_(t->moment[m]);
+    job.buffered = t->kind.buffered;
+    for (q = 0; q < pair; q++) { /* the values behind the end of a tail */
+        t->x[i + q] = 1;
+        if (with_y) t->compensation[i + q] = 1;
+    }
+    kopt_step_elements_scalar_(&job, i, n, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(t->x + i),
+                               KOPT_BYTES_(t->compensation + i), 0);
+    for (m = 0; t->kind.buffered && m < t->kind.moment_count; m++)
+        for (q = i; q < i + n; q++) {
+            const uint32_t magnitude = kopt_load32_(job.moment[m] + 4 * q) & 0x7FFFFFFFu;
+            if (magnitude > t->largest[m]) t->largest[m] = magnitude;
+        }
+}
+
+/* Counts the elements of a tile. update: fp32; old_weight, old_residual: what was stored before the step. size and
+   residual_size: bytes per element. */
+static void kopt_tally_(const kopt_job_ *tile, const kopt_byte_ *update, const kopt_byte_ *old_weight,
+                        const kopt_byte_ *old_residual, size_t size, size_t residual_size) {
+    size_t i, q;
+    for (i = 0; i < tile->end; i++) {
+        int moved = 0, residual_moved = 0;
+        for (q = 0; q < size; q++) moved |= old_weight[i * size + q] != tile->weight[i * size + q];
+        for (q = 0; q < residual_size; q++)
+            residual_moved |= old_residual[i * residual_size + q] != tile->residual[i * residual_size + q];
+        kopt_tally_scalar_(tile->counts, kopt_load32_(update + 4 * i), moved, residual_moved);
+    }
+}
+
+/* Second stage of a step that counts updates or synchronizes the slow weights of Ranger (Lookahead). It replaces x by the
+   update itself and then runs the ordinary commit with rate 1 and decay 0. */
+static KOPT_NOINLINE_ void kopt_commit_updates_(const kopt_stages_ *stages, kopt_tile_ *t) {
+    kopt_job_ *const j = &t->job;
+    const size_t n = j->end, size = kopt_bytes_of_(t->kind.weight);
+    const size_t residual_size = kopt_bytes_of_residual_(t->kind.weight, t->kind.rounding);
+    kopt_byte_ *const old_weight = KOPT_BYTES_(t->w); /* free once the updates are computed */
+    kopt_byte_ *const old_residual = KOPT_BYTES_(t->compensation);
+    const int moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && j->step->moments_only;
+    (stages->update)(t);
+    t->is_loaded = 0;
+    kopt_copy_noinline_(old_weight, j->weight, n * size);
+    if (residual_size != 0) kopt_copy_noinline_(old_residual, j->residual, n * residual_size);
+    if (!moments_only) {
+        const float rate = j->rate, weight_decay = j->weight_decay;
+        j->rate = 1;
+        j->weight_decay = 0;
+        (stages->commit)(t);
+        j->rate = rate;
+        j->weight_decay = weight_decay;
+    }
+    if (j->counts != KOPT_NULL_) kopt_tally_(j, KOPT_BYTES_(t->x), old_weight, old_residual, size, residual_size);
+    if (KOPT_HAS_(KOPT_WITH_RANGER) && j->step->sync && !moments_only) { /* the slow weights: the new weights */
+        kopt_copy_noinline_(j->slow, j->weight, n * size);
+        if (residual_size != 0) kopt_copy_noinline_(j->slow_residual, j->residual, n * residual_size);
+    }
+}
+
+/* All stages of a tile. */
+static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile_ *t) {
+    const kopt_job_ *const j = &t->job;
+    const kopt_step *const s = j->step;
+    const int general =
+        (KOPT_HAS_(KOPT_WITH_RANGER) && s->sync) || (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->counts != KOPT_NULL_);
+    const int moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->moments_only;
+    t->is_loaded = general || t->kind.rule == KOPT_EMA || (KOPT_HAS_(KOPT_WITH_L2) && kopt_as_u32_(s->l2) << 1 != 0);
+    if (t->is_loaded) (stages->load_weights)(t);
+    (stages->direction)(t);
+#ifdef KAHAN_OPT_VMATH
+    if (t->kind.rule == KOPT_ADAM_ATAN2 || j->vmath != KOPT_NULL_) (stages->rule_function)(t);
+#endif
+    if (general)
+        kopt_commit_updates_(stages, t);
+    else if (!moments_only)
+        (stages->commit)(t);
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != KOPT_NULL_ && !moments_only) {
+        kopt_conversion_ copy;
+        copy.dst = j->copy;
+        copy.src = j->weight;
+        copy.dst_format = j->copy_format;
+        copy.src_format = t->kind.weight;
+        copy.n = j->end;
+        copy.stochastic = 0;
+        (stages->convert)(&copy);
+    }
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && s->zero_grad) kopt_zero_(j->grad, j->end * kopt_bytes_of_(t->kind.grad));
+}
+
+/* kopt_step_tile_() for fewer elements than a pair, in copies of the arrays that are padded with zeros. Buffered moments
+   are not copied: a buffer has room for whole pairs. */
+static KOPT_NOINLINE_ void kopt_step_tail_(const kopt_stages_ *stages, kopt_tile_ *t) {
+    const size_t n = t->job.end;
+    kopt_byte_ copies[KOPT_JOB_ARRAYS_][4 * KOPT_LARGEST_PAIR_], (*copy)[4 * KOPT_LARGEST_PAIR_] = copies;
+    kopt_byte_ *memory[KOPT_JOB_ARRAYS_], **original = memory;
+    const kopt_job_array_ *a;
+    for (a = t->arrays; a != t->arrays_end; a++, copy++) {
+        *original++ = *a->at;
+        kopt_copy_padded_(*copy, 4 * stages->pair, *a->at, n * a->bytes);
+        *a->at = *copy;
+    }
+    kopt_step_tile_(stages, t);
+    for (a = t->arrays, original = memory; a != t->arrays_end; a++, original++) {
+        if (a->written) kopt_copy_noinline_(*original, *a->at, n * a->bytes);
+        *a->at = *original;
+    }
+}
+
+/* Moves a tile by n elements. */
+static void kopt_advance_tile_(kopt_tile_ *t, size_t n) {
+    const kopt_job_array_ *a;
+    for (a = t->arrays; a != t->arrays_end; a++) *a->at += n * a->bytes;
+    t->job.first += n;
+}
+
+/* Steps elements [begin, end), tile by tile. moment: the buffers of all moments, one behind the other, or NULL if the
+   moments are stepped in memory. With 8-bit moments a tile is a block, because its scale needs all of its elements (so
+   begin has to be the first element of a block). Otherwise a tile ends where the global index is a multiple of the tile
+   size, because the groups of random numbers are counted by global index, too. */
+static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const kopt_job_ *whole, size_t begin,
+                                            size_t end, float *moment) {
+    const kopt_step *s = whole->step;
+    const kopt_philox_key_ cipher = kopt_make_philox_key_(s->seed, s->step, whole->id, whole->stream);
+    const size_t pair = stages->pair;
+    kopt_kind_ kind = kopt_kind_of_(whole, 0);
+    const int buffered = moment != KOPT_NULL_, random = kopt_needs_random_(kind);
+    kopt_tile_ t;
+    size_t i, n, whole_pairs;
+    int m, drawn = 0;
+    kind.buffered = buffered;
+    if (buffered || kind.moment_count == 0) kind.moment = KOPT_F32;
+    kopt_copy_job_(&t.job, whole);
+    t.kind = kind;
+    t.arrays_end = kopt_list_job_arrays_(t.arrays, &t.job, &t.kind);
+    kopt_advance_tile_(&t, begin);
+    t.job.begin = 0;
+    t.random.number = t.random.stride = KOPT_BYTES_(t.random.lower);
+    if (!random) kopt_zero_(KOPT_BYTES_(t.random.lower), 2 * KOPT_TILE_);
+    for (i = begin; i < end; i += n) {
+        const kopt_index_ index = KOPT_INDEX_(t.job.first);
+        n = KOPT_TILE_ - KOPT_CAST_(unsigned, (buffered ? i : index) % KOPT_TILE_);
+        if (end - i < n) n = end - i;
+        whole_pairs = n / pair * pair;
+        if (!buffered && n < 4) { /* too few for vectors; kopt_walk_scalar_() does not read 8-bit codes */
+            kopt_walk_scalar_(&t.job, 0, n);
+            kopt_advance_tile_(&t, n);
+            continue;
+        }
+        if (random)
+            (stages->fill_random)(&t.random, &cipher, index, whole_pairs < n ? whole_pairs + pair : n, !drawn,
+                                  !drawn && n == end - i);
+        drawn = 1;
+        for (m = 0; buffered && m < kind.moment_count; m++) {
+            t.moment[m] = moment + KOPT_CAST_(size_t, m) * KOPT_TILE_;
+            t.largest[m] = 0;
+            (stages->decode)(t.moment[m], whole->moment[m] + i, whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4,
+                             kopt_is_square_(kind.rule, m), n);
+        }
+        if (whole_pairs > 0) {
+            t.job.end = whole_pairs;
+            kopt_step_tile_(stages, &t);
+            kopt_advance_tile_(&t, whole_pairs);
+        }
+        if (whole_pairs < n) {
+            t.job.end = n - whole_pairs;
+            t.random.number += 2 * whole_pairs;
+            t.random.stride += 2 * whole_pairs;
+            for (m = 0; buffered && m < kind.moment_count; m++) t.moment[m] += whole_pairs;
+            kopt_step_tail_(stages, &t);
+            kopt_advance_tile_(&t, n - whole_pairs);
+            t.random.number -= 2 * whole_pairs;
+            t.random.stride -= 2 * whole_pairs;
+        }
+        for (m = 0; buffered && m < kind.moment_count; m++)
+            (stages->encode)(whole->moment[m] + i, whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4,
+                             moment + KOPT_CAST_(size_t, m) * KOPT_TILE_, t.largest[m], kopt_is_square_(kind.rule, m),
+                             m, kopt_moment_rounding_(kind, m), &t.random, n);
+    }
+}
+
+/* The same with the buffers of the moments on the stack. One function per size, so that no stack frame is larger than it
+   has to be. */
+#define KOPT_BUFFERED_(moments)                                                                               \
+    static KOPT_NOINLINE_ void kopt_step_buffered##moments##_(const kopt_stages_ *stages, const kopt_job_ *j, \
+                                                              size_t begin, size_t end) {                     \
+        KOPT_ALIGN64_ float moment[(moments) * KOPT_TILE_];                                                   \
+        kopt_step_tiles_(stages, j, begin, end, moment);                                                      \
+    }
+KOPT_BUFFERED_(1)
+KOPT_BUFFERED_(2)
+KOPT_BUFFERED_(3)
+KOPT_BUFFERED_(4)
+#undef KOPT_BUFFERED_
+
+/* Steps elements [begin, end) of any kind. */
+static KOPT_NOINLINE_ void kopt_walk_tiles_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin, size_t end) {
+    const kopt_kind_ kind = kopt_kind_of_(j, 0);
+    if (kind.moment != KOPT_Q8 || kind.moment_count == 0)
+        kopt_step_tiles_(stages, j, begin, end, KOPT_NULL_);
+    else
+        (kind.moment_count == 1   ? kopt_step_buffered1_
+         : kind.moment_count == 2 ? kopt_step_buffered2_
+         : kind.moment_count == 3 ? kopt_step_buffered3_
+                                  : kopt_step_buffered4_)(stages, j, begin, end);
+}
+#endif
+
 /* ---- 8-BIT MOMENTS IN SCALAR CODE -------------------------------------------------------------------------------- */
 
 /* The 8-bit codes of section 6b. Each function takes one block, or one part of it. */
@@ -7602,7 +7643,7 @@ static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, const kopt_b
    kopt_begin_random_reader_() sets store to 0. The caller sets first, the global index of element 0, and may set
    store. */
 typedef struct kopt_random_reader_ {
-    kopt_philox_key_scalar_ cipher;
+    kopt_philox_key_ cipher;
     kopt_vu32_scalar_ words[4];
     uint64_t first;
     uint32_t store;
@@ -7610,7 +7651,7 @@ typedef struct kopt_random_reader_ {
 
 static void kopt_begin_random_reader_(kopt_random_reader_ *d, uint64_t seed, uint32_t step, uint32_t id,
                                       uint32_t stream) {
-    d->cipher = kopt_make_philox_key_scalar_(seed, step, id, stream);
+    d->cipher = kopt_make_philox_key_(seed, step, id, stream);
     d->store = 0;
 }
 

@@ -540,7 +540,7 @@ KOPT_CUDA_FN_ void kopt_cuda_store_part_(kopt_byte_ *base, size_t size, kopt_cud
 
 /* r (see kopt_random_combine_) of the 8 elements from global index e on, for any e: they may belong to two Philox
    blocks, because an array may begin anywhere. */
-KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[8], const kopt_philox_key_cuda_ *key, uint64_t e) {
+KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[8], const kopt_philox_key_ *key, uint64_t e) {
     uint32_t w[8];
     int q;
     kopt_philox_cuda_(w, key, kopt_philox_block_(e));
@@ -558,7 +558,7 @@ KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[8], const kopt_philox_key
 }
 
 /* r of 8 elements, for any e; faster if e is a multiple of 8. */
-KOPT_CUDA_FN_ void kopt_cuda_random_octet_(uint32_t r[8], const kopt_philox_key_cuda_ *key, uint64_t e) {
+KOPT_CUDA_FN_ void kopt_cuda_random_octet_(uint32_t r[8], const kopt_philox_key_ *key, uint64_t e) {
     if ((e & 7) == 0) {
         uint32_t w[4];
         int q;
@@ -572,7 +572,7 @@ KOPT_CUDA_FN_ void kopt_cuda_random_octet_(uint32_t r[8], const kopt_philox_key_
 }
 
 /* r of one element. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_random_one_(const kopt_philox_key_cuda_ *key, uint64_t e) {
+KOPT_CUDA_FN_ uint32_t kopt_cuda_random_one_(const kopt_philox_key_ *key, uint64_t e) {
     uint32_t w[4], halves;
     kopt_philox_cuda_(w, key, kopt_philox_block_(e));
     halves = (e & 4) != 0 ? ((e & 2) != 0 ? w[3] : w[2]) : ((e & 2) != 0 ? w[1] : w[0]);
@@ -915,7 +915,7 @@ KOPT_CUDA_FN_ int kopt_cuda_clamp_(uint64_t x, uint64_t from, int width) {
 KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_step *s, int weight, int moment,
                                          int rounding) {
     kopt_kind_ kind;
-    kind.rule = s->rule == KOPT_RADAM || s->rule == KOPT_RANGER ? KOPT_ADAM : s->rule; /* as in K_(kind_of) */
+    kind.rule = s->rule == KOPT_RADAM || s->rule == KOPT_RANGER ? KOPT_ADAM : s->rule; /* as in kopt_kind_of_() */
     kind.weight = weight < 0 ? s->weight_format : KOPT_CAST_(kopt_format, weight);
     kind.grad = KOPT_CAST_(kopt_format, t->grad_format);
     kind.moment = moment < 0 ? s->moment_format : moment == KOPT_Q8 ? KOPT_F32 : KOPT_CAST_(kopt_format, moment);
@@ -1057,8 +1057,8 @@ KOPT_CUDA_FN_ uint64_t kopt_cuda_n_(const kopt_cuda_tensor_ *t) { return t->end 
 
 /* r of element i of a step. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_step_random_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, uint64_t i) {
-    const kopt_philox_key_cuda_ key =
-        kopt_make_philox_key_cuda_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
+    const kopt_philox_key_ key =
+        kopt_make_philox_key_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
     return kopt_cuda_random_one_(&key, t->first + t->pad + i);
 }
 
@@ -1109,8 +1109,8 @@ KOPT_CUDA_FN_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t 
                 position = kopt_cuda_position_(a, t, task, lane, octet);
                 if (position >= t->end) break;
                 if (random && (octet & 1) == 0) {
-                    const kopt_philox_key_cuda_ key =
-                        kopt_make_philox_key_cuda_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
+                    const kopt_philox_key_ key =
+                        kopt_make_philox_key_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
                     kopt_philox_cuda_(w, &key, kopt_philox_block_(t->first + position));
                 }
                 if (position - t->pad >= t->complete ||
@@ -1127,8 +1127,8 @@ KOPT_CUDA_FN_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t 
         } else {
             const uint64_t from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
             const int limit = kopt_cuda_clamp_(t->end, from, KOPT_CAST_(int, a->width));
-            const kopt_philox_key_cuda_ key =
-                kopt_make_philox_key_cuda_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
+            const kopt_philox_key_ key =
+                kopt_make_philox_key_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
             kopt_counts counts = {0, 0, 0};
             uint32_t x = lane;
             if (from < t->pad) x += KOPT_CAST_(uint32_t, (t->pad - from + 31 - lane) & ~KOPT_CAST_(uint64_t, 31));
@@ -1246,8 +1246,8 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
         const uint64_t from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
         const int limit = kopt_cuda_clamp_(t->end, from, KOPT_CAST_(int, a->width));
         const int random = kind.moment_rounding == KOPT_STOCHASTIC || kopt_needs_random_(kind);
-        const kopt_philox_key_cuda_ key =
-            kopt_make_philox_key_cuda_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
+        const kopt_philox_key_ key =
+            kopt_make_philox_key_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
         kopt_counts counts = {0, 0, 0};
         uint32_t w[4] = {0, 0, 0, 0};
         uint64_t block = 0; /* the Philox block of w: that of the next octet, too, unless a span of 2048 ends */
@@ -1875,7 +1875,7 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_converted_(float x, kopt_format to, int stochas
 
 KOPT_CUDA_FN_ void kopt_cuda_convert_octet_(const kopt_conversion_ *c, kopt_cuda_part_ p) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
-    const kopt_philox_key_cuda_ key = kopt_make_philox_key_cuda_(c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_);
+    const kopt_philox_key_ key = kopt_make_philox_key_(c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_);
     uint32_t from[8], to[8], r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     int q;
     kopt_cuda_load_part_(from, c->src, from_size, p);
@@ -1942,7 +1942,7 @@ KOPT_CUDA_FN_ void kopt_cuda_accumulate_octet_(const kopt_cuda_accumulation_ *k,
     if (count != 0 && residual_size == 1) kopt_cuda_load_part_(residual_words, residuals, 1, p);
     if (count != 0 && residual_size == 2) kopt_cuda_load_part_(residual_words, residuals, 2, p);
     if (kopt_needs_random_(kind)) {
-        const kopt_philox_key_cuda_ key = kopt_make_philox_key_cuda_(k->a.seed, step, k->a.id, KOPT_RANDOM_ACCUMULATE_);
+        const kopt_philox_key_ key = kopt_make_philox_key_(k->a.seed, step, k->a.id, KOPT_RANDOM_ACCUMULATE_);
         kopt_cuda_random_octet_(r, &key, k->a.first_index + p.i);
     }
     scalars.grad_scale = k->scale;
@@ -2138,9 +2138,9 @@ KOPT_CUDA_FN_ void kopt_cuda_mean_lane_(const kopt_cuda_compression_ *k, const k
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const kopt_cuda_packing_ *b, uint32_t lane) {
-    const kopt_philox_key_cuda_ key = kopt_make_philox_key_cuda_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_COMPRESS_);
-    const kopt_philox_key_cuda_ residual_key =
-        kopt_make_philox_key_cuda_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_RESIDUAL_);
+    const kopt_philox_key_ key = kopt_make_philox_key_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_COMPRESS_);
+    const kopt_philox_key_ residual_key =
+        kopt_make_philox_key_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_RESIDUAL_);
     const int stochastic = k->c.rounding == KOPT_STOCHASTIC, scaled = k->c.code == KOPT_Q8 || k->c.code == KOPT_SIGN;
     const int noisy = k->c.residual_rounding == KOPT_STOCHASTIC && k->c.residual_format != KOPT_F32;
     kopt_byte_ *const to = k->out + kopt_code_bytes_(k->c.code, KOPT_CAST_(size_t, b->first));
