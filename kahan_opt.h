@@ -1566,6 +1566,8 @@ KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
 /* Are all codes of a block with this scale 0? */
 KOPT_INLINE_ int kopt_codes_are_zero_(uint32_t scale) { return scale == 0 || scale == 0x7FC00000u; }
 
+#define KOPT_ROOT_PLACE_ 1049u /* place_q8 of a root, whose code is 255 at most, minus its code: see KERNELS */
+
 /* The scale of a block of KOPT_Q8 codes (section 6b). square: the block holds roots of means of squares, and the scale
    is their largest. For all other numbers the scale is a power of two. */
 KOPT_INLINE_ uint32_t kopt_scale_q8_(uint32_t largest, int square) {
@@ -2953,11 +2955,13 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
    narrow_fp16_(a)              float to fp16, to nearest even
    GENERIC_FP16_                a macro: KERNELS makes widen_fp16_ and narrow_fp16_ from the other operations
    load_fp16_(p)                widen_fp16_(load16_(p)) (FP16_)
+   fp16_low_ fp16_high_(a)      halves 0 .. LANES_ - 1, halves LANES_ .. 2 * LANES_ - 1, widened to float (FP16_; not
+                                scalar)
    round_fp16_(a, &stored)      stored = narrow_fp16_(a); returns widen_fp16_(stored) (FP16_)
 
    Halves. Not scalar
    add16_ mul16_(a, b)          a + b, a * b modulo 2^16
-   max16_(a, b)                 maximum of int16_t
+   min16_ max16_(a, b)          minimum, maximum of int16_t
    any_gt16_(a, b)              int: not 0 if a > b as int16_t in any half
    flush16_(a, b)               (a & b) != 0 ? a : 0
    unpack_low16_ unpack_high16_(a)
@@ -2965,6 +2969,8 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
    pack_high16_(a, b)           the upper halves of all lanes of a, then those of b: narrows two vectors
    interleave_high16_(a, b)     half 2 * i is the upper half of lane i of a, half 2 * i + 1 that of b.
                                 With SPECIALIZED_ only
+   bf16_low_ bf16_high_(a)      the same halves as bf16, widened to float
+   load8_to16_(p)               loads 2 * LANES_ bytes, zero-extended to halves
    store8_from16_(p, a)         stores the lower 8 bits of each half: 2 * LANES_ bytes
 
    Order of random words. Not scalar
@@ -2978,6 +2984,7 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
    ISA_TARGET_                  the attribute of a function that enables its instructions
    LANES_ ONE_LANE_             lanes of a vector, a size_t; ONE_LANE_ is defined for scalar code
    OPAQUE_(r)                   hides the value of the vector r from the compiler; only vocabularies use it
+   LOADS_EXTEND_                load16_ and a shift take less time than bf16_low_ and bf16_high_ of a load32_
    SPECIALIZED_                 there are specialized loops, in which one vector of a pair can hold the even bf16
                                 elements and the other the odd ones
    ONE_PASS_                    the functions of vector mathematics are part of a rule: a step calls no function of a
@@ -3063,9 +3070,15 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 #define unordered_ K_(unordered)
 #define load_fp16_ K_(load_fp16)
 #define round_fp16_ K_(round_fp16)
+#define bf16_low_ K_(bf16_low)
+#define bf16_high_ K_(bf16_high)
+#define fp16_low_ K_(fp16_low)
+#define fp16_high_ K_(fp16_high)
+#define load8_to16_ K_(load8_to16)
 #define store8_from16_ K_(store8_from16)
 #define interleave_high16_ K_(interleave_high16)
 #define flush16_ K_(flush16)
+#define min16_ K_(min16)
 #define max16_ K_(max16)
 #define any_gt16_ K_(any_gt16)
 
@@ -3243,6 +3256,11 @@ FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return _mm_unpacklo_epi32(a, b); }
 FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return _mm_unpackhi_epi32(a, b); }
 FN_ vu32_ unpack_low16_(vu32_ a) { return _mm_unpacklo_epi16(a, _mm_setzero_si128()); }
 FN_ vu32_ unpack_high16_(vu32_ a) { return _mm_unpackhi_epi16(a, _mm_setzero_si128()); }
+FN_ vf32_ bf16_low_(vu32_ a) { return _mm_castsi128_ps(_mm_unpacklo_epi16(_mm_setzero_si128(), a)); }
+FN_ vf32_ bf16_high_(vu32_ a) { return _mm_castsi128_ps(_mm_unpackhi_epi16(_mm_setzero_si128(), a)); }
+FN_ vu32_ load8_to16_(const kopt_byte_ *p) {
+    return _mm_unpacklo_epi8(_mm_loadl_epi64(KOPT_CONST_POINTER_(const __m128i *, p)), _mm_setzero_si128());
+}
 /* Arithmetic shifts, so that packs does not saturate. */
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return _mm_packs_epi32(_mm_srai_epi32(a, 16), _mm_srai_epi32(b, 16)); }
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
@@ -3252,6 +3270,7 @@ FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
 FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { /* ~((a & exponent) == 0) & a */
     return _mm_andnot_si128(_mm_cmpeq_epi16(_mm_and_si128(a, exponent), _mm_setzero_si128()), a);
 }
+FN_ vu32_ min16_(vu32_ a, vu32_ b) { return _mm_min_epi16(a, b); }
 FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm_max_epi16(a, b); }
 FN_ int any_gt16_(vu32_ a, vu32_ limit) { return _mm_movemask_epi8(_mm_cmpgt_epi16(a, limit)) != 0; }
 
@@ -3399,10 +3418,21 @@ FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) { /* even >> 16 | (odd & 0xF
 FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { /* ~((a & exponent) == 0) & a */
     return _mm256_andnot_si256(_mm256_cmpeq_epi16(_mm256_and_si256(a, exponent), _mm256_setzero_si256()), a);
 }
+FN_ vu32_ min16_(vu32_ a, vu32_ b) { return _mm256_min_epi16(a, b); }
 FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm256_max_epi16(a, b); }
 FN_ int any_gt16_(vu32_ a, vu32_ limit) { return _mm256_movemask_epi8(_mm256_cmpgt_epi16(a, limit)) != 0; }
 FN_ vu32_ unpack_low16_(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a)); }
 FN_ vu32_ unpack_high16_(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)); }
+/* unpack takes halves of each 128-bit part: 0xD8 puts quarters 0 1 2 3 into the order 0 2 1 3 */
+FN_ vf32_ bf16_low_(vu32_ a) {
+    return _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), _mm256_permute4x64_epi64(a, 0xD8)));
+}
+FN_ vf32_ bf16_high_(vu32_ a) {
+    return _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), _mm256_permute4x64_epi64(a, 0xD8)));
+}
+FN_ vu32_ load8_to16_(const kopt_byte_ *p) {
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
+}
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* packus gives quarters a0 b0 a1 b1; 0xD8 makes them a0 a1 b0 b1 */
     return _mm256_permute4x64_epi64(_mm256_packus_epi32(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16)), 0xD8);
 }
@@ -3412,6 +3442,8 @@ FN_ vu32_ imax_(vu32_ a, vu32_ b) { return _mm256_max_epi32(a, b); }
 FN_ vf32_ load_fp16_(const kopt_byte_ *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
 }
+FN_ vf32_ fp16_low_(vu32_ a) { return _mm256_cvtph_ps(_mm256_castsi256_si128(a)); }
+FN_ vf32_ fp16_high_(vu32_ a) { return _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)); }
 FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
     const __m128i half = _mm256_cvtps_ph(x, 0);
     *stored = _mm256_cvtepu16_epi32(half);
@@ -3429,6 +3461,7 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
 #define MASKED_SUB_ 1 /* one instruction */
 #define MIN_MAX_ 1
 #define NT_STORES_ 1
+#define LOADS_EXTEND_ 1
 #ifdef KOPT_GNU_
 #define OPAQUE_(r) __asm__("" : "+v"(r))
 #else
@@ -3588,6 +3621,7 @@ FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
     __asm__("vmovdqu16 {%1, %0%{%2%}%{z%}|%0%{%2%}%{z%}, %1}" : "=v"(r) : "v"(a), "Yk"(normal));
     return r;
 }
+BINARY_OP_(vu32_, "=v", min16_, "vpminsw", vu32_)
 BINARY_OP_(vu32_, "=v", max16_, "vpmaxsw", vu32_)
 BINARY_OP_(uint32_t, "=Yk", K_(gt16), "vpcmpgtw", vu32_)
 FN_ int any_gt16_(vu32_ a, vu32_ limit) {
@@ -3605,6 +3639,23 @@ FN_ vu32_ unpack_high16_(vu32_ a) {
     __asm__("vextracti64x4 {$1, %1, %0|%0, %1, 1}" : "=v"(r) : "v"(a)); /* the upper 256 bits */
     return K_(zero_extend16)(r);
 }
+/* half i: m ? half number index[i] of a : 0 */
+FN_ vu32_ K_(permute16)(vu32_ a, vu32_ index, uint32_t m) {
+    vu32_ r;
+    __asm__("vpermw {%1, %2, %0%{%3%}%{z%}|%0%{%3%}%{z%}, %2, %1}" : "=v"(r) : "v"(a), "v"(index), "Yk"(m));
+    return r;
+}
+FN_ vf32_ bf16_low_(vu32_ a) {
+    const vu32_ index = {0x00000, 0x10000, 0x20000, 0x30000, 0x40000, 0x50000, 0x60000, 0x70000,
+                         0x80000, 0x90000, 0xA0000, 0xB0000, 0xC0000, 0xD0000, 0xE0000, 0xF0000};
+    return as_f32_(K_(permute16)(a, index, 0xAAAAAAAAu));
+}
+FN_ vf32_ bf16_high_(vu32_ a) {
+    const vu32_ index = {0x100000, 0x110000, 0x120000, 0x130000, 0x140000, 0x150000, 0x160000, 0x170000,
+                         0x180000, 0x190000, 0x1A0000, 0x1B0000, 0x1C0000, 0x1D0000, 0x1E0000, 0x1F0000};
+    return as_f32_(K_(permute16)(a, index, 0xAAAAAAAAu));
+}
+LOAD_OP_(load8_to16_, "vpmovzxbw", any32)
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* indices 0x00 to 0x1F are the halves of a, 0x20 to 0x3F those of b */
     const vu32_ odd = {0x00030001, 0x00070005, 0x000B0009, 0x000F000D, 0x00130011, 0x00170015, 0x001B0019, 0x001F001D,
                        0x00230021, 0x00270025, 0x002B0029, 0x002F002D, 0x00330031, 0x00370035, 0x003B0039, 0x003F003D};
@@ -3619,6 +3670,18 @@ BINARY_OP_(vmask_, "=Yk", unordered_, "vcmpunordps", vf32_)
 FN_ vf32_ load_fp16_(const kopt_byte_ *p) {
     vf32_ r;
     __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "m"(CONST_AT_(any32, p)));
+    return r;
+}
+FN_ vf32_ fp16_low_(vu32_ a) {
+    vf32_ r;
+    __asm__("vcvtph2ps {%t1, %0|%0, %t1}" : "=v"(r) : "v"(a));
+    return r;
+}
+FN_ vf32_ fp16_high_(vu32_ a) {
+    vf32_ r;
+    K_(bytes32) high;
+    __asm__("vextracti64x4 {$1, %1, %0|%0, %1, 1}" : "=v"(high) : "v"(a)); /* the upper 256 bits */
+    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "v"(high));
     return r;
 }
 FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
@@ -3739,6 +3802,7 @@ FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) {
     return _mm512_mask_shuffle_epi8(odd, low, even, _mm512_set4_epi32(0x0F0E, 0x0B0A, 0x0706, 0x0302));
 }
 FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(a, exponent), a); }
+FN_ vu32_ min16_(vu32_ a, vu32_ b) { return _mm512_min_epi16(a, b); }
 FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm512_max_epi16(a, b); }
 FN_ int any_gt16_(vu32_ a, vu32_ limit) {
     uint32_t above = _mm512_cmpgt_epi16_mask(a, limit);
@@ -3749,6 +3813,20 @@ FN_ int any_gt16_(vu32_ a, vu32_ limit) {
 }
 FN_ vu32_ unpack_low16_(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_castsi512_si256(a)); }
 FN_ vu32_ unpack_high16_(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(a, 1)); }
+FN_ vf32_ bf16_low_(vu32_ a) {
+    const vu32_ index = _mm512_setr_epi32(0x00000, 0x10000, 0x20000, 0x30000, 0x40000, 0x50000, 0x60000, 0x70000,
+                                          0x80000, 0x90000, 0xA0000, 0xB0000, 0xC0000, 0xD0000, 0xE0000, 0xF0000);
+    return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, index, a));
+}
+FN_ vf32_ bf16_high_(vu32_ a) {
+    const vu32_ index =
+        _mm512_setr_epi32(0x100000, 0x110000, 0x120000, 0x130000, 0x140000, 0x150000, 0x160000, 0x170000, 0x180000,
+                          0x190000, 0x1A0000, 0x1B0000, 0x1C0000, 0x1D0000, 0x1E0000, 0x1F0000);
+    return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, index, a));
+}
+FN_ vu32_ load8_to16_(const kopt_byte_ *p) {
+    return _mm512_cvtepu8_epi16(_mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)));
+}
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* indices 0x00 to 0x1F are the halves of a, 0x20 to 0x3F those of b */
     const vu32_ odd = _mm512_set_epi32(0x003F003D, 0x003B0039, 0x00370035, 0x00330031, 0x002F002D, 0x002B0029,
                                        0x00270025, 0x00230021, 0x001F001D, 0x001B0019, 0x00170015, 0x00130011,
@@ -3761,6 +3839,8 @@ FN_ vu32_ imax_(vu32_ a, vu32_ b) { return _mm512_max_epi32(a, b); }
 FN_ vf32_ load_fp16_(const kopt_byte_ *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)));
 }
+FN_ vf32_ fp16_low_(vu32_ a) { return _mm512_cvtph_ps(_mm512_castsi512_si256(a)); }
+FN_ vf32_ fp16_high_(vu32_ a) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(a, 1)); }
 FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
     const __m256i half = _mm512_maskz_cvtps_ph(0xFFFFu, x, 0);
     *stored = _mm512_cvtepu16_epi32(half);
@@ -3888,6 +3968,9 @@ FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
     uint16x8_t normal = vtstq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(exponent));
     return vandq_u32(a, vreinterpretq_u32_u16(normal));
 }
+FN_ vu32_ min16_(vu32_ a, vu32_ b) {
+    return vreinterpretq_u32_s16(vminq_s16(vreinterpretq_s16_u32(a), vreinterpretq_s16_u32(b)));
+}
 FN_ vu32_ max16_(vu32_ a, vu32_ b) {
     return vreinterpretq_u32_s16(vmaxq_s16(vreinterpretq_s16_u32(a), vreinterpretq_s16_u32(b)));
 }
@@ -3896,6 +3979,9 @@ FN_ int any_gt16_(vu32_ a, vu32_ limit) {
 }
 FN_ vu32_ unpack_low16_(vu32_ a) { return vmovl_u16(vget_low_u16(vreinterpretq_u16_u32(a))); }
 FN_ vu32_ unpack_high16_(vu32_ a) { return vmovl_high_u16(vreinterpretq_u16_u32(a)); }
+FN_ vf32_ bf16_low_(vu32_ a) { return vreinterpretq_f32_u16(vzip1q_u16(vdupq_n_u16(0), vreinterpretq_u16_u32(a))); }
+FN_ vf32_ bf16_high_(vu32_ a) { return vreinterpretq_f32_u16(vzip2q_u16(vdupq_n_u16(0), vreinterpretq_u16_u32(a))); }
+FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return vreinterpretq_u32_u16(vmovl_u8(vld1_u8(p))); }
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
     return vreinterpretq_u32_u16(vuzp2q_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
 }
@@ -3905,6 +3991,8 @@ FN_ vu32_ imax_(vu32_ a, vu32_ b) {
 }
 #define FP16_ 1
 FN_ vf32_ load_fp16_(const kopt_byte_ *p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+FN_ vf32_ fp16_low_(vu32_ a) { return vcvt_f32_f16(vget_low_f16(vreinterpretq_f16_u32(a))); }
+FN_ vf32_ fp16_high_(vu32_ a) { return vcvt_high_f32_f16(vreinterpretq_f16_u32(a)); }
 FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
     const float16x4_t half = vcvt_f16_f32(x);
     *stored = vmovl_u16(vreinterpret_u16_f16(half));
@@ -4022,6 +4110,8 @@ FN_ vu32_ unpack_low16_(vu32_ a) {
 FN_ vu32_ unpack_high16_(vu32_ a) {
     return WORDS_(__builtin_shufflevector(AS_(u16, a), AS_(u16, isplat_(0)), 4, 8, 5, 8, 6, 8, 7, 8));
 }
+FN_ vf32_ bf16_low_(vu32_ a) { return as_f32_(unpack_low16_(a) << 16); }
+FN_ vf32_ bf16_high_(vu32_ a) { return as_f32_(unpack_high16_(a) << 16); }
 FN_ vu32_ load32_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const K_(unaligned128) *, p); }
 FN_ vu32_ load16_(const kopt_byte_ *p) {
     const K_(u64) a = {*KOPT_CONST_POINTER_(const K_(unaligned64) *, p), 0};
@@ -4030,6 +4120,10 @@ FN_ vu32_ load16_(const kopt_byte_ *p) {
 FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word, then an arithmetic shift: sign-extends */
     const K_(i8) a = AS_(i8, isplat_(kopt_load32_(p)));
     return WORDS_(AS_(i32, __builtin_shufflevector(a, a, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3)) >> 24);
+}
+FN_ vu32_ load8_to16_(const kopt_byte_ *p) {
+    const K_(u64) a = {*KOPT_CONST_POINTER_(const K_(unaligned64) *, p), 0};
+    return WORDS_(__builtin_shufflevector(AS_(i8, a), AS_(i8, a), 0, 8, 1, 8, 2, 8, 3, 8, 4, 8, 5, 8, 6, 8, 7, 8));
 }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { *KOPT_POINTER_(K_(unaligned128) *, p) = a; }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) {
@@ -4056,6 +4150,7 @@ FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
 }
 FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) { return (even >> 16) | (odd & isplat_(0xFFFF0000u)); }
 FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return a & ~K_(eq16)(a & exponent, isplat_(0)); }
+FN_ vu32_ min16_(vu32_ a, vu32_ b) { return select_(K_(gt16)(a, b), b, a); }
 FN_ vu32_ max16_(vu32_ a, vu32_ b) { return select_(K_(gt16)(a, b), a, b); }
 FN_ int any_gt16_(vu32_ a, vu32_ limit) { return any_true_(K_(gt16)(a, limit)); }
 
@@ -4386,27 +4481,37 @@ FN_ vu32_ K_(random_next)(random_buffer_ *buffer, const kopt_philox_key_ *cipher
 
 /* Section 6b. square: 1 for means of squares, whose roots are coded without a sign; 0 for all other numbers. */
 
-/* What a number is multiplied by before it is encoded: 1 / scale for a root, 2 / scale for another number. */
+/* What a number is multiplied by before it is encoded: 2^24 / scale for a root (far from subnormals), 2 / scale for
+   another number. */
 FN_ vf32_ K_(inverse_scale_q8)(uint32_t scale, int square) {
-    return square ? div_(splat_(1), as_f32_(isplat_(scale))) : as_f32_(isplat_(0x7F800000u - scale));
+    return square ? div_(splat_(16777216.0f), as_f32_(isplat_(scale))) : as_f32_(isplat_(0x7F800000u - scale));
 }
 
-/* The code of a number in the upper half; if it is not a root, its sign is in bit 31. y: the number times
-   inverse_scale_q8(). r: 16 random bits, or 2^15 to round to nearest. */
-FN_ vu32_ K_(encode_q8)(vf32_ y, int square, vu32_ r) {
+/* The place of a number among the codes, in the upper half. y: the number times inverse_scale_q8(). r: 16 random bits,
+   or 2^15 to round to nearest. Of a root, place_to_code makes the code. The place of another number is its code, with
+   the sign in bit 31. */
+FN_ vu32_ K_(place_q8)(vf32_ y, int square, vu32_ r) {
     const vu32_ u = as_u32_(y);
     vf32_ mag;
-    if (square) { /* 8 codes per binade, but 32 in each of the upper four; only 0 gets code 0 */
-        const vu32_ low = iadd_(shr_(iadd_(u, isplat_(8)), 4), isplat_(0x007F0000u - 0x03D80000u));
-        const vu32_ high = iadd_(shr_(iadd_(u, isplat_(2)), 2), isplat_(0x00FF0000u - 0x0FE00000u));
-        /* 0x400 is 2^-139, and no y above 0 is smaller: least is 0 (code 0) or 65536 (code 1) */
-        const vu32_ least = shl_(as_u32_(min_(y, as_f32_(isplat_(0x00000400u)))), 6);
-        return iadd_(imax_(imax_(low, high), least), r);
+    if (square) { /* 8 codes per binade, but 32 in each of the upper four. The place of 0 is 0, of any other above 95 */
+        const vu32_ low = shr_(iadd_(u, isplat_(8)), 4);
+        const vu32_ high = iadd_(shr_(iadd_(u, isplat_(2)), 2), isplat_(0u - 0x0DC80000u));
+        return iadd_(imax_(low, high), r);
     }
     mag = as_f32_(and_(u, isplat_(0x7FFFFFFFu)));
     mag = max_(mag, mul_(add_(mag, splat_(2.44140625e-04f)), splat_(0.5f))); /* gradual underflow below 2^-12 */
     return or_(iadd_(shr_(iadd_(as_u32_(mag), isplat_(8 - 0x39000000u)), 4), r), and_(u, isplat_(0x80000000u)));
 }
+
+/* The code of a root from its place, both in the upper half: KOPT_ROOT_PLACE_ less, but at least 1, and 0 if the place
+   is 0. */
+#if defined(ONE_LANE_) || defined(CORE_ONLY_)
+FN_ vu32_ K_(encode_q8)(vf32_ y, int square, vu32_ r) {
+    const vu32_ place = K_(place_q8)(y, square, r);
+    if (!square) return place;
+    return imax_(isub_(place, isplat_(KOPT_ROOT_PLACE_ << 16)), as_u32_(min_(as_f32_(place), as_f32_(isplat_(65536)))));
+}
+#endif
 
 #ifdef ONE_LANE_
 /* The code as a byte of memory, with the sign in bit 7. */
@@ -5206,8 +5311,14 @@ FN_ pair_ K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int l
         x.a = as_f32_(shl_(both, 16));
         x.b = as_f32_(and_(both, c->upper));
     } else {
+#ifdef LOADS_EXTEND_
         x.a = as_f32_(shl_(load16_(p + 2 * i), 16));
         x.b = as_f32_(shl_(load16_(p + 2 * (i + LANES_)), 16));
+#else
+        const vu32_ both = load32_(p + 2 * i);
+        x.a = bf16_low_(both);
+        x.b = bf16_high_(both);
+#endif
     }
     return x;
 }
@@ -5247,12 +5358,28 @@ FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int 
     return K_(load_pair)(j->weight, i, kind.weight, layout, c);
 }
 
-/* The second stage of a pair: updates and stores weights and residuals. number: number 0, as in random_pair_. Returns
-   0, with nothing stored, if the pair needs the scalar code. */
+/* The weights of a pair and their compensations, from fp32 buffers. */
+FN_ pair_ K_(loaded_weight_pair)(const float *w_buffer, const float *compensation_buffer, pair_ *compensation) {
+    pair_ w;
+    w.a = K_(load_f32)(w_buffer);
+    w.b = K_(load_f32)(w_buffer + LANES_);
+    compensation->a = K_(load_f32)(compensation_buffer);
+    compensation->b = K_(load_f32)(compensation_buffer + LANES_);
+    return w;
+}
+
+/* The second stage of a pair: updates and stores weights and residuals. w_buffer, compensation_buffer: as in
+   direction_pair. number: number 0, as in random_pair_. Returns 0, with nothing stored, if the pair needs the scalar
+   code. */
 FN_ int K_(commit_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
-                        pair_ direction, const vu32_ number[2], int layout) {
+                        const float *w_buffer, const float *compensation_buffer, pair_ direction, const vu32_ number[2],
+                        int layout) {
     vu32_ largest = isplat_(0), stored, residual, a, b, residual_a = largest, residual_b = largest;
-    pair_ compensation, w = K_(load_weight_pair)(j, kind, i, layout, c, &compensation, &largest);
+    pair_ compensation, w;
+    if (w_buffer == KOPT_NULL_)
+        w = K_(load_weight_pair)(j, kind, i, layout, c, &compensation, &largest);
+    else
+        w = K_(loaded_weight_pair)(w_buffer, compensation_buffer, &compensation);
     if (kind.weight == KOPT_F32) {
         store32_(j->weight + 4 * i, K_(flush_f32)(sub_(w.a, K_(update)(k, direction.a, w.a))));
         store32_(j->weight + 4 * (i + LANES_), K_(flush_f32)(sub_(w.b, K_(update)(k, direction.b, w.b))));
@@ -5325,14 +5452,10 @@ FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k,
     half_pair_ a, b;
     int m;
     if (k->use_l2 || kind.rule == KOPT_EMA) {
-        if (w_buffer == KOPT_NULL_) {
+        if (w_buffer == KOPT_NULL_)
             w = K_(load_weight_pair)(j, kind, i, layout, c, &compensation, KOPT_NULL_);
-        } else {
-            w.a = K_(load_f32)(w_buffer);
-            w.b = K_(load_f32)(w_buffer + LANES_);
-            compensation.a = K_(load_f32)(compensation_buffer);
-            compensation.b = K_(load_f32)(compensation_buffer + LANES_);
-        }
+        else
+            w = K_(loaded_weight_pair)(w_buffer, compensation_buffer, &compensation);
     }
     moment[0] = moment[1] = moment[2] = moment[3] = g; /* any value: a rule reads only the moments that it has */
     EACH_MOMENT_ {
@@ -5391,14 +5514,44 @@ NOINLINE_FN_ void K_(fill_random_tile)(kopt_random_tile_ *r, const kopt_philox_k
 
 /* docs/numerics.md, section 6b. square: the moment is a mean of squares, and codes and buffer hold its root. */
 
+/* decode_q8 for a pair. Nothing is rounded, so the operations may differ from those of decode_q8. */
+FN_ pair_ K_(decode_pair)(const kopt_byte_ *code, int square) {
+    pair_ x;
+    if (square) { /* the upper halves of decode_q8 */
+        const vu32_ codes = load8_to16_(code);
+        const vu32_ low = iadd_(shl_(codes, 4), isplat_(0x35903590u)),
+                    high = iadd_(shl_(codes, 2), isplat_(0x3B843B84u));
+        const vu32_ minus_codes = mul16_(codes, isplat_(0xFFFFFFFFu)); /* has bit 12, as the roots have, if not 0 */
+        const vu32_ roots = flush16_(min16_(low, high), minus_codes);
+        x.a = bf16_low_(roots);
+        x.b = bf16_high_(roots);
+        return x;
+    }
+#ifdef FP16_
+    { /* E4M3 with gradual underflow: as fp16, all are half as large */
+        const vu32_ sign_and_mag = shl_(load8_to16_(code), 7);
+        const vu32_ halves = iadd_(sign_and_mag, and_(sign_and_mag, isplat_(0x40004000u)));
+        x.a = fp16_low_(halves);
+        x.b = fp16_high_(halves);
+        x.a = add_(x.a, x.a);
+        x.b = add_(x.b, x.b);
+    }
+#else
+    x.a = K_(decode_q8)(load8_(code), 0);
+    x.b = K_(decode_q8)(load8_(code + LANES_), 0);
+#endif
+    return x;
+}
+
 FN_ void K_(decode_elements)(float *buffer, const kopt_byte_ *code, vf32_ scale, int square, size_t n) {
     kopt_byte_ part[PAIR_];
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
+        pair_ x;
         if (n - i < PAIR_) code = kopt_copy_padded_(part, sizeof part, code, n - i);
-        K_(store_f32)(buffer, mul_(K_(decode_q8)(load8_(code), square), scale));
-        K_(store_f32)(buffer + LANES_, mul_(K_(decode_q8)(load8_(code + LANES_), square), scale));
-        buffer += PAIR_;
+        x = K_(decode_pair)(code, square);
+        K_(store_f32)(buffer + i, mul_(x.a, scale));
+        K_(store_f32)(buffer + i + LANES_, mul_(x.b, scale));
         code += PAIR_;
     }
 }
@@ -5416,10 +5569,14 @@ NOINLINE_FN_ void K_(decode_block)(float *buffer, const kopt_byte_ *code, const 
 /* number: the 16-bit random numbers of the pair, two to a word, in the order of memory. */
 FN_ void K_(encode_pair)(kopt_byte_ *code, const float *x, vf32_ inverse, int square, vu32_ number,
                          const constants_ *c) {
-    number = pack_high16_(K_(encode_q8)(mul_(K_(load_f32)(x), inverse), square, K_(first16)(number, 0, c)),
-                          K_(encode_q8)(mul_(K_(load_f32)(x + LANES_), inverse), square, K_(second16)(number, 0)));
-    /* encode_q8 leaves the sign in bit 15: the shift brings it to bit 7, and only the low bytes are stored */
-    store8_from16_(code, square ? number : or_(number, shr_(number, 8)));
+    const vu32_ a = K_(place_q8)(mul_(K_(load_f32)(x), inverse), square, K_(first16)(number, 0, c));
+    const vu32_ b = K_(place_q8)(mul_(K_(load_f32)(x + LANES_), inverse), square, K_(second16)(number, 0));
+    const vu32_ places = pack_high16_(a, b);
+    if (square) /* as in encode_q8 */
+        store8_from16_(code, max16_(add16_(places, isplat_((0x10000u - KOPT_ROOT_PLACE_) * 0x00010001u)),
+                                    min16_(places, isplat_(0x00010001u))));
+    else /* the sign is in bit 15: the shift brings it to bit 7, and only the low bytes are stored */
+        store8_from16_(code, or_(places, shr_(places, 8)));
 }
 
 /* r: the random numbers of the tile; NULL: round to nearest. */
@@ -5529,6 +5686,7 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     const constants_ c = K_(make_constants)();
     const kopt_byte_ *const base = t->random.number;
     const size_t n = t->job.end;
+    const int loaded = kind.weight == KOPT_FP16 && t->is_loaded; /* bf16 is loaded as fast from memory */
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
         vu32_ numbers[2];
@@ -5536,7 +5694,8 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
         numbers[0] = numbers[1] = load32_(base + 2 * i);
         x.a = K_(load_f32)(t->x + i);
         x.b = K_(load_f32)(t->x + i + LANES_);
-        if (!K_(commit_pair)(&a, kind, &k, &c, i, x, numbers, 0))
+        if (!K_(commit_pair)(&a, kind, &k, &c, i, loaded ? t->w + i : KOPT_NULL_,
+                             loaded ? t->compensation + i : KOPT_NULL_, x, numbers, 0))
             kopt_step_elements_scalar_(&t->job, i, n - i < PAIR_ ? n - i : PAIR_, KOPT_COMMIT_STAGE_,
                                        KOPT_BYTES_(t->x + i), KOPT_NULL_, 0);
     }
@@ -5803,7 +5962,7 @@ FN_ void K_(start_random_counters)(random_counter_ *r, const kopt_random_tile_ *
 FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const arrays_ *a, kopt_kind_ kind, const scalars_ *k,
                                    const constants_ *c, size_t i, pair_ x, const vu32_ numbers[2], int layout) {
     float buffer[PAIR_];
-    if (K_(commit_pair)(a, kind, k, c, i, x, numbers, layout)) return;
+    if (K_(commit_pair)(a, kind, k, c, i, KOPT_NULL_, KOPT_NULL_, x, numbers, layout)) return;
     K_(store_f32)(buffer, x.a);
     K_(store_f32)(buffer + LANES_, x.b);
     kopt_step_elements_scalar_(whole, i, PAIR_, KOPT_COMMIT_STAGE_, KOPT_BYTES_(buffer), KOPT_NULL_,
@@ -7007,9 +7166,16 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef unordered_
 #undef load_fp16_
 #undef round_fp16_
+#undef LOADS_EXTEND_
+#undef bf16_low_
+#undef bf16_high_
+#undef fp16_low_
+#undef fp16_high_
+#undef load8_to16_
 #undef store8_from16_
 #undef interleave_high16_
 #undef flush16_
+#undef min16_
 #undef max16_
 #undef any_gt16_
 #undef NOINLINE_FN_
