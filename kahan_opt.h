@@ -2779,21 +2779,24 @@ enum { KOPT_JOB_ARRAYS_ = 10 };
 /* A tile: consecutive elements of a tensor, for which one stage runs after the other. Stages read and write whole pairs
    of vectors, so all arrays have room for the next multiple of a pair. */
 typedef struct kopt_tile_ {
-    /* In fp32 and in the order of memory. x: what the rule returns, then the direction. w, compensation: the weights as
-       decay sees them, if is_loaded says so. y, the second argument of atan2, is in `compensation`. */
+    /* In fp32. x: what the rule returns, then the direction. w, compensation: the weights as
+       decay sees them, if is_loaded says so. y, the second argument of atan2, is in `compensation`. apart: 0, or the
+       elements of a pair; then the even elements of each pair stand before the odd ones. */
     KOPT_ALIGN64_ float x[KOPT_TILE_], w[KOPT_TILE_], compensation[KOPT_TILE_];
     kopt_random_tile_ random;
     kopt_job_ job; /* the step of its elements: 0 to job.end - 1 */
     kopt_job_array_ arrays[KOPT_JOB_ARRAYS_], *arrays_end;
     kopt_kind_ kind;
     int is_loaded;
+    size_t apart;
     float *moment[4];    /* buffered moments, means of squares as their roots */
     uint32_t largest[4]; /* their largest magnitudes after the step, as fp32 bits */
 } kopt_tile_;
 
 /* What the loop over tiles calls of an instruction set. */
 typedef struct kopt_stages_ {
-    size_t pair; /* elements of a pair of vectors */
+    size_t pair;  /* elements of a pair of vectors */
+    int even_odd; /* with bf16 weights x, w and compensation have the even elements of each pair before the odd ones */
     void (*fill_random)(kopt_random_tile_ *, const kopt_philox_key_ *, kopt_index_, size_t, int, int);
     void (*decode)(float *, const kopt_byte_ *, const kopt_byte_ *, int, size_t);
     void (*encode)(kopt_byte_ *, kopt_byte_ *, const float *, uint32_t, int, int, kopt_rounding,
@@ -2815,7 +2818,7 @@ static void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair);
 /* Scalar code, which vector code calls for ranges that are too short and for special values. */
 static void kopt_walk_scalar_(const kopt_job_ *j, size_t begin, size_t end);
 static KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages, kopt_byte_ *x,
-                                                    kopt_byte_ *y, int even_odd);
+                                                    kopt_byte_ *y, size_t pair);
 static void kopt_measure_from_scalar_(const kopt_job_ *j, size_t begin, kopt_byte_ *out);
 static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin, size_t end);
 static void kopt_zero_(kopt_byte_ *p, size_t size);
@@ -2973,6 +2976,12 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
    load8_to16_(p)               loads 2 * LANES_ bytes, zero-extended to halves
    store8_from16_(p, a)         stores the lower 8 bits of each half: 2 * LANES_ bytes
 
+   Order of the elements of two vectors: memory order (a before b), or even and odd elements apart (REORDER_)
+   deinterleave_(a, b, &even, &odd)
+                                from memory order
+   interleave_(even, odd, &a, &b)
+                                to memory order
+
    Order of random words. Not scalar
    interleave_low_(a, b)        in each 128-bit part: a0 b0 a1 b1, of its words 0 to 3
    interleave_high_(a, b)       in each 128-bit part: a2 b2 a3 b3
@@ -2985,6 +2994,8 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
    LANES_ ONE_LANE_             lanes of a vector, a size_t; ONE_LANE_ is defined for scalar code
    OPAQUE_(r)                   hides the value of the vector r from the compiler; only vocabularies use it
    LOADS_EXTEND_                load16_ and a shift take less time than bf16_low_ and bf16_high_ of a load32_
+   REORDER_                     deinterleave_ and interleave_ exist, and bf16 takes less time with even and odd elements
+                                apart
    SPECIALIZED_                 there are specialized loops, in which one vector of a pair can hold the even bf16
                                 elements and the other the odd ones
    ONE_PASS_                    the functions of vector mathematics are part of a rule: a step calls no function of a
@@ -3070,6 +3081,8 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 #define unordered_ K_(unordered)
 #define load_fp16_ K_(load_fp16)
 #define round_fp16_ K_(round_fp16)
+#define deinterleave_ K_(deinterleave)
+#define interleave_ K_(interleave)
 #define bf16_low_ K_(bf16_low)
 #define bf16_high_ K_(bf16_high)
 #define fp16_low_ K_(fp16_low)
@@ -3423,6 +3436,17 @@ FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm256_max_epi16(a, b); }
 FN_ int any_gt16_(vu32_ a, vu32_ limit) { return _mm256_movemask_epi8(_mm256_cmpgt_epi16(a, limit)) != 0; }
 FN_ vu32_ unpack_low16_(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a)); }
 FN_ vu32_ unpack_high16_(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)); }
+#define REORDER_ 1
+FN_ void deinterleave_(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) { /* shuffle: quarters a0 b0 a1 b1 (see below) */
+    const __m256d x = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88)), y = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xDD));
+    *even = _mm256_castpd_ps(_mm256_permute4x64_pd(x, 0xD8));
+    *odd = _mm256_castpd_ps(_mm256_permute4x64_pd(y, 0xD8));
+}
+FN_ void interleave_(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) { /* unpack: 0 1 of each 128-bit part, then 2 3 */
+    const vf32_ low = _mm256_unpacklo_ps(even, odd), high = _mm256_unpackhi_ps(even, odd);
+    *a = _mm256_permute2f128_ps(low, high, 0x20);
+    *b = _mm256_permute2f128_ps(low, high, 0x31);
+}
 /* unpack takes halves of each 128-bit part: 0xD8 puts quarters 0 1 2 3 into the order 0 2 1 3 */
 FN_ vf32_ bf16_low_(vu32_ a) {
     return _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), _mm256_permute4x64_epi64(a, 0xD8)));
@@ -3462,6 +3486,7 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
 #define MIN_MAX_ 1
 #define NT_STORES_ 1
 #define LOADS_EXTEND_ 1
+#define REORDER_ 1
 #ifdef KOPT_GNU_
 #define OPAQUE_(r) __asm__("" : "+v"(r))
 #else
@@ -3692,6 +3717,16 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
     *stored = K_(zero_extend16)(half);
     return r;
 }
+FN_ void deinterleave_(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) {
+    const K_(ints) evens = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}, odds = evens + 1;
+    *even = __builtin_shuffle(a, b, evens);
+    *odd = __builtin_shuffle(a, b, odds);
+}
+FN_ void interleave_(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) {
+    const K_(ints) first = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}, second = first + 8;
+    *a = __builtin_shuffle(even, odd, first);
+    *b = __builtin_shuffle(even, odd, second);
+}
 #undef UNARY_OP_
 #undef BINARY_OP_
 #undef LOAD_OP_
@@ -3838,6 +3873,16 @@ FN_ vu32_ imax_(vu32_ a, vu32_ b) { return _mm512_max_epi32(a, b); }
 #define FP16_ 1
 FN_ vf32_ load_fp16_(const kopt_byte_ *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)));
+}
+FN_ void deinterleave_(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) {
+    const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    *even = _mm512_permutex2var_ps(a, evens, b);
+    *odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(evens, _mm512_set1_epi32(1)), b);
+}
+FN_ void interleave_(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) {
+    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    *a = _mm512_permutex2var_ps(even, first, odd);
+    *b = _mm512_permutex2var_ps(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd);
 }
 FN_ vf32_ fp16_low_(vu32_ a) { return _mm512_cvtph_ps(_mm512_castsi512_si256(a)); }
 FN_ vf32_ fp16_high_(vu32_ a) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(a, 1)); }
@@ -5140,17 +5185,17 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
 }
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
-/* Runs these stages of the elements i to i + n - 1. x, y: fp32 buffers of n elements as for step_element, or NULL.
-   even_odd: the buffers hold first the even, then the odd elements. */
+/* Runs these stages of the elements i to i + n - 1. x, y: fp32 buffers as for step_element, or NULL. pair: 0, or the
+   buffers hold a pair of so many elements, first the even ones, then the odd ones. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages,
-                                                                   kopt_byte_ *x, kopt_byte_ *y, int even_odd) {
+                                                                   kopt_byte_ *x, kopt_byte_ *y, size_t pair) {
     const scalars_ k = K_(splat_job)(j);
     const kopt_kind_ kind = kopt_kind_of_(j, LANES_ == 1);
     const kopt_philox_key_ cipher = kopt_make_philox_key_(j->step->seed, j->step->step, j->id, j->stream);
     vu32_ words[4];
     size_t q;
     for (q = 0; q < n; q++) {
-        const size_t offset = 4 * (even_odd ? q % 2 * (n / 2) + q / 2 : q);
+        const size_t offset = 4 * (pair != 0 ? q % 2 * (pair / 2) + q / 2 : q);
         const vu32_ r = K_(random_at)(words, &cipher, KOPT_INDEX_(j->first + i + q), q == 0);
         kopt_byte_ *const x_at = x == KOPT_NULL_ ? x : x + offset, *const y_at = y == KOPT_NULL_ ? y : y + offset;
         K_(step_element)(j, kind, &k, i + q, r, stages, x_at, y_at);
@@ -5204,13 +5249,22 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
 /* ---- pairs of vectors ---- */
 
 /* The loops step two vectors at a time: a pair. Its elements are in the order of memory, or (EVEN_ODD_) one vector has
-   the even and the other the odd elements, that is the low and the high halves of 32-bit words. If everything is bf16,
-   EVEN_ODD_ needs no operation that crosses lanes. */
+   the even and the other the odd elements. Those are the low and the high halves of 32-bit words, so bf16 needs no
+   operation that crosses lanes. A function has one order in registers; what it loads and stores in another format, and
+   what it hands on to a stage with another order, is reordered. */
 
 /* Bits of a pair's layout. Without RANDOM_ZERO_EXTENDED_ one vector holds the random numbers of the pair, two to a
    word. */
 #define EVEN_ODD_ 1             /* the first vector has the even elements, the second the odd ones */
 #define RANDOM_ZERO_EXTENDED_ 2 /* each vector has a vector of random numbers, zero-extended */
+
+/* The order in which a stage of a tile has the elements of a pair whose arrays are in this format: the moments in the
+   first stage, the weights in the second one. x, w and compensation of a tile are in the order of the second stage. */
+#ifdef REORDER_
+#define ORDER_(format) ((format) == KOPT_BF16 ? EVEN_ODD_ : 0)
+#else
+#define ORDER_(format) 0
+#endif
 
 /* LANES_ numbers of an fp32 buffer. */
 FN_ vf32_ K_(load_f32)(const float *p) { return as_f32_(load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, p))); }
@@ -5274,6 +5328,35 @@ typedef struct pair_ {
     vf32_ a, b;
 } pair_;
 
+/* A pair in another order: from and to are 0 or EVEN_ODD_. */
+FN_ pair_ K_(reorder)(pair_ x, int from, int to) {
+#ifdef REORDER_
+    pair_ r = x;
+    if (from == to) return x;
+    if (to != 0)
+        deinterleave_(x.a, x.b, &r.a, &r.b);
+    else
+        interleave_(x.a, x.b, &r.a, &r.b);
+    return r;
+#else
+    KOPT_CAST_(void, from);
+    KOPT_CAST_(void, to);
+    return x;
+#endif
+}
+
+/* Two vectors of an fp32 buffer. */
+FN_ pair_ K_(load_f32_pair)(const float *p) {
+    pair_ x;
+    x.a = K_(load_f32)(p);
+    x.b = K_(load_f32)(p + LANES_);
+    return x;
+}
+FN_ void K_(store_f32_pair)(float *p, pair_ x) {
+    K_(store_f32)(p, x.a);
+    K_(store_f32)(p + LANES_, x.b);
+}
+
 /* A local copy of a job's pointers. It tells the compiler that the stores of a stage do not change them. */
 typedef struct arrays_ {
     kopt_byte_ *weight, *residual, *grad, *moment[4];
@@ -5299,14 +5382,19 @@ typedef struct random_pair_ {
 
 /* Loads the elements i to i + PAIR_ - 1 as fp32. */
 FN_ pair_ K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int layout, const constants_ *c) {
+    const int order = layout & EVEN_ODD_;
     pair_ x;
     if (format == KOPT_F32) {
         x.a = as_f32_(load32_(p + 4 * i));
         x.b = as_f32_(load32_(p + 4 * (i + LANES_)));
-    } else if (format == KOPT_FP16) {
+        return K_(reorder)(x, 0, order);
+    }
+    if (format == KOPT_FP16) {
         x.a = load_fp16_(p + 2 * i);
         x.b = load_fp16_(p + 2 * (i + LANES_));
-    } else if ((layout & EVEN_ODD_) != 0) {
+        return K_(reorder)(x, 0, order);
+    }
+    if (order != 0) {
         const vu32_ both = load32_(p + 2 * i);
         x.a = as_f32_(shl_(both, 16));
         x.b = as_f32_(and_(both, c->upper));
@@ -5340,12 +5428,24 @@ FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int 
     compensation->a = compensation->b = splat_(0);
     if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT) {
         const int exact = kind.rounding == KOPT_EXACT;
-        const kopt_byte_ *const residual = j->residual + (exact ? 2 * i : i);
-        const vu32_ a = exact ? load16_(residual) : load8_(residual);
-        const vu32_ b = exact ? load16_(residual + 2 * LANES_) : load8_(residual + LANES_);
-        w.a = K_(from_extended)(K_(join_residual)(kind, load16_(j->weight + 2 * i), a), kind.weight, largest);
-        w.b =
-            K_(from_extended)(K_(join_residual)(kind, load16_(j->weight + 2 * (i + LANES_)), b), kind.weight, largest);
+        const kopt_byte_ *const residual = j->residual + (exact ? 2 * i : i), *const weight = j->weight + 2 * i;
+        vu32_ a, b, residual_a, residual_b;
+        if ((layout & EVEN_ODD_) != 0) {
+            const vu32_ both = load32_(weight);
+            const vu32_ residuals = exact ? load32_(residual) : shl_(load8_to16_(residual), 8); /* 16 bits each */
+            a = both;
+            b = shr_(both, 16);
+            residual_a = and_(residuals, c->lower);
+            residual_b = shr_(residuals, 16);
+            kind.rounding = KOPT_EXACT; /* what a residual of 16 bits means */
+        } else {
+            a = load16_(weight);
+            b = load16_(weight + 2 * LANES_);
+            residual_a = exact ? load16_(residual) : load8_(residual);
+            residual_b = exact ? load16_(residual + 2 * LANES_) : load8_(residual + LANES_);
+        }
+        w.a = K_(from_extended)(K_(join_residual)(kind, a, residual_a), kind.weight, largest);
+        w.b = K_(from_extended)(K_(join_residual)(kind, b, residual_b), kind.weight, largest);
         return w;
     }
     if (kind.weight != KOPT_F32 && kind.rounding == KOPT_KAHAN) {
@@ -5358,16 +5458,6 @@ FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int 
     return K_(load_pair)(j->weight, i, kind.weight, layout, c);
 }
 
-/* The weights of a pair and their compensations, from fp32 buffers. */
-FN_ pair_ K_(loaded_weight_pair)(const float *w_buffer, const float *compensation_buffer, pair_ *compensation) {
-    pair_ w;
-    w.a = K_(load_f32)(w_buffer);
-    w.b = K_(load_f32)(w_buffer + LANES_);
-    compensation->a = K_(load_f32)(compensation_buffer);
-    compensation->b = K_(load_f32)(compensation_buffer + LANES_);
-    return w;
-}
-
 /* The second stage of a pair: updates and stores weights and residuals. w_buffer, compensation_buffer: as in
    direction_pair. number: number 0, as in random_pair_. Returns 0, with nothing stored, if the pair needs the scalar
    code. */
@@ -5376,10 +5466,12 @@ FN_ int K_(commit_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, co
                         int layout) {
     vu32_ largest = isplat_(0), stored, residual, a, b, residual_a = largest, residual_b = largest;
     pair_ compensation, w;
-    if (w_buffer == KOPT_NULL_)
+    if (w_buffer == KOPT_NULL_) {
         w = K_(load_weight_pair)(j, kind, i, layout, c, &compensation, &largest);
-    else
-        w = K_(loaded_weight_pair)(w_buffer, compensation_buffer, &compensation);
+    } else {
+        w = K_(load_f32_pair)(w_buffer);
+        compensation = K_(load_f32_pair)(compensation_buffer);
+    }
     if (kind.weight == KOPT_F32) {
         store32_(j->weight + 4 * i, K_(flush_f32)(sub_(w.a, K_(update)(k, direction.a, w.a))));
         store32_(j->weight + 4 * (i + LANES_), K_(flush_f32)(sub_(w.b, K_(update)(k, direction.b, w.b))));
@@ -5452,10 +5544,12 @@ FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k,
     half_pair_ a, b;
     int m;
     if (k->use_l2 || kind.rule == KOPT_EMA) {
-        if (w_buffer == KOPT_NULL_)
+        if (w_buffer == KOPT_NULL_) {
             w = K_(load_weight_pair)(j, kind, i, layout, c, &compensation, KOPT_NULL_);
-        else
-            w = K_(loaded_weight_pair)(w_buffer, compensation_buffer, &compensation);
+        } else {
+            w = K_(reorder)(K_(load_f32_pair)(w_buffer), ORDER_(kind.weight), layout & EVEN_ODD_);
+            compensation = K_(reorder)(K_(load_f32_pair)(compensation_buffer), ORDER_(kind.weight), layout & EVEN_ODD_);
+        }
     }
     moment[0] = moment[1] = moment[2] = moment[3] = g; /* any value: a rule reads only the moments that it has */
     EACH_MOMENT_ {
@@ -5643,8 +5737,8 @@ FN_ kopt_kind_ K_(copy_kind)(const kopt_kind_ *p) {
     return kind;
 }
 
-/* First stage: computes x and y, and stores the moments. */
-FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind) {
+/* First stage: computes x and y, and stores the moments. order: that of the pairs in it. */
+FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
     arrays_ a = K_(arrays_of)(&t->job);
     const scalars_ k = K_(splat_job)(&t->job);
     const constants_ c = K_(make_constants)();
@@ -5659,18 +5753,13 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     for (i = 0; i < n; i += PAIR_) {
         const random_pair_ r = K_(load_random_pair)(base, stride, i);
         pair_ x, y;
-        if (!K_(direction_pair)(&a, kind, &k, &c, i, t->w + i, t->compensation + i, &r, 0, &x, &y, largest)) {
+        if (!K_(direction_pair)(&a, kind, &k, &c, i, t->w + i, t->compensation + i, &r, order, &x, &y, largest)) {
             kopt_direction_in_scalar_(t, i, PAIR_);
             continue;
         }
-        K_(store_f32)(t->x + i, x.a);
-        K_(store_f32)(t->x + i + LANES_, x.b);
-#ifdef KAHAN_OPT_VMATH
-        if (kind.rule == KOPT_ADAM_ATAN2) {
-            K_(store_f32)(t->compensation + i, y.a);
-            K_(store_f32)(t->compensation + i + LANES_, y.b);
-        }
-#endif
+        K_(store_f32_pair)(t->x + i, K_(reorder)(x, order, ORDER_(kind.weight)));
+        if (KOPT_IS_ATAN2_(kind.rule))
+            K_(store_f32_pair)(t->compensation + i, K_(reorder)(y, order, ORDER_(kind.weight)));
     }
     for (i = 0; kind.buffered && i < KOPT_CAST_(size_t, MOMENTS_); i++) {
         /* reduced here and not where it is used, so that the reduction overlaps with the next stage */
@@ -5686,18 +5775,16 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     const constants_ c = K_(make_constants)();
     const kopt_byte_ *const base = t->random.number;
     const size_t n = t->job.end;
+    const int order = ORDER_(kind.weight);
     const int loaded = kind.weight == KOPT_FP16 && t->is_loaded; /* bf16 is loaded as fast from memory */
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
         vu32_ numbers[2];
-        pair_ x;
         numbers[0] = numbers[1] = load32_(base + 2 * i);
-        x.a = K_(load_f32)(t->x + i);
-        x.b = K_(load_f32)(t->x + i + LANES_);
         if (!K_(commit_pair)(&a, kind, &k, &c, i, loaded ? t->w + i : KOPT_NULL_,
-                             loaded ? t->compensation + i : KOPT_NULL_, x, numbers, 0))
+                             loaded ? t->compensation + i : KOPT_NULL_, K_(load_f32_pair)(t->x + i), numbers, order))
             kopt_step_elements_scalar_(&t->job, i, n - i < PAIR_ ? n - i : PAIR_, KOPT_COMMIT_STAGE_,
-                                       KOPT_BYTES_(t->x + i), KOPT_NULL_, 0);
+                                       KOPT_BYTES_(t->x + i), KOPT_NULL_, order != 0 ? PAIR_ : 0);
     }
 }
 
@@ -5784,7 +5871,7 @@ FN_ int K_(commit_has_line)(kopt_kind_ kind) {
         kind.moment = (line_format) == KOPT_BF16 ? KOPT_BF16 : (line_format) == KOPT_FP16 ? KOPT_FP16 : KOPT_F32; \
         UNREACHABLE_IF_((line_rule) == ANY_ && K_(direction_has_line)(kind))                                      \
         if ((line_format) != ANY_) kind.buffered = (line_format) == KOPT_Q8;                                      \
-        K_(direction_tile)(t, kind);                                                                              \
+        K_(direction_tile)(t, kind, ORDER_(line_format));                                                         \
     }
 DIRECTIONS_(LINE_)
 #undef LINE_
@@ -5836,11 +5923,8 @@ NOINLINE_FN_ void K_(load_weights)(kopt_byte_ *weight, kopt_byte_ *residual, con
     a.residual = residual;
     for (i = 0; i < n; i += PAIR_) {
         pair_ r;
-        const pair_ x = K_(load_weight_pair)(&a, kind, i, 0, &c, &r, KOPT_NULL_);
-        K_(store_f32)(w + i, x.a);
-        K_(store_f32)(w + i + LANES_, x.b);
-        K_(store_f32)(compensation + i, r.a);
-        K_(store_f32)(compensation + i + LANES_, r.b);
+        K_(store_f32_pair)(w + i, K_(load_weight_pair)(&a, kind, i, ORDER_(kind.weight), &c, &r, KOPT_NULL_));
+        K_(store_f32_pair)(compensation + i, r);
     }
 }
 
@@ -5880,7 +5964,7 @@ NOINLINE_FN_ void K_(rule_function)(kopt_tile_ *t) {
         return;
     }
     for (i = 0; j->quotient && i < n; i += LANES_) K_(store_f32)(x + i, div_(K_(load_f32)(x + i), K_(load_f32)(y + i)));
-    kopt_call_rule_function_(j, x, y, j->end);
+    kopt_call_rule_function_(j, x, y, ORDER_(t->kind.weight) != 0 ? n : j->end);
     for (i = 0; i < n; i += LANES_) K_(store_f32)(x + i, K_(canonical_nan)(K_(load_f32)(x + i)));
 }
 #endif
@@ -5912,6 +5996,7 @@ NOINLINE_FN_ void K_(update_tile)(kopt_tile_ *t) {
 static void K_(convert)(const kopt_conversion_ *c);
 
 static const kopt_stages_ K_(stages) = {PAIR_,
+                                        ORDER_(KOPT_BF16) != 0,
                                         K_(fill_random_tile),
                                         K_(decode_block),
                                         K_(encode_block),
@@ -5966,7 +6051,7 @@ FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const arrays_ *a, kop
     K_(store_f32)(buffer, x.a);
     K_(store_f32)(buffer + LANES_, x.b);
     kopt_step_elements_scalar_(whole, i, PAIR_, KOPT_COMMIT_STAGE_, KOPT_BYTES_(buffer), KOPT_NULL_,
-                               layout & EVEN_ODD_);
+                               (layout & EVEN_ODD_) != 0 ? PAIR_ : 0);
 }
 
 /* Is there a specialized loop with the schedule KOPT_TILED_? */
@@ -6032,7 +6117,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
             }
             if (!K_(direction_pair)(&a, kind, &k, &c, i + q, KOPT_NULL_, KOPT_NULL_, &r, layout, &x, &y, KOPT_NULL_)) {
                 kopt_step_elements_scalar_(whole, i + q, PAIR_, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(x_buffer + v),
-                                           KOPT_BYTES_(y_buffer + v), even_odd);
+                                           KOPT_BYTES_(y_buffer + v), even_odd ? PAIR_ : 0);
                 x.a = K_(load_f32)(x_buffer + v);
                 x.b = K_(load_f32)(x_buffer + v + LANES_);
                 y.a = K_(load_f32)(y_buffer + v);
@@ -7167,6 +7252,10 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef load_fp16_
 #undef round_fp16_
 #undef LOADS_EXTEND_
+#undef REORDER_
+#undef ORDER_
+#undef deinterleave_
+#undef interleave_
 #undef bf16_low_
 #undef bf16_high_
 #undef fp16_low_
@@ -7577,7 +7666,7 @@ static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, si
         if (with_y) t->compensation[i + q] = 1;
     }
     kopt_step_elements_scalar_(&job, i, n, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(t->x + i),
-                               KOPT_BYTES_(t->compensation + i), 0);
+                               KOPT_BYTES_(t->compensation + i), t->apart);
     for (m = 0; t->kind.buffered && m < t->kind.moment_count; m++)
         for (q = i; q < i + n; q++) {
             const uint32_t magnitude = kopt_load32_(job.moment[m] + 4 * q) & 0x7FFFFFFFu;
@@ -7585,17 +7674,20 @@ static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, si
         }
 }
 
-/* Counts the elements of a tile. update: fp32; old_weight, old_residual: what was stored before the step. size and
-   residual_size: bytes per element. */
-static void kopt_tally_(const kopt_job_ *tile, const kopt_byte_ *update, const kopt_byte_ *old_weight,
-                        const kopt_byte_ *old_residual, size_t size, size_t residual_size) {
+/* Counts the elements of a tile, whose updates are in x. old_weight, old_residual: what was stored before the step. size
+   and residual_size: bytes per element. */
+static void kopt_tally_(const kopt_tile_ *t, const kopt_byte_ *old_weight, const kopt_byte_ *old_residual, size_t size,
+                        size_t residual_size) {
+    const kopt_job_ *const j = &t->job;
     size_t i, q;
-    for (i = 0; i < tile->end; i++) {
+    for (i = 0; i < j->end; i++) {
+        const size_t in_pair = t->apart != 0 ? i % t->apart : 0;
+        const size_t at = i - in_pair + in_pair % 2 * (t->apart / 2) + in_pair / 2;
         int moved = 0, residual_moved = 0;
-        for (q = 0; q < size; q++) moved |= old_weight[i * size + q] != tile->weight[i * size + q];
+        for (q = 0; q < size; q++) moved |= old_weight[i * size + q] != j->weight[i * size + q];
         for (q = 0; q < residual_size; q++)
-            residual_moved |= old_residual[i * residual_size + q] != tile->residual[i * residual_size + q];
-        kopt_tally_scalar_(tile->counts, kopt_load32_(update + 4 * i), moved, residual_moved);
+            residual_moved |= old_residual[i * residual_size + q] != j->residual[i * residual_size + q];
+        kopt_tally_scalar_(j->counts, kopt_as_u32_(t->x[at]), moved, residual_moved);
     }
 }
 
@@ -7620,7 +7712,7 @@ static KOPT_NOINLINE_ void kopt_commit_updates_(const kopt_stages_ *stages, kopt
         j->rate = rate;
         j->weight_decay = weight_decay;
     }
-    if (j->counts != KOPT_NULL_) kopt_tally_(j, KOPT_BYTES_(t->x), old_weight, old_residual, size, residual_size);
+    if (j->counts != KOPT_NULL_) kopt_tally_(t, old_weight, old_residual, size, residual_size);
     if (KOPT_HAS_(KOPT_WITH_RANGER) && j->step->sync && !moments_only) { /* the slow weights: the new weights */
         kopt_copy_noinline_(j->slow, j->weight, n * size);
         if (residual_size != 0) kopt_copy_noinline_(j->slow_residual, j->residual, n * residual_size);
@@ -7637,6 +7729,7 @@ static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile
     t->is_loaded = general || t->kind.rule == KOPT_EMA || (KOPT_HAS_(KOPT_WITH_L2) && kopt_as_u32_(s->l2) << 1 != 0);
     if (t->is_loaded) (stages->load_weights)(t);
     (stages->direction)(t);
+    if (KOPT_IS_ATAN2_(t->kind.rule)) t->is_loaded = 0; /* y has taken the place of the compensations */
 #ifdef KAHAN_OPT_VMATH
     if (t->kind.rule == KOPT_ADAM_ATAN2 || j->vmath != KOPT_NULL_) (stages->rule_function)(t);
 #endif
@@ -7701,6 +7794,7 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
     if (buffered || kind.moment_count == 0) kind.moment = KOPT_F32;
     kopt_copy_job_(&t.job, whole);
     t.kind = kind;
+    t.apart = stages->even_odd && kind.weight == KOPT_BF16 ? pair : 0;
     t.arrays_end = kopt_list_job_arrays_(t.arrays, &t.job, &t.kind);
     kopt_advance_tile_(&t, begin);
     t.job.begin = 0;
