@@ -3438,7 +3438,8 @@ FN_ vu32_ unpack_low16_(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_castsi256
 FN_ vu32_ unpack_high16_(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)); }
 #define REORDER_ 1
 FN_ void deinterleave_(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) { /* shuffle: quarters a0 b0 a1 b1 (see below) */
-    const __m256d x = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88)), y = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xDD));
+    const __m256d x = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88)),
+                  y = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xDD));
     *even = _mm256_castpd_ps(_mm256_permute4x64_pd(x, 0xD8));
     *odd = _mm256_castpd_ps(_mm256_permute4x64_pd(y, 0xD8));
 }
@@ -4407,18 +4408,18 @@ NOINLINE_FN_ void K_(philox)(vu32_ x[4], const kopt_philox_key_ *c, uint64_t blo
     vu32_ x0 = iadd_(isplat_(KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu)), block_of_lane_());
     vu32_ x1 = isplat_(KOPT_CAST_(uint32_t, block >> 32) + c->stream), x2 = isplat_(c->step), x3 = isplat_(c->id);
     vu32_ key0 = isplat_(c->key[0]), key1 = isplat_(c->key[1]), high0, low0, high1, low1;
-#define ROUND_                                \
-    mulhilo_(x0, 0xD2511F53u, &high0, &low0); \
-    mulhilo_(x2, 0xCD9E8D57u, &high1, &low1); \
-    x0 = xor_(xor_(high1, x1), key0);         \
-    x1 = low1;                                \
-    x2 = xor_(xor_(high0, x3), key1);         \
-    x3 = low0;                                \
-    key0 = iadd_(key0, isplat_(0x9E3779B9u)); \
-    key1 = iadd_(key1, isplat_(0xBB67AE85u));
-    ROUND_ ROUND_ ROUND_ ROUND_ ROUND_ ROUND_ ROUND_
-#undef ROUND_
-        x[0] = x0;
+    int round;
+    for (round = 0; round < 7; round++) {
+        mulhilo_(x0, 0xD2511F53u, &high0, &low0);
+        mulhilo_(x2, 0xCD9E8D57u, &high1, &low1);
+        x0 = xor_(xor_(high1, x1), key0);
+        x1 = low1;
+        x2 = xor_(xor_(high0, x3), key1);
+        x3 = low0;
+        key0 = iadd_(key0, isplat_(0x9E3779B9u));
+        key1 = iadd_(key1, isplat_(0xBB67AE85u));
+    }
+    x[0] = x0;
     x[1] = x1;
     x[2] = x2;
     x[3] = x3;
@@ -7859,7 +7860,10 @@ KOPT_BUFFERED_(4)
 /* Steps elements [begin, end) of any kind. */
 static KOPT_NOINLINE_ void kopt_walk_tiles_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin, size_t end) {
     const kopt_kind_ kind = kopt_kind_of_(j, 0);
-    if (kind.moment != KOPT_Q8 || kind.moment_count == 0)
+    const int buffered = kind.moment == KOPT_Q8 && kind.moment_count > 0;
+    if (!buffered && end - begin < 4)
+        kopt_walk_scalar_(j, begin, end);
+    else if (!buffered)
         kopt_step_tiles_(stages, j, begin, end, KOPT_NULL_);
     else
         (kind.moment_count == 1   ? kopt_step_buffered1_
