@@ -809,7 +809,7 @@ run_tests() {
         have $tool || skip "the firmware that needs $tool" $tool
     done
     part firmware sh tests/firmware.sh bits figures
-    part firmware_power sh tests/firmware.sh power
+    part firmware_power sh tests/firmware.sh power careless
     part checkpoint sh tests/checkpoint.sh crash damage
     part checkpoint_more sh tests/checkpoint.sh files machines
     part lockstep sh tests/lockstep.sh

@@ -1,5 +1,6 @@
 # firmware.sh [PART...]: does docs/examples/firmware do what docs/firmware.md says? Prints TAP. The parts:
 #     bits       every way to train gives the same lines on the host, Cortex-M4F, Cortex-M0+, RISC-V and AVR
+#     careless   flags, numbers and words that are wrong are refused
 #     power      the power fails at 100 random instructions, and at the points of the flash chip
 #     figures    the tables of docs/firmware.md are those of `table`
 #     broken     mistakes put into the example: the other parts see each. Not one of those of ./build.sh test
@@ -75,6 +76,41 @@ make_element() { # make_element [FLAG]: builds one_element.c for this machine, r
         $example/one_element.c -lm || return
     $CC -std=c99 -O2 -ffp-contract=off $warnings -Wconversion $1 -o $element $example/one_element.c &&
         $element >$element.txt
+}
+
+edit() { # edit FOLDER FILE SED-SCRIPT: a copy of the example with a change; fails if the script finds nothing
+    rm -rf $1
+    mkdir -p $1
+    cp docs/examples/firmware/* $1
+    sed "s,../../../kahan_opt.h,$PWD/kahan_opt.h," docs/examples/firmware/classifier.c >$1/classifier.c
+    cp $1/"$2" $out/whole
+    sed "$3" $out/whole >$1/"$2"
+    ! cmp -s $out/whole $1/"$2"
+}
+
+careless() { # what goes wrong is said, by the compiler, the program or run.sh
+    for flags in '-DBY_LAYER -DBY_WEIGHT' '-DFP16 -DFP32' -DSTOCHASTIC '-DBY_WEIGHT -DSTOCHASTIC -DFP32'; do
+        ! run build host $out/no $flags >$out/log 2>&1 && grep -q '#error' $out/log || echo "$flags: not refused"
+    done >$out/wrong
+    for change in 's/UNIT = 4/UNIT = 2/' 's/UNIT = 4/UNIT = 6/' 's/3 . FLASH_SECTOR/3000/' 's/SLOTS = 3/SLOTS = 1/'; do
+        edit $out/edited flash.h "$change"
+        ! sh $out/edited/run.sh build host $out/no -DSAVE_EVERY=50 >$out/log 2>&1 && grep -q check_flash_h $out/log ||
+            echo "flash.h, $change: not refused"
+    done >>$out/wrong
+    edit $out/edited flash.h 's/3 . FLASH_SECTOR/FLASH_SECTOR/'
+    sh $out/edited/run.sh build host $out/small -DSAVE_EVERY=50 >>$out/wrong 2>&1
+    ! CHIP=$out/chip $out/small >$out/log && grep -q '^flash_save failed$' $out/log ||
+        echo 'a small slot: not refused' >>$out/wrong
+    for words in BY_LAYER 'build nothing no' 'start nothing no'; do
+        ! run $words >$out/log 2>&1 && grep -q 'Machines: host\|no machine nothing' $out/log ||
+            echo "run.sh $words: not refused"
+    done >>$out/wrong
+    cp $out/wrong $out/log
+    [ ! -s $out/log ]
+    report $? "flags that exclude each other, numbers of flash.h that do not fit, unknown words: refused"
+    { run -DSAVE_EVERY=50 -DEPOCHS=1; run -DSAVE_EVERY=50 -DEPOCHS=1; } >$out/log 2>&1
+    ! grep -q resumed $out/log && [ "$(grep -c '^the same lines on' $out/log)" = 2 ]
+    report $? "run.sh starts the training anew each time"
 }
 
 bits() {
@@ -160,13 +196,7 @@ power() {
 }
 
 mistake() { # mistake DESCRIPTION FILE SED-SCRIPT
-    rm -rf $out/broken
-    mkdir -p $out/broken
-    cp docs/examples/firmware/* $out/broken
-    sed "s,../../../kahan_opt.h,$PWD/kahan_opt.h," $example/classifier.c >$out/broken/classifier.c
-    cp $out/broken/"$2" $out/whole
-    sed "$3" $out/whole >$out/broken/"$2"
-    if cmp -s $out/whole $out/broken/"$2"; then
+    if ! edit $out/broken "$2" "$3"; then
         echo "no such place" >$out/log
         report 1 "$1"
         return
@@ -185,7 +215,6 @@ mistake() { # mistake DESCRIPTION FILE SED-SCRIPT
 broken() {
     ! run -ffp-contract=fast >$out/log 2>&1 && grep -q '^DIFFERENT' $out/log
     report $? "seen: products and sums that are fused"
-    mistake 'one slot' flash.h 's/FLASH_SLOTS = 3,/FLASH_SLOTS = 1,/'
     mistake 'two slots' flash.h 's/FLASH_SLOTS = 3,/FLASH_SLOTS = 2,/'
     mistake 'the newest slot is overwritten' flash.c \
         's/slot = (newest + 1) % FLASH_SLOTS;/slot = newest == NONE ? 0 : newest;/'
@@ -200,11 +229,11 @@ broken() {
     mistake 'no erase' flash.c 's/chip_erase(address + erased)/(void)erased/'
     mistake 'only the first sector is erased' flash.c 's/erased < size + 2 \* FLASH_UNIT/erased < FLASH_SECTOR/'
     mistake 'a save is reported before it is done' classifier.c \
-        's/if (!flash_save(&run, sizeof run)) board_end(1);//
-        s/^\( *\)print_number("saved: step.*/&\n\1if (!flash_save(\&run, sizeof run)) board_end(1);/'
+        's/^ *check(flash_save.*//
+        s/^\( *\)print_number("saved: step.*/&\n\1check(flash_save(\&run, sizeof run), "flash_save");/'
     mistake 'the step count of the optimizer is forgotten' classifier.c 's/opt.step = run.step;//'
     mistake 'the state is not saved' classifier.c \
-        's/sizeof run))/offsetof(struct run, state1)))/; s/static struct {/static struct run {/'
+        '/flash_/s/sizeof run/offsetof(struct run, state1)/; s/static struct {/static struct run {/'
 }
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
@@ -311,8 +340,8 @@ table) table; exit ;;
 esac
 for part in "${@:-all}"; do
     case $part in
-    all) bits; power; figures ;;
-    bits | power | figures | broken) $part ;;
+    all) bits; careless; power; figures ;;
+    bits | careless | power | figures | broken) $part ;;
     *) echo "firmware.sh: there is no part $part" >&2; exit 2 ;;
     esac
 done

@@ -29,6 +29,8 @@
 #endif
 #if defined STOCHASTIC && (!defined BY_WEIGHT || defined FP16 || defined FP32)
 #error "STOCHASTIC goes with BY_WEIGHT, in bf16"
+#elif defined BY_LAYER && defined BY_WEIGHT || defined FP16 && defined FP32
+#error "choose one of BY_LAYER and BY_WEIGHT, and one of FP16 and FP32"
 #endif
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../../../kahan_opt.h"
@@ -165,9 +167,14 @@ static void backward(void) { /* d_hidden from d_output */
 
 /* ---- Training: three ways ---------------------------------------------------------------------------------------- */
 
+/* begin() and train() return 1, or 0 if kahan_opt.h refuses the call. */
+
 #ifdef BY_WEIGHT /* no gradient buffer */
 
-static void begin(void) { run.random = 1; }
+static int begin(void) {
+    run.random = 1;
+    return 1;
+}
 
 /* Updates a layer's weights. d: derivatives of the loss with respect to the layer's outputs. */
 static void update(number *w, number *residual, const float *in, int inputs, const float *d, int outputs) {
@@ -188,7 +195,7 @@ static void update(number *w, number *residual, const float *in, int inputs, con
     (void)residual;
 }
 
-static void train(void) {
+static int train(void) {
 #ifdef KAHAN
     number *const residual1 = run.residual1, *const residual2 = run.residual2;
 #else
@@ -197,6 +204,7 @@ static void train(void) {
     backward(); /* before layer 2 changes */
     update(run.weight2, residual2, hidden, HIDDEN, d_output, CLASSES);
     update(run.weight1, residual1, window, INPUTS, d_hidden, HIDDEN);
+    return 1;
 }
 
 #else
@@ -210,15 +218,14 @@ static number *const grad2 = grad1; /* the same memory: layer 2 is done when lay
 static number grad2[N2];
 #endif
 
-static void begin(void) {
+static int begin(void) {
     opt = kopt_adamw(4e-3);
     opt.weight_format = FORMAT;
     if (FORMAT == KOPT_F32) opt.moment_format = KOPT_F32;
     tensor[0] = kopt_tensor_of(run.weight1, grad1, FORMAT, N1, run.state1, sizeof run.state1);
     tensor[1] = kopt_tensor_of(run.weight2, grad2, FORMAT, N2, run.state2, sizeof run.state2);
     tensor[1].id = 1; /* each tensor has random bits of its own */
-    if (kopt_state_init(&opt, &tensor[0], NULL) != KOPT_OK || kopt_state_init(&opt, &tensor[1], NULL) != KOPT_OK)
-        board_end(1);
+    return kopt_state_init(&opt, &tensor[0], NULL) == KOPT_OK && kopt_state_init(&opt, &tensor[1], NULL) == KOPT_OK;
 }
 
 /* Writes the gradient of a layer's weights. d: derivatives of the loss with respect to the layer's outputs. */
@@ -232,25 +239,25 @@ static void gradient(number *grad, const float *in, int inputs, const float *d, 
 
 #ifdef BY_LAYER /* a gradient buffer for one layer */
 
-static void train(void) {
+static int train(void) {
     kopt_step step;
     opt.step = run.step;
-    if (kopt_step_begin(&opt, &step) != KOPT_OK) board_end(1);
+    if (kopt_step_begin(&opt, &step) != KOPT_OK) return 0;
     backward(); /* before layer 2 changes */
     gradient(grad2, hidden, HIDDEN, d_output, CLASSES);
-    if (kopt_step_run(&step, &tensor[1]) != KOPT_OK) board_end(1);
+    if (kopt_step_run(&step, &tensor[1]) != KOPT_OK) return 0;
     gradient(grad1, window, INPUTS, d_hidden, HIDDEN);
-    if (kopt_step_run(&step, &tensor[0]) != KOPT_OK) board_end(1);
+    return kopt_step_run(&step, &tensor[0]) == KOPT_OK;
 }
 
 #else /* gradients of all weights, then one step */
 
-static void train(void) {
+static int train(void) {
     backward();
     gradient(grad2, hidden, HIDDEN, d_output, CLASSES);
     gradient(grad1, window, INPUTS, d_hidden, HIDDEN);
     opt.step = run.step;
-    if (kopt_optimizer_step(&opt, tensor, 2) != KOPT_OK) board_end(1);
+    return kopt_optimizer_step(&opt, tensor, 2) == KOPT_OK;
 }
 
 #endif
@@ -289,7 +296,7 @@ static void test(void) {
             if (output[o] > output[best]) best = o;
         hits += best == label;
     }
-    thousandths = (uint32_t)(sum * (1000.0f / (float)TESTS));
+    thousandths = sum < 4e8f ? (uint32_t)(sum * (1000.0f / (float)TESTS)) : 0xFFFFFFFFu; /* also of a NaN */
     print_number("step ", run.step, 10);
     print_number(": loss ", thousandths / 1000, 10);
     print_number(".", thousandths / 100 % 10, 10), print_number("", thousandths / 10 % 10, 10);
@@ -307,34 +314,42 @@ static void initial_weights(number *w, size_t n, float scale) {
     for (; n > 0; --n) *w++ = rounded(((float)draw(&generator) - 32768) * scale);
 }
 
+static void check(int good, const char *what) {
+    if (good) return;
+    board_print(what), board_print(" failed\n");
+    board_end(1);
+}
+
 int main(void) {
-    uint32_t before, instructions = 0;
+    uint32_t before, first, instructions = 0; /* of the steps since the step `first`, where the last epoch began */
+    int label;
     initial_weights(run.weight1, N1, 0.25f / 32768);
     initial_weights(run.weight2, N2, 0.5f / 32768);
-    begin();
+    check(begin(), "begin");
 #ifdef SAVE_EVERY
     if (flash_load(&run, sizeof run)) print_number("resumed: step ", run.step, 10), board_print("\n");
 #endif
+    first = run.step;
     while (run.step < STEPS) {
-        const int label = sense(run.step % WINDOWS);
-        if (run.step % WINDOWS == 0) test(), sense(run.step % WINDOWS);
+        if (run.step % WINDOWS == 0) test(), first = run.step, instructions = 0;
+        label = sense(run.step % WINDOWS);
         before = board_instructions();
         forward();
         loss(label);
-        train();
+        check(train(), "train");
         ++run.step;
         instructions += (board_instructions() - before + BOARD_WRAP) % BOARD_WRAP;
 #ifdef SAVE_EVERY
         if (run.step % SAVE_EVERY == 0) {
-            if (!flash_save(&run, sizeof run)) board_end(1);
+            check(flash_save(&run, sizeof run), "flash_save");
             print_number("saved: step ", run.step, 10), board_print("\n");
         }
 #endif
     }
     test();
-    if (board_stack() != 0) { /* lines of one board only begin with # */
+    if (board_stack() != 0 && run.step != first) { /* lines of one board only begin with # */
         print_number("# stack ", (uint32_t)board_stack(), 10);
-        print_number(" bytes, instructions of a step ", instructions / STEPS, 10);
+        print_number(" bytes, instructions of a step ", instructions / (run.step - first), 10);
         board_print("\n");
     }
     board_end(0);

@@ -7,6 +7,12 @@
    slots, the one with the largest sequence number counts. */
 #include "flash.h"
 
+enum {
+    UNIT_FITS = FLASH_UNIT >= 4 && FLASH_UNIT % 4 == 0,
+    SLOTS_FIT = FLASH_SLOTS >= 2 && FLASH_SLOT % FLASH_SECTOR == 0 && FLASH_SECTOR % FLASH_UNIT == 0
+};
+typedef char check_flash_h[UNIT_FITS && SLOTS_FIT ? 1 : -1]; /* an error: the numbers of flash.h do not fit */
+
 enum { PIECE = 32 }; /* bytes that are read at once */
 
 enum { UNKNOWN = -2, NONE = -1 };

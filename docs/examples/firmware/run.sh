@@ -1,7 +1,8 @@
 #!/bin/sh
 # run.sh - trains a small net on microcontrollers that qemu emulates and here, and shows that all get the same bits.
 #
-#     sh run.sh [FLAG...]                          all machines whose tools are here; flags: see classifier.c
+#     sh run.sh [FLAG...]                          all machines whose tools are here; -DBY_LAYER and
+#                                                  other flags: see classifier.c
 #     sh run.sh build MACHINE PROGRAM [FLAG...]    builds the classifier; with -DSAVE_EVERY=n also flash.c and chip.c.
 #                                                  SOURCE=FILE builds another program that calls board.h
 #     sh run.sh start MACHINE PROGRAM [OPTION...]  starts it, with more options of qemu
@@ -43,7 +44,8 @@ build() { # build MACHINE PROGRAM [FLAG...]
             -T "$here/riscv.ld" "$@" "$here/board_riscv.c" "$here/bare.c"
         ;;
     esac
-    $(compiler_of $machine) "$@" -o "$program"
+    compiler=$(compiler_of $machine)
+    $compiler "$@" -o "$program"
 }
 
 start() { # start MACHINE PROGRAM [OPTION...]; with -icount, qemu counts instructions, and time follows from them
@@ -56,6 +58,7 @@ start() { # start MACHINE PROGRAM [OPTION...]; with -icount, qemu counts instruc
     cortex-m4f) qemu-system-arm -M mps2-an386 "$@" ;;
     cortex-m0plus) qemu-system-arm -M mps2-an385 "$@" ;; # a Cortex-M3, which executes this code, too
     rv32imafc) qemu-system-riscv32 -M virt -bios none "$@" ;;
+    *) compiler_of "$machine" ;; # says that there is no such machine
     esac
 }
 
@@ -67,6 +70,7 @@ missing() { # missing MACHINE: the tools it lacks
 all() { # all [FLAG...]
     out=$(mktemp -d)
     trap 'rm -rf "$out"' EXIT
+    export CHIP="$out/chip" # not one that an earlier training has saved to
     machines=
     for machine in host cortex-m4f cortex-m0plus rv32imafc; do
         lacks=$(missing $machine)
@@ -102,5 +106,6 @@ all() { # all [FLAG...]
 
 case "${1:-}" in
 build | start) "$@" ;;
-*) all "$@" ;;
+'' | -[!h-]*) all "$@" ;;
+*) sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac
