@@ -906,9 +906,9 @@ KOPT_API_ size_t kopt_list_size(const kopt_tensor *tensors, size_t count);
 
 /* Steps elements [begin, end) of a list. Checks the tensors that the range has elements of, all of them before the
    first element is written; finding them takes one addition per tensor. Neither begin nor end has to be the start of a
-   block of 8-bit moments: both are rounded down to one, in their tensor, so that ranges that cover the list still step
-   each element once. Errors: those of kopt_step_range() and, among the tensors of the range, those of
-   kopt_optimizer_step(); KOPT_ERROR_BOUNDS: begin > end, or end > kopt_list_size(). For StableAdamW each tensor of
+   block of 8-bit moments: both are rounded down to one, in their tensor, except at its end, so that ranges that cover
+   the list still step each element once. Errors: those of kopt_step_range() and, among the tensors of the range, those
+   of kopt_optimizer_step(); KOPT_ERROR_BOUNDS: begin > end, or end > kopt_list_size(). For StableAdamW each tensor of
    which the range has only a part needs its stable_scale (KOPT_ERROR_STEP). */
 KOPT_API_ kopt_result kopt_step_list_range(const kopt_step *step, const kopt_tensor *tensors, size_t count,
                                            size_t begin, size_t end);

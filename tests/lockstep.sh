@@ -77,7 +77,8 @@ differs "wrong guesses stay" 's/^    if (f >= known) return;/    return;/'
 differs "back to a frame too late" 's/me.w = me.past\[f % RING\];/me.w = me.past[(f + (f + 1 < now)) % RING];/'
 differs "a skipped step leaves its gradient" \
     's/if (w->skipped) memset.*//; s/kopt_grad_scaler();/&w->scaler.scale = 3e38f;/'
-differs "the agent acts with a step that is not complete" 's/if (phase + 1 == CYCLE) kopt_convert/kopt_convert/'
+differs "the agent acts with a step that is not complete" \
+    '/if (!w->skipped) slice/s/$/ kopt_convert(w->acting, KOPT_F32, w->weight, KOPT_FP16, SIZE);/'
 differs "a snapshot without the loss scale" \
     's/memcpy(&w->scaler.scale, &bits.*/(void)bits;/; s/^    w->scaler.interval = 20;/&w->scaler.scale = 1024;/'
 
@@ -88,7 +89,23 @@ for size in 0 5 1000; do
     [ $? = 1 ] && grep -q 'the other client is gone\|out of order' $out/log
     report $? "a network that ends after $size bytes is an error"
 done
-$out/lockstep 5 0 >/dev/null 2>$out/log
-[ $? = 1 ] && grep -q 'FRAMES is 16 to 100000' $out/log
-report $? "too few frames are refused"
+hears() { # hears WHAT BYTES DESCRIPTION: a client that receives BYTES ends with the message WHAT
+    printf %b "$2" | timeout 20 $out/lockstep client 1 1 best 400 0 >/dev/null 2>$out/log
+    [ $? = 1 ] && grep -q "$1" $out/log
+    report $? "a message of frame 0 with $3: $1"
+}
+hears 'the other client is gone' '\0\0\0\0\0\0\0\0\01\0\0\0' "a hash, which is of no frame"
+hears 'a move does not exist' '\0\0\0\0\04\0\0\0\0\0\0\0' "a fifth move"
+refused() { # refused WHAT ARGUMENT...: it says WHAT, and does nothing
+    what=$1
+    shift
+    ! timeout 20 $out/lockstep "$@" </dev/null >$out/said 2>$out/log && grep -q "$what" $out/log && [ ! -s $out/said ]
+    report $? "refused: lockstep $*"
+}
+for frames in 5 100001 600x --help ''; do refused 'FRAMES is 16 to 100000' "$frames"; done
+for hz in 0.5 -1 nan fast; do refused 'HZ is 0, or 1 to 1000' 16 $hz; done
+refused 'ID is 0 or 1' client 2 1 best 16 0
+refused 'THREADS is 1 to 16' client 0 17 best 16 0
+refused 'ISA is an instruction set, or best' client 0 1 sse5 16 0
+refused usage 16 0 0
 echo "1..$count"

@@ -104,7 +104,7 @@ typedef struct workers {
     size_t begin, end;
     kopt_norm norm[MOST_THREADS];
     kopt_result result[MOST_THREADS];
-    double *times; /* of each slice, in microseconds */
+    double *times; /* of each slice, with what the frame does besides for the step, in microseconds */
     size_t slices, room;
 } workers;
 
@@ -148,7 +148,6 @@ static void *worker(void *argument) {
 static void new_team(workers *t, int threads) {
     static member members[MOST_THREADS];
     int i;
-    check(threads >= 1 && threads <= MOST_THREADS, "1 to 16 threads");
     memset(t, 0, sizeof *t);
     t->threads = threads;
     t->next = t->finished = PIECES; /* nothing to do yet */
@@ -170,7 +169,6 @@ static double seconds(void) {
 
 /* Slice k of `count` of the list: of the norm or of the step. */
 static void slice(workers *t, world *w, int stepping, size_t k, size_t count) {
-    const double start = seconds();
     int i;
     pthread_mutex_lock(&t->lock);
     t->w = w, t->stepping = stepping, t->begin = SIZE * k / count, t->end = SIZE * (k + 1) / count;
@@ -184,6 +182,9 @@ static void slice(workers *t, world *w, int stepping, size_t k, size_t count) {
         check(t->result[i] == KOPT_OK, kopt_result_string(t->result[i]));
         if (!stepping) kopt_norm_merge(&w->norm, &t->norm[i]);
     }
+}
+
+static void record_time(workers *t, double start) {
     if (t->slices == t->room) {
         t->room = 2 * t->room + 1024;
         t->times = realloc(t->times, t->room * sizeof *t->times);
@@ -254,9 +255,10 @@ static void learn(world *w, const thought *t, uint32_t move, float scale) {
 
 /* ---- One frame --------------------------------------------------------------------------------------------------- */
 
-/* A cycle of 16 frames is one step: 8 frames each add the gradient of one forecast, 2 compute the norm, 6 step. The
-   agent acts with weights that change only between two cycles, so it does not matter how far a step has come. */
-enum { LEARN = 8, NORM = 2, STEP = 6, CYCLE = LEARN + NORM + STEP };
+/* A cycle of 16 frames is one step: 8 frames each add the gradient of one forecast, 2 compute the norm, 5 step, and the
+   last one copies the new weights to those with which the agent acts. These change only between two cycles, so it does
+   not matter how far a step has come. */
+enum { LEARN = 8, NORM = 2, STEP = 5, COPY = 1, CYCLE = LEARN + NORM + STEP + COPY };
 
 static void move(world *w, int who, uint32_t direction) {
     static const int dx[MOVES] = {1, 0, -1, 0}, dy[MOVES] = {0, 1, 0, -1};
@@ -268,9 +270,11 @@ static void simulate(workers *team, world *w, const uint32_t input[2], uint32_t 
     const uint32_t phase = w->frame % CYCLE;
     thought t;
     const uint32_t guess = forecast(w, &t);
+    double start;
     if (w->frame < 128) w->early += guess == input[0];
     if (w->frame + 128 >= frames) w->late += guess == input[0];
 
+    start = seconds();
     if (phase < LEARN) {
         learn(w, &t, input[0], w->scaler.scale / (float)LEARN);
     } else if (phase < LEARN + NORM) {
@@ -281,10 +285,12 @@ static void simulate(workers *team, world *w, const uint32_t input[2], uint32_t 
                   "kopt_scaler_begin");
             if (w->skipped) memset(w->grad, 0, sizeof w->grad); /* a step sets it to zero by itself */
         }
-    } else {
+    } else if (phase < LEARN + NORM + STEP) {
         if (!w->skipped) slice(team, w, 1, phase - LEARN - NORM, STEP);
-        if (phase + 1 == CYCLE) kopt_convert(w->acting, KOPT_F32, w->weight, KOPT_FP16, SIZE);
+    } else {
+        kopt_convert(w->acting, KOPT_F32, w->weight, KOPT_FP16, SIZE);
     }
+    if (phase >= LEARN) record_time(team, start);
 
     w->last[2] = w->last[1], w->last[1] = w->last[0], w->last[0] = input[0];
     move(w, 0, input[0]);
@@ -361,6 +367,12 @@ static uint32_t get32(void) {
     return x;
 }
 
+static unsigned char get_move(void) {
+    const uint32_t x = get32();
+    check(x < MOVES, "a move does not exist");
+    return (unsigned char)x;
+}
+
 /* A world at the start of a cycle: no step is under way, the gradient is zero, the agent acts with the weights. */
 static void put_world(world *w) {
     int i;
@@ -380,7 +392,8 @@ static void get_world(world *w) {
     int i;
     new_world(w);
     w->frame = get32();
-    for (i = 0; i < 3; i++) w->x[i] = (int32_t)get32(), w->y[i] = (int32_t)get32(), w->last[i] = get32();
+    for (i = 0; i < 3; i++)
+        w->x[i] = (int32_t)(get32() & 255), w->y[i] = (int32_t)(get32() & 255), w->last[i] = get_move();
     w->early = get32(), w->late = get32();
     bits = get32();
     memcpy(&w->scaler.scale, &bits, sizeof bits);
@@ -465,9 +478,11 @@ static uint32_t recover(void) {
     get_world(&me.w);
     me.base = me.w;
     me.received = get32(), mine = get32();
+    check(me.w.frame <= me.received && me.received <= me.frames && me.w.frame <= mine && mine <= me.frames,
+          "a snapshot is damaged");
     first = me.w.frame > 0 ? me.w.frame - 1 : 0;
-    for (f = first; f < me.received; f++) me.input[!me.id][f] = (unsigned char)get32();
-    for (f = first; f < mine; f++) me.input[me.id][f] = (unsigned char)get32();
+    for (f = first; f < me.received; f++) me.input[!me.id][f] = get_move();
+    for (f = first; f < mine; f++) me.input[me.id][f] = get_move();
     me.hashed = me.w.frame;
     me.hash_at[me.hashed] = hash_world(&me.w);
     fprintf(stderr, "client %d: lost its memory in frame %u, goes on from the snapshot of frame %u\n", me.id,
@@ -483,14 +498,16 @@ static void receive(uint32_t now) {
     const uint32_t late = now == me.frames + DELAY ? 0 : mix(now * 2 + (uint32_t)me.id) % (DELAY + 1);
     const uint32_t need = now < late ? 0 : now - late; /* the network delivers the messages up to this frame */
     while (me.received <= need) {
-        const uint32_t f = get32(), input = get32(), h = get32();
+        const uint32_t f = get32();
+        const unsigned char input = get_move();
+        const uint32_t h = get32();
         if (f == REQUEST) {
             send_snapshot(now < me.frames ? now + 1 : me.frames);
             continue;
         }
-        check(f == me.received && input < MOVES, "a message is out of order");
-        if (f < me.frames) me.input[!me.id][f] = (unsigned char)input;
-        if (h != 0 && me.hash_at[f - DELAY] != 0) {
+        check(f == me.received, "a message is out of order");
+        if (f < me.frames) me.input[!me.id][f] = input;
+        if (f >= DELAY && h != 0 && me.hash_at[f - DELAY] != 0) {
             me.compared++;
             if (h != me.hash_at[f - DELAY]) {
                 fprintf(stderr, "client %d: frame %u DIFFERS\n", me.id, (unsigned)(f - DELAY));
@@ -586,27 +603,41 @@ static int both(uint32_t frames, double hz) {
     }
     close(pipes[0][0]), close(pipes[0][1]), close(pipes[1][0]), close(pipes[1][1]);
     for (id = 0; id < 2; id++) failed |= wait(&status) < 0 || status != 0;
-    printf(failed ? "FAIL: the clients differ\n" : "PASS: the clients are equal in every frame that they compared\n");
+    printf(failed ? "FAIL: the clients differ, or one has failed\n"
+                  : "PASS: the clients are equal in every frame that they compared\n");
     return failed;
 }
 
-static uint32_t frames_of(const char *text) {
-    const long n = strtol(text, NULL, 10);
-    check(n >= 2 * DELAY && n <= MOST_FRAMES, "FRAMES is 16 to 100000");
-    return (uint32_t)n;
+static double number(const char *text, double least, double most, const char *what) {
+    char *end;
+    const double x = strtod(text, &end);
+    check(end != text && *end == 0 && x >= least && x <= most, what);
+    return x;
 }
 
-static kopt_isa isa_of(const char *name) { /* as kopt_isa_name() has it; anything else: the best */
+static uint32_t frames_of(const char *text) {
+    return (uint32_t)number(text, 2 * DELAY, MOST_FRAMES, "FRAMES is 16 to 100000");
+}
+
+static double hz_of(const char *text) {
+    const double hz = number(text, 0, 1000, "HZ is 0, or 1 to 1000");
+    check(hz == 0 || hz >= 1, "HZ is 0, or 1 to 1000");
+    return hz;
+}
+
+static kopt_isa isa_of(const char *name) { /* a name of kopt_isa_name(), or "best" */
     int isa = 0;
     while (isa < KOPT_ISA_COUNT && strcmp(name, kopt_isa_name((kopt_isa)isa)) != 0) isa++;
+    check(isa < KOPT_ISA_COUNT || strcmp(name, "best") == 0, "ISA is an instruction set, or best");
     return (kopt_isa)isa;
 }
 
 int main(int count, char **words) {
     if (count == 7 && strcmp(words[1], "client") == 0)
-        return client(words[2][0] == '1', (int)strtol(words[3], NULL, 10), isa_of(words[4]), frames_of(words[5]),
-                      strtod(words[6], NULL));
+        return client(number(words[2], 0, 1, "ID is 0 or 1") > 0,
+                      (int)number(words[3], 1, MOST_THREADS, "THREADS is 1 to 16"), isa_of(words[4]),
+                      frames_of(words[5]), hz_of(words[6]));
     if (count == 3 && strcmp(words[1], "alone") == 0) return alone(frames_of(words[2]));
     check(count <= 3, "usage: lockstep [FRAMES [HZ]]");
-    return both(frames_of(count > 1 ? words[1] : "600"), count > 2 ? strtod(words[2], NULL) : 60);
+    return both(frames_of(count > 1 ? words[1] : "600"), count > 2 ? hz_of(words[2]) : 60);
 }

@@ -112,7 +112,7 @@ function restart() {
     worker?.terminate();
     worker = new Worker("worker.js");
     worker.onmessage = event => event.target === worker && receive(event.data);
-    worker.onerror = event => fail(event.message);
+    worker.onerror = event => event.target === worker && fail(event.message);
     worker.postMessage({module: modules[code()], plan: native, settings: settings()});
     running = false;
     step = 0;
@@ -134,7 +134,6 @@ function run(on) {
 
 function receive(data) {
     if (data.isa) $("isa").textContent = data.isa;
-    if (data.error) fail(data.error);
     if (data.paused && !running && document.body.dataset.state === "running") {
         drawCurves();
         say("paused", `Paused at step ${step.toLocaleString("en")}`);
@@ -184,7 +183,7 @@ async function begin() {
     $("mean").textContent = (native.mean * native.point).toLocaleString("en");
     ARMS.forEach((arm, a) => { $(arm).querySelector(".native").textContent = native.arms[a].hash; });
 
-    // ?lr=3e-4&weight_decay=0.1&beta2=0.99&code=scalar sets other values than the default ones
+    // ?lr=1e-2&weight_decay=0.1&beta2=0.99&code=scalar sets other values than the default ones
     const query = new URLSearchParams(location.search);
     for (const name in SETTINGS) place(name, Number.parseFloat(query.get(name)));
     $("simd128").disabled = !simd;

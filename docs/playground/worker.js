@@ -10,7 +10,7 @@ onmessage = ({data}) => {
     if (data.module) {
         code = new WebAssembly.Instance(data.module).exports;
         plan = data.plan;
-        if (code.reset() !== 0) postMessage({error: "the initial weights are refused"});
+        if (code.reset() !== 0) throw new Error("the initial weights are refused");
         postMessage({isa: string(code.isa())});
     }
     if (data.settings) code.set(data.settings.lr, data.settings.weight_decay, data.settings.beta2);
@@ -34,7 +34,7 @@ next.port1.onmessage = () => {
     const losses = ARMS.map(arm => code.train(arm, plan.point));
     milliseconds += performance.now() - start;
     step += plan.point;
-    if (losses.some(loss => loss < 0)) postMessage({error: "a step is refused"});
+    if (losses.some(loss => loss < 0)) throw new Error("a step is refused");
     running = step < plan.steps;
     postMessage({step, losses, speed: 1000 * step / milliseconds, hashes: running ? null : ARMS.map(hash)});
     continueSoon();
