@@ -1566,7 +1566,8 @@ KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
 /* Are all codes of a block with this scale 0? */
 KOPT_INLINE_ int kopt_codes_are_zero_(uint32_t scale) { return scale == 0 || scale == 0x7FC00000u; }
 
-#define KOPT_ROOT_PLACE_ 1049u /* place_q8 of a root, whose code is 255 at most, minus its code: see KERNELS */
+/* place_q8 of a root, whose code is 255 at most, minus its code: see KERNELS */
+#define KOPT_ROOT_PLACE_ KOPT_CAST_(uint32_t, 1049)
 
 /* The scale of a block of KOPT_Q8 codes (section 6b). square: the block holds roots of means of squares, and the scale
    is their largest. For all other numbers the scale is a power of two. */
@@ -3734,6 +3735,7 @@ FN_ void interleave_(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) {
 #undef AT_
 #undef CONST_AT_
 
+/* ---- AVX-512 for other compilers, by intrinsics ---- */
 #else
 typedef __m512 vf32_;
 typedef __m512i vu32_;
@@ -7617,8 +7619,8 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 
 /* ---- TILES ------------------------------------------------------------------------------------------------------- */
 
-/* The loop over tiles takes every kind of step. It runs one stage for the whole tile, then the next stage: the stages of
-   an instruction set (kopt_stages_), in which rule, format and rounding are constants as far as possible. They step
+/* The loop over tiles takes every kind of step. It runs one stage for the whole tile, then the next stage: the stages
+   of an instruction set (kopt_stages_), in which rule, format and rounding are constants as far as possible. They step
    whole pairs of vectors. The elements behind the last whole pair, the tail, are stepped in copies. */
 
 #ifdef KOPT_VECTOR_CODE_
@@ -7646,8 +7648,8 @@ static KOPT_NOINLINE_ kopt_job_array_ *kopt_list_job_arrays_(kopt_job_array_ *li
         kopt_add_job_array_(&list, &j->slow, weight, commits);
         kopt_add_job_array_(&list, &j->slow_residual, residual, commits);
     }
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != KOPT_NULL_)
-        kopt_add_job_array_(&list, &j->copy, kopt_bytes_of_(j->copy_format), commits);
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != KOPT_NULL_ && commits)
+        kopt_add_job_array_(&list, &j->copy, kopt_bytes_of_(j->copy_format), 1);
     return list;
 }
 
@@ -7675,8 +7677,8 @@ static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, si
         }
 }
 
-/* Counts the elements of a tile, whose updates are in x. old_weight, old_residual: what was stored before the step. size
-   and residual_size: bytes per element. */
+/* Counts the elements of a tile, whose updates are in x. old_weight, old_residual: what was stored before the step.
+   size and residual_size: bytes per element. */
 static void kopt_tally_(const kopt_tile_ *t, const kopt_byte_ *old_weight, const kopt_byte_ *old_residual, size_t size,
                         size_t residual_size) {
     const kopt_job_ *const j = &t->job;
@@ -7692,8 +7694,8 @@ static void kopt_tally_(const kopt_tile_ *t, const kopt_byte_ *old_weight, const
     }
 }
 
-/* Second stage of a step that counts updates or synchronizes the slow weights of Ranger (Lookahead). It replaces x by the
-   update itself and then runs the ordinary commit with rate 1 and decay 0. */
+/* Second stage of a step that counts updates or synchronizes the slow weights of Ranger (Lookahead). It replaces x by
+   the update itself and then runs the ordinary commit with rate 1 and decay 0. */
 static KOPT_NOINLINE_ void kopt_commit_updates_(const kopt_stages_ *stages, kopt_tile_ *t) {
     kopt_job_ *const j = &t->job;
     const size_t n = j->end, size = kopt_bytes_of_(t->kind.weight);
@@ -7751,8 +7753,8 @@ static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile
     if (KOPT_HAS_(KOPT_WITH_EXTRAS) && s->zero_grad) kopt_zero_(j->grad, j->end * kopt_bytes_of_(t->kind.grad));
 }
 
-/* kopt_step_tile_() for fewer elements than a pair, in copies of the arrays that are padded with zeros. Buffered moments
-   are not copied: a buffer has room for whole pairs. */
+/* kopt_step_tile_() for fewer elements than a pair, in copies of the arrays that are padded with zeros. Buffered
+   moments are not copied: a buffer has room for whole pairs. */
 static KOPT_NOINLINE_ void kopt_step_tail_(const kopt_stages_ *stages, kopt_tile_ *t) {
     const size_t n = t->job.end;
     kopt_byte_ copies[KOPT_JOB_ARRAYS_][4 * KOPT_LARGEST_PAIR_], (*copy)[4 * KOPT_LARGEST_PAIR_] = copies;
@@ -7764,7 +7766,8 @@ static KOPT_NOINLINE_ void kopt_step_tail_(const kopt_stages_ *stages, kopt_tile
         *a->at = *copy;
     }
     kopt_step_tile_(stages, t);
-    for (a = t->arrays, original = memory; a != t->arrays_end; a++, original++) {
+    original = memory;
+    for (a = t->arrays; a != t->arrays_end; a++, original++) {
         if (a->written) kopt_copy_noinline_(*original, *a->at, n * a->bytes);
         *a->at = *original;
     }
@@ -7800,7 +7803,7 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
     kopt_advance_tile_(&t, begin);
     t.job.begin = 0;
     t.random.number = t.random.stride = KOPT_BYTES_(t.random.lower);
-    if (!random) kopt_zero_(KOPT_BYTES_(t.random.lower), 2 * KOPT_TILE_);
+    if (!random) kopt_zero_(KOPT_BYTES_(t.random.lower), KOPT_CAST_(size_t, 2) * KOPT_TILE_);
     for (i = begin; i < end; i += n) {
         const kopt_index_ index = KOPT_INDEX_(t.job.first);
         n = KOPT_TILE_ - KOPT_CAST_(unsigned, (buffered ? i : index) % KOPT_TILE_);
@@ -7843,8 +7846,8 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
     }
 }
 
-/* The same with the buffers of the moments on the stack. One function per size, so that no stack frame is larger than it
-   has to be. */
+/* The same with the buffers of the moments on the stack. One function per size, so that no stack frame is larger than
+   it has to be. */
 #define KOPT_BUFFERED_(moments)                                                                               \
     static KOPT_NOINLINE_ void kopt_step_buffered##moments##_(const kopt_stages_ *stages, const kopt_job_ *j, \
                                                               size_t begin, size_t end) {                     \

@@ -1057,8 +1057,7 @@ KOPT_CUDA_FN_ uint64_t kopt_cuda_n_(const kopt_cuda_tensor_ *t) { return t->end 
 
 /* r of element i of a step. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_step_random_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, uint64_t i) {
-    const kopt_philox_key_ key =
-        kopt_make_philox_key_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
+    const kopt_philox_key_ key = kopt_make_philox_key_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
     return kopt_cuda_random_one_(&key, t->first + t->pad + i);
 }
 
@@ -1127,8 +1126,7 @@ KOPT_CUDA_FN_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t 
         } else {
             const uint64_t from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
             const int limit = kopt_cuda_clamp_(t->end, from, KOPT_CAST_(int, a->width));
-            const kopt_philox_key_ key =
-                kopt_make_philox_key_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
+            const kopt_philox_key_ key = kopt_make_philox_key_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
             kopt_counts counts = {0, 0, 0};
             uint32_t x = lane;
             if (from < t->pad) x += KOPT_CAST_(uint32_t, (t->pad - from + 31 - lane) & ~KOPT_CAST_(uint64_t, 31));
@@ -1246,8 +1244,7 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
         const uint64_t from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
         const int limit = kopt_cuda_clamp_(t->end, from, KOPT_CAST_(int, a->width));
         const int random = kind.moment_rounding == KOPT_STOCHASTIC || kopt_needs_random_(kind);
-        const kopt_philox_key_ key =
-            kopt_make_philox_key_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
+        const kopt_philox_key_ key = kopt_make_philox_key_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
         kopt_counts counts = {0, 0, 0};
         uint32_t w[4] = {0, 0, 0, 0};
         uint64_t block = 0; /* the Philox block of w: that of the next octet, too, unless a span of 2048 ends */
@@ -2139,8 +2136,7 @@ KOPT_CUDA_FN_ void kopt_cuda_mean_lane_(const kopt_cuda_compression_ *k, const k
 
 KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const kopt_cuda_packing_ *b, uint32_t lane) {
     const kopt_philox_key_ key = kopt_make_philox_key_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_COMPRESS_);
-    const kopt_philox_key_ residual_key =
-        kopt_make_philox_key_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_RESIDUAL_);
+    const kopt_philox_key_ residual_key = kopt_make_philox_key_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_RESIDUAL_);
     const int stochastic = k->c.rounding == KOPT_STOCHASTIC, scaled = k->c.code == KOPT_Q8 || k->c.code == KOPT_SIGN;
     const int noisy = k->c.residual_rounding == KOPT_STOCHASTIC && k->c.residual_format != KOPT_F32;
     kopt_byte_ *const to = k->out + kopt_code_bytes_(k->c.code, KOPT_CAST_(size_t, b->first));

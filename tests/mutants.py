@@ -63,7 +63,7 @@ BY_HAND = [
     ("kopt_step_tile_", "t->is_loaded = 0", "(void)0"),
     ("K_(direction_pair)", "K_(reorder)(K_(load_f32_pair)(w_buffer), ORDER_(kind.weight), layout & EVEN_ODD_)",
      "K_(load_f32_pair)(w_buffer)"),
-    ("kopt_step_tail_", "if (a->written)", "if (1)"),
+    ("kopt_step_tail_", "a->written", "1"),
     ("K_(specialized)", "n != KOPT_RANDOM_GROUP_", "0"),
     ("K_(specialized)", "index % KOPT_RANDOM_SPAN_ == 0", "0"),
     ("kopt_step_tiles_", "whole_pairs < n ? whole_pairs + pair : n", "n"),
