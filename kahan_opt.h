@@ -1682,6 +1682,9 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_enabled_value_(uint32_t set
     if ((set & 16u) == 0 && value == 4) value = low;
     if ((set & 32u) == 0 && value == 5) value = low;
     if ((set & 64u) == 0 && value == 6) value = low;
+#ifdef KAHAN_OPT_VMATH
+    if ((set & 128u) == 0 && value == 7) value = low; /* Adam-atan2 */
+#endif
     return value;
 #endif
 }
@@ -1705,6 +1708,14 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_enabled_value_(uint32_t set
 #define KOPT_LAST_RULE_ KOPT_EMA
 #define KOPT_IS_ATAN2_(rule) 0
 #endif
+#define KOPT_LAST_ROUNDING_ KOPT_EXACT
+
+/* A function that needs a case for each rule or rounding says which is the last that it knows. It does not compile with
+   a later one: then look whether that needs a case, and name it. */
+#define KOPT_RULES_UP_TO_(known, function) KOPT_UP_TO_(KOPT_LAST_RULE_, known, function)
+#define KOPT_ROUNDINGS_UP_TO_(known, function) KOPT_UP_TO_(KOPT_LAST_ROUNDING_, known, function)
+#define KOPT_UP_TO_(last, known, function) KOPT_UP_TO2_(last, known, function)
+#define KOPT_UP_TO2_(last, known, function) typedef char function##complete_[(last) <= (known) ? 1 : -1];
 #define KOPT_SINGLE_BIT_(set) (((set) & ((set) - 1u)) == 0)
 #define KOPT_ENABLED_VALUE_(type, set, value) KOPT_CAST_(type, kopt_enabled_value_(set, KOPT_CAST_(int, value)))
 #define KOPT_RULE_(value) KOPT_ENABLED_VALUE_(kopt_rule, KOPT_RULES_, value)
@@ -1743,11 +1754,13 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_(kopt_format fo
     return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2;
 }
 
+KOPT_RULES_UP_TO_(KOPT_ADAM_ATAN2, kopt_is_square_)
 /* Is this moment a mean of squares, or AMSGrad's maximum of them? fp16 and 8-bit moments keep its square root. */
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
     return moment == 1 || (moment == 2 && rule == KOPT_ADAM);
 }
 
+KOPT_ROUNDINGS_UP_TO_(KOPT_EXACT, kopt_bytes_of_residual_)
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding rounding) {
     if (format == KOPT_F32 || rounding == KOPT_NEAREST || rounding == KOPT_STOCHASTIC) return 0;
     return rounding == KOPT_COMPACT ? 1 : 2;
@@ -2707,6 +2720,45 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
     return (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_COMPACT) &&
            kind.compensation_rounding == KOPT_STOCHASTIC;
 }
+
+#ifdef KOPT_VECTOR_CODE_
+/* A range of a step whose arrays have more bytes than this is larger than the cache of a core. */
+#define KOPT_PREFETCH_THRESHOLD_ (KOPT_CAST_(size_t, 1) << 21)
+#define KOPT_PREFETCH_DISTANCE_ 1024 /* elements */
+
+static void kopt_prefetch_array_(const kopt_byte_ *array, size_t bytes, size_t from, size_t to) {
+    size_t q;
+    for (q = from * bytes; q < to * bytes; q += 64) KOPT_PREFETCH_(array + q);
+}
+
+/* Prefetches n elements of the arrays of a step, KOPT_PREFETCH_DISTANCE_ behind element i. */
+static KOPT_NOINLINE_ void kopt_prefetch_(const kopt_job_ *j, size_t i, size_t n) {
+    const kopt_kind_ kind = kopt_kind_of_(j, 0);
+    const size_t end = j->end, distance = KOPT_PREFETCH_DISTANCE_, from = end - i < distance ? end : i + distance,
+                 to = end - from < n ? end : from + n;
+    int m;
+#ifdef KOPT_GNU_
+    __asm__ __volatile__(""); /* gcc drops calls of a function that only prefetches */
+#endif
+    for (m = 0; m < kind.moment_count; m++) kopt_prefetch_array_(j->moment[m], kopt_bytes_of_(kind.moment), from, to);
+    kopt_prefetch_array_(j->grad, kopt_bytes_of_(kind.grad), from, to);
+    kopt_prefetch_array_(j->weight, kopt_bytes_of_(kind.weight), from, to);
+    kopt_prefetch_array_(j->residual, kopt_bytes_of_residual_(kind.weight, kind.rounding), from, to);
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != KOPT_NULL_)
+        kopt_prefetch_array_(j->copy, kopt_bytes_of_(j->copy_format), from, to);
+}
+
+/* Does a step of n elements prefetch, in pairs of this size? In a cache it would take up to a quarter more time. In
+   memory it helps steps whose bytes take longer than their arithmetic, and slows down others. */
+static KOPT_FORCE_INLINE_ int kopt_prefetches_(const kopt_job_ *j, kopt_kind_ kind, size_t n, size_t pair) {
+    const size_t moment = kopt_bytes_of_(KOPT_MOMENT_FORMAT_(j->moment_format));
+    const size_t bytes = kopt_bytes_of_(kind.weight) + kopt_bytes_of_residual_(kind.weight, kind.rounding) +
+                         kopt_bytes_of_(kind.grad) + KOPT_CAST_(unsigned, kind.moment_count) * moment;
+    if (n <= KOPT_PREFETCH_THRESHOLD_ / bytes) return 0;
+    if (kind.weight == KOPT_F32) return 1;
+    return kind.moment_count == 0 && (kind.grad == KOPT_F32 || pair == KOPT_LARGEST_PAIR_);
+}
+#endif
 
 /* docs/numerics.md, section 7, which defines group, span, own, other and row. (From here on, "section" is one of that
    page.) A block of Philox4x32-7 (Salmon et al. 2011) is 4 words, that is 8 halves, which serve 8 elements in each
@@ -4921,6 +4973,7 @@ FN_ vu32_ K_(join_residual)(kopt_kind_ kind, vu32_ stored, vu32_ residual) {
     return iadd_(shl_(stored, 16), residual);
 }
 
+KOPT_ROUNDINGS_UP_TO_(KOPT_EXACT, K_(commit))
 /* The weight store of section 3, for 16-bit weights: subtracts the update, and returns the new weight in the upper
    half. w is the weight that decay sees, compensation that of KAHAN. *residual: the new residual, in the upper half
    (COMPACT: its low 8 bits). *largest is updated with the magnitude of w - update before rounding, where vectors
@@ -5423,6 +5476,7 @@ FN_ vu32_ K_(pack_pair)(vu32_ a, vu32_ b, int layout) {
     return pack_high16_(a, b);
 }
 
+KOPT_ROUNDINGS_UP_TO_(KOPT_EXACT, K_(load_weight_pair))
 /* Loads a pair of weights as decay sees them (section 3), and the compensations: those of KAHAN, or 0. largest: see
    from_extended. */
 FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int layout, const constants_ *c,
@@ -5461,6 +5515,7 @@ FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int 
     return K_(load_pair)(j->weight, i, kind.weight, layout, c);
 }
 
+KOPT_ROUNDINGS_UP_TO_(KOPT_EXACT, K_(commit_pair))
 /* The second stage of a pair: updates and stores weights and residuals. w_buffer, compensation_buffer: as in
    direction_pair. number: number 0, as in random_pair_. Returns 0, with nothing stored, if the pair needs the scalar
    code. */
@@ -6075,7 +6130,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
     const kopt_philox_key_ cipher = kopt_make_philox_key_(s->seed, s->step, whole->id, whole->stream);
     const constants_ c = K_(make_constants)();
     const size_t end = whole->end;
-    const int random = kopt_needs_random_(kind);
+    const int random = kopt_needs_random_(kind), prefetches = kopt_prefetches_(whole, kind, end - begin, PAIR_);
     scalars_ k = K_(splat_job)(whole);
     const int tiled = SPECIALIZE_TILED_ && schedule == KOPT_TILED_;
     /* the test of LANES_ lets compilers drop this schedule in other passes before they inline this function */
@@ -6101,6 +6156,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
         const int fresh = n != KOPT_RANDOM_GROUP_ || index % KOPT_RANDOM_SPAN_ == 0;
         n = tiled ? KOPT_TILE_ - KOPT_CAST_(unsigned, index % KOPT_TILE_) : KOPT_RANDOM_GROUP_ - in_group;
         if (end - i < n) n = (end - i) / PAIR_ * PAIR_;
+        if (prefetches) kopt_prefetch_(whole, i, n);
         if (tiled && random) K_(fill_random_tile)(&tile, &cipher, index, n, i == begin, n + PAIR_ > end - begin);
         if (!tiled && random && fresh) {
             K_(fill_random_tile)(&tile, &cipher, index, n, 1, n < KOPT_RANDOM_GROUP_);
@@ -7791,6 +7847,7 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
     const size_t pair = stages->pair;
     kopt_kind_ kind = kopt_kind_of_(whole, 0);
     const int buffered = moment != KOPT_NULL_, random = kopt_needs_random_(kind);
+    const int prefetches = kopt_prefetches_(whole, kind, end - begin, stages->pair);
     kopt_tile_ t;
     size_t i, n, whole_pairs;
     int m, drawn = 0;
@@ -7814,6 +7871,7 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
             kopt_advance_tile_(&t, n);
             continue;
         }
+        if (prefetches) kopt_prefetch_(whole, i, n);
         if (random)
             (stages->fill_random)(&t.random, &cipher, index, whole_pairs < n ? whole_pairs + pair : n, !drawn,
                                   !drawn && n == end - i);
@@ -8201,6 +8259,7 @@ static int kopt_built_in_(const kopt_optimizer *opt) {
 #endif
 }
 
+KOPT_RULES_UP_TO_(KOPT_ADAM_ATAN2, kopt_check_options_)
 /* Refuses an optimizer that no constructor made, one that uses what this build leaves out, and one with a field that is
    out of range or does not apply to the rule. A build with guards but without checks refuses only the first two. */
 static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
@@ -8212,7 +8271,7 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     if (KOPT_CAST_(unsigned, opt->rule) > KOPT_CAST_(unsigned, KOPT_LAST_RULE_)) return KOPT_ERROR_OPTION;
     if (!kopt_format_valid_(opt->weight_format)) return KOPT_ERROR_OPTION;
     if (!kopt_format_valid_(opt->moment_format) && opt->moment_format != KOPT_Q8) return KOPT_ERROR_OPTION;
-    if (KOPT_CAST_(unsigned, opt->rounding) > KOPT_CAST_(unsigned, KOPT_EXACT)) return KOPT_ERROR_OPTION;
+    if (KOPT_CAST_(unsigned, opt->rounding) > KOPT_CAST_(unsigned, KOPT_LAST_ROUNDING_)) return KOPT_ERROR_OPTION;
     if ((KOPT_CAST_(unsigned, opt->moment_rounding) | KOPT_CAST_(unsigned, opt->compensation_rounding)) > 1u)
         return KOPT_ERROR_OPTION;
     if (KOPT_CAST_(unsigned, opt->decay_mode) > KOPT_CAST_(unsigned, KOPT_FULLY_DECOUPLED)) return KOPT_ERROR_OPTION;
@@ -8573,6 +8632,7 @@ static kopt_result kopt_check_state_(const kopt_optimizer *opt, const kopt_tenso
 
 /* ---- state: init, read and write ---- */
 
+KOPT_ROUNDINGS_UP_TO_(KOPT_EXACT, kopt_write_weight_)
 /* Stores an fp32 value, given by its bits, as a weight and its residual (NULL if there is none), rounded to nearest. */
 static void kopt_write_weight_(const kopt_optimizer *opt, kopt_byte_ *weight, kopt_byte_ *residual, uint32_t bits) {
     const kopt_format format = KOPT_FORMAT_(opt->weight_format);
@@ -9068,7 +9128,7 @@ static void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h
 
 /* Do the options in a header exist? */
 static int kopt_header_options_valid_(const kopt_byte_ *h) {
-    return h[5] <= KOPT_ADAM_ATAN2 && h[6] <= KOPT_FP16 && (h[7] & 15u) <= KOPT_EXACT &&
+    return h[5] <= KOPT_ADAM_ATAN2 && h[6] <= KOPT_FP16 && (h[7] & 15u) <= KOPT_LAST_ROUNDING_ &&
            h[8] <= kopt_format_byte_(KOPT_Q8) && (h[9] & 7u) <= 4u;
 }
 
@@ -9151,6 +9211,7 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) {
 
 static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0x7F800000u) != 0x7F800000u; }
 
+KOPT_RULES_UP_TO_(KOPT_ADAM_ATAN2, kopt_compute_scalars_)
 /* Computes the scalars of step opt->step + 1. Returns 0 if one of them overflows a float (never without checks). */
 KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
     const kopt_rule rule = KOPT_RULE_(opt->rule);
@@ -9242,6 +9303,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
 
 /* ---- running a step ---- */
 
+KOPT_RULES_UP_TO_(KOPT_ADAM_ATAN2, kopt_step_valid_)
 /* Could kopt_step_begin() have made this step? Detects most uninitialized memory. The kernels do not check the formats,
    roundings and moments of a step again. */
 static int kopt_step_valid_(const kopt_step *s) {
@@ -9253,7 +9315,7 @@ static int kopt_step_valid_(const kopt_step *s) {
            moments - kopt_required_moments_[rule] <= kopt_optional_moments_[rule] &&
            kopt_format_valid_(s->weight_format) &&
            (kopt_format_valid_(s->moment_format) || s->moment_format == KOPT_Q8) &&
-           KOPT_CAST_(unsigned, s->rounding) <= KOPT_CAST_(unsigned, KOPT_EXACT) &&
+           KOPT_CAST_(unsigned, s->rounding) <= KOPT_CAST_(unsigned, KOPT_LAST_ROUNDING_) &&
            (KOPT_CAST_(unsigned, s->moment_rounding) | KOPT_CAST_(unsigned, s->compensation_rounding)) <= 1u &&
            (!s->stable || s->rule == KOPT_ADAM) && (!s->sync || s->rule == KOPT_RANGER) &&
            (!s->unrectified || s->rule == KOPT_RADAM || s->rule == KOPT_RANGER);
@@ -10429,7 +10491,7 @@ static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void
     if (a->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
     result = kopt_check_array_(a->sum, a->format, a->n);
     if (result != KOPT_OK) return result;
-    if (KOPT_CAST_(unsigned, a->rounding) > KOPT_CAST_(unsigned, KOPT_EXACT)) return KOPT_ERROR_OPTION;
+    if (KOPT_CAST_(unsigned, a->rounding) > KOPT_CAST_(unsigned, KOPT_LAST_ROUNDING_)) return KOPT_ERROR_OPTION;
     if (KOPT_CAST_(unsigned, a->compensation_rounding) > 1u) return KOPT_ERROR_OPTION;
     if (a->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
     sum = a->n * kopt_bytes_of_(a->format);

@@ -758,6 +758,7 @@ KOPT_CUDA_FN_ kopt_vf32_octet_ kopt_cuda_rule_function_(kopt_kind_ kind, const k
     return kopt_as_u32_(kopt_rule_function_cuda_(kind, &group->k, kopt_as_f32_(x), kopt_as_f32_(y)));
 }
 
+KOPT_ROUNDINGS_UP_TO_(KOPT_EXACT, kopt_cuda_step_octet_)
 /* Both stages of the 8 elements of an octet, in registers. w: the words of its Philox block, with the octet's
    multiplier. buffer: NULL, or moments in fp32 (of means of squares the roots), in which case kind.buffered is 1.
    largest: the largest magnitudes, before rounding, of weights and of moments. */
@@ -983,6 +984,7 @@ KOPT_CUDA_FN_ kopt_scalars_octet_ kopt_cuda_scalars_(const kopt_cuda_tensor_ *t,
     return local.k;
 }
 
+KOPT_RULES_UP_TO_(KOPT_ADAM_ATAN2, kopt_cuda_step_complete_)
 /* Steps a complete octet from memory to memory. index: of its tensor; i: of its first element. weight, moment,
    rounding: the constants of the kernel. Returns 0, with nothing stored, if a number is special. Rules are constants,
    and in the usual steps so are the roundings of moments. */
@@ -2538,6 +2540,7 @@ typedef struct kopt_cuda_init_ {
     uint32_t header[KOPT_HEADER_ / 4];
 } kopt_cuda_init_;
 
+KOPT_ROUNDINGS_UP_TO_(KOPT_EXACT, kopt_cuda_init_weight_)
 /* As kopt_write_weight_(): rounds the fp32 value with these bits. Returns the weight. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_init_weight_(const kopt_cuda_init_ *k, uint32_t bits, uint32_t *residual) {
     const uint32_t infinity = k->format == KOPT_BF16 ? 0x7F80u : 0x7C00u;

@@ -139,7 +139,7 @@ OWN_ROOMS = [
 ]
 # No mutants: what other builds or machines are for, and what chooses among ways to the same bits.
 NOT_HERE = re.compile(r"kopt_(enabled_value|moment_count_in_build|built_in|copy_options|isa_\w*|sleef\w*|swap\w*|"
-                      r"version|make_optimizer|result_string|enter|leave|copy)_?$|"
+                      r"version|make_optimizer|result_string|enter|leave|copy|prefetch\w*)_?$|"
                       r"K_\((step|convert|convert_array|\w+_has_line|nt_\w+)\)")
 NO_CHANGE = re.compile(r"PREFETCH_|OPAQUE_|sizeof|\"|__asm__|KOPT_CAST_\(void|KOPT_SINGLE_BIT_|NT_THRESHOLD_|sfence|"
                        r"__builtin_ia32|K_\(make_philox_key\)\(0|POSITIVE64_ \?")
