@@ -35,6 +35,28 @@ for bit in $bits; do
         report $? "without $bit: ${compiler%% *} has no warning"
     done
 done
+# Adam-atan2 has no bit of its own: it needs those of Adam, SGD and fp32.
+cat >$out/atan2.c <<'C'
+#define KAHAN_OPT_IMPLEMENTATION
+#include "kahan_opt.h"
+int main(void) {
+    kopt_optimizer opt = kopt_adam_atan2(1e-3);
+    kopt_step step;
+    return (int)kopt_step_begin(&opt, &step);
+}
+C
+printf '#include "kahan_opt.h"\nint main(void) { return (int)KOPT_ERROR_OPTION; }\n' >$out/option.c
+${CC:-cc} -I. -o $out/option $out/option.c >$out/log 2>&1
+$out/option
+option=$?
+for bit in LION ADAM SGD F32; do
+    expected=$option && [ $bit != LION ] || expected=0
+    ${CC:-cc} -std=c99 -O1 $warnings -DKAHAN_OPT_NO_SIMD -DKAHAN_OPT_VMATH \
+        "-DKAHAN_OPT_ONLY=KOPT_WITH_ALL & ~KOPT_WITH_$bit" -I. -o $out/atan2 $out/atan2.c >$out/log 2>&1 &&
+        { $out/atan2; [ $? = $expected ]; }
+    report $? "Adam-atan2 without $bit: kopt_step_begin returns $expected"
+done
+
 try tiny KOPT_TINY -DKAHAN_OPT_NO_SIMD
 [ "$(wc -l <$out/tiny.txt)" -gt 20 ]
 report $? "... of more than 20 optimizers"
