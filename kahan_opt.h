@@ -2722,31 +2722,8 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
 }
 
 #ifdef KOPT_VECTOR_CODE_
-/* A range of a step whose arrays have more bytes than this is larger than the cache of a core. */
+/* More bytes than this are larger than the cache of a core. */
 #define KOPT_PREFETCH_THRESHOLD_ (KOPT_CAST_(size_t, 1) << 21)
-#define KOPT_PREFETCH_DISTANCE_ 1024 /* elements */
-
-static void kopt_prefetch_array_(const kopt_byte_ *array, size_t bytes, size_t from, size_t to) {
-    size_t q;
-    for (q = from * bytes; q < to * bytes; q += 64) KOPT_PREFETCH_(array + q);
-}
-
-/* Prefetches n elements of the arrays of a step, KOPT_PREFETCH_DISTANCE_ behind element i. */
-static KOPT_NOINLINE_ void kopt_prefetch_(const kopt_job_ *j, size_t i, size_t n) {
-    const kopt_kind_ kind = kopt_kind_of_(j, 0);
-    const size_t end = j->end, distance = KOPT_PREFETCH_DISTANCE_, from = end - i < distance ? end : i + distance,
-                 to = end - from < n ? end : from + n;
-    int m;
-#ifdef KOPT_GNU_
-    __asm__ __volatile__(""); /* gcc drops calls of a function that only prefetches */
-#endif
-    for (m = 0; m < kind.moment_count; m++) kopt_prefetch_array_(j->moment[m], kopt_bytes_of_(kind.moment), from, to);
-    kopt_prefetch_array_(j->grad, kopt_bytes_of_(kind.grad), from, to);
-    kopt_prefetch_array_(j->weight, kopt_bytes_of_(kind.weight), from, to);
-    kopt_prefetch_array_(j->residual, kopt_bytes_of_residual_(kind.weight, kind.rounding), from, to);
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != KOPT_NULL_)
-        kopt_prefetch_array_(j->copy, kopt_bytes_of_(j->copy_format), from, to);
-}
 
 /* Does a step of n elements prefetch, in pairs of this size? In a cache it would take up to a quarter more time. In
    memory it helps steps whose bytes take longer than their arithmetic, and slows down others. */
@@ -2755,7 +2732,7 @@ static KOPT_FORCE_INLINE_ int kopt_prefetches_(const kopt_job_ *j, kopt_kind_ ki
     const size_t bytes = kopt_bytes_of_(kind.weight) + kopt_bytes_of_residual_(kind.weight, kind.rounding) +
                          kopt_bytes_of_(kind.grad) + KOPT_CAST_(unsigned, kind.moment_count) * moment;
     if (n <= KOPT_PREFETCH_THRESHOLD_ / bytes) return 0;
-    if (kind.weight == KOPT_F32) return 1;
+    if (kind.weight == KOPT_F32) return kind.moment_count < 3;
     return kind.moment_count == 0 && (kind.grad == KOPT_F32 || pair == KOPT_LARGEST_PAIR_);
 }
 #endif
@@ -2865,6 +2842,7 @@ typedef struct kopt_stages_ {
 } kopt_stages_;
 
 static void kopt_walk_tiles_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin, size_t end);
+static void kopt_prefetch_(const kopt_job_ *whole, size_t i, size_t n);
 static void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair);
 #endif
 
@@ -7709,6 +7687,29 @@ static KOPT_NOINLINE_ kopt_job_array_ *kopt_list_job_arrays_(kopt_job_array_ *li
     return list;
 }
 
+#define KOPT_PREFETCH_DISTANCE_ KOPT_CAST_(size_t, 1024) /* elements */
+
+/* Prefetches elements [from, to) of the arrays of a list. */
+static KOPT_NOINLINE_ void kopt_prefetch_arrays_(const kopt_job_array_ *a, const kopt_job_array_ *arrays_end,
+                                                 size_t from, size_t to) {
+    size_t q;
+#ifdef KOPT_GNU_
+    __asm__ __volatile__(""); /* gcc drops calls of a function that only prefetches */
+#endif
+    for (; a != arrays_end; a++)
+        for (q = from * a->bytes; q < to * a->bytes; q += 64) KOPT_PREFETCH_(*a->at + q);
+}
+
+/* Prefetches n elements of all arrays of a job, KOPT_PREFETCH_DISTANCE_ behind element i. */
+static KOPT_NOINLINE_ void kopt_prefetch_(const kopt_job_ *whole, size_t i, size_t n) {
+    const kopt_kind_ kind = kopt_kind_of_(whole, 0);
+    const size_t from = i + KOPT_PREFETCH_DISTANCE_, to = from + n < whole->end ? from + n : whole->end;
+    kopt_job_array_ arrays[KOPT_JOB_ARRAYS_];
+    kopt_job_ job;
+    kopt_copy_job_(&job, whole);
+    kopt_prefetch_arrays_(arrays, kopt_list_job_arrays_(arrays, &job, &kind), from, to);
+}
+
 /* The first stage in scalar code, of the pair at element i, or of what the tile has of it. */
 static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
     const size_t n = t->job.end - i < pair ? t->job.end - i : pair;
@@ -7871,7 +7872,8 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
             kopt_advance_tile_(&t, n);
             continue;
         }
-        if (prefetches) kopt_prefetch_(whole, i, n);
+        if (prefetches && end - i > n + KOPT_PREFETCH_DISTANCE_)
+            kopt_prefetch_arrays_(t.arrays, t.arrays_end, KOPT_PREFETCH_DISTANCE_, KOPT_PREFETCH_DISTANCE_ + n);
         if (random)
             (stages->fill_random)(&t.random, &cipher, index, whole_pairs < n ? whole_pairs + pair : n, !drawn,
                                   !drawn && n == end - i);
