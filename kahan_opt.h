@@ -2996,7 +2996,7 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
    Halves. Not scalar
    add16_ mul16_(a, b)          a + b, a * b modulo 2^16
    min16_ max16_(a, b)          minimum, maximum of int16_t
-   any_gt16_(a, b)              int: not 0 if a > b as int16_t in any half
+   any_gt16_(a, b)              int: not 0 if a > b as int16_t in any half; all halves of b are the same number
    flush16_(a, b)               (a & b) != 0 ? a : 0
    unpack_low16_ unpack_high16_(a)
                                 halves 0 .. LANES_ - 1, halves LANES_ .. 2 * LANES_ - 1, zero-extended to words
@@ -4053,7 +4053,7 @@ FN_ vu32_ max16_(vu32_ a, vu32_ b) {
     return vreinterpretq_u32_s16(vmaxq_s16(vreinterpretq_s16_u32(a), vreinterpretq_s16_u32(b)));
 }
 FN_ int any_gt16_(vu32_ a, vu32_ limit) {
-    return vmaxvq_u16(vcgtq_s16(vreinterpretq_s16_u32(a), vreinterpretq_s16_u32(limit))) != 0;
+    return vmaxvq_s16(vreinterpretq_s16_u32(a)) > vgetq_lane_s16(vreinterpretq_s16_u32(limit), 0);
 }
 FN_ vu32_ unpack_low16_(vu32_ a) { return vmovl_u16(vget_low_u16(vreinterpretq_u16_u32(a))); }
 FN_ vu32_ unpack_high16_(vu32_ a) { return vmovl_high_u16(vreinterpretq_u16_u32(a)); }
@@ -4875,8 +4875,10 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensati
     vf32_ x, denominator;
     *y = p->root = p->third_root = g; /* any value */
     /* section 4: the gradient */
-    if (k->use_scale) g = mul_(g, k->grad_scale);
-    if (k->use_l2) g = add_(g, mul_(k->l2, w));
+    if ((k->use_scale | k->use_l2) != 0) { /* one test: most steps have neither */
+        g = mul_(g, k->grad_scale);
+        if (k->use_l2) g = add_(g, mul_(k->l2, w));
+    }
 
     if (kind.rule == KOPT_SGD) { /* section 5 */
         if (MOMENTS_ == 0) return g;
@@ -5559,7 +5561,7 @@ FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants
         joint[m] = K_(pack_pair)(a->u[m], b->u[m], layout);
         if (kind.moment == KOPT_BF16) {
             joint[m] = flush16_(joint[m], c->exponent);
-            largest16 = max16_(largest16, and_(joint[m], c->magnitude));
+            largest16 = m == 0 ? and_(joint[m], c->magnitude) : max16_(largest16, and_(joint[m], c->magnitude));
         }
     }
     if (kind.moment == KOPT_BF16 ? any_gt16_(largest16, c->bf16_limit)
@@ -5829,31 +5831,54 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 /* Each line of DIRECTIONS_ and COMMITS_ makes one function of a stage, K_(name), with the values of the line as
    constants:
 
-       DIRECTIONS_    LINE_(name, rule, number of moments, format of the moments)
+       DIRECTIONS_    LINE_(name, rule, other rule, number of moments, format of the moments)
        COMMITS_       LINE_(name, format of the weights, rounding)
 
-   ANY_ matches every value, which is then tested at run time. The first line that matches a step is taken, so a special
-   line stands above the general ones. A new rule or rounding needs no line (the lines with ANY_ take it); a line of its
-   own makes it faster. A new format needs a line in each list.
+   A function of two rules asks for each vector which one it has; the rules of other functions stand twice. ANY_ matches
+   every value, which is then tested at run time. The first line that matches a step is taken, so a special line stands
+   above the general ones. A new rule needs a line for each format of moments; without one, scalar code steps it. A new
+   rounding needs none (the lines with ANY_ take it); a line of its own makes it faster. A new format needs lines in both
+   lists.
    Formats of moments: KOPT_Q8 stands for 8-bit moments, which are in fp32 buffers. ANY_ stands for fp32 moments, in
    memory or in buffers; it does not match bf16 or fp16. */
 #define ANY_ 99
+/* clang-format off */
 #ifdef SPECIALIZED_
+#ifdef KAHAN_OPT_VMATH
+#define DIRECTIONS_ATAN2_(LINE_) \
+    LINE_(direction_atan2_bf16, KOPT_ADAM_ATAN2, KOPT_ADAM_ATAN2, 2, KOPT_BF16) \
+    LINE_(direction_atan2_fp16, KOPT_ADAM_ATAN2, KOPT_ADAM_ATAN2, 2, KOPT_FP16) \
+    LINE_(direction_atan2, KOPT_ADAM_ATAN2, KOPT_ADAM_ATAN2, 2, ANY_)
+#else
+#define DIRECTIONS_ATAN2_(LINE_)
+#endif
+#define DIRECTIONS_(LINE_) \
+    LINE_(direction_adam_bf16, KOPT_ADAM, KOPT_ADAM, 2, KOPT_BF16) \
+    LINE_(direction_momentum_lion_bf16, KOPT_SGD, KOPT_LION, 1, KOPT_BF16) \
+    LINE_(direction_amsgrad_bf16, KOPT_ADAM, KOPT_ADAM, 3, KOPT_BF16) \
+    LINE_(direction_adan_bf16, KOPT_ADAN, KOPT_ADAN, 4, KOPT_BF16) \
+    LINE_(direction_adam_fp16, KOPT_ADAM, KOPT_ADAM, 2, KOPT_FP16) \
+    LINE_(direction_momentum_lion_fp16, KOPT_SGD, KOPT_LION, 1, KOPT_FP16) \
+    LINE_(direction_amsgrad_adan_fp16, KOPT_ADAM, KOPT_ADAN, ANY_, KOPT_FP16) \
+    LINE_(direction_adam_f32, KOPT_ADAM, KOPT_ADAM, 2, KOPT_F32) \
+    LINE_(direction_adam_buffered, KOPT_ADAM, KOPT_ADAM, 2, KOPT_Q8) \
+    LINE_(direction_sgd, KOPT_SGD, KOPT_SGD, 0, KOPT_F32) \
+    LINE_(direction_ema, KOPT_EMA, KOPT_EMA, 0, KOPT_F32) \
+    LINE_(direction_momentum_lion, KOPT_SGD, KOPT_LION, 1, ANY_) \
+    LINE_(direction_amsgrad_adan, KOPT_ADAM, KOPT_ADAN, ANY_, ANY_) \
+    DIRECTIONS_ATAN2_(LINE_)
 #define FULL_ONLY_(line) line
 #else /* SSE2: small code rather than fast code */
+#define DIRECTIONS_(LINE_) \
+    LINE_(direction_adam_bf16, KOPT_ADAM, KOPT_ADAM, 2, KOPT_BF16) \
+    LINE_(direction_any_bf16, ANY_, ANY_, ANY_, KOPT_BF16) \
+    LINE_(direction_any_fp16, ANY_, ANY_, ANY_, KOPT_FP16) \
+    LINE_(direction_adam_f32, KOPT_ADAM, KOPT_ADAM, 2, KOPT_F32) \
+    LINE_(direction_sgd, KOPT_SGD, KOPT_SGD, 0, KOPT_F32) \
+    LINE_(direction_ema, KOPT_EMA, KOPT_EMA, 0, KOPT_F32) \
+    LINE_(direction_any, ANY_, ANY_, ANY_, ANY_)
 #define FULL_ONLY_(line)
 #endif
-/* clang-format off */
-#define DIRECTIONS_(LINE_) \
-    LINE_(direction_adam_bf16, KOPT_ADAM, 2, KOPT_BF16) \
-    FULL_ONLY_(LINE_(direction_amsgrad_bf16, KOPT_ADAM, 3, KOPT_BF16)) \
-    LINE_(direction_any_bf16, ANY_, ANY_, KOPT_BF16) \
-    FULL_ONLY_(LINE_(direction_adam_fp16, KOPT_ADAM, 2, KOPT_FP16)) \
-    LINE_(direction_any_fp16, ANY_, ANY_, KOPT_FP16) \
-    LINE_(direction_adam_f32, KOPT_ADAM, 2, KOPT_F32) \
-    FULL_ONLY_(LINE_(direction_adam_buffered, KOPT_ADAM, 2, KOPT_Q8)) \
-    FULL_ONLY_(LINE_(direction_ema, KOPT_EMA, 0, KOPT_F32)) \
-    LINE_(direction_any, ANY_, ANY_, ANY_)
 #define COMMITS_(LINE_) \
     FULL_ONLY_(LINE_(commit_bf16_kahan, KOPT_BF16, KOPT_KAHAN)) \
     FULL_ONLY_(LINE_(commit_bf16_stochastic, KOPT_BF16, KOPT_STOCHASTIC)) \
@@ -5871,20 +5896,8 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 #define FORMAT_MATCHES_(line_format, format) \
     ((line_format) == ANY_ ? (format) == KOPT_F32 || (format) == KOPT_Q8 : KOPT_CAST_(int, format) == (line_format))
 
-/* Does a line with a rule other than ANY_ match? If so, no function of a line with the rule ANY_ is called with this
-   kind, and the compiler drops the case from those functions (UNREACHABLE_IF_). */
-FN_ int K_(direction_has_line)(kopt_kind_ kind) {
-    const kopt_format format = kind.buffered ? KOPT_Q8 : kind.moment;
-    if (kind.rule == KOPT_ADAM && (MOMENTS_ < 2 || MOMENTS_ > 3)) return 1; /* no such step: Adam has 2 or 3 moments */
-#define LINE_(name, line_rule, line_moments, line_format)                                      \
-    if ((line_rule) != ANY_ && MATCHES_(kind.rule, line_rule) && MOMENTS_ == (line_moments) && \
-        FORMAT_MATCHES_(line_format, format))                                                  \
-        return 1;
-    DIRECTIONS_(LINE_)
-#undef LINE_
-    return 0;
-}
-/* Does a line with a rounding other than ANY_ match? */
+/* Does a line with a rounding other than ANY_ match? If so, no function of a line with ANY_ is called with this kind,
+   and the compiler drops the case from those functions (UNREACHABLE_IF_). */
 FN_ int K_(commit_has_line)(kopt_kind_ kind) {
 #define LINE_(name, line_format, line_rounding) \
     if ((line_rounding) != ANY_ && kind.weight == (line_format) && MATCHES_(kind.rounding, line_rounding)) return 1;
@@ -5899,14 +5912,14 @@ FN_ int K_(commit_has_line)(kopt_kind_ kind) {
 #define UNREACHABLE_IF_(condition)
 #endif
 
-#define LINE_(name, line_rule, line_moments, line_format)                                                         \
+#define LINE_(name, line_rule, other_rule, line_moments, line_format)                                             \
     NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                                  \
         kopt_kind_ kind = K_(copy_kind)(&t->kind);                                                                \
-        kind.rule = KOPT_CAST_(kopt_rule, FIXED_OR_(line_rule, kind.rule));                                       \
+        const int rule = MATCHES_(kind.rule, line_rule) ? FIXED_OR_(line_rule, kind.rule) : (other_rule) + 0;     \
+        kind.rule = KOPT_CAST_(kopt_rule, (line_rule) == (other_rule) ? FIXED_OR_(line_rule, kind.rule) : rule);  \
         if ((line_moments) != ANY_) kind.moment_count = line_moments;                                             \
-        kind.moment = (line_format) == KOPT_BF16 ? KOPT_BF16 : (line_format) == KOPT_FP16 ? KOPT_FP16 : KOPT_F32; \
-        UNREACHABLE_IF_((line_rule) == ANY_ && K_(direction_has_line)(kind))                                      \
         if ((line_format) != ANY_) kind.buffered = (line_format) == KOPT_Q8;                                      \
+        kind.moment = (line_format) == KOPT_BF16 ? KOPT_BF16 : (line_format) == KOPT_FP16 ? KOPT_FP16 : KOPT_F32; \
         K_(direction_tile)(t, kind, ORDER_(line_format));                                                         \
     }
 DIRECTIONS_(LINE_)
@@ -5925,13 +5938,16 @@ COMMITS_(LINE_)
 NOINLINE_FN_ void K_(direction_dispatch)(kopt_tile_ *t) {
     const kopt_kind_ kind = K_(copy_kind)(&t->kind);
     const kopt_format format = kind.buffered ? KOPT_Q8 : kind.moment;
-#define LINE_(name, line_rule, line_moments, line_format)                                                         \
-    if (MATCHES_(kind.rule, line_rule) && COUNT_MATCHES_(line_moments) && FORMAT_MATCHES_(line_format, format)) { \
-        K_(name)(t);                                                                                              \
-        return;                                                                                                   \
+    size_t i;
+#define LINE_(name, line_rule, other_rule, line_moments, line_format)                                          \
+    if ((MATCHES_(kind.rule, line_rule) || MATCHES_(kind.rule, other_rule)) && COUNT_MATCHES_(line_moments) && \
+        FORMAT_MATCHES_(line_format, format)) {                                                                \
+        K_(name)(t);                                                                                           \
+        return;                                                                                                \
     }
     DIRECTIONS_(LINE_)
 #undef LINE_
+    for (i = 0; i < t->job.end; i += PAIR_) kopt_direction_in_scalar_(t, i, PAIR_);
 }
 
 NOINLINE_FN_ void K_(commit_dispatch)(kopt_tile_ *t) {
@@ -6132,6 +6148,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
         const size_t in_group = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
         /* fresh: the counters do not continue from the previous group */
         const int fresh = n != KOPT_RANDOM_GROUP_ || index % KOPT_RANDOM_SPAN_ == 0;
+        random_counter_ *counter = counters + in_group / PAIR_;
         n = tiled ? KOPT_TILE_ - KOPT_CAST_(unsigned, index % KOPT_TILE_) : KOPT_RANDOM_GROUP_ - in_group;
         if (end - i < n) n = (end - i) / PAIR_ * PAIR_;
         if (prefetches) kopt_prefetch_(whole, i, n);
@@ -6147,10 +6164,10 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
             if (tiled && random) {
                 r = K_(load_random_pair)(tile.number, tile.stride, q);
             } else if (random) {
-                random_counter_ *const counter = counters + (in_group + q) / PAIR_;
                 r = counter->r;
                 counter->r.number[0] = add16_(r.number[0], counter->next_group[0]);
                 counter->r.number[1] = add16_(r.number[1], counter->next_group[1]);
+                counter++;
             }
             if (!K_(direction_pair)(&a, kind, &k, &c, i + q, KOPT_NULL_, KOPT_NULL_, &r, layout, &x, &y, KOPT_NULL_)) {
                 kopt_step_elements_scalar_(whole, i + q, PAIR_, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(x_buffer + v),
@@ -6218,12 +6235,19 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
 #else
 #define SPECIALIZATIONS_VMATH_(LINE_)
 #endif
+#ifdef REORDER_ /* even and odd elements apart: the loop over tiles is nearly as fast */
+#define SPECIALIZATIONS_IN_ORDER_(LINE_)
+#else
+#define SPECIALIZATIONS_IN_ORDER_(LINE_) \
+    LINE_(specialized_adam_kahan_nearest, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_NEAREST, KOPT_FUSED_)
+#endif
 #define SPECIALIZATIONS_(LINE_) \
     LINE_(specialized_adam_kahan, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, SCHEDULE_(KOPT_PIPELINED_)) \
     LINE_(specialized_adam_stochastic, KOPT_ADAM, 2, KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC, \
           SCHEDULE_(KOPT_FUSED_)) \
     LINE_(specialized_momentum_kahan, KOPT_SGD, 1, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_FUSED_) \
     LINE_(specialized_adam_f32, KOPT_ADAM, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_FUSED_) \
+    SPECIALIZATIONS_IN_ORDER_(LINE_) \
     SPECIALIZATIONS_VMATH_(LINE_)
 /* clang-format on */
 
@@ -7310,12 +7334,14 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef ANY_
 #undef COMMITS_
 #undef DIRECTIONS_
+#undef DIRECTIONS_ATAN2_
 #undef EACH_MOMENT_
 #undef FP16_
 #undef GENERIC_FP16_
 #undef SPECIALIZE_L2_
 #undef SPECIALIZE_TILED_
 #undef SPECIALIZATIONS_
+#undef SPECIALIZATIONS_IN_ORDER_
 #undef SPECIALIZATIONS_VMATH_
 #undef IMAX_
 #undef ISA_
