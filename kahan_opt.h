@@ -2844,6 +2844,7 @@ typedef struct kopt_stages_ {
 static void kopt_walk_tiles_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin, size_t end);
 static void kopt_prefetch_(const kopt_job_ *whole, size_t i, size_t n);
 static void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair);
+static void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_t pair);
 #endif
 
 /* Scalar code, which vector code calls for ranges that are too short and for special values. */
@@ -5821,8 +5822,7 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
         numbers[0] = numbers[1] = load32_(base + 2 * i);
         if (!K_(commit_pair)(&a, kind, &k, &c, i, loaded ? t->w + i : KOPT_NULL_,
                              loaded ? t->compensation + i : KOPT_NULL_, K_(load_f32_pair)(t->x + i), numbers, order))
-            kopt_step_elements_scalar_(&t->job, i, n - i < PAIR_ ? n - i : PAIR_, KOPT_COMMIT_STAGE_,
-                                       KOPT_BYTES_(t->x + i), KOPT_NULL_, order != 0 ? PAIR_ : 0);
+            kopt_commit_in_scalar_(t, i, PAIR_);
     }
 }
 
@@ -5832,13 +5832,11 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
    constants:
 
        DIRECTIONS_    LINE_(name, rule, other rule, number of moments, format of the moments)
-       COMMITS_       LINE_(name, format of the weights, rounding)
+       COMMITS_       LINE_(name, format of the weights, rounding, other rounding)
 
-   A function of two rules asks for each vector which one it has; the rules of other functions stand twice. ANY_ matches
-   every value, which is then tested at run time. The first line that matches a step is taken, so a special line stands
-   above the general ones. A new rule needs a line for each format of moments; without one, scalar code steps it. A new
-   rounding needs none (the lines with ANY_ take it); a line of its own makes it faster. A new format needs lines in both
-   lists.
+   A function for two rules or roundings asks for each vector which one it has; if there is only one, it stands twice.
+   ANY_ matches every value, which is then tested at run time. The first line that matches a step is taken. A step
+   without a line goes to scalar code: a new rule, rounding or format needs a line to be fast.
    Formats of moments: KOPT_Q8 stands for 8-bit moments, which are in fp32 buffers. ANY_ stands for fp32 moments, in
    memory or in buffers; it does not match bf16 or fp16. */
 #define ANY_ 99
@@ -5867,7 +5865,16 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     LINE_(direction_momentum_lion, KOPT_SGD, KOPT_LION, 1, ANY_) \
     LINE_(direction_amsgrad_adan, KOPT_ADAM, KOPT_ADAN, ANY_, ANY_) \
     DIRECTIONS_ATAN2_(LINE_)
-#define FULL_ONLY_(line) line
+#define COMMITS_(LINE_) \
+    LINE_(commit_bf16_kahan, KOPT_BF16, KOPT_KAHAN, KOPT_KAHAN) \
+    LINE_(commit_bf16_stochastic, KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC) \
+    LINE_(commit_bf16_nearest, KOPT_BF16, KOPT_NEAREST, KOPT_NEAREST) \
+    LINE_(commit_bf16_compact_exact, KOPT_BF16, KOPT_COMPACT, KOPT_EXACT) \
+    LINE_(commit_fp16_kahan, KOPT_FP16, KOPT_KAHAN, KOPT_KAHAN) \
+    LINE_(commit_fp16_nearest_stochastic, KOPT_FP16, KOPT_NEAREST, KOPT_STOCHASTIC) \
+    LINE_(commit_fp16_compact, KOPT_FP16, KOPT_COMPACT, KOPT_COMPACT) \
+    LINE_(commit_fp16_exact, KOPT_FP16, KOPT_EXACT, KOPT_EXACT) \
+    LINE_(commit_f32, KOPT_F32, ANY_, ANY_)
 #else /* SSE2: small code rather than fast code */
 #define DIRECTIONS_(LINE_) \
     LINE_(direction_adam_bf16, KOPT_ADAM, KOPT_ADAM, 2, KOPT_BF16) \
@@ -5877,46 +5884,28 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     LINE_(direction_sgd, KOPT_SGD, KOPT_SGD, 0, KOPT_F32) \
     LINE_(direction_ema, KOPT_EMA, KOPT_EMA, 0, KOPT_F32) \
     LINE_(direction_any, ANY_, ANY_, ANY_, ANY_)
-#define FULL_ONLY_(line)
-#endif
 #define COMMITS_(LINE_) \
-    FULL_ONLY_(LINE_(commit_bf16_kahan, KOPT_BF16, KOPT_KAHAN)) \
-    FULL_ONLY_(LINE_(commit_bf16_stochastic, KOPT_BF16, KOPT_STOCHASTIC)) \
-    LINE_(commit_bf16, KOPT_BF16, ANY_) \
-    FULL_ONLY_(LINE_(commit_fp16_kahan, KOPT_FP16, KOPT_KAHAN)) \
-    FULL_ONLY_(LINE_(commit_fp16_compact, KOPT_FP16, KOPT_COMPACT)) \
-    FULL_ONLY_(LINE_(commit_fp16_exact, KOPT_FP16, KOPT_EXACT)) \
-    LINE_(commit_fp16, KOPT_FP16, ANY_) \
-    LINE_(commit_f32, KOPT_F32, ANY_)
+    LINE_(commit_bf16, KOPT_BF16, ANY_, ANY_) \
+    LINE_(commit_fp16, KOPT_FP16, ANY_, ANY_) \
+    LINE_(commit_f32, KOPT_F32, ANY_, ANY_)
+#endif
 /* clang-format on */
 
-#define MATCHES_(value, line_value) ((line_value) == ANY_ || KOPT_CAST_(int, value) == (line_value))
+#define MATCHES_(value, first, second) \
+    ((first) == ANY_ || KOPT_CAST_(int, value) == (first) || KOPT_CAST_(int, value) == (second))
 #define COUNT_MATCHES_(line_moments) ((line_moments) == ANY_ || MOMENTS_ == (line_moments))
-#define FIXED_OR_(line_value, value) ((line_value) == ANY_ ? KOPT_CAST_(int, value) : (line_value) + 0)
+/* The value that MATCHES_ found, as a constant if the line has only one. */
+#define ONE_OF_(value, first, second)               \
+    ((first) == ANY_       ? KOPT_CAST_(int, value) \
+     : (first) == (second) ? (first) + 0            \
+                           : (KOPT_CAST_(int, value) == (first) ? (first) + 0 : (second) + 0))
 #define FORMAT_MATCHES_(line_format, format) \
     ((line_format) == ANY_ ? (format) == KOPT_F32 || (format) == KOPT_Q8 : KOPT_CAST_(int, format) == (line_format))
-
-/* Does a line with a rounding other than ANY_ match? If so, no function of a line with ANY_ is called with this kind,
-   and the compiler drops the case from those functions (UNREACHABLE_IF_). */
-FN_ int K_(commit_has_line)(kopt_kind_ kind) {
-#define LINE_(name, line_format, line_rounding) \
-    if ((line_rounding) != ANY_ && kind.weight == (line_format) && MATCHES_(kind.rounding, line_rounding)) return 1;
-    COMMITS_(LINE_)
-#undef LINE_
-    return 0;
-}
-#ifdef KOPT_GNU_
-#define UNREACHABLE_IF_(condition) \
-    if (condition) __builtin_unreachable();
-#else
-#define UNREACHABLE_IF_(condition)
-#endif
 
 #define LINE_(name, line_rule, other_rule, line_moments, line_format)                                             \
     NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                                  \
         kopt_kind_ kind = K_(copy_kind)(&t->kind);                                                                \
-        const int rule = MATCHES_(kind.rule, line_rule) ? FIXED_OR_(line_rule, kind.rule) : (other_rule) + 0;     \
-        kind.rule = KOPT_CAST_(kopt_rule, (line_rule) == (other_rule) ? FIXED_OR_(line_rule, kind.rule) : rule);  \
+        kind.rule = KOPT_CAST_(kopt_rule, ONE_OF_(kind.rule, line_rule, other_rule));                             \
         if ((line_moments) != ANY_) kind.moment_count = line_moments;                                             \
         if ((line_format) != ANY_) kind.buffered = (line_format) == KOPT_Q8;                                      \
         kind.moment = (line_format) == KOPT_BF16 ? KOPT_BF16 : (line_format) == KOPT_FP16 ? KOPT_FP16 : KOPT_F32; \
@@ -5924,13 +5913,12 @@ FN_ int K_(commit_has_line)(kopt_kind_ kind) {
     }
 DIRECTIONS_(LINE_)
 #undef LINE_
-#define LINE_(name, line_format, line_rounding)                                             \
-    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                            \
-        kopt_kind_ kind = K_(copy_kind)(&t->kind);                                          \
-        kind.weight = line_format;                                                          \
-        kind.rounding = KOPT_CAST_(kopt_rounding, FIXED_OR_(line_rounding, kind.rounding)); \
-        UNREACHABLE_IF_((line_rounding) == ANY_ && K_(commit_has_line)(kind))               \
-        K_(commit_tile)(t, kind);                                                           \
+#define LINE_(name, line_format, line_rounding, other_rounding)                                           \
+    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                          \
+        kopt_kind_ kind = K_(copy_kind)(&t->kind);                                                        \
+        kind.weight = line_format;                                                                        \
+        kind.rounding = KOPT_CAST_(kopt_rounding, ONE_OF_(kind.rounding, line_rounding, other_rounding)); \
+        K_(commit_tile)(t, kind);                                                                         \
     }
 COMMITS_(LINE_)
 #undef LINE_
@@ -5939,11 +5927,11 @@ NOINLINE_FN_ void K_(direction_dispatch)(kopt_tile_ *t) {
     const kopt_kind_ kind = K_(copy_kind)(&t->kind);
     const kopt_format format = kind.buffered ? KOPT_Q8 : kind.moment;
     size_t i;
-#define LINE_(name, line_rule, other_rule, line_moments, line_format)                                          \
-    if ((MATCHES_(kind.rule, line_rule) || MATCHES_(kind.rule, other_rule)) && COUNT_MATCHES_(line_moments) && \
-        FORMAT_MATCHES_(line_format, format)) {                                                                \
-        K_(name)(t);                                                                                           \
-        return;                                                                                                \
+#define LINE_(name, line_rule, other_rule, line_moments, line_format)                 \
+    if (MATCHES_(kind.rule, line_rule, other_rule) && COUNT_MATCHES_(line_moments) && \
+        FORMAT_MATCHES_(line_format, format)) {                                       \
+        K_(name)(t);                                                                  \
+        return;                                                                       \
     }
     DIRECTIONS_(LINE_)
 #undef LINE_
@@ -5952,13 +5940,15 @@ NOINLINE_FN_ void K_(direction_dispatch)(kopt_tile_ *t) {
 
 NOINLINE_FN_ void K_(commit_dispatch)(kopt_tile_ *t) {
     const kopt_kind_ kind = K_(copy_kind)(&t->kind);
-#define LINE_(name, line_format, line_rounding)                                   \
-    if (kind.weight == (line_format) && MATCHES_(kind.rounding, line_rounding)) { \
-        K_(name)(t);                                                              \
-        return;                                                                   \
+    size_t i;
+#define LINE_(name, line_format, line_rounding, other_rounding)                                   \
+    if (kind.weight == (line_format) && MATCHES_(kind.rounding, line_rounding, other_rounding)) { \
+        K_(name)(t);                                                                              \
+        return;                                                                                   \
     }
     COMMITS_(LINE_)
 #undef LINE_
+    for (i = 0; i < t->job.end; i += PAIR_) kopt_commit_in_scalar_(t, i, PAIR_);
 }
 
 /* ---- weights of a tile in fp32, and its updates ---- */
@@ -7372,15 +7362,13 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef nt_store16_
 #undef nt_store32_
 #undef nt_fence_
-#undef FULL_ONLY_
 #undef CORE_ONLY_
 #undef CHECK_UNROUNDED_
 #undef FLUSH_
 #undef imin_
 #undef flush_
-#undef FIXED_OR_
+#undef ONE_OF_
 #undef FORMAT_MATCHES_
-#undef UNREACHABLE_IF_
 #undef MATCHES_
 #undef COUNT_MATCHES_
 
@@ -7758,6 +7746,12 @@ static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, si
             const uint32_t magnitude = kopt_load32_(job.moment[m] + 4 * q) & 0x7FFFFFFFu;
             if (magnitude > t->largest[m]) t->largest[m] = magnitude;
         }
+}
+
+/* The same for the second stage. */
+static KOPT_NOINLINE_ void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
+    kopt_step_elements_scalar_(&t->job, i, t->job.end - i < pair ? t->job.end - i : pair, KOPT_COMMIT_STAGE_,
+                               KOPT_BYTES_(t->x + i), KOPT_NULL_, t->apart);
 }
 
 /* Counts the elements of a tile, whose updates are in x. old_weight, old_residual: what was stored before the step.
