@@ -6432,7 +6432,7 @@ FN_ void K_(convert_array)(const kopt_conversion_ *c, kopt_format to, kopt_forma
     }
     for (; n - i >= LANES_; i += LANES_)
         K_(store_n)(dst + i * size, size, LANES_, K_(convert_vector)(src + i * from_size, to, from));
-    K_(convert_general)(c, i, n);
+    if (i < n) K_(convert_general)(c, i, n);
 }
 #endif
 
