@@ -1879,6 +1879,29 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_copy_padded_(kopt_byte
     return part;
 }
 
+/* Writes size zeros. Not with SSE: after AVX code, gcc calls this function without a vzeroupper, and on some processors
+   the first instruction of SSE would then take hundreds of cycles. */
+static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_zero_(kopt_byte_ *p, size_t size) {
+#ifdef KOPT_VECTORS16_
+    for (; size >= 8; size -= 8, p += 8) {
+        uint64_t zero = 0;
+        KOPT_OPAQUE_(zero);
+        *KOPT_POINTER_(kopt_unaligned64_ *, p) = zero;
+    }
+#endif
+#if defined(KOPT_GNU_) && defined(KOPT_VECTOR_CODE_)
+    for (; size >= 4; size -= 4, p += 4) {
+        uint32_t zero = 0;
+        KOPT_OPAQUE_(zero);
+        kopt_store32_(p, zero);
+    }
+#endif
+    for (; size > 0; size--) {
+        KOPT_OPAQUE_(p); /* otherwise a compiler may turn the loop into a call of memset */
+        *p++ = 0;
+    }
+}
+
 /* ---- FP32 ARITHMETIC --------------------------------------------------------------------------------------------- */
 
 KOPT_INLINE_ float kopt_mul_(float a, float b) {
@@ -2853,7 +2876,6 @@ static KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i
                                                     kopt_byte_ *y, size_t pair);
 static void kopt_measure_from_scalar_(const kopt_job_ *j, size_t begin, kopt_byte_ *out);
 static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin, size_t end);
-static void kopt_zero_(kopt_byte_ *p, size_t size);
 #ifdef KAHAN_OPT_VMATH
 /* Calls the function of the job's table that runs between the stages: y = tanh(y) for Lion, y = atan2(y, x) for
    Adam-atan2, or y = atan(y) if the job says quotient. */
@@ -7759,16 +7781,19 @@ static KOPT_NOINLINE_ void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_
 static void kopt_tally_(const kopt_tile_ *t, const kopt_byte_ *old_weight, const kopt_byte_ *old_residual, size_t size,
                         size_t residual_size) {
     const kopt_job_ *const j = &t->job;
-    size_t i, q;
+    kopt_counts counts = {0, 0, 0};
+    size_t i;
     for (i = 0; i < j->end; i++) {
-        const size_t in_pair = t->apart != 0 ? i % t->apart : 0;
+        const size_t in_pair = t->apart != 0 ? i & (t->apart - 1) : 0; /* apart is a power of 2 */
         const size_t at = i - in_pair + in_pair % 2 * (t->apart / 2) + in_pair / 2;
-        int moved = 0, residual_moved = 0;
-        for (q = 0; q < size; q++) moved |= old_weight[i * size + q] != j->weight[i * size + q];
-        for (q = 0; q < residual_size; q++)
-            residual_moved |= old_residual[i * residual_size + q] != j->residual[i * residual_size + q];
-        kopt_tally_scalar_(j->counts, kopt_as_u32_(t->x[at]), moved, residual_moved);
+        const int moved = kopt_load_at_scalar_(old_weight, i, size) != kopt_load_at_scalar_(j->weight, i, size);
+        const int residual_moved = residual_size != 0 && kopt_load_at_scalar_(old_residual, i, residual_size) !=
+                                                             kopt_load_at_scalar_(j->residual, i, residual_size);
+        kopt_tally_scalar_(&counts, kopt_as_u32_(t->x[at]), moved, residual_moved);
     }
+    j->counts->wanted += counts.wanted;
+    j->counts->still += counts.still;
+    j->counts->stuck += counts.stuck;
 }
 
 /* Second stage of a step that counts updates or synchronizes the slow weights of Ranger (Lookahead). It replaces x by
@@ -7881,7 +7906,8 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
     kopt_advance_tile_(&t, begin);
     t.job.begin = 0;
     t.random.number = t.random.stride = KOPT_BYTES_(t.random.lower);
-    if (!random) kopt_zero_(KOPT_BYTES_(t.random.lower), KOPT_CAST_(size_t, 2) * KOPT_TILE_);
+    if (!random)
+        kopt_zero_(KOPT_BYTES_(t.random.lower), 2 * (end - begin < KOPT_TILE_ ? end - begin + pair : KOPT_TILE_));
     for (i = begin; i < end; i += n) {
         const kopt_index_ index = KOPT_INDEX_(t.job.first);
         n = KOPT_TILE_ - KOPT_CAST_(unsigned, (buffered ? i : index) % KOPT_TILE_);
@@ -10361,13 +10387,6 @@ KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, dou
 }
 
 /* ---- loss scaling ---- */
-
-static void kopt_zero_(kopt_byte_ *p, size_t size) {
-    for (; size > 0; size--) {
-        KOPT_OPAQUE_(p); /* otherwise a compiler may turn the loop into a call of memset */
-        *p++ = 0;
-    }
-}
 
 KOPT_API_ kopt_scaler kopt_grad_scaler(void) {
     kopt_scaler s;
