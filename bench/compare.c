@@ -4,6 +4,7 @@
 
    With HEADER defined it is a shared library of that header. Without, it is the program, which knows nothing of
    kahan_opt.h and calls both libraries through a struct of functions: structs of the two versions may differ.
+   With HEADER and COUNT it is a program of that header, which steps one combination: an emulator counts instructions.
    Both step the same arrays, from the same numbers, in turns, in thread CPU time: what slows down one round slows down
    both, and a ratio is the median of the ratios of the rounds. Their weights must be equal at the end of each turn. */
 #ifndef HEADER
@@ -14,48 +15,10 @@
 #include HEADER
 #endif
 #include "combination.h"
-
-typedef struct library {
-    const char *(*isa_name)(int isa);
-    int (*force)(int isa); /* 0: not on this machine, or not in this build    */
-    size_t (*state_size)(const combination *c, size_t n);
-    int (*begin)(const combination *c, const arrays *a); /* fills the arrays; 0: refused                    */
-    int (*run)(unsigned steps);                          /* more of the same; 0: refused                    */
-} library;
-
-#ifdef HEADER
-static kopt_optimizer opt;
-static kopt_tensor tensor;
-
-static const char *isa_name(int isa) { return kopt_isa_name((kopt_isa)isa); }
-static int force(int isa) { return kopt_isa_usable((kopt_isa)isa) && kopt_isa_force((kopt_isa)isa) == KOPT_OK; }
-static size_t state_size(const combination *c, size_t n) {
-    const kopt_optimizer o = optimizer_of(c);
-    return kopt_state_size(&o, n);
-}
-static int begin_it(const combination *c, const arrays *a) { return begin(c, a, &opt, &tensor); }
-static int run(unsigned steps) {
-    for (; steps > 0; steps--)
-        if (kopt_optimizer_step(&opt, &tensor, 1) != KOPT_OK) return 0;
-    return 1;
-}
-
-extern const library functions;
-#ifdef __GNUC__
-__attribute__((__visibility__("default")))
-#endif
-const library functions = {isa_name, force, state_size, begin_it, run};
-#else
-
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-enum { ROUNDS = 41, ISAS = 5, SIDES = 2 };
-
+#if !defined(HEADER) || defined(COUNT)
 static const combination list[] = {{ADAMW, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
                                    {ADAMW, BF16, NO_COPY, KAHAN, BF16, BF16, 1},
                                    {ADAMW, BF16, NO_COPY, STOCHASTIC, BF16, BF16, 0},
@@ -125,7 +88,82 @@ static const combination list[] = {{ADAMW, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
                                    {LION, FP16, NO_COPY, KAHAN, FP16, FP16, 0},
                                    {ADAN, FP16, NO_COPY, KAHAN, FP16, FP16, 0},
                                    {EMA, FP16, NO_COPY, KAHAN, FP16, FP16, 0}};
-enum { COUNT = sizeof list / sizeof list[0] };
+enum { COUNT_OF_LIST = sizeof list / sizeof list[0] };
+
+static void describe(const combination *c, char *text, size_t room) {
+    char rounding[32] = "", copy[32] = "", moment[32] = "";
+    if (c->weight != F32)
+        snprintf(rounding, sizeof rounding, " %s%s", rounding_name[c->rounding],
+                 c->nearest_stores ? ", nearest stores" : "");
+    if (c->copy != NO_COPY) snprintf(copy, sizeof copy, " + %s copy", format_name[c->copy]);
+    if (c->rule != SGD && c->rule != EMA) snprintf(moment, sizeof moment, "m %s ", format_name[c->moment]);
+    snprintf(text, room, "%s %s%s%s (%sg %s)", rule_name[c->rule], format_name[c->weight], copy, rounding, moment,
+             format_name[c->grad]);
+}
+
+#endif
+
+typedef struct library {
+    const char *(*isa_name)(int isa);
+    int (*force)(int isa); /* 0: not on this machine, or not in this build    */
+    size_t (*state_size)(const combination *c, size_t n);
+    int (*begin)(const combination *c, const arrays *a); /* fills the arrays; 0: refused                    */
+    int (*run)(unsigned steps);                          /* more of the same; 0: refused                    */
+} library;
+
+#ifdef COUNT
+/* INDEX N STEPS: so many steps of the combination with this index. Without steps: its name. */
+int main(int count, char **arguments) {
+    static unsigned char room[1 << 20];
+    const unsigned long index = count == 4 ? strtoul(arguments[1], NULL, 10) : COUNT_OF_LIST;
+    unsigned long steps = count == 4 ? strtoul(arguments[3], NULL, 10) : 0;
+    unsigned char *next = room;
+    char name[128];
+    kopt_optimizer opt;
+    kopt_tensor t;
+    arrays a;
+    if (index >= COUNT_OF_LIST) return 2;
+    describe(&list[index], name, sizeof name);
+    if (steps == 0) puts(name);
+    a.n = strtoul(arguments[2], NULL, 10);
+    if (a.n == 0 || a.n > 8192) return 2;
+    a.weight = take(&next, 4 * a.n), a.grad = take(&next, 4 * a.n), a.copy = take(&next, 4 * a.n);
+    a.state = take(&next, a.state_room = 32 * a.n);
+    if (!begin(&list[index], &a, &opt, &t)) return 3;
+    for (; steps > 0; steps--)
+        if (kopt_optimizer_step(&opt, &t, 1) != KOPT_OK) return 3;
+    return 0;
+}
+#elif defined(HEADER)
+static kopt_optimizer opt;
+static kopt_tensor tensor;
+
+static const char *isa_name(int isa) { return kopt_isa_name((kopt_isa)isa); }
+static int force(int isa) { return kopt_isa_usable((kopt_isa)isa) && kopt_isa_force((kopt_isa)isa) == KOPT_OK; }
+static size_t state_size(const combination *c, size_t n) {
+    const kopt_optimizer o = optimizer_of(c);
+    return kopt_state_size(&o, n);
+}
+static int begin_it(const combination *c, const arrays *a) { return begin(c, a, &opt, &tensor); }
+static int run(unsigned steps) {
+    for (; steps > 0; steps--)
+        if (kopt_optimizer_step(&opt, &tensor, 1) != KOPT_OK) return 0;
+    return 1;
+}
+
+extern const library functions;
+#ifdef __GNUC__
+__attribute__((__visibility__("default")))
+#endif
+const library functions = {isa_name, force, state_size, begin_it, run};
+#else
+
+#include <dlfcn.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { ROUNDS = 41, ISAS = 5, SIDES = 2 };
 
 static void fail(const char *why) {
     fprintf(stderr, "compare: %s\n", why);
@@ -143,17 +181,6 @@ static void *allocate(size_t bytes) {
     void *p = malloc(bytes);
     if (p == NULL) fail("out of memory");
     return p;
-}
-
-static void describe(const combination *c, char *text, size_t room) {
-    char rounding[32] = "", copy[32] = "", moment[32] = "";
-    if (c->weight != F32)
-        snprintf(rounding, sizeof rounding, " %s%s", rounding_name[c->rounding],
-                 c->nearest_stores ? ", nearest stores" : "");
-    if (c->copy != NO_COPY) snprintf(copy, sizeof copy, " + %s copy", format_name[c->copy]);
-    if (c->rule != SGD && c->rule != EMA) snprintf(moment, sizeof moment, "m %s ", format_name[c->moment]);
-    snprintf(text, room, "%s %s%s%s (%sg %s)", rule_name[c->rule], format_name[c->weight], copy, rounding, moment,
-             format_name[c->grad]);
 }
 
 /* So many steps from the beginning, of which a tenth are not timed; seconds. */
@@ -218,7 +245,7 @@ int main(int count, char **arguments) {
         if (n == 0 || n > 100000000) fail("the number of weights is 1 to 100,000,000");
         a.n = n;
         a.state_room = 0;
-        for (i = 0; i < COUNT; i++) {
+        for (i = 0; i < COUNT_OF_LIST; i++) {
             int side;
             for (side = 0; side < SIDES; side++)
                 if (l[side]->state_size(&list[i], n) > a.state_room) a.state_room = l[side]->state_size(&list[i], n);
@@ -228,14 +255,14 @@ int main(int count, char **arguments) {
         a.weight = take(&next, 4 * n), a.grad = take(&next, 4 * n), a.copy = take(&next, 4 * n);
         a.state = take(&next, a.state_room);
         for (isa = ISAS - 1; isa >= 0; isa--) {
-            double ratio[COUNT];
+            double ratio[COUNT_OF_LIST];
             int lines = 0;
             if (*only_isa != 0 && strcmp(only_isa, l[0]->isa_name(isa)) != 0) continue;
             if (!l[0]->force(isa) || !l[1]->force(isa)) continue;
             printf("%s%s, %zu weights: ns per weight; quartiles of the ratio\n", number++ > 0 ? "\n" : "",
                    l[0]->isa_name(isa), n);
             printf("%-62s %8s %8s %7s   from  to\n", "m: moments, g: gradients", "old", "new", "new/old");
-            for (i = 0; i < COUNT; i++) {
+            for (i = 0; i < COUNT_OF_LIST; i++) {
                 char text[128];
                 describe(&list[i], text, sizeof text);
                 if (strstr(text, only) == NULL) continue;

@@ -6,6 +6,7 @@ usage() {
 usage: bench/compare.sh OLD.h NEW.h [N...] [OPTION...]     the time of a step, N weights (default 8192 and 64), in cache
        ... --compile      the user time of compiling each header, gcc and clang: three minutes
        ... --text         the size of .text
+       ... --count        instructions of a step of NEON, each weight (qemu-aarch64, aarch64-linux-gnu-gcc): two minutes
        --cc COMPILER      what compiles both headers (default: CC or cc)
        --flags FLAGS      ... and how (default: -O2)
        --isa NAME         one instruction set: scalar, sse2, avx2, avx512, neon, simd128 (default: each that is usable)
@@ -26,6 +27,7 @@ while [ $# -gt 0 ]; do
         ;;
     --compile) what=compile ;;
     --text) what=text ;;
+    --count) what=count ;;
     -h | --help) usage && exit ;;
     -*) wrong "it does not know \`$1\`" ;;
     *)
@@ -80,8 +82,37 @@ text_size() {
     table_line "$cc $flags" "$(cat "$out/old/size")" "$(cat "$out/new/size")"
 }
 
+# The instructions of 2048 weights more, in the second step: what a call takes is not among them.
+instructions() { # instructions PROGRAM INDEX N STEPS
+    qemu-aarch64 "$one_by_one" -d nochain,exec -D /dev/stdout "$1" "$2" "$3" "$4" | wc -l
+}
+count_instructions() {
+    command -v qemu-aarch64 >/dev/null 2>&1 || wrong 'it needs qemu-aarch64'
+    one_by_one=-singlestep
+    if qemu-aarch64 -help | grep -q one-insn-per-tb; then one_by_one=-one-insn-per-tb; fi
+    for side in old new; do
+        aarch64-linux-gnu-gcc -std=c99 $flags -static -DCOUNT "-DHEADER=\"$side/kahan_opt.h\"" -I"$out" \
+            -o "$out/$side/count" "$source"
+    done
+    printf '%-62s %8s %8s %8s\n' 'neon: instructions for each weight' old new new/old
+    index=0
+    while name=$(qemu-aarch64 "$out/old/count" $index 64 0) || [ $? -eq 3 ]; do
+        case $name in *"$only"*) chosen=yes ;; *) chosen=no ;; esac
+        if [ $chosen = yes ] && qemu-aarch64 "$out/old/count" $index 64 1; then
+            for side in old new; do
+                program=$out/$side/count
+                echo $(($(instructions "$program" $index 4096 2) - $(instructions "$program" $index 4096 1) -
+                    $(instructions "$program" $index 2048 2) + $(instructions "$program" $index 2048 1)))
+            done | paste -d ' ' - - | awk -v name="$name" '{
+                printf "%-62s %8.1f %8.1f %8.3f\n", name, $1 / 2048, $2 / 2048, $2 / $1}'
+        fi
+        index=$((index + 1))
+    done
+}
+
 case $what in
 compile) compile_time ;;
+count) count_instructions ;;
 text) text_size ;;
 steps)
     for side in old new; do
