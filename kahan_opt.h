@@ -1719,6 +1719,8 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_enabled_value_(uint32_t set
 #define KOPT_SINGLE_BIT_(set) (((set) & ((set) - 1u)) == 0)
 #define KOPT_ENABLED_VALUE_(type, set, value) KOPT_CAST_(type, kopt_enabled_value_(set, KOPT_CAST_(int, value)))
 #define KOPT_RULE_(value) KOPT_ENABLED_VALUE_(kopt_rule, KOPT_RULES_, value)
+/* The rules of kopt_kind_: RAdam and Ranger are stepped as Adam. */
+#define KOPT_STEPPED_RULES_ (KOPT_RULES_ | ((KOPT_RULES_ >> KOPT_RADAM | KOPT_RULES_ >> KOPT_RANGER) & 1u) << KOPT_ADAM)
 #define KOPT_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, KOPT_FORMATS_ & 7u, value) /* weight, gradient, copy */
 #define KOPT_MOMENT_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, KOPT_FORMATS_, value)
 /* The format of moments as a kernel sees them: fp32 instead of 8 bits. */
@@ -5782,19 +5784,19 @@ FN_ uint32_t K_(reduce_max)(vu32_ a) {
 }
 
 /* Copies field by field. A copy of the whole struct would stay in memory, where a wide load has to wait for the narrow
-   stores before it (no store forwarding). */
+   stores before it (no store forwarding). What a build with KAHAN_OPT_ONLY decides is a constant again. */
 FN_ kopt_kind_ K_(copy_kind)(const kopt_kind_ *p) {
     kopt_kind_ kind;
-    kind.rule = p->rule;
-    kind.weight = p->weight;
-    kind.grad = p->grad;
+    kind.rule = KOPT_ENABLED_VALUE_(kopt_rule, KOPT_STEPPED_RULES_, p->rule);
+    kind.weight = KOPT_FORMAT_(p->weight);
+    kind.grad = KOPT_FORMAT_(p->grad);
     kind.moment = p->moment;
-    kind.rounding = p->rounding;
-    kind.moment_rounding = p->moment_rounding;
-    kind.compensation_rounding = p->compensation_rounding;
+    kind.rounding = KOPT_ROUNDING_(p->rounding);
+    kind.moment_rounding = KOPT_STATE_ROUNDING_(p->moment_rounding);
+    kind.compensation_rounding = KOPT_STATE_ROUNDING_(p->compensation_rounding);
     kind.moment_count = p->moment_count;
-    kind.nesterov = p->nesterov;
-    kind.buffered = p->buffered;
+    kind.nesterov = KOPT_HAS_(KOPT_WITH_MOMENTUM) && p->nesterov;
+    kind.buffered = KOPT_HAS_(KOPT_WITH_Q8) && p->buffered;
     return kind;
 }
 
@@ -5913,16 +5915,22 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 #endif
 /* clang-format on */
 
-#define MATCHES_(value, first, second) \
-    ((first) == ANY_ || KOPT_CAST_(int, value) == (first) || KOPT_CAST_(int, value) == (second))
+/* Does a build (KAHAN_OPT_ONLY) have this rule, format or rounding? set: bit i is value i. */
+#define IN_SET_(set, value) ((value) == ANY_ || ((set) >> (value) % 32 & 1u) != 0)
+
+/* The set is that of the build: a value that is not in it matches nothing, and the compiler drops its functions. */
+#define MATCHES_(set, value, first, second)                                           \
+    ((first) == ANY_ || (IN_SET_(set, first) && KOPT_CAST_(int, value) == (first)) || \
+     (IN_SET_(set, second) && KOPT_CAST_(int, value) == (second)))
 #define COUNT_MATCHES_(line_moments) ((line_moments) == ANY_ || MOMENTS_ == (line_moments))
 /* The value that MATCHES_ found, as a constant if the line has only one. */
 #define ONE_OF_(value, first, second)               \
     ((first) == ANY_       ? KOPT_CAST_(int, value) \
      : (first) == (second) ? (first) + 0            \
                            : (KOPT_CAST_(int, value) == (first) ? (first) + 0 : (second) + 0))
-#define FORMAT_MATCHES_(line_format, format) \
-    ((line_format) == ANY_ ? (format) == KOPT_F32 || (format) == KOPT_Q8 : KOPT_CAST_(int, format) == (line_format))
+#define FORMAT_MATCHES_(line_format, format)                             \
+    ((line_format) == ANY_ ? (format) == KOPT_F32 || (format) == KOPT_Q8 \
+                           : IN_SET_(KOPT_FORMATS_ | 1u, line_format) && KOPT_CAST_(int, format) == (line_format))
 
 #define LINE_(name, line_rule, other_rule, line_moments, line_format)                                             \
     NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                                  \
@@ -5949,11 +5957,11 @@ NOINLINE_FN_ void K_(direction_dispatch)(kopt_tile_ *t) {
     const kopt_kind_ kind = K_(copy_kind)(&t->kind);
     const kopt_format format = kind.buffered ? KOPT_Q8 : kind.moment;
     size_t i;
-#define LINE_(name, line_rule, other_rule, line_moments, line_format)                 \
-    if (MATCHES_(kind.rule, line_rule, other_rule) && COUNT_MATCHES_(line_moments) && \
-        FORMAT_MATCHES_(line_format, format)) {                                       \
-        K_(name)(t);                                                                  \
-        return;                                                                       \
+#define LINE_(name, line_rule, other_rule, line_moments, line_format)                                      \
+    if (MATCHES_(KOPT_STEPPED_RULES_, kind.rule, line_rule, other_rule) && COUNT_MATCHES_(line_moments) && \
+        FORMAT_MATCHES_(line_format, format)) {                                                            \
+        K_(name)(t);                                                                                       \
+        return;                                                                                            \
     }
     DIRECTIONS_(LINE_)
 #undef LINE_
@@ -5963,10 +5971,11 @@ NOINLINE_FN_ void K_(direction_dispatch)(kopt_tile_ *t) {
 NOINLINE_FN_ void K_(commit_dispatch)(kopt_tile_ *t) {
     const kopt_kind_ kind = K_(copy_kind)(&t->kind);
     size_t i;
-#define LINE_(name, line_format, line_rounding, other_rounding)                                   \
-    if (kind.weight == (line_format) && MATCHES_(kind.rounding, line_rounding, other_rounding)) { \
-        K_(name)(t);                                                                              \
-        return;                                                                                   \
+#define LINE_(name, line_format, line_rounding, other_rounding)                    \
+    if (IN_SET_(KOPT_FORMATS_, line_format) && kind.weight == (line_format) &&     \
+        MATCHES_(KOPT_ROUNDINGS_, kind.rounding, line_rounding, other_rounding)) { \
+        K_(name)(t);                                                               \
+        return;                                                                    \
     }
     COMMITS_(LINE_)
 #undef LINE_
@@ -7391,6 +7400,7 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef flush_
 #undef ONE_OF_
 #undef FORMAT_MATCHES_
+#undef IN_SET_
 #undef MATCHES_
 #undef COUNT_MATCHES_
 
