@@ -5923,19 +5923,21 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     ((first) == ANY_ || (IN_SET_(set, first) && KOPT_CAST_(int, value) == (first)) || \
      (IN_SET_(set, second) && KOPT_CAST_(int, value) == (second)))
 #define COUNT_MATCHES_(line_moments) ((line_moments) == ANY_ || MOMENTS_ == (line_moments))
-/* The value that MATCHES_ found, as a constant if the line has only one. */
-#define ONE_OF_(value, first, second)               \
-    ((first) == ANY_       ? KOPT_CAST_(int, value) \
-     : (first) == (second) ? (first) + 0            \
-                           : (KOPT_CAST_(int, value) == (first) ? (first) + 0 : (second) + 0))
 #define FORMAT_MATCHES_(line_format, format)                             \
     ((line_format) == ANY_ ? (format) == KOPT_F32 || (format) == KOPT_Q8 \
                            : IN_SET_(KOPT_FORMATS_ | 1u, line_format) && KOPT_CAST_(int, format) == (line_format))
 
+/* The value that MATCHES_ found, as a constant if the line has only one. */
+FN_ int K_(one_of)(int value, int first, int second) {
+    if (first == ANY_) return value;
+    if (first == second) return first;
+    return value == first ? first : second;
+}
+
 #define LINE_(name, line_rule, other_rule, line_moments, line_format)                                             \
     NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                                  \
         kopt_kind_ kind = K_(copy_kind)(&t->kind);                                                                \
-        kind.rule = KOPT_CAST_(kopt_rule, ONE_OF_(kind.rule, line_rule, other_rule));                             \
+        kind.rule = KOPT_CAST_(kopt_rule, K_(one_of)(KOPT_CAST_(int, kind.rule), line_rule, other_rule));         \
         if ((line_moments) != ANY_) kind.moment_count = line_moments;                                             \
         if ((line_format) != ANY_) kind.buffered = (line_format) == KOPT_Q8;                                      \
         kind.moment = (line_format) == KOPT_BF16 ? KOPT_BF16 : (line_format) == KOPT_FP16 ? KOPT_FP16 : KOPT_F32; \
@@ -5943,12 +5945,13 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     }
 DIRECTIONS_(LINE_)
 #undef LINE_
-#define LINE_(name, line_format, line_rounding, other_rounding)                                           \
-    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                          \
-        kopt_kind_ kind = K_(copy_kind)(&t->kind);                                                        \
-        kind.weight = line_format;                                                                        \
-        kind.rounding = KOPT_CAST_(kopt_rounding, ONE_OF_(kind.rounding, line_rounding, other_rounding)); \
-        K_(commit_tile)(t, kind);                                                                         \
+#define LINE_(name, line_format, line_rounding, other_rounding)                                                   \
+    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                                  \
+        kopt_kind_ kind = K_(copy_kind)(&t->kind);                                                                \
+        kind.weight = line_format;                                                                                \
+        kind.rounding =                                                                                           \
+            KOPT_CAST_(kopt_rounding, K_(one_of)(KOPT_CAST_(int, kind.rounding), line_rounding, other_rounding)); \
+        K_(commit_tile)(t, kind);                                                                                 \
     }
 COMMITS_(LINE_)
 #undef LINE_
@@ -7398,7 +7401,6 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef FLUSH_
 #undef imin_
 #undef flush_
-#undef ONE_OF_
 #undef FORMAT_MATCHES_
 #undef IN_SET_
 #undef MATCHES_
