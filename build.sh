@@ -757,7 +757,12 @@ run_tests() {
     build probe.native $CC -O2 -DKOPT_CODED_FROM_=1 tests/probe.c
     build probe.ofast $CC -Ofast tests/probe.c
     build probe.soft64 $CC -O2 -DKOPT_SOFT64_=1 tests/probe.c # as on machines without double
-    part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast build/tests/probe.soft64
+    mkdir -p build/tests/lines/tests # a step without a line of DIRECTIONS_ or COMMITS_ goes to scalar code
+    sed 's/^    LINE_([dc][a-z]*_[a-z0-9_]*, [^)]*)//' kahan_opt.h >build/tests/lines/kahan_opt.h
+    cp tests/probe.c build/tests/lines/tests
+    build probe.lines $CC -O2 build/tests/lines/tests/probe.c
+    part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast build/tests/probe.soft64 \
+        build/tests/probe.lines
     python=
     for candidate in python3 /usr/bin/python3; do
         if $candidate -c 'import numpy' 2>/dev/null; then python=$candidate && break; fi

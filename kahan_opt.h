@@ -1720,7 +1720,9 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_enabled_value_(uint32_t set
 #define KOPT_ENABLED_VALUE_(type, set, value) KOPT_CAST_(type, kopt_enabled_value_(set, KOPT_CAST_(int, value)))
 #define KOPT_RULE_(value) KOPT_ENABLED_VALUE_(kopt_rule, KOPT_RULES_, value)
 /* The rules of kopt_kind_: RAdam and Ranger are stepped as Adam. */
-#define KOPT_STEPPED_RULES_ (KOPT_RULES_ | ((KOPT_RULES_ >> KOPT_RADAM | KOPT_RULES_ >> KOPT_RANGER) & 1u) << KOPT_ADAM)
+#define KOPT_STEPPED_AS_ADAM_ (1u << KOPT_RADAM | 1u << KOPT_RANGER)
+#define KOPT_STEPPED_RULES_ \
+    ((KOPT_RULES_ & ~KOPT_STEPPED_AS_ADAM_) | ((KOPT_RULES_ & KOPT_STEPPED_AS_ADAM_) != 0 ? 1u << KOPT_ADAM : 0u))
 #define KOPT_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, KOPT_FORMATS_ & 7u, value) /* weight, gradient, copy */
 #define KOPT_MOMENT_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, KOPT_FORMATS_, value)
 /* The format of moments as a kernel sees them: fp32 instead of 8 bits. */
@@ -1867,20 +1869,6 @@ KOPT_INLINE_ const kopt_job_ *kopt_copy_job_(kopt_job_ *to, const kopt_job_ *fro
     return to;
 }
 
-/* Fills the `room` bytes of part with size bytes from p and then zeros. room is a multiple of 4, size <= room. Returns
-   part. */
-static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_copy_padded_(kopt_byte_ *part, size_t room,
-                                                                       const kopt_byte_ *p, size_t size) {
-    size_t i;
-    for (i = 0; i < room; i += 4) {
-        uint32_t zero = 0;
-        KOPT_OPAQUE_(zero);
-        kopt_store32_(part + i, zero);
-    }
-    kopt_copy_(part, p, size);
-    return part;
-}
-
 /* Writes size zeros. Not with SSE: after AVX code, gcc calls this function without a vzeroupper, and on some processors
    the first instruction of SSE would then take hundreds of cycles. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_zero_(kopt_byte_ *p, size_t size) {
@@ -1902,6 +1890,14 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_zero_(kopt_byte_ *p, size_t size) {
         KOPT_OPAQUE_(p); /* otherwise a compiler may turn the loop into a call of memset */
         *p++ = 0;
     }
+}
+
+/* Fills the `room` bytes of part with size bytes from p and then zeros: size <= room. Returns part. */
+static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_copy_padded_(kopt_byte_ *part, size_t room,
+                                                                       const kopt_byte_ *p, size_t size) {
+    kopt_zero_(part, room);
+    kopt_copy_(part, p, size);
+    return part;
 }
 
 /* ---- FP32 ARITHMETIC --------------------------------------------------------------------------------------------- */
@@ -2707,23 +2703,40 @@ typedef struct kopt_kind_ {
     int moment_count, nesterov, buffered;
 } kopt_kind_;
 
+/* Copies a kind; what this build decides (KAHAN_OPT_ONLY) is a constant in the copy. Field by field: a copy of the
+   whole struct would stay in memory, where a wide load has to wait for the narrow stores before it (no store
+   forwarding). */
+static KOPT_FORCE_INLINE_ kopt_kind_ kopt_copy_kind_(const kopt_kind_ *p) {
+    kopt_kind_ kind;
+    kind.rule = KOPT_ENABLED_VALUE_(kopt_rule, KOPT_STEPPED_RULES_, p->rule);
+    kind.weight = KOPT_FORMAT_(p->weight);
+    kind.grad = KOPT_FORMAT_(p->grad);
+    kind.moment = p->moment;
+    kind.rounding = KOPT_ROUNDING_(p->rounding);
+    kind.moment_rounding = KOPT_STATE_ROUNDING_(p->moment_rounding);
+    kind.compensation_rounding = KOPT_STATE_ROUNDING_(p->compensation_rounding);
+    kind.moment_count = kopt_moment_count_in_build_(kind.rule, p->moment_count);
+    kind.nesterov = KOPT_HAS_(KOPT_WITH_MOMENTUM) && p->nesterov;
+    kind.buffered = KOPT_HAS_(KOPT_WITH_Q8) && p->buffered;
+    return kind;
+}
+
 /* The kind of a job. scalar: for scalar code, which gets 8-bit moments in fp32 buffers only. */
 static KOPT_FORCE_INLINE_ kopt_kind_ kopt_kind_of_(const kopt_job_ *j, int scalar) {
     const kopt_step *s = j->step;
     kopt_kind_ kind;
-    kind.rule = KOPT_RULE_(s->rule);
-    if (kind.rule == KOPT_RADAM || kind.rule == KOPT_RANGER) kind.rule = KOPT_ADAM; /* they differ in scalars only */
-    kind.weight = KOPT_FORMAT_(s->weight_format);
-    kind.grad = KOPT_FORMAT_(j->grad_format);
+    kind.rule = s->rule == KOPT_RADAM || s->rule == KOPT_RANGER ? KOPT_ADAM : s->rule; /* they differ in scalars only */
+    kind.weight = s->weight_format;
+    kind.grad = j->grad_format;
     kind.moment = scalar ? KOPT_STEP_FORMAT_(j->moment_format) : KOPT_MOMENT_FORMAT_(j->moment_format);
-    kind.rounding = KOPT_ROUNDING_(s->rounding);
-    kind.moment_rounding = KOPT_STATE_ROUNDING_(s->moment_rounding);
-    kind.compensation_rounding = KOPT_STATE_ROUNDING_(s->compensation_rounding);
-    kind.moment_count = kopt_moment_count_in_build_(kind.rule, s->moment_count);
-    kind.nesterov = KOPT_HAS_(KOPT_WITH_MOMENTUM) && s->nesterov;
-    kind.buffered = KOPT_HAS_(KOPT_WITH_Q8) && j->buffered;
+    kind.rounding = s->rounding;
+    kind.moment_rounding = s->moment_rounding;
+    kind.compensation_rounding = s->compensation_rounding;
+    kind.moment_count = s->moment_count;
+    kind.nesterov = s->nesterov;
+    kind.buffered = j->buffered;
     if (kind.buffered) kind.moment = KOPT_F32;
-    return kind;
+    return kopt_copy_kind_(&kind);
 }
 
 /* Is this moment a mean of squares, and does its array (memory, or the fp32 buffer) hold the root instead? */
@@ -4900,7 +4913,7 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensati
     vf32_ x, denominator;
     *y = p->root = p->third_root = g; /* any value */
     /* section 4: the gradient */
-    if ((k->use_scale | k->use_l2) != 0) { /* one test: most steps have neither */
+    if ((k->use_scale | k->use_l2) != 0) { /* one test: most steps have neither. A scale of 1 changes no number */
         g = mul_(g, k->grad_scale);
         if (k->use_l2) g = add_(g, mul_(k->l2, w));
     }
@@ -5783,23 +5796,6 @@ FN_ uint32_t K_(reduce_max)(vu32_ a) {
     return largest;
 }
 
-/* Copies field by field. A copy of the whole struct would stay in memory, where a wide load has to wait for the narrow
-   stores before it (no store forwarding). What a build with KAHAN_OPT_ONLY decides is a constant again. */
-FN_ kopt_kind_ K_(copy_kind)(const kopt_kind_ *p) {
-    kopt_kind_ kind;
-    kind.rule = KOPT_ENABLED_VALUE_(kopt_rule, KOPT_STEPPED_RULES_, p->rule);
-    kind.weight = KOPT_FORMAT_(p->weight);
-    kind.grad = KOPT_FORMAT_(p->grad);
-    kind.moment = p->moment;
-    kind.rounding = KOPT_ROUNDING_(p->rounding);
-    kind.moment_rounding = KOPT_STATE_ROUNDING_(p->moment_rounding);
-    kind.compensation_rounding = KOPT_STATE_ROUNDING_(p->compensation_rounding);
-    kind.moment_count = p->moment_count;
-    kind.nesterov = KOPT_HAS_(KOPT_WITH_MOMENTUM) && p->nesterov;
-    kind.buffered = KOPT_HAS_(KOPT_WITH_Q8) && p->buffered;
-    return kind;
-}
-
 /* First stage: computes x and y, and stores the moments. order: that of the pairs in it. */
 FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
     arrays_ a = K_(arrays_of)(&t->job);
@@ -5915,10 +5911,9 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 #endif
 /* clang-format on */
 
-/* Does a build (KAHAN_OPT_ONLY) have this rule, format or rounding? set: bit i is value i. */
+/* Is a value of a line in a set of the build (KAHAN_OPT_ONLY), where bit i is value i? One that is not in it matches
+   nothing, and the compiler drops its function. fp32 is in every build: buffers and steps without moments have it. */
 #define IN_SET_(set, value) ((value) == ANY_ || ((set) >> (value) % 32 & 1u) != 0)
-
-/* The set is that of the build: a value that is not in it matches nothing, and the compiler drops its functions. */
 #define MATCHES_(set, value, first, second)                                           \
     ((first) == ANY_ || (IN_SET_(set, first) && KOPT_CAST_(int, value) == (first)) || \
      (IN_SET_(set, second) && KOPT_CAST_(int, value) == (second)))
@@ -5927,16 +5922,15 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     ((line_format) == ANY_ ? (format) == KOPT_F32 || (format) == KOPT_Q8 \
                            : IN_SET_(KOPT_FORMATS_ | 1u, line_format) && KOPT_CAST_(int, format) == (line_format))
 
-/* The value that MATCHES_ found, as a constant if the line has only one. */
+/* The value that MATCHES_ found: a constant, or one of two. */
 FN_ int K_(one_of)(int value, int first, int second) {
     if (first == ANY_) return value;
-    if (first == second) return first;
     return value == first ? first : second;
 }
 
 #define LINE_(name, line_rule, other_rule, line_moments, line_format)                                             \
     NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                                  \
-        kopt_kind_ kind = K_(copy_kind)(&t->kind);                                                                \
+        kopt_kind_ kind = kopt_copy_kind_(&t->kind);                                                              \
         kind.rule = KOPT_CAST_(kopt_rule, K_(one_of)(KOPT_CAST_(int, kind.rule), line_rule, other_rule));         \
         if ((line_moments) != ANY_) kind.moment_count = line_moments;                                             \
         if ((line_format) != ANY_) kind.buffered = (line_format) == KOPT_Q8;                                      \
@@ -5947,7 +5941,7 @@ DIRECTIONS_(LINE_)
 #undef LINE_
 #define LINE_(name, line_format, line_rounding, other_rounding)                                                   \
     NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                                  \
-        kopt_kind_ kind = K_(copy_kind)(&t->kind);                                                                \
+        kopt_kind_ kind = kopt_copy_kind_(&t->kind);                                                              \
         kind.weight = line_format;                                                                                \
         kind.rounding =                                                                                           \
             KOPT_CAST_(kopt_rounding, K_(one_of)(KOPT_CAST_(int, kind.rounding), line_rounding, other_rounding)); \
@@ -5957,7 +5951,7 @@ COMMITS_(LINE_)
 #undef LINE_
 
 NOINLINE_FN_ void K_(direction_dispatch)(kopt_tile_ *t) {
-    const kopt_kind_ kind = K_(copy_kind)(&t->kind);
+    const kopt_kind_ kind = kopt_copy_kind_(&t->kind);
     const kopt_format format = kind.buffered ? KOPT_Q8 : kind.moment;
     size_t i;
 #define LINE_(name, line_rule, other_rule, line_moments, line_format)                                      \
@@ -5972,7 +5966,7 @@ NOINLINE_FN_ void K_(direction_dispatch)(kopt_tile_ *t) {
 }
 
 NOINLINE_FN_ void K_(commit_dispatch)(kopt_tile_ *t) {
-    const kopt_kind_ kind = K_(copy_kind)(&t->kind);
+    const kopt_kind_ kind = kopt_copy_kind_(&t->kind);
     size_t i;
 #define LINE_(name, line_format, line_rounding, other_rounding)                    \
     if (IN_SET_(KOPT_FORMATS_, line_format) && kind.weight == (line_format) &&     \
@@ -5991,7 +5985,7 @@ NOINLINE_FN_ void K_(commit_dispatch)(kopt_tile_ *t) {
    roundings). Reads and writes whole pairs. residual: NULL if there is none. */
 NOINLINE_FN_ void K_(load_weights)(kopt_byte_ *weight, kopt_byte_ *residual, const kopt_kind_ *actual, size_t n,
                                    float *w, float *compensation) {
-    const kopt_kind_ kind = K_(copy_kind)(actual);
+    const kopt_kind_ kind = kopt_copy_kind_(actual);
     const constants_ c = K_(make_constants)();
     arrays_ a;
     size_t i;
@@ -6047,7 +6041,7 @@ NOINLINE_FN_ void K_(rule_function)(kopt_tile_ *t) {
 
 /* Replaces x by the update of each weight, with Lookahead if the step synchronizes the slow weights of Ranger. */
 NOINLINE_FN_ void K_(update_tile)(kopt_tile_ *t) {
-    const kopt_kind_ kind = K_(copy_kind)(&t->kind);
+    const kopt_kind_ kind = kopt_copy_kind_(&t->kind);
     const kopt_job_ *const j = &t->job;
     const size_t size = kopt_bytes_of_(kind.weight);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);

@@ -4,9 +4,10 @@
 
    With HEADER defined it is a shared library of that header. Without, it is the program, which knows nothing of
    kahan_opt.h and calls both libraries through a struct of functions: structs of the two versions may differ.
-   With HEADER and COUNT it is a program of that header, which steps one combination: an emulator counts instructions.
    Both step the same arrays, from the same numbers, in turns, in thread CPU time: what slows down one round slows down
-   both, and a ratio is the median of the ratios of the rounds. Their weights must be equal at the end of each turn. */
+   both, and a ratio is the median of the ratios of the rounds. Their weights must be equal at the end of each turn.
+   With HEADER and COUNT it is a program of that header, which steps one combination: an emulator counts the
+   instructions. */
 #ifndef HEADER
 #define _GNU_SOURCE /* dlopen, getrusage, fork */
 #include "timing.h"
@@ -88,7 +89,7 @@ static const combination list[] = {{ADAMW, BF16, NO_COPY, KAHAN, BF16, BF16, 0},
                                    {LION, FP16, NO_COPY, KAHAN, FP16, FP16, 0},
                                    {ADAN, FP16, NO_COPY, KAHAN, FP16, FP16, 0},
                                    {EMA, FP16, NO_COPY, KAHAN, FP16, FP16, 0}};
-enum { COUNT_OF_LIST = sizeof list / sizeof list[0] };
+enum { COMBINATIONS = sizeof list / sizeof list[0] };
 
 static void describe(const combination *c, char *text, size_t room) {
     char rounding[32] = "", copy[32] = "", moment[32] = "";
@@ -100,29 +101,21 @@ static void describe(const combination *c, char *text, size_t room) {
     snprintf(text, room, "%s %s%s%s (%sg %s)", rule_name[c->rule], format_name[c->weight], copy, rounding, moment,
              format_name[c->grad]);
 }
-
 #endif
 
-typedef struct library {
-    const char *(*isa_name)(int isa);
-    int (*force)(int isa); /* 0: not on this machine, or not in this build    */
-    size_t (*state_size)(const combination *c, size_t n);
-    int (*begin)(const combination *c, const arrays *a); /* fills the arrays; 0: refused                    */
-    int (*run)(unsigned steps);                          /* more of the same; 0: refused                    */
-} library;
-
 #ifdef COUNT
-/* INDEX N STEPS: so many steps of the combination with this index. Without steps: its name. */
+/* INDEX N STEPS: so many steps of a combination of the list; 0: its name. Exits with 2 behind the end of the list, and
+   with 3 if the header refuses the combination. */
 int main(int count, char **arguments) {
     static unsigned char room[1 << 20];
-    const unsigned long index = count == 4 ? strtoul(arguments[1], NULL, 10) : COUNT_OF_LIST;
+    const unsigned long index = count == 4 ? strtoul(arguments[1], NULL, 10) : COMBINATIONS;
     unsigned long steps = count == 4 ? strtoul(arguments[3], NULL, 10) : 0;
     unsigned char *next = room;
     char name[128];
     kopt_optimizer opt;
     kopt_tensor t;
     arrays a;
-    if (index >= COUNT_OF_LIST) return 2;
+    if (index >= COMBINATIONS) return 2;
     describe(&list[index], name, sizeof name);
     if (steps == 0) puts(name);
     a.n = strtoul(arguments[2], NULL, 10);
@@ -134,7 +127,16 @@ int main(int count, char **arguments) {
         if (kopt_optimizer_step(&opt, &t, 1) != KOPT_OK) return 3;
     return 0;
 }
-#elif defined(HEADER)
+#else
+typedef struct library {
+    const char *(*isa_name)(int isa);
+    int (*force)(int isa); /* 0: not on this machine, or not in this build    */
+    size_t (*state_size)(const combination *c, size_t n);
+    int (*begin)(const combination *c, const arrays *a); /* fills the arrays; 0: refused                    */
+    int (*run)(unsigned steps);                          /* more of the same; 0: refused                    */
+} library;
+
+#ifdef HEADER
 static kopt_optimizer opt;
 static kopt_tensor tensor;
 
@@ -245,7 +247,7 @@ int main(int count, char **arguments) {
         if (n == 0 || n > 100000000) fail("the number of weights is 1 to 100,000,000");
         a.n = n;
         a.state_room = 0;
-        for (i = 0; i < COUNT_OF_LIST; i++) {
+        for (i = 0; i < COMBINATIONS; i++) {
             int side;
             for (side = 0; side < SIDES; side++)
                 if (l[side]->state_size(&list[i], n) > a.state_room) a.state_room = l[side]->state_size(&list[i], n);
@@ -255,14 +257,14 @@ int main(int count, char **arguments) {
         a.weight = take(&next, 4 * n), a.grad = take(&next, 4 * n), a.copy = take(&next, 4 * n);
         a.state = take(&next, a.state_room);
         for (isa = ISAS - 1; isa >= 0; isa--) {
-            double ratio[COUNT_OF_LIST];
+            double ratio[COMBINATIONS];
             int lines = 0;
             if (*only_isa != 0 && strcmp(only_isa, l[0]->isa_name(isa)) != 0) continue;
             if (!l[0]->force(isa) || !l[1]->force(isa)) continue;
             printf("%s%s, %zu weights: ns per weight; quartiles of the ratio\n", number++ > 0 ? "\n" : "",
                    l[0]->isa_name(isa), n);
             printf("%-62s %8s %8s %7s   from  to\n", "m: moments, g: gradients", "old", "new", "new/old");
-            for (i = 0; i < COUNT_OF_LIST; i++) {
+            for (i = 0; i < COMBINATIONS; i++) {
                 char text[128];
                 describe(&list[i], text, sizeof text);
                 if (strstr(text, only) == NULL) continue;
@@ -279,4 +281,5 @@ int main(int count, char **arguments) {
     if (number == 0) fail("no such instruction set in both headers on this machine");
     return 0;
 }
+#endif
 #endif

@@ -82,12 +82,14 @@ text_size() {
     table_line "$cc $flags" "$(cat "$out/old/size")" "$(cat "$out/new/size")"
 }
 
-# The instructions of 2048 weights more, in the second step: what a call takes is not among them.
 instructions() { # instructions PROGRAM INDEX N STEPS
     qemu-aarch64 "$one_by_one" -d nochain,exec -D /dev/stdout "$1" "$2" "$3" "$4" | wc -l
 }
+# In the second step, what 4096 weights take more than 2048: without what a call takes.
 count_instructions() {
-    command -v qemu-aarch64 >/dev/null 2>&1 || wrong 'it needs qemu-aarch64'
+    for tool in qemu-aarch64 aarch64-linux-gnu-gcc; do
+        command -v $tool >/dev/null 2>&1 || wrong "it needs $tool"
+    done
     one_by_one=-singlestep
     if qemu-aarch64 -help | grep -q one-insn-per-tb; then one_by_one=-one-insn-per-tb; fi
     for side in old new; do
@@ -95,18 +97,18 @@ count_instructions() {
             -o "$out/$side/count" "$source"
     done
     printf '%-62s %8s %8s %8s\n' 'neon: instructions for each weight' old new new/old
-    index=0
-    while name=$(qemu-aarch64 "$out/old/count" $index 64 0) || [ $? -eq 3 ]; do
-        case $name in *"$only"*) chosen=yes ;; *) chosen=no ;; esac
-        if [ $chosen = yes ] && qemu-aarch64 "$out/old/count" $index 64 1; then
-            for side in old new; do
-                program=$out/$side/count
-                echo $(($(instructions "$program" $index 4096 2) - $(instructions "$program" $index 4096 1) -
-                    $(instructions "$program" $index 2048 2) + $(instructions "$program" $index 2048 1)))
-            done | paste -d ' ' - - | awk -v name="$name" '{
-                printf "%-62s %8.1f %8.1f %8.3f\n", name, $1 / 2048, $2 / 2048, $2 / $1}'
-        fi
-        index=$((index + 1))
+    for index in $(seq 0 999); do
+        status=0
+        name=$(qemu-aarch64 "$out/old/count" "$index" 64 0) || status=$?
+        [ $status != 2 ] || break
+        case $name in *"$only"*) ;; *) continue ;; esac
+        [ $status = 0 ] || continue
+        for side in old new; do
+            program=$out/$side/count
+            echo $(($(instructions "$program" "$index" 4096 2) - $(instructions "$program" "$index" 4096 1) -
+                $(instructions "$program" "$index" 2048 2) + $(instructions "$program" "$index" 2048 1)))
+        done | paste -d ' ' - - | awk -v name="$name" '{
+            printf "%-62s %8.1f %8.1f %8.3f\n", name, $1 / 2048, $2 / 2048, $2 / $1}'
     done
 }
 
