@@ -6364,12 +6364,19 @@ NOINLINE_FN_ void K_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ 
     }
 #else
     const constants_ c = K_(make_constants)();
-    for (; j->end - i >= PAIR_ && !k.use_l2; i += PAIR_) {
+    const arrays_ a = K_(arrays_of)(j);
+    for (; j->end - i >= PAIR_; i += PAIR_) {
         pair_ g = K_(load_pair)(j->grad, i, kind.grad, 0, &c);
         const pair_ v = K_(load_pair)(j->moment[1], i, kind.moment, 0, &c);
         if (k.use_scale) {
             g.a = mul_(g.a, k.grad_scale);
             g.b = mul_(g.b, k.grad_scale);
+        }
+        if (k.use_l2) {
+            pair_ compensation;
+            const pair_ w = K_(load_weight_pair)(&a, kind, i, 0, &c, &compensation, KOPT_NULL_);
+            g.a = add_(g.a, mul_(k.l2, w.a));
+            g.b = add_(g.b, mul_(k.l2, w.b));
         }
         store32_(out + 4 * (i - begin),
                  as_u32_(K_(stable_ratio_of)(&k, g.a, K_(square_if)(v.a, kopt_stores_root_(kind, 1)))));
