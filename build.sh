@@ -758,7 +758,8 @@ run_tests() {
     build probe.ofast $CC -Ofast tests/probe.c
     build probe.soft64 $CC -O2 -DKOPT_SOFT64_=1 tests/probe.c # as on machines without double
     mkdir -p build/tests/lines/tests # a step without a line of DIRECTIONS_ or COMMITS_ goes to scalar code
-    sed 's/^    LINE_([dc][a-z]*_[a-z0-9_]*, [^)]*)//' kahan_opt.h >build/tests/lines/kahan_opt.h
+    sed -e 's/^    LINE_([dc][a-z]*_[a-z0-9_]*, [^)]*)//' -e '/^typedef char K_(.*_complete)/d' \
+        kahan_opt.h >build/tests/lines/kahan_opt.h
     cp tests/probe.c build/tests/lines/tests
     build probe.lines $CC -O2 -Wno-unused-variable build/tests/lines/tests/probe.c
     part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast build/tests/probe.soft64 \

@@ -1710,6 +1710,12 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_enabled_value_(uint32_t set
 #endif
 #define KOPT_LAST_ROUNDING_ KOPT_EXACT
 
+/* A build with everything has the bit of each rule and rounding: vectors leave one without to scalar code. */
+typedef char kopt_sets_complete_[KOPT_ONLY_ != KOPT_WITH_ALL || (KOPT_RULES_ == (2u << KOPT_LAST_RULE_) - 1 &&
+                                                                 KOPT_ROUNDINGS_ == (2u << KOPT_LAST_ROUNDING_) - 1)
+                                     ? 1
+                                     : -1];
+
 /* A function that needs a case for each rule or rounding says which is the last that it knows. It does not compile with
    a later one: then look whether that needs a case, and name it. */
 #define KOPT_RULES_UP_TO_(known, function) KOPT_UP_TO_(KOPT_LAST_RULE_, known, function)
@@ -2703,9 +2709,9 @@ typedef struct kopt_kind_ {
     int moment_count, nesterov, buffered;
 } kopt_kind_;
 
-/* Copies a kind; what this build decides (KAHAN_OPT_ONLY) is a constant in the copy. Field by field: a copy of the
-   whole struct would stay in memory, where a wide load has to wait for the narrow stores before it (no store
-   forwarding). */
+/* Copies a kind; what this build decides (KAHAN_OPT_ONLY) is a constant in the copy, but for the format of the moments,
+   which kopt_kind_of_ or a line of DIRECTIONS_ knows better. Field by field: a copy of the whole struct would stay in
+   memory, where a wide load has to wait for the narrow stores before it (no store forwarding). */
 static KOPT_FORCE_INLINE_ kopt_kind_ kopt_copy_kind_(const kopt_kind_ *p) {
     kopt_kind_ kind;
     kind.rule = KOPT_ENABLED_VALUE_(kopt_rule, KOPT_STEPPED_RULES_, p->rule);
@@ -5855,10 +5861,9 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
        COMMITS_       LINE_(name, format of the weights, rounding, other rounding)
 
    A function for two rules or roundings asks for each vector which one it has; if there is only one, it stands twice.
-   ANY_ matches every value, which is then tested at run time. The first line that matches a step is taken. A step
-   without a line goes to scalar code: a new rule, rounding or format needs a line to be fast.
-   Formats of moments: KOPT_Q8 stands for 8-bit moments, which are in fp32 buffers. ANY_ stands for fp32 moments, in
-   memory or in buffers; it does not match bf16 or fp16. */
+   As a rule, a number of moments or a rounding, ANY_ matches every value, which is then tested at run time. As the
+   format of the moments it stands for fp32, in memory or in the buffers of 8-bit moments; KOPT_Q8 stands for these
+   buffers alone. The first line that matches a step is taken. A step without a line goes to scalar code. */
 #define ANY_ 99
 /* clang-format off */
 #ifdef SPECIALIZED_
@@ -5912,7 +5917,8 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 /* clang-format on */
 
 /* Is a value of a line in a set of the build (KAHAN_OPT_ONLY), where bit i is value i? One that is not in it matches
-   nothing, and the compiler drops its function. fp32 is in every build: buffers and steps without moments have it. */
+   nothing, and the compiler drops its function. fp32 is in every build: buffers and steps without moments have it.
+   % 32: ANY_ is no bit. */
 #define IN_SET_(set, value) ((value) == ANY_ || ((set) >> (value) % 32 & 1u) != 0)
 #define MATCHES_(set, value, first, second)                                           \
     ((first) == ANY_ || (IN_SET_(set, first) && KOPT_CAST_(int, value) == (first)) || \
@@ -5939,6 +5945,33 @@ FN_ int K_(one_of)(int value, int first, int second) {
     }
 DIRECTIONS_(LINE_)
 #undef LINE_
+
+/* Without a line for each format, a rule or rounding does not compile. RAdam and Ranger are stepped as Adam; EMA has no
+   moments. */
+#define BIT_OF_(value) ((value) == ANY_ ? ~0u : 1u << (value) % 32)
+#define BITS_IF_(condition, first, second) | ((condition) ? BIT_OF_(first) | BIT_OF_(second) : 0u)
+#define F32_RULES_(name, first, second, moments, format) BITS_IF_((format) % ANY_ == KOPT_F32, first, second)
+#define BF16_RULES_(name, first, second, moments, format) BITS_IF_((format) == KOPT_BF16, first, second)
+#define FP16_RULES_(name, first, second, moments, format) BITS_IF_((format) == KOPT_FP16, first, second)
+#define BF16_ROUNDINGS_(name, format, first, second) BITS_IF_((format) == KOPT_BF16, first, second)
+#define FP16_ROUNDINGS_(name, format, first, second) BITS_IF_((format) == KOPT_FP16, first, second)
+#define KNOWN_(last, set) ((~(set) & ((2u << (last)) - 1u)) == 0 ? 1 : -1)
+#define WITHOUT_ KOPT_STEPPED_AS_ADAM_ | 1u << KOPT_EMA
+typedef char K_(f32_rules_complete)[KNOWN_(KOPT_LAST_RULE_, KOPT_STEPPED_AS_ADAM_ DIRECTIONS_(F32_RULES_))];
+typedef char K_(bf16_rules_complete)[KNOWN_(KOPT_LAST_RULE_, WITHOUT_ DIRECTIONS_(BF16_RULES_))];
+typedef char K_(fp16_rules_complete)[KNOWN_(KOPT_LAST_RULE_, WITHOUT_ DIRECTIONS_(FP16_RULES_))];
+typedef char K_(bf16_roundings_complete)[KNOWN_(KOPT_LAST_ROUNDING_, 0u COMMITS_(BF16_ROUNDINGS_))];
+typedef char K_(fp16_roundings_complete)[KNOWN_(KOPT_LAST_ROUNDING_, 0u COMMITS_(FP16_ROUNDINGS_))];
+#undef BIT_OF_
+#undef BITS_IF_
+#undef F32_RULES_
+#undef BF16_RULES_
+#undef FP16_RULES_
+#undef BF16_ROUNDINGS_
+#undef FP16_ROUNDINGS_
+#undef KNOWN_
+#undef WITHOUT_
+
 #define LINE_(name, line_format, line_rounding, other_rounding)                                                   \
     NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                                  \
         kopt_kind_ kind = kopt_copy_kind_(&t->kind);                                                              \
@@ -8301,6 +8334,7 @@ static int kopt_built_in_(const kopt_optimizer *opt) {
     const kopt_rounding rounding = KOPT_ROUNDING_(opt->rounding);
     const int is_16_bit = weight != KOPT_F32, compensated = rounding == KOPT_KAHAN || rounding == KOPT_COMPACT;
     if (opt->rule != rule || opt->weight_format != weight || (is_16_bit && opt->rounding != rounding)) return 0;
+    if (KOPT_CAST_(unsigned, rule) > KOPT_CAST_(unsigned, KOPT_LAST_RULE_)) return 0; /* Adam-atan2, without VMATH */
     if (is_16_bit && compensated && opt->compensation_rounding != KOPT_STATE_ROUNDING_(opt->compensation_rounding))
         return 0;
     if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_MOMENTUM) && kopt_bits64_(opt->momentum) << 1 != 0) return 0;
@@ -9364,13 +9398,15 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
 
 /* ---- running a step ---- */
 
-KOPT_RULES_UP_TO_(KOPT_ADAM_ATAN2, kopt_step_valid_)
+/* For each kopt_rule: how many moments it always has, and how many more are optional. */
+static const kopt_byte_ kopt_required_moments_[] = {0, 2, 1, 4, 2, 2, 0, 2};
+static const kopt_byte_ kopt_optional_moments_[] = {1, 1, 0, 0, 0, 0, 0, 0};
+KOPT_RULES_UP_TO_(KOPT_CAST_(int, sizeof kopt_required_moments_) - 1, kopt_required_moments_)
+KOPT_RULES_UP_TO_(KOPT_CAST_(int, sizeof kopt_optional_moments_) - 1, kopt_optional_moments_)
+
 /* Could kopt_step_begin() have made this step? Detects most uninitialized memory. The kernels do not check the formats,
    roundings and moments of a step again. */
 static int kopt_step_valid_(const kopt_step *s) {
-    /* For each kopt_rule: how many moments it always has, and how many more are optional. */
-    static const kopt_byte_ kopt_required_moments_[] = {0, 2, 1, 4, 2, 2, 0, 2},
-                            kopt_optional_moments_[] = {1, 1, 0, 0, 0, 0, 0, 0};
     const unsigned rule = KOPT_CAST_(unsigned, s->rule), moments = KOPT_CAST_(unsigned, s->moment_count);
     return rule <= KOPT_CAST_(unsigned, KOPT_LAST_RULE_) &&
            moments - kopt_required_moments_[rule] <= kopt_optional_moments_[rule] &&
