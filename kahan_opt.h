@@ -2766,18 +2766,18 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
 }
 
 #ifdef KOPT_VECTOR_CODE_
-/* More bytes than this are larger than the cache of a core. */
-#define KOPT_PREFETCH_THRESHOLD_ (KOPT_CAST_(size_t, 1) << 21)
+/* Bytes that are more than the cache of a core, and more than its share of the last cache. */
+#define KOPT_CORE_CACHE_ (KOPT_CAST_(size_t, 1) << 21)
+#define KOPT_SHARED_CACHE_ (KOPT_CAST_(size_t, 1) << 25)
 
-/* Does a step of n elements prefetch, in pairs of this size? In a cache it would take up to a quarter more time. In
-   memory it helps steps whose bytes take longer than their arithmetic, and slows down others. */
-static KOPT_FORCE_INLINE_ int kopt_prefetches_(const kopt_job_ *j, kopt_kind_ kind, size_t n, size_t pair) {
+/* Does a step of n elements prefetch? Only if its arrays have more than `enough` bytes. In memory it helps steps whose
+   bytes take longer than their arithmetic, and slows down others. */
+static KOPT_FORCE_INLINE_ int kopt_prefetches_(const kopt_job_ *j, kopt_kind_ kind, size_t n, size_t enough) {
     const size_t moment = kopt_bytes_of_(KOPT_MOMENT_FORMAT_(j->moment_format));
     const size_t bytes = kopt_bytes_of_(kind.weight) + kopt_bytes_of_residual_(kind.weight, kind.rounding) +
                          kopt_bytes_of_(kind.grad) + KOPT_CAST_(unsigned, kind.moment_count) * moment;
-    if (n <= KOPT_PREFETCH_THRESHOLD_ / bytes) return 0;
-    if (kind.weight == KOPT_F32) return kind.moment_count < 3;
-    return kind.moment_count == 0 && (kind.grad == KOPT_F32 || pair == KOPT_LARGEST_PAIR_);
+    if (n <= enough / bytes) return 0;
+    return kind.moment_count == 0 || (kind.weight == KOPT_F32 && kind.moment == KOPT_F32 && kind.moment_count < 3);
 }
 #endif
 
@@ -2861,7 +2861,7 @@ typedef struct kopt_tile_ {
     kopt_job_ job; /* the step of its elements: 0 to job.end - 1 */
     kopt_job_array_ arrays[KOPT_JOB_ARRAYS_], *arrays_end;
     kopt_kind_ kind;
-    int is_loaded;
+    int is_loaded, prefetches;
     size_t apart;
     float *moment[4];    /* buffered moments, means of squares as their roots */
     uint32_t largest[4]; /* their largest magnitudes after the step, as fp32 bits */
@@ -2886,7 +2886,6 @@ typedef struct kopt_stages_ {
 } kopt_stages_;
 
 static void kopt_walk_tiles_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin, size_t end);
-static void kopt_prefetch_(const kopt_job_ *whole, size_t i, size_t n);
 static void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair);
 static void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_t pair);
 #endif
@@ -5454,6 +5453,13 @@ FN_ arrays_ K_(arrays_of)(const kopt_job_ *j) {
     return a;
 }
 
+/* Prefetches the lines of a pair 2 KB behind element i. A burst of a whole tile would fill the queue of the cache, and
+   the loads behind it would wait. */
+FN_ void K_(prefetch_pair)(const kopt_byte_ *p, size_t i, size_t bytes) {
+    size_t q;
+    for (q = 0; q < PAIR_ * bytes; q += 64) KOPT_PREFETCH_(p + i * bytes + 2048 + q);
+}
+
 /* The random numbers of a pair: number is number 0 of each element, stride is 2 * other (see kopt_random_combine_).
    Without RANDOM_ZERO_EXTENDED_ both entries are the same vector. */
 typedef struct random_pair_ {
@@ -5802,6 +5808,9 @@ FN_ uint32_t K_(reduce_max)(vu32_ a) {
     return largest;
 }
 
+/* Do the stages of a tile prefetch? On AVX2 and SSE2 the test alone costs SGD a tenth, and there is nothing to gain. */
+#define TILES_PREFETCH_ (LANES_ == 16)
+
 /* First stage: computes x and y, and stores the moments. order: that of the pairs in it. */
 FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
     arrays_ a = K_(arrays_of)(&t->job);
@@ -5809,8 +5818,11 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
     const constants_ c = K_(make_constants)();
     const kopt_byte_ *const base = t->random.number, *const stride = t->random.stride;
     const size_t n = t->job.end;
+    const int in_f32 = MOMENTS_ == 0 || (kind.moment == KOPT_F32 && !kind.buffered);
+    const int prefetches = TILES_PREFETCH_ && in_f32 && t->prefetches;
     vu32_ largest[4];
     size_t i;
+    int m;
     for (i = 0; kind.buffered && i < 4; i++) {
         a.moment[i] = KOPT_BYTES_(t->moment[i]);
         largest[i] = isplat_(0);
@@ -5818,6 +5830,10 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
     for (i = 0; i < n; i += PAIR_) {
         const random_pair_ r = K_(load_random_pair)(base, stride, i);
         pair_ x, y;
+        if (prefetches) {
+            K_(prefetch_pair)(a.grad, i, kopt_bytes_of_(kind.grad));
+            EACH_MOMENT_ K_(prefetch_pair)(a.moment[m], i, 4);
+        }
         if (!K_(direction_pair)(&a, kind, &k, &c, i, t->w + i, t->compensation + i, &r, order, &x, &y, largest)) {
             kopt_direction_in_scalar_(t, i, PAIR_);
             continue;
@@ -5840,12 +5856,13 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     const constants_ c = K_(make_constants)();
     const kopt_byte_ *const base = t->random.number;
     const size_t n = t->job.end;
-    const int order = ORDER_(kind.weight);
+    const int order = ORDER_(kind.weight), prefetches = TILES_PREFETCH_ && kind.weight == KOPT_F32 && t->prefetches;
     const int loaded = kind.weight == KOPT_FP16 && t->is_loaded; /* bf16 is loaded as fast from memory */
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
         vu32_ numbers[2];
         numbers[0] = numbers[1] = load32_(base + 2 * i);
+        if (prefetches) K_(prefetch_pair)(a.weight, i, 4);
         if (!K_(commit_pair)(&a, kind, &k, &c, i, loaded ? t->w + i : KOPT_NULL_,
                              loaded ? t->compensation + i : KOPT_NULL_, K_(load_f32_pair)(t->x + i), numbers, order))
             kopt_commit_in_scalar_(t, i, PAIR_);
@@ -6175,7 +6192,8 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
     const kopt_philox_key_ cipher = kopt_make_philox_key_(s->seed, s->step, whole->id, whole->stream);
     const constants_ c = K_(make_constants)();
     const size_t end = whole->end;
-    const int random = kopt_needs_random_(kind), prefetches = kopt_prefetches_(whole, kind, end - begin, PAIR_);
+    const int random = kopt_needs_random_(kind),
+              prefetches = kopt_prefetches_(whole, kind, end - begin, KOPT_CORE_CACHE_);
     scalars_ k = K_(splat_job)(whole);
     const int tiled = SPECIALIZE_TILED_ && schedule == KOPT_TILED_;
     /* the test of LANES_ lets compilers drop this schedule in other passes before they inline this function */
@@ -6188,7 +6206,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
     pair_ pending;
     vu32_ pending_numbers[2];
     size_t i = begin, n, q;
-    int is_pending = 0;
+    int is_pending = 0, m;
     if (!SPECIALIZE_L2_) k.use_l2 = 0;
     k.unrectified = k.first_step = 0;
     pending_numbers[0] = pending_numbers[1] = no_random.number[0] = no_random.number[1] = no_random.stride[0] =
@@ -6202,7 +6220,6 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
         random_counter_ *counter = counters + in_group / PAIR_;
         n = tiled ? KOPT_TILE_ - KOPT_CAST_(unsigned, index % KOPT_TILE_) : KOPT_RANDOM_GROUP_ - in_group;
         if (end - i < n) n = (end - i) / PAIR_ * PAIR_;
-        if (prefetches) kopt_prefetch_(whole, i, n);
         if (tiled && random) K_(fill_random_tile)(&tile, &cipher, index, n, i == begin, n + PAIR_ > end - begin);
         if (!tiled && random && fresh) {
             K_(fill_random_tile)(&tile, &cipher, index, n, 1, n < KOPT_RANDOM_GROUP_);
@@ -6212,6 +6229,11 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
             const size_t v = tiled ? q : 0;
             random_pair_ r = no_random;
             pair_ x, y;
+            if (prefetches) {
+                K_(prefetch_pair)(a.weight, i + q, kopt_bytes_of_(kind.weight));
+                K_(prefetch_pair)(a.grad, i + q, kopt_bytes_of_(kind.grad));
+                EACH_MOMENT_ K_(prefetch_pair)(a.moment[m], i + q, kopt_bytes_of_(kind.moment));
+            }
             if (tiled && random) {
                 r = K_(load_random_pair)(tile.number, tile.stride, q);
             } else if (random) {
@@ -7398,6 +7420,7 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef GENERIC_FP16_
 #undef SPECIALIZE_L2_
 #undef SPECIALIZE_TILED_
+#undef TILES_PREFETCH_
 #undef SPECIALIZATIONS_
 #undef SPECIALIZATIONS_IN_ORDER_
 #undef SPECIALIZATIONS_VMATH_
@@ -7769,29 +7792,6 @@ static KOPT_NOINLINE_ kopt_job_array_ *kopt_list_job_arrays_(kopt_job_array_ *li
     return list;
 }
 
-#define KOPT_PREFETCH_DISTANCE_ KOPT_CAST_(size_t, 1024) /* elements */
-
-/* Prefetches elements [from, to) of the arrays of a list. */
-static KOPT_NOINLINE_ void kopt_prefetch_arrays_(const kopt_job_array_ *a, const kopt_job_array_ *arrays_end,
-                                                 size_t from, size_t to) {
-    size_t q;
-#ifdef KOPT_GNU_
-    __asm__ __volatile__(""); /* gcc drops calls of a function that only prefetches */
-#endif
-    for (; a != arrays_end; a++)
-        for (q = from * a->bytes; q < to * a->bytes; q += 64) KOPT_PREFETCH_(*a->at + q);
-}
-
-/* Prefetches n elements of all arrays of a job, KOPT_PREFETCH_DISTANCE_ behind element i. */
-static KOPT_NOINLINE_ void kopt_prefetch_(const kopt_job_ *whole, size_t i, size_t n) {
-    const kopt_kind_ kind = kopt_kind_of_(whole, 0);
-    const size_t from = i + KOPT_PREFETCH_DISTANCE_, to = from + n < whole->end ? from + n : whole->end;
-    kopt_job_array_ arrays[KOPT_JOB_ARRAYS_];
-    kopt_job_ job;
-    kopt_copy_job_(&job, whole);
-    kopt_prefetch_arrays_(arrays, kopt_list_job_arrays_(arrays, &job, &kind), from, to);
-}
-
 /* The first stage in scalar code, of the pair at element i, or of what the tile has of it. */
 static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
     const size_t n = t->job.end - i < pair ? t->job.end - i : pair;
@@ -7939,7 +7939,6 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
     const size_t pair = stages->pair;
     kopt_kind_ kind = kopt_kind_of_(whole, 0);
     const int buffered = moment != KOPT_NULL_, random = kopt_needs_random_(kind);
-    const int prefetches = kopt_prefetches_(whole, kind, end - begin, stages->pair);
     kopt_tile_ t;
     size_t i, n, whole_pairs;
     int m, drawn = 0;
@@ -7947,6 +7946,7 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
     if (buffered || kind.moment_count == 0) kind.moment = KOPT_F32;
     kopt_copy_job_(&t.job, whole);
     t.kind = kind;
+    t.prefetches = kopt_prefetches_(whole, kind, end - begin, KOPT_SHARED_CACHE_);
     t.apart = stages->even_odd && kind.weight == KOPT_BF16 ? pair : 0;
     t.arrays_end = kopt_list_job_arrays_(t.arrays, &t.job, &t.kind);
     kopt_advance_tile_(&t, begin);
@@ -7964,8 +7964,6 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
             kopt_advance_tile_(&t, n);
             continue;
         }
-        if (prefetches && end - i > n + KOPT_PREFETCH_DISTANCE_)
-            kopt_prefetch_arrays_(t.arrays, t.arrays_end, KOPT_PREFETCH_DISTANCE_, KOPT_PREFETCH_DISTANCE_ + n);
         if (random)
             (stages->fill_random)(&t.random, &cipher, index, whole_pairs < n ? whole_pairs + pair : n, !drawn,
                                   !drawn && n == end - i);
