@@ -5818,8 +5818,8 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
     const constants_ c = K_(make_constants)();
     const kopt_byte_ *const base = t->random.number, *const stride = t->random.stride;
     const size_t n = t->job.end;
-    const int in_f32 = MOMENTS_ == 0 || (kind.moment == KOPT_F32 && !kind.buffered);
-    const int prefetches = TILES_PREFETCH_ && in_f32 && t->prefetches;
+    const int prefetches =
+        TILES_PREFETCH_ && (MOMENTS_ == 0 || (kind.moment == KOPT_F32 && !kind.buffered)) && t->prefetches;
     vu32_ largest[4];
     size_t i;
     int m;
@@ -5973,7 +5973,7 @@ DIRECTIONS_(LINE_)
 #define BF16_ROUNDINGS_(name, format, first, second) BITS_IF_((format) == KOPT_BF16, first, second)
 #define FP16_ROUNDINGS_(name, format, first, second) BITS_IF_((format) == KOPT_FP16, first, second)
 #define KNOWN_(last, set) ((~(set) & ((2u << (last)) - 1u)) == 0 ? 1 : -1)
-#define WITHOUT_ KOPT_STEPPED_AS_ADAM_ | 1u << KOPT_EMA
+#define WITHOUT_ (KOPT_STEPPED_AS_ADAM_ | 1u << KOPT_EMA)
 typedef char K_(f32_rules_complete)[KNOWN_(KOPT_LAST_RULE_, KOPT_STEPPED_AS_ADAM_ DIRECTIONS_(F32_RULES_))];
 typedef char K_(bf16_rules_complete)[KNOWN_(KOPT_LAST_RULE_, WITHOUT_ DIRECTIONS_(BF16_RULES_))];
 typedef char K_(fp16_rules_complete)[KNOWN_(KOPT_LAST_RULE_, WITHOUT_ DIRECTIONS_(FP16_RULES_))];
