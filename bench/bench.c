@@ -506,20 +506,20 @@ static void allocate(size_t n, size_t state_bytes) {
 
 enum { POINTS = 19, SMALL = 13, CURVES = 4 }; /* SMALL: up to 10^6 weights */
 
-/* What a line costs in ns. Elements that fill no block are a rest: in fp32 part of a vector; in bf16 1 to 3 go through
-   the scalar kernel, more through the general one, which takes about as long for 4 as for 31. */
+/* What a line costs in ns. Elements that fill no pair of vectors are a rest: scalar code steps 1 to 3, and a padded
+   pair more, which takes about as long for 4 as for 31. */
 typedef struct costs {
-    size_t block, few; /* a rest of up to few costs start + one * its number, a larger one general */
-    double call, each, start, one, general;
+    size_t pair;
+    double call, each, start, one, padded; /* a rest of up to 3 costs start + one * its number, a larger one padded */
 } costs;
 
-/* ns per element. An element of a whole block costs what is more of the arithmetic (measured where everything is in the
+/* ns per element. An element of a whole pair costs what is more of the arithmetic (measured where everything is in the
    second cache) and the bytes (the roofline kernel at this n); where both are alike they do not quite overlap: a norm
    of fourth powers, the power being a fit (the larger one alone is up to 22 % too small, squares are up to 31 % too
    large). */
 static double model(const costs *c, size_t n, double bytes) {
-    const size_t odd = n % c->block;
-    const double rest = odd == 0 ? 0 : odd <= c->few ? c->start + c->one * (double)odd : c->general;
+    const size_t odd = n % c->pair;
+    const double rest = odd == 0 ? 0 : odd <= 3 ? c->start + c->one * (double)odd : c->padded;
     const double each = sqrt(sqrt(c->each * c->each * c->each * c->each + bytes * bytes * bytes * bytes));
     return (c->call + rest + each * (double)(n - odd)) / (double)n;
 }
@@ -623,17 +623,16 @@ static void sizes(kopt_isa best, double gigabytes) {
         }
         points[c] = p;
         if (p < SMALL) fail("too little memory for a curve");
-        cost.block = c == 0 ? lanes : 2 * lanes;
-        cost.few = c == 0 ? lanes - 1 : 3;
+        cost.pair = 2 * lanes;
         cost.each = measured[c][8] - measured[c][3] * 32 / 10240; /* of 32 weights nearly all is the call */
         cost.call = (measured[c][3] - cost.each) * 32;
         cost.one = (measured[c][1] * 3 - measured[c][0]) / 2;
         cost.start = measured[c][0] - cost.call - cost.one;
-        cost.general = measured[c][4] * 100 - cost.call - cost.each * 96; /* 100 weights: 96 in blocks of any set */
-        printf("\n%s: a call %.0f ns, arithmetic %.3f ns each, a rest of up to %zu %.0f ns and %.1f ns each", l->name,
-               cost.call, cost.each, cost.few, cost.start, cost.one);
-        if (c > 0) printf(", a larger one %.0f ns", cost.general);
-        printf("\n");
+        cost.padded = measured[c][4] * 100 - cost.call - cost.each * 96; /* 100 weights: 96 in pairs of any set */
+        printf(
+            "\n%s: a call %.0f ns, arithmetic %.3f ns each, a rest of up to 3 %.0f ns and %.1f ns each, a larger one "
+            "%.0f ns\n",
+            l->name, cost.call, cost.each, cost.start, cost.one, cost.padded);
         printf("%12s %12s %12s %12s %8s\n", "weights", "bytes alone", "measured", "model", "error");
         for (p = 0; p < points[c]; p++) {
             double error;
