@@ -5972,13 +5972,13 @@ DIRECTIONS_(LINE_)
 #define FP16_RULES_(name, first, second, moments, format) BITS_IF_((format) == KOPT_FP16, first, second)
 #define BF16_ROUNDINGS_(name, format, first, second) BITS_IF_((format) == KOPT_BF16, first, second)
 #define FP16_ROUNDINGS_(name, format, first, second) BITS_IF_((format) == KOPT_FP16, first, second)
-#define KNOWN_(last, set) ((~(set) & ((2u << (last)) - 1u)) == 0 ? 1 : -1)
-#define WITHOUT_ (KOPT_STEPPED_AS_ADAM_ | 1u << KOPT_EMA)
-typedef char K_(f32_rules_complete)[KNOWN_(KOPT_LAST_RULE_, KOPT_STEPPED_AS_ADAM_ DIRECTIONS_(F32_RULES_))];
-typedef char K_(bf16_rules_complete)[KNOWN_(KOPT_LAST_RULE_, WITHOUT_ DIRECTIONS_(BF16_RULES_))];
-typedef char K_(fp16_rules_complete)[KNOWN_(KOPT_LAST_RULE_, WITHOUT_ DIRECTIONS_(FP16_RULES_))];
-typedef char K_(bf16_roundings_complete)[KNOWN_(KOPT_LAST_ROUNDING_, 0u COMMITS_(BF16_ROUNDINGS_))];
-typedef char K_(fp16_roundings_complete)[KNOWN_(KOPT_LAST_ROUNDING_, 0u COMMITS_(FP16_ROUNDINGS_))];
+#define HAVE_LINES_(last, set) ((~(set) & ((2u << (last)) - 1u)) == 0 ? 1 : -1)
+#define NEED_NO_LINE_ (KOPT_STEPPED_AS_ADAM_ | 1u << KOPT_EMA)
+typedef char K_(f32_rules_complete)[HAVE_LINES_(KOPT_LAST_RULE_, KOPT_STEPPED_AS_ADAM_ DIRECTIONS_(F32_RULES_))];
+typedef char K_(bf16_rules_complete)[HAVE_LINES_(KOPT_LAST_RULE_, NEED_NO_LINE_ DIRECTIONS_(BF16_RULES_))];
+typedef char K_(fp16_rules_complete)[HAVE_LINES_(KOPT_LAST_RULE_, NEED_NO_LINE_ DIRECTIONS_(FP16_RULES_))];
+typedef char K_(bf16_roundings_complete)[HAVE_LINES_(KOPT_LAST_ROUNDING_, 0u COMMITS_(BF16_ROUNDINGS_))];
+typedef char K_(fp16_roundings_complete)[HAVE_LINES_(KOPT_LAST_ROUNDING_, 0u COMMITS_(FP16_ROUNDINGS_))];
 #undef BIT_OF_
 #undef BITS_IF_
 #undef F32_RULES_
@@ -5986,8 +5986,8 @@ typedef char K_(fp16_roundings_complete)[KNOWN_(KOPT_LAST_ROUNDING_, 0u COMMITS_
 #undef FP16_RULES_
 #undef BF16_ROUNDINGS_
 #undef FP16_ROUNDINGS_
-#undef KNOWN_
-#undef WITHOUT_
+#undef HAVE_LINES_
+#undef NEED_NO_LINE_
 
 #define LINE_(name, line_format, line_rounding, other_rounding)                                                   \
     NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                                  \
