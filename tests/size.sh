@@ -118,6 +118,19 @@ C
 ${CC:-cc} -std=c99 -O1 $warnings -I. -o $out/guards $out/guards.c >$out/log 2>&1 && $out/guards >$out/log
 [ "$(grep -c '^good' $out/log)" = 15 ] && ! grep -q WRONG $out/log
 report $? "KOPT_TINY refuses what it leaves out"
+cat >$out/no_vmath.c <<'C'
+#define KAHAN_OPT_ONLY (KOPT_TINY | KOPT_WITH_LION)
+#define KAHAN_OPT_IMPLEMENTATION
+#include "kahan_opt.h"
+int main(void) {
+    kopt_optimizer opt = kopt_adamw(1e-3);
+    kopt_step step;
+    opt.rule = KOPT_ADAM_ATAN2;
+    return kopt_step_begin(&opt, &step) != KOPT_ERROR_OPTION;
+}
+C
+${CC:-cc} -std=c99 -O1 $warnings -I. -o $out/no_vmath $out/no_vmath.c >$out/log 2>&1 && $out/no_vmath
+report $? "guards refuse Adam-atan2 in a build of three rules without KAHAN_OPT_VMATH"
 
 # ---- flash: the calls of the README's quick start, and the fewest calls that train ----
 
