@@ -5369,10 +5369,9 @@ FN_ vu32_ K_(second16)(vu32_ both, int layout) {
 #define EACH_MOMENT_ for (m = 0; m < 4 && m < MOMENTS_; m++)
 #endif
 
-FN_ vf32_ K_(moment_at)(const moments_ *p, int m) {
-    return m == 0 ? p->m : m == 1 ? p->v : m == 2 ? p->third : p->fourth;
-}
-FN_ vf32_ K_(root_at)(const moments_ *p, int m) { return m == 2 ? p->third_root : p->root; }
+/* By value: through a pointer, clang 14 keeps all moments in memory. */
+FN_ vf32_ K_(moment_at)(moments_ p, int m) { return m == 0 ? p.m : m == 1 ? p.v : m == 2 ? p.third : p.fourth; }
+FN_ vf32_ K_(root_at)(moments_ p, int m) { return m == 2 ? p.third_root : p.root; }
 
 /* One vector of a pair: its new moments, unrounded and rounded. */
 typedef struct half_pair_ {
@@ -5385,19 +5384,21 @@ typedef struct half_pair_ {
 FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants_ *c, vf32_ w, vf32_ compensation,
                              vf32_ g, vu32_ number, vu32_ stride, int second, int layout, half_pair_ *h, vf32_ *y) {
     const vf32_ x = K_(rule)(kind, k, w, compensation, g, &h->moments, y);
+    vu32_ largest = isplat_(0);
     int m;
     h->u[0] = h->u[1] = h->u[2] = h->u[3] = number; /* any value */
-    h->largest = isplat_(0);
+    h->largest = largest;
     if (kind.moment == KOPT_F32) return x;
     EACH_MOMENT_ {
         const int square = kopt_is_square_(kind.rule, m);
-        const vf32_ moment = K_(moment_at)(&h->moments, m), root = K_(root_at)(&h->moments, m);
+        const vf32_ moment = K_(moment_at)(h->moments, m), root = K_(root_at)(h->moments, m);
         number = add16_(number, stride);
         h->u[m] = K_(round_moment)(moment, kind.moment, square, root, kopt_moment_rounding_(kind, m),
                                    second ? K_(second16)(number, layout) : K_(first16)(number, layout, c), c);
         if (kind.moment == KOPT_FP16 || CHECK_UNROUNDED_)
-            h->largest = imax_(h->largest, and_(as_u32_(kopt_stores_root_(kind, m) ? root : moment), c->abs_mask));
+            largest = imax_(largest, and_(as_u32_(kopt_stores_root_(kind, m) ? root : moment), c->abs_mask));
     }
+    h->largest = largest;
     return x;
 }
 
@@ -5598,8 +5599,8 @@ FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants
     if (kind.moment == KOPT_F32) {
         EACH_MOMENT_ {
             const int rooted = kopt_stores_root_(kind, m);
-            const vf32_ x = rooted ? K_(root_at)(&a->moments, m) : K_(moment_at)(&a->moments, m);
-            const vf32_ y = rooted ? K_(root_at)(&b->moments, m) : K_(moment_at)(&b->moments, m);
+            const vf32_ x = rooted ? K_(root_at)(a->moments, m) : K_(moment_at)(a->moments, m);
+            const vf32_ y = rooted ? K_(root_at)(b->moments, m) : K_(moment_at)(b->moments, m);
             const int at = KOPT_ONLY_ == KOPT_WITH_ALL ? m : m & 3; /* m < 4, but gcc warns in small builds */
             if (kind.buffered) largest[at] = imax_(largest[at], imax_(K_(abs_u32)(x), K_(abs_u32)(y)));
             store32_(j->moment[m] + 4 * i, kind.buffered ? as_u32_(x) : K_(flush_f32)(x));
