@@ -706,10 +706,12 @@ run_tests() {
     else
         skip "the caller's environment with clang-19" clang-19
     fi
+    # without the instruction sets below that of this machine
+    program "$bits" this_machine '' quick $CC -O2 -march=native
     # as on machines without double
     program tests/test_noise.c soft64 '' quick $CC -O2 -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1
     if have clang; then
-        program "$more_bits tests/test_atan.c" clang '' quick clang -Ofast -march=native
+        program "$more_bits tests/test_atan.c" clang '' quick clang -Ofast -march=native -DKAHAN_OPT_ALL_ISAS
     else
         skip "clang -Ofast -march=native" clang
     fi

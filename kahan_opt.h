@@ -101,6 +101,8 @@
    KAHAN_OPT_SLEEF            impl  With KAHAN_OPT_VMATH: SLEEF 3.5.1 or later computes exp to sincospi, and the
                                     functions made of them, by default. Link with -lsleef. A step uses SLEEF only if
                                     opt.vmath selects it; random numbers never use it.
+   KAHAN_OPT_ALL_ISAS         impl  Keeps what the compiler's flags make useless: a build for AVX2 (-mavx2, /arch:AVX2,
+                                    -march=native) leaves SSE2 out, a build for AVX-512 also AVX2.
    KAHAN_OPT_SELF             impl  The name of this file, with quotes, if you renamed it. The file includes itself, so
                                     it must stay a separate file. gcc 12, clang 9 and later find the name themselves.
 
@@ -147,8 +149,8 @@
         copy that was never filled, a block of another optimizer, small builds, a part of a tensor that StableAdamW has
         not measured. New: kopt_save and kopt_load for lists of tensors, kopt_step_list_range and
         kopt_norm_add_grads_range, kopt_number_tensors, kopt_state_inspect, kopt_state_write_codes, kopt_scaler_begin,
-        kopt_random_key, stable_scale, KOPT_BARE, and vectors on WebAssembly and POWER (KOPT_ISA_SIMD128). Renamed:
-        parameters and fields (docs/history.md maps old names to new ones), such as opt.decay, now decay_mode, and the
+        kopt_random_key, stable_scale, KOPT_BARE, and vectors on WebAssembly and POWER (KOPT_ISA_SIMD128). Left out:
+        instruction sets that the compiler's flags make useless (KAHAN_OPT_ALL_ISAS). Renamed: parameters and fields (docs/history.md maps old names to new ones), such as opt.decay, now decay_mode, and the
         slots of a state block, now kopt_slot. Removed: 16-bit sums for MPI; an example in docs/training-loop.md
         replaces them. Bits that differ from 0.1: COMPACT with stochastic compensation uses the upper bits of its random
         number; 8-bit codes are minifloats instead of the dynamic map, and the code of a root below 2^-133 of the
@@ -1435,12 +1437,20 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 
 /* In the comments below, "section" with a number means that section of docs/numerics.md. */
 
-/* Selects the vector code of this build: KOPT_X86_ (SSE2, AVX2, AVX-512), KOPT_NEON_, KOPT_SIMD128_, or none. tcc, nvcc
-   and unknown compilers get scalar code only. The vocabulary of KOPT_SIMD128_ needs a little-endian machine and, with
-   gcc, version 12. */
+/* Selects the vector code of this build: KOPT_X86_ (AVX-512, KOPT_AVX2_, KOPT_SSE2_), KOPT_NEON_, KOPT_SIMD128_, or
+   none. Where the flags of the compiler promise AVX2 or AVX-512, the sets below it would never be chosen, and are left
+   out. tcc, nvcc and unknown compilers get scalar code only. The vocabulary of KOPT_SIMD128_ needs a little-endian
+   machine and, with gcc, version 12. */
 #if defined(KAHAN_OPT_NO_SIMD) || defined(__TINYC__) || defined(__CUDACC__)
 #elif (defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__i386__))) || defined(_M_X64)
 #define KOPT_X86_ 1
+#if defined(KAHAN_OPT_ALL_ISAS) || !defined(__AVX2__)
+#define KOPT_SSE2_ 1
+#endif
+#if defined(KAHAN_OPT_ALL_ISAS) || \
+    !(defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__))
+#define KOPT_AVX2_ 1
+#endif
 #elif defined(__aarch64__) && defined(__ARM_NEON) && !defined(__AARCH64EB__)
 #define KOPT_NEON_ 1
 #elif defined(KOPT_GNU_) && !(defined(KOPT_GCC_) && __GNUC__ < 12) && \
@@ -2916,10 +2926,13 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 #define KOPT_PASS_CUDA_OCTET_ 8 /* also read by it: the arithmetic of vectors, which take ordinary numbers only */
 
 #ifdef KOPT_IMPLEMENTING_
-#ifdef KOPT_X86_
+#ifdef KOPT_AVX2_
 #define KOPT_PASS_ KOPT_PASS_AVX2_
 #include KAHAN_OPT_SELF
 #undef KOPT_PASS_
+#endif
+
+#ifdef KOPT_X86_
 #define KOPT_PASS_ KOPT_PASS_AVX512_
 #include KAHAN_OPT_SELF
 #undef KOPT_PASS_
@@ -2946,7 +2959,7 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 #pragma GCC optimize("O1")
 #endif
 
-#ifdef KOPT_X86_
+#ifdef KOPT_SSE2_
 #define KOPT_PASS_ KOPT_PASS_SSE2_
 #include KAHAN_OPT_SELF
 #undef KOPT_PASS_
@@ -3552,8 +3565,10 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
 /* ---- AVX-512 F, BW, DQ, VL: 16 lanes ---- */
 #elif KOPT_PASS_ == KOPT_PASS_AVX512_
 #define ISA_ avx512
+#ifdef KOPT_AVX2_ /* saves code */
 #define TOOLS_ISA_ avx2
-#define CONVERT_ISA_ avx2 /* saves code: general conversions are not a hot path */
+#define CONVERT_ISA_ avx2
+#endif
 #define ISA_TARGET_ KOPT_TARGET_("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")
 #define LANES_ KOPT_CAST_(size_t, 16)
 #define SPECIALIZED_ 1
@@ -3654,6 +3669,11 @@ FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     vu32_ factor = isplat_(b), even = K_(mul64)(a, factor), odd = K_(mul64)(K_(odd_words)(a), factor);
     *low = K_(blend_swapped)(even, 0xAAAA, odd);  /* lower words of odd into the odd lanes   */
     *high = K_(blend_swapped)(odd, 0x5555, even); /* upper words of even into the even lanes */
+}
+BINARY_OP_(vu32_, "=v", K_(add64), "vpaddq", vu32_)
+FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) {
+    sum[0] = K_(add64)(sum[0], K_(mul64)(a, b));
+    sum[1] = K_(add64)(sum[1], K_(mul64)(K_(odd_words)(a), K_(odd_words)(b)));
 }
 BINARY_OP_(vmask_, "=Yk", igt_, "vpcmpgtd", vu32_)
 BINARY_OP_(vmask_, "=Yk", ieq_, "vpcmpeqd", vu32_)
@@ -3873,6 +3893,10 @@ FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     vu32_ odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), factor);
     *low = _mm512_mask_shuffle_epi32(even, 0xAAAA, odd, _MM_PERM_CDAB);  /* lower words of odd into the odd lanes   */
     *high = _mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_CDAB); /* upper words of even into the even lanes */
+}
+FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) {
+    sum[0] = _mm512_add_epi64(sum[0], _mm512_mul_epu32(a, b)); /* even lanes; next line: odd lanes */
+    sum[1] = _mm512_add_epi64(sum[1], _mm512_mul_epu32(_mm512_srli_epi64(a, 32), _mm512_srli_epi64(b, 32)));
 }
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm512_cmpgt_epi32_mask(a, b); }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return _mm512_cmpeq_epi32_mask(a, b); }
@@ -7492,12 +7516,17 @@ typedef struct kopt_kernels_ {
      kopt_measure_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)}
 #define KOPT_NO_KERNELS_(isa) {#isa, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_ KOPT_AND_VMATH_(KOPT_NULL_)}
 static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {KOPT_KERNELS_(scalar, scalar),
-#ifdef KOPT_X86_
-                                                          KOPT_KERNELS_(sse2, scalar),    KOPT_KERNELS_(avx2, avx2),
-                                                          KOPT_KERNELS_(avx512, avx2),
+#ifdef KOPT_SSE2_
+                                                          KOPT_KERNELS_(sse2, scalar),
 #else
-                                                          KOPT_NO_KERNELS_(sse2),        KOPT_NO_KERNELS_(avx2),
-                                                          KOPT_NO_KERNELS_(avx512),
+                                                          KOPT_NO_KERNELS_(sse2),
+#endif
+#if defined(KOPT_AVX2_)
+                                                          KOPT_KERNELS_(avx2, avx2),      KOPT_KERNELS_(avx512, avx2),
+#elif defined(KOPT_X86_)
+                                                          KOPT_NO_KERNELS_(avx2),        KOPT_KERNELS_(avx512, avx512),
+#else
+                                                          KOPT_NO_KERNELS_(avx2),        KOPT_NO_KERNELS_(avx512),
 #endif
 #ifdef KOPT_NEON_
                                                           KOPT_KERNELS_(neon, neon),
@@ -10226,13 +10255,14 @@ KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_opt
 /* ---- dispatch of the training-loop tools ---- */
 
 /* Separate from kopt_table_, so that the linker drops the tools from a program that uses none. An instruction set
-   without an entry uses the scalar tool; AVX-512 uses the AVX2 tool. */
-static void (*const kopt_tools_[KOPT_ISA_COUNT])(const kopt_tool_ *) = {kopt_tool_scalar_,
-#ifdef KOPT_X86_
-                                                                        kopt_tool_scalar_, kopt_tool_avx2_,
-                                                                        kopt_tool_avx2_,
+   without an entry uses the scalar tool; AVX-512 uses the AVX2 tool, if the build has it. */
+static void (*const kopt_tools_[KOPT_ISA_COUNT])(const kopt_tool_ *) = {kopt_tool_scalar_, KOPT_NULL_,
+#if defined(KOPT_AVX2_)
+                                                                        kopt_tool_avx2_,   kopt_tool_avx2_,
+#elif defined(KOPT_X86_)
+                                                                        KOPT_NULL_,        kopt_tool_avx512_,
 #else
-                                                                        KOPT_NULL_,        KOPT_NULL_, KOPT_NULL_,
+                                                                        KOPT_NULL_,        KOPT_NULL_,
 #endif
 #ifdef KOPT_NEON_
                                                                         kopt_tool_neon_,

@@ -23,7 +23,7 @@ cells() {
         cell native x86-64 'isas' $c -Os
         cell native x86-64 'isas' $c -Ofast
         cell native x86-64 'isas ftz' $c -Ofast -march=native
-        cell native x86-64 'isas' $c -O3 -ffp-contract=fast -march=native
+        cell native x86-64 'isas' $c -O3 -ffp-contract=fast -march=native -DKAHAN_OPT_ALL_ISAS
         cell native x86-64 'isas' $c -Ofast -flto $lld
         cell native i386 'isas' $c -m32 -O2
         cell native i386 'isas ftz' $c -m32 -Ofast
@@ -45,6 +45,7 @@ cells() {
 
     # Dispatch: one program with all paths, on old and new processors. None may crash.
     cell qemu-x86_64 x86-64 'qemu64=sse2 Nehalem=sse2 Haswell=avx2 max=avx2' gcc -O2 -static
+    cell qemu-x86_64 x86-64 'Haswell=avx2' gcc -O2 -static -march=haswell
     cell qemu-i386 i386 'pentium2=scalar pentium3=scalar coreduo=sse2 Haswell=avx2' gcc -m32 -O2 -static -mno-sse
     cell qemu-aarch64 aarch64 'cortex-a53=neon cortex-a72=neon max=neon' aarch64-linux-gnu-gcc -O2 -static
 

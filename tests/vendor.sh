@@ -107,6 +107,19 @@ if section warnings; then
             case "$flags" in -O*) source=no_simd ;; esac
             check "gcc $flags" gcc -std=c99 $gcc_c $flags -I. -c -fsyntax-only $out/$source.c
         done
+        if [ "$(uname -m)" = x86_64 ]; then # what the flags make useless is left out
+            contains() { # contains ISAS FLAG...
+                isas=$1
+                shift
+                gcc -O0 "$@" -I. -c $out/plain.c -o $out/isas.o &&
+                    [ "$(nm $out/isas.o | grep -oE 'step_(sse2|avx2|avx512)' | sort | xargs)" = "$isas" ]
+            }
+            check "gcc: all instruction sets" contains 'step_avx2 step_avx512 step_sse2'
+            check "gcc -march=haswell: without SSE2" contains 'step_avx2 step_avx512' -march=haswell
+            check "gcc -march=x86-64-v4: AVX-512 alone" contains step_avx512 -march=x86-64-v4
+            check "gcc -march=x86-64-v4 -DKAHAN_OPT_ALL_ISAS" contains 'step_avx2 step_avx512 step_sse2' \
+                -march=x86-64-v4 -DKAHAN_OPT_ALL_ISAS
+        fi
         # Bare metal has only the compiler's own headers.
         check "gcc -ffreestanding -nostdinc" gcc -ffreestanding -nostdinc -isystem "$(gcc -print-file-name=include)" \
             $gcc_c \
