@@ -149,10 +149,11 @@
         copy that was never filled, a block of another optimizer, small builds, a part of a tensor that StableAdamW has
         not measured. New: kopt_save and kopt_load for lists of tensors, kopt_step_list_range and
         kopt_norm_add_grads_range, kopt_number_tensors, kopt_state_inspect, kopt_state_write_codes, kopt_scaler_begin,
-        kopt_random_key, stable_scale, KOPT_BARE, and vectors on WebAssembly and POWER (KOPT_ISA_SIMD128). Left out:
-        instruction sets that the compiler's flags make useless (KAHAN_OPT_ALL_ISAS). Renamed: parameters and fields (docs/history.md maps old names to new ones), such as opt.decay, now decay_mode, and the
-        slots of a state block, now kopt_slot. Removed: 16-bit sums for MPI; an example in docs/training-loop.md
-        replaces them. Bits that differ from 0.1: COMPACT with stochastic compensation uses the upper bits of its random
+        kopt_random_key, stable_scale, KOPT_BARE, and vectors on WebAssembly and POWER (KOPT_ISA_SIMD128). Renamed:
+        parameters and fields (docs/history.md maps old names to new ones), such as opt.decay, now decay_mode, and the
+        slots of a state block, now kopt_slot. Left out: instruction sets that the compiler's flags make useless
+        (KAHAN_OPT_ALL_ISAS). Removed: 16-bit sums for MPI; an example in docs/training-loop.md replaces them. Bits that
+        differ from 0.1: COMPACT with stochastic compensation uses the upper bits of its random
         number; 8-bit codes are minifloats instead of the dynamic map, and the code of a root below 2^-133 of the
         block's largest is no longer 0; rate_scale 0 means 1; blocks have layout 2 (blocks of 0.1 and moments of the
         dynamic map can still be opened).
@@ -5942,7 +5943,7 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     LINE_(commit_fp16_compact, KOPT_FP16, KOPT_COMPACT, KOPT_COMPACT) \
     LINE_(commit_fp16_exact, KOPT_FP16, KOPT_EXACT, KOPT_EXACT) \
     LINE_(commit_f32, KOPT_F32, ANY_, ANY_)
-#else /* SSE2: small code rather than fast code */
+#else /* without SPECIALIZED_ (SSE2): small code rather than fast code */
 #define DIRECTIONS_(LINE_) \
     LINE_(direction_adam_bf16, KOPT_ADAM, KOPT_ADAM, 2, KOPT_BF16) \
     LINE_(direction_any_bf16, ANY_, ANY_, ANY_, KOPT_BF16) \
@@ -7515,30 +7516,31 @@ typedef struct kopt_kernels_ {
     {#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, \
      kopt_measure_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)}
 #define KOPT_NO_KERNELS_(isa) {#isa, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_ KOPT_AND_VMATH_(KOPT_NULL_)}
-static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {KOPT_KERNELS_(scalar, scalar),
+static const kopt_kernels_ kopt_table_[] = {KOPT_KERNELS_(scalar, scalar),
 #ifdef KOPT_SSE2_
-                                                          KOPT_KERNELS_(sse2, scalar),
+                                            KOPT_KERNELS_(sse2, scalar),
 #else
-                                                          KOPT_NO_KERNELS_(sse2),
+                                            KOPT_NO_KERNELS_(sse2),
 #endif
 #if defined(KOPT_AVX2_)
-                                                          KOPT_KERNELS_(avx2, avx2),      KOPT_KERNELS_(avx512, avx2),
+                                            KOPT_KERNELS_(avx2, avx2),      KOPT_KERNELS_(avx512, avx2),
 #elif defined(KOPT_X86_)
-                                                          KOPT_NO_KERNELS_(avx2),        KOPT_KERNELS_(avx512, avx512),
+                                            KOPT_NO_KERNELS_(avx2),        KOPT_KERNELS_(avx512, avx512),
 #else
                                                           KOPT_NO_KERNELS_(avx2),        KOPT_NO_KERNELS_(avx512),
 #endif
 #ifdef KOPT_NEON_
-                                                          KOPT_KERNELS_(neon, neon),
+                                            KOPT_KERNELS_(neon, neon),
 #else
-                                                          KOPT_NO_KERNELS_(neon),
+                                            KOPT_NO_KERNELS_(neon),
 #endif
 #ifdef KOPT_SIMD128_
-                                                          KOPT_KERNELS_(simd128, simd128)
+                                            KOPT_KERNELS_(simd128, simd128)
 #else
-                                                          KOPT_NO_KERNELS_(simd128)
+                                            KOPT_NO_KERNELS_(simd128)
 #endif
 };
+typedef char kopt_table_complete_[sizeof kopt_table_ == KOPT_ISA_COUNT * sizeof *kopt_table_ ? 1 : -1];
 #undef KOPT_KERNELS_
 #undef KOPT_NO_KERNELS_
 #undef KOPT_AND_VMATH_
@@ -10254,27 +10256,28 @@ KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_opt
 
 /* ---- dispatch of the training-loop tools ---- */
 
-/* Separate from kopt_table_, so that the linker drops the tools from a program that uses none. An instruction set
-   without an entry uses the scalar tool; AVX-512 uses the AVX2 tool, if the build has it. */
-static void (*const kopt_tools_[KOPT_ISA_COUNT])(const kopt_tool_ *) = {kopt_tool_scalar_, KOPT_NULL_,
+/* Separate from kopt_table_, so that the linker drops the tools from a program that uses none. NULL stands for the
+   scalar tool. AVX-512 uses the AVX2 tool, if the build has it. */
+static void (*const kopt_tools_[])(const kopt_tool_ *) = {kopt_tool_scalar_, KOPT_NULL_,
 #if defined(KOPT_AVX2_)
-                                                                        kopt_tool_avx2_,   kopt_tool_avx2_,
+                                                          kopt_tool_avx2_,   kopt_tool_avx2_,
 #elif defined(KOPT_X86_)
-                                                                        KOPT_NULL_,        kopt_tool_avx512_,
+                                                          KOPT_NULL_,        kopt_tool_avx512_,
 #else
                                                                         KOPT_NULL_,        KOPT_NULL_,
 #endif
 #ifdef KOPT_NEON_
-                                                                        kopt_tool_neon_,
+                                                          kopt_tool_neon_,
 #else
-                                                                        KOPT_NULL_,
+                                                          KOPT_NULL_,
 #endif
 #ifdef KOPT_SIMD128_
-                                                                        kopt_tool_simd128_
+                                                          kopt_tool_simd128_
 #else
-                                                                        KOPT_NULL_
+                                                          KOPT_NULL_
 #endif
 };
+typedef char kopt_tools_complete_[sizeof kopt_tools_ == KOPT_ISA_COUNT * sizeof *kopt_tools_ ? 1 : -1];
 
 /* Runs a tool. The caller has called kopt_enter_(). */
 static void kopt_dispatch_tool_(const kopt_tool_ *t) {
@@ -11095,9 +11098,11 @@ static void kopt_builtin_sincospi_(float *sine, float *cosine, const float *x, s
 #define KOPT_BUILTIN_TABLE_(isa)                                                     \
     {"builtin " #isa,   kopt_builtin_exp_,  kopt_builtin_log_,   kopt_builtin_tanh_, \
      kopt_builtin_erf_, kopt_builtin_erfc_, kopt_builtin_atan2_, kopt_builtin_sincospi_}
-static const kopt_vmath kopt_builtin_table_[KOPT_ISA_COUNT] = {
-    KOPT_BUILTIN_TABLE_(scalar), KOPT_BUILTIN_TABLE_(sse2), KOPT_BUILTIN_TABLE_(avx2),
-    KOPT_BUILTIN_TABLE_(avx512), KOPT_BUILTIN_TABLE_(neon), KOPT_BUILTIN_TABLE_(simd128)};
+static const kopt_vmath kopt_builtin_table_[] = {KOPT_BUILTIN_TABLE_(scalar), KOPT_BUILTIN_TABLE_(sse2),
+                                                 KOPT_BUILTIN_TABLE_(avx2),   KOPT_BUILTIN_TABLE_(avx512),
+                                                 KOPT_BUILTIN_TABLE_(neon),   KOPT_BUILTIN_TABLE_(simd128)};
+typedef char
+    kopt_builtin_table_complete_[sizeof kopt_builtin_table_ == KOPT_ISA_COUNT * sizeof *kopt_builtin_table_ ? 1 : -1];
 #undef KOPT_BUILTIN_TABLE_
 
 KOPT_API_ const kopt_vmath *kopt_vmath_builtin(void) { return &kopt_builtin_table_[kopt_isa_current()]; }

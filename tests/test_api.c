@@ -787,6 +787,10 @@ static void check_names(void) {
     FOR_EACH_ISA(a)++ visited, bad += kopt_isa_current() != (kopt_isa)a; /* as the tests go through them */
     bad += visited != usable || usable_isas(isas) != usable;
     ok(!bad && kopt_isa_usable(KOPT_ISA_SCALAR), "%d instruction sets usable, the others refused (ISA)", usable);
+    ok(!strcmp(kopt_isa_name(KOPT_ISA_SCALAR), "scalar") && !strcmp(kopt_isa_name(KOPT_ISA_SSE2), "sse2") &&
+           !strcmp(kopt_isa_name(KOPT_ISA_AVX2), "avx2") && !strcmp(kopt_isa_name(KOPT_ISA_AVX512), "avx512") &&
+           !strcmp(kopt_isa_name(KOPT_ISA_NEON), "neon") && !strcmp(kopt_isa_name(KOPT_ISA_SIMD128), "simd128"),
+       "each instruction set has its own name");
     ok(kopt_isa_force((kopt_isa)99) == KOPT_ERROR_ISA && !kopt_isa_usable((kopt_isa)99) && kopt_isa_name((kopt_isa)99),
        "ISA: number 99");
     ok(kopt_isa_force(KOPT_ISA_COUNT) == KOPT_OK && kopt_isa_usable(kopt_isa_current()), "automatic choice");
