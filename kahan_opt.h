@@ -4352,25 +4352,26 @@ FN_ vmask_ unordered_(vf32_ a, vf32_ b) {
 #endif
 
 #ifdef GENERIC_FP16_ /* not inlined: the gain in speed is not worth the compile time */
+/* Both split a magnitude at 2^-14: the part below it, where fp16 is subnormal, has equal steps of 2^-24. The part above
+   is 0 if there is none. */
 static KOPT_NOINLINE_ ISA_TARGET_ vf32_ widen_fp16_(vu32_ a) {
-    vu32_ sign = shl_(and_(a, isplat_(0x8000u)), 16), mag = and_(a, isplat_(0x7FFFu)), u = shl_(mag, 13);
-    vu32_ normal = iadd_(u, isplat_(0x38000000u)); /* adds 112 to the exponent */
-    /* subnormal: (2^-14 + x) - 2^-14 */
-    vu32_ tiny = as_u32_(sub_(as_f32_(iadd_(u, isplat_(0x38800000u))), splat_(6.103515625e-05f)));
-    vu32_ special = select_(igt_(mag, isplat_(0x7C00u)), or_(u, isplat_(0x7FC00000u)), isplat_(0x7F800000u));
-    u = select_(igt_(isplat_(0x0400u), mag), tiny, normal);
-    return as_f32_(or_(sign, select_(igt_(mag, isplat_(0x7BFFu)), special, u)));
+    const vu32_ mag = and_(a, isplat_(0x7FFFu)), low = as_u32_(min_(as_f32_(mag), as_f32_(isplat_(0x0400u))));
+    vu32_ u = iadd_(as_u32_(mul_(convert_f32_(low), splat_(5.9604644775390625e-08f))), shl_(isub_(mag, low), 13));
+    u = iadd_(u, select_or_zero_(igt_(mag, isplat_(0x7BFFu)), isplat_(0x38000000u))); /* infinity and NaN */
+    u = or_(u, select_or_zero_(igt_(mag, isplat_(0x7C00u)), isplat_(0x00400000u)));   /* a quiet NaN */
+    return as_f32_(or_(u, shl_(and_(a, isplat_(0x8000u)), 16)));
 }
 static KOPT_NOINLINE_ ISA_TARGET_ vu32_ narrow_fp16_(vf32_ a) {
-    vu32_ u = as_u32_(a), mag = and_(u, isplat_(0x7FFFFFFFu)), sign = and_(shr_(u, 16), isplat_(0x8000u));
-    vu32_ odd = and_(shr_(mag, 13), isplat_(1)), t = isub_(mag, isplat_(0x38000000u));
-    vu32_ normal = shr_(iadd_(iadd_(t, isplat_(0x0FFFu)), odd), 13);
-    /* subnormal: an ulp of 0.5 is 2^-24, so the addition rounds */
-    vu32_ tiny = isub_(as_u32_(add_(as_f32_(mag), splat_(0.5f))), isplat_(0x3F000000u));
-    vu32_ nan = or_(isplat_(0x7E00u), and_(shr_(mag, 13), isplat_(0x03FFu)));
-    u = select_(igt_(isplat_(0x38800000u), mag), tiny, normal);
-    u = select_(igt_(mag, isplat_(0x477FEFFFu)), isplat_(0x7C00u), u);
-    return or_(sign, select_(igt_(mag, isplat_(0x7F800000u)), nan, u));
+    const vu32_ sign_and_mag = as_u32_(a), mag = and_(sign_and_mag, isplat_(0x7FFFFFFFu));
+    const vf32_ low = min_(as_f32_(mag), splat_(6.103515625e-05f)); /* of a NaN: any number */
+    const vu32_ high = isub_(mag, as_u32_(low)), odd = and_(shr_(high, 13), isplat_(1));
+    /* an ulp of 0.5 is 2^-24: the sum rounds */
+    vu32_ u = isub_(as_u32_(add_(low, splat_(0.5f))), isplat_(0x3F000000u));
+    u = iadd_(u, shr_(iadd_(iadd_(high, isplat_(0x0FFFu)), odd), 13));
+    u = as_u32_(min_(as_f32_(u), as_f32_(isplat_(0x7C00u)))); /* overflow */
+    u = or_(u, select_or_zero_(igt_(mag, isplat_(0x7F800000u)),
+                               or_(isplat_(0x0200u), and_(shr_(mag, 13), isplat_(0x03FFu)))));
+    return or_(u, and_(shr_(sign_and_mag, 16), isplat_(0x8000u)));
 }
 #endif
 
@@ -4793,7 +4794,11 @@ FN_ vu32_ K_(round_kahan16)(vf32_ x, kopt_format format) {
 /* round_fp16_: x rounded to fp16, and *stored = its 16 bits. */
 FN_ vf32_ load_fp16_(const kopt_byte_ *p) { return widen_fp16_(load16_(p)); }
 FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
+#ifdef ONE_LANE_
     *stored = K_(round_nearest16)(x, KOPT_FP16);
+#else
+    *stored = narrow_fp16_(x); /* vectors with a NaN go to the scalar code */
+#endif
     return widen_fp16_(*stored);
 }
 #endif
@@ -5946,11 +5951,13 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 #else /* without SPECIALIZED_ (SSE2): small code rather than fast code */
 #define DIRECTIONS_(LINE_) \
     LINE_(direction_adam_bf16, KOPT_ADAM, KOPT_ADAM, 2, KOPT_BF16) \
+    LINE_(direction_momentum_lion_bf16, KOPT_SGD, KOPT_LION, 1, KOPT_BF16) \
     LINE_(direction_any_bf16, ANY_, ANY_, ANY_, KOPT_BF16) \
     LINE_(direction_any_fp16, ANY_, ANY_, ANY_, KOPT_FP16) \
     LINE_(direction_adam_f32, KOPT_ADAM, KOPT_ADAM, 2, KOPT_F32) \
     LINE_(direction_sgd, KOPT_SGD, KOPT_SGD, 0, KOPT_F32) \
     LINE_(direction_ema, KOPT_EMA, KOPT_EMA, 0, KOPT_F32) \
+    LINE_(direction_momentum_lion_f32, KOPT_SGD, KOPT_LION, 1, KOPT_F32) \
     LINE_(direction_any, ANY_, ANY_, ANY_, ANY_)
 #define COMMITS_(LINE_) \
     LINE_(commit_bf16, KOPT_BF16, ANY_, ANY_) \
