@@ -1,6 +1,7 @@
 /* kahan_opt.h beside itself, built with other flags and compilers.
 
-     ./build.sh bench flags [N]      N weights (default 10,240: in cache)
+     ./build.sh bench flags [N [OFFSET]]     N weights (default 10,240: in cache), in arrays that begin OFFSET bytes
+                                             (default 0) behind a multiple of 64
 
    build.sh compiles this file once for each set of flags, with STEP the name of the function it makes, and once with
    BUILDS, the list of those names: the program. The first is -O2, as README says. The builds take turns, in thread CPU
@@ -18,7 +19,7 @@
 #include "../kahan_opt.h"
 
 typedef struct arrays {
-    void *weight, *grad, *state;
+    void *memory, *weight, *grad, *state;
     size_t n, room;
 } arrays;
 
@@ -56,6 +57,17 @@ static void fail(const char *why) {
     exit(2);
 }
 
+static int allocate(arrays *a, size_t n, size_t offset) {
+    const size_t array = (4 * n + offset) / 64 * 64 + 64;
+    unsigned char *begin;
+    a->n = n, a->room = KOPT_STATE_BYTES(n, 8);
+    a->memory = malloc(64 + 2 * array + offset + a->room);
+    if (a->memory == NULL) return 0;
+    begin = (unsigned char *)a->memory + (64 - (uintptr_t)a->memory % 64) % 64 + offset;
+    a->weight = begin, a->grad = begin + array, a->state = begin + 2 * array;
+    return 1;
+}
+
 int main(int count, char **arguments) {
     static const struct {
         const char *name;
@@ -66,16 +78,15 @@ int main(int count, char **arguments) {
                      {"bf16 stochastic", KOPT_BF16, KOPT_STOCHASTIC}};
     static double time[COUNT][REPETITIONS], ratio[COUNT][REPETITIONS];
     const size_t n = count > 1 ? strtoull(arguments[1], NULL, 10) : 10240;
+    const size_t offset = count > 2 ? strtoull(arguments[2], NULL, 10) : 0;
     const unsigned steps = (unsigned)(300000 / (n + 1)) + 1;
     int l, r, b;
-    if (count > 2 || n == 0) fail("usage: flags [N], N the number of weights");
+    if (count > 3 || n == 0 || offset > 64) fail("usage: flags [N [OFFSET]], N weights, OFFSET up to 64 bytes");
     for (l = 0; l < LINES; l++) {
         arrays a[COUNT];
         printf("%-16s", line[l].name);
         for (b = 0; b < COUNT; b++) {
-            a[b].n = n, a[b].room = KOPT_STATE_BYTES(n, 8);
-            a[b].weight = malloc(4 * n), a[b].grad = malloc(4 * n), a[b].state = malloc(a[b].room);
-            if (a[b].weight == NULL || a[b].grad == NULL || a[b].state == NULL) fail("out of memory");
+            if (!allocate(&a[b], n, offset)) fail("out of memory");
             memset(a[b].weight, 0x3C, 4 * n), memset(a[b].grad, 0x3C, 4 * n); /* 0.0115, in fp32 and in bf16 */
             if (!builds[b].step(&a[b], line[l].format, line[l].rounding, 0)) fail("a state block was refused");
         }
@@ -88,7 +99,7 @@ int main(int count, char **arguments) {
             }
         for (b = 0; b < COUNT; b++) {
             printf("  %s %.3f ns %.2f", builds[b].flags, median(time[b], REPETITIONS), median(ratio[b], REPETITIONS));
-            free(a[b].weight), free(a[b].grad), free(a[b].state);
+            free(a[b].memory);
         }
         printf("\n");
     }
