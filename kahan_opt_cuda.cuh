@@ -804,7 +804,7 @@ KOPT_CUDA_FN_ void kopt_cuda_step_octet_(kopt_cuda_octet_ *x, const kopt_vf32_oc
             for (m = 0; m < 2; m++) {
                 const int rooted = kopt_stores_root_(kind, m);
                 const kopt_vf32_octet_ value =
-                    rooted ? kopt_root_at_octet_(&h.moments, m) : kopt_moment_at_octet_(&h.moments, m);
+                    rooted ? kopt_root_at_octet_(h.moments, m) : kopt_moment_at_octet_(h.moments, m);
                 if (m >= kind.moment_count) continue;
                 if (kind.buffered)
                     buffer[m][q + half] = value;

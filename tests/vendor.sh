@@ -180,9 +180,11 @@ if section windows; then
                     -Xclang -ffreestanding -I. /Zs /T$language $out/$source.c
             done
         done
-        check "$c as clang-cl /O2: code for every instruction set" $c --driver-mode=cl --target=x86_64-pc-windows-msvc \
-            /W4 /WX \
-            -Xclang -ffreestanding -I. /O2 /c /Fo$out/windows.obj /TC $out/plain.c
+        for arch in AVX AVX2 AVX512; do
+            check "$c as clang-cl /O2 /arch:$arch: code for each instruction set" $c --driver-mode=cl \
+                --target=x86_64-pc-windows-msvc /W4 /WX -Xclang -ffreestanding -I. /O2 /arch:$arch \
+                /c /Fo$out/windows.obj /TC $out/plain.c
+        done
     done
     [ -n "$clangs" ] || missing "no clang: clang-cl"
     # The lines for Microsoft's compiler: intrinsics instead of assembly, and other pragmas.
