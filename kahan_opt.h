@@ -101,8 +101,9 @@
    KAHAN_OPT_SLEEF            impl  With KAHAN_OPT_VMATH: SLEEF 3.5.1 or later computes exp to sincospi, and the
                                     functions made of them, by default. Link with -lsleef. A step uses SLEEF only if
                                     opt.vmath selects it; random numbers never use it.
-   KAHAN_OPT_ALL_ISAS         impl  Keeps what the compiler's flags make useless: a build for AVX2 (-mavx2, /arch:AVX2,
-                                    -march=native) leaves SSE2 out, a build for AVX-512 also AVX2.
+   KAHAN_OPT_ALL_ISAS         impl  Compiles every instruction set of the machine. Without it, a build leaves out those
+                                    that the compiler's flags make useless: SSE2 if they promise AVX2 (-march=native,
+                                    -mavx2, /arch:AVX2), and AVX2 if they promise AVX-512.
    KAHAN_OPT_SELF             impl  The name of this file, with quotes, if you renamed it. The file includes itself, so
                                     it must stay a separate file. gcc 12, clang 9 and later find the name themselves.
 
