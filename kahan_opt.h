@@ -154,10 +154,10 @@
         parameters and fields (docs/history.md maps old names to new ones), such as opt.decay, now decay_mode, and the
         slots of a state block, now kopt_slot. Left out: instruction sets that the compiler's flags make useless
         (KAHAN_OPT_ALL_ISAS). Removed: 16-bit sums for MPI; an example in docs/training-loop.md replaces them. Bits that
-        differ from 0.1: COMPACT with stochastic compensation uses the upper bits of its random
-        number; 8-bit codes are minifloats instead of the dynamic map, and the code of a root below 2^-133 of the
-        block's largest is no longer 0; rate_scale 0 means 1; blocks have layout 2 (blocks of 0.1 and moments of the
-        dynamic map can still be opened).
+        differ from 0.1: COMPACT with stochastic compensation uses the upper bits of its random number; 8-bit codes are
+        minifloats instead of the dynamic map, and the code of a root below 2^-133 of the block's largest is no longer
+        0; rate_scale 0 means 1; blocks have layout 2 (blocks of 0.1 and moments of the dynamic map can still be
+        opened).
    0.1  First version.
 */
 
@@ -7535,7 +7535,7 @@ static const kopt_kernels_ kopt_table_[] = {KOPT_KERNELS_(scalar, scalar),
 #elif defined(KOPT_X86_)
                                             KOPT_NO_KERNELS_(avx2),        KOPT_KERNELS_(avx512, avx512),
 #else
-                                                          KOPT_NO_KERNELS_(avx2),        KOPT_NO_KERNELS_(avx512),
+                                            KOPT_NO_KERNELS_(avx2),        KOPT_NO_KERNELS_(avx512),
 #endif
 #ifdef KOPT_NEON_
                                             KOPT_KERNELS_(neon, neon),
@@ -10272,7 +10272,7 @@ static void (*const kopt_tools_[])(const kopt_tool_ *) = {kopt_tool_scalar_, KOP
 #elif defined(KOPT_X86_)
                                                           KOPT_NULL_,        kopt_tool_avx512_,
 #else
-                                                                        KOPT_NULL_,        KOPT_NULL_,
+                                                          KOPT_NULL_,        KOPT_NULL_,
 #endif
 #ifdef KOPT_NEON_
                                                           kopt_tool_neon_,
