@@ -23,7 +23,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench [--gb SIZE]      check the bits, then compare with the memory roofline
        ./build.sh bench --sizes | --all  how cost grows with n, and a model of it; every combination
        ./build.sh bench atan2            the rules of KAHAN_OPT_VMATH compared with AdamW, with SLEEF if installed
-       ./build.sh bench flags [N [OFS]]  the header built with -O0, -O3 -march=native and clang, compared with -O2
+       ./build.sh bench flags [N [OFFSET]] the header built with -O0, -O3 -march=native and clang, compared with -O2
        ./build.sh bench --peers [--gb S] compare with PyTorch, optimi, torchao, bitsandbytes (installs them: up to 6 GB)
        ./build.sh bench cliffs [quick]   compare every combination with bf16 Kahan AdamW: is any slow?
        ./build.sh bench compare OLD NEW  two versions of the header in one process (--help: options)

@@ -4353,12 +4353,12 @@ FN_ vmask_ unordered_(vf32_ a, vf32_ b) {
 #endif
 
 #ifdef GENERIC_FP16_ /* not inlined: the gain in speed is not worth the compile time */
-/* Both split a magnitude at 2^-14: the part below it, where fp16 is subnormal, has equal steps of 2^-24. The part above
-   is 0 if there is none. */
+/* Both split a magnitude at 2^-14. The part below it (low), where fp16 is subnormal, has equal steps of 2^-24. The part
+   above it (high) is 0 if there is none; it keeps its bits, shifted by 13. */
 static KOPT_NOINLINE_ ISA_TARGET_ vf32_ widen_fp16_(vu32_ a) {
     const vu32_ mag = and_(a, isplat_(0x7FFFu)), low = as_u32_(min_(as_f32_(mag), as_f32_(isplat_(0x0400u))));
     vu32_ u = iadd_(as_u32_(mul_(convert_f32_(low), splat_(5.9604644775390625e-08f))), shl_(isub_(mag, low), 13));
-    u = iadd_(u, select_or_zero_(igt_(mag, isplat_(0x7BFFu)), isplat_(0x38000000u))); /* infinity and NaN */
+    u = iadd_(u, select_or_zero_(igt_(mag, isplat_(0x7BFFu)), isplat_(0x38000000u))); /* infinity, NaN */
     u = or_(u, select_or_zero_(igt_(mag, isplat_(0x7C00u)), isplat_(0x00400000u)));   /* a quiet NaN */
     return as_f32_(or_(u, shl_(and_(a, isplat_(0x8000u)), 16)));
 }
@@ -4796,9 +4796,9 @@ FN_ vu32_ K_(round_kahan16)(vf32_ x, kopt_format format) {
 FN_ vf32_ load_fp16_(const kopt_byte_ *p) { return widen_fp16_(load16_(p)); }
 FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
 #ifdef ONE_LANE_
-    *stored = K_(round_nearest16)(x, KOPT_FP16);
+    *stored = K_(round_nearest16)(x, KOPT_FP16); /* a NaN becomes the canonical one; vectors hand it to scalar code */
 #else
-    *stored = narrow_fp16_(x); /* vectors with a NaN go to the scalar code */
+    *stored = narrow_fp16_(x);
 #endif
     return widen_fp16_(*stored);
 }
@@ -5393,8 +5393,8 @@ FN_ vu32_ K_(second16)(vu32_ both, int layout) {
 }
 
 /* A loop over the moments m of a rule. Compilers unroll it, so that m is constant. They remove unreachable code before
-   they unroll, so this takes a fraction of the compile time of four copies in the source. Which form is the fastest has
-   been measured: the second one with clang 19, where 13 to 16 prefer the third; on NEON the second one slows fp16. */
+   they unroll, so this takes a fraction of the compile time of four copies in the source. clang 19 makes the
+   fastest code of the second form on x86. Older ones, and clang 19 on NEON, make slower code of fp16 from it. */
 #if defined(KOPT_GCC_) && __GNUC__ >= 8 && !defined(__CUDACC__)
 #define EACH_MOMENT_ _Pragma("GCC unroll 4") for (m = 0; m < MOMENTS_; m++)
 #elif defined(KOPT_X86_) && defined(__clang__) && __clang_major__ >= 19
@@ -5420,7 +5420,7 @@ typedef struct half_pair_ {
 FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants_ *c, vf32_ w, vf32_ compensation,
                              vf32_ g, vu32_ number, vu32_ stride, int second, int layout, half_pair_ *h, vf32_ *y) {
     const vf32_ x = K_(rule)(kind, k, w, compensation, g, &h->moments, y);
-    vu32_ largest = isplat_(0);
+    vu32_ largest = isplat_(0); /* of its own: clang keeps h in memory */
     int m;
     h->u[0] = h->u[1] = h->u[2] = h->u[3] = number; /* any value */
     h->largest = largest;

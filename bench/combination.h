@@ -3,6 +3,8 @@
    included before this file, a combination becomes an optimizer and a tensor. */
 #ifndef COMBINATION_H
 #define COMBINATION_H
+#include "room.h"
+
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -36,15 +38,6 @@ typedef struct arrays { /* room for n weights of the widest combination */
     void *weight, *grad, *copy, *state;
     size_t n, state_room;
 } arrays;
-
-/* Room for an array behind those before: it begins with a line of the cache, and elsewhere in its page than they do.
-   Arrays that begin alike collide in the first cache, and a load waits for a store with the same lower address bits. */
-static inline unsigned char *take(unsigned char **next, size_t bytes) {
-    unsigned char *const p = *next + (64 - (uintptr_t)*next % 64) % 64;
-    *next = p + (bytes / 4096 + 1) * 4096 + 1088;
-    return p;
-}
-enum { SPARE = 4 * (4096 + 1088) + 64 }; /* what four of them take beside their bytes */
 
 static const char *const format_name[FORMATS] = {"fp32", "bf16", "fp16", "8-bit"};
 static const char *const rounding_name[ROUNDINGS] = {"nearest", "stochastic", "kahan", "compact", "exact"};

@@ -12,6 +12,8 @@
 #else
 #include "timing.h"
 
+#include "room.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +21,7 @@
 #include "../kahan_opt.h"
 
 typedef struct arrays {
-    void *memory, *weight, *grad, *state;
+    void *memory, *weight, *grad, *state; /* memory: what free() takes */
     size_t n, room;
 } arrays;
 
@@ -57,17 +59,6 @@ static void fail(const char *why) {
     exit(2);
 }
 
-static int allocate(arrays *a, size_t n, size_t offset) {
-    const size_t array = (4 * n + offset) / 64 * 64 + 64;
-    unsigned char *begin;
-    a->n = n, a->room = KOPT_STATE_BYTES(n, 8);
-    a->memory = malloc(64 + 2 * array + offset + a->room);
-    if (a->memory == NULL) return 0;
-    begin = (unsigned char *)a->memory + (64 - (uintptr_t)a->memory % 64) % 64 + offset;
-    a->weight = begin, a->grad = begin + array, a->state = begin + 2 * array;
-    return 1;
-}
-
 int main(int count, char **arguments) {
     static const struct {
         const char *name;
@@ -86,7 +77,12 @@ int main(int count, char **arguments) {
         arrays a[COUNT];
         printf("%-16s", line[l].name);
         for (b = 0; b < COUNT; b++) {
-            if (!allocate(&a[b], n, offset)) fail("out of memory");
+            unsigned char *next;
+            a[b].n = n, a[b].room = KOPT_STATE_BYTES(n, 8);
+            next = a[b].memory = malloc(8 * n + a[b].room + SPARE);
+            if (next == NULL) fail("out of memory");
+            a[b].weight = take(&next, 4 * n) + offset, a[b].grad = take(&next, 4 * n) + offset;
+            a[b].state = take(&next, a[b].room) + offset;
             memset(a[b].weight, 0x3C, 4 * n), memset(a[b].grad, 0x3C, 4 * n); /* 0.0115, in fp32 and in bf16 */
             if (!builds[b].step(&a[b], line[l].format, line[l].rounding, 0)) fail("a state block was refused");
         }

@@ -181,7 +181,7 @@ if section windows; then
             done
         done
         for arch in AVX AVX2 AVX512; do
-            check "$c as clang-cl /O2 /arch:$arch: code for each instruction set" $c --driver-mode=cl \
+            check "$c as clang-cl /O2 /arch:$arch: code for its instruction sets" $c --driver-mode=cl \
                 --target=x86_64-pc-windows-msvc /W4 /WX -Xclang -ffreestanding -I. /O2 /arch:$arch \
                 /c /Fo$out/windows.obj /TC $out/plain.c
         done
