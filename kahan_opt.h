@@ -5420,7 +5420,7 @@ typedef struct half_pair_ {
 FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants_ *c, vf32_ w, vf32_ compensation,
                              vf32_ g, vu32_ number, vu32_ stride, int second, int layout, half_pair_ *h, vf32_ *y) {
     const vf32_ x = K_(rule)(kind, k, w, compensation, g, &h->moments, y);
-    vu32_ largest = isplat_(0); /* of its own: clang keeps h in memory */
+    vu32_ largest = isplat_(0);
     int m;
     h->u[0] = h->u[1] = h->u[2] = h->u[3] = number; /* any value */
     h->largest = largest;
@@ -5434,7 +5434,7 @@ FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants
         if (kind.moment == KOPT_FP16 || CHECK_UNROUNDED_)
             largest = imax_(largest, and_(as_u32_(kopt_stores_root_(kind, m) ? root : moment), c->abs_mask));
     }
-    h->largest = largest;
+    h->largest = largest; /* once: clang keeps h in memory */
     return x;
 }
 
