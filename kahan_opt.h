@@ -770,8 +770,8 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
    The errors are those of kopt_state_read(). The values are not checked: the root of a negative second moment is NaN.
 
    Use it also to change weights in the middle of a run (pruning, averaging). If you store a weight directly in
-   t->weight, it keeps the residual of its old value. With COMPACT and EXACT, a zero beside a negative residual is then
-   read as NaN. */
+   t->weight, it keeps the residual of its old value, which is at most about half an ulp of that value; where the two
+   together would be NaN (COMPACT and EXACT: a zero beside a negative residual), the weight stands alone. */
 KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                        const float *in);
 
@@ -5019,12 +5019,25 @@ FN_ vf32_ K_(stable_ratio_of)(const scalars_ *k, vf32_ g, vf32_ v) {
 
 /* ---- weights and moments, from and to memory ---- */
 
-/* The 32-bit word of a weight of COMPACT or EXACT (section 3), the argument of from_extended. stored: the 16 bits of
-   the weight. residual: 8 bits, sign-extended (COMPACT), or 16 bits, zero-extended (EXACT). */
-FN_ vu32_ K_(join_residual)(kopt_kind_ kind, vu32_ stored, vu32_ residual) {
-    if (kind.rounding == KOPT_COMPACT) residual = shl_(residual, 8);
-    if (kind.rounding == KOPT_EXACT) residual = isub_(xor_(residual, isplat_(0x8000u)), isplat_(0x8000u));
-    return iadd_(shl_(stored, 16), residual);
+/* The full weight of COMPACT or EXACT (section 3), from the 16 bits of the weight and its residual: 8 bits,
+   sign-extended (COMPACT), or 16 bits, zero-extended (EXACT). A weight that the caller stored may stand beside a
+   residual that does not belong to it. If the two together are infinite or NaN, the weight stands alone. With largest
+   (see from_extended) such vectors go to the scalar code. */
+FN_ vf32_ K_(full_weight)(kopt_rounding rounding, kopt_format format, vu32_ stored, vu32_ residual, vu32_ *largest) {
+    vu32_ u, mag;
+    if (rounding == KOPT_COMPACT) residual = shl_(residual, 8);
+    if (rounding == KOPT_EXACT) residual = isub_(xor_(residual, isplat_(0x8000u)), isplat_(0x8000u));
+    u = iadd_(shl_(stored, 16), residual);
+#ifdef ONE_LANE_
+    KOPT_CAST_(void, largest);
+    u = as_u32_(K_(from_extended)(u, format));
+#else
+    u = as_u32_(K_(from_extended)(u, format, largest));
+    if (largest != KOPT_NULL_) return as_f32_(u);
+#endif
+    mag = and_(u, isplat_(0x7FFFFFFFu));
+    return as_f32_(
+        select_(igt_(mag, isplat_(0x7F7FFFFFu)), as_u32_(K_(widen)(and_(stored, isplat_(0xFFFFu)), format)), u));
 }
 
 KOPT_ROUNDINGS_UP_TO_(KOPT_EXACT, K_(commit))
@@ -5103,15 +5116,8 @@ FN_ vf32_ K_(square_if)(vf32_ x, int rooted) { return rooted ? mul_(x, x) : x; }
    KAHAN, or 0. largest: see from_extended; scalar code ignores it. */
 FN_ vf32_ K_(load_weight)(kopt_kind_ kind, vu32_ stored, vu32_ residual, vf32_ *compensation, vu32_ *largest) {
     *compensation = splat_(0);
-    if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT) {
-        const vu32_ joined = K_(join_residual)(kind, stored, residual);
-#ifdef ONE_LANE_
-        KOPT_CAST_(void, largest);
-        return K_(from_extended)(joined, kind.weight);
-#else
-        return K_(from_extended)(joined, kind.weight, largest);
-#endif
-    }
+    if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT)
+        return K_(full_weight)(kind.rounding, kind.weight, stored, residual, largest);
     if (kind.weight != KOPT_F32 && kind.rounding == KOPT_KAHAN) {
         *compensation = K_(widen)(residual, kind.weight);
         if (kind.weight == KOPT_FP16) *compensation = mul_(*compensation, splat_(1.0f / 2048));
@@ -5552,6 +5558,7 @@ FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int 
     compensation->a = compensation->b = splat_(0);
     if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT) {
         const int exact = kind.rounding == KOPT_EXACT;
+        kopt_rounding rounding = kind.rounding;
         const kopt_byte_ *const residual = j->residual + (exact ? 2 * i : i), *const weight = j->weight + 2 * i;
         vu32_ a, b, residual_a, residual_b;
         if ((layout & EVEN_ODD_) != 0) {
@@ -5561,15 +5568,15 @@ FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int 
             b = shr_(both, 16);
             residual_a = and_(residuals, c->lower);
             residual_b = shr_(residuals, 16);
-            kind.rounding = KOPT_EXACT; /* what a residual of 16 bits means */
+            rounding = KOPT_EXACT; /* what a residual of 16 bits means */
         } else {
             a = load16_(weight);
             b = load16_(weight + 2 * LANES_);
             residual_a = exact ? load16_(residual) : load8_(residual);
             residual_b = exact ? load16_(residual + 2 * LANES_) : load8_(residual + LANES_);
         }
-        w.a = K_(from_extended)(K_(join_residual)(kind, a, residual_a), kind.weight, largest);
-        w.b = K_(from_extended)(K_(join_residual)(kind, b, residual_b), kind.weight, largest);
+        w.a = K_(full_weight)(rounding, kind.weight, a, residual_a, largest);
+        w.b = K_(full_weight)(rounding, kind.weight, b, residual_b, largest);
         return w;
     }
     if (kind.weight != KOPT_F32 && kind.rounding == KOPT_KAHAN) {
@@ -8808,12 +8815,12 @@ static float kopt_read_weight_(const kopt_optimizer *opt, const kopt_byte_ *weig
     const kopt_format format = opt->weight_format;
     float compensation;
     if (format == KOPT_F32) return kopt_as_f32_(kopt_load32_(weight));
-    if (opt->rounding == KOPT_EXACT)
-        return kopt_from_extended_scalar_((kopt_load16_(weight) << 16) + ((kopt_load16_(residual) ^ 0x8000u) - 0x8000u),
-                                          format);
-    if (opt->rounding == KOPT_COMPACT)
-        return kopt_from_extended_scalar_(
-            (kopt_load16_(weight) << 16) + (((KOPT_CAST_(uint32_t, *residual) ^ 0x80u) - 0x80u) << 8), format);
+    if (opt->rounding == KOPT_EXACT || opt->rounding == KOPT_COMPACT)
+        return kopt_full_weight_scalar_(opt->rounding, format, kopt_load16_(weight),
+                                        opt->rounding == KOPT_EXACT
+                                            ? kopt_load16_(residual)
+                                            : (KOPT_CAST_(uint32_t, *residual) ^ 0x80u) - 0x80u,
+                                        KOPT_NULL_);
     if (opt->rounding != KOPT_KAHAN) return kopt_widen_scalar_(kopt_load16_(weight), format);
     compensation = kopt_widen_scalar_(kopt_load16_(residual), format);
     if (format == KOPT_FP16) compensation *= 1.0f / 2048;

@@ -199,12 +199,13 @@ def ties_away(u):
 
 
 def seen(store, w, kept):
-    """The weight that decay sees, float32."""
-    if store.format != F32 and store.rounding == COMPACT:
-        return from_extended(store.format, (w << 16) + (signed(kept, 8) << 8) & 0xFFFFFFFF)
-    if store.format != F32 and store.rounding == EXACT:
-        return from_extended(store.format, (w << 16) + signed(kept, 16) & 0xFFFFFFFF)
-    return widen(store.format, w)
+    """The weight that decay sees, float32. A weight that is no finite number together with what is kept stands alone."""
+    if store.format == F32 or store.rounding not in (COMPACT, EXACT):
+        return widen(store.format, w)
+    kept = signed(kept, 8) << 8 if store.rounding == COMPACT else signed(kept, 16)
+    joint = (w << 16) + kept & 0xFFFFFFFF
+    top = infinity(store.format)
+    return np.where((joint >> 16) & top == top, widen(store.format, w), from_extended(store.format, joint))
 
 
 def visible(format, x):

@@ -356,12 +356,14 @@ typedef struct ref_element {
     uint32_t weight, residual, moment[4], slow, slow_residual, grad;
 } ref_element;
 
-/* The weight with what COMPACT and EXACT remember of it; residual is sign-extended. */
+/* The weight with what COMPACT and EXACT remember of it; residual is sign-extended. The weight stands alone if the two
+   do not make a finite number. */
 static inline float ref_weight(const kopt_optimizer *o, uint32_t weight, uint32_t residual) {
     kopt_format f = o->weight_format;
-    if (f != KOPT_F32 && o->rounding == KOPT_COMPACT)
-        return ref_float(ref_from_extended(f, (weight << 16) + (residual << 8)));
-    if (f != KOPT_F32 && o->rounding == KOPT_EXACT) return ref_float(ref_from_extended(f, (weight << 16) + residual));
+    if (f != KOPT_F32 && (o->rounding == KOPT_COMPACT || o->rounding == KOPT_EXACT)) {
+        uint32_t joint = (weight << 16) + (o->rounding == KOPT_COMPACT ? residual << 8 : residual);
+        if (ref_is_finite(f, joint >> 16)) return ref_float(ref_from_extended(f, joint));
+    }
     return ref_float(ref_widen(f, weight));
 }
 

@@ -15,6 +15,76 @@ static kopt_tensor t;
 static unsigned char weight[4 * N], weight_before[4 * N], state[64 + 10 * N], state_before[64 + 10 * N];
 static unsigned char values[4 * N + 1], result[4 * N + 1]; /* fp32, at an odd address */
 
+/* ---- Weights that the caller stores directly ---------------------------------------------------------------------- */
+
+/* Masks and clamps write t->weight and leave the residual. With COMPACT and EXACT a zero beside a negative residual
+   makes no number: such a weight stands alone, as if its residual were 0. The twin has that 0. Returns what differs
+   after 7 steps, and every value that is not finite. */
+static int stored_weights_differ(kopt_optimizer o, size_t n, int counted) {
+    static unsigned char w[2][2 * N], block[2][64 + 24 * N];
+    static float start[N], grad[N], full[N];
+    static kopt_counts counts[2];
+    const ref_layout l = ref_layout_of(&o, n);
+    kopt_tensor twin[2];
+    uint32_t word = 1;
+    int k, step, bad = 0, alone = 0;
+    size_t i;
+    for (i = 0; i < n; ++i) start[i] = (uniform32(&word) - 0.5f) * 0.1f;
+    for (k = 0; k < 2; ++k) {
+        memset(block[k], 0, sizeof block[k]), memset(&counts[k], 0, sizeof counts[k]);
+        twin[k] = kopt_tensor_of(w[k], grad, KOPT_F32, n, block[k], sizeof block[k]);
+        twin[k].counts = counted ? &counts[k] : NULL;
+        bad += kopt_state_init(&o, &twin[k], start) != KOPT_OK;
+        for (i = 0; i < n; ++i) {
+            const uint32_t residual = ref_get(block[k] + l.residual, l.residual_width, i);
+            if (i % 3 != 0) continue;
+            ref_set(w[k], 2, i, i % 2 == 0 ? 0 : 0x8000);
+            if (residual >> (8 * l.residual_width - 1) == 0) continue;
+            ++alone;
+            if (k == 1) ref_set(block[k] + l.residual, l.residual_width, i, 0);
+        }
+    }
+    bad += kopt_state_read(&o, &twin[0], KOPT_WEIGHT, full) != KOPT_OK;
+    for (i = 0; i < n; ++i) bad += !(fabsf(full[i]) < 0.06f); /* also if it is NaN */
+    for (step = 0; step < 7; ++step) {
+        kopt_optimizer other = o;
+        for (i = 0; i < n; ++i) grad[i] = uniform32(&word) - 0.5f;
+        bad += kopt_optimizer_step(&other, &twin[1], 1) != KOPT_OK;
+        bad += kopt_optimizer_step(&o, &twin[0], 1) != KOPT_OK;
+    }
+    for (i = 0; i < n; ++i) bad += !ref_is_finite(o.weight_format, ref_get(w[0], 2, i));
+    bad += memcmp(w[0], w[1], 2 * n) != 0;
+    bad += memcmp(block[0], block[1], kopt_state_size(&o, n)) != 0;
+    bad += counts[0].wanted != counts[1].wanted;
+    return bad + (n > 100 && alone < 20);
+}
+
+static void check_stored_weights(void) {
+    static const kopt_format moment[] = {KOPT_BF16, KOPT_F32, KOPT_Q8};
+    const kopt_optimizer rules[] = {kopt_adamw(1e-3),       kopt_sgd(1e-2, 0),   kopt_sgd(1e-2, 0.9), kopt_lion(1e-4),
+                                    kopt_adan(1e-3),        kopt_ranger(1e-3),   kopt_ema(0.9),       kopt_radam(1e-3),
+                                    kopt_stable_adamw(1e-3)};
+    size_t r, f, size;
+    int isa, mode, rounding;
+    for (rounding = KOPT_COMPACT; rounding <= KOPT_EXACT; ++rounding) {
+        int bad = 0;
+        FOR_EACH_ISA(isa)
+        for (r = 0; r < sizeof rules / sizeof *rules; ++r)
+            for (mode = 0; mode < 8; ++mode)
+                for (f = 0; f < 3; ++f)
+                    for (size = 1; size <= 300; size += 299) {
+                        kopt_optimizer o = rules[r];
+                        o.weight_format = mode & 1 ? KOPT_FP16 : KOPT_BF16, o.rounding = (kopt_rounding)rounding;
+                        o.moment_format = moment[f];
+                        if (o.rule != KOPT_EMA)
+                            o.decay_mode = mode & 2 ? KOPT_L2 : KOPT_DECOUPLED, o.weight_decay = 0.1;
+                        bad += stored_weights_differ(o, size, mode & 4);
+                    }
+        ok(!bad, "%s: a zero stored beside a negative residual stands alone, in %d rules: %d differ",
+           rounding_name[rounding], (int)(sizeof rules / sizeof *rules), bad);
+    }
+}
+
 /* ---- Writing and reading: docs/numerics.md section 8b ----------------------------------------------------------- */
 
 /* Ends, ties and specials of all formats and everything below the normal range; then numbers of any exponent. */
@@ -308,6 +378,7 @@ static void check_negative_zero(void) {
 int main(void) {
     fesetenv(FE_DFL_ENV); /* -Ofast starts with subnormals flushed, and the reference computes here */
     check_writing();
+    check_stored_weights();
     check_least_scale();
     check_flushing();
     check_lists();
