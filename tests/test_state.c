@@ -61,9 +61,9 @@ static int stored_weights_differ(kopt_optimizer o, size_t n, int counted) {
 
 static void check_stored_weights(void) {
     static const kopt_format moment[] = {KOPT_BF16, KOPT_F32, KOPT_Q8};
-    const kopt_optimizer rules[] = {kopt_adamw(1e-3),       kopt_sgd(1e-2, 0),   kopt_sgd(1e-2, 0.9), kopt_lion(1e-4),
-                                    kopt_adan(1e-3),        kopt_ranger(1e-3),   kopt_ema(0.9),       kopt_radam(1e-3),
-                                    kopt_stable_adamw(1e-3)};
+    const kopt_optimizer rules[] = {kopt_adamw(1e-3), kopt_sgd(1e-2, 0), kopt_sgd(1e-2, 0.9),
+                                    kopt_lion(1e-4),  kopt_adan(1e-3),   kopt_ranger(1e-3),
+                                    kopt_ema(0.9),    kopt_radam(1e-3),  kopt_stable_adamw(1e-3)};
     size_t r, f, size;
     int isa, mode, rounding;
     for (rounding = KOPT_COMPACT; rounding <= KOPT_EXACT; ++rounding) {
