@@ -2,7 +2,7 @@
 
        ./build.sh bench q8 check                 the properties of the codes, over all numbers they meet
        ./build.sh bench q8 blocks [BETA2]        second moments: the length of a step by them, by kinds of blocks
-       ./build.sh bench q8 steps [BETA2]         whole steps, with both moments stored, beside larger and larger outliers
+       ./build.sh bench q8 steps [BETA2]         whole steps, with both moments stored, beside larger outliers
        ./build.sh bench q8 train TEXT [BETA2]    the final loss of four tasks, 10 seeds; TEXT is a file for two of them
        ./build.sh bench q8 train TEXT BETA2 DIGITS   digits in UCI's format (optdigits.tes), not drawn
 
