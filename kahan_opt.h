@@ -24,15 +24,16 @@
            }
        }
 
-   A 16-bit weight cannot hold all bits of its new value. opt.rounding says what happens to the part that is cut off
-   (bytes are those of a weight and what is kept beside it):
+   A 16-bit weight cannot hold all bits of its new value. opt.rounding says what happens to the part that is cut off.
+   Bytes are those of a weight and what is kept beside it. Two sizes of updates, relative to a bf16 weight, whatever its
+   residual: the smallest that counts in full (the mean of many weights, within 1 %), and the smallest that counts:
 
-       opt.rounding       kept beside the weight          bytes   smallest update, relative to the weight, that moves it
-       KOPT_KAHAN         16-bit compensation, stochastic   4     2^-33: the default
-       KOPT_EXACT         low 16 bits of the fp32 weight    4     2^-25: fp32 master weights, bit for bit
-       KOPT_COMPACT       8-bit compensation, stochastic    3     2^-25 on average: most of Kahan for one byte less
-       KOPT_STOCHASTIC    nothing; the weight is unbiased   2     2^-25 on average; noisy
-       KOPT_NEAREST       nothing                           2     2^-9: training stalls; the baseline to compare with
+       opt.rounding       kept beside the weight          bytes   in full   at all
+       KOPT_KAHAN         16-bit compensation, stochastic   4     2^-31     2^-33    the default
+       KOPT_EXACT         low 16 bits of the fp32 weight    4     2^-22     2^-24    fp32 master weights, bit for bit
+       KOPT_COMPACT       8-bit compensation, stochastic    3     2^-22     2^-24    most of Kahan for one byte less
+       KOPT_STOCHASTIC    nothing; the weight is unbiased   2     2^-22     2^-24    noisy
+       KOPT_NEAREST       nothing                           2     2^-6      2^-8     stalls: the baseline
 
    COMPILES as C99, C11, C17, C++98 and later, with gcc, clang and tcc. Microsoft's compiler has not been run; clang-cl
    compiles the lines that it would take. No flags are needed: the library chooses the best of SSE2, AVX2, AVX-512 and
@@ -287,8 +288,8 @@ typedef enum kopt_format {
     KOPT_BF16 = 1, /* kopt_bf16                                                                                   */
     KOPT_FP16 = 2, /* kopt_fp16                                                                                   */
     KOPT_Q8 = 3,   /* moments and compressed gradients only: 8-bit codes and one fp32 scale per 256 values
-                      (docs/numerics.md section 6b). With 8-bit moments the length of a step is on average within
-                      2 % of that with fp32 moments; its noise is 5 to 17 %                                       */
+                      (docs/numerics.md section 6b). Steps have the length of those with fp32 moments, within 2 %
+                      on average, beside an outlier of up to 2e4 in the block; noise is 5 to 17 % (docs/q8.md)    */
     KOPT_SIGN = 4  /* compressed gradients only: signs and one fp32 scale per 256 values                          */
 } kopt_format;
 
@@ -298,8 +299,8 @@ typedef enum kopt_rounding {
     KOPT_STOCHASTIC = 1, /* away from zero with a probability equal to the fraction of an ulp cut off: unbiased   */
     KOPT_KAHAN = 2,      /* to nearest (bf16: ties away); a 16-bit compensation holds the residual (fp16: * 2^11) */
     KOPT_COMPACT = 3,    /* to nearest, ties away; an 8-bit integer holds the residual in units of 2^-8 ulp       */
-    KOPT_EXACT = 4       /* to nearest, ties away; a 16-bit integer holds the residual in units of 2^-16 ulp, so
-                            that nothing of the fp32 value is lost                                                */
+    KOPT_EXACT = 4       /* to nearest, ties away; a 16-bit integer holds the residual in units of 2^-16 ulp: all of
+                            the fp32 value (fp16: multiples of 2^-40, which is all of it from 2^-17 on)           */
 } kopt_rounding;
 
 /* Update rules. docs/numerics.md sections 5 to 6a have their formulas. */
@@ -553,7 +554,7 @@ KOPT_INLINE_ float kopt_sub_(float a, float b) {
 }
 
 /* *w += delta. The compensation *c, 0 before the first update, keeps what does not fit into *w, so that updates down to
-   2^-33 of the weight move it. In the default floating-point environment the result is, bit for bit, that of a step's
+   2^-31 of the weight count in full. In the default floating-point environment the result is, bit for bit, that of a step's
    KAHAN store with the same 16 random bits; this function does not set the environment. random16 = 0x8000 rounds *c to
    nearest, ties away from zero. */
 KOPT_INLINE_ void kopt_kahan_add_bf16(kopt_bf16 *w, kopt_bf16 *c, float delta, uint32_t random16) {
@@ -1119,8 +1120,8 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
 /* ---- GRADIENT ACCUMULATION --------------------------------------------------------------------------------------- */
 
 /* A sum of gradients over micro-batches, with any of the five roundings of weights. A bf16 sum of thousands of
-   gradients stalls with NEAREST. With KAHAN, sum and residual together have a relative error of 1e-4; a step reads the
-   sum alone, which is rounded to bf16. The caller owns all memory.
+   gradients stalls with NEAREST. With KAHAN, sum and residual together have a relative error of 3e-6 times the root of
+   the count (EXACT: 2e-8); a step reads the sum alone, which is rounded to bf16. The caller owns all memory.
 
    When the sum is complete, use it as the gradient of a step: t.grad = a.sum, t.grad_format = a.format and, for the
    mean, opt.grad_scale = 1.0 / a.count. After the step, set a.count to 0. To sum slices of an array, use one

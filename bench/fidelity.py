@@ -88,6 +88,9 @@ class Ours:
         self.opt.lr, self.opt.grad_scale = self.param_groups[0]["lr"], self.grad_scale
         kopt.check(kopt.kopt_optimizer_step(self.opt, self.tensors, len(self.tensors)))
 
+    def begin(self, values):  # the first parameter at these fp32 numbers, as far as it can hold them
+        kopt.check(kopt.kopt_state_write(self.opt, self.tensors[0], kopt.KOPT_WEIGHT, values.data_ptr()))
+
     def state_bytes(self):
         return sum(len(block) for block in self.blocks)
 
@@ -109,6 +112,15 @@ class Peer:
     def __init__(self, make, parameters, hyper):
         self.optimizer, self.parameters = make(parameters, hyper), parameters
         self.param_groups, self.step, self.grad_scale = self.optimizer.param_groups, self.optimizer.step, None
+
+    def begin(self, values):
+        parameter = self.parameters[0]
+        parameter.grad = torch.zeros_like(parameter)
+        self.step()  # makes the state
+        with torch.no_grad():
+            parameter.copy_(values)
+            if "kahan_comp" in self.optimizer.state[parameter]:
+                self.optimizer.state[parameter]["kahan_comp"].copy_(values - parameter)
 
     def state_bytes(self):  # without the step counts, and without the tables that all tensors share
         shared = ("step", "qmap1", "qmap2")
@@ -345,13 +357,19 @@ def one_tensor(method, n):
 
 
 def stall(method, steps):
-    """AdamW with betas of 0 and a constant gradient: each step adds the learning rate."""
+    """AdamW with betas of 0 and a constant gradient: each step adds the learning rate. The weights begin anywhere
+    between two bf16 numbers, as in the middle of a run: a residual of 0 would hold the smallest updates."""
     n, rows = 16384, []
+    values = one_tensor(METHODS[FP32], n).detach()
+    values += (torch.rand(n, generator=torch.Generator().manual_seed(1)) - 0.5) / 128
+    values = torch.where(values < 1, 2 - values, values)
     for update in UPDATES:
         count = min(steps, round(0.25 / update))  # never farther than a quarter of the weight
         w = one_tensor(METHODS[method], n)
-        before, lr = w.detach().double().clone(), 1.5 * update
+        lr = 1.5 * update
         optimizer = METHODS[method].start([w], 1, lr=lr, betas=(0.0, 0.0), weight_decay=0.0)
+        optimizer.begin(values)
+        before = optimizer.weight().clone()
         gradient = torch.full_like(w, -1.0)
         for _ in range(count):
             w.grad = gradient.clone()  # optimi uses it as scratch memory
@@ -646,7 +664,7 @@ def draw_stall(r):
     no = lambda method, update: "%s at %g: %.3f" % (method, update, share(method, update))
     wrong = [no(m, u) for m in (EXACT, COMPACT, STOCHASTIC) for u in UPDATES
              if abs(share(m, u) - share(FP32, u)) > 0.01 + 2 * at(m, u)["half"]]
-    wrong += [no(KAHAN, u) for u in UPDATES if abs(share(KAHAN, u) - 1) > 0.01]
+    wrong += [no(KAHAN, u) for u in UPDATES if abs(share(KAHAN, u) - 1) > 0.01 + 2 * at(KAHAN, u)["half"]]
     wrong += [no(m, u) for m in r.of(NEAREST, TORCH, BNB) for u in UPDATES if u <= 1e-3 and share(m, u) != 0]
     wrong += [no(FP32, u) for u in UPDATES if u < 1e-7 and share(FP32, u) != 0]
     title = r.claim("Updates of 1e-3 of a weight stop NEAREST, 3e-8 stops fp32, EXACT, COMPACT; none stops KAHAN",
@@ -665,8 +683,8 @@ def draw_stall(r):
     axes.set_xlabel("size of each update, relative to the weight")
     axes.set_ylabel("share of the true way")
     legend(figure, axes, 0.82)
-    save(figure, "stall", title, "bf16 weights near 1.5, up to %d equal updates: how far they really move, residual "
-         "included; mean of 16384, 95 %% interval" % max(row["steps"] for row in r.rows["stall"]), 0.82)
+    save(figure, "stall", title, "bf16 weights near 1.5 with random residuals, up to %d equal updates: how far they "
+         "move, residual included; mean of 16384, 95 %% interval" % max(row["steps"] for row in r.rows["stall"]), 0.82)
     shown = [u for u in UPDATES if "%.0e" % u == "1e%+03d" % round(math.log10(u))]
     table("stall", ["update / weight"] + ["%.0e" % u for u in shown],
           [[name] + ["%.3f" % share(name, u) + (" ± %.3f" % at(name, u)["half"] if at(name, u)["half"] >= 5e-4 else "")
@@ -767,7 +785,7 @@ def draw():
         picture(r)
     peers = r.of(OPTIMI, TORCHAO, TORCH, BNB)
     if peers:
-        r.claim("no peer is level with fp32 in the language model",
+        r.claim("in the language model no peer is level with fp32 (in another task, some are)",
                 [m for m in peers if r.losses["language model", m].level()])
     with open(OUT + "_versions.md", "w", encoding="utf-8") as file:
         file.write("The tables are from %s.\n" % r.versions)

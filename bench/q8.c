@@ -1,7 +1,8 @@
 /* q8.c - which 8-bit code serves the moments of AdamW? The evidence for docs/q8.md.
 
        ./build.sh bench q8 check                 the properties of the codes, over all numbers they meet
-       ./build.sh bench q8 blocks [BETA2]        the length of a step, by kinds of blocks
+       ./build.sh bench q8 blocks [BETA2]        second moments: the length of a step by them, by kinds of blocks
+       ./build.sh bench q8 steps [BETA2]         whole steps, with both moments stored, beside larger outliers
        ./build.sh bench q8 train TEXT [BETA2]    the final loss of four tasks, 10 seeds; TEXT is a file for two of them
        ./build.sh bench q8 train TEXT BETA2 DIGITS   digits in UCI's format (optdigits.tes), not drawn
 
@@ -323,6 +324,55 @@ static void blocks(float beta2) {
         }
         printf("\n");
     }
+}
+
+/* Steps of AdamW with both moments stored beside those with fp32 moments, of the neighbours of one outlier per block:
+   their length, their part along the fp32 step, the longest. */
+static void steps(float beta2) {
+    enum { N = 1024, KINDS = 9 };
+    static const float outlier[KINDS] = {1, 1e3f, 1e4f, 2e4f, 5e4f, 1e5f, 5e5f, 1e6f, 1e7f};
+    static float m[2][N], v[2][N];
+    const store *s = &stores[STORES - 2];
+    const int last = beta2 > 0.995f ? 5000 : 1500;
+    double length[KINDS], along[KINDS], longest[KINDS];
+    int kind, i, k, t;
+    for (kind = 0; kind < KINDS; kind++) {
+        draws g = draws_of(1, 2), d = draws_of(1, 3);
+        double size[2] = {0, 0}, product = 0, square = 0;
+        longest[kind] = 0;
+        memset(m, 0, sizeof m);
+        memset(v, 0, sizeof v);
+        for (t = 1; t <= last; t++) {
+            const float rate = 1 / (1 - powf(0.9f, (float)t)), scale = 1 / sqrtf(1 - powf(beta2, (float)t));
+            for (i = 0; i < N; i++) {
+                const float x = gauss(&g) * (i % BLOCK == 0 ? outlier[kind] : 1);
+                double step[2];
+                for (k = 0; k < 2; k++) {
+                    m[k][i] = 0.9f * m[k][i] + 0.1f * x;
+                    v[k][i] = beta2 * v[k][i] + (1 - beta2) * x * x;
+                    step[k] = (double)(rate * m[k][i] / (sqrtf(v[k][i]) * scale * (k && t > 1 ? s->longer : 1)));
+                }
+                if (t <= last / 2 || i % BLOCK == 0) continue;
+                for (k = 0; k < 2; k++) size[k] += fabs(step[k]);
+                product += step[0] * step[1], square += step[0] * step[0];
+                longest[kind] = fmax(longest[kind], fabs(step[1]));
+            }
+            for (i = 0; i < N; i += BLOCK) {
+                store_block(s, m[1] + i, BLOCK, 0, &d);
+                store_block(s, v[1] + i, BLOCK, 1, &d);
+            }
+        }
+        length[kind] = size[1] / size[0], along[kind] = product / square;
+    }
+    printf("| outlier, beta2 %g |", (double)beta2);
+    for (kind = 0; kind < KINDS; kind++) printf(" %g |", (double)outlier[kind]);
+    printf("\n|---|---|---|---|---|---|---|---|---|---|\n| mean length |");
+    for (kind = 0; kind < KINDS; kind++) printf(" %.3f |", length[kind]);
+    printf("\n| along the fp32 step |");
+    for (kind = 0; kind < KINDS; kind++) printf(" %.3f |", along[kind]);
+    printf("\n| the longest, in units of lr |");
+    for (kind = 0; kind < KINDS; kind++) printf(" %.1f |", longest[kind]);
+    printf("\n");
 }
 
 /* ---- Training ------------------------------------------------------------------------------------------------- */
@@ -803,6 +853,10 @@ int main(int argc, char **argv) {
         blocks(argc > 2 ? (float)atof(argv[2]) : 0.999f);
         return 0;
     }
+    if (strcmp(mode, "steps") == 0) {
+        steps(argc > 2 ? (float)atof(argv[2]) : 0.999f);
+        return 0;
+    }
     if (strcmp(mode, "train") == 0 && argc > 2) {
         read_text(argv[2]);
         if (argc > 4)
@@ -813,6 +867,6 @@ int main(int argc, char **argv) {
         train(argc > 3 ? (float)atof(argv[3]) : 0.999f, argc > 4 ? DIGITS_TASK : TASKS - 1);
         return 0;
     }
-    fprintf(stderr, "usage: q8 check | blocks [BETA2] | train TEXT [BETA2 [DIGITS]]\n");
+    fprintf(stderr, "usage: q8 check | blocks [BETA2] | steps [BETA2] | train TEXT [BETA2 [DIGITS]]\n");
     return 2;
 }

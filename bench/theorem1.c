@@ -6,11 +6,11 @@
    Least squares, f_i(w) = (x_i . w - x_i . w*)^2 / 2, by SGD on one sample at a time: every gradient vanishes at w*, so
    SGD with a constant step converges to it. If a weight is rounded to nearest after each update, it does not:
 
-       ||w_t - w*||  >=  epsilon (1 - step L) / (step L + epsilon) * min_j |w*_j|          for every t
+       ||w_t - w*||  >=  min(||w_0 - w*||, epsilon (1 - step L) / (step L + epsilon) * min_j |w*_j|)      for every t
 
    with L = max_i ||x_i||^2 (here 1) and epsilon = 2^-8 for bf16, 2^-11 for fp16. Near w* all gradients are small,
    updates below half an ulp of the weights are cancelled, and the smaller the step, the farther from w* that happens.
-   Here only the store of the weights is in 16 bit; gradients are fp32 and are taken at the 16-bit weights. */
+   The runs begin at 0, farther away than the second term, which is called the bound below. Here only the store of the weights is in 16 bit; gradients are fp32 and are taken at the 16-bit weights. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 #include "../tests/tap.h"
@@ -99,12 +99,13 @@ static double distance(const Problem *p, const float *w) {
     return sqrt(sum) / p->length;
 }
 
-/* One run of SGD from w = 0. Returns the distance from w* at the end, and the smallest there was. */
-static double run(const Problem *p, const Arm *arm, kopt_format format, double size, uint64_t seed, double *closest) {
+/* One run of SGD from `start`. Returns the distance from w* at the end, and the smallest there was. */
+static double run(const Problem *p, const Arm *arm, kopt_format format, double size, uint64_t seed, const float *start,
+                  double *closest) {
     const int steps = (int)(400 / size);
     unsigned char state[KOPT_STATE_BYTES(D, 2)];
     uint16_t stored[2 * D]; /* D weights of any format */
-    float w[D], grad[D], zero[D] = {0};
+    float w[D], grad[D];
     uint64_t random = seed;
     double sum = 0;
     int counted = 0;
@@ -115,7 +116,7 @@ static double run(const Problem *p, const Arm *arm, kopt_format format, double s
     opt.compensation_rounding = arm->compensation;
     opt.seed = seed;
     kopt_tensor t = kopt_tensor_of(stored, grad, KOPT_F32, D, state, sizeof state);
-    check(kopt_state_init(&opt, &t, zero));
+    check(kopt_state_init(&opt, &t, start));
     *closest = HUGE_VAL;
     for (int step = 0; step < steps; step++) {
         const float *x = p->x[random_bits(&random) % SAMPLES];
@@ -136,6 +137,7 @@ static double run(const Problem *p, const Arm *arm, kopt_format format, double s
 
 static void experiment(Results *r, kopt_format format, int seeds, int sizes) {
     const double epsilon = format == KOPT_BF16 ? 1.0 / 256 : 1.0 / 2048;
+    static const float zero[D];
     static Problem p;
     memset(r, 0, sizeof *r);
     for (int arm = 0; arm < ARMS; arm++)
@@ -154,7 +156,7 @@ static void experiment(Results *r, kopt_format format, int seeds, int sizes) {
             for (int arm = 0; arm < ARMS; arm++) {
                 double closest;
                 r->error[arm][k] +=
-                    run(&p, &arms[arm], arm == FP32 ? KOPT_F32 : format, size, (uint64_t)seed, &closest) / seeds;
+                    run(&p, &arms[arm], arm == FP32 ? KOPT_F32 : format, size, (uint64_t)seed, zero, &closest) / seeds;
                 if (closest / bound < r->closest[arm][k]) r->closest[arm][k] = closest / bound;
             }
         }
@@ -275,6 +277,25 @@ static void test(const Results *r, const char *format, int sizes) {
     }
 }
 
+/* From w* itself, rounded: below the bound, and not farther from w* than it began. */
+static void test_start(void) {
+    static Problem p;
+    problem_make(&p, 1);
+    for (int k = 1; k < 4; k++) {
+        const double bound = (1 - step_size[k]) / (256 * step_size[k] + 1) * p.smallest / p.length;
+        uint16_t rounded[D];
+        float w[D];
+        double closest;
+        check(kopt_convert(rounded, KOPT_BF16, p.target, KOPT_F32, D));
+        check(kopt_convert(w, KOPT_F32, rounded, KOPT_BF16, D));
+        const double first = distance(&p, w);
+        const double end = run(&p, &arms[NEAREST], KOPT_BF16, step_size[k], 1, p.target, &closest);
+        ok(first < bound && closest >= first && end < 1.001 * first,
+           "bf16, step %g: nearest, begun at w* rounded (%.5f), stays there (%.5f), below the bound (%.5f)",
+           step_size[k], first, end, bound);
+    }
+}
+
 int main(int argc, char **argv) {
     static Results bf16, fp16;
     if (argc > 1 && strcmp(argv[1], "test") == 0) {
@@ -282,6 +303,7 @@ int main(int argc, char **argv) {
         test(&bf16, "bf16", 5);
         experiment(&fp16, KOPT_FP16, 1, 5);
         test(&fp16, "fp16", 5);
+        test_start();
         return done();
     }
     if (argc > 1) {
