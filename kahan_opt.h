@@ -45,7 +45,7 @@
        ONE-ELEMENT UPDATES        OPTIMIZER               TENSOR AND STATE            STEP
        CHECKPOINTS                NORM AND CLIPPING       LOSS SCALING                GRADIENT ACCUMULATION
        GRADIENT COMPRESSION       REDUCTION               CONVERSIONS OF ARRAYS       VECTOR MATHEMATICS
-       SOFTMAX AND CROSS ENTROPY  RANDOM NUMBERS          LANGEVIN DYNAMICS
+       RANDOM NUMBERS
        IMPLEMENTATION             COMPILER AND TARGET     INTERNAL TYPES              CONTENTS OF THIS BUILD
        MEMORY                     FP32 ARITHMETIC         BINARY64 ARITHMETIC         EXACT NORM
        ONE PASS PER INSTRUCTION SET                       VOCABULARIES                KERNELS
@@ -94,10 +94,9 @@
                                     KOPT_WITH_CHECKS refuses only what the guards of KOPT_TINY name, leaves the header
                                     of state blocks zero (the arrays keep their places), and needs the default
                                     floating-point environment. Run the same calls once in a build with checks.
-   KAHAN_OPT_VMATH            all   Adds vector mathematics, softmax, cross entropy, random numbers, Langevin steps and
-                                    the rules Adam-atan2 and smooth Lion: see their sections. Without it, their
-                                    declarations are hidden; the layout of structs is the same. Costs 3 s of compile
-                                    time and 100 KB of code.
+   KAHAN_OPT_VMATH            all   Adds vector mathematics, random numbers and the rules Adam-atan2 and smooth Lion:
+                                    see their sections. Without it, their declarations are hidden; the layout of structs
+                                    is the same. Costs 3 s of compile time and 100 KB of code.
    KAHAN_OPT_SLEEF            impl  With KAHAN_OPT_VMATH: SLEEF 3.5.1 or later computes exp to sincospi, and the
                                     functions made of them, by default. Link with -lsleef. A step uses SLEEF only if
                                     opt.vmath selects it; random numbers never use it.
@@ -1326,47 +1325,16 @@ KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *o
 KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy,
                                         const void *x, kopt_format format, size_t n);
 
-/* ---- SOFTMAX AND CROSS ENTROPY ----------------------------------------------------------------------------------- */
-
-/* Row r consists of the `columns` values from element r * stride on, with stride >= columns (KOPT_ERROR_BOUNDS).
-   Elements between the rows are neither read nor written. Formats are KOPT_F32, KOPT_BF16 and KOPT_FP16. Arithmetic is
-   fp32; sums are compensated and have a fixed order, so the error does not grow with the length of a row, and with the
-   built-in table the bits are the same everywhere. A value of -inf has probability 0. A row that contains +inf or NaN,
-   or consists of -inf only, has no probabilities: all its results are NaN. */
-
-/* Softmax of each row: out = e^x / sum of e^x. out has the layout of x. It may be x; otherwise the two must not
-   overlap anywhere from the first row to the end of the last. */
-KOPT_API_ kopt_result kopt_softmax(const kopt_vmath *vmath, void *out, const void *x, kopt_format format, size_t rows,
-                                   size_t columns, size_t stride);
-
-/* Cross entropy of the softmax of each row, forward and backward (torch.nn.functional.cross_entropy):
-
-       loss[r] = log(sum of e^x) - x[target[r]]             fp32, one value per row, without scale
-       grad    = scale * (softmax(x) - onehot(target[r]))   rounded once to format, in the layout of logits
-
-   Put the mean and the loss scale into scale: 1024.0 / rows, for example. A row with a negative target is ignored: it
-   is not read, and its loss and gradient are 0. The loss is +inf if the logit of the target is -inf. loss or grad may
-   be NULL, but not both. grad may be logits; otherwise no two arrays may overlap. Errors: KOPT_ERROR_BOUNDS also if a
-   target is >= columns, KOPT_ERROR_RANGE if scale is not a finite number. */
-KOPT_API_ kopt_result kopt_cross_entropy(const kopt_vmath *vmath, float *loss, void *grad, const void *logits,
-                                         kopt_format format, const int32_t *target, size_t rows, size_t columns,
-                                         size_t stride, double scale);
-
 /* ---- RANDOM NUMBERS ---------------------------------------------------------------------------------------------- */
 
 /* Element i of out is a pure function of key.seed, key.step, key.id and key.first_index + i. It depends neither on the
-   slicing nor on KAHAN_OPT_SLEEF. The stream is 5 (kopt_langevin_step: 6). Results are rounded to nearest even to
-   format: KOPT_F32, KOPT_BF16 or KOPT_FP16. KOPT_ERROR_BOUNDS if key.first_index + n is above 2^54. */
+   slicing nor on KAHAN_OPT_SLEEF. The stream is 5. Results are rounded to nearest even to format: KOPT_F32, KOPT_BF16
+   or KOPT_FP16. KOPT_ERROR_BOUNDS if key.first_index + n is above 2^54. */
 
 /* mean + deviation * N(0, 1) (Box and Muller 1958, from all 32 bits of two words). The largest magnitude is 6.76
    deviations. mean and deviation must be finite, and deviation >= 0, otherwise KOPT_ERROR_RANGE. */
 KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
                                   kopt_random_key key);
-
-/* kopt_normal() with each number drawn again until it is at most limit deviations from the mean. limit must be finite
-   and >= 0.5, otherwise KOPT_ERROR_RANGE; 2 is usual. The other errors are those of kopt_normal(). */
-KOPT_API_ kopt_result kopt_truncated_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
-                                            double limit, kopt_random_key key);
 
 /* Uniform between low and high: (low + high) / 2 + (high - low) / 2 * u, where u is one of 2^24 numbers that are
    symmetric about 0 and never 0 or +-1; the rounding to format may give low or high themselves. low and high must be
@@ -1374,41 +1342,6 @@ KOPT_API_ kopt_result kopt_truncated_normal(void *out, kopt_format format, size_
 KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high,
                                    kopt_random_key key);
 
-/* The distribution of initial weights. All three have the same variance. */
-typedef enum kopt_distribution {
-    KOPT_NORMAL = 0,          /* N(0, variance)                                                  */
-    KOPT_UNIFORM = 1,         /* within sqrt(3) deviations                                       */
-    KOPT_TRUNCATED_NORMAL = 2 /* cut at 2 deviations, then widened to the variance               */
-} kopt_distribution;
-
-/* Initial weights with mean 0. The variance is 2 / fan_in (He et al. 2015, for ReLU and similar functions) or 2 /
-   (fan_in + fan_out) (Glorot & Bengio 2010). fan_in is the number of inputs of one output: the columns of a linear
-   layer, channels times kernel size of a convolution. A fan of 0 is refused with KOPT_ERROR_RANGE. key.step is usually
-   0. If the weights have a residual (KAHAN, COMPACT, EXACT), draw KOPT_F32 numbers and pass them to
-   kopt_state_init(). */
-KOPT_API_ kopt_result kopt_init_he(void *out, kopt_format format, size_t n, kopt_distribution distribution,
-                                   size_t fan_in, kopt_random_key key);
-KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, kopt_distribution distribution,
-                                       size_t fan_in, size_t fan_out, kopt_random_key key);
-
-/* ---- LANGEVIN DYNAMICS ------------------------------------------------------------------------------------------- */
-
-/* Stochastic gradient Langevin dynamics (Welling & Teh 2011): w -= lr * g, a step of SGD without momentum with its
-   weight decay and roundings, and w += sqrt(2 * lr * temperature) * N(0, 1). lr includes t.rate_scale. It is the
-   algorithm of the paper if g is the gradient of -log of the posterior over all data, lr is epsilon / 2 and
-   temperature is 1. (If the loss is a mean over N data, set opt.grad_scale to N.) Temperature 0 is SGD, bit for bit.
-   With bf16 and fp16 weights, use KAHAN or EXACT, or small noise is lost. The noise gives no guarantee of differential
-   privacy.
-
-   kopt_langevin_step() is used like kopt_optimizer_step() and has its errors. It also has its own: KOPT_ERROR_OPTION
-   for momentum or a rule other than SGD, KOPT_ERROR_RANGE if temperature is not in [0, 1e38] or the noise overflows,
-   KOPT_ERROR_BOUNDS if first_index + n of a tensor is above 2^54. */
-KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
-                                         double temperature);
-
-/* The same for elements [begin, end) of a tensor, like kopt_step_range(). The bits are the same for any slicing. */
-KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tensor *t, double temperature, size_t begin,
-                                          size_t end);
 #endif
 
 /* clang-format on */
@@ -1562,8 +1495,7 @@ enum {
     KOPT_RANDOM_ACCUMULATE_ = 2,
     KOPT_RANDOM_COMPRESS_ = 3,
     KOPT_RANDOM_RESIDUAL_ = 4,
-    KOPT_RANDOM_NOISE_ = 5,
-    KOPT_RANDOM_LANGEVIN_ = 6
+    KOPT_RANDOM_NOISE_ = 5
 };
 
 /* The scale of a block of 256 codes: largest, which is the largest magnitude in the block (KOPT_SIGN to nearest: the
@@ -2542,12 +2474,9 @@ typedef enum kopt_vmath_kind_ {
     KOPT_VMATH_ARGUMENT_,    /* kopt_map: the arguments of the function */
     KOPT_VMATH_RESULT_,     /* kopt_map: the 16-bit results */
     KOPT_VMATH_MULTIPLY_,   /* kopt_map: 16-bit products */
-    KOPT_VMATH_MAXIMUM_,    /* kopt_softmax: the largest value of a row */
-    KOPT_VMATH_DIFFERENCE_, /* kopt_softmax: the distances from it, and their rounding errors */
-    KOPT_VMATH_ROW_SUM_,      /* kopt_softmax: corrected terms and their sums */
     KOPT_VMATH_NORMAL_,     /* standard normal random numbers */
     KOPT_VMATH_UNIFORM_,    /* random numbers in (-1, 1) */
-    KOPT_VMATH_LINEAR_ /* a + b * in2 if in is NULL, otherwise a * in + b * in2 */
+    KOPT_VMATH_LINEAR_      /* a + b * in2 */
 } kopt_vmath_kind_;
 /* clang-format on */
 
@@ -2561,11 +2490,8 @@ typedef struct kopt_vmath_job_ {
     kopt_byte_ *out, *out2; /* KOPT_VMATH_RESULT_ of KOPT_SOFTPLUS reads out2 */
     float a, b;
     uint64_t seed, first;
-    uint32_t step, id, stream, attempt;
+    uint32_t step, id;
 } kopt_vmath_job_;
-
-/* Partial sums of a row, one for each lane of the widest vector: element i is in sum i mod 16. */
-#define KOPT_ROW_SUMS_ 16
 
 /* All inputs that are hard to round: the exact result is so close to the midpoint of two 16-bit numbers (relative
    distance up to 2^-20 for bf16, 2^-21 for fp16) that an fp32 result does not show which one is nearer. The table is
@@ -7158,65 +7084,7 @@ FN_ vu32_ K_(map_result16)(kopt_function f, kopt_format format, vu32_ x, vf32_ q
 }
 
 #if KOPT_PASS_ != KOPT_PASS_CUDA_ /* the rest is about arrays: CUDA has loops of its own */
-/* ---- jobs of vector mathematics: rows of softmax, random numbers, functions of arrays ---- */
-
-/* Stores at out the largest of n > 0 values, as a sort key: a signed word that compares like the value. NaN is above
-   all. */
-FN_ void K_(row_max)(const kopt_vmath_job_ *j) {
-    const size_t size = kopt_bytes_of_(j->format), padded = j->n < LANES_ ? LANES_ : j->n;
-    const kopt_byte_ *p = j->in;
-    vu32_ largest = isplat_(0x80000000u);
-    uint32_t lane[LANES_], top = 0;
-    size_t i;
-#ifndef ONE_LANE_
-    kopt_byte_ repeated[4 * LANES_];
-    if (j->n < LANES_) { /* repeats the values until they fill a vector */
-        for (i = 0; i < LANES_; i++) kopt_copy_(repeated + i * size, p + i % j->n * size, size);
-        p = repeated;
-    }
-#endif
-    for (i = 0; i < padded; i += LANES_) { /* the last vector may overlap the one before it */
-        const size_t begin = padded - i < LANES_ ? padded - LANES_ : i;
-        const vu32_ u = as_u32_(K_(widen)(K_(load_n)(p + begin * size, size, LANES_), j->format));
-        const vu32_ mag = and_(u, isplat_(0x7FFFFFFFu));
-        vu32_ key = select_(igt_(isplat_(0), u), xor_(u, isplat_(0x7FFFFFFFu)), u);
-        key = select_(igt_(mag, isplat_(0x7F800000u)), isplat_(0x7FC00000u), key);
-        largest = select_(igt_(key, largest), key, largest);
-    }
-    store32_(KOPT_POINTER_(kopt_byte_ *, lane), largest);
-    for (i = 0; i < LANES_; i++) /* the sign bit is flipped: unsigned order */
-        if ((lane[i] ^ 0x80000000u) > top) top = lane[i] ^ 0x80000000u;
-    kopt_store32_(j->out, top ^ 0x80000000u);
-}
-
-/* out = in + in * in2. Unless out2 is NULL, adds result i to sum i % KOPT_ROW_SUMS_ at out2, and the rounding error of
-   that addition (Knuth's two-sum) to error term i % KOPT_ROW_SUMS_ behind the sums. */
-FN_ void K_(row_sum)(const kopt_vmath_job_ *j) {
-    vf32_ sum[KOPT_ROW_SUMS_ / LANES_], error[KOPT_ROW_SUMS_ / LANES_];
-    kopt_byte_ *const sums = j->out2, *const errors = sums == KOPT_NULL_ ? sums : sums + 4 * KOPT_ROW_SUMS_;
-    size_t i, k, n;
-    for (k = 0; k < KOPT_ROW_SUMS_ / LANES_; k++) {
-        sum[k] = as_f32_(sums == KOPT_NULL_ ? isplat_(0) : load32_(sums + 4 * k * LANES_));
-        error[k] = as_f32_(sums == KOPT_NULL_ ? isplat_(0) : load32_(errors + 4 * k * LANES_));
-    }
-    for (i = 0; i < j->n; i += KOPT_ROW_SUMS_)
-        for (k = 0; k < KOPT_ROW_SUMS_ / LANES_ && i + k * LANES_ < j->n; k++) {
-            const size_t begin = i + k * LANES_;
-            vf32_ x, s, added;
-            n = j->n - begin < LANES_ ? j->n - begin : LANES_;
-            x = as_f32_(K_(load_n)(j->in + 4 * begin, 4, n)); /* 0 in the lanes from n on */
-            x = add_(x, mul_(x, as_f32_(K_(load_n)(j->in2 + 4 * begin, 4, n))));
-            K_(store_n)(j->out + 4 * begin, 4, n, as_u32_(x));
-            s = add_(sum[k], x);
-            added = sub_(s, sum[k]);
-            error[k] = add_(error[k], add_(sub_(sum[k], sub_(s, added)), sub_(x, added)));
-            sum[k] = s;
-        }
-    for (k = 0; k < KOPT_ROW_SUMS_ / LANES_ && sums != KOPT_NULL_; k++) {
-        store32_(sums + 4 * k * LANES_, as_u32_(sum[k]));
-        store32_(errors + 4 * k * LANES_, as_u32_(error[k]));
-    }
-}
+/* ---- jobs of vector mathematics: random numbers, functions of arrays ---- */
 
 /* Replaces two random words by two independent normal numbers, r cos(pi a) and r sin(pi a) (Box and Muller 1958).
    r = sqrt(-2 log u) with u = (x + 1/2) / 2^32; u is the sum of two floats, as a single one would make small r coarse.
@@ -7242,9 +7110,8 @@ FN_ void K_(box_muller)(vu32_ *x, vu32_ *y) {
    overwritten, too. The 4 words of a Philox block make 4 numbers. */
 FN_ void K_(random_numbers)(const kopt_vmath_job_ *j) {
     const size_t offset = KOPT_CAST_(unsigned, j->first & 255), chunk = 4 * LANES_;
-    kopt_philox_key_ cipher = kopt_make_philox_key_(j->seed, j->step, j->id, j->stream);
+    const kopt_philox_key_ cipher = kopt_make_philox_key_(j->seed, j->step, j->id, KOPT_RANDOM_NOISE_);
     size_t i, k;
-    cipher.stream += j->attempt << 20;
     for (i = offset / chunk * chunk; i < offset + j->n; i += chunk) {
         vu32_ x[4], w[4];
         K_(philox)(x, &cipher, KOPT_INDEX_((j->first - offset + i) >> 2));
@@ -7263,7 +7130,7 @@ FN_ void K_(random_numbers)(const kopt_vmath_job_ *j) {
 /* Elements i .. i + n - 1 of a job; n <= LANES_. */
 FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
     const size_t size = kopt_bytes_of_(j->format);
-    vf32_ x = as_f32_(isplat_(0)), y, r, t;
+    vf32_ x = as_f32_(isplat_(0)), y, r;
     vu32_ old, next;
     vmask_ doubt;
     if (j->kind < KOPT_VMATH_ARGUMENT_) x = as_f32_(K_(load_n)(j->in + 4 * i, 4, n));
@@ -7287,22 +7154,9 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
         y = K_(widen)(K_(load_n)(j->in2 + i * size, size, n), j->format);
         K_(store_n)(j->out + i * size, size, n, K_(round_nearest16)(mul_(x, y), j->format));
         return;
-    case KOPT_VMATH_DIFFERENCE_: /* in - a; out2 gets the rounding error */
-        y = K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format);
-        r = splat_(j->a);
-        x = sub_(y, r);
-        t = sub_(x, y);
-        t = sub_(sub_(y, sub_(x, t)), add_(r, t));
-        /* 0 below -104, where e^x is 0 */
-        next = select_(igt_(as_u32_(abs_(x)), isplat_(0x42D00000u)), isplat_(0), as_u32_(t));
-        K_(store_n)(j->out2 + 4 * i, 4, n, next);
-        break;
-    case KOPT_VMATH_LINEAR_: /* a + b * in2 in format, or, if there is in, a * in + b * in2 in fp32 */
-        y = mul_(splat_(j->b), as_f32_(K_(load_n)(j->in2 + 4 * i, 4, n)));
-        x = splat_(j->a);
-        if (j->in != KOPT_NULL_) x = mul_(K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format), x);
-        x = add_(x, y);
-        if (j->in != KOPT_NULL_ || size == 4) break;
+    case KOPT_VMATH_LINEAR_:
+        x = add_(splat_(j->a), mul_(splat_(j->b), as_f32_(K_(load_n)(j->in2 + 4 * i, 4, n))));
+        if (size == 4) break;
         K_(store_n)(j->out + i * size, size, n, K_(round_nearest16)(x, j->format));
         return;
     default: /* KOPT_VMATH_RESULT_ */
@@ -7331,14 +7185,6 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
 /* Runs one job. */
 static KOPT_NOINLINE_ ISA_TARGET_ void K_(vmath)(const kopt_vmath_job_ *j) {
     size_t i, n;
-    if (j->kind == KOPT_VMATH_MAXIMUM_) {
-        K_(row_max)(j);
-        return;
-    }
-    if (j->kind == KOPT_VMATH_ROW_SUM_) {
-        K_(row_sum)(j);
-        return;
-    }
     if (j->kind == KOPT_VMATH_NORMAL_ || j->kind == KOPT_VMATH_UNIFORM_) {
         K_(random_numbers)(j);
         return;
@@ -8817,9 +8663,8 @@ static float kopt_read_weight_(const kopt_optimizer *opt, const kopt_byte_ *weig
     if (format == KOPT_F32) return kopt_as_f32_(kopt_load32_(weight));
     if (opt->rounding == KOPT_EXACT || opt->rounding == KOPT_COMPACT)
         return kopt_full_weight_scalar_(opt->rounding, format, kopt_load16_(weight),
-                                        opt->rounding == KOPT_EXACT
-                                            ? kopt_load16_(residual)
-                                            : (KOPT_CAST_(uint32_t, *residual) ^ 0x80u) - 0x80u,
+                                        opt->rounding == KOPT_EXACT ? kopt_load16_(residual)
+                                                                    : (KOPT_CAST_(uint32_t, *residual) ^ 0x80u) - 0x80u,
                                         KOPT_NULL_);
     if (opt->rounding != KOPT_KAHAN) return kopt_widen_scalar_(kopt_load16_(weight), format);
     compensation = kopt_widen_scalar_(kopt_load16_(residual), format);
@@ -11533,321 +11378,41 @@ KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f
     return KOPT_OK;
 }
 
-/* ---- softmax and cross entropy ---- */
-
-/* One row of softmax. high + low is the sum of e^(x - largest) over the row. */
-typedef struct kopt_row_ {
-    const kopt_vmath *vmath;
-    const kopt_byte_ *x;
-    size_t n;
-    float largest, high, low;
-    uint32_t largest_key; /* the largest value as an ordered integer: see row_max */
-    /* term, error: e^(x - largest) and the rounding error of x - largest, for each element of the latest tile. sum:
-       KOPT_ROW_SUMS_ partial sums of the terms, then what the additions to each partial sum have lost. */
-    float term[KOPT_VMATH_TILE_], error[KOPT_VMATH_TILE_], sum[2 * KOPT_ROW_SUMS_];
-    kopt_vmath_job_ job;
-} kopt_row_;
-
-/* Returns a + b; *error is the exact rounding error (Knuth's two-sum). */
-static float kopt_two_sum_(float a, float b, float *error) {
-    const float sum = kopt_add_(a, b), b_part = kopt_sub_(sum, a);
-    *error = kopt_add_(kopt_sub_(a, kopt_sub_(sum, b_part)), kopt_sub_(b, b_part));
-    return sum;
-}
-
-static float kopt_load_float_(const kopt_byte_ *p, kopt_format format) {
-    return format == KOPT_F32 ? kopt_as_f32_(kopt_load32_(p)) : kopt_widen_scalar_(kopt_load16_(p), format);
-}
-
-static void kopt_store_float_(kopt_byte_ *p, kopt_format format, float x) {
-    if (format == KOPT_F32)
-        kopt_store32_(p, kopt_as_u32_(x));
-    else
-        kopt_store16_(p, kopt_round_nearest16_scalar_(x, format));
-}
-
-/* Stores x n times. */
-static void kopt_fill_(kopt_byte_ *p, kopt_format format, size_t n, float x) {
-    for (; n > 0; n--, p += kopt_bytes_of_(format)) kopt_store_float_(p, format, x);
-}
-
-/* row->term = e^(x - largest) for elements i .. i + n - 1, corrected for the rounding errors of x - largest. Adds the
-   terms to the partial sums in `sum` unless it is NULL. */
-static void kopt_row_terms_(kopt_row_ *row, size_t i, size_t n, kopt_byte_ *sum) {
-    const kopt_vmath *vmath = row->vmath;
-    kopt_vmath_job_ *j = &row->job;
-    j->kind = KOPT_VMATH_DIFFERENCE_;
-    j->n = n;
-    j->in = row->x + i * kopt_bytes_of_(j->format);
-    j->out = KOPT_POINTER_(kopt_byte_ *, row->term);
-    j->out2 = KOPT_POINTER_(kopt_byte_ *, row->error);
-    j->a = row->largest;
-    KOPT_KERNEL_(vmath)(j);
-    KOPT_VMATH_CALL_(exp, (row->term, row->term, n));
-    j->kind = KOPT_VMATH_ROW_SUM_;
-    j->in = j->out;
-    j->in2 = j->out2;
-    j->out2 = sum;
-    KOPT_KERNEL_(vmath)(j);
-}
-
-/* out[k] = row->term[k] * factor, rounded to the format. It adds 0, so no result is -0. */
-static void kopt_row_scale_terms_(kopt_row_ *row, kopt_byte_ *out, size_t n, float factor) {
-    kopt_vmath_job_ *j = &row->job;
-    j->kind = KOPT_VMATH_LINEAR_;
-    j->n = n;
-    j->in = KOPT_NULL_;
-    j->in2 = KOPT_POINTER_(kopt_byte_ *, row->term);
-    j->out = out;
-    j->a = kopt_as_f32_(0);
-    j->b = factor;
-    KOPT_KERNEL_(vmath)(j);
-}
-
-/* Sets row->largest, and row->high and row->low to the sum of the terms. Returns 0 if the row has no probabilities: it
-   has no columns, it contains +inf or NaN, or all its values are -inf. */
-static int kopt_row_sum_(kopt_row_ *row) {
-    kopt_byte_ *sum = KOPT_POINTER_(kopt_byte_ *, row->sum);
-    float high = kopt_as_f32_(0), low = high, lost;
-    uint32_t key;
-    size_t i, n;
-    row->largest_key = 0x807FFFFFu; /* the key of -inf */
-    row->job.kind = KOPT_VMATH_MAXIMUM_;
-    row->job.in = row->x;
-    row->job.n = row->n;
-    row->job.out = KOPT_POINTER_(kopt_byte_ *, &row->largest_key);
-    if (row->n != 0) KOPT_KERNEL_(vmath)(&row->job);
-    key = row->largest_key;
-    if (key == 0x807FFFFFu || (key >> 31 == 0 && key >= 0x7F800000u)) return 0;
-    row->largest = kopt_as_f32_(key >> 31 == 0 ? key : key ^ 0x7FFFFFFFu);
-    kopt_fill_(sum, KOPT_F32, 2 * KOPT_ROW_SUMS_, low);
-    for (i = 0; i < row->n; i += n) {
-        n = row->n - i < KOPT_VMATH_TILE_ ? row->n - i : KOPT_VMATH_TILE_;
-        kopt_row_terms_(row, i, n, sum);
-    }
-    for (i = 0; i < KOPT_ROW_SUMS_; i++) {
-        high = kopt_two_sum_(high, row->sum[i], &lost);
-        low = kopt_add_(low, kopt_add_(lost, row->sum[KOPT_ROW_SUMS_ + i]));
-    }
-    row->high = kopt_two_sum_(high, low, &row->low);
-    return 1;
-}
-
-/* out = factor * softmax of the row. out may be the row itself: each tile is read before it is written. */
-static void kopt_row_probabilities_(kopt_row_ *row, kopt_byte_ *out, float factor) {
-    const float f = kopt_div_(factor, row->high);
-    size_t i, n;
-    for (i = 0; i < row->n; i += n) {
-        n = row->n - i < KOPT_VMATH_TILE_ ? row->n - i : KOPT_VMATH_TILE_;
-        if (row->n > KOPT_VMATH_TILE_) kopt_row_terms_(row, i, n, KOPT_NULL_); /* else row->term still holds them */
-        kopt_row_scale_terms_(row, out + i * kopt_bytes_of_(row->job.format), n, f);
-    }
-}
-
-/* The softmax of one row; NaN if it has no probabilities. */
-static KOPT_NOINLINE_ void kopt_row_softmax_(kopt_row_ *row, kopt_byte_ *out) {
-    if (kopt_row_sum_(row))
-        kopt_row_probabilities_(row, out, 1);
-    else
-        kopt_fill_(out, row->job.format, row->n, kopt_as_f32_(0x7FC00000u));
-}
-
-/* Returns the loss of one row and stores the gradient of its logits times scale. Both are NaN if the row has no
-   probabilities. grad may be NULL or the row itself. */
-static KOPT_NOINLINE_ float kopt_row_loss_(kopt_row_ *row, kopt_byte_ *grad, size_t target, float scale) {
-    const kopt_format format = row->job.format;
-    const kopt_vmath *vmath = row->vmath;
-    const size_t offset = target * kopt_bytes_of_(format);
-    const float x = kopt_load_float_(row->x + offset, format);
-    float loss, error, term, others;
-    if (!kopt_row_sum_(row)) {
-        if (grad != KOPT_NULL_) kopt_fill_(grad, format, row->n, kopt_as_f32_(0x7FC00000u));
-        return kopt_as_f32_(0x7FC00000u);
-    }
-    if (grad != KOPT_NULL_) {
-        kopt_row_probabilities_(row, grad, scale);
-        /* row->term holds only the last tile, and the target's logit may be overwritten: recomputes its term from x */
-        if (row->n > KOPT_VMATH_TILE_) {
-            const kopt_byte_ *logits = row->x;
-            kopt_byte_ value[4];
-            kopt_store_float_(value, format, x);
-            row->x = value;
-            kopt_row_terms_(row, 0, 1, KOPT_NULL_);
-            row->x = logits;
-            target = 0;
-        }
-        /* 1 - term / sum as (sum - term) / sum: accurate even if the probability of the target is close to 1 */
-        term = row->term[target];
-        others = kopt_add_(kopt_sub_(row->high, term), row->low);
-        others = kopt_mul_(kopt_div_(scale, row->high), others);
-        kopt_store_float_(grad + offset, format, kopt_as_f32_(kopt_as_u32_(others) ^ 0x80000000u));
-    }
-    loss = kopt_two_sum_(row->largest, kopt_as_f32_(kopt_as_u32_(x) ^ 0x80000000u), &error);
-    if (kopt_as_u32_(loss) == 0x7F800000u) return loss;
-    KOPT_VMATH_CALL_(log, (&term, &row->high, 1));
-    return kopt_add_(loss, kopt_add_(term, kopt_add_(error, kopt_div_(row->low, row->high))));
-}
-
-/* Checks the shape. *span: bytes from the beginning of the first row to the end of the last row. */
-static kopt_result kopt_rows_check_(kopt_format format, size_t rows, size_t columns, size_t stride, size_t *span) {
-    const size_t limit = (~KOPT_CAST_(size_t, 0) - 256) / 32;
-    if (!kopt_format_valid_(format) || !kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, format))) return KOPT_ERROR_OPTION;
-    if (columns > stride || stride > limit || rows > limit) return KOPT_ERROR_BOUNDS;
-    *span = 0;
-    if (rows == 0) return KOPT_OK;
-    if (stride != 0 && rows - 1 > (limit - columns) / stride) return KOPT_ERROR_BOUNDS;
-    *span = ((rows - 1) * stride + columns) * kopt_bytes_of_(format);
-    if (columns == 0) *span = 0;
-    return KOPT_OK;
-}
-
-static void kopt_row_begin_(kopt_row_ *row, const kopt_vmath *vmath, kopt_format format, size_t columns) {
-    row->vmath = kopt_vmath_of_(vmath);
-    row->n = columns;
-    row->job.f = KOPT_EXP;
-    row->job.format = format;
-    row->job.in2 = KOPT_NULL_;
-    row->job.out2 = KOPT_NULL_;
-}
-
-KOPT_API_ kopt_result kopt_softmax(const kopt_vmath *vmath, void *out, const void *x, kopt_format format, size_t rows,
-                                   size_t columns, size_t stride) {
-    kopt_environment_ environment;
-    kopt_row_ row;
-    size_t r, span;
-    const kopt_result result = kopt_rows_check_(format, rows, columns, stride, &span);
-    if (result != KOPT_OK || span == 0) return result;
-    if (out == KOPT_NULL_ || x == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (!kopt_same_or_disjoint_(out, x, span)) return KOPT_ERROR_OVERLAP;
-    kopt_row_begin_(&row, vmath, format, columns);
-    kopt_enter_(&environment);
-    for (r = 0; r < rows; r++) {
-        const size_t offset = r * stride * kopt_bytes_of_(format);
-        row.x = KOPT_CAST_(const kopt_byte_ *, x) + offset;
-        kopt_row_softmax_(&row, KOPT_CAST_(kopt_byte_ *, out) + offset);
-    }
-    kopt_leave_(&environment);
-    return KOPT_OK;
-}
-
-KOPT_API_ kopt_result kopt_cross_entropy(const kopt_vmath *vmath, float *loss, void *grad, const void *logits,
-                                         kopt_format format, const int32_t *target, size_t rows, size_t columns,
-                                         size_t stride, double scale) {
-    const kopt_byte_ *const targets = KOPT_CONST_POINTER_(const kopt_byte_ *, target);
-    kopt_byte_ *const losses = KOPT_POINTER_(kopt_byte_ *, loss), *const grads = KOPT_CAST_(kopt_byte_ *, grad);
-    kopt_environment_ environment;
-    kopt_row_ row;
-    size_t r, span;
-    float factor;
-    const kopt_result result = kopt_rows_check_(format, rows, columns, stride, &span);
-    if (result != KOPT_OK) return result;
-    if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
-    if (rows == 0) return KOPT_OK;
-    if (target == KOPT_NULL_ || (loss == KOPT_NULL_ && grad == KOPT_NULL_)) return KOPT_ERROR_NULL;
-    if (span != 0 && logits == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (!kopt_same_or_disjoint_(grad, logits, span) || kopt_overlap_(grad, span, target, rows * 4) ||
-        kopt_overlap_(loss, rows * 4, target, rows * 4) || kopt_overlap_(loss, rows * 4, logits, span) ||
-        kopt_overlap_(loss, rows * 4, grad, span))
-        return KOPT_ERROR_OVERLAP;
-    for (r = 0; r < rows; r++) {
-        const uint32_t t = kopt_load32_(targets + 4 * r);
-        if (t >> 31 == 0 && t >= columns) return KOPT_ERROR_BOUNDS;
-    }
-    if (span == 0) { /* no columns: all targets are negative, so all rows are ignored */
-        if (losses != KOPT_NULL_) kopt_zero_(losses, rows * 4);
-        return KOPT_OK;
-    }
-    kopt_row_begin_(&row, vmath, format, columns);
-    kopt_enter_(&environment);
-    factor = kopt_narrow64_(scale);
-    for (r = 0; r < rows; r++) {
-        const size_t offset = r * stride * kopt_bytes_of_(format);
-        const uint32_t t = kopt_load32_(targets + 4 * r);
-        float value = kopt_as_f32_(0);
-        row.x = KOPT_CAST_(const kopt_byte_ *, logits) + offset;
-        if (t >> 31 == 0)
-            value = kopt_row_loss_(&row, grads == KOPT_NULL_ ? grads : grads + offset, t, factor);
-        else if (grads != KOPT_NULL_)
-            kopt_fill_(grads + offset, format, columns, value);
-        if (losses != KOPT_NULL_) kopt_store32_(losses + 4 * r, kopt_as_u32_(value));
-    }
-    kopt_leave_(&environment);
-    return KOPT_OK;
-}
 #undef KOPT_VMATH_CALL_
 
 /* ---- random numbers ---- */
 
-/* What the random numbers of one call depend on, apart from the index. */
-typedef struct kopt_draw_ {
-    kopt_vmath_kind_ kind; /* KOPT_VMATH_NORMAL_ or KOPT_VMATH_UNIFORM_ */
-    uint64_t seed;
-    uint32_t step, id, stream, limit; /* limit: bits of the largest accepted magnitude; 0x7FFFFFFF: all */
-} kopt_draw_;
-
-/* Stores the random number of index first + i at z[first % 256 + i] for i < n. All n indices lie in one run of 256 that
-   begins at a multiple of 256. z has room for 256 floats, all of which may be overwritten. Draws a number again until
-   its magnitude is at most draw->limit. */
-static void kopt_draw_tile_(const kopt_draw_ *draw, kopt_byte_ *z, uint64_t first, size_t n) {
-    const size_t offset = KOPT_CAST_(unsigned, first & 255);
-    kopt_byte_ redrawn[4 * KOPT_VMATH_TILE_];
-    kopt_vmath_job_ j;
-    size_t i;
-    int rejected = 1;
-    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
-    j.kind = draw->kind;
-    j.n = n;
-    j.first = first;
-    j.seed = draw->seed;
-    j.step = draw->step;
-    j.id = draw->id;
-    j.stream = draw->stream;
-    j.out = z;
-    /* an attempt is accepted with probability 0.38 or more, as limit is at least 1/2 deviation: 256 attempts are
-       enough */
-    for (j.attempt = 0; rejected && j.attempt < 256; j.attempt++) {
-        KOPT_KERNEL_(vmath)(&j);
-        if (draw->limit == 0x7FFFFFFFu) return;
-        rejected = 0;
-        for (i = offset; i < offset + n; i++) {
-            if ((kopt_load32_(z + 4 * i) & 0x7FFFFFFFu) <= draw->limit) continue;
-            if (j.attempt != 0) kopt_store32_(z + 4 * i, kopt_load32_(redrawn + 4 * i));
-            if ((kopt_load32_(z + 4 * i) & 0x7FFFFFFFu) > draw->limit) rejected = 1;
-        }
-        j.out = redrawn;
-    }
-}
-
-/* Refuses an invalid n, indices from 2^54 on, and, in a build without KOPT_WITH_EXTRAS, a first_index other than 0. */
-static kopt_result kopt_index_check_(uint64_t first, size_t n) {
-    if (!kopt_n_valid_(n) || first >> 54 != 0 || (first + n) > KOPT_CAST_(uint64_t, 1) << 54) return KOPT_ERROR_BOUNDS;
-    return KOPT_HAS_(KOPT_WITH_EXTRAS) || first == 0 ? KOPT_OK : KOPT_ERROR_OPTION;
-}
-
-/* Checks its arguments, then out[i] = middle + width * (random number of index first + i), rounded to the format. */
-static kopt_result kopt_draw_run_(const kopt_draw_ *draw, void *out, kopt_format format, size_t n, double middle,
-                                  double width, uint64_t first) {
-    const kopt_result result = kopt_index_check_(first, n);
+/* Checks its arguments, then out[i] = middle + width * (random number of key.first_index + i), rounded to the format.
+   kind is KOPT_VMATH_NORMAL_ or KOPT_VMATH_UNIFORM_. */
+static kopt_result kopt_draw_(kopt_vmath_kind_ kind, void *out, kopt_format format, size_t n, double middle,
+                              double width, const kopt_random_key *key) {
     float z[KOPT_VMATH_TILE_];
     kopt_environment_ environment;
     kopt_vmath_job_ j;
     size_t i;
-    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
     if (!kopt_format_valid_(format) || !kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, format))) return KOPT_ERROR_OPTION;
-    if (result != KOPT_OK) return result;
+    if (!kopt_n_valid_(n) || key->first_index >> 54 != 0 || key->first_index + n > KOPT_CAST_(uint64_t, 1) << 54)
+        return KOPT_ERROR_BOUNDS;
+    if (!KOPT_HAS_(KOPT_WITH_EXTRAS) && key->first_index != 0) return KOPT_ERROR_OPTION;
     if (!kopt_within_(middle, -3e38, 3e38) || !kopt_within_(width, 0, 3e38)) return KOPT_ERROR_RANGE;
     if (n == 0) return KOPT_OK;
     if (out == KOPT_NULL_) return KOPT_ERROR_NULL;
+    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
     kopt_enter_(&environment);
-    j.kind = KOPT_VMATH_LINEAR_;
     j.format = format;
     j.a = kopt_narrow64_(middle);
     j.b = kopt_narrow64_(width);
-    j.in = KOPT_NULL_;
+    j.seed = key->seed;
+    j.step = key->step;
+    j.id = key->id;
     for (i = 0; i < n; i += j.n) {
-        const size_t offset = KOPT_CAST_(unsigned, (first + i) & 255);
+        const size_t offset = KOPT_CAST_(unsigned, (key->first_index + i) & 255);
         j.n = n - i < KOPT_VMATH_TILE_ - offset ? n - i : KOPT_VMATH_TILE_ - offset;
-        kopt_draw_tile_(draw, KOPT_POINTER_(kopt_byte_ *, z), first + i, j.n);
+        j.kind = kind;
+        j.first = key->first_index + i;
+        j.out = KOPT_POINTER_(kopt_byte_ *, z);
+        KOPT_KERNEL_(vmath)(&j);
+        j.kind = KOPT_VMATH_LINEAR_;
         j.in2 = KOPT_CONST_POINTER_(const kopt_byte_ *, z + offset);
         j.out = KOPT_CAST_(kopt_byte_ *, out) + i * kopt_bytes_of_(format);
         KOPT_KERNEL_(vmath)(&j);
@@ -11856,34 +11421,9 @@ static kopt_result kopt_draw_run_(const kopt_draw_ *draw, void *out, kopt_format
     return KOPT_OK;
 }
 
-/* A draw that accepts all magnitudes. */
-static void kopt_make_draw_(kopt_draw_ *draw, kopt_vmath_kind_ kind, uint32_t stream, uint64_t seed, uint32_t step,
-                            uint32_t id) {
-    draw->kind = kind;
-    draw->stream = stream;
-    draw->seed = seed;
-    draw->step = step;
-    draw->id = id;
-    draw->limit = 0x7FFFFFFFu;
-}
-
 KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
                                   kopt_random_key key) {
-    kopt_draw_ draw;
-    kopt_make_draw_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
-    return kopt_draw_run_(&draw, out, format, n, mean, deviation, key.first_index);
-}
-
-KOPT_API_ kopt_result kopt_truncated_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
-                                            double limit, kopt_random_key key) {
-    kopt_environment_ environment;
-    kopt_draw_ draw;
-    if (!kopt_within_(limit, 0.5, 3e38)) return KOPT_ERROR_RANGE;
-    kopt_make_draw_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
-    kopt_enter_(&environment);
-    draw.limit = kopt_as_u32_(kopt_narrow64_(limit));
-    kopt_leave_(&environment);
-    return kopt_draw_run_(&draw, out, format, n, mean, deviation, key.first_index);
+    return kopt_draw_(KOPT_VMATH_NORMAL_, out, format, n, mean, deviation, &key);
 }
 
 KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high,
@@ -11891,183 +11431,14 @@ KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, doub
     kopt_environment_ environment;
     kopt_f64_ a, b;
     double middle, width;
-    kopt_draw_ draw;
     if (!kopt_within_(low, -3e38, 3e38) || !kopt_within_(high, low, 3e38)) return KOPT_ERROR_RANGE;
-    kopt_make_draw_(&draw, KOPT_VMATH_UNIFORM_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
     kopt_enter_(&environment);
     a = kopt_mul64_(kopt_to_f64_(low), kopt_to_f64_(0.5));
     b = kopt_mul64_(kopt_to_f64_(high), kopt_to_f64_(0.5));
     middle = kopt_to_double_(kopt_add64_(b, a));
     width = kopt_to_double_(kopt_sub64_(b, a));
     kopt_leave_(&environment);
-    return kopt_draw_run_(&draw, out, format, n, middle, width, key.first_index);
-}
-
-/* Initial weights with mean 0 and variance 2 / fan. */
-static kopt_result kopt_init_(void *out, kopt_format format, size_t n, kopt_distribution distribution, uint64_t fan,
-                              kopt_random_key key) {
-    kopt_environment_ environment;
-    double deviation;
-    kopt_f64_ root;
-    if (KOPT_CAST_(unsigned, distribution) > KOPT_CAST_(unsigned, KOPT_TRUNCATED_NORMAL)) return KOPT_ERROR_OPTION;
-    kopt_enter_(&environment);
-    root = kopt_sqrt64_(kopt_div64_(kopt_to_f64_(0.5), kopt_u64_to_f64_(fan)));
-    root = kopt_add64_(root, root);                                                               /* sqrt(2 / fan) */
-    if (distribution == KOPT_UNIFORM) root = kopt_mul64_(root, kopt_to_f64_(1.7320508075688772)); /* sqrt(3) */
-    if (distribution == KOPT_TRUNCATED_NORMAL) /* truncation at 2 deviations divides the deviation by this factor */
-        root = kopt_mul64_(root, kopt_to_f64_(1.1368472343385565));
-    deviation = kopt_to_double_(root);
-    kopt_leave_(&environment);
-    if (distribution == KOPT_TRUNCATED_NORMAL) return kopt_truncated_normal(out, format, n, 0, deviation, 2, key);
-    if (distribution == KOPT_UNIFORM) return kopt_uniform(out, format, n, -deviation, deviation, key);
-    return kopt_normal(out, format, n, 0, deviation, key);
-}
-
-KOPT_API_ kopt_result kopt_init_he(void *out, kopt_format format, size_t n, kopt_distribution distribution,
-                                   size_t fan_in, kopt_random_key key) {
-    if (fan_in == 0) return KOPT_ERROR_RANGE;
-    return kopt_init_(out, format, n, distribution, fan_in, key);
-}
-
-KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, kopt_distribution distribution,
-                                       size_t fan_in, size_t fan_out, kopt_random_key key) {
-    if (fan_in == 0 || fan_out == 0) return KOPT_ERROR_RANGE;
-    if (!kopt_n_valid_(fan_in) || !kopt_n_valid_(fan_out)) return KOPT_ERROR_BOUNDS;
-    return kopt_init_(out, format, n, distribution, fan_in + fan_out, key);
-}
-
-/* ---- Langevin dynamics ---- */
-
-/* A Langevin step is a step of SGD whose fp32 gradient is computed tile by tile: grad_scale * g - factor * z, where z
-   is a standard normal number. */
-
-/* factor = sqrt(2 * temperature / (rate * rate_scale)); 0 if the temperature or that product is 0. The caller refuses a
-   factor that is not finite. */
-static KOPT_NOINLINE_ float kopt_langevin_factor_(float rate, float rate_scale, double temperature) {
-    const float heat = kopt_narrow64_(temperature);
-    if (kopt_as_u32_(rate_scale) != 0x3F800000u) rate = kopt_mul_scalar_(rate, rate_scale);
-    if ((kopt_as_u32_(heat) << 1) == 0 || (kopt_as_u32_(rate) << 1) == 0) return kopt_as_f32_(0);
-    return kopt_sqrt_(kopt_div_(kopt_add_(heat, heat), rate));
-}
-
-static kopt_result kopt_langevin_check_step_(const kopt_step *s, double temperature) {
-    if (s->rule != KOPT_SGD || s->moment_count != 0) return KOPT_ERROR_OPTION;
-    return kopt_within_(temperature, 0, 1e38) ? KOPT_OK : KOPT_ERROR_RANGE;
-}
-
-static kopt_result kopt_langevin_check_tensor_(const kopt_step *s, const kopt_tensor *t, double temperature) {
-    const kopt_result result = kopt_index_check_(t->first_index, t->n);
-    kopt_environment_ environment;
-    int finite;
-    if (result != KOPT_OK) return result;
-    kopt_enter_(&environment);
-    finite = kopt_finite_(kopt_langevin_factor_(s->rate, kopt_rate_scale_(t), temperature));
-    kopt_leave_(&environment);
-    return finite ? KOPT_OK : KOPT_ERROR_RANGE;
-}
-
-/* Steps the range of *whole. The caller passes copies of *whole and of its step, job and local, which this function
-   changes for each tile. factor is that of the formula above. */
-static KOPT_NOINLINE_ void kopt_langevin_tiles_(kopt_job_ *job, const kopt_job_ *whole, kopt_step *local,
-                                                float factor) {
-    const kopt_step *s = whole->step;
-    const size_t weight_bytes = kopt_bytes_of_(s->weight_format), grad_bytes = kopt_bytes_of_(whole->grad_format);
-    const size_t residual_bytes = kopt_bytes_of_residual_(s->weight_format, s->rounding);
-    float z[KOPT_VMATH_TILE_], g[KOPT_VMATH_TILE_];
-    kopt_vmath_job_ j;
-    kopt_draw_ draw;
-    size_t i, n;
-    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
-    kopt_make_draw_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_LANGEVIN_, s->seed, s->step, whole->id);
-    local->grad_scale = 1;
-    local->zero_grad = 0;
-    job->step = local;
-    job->grad = KOPT_POINTER_(kopt_byte_ *, g);
-    job->grad_format = KOPT_F32;
-    job->begin = 0;
-    j.kind = KOPT_VMATH_LINEAR_;
-    j.format = whole->grad_format;
-    j.out = job->grad;
-    j.a = s->grad_scale;
-    j.b = kopt_as_f32_(kopt_as_u32_(factor) ^ 0x80000000u);
-    for (i = whole->begin; i < whole->end; i += n) {
-        const size_t offset = KOPT_CAST_(unsigned, (whole->first + i) & 255);
-        kopt_byte_ *grad = whole->grad + i * grad_bytes;
-        n = whole->end - i < KOPT_VMATH_TILE_ - offset ? whole->end - i : KOPT_VMATH_TILE_ - offset;
-        kopt_draw_tile_(&draw, KOPT_POINTER_(kopt_byte_ *, z), whole->first + i, n);
-        j.n = n;
-        j.in = grad;
-        j.in2 = KOPT_CONST_POINTER_(const kopt_byte_ *, z + offset);
-        KOPT_KERNEL_(vmath)(&j);
-        job->weight = whole->weight + i * weight_bytes;
-        if (residual_bytes != 0) job->residual = whole->residual + i * residual_bytes;
-        if (whole->copy != KOPT_NULL_) job->copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
-        job->first = whole->first + i;
-        job->end = n;
-        (KOPT_KERNEL_(step))(job);
-        if (s->zero_grad) kopt_zero_(grad, n * grad_bytes);
-    }
-}
-
-/* Steps elements [begin, end) of a tensor that has been checked. If the factor of z is 0, it is a plain step of SGD. */
-static void kopt_langevin_run_(const kopt_step *s, const kopt_tensor *t, double temperature, size_t begin, size_t end) {
-    kopt_environment_ environment;
-    kopt_layout_ layout;
-    kopt_job_ whole, job;
-    kopt_step local;
-    float factor;
-    if (begin == end) return;
-    kopt_compute_step_layout_(&layout, s, t->n);
-    kopt_make_job_(&whole, &layout, s, t, begin, end);
-    kopt_enter_(&environment);
-    if (kopt_as_u32_(kopt_rate_scale_(t)) != 0x3F800000u) {
-        volatile float scale = t->rate_scale; /* so that no compiler moves the products above kopt_enter_() */
-        whole.rate = kopt_mul_scalar_(whole.rate, scale);
-        whole.weight_decay = kopt_mul_scalar_(whole.weight_decay, scale);
-    }
-    factor = kopt_langevin_factor_(s->rate, kopt_rate_scale_(t), temperature);
-    if (kopt_as_u32_(factor) == 0) {
-        (KOPT_KERNEL_(step))(&whole);
-    } else {
-        kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &local), KOPT_CONST_POINTER_(const kopt_byte_ *, s),
-                            sizeof local);
-        kopt_copy_job_(&job, &whole);
-        kopt_langevin_tiles_(&job, &whole, &local, factor);
-    }
-    kopt_leave_(&environment);
-}
-
-KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
-                                         double temperature) {
-    kopt_result result;
-    kopt_step s;
-    uint32_t previous_step;
-    size_t i;
-    if (opt == KOPT_NULL_ || (tensors == KOPT_NULL_ && count != 0)) return KOPT_ERROR_NULL;
-    previous_step = opt->step;
-    result = kopt_step_begin(opt, &s);
-    if (result != KOPT_OK) return result;
-    result = kopt_langevin_check_step_(&s, temperature);
-    if (result == KOPT_OK) result = kopt_check_list_(&s, tensors, count);
-    for (i = 0; i < count && result == KOPT_OK; i++) result = kopt_langevin_check_tensor_(&s, &tensors[i], temperature);
-    if (result != KOPT_OK) {
-        opt->step = previous_step;
-        return result;
-    }
-    for (i = 0; i < count; i++) kopt_langevin_run_(&s, &tensors[i], temperature, 0, tensors[i].n);
-    return KOPT_OK;
-}
-
-KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tensor *t, double temperature, size_t begin,
-                                          size_t end) {
-    kopt_layout_ layout;
-    kopt_result result = kopt_check_step_(&layout, step, t);
-    if (result == KOPT_OK) result = kopt_langevin_check_step_(step, temperature);
-    if (result == KOPT_OK) result = kopt_langevin_check_tensor_(step, t, temperature);
-    if (result != KOPT_OK) return result;
-    if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
-    kopt_langevin_run_(step, t, temperature, begin, end);
-    return KOPT_OK;
+    return kopt_draw_(KOPT_VMATH_UNIFORM_, out, format, n, middle, width, &key);
 }
 
 #endif
