@@ -1399,8 +1399,8 @@ KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, doub
 
 #if defined(KOPT_X86_)
 #if defined(KOPT_GCC_) && !defined(_IMMINTRIN_H_INCLUDED)
-/* Without this macro gcc's headers refuse to be included one by one. <immintrin.h> includes all of them; most are for
-   AVX-512, are not needed here, and would take an eighth of the compile time of this file. */
+/* Without this macro gcc's headers refuse to be included one by one. <immintrin.h> includes all of them: parsing them
+   takes 3 % longer. */
 #define _IMMINTRIN_H_INCLUDED
 #if !__STDC_HOSTED__ && !defined(_MM_MALLOC_H_INCLUDED)
 #define _MM_MALLOC_H_INCLUDED /* keeps the headers from including stdlib.h, which bare metal and UEFI lack */
@@ -1411,6 +1411,16 @@ KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, doub
 #include <avxintrin.h>
 #include <avx2intrin.h>
 #include <f16cintrin.h>
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized" /* of _mm512_undefined_ps() in C++ */
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <avx512fintrin.h>
+#include <avx512vlintrin.h>
+#include <avx512bwintrin.h>
+#include <avx512dqintrin.h>
+#include <avx512vlbwintrin.h>
+#include <avx512vldqintrin.h>
+#pragma GCC diagnostic pop
 #undef _IMMINTRIN_H_INCLUDED
 #else
 #include <immintrin.h>
@@ -3163,710 +3173,253 @@ static KOPT_NOINLINE_ vf32_ widen_fp16_(vu32_ a) { return kopt_f32_from_fp16(KOP
 static KOPT_NOINLINE_ vu32_ narrow_fp16_(vf32_ a) { return kopt_fp16_from_f32(a); }
 FN_ vu32_ block_of_lane_(void) { return 0; }
 
-/* ---- SSE2: 4 lanes ---- */
+/* ---- x86: SSE2 (4 lanes), AVX2 with F16C (8), AVX-512 F, BW, DQ and VL (16) ---- */
 
-/* For processors without AVX2 or F16C (most of them from before 2013): small code rather than fast code. */
-#elif KOPT_PASS_ == KOPT_PASS_SSE2_
+/* The three differ in the names of intrinsics: _mm_, _mm256_, _mm512_. What differs in more follows below. */
+#elif KOPT_PASS_ <= KOPT_PASS_AVX512_
+#if KOPT_PASS_ == KOPT_PASS_SSE2_ /* for processors from before 2013: small code rather than fast code */
 #define ISA_ sse2
-#define TOOLS_ISA_ scalar
 #define ISA_TARGET_ KOPT_TARGET_("sse2")
 #define LANES_ KOPT_CAST_(size_t, 4)
+#define TOOLS_ISA_ scalar
 #define GENERIC_FP16_ 1
+#define MM_(name) _mm_##name
+#define SI_(name) _mm_##name##_si128
 typedef __m128 vf32_;
-typedef __m128i vu32_;
-typedef __m128i vmask_;
-
-#ifdef KOPT_GNU_
-#define OPAQUE_(r) __asm__("" : "+x"(r))
-#define INFIX_OR_(a, operation, b, intrinsic) ((a)operation(b)) /* gcc -m32 -Ofast refuses to inline the intrinsics */
-#else
-#define OPAQUE_(r) ((void)0)
-#define INFIX_OR_(a, operation, b, intrinsic) intrinsic(a, b)
-#endif
-
-FN_ vf32_ splat_(float x) { return _mm_castsi128_ps(_mm_set1_epi32(KOPT_CAST_(int, kopt_as_u32_(x)))); }
-FN_ vf32_ add_(vf32_ a, vf32_ b) {
-    vf32_ r = INFIX_OR_(a, +, b, _mm_add_ps);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ sub_(vf32_ a, vf32_ b) {
-    vf32_ r = INFIX_OR_(a, -, b, _mm_sub_ps);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ mul_(vf32_ a, vf32_ b) {
-    vf32_ r = INFIX_OR_(a, *, b, _mm_mul_ps);
-    OPAQUE_(r);
-    return r;
-}
-/* For gcc and clang div_ and sqrt_ are assembly in all vocabularies: -Ofast replaces the intrinsics by estimates. */
-FN_ vf32_ div_(vf32_ a, vf32_ b) {
-#if defined(KOPT_GNU_) && defined(__AVX__) /* with -mavx the legacy encoding would stall */
-    __asm__("vdivps {%1, %0, %0|%0, %0, %1}" : "+x"(a) : "x"(b));
-    return a;
-#elif defined(KOPT_GNU_)
-    __asm__("divps {%1, %0|%0, %1}" : "+x"(a) : "x"(b));
-    return a;
-#else
-    return _mm_div_ps(a, b);
-#endif
-}
-FN_ vf32_ sqrt_(vf32_ a) {
-#if defined(KOPT_GNU_) && defined(__AVX__)
-    __asm__("vsqrtps {%0, %0|%0, %0}" : "+x"(a));
-    return a;
-#elif defined(KOPT_GNU_)
-    __asm__("sqrtps {%0, %0|%0, %0}" : "+x"(a));
-    return a;
-#else
-    return _mm_sqrt_ps(a);
-#endif
-}
-FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
-    vu32_ r = _mm_castps_si128(a);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ as_f32_(vu32_ a) { return _mm_castsi128_ps(a); }
-FN_ vu32_ round_u32_(vf32_ a) { return _mm_cvtps_epi32(a); }
-FN_ vf32_ convert_f32_(vu32_ a) { return _mm_cvtepi32_ps(a); }
-FN_ vu32_ isplat_(uint32_t a) { return _mm_set1_epi32(KOPT_CAST_(int, a)); }
-FN_ vu32_ isplat_hoisted_(uint32_t a) {
-    vu32_ r = isplat_(a);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return _mm_add_epi32(a, b); }
-FN_ vu32_ isub_(vu32_ a, vu32_ b) { return _mm_sub_epi32(a, b); }
-FN_ vu32_ and_(vu32_ a, vu32_ b) { return _mm_and_si128(a, b); }
-FN_ vu32_ or_(vu32_ a, vu32_ b) { return _mm_or_si128(a, b); }
-FN_ vu32_ xor_(vu32_ a, vu32_ b) { return _mm_xor_si128(a, b); }
-#define shl_(a, n) _mm_slli_epi32(a, n)
-#define shr_(a, n) _mm_srli_epi32(a, n)
-FN_ vu32_ add16_(vu32_ a, vu32_ b) { return _mm_add_epi16(a, b); }
-FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return _mm_mullo_epi16(a, b); }
-FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
-    vu32_ factor = isplat_(b), even = _mm_mul_epu32(a, factor), odd = _mm_mul_epu32(_mm_srli_epi64(a, 32), factor);
-    /* even: products of lanes 0 and 2, odd: of lanes 1 and 3. 0x08 takes their lower words, 0x0D their upper words. */
-    *low = _mm_unpacklo_epi32(_mm_shuffle_epi32(even, 0x08), _mm_shuffle_epi32(odd, 0x08));
-    *high = _mm_unpacklo_epi32(_mm_shuffle_epi32(even, 0x0D), _mm_shuffle_epi32(odd, 0x0D));
-}
-FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm_cmpgt_epi32(a, b); }
-FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return _mm_cmpeq_epi32(a, b); }
-FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return _mm_or_si128(a, b); }
-FN_ int any_true_(vmask_ a) { return _mm_movemask_epi8(a) != 0; }
-FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { /* (m & yes) | (~m & no) */
-    return _mm_or_si128(_mm_and_si128(m, yes), _mm_andnot_si128(m, no));
-}
-FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return _mm_and_si128(m, a); }
-FN_ vu32_ load32_(const kopt_byte_ *p) { return _mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)); }
-FN_ vu32_ load16_(const kopt_byte_ *p) {
-    return _mm_unpacklo_epi16(_mm_loadl_epi64(KOPT_CONST_POINTER_(const __m128i *, p)), _mm_setzero_si128());
-}
-FN_ vu32_ load8_(const kopt_byte_ *p) {
-    vu32_ a = _mm_cvtsi32_si128(KOPT_CAST_(int, kopt_load32_(p)));
-    a = _mm_unpacklo_epi8(a, a); /* each byte four times in its word, then an arithmetic shift: sign-extends */
-    return _mm_srai_epi32(_mm_unpacklo_epi16(a, a), 24);
-}
-FN_ void store32_(kopt_byte_ *p, vu32_ a) { _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), a); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) {
-    a = _mm_srai_epi32(_mm_slli_epi32(a, 16), 16); /* sign-extends, so that packs does not saturate */
-    _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), _mm_packs_epi32(a, a));
-}
-FN_ void store8_(kopt_byte_ *p, vu32_ a) {
-    a = _mm_and_si128(a, isplat_(0xFF));
-    a = _mm_packs_epi32(a, a);
-    kopt_store32_(p, KOPT_CAST_(uint32_t, _mm_cvtsi128_si32(_mm_packus_epi16(a, a))));
-}
-FN_ vu32_ block_of_lane_(void) { return _mm_setr_epi32(0, 1, 2, 3); }
-FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return _mm_unpacklo_epi32(a, b); }
-FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return _mm_unpackhi_epi32(a, b); }
-FN_ vu32_ unpack_low16_(vu32_ a) { return _mm_unpacklo_epi16(a, _mm_setzero_si128()); }
-FN_ vu32_ unpack_high16_(vu32_ a) { return _mm_unpackhi_epi16(a, _mm_setzero_si128()); }
-FN_ vf32_ bf16_low_(vu32_ a) { return _mm_castsi128_ps(_mm_unpacklo_epi16(_mm_setzero_si128(), a)); }
-FN_ vf32_ bf16_high_(vu32_ a) { return _mm_castsi128_ps(_mm_unpackhi_epi16(_mm_setzero_si128(), a)); }
-FN_ vu32_ load8_to16_(const kopt_byte_ *p) {
-    return _mm_unpacklo_epi8(_mm_loadl_epi64(KOPT_CONST_POINTER_(const __m128i *, p)), _mm_setzero_si128());
-}
-/* Arithmetic shifts, so that packs does not saturate. */
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return _mm_packs_epi32(_mm_srai_epi32(a, 16), _mm_srai_epi32(b, 16)); }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
-    a = _mm_and_si128(a, isplat_(0x00FF00FF));
-    _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), _mm_packus_epi16(a, a));
-}
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { /* ~((a & exponent) == 0) & a */
-    return _mm_andnot_si128(_mm_cmpeq_epi16(_mm_and_si128(a, exponent), _mm_setzero_si128()), a);
-}
-FN_ vu32_ min16_(vu32_ a, vu32_ b) { return _mm_min_epi16(a, b); }
-FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm_max_epi16(a, b); }
-FN_ int any_gt16_(vu32_ a, vu32_ limit) { return _mm_movemask_epi8(_mm_cmpgt_epi16(a, limit)) != 0; }
-
-/* ---- AVX2 and F16C: 8 lanes ---- */
+typedef __m128i vu32_, vmask_;
 #elif KOPT_PASS_ == KOPT_PASS_AVX2_
 #define ISA_ avx2
 #define ISA_TARGET_ KOPT_TARGET_("avx2,f16c")
 #define LANES_ KOPT_CAST_(size_t, 8)
-#define SPECIALIZED_ 1
+#define MM_(name) _mm256_##name
+#define SI_(name) _mm256_##name##_si256
 typedef __m256 vf32_;
-typedef __m256i vu32_;
-typedef __m256i vmask_;
+typedef __m256i vu32_, vmask_;
+#else
+#define ISA_ avx512
+#define ISA_TARGET_ KOPT_TARGET_("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")
+#define LANES_ KOPT_CAST_(size_t, 16)
+#ifdef KOPT_AVX2_ /* saves code */
+#define TOOLS_ISA_ avx2
+#define CONVERT_ISA_ avx2
+#endif
+#define MASKED_SUB_ 1
+#define LOADS_EXTEND_ 1
+#define MM_(name) _mm512_##name
+#define SI_(name) _mm512_##name##_si512
+typedef __m512 vf32_;
+typedef __m512i vu32_;
+typedef __mmask16 vmask_;
+#endif
+#define MIN_MAX_ 1
 
+/* gcc -m32 -Ofast does not inline SSE's intrinsics of floats, such as those of add and set1. With -Ofast those of div,
+   sqrt, min and max become estimates, or their operands are swapped: they are assembly. */
 #ifdef KOPT_GNU_
-#define OPAQUE_(r) __asm__("" : "+x"(r))
+#define OPAQUE_(r) __asm__("" : "+v"(r))
+#define ARITHMETIC_(name, operation, intrinsic) \
+    FN_ vf32_ name(vf32_ a, vf32_ b) {          \
+        vf32_ r = a operation b;                \
+        OPAQUE_(r);                             \
+        return r;                               \
+    }
+#if KOPT_PASS_ == KOPT_PASS_SSE2_ && !defined(__AVX__)
+#define ASSEMBLE_(operation, r, a, b) __asm__(operation " {%2, %0|%0, %2}" : "=x"(r) : "0"(a), "x"(b))
+#else /* with -mavx the encoding of SSE would stall */
+#define ASSEMBLE_(operation, r, a, b) __asm__("v" operation " {%2, %1, %0|%0, %1, %2}" : "=v"(r) : "v"(a), "v"(b))
+#endif
+#define ASSEMBLED_(name, operation, intrinsic) \
+    FN_ vf32_ name(vf32_ a, vf32_ b) {         \
+        vf32_ r;                               \
+        ASSEMBLE_(operation, r, a, b);         \
+        return r;                              \
+    }
+FN_ vf32_ sqrt_(vf32_ a) {
+    vf32_ r;
+#if KOPT_PASS_ == KOPT_PASS_SSE2_ && !defined(__AVX__)
+    __asm__("sqrtps {%1, %0|%0, %1}" : "=x"(r) : "x"(a));
+#else
+    __asm__("vsqrtps {%1, %0|%0, %1}" : "=v"(r) : "v"(a));
+#endif
+    return r;
+}
 #else
 #define OPAQUE_(r) ((void)0)
-#endif
-
-FN_ vf32_ splat_(float x) { return _mm256_set1_ps(x); }
-FN_ vf32_ add_(vf32_ a, vf32_ b) {
-    vf32_ r = _mm256_add_ps(a, b);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ sub_(vf32_ a, vf32_ b) {
-    vf32_ r = _mm256_sub_ps(a, b);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ mul_(vf32_ a, vf32_ b) {
-    vf32_ r = _mm256_mul_ps(a, b);
-    OPAQUE_(r);
-    return r;
-}
-#ifdef KOPT_GNU_ /* -Ofast would estimate quotients, and swap the operands of min and max */
-#define BINARY_OP_(name, operation, intrinsic)                                    \
-    FN_ vf32_ name(vf32_ a, vf32_ b) {                                            \
-        vf32_ r;                                                                  \
-        __asm__(operation " {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b)); \
-        return r;                                                                 \
-    }
-#else
-#define BINARY_OP_(name, operation, intrinsic) \
+#define ARITHMETIC_(name, operation, intrinsic) \
     FN_ vf32_ name(vf32_ a, vf32_ b) { return intrinsic(a, b); }
+#define ASSEMBLED_ ARITHMETIC_
+FN_ vf32_ sqrt_(vf32_ a) { return MM_(sqrt_ps)(a); }
 #endif
-#define MIN_MAX_ 1 /* one instruction instead of a comparison and a blend */
-BINARY_OP_(div_, "vdivps", _mm256_div_ps)
-BINARY_OP_(min_, "vminps", _mm256_min_ps)
-BINARY_OP_(max_, "vmaxps", _mm256_max_ps)
-#undef BINARY_OP_
-FN_ vf32_ sqrt_(vf32_ a) {
-#ifdef KOPT_GNU_
-    vf32_ r;
-    __asm__("vsqrtps {%1, %0|%0, %1}" : "=x"(r) : "x"(a));
-    return r;
+ARITHMETIC_(add_, +, MM_(add_ps))
+ARITHMETIC_(sub_, -, MM_(sub_ps))
+ARITHMETIC_(mul_, *, MM_(mul_ps))
+ASSEMBLED_(div_, "divps", MM_(div_ps))
+ASSEMBLED_(min_, "minps", MM_(min_ps))
+ASSEMBLED_(max_, "maxps", MM_(max_ps))
+
+#if KOPT_PASS_ == KOPT_PASS_SSE2_
+FN_ vf32_ splat_(float x) { return _mm_castsi128_ps(_mm_set1_epi32(KOPT_CAST_(int, kopt_as_u32_(x)))); }
 #else
-    return _mm256_sqrt_ps(a);
+FN_ vf32_ splat_(float x) { return MM_(set1_ps)(x); }
 #endif
-}
 FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
-    vu32_ r = _mm256_castps_si256(a);
+    vu32_ r = SI_(castps)(a);
     OPAQUE_(r);
     return r;
 }
-FN_ vf32_ as_f32_(vu32_ a) { return _mm256_castsi256_ps(a); }
-FN_ vu32_ round_u32_(vf32_ a) { return _mm256_cvtps_epi32(a); }
-FN_ vf32_ convert_f32_(vu32_ a) { return _mm256_cvtepi32_ps(a); }
-FN_ vu32_ isplat_(uint32_t a) { return _mm256_set1_epi32(KOPT_CAST_(int, a)); }
+FN_ vu32_ round_u32_(vf32_ a) { return MM_(cvtps_epi32)(a); }
+FN_ vf32_ convert_f32_(vu32_ a) { return MM_(cvtepi32_ps)(a); }
+FN_ vu32_ isplat_(uint32_t a) { return MM_(set1_epi32)(KOPT_CAST_(int, a)); }
 FN_ vu32_ isplat_hoisted_(uint32_t a) {
     vu32_ r = isplat_(a);
     OPAQUE_(r);
     return r;
 }
-FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return _mm256_add_epi32(a, b); }
-FN_ vu32_ isub_(vu32_ a, vu32_ b) { return _mm256_sub_epi32(a, b); }
-FN_ vu32_ and_(vu32_ a, vu32_ b) { return _mm256_and_si256(a, b); }
-FN_ vu32_ or_(vu32_ a, vu32_ b) { return _mm256_or_si256(a, b); }
-FN_ vu32_ xor_(vu32_ a, vu32_ b) { return _mm256_xor_si256(a, b); }
-#define shl_(a, n) _mm256_slli_epi32(a, n)
-#define shr_(a, n) _mm256_srli_epi32(a, n)
-FN_ vu32_ add16_(vu32_ a, vu32_ b) { return _mm256_add_epi16(a, b); }
-FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return _mm256_mullo_epi16(a, b); }
+FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return MM_(add_epi32)(a, b); }
+FN_ vu32_ isub_(vu32_ a, vu32_ b) { return MM_(sub_epi32)(a, b); }
+FN_ vu32_ and_(vu32_ a, vu32_ b) { return SI_(and)(a, b); }
+FN_ vu32_ or_(vu32_ a, vu32_ b) { return SI_(or)(a, b); }
+FN_ vu32_ xor_(vu32_ a, vu32_ b) { return SI_(xor)(a, b); }
+#define shl_(a, n) MM_(slli_epi32)(a, n)
+#define shr_(a, n) MM_(srli_epi32)(a, n)
+FN_ vu32_ add16_(vu32_ a, vu32_ b) { return MM_(add_epi16)(a, b); }
+FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return MM_(mullo_epi16)(a, b); }
+FN_ vu32_ min16_(vu32_ a, vu32_ b) { return MM_(min_epi16)(a, b); }
+FN_ vu32_ max16_(vu32_ a, vu32_ b) { return MM_(max_epi16)(a, b); }
 FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
-    vu32_ factor = isplat_(b), even = _mm256_mul_epu32(a, factor);
-    vu32_ odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), factor);
-    /* even: products of the even lanes, odd: of the odd lanes. 0xAA takes the odd words from the second operand. */
-    *low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
-    *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
+    const vu32_ factor = isplat_(b), upper = MM_(slli_epi64)(isplat_(0xFFFFFFFFu), 32); /* the odd words */
+    const vu32_ even = MM_(mul_epu32)(a, factor), odd = MM_(mul_epu32)(MM_(srli_epi64)(a, 32), factor);
+    *low = or_(SI_(andnot)(upper, even), MM_(slli_epi64)(odd, 32));
+    *high = or_(MM_(srli_epi64)(even, 32), and_(upper, odd));
 }
-FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) {
-    sum[0] = _mm256_add_epi64(sum[0], _mm256_mul_epu32(a, b)); /* even lanes; next line: odd lanes */
-    sum[1] = _mm256_add_epi64(sum[1], _mm256_mul_epu32(_mm256_srli_epi64(a, 32), _mm256_srli_epi64(b, 32)));
+FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) { /* even lanes; next line: odd lanes */
+    sum[0] = MM_(add_epi64)(sum[0], MM_(mul_epu32)(a, b));
+    sum[1] = MM_(add_epi64)(sum[1], MM_(mul_epu32)(MM_(srli_epi64)(a, 32), MM_(srli_epi64)(b, 32)));
 }
-FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm256_cmpgt_epi32(a, b); }
-FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return _mm256_cmpeq_epi32(a, b); }
-FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return _mm256_or_si256(a, b); }
-FN_ int any_true_(vmask_ a) { return _mm256_movemask_epi8(a) != 0; }
+FN_ vu32_ load32_(const kopt_byte_ *p) { return SI_(loadu)(KOPT_CONST_POINTER_(const vu32_ *, p)); }
+FN_ void store32_(kopt_byte_ *p, vu32_ a) { SI_(storeu)(KOPT_POINTER_(vu32_ *, p), a); }
+FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return MM_(unpacklo_epi32)(a, b); }
+FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return MM_(unpackhi_epi32)(a, b); }
+
+#if KOPT_PASS_ != KOPT_PASS_AVX512_ /* masks are vectors */
+FN_ vmask_ igt_(vu32_ a, vu32_ b) { return MM_(cmpgt_epi32)(a, b); }
+FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return MM_(cmpeq_epi32)(a, b); }
+FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return or_(a, b); }
+FN_ int any_true_(vmask_ a) { return MM_(movemask_epi8)(a) != 0; }
+FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return and_(m, a); }
+FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { /* ~((a & exponent) == 0) & a */
+    return SI_(andnot)(MM_(cmpeq_epi16)(and_(a, exponent), isplat_(0)), a);
+}
+FN_ int any_gt16_(vu32_ a, vu32_ limit) { return MM_(movemask_epi8)(MM_(cmpgt_epi16)(a, limit)) != 0; }
+#endif
+
+#if KOPT_PASS_ == KOPT_PASS_SSE2_
+FN_ vf32_ as_f32_(vu32_ a) { return _mm_castsi128_ps(a); }
+FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return or_(and_(m, yes), _mm_andnot_si128(m, no)); }
+FN_ vu32_ K_(load64)(const kopt_byte_ *p) { return _mm_loadl_epi64(KOPT_CONST_POINTER_(const __m128i *, p)); }
+FN_ void K_(store64)(kopt_byte_ *p, vu32_ a) { _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), a); }
+FN_ vu32_ unpack_low16_(vu32_ a) { return _mm_unpacklo_epi16(a, isplat_(0)); }
+FN_ vu32_ unpack_high16_(vu32_ a) { return _mm_unpackhi_epi16(a, isplat_(0)); }
+FN_ vf32_ bf16_low_(vu32_ a) { return as_f32_(_mm_unpacklo_epi16(isplat_(0), a)); }
+FN_ vf32_ bf16_high_(vu32_ a) { return as_f32_(_mm_unpackhi_epi16(isplat_(0), a)); }
+FN_ vu32_ load16_(const kopt_byte_ *p) { return unpack_low16_(K_(load64)(p)); }
+FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word, then an arithmetic shift: sign-extends */
+    vu32_ a = isplat_(kopt_load32_(p));
+    a = _mm_unpacklo_epi8(a, a);
+    return _mm_srai_epi32(_mm_unpacklo_epi16(a, a), 24);
+}
+FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return _mm_unpacklo_epi8(K_(load64)(p), isplat_(0)); }
+/* Arithmetic shifts, so that packs does not saturate. */
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return _mm_packs_epi32(_mm_srai_epi32(a, 16), _mm_srai_epi32(b, 16)); }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store64)(p, pack_high16_(shl_(a, 16), a)); }
+FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
+    a = and_(a, isplat_(0x00FF00FF));
+    K_(store64)(p, _mm_packus_epi16(a, a));
+}
+FN_ void store8_(kopt_byte_ *p, vu32_ a) {
+    a = and_(a, isplat_(0xFF));
+    a = _mm_packs_epi32(a, a);
+    kopt_store32_(p, KOPT_CAST_(uint32_t, _mm_cvtsi128_si32(_mm_packus_epi16(a, a))));
+}
+FN_ vu32_ block_of_lane_(void) { return _mm_setr_epi32(0, 1, 2, 3); }
+#else /* AVX2 and AVX-512: what SSE2 does without */
+#define SPECIALIZED_ 1
+#define NT_STORES_ 1
+#define REORDER_ 1
+#define IMAX_ 1
+#define FP16_ 1
+FN_ vu32_ imax_(vu32_ a, vu32_ b) { return MM_(max_epi32)(a, b); }
+FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) { SI_(stream)(KOPT_POINTER_(vu32_ *, p), a); }
+FN_ void K_(nt_fence)(void) { _mm_sfence(); }
+#endif
+
+#if KOPT_PASS_ == KOPT_PASS_AVX2_
+/* Packing narrows each 128-bit part by itself, unpacking takes the low half of each. 0xD8 puts the 64-bit quarters 0 2 1 3
+   into the order 0 1 2 3 or back, 0x08 joins quarters 0 and 2. packus saturates: words must be below 2^16. */
+#define QUARTERS_(a, order) _mm256_permute4x64_epi64(a, order)
+FN_ __m128i K_(load128)(const kopt_byte_ *p) { return _mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)); }
+FN_ __m128i K_(low128)(vu32_ a) { return _mm256_castsi256_si128(a); }
+FN_ __m128i K_(narrow16)(vu32_ a) { return K_(low128)(QUARTERS_(_mm256_packus_epi32(a, a), 0x08)); }
+FN_ vf32_ as_f32_(vu32_ a) { return _mm256_castsi256_ps(a); }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm256_blendv_epi8(no, yes, m); }
-FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return _mm256_and_si256(m, a); }
-FN_ vu32_ load32_(const kopt_byte_ *p) { return _mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)); }
-FN_ vu32_ load16_(const kopt_byte_ *p) {
-    return _mm256_cvtepu16_epi32(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
-}
+FN_ vu32_ load16_(const kopt_byte_ *p) { return _mm256_cvtepu16_epi32(K_(load128)(p)); }
 FN_ vu32_ load8_(const kopt_byte_ *p) {
     return _mm256_cvtepi8_epi32(_mm_loadl_epi64(KOPT_CONST_POINTER_(const __m128i *, p)));
 }
-FN_ void store32_(kopt_byte_ *p, vu32_ a) { _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), a); }
-/* packus narrows each 128-bit part by itself: the result is in 64-bit quarters 0 and 2, which permute4x64 with 0x08
-   joins. packus saturates, so the words must be below 2^16. */
+FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return _mm256_cvtepu8_epi16(K_(load128)(p)); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) {
-    a = _mm256_and_si256(a, isplat_(0xFFFF));
-    a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
-    _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm256_castsi256_si128(a));
+    _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), K_(narrow16)(and_(a, isplat_(0xFFFF))));
 }
 FN_ void store8_(kopt_byte_ *p, vu32_ a) {
-    a = _mm256_and_si256(a, isplat_(0xFF));
-    a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
-    _mm_storel_epi64(KOPT_POINTER_(__m128i *, p),
-                     _mm_packus_epi16(_mm256_castsi256_si128(a), _mm256_castsi256_si128(a)));
+    const __m128i x = K_(narrow16)(and_(a, isplat_(0xFF)));
+    _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), _mm_packus_epi16(x, x));
 }
-FN_ vf32_ widen_fp16_(vu32_ a) {
-    a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
-    return _mm256_cvtph_ps(_mm256_castsi256_si128(a));
-}
-FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(a, 0)); } /* 0: to nearest even */
-FN_ vu32_ block_of_lane_(void) { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7); }
-FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return _mm256_unpacklo_epi32(a, b); }
-FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return _mm256_unpackhi_epi32(a, b); }
-#define NT_STORES_ 1
-FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) { _mm256_stream_si256(KOPT_POINTER_(__m256i *, p), a); }
-FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) {
-    __m256i x = _mm256_packus_epi32(a, a);
-    _mm_stream_si128(KOPT_POINTER_(__m128i *, p), _mm256_castsi256_si128(_mm256_permute4x64_epi64(x, 0x08)));
-}
-FN_ void K_(nt_fence)(void) { _mm_sfence(); }
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
-    a = _mm256_and_si256(a, isplat_(0x00FF00FF));
-    a = _mm256_permute4x64_epi64(_mm256_packus_epi16(a, a), 0x08);
-    _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm256_castsi256_si128(a));
+    a = and_(a, isplat_(0x00FF00FF));
+    _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), K_(low128)(QUARTERS_(_mm256_packus_epi16(a, a), 0x08)));
 }
-FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) { /* even >> 16 | (odd & 0xFFFF0000) */
-    return _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xAA);
-}
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { /* ~((a & exponent) == 0) & a */
-    return _mm256_andnot_si256(_mm256_cmpeq_epi16(_mm256_and_si256(a, exponent), _mm256_setzero_si256()), a);
-}
-FN_ vu32_ min16_(vu32_ a, vu32_ b) { return _mm256_min_epi16(a, b); }
-FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm256_max_epi16(a, b); }
-FN_ int any_gt16_(vu32_ a, vu32_ limit) { return _mm256_movemask_epi8(_mm256_cmpgt_epi16(a, limit)) != 0; }
-FN_ vu32_ unpack_low16_(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a)); }
+FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) { _mm_stream_si128(KOPT_POINTER_(__m128i *, p), K_(narrow16)(a)); }
+FN_ vu32_ unpack_low16_(vu32_ a) { return _mm256_cvtepu16_epi32(K_(low128)(a)); }
 FN_ vu32_ unpack_high16_(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)); }
-#define REORDER_ 1
-FN_ void deinterleave_(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) { /* shuffle: quarters a0 b0 a1 b1 (see below) */
-    const __m256d x = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88)),
-                  y = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xDD));
-    *even = _mm256_castpd_ps(_mm256_permute4x64_pd(x, 0xD8));
-    *odd = _mm256_castpd_ps(_mm256_permute4x64_pd(y, 0xD8));
+FN_ vf32_ bf16_low_(vu32_ a) { return as_f32_(_mm256_unpacklo_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
+FN_ vf32_ bf16_high_(vu32_ a) { return as_f32_(_mm256_unpackhi_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return QUARTERS_(_mm256_packus_epi32(shr_(a, 16), shr_(b, 16)), 0xD8); }
+FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) { return _mm256_blend_epi16(shr_(even, 16), odd, 0xAA); }
+FN_ void deinterleave_(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) {
+    *even = as_f32_(QUARTERS_(as_u32_(_mm256_shuffle_ps(a, b, 0x88)), 0xD8));
+    *odd = as_f32_(QUARTERS_(as_u32_(_mm256_shuffle_ps(a, b, 0xDD)), 0xD8));
 }
 FN_ void interleave_(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) { /* unpack: 0 1 of each 128-bit part, then 2 3 */
     const vf32_ low = _mm256_unpacklo_ps(even, odd), high = _mm256_unpackhi_ps(even, odd);
     *a = _mm256_permute2f128_ps(low, high, 0x20);
     *b = _mm256_permute2f128_ps(low, high, 0x31);
 }
-/* unpack takes halves of each 128-bit part: 0xD8 puts quarters 0 1 2 3 into the order 0 2 1 3 */
-FN_ vf32_ bf16_low_(vu32_ a) {
-    return _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), _mm256_permute4x64_epi64(a, 0xD8)));
-}
-FN_ vf32_ bf16_high_(vu32_ a) {
-    return _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), _mm256_permute4x64_epi64(a, 0xD8)));
-}
-FN_ vu32_ load8_to16_(const kopt_byte_ *p) {
-    return _mm256_cvtepu8_epi16(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
-}
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* packus gives quarters a0 b0 a1 b1; 0xD8 makes them a0 a1 b0 b1 */
-    return _mm256_permute4x64_epi64(_mm256_packus_epi32(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16)), 0xD8);
-}
-#define IMAX_ 1
-FN_ vu32_ imax_(vu32_ a, vu32_ b) { return _mm256_max_epi32(a, b); }
-#define FP16_ 1
-FN_ vf32_ load_fp16_(const kopt_byte_ *p) {
-    return _mm256_cvtph_ps(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
-}
-FN_ vf32_ fp16_low_(vu32_ a) { return _mm256_cvtph_ps(_mm256_castsi256_si128(a)); }
+FN_ vf32_ widen_fp16_(vu32_ a) { return _mm256_cvtph_ps(K_(narrow16)(a)); }
+FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(a, 0)); } /* 0: to nearest even */
+FN_ vf32_ load_fp16_(const kopt_byte_ *p) { return _mm256_cvtph_ps(K_(load128)(p)); }
+FN_ vf32_ fp16_low_(vu32_ a) { return _mm256_cvtph_ps(K_(low128)(a)); }
 FN_ vf32_ fp16_high_(vu32_ a) { return _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)); }
 FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
     const __m128i half = _mm256_cvtps_ph(x, 0);
     *stored = _mm256_cvtepu16_epi32(half);
     return _mm256_cvtph_ps(half);
 }
-
-/* ---- AVX-512 F, BW, DQ, VL: 16 lanes ---- */
+FN_ vu32_ block_of_lane_(void) { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7); }
+#undef QUARTERS_
 #elif KOPT_PASS_ == KOPT_PASS_AVX512_
-#define ISA_ avx512
-#ifdef KOPT_AVX2_ /* saves code */
-#define TOOLS_ISA_ avx2
-#define CONVERT_ISA_ avx2
-#endif
-#define ISA_TARGET_ KOPT_TARGET_("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")
-#define LANES_ KOPT_CAST_(size_t, 16)
-#define SPECIALIZED_ 1
-#define MASKED_SUB_ 1 /* one instruction */
-#define MIN_MAX_ 1
-#define NT_STORES_ 1
-#define LOADS_EXTEND_ 1
-#define REORDER_ 1
-#ifdef KOPT_GNU_
-#define OPAQUE_(r) __asm__("" : "+v"(r))
-#else
-#define OPAQUE_(r) ((void)0)
-#endif
-
-/* For gcc: vector extensions, and inline assembly for operations that these lack, because gcc's headers for AVX-512
-   take a long time to compile. Each instruction is written in both syntaxes, {AT&T|Intel}. "Yk" is a mask register. {z}
-   sets a lane to 0 where the mask is 0. */
-#ifdef KOPT_GCC_
-typedef float vf32_ __attribute__((__vector_size__(64)));
-typedef uint32_t vu32_ __attribute__((__vector_size__(64)));
-typedef int K_(ints) __attribute__((__vector_size__(64)));
-typedef uint16_t vmask_;
-typedef uint32_t K_(bytes32) __attribute__((__vector_size__(32)));
-typedef uint32_t K_(bytes16) __attribute__((__vector_size__(16)));
-typedef uint32_t K_(any64) __attribute__((__vector_size__(64), __aligned__(1), __may_alias__));
-typedef uint32_t K_(any32) __attribute__((__vector_size__(32), __aligned__(1), __may_alias__));
-typedef uint32_t K_(any16) __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
-#define AT_(type, p) (*KOPT_POINTER_(K_(type) *, p))
-#define CONST_AT_(type, p) (*KOPT_CONST_POINTER_(const K_(type) *, p))
-#define UNARY_OP_(result, name, operation, given)                 \
-    FN_ result name(given a) {                                    \
-        result r;                                                 \
-        __asm__(operation " {%1, %0|%0, %1}" : "=v"(r) : "v"(a)); \
-        return r;                                                 \
-    }
-#define BINARY_OP_(result, kind, name, operation, given)                          \
-    FN_ result name(given a, given b) {                                           \
-        result r;                                                                 \
-        __asm__(operation " {%2, %1, %0|%0, %1, %2}" : kind(r) : "v"(a), "v"(b)); \
-        return r;                                                                 \
-    }
-#define LOAD_OP_(name, operation, type)                                            \
-    FN_ vu32_ name(const kopt_byte_ *p) {                                          \
-        vu32_ r;                                                                   \
-        __asm__(operation " {%1, %0|%0, %1}" : "=v"(r) : "m"(CONST_AT_(type, p))); \
-        return r;                                                                  \
-    }
-
-FN_ vf32_ splat_(float x) {
-    const vf32_ r = {x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
-    return r;
-}
-FN_ vf32_ add_(vf32_ a, vf32_ b) {
-    vf32_ r = a + b;
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ sub_(vf32_ a, vf32_ b) {
-    vf32_ r = a - b;
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ mul_(vf32_ a, vf32_ b) {
-    vf32_ r = a * b;
-    OPAQUE_(r);
-    return r;
-}
-BINARY_OP_(vf32_, "=v", div_, "vdivps", vf32_)
-UNARY_OP_(vf32_, sqrt_, "vsqrtps", vf32_)
-BINARY_OP_(vf32_, "=v", min_, "vminps", vf32_)
-BINARY_OP_(vf32_, "=v", max_, "vmaxps", vf32_)
-FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
-    vu32_ r = KOPT_VECTOR_CAST_(vu32_, a);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ as_f32_(vu32_ a) { return KOPT_VECTOR_CAST_(vf32_, a); }
-UNARY_OP_(vu32_, round_u32_, "vcvtps2dq", vf32_)
-UNARY_OP_(vf32_, convert_f32_, "vcvtdq2ps", vu32_)
-FN_ vu32_ isplat_(uint32_t a) {
-    const vu32_ r = {a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a};
-    return r;
-}
-#define OPERATORS_ 1
-BINARY_OP_(vu32_, "=v", add16_, "vpaddw", vu32_)
-BINARY_OP_(vu32_, "=v", mul16_, "vpmullw", vu32_)
-BINARY_OP_(vu32_, "=v", K_(mul64), "vpmuludq", vu32_) /* 64-bit products of the even words */
-FN_ vu32_ K_(odd_words)(vu32_ a) {                    /* each 64 bits >> 32: the odd words in the even lanes */
-    vu32_ r;
-    __asm__("vpsrlq {$32, %1, %0|%0, %1, 32}" : "=v"(r) : "v"(a));
-    return r;
-}
-FN_ vu32_ K_(blend_swapped)(vu32_ a, vmask_ m, vu32_ b) { /* lane i: m ? b[i ^ 1] : a[i] */
-    __asm__("vpshufd {$0xB1, %2, %0%{%1%}|%0%{%1%}, %2, 0xB1}" : "+v"(a) : "Yk"(m), "v"(b));
-    return a;
-}
-FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
-    vu32_ factor = isplat_(b), even = K_(mul64)(a, factor), odd = K_(mul64)(K_(odd_words)(a), factor);
-    *low = K_(blend_swapped)(even, 0xAAAA, odd);  /* lower words of odd into the odd lanes   */
-    *high = K_(blend_swapped)(odd, 0x5555, even); /* upper words of even into the even lanes */
-}
-BINARY_OP_(vu32_, "=v", K_(add64), "vpaddq", vu32_)
-FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) {
-    sum[0] = K_(add64)(sum[0], K_(mul64)(a, b));
-    sum[1] = K_(add64)(sum[1], K_(mul64)(K_(odd_words)(a), K_(odd_words)(b)));
-}
-BINARY_OP_(vmask_, "=Yk", igt_, "vpcmpgtd", vu32_)
-BINARY_OP_(vmask_, "=Yk", ieq_, "vpcmpeqd", vu32_)
-/* A builtin, not assembly: gcc merges it with other operations into masked instructions. */
-FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) {
-    return KOPT_VECTOR_CAST_(
-        vu32_, __builtin_ia32_blendmd_512_mask(KOPT_VECTOR_CAST_(K_(ints), no), KOPT_VECTOR_CAST_(K_(ints), yes), m));
-}
-FN_ vf32_ masked_sub_(vmask_ m, vf32_ a, vf32_ b) {
-    vf32_ r = b; /* stays where m is 0 */
-    __asm__("vsubps {%2, %1, %0%{%3%}|%0%{%3%}, %1, %2}" : "+v"(r) : "v"(a), "v"(b), "Yk"(m));
-    return r;
-}
-FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) {
-    vu32_ r;
-    __asm__("vmovdqa32 {%1, %0%{%2%}%{z%}|%0%{%2%}%{z%}, %1}" : "=v"(r) : "v"(a), "Yk"(m));
-    return r;
-}
-/* vpmovzx, vpmovsx: zero-extend, sign-extend. vpmovdw, vpmovdb, vpmovwb: the lower part of each element. */
-FN_ vu32_ load32_(const kopt_byte_ *p) { return CONST_AT_(any64, p); }
-LOAD_OP_(load16_, "vpmovzxwd", any32)
-LOAD_OP_(load8_, "vpmovsxbd", any16)
-UNARY_OP_(K_(bytes32), K_(truncate_to16), "vpmovdw", vu32_)
-UNARY_OP_(K_(bytes16), K_(truncate_to8), "vpmovdb", vu32_)
-UNARY_OP_(K_(bytes32), K_(truncate16_to8), "vpmovwb", vu32_)
-UNARY_OP_(vu32_, K_(zero_extend16), "vpmovzxwd", K_(bytes32))
-FN_ void store32_(kopt_byte_ *p, vu32_ a) { AT_(any64, p) = a; }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { AT_(any32, p) = K_(truncate_to16)(a); }
-FN_ void store8_(kopt_byte_ *p, vu32_ a) { AT_(any16, p) = K_(truncate_to8)(a); }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { AT_(any32, p) = K_(truncate16_to8)(a); }
-FN_ vf32_ widen_fp16_(vu32_ a) {
-    vf32_ r;
-    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "v"(K_(truncate_to16)(a)));
-    return r;
-}
-FN_ vu32_ narrow_fp16_(vf32_ a) {
-    K_(bytes32) r;
-    __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(r) : "v"(a));
-    return K_(zero_extend16)(r);
-}
-FN_ vu32_ block_of_lane_(void) {
-    const vu32_ r = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
-    return r;
-}
-BINARY_OP_(vu32_, "=v", interleave_low_, "vpunpckldq", vu32_)
-BINARY_OP_(vu32_, "=v", interleave_high_, "vpunpckhdq", vu32_)
-FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) {
-    __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(AT_(any64, p)) : "v"(a));
-}
-FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) {
-    __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(AT_(any32, p)) : "v"(K_(truncate_to16)(a)));
-}
-/* even >> 16 | (odd & 0xFFFF0000): bytes 2 and 3 of each word of even replace bytes 0 and 1 of odd. */
-FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) {
-    const vu32_ bytes = {0x0302, 0x0706, 0x0B0A, 0x0F0E, 0x0302, 0x0706, 0x0B0A, 0x0F0E,
-                         0x0302, 0x0706, 0x0B0A, 0x0F0E, 0x0302, 0x0706, 0x0B0A, 0x0F0E};
-    const uint64_t low = KOPT_CAST_(uint64_t, 0x33333333u) << 32 | 0x33333333u;
-    __asm__("vpshufb {%3, %2, %0%{%1%}|%0%{%1%}, %2, %3}" : "+v"(odd) : "Yk"(low), "v"(even), "v"(bytes));
-    return odd;
-}
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
-    uint32_t normal; /* mask: (a & exponent) != 0 */
-    vu32_ r;
-    __asm__("vptestmw {%2, %1, %0|%0, %1, %2}" : "=Yk"(normal) : "v"(a), "v"(exponent));
-    __asm__("vmovdqu16 {%1, %0%{%2%}%{z%}|%0%{%2%}%{z%}, %1}" : "=v"(r) : "v"(a), "Yk"(normal));
-    return r;
-}
-BINARY_OP_(vu32_, "=v", min16_, "vpminsw", vu32_)
-BINARY_OP_(vu32_, "=v", max16_, "vpmaxsw", vu32_)
-BINARY_OP_(uint32_t, "=Yk", K_(gt16), "vpcmpgtw", vu32_)
-FN_ int any_gt16_(vu32_ a, vu32_ limit) {
-    uint32_t above = K_(gt16)(a, limit);
-    __asm__("" : "+r"(above)); /* tests a general register; kortest is slower on some processors */
-    return above != 0;
-}
-FN_ vu32_ unpack_low16_(vu32_ a) {
-    vu32_ r;
-    __asm__("vpmovzxwd {%t1, %0|%0, %t1}" : "=v"(r) : "v"(a)); /* %t1: the lower 256 bits */
-    return r;
-}
-FN_ vu32_ unpack_high16_(vu32_ a) {
-    K_(bytes32) r;
-    __asm__("vextracti64x4 {$1, %1, %0|%0, %1, 1}" : "=v"(r) : "v"(a)); /* the upper 256 bits */
-    return K_(zero_extend16)(r);
-}
-/* half i: m ? half number index[i] of a : 0 */
-FN_ vu32_ K_(permute16)(vu32_ a, vu32_ index, uint32_t m) {
-    vu32_ r;
-    __asm__("vpermw {%1, %2, %0%{%3%}%{z%}|%0%{%3%}%{z%}, %2, %1}" : "=v"(r) : "v"(a), "v"(index), "Yk"(m));
-    return r;
-}
-FN_ vf32_ bf16_low_(vu32_ a) {
-    const vu32_ index = {0x00000, 0x10000, 0x20000, 0x30000, 0x40000, 0x50000, 0x60000, 0x70000,
-                         0x80000, 0x90000, 0xA0000, 0xB0000, 0xC0000, 0xD0000, 0xE0000, 0xF0000};
-    return as_f32_(K_(permute16)(a, index, 0xAAAAAAAAu));
-}
-FN_ vf32_ bf16_high_(vu32_ a) {
-    const vu32_ index = {0x100000, 0x110000, 0x120000, 0x130000, 0x140000, 0x150000, 0x160000, 0x170000,
-                         0x180000, 0x190000, 0x1A0000, 0x1B0000, 0x1C0000, 0x1D0000, 0x1E0000, 0x1F0000};
-    return as_f32_(K_(permute16)(a, index, 0xAAAAAAAAu));
-}
-LOAD_OP_(load8_to16_, "vpmovzxbw", any32)
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* indices 0x00 to 0x1F are the halves of a, 0x20 to 0x3F those of b */
-    const vu32_ odd = {0x00030001, 0x00070005, 0x000B0009, 0x000F000D, 0x00130011, 0x00170015, 0x001B0019, 0x001F001D,
-                       0x00230021, 0x00270025, 0x002B0029, 0x002F002D, 0x00330031, 0x00370035, 0x003B0039, 0x003F003D};
-    __asm__("vpermt2w {%2, %1, %0|%0, %1, %2}" : "+v"(a) : "v"(odd), "v"(b));
-    return a;
-}
-#define IMAX_ 1
-BINARY_OP_(vu32_, "=v", imax_, "vpmaxsd", vu32_)
-#define UNORDERED_ 1
-BINARY_OP_(vmask_, "=Yk", unordered_, "vcmpunordps", vf32_)
-#define FP16_ 1
-FN_ vf32_ load_fp16_(const kopt_byte_ *p) {
-    vf32_ r;
-    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "m"(CONST_AT_(any32, p)));
-    return r;
-}
-FN_ vf32_ fp16_low_(vu32_ a) {
-    vf32_ r;
-    __asm__("vcvtph2ps {%t1, %0|%0, %t1}" : "=v"(r) : "v"(a));
-    return r;
-}
-FN_ vf32_ fp16_high_(vu32_ a) {
-    vf32_ r;
-    K_(bytes32) high;
-    __asm__("vextracti64x4 {$1, %1, %0|%0, %1, 1}" : "=v"(high) : "v"(a)); /* the upper 256 bits */
-    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "v"(high));
-    return r;
-}
-FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
-    K_(bytes32) half;
-    vf32_ r;
-    __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(half) : "v"(x));
-    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "v"(half));
-    *stored = K_(zero_extend16)(half);
-    return r;
-}
-FN_ void deinterleave_(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) {
-    const K_(ints) evens = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}, odds = evens + 1;
-    *even = __builtin_shuffle(a, b, evens);
-    *odd = __builtin_shuffle(a, b, odds);
-}
-FN_ void interleave_(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) {
-    const K_(ints) first = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}, second = first + 8;
-    *a = __builtin_shuffle(even, odd, first);
-    *b = __builtin_shuffle(even, odd, second);
-}
-#undef UNARY_OP_
-#undef BINARY_OP_
-#undef LOAD_OP_
-#undef AT_
-#undef CONST_AT_
-
-/* ---- AVX-512 for other compilers, by intrinsics ---- */
-#else
-typedef __m512 vf32_;
-typedef __m512i vu32_;
-typedef __mmask16 vmask_;
-
-FN_ vf32_ splat_(float x) { return _mm512_set1_ps(x); }
-FN_ vf32_ add_(vf32_ a, vf32_ b) {
-    vf32_ r = _mm512_add_ps(a, b);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ sub_(vf32_ a, vf32_ b) {
-    vf32_ r = _mm512_sub_ps(a, b);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ mul_(vf32_ a, vf32_ b) {
-    vf32_ r = _mm512_mul_ps(a, b);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ div_(vf32_ a, vf32_ b) {
-#ifdef KOPT_GNU_
-    vf32_ r;
-    __asm__("vdivps {%2, %1, %0|%0, %1, %2}" : "=v"(r) : "v"(a), "v"(b));
-    return r;
-#else
-    return _mm512_div_ps(a, b);
-#endif
-}
-FN_ vf32_ sqrt_(vf32_ a) {
-#ifdef KOPT_GNU_
-    vf32_ r;
-    __asm__("vsqrtps {%1, %0|%0, %1}" : "=v"(r) : "v"(a));
-    return r;
-#else
-    return _mm512_sqrt_ps(a);
-#endif
-}
-FN_ vf32_ min_(vf32_ a, vf32_ b) { return _mm512_min_ps(a, b); }
-FN_ vf32_ max_(vf32_ a, vf32_ b) { return _mm512_max_ps(a, b); }
-FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
-    vu32_ r = _mm512_castps_si512(a);
-    OPAQUE_(r);
-    return r;
-}
 FN_ vf32_ as_f32_(vu32_ a) { return _mm512_castsi512_ps(a); }
-FN_ vu32_ round_u32_(vf32_ a) { return _mm512_cvtps_epi32(a); }
-FN_ vf32_ convert_f32_(vu32_ a) { return _mm512_cvtepi32_ps(a); }
-FN_ vu32_ isplat_(uint32_t a) { return _mm512_set1_epi32(KOPT_CAST_(int, a)); }
-FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return _mm512_add_epi32(a, b); }
-FN_ vu32_ isub_(vu32_ a, vu32_ b) { return _mm512_sub_epi32(a, b); }
-FN_ vu32_ and_(vu32_ a, vu32_ b) { return _mm512_and_si512(a, b); }
-FN_ vu32_ or_(vu32_ a, vu32_ b) { return _mm512_or_si512(a, b); }
-FN_ vu32_ xor_(vu32_ a, vu32_ b) { return _mm512_xor_si512(a, b); }
-#define shl_(a, n) _mm512_slli_epi32(a, n)
-#define shr_(a, n) _mm512_srli_epi32(a, n)
-FN_ vu32_ add16_(vu32_ a, vu32_ b) { return _mm512_add_epi16(a, b); }
-FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return _mm512_mullo_epi16(a, b); }
-FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
-    vu32_ factor = isplat_(b), even = _mm512_mul_epu32(a, factor);
-    vu32_ odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), factor);
-    *low = _mm512_mask_shuffle_epi32(even, 0xAAAA, odd, _MM_PERM_CDAB);  /* lower words of odd into the odd lanes   */
-    *high = _mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_CDAB); /* upper words of even into the even lanes */
-}
-FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) {
-    sum[0] = _mm512_add_epi64(sum[0], _mm512_mul_epu32(a, b)); /* even lanes; next line: odd lanes */
-    sum[1] = _mm512_add_epi64(sum[1], _mm512_mul_epu32(_mm512_srli_epi64(a, 32), _mm512_srli_epi64(b, 32)));
-}
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm512_cmpgt_epi32_mask(a, b); }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return _mm512_cmpeq_epi32_mask(a, b); }
+FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return KOPT_CAST_(vmask_, a | b); }
+FN_ int any_true_(vmask_ a) { return a != 0; }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm512_mask_blend_epi32(m, no, yes); }
+FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return _mm512_maskz_mov_epi32(m, a); }
 FN_ vf32_ masked_sub_(vmask_ m, vf32_ a, vf32_ b) {
     vf32_ r = _mm512_mask_sub_ps(b, m, a, b);
     OPAQUE_(r);
     return r;
 }
-FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return _mm512_maskz_mov_epi32(m, a); }
-FN_ vu32_ load32_(const kopt_byte_ *p) { return _mm512_loadu_si512(KOPT_CONST_POINTER_(const __m512i *, p)); }
-FN_ vu32_ load16_(const kopt_byte_ *p) {
-    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)));
-}
-FN_ vu32_ load8_(const kopt_byte_ *p) {
-    return _mm512_cvtepi8_epi32(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
-}
-FN_ void store32_(kopt_byte_ *p, vu32_ a) { _mm512_storeu_si512(KOPT_POINTER_(__m512i *, p), a); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) {
-    _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi32_epi16(a));
-}
-FN_ void store8_(kopt_byte_ *p, vu32_ a) { _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm512_cvtepi32_epi8(a)); }
-FN_ vf32_ widen_fp16_(vu32_ a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
-FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm512_cvtepu16_epi32(_mm512_maskz_cvtps_ph(0xFFFFu, a, 0)); }
-FN_ vu32_ block_of_lane_(void) { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
-FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return _mm512_unpacklo_epi32(a, b); }
-FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return _mm512_unpackhi_epi32(a, b); }
-FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) { _mm512_stream_si512(KOPT_POINTER_(__m512i *, p), a); }
-FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) {
-    _mm256_stream_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi32_epi16(a));
-}
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
-    _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi16_epi8(a));
-}
-/* even >> 16 | (odd & 0xFFFF0000): bytes 2 and 3 of each word of even replace bytes 0 and 1 of odd. */
-FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) {
-    const __mmask64 low = KOPT_CAST_(uint64_t, 0x33333333u) << 32 | 0x33333333u;
-    return _mm512_mask_shuffle_epi8(odd, low, even, _mm512_set4_epi32(0x0F0E, 0x0B0A, 0x0706, 0x0302));
-}
 FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(a, exponent), a); }
-FN_ vu32_ min16_(vu32_ a, vu32_ b) { return _mm512_min_epi16(a, b); }
-FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm512_max_epi16(a, b); }
 FN_ int any_gt16_(vu32_ a, vu32_ limit) {
     uint32_t above = _mm512_cmpgt_epi16_mask(a, limit);
 #ifdef KOPT_GNU_
@@ -3874,44 +3427,49 @@ FN_ int any_gt16_(vu32_ a, vu32_ limit) {
 #endif
     return above != 0;
 }
+FN_ __m256i K_(load256)(const kopt_byte_ *p) { return _mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)); }
+FN_ vu32_ load16_(const kopt_byte_ *p) { return _mm512_cvtepu16_epi32(K_(load256)(p)); }
+FN_ vu32_ load8_(const kopt_byte_ *p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
+}
+FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return _mm512_cvtepu8_epi16(K_(load256)(p)); }
+FN_ void K_(store256)(kopt_byte_ *p, __m256i a) { _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), a); }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store256)(p, _mm512_cvtepi32_epi16(a)); }
+FN_ void store8_(kopt_byte_ *p, vu32_ a) { _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm512_cvtepi32_epi8(a)); }
+FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { K_(store256)(p, _mm512_cvtepi16_epi8(a)); }
+FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) {
+    _mm256_stream_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi32_epi16(a));
+}
 FN_ vu32_ unpack_low16_(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_castsi512_si256(a)); }
 FN_ vu32_ unpack_high16_(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(a, 1)); }
-FN_ vf32_ bf16_low_(vu32_ a) {
-    const vu32_ index = _mm512_setr_epi32(0x00000, 0x10000, 0x20000, 0x30000, 0x40000, 0x50000, 0x60000, 0x70000,
-                                          0x80000, 0x90000, 0xA0000, 0xB0000, 0xC0000, 0xD0000, 0xE0000, 0xF0000);
-    return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, index, a));
-}
+/* 0, 1 .. 15, in words or in the upper halves: indices of the permutations */
+FN_ vu32_ K_(count)(void) { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
+FN_ vf32_ bf16_low_(vu32_ a) { return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, shl_(K_(count)(), 16), a)); }
 FN_ vf32_ bf16_high_(vu32_ a) {
-    const vu32_ index =
-        _mm512_setr_epi32(0x100000, 0x110000, 0x120000, 0x130000, 0x140000, 0x150000, 0x160000, 0x170000, 0x180000,
-                          0x190000, 0x1A0000, 0x1B0000, 0x1C0000, 0x1D0000, 0x1E0000, 0x1F0000);
-    return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, index, a));
+    return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, or_(shl_(K_(count)(), 16), isplat_(0x100000)), a));
 }
-FN_ vu32_ load8_to16_(const kopt_byte_ *p) {
-    return _mm512_cvtepu8_epi16(_mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)));
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* halves 1, 3 .. 31 of a, then those of b, which are 33, 35 .. 63 */
+    const vu32_ odd = or_(mul16_(K_(count)(), isplat_(4)), isplat_(0x00030001));
+    return _mm512_permutex2var_epi16(a, or_(odd, shl_(odd, 16)), b);
 }
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* indices 0x00 to 0x1F are the halves of a, 0x20 to 0x3F those of b */
-    const vu32_ odd = _mm512_set_epi32(0x003F003D, 0x003B0039, 0x00370035, 0x00330031, 0x002F002D, 0x002B0029,
-                                       0x00270025, 0x00230021, 0x001F001D, 0x001B0019, 0x00170015, 0x00130011,
-                                       0x000F000D, 0x000B0009, 0x00070005, 0x00030001);
-    return _mm512_permutex2var_epi16(a, odd, b);
-}
-#define IMAX_ 1
-FN_ vu32_ imax_(vu32_ a, vu32_ b) { return _mm512_max_epi32(a, b); }
-#define FP16_ 1
-FN_ vf32_ load_fp16_(const kopt_byte_ *p) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)));
+/* even >> 16 | (odd & 0xFFFF0000): bytes 2 and 3 of each word of even replace bytes 0 and 1 of odd. */
+FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) {
+    const __mmask64 low = KOPT_CAST_(uint64_t, 0x33333333u) << 32 | 0x33333333u;
+    return _mm512_mask_shuffle_epi8(odd, low, even, _mm512_set4_epi32(0x0F0E, 0x0B0A, 0x0706, 0x0302));
 }
 FN_ void deinterleave_(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) {
-    const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i evens = iadd_(K_(count)(), K_(count)());
     *even = _mm512_permutex2var_ps(a, evens, b);
-    *odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(evens, _mm512_set1_epi32(1)), b);
+    *odd = _mm512_permutex2var_ps(a, or_(evens, isplat_(1)), b);
 }
 FN_ void interleave_(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) {
     const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     *a = _mm512_permutex2var_ps(even, first, odd);
-    *b = _mm512_permutex2var_ps(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd);
+    *b = _mm512_permutex2var_ps(even, or_(first, isplat_(8)), odd);
 }
+FN_ vf32_ widen_fp16_(vu32_ a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
+FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm512_cvtepu16_epi32(_mm512_maskz_cvtps_ph(0xFFFFu, a, 0)); }
+FN_ vf32_ load_fp16_(const kopt_byte_ *p) { return _mm512_cvtph_ps(K_(load256)(p)); }
 FN_ vf32_ fp16_low_(vu32_ a) { return _mm512_cvtph_ps(_mm512_castsi512_si256(a)); }
 FN_ vf32_ fp16_high_(vu32_ a) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(a, 1)); }
 FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
@@ -3919,16 +3477,12 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
     *stored = _mm512_cvtepu16_epi32(half);
     return _mm512_cvtph_ps(half);
 }
+FN_ vu32_ block_of_lane_(void) { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
 #endif
+#undef ARITHMETIC_
+#undef ASSEMBLED_
+#undef ASSEMBLE_
 
-FN_ vu32_ isplat_hoisted_(uint32_t a) {
-    vu32_ r = isplat_(a);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return KOPT_CAST_(vmask_, a | b); }
-FN_ int any_true_(vmask_ a) { return a != 0; }
-FN_ void K_(nt_fence)(void) { _mm_sfence(); }
 
 /* ---- NEON of AArch64: 4 lanes ---- */
 #elif KOPT_PASS_ == KOPT_PASS_NEON_
@@ -7329,6 +6883,8 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef SPECIALIZED_
 #undef EVEN_ODD_
 #undef OPAQUE_
+#undef MM_
+#undef SI_
 #undef AS_
 #undef WORDS_
 #undef WIDE_
