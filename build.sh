@@ -607,7 +607,6 @@ vmath_parts() {
                 skip "SLEEF from ${options%:*}:clang ${options#*:}" clang
             fi
         done
-        sleef tests/test_loss.c sleef $CC -O2
         if have gcc; then
             sleef tests/test_vmath.c lto gcc -O2 -flto
         else

@@ -46,7 +46,7 @@
        ONE-ELEMENT UPDATES        OPTIMIZER               TENSOR AND STATE            STEP
        CHECKPOINTS                NORM AND CLIPPING       LOSS SCALING                GRADIENT ACCUMULATION
        GRADIENT COMPRESSION       REDUCTION               CONVERSIONS OF ARRAYS       VECTOR MATHEMATICS
-       SOFTMAX AND CROSS ENTROPY  RANDOM NUMBERS          LANGEVIN DYNAMICS
+       RANDOM NUMBERS
        IMPLEMENTATION             COMPILER AND TARGET     INTERNAL TYPES              CONTENTS OF THIS BUILD
        MEMORY                     FP32 ARITHMETIC         BINARY64 ARITHMETIC         EXACT NORM
        ONE PASS PER INSTRUCTION SET                       VOCABULARIES                KERNELS
@@ -95,10 +95,9 @@
                                     KOPT_WITH_CHECKS refuses only what the guards of KOPT_TINY name, leaves the header
                                     of state blocks zero (the arrays keep their places), and needs the default
                                     floating-point environment. Run the same calls once in a build with checks.
-   KAHAN_OPT_VMATH            all   Adds vector mathematics, softmax, cross entropy, random numbers, Langevin steps and
-                                    the rules Adam-atan2 and smooth Lion: see their sections. Without it, their
-                                    declarations are hidden; the layout of structs is the same. Costs 3 s of compile
-                                    time and 100 KB of code.
+   KAHAN_OPT_VMATH            all   Adds vector mathematics, random numbers and the rules Adam-atan2 and smooth Lion:
+                                    see their sections. Without it, their declarations are hidden; the layout of structs
+                                    is the same. Costs 3 s of compile time and 100 KB of code.
    KAHAN_OPT_SLEEF            impl  With KAHAN_OPT_VMATH: SLEEF 3.5.1 or later computes exp to sincospi, and the
                                     functions made of them, by default. Link with -lsleef. A step uses SLEEF only if
                                     opt.vmath selects it; random numbers never use it.
@@ -1327,47 +1326,16 @@ KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *o
 KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy,
                                         const void *x, kopt_format format, size_t n);
 
-/* ---- SOFTMAX AND CROSS ENTROPY ----------------------------------------------------------------------------------- */
-
-/* Row r consists of the `columns` values from element r * stride on, with stride >= columns (KOPT_ERROR_BOUNDS).
-   Elements between the rows are neither read nor written. Formats are KOPT_F32, KOPT_BF16 and KOPT_FP16. Arithmetic is
-   fp32; sums are compensated and have a fixed order, so the error does not grow with the length of a row, and with the
-   built-in table the bits are the same everywhere. A value of -inf has probability 0. A row that contains +inf or NaN,
-   or consists of -inf only, has no probabilities: all its results are NaN. */
-
-/* Softmax of each row: out = e^x / sum of e^x. out has the layout of x. It may be x; otherwise the two must not
-   overlap anywhere from the first row to the end of the last. */
-KOPT_API_ kopt_result kopt_softmax(const kopt_vmath *vmath, void *out, const void *x, kopt_format format, size_t rows,
-                                   size_t columns, size_t stride);
-
-/* Cross entropy of the softmax of each row, forward and backward (torch.nn.functional.cross_entropy):
-
-       loss[r] = log(sum of e^x) - x[target[r]]             fp32, one value per row, without scale
-       grad    = scale * (softmax(x) - onehot(target[r]))   rounded once to format, in the layout of logits
-
-   Put the mean and the loss scale into scale: 1024.0 / rows, for example. A row with a negative target is ignored: it
-   is not read, and its loss and gradient are 0. The loss is +inf if the logit of the target is -inf. loss or grad may
-   be NULL, but not both. grad may be logits; otherwise no two arrays may overlap. Errors: KOPT_ERROR_BOUNDS also if a
-   target is >= columns, KOPT_ERROR_RANGE if scale is not a finite number. */
-KOPT_API_ kopt_result kopt_cross_entropy(const kopt_vmath *vmath, float *loss, void *grad, const void *logits,
-                                         kopt_format format, const int32_t *target, size_t rows, size_t columns,
-                                         size_t stride, double scale);
-
 /* ---- RANDOM NUMBERS ---------------------------------------------------------------------------------------------- */
 
 /* Element i of out is a pure function of key.seed, key.step, key.id and key.first_index + i. It depends neither on the
-   slicing nor on KAHAN_OPT_SLEEF. The stream is 5 (kopt_langevin_step: 6). Results are rounded to nearest even to
-   format: KOPT_F32, KOPT_BF16 or KOPT_FP16. KOPT_ERROR_BOUNDS if key.first_index + n is above 2^54. */
+   slicing nor on KAHAN_OPT_SLEEF. The stream is 5. Results are rounded to nearest even to format: KOPT_F32, KOPT_BF16
+   or KOPT_FP16. KOPT_ERROR_BOUNDS if key.first_index + n is above 2^54. */
 
 /* mean + deviation * N(0, 1) (Box and Muller 1958, from all 32 bits of two words). The largest magnitude is 6.76
    deviations. mean and deviation must be finite, and deviation >= 0, otherwise KOPT_ERROR_RANGE. */
 KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
                                   kopt_random_key key);
-
-/* kopt_normal() with each number drawn again until it is at most limit deviations from the mean. limit must be finite
-   and >= 0.5, otherwise KOPT_ERROR_RANGE; 2 is usual. The other errors are those of kopt_normal(). */
-KOPT_API_ kopt_result kopt_truncated_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
-                                            double limit, kopt_random_key key);
 
 /* Uniform between low and high: (low + high) / 2 + (high - low) / 2 * u, where u is one of 2^24 numbers that are
    symmetric about 0 and never 0 or +-1; the rounding to format may give low or high themselves. low and high must be
@@ -1375,41 +1343,6 @@ KOPT_API_ kopt_result kopt_truncated_normal(void *out, kopt_format format, size_
 KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high,
                                    kopt_random_key key);
 
-/* The distribution of initial weights. All three have the same variance. */
-typedef enum kopt_distribution {
-    KOPT_NORMAL = 0,          /* N(0, variance)                                                  */
-    KOPT_UNIFORM = 1,         /* within sqrt(3) deviations                                       */
-    KOPT_TRUNCATED_NORMAL = 2 /* cut at 2 deviations, then widened to the variance               */
-} kopt_distribution;
-
-/* Initial weights with mean 0. The variance is 2 / fan_in (He et al. 2015, for ReLU and similar functions) or 2 /
-   (fan_in + fan_out) (Glorot & Bengio 2010). fan_in is the number of inputs of one output: the columns of a linear
-   layer, channels times kernel size of a convolution. A fan of 0 is refused with KOPT_ERROR_RANGE. key.step is usually
-   0. If the weights have a residual (KAHAN, COMPACT, EXACT), draw KOPT_F32 numbers and pass them to
-   kopt_state_init(). */
-KOPT_API_ kopt_result kopt_init_he(void *out, kopt_format format, size_t n, kopt_distribution distribution,
-                                   size_t fan_in, kopt_random_key key);
-KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, kopt_distribution distribution,
-                                       size_t fan_in, size_t fan_out, kopt_random_key key);
-
-/* ---- LANGEVIN DYNAMICS ------------------------------------------------------------------------------------------- */
-
-/* Stochastic gradient Langevin dynamics (Welling & Teh 2011): w -= lr * g, a step of SGD without momentum with its
-   weight decay and roundings, and w += sqrt(2 * lr * temperature) * N(0, 1). lr includes t.rate_scale. It is the
-   algorithm of the paper if g is the gradient of -log of the posterior over all data, lr is epsilon / 2 and
-   temperature is 1. (If the loss is a mean over N data, set opt.grad_scale to N.) Temperature 0 is SGD, bit for bit.
-   With bf16 and fp16 weights, use KAHAN or EXACT, or small noise is lost. The noise gives no guarantee of differential
-   privacy.
-
-   kopt_langevin_step() is used like kopt_optimizer_step() and has its errors. It also has its own: KOPT_ERROR_OPTION
-   for momentum or a rule other than SGD, KOPT_ERROR_RANGE if temperature is not in [0, 1e38] or the noise overflows,
-   KOPT_ERROR_BOUNDS if first_index + n of a tensor is above 2^54. */
-KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
-                                         double temperature);
-
-/* The same for elements [begin, end) of a tensor, like kopt_step_range(). The bits are the same for any slicing. */
-KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tensor *t, double temperature, size_t begin,
-                                          size_t end);
 #endif
 
 /* clang-format on */
@@ -1467,8 +1400,8 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 
 #if defined(KOPT_X86_)
 #if defined(KOPT_GCC_) && !defined(_IMMINTRIN_H_INCLUDED)
-/* Without this macro gcc's headers refuse to be included one by one. <immintrin.h> includes all of them; most are for
-   AVX-512, are not needed here, and would take an eighth of the compile time of this file. */
+/* Without this macro gcc's headers refuse to be included one by one. <immintrin.h> includes all of them: parsing them
+   takes 3 % longer. */
 #define _IMMINTRIN_H_INCLUDED
 #if !__STDC_HOSTED__ && !defined(_MM_MALLOC_H_INCLUDED)
 #define _MM_MALLOC_H_INCLUDED /* keeps the headers from including stdlib.h, which bare metal and UEFI lack */
@@ -1479,6 +1412,16 @@ KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tens
 #include <avxintrin.h>
 #include <avx2intrin.h>
 #include <f16cintrin.h>
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized" /* of _mm512_undefined_ps() in C++ */
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <avx512fintrin.h>
+#include <avx512vlintrin.h>
+#include <avx512bwintrin.h>
+#include <avx512dqintrin.h>
+#include <avx512vlbwintrin.h>
+#include <avx512vldqintrin.h>
+#pragma GCC diagnostic pop
 #undef _IMMINTRIN_H_INCLUDED
 #else
 #include <immintrin.h>
@@ -1563,8 +1506,7 @@ enum {
     KOPT_RANDOM_ACCUMULATE_ = 2,
     KOPT_RANDOM_COMPRESS_ = 3,
     KOPT_RANDOM_RESIDUAL_ = 4,
-    KOPT_RANDOM_NOISE_ = 5,
-    KOPT_RANDOM_LANGEVIN_ = 6
+    KOPT_RANDOM_NOISE_ = 5
 };
 
 /* The scale of a block of 256 codes: largest, which is the largest magnitude in the block (KOPT_SIGN to nearest: the
@@ -2543,12 +2485,9 @@ typedef enum kopt_vmath_kind_ {
     KOPT_VMATH_ARGUMENT_,    /* kopt_map: the arguments of the function */
     KOPT_VMATH_RESULT_,     /* kopt_map: the 16-bit results */
     KOPT_VMATH_MULTIPLY_,   /* kopt_map: 16-bit products */
-    KOPT_VMATH_MAXIMUM_,    /* kopt_softmax: the largest value of a row */
-    KOPT_VMATH_DIFFERENCE_, /* kopt_softmax: the distances from it, and their rounding errors */
-    KOPT_VMATH_ROW_SUM_,      /* kopt_softmax: corrected terms and their sums */
     KOPT_VMATH_NORMAL_,     /* standard normal random numbers */
     KOPT_VMATH_UNIFORM_,    /* random numbers in (-1, 1) */
-    KOPT_VMATH_LINEAR_ /* a + b * in2 if in is NULL, otherwise a * in + b * in2 */
+    KOPT_VMATH_LINEAR_      /* a + b * in2 */
 } kopt_vmath_kind_;
 /* clang-format on */
 
@@ -2562,11 +2501,8 @@ typedef struct kopt_vmath_job_ {
     kopt_byte_ *out, *out2; /* KOPT_VMATH_RESULT_ of KOPT_SOFTPLUS reads out2 */
     float a, b;
     uint64_t seed, first;
-    uint32_t step, id, stream, attempt;
+    uint32_t step, id;
 } kopt_vmath_job_;
-
-/* Partial sums of a row, one for each lane of the widest vector: element i is in sum i mod 16. */
-#define KOPT_ROW_SUMS_ 16
 
 /* All inputs that are hard to round: the exact result is so close to the midpoint of two 16-bit numbers (relative
    distance up to 2^-20 for bf16, 2^-21 for fp16) that an fp32 result does not show which one is nearer. The table is
@@ -3238,710 +3174,253 @@ static KOPT_NOINLINE_ vf32_ widen_fp16_(vu32_ a) { return kopt_f32_from_fp16(KOP
 static KOPT_NOINLINE_ vu32_ narrow_fp16_(vf32_ a) { return kopt_fp16_from_f32(a); }
 FN_ vu32_ block_of_lane_(void) { return 0; }
 
-/* ---- SSE2: 4 lanes ---- */
+/* ---- x86: SSE2 (4 lanes), AVX2 with F16C (8), AVX-512 F, BW, DQ and VL (16) ---- */
 
-/* For processors without AVX2 or F16C (most of them from before 2013): small code rather than fast code. */
-#elif KOPT_PASS_ == KOPT_PASS_SSE2_
+/* The three differ in the names of intrinsics: _mm_, _mm256_, _mm512_. What differs in more follows below. */
+#elif KOPT_PASS_ <= KOPT_PASS_AVX512_
+#if KOPT_PASS_ == KOPT_PASS_SSE2_ /* for processors from before 2013: small code rather than fast code */
 #define ISA_ sse2
-#define TOOLS_ISA_ scalar
 #define ISA_TARGET_ KOPT_TARGET_("sse2")
 #define LANES_ KOPT_CAST_(size_t, 4)
+#define TOOLS_ISA_ scalar
 #define GENERIC_FP16_ 1
+#define MM_(name) _mm_##name
+#define SI_(name) _mm_##name##_si128
 typedef __m128 vf32_;
-typedef __m128i vu32_;
-typedef __m128i vmask_;
-
-#ifdef KOPT_GNU_
-#define OPAQUE_(r) __asm__("" : "+x"(r))
-#define INFIX_OR_(a, operation, b, intrinsic) ((a)operation(b)) /* gcc -m32 -Ofast refuses to inline the intrinsics */
-#else
-#define OPAQUE_(r) ((void)0)
-#define INFIX_OR_(a, operation, b, intrinsic) intrinsic(a, b)
-#endif
-
-FN_ vf32_ splat_(float x) { return _mm_castsi128_ps(_mm_set1_epi32(KOPT_CAST_(int, kopt_as_u32_(x)))); }
-FN_ vf32_ add_(vf32_ a, vf32_ b) {
-    vf32_ r = INFIX_OR_(a, +, b, _mm_add_ps);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ sub_(vf32_ a, vf32_ b) {
-    vf32_ r = INFIX_OR_(a, -, b, _mm_sub_ps);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ mul_(vf32_ a, vf32_ b) {
-    vf32_ r = INFIX_OR_(a, *, b, _mm_mul_ps);
-    OPAQUE_(r);
-    return r;
-}
-/* For gcc and clang div_ and sqrt_ are assembly in all vocabularies: -Ofast replaces the intrinsics by estimates. */
-FN_ vf32_ div_(vf32_ a, vf32_ b) {
-#if defined(KOPT_GNU_) && defined(__AVX__) /* with -mavx the legacy encoding would stall */
-    __asm__("vdivps {%1, %0, %0|%0, %0, %1}" : "+x"(a) : "x"(b));
-    return a;
-#elif defined(KOPT_GNU_)
-    __asm__("divps {%1, %0|%0, %1}" : "+x"(a) : "x"(b));
-    return a;
-#else
-    return _mm_div_ps(a, b);
-#endif
-}
-FN_ vf32_ sqrt_(vf32_ a) {
-#if defined(KOPT_GNU_) && defined(__AVX__)
-    __asm__("vsqrtps {%0, %0|%0, %0}" : "+x"(a));
-    return a;
-#elif defined(KOPT_GNU_)
-    __asm__("sqrtps {%0, %0|%0, %0}" : "+x"(a));
-    return a;
-#else
-    return _mm_sqrt_ps(a);
-#endif
-}
-FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
-    vu32_ r = _mm_castps_si128(a);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ as_f32_(vu32_ a) { return _mm_castsi128_ps(a); }
-FN_ vu32_ round_u32_(vf32_ a) { return _mm_cvtps_epi32(a); }
-FN_ vf32_ convert_f32_(vu32_ a) { return _mm_cvtepi32_ps(a); }
-FN_ vu32_ isplat_(uint32_t a) { return _mm_set1_epi32(KOPT_CAST_(int, a)); }
-FN_ vu32_ isplat_hoisted_(uint32_t a) {
-    vu32_ r = isplat_(a);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return _mm_add_epi32(a, b); }
-FN_ vu32_ isub_(vu32_ a, vu32_ b) { return _mm_sub_epi32(a, b); }
-FN_ vu32_ and_(vu32_ a, vu32_ b) { return _mm_and_si128(a, b); }
-FN_ vu32_ or_(vu32_ a, vu32_ b) { return _mm_or_si128(a, b); }
-FN_ vu32_ xor_(vu32_ a, vu32_ b) { return _mm_xor_si128(a, b); }
-#define shl_(a, n) _mm_slli_epi32(a, n)
-#define shr_(a, n) _mm_srli_epi32(a, n)
-FN_ vu32_ add16_(vu32_ a, vu32_ b) { return _mm_add_epi16(a, b); }
-FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return _mm_mullo_epi16(a, b); }
-FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
-    vu32_ factor = isplat_(b), even = _mm_mul_epu32(a, factor), odd = _mm_mul_epu32(_mm_srli_epi64(a, 32), factor);
-    /* even: products of lanes 0 and 2, odd: of lanes 1 and 3. 0x08 takes their lower words, 0x0D their upper words. */
-    *low = _mm_unpacklo_epi32(_mm_shuffle_epi32(even, 0x08), _mm_shuffle_epi32(odd, 0x08));
-    *high = _mm_unpacklo_epi32(_mm_shuffle_epi32(even, 0x0D), _mm_shuffle_epi32(odd, 0x0D));
-}
-FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm_cmpgt_epi32(a, b); }
-FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return _mm_cmpeq_epi32(a, b); }
-FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return _mm_or_si128(a, b); }
-FN_ int any_true_(vmask_ a) { return _mm_movemask_epi8(a) != 0; }
-FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { /* (m & yes) | (~m & no) */
-    return _mm_or_si128(_mm_and_si128(m, yes), _mm_andnot_si128(m, no));
-}
-FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return _mm_and_si128(m, a); }
-FN_ vu32_ load32_(const kopt_byte_ *p) { return _mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)); }
-FN_ vu32_ load16_(const kopt_byte_ *p) {
-    return _mm_unpacklo_epi16(_mm_loadl_epi64(KOPT_CONST_POINTER_(const __m128i *, p)), _mm_setzero_si128());
-}
-FN_ vu32_ load8_(const kopt_byte_ *p) {
-    vu32_ a = _mm_cvtsi32_si128(KOPT_CAST_(int, kopt_load32_(p)));
-    a = _mm_unpacklo_epi8(a, a); /* each byte four times in its word, then an arithmetic shift: sign-extends */
-    return _mm_srai_epi32(_mm_unpacklo_epi16(a, a), 24);
-}
-FN_ void store32_(kopt_byte_ *p, vu32_ a) { _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), a); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) {
-    a = _mm_srai_epi32(_mm_slli_epi32(a, 16), 16); /* sign-extends, so that packs does not saturate */
-    _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), _mm_packs_epi32(a, a));
-}
-FN_ void store8_(kopt_byte_ *p, vu32_ a) {
-    a = _mm_and_si128(a, isplat_(0xFF));
-    a = _mm_packs_epi32(a, a);
-    kopt_store32_(p, KOPT_CAST_(uint32_t, _mm_cvtsi128_si32(_mm_packus_epi16(a, a))));
-}
-FN_ vu32_ block_of_lane_(void) { return _mm_setr_epi32(0, 1, 2, 3); }
-FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return _mm_unpacklo_epi32(a, b); }
-FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return _mm_unpackhi_epi32(a, b); }
-FN_ vu32_ unpack_low16_(vu32_ a) { return _mm_unpacklo_epi16(a, _mm_setzero_si128()); }
-FN_ vu32_ unpack_high16_(vu32_ a) { return _mm_unpackhi_epi16(a, _mm_setzero_si128()); }
-FN_ vf32_ bf16_low_(vu32_ a) { return _mm_castsi128_ps(_mm_unpacklo_epi16(_mm_setzero_si128(), a)); }
-FN_ vf32_ bf16_high_(vu32_ a) { return _mm_castsi128_ps(_mm_unpackhi_epi16(_mm_setzero_si128(), a)); }
-FN_ vu32_ load8_to16_(const kopt_byte_ *p) {
-    return _mm_unpacklo_epi8(_mm_loadl_epi64(KOPT_CONST_POINTER_(const __m128i *, p)), _mm_setzero_si128());
-}
-/* Arithmetic shifts, so that packs does not saturate. */
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return _mm_packs_epi32(_mm_srai_epi32(a, 16), _mm_srai_epi32(b, 16)); }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
-    a = _mm_and_si128(a, isplat_(0x00FF00FF));
-    _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), _mm_packus_epi16(a, a));
-}
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { /* ~((a & exponent) == 0) & a */
-    return _mm_andnot_si128(_mm_cmpeq_epi16(_mm_and_si128(a, exponent), _mm_setzero_si128()), a);
-}
-FN_ vu32_ min16_(vu32_ a, vu32_ b) { return _mm_min_epi16(a, b); }
-FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm_max_epi16(a, b); }
-FN_ int any_gt16_(vu32_ a, vu32_ limit) { return _mm_movemask_epi8(_mm_cmpgt_epi16(a, limit)) != 0; }
-
-/* ---- AVX2 and F16C: 8 lanes ---- */
+typedef __m128i vu32_, vmask_;
 #elif KOPT_PASS_ == KOPT_PASS_AVX2_
 #define ISA_ avx2
 #define ISA_TARGET_ KOPT_TARGET_("avx2,f16c")
 #define LANES_ KOPT_CAST_(size_t, 8)
-#define SPECIALIZED_ 1
+#define MM_(name) _mm256_##name
+#define SI_(name) _mm256_##name##_si256
 typedef __m256 vf32_;
-typedef __m256i vu32_;
-typedef __m256i vmask_;
+typedef __m256i vu32_, vmask_;
+#else
+#define ISA_ avx512
+#define ISA_TARGET_ KOPT_TARGET_("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")
+#define LANES_ KOPT_CAST_(size_t, 16)
+#ifdef KOPT_AVX2_ /* saves code */
+#define TOOLS_ISA_ avx2
+#define CONVERT_ISA_ avx2
+#endif
+#define MASKED_SUB_ 1
+#define LOADS_EXTEND_ 1
+#define MM_(name) _mm512_##name
+#define SI_(name) _mm512_##name##_si512
+typedef __m512 vf32_;
+typedef __m512i vu32_;
+typedef __mmask16 vmask_;
+#endif
+#define MIN_MAX_ 1
 
+/* gcc -m32 -Ofast does not inline SSE's intrinsics of floats, such as those of add and set1. With -Ofast those of div,
+   sqrt, min and max become estimates, or their operands are swapped: they are assembly. */
 #ifdef KOPT_GNU_
-#define OPAQUE_(r) __asm__("" : "+x"(r))
+#define OPAQUE_(r) __asm__("" : "+v"(r))
+#define ARITHMETIC_(name, operation, intrinsic) \
+    FN_ vf32_ name(vf32_ a, vf32_ b) {          \
+        vf32_ r = a operation b;                \
+        OPAQUE_(r);                             \
+        return r;                               \
+    }
+#if KOPT_PASS_ == KOPT_PASS_SSE2_ && !defined(__AVX__)
+#define ASSEMBLE_(operation, r, a, b) __asm__(operation " {%2, %0|%0, %2}" : "=x"(r) : "0"(a), "x"(b))
+#else /* with -mavx the encoding of SSE would stall */
+#define ASSEMBLE_(operation, r, a, b) __asm__("v" operation " {%2, %1, %0|%0, %1, %2}" : "=v"(r) : "v"(a), "v"(b))
+#endif
+#define ASSEMBLED_(name, operation, intrinsic) \
+    FN_ vf32_ name(vf32_ a, vf32_ b) {         \
+        vf32_ r;                               \
+        ASSEMBLE_(operation, r, a, b);         \
+        return r;                              \
+    }
+FN_ vf32_ sqrt_(vf32_ a) {
+    vf32_ r;
+#if KOPT_PASS_ == KOPT_PASS_SSE2_ && !defined(__AVX__)
+    __asm__("sqrtps {%1, %0|%0, %1}" : "=x"(r) : "x"(a));
+#else
+    __asm__("vsqrtps {%1, %0|%0, %1}" : "=v"(r) : "v"(a));
+#endif
+    return r;
+}
 #else
 #define OPAQUE_(r) ((void)0)
-#endif
-
-FN_ vf32_ splat_(float x) { return _mm256_set1_ps(x); }
-FN_ vf32_ add_(vf32_ a, vf32_ b) {
-    vf32_ r = _mm256_add_ps(a, b);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ sub_(vf32_ a, vf32_ b) {
-    vf32_ r = _mm256_sub_ps(a, b);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ mul_(vf32_ a, vf32_ b) {
-    vf32_ r = _mm256_mul_ps(a, b);
-    OPAQUE_(r);
-    return r;
-}
-#ifdef KOPT_GNU_ /* -Ofast would estimate quotients, and swap the operands of min and max */
-#define BINARY_OP_(name, operation, intrinsic)                                    \
-    FN_ vf32_ name(vf32_ a, vf32_ b) {                                            \
-        vf32_ r;                                                                  \
-        __asm__(operation " {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b)); \
-        return r;                                                                 \
-    }
-#else
-#define BINARY_OP_(name, operation, intrinsic) \
+#define ARITHMETIC_(name, operation, intrinsic) \
     FN_ vf32_ name(vf32_ a, vf32_ b) { return intrinsic(a, b); }
+#define ASSEMBLED_ ARITHMETIC_
+FN_ vf32_ sqrt_(vf32_ a) { return MM_(sqrt_ps)(a); }
 #endif
-#define MIN_MAX_ 1 /* one instruction instead of a comparison and a blend */
-BINARY_OP_(div_, "vdivps", _mm256_div_ps)
-BINARY_OP_(min_, "vminps", _mm256_min_ps)
-BINARY_OP_(max_, "vmaxps", _mm256_max_ps)
-#undef BINARY_OP_
-FN_ vf32_ sqrt_(vf32_ a) {
-#ifdef KOPT_GNU_
-    vf32_ r;
-    __asm__("vsqrtps {%1, %0|%0, %1}" : "=x"(r) : "x"(a));
-    return r;
+ARITHMETIC_(add_, +, MM_(add_ps))
+ARITHMETIC_(sub_, -, MM_(sub_ps))
+ARITHMETIC_(mul_, *, MM_(mul_ps))
+ASSEMBLED_(div_, "divps", MM_(div_ps))
+ASSEMBLED_(min_, "minps", MM_(min_ps))
+ASSEMBLED_(max_, "maxps", MM_(max_ps))
+
+#if KOPT_PASS_ == KOPT_PASS_SSE2_
+FN_ vf32_ splat_(float x) { return _mm_castsi128_ps(_mm_set1_epi32(KOPT_CAST_(int, kopt_as_u32_(x)))); }
 #else
-    return _mm256_sqrt_ps(a);
+FN_ vf32_ splat_(float x) { return MM_(set1_ps)(x); }
 #endif
-}
 FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
-    vu32_ r = _mm256_castps_si256(a);
+    vu32_ r = SI_(castps)(a);
     OPAQUE_(r);
     return r;
 }
-FN_ vf32_ as_f32_(vu32_ a) { return _mm256_castsi256_ps(a); }
-FN_ vu32_ round_u32_(vf32_ a) { return _mm256_cvtps_epi32(a); }
-FN_ vf32_ convert_f32_(vu32_ a) { return _mm256_cvtepi32_ps(a); }
-FN_ vu32_ isplat_(uint32_t a) { return _mm256_set1_epi32(KOPT_CAST_(int, a)); }
+FN_ vu32_ round_u32_(vf32_ a) { return MM_(cvtps_epi32)(a); }
+FN_ vf32_ convert_f32_(vu32_ a) { return MM_(cvtepi32_ps)(a); }
+FN_ vu32_ isplat_(uint32_t a) { return MM_(set1_epi32)(KOPT_CAST_(int, a)); }
 FN_ vu32_ isplat_hoisted_(uint32_t a) {
     vu32_ r = isplat_(a);
     OPAQUE_(r);
     return r;
 }
-FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return _mm256_add_epi32(a, b); }
-FN_ vu32_ isub_(vu32_ a, vu32_ b) { return _mm256_sub_epi32(a, b); }
-FN_ vu32_ and_(vu32_ a, vu32_ b) { return _mm256_and_si256(a, b); }
-FN_ vu32_ or_(vu32_ a, vu32_ b) { return _mm256_or_si256(a, b); }
-FN_ vu32_ xor_(vu32_ a, vu32_ b) { return _mm256_xor_si256(a, b); }
-#define shl_(a, n) _mm256_slli_epi32(a, n)
-#define shr_(a, n) _mm256_srli_epi32(a, n)
-FN_ vu32_ add16_(vu32_ a, vu32_ b) { return _mm256_add_epi16(a, b); }
-FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return _mm256_mullo_epi16(a, b); }
+FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return MM_(add_epi32)(a, b); }
+FN_ vu32_ isub_(vu32_ a, vu32_ b) { return MM_(sub_epi32)(a, b); }
+FN_ vu32_ and_(vu32_ a, vu32_ b) { return SI_(and)(a, b); }
+FN_ vu32_ or_(vu32_ a, vu32_ b) { return SI_(or)(a, b); }
+FN_ vu32_ xor_(vu32_ a, vu32_ b) { return SI_(xor)(a, b); }
+#define shl_(a, n) MM_(slli_epi32)(a, n)
+#define shr_(a, n) MM_(srli_epi32)(a, n)
+FN_ vu32_ add16_(vu32_ a, vu32_ b) { return MM_(add_epi16)(a, b); }
+FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return MM_(mullo_epi16)(a, b); }
+FN_ vu32_ min16_(vu32_ a, vu32_ b) { return MM_(min_epi16)(a, b); }
+FN_ vu32_ max16_(vu32_ a, vu32_ b) { return MM_(max_epi16)(a, b); }
 FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
-    vu32_ factor = isplat_(b), even = _mm256_mul_epu32(a, factor);
-    vu32_ odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), factor);
-    /* even: products of the even lanes, odd: of the odd lanes. 0xAA takes the odd words from the second operand. */
-    *low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
-    *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
+    const vu32_ factor = isplat_(b), upper = MM_(slli_epi64)(isplat_(0xFFFFFFFFu), 32); /* the odd words */
+    const vu32_ even = MM_(mul_epu32)(a, factor), odd = MM_(mul_epu32)(MM_(srli_epi64)(a, 32), factor);
+    *low = or_(SI_(andnot)(upper, even), MM_(slli_epi64)(odd, 32));
+    *high = or_(MM_(srli_epi64)(even, 32), and_(upper, odd));
 }
-FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) {
-    sum[0] = _mm256_add_epi64(sum[0], _mm256_mul_epu32(a, b)); /* even lanes; next line: odd lanes */
-    sum[1] = _mm256_add_epi64(sum[1], _mm256_mul_epu32(_mm256_srli_epi64(a, 32), _mm256_srli_epi64(b, 32)));
+FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) { /* even lanes; next line: odd lanes */
+    sum[0] = MM_(add_epi64)(sum[0], MM_(mul_epu32)(a, b));
+    sum[1] = MM_(add_epi64)(sum[1], MM_(mul_epu32)(MM_(srli_epi64)(a, 32), MM_(srli_epi64)(b, 32)));
 }
-FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm256_cmpgt_epi32(a, b); }
-FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return _mm256_cmpeq_epi32(a, b); }
-FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return _mm256_or_si256(a, b); }
-FN_ int any_true_(vmask_ a) { return _mm256_movemask_epi8(a) != 0; }
+FN_ vu32_ load32_(const kopt_byte_ *p) { return SI_(loadu)(KOPT_CONST_POINTER_(const vu32_ *, p)); }
+FN_ void store32_(kopt_byte_ *p, vu32_ a) { SI_(storeu)(KOPT_POINTER_(vu32_ *, p), a); }
+FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return MM_(unpacklo_epi32)(a, b); }
+FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return MM_(unpackhi_epi32)(a, b); }
+
+#if KOPT_PASS_ != KOPT_PASS_AVX512_ /* masks are vectors */
+FN_ vmask_ igt_(vu32_ a, vu32_ b) { return MM_(cmpgt_epi32)(a, b); }
+FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return MM_(cmpeq_epi32)(a, b); }
+FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return or_(a, b); }
+FN_ int any_true_(vmask_ a) { return MM_(movemask_epi8)(a) != 0; }
+FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return and_(m, a); }
+FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { /* ~((a & exponent) == 0) & a */
+    return SI_(andnot)(MM_(cmpeq_epi16)(and_(a, exponent), isplat_(0)), a);
+}
+FN_ int any_gt16_(vu32_ a, vu32_ limit) { return MM_(movemask_epi8)(MM_(cmpgt_epi16)(a, limit)) != 0; }
+#endif
+
+#if KOPT_PASS_ == KOPT_PASS_SSE2_
+FN_ vf32_ as_f32_(vu32_ a) { return _mm_castsi128_ps(a); }
+FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return or_(and_(m, yes), _mm_andnot_si128(m, no)); }
+FN_ vu32_ K_(load64)(const kopt_byte_ *p) { return _mm_loadl_epi64(KOPT_CONST_POINTER_(const __m128i *, p)); }
+FN_ void K_(store64)(kopt_byte_ *p, vu32_ a) { _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), a); }
+FN_ vu32_ unpack_low16_(vu32_ a) { return _mm_unpacklo_epi16(a, isplat_(0)); }
+FN_ vu32_ unpack_high16_(vu32_ a) { return _mm_unpackhi_epi16(a, isplat_(0)); }
+FN_ vf32_ bf16_low_(vu32_ a) { return as_f32_(_mm_unpacklo_epi16(isplat_(0), a)); }
+FN_ vf32_ bf16_high_(vu32_ a) { return as_f32_(_mm_unpackhi_epi16(isplat_(0), a)); }
+FN_ vu32_ load16_(const kopt_byte_ *p) { return unpack_low16_(K_(load64)(p)); }
+FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word, then an arithmetic shift: sign-extends */
+    vu32_ a = isplat_(kopt_load32_(p));
+    a = _mm_unpacklo_epi8(a, a);
+    return _mm_srai_epi32(_mm_unpacklo_epi16(a, a), 24);
+}
+FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return _mm_unpacklo_epi8(K_(load64)(p), isplat_(0)); }
+/* Arithmetic shifts, so that packs does not saturate. */
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return _mm_packs_epi32(_mm_srai_epi32(a, 16), _mm_srai_epi32(b, 16)); }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store64)(p, pack_high16_(shl_(a, 16), a)); }
+FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
+    a = and_(a, isplat_(0x00FF00FF));
+    K_(store64)(p, _mm_packus_epi16(a, a));
+}
+FN_ void store8_(kopt_byte_ *p, vu32_ a) {
+    a = and_(a, isplat_(0xFF));
+    a = _mm_packs_epi32(a, a);
+    kopt_store32_(p, KOPT_CAST_(uint32_t, _mm_cvtsi128_si32(_mm_packus_epi16(a, a))));
+}
+FN_ vu32_ block_of_lane_(void) { return _mm_setr_epi32(0, 1, 2, 3); }
+#else /* AVX2 and AVX-512: what SSE2 does without */
+#define SPECIALIZED_ 1
+#define NT_STORES_ 1
+#define REORDER_ 1
+#define IMAX_ 1
+#define FP16_ 1
+FN_ vu32_ imax_(vu32_ a, vu32_ b) { return MM_(max_epi32)(a, b); }
+FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) { SI_(stream)(KOPT_POINTER_(vu32_ *, p), a); }
+FN_ void K_(nt_fence)(void) { _mm_sfence(); }
+#endif
+
+#if KOPT_PASS_ == KOPT_PASS_AVX2_
+/* Packing narrows each 128-bit part by itself, unpacking takes the low half of each. 0xD8 puts the 64-bit quarters 0 2 1 3
+   into the order 0 1 2 3 or back, 0x08 joins quarters 0 and 2. packus saturates: words must be below 2^16. */
+#define QUARTERS_(a, order) _mm256_permute4x64_epi64(a, order)
+FN_ __m128i K_(load128)(const kopt_byte_ *p) { return _mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)); }
+FN_ __m128i K_(low128)(vu32_ a) { return _mm256_castsi256_si128(a); }
+FN_ __m128i K_(narrow16)(vu32_ a) { return K_(low128)(QUARTERS_(_mm256_packus_epi32(a, a), 0x08)); }
+FN_ vf32_ as_f32_(vu32_ a) { return _mm256_castsi256_ps(a); }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm256_blendv_epi8(no, yes, m); }
-FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return _mm256_and_si256(m, a); }
-FN_ vu32_ load32_(const kopt_byte_ *p) { return _mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)); }
-FN_ vu32_ load16_(const kopt_byte_ *p) {
-    return _mm256_cvtepu16_epi32(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
-}
+FN_ vu32_ load16_(const kopt_byte_ *p) { return _mm256_cvtepu16_epi32(K_(load128)(p)); }
 FN_ vu32_ load8_(const kopt_byte_ *p) {
     return _mm256_cvtepi8_epi32(_mm_loadl_epi64(KOPT_CONST_POINTER_(const __m128i *, p)));
 }
-FN_ void store32_(kopt_byte_ *p, vu32_ a) { _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), a); }
-/* packus narrows each 128-bit part by itself: the result is in 64-bit quarters 0 and 2, which permute4x64 with 0x08
-   joins. packus saturates, so the words must be below 2^16. */
+FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return _mm256_cvtepu8_epi16(K_(load128)(p)); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) {
-    a = _mm256_and_si256(a, isplat_(0xFFFF));
-    a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
-    _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm256_castsi256_si128(a));
+    _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), K_(narrow16)(and_(a, isplat_(0xFFFF))));
 }
 FN_ void store8_(kopt_byte_ *p, vu32_ a) {
-    a = _mm256_and_si256(a, isplat_(0xFF));
-    a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
-    _mm_storel_epi64(KOPT_POINTER_(__m128i *, p),
-                     _mm_packus_epi16(_mm256_castsi256_si128(a), _mm256_castsi256_si128(a)));
+    const __m128i x = K_(narrow16)(and_(a, isplat_(0xFF)));
+    _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), _mm_packus_epi16(x, x));
 }
-FN_ vf32_ widen_fp16_(vu32_ a) {
-    a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
-    return _mm256_cvtph_ps(_mm256_castsi256_si128(a));
-}
-FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(a, 0)); } /* 0: to nearest even */
-FN_ vu32_ block_of_lane_(void) { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7); }
-FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return _mm256_unpacklo_epi32(a, b); }
-FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return _mm256_unpackhi_epi32(a, b); }
-#define NT_STORES_ 1
-FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) { _mm256_stream_si256(KOPT_POINTER_(__m256i *, p), a); }
-FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) {
-    __m256i x = _mm256_packus_epi32(a, a);
-    _mm_stream_si128(KOPT_POINTER_(__m128i *, p), _mm256_castsi256_si128(_mm256_permute4x64_epi64(x, 0x08)));
-}
-FN_ void K_(nt_fence)(void) { _mm_sfence(); }
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
-    a = _mm256_and_si256(a, isplat_(0x00FF00FF));
-    a = _mm256_permute4x64_epi64(_mm256_packus_epi16(a, a), 0x08);
-    _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm256_castsi256_si128(a));
+    a = and_(a, isplat_(0x00FF00FF));
+    _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), K_(low128)(QUARTERS_(_mm256_packus_epi16(a, a), 0x08)));
 }
-FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) { /* even >> 16 | (odd & 0xFFFF0000) */
-    return _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xAA);
-}
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { /* ~((a & exponent) == 0) & a */
-    return _mm256_andnot_si256(_mm256_cmpeq_epi16(_mm256_and_si256(a, exponent), _mm256_setzero_si256()), a);
-}
-FN_ vu32_ min16_(vu32_ a, vu32_ b) { return _mm256_min_epi16(a, b); }
-FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm256_max_epi16(a, b); }
-FN_ int any_gt16_(vu32_ a, vu32_ limit) { return _mm256_movemask_epi8(_mm256_cmpgt_epi16(a, limit)) != 0; }
-FN_ vu32_ unpack_low16_(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a)); }
+FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) { _mm_stream_si128(KOPT_POINTER_(__m128i *, p), K_(narrow16)(a)); }
+FN_ vu32_ unpack_low16_(vu32_ a) { return _mm256_cvtepu16_epi32(K_(low128)(a)); }
 FN_ vu32_ unpack_high16_(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)); }
-#define REORDER_ 1
-FN_ void deinterleave_(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) { /* shuffle: quarters a0 b0 a1 b1 (see below) */
-    const __m256d x = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88)),
-                  y = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xDD));
-    *even = _mm256_castpd_ps(_mm256_permute4x64_pd(x, 0xD8));
-    *odd = _mm256_castpd_ps(_mm256_permute4x64_pd(y, 0xD8));
+FN_ vf32_ bf16_low_(vu32_ a) { return as_f32_(_mm256_unpacklo_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
+FN_ vf32_ bf16_high_(vu32_ a) { return as_f32_(_mm256_unpackhi_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return QUARTERS_(_mm256_packus_epi32(shr_(a, 16), shr_(b, 16)), 0xD8); }
+FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) { return _mm256_blend_epi16(shr_(even, 16), odd, 0xAA); }
+FN_ void deinterleave_(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) {
+    *even = as_f32_(QUARTERS_(as_u32_(_mm256_shuffle_ps(a, b, 0x88)), 0xD8));
+    *odd = as_f32_(QUARTERS_(as_u32_(_mm256_shuffle_ps(a, b, 0xDD)), 0xD8));
 }
 FN_ void interleave_(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) { /* unpack: 0 1 of each 128-bit part, then 2 3 */
     const vf32_ low = _mm256_unpacklo_ps(even, odd), high = _mm256_unpackhi_ps(even, odd);
     *a = _mm256_permute2f128_ps(low, high, 0x20);
     *b = _mm256_permute2f128_ps(low, high, 0x31);
 }
-/* unpack takes halves of each 128-bit part: 0xD8 puts quarters 0 1 2 3 into the order 0 2 1 3 */
-FN_ vf32_ bf16_low_(vu32_ a) {
-    return _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), _mm256_permute4x64_epi64(a, 0xD8)));
-}
-FN_ vf32_ bf16_high_(vu32_ a) {
-    return _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), _mm256_permute4x64_epi64(a, 0xD8)));
-}
-FN_ vu32_ load8_to16_(const kopt_byte_ *p) {
-    return _mm256_cvtepu8_epi16(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
-}
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* packus gives quarters a0 b0 a1 b1; 0xD8 makes them a0 a1 b0 b1 */
-    return _mm256_permute4x64_epi64(_mm256_packus_epi32(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16)), 0xD8);
-}
-#define IMAX_ 1
-FN_ vu32_ imax_(vu32_ a, vu32_ b) { return _mm256_max_epi32(a, b); }
-#define FP16_ 1
-FN_ vf32_ load_fp16_(const kopt_byte_ *p) {
-    return _mm256_cvtph_ps(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
-}
-FN_ vf32_ fp16_low_(vu32_ a) { return _mm256_cvtph_ps(_mm256_castsi256_si128(a)); }
+FN_ vf32_ widen_fp16_(vu32_ a) { return _mm256_cvtph_ps(K_(narrow16)(a)); }
+FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(a, 0)); } /* 0: to nearest even */
+FN_ vf32_ load_fp16_(const kopt_byte_ *p) { return _mm256_cvtph_ps(K_(load128)(p)); }
+FN_ vf32_ fp16_low_(vu32_ a) { return _mm256_cvtph_ps(K_(low128)(a)); }
 FN_ vf32_ fp16_high_(vu32_ a) { return _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)); }
 FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
     const __m128i half = _mm256_cvtps_ph(x, 0);
     *stored = _mm256_cvtepu16_epi32(half);
     return _mm256_cvtph_ps(half);
 }
-
-/* ---- AVX-512 F, BW, DQ, VL: 16 lanes ---- */
+FN_ vu32_ block_of_lane_(void) { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7); }
+#undef QUARTERS_
 #elif KOPT_PASS_ == KOPT_PASS_AVX512_
-#define ISA_ avx512
-#ifdef KOPT_AVX2_ /* saves code */
-#define TOOLS_ISA_ avx2
-#define CONVERT_ISA_ avx2
-#endif
-#define ISA_TARGET_ KOPT_TARGET_("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")
-#define LANES_ KOPT_CAST_(size_t, 16)
-#define SPECIALIZED_ 1
-#define MASKED_SUB_ 1 /* one instruction */
-#define MIN_MAX_ 1
-#define NT_STORES_ 1
-#define LOADS_EXTEND_ 1
-#define REORDER_ 1
-#ifdef KOPT_GNU_
-#define OPAQUE_(r) __asm__("" : "+v"(r))
-#else
-#define OPAQUE_(r) ((void)0)
-#endif
-
-/* For gcc: vector extensions, and inline assembly for operations that these lack, because gcc's headers for AVX-512
-   take a long time to compile. Each instruction is written in both syntaxes, {AT&T|Intel}. "Yk" is a mask register. {z}
-   sets a lane to 0 where the mask is 0. */
-#ifdef KOPT_GCC_
-typedef float vf32_ __attribute__((__vector_size__(64)));
-typedef uint32_t vu32_ __attribute__((__vector_size__(64)));
-typedef int K_(ints) __attribute__((__vector_size__(64)));
-typedef uint16_t vmask_;
-typedef uint32_t K_(bytes32) __attribute__((__vector_size__(32)));
-typedef uint32_t K_(bytes16) __attribute__((__vector_size__(16)));
-typedef uint32_t K_(any64) __attribute__((__vector_size__(64), __aligned__(1), __may_alias__));
-typedef uint32_t K_(any32) __attribute__((__vector_size__(32), __aligned__(1), __may_alias__));
-typedef uint32_t K_(any16) __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
-#define AT_(type, p) (*KOPT_POINTER_(K_(type) *, p))
-#define CONST_AT_(type, p) (*KOPT_CONST_POINTER_(const K_(type) *, p))
-#define UNARY_OP_(result, name, operation, given)                 \
-    FN_ result name(given a) {                                    \
-        result r;                                                 \
-        __asm__(operation " {%1, %0|%0, %1}" : "=v"(r) : "v"(a)); \
-        return r;                                                 \
-    }
-#define BINARY_OP_(result, kind, name, operation, given)                          \
-    FN_ result name(given a, given b) {                                           \
-        result r;                                                                 \
-        __asm__(operation " {%2, %1, %0|%0, %1, %2}" : kind(r) : "v"(a), "v"(b)); \
-        return r;                                                                 \
-    }
-#define LOAD_OP_(name, operation, type)                                            \
-    FN_ vu32_ name(const kopt_byte_ *p) {                                          \
-        vu32_ r;                                                                   \
-        __asm__(operation " {%1, %0|%0, %1}" : "=v"(r) : "m"(CONST_AT_(type, p))); \
-        return r;                                                                  \
-    }
-
-FN_ vf32_ splat_(float x) {
-    const vf32_ r = {x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
-    return r;
-}
-FN_ vf32_ add_(vf32_ a, vf32_ b) {
-    vf32_ r = a + b;
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ sub_(vf32_ a, vf32_ b) {
-    vf32_ r = a - b;
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ mul_(vf32_ a, vf32_ b) {
-    vf32_ r = a * b;
-    OPAQUE_(r);
-    return r;
-}
-BINARY_OP_(vf32_, "=v", div_, "vdivps", vf32_)
-UNARY_OP_(vf32_, sqrt_, "vsqrtps", vf32_)
-BINARY_OP_(vf32_, "=v", min_, "vminps", vf32_)
-BINARY_OP_(vf32_, "=v", max_, "vmaxps", vf32_)
-FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
-    vu32_ r = KOPT_VECTOR_CAST_(vu32_, a);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ as_f32_(vu32_ a) { return KOPT_VECTOR_CAST_(vf32_, a); }
-UNARY_OP_(vu32_, round_u32_, "vcvtps2dq", vf32_)
-UNARY_OP_(vf32_, convert_f32_, "vcvtdq2ps", vu32_)
-FN_ vu32_ isplat_(uint32_t a) {
-    const vu32_ r = {a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a};
-    return r;
-}
-#define OPERATORS_ 1
-BINARY_OP_(vu32_, "=v", add16_, "vpaddw", vu32_)
-BINARY_OP_(vu32_, "=v", mul16_, "vpmullw", vu32_)
-BINARY_OP_(vu32_, "=v", K_(mul64), "vpmuludq", vu32_) /* 64-bit products of the even words */
-FN_ vu32_ K_(odd_words)(vu32_ a) {                    /* each 64 bits >> 32: the odd words in the even lanes */
-    vu32_ r;
-    __asm__("vpsrlq {$32, %1, %0|%0, %1, 32}" : "=v"(r) : "v"(a));
-    return r;
-}
-FN_ vu32_ K_(blend_swapped)(vu32_ a, vmask_ m, vu32_ b) { /* lane i: m ? b[i ^ 1] : a[i] */
-    __asm__("vpshufd {$0xB1, %2, %0%{%1%}|%0%{%1%}, %2, 0xB1}" : "+v"(a) : "Yk"(m), "v"(b));
-    return a;
-}
-FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
-    vu32_ factor = isplat_(b), even = K_(mul64)(a, factor), odd = K_(mul64)(K_(odd_words)(a), factor);
-    *low = K_(blend_swapped)(even, 0xAAAA, odd);  /* lower words of odd into the odd lanes   */
-    *high = K_(blend_swapped)(odd, 0x5555, even); /* upper words of even into the even lanes */
-}
-BINARY_OP_(vu32_, "=v", K_(add64), "vpaddq", vu32_)
-FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) {
-    sum[0] = K_(add64)(sum[0], K_(mul64)(a, b));
-    sum[1] = K_(add64)(sum[1], K_(mul64)(K_(odd_words)(a), K_(odd_words)(b)));
-}
-BINARY_OP_(vmask_, "=Yk", igt_, "vpcmpgtd", vu32_)
-BINARY_OP_(vmask_, "=Yk", ieq_, "vpcmpeqd", vu32_)
-/* A builtin, not assembly: gcc merges it with other operations into masked instructions. */
-FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) {
-    return KOPT_VECTOR_CAST_(
-        vu32_, __builtin_ia32_blendmd_512_mask(KOPT_VECTOR_CAST_(K_(ints), no), KOPT_VECTOR_CAST_(K_(ints), yes), m));
-}
-FN_ vf32_ masked_sub_(vmask_ m, vf32_ a, vf32_ b) {
-    vf32_ r = b; /* stays where m is 0 */
-    __asm__("vsubps {%2, %1, %0%{%3%}|%0%{%3%}, %1, %2}" : "+v"(r) : "v"(a), "v"(b), "Yk"(m));
-    return r;
-}
-FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) {
-    vu32_ r;
-    __asm__("vmovdqa32 {%1, %0%{%2%}%{z%}|%0%{%2%}%{z%}, %1}" : "=v"(r) : "v"(a), "Yk"(m));
-    return r;
-}
-/* vpmovzx, vpmovsx: zero-extend, sign-extend. vpmovdw, vpmovdb, vpmovwb: the lower part of each element. */
-FN_ vu32_ load32_(const kopt_byte_ *p) { return CONST_AT_(any64, p); }
-LOAD_OP_(load16_, "vpmovzxwd", any32)
-LOAD_OP_(load8_, "vpmovsxbd", any16)
-UNARY_OP_(K_(bytes32), K_(truncate_to16), "vpmovdw", vu32_)
-UNARY_OP_(K_(bytes16), K_(truncate_to8), "vpmovdb", vu32_)
-UNARY_OP_(K_(bytes32), K_(truncate16_to8), "vpmovwb", vu32_)
-UNARY_OP_(vu32_, K_(zero_extend16), "vpmovzxwd", K_(bytes32))
-FN_ void store32_(kopt_byte_ *p, vu32_ a) { AT_(any64, p) = a; }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { AT_(any32, p) = K_(truncate_to16)(a); }
-FN_ void store8_(kopt_byte_ *p, vu32_ a) { AT_(any16, p) = K_(truncate_to8)(a); }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { AT_(any32, p) = K_(truncate16_to8)(a); }
-FN_ vf32_ widen_fp16_(vu32_ a) {
-    vf32_ r;
-    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "v"(K_(truncate_to16)(a)));
-    return r;
-}
-FN_ vu32_ narrow_fp16_(vf32_ a) {
-    K_(bytes32) r;
-    __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(r) : "v"(a));
-    return K_(zero_extend16)(r);
-}
-FN_ vu32_ block_of_lane_(void) {
-    const vu32_ r = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
-    return r;
-}
-BINARY_OP_(vu32_, "=v", interleave_low_, "vpunpckldq", vu32_)
-BINARY_OP_(vu32_, "=v", interleave_high_, "vpunpckhdq", vu32_)
-FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) {
-    __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(AT_(any64, p)) : "v"(a));
-}
-FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) {
-    __asm__ __volatile__("vmovntdq {%1, %0|%0, %1}" : "=m"(AT_(any32, p)) : "v"(K_(truncate_to16)(a)));
-}
-/* even >> 16 | (odd & 0xFFFF0000): bytes 2 and 3 of each word of even replace bytes 0 and 1 of odd. */
-FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) {
-    const vu32_ bytes = {0x0302, 0x0706, 0x0B0A, 0x0F0E, 0x0302, 0x0706, 0x0B0A, 0x0F0E,
-                         0x0302, 0x0706, 0x0B0A, 0x0F0E, 0x0302, 0x0706, 0x0B0A, 0x0F0E};
-    const uint64_t low = KOPT_CAST_(uint64_t, 0x33333333u) << 32 | 0x33333333u;
-    __asm__("vpshufb {%3, %2, %0%{%1%}|%0%{%1%}, %2, %3}" : "+v"(odd) : "Yk"(low), "v"(even), "v"(bytes));
-    return odd;
-}
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
-    uint32_t normal; /* mask: (a & exponent) != 0 */
-    vu32_ r;
-    __asm__("vptestmw {%2, %1, %0|%0, %1, %2}" : "=Yk"(normal) : "v"(a), "v"(exponent));
-    __asm__("vmovdqu16 {%1, %0%{%2%}%{z%}|%0%{%2%}%{z%}, %1}" : "=v"(r) : "v"(a), "Yk"(normal));
-    return r;
-}
-BINARY_OP_(vu32_, "=v", min16_, "vpminsw", vu32_)
-BINARY_OP_(vu32_, "=v", max16_, "vpmaxsw", vu32_)
-BINARY_OP_(uint32_t, "=Yk", K_(gt16), "vpcmpgtw", vu32_)
-FN_ int any_gt16_(vu32_ a, vu32_ limit) {
-    uint32_t above = K_(gt16)(a, limit);
-    __asm__("" : "+r"(above)); /* tests a general register; kortest is slower on some processors */
-    return above != 0;
-}
-FN_ vu32_ unpack_low16_(vu32_ a) {
-    vu32_ r;
-    __asm__("vpmovzxwd {%t1, %0|%0, %t1}" : "=v"(r) : "v"(a)); /* %t1: the lower 256 bits */
-    return r;
-}
-FN_ vu32_ unpack_high16_(vu32_ a) {
-    K_(bytes32) r;
-    __asm__("vextracti64x4 {$1, %1, %0|%0, %1, 1}" : "=v"(r) : "v"(a)); /* the upper 256 bits */
-    return K_(zero_extend16)(r);
-}
-/* half i: m ? half number index[i] of a : 0 */
-FN_ vu32_ K_(permute16)(vu32_ a, vu32_ index, uint32_t m) {
-    vu32_ r;
-    __asm__("vpermw {%1, %2, %0%{%3%}%{z%}|%0%{%3%}%{z%}, %2, %1}" : "=v"(r) : "v"(a), "v"(index), "Yk"(m));
-    return r;
-}
-FN_ vf32_ bf16_low_(vu32_ a) {
-    const vu32_ index = {0x00000, 0x10000, 0x20000, 0x30000, 0x40000, 0x50000, 0x60000, 0x70000,
-                         0x80000, 0x90000, 0xA0000, 0xB0000, 0xC0000, 0xD0000, 0xE0000, 0xF0000};
-    return as_f32_(K_(permute16)(a, index, 0xAAAAAAAAu));
-}
-FN_ vf32_ bf16_high_(vu32_ a) {
-    const vu32_ index = {0x100000, 0x110000, 0x120000, 0x130000, 0x140000, 0x150000, 0x160000, 0x170000,
-                         0x180000, 0x190000, 0x1A0000, 0x1B0000, 0x1C0000, 0x1D0000, 0x1E0000, 0x1F0000};
-    return as_f32_(K_(permute16)(a, index, 0xAAAAAAAAu));
-}
-LOAD_OP_(load8_to16_, "vpmovzxbw", any32)
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* indices 0x00 to 0x1F are the halves of a, 0x20 to 0x3F those of b */
-    const vu32_ odd = {0x00030001, 0x00070005, 0x000B0009, 0x000F000D, 0x00130011, 0x00170015, 0x001B0019, 0x001F001D,
-                       0x00230021, 0x00270025, 0x002B0029, 0x002F002D, 0x00330031, 0x00370035, 0x003B0039, 0x003F003D};
-    __asm__("vpermt2w {%2, %1, %0|%0, %1, %2}" : "+v"(a) : "v"(odd), "v"(b));
-    return a;
-}
-#define IMAX_ 1
-BINARY_OP_(vu32_, "=v", imax_, "vpmaxsd", vu32_)
-#define UNORDERED_ 1
-BINARY_OP_(vmask_, "=Yk", unordered_, "vcmpunordps", vf32_)
-#define FP16_ 1
-FN_ vf32_ load_fp16_(const kopt_byte_ *p) {
-    vf32_ r;
-    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "m"(CONST_AT_(any32, p)));
-    return r;
-}
-FN_ vf32_ fp16_low_(vu32_ a) {
-    vf32_ r;
-    __asm__("vcvtph2ps {%t1, %0|%0, %t1}" : "=v"(r) : "v"(a));
-    return r;
-}
-FN_ vf32_ fp16_high_(vu32_ a) {
-    vf32_ r;
-    K_(bytes32) high;
-    __asm__("vextracti64x4 {$1, %1, %0|%0, %1, 1}" : "=v"(high) : "v"(a)); /* the upper 256 bits */
-    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "v"(high));
-    return r;
-}
-FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
-    K_(bytes32) half;
-    vf32_ r;
-    __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(half) : "v"(x));
-    __asm__("vcvtph2ps {%1, %0|%0, %1}" : "=v"(r) : "v"(half));
-    *stored = K_(zero_extend16)(half);
-    return r;
-}
-FN_ void deinterleave_(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) {
-    const K_(ints) evens = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}, odds = evens + 1;
-    *even = __builtin_shuffle(a, b, evens);
-    *odd = __builtin_shuffle(a, b, odds);
-}
-FN_ void interleave_(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) {
-    const K_(ints) first = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}, second = first + 8;
-    *a = __builtin_shuffle(even, odd, first);
-    *b = __builtin_shuffle(even, odd, second);
-}
-#undef UNARY_OP_
-#undef BINARY_OP_
-#undef LOAD_OP_
-#undef AT_
-#undef CONST_AT_
-
-/* ---- AVX-512 for other compilers, by intrinsics ---- */
-#else
-typedef __m512 vf32_;
-typedef __m512i vu32_;
-typedef __mmask16 vmask_;
-
-FN_ vf32_ splat_(float x) { return _mm512_set1_ps(x); }
-FN_ vf32_ add_(vf32_ a, vf32_ b) {
-    vf32_ r = _mm512_add_ps(a, b);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ sub_(vf32_ a, vf32_ b) {
-    vf32_ r = _mm512_sub_ps(a, b);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ mul_(vf32_ a, vf32_ b) {
-    vf32_ r = _mm512_mul_ps(a, b);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ div_(vf32_ a, vf32_ b) {
-#ifdef KOPT_GNU_
-    vf32_ r;
-    __asm__("vdivps {%2, %1, %0|%0, %1, %2}" : "=v"(r) : "v"(a), "v"(b));
-    return r;
-#else
-    return _mm512_div_ps(a, b);
-#endif
-}
-FN_ vf32_ sqrt_(vf32_ a) {
-#ifdef KOPT_GNU_
-    vf32_ r;
-    __asm__("vsqrtps {%1, %0|%0, %1}" : "=v"(r) : "v"(a));
-    return r;
-#else
-    return _mm512_sqrt_ps(a);
-#endif
-}
-FN_ vf32_ min_(vf32_ a, vf32_ b) { return _mm512_min_ps(a, b); }
-FN_ vf32_ max_(vf32_ a, vf32_ b) { return _mm512_max_ps(a, b); }
-FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
-    vu32_ r = _mm512_castps_si512(a);
-    OPAQUE_(r);
-    return r;
-}
 FN_ vf32_ as_f32_(vu32_ a) { return _mm512_castsi512_ps(a); }
-FN_ vu32_ round_u32_(vf32_ a) { return _mm512_cvtps_epi32(a); }
-FN_ vf32_ convert_f32_(vu32_ a) { return _mm512_cvtepi32_ps(a); }
-FN_ vu32_ isplat_(uint32_t a) { return _mm512_set1_epi32(KOPT_CAST_(int, a)); }
-FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return _mm512_add_epi32(a, b); }
-FN_ vu32_ isub_(vu32_ a, vu32_ b) { return _mm512_sub_epi32(a, b); }
-FN_ vu32_ and_(vu32_ a, vu32_ b) { return _mm512_and_si512(a, b); }
-FN_ vu32_ or_(vu32_ a, vu32_ b) { return _mm512_or_si512(a, b); }
-FN_ vu32_ xor_(vu32_ a, vu32_ b) { return _mm512_xor_si512(a, b); }
-#define shl_(a, n) _mm512_slli_epi32(a, n)
-#define shr_(a, n) _mm512_srli_epi32(a, n)
-FN_ vu32_ add16_(vu32_ a, vu32_ b) { return _mm512_add_epi16(a, b); }
-FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return _mm512_mullo_epi16(a, b); }
-FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
-    vu32_ factor = isplat_(b), even = _mm512_mul_epu32(a, factor);
-    vu32_ odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), factor);
-    *low = _mm512_mask_shuffle_epi32(even, 0xAAAA, odd, _MM_PERM_CDAB);  /* lower words of odd into the odd lanes   */
-    *high = _mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_CDAB); /* upper words of even into the even lanes */
-}
-FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) {
-    sum[0] = _mm512_add_epi64(sum[0], _mm512_mul_epu32(a, b)); /* even lanes; next line: odd lanes */
-    sum[1] = _mm512_add_epi64(sum[1], _mm512_mul_epu32(_mm512_srli_epi64(a, 32), _mm512_srli_epi64(b, 32)));
-}
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm512_cmpgt_epi32_mask(a, b); }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return _mm512_cmpeq_epi32_mask(a, b); }
+FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return KOPT_CAST_(vmask_, a | b); }
+FN_ int any_true_(vmask_ a) { return a != 0; }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm512_mask_blend_epi32(m, no, yes); }
+FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return _mm512_maskz_mov_epi32(m, a); }
 FN_ vf32_ masked_sub_(vmask_ m, vf32_ a, vf32_ b) {
     vf32_ r = _mm512_mask_sub_ps(b, m, a, b);
     OPAQUE_(r);
     return r;
 }
-FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return _mm512_maskz_mov_epi32(m, a); }
-FN_ vu32_ load32_(const kopt_byte_ *p) { return _mm512_loadu_si512(KOPT_CONST_POINTER_(const __m512i *, p)); }
-FN_ vu32_ load16_(const kopt_byte_ *p) {
-    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)));
-}
-FN_ vu32_ load8_(const kopt_byte_ *p) {
-    return _mm512_cvtepi8_epi32(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
-}
-FN_ void store32_(kopt_byte_ *p, vu32_ a) { _mm512_storeu_si512(KOPT_POINTER_(__m512i *, p), a); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) {
-    _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi32_epi16(a));
-}
-FN_ void store8_(kopt_byte_ *p, vu32_ a) { _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm512_cvtepi32_epi8(a)); }
-FN_ vf32_ widen_fp16_(vu32_ a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
-FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm512_cvtepu16_epi32(_mm512_maskz_cvtps_ph(0xFFFFu, a, 0)); }
-FN_ vu32_ block_of_lane_(void) { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
-FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return _mm512_unpacklo_epi32(a, b); }
-FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return _mm512_unpackhi_epi32(a, b); }
-FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) { _mm512_stream_si512(KOPT_POINTER_(__m512i *, p), a); }
-FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) {
-    _mm256_stream_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi32_epi16(a));
-}
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
-    _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi16_epi8(a));
-}
-/* even >> 16 | (odd & 0xFFFF0000): bytes 2 and 3 of each word of even replace bytes 0 and 1 of odd. */
-FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) {
-    const __mmask64 low = KOPT_CAST_(uint64_t, 0x33333333u) << 32 | 0x33333333u;
-    return _mm512_mask_shuffle_epi8(odd, low, even, _mm512_set4_epi32(0x0F0E, 0x0B0A, 0x0706, 0x0302));
-}
 FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(a, exponent), a); }
-FN_ vu32_ min16_(vu32_ a, vu32_ b) { return _mm512_min_epi16(a, b); }
-FN_ vu32_ max16_(vu32_ a, vu32_ b) { return _mm512_max_epi16(a, b); }
 FN_ int any_gt16_(vu32_ a, vu32_ limit) {
     uint32_t above = _mm512_cmpgt_epi16_mask(a, limit);
 #ifdef KOPT_GNU_
@@ -3949,44 +3428,49 @@ FN_ int any_gt16_(vu32_ a, vu32_ limit) {
 #endif
     return above != 0;
 }
+FN_ __m256i K_(load256)(const kopt_byte_ *p) { return _mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)); }
+FN_ vu32_ load16_(const kopt_byte_ *p) { return _mm512_cvtepu16_epi32(K_(load256)(p)); }
+FN_ vu32_ load8_(const kopt_byte_ *p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
+}
+FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return _mm512_cvtepu8_epi16(K_(load256)(p)); }
+FN_ void K_(store256)(kopt_byte_ *p, __m256i a) { _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), a); }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store256)(p, _mm512_cvtepi32_epi16(a)); }
+FN_ void store8_(kopt_byte_ *p, vu32_ a) { _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm512_cvtepi32_epi8(a)); }
+FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { K_(store256)(p, _mm512_cvtepi16_epi8(a)); }
+FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) {
+    _mm256_stream_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi32_epi16(a));
+}
 FN_ vu32_ unpack_low16_(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_castsi512_si256(a)); }
 FN_ vu32_ unpack_high16_(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(a, 1)); }
-FN_ vf32_ bf16_low_(vu32_ a) {
-    const vu32_ index = _mm512_setr_epi32(0x00000, 0x10000, 0x20000, 0x30000, 0x40000, 0x50000, 0x60000, 0x70000,
-                                          0x80000, 0x90000, 0xA0000, 0xB0000, 0xC0000, 0xD0000, 0xE0000, 0xF0000);
-    return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, index, a));
-}
+/* 0, 1 .. 15, in words or in the upper halves: indices of the permutations */
+FN_ vu32_ K_(count)(void) { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
+FN_ vf32_ bf16_low_(vu32_ a) { return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, shl_(K_(count)(), 16), a)); }
 FN_ vf32_ bf16_high_(vu32_ a) {
-    const vu32_ index =
-        _mm512_setr_epi32(0x100000, 0x110000, 0x120000, 0x130000, 0x140000, 0x150000, 0x160000, 0x170000, 0x180000,
-                          0x190000, 0x1A0000, 0x1B0000, 0x1C0000, 0x1D0000, 0x1E0000, 0x1F0000);
-    return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, index, a));
+    return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, or_(shl_(K_(count)(), 16), isplat_(0x100000)), a));
 }
-FN_ vu32_ load8_to16_(const kopt_byte_ *p) {
-    return _mm512_cvtepu8_epi16(_mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)));
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* halves 1, 3 .. 31 of a, then those of b, which are 33, 35 .. 63 */
+    const vu32_ odd = or_(mul16_(K_(count)(), isplat_(4)), isplat_(0x00030001));
+    return _mm512_permutex2var_epi16(a, or_(odd, shl_(odd, 16)), b);
 }
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* indices 0x00 to 0x1F are the halves of a, 0x20 to 0x3F those of b */
-    const vu32_ odd = _mm512_set_epi32(0x003F003D, 0x003B0039, 0x00370035, 0x00330031, 0x002F002D, 0x002B0029,
-                                       0x00270025, 0x00230021, 0x001F001D, 0x001B0019, 0x00170015, 0x00130011,
-                                       0x000F000D, 0x000B0009, 0x00070005, 0x00030001);
-    return _mm512_permutex2var_epi16(a, odd, b);
-}
-#define IMAX_ 1
-FN_ vu32_ imax_(vu32_ a, vu32_ b) { return _mm512_max_epi32(a, b); }
-#define FP16_ 1
-FN_ vf32_ load_fp16_(const kopt_byte_ *p) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)));
+/* even >> 16 | (odd & 0xFFFF0000): bytes 2 and 3 of each word of even replace bytes 0 and 1 of odd. */
+FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) {
+    const __mmask64 low = KOPT_CAST_(uint64_t, 0x33333333u) << 32 | 0x33333333u;
+    return _mm512_mask_shuffle_epi8(odd, low, even, _mm512_set4_epi32(0x0F0E, 0x0B0A, 0x0706, 0x0302));
 }
 FN_ void deinterleave_(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) {
-    const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i evens = iadd_(K_(count)(), K_(count)());
     *even = _mm512_permutex2var_ps(a, evens, b);
-    *odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(evens, _mm512_set1_epi32(1)), b);
+    *odd = _mm512_permutex2var_ps(a, or_(evens, isplat_(1)), b);
 }
 FN_ void interleave_(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) {
     const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     *a = _mm512_permutex2var_ps(even, first, odd);
-    *b = _mm512_permutex2var_ps(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd);
+    *b = _mm512_permutex2var_ps(even, or_(first, isplat_(8)), odd);
 }
+FN_ vf32_ widen_fp16_(vu32_ a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
+FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm512_cvtepu16_epi32(_mm512_maskz_cvtps_ph(0xFFFFu, a, 0)); }
+FN_ vf32_ load_fp16_(const kopt_byte_ *p) { return _mm512_cvtph_ps(K_(load256)(p)); }
 FN_ vf32_ fp16_low_(vu32_ a) { return _mm512_cvtph_ps(_mm512_castsi512_si256(a)); }
 FN_ vf32_ fp16_high_(vu32_ a) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(a, 1)); }
 FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
@@ -3994,16 +3478,12 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
     *stored = _mm512_cvtepu16_epi32(half);
     return _mm512_cvtph_ps(half);
 }
+FN_ vu32_ block_of_lane_(void) { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
 #endif
+#undef ARITHMETIC_
+#undef ASSEMBLED_
+#undef ASSEMBLE_
 
-FN_ vu32_ isplat_hoisted_(uint32_t a) {
-    vu32_ r = isplat_(a);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return KOPT_CAST_(vmask_, a | b); }
-FN_ int any_true_(vmask_ a) { return a != 0; }
-FN_ void K_(nt_fence)(void) { _mm_sfence(); }
 
 /* ---- NEON of AArch64: 4 lanes ---- */
 #elif KOPT_PASS_ == KOPT_PASS_NEON_
@@ -7159,65 +6639,7 @@ FN_ vu32_ K_(map_result16)(kopt_function f, kopt_format format, vu32_ x, vf32_ q
 }
 
 #if KOPT_PASS_ != KOPT_PASS_CUDA_ /* the rest is about arrays: CUDA has loops of its own */
-/* ---- jobs of vector mathematics: rows of softmax, random numbers, functions of arrays ---- */
-
-/* Stores at out the largest of n > 0 values, as a sort key: a signed word that compares like the value. NaN is above
-   all. */
-FN_ void K_(row_max)(const kopt_vmath_job_ *j) {
-    const size_t size = kopt_bytes_of_(j->format), padded = j->n < LANES_ ? LANES_ : j->n;
-    const kopt_byte_ *p = j->in;
-    vu32_ largest = isplat_(0x80000000u);
-    uint32_t lane[LANES_], top = 0;
-    size_t i;
-#ifndef ONE_LANE_
-    kopt_byte_ repeated[4 * LANES_];
-    if (j->n < LANES_) { /* repeats the values until they fill a vector */
-        for (i = 0; i < LANES_; i++) kopt_copy_(repeated + i * size, p + i % j->n * size, size);
-        p = repeated;
-    }
-#endif
-    for (i = 0; i < padded; i += LANES_) { /* the last vector may overlap the one before it */
-        const size_t begin = padded - i < LANES_ ? padded - LANES_ : i;
-        const vu32_ u = as_u32_(K_(widen)(K_(load_n)(p + begin * size, size, LANES_), j->format));
-        const vu32_ mag = and_(u, isplat_(0x7FFFFFFFu));
-        vu32_ key = select_(igt_(isplat_(0), u), xor_(u, isplat_(0x7FFFFFFFu)), u);
-        key = select_(igt_(mag, isplat_(0x7F800000u)), isplat_(0x7FC00000u), key);
-        largest = select_(igt_(key, largest), key, largest);
-    }
-    store32_(KOPT_POINTER_(kopt_byte_ *, lane), largest);
-    for (i = 0; i < LANES_; i++) /* the sign bit is flipped: unsigned order */
-        if ((lane[i] ^ 0x80000000u) > top) top = lane[i] ^ 0x80000000u;
-    kopt_store32_(j->out, top ^ 0x80000000u);
-}
-
-/* out = in + in * in2. Unless out2 is NULL, adds result i to sum i % KOPT_ROW_SUMS_ at out2, and the rounding error of
-   that addition (Knuth's two-sum) to error term i % KOPT_ROW_SUMS_ behind the sums. */
-FN_ void K_(row_sum)(const kopt_vmath_job_ *j) {
-    vf32_ sum[KOPT_ROW_SUMS_ / LANES_], error[KOPT_ROW_SUMS_ / LANES_];
-    kopt_byte_ *const sums = j->out2, *const errors = sums == KOPT_NULL_ ? sums : sums + 4 * KOPT_ROW_SUMS_;
-    size_t i, k, n;
-    for (k = 0; k < KOPT_ROW_SUMS_ / LANES_; k++) {
-        sum[k] = as_f32_(sums == KOPT_NULL_ ? isplat_(0) : load32_(sums + 4 * k * LANES_));
-        error[k] = as_f32_(sums == KOPT_NULL_ ? isplat_(0) : load32_(errors + 4 * k * LANES_));
-    }
-    for (i = 0; i < j->n; i += KOPT_ROW_SUMS_)
-        for (k = 0; k < KOPT_ROW_SUMS_ / LANES_ && i + k * LANES_ < j->n; k++) {
-            const size_t begin = i + k * LANES_;
-            vf32_ x, s, added;
-            n = j->n - begin < LANES_ ? j->n - begin : LANES_;
-            x = as_f32_(K_(load_n)(j->in + 4 * begin, 4, n)); /* 0 in the lanes from n on */
-            x = add_(x, mul_(x, as_f32_(K_(load_n)(j->in2 + 4 * begin, 4, n))));
-            K_(store_n)(j->out + 4 * begin, 4, n, as_u32_(x));
-            s = add_(sum[k], x);
-            added = sub_(s, sum[k]);
-            error[k] = add_(error[k], add_(sub_(sum[k], sub_(s, added)), sub_(x, added)));
-            sum[k] = s;
-        }
-    for (k = 0; k < KOPT_ROW_SUMS_ / LANES_ && sums != KOPT_NULL_; k++) {
-        store32_(sums + 4 * k * LANES_, as_u32_(sum[k]));
-        store32_(errors + 4 * k * LANES_, as_u32_(error[k]));
-    }
-}
+/* ---- jobs of vector mathematics: random numbers, functions of arrays ---- */
 
 /* Replaces two random words by two independent normal numbers, r cos(pi a) and r sin(pi a) (Box and Muller 1958).
    r = sqrt(-2 log u) with u = (x + 1/2) / 2^32; u is the sum of two floats, as a single one would make small r coarse.
@@ -7243,9 +6665,8 @@ FN_ void K_(box_muller)(vu32_ *x, vu32_ *y) {
    overwritten, too. The 4 words of a Philox block make 4 numbers. */
 FN_ void K_(random_numbers)(const kopt_vmath_job_ *j) {
     const size_t offset = KOPT_CAST_(unsigned, j->first & 255), chunk = 4 * LANES_;
-    kopt_philox_key_ cipher = kopt_make_philox_key_(j->seed, j->step, j->id, j->stream);
+    const kopt_philox_key_ cipher = kopt_make_philox_key_(j->seed, j->step, j->id, KOPT_RANDOM_NOISE_);
     size_t i, k;
-    cipher.stream += j->attempt << 20;
     for (i = offset / chunk * chunk; i < offset + j->n; i += chunk) {
         vu32_ x[4], w[4];
         K_(philox)(x, &cipher, KOPT_INDEX_((j->first - offset + i) >> 2));
@@ -7264,7 +6685,7 @@ FN_ void K_(random_numbers)(const kopt_vmath_job_ *j) {
 /* Elements i .. i + n - 1 of a job; n <= LANES_. */
 FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
     const size_t size = kopt_bytes_of_(j->format);
-    vf32_ x = as_f32_(isplat_(0)), y, r, t;
+    vf32_ x = as_f32_(isplat_(0)), y, r;
     vu32_ old, next;
     vmask_ doubt;
     if (j->kind < KOPT_VMATH_ARGUMENT_) x = as_f32_(K_(load_n)(j->in + 4 * i, 4, n));
@@ -7288,22 +6709,9 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
         y = K_(widen)(K_(load_n)(j->in2 + i * size, size, n), j->format);
         K_(store_n)(j->out + i * size, size, n, K_(round_nearest16)(mul_(x, y), j->format));
         return;
-    case KOPT_VMATH_DIFFERENCE_: /* in - a; out2 gets the rounding error */
-        y = K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format);
-        r = splat_(j->a);
-        x = sub_(y, r);
-        t = sub_(x, y);
-        t = sub_(sub_(y, sub_(x, t)), add_(r, t));
-        /* 0 below -104, where e^x is 0 */
-        next = select_(igt_(as_u32_(abs_(x)), isplat_(0x42D00000u)), isplat_(0), as_u32_(t));
-        K_(store_n)(j->out2 + 4 * i, 4, n, next);
-        break;
-    case KOPT_VMATH_LINEAR_: /* a + b * in2 in format, or, if there is in, a * in + b * in2 in fp32 */
-        y = mul_(splat_(j->b), as_f32_(K_(load_n)(j->in2 + 4 * i, 4, n)));
-        x = splat_(j->a);
-        if (j->in != KOPT_NULL_) x = mul_(K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format), x);
-        x = add_(x, y);
-        if (j->in != KOPT_NULL_ || size == 4) break;
+    case KOPT_VMATH_LINEAR_:
+        x = add_(splat_(j->a), mul_(splat_(j->b), as_f32_(K_(load_n)(j->in2 + 4 * i, 4, n))));
+        if (size == 4) break;
         K_(store_n)(j->out + i * size, size, n, K_(round_nearest16)(x, j->format));
         return;
     default: /* KOPT_VMATH_RESULT_ */
@@ -7332,14 +6740,6 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
 /* Runs one job. */
 static KOPT_NOINLINE_ ISA_TARGET_ void K_(vmath)(const kopt_vmath_job_ *j) {
     size_t i, n;
-    if (j->kind == KOPT_VMATH_MAXIMUM_) {
-        K_(row_max)(j);
-        return;
-    }
-    if (j->kind == KOPT_VMATH_ROW_SUM_) {
-        K_(row_sum)(j);
-        return;
-    }
     if (j->kind == KOPT_VMATH_NORMAL_ || j->kind == KOPT_VMATH_UNIFORM_) {
         K_(random_numbers)(j);
         return;
@@ -7484,6 +6884,8 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef SPECIALIZED_
 #undef EVEN_ODD_
 #undef OPAQUE_
+#undef MM_
+#undef SI_
 #undef AS_
 #undef WORDS_
 #undef WIDE_
@@ -8818,9 +8220,8 @@ static float kopt_read_weight_(const kopt_optimizer *opt, const kopt_byte_ *weig
     if (format == KOPT_F32) return kopt_as_f32_(kopt_load32_(weight));
     if (opt->rounding == KOPT_EXACT || opt->rounding == KOPT_COMPACT)
         return kopt_full_weight_scalar_(opt->rounding, format, kopt_load16_(weight),
-                                        opt->rounding == KOPT_EXACT
-                                            ? kopt_load16_(residual)
-                                            : (KOPT_CAST_(uint32_t, *residual) ^ 0x80u) - 0x80u,
+                                        opt->rounding == KOPT_EXACT ? kopt_load16_(residual)
+                                                                    : (KOPT_CAST_(uint32_t, *residual) ^ 0x80u) - 0x80u,
                                         KOPT_NULL_);
     if (opt->rounding != KOPT_KAHAN) return kopt_widen_scalar_(kopt_load16_(weight), format);
     compensation = kopt_widen_scalar_(kopt_load16_(residual), format);
@@ -11534,321 +10935,41 @@ KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f
     return KOPT_OK;
 }
 
-/* ---- softmax and cross entropy ---- */
-
-/* One row of softmax. high + low is the sum of e^(x - largest) over the row. */
-typedef struct kopt_row_ {
-    const kopt_vmath *vmath;
-    const kopt_byte_ *x;
-    size_t n;
-    float largest, high, low;
-    uint32_t largest_key; /* the largest value as an ordered integer: see row_max */
-    /* term, error: e^(x - largest) and the rounding error of x - largest, for each element of the latest tile. sum:
-       KOPT_ROW_SUMS_ partial sums of the terms, then what the additions to each partial sum have lost. */
-    float term[KOPT_VMATH_TILE_], error[KOPT_VMATH_TILE_], sum[2 * KOPT_ROW_SUMS_];
-    kopt_vmath_job_ job;
-} kopt_row_;
-
-/* Returns a + b; *error is the exact rounding error (Knuth's two-sum). */
-static float kopt_two_sum_(float a, float b, float *error) {
-    const float sum = kopt_add_(a, b), b_part = kopt_sub_(sum, a);
-    *error = kopt_add_(kopt_sub_(a, kopt_sub_(sum, b_part)), kopt_sub_(b, b_part));
-    return sum;
-}
-
-static float kopt_load_float_(const kopt_byte_ *p, kopt_format format) {
-    return format == KOPT_F32 ? kopt_as_f32_(kopt_load32_(p)) : kopt_widen_scalar_(kopt_load16_(p), format);
-}
-
-static void kopt_store_float_(kopt_byte_ *p, kopt_format format, float x) {
-    if (format == KOPT_F32)
-        kopt_store32_(p, kopt_as_u32_(x));
-    else
-        kopt_store16_(p, kopt_round_nearest16_scalar_(x, format));
-}
-
-/* Stores x n times. */
-static void kopt_fill_(kopt_byte_ *p, kopt_format format, size_t n, float x) {
-    for (; n > 0; n--, p += kopt_bytes_of_(format)) kopt_store_float_(p, format, x);
-}
-
-/* row->term = e^(x - largest) for elements i .. i + n - 1, corrected for the rounding errors of x - largest. Adds the
-   terms to the partial sums in `sum` unless it is NULL. */
-static void kopt_row_terms_(kopt_row_ *row, size_t i, size_t n, kopt_byte_ *sum) {
-    const kopt_vmath *vmath = row->vmath;
-    kopt_vmath_job_ *j = &row->job;
-    j->kind = KOPT_VMATH_DIFFERENCE_;
-    j->n = n;
-    j->in = row->x + i * kopt_bytes_of_(j->format);
-    j->out = KOPT_POINTER_(kopt_byte_ *, row->term);
-    j->out2 = KOPT_POINTER_(kopt_byte_ *, row->error);
-    j->a = row->largest;
-    KOPT_KERNEL_(vmath)(j);
-    KOPT_VMATH_CALL_(exp, (row->term, row->term, n));
-    j->kind = KOPT_VMATH_ROW_SUM_;
-    j->in = j->out;
-    j->in2 = j->out2;
-    j->out2 = sum;
-    KOPT_KERNEL_(vmath)(j);
-}
-
-/* out[k] = row->term[k] * factor, rounded to the format. It adds 0, so no result is -0. */
-static void kopt_row_scale_terms_(kopt_row_ *row, kopt_byte_ *out, size_t n, float factor) {
-    kopt_vmath_job_ *j = &row->job;
-    j->kind = KOPT_VMATH_LINEAR_;
-    j->n = n;
-    j->in = KOPT_NULL_;
-    j->in2 = KOPT_POINTER_(kopt_byte_ *, row->term);
-    j->out = out;
-    j->a = kopt_as_f32_(0);
-    j->b = factor;
-    KOPT_KERNEL_(vmath)(j);
-}
-
-/* Sets row->largest, and row->high and row->low to the sum of the terms. Returns 0 if the row has no probabilities: it
-   has no columns, it contains +inf or NaN, or all its values are -inf. */
-static int kopt_row_sum_(kopt_row_ *row) {
-    kopt_byte_ *sum = KOPT_POINTER_(kopt_byte_ *, row->sum);
-    float high = kopt_as_f32_(0), low = high, lost;
-    uint32_t key;
-    size_t i, n;
-    row->largest_key = 0x807FFFFFu; /* the key of -inf */
-    row->job.kind = KOPT_VMATH_MAXIMUM_;
-    row->job.in = row->x;
-    row->job.n = row->n;
-    row->job.out = KOPT_POINTER_(kopt_byte_ *, &row->largest_key);
-    if (row->n != 0) KOPT_KERNEL_(vmath)(&row->job);
-    key = row->largest_key;
-    if (key == 0x807FFFFFu || (key >> 31 == 0 && key >= 0x7F800000u)) return 0;
-    row->largest = kopt_as_f32_(key >> 31 == 0 ? key : key ^ 0x7FFFFFFFu);
-    kopt_fill_(sum, KOPT_F32, 2 * KOPT_ROW_SUMS_, low);
-    for (i = 0; i < row->n; i += n) {
-        n = row->n - i < KOPT_VMATH_TILE_ ? row->n - i : KOPT_VMATH_TILE_;
-        kopt_row_terms_(row, i, n, sum);
-    }
-    for (i = 0; i < KOPT_ROW_SUMS_; i++) {
-        high = kopt_two_sum_(high, row->sum[i], &lost);
-        low = kopt_add_(low, kopt_add_(lost, row->sum[KOPT_ROW_SUMS_ + i]));
-    }
-    row->high = kopt_two_sum_(high, low, &row->low);
-    return 1;
-}
-
-/* out = factor * softmax of the row. out may be the row itself: each tile is read before it is written. */
-static void kopt_row_probabilities_(kopt_row_ *row, kopt_byte_ *out, float factor) {
-    const float f = kopt_div_(factor, row->high);
-    size_t i, n;
-    for (i = 0; i < row->n; i += n) {
-        n = row->n - i < KOPT_VMATH_TILE_ ? row->n - i : KOPT_VMATH_TILE_;
-        if (row->n > KOPT_VMATH_TILE_) kopt_row_terms_(row, i, n, KOPT_NULL_); /* else row->term still holds them */
-        kopt_row_scale_terms_(row, out + i * kopt_bytes_of_(row->job.format), n, f);
-    }
-}
-
-/* The softmax of one row; NaN if it has no probabilities. */
-static KOPT_NOINLINE_ void kopt_row_softmax_(kopt_row_ *row, kopt_byte_ *out) {
-    if (kopt_row_sum_(row))
-        kopt_row_probabilities_(row, out, 1);
-    else
-        kopt_fill_(out, row->job.format, row->n, kopt_as_f32_(0x7FC00000u));
-}
-
-/* Returns the loss of one row and stores the gradient of its logits times scale. Both are NaN if the row has no
-   probabilities. grad may be NULL or the row itself. */
-static KOPT_NOINLINE_ float kopt_row_loss_(kopt_row_ *row, kopt_byte_ *grad, size_t target, float scale) {
-    const kopt_format format = row->job.format;
-    const kopt_vmath *vmath = row->vmath;
-    const size_t offset = target * kopt_bytes_of_(format);
-    const float x = kopt_load_float_(row->x + offset, format);
-    float loss, error, term, others;
-    if (!kopt_row_sum_(row)) {
-        if (grad != KOPT_NULL_) kopt_fill_(grad, format, row->n, kopt_as_f32_(0x7FC00000u));
-        return kopt_as_f32_(0x7FC00000u);
-    }
-    if (grad != KOPT_NULL_) {
-        kopt_row_probabilities_(row, grad, scale);
-        /* row->term holds only the last tile, and the target's logit may be overwritten: recomputes its term from x */
-        if (row->n > KOPT_VMATH_TILE_) {
-            const kopt_byte_ *logits = row->x;
-            kopt_byte_ value[4];
-            kopt_store_float_(value, format, x);
-            row->x = value;
-            kopt_row_terms_(row, 0, 1, KOPT_NULL_);
-            row->x = logits;
-            target = 0;
-        }
-        /* 1 - term / sum as (sum - term) / sum: accurate even if the probability of the target is close to 1 */
-        term = row->term[target];
-        others = kopt_add_(kopt_sub_(row->high, term), row->low);
-        others = kopt_mul_(kopt_div_(scale, row->high), others);
-        kopt_store_float_(grad + offset, format, kopt_as_f32_(kopt_as_u32_(others) ^ 0x80000000u));
-    }
-    loss = kopt_two_sum_(row->largest, kopt_as_f32_(kopt_as_u32_(x) ^ 0x80000000u), &error);
-    if (kopt_as_u32_(loss) == 0x7F800000u) return loss;
-    KOPT_VMATH_CALL_(log, (&term, &row->high, 1));
-    return kopt_add_(loss, kopt_add_(term, kopt_add_(error, kopt_div_(row->low, row->high))));
-}
-
-/* Checks the shape. *span: bytes from the beginning of the first row to the end of the last row. */
-static kopt_result kopt_rows_check_(kopt_format format, size_t rows, size_t columns, size_t stride, size_t *span) {
-    const size_t limit = (~KOPT_CAST_(size_t, 0) - 256) / 32;
-    if (!kopt_format_valid_(format) || !kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, format))) return KOPT_ERROR_OPTION;
-    if (columns > stride || stride > limit || rows > limit) return KOPT_ERROR_BOUNDS;
-    *span = 0;
-    if (rows == 0) return KOPT_OK;
-    if (stride != 0 && rows - 1 > (limit - columns) / stride) return KOPT_ERROR_BOUNDS;
-    *span = ((rows - 1) * stride + columns) * kopt_bytes_of_(format);
-    if (columns == 0) *span = 0;
-    return KOPT_OK;
-}
-
-static void kopt_row_begin_(kopt_row_ *row, const kopt_vmath *vmath, kopt_format format, size_t columns) {
-    row->vmath = kopt_vmath_of_(vmath);
-    row->n = columns;
-    row->job.f = KOPT_EXP;
-    row->job.format = format;
-    row->job.in2 = KOPT_NULL_;
-    row->job.out2 = KOPT_NULL_;
-}
-
-KOPT_API_ kopt_result kopt_softmax(const kopt_vmath *vmath, void *out, const void *x, kopt_format format, size_t rows,
-                                   size_t columns, size_t stride) {
-    kopt_environment_ environment;
-    kopt_row_ row;
-    size_t r, span;
-    const kopt_result result = kopt_rows_check_(format, rows, columns, stride, &span);
-    if (result != KOPT_OK || span == 0) return result;
-    if (out == KOPT_NULL_ || x == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (!kopt_same_or_disjoint_(out, x, span)) return KOPT_ERROR_OVERLAP;
-    kopt_row_begin_(&row, vmath, format, columns);
-    kopt_enter_(&environment);
-    for (r = 0; r < rows; r++) {
-        const size_t offset = r * stride * kopt_bytes_of_(format);
-        row.x = KOPT_CAST_(const kopt_byte_ *, x) + offset;
-        kopt_row_softmax_(&row, KOPT_CAST_(kopt_byte_ *, out) + offset);
-    }
-    kopt_leave_(&environment);
-    return KOPT_OK;
-}
-
-KOPT_API_ kopt_result kopt_cross_entropy(const kopt_vmath *vmath, float *loss, void *grad, const void *logits,
-                                         kopt_format format, const int32_t *target, size_t rows, size_t columns,
-                                         size_t stride, double scale) {
-    const kopt_byte_ *const targets = KOPT_CONST_POINTER_(const kopt_byte_ *, target);
-    kopt_byte_ *const losses = KOPT_POINTER_(kopt_byte_ *, loss), *const grads = KOPT_CAST_(kopt_byte_ *, grad);
-    kopt_environment_ environment;
-    kopt_row_ row;
-    size_t r, span;
-    float factor;
-    const kopt_result result = kopt_rows_check_(format, rows, columns, stride, &span);
-    if (result != KOPT_OK) return result;
-    if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
-    if (rows == 0) return KOPT_OK;
-    if (target == KOPT_NULL_ || (loss == KOPT_NULL_ && grad == KOPT_NULL_)) return KOPT_ERROR_NULL;
-    if (span != 0 && logits == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (!kopt_same_or_disjoint_(grad, logits, span) || kopt_overlap_(grad, span, target, rows * 4) ||
-        kopt_overlap_(loss, rows * 4, target, rows * 4) || kopt_overlap_(loss, rows * 4, logits, span) ||
-        kopt_overlap_(loss, rows * 4, grad, span))
-        return KOPT_ERROR_OVERLAP;
-    for (r = 0; r < rows; r++) {
-        const uint32_t t = kopt_load32_(targets + 4 * r);
-        if (t >> 31 == 0 && t >= columns) return KOPT_ERROR_BOUNDS;
-    }
-    if (span == 0) { /* no columns: all targets are negative, so all rows are ignored */
-        if (losses != KOPT_NULL_) kopt_zero_(losses, rows * 4);
-        return KOPT_OK;
-    }
-    kopt_row_begin_(&row, vmath, format, columns);
-    kopt_enter_(&environment);
-    factor = kopt_narrow64_(scale);
-    for (r = 0; r < rows; r++) {
-        const size_t offset = r * stride * kopt_bytes_of_(format);
-        const uint32_t t = kopt_load32_(targets + 4 * r);
-        float value = kopt_as_f32_(0);
-        row.x = KOPT_CAST_(const kopt_byte_ *, logits) + offset;
-        if (t >> 31 == 0)
-            value = kopt_row_loss_(&row, grads == KOPT_NULL_ ? grads : grads + offset, t, factor);
-        else if (grads != KOPT_NULL_)
-            kopt_fill_(grads + offset, format, columns, value);
-        if (losses != KOPT_NULL_) kopt_store32_(losses + 4 * r, kopt_as_u32_(value));
-    }
-    kopt_leave_(&environment);
-    return KOPT_OK;
-}
 #undef KOPT_VMATH_CALL_
 
 /* ---- random numbers ---- */
 
-/* What the random numbers of one call depend on, apart from the index. */
-typedef struct kopt_draw_ {
-    kopt_vmath_kind_ kind; /* KOPT_VMATH_NORMAL_ or KOPT_VMATH_UNIFORM_ */
-    uint64_t seed;
-    uint32_t step, id, stream, limit; /* limit: bits of the largest accepted magnitude; 0x7FFFFFFF: all */
-} kopt_draw_;
-
-/* Stores the random number of index first + i at z[first % 256 + i] for i < n. All n indices lie in one run of 256 that
-   begins at a multiple of 256. z has room for 256 floats, all of which may be overwritten. Draws a number again until
-   its magnitude is at most draw->limit. */
-static void kopt_draw_tile_(const kopt_draw_ *draw, kopt_byte_ *z, uint64_t first, size_t n) {
-    const size_t offset = KOPT_CAST_(unsigned, first & 255);
-    kopt_byte_ redrawn[4 * KOPT_VMATH_TILE_];
-    kopt_vmath_job_ j;
-    size_t i;
-    int rejected = 1;
-    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
-    j.kind = draw->kind;
-    j.n = n;
-    j.first = first;
-    j.seed = draw->seed;
-    j.step = draw->step;
-    j.id = draw->id;
-    j.stream = draw->stream;
-    j.out = z;
-    /* an attempt is accepted with probability 0.38 or more, as limit is at least 1/2 deviation: 256 attempts are
-       enough */
-    for (j.attempt = 0; rejected && j.attempt < 256; j.attempt++) {
-        KOPT_KERNEL_(vmath)(&j);
-        if (draw->limit == 0x7FFFFFFFu) return;
-        rejected = 0;
-        for (i = offset; i < offset + n; i++) {
-            if ((kopt_load32_(z + 4 * i) & 0x7FFFFFFFu) <= draw->limit) continue;
-            if (j.attempt != 0) kopt_store32_(z + 4 * i, kopt_load32_(redrawn + 4 * i));
-            if ((kopt_load32_(z + 4 * i) & 0x7FFFFFFFu) > draw->limit) rejected = 1;
-        }
-        j.out = redrawn;
-    }
-}
-
-/* Refuses an invalid n, indices from 2^54 on, and, in a build without KOPT_WITH_EXTRAS, a first_index other than 0. */
-static kopt_result kopt_index_check_(uint64_t first, size_t n) {
-    if (!kopt_n_valid_(n) || first >> 54 != 0 || (first + n) > KOPT_CAST_(uint64_t, 1) << 54) return KOPT_ERROR_BOUNDS;
-    return KOPT_HAS_(KOPT_WITH_EXTRAS) || first == 0 ? KOPT_OK : KOPT_ERROR_OPTION;
-}
-
-/* Checks its arguments, then out[i] = middle + width * (random number of index first + i), rounded to the format. */
-static kopt_result kopt_draw_run_(const kopt_draw_ *draw, void *out, kopt_format format, size_t n, double middle,
-                                  double width, uint64_t first) {
-    const kopt_result result = kopt_index_check_(first, n);
+/* Checks its arguments, then out[i] = middle + width * (random number of key.first_index + i), rounded to the format.
+   kind is KOPT_VMATH_NORMAL_ or KOPT_VMATH_UNIFORM_. */
+static kopt_result kopt_draw_(kopt_vmath_kind_ kind, void *out, kopt_format format, size_t n, double middle,
+                              double width, const kopt_random_key *key) {
     float z[KOPT_VMATH_TILE_];
     kopt_environment_ environment;
     kopt_vmath_job_ j;
     size_t i;
-    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
     if (!kopt_format_valid_(format) || !kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, format))) return KOPT_ERROR_OPTION;
-    if (result != KOPT_OK) return result;
+    if (!kopt_n_valid_(n) || key->first_index >> 54 != 0 || key->first_index + n > KOPT_CAST_(uint64_t, 1) << 54)
+        return KOPT_ERROR_BOUNDS;
+    if (!KOPT_HAS_(KOPT_WITH_EXTRAS) && key->first_index != 0) return KOPT_ERROR_OPTION;
     if (!kopt_within_(middle, -3e38, 3e38) || !kopt_within_(width, 0, 3e38)) return KOPT_ERROR_RANGE;
     if (n == 0) return KOPT_OK;
     if (out == KOPT_NULL_) return KOPT_ERROR_NULL;
+    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
     kopt_enter_(&environment);
-    j.kind = KOPT_VMATH_LINEAR_;
     j.format = format;
     j.a = kopt_narrow64_(middle);
     j.b = kopt_narrow64_(width);
-    j.in = KOPT_NULL_;
+    j.seed = key->seed;
+    j.step = key->step;
+    j.id = key->id;
     for (i = 0; i < n; i += j.n) {
-        const size_t offset = KOPT_CAST_(unsigned, (first + i) & 255);
+        const size_t offset = KOPT_CAST_(unsigned, (key->first_index + i) & 255);
         j.n = n - i < KOPT_VMATH_TILE_ - offset ? n - i : KOPT_VMATH_TILE_ - offset;
-        kopt_draw_tile_(draw, KOPT_POINTER_(kopt_byte_ *, z), first + i, j.n);
+        j.kind = kind;
+        j.first = key->first_index + i;
+        j.out = KOPT_POINTER_(kopt_byte_ *, z);
+        KOPT_KERNEL_(vmath)(&j);
+        j.kind = KOPT_VMATH_LINEAR_;
         j.in2 = KOPT_CONST_POINTER_(const kopt_byte_ *, z + offset);
         j.out = KOPT_CAST_(kopt_byte_ *, out) + i * kopt_bytes_of_(format);
         KOPT_KERNEL_(vmath)(&j);
@@ -11857,34 +10978,9 @@ static kopt_result kopt_draw_run_(const kopt_draw_ *draw, void *out, kopt_format
     return KOPT_OK;
 }
 
-/* A draw that accepts all magnitudes. */
-static void kopt_make_draw_(kopt_draw_ *draw, kopt_vmath_kind_ kind, uint32_t stream, uint64_t seed, uint32_t step,
-                            uint32_t id) {
-    draw->kind = kind;
-    draw->stream = stream;
-    draw->seed = seed;
-    draw->step = step;
-    draw->id = id;
-    draw->limit = 0x7FFFFFFFu;
-}
-
 KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
                                   kopt_random_key key) {
-    kopt_draw_ draw;
-    kopt_make_draw_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
-    return kopt_draw_run_(&draw, out, format, n, mean, deviation, key.first_index);
-}
-
-KOPT_API_ kopt_result kopt_truncated_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
-                                            double limit, kopt_random_key key) {
-    kopt_environment_ environment;
-    kopt_draw_ draw;
-    if (!kopt_within_(limit, 0.5, 3e38)) return KOPT_ERROR_RANGE;
-    kopt_make_draw_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
-    kopt_enter_(&environment);
-    draw.limit = kopt_as_u32_(kopt_narrow64_(limit));
-    kopt_leave_(&environment);
-    return kopt_draw_run_(&draw, out, format, n, mean, deviation, key.first_index);
+    return kopt_draw_(KOPT_VMATH_NORMAL_, out, format, n, mean, deviation, &key);
 }
 
 KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high,
@@ -11892,183 +10988,14 @@ KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, doub
     kopt_environment_ environment;
     kopt_f64_ a, b;
     double middle, width;
-    kopt_draw_ draw;
     if (!kopt_within_(low, -3e38, 3e38) || !kopt_within_(high, low, 3e38)) return KOPT_ERROR_RANGE;
-    kopt_make_draw_(&draw, KOPT_VMATH_UNIFORM_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
     kopt_enter_(&environment);
     a = kopt_mul64_(kopt_to_f64_(low), kopt_to_f64_(0.5));
     b = kopt_mul64_(kopt_to_f64_(high), kopt_to_f64_(0.5));
     middle = kopt_to_double_(kopt_add64_(b, a));
     width = kopt_to_double_(kopt_sub64_(b, a));
     kopt_leave_(&environment);
-    return kopt_draw_run_(&draw, out, format, n, middle, width, key.first_index);
-}
-
-/* Initial weights with mean 0 and variance 2 / fan. */
-static kopt_result kopt_init_(void *out, kopt_format format, size_t n, kopt_distribution distribution, uint64_t fan,
-                              kopt_random_key key) {
-    kopt_environment_ environment;
-    double deviation;
-    kopt_f64_ root;
-    if (KOPT_CAST_(unsigned, distribution) > KOPT_CAST_(unsigned, KOPT_TRUNCATED_NORMAL)) return KOPT_ERROR_OPTION;
-    kopt_enter_(&environment);
-    root = kopt_sqrt64_(kopt_div64_(kopt_to_f64_(0.5), kopt_u64_to_f64_(fan)));
-    root = kopt_add64_(root, root);                                                               /* sqrt(2 / fan) */
-    if (distribution == KOPT_UNIFORM) root = kopt_mul64_(root, kopt_to_f64_(1.7320508075688772)); /* sqrt(3) */
-    if (distribution == KOPT_TRUNCATED_NORMAL) /* truncation at 2 deviations divides the deviation by this factor */
-        root = kopt_mul64_(root, kopt_to_f64_(1.1368472343385565));
-    deviation = kopt_to_double_(root);
-    kopt_leave_(&environment);
-    if (distribution == KOPT_TRUNCATED_NORMAL) return kopt_truncated_normal(out, format, n, 0, deviation, 2, key);
-    if (distribution == KOPT_UNIFORM) return kopt_uniform(out, format, n, -deviation, deviation, key);
-    return kopt_normal(out, format, n, 0, deviation, key);
-}
-
-KOPT_API_ kopt_result kopt_init_he(void *out, kopt_format format, size_t n, kopt_distribution distribution,
-                                   size_t fan_in, kopt_random_key key) {
-    if (fan_in == 0) return KOPT_ERROR_RANGE;
-    return kopt_init_(out, format, n, distribution, fan_in, key);
-}
-
-KOPT_API_ kopt_result kopt_init_xavier(void *out, kopt_format format, size_t n, kopt_distribution distribution,
-                                       size_t fan_in, size_t fan_out, kopt_random_key key) {
-    if (fan_in == 0 || fan_out == 0) return KOPT_ERROR_RANGE;
-    if (!kopt_n_valid_(fan_in) || !kopt_n_valid_(fan_out)) return KOPT_ERROR_BOUNDS;
-    return kopt_init_(out, format, n, distribution, fan_in + fan_out, key);
-}
-
-/* ---- Langevin dynamics ---- */
-
-/* A Langevin step is a step of SGD whose fp32 gradient is computed tile by tile: grad_scale * g - factor * z, where z
-   is a standard normal number. */
-
-/* factor = sqrt(2 * temperature / (rate * rate_scale)); 0 if the temperature or that product is 0. The caller refuses a
-   factor that is not finite. */
-static KOPT_NOINLINE_ float kopt_langevin_factor_(float rate, float rate_scale, double temperature) {
-    const float heat = kopt_narrow64_(temperature);
-    if (kopt_as_u32_(rate_scale) != 0x3F800000u) rate = kopt_mul_scalar_(rate, rate_scale);
-    if ((kopt_as_u32_(heat) << 1) == 0 || (kopt_as_u32_(rate) << 1) == 0) return kopt_as_f32_(0);
-    return kopt_sqrt_(kopt_div_(kopt_add_(heat, heat), rate));
-}
-
-static kopt_result kopt_langevin_check_step_(const kopt_step *s, double temperature) {
-    if (s->rule != KOPT_SGD || s->moment_count != 0) return KOPT_ERROR_OPTION;
-    return kopt_within_(temperature, 0, 1e38) ? KOPT_OK : KOPT_ERROR_RANGE;
-}
-
-static kopt_result kopt_langevin_check_tensor_(const kopt_step *s, const kopt_tensor *t, double temperature) {
-    const kopt_result result = kopt_index_check_(t->first_index, t->n);
-    kopt_environment_ environment;
-    int finite;
-    if (result != KOPT_OK) return result;
-    kopt_enter_(&environment);
-    finite = kopt_finite_(kopt_langevin_factor_(s->rate, kopt_rate_scale_(t), temperature));
-    kopt_leave_(&environment);
-    return finite ? KOPT_OK : KOPT_ERROR_RANGE;
-}
-
-/* Steps the range of *whole. The caller passes copies of *whole and of its step, job and local, which this function
-   changes for each tile. factor is that of the formula above. */
-static KOPT_NOINLINE_ void kopt_langevin_tiles_(kopt_job_ *job, const kopt_job_ *whole, kopt_step *local,
-                                                float factor) {
-    const kopt_step *s = whole->step;
-    const size_t weight_bytes = kopt_bytes_of_(s->weight_format), grad_bytes = kopt_bytes_of_(whole->grad_format);
-    const size_t residual_bytes = kopt_bytes_of_residual_(s->weight_format, s->rounding);
-    float z[KOPT_VMATH_TILE_], g[KOPT_VMATH_TILE_];
-    kopt_vmath_job_ j;
-    kopt_draw_ draw;
-    size_t i, n;
-    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
-    kopt_make_draw_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_LANGEVIN_, s->seed, s->step, whole->id);
-    local->grad_scale = 1;
-    local->zero_grad = 0;
-    job->step = local;
-    job->grad = KOPT_POINTER_(kopt_byte_ *, g);
-    job->grad_format = KOPT_F32;
-    job->begin = 0;
-    j.kind = KOPT_VMATH_LINEAR_;
-    j.format = whole->grad_format;
-    j.out = job->grad;
-    j.a = s->grad_scale;
-    j.b = kopt_as_f32_(kopt_as_u32_(factor) ^ 0x80000000u);
-    for (i = whole->begin; i < whole->end; i += n) {
-        const size_t offset = KOPT_CAST_(unsigned, (whole->first + i) & 255);
-        kopt_byte_ *grad = whole->grad + i * grad_bytes;
-        n = whole->end - i < KOPT_VMATH_TILE_ - offset ? whole->end - i : KOPT_VMATH_TILE_ - offset;
-        kopt_draw_tile_(&draw, KOPT_POINTER_(kopt_byte_ *, z), whole->first + i, n);
-        j.n = n;
-        j.in = grad;
-        j.in2 = KOPT_CONST_POINTER_(const kopt_byte_ *, z + offset);
-        KOPT_KERNEL_(vmath)(&j);
-        job->weight = whole->weight + i * weight_bytes;
-        if (residual_bytes != 0) job->residual = whole->residual + i * residual_bytes;
-        if (whole->copy != KOPT_NULL_) job->copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
-        job->first = whole->first + i;
-        job->end = n;
-        (KOPT_KERNEL_(step))(job);
-        if (s->zero_grad) kopt_zero_(grad, n * grad_bytes);
-    }
-}
-
-/* Steps elements [begin, end) of a tensor that has been checked. If the factor of z is 0, it is a plain step of SGD. */
-static void kopt_langevin_run_(const kopt_step *s, const kopt_tensor *t, double temperature, size_t begin, size_t end) {
-    kopt_environment_ environment;
-    kopt_layout_ layout;
-    kopt_job_ whole, job;
-    kopt_step local;
-    float factor;
-    if (begin == end) return;
-    kopt_compute_step_layout_(&layout, s, t->n);
-    kopt_make_job_(&whole, &layout, s, t, begin, end);
-    kopt_enter_(&environment);
-    if (kopt_as_u32_(kopt_rate_scale_(t)) != 0x3F800000u) {
-        volatile float scale = t->rate_scale; /* so that no compiler moves the products above kopt_enter_() */
-        whole.rate = kopt_mul_scalar_(whole.rate, scale);
-        whole.weight_decay = kopt_mul_scalar_(whole.weight_decay, scale);
-    }
-    factor = kopt_langevin_factor_(s->rate, kopt_rate_scale_(t), temperature);
-    if (kopt_as_u32_(factor) == 0) {
-        (KOPT_KERNEL_(step))(&whole);
-    } else {
-        kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &local), KOPT_CONST_POINTER_(const kopt_byte_ *, s),
-                            sizeof local);
-        kopt_copy_job_(&job, &whole);
-        kopt_langevin_tiles_(&job, &whole, &local, factor);
-    }
-    kopt_leave_(&environment);
-}
-
-KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
-                                         double temperature) {
-    kopt_result result;
-    kopt_step s;
-    uint32_t previous_step;
-    size_t i;
-    if (opt == KOPT_NULL_ || (tensors == KOPT_NULL_ && count != 0)) return KOPT_ERROR_NULL;
-    previous_step = opt->step;
-    result = kopt_step_begin(opt, &s);
-    if (result != KOPT_OK) return result;
-    result = kopt_langevin_check_step_(&s, temperature);
-    if (result == KOPT_OK) result = kopt_check_list_(&s, tensors, count);
-    for (i = 0; i < count && result == KOPT_OK; i++) result = kopt_langevin_check_tensor_(&s, &tensors[i], temperature);
-    if (result != KOPT_OK) {
-        opt->step = previous_step;
-        return result;
-    }
-    for (i = 0; i < count; i++) kopt_langevin_run_(&s, &tensors[i], temperature, 0, tensors[i].n);
-    return KOPT_OK;
-}
-
-KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tensor *t, double temperature, size_t begin,
-                                          size_t end) {
-    kopt_layout_ layout;
-    kopt_result result = kopt_check_step_(&layout, step, t);
-    if (result == KOPT_OK) result = kopt_langevin_check_step_(step, temperature);
-    if (result == KOPT_OK) result = kopt_langevin_check_tensor_(step, t, temperature);
-    if (result != KOPT_OK) return result;
-    if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
-    kopt_langevin_run_(step, t, temperature, begin, end);
-    return KOPT_OK;
+    return kopt_draw_(KOPT_VMATH_UNIFORM_, out, format, n, middle, width, &key);
 }
 
 #endif

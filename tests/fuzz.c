@@ -2033,235 +2033,56 @@ static void call_vmath(void) {
     finish(27, "kopt_vmath_exp and the others", good, expected);
 }
 
-/* Rows: the results are test_loss.c's affair; here they are those of each row alone, by another instruction set. */
-static void call_rows(void) {
-    kopt_format format = any_format();
-    int loss_too = (int)below(2), good, expected;
-    size_t columns = byte() & 31 ? below(60) : any_length(), rows = byte() & 31 ? below(8) : any_length(), r;
-    size_t stride = columns + (byte() & 7 ? below(9) : 0) - (byte() & 31 ? 0 : 1), width, bytes_of_x;
-    const int wrong_shape =
-        stride < columns || is_long(columns) || is_long(rows) || is_long(stride) || rows * stride >= LONGEST;
-    unsigned char *x, *out;
-    float *loss;
-    int32_t *target, kept_target[8];
-    double scale = byte() & 3 ? 1.0 / 3 : any_double();
-    static unsigned char in[4 * LONGEST], want[4 * LONGEST];
-    static float losses[8];
-    if (wrong_shape && stride >= columns && !is_long(columns) && !is_long(rows) && stride <= LONGEST + 8)
-        return; /* no such room */
-    if (!wrong_shape && rows > 8) return;
-    width = in_enum((int)format, KOPT_FP16) ? ref_width(format) : 4;
-    bytes_of_x = wrong_shape || rows == 0 || columns == 0 ? 0 : ((rows - 1) * stride + columns) * width;
-    x = any_array(bytes_of_x / 4 + 1), out = byte() & 3 ? any_array(bytes_of_x / 4 + 1) : x;
-    loss = byte() & 15 ? any_floats(wrong_shape ? 0 : rows) : NULL,
-    target = (int32_t *)(void *)any_floats(wrong_shape ? 0 : rows);
-    if (loss_too && byte() % 16 == 0) out = NULL;
-    for (r = 0; r < rows && !wrong_shape && target != NULL; ++r) {
-        target[r] = byte() & 31 ? (int32_t)below((uint32_t)columns + 1) - 1 : (int32_t)word();
-        kept_target[r] = target[r];
-    }
-    expected = in_enum((int)format, KOPT_FP16) && !wrong_shape;
-    if (loss_too) {
-        expected = expected && within(scale, -most, most);
-        if (expected && rows != 0) {
-            expected = target != NULL && (loss != NULL || out != NULL) &&
-                       (bytes_of_x == 0 || (x != NULL && (out == NULL || apart(out, x, bytes_of_x)))) &&
-                       !share(out, bytes_of_x, target, 4 * rows) && !share(loss, 4 * rows, target, 4 * rows) &&
-                       !share(loss, 4 * rows, x, bytes_of_x) && !share(loss, 4 * rows, out, bytes_of_x);
-            for (r = 0; r < rows && expected; ++r) /* x may lie on the targets, they are as written last */
-                if (target[r] >= 0 && (size_t)target[r] >= columns) expected = 0;
-        }
-    } else if (bytes_of_x != 0) {
-        expected = expected && x != NULL && out != NULL && apart(out, x, bytes_of_x);
-    }
-    if (expected && bytes_of_x != 0) memcpy(in, x, bytes_of_x);
-    prepare();
-    reads(x, bytes_of_x), writes(out, bytes_of_x);
-    if (loss_too && !wrong_shape) reads(target, 4 * rows), writes(loss, 4 * rows);
-    hostile_control();
-    good = took(loss_too ? kopt_cross_entropy(NULL, loss, out, x, format, target, rows, columns, stride, scale)
-                         : kopt_softmax(NULL, out, x, format, rows, columns, stride));
-    finish(loss_too ? 28 : 29, loss_too ? "kopt_cross_entropy" : "kopt_softmax", good, expected);
-    if (good && bytes_of_x != 0) {
-        const kopt_isa isa = kopt_isa_current();
-        force_other(isa);
-        for (r = 0; r < rows; ++r) {
-            const size_t at = r * stride * width;
-            if (loss_too)
-                kopt_cross_entropy(NULL, losses, want, in + at, format, kept_target + r, 1, columns, columns, scale);
-            else
-                kopt_softmax(NULL, want, in + at, format, 1, columns, columns);
-            if (loss_too && loss) REQUIRE(memcmp(losses, loss + r, 4) == 0, "another loss");
-            if (out) REQUIRE(memcmp(want, out + at, columns * width) == 0, "another row");
-        }
-        kopt_isa_force(isa);
-    }
-}
-
 static int index_good(uint64_t first, size_t n) {
     return !is_long(n) && first < UINT64_C(1) << 54 && first + n <= UINT64_C(1) << 54;
 }
 
 /* Random numbers: test_noise.c's affair; here, the same in slices by another instruction set. */
-static kopt_result draw(uint32_t kind, void *out, kopt_format format, size_t n, double a, double b, double limit,
-                        size_t fan_in, size_t fan_out, kopt_distribution distribution, uint64_t seed, uint32_t step,
-                        uint32_t id, uint64_t first) {
-    switch (kind) {
-    case 0: return kopt_normal(out, format, n, a, b, (kopt_random_key){seed, step, id, first});
-    case 1: return kopt_truncated_normal(out, format, n, a, b, limit, (kopt_random_key){seed, step, id, first});
-    case 2: return kopt_uniform(out, format, n, a, b, (kopt_random_key){seed, step, id, first});
-    case 3: return kopt_init_he(out, format, n, distribution, fan_in, (kopt_random_key){seed, 0, id, first});
-    default:
-        return kopt_init_xavier(out, format, n, distribution, fan_in, fan_out, (kopt_random_key){seed, 0, id, first});
-    }
+static kopt_result draw(int uniform, void *out, kopt_format format, size_t n, double a, double b, kopt_random_key key,
+                        size_t begin) {
+    key.first_index += begin;
+    return uniform ? kopt_uniform(out, format, n, a, b, key) : kopt_normal(out, format, n, a, b, key);
 }
 
 static void call_draw(void) {
-    static const char *const names[] = {"kopt_normal", "kopt_truncated_normal", "kopt_uniform", "kopt_init_he",
-                                        "kopt_init_xavier"};
-    const uint32_t kind = below(5), step = word(), id = word();
+    const int uniform = (int)below(2);
+    const uint32_t step = word(), id = word();
     const uint64_t seed = (uint64_t)word() << 32 | word(),
                    first = below(8) ? an_index() : (UINT64_C(1) << 54) - below(LONGEST);
+    const kopt_random_key key = {seed, step, id, first};
     kopt_format format = any_format();
-    kopt_distribution distribution = byte() & 15 ? (kopt_distribution)below(3) : (kopt_distribution)any_enum();
-    double a = byte() & 3 ? -1.25 : any_double(), b = byte() & 3 ? 3.5 : any_double(),
-           limit = byte() & 3 ? 2 : any_double();
-    size_t n = any_length(), fan_in = byte() & 7 ? 1 + below(9000) : any_length(),
-           fan_out = byte() & 7 ? 1 + below(9000) : any_length();
-    size_t width, size;
+    double a = byte() & 3 ? -1.25 : any_double(), b = byte() & 3 ? 3.5 : any_double();
+    size_t n = any_length(), width, size;
     unsigned char *out = any_array(n);
     static unsigned char kept[4 * LONGEST];
-    int good, expected = in_enum((int)format, KOPT_FP16) && index_good(first, n);
-    if (kind < 2) expected = expected && within(a, -most, most) && within(b, 0, most);
-    if (kind == 1) expected = expected && within(limit, 0.5, most);
-    if (kind == 2) expected = expected && within(a, -most, most) && within(b, a, most);
-    if (kind > 2) expected = expected && in_enum((int)distribution, KOPT_TRUNCATED_NORMAL) && fan_in != 0;
-    if (kind == 4)
-        expected =
-            expected && fan_out != 0 && !is_long(fan_in > 9000 ? fan_in : 0) && !is_long(fan_out > 9000 ? fan_out : 0);
+    int good, expected = in_enum((int)format, KOPT_FP16) && index_good(first, n) && within(a, -most, most) &&
+                         within(b, uniform ? a : 0, most);
     if (n != 0 && out == NULL) expected = 0;
     width = in_enum((int)format, KOPT_FP16) ? ref_width(format) : 4, size = is_long(n) ? 0 : n * width;
     prepare();
     writes(out, size);
     hostile_control();
-    good = took(draw(kind, out, format, n, a, b, limit, fan_in, fan_out, distribution, seed, step, id, first));
-    finish(30 + (kind > 2 ? 1 : 0), names[kind], good, expected);
+    good = took(draw(uniform, out, format, n, a, b, key, 0));
+    finish(30, uniform ? "kopt_uniform" : "kopt_normal", good, expected);
     if (good && size != 0) {
         const kopt_isa isa = kopt_isa_current();
         size_t at = below((uint32_t)n);
         memcpy(kept, out, size), memset(out, 0, size);
         force_other(isa);
-        REQUIRE(draw(kind, out + at * width, format, n - at, a, b, limit, fan_in, fan_out, distribution, seed, step, id,
-                     first + at) == KOPT_OK &&
-                    draw(kind, out, format, at, a, b, limit, fan_in, fan_out, distribution, seed, step, id, first) ==
-                        KOPT_OK,
+        REQUIRE(draw(uniform, out + at * width, format, n - at, a, b, key, at) == KOPT_OK &&
+                    draw(uniform, out, format, at, a, b, key, 0) == KOPT_OK,
                 "a slice is refused");
         kopt_isa_force(isa);
         REQUIRE(memcmp(kept, out, size) == 0, "other numbers in slices");
     }
 }
 
-/* Langevin: what a step of SGD needs, and a noise that is finite next to the rate. */
-static int langevin_good(float rate, const kopt_tensor *t, double temperature) {
-    const float heat = (float)temperature;
-    if (!index_good(t->first_index, t->n)) return 0;
-    rate = ref_mul(rate, ref_rate_scale(t));
-    if (ref_bits(heat) << 1 == 0 || ref_bits(rate) << 1 == 0) return 1;
-    return ref_bits(ref_div(ref_add(heat, heat), rate)) < 0x7f800000;
-}
-
-static void langevin_again(const kopt_step *s, const kopt_tensor *t, size_t count, double temperature, size_t begin,
-                           size_t end) {
-    const kopt_isa isa = kopt_isa_current();
-    size_t i;
-    memcpy(other.memory, w.memory, ROOM), memcpy(other.counts, w.counts, sizeof w.counts);
-    memcpy(w.memory, start.memory, ROOM), memcpy(w.counts, start.counts, sizeof w.counts);
-    force_other(isa);
-    for (i = 0; i < count; ++i) {
-        const size_t low = count == 1 ? begin : 0, high = count == 1 ? end : t[i].n,
-                     a = low + below((uint32_t)(high - low + 1));
-        REQUIRE(kopt_langevin_range(s, &t[i], temperature, a, high) == KOPT_OK &&
-                    kopt_langevin_range(s, &t[i], temperature, low, a) == KOPT_OK,
-                "a slice is refused, but not the whole");
-    }
-    kopt_isa_force(isa);
-    REQUIRE(memcmp(other.memory, w.memory, ROOM) == 0, "another instruction set, in slices, differs");
-    REQUIRE(memcmp(other.counts, w.counts, sizeof w.counts) == 0, "another instruction set, in slices, counts others");
-}
-
-static double any_temperature(void) { return byte() & 7 ? below(3) : any_double(); }
-
-static void call_langevin_range(void) {
-    kopt_tensor *t = &w.t[below(TENSORS)];
-    kopt_optimizer o = w.opt;
-    const double temperature = any_temperature();
-    size_t begin = below((uint32_t)(is_long(t->n) ? 9 : t->n + 2)), end = begin + below(LONGEST);
-    const uint32_t no = below(64);
-    int good, expected;
-    if (byte() & 15 && end > t->n) end = t->n;
-    if (byte() & 3) { /* a step that it takes */
-        o.rule = KOPT_SGD, o.momentum = 0, o.nesterov = 0;
-        if (kopt_step_begin(&o, &w.step) == KOPT_OK) kopt_state_init(&o, t, NULL);
-        step_is_pure = 0;
-    }
-    o = formats_of(&w.step);
-    expected = step_good(&w.step) && w.step.rule == KOPT_SGD && w.step.moment_count == 0 &&
-               within(temperature, 0, 1e38) && tensor_good(&o, t, 1) && block_good(&o, t, 0) && begin <= end &&
-               end <= t->n && langevin_good(w.step.rate, t, temperature);
-    if (no == 1 || no == 2) expected = 0;
-    memcpy(&start, &w, sizeof w);
-    prepare();
-    announce_step(&o, t, begin, end);
-    hostile_control();
-    good = took(kopt_langevin_range(no == 1 ? NULL : &w.step, no == 2 ? NULL : t, temperature, begin, end));
-    finish(32, "kopt_langevin_range", good, expected);
-    if (good) langevin_again(&w.step, t, 1, temperature, begin, end);
-}
-
-static void call_langevin_step(void) {
-    const size_t count = below(TENSORS + 1);
-    const double temperature = any_temperature();
-    kopt_optimizer o;
-    kopt_step s;
-    size_t i, j;
-    int good, expected = 0;
-    if (byte() & 7) w.opt.rule = KOPT_SGD, w.opt.momentum = 0, w.opt.nesterov = 0;
-    for (i = 0; i < count; ++i) {
-        w.list[i] = w.t[i];
-        if (byte() & 7) kopt_state_init(&w.opt, &w.list[i], NULL);
-    }
-    memcpy(&start, &w, sizeof w);
-    o = w.opt;
-    if (optimizer_good(&o) && o.step != UINT32_MAX && scalars_good(&o))
-        expected = o.rule == KOPT_SGD && ref_moments(&o) == 0 && within(temperature, 0, 1e38);
-    for (i = 0; i < count && expected; ++i) {
-        expected = tensor_good(&o, &w.list[i], 1) && block_good(&o, &w.list[i], 0) &&
-                   langevin_good((float)o.lr, &w.list[i], temperature);
-        for (j = 0; j < i && expected; ++j) { /* what lies on what is call_optimizer_step()'s affair */
-            if (neighbours_share(&o, &w.list[j], &w.list[i])) return;
-            if (w.list[i].n && w.list[j].n && j == before_in_list(w.list, i) && !follows(&w.list[j], &w.list[i]))
-                expected = 0;
-        }
-    }
-    prepare();
-    for (i = 0; i < count; ++i) {
-        announce_step(&o, &w.list[i], 0, w.list[i].n);
-    }
-    writes(&w.opt.step, sizeof w.opt.step);
-    hostile_control();
-    good = took(kopt_langevin_step(&w.opt, w.list, count, temperature));
-    finish(33, "kopt_langevin_step", good, expected);
-    if (!good) return;
-    REQUIRE(w.opt.step == o.step + 1 && kopt_step_begin(&o, &s) == KOPT_OK, "the step is not counted once");
-    langevin_again(&s, w.list, count, temperature, 0, count == 1 ? w.list[0].n : 0);
-}
-
 /* ---- One input -------------------------------------------------------------------------------------------------- */
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
-    static const unsigned char calls[] = {0,  0,  0,  1,  2,  2,  3,  3,  4,  5,  6,  7,  8,  9,  10,
-                                          11, 12, 13, 14, 17, 18, 19, 19, 20, 21, 22, 22, 23, 24, 25,
-                                          26, 26, 27, 28, 28, 29, 30, 31, 32, 15, 16, 37, 35, 35, 36};
+    static const unsigned char calls[] = {0,  0,  0,  1,  2,  2,  3,  3,  4,  5,  6,  7,  8,  9,
+                                          10, 11, 12, 13, 14, 17, 18, 19, 19, 20, 21, 22, 22, 23,
+                                          24, 25, 26, 26, 27, 29, 32, 15, 16, 37, 35, 35, 36};
     int i, turn, k;
     input = bytes, input_left = size;
     control = get_control();
@@ -2320,10 +2141,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
         if (k == 25) call_mpi_sum();
         if (k == 26) call_map();
         if (k == 27) call_vmath();
-        if (k == 28) call_rows();
         if (k == 29) call_draw();
-        if (k == 30) call_langevin_range();
-        if (k == 31) call_langevin_step();
         if (k == 32) call_write_codes();
     }
     kopt_isa_force(KOPT_ISA_COUNT);

@@ -199,7 +199,7 @@ def ties_away(u):
 
 
 def seen(store, w, kept):
-    """The weight that decay sees, float32. A weight that is no finite number together with what is kept stands alone."""
+    """The weight that decay sees, float32. If it and what is kept are no finite number, it stands alone."""
     if store.format == F32 or store.rounding not in (COMPACT, EXACT):
         return widen(store.format, w)
     kept = signed(kept, 8) << 8 if store.rounding == COMPACT else signed(kept, 16)

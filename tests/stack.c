@@ -427,8 +427,6 @@ static void tools(void) {
 #ifdef KAHAN_OPT_VMATH
 static kopt_function function;
 static const kopt_vmath *table;
-static int32_t target[7];
-static kopt_distribution distribution;
 
 static float *floats(uint32_t *room) { return (float *)(void *)room; }
 static void run_exp(void) { result = kopt_vmath_exp(table, floats(float_room), floats(grad_room), bulk.n); }
@@ -447,34 +445,14 @@ static void run_map(void) { result = kopt_map(table, function, bulk.dst, bulk.sr
 static void run_map_backward(void) {
     result = kopt_map_backward(table, function, bulk.dst, slow_room, bulk.src, bulk.to, bulk.n);
 }
-static void run_softmax(void) {
-    const size_t columns = bulk.n < 300 ? bulk.n : 300;
-    result = kopt_softmax(table, bulk.dst, bulk.src, bulk.from, bulk.n / columns, columns, columns);
-}
-static void run_cross_entropy(void) {
-    result = kopt_cross_entropy(table, floats(float_room), bulk.dst, bulk.src, bulk.from, target, bulk.n / 300, 300,
-                                300, 0.5);
-}
 static void run_normal(void) { result = kopt_normal(bulk.dst, bulk.to, bulk.n, 0, 1, (kopt_random_key){7, 3, 1, 5}); }
-static void run_truncated(void) {
-    result = kopt_truncated_normal(bulk.dst, bulk.to, bulk.n, 0, 1, 1, (kopt_random_key){7, 3, 1, 5});
-}
 static void run_uniform(void) {
     result = kopt_uniform(bulk.dst, bulk.to, bulk.n, -1, 1, (kopt_random_key){7, 3, 1, 5});
 }
-static void run_he(void) {
-    result = kopt_init_he(bulk.dst, bulk.to, bulk.n, distribution, 100, (kopt_random_key){7, 0, 3, 1});
-}
-static void run_xavier(void) {
-    result = kopt_init_xavier(bulk.dst, bulk.to, bulk.n, distribution, 100, 50, (kopt_random_key){7, 0, 3, 1});
-}
-static void run_langevin(void) { result = kopt_langevin_step(&opt, &t, 1, 1.0); }
-static void run_langevin_range(void) { result = kopt_langevin_range(&step, &t, 1.0, range_begin, range_end); }
-
 static void vector_mathematics(void) {
     static const size_t lengths[] = {N, 3};
     char options[160];
-    int format, k, f, rounding, grad;
+    int format, k, f;
     for (k = 0; k < 2; ++k) {
         bulk.n = lengths[k];
         for (table = NULL;; table = kopt_vmath_builtin()) {
@@ -498,16 +476,8 @@ static void vector_mathematics(void) {
             fill(grad_room, bulk.from, bulk.n, 0);
             fill(slow_room, bulk.from, bulk.n, 0);
             snprintf(options, sizeof options, "format %d, n %d", format, (int)bulk.n);
-            take(VECTOR_MATH, "kopt_softmax", run_softmax, options);
-            if (k == 0) take(VECTOR_MATH, "kopt_cross_entropy", run_cross_entropy, options);
             take(VECTOR_MATH, "kopt_normal", run_normal, options);
-            take(VECTOR_MATH, "kopt_truncated_normal", run_truncated, options);
             take(VECTOR_MATH, "kopt_uniform", run_uniform, options);
-            for (f = 0; f < 3; ++f) {
-                distribution = (kopt_distribution)f;
-                take(VECTOR_MATH, "kopt_init_he", run_he, options);
-                take(VECTOR_MATH, "kopt_init_xavier", run_xavier, options);
-            }
             for (f = 0; format != KOPT_F32 && f <= KOPT_GELU_TANH_SLOPE; ++f) {
                 snprintf(options, sizeof options, "function %d, format %d, n %d", f, format, (int)bulk.n);
                 function = (kopt_function)f;
@@ -515,31 +485,6 @@ static void vector_mathematics(void) {
                 if (f <= KOPT_SOFTPLUS && f != KOPT_LOG)
                     take(VECTOR_MATH, "kopt_map_backward", run_map_backward, options);
             }
-            for (rounding = 0; rounding < (format == KOPT_F32 ? 1 : 5); ++rounding)
-                for (grad = 0; grad < 3; ++grad) {
-                    opt = kopt_sgd(0.01, 0);
-                    opt.weight_format = bulk.to;
-                    opt.rounding = (kopt_rounding)rounding;
-                    opt.zero_grad = grad == 1;
-                    t.n = bulk.n;
-                    t.grad_format = (kopt_format)grad;
-                    t.first_index = 3;
-                    t.copy = grad == 2 ? copy_room : NULL;
-                    t.counts = grad == 2 ? &counts : NULL;
-                    t.copy_format = KOPT_FP16;
-                    t.state_size = kopt_state_size(&opt, t.n);
-                    fill(float_room, KOPT_F32, t.n, 0);
-                    run_init();
-                    refill(1);
-                    snprintf(options, sizeof options, "weights %d, rounding %d, gradient %d, n %d", format, rounding,
-                             grad, (int)bulk.n);
-                    take(VECTOR_MATH, "kopt_langevin_step", run_langevin, options);
-                    run_begin();
-                    refill(0);
-                    range_begin = t.n / 3;
-                    range_end = t.n;
-                    take(VECTOR_MATH, "kopt_langevin_range", run_langevin_range, options);
-                }
         }
     }
 }

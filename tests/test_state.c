@@ -15,7 +15,7 @@ static kopt_tensor t;
 static unsigned char weight[4 * N], weight_before[4 * N], state[64 + 10 * N], state_before[64 + 10 * N];
 static unsigned char values[4 * N + 1], result[4 * N + 1]; /* fp32, at an odd address */
 
-/* ---- Weights that the caller stores directly ---------------------------------------------------------------------- */
+/* ---- Weights that the caller stores directly --------------------------------------------------------------------- */
 
 /* Masks and clamps write t->weight and leave the residual. With COMPACT and EXACT a zero beside a negative residual
    makes no number: such a weight stands alone, as if its residual were 0. The twin has that 0. Returns what differs

@@ -36,7 +36,7 @@
 
    Arithmetic is fp32 in all of them, as in the registers of hardware with 16-bit storage: see Tensor.
 
-   Loss and tanh are the header's vector mathematics, by its own code. With SLEEF: -DKAHAN_OPT_SLEEF ... -lsleef.
+   exp, log and tanh are the header's vector mathematics, by its own code. With SLEEF: -DKAHAN_OPT_SLEEF ... -lsleef.
 
    Results: a table, a plot and a sample of text on stdout; build/demo/loss.csv and build/demo/loss.svg.
    Exit status: 0 if the arms end as close to fp32 as they should, and nearest does not (see verdict), 1 if not, 2 if
@@ -44,7 +44,7 @@
 
 #define _POSIX_C_SOURCE 200809L /* clock_gettime, isatty, mkdir */
 
-#define KAHAN_OPT_VMATH /* kopt_cross_entropy, kopt_vmath_tanh, Adam-atan2 */
+#define KAHAN_OPT_VMATH /* kopt_vmath_exp, _log and _tanh; Adam-atan2 */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../../kahan_opt.h"
 
@@ -409,15 +409,31 @@ static void tanh_backward(Tensor *dhidden, const Tensor *hidden) {
     for (size_t i = 0; i < hidden->n; i++) dhidden->value[i] *= 1.0f - hidden->value[i] * hidden->value[i];
 }
 
+/* probability = e^logit / sum of e^logit. Returns the logarithm of that sum. */
+static float softmax(float *probability, const float *logit) {
+    float largest = logit[0], sum = 0.0f, log_sum;
+    for (size_t v = 1; v < VOCAB; v++) largest = logit[v] > largest ? logit[v] : largest;
+    for (size_t v = 0; v < VOCAB; v++) probability[v] = logit[v] - largest;
+    check(kopt_vmath_exp(NULL, probability, probability, VOCAB));
+    for (size_t v = 0; v < VOCAB; v++) sum += probability[v];
+    for (size_t v = 0; v < VOCAB; v++) probability[v] /= sum;
+    check(kopt_vmath_log(NULL, &log_sum, &sum, 1));
+    return largest + log_sum;
+}
+
 /* Returns the cross entropy in nats, summed over the first `rows` rows. If dlogits is not NULL it becomes the gradient
-   of the mean, (softmax(logits) - onehot(target)) * loss_scale / BATCH, rounded to the format of the logits. */
+   of the mean, (softmax(logits) - onehot(target)) * loss_scale / BATCH. */
 static double cross_entropy(Model *m, size_t rows, Tensor *dlogits, float loss_scale) {
-    float loss[BATCH];
     double sum = 0.0;
-    check(kopt_cross_entropy(NULL, loss, dlogits ? dlogits->stored : NULL, m->logits.stored, m->logits.format,
-                             m->target, rows, VOCAB, VOCAB, (double)loss_scale / BATCH));
-    if (dlogits) tensor_load(dlogits);
-    for (size_t b = 0; b < rows; b++) sum += (double)loss[b];
+    for (size_t b = 0; b < rows; b++) {
+        const float *logit = m->logits.value + b * VOCAB;
+        float probability[VOCAB];
+        sum += (double)(softmax(probability, logit) - logit[m->target[b]]);
+        if (!dlogits) continue;
+        probability[m->target[b]] -= 1.0f;
+        for (size_t v = 0; v < VOCAB; v++) dlogits->value[b * VOCAB + v] = probability[v] * (loss_scale / BATCH);
+    }
+    if (dlogits) tensor_store(dlogits);
     return sum;
 }
 
@@ -472,7 +488,7 @@ static void model_sample(Model *m, const Data *d, unsigned char *text) {
     for (size_t i = 0; i < SAMPLE; i++) {
         model_forward(m);
         for (size_t v = 0; v < VOCAB; v++) m->logits.value[v] /= temperature;
-        check(kopt_softmax(NULL, probability, m->logits.value, KOPT_F32, 1, VOCAB, VOCAB));
+        softmax(probability, m->logits.value);
         float left = random_uniform(&random);
         size_t token = 0;
         while (token < VOCAB - 1 && (left -= probability[token]) >= 0.0f) token++;

@@ -23,7 +23,7 @@
    All arithmetic is fp32: + - * / in the written order, and calls of the header. So every browser computes the same
    bits. */
 
-#define KAHAN_OPT_VMATH /* kopt_vmath_tanh, kopt_cross_entropy, kopt_normal, kopt_init_xavier */
+#define KAHAN_OPT_VMATH /* kopt_vmath_exp, _log, _tanh and _sincospi; kopt_normal, kopt_uniform */
 #ifdef __wasm__
 /* What the page does not use stays out, for a small file. The bits stay the same. */
 #define KAHAN_OPT_ONLY                                                                             \
@@ -54,6 +54,8 @@ enum {
     SEED = 1
 };
 static const int width[LAYERS + 1] = {INPUTS, HIDDEN, HIDDEN, CLASSES};
+static const double bound[LAYERS] = {0.57735026918962576, 0.43301270189221930, 0.57735026918962576}; /* of initial
+    weights: sqrt(6 / (in + out)), Glorot & Bengio 2010 */
 
 enum { FP32, NEAREST, STOCHASTIC, KAHAN, ARMS };
 
@@ -141,6 +143,23 @@ static void backward(void) {
     }
 }
 
+/* loss = log(sum of e^logit) - logit[target] of each point; slope: the gradient of the mean. */
+static kopt_result cross_entropy(float loss[BATCH]) {
+    kopt_result result = KOPT_OK;
+    for (int i = 0; i < BATCH && result == KOPT_OK; i++) {
+        const float *logit = activation[LAYERS] + i * CLASSES;
+        float *p = slope[LAYERS] + i * CLASSES, largest = logit[0], sum = 0;
+        for (int c = 1; c < CLASSES; c++) largest = logit[c] > largest ? logit[c] : largest;
+        for (int c = 0; c < CLASSES; c++) p[c] = logit[c] - largest;
+        result = kopt_vmath_exp(NULL, p, p, CLASSES);
+        for (int c = 0; c < CLASSES; c++) sum += p[c];
+        for (int c = 0; c < CLASSES; c++) p[c] = (p[c] / sum - (c == target[i] ? 1.0f : 0.0f)) / (float)BATCH;
+        if (result == KOPT_OK) result = kopt_vmath_log(NULL, &loss[i], &sum, 1);
+        loss[i] += largest - logit[target[i]];
+    }
+    return result;
+}
+
 /* ---- What the page calls ----------------------------------------------------------------------------------------- */
 
 /* All arms begin again with the same weights. Returns 0, which is KOPT_OK, or an error. */
@@ -151,7 +170,7 @@ kopt_result reset(void) {
     for (int l = 0; l < LAYERS && result == KOPT_OK; l++) {
         const kopt_random_key key = {SEED, 0, 3 + (uint32_t)l, 0};
         const size_t in = (size_t)width[l], out = (size_t)width[l + 1];
-        result = kopt_init_xavier(w, KOPT_F32, in * out, KOPT_UNIFORM, in, out, key);
+        result = kopt_uniform(w, KOPT_F32, in * out, -bound[l], bound[l], key);
         for (size_t o = 0; o < out; o++) w[in * out + o] = 0;
         w += (in + 1) * out;
     }
@@ -189,9 +208,7 @@ double train(int a, int steps) {
         kopt_result result = draw_points(arm->opt.step);
         if (result == KOPT_OK) result = kopt_convert(weight, KOPT_F32, arm->weight, format, PARAMETERS);
         if (result == KOPT_OK) result = forward();
-        if (result == KOPT_OK)
-            result = kopt_cross_entropy(NULL, loss, slope[LAYERS], activation[LAYERS], KOPT_F32, target, BATCH, CLASSES,
-                                        CLASSES, 1.0 / (double)BATCH);
+        if (result == KOPT_OK) result = cross_entropy(loss);
         if (result == KOPT_OK) backward();
         if (result == KOPT_OK) result = kopt_convert(arm->grad, format, grad, KOPT_F32, PARAMETERS);
         if (result == KOPT_OK) result = kopt_optimizer_step(&arm->opt, &arm->tensor, 1);
