@@ -144,7 +144,7 @@ def shared_memory():
     memory = torch.ones(10)
     a, b = Parameter(memory[:6]), Parameter(memory[4:])
     a.grad, b.grad = torch.ones(6), torch.ones(6)
-    refused(RuntimeError, "0 and 1 share memory", KahanAdamW([a, b]).step)
+    refused(RuntimeError, "share memory", KahanAdamW([a, b]).step)
     assert bool((memory == 1).all())
 
 
@@ -307,7 +307,7 @@ def refused_tensors():
     optimizer, r = KahanAdamW([p, q]), Parameter(torch.ones(8))
     r.grad = torch.ones(8)
     r.data = torch.ones(4)
-    refused(RuntimeError, "its gradient (8,)", KahanAdamW([p, r]).step)
+    refused(RuntimeError, "parameter 1 (group 0, place 1, shape (4,), torch.float32) has a gradient of another shape: (8,)", KahanAdamW([p, r]).step)
     assert equal(before, p.detach()) and not optimizer.state
 
 
@@ -319,9 +319,9 @@ def half_steps():
     steps(optimizer, params, 2)
     before = [p.detach().clone() for p in params]
     for option, value, error, words in (("lr", math.nan, ValueError, "Invalid learning rate: nan"),
-                                        ("rounding", "exact", k.kopt_error, "belongs to another optimizer"),
+                                        ("rounding", "exact", ValueError, "rounding kahan, but exact is needed"),
                                         ("betas", (2, 2), ValueError, "index 0: 2"),
-                                        ("moment_format", "f32", k.kopt_error, "")):
+                                        ("moment_format", "f32", ValueError, "moment_format bf16, but f32 is needed")):
         old, optimizer.param_groups[1][option] = optimizer.param_groups[1][option], value
         refused(error, words, optimizer.step)
         optimizer.param_groups[1][option] = old
@@ -341,7 +341,7 @@ def one_call_for_all():
             params = parameters(shapes=sizes)
             optimizer = KahanAdamW(params, threads=threads, **options)
             steps(optimizer, params, 3)
-            assert threads == 1 or optimizer._plans[0][1][0].parts is not None
+            assert threads == 1 or optimizer._plan[1][0].parts is not None
             results.append(params)
         single = parameters(shapes=sizes)
         optimizer = KahanAdamW(single, **options)
