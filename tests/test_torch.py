@@ -6,8 +6,10 @@ import collections
 import copy
 import io
 import math
+import os
 import pickle
 import re
+import signal
 import sys
 import traceback
 import warnings
@@ -679,16 +681,16 @@ def damaged_state():
         return change
 
     for place in list(range(sizes[1]))[::29] + [0, 40, 44, 63, sizes[1] - 1]:
-        refuse("parameter 1 is refused", flip(place, place % 8))
-    refuse("parameter 0 is refused", lambda bad: bad["state"][0].update(block=bad["state"][0]["block"][:-4]))
-    refuse("parameter 0 is refused", lambda bad: bad["state"][0].update(
+        refuse("is refused: it ", flip(place, place % 8))
+    refuse("is refused: it has", lambda bad: bad["state"][0].update(block=bad["state"][0]["block"][:-4]))
+    refuse("is refused: it has", lambda bad: bad["state"][0].update(
         block=torch.cat([bad["state"][0]["block"], torch.zeros(4, dtype=torch.uint8)])))
-    refuse("parameter 0 is refused: the state block", lambda bad: bad["state"][0].update(step=4))
-    refuse("parameter 0 is refused", lambda bad: bad["state"].update({0: bad["state"][1], 1: bad["state"][0]}))
+    refuse("is refused: its step is 3, not 4", lambda bad: bad["state"][0].update(step=4))
+    refuse("is refused: it has", lambda bad: bad["state"].update({0: bad["state"][1], 1: bad["state"][0]}))
     refuse("block", lambda bad: bad["state"][0].pop("block"))
-    refuse("parameter 0 is refused", lambda bad: bad["param_groups"][0].update(rounding="exact"))
+    refuse("is refused: it has", lambda bad: bad["param_groups"][0].update(rounding="exact"))
     refuse("not of sgd", lambda bad: None, KahanSGD(parameters()))
-    refuse("parameter 0 is refused", lambda bad: None, KahanAdamW(parameters(F32)))
+    refuse("is refused: it has", lambda bad: None, KahanAdamW(parameters(F32)))
     steps(optimizer, params, 1, first=1)
     assert equal(later[1], params)
 
@@ -767,6 +769,263 @@ def fp32_weights():
     refused(ValueError, "number of tensors", optimizer.write_weights, masters[:2])
 
 
+# ---- groups that are edited ----------------------------------------------------------------------------------------
+
+
+def edits(rule):
+    """Steps of a program that edits param_groups in the ways of torch.optim: yields its optimizer after each edit."""
+    p = parameters(F32, shapes=[(n,) for n in (40, 5, 6, 7, 8, 9)])
+    optimizer = rule([{"params": p[:2]}, {"params": p[2:3], "lr": 0.05}])
+    groups = optimizer.param_groups
+    new = lambda i: dict(groups[-1], params=[p[i]])  # noqa: E731
+    for edit in (lambda: groups[0]["params"].append(p[3]), lambda: groups.insert(0, new(4)), lambda: groups.reverse(),
+                 lambda: groups[1]["params"].reverse(), lambda: groups[1].update(params=[p[5], p[0]]),  # drops 1 and 3
+                 lambda: [optimizer.state.pop(q) for q in groups.pop(0)["params"]], lambda: groups.extend([new(1)]),
+                 lambda: optimizer.add_param_group({"params": [p[3]]})):
+        yield optimizer, p
+        edit()
+        groups = optimizer.param_groups
+    yield optimizer, p
+
+
+@test
+def edited_groups():
+    """append, insert, delete, reverse and replace parameters: the steps of torch.optim, and a checkpoint that goes on"""
+    for ours, theirs in ((lambda g: KahanSGD(g, lr=0.1, momentum=0.9), lambda g: torch.optim.SGD(g, 0.1, momentum=0.9)),
+                         (lambda g: KahanAdamW(g, lr=0.1, moment_format="bf16"), None)):
+        reference = edits(theirs) if theirs else edits(ours)
+        for t, ((a, p), (b, q)) in enumerate(zip(edits(ours), reference)):
+            for optimizer, params in ((a, p), (b, q)):
+                steps(optimizer, params, 3, first=3 * t)
+            if theirs:
+                assert all((x - y).abs().max() < 1e-5 for x, y in zip(p, q)), t
+            numbers = [a.state[x]["id"] for group in a.param_groups for x in group["params"]]
+            assert len(set(numbers)) == len(numbers), numbers
+            saved, copies = through_a_file(a.state_dict()), {x: Parameter(x.detach().clone()) for x in p}
+            other = ours([dict(group, params=[copies[x] for x in group["params"]]) for group in a.param_groups])
+            other.load_state_dict(saved)
+            both = copy.deepcopy((a, p))
+            for optimizer, params in (both, (other, list(copies.values()))):
+                steps(optimizer, params, 2, first=100)
+            assert equal(both[1], list(copies.values())), t
+            again, now = other.state_dict()["state"], both[0].state_dict()["state"]
+            assert all(equal(now[i]["block"], again[i]["block"]) for i in now)
+
+
+@test
+def late_checkpoint():
+    """a parameter that joins the first group, or the place of one that has left, draws bits of its own"""
+    a, b, c, d = parameters(shapes=((50,),) * 4)
+    optimizer = KahanAdamW([{"params": [a]}, {"params": [b]}])
+    steps(optimizer, [a, b], 1)
+    alone = copy.deepcopy((optimizer, [a, b]))
+    optimizer.param_groups[0]["params"].insert(0, c)
+    for t in range(2, 5):
+        set_grads([a, b], t)
+        c.grad = a.grad.clone()
+        optimizer.step()
+    steps(*alone, 3, first=2)
+    assert equal(alone[1], [a, b])
+    assert [optimizer.state[p]["id"] for p in (c, a, b)] == [4, 0, 1]
+    del optimizer.param_groups[0], optimizer.state[a]
+    optimizer.add_param_group({"params": [d]})
+    steps(optimizer, [b, d], 1)
+    assert optimizer.state[d]["id"] not in (0, 1, 4)
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+@test
+def same_state_dict():
+    """a loaded optimizer has an equal state_dict(), and repeated groups an equal representation, as PyTorch demands"""
+    for rule, make in all_rules():
+        for options in ({}, {"weight_decay": 0.1}, {"maximize": True}, {"lr": torch.tensor(0.01)}):
+            params = parameters(F32, shapes=((2, 3), (2,)))
+            optimizer = make(params, **options)
+            steps(optimizer, params, 10)
+            copies = [Parameter(p.detach().clone()) for p in params]
+            other = make(copies, **options)
+            other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            steps(optimizer, params, 10, first=11)
+            steps(other, copies, 10, first=11)
+            one, two = optimizer.state_dict(), other.state_dict()
+            assert equal(params, copies) and one["param_groups"] == two["param_groups"]
+            for i, s in one["state"].items():
+                assert s.keys() == two["state"][i].keys()
+                assert all(torch.equal(torch.as_tensor(s[n]), torch.as_tensor(two["state"][i][n])) for n in s)
+            other.param_groups.extend(other.param_groups)
+            assert one["param_groups"][-1] == other.state_dict()["param_groups"][-1], rule
+            steps(optimizer, params, 1, first=21)
+            steps(other, copies, 1, first=21)  # once, though it is listed twice
+            assert equal(params, copies)
+
+
+@test
+def older_checkpoint():
+    """a checkpoint of an earlier version, without ids and with bf16 moments for all, keeps its bits and formats"""
+    params = [*parameters(F32), *parameters()]
+    optimizer = KahanAdamW(params, moment_format="bf16")
+    steps(optimizer, params, 3)
+    saved = copy.deepcopy(optimizer.state_dict())
+    for s in saved["state"].values():
+        del s["id"], s["sealed"]
+    copies = [Parameter(p.detach().clone()) for p in params]
+    other = KahanAdamW(copies)
+    other.load_state_dict(saved)
+    assert other.param_groups[0]["moment_format"] == "bf16"
+    assert equal(steps(optimizer, params, 3, first=4), steps(other, copies, 3, first=4))
+
+
+@test
+def states_put_in():
+    """a saved state that a program puts into optimizer.state is opened: ZeroRedundancyOptimizer resumes that way"""
+    params, optimizer, saved = trained(3)
+    copies = [Parameter(p.detach().clone()) for p in params]
+    other = KahanAdamW(copies)
+    for i, p in enumerate(copies):
+        other.state[p] = saved["state"][i]
+    assert equal(other.state_dict()["state"][1]["block"], saved["state"][1]["block"])
+    assert equal(steps(optimizer, params, 2, first=4), steps(other, copies, 2, first=4))
+    assert equal(saved["state"][0]["block"], trained(3)[2]["state"][0]["block"])  # a copy was opened
+    theirs = torch.optim.AdamW(parameters(F32))
+    other = KahanAdamW(parameters(F32))
+    steps(theirs, theirs.param_groups[0]["params"], 3)
+    for p, q in zip(other.param_groups[0]["params"], theirs.param_groups[0]["params"]):
+        p.data.copy_(q)
+        other.state[p] = copy.deepcopy(theirs.state[q])
+    for o in (theirs, other):
+        steps(o, o.param_groups[0]["params"], 2, first=4)
+    assert all((a - b).abs().max() < 1e-6 for a, b in zip(*(o.param_groups[0]["params"] for o in (theirs, other))))
+
+
+@test
+def states_of_two():
+    """the states of two optimizers, which have the same ids, may come together in one"""
+    apart, together = (parameters(shapes=((30,),) * 2) for _ in range(2))
+    ones, optimizer = [KahanAdamW([q]) for q in apart], KahanAdamW(together)
+    for one, p, q in zip(ones, together, apart):
+        steps(one, [q], 2)
+        p.data.copy_(q.data)
+        optimizer.state[p] = one.state_dict()["state"][0]
+    set_grads(together, 3)
+    set_grads(apart, 3)
+    for o in ones + [optimizer]:
+        o.step()
+    assert equal(together, apart) and [s["id"] for s in optimizer.state.values()] == [0, 0]
+    optimizer.load_state_dict(through_a_file(optimizer.state_dict()))
+
+
+def process_group(**options):
+    import torch.distributed as dist
+    if not dist.is_available():
+        raise Skip("this PyTorch has no torch.distributed")
+    dist.init_process_group(**dict({"backend": "gloo", "rank": 0, "world_size": 1, "store": dist.HashStore()}, **options))
+    return dist
+
+
+@test
+def zero_redundancy():
+    """ZeroRedundancyOptimizer of PyTorch resumes from its own checkpoint"""
+    dist = process_group()
+    try:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+        params, plain = parameters(F32), parameters(F32)  # its communication lacks bf16 in PyTorch 1.13
+        optimizer = ZeroRedundancyOptimizer(params, optimizer_class=KahanAdamW, lr=1e-2)
+        reference = KahanAdamW(plain, lr=1e-2)
+        for t in range(1, 4):
+            steps(optimizer, params, 1, first=t)
+            optimizer.consolidate_state_dict(0)
+            optimizer.load_state_dict(optimizer.state_dict())
+        assert equal(params, steps(reference, plain, 3))
+        assert [s["step"] for s in optimizer.optim.state.values()] == [3, 3, 3]
+    finally:
+        dist.destroy_process_group()
+
+
+@test
+def sharded_parameters():
+    """DTensor, as FSDP2 makes them: the shards of any number of ranks get the bits of the whole parameter"""
+    try:
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+    except ImportError:
+        raise Skip("this PyTorch has no DTensor") from None
+    from torch.distributed.device_mesh import init_device_mesh
+    rows, columns = 7, 5
+    start, whole = noise(rows, columns), Parameter(noise(rows, columns))
+    reference = KahanAdamW([whole], lr=0.1)
+    grads = [noise(rows, columns, seed=t) for t in range(1, 4)]
+    for whole.grad in grads:
+        reference.step()
+    for ranks in (1, 2, 4, 8):
+        parts = []
+        for rank in range(ranks):
+            dist = process_group(backend="fake", rank=rank, world_size=ranks, store=FakeStore())
+            try:
+                mesh, size = init_device_mesh("cpu", (ranks,)), -(-rows // ranks)
+
+                def shard(x, placement=Shard(0)):
+                    here = x[size * rank:size * (rank + 1)].clone() if placement == Shard(0) else x.clone()
+                    return DTensor.from_local(here, mesh, [placement], run_check=False, shape=torch.Size(x.shape),
+                                              stride=(columns, 1))
+
+                p = Parameter(shard(start))
+                optimizer = KahanAdamW([p], lr=0.1)
+                for t, g in enumerate(grads):
+                    p.grad = shard(g)
+                    if t == 2:
+                        optimizer.load_state_dict(through_a_file(optimizer.state_dict()))
+                    optimizer.step()
+                parts.append(p.to_local().detach())
+                both = Parameter(shard(start, Replicate()))
+                both.grad = shard(grads[0], Replicate())
+                KahanAdamW([both], lr=0.1).step()
+                wrong = Parameter(shard(start, Shard(1)))
+                wrong.grad = shard(grads[0], Shard(1))
+                refused(TypeError, "only shards of dimension 0", KahanAdamW([wrong]).step)
+                wrong.grad = shard(grads[0])
+                refused(TypeError, "gradient has other placements", KahanAdamW([wrong]).step)
+            finally:
+                dist.destroy_process_group()
+        assert equal(torch.cat(parts), whole.detach()), ranks
+
+
+@test
+def one_optimizer_each():
+    """one optimizer per parameter: with a seed of its own each draws its own bits, and a run repeats them"""
+    def run(seeds):
+        params = [Parameter(torch.ones(4096, dtype=BF16)) for _ in seeds]
+        for p, seed in zip(params, seeds):
+            p.grad = torch.full_like(p, -0.37 / 128)
+            KahanSGD([p], lr=1.0, rounding="stochastic", seed=seed).step()
+        return params, torch.corrcoef(torch.stack([p.detach().float() - 1 for p in params]))[0, 1].item()
+
+    assert run((0, 0))[1] > 0.999 and abs(run((0, 1))[1]) < 5 / 64  # 5 standard deviations of 4096 pairs
+    assert equal(run((0, 1))[0], run((0, 1))[0])
+    assert "give each a seed of its own" in " ".join(KahanOptimizer.__doc__.split())
+
+
+@test
+def forked():
+    """a child process that forks after steps with threads makes the same steps"""
+    if not hasattr(os, "fork"):
+        raise Skip("no fork")
+    params = parameters(shapes=((70000,),))
+    optimizer = KahanAdamW(params, threads=2)
+    steps(optimizer, params, 2)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # a child that hangs is killed
+        try:
+            set_grads(params, 3)
+            optimizer.step()
+            os._exit(optimizer.state[params[0]]["step"])
+        finally:
+            os._exit(99)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 3, status
+    steps(optimizer, params, 1, first=3)
+
+
 # ---- loss scaling and clipping -------------------------------------------------------------------------------------
 
 
@@ -809,6 +1068,7 @@ def clipping():
         for p in ours:
             p.grad *= 8
         scaler.step(optimizer, max_norm=0.5)
+        scaler.update()
         torch.nn.utils.clip_grad_norm_(theirs, 0.5)
         reference.step()
     assert all((a - b).abs().max() < 2e-6 for a, b in zip(ours, theirs))
@@ -835,7 +1095,7 @@ def torch_protocol():
     plain.step()
     assert equal(p, q)
     del optimizer.grad_scale, optimizer.found_inf
-    if not KahanAdamW._step_supports_amp_scaling:
+    if not hasattr(getattr(torch, "amp", None), "GradScaler"):
         return
     for dtype in (FP16, BF16):
         for unscale in (False, True)[:1 if dtype == FP16 else 2]:  # torch does not unscale fp16 gradients

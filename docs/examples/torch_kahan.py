@@ -606,15 +606,24 @@ class KahanOptimizer(torch.optim.Optimizer):
     def state_dict(self):
         """That of torch.optim. `block` holds all of a parameter's state but its weight, in the sealed form of
         kopt_state_seal(): the same bytes on every machine, with a checksum."""
-        result = super().state_dict()
-        return dict(result, state={**result["state"], **self._states(result, self._sealed)})
+        return self._state_dict(self._sealed)
 
-    def _states(self, result, function):
-        """{index: function(group, parameter, state)}. result: the state_dict() of torch.optim, with its indices."""
-        found = ((index, group, p, self._state_of(index, group, p))
-                 for group, packed in zip(self.param_groups, result["param_groups"])
-                 for p, index in zip(group["params"], packed["params"]))
-        return {index: function(group, p, s) for index, group, p, s in found if s}
+    def _state_dict(self, function):
+        """That of torch.optim, where each parameter has what function(group, parameter, state) gives."""
+        everything = self.state
+        members = {p for _, _, p in self._members(self.param_groups)}
+        self.state = {p: s for p, s in everything.items() if p in members or not isinstance(p, torch.Tensor)}
+        try:  # torch.optim fails at the state of a parameter that has left its group
+            result = super().state_dict()
+        finally:
+            self.state = everything
+        state = dict(result["state"])
+        for group, packed in zip(self.param_groups, result["param_groups"]):
+            for p, index in zip(group["params"], packed["params"]):
+                s = self._state_of(index, group, p)
+                if s:
+                    state[index] = function(group, p, s)
+        return dict(result, state=state)
 
     @staticmethod
     def _sealed(group, p, s):
@@ -639,7 +648,7 @@ class KahanOptimizer(torch.optim.Optimizer):
                 for name in WAYS:
                     group.pop(name, None)
                 for name in self.defaults:  # torch.optim and earlier versions have fewer
-                    group.setdefault(name, now[name])
+                    group.setdefault(name, now.get(name))
                 validate(group, number)
         states = type(state["state"])(dict, state["state"])
         for place, group, p in self._members(state["param_groups"]):
@@ -660,7 +669,7 @@ class KahanOptimizer(torch.optim.Optimizer):
             result = {"step": int(s["step"]), "id": number, "block": s["block"].to("cpu", torch.uint8, copy=True)}
             host = Host(group, p, result)
             code = k.kopt_state_open(host.opt, host.t)
-            fault = difference(group, p, result) or (code != k.KOPT_OK and k.kopt_result_string(code)) or (
+            fault = difference(group, p, result) or (code != k.KOPT_OK and "it is damaged, or was not sealed") or (
                 host.opt.step != result["step"] and "its step is %d, not %d" % (host.opt.step, result["step"]))
             if fault:
                 raise ValueError("the state of %s is refused: %s" % (self._name(p), fault))
@@ -691,10 +700,10 @@ class KahanOptimizer(torch.optim.Optimizer):
             values = {} if rule == "sgd" else {"step": torch.tensor(float(s["step"]))}
             return dict(values, **{name: Host(group, p, s).read(slot) for slot, name in moments_of(group)})
 
-        result = super().state_dict()
+        result = self._state_dict(moments)
         groups = [{name: group[name] for name in TORCH + ("params",) if name in group}
                   for group in result["param_groups"]]
-        return {"state": self._states(result, moments), "param_groups": groups}
+        return {"state": result["state"], "param_groups": groups}
 
     @torch.no_grad()
     def read_weights(self):
