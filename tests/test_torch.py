@@ -110,7 +110,8 @@ def wrong_arguments():
             ("betas", (0.0, -0.5), "parameter at index 1: -0.5"), ("betas", (0.9,), "Invalid betas"),
             ("eps", -1e-8, "Invalid epsilon value: -1e-08"), ("eps", 0, "Invalid epsilon value"),
             ("weight_decay", -1, "Invalid weight_decay value: -1"), ("rounding", "up", "choose one of nearest, stoch"),
-            ("moment_format", "f64", "f32, bf16, fp16, q8"), ("threads", 0, "Invalid threads: 0")):
+            ("moment_format", "f64", "f32, bf16, fp16, q8"), ("threads", 0, "Invalid threads: 0"),
+            ("seed", -1, "Invalid seed: -1: it is a whole number from 0 on (group 0)")):
         refused(ValueError, words, KahanAdamW, [p], **{option: value})
         refused(ValueError, words, KahanAdamW, [{"params": [p], option: value}])
     refused(ValueError, "Invalid momentum value: -0.5", KahanSGD, [p], lr=1e-2, momentum=-0.5)
@@ -309,7 +310,8 @@ def refused_tensors():
     optimizer, r = KahanAdamW([p, q]), Parameter(torch.ones(8))
     r.grad = torch.ones(8)
     r.data = torch.ones(4)
-    refused(RuntimeError, "parameter 1 (group 0, place 1, shape (4,), torch.float32) has a gradient of another shape: (8,)", KahanAdamW([p, r]).step)
+    refused(RuntimeError, "parameter 1 (group 0, place 1, shape (4,), torch.float32) has a gradient of another shape: "
+            "(8,)", KahanAdamW([p, r]).step)
     assert equal(before, p.detach()) and not optimizer.state
 
 
@@ -424,6 +426,130 @@ def changed_weights():
             group["lr"] = 0.0
         optimizer.step()
         assert equal(kept, p.detach()) and equal(optimizer.read_weights()[0], kept.float()), rounding
+
+
+@test
+def drop_in():
+    """fp32 parameters: after 200 steps the weights of torch.optim in float64, within torch's tolerances for fp32"""
+    # torch's own AdamW in fp32 is 1.5 times these tolerances off: it rounds w * (1 - lr * decay) in each step
+    for theirs, rule, options in ((torch.optim.AdamW, "adamw", {}), (torch.optim.AdamW, "adamw", {"amsgrad": True}),
+                                  (torch.optim.Adam, "adam", {"weight_decay": 0.01}), (torch.optim.RAdam, "radam", {}),
+                                  (torch.optim.SGD, "sgd", {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-3})):
+        single, ours = parameters(F32), parameters(F32)
+        double = [Parameter(p.detach().double()) for p in single]
+        optimizers = theirs(double, **options), theirs(single, **options), KahanOptimizer(ours, rule, **options)
+        for t in range(1, 201):
+            for params in (double, single, ours):
+                for i, p in enumerate(params):
+                    p.grad = noise(*p.shape, seed=1000 * t + i, dtype=p.dtype)
+            for optimizer in optimizers:
+                optimizer.step()
+        for p, q, r in zip(double, single, ours):
+            torch.testing.assert_close(r.double(), p, rtol=1.3e-6, atol=1e-5)
+            torch.testing.assert_close(r, q, rtol=2 * 1.3e-6, atol=2e-5)
+    params = [*parameters(F32), *parameters(), *parameters(FP16)]
+    for option, formats in ((None, ("f32", "bf16", "bf16")), ("bf16", ("bf16",) * 3), ("q8", ("q8",) * 3)):
+        optimizer = KahanAdamW(params, moment_format=option)
+        steps(optimizer, params, 1)
+        found = [torch_kahan.described(optimizer.state[params[i]]["block"])["moment_format"] for i in (0, 3, 6)]
+        assert tuple(found) == formats, found
+    assert repr(optimizer).count("False") == 3 and "moment_format: q8" in repr(optimizer)
+
+
+@test
+def torchs_ways():
+    """fused, foreach, capturable and differentiable may be None or False, and are refused in words otherwise"""
+    p = parameters(shapes=((3,),))[0]
+    for way in ("fused", "foreach", "capturable", "differentiable"):
+        for value in (None, False):
+            set_grads([p], 1)
+            for optimizer in (KahanAdamW([p], **{way: value}), KahanSGD([{"params": [p], way: value}])):
+                optimizer.step()
+                optimizer.load_state_dict(optimizer.state_dict())
+        refused(ValueError, way + "=True is not there", KahanAdamW, [p], **{way: True})
+        refused(ValueError, way + "=True is not there", KahanAdamW, [{"params": [p], way: True}])
+    theirs = torch.optim.AdamW(parameters(F32), foreach=True)
+    ours = KahanAdamW(parameters(F32))
+    ours.load_state_dict(theirs.state_dict())
+    assert not ours.param_groups[0].get("foreach")
+
+
+@test
+def wrong_later():
+    """an option that goes wrong in the middle of a run is named with its group and value, before and after a step"""
+    for first in (0, 2):
+        params = parameters(shapes=((3,), (4,)))
+        optimizer = KahanAdamW([{"params": [q]} for q in params])
+        steps(optimizer, params, first)
+        set_grads(params, 9)
+        for option, value, error, words in (
+                ("lr", -0.5, ValueError, "Invalid learning rate: -0.5 (group 1)"),
+                ("lr", "0.1", TypeError, "lr must be a number, not '0.1' (group 1)"),
+                ("lr", None, TypeError, "lr must be a number, not None (group 1)"),
+                ("weight_decay", None, TypeError, "weight_decay must be a number, not None (group 1)"),
+                ("betas", (0.9, "x"), TypeError, "betas[1] must be a number, not 'x' (group 1)"),
+                ("betas", 0.9, ValueError, "Invalid betas: 0.9"),
+                ("decay_mode", "fully", ValueError, "Invalid decay_mode: 'fully': choose one of l2")):
+            before = [q.detach().clone() for q in params]
+            old, optimizer.param_groups[1][option] = optimizer.param_groups[1][option], value
+            refused(error, words, optimizer.step)
+            optimizer.state_dict()  # there is always a checkpoint
+            optimizer.param_groups[1][option] = old
+            assert equal(before, [q.detach() for q in params])
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 - t)
+        schedule.step()
+        schedule.step()
+        refused(ValueError, "Invalid learning rate: -0.001 (group 0)", optimizer.step)
+    for option in ("lr", "eps", "weight_decay"):
+        refused(TypeError, option + " must be a number, not '0.1'", KahanAdamW, params, **{option: "0.1"})
+
+
+@test
+def other_state():
+    """a state that does not fit says what it has and what is needed, of which parameter"""
+    params = parameters(shapes=((3,), (4, 2)))
+    optimizer = KahanAdamW([{"params": [q]} for q in params])
+    steps(optimizer, params, 2)
+    place = "parameter 1 (group 1, place 0, shape (4, 2), torch.bfloat16)"
+    for option, value, words in (("rounding", "exact", "it has rounding kahan, but exact is needed"),
+                                 ("moment_format", "q8", "it has moment_format bf16, but q8 is needed"),
+                                 ("amsgrad", True, "it has amsgrad False, but True is needed")):
+        old, optimizer.param_groups[1][option] = optimizer.param_groups[1][option], value
+        refused(ValueError, "the state of %s does not fit: %s" % (place, words), optimizer.step)
+        saved = optimizer.state_dict()
+        optimizer.param_groups[1][option] = old
+        refused(ValueError, "the state of %s is refused: %s" % (place, words), optimizer.load_state_dict, saved)
+    other = KahanAdamW([{"params": [q]} for q in parameters(shapes=((3,), (2, 2)))])
+    refused(ValueError, "it has elements 8, but 4 is needed", other.load_state_dict, optimizer.state_dict())
+    other = KahanAdamW([{"params": [q]} for q in parameters(F32, shapes=((3,), (4, 2)))])
+    refused(ValueError, "it has dtype torch.bfloat16, but torch.float32 is needed", other.load_state_dict,
+            optimizer.state_dict())
+    sgd = KahanSGD(parameters(), momentum=0.9)
+    steps(sgd, sgd.param_groups[0]["params"], 1)
+    saved = sgd.state_dict()
+    saved["param_groups"][0]["momentum"] = 0.0
+    refused(ValueError, "it has momentum True, but False is needed", sgd.load_state_dict, saved)
+
+
+@test
+def fully_decoupled():
+    """max_lr is the first learning rate of the group, and stays; if this is 0, it is asked for"""
+    p = parameters(F32, shapes=((1,),))[0]
+    refused(ValueError, "needs the largest learning rate", KahanAdamW, [p], lr=0.0, decay_mode="fully_decoupled")
+    for options in ({"lr": 0.0, "max_lr": 1e-3}, {"lr": 1e-3}):
+        p.data.fill_(1)
+        optimizer = KahanAdamW([p], decay_mode="fully_decoupled", weight_decay=1e-2, **options)
+        theirs = torch.optim.AdamW(parameters(F32, shapes=((1,),)), lr=0.5)
+        optimizer.load_state_dict(theirs.state_dict())  # has no max_lr
+        optimizer.param_groups[0].update(lr=1e-3, weight_decay=1e-2)
+        for _ in range(100):
+            p.grad = torch.zeros(1)
+            optimizer.step()
+        assert abs(p.item() - 0.99 ** 100) < 1e-5 and optimizer.param_groups[0]["max_lr"] == 1e-3
+    optimizer = KahanAdamW([p], lr=0.0)
+    steps(optimizer, [p], 1)
+    optimizer.param_groups[0]["decay_mode"] = "fully_decoupled"
+    refused(ValueError, "needs the largest learning rate", optimizer.step)
 
 
 # ---- directions, schedulers, closures ------------------------------------------------------------------------------
@@ -790,7 +916,7 @@ def edits(rule):
 
 @test
 def edited_groups():
-    """append, insert, delete, reverse and replace parameters: the steps of torch.optim, and a checkpoint that goes on"""
+    """append, insert, delete, reverse and replace parameters: the steps of torch.optim, and checkpoints that go on"""
     for ours, theirs in ((lambda g: KahanSGD(g, lr=0.1, momentum=0.9), lambda g: torch.optim.SGD(g, 0.1, momentum=0.9)),
                          (lambda g: KahanAdamW(g, lr=0.1, moment_format="bf16"), None)):
         reference = edits(theirs) if theirs else edits(ours)
@@ -918,7 +1044,8 @@ def process_group(**options):
     import torch.distributed as dist
     if not dist.is_available():
         raise Skip("this PyTorch has no torch.distributed")
-    dist.init_process_group(**dict({"backend": "gloo", "rank": 0, "world_size": 1, "store": dist.HashStore()}, **options))
+    alone = {"backend": "gloo", "rank": 0, "world_size": 1, "store": dist.HashStore()}
+    dist.init_process_group(**dict(alone, **options))
     return dist
 
 
@@ -1114,6 +1241,87 @@ def torch_protocol():
                     ((q.float() ** 2).sum() * factor).backward()
                     plain.step()
             assert equal(p, q) and scaler.get_scale() == 32 and optimizer.state[p]["step"] == 2
+
+
+def grad_scaler(events, scale, growth_tracker, interval):
+    """torch.amp.GradScaler on paper. events: those between two updates, each (optimizer, does it overflow). Returns the
+    optimizers that step, the scale and the growth tracker after update()."""
+    stepped = [optimizer for optimizer, overflows in events if not overflows]
+    if any(overflows for _, overflows in events):
+        return stepped, scale * 0.5, 0
+    growth_tracker += 1
+    return (stepped, scale * 2, 0) if growth_tracker == interval else (stepped, scale, growth_tracker)
+
+
+@test
+def two_optimizers():
+    """KahanScaler with several optimizers: an overflow skips its optimizer only, and lowers the scale once"""
+    params = [Parameter(torch.zeros(4, dtype=FP16)) for _ in range(3)]
+    optimizers, scaler = [KahanSGD([p], lr=1) for p in params], KahanScaler(scale=1024.0, interval=2)
+    theirs = torch.amp.GradScaler("cpu", 1024.0, growth_interval=2) if hasattr(torch.amp, "GradScaler") else None
+    torchs = [torch.optim.SGD([Parameter(torch.zeros(4))], lr=1) for _ in range(3)]
+    scale, growth_tracker, chance = 1024.0, 0, torch.Generator().manual_seed(1)
+    for t in range(60):
+        order = torch.randperm(3, generator=chance).tolist()[:1 + t % 3]
+        events = [(i, bool(torch.rand(1, generator=chance) < (0.9 if t < 6 else 0.15))) for i in order]
+        if theirs:
+            assert theirs.scale(torch.tensor(1.0)) == scale  # the first call makes its scale
+        before = [o.state[p]["step"] if o.state else 0 for o, p in zip(optimizers, params)]
+        for i, overflows in events:
+            params[i].grad = torch.full((4,), math.inf if overflows else 1.0, dtype=FP16)
+            torchs[i].param_groups[0]["params"][0].grad = params[i].grad.float()
+            scaler.step(optimizers[i])
+            if theirs:
+                theirs.step(torchs[i])
+        scaler.update()
+        stepped, scale, growth_tracker = grad_scaler(events, scale, growth_tracker, 2)
+        after = [o.state[p]["step"] if o.state else 0 for o, p in zip(optimizers, params)]
+        assert [i for i in range(3) if after[i] != before[i]] == sorted(stepped), t
+        assert (scaler.scaler.scale, scaler.scaler.good) == (scale, growth_tracker), t
+        if theirs:
+            theirs.update()
+            assert theirs.get_scale() == scale
+    assert scale != 1024
+
+
+@test
+def scaler_order():
+    """KahanScaler: step() or unscale_() twice, unscale_() after step(), update() without step() raise as in torch"""
+    for dtype in (BF16, F32):
+        p, q = parameters(dtype, shapes=((20,),))[0], parameters(dtype, shapes=((20,),))[0]
+        scaler, optimizer, plain = KahanScaler(scale=8.0), KahanAdamW([p]), KahanAdamW([q])
+        refused(AssertionError, "No inf checks were recorded prior to update.", scaler.update)
+        for t in range(1, 3):
+            set_grads([q], t)
+            plain.step()
+            p.grad = q.grad * 8
+            scaler.unscale_(optimizer)
+            assert torch.equal(p.grad, q.grad)
+            refused(RuntimeError, "unscale_() has already been called on this optimizer since the last update().",
+                    scaler.unscale_, optimizer)
+            scaler.step(optimizer)
+            refused(RuntimeError, "step() has already been called since the last update().", scaler.step, optimizer)
+            refused(RuntimeError, "unscale_() is being called after step().", scaler.unscale_, optimizer)
+            scaler.update()
+            assert equal(p, q)
+        p.grad[3] = math.inf
+        scaler.unscale_(optimizer)
+        p.grad[3] = 0  # the overflow is known already
+        scaler.step(optimizer)
+        scaler.update()
+        assert equal(p, q) and scaler.scaler.scale == 4
+    p = parameters(FP16, shapes=((20,),))[0]
+    set_grads([p], 1)
+    refused(ValueError, "Attempting to unscale FP16 gradients", scaler.unscale_, KahanAdamW([p]))
+
+
+@test
+def who_unscales():
+    """GradScaler leaves its scale to step() only if there are fp16 parameters; Lightning clips all others"""
+    there = hasattr(getattr(torch, "amp", None), "GradScaler")
+    for dtype, to_step in ((BF16, False), (F32, False), (FP16, there)):
+        optimizer = KahanAdamW([{"params": parameters(F32)}, {"params": parameters(dtype)}])
+        assert optimizer._step_supports_amp_scaling == to_step
 
 
 # ---- formulas ------------------------------------------------------------------------------------------------------

@@ -166,7 +166,7 @@ def make(group, dtype, step=0):
         if name == "betas":
             for i, beta in enumerate(value):
                 setattr(opt, "beta%d" % (i + 1), beta)
-        elif value is not None:
+        elif value is not None or name not in ("max_lr", "moment_format"):
             setattr(opt, name, getattr(k, "KOPT_" + value.upper()) if name in WORDS else value)
     return opt
 
@@ -525,9 +525,9 @@ class KahanOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             parts = list(map(local, params))
-            key.append([id(group), [group[name] for name in WORDS], group["threads"], list(map(id, params)),
-                        [p.data_ptr() for p in parts], [p.numel() for p in parts], [p.grad.dtype for p in params],
-                        [id(self.state.get(p)) for p in params]])
+            key.append([id(group), [group[name] for name in WORDS], moments_of(group), group["threads"],
+                        list(map(id, params)), [p.data_ptr() for p in parts], [p.numel() for p in parts],
+                        [p.grad.dtype for p in params], [id(self.state.get(p)) for p in params]])
         return key
 
     def _calls(self):
