@@ -26,8 +26,12 @@ def fused(params):
         return torch.optim.AdamW(params, foreach=True)
 
 
+def bf16_moments(params):
+    return KahanAdamW(params, moment_format="bf16")
+
+
 RUNS = ("torch fp32", fused, torch.float32), ("torch bf16", fused, torch.bfloat16), \
-    ("KahanAdamW bf16", KahanAdamW, torch.bfloat16), ("KahanAdamW fp32", KahanAdamW, torch.float32)
+    ("KahanAdamW bf16", KahanAdamW, torch.bfloat16), ("KahanAdamW fp32, bf16 moments", bf16_moments, torch.float32)
 
 
 def measure(count, n, rounds):
