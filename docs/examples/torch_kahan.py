@@ -16,6 +16,7 @@ import ctypes
 import functools
 import itertools
 import os
+import weakref
 
 import torch
 
@@ -85,8 +86,7 @@ if hasattr(os, "register_at_fork"):
 def refuse_ways(options):
     for name in WAYS:
         if options.get(name):
-            raise ValueError("%s=True is not there: a step is one call of the library. Pass False, None or nothing"
-                             % name)
+            raise ValueError("%s=True is not supported: there is one way to step, a call of the library" % name)
 
 
 def defaults_of(rule, options):
@@ -192,8 +192,8 @@ def first_index(p):
     if not cuts:
         return 0
     if len(cuts) > 1 or not p.placements[cuts[0]].is_shard(0):
-        raise TypeError("a DTensor with the placements %s: only shards of dimension 0, over one dimension of the mesh, "
-                        "are consecutive elements" % (p.placements,))
+        raise TypeError("a DTensor of shape %s has the placements %s: only shards of dimension 0, over one dimension "
+                        "of the mesh, are consecutive elements" % (tuple(p.shape), p.placements))
     rows, mesh = max(p.shape[0], 1), p.device_mesh
     return min(mesh.get_local_rank(cuts[0]) * -(-rows // mesh.size(cuts[0])), rows) * (p.numel() // rows)
 
@@ -274,7 +274,7 @@ def difference(group, p, s):
     size = k.kopt_state_size(opt, n)
     if not size or not block.numel():
         return "" if block.numel() == size else "it has %d bytes, but %d are needed" % (block.numel(), size)
-    small, weight = (torch.zeros(k.kopt_state_size(opt, 1), dtype=torch.uint8), torch.zeros(1, dtype=p.dtype))
+    small, weight = torch.zeros(k.kopt_state_size(opt, 1), dtype=torch.uint8), torch.zeros(1, dtype=p.dtype)
     k.check(k.kopt_state_init(opt, k.kopt_tensor(
         weight=weight.data_ptr(), n=1, id=s["id"], first_index=first_index(p), state=small.data_ptr(),
         state_size=small.numel()), None))
@@ -282,8 +282,6 @@ def difference(group, p, s):
     have["bytes"] = block.numel()
     return ", ".join("it has %s %s, but %s is needed" % (name, have[name], want[name])
                      for name in have if have[name] != want[name])
-
-
 
 
 # ---- one call: the tensors of a group that have the same dtype, device and step count ------------------------------
@@ -313,7 +311,7 @@ def shares(sizes, threads, whole):
 class Call:
     def __init__(self, optimizer, group, members):
         """members: parameters and their states, in the order of their ids."""
-        self.optimizer, self.group = optimizer, group
+        self.optimizer, self.group = weakref.proxy(optimizer), group
         self.owners, self.states = map(list, zip(*members))
         self.params = list(map(local, self.owners))
         self.dtype, self.device = self.params[0].dtype, self.params[0].device
@@ -464,7 +462,7 @@ class KahanOptimizer(torch.optim.Optimizer):
             refuse_ways(group)
             if group["rule"] != self.defaults["rule"]:
                 raise ValueError("all groups have one rule")
-            self._validate()
+            validate(group, len(self.param_groups) - 1)
         except Exception:
             self.param_groups.pop()
             raise
@@ -566,16 +564,15 @@ class KahanOptimizer(torch.optim.Optimizer):
 
     def _begin(self, members):
         """Gives a state to each parameter that has none. Its id is its place, or, if another has this id, a new one."""
-        ids = {s["id"] for s in self.state.values() if isinstance(s, dict) and "id" in s}
-        spare, fresh = max(ids | {sum(len(group["params"]) for group in self.param_groups)}) + 1, False
-        for place, group, p in members:
-            if not self._state_of(place, group, p):
-                number, fresh = spare if place in ids else place, True
-                self.state[p] = begun(group, p, number)
-                ids.add(number)
-                spare += number == spare
+        fresh = [member for member in members if not self._state_of(*member)]
         if fresh:
             self._refuse_shared_memory()
+        ids = {s["id"] for s in self.state.values() if isinstance(s, dict) and "id" in s}
+        spare = max(ids | {sum(len(group["params"]) for group in self.param_groups)}) + 1
+        for place, group, p in fresh:
+            number = spare if place in ids else place
+            self.state[p] = begun(group, p, number)
+            spare += number == spare
 
     def _state_of(self, place, group, p):
         """Its open state, or nothing. Other code may have put a saved one there: ZeroRedundancyOptimizer does."""
