@@ -138,6 +138,7 @@ class Header:
         guard = re.search(r"^#define (KAHAN_OPT_(?:CUDA_CU)?H)$", text, re.M).group(1)
         text = text[text.index("#define " + guard):text.index("#endif /* %s */" % guard)]
         text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S).replace("\\\n", " ")
+        text = text.replace("API_ KOPT_RESULT_", "API_ kopt_result").replace("enum KOPT_NODISCARD_ ", "enum ")
         self.types = dict(known.types if known else {k: k for k in SCALARS})  # those that ctypes has, and ours
         self.numbers = dict(known.numbers if known else {})
         self.macros, self.constants, self.aliases, self.enums, self.structs, self.functions = [], [], [], [], [], []
