@@ -738,6 +738,7 @@ typedef struct kopt_tensor {
                                 and by rate_scale. 0 (default): not measured; a step over all n elements then
                                 measures them itself. Other optimizers ignore it                                      */
     struct kopt_counts *counts; /* NULL, or the counts that a step adds to; this is slower. One per thread            */
+    uint32_t typed_;         /* set by KOPT_TENSOR(); only the library reads it                                       */
 } kopt_tensor;
 
 /* Counts of stalled weights. Set them to 0; every step with t.counts adds to them. */
@@ -752,17 +753,24 @@ typedef struct kopt_counts {
 KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_format, size_t n, void *state,
                                      size_t state_size);
 
-/* The same for arrays whose elements have their own type, not void: gradients of 4 bytes are KOPT_F32, those of 2 bytes
-   have the 16-bit format of the weights, opt->weight_format. So set that first. If a size does not fit (float gradients
-   fit any weights, but 2 bytes beside KOPT_F32 weights could be bf16 or fp16: then use kopt_tensor_of()), or if the
-   weights do not have the size of opt->weight_format, every function refuses the tensor with KOPT_ERROR_OPTION. */
+/* The same, with the formats from the pointers: KOPT_TENSOR(&opt, weight, grad, n, state, sizeof state). Gradients of 4
+   bytes are KOPT_F32, those of 2 bytes have the format of the weights, opt->weight_format, which must be set before.
+   Every function refuses the tensor with KOPT_ERROR_OPTION if the weights do not have the size of that format, if it
+   has changed since, or if the gradients fit neither: 2 bytes beside KOPT_F32 weights may be bf16 or fp16. For those,
+   and for pointers to void, there is kopt_tensor_of(). */
 #define KOPT_TENSOR(opt, weight, grad, n, state, state_size) \
-    kopt_tensor_of(weight, grad, kopt_format_of_(opt, sizeof *(weight), sizeof *(grad)), n, state, state_size)
+    kopt_typed_tensor_(opt, weight, sizeof *(weight), grad, sizeof *(grad), n, state, state_size)
 
-KOPT_INLINE_ kopt_format kopt_format_of_(const kopt_optimizer *opt, size_t weight_size, size_t grad_size) {
+KOPT_INLINE_ kopt_tensor kopt_typed_tensor_(const kopt_optimizer *opt, void *weight, size_t weight_size, void *grad,
+                                            size_t grad_size, size_t n, void *state, size_t state_size) {
     const int is_16_bit = opt->weight_format != KOPT_F32;
-    if (weight_size == (is_16_bit ? 2u : 4u) && grad_size == 4) return KOPT_F32;
-    return weight_size == 2 && grad_size == 2 && is_16_bit ? opt->weight_format : KOPT_SIGN; /* which no gradient has */
+    kopt_format format = KOPT_SIGN; /* which is refused: no gradient has it */
+    kopt_tensor t;
+    if (weight_size == (is_16_bit ? 2u : 4u) && grad_size == 4) format = KOPT_F32;
+    if (weight_size == 2 && grad_size == 2 && is_16_bit) format = opt->weight_format;
+    t = kopt_tensor_of(weight, grad, format, n, state, state_size);
+    t.typed_ = 1 + KOPT_CAST_(uint32_t, opt->weight_format);
+    return t;
 }
 
 /* Sets the ids of a list to first_id, first_id + 1, and so on. Call it once, before kopt_state_init(): a state block
@@ -873,13 +881,10 @@ KOPT_API_ KOPT_RESULT_ kopt_state_inspect(const void *state, size_t state_size, 
    not apply to tensors without elements.
 
    To freeze a tensor, leave it out of the list. But a tensor whose first step comes later than that of the others needs
-   an optimizer of its own. Otherwise its first updates are too long, 3 to 7 times with the defaults of Adam and a steady
-   gradient, up to 1 / sqrt(1 - beta2) times with others: its moments begin at 0, while the bias correction is that of
-   opt->step, which counts the steps of all. Give it a copy that begins at 0, and an id that no other tensor has:
-
-       kopt_optimizer late = opt;
-       late.step = 0;
-       kopt_optimizer_step(&late, &unfrozen, 1);            in each iteration, beside the step of opt */
+   an optimizer of its own. Otherwise its first updates are too long: with Adam's defaults and a steady gradient 3 to 7
+   times, up to 1 / sqrt(1 - beta2) times with others. Its moments begin at 0, while the bias correction is that of
+   opt->step, which counts the steps of all. Give it a copy, `kopt_optimizer late = opt; late.step = 0;`, which steps it
+   in each iteration, beside opt, and an id that no other tensor has. */
 KOPT_API_ KOPT_RESULT_ kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count);
 
 /* A step that has begun: the options and scalars of docs/numerics.md, sections 4 to 6a. You may copy it, also to other
@@ -8437,6 +8442,7 @@ KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_
     t.rate_scale = 1;
     if (KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_EXTRAS)) t.stable_scale = 0;
     t.counts = KOPT_NULL_;
+    if (KOPT_HAS_(KOPT_WITH_CHECKS)) t.typed_ = 0;
     return t;
 }
 
@@ -8845,12 +8851,13 @@ static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes,
     return KOPT_OK;
 }
 
-/* Checks the fields of a tensor, but not its pointers. */
-static kopt_result kopt_check_tensor_(const kopt_tensor *t) {
+/* Checks the fields of a tensor with weights of this format, but not its pointers. */
+static kopt_result kopt_check_tensor_(const kopt_tensor *t, kopt_format weight_format) {
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
     if (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS)) return KOPT_OK;
     if (checks && t == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (checks && !kopt_format_valid_(t->grad_format)) return KOPT_ERROR_OPTION;
+    if (checks && t->typed_ != 0 && t->typed_ != 1 + KOPT_CAST_(uint32_t, weight_format)) return KOPT_ERROR_OPTION;
     if (checks && t->copy != KOPT_NULL_ && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
     if (!kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, t->grad_format))) return KOPT_ERROR_OPTION;
     if (t->copy != KOPT_NULL_ && !kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, t->copy_format)))
@@ -8872,7 +8879,7 @@ static kopt_result kopt_check_state_(const kopt_optimizer *opt, const kopt_tenso
     kopt_result result = kopt_check_options_(opt);
     kopt_layout_ layout;
     kopt_state_format_ format;
-    if (result == KOPT_OK) result = kopt_check_tensor_(t);
+    if (result == KOPT_OK) result = kopt_check_tensor_(t, opt->weight_format);
     if (result != KOPT_OK) return result;
     format = kopt_state_format_of_(opt);
     kopt_compute_layout_(&layout, &format, t->n);
@@ -8957,7 +8964,7 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_check_init_(const kopt_optimizer *opt
                                                        const float *weights, kopt_layout_ *layout) {
     kopt_result result = kopt_check_options_(opt);
     size_t weight_bytes;
-    if (result == KOPT_OK) result = kopt_check_tensor_(t);
+    if (result == KOPT_OK) result = kopt_check_tensor_(t, opt->weight_format);
     if (result != KOPT_OK) return result;
     *layout = kopt_layout_for_(opt, t->n);
     weight_bytes = kopt_bytes_of_(KOPT_FORMAT_(opt->weight_format));
@@ -9588,7 +9595,7 @@ KOPT_SMALL_FN_ kopt_result kopt_check_step_(kopt_layout_ *layout, const kopt_ste
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
     kopt_result result = kopt_check_began_(s);
     kopt_state_format_ format;
-    if (checks && result == KOPT_OK) result = kopt_check_tensor_(t); /* refuses NULL, too */
+    if (checks && result == KOPT_OK) result = kopt_check_tensor_(t, s->weight_format); /* refuses NULL */
     if (result != KOPT_OK) return result;
     format = kopt_state_format_of_step_(s);
     kopt_compute_layout_(layout, &format, t->n);
@@ -10196,7 +10203,7 @@ static kopt_result kopt_check_checkpoint_(uint64_t *bytes, const kopt_optimizer 
         const size_t weight_bytes = kopt_bytes_of_(opt->weight_format);
         kopt_layout_ layout;
         uint64_t size = KOPT_HEADER_;
-        result = kopt_check_tensor_(t);
+        result = kopt_check_tensor_(t, opt->weight_format);
         if (result != KOPT_OK) return result;
         kopt_compute_layout_(&layout, &format, t->n);
         if (blocks) result = kopt_check_block_(t, &format, layout.total, 0);

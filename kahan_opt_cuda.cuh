@@ -2712,7 +2712,7 @@ static kopt_result kopt_cuda_check_(const kopt_cuda_group *groups, size_t count,
         if (groups[g].tensors == KOPT_NULL_ && groups[g].count != 0) return KOPT_ERROR_NULL;
         for (i = 0; i < groups[g].count; i++) {
             const kopt_tensor *t = &groups[g].tensors[i];
-            result = kopt_check_tensor_(t);
+            result = kopt_check_tensor_(t, groups[g].opt->weight_format);
             if (result == KOPT_OK)
                 result = kopt_check_memory_(t, kopt_bytes_of_(groups[g].opt->weight_format),
                                             kopt_layout_for_(groups[g].opt, t->n).total, 1);
