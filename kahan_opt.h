@@ -150,7 +150,8 @@
         copy that was never filled, a block of another optimizer, small builds, a part of a tensor that StableAdamW has
         not measured. New: kopt_save and kopt_load for lists of tensors, kopt_step_list_range and
         kopt_norm_add_grads_range, kopt_number_tensors, kopt_state_inspect, kopt_state_write_codes, kopt_scaler_begin,
-        kopt_random_key, stable_scale, KOPT_BARE, and vectors on WebAssembly and POWER (KOPT_ISA_SIMD128). Renamed:
+        kopt_scaler_begin_all, kopt_random_key, kopt_option_string, KOPT_TENSOR, stable_scale, KOPT_BARE, results that
+        warn when they are not used, and vectors on WebAssembly and POWER (KOPT_ISA_SIMD128). Renamed:
         parameters and fields (docs/history.md maps old names to new ones), such as opt.decay, now decay_mode, and the
         slots of a state block, now kopt_slot. Left out: instruction sets that the compiler's flags make useless
         (KAHAN_OPT_ALL_ISAS). Removed: 16-bit sums for MPI; an example in docs/training-loop.md replaces them. Bits that
@@ -8384,6 +8385,7 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt);
 /* Moves the fields of opt, one row after the other, to an optimizer that is valid: the first row that makes it invalid
    has the cause. So this function knows no limits. */
 KOPT_API_ const char *kopt_option_string(const kopt_optimizer *opt) {
+    /* clang-format off */
 #define ROW_(first, last, words) {words, offsetof(kopt_optimizer, first), \
                                   offsetof(kopt_optimizer, last) + sizeof opt->last - offsetof(kopt_optimizer, first)}
     static const struct {
@@ -8413,6 +8415,7 @@ KOPT_API_ const char *kopt_option_string(const kopt_optimizer *opt) {
         ROW_(sharpness, sharpness, "sharpness: finite, >= 0; smooth Lion needs KAHAN_OPT_VMATH"),
     };
 #undef ROW_
+    /* clang-format on */
     kopt_optimizer o;
     size_t i;
     if (opt == KOPT_NULL_) return "the optimizer is NULL";
@@ -10504,10 +10507,10 @@ KOPT_API_ kopt_result kopt_norm_add_grads_range(kopt_norm *norm, const kopt_tens
     for (i = 0; i < part.count && result == KOPT_OK; i++) {
         const kopt_tensor *t = &part.tensors[i];
         kopt_range_of_part_(&part, i, 0, &begin, &end);
-        if (begin < end)
-            result = kopt_norm_add(norm,
-                                   KOPT_CAST_(const kopt_byte_ *, t->grad) + begin * kopt_bytes_of_(t->grad_format),
-                                   t->grad_format, end - begin);
+        if (begin < end) {
+            const kopt_byte_ *grad = KOPT_CAST_(const kopt_byte_ *, t->grad) + begin * kopt_bytes_of_(t->grad_format);
+            result = kopt_norm_add(norm, grad, t->grad_format, end - begin);
+        }
     }
     return result;
 }
