@@ -90,9 +90,9 @@
 
 /* ---- PLAN: the tensors and their optimizers. Built once on the host, kept on the GPU, used by every step --------- */
 
-/* A parameter group: one optimizer and the tensors that it steps. All pointers in the tensors are device addresses. Each
-   group counts its own steps. A tensor that joins later than the others is a group of its own in a new plan, with a copy
-   of their optimizer whose step is 0: see kopt_optimizer_step(). */
+/* A parameter group: one optimizer and the tensors that it steps. All pointers in the tensors are device addresses.
+   Each group counts its own steps. A tensor that joins later than the others needs a group of its own in a new plan,
+   with a copy of their optimizer whose step is 0: see kopt_optimizer_step(). */
 typedef struct kopt_cuda_group {
     const kopt_optimizer *opt;
     const kopt_tensor *tensors;
