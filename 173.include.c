@@ -1,0 +1,1 @@
+#include "src/my_optimizer.h"
