@@ -1,1 +1,0 @@
-#include "src/my_optimizer.h"
