@@ -16,7 +16,7 @@
 
        void train(const float *initial_weights, int steps) {
            kopt_optimizer opt = kopt_adamw(1e-3);          // bf16, Kahan; set any field you like
-           kopt_tensor    t   = kopt_tensor_of(weight, grad, KOPT_BF16, N, state, sizeof state);
+           kopt_tensor    t   = KOPT_TENSOR(&opt, weight, grad, N, state, sizeof state);
            if (kopt_state_init(&opt, &t, initial_weights) != KOPT_OK) return;
            while (steps-- > 0) {
                // ... forward and backward pass: read weight[], write grad[] ...
@@ -150,7 +150,8 @@
         copy that was never filled, a block of another optimizer, small builds, a part of a tensor that StableAdamW has
         not measured. New: kopt_save and kopt_load for lists of tensors, kopt_step_list_range and
         kopt_norm_add_grads_range, kopt_number_tensors, kopt_state_inspect, kopt_state_write_codes, kopt_scaler_begin,
-        kopt_random_key, stable_scale, KOPT_BARE, and vectors on WebAssembly and POWER (KOPT_ISA_SIMD128). Renamed:
+        kopt_scaler_begin_all, kopt_random_key, kopt_option_string, KOPT_TENSOR, stable_scale, KOPT_BARE, results that
+        warn when they are not used, and vectors on WebAssembly and POWER (KOPT_ISA_SIMD128). Renamed:
         parameters and fields (docs/history.md maps old names to new ones), such as opt.decay, now decay_mode, and the
         slots of a state block, now kopt_slot. Left out: instruction sets that the compiler's flags make useless
         (KAHAN_OPT_ALL_ISAS). Removed: 16-bit sums for MPI; an example in docs/training-loop.md replaces them. Bits that
@@ -275,9 +276,26 @@
 #define KOPT_API_ KOPT_EXTERN_
 #endif
 
+/* The kopt_result of a public function: compilers warn if the caller ignores it. gcc and clang look at the function in
+   any language, others at the enum (KOPT_NODISCARD_, from C++17 and C23 on), Microsoft's /analyze at _Check_return_. */
+#ifdef KOPT_GNU_
+#define KOPT_RESULT_ __attribute__((__warn_unused_result__)) kopt_result
+#elif defined(_MSC_VER)
+#define KOPT_RESULT_ _Check_return_ kopt_result
+#else
+#define KOPT_RESULT_ kopt_result
+#endif
+#if !defined(KOPT_GNU_) && ((defined(__cplusplus) && __cplusplus >= 201703L) || \
+                            (defined(__STDC_VERSION__) && __STDC_VERSION__ >= 202311L))
+#define KOPT_NODISCARD_ [[nodiscard]]
+#else
+#define KOPT_NODISCARD_
+#endif
+
 /* ---- FORMATS AND RESULTS ---------------------------------------------------------------------------------------- */
 
-/* The 16-bit numbers, as integers that hold their bits. */
+/* The 16-bit numbers, as integers that hold their bits. Not structs: 16-bit arrays come from files, NumPy, other
+   libraries and the 16-bit types of compilers, and are used here without a cast of each pointer. */
 typedef uint16_t kopt_bf16; /* 1 sign, 8 exponent, 7 fraction bits: the upper half of an fp32 */
 typedef uint16_t kopt_fp16; /* 1 sign, 5 exponent, 10 fraction bits: IEEE binary16            */
 
@@ -321,18 +339,22 @@ typedef enum kopt_decay_mode {
     KOPT_FULLY_DECOUPLED = 2 /* w -= (lr / max_lr) * weight_decay * w  (optimi, FlashOptim)                       */
 } kopt_decay_mode;
 
-/* What a function that can fail returns: see CONTRACT, 7. */
-typedef enum kopt_result {
+/* What a function that can fail returns: see CONTRACT, 7. Compilers warn about a call whose result is not used. If you
+   do not want to look at one, say so by a variable: `kopt_result ignored = kopt_step_run(&step, &t); (void)ignored;`.
+   gcc warns about `(void)kopt_step_run(&step, &t)`, too. */
+typedef enum KOPT_NODISCARD_ kopt_result {
     KOPT_OK = 0,         /* success                                                                               */
     KOPT_ERROR_NULL,     /* a required pointer is NULL                                                            */
-    KOPT_ERROR_OPTION,   /* an option has a value that does not exist, does not apply, or is not in this build    */
-    KOPT_ERROR_RANGE,    /* a hyper-parameter or another number is out of range, or NaN                           */
+    KOPT_ERROR_OPTION,   /* an option has a value that does not exist, does not apply, or is not in this build:
+                            kopt_option_string() names the field                                                  */
+    KOPT_ERROR_RANGE,    /* a hyper-parameter or another number is out of range, or NaN: kopt_option_string()     */
     KOPT_ERROR_BOUNDS,   /* begin > end, end > n, or a size, index or id that is too large; 8-bit moments or codes:
                             a range that splits a block of 256                                                    */
     KOPT_ERROR_SIZE,     /* a state block or a buffer is too small, or a checkpoint was cut off                   */
     KOPT_ERROR_STATE,    /* not a state block or checkpoint, or one of an unknown version; kopt_state_open(): or
                             not sealed                                                                            */
-    KOPT_ERROR_MISMATCH, /* the state block or checkpoint belongs to another optimizer, tensor or shard           */
+    KOPT_ERROR_MISMATCH, /* the state block or checkpoint belongs to another optimizer, tensor or shard; or a loss
+                            scale to other optimizers: see kopt_scaler_begin_all()                                */
     KOPT_ERROR_SEALED,   /* the state block is sealed: call kopt_state_open() first                               */
     KOPT_ERROR_CHECKSUM, /* the state block or checkpoint is damaged                                              */
     KOPT_ERROR_OVERLAP,  /* two buffers overlap                                                                   */
@@ -374,7 +396,7 @@ KOPT_API_ kopt_isa kopt_isa_current(void);
 
 /* Makes all later calls use isa, for tests and measurements; KOPT_ISA_COUNT makes the choice automatic again. The
    choice is global: it holds for all threads. Refused with KOPT_ERROR_ISA if isa is not usable. */
-KOPT_API_ kopt_result kopt_isa_force(kopt_isa isa);
+KOPT_API_ KOPT_RESULT_ kopt_isa_force(kopt_isa isa);
 
 /* "scalar", "sse2", "avx2", "avx512", "neon" or "simd128"; "unknown" for any other value. Never NULL. */
 KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
@@ -679,9 +701,13 @@ KOPT_API_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness);
 
 /* An exponential moving average of weights: average += (1 - decay) * (weights - average), with any rounding. The
    tensor's `weight` is the average; its `grad` is the array of weights to average, which a step only reads. decay is
-   in [0, 1]; opt.lr becomes 1 - decay, and is refused with KOPT_ERROR_RANGE if decay is out of range. maximize,
-   zero_grad, moments_only and weight_decay must be 0 (KOPT_ERROR_OPTION). */
+   in [0, 1]; opt.lr becomes 1 - decay or, if decay is out of range, -1, which is refused with KOPT_ERROR_RANGE.
+   maximize, zero_grad, moments_only and weight_decay must be 0 (KOPT_ERROR_OPTION). */
 KOPT_API_ kopt_optimizer kopt_ema(double decay);
+
+/* Explains a KOPT_ERROR_OPTION or KOPT_ERROR_RANGE to a human: the first field of *opt that is refused, and what it may
+   be. If all are valid, it says so; then the cause is a field of the tensor or another argument. Never NULL. */
+KOPT_API_ const char *kopt_option_string(const kopt_optimizer *opt);
 
 /* ---- TENSOR AND STATE ------------------------------------------------------------------------------------------- */
 
@@ -705,13 +731,15 @@ typedef struct kopt_tensor {
                                 KOPT_ERROR_BOUNDS. With 8-bit moments, make it a multiple of 256: only then does the
                                 shard get the bits of the whole tensor                                                */
     float rate_scale;        /* factor of the learning rate and of the weight decay of this tensor: finite, >= 0,
-                                otherwise KOPT_ERROR_RANGE. 0 (default) means 1. To freeze a tensor, leave it out of
-                                the list                                                                              */
+                                otherwise KOPT_ERROR_RANGE (-0, too). 0 (default) means 1. To freeze a tensor, leave
+                                it out of the list. One that joins later than the others needs an optimizer of its
+                                own: see kopt_optimizer_step()                                                        */
     float stable_scale;      /* StableAdamW in parts: kopt_stable_scale() of the whole tensor, for one step only;
                                 finite, >= 0, otherwise KOPT_ERROR_RANGE. Rate and weight decay are multiplied by it
                                 and by rate_scale. 0 (default): not measured; a step over all n elements then
                                 measures them itself. Other optimizers ignore it                                      */
     struct kopt_counts *counts; /* NULL, or the counts that a step adds to; this is slower. One per thread            */
+    uint32_t typed_;         /* set by KOPT_TENSOR(); only the library reads it                                       */
 } kopt_tensor;
 
 /* Counts of stalled weights. Set them to 0; every step with t.counts adds to them. */
@@ -721,15 +749,36 @@ typedef struct kopt_counts {
     uint64_t stuck;  /* of these, weights whose residual did not change either: the whole update was lost             */
 } kopt_counts;
 
-/* A tensor with these fields, id 0, first_index 0, rate_scale 1, stable_scale 0, no copy and no counts. */
+/* A tensor with these fields, id 0, first_index 0, rate_scale 1, stable_scale 0, no copy and no counts. KOPT_TENSOR()
+   takes the gradient's format from the size of its elements. */
 KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_format, size_t n, void *state,
                                      size_t state_size);
+
+/* The same, with the formats from the pointers: KOPT_TENSOR(&opt, weight, grad, n, state, sizeof state). Gradients of 4
+   bytes are KOPT_F32, those of 2 bytes have the format of the weights, opt->weight_format, which must be set before.
+   Every function refuses the tensor with KOPT_ERROR_OPTION if the weights do not have the size of that format, if it
+   has changed since, or if the gradients fit neither: 2 bytes beside KOPT_F32 weights may be bf16 or fp16. For those,
+   and for pointers to void, there is kopt_tensor_of(). */
+#define KOPT_TENSOR(opt, weight, grad, n, state, state_size) \
+    kopt_typed_tensor_(opt, weight, sizeof *(weight), grad, sizeof *(grad), n, state, state_size)
+
+KOPT_INLINE_ kopt_tensor kopt_typed_tensor_(const kopt_optimizer *opt, void *weight, size_t weight_size, void *grad,
+                                            size_t grad_size, size_t n, void *state, size_t state_size) {
+    const int is_16_bit = opt->weight_format != KOPT_F32;
+    kopt_format format = KOPT_SIGN; /* which is refused: no gradient has it */
+    kopt_tensor t;
+    if (weight_size == (is_16_bit ? 2u : 4u) && grad_size == 4) format = KOPT_F32;
+    if (weight_size == 2 && grad_size == 2 && is_16_bit) format = opt->weight_format;
+    t = kopt_tensor_of(weight, grad, format, n, state, state_size);
+    t.typed_ = 1 + KOPT_CAST_(uint32_t, opt->weight_format);
+    return t;
+}
 
 /* Sets the ids of a list to first_id, first_id + 1, and so on. Call it once, before kopt_state_init(): a state block
    belongs to an id. With several lists (parameter groups), the next list begins at first_id + count: two tensors
    with the same id and seed would draw the same random bits. Shards of one tensor need the same id, so do not number
    a list of shards. KOPT_ERROR_BOUNDS if an id would be above 2^32 - 1. */
-KOPT_API_ kopt_result kopt_number_tensors(kopt_tensor *tensors, size_t count, uint32_t first_id);
+KOPT_API_ KOPT_RESULT_ kopt_number_tensors(kopt_tensor *tensors, size_t count, uint32_t first_id);
 
 /* Bytes of the state block of a tensor with n elements. The block consists of a header of 64 bytes, the residual (what
    KAHAN, COMPACT and EXACT keep of each weight), each moment (an 8-bit moment has 4 more bytes per 256 elements, for
@@ -741,14 +790,14 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n);
 /* An upper bound of kopt_state_size() as a constant, for static arrays. bytes is the size per weight of the residual,
    the moments and Ranger's slow weights with their residual: bf16 AdamW needs 6 with KAHAN or EXACT, 5 with COMPACT, 4
    with STOCHASTIC or NEAREST. Do not use it for 8-bit moments, whose scales it does not include. */
-#define KOPT_STATE_BYTES(n, bytes) (64 + KOPT_CAST_(size_t, n) * (bytes) + 12)
+#define KOPT_STATE_BYTES(n, bytes) (64 + sizeof(char) * (n) * (bytes) + 12)
 
 /* Makes a fresh state block, with all moments 0, for this optimizer and tensor. If weights is not NULL, it points to n
    fp32 values: t->weight becomes these values, rounded to nearest, and the residual what the rounding lost. If weights
    is NULL, t->weight stays as it is and the residual is zero. Then Ranger's slow weights, and t->copy if there is one,
    are set to the weights. weights must not overlap t->weight, t->state, t->copy or t->counts, except that it may be
    t->copy itself if that is KOPT_F32. Errors: those of the fields of kopt_optimizer and kopt_tensor. */
-KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights);
+KOPT_API_ KOPT_RESULT_ kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights);
 
 /* Names an array that kopt_state_read() and kopt_state_write() access. A moment that the rule does not have is
    refused with KOPT_ERROR_OPTION. */
@@ -763,7 +812,7 @@ typedef enum kopt_slot {
 /* Copies the weights or a moment to out, as n fp32 values: for fp32 checkpoints and for other libraries. out must not
    overlap t->weight, t->state, t->copy or t->counts. KOPT_ERROR_SIZE, KOPT_ERROR_STATE, KOPT_ERROR_MISMATCH and
    KOPT_ERROR_SEALED are as in kopt_step_range(). */
-KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out);
+KOPT_API_ KOPT_RESULT_ kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out);
 
 /* Sets the weights or a moment from n fp32 values, rounded to nearest (docs/numerics.md section 8b). KOPT_WEIGHT also
    sets the residual, t->copy and Ranger's slow weights. in must not overlap t->weight, t->state, t->copy or t->counts.
@@ -772,15 +821,15 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
    Use it also to change weights in the middle of a run (pruning, averaging). If you store a weight directly in
    t->weight, it keeps the residual of its old value, which is at most about half an ulp of that value; where the two
    together would be NaN (COMPACT and EXACT: a zero beside a negative residual), the weight stands alone. */
-KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
-                                       const float *in);
+KOPT_API_ KOPT_RESULT_ kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
+                                         const float *in);
 
 /* Sets a moment, in any moment format, from an 8-bit state of bitsandbytes. codes are n codes of its dynamic map
    (Dettmers et al. 2022); for averages of squares, of the map without signs. scales has one value per 256 elements:
    their largest magnitude. Overlap and errors are those of kopt_state_write(), for both arrays. KOPT_WEIGHT is refused
    with KOPT_ERROR_OPTION. */
-KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
-                                             const unsigned char *codes, const float *scales);
+KOPT_API_ KOPT_RESULT_ kopt_state_write_codes(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
+                                              const unsigned char *codes, const float *scales);
 
 /* Prepares the state block of one tensor for saving, in place: stores opt->step and opt->seed in it, converts it to
    little-endian and adds a checksum (CRC-32). The bytes can then go to a file. Until kopt_state_open(), steps and the
@@ -789,7 +838,7 @@ KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, const ko
 
    To save a model, use kopt_save() (see CHECKPOINTS). A sealed block does not contain the weights, which nothing checks
    or converts, and blocks of different steps open side by side. */
-KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, const kopt_tensor *t);
+KOPT_API_ KOPT_RESULT_ kopt_state_seal(const kopt_optimizer *opt, const kopt_tensor *t);
 
 /* Makes a sealed block ready for steps again, after loading or right after saving. Call it in place of
    kopt_state_init(). Load the weights first: t->copy is set to them. It checks the block, then sets opt->step and
@@ -803,7 +852,7 @@ KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, const kopt_tens
 
    If there is no block (kopt_state_size() is 0), kopt_state_seal() stores nothing, and kopt_state_open() sets neither
    opt->step nor opt->seed: save them yourself. */
-KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t);
+KOPT_API_ KOPT_RESULT_ kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t);
 
 /* Reads the header of a block, sealed or open, into *opt and *t; either of the two may be NULL. Of *t it sets n, id
    and first_index only. Of *opt it sets all fields. The rule, formats, roundings, decay mode, seed and step, and lr,
@@ -813,7 +862,7 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t)
    compensation_rounding. They become 0, KOPT_L2 and KOPT_NEAREST; a momentum that was above 0 stays above 0. The
    checksum is not checked: kopt_state_open() does that. Errors: KOPT_ERROR_SIZE (fewer than 64 bytes),
    KOPT_ERROR_STATE (not a state block), KOPT_ERROR_BOUNDS (n does not fit into a size_t). */
-KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, kopt_optimizer *opt, kopt_tensor *t);
+KOPT_API_ KOPT_RESULT_ kopt_state_inspect(const void *state, size_t state_size, kopt_optimizer *opt, kopt_tensor *t);
 
 /* ---- STEP ------------------------------------------------------------------------------------------------------- */
 
@@ -830,8 +879,14 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
      gradient, unless opt.zero_grad is set, and they may share counts.
 
    A weight that the model uses twice is listed once, with the sum of its gradients. The rules for ids and overlap do
-   not apply to tensors without elements. */
-KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count);
+   not apply to tensors without elements.
+
+   To freeze a tensor, leave it out of the list. But a tensor whose first step comes later than that of the others needs
+   an optimizer of its own. Otherwise its first updates are too long: with Adam's defaults and a steady gradient 3 to 7
+   times, up to 1 / sqrt(1 - beta2) times with others. Its moments begin at 0, while the bias correction is that of
+   opt->step, which counts the steps of all. Give it a copy, `kopt_optimizer late = opt; late.step = 0;`, which steps it
+   in each iteration, beside opt, and an id that no other tensor has. */
+KOPT_API_ KOPT_RESULT_ kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count);
 
 /* A step that has begun: the options and scalars of docs/numerics.md, sections 4 to 6a. You may copy it, also to other
    threads, but do not change it. With it you can do the work of kopt_optimizer_step() in parts: by several threads, by
@@ -877,10 +932,10 @@ typedef struct kopt_step {
 /* Begins a step: counts it in opt->step and computes its scalars. If it fails, *opt and *step are unchanged. Errors:
    those of the fields of kopt_optimizer; KOPT_ERROR_RANGE also if a scalar overflows a float; KOPT_ERROR_STEP after
    2^32 - 1 steps. */
-KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step);
+KOPT_API_ KOPT_RESULT_ kopt_step_begin(kopt_optimizer *opt, kopt_step *step);
 
 /* Steps all elements of a tensor: kopt_step_range(step, t, 0, t->n). */
-KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t);
+KOPT_API_ KOPT_RESULT_ kopt_step_run(const kopt_step *step, const kopt_tensor *t);
 
 /* Steps elements [begin, end) of a tensor; an empty range does nothing. Errors:
 
@@ -891,7 +946,7 @@ KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t)
    - KOPT_ERROR_SIZE, KOPT_ERROR_STATE, KOPT_ERROR_MISMATCH, KOPT_ERROR_SEALED: the state block is too small, not
      initialized, of another optimizer or tensor, or sealed.
    - KOPT_ERROR_OPTION, KOPT_ERROR_RANGE: a field of t is invalid. */
-KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end);
+KOPT_API_ KOPT_RESULT_ kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end);
 
 /* A list of tensors as one long row of elements: those of tensors[0] first, then those of tensors[1], and so on. Ranges
    of the row need not end where tensors end, so a model can be stepped in parts of equal cost: by threads, or within
@@ -914,8 +969,8 @@ KOPT_API_ size_t kopt_list_size(const kopt_tensor *tensors, size_t count);
    the list still step each element once. Errors: those of kopt_step_range() and, among the tensors of the range, those
    of kopt_optimizer_step(); KOPT_ERROR_BOUNDS: begin > end, or end > kopt_list_size(). For StableAdamW each tensor of
    which the range has only a part needs its stable_scale (KOPT_ERROR_STEP). */
-KOPT_API_ kopt_result kopt_step_list_range(const kopt_step *step, const kopt_tensor *tensors, size_t count,
-                                           size_t begin, size_t end);
+KOPT_API_ KOPT_RESULT_ kopt_step_list_range(const kopt_step *step, const kopt_tensor *tensors, size_t count,
+                                            size_t begin, size_t end);
 
 /* ---- CHECKPOINTS ------------------------------------------------------------------------------------------------- */
 
@@ -944,8 +999,8 @@ KOPT_API_ size_t kopt_save_size(const kopt_optimizer *opt, const kopt_tensor *te
      tensor, or sealed.
    - KOPT_ERROR_ID, KOPT_ERROR_OVERLAP: as in kopt_optimizer_step().
    - those of the fields of kopt_optimizer and kopt_tensor. */
-KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, void *out,
-                                size_t out_size);
+KOPT_API_ KOPT_RESULT_ kopt_save(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, void *out,
+                                 size_t out_size);
 
 /* Checks all of a checkpoint, then sets the weights, states and copies of the tensors and all fields of *opt from it,
    except opt->vmath, which stays. To resume with another learning rate, set it after this call. The state blocks need
@@ -959,8 +1014,8 @@ KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *te
    - KOPT_ERROR_SIZE: in_size is less than the checkpoint needs: it was cut off. Or a state block is too small.
    - KOPT_ERROR_CHECKSUM: it is damaged.
    - KOPT_ERROR_ID, KOPT_ERROR_OVERLAP (also of `in` with the tensors), errors of the fields: as in kopt_save(). */
-KOPT_API_ kopt_result kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, const void *in,
-                                size_t in_size);
+KOPT_API_ KOPT_RESULT_ kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, const void *in,
+                                 size_t in_size);
 
 /* Where a checkpoint goes to or comes from, in pieces: for models larger than a buffer. Each function gets user as its
    first argument and returns 0 if it has done all that it was asked for; anything else ends the call with
@@ -973,20 +1028,20 @@ typedef struct kopt_file {
 } kopt_file;
 
 /* kopt_save() to a file, in pieces of at most 32 KiB. After an error the file is incomplete: remove it. */
-KOPT_API_ kopt_result kopt_save_to(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
-                                   const kopt_file *file);
+KOPT_API_ KOPT_RESULT_ kopt_save_to(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                    const kopt_file *file);
 
 /* kopt_load() from a file, which is read twice, each time from the first to the last byte: first to check all of it,
    then to set the tensors. If the second reading fails or finds other bytes than the first, with KOPT_ERROR_FILE or
    KOPT_ERROR_CHECKSUM, *opt is unchanged, but weights may be overwritten; the state blocks are then not initialized, so
    that a step refuses them. Any other error means that nothing was written. */
-KOPT_API_ kopt_result kopt_load_from(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
-                                     const kopt_file *file);
+KOPT_API_ KOPT_RESULT_ kopt_load_from(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                      const kopt_file *file);
 
 /* Reads the options and the number of tensors from the first 176 bytes of a checkpoint into *opt (vmath is NULL) and
    *count; either may be NULL. The checksum is not checked: kopt_load() does that. Errors: KOPT_ERROR_SIZE (fewer than
    176 bytes), KOPT_ERROR_STATE (not a checkpoint, or one of a later layout). */
-KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_optimizer *opt, uint64_t *count);
+KOPT_API_ KOPT_RESULT_ kopt_save_inspect(const void *in, size_t in_size, kopt_optimizer *opt, uint64_t *count);
 
 /* ---- NORM AND CLIPPING ------------------------------------------------------------------------------------------- */
 
@@ -1004,18 +1059,18 @@ typedef struct kopt_norm {
 } kopt_norm;
 
 /* Adds the squares of n values to *norm. x is only read. */
-KOPT_API_ kopt_result kopt_norm_add(kopt_norm *norm, const void *x, kopt_format format, size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_norm_add(kopt_norm *norm, const void *x, kopt_format format, size_t n);
 
 /* Adds *other to *norm. */
-KOPT_API_ kopt_result kopt_norm_merge(kopt_norm *norm, const kopt_norm *other);
+KOPT_API_ KOPT_RESULT_ kopt_norm_merge(kopt_norm *norm, const kopt_norm *other);
 
 /* Adds the squares of the gradients of a list of tensors. Of each tensor it reads grad, grad_format and n. */
-KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *tensors, size_t count);
+KOPT_API_ KOPT_RESULT_ kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *tensors, size_t count);
 
 /* The same for elements [begin, end) of a list: see kopt_step_list_range(). KOPT_ERROR_BOUNDS: begin > end, or end >
    kopt_list_size(). */
-KOPT_API_ kopt_result kopt_norm_add_grads_range(kopt_norm *norm, const kopt_tensor *tensors, size_t count, size_t begin,
-                                                size_t end);
+KOPT_API_ KOPT_RESULT_ kopt_norm_add_grads_range(kopt_norm *norm, const kopt_tensor *tensors, size_t count,
+                                                 size_t begin, size_t end);
 
 /* The square root of the sum, rounded once to nearest even. Infinity if nonfinite is not 0, 0 if norm is NULL. */
 KOPT_API_ double kopt_norm_value(const kopt_norm *norm);
@@ -1047,8 +1102,8 @@ KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, d
    (docs/numerics.md section 6a), for elements begin to end - 1 to *norm. The sum is exact, so the slicing does not
    matter. The tensor is only read. The errors are those of kopt_step_range(), but with 8-bit moments begin and end may
    have any value up to n; KOPT_ERROR_OPTION also if the step is not one of StableAdamW. */
-KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
-                                          kopt_norm *norm);
+KOPT_API_ KOPT_RESULT_ kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
+                                           kopt_norm *norm);
 
 /* The factor of the learning rate: 1 / max(1, RMS), where the RMS is that of the n ratios whose squares norm sums. It
    is 1 if norm is NULL, n is 0 or a ratio is not finite. */
@@ -1057,7 +1112,7 @@ KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n);
 /* torch.nn.utils.clip_grad_value_: limits each magnitude, in place. limit is rounded towards zero to the format;
    KOPT_ERROR_RANGE if it is negative, infinite or NaN. Infinity becomes the limit, NaN stays NaN. With a loss scale,
    limit is in units of the scaled gradient. */
-KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit);
+KOPT_API_ KOPT_RESULT_ kopt_clip_value(void *x, kopt_format format, size_t n, double limit);
 
 /* ---- LOSS SCALING ------------------------------------------------------------------------------------------------ */
 
@@ -1077,6 +1132,7 @@ typedef struct kopt_scaler {
     uint32_t interval;   /* > 0, default 2000: see growth                                                             */
     uint32_t hysteresis; /* > 0, default 1: from this many overflows in a row on, each lowers the scale (NVIDIA apex) */
     uint32_t good, bad;  /* steps since the last overflow or growth; overflows in a row. 0 for a new run              */
+    uint64_t steps_;     /* the largest step count of its optimizers; 0 for a new run. Only the library reads it      */
 } kopt_scaler;
 
 /* A loss scale with the defaults. */
@@ -1085,7 +1141,7 @@ KOPT_API_ kopt_scaler kopt_grad_scaler(void);
 /* Updates the scale after a step, taken or skipped. found_inf tells whether a gradient of any rank was not finite:
    pass norm.nonfinite != 0, after the sum over ranks. A change that would make the scale infinite or subnormal is not
    made. kopt_scaler_begin() and kopt_scaler_step() call this function themselves. */
-KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *scaler, int found_inf);
+KOPT_API_ KOPT_RESULT_ kopt_scaler_update(kopt_scaler *scaler, int found_inf);
 
 /* kopt_step_begin() with a loss scale, for ranges, threads, frames and ranks: begins *step, then updates the scale.
    norm is that of all gradients that this step reads, over all ranks, as they are in memory (still multiplied by the
@@ -1095,9 +1151,21 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *scaler, int found_inf);
    If a gradient is not finite, the step is skipped: *opt is unchanged, and functions that take *step refuse it with
    KOPT_ERROR_STEP. *skipped, which may be NULL, is set to 1 for a skipped step and to 0 for any other. Errors: those
    of kopt_step_begin(); KOPT_ERROR_RANGE also for a field of the scaler, for a quotient of the scales above 3e38, and
-   for a max_norm that is negative, infinite or NaN. */
-KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_norm *norm,
-                                        double max_norm, kopt_step *step, int *skipped);
+   for a max_norm that is negative, infinite or NaN; KOPT_ERROR_MISMATCH: see kopt_scaler_begin_all(). */
+KOPT_API_ KOPT_RESULT_ kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_norm *norm,
+                                         double max_norm, kopt_step *step, int *skipped);
+
+/* The same for several optimizers (parameter groups) whose gradients were made with one loss scale: begins steps[i] of
+   opts[i], i below count, all or none of them, then updates the scale once. norm is that of the gradients of all
+   groups, and is clipped with the grad_scale of each group.
+
+   Do not call kopt_scaler_begin() or kopt_scaler_step() for one group after the other: the first call changes the scale
+   that the gradients of the others have. KOPT_ERROR_MISMATCH refuses that: all optimizers of a call have made fewer
+   steps than one that the scaler was used with before. Two losses, each with a backward pass of its own, need a scaler
+   each. If an optimizer goes back to an older checkpoint, the scaler goes back with it, or begins again: *scaler =
+   kopt_grad_scaler(). KOPT_ERROR_RANGE if count is 0, KOPT_ERROR_OVERLAP if an optimizer is listed twice. */
+KOPT_API_ KOPT_RESULT_ kopt_scaler_begin_all(kopt_scaler *scaler, kopt_optimizer *const *opts, size_t count,
+                                             const kopt_norm *norm, double max_norm, kopt_step *steps, int *skipped);
 
 /* The functions that kopt_scaler_step() calls; each gets user as its first argument. Either function may be NULL. */
 typedef struct kopt_closure {
@@ -1112,9 +1180,10 @@ typedef struct kopt_closure {
    weight, state or step count, and no gradient, even if opt.zero_grad is set. *skipped, which may be NULL, is set as
    in kopt_scaler_begin(). closure may be NULL if the gradients are complete and there is only one rank. The functions
    of the closure may leave by longjmp or an exception; *opt and *scaler are then unchanged. Errors: those of
-   kopt_optimizer_step() and kopt_scaler_begin(), all returned before evaluate is called. */
-KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors,
-                                       size_t count, double max_norm, const kopt_closure *closure, int *skipped);
+   kopt_optimizer_step() and kopt_scaler_begin(), all returned before evaluate is called. With evaluate, which makes the
+   gradients with the scale of this call, several optimizers may take turns (no KOPT_ERROR_MISMATCH). */
+KOPT_API_ KOPT_RESULT_ kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors,
+                                        size_t count, double max_norm, const kopt_closure *closure, int *skipped);
 
 /* ---- GRADIENT ACCUMULATION --------------------------------------------------------------------------------------- */
 
@@ -1149,11 +1218,11 @@ KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, vo
 /* sum += grad * scale, stored like a weight (docs/numerics.md section 11), and counts it in a->count. grad has a->n
    values and must not overlap the sum or the residual. Errors: KOPT_ERROR_RANGE if scale is not a finite number,
    KOPT_ERROR_STEP after 2^32 - 1 additions. */
-KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format, double scale);
+KOPT_API_ KOPT_RESULT_ kopt_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format, double scale);
 
 /* Copies the sum together with its residual to out, as n fp32 values; zeros if a->count is 0. out must not overlap
    the sum or the residual. */
-KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *out);
+KOPT_API_ KOPT_RESULT_ kopt_accumulator_read(const kopt_accumulator *a, float *out);
 
 /* ---- GRADIENT COMPRESSION ---------------------------------------------------------------------------------------- */
 
@@ -1199,15 +1268,15 @@ KOPT_API_ size_t kopt_compressed_size(kopt_format code, size_t n);
    out_size must be at least kopt_compressed_size(c->code, c->n), otherwise KOPT_ERROR_SIZE. grad has c->n values. out,
    grad and the residual must not overlap. BF16 and FP16 codes are numbers in the byte order of the machine; the bytes
    of Q8 and SIGN are the same on every machine. KOPT_ERROR_STEP after 2^32 - 1 calls. */
-KOPT_API_ kopt_result kopt_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
-                                    kopt_format grad_format);
+KOPT_API_ KOPT_RESULT_ kopt_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
+                                     kopt_format grad_format);
 
 /* sum += decoded * scale, rounded to nearest even. sum has n values of format. in is the code of n values, and in_size
    its size in bytes (KOPT_ERROR_SIZE if it is too small). sum and in must not overlap. To sum over ranks, begin with
    fp32 zeros and add the codes of all ranks in the same order everywhere. KOPT_ERROR_RANGE if scale is not a finite
    number. */
-KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
-                                          kopt_format code, size_t n, double scale);
+KOPT_API_ KOPT_RESULT_ kopt_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
+                                           kopt_format code, size_t n, double scale);
 
 /* ---- REDUCTION --------------------------------------------------------------------------------------------------- */
 
@@ -1216,8 +1285,8 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
    depend on the slicing. All shards have one format. out may be one of the shards if out_format equals format;
    otherwise it must overlap neither a shard nor the array shards. KOPT_ERROR_RANGE if count is 0 or scale is not a
    finite number. */
-KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void *const *shards, size_t count,
-                                  kopt_format format, size_t n, double scale);
+KOPT_API_ KOPT_RESULT_ kopt_reduce(void *out, kopt_format out_format, const void *const *shards, size_t count,
+                                   kopt_format format, size_t n, double scale);
 
 /* ---- CONVERSIONS OF ARRAYS --------------------------------------------------------------------------------------- */
 
@@ -1226,13 +1295,13 @@ KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void 
 
 /* Converts n values, rounded to nearest even. All inputs are valid: NaN stays NaN, subnormals are not flushed to zero,
    overflow gives infinity. */
-KOPT_API_ kopt_result kopt_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
-                                   size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
+                                    size_t n);
 
 /* The same with stochastic rounding. Element i uses the random bits of (key, stream 1) at index key.first_index + i.
    KOPT_ERROR_BOUNDS if key.first_index is 2^63 or above. */
-KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
-                                              kopt_format src_format, size_t n, kopt_random_key key);
+KOPT_API_ KOPT_RESULT_ kopt_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
+                                               kopt_format src_format, size_t n, kopt_random_key key);
 
 /* 1 if all n values are finite (neither infinite nor NaN), otherwise 0. 0 also for invalid arguments. Use it to
    decide whether to skip a step. */
@@ -1286,14 +1355,14 @@ KOPT_API_ const char *kopt_vmath_name(const kopt_vmath *vmath);
        atan2      all quadrants, zeros and infinities as in C99
        sincospi   sin(pi * x) and cos(pi * x): exact at multiples of 1/2; a zero sine has the sign of x (SLEEF:
                   either sign); NaN at +-inf */
-KOPT_API_ kopt_result kopt_vmath_exp(const kopt_vmath *vmath, float *out, const float *x, size_t n);
-KOPT_API_ kopt_result kopt_vmath_log(const kopt_vmath *vmath, float *out, const float *x, size_t n);
-KOPT_API_ kopt_result kopt_vmath_tanh(const kopt_vmath *vmath, float *out, const float *x, size_t n);
-KOPT_API_ kopt_result kopt_vmath_erf(const kopt_vmath *vmath, float *out, const float *x, size_t n);
-KOPT_API_ kopt_result kopt_vmath_erfc(const kopt_vmath *vmath, float *out, const float *x, size_t n);
-KOPT_API_ kopt_result kopt_vmath_atan2(const kopt_vmath *vmath, float *out, const float *y, const float *x, size_t n);
-KOPT_API_ kopt_result kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, float *cosine, const float *x,
-                                          size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_vmath_exp(const kopt_vmath *vmath, float *out, const float *x, size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_vmath_log(const kopt_vmath *vmath, float *out, const float *x, size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_vmath_tanh(const kopt_vmath *vmath, float *out, const float *x, size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_vmath_erf(const kopt_vmath *vmath, float *out, const float *x, size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_vmath_erfc(const kopt_vmath *vmath, float *out, const float *x, size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_vmath_atan2(const kopt_vmath *vmath, float *out, const float *y, const float *x, size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, float *cosine, const float *x,
+                                           size_t n);
 
 /* The functions of kopt_map(), with s(x) = 1 / (1 + e^-x), P the cumulative distribution function of the standard
    normal distribution, and g(x) = 2 sqrt(2 / pi) (x + 0.044715 x^3). */
@@ -1318,13 +1387,13 @@ typedef enum kopt_function {
    exp, log and tanh are within 1 ulp. An infinity gives the limit (a zero has the sign of the side from which f
    approaches it). Subnormal inputs and results stay subnormal. NaN, and log below 0, give the canonical NaN. out may
    be x; partial overlap is refused. */
-KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *out, const void *x, kopt_format format,
-                               size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_map(const kopt_vmath *vmath, kopt_function f, void *out, const void *x, kopt_format format,
+                                size_t n);
 
 /* dx[i] = dy[i] * f'(x[i]), for f from KOPT_EXP to KOPT_SOFTPLUS except KOPT_LOG. The slope is rounded as in
    kopt_map(), its exact product with dy is rounded to nearest even. dx may be dy or x; partial overlap is refused. */
-KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy,
-                                        const void *x, kopt_format format, size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy,
+                                         const void *x, kopt_format format, size_t n);
 
 /* ---- RANDOM NUMBERS ---------------------------------------------------------------------------------------------- */
 
@@ -1334,14 +1403,14 @@ KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f
 
 /* mean + deviation * N(0, 1) (Box and Muller 1958, from all 32 bits of two words). The largest magnitude is 6.76
    deviations. mean and deviation must be finite, and deviation >= 0, otherwise KOPT_ERROR_RANGE. */
-KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
-                                  kopt_random_key key);
+KOPT_API_ KOPT_RESULT_ kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
+                                   kopt_random_key key);
 
 /* Uniform between low and high: (low + high) / 2 + (high - low) / 2 * u, where u is one of 2^24 numbers that are
    symmetric about 0 and never 0 or +-1; the rounding to format may give low or high themselves. low and high must be
    finite, and low <= high, otherwise KOPT_ERROR_RANGE. */
-KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high,
-                                   kopt_random_key key);
+KOPT_API_ KOPT_RESULT_ kopt_uniform(void *out, kopt_format format, size_t n, double low, double high,
+                                    kopt_random_key key);
 
 #endif
 
@@ -6978,16 +7047,19 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
     switch (KOPT_CAST_(int, result)) {
     case KOPT_OK: return "success";
     case KOPT_ERROR_NULL: return "a required pointer is NULL";
-    case KOPT_ERROR_OPTION: return "an option has a value that does not exist, does not apply or is not in this build";
-    case KOPT_ERROR_RANGE: return "a hyper-parameter is out of range or not a number";
+    case KOPT_ERROR_OPTION:
+        return "an option has a value that does not exist, does not apply or is not in this build: "
+               "kopt_option_string() names the field";
+    case KOPT_ERROR_RANGE: return "a number is out of range or NaN: kopt_option_string() names a hyper-parameter";
     case KOPT_ERROR_BOUNDS: return "the range of elements is not inside the tensor, or the tensor is too large";
     case KOPT_ERROR_SIZE: return "a state block or a buffer is too small, or a checkpoint was cut off";
     case KOPT_ERROR_STATE:
         return "neither a checkpoint nor a state block in this state: not made by kopt_state_init(), not sealed before "
                "it was saved, or of another version";
     case KOPT_ERROR_MISMATCH:
-        return "the state block or checkpoint belongs to another optimizer, tensor or shard: kopt_state_inspect() and "
-               "kopt_save_inspect() show which";
+        return "the state block or checkpoint belongs to another optimizer, tensor or shard (kopt_state_inspect() and "
+               "kopt_save_inspect() show which), or the loss scale to other optimizers (kopt_scaler_begin_all() takes "
+               "several)";
     case KOPT_ERROR_SEALED: return "the state block is sealed: open it with kopt_state_open() first";
     case KOPT_ERROR_CHECKSUM: return "the state block or checkpoint is damaged: its checksum is wrong";
     case KOPT_ERROR_OVERLAP: return "two of the buffers overlap";
@@ -7710,13 +7782,62 @@ KOPT_API_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness) {
 #if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_EMA)
 KOPT_API_ kopt_optimizer kopt_ema(double decay) {
     kopt_environment_ environment;
-    double rate;
+    double rate = -1; /* refused. 1 - decay would be in range for decays like -1e-300 */
     kopt_enter_(&environment);
-    rate = kopt_to_double_(kopt_sub64_(kopt_to_f64_(1), kopt_to_f64_(decay)));
+    if (kopt_from_0_to_(decay, 1)) rate = kopt_to_double_(kopt_sub64_(kopt_to_f64_(1), kopt_to_f64_(decay)));
     kopt_leave_(&environment);
     return kopt_make_optimizer_(KOPT_EMA, rate, KOPT_L2, 0);
 }
 #endif
+
+static kopt_result kopt_check_options_(const kopt_optimizer *opt);
+
+/* Moves the fields of opt, one row after the other, to an optimizer that is valid: the first row that makes it invalid
+   has the cause. So this function knows no limits. */
+KOPT_API_ const char *kopt_option_string(const kopt_optimizer *opt) {
+    /* clang-format off */
+#define ROW_(first, last, words) {words, offsetof(kopt_optimizer, first), \
+                                  offsetof(kopt_optimizer, last) + sizeof opt->last - offsetof(kopt_optimizer, first)}
+    static const struct {
+        const char *words;
+        size_t at, size;
+    } row[] = {
+        ROW_(rule, rule, "rule: it does not exist, or is not in this build; Adam-atan2 needs KAHAN_OPT_VMATH"),
+        ROW_(weight_format, weight_format, "weight_format: KOPT_F32, KOPT_BF16 or KOPT_FP16"),
+        ROW_(rounding, rounding, "rounding: it does not exist, or is not in this build"),
+        ROW_(moment_format, moment_format, "moment_format: KOPT_F32, KOPT_BF16, KOPT_FP16 or KOPT_Q8"),
+        ROW_(moment_rounding, compensation_rounding,
+             "moment_rounding or compensation_rounding: each KOPT_STOCHASTIC or KOPT_NEAREST"),
+        ROW_(decay_mode, decay_mode, "decay_mode: KOPT_L2, KOPT_DECOUPLED or KOPT_FULLY_DECOUPLED"),
+        ROW_(lr, lr, "lr: finite, >= 0; of kopt_ema(): its decay must be in [0, 1]"),
+        ROW_(max_lr, max_lr, "max_lr: KOPT_FULLY_DECOUPLED needs a finite number above 0"),
+        ROW_(weight_decay, weight_decay, "weight_decay: finite, >= 0; for KOPT_EMA 0"),
+        ROW_(beta1, beta3, "beta1, beta2 or beta3: each in [0, 1)"),
+        ROW_(eps, eps, "eps: at least 2^-126, finite"),
+        ROW_(momentum, dampening, "momentum or dampening: finite, momentum >= 0"),
+        ROW_(nesterov, nesterov, "nesterov: it needs momentum > 0 and dampening 0"),
+        ROW_(maximize, zero_grad, "maximize or zero_grad: KOPT_EMA needs 0"),
+        ROW_(amsgrad, stable, "amsgrad or stable: Adam-atan2 needs 0"),
+        ROW_(moments_only, moments_only, "moments_only: KOPT_EMA needs 0"),
+        ROW_(lookahead, lookahead_rate, "lookahead or lookahead_rate: lookahead >= 1, lookahead_rate in [0, 1]"),
+        ROW_(grad_scale, clip, "grad_scale or clip: finite"),
+        ROW_(atan2_a, atan2_b, "atan2_a or atan2_b: a finite and >= 0, b at least 2^-126 and finite"),
+        ROW_(sharpness, sharpness, "sharpness: finite, >= 0; smooth Lion needs KAHAN_OPT_VMATH"),
+    };
+#undef ROW_
+    /* clang-format on */
+    kopt_optimizer o;
+    size_t i;
+    if (opt == KOPT_NULL_) return "the optimizer is NULL";
+    if (opt->made_ != KOPT_MADE_) return kopt_result_string(KOPT_ERROR_UNINITIALIZED);
+    o = kopt_make_optimizer_(opt->rule, 0.5, KOPT_L2, 0);
+    for (i = 0; i < sizeof row / sizeof *row; i++) {
+        kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &o) + row[i].at,
+                            KOPT_CONST_POINTER_(const kopt_byte_ *, opt) + row[i].at, row[i].size);
+        if (kopt_check_options_(&o) != KOPT_OK) return row[i].words;
+    }
+    return "all fields of the optimizer are valid: look at those of the tensor, and at the other arguments";
+}
 
 KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_format, size_t n, void *state,
                                      size_t state_size) {
@@ -7734,6 +7855,7 @@ KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_
     t.rate_scale = 1;
     if (KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_EXTRAS)) t.stable_scale = 0;
     t.counts = KOPT_NULL_;
+    if (KOPT_HAS_(KOPT_WITH_CHECKS)) t.typed_ = 0;
     return t;
 }
 
@@ -8142,12 +8264,13 @@ static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes,
     return KOPT_OK;
 }
 
-/* Checks the fields of a tensor, but not its pointers. */
-static kopt_result kopt_check_tensor_(const kopt_tensor *t) {
+/* Checks the fields of a tensor with weights of this format, but not its pointers. */
+static kopt_result kopt_check_tensor_(const kopt_tensor *t, kopt_format weight_format) {
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
     if (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS)) return KOPT_OK;
     if (checks && t == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (checks && !kopt_format_valid_(t->grad_format)) return KOPT_ERROR_OPTION;
+    if (checks && t->typed_ != 0 && t->typed_ != 1 + KOPT_CAST_(uint32_t, weight_format)) return KOPT_ERROR_OPTION;
     if (checks && t->copy != KOPT_NULL_ && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
     if (!kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, t->grad_format))) return KOPT_ERROR_OPTION;
     if (t->copy != KOPT_NULL_ && !kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, t->copy_format)))
@@ -8169,7 +8292,7 @@ static kopt_result kopt_check_state_(const kopt_optimizer *opt, const kopt_tenso
     kopt_result result = kopt_check_options_(opt);
     kopt_layout_ layout;
     kopt_state_format_ format;
-    if (result == KOPT_OK) result = kopt_check_tensor_(t);
+    if (result == KOPT_OK) result = kopt_check_tensor_(t, opt->weight_format);
     if (result != KOPT_OK) return result;
     format = kopt_state_format_of_(opt);
     kopt_compute_layout_(&layout, &format, t->n);
@@ -8231,8 +8354,10 @@ static float kopt_read_weight_(const kopt_optimizer *opt, const kopt_byte_ *weig
 
 /* Fills t->copy, if there is one, from the weights. */
 static void kopt_refresh_copy_(const kopt_optimizer *opt, const kopt_tensor *t) {
+    kopt_result result = KOPT_OK; /* the caller has checked the copy */
     if (KOPT_HAS_(KOPT_WITH_EXTRAS) && t->copy != KOPT_NULL_)
-        kopt_convert(t->copy, t->copy_format, t->weight, opt->weight_format, t->n);
+        result = kopt_convert(t->copy, t->copy_format, t->weight, opt->weight_format, t->n);
+    KOPT_CAST_(void, result);
 }
 
 /* Ranger: copies the weights and their residuals to the slow weights. Other rules: does nothing. */
@@ -8251,7 +8376,7 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_check_init_(const kopt_optimizer *opt
                                                        const float *weights, kopt_layout_ *layout) {
     kopt_result result = kopt_check_options_(opt);
     size_t weight_bytes;
-    if (result == KOPT_OK) result = kopt_check_tensor_(t);
+    if (result == KOPT_OK) result = kopt_check_tensor_(t, opt->weight_format);
     if (result != KOPT_OK) return result;
     *layout = kopt_layout_for_(opt, t->n);
     weight_bytes = kopt_bytes_of_(KOPT_FORMAT_(opt->weight_format));
@@ -8882,7 +9007,7 @@ KOPT_SMALL_FN_ kopt_result kopt_check_step_(kopt_layout_ *layout, const kopt_ste
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
     kopt_result result = kopt_check_began_(s);
     kopt_state_format_ format;
-    if (checks && result == KOPT_OK) result = kopt_check_tensor_(t); /* refuses NULL, too */
+    if (checks && result == KOPT_OK) result = kopt_check_tensor_(t, s->weight_format); /* refuses NULL */
     if (result != KOPT_OK) return result;
     format = kopt_state_format_of_step_(s);
     kopt_compute_layout_(layout, &format, t->n);
@@ -9299,11 +9424,11 @@ KOPT_API_ kopt_result kopt_step_list_range(const kopt_step *step, const kopt_ten
         if (begin < end && end - begin != part.tensors[i].n && kopt_must_measure_(step, &part.tensors[i]))
             return KOPT_ERROR_STEP; /* a part cannot be measured by itself */
     }
-    for (i = 0; i < part.count; i++) {
+    for (i = 0; i < part.count && result == KOPT_OK; i++) {
         kopt_range_of_part_(&part, i, blocks, &begin, &end);
-        if (begin < end) kopt_step_range(step, &part.tensors[i], begin, end); /* checks once more */
+        if (begin < end) result = kopt_step_range(step, &part.tensors[i], begin, end); /* checks once more */
     }
-    return KOPT_OK;
+    return result;
 }
 
 /* ---- checkpoints ---- */
@@ -9490,7 +9615,7 @@ static kopt_result kopt_check_checkpoint_(uint64_t *bytes, const kopt_optimizer 
         const size_t weight_bytes = kopt_bytes_of_(opt->weight_format);
         kopt_layout_ layout;
         uint64_t size = KOPT_HEADER_;
-        result = kopt_check_tensor_(t);
+        result = kopt_check_tensor_(t, opt->weight_format);
         if (result != KOPT_OK) return result;
         kopt_compute_layout_(&layout, &format, t->n);
         if (blocks) result = kopt_check_block_(t, &format, layout.total, 0);
@@ -9777,9 +9902,9 @@ KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *te
     size_t i;
     if (norm == KOPT_NULL_ || (tensors == KOPT_NULL_ && count != 0)) return KOPT_ERROR_NULL;
     result = kopt_check_grads_(norm, tensors, count);
-    if (result != KOPT_OK) return result;
-    for (i = 0; i < count; i++) kopt_norm_add(norm, tensors[i].grad, tensors[i].grad_format, tensors[i].n);
-    return KOPT_OK;
+    for (i = 0; i < count && result == KOPT_OK; i++)
+        result = kopt_norm_add(norm, tensors[i].grad, tensors[i].grad_format, tensors[i].n);
+    return result;
 }
 
 KOPT_API_ kopt_result kopt_norm_add_grads_range(kopt_norm *norm, const kopt_tensor *tensors, size_t count, size_t begin,
@@ -9788,15 +9913,15 @@ KOPT_API_ kopt_result kopt_norm_add_grads_range(kopt_norm *norm, const kopt_tens
     kopt_result result = norm == KOPT_NULL_ ? KOPT_ERROR_NULL : kopt_find_part_(&part, tensors, count, begin, end);
     size_t i;
     if (result == KOPT_OK) result = kopt_check_grads_(norm, part.tensors, part.count);
-    if (result != KOPT_OK) return result;
-    for (i = 0; i < part.count; i++) {
+    for (i = 0; i < part.count && result == KOPT_OK; i++) {
         const kopt_tensor *t = &part.tensors[i];
         kopt_range_of_part_(&part, i, 0, &begin, &end);
-        if (begin < end)
-            kopt_norm_add(norm, KOPT_CAST_(const kopt_byte_ *, t->grad) + begin * kopt_bytes_of_(t->grad_format),
-                          t->grad_format, end - begin);
+        if (begin < end) {
+            const kopt_byte_ *grad = KOPT_CAST_(const kopt_byte_ *, t->grad) + begin * kopt_bytes_of_(t->grad_format);
+            result = kopt_norm_add(norm, grad, t->grad_format, end - begin);
+        }
     }
-    return KOPT_OK;
+    return result;
 }
 
 KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
@@ -9900,6 +10025,7 @@ KOPT_API_ kopt_scaler kopt_grad_scaler(void) {
     s.interval = 2000;
     s.hysteresis = 1;
     s.good = s.bad = 0;
+    s.steps_ = 0;
     return s;
 }
 
@@ -9907,7 +10033,8 @@ static kopt_result kopt_check_scaler_(const kopt_scaler *s) {
     const uint32_t scale = s == KOPT_NULL_ ? 0 : kopt_as_u32_(s->scale),
                    minimum = s == KOPT_NULL_ ? 0 : kopt_as_u32_(s->minimum);
     if (s == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (scale < 0x00800000u || scale >= 0x7F800000u || minimum >= 0x7F800000u) return KOPT_ERROR_RANGE;
+    if (scale < 0x00800000u || scale >= 0x7F800000u) return KOPT_ERROR_RANGE;
+    if (minimum >= 0x7F800000u && minimum != 0x80000000u) return KOPT_ERROR_RANGE; /* -0 is 0 */
     if (!kopt_within_(s->growth, 1, 1e30) || !kopt_less_(1, s->growth)) return KOPT_ERROR_RANGE;
     if (!kopt_within_(s->backoff, 1e-30, 1) || !kopt_less_(s->backoff, 1)) return KOPT_ERROR_RANGE;
     return s->interval == 0 || s->hysteresis == 0 ? KOPT_ERROR_RANGE : KOPT_OK;
@@ -9928,7 +10055,7 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
             scale = kopt_mul64_(scale, kopt_to_f64_(s->backoff));
             /* a scale below the smallest normal float is not stored: the old scale stays */
             if (!kopt_less64_(scale, smallest_normal)) s->scale = kopt_to_float_(scale);
-            if (kopt_as_u32_(s->scale) < kopt_as_u32_(s->minimum)) s->scale = s->minimum;
+            if (kopt_as_u32_(s->scale) < (kopt_as_u32_(s->minimum) & 0x7FFFFFFFu)) s->scale = s->minimum;
         }
     } else {
         s->bad = 0;
@@ -9966,22 +10093,48 @@ static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, c
     return kopt_step_begin(&scaled, step);
 }
 
+/* Refuses optimizers that have all made fewer steps than one that the scaler was used with before: it has changed its
+   scale since the gradients of these were made. */
+static kopt_result kopt_check_steps_(const kopt_scaler *scaler, kopt_optimizer *const *opts, size_t count) {
+    size_t i;
+    for (i = 0; i < count; i++)
+        if (opts[i]->step >= scaler->steps_) return KOPT_OK;
+    return KOPT_ERROR_MISMATCH;
+}
+
 KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_norm *norm,
                                         double max_norm, kopt_step *step, int *skipped) {
-    kopt_result result;
-    if (norm == KOPT_NULL_ || step == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (norm->nonfinite != 0) {
-        /* a skipped step makes the same checks as any step, and returns the same errors */
+    return kopt_scaler_begin_all(scaler, &opt, 1, norm, max_norm, step, skipped);
+}
+
+KOPT_API_ kopt_result kopt_scaler_begin_all(kopt_scaler *scaler, kopt_optimizer *const *opts, size_t count,
+                                            const kopt_norm *norm, double max_norm, kopt_step *steps, int *skipped) {
+    kopt_result result = KOPT_OK;
+    size_t i, k;
+    int skip;
+    if (opts == KOPT_NULL_ || norm == KOPT_NULL_ || steps == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (count == 0) return KOPT_ERROR_RANGE;
+    skip = norm->nonfinite != 0;
+    for (i = 0; i < count; i++) { /* checks all, also those of a skipped step, before anything is written */
         kopt_step discarded;
-        result = kopt_scaled_step_(scaler, opt, KOPT_NULL_, max_norm, &discarded);
-        if (result == KOPT_OK) kopt_zero_(KOPT_POINTER_(kopt_byte_ *, step), sizeof *step);
-    } else {
-        result = kopt_scaled_step_(scaler, opt, norm, max_norm, step);
-        if (result == KOPT_OK) opt->step = step->step;
+        result = kopt_scaled_step_(scaler, opts[i], skip ? KOPT_NULL_ : norm, max_norm, &discarded);
+        if (result != KOPT_OK) return result;
+        for (k = 0; k < i; k++)
+            if (opts[k] == opts[i]) return KOPT_ERROR_OVERLAP;
+    }
+    result = kopt_check_steps_(scaler, opts, count);
+    for (i = 0; i < count && result == KOPT_OK; i++) {
+        if (skip) {
+            kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &steps[i]), sizeof steps[i]);
+        } else {
+            result = kopt_scaled_step_(scaler, opts[i], norm, max_norm, &steps[i]);
+            opts[i]->step = steps[i].step;
+        }
+        if (scaler->steps_ < opts[i]->step) scaler->steps_ = opts[i]->step;
     }
     if (result != KOPT_OK) return result;
-    if (skipped != KOPT_NULL_) *skipped = norm->nonfinite != 0;
-    return kopt_scaler_update(scaler, norm->nonfinite != 0);
+    if (skipped != KOPT_NULL_) *skipped = skip;
+    return kopt_scaler_update(scaler, skip);
 }
 
 /* What kopt_scaler_step() does before it steps tensors. A separate function, so that its frame is gone by then. */
@@ -9990,13 +10143,16 @@ static KOPT_NOINLINE_ kopt_result kopt_scaler_prepare_(kopt_scaler *scaler, kopt
                                                        const kopt_closure *closure, int *skipped, kopt_step *step) {
     kopt_norm norm;
     /* begins a step that is not run, to make all checks before the closure writes a gradient */
+    const int evaluates = closure != KOPT_NULL_ && closure->evaluate != KOPT_NULL_;
     kopt_result result = kopt_scaled_step_(scaler, opt, KOPT_NULL_, max_norm, step);
+    if (result == KOPT_OK && !evaluates) result = kopt_check_steps_(scaler, &opt, 1);
     if (result == KOPT_OK) result = kopt_check_list_(step, tensors, count);
     if (result != KOPT_OK) return result;
     kopt_copy_padded_(KOPT_POINTER_(kopt_byte_ *, &norm), sizeof norm, KOPT_NULL_, 0); /* zeros */
-    if (closure != KOPT_NULL_ && closure->evaluate != KOPT_NULL_) closure->evaluate(closure->user, scaler->scale);
+    if (evaluates) closure->evaluate(closure->user, scaler->scale);
     result = kopt_norm_add_grads(&norm, tensors, count);
     if (closure != KOPT_NULL_ && closure->reduce != KOPT_NULL_) closure->reduce(closure->user, &norm);
+    if (evaluates) scaler->steps_ = 0; /* the gradients have this scale, whatever was stepped before */
     return result == KOPT_OK ? kopt_scaler_begin(scaler, opt, &norm, max_norm, step, skipped) : result;
 }
 

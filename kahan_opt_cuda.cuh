@@ -90,7 +90,9 @@
 
 /* ---- PLAN: the tensors and their optimizers. Built once on the host, kept on the GPU, used by every step --------- */
 
-/* A parameter group: one optimizer and the tensors that it steps. All pointers in the tensors are device addresses. */
+/* A parameter group: one optimizer and the tensors that it steps. All pointers in the tensors are device addresses.
+   Each group counts its own steps. A tensor that joins later than the others needs a group of its own in a new plan,
+   with a copy of their optimizer whose step is 0: see kopt_optimizer_step(). */
 typedef struct kopt_cuda_group {
     const kopt_optimizer *opt;
     const kopt_tensor *tensors;
@@ -121,27 +123,27 @@ KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t 
    otherwise KOPT_ERROR_OPTION. A tensor must have fewer than 2^40 elements, with StableAdamW fewer than 2^36 in all its
    shards together, and all tensors of the plan together fewer than 2^40; otherwise KOPT_ERROR_BOUNDS (elements on other
    GPUs are not checked). */
-KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
-                                                const kopt_cuda_group *groups, size_t count);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
+                                                 const kopt_cuda_group *groups, size_t count);
 
 /* Copies the plan, kopt_cuda_plan_size() bytes, to device memory aligned to 16. Do not change bytes until the copy is
    done. KOPT_ERROR_CAPTURE: each replay would set the step counts and options back. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *device, const void *bytes, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *device, const void *bytes, void *stream);
 
 /* ---- STEP ------------------------------------------------------------------------------------------------------- */
 
 /* Makes one step of every tensor of the plan: counts the step, computes its scalars, and writes weights, state and
    copies. The bits are those of kopt_optimizer_step() for each group. kopt_tensor.counts is a device address, too;
    several tensors may share one. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step(const kopt_cuda_plan *plan, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_step(const kopt_cuda_plan *plan, void *stream);
 
 /* kopt_cuda_plan_step() in two calls, for StableAdamW over several GPUs: there all shards of a tensor need the same
    factor. Between the two calls, sum the words at kopt_cuda_plan_ratios(), a device address, as uint64 over all GPUs
    (ncclSum). *words becomes their number, 0 if no tensor has StableAdamW. It must be the same on all GPUs, so all plans
    must list the same tensors (a shard may have no elements). */
-KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step_begin(const kopt_cuda_plan *plan, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_step_begin(const kopt_cuda_plan *plan, void *stream);
 KOPT_CUDA_API_ uint64_t *kopt_cuda_plan_ratios(const kopt_cuda_plan *plan, size_t *words);
-KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step_end(const kopt_cuda_plan *plan, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_step_end(const kopt_cuda_plan *plan, void *stream);
 
 /* The settings below hold for all following steps on the stream. They are copied when they are called; in a graph, each
    replay sets the captured values again. */
@@ -154,17 +156,17 @@ typedef struct kopt_cuda_options {
     const float *loss_scale; /* NULL, or the device address of a number that divides the gradients                    */
     const float *found_inf;  /* NULL, or the device address of a flag: if it is not zero, the step is skipped         */
 } kopt_cuda_options;
-KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
-                                                      void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
+                                                       void *stream);
 
 /* Sets new hyper-parameters of a group, e.g. for a learning rate schedule. Rule, formats, roundings, stable and the
    number of moments must stay the same; otherwise the status says KOPT_ERROR_MISMATCH. Ignores opt->step: the GPU
    counts the steps. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_optimizer(const kopt_cuda_plan *plan, size_t group,
-                                                        const kopt_optimizer *opt, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_optimizer(const kopt_cuda_plan *plan, size_t group,
+                                                         const kopt_optimizer *opt, void *stream);
 
 /* Sets the number of steps that all groups have begun so far. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_step(const kopt_cuda_plan *plan, uint32_t step, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_step(const kopt_cuda_plan *plan, uint32_t step, void *stream);
 
 /* The device address of the number of steps that a group has begun so far: kopt_optimizer.step. Copy it to the host
    when you need it; kopt_cuda_state_save() does. NULL if there is no such group. */
@@ -186,7 +188,7 @@ KOPT_CUDA_API_ const kopt_cuda_status *kopt_cuda_plan_status(const kopt_cuda_pla
 
 /* Measures all gradients. Call it before each kopt_cuda_plan_step() if the options have check_finite or max_norm;
    without it the step is refused: the status says KOPT_ERROR_STEP. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_plan_measure(const kopt_cuda_plan *plan, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_measure(const kopt_cuda_plan *plan, void *stream);
 
 /* The device address of the result: the kopt_norm of all gradients, bit for bit as from kopt_norm_add(). With several
    GPUs, sum its *words words as uint64 over all GPUs (ncclSum) between kopt_cuda_plan_measure() and
@@ -198,8 +200,8 @@ KOPT_CUDA_API_ kopt_norm *kopt_cuda_plan_norm(const kopt_cuda_plan *plan, size_t
 
 /* kopt_state_init() on device memory: the same block, weights and copy, and the same errors. weights is NULL or the
    device address of n fp32 values. KOPT_ERROR_CAPTURE: each replay would erase the moments. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights,
-                                                void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights,
+                                                 void *stream);
 
 /* Saving takes two calls. The first writes the step and the seed of the tensor's group into the block on the GPU, and
    copies size bytes of it, kopt_state_size(), to host memory (page-locked, if the host is not to wait for the copy).
@@ -207,10 +209,10 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_init(const kopt_optimizer *opt, const
    can go to a file. The second needs no GPU; opt and t are those of the tensor. Copy the weights yourself, in the same
    place of the stream. KOPT_ERROR_BOUNDS: there is no such group. KOPT_ERROR_SIZE: size is less than 64 (but 0 is
    valid, and does nothing) or more than t->state_size; the second: less than kopt_state_size(). */
-KOPT_CUDA_API_ kopt_result kopt_cuda_state_save(const kopt_cuda_plan *plan, size_t group, const kopt_tensor *t,
-                                                void *block, size_t size, void *stream);
-KOPT_CUDA_API_ kopt_result kopt_cuda_state_seal(const kopt_optimizer *opt, const kopt_tensor *t, void *block,
-                                                size_t size);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_save(const kopt_cuda_plan *plan, size_t group, const kopt_tensor *t,
+                                                 void *block, size_t size, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_seal(const kopt_optimizer *opt, const kopt_tensor *t, void *block,
+                                                 size_t size);
 
 /* Loads a sealed block of size bytes from host memory in place of kopt_cuda_state_init(). Opens it there as
    kopt_state_open() does, with the same errors, which also sets opt->step and opt->seed; then copies it to t->state and
@@ -218,16 +220,16 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_seal(const kopt_optimizer *opt, const
    and opt unchanged. Do not change the block until the copy is done. Then build a plan, which begins at
    opt->step; a plan that exists already needs kopt_cuda_plan_set_optimizer() and kopt_cuda_plan_set_step().
    KOPT_ERROR_CAPTURE: each replay would load the block again. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_state_load(kopt_optimizer *opt, const kopt_tensor *t, void *block, size_t size,
-                                                void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_load(kopt_optimizer *opt, const kopt_tensor *t, void *block, size_t size,
+                                                 void *stream);
 
 /* ---- CONVERSIONS: kopt_convert() and kopt_convert_stochastic() on device memory ---------------------------------- */
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
-                                             size_t n, void *stream);
-KOPT_CUDA_API_ kopt_result kopt_cuda_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
-                                                        kopt_format src_format, size_t n, kopt_random_key key,
-                                                        void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_convert(void *dst, kopt_format dst_format, const void *src,
+                                              kopt_format src_format, size_t n, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
+                                                         kopt_format src_format, size_t n, kopt_random_key key,
+                                                         void *stream);
 
 /* ---- ACCUMULATION AND CLIPPING BY VALUE on device memory. Arrays have any alignment; 16 bytes is fastest --------- */
 
@@ -237,36 +239,37 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_convert_stochastic(void *dst, kopt_format d
    a->step. Set both to 0 at first; each addition increments both when the GPU runs it, so that a captured call can be
    replayed. To begin a new sum, set the first to 0 (cudaMemsetAsync). At a count of 2^32 - 1 the call is refused with
    KOPT_ERROR_STEP; if the counts are on the GPU, the addition does nothing and reports no error. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format,
-                                                double scale, uint32_t *counts, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format,
+                                                 double scale, uint32_t *counts, void *stream);
 
 /* kopt_accumulator_read() on device memory: out becomes the sum with its residual, a->n fp32 values; zeros while the
    count is 0. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_accumulator_read(const kopt_accumulator *a, float *out, const uint32_t *counts,
-                                                      void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_accumulator_read(const kopt_accumulator *a, float *out, const uint32_t *counts,
+                                                       void *stream);
 
 /* kopt_clip_value() on device memory, in place: reduces every |x| above limit >= 0 to limit; infinity becomes limit,
    NaN stays. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_clip_value(void *x, kopt_format format, size_t n, double limit, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_clip_value(void *x, kopt_format format, size_t n, double limit, void *stream);
 
 #ifdef KAHAN_OPT_VMATH
 /* ---- VECTOR MATHEMATICS (with KAHAN_OPT_VMATH) on device memory: kopt_map(), kopt_map_backward() and the functions of
         kopt_vmath_builtin(), with the same bits, no matter which table the host uses. An output may be the same array
         as an input; partial overlap is refused (KOPT_ERROR_OVERLAP) ----------------------------------------------- */
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_exp(float *out, const float *x, size_t n, void *stream);
-KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_log(float *out, const float *x, size_t n, void *stream);
-KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_tanh(float *out, const float *x, size_t n, void *stream);
-KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_erf(float *out, const float *x, size_t n, void *stream);
-KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_erfc(float *out, const float *x, size_t n, void *stream);
-KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_atan2(float *out, const float *y, const float *x, size_t n, void *stream);
-KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_sincospi(float *sine, float *cosine, const float *x, size_t n, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_vmath_exp(float *out, const float *x, size_t n, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_vmath_log(float *out, const float *x, size_t n, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_vmath_tanh(float *out, const float *x, size_t n, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_vmath_erf(float *out, const float *x, size_t n, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_vmath_erfc(float *out, const float *x, size_t n, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_vmath_atan2(float *out, const float *y, const float *x, size_t n, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_vmath_sincospi(float *sine, float *cosine, const float *x, size_t n,
+                                                     void *stream);
 
 /* n values of format (KOPT_BF16 or KOPT_FP16), correctly rounded. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_map(kopt_function f, void *out, const void *x, kopt_format format, size_t n,
-                                         void *stream);
-KOPT_CUDA_API_ kopt_result kopt_cuda_map_backward(kopt_function f, void *dx, const void *dy, const void *x,
-                                                  kopt_format format, size_t n, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_map(kopt_function f, void *out, const void *x, kopt_format format, size_t n,
+                                          void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_map_backward(kopt_function f, void *dx, const void *dy, const void *x,
+                                                   kopt_format format, size_t n, void *stream);
 #endif
 
 /* ---- COMPRESSION AND REDUCTION: kopt_compress(), kopt_decompress_add() and kopt_reduce() on device memory; the
@@ -274,15 +277,15 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_map_backward(kopt_function f, void *dx, con
 
 /* steps is NULL, or the device address of a count that replaces c->step. Set it to 0 at first; each call increments it
    when the GPU runs it, so that a captured call can be replayed. At a count of 2^32 - 1 a call does nothing. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
-                                              kopt_format grad_format, uint32_t *steps, void *stream);
-KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
-                                                    kopt_format code, size_t n, double scale, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
+                                               kopt_format grad_format, uint32_t *steps, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
+                                                     kopt_format code, size_t n, double scale, void *stream);
 
 /* The shards are in one buffer, as an all-to-all leaves them: shard k begins at element k * stride. out may be one of
    the shards if the formats are equal. */
-KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, const void *shards, size_t stride,
-                                            size_t count, kopt_format format, size_t n, double scale, void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_reduce(void *out, kopt_format out_format, const void *shards, size_t stride,
+                                             size_t count, kopt_format format, size_t n, double scale, void *stream);
 
 #endif /* KAHAN_OPT_CUDA_CUH */
 
@@ -2711,7 +2714,7 @@ static kopt_result kopt_cuda_check_(const kopt_cuda_group *groups, size_t count,
         if (groups[g].tensors == KOPT_NULL_ && groups[g].count != 0) return KOPT_ERROR_NULL;
         for (i = 0; i < groups[g].count; i++) {
             const kopt_tensor *t = &groups[g].tensors[i];
-            result = kopt_check_tensor_(t);
+            result = kopt_check_tensor_(t, groups[g].opt->weight_format);
             if (result == KOPT_OK)
                 result = kopt_check_memory_(t, kopt_bytes_of_(groups[g].opt->weight_format),
                                             kopt_layout_for_(groups[g].opt, t->n).total, 1);

@@ -78,8 +78,9 @@ static void fill(const line *l) { /* weights in +-1, gradients in +-0.5, a patte
     }
     for (i = 0; i < l->n; i += 1024) {
         const size_t some = l->n - i < 1024 ? l->n - i : 1024;
-        kopt_convert(weight + i * size, l->opt.weight_format, w, KOPT_F32, some);
-        kopt_convert(grad + i * size, l->opt.weight_format, g, KOPT_F32, some);
+        if (kopt_convert(weight + i * size, l->opt.weight_format, w, KOPT_F32, some) != KOPT_OK ||
+            kopt_convert(grad + i * size, l->opt.weight_format, g, KOPT_F32, some) != KOPT_OK)
+            fail("a conversion was refused");
     }
     if (kopt_state_init(&l->opt, &t, NULL) != KOPT_OK) fail("a state block was refused");
     if (kopt_isa_force(l->isa) != KOPT_OK) fail("an instruction set was refused");
@@ -338,7 +339,7 @@ static void conversions(const char *title, size_t n) {
     size_t k;
     int r, i;
     printf("\n%s\n%-34s %9s %9s %9s\n", title, "", "ns/elem", "GB/s", "memcpy");
-    kopt_isa_force(KOPT_ISA_COUNT);
+    if (kopt_isa_force(KOPT_ISA_COUNT) != KOPT_OK) fail("the choice of the instruction set was refused");
     for (i = 0; (size_t)i < 4 * n; i += 4) memcpy(state + i, "\x12\x34\x56\x3e", 4);
     for (r = 0; r < REPETITIONS; r++)
         for (i = 0; i < 5; i++) {
@@ -672,7 +673,7 @@ static figures measure(line *l, line *fp32, kopt_tensor *baseline, int two) {
     for (r = 0; r < repetitions; r++) {
         for (which = 0; which < 3; which++) {
             double t0;
-            kopt_isa_force(which == 2 ? fp32->isa : l->isa);
+            if (kopt_isa_force(which == 2 ? fp32->isa : l->isa) != KOPT_OK) fail("an instruction set was refused");
             t0 = cpu_seconds();
             for (k = 0; k < inner; k++) {
                 if (which == 0) step(l);

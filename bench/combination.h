@@ -92,8 +92,10 @@ static inline int begin(const combination *c, const arrays *a, kopt_optimizer *o
     }
     for (i = 0; i < a->n; i += 1024) {
         const size_t some = a->n - i < 1024 ? a->n - i : 1024;
-        kopt_convert((unsigned char *)a->weight + i * size[c->weight], opt->weight_format, w, KOPT_F32, some);
-        kopt_convert((unsigned char *)a->grad + i * size[c->grad], t->grad_format, g, KOPT_F32, some);
+        unsigned char *const weight = (unsigned char *)a->weight + i * size[c->weight];
+        unsigned char *const grad = (unsigned char *)a->grad + i * size[c->grad];
+        if (kopt_convert(weight, opt->weight_format, w, KOPT_F32, some) != KOPT_OK) return 0;
+        if (kopt_convert(grad, t->grad_format, g, KOPT_F32, some) != KOPT_OK) return 0;
     }
     return kopt_state_init(opt, t, NULL) == KOPT_OK;
 }

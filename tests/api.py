@@ -129,7 +129,9 @@ def public_part(text, guard):
     end = re.search(r"^/\* (?:=+ \*/\n/\* )?IMPLEMENTATION\b", text, re.M)
     if not begin or not end or end.start() < begin.end():
         raise SystemExit("api.py: no include guard %s, or no banner IMPLEMENTATION after it" % guard)
-    return text[begin.end():end.start()], text.count("\n", 0, begin.end()) + 1
+    part = text[begin.end():end.start()].replace("API_ KOPT_RESULT_", "API_ kopt_result").replace(
+        "enum KOPT_NODISCARD_ ", "enum ")
+    return part, text.count("\n", 0, begin.end()) + 1
 
 
 # ---- what is declared ------------------------------------------------------------------------------------------------

@@ -1701,6 +1701,7 @@ static void make_scaler(void) {
     if (k == 4) w.scaler.interval = below(2) * 0xffffffffu;
     if (k == 5) w.scaler.hysteresis = below(2) * 0xffffffffu;
     if (k == 6) w.scaler.good = w.scaler.bad = 0xffffffffu;
+    if (k == 7) w.scaler.steps_ = w.opt.step + below(3); /* from another optimizer, with more steps */
 }
 
 static int scaler_good(const kopt_scaler *s) {
@@ -1723,6 +1724,7 @@ static void call_scaler_begin(const kopt_optimizer *from, const kopt_scaler *sca
     size_t i;
     int skipped = 2;
     memcpy(w.memory, start.memory, ROOM), memcpy(w.counts, start.counts, sizeof w.counts), w.scaler = *scale;
+    w.scaler.steps_ = 0; /* the step before may have made its own gradients */
     memset(&norm, 0, sizeof norm);
     kopt_norm_add_grads(&norm, w.list, count);
     hostile_control();
@@ -1759,6 +1761,7 @@ static void call_scaler(void) {
     if (scaler_good(&w.scaler) && optimizer_good(&o) && o.step != UINT32_MAX && within(max_norm, 0, 1.7e308)) {
         o.grad_scale = o.grad_scale / (double)w.scaler.scale, o.clip = 1;
         expected = optimizer_good(&o) && scalars_good(&o); /* the quotient may be out of range */
+        if (o.step < w.scaler.steps_ && !(with_closure && closure.evaluate)) expected = 0;
     }
     for (i = 0; i < count && expected; ++i) {
         if (!tensor_good(&o, &w.list[i], 1) || !block_good(&o, &w.list[i], 0)) expected = 0;
@@ -1801,6 +1804,7 @@ static void call_scaler(void) {
     }
     hostile_control();
     REQUIRE(kopt_scaler_update(&w.scaler, !finite) == KOPT_OK, "a scaler is refused, but not in a step");
+    w.scaler.steps_ = start.opt.step + (uint32_t)finite;
     set_control(0x1f80u), control = get_control();
     REQUIRE(!memcmp(other.memory, w.memory, ROOM) && !memcmp(other.counts, w.counts, sizeof w.counts), "a scaled step");
     REQUIRE(!memcmp(&other.scaler, &w.scaler, sizeof w.scaler) && scaler_good(&w.scaler), "the scale after a step");

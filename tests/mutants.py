@@ -77,8 +77,10 @@ BY_HAND = [
     ("kopt_scaled_step_", "kopt_clip_coefficient(norm, max_norm, scaled.grad_scale)", "opt->clip"),
     ("kopt_scaled_step_", "kopt_clip_coefficient(norm, max_norm, scaled.grad_scale)",
      "kopt_clip_coefficient(norm, max_norm, opt->grad_scale)"),
-    ("kopt_scaler_begin", "kopt_zero_(KOPT_POINTER_(kopt_byte_ *, step), sizeof *step)", "(void)0"),
-    ("kopt_scaler_begin", "opt->step = step->step", "(void)0"),
+    ("kopt_scaler_begin_all", "kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &steps[i]), sizeof steps[i])", "(void)0"),
+    ("kopt_scaler_begin_all", "opts[i]->step = steps[i].step", "(void)0"),
+    ("kopt_scaler_begin_all", "scaler->steps_ < opts[i]->step", "0"),
+    ("kopt_check_steps_", "opts[i]->step >= scaler->steps_", "1"),
     # careless use
     ("kopt_check_options_", "opt->made_ != KOPT_MADE_", "0"),
     ("kopt_check_accumulator_", "a->made_ != KOPT_MADE_", "0"),

@@ -20,6 +20,8 @@ STRETCH = 400  # lines without a banner
 COLUMNS = 120
 FORMATTER = "19."  # the version of clang-format; others differ in what they make of the same settings
 HEADER, CUDA = "kahan_opt.h", "kahan_opt_cuda.cuh"
+WORDS_OF_C = set("const double enum extern float if inline int return size_t static struct typedef union unsigned "
+                 "void volatile char else for while sizeof".split())
 SCRATCH = os.path.join(api.ROOT, "build", "tests", "signs")
 
 
@@ -324,6 +326,44 @@ def check_names(tree):
     return wrong
 
 
+# ---- macros of system headers ----------------------------------------------------------------------------------------
+
+SYSTEM = ("/usr/include", "/usr/lib/avr/include", "/usr/lib/gcc", "/usr/arm-none-eabi/include",
+          "/usr/lib/arm-none-eabi/include", "/usr/share/mingw-w64/include")
+macros_of = {}  # folder -> macro without arguments -> the header that defines it
+
+
+def system_macros():
+    """Those of the headers that are installed, except macros that their header undefines, and those of X11 for Windows,
+    which rename functions. A macro with arguments does not touch a name that no ( follows."""
+    for folder in SYSTEM:
+        if folder not in macros_of:
+            found = macros_of[folder] = {}
+            for path in glob.glob(folder + "/**/*.h", recursive=True):
+                with open(path, encoding="latin-1") as f:
+                    text = "" if path.endswith("/Xw32defs.h") else f.read()
+                undefined = set(re.findall(r"^[ \t]*#[ \t]*undef[ \t]+(\w+)", text, re.M))
+                for name in re.findall(r"^[ \t]*#[ \t]*define[ \t]+([A-Za-z]\w*)(?![\w(])", text, re.M):
+                    if name not in undefined:
+                        found.setdefault(name, path)
+    return {name: path for found in macros_of.values() for name, path in found.items()}
+
+
+def check_macros(tree):
+    """no parameter or field that a program sees is a macro of a system header (term.h: columns)"""
+    there, wrong = system_macros(), []
+    if "columns" not in there:
+        raise Skip("no term.h (./build.sh setup installs it)")
+    for path, guard, _ in api.HEADERS:
+        text = re.sub(r"^[ \t]*#.*(?:\\\n.*)*", "", api.without_comments(api.public_part(tree.read(path), guard)[0]),
+                      flags=re.M)
+        for name in sorted(set(re.findall(r"\b[A-Za-z]\w*", text))):
+            if name in there and not re.match(r"(?:kopt|KOPT|KAHAN_OPT)_|u?int(?:8|16|32|64)_t$", name) and \
+                    name not in WORDS_OF_C:
+                wrong.append("%s: `%s` is a macro of %s" % (path, name, there[name]))
+    return wrong
+
+
 # ---- columns and format ----------------------------------------------------------------------------------------------
 
 
@@ -388,8 +428,8 @@ def check_format(tree):
     return wrong
 
 
-CHECKS = [check_contents, check_stretches, check_order, check_reference, check_symbols, check_names, check_columns,
-          check_format]
+CHECKS = [check_contents, check_stretches, check_order, check_reference, check_symbols, check_names, check_macros,
+          check_columns, check_format]
 
 
 # ---- the checks themselves -------------------------------------------------------------------------------------------
@@ -443,6 +483,8 @@ def faults(tree):
                        ("a private macro like a public one", "#define KOPT_WRONG 1"),
                        ("a macro that stays", "#define STAYS_ 1")):
         yield check_names, what, {HEADER: header[:end] + line + "\n" + header[end:]}
+    yield check_macros, "a parameter", {
+        HEADER: header[:banner] + "/* New. */\nKOPT_API_ int kopt_new(int columns);\n\n" + header[banner:]}
     yield check_columns, "a line of C", {HEADER: header + "/* " + "x" * 120 + " */\n"}
     yield check_columns, "a line of text", {"README.md": tree.read("README.md") + "\n" + "x " * 61 + "\n"}
     yield check_format, "three blanks", {"tests/tap.h": "int  x ;\n"}

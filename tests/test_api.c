@@ -76,6 +76,7 @@ static void refuses_optimizer(kopt_result want, const char *what) {
     r[4] = kopt_state_seal(&w.opt, &w.t);
     r[5] = kopt_optimizer_step(&w.opt, NULL, 0);
     for (k = 0; k < 6; ++k) bad += r[k] != want;
+    bad += strstr(kopt_option_string(&w.opt), "all fields") != NULL; /* a word after each "refused" */
     if (!ok(!bad && !kopt_state_size(&w.opt, N) && unchanged(), "%s: %s", result_name[want], what))
         note("begin %s, step %s, init %s, read %s, seal %s, step of nothing %s, state_size %lu%s", result_name[r[0]],
              result_name[r[1]], result_name[r[2]], result_name[r[3]], result_name[r[4]], result_name[r[5]],
@@ -88,7 +89,10 @@ static void refuses_optimizer(kopt_result want, const char *what) {
 static void check_options(void) {
     int k;
     build();
-#define REFUSED(code, field, value) (w.opt.field = (value), refuses_optimizer(code, #field " = " #value))
+#define REFUSED(code, field, value)                                                                              \
+    (w.opt.field = (value),                                                                                      \
+     ok(strstr(kopt_option_string(&w.opt), #field) != NULL, #field " is named: %s", kopt_option_string(&w.opt)), \
+     refuses_optimizer(code, #field " = " #value))
     REFUSED(KOPT_ERROR_OPTION, rule, (kopt_rule)7);
     REFUSED(KOPT_ERROR_OPTION, weight_format, (kopt_format)3);
     REFUSED(KOPT_ERROR_OPTION, rounding, (kopt_rounding)5);
@@ -102,6 +106,7 @@ static void check_options(void) {
                                            "Nesterov with negative dampening"};
         w.opt = kopt_sgd(0.1, k ? 0.9 : 0);
         w.opt.nesterov = 1, w.opt.dampening = k == 1 ? 0.1 : k == 2 ? -0.1 : 0;
+        ok(!strncmp(kopt_option_string(&w.opt), "nesterov:", 9), "%s, in words", what[k]);
         refuses_optimizer(KOPT_ERROR_OPTION, what[k]);
     }
 }
@@ -170,6 +175,11 @@ static void check_limits(void) {
                  {"beta1", KOPT_ADAM, &w.opt.beta1, 0, below_one},
                  {"beta2", KOPT_LION, &w.opt.beta2, 0, below_one},
                  {"beta3", KOPT_ADAN, &w.opt.beta3, 0, below_one},
+                 {"beta1", KOPT_LION, &w.opt.beta1, 0, below_one},
+                 {"beta2", KOPT_ADAM, &w.opt.beta2, 0, below_one},
+                 {"lr", KOPT_EMA, &w.opt.lr, 0, 1},
+                 {"weight_decay", KOPT_EMA, &w.opt.weight_decay, 0, 0},
+                 {"eps", KOPT_RANGER, &w.opt.eps, normal, largest},
                  {"eps", KOPT_ADAM, &w.opt.eps, normal, largest},
                  {"lookahead_rate", KOPT_RANGER, &w.opt.lookahead_rate, 0, 1},
                  {"momentum", KOPT_SGD, &w.opt.momentum, 0, largest},
@@ -183,10 +193,12 @@ static void check_limits(void) {
         for (k = 0; k < 5; ++k) {
             const int inside = k < 2 || (k == 2 && least <= 0);
             w.opt = field[i].rule == KOPT_SGD ? kopt_sgd(0.1, 0.9) : kopt_adamw(0.1);
+            if (field[i].rule == KOPT_EMA) w.opt = kopt_ema(0.9);
             w.opt.rule = field[i].rule;
             w.opt.decay_mode = KOPT_FULLY_DECOUPLED;
             *field[i].at = value[k];
             bad += (kopt_state_size(&w.opt, 3) != 0) != inside;
+            bad += !strstr(kopt_option_string(&w.opt), inside ? "all fields" : field[i].name);
         }
         ok(bad == 0, "%s from %.17g to %.17g, and no other", field[i].name, least, most);
     }
@@ -198,12 +210,17 @@ static void check_ends(void) {
     const double nan = double_of(UINT64_C(0x7ff8) << 48);
     int k, bad = 0;
     build();
-    for (k = 0; k < 5; ++k) {
-        static const char *const what[] = {"EMA that moves by more than 1", "EMA with decay -1",
-                                           "EMA with decay above 1", "EMA with decay 2", "EMA with decay NaN"};
-        w.opt = kopt_ema(k == 0 ? -0x1p-52 : k == 1 ? -1 : k == 2 ? above : k == 3 ? 2 : nan);
+    for (k = 0; k < 9; ++k) { /* 1 - decay is 1 in fp64 for the small negative ones */
+        const double decay[] = {-0x1p-52, -1, above, 2, nan, -nan, -1e-300, -double_of(1), -HUGE_VAL};
+        static const char *const what[] = {"-2^-52", "-1",      "1 + 2^-52", "2",        "NaN",
+                                           "-NaN",   "-1e-300", "-2^-1074",  "-infinity"};
+        w.opt = kopt_ema(decay[k]);
+        if (kopt_state_size(&w.opt, 3) != 0) ok(0, "an EMA has a state");
         refuses_optimizer(KOPT_ERROR_RANGE, what[k]);
     }
+    w.opt = kopt_ema(-0.0);
+    ok(kopt_step_begin(&w.opt, &w.step) == KOPT_OK && ref_bits((float)w.opt.lr) == 0x3f800000,
+       "EMA with decay -0 is 0");
     for (k = 0; k < 2; ++k) { /* the average becomes the weights, or stays */
         float average[3] = {1, 2, 3}, weights[3] = {-4, 5, 0.125f};
         kopt_optimizer o = kopt_ema(k);

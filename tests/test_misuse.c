@@ -370,6 +370,76 @@ static void check_version_1(void) {
     ok(kopt_state_seal(&o, &three) == KOPT_ERROR_STATE, "an open block of version 0.1: refused");
 }
 
+/* ---- arrays of another type -------------------------------------------------------------------------------------- */
+
+static void check_typed(void) {
+    static kopt_bf16 w16[4], g16[4];
+    static float w32[4], g32[4];
+    static double g64[4];
+    static unsigned char block[KOPT_STATE_BYTES(4, 8)];
+    kopt_norm norm = {{0}, 0};
+    kopt_tensor typed[6], x;
+    kopt_step step;
+    int format, k, bad = 0;
+    for (format = KOPT_F32; format <= KOPT_FP16; ++format) {
+        kopt_optimizer o = kopt_adamw(1e-3), other;
+        kopt_format grads[6];
+        o.weight_format = (kopt_format)format;
+        typed[0] = KOPT_TENSOR(&o, w16, g16, 4, block, sizeof block);
+        typed[1] = KOPT_TENSOR(&o, w16, g32, 4, block, sizeof block);
+        typed[2] = KOPT_TENSOR(&o, w32, g32, 4, block, sizeof block);
+        typed[3] = KOPT_TENSOR(&o, w32, g16, 4, block, sizeof block);
+        typed[4] = KOPT_TENSOR(&o, w16, g64, 4, block, sizeof block);
+        typed[5] = KOPT_TENSOR(&o, (unsigned char *)w16, g16, 4, block, sizeof block);
+        grads[0] = format ? (kopt_format)format : KOPT_Q8, grads[1] = format ? KOPT_F32 : KOPT_Q8;
+        grads[2] = format ? KOPT_Q8 : KOPT_F32, grads[3] = grads[4] = grads[5] = KOPT_Q8; /* Q8: refused */
+        for (k = 0; k < 6; ++k) {
+            const int fits = grads[k] != KOPT_Q8;
+            bad += kopt_state_init(&o, &typed[k], NULL) != (fits ? KOPT_OK : KOPT_ERROR_OPTION);
+            bad += fits && (typed[k].grad_format != grads[k] || typed[k].n != 4 || typed[k].state != block);
+            other = o;
+            bad += kopt_optimizer_step(&other, &typed[k], 1) != (fits ? KOPT_OK : KOPT_ERROR_OPTION);
+            if (!fits) bad += kopt_norm_add_grads(&norm, &typed[k], 1) != KOPT_ERROR_OPTION;
+            if (!fits) bad += kopt_save_size(&o, &typed[k], 1) != 0;
+        }
+        /* The optimizer's format is set after the tensor is made. */
+        for (k = 0; k < 3; ++k) {
+            const int fits = k == format;
+            x = format ? typed[0] : typed[2];
+            kopt_state_init(&o, &x, NULL);
+            other = o, other.weight_format = (kopt_format)k;
+            bad += kopt_state_init(&other, &x, NULL) != (fits ? KOPT_OK : KOPT_ERROR_OPTION);
+            kopt_step_begin(&other, &step);
+            bad += kopt_step_run(&step, &x) != (fits ? KOPT_OK : KOPT_ERROR_OPTION);
+            bad += kopt_optimizer_step(&other, &x, 1) != (fits ? KOPT_OK : KOPT_ERROR_OPTION);
+            bad += (kopt_save_size(&other, &x, 1) != 0) != fits;
+        }
+    }
+    ok(!bad, "KOPT_TENSOR: arrays that do not fit the optimizer are refused, others taken: %d wrong", bad);
+    x = kopt_tensor_of(w16, g32, KOPT_BF16, 4, block, sizeof block);
+    ok(x.typed_ == 0 && KOPT_STATE_BYTES(4, 8) == 64 + 32 + 12, "kopt_tensor_of() takes any pointers");
+}
+
+/* Words for humans: NULL, no constructor, and what no field of the optimizer is to blame for. */
+static void check_option_string(void) {
+    static const kopt_optimizer none;
+    kopt_optimizer o = kopt_ema(0.9);
+    ok(!strcmp(kopt_option_string(NULL), "the optimizer is NULL"), "NULL");
+    ok(!strcmp(kopt_option_string(&none), kopt_result_string(KOPT_ERROR_UNINITIALIZED)), "zeros");
+    ok(strstr(kopt_option_string(&o), "tensor") != NULL, "a valid one");
+    o.zero_grad = 1;
+    ok(strstr(kopt_option_string(&o), "zero_grad") != NULL, "%s", kopt_option_string(&o));
+    o = kopt_ema(-1);
+    ok(!strncmp(kopt_option_string(&o), "lr:", 3) && strstr(kopt_option_string(&o), "decay"), "%s",
+       kopt_option_string(&o));
+    o = kopt_lion(1e-3);
+    o.sharpness = -1, o.lr = -1; /* the first of two */
+    ok(!strncmp(kopt_option_string(&o), "lr:", 3), "%s", kopt_option_string(&o));
+    o = kopt_adamw(1e-3);
+    o.rule = (kopt_rule)9;
+    ok(!strncmp(kopt_option_string(&o), "rule:", 5), "%s", kopt_option_string(&o));
+}
+
 /* ---- loss scale
  * ------------------------------------------------------------------------------------------------------ */
 
@@ -464,6 +534,8 @@ int main(void) {
     check_ranges();
     check_identity();
     check_version_1();
+    check_typed();
+    check_option_string();
     check_scaler_begin();
     return done();
 }

@@ -380,6 +380,45 @@ static void check_moments_only(void) {
     ok(memcmp(before, weight, sizeof before) != 0, "... and the last micro-batch moves the weights");
 }
 
+/* A tensor that joins after 10000 steps: a copy of the optimizer with step 0 steps it as a run of its own would, bit for
+   bit. In the list of the others its first update is (1 - beta1) / sqrt(1 - beta2) = 3.16 times lr: the corrections are
+   over. */
+static void check_late(void) {
+    static unsigned char late_state[64 + 8 * N], fresh_state[64 + 8 * N];
+    static float w[3][N], g[N];
+    int adamw, format, k, i;
+    for (adamw = 0; adamw < 2; ++adamw)
+        for (format = KOPT_F32; format <= KOPT_BF16; ++format) {
+            kopt_optimizer o = adamw ? kopt_adamw(1e-3) : kopt_adam(1e-3), late, fresh = o;
+            kopt_tensor t[2], alone;
+            int bad = 0;
+            o.weight_format = fresh.weight_format = KOPT_F32;
+            o.moment_format = fresh.moment_format = (kopt_format)format;
+            for (k = 0; k < 2; ++k) t[k] = kopt_tensor_of(w[k], g, KOPT_F32, N, k ? late_state : state, 64 + 8 * N);
+            alone = kopt_tensor_of(w[2], g, KOPT_F32, N, fresh_state, sizeof fresh_state);
+            run(kopt_number_tensors(t, 2, 0));
+            alone.id = 1;
+            for (i = 0; i < N; ++i) w[0][i] = w[1][i] = w[2][i] = 0, g[i] = 0.01f;
+            run(kopt_state_init(&o, &t[0], NULL)), run(kopt_state_init(&o, &t[1], NULL));
+            run(kopt_state_init(&fresh, &alone, NULL));
+            for (k = 0; k < 10000; ++k) run(kopt_optimizer_step(&o, t, 1)); /* t[1] is frozen */
+            late = o, late.step = 0;
+            for (k = 0; k < 20; ++k) {
+                for (i = 0; i < N; ++i) g[i] = pool[k * 31 + i];
+                run(kopt_optimizer_step(&late, &t[1], 1)), run(kopt_optimizer_step(&fresh, &alone, 1));
+                bad += memcmp(w[1], w[2], sizeof w[1]) != 0;
+            }
+            bad += memcmp(late_state + 64, fresh_state + 64, kopt_state_size(&o, N) - 64) != 0;
+            ok(!bad, "%s, moments %d: a late tensor with an optimizer of its own is like new", adamw ? "AdamW" : "Adam",
+               format);
+            for (i = 0; i < N; ++i) w[1][i] = 0, g[i] = 0.01f;
+            run(kopt_state_init(&o, &t[1], NULL));
+            run(kopt_optimizer_step(&o, t, 2));
+            ok(fabs((double)w[1][7] + 3.16e-3) < 0.03e-3, "... in the list of the others it moves by %.2f lr",
+               (double)w[1][7] / -1e-3);
+        }
+}
+
 /* Counts for updates of 1e-5 of the weight: all still in bf16; stuck only where nothing is kept. */
 static void check_counts(void) {
     int rounding, noisy;
@@ -417,6 +456,7 @@ int main(int count, char **arguments) {
     check_large();
     check_ranges();
     check_moments_only();
+    check_late();
     check_counts();
     return done();
 }

@@ -553,6 +553,8 @@ static void check_scaler_limits(void) {
     ok(good, "a scaler with a field out of range is refused and does not change");
     s = kopt_grad_scaler(), s.backoff = 1e-30;
     ok(kopt_scaler_update(&s, 0) == KOPT_OK, "a backoff of 1e-30 is taken");
+    s = kopt_grad_scaler(), s.minimum = -0.0f;
+    ok(kopt_scaler_update(&s, 1) == KOPT_OK && ref_bits(s.scale) == 0x47000000, "a minimum of -0 is none");
 }
 
 /* A model of two fp16 tensors whose gradients a closure writes, 3 * scale * 2^-20 and the like. */
@@ -712,6 +714,177 @@ static void check_scaler_clip(void) {
                 bad += opt.grad_scale < grad_scale[g] || opt.grad_scale > grad_scale[g];
             }
     ok(!bad, "a scaled and clipped step is that of the coefficient in binary64: %d wrong", bad);
+}
+
+/* Two parameter groups under one loss scale: w -= lr * g / scale with SGD in fp32, in powers of two, so each number is
+   exact. The scale is GradScaler's. */
+typedef struct groups {
+    float weight[3], grad[3]; /* one weight in group 0, two in group 1 */
+    kopt_optimizer opt[2];
+    kopt_tensor t[2];
+    kopt_optimizer *list[2];
+} groups;
+
+static void groups_build(groups *g) {
+    int i;
+    memset(g, 0, sizeof *g);
+    for (i = 0; i < 2; ++i) {
+        g->opt[i] = kopt_sgd(i ? 0.5 : 1, 0);
+        g->opt[i].weight_format = KOPT_F32;
+        g->t[i] = kopt_tensor_of(&g->weight[i], &g->grad[i], KOPT_F32, (size_t)i + 1, NULL, 0);
+        g->t[i].id = (uint32_t)i;
+        g->list[i] = &g->opt[i];
+    }
+}
+
+static kopt_result groups_step(groups *g, kopt_scaler *s, double max_norm, int *skipped) {
+    kopt_norm norm = {{0}, 0};
+    kopt_step steps[2];
+    kopt_result result;
+    int i;
+    for (i = 0; i < 2; ++i) kopt_norm_add_grads(&norm, &g->t[i], 1);
+    result = kopt_scaler_begin_all(s, g->list, 2, &norm, max_norm, steps, skipped);
+    for (i = 0; i < 2 && result == KOPT_OK; ++i) {
+        const kopt_result run = kopt_step_run(&steps[i], &g->t[i]);
+        result = run == (*skipped ? KOPT_ERROR_STEP : KOPT_OK) ? KOPT_OK : KOPT_ERROR_DEVICE;
+    }
+    return result;
+}
+
+static void check_scaler_groups(void) {
+    static groups g, was;
+    kopt_scaler s = kopt_grad_scaler(), before;
+    kopt_norm norm = {{0}, 0};
+    kopt_step steps[2], same[2];
+    kopt_closure closure = {model_evaluate, NULL, NULL};
+    torch_scaler torch = {1024, 0, 0};
+    kopt_optimizer *twice[2];
+    static model m[2];
+    uint32_t made = 0;
+    double want[3] = {0, 0, 0};
+    int k, i, skipped = -1, bad = 0, overflows = 0, grown = 0;
+
+    groups_build(&g);
+    s.scale = 1024, s.interval = 3;
+    for (k = 0; k < 30; ++k) {
+        const float scale = s.scale;
+        const int overflow = k % 7 == 2;
+        for (i = 0; i < 3; ++i) g.grad[i] = scale * (float)(i + 1);
+        if (overflow) g.grad[k % 3] = HUGE_VALF; /* in one group or in the other */
+        bad += groups_step(&g, &s, 0, &skipped) != KOPT_OK || skipped != overflow;
+        for (i = 0; i < 3 && !overflow; ++i) want[i] -= (i ? 0.5 : 1) * (i + 1);
+        for (i = 0; i < 3; ++i) bad += (double)g.weight[i] < want[i] || (double)g.weight[i] > want[i];
+        made += !overflow, overflows += overflow;
+        torch_update(&torch, overflow, 2, 0.5, 3, 1);
+        grown += s.scale > scale;
+        bad += ref_bits(s.scale) != ref_bits((float)torch.scale) || g.opt[0].step != made || g.opt[1].step != made;
+    }
+    ok(!bad && overflows == 4 && grown > 3, "two groups move by their gradients when the scale grows or falls: %d",
+       bad);
+
+    /* The norm of all: gradients 24, and -32 and 0, times the scale; clipped to 10 of 40. */
+    groups_build(&g);
+    s = kopt_grad_scaler(), s.scale = 8;
+    g.grad[0] = 8 * 24, g.grad[1] = 8 * -32;
+    bad = groups_step(&g, &s, 10, &skipped) != KOPT_OK || skipped;
+    bad += fabs((double)g.weight[0] + 6) > 1e-5 || fabs((double)g.weight[1] - 4) > 1e-5 || g.weight[2] != 0;
+    ok(!bad, "groups are clipped together");
+
+    /* One call per group: refused, and nothing has changed. At the latest in the first iteration without a skip. */
+    for (k = 0; k < 2; ++k) {
+        groups_build(&g);
+        s = kopt_grad_scaler(), s.interval = 1;
+        for (i = 0; i < 3; ++i) g.grad[i] = 65536;
+        bad = 0;
+        if (k) { /* both overflow first */
+            g.grad[0] = g.grad[1] = HUGE_VALF;
+            bad += kopt_scaler_step(&s, &g.opt[0], &g.t[0], 1, 0, NULL, &skipped) != KOPT_OK || !skipped;
+            bad += kopt_scaler_step(&s, &g.opt[1], &g.t[1], 1, 0, NULL, &skipped) != KOPT_OK || !skipped;
+            g.grad[0] = g.grad[1] = 16384;
+        }
+        bad += kopt_scaler_step(&s, &g.opt[0], &g.t[0], 1, 0, NULL, &skipped) != KOPT_OK || skipped;
+        was = g, before = s;
+        kopt_norm_add_grads(&norm, &g.t[1], 1);
+        bad += kopt_scaler_step(&s, &g.opt[1], &g.t[1], 1, 0, NULL, &skipped) != KOPT_ERROR_MISMATCH;
+        bad += kopt_scaler_begin(&s, &g.opt[1], &norm, 0, steps, &skipped) != KOPT_ERROR_MISMATCH;
+        bad += memcmp(&g, &was, sizeof g) || memcmp(&s, &before, sizeof s);
+        bad += groups_step(&g, &s, 0, &skipped) != KOPT_OK; /* one of the two has made all steps: all together */
+        ok(!bad, "a scaler of one group is refused with the other%s", k ? ", after overflows of both" : "");
+    }
+    /* A group that began later, before or after the older one. */
+    for (k = 0; k < 2; ++k) {
+        groups_build(&g);
+        s = kopt_grad_scaler(), g.opt[0].step = 1000;
+        bad = 0;
+        for (i = 0; i < 3; ++i)
+            bad += kopt_scaler_step(&s, &g.opt[(k + i) & 1], &g.t[(k + i) & 1], 1, 0, NULL, NULL) != KOPT_OK;
+        ok(bad > 0, "... also if the groups have not made equally many steps");
+    }
+    groups_build(&g);
+    s = kopt_grad_scaler(), g.opt[0].step = 1000;
+    bad = kopt_scaler_step(&s, &g.opt[0], &g.t[0], 1, 0, NULL, NULL) != KOPT_OK;
+    for (k = 0; k < 3; ++k) bad += groups_step(&g, &s, 0, &skipped) != KOPT_OK;
+    bad += g.opt[0].step != 1004 || g.opt[1].step != 3;
+    bad += kopt_scaler_step(&s, &g.opt[0], &g.t[0], 1, 0, NULL, NULL) != KOPT_OK;
+    ok(!bad, "a group may join, and may leave");
+
+    /* Back to an older checkpoint: with the scaler of that time, or with a new one. */
+    groups_build(&g);
+    s = kopt_grad_scaler();
+    for (k = bad = 0; k < 5; ++k) bad += groups_step(&g, &s, 0, &skipped) != KOPT_OK;
+    was = g, before = s;
+    for (k = 0; k < 5; ++k) bad += groups_step(&g, &s, 0, &skipped) != KOPT_OK;
+    g.opt[0].step = g.opt[1].step = 5;
+    bad += groups_step(&g, &s, 0, &skipped) != KOPT_ERROR_MISMATCH;
+    for (k = 0; k < 2; ++k) {
+        s = k ? kopt_grad_scaler() : before;
+        bad += groups_step(&g, &s, 0, &skipped) != KOPT_OK;
+        g.opt[0].step = g.opt[1].step = 5;
+    }
+    s = kopt_grad_scaler(); /* resumed: a new scaler with the fields of the old one, and large counts */
+    g.opt[0].step = g.opt[1].step = UINT32_MAX - 1;
+    bad += groups_step(&g, &s, 0, &skipped) != KOPT_OK || groups_step(&g, &s, 0, &skipped) != KOPT_ERROR_STEP;
+    ok(!bad, "a scaler goes back with its optimizers, or begins again");
+
+    /* Each call makes its own gradients: no wrong scale is possible, and two models may take turns. */
+    model_build(&m[0]), model_build(&m[1]);
+    m[0].overflow_above = m[1].overflow_above = 1 << 20;
+    s = kopt_grad_scaler(), s.interval = 1;
+    for (k = bad = 0; k < 6; ++k) {
+        closure.user = &m[k & 1];
+        bad +=
+            kopt_scaler_step(&s, &m[k & 1].opt, m[k & 1].t, 2, 0, &closure, &skipped) != KOPT_OK || skipped != (k > 4);
+    }
+    ok(!bad && m[0].opt.step == 3 && m[1].opt.step == 2, "with a closure, two optimizers may share a scaler");
+    bad = kopt_scaler_update(&s, 0) != KOPT_OK;
+    bad += kopt_scaler_step(&s, &m[0].opt, m[0].t, 2, 0, NULL, NULL) != KOPT_OK;
+    ok(!bad, "kopt_scaler_update() alone is tied to no optimizer");
+
+    /* All or nothing. */
+    groups_build(&g);
+    s = kopt_grad_scaler();
+    memset(steps, 0x55, sizeof steps), memcpy(same, steps, sizeof same);
+    before = s, twice[0] = twice[1] = &g.opt[0], skipped = 7;
+    for (k = bad = 0; k < 2; ++k) {
+        norm.nonfinite = (uint64_t)k;
+        g.opt[1].lr = -1;
+        bad += kopt_scaler_begin_all(&s, g.list, 2, &norm, 0, steps, &skipped) != KOPT_ERROR_RANGE;
+        g.opt[1].lr = 1, g.opt[1].step = UINT32_MAX;
+        bad += kopt_scaler_begin_all(&s, g.list, 2, &norm, 0, steps, &skipped) != KOPT_ERROR_STEP;
+        g.opt[1].step = 0, g.list[1] = NULL;
+        bad += kopt_scaler_begin_all(&s, g.list, 2, &norm, 0, steps, &skipped) != KOPT_ERROR_NULL;
+        g.list[1] = &g.opt[1];
+        bad += kopt_scaler_begin_all(&s, twice, 2, &norm, 0, steps, &skipped) != KOPT_ERROR_OVERLAP;
+        bad += kopt_scaler_begin_all(&s, g.list, 0, &norm, 0, steps, &skipped) != KOPT_ERROR_RANGE;
+        bad += kopt_scaler_begin_all(&s, g.list, 2, &norm, -1, steps, &skipped) != KOPT_ERROR_RANGE;
+        bad += kopt_scaler_begin_all(NULL, g.list, 2, &norm, 0, steps, &skipped) != KOPT_ERROR_NULL;
+        bad += kopt_scaler_begin_all(&s, NULL, 2, &norm, 0, steps, &skipped) != KOPT_ERROR_NULL;
+        bad += kopt_scaler_begin_all(&s, g.list, 2, NULL, 0, steps, &skipped) != KOPT_ERROR_NULL;
+        bad += kopt_scaler_begin_all(&s, g.list, 2, &norm, 0, NULL, &skipped) != KOPT_ERROR_NULL;
+    }
+    bad += g.opt[0].step || g.opt[1].step || skipped != 7;
+    bad += memcmp(steps, same, sizeof steps) || memcmp(&s, &before, sizeof s);
+    ok(!bad, "if one group is refused, none has begun and nothing has changed");
 }
 
 /* ---- Gradient accumulation -------------------------------------------------------------------------------------- */
@@ -910,6 +1083,7 @@ int main(int argc, char **argv) {
     check_scaler_limits();
     check_scaler_step();
     check_scaler_clip();
+    check_scaler_groups();
     check_accumulate_bits();
     check_accumulate_quality();
     check_accumulate_step();

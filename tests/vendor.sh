@@ -142,18 +142,44 @@ if section warnings; then
         check "the quick start compiles as shown in C++" g++ -x c++ $gcc_cpp -Wno-missing-declarations -Wno-shadow -I. \
             -fsyntax-only $out/quick_start.c
     fi
+    # A result that is not used. Only gcc warns about (void), too.
+    printf '#include "kahan_opt.h"\nvoid once(kopt_optimizer *o, kopt_tensor *t);\n' >$out/unused.c
+    printf 'void once(kopt_optimizer *o, kopt_tensor *t) { kopt_optimizer_step(o, t, 1); }\n' >>$out/unused.c
+    sed 's/{ kopt/{ kopt_result ignored = kopt/; s/; }/; (void)ignored; }/' $out/unused.c >$out/meant.c
+    for c in 'gcc -std=c99' 'gcc -std=c2x' 'g++ -x c++ -std=c++98' 'g++ -x c++ -std=c++17' "${clangs%% *} -std=c99"; do
+        if have ${c%% *}; then
+            refuse "$c warns about a result that is not used" unused-result $c -Werror -I. -O0 -c \
+                -o $out/unused.o $out/unused.c
+            check "$c does not if a variable takes it" $c -Wall -Wextra -Werror -I. -O0 -c -o $out/unused.o $out/meant.c
+        fi
+    done
     # The public macros that take arguments, as a program calls them.
     cat >$out/macros.c <<'TEXT'
 #include "kahan_opt.h"
 enum { N = 1000 };
 extern unsigned char state[KOPT_STATE_BYTES(N, 6)];
 unsigned char state[KOPT_STATE_BYTES(N, 6)];
+#if defined(__cplusplus) && __cplusplus >= 201103L
+constexpr size_t ROWS = 10, COLUMNS = 100;
+#else
+enum { ROWS = 10, COLUMNS = 100 };
+#endif
+extern unsigned char matrix[KOPT_STATE_BYTES(ROWS * COLUMNS, 6)];
+unsigned char matrix[KOPT_STATE_BYTES(ROWS * COLUMNS, 6)];
+extern kopt_bf16 weight[N], grad[N];
+kopt_bf16 weight[N], grad[N];
 extern uint32_t bits[2];
 uint32_t bits[2];
 #ifdef __cplusplus
+extern "C" kopt_tensor whole(const kopt_optimizer *opt);
 extern "C"
+#else
+kopt_tensor whole(const kopt_optimizer *opt);
 #endif
 void draw(uint32_t r);
+kopt_tensor whole(const kopt_optimizer *opt) {
+    return KOPT_TENSOR(opt, weight, grad, N, state, sizeof state);
+}
 void draw(uint32_t r) {
     bits[0] = KOPT_RANDOM_STORE(r, 0);
     bits[1] = KOPT_RANDOM_STORE(r, 1);

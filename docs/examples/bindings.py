@@ -138,11 +138,14 @@ class Header:
         guard = re.search(r"^#define (KAHAN_OPT_(?:CUDA_CU)?H)$", text, re.M).group(1)
         text = text[text.index("#define " + guard):text.index("#endif /* %s */" % guard)]
         text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S).replace("\\\n", " ")
+        text = text.replace("API_ KOPT_RESULT_", "API_ kopt_result").replace("enum KOPT_NODISCARD_ ", "enum ")
         self.types = dict(known.types if known else {k: k for k in SCALARS})  # those that ctypes has, and ours
         self.numbers = dict(known.numbers if known else {})
         self.macros, self.constants, self.aliases, self.enums, self.structs, self.functions = [], [], [], [], [], []
         for name, parameters, value in re.findall(r"^#define (KOPT_\w*[A-Z0-9])(\([\w, ]+\))? +(.+)$", text, re.M):
-            value = re.sub(r"\b(0x[0-9A-F]+|\d+)u\b", r"\1", re.sub(r"KOPT_CAST_\(\w+, (\w+)\)", r"\1", value)).strip()
+            value = re.sub(r"\b(0x[0-9A-F]+|\d+)u\b", r"\1", value.replace("sizeof(char) * ", "")).strip()
+            if "sizeof" in value:
+                continue  # of a C type, which an address in Python does not have
             if parameters:
                 self.macros.append((name, parameters, re.sub(" +", " ", value)))
             elif re.fullmatch(r"[\w\s()|&~+*-]+", value):

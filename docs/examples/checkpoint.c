@@ -302,7 +302,7 @@ static void make(run *r) {
     for (k = 0; k < TENSORS; ++k) {
         r->sums[k] = kopt_accumulator_of(sum[k], KOPT_BF16, rest[k], size_of[k]);
         r->sums[k].id = (uint32_t)k;
-        r->tensors[k] = kopt_tensor_of(weight[k], sum[k], KOPT_BF16, size_of[k], state[k], sizeof state[k]);
+        r->tensors[k] = KOPT_TENSOR(&r->opt, weight[k], sum[k], size_of[k], state[k], sizeof state[k]);
     }
     check(kopt_number_tensors(r->tensors, TENSORS, 0));
 }

@@ -49,7 +49,7 @@ static double train_compressed(const Channel *channel, const Data *d, size_t *by
         const size_t n = parameter_size(p), state_size = kopt_state_size(&opt, n);
         mean[p] = allocate(n * sizeof(float));
         parameter_init(m.weight[p].value, p, &random);
-        tensors[p] = kopt_tensor_of(m.weight[p].value, mean[p], KOPT_F32, n, allocate(state_size), state_size);
+        tensors[p] = KOPT_TENSOR(&opt, m.weight[p].value, mean[p], n, allocate(state_size), state_size);
         tensors[p].id = (uint32_t)p;
         check(kopt_state_init(&opt, &tensors[p], NULL));
         for (int w = 0; w < WORKERS; w++) {

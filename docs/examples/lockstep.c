@@ -53,8 +53,8 @@ typedef struct world {
 static void list_of(world *w, kopt_tensor *list) {
     size_t i, element = 0, byte = 0;
     for (i = 0; i < TENSORS; i++) {
-        list[i] = kopt_tensor_of(w->weight + element, w->grad + element, KOPT_FP16, size_of[i], w->state + byte,
-                                 kopt_state_size(&w->opt, size_of[i]));
+        list[i] = KOPT_TENSOR(&w->opt, w->weight + element, w->grad + element, size_of[i], w->state + byte,
+                              kopt_state_size(&w->opt, size_of[i]));
         list[i].id = (uint32_t)i;
         element += size_of[i];
         byte += list[i].state_size;
@@ -180,7 +180,7 @@ static void slice(workers *t, world *w, int stepping, size_t k, size_t count) {
     pthread_mutex_unlock(&t->lock);
     for (i = 0; i < t->threads; i++) {
         check(t->result[i] == KOPT_OK, kopt_result_string(t->result[i]));
-        if (!stepping) kopt_norm_merge(&w->norm, &t->norm[i]);
+        if (!stepping) check(kopt_norm_merge(&w->norm, &t->norm[i]) == KOPT_OK, "kopt_norm_merge");
     }
 }
 
@@ -288,7 +288,7 @@ static void simulate(workers *team, world *w, const uint32_t input[2], uint32_t 
     } else if (phase < LEARN + NORM + STEP) {
         if (!w->skipped) slice(team, w, 1, phase - LEARN - NORM, STEP);
     } else {
-        kopt_convert(w->acting, KOPT_F32, w->weight, KOPT_FP16, SIZE);
+        check(kopt_convert(w->acting, KOPT_F32, w->weight, KOPT_FP16, SIZE) == KOPT_OK, "kopt_convert");
     }
     if (phase >= LEARN) record_time(team, start);
 

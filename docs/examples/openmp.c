@@ -46,7 +46,7 @@ static double now(void) /* seconds; without OpenMP there is one thread, and its 
 /* Returns the microseconds of the quickest of ten steps. w: n weights, their state block behind them. */
 static double train(int parallel, size_t n, kopt_bf16 *w, kopt_bf16 *g) {
     kopt_optimizer opt = kopt_adamw(1e-3);
-    kopt_tensor t = kopt_tensor_of(w, g, KOPT_BF16, n, w + n, KOPT_STATE_BYTES(n, 6));
+    kopt_tensor t = KOPT_TENSOR(&opt, w, g, n, w + n, KOPT_STATE_BYTES(n, 6));
     double least = 1e9, begin, us;
     size_t i;
     for (i = 0; i < n; ++i) w[i] = g[i] = kopt_bf16_from_f32((float)(i % 1999 + 1) / 2000);

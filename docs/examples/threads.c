@@ -50,7 +50,7 @@ static int step_shared(kopt_optimizer *opt, const kopt_tensor *t, size_t threads
 /* Returns the milliseconds of a step, on the clock. w: the weights; their state block is behind them. */
 static double train(size_t threads, kopt_bf16 *w, kopt_bf16 *g) {
     kopt_optimizer opt = kopt_adamw(1e-3);
-    kopt_tensor t = kopt_tensor_of(w, g, KOPT_BF16, N, w + N, KOPT_STATE_BYTES(N, 6));
+    kopt_tensor t = KOPT_TENSOR(&opt, w, g, N, w + N, KOPT_STATE_BYTES(N, 6));
     struct timespec a, b;
     int i;
     for (i = 0; i < N; ++i) w[i] = g[i] = kopt_bf16_from_f32((float)(i % 1999 + 1) / 2000);

@@ -51,7 +51,7 @@ static void evaluate(void *user, float scale) {
 static double train(float scale, int steps) {
     static fit f; /* all weights 0 */
     kopt_optimizer opt = kopt_adam(1e-5);
-    kopt_tensor t = kopt_tensor_of(f.weight, f.grad, KOPT_FP16, INPUTS, f.state, sizeof f.state);
+    kopt_tensor t;
     kopt_scaler scaler = kopt_grad_scaler();
     kopt_closure closure = {evaluate, NULL, &f};
     static const fit none;
@@ -62,7 +62,8 @@ static double train(float scale, int steps) {
     opt.eps = 1e-15; /* the default 1e-8 is as large as these gradients */
     scaler.scale = scale;
     scaler.interval = scale > 1 ? 20 : 4000000000u; /* 1 and no growth: no loss scale */
-    kopt_state_init(&opt, &t, NULL);
+    t = KOPT_TENSOR(&opt, f.weight, f.grad, INPUTS, f.state, sizeof f.state);
+    if (kopt_state_init(&opt, &t, NULL) != KOPT_OK) return -1;
     before = loss(&f);
     for (i = 0; i < steps; ++i) {
         if (kopt_scaler_step(&scaler, &opt, &t, 1, 0, &closure, &skipped) != KOPT_OK) return -1;
