@@ -381,8 +381,9 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 
 /* ---- CONVERSIONS OF ONE VALUE ------------------------------------------------------------------------------------ */
 
-/* These functions use integer arithmetic only, so they are correct for every input in any floating-point environment.
-   Subnormals are kept. */
+/* These functions use integer arithmetic and exact conversions only, so they are correct for every input in any
+   floating-point environment. Subnormals are kept. Compilers vectorize loops over them, as far as -O3 or
+   -march=native lets them; kopt_convert() is fast in every build. */
 
 typedef union kopt_bitcast_ {
     float f;
@@ -390,13 +391,18 @@ typedef union kopt_bitcast_ {
 } kopt_bitcast_;
 
 /* Bitcasts. */
-KOPT_INLINE_ uint32_t kopt_as_u32_(float x) {
+KOPT_INLINE_ uint32_t kopt_bits_(float x) {
     kopt_bitcast_ w;
     w.f = x;
-#if defined(KOPT_GNU_) && !defined(__CUDA_ARCH__)
-    __asm__("" : "+r"(w.u)); /* clang 19 -Ofast turns tests of the bits into tests of x, and assumes it is not NaN */
-#endif
     return w.u;
+}
+
+KOPT_INLINE_ uint32_t kopt_as_u32_(float x) {
+    uint32_t bits = kopt_bits_(x);
+#if defined(KOPT_GNU_) && !defined(__CUDA_ARCH__)
+    __asm__("" : "+r"(bits)); /* clang 19 -Ofast turns tests of the bits into tests of x, and assumes it is not NaN */
+#endif
+    return bits;
 }
 
 KOPT_INLINE_ float kopt_as_f32_(uint32_t bits) {
@@ -405,60 +411,68 @@ KOPT_INLINE_ float kopt_as_f32_(uint32_t bits) {
     return w.f;
 }
 
+/* Is mag, the bits of an fp32 number without its sign, a NaN? Opaque for the same reason as kopt_as_u32_, but what is
+   opaque is a constant, which leaves the loop: compilers vectorize loops over the conversions below. */
+KOPT_INLINE_ int kopt_is_nan_(uint32_t mag) {
+    uint32_t infinity = 0x7F800000u;
+#if defined(__clang__) && !defined(__CUDA_ARCH__)
+    __asm__("" : "+r"(infinity));
+#endif
+    return mag > infinity;
+}
+
+/* x * 2^-shift, rounded to nearest, ties to even. shift is 1 to 28; x + 2^shift is below 2^32. */
+KOPT_INLINE_ uint32_t kopt_shift_to_even_(uint32_t x, uint32_t shift) {
+    return (x + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((x >> shift) & 1u)) >> shift;
+}
+
 /* Exact. bf16 is the upper half of the fp32 word: s eeeeeeee fffffff | ffff ffff ffff ffff */
 KOPT_INLINE_ float kopt_f32_from_bf16(kopt_bf16 x) { return kopt_as_f32_(KOPT_CAST_(uint32_t, x) << 16); }
 
 /* Rounds to nearest, ties to even. Overflow gives infinity. */
 KOPT_INLINE_ kopt_bf16 kopt_bf16_from_f32(float x) {
-    uint32_t u = kopt_as_u32_(x), odd = (u >> 16) & 1u;
-    if ((u & 0x7FFFFFFFu) > 0x7F800000u) return KOPT_CAST_(kopt_bf16, (u >> 16) | 0x0040u); /* quiet NaN */
-    return KOPT_CAST_(kopt_bf16, (u + 0x7FFFu + odd) >> 16);
+    const uint32_t u = kopt_bits_(x), odd = (u >> 16) & 1u;
+    return KOPT_CAST_(kopt_bf16, kopt_is_nan_(u & 0x7FFFFFFFu) ? (u >> 16) | 0x0040u /* quiet NaN */
+                                                               : (u + 0x7FFFu + odd) >> 16);
 }
 
 /* Exact. fp16: s eeeee ffffffffff with exponent bias 15; fp32: s eeeeeeee ffffffffff fffffffffffff with bias 127. */
 KOPT_INLINE_ float kopt_f32_from_fp16(kopt_fp16 x) {
-    uint32_t u = x, sign = (u & 0x8000u) << 16, mag = u & 0x7FFFu, exponent = 113;
-    if (mag > 0x7C00u) return kopt_as_f32_(sign | 0x7FC00000u | (mag << 13));       /* quiet NaN                   */
-    if (mag == 0x7C00u) return kopt_as_f32_(sign | 0x7F800000u);                    /* infinity                    */
-    if (mag >= 0x0400u) return kopt_as_f32_(sign | ((mag << 13) + 0x38000000u));    /* normal: add 112 to exponent */
-    if (mag == 0) return kopt_as_f32_(sign);
-    for (; mag < 0x0400u; mag <<= 1) exponent--;                                    /* subnormal: mag * 2^-24      */
-    return kopt_as_f32_(sign | (exponent << 23) | ((mag & 0x03FFu) << 13));
+    const uint32_t u = x, sign = (u & 0x8000u) << 16, mag = u & 0x7FFFu;
+    const uint32_t integer = kopt_bits_(KOPT_CAST_(float, KOPT_CAST_(int32_t, mag))); /* exact                       */
+    const int32_t small = KOPT_CAST_(int32_t, integer) - 0x0C000000;                  /* subnormal: mag * 2^-24; or 0 */
+    const uint32_t large = mag > 0x7C00u    ? 0x7FC00000u | (mag << 13)               /* quiet NaN                   */
+                           : mag == 0x7C00u ? 0x7F800000u                             /* infinity                    */
+                           : mag >= 0x0400u ? (mag << 13) + 0x38000000u               /* normal: add 112 to exponent */
+                                            : 0;
+    return kopt_as_f32_(sign | (small > KOPT_CAST_(int32_t, large) ? KOPT_CAST_(uint32_t, small) : large));
 }
 
 /* Rounds to nearest, ties to even. Overflow, from 65520 on, gives infinity. */
 KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32(float x) {
-    uint32_t u = kopt_as_u32_(x), sign = (u >> 16) & 0x8000u, mag = u & 0x7FFFFFFFu, shift = 13, half;
-    if (mag > 0x7F800000u) return KOPT_CAST_(kopt_fp16, sign | 0x7E00u | ((mag >> 13) & 0x03FFu)); /* NaN */
-    if (mag >= 0x477FF000u) return KOPT_CAST_(kopt_fp16, sign | 0x7C00u);           /* 65520                       */
-    if (mag >= 0x38800000u) {
-        half = mag - 0x38000000u;                                                   /* normal                      */
-    } else {
-        if (mag < 0x33000000u) return KOPT_CAST_(kopt_fp16, sign);                  /* below 2^-25                 */
-        shift = 126 - (mag >> 23);                                                  /* subnormal: units of 2^-24   */
-        half = (mag & 0x007FFFFFu) | 0x00800000u;
-    }
-    half = (half + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((half >> shift) & 1u)) >> shift;
-    return KOPT_CAST_(kopt_fp16, sign | half);
+    const uint32_t u = kopt_bits_(x), sign = (u >> 16) & 0x8000u, mag = u & 0x7FFFFFFFu, exponent = mag >> 23;
+    const int normal = exponent >= 113;
+    const uint32_t shift = normal ? 13 : exponent > 101 ? 126 - exponent : 25; /* below 2^-25: to 0 */
+    /* a subnormal is a multiple of 2^-24 */
+    const uint32_t digits = normal ? mag - 0x38000000u : (mag & 0x007FFFFFu) | 0x00800000u;
+    const uint32_t half = kopt_shift_to_even_(digits, shift), finite = half < 0x7C00u ? half : 0x7C00u;
+    return KOPT_CAST_(kopt_fp16, sign | (kopt_is_nan_(mag) ? 0x7E00u | ((mag >> 13) & 0x03FFu) : finite));
 }
 
 /* Extended bits (docs/numerics.md section 1): a 32-bit word whose upper half is x truncated to bf16 or fp16, and whose
    lower half is the part cut off, in units of 2^-16 ulp. A NaN becomes the canonical NaN. */
 KOPT_INLINE_ uint32_t kopt_extended_bf16_(float x) {
-    uint32_t u = kopt_as_u32_(x);
-    return (u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : u;
+    const uint32_t u = kopt_bits_(x);
+    return kopt_is_nan_(u & 0x7FFFFFFFu) ? 0x7FC00000u : u;
 }
 
 KOPT_INLINE_ uint32_t kopt_extended_fp16_(float x) {
-    uint32_t u = kopt_as_u32_(x), sign = u & 0x80000000u, mag = u & 0x7FFFFFFFu, shift, digits;
-    if (mag > 0x7F800000u) return 0x7E000000u;
-    if (mag >= 0x47800000u) return sign | 0x7C000000u;
-    if (mag >= 0x38800000u) return sign | ((mag - 0x38000000u) << 3);
-    if (mag < 0x2B000000u) return sign;                                      /* below 2^-41: rounds to 0 * 2^-40    */
-    digits = (mag & 0x007FFFFFu) | 0x00800000u;                              /* |x| = digits * 2^(exponent - 150)   */
-    if (mag >= 0x37000000u) return sign | (digits << ((mag >> 23) - 110));   /* from 2^-17 on: a multiple of 2^-40   */
-    shift = 110 - (mag >> 23);
-    return sign | ((digits + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((digits >> shift) & 1u)) >> shift);
+    const uint32_t u = kopt_bits_(x), sign = u & 0x80000000u, mag = u & 0x7FFFFFFFu, exponent = mag >> 23;
+    /* below 2^-14, |x| = digits * 2^(exponent - 153) becomes a multiple of 2^-40; below 2^-41: 0 */
+    const uint32_t digits = ((mag & 0x007FFFFFu) | 0x00800000u) << 3;
+    const uint32_t small = kopt_shift_to_even_(digits, exponent > 112 ? 1 : exponent > 85 ? 113 - exponent : 28);
+    const uint32_t finite = exponent > 112 ? (mag - 0x38000000u) << 3 : small;
+    return kopt_is_nan_(mag) ? 0x7E000000u : sign | (mag >= 0x47800000u ? 0x7C000000u : finite);
 }
 
 /* Stochastic rounding: away from zero with a probability equal to the fraction of an ulp that is cut off. The lower 16
@@ -557,8 +571,12 @@ KOPT_INLINE_ float kopt_sub_(float a, float b) {
    KAHAN store with the same 16 random bits; this function does not set the environment. random16 = 0x8000 rounds *c to
    nearest, ties away from zero. */
 KOPT_INLINE_ void kopt_kahan_add_bf16(kopt_bf16 *w, kopt_bf16 *c, float delta, uint32_t random16) {
-    float old = kopt_f32_from_bf16(*w), y = kopt_add_(kopt_f32_from_bf16(*c), delta), sum = kopt_add_(old, y);
-    uint32_t rounded = (kopt_extended_bf16_(sum) + 0x8000u) >> 16, compensation;
+    float old = kopt_f32_from_bf16(*w), y, sum;
+    uint32_t rounded, compensation;
+    KOPT_OPAQUE_FLOAT_(delta); /* or a product that the caller passes is fused with the first addition */
+    y = kopt_add_(kopt_f32_from_bf16(*c), delta);
+    sum = kopt_add_(old, y);
+    rounded = (kopt_extended_bf16_(sum) + 0x8000u) >> 16;
     compensation = kopt_bf16_from_f32_stochastic(kopt_add_(kopt_sub_(old, kopt_as_f32_(rounded << 16)), y), random16);
     /* 0 beside a weight that is infinite or NaN; below 2^-126 both are flushed to zero */
     if ((rounded & 0x7F80u) == 0x7F80u || (compensation & 0x7F80u) == 0) compensation = 0;
@@ -568,10 +586,13 @@ KOPT_INLINE_ void kopt_kahan_add_bf16(kopt_bf16 *w, kopt_bf16 *c, float delta, u
 
 /* The same for fp16. The compensation holds the residual * 2^11, so that it does not underflow. */
 KOPT_INLINE_ void kopt_kahan_add_fp16(kopt_fp16 *w, kopt_fp16 *c, float delta, uint32_t random16) {
-    float old = kopt_f32_from_fp16(*w), y = kopt_add_(kopt_f32_from_fp16(*c) * (1.0f / 2048), delta);
-    float sum = kopt_add_(old, y);
-    kopt_fp16 rounded = kopt_fp16_from_f32(sum), compensation;
-    float residual = kopt_add_(kopt_sub_(old, kopt_f32_from_fp16(rounded)), y);
+    float old = kopt_f32_from_fp16(*w), y, sum, residual;
+    kopt_fp16 rounded, compensation;
+    KOPT_OPAQUE_FLOAT_(delta);
+    y = kopt_add_(kopt_f32_from_fp16(*c) * (1.0f / 2048), delta);
+    sum = kopt_add_(old, y);
+    rounded = kopt_fp16_from_f32(sum);
+    residual = kopt_add_(kopt_sub_(old, kopt_f32_from_fp16(rounded)), y);
     compensation = kopt_fp16_from_f32_stochastic(residual * 2048, random16);
     if ((rounded & 0x7FFFu) > 0x7C00u) rounded = 0x7E00u; /* the canonical NaN */
     *w = rounded;
