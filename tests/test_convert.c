@@ -177,8 +177,8 @@ static void check_lowest_bit(void) {
     }
 }
 
-/* From the largest finite number on, random bits do not count; just below it they do. Of an fp16 number this large, only
-   the upper 13 of the 16 bits that are cut off can be there. */
+/* From the largest finite number on, random bits do not count; just below it they do. Of an fp16 number this large,
+   only the upper 13 of the 16 bits that are cut off can be there. */
 static void check_last_step(void) {
     static const struct {
         uint32_t from, random16, to;
