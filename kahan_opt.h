@@ -614,7 +614,7 @@ KOPT_INLINE_ void kopt_kahan_add_fp16(kopt_fp16 *w, kopt_fp16 *c, float delta, u
 }
 
 /* The same for n weights in bf16 or fp16: w[i] += delta[i], with the compensations c[i]. From about 64 weights on it is
-   faster than a loop over the functions above, for thousands of weights 8 to 18 times (docs/benchmarks.md), and it runs
+   faster than a loop over the functions above, for thousands of weights 7 to 12 times (docs/benchmarks.md), and it runs
    in any floating-point environment. The bits are those of such a loop with random16 = kopt_random(key, 0, i), and
    those of a step of kopt_sgd(1, 0) with the gradient -delta and with the seed, step and id of key. So change key
    before each call, for example by key.step++. delta must overlap neither w nor c. Errors, with nothing written:
