@@ -24,6 +24,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench --sizes | --all  how cost grows with n, and a model of it; every combination
        ./build.sh bench atan2            the rules of KAHAN_OPT_VMATH compared with AdamW, with SLEEF if installed
        ./build.sh bench flags [N [OFFSET]] the header built with -O0, -O3 -march=native and clang, compared with -O2
+       ./build.sh bench one_element [N...] updates of single weights and kopt_kahan_add(), compared with fp32
        ./build.sh bench --peers [--gb S] compare with PyTorch, optimi, torchao, bitsandbytes (installs them: up to 6 GB)
        ./build.sh bench cliffs [quick]   compare every combination with bf16 Kahan AdamW: is any slow?
        ./build.sh bench compare OLD NEW  two versions of the header in one process (--help: options)
@@ -257,13 +258,13 @@ bench() {
         knows 'bench cliffs' \
             'cliffs quick cache dram --markdown --nearest-stores scalar sse2 avx2 avx512 neon simd128' "$@"
     else
-        knows bench '--gb --sizes --all --peers flags theorem1 atan2 N' "$@"
+        knows bench '--gb --sizes --all --peers flags theorem1 atan2 one_element N' "$@"
     fi
     program=bench
     case "${1:-}" in
         --peers) shift; bench_peers "$@" ;; # these two do not return
         flags) shift; bench_flags "$@" ;;
-        theorem1 | atan2 | cliffs) program=$1; shift ;;
+        theorem1 | atan2 | cliffs | one_element) program=$1; shift ;;
     esac
     mkdir -p build/bench
     set -- "build/bench/$program" "$@"

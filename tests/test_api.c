@@ -758,6 +758,69 @@ static void check_one_element(void) {
     }
 }
 
+/* kopt_kahan_add() against a loop over one-element functions, and its errors. Any bits in weights, compensations and
+   deltas; every length up to a few vectors, odd addresses, parts of a group of random numbers. */
+static void check_kahan_add(void) {
+    enum { MOST = 700 };
+    static unsigned char weight[2 * MOST + 8], c[2 * MOST + 8], delta[4 * MOST + 8];
+    static uint16_t loop_w[MOST], loop_c[MOST];
+    uint32_t noise = 3;
+    int isa, f;
+    size_t n, i;
+    FOR_EACH_ISA(isa)
+    for (f = KOPT_BF16; f <= KOPT_FP16; ++f) {
+        unsigned bad = 0, outside = 0;
+        for (n = 0; n <= MOST; n += n < 70 ? 1 : 63) {
+            const kopt_random_key key = {5 + n, 6, 7, n % 3 ? n * 37 : ((uint64_t)1 << 63) - 400};
+            unsigned char *const pw = weight + n % 5, *const pc = c + n % 7, *const pd = delta + n % 8;
+            memset(weight, 0xa5, sizeof weight), memset(c, 0xa5, sizeof c);
+            for (i = 0; i < n; ++i) {
+                const uint32_t bits = lcg32(&noise) >> 16, exponent = ref_widen((kopt_format)f, bits) & 0x7f800000;
+                uint32_t d = lcg32(&noise), kind = noise >> 8 & 15;
+                if (kind > 3 && exponent > 0x0c000000) d = (d & 0x807fffff) | (exponent - (kind % 4) * 0x03000000);
+                if (kind == 1) d = (d & 0x80000000) | 0x7f800000; /* infinity */
+                if (kind == 2) d &= 0x807fffff;                   /* subnormal */
+                loop_w[i] = (uint16_t)bits, loop_c[i] = kind > 7 ? 0 : (uint16_t)(lcg32(&noise) >> 16);
+                ref_set(pw, 2, i, loop_w[i]), ref_set(pc, 2, i, loop_c[i]), ref_set(pd, 4, i, d);
+                if (f == KOPT_BF16)
+                    kopt_kahan_add_bf16(&loop_w[i], &loop_c[i], ref_float(d), kopt_random(key, 0, i));
+                else
+                    kopt_kahan_add_fp16(&loop_w[i], &loop_c[i], ref_float(d), kopt_random(key, 0, i));
+            }
+            bad += kopt_kahan_add(pw, pc, (kopt_format)f, (const float *)(void *)pd, n, key) != KOPT_OK;
+            for (i = 0; i < n; ++i) bad += ref_get(pw, 2, i) != loop_w[i] || ref_get(pc, 2, i) != loop_c[i];
+            for (i = 0; i < sizeof weight; ++i) {
+                if (weight + i < pw || weight + i >= pw + 2 * n) outside += weight[i] != 0xa5;
+                if (c + i < pc || c + i >= pc + 2 * n) outside += c[i] != 0xa5;
+            }
+        }
+        ok(!bad && !outside, "kopt_kahan_add() in %s is a loop over elements, %s: %u differ, %u written outside",
+           f == KOPT_BF16 ? "bf16" : "fp16", kopt_isa_name((kopt_isa)isa), bad, outside);
+    }
+    {
+        const kopt_random_key key = {0, 0, 0, 0}, far = {0, 0, 0, (uint64_t)1 << 63};
+        const float *const d = (const float *)(void *)delta;
+        unsigned bad = 0;
+        memcpy(loop_w, weight, sizeof loop_w), memcpy(loop_c, c, sizeof loop_c);
+        bad += kopt_kahan_add(NULL, c, KOPT_BF16, d, 9, key) != KOPT_ERROR_NULL;
+        bad += kopt_kahan_add(weight, NULL, KOPT_BF16, d, 9, key) != KOPT_ERROR_NULL;
+        bad += kopt_kahan_add(weight, c, KOPT_BF16, NULL, 9, key) != KOPT_ERROR_NULL;
+        bad += kopt_kahan_add(weight, c, KOPT_F32, d, 9, key) != KOPT_ERROR_OPTION;
+        bad += kopt_kahan_add(weight, c, KOPT_Q8, d, 9, key) != KOPT_ERROR_OPTION;
+        bad += kopt_kahan_add(weight, c, (kopt_format)-1, d, 9, key) != KOPT_ERROR_OPTION;
+        bad += kopt_kahan_add(weight, c, KOPT_BF16, d, SIZE_MAX / 32 - 7, key) != KOPT_ERROR_BOUNDS;
+        bad += kopt_kahan_add(weight, c, KOPT_BF16, d, 9, far) != KOPT_ERROR_BOUNDS;
+        bad += kopt_kahan_add(weight, weight + 17, KOPT_BF16, d, 9, key) != KOPT_ERROR_OVERLAP;
+        bad += kopt_kahan_add(weight, c, KOPT_FP16, (const float *)(void *)(weight + 17), 9, key) != KOPT_ERROR_OVERLAP;
+        bad += kopt_kahan_add(delta + 35, c, KOPT_FP16, d, 9, key) != KOPT_ERROR_OVERLAP;
+        bad += kopt_kahan_add(weight, delta + 35, KOPT_FP16, d, 9, key) != KOPT_ERROR_OVERLAP;
+        bad += memcmp(loop_w, weight, sizeof loop_w) != 0 || memcmp(loop_c, c, sizeof loop_c) != 0;
+        bad += kopt_kahan_add(NULL, NULL, KOPT_BF16, NULL, 0, key) != KOPT_OK;
+        bad += kopt_kahan_add(weight, weight + 18, KOPT_BF16, d, 9, key) != KOPT_OK;
+        ok(!bad, "kopt_kahan_add() refuses bad arguments and writes nothing: %u wrong", bad);
+    }
+}
+
 static void check_all_finite(void) {
     static unsigned char x[4 * 300 + 8];
     int isa, format, bad = 0;
@@ -929,6 +992,7 @@ int main(void) {
     check_environment();
     check_infinite_weight();
     check_one_element();
+    check_kahan_add();
     check_one_element_flush();
     check_defaults();
     check_one_element_overlap();

@@ -177,6 +177,26 @@ static void check_lowest_bit(void) {
     }
 }
 
+/* From the largest finite number on, random bits do not count; just below it they do. Of an fp16 number this large,
+   only the upper 13 of the 16 bits that are cut off can be there. */
+static void check_last_step(void) {
+    static const struct {
+        uint32_t from, random16, to;
+    } bf16[] = {{0x7f7effff, 0, 0x7f7e},      {0x7f7effff, 1, 0x7f7f},      {0x7f7f7fff, 0xffff, 0x7f7f},
+                {0x7f7f8000, 0, 0x7f80},      {0x7f800000, 0xffff, 0x7f80}, {0xff7effff, 0, 0xff7e},
+                {0xff7f7fff, 0xffff, 0xff7f}, {0xff800000, 0xffff, 0xff80}},
+      fp16[] = {{0x477fdfff, 7, 0x7bfe}, {0x477fdfff, 8, 0x7bff},      {0x477fefff, 0xffff, 0x7bff},
+                {0x477ff000, 0, 0x7c00}, {0x477fffff, 0, 0x7c00},      {0x47800000, 0, 0x7c00},
+                {0xc77fdfff, 7, 0xfbfe}, {0xc77fefff, 0xffff, 0xfbff}, {0xff800000, 0xffff, 0xfc00}};
+    unsigned i, bad = 0;
+    for (i = 0; i < sizeof bf16 / sizeof bf16[0]; ++i)
+        bad += kopt_bf16_from_f32_stochastic(ref_float(bf16[i].from), bf16[i].random16) != bf16[i].to;
+    ok(!bad, "fp32 to bf16, stochastic: the last step before infinity is to nearest, %u wrong", bad);
+    for (bad = 0, i = 0; i < sizeof fp16 / sizeof fp16[0]; ++i)
+        bad += kopt_fp16_from_f32_stochastic(ref_float(fp16[i].from), fp16[i].random16) != fp16[i].to;
+    ok(!bad, "fp32 to fp16, stochastic: the last step before infinity is to nearest, %u wrong", bad);
+}
+
 /* ---- Lengths, alignments, and what lies around ------------------------------------------------------------------ */
 
 static void check_edges(void) {
@@ -219,6 +239,7 @@ int main(int count, char **arguments) {
     check_narrowing(!strcmp(mode, "quick"));
     check_other_pairs();
     check_lowest_bit();
+    check_last_step();
     check_edges();
     return done();
 }
