@@ -1931,14 +1931,20 @@ KOPT_INLINE_ float kopt_mul_(float a, float b) {
     return product;
 }
 
-/* a / b, correctly rounded. In assembly where a compiler might use an estimate of the reciprocal instead (clang -Ofast
-   on PowerPC does). */
+/* a / b, correctly rounded. In assembly where a compiler might use an estimate of the reciprocal instead: -mrecip,
+   -mlow-precision-div, clang -Ofast on PowerPC. */
 KOPT_INLINE_ float kopt_div_(float a, float b) {
     float r;
 #ifdef __CUDA_ARCH__
     KOPT_PTX_("div.rn.f32", "f", r, a, b);
 #elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
     __asm__("fdivs %0, %1, %2" : "=f"(r) : "f"(a), "f"(b));
+#elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__SSE2_MATH__)) && defined(__AVX__)
+    __asm__("vdivss {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b));
+#elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__SSE2_MATH__))
+    __asm__("divss {%2, %0|%0, %2}" : "=x"(r) : "0"(a), "x"(b));
+#elif defined(KOPT_GNU_) && defined(__aarch64__)
+    __asm__("fdiv %s0, %s1, %s2" : "=w"(r) : "w"(a), "w"(b));
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
     __asm__("vdiv.f32 %0, %1, %2" : "=t"(r) : "t"(a), "t"(b));
 #else
@@ -2263,9 +2269,25 @@ KOPT_INLINE_ uint64_t kopt_f64_to_bits_(kopt_f64_ x) { return kopt_bits64_(x); }
     KOPT_INLINE_ kopt_f64_ name(kopt_f64_ a, kopt_f64_ b) { return kopt_opaque64_(a operation kopt_opaque64_(b)); }
 #endif
 KOPT_OPERATION64_(kopt_mul64_, "mul.rn.f64", *)
-KOPT_OPERATION64_(kopt_div64_, "div.rn.f64", /)
 KOPT_OPERATION64_(kopt_add64_, "add.rn.f64", +)
 KOPT_OPERATION64_(kopt_sub64_, "sub.rn.f64", -)
+#if !defined(KOPT_GNU_) || defined(__CUDA_ARCH__) || \
+    !(defined(__x86_64__) || defined(__SSE2_MATH__) || defined(__aarch64__) || defined(__powerpc__))
+KOPT_OPERATION64_(kopt_div64_, "div.rn.f64", /)
+#else /* in assembly, as in kopt_div_() */
+KOPT_INLINE_ kopt_f64_ kopt_div64_(kopt_f64_ a, kopt_f64_ b) {
+#if defined(__powerpc__)
+    __asm__ __volatile__("fdiv %0, %0, %1" : "+d"(a) : "d"(b));
+#elif defined(__aarch64__)
+    __asm__ __volatile__("fdiv %d0, %d0, %d1" : "+w"(a) : "w"(b));
+#elif defined(__AVX__)
+    __asm__ __volatile__("vdivsd {%1, %0, %0|%0, %0, %1}" : "+x"(a) : "x"(b));
+#else
+    __asm__ __volatile__("divsd {%1, %0|%0, %1}" : "+x"(a) : "x"(b));
+#endif
+    return a;
+}
+#endif
 
 KOPT_INLINE_ kopt_f64_ kopt_half64_(kopt_f64_ x) { return kopt_mul64_(x, 0.5); }
 
@@ -2283,6 +2305,17 @@ KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
 }
 
 #endif
+
+/* A double, and its bits in two halves. For constants that are not exact in binary32: gcc's -fsingle-precision-constant
+   would round the literal, and with -frounding-math a quotient of exact literals would be rounded as the caller wants
+   it. tests/signs.py compares the two. */
+#if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
+#define KOPT_DOUBLE_(literal, high, low) literal
+#else
+#define KOPT_DOUBLE_(literal, high, low) kopt_to_double_(kopt_bits_to_f64_((KOPT_CAST_(uint64_t, high) << 32) + low))
+#endif
+#define KOPT_1E_MINUS_6_ KOPT_DOUBLE_(1e-6, 0x3EB0C6F7u, 0xA0B5ED8Du)
+#define KOPT_3E38_ KOPT_DOUBLE_(3e38, 0x47EC363Cu, 0xBF21F28Au) /* finite as a float, too */
 
 /* ---- comparisons and ranges of hyper-parameters ---- */
 
@@ -2740,7 +2773,7 @@ static KOPT_FORCE_INLINE_ kopt_kind_ kopt_copy_kind_(const kopt_kind_ *p) {
 }
 
 /* The kind of a job. scalar: for scalar code, which gets 8-bit moments in fp32 buffers only. */
-static KOPT_FORCE_INLINE_ kopt_kind_ kopt_kind_of_(const kopt_job_ *j, int scalar) {
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_kind_ kopt_kind_of_(const kopt_job_ *j, int scalar) {
     const kopt_step *s = j->step;
     kopt_kind_ kind;
     kind.rule = s->rule == KOPT_RADAM || s->rule == KOPT_RANGER ? KOPT_ADAM : s->rule; /* they differ in scalars only */
@@ -7706,7 +7739,8 @@ typedef struct kopt_environment_ {
 #else
 #define KOPT_USES_MXCSR_() 0
 #endif
-#if defined(__i386__) || !defined(__SSE2_MATH__)
+/* __FLT_EVAL_METHOD__ is not 0 with -mfpmath=both, which adds x87's registers to those of SSE. */
+#if defined(__i386__) || !defined(__SSE2_MATH__) || (defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0)
 #define KOPT_USES_X87_() 1
 #else
 #define KOPT_USES_X87_() 0
@@ -8186,9 +8220,9 @@ static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double
     opt.amsgrad = 0;
     opt.stable = 0;
     opt.moments_only = 0;
-    opt.beta1 = 0.9;
-    opt.beta2 = 0.999;
-    opt.eps = 1e-8;
+    opt.beta1 = KOPT_DOUBLE_(0.9, 0x3FECCCCCu, 0xCCCCCCCDu);
+    opt.beta2 = KOPT_DOUBLE_(0.999, 0x3FEFF7CEu, 0xD916872Bu);
+    opt.eps = KOPT_DOUBLE_(1e-8, 0x3E45798Eu, 0xE2308C3Au);
     opt.momentum = 0;
     opt.grad_scale = 1;
     opt.clip = 1;
@@ -8197,7 +8231,7 @@ static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double
     opt.made_ = KOPT_MADE_;
     /* a build without checks skips the fields that it never reads */
     if (checks || KOPT_HAS_(KOPT_WITH_FULLY_DECOUPLED)) opt.max_lr = lr;
-    if (checks || KOPT_HAS_(KOPT_WITH_ADAN)) opt.beta3 = 0.99;
+    if (checks || KOPT_HAS_(KOPT_WITH_ADAN)) opt.beta3 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
     if (checks || KOPT_HAS_(KOPT_WITH_MOMENTUM)) {
         opt.dampening = 0;
         opt.nesterov = 0;
@@ -8207,7 +8241,7 @@ static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double
         opt.lookahead_rate = 0.5;
     }
     if (checks || KOPT_VMATH_HERE_) {
-        opt.atan2_a = 1.27;
+        opt.atan2_a = KOPT_DOUBLE_(1.27, 0x3FF451EBu, 0x851EB852u);
         opt.atan2_b = 1;
         opt.atan2_outside = 0;
         opt.sharpness = 0;
@@ -8235,15 +8269,18 @@ KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum) {
 #if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_ADAM)
 KOPT_API_ kopt_optimizer kopt_adam(double lr) { return kopt_make_optimizer_(KOPT_ADAM, lr, KOPT_L2, 0); }
 
-KOPT_API_ kopt_optimizer kopt_adamw(double lr) { return kopt_make_optimizer_(KOPT_ADAM, lr, KOPT_DECOUPLED, 0.01); }
+KOPT_API_ kopt_optimizer kopt_adamw(double lr) {
+    return kopt_make_optimizer_(KOPT_ADAM, lr, KOPT_DECOUPLED, KOPT_DOUBLE_(0.01, 0x3F847AE1u, 0x47AE147Bu));
+}
 #endif
 
 #if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_EXTRAS)
 KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr) {
-    kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAM, lr, KOPT_DECOUPLED, 0.01);
+    kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAM, lr, KOPT_DECOUPLED, 0);
+    opt.weight_decay = KOPT_DOUBLE_(0.01, 0x3F847AE1u, 0x47AE147Bu);
     opt.stable = 1;
-    opt.beta2 = 0.99;
-    opt.eps = 1e-6;
+    opt.beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
+    opt.eps = KOPT_1E_MINUS_6_;
     return opt;
 }
 #endif
@@ -8251,17 +8288,18 @@ KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr) {
 #if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_LION)
 KOPT_API_ kopt_optimizer kopt_lion(double lr) {
     kopt_optimizer opt = kopt_make_optimizer_(KOPT_LION, lr, KOPT_DECOUPLED, 0);
-    opt.beta2 = 0.99;
+    opt.beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
     return opt;
 }
 #endif
 
 #if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_ADAN)
 KOPT_API_ kopt_optimizer kopt_adan(double lr) {
-    kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAN, lr, KOPT_DECOUPLED, 0.02);
-    opt.beta1 = 0.98;
-    opt.beta2 = 0.92;
-    opt.eps = 1e-6;
+    kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAN, lr, KOPT_DECOUPLED, 0);
+    opt.weight_decay = KOPT_DOUBLE_(0.02, 0x3F947AE1u, 0x47AE147Bu);
+    opt.beta1 = KOPT_DOUBLE_(0.98, 0x3FEF5C28u, 0xF5C28F5Cu);
+    opt.beta2 = KOPT_DOUBLE_(0.92, 0x3FED70A3u, 0xD70A3D71u);
+    opt.eps = KOPT_1E_MINUS_6_;
     return opt;
 }
 #endif
@@ -8273,8 +8311,8 @@ KOPT_API_ kopt_optimizer kopt_radam(double lr) { return kopt_make_optimizer_(KOP
 #if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_RANGER)
 KOPT_API_ kopt_optimizer kopt_ranger(double lr) {
     kopt_optimizer opt = kopt_make_optimizer_(KOPT_RANGER, lr, KOPT_DECOUPLED, 0);
-    opt.beta2 = 0.99;
-    opt.eps = 1e-6;
+    opt.beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
+    opt.eps = KOPT_1E_MINUS_6_;
     return opt;
 }
 #endif
@@ -8283,7 +8321,7 @@ KOPT_API_ kopt_optimizer kopt_ranger(double lr) {
 #if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_ADAM)
 KOPT_API_ kopt_optimizer kopt_adam_atan2(double lr) {
     kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAM_ATAN2, lr, KOPT_DECOUPLED, 0);
-    opt.beta2 = 0.99;
+    opt.beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
     return opt;
 }
 #endif
@@ -8401,7 +8439,7 @@ KOPT_RULES_UP_TO_(KOPT_ADAM_ATAN2, kopt_check_options_)
 /* Refuses an optimizer that no constructor made, one that uses what this build leaves out, and one with a field that is
    out of range or does not apply to the rule. A build with guards but without checks refuses only the first two. */
 static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
-    const double largest = 3e38; /* finite as a float, too */
+    const double largest = KOPT_3E38_;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS)) return KOPT_OK;
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && opt == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (opt->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
@@ -9025,6 +9063,8 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_ten
 static float kopt_dynamic_value_(uint32_t code, int square) {
     const uint32_t zero = square ? 0 : 127;
     uint32_t part = (code < zero ? zero - code : code - zero) - 1, parts = square ? 2 : 1;
+    const kopt_f64_ first = kopt_to_f64_(KOPT_DOUBLE_(0.1, 0x3FB99999u, 0x9999999Au));
+    const kopt_f64_ width = kopt_to_f64_(KOPT_DOUBLE_(0.9, 0x3FECCCCCu, 0xCCCCCCCDu));
     kopt_f64_ shrink = kopt_to_f64_(1e6), x = kopt_to_f64_(1);
     float value;
     int d;
@@ -9036,7 +9076,7 @@ static float kopt_dynamic_value_(uint32_t code, int square) {
     }
     if (d < 7) {
         x = kopt_div64_(kopt_u32_to_f64_(2 * part + 1), kopt_u32_to_f64_(2 * parts));
-        x = kopt_div64_(kopt_add64_(kopt_to_f64_(0.1), kopt_mul64_(kopt_to_f64_(0.9), x)), shrink);
+        x = kopt_div64_(kopt_add64_(first, kopt_mul64_(width, x)), shrink);
     }
     value = kopt_to_float_(x);
     return code < zero ? kopt_as_f32_(kopt_as_u32_(value) | 0x80000000u) : value;
@@ -9260,7 +9300,7 @@ static void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h
     made.dampening = rule == KOPT_SGD ? kopt_load_number_(h + 60) : 0;
     if (rule != KOPT_SGD) made.beta1 = kopt_load_number_(h + 56);
     if (rule != KOPT_SGD) made.beta2 = kopt_load_number_(h + 60);
-    if (rule == KOPT_ADAN || rule == KOPT_RANGER || made.stable) made.eps = 1e-6;
+    if (rule == KOPT_ADAN || rule == KOPT_RANGER || made.stable) made.eps = KOPT_1E_MINUS_6_;
     kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, opt), KOPT_CONST_POINTER_(const kopt_byte_ *, &made), sizeof made);
 }
 
@@ -10405,7 +10445,7 @@ KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, d
     if (norm->nonfinite != 0 || !kopt_within64_(scale, zero, huge)) return 0;
     kopt_enter_(&environment);
     value = kopt_mul64_(kopt_norm_root_(norm), scale);
-    value = kopt_div64_(limit, kopt_add64_(value, kopt_to_f64_(1e-6)));
+    value = kopt_div64_(limit, kopt_add64_(value, kopt_to_f64_(KOPT_1E_MINUS_6_)));
     kopt_leave_(&environment);
     return kopt_to_double_(kopt_less64_(value, one) ? value : one);
 }
@@ -10497,10 +10537,12 @@ KOPT_API_ kopt_scaler kopt_grad_scaler(void) {
 static kopt_result kopt_check_scaler_(const kopt_scaler *s) {
     const uint32_t scale = s == KOPT_NULL_ ? 0 : kopt_as_u32_(s->scale),
                    minimum = s == KOPT_NULL_ ? 0 : kopt_as_u32_(s->minimum);
+    const double most = KOPT_DOUBLE_(1e30, 0x46293E59u, 0x39A08CEAu);
+    const double least = KOPT_DOUBLE_(1e-30, 0x39B4484Bu, 0xFEEBC2A0u);
     if (s == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (scale < 0x00800000u || scale >= 0x7F800000u || minimum >= 0x7F800000u) return KOPT_ERROR_RANGE;
-    if (!kopt_within_(s->growth, 1, 1e30) || !kopt_less_(1, s->growth)) return KOPT_ERROR_RANGE;
-    if (!kopt_within_(s->backoff, 1e-30, 1) || !kopt_less_(s->backoff, 1)) return KOPT_ERROR_RANGE;
+    if (!kopt_within_(s->growth, 1, most) || !kopt_less_(1, s->growth)) return KOPT_ERROR_RANGE;
+    if (!kopt_within_(s->backoff, least, 1) || !kopt_less_(s->backoff, 1)) return KOPT_ERROR_RANGE;
     return s->interval == 0 || s->hysteresis == 0 ? KOPT_ERROR_RANGE : KOPT_OK;
 }
 
@@ -10648,7 +10690,7 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
     if (result == KOPT_OK)
         result = kopt_check_accumulator_(a, grad, a == KOPT_NULL_ ? 0 : a->n * kopt_bytes_of_(grad_format));
     if (result != KOPT_OK) return result;
-    if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     residual_bytes = kopt_bytes_of_residual_(a->format, a->rounding);
     /* not kopt_copy_padded_(), which writes whole words: on a machine that aligns structs to 1 or 2 bytes, sizeof s may
@@ -10960,7 +11002,7 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
     if (!KOPT_HAS_(KOPT_WITH_COMPRESSION)) return KOPT_ERROR_OPTION;
     if (result != KOPT_OK) return result;
     if (!kopt_code_valid_(code)) return KOPT_ERROR_OPTION;
-    if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     in_bytes = kopt_code_bytes_(code, n);
     if (in == KOPT_NULL_ && in_bytes != 0) return KOPT_ERROR_NULL;
     if (in_size < in_bytes) return KOPT_ERROR_SIZE;
@@ -10989,7 +11031,7 @@ KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void 
     size_t k;
     if (result != KOPT_OK) return result;
     if (!kopt_format_valid_(format)) return KOPT_ERROR_OPTION;
-    if (count == 0 || !kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    if (count == 0 || !kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (!kopt_n_valid_(count)) return KOPT_ERROR_BOUNDS;
     if (n == 0) return KOPT_OK;
     if (shards == KOPT_NULL_) return KOPT_ERROR_NULL;
@@ -11734,7 +11776,7 @@ KOPT_API_ kopt_result kopt_cross_entropy(const kopt_vmath *vmath, float *loss, v
     float factor;
     const kopt_result result = kopt_rows_check_(format, rows, columns, stride, &span);
     if (result != KOPT_OK) return result;
-    if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (rows == 0) return KOPT_OK;
     if (target == KOPT_NULL_ || (loss == KOPT_NULL_ && grad == KOPT_NULL_)) return KOPT_ERROR_NULL;
     if (span != 0 && logits == KOPT_NULL_) return KOPT_ERROR_NULL;
@@ -11828,7 +11870,7 @@ static kopt_result kopt_draw_run_(const kopt_draw_ *draw, void *out, kopt_format
     kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
     if (!kopt_format_valid_(format) || !kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, format))) return KOPT_ERROR_OPTION;
     if (result != KOPT_OK) return result;
-    if (!kopt_within_(middle, -3e38, 3e38) || !kopt_within_(width, 0, 3e38)) return KOPT_ERROR_RANGE;
+    if (!kopt_magnitude_at_most_(middle, KOPT_3E38_) || !kopt_within_(width, 0, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (n == 0) return KOPT_OK;
     if (out == KOPT_NULL_) return KOPT_ERROR_NULL;
     kopt_enter_(&environment);
@@ -11871,7 +11913,7 @@ KOPT_API_ kopt_result kopt_truncated_normal(void *out, kopt_format format, size_
                                             double limit, kopt_random_key key) {
     kopt_environment_ environment;
     kopt_draw_ draw;
-    if (!kopt_within_(limit, 0.5, 3e38)) return KOPT_ERROR_RANGE;
+    if (!kopt_within_(limit, 0.5, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     kopt_make_draw_(&draw, KOPT_VMATH_NORMAL_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
     kopt_enter_(&environment);
     draw.limit = kopt_as_u32_(kopt_narrow64_(limit));
@@ -11885,7 +11927,7 @@ KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, doub
     kopt_f64_ a, b;
     double middle, width;
     kopt_draw_ draw;
-    if (!kopt_within_(low, -3e38, 3e38) || !kopt_within_(high, low, 3e38)) return KOPT_ERROR_RANGE;
+    if (!kopt_magnitude_at_most_(low, KOPT_3E38_) || !kopt_within_(high, low, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     kopt_make_draw_(&draw, KOPT_VMATH_UNIFORM_, KOPT_RANDOM_NOISE_, key.seed, key.step, key.id);
     kopt_enter_(&environment);
     a = kopt_mul64_(kopt_to_f64_(low), kopt_to_f64_(0.5));
@@ -11905,10 +11947,11 @@ static kopt_result kopt_init_(void *out, kopt_format format, size_t n, kopt_dist
     if (KOPT_CAST_(unsigned, distribution) > KOPT_CAST_(unsigned, KOPT_TRUNCATED_NORMAL)) return KOPT_ERROR_OPTION;
     kopt_enter_(&environment);
     root = kopt_sqrt64_(kopt_div64_(kopt_to_f64_(0.5), kopt_u64_to_f64_(fan)));
-    root = kopt_add64_(root, root);                                                               /* sqrt(2 / fan) */
-    if (distribution == KOPT_UNIFORM) root = kopt_mul64_(root, kopt_to_f64_(1.7320508075688772)); /* sqrt(3) */
+    root = kopt_add64_(root, root); /* sqrt(2 / fan) */
+    if (distribution == KOPT_UNIFORM) /* sqrt(3) */
+        root = kopt_mul64_(root, kopt_to_f64_(KOPT_DOUBLE_(1.7320508075688772, 0x3FFBB67Au, 0xE8584CAAu)));
     if (distribution == KOPT_TRUNCATED_NORMAL) /* truncation at 2 deviations divides the deviation by this factor */
-        root = kopt_mul64_(root, kopt_to_f64_(1.1368472343385565));
+        root = kopt_mul64_(root, kopt_to_f64_(KOPT_DOUBLE_(1.1368472343385565, 0x3FF23086u, 0xB9C083AEu)));
     deviation = kopt_to_double_(root);
     kopt_leave_(&environment);
     if (distribution == KOPT_TRUNCATED_NORMAL) return kopt_truncated_normal(out, format, n, 0, deviation, 2, key);
@@ -11944,8 +11987,9 @@ static KOPT_NOINLINE_ float kopt_langevin_factor_(float rate, float rate_scale, 
 }
 
 static kopt_result kopt_langevin_check_step_(const kopt_step *s, double temperature) {
+    const double hottest = KOPT_DOUBLE_(1e38, 0x47D2CED3u, 0x2A16A1B1u);
     if (s->rule != KOPT_SGD || s->moment_count != 0) return KOPT_ERROR_OPTION;
-    return kopt_within_(temperature, 0, 1e38) ? KOPT_OK : KOPT_ERROR_RANGE;
+    return kopt_within_(temperature, 0, hottest) ? KOPT_OK : KOPT_ERROR_RANGE;
 }
 
 static kopt_result kopt_langevin_check_tensor_(const kopt_step *s, const kopt_tensor *t, double temperature) {
