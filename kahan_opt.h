@@ -3068,8 +3068,8 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 
    Memory: LANES_ consecutive elements
    load32_ load16_ load8_(p)    uint32_t; uint16_t, zero-extended; int8_t, sign-extended
-   store32_ store16_ store8_(p, a)
-                                the lower 32, 16 or 8 bits of a
+   store32_ store16_(p, a)      the lower 32 or 16 bits of a
+   store8_(p, a)                the lower 8 bits of a (ONE_LANE_ only)
    nt_store32_ nt_store16_(p, a)
                                 non-temporal stores to p, aligned to the size of the store; nt_store16_: a < 2^16
                                 (NT_STORES_; without it they are store32_ and store16_)
@@ -3381,11 +3381,6 @@ FN_ void store16_(kopt_byte_ *p, vu32_ a) {
     a = _mm_srai_epi32(_mm_slli_epi32(a, 16), 16); /* sign-extends, so that packs does not saturate */
     _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), _mm_packs_epi32(a, a));
 }
-FN_ void store8_(kopt_byte_ *p, vu32_ a) {
-    a = _mm_and_si128(a, isplat_(0xFF));
-    a = _mm_packs_epi32(a, a);
-    kopt_store32_(p, KOPT_CAST_(uint32_t, _mm_cvtsi128_si32(_mm_packus_epi16(a, a))));
-}
 FN_ vu32_ block_of_lane_(void) { return _mm_setr_epi32(0, 1, 2, 3); }
 FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return _mm_unpacklo_epi32(a, b); }
 FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return _mm_unpackhi_epi32(a, b); }
@@ -3521,12 +3516,6 @@ FN_ void store16_(kopt_byte_ *p, vu32_ a) {
     a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
     _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm256_castsi256_si128(a));
 }
-FN_ void store8_(kopt_byte_ *p, vu32_ a) {
-    a = _mm256_and_si256(a, isplat_(0xFF));
-    a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
-    _mm_storel_epi64(KOPT_POINTER_(__m128i *, p),
-                     _mm_packus_epi16(_mm256_castsi256_si128(a), _mm256_castsi256_si128(a)));
-}
 FN_ vf32_ widen_fp16_(vu32_ a) {
     a = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
     return _mm256_cvtph_ps(_mm256_castsi256_si128(a));
@@ -3627,7 +3616,6 @@ typedef uint32_t vu32_ __attribute__((__vector_size__(64)));
 typedef int K_(ints) __attribute__((__vector_size__(64)));
 typedef uint16_t vmask_;
 typedef uint32_t K_(bytes32) __attribute__((__vector_size__(32)));
-typedef uint32_t K_(bytes16) __attribute__((__vector_size__(16)));
 typedef uint32_t K_(any64) __attribute__((__vector_size__(64), __aligned__(1), __may_alias__));
 typedef uint32_t K_(any32) __attribute__((__vector_size__(32), __aligned__(1), __may_alias__));
 typedef uint32_t K_(any16) __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
@@ -3727,17 +3715,15 @@ FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) {
     __asm__("vmovdqa32 {%1, %0%{%2%}%{z%}|%0%{%2%}%{z%}, %1}" : "=v"(r) : "v"(a), "Yk"(m));
     return r;
 }
-/* vpmovzx, vpmovsx: zero-extend, sign-extend. vpmovdw, vpmovdb, vpmovwb: the lower part of each element. */
+/* vpmovzx, vpmovsx: zero-extend, sign-extend. vpmovdw, vpmovwb: the lower part of each element. */
 FN_ vu32_ load32_(const kopt_byte_ *p) { return CONST_AT_(any64, p); }
 LOAD_OP_(load16_, "vpmovzxwd", any32)
 LOAD_OP_(load8_, "vpmovsxbd", any16)
 UNARY_OP_(K_(bytes32), K_(truncate_to16), "vpmovdw", vu32_)
-UNARY_OP_(K_(bytes16), K_(truncate_to8), "vpmovdb", vu32_)
 UNARY_OP_(K_(bytes32), K_(truncate16_to8), "vpmovwb", vu32_)
 UNARY_OP_(vu32_, K_(zero_extend16), "vpmovzxwd", K_(bytes32))
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { AT_(any64, p) = a; }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { AT_(any32, p) = K_(truncate_to16)(a); }
-FN_ void store8_(kopt_byte_ *p, vu32_ a) { AT_(any16, p) = K_(truncate_to8)(a); }
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { AT_(any32, p) = K_(truncate16_to8)(a); }
 FN_ vf32_ widen_fp16_(vu32_ a) {
     vf32_ r;
@@ -3953,7 +3939,6 @@ FN_ void store32_(kopt_byte_ *p, vu32_ a) { _mm512_storeu_si512(KOPT_POINTER_(__
 FN_ void store16_(kopt_byte_ *p, vu32_ a) {
     _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi32_epi16(a));
 }
-FN_ void store8_(kopt_byte_ *p, vu32_ a) { _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm512_cvtepi32_epi8(a)); }
 FN_ vf32_ widen_fp16_(vu32_ a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
 FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm512_cvtepu16_epi32(_mm512_maskz_cvtps_ph(0xFFFFu, a, 0)); }
 FN_ vu32_ block_of_lane_(void) { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
@@ -4126,11 +4111,6 @@ FN_ vu32_ load8_(const kopt_byte_ *p) {
 }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { vst1q_u8(p, vreinterpretq_u8_u32(a)); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vreinterpret_u8_u16(vmovn_u32(a))); }
-FN_ void store8_(kopt_byte_ *p, vu32_ a) {
-    uint16x4_t half = vmovn_u32(a);
-    uint8x8_t quarter = vmovn_u16(vcombine_u16(half, half));
-    kopt_store32_(p, vget_lane_u32(vreinterpret_u32_u8(quarter), 0));
-}
 FN_ vf32_ widen_fp16_(vu32_ a) { return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(a))); }
 FN_ vu32_ narrow_fp16_(vf32_ a) { return vmovl_u16(vreinterpret_u16_f16(vcvt_f16_f32(a))); }
 FN_ vu32_ block_of_lane_(void) {
@@ -4310,10 +4290,6 @@ FN_ void store16_(kopt_byte_ *p, vu32_ a) {
     const K_(u16) r = __builtin_shufflevector(AS_(u16, a), AS_(u16, a), 0, 2, 4, 6, 0, 2, 4, 6);
     *KOPT_POINTER_(K_(unaligned64) *, p) = AS_(u64, r)[0];
 }
-FN_ void store8_(kopt_byte_ *p, vu32_ a) {
-    const K_(i8) x = AS_(i8, a), r = __builtin_shufflevector(x, x, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
-    kopt_store32_(p, WORDS_(r)[0]);
-}
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
     const K_(i8) x = AS_(i8, a);
     const K_(i8) r = __builtin_shufflevector(x, x, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
@@ -4476,7 +4452,7 @@ FN_ vu32_ K_(load_n)(const kopt_byte_ *p, size_t size, size_t n) {
     return size == 4 ? load32_(p) : size == 2 ? load16_(p) : load8_(p);
 }
 
-/* Stores the low `size` bytes of the first n lanes, and writes nothing past them. */
+/* Stores the low `size` bytes of the first n lanes, and writes nothing past them. Vectors: size is 4 or 2. */
 FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
 #ifndef ONE_LANE_
     kopt_byte_ part[4 * LANES_], *to = n < LANES_ ? part : p;
@@ -4488,9 +4464,10 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
         store32_(to, a);
     else if (size == 2)
         store16_(to, a);
+#ifdef ONE_LANE_
     else
         store8_(to, a);
-#ifndef ONE_LANE_
+#else
     if (n < LANES_) kopt_copy_noinline_(p, part, n * size);
 #endif
 }
