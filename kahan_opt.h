@@ -275,6 +275,22 @@
 #define KOPT_API_ KOPT_EXTERN_
 #endif
 
+/* Structs have the layout of the ABI in each file, whatever -fpack-struct=N, -malign-double or a #pragma pack before the
+   include say. Only gcc's -fpack-struct without a number is stronger, and refused. AVR has no padding. */
+#if defined(__AVR__)
+#elif defined(__i386__) && !defined(_WIN32)
+#pragma pack(push, 4)
+#else
+#pragma pack(push, 8)
+#endif
+#ifdef KOPT_GNU_
+struct kopt_padded_ {
+    char c;
+    uint32_t x;
+};
+typedef char kopt_refuses_fpack_struct_[offsetof(struct kopt_padded_, x) == __alignof__(uint32_t) ? 1 : -1];
+#endif
+
 /* ---- FORMATS AND RESULTS ---------------------------------------------------------------------------------------- */
 
 /* The 16-bit numbers, as integers that hold their bits. */
@@ -1409,6 +1425,10 @@ KOPT_API_ kopt_result kopt_langevin_step(kopt_optimizer *opt, const kopt_tensor 
 /* The same for elements [begin, end) of a tensor, like kopt_step_range(). The bits are the same for any slicing. */
 KOPT_API_ kopt_result kopt_langevin_range(const kopt_step *step, const kopt_tensor *t, double temperature, size_t begin,
                                           size_t end);
+#endif
+
+#ifndef __AVR__
+#pragma pack(pop)
 #endif
 
 /* clang-format on */
