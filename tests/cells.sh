@@ -37,7 +37,6 @@ cells() {
     scalar=-DKAHAN_OPT_NO_SIMD
     cell native x86-64 'isas ftz' gcc -Ofast -mrecip=all -mfpmath=both -fsingle-precision-constant
     cell native x86-64 'isas ftz' gcc -O2 -mfpmath=both -frounding-math -fsignaling-nans -fshort-enums $scalar
-    cell native i386 'isas ftz' gcc -m32 -std=c99 -O2 -fsingle-precision-constant -ffloat-store -malign-double $scalar
     cell native x86-64 'isas' clang-19 -Ofast -mrecip=all $scalar
     cell native x86-64 'isas ftz' clang-19 -O2 -ffp-eval-method=extended -fdenormal-fp-math=positive-zero $scalar
     for c in g++ clang++ clang++-19; do
