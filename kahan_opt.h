@@ -275,8 +275,8 @@
 #define KOPT_API_ KOPT_EXTERN_
 #endif
 
-/* Structs have the layout of the ABI in each file, whatever -fpack-struct=N, -malign-double or a #pragma pack before the
-   include say. Only gcc's -fpack-struct without a number is stronger, and refused. AVR has no padding. */
+/* Structs have the layout of the ABI in each file, whatever -fpack-struct=N, -malign-double or a #pragma pack before
+   the include say. Only gcc's -fpack-struct without a number is stronger, and refused. AVR has no padding. */
 #if defined(__AVR__)
 #elif defined(__i386__) && !defined(_WIN32)
 #pragma pack(push, 4)
@@ -2777,7 +2777,7 @@ typedef struct kopt_kind_ {
 /* Copies a kind; what this build decides (KAHAN_OPT_ONLY) is a constant in the copy, but for the format of the moments,
    which kopt_kind_of_ or a line of DIRECTIONS_ knows better. Field by field: a copy of the whole struct would stay in
    memory, where a wide load has to wait for the narrow stores before it (no store forwarding). */
-static KOPT_FORCE_INLINE_ kopt_kind_ kopt_copy_kind_(const kopt_kind_ *p) {
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_kind_ kopt_copy_kind_(const kopt_kind_ *p) {
     kopt_kind_ kind;
     kind.rule = KOPT_ENABLED_VALUE_(kopt_rule, KOPT_STEPPED_RULES_, p->rule);
     kind.weight = KOPT_FORMAT_(p->weight);

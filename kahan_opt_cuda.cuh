@@ -3451,6 +3451,7 @@ FN_ vu32_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
 FN_ vu32_ load8_(const kopt_byte_ *p) { return (KOPT_CAST_(uint32_t, *p) ^ 0x80u) - 0x80u; }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { kopt_store32_(p, a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
+FN_ void store8_(kopt_byte_ *p, vu32_ a) { *p = KOPT_CAST_(kopt_byte_, a & 0xFFu); }
 FN_ vf32_ widen_fp16_(vu32_ a) {
     vf32_ r;
     asm("cvt.f32.f16 %0, %1;" : "=" F32_(r) : "h"(static_cast<uint16_t>(a)));
