@@ -130,8 +130,8 @@
       (little-endian), with a checksum. kopt_load() checks all of it, then sets weights, states and optimizer. Steps
       after that continue bit for bit. A checkpoint loads only under the rule, decay mode, formats and roundings that
       made it. kopt_state_seal() and kopt_state_open() do the same in place for the state block of one tensor.
-   9. Every struct has the same layout, whatever macros a file defines. What a build leaves out does not link, or is
-      refused.
+   9. Every struct has the same layout, whatever macros a file defines and however it packs structs. (-fshort-enums is
+      for all files or none.) What a build leaves out does not link, or is refused.
 
    BYTES PER PARAMETER (weight + gradient + state; AdamW)
                                weight   grad   residual   moments   total
