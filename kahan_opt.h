@@ -11944,7 +11944,7 @@ static kopt_result kopt_init_(void *out, kopt_format format, size_t n, kopt_dist
     if (KOPT_CAST_(unsigned, distribution) > KOPT_CAST_(unsigned, KOPT_TRUNCATED_NORMAL)) return KOPT_ERROR_OPTION;
     kopt_enter_(&environment);
     root = kopt_sqrt64_(kopt_div64_(kopt_to_f64_(0.5), kopt_u64_to_f64_(fan)));
-    root = kopt_add64_(root, root); /* sqrt(2 / fan) */
+    root = kopt_add64_(root, root);   /* sqrt(2 / fan) */
     if (distribution == KOPT_UNIFORM) /* sqrt(3) */
         root = kopt_mul64_(root, kopt_to_f64_(KOPT_DOUBLE_(1.7320508075688772, 0x3FFBB67Au, 0xE8584CAAu)));
     if (distribution == KOPT_TRUNCATED_NORMAL) /* truncation at 2 deviations divides the deviation by this factor */
